@@ -1,0 +1,27 @@
+/* Makes series files: from CSV, or generated. */
+#ifndef PS_DATA_IMPORT_H
+#define PS_DATA_IMPORT_H
+
+#include <stdint.h>
+
+#include "kernels/status.h"
+
+/* Writes /series float32 [T, C], attribute channels, and /time int64 (Unix seconds, UTC) when time is not NULL; chunked along T;
+ * attributes frequency and source when not NULL. Written beside and renamed. */
+enum ps_status ps_series_write(const char *path, const float *values, int64_t rows, int64_t channels, char *const *names,
+                               const int64_t *time, const char *frequency, const char *source);
+
+/* A CSV with a header row. time_column: the date column's name, or NULL: the first column when its values are dates ("2016-07-01
+ * 00:00:00", "2016-07-01T00:00", "2016-07-01", with / for - too). Every other column must be numbers. PS_DATA naming file, line,
+ * column and value. *rows and *channels may be NULL. */
+enum ps_status ps_import_csv(const char *csv, const char *path, const char *time_column, int64_t *rows, int64_t *channels);
+
+/* A generated hourly series: per channel a trend, daily and weekly seasons of its own phase and size, and AR(1) noise; seeded
+ * Philox (site PS_SITE_SAMPLE), the same bits everywhere. */
+enum ps_status ps_sample_series(const char *path, int64_t hours, int64_t channels, uint64_t seed);
+
+/* Generated ready-made windows cut from such a series: /inputs [windows, C, L], /targets [windows, C, H]. */
+enum ps_status ps_sample_windows(const char *path, int64_t windows, int64_t channels, int64_t seq_len, int64_t pred_len,
+                                 uint64_t seed);
+
+#endif

@@ -1,0 +1,87 @@
+/* What a run reads: an HDF5 series or ready-made windows, opened once, checked, and kept in host memory as float32.
+ *
+ * Layouts (docs/design.md, Files): `/series` float32 [T, C] with attribute `channels`; or `/inputs` [W, C, L] and `/targets`
+ * [W, C, H]. data/ fills host buffers and knows nothing of a device. */
+#ifndef PS_DATA_SERIES_H
+#define PS_DATA_SERIES_H
+
+#include <stdint.h>
+
+#include "kernels/status.h"
+
+enum ps_layout { PS_LAYOUT_SERIES, PS_LAYOUT_WINDOWS };
+enum ps_split { PS_TRAIN, PS_VALIDATION, PS_TEST, PS_SPLITS };
+const char *ps_split_name(enum ps_split split); /* "train", "val", "test" */
+
+struct ps_series {
+    char *path;
+    enum ps_layout layout;
+    int64_t rows;              /* series: T; windows: W */
+    int64_t channels;          /* C */
+    int64_t seq_len, pred_len; /* windows: L and H as stored; series: 0 */
+    float *values;             /* series: [T, C] */
+    float *inputs;             /* windows: [W, C, L] */
+    float *targets;            /* windows: [W, C, H] */
+    char **channel_names;      /* C names, or NULL */
+    uint64_t fingerprint;      /* of shape and every element as stored, before scaling; checkpoints record it */
+};
+
+/* Opens, checks and reads the whole file read-only. PS_DATA, one line naming file and dataset, for: missing file, not HDF5, neither
+ * layout, wrong rank or type (float32 or float64, the latter converted), NaN or Inf (channel and row named). */
+enum ps_status ps_series_open(const char *path, struct ps_series **series);
+void ps_series_close(struct ps_series *series); /* NULL is fine */
+
+/* Where each split's windows lie. A window is named by its first input row (series) or its index (windows). */
+struct ps_splits {
+    int64_t first[PS_SPLITS]; /* of the split's first window */
+    int64_t count[PS_SPLITS]; /* windows in it */
+    int64_t train_rows;       /* rows (windows) that the scaler is fitted on */
+};
+
+/* split: three row counts, or three fractions when each is <= 1 (rows = floor(fraction * T); fractions that sum to 1 within 1e-9
+ * give the last part every row left). Validation and test windows reach back seq_len rows into the part before: with train rows n0,
+ * validation n1, test n2, inputs of validation start at n0 - seq_len. count = rows of the part (+ seq_len for validation and test)
+ * - seq_len - pred_len + 1. For ready-made windows the parts are windows. PS_DATA when the split is longer than the series or a
+ * part has no window, saying which, how many rows it has and how many it needs. */
+enum ps_status ps_splits_make(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
+                              struct ps_splits *splits);
+
+/* Per-channel mean and population standard deviation of the training rows (of ready-made windows: of the training inputs), in
+ * double. */
+struct ps_scaler {
+    int64_t channels;
+    double *mean, *std; /* [C] */
+    int constant;       /* how many channels had std 0: theirs is taken as 1 */
+};
+enum ps_status ps_scaler_fit(const struct ps_series *series, const struct ps_splits *splits, struct ps_scaler *scaler);
+/* The identity, for `standardize: false`. */
+enum ps_status ps_scaler_identity(int64_t channels, struct ps_scaler *scaler);
+void ps_scaler_free(struct ps_scaler *scaler);
+/* values = (values - mean)/std, in place, inputs and targets alike; computed in double, stored as float32. */
+void ps_scaler_apply(const struct ps_scaler *scaler, struct ps_series *series);
+
+/* Strides, in elements, of the windows seen as inputs[w, c, l] from `inputs` and targets[w, c, t] from `targets` (both layouts, so
+ * that nothing after this line asks which it is). `windows` is how many start rows (or windows) exist. */
+struct ps_window_view {
+    const float *inputs, *targets;
+    int64_t windows, channels, seq_len, pred_len;
+    int64_t input_stride[3], target_stride[3];
+};
+struct ps_window_view ps_window_view_make(const struct ps_series *series, int64_t seq_len, int64_t pred_len);
+
+/* Copies windows index[0..n) into dense inputs [n, C, L] and targets [n, C, H]. */
+void ps_windows_gather(const struct ps_window_view *view, const int32_t *index, int64_t n, float *inputs, float *targets);
+
+/* A seeded permutation of first .. first+count-1 for one epoch (Fisher-Yates on Philox, site PS_SITE_SHUFFLE, step = epoch). */
+void ps_shuffle(uint64_t seed, uint64_t epoch, int64_t first, int64_t count, int32_t *index);
+/* first, first+1, ... */
+void ps_sequence(int64_t first, int64_t count, int32_t *index);
+
+/* Mean squared and mean absolute error of naive forecasts over windows first..first+count-1, in the view's units: repeat-last, and
+ * seasonal-naive (the value one season before; season 0 or > seq_len: not computed, NaN). */
+struct ps_naive {
+    double repeat_mse, repeat_mae, seasonal_mse, seasonal_mae;
+};
+struct ps_naive ps_naive_score(const struct ps_window_view *view, int64_t first, int64_t count, int64_t season);
+
+#endif

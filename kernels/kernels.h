@@ -1,0 +1,379 @@
+/* The table of operations: every operation that the training step needs, once. A table is opened for one backend and one precision;
+ * model/ and optim/ are written against it alone.
+ *
+ * Conventions
+ *  - An operation is called as k->name(k, &(struct ps_name){...}). It enqueues on the device's PS_COMPUTE stream (the CPU finishes
+ * it before it returns), never allocates, never waits, and may be captured.
+ *  - An argument struct begins with its tensors, outputs first; what else follows is plain values. The list below counts the
+ * tensors, so hooks can show any operation's shapes without knowing it.
+ *  - "=" outputs are overwritten, whatever they held; "+=" outputs are added to. Unless a comment says so, outputs alias nothing.
+ *  - Tensors are row-major and contiguous unless a comment says "any strides". Real tensors have the type k->real (activations,
+ *    parameters, gradients) unless a comment fixes another.
+ *  - Errors: PS_UNSUPPORTED for a shape or stride the backend cannot serve, PS_DEVICE when the device fails. Sizes that do not fit
+ *    together are the caller's bug and come back as PS_UNSUPPORTED too, with the sizes in the message.
+ *  - Results do not vary from run to run: no floating-point atomics; partial sums are reduced in a fixed order.
+ *
+ * Sizes: B batch, C channels, S = B*C sequences, L seq_len, H pred_len, P patch_len, N patches, d d_model, h n_heads, e = d/h, f
+ * d_ff, R = S*N rows, W windows. */
+#ifndef PS_KERNELS_KERNELS_H
+#define PS_KERNELS_KERNELS_H
+
+#include "kernels/device.h"
+#include "kernels/status.h"
+#include "kernels/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* fp64: reference backend only. fp32: true fp32 arithmetic. tf32: products' operands rounded to tf32, the rest as fp32. bf16: bf16
+ * operands and activations, fp32 accumulation and master parameters. */
+enum ps_precision { PS_FP64, PS_FP32, PS_TF32, PS_PRECISION_BF16 };
+const char *ps_precision_name(enum ps_precision precision); /* "fp64", "fp32", "tf32", "bf16" */
+
+enum ps_kind {
+    PS_KIND_GEMM,
+    PS_KIND_SUB,        /* a sub-kernel of an encoder layer at level gemm */
+    PS_KIND_ELEMENTARY, /* what level none is made of */
+    PS_KIND_MODEL,      /* gather, embedding, head, loss */
+    PS_KIND_OPTIM,
+    PS_KIND_FUSED, /* whole layers; optional */
+};
+
+/* X(name, kind, tensors, flops an element of the largest tensor). GEMMs and fused layers count their own FLOPs. */
+#define PS_KERNEL_LIST(X)                          \
+    X(gemm, PS_KIND_GEMM, 3, 0)                    \
+    X(layernorm, PS_KIND_SUB, 6, 8)                \
+    X(bias_add, PS_KIND_SUB, 2, 1)                 \
+    X(head_split, PS_KIND_SUB, 2, 0)               \
+    X(softmax, PS_KIND_SUB, 2, 5)                  \
+    X(head_merge, PS_KIND_SUB, 2, 0)               \
+    X(bias_residual_add, PS_KIND_SUB, 4, 3)        \
+    X(bias_gelu, PS_KIND_SUB, 3, 12)               \
+    X(layernorm_backward, PS_KIND_SUB, 8, 14)      \
+    X(gelu_backward, PS_KIND_SUB, 4, 18)           \
+    X(softmax_backward, PS_KIND_SUB, 3, 4)         \
+    X(bias_grad, PS_KIND_SUB, 3, 2)                \
+    X(add, PS_KIND_SUB, 3, 1)                      \
+    X(affine, PS_KIND_ELEMENTARY, 2, 2)            \
+    X(unary, PS_KIND_ELEMENTARY, 2, 1)             \
+    X(binary, PS_KIND_ELEMENTARY, 3, 1)            \
+    X(reduce, PS_KIND_ELEMENTARY, 2, 1)            \
+    X(strided_copy, PS_KIND_ELEMENTARY, 2, 0)      \
+    X(drop, PS_KIND_ELEMENTARY, 2, 1)              \
+    X(gather_patches, PS_KIND_MODEL, 5, 6)         \
+    X(gather_targets, PS_KIND_MODEL, 3, 0)         \
+    X(bias_position_add, PS_KIND_MODEL, 4, 3)      \
+    X(forecast, PS_KIND_MODEL, 5, 3)               \
+    X(forecast_loss, PS_KIND_MODEL, 6, 8)          \
+    X(forecast_error, PS_KIND_MODEL, 6, 8)         \
+    X(sum_squares, PS_KIND_OPTIM, 1, 2)            \
+    X(adamw, PS_KIND_OPTIM, 5, 16)                 \
+    X(advance, PS_KIND_OPTIM, 0, 0)                \
+    X(encoder_layer_forward, PS_KIND_FUSED, 14, 0) \
+    X(encoder_layer_backward, PS_KIND_FUSED, 27, 0)
+
+enum ps_op {
+#define PS_X(name, kind, tensors, flops) PS_OP_##name,
+    PS_KERNEL_LIST(PS_X)
+#undef PS_X
+        PS_OP_COUNT
+};
+
+const char *ps_op_name(enum ps_op op);
+enum ps_kind ps_op_kind(enum ps_op op);
+int ps_op_tensors(enum ps_op op);
+/* Floating-point operations of one call (an exponential or a root counts 1). */
+double ps_op_flops(enum ps_op op, const void *arguments);
+/* Bytes of its tensors, each counted once and += outputs twice: the least a call must move. */
+double ps_op_bytes(enum ps_op op, const void *arguments);
+
+/* What the step carries from one replay to the next, in device memory. */
+struct ps_step_state {
+    uint64_t step;           /* optimiser steps completed; counts dropout's draws */
+    uint64_t cursor;         /* windows of this epoch already consumed */
+    double loss_sum;         /* this epoch's sum over windows of each window's mean squared error */
+    double gradient_squares; /* sum of squares of the gradient, from sum_squares */
+};
+
+/* Dropout at one site. Element i of the logical tensor (row-major index) draws 16 bits: bits 16*(i%2) .. of word (i%8)/2 of the
+ * Philox4x32-10 block with key (seed low, seed high) and counter (i/8, site, step low, step high), low half first. It is kept,
+ * times scale, when the draw >= threshold. See kernels/philox.h. */
+struct ps_dropout {
+    uint32_t threshold; /* round(p * 65536); 0: no dropout, nothing drawn */
+    float scale;        /* 65536 / (65536 - threshold) */
+    uint32_t site;
+    uint64_t seed;
+    const struct ps_step_state *state; /* device memory; its step counts */
+};
+/* p in [0, 1): state may be NULL when p is 0. */
+struct ps_dropout ps_dropout_make(double p, uint64_t seed, uint32_t site, const struct ps_step_state *state);
+
+/* ---- products ---- */
+
+/* c = alpha * a b + beta * c over 0, 1 or 2 leading batch dimensions: a [.., m, k], b [.., k, n], c [.., m, n]. Any strides (a
+ * transpose is a view). beta 0 overwrites, NaN included. FLOPs 2 m n k a matrix. */
+struct ps_gemm {
+    struct ps_tensor c, a, b;
+    double alpha, beta;
+};
+
+/* ---- sub-kernels of a layer, forward ---- */
+
+/* y = (x - mean) * rstd * gamma + beta for each row; mean, rstd = (type k->statistics). y, x [R, d]; mean, rstd [R]; gamma, beta
+ * [d]. Population variance, rstd = 1/sqrt(var + epsilon). Ba et al. 2016. */
+struct ps_layernorm {
+    struct ps_tensor y, mean, rstd, x, gamma, beta;
+    double epsilon;
+};
+
+/* y += bias, in place. y [R, n], bias [n]. */
+struct ps_bias_add {
+    struct ps_tensor y, bias;
+};
+
+/* heads[p, s, j, n, i] = rows[s*N + n, (p*h + j)*e + i]: from rows to heads, for p parts (q, k, v: 3) side by side.
+ * heads [parts, S, h, N, e], rows [S*N, parts*h*e]. */
+struct ps_head_split {
+    struct ps_tensor heads, rows;
+};
+
+/* y = softmax of each row of x, rows along the last dimension; computed after subtracting the row's maximum. y may be x. [.., n] */
+struct ps_softmax {
+    struct ps_tensor y, x;
+};
+
+/* The inverse of head_split: rows = heads. */
+struct ps_head_merge {
+    struct ps_tensor rows, heads;
+};
+
+/* y = residual + drop(x + bias). All [R, d], bias [d]. y may be x or residual. */
+struct ps_bias_residual_add {
+    struct ps_tensor y, x, bias, residual;
+    struct ps_dropout dropout;
+};
+
+/* y = drop(gelu(x + bias)); gelu(t) = 0.5 t (1 + tanh(sqrt(2/pi) (t + 0.044715 t^3))). y, x [R, f], bias [f]. y may be x.
+ * Hendrycks and Gimpel 2016. */
+struct ps_bias_gelu {
+    struct ps_tensor y, x, bias;
+    struct ps_dropout dropout;
+};
+
+/* ---- sub-kernels of a layer, backward ---- */
+
+/* With xhat = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean_d(g) - xhat mean_d(g xhat)); dgamma += sum_R dy xhat;
+ * dbeta += sum_R dy. dx, dy, x [R, d]; dgamma, dbeta, gamma [d]; mean, rstd [R]. dx may be dy. */
+struct ps_layernorm_backward {
+    struct ps_tensor dx, dgamma, dbeta, dy, x, mean, rstd, gamma;
+};
+
+/* dx = gelu'(x + bias) * drop'(dy), the mask of bias_gelu drawn again. dx, dy, x [R, f], bias [f]. dx may be dy. */
+struct ps_gelu_backward {
+    struct ps_tensor dx, dy, x, bias;
+    struct ps_dropout dropout;
+};
+
+/* dx = y (dy - sum_row(dy y)). All [.., n]. dx may be dy. */
+struct ps_softmax_backward {
+    struct ps_tensor dx, dy, y;
+};
+
+/* masked = drop'(dy) (absent: not written; then dropout must be off or dy already masked); dbias += sum over rows of drop'(dy).
+ * dbias [n]; masked, dy [R, n]. masked may be dy. */
+struct ps_bias_grad {
+    struct ps_tensor dbias, masked, dy;
+    struct ps_dropout dropout;
+};
+
+/* y = a + b, same shapes. y may be a or b. */
+struct ps_add {
+    struct ps_tensor y, a, b;
+};
+
+/* ---- elementary operations: any strides, up to rank PS_MAX_RANK; sources may broadcast with stride 0 ---- */
+
+/* y = scale * x + shift. y may be x. */
+struct ps_affine {
+    struct ps_tensor y, x;
+    double scale, shift;
+};
+
+enum ps_unary_function { PS_EXP, PS_TANH, PS_SQUARE, PS_RSQRT, PS_RECIPROCAL };
+/* y = function(x). y may be x. */
+struct ps_unary {
+    struct ps_tensor y, x;
+    enum ps_unary_function function;
+};
+
+enum ps_binary_function { PS_ADD, PS_SUBTRACT, PS_MULTIPLY, PS_DIVIDE };
+/* y = a function b; a and b have y's sizes (broadcast by stride 0). y may be a or b. */
+struct ps_binary {
+    struct ps_tensor y, a, b;
+    enum ps_binary_function function;
+};
+
+enum ps_reduce_function { PS_SUM, PS_MAX };
+/* y = or += (accumulate, PS_SUM only) the sum or maximum of x over its last dimension. x [.., n], y the leading sizes [..]. */
+struct ps_reduce {
+    struct ps_tensor y, x;
+    enum ps_reduce_function function;
+    int accumulate;
+};
+
+/* y = x, same sizes, other strides. */
+struct ps_strided_copy {
+    struct ps_tensor y, x;
+};
+
+/* y = drop(x), and of a gradient drop'(x): the same. Contiguous; y may be x. */
+struct ps_drop {
+    struct ps_tensor y, x;
+    struct ps_dropout dropout;
+};
+
+/* ---- gather, embedding, head, loss ---- */
+
+/* Windows -> patches. Batch element b is window w = indices[state->cursor + b]; its channel c is x_l = inputs[w, c, l]. With revin
+ * mean, std = (type k->statistics) its mean and sqrt(var + epsilon) over l, else 0 and 1; z = (x - mean)/std; then the last value
+ * repeats `stride` times when pad_end; patches[(b*C + c)*N + n, p] = z[n*stride + p]. patches [B*C*N, P]; mean, std [B*C]; inputs
+ * [W, C, L] float32 (k->real for fp64), any strides (a series is a view in which windows overlap); indices int32 [at least cursor +
+ * B]. Kim et al. 2022 (RevIN), Nie et al. 2023 (patching). */
+struct ps_gather_patches {
+    struct ps_tensor patches, mean, std, inputs, indices;
+    const struct ps_step_state *state; /* device memory */
+    int64_t batch, stride;
+    int revin, pad_end;
+    double epsilon;
+};
+
+/* y[b*C + c, t] = targets[indices[state->cursor + b], c, t]. y [B*C, H] (type of targets); targets [W, C, H], any strides. */
+struct ps_gather_targets {
+    struct ps_tensor y, targets, indices;
+    const struct ps_step_state *state;
+    int64_t batch;
+};
+
+/* y[s*N + n, i] = drop(x[s*N + n, i] + bias[i] + position[n, i]). y, x [S*N, d]; bias [d]; position [N, d]. y may be x. */
+struct ps_bias_position_add {
+    struct ps_tensor y, x, bias, position;
+    struct ps_dropout dropout;
+};
+
+/* y = (x + bias) * std + mean. y (float32; k->real for fp64), x [S, H]; bias [H]; mean, std [S]. */
+struct ps_forecast {
+    struct ps_tensor y, x, bias, mean, std;
+};
+
+/* yhat as in forecast; loss = mean over S, H of (yhat - target)^2; dx = d loss / d x = 2/(S H) std (yhat - target);
+ * state->loss_sum += B * loss. dx, x [S, H]; bias [H]; mean, std [S]; targets [S, H]. dx may be x. */
+struct ps_forecast_loss {
+    struct ps_tensor dx, x, bias, mean, std, targets;
+    struct ps_step_state *state;
+    int64_t batch; /* B */
+};
+
+/* yhat as in forecast; errors[slot] = (sum of squares, sum of absolute values) of yhat - target over S, H, in double, at
+ * slot = state->cursor / slot_windows. errors float64 [slots, 2]; the rest as forecast_loss. */
+struct ps_forecast_error {
+    struct ps_tensor errors, x, bias, mean, std, targets;
+    const struct ps_step_state *state;
+    int64_t slot_windows;
+};
+
+/* ---- optimiser ---- */
+
+/* state->gradient_squares = sum of x^2, in double. x [n]. */
+struct ps_sum_squares {
+    struct ps_tensor x;
+    struct ps_step_state *state;
+};
+
+/* AdamW (Loshchilov and Hutter 2019), one pass: t = state->step + 1, lr = learning_rates[state->step],
+ * g = gradient * min(1, clip_norm / sqrt(state->gradient_squares)) (clip_norm 0: g = gradient),
+ * m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2 (in double),
+ * parameter -= lr (m/(1 - beta1^t) / (sqrt(v/(1 - beta2^t)) + epsilon) + [i < decayed] weight_decay parameter); gradient = 0.
+ * parameters, gradients, m [n] of the parameters' type (float32, or float64 for fp64); v [n] float64; learning_rates [steps]
+ * float64. */
+struct ps_adamw {
+    struct ps_tensor parameters, gradients, m, v, learning_rates;
+    int64_t decayed;
+    double beta1, beta2, epsilon, weight_decay, clip_norm;
+    const struct ps_step_state *state;
+};
+
+/* state->step += steps; state->cursor += windows. */
+struct ps_advance {
+    struct ps_step_state *state;
+    uint64_t steps, windows;
+};
+
+/* ---- optional: NULL where a backend has none ---- */
+
+/* A whole layer: y from u, sequence by sequence, nothing else kept. u, y [S, N, d]; weights as model/parameters.h names them. */
+struct ps_encoder_layer_forward {
+    struct ps_tensor y, u, ln1_gamma, ln1_beta, w_qkv, b_qkv, w_o, b_o, ln2_gamma, ln2_beta, w_1, b_1, w_2, b_2;
+    int64_t n_heads;
+    double epsilon;
+    struct ps_dropout attention, hidden, output; /* its three sites */
+};
+
+/* Its backward: recomputes from u; du =, weight gradients +=. du may be dy. */
+struct ps_encoder_layer_backward {
+    struct ps_tensor du, d_ln1_gamma, d_ln1_beta, d_w_qkv, d_b_qkv, d_w_o, d_b_o, d_ln2_gamma, d_ln2_beta, d_w_1, d_b_1, d_w_2,
+        d_b_2;
+    struct ps_tensor dy, u, ln1_gamma, ln1_beta, w_qkv, b_qkv, w_o, b_o, ln2_gamma, ln2_beta, w_1, b_1, w_2, b_2;
+    int64_t n_heads;
+    double epsilon;
+    struct ps_dropout attention, hidden, output;
+};
+
+/* ---- the table ---- */
+
+struct ps_kernels {
+    const char *backend; /* "reference", "cpu", "cuda" */
+    enum ps_precision precision;
+    enum ps_type real;       /* activations, parameters and gradients: PS_F64 for fp64, else PS_F32 (bf16: activations PS_BF16) */
+    enum ps_type statistics; /* mean, rstd, std: PS_F64 for fp64, else PS_F32 */
+    struct ps_device *device;
+    void *context; /* the backend's own */
+#define PS_X(name, kind, tensors, flops) enum ps_status (*name)(const struct ps_kernels *k, const struct ps_##name *arguments);
+    PS_KERNEL_LIST(PS_X)
+#undef PS_X
+    /* Frees the table and its context. */
+    void (*close)(struct ps_kernels *k);
+};
+
+struct ps_kernels_options {
+    int tiny_gemm; /* CUDA: own kernel for batched products of m, n, k <= 64; 0 sends them to cuBLAS */
+};
+
+/* backend: "reference", "cpu" (on a cpu device), "cuda" (on a cuda device). PS_UNSUPPORTED when the backend has no such precision.
+ */
+enum ps_status ps_kernels_open(const char *backend, struct ps_device *device, enum ps_precision precision,
+                               const struct ps_kernels_options *options, struct ps_kernels **kernels);
+
+/* ---- a table around another (counting.c) ---- */
+
+/* Called before (after = 0) and after (after = 1) every operation. */
+typedef void ps_hook(void *argument, enum ps_op op, const void *operation_arguments, int after);
+
+/* A table that forwards every operation to `inner` (borrowed, must outlive it) and calls the hook around it. NULL entries stay
+ * NULL. */
+enum ps_status ps_kernels_hooked(const struct ps_kernels *inner, ps_hook *hook, void *argument, struct ps_kernels **kernels);
+
+/* A ready hook: argument is a struct ps_counts. */
+struct ps_counts {
+    int64_t calls[PS_OP_COUNT];
+    double flops[PS_OP_COUNT], bytes[PS_OP_COUNT];
+};
+void ps_count_hook(void *counts, enum ps_op op, const void *operation_arguments, int after);
+/* Calls of kind GEMM, and how many different operations of `kind` were called. */
+int64_t ps_counts_calls(const struct ps_counts *counts, enum ps_kind kind);
+int ps_counts_kinds(const struct ps_counts *counts, enum ps_kind kind);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,39 @@
+/* checkpoint.h5: everything a run needs to go on, bit for bit, or to be evaluated elsewhere. Layout: docs/design.md, Files. A
+ * SHA-256 of the rest stands in the file's 512-byte user block and is checked before HDF5 opens it. */
+#ifndef PS_SRC_CHECKPOINT_H
+#define PS_SRC_CHECKPOINT_H
+
+#include <stdint.h>
+
+#include "data/series.h"
+#include "kernels/status.h"
+#include "model/parameters.h"
+
+enum { PS_CHECKPOINT_FORMAT = 1 };
+
+struct ps_checkpoint {
+    /* layout names, shapes and offsets of the flat buffers below; borrowed when saving, owned (own_layout) after loading */
+    struct ps_parameters *layout;
+    int own_layout;
+    float *parameters; /* [layout->count] */
+    float *m;          /* NULL in a checkpoint of weights alone (best.h5) */
+    double *v;         /* NULL likewise */
+    struct ps_scaler scaler;
+    uint64_t step, epoch; /* optimiser steps done; epochs completed */
+    uint64_t cursor;      /* windows consumed of the epoch under way */
+    double loss_sum;      /* and their losses */
+    uint64_t seed;
+    double best_validation; /* HUGE_VAL before the first */
+    uint64_t best_epoch, epochs_since_best;
+    char *config;                        /* resolved YAML */
+    uint64_t fingerprint;                /* ps_series.fingerprint */
+    char *level, *algorithms, *versions; /* as text: fusion level, GEMM algorithm rule, backend and library versions */
+};
+
+/* Written beside (path + ".partial"), flushed, renamed over path, folder flushed. PS_CHECKPOINT with file and cause. */
+enum ps_status ps_checkpoint_save(const char *path, const struct ps_checkpoint *checkpoint);
+/* Verifies length and digest first. PS_CHECKPOINT: missing, truncated, altered, not ours, newer format. */
+enum ps_status ps_checkpoint_load(const char *path, struct ps_checkpoint *checkpoint);
+void ps_checkpoint_free(struct ps_checkpoint *checkpoint); /* what load allocated */
+
+#endif

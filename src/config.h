@@ -1,0 +1,76 @@
+/* The config: one YAML a job, read against a schema (libcyaml), with --set overrides checked by the same schema. Every key has a
+ * default but data.path. docs: README.md, "Config reference". */
+#ifndef PS_SRC_CONFIG_H
+#define PS_SRC_CONFIG_H
+
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+
+enum ps_padding { PS_PADDING_NONE, PS_PADDING_END };
+enum ps_placement { PS_PLACEMENT_AUTO, PS_PLACEMENT_DEVICE, PS_PLACEMENT_HOST };
+enum ps_fusion { PS_FUSION_AUTO, PS_FUSION_NONE, PS_FUSION_GEMM, PS_FUSION_LAYER };
+enum ps_schedule_kind { PS_SCHEDULE_CONSTANT, PS_SCHEDULE_COSINE, PS_SCHEDULE_ONECYCLE, PS_SCHEDULE_TYPE3 };
+
+struct ps_config {
+    struct {
+        char *path;                  /* HDF5 file; relative to the config file's folder when not absolute */
+        double split[3];             /* train, validation, test: row counts, or fractions when all <= 1; default 0.7, 0.1, 0.2 */
+        int standardize;             /* default true */
+        int drop_last;               /* training only; default true */
+        enum ps_placement placement; /* auto: on the device when it fits */
+        int64_t season;              /* rows; of the seasonal-naive baseline; default 24 */
+    } data;
+    struct {
+        int64_t seq_len, pred_len;                /* 336, 96 */
+        int64_t patch_len, stride;                /* 16, 8 */
+        enum ps_padding padding;                  /* end */
+        int64_t d_model, n_heads, d_ff, n_layers; /* 128, 16, 256, 3 */
+        double dropout;                           /* [0, 1); 0.2 */
+        int revin;                                /* true */
+    } model;
+    struct {
+        double lr;                      /* 1e-4 */
+        double weight_decay;            /* 1e-2 */
+        double beta1, beta2, eps;       /* 0.9, 0.999, 1e-8 */
+        double clip_norm;               /* 0: off */
+        enum ps_schedule_kind schedule; /* cosine */
+        int64_t warmup_steps;           /* cosine; 0 */
+        double min_lr;                  /* cosine's end; 0 */
+        double pct_start;               /* onecycle: the share of steps that rises; 0.3 */
+    } optim;
+    struct {
+        int64_t epochs;           /* 100 */
+        int64_t batch_size;       /* 128 */
+        uint64_t seed;            /* 1 */
+        int64_t patience;         /* epochs without a better validation MSE; 0: never stop early */
+        int64_t checkpoint_every; /* steps; 0: at the end of each epoch */
+    } train;
+    struct {
+        char *device;                /* auto, cpu, cuda, cuda:N */
+        enum ps_precision precision; /* fp32, tf32, bf16 (fp64: backend reference only) */
+        char *backend;               /* auto, reference, cpu, cuda */
+        enum ps_fusion fusion;       /* auto */
+        int merge_qkv;               /* one product for q, k, v; default true */
+        int tiny_gemm;               /* own kernel for attention's products on CUDA; default true */
+        int64_t threads;             /* CPU; 0: all processors */
+    } runtime;
+};
+
+/* Reads the file, applies overrides "section.key=value" in order, fills defaults, and checks what can be checked without data.
+ * PS_USAGE, one line: file:line, key, value, what would do. overrides' origin is named "--set". */
+enum ps_status ps_config_load(const char *path, char *const *overrides, int n_overrides, struct ps_config *config);
+/* The same from text; origin names it in messages. Relative data.path stays as it is. */
+enum ps_status ps_config_parse(const char *text, const char *origin, char *const *overrides, int n_overrides,
+                               struct ps_config *config);
+/* Resolved YAML, every key; *text is malloc'ed. Parsing it gives the same config, bit for bit. */
+enum ps_status ps_config_text(const struct ps_config *config, char **text);
+void ps_config_free(struct ps_config *config);
+
+/* PS_OK when a run of `saved` may be resumed with `now`: every key equal, but for those that cannot change the result
+ * (runtime.device's index, data.path, data.placement, train.patience, train.checkpoint_every, data.season) and train.epochs, which
+ * may grow. Otherwise PS_CHECKPOINT naming key, both values. (A schedule that spans the run, cosine or onecycle, fixes train.epochs
+ * too.) */
+enum ps_status ps_config_compatible(const struct ps_config *saved, const struct ps_config *now);
+
+#endif
