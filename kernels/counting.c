@@ -1,0 +1,199 @@
+#include <stdlib.h>
+
+#include "kernels/kernels.h"
+
+static const struct {
+    const char *name;
+    enum ps_kind kind;
+    int tensors;
+    double flops; /* an element of the largest tensor */
+} operations[PS_OP_COUNT] = {
+#define PS_X(name, kind, tensors, flops) {#name, kind, tensors, flops},
+    PS_KERNEL_LIST(PS_X)
+#undef PS_X
+};
+
+/* The tensors can be read off the front of any argument struct. */
+#define PS_X(name, kind, tensors, flops) \
+    _Static_assert(sizeof(struct ps_##name) >= (tensors) * sizeof(struct ps_tensor), "tensors of " #name);
+PS_KERNEL_LIST(PS_X)
+#undef PS_X
+
+const char *ps_op_name(enum ps_op op)
+{
+    return operations[op].name;
+}
+
+enum ps_kind ps_op_kind(enum ps_op op)
+{
+    return operations[op].kind;
+}
+
+int ps_op_tensors(enum ps_op op)
+{
+    return operations[op].tensors;
+}
+
+/* Elements of tensor i that the call touches: 0 when absent; a repeated element once; of a table that the state's counters point
+ * into, what is pointed at. */
+static double elements(enum ps_op op, const void *arguments, int i)
+{
+    const struct ps_tensor *t = (const struct ps_tensor *)arguments + i;
+    if (!t->data) {
+        return 0;
+    }
+    double count = 1;
+    for (int dim = 0; dim < t->rank; dim++) {
+        if (t->stride[dim] != 0) {
+            count *= (double)t->size[dim];
+        }
+    }
+    if (op == PS_OP_gather_patches && i >= 3) { /* inputs, indices */
+        count *= (double)((const struct ps_gather_patches *)arguments)->batch / (double)t->size[0];
+    } else if (op == PS_OP_gather_targets && i >= 1) { /* targets, indices */
+        count *= (double)((const struct ps_gather_targets *)arguments)->batch / (double)t->size[0];
+    } else if (op == PS_OP_forecast_error && i == 0) { /* one slot */
+        count = 2;
+    } else if (op == PS_OP_adamw && i == 4) { /* one learning rate */
+        count = 1;
+    }
+    return count;
+}
+
+/* Tensor i is read and written by the call, under one name. */
+static int in_place(enum ps_op op, const void *arguments, int i)
+{
+    switch (op) {
+    case PS_OP_gemm:
+        return i == 0 && ((const struct ps_gemm *)arguments)->beta != 0;
+    case PS_OP_reduce:
+        return i == 0 && ((const struct ps_reduce *)arguments)->accumulate;
+    case PS_OP_bias_add:
+    case PS_OP_bias_grad:
+        return i == 0;
+    case PS_OP_layernorm_backward:
+        return i == 1 || i == 2;
+    case PS_OP_adamw:
+        return i < 4;
+    case PS_OP_encoder_layer_backward:
+        return i >= 1 && i <= 12;
+    default:
+        return 0;
+    }
+}
+
+/* GEMMs of a layer's forward (docs/design.md section 3): w_qkv, w_o, w_1, w_2 and the two of attention. */
+static double layer_flops(const struct ps_tensor *u, const struct ps_tensor *w_1)
+{
+    double sequences = (double)u->size[0], patches = (double)u->size[1], d = (double)u->size[2], f = (double)w_1->size[1];
+    double rows = sequences * patches;
+    return 2 * rows * d * (3 * d) + 2 * rows * d * d + 4 * rows * d * f + 4 * sequences * patches * patches * d;
+}
+
+double ps_op_flops(enum ps_op op, const void *arguments)
+{
+    if (op == PS_OP_gemm) {
+        const struct ps_gemm *gemm = arguments;
+        return 2 * (double)ps_tensor_count(&gemm->c) * (double)gemm->a.size[gemm->a.rank - 1];
+    }
+    if (op == PS_OP_encoder_layer_forward) {
+        const struct ps_encoder_layer_forward *layer = arguments;
+        return layer_flops(&layer->u, &layer->w_1);
+    }
+    if (op == PS_OP_encoder_layer_backward) {
+        /* The forward again, and two products for each of its own. */
+        const struct ps_encoder_layer_backward *layer = arguments;
+        return 3 * layer_flops(&layer->u, &layer->w_1);
+    }
+    double largest = 0;
+    for (int i = 0; i < operations[op].tensors; i++) {
+        double count = elements(op, arguments, i);
+        largest = count > largest ? count : largest;
+    }
+    return operations[op].flops * largest;
+}
+
+double ps_op_bytes(enum ps_op op, const void *arguments)
+{
+    double bytes = 0;
+    for (int i = 0; i < operations[op].tensors; i++) {
+        const struct ps_tensor *t = (const struct ps_tensor *)arguments + i;
+        bytes += elements(op, arguments, i) * (double)ps_type_bytes(t->type) * (in_place(op, arguments, i) ? 2 : 1);
+    }
+    return bytes;
+}
+
+/* ---- a table around another ---- */
+
+struct hooked {
+    const struct ps_kernels *inner;
+    ps_hook *hook;
+    void *argument;
+};
+
+#define PS_X(name, kind, tensors, flops)                                                               \
+    static enum ps_status hooked_##name(const struct ps_kernels *k, const struct ps_##name *arguments) \
+    {                                                                                                  \
+        const struct hooked *h = k->context;                                                           \
+        h->hook(h->argument, PS_OP_##name, arguments, 0);                                              \
+        enum ps_status status = h->inner->name(h->inner, arguments);                                   \
+        h->hook(h->argument, PS_OP_##name, arguments, 1);                                              \
+        return status;                                                                                 \
+    }
+PS_KERNEL_LIST(PS_X)
+#undef PS_X
+
+static void hooked_close(struct ps_kernels *k)
+{
+    free(k->context);
+    free(k);
+}
+
+enum ps_status ps_kernels_hooked(const struct ps_kernels *inner, ps_hook *hook, void *argument, struct ps_kernels **kernels)
+{
+    struct ps_kernels *k = malloc(sizeof *k);
+    struct hooked *h = malloc(sizeof *h);
+    if (!k || !h) {
+        free(k);
+        free(h);
+        return ps_fail(PS_DEVICE, "hooked kernels: out of memory");
+    }
+    *h = (struct hooked){.inner = inner, .hook = hook, .argument = argument};
+    *k = *inner;
+    k->context = h;
+    k->close = hooked_close;
+#define PS_X(name, kind, tensors, flops) k->name = inner->name ? hooked_##name : NULL;
+    PS_KERNEL_LIST(PS_X)
+#undef PS_X
+    *kernels = k;
+    return PS_OK;
+}
+
+void ps_count_hook(void *counts, enum ps_op op, const void *operation_arguments, int after)
+{
+    struct ps_counts *c = counts;
+    if (after) {
+        return;
+    }
+    c->calls[op]++;
+    c->flops[op] += ps_op_flops(op, operation_arguments);
+    c->bytes[op] += ps_op_bytes(op, operation_arguments);
+}
+
+int64_t ps_counts_calls(const struct ps_counts *counts, enum ps_kind kind)
+{
+    int64_t calls = 0;
+    for (int op = 0; op < PS_OP_COUNT; op++) {
+        calls += operations[op].kind == kind ? counts->calls[op] : 0;
+    }
+    return calls;
+}
+
+int ps_counts_kinds(const struct ps_counts *counts, enum ps_kind kind)
+{
+    int kinds = 0;
+    for (int op = 0; op < PS_OP_COUNT; op++) {
+        kinds += operations[op].kind == kind && counts->calls[op] > 0;
+    }
+    return kinds;
+}
