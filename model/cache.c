@@ -1,0 +1,81 @@
+#include "model/cache.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGN = 256 };
+
+const char *ps_level_name(enum ps_level level)
+{
+    return level == PS_LEVEL_NONE ? "none" : level == PS_LEVEL_GEMM ? "gemm" : "layer";
+}
+
+/* Hands out the next piece; base NULL only counts. */
+static void *take(char *base, size_t *offset, int used, int64_t elements, enum ps_type type)
+{
+    if (!used) {
+        return NULL;
+    }
+    void *piece = base ? base + *offset : NULL;
+    *offset += ((size_t)elements * ps_type_bytes(type) + ALIGN - 1) / ALIGN * ALIGN;
+    return piece;
+}
+
+static size_t lay_out(const struct ps_model_shape *shape, int64_t batch, enum ps_level level, enum ps_type real,
+                      enum ps_type statistics, char *base, struct ps_layer_cache *layers, struct ps_shared_cache *shared)
+{
+    int64_t S = batch * shape->channels, N = ps_patches(shape), R = S * N, P = shape->patch_len, H = shape->pred_len;
+    int64_t d = shape->d_model, f = shape->d_ff, h = shape->n_heads;
+    size_t offset = 0;
+    for (int64_t l = 0; l < shape->n_layers; l++) {
+        struct ps_layer_cache layer;
+#define PS_X(name, levels, elements, type) layer.name = take(base, &offset, (levels)&level, elements, type);
+        PS_LAYER_BUFFERS(PS_X)
+        if (layers) {
+            layers[l] = layer;
+        }
+    }
+    struct ps_shared_cache all;
+#undef PS_X
+#define PS_X(name, levels, elements, type) all.name = take(base, &offset, (levels)&level, elements, type);
+    PS_SHARED_BUFFERS(PS_X)
+#undef PS_X
+    if (shared) {
+        *shared = all;
+    }
+    return offset;
+}
+
+size_t ps_cache_bytes(const struct ps_model_shape *shape, int64_t batch, enum ps_level level, enum ps_type real,
+                      enum ps_type statistics)
+{
+    return lay_out(shape, batch, level, real, statistics, NULL, NULL, NULL);
+}
+
+enum ps_status ps_cache_open(struct ps_device *device, const struct ps_model_shape *shape, int64_t batch, enum ps_level level,
+                             enum ps_type real, enum ps_type statistics, struct ps_cache *cache)
+{
+    memset(cache, 0, sizeof *cache);
+    cache->bytes = ps_cache_bytes(shape, batch, level, real, statistics);
+    cache->layers = calloc((size_t)shape->n_layers, sizeof *cache->layers);
+    if (!cache->layers) {
+        return ps_fail(PS_DEVICE, "no memory for the table of %lld layers", (long long)shape->n_layers);
+    }
+    enum ps_status status = device->allocate(device, cache->bytes, &cache->memory);
+    if (status != PS_OK) {
+        free(cache->layers);
+        cache->layers = NULL;
+        return status;
+    }
+    lay_out(shape, batch, level, real, statistics, cache->memory, cache->layers, &cache->shared);
+    return PS_OK;
+}
+
+void ps_cache_close(struct ps_device *device, struct ps_cache *cache)
+{
+    if (cache->memory) {
+        device->release(device, cache->memory, cache->bytes);
+    }
+    free(cache->layers);
+    memset(cache, 0, sizeof *cache);
+}

@@ -1,0 +1,83 @@
+/* The activation cache: one allocation made before the first step and never again. The lists below are its tables: every buffer
+ * with its level, its elements, its type and, in the comment, its shape. Sizes as in docs/design.md section 3, for the largest
+ * batch; a smaller batch uses the beginning of each buffer. */
+#ifndef PS_MODEL_CACHE_H
+#define PS_MODEL_CACHE_H
+
+#include "model/parameters.h"
+
+/* How a layer runs (runtime.fusion). */
+enum ps_level { PS_LEVEL_NONE = 1, PS_LEVEL_GEMM = 2, PS_LEVEL_LAYER = 4 };
+const char *ps_level_name(enum ps_level level); /* "none", "gemm", "layer" */
+
+enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BOTH | PS_LEVEL_LAYER };
+
+/* Once a layer: what backward needs again. X(name, levels, elements, type) */
+#define PS_LAYER_BUFFERS(X)                                                                         \
+    X(ln1_rstd, PS_LEVEL_BOTH, R, statistics)     /* [R] */                                         \
+    X(ln1_mean, PS_LEVEL_GEMM, R, statistics)     /* [R] */                                         \
+    X(ln1_xhat, PS_LEVEL_NONE, R *d, real)        /* (u - mean) rstd [R, d] */                      \
+    X(ln1_out, PS_LEVEL_BOTH, R *d, real)         /* a = LN1(u) [R, d] */                           \
+    X(heads, PS_LEVEL_BOTH, 3 * R * d, real)      /* q, k, v [3, S, h, N, e] */                     \
+    X(attention, PS_LEVEL_BOTH, S *h *N *N, real) /* A [S, h, N, N] */                              \
+    X(merged, PS_LEVEL_BOTH, R *d, real)          /* A v, heads merged [R, d] */                    \
+    X(residual, PS_LEVEL_BOTH, R *d, real)        /* r [R, d] */                                    \
+    X(ln2_rstd, PS_LEVEL_BOTH, R, statistics)     /* [R] */                                         \
+    X(ln2_mean, PS_LEVEL_GEMM, R, statistics)     /* [R] */                                         \
+    X(ln2_xhat, PS_LEVEL_NONE, R *d, real)        /* (r - mean) rstd [R, d] */                      \
+    X(ln2_out, PS_LEVEL_BOTH, R *d, real)         /* LN2(r) [R, d] */                               \
+    X(hidden_in, PS_LEVEL_BOTH, R *f, real)       /* gemm: LN2(r) W_1; none: with b_1 too [R, f] */ \
+    X(hidden_tanh, PS_LEVEL_NONE, R *f, real)     /* gelu's tanh [R, f] */                          \
+    X(hidden, PS_LEVEL_BOTH, R *f, real)          /* drop(gelu(..)) [R, f] */                       \
+    X(y, PS_LEVEL_ALL, R *d, real)                /* the layer's output [R, d] */
+
+/* Once a model: embedding, head, and scratch that every layer uses in turn. */
+#define PS_SHARED_BUFFERS(X)                                                                                             \
+    X(patches, PS_LEVEL_ALL, R *P, real)                        /* [R, P] */                                             \
+    X(revin_mean, PS_LEVEL_ALL, S, statistics)                  /* [S] */                                                \
+    X(revin_std, PS_LEVEL_ALL, S, statistics)                   /* [S] */                                                \
+    X(targets, PS_LEVEL_ALL, S *H, real)                        /* [S, H] */                                             \
+    X(embedded, PS_LEVEL_ALL, R *d, real)                       /* u of the first layer [R, d] */                        \
+    X(head_out, PS_LEVEL_ALL, S *H, real)                       /* before bias and denormalising; its gradient [S, H] */ \
+    X(gradient, PS_LEVEL_ALL, R *d, real)                       /* dy on the way down, du after a layer [R, d] */        \
+    X(masked, PS_LEVEL_BOTH, R *d, real)                        /* drop'(dy) [R, d] */                                   \
+    X(branch, PS_LEVEL_BOTH, R *d, real)                        /* gradient inside a layer's branch [R, d] */            \
+    X(rows, PS_LEVEL_BOTH, 3 * R * d, real)                     /* q, k, v by row; their gradients [R, 3d] */            \
+    X(mixed, PS_LEVEL_BOTH, R *d, real)                         /* A v; its gradient [S, h, N, e] */                     \
+    X(d_heads, PS_LEVEL_BOTH, 3 * R * d, real)                  /* [3, S, h, N, e] */                                    \
+    X(d_attention, PS_LEVEL_BOTH, S *h *N *N, real)             /* [S, h, N, N] */                                       \
+    X(d_hidden, PS_LEVEL_BOTH, R *f, real)                      /* [R, f] */                                             \
+    X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real) /* elementary temporaries */                             \
+    X(wide_b, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)                                                          \
+    X(narrow_a, PS_LEVEL_NONE, R *d, real)                                                                               \
+    X(narrow_b, PS_LEVEL_NONE, R *d, real)                                                                               \
+    X(column_a, PS_LEVEL_NONE, R *h, real) /* one number a row of d, or of a head's N */                                 \
+    X(column_b, PS_LEVEL_NONE, R *h, real)
+
+#define PS_LARGER(a, b) ((a) > (b) ? (a) : (b))
+
+struct ps_layer_cache {
+#define PS_X(name, levels, elements, type) void *name;
+    PS_LAYER_BUFFERS(PS_X)
+};
+
+struct ps_shared_cache {
+    PS_SHARED_BUFFERS(PS_X)
+#undef PS_X
+};
+
+struct ps_cache {
+    size_t bytes;
+    void *memory;
+    struct ps_layer_cache *layers;
+    struct ps_shared_cache shared;
+};
+
+/* Bytes that the cache of `batch` windows takes at a level. */
+size_t ps_cache_bytes(const struct ps_model_shape *shape, int64_t batch, enum ps_level level, enum ps_type real,
+                      enum ps_type statistics);
+enum ps_status ps_cache_open(struct ps_device *device, const struct ps_model_shape *shape, int64_t batch, enum ps_level level,
+                             enum ps_type real, enum ps_type statistics, struct ps_cache *cache);
+void ps_cache_close(struct ps_device *device, struct ps_cache *cache);
+
+#endif

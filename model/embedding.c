@@ -1,0 +1,113 @@
+#include "model/embedding.h"
+
+#include "model/layer.h"
+
+#define PS_REVIN_EPSILON 1e-5
+
+static struct ps_tensor parameter(const struct ps_model *m, int t)
+{
+    return ps_parameter_tensor(m->layout, t, m->parameters, m->k->real);
+}
+
+static struct ps_tensor gradient(const struct ps_model *m, int t)
+{
+    return ps_parameter_tensor(m->layout, t, m->gradients, m->k->real);
+}
+
+enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                                    int64_t batch, struct ps_dropout dropout)
+{
+    const struct ps_kernels *k = m->k;
+    const struct ps_shared_cache *s = &m->cache.shared;
+    int64_t R = batch * m->shape.channels * ps_patches(&m->shape);
+    struct ps_tensor patches = ps_tensor_2d(s->patches, k->real, R, m->shape.patch_len);
+    struct ps_tensor u = ps_tensor_2d(s->embedded, k->real, R, m->shape.d_model);
+    PS_TRY(k->gather_patches(k, &(struct ps_gather_patches){.patches = patches,
+                                                            .mean = ps_revin_tensor(m, s->revin_mean, batch),
+                                                            .std = ps_revin_tensor(m, s->revin_std, batch),
+                                                            .inputs = windows->inputs,
+                                                            .indices = windows->indices,
+                                                            .state = state,
+                                                            .batch = batch,
+                                                            .stride = m->shape.stride,
+                                                            .revin = m->shape.revin,
+                                                            .pad_end = m->shape.pad_end,
+                                                            .epsilon = PS_REVIN_EPSILON}));
+    PS_TRY(ps_product(k, u, patches, parameter(m, m->layout->w_p), 1, 0));
+    return k->bias_position_add(
+        k,
+        &(struct ps_bias_position_add){
+            .y = u, .x = u, .bias = parameter(m, m->layout->b_p), .position = parameter(m, m->layout->w_pos), .dropout = dropout});
+}
+
+enum ps_status ps_embedding_backward(struct ps_model *m, int64_t batch, struct ps_dropout dropout)
+{
+    const struct ps_kernels *k = m->k;
+    const struct ps_shared_cache *s = &m->cache.shared;
+    int64_t S = batch * m->shape.channels, N = ps_patches(&m->shape), R = S * N, d = m->shape.d_model;
+    struct ps_tensor du = ps_tensor_2d(s->gradient, k->real, R, d);
+    /* The sum over sequences alone, seen as columns of [S, N*d], is the position's gradient; the mask is drawn here, in place. */
+    struct ps_tensor wide = ps_tensor_2d(s->gradient, k->real, S, N * d);
+    struct ps_tensor d_position = ps_tensor_reshape(gradient(m, m->layout->w_pos), 1, (int64_t[]){N * d});
+    struct ps_tensor masked = wide;
+    if (!dropout.threshold) {
+        masked.data = NULL;
+    }
+    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = d_position, .masked = masked, .dy = wide, .dropout = dropout}));
+    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = gradient(m, m->layout->b_p), .dy = du}));
+    struct ps_tensor patches = ps_tensor_2d(s->patches, k->real, R, m->shape.patch_len);
+    return ps_product(k, gradient(m, m->layout->w_p), ps_transposed(patches), du, 1, 1);
+}
+
+struct ps_tensor ps_head_tensor(const struct ps_model *m, void *buffer, int64_t batch)
+{
+    return ps_tensor_2d(buffer, m->k->real, batch * m->shape.channels, m->shape.pred_len);
+}
+
+struct ps_tensor ps_revin_tensor(const struct ps_model *m, void *buffer, int64_t batch)
+{
+    return ps_tensor_1d(buffer, m->k->statistics, batch * m->shape.channels);
+}
+
+/* [R, d] seen as the head reads it, [S, N*d]. */
+static struct ps_tensor flattened(const struct ps_model *m, struct ps_tensor y, int64_t batch)
+{
+    return ps_tensor_reshape(y, 2, (int64_t[]){batch * m->shape.channels, ps_patches(&m->shape) * m->shape.d_model});
+}
+
+enum ps_status ps_head_forward(struct ps_model *m, int64_t batch, struct ps_tensor y)
+{
+    return ps_product(m->k, ps_head_tensor(m, m->cache.shared.head_out, batch), flattened(m, y, batch),
+                      parameter(m, m->layout->w_h), 1, 0);
+}
+
+enum ps_status ps_gather_targets_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                                    int64_t batch)
+{
+    return m->k->gather_targets(m->k, &(struct ps_gather_targets){.y = ps_head_tensor(m, m->cache.shared.targets, batch),
+                                                                  .targets = windows->targets,
+                                                                  .indices = windows->indices,
+                                                                  .state = state,
+                                                                  .batch = batch});
+}
+
+enum ps_status ps_head_backward(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
+                                struct ps_tensor y)
+{
+    const struct ps_kernels *k = m->k;
+    const struct ps_shared_cache *s = &m->cache.shared;
+    struct ps_tensor dx = ps_head_tensor(m, s->head_out, batch), flat = flattened(m, y, batch);
+    PS_TRY(ps_gather_targets_of(m, windows, state, batch));
+    PS_TRY(k->forecast_loss(k, &(struct ps_forecast_loss){.dx = dx,
+                                                          .x = dx,
+                                                          .bias = parameter(m, m->layout->b_h),
+                                                          .mean = ps_revin_tensor(m, s->revin_mean, batch),
+                                                          .std = ps_revin_tensor(m, s->revin_std, batch),
+                                                          .targets = ps_head_tensor(m, s->targets, batch),
+                                                          .state = state,
+                                                          .batch = batch}));
+    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = gradient(m, m->layout->b_h), .dy = dx}));
+    PS_TRY(ps_product(k, gradient(m, m->layout->w_h), ps_transposed(flat), dx, 1, 1));
+    flat.data = s->gradient;
+    return ps_product(k, flat, dx, ps_transposed(parameter(m, m->layout->w_h)), 1, 0);
+}

@@ -1,0 +1,25 @@
+/* What stands before and after the encoder layers. Private to model/. */
+#ifndef PS_MODEL_EMBEDDING_H
+#define PS_MODEL_EMBEDDING_H
+
+#include "model/model.h"
+
+/* Windows -> RevIN -> patches -> u = drop(patches W_P + b_P + W_pos) in cache.shared.embedded. */
+enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                                    int64_t batch, struct ps_dropout dropout);
+/* From cache.shared.gradient (du): gradients of W_P, b_P and W_pos +=. */
+enum ps_status ps_embedding_backward(struct ps_model *m, int64_t batch, struct ps_dropout dropout);
+
+/* cache.shared.head_out = flatten(y) W_h; y [R, d] is the last layer's output. */
+enum ps_status ps_head_forward(struct ps_model *m, int64_t batch, struct ps_tensor y);
+/* The loss, then gradients of W_h and b_h +=, and cache.shared.gradient = dy. */
+enum ps_status ps_head_backward(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
+                                struct ps_tensor y);
+
+/* Descriptors for `batch` windows: [S, H] of the head; [S] of RevIN's statistics. */
+struct ps_tensor ps_head_tensor(const struct ps_model *m, void *buffer, int64_t batch);
+struct ps_tensor ps_revin_tensor(const struct ps_model *m, void *buffer, int64_t batch);
+enum ps_status ps_gather_targets_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                                    int64_t batch);
+
+#endif

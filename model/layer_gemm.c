@@ -1,0 +1,135 @@
+/* Level gemm: 8 products and 7 kinds of sub-kernel forward, 14 and 6 backward (head_split and head_merge count as one); fewer
+ * products with merge_qkv. Buffers that are done with are used again in place, so a layer keeps only what backward reads. */
+#include "model/layer.h"
+
+#include <math.h>
+
+enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
+{
+    const struct ps_kernels *k = l->k;
+    const struct ps_layer_cache *c = l->cache;
+    const struct ps_shared_cache *s = l->shared;
+    const struct ps_tensor *w = l->weight;
+    int64_t d = l->d;
+    struct ps_tensor a = ps_layer_rows(l, c->ln1_out, d), rows = ps_layer_rows(l, s->rows, 3 * d);
+    struct ps_tensor attention = ps_layer_attention(l, c->attention), residual = ps_layer_rows(l, c->residual, d);
+    struct ps_tensor merged = ps_layer_rows(l, c->merged, d), ln2_out = ps_layer_rows(l, c->ln2_out, d);
+    struct ps_tensor hidden_in = ps_layer_rows(l, c->hidden_in, l->f), hidden = ps_layer_rows(l, c->hidden, l->f);
+    struct ps_tensor y = ps_layer_rows(l, c->y, d);
+
+    PS_TRY(k->layernorm(k, &(struct ps_layernorm){.y = a,
+                                                  .mean = ps_layer_statistics(l, c->ln1_mean),
+                                                  .rstd = ps_layer_statistics(l, c->ln1_rstd),
+                                                  .x = l->u,
+                                                  .gamma = w[PS_LN1_GAMMA],
+                                                  .beta = w[PS_LN1_BETA],
+                                                  .epsilon = PS_LAYERNORM_EPSILON}));
+    int parts = l->merge_qkv ? 1 : 3;
+    for (int p = 0; p < parts; p++) {
+        int64_t columns = 3 * d / parts;
+        PS_TRY(ps_product(k, ps_tensor_slice(rows, 1, p * columns, columns), a,
+                          ps_tensor_slice(w[PS_W_QKV], 1, p * columns, columns), 1, 0));
+    }
+    PS_TRY(k->bias_add(k, &(struct ps_bias_add){.y = rows, .bias = w[PS_B_QKV]}));
+    PS_TRY(k->head_split(k, &(struct ps_head_split){.heads = ps_layer_heads(l, c->heads, 3), .rows = rows}));
+
+    PS_TRY(ps_product(k, attention, ps_layer_head(l, c->heads, 0), ps_transposed(ps_layer_head(l, c->heads, 1)),
+                      1 / sqrt((double)l->e), 0));
+    PS_TRY(k->softmax(k, &(struct ps_softmax){.y = attention, .x = attention}));
+    PS_TRY(ps_product(k, ps_layer_head(l, s->mixed, 0), attention, ps_layer_head(l, c->heads, 2), 1, 0));
+    PS_TRY(k->head_merge(k, &(struct ps_head_merge){.rows = merged, .heads = ps_layer_heads(l, s->mixed, 1)}));
+
+    PS_TRY(ps_product(k, residual, merged, w[PS_W_O], 1, 0));
+    PS_TRY(k->bias_residual_add(
+        k, &(struct ps_bias_residual_add){
+               .y = residual, .x = residual, .bias = w[PS_B_O], .residual = l->u, .dropout = l->attention_dropout}));
+
+    PS_TRY(k->layernorm(k, &(struct ps_layernorm){.y = ln2_out,
+                                                  .mean = ps_layer_statistics(l, c->ln2_mean),
+                                                  .rstd = ps_layer_statistics(l, c->ln2_rstd),
+                                                  .x = residual,
+                                                  .gamma = w[PS_LN2_GAMMA],
+                                                  .beta = w[PS_LN2_BETA],
+                                                  .epsilon = PS_LAYERNORM_EPSILON}));
+    PS_TRY(ps_product(k, hidden_in, ln2_out, w[PS_W_1], 1, 0));
+    PS_TRY(k->bias_gelu(k, &(struct ps_bias_gelu){.y = hidden, .x = hidden_in, .bias = w[PS_B_1], .dropout = l->hidden_dropout}));
+    PS_TRY(ps_product(k, y, hidden, w[PS_W_2], 1, 0));
+    return k->bias_residual_add(
+        k, &(struct ps_bias_residual_add){.y = y, .x = y, .bias = w[PS_B_2], .residual = residual, .dropout = l->output_dropout});
+}
+
+/* dbias and, where dropout asks for it, the masked gradient; returns in *out the one that the products below read. */
+static enum ps_status branch_gradient(const struct ps_layer *l, struct ps_tensor dbias, struct ps_tensor dy,
+                                      struct ps_dropout dropout, struct ps_tensor *out)
+{
+    struct ps_tensor masked = ps_layer_rows(l, dropout.threshold ? l->shared->masked : NULL, l->d);
+    *out = masked.data ? masked : dy;
+    return l->k->bias_grad(l->k, &(struct ps_bias_grad){.dbias = dbias, .masked = masked, .dy = dy, .dropout = dropout});
+}
+
+enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
+{
+    const struct ps_kernels *k = l->k;
+    const struct ps_layer_cache *c = l->cache;
+    const struct ps_shared_cache *s = l->shared;
+    const struct ps_tensor *w = l->weight, *g = l->gradient;
+    int64_t d = l->d;
+    struct ps_tensor gradient = ps_layer_rows(l, s->gradient, d), branch = ps_layer_rows(l, s->branch, d), m;
+    struct ps_tensor d_hidden = ps_layer_rows(l, s->d_hidden, l->f), hidden_in = ps_layer_rows(l, c->hidden_in, l->f);
+
+    /* y = r + drop(hidden W_2 + b_2) */
+    PS_TRY(branch_gradient(l, g[PS_B_2], gradient, l->output_dropout, &m));
+    PS_TRY(ps_product(k, g[PS_W_2], ps_transposed(ps_layer_rows(l, c->hidden, l->f)), m, 1, 1));
+    PS_TRY(ps_product(k, d_hidden, m, ps_transposed(w[PS_W_2]), 1, 0));
+    PS_TRY(
+        k->gelu_backward(k, &(struct ps_gelu_backward){
+                                .dx = d_hidden, .dy = d_hidden, .x = hidden_in, .bias = w[PS_B_1], .dropout = l->hidden_dropout}));
+    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = g[PS_B_1], .dy = d_hidden}));
+    PS_TRY(ps_product(k, g[PS_W_1], ps_transposed(ps_layer_rows(l, c->ln2_out, d)), d_hidden, 1, 1));
+    PS_TRY(ps_product(k, branch, d_hidden, ps_transposed(w[PS_W_1]), 1, 0));
+    PS_TRY(k->layernorm_backward(k, &(struct ps_layernorm_backward){.dx = branch,
+                                                                    .dgamma = g[PS_LN2_GAMMA],
+                                                                    .dbeta = g[PS_LN2_BETA],
+                                                                    .dy = branch,
+                                                                    .x = ps_layer_rows(l, c->residual, d),
+                                                                    .mean = ps_layer_statistics(l, c->ln2_mean),
+                                                                    .rstd = ps_layer_statistics(l, c->ln2_rstd),
+                                                                    .gamma = w[PS_LN2_GAMMA]}));
+    PS_TRY(k->add(k, &(struct ps_add){.y = gradient, .a = gradient, .b = branch}));
+
+    /* r = u + drop(merged W_o + b_o) */
+    PS_TRY(branch_gradient(l, g[PS_B_O], gradient, l->attention_dropout, &m));
+    PS_TRY(ps_product(k, g[PS_W_O], ps_transposed(ps_layer_rows(l, c->merged, d)), m, 1, 1));
+    PS_TRY(ps_product(k, branch, m, ps_transposed(w[PS_W_O]), 1, 0));
+    PS_TRY(k->head_split(k, &(struct ps_head_split){.heads = ps_layer_heads(l, s->mixed, 1), .rows = branch}));
+
+    /* A = softmax(q k' / sqrt(e)), mixed = A v */
+    struct ps_tensor attention = ps_layer_attention(l, c->attention), d_attention = ps_layer_attention(l, s->d_attention);
+    struct ps_tensor d_mixed = ps_layer_head(l, s->mixed, 0);
+    double scale = 1 / sqrt((double)l->e);
+    PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 2), ps_transposed(attention), d_mixed, 1, 0));
+    PS_TRY(ps_product(k, d_attention, d_mixed, ps_transposed(ps_layer_head(l, c->heads, 2)), 1, 0));
+    PS_TRY(k->softmax_backward(k, &(struct ps_softmax_backward){.dx = d_attention, .dy = d_attention, .y = attention}));
+    PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 0), d_attention, ps_layer_head(l, c->heads, 1), scale, 0));
+    PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 1), ps_transposed(d_attention), ps_layer_head(l, c->heads, 0), scale, 0));
+
+    struct ps_tensor rows = ps_layer_rows(l, s->rows, 3 * d), a = ps_transposed(ps_layer_rows(l, c->ln1_out, d));
+    PS_TRY(k->head_merge(k, &(struct ps_head_merge){.rows = rows, .heads = ps_layer_heads(l, s->d_heads, 3)}));
+    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = g[PS_B_QKV], .dy = rows}));
+    int parts = l->merge_qkv ? 1 : 3;
+    for (int p = 0; p < parts; p++) {
+        int64_t columns = 3 * d / parts;
+        PS_TRY(ps_product(k, ps_tensor_slice(g[PS_W_QKV], 1, p * columns, columns), a,
+                          ps_tensor_slice(rows, 1, p * columns, columns), 1, 1));
+    }
+    PS_TRY(ps_product(k, branch, rows, ps_transposed(w[PS_W_QKV]), 1, 0));
+    PS_TRY(k->layernorm_backward(k, &(struct ps_layernorm_backward){.dx = branch,
+                                                                    .dgamma = g[PS_LN1_GAMMA],
+                                                                    .dbeta = g[PS_LN1_BETA],
+                                                                    .dy = branch,
+                                                                    .x = l->u,
+                                                                    .mean = ps_layer_statistics(l, c->ln1_mean),
+                                                                    .rstd = ps_layer_statistics(l, c->ln1_rstd),
+                                                                    .gamma = w[PS_LN1_GAMMA]}));
+    return k->add(k, &(struct ps_add){.y = gradient, .a = gradient, .b = branch});
+}

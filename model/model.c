@@ -1,0 +1,238 @@
+#include "model/model.h"
+
+#include <stdlib.h>
+
+#include "kernels/philox.h"
+#include "model/embedding.h"
+#include "model/layer.h"
+
+/* ---- descriptors ---- */
+
+struct ps_tensor ps_layer_rows(const struct ps_layer *l, void *buffer, int64_t columns)
+{
+    return ps_tensor_2d(buffer, l->k->real, l->R, columns);
+}
+
+struct ps_tensor ps_layer_heads(const struct ps_layer *l, void *buffer, int64_t parts)
+{
+    return ps_tensor_nd(buffer, l->k->real, 5, (int64_t[]){parts, l->S, l->h, l->N, l->e});
+}
+
+struct ps_tensor ps_layer_head(const struct ps_layer *l, void *buffer, int64_t part)
+{
+    char *begin = (char *)buffer + (size_t)(part * l->R * l->d) * ps_type_bytes(l->k->real);
+    return ps_tensor_3d(begin, l->k->real, l->S * l->h, l->N, l->e);
+}
+
+struct ps_tensor ps_layer_attention(const struct ps_layer *l, void *buffer)
+{
+    return ps_tensor_3d(buffer, l->k->real, l->S * l->h, l->N, l->N);
+}
+
+struct ps_tensor ps_layer_statistics(const struct ps_layer *l, void *buffer)
+{
+    return ps_tensor_1d(buffer, l->k->statistics, l->R);
+}
+
+struct ps_tensor ps_transposed(struct ps_tensor t)
+{
+    return ps_tensor_transpose(t, t.rank - 2, t.rank - 1);
+}
+
+enum ps_status ps_product(const struct ps_kernels *k, struct ps_tensor c, struct ps_tensor a, struct ps_tensor b, double alpha,
+                          double beta)
+{
+    return k->gemm(k, &(struct ps_gemm){.c = c, .a = a, .b = b, .alpha = alpha, .beta = beta});
+}
+
+/* ---- dropout sites: 0 the embedding; three a layer ---- */
+
+enum { SITES_A_LAYER = 3 };
+
+static struct ps_dropout dropout_at(const struct ps_model *m, int64_t site, const struct ps_step_state *state, int training)
+{
+    return ps_dropout_make(training ? m->shape.dropout : 0, m->options.seed, (uint32_t)(PS_SITE_DROPOUT + site), state);
+}
+
+static struct ps_layer layer_of(struct ps_model *m, int64_t index, struct ps_tensor u, const struct ps_step_state *state,
+                                int64_t batch, int training)
+{
+    struct ps_layer l = {.k = m->k,
+                         .S = batch * m->shape.channels,
+                         .N = ps_patches(&m->shape),
+                         .d = m->shape.d_model,
+                         .h = m->shape.n_heads,
+                         .f = m->shape.d_ff,
+                         .cache = &m->cache.layers[index],
+                         .shared = &m->cache.shared,
+                         .u = u,
+                         .merge_qkv = m->options.merge_qkv};
+    l.R = l.S * l.N;
+    l.e = l.d / l.h;
+    for (int t = 0; t < PS_LAYER_PARAMETERS; t++) {
+        l.weight[t] = ps_parameter_tensor(m->layout, m->layout->layer[index][t], m->parameters, m->k->real);
+        l.gradient[t] = ps_parameter_tensor(m->layout, m->layout->layer[index][t], m->gradients, m->k->real);
+    }
+    l.attention_dropout = dropout_at(m, 1 + SITES_A_LAYER * index, state, training);
+    l.hidden_dropout = dropout_at(m, 2 + SITES_A_LAYER * index, state, training);
+    l.output_dropout = dropout_at(m, 3 + SITES_A_LAYER * index, state, training);
+    return l;
+}
+
+/* What layer `index` reads: the embedding or the layer below. index n_layers: what the head reads. */
+static struct ps_tensor input_of(struct ps_model *m, int64_t index, int64_t batch)
+{
+    void *buffer = index == 0 ? m->cache.shared.embedded : m->cache.layers[index - 1].y;
+    return ps_tensor_2d(buffer, m->k->real, batch * m->shape.channels * ps_patches(&m->shape), m->shape.d_model);
+}
+
+/* ---- opening ---- */
+
+size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, enum ps_level level, const struct ps_kernels *k)
+{
+    struct ps_parameters *layout;
+    if (ps_parameters_layout(shape, &layout) != PS_OK) {
+        return 0;
+    }
+    size_t flat = (size_t)layout->count * ps_type_bytes(k->real);
+    ps_parameters_free(layout);
+    return 2 * flat + ps_cache_bytes(shape, batch, level, k->real, k->statistics);
+}
+
+enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
+                             const struct ps_model_options *options, struct ps_model **model)
+{
+    PS_TRY(ps_model_shape_check(shape));
+    if (options->level == PS_LEVEL_LAYER) {
+        return ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer is not there for backend %s: take gemm", k->backend);
+    }
+    if (options->level == PS_LEVEL_NONE && k->precision != PS_FP32 && k->precision != PS_FP64) {
+        return ps_fail(PS_UNSUPPORTED, "runtime.fusion: none runs in fp32 (and fp64) only, not %s: take gemm",
+                       ps_precision_name(k->precision));
+    }
+    struct ps_model *m = calloc(1, sizeof *m);
+    if (!m) {
+        return ps_fail(PS_DEVICE, "no memory for the model");
+    }
+    m->k = k;
+    m->shape = *shape;
+    m->batch = batch;
+    m->options = *options;
+    struct ps_device *device = k->device;
+    enum ps_status status = ps_parameters_layout(shape, &m->layout);
+    if (status == PS_OK) {
+        size_t needed = ps_model_bytes(shape, batch, options->level, k), free_bytes, total_bytes;
+        status = device->memory(device, &free_bytes, &total_bytes);
+        if (status == PS_OK && needed > free_bytes) {
+            status = ps_fail(PS_DEVICE,
+                             "not enough memory on %s: the model needs %.0f MiB at batch_size %lld, %.0f MiB are free: lower "
+                             "train.batch_size",
+                             device->name, (double)needed / 0x1p20, (long long)batch, (double)free_bytes / 0x1p20);
+        }
+    }
+    if (status == PS_OK) {
+        size_t flat = (size_t)m->layout->count * ps_type_bytes(k->real);
+        status = device->allocate(device, flat, &m->parameters);
+        if (status == PS_OK) {
+            status = device->allocate(device, flat, &m->gradients);
+        }
+    }
+    if (status == PS_OK) {
+        status = ps_cache_open(device, shape, batch, options->level, k->real, k->statistics, &m->cache);
+    }
+    if (status != PS_OK) {
+        ps_model_close(m);
+        return status;
+    }
+    *model = m;
+    return PS_OK;
+}
+
+void ps_model_close(struct ps_model *m)
+{
+    if (!m) {
+        return;
+    }
+    struct ps_device *device = m->k->device;
+    size_t flat = m->layout ? (size_t)m->layout->count * ps_type_bytes(m->k->real) : 0;
+    if (m->parameters) {
+        device->release(device, m->parameters, flat);
+    }
+    if (m->gradients) {
+        device->release(device, m->gradients, flat);
+    }
+    ps_cache_close(device, &m->cache);
+    ps_parameters_free(m->layout);
+    free(m);
+}
+
+/* ---- the way of one batch ---- */
+
+enum ps_status ps_layer_forward(struct ps_model *m, int64_t index, struct ps_tensor u, const struct ps_step_state *state,
+                                int64_t batch, int training)
+{
+    struct ps_layer layer = layer_of(m, index, u, state, batch, training);
+    return m->options.level == PS_LEVEL_NONE ? ps_layer_none_forward(&layer) : ps_layer_gemm_forward(&layer);
+}
+
+enum ps_status ps_layer_backward(struct ps_model *m, int64_t index, struct ps_tensor u, const struct ps_step_state *state,
+                                 int64_t batch, int training)
+{
+    struct ps_layer layer = layer_of(m, index, u, state, batch, training);
+    return m->options.level == PS_LEVEL_NONE ? ps_layer_none_backward(&layer) : ps_layer_gemm_backward(&layer);
+}
+
+enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                                int64_t batch, int training)
+{
+    PS_TRY(ps_embedding_forward(m, windows, state, batch, dropout_at(m, 0, state, training)));
+    for (int64_t l = 0; l < m->shape.n_layers; l++) {
+        PS_TRY(ps_layer_forward(m, l, input_of(m, l, batch), state, batch, training));
+    }
+    return ps_head_forward(m, batch, input_of(m, m->shape.n_layers, batch));
+}
+
+enum ps_status ps_model_backward(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)
+{
+    PS_TRY(ps_head_backward(m, windows, state, batch, input_of(m, m->shape.n_layers, batch)));
+    for (int64_t l = m->shape.n_layers; l-- > 0;) {
+        PS_TRY(ps_layer_backward(m, l, input_of(m, l, batch), state, batch, 1));
+    }
+    return ps_embedding_backward(m, batch, dropout_at(m, 0, state, 1));
+}
+
+enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                               int64_t batch, struct ps_tensor errors, int64_t slot_windows)
+{
+    const struct ps_shared_cache *s = &m->cache.shared;
+    PS_TRY(ps_gather_targets_of(m, windows, state, batch));
+    return m->k->forecast_error(
+        m->k, &(struct ps_forecast_error){.errors = errors,
+                                          .x = ps_head_tensor(m, s->head_out, batch),
+                                          .bias = ps_parameter_tensor(m->layout, m->layout->b_h, m->parameters, m->k->real),
+                                          .mean = ps_revin_tensor(m, s->revin_mean, batch),
+                                          .std = ps_revin_tensor(m, s->revin_std, batch),
+                                          .targets = ps_head_tensor(m, s->targets, batch),
+                                          .state = state,
+                                          .slot_windows = slot_windows});
+}
+
+enum ps_status ps_model_forecast(struct ps_model *m, int64_t batch, struct ps_tensor y)
+{
+    const struct ps_shared_cache *s = &m->cache.shared;
+    return m->k->forecast(m->k,
+                          &(struct ps_forecast){.y = y,
+                                                .x = ps_head_tensor(m, s->head_out, batch),
+                                                .bias = ps_parameter_tensor(m->layout, m->layout->b_h, m->parameters, m->k->real),
+                                                .mean = ps_revin_tensor(m, s->revin_mean, batch),
+                                                .std = ps_revin_tensor(m, s->revin_std, batch)});
+}
+
+double ps_model_step_flops(const struct ps_model_shape *shape, int64_t batch)
+{
+    double S = (double)(batch * shape->channels), N = (double)ps_patches(shape), R = S * N, d = (double)shape->d_model;
+    double f = (double)shape->d_ff, P = (double)shape->patch_len, H = (double)shape->pred_len;
+    /* Multiply-adds of the products forward; backward costs twice as many, but the embedding has no input gradient. */
+    double layer = R * d * (4 * d + 2 * f) + 2 * S * N * N * d, head = S * N * d * H, embedding = R * P * d;
+    return 2 * (3 * ((double)shape->n_layers * layer + head) + 2 * embedding);
+}

@@ -1,0 +1,61 @@
+/* The model: parameters, gradients and activation cache on a device, and the way of one batch through them, forward and back. */
+#ifndef PS_MODEL_MODEL_H
+#define PS_MODEL_MODEL_H
+
+#include "model/cache.h"
+
+struct ps_model_options {
+    enum ps_level level;
+    int merge_qkv; /* level gemm: one product for q, k and v, and one for their weights' gradient */
+    uint64_t seed; /* keys dropout */
+};
+
+struct ps_model {
+    const struct ps_kernels *k; /* borrowed */
+    struct ps_model_shape shape;
+    int64_t batch; /* the largest */
+    struct ps_model_options options;
+    struct ps_parameters *layout;
+    void *parameters; /* device, [layout->count] k->real */
+    void *gradients;  /* device, likewise; accumulated, zeroed by AdamW */
+    struct ps_cache cache;
+};
+
+/* Windows on the device, as gather_patches and gather_targets read them. */
+struct ps_windows {
+    struct ps_tensor inputs;  /* [W, C, L], any strides */
+    struct ps_tensor targets; /* [W, C, H], any strides */
+    struct ps_tensor indices; /* int32 */
+};
+
+/* Bytes of device memory that ps_model_open takes (parameters, gradients, cache). */
+size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, enum ps_level level, const struct ps_kernels *k);
+/* PS_USAGE for an impossible shape; PS_UNSUPPORTED when the level cannot serve it; PS_DEVICE without memory, saying how much is
+ * needed and that train.batch_size lowers it. Parameters are zero until uploaded. */
+enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
+                             const struct ps_model_options *options, struct ps_model **model);
+void ps_model_close(struct ps_model *model); /* NULL is fine */
+
+/* Windows state->cursor .. + batch of `windows` through embedding, layers and head's product, into cache.shared.head_out. state is
+ * device memory. training: dropout on, counted by state->step. */
+enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                                int64_t batch, int training);
+/* After a training forward of the same batch: the loss into state->loss_sum, gradients += all the way down. */
+enum ps_status ps_model_backward(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch);
+/* After a forward: squared and absolute errors into errors (float64 [slots, 2], see forecast_error). */
+enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                               int64_t batch, struct ps_tensor errors, int64_t slot_windows);
+/* After a forward: yhat into y [batch*C, H]. */
+enum ps_status ps_model_forecast(struct ps_model *m, int64_t batch, struct ps_tensor y);
+
+/* One encoder layer: from u [R, d] to cache.layers[layer].y. training as above (state may be NULL when 0). */
+enum ps_status ps_layer_forward(struct ps_model *m, int64_t layer, struct ps_tensor u, const struct ps_step_state *state,
+                                int64_t batch, int training);
+/* Its backward: cache.shared.gradient holds dy and then du; weight gradients +=. */
+enum ps_status ps_layer_backward(struct ps_model *m, int64_t layer, struct ps_tensor u, const struct ps_step_state *state,
+                                 int64_t batch, int training);
+
+/* FLOPs of one training step's products and sub-kernels at `batch`, from the equations (the same at every level, no recompute). */
+double ps_model_step_flops(const struct ps_model_shape *shape, int64_t batch);
+
+#endif
