@@ -6,11 +6,11 @@
 #include <stdint.h>
 
 #include "kernels/kernels.h"
+#include "optim/schedule.h"
 
 enum ps_padding { PS_PADDING_NONE, PS_PADDING_END };
 enum ps_placement { PS_PLACEMENT_AUTO, PS_PLACEMENT_DEVICE, PS_PLACEMENT_HOST };
 enum ps_fusion { PS_FUSION_AUTO, PS_FUSION_NONE, PS_FUSION_GEMM, PS_FUSION_LAYER };
-enum ps_schedule_kind { PS_SCHEDULE_CONSTANT, PS_SCHEDULE_COSINE, PS_SCHEDULE_ONECYCLE, PS_SCHEDULE_TYPE3 };
 
 struct ps_config {
     struct {

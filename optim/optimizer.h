@@ -1,0 +1,32 @@
+/* AdamW over the flat buffers of a model, with global-norm clipping; every number it needs during a step lives on the device. */
+#ifndef PS_OPTIM_OPTIMIZER_H
+#define PS_OPTIM_OPTIMIZER_H
+
+#include "kernels/kernels.h"
+
+struct ps_optimizer_options {
+    double beta1, beta2, epsilon, weight_decay;
+    double clip_norm; /* 0: off */
+};
+
+struct ps_optimizer {
+    const struct ps_kernels *k; /* borrowed */
+    struct ps_optimizer_options options;
+    int64_t count, decayed; /* elements; those before `decayed` are decayed */
+    int64_t steps;          /* of the learning-rate table */
+    void *m;                /* device [count] k->real (float32 for bf16) */
+    double *v;              /* device [count] */
+    double *learning_rates; /* device [steps] */
+};
+
+/* Moments start at zero. rates: host, [steps]. */
+enum ps_status ps_optimizer_open(const struct ps_kernels *k, int64_t count, int64_t decayed,
+                                 const struct ps_optimizer_options *options, const double *rates, int64_t steps,
+                                 struct ps_optimizer *optimizer);
+void ps_optimizer_close(struct ps_optimizer *optimizer); /* zeroed structs are fine */
+
+/* Clip, AdamW, zero the gradient, then advance state by one step and `windows` windows. parameters, gradients: device [count]. */
+enum ps_status ps_optimizer_step(const struct ps_optimizer *optimizer, void *parameters, void *gradients,
+                                 struct ps_step_state *state, int64_t windows);
+
+#endif
