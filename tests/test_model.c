@@ -1,0 +1,364 @@
+/* The model: its gradient against finite differences, its levels against each other, and what a layer is made of. */
+#include "tests/model_fixture.h"
+
+static const struct ps_model_shape shapes[] = {
+    {.channels = 3,
+     .seq_len = 20,
+     .pred_len = 5,
+     .patch_len = 6,
+     .stride = 3,
+     .pad_end = 1,
+     .d_model = 12,
+     .n_heads = 3,
+     .d_ff = 20,
+     .n_layers = 2,
+     .dropout = 0.3,
+     .revin = 1},
+    {.channels = 1,
+     .seq_len = 17,
+     .pred_len = 1,
+     .patch_len = 5,
+     .stride = 5,
+     .pad_end = 0,
+     .d_model = 15,
+     .n_heads = 5,
+     .d_ff = 7,
+     .n_layers = 1,
+     .dropout = 0,
+     .revin = 0},
+    {.channels = 2,
+     .seq_len = 24,
+     .pred_len = 3,
+     .patch_len = 8,
+     .stride = 4,
+     .pad_end = 0,
+     .d_model = 16,
+     .n_heads = 1,
+     .d_ff = 33,
+     .n_layers = 3,
+     .dropout = 0.1,
+     .revin = 1},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+/* g.v against the 4th-order central stencil of the loss along v, in double, the masks of step 0 throughout. */
+START_TEST(finite_differences)
+{
+    const struct ps_model_shape *shape = &shapes[_i % SHAPES];
+    enum ps_level level = _i < SHAPES ? PS_LEVEL_GEMM : PS_LEVEL_NONE;
+    struct fixture f = fixture_open("reference", "cpu", PS_FP64, shape, 4, level, _i % 2);
+    double *theta = from_device(f.device, PS_F64, f.model->parameters, f.count);
+    fixture_loss(&f);
+    double *gradient = from_device(f.device, PS_F64, f.model->gradients, f.count);
+    double *v = malloc((size_t)f.count * sizeof *v), *moved = malloc((size_t)f.count * sizeof *moved);
+    const double h = 2e-3;
+    double worst = 0;
+    for (uint32_t direction = 0; direction < 20; direction++) {
+        double norm = 0, analytic = 0;
+        for (int64_t i = 0; i < f.count; i++) {
+            v[i] = normal(17, (uint64_t)i, 200 + direction);
+            norm += v[i] * v[i];
+        }
+        for (int64_t i = 0; i < f.count; i++) {
+            v[i] /= sqrt(norm);
+            analytic += gradient[i] * v[i];
+        }
+        static const double at[4] = {-2, -1, 1, 2}, weight[4] = {1, -8, 8, -1};
+        double numeric = 0;
+        for (int j = 0; j < 4; j++) {
+            for (int64_t i = 0; i < f.count; i++) {
+                moved[i] = theta[i] + at[j] * h * v[i];
+            }
+            set_device(f.device, PS_F64, f.model->parameters, moved, f.count);
+            numeric += weight[j] * fixture_loss(&f) / (12 * h);
+        }
+        double error = fabs(numeric - analytic) / fabs(analytic);
+        worst = error > worst ? error : worst;
+    }
+    printf("finite differences, shape %d, level %s: worst relative error of 20 directions %.2g\n", _i % SHAPES,
+           ps_level_name(level), worst);
+    ck_assert_msg(worst <= 1e-7, "relative error %.3g", worst);
+    free(theta);
+    free(gradient);
+    free(v);
+    free(moved);
+    fixture_close(&f);
+}
+END_TEST
+
+/* One layer with unit-variance input and upstream gradient: output, du and weight gradients as doubles. */
+struct layer_result {
+    double *y, *du, *gradients;
+    int64_t elements;
+};
+
+static struct layer_result run_layer(struct fixture *f)
+{
+    const struct ps_model_shape *s = &f->model->shape;
+    int64_t R = f->batch * s->channels * ps_patches(s), n = R * s->d_model;
+    double *values = malloc((size_t)(2 * n) * sizeof *values);
+    for (int64_t i = 0; i < 2 * n; i++) {
+        values[i] = (double)(float)normal(23, (uint64_t)i, 97);
+    }
+    enum ps_type real = f->k->real;
+    struct ps_tensor u = ps_tensor_2d(f->model->cache.shared.embedded, real, R, s->d_model);
+    set_device(f->device, real, u.data, values, n);
+    set_device(f->device, real, f->model->cache.shared.gradient, values + n, n);
+    free(values);
+    struct ps_step_state state = {.step = 3};
+    OK(f->device->upload(f->device, PS_COMPUTE, f->state, &state, sizeof state));
+    OK(f->device->synchronize(f->device));
+    OK(f->device->fill_zero(f->device, PS_COMPUTE, f->model->gradients, (size_t)f->count * ps_type_bytes(real)));
+    OK(ps_layer_forward(f->model, 0, u, f->state, f->batch, 1));
+    OK(ps_layer_backward(f->model, 0, u, f->state, f->batch, 1));
+    return (struct layer_result){.y = from_device(f->device, real, f->model->cache.layers[0].y, n),
+                                 .du = from_device(f->device, real, f->model->cache.shared.gradient, n),
+                                 .gradients = from_device(f->device, real, f->model->gradients, f->count),
+                                 .elements = n};
+}
+
+static void layer_result_free(struct layer_result *r)
+{
+    free(r->y);
+    free(r->du);
+    free(r->gradients);
+}
+
+static double largest_difference(const double *a, const double *b, int64_t n)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        largest = !(fabs(a[i] - b[i]) <= largest) ? fabs(a[i] - b[i]) : largest;
+    }
+    return largest;
+}
+
+static double relative_error(const double *a, const double *b, int64_t n)
+{
+    double delta = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) {
+        delta += (a[i] - b[i]) * (a[i] - b[i]);
+        norm += b[i] * b[i];
+    }
+    return sqrt(delta / norm);
+}
+
+static const struct ps_model_shape layer_shapes[] = {
+    {.channels = 7,
+     .seq_len = 336,
+     .pred_len = 2,
+     .patch_len = 16,
+     .stride = 8,
+     .pad_end = 1,
+     .d_model = 16,
+     .n_heads = 4,
+     .d_ff = 128,
+     .n_layers = 1,
+     .dropout = 0.3,
+     .revin = 1},
+    {.channels = 5,
+     .seq_len = 24,
+     .pred_len = 1,
+     .patch_len = 8,
+     .stride = 4,
+     .pad_end = 0,
+     .d_model = 64,
+     .n_heads = 4,
+     .d_ff = 256,
+     .n_layers = 1,
+     .dropout = 0,
+     .revin = 1},
+    {.channels = 3,
+     .seq_len = 29,
+     .pred_len = 1,
+     .patch_len = 5,
+     .stride = 3,
+     .pad_end = 0,
+     .d_model = 21,
+     .n_heads = 3,
+     .d_ff = 37,
+     .n_layers = 1,
+     .dropout = 0.2,
+     .revin = 1},
+};
+enum { LAYER_SHAPES = sizeof layer_shapes / sizeof *layer_shapes };
+
+/* Both levels agree, and each with the double reference (fp32; tf32 within its own bound). */
+static void compare_levels(const char *backend, const char *device, enum ps_precision precision, const struct ps_model_shape *shape)
+{
+    double bound = precision == PS_TF32 ? 2e-3 : 1e-5;
+    struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 3, PS_LEVEL_GEMM, 0);
+    struct layer_result expected = run_layer(&oracle), levels[2];
+    int both = precision == PS_FP32;
+    for (int i = 0; i < 1 + both; i++) {
+        struct fixture f = fixture_open(backend, device, precision, shape, 3, i ? PS_LEVEL_NONE : PS_LEVEL_GEMM, 0);
+        levels[i] = run_layer(&f);
+        int worst = 0;
+        double error = gradient_error(f.model->layout, levels[i].gradients, expected.gradients, &worst);
+        ck_assert_msg(error <= bound, "%s %s level %s: gradient of %s off by %.3g", backend, ps_precision_name(precision),
+                      i ? "none" : "gemm", f.model->layout->table[worst].name, error);
+        ck_assert_double_le(relative_error(levels[i].y, expected.y, expected.elements), bound);
+        ck_assert_double_le(relative_error(levels[i].du, expected.du, expected.elements), bound);
+        fixture_close(&f);
+    }
+    if (both) {
+        int worst = 0;
+        double forward = largest_difference(levels[0].y, levels[1].y, expected.elements);
+        double backward = gradient_error(oracle.model->layout, levels[0].gradients, levels[1].gradients, &worst);
+        printf("%s: gemm against none, d %d: forward max abs %.2g, gradients %.2g, du %.2g\n", backend, (int)shape->d_model,
+               forward, backward, relative_error(levels[0].du, levels[1].du, expected.elements));
+        ck_assert_double_le(forward, 1e-4);
+        ck_assert_msg(backward <= 1e-5, "gradient of %s off by %.3g", oracle.model->layout->table[worst].name, backward);
+        ck_assert_double_le(relative_error(levels[0].du, levels[1].du, expected.elements), 1e-5);
+        layer_result_free(&levels[1]);
+    }
+    layer_result_free(&levels[0]);
+    layer_result_free(&expected);
+    fixture_close(&oracle);
+}
+
+START_TEST(levels_cpu)
+{
+    compare_levels("reference", "cpu", PS_FP32, &layer_shapes[_i]);
+    compare_levels("cpu", "cpu", PS_FP32, &layer_shapes[_i]);
+}
+END_TEST
+
+START_TEST(levels_cuda)
+{
+    compare_levels("cuda", "cuda", PS_FP32, &layer_shapes[_i]);
+    compare_levels("cuda", "cuda", PS_TF32, &layer_shapes[_i]);
+}
+END_TEST
+
+/* Different operations of kind SUB called, head_split and head_merge counting as one when both were. */
+static int sub_kernels(const struct ps_counts *counts, int backward)
+{
+    int kinds = ps_counts_kinds(counts, PS_KIND_SUB);
+    return backward && counts->calls[PS_OP_head_split] && counts->calls[PS_OP_head_merge] ? kinds - 1 : kinds;
+}
+
+/* 8 products and 7 kinds of sub-kernel forward, 14 and 6 backward; merge_qkv takes 2 products off each way. */
+static void count_layer(const char *backend, const char *device, int merge_qkv)
+{
+    struct fixture f = fixture_open(backend, device, PS_FP32, &layer_shapes[0], 2, PS_LEVEL_GEMM, merge_qkv);
+    struct ps_counts forward = {0}, backward = {0};
+    struct ps_kernels *counting[2];
+    OK(ps_kernels_hooked(f.k, ps_count_hook, &forward, &counting[0]));
+    OK(ps_kernels_hooked(f.k, ps_count_hook, &backward, &counting[1]));
+    const struct ps_model_shape *s = &f.model->shape;
+    struct ps_tensor u = ps_tensor_2d(f.model->cache.shared.embedded, f.k->real, f.batch * s->channels * ps_patches(s), s->d_model);
+    f.model->k = counting[0];
+    OK(ps_layer_forward(f.model, 0, u, f.state, f.batch, 1));
+    f.model->k = counting[1];
+    OK(ps_layer_backward(f.model, 0, u, f.state, f.batch, 1));
+    OK(f.device->synchronize(f.device));
+    ck_assert_int_eq(ps_counts_calls(&forward, PS_KIND_GEMM), merge_qkv ? 6 : 8);
+    ck_assert_int_eq(sub_kernels(&forward, 0), 7);
+    ck_assert_int_eq(ps_counts_calls(&backward, PS_KIND_GEMM), merge_qkv ? 12 : 14);
+    ck_assert_int_eq(sub_kernels(&backward, 1), 6);
+    for (int op = 0; op < PS_OP_COUNT; op++) {
+        enum ps_kind kind = ps_op_kind(op);
+        if (kind != PS_KIND_GEMM && kind != PS_KIND_SUB) {
+            ck_assert_msg(forward.calls[op] + backward.calls[op] == 0, "a layer called %s", ps_op_name(op));
+        }
+    }
+    f.model->k = f.k;
+    counting[0]->close(counting[0]);
+    counting[1]->close(counting[1]);
+    fixture_close(&f);
+}
+
+START_TEST(layer_is_made_of)
+{
+    count_layer("reference", "cpu", _i);
+    count_layer("cpu", "cpu", _i);
+}
+END_TEST
+
+START_TEST(layer_is_made_of_cuda)
+{
+    count_layer("cuda", "cuda", _i);
+}
+END_TEST
+
+START_TEST(impossible_shapes)
+{
+    static const struct {
+        struct ps_model_shape change;
+        const char *says;
+    } cases[] = {
+        {{.d_model = 10, .n_heads = 4}, "divisible"},
+        {{.patch_len = 21}, "longer than the window"},
+        {{.dropout = 1}, "[0, 1)"},
+        {{.d_ff = -3}, "d_ff"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ps_model_shape s = shapes[0];
+        const struct ps_model_shape *c = &cases[i].change;
+        s.d_model = c->d_model ? c->d_model : s.d_model;
+        s.n_heads = c->n_heads ? c->n_heads : s.n_heads;
+        s.patch_len = c->patch_len ? c->patch_len : s.patch_len;
+        s.d_ff = c->d_ff ? c->d_ff : s.d_ff;
+        s.dropout = c->dropout > 0 ? c->dropout : s.dropout;
+        ck_assert_int_eq(ps_model_shape_check(&s), PS_USAGE);
+        ck_assert_msg(strstr(ps_error_message(), cases[i].says) != NULL, "message: %s", ps_error_message());
+    }
+}
+END_TEST
+
+/* Weights and biases within +-1/sqrt(fan_in) and of its variance; decayed tensors first; offsets aligned. */
+START_TEST(initialisation)
+{
+    struct ps_parameters *layout;
+    OK(ps_parameters_layout(&layer_shapes[1], &layout));
+    double *values = malloc((size_t)layout->count * sizeof *values);
+    ps_parameters_initialise(layout, 1, values);
+    for (int t = 0; t < layout->n; t++) {
+        const struct ps_parameter *p = &layout->table[t];
+        ck_assert_int_eq(p->offset % PS_PARAMETER_ALIGN, 0);
+        const char *last = strrchr(p->name, '.') ? strrchr(p->name, '.') + 1 : p->name;
+        ck_assert_int_eq(p->offset < layout->decayed, last[0] == 'w' && t != layout->w_pos);
+    }
+    const struct ps_parameter *w = &layout->table[layout->layer[0][PS_W_2]]; /* fan_in d_ff 256: bound 1/16 */
+    double squares = 0, largest = 0;
+    int64_t n = w->size[0] * w->size[1];
+    for (int64_t i = 0; i < n; i++) {
+        double x = values[w->offset + i];
+        squares += x * x;
+        largest = fabs(x) > largest ? fabs(x) : largest;
+    }
+    ck_assert_double_le(largest, 0.0625);
+    ck_assert_double_ge(largest, 0.062);
+    ck_assert_double_eq_tol(squares / (double)n, 0.0625 * 0.0625 / 3, 2e-5);
+    ck_assert_double_le(fabs(values[layout->table[layout->layer[0][PS_B_2]].offset]), 0.0625);
+    ck_assert_double_eq(values[layout->table[layout->layer[0][PS_LN1_GAMMA]].offset], 1);
+    free(values);
+    ps_parameters_free(layout);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("model");
+    TCase *tests = tcase_create("model");
+    tcase_set_timeout(tests, 300);
+    tcase_add_loop_test(tests, finite_differences, 0, 2 * SHAPES);
+    tcase_add_loop_test(tests, levels_cpu, 0, LAYER_SHAPES);
+    tcase_add_loop_test(tests, layer_is_made_of, 0, 2);
+    if (ps_cuda_device_count() > 0) {
+        tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
+        tcase_add_loop_test(tests, layer_is_made_of_cuda, 0, 2);
+    } else {
+        printf("skipped: levels and counts on CUDA: no CUDA device\n");
+    }
+    tcase_add_test(tests, impossible_shapes);
+    tcase_add_test(tests, initialisation);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
