@@ -1,0 +1,42 @@
+/* What a run writes down about itself: metrics.jsonl, one JSON object an epoch, and test.json at its end. Numbers are written so that
+ * they read back bit for bit; one that is not finite is written as null. */
+#ifndef PS_SRC_METRICS_H
+#define PS_SRC_METRICS_H
+
+#include <stdint.h>
+
+#include "kernels/status.h"
+
+struct ps_epoch_record {
+    uint64_t epoch, step; /* epochs completed, this one included (the first is 1); optimiser steps done */
+    double train_loss;    /* mean over the epoch's windows */
+    double val_mse, val_mae;
+    double lr; /* of the epoch's last step */
+    double seconds, windows_per_second;
+};
+
+/* Appends one line and flushes it. PS_USAGE naming the file when it cannot be written. */
+enum ps_status ps_metrics_append(const char *path, const struct ps_epoch_record *record);
+/* Keeps the lines of epochs up to and including `epochs`; a resumed run writes the later ones again. An incomplete last line is
+ * dropped. Rewritten beside and renamed; a file that is missing is left missing. PS_USAGE naming file and line when a line before
+ * the last is not such an object. */
+enum ps_status ps_metrics_truncate(const char *path, uint64_t epochs);
+
+/* An accuracy in standardised units. windows 0: not computed, written as null. */
+struct ps_score {
+    double mse, mae;
+    int64_t windows;
+};
+
+struct ps_test_record {
+    struct ps_score all, full_batches, repeat_last, seasonal_naive;
+    uint64_t epoch, step; /* of the weights that were tested */
+};
+
+/* {"mse", "mae", "windows", "full_batches": {"mse", "mae", "windows"}, "repeat_last": {"mse", "mae", "windows"},
+ * "seasonal_naive": {...} or null, "epoch", "step"}, indented; malloc'ed. NULL without memory. */
+char *ps_test_json(const struct ps_test_record *record);
+/* The same into a file, written beside and renamed. PS_USAGE naming the file. */
+enum ps_status ps_test_write(const char *path, const struct ps_test_record *record);
+
+#endif
