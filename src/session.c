@@ -1,0 +1,476 @@
+#include "src/session.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- from the config ---- */
+
+static struct ps_model_shape shape_of(const struct ps_config *c, int64_t channels)
+{
+    return (struct ps_model_shape){.channels = channels,
+                                   .seq_len = c->model.seq_len,
+                                   .pred_len = c->model.pred_len,
+                                   .patch_len = c->model.patch_len,
+                                   .stride = c->model.stride,
+                                   .pad_end = c->model.padding == PS_PADDING_END,
+                                   .d_model = c->model.d_model,
+                                   .n_heads = c->model.n_heads,
+                                   .d_ff = c->model.d_ff,
+                                   .n_layers = c->model.n_layers,
+                                   .dropout = c->model.dropout,
+                                   .revin = c->model.revin};
+}
+
+/* Reads the data, splits and standardises it. */
+static enum ps_status open_data(struct ps_session *s, const struct ps_session_options *options)
+{
+    const struct ps_config *c = s->config;
+    const char *path = options->data_path ? options->data_path : c->data.path;
+    if (!path || !*path) {
+        return ps_fail(PS_USAGE, "data.path: missing: name the HDF5 file that holds the series");
+    }
+    PS_TRY(ps_series_open(path, &s->series));
+    if (s->series->layout == PS_LAYOUT_WINDOWS &&
+        (s->series->seq_len != c->model.seq_len || s->series->pred_len != c->model.pred_len)) {
+        return ps_fail(PS_DATA,
+                       "%s: its windows are %lld + %lld steps, the config asks for model.seq_len %lld and model.pred_len %lld",
+                       path, (long long)s->series->seq_len, (long long)s->series->pred_len, (long long)c->model.seq_len,
+                       (long long)c->model.pred_len);
+    }
+    PS_TRY(ps_splits_make(s->series, c->data.split, c->model.seq_len, c->model.pred_len, &s->splits));
+    if (options->scaler && options->scaler->channels != s->series->channels) {
+        return ps_fail(PS_DATA, "%s: %lld channels, the checkpoint's model has %lld", path, (long long)s->series->channels,
+                       (long long)options->scaler->channels);
+    }
+    if (options->scaler) {
+        PS_TRY(ps_scaler_identity(s->series->channels, &s->scaler));
+        memcpy(s->scaler.mean, options->scaler->mean, (size_t)s->series->channels * sizeof *s->scaler.mean);
+        memcpy(s->scaler.std, options->scaler->std, (size_t)s->series->channels * sizeof *s->scaler.std);
+    } else if (c->data.standardize) {
+        PS_TRY(ps_scaler_fit(s->series, &s->splits, &s->scaler));
+    } else {
+        PS_TRY(ps_scaler_identity(s->series->channels, &s->scaler));
+    }
+    ps_scaler_apply(&s->scaler, s->series);
+    s->view = ps_window_view_make(s->series, c->model.seq_len, c->model.pred_len);
+    return PS_OK;
+}
+
+static enum ps_status open_device(struct ps_session *s, const struct ps_session_options *options)
+{
+    const struct ps_config *c = s->config;
+    const char *device = options->device ? options->device : c->runtime.device;
+    const char *backend = c->runtime.backend;
+    int cpu_backend = strcmp(backend, "cpu") == 0 || strcmp(backend, "reference") == 0;
+    if (strcmp(device, "auto") == 0) {
+        device = !cpu_backend && ps_cuda_device_count() > 0 ? "cuda" : "cpu";
+    }
+    PS_TRY(ps_device_open(device, (int)c->runtime.threads, &s->device));
+    if (strcmp(backend, "auto") == 0) {
+        backend = s->device->kind;
+    } else if (cpu_backend != (strcmp(s->device->kind, "cpu") == 0)) {
+        return ps_fail(PS_USAGE, "runtime.backend: %s does not run on device %s: take auto", backend, device);
+    }
+    if (c->runtime.precision == PS_FP64) {
+        return ps_fail(PS_USAGE, "runtime.precision: fp64 is the tests' oracle: take fp32, tf32 or bf16");
+    }
+    if (ps_kernels_open(backend, s->device, c->runtime.precision, &(struct ps_kernels_options){.tiny_gemm = c->runtime.tiny_gemm},
+                        &s->kernels) != PS_OK) {
+        return ps_fail(PS_USAGE, "runtime: %s", ps_error_message());
+    }
+    char text[512];
+    snprintf(text, sizeof text, "%s; %s; %s", s->kernels->backend, s->device->name, s->device->version);
+    s->versions = strdup(text);
+    snprintf(text, sizeof text, "products: first heuristic, fixed workspace; tiny_gemm %s; merge_qkv %s",
+             c->runtime.tiny_gemm ? "on" : "off", c->runtime.merge_qkv ? "on" : "off");
+    s->algorithms = strdup(text);
+    return s->versions && s->algorithms ? PS_OK : ps_fail(PS_DEVICE, "no memory for the session");
+}
+
+/* Model, optimiser and what the loops need on the device. */
+static enum ps_status open_model(struct ps_session *s, int training)
+{
+    const struct ps_config *c = s->config;
+    struct ps_model_shape shape = shape_of(c, s->series->channels);
+    struct ps_device *device = s->device;
+    int64_t batch = c->train.batch_size;
+    switch (c->runtime.fusion) {
+    case PS_FUSION_NONE:
+        s->level = PS_LEVEL_NONE;
+        break;
+    case PS_FUSION_LAYER:
+        s->level = PS_LEVEL_LAYER;
+        break;
+    case PS_FUSION_AUTO:
+    case PS_FUSION_GEMM:
+        s->level = PS_LEVEL_GEMM;
+        break;
+    }
+    struct ps_model_options options = {.level = s->level, .merge_qkv = c->runtime.merge_qkv, .seed = c->train.seed};
+    enum ps_status status = ps_model_open(s->kernels, &shape, batch, &options, &s->model);
+    if (status != PS_OK) {
+        return status == PS_UNSUPPORTED ? PS_USAGE : status;
+    }
+    s->train_windows = s->splits.count[PS_TRAIN];
+    if (c->data.drop_last) {
+        s->train_windows -= s->train_windows % batch;
+    }
+    s->steps_per_epoch = (s->train_windows + batch - 1) / batch;
+    PS_TRY(device->allocate(device, sizeof *s->state, (void **)&s->state));
+    PS_TRY(device->allocate(device, sizeof *s->scoring_state, (void **)&s->scoring_state));
+    size_t flat = (size_t)s->model->layout->count * ps_type_bytes(s->kernels->real);
+    if (training) {
+        if (s->steps_per_epoch == 0) {
+            return ps_fail(PS_USAGE,
+                           "train.batch_size: %lld is more than the %lld training windows: lower it, or set data.drop_last: false",
+                           (long long)batch, (long long)s->splits.count[PS_TRAIN]);
+        }
+        struct ps_schedule schedule = {.kind = c->optim.schedule,
+                                       .lr = c->optim.lr,
+                                       .warmup_steps = c->optim.warmup_steps,
+                                       .min_lr = c->optim.min_lr,
+                                       .pct_start = c->optim.pct_start,
+                                       .steps_per_epoch = s->steps_per_epoch,
+                                       .epochs = c->train.epochs};
+        int64_t steps = s->steps_per_epoch * c->train.epochs;
+        double *rates = malloc((size_t)steps * sizeof *rates);
+        if (!rates) {
+            return ps_fail(PS_DEVICE, "train.epochs: no memory for the learning rates of %lld steps", (long long)steps);
+        }
+        ps_schedule_fill(&schedule, rates);
+        struct ps_optimizer_options adamw = {.beta1 = c->optim.beta1,
+                                             .beta2 = c->optim.beta2,
+                                             .epsilon = c->optim.eps,
+                                             .weight_decay = c->optim.weight_decay,
+                                             .clip_norm = c->optim.clip_norm};
+        status =
+            ps_optimizer_open(s->kernels, s->model->layout->count, s->model->layout->decayed, &adamw, rates, steps, &s->optimizer);
+        free(rates);
+        PS_TRY(status);
+        PS_TRY(device->allocate(device, flat, &s->best));
+    }
+    int64_t scored =
+        s->splits.count[PS_VALIDATION] > s->splits.count[PS_TEST] ? s->splits.count[PS_VALIDATION] : s->splits.count[PS_TEST];
+    s->index_room = s->splits.count[PS_TRAIN] > scored ? s->splits.count[PS_TRAIN] : scored;
+    s->slots = (s->index_room + batch - 1) / batch;
+    PS_TRY(device->allocate(device, (size_t)s->slots * 2 * sizeof *s->errors, (void **)&s->errors));
+    PS_TRY(device->allocate_host(device, (size_t)s->index_room * sizeof *s->host_indices, (void **)&s->host_indices));
+    s->host_errors = malloc((size_t)s->slots * 2 * sizeof *s->host_errors);
+    if (!s->host_errors) {
+        return ps_fail(PS_DEVICE, "no memory for the scores of %lld batches", (long long)s->slots);
+    }
+    void *indices;
+    PS_TRY(device->allocate(device, (size_t)s->index_room * sizeof(int32_t), &indices));
+    s->windows.indices = ps_tensor_1d(indices, PS_I32, s->index_room);
+    return PS_OK;
+}
+
+/* A view's windows as the device reads them, from `data`. */
+static struct ps_tensor window_tensor(const void *data, int64_t windows, int64_t channels, int64_t length, const int64_t stride[3])
+{
+    struct ps_tensor t = ps_tensor_3d((void *)data, PS_F32, windows, channels, length);
+    memcpy(t.stride, stride, 3 * sizeof *stride);
+    return t;
+}
+
+static enum ps_status device_copy(struct ps_session *s, int which, const float *host, size_t bytes)
+{
+    s->data_bytes[which] = bytes;
+    PS_TRY(s->device->allocate(s->device, bytes, &s->data[which]));
+    return host ? s->device->upload(s->device, PS_COMPUTE, s->data[which], host, bytes) : PS_OK;
+}
+
+/* The whole series on the device, or two slots through which batches stream. */
+static enum ps_status place_data(struct ps_session *s)
+{
+    struct ps_device *device = s->device;
+    const struct ps_window_view *v = &s->view;
+    int is_series = s->series->layout == PS_LAYOUT_SERIES, on_cpu = strcmp(device->kind, "cpu") == 0;
+    int64_t C = v->channels, L = v->seq_len, H = v->pred_len, B = s->config->train.batch_size;
+    size_t bytes[2] = {(size_t)(s->series->rows * C) * sizeof(float), 0};
+    if (!is_series) {
+        bytes[0] *= (size_t)L;
+        bytes[1] = (size_t)(s->series->rows * C * H) * sizeof(float);
+    }
+    size_t free_bytes, total_bytes;
+    PS_TRY(device->memory(device, &free_bytes, &total_bytes));
+    enum ps_placement placement = s->config->data.placement;
+    s->on_device =
+        placement == PS_PLACEMENT_DEVICE || (placement == PS_PLACEMENT_AUTO && (on_cpu || bytes[0] + bytes[1] <= free_bytes / 2));
+    if (s->on_device && on_cpu) {
+        s->windows.inputs = window_tensor(v->inputs, v->windows, C, L, v->input_stride);
+        s->windows.targets = window_tensor(v->targets, v->windows, C, H, v->target_stride);
+        return PS_OK;
+    }
+    if (s->on_device) {
+        if (bytes[0] + bytes[1] > free_bytes) {
+            return ps_fail(PS_DEVICE, "data.placement: the data needs %.0f MiB on the device, %.0f MiB are free: set it to host",
+                           (double)(bytes[0] + bytes[1]) / 0x1p20, (double)free_bytes / 0x1p20);
+        }
+        PS_TRY(device_copy(s, 0, v->inputs, bytes[0]));
+        const float *targets = (const float *)s->data[0] + (v->targets - v->inputs);
+        if (!is_series) {
+            PS_TRY(device_copy(s, 1, v->targets, bytes[1]));
+            targets = s->data[1];
+        }
+        s->windows.inputs = window_tensor(s->data[0], v->windows, C, L, v->input_stride);
+        s->windows.targets = window_tensor(targets, v->windows, C, H, v->target_stride);
+        return device->synchronize(device);
+    }
+    size_t inputs = (size_t)(B * C * L) * sizeof(float), targets = (size_t)(B * C * H) * sizeof(float);
+    PS_TRY(device_copy(s, 0, NULL, 2 * inputs));
+    PS_TRY(device_copy(s, 1, NULL, 2 * targets));
+    s->windows.inputs = ps_tensor_3d(s->data[0], PS_F32, 2 * B, C, L);
+    s->windows.targets = ps_tensor_3d(s->data[1], PS_F32, 2 * B, C, H);
+    for (int slot = 0; slot < 2; slot++) {
+        PS_TRY(device->allocate_host(device, inputs, (void **)&s->slot_inputs[slot]));
+        PS_TRY(device->allocate_host(device, targets, (void **)&s->slot_targets[slot]));
+        PS_TRY(device->event_create(device, &s->slot_uploaded[slot]));
+        PS_TRY(device->event_create(device, &s->slot_free[slot]));
+    }
+    return ps_prefetch_open(v, B, s->slot_inputs, s->slot_targets, &s->prefetch);
+}
+
+enum ps_status ps_session_open(const struct ps_config *config, const struct ps_session_options *options,
+                               struct ps_session **session)
+{
+    struct ps_session *s = calloc(1, sizeof *s);
+    if (!s) {
+        return ps_fail(PS_DEVICE, "no memory for the session");
+    }
+    s->config = config;
+    s->best_validation = HUGE_VAL;
+    enum ps_status status = open_device(s, options);
+    if (status == PS_OK) {
+        status = open_data(s, options);
+    }
+    if (status == PS_OK) {
+        status = open_model(s, options->training);
+    }
+    if (status == PS_OK) {
+        status = place_data(s);
+    }
+    if (status != PS_OK) {
+        ps_session_close(s);
+        return status;
+    }
+    *session = s;
+    return PS_OK;
+}
+
+static void release(struct ps_session *s, void *memory, size_t bytes)
+{
+    if (memory) {
+        s->device->release(s->device, memory, bytes);
+    }
+}
+
+/* What open_model and place_data took from the device. */
+static void close_on_device(struct ps_session *s)
+{
+    struct ps_device *device = s->device;
+    device->synchronize(
+        device); /* nothing may still be running on what is freed; its error has been or will be reported by others */
+    for (size_t i = 0; i < sizeof s->replays / sizeof *s->replays; i++) {
+        if (s->replays[i].graph) {
+            device->graph_destroy(device, s->replays[i].graph);
+        }
+    }
+    for (int slot = 0; slot < 2; slot++) {
+        if (s->slot_inputs[slot]) {
+            device->release_host(device, s->slot_inputs[slot]);
+        }
+        if (s->slot_targets[slot]) {
+            device->release_host(device, s->slot_targets[slot]);
+        }
+        if (s->slot_uploaded[slot]) {
+            device->event_destroy(device, s->slot_uploaded[slot]);
+        }
+        if (s->slot_free[slot]) {
+            device->event_destroy(device, s->slot_free[slot]);
+        }
+        release(s, s->data[slot], s->data_bytes[slot]);
+    }
+    release(s, s->windows.indices.data, (size_t)s->index_room * sizeof(int32_t));
+    release(s, s->errors, (size_t)s->slots * 2 * sizeof *s->errors);
+    release(s, s->state, sizeof *s->state);
+    release(s, s->scoring_state, sizeof *s->scoring_state);
+    if (s->host_indices) {
+        device->release_host(device, s->host_indices);
+    }
+    if (s->model) {
+        release(s, s->best, (size_t)s->model->layout->count * ps_type_bytes(s->kernels->real));
+    }
+    ps_optimizer_close(&s->optimizer);
+    ps_model_close(s->model);
+    if (s->kernels) {
+        s->kernels->close(s->kernels);
+    }
+    device->close(device);
+}
+
+void ps_session_close(struct ps_session *s)
+{
+    if (!s) {
+        return;
+    }
+    ps_prefetch_close(s->prefetch);
+    if (s->device) {
+        close_on_device(s);
+    }
+    free(s->host_errors);
+    ps_series_close(s->series);
+    ps_scaler_free(&s->scaler);
+    free(s->algorithms);
+    free(s->versions);
+    free(s);
+}
+
+/* ---- weights and state ---- */
+
+static size_t flat_bytes(const struct ps_session *s)
+{
+    return (size_t)s->model->layout->count * ps_type_bytes(s->kernels->real);
+}
+
+enum ps_status ps_session_initialise(struct ps_session *s)
+{
+    int64_t count = s->model->layout->count;
+    double *values = malloc((size_t)count * sizeof *values);
+    float *parameters = malloc((size_t)count * sizeof *parameters);
+    enum ps_status status = PS_OK;
+    if (!values || !parameters) {
+        status = ps_fail(PS_DEVICE, "no memory for %lld parameters", (long long)count);
+    } else {
+        ps_parameters_initialise(s->model->layout, s->config->train.seed, values);
+        for (int64_t i = 0; i < count; i++) {
+            parameters[i] = (float)values[i];
+        }
+        status = s->device->upload(s->device, PS_COMPUTE, s->model->parameters, parameters, flat_bytes(s));
+    }
+    free(values);
+    free(parameters);
+    return status;
+}
+
+enum ps_status ps_session_keep_best(struct ps_session *s)
+{
+    return s->device->copy(s->device, PS_COMPUTE, s->best, s->model->parameters, flat_bytes(s));
+}
+
+enum ps_status ps_session_take_best(struct ps_session *s)
+{
+    return s->device->copy(s->device, PS_COMPUTE, s->model->parameters, s->best, flat_bytes(s));
+}
+
+/* Host copies of n elements of device memory. */
+static enum ps_status fetch(struct ps_session *s, const void *memory, size_t bytes, void **host)
+{
+    *host = malloc(bytes);
+    if (!*host) {
+        return ps_fail(PS_CHECKPOINT, "no memory for a checkpoint of %zu bytes", bytes);
+    }
+    return s->device->download(s->device, PS_COMPUTE, *host, memory, bytes);
+}
+
+enum ps_status ps_session_snapshot(struct ps_session *s, int best_weights, struct ps_checkpoint *c)
+{
+    size_t count = (size_t)s->model->layout->count;
+    *c = (struct ps_checkpoint){.layout = s->model->layout,
+                                .epoch = s->epoch,
+                                .seed = s->config->train.seed,
+                                .best_validation = s->best_validation,
+                                .best_epoch = s->best_epoch,
+                                .epochs_since_best = s->epochs_since_best,
+                                .fingerprint = s->series->fingerprint,
+                                .level = strdup(ps_level_name(s->level)),
+                                .algorithms = strdup(s->algorithms),
+                                .versions = strdup(s->versions)};
+    enum ps_status status = s->device->download(s->device, PS_COMPUTE, &s->now, s->state, sizeof s->now);
+    c->step = s->now.step;
+    c->cursor = s->now.cursor;
+    c->loss_sum = s->now.loss_sum;
+    if (status == PS_OK) {
+        status = ps_scaler_identity(s->scaler.channels, &c->scaler);
+    }
+    if (status == PS_OK) {
+        memcpy(c->scaler.mean, s->scaler.mean, (size_t)s->scaler.channels * sizeof *c->scaler.mean);
+        memcpy(c->scaler.std, s->scaler.std, (size_t)s->scaler.channels * sizeof *c->scaler.std);
+        status = ps_config_text(s->config, &c->config);
+    }
+    if (status == PS_OK) {
+        status = fetch(s, best_weights ? s->best : s->model->parameters, count * sizeof *c->parameters, (void **)&c->parameters);
+    }
+    if (status == PS_OK && !best_weights) {
+        status = fetch(s, s->optimizer.m, count * sizeof *c->m, (void **)&c->m);
+    }
+    if (status == PS_OK && !best_weights) {
+        status = fetch(s, s->optimizer.v, count * sizeof *c->v, (void **)&c->v);
+    }
+    if (status != PS_OK) {
+        ps_checkpoint_free(c);
+    }
+    return status;
+}
+
+/* The same tensors, or which one differs. */
+static enum ps_status same_layout(const struct ps_parameters *ours, const struct ps_parameters *theirs)
+{
+    for (int t = 0; t < ours->n; t++) {
+        const struct ps_parameter *a = &ours->table[t], *b = t < theirs->n ? &theirs->table[t] : NULL;
+        if (!b || strcmp(a->name, b->name) != 0 || a->size[0] != b->size[0] || a->size[1] != b->size[1]) {
+            return ps_fail(PS_CHECKPOINT, "the checkpoint is of another model: %s is [%lld, %lld] here and %s [%lld, %lld] there",
+                           a->name, (long long)a->size[0], (long long)a->size[1], b ? b->name : "nothing",
+                           b ? (long long)b->size[0] : 0LL, b ? (long long)b->size[1] : 0LL);
+        }
+    }
+    return ours->n == theirs->n
+               ? PS_OK
+               : ps_fail(PS_CHECKPOINT, "the checkpoint is of another model: %d tensors here, %d there", ours->n, theirs->n);
+}
+
+enum ps_status ps_session_load_weights(struct ps_session *s, const struct ps_checkpoint *c, int into_best)
+{
+    PS_TRY(same_layout(s->model->layout, c->layout));
+    PS_TRY(s->device->upload(s->device, PS_COMPUTE, into_best ? s->best : s->model->parameters, c->parameters, flat_bytes(s)));
+    return s->device->synchronize(s->device);
+}
+
+enum ps_status ps_session_restore(struct ps_session *s, const struct ps_checkpoint *c)
+{
+    struct ps_config saved;
+    PS_TRY(ps_config_parse(c->config, "the checkpoint's config", NULL, 0, &saved));
+    enum ps_status status = ps_config_compatible(&saved, s->config);
+    ps_config_free(&saved);
+    PS_TRY(status);
+    const struct {
+        const char *what, *here, *there;
+    } same[] = {{"fusion level", ps_level_name(s->level), c->level},
+                {"algorithms", s->algorithms, c->algorithms},
+                {"device and versions", s->versions, c->versions}};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        if (strcmp(same[i].here, same[i].there) != 0) {
+            return ps_fail(PS_CHECKPOINT, "cannot resume to the same bits: %s: \"%s\" here, \"%s\" in the checkpoint", same[i].what,
+                           same[i].here, same[i].there);
+        }
+    }
+    if (c->fingerprint != s->series->fingerprint) {
+        return ps_fail(PS_CHECKPOINT, "cannot resume: %s is not the data the checkpoint was trained on", s->series->path);
+    }
+    if (!c->m || !c->v) {
+        return ps_fail(PS_CHECKPOINT, "cannot resume: the checkpoint holds weights alone");
+    }
+    size_t count = (size_t)s->model->layout->count;
+    PS_TRY(ps_session_load_weights(s, c, 0));
+    PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->optimizer.m, c->m, count * sizeof *c->m));
+    PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->optimizer.v, c->v, count * sizeof *c->v));
+    s->now = (struct ps_step_state){.step = c->step, .cursor = c->cursor, .loss_sum = c->loss_sum};
+    PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->state, &s->now, sizeof s->now));
+    s->epoch = c->epoch;
+    s->best_validation = c->best_validation;
+    s->best_epoch = c->best_epoch;
+    s->epochs_since_best = c->epochs_since_best;
+    return s->device->synchronize(s->device);
+}

@@ -1,0 +1,126 @@
+/* A session: one config's data, device, table, model and optimiser, opened together, and the two loops over them: training steps
+ * and scoring. train, evaluate and bench are each a few calls of it.
+ *
+ * The step (gather, forward, loss, backward, clip, AdamW, advance) is captured once per batch size and replayed; within an epoch
+ * the host only enqueues: it keeps a few tens of milliseconds of work queued, watching events without waiting on the device. */
+#ifndef PS_SRC_SESSION_H
+#define PS_SRC_SESSION_H
+
+#include <signal.h>
+
+#include "data/prefetch.h"
+#include "data/series.h"
+#include "model/model.h"
+#include "optim/optimizer.h"
+#include "src/checkpoint.h"
+#include "src/config.h"
+#include "src/metrics.h"
+#include "src/progress.h"
+
+/* A captured step or scoring pass for one batch size. */
+struct ps_replay {
+    struct ps_session *session;
+    struct ps_graph *graph;
+    int64_t batch;
+    int training;
+};
+
+struct ps_session {
+    const struct ps_config *config; /* borrowed */
+    struct ps_series *series;
+    struct ps_splits splits;
+    struct ps_scaler scaler;
+    struct ps_window_view view; /* the host's copy, standardised */
+
+    struct ps_device *device;
+    struct ps_kernels *kernels;
+    struct ps_model *model;
+    struct ps_optimizer optimizer; /* zero in a session that only scores */
+    enum ps_level level;
+    char *algorithms, *versions;
+
+    struct ps_windows windows;   /* as the device reads them */
+    int on_device;               /* the whole series is there; else batches stream through two slots */
+    struct ps_step_state *state; /* device: training's; scoring_state beside it */
+    struct ps_step_state *scoring_state;
+    struct ps_step_state now; /* as last read from or written to the device */
+    int32_t *host_indices;    /* pinned, room for the longest split */
+    int64_t index_room;
+    double *errors; /* device [slots, 2] */
+    double *host_errors;
+    int64_t slots;
+    void *best;    /* device: the best-validation weights */
+    void *data[2]; /* device memory behind windows, when it is the session's own */
+    size_t data_bytes[2];
+
+    struct ps_replay replays[4]; /* train full, train short, score full, score short */
+    struct ps_prefetch *prefetch;
+    float *slot_inputs[2], *slot_targets[2]; /* pinned */
+    struct ps_event *slot_uploaded[2], *slot_free[2];
+    double waited; /* seconds the host waited for data */
+
+    int64_t steps_per_epoch, train_windows; /* windows of an epoch, after drop_last */
+    /* The run so far, as checkpoints record it. */
+    uint64_t epoch;
+    double best_validation;
+    uint64_t best_epoch, epochs_since_best;
+};
+
+struct ps_session_options {
+    const char *data_path;          /* NULL: the config's */
+    const char *device;             /* "auto", "cpu", "cuda", "cuda:N"; NULL: the config's */
+    const struct ps_scaler *scaler; /* a checkpoint's; NULL: fitted on the training rows */
+    int training;                   /* 0: no optimiser */
+};
+
+/* Messages name config keys. A constant channel is allowed: *session's scaler counts them. */
+enum ps_status ps_session_open(const struct ps_config *config, const struct ps_session_options *options,
+                               struct ps_session **session);
+void ps_session_close(struct ps_session *session); /* NULL is fine */
+
+/* Initial parameters from the seed. */
+enum ps_status ps_session_initialise(struct ps_session *session);
+
+/* What an epoch's loop tells and asks while it runs; every member optional. */
+struct ps_epoch_watch {
+    struct ps_progress *progress;
+    const volatile sig_atomic_t *stop; /* nonzero: finish what is queued and return */
+    int64_t checkpoint_every;          /* steps; 0: never inside an epoch */
+    enum ps_status (*checkpoint)(struct ps_session *session, void *argument);
+    void *argument;
+    int64_t max_steps; /* 0: the whole epoch */
+};
+
+/* Trains from the epoch's cursor to its end (or to stop). *finished: the epoch is complete, *loss its mean training loss; then
+ * epoch, cursor and loss_sum stand at the next epoch's start. */
+enum ps_status ps_session_train_epoch(struct ps_session *session, const struct ps_epoch_watch *watch, int *finished, double *loss);
+
+/* MSE and MAE of the present weights over every window of the split, and over full batches only, in standardised units. */
+struct ps_accuracy {
+    struct ps_score all, full_batches;
+};
+enum ps_status ps_session_score(struct ps_session *session, enum ps_split split, struct ps_accuracy *accuracy);
+
+/* Calls `sink` with each batch's forecasts [n, C, H] of the split, in order, in standardised units. */
+typedef enum ps_status ps_forecast_sink(void *argument, int64_t first, int64_t n, const float *forecasts);
+enum ps_status ps_session_forecast(struct ps_session *session, enum ps_split split, ps_forecast_sink *sink, void *argument);
+
+/* Present weights -> best, and back. */
+enum ps_status ps_session_keep_best(struct ps_session *session);
+enum ps_status ps_session_take_best(struct ps_session *session);
+
+/* Everything a checkpoint holds, downloaded; best_weights: the best weights and no moments. Free with ps_checkpoint_free. */
+enum ps_status ps_session_snapshot(struct ps_session *session, int best_weights, struct ps_checkpoint *checkpoint);
+/* A whole run's state from a checkpoint; refuses one of another model, data, level, algorithms or versions. */
+enum ps_status ps_session_restore(struct ps_session *session, const struct ps_checkpoint *checkpoint);
+/* Weights alone, into the model (evaluate) or into best. */
+enum ps_status ps_session_load_weights(struct ps_session *session, const struct ps_checkpoint *checkpoint, int into_best);
+
+/* Enqueues one training step of `batch` windows, operation by operation: what is captured, and what bench traces. */
+enum ps_status ps_session_step(struct ps_session *session, int64_t batch);
+/* The training step of a full batch, captured on the first call. Its windows are those at the state's cursor. */
+enum ps_status ps_session_full_step(struct ps_session *session, struct ps_graph **graph);
+/* Uploads the epoch's windows and sets the cursor back to 0, keeping weights and step: where a timing loop starts again. */
+enum ps_status ps_session_rewind(struct ps_session *session);
+
+#endif

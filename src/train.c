@@ -1,0 +1,346 @@
+/* train: a config in, a trained and tested model out. */
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "src/session.h"
+
+enum { PATH_ROOM = 4096, OVERRIDES = 64 };
+
+static volatile sig_atomic_t stop_signal;
+
+static void on_signal(int number)
+{
+    stop_signal = number;
+}
+
+struct arguments {
+    const char *config, *device, *run_dir;
+    char *overrides[OVERRIDES];
+    int n_overrides, resume, overwrite;
+};
+
+/* Where a run keeps what. */
+struct run {
+    char dir[PATH_ROOM], config[PATH_ROOM + 32], metrics[PATH_ROOM + 32], checkpoints[PATH_ROOM + 32], last[PATH_ROOM + 64],
+        best[PATH_ROOM + 64], test[PATH_ROOM + 32];
+    uint64_t best_written; /* epoch of the best weights already on disk; 0: none */
+};
+
+static const char usage[] =
+    "usage: train CONFIG [--set section.key=value]... [--device auto|cpu|cuda[:N]] [--run-dir DIR] [--resume] [--overwrite]\n"
+    "\n"
+    "  --set section.key=value  override a key of the config; may be repeated\n"
+    "  --device DEVICE          override runtime.device\n"
+    "  --run-dir DIR            where the run is kept (default: runs/ and the config's name)\n"
+    "  --resume                 go on from the run's last checkpoint\n"
+    "  --overwrite              discard the run that is there\n"
+    "\n"
+    "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device, 128+n after signal n with a checkpoint written\n";
+
+static enum ps_status parse(int argc, char **argv, struct arguments *a)
+{
+    static const struct option options[] = {{"set", required_argument, NULL, 's'},
+                                            {"device", required_argument, NULL, 'd'},
+                                            {"run-dir", required_argument, NULL, 'r'},
+                                            {"resume", no_argument, NULL, 'c'},
+                                            {"overwrite", no_argument, NULL, 'o'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    opterr = 0;
+    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
+        switch (option) {
+        case 's':
+            if (a->n_overrides == OVERRIDES) {
+                return ps_fail(PS_USAGE, "--set: more than %d of them: write a config", OVERRIDES);
+            }
+            a->overrides[a->n_overrides++] = optarg;
+            break;
+        case 'd':
+            a->device = optarg;
+            break;
+        case 'r':
+            a->run_dir = optarg;
+            break;
+        case 'c':
+            a->resume = 1;
+            break;
+        case 'o':
+            a->overwrite = 1;
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            exit(0);
+        default:
+            return ps_fail(PS_USAGE, "%s: unknown option or missing value: see train --help", argv[optind - 1]);
+        }
+    }
+    if (optind + 1 != argc) {
+        return ps_fail(PS_USAGE, "%s",
+                       optind == argc ? "which config? see train --help" : "one config at a time: see train --help");
+    }
+    if (a->resume && a->overwrite) {
+        return ps_fail(PS_USAGE, "--resume and --overwrite exclude each other");
+    }
+    a->config = argv[optind];
+    return PS_OK;
+}
+
+static enum ps_status run_paths(const struct arguments *a, struct run *run)
+{
+    if (a->run_dir) {
+        snprintf(run->dir, sizeof run->dir, "%s", a->run_dir);
+    } else {
+        const char *slash = strrchr(a->config, '/'), *name = slash ? slash + 1 : a->config, *dot = strrchr(name, '.');
+        snprintf(run->dir, sizeof run->dir, "runs/%.*s", (int)(dot ? dot - name : (long)strlen(name)), name);
+    }
+    if (strlen(run->dir) + 64 > PATH_ROOM) {
+        return ps_fail(PS_USAGE, "--run-dir: the path is too long");
+    }
+    snprintf(run->config, sizeof run->config, "%s/config.yaml", run->dir);
+    snprintf(run->metrics, sizeof run->metrics, "%s/metrics.jsonl", run->dir);
+    snprintf(run->test, sizeof run->test, "%s/test.json", run->dir);
+    snprintf(run->checkpoints, sizeof run->checkpoints, "%s/checkpoints", run->dir);
+    snprintf(run->last, sizeof run->last, "%s/last.h5", run->checkpoints);
+    snprintf(run->best, sizeof run->best, "%s/best.h5", run->checkpoints);
+    return PS_OK;
+}
+
+/* Refuses a folder that holds a run, unless told what to do with it. */
+static enum ps_status run_check(const struct arguments *a, const struct run *run)
+{
+    int holds = access(run->config, F_OK) == 0 || access(run->last, F_OK) == 0;
+    if (holds && !a->resume && !a->overwrite) {
+        return ps_fail(PS_USAGE, "%s already holds a run: give --resume to go on, --overwrite to discard it, or another --run-dir",
+                       run->dir);
+    }
+    if (a->resume && access(run->last, F_OK) != 0) {
+        return ps_fail(PS_CHECKPOINT, "%s: %s: nothing to resume: train without --resume", run->last, strerror(errno));
+    }
+    return PS_OK;
+}
+
+static enum ps_status make_dir(const char *path)
+{
+    if (mkdir(path, 0777) != 0 && errno != EEXIST) {
+        return ps_fail(PS_USAGE, "%s: cannot make the folder: %s", path, strerror(errno));
+    }
+    return PS_OK;
+}
+
+/* The folder and its parents, the resolved config, and no leftovers of a discarded run. */
+static enum ps_status run_begin(const struct arguments *a, const struct run *run, const struct ps_config *config)
+{
+    char parent[PATH_ROOM];
+    for (size_t i = 1; run->dir[i]; i++) {
+        if (run->dir[i] == '/') {
+            snprintf(parent, sizeof parent, "%.*s", (int)i, run->dir);
+            PS_TRY(make_dir(parent));
+        }
+    }
+    PS_TRY(make_dir(run->dir));
+    PS_TRY(make_dir(run->checkpoints));
+    if (a->overwrite) {
+        const char *old[] = {run->last, run->best, run->metrics, run->test};
+        for (size_t i = 0; i < sizeof old / sizeof *old; i++) {
+            if (unlink(old[i]) != 0 && errno != ENOENT) {
+                return ps_fail(PS_USAGE, "%s: cannot discard it: %s", old[i], strerror(errno));
+            }
+        }
+    }
+    char *text;
+    PS_TRY(ps_config_text(config, &text));
+    FILE *file = fopen(run->config, "w");
+    int written = file && fputs(text, file) >= 0;
+    if ((file && fclose(file) != 0) || !written) {
+        free(text);
+        return ps_fail(PS_USAGE, "%s: cannot write: %s", run->config, strerror(errno));
+    }
+    free(text);
+    return PS_OK;
+}
+
+/* best.h5 first: last.h5 never speaks of best weights that are not on disk. */
+static enum ps_status write_checkpoints(struct ps_session *s, void *argument)
+{
+    struct run *run = argument;
+    struct ps_checkpoint checkpoint;
+    enum ps_status status;
+    if (s->best_epoch != run->best_written) {
+        PS_TRY(ps_session_snapshot(s, 1, &checkpoint));
+        status = ps_checkpoint_save(run->best, &checkpoint);
+        ps_checkpoint_free(&checkpoint);
+        PS_TRY(status);
+        run->best_written = s->best_epoch;
+    }
+    PS_TRY(ps_session_snapshot(s, 0, &checkpoint));
+    status = ps_checkpoint_save(run->last, &checkpoint);
+    ps_checkpoint_free(&checkpoint);
+    return status;
+}
+
+static enum ps_status resume(struct ps_session *s, struct run *run)
+{
+    struct ps_checkpoint checkpoint;
+    PS_TRY(ps_checkpoint_load(run->last, &checkpoint));
+    enum ps_status status = ps_session_restore(s, &checkpoint);
+    ps_checkpoint_free(&checkpoint);
+    PS_TRY(status);
+    if (s->best_epoch > 0) {
+        PS_TRY(ps_checkpoint_load(run->best, &checkpoint));
+        status = ps_session_load_weights(s, &checkpoint, 1);
+        if (status == PS_OK && checkpoint.best_epoch == s->best_epoch) {
+            run->best_written = s->best_epoch;
+        }
+        ps_checkpoint_free(&checkpoint);
+        PS_TRY(status);
+    }
+    return ps_metrics_truncate(run->metrics, s->epoch);
+}
+
+static double now_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Validation after an epoch: record, best weights, patience. */
+static enum ps_status after_epoch(struct ps_session *s, const struct run *run, struct ps_progress *progress, double loss,
+                                  double seconds)
+{
+    struct ps_accuracy validation;
+    PS_TRY(ps_session_score(s, PS_VALIDATION, &validation));
+    if (validation.all.mse < s->best_validation) {
+        s->best_validation = validation.all.mse;
+        s->best_epoch = s->epoch;
+        s->epochs_since_best = 0;
+        PS_TRY(ps_session_keep_best(s));
+    } else {
+        s->epochs_since_best++;
+    }
+    double lr;
+    PS_TRY(s->device->download(s->device, PS_COMPUTE, &lr, s->optimizer.learning_rates + (s->now.step - 1), sizeof lr));
+    struct ps_epoch_record record = {.epoch = s->epoch,
+                                     .step = s->now.step,
+                                     .train_loss = loss,
+                                     .val_mse = validation.all.mse,
+                                     .val_mae = validation.all.mae,
+                                     .lr = lr,
+                                     .seconds = seconds,
+                                     .windows_per_second = (double)s->train_windows / seconds};
+    ps_progress_epoch(progress, &record);
+    return ps_metrics_append(run->metrics, &record);
+}
+
+/* Epochs until the last, the patience's end or a signal. */
+static enum ps_status train_epochs(struct ps_session *s, struct run *run, struct ps_progress *progress)
+{
+    const struct ps_config *c = s->config;
+    struct ps_epoch_watch watch = {.progress = progress,
+                                   .stop = &stop_signal,
+                                   .checkpoint_every = c->train.checkpoint_every,
+                                   .checkpoint = write_checkpoints,
+                                   .argument = run};
+    while (s->epoch < (uint64_t)c->train.epochs && !stop_signal) {
+        int64_t patience = c->train.patience;
+        if (patience && s->epochs_since_best >= (uint64_t)patience) {
+            break;
+        }
+        int finished;
+        double loss, begin = now_seconds();
+        PS_TRY(ps_session_train_epoch(s, &watch, &finished, &loss));
+        if (finished) {
+            PS_TRY(after_epoch(s, run, progress, loss, now_seconds() - begin));
+            if (!c->train.checkpoint_every || s->now.step % (uint64_t)c->train.checkpoint_every == 0) {
+                PS_TRY(write_checkpoints(s, run));
+            }
+        }
+    }
+    return write_checkpoints(s, run);
+}
+
+/* The best weights on the test split, beside the naive forecasts, into test.json and a line. */
+static enum ps_status test(struct ps_session *s, const struct run *run)
+{
+    PS_TRY(ps_session_take_best(s));
+    struct ps_accuracy accuracy;
+    PS_TRY(ps_session_score(s, PS_TEST, &accuracy));
+    int64_t count = s->splits.count[PS_TEST];
+    struct ps_naive naive = ps_naive_score(&s->view, s->splits.first[PS_TEST], count, s->config->data.season);
+    struct ps_test_record record = {
+        .all = accuracy.all,
+        .full_batches = accuracy.full_batches,
+        .repeat_last = {naive.repeat_mse, naive.repeat_mae, count},
+        .seasonal_naive = {naive.seasonal_mse, naive.seasonal_mae, isnan(naive.seasonal_mse) ? 0 : count},
+        .epoch = s->best_epoch,
+        .step = s->best_epoch * (uint64_t)s->steps_per_epoch};
+    printf("test  mse %.4f  mae %.4f  (full batches: mse %.4f  mae %.4f; repeat-last: mse %.4f  mae %.4f)  weights of epoch %llu\n",
+           accuracy.all.mse, accuracy.all.mae, accuracy.full_batches.mse, accuracy.full_batches.mae, naive.repeat_mse,
+           naive.repeat_mae, (unsigned long long)s->best_epoch);
+    return ps_test_write(run->test, &record);
+}
+
+static enum ps_status train(const struct arguments *a, const struct ps_config *config)
+{
+    struct run run = {0};
+    PS_TRY(run_paths(a, &run));
+    PS_TRY(run_check(a, &run));
+    struct ps_session *s;
+    PS_TRY(ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s));
+    if (s->scaler.constant) {
+        fprintf(stderr, "train: warning: %s: %d constant channel(s) in the training rows: their standard deviation is taken as 1\n",
+                s->series->path, s->scaler.constant);
+    }
+    enum ps_status status = a->resume ? resume(s, &run) : ps_session_initialise(s);
+    if (status == PS_OK) {
+        status = run_begin(a, &run, config);
+    }
+    if (status == PS_OK) {
+        printf("%s: %lld channels, %lld + %lld + %lld windows, %lld steps an epoch; %s on %s, %s, level %s\n", s->series->path,
+               (long long)s->series->channels, (long long)s->splits.count[PS_TRAIN], (long long)s->splits.count[PS_VALIDATION],
+               (long long)s->splits.count[PS_TEST], (long long)s->steps_per_epoch, s->kernels->backend, s->device->name,
+               ps_precision_name(s->kernels->precision), ps_level_name(s->level));
+        fflush(stdout);
+        struct ps_progress *progress = ps_progress_open(config->train.epochs, s->steps_per_epoch);
+        status = train_epochs(s, &run, progress);
+        ps_progress_close(progress);
+    }
+    if (status == PS_OK && !stop_signal) {
+        status = test(s, &run);
+    }
+    if (status == PS_OK && stop_signal) {
+        fprintf(stderr, "train: signal %d: checkpoint written to %s: go on with --resume\n", (int)stop_signal, run.last);
+    }
+    ps_session_close(s);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    struct arguments arguments = {0};
+    struct ps_config config;
+    enum ps_status status = parse(argc, argv, &arguments);
+    if (status == PS_OK) {
+        struct sigaction action = {.sa_handler = on_signal};
+        sigaction(SIGINT, &action, NULL);
+        sigaction(SIGTERM, &action, NULL);
+        status = ps_config_load(arguments.config, arguments.overrides, arguments.n_overrides, &config);
+        if (status == PS_OK) {
+            status = train(&arguments, &config);
+            ps_config_free(&config);
+        }
+    }
+    if (status != PS_OK) {
+        fprintf(stderr, "train: %s\n", ps_error_message());
+        return (int)status;
+    }
+    return stop_signal ? 128 + (int)stop_signal : 0;
+}
