@@ -13,8 +13,12 @@ enum ps_status ps_series_write(const char *path, const float *values, int64_t ro
 
 /* A CSV with a header row. time_column: the date column's name, or NULL: the first column when its values are dates ("2016-07-01
  * 00:00:00", "2016-07-01T00:00", "2016-07-01", with / for - too). Every other column must be numbers. PS_DATA naming file, line,
- * column and value. *rows and *channels may be NULL. */
-enum ps_status ps_import_csv(const char *csv, const char *path, const char *time_column, int64_t *rows, int64_t *channels);
+ * column and value. *imported says what was written; it may be NULL. */
+struct ps_imported {
+    int64_t rows, channels;
+    char period[32]; /* attribute frequency: "1h", "15min", "1d"; "" when there are no times or their steps differ */
+};
+enum ps_status ps_import_csv(const char *csv, const char *path, const char *time_column, struct ps_imported *imported);
 
 /* A generated hourly series: per channel a trend, daily and weekly seasons of its own phase and size, and AR(1) noise; seeded
  * Philox (site PS_SITE_SAMPLE), the same bits everywhere. */

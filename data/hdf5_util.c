@@ -1,0 +1,178 @@
+#include "data/hdf5_util.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+void ps_hdf5_drop(hid_t *id)
+{
+    if (*id >= 0) {
+        H5Idec_ref(*id);
+    }
+}
+
+void ps_hdf5_quiet(void)
+{
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+}
+
+static herr_t keep_innermost(unsigned n, const H5E_error2_t *error, void *reason)
+{
+    struct ps_hdf5_reason *r = reason;
+    if (n == 0 && error->desc != NULL) {
+        snprintf(r->text, sizeof r->text, "%s", error->desc);
+    }
+    return 0;
+}
+
+struct ps_hdf5_reason ps_hdf5_reason(void)
+{
+    struct ps_hdf5_reason reason = {"HDF5 gives no reason"};
+    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_innermost, &reason);
+    for (char *c = reason.text; *c != '\0'; c++) {
+        if ((unsigned char)*c < 0x20) {
+            *c = ' ';
+        }
+    }
+    return reason;
+}
+
+enum ps_status ps_hdf5_create(const char *path, struct ps_hdf5_output *output)
+{
+    ps_hdf5_quiet();
+    *output = (struct ps_hdf5_output){.path = path, .file = H5I_INVALID_HID};
+    if (asprintf(&output->partial, "%s.partial", path) < 0) {
+        output->partial = NULL;
+        return ps_fail(PS_DATA, "%s: out of host memory", path);
+    }
+    /* Tried with open first: its errno says more plainly what is wrong. */
+    int fd = open(output->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        enum ps_status status = ps_fail(PS_DATA, "%s: cannot be written: %s", output->partial, strerror(errno));
+        free(output->partial);
+        output->partial = NULL;
+        return status;
+    }
+    close(fd);
+    /* The format of HDF5 1.8: older ones hold no attribute above 64 KiB, which is about 4000 channel names. */
+    hid_t access PS_HDF5_SCOPED = H5Pcreate(H5P_FILE_ACCESS);
+    if (access >= 0 && H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_LATEST) >= 0) {
+        output->file = H5Fcreate(output->partial, H5F_ACC_TRUNC, H5P_DEFAULT, access);
+    }
+    if (output->file < 0) {
+        return ps_hdf5_finish(output, ps_fail(PS_DATA, "%s: cannot be created: %s", output->partial, ps_hdf5_reason().text));
+    }
+    return PS_OK;
+}
+
+/* fsync of a path opened with flags. */
+static enum ps_status flush_to_disk(const char *path, int flags)
+{
+    int fd = open(path, flags | O_CLOEXEC);
+    int failed = fd < 0 || fsync(fd) != 0;
+    int error = errno;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return failed ? ps_fail(PS_DATA, "%s: cannot be flushed to the disk: %s", path, strerror(error)) : PS_OK;
+}
+
+static enum ps_status flush_folder(const char *path)
+{
+    char *copy = strdup(path);
+    if (copy == NULL) {
+        return ps_fail(PS_DATA, "%s: out of host memory", path);
+    }
+    enum ps_status status = flush_to_disk(dirname(copy), O_RDONLY | O_DIRECTORY);
+    free(copy);
+    return status;
+}
+
+enum ps_status ps_hdf5_finish(struct ps_hdf5_output *output, enum ps_status status)
+{
+    if (output->file >= 0 && H5Fclose(output->file) < 0 && status == PS_OK) {
+        status = ps_fail(PS_DATA, "%s: cannot be written: %s", output->partial, ps_hdf5_reason().text);
+    }
+    if (status == PS_OK) {
+        status = flush_to_disk(output->partial, O_RDONLY);
+    }
+    if (status == PS_OK && rename(output->partial, output->path) != 0) {
+        status = ps_fail(PS_DATA, "%s: cannot be renamed to %s: %s", output->partial, output->path, strerror(errno));
+    }
+    if (status != PS_OK) {
+        unlink(output->partial);
+    } else {
+        status = flush_folder(output->path);
+    }
+    free(output->partial);
+    *output = (struct ps_hdf5_output){.file = H5I_INVALID_HID};
+    return status;
+}
+
+enum ps_status ps_hdf5_create_rows(const struct ps_hdf5_output *output, const char *name, hid_t type, int rank, const hsize_t *size,
+                                   hid_t *dataset)
+{
+    /* 1024 rows a chunk, fewer when they are wide: at most about 16 MiB. */
+    hsize_t chunk[3] = {0}, row_bytes = H5Tget_size(type);
+    for (int i = 1; i < rank; i++) {
+        chunk[i] = size[i];
+        row_bytes *= size[i];
+    }
+    hsize_t most = ((hsize_t)16 << 20) / row_bytes;
+    most = most > 1024 ? 1024 : most < 1 ? 1 : most;
+    chunk[0] = size[0] < most ? size[0] : most;
+    hid_t space PS_HDF5_SCOPED = H5Screate_simple(rank, size, NULL);
+    hid_t creation PS_HDF5_SCOPED = H5Pcreate(H5P_DATASET_CREATE);
+    int ok = space >= 0 && creation >= 0 && H5Pset_chunk(creation, rank, chunk) >= 0 && H5Pset_obj_track_times(creation, 0) >= 0;
+    *dataset = ok ? H5Dcreate2(output->file, name, type, space, H5P_DEFAULT, creation, H5P_DEFAULT) : H5I_INVALID_HID;
+    if (*dataset < 0) {
+        return ps_fail(PS_DATA, "%s: %s cannot be created: %s", output->partial, name, ps_hdf5_reason().text);
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_hdf5_write_rows(const struct ps_hdf5_output *output, const char *name, hid_t dataset, hsize_t begin,
+                                  hsize_t count, const void *values)
+{
+    hid_t type PS_HDF5_SCOPED = H5Dget_type(dataset);
+    hid_t space PS_HDF5_SCOPED = H5Dget_space(dataset);
+    hsize_t start[3] = {begin}, size[3];
+    int rank = H5Sget_simple_extent_dims(space, size, NULL);
+    size[0] = count;
+    hid_t memory PS_HDF5_SCOPED = rank > 0 ? H5Screate_simple(rank, size, NULL) : H5I_INVALID_HID;
+    if (memory < 0 || H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, size, NULL) < 0 ||
+        H5Dwrite(dataset, type, memory, space, H5P_DEFAULT, values) < 0) {
+        return ps_fail(PS_DATA, "%s: %s cannot be written: %s", output->partial, name, ps_hdf5_reason().text);
+    }
+    return PS_OK;
+}
+
+/* Variable-length UTF-8, as h5py writes and reads text. */
+static enum ps_status write_strings(const struct ps_hdf5_output *output, hid_t object, const char *name, hid_t space,
+                                    const void *strings)
+{
+    hid_t type PS_HDF5_SCOPED = H5Tcopy(H5T_C_S1);
+    int ok = type >= 0 && space >= 0 && H5Tset_size(type, H5T_VARIABLE) >= 0 && H5Tset_cset(type, H5T_CSET_UTF8) >= 0;
+    hid_t attribute PS_HDF5_SCOPED = ok ? H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT) : H5I_INVALID_HID;
+    if (attribute < 0 || H5Awrite(attribute, type, strings) < 0) {
+        return ps_fail(PS_DATA, "%s: attribute %s cannot be written: %s", output->partial, name, ps_hdf5_reason().text);
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_hdf5_write_text(const struct ps_hdf5_output *output, hid_t object, const char *name, const char *text)
+{
+    hid_t space PS_HDF5_SCOPED = H5Screate(H5S_SCALAR);
+    return write_strings(output, object, name, space, &text);
+}
+
+enum ps_status ps_hdf5_write_texts(const struct ps_hdf5_output *output, hid_t object, const char *name, char *const *texts,
+                                   hsize_t n)
+{
+    hid_t space PS_HDF5_SCOPED = H5Screate_simple(1, &n, NULL);
+    return write_strings(output, object, name, space, texts);
+}

@@ -1,0 +1,70 @@
+#include <inttypes.h>
+#include <math.h>
+
+#include "data/series.h"
+
+/* Rows (or windows) of each part; see ps_splits_make. */
+static enum ps_status part_rows(const struct ps_series *series, const double split[3], int64_t rows[PS_SPLITS])
+{
+    int fractions = 1;
+    for (int i = 0; i < PS_SPLITS; i++) {
+        if (!(split[i] >= 0 && split[i] <= INT32_MAX)) { /* also NaN */
+            return ps_fail(PS_USAGE, "split: %s is %g: expected row counts, or fractions from 0 to 1", ps_split_name(i), split[i]);
+        }
+        fractions &= split[i] <= 1;
+    }
+    const char *unit = series->layout == PS_LAYOUT_SERIES ? "rows" : "windows";
+    for (int i = 0; i < PS_SPLITS; i++) {
+        if (!fractions && split[i] != floor(split[i])) {
+            return ps_fail(PS_USAGE, "split: %s is %g: expected whole numbers of %s, or three fractions from 0 to 1",
+                           ps_split_name(i), split[i], unit);
+        }
+        rows[i] = (int64_t)floor(fractions ? split[i] * (double)series->rows : split[i]);
+    }
+    if (fractions && fabs(split[0] + split[1] + split[2] - 1) <= 1e-9) {
+        rows[PS_TEST] = series->rows - rows[PS_TRAIN] - rows[PS_VALIDATION];
+    }
+    int64_t sum = rows[PS_TRAIN] + rows[PS_VALIDATION] + rows[PS_TEST];
+    if (sum > series->rows) {
+        return ps_fail(PS_DATA,
+                       "%s: the split [%g, %g, %g] needs %" PRId64 " %s and the file has %" PRId64
+                       ": give smaller counts, or fractions that sum to 1",
+                       series->path, split[0], split[1], split[2], sum, unit, series->rows);
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_splits_make(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
+                              struct ps_splits *splits)
+{
+    int ready = series->layout == PS_LAYOUT_WINDOWS;
+    if (ready && (seq_len != series->seq_len || pred_len != series->pred_len)) {
+        return ps_fail(PS_DATA,
+                       "%s: holds windows with seq_len %" PRId64 " and pred_len %" PRId64 ", and the config says %" PRId64
+                       " and %" PRId64 ": set those of the file",
+                       series->path, series->seq_len, series->pred_len, seq_len, pred_len);
+    }
+    if (seq_len < 1 || seq_len > INT32_MAX || pred_len < 1 || pred_len > INT32_MAX) {
+        return ps_fail(PS_USAGE, "seq_len is %" PRId64 " and pred_len is %" PRId64 ": both must be 1 to %d", seq_len, pred_len,
+                       INT32_MAX);
+    }
+    int64_t rows[PS_SPLITS], begin = 0;
+    PS_TRY(part_rows(series, split, rows));
+    for (int i = 0; i < PS_SPLITS; i++) {
+        /* Validation and test inputs may begin in the part before; their targets may not. */
+        int64_t back = ready || i == PS_TRAIN ? 0 : seq_len;
+        int64_t needed = ready ? 1 : seq_len + pred_len - back;
+        if (rows[i] < needed) {
+            return ps_fail(PS_DATA, "%s: the %s part has no window: it has %" PRId64 " %s and needs at least %" PRId64 "%s",
+                           series->path, ps_split_name(i), rows[i], ready ? "windows" : "rows", needed,
+                           ready           ? ""
+                           : i == PS_TRAIN ? " (seq_len + pred_len)"
+                                           : " (pred_len)");
+        }
+        splits->first[i] = begin - back;
+        splits->count[i] = rows[i] - needed + 1;
+        begin += rows[i];
+    }
+    splits->train_rows = rows[PS_TRAIN];
+    return PS_OK;
+}

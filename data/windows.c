@@ -1,0 +1,154 @@
+#include <math.h>
+#include <string.h>
+
+#include "data/series.h"
+#include "kernels/philox.h"
+
+struct ps_window_view ps_window_view_make(const struct ps_series *series, int64_t seq_len, int64_t pred_len)
+{
+    int64_t C = series->channels;
+    struct ps_window_view view = {.channels = C, .seq_len = seq_len, .pred_len = pred_len};
+    if (series->layout == PS_LAYOUT_SERIES) {
+        /* Windows overlap: the next one begins a row later. */
+        int64_t windows = series->rows - seq_len - pred_len + 1;
+        view.windows = windows > 0 ? windows : 0;
+        view.inputs = series->values;
+        view.targets = series->values + (view.windows > 0 ? seq_len * C : 0);
+        for (int i = 0; i < 3; i++) {
+            view.input_stride[i] = view.target_stride[i] = i == 1 ? 1 : C;
+        }
+    } else {
+        view.windows = series->rows;
+        view.inputs = series->inputs;
+        view.targets = series->targets;
+        memcpy(view.input_stride, (int64_t[]){C * seq_len, seq_len, 1}, sizeof view.input_stride);
+        memcpy(view.target_stride, (int64_t[]){C * pred_len, pred_len, 1}, sizeof view.target_stride);
+    }
+    return view;
+}
+
+/* to [C, n] dense from one window with strides (channel, row). */
+static void gather_window(const float *from, int64_t channel_stride, int64_t row_stride, int64_t C, int64_t n, float *to)
+{
+    if (row_stride == 1) {
+        for (int64_t c = 0; c < C; c++) {
+            memcpy(to + c * n, from + c * channel_stride, (size_t)n * sizeof *to);
+        }
+        return;
+    }
+    /* A transpose, 16 channels at a time: each row's cache line is read once, and 16 lines are written side by side. */
+    for (int64_t c0 = 0; c0 < C; c0 += 16) {
+        int64_t c1 = c0 + 16 < C ? c0 + 16 : C;
+        for (int64_t l = 0; l < n; l++) {
+            for (int64_t c = c0; c < c1; c++) {
+                to[c * n + l] = from[c * channel_stride + l * row_stride];
+            }
+        }
+    }
+}
+
+void ps_windows_gather(const struct ps_window_view *view, const int32_t *index, int64_t n, float *inputs, float *targets)
+{
+    int64_t C = view->channels, L = view->seq_len, H = view->pred_len;
+    for (int64_t b = 0; b < n; b++) {
+        const float *input = view->inputs + index[b] * view->input_stride[0];
+        const float *target = view->targets + index[b] * view->target_stride[0];
+        gather_window(input, view->input_stride[1], view->input_stride[2], C, L, inputs + b * C * L);
+        gather_window(target, view->target_stride[1], view->target_stride[2], C, H, targets + b * C * H);
+    }
+}
+
+void ps_sequence(int64_t first, int64_t count, int32_t *index)
+{
+    for (int64_t i = 0; i < count; i++) {
+        index[i] = (int32_t)(first + i);
+    }
+}
+
+/* The words of blocks 0, 1, 2, ... of one epoch, in order. */
+struct draws {
+    uint64_t seed, epoch, used;
+    struct ps_block block;
+};
+
+static uint32_t next_word(struct draws *d)
+{
+    if (d->used % 4 == 0) {
+        d->block = ps_philox(d->seed, (uint32_t)(d->used / 4), PS_SITE_SHUFFLE, d->epoch);
+    }
+    return d->block.word[d->used++ % 4];
+}
+
+/* Uniform in [0, n), every value equally likely: the high half of word * n, drawn again when the low half falls among the
+ * 2^32 mod n values that would favour some results (Lemire 2019). */
+static uint32_t bounded(struct draws *d, uint32_t n)
+{
+    uint64_t product = (uint64_t)next_word(d) * n;
+    if ((uint32_t)product < n) {
+        uint32_t surplus = -n % n;
+        while ((uint32_t)product < surplus) {
+            product = (uint64_t)next_word(d) * n;
+        }
+    }
+    return (uint32_t)(product >> 32);
+}
+
+void ps_shuffle(uint64_t seed, uint64_t epoch, int64_t first, int64_t count, int32_t *index)
+{
+    struct draws d = {.seed = seed, .epoch = epoch};
+    ps_sequence(first, count, index);
+    for (int64_t i = count - 1; i > 0; i--) {
+        int64_t j = bounded(&d, (uint32_t)(i + 1));
+        int32_t kept = index[i];
+        index[i] = index[j];
+        index[j] = kept;
+    }
+}
+
+/* Sums over windows [begin, end): repeat-last squares and absolutes, seasonal squares and absolutes. */
+static void naive_sums(const struct ps_window_view *v, int64_t begin, int64_t end, int64_t season, double sums[4])
+{
+    for (int64_t w = begin; w < end; w++) {
+        for (int64_t c = 0; c < v->channels; c++) {
+            const float *x = v->inputs + w * v->input_stride[0] + c * v->input_stride[1];
+            const float *y = v->targets + w * v->target_stride[0] + c * v->target_stride[1];
+            double last = x[(v->seq_len - 1) * v->input_stride[2]];
+            int64_t back = season; /* the last season of the input repeats over the horizon */
+            for (int64_t t = 0; t < v->pred_len; t++) {
+                double truth = y[t * v->target_stride[2]];
+                sums[0] += (truth - last) * (truth - last);
+                sums[1] += fabs(truth - last);
+                if (season > 0) {
+                    double e = truth - x[(v->seq_len - back) * v->input_stride[2]];
+                    sums[2] += e * e;
+                    sums[3] += fabs(e);
+                    back = back > 1 ? back - 1 : season;
+                }
+            }
+        }
+    }
+}
+
+struct ps_naive ps_naive_score(const struct ps_window_view *view, int64_t first, int64_t count, int64_t season)
+{
+    /* Parts of a fixed number, summed in order: the same bits for any number of threads. */
+    enum { PARTS = 64 };
+    double sums[PARTS][4] = {{0}}, total[4] = {0};
+    int seasonal = season > 0 && season <= view->seq_len;
+#pragma omp parallel for schedule(dynamic)
+    for (int p = 0; p < PARTS; p++) {
+        naive_sums(view, first + count * p / PARTS, first + count * (p + 1) / PARTS, seasonal ? season : 0, sums[p]);
+    }
+    for (int p = 0; p < PARTS; p++) {
+        for (int i = 0; i < 4; i++) {
+            total[i] += sums[p][i];
+        }
+    }
+    double n = (double)count * (double)view->channels * (double)view->pred_len;
+    return (struct ps_naive){
+        .repeat_mse = total[0] / n,
+        .repeat_mae = total[1] / n,
+        .seasonal_mse = seasonal ? total[2] / n : NAN,
+        .seasonal_mae = seasonal ? total[3] / n : NAN,
+    };
+}
