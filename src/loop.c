@@ -283,12 +283,13 @@ enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoc
 
 enum ps_status ps_session_rewind(struct ps_session *s)
 {
-    PS_TRY(read_state(s));
-    s->now.cursor = 0;
-    s->now.loss_sum = 0;
+    s->epoch = 0;
+    s->now = (struct ps_step_state){0};
     ps_shuffle(s->config->train.seed, s->epoch, s->splits.first[PS_TRAIN], s->splits.count[PS_TRAIN], s->host_indices);
-    PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->windows.indices.data, s->host_indices,
-                             (size_t)s->train_windows * sizeof *s->host_indices));
+    if (s->on_device) {
+        PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->windows.indices.data, s->host_indices,
+                                 (size_t)s->train_windows * sizeof *s->host_indices));
+    }
     PS_TRY(write_state(s, s->state, &s->now));
     return s->device->synchronize(s->device);
 }

@@ -120,7 +120,7 @@ enum ps_status ps_session_load_weights(struct ps_session *session, const struct 
 enum ps_status ps_session_step(struct ps_session *session, int64_t batch);
 /* The training step of a full batch, captured on the first call. Its windows are those at the state's cursor. */
 enum ps_status ps_session_full_step(struct ps_session *session, struct ps_graph **graph);
-/* Uploads the epoch's windows and sets the cursor back to 0, keeping weights and step: where a timing loop starts again. */
+/* Uploads the first epoch's windows and sets epoch, step and cursor to 0, keeping the weights: where a timing loop starts again. */
 enum ps_status ps_session_rewind(struct ps_session *session);
 
 #endif

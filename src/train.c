@@ -32,6 +32,8 @@ struct run {
     char dir[PATH_ROOM], config[PATH_ROOM + 32], metrics[PATH_ROOM + 32], checkpoints[PATH_ROOM + 32], last[PATH_ROOM + 64],
         best[PATH_ROOM + 64], test[PATH_ROOM + 32];
     uint64_t best_written; /* epoch of the best weights already on disk; 0: none */
+    int last_written;      /* last.h5 is of this step and epoch */
+    uint64_t last_step, last_epoch;
 };
 
 static const char usage[] =
@@ -173,6 +175,9 @@ static enum ps_status write_checkpoints(struct ps_session *s, void *argument)
     struct run *run = argument;
     struct ps_checkpoint checkpoint;
     enum ps_status status;
+    if (run->last_written && run->last_step == s->now.step && run->last_epoch == s->epoch) {
+        return PS_OK;
+    }
     if (s->best_epoch != run->best_written) {
         PS_TRY(ps_session_snapshot(s, 1, &checkpoint));
         status = ps_checkpoint_save(run->best, &checkpoint);
@@ -183,6 +188,9 @@ static enum ps_status write_checkpoints(struct ps_session *s, void *argument)
     PS_TRY(ps_session_snapshot(s, 0, &checkpoint));
     status = ps_checkpoint_save(run->last, &checkpoint);
     ps_checkpoint_free(&checkpoint);
+    run->last_written = status == PS_OK;
+    run->last_step = s->now.step;
+    run->last_epoch = s->epoch;
     return status;
 }
 

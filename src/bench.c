@@ -1,0 +1,400 @@
+/* bench: how long a config's step and epoch take, and where the time goes. */
+#include <getopt.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "src/session.h"
+
+enum { OVERRIDES = 64, GROUP = 20, PARTS = 256, SHAPE_TEXT = 160 };
+
+struct arguments {
+    const char *config, *device;
+    char *overrides[OVERRIDES];
+    int n_overrides, json, trace;
+    int64_t epochs, steps;
+};
+
+static const char usage[] =
+    "usage: bench CONFIG [--set section.key=value]... [--device auto|cpu|cuda[:N]] [--epochs N] [--steps N] [--json] [--trace]\n"
+    "\n"
+    "  --epochs N  whole training epochs to time (default: 1; 0: none)\n"
+    "  --steps N   steps to time, in groups of 20 that follow one another without a pause (default: 100)\n"
+    "  --json      print one JSON object\n"
+    "  --trace     print every operation of one step in order: name, shapes, bytes, FLOPs\n"
+    "\n"
+    "exit codes: 0 done, 2 usage or config, 3 data, 5 device\n";
+
+static enum ps_status count_of(const char *option, const char *text, int64_t least, int64_t *value)
+{
+    char *end;
+    long long number = strtoll(text, &end, 10);
+    if (*text == 0 || *end != 0 || number < least || number > 1000000) {
+        return ps_fail(PS_USAGE, "%s: \"%s\": a whole number from %lld to 1000000", option, text, (long long)least);
+    }
+    *value = number;
+    return PS_OK;
+}
+
+static enum ps_status parse(int argc, char **argv, struct arguments *a)
+{
+    static const struct option options[] = {{"set", required_argument, NULL, 's'},    {"device", required_argument, NULL, 'd'},
+                                            {"epochs", required_argument, NULL, 'e'}, {"steps", required_argument, NULL, 'n'},
+                                            {"json", no_argument, NULL, 'j'},         {"trace", no_argument, NULL, 't'},
+                                            {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0}};
+    a->epochs = 1;
+    a->steps = 100;
+    opterr = 0;
+    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
+        switch (option) {
+        case 's':
+            if (a->n_overrides == OVERRIDES) {
+                return ps_fail(PS_USAGE, "--set: more than %d of them: write a config", OVERRIDES);
+            }
+            a->overrides[a->n_overrides++] = optarg;
+            break;
+        case 'd':
+            a->device = optarg;
+            break;
+        case 'e':
+            PS_TRY(count_of("--epochs", optarg, 0, &a->epochs));
+            break;
+        case 'n':
+            PS_TRY(count_of("--steps", optarg, 1, &a->steps));
+            break;
+        case 'j':
+            a->json = 1;
+            break;
+        case 't':
+            a->trace = 1;
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            exit(0);
+        default:
+            return ps_fail(PS_USAGE, "%s: unknown option or missing value: see bench --help", argv[optind - 1]);
+        }
+    }
+    if (optind + 1 != argc) {
+        return ps_fail(PS_USAGE, "%s",
+                       optind == argc ? "which config? see bench --help" : "one config at a time: see bench --help");
+    }
+    a->config = argv[optind];
+    return PS_OK;
+}
+
+static double now_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+struct result {
+    double open_seconds, first_step_seconds;
+    double median, least, most; /* ms a step */
+    int64_t steps;
+    double epoch_seconds, waiting; /* NaN without an epoch; share of it */
+    struct ps_graph_nodes nodes;
+    int64_t operations; /* of one step, as the table counts them */
+};
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Groups of steps, each timed from an idle device to an idle device; a few untimed ones first. */
+static enum ps_status time_steps(struct ps_session *s, int64_t steps, struct result *r)
+{
+    int64_t group = GROUP < s->steps_per_epoch ? GROUP : s->steps_per_epoch, groups = (steps + group - 1) / group;
+    double *ms = malloc((size_t)groups * sizeof *ms), begin = now_seconds();
+    if (!ms) {
+        return ps_fail(PS_DEVICE, "--steps: no memory for %lld timings", (long long)steps);
+    }
+    const struct ps_epoch_watch watch = {.max_steps = group};
+    enum ps_status status = PS_OK;
+    for (int64_t i = -1; i < groups && status == PS_OK; i++) {
+        int finished;
+        double loss;
+        status = ps_session_rewind(s);
+        begin = i < 0 ? begin : now_seconds();
+        if (status == PS_OK && !s->on_device) {
+            status = ps_session_train_epoch(s, &watch, &finished, &loss);
+        }
+        struct ps_graph *graph;
+        for (int64_t j = 0; j < group && status == PS_OK && s->on_device; j++) {
+            status = ps_session_full_step(s, &graph);
+            if (status == PS_OK) {
+                status = s->device->replay(s->device, graph);
+            }
+            if (i < 0 && j == 0 && status == PS_OK) {
+                status = s->device->synchronize(s->device);
+                r->first_step_seconds = now_seconds() - begin;
+            }
+        }
+        if (status == PS_OK) {
+            status = s->device->synchronize(s->device);
+        }
+        if (i >= 0) {
+            ms[i] = 1e3 * (now_seconds() - begin) / (double)group;
+        }
+    }
+    qsort(ms, (size_t)groups, sizeof *ms, by_value);
+    r->median = ms[groups / 2];
+    r->least = ms[0];
+    r->most = ms[groups - 1];
+    r->steps = groups * group;
+    free(ms);
+    return status;
+}
+
+static enum ps_status time_epochs(struct ps_session *s, int64_t epochs, struct result *r)
+{
+    double seconds = 0;
+    s->waited = 0;
+    for (int64_t i = 0; i < epochs; i++) {
+        PS_TRY(ps_session_rewind(s));
+        int finished;
+        double loss, begin = now_seconds();
+        PS_TRY(ps_session_train_epoch(s, &(struct ps_epoch_watch){0}, &finished, &loss));
+        seconds += now_seconds() - begin;
+    }
+    r->epoch_seconds = epochs ? seconds / (double)epochs : NAN;
+    r->waiting = epochs ? s->waited / seconds : NAN;
+    return PS_OK;
+}
+
+/* ---- one step, operation by operation ---- */
+
+struct part {
+    enum ps_op op;
+    char shape[SHAPE_TEXT];
+    int64_t calls;
+    double ms, bytes, flops;
+};
+
+struct tracer {
+    struct ps_device *device;
+    struct ps_event *before, *after;
+    int print, n;
+    int64_t operations;
+    struct part part[PARTS];
+    enum ps_status status;
+};
+
+/* "[896, 42, 16] [..]", outputs first; absent tensors are left out. */
+static void shape_text(enum ps_op op, const void *arguments, char text[SHAPE_TEXT])
+{
+    const struct ps_tensor *tensor = arguments;
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < ps_op_tensors(op) && used + 1 < SHAPE_TEXT; i++) {
+        if (!tensor[i].data) {
+            continue;
+        }
+        for (int j = 0; j < tensor[i].rank && used + 1 < SHAPE_TEXT; j++) {
+            used += (size_t)snprintf(text + used, SHAPE_TEXT - used, "%s%lld%s",
+                                     j      ? ","
+                                     : used ? " ["
+                                            : "[",
+                                     (long long)tensor[i].size[j], j + 1 == tensor[i].rank ? "]" : "");
+        }
+    }
+}
+
+static enum ps_status trace_call(struct tracer *t, enum ps_op op, const void *arguments, int after)
+{
+    if (!after) {
+        return t->device->event_record(t->device, PS_COMPUTE, t->before);
+    }
+    double ms;
+    PS_TRY(t->device->event_record(t->device, PS_COMPUTE, t->after));
+    PS_TRY(t->device->synchronize(t->device));
+    PS_TRY(t->device->event_elapsed(t->device, t->before, t->after, &ms));
+    struct part found = {.op = op, .bytes = ps_op_bytes(op, arguments), .flops = ps_op_flops(op, arguments)};
+    shape_text(op, arguments, found.shape);
+    if (t->print) {
+        printf("%4lld  %-20s %10.1f KB %10.2f MFLOP  %s\n", (long long)t->operations, ps_op_name(op), found.bytes / 1e3,
+               found.flops / 1e6, found.shape);
+    }
+    t->operations++;
+    int i = 0;
+    while (i < t->n && (t->part[i].op != op || strcmp(t->part[i].shape, found.shape) != 0)) {
+        i++;
+    }
+    if (i == t->n) {
+        if (t->n == PARTS) {
+            return PS_OK; /* more kinds than the table shows */
+        }
+        t->part[t->n++] = found;
+    }
+    t->part[i].calls++;
+    t->part[i].ms += ms;
+    return PS_OK;
+}
+
+static void trace_hook(void *argument, enum ps_op op, const void *arguments, int after)
+{
+    struct tracer *t = argument;
+    enum ps_status status = trace_call(t, op, arguments, after);
+    t->status = t->status == PS_OK ? status : t->status;
+}
+
+static int by_time(const void *a, const void *b)
+{
+    double x = ((const struct part *)a)->ms, y = ((const struct part *)b)->ms;
+    return (x < y) - (x > y);
+}
+
+/* One step through a hooked table, after one that only warms up. */
+static enum ps_status trace_step(struct ps_session *s, struct tracer *t, int print)
+{
+    t->device = s->device;
+    PS_TRY(s->device->event_create(s->device, &t->before));
+    PS_TRY(s->device->event_create(s->device, &t->after));
+    struct ps_kernels *hooked;
+    PS_TRY(ps_kernels_hooked(s->kernels, trace_hook, t, &hooked));
+    const struct ps_kernels *plain = s->model->k;
+    s->model->k = s->optimizer.k = hooked;
+    enum ps_status status = PS_OK;
+    for (int i = 0; i < 2 && status == PS_OK; i++) {
+        t->n = 0;
+        t->operations = 0;
+        t->print = print && i == 1;
+        status = ps_session_rewind(s);
+        if (status == PS_OK) {
+            status = ps_session_step(s, s->config->train.batch_size);
+        }
+    }
+    s->model->k = s->optimizer.k = plain;
+    hooked->close(hooked);
+    s->device->event_destroy(s->device, t->before);
+    s->device->event_destroy(s->device, t->after);
+    qsort(t->part, (size_t)t->n, sizeof *t->part, by_time);
+    return status == PS_OK ? t->status : status;
+}
+
+/* ---- output ---- */
+
+static void print_text(const struct ps_session *s, const struct result *r, const struct tracer *t)
+{
+    double flops = ps_model_step_flops(&s->model->shape, s->config->train.batch_size),
+           windows = (double)s->config->train.batch_size;
+    printf("%s on %s, %s, level %s, batch %lld\n", s->kernels->backend, s->device->name, ps_precision_name(s->kernels->precision),
+           ps_level_name(s->level), (long long)s->config->train.batch_size);
+    printf("step            %.4f ms  (min %.4f  max %.4f, groups of %lld steps in %lld)\n", r->median, r->least, r->most,
+           (long long)(GROUP < s->steps_per_epoch ? GROUP : s->steps_per_epoch), (long long)r->steps);
+    printf("windows/s       %.0f\n", windows / (r->median * 1e-3));
+    printf("FLOP/s          %.3f T  (%.3f GFLOP counted a step)\n", flops / (r->median * 1e9), flops / 1e9);
+    if (r->epoch_seconds >= 0) {
+        printf("epoch           %.4f s  (%lld steps; %.1f %% of it waiting for data)\n", r->epoch_seconds,
+               (long long)s->steps_per_epoch, 100 * r->waiting);
+    }
+    printf("graph           %d kernels, %d copies, %d fills a step; %lld operations\n", r->nodes.kernels, r->nodes.copies,
+           r->nodes.fills, (long long)r->operations);
+    printf("device memory   %.1f MiB at its peak\n", (double)s->device->counters.peak_bytes / 0x1p20);
+    printf("start-up        %.3f s to open, %.3f s to the end of the first step\n\n", r->open_seconds, r->first_step_seconds);
+    double total = 0;
+    for (int i = 0; i < t->n; i++) {
+        total += t->part[i].ms;
+    }
+    printf("%-20s %5s %9s %6s %8s %9s  %s\n", "part", "calls", "ms", "share", "GB/s", "GFLOP/s", "shapes, outputs first");
+    for (int i = 0; i < t->n && i < 30; i++) {
+        const struct part *p = &t->part[i];
+        printf("%-20s %5lld %9.4f %5.1f%% %8.0f %9.0f  %s\n", ps_op_name(p->op), (long long)p->calls, p->ms, 100 * p->ms / total,
+               p->bytes * (double)p->calls / (p->ms * 1e6), p->flops * (double)p->calls / (p->ms * 1e6), p->shape);
+    }
+    printf("%-20s %5lld %9.4f         (each timed alone, launch included)\n", "sum", (long long)r->operations, total);
+}
+
+static enum ps_status print_json(const struct ps_session *s, const struct result *r, const struct tracer *t)
+{
+    json_t *parts = json_array();
+    for (int i = 0; i < t->n; i++) {
+        const struct part *p = &t->part[i];
+        json_array_append_new(parts, json_pack("{s:s, s:s, s:I, s:f, s:f, s:f}", "name", ps_op_name(p->op), "shapes", p->shape,
+                                               "calls", (json_int_t)p->calls, "ms", p->ms, "bytes", p->bytes, "flops", p->flops));
+    }
+    double flops = ps_model_step_flops(&s->model->shape, s->config->train.batch_size),
+           windows = (double)s->config->train.batch_size;
+    json_t *root =
+        json_pack("{s:s, s:s, s:s, s:s, s:I, s:{s:f, s:f, s:f, s:I}, s:f, s:f, s:f, s:{s:i, s:i, s:i}, s:I, s:I, s:f, s:f, s:o}",
+                  "backend", s->kernels->backend, "device", s->device->name, "precision", ps_precision_name(s->kernels->precision),
+                  "level", ps_level_name(s->level), "batch", (json_int_t)s->config->train.batch_size, "ms_per_step", "median",
+                  r->median, "min", r->least, "max", r->most, "steps", (json_int_t)r->steps, "windows_per_second",
+                  windows / (r->median * 1e-3), "flops_per_step", flops, "flops_per_second", flops / (r->median * 1e-3), "graph",
+                  "kernels", r->nodes.kernels, "copies", r->nodes.copies, "fills", r->nodes.fills, "operations",
+                  (json_int_t)r->operations, "peak_device_bytes", (json_int_t)s->device->counters.peak_bytes, "open_seconds",
+                  r->open_seconds, "first_step_seconds", r->first_step_seconds, "parts", parts);
+    if (root && r->epoch_seconds >= 0) {
+        json_object_set_new(root, "seconds_per_epoch", json_real(r->epoch_seconds));
+        json_object_set_new(root, "waiting_for_data", json_real(r->waiting));
+    }
+    char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
+    json_decref(root);
+    if (!text) {
+        return ps_fail(PS_USAGE, "--json: no memory");
+    }
+    puts(text);
+    free(text);
+    return PS_OK;
+}
+
+static enum ps_status bench(const struct arguments *a, const struct ps_config *config)
+{
+    struct ps_session *s;
+    struct result result = {0};
+    double begin = now_seconds();
+    PS_TRY(ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s));
+    struct tracer *tracer = calloc(1, sizeof *tracer);
+    enum ps_status status = tracer ? ps_session_initialise(s) : ps_fail(PS_DEVICE, "no memory for the trace");
+    result.open_seconds = now_seconds() - begin;
+    if (status == PS_OK) {
+        status = time_steps(s, a->steps, &result);
+    }
+    if (status == PS_OK) {
+        status = time_epochs(s, a->epochs, &result);
+    }
+    if (status == PS_OK) {
+        struct ps_graph *graph;
+        status = ps_session_full_step(s, &graph);
+        if (status == PS_OK) {
+            s->device->graph_nodes(s->device, graph, &result.nodes);
+            status = trace_step(s, tracer, a->trace && !a->json);
+            result.operations = tracer->operations;
+        }
+    }
+    if (status == PS_OK) {
+        if (a->json) {
+            status = print_json(s, &result, tracer);
+        } else {
+            print_text(s, &result, tracer);
+        }
+    }
+    free(tracer);
+    ps_session_close(s);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    struct arguments arguments = {0};
+    struct ps_config config;
+    enum ps_status status = parse(argc, argv, &arguments);
+    if (status == PS_OK) {
+        status = ps_config_load(arguments.config, arguments.overrides, arguments.n_overrides, &config);
+    }
+    if (status == PS_OK) {
+        status = bench(&arguments, &config);
+        ps_config_free(&config);
+    }
+    if (status != PS_OK) {
+        fprintf(stderr, "bench: %s\n", ps_error_message());
+    }
+    return (int)status;
+}

@@ -1,0 +1,257 @@
+/* evaluate: a checkpoint's accuracy on a split, beside naive forecasts; and its forecasts themselves. */
+#include <getopt.h>
+#include <hdf5.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "src/session.h"
+
+struct arguments {
+    const char *checkpoint, *data, *device, *forecasts;
+    enum ps_split split;
+    int json, original_units;
+};
+
+static const char usage[] =
+    "usage: evaluate CHECKPOINT [--data FILE] [--split train|val|test] [--device auto|cpu|cuda[:N]] [--json]\n"
+    "                [--save-forecasts OUT.h5] [--original-units]\n"
+    "\n"
+    "  --data FILE              another HDF5 file than the run's\n"
+    "  --split SPLIT            which windows (default: test)\n"
+    "  --json                   print one JSON object\n"
+    "  --save-forecasts OUT.h5  write /forecasts and /targets [W, C, H] and /inputs [W, C, L]\n"
+    "  --original-units         undo the scaling in what is saved\n"
+    "\n"
+    "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device\n";
+
+static enum ps_status parse(int argc, char **argv, struct arguments *a)
+{
+    static const struct option options[] = {{"data", required_argument, NULL, 'd'},
+                                            {"split", required_argument, NULL, 's'},
+                                            {"device", required_argument, NULL, 'v'},
+                                            {"json", no_argument, NULL, 'j'},
+                                            {"save-forecasts", required_argument, NULL, 'f'},
+                                            {"original-units", no_argument, NULL, 'u'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
+    a->split = PS_TEST;
+    opterr = 0;
+    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
+        switch (option) {
+        case 'd':
+            a->data = optarg;
+            break;
+        case 's':
+            for (a->split = PS_TRAIN; a->split < PS_SPLITS && strcmp(optarg, ps_split_name(a->split)) != 0; a->split++) {
+            }
+            if (a->split == PS_SPLITS) {
+                return ps_fail(PS_USAGE, "--split: \"%s\": train, val or test", optarg);
+            }
+            break;
+        case 'v':
+            a->device = optarg;
+            break;
+        case 'j':
+            a->json = 1;
+            break;
+        case 'f':
+            a->forecasts = optarg;
+            break;
+        case 'u':
+            a->original_units = 1;
+            break;
+        case 'h':
+            fputs(usage, stdout);
+            exit(0);
+        default:
+            return ps_fail(PS_USAGE, "%s: unknown option or missing value: see evaluate --help", argv[optind - 1]);
+        }
+    }
+    if (optind + 1 != argc) {
+        return ps_fail(PS_USAGE, "%s", optind == argc ? "which checkpoint? see evaluate --help" : "one checkpoint at a time");
+    }
+    a->checkpoint = argv[optind];
+    return PS_OK;
+}
+
+/* ---- forecasts into a file ---- */
+
+struct output {
+    struct ps_session *session;
+    hid_t file, datasets[3]; /* forecasts, targets, inputs */
+    const char *path;
+    int original_units;
+    float *inputs, *targets, *forecasts; /* one batch */
+    int32_t *index;
+};
+
+/* x * std + mean, channel by channel; x [n, C, length]. */
+static void to_original(const struct ps_scaler *scaler, float *x, int64_t n, int64_t length)
+{
+    for (int64_t i = 0; i < n * scaler->channels; i++) {
+        int64_t c = i % scaler->channels;
+        for (int64_t t = 0; t < length; t++) {
+            x[i * length + t] = (float)(x[i * length + t] * scaler->std[c] + scaler->mean[c]);
+        }
+    }
+}
+
+static int write_part(hid_t dataset, int64_t first, int64_t n, int64_t channels, int64_t length, const float *values)
+{
+    hsize_t start[3] = {(hsize_t)first, 0, 0}, count[3] = {(hsize_t)n, (hsize_t)channels, (hsize_t)length};
+    hid_t space = H5Dget_space(dataset), memory = H5Screate_simple(3, count, NULL);
+    int failed = H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, count, NULL) < 0 ||
+                 H5Dwrite(dataset, H5T_NATIVE_FLOAT, memory, space, H5P_DEFAULT, values) < 0;
+    H5Sclose(memory);
+    H5Sclose(space);
+    return failed;
+}
+
+static enum ps_status write_batch(void *argument, int64_t first, int64_t n, const float *forecasts)
+{
+    struct output *o = argument;
+    const struct ps_window_view *v = &o->session->view;
+    int64_t C = v->channels;
+    memcpy(o->forecasts, forecasts, (size_t)(n * C * v->pred_len) * sizeof *forecasts);
+    ps_windows_gather(v, o->index + first, n, o->inputs, o->targets);
+    if (o->original_units) {
+        to_original(&o->session->scaler, o->forecasts, n, v->pred_len);
+        to_original(&o->session->scaler, o->targets, n, v->pred_len);
+        to_original(&o->session->scaler, o->inputs, n, v->seq_len);
+    }
+    if (write_part(o->datasets[0], first, n, C, v->pred_len, o->forecasts) ||
+        write_part(o->datasets[1], first, n, C, v->pred_len, o->targets) ||
+        write_part(o->datasets[2], first, n, C, v->seq_len, o->inputs)) {
+        return ps_fail(PS_DATA, "%s: cannot write the forecasts", o->path);
+    }
+    return PS_OK;
+}
+
+static enum ps_status save_forecasts(struct ps_session *s, const struct arguments *a)
+{
+    int64_t B = s->config->train.batch_size, C = s->view.channels, H = s->view.pred_len, L = s->view.seq_len;
+    int64_t count = s->splits.count[a->split];
+    struct output o = {.session = s, .path = a->forecasts, .original_units = a->original_units};
+    o.forecasts = malloc((size_t)(B * C * H) * sizeof(float));
+    o.targets = malloc((size_t)(B * C * H) * sizeof(float));
+    o.inputs = malloc((size_t)(B * C * L) * sizeof(float));
+    o.index = malloc((size_t)count * sizeof *o.index);
+    enum ps_status status = PS_OK;
+    if (!o.forecasts || !o.targets || !o.inputs || !o.index) {
+        status = ps_fail(PS_DATA, "%s: no memory for a batch of %lld windows", a->forecasts, (long long)B);
+    } else {
+        ps_sequence(s->splits.first[a->split], count, o.index);
+        o.file = H5Fcreate(a->forecasts, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+        if (o.file < 0) {
+            status = ps_fail(PS_DATA, "%s: cannot create the file", a->forecasts);
+        }
+    }
+    if (status == PS_OK) {
+        const char *names[3] = {"forecasts", "targets", "inputs"};
+        for (int i = 0; i < 3; i++) {
+            hsize_t size[3] = {(hsize_t)count, (hsize_t)C, (hsize_t)(i == 2 ? L : H)};
+            hid_t space = H5Screate_simple(3, size, NULL);
+            o.datasets[i] = H5Dcreate2(o.file, names[i], H5T_IEEE_F32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+            H5Sclose(space);
+            if (o.datasets[i] < 0) {
+                status = ps_fail(PS_DATA, "%s: cannot create /%s", a->forecasts, names[i]);
+            }
+        }
+        if (status == PS_OK) {
+            status = ps_session_forecast(s, a->split, write_batch, &o);
+        }
+        for (int i = 0; i < 3; i++) {
+            if (o.datasets[i] >= 0) {
+                H5Dclose(o.datasets[i]);
+            }
+        }
+        if (H5Fclose(o.file) < 0 && status == PS_OK) {
+            status = ps_fail(PS_DATA, "%s: cannot finish the file", a->forecasts);
+        }
+    }
+    free(o.forecasts);
+    free(o.targets);
+    free(o.inputs);
+    free(o.index);
+    return status;
+}
+
+/* ---- scores ---- */
+
+static void print_line(const char *name, const struct ps_score *score)
+{
+    if (score->windows > 0) {
+        printf("%-16s mse %.4f  mae %.4f  windows %lld\n", name, score->mse, score->mae, (long long)score->windows);
+    }
+}
+
+static enum ps_status score(struct ps_session *s, const struct arguments *a, const struct ps_checkpoint *checkpoint)
+{
+    struct ps_accuracy accuracy;
+    PS_TRY(ps_session_score(s, a->split, &accuracy));
+    int64_t count = s->splits.count[a->split];
+    struct ps_naive naive = ps_naive_score(&s->view, s->splits.first[a->split], count, s->config->data.season);
+    struct ps_test_record record = {
+        .all = accuracy.all,
+        .full_batches = accuracy.full_batches,
+        .repeat_last = {naive.repeat_mse, naive.repeat_mae, count},
+        .seasonal_naive = {naive.seasonal_mse, naive.seasonal_mae, isnan(naive.seasonal_mse) ? 0 : count},
+        .epoch = checkpoint->m ? checkpoint->epoch : checkpoint->best_epoch,
+        .step = checkpoint->step};
+    if (a->json) {
+        char *json = ps_test_json(&record);
+        if (!json) {
+            return ps_fail(PS_USAGE, "--json: no memory");
+        }
+        puts(json);
+        free(json);
+        return PS_OK;
+    }
+    printf("%s, split %s, standardised units\n", a->checkpoint, ps_split_name(a->split));
+    print_line("model", &record.all);
+    print_line("full batches", &record.full_batches);
+    print_line("repeat-last", &record.repeat_last);
+    print_line("seasonal-naive", &record.seasonal_naive);
+    return PS_OK;
+}
+
+static enum ps_status evaluate(const struct arguments *a)
+{
+    struct ps_checkpoint checkpoint;
+    struct ps_config config;
+    struct ps_session *s = NULL;
+    PS_TRY(ps_checkpoint_load(a->checkpoint, &checkpoint));
+    enum ps_status status = ps_config_parse(checkpoint.config, a->checkpoint, NULL, 0, &config);
+    if (status == PS_OK) {
+        status = ps_session_open(
+            &config, &(struct ps_session_options){.data_path = a->data, .device = a->device, .scaler = &checkpoint.scaler}, &s);
+        if (status == PS_OK) {
+            status = ps_session_load_weights(s, &checkpoint, 0);
+        }
+        if (status == PS_OK) {
+            status = score(s, a, &checkpoint);
+        }
+        if (status == PS_OK && a->forecasts) {
+            status = save_forecasts(s, a);
+        }
+        ps_session_close(s);
+        ps_config_free(&config);
+    }
+    ps_checkpoint_free(&checkpoint);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    struct arguments arguments = {0};
+    enum ps_status status = parse(argc, argv, &arguments);
+    if (status == PS_OK) {
+        status = evaluate(&arguments);
+    }
+    if (status != PS_OK) {
+        fprintf(stderr, "evaluate: %s\n", ps_error_message());
+    }
+    return (int)status;
+}
