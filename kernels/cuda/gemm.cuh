@@ -1,0 +1,40 @@
+/* A product's sizes and strides, taken apart once for the three ways to compute it: cuBLASLt (gemm.cu), a long sum over few outputs
+ * (split_gemm.cu), many small matrices (tiny_gemm.cu). */
+#ifndef PS_KERNELS_CUDA_GEMM_CUH
+#define PS_KERNELS_CUDA_GEMM_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+/* One matrix of the product: element (i, j) of batch (p, q) is data[p*batch[0] + q*batch[1] + i*row + j*column]. */
+struct ps_operand {
+    char *data;
+    int64_t row, column, batch[2];
+};
+
+struct ps_product {
+    enum ps_type type;
+    int64_t m, n, k, batch[2]; /* two batch dimensions that lie evenly are already one: batch[0] is then 1 */
+    struct ps_operand c, a, b;
+    float alpha, beta;
+};
+
+/* Checks ranks, types and sizes (all at least 1). PS_UNSUPPORTED with the sizes in the message. */
+enum ps_status ps_cuda_product(const struct ps_gemm *arguments, struct ps_product *product);
+
+/* tiny_gemm.cu */
+enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *product);
+
+/* split_gemm.cu: batch 1, a and b both laid out with the summed dimension slow (a transposed view times rows), float32, 16-byte
+ * aligned rows; PS_UNSUPPORTED otherwise. tensor_cores: operands rounded to tf32. workspace holds the partial sums. */
+struct ps_cuda_split {
+    void *workspace;
+    size_t workspace_bytes;
+    int multiprocessors, shared_bytes; /* shared_bytes: the most a block can have */
+    int tensor_cores;
+    cudaStream_t stream;
+};
+enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const struct ps_product *product);
+/* Whether ps_cuda_gemm takes it, from the shape and layout alone. */
+int ps_cuda_split_wanted(const struct ps_product *product, int tensor_cores);
+
+#endif
