@@ -382,7 +382,7 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
     if (tiny && context->tiny_gemm && p.batch[0] * p.batch[1] >= 2) {
         return ps_cuda_tiny_product(context, &p);
     }
-    if (ps_cuda_split_wanted(&p, k->precision == PS_TF32)) {
+    if (ps_cuda_split_wanted(&p)) {
         struct ps_cuda_split split = {};
         split.workspace = context->gemm->workspace;
         split.workspace_bytes = WORKSPACE_BYTES;

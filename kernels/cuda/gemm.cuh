@@ -35,6 +35,6 @@ struct ps_cuda_split {
 };
 enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const struct ps_product *product);
 /* Whether ps_cuda_gemm takes it, from the shape and layout alone. */
-int ps_cuda_split_wanted(const struct ps_product *product, int tensor_cores);
+int ps_cuda_split_wanted(const struct ps_product *product);
 
 #endif
