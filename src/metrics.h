@@ -1,5 +1,5 @@
-/* What a run writes down about itself: metrics.jsonl, one JSON object an epoch, and test.json at its end. Numbers are written so that
- * they read back bit for bit; one that is not finite is written as null. */
+/* What a run writes down about itself: metrics.jsonl, one JSON object an epoch, and test.json at its end. Numbers are written so
+ * that they read back bit for bit; one that is not finite is written as null. */
 #ifndef PS_SRC_METRICS_H
 #define PS_SRC_METRICS_H
 

@@ -1,0 +1,425 @@
+/* The HDF5 file is made and read in memory (HDF5's core driver): what was verified is what is parsed, and every byte that reaches
+ * the disk is written by ps_file_replace, whose failures lose nothing. */
+#include "src/checkpoint.h"
+
+#include <hdf5.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "src/config.h"
+#include "src/digest.h"
+#include "src/files.h"
+
+enum { BLOCK = 512, GROWTH = 1 << 20, LONGEST_TEXT = 32768 /* an HDF5 attribute holds less than 64 KiB */ };
+
+static const char magic[] = "PatchStep checkpoint\n";
+/* HDF5 wants a name for a file in memory, and that no file of that name exists. */
+static const char in_memory[] = "/dev/null/checkpoint";
+
+/* The user block: text for people and for `head -c 512`, zeros after it. The digest is that of `tail -c +513 FILE | sha256sum`. */
+static void make_block(char block[BLOCK], int format, size_t length, const char *digest)
+{
+    memset(block, 0, BLOCK);
+    snprintf(block, BLOCK, "%sformat %d\nlength %zu\nsha256 %s\n", magic, format, length, digest);
+}
+
+/* ---- the file's parts ---- */
+
+/* One pass serves saving and loading: each part is named once, here, and `saving` says which way it goes. */
+struct pass {
+    const char *path;
+    hid_t file;
+    int saving;
+    enum ps_status status; /* of the first part that failed; later parts do nothing */
+};
+
+static void fail(struct pass *pass, const char *what, const char *name, const char *cause)
+{
+    if (pass->status == PS_OK) {
+        pass->status = ps_fail(PS_CHECKPOINT, "%s: %s %s: %s", pass->path, what, name, cause);
+    }
+}
+
+static void attribute(struct pass *pass, const char *name, hid_t stored, hid_t native, void *value)
+{
+    if (pass->status != PS_OK) {
+        return;
+    }
+    hid_t space = H5I_INVALID_HID, id;
+    int done = 0;
+    if (pass->saving) {
+        space = H5Screate(H5S_SCALAR);
+        id = H5Acreate2(pass->file, name, stored, space, H5P_DEFAULT, H5P_DEFAULT);
+        done = id >= 0 && H5Awrite(id, native, value) >= 0;
+    } else {
+        id = H5Aopen(pass->file, name, H5P_DEFAULT);
+        hid_t type = id >= 0 ? H5Aget_type(id) : H5I_INVALID_HID;
+        space = id >= 0 ? H5Aget_space(id) : H5I_INVALID_HID;
+        done = type >= 0 && space >= 0 && H5Tequal(type, stored) > 0 && H5Sget_simple_extent_npoints(space) == 1 &&
+               H5Aread(id, native, value) >= 0;
+        if (type >= 0) {
+            H5Tclose(type);
+        }
+    }
+    if (!done) {
+        fail(pass, "attribute", name, pass->saving ? "cannot be written" : "missing, or of another type");
+    }
+    if (id >= 0) {
+        H5Aclose(id);
+    }
+    if (space >= 0) {
+        H5Sclose(space);
+    }
+}
+
+static void attribute_u64(struct pass *pass, const char *name, uint64_t *value)
+{
+    attribute(pass, name, H5T_STD_U64LE, H5T_NATIVE_UINT64, value);
+}
+
+static void attribute_f64(struct pass *pass, const char *name, double *value)
+{
+    attribute(pass, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, value);
+}
+
+/* A text of fixed length, zero-terminated, UTF-8; loading allocates it. */
+static void attribute_text(struct pass *pass, const char *name, char **text)
+{
+    if (pass->status != PS_OK) {
+        return;
+    }
+    size_t size = 0;
+    if (pass->saving) {
+        size = strlen(*text) + 1;
+    } else {
+        hid_t id = H5Aopen(pass->file, name, H5P_DEFAULT), type = id >= 0 ? H5Aget_type(id) : H5I_INVALID_HID;
+        size = type >= 0 && H5Tget_class(type) == H5T_STRING ? H5Tget_size(type) : 0;
+        if (type >= 0) {
+            H5Tclose(type);
+        }
+        if (id >= 0) {
+            H5Aclose(id);
+        }
+    }
+    if (size == 0 || size > LONGEST_TEXT) {
+        fail(pass, "attribute", name, size ? "its text is too long" : "missing, or not text");
+        return;
+    }
+    if (!pass->saving && !(*text = calloc(size + 1, 1))) {
+        fail(pass, "attribute", name, "no memory");
+        return;
+    }
+    hid_t type = H5Tcopy(H5T_C_S1);
+    H5Tset_size(type, size);
+    H5Tset_cset(type, H5T_CSET_UTF8);
+    attribute(pass, name, type, type, *text);
+    H5Tclose(type);
+}
+
+static void group(struct pass *pass, const char *name)
+{
+    if (!pass->saving || pass->status != PS_OK) {
+        return;
+    }
+    hid_t create = H5Pcreate(H5P_GROUP_CREATE);
+    H5Pset_obj_track_times(create, 0);
+    hid_t id = H5Gcreate2(pass->file, name, H5P_DEFAULT, create, H5P_DEFAULT);
+    H5Pclose(create);
+    if (id < 0) {
+        fail(pass, "group", name, "cannot be written");
+    } else {
+        H5Gclose(id);
+    }
+}
+
+static int same_shape(hid_t space, int rank, const hsize_t *size)
+{
+    hsize_t found[2] = {0, 0};
+    if (H5Sget_simple_extent_ndims(space) != rank || H5Sget_simple_extent_dims(space, found, NULL) != rank) {
+        return 0;
+    }
+    return found[0] == size[0] && (rank == 1 || found[1] == size[1]);
+}
+
+static void dataset(struct pass *pass, const char *folder, const char *name, hid_t stored, hid_t native, int rank,
+                    const int64_t *size, void *values)
+{
+    if (pass->status != PS_OK) {
+        return;
+    }
+    char place[96];
+    snprintf(place, sizeof place, "%s/%s", folder, name);
+    hsize_t extent[2] = {(hsize_t)size[0], rank == 2 ? (hsize_t)size[1] : 1};
+    hid_t id, space;
+    if (pass->saving) {
+        hid_t create = H5Pcreate(H5P_DATASET_CREATE);
+        H5Pset_obj_track_times(create, 0);
+        space = H5Screate_simple(rank, extent, NULL);
+        id = H5Dcreate2(pass->file, place, stored, space, H5P_DEFAULT, create, H5P_DEFAULT);
+        H5Pclose(create);
+        if (id < 0 || H5Dwrite(id, native, H5S_ALL, H5S_ALL, H5P_DEFAULT, values) < 0) {
+            fail(pass, "dataset", place, "cannot be written: no memory");
+        }
+    } else {
+        id = H5Dopen2(pass->file, place, H5P_DEFAULT);
+        space = id >= 0 ? H5Dget_space(id) : H5I_INVALID_HID;
+        hid_t type = id >= 0 ? H5Dget_type(id) : H5I_INVALID_HID;
+        if (id < 0 || space < 0 || type < 0) {
+            fail(pass, "dataset", place, "missing");
+        } else if (H5Tequal(type, stored) <= 0) {
+            fail(pass, "dataset", place, "of another type");
+        } else if (!same_shape(space, rank, extent)) {
+            char cause[96];
+            snprintf(cause, sizeof cause,
+                     rank == 2 ? "its shape is not [%" PRId64 ", %" PRId64 "] as its config says"
+                               : "its shape is not [%" PRId64 "] as its config says",
+                     size[0], size[1]);
+            fail(pass, "dataset", place, cause);
+        } else if (H5Dread(id, native, H5S_ALL, H5S_ALL, H5P_DEFAULT, values) < 0) {
+            fail(pass, "dataset", place, "cannot be read");
+        }
+        if (type >= 0) {
+            H5Tclose(type);
+        }
+    }
+    if (id >= 0) {
+        H5Dclose(id);
+    }
+    if (space >= 0) {
+        H5Sclose(space);
+    }
+}
+
+/* The tensors of one flat buffer. */
+static void tensors(struct pass *pass, const char *folder, const struct ps_parameters *layout, hid_t stored, hid_t native,
+                    size_t element, void *flat)
+{
+    for (int t = 0; t < layout->n; t++) {
+        const struct ps_parameter *p = &layout->table[t];
+        dataset(pass, folder, p->name, stored, native, p->rank, p->size, (char *)flat + (size_t)p->offset * element);
+    }
+}
+
+static void attributes(struct pass *pass, struct ps_checkpoint *c, uint64_t *has_moments)
+{
+    uint64_t channels = (uint64_t)c->scaler.channels, constant = (uint64_t)c->scaler.constant;
+    attribute_u64(pass, "channels", &channels);
+    attribute_u64(pass, "constant_channels", &constant);
+    attribute_u64(pass, "has_moments", has_moments);
+    attribute_u64(pass, "step", &c->step);
+    attribute_u64(pass, "epoch", &c->epoch);
+    attribute_u64(pass, "cursor", &c->cursor);
+    attribute_f64(pass, "loss_sum", &c->loss_sum);
+    attribute_u64(pass, "seed", &c->seed);
+    attribute_f64(pass, "best_validation", &c->best_validation);
+    attribute_u64(pass, "best_epoch", &c->best_epoch);
+    attribute_u64(pass, "epochs_since_best", &c->epochs_since_best);
+    attribute_u64(pass, "fingerprint", &c->fingerprint);
+    attribute_text(pass, "config", &c->config);
+    attribute_text(pass, "level", &c->level);
+    attribute_text(pass, "algorithms", &c->algorithms);
+    attribute_text(pass, "versions", &c->versions);
+    c->scaler.channels = (int64_t)channels;
+    c->scaler.constant = (int)constant;
+}
+
+static void datasets(struct pass *pass, struct ps_checkpoint *c)
+{
+    group(pass, "parameters");
+    tensors(pass, "parameters", c->layout, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, sizeof(float), c->parameters);
+    if (c->m) {
+        group(pass, "optimizer");
+        group(pass, "optimizer/m");
+        tensors(pass, "optimizer/m", c->layout, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, sizeof(float), c->m);
+        group(pass, "optimizer/v");
+        tensors(pass, "optimizer/v", c->layout, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, sizeof(double), c->v);
+    }
+    group(pass, "scaler");
+    dataset(pass, "scaler", "mean", H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, 1, &c->scaler.channels, c->scaler.mean);
+    dataset(pass, "scaler", "std", H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, 1, &c->scaler.channels, c->scaler.std);
+}
+
+/* ---- saving ---- */
+
+/* The whole file as *size bytes, the user block not yet written. */
+static enum ps_status make_image(const char *path, const struct ps_checkpoint *checkpoint, char **image, size_t *size)
+{
+    struct ps_checkpoint c = *checkpoint; /* the parts are passed as what may be loaded; saving only reads them */
+    uint64_t has_moments = c.m != NULL;
+    hid_t create = H5Pcreate(H5P_FILE_CREATE), access = H5Pcreate(H5P_FILE_ACCESS);
+    H5Pset_userblock(create, BLOCK);
+    H5Pset_obj_track_times(create, 0);
+    H5Pset_fapl_core(access, GROWTH, 0);
+    struct pass pass = {.path = path, .saving = 1, .file = H5Fcreate(in_memory, H5F_ACC_TRUNC, create, access)};
+    H5Pclose(create);
+    H5Pclose(access);
+    if (pass.file < 0) {
+        return ps_fail(PS_CHECKPOINT, "%s: no memory for the file's contents", path);
+    }
+    attributes(&pass, &c, &has_moments);
+    datasets(&pass, &c);
+    /* HDF5 gives the image without its user block. */
+    ssize_t bytes = pass.status == PS_OK && H5Fflush(pass.file, H5F_SCOPE_GLOBAL) >= 0 ? H5Fget_file_image(pass.file, NULL, 0) : -1;
+    *image = bytes > 0 ? malloc(BLOCK + (size_t)bytes) : NULL;
+    if (pass.status == PS_OK && (!*image || H5Fget_file_image(pass.file, *image + BLOCK, (size_t)bytes) != bytes)) {
+        free(*image);
+        *image = NULL;
+        pass.status = ps_fail(PS_CHECKPOINT, "%s: no memory for the file's contents", path);
+    }
+    *size = pass.status == PS_OK ? BLOCK + (size_t)bytes : 0;
+    H5Fclose(pass.file);
+    return pass.status;
+}
+
+enum ps_status ps_checkpoint_save(const char *path, const struct ps_checkpoint *checkpoint)
+{
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+    char *image = NULL, digest[PS_DIGEST_HEX];
+    size_t size = 0;
+    enum ps_status status = make_image(path, checkpoint, &image, &size);
+    if (status == PS_OK && !ps_digest(image + BLOCK, size - BLOCK, digest)) {
+        status = ps_fail(PS_CHECKPOINT, "%s: OpenSSL gives no SHA-256", path);
+    }
+    if (status == PS_OK) {
+        make_block(image, PS_CHECKPOINT_FORMAT, size, digest);
+        status = ps_file_replace(PS_CHECKPOINT, path, image, size);
+    }
+    free(image);
+    return status;
+}
+
+/* ---- loading ---- */
+
+static enum ps_status verify(const char *path, const char *bytes, size_t size)
+{
+    if (size < BLOCK || memcmp(bytes, magic, sizeof magic - 1) != 0) {
+        return ps_fail(PS_CHECKPOINT, "%s: not a checkpoint of PatchStep%s", path,
+                       size < BLOCK ? ", or cut off at its beginning" : "");
+    }
+    int format = 0;
+    size_t length = 0;
+    char head[BLOCK + 1] = "", said[PS_DIGEST_HEX] = "", block[BLOCK], digest[PS_DIGEST_HEX];
+    memcpy(head, bytes, BLOCK);
+    if (sscanf(head + sizeof magic - 1, "format %d length %zu sha256 %64s", &format, &length, said) != 3) {
+        return ps_fail(PS_CHECKPOINT, "%s: altered: its first 512 bytes do not say format, length and digest", path);
+    }
+    make_block(block, format, length, said);
+    if (memcmp(block, bytes, BLOCK) != 0) {
+        return ps_fail(PS_CHECKPOINT, "%s: altered: its first 512 bytes are not as they were written", path);
+    }
+    if (format != PS_CHECKPOINT_FORMAT) {
+        return ps_fail(PS_CHECKPOINT, "%s: format %d; this program reads format %d: use the version that wrote it", path, format,
+                       PS_CHECKPOINT_FORMAT);
+    }
+    if (length != size) {
+        return ps_fail(PS_CHECKPOINT, "%s: %s: has %zu bytes of %zu", path, size < length ? "truncated" : "altered", size, length);
+    }
+    if (!ps_digest(bytes + BLOCK, size - BLOCK, digest)) {
+        return ps_fail(PS_CHECKPOINT, "%s: OpenSSL gives no SHA-256", path);
+    }
+    if (strcmp(digest, said) != 0) {
+        return ps_fail(PS_CHECKPOINT, "%s: altered: its SHA-256 is %.16s..., not %.16s... as it says", path, digest, said);
+    }
+    return PS_OK;
+}
+
+/* The layout that the stored config and channel count ask for. */
+static enum ps_status make_layout(const char *path, struct ps_checkpoint *c)
+{
+    struct ps_config config;
+    if (ps_config_parse(c->config, "config", NULL, 0, &config) != PS_OK) {
+        return ps_fail(PS_CHECKPOINT, "%s: attribute config: %s", path, ps_error_message());
+    }
+    struct ps_model_shape shape = {
+        .channels = c->scaler.channels,
+        .seq_len = config.model.seq_len,
+        .pred_len = config.model.pred_len,
+        .patch_len = config.model.patch_len,
+        .stride = config.model.stride,
+        .pad_end = config.model.padding == PS_PADDING_END,
+        .d_model = config.model.d_model,
+        .n_heads = config.model.n_heads,
+        .d_ff = config.model.d_ff,
+        .n_layers = config.model.n_layers,
+        .dropout = config.model.dropout,
+        .revin = config.model.revin,
+    };
+    ps_config_free(&config);
+    if (ps_parameters_layout(&shape, &c->layout) != PS_OK) {
+        return ps_fail(PS_CHECKPOINT, "%s: its model cannot be laid out: %s", path, ps_error_message());
+    }
+    c->own_layout = 1;
+    return PS_OK;
+}
+
+static enum ps_status allocate(const char *path, struct ps_checkpoint *c, int has_moments)
+{
+    /* Zeroed: the gaps between tensors stay 0. */
+    size_t count = (size_t)c->layout->count, channels = (size_t)c->scaler.channels;
+    c->parameters = calloc(count, sizeof *c->parameters);
+    c->m = has_moments ? calloc(count, sizeof *c->m) : NULL;
+    c->v = has_moments ? calloc(count, sizeof *c->v) : NULL;
+    c->scaler.mean = calloc(channels, sizeof *c->scaler.mean);
+    c->scaler.std = calloc(channels, sizeof *c->scaler.std);
+    if (!c->parameters || !c->scaler.mean || !c->scaler.std || (has_moments && (!c->m || !c->v))) {
+        return ps_fail(PS_CHECKPOINT, "%s: no memory for its %zu parameters", path, count);
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_checkpoint_load(const char *path, struct ps_checkpoint *checkpoint)
+{
+    memset(checkpoint, 0, sizeof *checkpoint);
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+    char *bytes = NULL;
+    size_t size = 0;
+    PS_TRY(ps_file_read(PS_CHECKPOINT, path, 0, &bytes, &size));
+    struct pass pass = {.path = path, .file = H5I_INVALID_HID, .status = verify(path, bytes, size)};
+    if (pass.status == PS_OK) {
+        hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+        H5Pset_fapl_core(access, GROWTH, 0);
+        H5Pset_file_image(access, bytes, size);
+        pass.file = H5Fopen(in_memory, H5F_ACC_RDONLY, access);
+        H5Pclose(access);
+        if (pass.file < 0) {
+            pass.status = ps_fail(PS_CHECKPOINT, "%s: HDF5 cannot open it", path);
+        }
+    }
+    free(bytes);
+    uint64_t has_moments = 0;
+    attributes(&pass, checkpoint, &has_moments);
+    if (pass.status == PS_OK) {
+        pass.status = make_layout(path, checkpoint);
+    }
+    if (pass.status == PS_OK) {
+        pass.status = allocate(path, checkpoint, has_moments != 0);
+    }
+    if (pass.status == PS_OK) {
+        datasets(&pass, checkpoint);
+    }
+    if (pass.file >= 0) {
+        H5Fclose(pass.file);
+    }
+    if (pass.status != PS_OK) {
+        ps_checkpoint_free(checkpoint);
+    }
+    return pass.status;
+}
+
+void ps_checkpoint_free(struct ps_checkpoint *checkpoint)
+{
+    if (checkpoint->own_layout) {
+        ps_parameters_free(checkpoint->layout);
+    }
+    free(checkpoint->parameters);
+    free(checkpoint->m);
+    free(checkpoint->v);
+    ps_scaler_free(&checkpoint->scaler);
+    free(checkpoint->config);
+    free(checkpoint->level);
+    free(checkpoint->algorithms);
+    free(checkpoint->versions);
+    memset(checkpoint, 0, sizeof *checkpoint);
+}

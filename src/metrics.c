@@ -1,0 +1,119 @@
+#include "src/metrics.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "src/files.h"
+
+/* JSON has no infinity and no NaN. */
+static json_t *number(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *whole(uint64_t value)
+{
+    return json_integer((json_int_t)value);
+}
+
+enum ps_status ps_metrics_append(const char *path, const struct ps_epoch_record *record)
+{
+    json_t *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", whole(record->epoch), "step",
+                               whole(record->step), "train_loss", number(record->train_loss), "val_mse", number(record->val_mse),
+                               "val_mae", number(record->val_mae), "lr", number(record->lr), "seconds", number(record->seconds),
+                               "windows_per_second", number(record->windows_per_second));
+    /* 17 digits read back as the same double. */
+    char *line = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
+    json_decref(object);
+    if (!line) {
+        return ps_fail(PS_USAGE, "%s: no memory for a line", path);
+    }
+    errno = 0;
+    FILE *out = fopen(path, "a");
+    int done = out && fprintf(out, "%s\n", line) > 0 && fflush(out) == 0 && fsync(fileno(out)) == 0;
+    int cause = errno;
+    if (out && fclose(out) != 0 && done) {
+        done = 0;
+        cause = errno;
+    }
+    free(line);
+    return done ? PS_OK : ps_fail(PS_USAGE, "%s: cannot be written: %s", path, strerror(cause));
+}
+
+enum ps_status ps_metrics_truncate(const char *path, uint64_t epochs)
+{
+    if (access(path, F_OK) != 0 && errno == ENOENT) {
+        return PS_OK;
+    }
+    char *text, *kept;
+    size_t size, used = 0;
+    PS_TRY(ps_file_read(PS_USAGE, path, 0, &text, &size));
+    kept = malloc(size + 1);
+    enum ps_status status = kept ? PS_OK : ps_fail(PS_USAGE, "%s: no memory for %zu bytes", path, size);
+    int line = 0;
+    for (char *begin = text, *end; status == PS_OK && (end = memchr(begin, '\n', (size_t)(text + size - begin))); begin = end + 1) {
+        line++;
+        json_t *object = json_loadb(begin, (size_t)(end - begin), JSON_REJECT_DUPLICATES, NULL);
+        const json_t *epoch = json_object_get(object, "epoch");
+        if (!json_is_integer(epoch)) {
+            status = ps_fail(PS_USAGE, "%s:%d: not a line of metrics: an object with a whole number \"epoch\"; move the file away",
+                             path, line);
+        } else if (json_integer_value(epoch) <= (json_int_t)epochs) {
+            memcpy(kept + used, begin, (size_t)(end + 1 - begin));
+            used += (size_t)(end + 1 - begin);
+        }
+        json_decref(object);
+    }
+    if (status == PS_OK && used != size) {
+        status = ps_file_replace(PS_USAGE, path, kept, used);
+    }
+    free(kept);
+    free(text);
+    return status;
+}
+
+static json_t *score(const struct ps_score *score)
+{
+    if (score->windows == 0) {
+        return json_null();
+    }
+    return json_pack("{s:o, s:o, s:I}", "mse", number(score->mse), "mae", number(score->mae), "windows",
+                     (json_int_t)score->windows);
+}
+
+char *ps_test_json(const struct ps_test_record *record)
+{
+    json_t *object = score(&record->all);
+    if (!json_is_object(object)) { /* no window: the same keys, with nothing in them */
+        json_decref(object);
+        object = json_pack("{s:n, s:n, s:i}", "mse", "mae", "windows", 0);
+    }
+    int failed = json_object_set_new(object, "full_batches", score(&record->full_batches)) |
+                 json_object_set_new(object, "repeat_last", score(&record->repeat_last)) |
+                 json_object_set_new(object, "seasonal_naive", score(&record->seasonal_naive)) |
+                 json_object_set_new(object, "epoch", whole(record->epoch)) |
+                 json_object_set_new(object, "step", whole(record->step));
+    char *text = failed ? NULL : json_dumps(object, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    json_decref(object);
+    return text;
+}
+
+enum ps_status ps_test_write(const char *path, const struct ps_test_record *record)
+{
+    char *text = ps_test_json(record), *line = NULL;
+    if (!text || asprintf(&line, "%s\n", text) < 0) {
+        free(text);
+        return ps_fail(PS_USAGE, "%s: no memory for the scores", path);
+    }
+    enum ps_status status = ps_file_replace(PS_USAGE, path, line, strlen(line));
+    free(text);
+    free(line);
+    return status;
+}

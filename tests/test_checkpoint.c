@@ -1,0 +1,562 @@
+/* Checkpoints come back bit for bit; one that is cut off, altered or foreign is refused; a save that fails loses nothing. And the
+ * files beside them: metrics.jsonl, test.json. */
+#include <check.h>
+#include <hdf5.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "src/checkpoint.h"
+#include "src/digest.h"
+#include "src/files.h"
+#include "src/metrics.h"
+
+static char folder[] = "/tmp/ps_checkpoint_XXXXXX";
+
+static char *in_folder(const char *name, char path[PATH_MAX])
+{
+    snprintf(path, PATH_MAX, "%s/%s", folder, name);
+    return path;
+}
+
+static int exists(const char *path)
+{
+    return access(path, F_OK) == 0;
+}
+
+static int partial_exists(const char *path)
+{
+    char partial[PATH_MAX + 16];
+    snprintf(partial, sizeof partial, "%s.partial", path);
+    return exists(partial);
+}
+
+static void put_file(const char *path, const void *bytes, size_t size)
+{
+    FILE *out = fopen(path, "wb");
+    ck_assert_ptr_nonnull(out);
+    ck_assert_uint_eq(fwrite(bytes, 1, size, out), size);
+    ck_assert_int_eq(fclose(out), 0);
+}
+
+static char *get_file(const char *path, size_t *size)
+{
+    char *bytes;
+    ck_assert_msg(ps_file_read(PS_DATA, path, 0, &bytes, size) == PS_OK, "%s", ps_error_message());
+    return bytes;
+}
+
+/* PS_CHECKPOINT, one line that names the file and says `cause`. */
+static void must_refuse(const char *path, const char *cause)
+{
+    struct ps_checkpoint c;
+    ck_assert_int_eq(ps_checkpoint_load(path, &c), PS_CHECKPOINT);
+    ck_assert_msg(strstr(ps_error_message(), path) != NULL && strstr(ps_error_message(), cause) != NULL, "expected: %s\ngot: %s",
+                  cause, ps_error_message());
+    ck_assert_ptr_null(strchr(ps_error_message(), '\n'));
+}
+
+static const char config_text[] = "data:\n  path: a.h5\nmodel:\n  seq_len: 24\n  pred_len: 3\n  patch_len: 8\n  stride: 4\n"
+                                  "  d_model: 6\n  n_heads: 2\n  d_ff: 10\n  n_layers: 2\n";
+
+enum { CHANNELS = 3 };
+
+static uint32_t noise(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state;
+}
+
+/* A run's state with every bit pattern in it, NaN, infinities and -0 among them; the gaps between tensors 0. */
+static struct ps_checkpoint make(int with_moments)
+{
+    struct ps_checkpoint c = {.step = 12345678901234567u,
+                              .epoch = 7,
+                              .cursor = 1920,
+                              .loss_sum = 0.1 + 0.2,
+                              .seed = UINT64_MAX,
+                              .best_validation = HUGE_VAL,
+                              .best_epoch = 5,
+                              .epochs_since_best = 2,
+                              .fingerprint = 0x8000000000000001u};
+    struct ps_model_shape shape = {.channels = CHANNELS,
+                                   .seq_len = 24,
+                                   .pred_len = 3,
+                                   .patch_len = 8,
+                                   .stride = 4,
+                                   .pad_end = 1,
+                                   .d_model = 6,
+                                   .n_heads = 2,
+                                   .d_ff = 10,
+                                   .n_layers = 2,
+                                   .dropout = 0.2,
+                                   .revin = 1};
+    ck_assert_int_eq(ps_parameters_layout(&shape, &c.layout), PS_OK);
+    c.own_layout = 1;
+    size_t count = (size_t)c.layout->count;
+    c.parameters = calloc(count, sizeof(float));
+    c.m = with_moments ? calloc(count, sizeof(float)) : NULL;
+    c.v = with_moments ? calloc(count, sizeof(double)) : NULL;
+    uint32_t state = 1;
+    for (int t = 0; t < c.layout->n; t++) {
+        const struct ps_parameter *p = &c.layout->table[t];
+        for (int64_t i = p->offset; i < p->offset + p->size[0] * (p->rank == 2 ? p->size[1] : 1); i++) {
+            uint32_t bits = noise(&state);
+            memcpy(&c.parameters[i], &bits, sizeof bits);
+            if (with_moments) {
+                uint64_t wide = ((uint64_t)noise(&state) << 32) | noise(&state);
+                bits = noise(&state);
+                memcpy(&c.m[i], &bits, sizeof bits);
+                memcpy(&c.v[i], &wide, sizeof wide);
+            }
+        }
+    }
+    ck_assert_int_eq(ps_scaler_identity(CHANNELS, &c.scaler), PS_OK);
+    for (int i = 0; i < CHANNELS; i++) {
+        c.scaler.mean[i] = 1.0 / (i + 3);
+        c.scaler.std[i] = i + 0.1;
+    }
+    c.scaler.constant = 1;
+    c.config = strdup(config_text);
+    c.level = strdup("gemm");
+    c.algorithms = strdup("");
+    c.versions = strdup("backend cpu; OpenBLAS \xc2\xb5");
+    return c;
+}
+
+static void same(const struct ps_checkpoint *a, const struct ps_checkpoint *b)
+{
+    size_t count = (size_t)a->layout->count;
+    ck_assert_int_eq(a->layout->count, b->layout->count);
+    ck_assert_int_eq(a->layout->n, b->layout->n);
+    ck_assert_mem_eq(a->parameters, b->parameters, count * sizeof(float));
+    ck_assert_int_eq(a->m != NULL, b->m != NULL);
+    ck_assert_int_eq(a->v != NULL, b->v != NULL);
+    if (a->m) {
+        ck_assert_mem_eq(a->m, b->m, count * sizeof(float));
+        ck_assert_mem_eq(a->v, b->v, count * sizeof(double));
+    }
+    ck_assert_int_eq(a->scaler.channels, b->scaler.channels);
+    ck_assert_int_eq(a->scaler.constant, b->scaler.constant);
+    ck_assert_mem_eq(a->scaler.mean, b->scaler.mean, CHANNELS * sizeof(double));
+    ck_assert_mem_eq(a->scaler.std, b->scaler.std, CHANNELS * sizeof(double));
+    ck_assert(a->step == b->step && a->epoch == b->epoch && a->cursor == b->cursor && a->seed == b->seed);
+    ck_assert(a->loss_sum == b->loss_sum && a->best_validation == b->best_validation);
+    ck_assert(a->best_epoch == b->best_epoch && a->epochs_since_best == b->epochs_since_best && a->fingerprint == b->fingerprint);
+    ck_assert_str_eq(a->config, b->config);
+    ck_assert_str_eq(a->level, b->level);
+    ck_assert_str_eq(a->algorithms, b->algorithms);
+    ck_assert_str_eq(a->versions, b->versions);
+}
+
+static void save(const char *path, const struct ps_checkpoint *c)
+{
+    ck_assert_msg(ps_checkpoint_save(path, c) == PS_OK, "%s", ps_error_message());
+    ck_assert(!partial_exists(path));
+}
+
+START_TEST(round_trip)
+{
+    char path[PATH_MAX];
+    for (int moments = 0; moments < 2; moments++) {
+        struct ps_checkpoint a = make(moments), b;
+        save(in_folder("a.h5", path), &a);
+        ck_assert_msg(ps_checkpoint_load(path, &b) == PS_OK, "%s", ps_error_message());
+        same(&a, &b);
+        ps_checkpoint_free(&a);
+        ps_checkpoint_free(&b);
+        ps_checkpoint_free(&b); /* twice is fine */
+    }
+}
+END_TEST
+
+START_TEST(same_state_same_bytes)
+{
+    char a_path[PATH_MAX], b_path[PATH_MAX];
+    struct ps_checkpoint a = make(1), b = make(1), c;
+    save(in_folder("a.h5", a_path), &a);
+    sleep(1); /* a time stamp would show */
+    save(in_folder("b.h5", b_path), &b);
+    size_t a_size, b_size;
+    char *a_bytes = get_file(a_path, &a_size), *b_bytes = get_file(b_path, &b_size);
+    ck_assert_uint_eq(a_size, b_size);
+    ck_assert_mem_eq(a_bytes, b_bytes, a_size);
+    free(b_bytes);
+    /* And what was loaded is written as the same file again. */
+    ck_assert_int_eq(ps_checkpoint_load(a_path, &c), PS_OK);
+    save(b_path, &c);
+    b_bytes = get_file(b_path, &b_size);
+    ck_assert_uint_eq(a_size, b_size);
+    ck_assert_mem_eq(a_bytes, b_bytes, a_size);
+    /* One bit of one moment is another file. */
+    uint64_t bits;
+    memcpy(&bits, &c.v[0], sizeof bits);
+    bits ^= 1;
+    memcpy(&c.v[0], &bits, sizeof bits);
+    save(b_path, &c);
+    free(b_bytes);
+    b_bytes = get_file(b_path, &b_size);
+    ck_assert(a_size == b_size && memcmp(a_bytes, b_bytes, a_size) != 0);
+    free(a_bytes);
+    free(b_bytes);
+    ps_checkpoint_free(&a);
+    ps_checkpoint_free(&b);
+    ps_checkpoint_free(&c);
+}
+END_TEST
+
+START_TEST(plain_hdf5)
+{
+    char path[PATH_MAX];
+    struct ps_checkpoint c = make(1);
+    save(in_folder("a.h5", path), &c);
+    hid_t file = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT);
+    ck_assert(file >= 0);
+    for (int t = 0; t < c.layout->n; t++) {
+        const struct ps_parameter *p = &c.layout->table[t];
+        char name[96];
+        snprintf(name, sizeof name, "/parameters/%s", p->name);
+        hid_t id = H5Dopen2(file, name, H5P_DEFAULT), space = H5Dget_space(id);
+        hsize_t size[2] = {0, 1};
+        ck_assert_int_eq(H5Sget_simple_extent_ndims(space), p->rank);
+        H5Sget_simple_extent_dims(space, size, NULL);
+        ck_assert(size[0] == (hsize_t)p->size[0] && (p->rank == 1 || size[1] == (hsize_t)p->size[1]));
+        float *values = malloc(size[0] * size[1] * sizeof *values);
+        ck_assert(H5Dread(id, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values) >= 0);
+        ck_assert_mem_eq(values, c.parameters + p->offset, size[0] * size[1] * sizeof *values);
+        free(values);
+        H5Sclose(space);
+        H5Dclose(id);
+    }
+    uint64_t step = 0;
+    hid_t attribute = H5Aopen(file, "step", H5P_DEFAULT);
+    ck_assert(H5Aread(attribute, H5T_NATIVE_UINT64, &step) >= 0 && step == c.step);
+    H5Aclose(attribute);
+    static const char *const names[] = {"/optimizer/m/layers.1.w_2", "/optimizer/v/w_h", "/scaler/mean", "/scaler/std"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        ck_assert_msg(H5Lexists(file, names[i], H5P_DEFAULT) > 0, "%s", names[i]);
+    }
+    H5Fclose(file);
+    /* The first 512 bytes are text, and the digest is that of the rest. */
+    size_t size;
+    char *bytes = get_file(path, &size), head[512], digest[PS_DIGEST_HEX], expected[512];
+    memcpy(head, bytes, sizeof head);
+    ck_assert_int_eq(ps_digest(bytes + 512, size - 512, digest), 1);
+    snprintf(expected, sizeof expected, "PatchStep checkpoint\nformat 1\nlength %zu\nsha256 %s\n", size, digest);
+    ck_assert_str_eq(head, expected);
+    free(bytes);
+    ps_checkpoint_free(&c);
+}
+END_TEST
+
+START_TEST(digest)
+{
+    char hex[PS_DIGEST_HEX]; /* FIPS 180-2, appendix B */
+    ck_assert_int_eq(ps_digest("abc", 3, hex), 1);
+    ck_assert_str_eq(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+END_TEST
+
+START_TEST(cut_off)
+{
+    char path[PATH_MAX];
+    struct ps_checkpoint c = make(1);
+    save(in_folder("a.h5", path), &c);
+    ps_checkpoint_free(&c);
+    size_t size;
+    char *bytes = get_file(path, &size);
+    for (size_t cut = 0; cut < size; cut += cut < 600 ? 1 : size / 97) {
+        put_file(in_folder("cut.h5", path), bytes, cut);
+        must_refuse(path, cut < 512 ? "cut off at its beginning" : "truncated");
+    }
+    put_file(path, bytes, size - 1);
+    must_refuse(path, "truncated: has");
+    char *longer = calloc(1, size + 1);
+    memcpy(longer, bytes, size);
+    put_file(path, longer, size + 1);
+    must_refuse(path, "altered: has");
+    put_file(path, bytes, size);
+    ck_assert_int_eq(ps_checkpoint_load(path, &c), PS_OK);
+    ps_checkpoint_free(&c);
+    free(longer);
+    free(bytes);
+}
+END_TEST
+
+START_TEST(altered)
+{
+    char path[PATH_MAX];
+    struct ps_checkpoint c = make(1);
+    save(in_folder("a.h5", path), &c);
+    ps_checkpoint_free(&c);
+    size_t size;
+    char *bytes = get_file(path, &size);
+    in_folder("altered.h5", path);
+    /* Every byte of the user block, one bit each; then all over the rest, the last byte too. */
+    for (size_t i = 0; i < size; i += i < 512 ? 1 : size / 211) {
+        bytes[i] ^= (char)(1 << i % 8);
+        put_file(path, bytes, size);
+        must_refuse(path, i < strlen("PatchStep checkpoint\n") ? "not a checkpoint of PatchStep" : "");
+        bytes[i] ^= (char)(1 << i % 8);
+    }
+    bytes[size - 1] ^= 1;
+    put_file(path, bytes, size);
+    must_refuse(path, "altered: its SHA-256 is");
+    bytes[size - 1] ^= 1;
+    free(bytes);
+}
+END_TEST
+
+START_TEST(not_ours)
+{
+    char path[PATH_MAX];
+    must_refuse(in_folder("missing.h5", path), "cannot be opened: No such file");
+    must_refuse(folder, "is a folder");
+    hid_t file = H5Fcreate(in_folder("other.h5", path), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+    H5Fclose(file);
+    must_refuse(path, "not a checkpoint of PatchStep");
+    char block[1024] = "PatchStep checkpoint\nno more\n";
+    put_file(path, block, sizeof block);
+    must_refuse(path, "altered: its first 512 bytes");
+    /* A whole and well-signed file that is no HDF5, and one of a later format. */
+    char digest[PS_DIGEST_HEX];
+    for (int format = 1; format <= 2; format++) {
+        memset(block, 0, sizeof block);
+        ps_digest(block + 512, 512, digest);
+        snprintf(block, 512, "PatchStep checkpoint\nformat %d\nlength 1024\nsha256 %s\n", format, digest);
+        put_file(path, block, sizeof block);
+        must_refuse(path, format == 1 ? "HDF5 cannot open it" : "format 2; this program reads format 1");
+    }
+}
+END_TEST
+
+/* The tensors of one model under the config of another: every shape is checked. */
+START_TEST(other_model)
+{
+    char path[PATH_MAX], text[sizeof config_text + 64];
+    static const struct {
+        const char *config, *cause;
+    } cases[] = {
+        {"model: {seq_len: 24, pred_len: 3, patch_len: 8, stride: 4, d_model: 8, n_heads: 2, d_ff: 10, n_layers: 2}",
+         "dataset parameters/w_p: its shape is not [8, 8]"},
+        {"model: {seq_len: 24, pred_len: 4, patch_len: 8, stride: 4, d_model: 6, n_heads: 2, d_ff: 10, n_layers: 2}",
+         "dataset parameters/w_h: its shape is not [36, 4]"},
+        {"model: {seq_len: 24, pred_len: 3, patch_len: 8, stride: 4, d_model: 6, n_heads: 2, d_ff: 10, n_layers: 3}",
+         "dataset parameters/layers.2.w_qkv: missing"},
+        {"model: {d_model: 7}", "attribute config: config:2: model.n_heads: d_model 7 is not divisible"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ps_checkpoint c = make(1);
+        snprintf(text, sizeof text, "data: {path: a.h5}\n%s", cases[i].config);
+        free(c.config);
+        c.config = strdup(text);
+        save(in_folder("other.h5", path), &c);
+        must_refuse(path, cases[i].cause);
+        ps_checkpoint_free(&c);
+    }
+    struct ps_checkpoint c = make(1);
+    c.scaler.channels = 0;
+    ck_assert_int_eq(ps_checkpoint_save(path, &c), PS_OK);
+    c.scaler.channels = CHANNELS;
+    must_refuse(path, "its model cannot be laid out: model.channels: 0");
+    /* A text that no attribute can hold is refused when saving, and the file stays as it was. */
+    char *long_text = malloc(70000);
+    memset(long_text, 'x', 69999);
+    long_text[69999] = 0;
+    free(c.versions);
+    c.versions = long_text;
+    ck_assert_int_eq(ps_checkpoint_save(path, &c), PS_CHECKPOINT);
+    ck_assert_ptr_nonnull(strstr(ps_error_message(), "attribute versions: its text is too long"));
+    must_refuse(path, "its model cannot be laid out");
+    ps_checkpoint_free(&c);
+}
+END_TEST
+
+START_TEST(failing_save)
+{
+    char path[PATH_MAX];
+    struct ps_checkpoint c = make(1), old;
+    ck_assert_int_eq(ps_checkpoint_save(in_folder("none/a.h5", path), &c), PS_CHECKPOINT);
+    ck_assert_ptr_nonnull(strstr(ps_error_message(), "none/a.h5.partial: cannot be written: No such file or directory"));
+    /* The renaming fails: a folder stands in the way. */
+    mkdir(in_folder("taken.h5", path), 0777);
+    ck_assert_int_eq(ps_checkpoint_save(path, &c), PS_CHECKPOINT);
+    ck_assert_ptr_nonnull(strstr(ps_error_message(), "taken.h5: cannot be replaced: Is a directory"));
+    ck_assert(!partial_exists(path));
+    if (geteuid() == 0) {
+        printf("skipped: a folder without write permission does not stop root\n");
+    } else {
+        mkdir(in_folder("readonly", path), 0555);
+        ck_assert_int_eq(ps_checkpoint_save(in_folder("readonly/a.h5", path), &c), PS_CHECKPOINT);
+        ck_assert_ptr_nonnull(strstr(ps_error_message(), "Permission denied"));
+    }
+    /* The disk is full after n bytes, for many n: the old checkpoint stays, nothing is left beside it. */
+    save(in_folder("a.h5", path), &c);
+    size_t size;
+    free(get_file(path, &size));
+    c.step++;
+    struct rlimit limit, before;
+    getrlimit(RLIMIT_FSIZE, &before);
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    for (size_t n = 0; n < size; n += size / 23) {
+        limit = before;
+        limit.rlim_cur = n;
+        setrlimit(RLIMIT_FSIZE, &limit);
+        enum ps_status status = ps_checkpoint_save(path, &c);
+        setrlimit(RLIMIT_FSIZE, &before);
+        ck_assert_int_eq(status, PS_CHECKPOINT);
+        ck_assert_ptr_nonnull(strstr(ps_error_message(), "a.h5.partial: cannot be written: File too large"));
+        ck_assert(!partial_exists(path));
+        ck_assert_int_eq(ps_checkpoint_load(path, &old), PS_OK);
+        ck_assert(old.step == c.step - 1);
+        ps_checkpoint_free(&old);
+    }
+    signal(SIGXFSZ, handler);
+    /* What a crash left beside it does not hinder the next. */
+    char partial[PATH_MAX + 16];
+    snprintf(partial, sizeof partial, "%s.partial", path);
+    char *junk = calloc(1, 2 * size);
+    put_file(partial, junk, 2 * size);
+    free(junk);
+    save(path, &c);
+    ck_assert_int_eq(ps_checkpoint_load(path, &old), PS_OK);
+    same(&c, &old);
+    ps_checkpoint_free(&old);
+    ps_checkpoint_free(&c);
+}
+END_TEST
+
+static void append(const char *path, uint64_t epoch)
+{
+    struct ps_epoch_record r = {.epoch = epoch,
+                                .step = 100 * epoch,
+                                .train_loss = 1.0 / 3 + (double)epoch,
+                                .val_mse = 0.1 + 0.2,
+                                .val_mae = NAN,
+                                .lr = 4.9406564584124654e-324,
+                                .seconds = 1e300,
+                                .windows_per_second = INFINITY};
+    ck_assert_msg(ps_metrics_append(path, &r) == PS_OK, "%s", ps_error_message());
+}
+
+START_TEST(metrics)
+{
+    char path[PATH_MAX];
+    in_folder("metrics.jsonl", path);
+    ck_assert_int_eq(ps_metrics_truncate(path, 3), PS_OK);
+    ck_assert(!exists(path));
+    for (uint64_t epoch = 1; epoch <= 5; epoch++) {
+        append(path, epoch);
+    }
+    size_t size, kept_size;
+    char *all = get_file(path, &size), *line = all;
+    for (int epoch = 1; epoch <= 5; epoch++) {
+        char *end = strchr(line, '\n');
+        json_t *o = json_loadb(line, (size_t)(end - line), 0, NULL);
+        ck_assert_int_eq(json_integer_value(json_object_get(o, "epoch")), epoch);
+        ck_assert_int_eq(json_integer_value(json_object_get(o, "step")), 100 * epoch);
+        ck_assert(json_real_value(json_object_get(o, "train_loss")) == 1.0 / 3 + epoch);
+        ck_assert(json_real_value(json_object_get(o, "val_mse")) == 0.1 + 0.2);
+        ck_assert(json_is_null(json_object_get(o, "val_mae")) && json_is_null(json_object_get(o, "windows_per_second")));
+        ck_assert(json_real_value(json_object_get(o, "lr")) == 4.9406564584124654e-324);
+        ck_assert(json_real_value(json_object_get(o, "seconds")) == 1e300);
+        json_decref(o);
+        line = end + 1;
+    }
+    ck_assert_int_eq(*line, 0);
+    /* Resumed after 3 epochs and run again: the same file; half a line at the end is dropped too. */
+    FILE *out = fopen(path, "a");
+    fputs("{\"epoch\": 2, \"st", out);
+    fclose(out);
+    ck_assert_int_eq(ps_metrics_truncate(path, 3), PS_OK);
+    ck_assert(!partial_exists(path));
+    char *kept = get_file(path, &kept_size);
+    ck_assert_uint_lt(kept_size, size);
+    ck_assert_mem_eq(kept, all, kept_size);
+    ck_assert_int_eq(kept[kept_size - 1], '\n');
+    free(kept);
+    append(path, 4);
+    append(path, 5);
+    kept = get_file(path, &kept_size);
+    ck_assert_uint_eq(kept_size, size);
+    ck_assert_mem_eq(kept, all, size);
+    ck_assert_int_eq(ps_metrics_truncate(path, 5), PS_OK);
+    ck_assert_int_eq(ps_metrics_truncate(path, 0), PS_OK);
+    free(kept);
+    free(get_file(path, &kept_size));
+    ck_assert_uint_eq(kept_size, 0);
+    /* Not a file of metrics: named with its line, and left alone. */
+    put_file(path, "{\"epoch\": 1}\nnotes\n", 19);
+    ck_assert_int_eq(ps_metrics_truncate(path, 0), PS_USAGE);
+    ck_assert_ptr_nonnull(strstr(ps_error_message(), "metrics.jsonl:2: not a line of metrics"));
+    free(get_file(path, &kept_size));
+    ck_assert_uint_eq(kept_size, 19);
+    free(all);
+    struct ps_epoch_record r = {0};
+    ck_assert_int_eq(ps_metrics_append(in_folder("none/metrics.jsonl", path), &r), PS_USAGE);
+    ck_assert_ptr_nonnull(strstr(ps_error_message(), "cannot be written: No such file"));
+}
+END_TEST
+
+START_TEST(test_scores)
+{
+    char path[PATH_MAX];
+    struct ps_test_record r = {.all = {0.1 + 0.2, 1.0 / 3, 2785},
+                               .full_batches = {0.375, 0.3994, 2688},
+                               .repeat_last = {1.3, 0.7, 2785},
+                               .epoch = 78,
+                               .step = 5000};
+    ck_assert_int_eq(ps_test_write(in_folder("test.json", path), &r), PS_OK);
+    json_t *o = json_load_file(path, 0, NULL), *full = json_object_get(o, "full_batches"),
+           *naive = json_object_get(o, "repeat_last");
+    ck_assert(json_real_value(json_object_get(o, "mse")) == 0.1 + 0.2 && json_real_value(json_object_get(o, "mae")) == 1.0 / 3);
+    ck_assert_int_eq(json_integer_value(json_object_get(o, "windows")), 2785);
+    ck_assert(json_real_value(json_object_get(full, "mse")) == 0.375 && json_real_value(json_object_get(full, "mae")) == 0.3994);
+    ck_assert_int_eq(json_integer_value(json_object_get(full, "windows")), 2688);
+    ck_assert(json_real_value(json_object_get(naive, "mse")) == 1.3 && json_real_value(json_object_get(naive, "mae")) == 0.7);
+    ck_assert(json_is_null(json_object_get(o, "seasonal_naive")));
+    ck_assert_int_eq(json_integer_value(json_object_get(o, "epoch")), 78);
+    ck_assert_int_eq(json_integer_value(json_object_get(o, "step")), 5000);
+    json_decref(o);
+    ck_assert_int_eq(ps_test_write(in_folder("none/test.json", path), &r), PS_USAGE);
+}
+END_TEST
+
+int main(void)
+{
+    if (!mkdtemp(folder)) {
+        perror(folder);
+        return 1;
+    }
+    Suite *suite = suite_create("checkpoint");
+    TCase *tests = tcase_create("checkpoint");
+    tcase_set_timeout(tests, 120);
+    tcase_add_test(tests, round_trip);
+    tcase_add_test(tests, same_state_same_bytes);
+    tcase_add_test(tests, plain_hdf5);
+    tcase_add_test(tests, digest);
+    tcase_add_test(tests, cut_off);
+    tcase_add_test(tests, altered);
+    tcase_add_test(tests, not_ours);
+    tcase_add_test(tests, other_model);
+    tcase_add_test(tests, failing_save);
+    tcase_add_test(tests, metrics);
+    tcase_add_test(tests, test_scores);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_set_fork_status(runner, CK_NOFORK);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    char command[PATH_MAX];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    return system(command) != 0 || failed > 0;
+}
