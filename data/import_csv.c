@@ -10,6 +10,8 @@
 #include "data/import.h"
 #include "data/text.h"
 
+#define NO_COLUMN SIZE_MAX
+
 struct csv {
     const char *path;
     FILE *file;
@@ -18,11 +20,11 @@ struct csv {
     char *line; /* the current one, cut into fields in place */
     size_t line_room;
     char **field;
-    int64_t fields, fields_room;
+    size_t fields, fields_room;
 
     char **names; /* of the columns, from the header */
-    int64_t columns;
-    int64_t time_at; /* column of the times, or -1 */
+    size_t columns;
+    size_t time_at; /* column of the times, or NO_COLUMN */
 
     float *values; /* [rows, channels] */
     int64_t *time; /* [rows] */
@@ -72,8 +74,8 @@ static enum ps_status read_line(struct csv *csv, int *more)
 static enum ps_status add_field(struct csv *csv, char *text)
 {
     if (csv->fields == csv->fields_room) {
-        int64_t room = csv->fields_room > 0 ? 2 * csv->fields_room : 64;
-        char **grown = realloc(csv->field, (size_t)room * sizeof *grown);
+        size_t room = csv->fields_room > 0 ? 2 * csv->fields_room : 64;
+        char **grown = realloc(csv->field, room * sizeof *grown);
         if (grown == NULL) {
             return out_of_memory(csv);
         }
@@ -100,13 +102,13 @@ static enum ps_status split_line(struct csv *csv)
                 *end++ = *at++;
             }
             if (*at == '\0') {
-                return ps_fail(PS_DATA, "%s:%" PRId64 ": column %" PRId64 ": the quote is not closed on this line", csv->path,
+                return ps_fail(PS_DATA, "%s:%" PRId64 ": column %zu: the quote is not closed on this line", csv->path,
                                csv->line_number, csv->fields + 1);
             }
             at++;
             at += strspn(at, " \t");
             if (*at != ',' && *at != '\0') {
-                return ps_fail(PS_DATA, "%s:%" PRId64 ": column %" PRId64 ": text after the closing quote: \"%s\"", csv->path,
+                return ps_fail(PS_DATA, "%s:%" PRId64 ": column %zu: text after the closing quote: \"%s\"", csv->path,
                                csv->line_number, csv->fields + 1, ps_text_plain(at).text);
             }
         } else {
@@ -199,7 +201,7 @@ static int header_is_data(const struct csv *csv)
     int64_t seconds;
     double value;
     int counts = 1;
-    for (int64_t i = 0; i < csv->fields; i++) {
+    for (size_t i = 0; i < csv->fields; i++) {
         if (read_date(csv->field[i], &seconds)) {
             return 1;
         }
@@ -223,22 +225,22 @@ static enum ps_status read_header(struct csv *csv, const char *time_column)
         return ps_fail(PS_DATA, "%s:%" PRId64 ": the first line must name the columns, and it holds values (\"%s\")", csv->path,
                        csv->line_number, ps_text_plain(csv->field[0]).text);
     }
-    csv->names = calloc((size_t)csv->fields, sizeof *csv->names);
+    csv->names = calloc(csv->fields, sizeof *csv->names);
     if (csv->names == NULL) {
         return out_of_memory(csv);
     }
     csv->columns = csv->fields;
-    csv->time_at = -1;
-    for (int64_t i = 0; i < csv->columns; i++) {
+    csv->time_at = NO_COLUMN;
+    for (size_t i = 0; i < csv->columns; i++) {
         csv->names[i] = strdup(csv->field[i]);
         if (csv->names[i] == NULL) {
             return out_of_memory(csv);
         }
-        if (time_column != NULL && csv->time_at < 0 && strcmp(time_column, csv->names[i]) == 0) {
+        if (time_column != NULL && csv->time_at == NO_COLUMN && strcmp(time_column, csv->names[i]) == 0) {
             csv->time_at = i;
         }
     }
-    if (time_column != NULL && csv->time_at < 0) {
+    if (time_column != NULL && csv->time_at == NO_COLUMN) {
         return ps_fail(PS_DATA, "%s:%" PRId64 ": no column is named \"%s\": the first is \"%s\", the last \"%s\"", csv->path,
                        csv->line_number, ps_text_plain(time_column).text, ps_text_plain(csv->names[0]).text,
                        ps_text_plain(csv->names[csv->columns - 1]).text);
@@ -250,17 +252,16 @@ static enum ps_status read_header(struct csv *csv, const char *time_column)
 static enum ps_status settle_columns(struct csv *csv)
 {
     int64_t seconds;
-    if (csv->time_at < 0 && read_date(csv->field[0], &seconds)) {
+    if (csv->time_at == NO_COLUMN && read_date(csv->field[0], &seconds)) {
         csv->time_at = 0;
     }
-    csv->channels = csv->columns - (csv->time_at >= 0);
+    csv->channels = (int64_t)csv->columns - (csv->time_at != NO_COLUMN);
     if (csv->channels == 0) {
         return ps_fail(PS_DATA, "%s: has a time column and no channel", csv->path);
     }
-    for (int64_t i = 0; i < csv->columns; i++) {
+    for (size_t i = 0; i < csv->columns; i++) {
         if (i != csv->time_at && csv->names[i][0] == '\0') {
-            return ps_fail(PS_DATA,
-                           "%s:1: column %" PRId64 " has no name: name it in the header, or remove a column that only counts",
+            return ps_fail(PS_DATA, "%s:1: column %zu has no name: name it in the header, or remove a column that only counts",
                            csv->path, i + 1);
         }
     }
@@ -294,7 +295,7 @@ static enum ps_status grow_rows(struct csv *csv)
     return PS_OK;
 }
 
-static enum ps_status read_value(const struct csv *csv, int64_t column, float *value)
+static enum ps_status read_value(const struct csv *csv, size_t column, float *value)
 {
     const char *text = csv->field[column], *wrong = NULL;
     double number = 0;
@@ -306,7 +307,7 @@ static enum ps_status read_value(const struct csv *csv, int64_t column, float *v
         wrong = "is not finite in float32: fill or cut such rows";
     }
     if (wrong != NULL) {
-        return ps_fail(PS_DATA, "%s:%" PRId64 ": column %" PRId64 " (%s): \"%s\" %s", csv->path, csv->line_number, column + 1,
+        return ps_fail(PS_DATA, "%s:%" PRId64 ": column %zu (%s): \"%s\" %s", csv->path, csv->line_number, column + 1,
                        ps_text_plain(csv->names[column]).text, ps_text_plain(text).text, wrong);
     }
     *value = (float)number;
@@ -317,8 +318,8 @@ static enum ps_status read_row(struct csv *csv)
 {
     PS_TRY(split_line(csv));
     if (csv->fields != csv->columns) {
-        return ps_fail(PS_DATA, "%s:%" PRId64 ": has %" PRId64 " fields, and the header has %" PRId64 " (from \"%s\" to \"%s\")",
-                       csv->path, csv->line_number, csv->fields, csv->columns, ps_text_plain(csv->names[0]).text,
+        return ps_fail(PS_DATA, "%s:%" PRId64 ": has %zu fields, and the header has %zu (from \"%s\" to \"%s\")", csv->path,
+                       csv->line_number, csv->fields, csv->columns, ps_text_plain(csv->names[0]).text,
                        ps_text_plain(csv->names[csv->columns - 1]).text);
     }
     if (csv->rows == 0) {
@@ -326,12 +327,12 @@ static enum ps_status read_row(struct csv *csv)
     }
     PS_TRY(grow_rows(csv));
     float *row = csv->values + csv->rows * csv->channels;
-    for (int64_t i = 0; i < csv->columns; i++) {
+    for (size_t i = 0; i < csv->columns; i++) {
         if (i != csv->time_at) {
             PS_TRY(read_value(csv, i, row++));
         } else if (!read_date(csv->field[i], csv->time + csv->rows)) {
             return ps_fail(PS_DATA,
-                           "%s:%" PRId64 ": column %" PRId64 " (%s): \"%s\" is not a date such as 2016-07-01 00:00:00, "
+                           "%s:%" PRId64 ": column %zu (%s): \"%s\" is not a date such as 2016-07-01 00:00:00, "
                            "2016-07-01T00:00 or 2016/07/01",
                            csv->path, csv->line_number, i + 1, ps_text_plain(csv->names[i]).text,
                            ps_text_plain(csv->field[i]).text);
@@ -363,8 +364,8 @@ static enum ps_status read_csv(struct csv *csv, const char *time_column)
     if (csv->rows == 0) {
         return ps_fail(PS_DATA, "%s: has a header and no rows", csv->path);
     }
-    if (csv->time_at >= 0 && csv->rows > 1 && csv->time[csv->rows - 1] <= csv->time[0]) {
-        return ps_fail(PS_DATA, "%s: column %" PRId64 " (%s) does not run forward in time: sort the rows, oldest first", csv->path,
+    if (csv->time_at != NO_COLUMN && csv->rows > 1 && csv->time[csv->rows - 1] <= csv->time[0]) {
+        return ps_fail(PS_DATA, "%s: column %zu (%s) does not run forward in time: sort the rows, oldest first", csv->path,
                        csv->time_at + 1, ps_text_plain(csv->names[csv->time_at]).text);
     }
     return PS_OK;
@@ -374,7 +375,7 @@ static enum ps_status read_csv(struct csv *csv, const char *time_column)
 static void deduce_period(const struct csv *csv, char text[32])
 {
     text[0] = '\0';
-    if (csv->time_at < 0 || csv->rows < 2) {
+    if (csv->time_at == NO_COLUMN || csv->rows < 2) {
         return;
     }
     int64_t step = csv->time[1] - csv->time[0];
@@ -397,17 +398,16 @@ static void deduce_period(const struct csv *csv, char text[32])
 /* The names without the time column's. */
 static void drop_time_name(struct csv *csv)
 {
-    if (csv->time_at >= 0) {
+    if (csv->time_at != NO_COLUMN) {
         free(csv->names[csv->time_at]);
-        memmove(csv->names + csv->time_at, csv->names + csv->time_at + 1,
-                (size_t)(csv->columns - csv->time_at - 1) * sizeof *csv->names);
+        memmove(csv->names + csv->time_at, csv->names + csv->time_at + 1, (csv->columns - csv->time_at - 1) * sizeof *csv->names);
         csv->columns--;
     }
 }
 
 static void csv_free(struct csv *csv)
 {
-    for (int64_t i = 0; csv->names != NULL && i < csv->columns; i++) {
+    for (size_t i = 0; csv->names != NULL && i < csv->columns; i++) {
         free(csv->names[i]);
     }
     free(csv->names);
@@ -425,14 +425,14 @@ static void csv_free(struct csv *csv)
 
 enum ps_status ps_import_csv(const char *csv_path, const char *path, const char *time_column, struct ps_imported *imported)
 {
-    struct csv csv = {.path = csv_path, .time_at = -1};
+    struct csv csv = {.path = csv_path, .time_at = NO_COLUMN};
     enum ps_status status = read_csv(&csv, time_column);
     if (status == PS_OK) {
         struct ps_imported done = {.rows = csv.rows, .channels = csv.channels};
         const char *slash = strrchr(csv_path, '/');
         deduce_period(&csv, done.period);
         drop_time_name(&csv);
-        status = ps_series_write(path, csv.values, csv.rows, csv.channels, csv.names, csv.time_at >= 0 ? csv.time : NULL,
+        status = ps_series_write(path, csv.values, csv.rows, csv.channels, csv.names, csv.time_at != NO_COLUMN ? csv.time : NULL,
                                  done.period[0] != '\0' ? done.period : NULL, slash != NULL ? slash + 1 : csv_path);
         if (imported != NULL) {
             *imported = done;
