@@ -34,9 +34,38 @@ enum ps_status ps_cuda_check(cudaError_t error, const char *what);
 /* After a launch. */
 #define PS_CUDA_LAUNCHED(name) return ps_cuda_check(cudaGetLastError(), name)
 
-/* gemm.cu: the entry of the table, and its state (workspace of its own, fixed size, so that a plan never depends on what ran
- * before). */
-extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct ps_gemm *arguments);
+/* True when 16-byte accesses may begin at the tensor's data. */
+static inline bool ps_cuda_aligned(const struct ps_tensor *t)
+{
+    return ((uintptr_t)t->data & 15) == 0;
+}
+
+/* Blocks of `each` items, at least 1. */
+static inline unsigned ps_cuda_blocks(int64_t items, int64_t each)
+{
+    int64_t blocks = (items + each - 1) / each;
+    return blocks < 1 ? 1u : (unsigned)blocks;
+}
+
+/* PS_OK when t is contiguous, of this type and of `count` elements (any rank); else PS_UNSUPPORTED with what is wrong. */
+enum ps_status ps_cuda_expect(const char *op, const char *name, const struct ps_tensor *t, enum ps_type type, int64_t count);
+/* The last size of t, its row length (1 for rank 0). */
+int64_t ps_cuda_width(const struct ps_tensor *t);
+/* PS_OK when the workspace holds this many bytes. */
+enum ps_status ps_cuda_workspace(const struct ps_cuda_context *c, const char *op, size_t bytes);
+
+/* first[i] += sum over rows of partials[row, i] for i < split, second[i - split] += the same for the columns from split on. The
+ * order of the sum depends on rows alone. reduce.cu */
+enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *op, float *first, float *second, int64_t split,
+                                   const float *partials, int64_t rows, int64_t columns);
+
+/* The entries of the table. gemm.cu has ps_cuda_gemm and its state (workspace of its own, fixed size, so that a plan never depends
+ * on what ran before). */
+#define PS_X(name, kind, tensors, flops) \
+    extern "C" enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments);
+PS_KERNEL_LIST(PS_X)
+#undef PS_X
+
 enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm **gemm);
 void ps_cuda_gemm_close(const struct ps_kernels *k, struct ps_cuda_gemm *gemm);
 

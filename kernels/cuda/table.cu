@@ -1,0 +1,127 @@
+/* Opens the table of operations on CUDA, and what its entries check their tensors with. */
+#include <new>
+
+#include <string.h>
+
+#include "kernels/cuda/cuda.cuh"
+
+static const size_t workspace_bytes = (size_t)32 << 20;
+
+int64_t ps_cuda_width(const struct ps_tensor *t)
+{
+    return t->rank > 0 ? t->size[t->rank - 1] : 1;
+}
+
+enum ps_status ps_cuda_expect(const char *op, const char *name, const struct ps_tensor *t, enum ps_type type, int64_t count)
+{
+    if (!t->data && count > 0) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %s is absent, %lld elements are needed", op, name, (long long)count);
+    }
+    if (t->type != type) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %s has element type %d, %d is needed", op, name, (int)t->type, (int)type);
+    }
+    if (t->rank < 0 || t->rank > PS_MAX_RANK || ps_tensor_count(t) != count) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %s of rank %d has %lld elements, %lld are needed", op, name, t->rank,
+                       t->rank < 0 || t->rank > PS_MAX_RANK ? 0LL : (long long)ps_tensor_count(t), (long long)count);
+    }
+    if (count > 0 && !ps_tensor_contiguous(t)) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %s is not contiguous", op, name);
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_cuda_workspace(const struct ps_cuda_context *c, const char *op, size_t bytes)
+{
+    if (bytes > c->workspace_bytes) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): partial sums need %zu bytes, the workspace has %zu", op, bytes,
+                       c->workspace_bytes);
+    }
+    return PS_OK;
+}
+
+static void table_close(struct ps_kernels *k)
+{
+    struct ps_cuda_context *c = ps_cuda(k);
+    if (c->gemm) {
+        ps_cuda_gemm_close(k, c->gemm);
+    }
+    k->device->release(k->device, c->workspace, c->workspace_bytes);
+    delete c;
+    delete k;
+}
+
+/* What the context holds; table_close undoes as much as was done. */
+static enum ps_status open_context(struct ps_kernels *k)
+{
+    struct ps_cuda_context *c = ps_cuda(k);
+    c->stream = ps_cuda_stream(k->device, PS_COMPUTE);
+    c->compute_capability = k->device->compute_capability;
+    PS_TRY(ps_cuda_check(cudaSetDevice(k->device->index), "choosing the device"));
+    PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&c->multiprocessors, cudaDevAttrMultiProcessorCount, k->device->index),
+                         "asking for the number of multiprocessors"));
+    PS_TRY(k->device->allocate(k->device, workspace_bytes, &c->workspace));
+    c->workspace_bytes = workspace_bytes;
+    return ps_cuda_gemm_open(k, &c->gemm);
+}
+
+extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps_precision precision,
+                                               const struct ps_kernels_options *options, struct ps_kernels **kernels)
+{
+    *kernels = NULL;
+    if (strcmp(device->kind, "cuda") != 0) {
+        return ps_fail(PS_UNSUPPORTED, "the cuda backend works on a cuda device, not on %s", device->kind);
+    }
+    if (precision != PS_FP32 && precision != PS_TF32) {
+        return ps_fail(PS_UNSUPPORTED, "the cuda backend has no precision %s: fp32 or tf32", ps_precision_name(precision));
+    }
+    struct ps_kernels *k = new (std::nothrow) ps_kernels();
+    struct ps_cuda_context *c = new (std::nothrow) ps_cuda_context();
+    if (!k || !c) {
+        delete k;
+        delete c;
+        return ps_fail(PS_DEVICE, "cuda: no host memory for the table of operations");
+    }
+    c->tiny_gemm = options ? options->tiny_gemm : 1;
+    k->backend = "cuda";
+    k->precision = precision;
+    k->real = PS_F32;
+    k->statistics = PS_F32;
+    k->device = device;
+    k->context = c;
+    k->gemm = ps_cuda_gemm;
+    k->layernorm = ps_cuda_layernorm;
+    k->bias_add = ps_cuda_bias_add;
+    k->head_split = ps_cuda_head_split;
+    k->softmax = ps_cuda_softmax;
+    k->head_merge = ps_cuda_head_merge;
+    k->bias_residual_add = ps_cuda_bias_residual_add;
+    k->bias_gelu = ps_cuda_bias_gelu;
+    k->layernorm_backward = ps_cuda_layernorm_backward;
+    k->gelu_backward = ps_cuda_gelu_backward;
+    k->softmax_backward = ps_cuda_softmax_backward;
+    k->bias_grad = ps_cuda_bias_grad;
+    k->add = ps_cuda_add;
+    k->affine = ps_cuda_affine;
+    k->unary = ps_cuda_unary;
+    k->binary = ps_cuda_binary;
+    k->reduce = ps_cuda_reduce;
+    k->strided_copy = ps_cuda_strided_copy;
+    k->drop = ps_cuda_drop;
+    k->gather_patches = ps_cuda_gather_patches;
+    k->gather_targets = ps_cuda_gather_targets;
+    k->bias_position_add = ps_cuda_bias_position_add;
+    k->forecast = ps_cuda_forecast;
+    k->forecast_loss = ps_cuda_forecast_loss;
+    k->forecast_error = ps_cuda_forecast_error;
+    k->sum_squares = ps_cuda_sum_squares;
+    k->adamw = ps_cuda_adamw;
+    k->advance = ps_cuda_advance;
+    k->close = table_close;
+    enum ps_status status = open_context(k);
+    if (status != PS_OK) {
+        table_close(k);
+        return status;
+    }
+    *kernels = k;
+    return PS_OK;
+}
