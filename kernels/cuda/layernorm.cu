@@ -1,0 +1,354 @@
+/* LayerNorm (Ba et al. 2016), forward and backward.
+ *
+ * Why: the rows are short (16 to 1024) and many, so a row is held in the registers of 4 to 32 neighbouring lanes, read once, and
+ * its two statistics are sums over those lanes. The variance is that of the differences from the mean, never E[x^2] - E[x]^2.
+ *
+ * Forward: y, mean, rstd =. Bytes: 8 R d. Flops: 8 R d.
+ * Backward: dx =; dgamma, dbeta +=. Bytes: 12 R d, and 8 d for each block's partial row (L2). Flops: 14 R d. */
+#include "kernels/cuda/primitives.cuh"
+
+static const int block = 256;
+
+/* A row in LANES lanes: lane l holds VEC elements at (item * LANES + l) * VEC. */
+template <int LANES, int VEC, int ITEMS>
+static __global__ void __launch_bounds__(block)
+    layernorm_rows(float *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const float *__restrict__ x,
+                   const float *__restrict__ gamma, const float *__restrict__ beta, int64_t rows, int d, float epsilon)
+{
+    const int lane = threadIdx.x % LANES;
+    const int64_t row = (int64_t)blockIdx.x * (block / LANES) + threadIdx.x / LANES;
+    const bool live = row < rows;
+    float v[ITEMS * VEC];
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const int column = (i * LANES + lane) * VEC;
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            v[i * VEC + j] = 0.0f;
+        }
+        if (live && column < d) {
+            ps_load<VEC>(v + i * VEC, x + row * d + column);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS * VEC; i++) {
+        sum += v[i];
+    }
+    const float mu = ps_group_sum<LANES>(sum) / (float)d;
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        if ((i * LANES + lane) * VEC < d) {
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                const float difference = v[i * VEC + j] - mu;
+                squares += difference * difference;
+            }
+        }
+    }
+    const float rs = rsqrtf(ps_group_sum<LANES>(squares) / (float)d + epsilon);
+    if (!live) {
+        return;
+    }
+    if (lane == 0) {
+        mean[row] = mu;
+        rstd[row] = rs;
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const int column = (i * LANES + lane) * VEC;
+        if (column < d) {
+            float g[VEC], b[VEC], out[VEC];
+            ps_load<VEC>(g, gamma + column);
+            ps_load<VEC>(b, beta + column);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                out[j] = (v[i * VEC + j] - mu) * rs * g[j] + b[j];
+            }
+            ps_store<VEC>(y + row * d + column, out);
+        }
+    }
+}
+
+/* Any d: a block a row, which it reads three times (twice from the caches). */
+static __global__ void __launch_bounds__(block)
+    layernorm_long_rows(float *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const float *__restrict__ x,
+                        const float *__restrict__ gamma, const float *__restrict__ beta, int d, float epsilon)
+{
+    __shared__ float shared[block / 32];
+    const int64_t row = blockIdx.x;
+    const float *in = x + row * d;
+    float sum = 0.0f, squares = 0.0f;
+    for (int i = threadIdx.x; i < d; i += block) {
+        sum += in[i];
+    }
+    const float mu = ps_block_sum<block>(sum, shared) / (float)d;
+    for (int i = threadIdx.x; i < d; i += block) {
+        const float difference = in[i] - mu;
+        squares += difference * difference;
+    }
+    const float rs = rsqrtf(ps_block_sum<block>(squares, shared) / (float)d + epsilon);
+    if (threadIdx.x == 0) {
+        mean[row] = mu;
+        rstd[row] = rs;
+    }
+    for (int i = threadIdx.x; i < d; i += block) {
+        y[row * d + i] = (in[i] - mu) * rs * gamma[i] + beta[i];
+    }
+}
+
+template <int LANES, int VEC, int ITEMS>
+static void launch_rows(const struct ps_cuda_context *c, const struct ps_layernorm *a, int64_t rows, int d)
+{
+    layernorm_rows<LANES, VEC, ITEMS><<<ps_cuda_blocks(rows, block / LANES), block, 0, c->stream>>>(
+        (float *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data, (const float *)a->x.data, (const float *)a->gamma.data,
+        (const float *)a->beta.data, rows, d, (float)a->epsilon);
+}
+
+extern "C" enum ps_status ps_cuda_layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
+{
+    const char *op = "layernorm";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const int64_t d = ps_cuda_width(&a->gamma), count = ps_tensor_count(&a->x), rows = d > 0 ? count / d : 0;
+    PS_TRY(ps_cuda_expect(op, "x", &a->x, PS_F32, rows * d));
+    PS_TRY(ps_cuda_expect(op, "y", &a->y, PS_F32, rows * d));
+    PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows));
+    PS_TRY(ps_cuda_expect(op, "rstd", &a->rstd, PS_F32, rows));
+    PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
+    PS_TRY(ps_cuda_expect(op, "beta", &a->beta, PS_F32, d));
+    if (rows == 0) {
+        return PS_OK;
+    }
+    const bool vector =
+        d % 4 == 0 && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->y) && ps_cuda_aligned(&a->gamma) && ps_cuda_aligned(&a->beta);
+    const int n = (int)d;
+    if (d > 1024) {
+        layernorm_long_rows<<<(unsigned)rows, block, 0, c->stream>>>(
+            (float *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data, (const float *)a->x.data,
+            (const float *)a->gamma.data, (const float *)a->beta.data, n, (float)a->epsilon);
+    } else if (!vector) {
+        if (d <= 32) {
+            launch_rows<8, 1, 4>(c, a, rows, n);
+        } else if (d <= 128) {
+            launch_rows<32, 1, 4>(c, a, rows, n);
+        } else {
+            launch_rows<32, 1, 32>(c, a, rows, n);
+        }
+    } else if (d <= 16) {
+        launch_rows<4, 4, 1>(c, a, rows, n);
+    } else if (d <= 32) {
+        launch_rows<8, 4, 1>(c, a, rows, n);
+    } else if (d <= 64) {
+        launch_rows<8, 4, 2>(c, a, rows, n);
+    } else if (d <= 128) {
+        launch_rows<8, 4, 4>(c, a, rows, n);
+    } else if (d <= 256) {
+        launch_rows<16, 4, 4>(c, a, rows, n);
+    } else if (d <= 512) {
+        launch_rows<32, 4, 4>(c, a, rows, n);
+    } else {
+        launch_rows<32, 4, 8>(c, a, rows, n);
+    }
+    PS_CUDA_LAUNCHED(op);
+}
+
+/* Blocks a multiprocessor holds, by elements a lane (its registers). */
+static constexpr int resident(int width)
+{
+    return width <= 8 ? 4 : width <= 16 ? 2 : 1;
+}
+
+/* The block's sum of v over its groups of lanes, by column, to out [d]. */
+template <int LANES, int VEC, int ITEMS>
+static __device__ __forceinline__ void sum_groups(float *out, float (&v)[ITEMS * VEC], float (*shared)[LANES * ITEMS * VEC], int d)
+{
+    const int lane = threadIdx.x % LANES;
+#pragma unroll
+    for (int i = 0; i < ITEMS * VEC; i++) {
+#pragma unroll
+        for (int offset = LANES; offset < 32; offset *= 2) {
+            v[i] += __shfl_xor_sync(0xffffffffu, v[i], offset);
+        }
+        if (threadIdx.x % 32 < LANES) {
+            shared[threadIdx.x / 32][(i / VEC * LANES + lane) * VEC + i % VEC] = v[i];
+        }
+    }
+    __syncthreads();
+    for (int column = threadIdx.x; column < d; column += block) {
+        float sum = shared[0][column];
+#pragma unroll
+        for (int warp = 1; warp < block / 32; warp++) {
+            sum += shared[warp][column];
+        }
+        out[column] = sum;
+    }
+    __syncthreads();
+}
+
+/* partials [gridDim.x, 2 d]: a block's dgamma, then its dbeta. dx may be dy. */
+template <int LANES, int VEC, int ITEMS>
+static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
+    layernorm_backward_rows(float *dx, float *__restrict__ partials, const float *dy, const float *__restrict__ x,
+                            const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
+                            int64_t rows, int d)
+{
+    constexpr int width = ITEMS * VEC, groups = block / LANES;
+    __shared__ float shared[block / 32][LANES * width];
+    const int lane = threadIdx.x % LANES;
+    float g[width], sum_gamma[width], sum_beta[width];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const int column = (i * LANES + lane) * VEC;
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            g[i * VEC + j] = sum_gamma[i * VEC + j] = sum_beta[i * VEC + j] = 0.0f;
+        }
+        if (column < d) {
+            ps_load<VEC>(g + i * VEC, gamma + column);
+        }
+    }
+    /* The bound is the same for all threads of a warp: its lanes stay together. */
+    for (int64_t first = (int64_t)blockIdx.x * groups; first < rows; first += (int64_t)gridDim.x * groups) {
+        const int64_t row = first + threadIdx.x / LANES;
+        const bool live = row < rows;
+        float up[width], xhat[width];
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            const int column = (i * LANES + lane) * VEC;
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                up[i * VEC + j] = xhat[i * VEC + j] = 0.0f;
+            }
+            if (live && column < d) {
+                ps_load<VEC>(up + i * VEC, dy + row * d + column);
+                ps_load<VEC>(xhat + i * VEC, x + row * d + column);
+            }
+        }
+        const float mu = live ? mean[row] : 0.0f, rs = live ? rstd[row] : 0.0f;
+        float sum = 0.0f, product = 0.0f;
+#pragma unroll
+        for (int i = 0; i < width; i++) {
+            xhat[i] = (xhat[i] - mu) * rs;
+            sum_beta[i] += up[i]; /* 0 beyond d */
+            sum_gamma[i] += up[i] * xhat[i];
+            up[i] *= g[i];
+            sum += up[i];
+            product += up[i] * xhat[i];
+        }
+        sum = ps_group_sum<LANES>(sum) / (float)d;
+        product = ps_group_sum<LANES>(product) / (float)d;
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            const int column = (i * LANES + lane) * VEC;
+            if (live && column < d) {
+                float out[VEC];
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    out[j] = rs * (up[i * VEC + j] - sum - xhat[i * VEC + j] * product);
+                }
+                ps_store<VEC>(dx + row * d + column, out);
+            }
+        }
+    }
+    float *out = partials + (int64_t)blockIdx.x * 2 * d;
+    sum_groups<LANES, VEC, ITEMS>(out, sum_gamma, shared, d);
+    sum_groups<LANES, VEC, ITEMS>(out + d, sum_beta, shared, d);
+}
+
+/* Any d: a block a row at a time; its sums grow in its own partial row, a column always by the same thread. */
+static __global__ void __launch_bounds__(block)
+    layernorm_backward_long_rows(float *dx, float *__restrict__ partials, const float *dy, const float *__restrict__ x,
+                                 const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
+                                 int64_t rows, int d)
+{
+    __shared__ float shared[block / 32];
+    float *out = partials + (int64_t)blockIdx.x * 2 * d;
+    for (int i = threadIdx.x; i < d; i += block) {
+        out[i] = out[d + i] = 0.0f;
+    }
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        const float mu = mean[row], rs = rstd[row];
+        float sum = 0.0f, product = 0.0f;
+        for (int i = threadIdx.x; i < d; i += block) {
+            const float up = dy[row * d + i], xhat = (x[row * d + i] - mu) * rs;
+            out[i] += up * xhat;
+            out[d + i] += up;
+            sum += up * gamma[i];
+            product += up * gamma[i] * xhat;
+        }
+        sum = ps_block_sum<block>(sum, shared) / (float)d;
+        product = ps_block_sum<block>(product, shared) / (float)d;
+        for (int i = threadIdx.x; i < d; i += block) {
+            const float xhat = (x[row * d + i] - mu) * rs;
+            dx[row * d + i] = rs * (dy[row * d + i] * gamma[i] - sum - xhat * product);
+        }
+    }
+}
+
+/* Returns the number of blocks: as many as the device holds at once, fewer when there are fewer rows. */
+template <int LANES, int VEC, int ITEMS>
+static unsigned launch_backward(const struct ps_cuda_context *c, const struct ps_layernorm_backward *a, int64_t rows, int d)
+{
+    const unsigned most = (unsigned)(c->multiprocessors * resident(VEC * ITEMS));
+    unsigned blocks = ps_cuda_blocks(rows, block / LANES);
+    blocks = blocks < most ? blocks : most;
+    layernorm_backward_rows<LANES, VEC, ITEMS><<<blocks, block, 0, c->stream>>>(
+        (float *)a->dx.data, (float *)c->workspace, (const float *)a->dy.data, (const float *)a->x.data,
+        (const float *)a->mean.data, (const float *)a->rstd.data, (const float *)a->gamma.data, rows, d);
+    return blocks;
+}
+
+extern "C" enum ps_status ps_cuda_layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
+{
+    const char *op = "layernorm_backward";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const int64_t d = ps_cuda_width(&a->gamma), count = ps_tensor_count(&a->x), rows = d > 0 ? count / d : 0;
+    PS_TRY(ps_cuda_expect(op, "x", &a->x, PS_F32, rows * d));
+    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, PS_F32, rows * d));
+    PS_TRY(ps_cuda_expect(op, "dy", &a->dy, PS_F32, rows * d));
+    PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows));
+    PS_TRY(ps_cuda_expect(op, "rstd", &a->rstd, PS_F32, rows));
+    PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
+    PS_TRY(ps_cuda_expect(op, "dgamma", &a->dgamma, PS_F32, d));
+    PS_TRY(ps_cuda_expect(op, "dbeta", &a->dbeta, PS_F32, d));
+    if (rows == 0) {
+        return PS_OK;
+    }
+    const bool vector =
+        d % 4 == 0 && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->dx) && ps_cuda_aligned(&a->dy) && ps_cuda_aligned(&a->gamma);
+    const int n = (int)d;
+    PS_TRY(ps_cuda_workspace(c, op, (size_t)c->multiprocessors * (d <= 1024 ? 4 : 1) * 2 * (size_t)d * sizeof(float)));
+    unsigned blocks;
+    if (d > 1024) {
+        blocks = rows < c->multiprocessors ? (unsigned)rows : (unsigned)c->multiprocessors;
+        layernorm_backward_long_rows<<<blocks, block, 0, c->stream>>>(
+            (float *)a->dx.data, (float *)c->workspace, (const float *)a->dy.data, (const float *)a->x.data,
+            (const float *)a->mean.data, (const float *)a->rstd.data, (const float *)a->gamma.data, rows, n);
+    } else if (!vector) {
+        if (d <= 32) {
+            blocks = launch_backward<8, 1, 4>(c, a, rows, n);
+        } else if (d <= 128) {
+            blocks = launch_backward<32, 1, 4>(c, a, rows, n);
+        } else {
+            blocks = launch_backward<32, 1, 32>(c, a, rows, n);
+        }
+    } else if (d <= 16) {
+        blocks = launch_backward<4, 4, 1>(c, a, rows, n);
+    } else if (d <= 32) {
+        blocks = launch_backward<8, 4, 1>(c, a, rows, n);
+    } else if (d <= 64) {
+        blocks = launch_backward<16, 4, 1>(c, a, rows, n);
+    } else if (d <= 128) {
+        blocks = launch_backward<16, 4, 2>(c, a, rows, n);
+    } else if (d <= 256) {
+        blocks = launch_backward<32, 4, 2>(c, a, rows, n);
+    } else if (d <= 512) {
+        blocks = launch_backward<32, 4, 4>(c, a, rows, n);
+    } else {
+        blocks = launch_backward<32, 4, 8>(c, a, rows, n);
+    }
+    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    return ps_cuda_add_columns(c, op, (float *)a->dgamma.data, (float *)a->dbeta.data, d, (const float *)c->workspace, blocks,
+                               2 * d);
+}

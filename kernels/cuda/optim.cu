@@ -1,0 +1,203 @@
+/* sum_squares, adamw, advance.
+ *
+ * Why: the optimiser is one pass over the flat buffers. What depends on the step alone (learning rate, bias corrections, clipping)
+ * is worked out once a block, in double, while the block's loads are on their way. The second moment is kept in double because 1 -
+ * beta2 is far below float's resolution against a long history.
+ *
+ * sum_squares: gradient_squares =. Bytes: 4 n. Flops: 2 n; double partials a block, summed in a fixed order by a second kernel.
+ * adamw: parameters, m, v =, gradients = 0. Bytes: 40 n. Flops: 16 n.
+ * advance: step, cursor +=. */
+#include "kernels/cuda/primitives.cuh"
+
+static const int block = 256;
+
+/* ---- sum_squares ---- */
+
+/* partials [gridDim.x]; quads float4 from x, then the last few elements by the first threads of block 0. */
+static __global__ void __launch_bounds__(block)
+    square_partials(double *__restrict__ partials, const float *__restrict__ x, int64_t quads, int64_t count)
+{
+    __shared__ double shared[block / 32];
+    const int64_t thread = (int64_t)blockIdx.x * block + threadIdx.x, threads = (int64_t)gridDim.x * block;
+    double sum = 0.0;
+#pragma unroll 4
+    for (int64_t i = thread; i < quads; i += threads) {
+        const float4 v = ((const float4 *)x)[i];
+        sum += (double)v.x * v.x + (double)v.y * v.y + ((double)v.z * v.z + (double)v.w * v.w);
+    }
+    for (int64_t i = 4 * quads + thread; i < count; i += threads) {
+        sum += (double)x[i] * x[i];
+    }
+    sum = ps_block_sum<block>(sum, shared);
+    if (threadIdx.x == 0) {
+        partials[blockIdx.x] = sum;
+    }
+}
+
+static __global__ void __launch_bounds__(block)
+    finish_squares(struct ps_step_state *state, const double *__restrict__ partials, int count)
+{
+    __shared__ double shared[block / 32];
+    const double sum = ps_sum_partials<block>(partials, count, 1, shared);
+    if (threadIdx.x == 0) {
+        state->gradient_squares = sum;
+    }
+}
+
+extern "C" enum ps_status ps_cuda_sum_squares(const struct ps_kernels *k, const struct ps_sum_squares *a)
+{
+    const char *op = "sum_squares";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const int64_t count = ps_tensor_count(&a->x);
+    PS_TRY(ps_cuda_expect(op, "x", &a->x, PS_F32, count));
+    const int64_t quads = ps_cuda_aligned(&a->x) ? count / 4 : 0;
+    unsigned blocks = ps_cuda_blocks(quads ? quads : count, 2 * block);
+    const unsigned most = 4u * (unsigned)c->multiprocessors;
+    blocks = blocks < most ? blocks : most;
+    PS_TRY(ps_cuda_workspace(c, op, blocks * sizeof(double)));
+    square_partials<<<blocks, block, 0, c->stream>>>((double *)c->workspace, (const float *)a->x.data, quads, count);
+    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    finish_squares<<<1, block, 0, c->stream>>>(a->state, (const double *)c->workspace, (int)blocks);
+    PS_CUDA_LAUNCHED(op);
+}
+
+/* ---- adamw ---- */
+
+/* base^exponent by squaring: at most 64 rounds, and none of the library's table look-ups. */
+static __device__ double power(double base, uint64_t exponent)
+{
+    double result = 1.0;
+    for (; exponent; exponent >>= 1) {
+        if (exponent & 1) {
+            result *= base;
+        }
+        base *= base;
+    }
+    return result;
+}
+
+struct adamw_plain {
+    double beta1, beta2, epsilon, weight_decay, clip_norm;
+    int64_t count, decayed, steps;
+};
+
+/* What every element of a step shares. */
+struct adamw_step {
+    double v_scale; /* 1 / (1 - beta2^t) */
+    float lr, m_scale, clip;
+};
+
+static __device__ __forceinline__ void update(float &parameter, float gradient, float &m, double &v, const adamw_plain &a,
+                                              const struct adamw_step &s, bool decay)
+{
+    const float g = gradient * s.clip;
+    m = (float)a.beta1 * m + (float)(1.0 - a.beta1) * g;
+    v = a.beta2 * v + (1.0 - a.beta2) * ((double)g * g);
+    const float denominator = sqrtf((float)(v * s.v_scale)) + (float)a.epsilon;
+    const float decayed = decay ? (float)a.weight_decay * parameter : 0.0f;
+    parameter -= s.lr * (m * s.m_scale / denominator + decayed);
+}
+
+/* VEC elements a thread; VEC 4 wants every buffer aligned to 16 bytes, and its last thread takes what is left over. */
+template <int VEC>
+static __global__ void __launch_bounds__(block)
+    adamw_elements(float *__restrict__ parameters, float *__restrict__ gradients, float *__restrict__ m, double *__restrict__ v,
+                   const double *__restrict__ learning_rates, const struct ps_step_state *__restrict__ state, const adamw_plain a)
+{
+    __shared__ struct adamw_step shared;
+    const int64_t i = ((int64_t)blockIdx.x * block + threadIdx.x) * VEC;
+    const bool whole = i + VEC <= a.count;
+    float p[VEC], g[VEC], first[VEC];
+    double second[VEC];
+    if (whole) {
+        ps_load<VEC>(p, parameters + i);
+        ps_load<VEC>(g, gradients + i);
+        ps_load<VEC>(first, m + i);
+        if constexpr (VEC == 4) {
+            const double2 low = ((const double2 *)(v + i))[0], high = ((const double2 *)(v + i))[1];
+            second[0] = low.x;
+            second[1] = low.y;
+            second[2] = high.x;
+            second[3] = high.y;
+        } else {
+            second[0] = v[i];
+        }
+    }
+    /* Three warps, so that the three do not wait for one another. */
+    if (threadIdx.x == 0) {
+        const uint64_t step = state->step;
+        shared.m_scale = (float)(1.0 / (1.0 - power(a.beta1, step + 1)));
+    } else if (threadIdx.x == 32) {
+        const uint64_t step = state->step;
+        shared.v_scale = 1.0 / (1.0 - power(a.beta2, step + 1));
+    } else if (threadIdx.x == 64) {
+        const uint64_t step = state->step;
+        /* Beyond the table the step changes no parameter but by NaN, so that it cannot pass unseen. */
+        shared.lr = step < (uint64_t)a.steps ? (float)learning_rates[step] : NAN;
+        shared.clip = a.clip_norm > 0.0 ? (float)fmin(1.0, a.clip_norm / sqrt(state->gradient_squares)) : 1.0f;
+    }
+    __syncthreads();
+    const struct adamw_step s = shared;
+    if (whole) {
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            update(p[j], g[j], first[j], second[j], a, s, i + j < a.decayed);
+            g[j] = 0.0f;
+        }
+        ps_store<VEC>(parameters + i, p);
+        ps_store<VEC>(gradients + i, g);
+        ps_store<VEC>(m + i, first);
+        if constexpr (VEC == 4) {
+            ((double2 *)(v + i))[0] = make_double2(second[0], second[1]);
+            ((double2 *)(v + i))[1] = make_double2(second[2], second[3]);
+        } else {
+            v[i] = second[0];
+        }
+    } else {
+        for (int64_t j = i; j < a.count; j++) { /* the last few */
+            update(parameters[j], gradients[j], m[j], v[j], a, s, j < a.decayed);
+            gradients[j] = 0.0f;
+        }
+    }
+}
+
+extern "C" enum ps_status ps_cuda_adamw(const struct ps_kernels *k, const struct ps_adamw *a)
+{
+    const char *op = "adamw";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const int64_t count = ps_tensor_count(&a->parameters), steps = ps_tensor_count(&a->learning_rates);
+    PS_TRY(ps_cuda_expect(op, "parameters", &a->parameters, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "gradients", &a->gradients, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "m", &a->m, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "v", &a->v, PS_F64, count));
+    PS_TRY(ps_cuda_expect(op, "learning_rates", &a->learning_rates, PS_F64, steps));
+    if (count == 0) {
+        return PS_OK;
+    }
+    const struct adamw_plain plain = {a->beta1, a->beta2, a->epsilon, a->weight_decay, a->clip_norm, count, a->decayed, steps};
+    float *parameters = (float *)a->parameters.data, *gradients = (float *)a->gradients.data, *m = (float *)a->m.data;
+    double *v = (double *)a->v.data;
+    const double *rates = (const double *)a->learning_rates.data;
+    if (ps_cuda_aligned(&a->parameters) && ps_cuda_aligned(&a->gradients) && ps_cuda_aligned(&a->m) && ps_cuda_aligned(&a->v)) {
+        adamw_elements<4>
+            <<<ps_cuda_blocks(count, 4 * block), block, 0, c->stream>>>(parameters, gradients, m, v, rates, a->state, plain);
+    } else {
+        adamw_elements<1>
+            <<<ps_cuda_blocks(count, block), block, 0, c->stream>>>(parameters, gradients, m, v, rates, a->state, plain);
+    }
+    PS_CUDA_LAUNCHED(op);
+}
+
+/* ---- advance ---- */
+
+static __global__ void advance_state(struct ps_step_state *state, uint64_t steps, uint64_t windows)
+{
+    state->step += steps;
+    state->cursor += windows;
+}
+
+extern "C" enum ps_status ps_cuda_advance(const struct ps_kernels *k, const struct ps_advance *a)
+{
+    advance_state<<<1, 1, 0, ps_cuda(k)->stream>>>(a->state, a->steps, a->windows);
+    PS_CUDA_LAUNCHED("advance");
+}
