@@ -1,0 +1,263 @@
+/* The optimiser against a plain loop in double, and the schedules against values worked out by hand. */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/philox.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+
+#define OK(expression) ck_assert_msg((expression) == PS_OK, "%s: %s", #expression, ps_error_message())
+
+enum { COUNT = 333, DECAYED = 130, STEPS = 300, WINDOWS = 7 };
+
+static const struct ps_optimizer_options options[] = {
+    {.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.02, .clip_norm = 0},
+    {.beta1 = 0.8, .beta2 = 0.97, .epsilon = 1e-6, .weight_decay = 0, .clip_norm = 1},
+    {.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.1, .clip_norm = 3},
+};
+enum { OPTIONS = sizeof options / sizeof *options };
+
+/* Gradient of element i at step t, exact in float. Its norm swings a hundredfold, so that clipping is on at some steps
+ * and off at others; one element in eleven has none at all. */
+static double gradient_at(int t, int i)
+{
+    double size = pow(10, sin(0.1 * t)) * (1 + i % 5) / 6;
+    return i % 11 == 3 ? 0 : (double)(float)(size * (2 * ps_uniform(3, (uint64_t)i, 1, (uint64_t)t) - 0.8));
+}
+
+static double start_at(int i)
+{
+    return (double)(float)(2 * ps_uniform(4, (uint64_t)i, 2, 0) - 1);
+}
+
+static double rate_at(int t)
+{
+    return 2e-3 * (1 + cos(0.02 * t));
+}
+
+/* Loshchilov and Hutter 2019, algorithm 2, with the gradient's norm clipped first. *clipped: at how many steps it was. */
+static void plain_adamw(const struct ps_optimizer_options *o, double *theta, int *clipped)
+{
+    static double m[COUNT], v[COUNT];
+    memset(m, 0, sizeof m);
+    memset(v, 0, sizeof v);
+    *clipped = 0;
+    for (int t = 1; t <= STEPS; t++) {
+        double squares = 0, share = 1;
+        for (int i = 0; i < COUNT; i++) {
+            squares += gradient_at(t - 1, i) * gradient_at(t - 1, i);
+        }
+        if (o->clip_norm > 0 && sqrt(squares) > o->clip_norm) {
+            share = o->clip_norm / sqrt(squares);
+            ++*clipped;
+        }
+        for (int i = 0; i < COUNT; i++) {
+            double g = gradient_at(t - 1, i) * share;
+            m[i] = o->beta1 * m[i] + (1 - o->beta1) * g;
+            v[i] = o->beta2 * v[i] + (1 - o->beta2) * g * g;
+            double step = m[i] / (1 - pow(o->beta1, t)) / (sqrt(v[i] / (1 - pow(o->beta2, t))) + o->epsilon);
+            theta[i] -= rate_at(t - 1) * (step + (i < DECAYED ? o->weight_decay * theta[i] : 0));
+        }
+    }
+}
+
+static double get(enum ps_type type, const void *values, int i)
+{
+    return type == PS_F64 ? ((const double *)values)[i] : (double)((const float *)values)[i];
+}
+
+static void put(enum ps_type type, void *values, int i, double value)
+{
+    if (type == PS_F64) {
+        ((double *)values)[i] = value;
+    } else {
+        ((float *)values)[i] = (float)value;
+    }
+}
+
+static void compare(const char *backend, const char *device_kind, enum ps_precision precision, double bound,
+                    const struct ps_optimizer_options *o)
+{
+    struct ps_device *device;
+    struct ps_kernels *k;
+    OK(ps_device_open(device_kind, 2, &device));
+    OK(ps_kernels_open(backend, device, precision, &(struct ps_kernels_options){.tiny_gemm = 1}, &k));
+    size_t bytes = COUNT * ps_type_bytes(k->real);
+    void *theta, *gradients;
+    struct ps_step_state *state;
+    OK(device->allocate(device, bytes, &theta));
+    OK(device->allocate(device, bytes, &gradients));
+    OK(device->allocate(device, sizeof *state, (void **)&state));
+    double rates[STEPS], host[COUNT], expected[COUNT];
+    for (int t = 0; t < STEPS; t++) {
+        rates[t] = rate_at(t);
+    }
+    struct ps_optimizer optimizer;
+    OK(ps_optimizer_open(k, COUNT, DECAYED, o, rates, STEPS, &optimizer));
+    memset(rates, 0, sizeof rates); /* the table is the device's by now */
+    for (int i = 0; i < COUNT; i++) {
+        expected[i] = start_at(i);
+        put(k->real, host, i, expected[i]);
+    }
+    OK(device->upload(device, PS_COMPUTE, theta, host, bytes));
+    for (int t = 0; t < STEPS; t++) {
+        for (int i = 0; i < COUNT; i++) {
+            put(k->real, host, i, gradient_at(t, i));
+        }
+        OK(device->upload(device, PS_COMPUTE, gradients, host, bytes));
+        OK(ps_optimizer_step(&optimizer, theta, gradients, state, WINDOWS));
+    }
+    int clipped;
+    plain_adamw(o, expected, &clipped);
+    ck_assert_msg(o->clip_norm == 0 || (clipped > STEPS / 10 && clipped < STEPS), "clipped at %d of %d steps", clipped, STEPS);
+    OK(device->download(device, PS_COMPUTE, host, theta, bytes));
+    double delta = 0, norm = 0;
+    for (int i = 0; i < COUNT; i++) {
+        double d = get(k->real, host, i) - expected[i];
+        delta += d * d;
+        norm += expected[i] * expected[i];
+    }
+    double error = sqrt(delta / norm);
+    printf("adamw, %s %s, clip_norm %g: relative error after %d steps %.2g (clipped at %d)\n", backend,
+           ps_precision_name(precision), o->clip_norm, STEPS, error, clipped);
+    ck_assert_msg(error <= bound, "relative error %.3g", error);
+    OK(device->download(device, PS_COMPUTE, host, gradients, bytes));
+    for (int i = 0; i < COUNT; i++) {
+        ck_assert_msg(get(k->real, host, i) == 0, "gradient %d is left at %g", i, get(k->real, host, i));
+    }
+    struct ps_step_state end;
+    OK(device->download(device, PS_COMPUTE, &end, state, sizeof end));
+    ck_assert_uint_eq(end.step, STEPS);
+    ck_assert_uint_eq(end.cursor, STEPS * WINDOWS);
+    ps_optimizer_close(&optimizer);
+    device->release(device, theta, bytes);
+    device->release(device, gradients, bytes);
+    device->release(device, state, sizeof *state);
+    ck_assert_uint_eq(device->counters.bytes, 0);
+    k->close(k);
+    device->close(device);
+}
+
+START_TEST(adamw)
+{
+    compare("reference", "cpu", PS_FP64, 1e-13, &options[_i]);
+    compare("reference", "cpu", PS_FP32, 1e-6, &options[_i]);
+    compare("cpu", "cpu", PS_FP32, 1e-6, &options[_i]);
+}
+END_TEST
+
+START_TEST(adamw_cuda)
+{
+    compare("cuda", "cuda", PS_FP32, 1e-6, &options[_i]);
+    compare("cuda", "cuda", PS_TF32, 1e-6, &options[_i]);
+}
+END_TEST
+
+/* ---- schedules ---- */
+
+static void expect_rates(const struct ps_schedule *schedule, const double *expected, int n)
+{
+    double rates[64];
+    ck_assert_int_eq(schedule->steps_per_epoch * schedule->epochs, n);
+    ps_schedule_fill(schedule, rates);
+    for (int i = 0; i < n; i++) {
+        ck_assert_msg(fabs(rates[i] - expected[i]) <= 1e-11 * schedule->lr, "step %d: %.15g, not %.15g", i, rates[i], expected[i]);
+    }
+}
+
+START_TEST(constant)
+{
+    const struct ps_schedule schedule = {.kind = PS_SCHEDULE_CONSTANT, .lr = 3e-4, .steps_per_epoch = 3, .epochs = 2};
+    expect_rates(&schedule, (double[]){3e-4, 3e-4, 3e-4, 3e-4, 3e-4, 3e-4}, 6);
+}
+END_TEST
+
+/* The authors' adjust_learning_rate, called with e after epoch e (from 1), sets lr 0.9^(e - 3) from e = 3 on for the epoch that
+ * follows. */
+START_TEST(type3)
+{
+    const struct ps_schedule schedule = {.kind = PS_SCHEDULE_TYPE3, .lr = 1e-3, .steps_per_epoch = 2, .epochs = 7};
+    expect_rates(&schedule,
+                 (double[]){1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 9e-4, 9e-4, 8.1e-4, 8.1e-4, 7.29e-4, 7.29e-4}, 14);
+}
+END_TEST
+
+START_TEST(cosine)
+{
+    /* Warm-up 1/4, 2/4, 3/4, 1; then five rates of half a cosine from 1 to 0.2, both ends included. */
+    const double s = sqrt(0.5);
+    struct ps_schedule schedule = {
+        .kind = PS_SCHEDULE_COSINE, .lr = 1, .warmup_steps = 4, .min_lr = 0.2, .steps_per_epoch = 3, .epochs = 3};
+    expect_rates(&schedule, (double[]){0.25, 0.5, 0.75, 1, 1, 0.6 + 0.4 * s, 0.6, 0.6 - 0.4 * s, 0.2}, 9);
+    schedule.warmup_steps = 0;
+    schedule.epochs = 1;
+    expect_rates(&schedule, (double[]){1, 0.6, 0.2}, 3);
+    schedule.steps_per_epoch = 1;
+    expect_rates(&schedule, (double[]){1}, 1);
+    schedule.steps_per_epoch = 2;
+    schedule.warmup_steps = 5; /* longer than the run */
+    expect_rates(&schedule, (double[]){0.2, 0.4}, 2);
+}
+END_TEST
+
+/* torch.optim.lr_scheduler.OneCycleLR(max_lr, total_steps, pct_start), its other arguments left alone. */
+START_TEST(onecycle)
+{
+    const double ten[] = {4e-05,
+                          0.00052,
+                          0.001,
+                          0.0009504846320135,
+                          0.0008117456539498,
+                          0.0006112620219363,
+                          0.0003887419780637,
+                          0.0001882583460502,
+                          4.951936798653e-05,
+                          4e-09};
+    const double thirteen[] = {0.0008,
+                               0.008732977494397,
+                               0.01942104915954,
+                               0.01970941933659,
+                               0.01845190704783,
+                               0.01632446845814,
+                               0.01354607468623,
+                               0.01040269779046,
+                               0.007217876489534,
+                               0.004319415255278,
+                               0.002005644343676,
+                               0.0005147135219862,
+                               8e-08};
+    const struct ps_schedule schedules[] = {
+        {.kind = PS_SCHEDULE_ONECYCLE, .lr = 1e-3, .pct_start = 0.3, .steps_per_epoch = 5, .epochs = 2},
+        {.kind = PS_SCHEDULE_ONECYCLE, .lr = 0.02, .pct_start = 0.25, .steps_per_epoch = 13, .epochs = 1},
+    };
+    expect_rates(&schedules[0], ten, 10);
+    expect_rates(&schedules[1], thirteen, 13);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("optim");
+    TCase *tests = tcase_create("optim");
+    tcase_set_timeout(tests, 300);
+    tcase_add_loop_test(tests, adamw, 0, OPTIONS);
+    if (ps_cuda_device_count() > 0) {
+        tcase_add_loop_test(tests, adamw_cuda, 0, OPTIONS);
+    } else {
+        printf("skipped: AdamW on CUDA: no CUDA device\n");
+    }
+    tcase_add_test(tests, constant);
+    tcase_add_test(tests, type3);
+    tcase_add_test(tests, cosine);
+    tcase_add_test(tests, onecycle);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
