@@ -254,6 +254,7 @@ static enum ps_status train_pass(struct pass *pass, const struct ps_epoch_watch 
             return PS_OK;
         }
         if (watch->checkpoint_every && step % (uint64_t)watch->checkpoint_every == 0 && pass->position < pass->end) {
+            PS_TRY(read_state(s)); /* the checkpoint is of this step */
             PS_TRY(watch->checkpoint(s, watch->argument));
         }
     }
