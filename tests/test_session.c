@@ -1,0 +1,459 @@
+/* The session in one process: what a captured step changes, allocates and waits for; placements, scores, repetition. */
+#include <math.h>
+
+#include "data/import.h"
+#include "src/session.h"
+#include "tests/run.h"
+
+enum { ROWS = 420, CHANNELS = 3, L = 48, H = 12, BATCH = 16, WINDOWS = 150 };
+
+static struct path folder, series_file, windows_file;
+static const char *device_kind; /* of the tests that run now */
+
+/* A small model with dropout. */
+static const char model_text[] = "model: {seq_len: 48, pred_len: 12, patch_len: 8, stride: 4, d_model: 16, n_heads: 4, d_ff: 24,\n"
+                                 "        n_layers: 2, dropout: 0.2}\n"
+                                 "optim: {lr: 2e-3, schedule: constant, clip_norm: 1}\n"
+                                 "train: {epochs: 4, batch_size: 16, seed: 7}\n"
+                                 "runtime: {threads: 2}\n";
+
+struct run {
+    struct ps_config config;
+    struct ps_session *s;
+};
+
+/* overrides: NULL-terminated. */
+static void run_open(struct run *run, const char *data, char *const *overrides)
+{
+    char text[2048];
+    snprintf(text, sizeof text, "data: {path: %s}\n%s", data, model_text);
+    int n = 0;
+    while (overrides[n]) {
+        n++;
+    }
+    OK(ps_config_parse(text, "config", overrides, n, &run->config));
+    OK(ps_session_open(&run->config, &(struct ps_session_options){.device = device_kind, .training = 1}, &run->s));
+    OK(ps_session_initialise(run->s));
+}
+#define OVERRIDES(...) ((char *const[]){__VA_ARGS__ __VA_OPT__(, ) NULL})
+
+static void run_close(struct run *run)
+{
+    ps_session_close(run->s);
+    ps_config_free(&run->config);
+}
+
+/* Everything that training changes. */
+struct bits {
+    size_t bytes; /* of parameters, gradients and m */
+    char *parameters, *gradients, *m, *v;
+    struct ps_step_state state;
+};
+
+static char *bits_part(struct ps_session *s, const void *memory, size_t bytes)
+{
+    char *host = malloc(bytes);
+    OK(s->device->download(s->device, PS_COMPUTE, host, memory, bytes));
+    return host;
+}
+
+static struct bits bits_of(struct ps_session *s)
+{
+    size_t count = (size_t)s->model->layout->count, bytes = count * sizeof(float);
+    struct bits b = {.bytes = bytes,
+                     .parameters = bits_part(s, s->model->parameters, bytes),
+                     .gradients = bits_part(s, s->model->gradients, bytes),
+                     .m = bits_part(s, s->optimizer.m, bytes),
+                     .v = bits_part(s, s->optimizer.v, count * sizeof(double))};
+    OK(s->device->download(s->device, PS_COMPUTE, &b.state, s->state, sizeof b.state));
+    return b;
+}
+
+static void bits_free(struct bits *b)
+{
+    free(b->parameters);
+    free(b->gradients);
+    free(b->m);
+    free(b->v);
+}
+
+static void expect_equal(const struct bits *a, const struct bits *b, const char *what)
+{
+    ck_assert_uint_eq(a->bytes, b->bytes);
+    ck_assert_msg(memcmp(a->parameters, b->parameters, a->bytes) == 0, "%s: the parameters differ", what);
+    ck_assert_msg(memcmp(a->gradients, b->gradients, a->bytes) == 0, "%s: the gradients differ", what);
+    ck_assert_msg(memcmp(a->m, b->m, a->bytes) == 0, "%s: m differs", what);
+    ck_assert_msg(memcmp(a->v, b->v, 2 * a->bytes) == 0, "%s: v differs", what);
+    ck_assert_msg(a->state.step == b->state.step && a->state.cursor == b->state.cursor &&
+                      memcmp(&a->state.loss_sum, &b->state.loss_sum, sizeof(double)) == 0,
+                  "%s: the state differs", what);
+}
+
+/* Trains up to max_steps (0: to the epoch's end); the loss. */
+static double train(struct ps_session *s, int64_t max_steps)
+{
+    int finished;
+    double loss;
+    OK(ps_session_train_epoch(s, &(struct ps_epoch_watch){.max_steps = max_steps}, &finished, &loss));
+    ck_assert_int_eq(finished, max_steps == 0);
+    return loss;
+}
+
+/* The bits after `epochs` epochs of a run of its own. */
+static struct bits trained(const char *data, int epochs, char *const *overrides)
+{
+    struct run run;
+    run_open(&run, data, overrides);
+    for (int i = 0; i < epochs; i++) {
+        train(run.s, 0);
+    }
+    struct bits bits = bits_of(run.s);
+    run_close(&run);
+    return bits;
+}
+
+/* ---- the captured step ---- */
+
+START_TEST(capture_changes_nothing)
+{
+    struct run run;
+    run_open(&run, series_file.text, OVERRIDES());
+    OK(ps_session_rewind(run.s));
+    struct bits before = bits_of(run.s);
+    double squares = 0;
+    for (size_t i = 0; i < before.bytes / sizeof(float); i++) {
+        float x;
+        memcpy(&x, before.parameters + i * sizeof x, sizeof x);
+        squares += (double)x * (double)x;
+    }
+    ck_assert_double_gt(squares, 1);
+    struct ps_graph *graph;
+    OK(ps_session_full_step(run.s, &graph));
+    struct bits after = bits_of(run.s);
+    expect_equal(&before, &after, "after capture");
+    OK(run.s->device->replay(run.s->device, graph));
+    struct bits stepped = bits_of(run.s);
+    ck_assert_uint_eq(stepped.state.step, 1);
+    ck_assert_uint_eq(stepped.state.cursor, BATCH);
+    ck_assert(memcmp(stepped.parameters, before.parameters, before.bytes) != 0);
+    bits_free(&before);
+    bits_free(&after);
+    bits_free(&stepped);
+    run_close(&run);
+}
+END_TEST
+
+static const char *const placements[] = {"data.placement=device", "data.placement=host"};
+
+/* After the first step: no allocation, one launch a step, and as many waits in a long epoch as in a short one. */
+START_TEST(counters)
+{
+    struct run run;
+    run_open(&run, series_file.text, OVERRIDES((char *)placements[_i]));
+    struct ps_session *s = run.s;
+    ck_assert_int_eq(s->on_device, _i == 0);
+    train(s, 1);
+    struct ps_device_counters start = s->device->counters, few, whole;
+    train(s, 2);
+    few = s->device->counters;
+    ck_assert_uint_eq(few.launches - start.launches, 2);
+    int64_t left = s->steps_per_epoch - 3;
+    ck_assert_int_ge(left, 10);
+    train(s, 0);
+    whole = s->device->counters;
+    ck_assert_uint_eq(whole.launches - few.launches, (uint64_t)left);
+    ck_assert_uint_eq(whole.synchronizations - few.synchronizations, few.synchronizations - start.synchronizations);
+    ck_assert_uint_le(few.synchronizations - start.synchronizations, 4);
+    struct ps_accuracy accuracy;
+    OK(ps_session_score(s, PS_VALIDATION, &accuracy));
+    train(s, 0);
+    ck_assert_uint_eq(s->device->counters.allocations, start.allocations);
+    ck_assert_uint_eq(s->device->counters.bytes, start.bytes);
+    if (strcmp(s->device->kind, "cuda") == 0) {
+        struct ps_graph_nodes nodes;
+        struct ps_graph *graph;
+        OK(ps_session_full_step(s, &graph));
+        s->device->graph_nodes(s->device, graph, &nodes);
+        ck_assert_int_gt(nodes.kernels, 0);
+    }
+    run_close(&run);
+}
+END_TEST
+
+/* ---- placement ---- */
+
+/* Batches that stream from the host give the same bits as data on the device, with a short last batch too. */
+START_TEST(streamed_is_resident)
+{
+    const char *data = _i % 2 ? windows_file.text : series_file.text;
+    char *drop = _i < 2 ? "data.drop_last=true" : "data.drop_last=false";
+    struct bits resident = trained(data, 2, OVERRIDES("data.placement=device", drop)),
+                streamed = trained(data, 2, OVERRIDES("data.placement=host", drop));
+    expect_equal(&resident, &streamed, "streamed");
+    bits_free(&resident);
+    bits_free(&streamed);
+}
+END_TEST
+
+START_TEST(drop_last)
+{
+    struct run run;
+    int64_t windows = (int64_t)(0.7 * ROWS) - L - H + 1;
+    ck_assert_int_ne(windows % BATCH, 0);
+    run_open(&run, series_file.text, OVERRIDES());
+    ck_assert_int_eq(run.s->steps_per_epoch, windows / BATCH);
+    ck_assert_int_eq(run.s->train_windows, windows - windows % BATCH);
+    train(run.s, 0);
+    ck_assert_uint_eq(run.s->now.step, (uint64_t)(windows / BATCH));
+    ck_assert_uint_eq(run.s->now.cursor, 0);
+    ck_assert_uint_eq(run.s->epoch, 1);
+    run_close(&run);
+    /* Every window once, the short batch weighted by its size: with a rate too small to change a weight and no dropout, the epoch's
+     * loss is the score of the training windows. */
+    run_open(&run, series_file.text,
+             OVERRIDES("data.drop_last=false", "optim.lr=1e-30", "model.dropout=0", "optim.weight_decay=0"));
+    ck_assert_int_eq(run.s->steps_per_epoch, windows / BATCH + 1);
+    ck_assert_int_eq(run.s->train_windows, windows);
+    double loss = train(run.s, 0);
+    ck_assert_uint_eq(run.s->now.step, (uint64_t)(windows / BATCH + 1));
+    struct ps_accuracy accuracy;
+    OK(ps_session_score(run.s, PS_TRAIN, &accuracy));
+    ck_assert_int_eq(accuracy.all.windows, windows);
+    ck_assert_double_eq_tol(loss / accuracy.all.mse, 1, 1e-6);
+    run_close(&run);
+}
+END_TEST
+
+/* ---- scores ---- */
+
+struct sums {
+    struct ps_session *s;
+    enum ps_split split;
+    int64_t next; /* window expected next */
+    double squares, absolutes, full_squares, full_absolutes;
+};
+
+static enum ps_status add_batch(void *argument, int64_t first, int64_t n, const float *forecasts)
+{
+    struct sums *sums = argument;
+    ck_assert_int_eq(first, sums->next);
+    sums->next += n;
+    int32_t index[BATCH];
+    static float inputs[BATCH * CHANNELS * L], targets[BATCH * CHANNELS * H];
+    ck_assert_int_le(n, BATCH);
+    ps_sequence(sums->s->splits.first[sums->split] + first, n, index);
+    ps_windows_gather(&sums->s->view, index, n, inputs, targets);
+    for (int64_t i = 0; i < n * CHANNELS * H; i++) {
+        double e = (double)forecasts[i] - (double)targets[i];
+        sums->squares += e * e;
+        sums->absolutes += fabs(e);
+    }
+    if (n == BATCH) {
+        sums->full_squares = sums->squares;
+        sums->full_absolutes = sums->absolutes;
+    }
+    return PS_OK;
+}
+
+START_TEST(scores)
+{
+    struct run run;
+    run_open(&run, series_file.text, OVERRIDES((char *)placements[_i]));
+    train(run.s, 0);
+    for (int split = PS_TRAIN; split < PS_SPLITS; split++) {
+        struct ps_accuracy a;
+        OK(ps_session_score(run.s, split, &a));
+        struct sums sums = {.s = run.s, .split = split};
+        OK(ps_session_forecast(run.s, split, add_batch, &sums));
+        int64_t count = run.s->splits.count[split];
+        ck_assert_int_eq(sums.next, count);
+        ck_assert_int_ne(count % BATCH, 0);
+        ck_assert_int_eq(a.all.windows, count);
+        ck_assert_int_eq(a.full_batches.windows, count - count % BATCH);
+        double all = (double)(count * CHANNELS * H), full = (double)((count - count % BATCH) * CHANNELS * H);
+        ck_assert_double_eq_tol(a.all.mse * all / sums.squares, 1, 1e-6);
+        ck_assert_double_eq_tol(a.all.mae * all / sums.absolutes, 1, 1e-6);
+        ck_assert_double_eq_tol(a.full_batches.mse * full / sums.full_squares, 1, 1e-6);
+        ck_assert_double_eq_tol(a.full_batches.mae * full / sums.full_absolutes, 1, 1e-6);
+    }
+    run_close(&run);
+}
+END_TEST
+
+START_TEST(scoring_leaves_training_alone)
+{
+    struct bits plain = trained(series_file.text, 2, OVERRIDES((char *)placements[_i]));
+    struct run run;
+    run_open(&run, series_file.text, OVERRIDES((char *)placements[_i]));
+    struct ps_accuracy a;
+    for (int epoch = 0; epoch < 2; epoch++) {
+        OK(ps_session_score(run.s, PS_TEST, &a));
+        train(run.s, 3);
+        OK(ps_session_score(run.s, PS_TRAIN, &a));
+        train(run.s, 0);
+        struct sums sums = {.s = run.s, .split = PS_TEST};
+        OK(ps_session_forecast(run.s, PS_TEST, add_batch, &sums));
+    }
+    struct bits scored = bits_of(run.s);
+    expect_equal(&plain, &scored, "with scoring in between");
+    bits_free(&plain);
+    bits_free(&scored);
+    run_close(&run);
+}
+END_TEST
+
+/* ---- repetition and state ---- */
+
+START_TEST(two_sessions)
+{
+    struct bits a = trained(series_file.text, 2, OVERRIDES()), b = trained(series_file.text, 2, OVERRIDES()),
+                c = trained(series_file.text, 2, OVERRIDES("train.seed=8"));
+    expect_equal(&a, &b, "a second session");
+    ck_assert(memcmp(a.parameters, c.parameters, a.bytes) != 0);
+    bits_free(&a);
+    bits_free(&b);
+    bits_free(&c);
+}
+END_TEST
+
+START_TEST(best_weights)
+{
+    struct run run;
+    run_open(&run, series_file.text, OVERRIDES());
+    train(run.s, 3);
+    OK(ps_session_keep_best(run.s));
+    struct bits kept = bits_of(run.s);
+    train(run.s, 3);
+    struct bits later = bits_of(run.s);
+    ck_assert(memcmp(kept.parameters, later.parameters, kept.bytes) != 0);
+    OK(ps_session_take_best(run.s));
+    struct bits taken = bits_of(run.s);
+    ck_assert(memcmp(kept.parameters, taken.parameters, kept.bytes) == 0);
+    ck_assert(memcmp(later.m, taken.m, later.bytes) == 0);
+    bits_free(&kept);
+    bits_free(&later);
+    bits_free(&taken);
+    run_close(&run);
+}
+END_TEST
+
+/* A snapshot from the middle of an epoch, restored into another session, ends on the same bits. */
+START_TEST(snapshot_and_restore)
+{
+    char *placement = (char *)placements[_i];
+    struct run first, second;
+    run_open(&first, series_file.text, OVERRIDES(placement, "data.drop_last=false"));
+    train(first.s, 0);
+    train(first.s, 5);
+    struct ps_checkpoint checkpoint;
+    OK(ps_session_snapshot(first.s, 0, &checkpoint));
+    ck_assert_uint_eq(checkpoint.epoch, 1);
+    ck_assert_uint_eq(checkpoint.cursor, 5 * BATCH);
+    ck_assert_double_gt(checkpoint.loss_sum, 0);
+    run_open(&second, series_file.text, OVERRIDES(placement, "data.drop_last=false"));
+    OK(ps_session_restore(second.s, &checkpoint));
+    ps_checkpoint_free(&checkpoint);
+    double loss = train(first.s, 0), resumed = train(second.s, 0);
+    ck_assert_msg(loss == resumed, "the epoch's loss is %.17g resumed, %.17g in one go", resumed, loss);
+    struct bits a = bits_of(first.s), b = bits_of(second.s);
+    expect_equal(&a, &b, "resumed");
+    bits_free(&a);
+    bits_free(&b);
+    run_close(&first);
+    run_close(&second);
+}
+END_TEST
+
+/* Checkpoints inside an epoch see the step they are made at. */
+struct seen {
+    int n;
+    uint64_t step[64];
+};
+
+static enum ps_status see(struct ps_session *s, void *argument)
+{
+    struct seen *seen = argument;
+    ck_assert_int_lt(seen->n, 64);
+    seen->step[seen->n++] = s->now.step;
+    return PS_OK;
+}
+
+START_TEST(checkpoints_within_an_epoch)
+{
+    struct run run;
+    struct seen seen = {0};
+    run_open(&run, series_file.text, OVERRIDES((char *)placements[_i]));
+    const struct ps_epoch_watch watch = {.checkpoint_every = 4, .checkpoint = see, .argument = &seen};
+    int finished;
+    double loss;
+    OK(ps_session_train_epoch(run.s, &watch, &finished, &loss));
+    ck_assert_int_eq(seen.n, (int)((run.s->steps_per_epoch - 1) / 4));
+    for (int i = 0; i < seen.n; i++) {
+        ck_assert_uint_eq(seen.step[i], 4 * ((uint64_t)i + 1));
+    }
+    run_close(&run);
+}
+END_TEST
+
+static void add_tests(TCase *tests)
+{
+    tcase_add_test(tests, capture_changes_nothing);
+    tcase_add_loop_test(tests, counters, 0, 2);
+    tcase_add_loop_test(tests, streamed_is_resident, 0, 4);
+    tcase_add_test(tests, drop_last);
+    tcase_add_loop_test(tests, scores, 0, 2);
+    tcase_add_loop_test(tests, scoring_leaves_training_alone, 0, 2);
+    tcase_add_test(tests, two_sessions);
+    tcase_add_test(tests, best_weights);
+    tcase_add_loop_test(tests, snapshot_and_restore, 0, 2);
+    tcase_add_loop_test(tests, checkpoints_within_an_epoch, 0, 2);
+}
+
+static void set_up(void)
+{
+    folder = folder_make();
+    series_file = path_of("%.400s/series.h5", folder.text);
+    windows_file = path_of("%.400s/windows.h5", folder.text);
+    OK(ps_sample_series(series_file.text, ROWS, CHANNELS, 3));
+    OK(ps_sample_windows(windows_file.text, WINDOWS, CHANNELS, L, H, 3));
+}
+
+static void tear_down(void)
+{
+    folder_remove(folder.text);
+}
+
+static void on_cpu(void)
+{
+    device_kind = "cpu";
+    set_up();
+}
+
+static void on_cuda(void)
+{
+    device_kind = "cuda";
+    set_up();
+}
+
+int main(void)
+{
+    Suite *suite = suite_create("session");
+    TCase *cpu = tcase_create("cpu");
+    tcase_add_unchecked_fixture(cpu, on_cpu, tear_down);
+    add_tests(cpu);
+    suite_add_tcase(suite, cpu);
+    if (ps_cuda_device_count() > 0) {
+        TCase *cuda = tcase_create("cuda");
+        tcase_add_unchecked_fixture(cuda, on_cuda, tear_down);
+        add_tests(cuda);
+        suite_add_tcase(suite, cuda);
+    } else {
+        printf("skipped: the session on CUDA: no CUDA device\n");
+    }
+    SRunner *runner = srunner_create(suite);
+    srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
