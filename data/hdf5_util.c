@@ -58,10 +58,12 @@ enum ps_status ps_hdf5_create(const char *path, struct ps_hdf5_output *output)
         return status;
     }
     close(fd);
-    /* The format of HDF5 1.8: older ones hold no attribute above 64 KiB, which is about 4000 channel names. */
-    hid_t access PS_HDF5_SCOPED = H5Pcreate(H5P_FILE_ACCESS);
-    if (access >= 0 && H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_LATEST) >= 0) {
-        output->file = H5Fcreate(output->partial, H5F_ACC_TRUNC, H5P_DEFAULT, access);
+    /* The format of HDF5 1.8: older ones hold no attribute above 64 KiB, which is about 4000 channel names. Its root group would
+     * keep the time, and the same contents make the same bytes. */
+    hid_t access PS_HDF5_SCOPED = H5Pcreate(H5P_FILE_ACCESS), creation PS_HDF5_SCOPED = H5Pcreate(H5P_FILE_CREATE);
+    if (access >= 0 && creation >= 0 && H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_LATEST) >= 0 &&
+        H5Pset_obj_track_times(creation, 0) >= 0) {
+        output->file = H5Fcreate(output->partial, H5F_ACC_TRUNC, creation, access);
     }
     if (output->file < 0) {
         return ps_hdf5_finish(output, ps_fail(PS_DATA, "%s: cannot be created: %s", output->partial, ps_hdf5_reason().text));

@@ -23,7 +23,6 @@ struct ps_prefetch {
     int fill, take;        /* the slots that reader and consumer come to next */
     enum slot_state state[2];
     int64_t windows[2]; /* in a FULL or HELD slot */
-    uint64_t epoch;     /* counts starts: a batch gathered for an older one is dropped */
     int gathering;      /* the reader is at work outside the mutex */
     int quit;
 };
@@ -42,18 +41,15 @@ static void *reader(void *argument)
         int slot = p->fill;
         int64_t n = p->end - p->position < p->batch ? p->end - p->position : p->batch;
         const int32_t *index = p->index + p->position;
-        uint64_t epoch = p->epoch;
         p->gathering = 1;
         pthread_mutex_unlock(&p->mutex);
         ps_windows_gather(&p->view, index, n, p->inputs[slot], p->targets[slot]);
         pthread_mutex_lock(&p->mutex);
         p->gathering = 0;
-        if (epoch == p->epoch) {
-            p->state[slot] = SLOT_FULL;
-            p->windows[slot] = n;
-            p->position += n;
-            p->fill = 1 - slot;
-        }
+        p->state[slot] = SLOT_FULL;
+        p->windows[slot] = n;
+        p->position += n;
+        p->fill = 1 - slot;
         pthread_cond_broadcast(&p->changed);
     }
     pthread_mutex_unlock(&p->mutex);
@@ -97,7 +93,6 @@ void ps_prefetch_start(struct ps_prefetch *prefetch, const int32_t *index, int64
 {
     struct ps_prefetch *p = prefetch;
     pthread_mutex_lock(&p->mutex);
-    p->epoch++;
     p->position = p->end; /* no new batch of the old epoch; one being gathered is waited for: the old index may then be freed */
     while (p->gathering) {
         pthread_cond_wait(&p->changed, &p->mutex);

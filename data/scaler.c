@@ -75,18 +75,8 @@ enum ps_status ps_scaler_fit(const struct ps_series *series, const struct ps_spl
     }
     for (int64_t c = 0; c < b.channels; c++) {
         std[c] = sqrt(std[c] / count);
-    }
-    /* A constant channel is recognised by its values: the rounding of its mean leaves a std that is tiny and not 0. */
-    for (int64_t c = 0; c < b.channels; c++) {
-        float first = b.values[c * b.inner];
-        int constant = 1;
-        for (int64_t o = 0; o < b.outer && constant; o++) {
-            for (int64_t i = 0; i < b.inner && constant; i++) {
-                constant = b.values[(o * b.channels + c) * b.inner + i] == first;
-            }
-        }
-        if (constant) {
-            mean[c] = first;
+        /* Exact for a constant channel: equal float32 values have exact sums in double, and so their mean is their value. */
+        if (std[c] == 0) {
             std[c] = 1;
             scaler->constant++;
         }
