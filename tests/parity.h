@@ -1,0 +1,560 @@
+/* Runs one call of an operation on any table of kernels and compares it with the double reference.
+ *
+ * A case describes a call without a table: its operands as views of buffers of doubles (exact in float, so that every precision
+ * sees the same values), its plain values, its state. Everything that is not an operand's element is NaN: guards before and after
+ * each buffer, gaps between the rows of a slice. So are "=" outputs. After a call every element that no output owns must hold the
+ * bytes it had. */
+#ifndef PS_TESTS_PARITY_H
+#define PS_TESTS_PARITY_H
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+enum { MAX_TENSORS = 32, GUARD = 64, ALIGNMENT = 256, TIMED_RUNS = 10 };
+
+/* Which type a tensor has follows from the table. */
+enum role { REAL, STATISTICS, SERIES, DOUBLE, INDEX };
+enum mode { IN, OUT, ADD }; /* read; "=": poisoned first; "+=" or in place: preloaded */
+enum fill { NORMAL, POSITIVE };
+
+struct operand {
+    enum role role;
+    enum mode mode;
+    int buffer; /* -1: absent */
+    int rank;
+    int64_t offset; /* of the first element, in the buffer */
+    int64_t size[PS_MAX_RANK], stride[PS_MAX_RANK];
+};
+
+struct buffer {
+    enum role role;
+    int64_t begin, count; /* in call.values, guards included */
+};
+
+union arguments {
+    struct ps_tensor tensors[MAX_TENSORS];
+#define PS_X(name, kind, n, flops) struct ps_##name name;
+    PS_KERNEL_LIST(PS_X)
+#undef PS_X
+};
+
+struct call {
+    enum ps_op op;
+    char label[160];
+    int may_refuse; /* PS_UNSUPPORTED is an answer too */
+    int has_dropout;
+    struct operand operands[MAX_TENSORS];
+    int buffers;
+    struct buffer buffer[MAX_TENSORS];
+    double *values;
+    int64_t used, capacity;
+    union arguments arguments; /* plain values; tensors and state pointers are filled in for each table */
+    struct ps_step_state state;
+    int states;
+    size_t state_at[4]; /* offsets of state pointers in the argument struct */
+    uint64_t random;
+};
+
+/* ---- values ---- */
+
+static inline uint64_t random_bits(uint64_t *random)
+{
+    uint64_t z = *random += 0x9e3779b97f4a7c15u; /* splitmix64 */
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static inline double random_uniform(uint64_t *random)
+{
+    return ((double)(random_bits(random) >> 11) + 0.5) * 0x1p-53;
+}
+
+/* Unit normal, rounded to float. */
+static inline double random_normal(uint64_t *random)
+{
+    double radius = sqrt(-2 * log(random_uniform(random)));
+    return (float)(radius * cos(2 * M_PI * random_uniform(random)));
+}
+
+static inline int64_t operand_count(const struct operand *o)
+{
+    int64_t count = 1;
+    for (int i = 0; i < o->rank; i++) {
+        count *= o->size[i];
+    }
+    return count;
+}
+
+/* Where element i (row-major) of the view lies in its buffer. */
+static inline int64_t operand_at(const struct operand *o, int64_t i)
+{
+    int64_t at = o->offset;
+    for (int dim = o->rank - 1; dim >= 0; dim--) {
+        at += i % o->size[dim] * o->stride[dim];
+        i /= o->size[dim];
+    }
+    return at;
+}
+
+/* Tensor `slot` of the call: a view of a new buffer, `lead` elements after its guard and reaching as far as it does. */
+static inline void place_strided(struct call *c, int slot, enum role role, enum mode mode, enum fill fill, int64_t lead, int rank,
+                                 const int64_t *size, const int64_t *stride)
+{
+    struct operand *o = &c->operands[slot];
+    *o = (struct operand){.role = role, .mode = mode, .buffer = c->buffers, .rank = rank, .offset = GUARD + lead};
+    int64_t reach = 1;
+    for (int i = 0; i < rank; i++) {
+        o->size[i] = size[i];
+        o->stride[i] = stride[i];
+        reach += (size[i] - 1) * stride[i];
+    }
+    struct buffer *b = &c->buffer[c->buffers++];
+    *b = (struct buffer){.role = role, .begin = c->used, .count = GUARD + lead + reach + GUARD};
+    c->used += b->count;
+    if (c->used > c->capacity) {
+        c->capacity = 2 * c->used;
+        c->values = realloc(c->values, (size_t)c->capacity * sizeof *c->values);
+        if (!c->values) {
+            abort();
+        }
+    }
+    double *values = c->values + b->begin;
+    for (int64_t i = 0; i < b->count; i++) {
+        values[i] = role == INDEX ? -1 : NAN;
+    }
+    if (mode == OUT) {
+        return;
+    }
+    int64_t count = operand_count(o);
+    for (int64_t i = 0; i < count; i++) {
+        double x = random_normal(&c->random);
+        values[operand_at(o, i)] = fill == POSITIVE ? (float)(0.5 + fabs(x)) : x;
+    }
+}
+
+static inline void place_dense(struct call *c, int slot, enum role role, enum mode mode, enum fill fill, int rank,
+                               const int64_t *size)
+{
+    struct ps_tensor t = ps_tensor_nd(NULL, PS_F64, rank, size);
+    place_strided(c, slot, role, mode, fill, 0, rank, size, t.stride);
+}
+
+/* place(call, slot, role, mode, fill, sizes...) */
+#define place(c, slot, role, mode, fill, ...) \
+    place_dense(c, slot, role, mode, fill, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (int64_t[]){__VA_ARGS__})
+
+static inline void set_value(struct call *c, int slot, int64_t i, double value)
+{
+    const struct operand *o = &c->operands[slot];
+    c->values[c->buffer[o->buffer].begin + operand_at(o, i)] = value;
+}
+
+static inline void call_begin(struct call *c, enum ps_op op, uint64_t seed)
+{
+    double *values = c->values;
+    int64_t capacity = c->capacity;
+    memset(c, 0, sizeof *c);
+    c->op = op;
+    c->values = values;
+    c->capacity = capacity;
+    c->random = seed;
+    for (int i = 0; i < MAX_TENSORS; i++) {
+        c->operands[i].buffer = -1;
+    }
+    c->state = (struct ps_step_state){.step = 3, .cursor = 0, .loss_sum = 0.5, .gradient_squares = 2.5};
+}
+
+__attribute__((format(printf, 2, 3))) static inline void call_label(struct call *c, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(c->label, sizeof c->label, format, arguments);
+    va_end(arguments);
+}
+
+/* The call's struct has a pointer to the state at this offset. */
+static inline void call_state(struct call *c, size_t offset)
+{
+    c->state_at[c->states++] = offset;
+}
+
+/* ---- a table under test ---- */
+
+struct table {
+    const char *backend, *device_kind;
+    enum ps_precision precision;
+    int tiny_gemm;
+    struct ps_device *device;
+    struct ps_kernels *kernels;
+    char *memory; /* device memory that calls are laid out in */
+    size_t capacity;
+};
+
+static inline enum ps_type role_type(const struct ps_kernels *k, enum role role)
+{
+    switch (role) {
+    case REAL:
+        return k->real;
+    case STATISTICS:
+        return k->statistics;
+    case SERIES:
+        return k->real == PS_F64 ? PS_F64 : PS_F32;
+    case DOUBLE:
+        return PS_F64;
+    case INDEX:
+        break;
+    }
+    return PS_I32;
+}
+
+static inline double load(const char *from, enum ps_type type, int64_t i)
+{
+    switch (type) {
+    case PS_F64:
+        return ((const double *)(const void *)from)[i];
+    case PS_F32:
+        return ((const float *)(const void *)from)[i];
+    case PS_I32:
+        return ((const int32_t *)(const void *)from)[i];
+    case PS_BF16:
+        break;
+    }
+    abort(); /* no table computes in it */
+}
+
+static inline void store(char *to, enum ps_type type, int64_t i, double value)
+{
+    switch (type) {
+    case PS_F64:
+        ((double *)(void *)to)[i] = value;
+        return;
+    case PS_F32:
+        ((float *)(void *)to)[i] = (float)value;
+        return;
+    case PS_I32:
+        ((int32_t *)(void *)to)[i] = (int32_t)value;
+        return;
+    case PS_BF16:
+        break;
+    }
+    abort();
+}
+
+/* A call's memory on one table: the state, then the buffers. */
+struct image {
+    size_t bytes, at[MAX_TENSORS];
+    char *before, *after;
+    struct ps_step_state state;
+};
+
+static inline void image_free(struct image *image)
+{
+    free(image->before);
+    free(image->after);
+    *image = (struct image){0};
+}
+
+static inline void image_make(struct image *image, const struct table *t, const struct call *c)
+{
+    image->bytes = ALIGNMENT;
+    for (int i = 0; i < c->buffers; i++) {
+        image->at[i] = image->bytes;
+        size_t bytes = (size_t)c->buffer[i].count * ps_type_bytes(role_type(t->kernels, c->buffer[i].role));
+        image->bytes += (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    }
+    image->before = calloc(1, image->bytes);
+    image->after = calloc(1, image->bytes);
+    if (!image->before || !image->after) {
+        abort();
+    }
+    memcpy(image->before, &c->state, sizeof c->state);
+    for (int i = 0; i < c->buffers; i++) {
+        enum ps_type type = role_type(t->kernels, c->buffer[i].role);
+        for (int64_t j = 0; j < c->buffer[i].count; j++) {
+            store(image->before + image->at[i], type, j, c->values[c->buffer[i].begin + j]);
+        }
+    }
+}
+
+static inline enum ps_status invoke(const struct ps_kernels *k, enum ps_op op, const union arguments *arguments)
+{
+    switch (op) {
+#define PS_X(name, kind, n, flops) \
+    case PS_OP_##name:             \
+        return k->name ? k->name(k, &arguments->name) : ps_fail(PS_UNSUPPORTED, #name " has no entry");
+        PS_KERNEL_LIST(PS_X)
+#undef PS_X
+    case PS_OP_COUNT:
+        break;
+    }
+    return ps_fail(PS_UNSUPPORTED, "no operation %d", (int)op);
+}
+
+/* The call's argument struct with the table's pointers. */
+static inline union arguments bind_arguments(const struct table *t, const struct call *c, const struct image *image)
+{
+    union arguments arguments = c->arguments;
+    for (int i = 0; i < ps_op_tensors(c->op); i++) {
+        const struct operand *o = &c->operands[i];
+        arguments.tensors[i] = (struct ps_tensor){.type = role_type(t->kernels, o->role)};
+        if (o->buffer < 0) {
+            continue;
+        }
+        struct ps_tensor *tensor = &arguments.tensors[i];
+        tensor->data = t->memory + image->at[o->buffer] + (size_t)o->offset * ps_type_bytes(tensor->type);
+        tensor->rank = o->rank;
+        memcpy(tensor->size, o->size, sizeof o->size);
+        memcpy(tensor->stride, o->stride, sizeof o->stride);
+    }
+    for (int i = 0; i < c->states; i++) {
+        memcpy((char *)&arguments + c->state_at[i], &t->memory, sizeof t->memory);
+    }
+    return arguments;
+}
+
+/* image->before to the device, growing its memory when it must. */
+static inline enum ps_status image_upload(struct table *t, const struct image *image)
+{
+    struct ps_device *d = t->device;
+    if (image->bytes > t->capacity) {
+        PS_TRY(d->synchronize(d));
+        if (t->memory) {
+            d->release(d, t->memory, t->capacity);
+        }
+        void *memory = NULL;
+        t->memory = NULL;
+        t->capacity = 0;
+        PS_TRY(d->allocate(d, 2 * image->bytes, &memory));
+        t->memory = memory;
+        t->capacity = 2 * image->bytes;
+    }
+    return d->upload(d, PS_COMPUTE, t->memory, image->before, image->bytes);
+}
+
+/* Uploads, calls, downloads into image->after. */
+static inline enum ps_status run(struct table *t, const struct call *c, struct image *image)
+{
+    struct ps_device *d = t->device;
+    PS_TRY(image_upload(t, image));
+    union arguments arguments = bind_arguments(t, c, image);
+    enum ps_status status = invoke(t->kernels, c->op, &arguments);
+    PS_TRY(d->download(d, PS_COMPUTE, image->after, t->memory, image->bytes));
+    PS_TRY(d->synchronize(d));
+    memcpy(&image->state, image->after, sizeof image->state);
+    return status;
+}
+
+/* ---- checks ---- */
+
+struct outcome {
+    int64_t calls;
+    int failures;
+    double worst; /* share of its bound */
+    double worst_error;
+    char worst_label[200];
+};
+
+__attribute__((format(printf, 4, 5))) static inline void fault(struct outcome *o, const struct table *t, const struct call *c,
+                                                               const char *format, ...)
+{
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (o->failures++ < 40) {
+        fprintf(stderr, "%s %s: %s %s: %s\n", t->backend, ps_precision_name(t->precision), ps_op_name(c->op), c->label, text);
+    }
+}
+
+/* Bytes that no output owns are as they were. */
+static inline void check_untouched(struct outcome *o, const struct table *t, const struct call *c, const struct image *image)
+{
+    for (int b = 0; b < c->buffers; b++) {
+        size_t bytes = ps_type_bytes(role_type(t->kernels, c->buffer[b].role));
+        char *owned = calloc((size_t)c->buffer[b].count, 1);
+        if (!owned) {
+            abort();
+        }
+        for (int i = 0; i < ps_op_tensors(c->op); i++) {
+            const struct operand *output = &c->operands[i];
+            if (output->buffer == b && output->mode != IN) {
+                int64_t count = operand_count(output);
+                for (int64_t j = 0; j < count; j++) {
+                    owned[operand_at(output, j)] = 1;
+                }
+            }
+        }
+        for (int64_t j = 0; j < c->buffer[b].count; j++) {
+            size_t at = image->at[b] + (size_t)j * bytes;
+            if (!owned[j] && memcmp(image->before + at, image->after + at, bytes) != 0) {
+                fault(o, t, c, "element %lld of buffer %d belongs to no output and was written", (long long)(j - GUARD), b);
+                break;
+            }
+        }
+        free(owned);
+    }
+}
+
+/* A field of the state: untouched where the reference leaves it, else within the bound. */
+static inline void check_state_field(struct outcome *o, const struct table *t, const struct call *c, const char *name,
+                                     double before, double reference, double result, double bound)
+{
+    double allowed = reference == before ? 0 : bound * fabs(reference);
+    if (!(fabs(result - reference) <= allowed)) {
+        fault(o, t, c, "state->%s is %.17g, not %.17g", name, result, reference);
+    }
+}
+
+/* Outputs and state against the reference's. */
+static inline void check_close(struct outcome *o, const struct table *t, const struct call *c, const struct image *image,
+                               const struct call *reference_call, const struct image *reference, double bound)
+{
+    for (int i = 0; i < ps_op_tensors(c->op); i++) {
+        const struct operand *output = &c->operands[i], *expected = &reference_call->operands[i];
+        if (output->buffer < 0 || output->mode == IN) {
+            continue;
+        }
+        enum ps_type type = role_type(t->kernels, c->buffer[output->buffer].role);
+        enum ps_type expected_type = expected->role == INDEX ? PS_I32 : PS_F64;
+        int64_t count = operand_count(output);
+        double difference = 0, norm = 0;
+        for (int64_t j = 0; j < count; j++) {
+            double result = load(image->after + image->at[output->buffer], type, operand_at(output, j));
+            double right = load(reference->after + reference->at[expected->buffer], expected_type, operand_at(expected, j));
+            difference += (result - right) * (result - right);
+            norm += right * right;
+        }
+        double error = sqrt(difference), scale = sqrt(norm);
+        if (!(error <= bound * scale)) {
+            fault(o, t, c, "tensor %d: ||difference|| %.3g, ||reference|| %.3g: relative %.3g above %.3g", i, error, scale,
+                  error / scale, bound);
+        } else if (scale > 0 && error / scale / bound > o->worst) {
+            o->worst = error / scale / bound;
+            o->worst_error = error / scale;
+            snprintf(o->worst_label, sizeof o->worst_label, "%s %s", ps_op_name(c->op), c->label);
+        }
+        /* What dropout dropped is exactly 0, and nothing else is (below the threshold tails of gelu may underflow). */
+        double tail = 1e-6 * scale / sqrt((double)count);
+        for (int64_t j = 0; c->has_dropout && j < count; j++) {
+            double result = load(image->after + image->at[output->buffer], type, operand_at(output, j));
+            double right = load(reference->after + reference->at[expected->buffer], expected_type, operand_at(expected, j));
+            if ((right == 0 && result != 0) || (fabs(right) > tail && result == 0)) {
+                fault(o, t, c, "tensor %d: element %lld is %g where the reference's mask gives %g", i, (long long)j, result, right);
+                break;
+            }
+        }
+    }
+    if (image->state.step != reference->state.step || image->state.cursor != reference->state.cursor) {
+        fault(o, t, c, "state is at step %llu, cursor %llu, not %llu, %llu", (unsigned long long)image->state.step,
+              (unsigned long long)image->state.cursor, (unsigned long long)reference->state.step,
+              (unsigned long long)reference->state.cursor);
+    }
+    check_state_field(o, t, c, "loss_sum", c->state.loss_sum, reference->state.loss_sum, image->state.loss_sum, bound);
+    check_state_field(o, t, c, "gradient_squares", c->state.gradient_squares, reference->state.gradient_squares,
+                      image->state.gradient_squares, bound);
+}
+
+/* Runs the call twice on the table: outputs against the reference, the same bytes both times, nothing else touched. Returns 0 when
+ * the table refused the call. */
+static inline int check_call(struct outcome *o, struct table *t, const struct call *c, const struct call *reference_call,
+                             const struct image *reference, double bound)
+{
+    struct image first = {0}, second = {0};
+    image_make(&first, t, c);
+    image_make(&second, t, c);
+    o->calls++;
+    enum ps_status status = run(t, c, &first);
+    int refused = status == PS_UNSUPPORTED && c->may_refuse;
+    if (refused) {
+        if (memcmp(first.before, first.after, first.bytes) != 0) {
+            fault(o, t, c, "refused, but wrote");
+        }
+    } else if (status != PS_OK) {
+        fault(o, t, c, "status %d: %s", (int)status, ps_error_message());
+    } else {
+        check_close(o, t, c, &first, reference_call, reference, bound);
+        check_untouched(o, t, c, &first);
+        if (run(t, c, &second) != PS_OK || memcmp(first.after, second.after, first.bytes) != 0) {
+            fault(o, t, c, "a second run gives other bytes");
+        }
+    }
+    image_free(&first);
+    image_free(&second);
+    return !refused;
+}
+
+static inline int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Prints the median time of a call and the rates that follow. */
+static inline enum ps_status print_time(struct table *t, const struct call *c)
+{
+    struct ps_device *d = t->device;
+    struct image image = {0};
+    image_make(&image, t, c);
+    struct ps_event *events[2] = {0};
+    double ms[TIMED_RUNS];
+    enum ps_status status = image_upload(t, &image);
+    union arguments arguments = bind_arguments(t, c, &image);
+    for (int i = 0; i < 2 && status == PS_OK; i++) {
+        status = d->event_create(d, &events[i]);
+    }
+    for (int i = 0; i < TIMED_RUNS && status == PS_OK; i++) {
+        if ((status = d->event_record(d, PS_COMPUTE, events[0])) == PS_OK &&
+            (status = invoke(t->kernels, c->op, &arguments)) == PS_OK &&
+            (status = d->event_record(d, PS_COMPUTE, events[1])) == PS_OK && (status = d->synchronize(d)) == PS_OK) {
+            status = d->event_elapsed(d, events[0], events[1], &ms[i]);
+        }
+    }
+    if (status == PS_OK) {
+        qsort(ms, TIMED_RUNS, sizeof *ms, compare_doubles);
+        double seconds = ms[TIMED_RUNS / 2] * 1e-3;
+        printf("%-9s %s%s  %-20s %-62s %9.4f ms %9.1f GB/s %9.1f GFLOP/s\n", t->backend, ps_precision_name(t->precision),
+               t->tiny_gemm ? "" : " (tiny off)", ps_op_name(c->op), c->label, seconds * 1e3,
+               ps_op_bytes(c->op, &arguments) / seconds * 1e-9, ps_op_flops(c->op, &arguments) / seconds * 1e-9);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (events[i]) {
+            d->event_destroy(d, events[i]);
+        }
+    }
+    image_free(&image);
+    return status;
+}
+
+static inline enum ps_status table_open(struct table *t)
+{
+    struct ps_kernels_options options = {.tiny_gemm = t->tiny_gemm};
+    PS_TRY(ps_device_open(t->device_kind, 0, &t->device));
+    return ps_kernels_open(t->backend, t->device, t->precision, &options, &t->kernels);
+}
+
+static inline void table_close(struct table *t)
+{
+    if (t->kernels) {
+        t->kernels->close(t->kernels);
+    }
+    if (t->memory) {
+        t->device->release(t->device, t->memory, t->capacity);
+    }
+    if (t->device) {
+        t->device->close(t->device);
+    }
+    t->kernels = NULL;
+    t->memory = NULL;
+    t->capacity = 0;
+    t->device = NULL;
+}
+
+#endif

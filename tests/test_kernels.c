@@ -1,0 +1,1641 @@
+/* Every operation of every backend and precision that is present, against the double reference; the double reference against the
+ * definitions of kernels.h; and the small parts of kernels/ that need no table.
+ *
+ * PS_TEST_TIME=1 prints the time of every case; PS_TEST_FULL=1 adds the sizes of a training step and random ones. */
+#include <check.h>
+#include <stddef.h>
+
+#include "kernels/philox.h"
+#include "tests/parity.h"
+
+#define LENGTH(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+static int full(void)
+{
+    const char *value = getenv("PS_TEST_FULL");
+    return value && strcmp(value, "1") == 0;
+}
+
+static int timed(void)
+{
+    const char *value = getenv("PS_TEST_TIME");
+    return value && strcmp(value, "1") == 0;
+}
+
+/* ---- sizes ---- */
+
+static int64_t random_between(uint64_t *random, int64_t low, int64_t high)
+{
+    return low + (int64_t)(random_bits(random) % (uint64_t)(high - low + 1));
+}
+
+/* Rows and width number `index`: all pairs of the two lists, a few more, and in full those of a training step. 0 when past the
+ * end. */
+static int row_size(int index, int64_t *rows, int64_t *width)
+{
+    static const int64_t few_rows[] = {1, 7, 333}, widths[] = {1, 5, 16, 42, 63, 64, 65, 128};
+    static const int64_t more[][2] = {{3, 2100}, {4099, 64}, {66, 513}, {2, 1024}};
+    static const int64_t step[][2] = {{37632, 16}, {37632, 128}, {6400, 64}, {6400, 256}, {26880, 384}, {100352, 42}};
+    if (index < LENGTH(few_rows) * LENGTH(widths)) {
+        *rows = few_rows[index / LENGTH(widths)];
+        *width = widths[index % LENGTH(widths)];
+        return 1;
+    }
+    index -= LENGTH(few_rows) * LENGTH(widths);
+    if (index < LENGTH(more)) {
+        *rows = more[index][0];
+        *width = more[index][1];
+        return 1;
+    }
+    index -= LENGTH(more);
+    if (full() && index < LENGTH(step)) {
+        *rows = step[index][0];
+        *width = step[index][1];
+        return 1;
+    }
+    index -= LENGTH(step);
+    if (full() && index < 12) {
+        uint64_t random = 1000 + (uint64_t)index;
+        *width = random_between(&random, 1, 700);
+        *rows = random_between(&random, 1, 1 + 1000000 / *width);
+        return 1;
+    }
+    return 0;
+}
+
+/* Without dropout and, alternating, with p 0.1 and 0.5. The step needs both of its words. */
+static const char *set_dropout(struct call *c, int index, struct ps_dropout *dropout, size_t state_offset)
+{
+    static const double p[] = {0, 0.1, 0, 0.5};
+    static const char *const names[] = {"", " p 0.1", "", " p 0.5"};
+    *dropout = ps_dropout_make(p[index % 4], 0x123456789abcdefu, 17, NULL);
+    if (dropout->threshold) {
+        c->has_dropout = 1;
+        c->state.step = 0x100000007u;
+        call_state(c, state_offset);
+    }
+    return names[index % 4];
+}
+
+#define SET_DROPOUT(c, index, operation) \
+    set_dropout(c, index, &(c)->arguments.operation.dropout, offsetof(struct ps_##operation, dropout.state))
+
+/* ---- cases: each builds its operation's case number `index`, or returns 0 when there are no more ---- */
+
+/* How a matrix [.., rows, columns] lies in memory. */
+enum gemm_layout {
+    DENSE,
+    TURNED,       /* the transpose of a dense matrix */
+    SLICE,        /* the middle third of rows three times as long */
+    TURNED_SLICE, /* the transpose of a slice */
+    HEADS,        /* the second batch dimension lies inside the rows: q, k or v within rows of W_qkv's product */
+    TURNED_HEADS,
+    SPREAD,   /* every second element */
+    REPEATED, /* one matrix for the whole batch */
+};
+
+static const char *const gemm_layout_names[] = {"", "^T", "slice", "slice^T", "heads", "heads^T", "spread", "repeated"};
+
+static void place_matrix(struct call *c, int slot, enum mode mode, enum fill fill, int batch_rank, const int64_t *batch,
+                         int64_t rows, int64_t columns, enum gemm_layout layout)
+{
+    int64_t size[4], stride[4], lead = 0, matrix = rows * columns;
+    int64_t row_stride = columns, column_stride = 1, heads = batch_rank == 2 ? batch[1] : 1;
+    switch (layout) {
+    case DENSE:
+    case REPEATED:
+        break;
+    case TURNED:
+        row_stride = 1;
+        column_stride = rows;
+        break;
+    case SLICE:
+        row_stride = 3 * columns;
+        lead = columns;
+        matrix *= 3;
+        break;
+    case TURNED_SLICE:
+        row_stride = 1;
+        column_stride = 3 * rows;
+        lead = rows;
+        matrix *= 3;
+        break;
+    case HEADS:
+        row_stride = 3 * heads * columns;
+        lead = heads * columns;
+        matrix = 3 * heads * rows * columns;
+        break;
+    case TURNED_HEADS:
+        row_stride = 1;
+        column_stride = 3 * heads * rows;
+        lead = heads * rows;
+        matrix = 3 * heads * rows * columns;
+        break;
+    case SPREAD:
+        row_stride = 2 * columns;
+        column_stride = 2;
+        matrix *= 2;
+        break;
+    }
+    for (int i = 0; i < batch_rank; i++) {
+        size[i] = batch[i];
+        stride[i] = layout == REPEATED ? 0 : i == batch_rank - 1 ? matrix : matrix * batch[i + 1];
+    }
+    if (batch_rank == 2 && (layout == HEADS || layout == TURNED_HEADS)) {
+        stride[0] = matrix;
+        stride[1] = layout == HEADS ? columns : rows;
+    }
+    size[batch_rank] = rows;
+    size[batch_rank + 1] = columns;
+    stride[batch_rank] = row_stride;
+    stride[batch_rank + 1] = column_stride;
+    place_strided(c, slot, REAL, mode, fill, lead, batch_rank + 2, size, stride);
+}
+
+static void build_gemm_case(struct call *c, int scales, int batch_rank, const int64_t *batch, const int64_t *mnk,
+                            enum gemm_layout to, enum gemm_layout left, enum gemm_layout right)
+{
+    static const double alphas[] = {1, 1, 0.5, -1.25}, betas[] = {0, 1, 0, 0.75};
+    int64_t m = mnk[0], n = mnk[1], k = mnk[2], batches = 1;
+    for (int i = 0; i < batch_rank; i++) {
+        batches *= batch[i];
+    }
+    /* The relative error of a few sums of normal values says more about their cancellation than about the product. */
+    enum fill fill = batches * m * n < 16 ? POSITIVE : NORMAL;
+    double alpha = fill == POSITIVE ? fabs(alphas[scales % 4]) : alphas[scales % 4], beta = betas[scales % 4];
+    c->arguments.gemm.alpha = alpha;
+    c->arguments.gemm.beta = beta;
+    place_matrix(c, 0, beta == 0 ? OUT : ADD, fill, batch_rank, batch, m, n, to);
+    place_matrix(c, 1, IN, fill, batch_rank, batch, m, k, left);
+    place_matrix(c, 2, IN, fill, batch_rank, batch, k, n, right);
+    c->may_refuse = to == SPREAD || left == SPREAD || right == SPREAD;
+    char batches_text[32] = "";
+    if (batch_rank) {
+        snprintf(batches_text, sizeof batches_text, "%lldx%lld of ", (long long)batch[0],
+                 (long long)(batch_rank == 2 ? batch[1] : 1));
+    }
+    call_label(c, "%sm %lld n %lld k %lld c%s a%s b%s alpha %g beta %g", batches_text, (long long)m, (long long)n, (long long)k,
+               gemm_layout_names[to], gemm_layout_names[left], gemm_layout_names[right], alpha, beta);
+}
+
+static int build_gemm(struct call *c, int index)
+{
+    /* Plain products, with every transpose. */
+    static const int64_t flat[][3] = {
+        {1, 1, 1},       {1, 1, 128}, {5, 42, 63},    {64, 64, 64},   {65, 1, 5},     {1, 65, 42},   {128, 5, 64},
+        {63, 128, 65},   {42, 42, 1}, {16, 48, 5000}, {333, 128, 64}, {333, 64, 16},  {7, 63, 128},  {128, 128, 128},
+        {129, 127, 130}, {5, 5, 5},   {64, 192, 333}, {210, 16, 16},  {256, 64, 210}, {96, 672, 35}, {2, 3, 1000}};
+    static const enum gemm_layout outputs[] = {DENSE, DENSE, SLICE, TURNED};
+    if (index < 4 * LENGTH(flat)) {
+        int i = index / 4;
+        build_gemm_case(c, i + index, 0, NULL, flat[i], outputs[(i + index / 2) % 4], index & 1 ? TURNED : DENSE,
+                        index & 2 ? TURNED : DENSE);
+        return 1;
+    }
+    index -= 4 * LENGTH(flat);
+    /* One of q, k and v out of W_qkv: leading dimension 3d. */
+    static const int64_t sliced[][3] = {{63, 64, 65}, {333, 16, 128}, {7, 128, 64}, {128, 64, 333}, {5, 5, 5}};
+    if (index < 8 * LENGTH(sliced)) {
+        build_gemm_case(c, index, 0, NULL, sliced[index / 8], index & 4 ? SLICE : DENSE, index & 1 ? TURNED_SLICE : SLICE,
+                        index & 2 ? TURNED_SLICE : SLICE);
+        return 1;
+    }
+    index -= 8 * LENGTH(sliced);
+    /* Attention: tiny products, one and two batch dimensions, every transpose. */
+    static const int64_t tiny[][3] = {{12, 12, 64}, {12, 64, 12}, {42, 42, 8}, {42, 8, 42},  {42, 42, 4}, {42, 4, 42},
+                                      {5, 5, 16},   {5, 16, 5},   {1, 1, 1},   {64, 64, 64}, {65, 65, 9}, {65, 9, 65}};
+    static const int64_t one[] = {11}, two[] = {7, 4};
+    if (index < 4 * LENGTH(tiny)) {
+        build_gemm_case(c, index / 4, 1, one, tiny[index / 4], index & 1 ? DENSE : TURNED, index & 1 ? TURNED : DENSE,
+                        index & 2 ? TURNED : DENSE);
+        return 1;
+    }
+    index -= 4 * LENGTH(tiny);
+    if (index < 8 * LENGTH(tiny)) {
+        enum gemm_layout plain = index & 4 ? HEADS : DENSE, turned = index & 4 ? TURNED_HEADS : TURNED;
+        build_gemm_case(c, index / 8 + index, 2, two, tiny[index / 8], plain, index & 1 ? turned : plain,
+                        index & 2 ? turned : plain);
+        return 1;
+    }
+    index -= 8 * LENGTH(tiny);
+    static const struct {
+        int batch_rank;
+        int64_t batch[2], mnk[3];
+        enum gemm_layout to, left, right;
+    } others[] = {{1, {6, 0}, {9, 20, 13}, DENSE, DENSE, REPEATED},     {2, {3, 5}, {9, 20, 13}, DENSE, REPEATED, DENSE},
+                  {0, {0, 0}, {9, 20, 13}, SPREAD, DENSE, DENSE},       {0, {0, 0}, {9, 20, 13}, DENSE, SPREAD, SPREAD},
+                  {2, {1, 1}, {42, 42, 8}, DENSE, HEADS, TURNED_HEADS}, {2, {300, 2}, {12, 12, 16}, DENSE, HEADS, TURNED_HEADS},
+                  {1, {3, 0}, {130, 70, 90}, DENSE, DENSE, TURNED},     {2, {2, 2}, {100, 40, 65}, HEADS, DENSE, HEADS},
+                  {2, {1, 9}, {17, 19, 23}, HEADS, TURNED, HEADS},      {2, {9, 1}, {17, 19, 23}, HEADS, TURNED, HEADS}};
+    if (index < LENGTH(others)) {
+        build_gemm_case(c, 0, others[index].batch_rank, others[index].batch, others[index].mnk, others[index].to,
+                        others[index].left, others[index].right);
+        return 1;
+    }
+    index -= LENGTH(others);
+    static const struct {
+        int batch_rank;
+        int64_t batch[2], mnk[3];
+        enum gemm_layout to, left, right;
+        int scales;
+    } step[] = {{0, {0, 0}, {37632, 48, 16}, DENSE, DENSE, DENSE, 0},      {0, {0, 0}, {37632, 128, 16}, DENSE, DENSE, DENSE, 0},
+                {0, {0, 0}, {37632, 16, 128}, DENSE, DENSE, TURNED, 0},    {0, {0, 0}, {16, 48, 37632}, DENSE, TURNED, DENSE, 1},
+                {0, {0, 0}, {128, 16, 37632}, DENSE, TURNED, DENSE, 1},    {0, {0, 0}, {896, 96, 672}, DENSE, DENSE, DENSE, 0},
+                {0, {0, 0}, {672, 96, 896}, DENSE, TURNED, DENSE, 1},      {0, {0, 0}, {26880, 384, 128}, DENSE, DENSE, DENSE, 0},
+                {0, {0, 0}, {26880, 128, 128}, DENSE, DENSE, SLICE, 0},    {0, {0, 0}, {128, 256, 26880}, DENSE, TURNED, DENSE, 1},
+                {0, {0, 0}, {6400, 256, 64}, DENSE, DENSE, DENSE, 0},      {0, {0, 0}, {6400, 64, 192}, DENSE, DENSE, TURNED, 0},
+                {2, {896, 4}, {42, 42, 4}, DENSE, HEADS, TURNED_HEADS, 2}, {2, {896, 4}, {42, 4, 42}, HEADS, DENSE, HEADS, 0},
+                {2, {640, 16}, {42, 42, 8}, DENSE, DENSE, TURNED, 2},      {2, {640, 16}, {42, 8, 42}, DENSE, DENSE, DENSE, 0},
+                {2, {640, 16}, {42, 8, 42}, DENSE, TURNED, DENSE, 0},      {2, {1280, 4}, {5, 5, 16}, DENSE, DENSE, TURNED, 2},
+                {2, {1280, 4}, {5, 16, 5}, DENSE, DENSE, DENSE, 0},        {2, {100, 8}, {64, 64, 64}, DENSE, DENSE, TURNED, 0}};
+    if (full() && index < LENGTH(step)) {
+        build_gemm_case(c, step[index].scales, step[index].batch_rank, step[index].batch, step[index].mnk, step[index].to,
+                        step[index].left, step[index].right);
+        return 1;
+    }
+    index -= LENGTH(step);
+    if (full() && index < 30) {
+        uint64_t random = 2000 + (uint64_t)index;
+        int64_t mnk[3], batch[2];
+        int64_t largest = index % 3 ? 70 : 700;
+        for (int i = 0; i < 3; i++) {
+            mnk[i] = random_between(&random, 1, largest);
+        }
+        batch[0] = random_between(&random, 1, 40);
+        batch[1] = random_between(&random, 1, 9);
+        static const enum gemm_layout any[] = {DENSE, TURNED, SLICE, TURNED_SLICE, HEADS, TURNED_HEADS};
+        build_gemm_case(c, index, index % 3, batch, mnk, any[random_between(&random, 0, 5)], any[random_between(&random, 0, 5)],
+                        any[random_between(&random, 0, 5)]);
+        return 1;
+    }
+    return 0;
+}
+
+static int build_layernorm(struct call *c, int index)
+{
+    int64_t rows, d;
+    if (!row_size(index, &rows, &d)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, STATISTICS, OUT, NORMAL, rows);
+    place(c, 2, STATISTICS, OUT, NORMAL, rows);
+    place(c, 3, REAL, IN, NORMAL, rows, d);
+    place(c, 4, REAL, IN, NORMAL, d);
+    place(c, 5, REAL, IN, NORMAL, d);
+    c->arguments.layernorm.epsilon = 1e-5;
+    call_label(c, "[%lld, %lld]", (long long)rows, (long long)d);
+    return 1;
+}
+
+static int build_layernorm_backward(struct call *c, int index)
+{
+    int64_t rows, d;
+    if (!row_size(index, &rows, &d)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, REAL, ADD, NORMAL, d);
+    place(c, 2, REAL, ADD, NORMAL, d);
+    place(c, 3, REAL, IN, NORMAL, rows, d);
+    place(c, 4, REAL, IN, NORMAL, rows, d);
+    place(c, 5, STATISTICS, IN, NORMAL, rows);
+    place(c, 6, STATISTICS, IN, POSITIVE, rows);
+    place(c, 7, REAL, IN, NORMAL, d);
+    call_label(c, "[%lld, %lld]", (long long)rows, (long long)d);
+    return 1;
+}
+
+static int build_bias_add(struct call *c, int index)
+{
+    int64_t rows, n;
+    if (!row_size(index, &rows, &n)) {
+        return 0;
+    }
+    place(c, 0, REAL, ADD, NORMAL, rows, n);
+    place(c, 1, REAL, IN, NORMAL, n);
+    call_label(c, "[%lld, %lld]", (long long)rows, (long long)n);
+    return 1;
+}
+
+/* parts, S, h, N, e */
+static int head_size(int index, int64_t *size)
+{
+    static const int64_t sizes[][5] = {{3, 7, 4, 42, 4}, {1, 1, 1, 1, 1}, {3, 5, 2, 5, 8},  {1, 33, 16, 42, 8},
+                                       {3, 2, 3, 13, 7}, {1, 7, 5, 1, 9}, {3, 9, 4, 5, 16}, {2, 3, 1, 65, 63}};
+    static const int64_t step[][5] = {{3, 896, 4, 42, 4}, {1, 640, 16, 42, 8}, {3, 640, 16, 42, 8}};
+    if (index < LENGTH(sizes)) {
+        memcpy(size, sizes[index], sizeof sizes[index]);
+        return 1;
+    }
+    index -= LENGTH(sizes);
+    if (full() && index < LENGTH(step)) {
+        memcpy(size, step[index], sizeof step[index]);
+        return 1;
+    }
+    return 0;
+}
+
+static int build_heads(struct call *c, int index, int heads_slot)
+{
+    int64_t s[5];
+    if (!head_size(index, s)) {
+        return 0;
+    }
+    place(c, heads_slot, REAL, heads_slot == 0 ? OUT : IN, NORMAL, s[0], s[1], s[2], s[3], s[4]);
+    place(c, 1 - heads_slot, REAL, heads_slot == 0 ? IN : OUT, NORMAL, s[1] * s[3], s[0] * s[2] * s[4]);
+    call_label(c, "parts %lld S %lld h %lld N %lld e %lld", (long long)s[0], (long long)s[1], (long long)s[2], (long long)s[3],
+               (long long)s[4]);
+    return 1;
+}
+
+static int build_head_split(struct call *c, int index)
+{
+    return build_heads(c, index, 0);
+}
+
+static int build_head_merge(struct call *c, int index)
+{
+    return build_heads(c, index, 1);
+}
+
+/* Same-shaped dense tensors: rank 2, or rank 4 for every third. */
+static int build_rows(struct call *c, int index, int outputs, int inputs)
+{
+    int64_t rows, n;
+    if (!row_size(index, &rows, &n)) {
+        return 0;
+    }
+    int rank = index % 3 == 2 ? 4 : 2;
+    int64_t size[4] = {1, 3, rows, n};
+    for (int slot = 0; slot < outputs + inputs; slot++) {
+        place_dense(c, slot, REAL, slot < outputs ? OUT : IN, NORMAL, rank, size + 4 - rank);
+    }
+    call_label(c, "%s[%lld, %lld]", rank == 4 ? "3 x " : "", (long long)rows, (long long)n);
+    return 1;
+}
+
+static int build_softmax(struct call *c, int index)
+{
+    return build_rows(c, index, 1, 1);
+}
+
+static int build_softmax_backward(struct call *c, int index)
+{
+    return build_rows(c, index, 1, 2);
+}
+
+static int build_add(struct call *c, int index)
+{
+    return build_rows(c, index, 1, 2);
+}
+
+static int build_drop(struct call *c, int index)
+{
+    int built = build_rows(c, index / 4, 1, 1);
+    if (built) {
+        const char *p = SET_DROPOUT(c, index, drop);
+        strncat(c->label, p, sizeof c->label - strlen(c->label) - 1);
+    }
+    return built;
+}
+
+static int build_bias_residual_add(struct call *c, int index)
+{
+    int64_t rows, d;
+    if (!row_size(index / 2, &rows, &d)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, REAL, IN, NORMAL, rows, d);
+    place(c, 2, REAL, IN, NORMAL, d);
+    place(c, 3, REAL, IN, NORMAL, rows, d);
+    const char *p = SET_DROPOUT(c, index, bias_residual_add);
+    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)d, p);
+    return 1;
+}
+
+static int build_bias_gelu(struct call *c, int index)
+{
+    int64_t rows, f;
+    if (!row_size(index / 2, &rows, &f)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, rows, f);
+    place(c, 1, REAL, IN, NORMAL, rows, f);
+    place(c, 2, REAL, IN, NORMAL, f);
+    const char *p = SET_DROPOUT(c, index, bias_gelu);
+    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)f, p);
+    return 1;
+}
+
+static int build_gelu_backward(struct call *c, int index)
+{
+    int64_t rows, f;
+    if (!row_size(index / 2, &rows, &f)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, rows, f);
+    place(c, 1, REAL, IN, NORMAL, rows, f);
+    place(c, 2, REAL, IN, NORMAL, rows, f);
+    place(c, 3, REAL, IN, NORMAL, f);
+    const char *p = SET_DROPOUT(c, index, gelu_backward);
+    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)f, p);
+    return 1;
+}
+
+static int build_bias_grad(struct call *c, int index)
+{
+    int64_t rows, n;
+    if (!row_size(index / 3, &rows, &n)) {
+        return 0;
+    }
+    place(c, 0, REAL, ADD, NORMAL, n);
+    if (index % 3) {
+        place(c, 1, REAL, OUT, NORMAL, rows, n);
+    }
+    place(c, 2, REAL, IN, NORMAL, rows, n);
+    const char *p = SET_DROPOUT(c, index % 3 == 2 ? 1 + 2 * (index / 3 % 2) : 0, bias_grad);
+    call_label(c, "[%lld, %lld]%s%s", (long long)rows, (long long)n, index % 3 ? "" : " no masked", p);
+    return 1;
+}
+
+/* How an operand of an elementary operation lies in memory. */
+enum layout {
+    PLAIN,
+    PERMUTED,      /* the dimensions in reverse order */
+    GAPPED,        /* a slice: 3 elements after each row, 5 before the first */
+    REPEAT_LAST,   /* stride 0 in the last dimension: a value a row */
+    REPEAT_LEADING /* stride 0 in all but the last: one row */
+};
+
+static const char *const layout_names[] = {"plain", "permuted", "gapped", "repeat last", "repeat leading"};
+
+static void place_layout(struct call *c, int slot, enum mode mode, enum fill fill, int rank, const int64_t *size,
+                         enum layout layout)
+{
+    int64_t stride[PS_MAX_RANK], step = 1;
+    if (layout == PERMUTED) {
+        for (int i = 0; i < rank; i++) {
+            stride[i] = step;
+            step *= size[i];
+        }
+    } else {
+        for (int i = rank - 1; i >= 0; i--) {
+            int repeated = (layout == REPEAT_LAST && i == rank - 1) || (layout == REPEAT_LEADING && i < rank - 1);
+            stride[i] = repeated ? 0 : step;
+            step *= repeated ? 1 : size[i];
+            step += layout == GAPPED && i == rank - 1 ? 3 : 0;
+        }
+    }
+    place_strided(c, slot, REAL, mode, fill, layout == GAPPED ? 5 : 0, rank, size, stride);
+}
+
+static const struct {
+    int rank;
+    int64_t size[PS_MAX_RANK];
+} elementary_sizes[] = {{1, {7}},
+                        {2, {1, 1}},
+                        {2, {333, 5}},
+                        {2, {42, 64}},
+                        {4, {2, 3, 42, 16}},
+                        {5, {2, 3, 5, 7, 11}},
+                        {4, {1, 65, 1, 63}},
+                        {2, {3, 2100}},
+                        {3, {128, 5, 42}},
+                        /* of a training step, in full only */
+                        {2, {37632, 128}},
+                        {5, {3, 896, 4, 42, 4}},
+                        {4, {640, 16, 42, 42}}};
+
+static int elementary_count(void)
+{
+    return full() ? LENGTH(elementary_sizes) : LENGTH(elementary_sizes) - 3;
+}
+
+static void label_elementary(struct call *c, int shape, const char *what, const char *y, const char *a, const char *b)
+{
+    char sizes[80] = "";
+    for (int i = 0; i < elementary_sizes[shape].rank; i++) {
+        size_t used = strlen(sizes);
+        snprintf(sizes + used, sizeof sizes - used, "%s%lld", i ? "x" : "", (long long)elementary_sizes[shape].size[i]);
+    }
+    call_label(c, "%s %s: %s <- %s%s%s", what, sizes, y, a, b ? ", " : "", b ? b : "");
+}
+
+/* y and x of a unary, affine or copying operation. */
+static int build_pair(struct call *c, int index, enum fill fill, const char *what)
+{
+    static const enum layout pairs[][2] = {{PLAIN, PLAIN},     {PLAIN, PERMUTED},      {PERMUTED, PLAIN},
+                                           {GAPPED, GAPPED},   {PLAIN, REPEAT_LAST},   {PLAIN, REPEAT_LEADING},
+                                           {GAPPED, PERMUTED}, {PERMUTED, REPEAT_LAST}};
+    int shape = index / LENGTH(pairs), pair = index % LENGTH(pairs);
+    if (shape >= elementary_count()) {
+        return 0;
+    }
+    int rank = elementary_sizes[shape].rank;
+    place_layout(c, 0, OUT, NORMAL, rank, elementary_sizes[shape].size, pairs[pair][0]);
+    place_layout(c, 1, IN, fill, rank, elementary_sizes[shape].size, pairs[pair][1]);
+    label_elementary(c, shape, what, layout_names[pairs[pair][0]], layout_names[pairs[pair][1]], NULL);
+    return 1;
+}
+
+static int build_affine(struct call *c, int index)
+{
+    static const double values[][2] = {{1, 0}, {0.125, 0}, {-2.5, 0.75}, {0, 1.5}};
+    c->arguments.affine.scale = values[index % 4][0];
+    c->arguments.affine.shift = values[index % 4][1];
+    return build_pair(c, index, NORMAL, "affine");
+}
+
+static int build_unary(struct call *c, int index)
+{
+    static const char *const names[] = {"exp", "tanh", "square", "rsqrt", "reciprocal"};
+    enum ps_unary_function function = (enum ps_unary_function)(index % 5);
+    c->arguments.unary.function = function;
+    return build_pair(c, index / 5, function == PS_RSQRT || function == PS_RECIPROCAL ? POSITIVE : NORMAL, names[function]);
+}
+
+static int build_strided_copy(struct call *c, int index)
+{
+    return build_pair(c, index, NORMAL, "copy");
+}
+
+static int build_binary(struct call *c, int index)
+{
+    static const char *const names[] = {"add", "subtract", "multiply", "divide"};
+    static const enum layout triples[][3] = {
+        {PLAIN, PLAIN, PLAIN},    {PLAIN, PLAIN, REPEAT_LAST}, {PLAIN, PLAIN, REPEAT_LEADING}, {PLAIN, REPEAT_LAST, PLAIN},
+        {GAPPED, GAPPED, GAPPED}, {PERMUTED, PLAIN, GAPPED},   {PLAIN, PERMUTED, PLAIN},       {GAPPED, REPEAT_LEADING, PERMUTED}};
+    enum ps_binary_function function = (enum ps_binary_function)(index % 4);
+    const enum layout *triple = triples[index / 4 % LENGTH(triples)];
+    int shape = index / 4 / LENGTH(triples);
+    if (shape >= elementary_count()) {
+        return 0;
+    }
+    int rank = elementary_sizes[shape].rank;
+    const int64_t *size = elementary_sizes[shape].size;
+    c->arguments.binary.function = function;
+    place_layout(c, 0, OUT, NORMAL, rank, size, triple[0]);
+    place_layout(c, 1, IN, NORMAL, rank, size, triple[1]);
+    place_layout(c, 2, IN, function == PS_DIVIDE ? POSITIVE : NORMAL, rank, size, triple[2]);
+    label_elementary(c, shape, names[function], layout_names[triple[0]], layout_names[triple[1]], layout_names[triple[2]]);
+    return 1;
+}
+
+static int build_reduce(struct call *c, int index)
+{
+    static const char *const names[] = {"sum", "sum +=", "max"};
+    static const enum layout pairs[][2] = {{PLAIN, PLAIN},   {PLAIN, PERMUTED},       {PERMUTED, PLAIN},
+                                           {GAPPED, GAPPED}, {PLAIN, REPEAT_LEADING}, {PERMUTED, REPEAT_LAST}};
+    int what = index % 3, shape = index / 3 / LENGTH(pairs);
+    const enum layout *pair = pairs[index / 3 % LENGTH(pairs)];
+    if (shape >= elementary_count()) {
+        return 0;
+    }
+    int rank = elementary_sizes[shape].rank;
+    const int64_t *size = elementary_sizes[shape].size;
+    int64_t sums = 1;
+    for (int i = 0; i < rank - 1; i++) {
+        sums *= size[i];
+    }
+    enum fill fill = sums < 16 ? POSITIVE : NORMAL; /* as in gemm */
+    c->arguments.reduce.function = what == 2 ? PS_MAX : PS_SUM;
+    c->arguments.reduce.accumulate = what == 1;
+    place_layout(c, 0, what == 1 ? ADD : OUT, fill, rank - 1, size, pair[0]);
+    place_layout(c, 1, IN, fill, rank, size, pair[1]);
+    label_elementary(c, shape, names[what], layout_names[pair[0]], layout_names[pair[1]], NULL);
+    return 1;
+}
+
+/* Windows: B of them out of W, L (or H) values of C channels; ready made, or views of a series in which they overlap. */
+struct window_size {
+    int64_t batch, channels, windows, length, horizon, patch, stride;
+    int pad_end, revin, series;
+    uint64_t cursor;
+};
+
+static const struct window_size window_sizes[] = {{4, 7, 30, 336, 96, 16, 8, 1, 1, 1, 3},
+                                                  {3, 20, 9, 24, 1, 8, 4, 0, 1, 0, 6},
+                                                  {5, 3, 11, 37, 5, 5, 3, 1, 1, 1, 0},
+                                                  {5, 3, 11, 37, 5, 5, 3, 0, 0, 0, 5},
+                                                  {1, 1, 1, 16, 1, 16, 8, 0, 1, 0, 0},
+                                                  {1, 1, 2, 5, 63, 1, 1, 1, 0, 1, 1},
+                                                  {2, 65, 5, 65, 42, 7, 9, 1, 1, 1, 2},
+                                                  {7, 2, 40, 512, 7, 64, 32, 1, 1, 0, 9},
+                                                  {2, 1, 4, 96, 720, 16, 8, 1, 0, 1, 1},
+                                                  /* in full only: ETTh1, seed28k, 321 channels */
+                                                  {128, 7, 8209, 336, 96, 16, 8, 1, 1, 1, 4096},
+                                                  {64, 20, 2000, 24, 1, 8, 4, 0, 1, 0, 640},
+                                                  {4, 321, 200, 336, 96, 16, 8, 1, 1, 1, 64}};
+
+static int window_size(int index, struct window_size *w)
+{
+    if (index >= (full() ? LENGTH(window_sizes) : LENGTH(window_sizes) - 3)) {
+        return 0;
+    }
+    *w = window_sizes[index];
+    return 1;
+}
+
+static void place_windows(struct call *c, int slot, const struct window_size *w, int64_t length)
+{
+    int64_t size[] = {w->windows, w->channels, length};
+    int64_t ready[] = {w->channels * length, length, 1}, series[] = {w->channels, 1, w->channels};
+    place_strided(c, slot, SERIES, IN, NORMAL, 0, 3, size, w->series ? series : ready);
+}
+
+/* Indices of the epoch's windows; those before the cursor must not be looked at. */
+static void place_indices(struct call *c, int slot, const struct window_size *w)
+{
+    int64_t count = (int64_t)w->cursor + w->batch + 2;
+    place(c, slot, INDEX, IN, NORMAL, count);
+    for (int64_t i = 0; i < count; i++) {
+        int needed = i >= (int64_t)w->cursor && i < (int64_t)w->cursor + w->batch;
+        set_value(c, slot, i, needed ? (double)random_between(&c->random, 0, w->windows - 1) : -1);
+    }
+    set_value(c, slot, (int64_t)w->cursor, (double)(w->windows - 1));
+    c->state.cursor = w->cursor;
+}
+
+static int build_gather_patches(struct call *c, int index)
+{
+    struct window_size w;
+    if (!window_size(index, &w)) {
+        return 0;
+    }
+    int64_t sequences = w.batch * w.channels, patches = (w.length - w.patch) / w.stride + 1 + w.pad_end;
+    place(c, 0, REAL, OUT, NORMAL, sequences * patches, w.patch);
+    place(c, 1, STATISTICS, OUT, NORMAL, sequences);
+    place(c, 2, STATISTICS, OUT, NORMAL, sequences);
+    place_windows(c, 3, &w, w.length);
+    place_indices(c, 4, &w);
+    struct ps_gather_patches *a = &c->arguments.gather_patches;
+    a->batch = w.batch;
+    a->stride = w.stride;
+    a->revin = w.revin;
+    a->pad_end = w.pad_end;
+    a->epsilon = 1e-5;
+    call_state(c, offsetof(struct ps_gather_patches, state));
+    call_label(c, "B %lld C %lld L %lld P %lld stride %lld%s%s%s", (long long)w.batch, (long long)w.channels, (long long)w.length,
+               (long long)w.patch, (long long)w.stride, w.pad_end ? " padded" : "", w.revin ? " revin" : "",
+               w.series ? " series" : "");
+    return 1;
+}
+
+static int build_gather_targets(struct call *c, int index)
+{
+    struct window_size w;
+    if (!window_size(index, &w)) {
+        return 0;
+    }
+    place(c, 0, SERIES, OUT, NORMAL, w.batch * w.channels, w.horizon);
+    place_windows(c, 1, &w, w.horizon);
+    place_indices(c, 2, &w);
+    c->arguments.gather_targets.batch = w.batch;
+    call_state(c, offsetof(struct ps_gather_targets, state));
+    call_label(c, "B %lld C %lld H %lld%s", (long long)w.batch, (long long)w.channels, (long long)w.horizon,
+               w.series ? " series" : "");
+    return 1;
+}
+
+static int build_bias_position_add(struct call *c, int index)
+{
+    static const int64_t sizes[][3] = {{7, 42, 16}, {1, 1, 1},   {5, 5, 64},   {33, 42, 128}, {3, 13, 63},
+                                       {2, 65, 65}, {9, 1, 130}, {1, 12, 300}, {896, 42, 16}, {640, 42, 128}}; /* S, N, d */
+    int shape = index / 4;
+    if (shape >= (full() ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
+        return 0;
+    }
+    int64_t rows = sizes[shape][0] * sizes[shape][1], patches = sizes[shape][1], d = sizes[shape][2];
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, REAL, IN, NORMAL, rows, d);
+    place(c, 2, REAL, IN, NORMAL, d);
+    place(c, 3, REAL, IN, NORMAL, patches, d);
+    const char *p = SET_DROPOUT(c, index, bias_position_add);
+    call_label(c, "S %lld N %lld d %lld%s", (long long)sizes[shape][0], (long long)patches, (long long)d, p);
+    return 1;
+}
+
+/* S, H */
+static int forecast_size(int index, int64_t *sequences, int64_t *horizon)
+{
+    static const int64_t sizes[][2] = {{28, 96}, {1, 1}, {60, 1}, {7, 5}, {333, 42}, {130, 65}, {1, 720}, {896, 96}, {1280, 1}};
+    if (index >= LENGTH(sizes)) {
+        return 0;
+    }
+    *sequences = sizes[index][0];
+    *horizon = sizes[index][1];
+    return 1;
+}
+
+/* bias, mean and std from slot `first` on. */
+static void place_forecast(struct call *c, int first, int64_t sequences, int64_t horizon)
+{
+    place(c, first, REAL, IN, NORMAL, horizon);
+    place(c, first + 1, STATISTICS, IN, NORMAL, sequences);
+    place(c, first + 2, STATISTICS, IN, POSITIVE, sequences);
+    call_label(c, "[%lld, %lld]", (long long)sequences, (long long)horizon);
+}
+
+static int build_forecast(struct call *c, int index)
+{
+    int64_t sequences, horizon;
+    if (!forecast_size(index, &sequences, &horizon)) {
+        return 0;
+    }
+    place(c, 0, SERIES, OUT, NORMAL, sequences, horizon);
+    place(c, 1, REAL, IN, NORMAL, sequences, horizon);
+    place_forecast(c, 2, sequences, horizon);
+    return 1;
+}
+
+static int build_forecast_loss(struct call *c, int index)
+{
+    int64_t sequences, horizon;
+    if (!forecast_size(index, &sequences, &horizon)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, sequences, horizon);
+    place(c, 1, REAL, IN, NORMAL, sequences, horizon);
+    place_forecast(c, 2, sequences, horizon);
+    place(c, 5, SERIES, IN, NORMAL, sequences, horizon);
+    c->arguments.forecast_loss.batch = 1 + index;
+    call_state(c, offsetof(struct ps_forecast_loss, state));
+    return 1;
+}
+
+static int build_forecast_error(struct call *c, int index)
+{
+    int64_t sequences, horizon;
+    if (!forecast_size(index, &sequences, &horizon)) {
+        return 0;
+    }
+    place(c, 0, DOUBLE, ADD, NORMAL, 4, 2); /* preloaded: the other slots keep what they hold */
+    place(c, 1, REAL, IN, NORMAL, sequences, horizon);
+    place_forecast(c, 2, sequences, horizon);
+    place(c, 5, SERIES, IN, NORMAL, sequences, horizon);
+    c->arguments.forecast_error.slot_windows = 32;
+    c->state.cursor = 32 * (uint64_t)(index % 4) + (index % 2 ? 31 : 0);
+    call_state(c, offsetof(struct ps_forecast_error, state));
+    return 1;
+}
+
+static int build_sum_squares(struct call *c, int index)
+{
+    static const int64_t sizes[] = {1, 5, 63, 64, 65, 1000, 4097, 100003, 1 << 20, 5000011};
+    if (index >= (full() ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
+        return 0;
+    }
+    place(c, 0, REAL, IN, NORMAL, sizes[index]);
+    call_state(c, offsetof(struct ps_sum_squares, state));
+    call_label(c, "[%lld]", (long long)sizes[index]);
+    return 1;
+}
+
+static int build_adamw(struct call *c, int index)
+{
+    static const int64_t sizes[] = {1, 7, 64, 65, 1000, 40003, 1 << 20, 3000001};
+    static const uint64_t steps[] = {0, 9, 1234};
+    static const double clips[] = {0, 1, 1e6}; /* off; active; too large to act */
+    int shape = index / 3;
+    if (shape >= (full() ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
+        return 0;
+    }
+    int64_t n = sizes[shape];
+    place(c, 0, REAL, ADD, NORMAL, n);
+    place(c, 1, REAL, ADD, NORMAL, n);
+    place(c, 2, REAL, ADD, NORMAL, n);
+    place(c, 3, DOUBLE, ADD, POSITIVE, n);
+    place(c, 4, DOUBLE, IN, POSITIVE, 1235);
+    struct ps_adamw *a = &c->arguments.adamw;
+    *a = (struct ps_adamw){.decayed = (shape + index) % 3 * n / 2,
+                           .beta1 = 0.9,
+                           .beta2 = 0.999,
+                           .epsilon = 1e-8,
+                           .weight_decay = 0.01,
+                           .clip_norm = clips[index % 3]};
+    c->state.step = steps[(shape + index) % 3];
+    c->state.gradient_squares = 7.5 * (double)n;
+    call_state(c, offsetof(struct ps_adamw, state));
+    call_label(c, "[%lld] step %llu decayed %lld clip %g", (long long)n, (unsigned long long)c->state.step, (long long)a->decayed,
+               a->clip_norm);
+    return 1;
+}
+
+static int build_advance(struct call *c, int index)
+{
+    static const uint64_t counts[][2] = {{1, 128}, {0, 64}, {7, 0}};
+    if (index >= LENGTH(counts)) {
+        return 0;
+    }
+    c->arguments.advance.steps = counts[index][0];
+    c->arguments.advance.windows = counts[index][1];
+    c->state.step = 0xffffffffu;
+    c->state.cursor = 0xfffffff0u;
+    call_state(c, offsetof(struct ps_advance, state));
+    call_label(c, "steps %llu windows %llu", (unsigned long long)counts[index][0], (unsigned long long)counts[index][1]);
+    return 1;
+}
+
+/* Every operation with its cases; `free` are the tensors whose last size nothing else fixes. */
+static const struct {
+    enum ps_op op;
+    int (*build)(struct call *c, int index);
+    unsigned free;
+} operations[] = {{PS_OP_gemm, build_gemm, 0},
+                  {PS_OP_layernorm, build_layernorm, 0},
+                  {PS_OP_bias_add, build_bias_add, 0},
+                  {PS_OP_head_split, build_head_split, 0},
+                  {PS_OP_softmax, build_softmax, 0},
+                  {PS_OP_head_merge, build_head_merge, 0},
+                  {PS_OP_bias_residual_add, build_bias_residual_add, 0},
+                  {PS_OP_bias_gelu, build_bias_gelu, 0},
+                  {PS_OP_layernorm_backward, build_layernorm_backward, 0},
+                  {PS_OP_gelu_backward, build_gelu_backward, 0},
+                  {PS_OP_softmax_backward, build_softmax_backward, 0},
+                  {PS_OP_bias_grad, build_bias_grad, 0},
+                  {PS_OP_add, build_add, 0},
+                  {PS_OP_affine, build_affine, 0},
+                  {PS_OP_unary, build_unary, 0},
+                  {PS_OP_binary, build_binary, 0},
+                  {PS_OP_reduce, build_reduce, 1u << 1},
+                  {PS_OP_strided_copy, build_strided_copy, 0},
+                  {PS_OP_drop, build_drop, 0},
+                  {PS_OP_gather_patches, build_gather_patches, 1u << 0 | 1u << 3 | 1u << 4},
+                  {PS_OP_gather_targets, build_gather_targets, 1u << 2},
+                  {PS_OP_bias_position_add, build_bias_position_add, 0},
+                  {PS_OP_forecast, build_forecast, 0},
+                  {PS_OP_forecast_loss, build_forecast_loss, 0},
+                  {PS_OP_forecast_error, build_forecast_error, 0},
+                  {PS_OP_sum_squares, build_sum_squares, 1u << 0},
+                  {PS_OP_adamw, build_adamw, 1u << 4},
+                  {PS_OP_advance, build_advance, 0}};
+
+/* Outputs that may be an input, as kernels.h says. */
+static const struct {
+    enum ps_op op;
+    int output, input;
+} aliases[] = {{PS_OP_softmax, 0, 1},
+               {PS_OP_bias_residual_add, 0, 1},
+               {PS_OP_bias_residual_add, 0, 3},
+               {PS_OP_bias_gelu, 0, 1},
+               {PS_OP_gelu_backward, 0, 1},
+               {PS_OP_layernorm_backward, 0, 3},
+               {PS_OP_softmax_backward, 0, 1},
+               {PS_OP_bias_grad, 1, 2},
+               {PS_OP_add, 0, 1},
+               {PS_OP_add, 0, 2},
+               {PS_OP_affine, 0, 1},
+               {PS_OP_unary, 0, 1},
+               {PS_OP_binary, 0, 1},
+               {PS_OP_binary, 0, 2},
+               {PS_OP_drop, 0, 1},
+               {PS_OP_bias_position_add, 0, 1},
+               {PS_OP_forecast_loss, 0, 1}};
+
+/* ---- every table against the double reference ---- */
+
+static struct table tables[] = {{.backend = "reference", .device_kind = "cpu", .precision = PS_FP64},
+                                {.backend = "reference", .device_kind = "cpu", .precision = PS_FP32},
+                                {.backend = "cpu", .device_kind = "cpu", .precision = PS_FP32},
+                                {.backend = "cpu", .device_kind = "cpu", .precision = PS_TF32},
+                                {.backend = "cuda", .device_kind = "cuda", .precision = PS_FP32, .tiny_gemm = 1},
+                                {.backend = "cuda", .device_kind = "cuda", .precision = PS_FP32, .tiny_gemm = 0},
+                                {.backend = "cuda", .device_kind = "cuda", .precision = PS_TF32, .tiny_gemm = 1},
+                                {.backend = "cuda", .device_kind = "cuda", .precision = PS_TF32, .tiny_gemm = 0}};
+
+/* The largest ||result - reference|| / ||reference||. tf32 rounds the operands of products alone. */
+static double bound_of(enum ps_precision precision, enum ps_op op)
+{
+    static const double bounds[] = {[PS_FP64] = 1e-12, [PS_FP32] = 1e-5, [PS_TF32] = 2e-3};
+    return precision == PS_TF32 && op != PS_OP_gemm ? bounds[PS_FP32] : bounds[precision];
+}
+
+/* The call with operand `output` laid over `input`; 0 when they do not lie alike. */
+static int lay_over(struct call *c, int output, int input)
+{
+    struct operand *o = &c->operands[output], *i = &c->operands[input];
+    if (o->buffer < 0 || o->role != i->role || o->offset != i->offset || memcmp(o->size, i->size, sizeof o->size) != 0 ||
+        memcmp(o->stride, i->stride, sizeof o->stride) != 0) {
+        return 0;
+    }
+    o->buffer = i->buffer;
+    return 1;
+}
+
+START_TEST(test_parity)
+{
+    struct table *t = &tables[_i];
+    struct table oracle = {.backend = "reference", .device_kind = "cpu", .precision = PS_FP64};
+    ck_assert_msg(table_open(&oracle) == PS_OK, "%s", ps_error_message());
+    ck_assert_msg(table_open(t) == PS_OK, "%s", ps_error_message());
+    struct outcome o = {0};
+    int64_t covered[PS_OP_COUNT] = {0}, aliased[LENGTH(aliases)] = {0};
+    static struct call c;
+    for (int i = 0; i < LENGTH(operations); i++) {
+        enum ps_op op = operations[i].op;
+        double bound = bound_of(t->precision, op);
+        for (int index = 0;; index++) {
+            call_begin(&c, op, (uint64_t)(1000 * i + index));
+            if (!operations[i].build(&c, index)) {
+                break;
+            }
+            struct image reference = {0};
+            image_make(&reference, &oracle, &c);
+            ck_assert_msg(run(&oracle, &c, &reference) == PS_OK, "%s %s: %s", ps_op_name(op), c.label, ps_error_message());
+            int served = check_call(&o, t, &c, &c, &reference, bound);
+            covered[op] += served;
+            if (served && timed() && print_time(t, &c) != PS_OK) {
+                fault(&o, t, &c, "timing: %s", ps_error_message());
+            }
+            for (int j = 0; j < LENGTH(aliases); j++) {
+                struct call over = c;
+                if (aliases[j].op == op && lay_over(&over, aliases[j].output, aliases[j].input)) {
+                    size_t used = strlen(over.label);
+                    snprintf(over.label + used, sizeof over.label - used, ", tensor %d over %d", aliases[j].output,
+                             aliases[j].input);
+                    aliased[j] += check_call(&o, t, &over, &c, &reference, bound);
+                }
+            }
+            image_free(&reference);
+        }
+    }
+    printf("%s %s%s: %lld calls; nearest its bound: %.2g (%s)\n", t->backend, ps_precision_name(t->precision),
+           strcmp(t->backend, "cuda") == 0 && !t->tiny_gemm ? ", tiny_gemm off" : "", (long long)o.calls, o.worst_error,
+           o.worst_label);
+    for (int op = 0; op < PS_OP_COUNT; op++) {
+        if (ps_op_kind((enum ps_op)op) != PS_KIND_FUSED) {
+            ck_assert_msg(covered[op] > 0, "%s has no case that %s serves", ps_op_name((enum ps_op)op), t->backend);
+        }
+    }
+    for (int j = 0; j < LENGTH(aliases); j++) {
+        ck_assert_msg(aliased[j] > 0, "%s: no case laid tensor %d over %d", ps_op_name(aliases[j].op), aliases[j].output,
+                      aliases[j].input);
+    }
+    free(c.values);
+    c.values = NULL;
+    c.capacity = 0;
+    table_close(t);
+    table_close(&oracle);
+    ck_assert_int_eq(o.failures, 0);
+}
+END_TEST
+
+/* Sizes that do not fit together are refused with a message, and nothing is written. */
+START_TEST(test_misfits)
+{
+    struct table *t = &tables[_i];
+    ck_assert_msg(table_open(t) == PS_OK, "%s", ps_error_message());
+    struct outcome o = {0};
+    static struct call c;
+    for (int i = 0; i < LENGTH(operations); i++) {
+        for (int slot = 0; slot < ps_op_tensors(operations[i].op); slot++) {
+            int index = operations[i].op == PS_OP_reduce ? 20 : 2; /* reduce's first cases have a y of rank 0 */
+            call_begin(&c, operations[i].op, 5);
+            ck_assert_int_eq(operations[i].build(&c, index), 1);
+            struct operand *operand = &c.operands[slot];
+            if (operations[i].free >> slot & 1 || operand->buffer < 0) {
+                continue;
+            }
+            operand->size[operand->rank - 1]++;
+            int64_t stride = 1;
+            for (int dim = operand->rank - 1; dim >= 0; dim--) {
+                operand->stride[dim] = stride;
+                stride *= operand->size[dim];
+            }
+            struct image image = {0};
+            image_make(&image, t, &c);
+            ps_fail(PS_OK, "%s", "");
+            enum ps_status status = run(t, &c, &image);
+            if (status != PS_UNSUPPORTED || !*ps_error_message()) {
+                fault(&o, t, &c, "tensor %d one longer: status %d, message \"%s\"", slot, (int)status, ps_error_message());
+            } else if (memcmp(image.before, image.after, image.bytes) != 0) {
+                fault(&o, t, &c, "tensor %d one longer: refused, but wrote", slot);
+            }
+            image_free(&image);
+        }
+    }
+    free(c.values);
+    c.values = NULL;
+    c.capacity = 0;
+    table_close(t);
+    ck_assert_int_eq(o.failures, 0);
+}
+END_TEST
+
+/* ---- the double reference against the definitions ---- */
+
+static struct table oracle = {.backend = "reference", .device_kind = "cpu", .precision = PS_FP64};
+
+static void open_oracle(void)
+{
+    ck_assert_msg(table_open(&oracle) == PS_OK, "%s", ps_error_message());
+}
+
+static void close_oracle(void)
+{
+    table_close(&oracle);
+}
+
+/* Calls an entry of the double reference; host memory serves, its device being the CPU. */
+#define CALL(name, ...) \
+    ck_assert_msg(oracle.kernels->name(oracle.kernels, &(struct ps_##name){__VA_ARGS__}) == PS_OK, "%s", ps_error_message())
+
+static void fill_normal(double *values, int64_t count, uint64_t seed)
+{
+    for (int64_t i = 0; i < count; i++) {
+        values[i] = random_normal(&seed);
+    }
+}
+
+static struct ps_tensor vector(double *values, int64_t n)
+{
+    return ps_tensor_1d(values, PS_F64, n);
+}
+
+static struct ps_tensor matrix(double *values, int64_t rows, int64_t columns)
+{
+    return ps_tensor_2d(values, PS_F64, rows, columns);
+}
+
+/* d/dh of f(x + h direction) at h = 0, five-point stencil (error h^4). */
+static double slope(double (*f)(const double *x), const double *x, const double *direction, int n)
+{
+    static const double h = 1e-3, weight[] = {1, -8, 8, -1}, at[] = {-2, -1, 1, 2};
+    double sum = 0, moved[256];
+    ck_assert_int_le(n, 256);
+    for (int i = 0; i < 4; i++) {
+        for (int j = 0; j < n; j++) {
+            moved[j] = x[j] + at[i] * h * direction[j];
+        }
+        sum += weight[i] * f(moved);
+    }
+    return sum / (12 * h);
+}
+
+static double dot(const double *a, const double *b, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += a[i] * b[i];
+    }
+    return sum;
+}
+
+static void expect_close(double result, double right, double tolerance)
+{
+    ck_assert_msg(fabs(result - right) <= tolerance * (1 + fabs(right)), "%.17g, not %.17g", result, right);
+}
+
+/* A scalar of the outputs, so that dy of each backward is `upstream`. */
+enum { R = 4, D = 6 };
+static double upstream[R * D];
+
+/* x [R, D], gamma [D], beta [D] */
+static double layernorm_scalar(const double *x)
+{
+    double y[R * D], mean[R], rstd[R];
+    double *in = (double *)(uintptr_t)x;
+    CALL(layernorm, matrix(y, R, D), vector(mean, R), vector(rstd, R), matrix(in, R, D), vector(in + R * D, D),
+         vector(in + R * D + D, D), 1e-5);
+    return dot(y, upstream, R * D);
+}
+
+START_TEST(test_layernorm_definition)
+{
+    double x[R * D + 2 * D], direction[R * D + 2 * D], gradient[R * D + 2 * D] = {0}, y[R * D], mean[R], rstd[R];
+    fill_normal(x, R * D + 2 * D, 1);
+    fill_normal(direction, R * D + 2 * D, 2);
+    fill_normal(upstream, R * D, 3);
+    CALL(layernorm, matrix(y, R, D), vector(mean, R), vector(rstd, R), matrix(x, R, D), vector(x + R * D, D),
+         vector(x + R * D + D, D), 1e-5);
+    for (int r = 0; r < R; r++) {
+        double sum = 0, squares = 0;
+        for (int i = 0; i < D; i++) {
+            sum += x[r * D + i] / D;
+        }
+        for (int i = 0; i < D; i++) {
+            squares += pow(x[r * D + i] - sum, 2) / D;
+        }
+        expect_close(mean[r], sum, 1e-13);
+        expect_close(rstd[r], 1 / sqrt(squares + 1e-5), 1e-13);
+        for (int i = 0; i < D; i++) {
+            expect_close(y[r * D + i], (x[r * D + i] - sum) / sqrt(squares + 1e-5) * x[R * D + i] + x[R * D + D + i], 1e-12);
+        }
+    }
+    CALL(layernorm_backward, matrix(gradient, R, D), vector(gradient + R * D, D), vector(gradient + R * D + D, D),
+         matrix(upstream, R, D), matrix(x, R, D), vector(mean, R), vector(rstd, R), vector(x + R * D, D));
+    expect_close(dot(gradient, direction, R * D + 2 * D), slope(layernorm_scalar, x, direction, R * D + 2 * D), 1e-8);
+}
+END_TEST
+
+/* x [R, D], bias [D]; dropout on, its mask fixed by the state. */
+static struct ps_step_state fixed_state = {.step = 5};
+
+static double gelu_scalar(const double *x)
+{
+    double y[R * D];
+    double *in = (double *)(uintptr_t)x;
+    CALL(bias_gelu, matrix(y, R, D), matrix(in, R, D), vector(in + R * D, D), ps_dropout_make(0.3, 9, 2, &fixed_state));
+    return dot(y, upstream, R * D);
+}
+
+START_TEST(test_gelu_definition)
+{
+    double x[R * D + D], direction[R * D + D], dx[R * D], bias_gradient[D] = {0}, y[R * D];
+    fill_normal(x, R * D + D, 4);
+    fill_normal(direction, R * D + D, 5);
+    fill_normal(upstream, R * D, 6);
+    CALL(bias_gelu, matrix(y, R, D), matrix(x, R, D), vector(x + R * D, D), {0});
+    for (int i = 0; i < R * D; i++) {
+        double t = x[i] + x[R * D + i % D];
+        expect_close(y[i], 0.5 * t * (1 + tanh(sqrt(2 / M_PI) * (t + 0.044715 * t * t * t))), 1e-14);
+    }
+    CALL(gelu_backward, matrix(dx, R, D), matrix(upstream, R, D), matrix(x, R, D), vector(x + R * D, D),
+         ps_dropout_make(0.3, 9, 2, &fixed_state));
+    CALL(bias_grad, vector(bias_gradient, D), {0}, matrix(dx, R, D), {0});
+    expect_close(dot(dx, direction, R * D) + dot(bias_gradient, direction + R * D, D), slope(gelu_scalar, x, direction, R * D + D),
+                 1e-8);
+}
+END_TEST
+
+static double softmax_scalar(const double *x)
+{
+    double y[R * D];
+    CALL(softmax, matrix(y, R, D), matrix((double *)(uintptr_t)x, R, D));
+    return dot(y, upstream, R * D);
+}
+
+START_TEST(test_softmax_definition)
+{
+    double x[R * D], direction[R * D], dx[R * D], y[R * D];
+    fill_normal(x, R * D, 7);
+    fill_normal(direction, R * D, 8);
+    fill_normal(upstream, R * D, 9);
+    CALL(softmax, matrix(y, R, D), matrix(x, R, D));
+    for (int r = 0; r < R; r++) {
+        double sum = 0;
+        for (int i = 0; i < D; i++) {
+            sum += exp(x[r * D + i]);
+        }
+        for (int i = 0; i < D; i++) {
+            expect_close(y[r * D + i], exp(x[r * D + i]) / sum, 1e-14);
+        }
+    }
+    CALL(softmax_backward, matrix(dx, R, D), matrix(upstream, R, D), matrix(y, R, D));
+    expect_close(dot(dx, direction, R * D), slope(softmax_scalar, x, direction, R * D), 1e-8);
+    /* No overflow: the maximum is subtracted. */
+    double large[] = {1000, 1001}, share[2];
+    CALL(softmax, matrix(share, 1, 2), matrix(large, 1, 2));
+    expect_close(share[1], 1 / (1 + exp(-1)), 1e-14);
+}
+END_TEST
+
+/* x [R, D], bias [D] */
+static double mean[R], deviation[R], targets[R * D];
+
+static double loss_of(const double *x)
+{
+    double dx[R * D];
+    double *in = (double *)(uintptr_t)x;
+    struct ps_step_state state = {0};
+    CALL(forecast_loss, matrix(dx, R, D), matrix(in, R, D), vector(in + R * D, D), vector(mean, R), vector(deviation, R),
+         matrix(targets, R, D), &state, 1);
+    return state.loss_sum;
+}
+
+START_TEST(test_forecast_definition)
+{
+    double x[R * D + D], direction[R * D + D], dx[R * D], bias_gradient[D] = {0}, y[R * D], errors[2][2] = {{7, 7}, {7, 7}};
+    fill_normal(x, R * D + D, 10);
+    fill_normal(direction, R * D + D, 11);
+    fill_normal(mean, R, 12);
+    fill_normal(deviation, R, 13);
+    fill_normal(targets, R * D, 14);
+    struct ps_step_state state = {.cursor = 8, .loss_sum = 2};
+    CALL(forecast, matrix(y, R, D), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R));
+    CALL(forecast_loss, matrix(dx, R, D), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R),
+         matrix(targets, R, D), &state, 2);
+    CALL(forecast_error, matrix(errors[0], 2, 2), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R),
+         matrix(targets, R, D), &state, 8);
+    double squares = 0, absolutes = 0;
+    for (int i = 0; i < R * D; i++) {
+        expect_close(y[i], (x[i] + x[R * D + i % D]) * deviation[i / D] + mean[i / D], 1e-14);
+        squares += pow(y[i] - targets[i], 2);
+        absolutes += fabs(y[i] - targets[i]);
+    }
+    expect_close(state.loss_sum, 2 + 2 * squares / (R * D), 1e-13);
+    expect_close(errors[1][0], squares, 1e-13);
+    expect_close(errors[1][1], absolutes, 1e-13);
+    ck_assert(errors[0][0] == 7 && errors[0][1] == 7);
+    CALL(bias_grad, vector(bias_gradient, D), {0}, matrix(dx, R, D), {0});
+    expect_close(dot(dx, direction, R * D) + dot(bias_gradient, direction + R * D, D), slope(loss_of, x, direction, R * D + D),
+                 1e-8);
+}
+END_TEST
+
+START_TEST(test_gemm_definition)
+{
+    enum { B = 3, M = 5, N = 7, K = 300 };
+    static double a[B * M * K], b[B * N * K], c[B * M * N], before[B * M * N];
+    fill_normal(a, B * M * K, 15);
+    fill_normal(b, B * N * K, 16);
+    fill_normal(c, B * M * N, 17);
+    memcpy(before, c, sizeof c);
+    struct ps_tensor bt = ps_tensor_transpose(ps_tensor_3d(b, PS_F64, B, N, K), 1, 2);
+    CALL(gemm, ps_tensor_3d(c, PS_F64, B, M, N), ps_tensor_3d(a, PS_F64, B, M, K), bt, 0.5, -2);
+    for (int i = 0; i < B * M * N; i++) {
+        int batch = i / (M * N), row = i / N % M, column = i % N;
+        double sum = dot(a + (batch * M + row) * K, b + (batch * N + column) * K, K);
+        expect_close(c[i], 0.5 * sum - 2 * before[i], 1e-12);
+    }
+    /* beta 0 overwrites, NaN included. */
+    double nan_output = NAN, one[] = {2, 3}, two[] = {5, 7};
+    CALL(gemm, matrix(&nan_output, 1, 1), matrix(one, 1, 2), matrix(two, 2, 1), 1, 0);
+    ck_assert(nan_output == 31);
+}
+END_TEST
+
+START_TEST(test_heads_definition)
+{
+    enum { PARTS = 3, S = 2, H = 4, N = 5, E = 3, COUNT = PARTS * S * H * N * E };
+    double rows[COUNT], heads[COUNT], back[COUNT];
+    fill_normal(rows, COUNT, 18);
+    struct ps_tensor split = ps_tensor_nd(heads, PS_F64, 5, (int64_t[]){PARTS, S, H, N, E});
+    CALL(head_split, split, matrix(rows, S * N, PARTS * H * E));
+    for (int i = 0; i < COUNT; i++) {
+        int e = i % E, n = i / E % N, j = i / (E * N) % H, s = i / (E * N * H) % S, p = i / (E * N * H * S);
+        ck_assert(heads[i] == rows[(s * N + n) * PARTS * H * E + (p * H + j) * E + e]);
+    }
+    CALL(head_merge, matrix(back, S * N, PARTS * H * E), split);
+    ck_assert_mem_eq(back, rows, sizeof rows);
+}
+END_TEST
+
+START_TEST(test_gather_definition)
+{
+    /* A series of 2 channels, x[t, c] = 10 t + c: windows of 5, patches of 2 every 2, padded. */
+    enum { T = 12, C = 2, L = 5, P = 2, STRIDE = 2, N = (L - P) / STRIDE + 2 };
+    double series[T * C], patches[C * N * P], means[C], stds[C], y[C * 3];
+    for (int i = 0; i < T * C; i++) {
+        series[i] = 10 * (i / C) + i % C;
+    }
+    int32_t indices[] = {0, 4, 9};
+    struct ps_step_state state = {.cursor = 1};
+    struct ps_tensor windows = {.data = series, .type = PS_F64, .rank = 3, .size = {T - L - 2, C, L}, .stride = {C, 1, C}};
+    struct ps_tensor which = ps_tensor_1d(indices, PS_I32, 3);
+    CALL(gather_patches, matrix(patches, C * N, P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 0, 1,
+         1e-5);
+    for (int i = 0; i < C * N * P; i++) {
+        static const int time[N * P] = {4, 5, 6, 7, 8, 8}; /* of window 4, whose last value is repeated */
+        ck_assert(patches[i] == 10 * time[i % (N * P)] + i / (N * P));
+    }
+    ck_assert(means[0] == 0 && stds[0] == 1);
+    CALL(gather_patches, matrix(patches, C * N, P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 1, 1,
+         1e-5);
+    expect_close(means[1], 61, 1e-14);
+    expect_close(stds[1], sqrt(200 + 1e-5), 1e-14);
+    expect_close(patches[N * P], (41 - 61) / sqrt(200 + 1e-5), 1e-14);
+    struct ps_tensor ahead = {.data = series + L * C, .type = PS_F64, .rank = 3, .size = {T - L - 2, C, 3}, .stride = {C, 1, C}};
+    CALL(gather_targets, matrix(y, C, 3), ahead, which, &state, 1);
+    for (int i = 0; i < C * 3; i++) {
+        ck_assert(y[i] == 10 * (9 + i % 3) + i / 3);
+    }
+}
+END_TEST
+
+START_TEST(test_dropout_definition)
+{
+    enum { COUNT = 40000 };
+    static double x[COUNT], y[COUNT];
+    struct ps_step_state state = {.step = 0x300000002u};
+    struct ps_dropout dropout = ps_dropout_make(0.2, 0xfeedface12345678u, 11, &state);
+    ck_assert_uint_eq(dropout.threshold, 13107);
+    ck_assert(dropout.scale == (float)(65536.0 / (65536 - 13107)));
+    ck_assert_uint_eq(ps_dropout_make(0, 1, 2, NULL).threshold, 0);
+    ck_assert(ps_dropout_make(0, 1, 2, NULL).scale == 1);
+    ck_assert(isfinite(ps_dropout_make(0.999999, 1, 2, NULL).scale));
+    int kept = 0;
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = 1;
+    }
+    CALL(drop, vector(y, COUNT), vector(x, COUNT), dropout);
+    for (int i = 0; i < COUNT; i++) {
+        philox4x32_ctr_t counter = {{(uint32_t)i / 8, 11, 2, 3}};
+        philox4x32_key_t key = {{0x12345678u, 0xfeedfaceu}};
+        uint32_t word = philox4x32(counter, key).v[i % 8 / 2], draw = i % 2 ? word >> 16 : word & 0xffff;
+        ck_assert(y[i] == (draw >= 13107 ? (double)dropout.scale : 0));
+        kept += draw >= 13107;
+    }
+    ck_assert_msg(abs(kept - COUNT * 4 / 5) < 400, "%d kept", kept); /* 5 standard deviations */
+    /* Wherever an operation drops, it drops the same elements. */
+    static double zeros[COUNT], ones[COUNT / 100], result[COUNT];
+    struct ps_tensor all = matrix(result, 100, COUNT / 100), bias = vector(zeros, COUNT / 100), in = matrix(x, 100, COUNT / 100);
+    CALL(bias_residual_add, all, in, bias, matrix(zeros, 100, COUNT / 100), dropout);
+    ck_assert_mem_eq(result, y, sizeof y);
+    CALL(bias_position_add, all, in, bias, matrix(zeros, 10, COUNT / 100), dropout);
+    ck_assert_mem_eq(result, y, sizeof y);
+    CALL(bias_grad, vector(ones, COUNT / 100), all, in, dropout);
+    ck_assert_mem_eq(result, y, sizeof y);
+    CALL(bias_gelu, all, in, bias, dropout);
+    for (int i = 0; i < COUNT; i++) {
+        ck_assert((result[i] == 0) == (y[i] == 0));
+    }
+}
+END_TEST
+
+START_TEST(test_adamw_definition)
+{
+    double p[] = {1, -2}, g[] = {3, 4}, m[] = {0.1, 0.2}, v[] = {0.3, 0.4}, rates[] = {9, 9, 0.01};
+    struct ps_step_state state = {.step = 2};
+    CALL(sum_squares, vector(g, 2), &state);
+    ck_assert(state.gradient_squares == 25);
+    CALL(adamw, vector(p, 2), vector(g, 2), vector(m, 2), vector(v, 2), vector(rates, 3), 1, 0.9, 0.99, 1e-8, 0.1, 2.5, &state);
+    /* Clipped by half: g = 1.5, 2. */
+    double m0 = 0.9 * 0.1 + 0.1 * 1.5, v0 = 0.99 * 0.3 + 0.01 * 2.25, m1 = 0.9 * 0.2 + 0.1 * 2, v1 = 0.99 * 0.4 + 0.01 * 4;
+    double bias_m = 1 - pow(0.9, 3), bias_v = 1 - pow(0.99, 3);
+    expect_close(m[0], m0, 1e-15);
+    expect_close(v[1], v1, 1e-15);
+    expect_close(p[0], 1 - 0.01 * (m0 / bias_m / (sqrt(v0 / bias_v) + 1e-8) + 0.1 * 1), 1e-15);
+    expect_close(p[1], -2 - 0.01 * (m1 / bias_m / (sqrt(v1 / bias_v) + 1e-8)), 1e-15);
+    ck_assert(g[0] == 0 && g[1] == 0);
+    CALL(advance, &state, 1, 64);
+    ck_assert(state.step == 3 && state.cursor == 64);
+}
+END_TEST
+
+/* ---- what needs no table ---- */
+
+START_TEST(test_philox)
+{
+    /* Known answers of Random123's kat_vectors, philox4x32 10 rounds. */
+    static const struct {
+        uint64_t seed, step;
+        uint32_t index, site, word[4];
+    } answers[] = {
+        {0, 0, 0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {UINT64_MAX, UINT64_MAX, UINT32_MAX, UINT32_MAX, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {0x299f31d0a4093822, 0x0370734413198a2e, 0x243f6a88, 0x85a308d3, {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}};
+    for (int i = 0; i < LENGTH(answers); i++) {
+        struct ps_block block = ps_philox(answers[i].seed, answers[i].index, answers[i].site, answers[i].step);
+        ck_assert_mem_eq(block.word, answers[i].word, sizeof block.word);
+    }
+    struct ps_block block = {{0x11112222, 0x33334444, 0x55556666, 0x77778888}};
+    ck_assert_uint_eq(ps_draw16(&block, 0), 0x2222);
+    ck_assert_uint_eq(ps_draw16(&block, 1), 0x1111);
+    ck_assert_uint_eq(ps_draw16(&block, 7), 0x7777);
+    double sum = 0;
+    for (uint64_t i = 0; i < 10000; i++) {
+        double u = ps_uniform(1, i, PS_SITE_SAMPLE, 0);
+        ck_assert(u >= 0 && u < 1);
+        sum += u;
+    }
+    ck_assert_msg(fabs(sum / 10000 - 0.5) < 0.015, "mean %g", sum / 10000); /* 5 standard deviations */
+    ck_assert(ps_uniform(1, 0, PS_SITE_SAMPLE, 0) != ps_uniform(1, 1, PS_SITE_SAMPLE, 0));
+}
+END_TEST
+
+START_TEST(test_tensor)
+{
+    float values[24];
+    struct ps_tensor t = ps_tensor_3d(values, PS_F32, 2, 3, 4);
+    ck_assert_int_eq(t.stride[0], 12);
+    ck_assert_int_eq(t.stride[1], 4);
+    ck_assert_int_eq(t.stride[2], 1);
+    ck_assert_int_eq(ps_tensor_count(&t), 24);
+    ck_assert_int_eq(ps_tensor_contiguous(&t), 1);
+    struct ps_tensor turned = ps_tensor_transpose(t, 1, 2);
+    ck_assert_int_eq(turned.size[1], 4);
+    ck_assert_int_eq(turned.stride[1], 1);
+    ck_assert_int_eq(turned.stride[2], 4);
+    ck_assert_int_eq(ps_tensor_contiguous(&turned), 0);
+    struct ps_tensor slice = ps_tensor_slice(t, 2, 1, 2);
+    ck_assert_ptr_eq(slice.data, values + 1);
+    ck_assert_int_eq(slice.size[2], 2);
+    ck_assert_int_eq(ps_tensor_contiguous(&slice), 0);
+    slice = ps_tensor_slice(t, 0, 1, 1);
+    ck_assert_ptr_eq(slice.data, values + 12);
+    ck_assert_int_eq(ps_tensor_contiguous(&slice), 1);
+    struct ps_tensor flat = ps_tensor_reshape(t, 2, (int64_t[]){6, 4});
+    ck_assert_int_eq(flat.rank, 2);
+    ck_assert_int_eq(flat.stride[0], 4);
+    /* A dimension of 1 may have any stride. */
+    struct ps_tensor column = ps_tensor_2d(values, PS_F32, 5, 1);
+    column.stride[1] = 99;
+    ck_assert_int_eq(ps_tensor_contiguous(&column), 1);
+    struct ps_tensor one = ps_tensor_nd(values, PS_F64, 0, NULL);
+    ck_assert_int_eq(ps_tensor_count(&one), 1);
+    ck_assert_uint_eq(ps_type_bytes(PS_F32), 4);
+    ck_assert_uint_eq(ps_type_bytes(PS_F64), 8);
+    ck_assert_uint_eq(ps_type_bytes(PS_BF16), 2);
+    ck_assert_uint_eq(ps_type_bytes(PS_I32), 4);
+    ck_assert_ptr_eq(ps_tensor_1d(values, PS_F32, 3).data, values);
+}
+END_TEST
+
+static enum ps_status tried(enum ps_status status)
+{
+    PS_TRY(status);
+    return PS_USAGE;
+}
+
+START_TEST(test_fail)
+{
+    ck_assert_int_eq(ps_fail(PS_DATA, "row %d of %s", 3, "x.h5"), PS_DATA);
+    ck_assert_str_eq(ps_error_message(), "row 3 of x.h5");
+    /* A message may quote the one it replaces. */
+    ck_assert_int_eq(ps_fail(PS_DEVICE, "split: %s", ps_error_message()), PS_DEVICE);
+    ck_assert_str_eq(ps_error_message(), "split: row 3 of x.h5");
+    char longer[5000];
+    memset(longer, 'x', sizeof longer - 1);
+    longer[sizeof longer - 1] = '\0';
+    ck_assert_int_eq(ps_fail(PS_USAGE, "%s", longer), PS_USAGE);
+    ck_assert_uint_ge(strlen(ps_error_message()), 500);
+    ck_assert_int_eq(tried(PS_OK), PS_USAGE);
+    ck_assert_int_eq(tried(PS_CHECKPOINT), PS_CHECKPOINT);
+}
+END_TEST
+
+START_TEST(test_open)
+{
+    struct ps_kernels *k = NULL;
+    ck_assert_str_eq(oracle.kernels->backend, "reference");
+    ck_assert_int_eq(oracle.kernels->real, PS_F64);
+    ck_assert_int_eq(ps_kernels_open("refrence", oracle.device, PS_FP32, NULL, &k), PS_USAGE);
+    ck_assert_ptr_nonnull(strstr(ps_error_message(), "refrence"));
+    ck_assert_int_eq(ps_kernels_open("reference", oracle.device, PS_TF32, NULL, &k), PS_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(ps_error_message(), "tf32"));
+    ck_assert_int_eq(ps_kernels_open("cpu", oracle.device, PS_FP64, NULL, &k), PS_UNSUPPORTED);
+    ck_assert_int_eq(ps_kernels_open("cuda", oracle.device, PS_FP32, NULL, &k), PS_DEVICE);
+    ck_assert_int_eq(ps_kernels_open("reference", oracle.device, PS_FP32, NULL, &k), PS_OK);
+    ck_assert_int_eq(k->real, PS_F32);
+    ck_assert(k->encoder_layer_forward == NULL);
+    k->close(k);
+    ck_assert_str_eq(ps_precision_name(PS_FP64), "fp64");
+    ck_assert_str_eq(ps_precision_name(PS_FP32), "fp32");
+    ck_assert_str_eq(ps_precision_name(PS_TF32), "tf32");
+    ck_assert_str_eq(ps_precision_name(PS_PRECISION_BF16), "bf16");
+}
+END_TEST
+
+/* ---- counting ---- */
+
+struct trace {
+    enum ps_op op[8];
+    int after[8], n;
+    const void *arguments[8];
+};
+
+static void trace_hook(void *argument, enum ps_op op, const void *operation_arguments, int after)
+{
+    struct trace *trace = argument;
+    ck_assert_int_lt(trace->n, 8);
+    trace->op[trace->n] = op;
+    trace->after[trace->n] = after;
+    trace->arguments[trace->n++] = operation_arguments;
+}
+
+static const struct ps_kernels *called_with;
+
+static enum ps_status failing_add(const struct ps_kernels *k, const struct ps_add *arguments)
+{
+    (void)arguments;
+    called_with = k;
+    return PS_DEVICE;
+}
+
+START_TEST(test_hooked)
+{
+    ck_assert_str_eq(ps_op_name(PS_OP_gemm), "gemm");
+    ck_assert_int_eq(ps_op_kind(PS_OP_softmax), PS_KIND_SUB);
+    ck_assert_int_eq(ps_op_kind(PS_OP_encoder_layer_backward), PS_KIND_FUSED);
+    ck_assert_int_eq(ps_op_tensors(PS_OP_layernorm_backward), 8);
+    ck_assert_int_eq(ps_op_tensors(PS_OP_advance), 0);
+
+    struct trace trace = {0};
+    struct ps_kernels inner = {.backend = "fake", .precision = PS_FP32, .add = failing_add}, *k = NULL;
+    ck_assert_int_eq(ps_kernels_hooked(&inner, trace_hook, &trace, &k), PS_OK);
+    ck_assert_str_eq(k->backend, "fake");
+    ck_assert(k->gemm == NULL);
+    ck_assert(k->encoder_layer_forward == NULL);
+    struct ps_add arguments = {0};
+    ck_assert_int_eq(k->add(k, &arguments), PS_DEVICE);
+    ck_assert_ptr_eq(called_with, &inner);
+    ck_assert_int_eq(trace.n, 2);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(trace.op[i], PS_OP_add);
+        ck_assert_int_eq(trace.after[i], i);
+        ck_assert_ptr_eq(trace.arguments[i], &arguments);
+    }
+    k->close(k);
+}
+END_TEST
+
+START_TEST(test_counts)
+{
+    enum { M = 6, N = 4, K = 5 };
+    struct ps_counts counts = {0};
+    struct ps_kernels *k = NULL;
+    ck_assert_int_eq(ps_kernels_hooked(oracle.kernels, ps_count_hook, &counts, &k), PS_OK);
+    double a[2 * M * K], b[2 * K * N], c[2 * M * N], bias[N] = {0}, y[M * N], statistics[2 * M], gamma[N] = {0};
+    fill_normal(a, 2 * M * K, 1);
+    fill_normal(b, 2 * K * N, 2);
+    fill_normal(c, 2 * M * N, 3);
+    struct ps_tensor b3 = ps_tensor_3d(b, PS_F64, 2, K, N);
+    struct ps_gemm product = {ps_tensor_3d(c, PS_F64, 2, M, N), ps_tensor_3d(a, PS_F64, 2, M, K), b3, 1, 0};
+    ck_assert_int_eq(k->gemm(k, &product), PS_OK);
+    double bytes = 8 * 2 * (M * N + M * K + K * N);
+    ck_assert(counts.flops[PS_OP_gemm] == 2 * 2 * M * N * K);
+    ck_assert(counts.bytes[PS_OP_gemm] == bytes);
+    product.beta = 1;        /* c is read too */
+    product.b.stride[0] = 0; /* one b for both */
+    ck_assert_int_eq(k->gemm(k, &product), PS_OK);
+    ck_assert(counts.flops[PS_OP_gemm] == 2 * 2 * 2 * M * N * K);
+    ck_assert(counts.bytes[PS_OP_gemm] == bytes + bytes + 8 * (2 * M * N - K * N));
+    ck_assert_int_eq(k->layernorm(k, &(struct ps_layernorm){matrix(y, M, N), vector(statistics, M), vector(statistics + M, M),
+                                                            matrix(c, M, N), vector(gamma, N), vector(bias, N), 1e-5}),
+                     PS_OK);
+    ck_assert_int_eq(k->bias_add(k, &(struct ps_bias_add){matrix(y, M, N), vector(bias, N)}), PS_OK);
+    ck_assert_int_eq(k->bias_grad(k, &(struct ps_bias_grad){.dbias = vector(bias, N), .dy = matrix(y, M, N)}), PS_OK);
+    ck_assert(counts.flops[PS_OP_layernorm] == 8 * M * N);
+    ck_assert(counts.bytes[PS_OP_layernorm] == 8 * (2 * M * N + 2 * M + 2 * N));
+    ck_assert(counts.bytes[PS_OP_bias_add] == 8 * (2 * M * N + N));
+    ck_assert(counts.bytes[PS_OP_bias_grad] == 8 * (M * N + 2 * N));
+    ck_assert_int_eq(ps_counts_calls(&counts, PS_KIND_GEMM), 2);
+    ck_assert_int_eq(ps_counts_calls(&counts, PS_KIND_SUB), 3);
+    ck_assert_int_eq(ps_counts_kinds(&counts, PS_KIND_GEMM), 1);
+    ck_assert_int_eq(ps_counts_kinds(&counts, PS_KIND_SUB), 3);
+    ck_assert_int_eq(ps_counts_kinds(&counts, PS_KIND_OPTIM), 0);
+    k->close(k);
+
+    /* Of a large series only the batch is read: B 2 of W 100, C 3, L 8, P 4, N 2. */
+    float any[1];
+    struct ps_gather_patches gather = {.patches = ps_tensor_2d(any, PS_F32, 2 * 3 * 2, 4),
+                                       .mean = ps_tensor_1d(any, PS_F32, 6),
+                                       .std = ps_tensor_1d(any, PS_F32, 6),
+                                       .inputs = ps_tensor_3d(any, PS_F32, 100, 3, 8),
+                                       .indices = ps_tensor_1d(any, PS_I32, 100),
+                                       .batch = 2};
+    expect_close(ps_op_bytes(PS_OP_gather_patches, &gather), 4 * (48 + 6 + 6 + 48 + 2), 1e-12);
+    expect_close(ps_op_flops(PS_OP_gather_patches, &gather), 6 * 48, 1e-12);
+    struct ps_adamw step = {.parameters = ps_tensor_1d(any, PS_F32, 10),
+                            .gradients = ps_tensor_1d(any, PS_F32, 10),
+                            .m = ps_tensor_1d(any, PS_F32, 10),
+                            .v = ps_tensor_1d(any, PS_F64, 10),
+                            .learning_rates = ps_tensor_1d(any, PS_F64, 5000)};
+    ck_assert(ps_op_bytes(PS_OP_adamw, &step) == 10 * 2 * (4 + 4 + 4 + 8) + 8);
+    ck_assert(ps_op_flops(PS_OP_adamw, &step) == 160);
+
+    /* A layer's products: S 2, N 3, d 4, f 8 has 6 rows. */
+    struct ps_encoder_layer_forward layer = {.u = ps_tensor_3d(any, PS_F32, 2, 3, 4), .w_1 = ps_tensor_2d(any, PS_F32, 4, 8)};
+    struct ps_encoder_layer_backward back = {.u = layer.u, .w_1 = layer.w_1};
+    double products = 2 * 6 * 4 * 12 + 2 * (2 * 2 * 3 * 3 * 4) + 2 * 6 * 4 * 4 + 2 * (2 * 6 * 4 * 8);
+    ck_assert(ps_op_flops(PS_OP_encoder_layer_forward, &layer) == products);
+    ck_assert(ps_op_flops(PS_OP_encoder_layer_backward, &back) == 3 * products);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("kernels");
+    TCase *parts = tcase_create("parts");
+    tcase_add_test(parts, test_philox);
+    tcase_add_test(parts, test_tensor);
+    tcase_add_test(parts, test_fail);
+    tcase_add_test(parts, test_hooked);
+    suite_add_tcase(suite, parts);
+
+    TCase *definitions = tcase_create("definitions");
+    tcase_add_checked_fixture(definitions, open_oracle, close_oracle);
+    tcase_add_test(definitions, test_open);
+    tcase_add_test(definitions, test_counts);
+    tcase_add_test(definitions, test_layernorm_definition);
+    tcase_add_test(definitions, test_gelu_definition);
+    tcase_add_test(definitions, test_softmax_definition);
+    tcase_add_test(definitions, test_forecast_definition);
+    tcase_add_test(definitions, test_gemm_definition);
+    tcase_add_test(definitions, test_heads_definition);
+    tcase_add_test(definitions, test_gather_definition);
+    tcase_add_test(definitions, test_dropout_definition);
+    tcase_add_test(definitions, test_adamw_definition);
+    suite_add_tcase(suite, definitions);
+
+    int present = LENGTH(tables);
+    if (ps_cuda_device_count() == 0) {
+        printf("skipped: no CUDA device\n");
+        present = 4;
+    }
+    TCase *parity = tcase_create("parity");
+    tcase_set_timeout(parity, 0);
+    tcase_add_loop_test(parity, test_parity, 0, present);
+    tcase_add_loop_test(parity, test_misfits, 0, present);
+    suite_add_tcase(suite, parity);
+
+    SRunner *runner = srunner_create(suite);
+    srunner_set_fork_status(runner, CK_NOFORK);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
