@@ -364,9 +364,9 @@ extern "C" enum ps_status ps_cuda_forecast_error(const struct ps_kernels *k, con
     PS_TRY(ps_cuda_expect(op, "targets", &a->targets, PS_F32, h.count));
     const int64_t errors = ps_tensor_count(&a->errors);
     PS_TRY(ps_cuda_expect(op, "errors", &a->errors, PS_F64, errors));
-    if (a->slot_windows < 1 || errors % 2 != 0) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld errors in slots of %lld windows do not fit", op, (long long)errors,
-                       (long long)a->slot_windows);
+    if (a->slot_windows < 1 || ps_cuda_width(&a->errors) != 2) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): slots of %lld errors and of %lld windows do not fit, 2 and at least 1 do", op,
+                       (long long)ps_cuda_width(&a->errors), (long long)a->slot_windows);
     }
     const unsigned blocks = partial_blocks(c, h.count);
     PS_TRY(ps_cuda_workspace(c, op, 2 * blocks * sizeof(double)));
