@@ -84,15 +84,16 @@ struct adamw_plain {
 /* What every element of a step shares. */
 struct adamw_step {
     double v_scale; /* 1 / (1 - beta2^t) */
-    float lr, m_scale, clip;
+    double clip;
+    float lr, m_scale;
 };
 
 static __device__ __forceinline__ void update(float &parameter, float gradient, float &m, double &v, const adamw_plain &a,
                                               const struct adamw_step &s, bool decay)
 {
-    const float g = gradient * s.clip;
-    m = (float)a.beta1 * m + (float)(1.0 - a.beta1) * g;
-    v = a.beta2 * v + (1.0 - a.beta2) * ((double)g * g);
+    const double g = (double)gradient * s.clip;
+    m = (float)(a.beta1 * m + (1.0 - a.beta1) * g);
+    v = a.beta2 * v + (1.0 - a.beta2) * g * g;
     const float denominator = sqrtf((float)(v * s.v_scale)) + (float)a.epsilon;
     const float decayed = decay ? (float)a.weight_decay * parameter : 0.0f;
     parameter -= s.lr * (m * s.m_scale / denominator + decayed);
@@ -134,7 +135,7 @@ static __global__ void __launch_bounds__(block)
         const uint64_t step = state->step;
         /* Beyond the table the step changes no parameter but by NaN, so that it cannot pass unseen. */
         shared.lr = step < (uint64_t)a.steps ? (float)learning_rates[step] : NAN;
-        shared.clip = a.clip_norm > 0.0 ? (float)fmin(1.0, a.clip_norm / sqrt(state->gradient_squares)) : 1.0f;
+        shared.clip = a.clip_norm > 0.0 ? fmin(1.0, a.clip_norm / sqrt(state->gradient_squares)) : 1.0;
     }
     __syncthreads();
     const struct adamw_step s = shared;
