@@ -101,7 +101,7 @@ static __device__ __forceinline__ void update(float &parameter, float gradient, 
 
 /* VEC elements a thread; VEC 4 wants every buffer aligned to 16 bytes, and its last thread takes what is left over. */
 template <int VEC>
-static __global__ void __launch_bounds__(block)
+static __global__ void __launch_bounds__(block, 4)
     adamw_elements(float *__restrict__ parameters, float *__restrict__ gradients, float *__restrict__ m, double *__restrict__ v,
                    const double *__restrict__ learning_rates, const struct ps_step_state *__restrict__ state, const adamw_plain a)
 {
