@@ -224,6 +224,11 @@ static enum ps_status pass_close(struct pass *pass, enum ps_status status)
     return status != PS_OK ? status : finished;
 }
 
+static int stopped(const struct ps_session *s)
+{
+    return s->stop && *s->stop;
+}
+
 /* ---- training ---- */
 
 static enum ps_status read_state(struct ps_session *s)
@@ -250,7 +255,7 @@ static enum ps_status train_pass(struct pass *pass, const struct ps_epoch_watch 
         int64_t done = pass->batches;
         uint64_t step = first + (uint64_t)done;
         ps_progress_step(watch->progress, (int64_t)s->epoch + 1, (int64_t)step - (int64_t)s->epoch * s->steps_per_epoch, NAN);
-        if ((watch->stop && *watch->stop) || (watch->max_steps && done >= watch->max_steps)) {
+        if (stopped(s) || (watch->max_steps && done >= watch->max_steps)) {
             return PS_OK;
         }
         if (watch->checkpoint_every && step % (uint64_t)watch->checkpoint_every == 0 && pass->position < pass->end) {
@@ -274,12 +279,21 @@ enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoc
     PS_TRY(read_state(s));
     *loss = s->now.cursor ? s->now.loss_sum / (double)s->now.cursor : NAN;
     if (*finished) {
+        s->ended_loss_sum = s->now.loss_sum;
         s->epoch++;
         s->now.cursor = 0;
         s->now.loss_sum = 0;
         PS_TRY(write_state(s, s->state, &s->now));
     }
     return PS_OK;
+}
+
+enum ps_status ps_session_reopen_epoch(struct ps_session *s)
+{
+    s->epoch--;
+    s->now.cursor = (uint64_t)s->train_windows;
+    s->now.loss_sum = s->ended_loss_sum;
+    return write_state(s, s->state, &s->now);
 }
 
 enum ps_status ps_session_rewind(struct ps_session *s)
@@ -305,10 +319,14 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
     PS_TRY(write_state(s, s->scoring_state, &start));
     struct pass pass;
     enum ps_status status = pass_open(s, 0, 0, count, &pass);
-    for (int64_t n = 1; status == PS_OK && n > 0;) {
+    for (int64_t n = 1; status == PS_OK && n > 0 && !stopped(s);) {
         status = pass_step(&pass, &n);
     }
     PS_TRY(pass_close(&pass, status));
+    if (pass.position < pass.end) {
+        *accuracy = (struct ps_accuracy){0};
+        return PS_OK;
+    }
     int64_t slots = (count + B - 1) / B, full = count / B;
     PS_TRY(s->device->download(s->device, PS_COMPUTE, s->host_errors, s->errors, (size_t)slots * 2 * sizeof *s->host_errors));
     double sums[2] = {0, 0}, full_sums[2] = {NAN, NAN};

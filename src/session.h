@@ -64,6 +64,9 @@ struct ps_session {
     uint64_t epoch;
     double best_validation;
     uint64_t best_epoch, epochs_since_best;
+    double ended_loss_sum; /* loss_sum of the epoch that ended last */
+
+    const volatile sig_atomic_t *stop; /* the caller's; nonzero: a loop finishes what is queued and returns. NULL: never */
 };
 
 struct ps_session_options {
@@ -84,8 +87,7 @@ enum ps_status ps_session_initialise(struct ps_session *session);
 /* What an epoch's loop tells and asks while it runs; every member optional. */
 struct ps_epoch_watch {
     struct ps_progress *progress;
-    const volatile sig_atomic_t *stop; /* nonzero: finish what is queued and return */
-    int64_t checkpoint_every;          /* steps; 0: never inside an epoch */
+    int64_t checkpoint_every; /* steps; 0: never inside an epoch */
     enum ps_status (*checkpoint)(struct ps_session *session, void *argument);
     void *argument;
     int64_t max_steps; /* 0: the whole epoch */
@@ -95,7 +97,11 @@ struct ps_epoch_watch {
  * epoch, cursor and loss_sum stand at the next epoch's start. */
 enum ps_status ps_session_train_epoch(struct ps_session *session, const struct ps_epoch_watch *watch, int *finished, double *loss);
 
-/* MSE and MAE of the present weights over every window of the split, and over full batches only, in standardised units. */
+/* Undoes the end of the epoch that ended last, for one whose validation was cut short: a checkpoint made now resumes with it. */
+enum ps_status ps_session_reopen_epoch(struct ps_session *session);
+
+/* MSE and MAE of the present weights over every window of the split, and over full batches only, in standardised units. When `stop`
+ * cut it short, both have 0 windows. */
 struct ps_accuracy {
     struct ps_score all, full_batches;
 };

@@ -220,12 +220,15 @@ static double now_seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Validation after an epoch: record, best weights, patience. */
+/* Validation after an epoch, of which `windows` were trained in `seconds`: record, best weights, patience. */
 static enum ps_status after_epoch(struct ps_session *s, const struct run *run, struct ps_progress *progress, double loss,
-                                  double seconds)
+                                  int64_t windows, double seconds)
 {
     struct ps_accuracy validation;
     PS_TRY(ps_session_score(s, PS_VALIDATION, &validation));
+    if (validation.all.windows == 0) {
+        return ps_session_reopen_epoch(s); /* a signal: validated when the run is resumed */
+    }
     if (validation.all.mse < s->best_validation) {
         s->best_validation = validation.all.mse;
         s->best_epoch = s->epoch;
@@ -243,7 +246,7 @@ static enum ps_status after_epoch(struct ps_session *s, const struct run *run, s
                                      .val_mae = validation.all.mae,
                                      .lr = lr,
                                      .seconds = seconds,
-                                     .windows_per_second = (double)s->train_windows / seconds};
+                                     .windows_per_second = (double)windows / seconds};
     ps_progress_epoch(progress, &record);
     return ps_metrics_append(run->metrics, &record);
 }
@@ -252,21 +255,19 @@ static enum ps_status after_epoch(struct ps_session *s, const struct run *run, s
 static enum ps_status train_epochs(struct ps_session *s, struct run *run, struct ps_progress *progress)
 {
     const struct ps_config *c = s->config;
-    struct ps_epoch_watch watch = {.progress = progress,
-                                   .stop = &stop_signal,
-                                   .checkpoint_every = c->train.checkpoint_every,
-                                   .checkpoint = write_checkpoints,
-                                   .argument = run};
+    struct ps_epoch_watch watch = {
+        .progress = progress, .checkpoint_every = c->train.checkpoint_every, .checkpoint = write_checkpoints, .argument = run};
     while (s->epoch < (uint64_t)c->train.epochs && !stop_signal) {
         int64_t patience = c->train.patience;
         if (patience && s->epochs_since_best >= (uint64_t)patience) {
             break;
         }
         int finished;
+        int64_t windows = s->train_windows - (int64_t)s->now.cursor;
         double loss, begin = now_seconds();
         PS_TRY(ps_session_train_epoch(s, &watch, &finished, &loss));
         if (finished) {
-            PS_TRY(after_epoch(s, run, progress, loss, now_seconds() - begin));
+            PS_TRY(after_epoch(s, run, progress, loss, windows, now_seconds() - begin));
             if (!c->train.checkpoint_every || s->now.step % (uint64_t)c->train.checkpoint_every == 0) {
                 PS_TRY(write_checkpoints(s, run));
             }
@@ -281,6 +282,9 @@ static enum ps_status test(struct ps_session *s, const struct run *run)
     PS_TRY(ps_session_take_best(s));
     struct ps_accuracy accuracy;
     PS_TRY(ps_session_score(s, PS_TEST, &accuracy));
+    if (accuracy.all.windows == 0) {
+        return PS_OK; /* a signal: tested when the run is resumed */
+    }
     int64_t count = s->splits.count[PS_TEST];
     struct ps_naive naive = ps_naive_score(&s->view, s->splits.first[PS_TEST], count, s->config->data.season);
     struct ps_test_record record = {
@@ -307,6 +311,7 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
         fprintf(stderr, "train: warning: %s: %d constant channel(s) in the training rows: their standard deviation is taken as 1\n",
                 s->series->path, s->scaler.constant);
     }
+    s->stop = &stop_signal;
     enum ps_status status = a->resume ? resume(s, &run) : ps_session_initialise(s);
     if (status == PS_OK) {
         status = run_begin(a, &run, config);
