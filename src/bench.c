@@ -95,8 +95,8 @@ static double now_seconds(void)
 
 struct result {
     double open_seconds, first_step_seconds;
-    double median, least, most; /* ms a step */
-    int64_t steps;
+    double median, least, most;    /* ms a step */
+    int64_t steps, group;          /* timed; in groups of */
     double epoch_seconds, waiting; /* NaN without an epoch; share of it */
     struct ps_graph_nodes nodes;
     int64_t operations; /* of one step, as the table counts them */
@@ -111,7 +111,13 @@ static int by_value(const void *a, const void *b)
 /* Groups of steps, each timed from an idle device to an idle device; a few untimed ones first. */
 static enum ps_status time_steps(struct ps_session *s, int64_t steps, struct result *r)
 {
-    int64_t group = GROUP < s->steps_per_epoch ? GROUP : s->steps_per_epoch, groups = (steps + group - 1) / group;
+    int64_t whole = s->train_windows / s->config->train.batch_size; /* full batches an epoch */
+    if (whole == 0) {
+        return ps_fail(PS_USAGE,
+                       "train.batch_size: %lld is more than the %lld training windows: a step of a full batch is timed: lower it",
+                       (long long)s->config->train.batch_size, (long long)s->train_windows);
+    }
+    int64_t group = GROUP < whole ? GROUP : whole, groups = (steps + group - 1) / group;
     double *ms = malloc((size_t)groups * sizeof *ms), begin = now_seconds();
     if (!ms) {
         return ps_fail(PS_DEVICE, "--steps: no memory for %lld timings", (long long)steps);
@@ -149,6 +155,7 @@ static enum ps_status time_steps(struct ps_session *s, int64_t steps, struct res
     r->least = ms[0];
     r->most = ms[groups - 1];
     r->steps = groups * group;
+    r->group = group;
     free(ms);
     return status;
 }
@@ -288,7 +295,7 @@ static void print_text(const struct ps_session *s, const struct result *r, const
     printf("%s on %s, %s, level %s, batch %lld\n", s->kernels->backend, s->device->name, ps_precision_name(s->kernels->precision),
            ps_level_name(s->level), (long long)s->config->train.batch_size);
     printf("step            %.4f ms  (min %.4f  max %.4f, groups of %lld steps in %lld)\n", r->median, r->least, r->most,
-           (long long)(GROUP < s->steps_per_epoch ? GROUP : s->steps_per_epoch), (long long)r->steps);
+           (long long)r->group, (long long)r->steps);
     printf("windows/s       %.0f\n", windows / (r->median * 1e-3));
     printf("FLOP/s          %.3f T  (%.3f GFLOP counted a step)\n", flops / (r->median * 1e9), flops / 1e9);
     if (r->epoch_seconds >= 0) {
