@@ -198,7 +198,7 @@ static enum ps_status score(struct ps_session *s, const struct arguments *a, con
         .full_batches = accuracy.full_batches,
         .repeat_last = {naive.repeat_mse, naive.repeat_mae, count},
         .seasonal_naive = {naive.seasonal_mse, naive.seasonal_mae, isnan(naive.seasonal_mse) ? 0 : count},
-        .epoch = checkpoint->m ? checkpoint->epoch : checkpoint->best_epoch,
+        .epoch = checkpoint->epoch,
         .step = checkpoint->step};
     if (a->json) {
         char *json = ps_test_json(&record);

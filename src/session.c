@@ -389,9 +389,15 @@ enum ps_status ps_session_snapshot(struct ps_session *s, int best_weights, struc
                                 .algorithms = strdup(s->algorithms),
                                 .versions = strdup(s->versions)};
     enum ps_status status = s->device->download(s->device, PS_COMPUTE, &s->now, s->state, sizeof s->now);
-    c->step = s->now.step;
-    c->cursor = s->now.cursor;
-    c->loss_sum = s->now.loss_sum;
+    if (best_weights) { /* of the moment when they were the present ones, whenever they are written */
+        c->epoch = s->best_epoch;
+        c->step = s->best_epoch * (uint64_t)s->steps_per_epoch;
+        c->epochs_since_best = 0;
+    } else {
+        c->step = s->now.step;
+        c->cursor = s->now.cursor;
+        c->loss_sum = s->now.loss_sum;
+    }
     if (status == PS_OK) {
         status = ps_scaler_identity(s->scaler.channels, &c->scaler);
     }
