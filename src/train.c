@@ -137,6 +137,38 @@ static enum ps_status make_dir(const char *path)
     return PS_OK;
 }
 
+/* Whether a channel's training values are all equal: standardised, they are 0, and the standard deviation was taken as 1. */
+static int is_constant(const struct ps_session *s, int64_t channel)
+{
+    const struct ps_series *d = s->series;
+    int is_series = d->layout == PS_LAYOUT_SERIES;
+    int64_t run = is_series ? 1 : d->seq_len;
+    const float *values = is_series ? d->values : d->inputs;
+    for (int64_t row = 0; row < s->splits.train_rows; row++) {
+        for (int64_t i = 0; i < run; i++) {
+            if (values[(row * d->channels + channel) * run + i] != 0) {
+                return 0;
+            }
+        }
+    }
+    return s->scaler.std[channel] == 1;
+}
+
+/* One line that names the first few. */
+static void warn_constant(const struct ps_session *s)
+{
+    char names[128] = "";
+    int found = 0;
+    for (int64_t c = 0; c < s->series->channels && found < 4; c++) {
+        if (is_constant(s, c)) {
+            size_t used = strlen(names);
+            snprintf(names + used, sizeof names - used, "%schannel %lld", found++ ? ", " : "", (long long)c);
+        }
+    }
+    fprintf(stderr, "train: warning: %s: constant in the training rows: %s%s: a standard deviation of 1 is taken\n",
+            s->series->path, names, found < s->scaler.constant ? ", ..." : "");
+}
+
 /* The folder and its parents, the resolved config, and no leftovers of a discarded run. */
 static enum ps_status run_begin(const struct arguments *a, const struct run *run, const struct ps_config *config)
 {
@@ -308,8 +340,7 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
     struct ps_session *s;
     PS_TRY(ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s));
     if (s->scaler.constant) {
-        fprintf(stderr, "train: warning: %s: %d constant channel(s) in the training rows: their standard deviation is taken as 1\n",
-                s->series->path, s->scaler.constant);
+        warn_constant(s);
     }
     s->stop = &stop_signal;
     enum ps_status status = a->resume ? resume(s, &run) : ps_session_initialise(s);
