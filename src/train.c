@@ -311,7 +311,13 @@ static enum ps_status train_epochs(struct ps_session *s, struct run *run, struct
 /* The best weights on the test split, beside the naive forecasts, into test.json and a line. */
 static enum ps_status test(struct ps_session *s, const struct run *run)
 {
-    PS_TRY(ps_session_take_best(s));
+    uint64_t epoch = s->best_epoch;
+    if (epoch > 0) {
+        PS_TRY(ps_session_take_best(s));
+    } else {
+        epoch = s->epoch;
+        fprintf(stderr, "train: warning: no epoch's validation MSE was finite: the last weights are tested; lower optim.lr\n");
+    }
     struct ps_accuracy accuracy;
     PS_TRY(ps_session_score(s, PS_TEST, &accuracy));
     if (accuracy.all.windows == 0) {
@@ -324,11 +330,14 @@ static enum ps_status test(struct ps_session *s, const struct run *run)
         .full_batches = accuracy.full_batches,
         .repeat_last = {naive.repeat_mse, naive.repeat_mae, count},
         .seasonal_naive = {naive.seasonal_mse, naive.seasonal_mae, isnan(naive.seasonal_mse) ? 0 : count},
-        .epoch = s->best_epoch,
-        .step = s->best_epoch * (uint64_t)s->steps_per_epoch};
-    printf("test  mse %.4f  mae %.4f  (full batches: mse %.4f  mae %.4f; repeat-last: mse %.4f  mae %.4f)  weights of epoch %llu\n",
-           accuracy.all.mse, accuracy.all.mae, accuracy.full_batches.mse, accuracy.full_batches.mae, naive.repeat_mse,
-           naive.repeat_mae, (unsigned long long)s->best_epoch);
+        .epoch = epoch,
+        .step = epoch * (uint64_t)s->steps_per_epoch};
+    char full[96] = "";
+    if (accuracy.full_batches.windows > 0) {
+        snprintf(full, sizeof full, "full batches: mse %.4f  mae %.4f; ", accuracy.full_batches.mse, accuracy.full_batches.mae);
+    }
+    printf("test  mse %.4f  mae %.4f  (%srepeat-last: mse %.4f  mae %.4f)  weights of epoch %llu\n", accuracy.all.mse,
+           accuracy.all.mae, full, naive.repeat_mse, naive.repeat_mae, (unsigned long long)epoch);
     return ps_test_write(run->test, &record);
 }
 
