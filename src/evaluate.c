@@ -1,10 +1,13 @@
 /* evaluate: a checkpoint's accuracy on a split, beside naive forecasts; and its forecasts themselves. */
+#include <errno.h>
 #include <getopt.h>
 #include <hdf5.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "src/session.h"
 
@@ -81,7 +84,7 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
 struct output {
     struct ps_session *session;
     hid_t file, datasets[3]; /* forecasts, targets, inputs */
-    const char *path;
+    const char *path;        /* as the user gave it */
     int original_units;
     float *inputs, *targets, *forecasts; /* one batch */
     int32_t *index;
@@ -129,7 +132,14 @@ static enum ps_status write_batch(void *argument, int64_t first, int64_t n, cons
     return PS_OK;
 }
 
-static enum ps_status save_forecasts(struct ps_session *s, const struct arguments *a)
+static int same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* Into `path`; an old file there is lost at once, so it is one that nobody knows yet. */
+static enum ps_status write_forecasts(struct ps_session *s, const struct arguments *a, const char *path)
 {
     int64_t B = s->config->train.batch_size, C = s->view.channels, H = s->view.pred_len, L = s->view.seq_len;
     int64_t count = s->splits.count[a->split];
@@ -143,9 +153,9 @@ static enum ps_status save_forecasts(struct ps_session *s, const struct argument
         status = ps_fail(PS_DATA, "%s: no memory for a batch of %lld windows", a->forecasts, (long long)B);
     } else {
         ps_sequence(s->splits.first[a->split], count, o.index);
-        o.file = H5Fcreate(a->forecasts, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+        o.file = H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
         if (o.file < 0) {
-            status = ps_fail(PS_DATA, "%s: cannot create the file", a->forecasts);
+            status = ps_fail(PS_DATA, "%s: cannot be created; is its folder there, and may it be written to?", path);
         }
     }
     if (status == PS_OK) {
@@ -175,6 +185,31 @@ static enum ps_status save_forecasts(struct ps_session *s, const struct argument
     free(o.targets);
     free(o.inputs);
     free(o.index);
+    return status;
+}
+
+/* Written beside and renamed, so that what stood there is lost only to a whole file; and never over what is being read. */
+static enum ps_status save_forecasts(struct ps_session *s, const struct arguments *a)
+{
+    const char *read[2] = {a->checkpoint, s->series->path};
+    for (int i = 0; i < 2; i++) {
+        if (same_file(a->forecasts, read[i])) {
+            return ps_fail(PS_USAGE, "--save-forecasts: %s is the %s that is evaluated: choose another name", a->forecasts,
+                           i == 0 ? "checkpoint" : "data");
+        }
+    }
+    char *partial = NULL;
+    if (asprintf(&partial, "%s.partial", a->forecasts) < 0) {
+        return ps_fail(PS_DATA, "--save-forecasts: no memory");
+    }
+    enum ps_status status = write_forecasts(s, a, partial);
+    if (status == PS_OK && rename(partial, a->forecasts) != 0) {
+        status = ps_fail(PS_DATA, "%s: cannot be replaced: %s", a->forecasts, strerror(errno));
+    }
+    if (status != PS_OK) {
+        unlink(partial);
+    }
+    free(partial);
     return status;
 }
 
@@ -230,11 +265,11 @@ static enum ps_status evaluate(const struct arguments *a)
         if (status == PS_OK) {
             status = ps_session_load_weights(s, &checkpoint, 0);
         }
-        if (status == PS_OK) {
-            status = score(s, a, &checkpoint);
-        }
         if (status == PS_OK && a->forecasts) {
             status = save_forecasts(s, a);
+        }
+        if (status == PS_OK) {
+            status = score(s, a, &checkpoint);
         }
         ps_session_close(s);
         ps_config_free(&config);
