@@ -1,0 +1,1063 @@
+/* The programs, run as a person runs them, on generated data: train, evaluate, bench, and what they refuse.
+ *
+ * PS_TEST_DEVICE: the --device to run on (default cpu). PS_TEST_SEED: of the random moments of interruption (default: the time). */
+#include <hdf5.h>
+#include <jansson.h>
+#include <math.h>
+
+#include "data/import.h"
+#include "data/series.h"
+#include "kernels/device.h"
+#include "src/checkpoint.h"
+#include "tests/run.h"
+
+enum { HOURS = 2000, CHANNELS = 3, L = 48, H = 12, BATCH = 16, EPOCHS = 3 };
+
+static const char *programs, *device;
+static int full, on_cpu;
+static struct path folder, config, series, whole; /* whole: a run that nothing disturbed */
+static double whole_seconds;
+
+static const char config_text[] = "data:\n"
+                                  "  path: series.h5\n"
+                                  "model:\n"
+                                  "  seq_len: 48\n"
+                                  "  pred_len: 12\n"
+                                  "  patch_len: 8\n"
+                                  "  stride: 4\n"
+                                  "  d_model: 16\n"
+                                  "  n_heads: 4\n"
+                                  "  d_ff: 24\n"
+                                  "  n_layers: 2\n"
+                                  "  dropout: 0.1\n"
+                                  "optim:\n"
+                                  "  lr: 2e-3\n"
+                                  "  schedule: constant\n"
+                                  "train:\n"
+                                  "  epochs: 3\n"
+                                  "  batch_size: 16\n"
+                                  "runtime:\n"
+                                  "  threads: 2\n";
+
+/* ---- running ---- */
+
+#define ARGS(...) ((char *const[]){__VA_ARGS__ __VA_OPT__(, ) NULL})
+
+static struct process start(const char *program, char *const *arguments)
+{
+    return process_start(programs, program, arguments);
+}
+
+static struct result run(const char *program, char *const *arguments)
+{
+    struct process p = start(program, arguments);
+    return process_end(&p);
+}
+
+/* train on the device into a run folder. */
+static struct process start_train(const char *dir, char *const *more)
+{
+    char *arguments[ARGUMENTS + 1] = {config.text, "--device", (char *)device, "--run-dir", (char *)dir};
+    int n = 5;
+    for (int i = 0; more[i]; i++) {
+        ck_assert_int_lt(n, ARGUMENTS);
+        arguments[n++] = more[i];
+    }
+    return start("train", arguments);
+}
+
+static struct result train(const char *dir, char *const *more)
+{
+    struct process p = start_train(dir, more);
+    return process_end(&p);
+}
+
+/* Exit code 0; nothing on stderr unless it is allowed. */
+static void expect_done(struct result r)
+{
+    ck_assert_msg(r.code == 0 && !*r.err, "exit code %d; stdout: %s; stderr: %s", r.code, r.out, r.err);
+    result_free(&r);
+}
+
+/* The exit code, and one line on stderr that holds every text of `says`. */
+static void expect_refused(struct result r, int code, char *const *says)
+{
+    ck_assert_msg(r.code == code, "exit code %d, not %d; stdout: %s; stderr: %s", r.code, code, r.out, r.err);
+    ck_assert_msg(lines_of(r.err) == 1, "not one line on stderr: %s", r.err);
+    for (int i = 0; says[i]; i++) {
+        ck_assert_msg(strstr(r.err, says[i]) != NULL, "\"%s\" is not in the message: %s", says[i], r.err);
+    }
+    result_free(&r);
+}
+
+/* ---- what a run leaves ---- */
+
+static struct path in_run(const char *dir, const char *name)
+{
+    return path_of("%.400s/%s", dir, name);
+}
+
+static struct path new_dir(const char *name)
+{
+    return path_of("%.400s/%s", folder.text, name);
+}
+
+/* Every file under a folder: name, inode, time of change, contents. Equal texts: nothing was touched. */
+static FILE *listing;
+
+static int list_entry(const char *path, const struct stat *about, int type, struct FTW *place)
+{
+    (void)place;
+    fprintf(listing, "%s %lld %lld.%09ld\n", path, (long long)about->st_ino, (long long)about->st_mtim.tv_sec,
+            about->st_mtim.tv_nsec);
+    if (type == FTW_F) {
+        size_t size;
+        char *bytes = file_read(path, &size);
+        fwrite(bytes, 1, size, listing);
+        free(bytes);
+    }
+    return 0;
+}
+
+struct listed {
+    char *text;
+    size_t size;
+};
+
+static struct listed list(const char *dir)
+{
+    struct listed l;
+    listing = open_memstream(&l.text, &l.size);
+    nftw(dir, list_entry, 16, FTW_PHYS);
+    fclose(listing);
+    return l;
+}
+
+static void expect_untouched(const char *dir, struct listed before, const char *by)
+{
+    struct listed now = list(dir);
+    ck_assert_msg(now.size == before.size && memcmp(now.text, before.text, now.size) == 0, "%s was touched by: %s", dir, by);
+    free(now.text);
+}
+
+/* The objects of metrics.jsonl; each line is one. */
+static json_t *read_metrics(const char *dir)
+{
+    char *text = file_read(in_run(dir, "metrics.jsonl").text, NULL), *rest = text;
+    json_t *all = json_array();
+    for (char *line; (line = strsep(&rest, "\n")) != NULL && *line;) {
+        json_t *object = json_loads(line, JSON_REJECT_DUPLICATES, NULL);
+        ck_assert_msg(json_is_object(object), "not an object: %s", line);
+        json_array_append_new(all, object);
+    }
+    ck_assert(rest == NULL || !*rest);
+    free(text);
+    return all;
+}
+
+static double number_in(const json_t *object, const char *key)
+{
+    const json_t *value = json_object_get(object, key);
+    ck_assert_msg(json_is_number(value), "%s is not a number", key);
+    return json_number_value(value);
+}
+
+/* Epochs 1 .. epochs, each once, with the documented keys. */
+static json_t *expect_metrics(const char *dir, int epochs, int steps_per_epoch)
+{
+    static const char *const keys[] = {"epoch", "step", "train_loss", "val_mse", "val_mae", "lr", "seconds", "windows_per_second"};
+    json_t *all = read_metrics(dir);
+    ck_assert_int_eq((int)json_array_size(all), epochs);
+    for (int i = 0; i < epochs; i++) {
+        const json_t *object = json_array_get(all, (size_t)i);
+        ck_assert_uint_eq(json_object_size(object), sizeof keys / sizeof *keys);
+        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++) {
+            ck_assert_double_ge(number_in(object, keys[k]), 0);
+        }
+        ck_assert_int_eq((int)number_in(object, "epoch"), i + 1);
+        ck_assert_int_eq((int)number_in(object, "step"), (i + 1) * steps_per_epoch);
+    }
+    return all;
+}
+
+static json_t *read_json(const char *text)
+{
+    json_error_t error;
+    json_t *object = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+    ck_assert_msg(json_is_object(object), "not JSON: %s: %s", error.text, text);
+    return object;
+}
+
+static json_t *read_test(const char *dir)
+{
+    char *text = file_read(in_run(dir, "test.json").text, NULL);
+    json_t *object = read_json(text);
+    free(text);
+    return object;
+}
+
+/* Compares the datasets of two files, as h5diff does, but bit for bit. */
+struct compared {
+    hid_t other;
+    const char *name;
+    int datasets;
+};
+
+static herr_t compare_dataset(hid_t file, const char *name, const H5O_info_t *info, void *argument)
+{
+    struct compared *c = argument;
+    if (info->type != H5O_TYPE_DATASET) {
+        return 0;
+    }
+    hid_t id[2] = {H5Dopen2(file, name, H5P_DEFAULT), H5Dopen2(c->other, name, H5P_DEFAULT)};
+    ck_assert_msg(id[0] >= 0 && id[1] >= 0, "%s: /%s is missing", c->name, name);
+    hid_t type[2] = {H5Dget_type(id[0]), H5Dget_type(id[1])}, space[2] = {H5Dget_space(id[0]), H5Dget_space(id[1])};
+    ck_assert_msg(H5Tequal(type[0], type[1]) > 0 && H5Sextent_equal(space[0], space[1]) > 0, "%s: /%s has another shape", c->name,
+                  name);
+    size_t bytes = (size_t)H5Sget_simple_extent_npoints(space[0]) * H5Tget_size(type[0]);
+    char *values[2] = {malloc(bytes), malloc(bytes)};
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_ge(H5Dread(id[i], type[i], H5S_ALL, H5S_ALL, H5P_DEFAULT, values[i]), 0);
+    }
+    ck_assert_msg(memcmp(values[0], values[1], bytes) == 0, "%s: /%s differs", c->name, name);
+    for (int i = 0; i < 2; i++) {
+        free(values[i]);
+        H5Tclose(type[i]);
+        H5Sclose(space[i]);
+        H5Dclose(id[i]);
+    }
+    c->datasets++;
+    return 0;
+}
+
+static void expect_equal_datasets(const char *a, const char *b)
+{
+    hid_t file[2] = {H5Fopen(a, H5F_ACC_RDONLY, H5P_DEFAULT), H5Fopen(b, H5F_ACC_RDONLY, H5P_DEFAULT)};
+    ck_assert_msg(file[0] >= 0 && file[1] >= 0, "%s or %s is not an HDF5 file", a, b);
+    struct compared forth = {.other = file[1], .name = a}, back = {.other = file[0], .name = b};
+    H5Ovisit2(file[0], H5_INDEX_NAME, H5_ITER_NATIVE, compare_dataset, &forth, H5O_INFO_BASIC);
+    H5Ovisit2(file[1], H5_INDEX_NAME, H5_ITER_NATIVE, compare_dataset, &back, H5O_INFO_BASIC);
+    ck_assert_int_eq(forth.datasets, back.datasets);
+    ck_assert_int_gt(forth.datasets, 10);
+    H5Fclose(file[0]);
+    H5Fclose(file[1]);
+}
+
+/* The same results: datasets of both checkpoints, metrics but for their times, test.json. */
+static void expect_same_results(const char *a, const char *b)
+{
+    static const char *const files[] = {"checkpoints/last.h5", "checkpoints/best.h5"};
+    for (int i = 0; i < 2; i++) {
+        expect_equal_datasets(in_run(a, files[i]).text, in_run(b, files[i]).text);
+    }
+    ck_assert_msg(files_equal(in_run(a, "test.json").text, in_run(b, "test.json").text), "test.json of %s and %s differ", a, b);
+    json_t *x = read_metrics(a), *y = read_metrics(b);
+    for (size_t i = 0; i < json_array_size(x) && i < json_array_size(y); i++) {
+        json_object_del(json_array_get(x, i), "seconds");
+        json_object_del(json_array_get(y, i), "seconds");
+        json_object_del(json_array_get(x, i), "windows_per_second");
+        json_object_del(json_array_get(y, i), "windows_per_second");
+    }
+    ck_assert_msg(json_equal(x, y), "metrics.jsonl of %s and %s differ", a, b);
+    json_decref(x);
+    json_decref(y);
+}
+
+/* And the same files, byte for byte. */
+static void expect_same_run(const char *a, const char *b)
+{
+    expect_same_results(a, b);
+    static const char *const files[] = {"checkpoints/last.h5", "checkpoints/best.h5", "config.yaml"};
+    for (int i = 0; i < 3; i++) {
+        ck_assert_msg(files_equal(in_run(a, files[i]).text, in_run(b, files[i]).text), "%s of %s and %s differ", files[i], a, b);
+    }
+}
+
+/* Windows of a split of HOURS rows with the default fractions, and steps an epoch. */
+static int windows_of(enum ps_split split)
+{
+    int rows[PS_SPLITS] = {HOURS * 7 / 10, HOURS / 10, HOURS / 5};
+    return rows[split] - (split == PS_TRAIN ? L + H : H) + 1;
+}
+
+static int steps_per_epoch(void)
+{
+    return windows_of(PS_TRAIN) / BATCH;
+}
+
+static struct ps_checkpoint load(const char *dir, const char *name)
+{
+    struct ps_checkpoint checkpoint;
+    OK(ps_checkpoint_load(path_of("%.400s/checkpoints/%s", dir, name).text, &checkpoint));
+    return checkpoint;
+}
+
+/* ---- a whole run ---- */
+
+START_TEST(run_folder)
+{
+    json_t *metrics = expect_metrics(whole.text, EPOCHS, steps_per_epoch());
+    double first = number_in(json_array_get(metrics, 0), "train_loss"),
+           last = number_in(json_array_get(metrics, EPOCHS - 1), "train_loss");
+    ck_assert_double_lt(last, first);
+    json_t *test = read_test(whole.text);
+    const json_t *naive = json_object_get(test, "repeat_last"), *full_batches = json_object_get(test, "full_batches"),
+                 *seasonal = json_object_get(test, "seasonal_naive");
+    ck_assert_double_lt(number_in(test, "mse"), number_in(naive, "mse"));
+    ck_assert_double_lt(number_in(test, "mae"), number_in(naive, "mae"));
+    ck_assert_double_gt(number_in(seasonal, "mse"), 0);
+    int windows = windows_of(PS_TEST);
+    ck_assert_int_eq((int)number_in(test, "windows"), windows);
+    ck_assert_int_eq((int)number_in(naive, "windows"), windows);
+    ck_assert_int_eq((int)number_in(full_batches, "windows"), windows / BATCH * BATCH);
+    ck_assert_double_ne(number_in(full_batches, "mse"), number_in(test, "mse"));
+    /* The best epoch is the one with the least validation MSE, and best.h5 speaks of it. */
+    int best = 0;
+    for (int i = 1; i < EPOCHS; i++) {
+        best =
+            number_in(json_array_get(metrics, (size_t)i), "val_mse") < number_in(json_array_get(metrics, (size_t)best), "val_mse")
+                ? i
+                : best;
+    }
+    ck_assert_int_eq((int)number_in(test, "epoch"), best + 1);
+    ck_assert_int_eq((int)number_in(test, "step"), (best + 1) * steps_per_epoch());
+    struct ps_checkpoint c = load(whole.text, "best.h5");
+    ck_assert_uint_eq(c.best_epoch, (uint64_t)best + 1);
+    ck_assert_uint_eq(c.epoch, (uint64_t)best + 1);
+    ck_assert_uint_eq(c.step, (uint64_t)((best + 1) * steps_per_epoch()));
+    ck_assert(c.m == NULL && c.v == NULL);
+    ck_assert_double_eq(c.best_validation, number_in(json_array_get(metrics, (size_t)best), "val_mse"));
+    ps_checkpoint_free(&c);
+    c = load(whole.text, "last.h5");
+    ck_assert_uint_eq(c.epoch, EPOCHS);
+    ck_assert_uint_eq(c.step, (uint64_t)(EPOCHS * steps_per_epoch()));
+    ck_assert_uint_eq(c.cursor, 0);
+    ck_assert(c.m != NULL && c.v != NULL);
+    ps_checkpoint_free(&c);
+    json_decref(metrics);
+    json_decref(test);
+    ck_assert(!file_exists(in_run(whole.text, "checkpoints/last.h5.partial").text));
+    /* The resolved config is a config. */
+    expect_done(
+        run("bench", ARGS(in_run(whole.text, "config.yaml").text, "--device", (char *)device, "--steps", "1", "--epochs", "0")));
+}
+END_TEST
+
+START_TEST(two_runs)
+{
+    struct path dir = new_dir("two_runs");
+    expect_done(train(dir.text, ARGS()));
+    expect_same_run(whole.text, dir.text);
+    struct path other = new_dir("other_seed");
+    expect_done(train(other.text, ARGS("--set", "train.seed=2", "--set", "train.epochs=1")));
+    struct ps_checkpoint a = load(dir.text, "last.h5"), b = load(other.text, "last.h5");
+    ck_assert(memcmp(a.parameters, b.parameters, (size_t)a.layout->count * sizeof *a.parameters) != 0);
+    ps_checkpoint_free(&a);
+    ps_checkpoint_free(&b);
+}
+END_TEST
+
+START_TEST(existing_run)
+{
+    struct path dir = new_dir("existing");
+    expect_done(train(dir.text, ARGS("--set", "train.epochs=1", "--set", "train.seed=5")));
+    struct listed before = list(dir.text);
+    expect_refused(train(dir.text, ARGS()), 2, ARGS(dir.text, "--resume", "--overwrite", "--run-dir"));
+    expect_refused(train(dir.text, ARGS("--resume", "--overwrite")), 2, ARGS("--resume", "--overwrite"));
+    expect_untouched(dir.text, before, "a refused run");
+    free(before.text);
+    expect_done(train(dir.text, ARGS("--overwrite")));
+    expect_same_run(whole.text, dir.text);
+}
+END_TEST
+
+/* Without --run-dir: runs/ and the config's name, from where the program is started. */
+START_TEST(default_run_dir)
+{
+    ck_assert_int_eq(chdir(folder.text), 0);
+    expect_done(run("train", ARGS("tiny.yaml", "--device", (char *)device, "--set", "train.epochs=1")));
+    ck_assert(file_exists("runs/tiny/test.json"));
+    ck_assert(file_exists("runs/tiny/checkpoints/best.h5"));
+}
+END_TEST
+
+/* ---- interruption ---- */
+
+static uint64_t moments; /* state of the random moments */
+
+/* xorshift64*; uniform in [0, 1) */
+static double moment(void)
+{
+    moments ^= moments >> 12;
+    moments ^= moments << 25;
+    moments ^= moments >> 27;
+    return (double)(moments * 0x2545f4914f6cdd1du >> 11) * 0x1p-53;
+}
+
+/* Trains, interrupts within `seconds` and resumes until the run is over, or lets it end after `most` signals. Returns how often it
+ * was stopped inside an epoch; *slowest: seconds from a signal to the exit. */
+static int interrupt_until_done(const char *dir, char *const *more, int steps, double seconds, int most, double *slowest)
+{
+    char *again[ARGUMENTS + 1] = {"--resume"};
+    for (int i = 0; more[i]; i++) {
+        again[i + 1] = more[i];
+    }
+    int within = 0;
+    for (int i = 0;; i++) {
+        struct process p = start_train(dir, i ? again : more);
+        int number = i % 2 ? SIGTERM : SIGINT, ended = process_read(&p, LONGEST_RUN, 1); /* its first line: the handlers stand */
+        if (!ended && i < most) {
+            sleep_seconds(seconds * moment());
+            kill(p.pid, number);
+        }
+        struct result r = process_end(&p);
+        if (r.code == 0) {
+            result_free(&r);
+            return within;
+        }
+        *slowest = r.seconds > *slowest ? r.seconds : *slowest;
+        expect_refused(r, 128 + number, ARGS("signal", "checkpoints/last.h5", "--resume"));
+        struct ps_checkpoint c = load(dir, "last.h5");
+        ck_assert_uint_eq(c.step, c.epoch * (uint64_t)steps + c.cursor / BATCH);
+        within += c.cursor > 0;
+        ps_checkpoint_free(&c);
+    }
+}
+
+/* Stopped at random moments and resumed, a run ends on the same bytes as one that was left alone. */
+START_TEST(interrupted)
+{
+    uint64_t seed = getenv("PS_TEST_SEED") ? strtoull(getenv("PS_TEST_SEED"), NULL, 10) : (uint64_t)time(NULL);
+    printf("interrupted at random moments: PS_TEST_SEED=%llu\n", (unsigned long long)seed);
+    moments = seed * 2 + 1;
+    int within = 0, rounds = full ? 12 : 2;
+    double slowest = 0;
+    for (int i = 0; i < rounds; i++) {
+        struct path dir = path_of("%.400s/interrupted%d", folder.text, i);
+        within += interrupt_until_done(dir.text, ARGS(), steps_per_epoch(), 0.6 * whole_seconds, full ? 8 : 5, &slowest);
+        expect_same_run(whole.text, dir.text);
+    }
+    printf("stopped %d times inside an epoch; at most %.2f s from signal to exit\n", within, slowest);
+    ck_assert_int_gt(within, 0);
+    ck_assert_double_lt(slowest, 10);
+}
+END_TEST
+
+/* A signal during a long validation or test does not wait for its end, and the epoch's record is made after all. */
+START_TEST(interrupted_while_scoring)
+{
+    struct path dir = new_dir("scored"), alone = new_dir("scored_alone"), data = new_dir("long.h5");
+    char *more[] = {"--set", "data.path=long.h5",   "--set", "data.split=[100, 11000, 3000]", "--set", "train.epochs=1",
+                    "--set", "data.placement=host", NULL};
+    expect_done(run("sample_series", ARGS(data.text, "--hours", "14500", "--channels", "3")));
+    double begin = seconds_now();
+    expect_done(train(alone.text, more));
+    double seconds = seconds_now() - begin, slowest = 0;
+    int within = interrupt_until_done(dir.text, more, 2, 0.6 * seconds, full ? 12 : 3, &slowest);
+    printf("scoring takes %.2f s; stopped %d times before its end; at most %.2f s from signal to exit\n", seconds, within, slowest);
+    expect_same_run(alone.text, dir.text);
+    ck_assert_double_lt(slowest, 0.5 + 0.3 * seconds);
+}
+END_TEST
+
+/* Killed outright, a run goes on from the last checkpoint inside the epoch. */
+START_TEST(checkpoint_every)
+{
+    struct path dir = new_dir("every");
+    int killed = 0;
+    for (int attempt = 0; attempt < 5 && !killed; attempt++) {
+        struct process p = start_train(dir.text, ARGS("--overwrite", "--set", "train.checkpoint_every=7"));
+        uint64_t step = 0;
+        while (!killed && !process_read(&p, 0.002, SIZE_MAX)) {
+            struct ps_checkpoint c;
+            if (ps_checkpoint_load(in_run(dir.text, "checkpoints/last.h5").text, &c) == PS_OK) {
+                step = c.step;
+                ps_checkpoint_free(&c);
+            }
+            if (step > 7) {
+                kill(p.pid, SIGKILL);
+                killed = 1;
+            }
+        }
+        struct result r = process_end(&p);
+        ck_assert_msg(r.code == (killed ? -1 : 0) || (killed && r.code == 0), "exit code %d: %s", r.code, r.err);
+        killed = r.code == -1;
+        result_free(&r);
+    }
+    ck_assert_msg(killed, "no checkpoint after step 7 was seen while training");
+    struct ps_checkpoint c = load(dir.text, "last.h5");
+    ck_assert_uint_eq(c.step % 7, 0);
+    ck_assert_uint_eq(c.step, c.epoch * (uint64_t)steps_per_epoch() + c.cursor / BATCH);
+    ps_checkpoint_free(&c);
+    expect_done(train(dir.text, ARGS("--resume", "--set", "train.checkpoint_every=0")));
+    expect_same_run(whole.text, dir.text);
+}
+END_TEST
+
+START_TEST(resume_longer_or_changed)
+{
+    struct path dir = new_dir("longer");
+    expect_refused(train(dir.text, ARGS("--resume")), 4, ARGS("last.h5", "resume"));
+    ck_assert(!file_exists(dir.text));
+    expect_done(train(dir.text, ARGS("--set", "train.epochs=2")));
+    struct listed before = list(dir.text);
+    static const struct {
+        char *set, *says;
+    } changes[] = {{"optim.lr=0.5", "optim.lr"},         {"model.d_model=32", "model.d_model"}, {"train.seed=9", "train.seed"},
+                   {"train.batch_size=8", "batch_size"}, {"data.drop_last=false", "drop_last"}, {"train.epochs=1", "train.epochs"}};
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        expect_refused(train(dir.text, ARGS("--resume", "--set", "train.epochs=2", "--set", changes[i].set)), 4,
+                       ARGS(changes[i].says));
+        expect_untouched(dir.text, before, changes[i].set);
+    }
+    /* Other data of the same shape. */
+    expect_done(run("sample_series", ARGS(new_dir("other.h5").text, "--hours", "2000", "--channels", "3", "--seed", "4")));
+    expect_refused(train(dir.text, ARGS("--resume", "--set", "train.epochs=2", "--set", "data.path=other.h5")), 4,
+                   ARGS("other.h5"));
+    expect_untouched(dir.text, before, "other data");
+    free(before.text);
+    expect_done(train(dir.text, ARGS("--resume")));
+    expect_same_results(whole.text, dir.text);
+}
+END_TEST
+
+/* With a rate too small to change a weight the first epoch stays the best, and best.h5 says so, though it is written at the end. */
+START_TEST(patience)
+{
+    struct path dir = new_dir("patience");
+    char *more[] = {"--set", "optim.lr=1e-30",
+                    "--set", "train.patience=2",
+                    "--set", "train.epochs=9",
+                    "--set", "train.checkpoint_every=1000",
+                    NULL,    NULL};
+    expect_done(train(dir.text, more));
+    json_decref(expect_metrics(dir.text, 3, steps_per_epoch()));
+    json_t *test = read_test(dir.text);
+    ck_assert_int_eq((int)number_in(test, "epoch"), 1);
+    json_decref(test);
+    struct ps_checkpoint c = load(dir.text, "best.h5");
+    ck_assert_uint_eq(c.epoch, 1);
+    ck_assert_uint_eq(c.step, (uint64_t)steps_per_epoch());
+    ck_assert_uint_eq(c.epochs_since_best, 0);
+    ps_checkpoint_free(&c);
+    more[8] = "--resume"; /* nothing is left to do */
+    expect_done(train(dir.text, more));
+    json_decref(expect_metrics(dir.text, 3, steps_per_epoch()));
+}
+END_TEST
+
+/* A rate that ruins every epoch leaves no best weights: the last ones are tested, with a warning. */
+START_TEST(no_finite_epoch)
+{
+    struct path dir = new_dir("ruined");
+    struct result r = train(dir.text, ARGS("--set", "optim.lr=1e38", "--set", "train.epochs=2"));
+    ck_assert_msg(r.code == 0, "exit code %d: %s", r.code, r.err);
+    ck_assert_int_eq(lines_of(r.err), 1);
+    ck_assert_msg(strstr(r.err, "warning") && strstr(r.err, "optim.lr"), "%s", r.err);
+    result_free(&r);
+    ck_assert(!file_exists(in_run(dir.text, "checkpoints/best.h5").text));
+    json_t *test = read_test(dir.text), *metrics = read_metrics(dir.text);
+    ck_assert(json_is_null(json_object_get(test, "mse")));
+    ck_assert_int_eq((int)number_in(test, "epoch"), 2);
+    ck_assert_int_eq((int)json_array_size(metrics), 2);
+    ck_assert(json_is_null(json_object_get(json_array_get(metrics, 1), "val_mse")));
+    json_decref(test);
+    json_decref(metrics);
+}
+END_TEST
+
+/* ---- bad input ---- */
+
+/* 1-D, integers, NaN, a constant channel: written with HDF5 as anyone would. */
+static void write_series(const char *path, hid_t type, int rank, const void *values)
+{
+    hid_t file = H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+    hid_t space = H5Screate_simple(rank, (hsize_t[]){rank == 1 ? 1500 : 500, 3}, NULL);
+    hid_t id = H5Dcreate2(file, "series", type, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+    ck_assert_int_ge(H5Dwrite(id, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values), 0);
+    H5Dclose(id);
+    H5Sclose(space);
+    H5Fclose(file);
+}
+
+static void write_bad_series(void)
+{
+    static float values[1500];
+    static int32_t integers[1500];
+    for (int i = 0; i < 1500; i++) {
+        values[i] = (float)sin(0.1 * i);
+    }
+    write_series(new_dir("flat.h5").text, H5T_NATIVE_FLOAT, 1, values);
+    write_series(new_dir("integers.h5").text, H5T_NATIVE_INT32, 2, integers);
+    values[3 * 123 + 1] = NAN;
+    write_series(new_dir("nan.h5").text, H5T_NATIVE_FLOAT, 2, values);
+    values[3 * 123 + 1] = -INFINITY;
+    write_series(new_dir("inf.h5").text, H5T_NATIVE_FLOAT, 2, values);
+    for (int i = 0; i < 500; i++) {
+        values[3 * i + 1] = 4;
+    }
+    write_series(new_dir("constant.h5").text, H5T_NATIVE_FLOAT, 2, values);
+    file_write(new_dir("text.h5").text, "date,load\n", 10);
+}
+
+static const struct bad {
+    char *set[3]; /* --set each */
+    int code;
+    char *says[5];
+} bad_input[] = {
+    {{"model.d_modle=16"}, 2, {"d_modle", "d_model"}},
+    {{"modle.d_model=16"}, 2, {"modle", "model"}},
+    {{"model.d_model=wide"}, 2, {"model.d_model", "wide", "whole number"}},
+    {{"train.epochs=1.5"}, 2, {"train.epochs", "1.5"}},
+    {{"optim.lr=-1"}, 2, {"optim.lr", "-1"}},
+    {{"model.dropout=1"}, 2, {"model.dropout", "1"}},
+    {{"optim.schedule=linear"}, 2, {"optim.schedule", "linear", "cosine"}},
+    {{"model.n_heads=5"}, 2, {"n_heads", "5", "16"}},
+    {{"model.patch_len=49"}, 2, {"patch_len", "49", "48"}},
+    {{"d_model"}, 2, {"d_model", "section.key=value"}},
+    {{"data.split=[1500, 400, 200]"}, 3, {"series.h5", "2100", "2000"}},
+    {{"data.split=[59, 100, 100]"}, 3, {"series.h5", "train", "59", "60"}},
+    {{"data.split=[1000, 11, 100]"}, 3, {"series.h5", "val", "11", "12"}},
+    {{"data.split=[1000, 100, 0]"}, 3, {"series.h5", "test", "12"}},
+    {{"data.path=missing.h5"}, 3, {"missing.h5", "No such file"}},
+    {{"data.path=text.h5"}, 3, {"text.h5", "not an HDF5 file"}},
+    {{"data.path=flat.h5"}, 3, {"flat.h5", "/series", "rank 1", "rank 2"}},
+    {{"data.path=integers.h5"}, 3, {"integers.h5", "/series", "int32", "float32"}},
+    {{"data.path=nan.h5"}, 3, {"nan.h5", "NaN", "channel 1", "row 123"}},
+    {{"data.path=inf.h5"}, 3, {"inf.h5", "-Inf", "channel 1", "row 123"}},
+    {{"train.batch_size=5000"}, 2, {"train.batch_size", "5000", "1341", "drop_last"}},
+    {{"train.batch_size=100000000", "data.drop_last=false"}, 5, {"train.batch_size", "MiB"}},
+    {{"runtime.fusion=layer"}, 2, {"runtime.fusion", "layer"}},
+    {{"runtime.device=gpu"}, 2, {"runtime.device", "gpu", "cuda"}},
+};
+enum { BAD_INPUT = sizeof bad_input / sizeof *bad_input };
+
+/* Refused in a new folder, which is not even made, and over a run, which stays as it was. */
+START_TEST(bad_config_or_data)
+{
+    write_bad_series();
+    struct listed before = list(whole.text);
+    struct path dir = new_dir("refused");
+    for (int i = 0; i < BAD_INPUT; i++) {
+        const struct bad *b = &bad_input[i];
+        char *more[8] = {NULL};
+        int n = 0;
+        for (int j = 0; j < 3 && b->set[j]; j++) {
+            more[n++] = "--set";
+            more[n++] = b->set[j];
+        }
+        expect_refused(train(dir.text, more), b->code, b->says);
+        ck_assert_msg(!file_exists(dir.text), "%s: a run folder was made", b->set[0]);
+        more[n] = "--overwrite";
+        expect_refused(train(whole.text, more), b->code, b->says);
+        expect_untouched(whole.text, before, b->set[0]);
+    }
+    free(before.text);
+}
+END_TEST
+
+/* In a file the line is named too. */
+START_TEST(bad_config_file)
+{
+    struct path bad = new_dir("bad.yaml"), dir = new_dir("refused_file");
+    static const struct {
+        const char *text;
+        char *says[3];
+    } cases[] = {{"data:\n  path: series.h5\nmodel:\n  seq_len: 48\n  paatch_len: 8\n", {"bad.yaml:5", "paatch_len", "patch_len"}},
+                 {"data:\n  path: series.h5\ntrain:\n  epochs: many\n", {"bad.yaml:4", "train.epochs", "many"}},
+                 {"data:\n  path: [series.h5\n", {"bad.yaml"}},
+                 {"model:\n  d_model: 16\n", {"bad.yaml", "data.path"}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        file_write(bad.text, cases[i].text, strlen(cases[i].text));
+        char *says[4] = {cases[i].says[0], cases[i].says[1], cases[i].says[2], NULL};
+        expect_refused(run("train", ARGS(bad.text, "--run-dir", dir.text)), 2, says);
+        expect_refused(run("bench", ARGS(bad.text)), 2, says);
+    }
+    ck_assert(!file_exists(dir.text));
+    expect_refused(run("train", ARGS(new_dir("none.yaml").text, "--run-dir", dir.text)), 2, ARGS("none.yaml", "No such file"));
+    expect_refused(run("train", ARGS()), 2, ARGS("train", "--help"));
+    expect_refused(run("train", ARGS(config.text, "--epochs", "3")), 2, ARGS("--epochs"));
+    expect_refused(run("train", ARGS(config.text, "--run-dir")), 2, ARGS("--run-dir"));
+    expect_refused(run("train", ARGS(config.text, "--device", "gpu", "--run-dir", dir.text)), 2, ARGS("gpu", "cuda"));
+    if (ps_cuda_device_count() == 0) {
+        expect_refused(run("train", ARGS(config.text, "--device", "cuda", "--run-dir", dir.text)), 5, ARGS("cuda", "CUDA"));
+    }
+    ck_assert(!file_exists(dir.text));
+}
+END_TEST
+
+/* Allowed, with one line that names the channel. */
+START_TEST(constant_channel)
+{
+    write_bad_series();
+    struct result r = train(new_dir("constant").text, ARGS("--set", "data.path=constant.h5", "--set", "train.epochs=1"));
+    ck_assert_msg(r.code == 0, "exit code %d: %s", r.code, r.err);
+    ck_assert_int_eq(lines_of(r.err), 1);
+    ck_assert_msg(strstr(r.err, "warning") && strstr(r.err, "constant.h5") && strstr(r.err, "channel 1"), "%s", r.err);
+    result_free(&r);
+}
+END_TEST
+
+/* ---- evaluate ---- */
+
+static struct result evaluate(const char *checkpoint, char *const *more)
+{
+    char *arguments[ARGUMENTS + 1] = {(char *)checkpoint, "--device", (char *)device};
+    for (int i = 0; more[i]; i++) {
+        arguments[i + 3] = more[i];
+    }
+    return run("evaluate", arguments);
+}
+
+static json_t *evaluate_json(const char *checkpoint, char *const *more)
+{
+    struct result r = evaluate(checkpoint, more);
+    ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
+    json_t *object = read_json(r.out);
+    result_free(&r);
+    return object;
+}
+
+START_TEST(evaluate_scores)
+{
+    struct path best = in_run(whole.text, "checkpoints/best.h5"), last = in_run(whole.text, "checkpoints/last.h5");
+    json_t *test = read_test(whole.text), *again = evaluate_json(best.text, ARGS("--json"));
+    ck_assert_msg(json_equal(test, again), "evaluate does not give test.json's figures");
+    struct result r = evaluate(best.text, ARGS());
+    ck_assert_int_eq(r.code, 0);
+    char figure[32];
+    snprintf(figure, sizeof figure, "mse %.4f", number_in(test, "mse"));
+    static const char *const names[] = {"test", "model", "full batches", "repeat-last", "seasonal-naive"};
+    for (int i = 0; i < 5; i++) {
+        ck_assert_msg(strstr(r.out, names[i]) != NULL, "%s is not in: %s", names[i], r.out);
+    }
+    ck_assert_msg(strstr(r.out, figure) != NULL, "%s is not in: %s", figure, r.out);
+    result_free(&r);
+    json_decref(again);
+    /* The last weights on the validation split: what the last line of metrics.jsonl says. */
+    again = evaluate_json(last.text, ARGS("--json", "--split", "val"));
+    json_t *metrics = read_metrics(whole.text);
+    ck_assert_double_eq(number_in(again, "mse"), number_in(json_array_get(metrics, EPOCHS - 1), "val_mse"));
+    ck_assert_double_eq(number_in(again, "mae"), number_in(json_array_get(metrics, EPOCHS - 1), "val_mae"));
+    ck_assert_int_eq((int)number_in(again, "windows"), windows_of(PS_VALIDATION));
+    ck_assert_int_eq((int)number_in(again, "epoch"), EPOCHS);
+    json_decref(again);
+    json_decref(metrics);
+    again = evaluate_json(last.text, ARGS("--json", "--split", "train"));
+    ck_assert_int_eq((int)number_in(again, "windows"), windows_of(PS_TRAIN));
+    json_decref(again);
+    /* Another file of as many channels, standardised as the model was trained. */
+    struct path copy = new_dir("copy.h5"), other = new_dir("others.h5");
+    size_t size;
+    char *bytes = file_read(series.text, &size);
+    file_write(copy.text, bytes, size);
+    free(bytes);
+    again = evaluate_json(best.text, ARGS("--json", "--data", copy.text));
+    ck_assert(json_equal(test, again));
+    json_decref(again);
+    expect_done(run("sample_series", ARGS(other.text, "--hours", "2000", "--channels", "4")));
+    expect_refused(evaluate(best.text, ARGS("--data", other.text)), 3, ARGS("others.h5", "4 channels", "3"));
+    expect_refused(evaluate(best.text, ARGS("--split", "tset")), 2, ARGS("--split", "tset", "test"));
+    json_decref(test);
+}
+END_TEST
+
+struct array {
+    hsize_t size[3];
+    float *values;
+};
+
+static struct array read_array(const char *path, const char *name)
+{
+    struct array a;
+    hid_t file = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT), id = H5Dopen2(file, name, H5P_DEFAULT), space = H5Dget_space(id);
+    ck_assert_int_eq(H5Sget_simple_extent_dims(space, a.size, NULL), 3);
+    a.values = malloc(a.size[0] * a.size[1] * a.size[2] * sizeof *a.values);
+    ck_assert_int_ge(H5Dread(id, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, a.values), 0);
+    H5Sclose(space);
+    H5Dclose(id);
+    H5Fclose(file);
+    return a;
+}
+
+/* Mean squared difference, channel c of a in units of scale[c]. */
+static double squares(const struct array *a, const struct array *b, const double *scale)
+{
+    double sum = 0;
+    size_t n = a->size[0] * a->size[1] * a->size[2];
+    for (size_t i = 0; i < n; i++) {
+        double e = ((double)a->values[i] - (double)b->values[i]) / scale[i / a->size[2] % a->size[1]];
+        sum += e * e;
+    }
+    return sum / (double)n;
+}
+
+START_TEST(save_forecasts)
+{
+    struct path best = in_run(whole.text, "checkpoints/best.h5"), out = new_dir("forecasts.h5");
+    const double one[CHANNELS] = {1, 1, 1};
+    json_t *test = read_test(whole.text);
+    struct ps_checkpoint c = load(whole.text, "best.h5");
+    struct ps_series *s;
+    OK(ps_series_open(series.text, &s));
+    for (int original = 0; original < 2; original++) {
+        struct result r = evaluate(best.text, original ? ARGS("--save-forecasts", out.text, "--original-units")
+                                                       : ARGS("--save-forecasts", out.text));
+        ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
+        result_free(&r);
+        struct array forecasts = read_array(out.text, "forecasts"), targets = read_array(out.text, "targets"),
+                     inputs = read_array(out.text, "inputs");
+        hsize_t windows = (hsize_t)windows_of(PS_TEST);
+        ck_assert(forecasts.size[0] == windows && forecasts.size[1] == CHANNELS && forecasts.size[2] == H);
+        ck_assert(targets.size[0] == windows && targets.size[1] == CHANNELS && targets.size[2] == H);
+        ck_assert(inputs.size[0] == windows && inputs.size[1] == CHANNELS && inputs.size[2] == L);
+        double mse = squares(&forecasts, &targets, original ? c.scaler.std : one);
+        ck_assert_double_eq_tol(mse / number_in(test, "mse"), 1, 1e-5);
+        int64_t first = HOURS * 8 / 10 - L; /* row of the first test window */
+        for (hsize_t i = 0; i < windows; i++) {
+            for (int ch = 0; ch < CHANNELS; ch++) {
+                double mean = original ? 0 : c.scaler.mean[ch], std = original ? 1 : c.scaler.std[ch];
+                for (int t = 0; t < L + H; t++) {
+                    double row = s->values[(first + (int64_t)i + t) * CHANNELS + ch];
+                    float found = t < L ? inputs.values[(i * CHANNELS + (hsize_t)ch) * L + (hsize_t)t]
+                                        : targets.values[(i * CHANNELS + (hsize_t)ch) * H + (hsize_t)(t - L)];
+                    ck_assert_msg(fabs(found * std + mean - row) <= 2e-6 * (fabs(row) + c.scaler.std[ch]),
+                                  "window %d, channel %d, row %d: %g, not %g", (int)i, ch, t, found * std + mean, row);
+                }
+            }
+        }
+        free(forecasts.values);
+        free(targets.values);
+        free(inputs.values);
+    }
+    ps_series_close(s);
+    ps_checkpoint_free(&c);
+    json_decref(test);
+    /* Never over what it reads. */
+    struct path copy = new_dir("precious.h5"), checkpoint = new_dir("checkpoint.h5");
+    size_t size;
+    char *bytes = file_read(series.text, &size);
+    file_write(copy.text, bytes, size);
+    free(bytes);
+    bytes = file_read(best.text, &size);
+    file_write(checkpoint.text, bytes, size);
+    free(bytes);
+    expect_refused(evaluate(checkpoint.text, ARGS("--data", copy.text, "--save-forecasts", copy.text)), 2,
+                   ARGS("--save-forecasts", "precious.h5"));
+    ck_assert(!file_exists(new_dir("precious.h5.partial").text));
+    expect_refused(evaluate(checkpoint.text, ARGS("--save-forecasts", checkpoint.text)), 2,
+                   ARGS("--save-forecasts", "checkpoint.h5"));
+    ck_assert(files_equal(series.text, copy.text) && files_equal(best.text, checkpoint.text));
+    expect_refused(evaluate(best.text, ARGS("--save-forecasts", new_dir("nowhere/out.h5").text)), 3, ARGS("nowhere/out.h5"));
+}
+END_TEST
+
+/* Truncated, altered in one byte, not a checkpoint, missing: by evaluate, and by train --resume, which leaves the run as it is. */
+START_TEST(damaged_checkpoint)
+{
+    struct path dir = new_dir("damaged"), last = in_run(dir.text, "checkpoints/last.h5");
+    expect_done(train(dir.text, ARGS("--set", "train.epochs=1")));
+    size_t size;
+    char *bytes = file_read(last.text, &size);
+    for (int i = 0; i < (full ? 24 : 8); i++) {
+        char *damaged = malloc(size);
+        memcpy(damaged, bytes, size);
+        size_t length = i == 0 ? size / 2 : i == 1 ? size - 1 : i == 2 ? 300 : i == 3 ? 0 : size;
+        if (length == size) {
+            damaged[i == 4 ? 30 : size / 24 * (size_t)i + 600] ^= 1;
+        }
+        file_write(last.text, damaged, length);
+        free(damaged);
+        struct listed before = list(dir.text);
+        expect_refused(evaluate(last.text, ARGS()), 4, ARGS("last.h5"));
+        expect_refused(train(dir.text, ARGS("--resume", "--set", "train.epochs=1")), 4, ARGS("last.h5"));
+        expect_untouched(dir.text, before, "resuming from a damaged checkpoint");
+        free(before.text);
+    }
+    file_write(last.text, bytes, size);
+    free(bytes);
+    expect_refused(evaluate(series.text, ARGS()), 4, ARGS("series.h5", "not a checkpoint"));
+    expect_refused(evaluate(new_dir("no.h5").text, ARGS()), 4, ARGS("no.h5", "No such file"));
+    expect_refused(evaluate(folder.text, ARGS()), 4, ARGS(folder.text, "folder"));
+    expect_done(train(dir.text, ARGS("--resume", "--set", "train.epochs=1")));
+    /* A run whose best weights are gone. */
+    ck_assert_int_eq(remove(in_run(dir.text, "checkpoints/best.h5").text), 0);
+    expect_refused(train(dir.text, ARGS("--resume", "--set", "train.epochs=1")), 4, ARGS("best.h5"));
+}
+END_TEST
+
+/* ---- bench ---- */
+
+START_TEST(bench_json)
+{
+    struct result r = run("bench", ARGS(config.text, "--device", (char *)device, "--steps", "40", "--epochs", "1", "--json"));
+    ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
+    json_t *object = read_json(r.out), *step = json_object_get(object, "ms_per_step"), *graph = json_object_get(object, "graph");
+    double median = number_in(step, "median");
+    ck_assert_double_gt(number_in(step, "min"), 0);
+    ck_assert_double_le(number_in(step, "min"), median);
+    ck_assert_double_le(median, number_in(step, "max"));
+    ck_assert_double_eq_tol(number_in(object, "windows_per_second") * median * 1e-3 / BATCH, 1, 1e-6);
+    ck_assert_double_eq_tol(number_in(object, "flops_per_second") * median * 1e-3 / number_in(object, "flops_per_step"), 1, 1e-6);
+    ck_assert_double_gt(number_in(object, "seconds_per_epoch"), 0);
+    ck_assert_double_gt(number_in(object, "peak_device_bytes"), 1e5);
+    ck_assert_double_ge(number_in(object, "waiting_for_data"), 0);
+    ck_assert_double_lt(number_in(object, "waiting_for_data"), 1);
+    ck_assert_int_eq((int)number_in(object, "batch"), BATCH);
+    ck_assert(on_cpu == (number_in(graph, "kernels") == 0));
+    double calls = 0, products = 0;
+    size_t i;
+    json_t *part;
+    json_array_foreach(json_object_get(object, "parts"), i, part)
+    {
+        calls += number_in(part, "calls");
+        ck_assert_double_ge(number_in(part, "ms"), 0);
+        ck_assert_double_gt(number_in(part, "bytes"), strcmp(json_string_value(json_object_get(part, "name")), "advance") ? 0 : -1);
+        if (strcmp(json_string_value(json_object_get(part, "name")), "gemm") == 0) {
+            products += number_in(part, "calls") * number_in(part, "flops");
+        }
+    }
+    ck_assert_double_eq(calls, number_in(object, "operations"));
+    /* Products are most of a step's work, and no more than all of it. */
+    ck_assert_double_le(products, number_in(object, "flops_per_step"));
+    ck_assert_double_ge(products, 0.7 * number_in(object, "flops_per_step"));
+    json_decref(object);
+    result_free(&r);
+}
+END_TEST
+
+/* One line an operation, numbered from 0, before the summary, which counts as many. */
+START_TEST(bench_trace)
+{
+    struct result r = run("bench", ARGS(config.text, "--device", (char *)device, "--steps", "20", "--epochs", "0", "--trace"));
+    ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
+    int lines = 0, counted = -1, gathered = 0, stepped = 0;
+    char *rest = r.out;
+    for (char *line; (line = strsep(&rest, "\n")) != NULL;) {
+        int number, used = 0;
+        char name[32], shape[8];
+        if (sscanf(line, "%d %31s %*f KB %*f MFLOP %7s%n", &number, name, shape, &used) >= 2 && strstr(line, "MFLOP")) {
+            ck_assert_int_eq(number, lines);
+            gathered |= lines == 0 && strcmp(name, "gather_patches") == 0;
+            stepped |= strcmp(name, "adamw") == 0;
+            lines++;
+        }
+        const char *operations = strncmp(line, "graph", 5) == 0 ? strrchr(line, ';') : NULL;
+        if (operations) {
+            counted = atoi(operations + 1);
+        }
+    }
+    ck_assert_int_gt(lines, 40);
+    ck_assert_int_eq(lines, counted);
+    ck_assert(gathered && stepped);
+    result_free(&r);
+    expect_refused(run("bench", ARGS(config.text, "--steps", "0")), 2, ARGS("--steps", "0"));
+    expect_refused(run("bench", ARGS(config.text, "--epochs", "few")), 2, ARGS("--epochs", "few"));
+}
+END_TEST
+
+/* A step that is timed is one of a full batch; so there must be one, whatever drop_last says. */
+START_TEST(bench_short_epochs)
+{
+    char *const few[] = {
+        config.text, "--device", (char *)device, "--steps", "20", "--set", "train.batch_size=500", "--set", "data.drop_last=false",
+        NULL};
+    struct result r = run("bench", few);
+    ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
+    ck_assert_msg(strstr(r.out, "groups of 2 steps") != NULL, "two full batches an epoch: %s", r.out);
+    result_free(&r);
+    char *const none[] = {
+        config.text, "--device", (char *)device, "--steps", "20", "--set", "train.batch_size=1400", "--set", "data.drop_last=false",
+        NULL};
+    expect_refused(run("bench", none), 2, ARGS("train.batch_size", "1400", "1341"));
+}
+END_TEST
+
+/* ---- from a CSV ---- */
+
+START_TEST(csv_to_forecasts)
+{
+    struct path csv = new_dir("load.csv"), imported = new_dir("load.h5");
+    FILE *file = fopen(csv.text, "w");
+    fputs("date,north,south\n", file);
+    for (int i = 0; i < 800; i++) {
+        fprintf(file, "2020-%02d-%02d %02d:00:00,%.6f,%.6f\n", 1 + i / 24 / 28, 1 + i / 24 % 28, i % 24, sin(i / 3.8),
+                cos(i / 5.1));
+    }
+    fclose(file);
+    struct result r = run("import_csv", ARGS(csv.text, imported.text));
+    ck_assert_msg(r.code == 0, "exit code %d: %s", r.code, r.err);
+    result_free(&r);
+    struct path dir = new_dir("csv_run");
+    expect_done(train(dir.text, ARGS("--set", "data.path=load.h5", "--set", "train.epochs=1")));
+    json_decref(read_test(dir.text));
+}
+END_TEST
+
+/* ---- */
+
+static void set_up(void)
+{
+    folder = folder_make();
+    config = new_dir("tiny.yaml");
+    series = new_dir("series.h5");
+    whole = new_dir("whole");
+    file_write(config.text, config_text, strlen(config_text));
+    expect_done(run("sample_series", ARGS(series.text, "--hours", "2000", "--channels", "3")));
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+    double begin = seconds_now();
+    expect_done(train(whole.text, ARGS()));
+    whole_seconds = seconds_now() - begin;
+}
+
+static void tear_down(void)
+{
+    folder_remove(folder.text);
+}
+
+int main(void)
+{
+    const char *environment = getenv("PS_TEST_DEVICE"), *form = getenv("PS_TEST_FULL");
+    programs = getenv("PS_PROGRAMS");
+    device = environment && *environment ? environment : "cpu";
+    on_cpu = strcmp(device, "cpu") == 0;
+    full = form && strcmp(form, "1") == 0;
+    if (!programs) {
+        fprintf(stderr, "PS_PROGRAMS: not set: the folder that holds the programs\n");
+        return 1;
+    }
+    if (!on_cpu && ps_cuda_device_count() == 0) {
+        printf("skipped: the programs on %s: no CUDA device\n", device);
+        return 0;
+    }
+    Suite *suite = suite_create("programs");
+    TCase *tests = tcase_create("programs");
+    tcase_set_timeout(tests, full ? 3000 : 500);
+    tcase_add_unchecked_fixture(tests, set_up, tear_down);
+    tcase_add_test(tests, run_folder);
+    tcase_add_test(tests, two_runs);
+    tcase_add_test(tests, existing_run);
+    tcase_add_test(tests, default_run_dir);
+    tcase_add_test(tests, interrupted);
+    tcase_add_test(tests, interrupted_while_scoring);
+    tcase_add_test(tests, checkpoint_every);
+    tcase_add_test(tests, resume_longer_or_changed);
+    tcase_add_test(tests, patience);
+    tcase_add_test(tests, no_finite_epoch);
+    tcase_add_test(tests, bad_config_or_data);
+    tcase_add_test(tests, bad_config_file);
+    tcase_add_test(tests, constant_channel);
+    tcase_add_test(tests, evaluate_scores);
+    tcase_add_test(tests, save_forecasts);
+    tcase_add_test(tests, damaged_checkpoint);
+    tcase_add_test(tests, bench_json);
+    tcase_add_test(tests, bench_trace);
+    tcase_add_test(tests, bench_short_epochs);
+    tcase_add_test(tests, csv_to_forecasts);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
