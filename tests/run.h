@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -24,7 +25,7 @@
 /* ---- files ---- */
 
 struct path {
-    char text[512];
+    char text[1024];
 };
 
 static inline struct path path_of(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -132,17 +133,23 @@ struct process {
     double begin;
 };
 
-/* programs: the folder they stand in. arguments: NULL-terminated, without the program's name. */
-static inline struct process process_start(const char *folder, const char *program, char *const *arguments)
+/* path: of the program. arguments: NULL-terminated, without its name. terminal: its stderr is one, of 80 columns. */
+static inline struct process process_start(const char *path, char *const *arguments, int terminal)
 {
-    struct path path = path_of("%s/%s", folder, program);
-    char *argv[ARGUMENTS + 2] = {path.text};
+    char *argv[ARGUMENTS + 2] = {(char *)path};
     for (int i = 0; i < ARGUMENTS && arguments[i]; i++) {
         argv[i + 1] = arguments[i];
     }
     int out[2], err[2];
     ck_assert_int_eq(pipe(out), 0);
-    ck_assert_int_eq(pipe(err), 0);
+    if (terminal) {
+        err[0] = posix_openpt(O_RDWR | O_NOCTTY);
+        ck_assert_msg(err[0] >= 0 && grantpt(err[0]) == 0 && unlockpt(err[0]) == 0, "no terminal: %s", strerror(errno));
+        err[1] = open(ptsname(err[0]), O_RDWR | O_NOCTTY);
+        ck_assert_int_eq(ioctl(err[1], TIOCSWINSZ, &(struct winsize){.ws_row = 24, .ws_col = 80}), 0);
+    } else {
+        ck_assert_int_eq(pipe(err), 0);
+    }
     pid_t pid = fork();
     ck_assert_int_ge(pid, 0);
     if (pid == 0) {
@@ -153,8 +160,8 @@ static inline struct process process_start(const char *folder, const char *progr
             close(err[i]);
         }
         setenv("OMP_WAIT_POLICY", "passive", 1); /* the tests may share their processors with others */
-        execv(path.text, argv);
-        fprintf(stderr, "%s: %s\n", path.text, strerror(errno));
+        execv(path, argv);
+        fprintf(stderr, "%s: %s\n", path, strerror(errno));
         _exit(127);
     }
     close(out[1]);

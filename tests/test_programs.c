@@ -14,7 +14,7 @@
 enum { HOURS = 2000, CHANNELS = 3, L = 48, H = 12, BATCH = 16, EPOCHS = 3 };
 
 static const char *programs, *device;
-static int full, on_cpu;
+static int full, on_cpu, gpus;                    /* gpus: counted here, because CUDA does not survive the tests' fork */
 static struct path folder, config, series, whole; /* whole: a run that nothing disturbed */
 static double whole_seconds;
 
@@ -45,7 +45,7 @@ static const char config_text[] = "data:\n"
 
 static struct process start(const char *program, char *const *arguments)
 {
-    return process_start(programs, program, arguments);
+    return process_start(path_of("%s/%s", programs, program).text, arguments, 0);
 }
 
 static struct result run(const char *program, char *const *arguments)
@@ -381,6 +381,51 @@ START_TEST(default_run_dir)
 }
 END_TEST
 
+/* On a terminal one line is drawn again and again and cleared in the end; elsewhere stderr stays empty. */
+START_TEST(progress_bar)
+{
+    struct path train_path = path_of("%s/train", programs), dir = new_dir("bar");
+    struct process p = process_start(train_path.text, ARGS(config.text, "--device", (char *)device, "--run-dir", dir.text), 1);
+    struct result r = process_end(&p);
+    ck_assert_int_eq(r.code, 0);
+    ck_assert_msg(strncmp(r.err, "\r[", 2) == 0 && strstr(r.err, "epoch 1/3, step ") != NULL, "no bar: %s", r.err);
+    size_t length = strlen(r.err);
+    ck_assert_msg(length > 4 && strcmp(r.err + length - 4, "\r\033[K") == 0, "the bar is left behind: %s", r.err);
+    ck_assert(strchr(r.err, '\n') == NULL);
+    const char *last = r.out;
+    for (int epoch = 1; epoch <= EPOCHS; epoch++) {
+        char line[32];
+        snprintf(line, sizeof line, "\nepoch %d/%d: ", epoch, EPOCHS);
+        last = strstr(last, line);
+        ck_assert_msg(last != NULL, "no line of epoch %d: %s", epoch, r.out);
+    }
+    ck_assert_int_eq(lines_of(r.out), EPOCHS + 2);
+    result_free(&r);
+}
+END_TEST
+
+/* A disk that takes no checkpoint: exit code 4, the old checkpoint still whole, nothing left beside it, and the run goes on later.
+ */
+START_TEST(disk_full)
+{
+    struct path dir = new_dir("disk"), last = in_run(dir.text, "checkpoints/last.h5"), copy = new_dir("disk_last.h5"), command;
+    expect_done(train(dir.text, ARGS("--set", "train.epochs=1")));
+    size_t size;
+    char *bytes = file_read(last.text, &size);
+    file_write(copy.text, bytes, size);
+    free(bytes);
+    command = path_of("trap '' XFSZ; ulimit -f 40; exec '%.250s/train' '%.250s' --device %.20s --run-dir '%.250s' --resume",
+                      programs, config.text, device, dir.text);
+    struct process p = process_start("/bin/sh", ARGS("-c", command.text), 0);
+    expect_refused(process_end(&p), 4, ARGS(dir.text, ".h5.partial", "File too large"));
+    ck_assert(files_equal(last.text, copy.text));
+    ck_assert(!file_exists(in_run(dir.text, "checkpoints/last.h5.partial").text));
+    ck_assert(!file_exists(in_run(dir.text, "checkpoints/best.h5.partial").text));
+    expect_done(train(dir.text, ARGS("--resume")));
+    expect_same_results(whole.text, dir.text);
+}
+END_TEST
+
 /* ---- interruption ---- */
 
 static uint64_t moments; /* state of the random moments */
@@ -679,7 +724,7 @@ START_TEST(bad_config_file)
     expect_refused(run("train", ARGS(config.text, "--epochs", "3")), 2, ARGS("--epochs"));
     expect_refused(run("train", ARGS(config.text, "--run-dir")), 2, ARGS("--run-dir"));
     expect_refused(run("train", ARGS(config.text, "--device", "gpu", "--run-dir", dir.text)), 2, ARGS("gpu", "cuda"));
-    if (ps_cuda_device_count() == 0) {
+    if (gpus == 0) {
         expect_refused(run("train", ARGS(config.text, "--device", "cuda", "--run-dir", dir.text)), 5, ARGS("cuda", "CUDA"));
     }
     ck_assert(!file_exists(dir.text));
@@ -1026,7 +1071,8 @@ int main(void)
         fprintf(stderr, "PS_PROGRAMS: not set: the folder that holds the programs\n");
         return 1;
     }
-    if (!on_cpu && ps_cuda_device_count() == 0) {
+    gpus = ps_cuda_device_count();
+    if (!on_cpu && gpus == 0) {
         printf("skipped: the programs on %s: no CUDA device\n", device);
         return 0;
     }
@@ -1038,6 +1084,8 @@ int main(void)
     tcase_add_test(tests, two_runs);
     tcase_add_test(tests, existing_run);
     tcase_add_test(tests, default_run_dir);
+    tcase_add_test(tests, progress_bar);
+    tcase_add_test(tests, disk_full);
     tcase_add_test(tests, interrupted);
     tcase_add_test(tests, interrupted_while_scoring);
     tcase_add_test(tests, checkpoint_every);
