@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -115,6 +115,7 @@ enum { VW = 16 };
 typedef v16 V;
 typedef int32_t VI __attribute__((vector_size(64)));
 typedef uint32_t VU __attribute__((vector_size(64)));
+typedef uint64_t VL __attribute__((vector_size(64)));
 typedef uint16_t VH __attribute__((vector_size(32)));
 typedef double VD __attribute__((vector_size(64)));
 #define V_NAME(name) v16_##name
@@ -124,9 +125,20 @@ INLINE V v_max(V a, V b)
     return (V)_mm512_max_ps((__m512)a, (__m512)b);
 }
 
+INLINE V v_min(V a, V b)
+{
+    return (V)_mm512_min_ps((__m512)a, (__m512)b);
+}
+
 INLINE float v_sum(V v)
 {
     return _mm512_reduce_add_ps((__m512)v);
+}
+
+/* Products of the lower halves of the 64-bit lanes. */
+INLINE VL v_multiply_low(VL a, VL b)
+{
+    return (VL)_mm512_mul_epu32((__m512i)a, (__m512i)b);
 }
 
 INLINE VD v_add_double(VD sum, V v)
@@ -150,6 +162,7 @@ enum { VW = 8 };
 typedef v8 V;
 typedef int32_t VI __attribute__((vector_size(32)));
 typedef uint32_t VU __attribute__((vector_size(32)));
+typedef uint64_t VL __attribute__((vector_size(32)));
 typedef uint16_t VH __attribute__((vector_size(16)));
 typedef double VD __attribute__((vector_size(32)));
 #define V_NAME(name) v8_##name
@@ -159,11 +172,21 @@ INLINE V v_max(V a, V b)
     return (V)_mm256_max_ps((__m256)a, (__m256)b);
 }
 
+INLINE V v_min(V a, V b)
+{
+    return (V)_mm256_min_ps((__m256)a, (__m256)b);
+}
+
 INLINE float v_sum(V v)
 {
     __m128 a = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
     a = _mm_add_ps(a, _mm_movehl_ps(a, a));
     return _mm_cvtss_f32(_mm_add_ss(a, _mm_shuffle_ps(a, a, 1)));
+}
+
+INLINE VL v_multiply_low(VL a, VL b)
+{
+    return (VL)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 }
 
 INLINE VD v_add_double(VD sum, V v)
@@ -189,6 +212,7 @@ enum { VW = 4 };
 typedef v4 V;
 typedef int32_t VI __attribute__((vector_size(16)));
 typedef uint32_t VU __attribute__((vector_size(16)));
+typedef uint64_t VL __attribute__((vector_size(16)));
 typedef uint16_t VH __attribute__((vector_size(8)));
 typedef double VD __attribute__((vector_size(16)));
 #define V_NAME(name) v4_##name
@@ -199,9 +223,24 @@ INLINE V v_max(V a, V b)
     return (V)((larger & (VI)a) | (~larger & (VI)b));
 }
 
+INLINE V v_min(V a, V b)
+{
+    VI smaller = a < b;
+    return (V)((smaller & (VI)a) | (~smaller & (VI)b));
+}
+
 INLINE float v_sum(V v)
 {
     return (v[0] + v[2]) + (v[1] + v[3]);
+}
+
+INLINE VL v_multiply_low(VL a, VL b)
+{
+#if defined(__SSE2__)
+    return (VL)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#else
+    return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
 }
 
 INLINE VD v_add_double(VD sum, V v)
@@ -223,7 +262,7 @@ INLINE float v_largest(V v)
 #endif
 
 /* VD: doubles in a register as wide as V; v_add_double adds all of v to its lanes.
- * v_max(a, b) is a > b ? a : b in every lane, so a NaN in b stays. */
+ * v_max(a, b) is a > b ? a : b in every lane, v_min a < b ? a : b, so a NaN in b stays. */
 
 INLINE V v_set(float x)
 {
@@ -266,7 +305,7 @@ INLINE V v_exp(V x)
 {
     const float to_integer = 0x1.8p23f;
     x = v_max(v_set(-87.33654f), x);
-    x = -v_max(v_set(-88.37626f), -x);
+    x = v_min(v_set(88.37626f), x);
     V shifted = x * 0x1.715476p+0f + to_integer;
     V n = shifted - to_integer;
     V r = x - n * 0.693359375f - n * -2.12194440e-4f;
