@@ -477,15 +477,15 @@ START_TEST(interrupted)
     fflush(stdout); /* a failure would lose it */
     moments = seed * 2 + 1;
     int within = 0, rounds = full ? 12 : 2;
-    double slowest = 0;
-    for (int i = 0; i < rounds; i++) {
+    double slowest = 0, span = 0.7 * whole_seconds;
+    for (int i = 0; i < rounds || (within == 0 && i < rounds + 8); i++, span *= within ? 1 : 0.5) {
         struct path dir = path_of("%.400s/interrupted%d", folder.text, i);
         if (i % 2) { /* batches stream from the host */
-            within += interrupt_until_done(dir.text, ARGS("--set", "data.placement=host"), steps_per_epoch(), 0.7 * whole_seconds,
-                                           full ? 8 : 5, &slowest);
+            within += interrupt_until_done(dir.text, ARGS("--set", "data.placement=host"), steps_per_epoch(), span, full ? 8 : 5,
+                                           &slowest);
             expect_same_results(whole.text, dir.text);
         } else {
-            within += interrupt_until_done(dir.text, ARGS(), steps_per_epoch(), 0.7 * whole_seconds, full ? 8 : 5, &slowest);
+            within += interrupt_until_done(dir.text, ARGS(), steps_per_epoch(), span, full ? 8 : 5, &slowest);
             expect_same_run(whole.text, dir.text);
         }
     }
@@ -498,16 +498,20 @@ END_TEST
 /* A signal during a long validation or test does not wait for its end, and the epoch's record is made after all. */
 START_TEST(interrupted_while_scoring)
 {
-    struct path dir = new_dir("scored"), alone = new_dir("scored_alone"), data = new_dir("long.h5");
+    struct path alone = new_dir("scored_alone"), data = new_dir("long.h5");
     char *more[] = {"--set", "data.path=long.h5",   "--set", "data.split=[100, 11000, 3000]", "--set", "train.epochs=1",
                     "--set", "data.placement=host", NULL};
     expect_done(run("sample_series", ARGS(data.text, "--hours", "14500", "--channels", "3")));
     double begin = seconds_now();
     expect_done(train(alone.text, more));
     double seconds = seconds_now() - begin, slowest = 0;
-    int within = interrupt_until_done(dir.text, more, 2, 0.6 * seconds, full ? 12 : 3, &slowest);
+    int within = 0;
+    for (int i = 0; within == 0 && i < 8; i++) { /* sooner and sooner, should the first run have been slow by chance */
+        struct path dir = path_of("%.400s/scored%d", folder.text, i);
+        within = interrupt_until_done(dir.text, more, 2, 0.6 * seconds / (1 << i), full ? 12 : 3, &slowest);
+        expect_same_run(alone.text, dir.text);
+    }
     printf("scoring takes %.2f s; stopped %d times before its end; at most %.2f s from signal to exit\n", seconds, within, slowest);
-    expect_same_run(alone.text, dir.text);
     ck_assert_int_gt(within, 0); /* the epoch's two steps take next to nothing: it was its validation that was cut short */
     ck_assert_double_lt(slowest, 10);
 }
