@@ -16,15 +16,14 @@ enum ps_status ps_model_shape_check(const struct ps_model_shape *s)
 {
     const struct {
         const char *name;
-        int64_t value;
-    } positive[] = {{"channels", s->channels},   {"seq_len", s->seq_len}, {"pred_len", s->pred_len},
-                    {"patch_len", s->patch_len}, {"stride", s->stride},   {"d_model", s->d_model},
-                    {"n_heads", s->n_heads},     {"d_ff", s->d_ff},       {"n_layers", s->n_layers}};
+        int64_t value, most; /* far beyond any model, and products of two sizes do not overflow */
+    } positive[] = {{"channels", s->channels, 1 << 24},   {"seq_len", s->seq_len, 1 << 24}, {"pred_len", s->pred_len, 1 << 24},
+                    {"patch_len", s->patch_len, 1 << 24}, {"stride", s->stride, 1 << 24},   {"d_model", s->d_model, 1 << 24},
+                    {"n_heads", s->n_heads, 1 << 24},     {"d_ff", s->d_ff, 1 << 24},       {"n_layers", s->n_layers, 1024}};
     for (size_t i = 0; i < sizeof positive / sizeof *positive; i++) {
-        /* Far beyond any model, and small enough that products of two sizes do not overflow. */
-        if (positive[i].value < 1 || positive[i].value > (1 << 24)) {
-            return ps_fail(PS_USAGE, "model.%s: %lld is not a size: it must be from 1 to %d", positive[i].name,
-                           (long long)positive[i].value, 1 << 24);
+        if (positive[i].value < 1 || positive[i].value > positive[i].most) {
+            return ps_fail(PS_USAGE, "model.%s: %lld is not a size: it must be from 1 to %lld", positive[i].name,
+                           (long long)positive[i].value, (long long)positive[i].most);
         }
     }
     if (s->d_model % s->n_heads != 0) {

@@ -18,7 +18,7 @@
 #include "src/files.h"
 
 enum type { TEXT, WHOLE, SEED, REAL, SWITCH, CHOICE, SPLIT };
-enum range { ANY, SIZE, COUNT, LIMIT, FRACTION, INSIDE, POSITIVE, NOT_NEGATIVE };
+enum range { ANY, SIZE, LAYERS, COUNT, LIMIT, FRACTION, INSIDE, POSITIVE, NOT_NEGATIVE };
 
 static const char *const switches[] = {"false", "true", "off", "on", "no", "yes", NULL};
 static const char *const paddings[] = {"none", "end", NULL};
@@ -59,7 +59,7 @@ static const struct key keys[] = {
     KEY(model, d_model, WHOLE, {"128"}, .range = SIZE),
     KEY(model, n_heads, WHOLE, {"16"}, .range = SIZE),
     KEY(model, d_ff, WHOLE, {"256"}, .range = SIZE),
-    KEY(model, n_layers, WHOLE, {"3"}, .range = SIZE),
+    KEY(model, n_layers, WHOLE, {"3"}, .range = LAYERS),
     KEY(model, dropout, REAL, {"0.2"}, .range = FRACTION),
     KEY(model, revin, SWITCH, {"true"}),
     KEY(optim, lr, REAL, {"1e-4"}, .range = POSITIVE),
@@ -223,6 +223,8 @@ static const char *outside(enum range range, double value)
     switch (range) {
     case SIZE:
         return value >= 1 && value <= 1 << 24 ? NULL : "must be from 1 to 16777216";
+    case LAYERS:
+        return value >= 1 && value <= 1024 ? NULL : "must be from 1 to 1024";
     case COUNT:
         return value >= 1 && value <= INT32_MAX ? NULL : "must be from 1 to 2147483647";
     case LIMIT:
@@ -795,8 +797,7 @@ static enum ps_status check(const struct reader *reader, const char *origin)
     int reference = strcmp(backend, "reference") == 0;
     if (c->runtime.precision == PS_FP64 && !reference) {
         return fail(blame(reader, origin, "runtime", "precision", "backend"),
-                    "runtime.precision: fp64 needs backend reference, not %s; set runtime.backend: reference, or precision: fp32",
-                    backend);
+                    "runtime.precision: fp64 needs backend reference, not %s; set precision: fp32", backend);
     }
     if (reference && c->runtime.precision != PS_FP64 && c->runtime.precision != PS_FP32) {
         return fail(blame(reader, origin, "runtime", "precision", "backend"),

@@ -227,7 +227,8 @@ START_TEST(bad_values)
         static const char *const values[] = {"0", "-3", "16777217", "99999999999999999999999"};
         for (int v = 0; v < COUNT(values); v++) {
             snprintf(text, sizeof text, OK "model:\n  %s: %s\n", sizes[i], values[v]);
-            snprintf(message, sizeof message, "x.yaml:4: model.%s: %s must be from 1 to 16777216", sizes[i], values[v]);
+            snprintf(message, sizeof message, "x.yaml:4: model.%s: %s must be from 1 to %s", sizes[i], values[v],
+                     strcmp(sizes[i], "n_layers") == 0 ? "1024" : "16777216");
             must_fail(text, message);
         }
     }
