@@ -220,6 +220,9 @@ static enum ps_status pass_close(struct pass *pass, enum ps_status status)
             ps_prefetch_release(s->prefetch, slot);
         }
     }
+    if (!s->on_device) { /* a pass that was cut short leaves the reader at work: host_indices is about to be written again */
+        ps_prefetch_start(s->prefetch, s->host_indices, 0, 0);
+    }
     throttle_close(&pass->throttle);
     return status != PS_OK ? status : finished;
 }

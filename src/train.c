@@ -235,12 +235,17 @@ static enum ps_status resume(struct ps_session *s, struct run *run)
     PS_TRY(status);
     if (s->best_epoch > 0) {
         PS_TRY(ps_checkpoint_load(run->best, &checkpoint));
-        status = ps_session_load_weights(s, &checkpoint, 1);
-        if (status == PS_OK && checkpoint.best_epoch == s->best_epoch) {
-            run->best_written = s->best_epoch;
+        if (checkpoint.best_epoch < s->best_epoch) {
+            status =
+                ps_fail(PS_CHECKPOINT, "%s: holds the weights of epoch %llu, and %s speaks of epoch %llu: put the right one back",
+                        run->best, (unsigned long long)checkpoint.best_epoch, run->last, (unsigned long long)s->best_epoch);
+        } else {
+            status = ps_session_load_weights(s, &checkpoint, 1);
         }
         ps_checkpoint_free(&checkpoint);
         PS_TRY(status);
+        /* Weights of a later epoch: the run was killed before it wrote last.h5, and will reach that epoch again. */
+        run->best_written = s->best_epoch;
     }
     return ps_metrics_truncate(run->metrics, s->epoch);
 }

@@ -3,6 +3,8 @@
  *
  * PS_TEST_TIME=1 prints the time of every case; PS_TEST_FULL=1 adds the sizes of a training step and random ones. */
 #include <check.h>
+#include <limits.h>
+#include <malloc.h>
 #include <stddef.h>
 
 #include "kernels/philox.h"
@@ -35,7 +37,7 @@ static int row_size(int index, int64_t *rows, int64_t *width)
 {
     static const int64_t few_rows[] = {1, 7, 333}, widths[] = {1, 5, 16, 42, 63, 64, 65, 128};
     static const int64_t more[][2] = {{3, 2100}, {4099, 64}, {66, 513}, {2, 1024}};
-    static const int64_t step[][2] = {{37632, 16}, {37632, 128}, {6400, 64}, {6400, 256}, {26880, 384}, {100352, 42}};
+    static const int64_t step[][2] = {{37632, 16}, {37632, 128}, {37632, 42}, {6400, 64}, {6400, 256}};
     if (index < LENGTH(few_rows) * LENGTH(widths)) {
         *rows = few_rows[index / LENGTH(widths)];
         *width = widths[index % LENGTH(widths)];
@@ -57,7 +59,7 @@ static int row_size(int index, int64_t *rows, int64_t *width)
     if (full() && index < 12) {
         uint64_t random = 1000 + (uint64_t)index;
         *width = random_between(&random, 1, 700);
-        *rows = random_between(&random, 1, 1 + 1000000 / *width);
+        *rows = random_between(&random, 1, 1 + 300000 / *width);
         return 1;
     }
     return 0;
@@ -506,9 +508,9 @@ static const struct {
                         {2, {3, 2100}},
                         {3, {128, 5, 42}},
                         /* of a training step, in full only */
-                        {2, {37632, 128}},
-                        {5, {3, 896, 4, 42, 4}},
-                        {4, {640, 16, 42, 42}}};
+                        {2, {37632, 16}},
+                        {5, {3, 224, 4, 42, 4}},
+                        {3, {896, 42, 42}}};
 
 static int elementary_count(void)
 {
@@ -900,16 +902,19 @@ static const struct {
 
 /* ---- every table against the double reference ---- */
 
-static struct table tables[] = {{.backend = "reference", .device_kind = "cpu", .precision = PS_FP64},
-                                {.backend = "reference", .device_kind = "cpu", .precision = PS_FP32},
-                                {.backend = "cpu", .device_kind = "cpu", .precision = PS_FP32},
-                                {.backend = "cpu", .device_kind = "cpu", .precision = PS_TF32},
-                                {.backend = "cuda", .device_kind = "cuda", .precision = PS_FP32, .tiny_gemm = 1},
-                                {.backend = "cuda", .device_kind = "cuda", .precision = PS_FP32, .tiny_gemm = 0},
-                                {.backend = "cuda", .device_kind = "cuda", .precision = PS_TF32, .tiny_gemm = 1},
-                                {.backend = "cuda", .device_kind = "cuda", .precision = PS_TF32, .tiny_gemm = 0},
-                                {.backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16, .tiny_gemm = 1},
-                                {.backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16, .tiny_gemm = 0}};
+enum { CPU_TABLES = 4 }; /* come first */
+
+static struct table tables[] = {
+    {.name = "reference fp64", .backend = "reference", .device_kind = "cpu", .precision = PS_FP64},
+    {.name = "reference fp32", .backend = "reference", .device_kind = "cpu", .precision = PS_FP32},
+    {.name = "cpu fp32", .backend = "cpu", .device_kind = "cpu", .precision = PS_FP32},
+    {.name = "cpu tf32", .backend = "cpu", .device_kind = "cpu", .precision = PS_TF32},
+    {.name = "cuda fp32", .backend = "cuda", .device_kind = "cuda", .precision = PS_FP32, .tiny_gemm = 1},
+    {.name = "cuda fp32 tiny_gemm off", .backend = "cuda", .device_kind = "cuda", .precision = PS_FP32},
+    {.name = "cuda tf32", .backend = "cuda", .device_kind = "cuda", .precision = PS_TF32, .tiny_gemm = 1},
+    {.name = "cuda tf32 tiny_gemm off", .backend = "cuda", .device_kind = "cuda", .precision = PS_TF32},
+    {.name = "cuda bf16", .backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16, .tiny_gemm = 1},
+    {.name = "cuda bf16 tiny_gemm off", .backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16}};
 
 /* The largest ||result - reference|| / ||reference||. tf32 rounds the operands of products alone, bf16 the activations, from which
  * all is computed as in fp32. */
@@ -920,13 +925,18 @@ static struct bounds bounds_of(enum ps_precision precision, enum ps_op op)
     return (struct bounds){.bf16 = bounds[PS_PRECISION_BF16], .others = bounds[others]};
 }
 
-/* Case `index` as the table takes it; 0 when there is none. */
-static int build_for(const struct table *t, struct call *c, int (*build)(struct call *c, int index), int index)
+static int is_bf16(const struct table *t)
+{
+    return t->precision == PS_PRECISION_BF16;
+}
+
+/* Case `index` as tables of bf16, or all others, take it; 0 when there is none. */
+static int build_for(int bf16, struct call *c, int (*build)(struct call *c, int index), int index)
 {
     if (!build(c, index)) {
         return 0;
     }
-    if (t->kernels->real == PS_BF16) {
+    if (bf16) {
         call_round(c);
     } else if (c->op == PS_OP_adamw) {
         c->operands[5].buffer = -1; /* no copy where the parameters are what products read */
@@ -946,61 +956,83 @@ static int lay_over(struct call *c, int output, int input)
     return 1;
 }
 
+/* How many of the tables this machine has. */
+static int present(void)
+{
+    return ps_cuda_device_count() > 0 ? LENGTH(tables) : CPU_TABLES;
+}
+
+/* One case on one table, alone and with each permitted aliasing. */
+static void check_case(struct outcome *o, struct table *t, const struct call *c, const struct image *reference)
+{
+    struct bounds bounds = bounds_of(t->precision, c->op);
+    if (!check_call(o, t, c, c, reference, bounds)) {
+        return;
+    }
+    o->covered[c->op]++;
+    if (timed() && print_time(t, c) != PS_OK) {
+        fault(o, t, c, "timing: %s", ps_error_message());
+    }
+    for (int j = 0; j < LENGTH(aliases); j++) {
+        struct call over = *c;
+        if (aliases[j].op == c->op && lay_over(&over, aliases[j].output, aliases[j].input)) {
+            size_t used = strlen(over.label);
+            snprintf(over.label + used, sizeof over.label - used, ", tensor %d over %d", aliases[j].output, aliases[j].input);
+            o->aliased[j] += check_call(o, t, &over, c, reference, bounds);
+        }
+    }
+}
+
 START_TEST(test_parity)
 {
-    struct table *t = &tables[_i];
-    struct table oracle = {.backend = "reference", .device_kind = "cpu", .precision = PS_FP64};
-    ck_assert_msg(table_open(&oracle) == PS_OK, "%s", ps_error_message());
-    ck_assert_msg(table_open(t) == PS_OK, "%s", ps_error_message());
-    struct outcome o = {0};
-    int64_t covered[PS_OP_COUNT] = {0}, aliased[LENGTH(aliases)] = {0};
     static struct call c;
-    for (int i = 0; i < LENGTH(operations); i++) {
-        enum ps_op op = operations[i].op;
-        struct bounds bounds = bounds_of(t->precision, op);
+    static struct outcome outcomes[LENGTH(tables)];
+    struct table oracle = {.name = "oracle", .backend = "reference", .device_kind = "cpu", .precision = PS_FP64};
+    ck_assert_msg(table_open(&oracle) == PS_OK, "%s", ps_error_message());
+    for (int i = 0; i < present(); i++) {
+        ck_assert_msg(table_open(&tables[i]) == PS_OK, "%s", ps_error_message());
+    }
+    int kinds = is_bf16(&tables[present() - 1]) ? 2 : 1; /* of tables: those of bf16 take other values */
+    for (int i = 0; i < kinds * LENGTH(operations); i++) {
+        int bf16 = i % kinds, operation = i / kinds;
         for (int index = 0;; index++) {
-            call_begin(&c, op, (uint64_t)(1000 * i + index));
-            if (!build_for(t, &c, operations[i].build, index)) {
+            call_begin(&c, operations[operation].op, (uint64_t)(1000 * operation + index));
+            if (!build_for(bf16, &c, operations[operation].build, index)) {
                 break;
             }
             struct image reference = {0};
             image_make(&reference, &oracle, &c);
-            ck_assert_msg(run(&oracle, &c, &reference) == PS_OK, "%s %s: %s", ps_op_name(op), c.label, ps_error_message());
-            int served = check_call(&o, t, &c, &c, &reference, bounds);
-            covered[op] += served;
-            if (served && timed() && print_time(t, &c) != PS_OK) {
-                fault(&o, t, &c, "timing: %s", ps_error_message());
-            }
-            for (int j = 0; j < LENGTH(aliases); j++) {
-                struct call over = c;
-                if (aliases[j].op == op && lay_over(&over, aliases[j].output, aliases[j].input)) {
-                    size_t used = strlen(over.label);
-                    snprintf(over.label + used, sizeof over.label - used, ", tensor %d over %d", aliases[j].output,
-                             aliases[j].input);
-                    aliased[j] += check_call(&o, t, &over, &c, &reference, bounds);
+            ck_assert_msg(run(&oracle, &c, &reference) == PS_OK, "%s %s: %s", ps_op_name(c.op), c.label, ps_error_message());
+            for (int j = 0; j < present(); j++) {
+                if (is_bf16(&tables[j]) == bf16) {
+                    check_case(&outcomes[j], &tables[j], &c, &reference);
                 }
             }
             image_free(&reference);
         }
     }
-    printf("%s %s%s: %lld calls; nearest its bound: %.2g (%s)\n", t->backend, ps_precision_name(t->precision),
-           strcmp(t->backend, "cuda") == 0 && !t->tiny_gemm ? ", tiny_gemm off" : "", (long long)o.calls, o.worst_error,
-           o.worst_label);
-    for (int op = 0; op < PS_OP_COUNT; op++) {
-        if (ps_op_kind((enum ps_op)op) != PS_KIND_FUSED) {
-            ck_assert_msg(covered[op] > 0, "%s has no case that %s serves", ps_op_name((enum ps_op)op), t->backend);
+    int failures = 0;
+    for (int i = 0; i < present(); i++) {
+        struct outcome *o = &outcomes[i];
+        struct table *t = &tables[i];
+        printf("%s: %lld calls, %d failures; nearest its bound: %.2g (%s)\n", t->name, (long long)o->calls, o->failures,
+               o->worst_error, o->worst_label);
+        failures += o->failures;
+        for (int op = 0; op < PS_OP_COUNT; op++) {
+            ck_assert_msg(ps_op_kind((enum ps_op)op) == PS_KIND_FUSED || o->covered[op] > 0, "%s has no case that %s serves",
+                          ps_op_name((enum ps_op)op), t->name);
         }
-    }
-    for (int j = 0; j < LENGTH(aliases); j++) {
-        ck_assert_msg(aliased[j] > 0, "%s: no case laid tensor %d over %d", ps_op_name(aliases[j].op), aliases[j].output,
-                      aliases[j].input);
+        for (int j = 0; j < LENGTH(aliases); j++) {
+            ck_assert_msg(o->aliased[j] > 0, "%s: no case that %s serves has tensor %d over %d", ps_op_name(aliases[j].op), t->name,
+                          aliases[j].output, aliases[j].input);
+        }
+        table_close(t);
     }
     free(c.values);
     c.values = NULL;
     c.capacity = 0;
-    table_close(t);
     table_close(&oracle);
-    ck_assert_int_eq(o.failures, 0);
+    ck_assert_int_eq(failures, 0);
 }
 END_TEST
 
@@ -1015,7 +1047,7 @@ START_TEST(test_misfits)
         for (int slot = 0; slot < ps_op_tensors(operations[i].op); slot++) {
             int index = operations[i].op == PS_OP_reduce ? 20 : 2; /* reduce's first cases have a y of rank 0 */
             call_begin(&c, operations[i].op, 5);
-            ck_assert_int_eq(build_for(t, &c, operations[i].build, index), 1);
+            ck_assert_int_eq(build_for(is_bf16(t), &c, operations[i].build, index), 1);
             struct operand *operand = &c.operands[slot];
             if (operations[i].free >> slot & 1 || operand->buffer < 0) {
                 continue;
@@ -1048,7 +1080,7 @@ END_TEST
 
 /* ---- the double reference against the definitions ---- */
 
-static struct table oracle = {.backend = "reference", .device_kind = "cpu", .precision = PS_FP64};
+static struct table oracle = {.name = "oracle", .backend = "reference", .device_kind = "cpu", .precision = PS_FP64};
 
 static void open_oracle(void)
 {
@@ -1492,6 +1524,8 @@ START_TEST(test_open)
     ck_assert_int_eq(ps_kernels_open("reference", oracle.device, PS_TF32, NULL, &k), PS_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(ps_error_message(), "tf32"));
     ck_assert_int_eq(ps_kernels_open("cpu", oracle.device, PS_FP64, NULL, &k), PS_UNSUPPORTED);
+    ck_assert_int_eq(ps_kernels_open("cpu", oracle.device, PS_PRECISION_BF16, NULL, &k), PS_UNSUPPORTED);
+    ck_assert_int_eq(ps_kernels_open("reference", oracle.device, PS_PRECISION_BF16, NULL, &k), PS_UNSUPPORTED);
     ck_assert_int_eq(ps_kernels_open("cuda", oracle.device, PS_FP32, NULL, &k), PS_DEVICE);
     ck_assert_int_eq(ps_kernels_open("reference", oracle.device, PS_FP32, NULL, &k), PS_OK);
     ck_assert_int_eq(k->real, PS_F32);
@@ -1624,6 +1658,9 @@ END_TEST
 
 int main(void)
 {
+    /* Large buffers come and go: keep their pages. */
+    mallopt(M_MMAP_THRESHOLD, 1 << 30);
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
     Suite *suite = suite_create("kernels");
     TCase *parts = tcase_create("parts");
     tcase_add_test(parts, test_philox);
@@ -1647,15 +1684,13 @@ int main(void)
     tcase_add_test(definitions, test_adamw_definition);
     suite_add_tcase(suite, definitions);
 
-    int present = LENGTH(tables);
-    if (ps_cuda_device_count() == 0) {
+    if (present() == CPU_TABLES) {
         printf("skipped: no CUDA device\n");
-        present = 4;
     }
     TCase *parity = tcase_create("parity");
     tcase_set_timeout(parity, 0);
-    tcase_add_loop_test(parity, test_parity, 0, present);
-    tcase_add_loop_test(parity, test_misfits, 0, present);
+    tcase_add_test(parity, test_parity);
+    tcase_add_loop_test(parity, test_misfits, 0, present());
     suite_add_tcase(suite, parity);
 
     SRunner *runner = srunner_create(suite);

@@ -16,7 +16,7 @@ enum { HOURS = 2000, CHANNELS = 3, L = 48, H = 12, BATCH = 16, EPOCHS = 3 };
 static const char *programs, *device;
 static int full, on_cpu, gpus;                    /* gpus: counted here, because CUDA does not survive the tests' fork */
 static struct path folder, config, series, whole; /* whole: a run that nothing disturbed */
-static double whole_seconds;
+static double whole_seconds;                      /* from its first line to its end */
 
 static const char config_text[] = "data:\n"
                                   "  path: series.h5\n"
@@ -474,13 +474,20 @@ START_TEST(interrupted)
 {
     uint64_t seed = getenv("PS_TEST_SEED") ? strtoull(getenv("PS_TEST_SEED"), NULL, 10) : (uint64_t)time(NULL);
     printf("interrupted at random moments: PS_TEST_SEED=%llu\n", (unsigned long long)seed);
+    fflush(stdout); /* a failure would lose it */
     moments = seed * 2 + 1;
     int within = 0, rounds = full ? 12 : 2;
-    double slowest = 0;
-    for (int i = 0; i < rounds; i++) {
+    double slowest = 0, span = 0.7 * whole_seconds;
+    for (int i = 0; i < rounds || (within == 0 && i < rounds + 8); i++, span *= within ? 1 : 0.5) {
         struct path dir = path_of("%.400s/interrupted%d", folder.text, i);
-        within += interrupt_until_done(dir.text, ARGS(), steps_per_epoch(), 0.6 * whole_seconds, full ? 8 : 5, &slowest);
-        expect_same_run(whole.text, dir.text);
+        if (i % 2) { /* batches stream from the host */
+            within += interrupt_until_done(dir.text, ARGS("--set", "data.placement=host"), steps_per_epoch(), span, full ? 8 : 5,
+                                           &slowest);
+            expect_same_results(whole.text, dir.text);
+        } else {
+            within += interrupt_until_done(dir.text, ARGS(), steps_per_epoch(), span, full ? 8 : 5, &slowest);
+            expect_same_run(whole.text, dir.text);
+        }
     }
     printf("stopped %d times inside an epoch; at most %.2f s from signal to exit\n", within, slowest);
     ck_assert_int_gt(within, 0);
@@ -491,17 +498,22 @@ END_TEST
 /* A signal during a long validation or test does not wait for its end, and the epoch's record is made after all. */
 START_TEST(interrupted_while_scoring)
 {
-    struct path dir = new_dir("scored"), alone = new_dir("scored_alone"), data = new_dir("long.h5");
+    struct path alone = new_dir("scored_alone"), data = new_dir("long.h5");
     char *more[] = {"--set", "data.path=long.h5",   "--set", "data.split=[100, 11000, 3000]", "--set", "train.epochs=1",
                     "--set", "data.placement=host", NULL};
     expect_done(run("sample_series", ARGS(data.text, "--hours", "14500", "--channels", "3")));
     double begin = seconds_now();
     expect_done(train(alone.text, more));
     double seconds = seconds_now() - begin, slowest = 0;
-    int within = interrupt_until_done(dir.text, more, 2, 0.6 * seconds, full ? 12 : 3, &slowest);
+    int within = 0;
+    for (int i = 0; within == 0 && i < 8; i++) { /* sooner and sooner, should the first run have been slow by chance */
+        struct path dir = path_of("%.400s/scored%d", folder.text, i);
+        within = interrupt_until_done(dir.text, more, 2, 0.6 * seconds / (1 << i), full ? 12 : 3, &slowest);
+        expect_same_run(alone.text, dir.text);
+    }
     printf("scoring takes %.2f s; stopped %d times before its end; at most %.2f s from signal to exit\n", seconds, within, slowest);
-    expect_same_run(alone.text, dir.text);
-    ck_assert_double_lt(slowest, 0.5 + 0.3 * seconds);
+    ck_assert_int_gt(within, 0); /* the epoch's two steps take next to nothing: it was its validation that was cut short */
+    ck_assert_double_lt(slowest, 10);
 }
 END_TEST
 
@@ -536,6 +548,47 @@ START_TEST(checkpoint_every)
     ps_checkpoint_free(&c);
     expect_done(train(dir.text, ARGS("--resume", "--set", "train.checkpoint_every=0")));
     expect_same_run(whole.text, dir.text);
+}
+END_TEST
+
+/* best.h5 is written before last.h5. A run that was killed between the two resumes, and best.h5 goes on saying what it holds. One
+ * that is older than last.h5 says is refused: it does not hold the best weights. */
+START_TEST(best_and_last_apart)
+{
+    struct path dir = new_dir("apart"), last = in_run(dir.text, "checkpoints/last.h5"),
+                best = in_run(dir.text, "checkpoints/best.h5");
+    size_t last_size, best_size;
+    expect_done(train(dir.text, ARGS("--set", "train.epochs=1")));
+    char *last_1 = file_read(last.text, &last_size), *best_1 = file_read(best.text, &best_size);
+    expect_done(train(dir.text, ARGS("--resume", "--set", "train.epochs=2")));
+    struct ps_checkpoint c = load(dir.text, "best.h5");
+    ck_assert_uint_eq(c.epoch, 2);
+    ps_checkpoint_free(&c);
+    size_t size;
+    char *best_2 = file_read(best.text, &size);
+    file_write(best.text, best_1, best_size);
+    struct listed before = list(dir.text);
+    expect_refused(train(dir.text, ARGS("--resume")), 4, ARGS("best.h5", "epoch 1", "epoch 2"));
+    expect_untouched(dir.text, before, "a refused resume");
+    free(before.text);
+    file_write(best.text, best_2, size);
+    file_write(last.text, last_1, last_size);
+    struct process p = start_train(dir.text, ARGS("--resume"));
+    process_read(&p, LONGEST_RUN, 1);
+    kill(p.pid, SIGINT);
+    expect_refused(process_end(&p), 128 + SIGINT, ARGS("--resume"));
+    c = load(dir.text, "last.h5");
+    if (c.epoch == 1) {
+        char *now = file_read(best.text, NULL);
+        ck_assert_msg(memcmp(now, best_2, size) == 0, "best.h5 was written again while epoch 2 was under way");
+        free(now);
+    }
+    ps_checkpoint_free(&c);
+    expect_done(train(dir.text, ARGS("--resume")));
+    expect_same_results(whole.text, dir.text);
+    free(last_1);
+    free(best_1);
+    free(best_2);
 }
 END_TEST
 
@@ -1050,8 +1103,10 @@ static void set_up(void)
     file_write(config.text, config_text, strlen(config_text));
     expect_done(run("sample_series", ARGS(series.text, "--hours", "2000", "--channels", "3")));
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+    struct process p = start_train(whole.text, ARGS());
+    process_read(&p, LONGEST_RUN, 1);
     double begin = seconds_now();
-    expect_done(train(whole.text, ARGS()));
+    expect_done(process_end(&p));
     whole_seconds = seconds_now() - begin;
 }
 
@@ -1089,6 +1144,7 @@ int main(void)
     tcase_add_test(tests, interrupted);
     tcase_add_test(tests, interrupted_while_scoring);
     tcase_add_test(tests, checkpoint_every);
+    tcase_add_test(tests, best_and_last_apart);
     tcase_add_test(tests, resume_longer_or_changed);
     tcase_add_test(tests, patience);
     tcase_add_test(tests, no_finite_epoch);

@@ -10,4 +10,27 @@ enum ps_cpu_isa { PS_ISA_BASE, PS_ISA_AVX2, PS_ISA_AVX512 };
 enum ps_cpu_isa ps_cpu_isa_best(void);
 const char *ps_cpu_isa_name(enum ps_cpu_isa isa); /* "base", "avx2", "avx512" */
 
+/* The table with what stands behind it. The entries that are not overridden are the reference's and find the reference's context in
+ * table.context. */
+struct ps_cpu {
+    struct ps_kernels table;
+    struct ps_kernels *reference;
+    int threads;   /* parts that every operation is cut into, whatever the number of threads that run them */
+    char *scratch; /* partial sums and packed matrices; kept from call to call, grown when a call needs more */
+    size_t scratch_bytes;
+};
+
+static inline struct ps_cpu *ps_cpu(const struct ps_kernels *k)
+{
+    return (struct ps_cpu *)k;
+}
+
+/* At least `bytes` of scratch, aligned to 64 bytes, valid until the next call of this. */
+enum ps_status ps_cpu_scratch(struct ps_cpu *cpu, size_t bytes, void **scratch);
+
+/* Overrides the entries of table that this folder computes faster. One for each instruction set: kernels/cpu/isa/. */
+void ps_cpu_fill_base(struct ps_kernels *table);
+void ps_cpu_fill_avx2(struct ps_kernels *table);
+void ps_cpu_fill_avx512(struct ps_kernels *table);
+
 #endif
