@@ -7,8 +7,10 @@
  *  - An argument struct begins with its tensors, outputs first; what else follows is plain values. The list below counts the
  * tensors, so hooks can show any operation's shapes without knowing it.
  *  - "=" outputs are overwritten, whatever they held; "+=" outputs are added to. Unless a comment says so, outputs alias nothing.
- *  - Tensors are row-major and contiguous unless a comment says "any strides". Real tensors have the type k->real (activations,
- *    parameters, gradients) unless a comment fixes another.
+ *  - Tensors are row-major and contiguous unless a comment says "any strides".
+ *  - Three types follow from the precision: k->real of activations, their gradients and the weights that products read;
+ * k->parameter of parameters, biases, gradients and AdamW's m; k->statistics of mean, rstd and std. A tensor is of type real unless
+ * a comment says otherwise. Arithmetic between loading and storing is at least fp32; stores round to nearest, ties to even.
  *  - Errors: PS_UNSUPPORTED for a shape or stride the backend cannot serve, PS_DEVICE when the device fails. Sizes that do not fit
  *    together are the caller's bug and come back as PS_UNSUPPORTED too, with the sizes in the message.
  *  - Results do not vary from run to run: no floating-point atomics; partial sums are reduced in a fixed order.
@@ -68,7 +70,7 @@ enum ps_kind {
     X(forecast_loss, PS_KIND_MODEL, 6, 8)          \
     X(forecast_error, PS_KIND_MODEL, 6, 8)         \
     X(sum_squares, PS_KIND_OPTIM, 1, 2)            \
-    X(adamw, PS_KIND_OPTIM, 5, 16)                 \
+    X(adamw, PS_KIND_OPTIM, 6, 16)                 \
     X(advance, PS_KIND_OPTIM, 0, 0)                \
     X(encoder_layer_forward, PS_KIND_FUSED, 14, 0) \
     X(encoder_layer_backward, PS_KIND_FUSED, 27, 0)
@@ -112,7 +114,8 @@ struct ps_dropout ps_dropout_make(double p, uint64_t seed, uint32_t site, const 
 /* ---- products ---- */
 
 /* c = alpha * a b + beta * c over 0, 1 or 2 leading batch dimensions: a [.., m, k], b [.., k, n], c [.., m, n]. Any strides (a
- * transpose is a view). beta 0 overwrites, NaN included. FLOPs 2 m n k a matrix. */
+ * transpose is a view). beta 0 overwrites, NaN included. FLOPs 2 m n k a matrix. a, b of type real (of a weight its copy, see
+ * model/model.h); c of type real or parameter (a weight's gradient, the head's output). */
 struct ps_gemm {
     struct ps_tensor c, a, b;
     double alpha, beta;
@@ -121,13 +124,13 @@ struct ps_gemm {
 /* ---- sub-kernels of a layer, forward ---- */
 
 /* y = (x - mean) * rstd * gamma + beta for each row; mean, rstd = (type k->statistics). y, x [R, d]; mean, rstd [R]; gamma, beta
- * [d]. Population variance, rstd = 1/sqrt(var + epsilon). Ba et al. 2016. */
+ * [d] (type parameter). Population variance, rstd = 1/sqrt(var + epsilon). Ba et al. 2016. */
 struct ps_layernorm {
     struct ps_tensor y, mean, rstd, x, gamma, beta;
     double epsilon;
 };
 
-/* y += bias, in place. y [R, n], bias [n]. */
+/* y += bias, in place. y [R, n], bias [n] (type parameter). */
 struct ps_bias_add {
     struct ps_tensor y, bias;
 };
@@ -148,14 +151,14 @@ struct ps_head_merge {
     struct ps_tensor rows, heads;
 };
 
-/* y = residual + drop(x + bias). All [R, d], bias [d]. y may be x or residual. */
+/* y = residual + drop(x + bias). All [R, d], bias [d] (type parameter). y may be x or residual. */
 struct ps_bias_residual_add {
     struct ps_tensor y, x, bias, residual;
     struct ps_dropout dropout;
 };
 
-/* y = drop(gelu(x + bias)); gelu(t) = 0.5 t (1 + tanh(sqrt(2/pi) (t + 0.044715 t^3))). y, x [R, f], bias [f]. y may be x.
- * Hendrycks and Gimpel 2016. */
+/* y = drop(gelu(x + bias)); gelu(t) = 0.5 t (1 + tanh(sqrt(2/pi) (t + 0.044715 t^3))). y, x [R, f], bias [f] (type
+ * parameter). y may be x. Hendrycks and Gimpel 2016. */
 struct ps_bias_gelu {
     struct ps_tensor y, x, bias;
     struct ps_dropout dropout;
@@ -164,12 +167,14 @@ struct ps_bias_gelu {
 /* ---- sub-kernels of a layer, backward ---- */
 
 /* With xhat = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean_d(g) - xhat mean_d(g xhat)); dgamma += sum_R dy xhat;
- * dbeta += sum_R dy. dx, dy, x [R, d]; dgamma, dbeta, gamma [d]; mean, rstd [R]. dx may be dy. */
+ * dbeta += sum_R dy. dx, dy, x [R, d]; dgamma, dbeta, gamma [d] (type parameter); mean, rstd [R] (type statistics). dx may be dy.
+ */
 struct ps_layernorm_backward {
     struct ps_tensor dx, dgamma, dbeta, dy, x, mean, rstd, gamma;
 };
 
-/* dx = gelu'(x + bias) * drop'(dy), the mask of bias_gelu drawn again. dx, dy, x [R, f], bias [f]. dx may be dy. */
+/* dx = gelu'(x + bias) * drop'(dy), the mask of bias_gelu drawn again. dx, dy, x [R, f], bias [f] (type parameter). dx may be dy.
+ */
 struct ps_gelu_backward {
     struct ps_tensor dx, dy, x, bias;
     struct ps_dropout dropout;
@@ -181,7 +186,7 @@ struct ps_softmax_backward {
 };
 
 /* masked = drop'(dy) (absent: not written; then dropout must be off or dy already masked); dbias += sum over rows of drop'(dy).
- * dbias [n]; masked, dy [R, n]. masked may be dy. */
+ * dbias [n] (type parameter); masked, dy [R, n]. masked may be dy. */
 struct ps_bias_grad {
     struct ps_tensor dbias, masked, dy;
     struct ps_dropout dropout;
@@ -192,7 +197,7 @@ struct ps_add {
     struct ps_tensor y, a, b;
 };
 
-/* ---- elementary operations: any strides, up to rank PS_MAX_RANK; sources may broadcast with stride 0 ---- */
+/* ---- elementary operations: any strides, up to rank PS_MAX_RANK; sources may broadcast with stride 0; type parameter ---- */
 
 /* y = scale * x + shift. y may be x. */
 struct ps_affine {
@@ -222,7 +227,7 @@ struct ps_reduce {
     int accumulate;
 };
 
-/* y = x, same sizes, other strides. */
+/* y = x, same sizes, other strides; each of type real or parameter, converted where they differ. */
 struct ps_strided_copy {
     struct ps_tensor y, x;
 };
@@ -238,7 +243,7 @@ struct ps_drop {
 /* Windows -> patches. Batch element b is window w = indices[state->cursor + b]; its channel c is x_l = inputs[w, c, l]. With revin
  * mean, std = (type k->statistics) its mean and sqrt(var + epsilon) over l, else 0 and 1; z = (x - mean)/std; then the last value
  * repeats `stride` times when pad_end; patches[(b*C + c)*N + n, p] = z[n*stride + p]. patches [B*C*N, P]; mean, std [B*C]; inputs
- * [W, C, L] float32 (k->real for fp64), any strides (a series is a view in which windows overlap); indices int32 [at least cursor +
+ * [W, C, L] float32 (float64 for fp64), any strides (a series is a view in which windows overlap); indices int32 [at least cursor +
  * B]. Kim et al. 2022 (RevIN), Nie et al. 2023 (patching). */
 struct ps_gather_patches {
     struct ps_tensor patches, mean, std, inputs, indices;
@@ -255,19 +260,21 @@ struct ps_gather_targets {
     int64_t batch;
 };
 
-/* y[s*N + n, i] = drop(x[s*N + n, i] + bias[i] + position[n, i]). y, x [S*N, d]; bias [d]; position [N, d]. y may be x. */
+/* y[s*N + n, i] = drop(x[s*N + n, i] + bias[i] + position[n, i]). y, x [S*N, d]; bias [d], position [N, d] (type parameter). y may
+ * be x. */
 struct ps_bias_position_add {
     struct ps_tensor y, x, bias, position;
     struct ps_dropout dropout;
 };
 
-/* y = (x + bias) * std + mean. y (float32; k->real for fp64), x [S, H]; bias [H]; mean, std [S]. */
+/* y = (x + bias) * std + mean. y, x [S, H], bias [H] (type parameter); mean, std [S] (type statistics). */
 struct ps_forecast {
     struct ps_tensor y, x, bias, mean, std;
 };
 
 /* yhat as in forecast; loss = mean over S, H of (yhat - target)^2; dx = d loss / d x = 2/(S H) std (yhat - target);
- * state->loss_sum += B * loss. dx, x [S, H]; bias [H]; mean, std [S]; targets [S, H]. dx may be x. */
+ * state->loss_sum += B * loss. dx [S, H] (type real); x, targets [S, H], bias [H] (type parameter); mean, std [S] (type
+ * statistics). */
 struct ps_forecast_loss {
     struct ps_tensor dx, x, bias, mean, std, targets;
     struct ps_step_state *state;
@@ -284,7 +291,7 @@ struct ps_forecast_error {
 
 /* ---- optimiser ---- */
 
-/* state->gradient_squares = sum of x^2, in double. x [n]. */
+/* state->gradient_squares = sum of x^2, in double. x [n] (type parameter). */
 struct ps_sum_squares {
     struct ps_tensor x;
     struct ps_step_state *state;
@@ -294,10 +301,10 @@ struct ps_sum_squares {
  * g = gradient * min(1, clip_norm / sqrt(state->gradient_squares)) (clip_norm 0: g = gradient),
  * m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2 (in double),
  * parameter -= lr (m/(1 - beta1^t) / (sqrt(v/(1 - beta2^t)) + epsilon) + [i < decayed] weight_decay parameter); gradient = 0.
- * parameters, gradients, m [n] of the parameters' type (float32, or float64 for fp64); v [n] float64; learning_rates [steps]
- * float64. */
+ * parameters, gradients, m [n] (type parameter); v [n] float64; learning_rates [steps] float64. copy [n] (type real), absent unless
+ * bf16: = the new parameters, rounded. */
 struct ps_adamw {
-    struct ps_tensor parameters, gradients, m, v, learning_rates;
+    struct ps_tensor parameters, gradients, m, v, learning_rates, copy;
     int64_t decayed;
     double beta1, beta2, epsilon, weight_decay, clip_norm;
     const struct ps_step_state *state;
@@ -311,7 +318,8 @@ struct ps_advance {
 
 /* ---- optional: NULL where a backend has none ---- */
 
-/* A whole layer: y from u, sequence by sequence, nothing else kept. u, y [S, N, d]; weights as model/parameters.h names them. */
+/* A whole layer: y from u, sequence by sequence, nothing else kept. u, y [S, N, d] and the weights w_* (type real), biases, gamma
+ * and beta (type parameter), as model/parameters.h names them. */
 struct ps_encoder_layer_forward {
     struct ps_tensor y, u, ln1_gamma, ln1_beta, w_qkv, b_qkv, w_o, b_o, ln2_gamma, ln2_beta, w_1, b_1, w_2, b_2;
     int64_t n_heads;
@@ -319,7 +327,7 @@ struct ps_encoder_layer_forward {
     struct ps_dropout attention, hidden, output; /* its three sites */
 };
 
-/* Its backward: recomputes from u; du =, weight gradients +=. du may be dy. */
+/* Its backward: recomputes from u; du =, weight gradients += (type parameter). du may be dy. */
 struct ps_encoder_layer_backward {
     struct ps_tensor du, d_ln1_gamma, d_ln1_beta, d_w_qkv, d_b_qkv, d_w_o, d_b_o, d_ln2_gamma, d_ln2_beta, d_w_1, d_b_1, d_w_2,
         d_b_2;
@@ -334,7 +342,8 @@ struct ps_encoder_layer_backward {
 struct ps_kernels {
     const char *backend; /* "reference", "cpu", "cuda" */
     enum ps_precision precision;
-    enum ps_type real;       /* activations, parameters and gradients: PS_F64 for fp64, else PS_F32 (bf16: activations PS_BF16) */
+    enum ps_type real;       /* activations: PS_BF16 for bf16, PS_F64 for fp64, else PS_F32 */
+    enum ps_type parameter;  /* parameters, biases, gradients, m: PS_F64 for fp64, else PS_F32 */
     enum ps_type statistics; /* mean, rstd, std: PS_F64 for fp64, else PS_F32 */
     struct ps_device *device;
     void *context; /* the backend's own */

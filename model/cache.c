@@ -21,9 +21,10 @@ static void *take(char *base, size_t *offset, int used, int64_t elements, enum p
     return piece;
 }
 
-static size_t lay_out(const struct ps_model_shape *shape, int64_t batch, enum ps_level level, enum ps_type real,
-                      enum ps_type statistics, char *base, struct ps_layer_cache *layers, struct ps_shared_cache *shared)
+static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, enum ps_level level,
+                      char *base, struct ps_layer_cache *layers, struct ps_shared_cache *shared)
 {
+    enum ps_type real = k->real, parameter = k->parameter, statistics = k->statistics;
     int64_t S = batch * shape->channels, N = ps_patches(shape), R = S * N, P = shape->patch_len, H = shape->pred_len;
     int64_t d = shape->d_model, f = shape->d_ff, h = shape->n_heads;
     size_t offset = 0;
@@ -46,28 +47,27 @@ static size_t lay_out(const struct ps_model_shape *shape, int64_t batch, enum ps
     return offset;
 }
 
-size_t ps_cache_bytes(const struct ps_model_shape *shape, int64_t batch, enum ps_level level, enum ps_type real,
-                      enum ps_type statistics)
+size_t ps_cache_bytes(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, enum ps_level level)
 {
-    return lay_out(shape, batch, level, real, statistics, NULL, NULL, NULL);
+    return lay_out(k, shape, batch, level, NULL, NULL, NULL);
 }
 
-enum ps_status ps_cache_open(struct ps_device *device, const struct ps_model_shape *shape, int64_t batch, enum ps_level level,
-                             enum ps_type real, enum ps_type statistics, struct ps_cache *cache)
+enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, enum ps_level level,
+                             struct ps_cache *cache)
 {
     memset(cache, 0, sizeof *cache);
-    cache->bytes = ps_cache_bytes(shape, batch, level, real, statistics);
+    cache->bytes = ps_cache_bytes(k, shape, batch, level);
     cache->layers = calloc((size_t)shape->n_layers, sizeof *cache->layers);
     if (!cache->layers) {
         return ps_fail(PS_DEVICE, "no memory for the table of %lld layers", (long long)shape->n_layers);
     }
-    enum ps_status status = device->allocate(device, cache->bytes, &cache->memory);
+    enum ps_status status = k->device->allocate(k->device, cache->bytes, &cache->memory);
     if (status != PS_OK) {
         free(cache->layers);
         cache->layers = NULL;
         return status;
     }
-    lay_out(shape, batch, level, real, statistics, cache->memory, cache->layers, &cache->shared);
+    lay_out(k, shape, batch, level, cache->memory, cache->layers, &cache->shared);
     return PS_OK;
 }
 

@@ -36,9 +36,10 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(patches, PS_LEVEL_ALL, R *P, real)                        /* [R, P] */                                             \
     X(revin_mean, PS_LEVEL_ALL, S, statistics)                  /* [S] */                                                \
     X(revin_std, PS_LEVEL_ALL, S, statistics)                   /* [S] */                                                \
-    X(targets, PS_LEVEL_ALL, S *H, real)                        /* [S, H] */                                             \
+    X(targets, PS_LEVEL_ALL, S *H, parameter)                   /* [S, H] */                                             \
     X(embedded, PS_LEVEL_ALL, R *d, real)                       /* u of the first layer [R, d] */                        \
-    X(head_out, PS_LEVEL_ALL, S *H, real)                       /* before bias and denormalising; its gradient [S, H] */ \
+    X(head_out, PS_LEVEL_ALL, S *H, parameter)                  /* head product, before bias and denormalising [S, H] */ \
+    X(d_head_out, PS_LEVEL_ALL, S *H, real)                     /* its gradient [S, H] */                                \
     X(gradient, PS_LEVEL_ALL, R *d, real)                       /* dy on the way down, du after a layer [R, d] */        \
     X(masked, PS_LEVEL_BOTH, R *d, real)                        /* drop'(dy) [R, d] */                                   \
     X(branch, PS_LEVEL_BOTH, R *d, real)                        /* gradient inside a layer's branch [R, d] */            \
@@ -73,11 +74,10 @@ struct ps_cache {
     struct ps_shared_cache shared;
 };
 
-/* Bytes that the cache of `batch` windows takes at a level. */
-size_t ps_cache_bytes(const struct ps_model_shape *shape, int64_t batch, enum ps_level level, enum ps_type real,
-                      enum ps_type statistics);
-enum ps_status ps_cache_open(struct ps_device *device, const struct ps_model_shape *shape, int64_t batch, enum ps_level level,
-                             enum ps_type real, enum ps_type statistics, struct ps_cache *cache);
+/* Bytes that the cache of `batch` windows takes at a level, in k's types. */
+size_t ps_cache_bytes(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, enum ps_level level);
+enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, enum ps_level level,
+                             struct ps_cache *cache);
 void ps_cache_close(struct ps_device *device, struct ps_cache *cache);
 
 #endif

@@ -6,12 +6,18 @@
 
 static struct ps_tensor parameter(const struct ps_model *m, int t)
 {
-    return ps_parameter_tensor(m->layout, t, m->parameters, m->k->real);
+    return ps_parameter_tensor(m->layout, t, m->parameters, m->k->parameter);
+}
+
+/* What a product reads. */
+static struct ps_tensor weight(const struct ps_model *m, int t)
+{
+    return ps_parameter_tensor(m->layout, t, m->weights, m->k->real);
 }
 
 static struct ps_tensor gradient(const struct ps_model *m, int t)
 {
-    return ps_parameter_tensor(m->layout, t, m->gradients, m->k->real);
+    return ps_parameter_tensor(m->layout, t, m->gradients, m->k->parameter);
 }
 
 enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
@@ -33,7 +39,7 @@ enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows 
                                                             .revin = m->shape.revin,
                                                             .pad_end = m->shape.pad_end,
                                                             .epsilon = PS_REVIN_EPSILON}));
-    PS_TRY(ps_product(k, u, patches, parameter(m, m->layout->w_p), 1, 0));
+    PS_TRY(ps_product(k, u, patches, weight(m, m->layout->w_p), 1, 0));
     return k->bias_position_add(
         k,
         &(struct ps_bias_position_add){
@@ -61,7 +67,7 @@ enum ps_status ps_embedding_backward(struct ps_model *m, int64_t batch, struct p
 
 struct ps_tensor ps_head_tensor(const struct ps_model *m, void *buffer, int64_t batch)
 {
-    return ps_tensor_2d(buffer, m->k->real, batch * m->shape.channels, m->shape.pred_len);
+    return ps_tensor_2d(buffer, m->k->parameter, batch * m->shape.channels, m->shape.pred_len);
 }
 
 struct ps_tensor ps_revin_tensor(const struct ps_model *m, void *buffer, int64_t batch)
@@ -77,8 +83,8 @@ static struct ps_tensor flattened(const struct ps_model *m, struct ps_tensor y, 
 
 enum ps_status ps_head_forward(struct ps_model *m, int64_t batch, struct ps_tensor y)
 {
-    return ps_product(m->k, ps_head_tensor(m, m->cache.shared.head_out, batch), flattened(m, y, batch),
-                      parameter(m, m->layout->w_h), 1, 0);
+    return ps_product(m->k, ps_head_tensor(m, m->cache.shared.head_out, batch), flattened(m, y, batch), weight(m, m->layout->w_h),
+                      1, 0);
 }
 
 enum ps_status ps_gather_targets_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
@@ -96,10 +102,11 @@ enum ps_status ps_head_backward(struct ps_model *m, const struct ps_windows *win
 {
     const struct ps_kernels *k = m->k;
     const struct ps_shared_cache *s = &m->cache.shared;
-    struct ps_tensor dx = ps_head_tensor(m, s->head_out, batch), flat = flattened(m, y, batch);
+    struct ps_tensor dx = ps_tensor_2d(s->d_head_out, k->real, batch * m->shape.channels, m->shape.pred_len);
+    struct ps_tensor flat = flattened(m, y, batch);
     PS_TRY(ps_gather_targets_of(m, windows, state, batch));
     PS_TRY(k->forecast_loss(k, &(struct ps_forecast_loss){.dx = dx,
-                                                          .x = dx,
+                                                          .x = ps_head_tensor(m, s->head_out, batch),
                                                           .bias = parameter(m, m->layout->b_h),
                                                           .mean = ps_revin_tensor(m, s->revin_mean, batch),
                                                           .std = ps_revin_tensor(m, s->revin_std, batch),
@@ -109,5 +116,5 @@ enum ps_status ps_head_backward(struct ps_model *m, const struct ps_windows *win
     PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = gradient(m, m->layout->b_h), .dy = dx}));
     PS_TRY(ps_product(k, gradient(m, m->layout->w_h), ps_transposed(flat), dx, 1, 1));
     flat.data = s->gradient;
-    return ps_product(k, flat, dx, ps_transposed(parameter(m, m->layout->w_h)), 1, 0);
+    return ps_product(k, flat, dx, ps_transposed(weight(m, m->layout->w_h)), 1, 0);
 }

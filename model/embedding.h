@@ -16,7 +16,7 @@ enum ps_status ps_head_forward(struct ps_model *m, int64_t batch, struct ps_tens
 enum ps_status ps_head_backward(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
                                 struct ps_tensor y);
 
-/* Descriptors for `batch` windows: [S, H] of the head; [S] of RevIN's statistics. */
+/* Descriptors for `batch` windows: [S, H] of the head's output or the targets; [S] of RevIN's statistics. */
 struct ps_tensor ps_head_tensor(const struct ps_model *m, void *buffer, int64_t batch);
 struct ps_tensor ps_revin_tensor(const struct ps_model *m, void *buffer, int64_t batch);
 enum ps_status ps_gather_targets_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,

@@ -12,7 +12,8 @@ struct ps_layer {
     const struct ps_layer_cache *cache;
     const struct ps_shared_cache *shared;
     struct ps_tensor u;
-    struct ps_tensor weight[PS_LAYER_PARAMETERS], gradient[PS_LAYER_PARAMETERS];
+    struct ps_tensor weight[PS_LAYER_PARAMETERS]; /* those of products from model->weights, the others from model->parameters */
+    struct ps_tensor gradient[PS_LAYER_PARAMETERS];
     struct ps_dropout attention_dropout, hidden_dropout, output_dropout; /* after W_o; after gelu; after W_2 */
     int merge_qkv;
 };

@@ -70,8 +70,10 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, struct ps_ten
     l.R = l.S * l.N;
     l.e = l.d / l.h;
     for (int t = 0; t < PS_LAYER_PARAMETERS; t++) {
-        l.weight[t] = ps_parameter_tensor(m->layout, m->layout->layer[index][t], m->parameters, m->k->real);
-        l.gradient[t] = ps_parameter_tensor(m->layout, m->layout->layer[index][t], m->gradients, m->k->real);
+        int place = m->layout->layer[index][t];
+        l.weight[t] = t <= PS_W_2 ? ps_parameter_tensor(m->layout, place, m->weights, m->k->real)
+                                  : ps_parameter_tensor(m->layout, place, m->parameters, m->k->parameter);
+        l.gradient[t] = ps_parameter_tensor(m->layout, place, m->gradients, m->k->parameter);
     }
     l.attention_dropout = dropout_at(m, 1 + SITES_A_LAYER * index, state, training);
     l.hidden_dropout = dropout_at(m, 2 + SITES_A_LAYER * index, state, training);
@@ -88,15 +90,20 @@ static struct ps_tensor input_of(struct ps_model *m, int64_t index, int64_t batc
 
 /* ---- opening ---- */
 
+static int has_copy(const struct ps_kernels *k)
+{
+    return k->real != k->parameter;
+}
+
 size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, enum ps_level level, const struct ps_kernels *k)
 {
     struct ps_parameters *layout;
     if (ps_parameters_layout(shape, &layout) != PS_OK) {
         return 0;
     }
-    size_t flat = (size_t)layout->count * ps_type_bytes(k->real);
+    size_t count = (size_t)layout->count, flat = count * ps_type_bytes(k->parameter);
     ps_parameters_free(layout);
-    return 2 * flat + ps_cache_bytes(shape, batch, level, k->real, k->statistics);
+    return 2 * flat + (has_copy(k) ? count * ps_type_bytes(k->real) : 0) + ps_cache_bytes(k, shape, batch, level);
 }
 
 enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
@@ -131,14 +138,19 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         }
     }
     if (status == PS_OK) {
-        size_t flat = (size_t)m->layout->count * ps_type_bytes(k->real);
+        size_t flat = (size_t)m->layout->count * ps_type_bytes(k->parameter);
         status = device->allocate(device, flat, &m->parameters);
+        if (status == PS_OK && has_copy(k)) {
+            status = device->allocate(device, (size_t)m->layout->count * ps_type_bytes(k->real), &m->weights);
+        } else if (status == PS_OK) {
+            m->weights = m->parameters;
+        }
         if (status == PS_OK) {
             status = device->allocate(device, flat, &m->gradients);
         }
     }
     if (status == PS_OK) {
-        status = ps_cache_open(device, shape, batch, options->level, k->real, k->statistics, &m->cache);
+        status = ps_cache_open(k, shape, batch, options->level, &m->cache);
     }
     if (status != PS_OK) {
         ps_model_close(m);
@@ -154,7 +166,10 @@ void ps_model_close(struct ps_model *m)
         return;
     }
     struct ps_device *device = m->k->device;
-    size_t flat = m->layout ? (size_t)m->layout->count * ps_type_bytes(m->k->real) : 0;
+    size_t count = m->layout ? (size_t)m->layout->count : 0, flat = count * ps_type_bytes(m->k->parameter);
+    if (m->weights && m->weights != m->parameters) {
+        device->release(device, m->weights, count * ps_type_bytes(m->k->real));
+    }
     if (m->parameters) {
         device->release(device, m->parameters, flat);
     }
@@ -164,6 +179,16 @@ void ps_model_close(struct ps_model *m)
     ps_cache_close(device, &m->cache);
     ps_parameters_free(m->layout);
     free(m);
+}
+
+enum ps_status ps_model_refresh_weights(struct ps_model *m)
+{
+    const struct ps_kernels *k = m->k;
+    if (m->weights == m->parameters) {
+        return PS_OK;
+    }
+    return k->strided_copy(k, &(struct ps_strided_copy){.y = ps_tensor_1d(m->weights, k->real, m->layout->count),
+                                                        .x = ps_tensor_1d(m->parameters, k->parameter, m->layout->count)});
 }
 
 /* ---- the way of one batch ---- */
@@ -209,7 +234,7 @@ enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *wind
     return m->k->forecast_error(
         m->k, &(struct ps_forecast_error){.errors = errors,
                                           .x = ps_head_tensor(m, s->head_out, batch),
-                                          .bias = ps_parameter_tensor(m->layout, m->layout->b_h, m->parameters, m->k->real),
+                                          .bias = ps_parameter_tensor(m->layout, m->layout->b_h, m->parameters, m->k->parameter),
                                           .mean = ps_revin_tensor(m, s->revin_mean, batch),
                                           .std = ps_revin_tensor(m, s->revin_std, batch),
                                           .targets = ps_head_tensor(m, s->targets, batch),
@@ -220,12 +245,12 @@ enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *wind
 enum ps_status ps_model_forecast(struct ps_model *m, int64_t batch, struct ps_tensor y)
 {
     const struct ps_shared_cache *s = &m->cache.shared;
-    return m->k->forecast(m->k,
-                          &(struct ps_forecast){.y = y,
-                                                .x = ps_head_tensor(m, s->head_out, batch),
-                                                .bias = ps_parameter_tensor(m->layout, m->layout->b_h, m->parameters, m->k->real),
-                                                .mean = ps_revin_tensor(m, s->revin_mean, batch),
-                                                .std = ps_revin_tensor(m, s->revin_std, batch)});
+    return m->k->forecast(
+        m->k, &(struct ps_forecast){.y = y,
+                                    .x = ps_head_tensor(m, s->head_out, batch),
+                                    .bias = ps_parameter_tensor(m->layout, m->layout->b_h, m->parameters, m->k->parameter),
+                                    .mean = ps_revin_tensor(m, s->revin_mean, batch),
+                                    .std = ps_revin_tensor(m, s->revin_std, batch)});
 }
 
 double ps_model_step_flops(const struct ps_model_shape *shape, int64_t batch)

@@ -1,4 +1,8 @@
-/* The model: parameters, gradients and activation cache on a device, and the way of one batch through them, forward and back. */
+/* The model: parameters, gradients and activation cache on a device, and the way of one batch through them, forward and back.
+ *
+ * In bf16 products read `weights`, a rounded copy of the parameters; all else, biases included, reads the parameters. AdamW writes
+ * the copy in its own pass; whoever else writes parameters calls ps_model_refresh_weights. It is derived, so no checkpoint holds
+ * it. */
 #ifndef PS_MODEL_MODEL_H
 #define PS_MODEL_MODEL_H
 
@@ -16,8 +20,9 @@ struct ps_model {
     int64_t batch; /* the largest */
     struct ps_model_options options;
     struct ps_parameters *layout;
-    void *parameters; /* device, [layout->count] k->real */
-    void *gradients;  /* device, likewise; accumulated, zeroed by AdamW */
+    void *parameters; /* device, [layout->count] k->parameter */
+    void *weights;    /* device, [layout->count] k->real, of the same layout; the parameters themselves where the types are one */
+    void *gradients;  /* device, [layout->count] k->parameter; accumulated, zeroed by AdamW */
     struct ps_cache cache;
 };
 
@@ -28,13 +33,16 @@ struct ps_windows {
     struct ps_tensor indices; /* int32 */
 };
 
-/* Bytes of device memory that ps_model_open takes (parameters, gradients, cache). */
+/* Bytes of device memory that ps_model_open takes (parameters, weights, gradients, cache). */
 size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, enum ps_level level, const struct ps_kernels *k);
 /* PS_USAGE for an impossible shape; PS_UNSUPPORTED when the level cannot serve it; PS_DEVICE without memory, saying how much is
- * needed and that train.batch_size lowers it. Parameters are zero until uploaded. */
+ * needed and that train.batch_size lowers it. Parameters (and weights) are zero until uploaded. */
 enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
                              const struct ps_model_options *options, struct ps_model **model);
 void ps_model_close(struct ps_model *model); /* NULL is fine */
+
+/* Enqueues weights = parameters, rounded; nothing where they are one. After every write to the parameters but AdamW's. */
+enum ps_status ps_model_refresh_weights(struct ps_model *m);
 
 /* Windows state->cursor .. + batch of `windows` through embedding, layers and head's product, into cache.shared.head_out. state is
  * device memory. training: dropout on, counted by state->step. */

@@ -37,7 +37,7 @@ enum ps_layer_parameter {
     PS_W_QKV, /* [d, 3d] */
     PS_W_O,   /* [d, d] */
     PS_W_1,   /* [d, f] */
-    PS_W_2,   /* [f, d] */
+    PS_W_2,   /* [f, d]; the last that a product reads */
     PS_LN1_GAMMA,
     PS_LN1_BETA,
     PS_B_QKV,

@@ -2,11 +2,6 @@
 
 #include <string.h>
 
-static enum ps_type moment_type(const struct ps_kernels *k)
-{
-    return k->precision == PS_FP64 ? PS_F64 : PS_F32;
-}
-
 enum ps_status ps_optimizer_open(const struct ps_kernels *k, int64_t count, int64_t decayed,
                                  const struct ps_optimizer_options *options, const double *rates, int64_t steps,
                                  struct ps_optimizer *o)
@@ -14,7 +9,7 @@ enum ps_status ps_optimizer_open(const struct ps_kernels *k, int64_t count, int6
     *o = (struct ps_optimizer){.k = k, .options = *options, .count = count, .decayed = decayed, .steps = steps};
     struct ps_device *device = k->device;
     size_t elements = (size_t)count, rate_bytes = (size_t)steps * sizeof *rates;
-    enum ps_status status = device->allocate(device, elements * ps_type_bytes(moment_type(k)), &o->m);
+    enum ps_status status = device->allocate(device, elements * ps_type_bytes(k->parameter), &o->m);
     if (status == PS_OK) {
         status = device->allocate(device, elements * sizeof *o->v, (void **)&o->v);
     }
@@ -39,7 +34,7 @@ void ps_optimizer_close(struct ps_optimizer *o)
         struct ps_device *device = o->k->device;
         size_t elements = (size_t)o->count;
         if (o->m) {
-            device->release(device, o->m, elements * ps_type_bytes(moment_type(o->k)));
+            device->release(device, o->m, elements * ps_type_bytes(o->k->parameter));
         }
         if (o->v) {
             device->release(device, o->v, elements * sizeof *o->v);
@@ -51,11 +46,12 @@ void ps_optimizer_close(struct ps_optimizer *o)
     memset(o, 0, sizeof *o);
 }
 
-enum ps_status ps_optimizer_step(const struct ps_optimizer *o, void *parameters, void *gradients, struct ps_step_state *state,
-                                 int64_t windows)
+enum ps_status ps_optimizer_step(const struct ps_optimizer *o, void *parameters, void *weights, void *gradients,
+                                 struct ps_step_state *state, int64_t windows)
 {
     const struct ps_kernels *k = o->k;
-    enum ps_type type = moment_type(k);
+    enum ps_type type = k->parameter;
+    void *copy = weights == parameters ? NULL : weights;
     struct ps_tensor g = ps_tensor_1d(gradients, type, o->count);
     if (o->options.clip_norm > 0) {
         PS_TRY(k->sum_squares(k, &(struct ps_sum_squares){.x = g, .state = state}));
@@ -65,6 +61,7 @@ enum ps_status ps_optimizer_step(const struct ps_optimizer *o, void *parameters,
                                           .m = ps_tensor_1d(o->m, type, o->count),
                                           .v = ps_tensor_1d(o->v, PS_F64, o->count),
                                           .learning_rates = ps_tensor_1d(o->learning_rates, PS_F64, o->steps),
+                                          .copy = ps_tensor_1d(copy, k->real, o->count),
                                           .decayed = o->decayed,
                                           .beta1 = o->options.beta1,
                                           .beta2 = o->options.beta2,

@@ -14,7 +14,7 @@ struct ps_optimizer {
     struct ps_optimizer_options options;
     int64_t count, decayed; /* elements; those before `decayed` are decayed */
     int64_t steps;          /* of the learning-rate table */
-    void *m;                /* device [count] k->real (float32 for bf16) */
+    void *m;                /* device [count] k->parameter */
     double *v;              /* device [count] */
     double *learning_rates; /* device [steps] */
 };
@@ -25,8 +25,9 @@ enum ps_status ps_optimizer_open(const struct ps_kernels *k, int64_t count, int6
                                  struct ps_optimizer *optimizer);
 void ps_optimizer_close(struct ps_optimizer *optimizer); /* zeroed structs are fine */
 
-/* Clip, AdamW, zero the gradient, then advance state by one step and `windows` windows. parameters, gradients: device [count]. */
-enum ps_status ps_optimizer_step(const struct ps_optimizer *optimizer, void *parameters, void *gradients,
+/* Clip, AdamW, zero the gradient, then advance state by one step and `windows` windows. parameters, gradients: device [count]
+ * k->parameter; weights: device [count] k->real, their rounded copy, or the parameters themselves. */
+enum ps_status ps_optimizer_step(const struct ps_optimizer *optimizer, void *parameters, void *weights, void *gradients,
                                  struct ps_step_state *state, int64_t windows);
 
 #endif

@@ -11,7 +11,7 @@ enum ps_status ps_session_step(struct ps_session *s, int64_t batch)
 {
     PS_TRY(ps_model_forward(s->model, &s->windows, s->state, batch, 1));
     PS_TRY(ps_model_backward(s->model, &s->windows, s->state, batch));
-    return ps_optimizer_step(&s->optimizer, s->model->parameters, s->model->gradients, s->state, batch);
+    return ps_optimizer_step(&s->optimizer, s->model->parameters, s->model->weights, s->model->gradients, s->state, batch);
 }
 
 static enum ps_status score_batch(struct ps_session *s, int64_t batch)
@@ -370,7 +370,7 @@ enum ps_status ps_session_forecast(struct ps_session *s, enum ps_split split, ps
         status = pass_step(&pass, &n);
         if (status == PS_OK && n > 0) {
             /* The targets have been used: their buffer takes the forecasts. */
-            struct ps_tensor y = ps_tensor_2d(s->model->cache.shared.targets, s->kernels->statistics, n * C, H);
+            struct ps_tensor y = ps_tensor_2d(s->model->cache.shared.targets, s->kernels->parameter, n * C, H);
             status = ps_model_forecast(s->model, n, y);
             if (status == PS_OK) {
                 status = s->device->download(s->device, PS_COMPUTE, host, y.data, (size_t)(n * C * H) * sizeof *host);

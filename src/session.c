@@ -131,7 +131,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
     s->steps_per_epoch = (s->train_windows + batch - 1) / batch;
     PS_TRY(device->allocate(device, sizeof *s->state, (void **)&s->state));
     PS_TRY(device->allocate(device, sizeof *s->scoring_state, (void **)&s->scoring_state));
-    size_t flat = (size_t)s->model->layout->count * ps_type_bytes(s->kernels->real);
+    size_t flat = (size_t)s->model->layout->count * ps_type_bytes(s->kernels->parameter);
     if (training) {
         if (s->steps_per_epoch == 0) {
             return ps_fail(PS_USAGE,
@@ -312,7 +312,7 @@ static void close_on_device(struct ps_session *s)
         device->release_host(device, s->host_indices);
     }
     if (s->model) {
-        release(s, s->best, (size_t)s->model->layout->count * ps_type_bytes(s->kernels->real));
+        release(s, s->best, (size_t)s->model->layout->count * ps_type_bytes(s->kernels->parameter));
     }
     ps_optimizer_close(&s->optimizer);
     ps_model_close(s->model);
@@ -343,7 +343,7 @@ void ps_session_close(struct ps_session *s)
 
 static size_t flat_bytes(const struct ps_session *s)
 {
-    return (size_t)s->model->layout->count * ps_type_bytes(s->kernels->real);
+    return (size_t)s->model->layout->count * ps_type_bytes(s->kernels->parameter);
 }
 
 enum ps_status ps_session_initialise(struct ps_session *s)
@@ -360,6 +360,9 @@ enum ps_status ps_session_initialise(struct ps_session *s)
             parameters[i] = (float)values[i];
         }
         status = s->device->upload(s->device, PS_COMPUTE, s->model->parameters, parameters, flat_bytes(s));
+        if (status == PS_OK) {
+            status = ps_model_refresh_weights(s->model);
+        }
     }
     free(values);
     free(parameters);
@@ -373,7 +376,8 @@ enum ps_status ps_session_keep_best(struct ps_session *s)
 
 enum ps_status ps_session_take_best(struct ps_session *s)
 {
-    return s->device->copy(s->device, PS_COMPUTE, s->model->parameters, s->best, flat_bytes(s));
+    PS_TRY(s->device->copy(s->device, PS_COMPUTE, s->model->parameters, s->best, flat_bytes(s)));
+    return ps_model_refresh_weights(s->model);
 }
 
 /* Host copies of n elements of device memory. */
@@ -452,6 +456,9 @@ enum ps_status ps_session_load_weights(struct ps_session *s, const struct ps_che
 {
     PS_TRY(same_layout(s->model->layout, c->layout));
     PS_TRY(s->device->upload(s->device, PS_COMPUTE, into_best ? s->best : s->model->parameters, c->parameters, flat_bytes(s)));
+    if (!into_best) {
+        PS_TRY(ps_model_refresh_weights(s->model));
+    }
     return s->device->synchronize(s->device);
 }
 

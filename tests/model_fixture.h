@@ -11,6 +11,7 @@
 #include "kernels/philox.h"
 #include "model/layer.h"
 #include "model/model.h"
+#include "tests/bf16.h"
 
 #define OK(expression) ck_assert_msg((expression) == PS_OK, "%s: %s", #expression, ps_error_message())
 
@@ -30,31 +31,15 @@ static inline double normal(uint64_t seed, uint64_t i, uint32_t site)
     return sqrt(-2 * log(1 - u)) * cos(6.283185307179586 * v);
 }
 
-/* Device memory with n host doubles converted to `type` (values pass through float, so that every precision sees the same). */
-static inline void *to_device(struct ps_device *device, enum ps_type type, const double *values, int64_t n)
-{
-    void *memory, *host = malloc((size_t)n * ps_type_bytes(type));
-    for (int64_t i = 0; i < n; i++) {
-        if (type == PS_F64) {
-            ((double *)host)[i] = (double)(float)values[i];
-        } else {
-            ((float *)host)[i] = (float)values[i];
-        }
-    }
-    OK(device->allocate(device, (size_t)n * ps_type_bytes(type), &memory));
-    OK(device->upload(device, PS_COMPUTE, memory, host, (size_t)n * ps_type_bytes(type)));
-    OK(device->synchronize(device));
-    free(host);
-    return memory;
-}
-
 static inline double *from_device(struct ps_device *device, enum ps_type type, const void *memory, int64_t n)
 {
     void *host = malloc((size_t)n * ps_type_bytes(type));
     double *values = malloc((size_t)n * sizeof *values);
     OK(device->download(device, PS_COMPUTE, host, memory, (size_t)n * ps_type_bytes(type)));
     for (int64_t i = 0; i < n; i++) {
-        values[i] = type == PS_F64 ? ((double *)host)[i] : (double)((float *)host)[i];
+        values[i] = type == PS_F64    ? ((double *)host)[i]
+                    : type == PS_BF16 ? bf16_value(((uint16_t *)host)[i])
+                                      : (double)((float *)host)[i];
     }
     free(host);
     return values;
@@ -66,6 +51,8 @@ static inline void set_device(struct ps_device *device, enum ps_type type, void 
     for (int64_t i = 0; i < n; i++) {
         if (type == PS_F64) {
             ((double *)host)[i] = values[i];
+        } else if (type == PS_BF16) {
+            ((uint16_t *)host)[i] = bf16_bits(values[i]);
         } else {
             ((float *)host)[i] = (float)values[i];
         }
@@ -73,6 +60,20 @@ static inline void set_device(struct ps_device *device, enum ps_type type, void 
     OK(device->upload(device, PS_COMPUTE, memory, host, (size_t)n * ps_type_bytes(type)));
     OK(device->synchronize(device));
     free(host);
+}
+
+/* Device memory with n host doubles converted to `type` (values pass through float, so that every precision sees the same). */
+static inline void *to_device(struct ps_device *device, enum ps_type type, const double *values, int64_t n)
+{
+    void *memory;
+    double *rounded = malloc((size_t)n * sizeof *rounded);
+    for (int64_t i = 0; i < n; i++) {
+        rounded[i] = (double)(float)values[i];
+    }
+    OK(device->allocate(device, (size_t)n * ps_type_bytes(type), &memory));
+    set_device(device, type, memory, rounded, n);
+    free(rounded);
+    return memory;
 }
 
 static inline double *random_parameters(const struct ps_parameters *layout, uint64_t seed, double noise)
@@ -101,7 +102,8 @@ static inline struct fixture fixture_open(const char *backend, const char *devic
     for (int64_t i = 0; i < f.count; i++) {
         parameters[i] = (double)(float)parameters[i];
     }
-    set_device(f.device, f.k->real, f.model->parameters, parameters, f.count);
+    set_device(f.device, f.k->parameter, f.model->parameters, parameters, f.count);
+    OK(ps_model_refresh_weights(f.model));
     free(parameters);
 
     int64_t C = shape->channels, L = shape->seq_len, H = shape->pred_len, inputs = batch * C * L, targets = batch * C * H;
@@ -109,8 +111,8 @@ static inline struct fixture fixture_open(const char *backend, const char *devic
     for (int64_t i = 0; i < inputs + targets; i++) {
         values[i] = normal(3, (uint64_t)i, 98);
     }
-    f.windows.inputs = ps_tensor_3d(to_device(f.device, f.k->real, values, inputs), f.k->real, batch, C, L);
-    f.windows.targets = ps_tensor_3d(to_device(f.device, f.k->real, values + inputs, targets), f.k->real, batch, C, H);
+    f.windows.inputs = ps_tensor_3d(to_device(f.device, f.k->parameter, values, inputs), f.k->parameter, batch, C, L);
+    f.windows.targets = ps_tensor_3d(to_device(f.device, f.k->parameter, values + inputs, targets), f.k->parameter, batch, C, H);
     free(values);
     int32_t *index = malloc((size_t)batch * sizeof *index);
     for (int64_t i = 0; i < batch; i++) {
@@ -129,8 +131,8 @@ static inline struct fixture fixture_open(const char *backend, const char *devic
 static inline void fixture_close(struct fixture *f)
 {
     struct ps_device *d = f->device;
-    d->release(d, f->windows.inputs.data, (size_t)ps_tensor_count(&f->windows.inputs) * ps_type_bytes(f->k->real));
-    d->release(d, f->windows.targets.data, (size_t)ps_tensor_count(&f->windows.targets) * ps_type_bytes(f->k->real));
+    d->release(d, f->windows.inputs.data, (size_t)ps_tensor_count(&f->windows.inputs) * ps_type_bytes(f->k->parameter));
+    d->release(d, f->windows.targets.data, (size_t)ps_tensor_count(&f->windows.targets) * ps_type_bytes(f->k->parameter));
     d->release(d, f->windows.indices.data, (size_t)f->batch * sizeof(int32_t));
     d->release(d, f->state, sizeof *f->state);
     ps_model_close(f->model);
@@ -143,7 +145,7 @@ static inline double fixture_loss(struct fixture *f)
 {
     struct ps_step_state state = {0};
     OK(f->device->upload(f->device, PS_COMPUTE, f->state, &state, sizeof state));
-    OK(f->device->fill_zero(f->device, PS_COMPUTE, f->model->gradients, (size_t)f->count * ps_type_bytes(f->k->real)));
+    OK(f->device->fill_zero(f->device, PS_COMPUTE, f->model->gradients, (size_t)f->count * ps_type_bytes(f->k->parameter)));
     OK(ps_model_forward(f->model, &f->windows, f->state, f->batch, 1));
     OK(ps_model_backward(f->model, &f->windows, f->state, f->batch));
     OK(f->device->download(f->device, PS_COMPUTE, &state, f->state, sizeof state));

@@ -15,11 +15,12 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
+#include "tests/bf16.h"
 
 enum { MAX_TENSORS = 32, GUARD = 64, ALIGNMENT = 256, TIMED_RUNS = 10 };
 
 /* Which type a tensor has follows from the table. */
-enum role { REAL, STATISTICS, SERIES, DOUBLE, INDEX };
+enum role { REAL, PARAMETER, STATISTICS, DOUBLE, INDEX };
 enum mode { IN, OUT, ADD }; /* read; "=": poisoned first; "+=" or in place: preloaded */
 enum fill { NORMAL, POSITIVE };
 
@@ -187,6 +188,17 @@ __attribute__((format(printf, 2, 3))) static inline void call_label(struct call 
     va_end(arguments);
 }
 
+/* Rounds the activations to bf16, so that a table of that precision and the double reference read the same values. */
+static inline void call_round(struct call *c)
+{
+    for (int i = 0; i < c->buffers; i++) {
+        double *values = c->values + c->buffer[i].begin;
+        for (int64_t j = 0; c->buffer[i].role == REAL && j < c->buffer[i].count; j++) {
+            values[j] = bf16_value(bf16_bits(values[j]));
+        }
+    }
+}
+
 /* The call's struct has a pointer to the state at this offset. */
 static inline void call_state(struct call *c, size_t offset)
 {
@@ -210,10 +222,10 @@ static inline enum ps_type role_type(const struct ps_kernels *k, enum role role)
     switch (role) {
     case REAL:
         return k->real;
+    case PARAMETER:
+        return k->parameter;
     case STATISTICS:
         return k->statistics;
-    case SERIES:
-        return k->real == PS_F64 ? PS_F64 : PS_F32;
     case DOUBLE:
         return PS_F64;
     case INDEX:
@@ -234,7 +246,7 @@ static inline double load(const char *from, enum ps_type type, int64_t i)
     case PS_BF16:
         break;
     }
-    abort(); /* no table computes in it */
+    return bf16_value(((const uint16_t *)(const void *)from)[i]);
 }
 
 static inline void store(char *to, enum ps_type type, int64_t i, double value)
@@ -252,7 +264,7 @@ static inline void store(char *to, enum ps_type type, int64_t i, double value)
     case PS_BF16:
         break;
     }
-    abort();
+    ((uint16_t *)(void *)to)[i] = bf16_bits(value);
 }
 
 /* A call's memory on one table: the state, then the buffers. */
@@ -422,9 +434,14 @@ static inline void check_state_field(struct outcome *o, const struct table *t, c
     }
 }
 
+/* The largest ||difference|| / ||reference|| of outputs in bf16 and of all others. */
+struct bounds {
+    double bf16, others;
+};
+
 /* Outputs and state against the reference's. */
 static inline void check_close(struct outcome *o, const struct table *t, const struct call *c, const struct image *image,
-                               const struct call *reference_call, const struct image *reference, double bound)
+                               const struct call *reference_call, const struct image *reference, struct bounds bounds)
 {
     for (int i = 0; i < ps_op_tensors(c->op); i++) {
         const struct operand *output = &c->operands[i], *expected = &reference_call->operands[i];
@@ -434,7 +451,7 @@ static inline void check_close(struct outcome *o, const struct table *t, const s
         enum ps_type type = role_type(t->kernels, c->buffer[output->buffer].role);
         enum ps_type expected_type = expected->role == INDEX ? PS_I32 : PS_F64;
         int64_t count = operand_count(output);
-        double difference = 0, norm = 0;
+        double difference = 0, norm = 0, bound = type == PS_BF16 ? bounds.bf16 : bounds.others;
         for (int64_t j = 0; j < count; j++) {
             double result = load(image->after + image->at[output->buffer], type, operand_at(output, j));
             double right = load(reference->after + reference->at[expected->buffer], expected_type, operand_at(expected, j));
@@ -466,15 +483,15 @@ static inline void check_close(struct outcome *o, const struct table *t, const s
               (unsigned long long)image->state.cursor, (unsigned long long)reference->state.step,
               (unsigned long long)reference->state.cursor);
     }
-    check_state_field(o, t, c, "loss_sum", c->state.loss_sum, reference->state.loss_sum, image->state.loss_sum, bound);
+    check_state_field(o, t, c, "loss_sum", c->state.loss_sum, reference->state.loss_sum, image->state.loss_sum, bounds.others);
     check_state_field(o, t, c, "gradient_squares", c->state.gradient_squares, reference->state.gradient_squares,
-                      image->state.gradient_squares, bound);
+                      image->state.gradient_squares, bounds.others);
 }
 
 /* Runs the call twice on the table: outputs against the reference, the same bytes both times, nothing else touched. Returns 0 when
  * the table refused the call. */
 static inline int check_call(struct outcome *o, struct table *t, const struct call *c, const struct call *reference_call,
-                             const struct image *reference, double bound)
+                             const struct image *reference, struct bounds bounds)
 {
     struct image first = {0}, second = {0};
     image_make(&first, t, c);
@@ -489,7 +506,7 @@ static inline int check_call(struct outcome *o, struct table *t, const struct ca
     } else if (status != PS_OK) {
         fault(o, t, c, "status %d: %s", (int)status, ps_error_message());
     } else {
-        check_close(o, t, c, &first, reference_call, reference, bound);
+        check_close(o, t, c, &first, reference_call, reference, bounds);
         check_untouched(o, t, c, &first);
         if (run(t, c, &second) != PS_OK || memcmp(first.after, second.after, first.bytes) != 0) {
             fault(o, t, c, "a second run gives other bytes");

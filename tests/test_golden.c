@@ -64,18 +64,19 @@ static void compare(const struct golden_case *c)
                                    .revin = 1};
     int64_t batch = (int64_t)attribute("batch"), batches = (int64_t)attribute("batches"), steps = (int64_t)attribute("steps");
     struct fixture f = fixture_open(c->backend, c->device, c->precision, &shape, batch, c->level, 0);
-    enum ps_type real = f.k->real;
+    enum ps_type type = f.k->parameter;
     double bound = 1e-4;
     const char *level = ps_level_name(c->level);
 
     double *parameters = flat(f.model->layout, "parameters"), *expected = flat(f.model->layout, "gradients");
-    set_device(f.device, real, f.model->parameters, parameters, f.count);
+    set_device(f.device, type, f.model->parameters, parameters, f.count);
+    OK(ps_model_refresh_weights(f.model));
     int64_t inputs, targets, forecasts, losses;
     double *x = dataset("inputs", &inputs), *y = dataset("targets", &targets), *forecast = dataset("forecasts", &forecasts);
     double *loss = dataset("losses", &losses);
     struct ps_windows windows = {
-        .inputs = ps_tensor_3d(to_device(f.device, real, x, inputs), real, batch * batches, shape.channels, shape.seq_len),
-        .targets = ps_tensor_3d(to_device(f.device, real, y, targets), real, batch * batches, shape.channels, shape.pred_len)};
+        .inputs = ps_tensor_3d(to_device(f.device, type, x, inputs), type, batch * batches, shape.channels, shape.seq_len),
+        .targets = ps_tensor_3d(to_device(f.device, type, y, targets), type, batch * batches, shape.channels, shape.pred_len)};
     int32_t *order = malloc((size_t)(steps * batch) * sizeof *order);
     for (int64_t i = 0; i < steps * batch; i++) {
         order[i] = (int32_t)(i % (batch * batches));
@@ -88,16 +89,16 @@ static void compare(const struct golden_case *c)
     windows.indices = ps_tensor_1d(memory, PS_I32, steps * batch);
 
     /* Forecasts and gradients of the first batch. */
-    struct ps_tensor out = ps_tensor_2d(f.model->cache.shared.targets, real, batch * shape.channels, shape.pred_len);
+    struct ps_tensor out = ps_tensor_2d(f.model->cache.shared.targets, type, batch * shape.channels, shape.pred_len);
     OK(ps_model_forward(f.model, &windows, f.state, batch, 1));
     OK(ps_model_forecast(f.model, batch, out));
-    double *got = from_device(f.device, real, out.data, forecasts), delta = 0, norm = 0;
+    double *got = from_device(f.device, type, out.data, forecasts), delta = 0, norm = 0;
     for (int64_t i = 0; i < forecasts; i++) {
         delta += (got[i] - forecast[i]) * (got[i] - forecast[i]);
         norm += forecast[i] * forecast[i];
     }
     OK(ps_model_backward(f.model, &windows, f.state, batch));
-    double *gradients = from_device(f.device, real, f.model->gradients, f.count);
+    double *gradients = from_device(f.device, type, f.model->gradients, f.count);
     int worst = 0;
     double gradient = gradient_error(f.model->layout, gradients, expected, &worst);
 
@@ -111,13 +112,13 @@ static void compare(const struct golden_case *c)
         f.k, f.count, f.model->layout->decayed,
         &(struct ps_optimizer_options){.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = attribute("weight_decay")},
         rates, steps, &optimizer));
-    OK(f.device->fill_zero(f.device, PS_COMPUTE, f.model->gradients, (size_t)f.count * ps_type_bytes(real)));
+    OK(f.device->fill_zero(f.device, PS_COMPUTE, f.model->gradients, (size_t)f.count * ps_type_bytes(type)));
     OK(f.device->fill_zero(f.device, PS_COMPUTE, f.state, sizeof *f.state));
     for (int64_t i = 0; i < steps; i++) {
         struct ps_step_state state;
         OK(ps_model_forward(f.model, &windows, f.state, batch, 1));
         OK(ps_model_backward(f.model, &windows, f.state, batch));
-        OK(ps_optimizer_step(&optimizer, f.model->parameters, f.model->gradients, f.state, batch));
+        OK(ps_optimizer_step(&optimizer, f.model->parameters, f.model->weights, f.model->gradients, f.state, batch));
         OK(f.device->download(f.device, PS_COMPUTE, &state, f.state, sizeof state));
         double error = fabs((state.loss_sum - before) / (double)batch - loss[i]) / loss[i];
         largest = !(error <= largest) ? error : largest;
@@ -131,8 +132,8 @@ static void compare(const struct golden_case *c)
 
     ps_optimizer_close(&optimizer);
     f.device->release(f.device, memory, order_bytes);
-    f.device->release(f.device, windows.inputs.data, (size_t)inputs * ps_type_bytes(real));
-    f.device->release(f.device, windows.targets.data, (size_t)targets * ps_type_bytes(real));
+    f.device->release(f.device, windows.inputs.data, (size_t)inputs * ps_type_bytes(type));
+    f.device->release(f.device, windows.targets.data, (size_t)targets * ps_type_bytes(type));
     fixture_close(&f);
     double *all[] = {parameters, expected, x, y, forecast, loss, got, gradients, rates};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {

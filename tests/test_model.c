@@ -98,9 +98,9 @@ static struct layer_result run_layer(struct fixture *f)
     int64_t R = f->batch * s->channels * ps_patches(s), n = R * s->d_model;
     double *values = malloc((size_t)(2 * n) * sizeof *values);
     for (int64_t i = 0; i < 2 * n; i++) {
-        values[i] = (double)(float)normal(23, (uint64_t)i, 97);
+        values[i] = bf16_value(bf16_bits(normal(23, (uint64_t)i, 97))); /* the same in every precision */
     }
-    enum ps_type real = f->k->real;
+    enum ps_type real = f->k->real, parameter = f->k->parameter;
     struct ps_tensor u = ps_tensor_2d(f->model->cache.shared.embedded, real, R, s->d_model);
     set_device(f->device, real, u.data, values, n);
     set_device(f->device, real, f->model->cache.shared.gradient, values + n, n);
@@ -108,12 +108,12 @@ static struct layer_result run_layer(struct fixture *f)
     struct ps_step_state state = {.step = 3};
     OK(f->device->upload(f->device, PS_COMPUTE, f->state, &state, sizeof state));
     OK(f->device->synchronize(f->device));
-    OK(f->device->fill_zero(f->device, PS_COMPUTE, f->model->gradients, (size_t)f->count * ps_type_bytes(real)));
+    OK(f->device->fill_zero(f->device, PS_COMPUTE, f->model->gradients, (size_t)f->count * ps_type_bytes(parameter)));
     OK(ps_layer_forward(f->model, 0, u, f->state, f->batch, 1));
     OK(ps_layer_backward(f->model, 0, u, f->state, f->batch, 1));
     return (struct layer_result){.y = from_device(f->device, real, f->model->cache.layers[0].y, n),
                                  .du = from_device(f->device, real, f->model->cache.shared.gradient, n),
-                                 .gradients = from_device(f->device, real, f->model->gradients, f->count),
+                                 .gradients = from_device(f->device, parameter, f->model->gradients, f->count),
                                  .elements = n};
 }
 
@@ -183,10 +183,11 @@ static const struct ps_model_shape layer_shapes[] = {
 };
 enum { LAYER_SHAPES = sizeof layer_shapes / sizeof *layer_shapes };
 
-/* Both levels agree, and each with the double reference (fp32; tf32 within its own bound). */
+/* Both levels agree, and each with the double reference (fp32; tf32 and bf16 within their own bounds). */
 static void compare_levels(const char *backend, const char *device, enum ps_precision precision, const struct ps_model_shape *shape)
 {
-    double bound = precision == PS_TF32 ? 2e-3 : 1e-5;
+    static const double bounds[] = {[PS_FP32] = 1e-5, [PS_TF32] = 2e-3, [PS_PRECISION_BF16] = 1e-2};
+    double bound = bounds[precision];
     struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 3, PS_LEVEL_GEMM, 0);
     struct layer_result expected = run_layer(&oracle), levels[2];
     int both = precision == PS_FP32;
@@ -195,10 +196,14 @@ static void compare_levels(const char *backend, const char *device, enum ps_prec
         levels[i] = run_layer(&f);
         int worst = 0;
         double error = gradient_error(f.model->layout, levels[i].gradients, expected.gradients, &worst);
+        double y = relative_error(levels[i].y, expected.y, expected.elements);
+        double du = relative_error(levels[i].du, expected.du, expected.elements);
+        printf("%s %s level %s, d %d: y %.2g, du %.2g, gradients %.2g (%s)\n", backend, ps_precision_name(precision),
+               i ? "none" : "gemm", (int)shape->d_model, y, du, error, f.model->layout->table[worst].name);
         ck_assert_msg(error <= bound, "%s %s level %s: gradient of %s off by %.3g", backend, ps_precision_name(precision),
                       i ? "none" : "gemm", f.model->layout->table[worst].name, error);
-        ck_assert_double_le(relative_error(levels[i].y, expected.y, expected.elements), bound);
-        ck_assert_double_le(relative_error(levels[i].du, expected.du, expected.elements), bound);
+        ck_assert_double_le(y, bound);
+        ck_assert_double_le(du, bound);
         fixture_close(&f);
     }
     if (both) {
@@ -228,6 +233,37 @@ START_TEST(levels_cuda)
 {
     compare_levels("cuda", "cuda", PS_FP32, &layer_shapes[_i]);
     compare_levels("cuda", "cuda", PS_TF32, &layer_shapes[_i]);
+    compare_levels("cuda", "cuda", PS_PRECISION_BF16, &layer_shapes[_i]);
+}
+END_TEST
+
+/* A whole step in bf16 against the double reference: what stands around the layers, and the copy that products read. */
+START_TEST(step_bf16)
+{
+    const struct ps_model_shape *shape = &shapes[_i];
+    struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 16, PS_LEVEL_GEMM, 0);
+    struct fixture f = fixture_open("cuda", "cuda", PS_PRECISION_BF16, shape, 16, PS_LEVEL_GEMM, _i % 2);
+    double expected_loss = fixture_loss(&oracle), loss = fixture_loss(&f);
+    double *expected = from_device(oracle.device, PS_F64, oracle.model->gradients, f.count);
+    double *gradients = from_device(f.device, PS_F32, f.model->gradients, f.count);
+    int worst = 0;
+    double error = gradient_error(f.model->layout, gradients, expected, &worst);
+    printf("bf16 step, shape %d: loss %.2g, gradients %.2g (%s)\n", _i, fabs(loss / expected_loss - 1), error,
+           f.model->layout->table[worst].name);
+    ck_assert_double_le(fabs(loss / expected_loss - 1), 1e-2);
+    ck_assert_msg(error <= 5e-2, "gradient of %s off by %.3g", f.model->layout->table[worst].name, error);
+    double *parameters = from_device(f.device, PS_F32, f.model->parameters, f.count);
+    double *weights = from_device(f.device, PS_BF16, f.model->weights, f.count);
+    for (int64_t i = 0; i < f.count; i++) {
+        ck_assert_msg(weights[i] == bf16_value(bf16_bits(parameters[i])), "weight %lld is %.9g, the parameter %.9g", (long long)i,
+                      weights[i], parameters[i]);
+    }
+    free(expected);
+    free(gradients);
+    free(parameters);
+    free(weights);
+    fixture_close(&f);
+    fixture_close(&oracle);
 }
 END_TEST
 
@@ -348,9 +384,10 @@ int main(void)
     tcase_add_loop_test(tests, layer_is_made_of, 0, 2);
     if (ps_cuda_device_count() > 0) {
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
+        tcase_add_loop_test(tests, step_bf16, 0, SHAPES);
         tcase_add_loop_test(tests, layer_is_made_of_cuda, 0, 2);
     } else {
-        printf("skipped: levels and counts on CUDA: no CUDA device\n");
+        printf("skipped: levels, bf16 steps and counts on CUDA: no CUDA device\n");
     }
     tcase_add_test(tests, impossible_shapes);
     tcase_add_test(tests, initialisation);

@@ -8,6 +8,7 @@
 #include "kernels/philox.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
+#include "tests/bf16.h"
 
 #define OK(expression) ck_assert_msg((expression) == PS_OK, "%s: %s", #expression, ps_error_message())
 
@@ -85,11 +86,15 @@ static void compare(const char *backend, const char *device_kind, enum ps_precis
     struct ps_kernels *k;
     OK(ps_device_open(device_kind, 2, &device));
     OK(ps_kernels_open(backend, device, precision, &(struct ps_kernels_options){.tiny_gemm = 1}, &k));
-    size_t bytes = COUNT * ps_type_bytes(k->real);
-    void *theta, *gradients;
+    size_t bytes = COUNT * ps_type_bytes(k->parameter), copy_bytes = COUNT * ps_type_bytes(k->real);
+    void *theta, *weights, *gradients;
     struct ps_step_state *state;
     OK(device->allocate(device, bytes, &theta));
     OK(device->allocate(device, bytes, &gradients));
+    weights = theta;
+    if (k->real != k->parameter) {
+        OK(device->allocate(device, copy_bytes, &weights));
+    }
     OK(device->allocate(device, sizeof *state, (void **)&state));
     double rates[STEPS], host[COUNT], expected[COUNT];
     for (int t = 0; t < STEPS; t++) {
@@ -100,15 +105,15 @@ static void compare(const char *backend, const char *device_kind, enum ps_precis
     memset(rates, 0, sizeof rates); /* the table is the device's by now */
     for (int i = 0; i < COUNT; i++) {
         expected[i] = start_at(i);
-        put(k->real, host, i, expected[i]);
+        put(k->parameter, host, i, expected[i]);
     }
     OK(device->upload(device, PS_COMPUTE, theta, host, bytes));
     for (int t = 0; t < STEPS; t++) {
         for (int i = 0; i < COUNT; i++) {
-            put(k->real, host, i, gradient_at(t, i));
+            put(k->parameter, host, i, gradient_at(t, i));
         }
         OK(device->upload(device, PS_COMPUTE, gradients, host, bytes));
-        OK(ps_optimizer_step(&optimizer, theta, gradients, state, WINDOWS));
+        OK(ps_optimizer_step(&optimizer, theta, weights, gradients, state, WINDOWS));
     }
     int clipped;
     plain_adamw(o, expected, &clipped);
@@ -116,7 +121,7 @@ static void compare(const char *backend, const char *device_kind, enum ps_precis
     OK(device->download(device, PS_COMPUTE, host, theta, bytes));
     double delta = 0, norm = 0;
     for (int i = 0; i < COUNT; i++) {
-        double d = get(k->real, host, i) - expected[i];
+        double d = get(k->parameter, host, i) - expected[i];
         delta += d * d;
         norm += expected[i] * expected[i];
     }
@@ -124,9 +129,18 @@ static void compare(const char *backend, const char *device_kind, enum ps_precis
     printf("adamw, %s %s, clip_norm %g: relative error after %d steps %.2g (clipped at %d)\n", backend,
            ps_precision_name(precision), o->clip_norm, STEPS, error, clipped);
     ck_assert_msg(error <= bound, "relative error %.3g", error);
+    if (weights != theta) {
+        uint16_t copy[COUNT];
+        OK(device->download(device, PS_COMPUTE, copy, weights, copy_bytes));
+        for (int i = 0; i < COUNT; i++) {
+            ck_assert_msg(copy[i] == bf16_bits(get(k->parameter, host, i)), "the copy of parameter %d is %g, not %g rounded", i,
+                          bf16_value(copy[i]), get(k->parameter, host, i));
+        }
+        device->release(device, weights, copy_bytes);
+    }
     OK(device->download(device, PS_COMPUTE, host, gradients, bytes));
     for (int i = 0; i < COUNT; i++) {
-        ck_assert_msg(get(k->real, host, i) == 0, "gradient %d is left at %g", i, get(k->real, host, i));
+        ck_assert_msg(get(k->parameter, host, i) == 0, "gradient %d is left at %g", i, get(k->parameter, host, i));
     }
     struct ps_step_state end;
     OK(device->download(device, PS_COMPUTE, &end, state, sizeof end));
@@ -153,6 +167,7 @@ START_TEST(adamw_cuda)
 {
     compare("cuda", "cuda", PS_FP32, 1e-6, &options[_i]);
     compare("cuda", "cuda", PS_TF32, 1e-6, &options[_i]);
+    compare("cuda", "cuda", PS_PRECISION_BF16, 1e-6, &options[_i]);
 }
 END_TEST
 

@@ -69,7 +69,7 @@ PS_KERNEL_LIST(PS_X)
 enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm **gemm);
 void ps_cuda_gemm_close(const struct ps_kernels *k, struct ps_cuda_gemm *gemm);
 
-/* tiny_gemm.cu: PS_UNSUPPORTED when m, n or k > 64 or the type is not float32. */
+/* tiny_gemm.cu: PS_UNSUPPORTED when m, n or k > 64 or the types are not all the same. */
 enum ps_status ps_cuda_tiny_gemm(const struct ps_kernels *k, const struct ps_gemm *arguments);
 
 #endif

@@ -2,7 +2,8 @@
  *
  * Why: they are what fusion level `none` is made of, the yardstick of the others. The host drops dimensions of size 1, orders the
  * rest so that neighbouring threads write neighbouring elements, and joins dimensions that lie evenly in every operand, so that
- * most calls become one or two dimensions with 16-byte accesses; what cannot goes element by element.
+ * most calls become one or two dimensions with 16-byte accesses; what cannot goes element by element. All are of float32, but add
+ * is of the activations' type and strided_copy converts between it and float32.
  *
  * All =, in place where the operands are the same view; reduce = or += by its argument. Bytes: those of the elements named. Flops:
  * at most 2 an element. */
@@ -57,11 +58,11 @@ template <int OPERANDS> static void layout_make(struct layout<OPERANDS> *l, int 
     }
 }
 
-/* When it may be walked by 16 bytes, counts the innermost dimension in fours and says so. Operands that repeat along it are exempt.
- */
-template <int OPERANDS> static bool layout_vector(struct layout<OPERANDS> *l, const struct ps_tensor *const (&t)[OPERANDS])
+/* When it may be walked by `vec` elements of at most 16 bytes, counts the innermost dimension in those and says so. Operands that
+ * repeat along it are exempt. */
+template <int OPERANDS> static bool layout_vector(struct layout<OPERANDS> *l, const struct ps_tensor *const (&t)[OPERANDS], int vec)
 {
-    if (l->size[0] % 4 != 0 || l->stride[0][0] != 1) {
+    if (l->size[0] % vec != 0 || l->stride[0][0] != 1) {
         return false;
     }
     for (int k = 0; k < OPERANDS; k++) {
@@ -72,14 +73,14 @@ template <int OPERANDS> static bool layout_vector(struct layout<OPERANDS> *l, co
             return false;
         }
         for (int i = 1; i < l->rank; i++) {
-            if (l->stride[k][i] % 4 != 0) {
+            if (l->stride[k][i] % vec != 0) {
                 return false;
             }
         }
     }
-    l->size[0] /= 4;
+    l->size[0] /= vec;
     for (int k = 0; k < OPERANDS; k++) {
-        l->stride[k][0] *= 4;
+        l->stride[k][0] *= vec;
     }
     return true;
 }
@@ -177,22 +178,22 @@ struct copy_function {
 };
 
 /* V elements of a source: consecutive, or one repeated. */
-template <int V> static __device__ __forceinline__ void load_source(float *r, const float *p, bool repeats)
+template <int V, typename T> static __device__ __forceinline__ void load_source(float *r, const T *p, bool repeats)
 {
-    if (V == 4 && repeats) {
+    if (V > 1 && repeats) {
 #pragma unroll
         for (int j = 0; j < V; j++) {
-            r[j] = *p;
+            r[j] = ps_float(*p);
         }
     } else {
         ps_load<V>(r, p);
     }
 }
 
-/* A thread writes V elements; operand 0 is y, then one or two sources. */
-template <int OPERANDS, int V, bool WIDE, typename Function>
+/* A thread writes V elements; operand 0 is y, of type Y, then one or two sources, of type X. */
+template <int OPERANDS, int V, bool WIDE, typename Function, typename Y, typename X>
 static __global__ void __launch_bounds__(block)
-    elementwise(float *y, const float *a, const float *b, const struct layout<OPERANDS> l, int64_t count, const Function function)
+    elementwise(Y *y, const X *a, const X *b, const struct layout<OPERANDS> l, int64_t count, const Function function)
 {
     const int64_t index = (int64_t)blockIdx.x * block + threadIdx.x;
     if (index >= count) {
@@ -213,10 +214,11 @@ static __global__ void __launch_bounds__(block)
 }
 
 /* Type and sizes of an operand against y's; only sources may repeat elements. */
-static enum ps_status check_operand(const char *op, const char *name, const struct ps_tensor *t, int rank, const int64_t *size)
+static enum ps_status check_operand(const char *op, const char *name, const struct ps_tensor *t, enum ps_type type, int rank,
+                                    const int64_t *size)
 {
-    if (t->type != PS_F32) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %s has element type %d, %d is needed", op, name, (int)t->type, (int)PS_F32);
+    if (t->type != type) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %s has element type %d, %d is needed", op, name, (int)t->type, (int)type);
     }
     if (t->rank != rank || rank < 0 || rank > PS_MAX_RANK) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): %s has rank %d, %d is needed (at most %d)", op, name, t->rank, rank,
@@ -250,12 +252,12 @@ static enum ps_status check_written(const char *op, const struct ps_tensor *y)
     return PS_OK;
 }
 
-template <int OPERANDS, int V, typename Function>
+template <int V, typename Y, typename X, int OPERANDS, typename Function>
 static void launch(cudaStream_t stream, const struct ps_tensor *const (&t)[OPERANDS], const struct layout<OPERANDS> &l,
                    int64_t count, const Function &function)
 {
-    float *y = (float *)t[0]->data;
-    const float *a = (const float *)t[1]->data, *b = OPERANDS == 3 ? (const float *)t[OPERANDS - 1]->data : NULL;
+    Y *y = (Y *)t[0]->data;
+    const X *a = (const X *)t[1]->data, *b = OPERANDS == 3 ? (const X *)t[OPERANDS - 1]->data : NULL;
     const unsigned blocks = ps_cuda_blocks(count, block);
     if (count > INT32_MAX) {
         elementwise<OPERANDS, V, true><<<blocks, block, 0, stream>>>(y, a, b, l, count, function);
@@ -264,13 +266,13 @@ static void launch(cudaStream_t stream, const struct ps_tensor *const (&t)[OPERA
     }
 }
 
-template <int OPERANDS, typename Function>
+template <typename Y, typename X, int OPERANDS, typename Function>
 static enum ps_status apply(const struct ps_kernels *k, const char *op, const struct ps_tensor *const (&t)[OPERANDS],
                             const Function &function)
 {
     static const char *const names[] = {"y", OPERANDS == 3 ? "a" : "x", "b"};
     for (int i = 0; i < OPERANDS; i++) {
-        PS_TRY(check_operand(op, names[i], t[i], t[0]->rank, t[0]->size));
+        PS_TRY(check_operand(op, names[i], t[i], i == 0 ? ps_type_of<Y> : ps_type_of<X>, t[0]->rank, t[0]->size));
     }
     PS_TRY(check_written(op, t[0]));
     if (ps_tensor_count(t[0]) == 0) {
@@ -279,12 +281,13 @@ static enum ps_status apply(const struct ps_kernels *k, const char *op, const st
     struct layout<OPERANDS> l = {
     };
     layout_make(&l, t[0]->rank, t);
-    const bool vector = layout_vector(&l, t);
+    constexpr int vec = ps_vector<Y> < ps_vector<X> ? ps_vector<Y> : ps_vector<X>;
+    const bool vector = layout_vector(&l, t, vec);
     const int64_t count = layout_finish(&l);
     if (vector) {
-        launch<OPERANDS, 4>(ps_cuda(k)->stream, t, l, count, function);
+        launch<vec, Y, X>(ps_cuda(k)->stream, t, l, count, function);
     } else {
-        launch<OPERANDS, 1>(ps_cuda(k)->stream, t, l, count, function);
+        launch<1, Y, X>(ps_cuda(k)->stream, t, l, count, function);
     }
     PS_CUDA_LAUNCHED(op);
 }
@@ -292,35 +295,41 @@ static enum ps_status apply(const struct ps_kernels *k, const char *op, const st
 extern "C" enum ps_status ps_cuda_affine(const struct ps_kernels *k, const struct ps_affine *a)
 {
     const struct ps_tensor *const t[2] = {&a->y, &a->x};
-    return apply(k, "affine", t, affine_function{(float)a->scale, (float)a->shift});
+    return apply<float, float>(k, "affine", t, affine_function{(float)a->scale, (float)a->shift});
 }
 
 extern "C" enum ps_status ps_cuda_unary(const struct ps_kernels *k, const struct ps_unary *a)
 {
     const struct ps_tensor *const t[2] = {&a->y, &a->x};
-    return apply(k, "unary", t, unary_function{a->function});
+    return apply<float, float>(k, "unary", t, unary_function{a->function});
 }
 
 extern "C" enum ps_status ps_cuda_binary(const struct ps_kernels *k, const struct ps_binary *a)
 {
     const struct ps_tensor *const t[3] = {&a->y, &a->a, &a->b};
-    return apply(k, "binary", t, binary_function{a->function});
+    return apply<float, float>(k, "binary", t, binary_function{a->function});
 }
 
 extern "C" enum ps_status ps_cuda_strided_copy(const struct ps_kernels *k, const struct ps_strided_copy *a)
 {
     const struct ps_tensor *const t[2] = {&a->y, &a->x};
-    return apply(k, "strided_copy", t, copy_function{});
+    const char *op = "strided_copy";
+    if (a->y.type == PS_BF16) {
+        return a->x.type == PS_BF16 ? apply<ps_bf16, ps_bf16>(k, op, t, copy_function{})
+                                    : apply<ps_bf16, float>(k, op, t, copy_function{});
+    }
+    return a->x.type == PS_BF16 ? apply<float, ps_bf16>(k, op, t, copy_function{}) : apply<float, float>(k, op, t, copy_function{});
 }
 
 extern "C" enum ps_status ps_cuda_add(const struct ps_kernels *k, const struct ps_add *a)
 {
     const struct ps_tensor *const t[3] = {&a->y, &a->a, &a->b};
     const int64_t count = ps_tensor_count(&a->y);
-    PS_TRY(ps_cuda_expect("add", "y", &a->y, PS_F32, count));
-    PS_TRY(ps_cuda_expect("add", "a", &a->a, PS_F32, count));
-    PS_TRY(ps_cuda_expect("add", "b", &a->b, PS_F32, count));
-    return apply(k, "add", t, binary_function{PS_ADD});
+    PS_TRY(ps_cuda_expect("add", "y", &a->y, k->real, count));
+    PS_TRY(ps_cuda_expect("add", "a", &a->a, k->real, count));
+    PS_TRY(ps_cuda_expect("add", "b", &a->b, k->real, count));
+    return k->real == PS_BF16 ? apply<ps_bf16, ps_bf16>(k, "add", t, binary_function{PS_ADD})
+                              : apply<float, float>(k, "add", t, binary_function{PS_ADD});
 }
 
 /* ---- reduce ---- */
@@ -469,8 +478,8 @@ extern "C" enum ps_status ps_cuda_reduce(const struct ps_kernels *k, const struc
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): x has rank %d, at least 1 is needed", op, a->x.rank);
     }
     const int outer = a->x.rank - 1;
-    PS_TRY(check_operand(op, "x", &a->x, a->x.rank, a->x.size));
-    PS_TRY(check_operand(op, "y", &a->y, outer, a->x.size));
+    PS_TRY(check_operand(op, "x", &a->x, PS_F32, a->x.rank, a->x.size));
+    PS_TRY(check_operand(op, "y", &a->y, PS_F32, outer, a->x.size));
     PS_TRY(check_written(op, &a->y));
     const int64_t outputs = ps_tensor_count(&a->y), n = a->x.size[outer];
     if (outputs == 0) {

@@ -8,7 +8,7 @@
  *
  * gather_patches: patches, mean, std =. Bytes: 4 S L + 4 R P. Flops: 6 R P.   gather_targets: y =. Bytes: 8 S H.
  * forecast: y =. Bytes: 8 S H. Flops: 3 S H.   forecast_loss: dx =, loss_sum +=. Bytes: 12 S H. Flops: 8 S H.
- * forecast_error: one slot of errors =. Bytes: 8 S H. Flops: 8 S H. */
+ * forecast_error: one slot of errors =. Bytes: 8 S H. Flops: 8 S H. In bf16 patches and dx are half as long. */
 #include "kernels/cuda/primitives.cuh"
 
 static const int block = 256;
@@ -44,9 +44,9 @@ struct patching {
 };
 
 /* Grid: batch * tiles. STAGED: the block's channels fit into shared memory [tile][pitch]; otherwise every read goes to memory. */
-template <bool STAGED>
+template <typename T, bool STAGED>
 static __global__ void __launch_bounds__(block)
-    gather_block(float *__restrict__ patches, float *__restrict__ mean, float *__restrict__ std, const struct windows w,
+    gather_block(T *__restrict__ patches, float *__restrict__ mean, float *__restrict__ std, const struct windows w,
                  const struct ps_step_state *__restrict__ state, const struct patching p)
 {
     extern __shared__ float shared[];
@@ -101,10 +101,10 @@ static __global__ void __launch_bounds__(block)
         }
         const float scale = 1.0f / deviation;
         const int total = p.patches * p.patch;
-        float *to = patches + sequence * total;
+        T *to = patches + sequence * total;
         for (int i = lane; i < total; i += 32) {
             const int n = (int)ps_divide(i, p.by_patch), at = n * p.stride + (i - n * p.patch);
-            to[i] = (value(at < p.length ? at : p.length - 1) - mu) * scale; /* beyond the end the last value repeats */
+            ps_put(to + i, (value(at < p.length ? at : p.length - 1) - mu) * scale); /* beyond the end the last value repeats */
         }
     }
 }
@@ -126,7 +126,7 @@ static enum ps_status windows_make(const char *op, const char *name, const struc
     return PS_OK;
 }
 
-extern "C" enum ps_status ps_cuda_gather_patches(const struct ps_kernels *k, const struct ps_gather_patches *a)
+template <typename T> static enum ps_status gather_patches(const struct ps_kernels *k, const struct ps_gather_patches *a)
 {
     const char *op = "gather_patches";
     const struct ps_cuda_context *c = ps_cuda(k);
@@ -138,7 +138,7 @@ extern "C" enum ps_status ps_cuda_gather_patches(const struct ps_kernels *k, con
                        (long long)patch, (long long)a->stride, (long long)channels, (long long)length);
     }
     const int64_t patches = (length - patch) / a->stride + 1 + (a->pad_end ? 1 : 0), sequences = a->batch * channels;
-    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_F32, sequences * patches * patch));
+    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, ps_type_of<T>, sequences * patches * patch));
     PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, sequences));
     PS_TRY(ps_cuda_expect(op, "std", &a->std, PS_F32, sequences));
     if (patches * patch + a->stride > INT32_MAX || channels_at_once * length > INT32_MAX || sequences > INT32_MAX) {
@@ -166,15 +166,21 @@ extern "C" enum ps_status ps_cuda_gather_patches(const struct ps_kernels *k, con
                                ps_divisor_make(patch),
                                ps_divisor_make(tile),
                                ps_divisor_make(length)};
-    float *to = (float *)a->patches.data, *mean = (float *)a->mean.data, *std = (float *)a->std.data;
+    T *to = (T *)a->patches.data;
+    float *mean = (float *)a->mean.data, *std = (float *)a->std.data;
     const unsigned blocks = (unsigned)(a->batch * p.tiles);
     if (staged) {
         const size_t bytes = (size_t)(tile * pitch) * sizeof(float);
-        gather_block<true><<<blocks, block, bytes, c->stream>>>(to, mean, std, w, a->state, p);
+        gather_block<T, true><<<blocks, block, bytes, c->stream>>>(to, mean, std, w, a->state, p);
     } else {
-        gather_block<false><<<blocks, block, 0, c->stream>>>(to, mean, std, w, a->state, p);
+        gather_block<T, false><<<blocks, block, 0, c->stream>>>(to, mean, std, w, a->state, p);
     }
     PS_CUDA_LAUNCHED(op);
+}
+
+extern "C" enum ps_status ps_cuda_gather_patches(const struct ps_kernels *k, const struct ps_gather_patches *a)
+{
+    return PS_BY_REAL(k, gather_patches, k, a);
 }
 
 /* A block a sequence. */
@@ -213,8 +219,8 @@ extern "C" enum ps_status ps_cuda_gather_targets(const struct ps_kernels *k, con
 
 /* What turns x [S, H] into a forecast. */
 struct head {
-    const float *x, *bias, *mean, *std; /* x may be the output */
-    int64_t count;                      /* S H */
+    const float *x, *bias, *mean, *std;
+    int64_t count; /* S H */
     uint32_t horizon;
 };
 
@@ -234,16 +240,17 @@ static __global__ void __launch_bounds__(block) write_forecast(float *y, const s
     }
 }
 
-/* partials [gridDim.x]; scale = 2 / (S H). dx may be h.x. */
+/* partials [gridDim.x]; scale = 2 / (S H). */
+template <typename T>
 static __global__ void __launch_bounds__(block)
-    loss_partials(double *__restrict__ partials, float *dx, const float *__restrict__ targets, const struct head h, float scale)
+    loss_partials(double *__restrict__ partials, T *dx, const float *__restrict__ targets, const struct head h, float scale)
 {
     __shared__ double shared[block / 32];
     double sum = 0.0;
     for (int64_t i = (int64_t)blockIdx.x * block + threadIdx.x; i < h.count; i += (int64_t)gridDim.x * block) {
         float std;
         const float error = forecast_of(h, i, &std) - targets[i];
-        dx[i] = scale * std * error;
+        ps_put(dx + i, scale * std * error);
         sum += (double)error * error;
     }
     sum = ps_block_sum<block>(sum, shared);
@@ -334,25 +341,30 @@ extern "C" enum ps_status ps_cuda_forecast(const struct ps_kernels *k, const str
     PS_CUDA_LAUNCHED("forecast");
 }
 
-extern "C" enum ps_status ps_cuda_forecast_loss(const struct ps_kernels *k, const struct ps_forecast_loss *a)
+template <typename T> static enum ps_status forecast_loss(const struct ps_kernels *k, const struct ps_forecast_loss *a)
 {
     const char *op = "forecast_loss";
     const struct ps_cuda_context *c = ps_cuda(k);
     struct head h;
     PS_TRY(head_make(op, &a->x, &a->bias, &a->mean, &a->std, &h));
-    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, PS_F32, h.count));
+    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, ps_type_of<T>, h.count));
     PS_TRY(ps_cuda_expect(op, "targets", &a->targets, PS_F32, h.count));
     if (h.count == 0) {
         return PS_OK;
     }
     const unsigned blocks = partial_blocks(c, h.count);
     PS_TRY(ps_cuda_workspace(c, op, blocks * sizeof(double)));
-    loss_partials<<<blocks, block, 0, c->stream>>>((double *)c->workspace, (float *)a->dx.data, (const float *)a->targets.data, h,
+    loss_partials<<<blocks, block, 0, c->stream>>>((double *)c->workspace, (T *)a->dx.data, (const float *)a->targets.data, h,
                                                    (float)(2.0 / (double)h.count));
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
     finish_loss<<<1, block, 0, c->stream>>>(a->state, (const double *)c->workspace, (int)blocks,
                                             (double)a->batch / (double)h.count);
     PS_CUDA_LAUNCHED(op);
+}
+
+extern "C" enum ps_status ps_cuda_forecast_loss(const struct ps_kernels *k, const struct ps_forecast_loss *a)
+{
+    return PS_BY_REAL(k, forecast_loss, k, a);
 }
 
 extern "C" enum ps_status ps_cuda_forecast_error(const struct ps_kernels *k, const struct ps_forecast_error *a)

@@ -1,6 +1,6 @@
 /* Products. Three ways, chosen by shape and layout alone, so that a run always takes the same:
  *  - batches of matrices up to 64 x 64 x 64: tiny_gemm.cu, one launch whatever the strides;
- *  - a long sum over few outputs (a weight's gradient): split_gemm.cu;
+ *  - a long sum over few outputs (a weight's gradient) of float32: split_gemm.cu;
  *  - all others: cuBLASLt, with the first algorithm that its heuristic supports within a fixed workspace. Nothing is timed.
  *
  * A product moves at least (m k + k n + m n) elements a matrix (m n more when beta is not 0) and costs 2 m n k FLOPs. */
@@ -20,8 +20,8 @@ struct plan_key {
     int64_t ld[3], stride[3]; /* c, a, b, column-major */
     int32_t transposed[2];    /* a, b */
     int32_t alignment[3];     /* bytes, at most 16 */
-    int32_t accumulate, type; /* beta != 0; enum ps_type */
-    int32_t padding;
+    int32_t accumulate;       /* beta != 0 */
+    int32_t type, c_type;     /* enum ps_type */
 };
 
 struct plan {
@@ -120,12 +120,14 @@ enum ps_status ps_cuda_product(const struct ps_gemm *arguments, struct ps_produc
     if (rank < 2 || rank > 4 || a->rank != rank || b->rank != rank) {
         return ps_fail(PS_UNSUPPORTED, "gemm: ranks c %d, a %d, b %d; all must be the same, 2 to 4", c->rank, a->rank, b->rank);
     }
-    if (a->type != c->type || b->type != c->type || (c->type != PS_F32 && c->type != PS_BF16)) {
-        return ps_fail(PS_UNSUPPORTED, "gemm: element types c %d, a %d, b %d; all must be float32 or all bf16", (int)c->type,
-                       (int)a->type, (int)b->type);
+    if (a->type != b->type || (a->type != PS_F32 && a->type != PS_BF16) || (c->type != a->type && c->type != PS_F32)) {
+        return ps_fail(PS_UNSUPPORTED,
+                       "gemm: element types c %d, a %d, b %d; a and b must both be float32 or bf16, c likewise or float32",
+                       (int)c->type, (int)a->type, (int)b->type);
     }
     struct ps_product p = {};
-    p.type = c->type;
+    p.type = a->type;
+    p.c_type = c->type;
     p.m = c->size[rank - 2];
     p.n = c->size[rank - 1];
     p.k = a->size[rank - 1];
@@ -207,6 +209,7 @@ static int key_of(const struct ps_product *p, struct plan_key *key)
     key->n = p->n;
     key->k = p->k;
     key->type = p->type;
+    key->c_type = p->c_type;
     key->accumulate = p->beta != 0;
     return column_major(p->m, p->n, p->c.row, p->c.column, &c_transposed, &key->ld[0]) && !c_transposed &&
            column_major(p->m, p->k, p->a.row, p->a.column, &key->transposed[0], &key->ld[1]) &&
@@ -243,7 +246,7 @@ static int32_t alignment_of(const void *pointer)
 
 static enum ps_status layout_make(const struct plan_key *key, int i, int64_t rows, int64_t columns, cublasLtMatrixLayout_t *layout)
 {
-    cudaDataType_t type = key->type == PS_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    cudaDataType_t type = (i == 0 ? key->c_type : key->type) == PS_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     int32_t batch = (int32_t)key->batch;
     PS_TRY(lt_check(cublasLtMatrixLayoutCreate(layout, type, (uint64_t)rows, (uint64_t)columns, key->ld[i]), "gemm layout"));
     PS_TRY(lt_check(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch),
@@ -378,7 +381,7 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
     const struct ps_cuda_context *context = ps_cuda(k);
     struct ps_product p;
     PS_TRY(ps_cuda_product(arguments, &p));
-    int tiny = p.type == PS_F32 && p.m <= 64 && p.n <= 64 && p.k <= 64;
+    int tiny = p.c_type == p.type && p.m <= 64 && p.n <= 64 && p.k <= 64;
     if (tiny && context->tiny_gemm && p.batch[0] * p.batch[1] >= 2) {
         return ps_cuda_tiny_product(context, &p);
     }
@@ -402,7 +405,7 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
             struct ps_product part = p;
             part.batch[0] = 1;
             part.batch[1] = p.batch[1] - j < MAX_BATCH ? p.batch[1] - j : MAX_BATCH;
-            part.c = batch_from(p.c, i, j, p.type);
+            part.c = batch_from(p.c, i, j, p.c_type);
             part.a = batch_from(p.a, i, j, p.type);
             part.b = batch_from(p.b, i, j, p.type);
             PS_TRY(lt_product(k, &part, &key));

@@ -12,7 +12,7 @@ struct ps_operand {
 };
 
 struct ps_product {
-    enum ps_type type;
+    enum ps_type type, c_type; /* of a and b; of c: the same, or float32 */
     int64_t m, n, k, batch[2]; /* two batch dimensions that lie evenly are already one: batch[0] is then 1 */
     struct ps_operand c, a, b;
     float alpha, beta;

@@ -4,10 +4,10 @@
  * elements of each of N rows; h*N*e elements), so a block takes that: it walks the side that it writes, and finds the other side's
  * sectors in its multiprocessor's cache when an element of e floats is shorter than one.
  *
- * Both =. Bytes: 8 parts R h e. Flops: none. */
+ * Both =. Bytes: 8 parts R h e, half of that in bf16. Flops: none. */
 #include "kernels/cuda/primitives.cuh"
 
-/* T: float, or float4 with e counted in fours. Grid: parts * S. width = parts*h*e. */
+/* T: an element, or a vector of them with e counted in vectors. Grid: parts * S. width = parts*h*e. */
 template <typename T, bool MERGE>
 static __global__ void __launch_bounds__(256)
     move_heads(T *__restrict__ to, const T *__restrict__ from, int64_t sequences, int64_t width, int h, int patches, int e,
@@ -30,17 +30,29 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
-template <bool MERGE>
-static enum ps_status move(const struct ps_cuda_context *c, const char *op, const struct ps_tensor *heads,
-                           const struct ps_tensor *rows)
+template <typename T, bool MERGE>
+static enum ps_status launch(const struct ps_cuda_context *c, const char *op, void *to, const void *from, int64_t parts,
+                             int64_t sequences, int64_t h, int64_t patches, int64_t units)
 {
+    const int64_t total = h * patches * units;
+    const unsigned threads = total >= 256 ? 256u : (unsigned)((total + 31) / 32 * 32);
+    move_heads<T, MERGE><<<(unsigned)(parts * sequences), threads, 0, c->stream>>>(
+        (T *)to, (const T *)from, sequences, parts * h * units, (int)h, (int)patches, (int)units, ps_divisor_make(units),
+        ps_divisor_make(MERGE ? h : patches));
+    PS_CUDA_LAUNCHED(op);
+}
+
+template <bool MERGE>
+static enum ps_status move(const struct ps_kernels *k, const char *op, const struct ps_tensor *heads, const struct ps_tensor *rows)
+{
+    const struct ps_cuda_context *c = ps_cuda(k);
     if (heads->rank != 5) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): heads has rank %d, 5 is needed", op, heads->rank);
     }
     const int64_t parts = heads->size[0], sequences = heads->size[1], h = heads->size[2], patches = heads->size[3],
                   e = heads->size[4], count = ps_tensor_count(heads);
-    PS_TRY(ps_cuda_expect(op, "heads", heads, PS_F32, count));
-    PS_TRY(ps_cuda_expect(op, "rows", rows, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "heads", heads, k->real, count));
+    PS_TRY(ps_cuda_expect(op, "rows", rows, k->real, count));
     if (count == 0) {
         return PS_OK;
     }
@@ -48,29 +60,28 @@ static enum ps_status move(const struct ps_cuda_context *c, const char *op, cons
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld x %lld sequences of %lld x %lld x %lld elements are too many", op,
                        (long long)parts, (long long)sequences, (long long)h, (long long)patches, (long long)e);
     }
-    const bool vector = e % 4 == 0 && ps_cuda_aligned(heads) && ps_cuda_aligned(rows);
-    const int64_t unit = vector ? e / 4 : e, total = h * patches * unit;
-    const unsigned threads = total >= 256 ? 256u : (unsigned)((total + 31) / 32 * 32);
-    const unsigned blocks = (unsigned)(parts * sequences);
-    const struct ps_divisor by_e = ps_divisor_make(unit), by_rows = ps_divisor_make(MERGE ? h : patches);
     void *to = MERGE ? rows->data : heads->data;
     const void *from = MERGE ? heads->data : rows->data;
-    if (vector) {
-        move_heads<float4, MERGE><<<blocks, threads, 0, c->stream>>>(
-            (float4 *)to, (const float4 *)from, sequences, parts * h * unit, (int)h, (int)patches, (int)unit, by_e, by_rows);
-    } else {
-        move_heads<float, MERGE><<<blocks, threads, 0, c->stream>>>((float *)to, (const float *)from, sequences, parts * h * unit,
-                                                                    (int)h, (int)patches, (int)unit, by_e, by_rows);
+    const bool aligned = ps_cuda_aligned(heads) && ps_cuda_aligned(rows);
+    const int64_t bytes = (int64_t)ps_type_bytes(k->real), row = e * bytes; /* of a head */
+    if (aligned && row % 16 == 0) {
+        return launch<float4, MERGE>(c, op, to, from, parts, sequences, h, patches, row / 16);
     }
-    PS_CUDA_LAUNCHED(op);
+    if (bytes == 4) {
+        return launch<float, MERGE>(c, op, to, from, parts, sequences, h, patches, e);
+    }
+    if (aligned && row % 8 == 0) {
+        return launch<float2, MERGE>(c, op, to, from, parts, sequences, h, patches, row / 8);
+    }
+    return launch<uint16_t, MERGE>(c, op, to, from, parts, sequences, h, patches, e);
 }
 
 extern "C" enum ps_status ps_cuda_head_split(const struct ps_kernels *k, const struct ps_head_split *a)
 {
-    return move<false>(ps_cuda(k), "head_split", &a->heads, &a->rows);
+    return move<false>(k, "head_split", &a->heads, &a->rows);
 }
 
 extern "C" enum ps_status ps_cuda_head_merge(const struct ps_kernels *k, const struct ps_head_merge *a)
 {
-    return move<true>(ps_cuda(k), "head_merge", &a->heads, &a->rows);
+    return move<true>(k, "head_merge", &a->heads, &a->rows);
 }

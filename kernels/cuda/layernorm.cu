@@ -4,15 +4,16 @@
  * its two statistics are sums over those lanes. The variance is that of the differences from the mean, never E[x^2] - E[x]^2.
  *
  * Forward: y, mean, rstd =. Bytes: 8 R d. Flops: 8 R d.
- * Backward: dx =; dgamma, dbeta +=. Bytes: 12 R d, and 8 d for each block's partial row (L2). Flops: 14 R d. */
+ * Backward: dx =; dgamma, dbeta +=. Bytes: 12 R d, and 8 d for each block's partial row (L2). Flops: 14 R d.
+ * In bf16 half the bytes of rows; gamma, beta, statistics and sums are fp32. */
 #include "kernels/cuda/primitives.cuh"
 
 static const int block = 256;
 
 /* A row in LANES lanes: lane l holds VEC elements at (item * LANES + l) * VEC. */
-template <int LANES, int VEC, int ITEMS>
+template <typename T, int LANES, int VEC, int ITEMS>
 static __global__ void __launch_bounds__(block)
-    layernorm_rows(float *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const float *__restrict__ x,
+    layernorm_rows(T *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const T *__restrict__ x,
                    const float *__restrict__ gamma, const float *__restrict__ beta, int64_t rows, int d, float epsilon)
 {
     const int lane = threadIdx.x % LANES;
@@ -72,20 +73,21 @@ static __global__ void __launch_bounds__(block)
 }
 
 /* Any d: a block a row, which it reads three times (twice from the caches). */
+template <typename T>
 static __global__ void __launch_bounds__(block)
-    layernorm_long_rows(float *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const float *__restrict__ x,
+    layernorm_long_rows(T *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const T *__restrict__ x,
                         const float *__restrict__ gamma, const float *__restrict__ beta, int d, float epsilon)
 {
     __shared__ float shared[block / 32];
     const int64_t row = blockIdx.x;
-    const float *in = x + row * d;
+    const T *in = x + row * d;
     float sum = 0.0f, squares = 0.0f;
     for (int i = threadIdx.x; i < d; i += block) {
-        sum += in[i];
+        sum += ps_float(in[i]);
     }
     const float mu = ps_block_sum<block>(sum, shared) / (float)d;
     for (int i = threadIdx.x; i < d; i += block) {
-        const float difference = in[i] - mu;
+        const float difference = ps_float(in[i]) - mu;
         squares += difference * difference;
     }
     const float rs = rsqrtf(ps_block_sum<block>(squares, shared) / (float)d + epsilon);
@@ -94,25 +96,25 @@ static __global__ void __launch_bounds__(block)
         rstd[row] = rs;
     }
     for (int i = threadIdx.x; i < d; i += block) {
-        y[row * d + i] = (in[i] - mu) * rs * gamma[i] + beta[i];
+        ps_put(y + row * d + i, (ps_float(in[i]) - mu) * rs * gamma[i] + beta[i]);
     }
 }
 
-template <int LANES, int VEC, int ITEMS>
+template <typename T, int LANES, int VEC, int ITEMS>
 static void launch_rows(const struct ps_cuda_context *c, const struct ps_layernorm *a, int64_t rows, int d)
 {
-    layernorm_rows<LANES, VEC, ITEMS><<<ps_cuda_blocks(rows, block / LANES), block, 0, c->stream>>>(
-        (float *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data, (const float *)a->x.data, (const float *)a->gamma.data,
+    layernorm_rows<T, LANES, VEC, ITEMS><<<ps_cuda_blocks(rows, block / LANES), block, 0, c->stream>>>(
+        (T *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->x.data, (const float *)a->gamma.data,
         (const float *)a->beta.data, rows, d, (float)a->epsilon);
 }
 
-extern "C" enum ps_status ps_cuda_layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
+template <typename T> static enum ps_status layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
 {
     const char *op = "layernorm";
     const struct ps_cuda_context *c = ps_cuda(k);
     const int64_t d = ps_cuda_width(&a->gamma), count = ps_tensor_count(&a->x), rows = d > 0 ? count / d : 0;
-    PS_TRY(ps_cuda_expect(op, "x", &a->x, PS_F32, rows * d));
-    PS_TRY(ps_cuda_expect(op, "y", &a->y, PS_F32, rows * d));
+    PS_TRY(ps_cuda_expect(op, "x", &a->x, ps_type_of<T>, rows * d));
+    PS_TRY(ps_cuda_expect(op, "y", &a->y, ps_type_of<T>, rows * d));
     PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows));
     PS_TRY(ps_cuda_expect(op, "rstd", &a->rstd, PS_F32, rows));
     PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
@@ -120,37 +122,58 @@ extern "C" enum ps_status ps_cuda_layernorm(const struct ps_kernels *k, const st
     if (rows == 0) {
         return PS_OK;
     }
-    const bool vector =
-        d % 4 == 0 && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->y) && ps_cuda_aligned(&a->gamma) && ps_cuda_aligned(&a->beta);
+    const bool vector = d % ps_vector<T> == 0 && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->y) && ps_cuda_aligned(&a->gamma) &&
+                        ps_cuda_aligned(&a->beta);
     const int n = (int)d;
     if (d > 1024) {
-        layernorm_long_rows<<<(unsigned)rows, block, 0, c->stream>>>(
-            (float *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data, (const float *)a->x.data,
-            (const float *)a->gamma.data, (const float *)a->beta.data, n, (float)a->epsilon);
+        layernorm_long_rows<T><<<(unsigned)rows, block, 0, c->stream>>>(
+            (T *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->x.data, (const float *)a->gamma.data,
+            (const float *)a->beta.data, n, (float)a->epsilon);
     } else if (!vector) {
         if (d <= 32) {
-            launch_rows<8, 1, 4>(c, a, rows, n);
+            launch_rows<T, 8, 1, 4>(c, a, rows, n);
         } else if (d <= 128) {
-            launch_rows<32, 1, 4>(c, a, rows, n);
+            launch_rows<T, 32, 1, 4>(c, a, rows, n);
         } else {
-            launch_rows<32, 1, 32>(c, a, rows, n);
+            launch_rows<T, 32, 1, 32>(c, a, rows, n);
+        }
+    } else if constexpr (ps_vector<T> == 8) {
+        if (d <= 16) {
+            launch_rows<T, 2, 8, 1>(c, a, rows, n);
+        } else if (d <= 32) {
+            launch_rows<T, 4, 8, 1>(c, a, rows, n);
+        } else if (d <= 64) {
+            launch_rows<T, 8, 8, 1>(c, a, rows, n);
+        } else if (d <= 128) {
+            launch_rows<T, 8, 8, 2>(c, a, rows, n);
+        } else if (d <= 256) {
+            launch_rows<T, 16, 8, 2>(c, a, rows, n);
+        } else if (d <= 512) {
+            launch_rows<T, 32, 8, 2>(c, a, rows, n);
+        } else {
+            launch_rows<T, 32, 8, 4>(c, a, rows, n);
         }
     } else if (d <= 16) {
-        launch_rows<4, 4, 1>(c, a, rows, n);
+        launch_rows<T, 4, 4, 1>(c, a, rows, n);
     } else if (d <= 32) {
-        launch_rows<8, 4, 1>(c, a, rows, n);
+        launch_rows<T, 8, 4, 1>(c, a, rows, n);
     } else if (d <= 64) {
-        launch_rows<8, 4, 2>(c, a, rows, n);
+        launch_rows<T, 8, 4, 2>(c, a, rows, n);
     } else if (d <= 128) {
-        launch_rows<8, 4, 4>(c, a, rows, n);
+        launch_rows<T, 8, 4, 4>(c, a, rows, n);
     } else if (d <= 256) {
-        launch_rows<16, 4, 4>(c, a, rows, n);
+        launch_rows<T, 16, 4, 4>(c, a, rows, n);
     } else if (d <= 512) {
-        launch_rows<32, 4, 4>(c, a, rows, n);
+        launch_rows<T, 32, 4, 4>(c, a, rows, n);
     } else {
-        launch_rows<32, 4, 8>(c, a, rows, n);
+        launch_rows<T, 32, 4, 8>(c, a, rows, n);
     }
     PS_CUDA_LAUNCHED(op);
+}
+
+extern "C" enum ps_status ps_cuda_layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
+{
+    return PS_BY_REAL(k, layernorm, k, a);
 }
 
 /* Blocks a multiprocessor holds, by elements a lane (its registers). */
@@ -187,9 +210,9 @@ static __device__ __forceinline__ void sum_groups(float *out, float (&v)[ITEMS *
 }
 
 /* partials [gridDim.x, 2 d]: a block's dgamma, then its dbeta. dx may be dy. */
-template <int LANES, int VEC, int ITEMS>
+template <typename T, int LANES, int VEC, int ITEMS>
 static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
-    layernorm_backward_rows(float *dx, float *__restrict__ partials, const float *dy, const float *__restrict__ x,
+    layernorm_backward_rows(T *dx, float *__restrict__ partials, const T *dy, const T *__restrict__ x,
                             const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
                             int64_t rows, int d)
 {
@@ -257,8 +280,9 @@ static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
 }
 
 /* Any d: a block a row at a time; its sums grow in its own partial row, a column always by the same thread. */
+template <typename T>
 static __global__ void __launch_bounds__(block)
-    layernorm_backward_long_rows(float *dx, float *__restrict__ partials, const float *dy, const float *__restrict__ x,
+    layernorm_backward_long_rows(T *dx, float *__restrict__ partials, const T *dy, const T *__restrict__ x,
                                  const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
                                  int64_t rows, int d)
 {
@@ -271,7 +295,7 @@ static __global__ void __launch_bounds__(block)
         const float mu = mean[row], rs = rstd[row];
         float sum = 0.0f, product = 0.0f;
         for (int i = threadIdx.x; i < d; i += block) {
-            const float up = dy[row * d + i], xhat = (x[row * d + i] - mu) * rs;
+            const float up = ps_float(dy[row * d + i]), xhat = (ps_float(x[row * d + i]) - mu) * rs;
             out[i] += up * xhat;
             out[d + i] += up;
             sum += up * gamma[i];
@@ -280,33 +304,33 @@ static __global__ void __launch_bounds__(block)
         sum = ps_block_sum<block>(sum, shared) / (float)d;
         product = ps_block_sum<block>(product, shared) / (float)d;
         for (int i = threadIdx.x; i < d; i += block) {
-            const float xhat = (x[row * d + i] - mu) * rs;
-            dx[row * d + i] = rs * (dy[row * d + i] * gamma[i] - sum - xhat * product);
+            const float xhat = (ps_float(x[row * d + i]) - mu) * rs;
+            ps_put(dx + row * d + i, rs * (ps_float(dy[row * d + i]) * gamma[i] - sum - xhat * product));
         }
     }
 }
 
 /* Returns the number of blocks: as many as the device holds at once, fewer when there are fewer rows. */
-template <int LANES, int VEC, int ITEMS>
+template <typename T, int LANES, int VEC, int ITEMS>
 static unsigned launch_backward(const struct ps_cuda_context *c, const struct ps_layernorm_backward *a, int64_t rows, int d)
 {
     const unsigned most = (unsigned)(c->multiprocessors * resident(VEC * ITEMS));
     unsigned blocks = ps_cuda_blocks(rows, block / LANES);
     blocks = blocks < most ? blocks : most;
-    layernorm_backward_rows<LANES, VEC, ITEMS><<<blocks, block, 0, c->stream>>>(
-        (float *)a->dx.data, (float *)c->workspace, (const float *)a->dy.data, (const float *)a->x.data,
-        (const float *)a->mean.data, (const float *)a->rstd.data, (const float *)a->gamma.data, rows, d);
+    layernorm_backward_rows<T, LANES, VEC, ITEMS><<<blocks, block, 0, c->stream>>>(
+        (T *)a->dx.data, (float *)c->workspace, (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
+        (const float *)a->rstd.data, (const float *)a->gamma.data, rows, d);
     return blocks;
 }
 
-extern "C" enum ps_status ps_cuda_layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
+template <typename T> static enum ps_status layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
 {
     const char *op = "layernorm_backward";
     const struct ps_cuda_context *c = ps_cuda(k);
     const int64_t d = ps_cuda_width(&a->gamma), count = ps_tensor_count(&a->x), rows = d > 0 ? count / d : 0;
-    PS_TRY(ps_cuda_expect(op, "x", &a->x, PS_F32, rows * d));
-    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, PS_F32, rows * d));
-    PS_TRY(ps_cuda_expect(op, "dy", &a->dy, PS_F32, rows * d));
+    PS_TRY(ps_cuda_expect(op, "x", &a->x, ps_type_of<T>, rows * d));
+    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, ps_type_of<T>, rows * d));
+    PS_TRY(ps_cuda_expect(op, "dy", &a->dy, ps_type_of<T>, rows * d));
     PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows));
     PS_TRY(ps_cuda_expect(op, "rstd", &a->rstd, PS_F32, rows));
     PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
@@ -315,40 +339,61 @@ extern "C" enum ps_status ps_cuda_layernorm_backward(const struct ps_kernels *k,
     if (rows == 0) {
         return PS_OK;
     }
-    const bool vector =
-        d % 4 == 0 && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->dx) && ps_cuda_aligned(&a->dy) && ps_cuda_aligned(&a->gamma);
+    const bool vector = d % ps_vector<T> == 0 && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->dx) && ps_cuda_aligned(&a->dy) &&
+                        ps_cuda_aligned(&a->gamma);
     const int n = (int)d;
     PS_TRY(ps_cuda_workspace(c, op, (size_t)c->multiprocessors * (d <= 1024 ? 4 : 1) * 2 * (size_t)d * sizeof(float)));
     unsigned blocks;
     if (d > 1024) {
         blocks = rows < c->multiprocessors ? (unsigned)rows : (unsigned)c->multiprocessors;
-        layernorm_backward_long_rows<<<blocks, block, 0, c->stream>>>(
-            (float *)a->dx.data, (float *)c->workspace, (const float *)a->dy.data, (const float *)a->x.data,
-            (const float *)a->mean.data, (const float *)a->rstd.data, (const float *)a->gamma.data, rows, n);
+        layernorm_backward_long_rows<T><<<blocks, block, 0, c->stream>>>(
+            (T *)a->dx.data, (float *)c->workspace, (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
+            (const float *)a->rstd.data, (const float *)a->gamma.data, rows, n);
     } else if (!vector) {
         if (d <= 32) {
-            blocks = launch_backward<8, 1, 4>(c, a, rows, n);
+            blocks = launch_backward<T, 8, 1, 4>(c, a, rows, n);
         } else if (d <= 128) {
-            blocks = launch_backward<32, 1, 4>(c, a, rows, n);
+            blocks = launch_backward<T, 32, 1, 4>(c, a, rows, n);
         } else {
-            blocks = launch_backward<32, 1, 32>(c, a, rows, n);
+            blocks = launch_backward<T, 32, 1, 32>(c, a, rows, n);
+        }
+    } else if constexpr (ps_vector<T> == 8) {
+        if (d <= 16) {
+            blocks = launch_backward<T, 2, 8, 1>(c, a, rows, n);
+        } else if (d <= 32) {
+            blocks = launch_backward<T, 4, 8, 1>(c, a, rows, n);
+        } else if (d <= 64) {
+            blocks = launch_backward<T, 8, 8, 1>(c, a, rows, n);
+        } else if (d <= 128) {
+            blocks = launch_backward<T, 16, 8, 1>(c, a, rows, n);
+        } else if (d <= 256) {
+            blocks = launch_backward<T, 32, 8, 1>(c, a, rows, n);
+        } else if (d <= 512) {
+            blocks = launch_backward<T, 32, 8, 2>(c, a, rows, n);
+        } else {
+            blocks = launch_backward<T, 32, 8, 4>(c, a, rows, n);
         }
     } else if (d <= 16) {
-        blocks = launch_backward<4, 4, 1>(c, a, rows, n);
+        blocks = launch_backward<T, 4, 4, 1>(c, a, rows, n);
     } else if (d <= 32) {
-        blocks = launch_backward<8, 4, 1>(c, a, rows, n);
+        blocks = launch_backward<T, 8, 4, 1>(c, a, rows, n);
     } else if (d <= 64) {
-        blocks = launch_backward<16, 4, 1>(c, a, rows, n);
+        blocks = launch_backward<T, 16, 4, 1>(c, a, rows, n);
     } else if (d <= 128) {
-        blocks = launch_backward<16, 4, 2>(c, a, rows, n);
+        blocks = launch_backward<T, 16, 4, 2>(c, a, rows, n);
     } else if (d <= 256) {
-        blocks = launch_backward<32, 4, 2>(c, a, rows, n);
+        blocks = launch_backward<T, 32, 4, 2>(c, a, rows, n);
     } else if (d <= 512) {
-        blocks = launch_backward<32, 4, 4>(c, a, rows, n);
+        blocks = launch_backward<T, 32, 4, 4>(c, a, rows, n);
     } else {
-        blocks = launch_backward<32, 4, 8>(c, a, rows, n);
+        blocks = launch_backward<T, 32, 4, 8>(c, a, rows, n);
     }
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
     return ps_cuda_add_columns(c, op, (float *)a->dgamma.data, (float *)a->dbeta.data, d, (const float *)c->workspace, blocks,
                                2 * d);
+}
+
+extern "C" enum ps_status ps_cuda_layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
+{
+    return PS_BY_REAL(k, layernorm_backward, k, a);
 }

@@ -5,7 +5,7 @@
  * beta2 is far below float's resolution against a long history.
  *
  * sum_squares: gradient_squares =. Bytes: 4 n. Flops: 2 n; double partials a block, summed in a fixed order by a second kernel.
- * adamw: parameters, m, v =, gradients = 0. Bytes: 40 n. Flops: 16 n.
+ * adamw: parameters, m, v =, gradients = 0. Bytes: 40 n, and 2 n for the bf16 copy. Flops: 16 n.
  * advance: step, cursor +=. */
 #include "kernels/cuda/primitives.cuh"
 
@@ -99,11 +99,13 @@ static __device__ __forceinline__ void update(float &parameter, float gradient, 
     parameter -= s.lr * (m * s.m_scale / denominator + decayed);
 }
 
-/* VEC elements a thread; VEC 4 wants every buffer aligned to 16 bytes, and its last thread takes what is left over. */
-template <int VEC>
+/* VEC elements a thread; VEC 4 wants every buffer aligned to 16 bytes, and its last thread takes what is left over. COPY: copy is
+ * written. */
+template <int VEC, bool COPY>
 static __global__ void __launch_bounds__(block, 4)
     adamw_elements(float *__restrict__ parameters, float *__restrict__ gradients, float *__restrict__ m, double *__restrict__ v,
-                   const double *__restrict__ learning_rates, const struct ps_step_state *__restrict__ state, const adamw_plain a)
+                   ps_bf16 *__restrict__ copy, const double *__restrict__ learning_rates,
+                   const struct ps_step_state *__restrict__ state, const adamw_plain a)
 {
     __shared__ struct adamw_step shared;
     const int64_t i = ((int64_t)blockIdx.x * block + threadIdx.x) * VEC;
@@ -146,6 +148,9 @@ static __global__ void __launch_bounds__(block, 4)
             g[j] = 0.0f;
         }
         ps_store<VEC>(parameters + i, p);
+        if constexpr (COPY) {
+            ps_store<VEC>(copy + i, p);
+        }
         ps_store<VEC>(gradients + i, g);
         ps_store<VEC>(m + i, first);
         if constexpr (VEC == 4) {
@@ -158,7 +163,26 @@ static __global__ void __launch_bounds__(block, 4)
         for (int64_t j = i; j < a.count; j++) { /* the last few */
             update(parameters[j], gradients[j], m[j], v[j], a, s, j < a.decayed);
             gradients[j] = 0.0f;
+            if constexpr (COPY) {
+                ps_put(copy + j, parameters[j]);
+            }
         }
+    }
+}
+
+template <bool COPY> static void launch_adamw(const struct ps_cuda_context *c, const struct ps_adamw *a, const adamw_plain &plain)
+{
+    float *parameters = (float *)a->parameters.data, *gradients = (float *)a->gradients.data, *m = (float *)a->m.data;
+    double *v = (double *)a->v.data;
+    ps_bf16 *copy = (ps_bf16 *)a->copy.data;
+    const double *rates = (const double *)a->learning_rates.data;
+    if (ps_cuda_aligned(&a->parameters) && ps_cuda_aligned(&a->gradients) && ps_cuda_aligned(&a->m) && ps_cuda_aligned(&a->v) &&
+        ps_cuda_aligned(&a->copy)) {
+        adamw_elements<4, COPY><<<ps_cuda_blocks(plain.count, 4 * block), block, 0, c->stream>>>(parameters, gradients, m, v, copy,
+                                                                                                 rates, a->state, plain);
+    } else {
+        adamw_elements<1, COPY><<<ps_cuda_blocks(plain.count, block), block, 0, c->stream>>>(parameters, gradients, m, v, copy,
+                                                                                             rates, a->state, plain);
     }
 }
 
@@ -172,19 +196,17 @@ extern "C" enum ps_status ps_cuda_adamw(const struct ps_kernels *k, const struct
     PS_TRY(ps_cuda_expect(op, "m", &a->m, PS_F32, count));
     PS_TRY(ps_cuda_expect(op, "v", &a->v, PS_F64, count));
     PS_TRY(ps_cuda_expect(op, "learning_rates", &a->learning_rates, PS_F64, steps));
+    if (a->copy.data) {
+        PS_TRY(ps_cuda_expect(op, "copy", &a->copy, PS_BF16, count));
+    }
     if (count == 0) {
         return PS_OK;
     }
     const struct adamw_plain plain = {a->beta1, a->beta2, a->epsilon, a->weight_decay, a->clip_norm, count, a->decayed, steps};
-    float *parameters = (float *)a->parameters.data, *gradients = (float *)a->gradients.data, *m = (float *)a->m.data;
-    double *v = (double *)a->v.data;
-    const double *rates = (const double *)a->learning_rates.data;
-    if (ps_cuda_aligned(&a->parameters) && ps_cuda_aligned(&a->gradients) && ps_cuda_aligned(&a->m) && ps_cuda_aligned(&a->v)) {
-        adamw_elements<4>
-            <<<ps_cuda_blocks(count, 4 * block), block, 0, c->stream>>>(parameters, gradients, m, v, rates, a->state, plain);
+    if (a->copy.data) {
+        launch_adamw<true>(c, a, plain);
     } else {
-        adamw_elements<1>
-            <<<ps_cuda_blocks(count, block), block, 0, c->stream>>>(parameters, gradients, m, v, rates, a->state, plain);
+        launch_adamw<false>(c, a, plain);
     }
     PS_CUDA_LAUNCHED(op);
 }

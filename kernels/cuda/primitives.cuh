@@ -2,14 +2,26 @@
 #ifndef PS_KERNELS_CUDA_PRIMITIVES_CUH
 #define PS_KERNELS_CUDA_PRIMITIVES_CUH
 
+#include <cuda_bf16.h>
+
 #include "kernels/cuda/cuda.cuh"
 
-/* ---- 1 or 4 consecutive floats ---- */
+typedef __nv_bfloat16 ps_bf16;
+
+/* Elements of type T in 16 bytes: 4 floats or 8 bf16. */
+template <typename T> static constexpr int ps_vector = 16 / (int)sizeof(T);
+
+template <typename T> static constexpr enum ps_type ps_type_of = sizeof(T) == 2 ? PS_BF16 : PS_F32;
+
+/* ---- 1, 4 or 8 consecutive elements, aligned to their size (at most 16 bytes); in registers they are floats ---- */
 
 template <int VEC> static __device__ __forceinline__ void ps_load(float *r, const float *p)
 {
-    static_assert(VEC == 1 || VEC == 4, "1 or 4 floats");
-    if constexpr (VEC == 4) {
+    static_assert(VEC == 1 || VEC == 4 || VEC == 8, "1, 4 or 8 elements");
+    if constexpr (VEC == 8) {
+        ps_load<4>(r, p);
+        ps_load<4>(r + 4, p + 4);
+    } else if constexpr (VEC == 4) {
         const float4 v = *(const float4 *)p;
         r[0] = v.x;
         r[1] = v.y;
@@ -22,12 +34,82 @@ template <int VEC> static __device__ __forceinline__ void ps_load(float *r, cons
 
 template <int VEC> static __device__ __forceinline__ void ps_store(float *p, const float *r)
 {
-    static_assert(VEC == 1 || VEC == 4, "1 or 4 floats");
-    if constexpr (VEC == 4) {
+    static_assert(VEC == 1 || VEC == 4 || VEC == 8, "1, 4 or 8 elements");
+    if constexpr (VEC == 8) {
+        ps_store<4>(p, r);
+        ps_store<4>(p + 4, r + 4);
+    } else if constexpr (VEC == 4) {
         *(float4 *)p = make_float4(r[0], r[1], r[2], r[3]);
     } else {
         *p = r[0];
     }
+}
+
+/* Two bf16 in a word, the first in its low half: a bf16 is the high half of a float. */
+static __device__ __forceinline__ void ps_unpack(float *r, uint32_t word)
+{
+    r[0] = __uint_as_float(word << 16);
+    r[1] = __uint_as_float(word & 0xffff0000u);
+}
+
+/* Rounded to nearest, ties to even. */
+static __device__ __forceinline__ uint32_t ps_pack(const float *r)
+{
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(r[0], r[1]);
+    return *(const uint32_t *)&pair;
+}
+
+template <int VEC> static __device__ __forceinline__ void ps_load(float *r, const ps_bf16 *p)
+{
+    static_assert(VEC == 1 || VEC == 4 || VEC == 8, "1, 4 or 8 elements");
+    if constexpr (VEC == 8) {
+        const uint4 v = *(const uint4 *)p;
+        ps_unpack(r, v.x);
+        ps_unpack(r + 2, v.y);
+        ps_unpack(r + 4, v.z);
+        ps_unpack(r + 6, v.w);
+    } else if constexpr (VEC == 4) {
+        const uint2 v = *(const uint2 *)p;
+        ps_unpack(r, v.x);
+        ps_unpack(r + 2, v.y);
+    } else {
+        r[0] = __bfloat162float(*p);
+    }
+}
+
+template <int VEC> static __device__ __forceinline__ void ps_store(ps_bf16 *p, const float *r)
+{
+    static_assert(VEC == 1 || VEC == 4 || VEC == 8, "1, 4 or 8 elements");
+    if constexpr (VEC == 8) {
+        *(uint4 *)p = make_uint4(ps_pack(r), ps_pack(r + 2), ps_pack(r + 4), ps_pack(r + 6));
+    } else if constexpr (VEC == 4) {
+        *(uint2 *)p = make_uint2(ps_pack(r), ps_pack(r + 2));
+    } else {
+        *p = __float2bfloat16_rn(r[0]);
+    }
+}
+
+/* function<T>(..) with the table's activations. */
+#define PS_BY_REAL(k, function, ...) ((k)->real == PS_BF16 ? function<ps_bf16>(__VA_ARGS__) : function<float>(__VA_ARGS__))
+
+static __device__ __forceinline__ float ps_float(float x)
+{
+    return x;
+}
+
+static __device__ __forceinline__ float ps_float(ps_bf16 x)
+{
+    return __bfloat162float(x);
+}
+
+static __device__ __forceinline__ void ps_put(float *p, float x)
+{
+    *p = x;
+}
+
+static __device__ __forceinline__ void ps_put(ps_bf16 *p, float x)
+{
+    *p = __float2bfloat16_rn(x);
 }
 
 /* ---- reductions: every lane of the warp takes part; a group is LANES neighbouring lanes, and all of it gets the result ---- */

@@ -71,8 +71,8 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     if (strcmp(device->kind, "cuda") != 0) {
         return ps_fail(PS_UNSUPPORTED, "the cuda backend works on a cuda device, not on %s", device->kind);
     }
-    if (precision != PS_FP32 && precision != PS_TF32) {
-        return ps_fail(PS_UNSUPPORTED, "the cuda backend has no precision %s: fp32 or tf32", ps_precision_name(precision));
+    if (precision != PS_FP32 && precision != PS_TF32 && precision != PS_PRECISION_BF16) {
+        return ps_fail(PS_UNSUPPORTED, "the cuda backend has no precision %s: fp32, tf32 or bf16", ps_precision_name(precision));
     }
     struct ps_kernels *k = new (std::nothrow) ps_kernels();
     struct ps_cuda_context *c = new (std::nothrow) ps_cuda_context();
@@ -84,7 +84,8 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     c->tiny_gemm = options ? options->tiny_gemm : 1;
     k->backend = "cuda";
     k->precision = precision;
-    k->real = PS_F32;
+    k->real = precision == PS_PRECISION_BF16 ? PS_BF16 : PS_F32;
+    k->parameter = PS_F32;
     k->statistics = PS_F32;
     k->device = device;
     k->context = c;

@@ -3,11 +3,13 @@
  *
  * Each matrix has its own few threads of a block. They copy a and b to shared memory (16 bytes a time where the layout allows it),
  * each sums a TM x TN tile of c in registers (FFMA, for tf32 too: the kernel is bound by memory), and c leaves through shared
- * memory so that its stores are whole lines.
+ * memory so that its stores are whole lines. In bf16 the copies to and from shared memory convert: there and in registers all is
+ * float.
  *
- * Bytes: 4 batch (m k + k n + m n), and m n more when beta is not 0. FLOPs 2 m n k batch.
+ * Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0. FLOPs 2 m n k batch.
  * 42 x 42 x 8, batch 43,008: 419 MB, 1.2 GFLOP. */
 #include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/primitives.cuh"
 
 #include <stdlib.h>
 
@@ -16,14 +18,16 @@
 #define SHARED_FLOATS (48 * 1024 / 4) /* what every device gives without asking */
 #define SLACK 8                       /* a thread's last tile may read (never write) this far past its matrix */
 
-/* A matrix in global memory and its copy in shared memory: `outer` lines of `inner` pieces of 1 or 4 floats. */
+/* A matrix in global memory and its copy, of floats, in shared memory: `outer` lines of `inner` pieces of 1, 4 or (bf16) 8
+ * elements.
+ */
 struct lines {
-    float *data;
+    char *data;
     int64_t batch[2];
     int inner, count;              /* pieces of a line; of the matrix */
-    int line_stride, piece_stride; /* global, in floats */
+    int line_stride, piece_stride; /* global, in elements */
     int ld;                        /* of a line in shared memory */
-    int wide;                      /* pieces of 4 floats */
+    int wide;                      /* elements of a piece, 0 for single ones */
     int line_step, piece_step;     /* the pieces a thread takes lie `threads` apart: so many lines and pieces */
     int row, column;               /* strides of the matrix in shared memory */
     int floats;                    /* of shared memory */
@@ -48,12 +52,12 @@ __device__ static inline void copy_async(float *shared, const float *global, boo
     }
 }
 
-/* Calls body(offset in shared memory, offset in global memory) for each of this thread's pieces. */
-template <typename F> __device__ static inline void each_piece(const struct lines &x, int thread, int threads, F body)
+/* Calls body(offset in shared memory, offset in global memory) for each of this thread's pieces of W elements. */
+template <int W, typename F> __device__ static inline void each_piece(const struct lines &x, int thread, int threads, F body)
 {
-    int line = thread / x.inner, piece = thread - line * x.inner, width = x.wide ? 4 : 1;
+    int line = thread / x.inner, piece = thread - line * x.inner;
     for (int i = thread; i < x.count; i += threads) {
-        body(line * x.ld + piece * width, line * x.line_stride + piece * x.piece_stride);
+        body(line * x.ld + piece * W, line * x.line_stride + piece * x.piece_stride);
         line += x.line_step;
         piece += x.piece_step;
         if (piece >= x.inner) {
@@ -63,14 +67,61 @@ template <typename F> __device__ static inline void each_piece(const struct line
     }
 }
 
+__device__ static inline void load_pieces(const struct lines &x, float *shared, const float *global, int thread, int threads)
+{
+    if (x.wide) {
+        each_piece<4>(x, thread, threads, [&](int to, int from) { copy_async(shared + to, global + from, true); });
+    } else {
+        each_piece<1>(x, thread, threads, [&](int to, int from) { copy_async(shared + to, global + from, false); });
+    }
+}
+
+/* Through registers, which convert; several loads are on their way at once. */
+template <int W>
+__device__ static inline void convert_pieces(const struct lines &x, float *shared, const ps_bf16 *global, int thread, int threads)
+{
+    constexpr int FLIGHT = 4;
+    int line = thread / x.inner, piece = thread - line * x.inner;
+    for (int i = thread; i < x.count; i += FLIGHT * threads) {
+        float values[FLIGHT][W];
+        int to[FLIGHT];
+#pragma unroll
+        for (int q = 0; q < FLIGHT; q++) {
+            to[q] = line * x.ld + piece * W;
+            if (i + q * threads < x.count) {
+                ps_load<W>(values[q], global + line * x.line_stride + piece * x.piece_stride);
+            }
+            line += x.line_step;
+            piece += x.piece_step;
+            if (piece >= x.inner) {
+                piece -= x.inner;
+                line++;
+            }
+        }
+#pragma unroll
+        for (int q = 0; q < FLIGHT; q++) {
+            if (i + q * threads < x.count) {
+                ps_store<W>(shared + to[q], values[q]);
+            }
+        }
+    }
+}
+
+__device__ static inline void load_pieces(const struct lines &x, float *shared, const ps_bf16 *global, int thread, int threads)
+{
+    if (x.wide == 8) {
+        convert_pieces<8>(x, shared, global, thread, threads);
+    } else if (x.wide == 4) {
+        convert_pieces<4>(x, shared, global, thread, threads);
+    } else {
+        convert_pieces<1>(x, shared, global, thread, threads);
+    }
+}
+
+template <typename T>
 __device__ static inline void load(const struct lines &x, float *shared, int64_t batch_offset, int thread, int threads)
 {
-    const float *global = x.data + batch_offset;
-    if (x.wide) {
-        each_piece(x, thread, threads, [&](int to, int from) { copy_async(shared + to, global + from, true); });
-    } else {
-        each_piece(x, thread, threads, [&](int to, int from) { copy_async(shared + to, global + from, false); });
-    }
+    load_pieces(x, shared, (const T *)x.data + batch_offset, thread, threads);
 }
 
 __device__ static inline float blend(float sum, float old, float alpha, float beta)
@@ -78,12 +129,11 @@ __device__ static inline float blend(float sum, float old, float alpha, float be
     return fmaf(beta, old, alpha * sum);
 }
 
-__device__ static inline void store(const struct lines &x, const float *shared, int64_t batch_offset, int thread, int threads,
-                                    float alpha, float beta)
+__device__ static inline void store_pieces(const struct lines &x, const float *shared, float *global, int thread, int threads,
+                                           float alpha, float beta)
 {
-    float *global = x.data + batch_offset;
     if (x.wide) {
-        each_piece(x, thread, threads, [&](int from, int to) {
+        each_piece<4>(x, thread, threads, [&](int from, int to) {
             float4 v = *(const float4 *)(shared + from), *out = (float4 *)(global + to);
             if (beta != 0) {
                 float4 old = *out;
@@ -95,11 +145,54 @@ __device__ static inline void store(const struct lines &x, const float *shared, 
             *out = v;
         });
     } else {
-        each_piece(x, thread, threads, [&](int from, int to) {
+        each_piece<1>(x, thread, threads, [&](int from, int to) {
             float v = shared[from], *out = global + to;
             *out = beta != 0 ? blend(v, *out, alpha, beta) : alpha * v;
         });
     }
+}
+
+template <int W>
+__device__ static inline void round_pieces(const struct lines &x, const float *shared, ps_bf16 *global, int thread, int threads,
+                                           float alpha, float beta)
+{
+    each_piece<W>(x, thread, threads, [&](int from, int to) {
+        float v[W];
+        ps_load<W>(v, shared + from);
+        if (beta != 0) {
+            float old[W];
+            ps_load<W>(old, global + to);
+#pragma unroll
+            for (int i = 0; i < W; i++) {
+                v[i] = blend(v[i], old[i], alpha, beta);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < W; i++) {
+                v[i] *= alpha;
+            }
+        }
+        ps_store<W>(global + to, v);
+    });
+}
+
+__device__ static inline void store_pieces(const struct lines &x, const float *shared, ps_bf16 *global, int thread, int threads,
+                                           float alpha, float beta)
+{
+    if (x.wide == 8) {
+        round_pieces<8>(x, shared, global, thread, threads, alpha, beta);
+    } else if (x.wide == 4) {
+        round_pieces<4>(x, shared, global, thread, threads, alpha, beta);
+    } else {
+        round_pieces<1>(x, shared, global, thread, threads, alpha, beta);
+    }
+}
+
+template <typename T>
+__device__ static inline void store(const struct lines &x, const float *shared, int64_t batch_offset, int thread, int threads,
+                                    float alpha, float beta)
+{
+    store_pieces(x, shared, (T *)x.data + batch_offset, thread, threads, alpha, beta);
 }
 
 /* W consecutive floats; aligned when VECTOR. */
@@ -149,7 +242,7 @@ __device__ static inline void fragment(float (&to)[T][KS], const float *shared, 
     }
 }
 
-template <int TM, int TN, bool A_ALONG_K, bool B_ALONG_K, bool VECTOR>
+template <typename T, int TM, int TN, bool A_ALONG_K, bool B_ALONG_K, bool VECTOR>
 __global__ void __launch_bounds__(THREADS) tiny_kernel(const __grid_constant__ struct tiny x)
 {
     constexpr int WM = A_ALONG_K ? 1 : TM < 4 ? TM : 4, WN = B_ALONG_K ? 1 : TN < 4 ? TN : 4;
@@ -162,8 +255,8 @@ __global__ void __launch_bounds__(THREADS) tiny_kernel(const __grid_constant__ s
     int inputs = x.a.floats + x.b.floats, each = inputs > x.c.floats ? inputs : x.c.floats;
     float *a = (float *)shared_memory + (active ? group : 0) * each, *b = a + x.a.floats, *c = a;
     if (active) {
-        load(x.a, a, outer * x.a.batch[0] + inner * x.a.batch[1], thread, x.threads);
-        load(x.b, b, outer * x.b.batch[0] + inner * x.b.batch[1], thread, x.threads);
+        load<T>(x.a, a, outer * x.a.batch[0] + inner * x.a.batch[1], thread, x.threads);
+        load<T>(x.b, b, outer * x.b.batch[0] + inner * x.b.batch[1], thread, x.threads);
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
@@ -234,55 +327,66 @@ __global__ void __launch_bounds__(THREADS) tiny_kernel(const __grid_constant__ s
     }
     __syncthreads();
     if (active) {
-        store(x.c, c, outer * x.c.batch[0] + inner * x.c.batch[1], thread, x.threads, x.alpha, x.beta);
+        store<T>(x.c, c, outer * x.c.batch[0] + inner * x.c.batch[1], thread, x.threads, x.alpha, x.beta);
     }
 }
 
 typedef void tiny_kernel_type(struct tiny);
 
-template <int TM, int TN> static tiny_kernel_type *kernel_of(bool a_along_k, bool b_along_k, bool vector)
+template <typename T, int TM, int TN> static tiny_kernel_type *kernel_of(bool a_along_k, bool b_along_k, bool vector)
 {
     static tiny_kernel_type *const kernels[2][2][2] = {
-        {{tiny_kernel<TM, TN, false, false, false>, tiny_kernel<TM, TN, false, false, true>},
-         {tiny_kernel<TM, TN, false, true, false>, tiny_kernel<TM, TN, false, true, true>}},
-        {{tiny_kernel<TM, TN, true, false, false>, tiny_kernel<TM, TN, true, false, true>},
-         {tiny_kernel<TM, TN, true, true, false>, tiny_kernel<TM, TN, true, true, true>}}};
+        {{tiny_kernel<T, TM, TN, false, false, false>, tiny_kernel<T, TM, TN, false, false, true>},
+         {tiny_kernel<T, TM, TN, false, true, false>, tiny_kernel<T, TM, TN, false, true, true>}},
+        {{tiny_kernel<T, TM, TN, true, false, false>, tiny_kernel<T, TM, TN, true, false, true>},
+         {tiny_kernel<T, TM, TN, true, true, false>, tiny_kernel<T, TM, TN, true, true, true>}}};
     return kernels[a_along_k][b_along_k][vector];
 }
 
-/* How a matrix is copied: lines along the dimension of the smaller stride; wide where every piece of 4 floats is aligned. */
-static struct lines lines_of(const struct ps_operand *o, const int64_t *batch, int rows, int columns)
+template <typename T> static tiny_kernel_type *kernel_of_tile(int tile, bool a_along_k, bool b_along_k, bool vector)
+{
+    return tile == 2   ? kernel_of<T, 2, 2>(a_along_k, b_along_k, vector)
+           : tile == 4 ? kernel_of<T, 4, 4>(a_along_k, b_along_k, vector)
+                       : kernel_of<T, 8, 8>(a_along_k, b_along_k, vector);
+}
+
+/* How a matrix is copied: lines along the dimension of the smaller stride; wide where every piece of so many elements is aligned.
+ */
+static struct lines lines_of(const struct ps_operand *o, enum ps_type type, const int64_t *batch, int rows, int columns)
 {
     struct lines x = {};
-    x.data = (float *)o->data;
+    x.data = o->data;
     x.batch[0] = batch[0] > 1 ? o->batch[0] : 0;
     x.batch[1] = batch[1] > 1 ? o->batch[1] : 0;
     bool by_rows = columns == 1 ? false : rows == 1 ? true : llabs(o->column) <= llabs(o->row);
     int outer = by_rows ? rows : columns, inner = by_rows ? columns : rows;
     x.line_stride = outer == 1 ? 0 : (int)(by_rows ? o->row : o->column);
     x.piece_stride = inner == 1 ? 0 : (int)(by_rows ? o->column : o->row);
-    bool aligned = (uintptr_t)x.data % 16 == 0 && x.batch[0] % 4 == 0 && x.batch[1] % 4 == 0 && (inner == 1 || x.piece_stride == 1);
     x.inner = inner;
     x.ld = inner | 1;
-    if (aligned && inner % 4 == 0 && x.line_stride % 4 == 0) {
-        x.wide = 1;
-        x.ld = inner + 4; /* aligned, and 8 lines start in different banks */
-    } else if (aligned && outer * inner % 4 == 0 && (outer == 1 || x.line_stride == inner)) {
-        x.wide = 1;
-        x.ld = inner;
+    for (int width = 16 / (int)ps_type_bytes(type); width >= 4 && !x.wide; width /= 2) {
+        bool aligned = (uintptr_t)x.data % (width * ps_type_bytes(type)) == 0 && x.batch[0] % width == 0 &&
+                       x.batch[1] % width == 0 && (inner == 1 || x.piece_stride == 1);
+        if (aligned && inner % width == 0 && x.line_stride % width == 0) {
+            x.wide = width;
+            x.ld = inner + 4; /* aligned, and 8 lines start in different banks */
+        } else if (aligned && outer * inner % width == 0 && (outer == 1 || x.line_stride == inner)) {
+            x.wide = width;
+            x.ld = inner;
+        }
     }
     x.row = by_rows ? x.ld : 1;
     x.column = by_rows ? 1 : x.ld;
     x.floats = (outer * x.ld + SLACK + 3) / 4 * 4;
     if (x.wide && x.ld == inner) { /* dense: one line */
-        x.inner = outer * inner / 4;
+        x.inner = outer * inner / x.wide;
         x.count = x.inner;
     } else {
-        x.inner = x.wide ? inner / 4 : inner;
+        x.inner = x.wide ? inner / x.wide : inner;
         x.count = outer * x.inner;
     }
     if (x.wide) {
-        x.piece_stride = 4;
+        x.piece_stride = x.wide;
     }
     return x;
 }
@@ -305,9 +409,10 @@ static bool far(const struct ps_operand *o, int64_t rows, int64_t columns)
 
 enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *p)
 {
-    if (p->type != PS_F32 || p->m > LIMIT || p->n > LIMIT || p->k > LIMIT) {
-        return ps_fail(PS_UNSUPPORTED, "gemm: m %lld, n %lld, k %lld of type %d; small products are float32, at most %d each",
-                       (long long)p->m, (long long)p->n, (long long)p->k, (int)p->type, LIMIT);
+    if (p->type != p->c_type || p->m > LIMIT || p->n > LIMIT || p->k > LIMIT) {
+        return ps_fail(PS_UNSUPPORTED,
+                       "gemm: m %lld, n %lld, k %lld of types %d and %d; small products have one type, at most %d each",
+                       (long long)p->m, (long long)p->n, (long long)p->k, (int)p->type, (int)p->c_type, LIMIT);
     }
     if (far(&p->c, p->m, p->n) || far(&p->a, p->m, p->k) || far(&p->b, p->k, p->n) || p->batch[0] * p->batch[1] > INT32_MAX) {
         return ps_fail(PS_UNSUPPORTED, "gemm: a matrix of m %lld, n %lld, k %lld spans, or a batch of %lld has, more than 2^31",
@@ -321,9 +426,9 @@ enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const
     x.inner_batch = (int)p->batch[1];
     x.alpha = p->alpha;
     x.beta = p->beta;
-    x.c = lines_of(&p->c, p->batch, x.m, x.n);
-    x.a = lines_of(&p->a, p->batch, x.m, x.k);
-    x.b = lines_of(&p->b, p->batch, x.k, x.n);
+    x.c = lines_of(&p->c, p->type, p->batch, x.m, x.n);
+    x.a = lines_of(&p->a, p->type, p->batch, x.m, x.k);
+    x.b = lines_of(&p->b, p->type, p->batch, x.k, x.n);
 
     bool a_along_k = x.a.column == 1, b_along_k = x.b.row == 1;
     bool vector = x.a.ld % 4 == 0 && x.b.ld % 4 == 0 && (!(a_along_k || b_along_k) || x.k % 4 == 0);
@@ -345,9 +450,8 @@ enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const
     steps_set(&x.a, x.threads);
     steps_set(&x.b, x.threads);
 
-    tiny_kernel_type *kernel = tile == 2   ? kernel_of<2, 2>(a_along_k, b_along_k, vector)
-                               : tile == 4 ? kernel_of<4, 4>(a_along_k, b_along_k, vector)
-                                           : kernel_of<8, 8>(a_along_k, b_along_k, vector);
+    tiny_kernel_type *kernel = p->type == PS_BF16 ? kernel_of_tile<ps_bf16>(tile, a_along_k, b_along_k, vector)
+                                                  : kernel_of_tile<float>(tile, a_along_k, b_along_k, vector);
     int threads = ceil_div(x.per_block * x.threads, 32) * 32;
     kernel<<<(unsigned)ceil_div(x.batch, x.per_block), threads, (size_t)(x.per_block * each) * 4, context->stream>>>(x);
     PS_CUDA_LAUNCHED("tiny gemm");

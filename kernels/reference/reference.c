@@ -63,7 +63,7 @@ enum ps_status ps_reference_kernels_open(struct ps_device *device, enum ps_preci
     }
     k->backend = "reference";
     k->precision = precision;
-    k->real = k->statistics = precision == PS_FP64 ? PS_F64 : PS_F32;
+    k->real = k->parameter = k->statistics = precision == PS_FP64 ? PS_F64 : PS_F32;
     k->device = device;
     k->close = reference_close;
     if (precision == PS_FP64) {

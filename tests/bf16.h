@@ -1,0 +1,29 @@
+/* bf16 on the host, where no C type has it. */
+#ifndef PS_TESTS_BF16_H
+#define PS_TESTS_BF16_H
+
+#include <stdint.h>
+#include <string.h>
+
+/* A bf16 is the high half of a float. */
+static inline double bf16_value(uint16_t bits)
+{
+    uint32_t word = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &word, sizeof value);
+    return (double)value;
+}
+
+/* Of the float nearest to value, rounded to nearest, ties to even; NaN stays NaN. */
+static inline uint16_t bf16_bits(double value)
+{
+    float rounded = (float)value;
+    uint32_t word;
+    memcpy(&word, &rounded, sizeof word);
+    if (value != value) {
+        return 0x7fff;
+    }
+    return (uint16_t)((word + 0x7fff + (word >> 16 & 1)) >> 16);
+}
+
+#endif
