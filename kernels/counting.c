@@ -75,19 +75,21 @@ static int in_place(enum ps_op op, const void *arguments, int i)
         return i == 1 || i == 2;
     case PS_OP_adamw:
         return i < 4;
-    case PS_OP_encoder_layer_backward:
-        return i >= 1 && i <= 12;
+    case PS_OP_encoder_backward:
+        return i == 1;
     default:
         return 0;
     }
 }
 
-/* GEMMs of a layer's forward (docs/design.md section 3): w_qkv, w_o, w_1, w_2 and the two of attention. */
-static double layer_flops(const struct ps_tensor *u, const struct ps_tensor *w_1)
+/* GEMMs of the layers' forward (docs/design.md section 3): w_qkv, w_o, w_1, w_2 and the two of attention. */
+static double encoder_flops(const struct ps_tensor *stream, const struct ps_encoder_sizes *sizes)
 {
-    double sequences = (double)u->size[0], patches = (double)u->size[1], d = (double)u->size[2], f = (double)w_1->size[1];
+    double sequences = (double)stream->size[1], patches = (double)stream->size[2], d = (double)stream->size[3],
+           f = (double)sizes->d_ff;
     double rows = sequences * patches;
-    return 2 * rows * d * (3 * d) + 2 * rows * d * d + 4 * rows * d * f + 4 * sequences * patches * patches * d;
+    return (double)sizes->layers *
+           (2 * rows * d * (3 * d) + 2 * rows * d * d + 4 * rows * d * f + 4 * sequences * patches * patches * d);
 }
 
 double ps_op_flops(enum ps_op op, const void *arguments)
@@ -96,14 +98,14 @@ double ps_op_flops(enum ps_op op, const void *arguments)
         const struct ps_gemm *gemm = arguments;
         return 2 * (double)ps_tensor_count(&gemm->c) * (double)gemm->a.size[gemm->a.rank - 1];
     }
-    if (op == PS_OP_encoder_layer_forward) {
-        const struct ps_encoder_layer_forward *layer = arguments;
-        return layer_flops(&layer->u, &layer->w_1);
+    if (op == PS_OP_encoder_forward) {
+        const struct ps_encoder_forward *encoder = arguments;
+        return encoder_flops(&encoder->stream, &encoder->sizes);
     }
-    if (op == PS_OP_encoder_layer_backward) {
+    if (op == PS_OP_encoder_backward) {
         /* The forward again, and two products for each of its own. */
-        const struct ps_encoder_layer_backward *layer = arguments;
-        return 3 * layer_flops(&layer->u, &layer->w_1);
+        const struct ps_encoder_backward *encoder = arguments;
+        return 3 * encoder_flops(&encoder->stream, &encoder->sizes);
     }
     double largest = 0;
     for (int i = 0; i < operations[op].tensors; i++) {

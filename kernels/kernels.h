@@ -43,37 +43,37 @@ enum ps_kind {
 };
 
 /* X(name, kind, tensors, flops an element of the largest tensor). GEMMs and fused layers count their own FLOPs. */
-#define PS_KERNEL_LIST(X)                          \
-    X(gemm, PS_KIND_GEMM, 3, 0)                    \
-    X(layernorm, PS_KIND_SUB, 6, 8)                \
-    X(bias_add, PS_KIND_SUB, 2, 1)                 \
-    X(head_split, PS_KIND_SUB, 2, 0)               \
-    X(softmax, PS_KIND_SUB, 2, 5)                  \
-    X(head_merge, PS_KIND_SUB, 2, 0)               \
-    X(bias_residual_add, PS_KIND_SUB, 4, 3)        \
-    X(bias_gelu, PS_KIND_SUB, 3, 12)               \
-    X(layernorm_backward, PS_KIND_SUB, 8, 14)      \
-    X(gelu_backward, PS_KIND_SUB, 4, 18)           \
-    X(softmax_backward, PS_KIND_SUB, 3, 4)         \
-    X(bias_grad, PS_KIND_SUB, 3, 2)                \
-    X(add, PS_KIND_SUB, 3, 1)                      \
-    X(affine, PS_KIND_ELEMENTARY, 2, 2)            \
-    X(unary, PS_KIND_ELEMENTARY, 2, 1)             \
-    X(binary, PS_KIND_ELEMENTARY, 3, 1)            \
-    X(reduce, PS_KIND_ELEMENTARY, 2, 1)            \
-    X(strided_copy, PS_KIND_ELEMENTARY, 2, 0)      \
-    X(drop, PS_KIND_ELEMENTARY, 2, 1)              \
-    X(gather_patches, PS_KIND_MODEL, 5, 6)         \
-    X(gather_targets, PS_KIND_MODEL, 3, 0)         \
-    X(bias_position_add, PS_KIND_MODEL, 4, 3)      \
-    X(forecast, PS_KIND_MODEL, 5, 3)               \
-    X(forecast_loss, PS_KIND_MODEL, 6, 8)          \
-    X(forecast_error, PS_KIND_MODEL, 6, 8)         \
-    X(sum_squares, PS_KIND_OPTIM, 1, 2)            \
-    X(adamw, PS_KIND_OPTIM, 6, 16)                 \
-    X(advance, PS_KIND_OPTIM, 0, 0)                \
-    X(encoder_layer_forward, PS_KIND_FUSED, 14, 0) \
-    X(encoder_layer_backward, PS_KIND_FUSED, 27, 0)
+#define PS_KERNEL_LIST(X)                     \
+    X(gemm, PS_KIND_GEMM, 3, 0)               \
+    X(layernorm, PS_KIND_SUB, 6, 8)           \
+    X(bias_add, PS_KIND_SUB, 2, 1)            \
+    X(head_split, PS_KIND_SUB, 2, 0)          \
+    X(softmax, PS_KIND_SUB, 2, 5)             \
+    X(head_merge, PS_KIND_SUB, 2, 0)          \
+    X(bias_residual_add, PS_KIND_SUB, 4, 3)   \
+    X(bias_gelu, PS_KIND_SUB, 3, 12)          \
+    X(layernorm_backward, PS_KIND_SUB, 8, 14) \
+    X(gelu_backward, PS_KIND_SUB, 4, 18)      \
+    X(softmax_backward, PS_KIND_SUB, 3, 4)    \
+    X(bias_grad, PS_KIND_SUB, 3, 2)           \
+    X(add, PS_KIND_SUB, 3, 1)                 \
+    X(affine, PS_KIND_ELEMENTARY, 2, 2)       \
+    X(unary, PS_KIND_ELEMENTARY, 2, 1)        \
+    X(binary, PS_KIND_ELEMENTARY, 3, 1)       \
+    X(reduce, PS_KIND_ELEMENTARY, 2, 1)       \
+    X(strided_copy, PS_KIND_ELEMENTARY, 2, 0) \
+    X(drop, PS_KIND_ELEMENTARY, 2, 1)         \
+    X(gather_patches, PS_KIND_MODEL, 5, 6)    \
+    X(gather_targets, PS_KIND_MODEL, 3, 0)    \
+    X(bias_position_add, PS_KIND_MODEL, 4, 3) \
+    X(forecast, PS_KIND_MODEL, 5, 3)          \
+    X(forecast_loss, PS_KIND_MODEL, 6, 8)     \
+    X(forecast_error, PS_KIND_MODEL, 6, 8)    \
+    X(sum_squares, PS_KIND_OPTIM, 1, 2)       \
+    X(adamw, PS_KIND_OPTIM, 6, 16)            \
+    X(advance, PS_KIND_OPTIM, 0, 0)           \
+    X(encoder_forward, PS_KIND_FUSED, 3, 0)   \
+    X(encoder_backward, PS_KIND_FUSED, 6, 0)
 
 enum ps_op {
 #define PS_X(name, kind, tensors, flops) PS_OP_##name,
@@ -318,23 +318,37 @@ struct ps_advance {
 
 /* ---- optional: NULL where a backend has none ---- */
 
-/* A whole layer: y from u, sequence by sequence, nothing else kept. u, y [S, N, d] and the weights w_* (type real), biases, gamma
- * and beta (type parameter), as model/parameters.h names them. */
-struct ps_encoder_layer_forward {
-    struct ps_tensor y, u, ln1_gamma, ln1_beta, w_qkv, b_qkv, w_o, b_o, ln2_gamma, ln2_beta, w_1, b_1, w_2, b_2;
-    int64_t n_heads;
-    double epsilon;
-    struct ps_dropout attention, hidden, output; /* its three sites */
+/* Where an encoder's tensors lie in the flat buffers: offsets, in elements, of the first layer's (named as in model/parameters.h);
+ * those of layer l lie l * matrix_stride (w_*) or l * vector_stride (the rest) further. */
+struct ps_encoder_layout {
+    int64_t w_qkv, w_o, w_1, w_2;
+    int64_t ln1_gamma, ln1_beta, b_qkv, b_o, ln2_gamma, ln2_beta, b_1, b_2;
+    int64_t matrix_stride, vector_stride;
 };
 
-/* Its backward: recomputes from u; du =, weight gradients += (type parameter). du may be dy. */
-struct ps_encoder_layer_backward {
-    struct ps_tensor du, d_ln1_gamma, d_ln1_beta, d_w_qkv, d_b_qkv, d_w_o, d_b_o, d_ln2_gamma, d_ln2_beta, d_w_1, d_b_1, d_w_2,
-        d_b_2;
-    struct ps_tensor dy, u, ln1_gamma, ln1_beta, w_qkv, b_qkv, w_o, b_o, ln2_gamma, ln2_beta, w_1, b_1, w_2, b_2;
-    int64_t n_heads;
+/* What both directions of a fused encoder share. */
+struct ps_encoder_sizes {
+    int64_t layers, n_heads, d_ff;
+    struct ps_encoder_layout layout;
     double epsilon;
-    struct ps_dropout attention, hidden, output;
+    struct ps_dropout
+        dropout; /* the first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); 3 a layer */
+};
+
+/* Every layer: stream[l + 1] = layer l of stream[l], nothing else kept but what backward reads again, in `kept`.
+ * stream [layers + 1, S, N, d]; weights flat (type real), parameters flat (type parameter). */
+struct ps_encoder_forward {
+    struct ps_tensor stream, weights, parameters;
+    struct ps_encoder_sizes sizes;
+    void *kept; /* as many bytes as encoder_prepare asked for */
+};
+
+/* Their backward: recomputes each layer from stream[l]. du = gradient of stream[0]; gradients (flat, type parameter) +=; dy the
+ * gradient of stream[layers]. du may be dy. du, dy [S, N, d]. */
+struct ps_encoder_backward {
+    struct ps_tensor du, gradients, dy, stream, weights, parameters;
+    struct ps_encoder_sizes sizes;
+    void *kept;
 };
 
 /* ---- the table ---- */
@@ -350,6 +364,10 @@ struct ps_kernels {
 #define PS_X(name, kind, tensors, flops) enum ps_status (*name)(const struct ps_kernels *k, const struct ps_##name *arguments);
     PS_KERNEL_LIST(PS_X)
 #undef PS_X
+    /* Before the first encoder_forward: takes the workspace for up to `sequences` and says how many bytes to keep between the two.
+     * PS_UNSUPPORTED, with the sizes, when they are not served. NULL where the entries are. */
+    enum ps_status (*encoder_prepare)(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes, int64_t sequences,
+                                      int64_t patches, int64_t d_model, size_t *kept_bytes);
     /* Frees the table and its context. */
     void (*close)(struct ps_kernels *k);
 };

@@ -22,18 +22,18 @@ static void *take(char *base, size_t *offset, int used, int64_t elements, enum p
 }
 
 static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, enum ps_level level,
-                      char *base, struct ps_layer_cache *layers, struct ps_shared_cache *shared)
+                      char *base, struct ps_layer_cache *tables, struct ps_shared_cache *shared)
 {
     enum ps_type real = k->real, parameter = k->parameter, statistics = k->statistics;
     int64_t S = batch * shape->channels, N = ps_patches(shape), R = S * N, P = shape->patch_len, H = shape->pred_len;
-    int64_t d = shape->d_model, f = shape->d_ff, h = shape->n_heads;
+    int64_t d = shape->d_model, f = shape->d_ff, h = shape->n_heads, layers = shape->n_layers;
     size_t offset = 0;
-    for (int64_t l = 0; l < shape->n_layers; l++) {
+    for (int64_t l = 0; l < layers; l++) {
         struct ps_layer_cache layer;
 #define PS_X(name, levels, elements, type) layer.name = take(base, &offset, (levels)&level, elements, type);
         PS_LAYER_BUFFERS(PS_X)
-        if (layers) {
-            layers[l] = layer;
+        if (tables) {
+            tables[l] = layer;
         }
     }
     struct ps_shared_cache all;

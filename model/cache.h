@@ -28,31 +28,30 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(ln2_out, PS_LEVEL_BOTH, R *d, real)         /* LN2(r) [R, d] */                               \
     X(hidden_in, PS_LEVEL_BOTH, R *f, real)       /* gemm: LN2(r) W_1; none: with b_1 too [R, f] */ \
     X(hidden_tanh, PS_LEVEL_NONE, R *f, real)     /* gelu's tanh [R, f] */                          \
-    X(hidden, PS_LEVEL_BOTH, R *f, real)          /* drop(gelu(..)) [R, f] */                       \
-    X(y, PS_LEVEL_ALL, R *d, real)                /* the layer's output [R, d] */
+    X(hidden, PS_LEVEL_BOTH, R *f, real)          /* drop(gelu(..)) [R, f] */
 
 /* Once a model: embedding, head, and scratch that every layer uses in turn. */
-#define PS_SHARED_BUFFERS(X)                                                                                             \
-    X(patches, PS_LEVEL_ALL, R *P, real)                        /* [R, P] */                                             \
-    X(revin_mean, PS_LEVEL_ALL, S, statistics)                  /* [S] */                                                \
-    X(revin_std, PS_LEVEL_ALL, S, statistics)                   /* [S] */                                                \
-    X(targets, PS_LEVEL_ALL, S *H, parameter)                   /* [S, H] */                                             \
-    X(embedded, PS_LEVEL_ALL, R *d, real)                       /* u of the first layer [R, d] */                        \
-    X(head_out, PS_LEVEL_ALL, S *H, parameter)                  /* head product, before bias and denormalising [S, H] */ \
-    X(d_head_out, PS_LEVEL_ALL, S *H, real)                     /* its gradient [S, H] */                                \
-    X(gradient, PS_LEVEL_ALL, R *d, real)                       /* dy on the way down, du after a layer [R, d] */        \
-    X(masked, PS_LEVEL_BOTH, R *d, real)                        /* drop'(dy) [R, d] */                                   \
-    X(branch, PS_LEVEL_BOTH, R *d, real)                        /* gradient inside a layer's branch [R, d] */            \
-    X(rows, PS_LEVEL_BOTH, 3 * R * d, real)                     /* q, k, v by row; their gradients [R, 3d] */            \
-    X(mixed, PS_LEVEL_BOTH, R *d, real)                         /* A v; its gradient [S, h, N, e] */                     \
-    X(d_heads, PS_LEVEL_BOTH, 3 * R * d, real)                  /* [3, S, h, N, e] */                                    \
-    X(d_attention, PS_LEVEL_BOTH, S *h *N *N, real)             /* [S, h, N, N] */                                       \
-    X(d_hidden, PS_LEVEL_BOTH, R *f, real)                      /* [R, f] */                                             \
-    X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real) /* elementary temporaries */                             \
-    X(wide_b, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)                                                          \
-    X(narrow_a, PS_LEVEL_NONE, R *d, real)                                                                               \
-    X(narrow_b, PS_LEVEL_NONE, R *d, real)                                                                               \
-    X(column_a, PS_LEVEL_NONE, R *h, real) /* one number a row of d, or of a head's N */                                 \
+#define PS_SHARED_BUFFERS(X)                                                                                                 \
+    X(patches, PS_LEVEL_ALL, R *P, real)                        /* [R, P] */                                                 \
+    X(revin_mean, PS_LEVEL_ALL, S, statistics)                  /* [S] */                                                    \
+    X(revin_std, PS_LEVEL_ALL, S, statistics)                   /* [S] */                                                    \
+    X(targets, PS_LEVEL_ALL, S *H, parameter)                   /* [S, H] */                                                 \
+    X(stream, PS_LEVEL_ALL, (layers + 1) * R * d, real)         /* what each layer reads, and the head [layers + 1, R, d] */ \
+    X(head_out, PS_LEVEL_ALL, S *H, parameter)                  /* head product, before bias and denormalising [S, H] */     \
+    X(d_head_out, PS_LEVEL_ALL, S *H, real)                     /* its gradient [S, H] */                                    \
+    X(gradient, PS_LEVEL_ALL, R *d, real)                       /* dy on the way down, du after a layer [R, d] */            \
+    X(masked, PS_LEVEL_BOTH, R *d, real)                        /* drop'(dy) [R, d] */                                       \
+    X(branch, PS_LEVEL_BOTH, R *d, real)                        /* gradient inside a layer's branch [R, d] */                \
+    X(rows, PS_LEVEL_BOTH, 3 * R * d, real)                     /* q, k, v by row; their gradients [R, 3d] */                \
+    X(mixed, PS_LEVEL_BOTH, R *d, real)                         /* A v; its gradient [S, h, N, e] */                         \
+    X(d_heads, PS_LEVEL_BOTH, 3 * R * d, real)                  /* [3, S, h, N, e] */                                        \
+    X(d_attention, PS_LEVEL_BOTH, S *h *N *N, real)             /* [S, h, N, N] */                                           \
+    X(d_hidden, PS_LEVEL_BOTH, R *f, real)                      /* [R, f] */                                                 \
+    X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real) /* elementary temporaries */                                 \
+    X(wide_b, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)                                                              \
+    X(narrow_a, PS_LEVEL_NONE, R *d, real)                                                                                   \
+    X(narrow_b, PS_LEVEL_NONE, R *d, real)                                                                                   \
+    X(column_a, PS_LEVEL_NONE, R *h, real) /* one number a row of d, or of a head's N */                                     \
     X(column_b, PS_LEVEL_NONE, R *h, real)
 
 #define PS_LARGER(a, b) ((a) > (b) ? (a) : (b))

@@ -27,7 +27,7 @@ enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows 
     const struct ps_shared_cache *s = &m->cache.shared;
     int64_t R = batch * m->shape.channels * ps_patches(&m->shape);
     struct ps_tensor patches = ps_tensor_2d(s->patches, k->real, R, m->shape.patch_len);
-    struct ps_tensor u = ps_tensor_2d(s->embedded, k->real, R, m->shape.d_model);
+    struct ps_tensor u = ps_model_stream(m, 0, batch);
     PS_TRY(k->gather_patches(k, &(struct ps_gather_patches){.patches = patches,
                                                             .mean = ps_revin_tensor(m, s->revin_mean, batch),
                                                             .std = ps_revin_tensor(m, s->revin_std, batch),

@@ -4,7 +4,7 @@
 
 #include "model/model.h"
 
-/* Windows -> RevIN -> patches -> u = drop(patches W_P + b_P + W_pos) in cache.shared.embedded. */
+/* Windows -> RevIN -> patches -> u = drop(patches W_P + b_P + W_pos) at the stream's beginning. */
 enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                     int64_t batch, struct ps_dropout dropout);
 /* From cache.shared.gradient (du): gradients of W_P, b_P and W_pos +=. */

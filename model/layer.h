@@ -11,7 +11,7 @@ struct ps_layer {
     int64_t S, N, R, d, h, e, f; /* as in docs/design.md section 3 */
     const struct ps_layer_cache *cache;
     const struct ps_shared_cache *shared;
-    struct ps_tensor u;
+    struct ps_tensor u, y;                        /* input, output [R, d] */
     struct ps_tensor weight[PS_LAYER_PARAMETERS]; /* those of products from model->weights, the others from model->parameters */
     struct ps_tensor gradient[PS_LAYER_PARAMETERS];
     struct ps_dropout attention_dropout, hidden_dropout, output_dropout; /* after W_o; after gelu; after W_2 */

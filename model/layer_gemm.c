@@ -15,7 +15,7 @@ enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
     struct ps_tensor attention = ps_layer_attention(l, c->attention), residual = ps_layer_rows(l, c->residual, d);
     struct ps_tensor merged = ps_layer_rows(l, c->merged, d), ln2_out = ps_layer_rows(l, c->ln2_out, d);
     struct ps_tensor hidden_in = ps_layer_rows(l, c->hidden_in, l->f), hidden = ps_layer_rows(l, c->hidden, l->f);
-    struct ps_tensor y = ps_layer_rows(l, c->y, d);
+    struct ps_tensor y = l->y;
 
     PS_TRY(k->layernorm(k, &(struct ps_layernorm){.y = a,
                                                   .mean = ps_layer_statistics(l, c->ln1_mean),

@@ -172,7 +172,7 @@ enum ps_status ps_layer_none_forward(const struct ps_layer *l)
     PS_TRY(drop(k, hidden, hidden, l->hidden_dropout));
 
     /* y = r + drop(hidden W_2 + b_2) */
-    struct ps_tensor y = ps_layer_rows(l, c->y, d);
+    struct ps_tensor y = l->y;
     PS_TRY(ps_product(k, y, hidden, w[PS_W_2], 1, 0));
     PS_TRY(binary(k, y, y, PS_ADD, across_rows(w[PS_B_2], R)));
     PS_TRY(drop(k, y, y, l->output_dropout));

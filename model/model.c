@@ -54,8 +54,7 @@ static struct ps_dropout dropout_at(const struct ps_model *m, int64_t site, cons
     return ps_dropout_make(training ? m->shape.dropout : 0, m->options.seed, (uint32_t)(PS_SITE_DROPOUT + site), state);
 }
 
-static struct ps_layer layer_of(struct ps_model *m, int64_t index, struct ps_tensor u, const struct ps_step_state *state,
-                                int64_t batch, int training)
+static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct ps_step_state *state, int64_t batch, int training)
 {
     struct ps_layer l = {.k = m->k,
                          .S = batch * m->shape.channels,
@@ -65,7 +64,8 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, struct ps_ten
                          .f = m->shape.d_ff,
                          .cache = &m->cache.layers[index],
                          .shared = &m->cache.shared,
-                         .u = u,
+                         .u = ps_model_stream(m, index, batch),
+                         .y = ps_model_stream(m, index + 1, batch),
                          .merge_qkv = m->options.merge_qkv};
     l.R = l.S * l.N;
     l.e = l.d / l.h;
@@ -81,11 +81,41 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, struct ps_ten
     return l;
 }
 
-/* What layer `index` reads: the embedding or the layer below. index n_layers: what the head reads. */
-static struct ps_tensor input_of(struct ps_model *m, int64_t index, int64_t batch)
+struct ps_tensor ps_model_stream(const struct ps_model *m, int64_t layer, int64_t batch)
 {
-    void *buffer = index == 0 ? m->cache.shared.embedded : m->cache.layers[index - 1].y;
-    return ps_tensor_2d(buffer, m->k->real, batch * m->shape.channels * ps_patches(&m->shape), m->shape.d_model);
+    int64_t R = batch * m->shape.channels * ps_patches(&m->shape), d = m->shape.d_model;
+    char *begin = (char *)m->cache.shared.stream + (size_t)(layer * R * d) * ps_type_bytes(m->k->real);
+    return ps_tensor_2d(begin, m->k->real, R, d);
+}
+
+/* The same as a fused encoder's table entries take it. */
+static struct ps_encoder_sizes encoder_sizes(const struct ps_model *m, const struct ps_step_state *state, int training)
+{
+    const struct ps_parameters *p = m->layout;
+    const int *first = p->layer[0], *second = p->layer[m->shape.n_layers > 1 ? 1 : 0];
+    int64_t offset[PS_LAYER_PARAMETERS];
+    for (int t = 0; t < PS_LAYER_PARAMETERS; t++) {
+        offset[t] = p->table[first[t]].offset;
+    }
+    return (struct ps_encoder_sizes){.layers = m->shape.n_layers,
+                                     .n_heads = m->shape.n_heads,
+                                     .d_ff = m->shape.d_ff,
+                                     .layout = {.w_qkv = offset[PS_W_QKV],
+                                                .w_o = offset[PS_W_O],
+                                                .w_1 = offset[PS_W_1],
+                                                .w_2 = offset[PS_W_2],
+                                                .ln1_gamma = offset[PS_LN1_GAMMA],
+                                                .ln1_beta = offset[PS_LN1_BETA],
+                                                .b_qkv = offset[PS_B_QKV],
+                                                .b_o = offset[PS_B_O],
+                                                .ln2_gamma = offset[PS_LN2_GAMMA],
+                                                .ln2_beta = offset[PS_LN2_BETA],
+                                                .b_1 = offset[PS_B_1],
+                                                .b_2 = offset[PS_B_2],
+                                                .matrix_stride = p->table[second[PS_W_QKV]].offset - offset[PS_W_QKV],
+                                                .vector_stride = p->table[second[PS_LN1_GAMMA]].offset - offset[PS_LN1_GAMMA]},
+                                     .epsilon = PS_LAYERNORM_EPSILON,
+                                     .dropout = dropout_at(m, 1, state, training)};
 }
 
 /* ---- opening ---- */
@@ -110,8 +140,9 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                              const struct ps_model_options *options, struct ps_model **model)
 {
     PS_TRY(ps_model_shape_check(shape));
-    if (options->level == PS_LEVEL_LAYER) {
-        return ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer is not there for backend %s: take gemm", k->backend);
+    if (options->level == PS_LEVEL_LAYER && !k->encoder_forward) {
+        return ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer is not there for backend %s in %s: take gemm", k->backend,
+                       ps_precision_name(k->precision));
     }
     if (options->level == PS_LEVEL_NONE && k->precision != PS_FP32 && k->precision != PS_FP64) {
         return ps_fail(PS_UNSUPPORTED, "runtime.fusion: none runs in fp32 (and fp64) only, not %s: take gemm",
@@ -127,6 +158,14 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     m->options = *options;
     struct ps_device *device = k->device;
     enum ps_status status = ps_parameters_layout(shape, &m->layout);
+    if (status == PS_OK && options->level == PS_LEVEL_LAYER) {
+        struct ps_encoder_sizes sizes = encoder_sizes(m, NULL, 0);
+        sizes.dropout = ps_dropout_make(shape->dropout, 0, 0, NULL); /* masks are kept too */
+        status = k->encoder_prepare(k, &sizes, batch * shape->channels, ps_patches(shape), shape->d_model, &m->kept_bytes);
+        if (status == PS_OK) {
+            status = device->allocate(device, m->kept_bytes, &m->kept);
+        }
+    }
     if (status == PS_OK) {
         size_t needed = ps_model_bytes(shape, batch, options->level, k), free_bytes, total_bytes;
         status = device->memory(device, &free_bytes, &total_bytes);
@@ -176,6 +215,9 @@ void ps_model_close(struct ps_model *m)
     if (m->gradients) {
         device->release(device, m->gradients, flat);
     }
+    if (m->kept) {
+        device->release(device, m->kept, m->kept_bytes);
+    }
     ps_cache_close(device, &m->cache);
     ps_parameters_free(m->layout);
     free(m);
@@ -193,36 +235,69 @@ enum ps_status ps_model_refresh_weights(struct ps_model *m)
 
 /* ---- the way of one batch ---- */
 
-enum ps_status ps_layer_forward(struct ps_model *m, int64_t index, struct ps_tensor u, const struct ps_step_state *state,
-                                int64_t batch, int training)
+/* The stream [layers + 1, S, N, d] and one of its parts. */
+static struct ps_tensor whole_stream(const struct ps_model *m, int64_t batch)
 {
-    struct ps_layer layer = layer_of(m, index, u, state, batch, training);
-    return m->options.level == PS_LEVEL_NONE ? ps_layer_none_forward(&layer) : ps_layer_gemm_forward(&layer);
+    const int64_t size[4] = {m->shape.n_layers + 1, batch * m->shape.channels, ps_patches(&m->shape), m->shape.d_model};
+    return ps_tensor_nd(m->cache.shared.stream, m->k->real, 4, size);
 }
 
-enum ps_status ps_layer_backward(struct ps_model *m, int64_t index, struct ps_tensor u, const struct ps_step_state *state,
-                                 int64_t batch, int training)
+static struct ps_tensor flat_tensor(const struct ps_model *m, void *flat, enum ps_type type)
 {
-    struct ps_layer layer = layer_of(m, index, u, state, batch, training);
-    return m->options.level == PS_LEVEL_NONE ? ps_layer_none_backward(&layer) : ps_layer_gemm_backward(&layer);
+    return ps_tensor_1d(flat, type, m->layout->count);
+}
+
+enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
+{
+    const struct ps_kernels *k = m->k;
+    if (m->options.level == PS_LEVEL_LAYER) {
+        return k->encoder_forward(k, &(struct ps_encoder_forward){.stream = whole_stream(m, batch),
+                                                                  .weights = flat_tensor(m, m->weights, k->real),
+                                                                  .parameters = flat_tensor(m, m->parameters, k->parameter),
+                                                                  .sizes = encoder_sizes(m, state, training),
+                                                                  .kept = m->kept});
+    }
+    for (int64_t l = 0; l < m->shape.n_layers; l++) {
+        struct ps_layer layer = layer_of(m, l, state, batch, training);
+        PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_forward(&layer) : ps_layer_gemm_forward(&layer));
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
+{
+    const struct ps_kernels *k = m->k;
+    if (m->options.level == PS_LEVEL_LAYER) {
+        struct ps_tensor stream = whole_stream(m, batch);
+        struct ps_tensor du = ps_tensor_nd(m->cache.shared.gradient, k->real, 3, stream.size + 1);
+        return k->encoder_backward(k, &(struct ps_encoder_backward){.du = du,
+                                                                    .gradients = flat_tensor(m, m->gradients, k->parameter),
+                                                                    .dy = du,
+                                                                    .stream = stream,
+                                                                    .weights = flat_tensor(m, m->weights, k->real),
+                                                                    .parameters = flat_tensor(m, m->parameters, k->parameter),
+                                                                    .sizes = encoder_sizes(m, state, training),
+                                                                    .kept = m->kept});
+    }
+    for (int64_t l = m->shape.n_layers; l-- > 0;) {
+        struct ps_layer layer = layer_of(m, l, state, batch, training);
+        PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_backward(&layer) : ps_layer_gemm_backward(&layer));
+    }
+    return PS_OK;
 }
 
 enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                 int64_t batch, int training)
 {
     PS_TRY(ps_embedding_forward(m, windows, state, batch, dropout_at(m, 0, state, training)));
-    for (int64_t l = 0; l < m->shape.n_layers; l++) {
-        PS_TRY(ps_layer_forward(m, l, input_of(m, l, batch), state, batch, training));
-    }
-    return ps_head_forward(m, batch, input_of(m, m->shape.n_layers, batch));
+    PS_TRY(ps_model_encode(m, state, batch, training));
+    return ps_head_forward(m, batch, ps_model_stream(m, m->shape.n_layers, batch));
 }
 
 enum ps_status ps_model_backward(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)
 {
-    PS_TRY(ps_head_backward(m, windows, state, batch, input_of(m, m->shape.n_layers, batch)));
-    for (int64_t l = m->shape.n_layers; l-- > 0;) {
-        PS_TRY(ps_layer_backward(m, l, input_of(m, l, batch), state, batch, 1));
-    }
+    PS_TRY(ps_head_backward(m, windows, state, batch, ps_model_stream(m, m->shape.n_layers, batch)));
+    PS_TRY(ps_model_encode_backward(m, state, batch, 1));
     return ps_embedding_backward(m, batch, dropout_at(m, 0, state, 1));
 }
 

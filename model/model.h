@@ -24,6 +24,8 @@ struct ps_model {
     void *weights;    /* device, [layout->count] k->real, of the same layout; the parameters themselves where the types are one */
     void *gradients;  /* device, [layout->count] k->parameter; accumulated, zeroed by AdamW */
     struct ps_cache cache;
+    void *kept; /* level layer: what the encoder's backward reads again */
+    size_t kept_bytes;
 };
 
 /* Windows on the device, as gather_patches and gather_targets read them. */
@@ -56,12 +58,12 @@ enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *wind
 /* After a forward: yhat into y [batch*C, H]. */
 enum ps_status ps_model_forecast(struct ps_model *m, int64_t batch, struct ps_tensor y);
 
-/* One encoder layer: from u [R, d] to cache.layers[layer].y. training as above (state may be NULL when 0). */
-enum ps_status ps_layer_forward(struct ps_model *m, int64_t layer, struct ps_tensor u, const struct ps_step_state *state,
-                                int64_t batch, int training);
-/* Its backward: cache.shared.gradient holds dy and then du; weight gradients +=. */
-enum ps_status ps_layer_backward(struct ps_model *m, int64_t layer, struct ps_tensor u, const struct ps_step_state *state,
-                                 int64_t batch, int training);
+/* What layer `layer` reads and the one below it writes; layer n_layers: what the head reads. [R, d] for `batch` windows. */
+struct ps_tensor ps_model_stream(const struct ps_model *m, int64_t layer, int64_t batch);
+/* All encoder layers: from stream 0 to stream n_layers. training as above (state may be NULL when 0). */
+enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training);
+/* Their backward: cache.shared.gradient holds dy and then du; weight gradients +=. */
+enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training);
 
 /* FLOPs of one training step's products and sub-kernels at `batch`, from the equations (the same at every level, no recompute). */
 double ps_model_step_flops(const struct ps_model_shape *shape, int64_t batch);

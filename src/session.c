@@ -107,20 +107,19 @@ static enum ps_status open_model(struct ps_session *s, int training)
     struct ps_model_shape shape = shape_of(c, s->series->channels);
     struct ps_device *device = s->device;
     int64_t batch = c->train.batch_size;
-    switch (c->runtime.fusion) {
-    case PS_FUSION_NONE:
-        s->level = PS_LEVEL_NONE;
-        break;
-    case PS_FUSION_LAYER:
-        s->level = PS_LEVEL_LAYER;
-        break;
-    case PS_FUSION_AUTO:
-    case PS_FUSION_GEMM:
-        s->level = PS_LEVEL_GEMM;
-        break;
-    }
-    struct ps_model_options options = {.level = s->level, .merge_qkv = c->runtime.merge_qkv, .seed = c->train.seed};
+    /* auto: the fastest level that serves the model. */
+    static const enum ps_level levels[] = {[PS_FUSION_AUTO] = PS_LEVEL_LAYER,
+                                           [PS_FUSION_NONE] = PS_LEVEL_NONE,
+                                           [PS_FUSION_GEMM] = PS_LEVEL_GEMM,
+                                           [PS_FUSION_LAYER] = PS_LEVEL_LAYER};
+    struct ps_model_options options = {
+        .level = levels[c->runtime.fusion], .merge_qkv = c->runtime.merge_qkv, .seed = c->train.seed};
     enum ps_status status = ps_model_open(s->kernels, &shape, batch, &options, &s->model);
+    if (status == PS_UNSUPPORTED && c->runtime.fusion == PS_FUSION_AUTO) {
+        options.level = PS_LEVEL_GEMM;
+        status = ps_model_open(s->kernels, &shape, batch, &options, &s->model);
+    }
+    s->level = options.level;
     if (status != PS_OK) {
         return status == PS_UNSUPPORTED ? PS_USAGE : status;
     }

@@ -1530,7 +1530,7 @@ START_TEST(test_open)
     ck_assert_int_eq(ps_kernels_open("reference", oracle.device, PS_FP32, NULL, &k), PS_OK);
     ck_assert_int_eq(k->real, PS_F32);
     ck_assert_int_eq(k->parameter, PS_F32);
-    ck_assert(k->encoder_layer_forward == NULL);
+    ck_assert(k->encoder_forward == NULL);
     k->close(k);
     ck_assert_str_eq(ps_precision_name(PS_FP64), "fp64");
     ck_assert_str_eq(ps_precision_name(PS_FP32), "fp32");
@@ -1569,7 +1569,7 @@ START_TEST(test_hooked)
 {
     ck_assert_str_eq(ps_op_name(PS_OP_gemm), "gemm");
     ck_assert_int_eq(ps_op_kind(PS_OP_softmax), PS_KIND_SUB);
-    ck_assert_int_eq(ps_op_kind(PS_OP_encoder_layer_backward), PS_KIND_FUSED);
+    ck_assert_int_eq(ps_op_kind(PS_OP_encoder_backward), PS_KIND_FUSED);
     ck_assert_int_eq(ps_op_tensors(PS_OP_layernorm_backward), 8);
     ck_assert_int_eq(ps_op_tensors(PS_OP_advance), 0);
 
@@ -1578,7 +1578,7 @@ START_TEST(test_hooked)
     ck_assert_int_eq(ps_kernels_hooked(&inner, trace_hook, &trace, &k), PS_OK);
     ck_assert_str_eq(k->backend, "fake");
     ck_assert(k->gemm == NULL);
-    ck_assert(k->encoder_layer_forward == NULL);
+    ck_assert(k->encoder_forward == NULL);
     struct ps_add arguments = {0};
     ck_assert_int_eq(k->add(k, &arguments), PS_DEVICE);
     ck_assert_ptr_eq(called_with, &inner);
@@ -1648,11 +1648,13 @@ START_TEST(test_counts)
     ck_assert(ps_op_flops(PS_OP_adamw, &step) == 160);
 
     /* A layer's products: S 2, N 3, d 4, f 8 has 6 rows. */
-    struct ps_encoder_layer_forward layer = {.u = ps_tensor_3d(any, PS_F32, 2, 3, 4), .w_1 = ps_tensor_2d(any, PS_F32, 4, 8)};
-    struct ps_encoder_layer_backward back = {.u = layer.u, .w_1 = layer.w_1};
+    const int64_t size[4] = {2, 2, 3, 4};
+    struct ps_encoder_forward layer = {.stream = ps_tensor_nd(any, PS_F32, 4, size),
+                                       .sizes = {.layers = 1, .n_heads = 2, .d_ff = 8}};
+    struct ps_encoder_backward back = {.stream = layer.stream, .sizes = layer.sizes};
     double products = 2 * 6 * 4 * 12 + 2 * (2 * 2 * 3 * 3 * 4) + 2 * 6 * 4 * 4 + 2 * (2 * 6 * 4 * 8);
-    ck_assert(ps_op_flops(PS_OP_encoder_layer_forward, &layer) == products);
-    ck_assert(ps_op_flops(PS_OP_encoder_layer_backward, &back) == 3 * products);
+    ck_assert(ps_op_flops(PS_OP_encoder_forward, &layer) == products);
+    ck_assert(ps_op_flops(PS_OP_encoder_backward, &back) == 3 * products);
 }
 END_TEST
 

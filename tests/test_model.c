@@ -1,4 +1,5 @@
 /* The model: its gradient against finite differences, its levels against each other, and what a layer is made of. */
+#include "tests/fused.h"
 #include "tests/model_fixture.h"
 
 static const struct ps_model_shape shapes[] = {
@@ -92,16 +93,18 @@ struct layer_result {
     int64_t elements;
 };
 
-static struct layer_result run_layer(struct fixture *f)
+/* rounded: input and upstream gradient are bf16's, so that a model in bf16 and its oracle see the same. */
+static struct layer_result run_layer(struct fixture *f, int rounded)
 {
     const struct ps_model_shape *s = &f->model->shape;
     int64_t R = f->batch * s->channels * ps_patches(s), n = R * s->d_model;
     double *values = malloc((size_t)(2 * n) * sizeof *values);
     for (int64_t i = 0; i < 2 * n; i++) {
-        values[i] = bf16_value(bf16_bits(normal(23, (uint64_t)i, 97))); /* the same in every precision */
+        double value = normal(23, (uint64_t)i, 97);
+        values[i] = rounded ? bf16_value(bf16_bits(value)) : (double)(float)value;
     }
     enum ps_type real = f->k->real, parameter = f->k->parameter;
-    struct ps_tensor u = ps_tensor_2d(f->model->cache.shared.embedded, real, R, s->d_model);
+    struct ps_tensor u = ps_model_stream(f->model, 0, f->batch);
     set_device(f->device, real, u.data, values, n);
     set_device(f->device, real, f->model->cache.shared.gradient, values + n, n);
     free(values);
@@ -109,9 +112,9 @@ static struct layer_result run_layer(struct fixture *f)
     OK(f->device->upload(f->device, PS_COMPUTE, f->state, &state, sizeof state));
     OK(f->device->synchronize(f->device));
     OK(f->device->fill_zero(f->device, PS_COMPUTE, f->model->gradients, (size_t)f->count * ps_type_bytes(parameter)));
-    OK(ps_layer_forward(f->model, 0, u, f->state, f->batch, 1));
-    OK(ps_layer_backward(f->model, 0, u, f->state, f->batch, 1));
-    return (struct layer_result){.y = from_device(f->device, real, f->model->cache.layers[0].y, n),
+    OK(ps_model_encode(f->model, f->state, f->batch, 1));
+    OK(ps_model_encode_backward(f->model, f->state, f->batch, 1));
+    return (struct layer_result){.y = from_device(f->device, real, ps_model_stream(f->model, s->n_layers, f->batch).data, n),
                                  .du = from_device(f->device, real, f->model->cache.shared.gradient, n),
                                  .gradients = from_device(f->device, parameter, f->model->gradients, f->count),
                                  .elements = n};
@@ -189,11 +192,12 @@ static void compare_levels(const char *backend, const char *device, enum ps_prec
     static const double bounds[] = {[PS_FP32] = 1e-5, [PS_TF32] = 2e-3, [PS_PRECISION_BF16] = 1e-2};
     double bound = bounds[precision];
     struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 3, PS_LEVEL_GEMM, 0);
-    struct layer_result expected = run_layer(&oracle), levels[2];
+    int rounded = precision == PS_PRECISION_BF16;
+    struct layer_result expected = run_layer(&oracle, rounded), levels[2];
     int both = precision == PS_FP32;
     for (int i = 0; i < 1 + both; i++) {
         struct fixture f = fixture_open(backend, device, precision, shape, 3, i ? PS_LEVEL_NONE : PS_LEVEL_GEMM, 0);
-        levels[i] = run_layer(&f);
+        levels[i] = run_layer(&f, rounded);
         int worst = 0;
         double error = gradient_error(f.model->layout, levels[i].gradients, expected.gradients, &worst);
         double y = relative_error(levels[i].y, expected.y, expected.elements);
@@ -234,6 +238,127 @@ START_TEST(levels_cuda)
     compare_levels("cuda", "cuda", PS_FP32, &layer_shapes[_i]);
     compare_levels("cuda", "cuda", PS_TF32, &layer_shapes[_i]);
     compare_levels("cuda", "cuda", PS_PRECISION_BF16, &layer_shapes[_i]);
+}
+END_TEST
+
+/* Level layer against the double reference, at sizes of both families of kernels and at their limits. */
+static const struct ps_model_shape fused_shapes[] = {
+    {.channels = 7,
+     .seq_len = 336,
+     .pred_len = 2,
+     .patch_len = 16,
+     .stride = 8,
+     .pad_end = 1,
+     .d_model = 16,
+     .n_heads = 4,
+     .d_ff = 128,
+     .n_layers = 1,
+     .dropout = 0.3,
+     .revin = 1},
+    {.channels = 5,
+     .seq_len = 24,
+     .pred_len = 1,
+     .patch_len = 8,
+     .stride = 4,
+     .pad_end = 0,
+     .d_model = 64,
+     .n_heads = 4,
+     .d_ff = 256,
+     .n_layers = 1,
+     .dropout = 0,
+     .revin = 1},
+    {.channels = 3,
+     .seq_len = 336,
+     .pred_len = 1,
+     .patch_len = 16,
+     .stride = 8,
+     .pad_end = 1,
+     .d_model = 128,
+     .n_heads = 16,
+     .d_ff = 256,
+     .n_layers = 1,
+     .dropout = 0.2,
+     .revin = 1},
+    {.channels = 1,
+     .seq_len = 128,
+     .pred_len = 1,
+     .patch_len = 2,
+     .stride = 2,
+     .pad_end = 0,
+     .d_model = 32,
+     .n_heads = 4,
+     .d_ff = 96,
+     .n_layers = 1,
+     .dropout = 0.1,
+     .revin = 0},
+    {.channels = 1,
+     .seq_len = 128,
+     .pred_len = 1,
+     .patch_len = 2,
+     .stride = 2,
+     .pad_end = 0,
+     .d_model = 128,
+     .n_heads = 8,
+     .d_ff = 512,
+     .n_layers = 1,
+     .dropout = 0.3,
+     .revin = 0},
+    {.channels = 3,
+     .seq_len = 39,
+     .pred_len = 1,
+     .patch_len = 3,
+     .stride = 1,
+     .pad_end = 0,
+     .d_model = 72,
+     .n_heads = 9,
+     .d_ff = 200,
+     .n_layers = 1,
+     .dropout = 0,
+     .revin = 1},
+};
+enum { FUSED_SHAPES = sizeof fused_shapes / sizeof *fused_shapes };
+
+START_TEST(level_layer)
+{
+    const struct ps_model_shape *shape = &fused_shapes[_i];
+    struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 3, PS_LEVEL_GEMM, 0);
+    struct fixture f = fixture_open("cuda", "cuda", PS_PRECISION_BF16, shape, 3, PS_LEVEL_LAYER, 0);
+    struct layer_result expected = run_layer(&oracle, 1), got = run_layer(&f, 1), again = run_layer(&f, 1);
+    int worst = 0;
+    double error = gradient_error(f.model->layout, got.gradients, expected.gradients, &worst);
+    double y = relative_error(got.y, expected.y, expected.elements), du = relative_error(got.du, expected.du, expected.elements);
+    printf("cuda bf16 level layer, d %d, N %d: y %.2g, du %.2g, gradients %.2g (%s)\n", (int)shape->d_model, (int)ps_patches(shape),
+           y, du, error, f.model->layout->table[worst].name);
+    ck_assert_msg(error <= 1e-2, "gradient of %s off by %.3g", f.model->layout->table[worst].name, error);
+    ck_assert_double_le(y, 1e-2);
+    ck_assert_double_le(du, 1e-2);
+    ck_assert(memcmp(got.y, again.y, (size_t)got.elements * sizeof *got.y) == 0);
+    ck_assert(memcmp(got.du, again.du, (size_t)got.elements * sizeof *got.du) == 0);
+    ck_assert(memcmp(got.gradients, again.gradients, (size_t)f.count * sizeof *got.gradients) == 0);
+    layer_result_free(&expected);
+    layer_result_free(&got);
+    layer_result_free(&again);
+    fixture_close(&oracle);
+    fixture_close(&f);
+}
+END_TEST
+
+/* What the fused kernels do not serve is refused when the model is opened. */
+START_TEST(level_layer_refuses)
+{
+    struct ps_device *device;
+    struct ps_kernels *k;
+    struct ps_model *model;
+    const struct ps_model_options options = {.level = PS_LEVEL_LAYER};
+    OK(ps_device_open("cuda", 0, &device));
+    OK(ps_kernels_open("cuda", device, PS_PRECISION_BF16, NULL, &k));
+    ck_assert_int_eq(ps_model_open(k, &layer_shapes[2], 3, &options, &model), PS_UNSUPPORTED); /* d 21 */
+    k->close(k);
+    OK(ps_kernels_open("cuda", device, PS_FP32, NULL, &k));
+    ck_assert_int_eq(ps_model_open(k, &fused_shapes[0], 3, &options, &model), PS_UNSUPPORTED); /* not in bf16 */
+    k->close(k);
+    ck_assert_uint_eq(device->counters.bytes, 0);
+    device->close(device);
 }
 END_TEST
 
@@ -283,11 +408,10 @@ static void count_layer(const char *backend, const char *device, int merge_qkv)
     OK(ps_kernels_hooked(f.k, ps_count_hook, &forward, &counting[0]));
     OK(ps_kernels_hooked(f.k, ps_count_hook, &backward, &counting[1]));
     const struct ps_model_shape *s = &f.model->shape;
-    struct ps_tensor u = ps_tensor_2d(f.model->cache.shared.embedded, f.k->real, f.batch * s->channels * ps_patches(s), s->d_model);
     f.model->k = counting[0];
-    OK(ps_layer_forward(f.model, 0, u, f.state, f.batch, 1));
+    OK(ps_model_encode(f.model, f.state, f.batch, 1));
     f.model->k = counting[1];
-    OK(ps_layer_backward(f.model, 0, u, f.state, f.batch, 1));
+    OK(ps_model_encode_backward(f.model, f.state, f.batch, 1));
     OK(f.device->synchronize(f.device));
     ck_assert_int_eq(ps_counts_calls(&forward, PS_KIND_GEMM), merge_qkv ? 6 : 8);
     ck_assert_int_eq(sub_kernels(&forward, 0), 7);
@@ -385,6 +509,12 @@ int main(void)
     if (ps_cuda_device_count() > 0) {
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
         tcase_add_loop_test(tests, step_bf16, 0, SHAPES);
+        if (fused_encoder()) {
+            tcase_add_loop_test(tests, level_layer, 0, FUSED_SHAPES);
+            tcase_add_test(tests, level_layer_refuses);
+        } else {
+            printf("skipped: level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
+        }
         tcase_add_loop_test(tests, layer_is_made_of_cuda, 0, 2);
     } else {
         printf("skipped: levels, bf16 steps and counts on CUDA: no CUDA device\n");

@@ -4,15 +4,16 @@
 #include "data/import.h"
 #include "src/session.h"
 #include "tests/bf16.h"
+#include "tests/fused.h"
 #include "tests/run.h"
 
 enum { ROWS = 420, CHANNELS = 3, L = 48, H = 12, BATCH = 16, WINDOWS = 150 };
 
 static struct path folder, series_file, windows_file;
-static const char *device_kind, *precision; /* of the tests that run now */
+static const char *device_kind, *precision, *fusion; /* of the tests that run now */
 
 /* A small model with dropout. */
-static const char model_text[] = "model: {seq_len: 48, pred_len: 12, patch_len: 8, stride: 4, d_model: 16, n_heads: 4, d_ff: 24,\n"
+static const char model_text[] = "model: {seq_len: 48, pred_len: 12, patch_len: 8, stride: 4, d_model: 16, n_heads: 4, d_ff: 32,\n"
                                  "        n_layers: 2, dropout: 0.2}\n"
                                  "optim: {lr: 2e-3, schedule: constant, clip_norm: 1}\n"
                                  "train: {epochs: 4, batch_size: 16, seed: 7}\n";
@@ -26,7 +27,8 @@ struct run {
 static void run_open(struct run *run, const char *data, char *const *overrides)
 {
     char text[2048];
-    snprintf(text, sizeof text, "data: {path: %s}\n%sruntime: {threads: 2, precision: %s}\n", data, model_text, precision);
+    snprintf(text, sizeof text, "data: {path: %s}\n%sruntime: {threads: 2, precision: %s, fusion: %s}\n", data, model_text,
+             precision, fusion);
     int n = 0;
     while (overrides[n]) {
         n++;
@@ -431,8 +433,11 @@ static void add_tests(TCase *tests)
     tcase_add_loop_test(tests, checkpoints_within_an_epoch, 0, 2);
 }
 
-static void set_up(void)
+static void set_up(const char *device, const char *with_precision, const char *with_fusion)
 {
+    device_kind = device;
+    precision = with_precision;
+    fusion = with_fusion;
     folder = folder_make();
     series_file = path_of("%.400s/series.h5", folder.text);
     windows_file = path_of("%.400s/windows.h5", folder.text);
@@ -447,23 +452,22 @@ static void tear_down(void)
 
 static void on_cpu(void)
 {
-    device_kind = "cpu";
-    precision = "fp32";
-    set_up();
+    set_up("cpu", "fp32", "gemm");
 }
 
 static void on_cuda(void)
 {
-    device_kind = "cuda";
-    precision = "fp32";
-    set_up();
+    set_up("cuda", "fp32", "gemm");
 }
 
 static void on_cuda_bf16(void)
 {
-    device_kind = "cuda";
-    precision = "bf16";
-    set_up();
+    set_up("cuda", "bf16", "gemm");
+}
+
+static void on_cuda_layer(void)
+{
+    set_up("cuda", "bf16", "layer");
 }
 
 int main(void)
@@ -482,6 +486,14 @@ int main(void)
         tcase_add_unchecked_fixture(bf16, on_cuda_bf16, tear_down);
         add_tests(bf16);
         suite_add_tcase(suite, bf16);
+        if (fused_encoder()) {
+            TCase *layer = tcase_create("cuda bf16, level layer");
+            tcase_add_unchecked_fixture(layer, on_cuda_layer, tear_down);
+            add_tests(layer);
+            suite_add_tcase(suite, layer);
+        } else {
+            printf("skipped: the session at level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
+        }
     } else {
         printf("skipped: the session on CUDA: no CUDA device\n");
     }

@@ -17,6 +17,10 @@ struct ps_cuda_context {
     /* Partial sums of the reductions; operations follow one another on the stream, so they share it. */
     void *workspace;
     size_t workspace_bytes;
+    int shared_bytes; /* the most shared memory that a block can have */
+    /* Level layer: partial gradients; taken by encoder_prepare, zeroed then. */
+    void *encoder_workspace;
+    size_t encoder_workspace_bytes;
     struct ps_cuda_gemm *gemm;
     int tiny_gemm;
 };
@@ -65,6 +69,8 @@ enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *
     extern "C" enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments);
 PS_KERNEL_LIST(PS_X)
 #undef PS_X
+extern "C" enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
+                                                  int64_t sequences, int64_t patches, int64_t d_model, size_t *kept_bytes);
 
 enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm **gemm);
 void ps_cuda_gemm_close(const struct ps_kernels *k, struct ps_cuda_gemm *gemm);

@@ -46,6 +46,9 @@ static void table_close(struct ps_kernels *k)
         ps_cuda_gemm_close(k, c->gemm);
     }
     k->device->release(k->device, c->workspace, c->workspace_bytes);
+    if (c->encoder_workspace) {
+        k->device->release(k->device, c->encoder_workspace, c->encoder_workspace_bytes);
+    }
     delete c;
     delete k;
 }
@@ -59,6 +62,8 @@ static enum ps_status open_context(struct ps_kernels *k)
     PS_TRY(ps_cuda_check(cudaSetDevice(k->device->index), "choosing the device"));
     PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&c->multiprocessors, cudaDevAttrMultiProcessorCount, k->device->index),
                          "asking for the number of multiprocessors"));
+    PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, k->device->index),
+                         "asking for the shared memory of a block"));
     PS_TRY(k->device->allocate(k->device, workspace_bytes, &c->workspace));
     c->workspace_bytes = workspace_bytes;
     return ps_cuda_gemm_open(k, &c->gemm);
@@ -117,6 +122,13 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     k->sum_squares = ps_cuda_sum_squares;
     k->adamw = ps_cuda_adamw;
     k->advance = ps_cuda_advance;
+#ifdef PS_FUSED_ENCODER
+    if (precision == PS_PRECISION_BF16 && device->compute_capability == 90) {
+        k->encoder_prepare = ps_cuda_encoder_prepare;
+        k->encoder_forward = ps_cuda_encoder_forward;
+        k->encoder_backward = ps_cuda_encoder_backward;
+    }
+#endif
     k->close = table_close;
     enum ps_status status = open_context(k);
     if (status != PS_OK) {

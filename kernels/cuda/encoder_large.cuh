@@ -1,0 +1,46 @@
+/* One encoder layer on the chip for 64 < d_model <= 128, forward and backward, in bf16. The launchers of encoder_large.cu. */
+#ifndef PS_KERNELS_CUDA_ENCODER_LARGE_CUH
+#define PS_KERNELS_CUDA_ENCODER_LARGE_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+/* Parameters of a layer, or their gradients, as model/parameters.h names them. */
+struct ps_encoder_large_vectors {
+    const float *ln1_gamma, *ln1_beta, *b_qkv, *b_o, *ln2_gamma, *ln2_beta, *b_1, *b_2;
+};
+
+struct ps_encoder_large_gradients {
+    float *w_qkv, *w_o, *w_1, *w_2, *ln1_gamma, *ln1_beta, *b_qkv, *b_o, *ln2_gamma, *ln2_beta, *b_1, *b_2;
+};
+
+struct ps_encoder_large {
+    int64_t sequences, patches, d_model, n_heads, d_ff; /* S, N, d, h, f */
+    float epsilon;
+    struct ps_dropout attention, hidden, output;
+    const void *u;                           /* bf16 [S, N, d] */
+    void *residual;                          /* bf16 [S, N, d]: r. Forward: =; backward reads it */
+    const void *w_qkv;                       /* bf16 [d, 3d] */
+    const void *w_o;                         /* bf16 [d, d] */
+    const void *w_1;                         /* bf16 [d, f] */
+    const void *w_2;                         /* bf16 [f, d] */
+    struct ps_encoder_large_vectors vectors; /* fp32 */
+    int multiprocessors;                     /* of the device */
+    int shared_bytes;                        /* the most shared memory that a block can have */
+    cudaStream_t stream;
+};
+
+/* y = the layer of u; residual = r. y bf16 [S, N, d], 16-byte aligned like every bf16 tensor here. */
+enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *layer, void *y);
+
+/* du =, gradients += (fp32). du may be dy; dy, du bf16 [S, N, d]. */
+enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *layer, void *du, const void *dy,
+                                              const struct ps_encoder_large_gradients *gradients, void *workspace,
+                                              size_t workspace_bytes);
+
+/* Bytes of backward's workspace; the rows are taken in chunks, so that it stays below 400 MiB whatever S. */
+size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *layer);
+
+/* PS_OK, or PS_UNSUPPORTED with the sizes: what neither launcher can serve. */
+enum ps_status ps_cuda_encoder_large_supported(const struct ps_encoder_large *layer);
+
+#endif

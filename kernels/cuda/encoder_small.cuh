@@ -1,0 +1,47 @@
+/* The whole encoder forward in one kernel and backward in one (plus the sum of the weight gradients), for models whose layer stays
+ * on one multiprocessor: d_model 16, 32 or 64, heads of 4, 8 or 16 columns, N <= 64, d_ff <= 256. bf16 operands, fp32 sums. */
+#ifndef PS_KERNELS_CUDA_ENCODER_SMALL_CUH
+#define PS_KERNELS_CUDA_ENCODER_SMALL_CUH
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* R = sequences * patches rows. */
+struct ps_encoder_small {
+    int64_t sequences, patches, d_model, n_heads, d_ff, layers; /* S, N, d, h, f */
+    struct ps_encoder_layout offsets;
+    const void *weights;     /* flat, bf16 */
+    const float *parameters; /* flat, fp32: biases, gamma and beta are read here */
+    float *gradients;        /* flat, fp32, +=; backward only */
+    void *u;                 /* bf16 [layers + 1, R, d]: u[0] is read, the others are written */
+    void *kept;              /* what backward reads again: ps_encoder_small_kept_bytes; NULL forward: nothing is kept (inference) */
+    const void *dy;          /* bf16 [R, d], gradient of u[layers] */
+    void *du;                /* bf16 [R, d], gradient of u[0]; may be dy */
+    void *workspace;         /* ps_encoder_small_workspace_bytes, zeroed once when it is allocated; backward only */
+    /* The first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); three more a layer. */
+    struct ps_dropout dropout;
+    double epsilon;
+};
+
+/* Bytes kept between forward and backward: the residual stream after attention (bf16), log of softmax's sums (fp32), and one bit an
+ * element of dropout's masks when `dropout`. 0 for sizes that are not served. */
+size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e);
+/* Bytes of the partial weight gradients, on the current device. 0 for sizes that are not served. */
+size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small *e);
+/* PS_OK when the current device serves these sizes, else PS_UNSUPPORTED with the sizes and limits. Pointers are not looked at. */
+enum ps_status ps_encoder_small_supported(const struct ps_encoder_small *e);
+
+/* Enqueued on `stream` (a cudaStream_t); may be captured. */
+enum ps_status ps_encoder_small_forward(const struct ps_encoder_small *e, void *stream);
+enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,137 @@
+/* What a warp does as one: tensor-core products (mma.sync), matrix loads and stores of shared memory, barriers of some warps. PTX
+ * ISA sections mma.m16n8k16, ldmatrix, stmatrix, bar. With group g = lane / 4 and q = lane % 4 an accumulator tile m16n8 holds
+ * (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1); two neighbouring tiles packed to bf16 are the A operand of the next
+ * product. */
+#ifndef PS_KERNELS_CUDA_WARP_MMA_CUH
+#define PS_KERNELS_CUDA_WARP_MMA_CUH
+
+#include <cuda_bf16.h>
+#include <stdint.h>
+
+/* d = a b + c; a m16k16, b k16n8. c may be d. */
+static __device__ __forceinline__ void ps_mma16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                                const float (&c)[4])
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
+/* d = a b + c; a m16k8, b k8n8. */
+static __device__ __forceinline__ void ps_mma8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const float (&c)[4])
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
+static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* Four 8 x 8 matrices of bf16; lanes 8i .. 8i + 7 give the addresses of matrix i's rows. */
+static __device__ __forceinline__ void ps_ldmatrix4(uint32_t (&r)[4], const void *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(ps_shared_address(p))
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ps_ldmatrix4_transposed(uint32_t (&r)[4], const void *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(ps_shared_address(p))
+                 : "memory");
+}
+
+/* Two matrices; lanes 0 .. 15 give the addresses. */
+static __device__ __forceinline__ void ps_ldmatrix2(uint32_t (&r)[2], const void *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(ps_shared_address(p))
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ps_ldmatrix2_transposed(uint32_t (&r)[2], const void *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(ps_shared_address(p))
+                 : "memory");
+}
+
+/* The A operand r (m16k16) to 16 rows of shared memory, `stride` bytes apart. */
+static __device__ __forceinline__ void ps_store_operand(void *p, int stride, const uint32_t (&r)[4])
+{
+    const int lane = (int)threadIdx.x % 32;
+#if __CUDA_ARCH__ >= 900
+    const char *at = (const char *)p + (lane % 16) * stride + lane / 16 * 16;
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(ps_shared_address(at)), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+#else
+    char *at = (char *)p + lane / 4 * stride + lane % 4 * 4;
+    *(uint32_t *)at = r[0];
+    *(uint32_t *)(at + 8 * stride) = r[1];
+    *(uint32_t *)(at + 16) = r[2];
+    *(uint32_t *)(at + 8 * stride + 16) = r[3];
+#endif
+}
+
+/* 16 bytes from global to shared memory, behind the thread's back. */
+static __device__ __forceinline__ void ps_copy_async(void *shared, const void *global)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(ps_shared_address(shared)), "l"(global) : "memory");
+}
+
+/* Waits for all of the thread's copies. */
+static __device__ __forceinline__ void ps_copy_wait()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* Barrier `id` of `threads` threads, whole warps. */
+static __device__ __forceinline__ void ps_barrier(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ uint32_t ps_pack(float low, float high)
+{
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *)&v;
+}
+
+static __device__ __forceinline__ float ps_tanh(float x)
+{
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float ps_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float ps_log2(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* In each half: 1 where draw >= threshold, else 0; below = threshold - 1 in both halves (threshold > 0), minus_below its negative.
+ */
+static __device__ __forceinline__ uint32_t ps_kept2(uint32_t draws, uint32_t below, uint32_t minus_below)
+{
+    return __viaddmin_u16x2(__vmaxu2(draws, below), minus_below, 0x00010001u);
+}
+
+#endif
