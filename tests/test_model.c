@@ -291,7 +291,7 @@ static const struct ps_model_shape fused_shapes[] = {
      .n_layers = 1,
      .dropout = 0.1,
      .revin = 0},
-    {.channels = 1,
+    {.channels = 4,
      .seq_len = 128,
      .pred_len = 1,
      .patch_len = 2,
@@ -407,7 +407,6 @@ static void count_layer(const char *backend, const char *device, int merge_qkv)
     struct ps_kernels *counting[2];
     OK(ps_kernels_hooked(f.k, ps_count_hook, &forward, &counting[0]));
     OK(ps_kernels_hooked(f.k, ps_count_hook, &backward, &counting[1]));
-    const struct ps_model_shape *s = &f.model->shape;
     f.model->k = counting[0];
     OK(ps_model_encode(f.model, f.state, f.batch, 1));
     f.model->k = counting[1];

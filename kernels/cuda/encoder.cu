@@ -43,7 +43,13 @@ static struct ps_encoder_small small_of(const struct ps_kernels *k, const struct
     return e;
 }
 
-/* r is kept: bf16 [S, N, d] a layer. */
+/* The large family keeps, for each layer, r (bf16 [S, N, d]) and the logarithm of softmax's sums (fp32 [S, h, N]). */
+static size_t large_kept_bytes(const struct request *r)
+{
+    int64_t rows = r->sequences * r->patches, one = 2 * rows * r->d_model + 4 * rows * r->sizes->n_heads;
+    return (size_t)((one + 255) / 256 * 256);
+}
+
 static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct request *r, int64_t layer)
 {
     const struct ps_encoder_sizes *s = r->sizes;
@@ -62,7 +68,8 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
     e.hidden.site += 3 * (uint32_t)layer + 1;
     e.output.site += 3 * (uint32_t)layer + 2;
     e.u = (const char *)r->stream + 2 * layer * rows;
-    e.residual = (char *)r->kept + 2 * layer * rows;
+    e.residual = (char *)r->kept + layer * large_kept_bytes(r);
+    e.softmax = (float *)((char *)e.residual + 2 * rows);
     e.w_qkv = weights + 2 * (l->w_qkv + matrix);
     e.w_o = weights + 2 * (l->w_o + matrix);
     e.w_1 = weights + 2 * (l->w_1 + matrix);
@@ -105,7 +112,7 @@ extern "C" enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, co
     struct ps_encoder_small s = small_of(k, &r);
     struct ps_encoder_large l = large_of(k, &r, 0);
     size_t workspace = small ? ps_encoder_small_workspace_bytes(&s) : ps_cuda_encoder_large_workspace(&l);
-    *kept_bytes = small ? ps_encoder_small_kept_bytes(&s) : (size_t)(2 * sizes->layers * sequences * patches * d_model);
+    *kept_bytes = small ? ps_encoder_small_kept_bytes(&s) : large_kept_bytes(&r) * (size_t)sizes->layers;
     if (workspace > c->encoder_workspace_bytes) {
         if (c->encoder_workspace) {
             k->device->release(k->device, c->encoder_workspace, c->encoder_workspace_bytes);

@@ -13,13 +13,15 @@
  *              warp, 2 MB a tile (16 k clocks at 128 B a clock: as much as the arithmetic; wgmma reads them once for 64 rows, 4 k);
  *              exponentials 16 heads x 42 x 48 a sequence and 256 tanh a row (8 k clocks a tile at 16 a clock); Philox 64 blocks a
  *              row, about 100 instructions each (6.3 k clocks a tile).
- *   backward   keeps r from the forward pass (256 B a row, once written and once read: 14 us), which saves the first of two rounds
- *              of exponentials (27 us), W_o's product and A v before the feed-forward part. 426 kFLOP a row in products (27 k
- * clocks a tile with mma.sync) and 60 k in attention. Weights from L2: 26 chunks, 416 KB a tile. weights'   dW needs 262 kFLOP a
- * row and 512 KB of fp32 sums a layer. On chip it would take a cluster of four SMs, each with half gradients  its registers given
- * to sums, and every operand sent to all four. Instead backward writes the operands once in bf16 (a, dqkv, merged, dr, ln2_out,
- * d_hidden, hidden, dy masked: 3 KB a row, 347 MB, 81 us of bandwidth beside the arithmetic) and one more kernel forms all products
- * and bias gradients (30 GFLOP; 347 MB read: 81 us).
+ *   backward   keeps r and each query's softmax sum from the forward pass (256 + 4 h bytes a row, once written and once read: 17
+ * us), which saves the first of two rounds of exponentials (27 us), W_o's product and A v before the feed-forward part, and the
+ * maxima, sums and divisions of the second round. 426 kFLOP a row in products (27 k clocks a tile with mma.sync) and 60 k in
+ * attention. Weights from L2: 26 chunks, 416 KB a tile. Its code is what had to be small: straight-line code of 222 KB was fetched
+ * from L2 for every tile (an SM caches 128 KB) at 15 clocks an instruction of a warp. weights'   dW needs 262 kFLOP a row and 512
+ * KB of fp32 sums a layer. On chip it would take a cluster of four SMs, each with half gradients  its registers given to sums, and
+ * every operand sent to all four. Instead backward writes the operands once in bf16 (a, dqkv, merged, dr, ln2_out, d_hidden,
+ * hidden, dy masked: 3 KB a row, 347 MB, 81 us of bandwidth beside the arithmetic) and one more kernel forms all products and bias
+ * gradients (30 GFLOP; 347 MB read: 81 us).
  *
  * Dropout is drawn again in backward. Sums over rows are taken in a fixed order; no atomics. */
 #include "kernels/cuda/encoder_large.cuh"
@@ -77,7 +79,8 @@ struct arguments {
     struct ps_dropout attention, hidden, output;
     const bf16 *u, *w_qkv, *w_o, *w_1, *w_2;
     struct ps_encoder_large_vectors vectors;
-    bf16 *r, *y; /* forward's outputs; backward reads r */
+    bf16 *r, *y;    /* forward's outputs; backward reads r and softmax */
+    float *softmax; /* [S][h][N]: log2 of each query's sum of exponentials */
     const bf16 *dy;
     bf16 *du;
     struct operands operands;
@@ -194,19 +197,26 @@ static __device__ __forceinline__ void draw_groups(uint32_t (&words)[4], const s
 struct __align__(32) chunk
 {
     const bf16 *from;
-    int stride, rows, columns; /* what exists of it; the rest is zero */
-    int wide;
+    int stride, rows, columns;      /* of the weight; what exists of the chunk, the rest is zero */
+    int far, far_rows, far_columns; /* from a thread's first two units to its last two: elements; rows and columns */
 };
+
+/* rows, columns: what the weight has from here on. */
+static __device__ __forceinline__ struct chunk chunk_of(const bf16 *from, int stride, int rows, int columns, bool wide)
+{
+    struct chunk c = {from, stride, rows, columns, wide ? CHUNK : CHUNK * stride, wide ? 0 : CHUNK, wide ? CHUNK : 0};
+    return c;
+}
 
 static __device__ __forceinline__ void chunk_load(uint32_t stage, const struct chunk &c)
 {
     const int row = threadIdx.x / 8, unit = threadIdx.x % 8;
     const uint32_t to = stage + row * 128 + ((unit ^ (row % 8)) << 4);
+    const bf16 *from = c.from + row * c.stride + 8 * unit;
 #pragma unroll
     for (int i = 0; i < 4; i++) { /* 32 rows of a panel each */
-        const int r = c.wide ? row + 32 * (i % 2) : row + 32 * i, column = 8 * unit + (c.wide ? 64 * (i / 2) : 0);
-        const bool valid = r < c.rows && column < c.columns;
-        ps_cp_async(to + 4096 * i, valid ? c.from + (int64_t)r * c.stride + column : c.from, valid);
+        const bool valid = row + 32 * (i % 2) + i / 2 * c.far_rows < c.rows && 8 * unit + i / 2 * c.far_columns < c.columns;
+        ps_cp_async(to + 4096 * i, from + i % 2 * 32 * c.stride + i / 2 * c.far, valid);
     }
 }
 
@@ -219,20 +229,17 @@ static __device__ __forceinline__ int at_most(int x, int most)
 static __device__ __forceinline__ struct chunk chunk_qkv(const struct arguments &p, int index)
 {
     const int column = CHUNK * (index % 2);
-    struct chunk c = {p.w_qkv + (index / 2) * p.d + column, 3 * p.d, p.d, p.d - column, false};
-    return c;
+    return chunk_of(p.w_qkv + (index / 2) * p.d + column, 3 * p.d, p.d, p.d - column, false);
 }
 
 static __device__ __forceinline__ struct chunk chunk_1(const struct arguments &p, int j)
 {
-    struct chunk c = {p.w_1 + CHUNK * j, p.f, p.d, p.f - CHUNK * j, false};
-    return c;
+    return chunk_of(p.w_1 + CHUNK * j, p.f, p.d, p.f - CHUNK * j, false);
 }
 
 static __device__ __forceinline__ struct chunk chunk_2(const struct arguments &p, int j)
 {
-    struct chunk c = {p.w_2 + (int64_t)CHUNK * j * p.d, p.d, p.f - CHUNK * j, p.d, true};
-    return c;
+    return chunk_of(p.w_2 + (int64_t)CHUNK * j * p.d, p.d, p.f - CHUNK * j, p.d, true);
 }
 
 /* Chunk number i of the tile, in the order in which forward uses them. */
@@ -243,8 +250,7 @@ static __device__ __forceinline__ struct chunk forward_chunk(const struct argume
     }
     if (i < 8) {
         const int column = CHUNK * (i - 6);
-        struct chunk c = {p.w_o + column, p.d, p.d, p.d - column, false};
-        return c;
+        return chunk_of(p.w_o + column, p.d, p.d, p.d - column, false);
     }
     return i % 2 ? chunk_2(p, (i - 9) / 2) : chunk_1(p, (i - 8) / 2);
 }
@@ -257,8 +263,7 @@ static __device__ __forceinline__ struct chunk backward_chunk(const struct argum
     }
     i -= 2 * hidden;
     if (i < 2) {
-        struct chunk c = {p.w_o + (int64_t)CHUNK * i * p.d, p.d, p.d - CHUNK * i, p.d, true};
-        return c;
+        return chunk_of(p.w_o + (int64_t)CHUNK * i * p.d, p.d, p.d - CHUNK * i, p.d, true);
     }
     return chunk_qkv(p, (i - 2) % 6);
 }
@@ -293,21 +298,22 @@ template <bool BACKWARD> struct weight_ring {
         }
         __syncthreads();
 #pragma unroll 1
-        for (int i = 0; i < STAGES - 1; i++) {
+        for (int i = 0; i < STAGES - 2; i++) {
             ask(i);
         }
     }
 
-    /* The next chunk, there for all threads until the next call, which is also a barrier of the block. */
+    /* The next chunk, there for all threads until the call after the next; each call is a barrier of the block. So the products of
+     * one chunk may be under way while the next is taken. */
     __device__ __forceinline__ uint32_t take()
     {
-        ps_cp_async_wait<STAGES - 2>();
+        ps_cp_async_wait<STAGES - 3>();
 #ifdef PS_WGMMA
         ps_publish();
 #endif
         __syncthreads();
         const uint32_t stage = base + slot * STAGE_BYTES;
-        ask((slot + STAGES - 1) % STAGES);
+        ask((slot + STAGES - 2) % STAGES);
         slot = (slot + 1) % STAGES;
         return stage;
     }
@@ -315,12 +321,13 @@ template <bool BACKWARD> struct weight_ring {
 
 /* ---- products ---- */
 
-#ifdef PS_WGMMA
-/* Registers of products under way stay where they are until here. */
-template <int FIRST, int NT, int A0, int K, int N, int KA>
-static __device__ __forceinline__ void product_end(float (&sums)[N][4], const uint32_t (&a)[KA][4])
+/* Until at most PENDING of the batches that ..._begin started are under way; the registers of this one stay where they are until
+ * here. With mma.sync they are done at once. */
+template <int PENDING, int FIRST, int NT, int A0, int K, int N, int KA>
+static __device__ __forceinline__ void product_wait(float (&sums)[N][4], const uint32_t (&a)[KA][4])
 {
-    ps_wgmma_wait();
+#ifdef PS_WGMMA
+    ps_wgmma_wait<PENDING>();
 #pragma unroll
     for (int n = FIRST; n < FIRST + NT; n++) {
         asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
@@ -329,13 +336,13 @@ static __device__ __forceinline__ void product_end(float (&sums)[N][4], const ui
     for (int k = A0; k < A0 + K; k++) {
         asm volatile("" ::"r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]), "r"(a[k][3]) : "memory");
     }
-}
 #endif
+}
 
 /* sums[FIRST + n] += a B for 8 groups of 8 columns, 16 K deep, a from fragment A0 on: B's row k and column n at row k, column n of
  * the panel. */
 template <int K, int FIRST, int A0, int KA, int N>
-static __device__ __forceinline__ void product(float (&sums)[N][4], const uint32_t (&a)[KA][4], uint32_t panel)
+static __device__ __forceinline__ void product_begin(float (&sums)[N][4], const uint32_t (&a)[KA][4], uint32_t panel)
 {
 #ifdef PS_WGMMA
     ps_wgmma_begin();
@@ -343,7 +350,7 @@ static __device__ __forceinline__ void product(float (&sums)[N][4], const uint32
     for (int k = 0; k < K; k++) {
         ps_wgmma_n64<1>(sums + FIRST, a[A0 + k], ps_wgmma_operand(panel + k * 2048));
     }
-    product_end<FIRST, 8, A0, K>(sums, a);
+    ps_wgmma_commit();
 #else
     const int lane = lane_id();
     const uint32_t row = panel + (lane % 16) * 128, unit = ((lane / 16) ^ (lane % 8)) << 4;
@@ -360,35 +367,50 @@ static __device__ __forceinline__ void product(float (&sums)[N][4], const uint32
 #endif
 }
 
-/* The same for NT groups (8 or 16), 64 deep, with B's row k and column n at row n, column k of the panel. */
-template <int NT, int A0, int KA, int N>
-static __device__ __forceinline__ void product_transposed(float (&sums)[N][4], const uint32_t (&a)[KA][4], uint32_t panel)
+template <int K, int FIRST, int A0, int KA, int N>
+static __device__ __forceinline__ void product(float (&sums)[N][4], const uint32_t (&a)[KA][4], uint32_t panel)
+{
+    product_begin<K, FIRST, A0>(sums, a, panel);
+    product_wait<0, FIRST, 8, A0, K>(sums, a);
+}
+
+/* The same for NT groups (8 or 16), 64 PANELS deep, with B's row k and column n at row n, column k of the panel. */
+template <int NT, int PANELS, int KA, int N>
+static __device__ __forceinline__ void product_transposed_begin(float (&sums)[N][4], const uint32_t (&a)[KA][4], uint32_t panel)
 {
 #ifdef PS_WGMMA
     ps_wgmma_begin();
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 4 * PANELS; k++) {
+        const uint32_t place = panel + k / 4 * (NT * 1024) + k % 4 * 32;
         if constexpr (NT == 8) {
-            ps_wgmma_n64<0>(sums, a[A0 + k], ps_wgmma_operand(panel + k * 32));
+            ps_wgmma_n64<0>(sums, a[k], ps_wgmma_operand(place));
         } else {
-            ps_wgmma_n128<0>(sums, a[A0 + k], ps_wgmma_operand(panel + k * 32));
+            ps_wgmma_n128<0>(sums, a[k], ps_wgmma_operand(place));
         }
     }
-    product_end<0, NT, A0, 4>(sums, a);
+    ps_wgmma_commit();
 #else
     const int lane = lane_id();
     const uint32_t row = panel + (lane / 16 * 8 + lane % 8) * 128, unit = ((lane / 8 % 2) ^ (lane % 8)) << 4;
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 4 * PANELS; k++) {
 #pragma unroll
         for (int n = 0; n < NT; n += 2) {
             uint32_t b[4];
-            ps_ldmatrix_x4(b, row + n * 1024 + (unit ^ (k << 5)));
-            ps_mma_k16(sums[n], a[A0 + k][0], a[A0 + k][1], a[A0 + k][2], a[A0 + k][3], b[0], b[1]);
-            ps_mma_k16(sums[n + 1], a[A0 + k][0], a[A0 + k][1], a[A0 + k][2], a[A0 + k][3], b[2], b[3]);
+            ps_ldmatrix_x4(b, row + k / 4 * (NT * 1024) + n * 1024 + (unit ^ (k % 4 << 5)));
+            ps_mma_k16(sums[n], a[k][0], a[k][1], a[k][2], a[k][3], b[0], b[1]);
+            ps_mma_k16(sums[n + 1], a[k][0], a[k][1], a[k][2], a[k][3], b[2], b[3]);
         }
     }
 #endif
+}
+
+template <int NT, int PANELS, int KA, int N>
+static __device__ __forceinline__ void product_transposed(float (&sums)[N][4], const uint32_t (&a)[KA][4], uint32_t panel)
+{
+    product_transposed_begin<NT, PANELS>(sums, a, panel);
+    product_wait<0, 0, NT, 0, 4 * PANELS>(sums, a);
 }
 
 template <int N> static __device__ __forceinline__ void zero(float (&sums)[N][4])
@@ -701,10 +723,10 @@ static __device__ __forceinline__ void load_rows(uint32_t (&b)[2 * KT][J], uint3
     }
 }
 
-/* scores = softmax(scale q k') of 16 queries over KT times 16 keys, those from N on 0; not yet divided by *sum. */
+/* scores = q k' of 16 queries over KT times 16 keys, those from N on -infinity. */
 template <int KT, int J>
-static __device__ __forceinline__ void softmax_scores(float (&scores)[2 * KT][4], float (&inverse)[2], const uint32_t (&q)[J][2],
-                                                      const uint32_t (&k)[2 * KT][J], int N, float scale)
+static __device__ __forceinline__ void raw_scores(float (&scores)[2 * KT][4], const uint32_t (&q)[J][2],
+                                                  const uint32_t (&k)[2 * KT][J], int N)
 {
     const int t = lane_id() % 4;
     zero(scores);
@@ -720,7 +742,13 @@ static __device__ __forceinline__ void softmax_scores(float (&scores)[2 * KT][4]
             }
         }
     }
-    const float exponent = scale * 1.4426950408889634f;
+}
+
+/* exp2(exponent (scores - the largest of the row)), the inverse of their sum, and the log2 of the sum without the shift. */
+template <int KT>
+static __device__ __forceinline__ void softmax_scores(float (&scores)[2 * KT][4], float (&inverse)[2], float (&log_sum)[2],
+                                                      float exponent)
+{
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float largest = -INFINITY, sum = 0.0f;
@@ -738,7 +766,9 @@ static __device__ __forceinline__ void softmax_scores(float (&scores)[2 * KT][4]
                 sum += *v;
             }
         }
-        inverse[half] = 1.0f / quad_sum(sum);
+        sum = quad_sum(sum);
+        inverse[half] = 1.0f / sum;
+        log_sum[half] = shift + ps_log2(sum);
     }
 }
 
@@ -759,32 +789,33 @@ static __device__ __forceinline__ void store_head(bf16 *sequence, int stride, in
     }
 }
 
-/* q becomes A v, head by head. */
+/* q becomes A v, head by head. softmax: of the tile. */
 template <int KT, int E>
-static __device__ __forceinline__ void attention_forward(const struct arguments &p, bf16 *qkv, int sequences)
+static __device__ __forceinline__ void attention_forward(const struct arguments &p, bf16 *qkv, float *softmax, int sequences)
 {
     constexpr int J = E / 8;
+    const int g = lane_id() / 4;
+    const float exponent = p.scale * 1.4426950408889634f;
+#pragma unroll 1
     for (int pair = warp_id(); pair < sequences * p.heads; pair += WARPS) {
         bf16 *q = qkv + (pair / p.heads) * p.N * QKV_STRIDE + (pair % p.heads) * E;
         const uint32_t q_address = ps_shared_address(q), k_address = q_address + 2 * D, v_address = q_address + 4 * D;
-        uint32_t k[2 * KT][J], v[KT][J][2];
+        uint32_t k[2 * KT][J], v[KT][J][2], a[KT][J][2];
         load_rows<KT, J>(k, k_address, QKV_STRIDE, p.N);
 #pragma unroll
         for (int kt = 0; kt < KT; kt++) {
 #pragma unroll
             for (int j = 0; j < J; j++) {
+                ps_ldmatrix_x2(a[kt][j], sequence_row(q_address, QKV_STRIDE, 16 * kt, p.N) + 16 * j);
                 ps_ldmatrix_x2_trans(v[kt][j], sequence_row(v_address, QKV_STRIDE, 16 * kt, p.N) + 16 * j);
             }
         }
+        __syncwarp(); /* q's place is free */
 #pragma unroll
         for (int m = 0; m < KT; m++) {
-            uint32_t a[J][2];
-#pragma unroll
-            for (int j = 0; j < J; j++) {
-                ps_ldmatrix_x2(a[j], sequence_row(q_address, QKV_STRIDE, 16 * m, p.N) + 16 * j);
-            }
-            float scores[2 * KT][4], inverse[2], mixed[J][4];
-            softmax_scores<KT, J>(scores, inverse, a, k, p.N, p.scale);
+            float scores[2 * KT][4], inverse[2], log_sum[2], mixed[J][4];
+            raw_scores<KT, J>(scores, a[m], k, p.N);
+            softmax_scores<KT>(scores, inverse, log_sum, exponent);
             uint32_t probability[KT][4];
             fragment_pack<KT>(probability, scores);
             zero(mixed);
@@ -796,23 +827,51 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
                                v[kt][j][0], v[kt][j][1]);
                 }
             }
-            __syncwarp();
             store_head<J>(q, QKV_STRIDE, 16 * m, p.N, mixed, inverse[0], inverse[1]);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = 16 * m + g + 8 * half;
+                if (lane_id() % 4 == 0 && row < p.N) {
+                    softmax[pair * p.N + row] = log_sum[half];
+                }
+            }
         }
     }
 }
 
-/* q, k, v become their gradients, and d_merged (the gradient of A v) becomes A v. */
+/* The softmax statistics of the lane's queries of a pair; infinite, so that their probabilities are 0, beyond the last. */
+template <int KT>
+static __device__ __forceinline__ void load_softmax(float (&log_sum)[2 * KT], const float *softmax, int N, bool there)
+{
+#pragma unroll
+    for (int i = 0; i < 2 * KT; i++) {
+        const int row = 8 * i + lane_id() / 4;
+        log_sum[i] = there && row < N ? softmax[row] : INFINITY;
+    }
+}
+
+/* q, k, v become their gradients, and d_merged (the gradient of A v) becomes A v. softmax: of the tile. */
 template <int KT, int E>
-static __device__ __forceinline__ void attention_backward(const struct arguments &p, bf16 *qkv, bf16 *d_merged, int sequences)
+static __device__ __forceinline__ void attention_backward(const struct arguments &p, bf16 *qkv, bf16 *d_merged,
+                                                          const float *softmax, int sequences)
 {
     constexpr int J = E / 8;
-    const int g = lane_id() / 4;
-    for (int pair = warp_id(); pair < sequences * p.heads; pair += WARPS) {
+    const float exponent = p.scale * 1.4426950408889634f;
+    const int pairs = sequences * p.heads;
+    float next_sum[2 * KT];
+    load_softmax<KT>(next_sum, softmax + warp_id() * p.N, p.N, warp_id() < pairs);
+#pragma unroll 1
+    for (int pair = warp_id(); pair < pairs; pair += WARPS) {
         const int first = (pair / p.heads) * p.N, column = (pair % p.heads) * E;
         bf16 *q = qkv + first * QKV_STRIDE + column, *merged = d_merged + first * ROW_STRIDE + column;
         const uint32_t q_address = ps_shared_address(q), k_address = q_address + 2 * D, v_address = q_address + 4 * D;
         const uint32_t d_address = ps_shared_address(merged);
+        float log_sum[2 * KT];
+#pragma unroll
+        for (int i = 0; i < 2 * KT; i++) {
+            log_sum[i] = next_sum[i];
+        }
+        load_softmax<KT>(next_sum, softmax + (pair + WARPS) * p.N, p.N, pair + WARPS < pairs);
         uint32_t k[2 * KT][J], v[2 * KT][J], k_trans[KT][J][2], v_trans[KT][J][2];
         load_rows<KT, J>(k, k_address, QKV_STRIDE, p.N);
         load_rows<KT, J>(v, v_address, QKV_STRIDE, p.N);
@@ -842,62 +901,74 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
                 ps_ldmatrix_x2(da[j], d_row);
                 ps_ldmatrix_x2_trans(d_trans[j], d_row);
             }
-            float scores[2 * KT][4], d_scores[2 * KT][4], inverse[2];
-            softmax_scores<KT, J>(scores, inverse, a, k, p.N, p.scale);
+            float scores[2 * KT][4], d_scores[2 * KT][4], mixed[J][4], dq[J][4];
+            raw_scores<KT, J>(scores, a, k, p.N);
             zero(d_scores);
-            float projection[2] = {0.0f, 0.0f};
 #pragma unroll
             for (int n = 0; n < 2 * KT; n++) {
                 head_product<J>(d_scores[n], da, v[n]);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    scores[n][i] *= inverse[i / 2];
-                    projection[i / 2] += scores[n][i] * d_scores[n][i];
-                }
-            }
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                projection[half] = quad_sum(projection[half]);
-                const float there = m < KT - 1 || 16 * m + g + 8 * half < p.N ? 1.0f : 0.0f; /* no query, no gradient */
-#pragma unroll
-                for (int n = 0; n < 2 * KT; n++) {
-#pragma unroll
-                    for (int i = 2 * half; i < 2 * half + 2; i++) {
-                        scores[n][i] *= there;
-                        d_scores[n][i] = scores[n][i] * (d_scores[n][i] - projection[half]) * p.scale;
-                    }
+                    scores[n][i] = ps_exp2(fmaf(scores[n][i], exponent, -log_sum[2 * m + i / 2]));
                 }
             }
             uint32_t probability[KT][4], d_probability[KT][4];
             fragment_pack<KT>(probability, scores);
-            fragment_pack<KT>(d_probability, d_scores);
-            float mixed[J][4], dq[J][4];
             zero(mixed);
-            zero(dq);
 #pragma unroll
             for (int kt = 0; kt < KT; kt++) {
-                const uint32_t *s = probability[kt], *ds = d_probability[kt];
-                uint32_t s_trans[4], ds_trans[4];
+                const uint32_t *s = probability[kt];
+                uint32_t s_trans[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) { /* blocks [0][1] and [1][0] of the 16 x 16 change places */
                     s_trans[i] = ps_movmatrix(s[i % 2 * 2 + i / 2]);
-                    ds_trans[i] = ps_movmatrix(ds[i % 2 * 2 + i / 2]);
                 }
 #pragma unroll
                 for (int j = 0; j < J; j++) {
                     ps_mma_k16(mixed[j], s[0], s[1], s[2], s[3], v_trans[kt][j][0], v_trans[kt][j][1]);
-                    ps_mma_k16(dq[j], ds[0], ds[1], ds[2], ds[3], k_trans[kt][j][0], k_trans[kt][j][1]);
                     ps_mma_k16(dv[kt][j], s_trans[0], s_trans[1], s_trans[2], s_trans[3], d_trans[j][0], d_trans[j][1]);
+                }
+            }
+            /* the scores' gradient but for the factor p.scale: P (dP - sum of P dP), and that sum is A v's gradient times A v */
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float projection = 0.0f;
+#pragma unroll
+                for (int j = 0; j < J; j++) {
+                    projection += mixed[j][2 * half] * ps_low(da[j][half]) + mixed[j][2 * half + 1] * ps_high(da[j][half]);
+                }
+                projection = quad_sum(projection);
+#pragma unroll
+                for (int n = 0; n < 2 * KT; n++) {
+#pragma unroll
+                    for (int i = 2 * half; i < 2 * half + 2; i++) {
+                        d_scores[n][i] = scores[n][i] * (d_scores[n][i] - projection);
+                    }
+                }
+            }
+            fragment_pack<KT>(d_probability, d_scores);
+            zero(dq);
+#pragma unroll
+            for (int kt = 0; kt < KT; kt++) {
+                const uint32_t *ds = d_probability[kt];
+                uint32_t ds_trans[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    ds_trans[i] = ps_movmatrix(ds[i % 2 * 2 + i / 2]);
+                }
+#pragma unroll
+                for (int j = 0; j < J; j++) {
+                    ps_mma_k16(dq[j], ds[0], ds[1], ds[2], ds[3], k_trans[kt][j][0], k_trans[kt][j][1]);
                     ps_mma_k16(dk[kt][j], ds_trans[0], ds_trans[1], ds_trans[2], ds_trans[3], q_trans[j][0], q_trans[j][1]);
                 }
             }
             __syncwarp();
-            store_head<J>(q, QKV_STRIDE, 16 * m, p.N, dq, 1.0f, 1.0f);
+            store_head<J>(q, QKV_STRIDE, 16 * m, p.N, dq, p.scale, p.scale);
             store_head<J>(merged, ROW_STRIDE, 16 * m, p.N, mixed, 1.0f, 1.0f);
         }
 #pragma unroll
         for (int kt = 0; kt < KT; kt++) {
-            store_head<J>(q + D, QKV_STRIDE, 16 * kt, p.N, dk[kt], 1.0f, 1.0f);
+            store_head<J>(q + D, QKV_STRIDE, 16 * kt, p.N, dk[kt], p.scale, p.scale);
             store_head<J>(q + 2 * D, QKV_STRIDE, 16 * kt, p.N, dv[kt], 1.0f, 1.0f);
         }
     }
@@ -1000,23 +1071,35 @@ static __device__ __forceinline__ float gelu_tanh(float x)
     return ps_tanh(x * fmaf(GELU_CUBIC, x * x, GELU_LINEAR));
 }
 
-/* Draws of columns 32 k .. 32 k + 31 of hidden chunk j, row half `half`; all kept when nothing is dropped. */
-static __device__ __forceinline__ void hidden_draws(uint32_t (&words)[4], const struct arguments &p, uint64_t step, int64_t row,
-                                                    int j, int k, int half)
+/* Draws of hidden chunk j: words[k][half] as draw_groups gives them for columns 32 k .. 32 k + 31; all kept when nothing is
+ * dropped. They need no product, so they are drawn while one is under way. */
+static __device__ __forceinline__ void hidden_draws(uint32_t (&words)[2][2][4], const struct arguments &p, uint64_t step,
+                                                    int64_t row, int j)
 {
-    if (p.hidden.threshold) {
-        draw_groups(words, p.hidden, step, row + own_row(half), p.f / 8, 2 * j + k);
-    } else {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            words[i] = 0;
+    for (int k = 0; k < 2; k++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                words[k][half][i] = 0;
+            }
+        }
+    }
+    if (p.hidden.threshold) {
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                draw_groups(words[k][half], p.hidden, step, row + own_row(half), p.f / 8, 2 * j + k);
+            }
         }
     }
 }
 
 /* z, the product of hidden chunk j, becomes drop(gelu(z + b_1)). */
-static __device__ __forceinline__ void hidden_forward(float (&z)[8][4], const struct arguments &p, uint64_t step, int64_t row,
-                                                      int j, const float *bias)
+static __device__ __forceinline__ void hidden_forward(float (&z)[8][4], const struct arguments &p, const uint32_t (&words)[2][2][4],
+                                                      const float *bias)
 {
     const int t = lane_id() % 4;
     const float scale = p.hidden.threshold ? 0.5f * p.hidden.scale : 0.5f;
@@ -1025,8 +1108,6 @@ static __device__ __forceinline__ void hidden_forward(float (&z)[8][4], const st
     for (int k = 0; k < 2; k++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            uint32_t words[4];
-            hidden_draws(words, p, step, row, j, k, half);
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 const float2 b = *(const float2 *)(bias + 8 * (4 * k + c) + 2 * t);
@@ -1034,7 +1115,7 @@ static __device__ __forceinline__ void hidden_forward(float (&z)[8][4], const st
                 for (int i = 0; i < 2; i++) {
                     float *v = &z[4 * k + c][2 * half + i];
                     const float x = *v + (i ? b.y : b.x), s = x * scale;
-                    *v = (i ? words[c] : words[c] << 16) >= threshold ? fmaf(s, gelu_tanh(x), s) : 0.0f;
+                    *v = (i ? words[k][half][c] : words[k][half][c] << 16) >= threshold ? fmaf(s, gelu_tanh(x), s) : 0.0f;
                 }
             }
         }
@@ -1043,7 +1124,7 @@ static __device__ __forceinline__ void hidden_forward(float (&z)[8][4], const st
 
 /* z, the product of hidden chunk j, becomes drop(gelu(z + b_1)), and dh, the gradient of that, the gradient of z. */
 static __device__ __forceinline__ void hidden_backward(float (&z)[8][4], float (&dh)[8][4], const struct arguments &p,
-                                                       uint64_t step, int64_t row, int j, const float *bias)
+                                                       const uint32_t (&words)[2][2][4], const float *bias)
 {
     const int t = lane_id() % 4;
     const float scale = p.hidden.threshold ? 0.5f * p.hidden.scale : 0.5f;
@@ -1052,8 +1133,6 @@ static __device__ __forceinline__ void hidden_backward(float (&z)[8][4], float (
     for (int k = 0; k < 2; k++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            uint32_t words[4];
-            hidden_draws(words, p, step, row, j, k, half);
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 const float2 b = *(const float2 *)(bias + 8 * (4 * k + c) + 2 * t);
@@ -1064,7 +1143,7 @@ static __device__ __forceinline__ void hidden_backward(float (&z)[8][4], float (
                     const float h = ps_tanh(x * fmaf(GELU_CUBIC, square, GELU_LINEAR));
                     const float slope = fmaf(3.0f * GELU_CUBIC, square, GELU_LINEAR) * fmaf(-h, h, 1.0f);
                     const float share = fmaf(scale, h, scale);
-                    const bool kept = (i ? words[c] : words[c] << 16) >= threshold;
+                    const bool kept = (i ? words[k][half][c] : words[k][half][c] << 16) >= threshold;
                     *v = kept ? x * share : 0.0f;
                     *dv = kept ? *dv * fmaf(x * scale, slope, share) : 0.0f;
                 }
@@ -1100,7 +1179,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
         __syncwarp();
         project_qkv(weights, own, a, vectors);
         __syncthreads();
-        attention_forward<KT, E>(p, qkv, tile.sequences);
+        attention_forward<KT, E>(p, qkv, p.softmax + tile.row * p.heads, tile.sequences);
         __syncthreads();
 
         /* r = u + drop(merged W_o + b_o) */
@@ -1149,10 +1228,12 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
 #pragma unroll 1
         for (int j = 0; j < hidden_chunks; j++) {
             float sums[8][4];
-            uint32_t hidden[4][4];
+            uint32_t hidden[4][4], words[2][2][4];
             zero(sums);
-            product<8, 0, 0>(sums, a, weights.take());
-            hidden_forward(sums, p, step, tile.row, j, vectors + B_1 + CHUNK * j);
+            product_begin<8, 0, 0>(sums, a, weights.take());
+            hidden_draws(words, p, step, tile.row, j);
+            product_wait<0, 0, 8, 0, 8>(sums, a);
+            hidden_forward(sums, p, words, vectors + B_1 + CHUNK * j);
             fragment_pack<4>(hidden, sums);
             const uint32_t stage = weights.take();
             product<4, 0, 0>(x, hidden, stage);
@@ -1281,20 +1362,31 @@ static __device__ __forceinline__ void feed_forward_backward(const struct argume
 #pragma unroll 1
     for (int j = 0; j < hidden_chunks; j++) {
         float dh[8][4], z[8][4];
-        uint32_t d_hidden[4][4];
+        uint32_t d_hidden[4][4], words[2][2][4];
         zero(dh);
-        uint32_t stage = weights.take();
-        product_transposed<8, 0>(dh, m, stage);
-        product_transposed<8, 4>(dh, m, stage + STAGE_BYTES / 2);
-        stage = weights.take();
         zero(z);
-        product<8, 0, 0>(z, a, stage);
-        hidden_backward(z, dh, p, step, tile.row, j, vectors + B_1 + CHUNK * j);
+        uint32_t stage = weights.take();
+        product_transposed_begin<8, 2>(dh, m, stage);
+        stage = weights.take();
+        product_begin<8, 0, 0>(z, a, stage);
+        hidden_draws(words, p, step, tile.row, j);
+        product_wait<0, 0, 8, 0, 8>(dh, m);
+        product_wait<0, 0, 8, 0, 8>(z, a);
+        hidden_backward(z, dh, p, words, vectors + B_1 + CHUNK * j);
         fragment_pack<4>(d_hidden, z);
         fragment_store<4>(d_hidden, p.operands.hidden + tile.local * p.f, p.f, CHUNK * j, tile.valid);
         fragment_pack<4>(d_hidden, dh);
         fragment_store<4>(d_hidden, p.operands.d_hidden + tile.local * p.f, p.f, CHUNK * j, tile.valid);
-        product_transposed<16, 0>(d_r, d_hidden, stage);
+        product_transposed<16, 1>(d_r, d_hidden, stage);
+    }
+}
+
+/* The thread's parked values of pass i. */
+static __device__ __forceinline__ void unpark(float4 (&v)[LANE_COLUMNS / 4], const float4 *parked, int i)
+{
+#pragma unroll
+    for (int k = 0; k < LANE_COLUMNS / 4; k++) {
+        v[k] = parked[(i * (LANE_COLUMNS / 4) + k) * THREADS + threadIdx.x];
     }
 }
 
@@ -1310,7 +1402,10 @@ static __device__ __forceinline__ void layernorm_backward(const struct arguments
     const bf16 *input = (LN1 ? p.u : p.r) + tile.row * d, *from_dy = p.dy + tile.row * d;
     float gamma[LANE_COLUMNS], column_sums[2 * LANE_COLUMNS];
     struct row_words next = row_read(input, d, first + pass_row(0), tile.valid), next_dy = {};
-    if (!LN1) {
+    float4 next_parked[LANE_COLUMNS / 4];
+    if (LN1) {
+        unpark(next_parked, parked, 0);
+    } else {
         next_dy = row_read(from_dy, d, first + pass_row(0), tile.valid);
     }
     row_vector(gamma, gamma_vector);
@@ -1323,12 +1418,11 @@ static __device__ __forceinline__ void layernorm_backward(const struct arguments
     for (int i = 0; i < PASSES; i++) {
         const int row = first + pass_row(i);
         float x[LANE_COLUMNS], dz[LANE_COLUMNS], rest[LANE_COLUMNS];
-        float4 *place = parked + i * (LANE_COLUMNS / 4) * THREADS + threadIdx.x;
         row_unpack(x, next);
         if (LN1) {
 #pragma unroll
             for (int k = 0; k < LANE_COLUMNS / 4; k++) {
-                const float4 v = place[k * THREADS];
+                const float4 v = next_parked[k];
                 rest[4 * k] = v.x;
                 rest[4 * k + 1] = v.y;
                 rest[4 * k + 2] = v.z;
@@ -1339,7 +1433,9 @@ static __device__ __forceinline__ void layernorm_backward(const struct arguments
         }
         if (i + 1 < PASSES) {
             next = row_read(input, d, first + pass_row(i + 1), tile.valid);
-            if (!LN1) {
+            if (LN1) {
+                unpark(next_parked, parked, i + 1);
+            } else {
                 next_dy = row_read(from_dy, d, first + pass_row(i + 1), tile.valid);
             }
         }
@@ -1360,7 +1456,8 @@ static __device__ __forceinline__ void layernorm_backward(const struct arguments
         } else {
 #pragma unroll
             for (int k = 0; k < LANE_COLUMNS / 4; k++) {
-                place[k * THREADS] = make_float4(dz[4 * k], dz[4 * k + 1], dz[4 * k + 2], dz[4 * k + 3]);
+                parked[(i * (LANE_COLUMNS / 4) + k) * THREADS + threadIdx.x] =
+                    make_float4(dz[4 * k], dz[4 * k + 1], dz[4 * k + 2], dz[4 * k + 3]);
             }
             row_drop(dz, p.attention, step, tile.row + row, d);
             const struct row_words out = row_pack(dz);
@@ -1415,8 +1512,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
             const uint32_t stage = weights.take();
             float d_merged[8][4];
             zero(d_merged);
-            product_transposed<8, 0>(d_merged, a, stage);
-            product_transposed<8, 4>(d_merged, a, stage + STAGE_BYTES / 2);
+            product_transposed<8, 2>(d_merged, a, stage);
             store_rows<8>(own_merged + CHUNK * c, ROW_STRIDE, d_merged, NULL);
         }
         rows_normalise(own, stats, p.operands.a + tile.local * d, p.u + tile.row * d, vectors + LN1_GAMMA, d, p.epsilon,
@@ -1425,7 +1521,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
         __syncwarp();
         project_qkv(weights, own, a, vectors);
         __syncthreads();
-        attention_backward<KT, E>(p, qkv, merged, tile.sequences);
+        attention_backward<KT, E>(p, qkv, merged, p.softmax + tile.row * p.heads, tile.sequences);
 #ifdef PS_BULK
         ps_publish();
 #endif
@@ -1438,7 +1534,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
             const uint32_t stage = weights.take();
             uint32_t dqkv[4][4];
             load_fragments<4>(dqkv, own + CHUNK * c, QKV_STRIDE);
-            product_transposed<16, 0>(x, dqkv, stage);
+            product_transposed<16, 1>(x, dqkv, stage);
         }
         copy_wait();
         sums_stage<0>((float *)own, lane_id() / 4, x);
@@ -1686,6 +1782,7 @@ static struct arguments arguments_of(const struct ps_encoder_large *l)
     p.output = l->output;
     p.u = (const bf16 *)l->u;
     p.r = (bf16 *)l->residual;
+    p.softmax = (float *)l->softmax;
     p.w_qkv = (const bf16 *)l->w_qkv;
     p.w_o = (const bf16 *)l->w_o;
     p.w_1 = (const bf16 *)l->w_1;

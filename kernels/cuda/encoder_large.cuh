@@ -17,12 +17,13 @@ struct ps_encoder_large {
     int64_t sequences, patches, d_model, n_heads, d_ff; /* S, N, d, h, f */
     float epsilon;
     struct ps_dropout attention, hidden, output;
-    const void *u;                           /* bf16 [S, N, d] */
-    void *residual;                          /* bf16 [S, N, d]: r. Forward: =; backward reads it */
-    const void *w_qkv;                       /* bf16 [d, 3d] */
-    const void *w_o;                         /* bf16 [d, d] */
-    const void *w_1;                         /* bf16 [d, f] */
-    const void *w_2;                         /* bf16 [f, d] */
+    const void *u;     /* bf16 [S, N, d] */
+    void *residual;    /* bf16 [S, N, d]: r. Forward: =; backward reads it */
+    float *softmax;    /* fp32 [S, h, N]: log2 of each query's sum of exponentials. Forward: =; backward reads it */
+    const void *w_qkv; /* bf16 [d, 3d] */
+    const void *w_o;   /* bf16 [d, d] */
+    const void *w_1;   /* bf16 [d, f] */
+    const void *w_2;   /* bf16 [f, d] */
     struct ps_encoder_large_vectors vectors; /* fp32 */
     int multiprocessors;                     /* of the device */
     int shared_bytes;                        /* the most shared memory that a block can have */

@@ -101,6 +101,13 @@ static __device__ __forceinline__ float ps_exp2(float x)
     return y;
 }
 
+static __device__ __forceinline__ float ps_log2(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 static __device__ __forceinline__ float ps_tanh(float x)
 {
     float y;
@@ -201,12 +208,17 @@ static __device__ __forceinline__ void ps_wgmma_begin()
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-/* Until all products are done. */
-static __device__ __forceinline__ void ps_wgmma_wait()
+/* The products asked for since the last commit are a batch. */
+static __device__ __forceinline__ void ps_wgmma_commit()
 {
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
+/* Until at most PENDING batches are under way. */
+template <int PENDING> static __device__ __forceinline__ void ps_wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
 #endif
 
 #endif
