@@ -89,6 +89,18 @@ static inline double *random_parameters(const struct ps_parameters *layout, uint
     return values;
 }
 
+/* Parameters: initialisation plus unit-normal noise times `noise`, the same floats on every backend. */
+static inline void fixture_parameters(struct fixture *f, double noise)
+{
+    double *parameters = random_parameters(f->model->layout, 11, noise);
+    for (int64_t i = 0; i < f->count; i++) {
+        parameters[i] = (double)(float)parameters[i];
+    }
+    set_device(f->device, f->k->parameter, f->model->parameters, parameters, f->count);
+    OK(ps_model_refresh_weights(f->model));
+    free(parameters);
+}
+
 /* Opens everything; `device_kind` "cpu" or "cuda". Parameters: initialisation plus noise. Data: unit-normal windows. */
 static inline struct fixture fixture_open(const char *backend, const char *device_kind, enum ps_precision precision,
                                           const struct ps_model_shape *shape, int64_t batch, enum ps_level level, int merge_qkv)
@@ -98,13 +110,7 @@ static inline struct fixture fixture_open(const char *backend, const char *devic
     OK(ps_kernels_open(backend, f.device, precision, &(struct ps_kernels_options){.tiny_gemm = 1}, &f.k));
     OK(ps_model_open(f.k, shape, batch, &(struct ps_model_options){.level = level, .merge_qkv = merge_qkv, .seed = 5}, &f.model));
     f.count = f.model->layout->count;
-    double *parameters = random_parameters(f.model->layout, 11, 0.1);
-    for (int64_t i = 0; i < f.count; i++) {
-        parameters[i] = (double)(float)parameters[i];
-    }
-    set_device(f.device, f.k->parameter, f.model->parameters, parameters, f.count);
-    OK(ps_model_refresh_weights(f.model));
-    free(parameters);
+    fixture_parameters(&f, 0.1);
 
     int64_t C = shape->channels, L = shape->seq_len, H = shape->pred_len, inputs = batch * C * L, targets = batch * C * H;
     double *values = malloc((size_t)(inputs + targets) * sizeof *values);
