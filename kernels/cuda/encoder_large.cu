@@ -1015,13 +1015,19 @@ template <bool BACKWARD>
 static __device__ __forceinline__ void project_qkv(struct weight_ring<BACKWARD> &weights, bf16 *qkv, const uint32_t (&a)[D / 16][4],
                                                    const float *vectors)
 {
-#pragma unroll 1
-    for (int c = 0; c < 6; c++) {
-        const uint32_t stage = weights.take();
-        float sums[8][4];
-        zero(sums);
-        product<8, 0, 0>(sums, a, stage);
-        store_rows<8>(qkv + CHUNK * c, QKV_STRIDE, sums, vectors + B_QKV + CHUNK * c);
+    float sums[2][8][4]; /* one chunk's are stored while the next one's product is under way */
+    zero(sums[0]);
+    product_begin<8, 0, 0>(sums[0], a, weights.take());
+#pragma unroll
+    for (int c = 0; c < 6; c++) { /* no branch: the compiler would let each product end at once */
+        if (c < 5) {
+            zero(sums[(c + 1) % 2]);
+            product_begin<8, 0, 0>(sums[(c + 1) % 2], a, weights.take());
+            product_wait<1, 0, 8, 0, 8>(sums[c % 2], a);
+        } else {
+            product_wait<0, 0, 8, 0, 8>(sums[c % 2], a);
+        }
+        store_rows<8>(qkv + CHUNK * c, QKV_STRIDE, sums[c % 2], vectors + B_QKV + CHUNK * c);
     }
 }
 
@@ -1274,43 +1280,21 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
 
 /* ---- backward ---- */
 
-/* The warp's rows of parts of D columns, of which d exist, from shared memory to a tensor whose first row is the tile's. All warps'
- * stores have been published. Under way until copy_wait. */
+/* The warp's rows of parts of D columns, of which d exist, from shared memory to a tensor whose first row is the tile's. */
 static __device__ __forceinline__ void copy_rows(bf16 *to, const bf16 *from, int stride, int parts, int d, int valid)
 {
-#ifdef PS_BULK
-    const int row = lane_id() % WARP_ROWS + WARP_ROWS * warp_id();
-    if (lane_id() < WARP_ROWS && row < valid) {
-        bf16 *line = to + (int64_t)row * (parts * d);
-        const uint32_t source = ps_shared_address(from) + lane_id() * (2 * stride);
-        if (d == D) {
-            ps_bulk_store(line, source, 2 * parts * D);
-        } else {
-            for (int part = 0; part < parts; part++) {
-                ps_bulk_store(line + part * d, source + part * (2 * D), 2 * d);
+    const int local = lane_id() / 16, column = lane_id() % 16 * 8, row = local + WARP_ROWS * warp_id();
+#pragma unroll 1
+    for (int part = 0; part < parts; part++) {
+        const bf16 *source = from + local * stride + part * D + column;
+        bf16 *place = to + (int64_t)row * (parts * d) + part * d + column;
+#pragma unroll
+        for (int i = 0; i < WARP_ROWS / 2; i++) {
+            if (row + 2 * i < valid && column < d) {
+                *(uint4 *)(place + 2 * i * parts * d) = *(const uint4 *)(source + 2 * i * stride);
             }
         }
     }
-    ps_bulk_commit();
-#else
-#pragma unroll 4
-    for (int i = 0; i < WARP_ROWS * parts / 2; i++) {
-        const int unit = 32 * i + lane_id(), local = unit / (parts * 16), row = local + WARP_ROWS * warp_id();
-        const int place = unit % (parts * 16), part = place / 16, column = place % 16 * 8;
-        if (row < valid && column < d) {
-            *(uint4 *)(to + (int64_t)row * (parts * d) + part * d + column) = *(const uint4 *)(from + local * stride + 8 * place);
-        }
-    }
-#endif
-}
-
-/* Until the warp's copies have read shared memory. */
-static __device__ __forceinline__ void copy_wait()
-{
-#ifdef PS_BULK
-    ps_bulk_wait();
-#endif
-    __syncwarp();
 }
 
 /* Operands of the feed-forward part: LN2(r) and the dropped dy, to the stage and to device memory; the rows' means and 1/deviation.
@@ -1522,9 +1506,6 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
         project_qkv(weights, own, a, vectors);
         __syncthreads();
         attention_backward<KT, E>(p, qkv, merged, p.softmax + tile.row * p.heads, tile.sequences);
-#ifdef PS_BULK
-        ps_publish();
-#endif
         __syncthreads();
         copy_rows(p.operands.dqkv + tile.local * 3 * d, own, QKV_STRIDE, 3, d, tile.valid);
         copy_rows(p.operands.merged + tile.local * d, own_merged, ROW_STRIDE, 1, d, tile.valid);
@@ -1536,7 +1517,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
             load_fragments<4>(dqkv, own + CHUNK * c, QKV_STRIDE);
             product_transposed<16, 1>(x, dqkv, stage);
         }
-        copy_wait();
+        __syncwarp();
         sums_stage<0>((float *)own, lane_id() / 4, x);
         sums_stage<1>((float *)own, lane_id() / 4 + 8, x);
         layernorm_backward<true>(p, tile, step, (const float *)own, stats, vectors + LN1_GAMMA, sums, parked, NULL);

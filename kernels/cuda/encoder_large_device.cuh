@@ -115,36 +115,6 @@ static __device__ __forceinline__ float ps_tanh(float x)
     return y;
 }
 
-/* ---- sm_90: what the copy engine and the tensor cores do by themselves ---- */
-
-#if __CUDA_ARCH__ >= 900
-#define PS_BULK 1
-
-/* This thread's ordinary stores to shared memory (cp.async too), for the reads of copy engine and tensor cores after the next
- * barrier. */
-static __device__ __forceinline__ void ps_publish()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* Bytes, a multiple of 16, from shared to global memory. */
-static __device__ __forceinline__ void ps_bulk_store(void *to, uint32_t from, uint32_t bytes)
-{
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
-}
-
-static __device__ __forceinline__ void ps_bulk_commit()
-{
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-/* Until this thread's bulk stores have read shared memory. */
-static __device__ __forceinline__ void ps_bulk_wait()
-{
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-#endif
-
 /* ---- sm_90a: a warpgroup's product, its right operand read from shared memory by the tensor cores ---- */
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -200,6 +170,12 @@ template <int TRANSPOSED> static __device__ __forceinline__ void ps_wgmma_n128(f
                    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
                    "+f"(d[15][3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSED));
+}
+
+/* This thread's ordinary stores to shared memory (cp.async too), for the tensor cores' reads after the next barrier. */
+static __device__ __forceinline__ void ps_publish()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 /* Before the first product of a batch: registers are as the program has them. */
