@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "src/clock.h"
 #include "src/session.h"
 
 enum { OVERRIDES = 64, GROUP = 20, PARTS = 256, SHAPE_TEXT = 160 };
@@ -86,13 +86,6 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
     return PS_OK;
 }
 
-static double now_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 struct result {
     double open_seconds, first_step_seconds;
     double median, least, most;    /* ms a step */
@@ -118,7 +111,7 @@ static enum ps_status time_steps(struct ps_session *s, int64_t steps, struct res
                        (long long)s->config->train.batch_size, (long long)s->train_windows);
     }
     int64_t group = GROUP < whole ? GROUP : whole, groups = (steps + group - 1) / group;
-    double *ms = malloc((size_t)groups * sizeof *ms), begin = now_seconds();
+    double *ms = malloc((size_t)groups * sizeof *ms), begin = ps_seconds();
     if (!ms) {
         return ps_fail(PS_DEVICE, "--steps: no memory for %lld timings", (long long)steps);
     }
@@ -128,7 +121,7 @@ static enum ps_status time_steps(struct ps_session *s, int64_t steps, struct res
         int finished;
         double loss;
         status = ps_session_rewind(s);
-        begin = i < 0 ? begin : now_seconds();
+        begin = i < 0 ? begin : ps_seconds();
         if (status == PS_OK && !s->on_device) {
             status = ps_session_train_epoch(s, &watch, &finished, &loss);
         }
@@ -140,14 +133,14 @@ static enum ps_status time_steps(struct ps_session *s, int64_t steps, struct res
             }
             if (i < 0 && j == 0 && status == PS_OK) {
                 status = s->device->synchronize(s->device);
-                r->first_step_seconds = now_seconds() - begin;
+                r->first_step_seconds = ps_seconds() - begin;
             }
         }
         if (status == PS_OK) {
             status = s->device->synchronize(s->device);
         }
         if (i >= 0) {
-            ms[i] = 1e3 * (now_seconds() - begin) / (double)group;
+            ms[i] = 1e3 * (ps_seconds() - begin) / (double)group;
         }
     }
     qsort(ms, (size_t)groups, sizeof *ms, by_value);
@@ -167,9 +160,9 @@ static enum ps_status time_epochs(struct ps_session *s, int64_t epochs, struct r
     for (int64_t i = 0; i < epochs; i++) {
         PS_TRY(ps_session_rewind(s));
         int finished;
-        double loss, begin = now_seconds();
+        double loss, begin = ps_seconds();
         PS_TRY(ps_session_train_epoch(s, &(struct ps_epoch_watch){0}, &finished, &loss));
-        seconds += now_seconds() - begin;
+        seconds += ps_seconds() - begin;
     }
     r->epoch_seconds = epochs ? seconds / (double)epochs : NAN;
     r->waiting = epochs ? s->waited / seconds : NAN;
@@ -356,11 +349,11 @@ static enum ps_status bench(const struct arguments *a, const struct ps_config *c
 {
     struct ps_session *s;
     struct result result = {0};
-    double begin = now_seconds();
+    double begin = ps_seconds();
     PS_TRY(ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s));
     struct tracer *tracer = calloc(1, sizeof *tracer);
     enum ps_status status = tracer ? ps_session_initialise(s) : ps_fail(PS_DEVICE, "no memory for the trace");
-    result.open_seconds = now_seconds() - begin;
+    result.open_seconds = ps_seconds() - begin;
     if (status == PS_OK) {
         status = time_steps(s, a->steps, &result);
     }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "src/clock.h"
 #include "src/session.h"
 
 /* ---- captured passes ---- */
@@ -63,13 +64,6 @@ struct throttle {
     double last;          /* when the last event was seen to happen */
 };
 
-static double now_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void nap(void)
 {
     nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
@@ -77,7 +71,7 @@ static void nap(void)
 
 static enum ps_status throttle_open(struct ps_device *device, struct throttle *t)
 {
-    *t = (struct throttle){.device = device, .group = 1, .last = now_seconds()};
+    *t = (struct throttle){.device = device, .group = 1, .last = ps_seconds()};
     for (int i = 0; i < GROUPS; i++) {
         PS_TRY(device->event_create(device, &t->event[i]));
     }
@@ -114,7 +108,7 @@ static enum ps_status throttle_step(struct throttle *t)
         nap();
     }
     t->pending--;
-    double seen = now_seconds(), step = (seen - t->last) / (double)t->group;
+    double seen = ps_seconds(), step = (seen - t->last) / (double)t->group;
     t->last = seen;
     int64_t fit = step > 0 ? (int64_t)(GROUP_SECONDS / step) : 1;
     t->group = fit < 1 ? 1 : fit > 2 * t->group ? 2 * t->group : fit;

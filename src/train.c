@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "src/clock.h"
 #include "src/session.h"
 
 enum { PATH_ROOM = 4096, OVERRIDES = 64 };
@@ -250,13 +250,6 @@ static enum ps_status resume(struct ps_session *s, struct run *run)
     return ps_metrics_truncate(run->metrics, s->epoch);
 }
 
-static double now_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Validation after an epoch, of which `windows` were trained in `seconds`: record, best weights, patience. */
 static enum ps_status after_epoch(struct ps_session *s, const struct run *run, struct ps_progress *progress, double loss,
                                   int64_t windows, double seconds)
@@ -301,10 +294,10 @@ static enum ps_status train_epochs(struct ps_session *s, struct run *run, struct
         }
         int finished;
         int64_t windows = s->train_windows - (int64_t)s->now.cursor;
-        double loss, begin = now_seconds();
+        double loss, begin = ps_seconds();
         PS_TRY(ps_session_train_epoch(s, &watch, &finished, &loss));
         if (finished) {
-            PS_TRY(after_epoch(s, run, progress, loss, windows, now_seconds() - begin));
+            PS_TRY(after_epoch(s, run, progress, loss, windows, ps_seconds() - begin));
             if (!c->train.checkpoint_every || s->now.step % (uint64_t)c->train.checkpoint_every == 0) {
                 PS_TRY(write_checkpoints(s, run));
             }

@@ -1,0 +1,15 @@
+/* The time that durations are measured with. */
+#ifndef PS_SRC_CLOCK_H
+#define PS_SRC_CLOCK_H
+
+#include <time.h>
+
+/* Seconds of a clock that no one sets. */
+static inline double ps_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+#endif
