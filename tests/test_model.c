@@ -291,18 +291,6 @@ static const struct ps_model_shape fused_shapes[] = {
      .n_layers = 1,
      .dropout = 0.1,
      .revin = 0},
-    {.channels = 4,
-     .seq_len = 128,
-     .pred_len = 1,
-     .patch_len = 2,
-     .stride = 2,
-     .pad_end = 0,
-     .d_model = 128,
-     .n_heads = 8,
-     .d_ff = 512,
-     .n_layers = 1,
-     .dropout = 0.3,
-     .revin = 0},
     {.channels = 3,
      .seq_len = 39,
      .pred_len = 1,
@@ -315,18 +303,31 @@ static const struct ps_model_shape fused_shapes[] = {
      .n_layers = 1,
      .dropout = 0,
      .revin = 1},
+    {.channels = 4,
+     .seq_len = 128,
+     .pred_len = 1,
+     .patch_len = 2,
+     .stride = 2,
+     .pad_end = 0,
+     .d_model = 128,
+     .n_heads = 8,
+     .d_ff = 512,
+     .n_layers = 1,
+     .dropout = 0.3,
+     .revin = 0},
 };
 enum { FUSED_SHAPES = sizeof fused_shapes / sizeof *fused_shapes };
 
 START_TEST(level_layer)
 {
-    const struct ps_model_shape *shape = &fused_shapes[_i];
+    const struct ps_model_shape *shape = &fused_shapes[_i % FUSED_SHAPES];
     struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 3, PS_LEVEL_GEMM, 0);
     struct fixture f = fixture_open("cuda", "cuda", PS_PRECISION_BF16, shape, 3, PS_LEVEL_LAYER, 0);
-    /* Weights about as large as initialisation makes them. With noise 0.1 at d 128 they are twice that, the scores' softmax is
-     * sharp, and the last bits of q and k alone bring gamma's gradient to the bound (1.03e-2 at N 64, d_ff 512). */
-    fixture_parameters(&oracle, 0.02);
-    fixture_parameters(&f, 0.02);
+    /* Weights about as large as initialisation makes them, then larger ones. The last shape's larger ones are left out: LN1 gamma's
+     * gradient is off by 1.03e-2 there, above the bound (docs/benchmarks.md); which rounding brings it is not known. */
+    double noise = _i < FUSED_SHAPES ? 0.02 : 0.1;
+    fixture_parameters(&oracle, noise);
+    fixture_parameters(&f, noise);
     struct layer_result expected = run_layer(&oracle, 1), got = run_layer(&f, 1), again = run_layer(&f, 1);
     int worst = 0;
     double error = gradient_error(f.model->layout, got.gradients, expected.gradients, &worst);
@@ -513,7 +514,7 @@ int main(void)
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
         tcase_add_loop_test(tests, step_bf16, 0, SHAPES);
         if (fused_encoder()) {
-            tcase_add_loop_test(tests, level_layer, 0, FUSED_SHAPES);
+            tcase_add_loop_test(tests, level_layer, 0, 2 * FUSED_SHAPES - 1);
             tcase_add_test(tests, level_layer_refuses);
         } else {
             printf("skipped: level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
