@@ -1,12 +1,9 @@
 #include "data/hdf5_util.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+
+#include "data/files.h"
 
 void ps_hdf5_drop(hid_t *id)
 {
@@ -49,15 +46,12 @@ enum ps_status ps_hdf5_create(const char *path, struct ps_hdf5_output *output)
         output->partial = NULL;
         return ps_fail(PS_DATA, "%s: out of host memory", path);
     }
-    /* Tried with open first: its errno says more plainly what is wrong. */
-    int fd = open(output->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        enum ps_status status = ps_fail(PS_DATA, "%s: cannot be written: %s", output->partial, strerror(errno));
+    /* Made here first: errno says more plainly what is wrong than HDF5 does. */
+    if (ps_file_create(PS_DATA, output->partial) != PS_OK) {
         free(output->partial);
         output->partial = NULL;
-        return status;
+        return PS_DATA;
     }
-    close(fd);
     /* The format of HDF5 1.8: older ones hold no attribute above 64 KiB, which is about 4000 channel names. Its root group would
      * keep the time, and the same contents make the same bytes. */
     hid_t access PS_HDF5_SCOPED = H5Pcreate(H5P_FILE_ACCESS), creation PS_HDF5_SCOPED = H5Pcreate(H5P_FILE_CREATE);
@@ -71,44 +65,15 @@ enum ps_status ps_hdf5_create(const char *path, struct ps_hdf5_output *output)
     return PS_OK;
 }
 
-/* fsync of a path opened with flags. */
-static enum ps_status flush_to_disk(const char *path, int flags)
-{
-    int fd = open(path, flags | O_CLOEXEC);
-    int failed = fd < 0 || fsync(fd) != 0;
-    int error = errno;
-    if (fd >= 0) {
-        close(fd);
-    }
-    return failed ? ps_fail(PS_DATA, "%s: cannot be flushed to the disk: %s", path, strerror(error)) : PS_OK;
-}
-
-static enum ps_status flush_folder(const char *path)
-{
-    char *copy = strdup(path);
-    if (copy == NULL) {
-        return ps_fail(PS_DATA, "%s: out of host memory", path);
-    }
-    enum ps_status status = flush_to_disk(dirname(copy), O_RDONLY | O_DIRECTORY);
-    free(copy);
-    return status;
-}
-
 enum ps_status ps_hdf5_finish(struct ps_hdf5_output *output, enum ps_status status)
 {
     if (output->file >= 0 && H5Fclose(output->file) < 0 && status == PS_OK) {
         status = ps_fail(PS_DATA, "%s: cannot be written: %s", output->partial, ps_hdf5_reason().text);
     }
     if (status == PS_OK) {
-        status = flush_to_disk(output->partial, O_RDONLY);
-    }
-    if (status == PS_OK && rename(output->partial, output->path) != 0) {
-        status = ps_fail(PS_DATA, "%s: cannot be renamed to %s: %s", output->partial, output->path, strerror(errno));
-    }
-    if (status != PS_OK) {
-        unlink(output->partial);
+        status = ps_file_publish(PS_DATA, output->partial, output->path);
     } else {
-        status = flush_folder(output->path);
+        ps_file_discard(output->partial);
     }
     free(output->partial);
     *output = (struct ps_hdf5_output){.file = H5I_INVALID_HID};

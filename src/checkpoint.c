@@ -10,7 +10,7 @@
 
 #include "src/config.h"
 #include "src/digest.h"
-#include "src/files.h"
+#include "data/files.h"
 
 enum { BLOCK = 512, GROWTH = 1 << 20, LONGEST_TEXT = 32768 /* an HDF5 attribute holds less than 64 KiB */ };
 

@@ -15,7 +15,7 @@
 #include <strings.h>
 #include <yaml.h>
 
-#include "src/files.h"
+#include "data/files.h"
 
 enum type { TEXT, WHOLE, SEED, REAL, SWITCH, CHOICE, SPLIT };
 enum range { ANY, SIZE, LAYERS, COUNT, LIMIT, FRACTION, INSIDE, POSITIVE, NOT_NEGATIVE };

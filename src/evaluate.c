@@ -1,5 +1,4 @@
 /* evaluate: a checkpoint's accuracy on a split, beside naive forecasts; and its forecasts themselves. */
-#include <errno.h>
 #include <getopt.h>
 #include <hdf5.h>
 #include <math.h>
@@ -7,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
+#include "data/files.h"
 #include "src/session.h"
 
 struct arguments {
@@ -155,7 +154,7 @@ static enum ps_status write_forecasts(struct ps_session *s, const struct argumen
         ps_sequence(s->splits.first[a->split], count, o.index);
         o.file = H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
         if (o.file < 0) {
-            status = ps_fail(PS_DATA, "%s: cannot be created; is its folder there, and may it be written to?", path);
+            status = ps_fail(PS_DATA, "%s: HDF5 cannot create it", path);
         }
     }
     if (status == PS_OK) {
@@ -202,12 +201,14 @@ static enum ps_status save_forecasts(struct ps_session *s, const struct argument
     if (asprintf(&partial, "%s.partial", a->forecasts) < 0) {
         return ps_fail(PS_DATA, "--save-forecasts: no memory");
     }
-    enum ps_status status = write_forecasts(s, a, partial);
-    if (status == PS_OK && rename(partial, a->forecasts) != 0) {
-        status = ps_fail(PS_DATA, "%s: cannot be replaced: %s", a->forecasts, strerror(errno));
-    }
-    if (status != PS_OK) {
-        unlink(partial);
+    enum ps_status status = ps_file_create(PS_DATA, partial);
+    if (status == PS_OK) {
+        status = write_forecasts(s, a, partial);
+        if (status == PS_OK) {
+            status = ps_file_publish(PS_DATA, partial, a->forecasts);
+        } else {
+            ps_file_discard(partial);
+        }
     }
     free(partial);
     return status;

@@ -10,7 +10,7 @@
 
 #include <jansson.h>
 
-#include "src/files.h"
+#include "data/files.h"
 
 /* JSON has no infinity and no NaN. */
 static json_t *number(double value)
@@ -30,21 +30,16 @@ enum ps_status ps_metrics_append(const char *path, const struct ps_epoch_record 
                                "val_mae", number(record->val_mae), "lr", number(record->lr), "seconds", number(record->seconds),
                                "windows_per_second", number(record->windows_per_second));
     /* 17 digits read back as the same double. */
-    char *line = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;
+    char *text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL, *line = NULL;
     json_decref(object);
-    if (!line) {
+    int size = text ? asprintf(&line, "%s\n", text) : -1;
+    free(text);
+    if (size < 0) {
         return ps_fail(PS_USAGE, "%s: no memory for a line", path);
     }
-    errno = 0;
-    FILE *out = fopen(path, "a");
-    int done = out && fprintf(out, "%s\n", line) > 0 && fflush(out) == 0 && fsync(fileno(out)) == 0;
-    int cause = errno;
-    if (out && fclose(out) != 0 && done) {
-        done = 0;
-        cause = errno;
-    }
+    enum ps_status status = ps_file_append(PS_USAGE, path, line, (size_t)size);
     free(line);
-    return done ? PS_OK : ps_fail(PS_USAGE, "%s: cannot be written: %s", path, strerror(cause));
+    return status;
 }
 
 enum ps_status ps_metrics_truncate(const char *path, uint64_t epochs)

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "data/files.h"
 #include "src/clock.h"
 #include "src/session.h"
 
@@ -129,14 +129,6 @@ static enum ps_status run_check(const struct arguments *a, const struct run *run
     return PS_OK;
 }
 
-static enum ps_status make_dir(const char *path)
-{
-    if (mkdir(path, 0777) != 0 && errno != EEXIST) {
-        return ps_fail(PS_USAGE, "%s: cannot make the folder: %s", path, strerror(errno));
-    }
-    return PS_OK;
-}
-
 /* Whether a channel's training values are all equal: standardised, they are 0, and the standard deviation was taken as 1. */
 static int is_constant(const struct ps_session *s, int64_t channel)
 {
@@ -176,29 +168,22 @@ static enum ps_status run_begin(const struct arguments *a, const struct run *run
     for (size_t i = 1; run->dir[i]; i++) {
         if (run->dir[i] == '/') {
             snprintf(parent, sizeof parent, "%.*s", (int)i, run->dir);
-            PS_TRY(make_dir(parent));
+            PS_TRY(ps_folder_make(PS_USAGE, parent));
         }
     }
-    PS_TRY(make_dir(run->dir));
-    PS_TRY(make_dir(run->checkpoints));
+    PS_TRY(ps_folder_make(PS_USAGE, run->dir));
+    PS_TRY(ps_folder_make(PS_USAGE, run->checkpoints));
     if (a->overwrite) {
         const char *old[] = {run->last, run->best, run->metrics, run->test};
         for (size_t i = 0; i < sizeof old / sizeof *old; i++) {
-            if (unlink(old[i]) != 0 && errno != ENOENT) {
-                return ps_fail(PS_USAGE, "%s: cannot discard it: %s", old[i], strerror(errno));
-            }
+            PS_TRY(ps_file_remove(PS_USAGE, old[i]));
         }
     }
     char *text;
     PS_TRY(ps_config_text(config, &text));
-    FILE *file = fopen(run->config, "w");
-    int written = file && fputs(text, file) >= 0;
-    if ((file && fclose(file) != 0) || !written) {
-        free(text);
-        return ps_fail(PS_USAGE, "%s: cannot write: %s", run->config, strerror(errno));
-    }
+    enum ps_status status = ps_file_replace(PS_USAGE, run->config, text, strlen(text));
     free(text);
-    return PS_OK;
+    return status;
 }
 
 /* best.h5 first: last.h5 never speaks of best weights that are not on disk. */

@@ -16,7 +16,7 @@
 
 #include "src/checkpoint.h"
 #include "src/digest.h"
-#include "src/files.h"
+#include "data/files.h"
 #include "src/metrics.h"
 
 static char folder[] = "/tmp/ps_checkpoint_XXXXXX";

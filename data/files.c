@@ -1,0 +1,421 @@
+#include "data/files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- what goes wrong, and where ---- */
+
+enum fault { FAULT_NONE, FAULT_ERROR, FAULT_SHORT, FAULT_DIE };
+
+static const struct kind {
+    const char *name;
+    enum fault fault;
+    int error;
+} kinds[] = {{"eio", FAULT_ERROR, EIO}, {"enospc", FAULT_ERROR, ENOSPC}, {"eintr", FAULT_ERROR, EINTR},
+             {"short", FAULT_SHORT, 0}, {"die", FAULT_DIE, 0},           {"invalid", FAULT_ERROR, EINVAL}};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static struct {
+    pthread_once_t read;
+    int watched;            /* either variable is set */
+    long first, last;       /* calls that go wrong */
+    const struct kind *how; /* NULL: none does */
+    int trace;              /* descriptor; -1: none */
+    atomic_long calls;
+} plan = {.read = PTHREAD_ONCE_INIT, .trace = -1};
+
+static void read_environment(void)
+{
+    const char *fault = getenv("PS_IO_FAULT"), *trace = getenv("PS_IO_TRACE");
+    plan.watched = fault || trace;
+    if (trace) {
+        plan.trace = open(trace, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    }
+    if (fault) {
+        char *end;
+        plan.first = strtol(fault, &end, 10);
+        plan.last = *end == '+' ? LONG_MAX : plan.first;
+        end += *end == '+';
+        for (int i = 0; *end == ':' && plan.first > 0 && i < KINDS; i++) {
+            if (strcmp(end + 1, kinds[i].name) == 0 && !(kinds[i].error == EINTR && plan.last > plan.first)) { /* no end of it */
+                plan.how = &kinds[i];
+            }
+        }
+        if (!plan.how) {
+            plan.how = &kinds[KINDS - 1];
+            plan.first = 0;
+            plan.last = LONG_MAX;
+        }
+    }
+}
+
+/* Counts a call. FAULT_ERROR: it is not to be made, errno says what it failed with. FAULT_SHORT, FAULT_DIE: come from writes alone;
+ * from another call the process does not return to die. */
+static enum fault fault_of(const char *call, const char *path)
+{
+    pthread_once(&plan.read, read_environment);
+    if (!plan.watched) {
+        return FAULT_NONE;
+    }
+    long n = atomic_fetch_add(&plan.calls, 1) + 1;
+    int is_write = strcmp(call, "write") == 0, wrong = plan.how && n >= plan.first && n <= plan.last;
+    wrong = wrong && (plan.how->fault != FAULT_SHORT || is_write);
+    if (plan.trace >= 0) {
+        dprintf(plan.trace, "%ld %s %s%s%s\n", n, call, path, wrong ? " " : "", wrong ? plan.how->name : "");
+    }
+    if (!wrong) {
+        return FAULT_NONE;
+    }
+    if (plan.how->fault == FAULT_DIE && !is_write) {
+        raise(SIGKILL);
+    }
+    errno = plan.how->error;
+    return plan.how->fault;
+}
+
+/* ---- the calls: again after EINTR; -1 and errno ---- */
+
+static int call_open(const char *path, int flags)
+{
+    int fd;
+    do {
+        fd = fault_of("open", path) ? -1 : open(path, flags | O_CLOEXEC, 0666);
+    } while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+static ssize_t call_read(int fd, const char *path, void *bytes, size_t size)
+{
+    ssize_t n;
+    do {
+        n = fault_of("read", path) ? -1 : read(fd, bytes, size);
+    } while (n < 0 && errno == EINTR);
+    return n;
+}
+
+static ssize_t call_write(int fd, const char *path, const void *bytes, size_t size)
+{
+    ssize_t n;
+    do {
+        enum fault fault = fault_of("write", path);
+        n = fault == FAULT_ERROR ? -1 : write(fd, bytes, fault ? (size + 1) / 2 : size);
+        if (fault == FAULT_DIE) {
+            raise(SIGKILL);
+        }
+    } while (n < 0 && errno == EINTR);
+    return n;
+}
+
+static int call_fsync(int fd, const char *path)
+{
+    int result;
+    do {
+        result = fault_of("fsync", path) ? -1 : fsync(fd);
+    } while (result != 0 && errno == EINTR);
+    return result;
+}
+
+/* Linux has closed the descriptor when it says EINTR, and what was written has been flushed. */
+static int call_close(int fd, const char *path)
+{
+    enum fault fault = fault_of("close", path);
+    int error = errno, result = close(fd);
+    if (fault) {
+        errno = error;
+        result = -1;
+    }
+    return result != 0 && errno == EINTR ? 0 : result;
+}
+
+static int call_rename(const char *from, const char *to)
+{
+    int result;
+    do {
+        result = fault_of("rename", to) ? -1 : rename(from, to);
+    } while (result != 0 && errno == EINTR);
+    return result;
+}
+
+static int call_unlink(const char *path)
+{
+    int result;
+    do {
+        result = fault_of("unlink", path) ? -1 : unlink(path);
+    } while (result != 0 && errno == EINTR);
+    return result;
+}
+
+static int call_mkdir(const char *path)
+{
+    int result;
+    do {
+        result = fault_of("mkdir", path) ? -1 : mkdir(path, 0777);
+    } while (result != 0 && errno == EINTR);
+    return result;
+}
+
+static int call_lock(int fd, const char *path, struct flock *range)
+{
+    int result;
+    do {
+        result = fault_of("lock", path) ? -1 : fcntl(fd, F_SETLK, range);
+    } while (result != 0 && errno == EINTR);
+    return result;
+}
+
+/* ---- reading ---- */
+
+enum ps_status ps_file_read(enum ps_status status, const char *path, size_t longest, char **bytes, size_t *size)
+{
+    *bytes = NULL;
+    *size = 0;
+    struct stat about;
+    int fd = call_open(path, O_RDONLY);
+    if (fd < 0 || fstat(fd, &about) != 0) {
+        ps_fail(status, "%s: cannot be opened: %s", path, strerror(errno));
+        if (fd >= 0) {
+            close(fd);
+        }
+        return status;
+    }
+    enum ps_status result = PS_OK;
+    size_t length = (size_t)about.st_size;
+    if (!S_ISREG(about.st_mode)) {
+        result = ps_fail(status, "%s: is %s, not a file", path, S_ISDIR(about.st_mode) ? "a folder" : "a device or a pipe");
+    } else if (longest && length > longest) {
+        result = ps_fail(status, "%s: has %zu bytes; at most %zu are expected", path, length, longest);
+    } else if (!(*bytes = malloc(length + 1))) {
+        result = ps_fail(status, "%s: no memory for its %zu bytes", path, length);
+    }
+    while (result == PS_OK && *size < length) {
+        ssize_t n = call_read(fd, path, *bytes + *size, length - *size);
+        if (n == 0) {
+            break; /* it became shorter: the reader of the bytes will tell */
+        }
+        if (n > 0) {
+            *size += (size_t)n;
+        } else {
+            result = ps_fail(status, "%s: cannot be read: %s", path, strerror(errno));
+        }
+    }
+    close(fd);
+    if (result != PS_OK) {
+        free(*bytes);
+        *bytes = NULL;
+        *size = 0;
+    } else {
+        (*bytes)[*size] = 0;
+    }
+    return result;
+}
+
+/* ---- writing ---- */
+
+/* Writes, flushes and closes. 1, or 0 and errno. */
+static int fill(int fd, const char *path, const char *bytes, size_t size)
+{
+    int done = 1;
+    while (done && size > 0) {
+        ssize_t n = call_write(fd, path, bytes, size);
+        done = n > 0;
+        bytes += done ? n : 0;
+        size -= done ? (size_t)n : 0;
+    }
+    done = done && call_fsync(fd, path) == 0;
+    int error = errno;
+    if (call_close(fd, path) != 0 && done) {
+        done = 0;
+        error = errno;
+    }
+    errno = error;
+    return done;
+}
+
+/* The folder that holds path, so that a change of its entries lasts. 1, or 0 and errno. */
+static int flush_folder_of(const char *path)
+{
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/') {
+        end--;
+    }
+    const char *slash = memrchr(path, '/', end);
+    char *folder = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+    int fd = folder ? call_open(folder, O_RDONLY | O_DIRECTORY) : -1, done = 0;
+    if (fd >= 0) {
+        done = call_fsync(fd, folder) == 0 || errno == EINVAL; /* EINVAL: a file system that needs no such flush */
+        int error = errno;
+        close(fd);
+        errno = error;
+    }
+    free(folder);
+    return done;
+}
+
+static enum ps_status folder_flushed(enum ps_status status, const char *path)
+{
+    return flush_folder_of(path) ? PS_OK : ps_fail(status, "%s: its folder cannot be flushed: %s", path, strerror(errno));
+}
+
+static enum ps_status not_written(enum ps_status status, const char *path)
+{
+    return ps_fail(status, "%s: cannot be written: %s", path, strerror(errno));
+}
+
+void ps_file_discard(const char *partial)
+{
+    call_unlink(partial);
+}
+
+/* A flushed file to its place. */
+static enum ps_status put_in_place(enum ps_status status, const char *partial, const char *path)
+{
+    if (call_rename(partial, path) != 0) {
+        ps_fail(status, "%s: cannot be replaced: %s", path, strerror(errno));
+        ps_file_discard(partial);
+        return status;
+    }
+    return folder_flushed(status, path);
+}
+
+enum ps_status ps_file_replace(enum ps_status status, const char *path, const void *bytes, size_t size)
+{
+    char *partial = NULL;
+    if (asprintf(&partial, "%s.partial", path) < 0) {
+        return ps_fail(status, "%s: no memory", path);
+    }
+    enum ps_status result;
+    int fd = call_open(partial, O_WRONLY | O_CREAT | O_TRUNC);
+    if (fd < 0) {
+        result = not_written(status, partial);
+    } else if (!fill(fd, partial, bytes, size)) {
+        result = not_written(status, partial);
+        ps_file_discard(partial);
+    } else {
+        result = put_in_place(status, partial, path);
+    }
+    free(partial);
+    return result;
+}
+
+enum ps_status ps_file_create(enum ps_status status, const char *partial)
+{
+    int fd = call_open(partial, O_WRONLY | O_CREAT | O_TRUNC);
+    if (fd < 0) {
+        return not_written(status, partial);
+    }
+    close(fd);
+    return PS_OK;
+}
+
+enum ps_status ps_file_publish(enum ps_status status, const char *partial, const char *path)
+{
+    int fd = call_open(partial, O_WRONLY);
+    if (fd < 0 || !fill(fd, partial, NULL, 0)) {
+        not_written(status, partial);
+        ps_file_discard(partial);
+        return status;
+    }
+    return put_in_place(status, partial, path);
+}
+
+enum ps_status ps_file_append(enum ps_status status, const char *path, const void *bytes, size_t size)
+{
+    int fd = call_open(path, O_WRONLY | O_APPEND), is_new = fd < 0 && errno == ENOENT;
+    if (is_new) {
+        fd = call_open(path, O_WRONLY | O_APPEND | O_CREAT);
+    }
+    if (fd < 0 || !fill(fd, path, bytes, size)) {
+        return not_written(status, path);
+    }
+    return is_new ? folder_flushed(status, path) : PS_OK;
+}
+
+enum ps_status ps_file_remove(enum ps_status status, const char *path)
+{
+    if (call_unlink(path) != 0) {
+        return errno == ENOENT ? PS_OK : ps_fail(status, "%s: cannot be removed: %s", path, strerror(errno));
+    }
+    return folder_flushed(status, path);
+}
+
+/* ---- folders ---- */
+
+enum ps_status ps_folder_make(enum ps_status status, const char *path)
+{
+    if (call_mkdir(path) != 0) {
+        return errno == EEXIST ? PS_OK : ps_fail(status, "%s: cannot make the folder: %s", path, strerror(errno));
+    }
+    return folder_flushed(status, path);
+}
+
+static int is_partial(const struct dirent *entry)
+{
+    static const char end[] = ".partial";
+    size_t length = strlen(entry->d_name);
+    return length > sizeof end - 1 && strcmp(entry->d_name + length - (sizeof end - 1), end) == 0;
+}
+
+enum ps_status ps_folder_sweep(enum ps_status status, const char *path)
+{
+    struct dirent **entries;
+    int n = scandir(path, &entries, is_partial, alphasort);
+    if (n < 0) {
+        return ps_fail(status, "%s: cannot be listed: %s", path, strerror(errno));
+    }
+    enum ps_status result = PS_OK;
+    for (int i = 0; i < n; i++) {
+        char *entry = NULL;
+        if (result == PS_OK && asprintf(&entry, "%s/%s", path, entries[i]->d_name) < 0) {
+            entry = NULL;
+            result = ps_fail(status, "%s: no memory", path);
+        }
+        if (entry) {
+            result = ps_file_remove(status, entry);
+        }
+        free(entry);
+        free(entries[i]);
+    }
+    free(entries);
+    return result;
+}
+
+/* ---- locks ---- */
+
+enum ps_status ps_file_lock(enum ps_status status, const char *path, int *lock)
+{
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int fd = call_open(path, O_RDWR | O_CREAT);
+    if (fd < 0) {
+        return not_written(status, path);
+    }
+    if (call_lock(fd, path, &range) == 0) {
+        *lock = fd;
+        return PS_OK;
+    }
+    if (errno != EAGAIN && errno != EACCES) {
+        ps_fail(status, "%s: cannot be locked: %s", path, strerror(errno));
+    } else if (fcntl(fd, F_GETLK, &range) == 0 && range.l_type != F_UNLCK && range.l_pid > 0) {
+        ps_fail(status, "%s: held by process %ld", path, (long)range.l_pid);
+    } else {
+        ps_fail(status, "%s: held by another process", path);
+    }
+    close(fd);
+    return status;
+}
+
+void ps_file_unlock(int lock)
+{
+    if (lock >= 0) {
+        close(lock);
+    }
+}

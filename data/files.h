@@ -1,0 +1,53 @@
+/* The one way to the disk: whatever a program writes passes through these functions, and so does every file that is read whole.
+ * A file is written beside its place (path + ".partial"), flushed and renamed, and its folder flushed, so that a crash or a full
+ * disk leaves the old file or the new one, never half of one. Threads may call at the same time, for different paths.
+ *
+ * Each call to the system can be made to fail, to test what becomes of a run. Two environment variables, read at the first call:
+ *
+ *   PS_IO_FAULT=N:KIND   call N, counted from 1, goes wrong; N+: that one and all later ones do. KIND: eio, enospc, eintr (fails
+ *                        once with that errno), short (a write takes half of its bytes; other calls do not mind), die (the
+ *                        process is killed there, inside a write after half of its bytes).
+ *   PS_IO_TRACE=FILE     a line is appended for each call: number, name, path, and KIND where it went wrong.
+ *
+ * Unset, they change nothing; a PS_IO_FAULT that is none makes every call fail with EINVAL. */
+#ifndef PS_DATA_FILES_H
+#define PS_DATA_FILES_H
+
+#include <stddef.h>
+
+#include "kernels/status.h"
+
+/* Every function but ps_file_read returns `status`, with "path: cause" as the message, when it fails. */
+
+/* *bytes is malloc'ed and has a zero byte after its *size bytes. `status` with "path: cause" when the file is missing, a folder,
+ * not readable, or longer than `longest` bytes (0: any length). */
+enum ps_status ps_file_read(enum ps_status status, const char *path, size_t longest, char **bytes, size_t *size);
+
+/* The whole file, new. On failure what stood at path still does, and nothing is left beside it; but when the folder alone could
+ * not be flushed the new file stands there, and might not after a power cut. */
+enum ps_status ps_file_replace(enum ps_status status, const char *path, const void *bytes, size_t size);
+
+/* The same in two steps, for a file that another library fills: makes `partial`, empty; once it is filled and closed, flushes it
+ * and puts it at path. On failure `partial` is removed; where filling fails, discard removes it as well as it can. */
+enum ps_status ps_file_create(enum ps_status status, const char *partial);
+enum ps_status ps_file_publish(enum ps_status status, const char *partial, const char *path);
+void ps_file_discard(const char *partial);
+
+/* Adds bytes at the end, in one write where the system takes them so, and flushes; makes the file when there is none. A failure or
+ * a crash may leave a part of them. */
+enum ps_status ps_file_append(enum ps_status status, const char *path, const void *bytes, size_t size);
+
+/* A file that is missing, and a folder that is there, are fine. The change itself is flushed. */
+enum ps_status ps_file_remove(enum ps_status status, const char *path);
+enum ps_status ps_folder_make(enum ps_status status, const char *path);
+
+/* Removes what a crash left beside the files of a folder: each entry whose name ends in ".partial". No one may be writing there. */
+enum ps_status ps_folder_sweep(enum ps_status status, const char *path);
+
+/* Takes the file (made when there is none, and left there) as a lock that no other process gets until this one unlocks it or
+ * dies: POSIX record locks, which a child does not inherit. *lock: for ps_file_unlock. `status` when another has it: "path: held by
+ * process N", without N when the system does not tell. A process must not lock one file twice. */
+enum ps_status ps_file_lock(enum ps_status status, const char *path, int *lock);
+void ps_file_unlock(int lock);
+
+#endif
