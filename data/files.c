@@ -405,9 +405,9 @@ enum ps_status ps_file_lock(enum ps_status status, const char *path, int *lock)
     if (errno != EAGAIN && errno != EACCES) {
         ps_fail(status, "%s: cannot be locked: %s", path, strerror(errno));
     } else if (fcntl(fd, F_GETLK, &range) == 0 && range.l_type != F_UNLCK && range.l_pid > 0) {
-        ps_fail(status, "%s: held by process %ld", path, (long)range.l_pid);
+        ps_fail(status, "%s: held by process %ld: wait for its end, or choose another folder", path, (long)range.l_pid);
     } else {
-        ps_fail(status, "%s: held by another process", path);
+        ps_fail(status, "%s: held by another process: wait for its end, or choose another folder", path);
     }
     close(fd);
     return status;

@@ -29,8 +29,9 @@ struct arguments {
 
 /* Where a run keeps what. */
 struct run {
-    char dir[PATH_ROOM], config[PATH_ROOM + 32], metrics[PATH_ROOM + 32], checkpoints[PATH_ROOM + 32], last[PATH_ROOM + 64],
-        best[PATH_ROOM + 64], test[PATH_ROOM + 32];
+    char dir[PATH_ROOM], lock_file[PATH_ROOM + 32], config[PATH_ROOM + 32], metrics[PATH_ROOM + 32], checkpoints[PATH_ROOM + 32],
+        last[PATH_ROOM + 64], best[PATH_ROOM + 64], test[PATH_ROOM + 32];
+    int lock;              /* on lock_file, for as long as the process lives; -1: not yet */
     uint64_t best_written; /* epoch of the best weights already on disk; 0: none */
     int last_written;      /* last.h5 is of this step and epoch */
     uint64_t last_step, last_epoch;
@@ -106,6 +107,7 @@ static enum ps_status run_paths(const struct arguments *a, struct run *run)
     if (strlen(run->dir) + 64 > PATH_ROOM) {
         return ps_fail(PS_USAGE, "--run-dir: the path is too long");
     }
+    snprintf(run->lock_file, sizeof run->lock_file, "%s/lock", run->dir);
     snprintf(run->config, sizeof run->config, "%s/config.yaml", run->dir);
     snprintf(run->metrics, sizeof run->metrics, "%s/metrics.jsonl", run->dir);
     snprintf(run->test, sizeof run->test, "%s/test.json", run->dir);
@@ -115,16 +117,24 @@ static enum ps_status run_paths(const struct arguments *a, struct run *run)
     return PS_OK;
 }
 
-/* Refuses a folder that holds a run, unless told what to do with it. */
-static enum ps_status run_check(const struct arguments *a, const struct run *run)
+/* Takes the folder for this process, once there is one, and refuses one that holds a run, unless told what to do with it. */
+static enum ps_status run_take(const struct arguments *a, struct run *run)
 {
-    int holds = access(run->config, F_OK) == 0 || access(run->last, F_OK) == 0;
+    if (run->lock < 0 && access(run->dir, F_OK) == 0) {
+        PS_TRY(ps_file_lock(PS_USAGE, run->lock_file, &run->lock));
+    }
+    int holds = 0;
+    const char *const files[] = {run->config, run->last, run->best, run->metrics, run->test};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        holds |= access(files[i], F_OK) == 0;
+    }
     if (holds && !a->resume && !a->overwrite) {
         return ps_fail(PS_USAGE, "%s already holds a run: give --resume to go on, --overwrite to discard it, or another --run-dir",
                        run->dir);
     }
     if (a->resume && access(run->last, F_OK) != 0) {
-        return ps_fail(PS_CHECKPOINT, "%s: %s: nothing to resume: train without --resume", run->last, strerror(errno));
+        return ps_fail(PS_CHECKPOINT, "%s: %s: nothing to resume: train %s", run->last, strerror(errno),
+                       holds ? "with --overwrite" : "without --resume");
     }
     return PS_OK;
 }
@@ -161,31 +171,6 @@ static void warn_constant(const struct ps_session *s)
             s->series->path, names, found < s->scaler.constant ? ", ..." : "");
 }
 
-/* The folder and its parents, the resolved config, and no leftovers of a discarded run. */
-static enum ps_status run_begin(const struct arguments *a, const struct run *run, const struct ps_config *config)
-{
-    char parent[PATH_ROOM];
-    for (size_t i = 1; run->dir[i]; i++) {
-        if (run->dir[i] == '/') {
-            snprintf(parent, sizeof parent, "%.*s", (int)i, run->dir);
-            PS_TRY(ps_folder_make(PS_USAGE, parent));
-        }
-    }
-    PS_TRY(ps_folder_make(PS_USAGE, run->dir));
-    PS_TRY(ps_folder_make(PS_USAGE, run->checkpoints));
-    if (a->overwrite) {
-        const char *old[] = {run->last, run->best, run->metrics, run->test};
-        for (size_t i = 0; i < sizeof old / sizeof *old; i++) {
-            PS_TRY(ps_file_remove(PS_USAGE, old[i]));
-        }
-    }
-    char *text;
-    PS_TRY(ps_config_text(config, &text));
-    enum ps_status status = ps_file_replace(PS_USAGE, run->config, text, strlen(text));
-    free(text);
-    return status;
-}
-
 /* best.h5 first: last.h5 never speaks of best weights that are not on disk. */
 static enum ps_status write_checkpoints(struct ps_session *s, void *argument)
 {
@@ -208,6 +193,38 @@ static enum ps_status write_checkpoints(struct ps_session *s, void *argument)
     run->last_written = status == PS_OK;
     run->last_step = s->now.step;
     run->last_epoch = s->epoch;
+    return status;
+}
+
+/* The folder and its parents, no leftovers of a crash or of a discarded run, and the resolved config. A new run's first checkpoint
+ * comes before its config.yaml: a folder that holds a run can be resumed at every moment. */
+static enum ps_status run_begin(const struct arguments *a, struct run *run, struct ps_session *s)
+{
+    char parent[PATH_ROOM];
+    for (size_t i = 1; run->dir[i]; i++) {
+        if (run->dir[i] == '/') {
+            snprintf(parent, sizeof parent, "%.*s", (int)i, run->dir);
+            PS_TRY(ps_folder_make(PS_USAGE, parent));
+        }
+    }
+    PS_TRY(ps_folder_make(PS_USAGE, run->dir));
+    PS_TRY(run_take(a, run)); /* another process may have come first */
+    PS_TRY(ps_folder_make(PS_USAGE, run->checkpoints));
+    PS_TRY(ps_folder_sweep(PS_USAGE, run->dir));
+    PS_TRY(ps_folder_sweep(PS_USAGE, run->checkpoints));
+    if (a->overwrite) {
+        const char *const old[] = {run->last, run->best, run->metrics, run->test, run->config};
+        for (size_t i = 0; i < sizeof old / sizeof *old; i++) {
+            PS_TRY(ps_file_remove(PS_USAGE, old[i]));
+        }
+    }
+    if (!a->resume) {
+        PS_TRY(write_checkpoints(s, run));
+    }
+    char *text;
+    PS_TRY(ps_config_text(s->config, &text));
+    enum ps_status status = ps_file_replace(PS_USAGE, run->config, text, strlen(text));
+    free(text);
     return status;
 }
 
@@ -324,20 +341,19 @@ static enum ps_status test(struct ps_session *s, const struct run *run)
     return ps_test_write(run->test, &record);
 }
 
-static enum ps_status train(const struct arguments *a, const struct ps_config *config)
+static enum ps_status train(const struct arguments *a, const struct ps_config *config, struct run *run)
 {
-    struct run run = {0};
-    PS_TRY(run_paths(a, &run));
-    PS_TRY(run_check(a, &run));
+    PS_TRY(run_paths(a, run));
+    PS_TRY(run_take(a, run));
     struct ps_session *s;
     PS_TRY(ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s));
     if (s->scaler.constant) {
         warn_constant(s);
     }
     s->stop = &stop_signal;
-    enum ps_status status = a->resume ? resume(s, &run) : ps_session_initialise(s);
+    enum ps_status status = a->resume ? resume(s, run) : ps_session_initialise(s);
     if (status == PS_OK) {
-        status = run_begin(a, &run, config);
+        status = run_begin(a, run, s);
     }
     if (status == PS_OK) {
         printf("%s: %lld channels, %lld + %lld + %lld windows, %lld steps an epoch; %s on %s, %s, level %s\n", s->series->path,
@@ -346,14 +362,14 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
                ps_precision_name(s->kernels->precision), ps_level_name(s->level));
         fflush(stdout);
         struct ps_progress *progress = ps_progress_open(config->train.epochs, s->steps_per_epoch);
-        status = train_epochs(s, &run, progress);
+        status = train_epochs(s, run, progress);
         ps_progress_close(progress);
     }
     if (status == PS_OK && !stop_signal) {
-        status = test(s, &run);
+        status = test(s, run);
     }
     if (status == PS_OK && stop_signal) {
-        fprintf(stderr, "train: signal %d: checkpoint written to %s: go on with --resume\n", (int)stop_signal, run.last);
+        fprintf(stderr, "train: signal %d: checkpoint written to %s: go on with --resume\n", (int)stop_signal, run->last);
     }
     ps_session_close(s);
     return status;
@@ -370,7 +386,9 @@ int main(int argc, char **argv)
         sigaction(SIGTERM, &action, NULL);
         status = ps_config_load(arguments.config, arguments.overrides, arguments.n_overrides, &config);
         if (status == PS_OK) {
-            status = train(&arguments, &config);
+            struct run run = {.lock = -1};
+            status = train(&arguments, &config, &run);
+            ps_file_unlock(run.lock);
             ps_config_free(&config);
         }
     }

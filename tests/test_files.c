@@ -264,7 +264,8 @@ START_TEST(locking)
     }
     ck_assert_int_eq((int)read(ready[0], &byte, 1), 1);
     ck_assert_int_eq(ps_file_lock(PS_USAGE, file.text, &lock), PS_USAGE);
-    ck_assert_str_eq(ps_error_message(), path_of("%.400s: held by process %d", file.text, (int)pid).text);
+    ck_assert_str_eq(ps_error_message(),
+                     path_of("%.400s: held by process %d: wait for its end, or choose another folder", file.text, (int)pid).text);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     OK(ps_file_lock(PS_USAGE, file.text, &lock));

@@ -733,9 +733,13 @@ START_TEST(damaged_checkpoint)
     expect_refused(evaluate(new_dir("no.h5").text, ARGS()), 4, ARGS("no.h5", "No such file"));
     expect_refused(evaluate(folder.text, ARGS()), 4, ARGS(folder.text, "folder"));
     expect_done(train(dir.text, ARGS("--resume", "--set", "train.epochs=1")));
+    /* Nothing to resume: a folder that was never begun, and one whose state is gone. */
+    expect_refused(train(new_dir("never").text, ARGS("--resume")), 4, ARGS("last.h5", "train without --resume"));
     /* A run whose best weights are gone. */
     ck_assert_int_eq(remove(in_run(dir.text, "checkpoints/best.h5").text), 0);
     expect_refused(train(dir.text, ARGS("--resume", "--set", "train.epochs=1")), 4, ARGS("best.h5"));
+    ck_assert_int_eq(remove(last.text), 0);
+    expect_refused(train(dir.text, ARGS("--resume", "--set", "train.epochs=1")), 4, ARGS("last.h5", "train with --overwrite"));
 }
 END_TEST
 

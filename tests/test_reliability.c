@@ -1,0 +1,369 @@
+/* What docs/reliability.md promises of a run, tested on the programs: a fault at every call to the system, kill -9 at random
+ * moments, two processes on one folder, a full disk, a read-only folder, a clock that jumps.
+ *
+ * PS_TEST_SEED: of the random moments (default: the time). PS_TEST_FULL=1: every kind of fault at every call, 200 kills. */
+#include "tests/programs.h"
+
+#include <dirent.h>
+
+enum { EPOCHS = 2, STEPS = 6 /* an epoch */ };
+
+static int full;
+static struct path whole, trace, seen; /* a run that nothing disturbed; calls of a disturbed one; last.h5 of each step */
+static double whole_seconds;           /* from its start to its end */
+
+static const char config_text[] = "data:\n"
+                                  "  path: series.h5\n"
+                                  "model:\n"
+                                  "  seq_len: 16\n"
+                                  "  pred_len: 4\n"
+                                  "  patch_len: 4\n"
+                                  "  stride: 4\n"
+                                  "  d_model: 8\n"
+                                  "  n_heads: 2\n"
+                                  "  d_ff: 8\n"
+                                  "  n_layers: 1\n"
+                                  "optim:\n"
+                                  "  lr: 1e-2\n"
+                                  "  schedule: constant\n"
+                                  "train:\n"
+                                  "  epochs: 2\n"
+                                  "  batch_size: 32\n"
+                                  "  checkpoint_every: 2\n"
+                                  "runtime:\n"
+                                  "  threads: 1\n";
+
+/* ---- what a run that was cut short leaves ---- */
+
+static int count_partial(const char *dir)
+{
+    static const char *const folders[] = {"", "checkpoints/"};
+    int found = 0;
+    for (int i = 0; i < 2; i++) {
+        struct dirent **entries;
+        int n = scandir(in_run(dir, folders[i]).text, &entries, NULL, NULL);
+        for (int j = 0; j < n; j++) {
+            found += strstr(entries[j]->d_name, ".partial") != NULL;
+            free(entries[j]);
+        }
+        if (n >= 0) {
+            free(entries);
+        }
+    }
+    return found;
+}
+
+/* Its checkpoints are whole, and last.h5 has the bytes that every run has at that step. */
+static void expect_sound(const char *dir, const char *where)
+{
+    struct path last = in_run(dir, "checkpoints/last.h5"), best = in_run(dir, "checkpoints/best.h5");
+    struct ps_checkpoint c;
+    if (file_exists(best.text)) {
+        ck_assert_msg(ps_checkpoint_load(best.text, &c) == PS_OK, "%s: %s", where, ps_error_message());
+        ps_checkpoint_free(&c);
+    }
+    if (!file_exists(last.text)) {
+        ck_assert_msg(!file_exists(best.text) && !file_exists(in_run(dir, "config.yaml").text), "%s: no last.h5", where);
+        return;
+    }
+    ck_assert_msg(ps_checkpoint_load(last.text, &c) == PS_OK, "%s: %s", where, ps_error_message());
+    struct path known = path_of("%.400s/last-%llu.h5", seen.text, (unsigned long long)c.step);
+    ps_checkpoint_free(&c);
+    if (!file_exists(known.text)) {
+        size_t size;
+        char *bytes = file_read(last.text, &size);
+        file_write(known.text, bytes, size);
+        free(bytes);
+    }
+    ck_assert_msg(files_equal(last.text, known.text), "%s: last.h5 and %s differ", where, known.text);
+}
+
+/* Starts the run, or goes on with it once there is something to go on from. */
+static struct process start_again(const char *dir)
+{
+    int begun = file_exists(in_run(dir, "checkpoints/last.h5").text);
+    return start_train(dir, begun ? ARGS("--resume") : ARGS());
+}
+
+/* The run comes to its end, on the bytes of the undisturbed one, and nothing is left lying about. */
+static void expect_recovery(const char *dir, const char *where)
+{
+    struct process p = start_again(dir);
+    struct result r = process_end(&p);
+    ck_assert_msg(r.code == 0 && !*r.err, "%s: not resumed: exit code %d: %s", where, r.code, r.err);
+    result_free(&r);
+    ck_assert_msg(count_partial(dir) == 0, "%s: a temporary file is left", where);
+    json_decref(expect_metrics(dir, EPOCHS, STEPS));
+    expect_same_run(whole.text, dir);
+}
+
+/* ---- a fault at every call ---- */
+
+static const struct kind {
+    const char *name, *says; /* says NULL: nothing is lost, and nothing said */
+    int lasting;
+} kinds[] = {{"die", NULL, 0},
+             {"eio", "Input/output error", 0},
+             {"enospc", "No space left on device", 0},
+             {"enospc", "No space left on device", 1}, /* from that call on */
+             {"eintr", NULL, 0},
+             {"short", NULL, 0}};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+/* The path of the first call that went wrong; 0 when none did. */
+static int faulted_path(char path[1024])
+{
+    char *text = file_read(trace.text, NULL), *rest = text, end[16];
+    int found = 0;
+    for (char *line; !found && (line = strsep(&rest, "\n")) != NULL;) {
+        found = sscanf(line, "%*d %*s %1023s %15s", path, end) == 2;
+    }
+    free(text);
+    return found;
+}
+
+/* One run with call n going wrong, from what `dir` holds; then its recovery. 0: the run has no call n. */
+static int fault_and_recover(const char *dir, const struct kind *kind, int n)
+{
+    char fault[32], path[1024] = "", where[1200];
+    snprintf(fault, sizeof fault, "%d%s:%s", n, kind->lasting ? "+" : "", kind->name);
+    remove(trace.text);
+    setenv("PS_IO_TRACE", trace.text, 1);
+    setenv("PS_IO_FAULT", fault, 1);
+    struct process p = start_again(dir);
+    unsetenv("PS_IO_FAULT");
+    unsetenv("PS_IO_TRACE");
+    struct result r = process_end(&p);
+    int calls = 0, faulted = faulted_path(path), dies = strcmp(kind->name, "die") == 0;
+    char *text = file_read(trace.text, NULL);
+    calls = lines_of(text);
+    free(text);
+    snprintf(where, sizeof where, "PS_IO_FAULT=%s at %s", fault, path);
+    if (faulted && dies) {
+        ck_assert_msg(r.code == -1, "%s: exit code %d: %s", where, r.code, r.err);
+    } else if (faulted && kind->says) {
+        ck_assert_msg(r.code == 2 || r.code == 4, "%s: exit code %d: %s", where, r.code, r.err);
+        ck_assert_msg(lines_of(r.err) == 1 && strstr(r.err, kind->says) && strstr(r.err, path), "%s: file and cause are not in: %s",
+                      where, r.err);
+    } else {
+        ck_assert_msg(r.code == 0 && !*r.err, "%s: exit code %d: %s", where, r.code, r.err);
+    }
+    result_free(&r);
+    expect_sound(dir, where);
+    expect_recovery(dir, where);
+    return calls >= n;
+}
+
+static void copy_file(const char *from, const char *to)
+{
+    size_t size;
+    char *bytes = file_read(from, &size);
+    file_write(to, bytes, size);
+    free(bytes);
+}
+
+/* A folder as a crash in the middle of the run leaves it, a temporary file and half a line of metrics too. */
+static void make_crashed(const char *dir)
+{
+    static const char *const files[] = {"config.yaml", "metrics.jsonl", "checkpoints/last.h5", "checkpoints/best.h5"};
+    static struct path crashed;
+    if (!*crashed.text) {
+        crashed = new_dir("crashed");
+        setenv("PS_IO_FAULT", "60:die", 1);
+        struct process p = start_again(crashed.text);
+        unsetenv("PS_IO_FAULT");
+        struct result r = process_end(&p);
+        ck_assert_int_eq(r.code, -1);
+        result_free(&r);
+    }
+    mkdir(dir, 0777);
+    mkdir(in_run(dir, "checkpoints").text, 0777);
+    for (int i = 0; i < 4; i++) {
+        if (file_exists(in_run(crashed.text, files[i]).text)) {
+            copy_file(in_run(crashed.text, files[i]).text, in_run(dir, files[i]).text);
+        }
+    }
+    file_write(in_run(dir, "checkpoints/best.h5.partial").text, "half", 4);
+    FILE *metrics = fopen(in_run(dir, "metrics.jsonl").text, "a");
+    fputs("{\"epoch\":2,\"st", metrics);
+    fclose(metrics);
+}
+
+/* Call 1, 2, 3, ... of a new run, or of one that is resumed, until it has no such call. In the short form every call goes wrong in
+ * one of the ways, in turn. */
+START_TEST(fault_at_every_call)
+{
+    int resumed = _i, runs = 0;
+    for (int n = 1, more = 1; more; n++) {
+        for (int k = 0; k < KINDS; k++) {
+            if (!full && k != n % KINDS) {
+                continue;
+            }
+            struct path dir = new_dir("faulted");
+            if (resumed) {
+                make_crashed(dir.text);
+            }
+            more = fault_and_recover(dir.text, &kinds[k], n);
+            folder_remove(dir.text);
+            runs++;
+        }
+    }
+    printf("faults in %s run: %d, all recovered\n", resumed ? "a resumed" : "a new", runs);
+    ck_assert_int_gt(runs, 40);
+}
+END_TEST
+
+/* ---- killed ---- */
+
+static uint64_t moments; /* state of the random moments */
+
+/* xorshift64*; uniform in [0, 1) */
+static double moment(void)
+{
+    moments ^= moments >> 12;
+    moments ^= moments << 25;
+    moments ^= moments >> 27;
+    return (double)(moments * 0x2545f4914f6cdd1du >> 11) * 0x1p-53;
+}
+
+START_TEST(killed)
+{
+    uint64_t seed = getenv("PS_TEST_SEED") ? strtoull(getenv("PS_TEST_SEED"), NULL, 10) : (uint64_t)time(NULL);
+    printf("killed at random moments: PS_TEST_SEED=%llu\n", (unsigned long long)seed);
+    fflush(stdout); /* a failure would lose it */
+    moments = seed * 2 + 1;
+    int wanted = full ? 200 : 10, kills = 0, again = 0, partial = 0, resumes = 0;
+    while (resumes < wanted) {
+        struct path dir = new_dir("killed");
+        int killed = 0;
+        for (double go_on = 0; go_on < 0.4; go_on = moment()) { /* some are killed again before they have come to their end */
+            struct process p = start_again(dir.text);
+            sleep_seconds(whole_seconds * moment());
+            kill(p.pid, SIGKILL);
+            struct result r = process_end(&p);
+            ck_assert_msg(r.code == -1 || (r.code == 0 && !*r.err), "exit code %d: %s", r.code, r.err);
+            int ended = r.code == 0;
+            result_free(&r);
+            if (ended) {
+                break;
+            }
+            kills++;
+            again += killed;
+            killed = 1;
+            partial += count_partial(dir.text) > 0;
+            expect_sound(dir.text, "killed");
+        }
+        if (killed) {
+            resumes += file_exists(in_run(dir.text, "checkpoints/last.h5").text);
+            expect_recovery(dir.text, "killed");
+        }
+        folder_remove(dir.text);
+    }
+    printf("%d kills, %d of them of a run that had been killed before, %d with a temporary file left; %d of %d resumes to the same "
+           "bits\n",
+           kills, again, partial, resumes, resumes);
+}
+END_TEST
+
+/* ---- two processes ---- */
+
+START_TEST(second_process)
+{
+    struct path dir = new_dir("shared"), lock = in_run(dir.text, "lock");
+    char *long_run[] = {"--set", "train.epochs=100000", NULL, NULL};
+    struct process first = start_train(dir.text, long_run);
+    process_read(&first, LONGEST_RUN, 1); /* its first line: it is training */
+    char holder[32];
+    snprintf(holder, sizeof holder, "process %d", (int)first.pid);
+    expect_refused(train(dir.text, ARGS()), 2, ARGS(lock.text, holder));
+    expect_refused(train(dir.text, ARGS("--resume")), 2, ARGS(lock.text, holder));
+    expect_refused(train(dir.text, ARGS("--overwrite")), 2, ARGS(lock.text, holder));
+    kill(first.pid, SIGKILL);
+    struct result r = process_end(&first);
+    ck_assert_int_eq(r.code, -1);
+    result_free(&r);
+    /* The lock died with its owner. */
+    long_run[2] = "--resume";
+    struct process second = start_train(dir.text, long_run);
+    process_read(&second, LONGEST_RUN, 1);
+    kill(second.pid, SIGTERM);
+    expect_refused(process_end(&second), 128 + SIGTERM, ARGS("signal"));
+    expect_done(train(dir.text, ARGS("--overwrite")));
+    expect_same_run(whole.text, dir.text);
+}
+END_TEST
+
+/* Several that start at once, in a folder that is not there yet: one trains, the others are refused, and say why. */
+START_TEST(simultaneous_starts)
+{
+    enum { N = 4 };
+    struct path dir = new_dir("raced");
+    struct process p[N];
+    for (int i = 0; i < N; i++) {
+        p[i] = start_train(dir.text, ARGS());
+    }
+    int done = 0;
+    for (int i = 0; i < N; i++) {
+        struct result r = process_end(&p[i]);
+        done += r.code == 0;
+        ck_assert_msg(r.code == 0 || (r.code == 2 && (strstr(r.err, "held by process") || strstr(r.err, "already holds a run"))),
+                      "exit code %d: %s", r.code, r.err);
+        result_free(&r);
+    }
+    ck_assert_int_eq(done, 1);
+    expect_same_run(whole.text, dir.text);
+}
+END_TEST
+
+/* ---- the suite ---- */
+
+static void set_up(void)
+{
+    folder = folder_make();
+    config = new_dir("tiny.yaml");
+    whole = new_dir("whole");
+    trace = new_dir("trace");
+    seen = new_dir("seen");
+    mkdir(seen.text, 0777);
+    file_write(config.text, config_text, strlen(config_text));
+    expect_done(run("sample_series", ARGS(new_dir("series.h5").text, "--hours", "320", "--channels", "2")));
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+    double begin = seconds_now();
+    expect_done(train(whole.text, ARGS()));
+    whole_seconds = seconds_now() - begin;
+    json_decref(expect_metrics(whole.text, EPOCHS, STEPS));
+}
+
+static void tear_down(void)
+{
+    folder_remove(folder.text);
+}
+
+int main(void)
+{
+    const char *form = getenv("PS_TEST_FULL");
+    programs = getenv("PS_PROGRAMS");
+    device = "cpu";
+    full = form && strcmp(form, "1") == 0;
+    if (!programs) {
+        fprintf(stderr, "PS_PROGRAMS: not set: the folder that holds the programs\n");
+        return 1;
+    }
+    if (!full && access("/dev/shm", W_OK) == 0) {
+        setenv("TMPDIR", "/dev/shm", 0); /* flushes there take no time; the full form takes the disk */
+    }
+    Suite *suite = suite_create("reliability");
+    TCase *tests = tcase_create("reliability");
+    tcase_set_timeout(tests, full ? 3000 : 500);
+    tcase_add_unchecked_fixture(tests, set_up, tear_down);
+    tcase_add_loop_test(tests, fault_at_every_call, 0, 2);
+    tcase_add_test(tests, killed);
+    tcase_add_test(tests, second_process);
+    tcase_add_test(tests, simultaneous_starts);
+    suite_add_tcase(suite, tests);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
