@@ -94,26 +94,41 @@ static int call_open(const char *path, int flags)
     return fd;
 }
 
-static ssize_t call_read(int fd, const char *path, void *bytes, size_t size)
+/* at: place in the file; HERE: where the last one ended, or the file's end as it was opened. */
+enum { HERE = -1 };
+
+static ssize_t call_read(int fd, const char *path, void *bytes, size_t size, off_t at)
 {
     ssize_t n;
     do {
-        n = fault_of("read", path) ? -1 : read(fd, bytes, size);
+        n = fault_of("read", path) ? -1 : at == HERE ? read(fd, bytes, size) : pread(fd, bytes, size, at);
     } while (n < 0 && errno == EINTR);
     return n;
 }
 
-static ssize_t call_write(int fd, const char *path, const void *bytes, size_t size)
+static ssize_t call_write(int fd, const char *path, const void *bytes, size_t size, off_t at)
 {
-    ssize_t n;
+    ssize_t n = -1;
     do {
         enum fault fault = fault_of("write", path);
-        n = fault == FAULT_ERROR ? -1 : write(fd, bytes, fault ? (size + 1) / 2 : size);
+        size = fault ? (size + 1) / 2 : size;
+        if (fault != FAULT_ERROR) {
+            n = at == HERE ? write(fd, bytes, size) : pwrite(fd, bytes, size, at);
+        }
         if (fault == FAULT_DIE) {
             raise(SIGKILL);
         }
     } while (n < 0 && errno == EINTR);
     return n;
+}
+
+static int call_truncate(int fd, const char *path, off_t size)
+{
+    int result;
+    do {
+        result = fault_of("truncate", path) ? -1 : ftruncate(fd, size);
+    } while (result != 0 && errno == EINTR);
+    return result;
 }
 
 static int call_fsync(int fd, const char *path)
@@ -198,7 +213,7 @@ enum ps_status ps_file_read(enum ps_status status, const char *path, size_t long
         result = ps_fail(status, "%s: no memory for its %zu bytes", path, length);
     }
     while (result == PS_OK && *size < length) {
-        ssize_t n = call_read(fd, path, *bytes + *size, length - *size);
+        ssize_t n = call_read(fd, path, *bytes + *size, length - *size, HERE);
         if (n == 0) {
             break; /* it became shorter: the reader of the bytes will tell */
         }
@@ -221,17 +236,25 @@ enum ps_status ps_file_read(enum ps_status status, const char *path, size_t long
 
 /* ---- writing ---- */
 
-/* Writes, flushes and closes. 1, or 0 and errno. */
-static int fill(int fd, const char *path, const char *bytes, size_t size)
+/* 1, or 0 and errno. */
+static int write_all(int fd, const char *path, const char *bytes, size_t size, off_t at)
 {
-    int done = 1;
-    while (done && size > 0) {
-        ssize_t n = call_write(fd, path, bytes, size);
-        done = n > 0;
-        bytes += done ? n : 0;
-        size -= done ? (size_t)n : 0;
+    while (size > 0) {
+        ssize_t n = call_write(fd, path, bytes, size, at);
+        if (n <= 0) {
+            return 0;
+        }
+        bytes += n;
+        size -= (size_t)n;
+        at += at == HERE ? 0 : n;
     }
-    done = done && call_fsync(fd, path) == 0;
+    return 1;
+}
+
+/* Flushes, when there is something to flush, and closes. 1, or 0 and errno. */
+static int close_written(int fd, const char *path, int written)
+{
+    int done = written && call_fsync(fd, path) == 0;
     int error = errno;
     if (call_close(fd, path) != 0 && done) {
         done = 0;
@@ -271,61 +294,98 @@ static enum ps_status not_written(enum ps_status status, const char *path)
     return ps_fail(status, "%s: cannot be written: %s", path, strerror(errno));
 }
 
-void ps_file_discard(const char *partial)
-{
-    call_unlink(partial);
-}
+struct ps_output {
+    enum ps_status status;
+    char *path, *partial;
+    int fd;
+    int error; /* errno of the first failure; 0: none */
+};
 
-/* A flushed file to its place. */
-static enum ps_status put_in_place(enum ps_status status, const char *partial, const char *path)
+enum ps_status ps_output_open(enum ps_status status, const char *path, struct ps_output **output)
 {
-    if (call_rename(partial, path) != 0) {
-        ps_fail(status, "%s: cannot be replaced: %s", path, strerror(errno));
-        ps_file_discard(partial);
+    struct ps_output *o = calloc(1, sizeof *o);
+    *output = NULL;
+    if (!o || !(o->path = strdup(path)) || asprintf(&o->partial, "%s.partial", path) < 0) {
+        ps_fail(status, "%s: no memory", path);
+        if (o) {
+            free(o->path);
+        }
+        free(o);
         return status;
     }
-    return folder_flushed(status, path);
+    o->status = status;
+    o->fd = call_open(o->partial, O_RDWR | O_CREAT | O_TRUNC);
+    if (o->fd < 0) {
+        not_written(status, o->partial);
+        free(o->path);
+        free(o->partial);
+        free(o);
+        return status;
+    }
+    *output = o;
+    return PS_OK;
+}
+
+static int noted(struct ps_output *output, int done)
+{
+    if (!done && !output->error) {
+        output->error = errno;
+    }
+    return done;
+}
+
+int ps_output_write(struct ps_output *output, uint64_t at, const void *bytes, size_t size)
+{
+    return noted(output, write_all(output->fd, output->partial, bytes, size, (off_t)at));
+}
+
+int ps_output_read(struct ps_output *output, uint64_t at, void *bytes, size_t size)
+{
+    ssize_t n = 1;
+    for (size_t used = 0; used < size && n >= 0; used += (size_t)n) {
+        n = call_read(output->fd, output->partial, (char *)bytes + used, size - used, (off_t)(at + used));
+        if (n == 0) {
+            memset((char *)bytes + used, 0, size - used);
+            break;
+        }
+    }
+    return noted(output, n >= 0);
+}
+
+int ps_output_truncate(struct ps_output *output, uint64_t size)
+{
+    return noted(output, call_truncate(output->fd, output->partial, (off_t)size) == 0);
+}
+
+enum ps_status ps_output_finish(struct ps_output *output, enum ps_status so_far)
+{
+    struct ps_output *o = output;
+    enum ps_status result = so_far;
+    int closed = close_written(o->fd, o->partial, so_far == PS_OK && !o->error);
+    if (o->error || (so_far == PS_OK && !closed)) {
+        errno = o->error ? o->error : errno;
+        result = not_written(o->status, o->partial);
+    }
+    if (result == PS_OK && call_rename(o->partial, o->path) != 0) {
+        result = ps_fail(o->status, "%s: cannot be replaced: %s", o->path, strerror(errno));
+    }
+    if (result != PS_OK) {
+        call_unlink(o->partial);
+    } else {
+        result = folder_flushed(o->status, o->path);
+    }
+    free(o->path);
+    free(o->partial);
+    free(o);
+    return result;
 }
 
 enum ps_status ps_file_replace(enum ps_status status, const char *path, const void *bytes, size_t size)
 {
-    char *partial = NULL;
-    if (asprintf(&partial, "%s.partial", path) < 0) {
-        return ps_fail(status, "%s: no memory", path);
-    }
-    enum ps_status result;
-    int fd = call_open(partial, O_WRONLY | O_CREAT | O_TRUNC);
-    if (fd < 0) {
-        result = not_written(status, partial);
-    } else if (!fill(fd, partial, bytes, size)) {
-        result = not_written(status, partial);
-        ps_file_discard(partial);
-    } else {
-        result = put_in_place(status, partial, path);
-    }
-    free(partial);
-    return result;
-}
-
-enum ps_status ps_file_create(enum ps_status status, const char *partial)
-{
-    int fd = call_open(partial, O_WRONLY | O_CREAT | O_TRUNC);
-    if (fd < 0) {
-        return not_written(status, partial);
-    }
-    close(fd);
-    return PS_OK;
-}
-
-enum ps_status ps_file_publish(enum ps_status status, const char *partial, const char *path)
-{
-    int fd = call_open(partial, O_WRONLY);
-    if (fd < 0 || !fill(fd, partial, NULL, 0)) {
-        not_written(status, partial);
-        ps_file_discard(partial);
-        return status;
-    }
-    return put_in_place(status, partial, path);
+    struct ps_output *output;
+    PS_TRY(ps_output_open(status, path, &output));
+    ps_output_write(output, 0, bytes, size);
+    return ps_output_finish(output, PS_OK);
 }
 
 enum ps_status ps_file_append(enum ps_status status, const char *path, const void *bytes, size_t size)
@@ -334,7 +394,7 @@ enum ps_status ps_file_append(enum ps_status status, const char *path, const voi
     if (is_new) {
         fd = call_open(path, O_WRONLY | O_APPEND | O_CREAT);
     }
-    if (fd < 0 || !fill(fd, path, bytes, size)) {
+    if (fd < 0 || !close_written(fd, path, write_all(fd, path, bytes, size, HERE))) {
         return not_written(status, path);
     }
     return is_new ? folder_flushed(status, path) : PS_OK;

@@ -14,6 +14,7 @@
 #define PS_DATA_FILES_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "kernels/status.h"
 
@@ -27,11 +28,16 @@ enum ps_status ps_file_read(enum ps_status status, const char *path, size_t long
  * not be flushed the new file stands there, and might not after a power cut. */
 enum ps_status ps_file_replace(enum ps_status status, const char *path, const void *bytes, size_t size);
 
-/* The same in two steps, for a file that another library fills: makes `partial`, empty; once it is filled and closed, flushes it
- * and puts it at path. On failure `partial` is removed; where filling fails, discard removes it as well as it can. */
-enum ps_status ps_file_create(enum ps_status status, const char *partial);
-enum ps_status ps_file_publish(enum ps_status status, const char *partial, const char *path);
-void ps_file_discard(const char *partial);
+/* The same in parts, at any place of the file, for a writer that sees only success or failure (HDF5): write, read and truncate
+ * return 1, or 0 after a failure, and the first one is remembered for finish. */
+struct ps_output;
+enum ps_status ps_output_open(enum ps_status status, const char *path, struct ps_output **output);
+int ps_output_write(struct ps_output *output, uint64_t at, const void *bytes, size_t size);
+int ps_output_read(struct ps_output *output, uint64_t at, void *bytes, size_t size); /* zeros behind the end */
+int ps_output_truncate(struct ps_output *output, uint64_t size);
+/* With PS_OK flushes and puts the file at its path; with another status, or after a failure, removes what was written. Returns the
+ * failure's status, else `so_far`. */
+enum ps_status ps_output_finish(struct ps_output *output, enum ps_status so_far);
 
 /* Adds bytes at the end, in one write where the system takes them so, and flushes; makes the file when there is none. A failure or
  * a crash may leave a part of them. */

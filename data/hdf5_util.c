@@ -42,25 +42,16 @@ enum ps_status ps_hdf5_create(const char *path, struct ps_hdf5_output *output)
 {
     ps_hdf5_quiet();
     *output = (struct ps_hdf5_output){.path = path, .file = H5I_INVALID_HID};
-    if (asprintf(&output->partial, "%s.partial", path) < 0) {
-        output->partial = NULL;
-        return ps_fail(PS_DATA, "%s: out of host memory", path);
-    }
-    /* Made here first: errno says more plainly what is wrong than HDF5 does. */
-    if (ps_file_create(PS_DATA, output->partial) != PS_OK) {
-        free(output->partial);
-        output->partial = NULL;
-        return PS_DATA;
-    }
+    PS_TRY(ps_output_open(PS_DATA, path, &output->bytes));
     /* The format of HDF5 1.8: older ones hold no attribute above 64 KiB, which is about 4000 channel names. Its root group would
      * keep the time, and the same contents make the same bytes. */
     hid_t access PS_HDF5_SCOPED = H5Pcreate(H5P_FILE_ACCESS), creation PS_HDF5_SCOPED = H5Pcreate(H5P_FILE_CREATE);
     if (access >= 0 && creation >= 0 && H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_LATEST) >= 0 &&
-        H5Pset_obj_track_times(creation, 0) >= 0) {
-        output->file = H5Fcreate(output->partial, H5F_ACC_TRUNC, creation, access);
+        H5Pset_obj_track_times(creation, 0) >= 0 && ps_hdf5_drive(access, output->bytes)) {
+        output->file = H5Fcreate(path, H5F_ACC_TRUNC, creation, access);
     }
     if (output->file < 0) {
-        return ps_hdf5_finish(output, ps_fail(PS_DATA, "%s: cannot be created: %s", output->partial, ps_hdf5_reason().text));
+        return ps_hdf5_finish(output, ps_fail(PS_DATA, "%s: cannot be created: %s", output->path, ps_hdf5_reason().text));
     }
     return PS_OK;
 }
@@ -68,14 +59,9 @@ enum ps_status ps_hdf5_create(const char *path, struct ps_hdf5_output *output)
 enum ps_status ps_hdf5_finish(struct ps_hdf5_output *output, enum ps_status status)
 {
     if (output->file >= 0 && H5Fclose(output->file) < 0 && status == PS_OK) {
-        status = ps_fail(PS_DATA, "%s: cannot be written: %s", output->partial, ps_hdf5_reason().text);
+        status = ps_fail(PS_DATA, "%s: cannot be written: %s", output->path, ps_hdf5_reason().text);
     }
-    if (status == PS_OK) {
-        status = ps_file_publish(PS_DATA, output->partial, output->path);
-    } else {
-        ps_file_discard(output->partial);
-    }
-    free(output->partial);
+    status = ps_output_finish(output->bytes, status);
     *output = (struct ps_hdf5_output){.file = H5I_INVALID_HID};
     return status;
 }
@@ -97,7 +83,7 @@ enum ps_status ps_hdf5_create_rows(const struct ps_hdf5_output *output, const ch
     int ok = space >= 0 && creation >= 0 && H5Pset_chunk(creation, rank, chunk) >= 0 && H5Pset_obj_track_times(creation, 0) >= 0;
     *dataset = ok ? H5Dcreate2(output->file, name, type, space, H5P_DEFAULT, creation, H5P_DEFAULT) : H5I_INVALID_HID;
     if (*dataset < 0) {
-        return ps_fail(PS_DATA, "%s: %s cannot be created: %s", output->partial, name, ps_hdf5_reason().text);
+        return ps_fail(PS_DATA, "%s: %s cannot be created: %s", output->path, name, ps_hdf5_reason().text);
     }
     return PS_OK;
 }
@@ -113,7 +99,7 @@ enum ps_status ps_hdf5_write_rows(const struct ps_hdf5_output *output, const cha
     hid_t memory PS_HDF5_SCOPED = rank > 0 ? H5Screate_simple(rank, size, NULL) : H5I_INVALID_HID;
     if (memory < 0 || H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, size, NULL) < 0 ||
         H5Dwrite(dataset, type, memory, space, H5P_DEFAULT, values) < 0) {
-        return ps_fail(PS_DATA, "%s: %s cannot be written: %s", output->partial, name, ps_hdf5_reason().text);
+        return ps_fail(PS_DATA, "%s: %s cannot be written: %s", output->path, name, ps_hdf5_reason().text);
     }
     return PS_OK;
 }
@@ -126,7 +112,7 @@ static enum ps_status write_strings(const struct ps_hdf5_output *output, hid_t o
     int ok = type >= 0 && space >= 0 && H5Tset_size(type, H5T_VARIABLE) >= 0 && H5Tset_cset(type, H5T_CSET_UTF8) >= 0;
     hid_t attribute PS_HDF5_SCOPED = ok ? H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT) : H5I_INVALID_HID;
     if (attribute < 0 || H5Awrite(attribute, type, strings) < 0) {
-        return ps_fail(PS_DATA, "%s: attribute %s cannot be written: %s", output->partial, name, ps_hdf5_reason().text);
+        return ps_fail(PS_DATA, "%s: attribute %s cannot be written: %s", output->path, name, ps_hdf5_reason().text);
     }
     return PS_OK;
 }

@@ -1,9 +1,10 @@
-/* The few things that reading and writing HDF5 share. Private to data/. */
+/* The few things that reading and writing HDF5 share. */
 #ifndef PS_DATA_HDF5_UTIL_H
 #define PS_DATA_HDF5_UTIL_H
 
 #include <hdf5.h>
 
+#include "data/files.h"
 #include "kernels/status.h"
 
 /* A handle that closes itself when it leaves its scope: `hid_t space PS_HDF5_SCOPED = H5Dget_space(...)`. Negative: nothing. */
@@ -22,12 +23,16 @@ struct ps_hdf5_reason ps_hdf5_reason(void);
 /* A file written beside `path` and renamed onto it, so that a crash leaves the old one or the new one. */
 struct ps_hdf5_output {
     const char *path; /* borrowed */
-    char *partial;    /* path.partial */
+    struct ps_output *bytes;
     hid_t file;
 };
 enum ps_status ps_hdf5_create(const char *path, struct ps_hdf5_output *output);
-/* With status PS_OK: closes, flushes to the disk and renames. Otherwise closes and removes, and returns status. */
+/* With status PS_OK: closes, flushes to the disk and renames. Otherwise closes and removes. Returns status, or why bytes could not
+ * be written. */
 enum ps_status ps_hdf5_finish(struct ps_hdf5_output *output, enum ps_status status);
+
+/* A file access property list whose file is `output`: all that HDF5 writes goes there. output outlives the file. 1, or 0. */
+int ps_hdf5_drive(hid_t access, struct ps_output *output);
 
 /* Creates a dataset of rank 1 to 3, chunked along its first dimension. The same contents make the same bytes (no times kept). */
 enum ps_status ps_hdf5_create_rows(const struct ps_hdf5_output *output, const char *name, hid_t type, int rank, const hsize_t *size,

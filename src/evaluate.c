@@ -1,13 +1,12 @@
 /* evaluate: a checkpoint's accuracy on a split, beside naive forecasts; and its forecasts themselves. */
 #include <getopt.h>
-#include <hdf5.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include "data/files.h"
+#include "data/hdf5_util.h"
 #include "src/session.h"
 
 struct arguments {
@@ -82,8 +81,8 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
 
 struct output {
     struct ps_session *session;
-    hid_t file, datasets[3]; /* forecasts, targets, inputs */
-    const char *path;        /* as the user gave it */
+    struct ps_hdf5_output file;
+    hid_t datasets[3]; /* forecasts, targets, inputs */
     int original_units;
     float *inputs, *targets, *forecasts; /* one batch */
     int32_t *index;
@@ -100,16 +99,7 @@ static void to_original(const struct ps_scaler *scaler, float *x, int64_t n, int
     }
 }
 
-static int write_part(hid_t dataset, int64_t first, int64_t n, int64_t channels, int64_t length, const float *values)
-{
-    hsize_t start[3] = {(hsize_t)first, 0, 0}, count[3] = {(hsize_t)n, (hsize_t)channels, (hsize_t)length};
-    hid_t space = H5Dget_space(dataset), memory = H5Screate_simple(3, count, NULL);
-    int failed = H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, count, NULL) < 0 ||
-                 H5Dwrite(dataset, H5T_NATIVE_FLOAT, memory, space, H5P_DEFAULT, values) < 0;
-    H5Sclose(memory);
-    H5Sclose(space);
-    return failed;
-}
+static const char *const names[3] = {"/forecasts", "/targets", "/inputs"};
 
 static enum ps_status write_batch(void *argument, int64_t first, int64_t n, const float *forecasts)
 {
@@ -123,10 +113,9 @@ static enum ps_status write_batch(void *argument, int64_t first, int64_t n, cons
         to_original(&o->session->scaler, o->targets, n, v->pred_len);
         to_original(&o->session->scaler, o->inputs, n, v->seq_len);
     }
-    if (write_part(o->datasets[0], first, n, C, v->pred_len, o->forecasts) ||
-        write_part(o->datasets[1], first, n, C, v->pred_len, o->targets) ||
-        write_part(o->datasets[2], first, n, C, v->seq_len, o->inputs)) {
-        return ps_fail(PS_DATA, "%s: cannot write the forecasts", o->path);
+    const float *const values[3] = {o->forecasts, o->targets, o->inputs};
+    for (int i = 0; i < 3; i++) {
+        PS_TRY(ps_hdf5_write_rows(&o->file, names[i], o->datasets[i], (hsize_t)first, (hsize_t)n, values[i]));
     }
     return PS_OK;
 }
@@ -137,57 +126,27 @@ static int same_file(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* Into `path`; an old file there is lost at once, so it is one that nobody knows yet. */
-static enum ps_status write_forecasts(struct ps_session *s, const struct arguments *a, const char *path)
+static enum ps_status write_forecasts(struct output *o, enum ps_split split)
 {
+    struct ps_session *s = o->session;
     int64_t B = s->config->train.batch_size, C = s->view.channels, H = s->view.pred_len, L = s->view.seq_len;
-    int64_t count = s->splits.count[a->split];
-    struct output o = {.session = s, .path = a->forecasts, .original_units = a->original_units};
-    o.forecasts = malloc((size_t)(B * C * H) * sizeof(float));
-    o.targets = malloc((size_t)(B * C * H) * sizeof(float));
-    o.inputs = malloc((size_t)(B * C * L) * sizeof(float));
-    o.index = malloc((size_t)count * sizeof *o.index);
-    enum ps_status status = PS_OK;
-    if (!o.forecasts || !o.targets || !o.inputs || !o.index) {
-        status = ps_fail(PS_DATA, "%s: no memory for a batch of %lld windows", a->forecasts, (long long)B);
-    } else {
-        ps_sequence(s->splits.first[a->split], count, o.index);
-        o.file = H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
-        if (o.file < 0) {
-            status = ps_fail(PS_DATA, "%s: HDF5 cannot create it", path);
-        }
+    int64_t count = s->splits.count[split];
+    o->forecasts = malloc((size_t)(B * C * H) * sizeof(float));
+    o->targets = malloc((size_t)(B * C * H) * sizeof(float));
+    o->inputs = malloc((size_t)(B * C * L) * sizeof(float));
+    o->index = malloc((size_t)count * sizeof *o->index);
+    if (!o->forecasts || !o->targets || !o->inputs || !o->index) {
+        return ps_fail(PS_DATA, "%s: no memory for a batch of %lld windows", o->file.path, (long long)B);
     }
-    if (status == PS_OK) {
-        const char *names[3] = {"forecasts", "targets", "inputs"};
-        for (int i = 0; i < 3; i++) {
-            hsize_t size[3] = {(hsize_t)count, (hsize_t)C, (hsize_t)(i == 2 ? L : H)};
-            hid_t space = H5Screate_simple(3, size, NULL);
-            o.datasets[i] = H5Dcreate2(o.file, names[i], H5T_IEEE_F32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
-            H5Sclose(space);
-            if (o.datasets[i] < 0) {
-                status = ps_fail(PS_DATA, "%s: cannot create /%s", a->forecasts, names[i]);
-            }
-        }
-        if (status == PS_OK) {
-            status = ps_session_forecast(s, a->split, write_batch, &o);
-        }
-        for (int i = 0; i < 3; i++) {
-            if (o.datasets[i] >= 0) {
-                H5Dclose(o.datasets[i]);
-            }
-        }
-        if (H5Fclose(o.file) < 0 && status == PS_OK) {
-            status = ps_fail(PS_DATA, "%s: cannot finish the file", a->forecasts);
-        }
+    ps_sequence(s->splits.first[split], count, o->index);
+    for (int i = 0; i < 3; i++) {
+        hsize_t size[3] = {(hsize_t)count, (hsize_t)C, (hsize_t)(i == 2 ? L : H)};
+        PS_TRY(ps_hdf5_create_rows(&o->file, names[i], H5T_IEEE_F32LE, 3, size, &o->datasets[i]));
     }
-    free(o.forecasts);
-    free(o.targets);
-    free(o.inputs);
-    free(o.index);
-    return status;
+    return ps_session_forecast(s, split, write_batch, o);
 }
 
-/* Written beside and renamed, so that what stood there is lost only to a whole file; and never over what is being read. */
+/* What stood there is lost only to a whole file; and nothing is written over what is being read. */
 static enum ps_status save_forecasts(struct ps_session *s, const struct arguments *a)
 {
     const char *read[2] = {a->checkpoint, s->series->path};
@@ -197,21 +156,18 @@ static enum ps_status save_forecasts(struct ps_session *s, const struct argument
                            i == 0 ? "checkpoint" : "data");
         }
     }
-    char *partial = NULL;
-    if (asprintf(&partial, "%s.partial", a->forecasts) < 0) {
-        return ps_fail(PS_DATA, "--save-forecasts: no memory");
+    struct output o = {
+        .session = s, .original_units = a->original_units, .datasets = {H5I_INVALID_HID, H5I_INVALID_HID, H5I_INVALID_HID}};
+    PS_TRY(ps_hdf5_create(a->forecasts, &o.file));
+    enum ps_status status = write_forecasts(&o, a->split);
+    for (int i = 0; i < 3; i++) {
+        ps_hdf5_drop(&o.datasets[i]);
     }
-    enum ps_status status = ps_file_create(PS_DATA, partial);
-    if (status == PS_OK) {
-        status = write_forecasts(s, a, partial);
-        if (status == PS_OK) {
-            status = ps_file_publish(PS_DATA, partial, a->forecasts);
-        } else {
-            ps_file_discard(partial);
-        }
-    }
-    free(partial);
-    return status;
+    free(o.forecasts);
+    free(o.targets);
+    free(o.inputs);
+    free(o.index);
+    return ps_hdf5_finish(&o.file, status);
 }
 
 /* ---- scores ---- */

@@ -17,13 +17,32 @@ static int append(void)
     return (int)ps_file_append(PS_CHECKPOINT, file.text, new_text, sizeof new_text - 1);
 }
 
-/* As HDF5's files are written. */
-static int publish(void)
+/* In parts, the end before the beginning. */
+static int in_parts(void)
 {
-    enum ps_status status = ps_file_create(PS_CHECKPOINT, partial.text);
+    struct ps_output *output;
+    char again[8];
+    enum ps_status status = ps_output_open(PS_CHECKPOINT, file.text, &output);
     if (status == PS_OK) {
-        file_write(partial.text, new_text, sizeof new_text - 1);
-        status = ps_file_publish(PS_CHECKPOINT, partial.text, file.text);
+        size_t half = sizeof new_text / 2;
+        int done = ps_output_truncate(output, 1000) && ps_output_write(output, half, new_text + half, sizeof new_text - 1 - half) &&
+                   ps_output_write(output, 0, new_text, half) && ps_output_read(output, 4, again, sizeof again) &&
+                   ps_output_truncate(output, sizeof new_text - 1);
+        int same = memcmp(again, new_text + 4, sizeof again) == 0;
+        /* Whether the writer passes on that a call failed or not. */
+        status = ps_output_finish(output, !done ? ps_fail(PS_DATA, "less is known") : same ? PS_OK : ps_fail(PS_DATA, "not read"));
+    }
+    return (int)status;
+}
+
+static int in_parts_unheeded(void)
+{
+    struct ps_output *output;
+    enum ps_status status = ps_output_open(PS_CHECKPOINT, file.text, &output);
+    if (status == PS_OK) {
+        ps_output_write(output, 4, new_text + 4, sizeof new_text - 5);
+        ps_output_write(output, 0, new_text, 4);
+        status = ps_output_finish(output, PS_OK);
     }
     return (int)status;
 }
@@ -119,8 +138,9 @@ static const struct action {
     int (*run)(void);
     int replaces; /* file holds old_text or new_text, whatever happens */
     int with_partial;
-} actions[] = {{"replace", replace, 1, 1},    {"publish", publish, 1, 1}, {"append", append, 0, 0}, {"remove", discard_file, 0, 0},
-               {"folder", make_folder, 0, 0}, {"sweep", sweep, 0, 1},     {"lock", lock_file, 0, 0}};
+} actions[] = {{"replace", replace, 1, 1}, {"in parts", in_parts, 1, 1},   {"in parts, unheeded", in_parts_unheeded, 1, 1},
+               {"append", append, 0, 0},   {"remove", discard_file, 0, 0}, {"folder", make_folder, 0, 0},
+               {"sweep", sweep, 0, 1},     {"lock", lock_file, 0, 0}};
 enum { ACTIONS = sizeof actions / sizeof *actions };
 
 static const struct {
@@ -199,6 +219,19 @@ START_TEST(stays_wrong)
         ck_assert_msg(n < 8 || status == PS_OK, "a call more than expected: count them here");
         free(message);
     }
+}
+END_TEST
+
+/* A writer that fails by itself: its own message, and nothing left. */
+START_TEST(given_up)
+{
+    struct ps_output *output;
+    put_old(0);
+    OK(ps_output_open(PS_CHECKPOINT, file.text, &output));
+    ck_assert(ps_output_write(output, 0, new_text, 4));
+    ck_assert_int_eq(ps_output_finish(output, ps_fail(PS_DATA, "the writer's own reason")), PS_DATA);
+    ck_assert_str_eq(ps_error_message(), "the writer's own reason");
+    ck_assert(holds(file.text, old_text) && !file_exists(partial.text));
 }
 END_TEST
 
@@ -299,6 +332,7 @@ int main(void)
     tcase_add_checked_fixture(tests, set_up, tear_down);
     tcase_add_loop_test(tests, every_call, 0, ACTIONS);
     tcase_add_test(tests, stays_wrong);
+    tcase_add_test(tests, given_up);
     tcase_add_test(tests, malformed_plan);
     tcase_add_test(tests, full_device);
     tcase_add_test(tests, missing_folder);
