@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include "data/hdf5_util.h"
+#include "data/probe.h"
+#include "data/storage.h"
 #include "data/text.h"
 
 const char *ps_split_name(enum ps_split split)
@@ -32,21 +34,25 @@ static void dataset_drop(struct dataset *d)
 }
 #define DATASET_SCOPED __attribute__((cleanup(dataset_drop)))
 
-/* Float32 and float64 pass. Integers are refused: a count or a code that was meant to be scaled first reads the same as a measured
- * value. */
+/* Float32 and float64 pass, of either byte order: HDF5 knows other floats, and converts them bit by bit. Integers are refused: a
+ * count or a code that was meant to be scaled first reads the same as a measured value. */
 static enum ps_status check_type(const char *path, const struct dataset *d)
 {
     hid_t type PS_HDF5_SCOPED = H5Dget_type(d->id);
     H5T_class_t class = H5Tget_class(type);
     size_t bits = 8 * H5Tget_size(type);
-    if (class == H5T_FLOAT && (bits == 32 || bits == 64)) {
-        return PS_OK;
+    const hid_t passes[] = {H5T_IEEE_F32LE, H5T_IEEE_F64LE, H5T_IEEE_F32BE, H5T_IEEE_F64BE};
+    for (size_t i = 0; i < sizeof passes / sizeof *passes; i++) {
+        if (H5Tequal(type, passes[i]) > 0) {
+            return PS_OK;
+        }
     }
     const char *what = "neither an integer nor a float type";
     if (class == H5T_FLOAT || class == H5T_INTEGER) {
         int is_signed = class == H5T_INTEGER && H5Tget_sign(type) == H5T_SGN_2;
         const char *kind = class == H5T_FLOAT ? "float" : is_signed ? "int" : "uint";
-        return ps_fail(PS_DATA, "%s: %s has type %s%zu: store it as float32 or float64", path, d->name, kind, bits);
+        return ps_fail(PS_DATA, "%s: %s has type %s%zu%s: store it as float32 or float64", path, d->name, kind, bits,
+                       class == H5T_FLOAT && (bits == 32 || bits == 64) ? ", not IEEE's" : "");
     }
     if (class == H5T_STRING) {
         what = "text";
@@ -54,15 +60,15 @@ static enum ps_status check_type(const char *path, const struct dataset *d)
     return ps_fail(PS_DATA, "%s: %s has the wrong type (%s): store it as float32 or float64", path, d->name, what);
 }
 
-/* Opens /name of the given rank and checks sizes and type; nothing is read. shape is what the message says the sizes should be. */
-static enum ps_status open_dataset(const char *path, hid_t file, const char *name, int rank, const char *shape, struct dataset *d)
+/* Opens /name of the given rank and checks sizes, type and storage; nothing is read. shape is what the message says the sizes
+ * should be. */
+static enum ps_status open_dataset(const struct ps_storage *storage, const char *name, int rank, const char *shape,
+                                   struct dataset *d)
 {
+    const char *path = storage->path;
     d->name = name;
     d->rank = rank;
-    d->id = H5Dopen2(file, name, H5P_DEFAULT);
-    if (d->id < 0) {
-        return ps_fail(PS_DATA, "%s: %s cannot be opened as a dataset: %s", path, name, ps_hdf5_reason().text);
-    }
+    PS_TRY(ps_storage_open(storage, name, &d->id));
     hid_t space PS_HDF5_SCOPED = H5Dget_space(d->id);
     int found = H5Sget_simple_extent_ndims(space);
     if (found != rank) {
@@ -81,7 +87,8 @@ static enum ps_status open_dataset(const char *path, hid_t file, const char *nam
             return ps_fail(PS_DATA, "%s: the sizes of %s overflow", path, name);
         }
     }
-    return check_type(path, d);
+    PS_TRY(check_type(path, d));
+    return ps_storage_check(storage, name, d->id);
 }
 
 static int64_t physical_memory(void)
@@ -167,10 +174,13 @@ static uint64_t hash_finish(uint64_t h)
 }
 
 /* Attribute `channels` of the dataset: one text for each channel, of fixed or variable length. None: names stay NULL. */
-static enum ps_status read_channel_names(const char *path, const struct dataset *d, struct ps_series *series)
+static enum ps_status read_channel_names(const struct ps_storage *storage, const struct dataset *d, struct ps_series *series)
 {
-    if (H5Aexists(d->id, "channels") <= 0) {
-        return PS_OK;
+    const char *path = storage->path;
+    htri_t exists = H5Aexists(d->id, "channels");
+    if (exists <= 0) {
+        return exists == 0 ? PS_OK
+                           : ps_fail(PS_DATA, "%s: %s: its attributes cannot be read: %s", path, d->name, ps_hdf5_reason().text);
     }
     hid_t attribute PS_HDF5_SCOPED = H5Aopen(d->id, "channels", H5P_DEFAULT);
     hid_t type PS_HDF5_SCOPED = H5Aget_type(attribute);
@@ -181,6 +191,11 @@ static enum ps_status read_channel_names(const char *path, const struct dataset 
                        path, d->name, series->channels, (long long)n,
                        H5Tget_class(type) == H5T_STRING ? "texts" : "values of another type");
     }
+    /* Texts of fixed length lie in the file itself, and so do the places of those of variable length. */
+    size_t stored = H5Tget_size(type), bytes;
+    if (__builtin_mul_overflow(stored + 1, (size_t)n, &bytes) || bytes - (size_t)n > (size_t)storage->bytes) {
+        return ps_fail(PS_DATA, "%s: attribute channels of %s says to be larger than the file that holds it", path, d->name);
+    }
     series->channel_names = calloc((size_t)n, sizeof *series->channel_names);
     if (series->channel_names == NULL) {
         return ps_fail(PS_DATA, "%s: out of host memory", path);
@@ -189,7 +204,7 @@ static enum ps_status read_channel_names(const char *path, const struct dataset 
     hid_t memory PS_HDF5_SCOPED = H5Tcopy(H5T_C_S1);
     H5Tset_cset(memory, H5Tget_cset(type));
     int variable = H5Tis_variable_str(type) > 0;
-    size_t size = variable ? sizeof(char *) : H5Tget_size(type) + 1;
+    size_t size = variable ? sizeof(char *) : stored + 1;
     H5Tset_size(memory, variable ? H5T_VARIABLE : size);
     char *texts = calloc((size_t)n, size);
     if (texts == NULL) {
@@ -217,25 +232,28 @@ static enum ps_status read_channel_names(const char *path, const struct dataset 
     return status;
 }
 
-static enum ps_status read_series(hid_t file, struct ps_series *series)
+static enum ps_status read_series(const struct ps_storage *storage, int looking, struct ps_series *series)
 {
     struct dataset d DATASET_SCOPED = {.id = H5I_INVALID_HID};
-    PS_TRY(open_dataset(series->path, file, "/series", 2, "[rows, channels]", &d));
+    PS_TRY(open_dataset(storage, "/series", 2, "[rows, channels]", &d));
     series->layout = PS_LAYOUT_SERIES;
     series->rows = d.size[0];
     series->channels = d.size[1];
-    PS_TRY(read_channel_names(series->path, &d, series));
+    PS_TRY(read_channel_names(storage, &d, series));
+    if (looking) {
+        return ps_storage_inflate(storage, "/series", d.id);
+    }
     PS_TRY(read_dataset(series->path, &d, &series->values));
     PS_TRY(check_finite(series->path, &d, series->values, series->channel_names));
     series->fingerprint = hash_finish(hash_dataset(0, &d, series->values));
     return PS_OK;
 }
 
-static enum ps_status read_windows(hid_t file, struct ps_series *series)
+static enum ps_status read_windows(const struct ps_storage *storage, int looking, struct ps_series *series)
 {
     struct dataset inputs DATASET_SCOPED = {.id = H5I_INVALID_HID}, targets DATASET_SCOPED = {.id = H5I_INVALID_HID};
-    PS_TRY(open_dataset(series->path, file, "/inputs", 3, "[windows, channels, seq_len]", &inputs));
-    PS_TRY(open_dataset(series->path, file, "/targets", 3, "[windows, channels, pred_len]", &targets));
+    PS_TRY(open_dataset(storage, "/inputs", 3, "[windows, channels, seq_len]", &inputs));
+    PS_TRY(open_dataset(storage, "/targets", 3, "[windows, channels, pred_len]", &targets));
     for (int i = 0; i < 2; i++) {
         if (inputs.size[i] != targets.size[i]) {
             return ps_fail(PS_DATA, "%s: /inputs has %" PRId64 " %s and /targets has %" PRId64 ": they must be equal", series->path,
@@ -247,7 +265,11 @@ static enum ps_status read_windows(hid_t file, struct ps_series *series)
     series->channels = inputs.size[1];
     series->seq_len = inputs.size[2];
     series->pred_len = targets.size[2];
-    PS_TRY(read_channel_names(series->path, &inputs, series));
+    PS_TRY(read_channel_names(storage, &inputs, series));
+    if (looking) {
+        PS_TRY(ps_storage_inflate(storage, "/inputs", inputs.id));
+        return ps_storage_inflate(storage, "/targets", targets.id);
+    }
     PS_TRY(read_dataset(series->path, &inputs, &series->inputs));
     PS_TRY(read_dataset(series->path, &targets, &series->targets));
     PS_TRY(check_finite(series->path, &inputs, series->inputs, series->channel_names));
@@ -256,9 +278,78 @@ static enum ps_status read_windows(hid_t file, struct ps_series *series)
     return PS_OK;
 }
 
-static enum ps_status read_file(struct ps_series *series)
+/* Looking: everything but the values, with more care. */
+static enum ps_status read_file(int64_t bytes, int looking, struct ps_series *series)
 {
     const char *path = series->path;
+    if (H5Fis_hdf5(path) <= 0) {
+        return ps_fail(PS_DATA, "%s: not an HDF5 file (import_csv makes one from a CSV)", path);
+    }
+    hid_t file PS_HDF5_SCOPED = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT);
+    if (file < 0) {
+        return ps_fail(PS_DATA, "%s: cannot be opened as HDF5: %s", path, ps_hdf5_reason().text);
+    }
+    const struct ps_storage storage = {.path = path, .failure = PS_DATA, .file = file, .bytes = bytes};
+    int has_series = H5Lexists(file, "series", H5P_DEFAULT) > 0;
+    int has_inputs = H5Lexists(file, "inputs", H5P_DEFAULT) > 0, has_targets = H5Lexists(file, "targets", H5P_DEFAULT) > 0;
+    if (has_series && (has_inputs || has_targets)) {
+        return ps_fail(PS_DATA, "%s: has both /series and %s: which is meant? keep one layout", path,
+                       has_inputs ? "/inputs" : "/targets");
+    }
+    if (has_series) {
+        return read_series(&storage, looking, series);
+    }
+    if (has_inputs && has_targets) {
+        return read_windows(&storage, looking, series);
+    }
+    if (has_inputs || has_targets) {
+        return ps_fail(PS_DATA, "%s: has %s without %s: ready-made windows need both", path, has_inputs ? "/inputs" : "/targets",
+                       has_inputs ? "/targets" : "/inputs");
+    }
+    return ps_fail(PS_DATA, "%s: has neither /series nor /inputs and /targets", path);
+}
+
+static enum ps_status open_series(const char *path, int looking, struct ps_series **series)
+{
+    *series = NULL;
+    ps_hdf5_quiet();
+    struct stat st;
+    if (stat(path, &st) != 0) {
+        return ps_fail(PS_DATA, "%s: cannot be opened: %s", path, strerror(errno));
+    }
+    struct ps_series *s = calloc(1, sizeof *s);
+    if (s != NULL) {
+        s->path = strdup(path);
+    }
+    if (s == NULL || s->path == NULL) {
+        free(s);
+        return ps_fail(PS_DATA, "%s: out of host memory", path);
+    }
+    enum ps_status status = read_file(st.st_size, looking, s);
+    if (status != PS_OK) {
+        ps_series_close(s);
+        return status;
+    }
+    *series = s;
+    return PS_OK;
+}
+
+enum ps_status ps_series_look(const char *path)
+{
+    struct ps_series *series;
+    enum ps_status status = open_series(path, 1, &series);
+    ps_series_close(series);
+    return status;
+}
+
+static enum ps_status look(const void *path)
+{
+    return ps_series_look(path);
+}
+
+enum ps_status ps_series_open(const char *path, struct ps_series **series)
+{
+    *series = NULL;
     struct stat st;
     if (stat(path, &st) != 0) {
         return ps_fail(PS_DATA, "%s: cannot be opened: %s", path, strerror(errno));
@@ -269,51 +360,9 @@ static enum ps_status read_file(struct ps_series *series)
     if (access(path, R_OK) != 0) {
         return ps_fail(PS_DATA, "%s: cannot be opened: %s", path, strerror(errno));
     }
-    if (H5Fis_hdf5(path) <= 0) {
-        return ps_fail(PS_DATA, "%s: not an HDF5 file (import_csv makes one from a CSV)", path);
-    }
-    hid_t file PS_HDF5_SCOPED = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT);
-    if (file < 0) {
-        return ps_fail(PS_DATA, "%s: cannot be opened as HDF5: %s", path, ps_hdf5_reason().text);
-    }
-    int has_series = H5Lexists(file, "series", H5P_DEFAULT) > 0;
-    int has_inputs = H5Lexists(file, "inputs", H5P_DEFAULT) > 0, has_targets = H5Lexists(file, "targets", H5P_DEFAULT) > 0;
-    if (has_series && (has_inputs || has_targets)) {
-        return ps_fail(PS_DATA, "%s: has both /series and %s: which is meant? keep one layout", path,
-                       has_inputs ? "/inputs" : "/targets");
-    }
-    if (has_series) {
-        return read_series(file, series);
-    }
-    if (has_inputs && has_targets) {
-        return read_windows(file, series);
-    }
-    if (has_inputs || has_targets) {
-        return ps_fail(PS_DATA, "%s: has %s without %s: ready-made windows need both", path, has_inputs ? "/inputs" : "/targets",
-                       has_inputs ? "/targets" : "/inputs");
-    }
-    return ps_fail(PS_DATA, "%s: has neither /series nor /inputs and /targets", path);
-}
-
-enum ps_status ps_series_open(const char *path, struct ps_series **series)
-{
-    *series = NULL;
-    ps_hdf5_quiet();
-    struct ps_series *s = calloc(1, sizeof *s);
-    if (s != NULL) {
-        s->path = strdup(path);
-    }
-    if (s == NULL || s->path == NULL) {
-        free(s);
-        return ps_fail(PS_DATA, "%s: out of host memory", path);
-    }
-    enum ps_status status = read_file(s);
-    if (status != PS_OK) {
-        ps_series_close(s);
-        return status;
-    }
-    *series = s;
-    return PS_OK;
+    /* Inflating is what may take long: a second for each 8 MiB of the file, though a fourth of it would do. */
+    PS_TRY(ps_probe(PS_DATA, path, 10 + (unsigned)(st.st_size >> 23), look, path));
+    return open_series(path, 0, series);
 }
 
 void ps_series_close(struct ps_series *series)

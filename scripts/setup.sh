@@ -3,10 +3,10 @@
 # usage: scripts/setup.sh [--plots]   --plots: also what scripts/plot.py needs
 set -euo pipefail
 
-packages=(build-essential cmake ninja-build pkg-config libhdf5-dev libopenblas-openmp-dev libcyaml-dev libyaml-dev librandom123-dev
-          libjansson-dev libssl-dev check)
+packages=(build-essential cmake ninja-build pkg-config libhdf5-dev zlib1g-dev libopenblas-openmp-dev libcyaml-dev libyaml-dev
+          librandom123-dev libjansson-dev libssl-dev check)
 commands=(cc cmake ninja pkg-config)
-modules=(openblas libcyaml yaml-0.1 jansson libcrypto check)
+modules=(zlib openblas libcyaml yaml-0.1 jansson libcrypto check)
 case "${1:-}" in
     "") ;;
     --plots) packages+=(python3-matplotlib python3-h5py); commands+=(python3) ;;

@@ -252,9 +252,10 @@ enum ps_status ps_session_open(const struct ps_config *config, const struct ps_s
     }
     s->config = config;
     s->best_validation = HUGE_VAL;
-    enum ps_status status = open_device(s, options);
+    /* The data first: looking at it forks, which is cheap and safe while there are no threads and no device. */
+    enum ps_status status = open_data(s, options);
     if (status == PS_OK) {
-        status = open_data(s, options);
+        status = open_device(s, options);
     }
     if (status == PS_OK) {
         status = open_model(s, options->training);
