@@ -161,6 +161,15 @@ static int call_rename(const char *from, const char *to)
     return result;
 }
 
+static int call_link(const char *path, const char *name)
+{
+    int result;
+    do {
+        result = fault_of("link", name) ? -1 : link(path, name);
+    } while (result != 0 && errno == EINTR);
+    return result;
+}
+
 static int call_unlink(const char *path)
 {
     int result;
@@ -406,6 +415,18 @@ enum ps_status ps_file_remove(enum ps_status status, const char *path)
         return errno == ENOENT ? PS_OK : ps_fail(status, "%s: cannot be removed: %s", path, strerror(errno));
     }
     return folder_flushed(status, path);
+}
+
+enum ps_status ps_file_link(enum ps_status status, const char *path, const char *name)
+{
+    if ((call_unlink(name) == 0 || errno == ENOENT) && call_link(path, name) == 0) {
+        return PS_OK;
+    }
+    int single = errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS || errno == EMLINK;
+    if (single && call_rename(path, name) == 0) {
+        return PS_OK;
+    }
+    return ps_fail(status, "%s: cannot be kept as %s: %s", path, name, strerror(errno));
 }
 
 /* ---- folders ---- */

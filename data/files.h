@@ -43,6 +43,10 @@ enum ps_status ps_output_finish(struct ps_output *output, enum ps_status so_far)
  * a crash may leave a part of them. */
 enum ps_status ps_file_append(enum ps_status status, const char *path, const void *bytes, size_t size);
 
+/* Gives the file at `path` a second name, in place of what stood there; where files cannot have two names, renames it. Not flushed:
+ * the next change of the folder is to be. */
+enum ps_status ps_file_link(enum ps_status status, const char *path, const char *name);
+
 /* A file that is missing, and a folder that is there, are fine. The change itself is flushed. */
 enum ps_status ps_file_remove(enum ps_status status, const char *path);
 enum ps_status ps_folder_make(enum ps_status status, const char *path);

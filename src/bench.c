@@ -8,25 +8,29 @@
 
 #include "src/clock.h"
 #include "src/session.h"
+#include "src/writer.h"
 
-enum { OVERRIDES = 64, GROUP = 20, PARTS = 256, SHAPE_TEXT = 160 };
+enum { OVERRIDES = 64, GROUP = 20, PARTS = 256, SHAPE_TEXT = 160, CHECKPOINTS = 20 };
 
 struct arguments {
-    const char *config, *device;
+    const char *config, *device, *checkpoints;
     char *overrides[OVERRIDES];
     int n_overrides, json, trace;
     int64_t epochs, steps;
 };
 
 static const char usage[] =
-    "usage: bench CONFIG [--set section.key=value]... [--device auto|cpu|cuda[:N]] [--epochs N] [--steps N] [--json] [--trace]\n"
+    "usage: bench CONFIG [--set section.key=value]... [--device auto|cpu|cuda[:N]] [--epochs N] [--steps N] [--checkpoint DIR]\n"
+    "             [--json] [--trace]\n"
     "\n"
     "  --epochs N  whole training epochs to time (default: 1; 0: none)\n"
     "  --steps N   steps to time, in groups of 20 that follow one another without a pause (default: 100)\n"
+    "  --checkpoint DIR\n"
+    "              write 20 checkpoints into the folder DIR, which holds none, time them and remove them\n"
     "  --json      print one JSON object\n"
     "  --trace     print every operation of one step in order: name, shapes, bytes, FLOPs\n"
     "\n"
-    "exit codes: 0 done, 2 usage or config, 3 data, 5 device\n";
+    "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device\n";
 
 static enum ps_status count_of(const char *option, const char *text, int64_t least, int64_t *value)
 {
@@ -41,10 +45,15 @@ static enum ps_status count_of(const char *option, const char *text, int64_t lea
 
 static enum ps_status parse(int argc, char **argv, struct arguments *a)
 {
-    static const struct option options[] = {{"set", required_argument, NULL, 's'},    {"device", required_argument, NULL, 'd'},
-                                            {"epochs", required_argument, NULL, 'e'}, {"steps", required_argument, NULL, 'n'},
-                                            {"json", no_argument, NULL, 'j'},         {"trace", no_argument, NULL, 't'},
-                                            {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"set", required_argument, NULL, 's'},
+                                            {"device", required_argument, NULL, 'd'},
+                                            {"epochs", required_argument, NULL, 'e'},
+                                            {"steps", required_argument, NULL, 'n'},
+                                            {"checkpoint", required_argument, NULL, 'c'},
+                                            {"json", no_argument, NULL, 'j'},
+                                            {"trace", no_argument, NULL, 't'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
     a->epochs = 1;
     a->steps = 100;
     opterr = 0;
@@ -64,6 +73,9 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
             break;
         case 'n':
             PS_TRY(count_of("--steps", optarg, 1, &a->steps));
+            break;
+        case 'c':
+            a->checkpoints = optarg;
             break;
         case 'j':
             a->json = 1;
@@ -93,6 +105,7 @@ struct result {
     double epoch_seconds, waiting; /* NaN without an epoch; share of it */
     struct ps_graph_nodes nodes;
     int64_t operations; /* of one step, as the table counts them */
+    struct ps_writer_times checkpoints;
 };
 
 static int by_value(const void *a, const void *b)
@@ -167,6 +180,40 @@ static enum ps_status time_epochs(struct ps_session *s, int64_t epochs, struct r
     r->epoch_seconds = epochs ? seconds / (double)epochs : NAN;
     r->waiting = epochs ? s->waited / seconds : NAN;
     return PS_OK;
+}
+
+/* Checkpoints of best weights and state, each after a few steps and with the disk at rest. */
+static enum ps_status time_checkpoints(struct ps_session *s, const char *folder, struct result *r)
+{
+    struct ps_kept kept = {.keep_last = 2, .keep_best = 1};
+    int length = snprintf(kept.folder, sizeof kept.folder, "%s", folder);
+    if (length >= (int)sizeof kept.folder || ps_kept_any(&kept)) {
+        return ps_fail(PS_USAGE, "--checkpoint: %.200s: %s", folder,
+                       length >= (int)sizeof kept.folder ? "the path is too long" : "holds checkpoints: name an empty folder");
+    }
+    struct ps_writer *writer;
+    PS_TRY(ps_session_rewind(s));
+    PS_TRY(ps_session_keep_best(s));
+    PS_TRY(ps_writer_open(s, &kept, &writer));
+    enum ps_status status = PS_OK;
+    for (int i = 0; i < CHECKPOINTS && status == PS_OK; i++) {
+        int finished;
+        double loss;
+        status = ps_session_train_epoch(s, &(struct ps_epoch_watch){.max_steps = 2}, &finished, &loss);
+        s->best_epoch = (uint64_t)i + 1;
+        if (status == PS_OK) {
+            status = ps_writer_submit(writer, 1);
+        }
+        if (status == PS_OK) {
+            status = ps_writer_drain(writer);
+        }
+    }
+    if (status == PS_OK) {
+        r->checkpoints = ps_writer_times(writer);
+        status = ps_kept_discard(&kept);
+    }
+    ps_writer_close(writer);
+    return status;
 }
 
 /* ---- one step, operation by operation ---- */
@@ -295,6 +342,12 @@ static void print_text(const struct ps_session *s, const struct result *r, const
         printf("epoch           %.4f s  (%lld steps; %.1f %% of it waiting for data)\n", r->epoch_seconds,
                (long long)s->steps_per_epoch, 100 * r->waiting);
     }
+    const struct ps_writer_times *c = &r->checkpoints;
+    if (c->checkpoints) {
+        printf("checkpoint      %.2f ms to write  (max %.2f), %.2f ms stall of the loop  (max %.2f), %lld of them\n",
+               1e3 * c->writing / (double)c->checkpoints, 1e3 * c->longest_write, 1e3 * c->stalled / (double)c->checkpoints,
+               1e3 * c->longest_stall, (long long)c->checkpoints);
+    }
     printf("graph           %d kernels, %d copies, %d fills a step; %lld operations\n", r->nodes.kernels, r->nodes.copies,
            r->nodes.fills, (long long)r->operations);
     printf("device memory   %.1f MiB at its peak\n", (double)s->device->counters.peak_bytes / 0x1p20);
@@ -335,6 +388,13 @@ static enum ps_status print_json(const struct ps_session *s, const struct result
         json_object_set_new(root, "seconds_per_epoch", json_real(r->epoch_seconds));
         json_object_set_new(root, "waiting_for_data", json_real(r->waiting));
     }
+    const struct ps_writer_times *c = &r->checkpoints;
+    if (root && c->checkpoints) {
+        json_object_set_new(root, "checkpoint_ms",
+                            json_pack("{s:f, s:f, s:f, s:f}", "write", 1e3 * c->writing / (double)c->checkpoints, "longest_write",
+                                      1e3 * c->longest_write, "stall", 1e3 * c->stalled / (double)c->checkpoints, "longest_stall",
+                                      1e3 * c->longest_stall));
+    }
     char *text = root ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);
     if (!text) {
@@ -359,6 +419,9 @@ static enum ps_status bench(const struct arguments *a, const struct ps_config *c
     }
     if (status == PS_OK) {
         status = time_epochs(s, a->epochs, &result);
+    }
+    if (status == PS_OK && a->checkpoints) {
+        status = time_checkpoints(s, a->checkpoints, &result);
     }
     if (status == PS_OK) {
         struct ps_graph *graph;

@@ -1,4 +1,4 @@
-/* The time that durations are measured with. */
+/* The time that durations are measured with, and the nap between two looks at an event. */
 #ifndef PS_SRC_CLOCK_H
 #define PS_SRC_CLOCK_H
 
@@ -10,6 +10,11 @@ static inline double ps_seconds(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static inline void ps_nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
 }
 
 #endif

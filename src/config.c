@@ -77,6 +77,8 @@ static const struct key keys[] = {
     KEY(train, seed, SEED, {"1"}, .range = ANY),
     KEY(train, patience, WHOLE, {"0"}, .range = LIMIT, .free_on_resume = 1),
     KEY(train, checkpoint_every, WHOLE, {"0"}, .range = LIMIT, .free_on_resume = 1),
+    KEY(train, keep_last, WHOLE, {"2"}, .range = COUNT, .free_on_resume = 1),
+    KEY(train, keep_best, WHOLE, {"1"}, .range = COUNT, .free_on_resume = 1),
     KEY(runtime, device, TEXT, {"auto"}),
     KEY(runtime, precision, CHOICE, {"fp32"}, .choices = precisions),
     KEY(runtime, backend, TEXT, {"auto"}, .choices = backends),

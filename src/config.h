@@ -45,6 +45,8 @@ struct ps_config {
         uint64_t seed;            /* 1 */
         int64_t patience;         /* epochs without a better validation MSE; 0: never stop early */
         int64_t checkpoint_every; /* steps; 0: at the end of each epoch */
+        int64_t keep_last;        /* states kept, last.h5 included; 2 */
+        int64_t keep_best;        /* best weights kept, best.h5 included; 1 */
     } train;
     struct {
         char *device;                /* auto, cpu, cuda, cuda:N */
@@ -68,9 +70,9 @@ enum ps_status ps_config_text(const struct ps_config *config, char **text);
 void ps_config_free(struct ps_config *config);
 
 /* PS_OK when a run of `saved` may be resumed with `now`: every key equal, but for those that cannot change the result
- * (runtime.device's index, data.path, data.placement, train.patience, train.checkpoint_every, data.season) and train.epochs, which
- * may grow. Otherwise PS_CHECKPOINT naming key, both values. (A schedule that spans the run, cosine or onecycle, fixes train.epochs
- * too.) */
+ * (runtime.device's index, data.path, data.placement, data.season, train.patience, train.checkpoint_every, train.keep_last,
+ * train.keep_best) and train.epochs, which may grow. Otherwise PS_CHECKPOINT naming key, both values. (A schedule that spans the
+ * run, cosine or onecycle, fixes train.epochs too.) */
 enum ps_status ps_config_compatible(const struct ps_config *saved, const struct ps_config *now);
 
 #endif

@@ -1,7 +1,6 @@
 /* The two loops of a session: training steps and scoring. Between the start and the end of a pass the host only enqueues. */
 #include <math.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "src/clock.h"
 #include "src/session.h"
@@ -64,11 +63,6 @@ struct throttle {
     double last;          /* when the last event was seen to happen */
 };
 
-static void nap(void)
-{
-    nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
-}
-
 static enum ps_status throttle_open(struct ps_device *device, struct throttle *t)
 {
     *t = (struct throttle){.device = device, .group = 1, .last = ps_seconds()};
@@ -105,7 +99,7 @@ static enum ps_status throttle_step(struct throttle *t)
         if (happened) {
             break;
         }
-        nap();
+        ps_nap();
     }
     t->pending--;
     double seen = ps_seconds(), step = (seen - t->last) / (double)t->group;
@@ -164,7 +158,7 @@ static enum ps_status stream_in(struct pass *pass, int *slot)
             ps_prefetch_release(s->prefetch, reused);
             pass->uploading[reused] = 0;
         } else {
-            nap();
+            ps_nap();
         }
     }
     int64_t n;
@@ -256,7 +250,8 @@ static enum ps_status train_pass(struct pass *pass, const struct ps_epoch_watch 
             return PS_OK;
         }
         if (watch->checkpoint_every && step % (uint64_t)watch->checkpoint_every == 0 && pass->position < pass->end) {
-            PS_TRY(read_state(s)); /* the checkpoint is of this step */
+            s->now.step = step; /* as the device will have it when it comes to the copy; the loss it tells then */
+            s->now.cursor = (uint64_t)pass->position;
             PS_TRY(watch->checkpoint(s, watch->argument));
         }
     }

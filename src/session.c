@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "src/clock.h"
+
 /* ---- from the config ---- */
 
 static struct ps_model_shape shape_of(const struct ps_config *c, int64_t channels)
@@ -380,60 +382,98 @@ enum ps_status ps_session_take_best(struct ps_session *s)
     return ps_model_refresh_weights(s->model);
 }
 
-/* Host copies of n elements of device memory. */
-static enum ps_status fetch(struct ps_session *s, const void *memory, size_t bytes, void **host)
+enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct ps_snapshot *snapshot)
 {
-    *host = malloc(bytes);
-    if (!*host) {
-        return ps_fail(PS_CHECKPOINT, "no memory for a checkpoint of %zu bytes", bytes);
-    }
-    return s->device->download(s->device, PS_COMPUTE, *host, memory, bytes);
-}
-
-enum ps_status ps_session_snapshot(struct ps_session *s, int best_weights, struct ps_checkpoint *c)
-{
+    struct ps_device *device = s->device;
     size_t count = (size_t)s->model->layout->count;
+    *snapshot = (struct ps_snapshot){.session = s, .best_weights = best_weights};
+    struct ps_checkpoint *c = &snapshot->checkpoint;
     *c = (struct ps_checkpoint){.layout = s->model->layout,
-                                .epoch = s->epoch,
+                                .scaler = s->scaler,
                                 .seed = s->config->train.seed,
-                                .best_validation = s->best_validation,
-                                .best_epoch = s->best_epoch,
-                                .epochs_since_best = s->epochs_since_best,
                                 .fingerprint = s->series->fingerprint,
-                                .level = strdup(ps_level_name(s->level)),
-                                .algorithms = strdup(s->algorithms),
-                                .versions = strdup(s->versions)};
-    enum ps_status status = s->device->download(s->device, PS_COMPUTE, &s->now, s->state, sizeof s->now);
-    if (best_weights) { /* of the moment when they were the present ones, whenever they are written */
-        c->epoch = s->best_epoch;
-        c->step = s->best_epoch * (uint64_t)s->steps_per_epoch;
-        c->epochs_since_best = 0;
-    } else {
-        c->step = s->now.step;
-        c->cursor = s->now.cursor;
-        c->loss_sum = s->now.loss_sum;
+                                .level = (char *)ps_level_name(s->level),
+                                .algorithms = s->algorithms,
+                                .versions = s->versions};
+    enum ps_status status = ps_config_text(s->config, &c->config);
+    if (status == PS_OK) {
+        status = device->allocate_host(device, sizeof *snapshot->state, (void **)&snapshot->state);
     }
     if (status == PS_OK) {
-        status = ps_scaler_identity(s->scaler.channels, &c->scaler);
-    }
-    if (status == PS_OK) {
-        memcpy(c->scaler.mean, s->scaler.mean, (size_t)s->scaler.channels * sizeof *c->scaler.mean);
-        memcpy(c->scaler.std, s->scaler.std, (size_t)s->scaler.channels * sizeof *c->scaler.std);
-        status = ps_config_text(s->config, &c->config);
-    }
-    if (status == PS_OK) {
-        status = fetch(s, best_weights ? s->best : s->model->parameters, count * sizeof *c->parameters, (void **)&c->parameters);
+        status = device->allocate_host(device, count * sizeof *c->parameters, (void **)&c->parameters);
     }
     if (status == PS_OK && !best_weights) {
-        status = fetch(s, s->optimizer.m, count * sizeof *c->m, (void **)&c->m);
+        status = device->allocate_host(device, count * sizeof *c->m, (void **)&c->m);
     }
     if (status == PS_OK && !best_weights) {
-        status = fetch(s, s->optimizer.v, count * sizeof *c->v, (void **)&c->v);
+        status = device->allocate_host(device, count * sizeof *c->v, (void **)&c->v);
+    }
+    if (status == PS_OK) {
+        status = device->event_create(device, &snapshot->copied);
     }
     if (status != PS_OK) {
-        ps_checkpoint_free(c);
+        ps_snapshot_close(snapshot);
     }
     return status;
+}
+
+void ps_snapshot_close(struct ps_snapshot *snapshot)
+{
+    struct ps_device *device = snapshot->session ? snapshot->session->device : NULL;
+    void *const pinned[] = {snapshot->state, snapshot->checkpoint.parameters, snapshot->checkpoint.m, snapshot->checkpoint.v};
+    for (size_t i = 0; i < sizeof pinned / sizeof *pinned; i++) {
+        if (pinned[i]) {
+            device->release_host(device, pinned[i]);
+        }
+    }
+    if (snapshot->copied) {
+        device->event_destroy(device, snapshot->copied);
+    }
+    free(snapshot->checkpoint.config);
+    memset(snapshot, 0, sizeof *snapshot);
+}
+
+enum ps_status ps_snapshot_take(struct ps_snapshot *snapshot)
+{
+    const struct ps_session *s = snapshot->session;
+    struct ps_device *device = s->device;
+    struct ps_checkpoint *c = &snapshot->checkpoint;
+    size_t count = (size_t)s->model->layout->count;
+    c->epoch = s->epoch;
+    c->best_validation = s->best_validation;
+    c->best_epoch = s->best_epoch;
+    c->epochs_since_best = s->epochs_since_best;
+    PS_TRY(device->download_async(device, PS_COMPUTE, snapshot->state, s->state, sizeof *snapshot->state));
+    PS_TRY(device->download_async(device, PS_COMPUTE, c->parameters, snapshot->best_weights ? s->best : s->model->parameters,
+                                  count * sizeof *c->parameters));
+    if (!snapshot->best_weights) {
+        PS_TRY(device->download_async(device, PS_COMPUTE, c->m, s->optimizer.m, count * sizeof *c->m));
+        PS_TRY(device->download_async(device, PS_COMPUTE, c->v, s->optimizer.v, count * sizeof *c->v));
+    }
+    return device->event_record(device, PS_COMPUTE, snapshot->copied);
+}
+
+enum ps_status ps_snapshot_wait(struct ps_snapshot *snapshot)
+{
+    const struct ps_session *s = snapshot->session;
+    struct ps_checkpoint *c = &snapshot->checkpoint;
+    for (int happened = 0;;) {
+        PS_TRY(s->device->event_query(s->device, snapshot->copied, &happened));
+        if (happened) {
+            break;
+        }
+        ps_nap();
+    }
+    if (snapshot->best_weights) { /* of the moment when they were the present ones, whenever they are written */
+        c->epoch = c->best_epoch;
+        c->step = c->best_epoch * (uint64_t)s->steps_per_epoch;
+        c->epochs_since_best = 0;
+    } else {
+        c->step = snapshot->state->step;
+        c->cursor = snapshot->state->cursor;
+        c->loss_sum = snapshot->state->loss_sum;
+    }
+    return PS_OK;
 }
 
 /* The same tensors, or which one differs. */

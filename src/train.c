@@ -11,6 +11,7 @@
 #include "data/files.h"
 #include "src/clock.h"
 #include "src/session.h"
+#include "src/writer.h"
 
 enum { PATH_ROOM = 4096, OVERRIDES = 64 };
 
@@ -29,11 +30,13 @@ struct arguments {
 
 /* Where a run keeps what. */
 struct run {
-    char dir[PATH_ROOM], lock_file[PATH_ROOM + 32], config[PATH_ROOM + 32], metrics[PATH_ROOM + 32], checkpoints[PATH_ROOM + 32],
-        last[PATH_ROOM + 64], best[PATH_ROOM + 64], test[PATH_ROOM + 32];
-    int lock;              /* on lock_file, for as long as the process lives; -1: not yet */
-    uint64_t best_written; /* epoch of the best weights already on disk; 0: none */
-    int last_written;      /* last.h5 is of this step and epoch */
+    char dir[PATH_ROOM], lock_file[PATH_ROOM + 32], config[PATH_ROOM + 32], metrics[PATH_ROOM + 32], last[PS_KEPT_PATH],
+        best[PS_KEPT_PATH], test[PATH_ROOM + 32];
+    int lock; /* on lock_file, for as long as the process lives; -1: not yet */
+    struct ps_kept kept;
+    struct ps_writer *writer;
+    uint64_t best_written; /* epoch of the best weights already on disk, or on their way there; 0: none */
+    int last_written;      /* last.h5 is, or will be, of this step and epoch */
     uint64_t last_step, last_epoch;
 };
 
@@ -111,9 +114,9 @@ static enum ps_status run_paths(const struct arguments *a, struct run *run)
     snprintf(run->config, sizeof run->config, "%s/config.yaml", run->dir);
     snprintf(run->metrics, sizeof run->metrics, "%s/metrics.jsonl", run->dir);
     snprintf(run->test, sizeof run->test, "%s/test.json", run->dir);
-    snprintf(run->checkpoints, sizeof run->checkpoints, "%s/checkpoints", run->dir);
-    snprintf(run->last, sizeof run->last, "%s/last.h5", run->checkpoints);
-    snprintf(run->best, sizeof run->best, "%s/best.h5", run->checkpoints);
+    snprintf(run->kept.folder, sizeof run->kept.folder, "%s/checkpoints", run->dir);
+    ps_kept_last(&run->kept, run->last);
+    ps_kept_best(&run->kept, run->best);
     return PS_OK;
 }
 
@@ -123,8 +126,8 @@ static enum ps_status run_take(const struct arguments *a, struct run *run)
     if (run->lock < 0 && access(run->dir, F_OK) == 0) {
         PS_TRY(ps_file_lock(PS_USAGE, run->lock_file, &run->lock));
     }
-    int holds = 0;
-    const char *const files[] = {run->config, run->last, run->best, run->metrics, run->test};
+    int holds = ps_kept_any(&run->kept);
+    const char *const files[] = {run->config, run->best, run->metrics, run->test};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         holds |= access(files[i], F_OK) == 0;
     }
@@ -132,8 +135,8 @@ static enum ps_status run_take(const struct arguments *a, struct run *run)
         return ps_fail(PS_USAGE, "%s already holds a run: give --resume to go on, --overwrite to discard it, or another --run-dir",
                        run->dir);
     }
-    if (a->resume && access(run->last, F_OK) != 0) {
-        return ps_fail(PS_CHECKPOINT, "%s: %s: nothing to resume: train %s", run->last, strerror(errno),
+    if (a->resume && !ps_kept_any(&run->kept)) {
+        return ps_fail(PS_CHECKPOINT, "%s: no such file: nothing to resume: train %s", run->last,
                        holds ? "with --overwrite" : "without --resume");
     }
     return PS_OK;
@@ -171,29 +174,19 @@ static void warn_constant(const struct ps_session *s)
             s->series->path, names, found < s->scaler.constant ? ", ..." : "");
 }
 
-/* best.h5 first: last.h5 never speaks of best weights that are not on disk. */
+/* Puts the present state on its way to the disk, and the best weights if they are new. */
 static enum ps_status write_checkpoints(struct ps_session *s, void *argument)
 {
     struct run *run = argument;
-    struct ps_checkpoint checkpoint;
-    enum ps_status status;
     if (run->last_written && run->last_step == s->now.step && run->last_epoch == s->epoch) {
         return PS_OK;
     }
-    if (s->best_epoch != run->best_written) {
-        PS_TRY(ps_session_snapshot(s, 1, &checkpoint));
-        status = ps_checkpoint_save(run->best, &checkpoint);
-        ps_checkpoint_free(&checkpoint);
-        PS_TRY(status);
-        run->best_written = s->best_epoch;
-    }
-    PS_TRY(ps_session_snapshot(s, 0, &checkpoint));
-    status = ps_checkpoint_save(run->last, &checkpoint);
-    ps_checkpoint_free(&checkpoint);
-    run->last_written = status == PS_OK;
+    PS_TRY(ps_writer_submit(run->writer, s->best_epoch != run->best_written));
+    run->best_written = s->best_epoch;
+    run->last_written = 1;
     run->last_step = s->now.step;
     run->last_epoch = s->epoch;
-    return status;
+    return PS_OK;
 }
 
 /* The folder and its parents, no leftovers of a crash or of a discarded run, and the resolved config. A new run's first checkpoint
@@ -209,17 +202,20 @@ static enum ps_status run_begin(const struct arguments *a, struct run *run, stru
     }
     PS_TRY(ps_folder_make(PS_USAGE, run->dir));
     PS_TRY(run_take(a, run)); /* another process may have come first */
-    PS_TRY(ps_folder_make(PS_USAGE, run->checkpoints));
+    PS_TRY(ps_folder_make(PS_USAGE, run->kept.folder));
     PS_TRY(ps_folder_sweep(PS_USAGE, run->dir));
-    PS_TRY(ps_folder_sweep(PS_USAGE, run->checkpoints));
+    PS_TRY(ps_folder_sweep(PS_USAGE, run->kept.folder));
     if (a->overwrite) {
-        const char *const old[] = {run->last, run->best, run->metrics, run->test, run->config};
+        PS_TRY(ps_kept_discard(&run->kept));
+        const char *const old[] = {run->metrics, run->test, run->config};
         for (size_t i = 0; i < sizeof old / sizeof *old; i++) {
             PS_TRY(ps_file_remove(PS_USAGE, old[i]));
         }
     }
+    PS_TRY(ps_writer_open(s, &run->kept, &run->writer));
     if (!a->resume) {
         PS_TRY(write_checkpoints(s, run));
+        PS_TRY(ps_writer_drain(run->writer));
     }
     char *text;
     PS_TRY(ps_config_text(s->config, &text));
@@ -230,25 +226,23 @@ static enum ps_status run_begin(const struct arguments *a, struct run *run, stru
 
 static enum ps_status resume(struct ps_session *s, struct run *run)
 {
-    struct ps_checkpoint checkpoint;
-    PS_TRY(ps_checkpoint_load(run->last, &checkpoint));
-    enum ps_status status = ps_session_restore(s, &checkpoint);
-    ps_checkpoint_free(&checkpoint);
-    PS_TRY(status);
-    if (s->best_epoch > 0) {
-        PS_TRY(ps_checkpoint_load(run->best, &checkpoint));
-        if (checkpoint.best_epoch < s->best_epoch) {
-            status =
-                ps_fail(PS_CHECKPOINT, "%s: holds the weights of epoch %llu, and %s speaks of epoch %llu: put the right one back",
-                        run->best, (unsigned long long)checkpoint.best_epoch, run->last, (unsigned long long)s->best_epoch);
-        } else {
-            status = ps_session_load_weights(s, &checkpoint, 1);
-        }
-        ps_checkpoint_free(&checkpoint);
-        PS_TRY(status);
-        /* Weights of a later epoch: the run was killed before it wrote last.h5, and will reach that epoch again. */
-        run->best_written = s->best_epoch;
+    struct ps_resumption r;
+    PS_TRY(ps_kept_load(&run->kept, &r));
+    if (*r.passed) {
+        fprintf(stderr, "train: warning: %s: going on from %s, of step %llu\n", r.passed, r.path, (unsigned long long)r.last.step);
     }
+    if (*r.best_passed && r.last.best_epoch > 0) {
+        fprintf(stderr, "train: warning: %s: the weights of epoch %llu were found elsewhere, and will be written there again\n",
+                r.best_passed, (unsigned long long)r.last.best_epoch);
+    }
+    enum ps_status status = ps_session_restore(s, &r.last);
+    if (status == PS_OK && s->best_epoch > 0) {
+        status = ps_session_load_weights(s, &r.best, 1);
+        /* Weights of a later epoch stay there: the run was killed before it wrote last.h5, and will reach that epoch again. */
+        run->best_written = run->kept.best_known && run->kept.best_epoch >= s->best_epoch ? s->best_epoch : 0;
+    }
+    ps_resumption_free(&r);
+    PS_TRY(status);
     return ps_metrics_truncate(run->metrics, s->epoch);
 }
 
@@ -305,7 +299,8 @@ static enum ps_status train_epochs(struct ps_session *s, struct run *run, struct
             }
         }
     }
-    return write_checkpoints(s, run);
+    PS_TRY(write_checkpoints(s, run));
+    return ps_writer_drain(run->writer);
 }
 
 /* The best weights on the test split, beside the naive forecasts, into test.json and a line. */
@@ -343,6 +338,8 @@ static enum ps_status test(struct ps_session *s, const struct run *run)
 
 static enum ps_status train(const struct arguments *a, const struct ps_config *config, struct run *run)
 {
+    run->kept.keep_last = config->train.keep_last;
+    run->kept.keep_best = config->train.keep_best;
     PS_TRY(run_paths(a, run));
     PS_TRY(run_take(a, run));
     struct ps_session *s;
@@ -368,6 +365,7 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
     if (status == PS_OK && !stop_signal) {
         status = test(s, run);
     }
+    ps_writer_close(run->writer);
     if (status == PS_OK && stop_signal) {
         fprintf(stderr, "train: signal %d: checkpoint written to %s: go on with --resume\n", (int)stop_signal, run->last);
     }

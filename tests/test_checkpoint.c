@@ -1,6 +1,10 @@
-/* Checkpoints come back bit for bit; one that is cut off, altered or foreign is refused; a save that fails loses nothing. And the
- * files beside them: metrics.jsonl, test.json. */
+/* Checkpoints come back bit for bit; one that is cut off, altered or foreign is refused; a save that fails loses nothing; of those
+ * in a folder as many are kept as was asked, and the newest intact one is found. And the files beside them: metrics.jsonl,
+ * test.json.
+ *
+ * PS_TEST_FULL=1: 3,000 random damages and every byte of HDF5's own structures, instead of 200 and a part. */
 #include <check.h>
+#include <dirent.h>
 #include <hdf5.h>
 #include <inttypes.h>
 #include <jansson.h>
@@ -14,12 +18,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "data/files.h"
 #include "src/checkpoint.h"
 #include "src/digest.h"
-#include "data/files.h"
+#include "src/kept.h"
 #include "src/metrics.h"
 
 static char folder[] = "/tmp/ps_checkpoint_XXXXXX";
+static int full;
+
+#define OK(expression) ck_assert_msg((expression) == PS_OK, "%s: %s", #expression, ps_error_message())
 
 static char *in_folder(const char *name, char path[PATH_MAX])
 {
@@ -315,6 +323,323 @@ START_TEST(altered)
 }
 END_TEST
 
+/* ---- damage ---- */
+
+static uint64_t randomness = 0x9e3779b97f4a7c15u;
+
+/* xorshift64*: a number below n. */
+static size_t below(size_t n)
+{
+    randomness ^= randomness >> 12;
+    randomness ^= randomness << 25;
+    randomness ^= randomness >> 27;
+    return (size_t)(randomness * 0x2545f4914f6cdd1du >> 16) % n;
+}
+
+/* Which bytes of the file are tensors; the others are HDF5's structures and the user block. */
+static char *raw_bytes(const char *path, size_t size)
+{
+    char *raw = calloc(size, 1);
+    struct ps_checkpoint c = make(1);
+    hid_t file = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT);
+    static const char *const folders[] = {"parameters", "optimizer/m", "optimizer/v"};
+    for (int i = 0; i < 3 * c.layout->n; i++) {
+        char name[96];
+        snprintf(name, sizeof name, "%s/%s", folders[i / c.layout->n], c.layout->table[i % c.layout->n].name);
+        hid_t id = H5Dopen2(file, name, H5P_DEFAULT);
+        size_t first = (size_t)H5Dget_offset(id), bytes = (size_t)H5Dget_storage_size(id);
+        ck_assert_msg(id >= 0 && first + bytes <= size, "%s", name);
+        memset(raw + first, 1, bytes);
+        H5Dclose(id);
+    }
+    H5Fclose(file);
+    ps_checkpoint_free(&c);
+    return raw;
+}
+
+/* Loading must say so, name the file, and say it before HDF5 has read any of it; or the bytes are as they were. */
+static void must_notice(const char *path, const char *bytes, size_t size, const char *before, size_t size_before, const char *how)
+{
+    static const char *const said[] = {": not a checkpoint of PatchStep", ": altered", ": truncated", ": format "};
+    struct ps_checkpoint c;
+    remove(path); /* a new file: some file systems flush one that is written over */
+    put_file(path, bytes, size);
+    enum ps_status status = ps_checkpoint_load(path, &c);
+    if (size == size_before && memcmp(bytes, before, size) == 0) {
+        ck_assert_msg(status == PS_OK, "%s changed nothing: %s", how, ps_error_message());
+        ps_checkpoint_free(&c);
+        return;
+    }
+    ck_assert_msg(status == PS_CHECKPOINT, "%s: loaded", how);
+    const char *message = ps_error_message();
+    int known = 0;
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
+        size_t length = strlen(path);
+        known |= strncmp(message, path, length) == 0 && strncmp(message + length, said[i], strlen(said[i])) == 0;
+    }
+    ck_assert_msg(known, "%s: %s", how, message);
+}
+
+/* Damage of one kind at a random place; the new size. */
+static size_t damage(char *bytes, size_t size, int kind)
+{
+    size_t place = below(size), length = 1 + below(kind % 2 ? 4096 : 64);
+    length = length < size - place ? length : size - place;
+    switch (kind) {
+    case 0: /* a bit */
+        bytes[place] ^= (char)(1 << below(8));
+        return size;
+    case 1: /* a block of zeros, as a lost sector leaves it */
+        memset(bytes + place, 0, length);
+        return size;
+    case 2: /* a run of anything */
+        for (size_t i = 0; i < length; i++) {
+            bytes[place + i] = (char)below(256);
+        }
+        return size;
+    case 3: /* a block that stands where another should */
+        memmove(bytes + place, bytes + below(size - length + 1), length);
+        return size;
+    case 4: /* cut off */
+        return place;
+    case 5: /* a part left out */
+        memmove(bytes + place, bytes + place + length, size - place - length);
+        return size - length;
+    default: /* a part twice */
+        memmove(bytes + place + length, bytes + place, size - place);
+        return size + length;
+    }
+}
+
+START_TEST(damaged)
+{
+    char path[PATH_MAX];
+    struct ps_checkpoint c = make(1);
+    save(in_folder("a.h5", path), &c);
+    ps_checkpoint_free(&c);
+    size_t size;
+    char *before = get_file(path, &size), *raw = raw_bytes(path, size), *bytes = malloc(2 * size + 4096);
+    in_folder("damaged.h5", path);
+    int structures = 0, step = full ? 1 : 53;
+    memcpy(bytes, before, size);
+    for (size_t i = 0, seen = 0; i < size; i++) {
+        if (!raw[i] && seen++ % (size_t)step == 0) {
+            char how[64];
+            bytes[i] ^= (char)(1 << below(8));
+            snprintf(how, sizeof how, "a bit of byte %zu", i);
+            must_notice(path, bytes, size, before, size, how);
+            bytes[i] = before[i];
+            structures++;
+        }
+    }
+    int places = full ? 3000 : 200;
+    for (int i = 0; i < places; i++) {
+        char how[64];
+        memcpy(bytes, before, size);
+        snprintf(how, sizeof how, "random damage %d of kind %d", i, i % 7);
+        must_notice(path, bytes, damage(bytes, size, i % 7), before, size, how);
+    }
+    printf("damaged: a bit in %d bytes of headers and structures, %d random places: each noticed, or nothing had changed\n",
+           structures, places);
+    free(before);
+    free(raw);
+    free(bytes);
+}
+END_TEST
+
+/* ---- those that are kept ---- */
+
+static struct ps_kept kept_in(const char *name, int keep_last, int keep_best)
+{
+    struct ps_kept kept = {.keep_last = keep_last, .keep_best = keep_best};
+    char path[PATH_MAX];
+    snprintf(kept.folder, sizeof kept.folder, "%s", in_folder(name, path));
+    mkdir(kept.folder, 0777);
+    return kept;
+}
+
+static char *kept_path(const struct ps_kept *kept, const char *name, char path[PATH_MAX])
+{
+    snprintf(path, PATH_MAX, "%.3000s/%s", kept->folder, name);
+    return path;
+}
+
+/* A run of 10 steps an epoch writes its state of `step`; at an epoch's end its weights are the best so far, if best. */
+static void keep(struct ps_kept *kept, uint64_t step, int best)
+{
+    static uint64_t best_epoch; /* of the run so far */
+    struct ps_checkpoint c = make(1);
+    c.step = step;
+    c.epoch = step / 10;
+    c.cursor = step % 10;
+    best_epoch = best ? c.epoch : best_epoch > c.epoch ? 0 : best_epoch;
+    c.best_epoch = best_epoch;
+    c.parameters[0] = (float)step;
+    if (best) {
+        struct ps_checkpoint weights = c;
+        weights.m = NULL;
+        weights.v = NULL;
+        OK(ps_kept_save(kept, &weights));
+    }
+    OK(ps_kept_save(kept, &c));
+    ps_checkpoint_free(&c);
+}
+
+/* The folder holds these files and no other, in any order. */
+static void expect_files(const struct ps_kept *kept, int n, const char *const *names)
+{
+    char path[PATH_MAX];
+    for (int i = 0; i < n; i++) {
+        ck_assert_msg(exists(kept_path(kept, names[i], path)), "%s is missing", names[i]);
+    }
+    DIR *dir = opendir(kept->folder);
+    int found = 0;
+    for (const struct dirent *entry; (entry = readdir(dir));) {
+        found += entry->d_name[0] != '.';
+    }
+    closedir(dir);
+    ck_assert_int_eq(found, n);
+}
+#define EXPECT_FILES(kept, ...) \
+    expect_files(kept, (int)(sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)), (const char *[]){__VA_ARGS__})
+
+static void flip(const struct ps_kept *kept, const char *name)
+{
+    char path[PATH_MAX];
+    size_t size;
+    char *bytes = get_file(kept_path(kept, name, path), &size);
+    bytes[size / 2] ^= 1;
+    remove(path); /* or the file's other name would be damaged too */
+    put_file(path, bytes, size);
+    free(bytes);
+}
+
+/* A resumption from the state of `step`, with the best weights of step `best`; passed: what is said of newer ones. */
+static void expect_resumption(const struct ps_kept *kept, uint64_t step, uint64_t best, const char *passed)
+{
+    struct ps_kept again = {.keep_last = kept->keep_last, .keep_best = kept->keep_best};
+    memcpy(again.folder, kept->folder, sizeof again.folder);
+    struct ps_resumption r;
+    ck_assert(ps_kept_any(&again));
+    OK(ps_kept_load(&again, &r));
+    ck_assert_msg(passed ? strstr(r.passed, passed) != NULL : !*r.passed, "passed over: %s", r.passed);
+    ck_assert_uint_eq(r.last.step, step);
+    ck_assert(r.last.parameters[0] == (float)step);
+    ck_assert_int_eq(r.best.parameters != NULL, best != 0);
+    ck_assert(best == 0 || r.best.parameters[0] == (float)best);
+    ps_resumption_free(&r);
+}
+
+static void expect_none(struct ps_kept *kept, const char *cause)
+{
+    struct ps_resumption r;
+    ck_assert_int_eq(ps_kept_load(kept, &r), PS_CHECKPOINT);
+    ck_assert_msg(strstr(ps_error_message(), cause) != NULL, "%s", ps_error_message());
+}
+
+START_TEST(as_many_as_asked)
+{
+    struct ps_kept kept = kept_in("many", 3, 2);
+    ck_assert(!ps_kept_any(&kept));
+    expect_none(&kept, "last.h5: cannot be opened");
+    for (uint64_t step = 1; step <= 50; step++) {
+        keep(&kept, step, step == 10 || step == 20 || step == 40);
+    }
+    EXPECT_FILES(&kept, "last.h5", "last-49.h5", "last-48.h5", "best.h5", "best-2.h5");
+    expect_resumption(&kept, 50, 40, NULL);
+    /* Names that are not theirs are let alone. */
+    char path[PATH_MAX];
+    put_file(kept_path(&kept, "last-07.h5", path), "x", 1);
+    put_file(kept_path(&kept, "last-best.h5", path), "x", 1);
+    kept.keep_last = kept.keep_best = 1; /* fewer from now on */
+    keep(&kept, 60, 1);
+    EXPECT_FILES(&kept, "last.h5", "best.h5", "last-07.h5", "last-best.h5");
+    expect_resumption(&kept, 60, 60, NULL);
+    OK(ps_kept_discard(&kept));
+    EXPECT_FILES(&kept, "last-07.h5", "last-best.h5");
+    ck_assert(!ps_kept_any(&kept));
+}
+END_TEST
+
+START_TEST(newest_intact)
+{
+    struct ps_kept kept = kept_in("newest", 3, 1);
+    for (uint64_t step = 1; step <= 24; step++) {
+        keep(&kept, step, step == 20);
+    }
+    EXPECT_FILES(&kept, "last.h5", "last-23.h5", "last-22.h5", "best.h5");
+    flip(&kept, "last.h5");
+    expect_resumption(&kept, 23, 20, "last.h5: altered: its SHA-256 is");
+    flip(&kept, "last-23.h5");
+    expect_resumption(&kept, 22, 20, "last.h5: altered");
+    /* The run goes on from there: what is damaged goes once the successor is durable, what is intact stays. */
+    struct ps_resumption r;
+    OK(ps_kept_load(&kept, &r));
+    ps_resumption_free(&r);
+    keep(&kept, 23, 0);
+    EXPECT_FILES(&kept, "last.h5", "last-22.h5", "best.h5");
+    expect_resumption(&kept, 23, 20, NULL);
+    /* A crash between two renamings, where a file cannot have two names. */
+    char path[PATH_MAX];
+    remove(kept_path(&kept, "last.h5", path));
+    expect_resumption(&kept, 22, 20, NULL);
+    flip(&kept, "last-22.h5");
+    expect_none(&kept, "last-22.h5: altered");
+}
+END_TEST
+
+START_TEST(best_weights_that_are_left)
+{
+    struct ps_kept kept = kept_in("weights", 3, 2);
+    for (uint64_t step = 5; step <= 45; step += 5) {
+        keep(&kept, step, step == 20 || step == 40);
+    }
+    EXPECT_FILES(&kept, "last.h5", "last-40.h5", "last-35.h5", "best.h5", "best-2.h5");
+    /* best.h5 is damaged: the state of the end of that epoch has its weights. */
+    flip(&kept, "best.h5");
+    expect_resumption(&kept, 45, 40, NULL);
+    /* That one is damaged too: back to the state whose best weights are there. */
+    flip(&kept, "last-40.h5");
+    expect_resumption(&kept, 35, 20, "best.h5: altered");
+    char path[PATH_MAX];
+    remove(kept_path(&kept, "best-2.h5", path));
+    expect_none(&kept, "best.h5: altered");
+    /* A crash between best.h5 and last.h5: a later epoch's weights, which the run will reach again. */
+    OK(ps_kept_discard(&kept));
+    kept.keep_best = 1;
+    keep(&kept, 10, 1);
+    keep(&kept, 15, 0);
+    size_t size;
+    char *state = get_file(kept_path(&kept, "last.h5", path), &size);
+    kept.keep_last = 1;
+    keep(&kept, 20, 1);
+    put_file(kept_path(&kept, "last.h5", path), state, size);
+    expect_resumption(&kept, 15, 20, NULL);
+    free(state);
+}
+END_TEST
+
+/* A save that fails leaves what was there, and what it goes on from. */
+START_TEST(failing_kept_save)
+{
+    struct ps_kept kept = kept_in("failing", 2, 1);
+    keep(&kept, 10, 1);
+    keep(&kept, 11, 0);
+    char path[PATH_MAX];
+    mkdir(kept_path(&kept, "last.h5.partial", path), 0777);
+    struct ps_checkpoint c = make(1);
+    c.step = 12;
+    ck_assert_int_eq(ps_kept_save(&kept, &c), PS_CHECKPOINT);
+    ck_assert_msg(strstr(ps_error_message(), "last.h5.partial: cannot be written: Is a directory") != NULL, "%s",
+                  ps_error_message());
+    expect_resumption(&kept, 11, 10, NULL);
+    rmdir(path);
+    OK(ps_kept_save(&kept, &c));
+    EXPECT_FILES(&kept, "last.h5", "last-11.h5", "best.h5");
+    ps_checkpoint_free(&c);
+}
+END_TEST
+
 START_TEST(not_ours)
 {
     char path[PATH_MAX];
@@ -538,13 +863,20 @@ int main(void)
     }
     Suite *suite = suite_create("checkpoint");
     TCase *tests = tcase_create("checkpoint");
-    tcase_set_timeout(tests, 120);
+    const char *form = getenv("PS_TEST_FULL");
+    full = form && strcmp(form, "1") == 0;
+    tcase_set_timeout(tests, full ? 3000 : 120);
     tcase_add_test(tests, round_trip);
     tcase_add_test(tests, same_state_same_bytes);
     tcase_add_test(tests, plain_hdf5);
     tcase_add_test(tests, digest);
     tcase_add_test(tests, cut_off);
     tcase_add_test(tests, altered);
+    tcase_add_test(tests, damaged);
+    tcase_add_test(tests, as_many_as_asked);
+    tcase_add_test(tests, newest_intact);
+    tcase_add_test(tests, best_weights_that_are_left);
+    tcase_add_test(tests, failing_kept_save);
     tcase_add_test(tests, not_ours);
     tcase_add_test(tests, other_model);
     tcase_add_test(tests, failing_save);

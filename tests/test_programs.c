@@ -306,8 +306,19 @@ START_TEST(checkpoint_every)
 }
 END_TEST
 
+/* Exit code 0, and one line on stderr, a warning that holds every text of `says`. */
+static void expect_warned(struct result r, char *const *says)
+{
+    ck_assert_msg(r.code == 0 && lines_of(r.err) == 1 && strncmp(r.err, "train: warning: ", 16) == 0,
+                  "exit code %d; stdout: %s; stderr: %s", r.code, r.out, r.err);
+    for (int i = 0; says[i]; i++) {
+        ck_assert_msg(strstr(r.err, says[i]) != NULL, "\"%s\" is not in the warning: %s", says[i], r.err);
+    }
+    result_free(&r);
+}
+
 /* best.h5 is written before last.h5. A run that was killed between the two resumes, and best.h5 goes on saying what it holds. One
- * that is older than last.h5 says is refused: it does not hold the best weights. */
+ * that is older than last.h5 says gives way to the weights of the right epoch, where they are still to be had. */
 START_TEST(best_and_last_apart)
 {
     struct path dir = new_dir("apart"), last = in_run(dir.text, "checkpoints/last.h5"),
@@ -322,11 +333,10 @@ START_TEST(best_and_last_apart)
     size_t size;
     char *best_2 = file_read(best.text, &size);
     file_write(best.text, best_1, best_size);
-    struct listed before = list(dir.text);
-    expect_refused(train(dir.text, ARGS("--resume")), 4, ARGS("best.h5", "epoch 1", "epoch 2"));
-    expect_untouched(dir.text, before, "a refused resume");
-    free(before.text);
-    file_write(best.text, best_2, size);
+    expect_done(train(dir.text, ARGS("--resume", "--set", "train.epochs=2")));
+    char *again = file_read(best.text, NULL);
+    ck_assert_msg(memcmp(again, best_2, size) == 0, "best.h5 was not written again from the state of that epoch's end");
+    free(again);
     file_write(last.text, last_1, last_size);
     struct process p = start_train(dir.text, ARGS("--resume"));
     process_read(&p, LONGEST_RUN, 1);
@@ -344,6 +354,50 @@ START_TEST(best_and_last_apart)
     free(last_1);
     free(best_1);
     free(best_2);
+}
+END_TEST
+
+/* Flips a bit in the middle of a file, which keeps no other name. */
+static void flip(const char *dir, const char *name)
+{
+    struct path path = path_of("%.400s/checkpoints/%s", dir, name);
+    size_t size;
+    char *bytes = file_read(path.text, &size);
+    bytes[size / 2] ^= 4;
+    remove(path.text);
+    file_write(path.text, bytes, size);
+    free(bytes);
+}
+
+/* A damaged last.h5 costs the steps since the state before it, and no more: the run ends on the same bits. */
+START_TEST(falls_back)
+{
+    struct path dir = new_dir("back");
+    char *more[] = {"--set", "train.checkpoint_every=20", "--set", "train.keep_last=3", "--set", "train.keep_best=2", NULL, NULL};
+    expect_done(train(dir.text, more));
+    static const char *const files[] = {"last.h5", "last-240.h5", "last-220.h5", "best.h5"};
+    for (int i = 0; i < 4; i++) {
+        ck_assert_msg(file_exists(path_of("%.400s/checkpoints/%s", dir.text, files[i]).text), "%s is missing", files[i]);
+    }
+    ck_assert(!file_exists(in_run(dir.text, "checkpoints/last-200.h5").text));
+    more[6] = "--resume";
+    flip(dir.text, "last.h5");
+    expect_warned(train(dir.text, more), ARGS("checkpoints/last.h5: altered", "checkpoints/last-240.h5, of step 240"));
+    expect_same_results(whole.text, dir.text);
+    flip(dir.text, "last.h5");
+    flip(dir.text, "last-240.h5");
+    struct path cut = in_run(dir.text, "checkpoints/last-220.h5");
+    ck_assert(file_exists(cut.text));
+    expect_warned(train(dir.text, more), ARGS("checkpoints/last.h5: altered", "checkpoints/last-220.h5, of step 220"));
+    expect_same_results(whole.text, dir.text);
+    /* The best weights alone: the state of that epoch's end has them too. */
+    more[1] = "train.checkpoint_every=0";
+    more[6] = "--overwrite";
+    expect_done(train(dir.text, more));
+    more[6] = "--resume";
+    flip(dir.text, "best.h5");
+    expect_warned(train(dir.text, more), ARGS("checkpoints/best.h5: altered", "found elsewhere"));
+    expect_same_results(whole.text, dir.text);
 }
 END_TEST
 
@@ -705,11 +759,14 @@ START_TEST(save_forecasts)
 }
 END_TEST
 
-/* Truncated, altered in one byte, not a checkpoint, missing: by evaluate, and by train --resume, which leaves the run as it is. */
+/* Truncated, altered in one byte, not a checkpoint, missing: by evaluate, and by train --resume, which leaves the run as it is when
+ * there is no other state to go on from. */
 START_TEST(damaged_checkpoint)
 {
     struct path dir = new_dir("damaged"), last = in_run(dir.text, "checkpoints/last.h5");
-    expect_done(train(dir.text, ARGS("--set", "train.epochs=1")));
+    char *once[] = {"--set", "train.epochs=1", "--set", "train.keep_last=1", NULL},
+         *again[] = {"--resume", "--set", "train.epochs=1", "--set", "train.keep_last=1", NULL};
+    expect_done(train(dir.text, once));
     size_t size;
     char *bytes = file_read(last.text, &size);
     for (int i = 0; i < (full ? 24 : 8); i++) {
@@ -723,7 +780,7 @@ START_TEST(damaged_checkpoint)
         free(damaged);
         struct listed before = list(dir.text);
         expect_refused(evaluate(last.text, ARGS()), 4, ARGS("last.h5"));
-        expect_refused(train(dir.text, ARGS("--resume", "--set", "train.epochs=1")), 4, ARGS("last.h5"));
+        expect_refused(train(dir.text, again), 4, ARGS("last.h5"));
         expect_untouched(dir.text, before, "resuming from a damaged checkpoint");
         free(before.text);
     }
@@ -732,14 +789,20 @@ START_TEST(damaged_checkpoint)
     expect_refused(evaluate(series.text, ARGS()), 4, ARGS("series.h5", "not a checkpoint"));
     expect_refused(evaluate(new_dir("no.h5").text, ARGS()), 4, ARGS("no.h5", "No such file"));
     expect_refused(evaluate(folder.text, ARGS()), 4, ARGS(folder.text, "folder"));
-    expect_done(train(dir.text, ARGS("--resume", "--set", "train.epochs=1")));
+    expect_done(train(dir.text, again));
     /* Nothing to resume: a folder that was never begun, and one whose state is gone. */
     expect_refused(train(new_dir("never").text, ARGS("--resume")), 4, ARGS("last.h5", "train without --resume"));
-    /* A run whose best weights are gone. */
     ck_assert_int_eq(remove(in_run(dir.text, "checkpoints/best.h5").text), 0);
-    expect_refused(train(dir.text, ARGS("--resume", "--set", "train.epochs=1")), 4, ARGS("best.h5"));
+    expect_warned(train(dir.text, again), ARGS("best.h5", "found elsewhere"));
+    /* A run whose best weights are gone: with so small a rate the first epoch stays the best, and the state is of a later one. */
+    struct path lost = new_dir("lost");
+    char *small[] = {"--set", "optim.lr=1e-30", "--set", "train.epochs=2", "--set", "train.keep_last=1", NULL, NULL};
+    expect_done(train(lost.text, small));
+    small[6] = "--resume";
+    ck_assert_int_eq(remove(in_run(lost.text, "checkpoints/best.h5").text), 0);
+    expect_refused(train(lost.text, small), 4, ARGS("best.h5", "No such file"));
     ck_assert_int_eq(remove(last.text), 0);
-    expect_refused(train(dir.text, ARGS("--resume", "--set", "train.epochs=1")), 4, ARGS("last.h5", "train with --overwrite"));
+    expect_refused(train(dir.text, again), 4, ARGS("last.h5", "train with --overwrite"));
 }
 END_TEST
 
@@ -747,7 +810,10 @@ END_TEST
 
 START_TEST(bench_json)
 {
-    struct result r = run("bench", ARGS(config.text, "--device", (char *)device, "--steps", "40", "--epochs", "1", "--json"));
+    struct path written = new_dir("written");
+    mkdir(written.text, 0777);
+    struct result r = run("bench", ARGS(config.text, "--device", (char *)device, "--steps", "40", "--epochs", "1", "--checkpoint",
+                                        written.text, "--json"));
     ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
     json_t *object = read_json(r.out), *step = json_object_get(object, "ms_per_step"), *graph = json_object_get(object, "graph");
     double median = number_in(step, "median");
@@ -761,6 +827,12 @@ START_TEST(bench_json)
     ck_assert_double_ge(number_in(object, "waiting_for_data"), 0);
     ck_assert_double_lt(number_in(object, "waiting_for_data"), 1);
     ck_assert_int_eq((int)number_in(object, "batch"), BATCH);
+    const json_t *checkpoint = json_object_get(object, "checkpoint_ms");
+    ck_assert_double_gt(number_in(checkpoint, "write"), 0);
+    ck_assert_double_gt(number_in(checkpoint, "stall"), 0);
+    ck_assert_double_le(number_in(checkpoint, "write"), number_in(checkpoint, "longest_write"));
+    ck_assert_double_le(number_in(checkpoint, "stall"), number_in(checkpoint, "longest_stall"));
+    ck_assert_msg(rmdir(written.text) == 0, "checkpoints are left in %s", written.text);
     ck_assert(on_cpu == (number_in(graph, "kernels") == 0));
     double calls = 0, products = 0;
     size_t i;
@@ -810,6 +882,9 @@ START_TEST(bench_trace)
     result_free(&r);
     expect_refused(run("bench", ARGS(config.text, "--steps", "0")), 2, ARGS("--steps", "0"));
     expect_refused(run("bench", ARGS(config.text, "--epochs", "few")), 2, ARGS("--epochs", "few"));
+    struct path taken = in_run(whole.text, "checkpoints");
+    expect_refused(run("bench", ARGS(config.text, "--steps", "1", "--epochs", "0", "--checkpoint", taken.text)), 2,
+                   ARGS("--checkpoint", taken.text, "holds checkpoints"));
 }
 END_TEST
 
@@ -904,6 +979,7 @@ int main(void)
     tcase_add_test(tests, interrupted_while_scoring);
     tcase_add_test(tests, checkpoint_every);
     tcase_add_test(tests, best_and_last_apart);
+    tcase_add_test(tests, falls_back);
     tcase_add_test(tests, resume_longer_or_changed);
     tcase_add_test(tests, patience);
     tcase_add_test(tests, no_finite_epoch);
