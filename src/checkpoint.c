@@ -8,9 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/files.h"
+#include "data/probe.h"
+#include "data/storage.h"
 #include "src/config.h"
 #include "src/digest.h"
-#include "data/files.h"
 
 enum { BLOCK = 512, GROWTH = 1 << 20, LONGEST_TEXT = 32768 /* an HDF5 attribute holds less than 64 KiB */ };
 
@@ -27,11 +29,14 @@ static void make_block(char block[BLOCK], int format, size_t length, const char 
 
 /* ---- the file's parts ---- */
 
-/* One pass serves saving and loading: each part is named once, here, and `saving` says which way it goes. */
+/* One pass serves saving, loading and looking: each part is named once, here, and the kind says which way it goes. */
+enum kind { SAVING, LOADING, LOOKING /* loading without the values of datasets */ };
+
 struct pass {
     const char *path;
     hid_t file;
-    int saving;
+    size_t bytes; /* of the file that is loaded */
+    enum kind kind;
     enum ps_status status; /* of the first part that failed; later parts do nothing */
 };
 
@@ -49,7 +54,7 @@ static void attribute(struct pass *pass, const char *name, hid_t stored, hid_t n
     }
     hid_t space = H5I_INVALID_HID, id;
     int done = 0;
-    if (pass->saving) {
+    if (pass->kind == SAVING) {
         space = H5Screate(H5S_SCALAR);
         id = H5Acreate2(pass->file, name, stored, space, H5P_DEFAULT, H5P_DEFAULT);
         done = id >= 0 && H5Awrite(id, native, value) >= 0;
@@ -64,7 +69,7 @@ static void attribute(struct pass *pass, const char *name, hid_t stored, hid_t n
         }
     }
     if (!done) {
-        fail(pass, "attribute", name, pass->saving ? "cannot be written" : "missing, or of another type");
+        fail(pass, "attribute", name, pass->kind == SAVING ? "cannot be written" : "missing, or of another type");
     }
     if (id >= 0) {
         H5Aclose(id);
@@ -91,7 +96,7 @@ static void attribute_text(struct pass *pass, const char *name, char **text)
         return;
     }
     size_t size = 0;
-    if (pass->saving) {
+    if (pass->kind == SAVING) {
         size = strlen(*text) + 1;
     } else {
         hid_t id = H5Aopen(pass->file, name, H5P_DEFAULT), type = id >= 0 ? H5Aget_type(id) : H5I_INVALID_HID;
@@ -107,7 +112,7 @@ static void attribute_text(struct pass *pass, const char *name, char **text)
         fail(pass, "attribute", name, size ? "its text is too long" : "missing, or not text");
         return;
     }
-    if (!pass->saving && !(*text = calloc(size + 1, 1))) {
+    if (pass->kind != SAVING && !(*text = calloc(size + 1, 1))) {
         fail(pass, "attribute", name, "no memory");
         return;
     }
@@ -120,7 +125,7 @@ static void attribute_text(struct pass *pass, const char *name, char **text)
 
 static void group(struct pass *pass, const char *name)
 {
-    if (!pass->saving || pass->status != PS_OK) {
+    if (pass->kind != SAVING || pass->status != PS_OK) {
         return;
     }
     hid_t create = H5Pcreate(H5P_GROUP_CREATE);
@@ -153,7 +158,7 @@ static void dataset(struct pass *pass, const char *folder, const char *name, hid
     snprintf(place, sizeof place, "%s/%s", folder, name);
     hsize_t extent[2] = {(hsize_t)size[0], rank == 2 ? (hsize_t)size[1] : 1};
     hid_t id, space;
-    if (pass->saving) {
+    if (pass->kind == SAVING) {
         hid_t create = H5Pcreate(H5P_DATASET_CREATE);
         H5Pset_obj_track_times(create, 0);
         space = H5Screate_simple(rank, extent, NULL);
@@ -163,21 +168,27 @@ static void dataset(struct pass *pass, const char *folder, const char *name, hid
             fail(pass, "dataset", place, "cannot be written: no memory");
         }
     } else {
-        id = H5Dopen2(pass->file, place, H5P_DEFAULT);
+        const struct ps_storage storage = {pass->path, PS_CHECKPOINT, pass->file, (int64_t)pass->bytes};
+        id = H5I_INVALID_HID;
+        pass->status = ps_storage_open(&storage, place, &id);
         space = id >= 0 ? H5Dget_space(id) : H5I_INVALID_HID;
         hid_t type = id >= 0 ? H5Dget_type(id) : H5I_INVALID_HID;
-        if (id < 0 || space < 0 || type < 0) {
-            fail(pass, "dataset", place, "missing");
-        } else if (H5Tequal(type, stored) <= 0) {
+        if (pass->status == PS_OK && H5Tequal(type, stored) <= 0) {
             fail(pass, "dataset", place, "of another type");
-        } else if (!same_shape(space, rank, extent)) {
+        } else if (pass->status == PS_OK && !same_shape(space, rank, extent)) {
             char cause[96];
             snprintf(cause, sizeof cause,
                      rank == 2 ? "its shape is not [%" PRId64 ", %" PRId64 "] as its config says"
                                : "its shape is not [%" PRId64 "] as its config says",
                      size[0], size[1]);
             fail(pass, "dataset", place, cause);
-        } else if (H5Dread(id, native, H5S_ALL, H5S_ALL, H5P_DEFAULT, values) < 0) {
+        }
+        if (pass->status == PS_OK) {
+            pass->status = ps_storage_check(&storage, place, id);
+        }
+        if (pass->status == PS_OK && pass->kind == LOOKING) {
+            pass->status = ps_storage_inflate(&storage, place, id);
+        } else if (pass->status == PS_OK && H5Dread(id, native, H5S_ALL, H5S_ALL, H5P_DEFAULT, values) < 0) {
             fail(pass, "dataset", place, "cannot be read");
         }
         if (type >= 0) {
@@ -198,7 +209,8 @@ static void tensors(struct pass *pass, const char *folder, const struct ps_param
 {
     for (int t = 0; t < layout->n; t++) {
         const struct ps_parameter *p = &layout->table[t];
-        dataset(pass, folder, p->name, stored, native, p->rank, p->size, (char *)flat + (size_t)p->offset * element);
+        void *values = pass->kind == LOOKING ? NULL : (char *)flat + (size_t)p->offset * element;
+        dataset(pass, folder, p->name, stored, native, p->rank, p->size, values);
     }
 }
 
@@ -225,11 +237,11 @@ static void attributes(struct pass *pass, struct ps_checkpoint *c, uint64_t *has
     c->scaler.constant = (int)constant;
 }
 
-static void datasets(struct pass *pass, struct ps_checkpoint *c)
+static void datasets(struct pass *pass, struct ps_checkpoint *c, uint64_t has_moments)
 {
     group(pass, "parameters");
     tensors(pass, "parameters", c->layout, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, sizeof(float), c->parameters);
-    if (c->m) {
+    if (has_moments) {
         group(pass, "optimizer");
         group(pass, "optimizer/m");
         tensors(pass, "optimizer/m", c->layout, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, sizeof(float), c->m);
@@ -252,14 +264,14 @@ static enum ps_status make_image(const char *path, const struct ps_checkpoint *c
     H5Pset_userblock(create, BLOCK);
     H5Pset_obj_track_times(create, 0);
     H5Pset_fapl_core(access, GROWTH, 0);
-    struct pass pass = {.path = path, .saving = 1, .file = H5Fcreate(in_memory, H5F_ACC_TRUNC, create, access)};
+    struct pass pass = {.path = path, .kind = SAVING, .file = H5Fcreate(in_memory, H5F_ACC_TRUNC, create, access)};
     H5Pclose(create);
     H5Pclose(access);
     if (pass.file < 0) {
         return ps_fail(PS_CHECKPOINT, "%s: no memory for the file's contents", path);
     }
     attributes(&pass, &c, &has_moments);
-    datasets(&pass, &c);
+    datasets(&pass, &c, has_moments);
     /* HDF5 gives the image without its user block. */
     ssize_t bytes = pass.status == PS_OK && H5Fflush(pass.file, H5F_SCOPE_GLOBAL) >= 0 ? H5Fget_file_image(pass.file, NULL, 0) : -1;
     *image = bytes > 0 ? malloc(BLOCK + (size_t)bytes) : NULL;
@@ -354,7 +366,21 @@ static enum ps_status make_layout(const char *path, struct ps_checkpoint *c)
     return PS_OK;
 }
 
-static enum ps_status allocate(const char *path, struct ps_checkpoint *c, int has_moments)
+/* Whether the file is as large as the tensors that its config asks for. */
+static enum ps_status check_size(const char *path, const struct ps_checkpoint *c, uint64_t has_moments, size_t size)
+{
+    size_t each = sizeof *c->parameters + (has_moments ? sizeof *c->m + sizeof *c->v : 0), expected = 0;
+    for (int t = 0; t < c->layout->n; t++) {
+        const struct ps_parameter *p = &c->layout->table[t];
+        expected += (size_t)(p->size[0] * p->size[1]) * each;
+    }
+    expected += (size_t)c->scaler.channels * (sizeof *c->scaler.mean + sizeof *c->scaler.std);
+    return expected <= size ? PS_OK
+                            : ps_fail(PS_CHECKPOINT, "%s: has %zu bytes, and its config and channels ask for at least %zu", path,
+                                      size, expected);
+}
+
+static enum ps_status allocate(const char *path, struct ps_checkpoint *c, uint64_t has_moments)
 {
     /* Zeroed: the gaps between tensors stay 0. */
     size_t count = (size_t)c->layout->count, channels = (size_t)c->scaler.channels;
@@ -369,35 +395,80 @@ static enum ps_status allocate(const char *path, struct ps_checkpoint *c, int ha
     return PS_OK;
 }
 
-enum ps_status ps_checkpoint_load(const char *path, struct ps_checkpoint *checkpoint)
+/* The bytes in memory as a file that HDF5 reads in place: the driver asks for a copy and gets the bytes themselves. */
+static void *image_itself(size_t size, H5FD_file_image_op_t operation, void *bytes)
+{
+    (void)size;
+    (void)operation;
+    return bytes;
+}
+
+static void *image_copied(void *to, const void *from, size_t size, H5FD_file_image_op_t operation, void *bytes)
+{
+    (void)from;
+    (void)size;
+    (void)operation;
+    (void)bytes;
+    return to;
+}
+
+static herr_t image_kept(void *image, H5FD_file_image_op_t operation, void *bytes)
+{
+    (void)image;
+    (void)operation;
+    (void)bytes;
+    return 0;
+}
+
+static void *same_bytes(void *bytes)
+{
+    return bytes;
+}
+
+static herr_t kept_bytes(void *bytes)
+{
+    (void)bytes;
+    return 0;
+}
+
+static hid_t open_image(char *bytes, size_t size)
+{
+    H5FD_file_image_callbacks_t in_place = {.image_malloc = image_itself,
+                                            .image_memcpy = image_copied,
+                                            .image_free = image_kept,
+                                            .udata_copy = same_bytes,
+                                            .udata_free = kept_bytes,
+                                            .udata = bytes};
+    hid_t access = H5Pcreate(H5P_FILE_ACCESS), file = H5I_INVALID_HID;
+    if (H5Pset_fapl_core(access, GROWTH, 0) >= 0 && H5Pset_file_image_callbacks(access, &in_place) >= 0 &&
+        H5Pset_file_image(access, bytes, size) >= 0) {
+        file = H5Fopen(in_memory, H5F_ACC_RDONLY, access);
+    }
+    H5Pclose(access);
+    return file;
+}
+
+static enum ps_status load(enum kind kind, const char *path, char *bytes, size_t size, struct ps_checkpoint *checkpoint)
 {
     memset(checkpoint, 0, sizeof *checkpoint);
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
-    char *bytes = NULL;
-    size_t size = 0;
-    PS_TRY(ps_file_read(PS_CHECKPOINT, path, 0, &bytes, &size));
-    struct pass pass = {.path = path, .file = H5I_INVALID_HID, .status = verify(path, bytes, size)};
-    if (pass.status == PS_OK) {
-        hid_t access = H5Pcreate(H5P_FILE_ACCESS);
-        H5Pset_fapl_core(access, GROWTH, 0);
-        H5Pset_file_image(access, bytes, size);
-        pass.file = H5Fopen(in_memory, H5F_ACC_RDONLY, access);
-        H5Pclose(access);
-        if (pass.file < 0) {
-            pass.status = ps_fail(PS_CHECKPOINT, "%s: HDF5 cannot open it", path);
-        }
+    struct pass pass = {.path = path, .kind = kind, .bytes = size, .file = open_image(bytes, size)};
+    if (pass.file < 0) {
+        pass.status = ps_fail(PS_CHECKPOINT, "%s: HDF5 cannot open it", path);
     }
-    free(bytes);
     uint64_t has_moments = 0;
     attributes(&pass, checkpoint, &has_moments);
     if (pass.status == PS_OK) {
         pass.status = make_layout(path, checkpoint);
     }
     if (pass.status == PS_OK) {
-        pass.status = allocate(path, checkpoint, has_moments != 0);
+        pass.status = check_size(path, checkpoint, has_moments, size);
+    }
+    if (pass.status == PS_OK && kind == LOADING) {
+        pass.status = allocate(path, checkpoint, has_moments);
     }
     if (pass.status == PS_OK) {
-        datasets(&pass, checkpoint);
+        datasets(&pass, checkpoint, has_moments);
     }
     if (pass.file >= 0) {
         H5Fclose(pass.file);
@@ -406,6 +477,42 @@ enum ps_status ps_checkpoint_load(const char *path, struct ps_checkpoint *checkp
         ps_checkpoint_free(checkpoint);
     }
     return pass.status;
+}
+
+enum ps_status ps_checkpoint_look(const char *path, char *bytes, size_t size)
+{
+    struct ps_checkpoint checkpoint;
+    enum ps_status status = load(LOOKING, path, bytes, size, &checkpoint);
+    ps_checkpoint_free(&checkpoint);
+    return status;
+}
+
+struct image {
+    const char *path;
+    char *bytes;
+    size_t size;
+};
+
+static enum ps_status look(const void *argument)
+{
+    const struct image *image = argument;
+    return ps_checkpoint_look(image->path, image->bytes, image->size);
+}
+
+enum ps_status ps_checkpoint_load(const char *path, struct ps_checkpoint *checkpoint)
+{
+    memset(checkpoint, 0, sizeof *checkpoint);
+    struct image image = {.path = path};
+    PS_TRY(ps_file_read(PS_CHECKPOINT, path, 0, &image.bytes, &image.size));
+    enum ps_status status = verify(path, image.bytes, image.size);
+    if (status == PS_OK) {
+        status = ps_probe(PS_CHECKPOINT, path, 10, look, &image);
+    }
+    if (status == PS_OK) {
+        status = load(LOADING, path, image.bytes, image.size, checkpoint);
+    }
+    free(image.bytes);
+    return status;
 }
 
 void ps_checkpoint_free(struct ps_checkpoint *checkpoint)

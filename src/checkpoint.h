@@ -32,8 +32,11 @@ struct ps_checkpoint {
 
 /* Written beside (path + ".partial"), flushed, renamed over path, folder flushed. PS_CHECKPOINT with file and cause. */
 enum ps_status ps_checkpoint_save(const char *path, const struct ps_checkpoint *checkpoint);
-/* Verifies length and digest first. PS_CHECKPOINT: missing, truncated, altered, not ours, newer format. */
+/* Verifies length and digest first. PS_CHECKPOINT: missing, truncated, altered, not ours, newer format. A right digest says who
+ * wrote nothing: a child process looks at the file before this one does (data/probe.h). */
 enum ps_status ps_checkpoint_load(const char *path, struct ps_checkpoint *checkpoint);
+/* What that child does: checks everything but the tensors' values. bytes: the whole file, which HDF5 reads in place. */
+enum ps_status ps_checkpoint_look(const char *path, char *bytes, size_t size);
 void ps_checkpoint_free(struct ps_checkpoint *checkpoint); /* what load allocated */
 
 #endif

@@ -755,6 +755,15 @@ static enum ps_status check_split(const double split[3], const char *where)
     return PS_OK;
 }
 
+/* Each size alone may be large; together they must not overflow where tensors are laid out. */
+static enum ps_status check_parameters(const struct ps_config *c, const char *where)
+{
+    double d = (double)c->model.d_model, patches = (double)((c->model.seq_len - c->model.patch_len) / c->model.stride + 2);
+    double count = d * (double)c->model.patch_len + patches * d * (1 + (double)c->model.pred_len) +
+                   (double)c->model.n_layers * d * (4 * d + 2 * (double)c->model.d_ff);
+    return count <= 0x1p40 ? PS_OK : fail(where, "model: has %.2g parameters; at most %.2g can be served", count, 0x1p40);
+}
+
 static int is_device(const char *device)
 {
     if (strncmp(device, "cuda:", 5) == 0) {
@@ -780,6 +789,7 @@ static enum ps_status check(const struct reader *reader, const char *origin)
                     "model.patch_len: %" PRId64 " is longer than the window; it must be at most seq_len, %" PRId64,
                     c->model.patch_len, c->model.seq_len);
     }
+    PS_TRY(check_parameters(c, blame(reader, origin, "model", "d_model", "seq_len")));
     if (c->optim.min_lr > c->optim.lr) {
         return fail(blame(reader, origin, "optim", "min_lr", "lr"), "optim.min_lr: %g is above lr; it must be at most %g",
                     c->optim.min_lr, c->optim.lr);

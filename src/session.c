@@ -116,6 +116,14 @@ static enum ps_status open_model(struct ps_session *s, int training)
                                            [PS_FUSION_LAYER] = PS_LEVEL_LAYER};
     struct ps_model_options options = {
         .level = levels[c->runtime.fusion], .merge_qkv = c->runtime.merge_qkv, .seed = c->train.seed};
+    /* The widest activations, as ps_model_open lays them out: their size must not overflow. */
+    double patches = (double)ps_patches(&shape), rows = (double)batch * (double)shape.channels * patches;
+    double wide = fmax(fmax((double)shape.d_ff, 3.0 * (double)shape.d_model), (double)shape.n_heads * patches);
+    double ends = (double)batch * (double)shape.channels * (double)(shape.seq_len + shape.pred_len);
+    if (fmax(rows * wide, ends) > 0x1p50) {
+        return ps_fail(PS_USAGE, "train.batch_size: a step of %lld windows of %lld channels has %.2g activations: lower it",
+                       (long long)batch, (long long)shape.channels, fmax(rows * wide, ends));
+    }
     enum ps_status status = ps_model_open(s->kernels, &shape, batch, &options, &s->model);
     if (status == PS_UNSUPPORTED && c->runtime.fusion == PS_FUSION_AUTO) {
         options.level = PS_LEVEL_GEMM;
@@ -147,7 +155,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
                                        .steps_per_epoch = s->steps_per_epoch,
                                        .epochs = c->train.epochs};
         int64_t steps = s->steps_per_epoch * c->train.epochs;
-        double *rates = malloc((size_t)steps * sizeof *rates);
+        double *rates = steps < (int64_t)1 << 48 ? malloc((size_t)steps * sizeof *rates) : NULL;
         if (!rates) {
             return ps_fail(PS_DEVICE, "train.epochs: no memory for the learning rates of %lld steps", (long long)steps);
         }
@@ -525,6 +533,16 @@ enum ps_status ps_session_restore(struct ps_session *s, const struct ps_checkpoi
     }
     if (!c->m || !c->v) {
         return ps_fail(PS_CHECKPOINT, "cannot resume: the checkpoint holds weights alone");
+    }
+    /* Step and cursor index tables of this run. */
+    uint64_t batch = (uint64_t)s->config->train.batch_size, per_epoch = (uint64_t)s->steps_per_epoch;
+    if (c->epoch > (uint64_t)s->config->train.epochs || c->cursor > (uint64_t)s->train_windows ||
+        c->step != c->epoch * per_epoch + (c->cursor + batch - 1) / batch) {
+        return ps_fail(
+            PS_CHECKPOINT,
+            "cannot resume: step %llu is not %llu windows into epoch %llu of %lld, as the checkpoint says: it is damaged",
+            (unsigned long long)c->step, (unsigned long long)c->cursor, (unsigned long long)c->epoch + 1,
+            (long long)s->config->train.epochs);
     }
     size_t count = (size_t)s->model->layout->count;
     PS_TRY(ps_session_load_weights(s, c, 0));

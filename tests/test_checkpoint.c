@@ -675,7 +675,7 @@ START_TEST(other_model)
         {"model: {seq_len: 24, pred_len: 4, patch_len: 8, stride: 4, d_model: 6, n_heads: 2, d_ff: 10, n_layers: 2}",
          "dataset parameters/w_h: its shape is not [36, 4]"},
         {"model: {seq_len: 24, pred_len: 3, patch_len: 8, stride: 4, d_model: 6, n_heads: 2, d_ff: 10, n_layers: 3}",
-         "dataset parameters/layers.2.w_qkv: missing"},
+         "parameters/layers.2.w_qkv is missing"},
         {"model: {d_model: 7}", "attribute config: config:2: model.n_heads: d_model 7 is not divisible"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -702,6 +702,90 @@ START_TEST(other_model)
     ck_assert_ptr_nonnull(strstr(ps_error_message(), "attribute versions: its text is too long"));
     must_refuse(path, "its model cannot be laid out");
     ps_checkpoint_free(&c);
+}
+END_TEST
+
+/* The digest again right, after the file was made into something else. */
+static void seal(const char *path)
+{
+    size_t size;
+    char *bytes = get_file(path, &size), digest[PS_DIGEST_HEX];
+    ck_assert_int_eq(ps_digest(bytes + 512, size - 512, digest), 1);
+    memset(bytes, 0, 512);
+    snprintf(bytes, 512, "PatchStep checkpoint\nformat 1\nlength %zu\nsha256 %s\n", size, digest);
+    put_file(path, bytes, size);
+    free(bytes);
+}
+
+/* A right digest proves nothing. */
+START_TEST(hostile)
+{
+    static const struct {
+        const char *name, *cause;
+    } cases[] = {{"parameters/w_p", "parameters/w_p is a soft link"},
+                 {"optimizer/v/b_h", "optimizer/v/b_h is a link into another file"},
+                 {"scaler", "scaler is a soft link"},
+                 {"optimizer/m/w_h", "optimizer/m/w_h keeps its values in another file"},
+                 {"scaler/std", "scaler/std holds 0 of its 1 chunks"},
+                 {"scaler/mean", "scaler/mean does not lie in the file"}};
+    char path[PATH_MAX];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ps_checkpoint c = make(1);
+        save(in_folder("hostile.h5", path), &c);
+        ps_checkpoint_free(&c);
+        hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT), set = H5I_INVALID_HID;
+        ck_assert_int_ge(H5Lmove(file, cases[i].name, file, "moved", H5P_DEFAULT, H5P_DEFAULT), 0);
+        if (i < 3) {
+            ck_assert_int_ge(i == 1 ? H5Lcreate_external(path, "/moved", file, cases[i].name, H5P_DEFAULT, H5P_DEFAULT)
+                                    : H5Lcreate_soft("/moved", file, cases[i].name, H5P_DEFAULT, H5P_DEFAULT),
+                             0);
+        } else {
+            hid_t old = H5Dopen2(file, "moved", H5P_DEFAULT), type = H5Dget_type(old), space = H5Dget_space(old);
+            hid_t creation = H5Pcreate(H5P_DATASET_CREATE);
+            hsize_t one = CHANNELS;
+            if (i == 3) {
+                H5Pset_external(creation, "/etc/passwd", 0, H5F_UNLIMITED);
+            } else if (i == 4) {
+                H5Pset_chunk(creation, 1, &one);
+            }
+            set = H5Dcreate2(file, cases[i].name, type, space, H5P_DEFAULT, creation, H5P_DEFAULT);
+            ck_assert_int_ge(set, 0);
+            H5Pclose(creation);
+            H5Tclose(type);
+            H5Sclose(space);
+            H5Dclose(old);
+            H5Dclose(set);
+        }
+        H5Fclose(file);
+        must_refuse(path, "altered");
+        seal(path);
+        must_refuse(path, cases[i].cause);
+    }
+    /* Sizes that a few words ask for, and nothing is allocated. */
+    static const struct {
+        const char *config;
+        int64_t channels;
+        const char *cause;
+    } sizes[] = {{"model: {d_model: 16777216, d_ff: 16777216, seq_len: 16777216, patch_len: 1, stride: 1, pred_len: 16777216}",
+                  CHANNELS, "attribute config: config:2: model: has 4.7e+21 parameters"},
+                 {"model: {d_model: 16384, d_ff: 65536, n_layers: 100}", CHANNELS, "its config and channels ask for at least"},
+                 {"model: {}", (1 << 24) + 1, "its model cannot be laid out: model.channels: 16777217"},
+                 {"model: {}", 1 << 24, "its config and channels ask for at least"}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        struct ps_checkpoint c = make(1);
+        char text[256];
+        snprintf(text, sizeof text, "data: {path: a.h5}\n%s", sizes[i].config);
+        free(c.config);
+        c.config = strdup(text);
+        save(in_folder("sizes.h5", path), &c);
+        ps_checkpoint_free(&c);
+        hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT), attribute = H5Aopen(file, "channels", H5P_DEFAULT);
+        ck_assert_int_ge(H5Awrite(attribute, H5T_NATIVE_INT64, &sizes[i].channels), 0);
+        H5Aclose(attribute);
+        H5Fclose(file);
+        seal(path);
+        must_refuse(path, sizes[i].cause);
+    }
 }
 END_TEST
 
@@ -879,6 +963,7 @@ int main(void)
     tcase_add_test(tests, failing_kept_save);
     tcase_add_test(tests, not_ours);
     tcase_add_test(tests, other_model);
+    tcase_add_test(tests, hostile);
     tcase_add_test(tests, failing_save);
     tcase_add_test(tests, metrics);
     tcase_add_test(tests, test_scores);

@@ -378,6 +378,14 @@ START_TEST(snapshot_and_restore)
     ck_assert_uint_eq(checkpoint->cursor, 5 * BATCH);
     ck_assert_double_gt(checkpoint->loss_sum, 0);
     run_open(&second, series_file.text, OVERRIDES(placement, "data.drop_last=false"));
+    /* Places that are not this run's: step and cursor would index its tables. */
+    for (int i = 0; i < 4; i++) {
+        struct ps_checkpoint wrong = *checkpoint;
+        *(i == 0 ? &wrong.step : i < 3 ? &wrong.cursor : &wrong.epoch) += i == 2 ? BATCH * (uint64_t)1000 : 1;
+        wrong.cursor -= i == 1 ? BATCH + 1 : 0;
+        ck_assert_int_eq(ps_session_restore(second.s, &wrong), PS_CHECKPOINT);
+        ck_assert_ptr_nonnull(strstr(ps_error_message(), "cannot resume: step"));
+    }
     OK(ps_session_restore(second.s, checkpoint));
     ps_snapshot_close(&snapshot);
     double loss = train(first.s, 0), resumed = train(second.s, 0);
