@@ -335,35 +335,36 @@ enum ps_status ps_output_open(enum ps_status status, const char *path, struct ps
     return PS_OK;
 }
 
-static int noted(struct ps_output *output, int done)
+static void note(struct ps_output *output, int done)
 {
     if (!done && !output->error) {
         output->error = errno;
     }
-    return done;
 }
 
-int ps_output_write(struct ps_output *output, uint64_t at, const void *bytes, size_t size)
+void ps_output_write(struct ps_output *output, uint64_t at, const void *bytes, size_t size)
 {
-    return noted(output, write_all(output->fd, output->partial, bytes, size, (off_t)at));
+    note(output, output->error || write_all(output->fd, output->partial, bytes, size, (off_t)at));
 }
 
-int ps_output_read(struct ps_output *output, uint64_t at, void *bytes, size_t size)
+void ps_output_read(struct ps_output *output, uint64_t at, void *bytes, size_t size)
 {
+    memset(bytes, 0, size);
     ssize_t n = 1;
-    for (size_t used = 0; used < size && n >= 0; used += (size_t)n) {
+    for (size_t used = 0; used < size && n > 0; used += (size_t)n) {
         n = call_read(output->fd, output->partial, (char *)bytes + used, size - used, (off_t)(at + used));
-        if (n == 0) {
-            memset((char *)bytes + used, 0, size - used);
-            break;
-        }
     }
-    return noted(output, n >= 0);
+    note(output, n >= 0);
 }
 
-int ps_output_truncate(struct ps_output *output, uint64_t size)
+void ps_output_truncate(struct ps_output *output, uint64_t size)
 {
-    return noted(output, call_truncate(output->fd, output->partial, (off_t)size) == 0);
+    note(output, output->error || call_truncate(output->fd, output->partial, (off_t)size) == 0);
+}
+
+int ps_output_failed(const struct ps_output *output)
+{
+    return output->error != 0;
 }
 
 enum ps_status ps_output_finish(struct ps_output *output, enum ps_status so_far)
@@ -499,4 +500,15 @@ void ps_file_unlock(int lock)
     if (lock >= 0) {
         close(lock);
     }
+}
+
+/* ---- stdout ---- */
+
+enum ps_status ps_stdout_flush(enum ps_status status)
+{
+    int failed = ferror(stdout);
+    if (fflush(stdout) != 0 || failed) {
+        return ps_fail(status, "stdout: cannot be written: %s", strerror(errno));
+    }
+    return PS_OK;
 }

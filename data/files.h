@@ -28,13 +28,13 @@ enum ps_status ps_file_read(enum ps_status status, const char *path, size_t long
  * not be flushed the new file stands there, and might not after a power cut. */
 enum ps_status ps_file_replace(enum ps_status status, const char *path, const void *bytes, size_t size);
 
-/* The same in parts, at any place of the file, for a writer that sees only success or failure (HDF5): write, read and truncate
- * return 1, or 0 after a failure, and the first one is remembered for finish. */
+/* The same in parts, at any place of the file. The first failure is remembered for finish, and nothing is written after it. */
 struct ps_output;
 enum ps_status ps_output_open(enum ps_status status, const char *path, struct ps_output **output);
-int ps_output_write(struct ps_output *output, uint64_t at, const void *bytes, size_t size);
-int ps_output_read(struct ps_output *output, uint64_t at, void *bytes, size_t size); /* zeros behind the end */
-int ps_output_truncate(struct ps_output *output, uint64_t size);
+void ps_output_write(struct ps_output *output, uint64_t at, const void *bytes, size_t size);
+void ps_output_read(struct ps_output *output, uint64_t at, void *bytes, size_t size); /* zeros behind the end, and on failure */
+void ps_output_truncate(struct ps_output *output, uint64_t size);
+int ps_output_failed(const struct ps_output *output);
 /* With PS_OK flushes and puts the file at its path; with another status, or after a failure, removes what was written. Returns the
  * failure's status, else `so_far`. */
 enum ps_status ps_output_finish(struct ps_output *output, enum ps_status so_far);
@@ -59,5 +59,8 @@ enum ps_status ps_folder_sweep(enum ps_status status, const char *path);
  * process N", without N when the system does not tell. A process must not lock one file twice. */
 enum ps_status ps_file_lock(enum ps_status status, const char *path, int *lock);
 void ps_file_unlock(int lock);
+
+/* Whether all that was printed to stdout is out. */
+enum ps_status ps_stdout_flush(enum ps_status status);
 
 #endif

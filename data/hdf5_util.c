@@ -98,7 +98,7 @@ enum ps_status ps_hdf5_write_rows(const struct ps_hdf5_output *output, const cha
     size[0] = count;
     hid_t memory PS_HDF5_SCOPED = rank > 0 ? H5Screate_simple(rank, size, NULL) : H5I_INVALID_HID;
     if (memory < 0 || H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, size, NULL) < 0 ||
-        H5Dwrite(dataset, type, memory, space, H5P_DEFAULT, values) < 0) {
+        H5Dwrite(dataset, type, memory, space, H5P_DEFAULT, values) < 0 || ps_output_failed(output->bytes)) {
         return ps_fail(PS_DATA, "%s: %s cannot be written: %s", output->path, name, ps_hdf5_reason().text);
     }
     return PS_OK;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/files.h"
 #include "src/clock.h"
 #include "src/session.h"
 #include "src/writer.h"
@@ -455,6 +456,9 @@ int main(int argc, char **argv)
     if (status == PS_OK) {
         status = bench(&arguments, &config);
         ps_config_free(&config);
+    }
+    if (status == PS_OK) {
+        status = ps_stdout_flush(PS_USAGE);
     }
     if (status != PS_OK) {
         fprintf(stderr, "bench: %s\n", ps_error_message());

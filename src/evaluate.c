@@ -242,6 +242,9 @@ int main(int argc, char **argv)
     if (status == PS_OK) {
         status = evaluate(&arguments);
     }
+    if (status == PS_OK) {
+        status = ps_stdout_flush(PS_USAGE);
+    }
     if (status != PS_OK) {
         fprintf(stderr, "evaluate: %s\n", ps_error_message());
     }

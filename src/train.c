@@ -38,6 +38,7 @@ struct run {
     uint64_t best_written; /* epoch of the best weights already on disk, or on their way there; 0: none */
     int last_written;      /* last.h5 is, or will be, of this step and epoch */
     uint64_t last_step, last_epoch;
+    int stopped; /* the signal that ended it before its time; 0: none. One that comes later no longer matters */
 };
 
 static const char usage[] =
@@ -366,8 +367,9 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
         status = test(s, run);
     }
     ps_writer_close(run->writer);
-    if (status == PS_OK && stop_signal) {
-        fprintf(stderr, "train: signal %d: checkpoint written to %s: go on with --resume\n", (int)stop_signal, run->last);
+    run->stopped = stop_signal;
+    if (status == PS_OK && run->stopped) {
+        fprintf(stderr, "train: signal %d: checkpoint written to %s: go on with --resume\n", run->stopped, run->last);
     }
     ps_session_close(s);
     return status;
@@ -377,6 +379,7 @@ int main(int argc, char **argv)
 {
     struct arguments arguments = {0};
     struct ps_config config;
+    struct run run = {.lock = -1};
     enum ps_status status = parse(argc, argv, &arguments);
     if (status == PS_OK) {
         struct sigaction action = {.sa_handler = on_signal};
@@ -384,7 +387,6 @@ int main(int argc, char **argv)
         sigaction(SIGTERM, &action, NULL);
         status = ps_config_load(arguments.config, arguments.overrides, arguments.n_overrides, &config);
         if (status == PS_OK) {
-            struct run run = {.lock = -1};
             status = train(&arguments, &config, &run);
             ps_file_unlock(run.lock);
             ps_config_free(&config);
@@ -394,5 +396,5 @@ int main(int argc, char **argv)
         fprintf(stderr, "train: %s\n", ps_error_message());
         return (int)status;
     }
-    return stop_signal ? 128 + (int)stop_signal : 0;
+    return run.stopped ? 128 + run.stopped : 0;
 }

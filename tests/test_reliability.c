@@ -5,6 +5,8 @@
 #include "tests/programs.h"
 
 #include <dirent.h>
+#include <sched.h>
+#include <sys/mount.h>
 
 enum { EPOCHS = 2, STEPS = 6 /* an epoch */ };
 
@@ -127,34 +129,52 @@ static int faulted_path(const char *message, char path[1024], int *named)
     return faults > 0;
 }
 
+static void plan_fault(const struct kind *kind, int n, char text[32])
+{
+    snprintf(text, 32, "%d%s:%s", n, kind->lasting ? "+" : "", kind->name);
+    remove(trace.text);
+    setenv("PS_IO_TRACE", trace.text, 1);
+    setenv("PS_IO_FAULT", text, 1);
+}
+
+static void forget_fault(void)
+{
+    unsetenv("PS_IO_FAULT");
+    unsetenv("PS_IO_TRACE");
+}
+
+/* What a program says and returns when call n goes wrong. *calls: how many were made. */
+static void expect_said(struct result *r, const struct kind *kind, const char *fault, int *calls, char where[1200])
+{
+    char path[1024] = "";
+    int named, faulted = faulted_path(r->err, path, &named), dies = strcmp(kind->name, "die") == 0;
+    char *text = file_read(trace.text, NULL);
+    *calls = lines_of(text);
+    free(text);
+    snprintf(where, 1200, "PS_IO_FAULT=%s at %s", fault, path);
+    if (faulted && dies) {
+        ck_assert_msg(r->code == -1, "%s: exit code %d: %s", where, r->code, r->err);
+    } else if (faulted && kind->says) {
+        int warned = r->code == 0 && strncmp(r->err, "train: warning: ", 16) == 0; /* a file that cannot be read, and another can */
+        ck_assert_msg((r->code >= 2 && r->code <= 4) || warned, "%s: exit code %d: %s", where, r->code, r->err);
+        ck_assert_msg(lines_of(r->err) == 1 && strstr(r->err, kind->says) && named, "%s: file and cause are not in: %s", where,
+                      r->err);
+    } else {
+        ck_assert_msg(r->code == 0 && !*r->err, "%s: exit code %d: %s", where, r->code, r->err);
+    }
+    result_free(r);
+}
+
 /* One run with call n going wrong, from what `dir` holds; then its recovery. 0: the run has no call n. */
 static int fault_and_recover(const char *dir, const struct kind *kind, int n)
 {
-    char fault[32], path[1024] = "", where[1200];
-    snprintf(fault, sizeof fault, "%d%s:%s", n, kind->lasting ? "+" : "", kind->name);
-    remove(trace.text);
-    setenv("PS_IO_TRACE", trace.text, 1);
-    setenv("PS_IO_FAULT", fault, 1);
+    char fault[32], where[1200];
+    plan_fault(kind, n, fault);
     struct process p = start_again(dir);
-    unsetenv("PS_IO_FAULT");
-    unsetenv("PS_IO_TRACE");
+    forget_fault();
     struct result r = process_end(&p);
-    int calls = 0, named, faulted = faulted_path(r.err, path, &named), dies = strcmp(kind->name, "die") == 0;
-    char *text = file_read(trace.text, NULL);
-    calls = lines_of(text);
-    free(text);
-    snprintf(where, sizeof where, "PS_IO_FAULT=%s at %s", fault, path);
-    if (faulted && dies) {
-        ck_assert_msg(r.code == -1, "%s: exit code %d: %s", where, r.code, r.err);
-    } else if (faulted && kind->says) {
-        int warned = r.code == 0 && strncmp(r.err, "train: warning: ", 16) == 0; /* a file that cannot be read, and another can */
-        ck_assert_msg(r.code == 2 || r.code == 4 || warned, "%s: exit code %d: %s", where, r.code, r.err);
-        ck_assert_msg(lines_of(r.err) == 1 && strstr(r.err, kind->says) && named, "%s: file and cause are not in: %s", where,
-                      r.err);
-    } else {
-        ck_assert_msg(r.code == 0 && !*r.err, "%s: exit code %d: %s", where, r.code, r.err);
-    }
-    result_free(&r);
+    int calls;
+    expect_said(&r, kind, fault, &calls, where);
     expect_sound(dir, where);
     expect_recovery(dir, where);
     return calls >= n;
@@ -216,6 +236,69 @@ START_TEST(fault_at_every_call)
     }
     printf("faults in %s run: %d, all recovered\n", resumed ? "a resumed" : "a new", runs);
     ck_assert_int_gt(runs, 40);
+}
+END_TEST
+
+/* Programs that write one file, over an old one. {}: that file. */
+static const struct writer {
+    const char *program;
+    char *arguments[10];
+} writers[] = {{"import_csv", {"small.csv", "{}", "--overwrite"}},
+               {"sample_series", {"{}", "--hours", "5000", "--channels", "3", "--overwrite"}},
+               {"sample_series", {"{}", "--windows", "600", "--seq-len", "24", "--pred-len", "8", "--overwrite"}},
+               {"evaluate", {"whole/checkpoints/best.h5", "--device", "cpu", "--save-forecasts", "{}"}}};
+enum { WRITERS = sizeof writers / sizeof *writers };
+
+static struct result write_output(const struct writer *w, const char *path)
+{
+    char *arguments[ARGUMENTS + 1] = {NULL};
+    for (int i = 0; w->arguments[i]; i++) {
+        arguments[i] = strcmp(w->arguments[i], "{}") == 0 ? (char *)path : w->arguments[i];
+    }
+    ck_assert_int_eq(chdir(folder.text), 0);
+    return run(w->program, arguments);
+}
+
+static void expect_written(const struct writer *w, const char *path)
+{
+    struct result r = write_output(w, path);
+    ck_assert_msg(r.code == 0 && !*r.err, "%s: exit code %d: %s", w->program, r.code, r.err);
+    result_free(&r);
+}
+
+START_TEST(fault_at_every_call_of_an_output)
+{
+    const struct writer *w = &writers[_i];
+    struct path good = new_dir("good.h5"), out = new_dir("out.h5"), partial = new_dir("out.h5.partial");
+    int runs = 0;
+    expect_written(w, good.text);
+    for (int n = 1, more = 1; more; n++) {
+        for (int k = 0; k < KINDS; k++) {
+            if (!full && k != n % KINDS) {
+                continue;
+            }
+            char fault[32], where[1200];
+            int calls;
+            file_write(out.text, "old", 3);
+            plan_fault(&kinds[k], n, fault);
+            struct result r = write_output(w, out.text);
+            forget_fault();
+            int code = r.code;
+            expect_said(&r, &kinds[k], fault, &calls, where);
+            size_t size;
+            char *bytes = file_read(out.text, &size);
+            int is_old = size == 3 && memcmp(bytes, "old", 3) == 0;
+            free(bytes);
+            ck_assert_msg((is_old && code != 0) || files_equal(out.text, good.text), "%s: half a file, by %s", where, w->program);
+            ck_assert_msg(code == -1 || kinds[k].lasting || !file_exists(partial.text), "%s: %s is left", where, partial.text);
+            expect_written(w, out.text);
+            ck_assert_msg(files_equal(out.text, good.text) && !file_exists(partial.text), "%s: not as good the next time", where);
+            more = calls >= n;
+            runs++;
+        }
+    }
+    printf("faults in %s: %d\n", w->program, runs);
+    ck_assert_int_gt(runs, 10);
 }
 END_TEST
 
@@ -321,6 +404,221 @@ START_TEST(simultaneous_starts)
 }
 END_TEST
 
+/* A signal while the run is ending, its results written or not: it counts, and says so, or it does not. */
+START_TEST(signal_at_the_end)
+{
+    struct path dir = new_dir("ending"), test = in_run(dir.text, "test.json");
+    int late = 0, rounds = full ? 200 : 20;
+    for (int i = 0; i < rounds; i++) {
+        remove(test.text);
+        struct process p = start_train(dir.text, ARGS("--overwrite"));
+        for (double end = seconds_now() + LONGEST_RUN; !file_exists(test.text) && seconds_now() < end;) {
+        }
+        for (double end = seconds_now() + 2e-5 * (i % 20); seconds_now() < end;) { /* a sleep would be longer */
+        }
+        kill(p.pid, SIGTERM);
+        struct result r = process_end(&p);
+        ck_assert_msg((r.code == 0 && !*r.err) || (r.code == 128 + SIGTERM && strstr(r.err, "--resume")),
+                      "exit code %d, and on stderr: %s", r.code, r.err);
+        late += r.code == 0;
+        result_free(&r);
+        expect_done(train(dir.text, ARGS("--resume")));
+    }
+    printf("%d of %d signals came too late to count\n", late, rounds);
+}
+END_TEST
+
+/* ---- the disk ---- */
+
+/* Mounts of this test's own, which end with it. 0 where that is not permitted. */
+static int own_mounts(void)
+{
+    if (unshare(CLONE_NEWNS) != 0) {
+        struct path user = path_of("0 %d 1", (int)geteuid()), group = path_of("0 %d 1", (int)getegid());
+        if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) {
+            printf("skipped: mounts of one's own are not permitted here: %s\n", strerror(errno));
+            return 0;
+        }
+        file_write("/proc/self/setgroups", "deny", 4);
+        file_write("/proc/self/uid_map", user.text, strlen(user.text));
+        file_write("/proc/self/gid_map", group.text, strlen(group.text));
+    }
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) {
+        printf("skipped: mounts of one's own are not permitted here: %s\n", strerror(errno));
+        return 0;
+    }
+    return 1;
+}
+
+/* A tmpfs of every size up to what a run takes: the run ends with the cause, and goes on once there is room. */
+START_TEST(full_disk)
+{
+    struct path disk = new_dir("disk"), dir = new_dir("disk/run");
+    mkdir(disk.text, 0777);
+    if (!own_mounts()) {
+        return;
+    }
+    int failures = 0, begun = 0;
+    for (int kib = 4;; kib += full ? 4 : 20) {
+        ck_assert_int_eq(mount("none", disk.text, "tmpfs", 0, path_of("size=%dk", kib).text), 0);
+        struct result r = train(dir.text, ARGS());
+        int done = r.code == 0;
+        if (!done) {
+            struct path where = path_of("with %d KiB", kib);
+            ck_assert_msg((r.code == 2 || r.code == 4) && lines_of(r.err) == 1 && strstr(r.err, dir.text) &&
+                              strstr(r.err, "No space left on device"),
+                          "%s: exit code %d: %s", where.text, r.code, r.err);
+            failures++;
+            begun += file_exists(in_run(dir.text, "checkpoints/last.h5").text);
+            ck_assert_msg(count_partial(dir.text) == 0, "%s: a temporary file takes up room", where.text);
+            expect_sound(dir.text, where.text);
+            ck_assert_int_eq(mount("none", disk.text, "tmpfs", MS_REMOUNT, "size=16m"), 0);
+            expect_recovery(dir.text, where.text);
+        }
+        result_free(&r);
+        ck_assert_int_eq(umount(disk.text), 0);
+        if (done) {
+            break;
+        }
+    }
+    printf("full disks: %d, %d of them after the run had begun\n", failures, begun);
+    ck_assert_int_ge(begun, 3);
+}
+END_TEST
+
+START_TEST(full_disk_for_an_output)
+{
+    const struct writer *w = &writers[_i];
+    struct path disk = new_dir("disk"), good = new_dir("good.h5"), out = new_dir("disk/out.h5"),
+                partial = new_dir("disk/out.h5.partial");
+    mkdir(disk.text, 0777);
+    expect_written(w, good.text);
+    struct stat about;
+    ck_assert_int_eq(stat(good.text, &about), 0);
+    if (!own_mounts()) {
+        return;
+    }
+    int failures = 0;
+    for (int kib = 8;; kib += full || about.st_size < 1 << 16 ? 4 : (int)(about.st_size >> 14)) {
+        ck_assert_int_eq(mount("none", disk.text, "tmpfs", 0, path_of("size=%dk", kib).text), 0);
+        file_write(out.text, "old", 3);
+        struct result r = write_output(w, out.text);
+        int done = r.code == 0;
+        if (!done) {
+            ck_assert_msg(r.code == 3 && lines_of(r.err) == 1 && strstr(r.err, partial.text) &&
+                              strstr(r.err, "No space left on device"),
+                          "%s with %d KiB: exit code %d: %s", w->program, kib, r.code, r.err);
+            size_t size;
+            char *bytes = file_read(out.text, &size);
+            ck_assert_msg(size == 3 && !file_exists(partial.text), "%s with %d KiB: the old file is gone, or a new one there",
+                          w->program, kib);
+            free(bytes);
+            failures++;
+        } else {
+            ck_assert_msg(files_equal(out.text, good.text), "%s with %d KiB: something is missing", w->program, kib);
+        }
+        result_free(&r);
+        ck_assert_int_eq(umount(disk.text), 0);
+        if (done) {
+            break;
+        }
+    }
+    ck_assert_int_ge(failures, 2);
+}
+END_TEST
+
+/* Nothing can be written: said so, and nothing else happens. What only reads does its work. */
+START_TEST(read_only_folder)
+{
+    struct path store = new_dir("store"), dir = new_dir("store/run"), series = new_dir("series.h5"),
+                copy = new_dir("store/series.h5");
+    mkdir(store.text, 0777);
+    copy_file(series.text, copy.text);
+    copy_file(config.text, new_dir("store/tiny.yaml").text);
+    expect_done(train(dir.text, ARGS()));
+    if (!own_mounts()) {
+        return;
+    }
+    ck_assert_int_eq(mount(store.text, store.text, NULL, MS_BIND, NULL), 0);
+    ck_assert_int_eq(mount(NULL, store.text, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY, NULL), 0);
+    char *says[] = {in_run(dir.text, "lock").text, "Read-only file system", NULL};
+    expect_refused(train(dir.text, ARGS("--resume")), 2, says);
+    expect_refused(train(dir.text, ARGS("--overwrite")), 2, says);
+    expect_refused(train(dir.text, ARGS()), 2, says);
+    expect_refused(train(new_dir("store/new").text, ARGS()), 2, ARGS(new_dir("store/new").text, "Read-only file system"));
+    struct path out = new_dir("store/out.h5.partial"), best = in_run(dir.text, "checkpoints/best.h5");
+    char *refused[] = {out.text, "Read-only file system", NULL};
+    for (int i = 0; i < WRITERS; i++) {
+        expect_refused(write_output(&writers[i], new_dir("store/out.h5").text), 3, refused);
+    }
+    expect_done(run("evaluate", ARGS(best.text, "--device", "cpu", "--data", copy.text)));
+    struct path elsewhere = new_dir("elsewhere");
+    expect_done(run("train", ARGS(new_dir("store/tiny.yaml").text, "--device", "cpu", "--run-dir", elsewhere.text)));
+    expect_same_results(whole.text, elsewhere.text);
+}
+END_TEST
+
+/* Output that is the program's whole point is not lost unnoticed. */
+START_TEST(full_stdout)
+{
+    static const struct {
+        const char *program;
+        char *arguments[8];
+    } cases[] = {{"evaluate", {"whole/checkpoints/best.h5", "--device", "cpu"}},
+                 {"evaluate", {"whole/checkpoints/best.h5", "--device", "cpu", "--json"}},
+                 {"bench", {"tiny.yaml", "--device", "cpu", "--steps", "6", "--epochs", "0", "--json"}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char command[1024];
+        int used = snprintf(command, sizeof command, "cd '%.400s' && '%.400s/%s'", folder.text, programs, cases[i].program);
+        for (int j = 0; j < 8 && cases[i].arguments[j]; j++) {
+            used += snprintf(command + used, sizeof command - (size_t)used, " %s", cases[i].arguments[j]);
+        }
+        snprintf(command + used, sizeof command - (size_t)used, " > /dev/full");
+        struct process p = process_start("/bin/sh", ARGS("-c", command), 0);
+        expect_refused(process_end(&p), 2, ARGS("stdout", "No space left on device"));
+    }
+}
+END_TEST
+
+/* ---- the clock ---- */
+
+/* The wall clock is set back and forth by a day at each look: durations stay what they are, and so do the results. */
+START_TEST(clock_that_jumps)
+{
+    struct path dir = new_dir("jumping");
+    setenv("LD_PRELOAD", PS_JUMPING_CLOCK, 1);
+    setenv("ASAN_OPTIONS", "verify_asan_link_order=0", 1);
+    struct process p = process_start("/bin/date", ARGS("+%s"), 0);
+    struct result date = process_end(&p);
+    double begin = seconds_now();
+    struct result r = train(dir.text, ARGS()),
+                  bench = run("bench", ARGS(config.text, "--device", "cpu", "--steps", "12", "--json"));
+    double seconds = seconds_now() - begin;
+    unsetenv("LD_PRELOAD");
+    unsetenv("ASAN_OPTIONS");
+    ck_assert_msg(llabs(strtoll(date.out, NULL, 10) - (long long)time(NULL)) > 80000, "the clock did not jump: %s", date.out);
+    result_free(&date);
+    expect_done(r);
+    expect_same_run(whole.text, dir.text);
+    json_t *metrics = expect_metrics(dir.text, EPOCHS, STEPS);
+    for (size_t i = 0; i < json_array_size(metrics); i++) {
+        const json_t *record = json_array_get(metrics, i);
+        ck_assert_double_gt(number_in(record, "seconds"), 0);
+        ck_assert_double_lt(number_in(record, "seconds"), seconds);
+        ck_assert_double_gt(number_in(record, "windows_per_second"), 0);
+    }
+    json_decref(metrics);
+    ck_assert_msg(bench.code == 0 && !*bench.err, "exit code %d: %s", bench.code, bench.err);
+    json_t *object = read_json(bench.out);
+    const json_t *step = json_object_get(object, "ms_per_step");
+    ck_assert_double_gt(number_in(step, "min"), 0);
+    ck_assert_double_lt(number_in(step, "max"), 1e3 * seconds);
+    ck_assert_double_lt(number_in(object, "seconds_per_epoch"), seconds);
+    json_decref(object);
+    result_free(&bench);
+}
+END_TEST
+
 /* ---- the suite ---- */
 
 static void set_up(void)
@@ -332,6 +630,12 @@ static void set_up(void)
     seen = new_dir("seen");
     mkdir(seen.text, 0777);
     file_write(config.text, config_text, strlen(config_text));
+    FILE *csv = fopen(new_dir("small.csv").text, "w");
+    fputs("date,north,south\n", csv);
+    for (int i = 0; i < 3000; i++) {
+        fprintf(csv, "2020-%02d-%02d %02d:00:00,%d,%d\n", 1 + i / 24 / 28, 1 + i / 24 % 28, i % 24, i, i * i % 97);
+    }
+    fclose(csv);
     expect_done(run("sample_series", ARGS(new_dir("series.h5").text, "--hours", "320", "--channels", "2")));
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
     double begin = seconds_now();
@@ -363,9 +667,16 @@ int main(void)
     tcase_set_timeout(tests, full ? 3000 : 500);
     tcase_add_unchecked_fixture(tests, set_up, tear_down);
     tcase_add_loop_test(tests, fault_at_every_call, 0, 2);
+    tcase_add_loop_test(tests, fault_at_every_call_of_an_output, 0, WRITERS);
     tcase_add_test(tests, killed);
     tcase_add_test(tests, second_process);
     tcase_add_test(tests, simultaneous_starts);
+    tcase_add_test(tests, signal_at_the_end);
+    tcase_add_test(tests, full_disk);
+    tcase_add_loop_test(tests, full_disk_for_an_output, 0, WRITERS);
+    tcase_add_test(tests, read_only_folder);
+    tcase_add_test(tests, full_stdout);
+    tcase_add_test(tests, clock_that_jumps);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);
