@@ -139,16 +139,15 @@ static enum ps_status time_steps(struct ps_session *s, int64_t steps, struct res
         if (status == PS_OK && !s->on_device) {
             status = ps_session_train_epoch(s, &watch, &finished, &loss);
         }
-        struct ps_graph *graph;
-        for (int64_t j = 0; j < group && status == PS_OK && s->on_device; j++) {
-            status = ps_session_full_step(s, &graph);
+        if (status == PS_OK && s->on_device && i < 0) {
+            status = ps_session_full_steps(s, 1);
             if (status == PS_OK) {
-                status = s->device->replay(s->device, graph);
-            }
-            if (i < 0 && j == 0 && status == PS_OK) {
                 status = s->device->synchronize(s->device);
                 r->first_step_seconds = ps_seconds() - begin;
             }
+        }
+        if (status == PS_OK && s->on_device) {
+            status = ps_session_full_steps(s, i < 0 ? group - 1 : group);
         }
         if (status == PS_OK) {
             status = s->device->synchronize(s->device);

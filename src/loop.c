@@ -25,20 +25,27 @@ static enum ps_status score_batch(struct ps_session *s, int64_t batch)
 static enum ps_status replay_body(void *argument)
 {
     struct ps_replay *r = argument;
-    return r->training ? ps_session_step(r->session, r->batch) : score_batch(r->session, r->batch);
+    for (int64_t i = 0; i < r->steps; i++) {
+        PS_TRY(r->training ? ps_session_step(r->session, r->batch) : score_batch(r->session, r->batch));
+    }
+    return PS_OK;
 }
 
-/* The graph of a pass over `batch` windows: of full batches, and of one shorter size (captured anew if that changes). */
-static enum ps_status graph_of(struct ps_session *s, int64_t batch, int training, struct ps_graph **graph)
+/* The graph of `steps` passes over `batch` windows each: of one or s->graph_steps full batches, and of one of one shorter size
+ * (captured anew if that changes). */
+static enum ps_status graph_of(struct ps_session *s, int64_t batch, int64_t steps, int training, struct ps_graph **graph)
 {
-    struct ps_replay *r = &s->replays[(training ? 0 : 2) + (batch < s->config->train.batch_size)];
+    enum ps_replay_kind kind = batch < s->config->train.batch_size ? PS_REPLAY_SHORT
+                               : steps > 1                         ? PS_REPLAY_SEVERAL
+                                                                   : PS_REPLAY_FULL;
+    struct ps_replay *r = &s->replays[training][kind];
     if (r->graph && r->batch != batch) {
         PS_TRY(s->device->synchronize(s->device));
         s->device->graph_destroy(s->device, r->graph);
         r->graph = NULL;
     }
     if (!r->graph) {
-        *r = (struct ps_replay){.session = s, .batch = batch, .training = training};
+        *r = (struct ps_replay){.session = s, .batch = batch, .steps = steps, .training = training};
         PS_TRY(s->device->capture(s->device, replay_body, r, &r->graph));
     }
     *graph = r->graph;
@@ -47,7 +54,24 @@ static enum ps_status graph_of(struct ps_session *s, int64_t batch, int training
 
 enum ps_status ps_session_full_step(struct ps_session *s, struct ps_graph **graph)
 {
-    return graph_of(s, s->config->train.batch_size, 1, graph);
+    return graph_of(s, s->config->train.batch_size, 1, 1, graph);
+}
+
+/* Full batches of the next graph when `most` may follow. */
+static int64_t steps_at_once(const struct ps_session *s, int64_t most)
+{
+    return most < s->graph_steps ? 1 : s->graph_steps;
+}
+
+enum ps_status ps_session_full_steps(struct ps_session *s, int64_t steps)
+{
+    for (int64_t done = 0, now; done < steps; done += now) {
+        struct ps_graph *graph;
+        now = steps_at_once(s, steps - done);
+        PS_TRY(graph_of(s, s->config->train.batch_size, now, 1, &graph));
+        PS_TRY(s->device->replay(s->device, graph));
+    }
+    return PS_OK;
 }
 
 /* ---- keeping little queued, without waiting on the device ---- */
@@ -59,7 +83,7 @@ struct throttle {
     struct ps_device *device;
     struct ps_event *event[GROUPS];
     int next, pending;    /* ring */
-    int64_t group, since; /* steps between events; steps since the last */
+    int64_t group, since; /* graphs between events; graphs since the last */
     double last;          /* when the last event was seen to happen */
 };
 
@@ -81,7 +105,7 @@ static void throttle_close(struct throttle *t)
     }
 }
 
-/* After each pass: at most GROUPS groups of about GROUP_SECONDS are queued at any time. */
+/* After each graph: at most GROUPS groups of about GROUP_SECONDS are queued at any time. */
 static enum ps_status throttle_step(struct throttle *t)
 {
     if (++t->since < t->group) {
@@ -175,17 +199,18 @@ static enum ps_status stream_in(struct pass *pass, int *slot)
     return device->event_wait(device, PS_COMPUTE, s->slot_uploaded[*slot]);
 }
 
-/* Enqueues the next batch; *n 0 when the pass is over. */
-static enum ps_status pass_step(struct pass *pass, int64_t *n)
+/* Enqueues the next batches, `most` at most; *batches 0 when the pass is over. */
+static enum ps_status pass_step(struct pass *pass, int64_t most, int64_t *batches)
 {
     struct ps_session *s = pass->session;
-    int64_t left = pass->end - pass->position, B = s->config->train.batch_size;
-    *n = left < B ? left : B;
-    if (*n == 0) {
+    int64_t left = pass->end - pass->position, B = s->config->train.batch_size, n = left < B ? left : B;
+    *batches = 0;
+    if (n == 0) {
         return PS_OK;
     }
     struct ps_graph *graph;
-    PS_TRY(graph_of(s, *n, pass->training, &graph));
+    int64_t steps = n < B ? 1 : steps_at_once(s, left / B < most ? left / B : most);
+    PS_TRY(graph_of(s, n, steps, pass->training, &graph));
     int slot = 0;
     if (!s->on_device) {
         PS_TRY(stream_in(pass, &slot));
@@ -194,8 +219,9 @@ static enum ps_status pass_step(struct pass *pass, int64_t *n)
     if (!s->on_device) {
         PS_TRY(s->device->event_record(s->device, PS_COMPUTE, s->slot_free[slot]));
     }
-    pass->position += *n;
-    pass->batches++;
+    pass->position += steps * n;
+    pass->batches += steps;
+    *batches = steps;
     return throttle_step(&pass->throttle);
 }
 
@@ -233,20 +259,28 @@ static enum ps_status write_state(struct ps_session *s, struct ps_step_state *de
     return PS_OK;
 }
 
+/* Steps from `step` to the next checkpoint. */
+static int64_t steps_to_checkpoint(const struct ps_epoch_watch *watch, uint64_t step)
+{
+    return watch->checkpoint_every ? watch->checkpoint_every - (int64_t)(step % (uint64_t)watch->checkpoint_every) : INT64_MAX;
+}
+
 static enum ps_status train_pass(struct pass *pass, const struct ps_epoch_watch *watch)
 {
     struct ps_session *s = pass->session;
-    uint64_t first = s->now.step;
+    uint64_t step = s->now.step;
     for (;;) {
-        int64_t n;
-        PS_TRY(pass_step(pass, &n));
-        if (n == 0) {
+        int64_t most = steps_to_checkpoint(watch, step), done;
+        if (watch->max_steps && watch->max_steps - pass->batches < most) {
+            most = watch->max_steps - pass->batches;
+        }
+        PS_TRY(pass_step(pass, most, &done));
+        if (done == 0) {
             return PS_OK;
         }
-        int64_t done = pass->batches;
-        uint64_t step = first + (uint64_t)done;
+        step += (uint64_t)done;
         ps_progress_step(watch->progress, (int64_t)s->epoch + 1, (int64_t)step - (int64_t)s->epoch * s->steps_per_epoch, NAN);
-        if (stopped(s) || (watch->max_steps && done >= watch->max_steps)) {
+        if (stopped(s) || (watch->max_steps && pass->batches >= watch->max_steps)) {
             return PS_OK;
         }
         if (watch->checkpoint_every && step % (uint64_t)watch->checkpoint_every == 0 && pass->position < pass->end) {
@@ -311,8 +345,8 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
     PS_TRY(write_state(s, s->scoring_state, &start));
     struct pass pass;
     enum ps_status status = pass_open(s, 0, 0, count, &pass);
-    for (int64_t n = 1; status == PS_OK && n > 0 && !stopped(s);) {
-        status = pass_step(&pass, &n);
+    for (int64_t done = 1; status == PS_OK && done > 0 && !stopped(s);) {
+        status = pass_step(&pass, INT64_MAX, &done);
     }
     PS_TRY(pass_close(&pass, status));
     if (pass.position < pass.end) {
@@ -354,9 +388,10 @@ enum ps_status ps_session_forecast(struct ps_session *s, enum ps_split split, ps
     if (status == PS_OK) {
         status = pass_open(s, 0, 0, count, &pass);
     }
-    for (int64_t n = 1; status == PS_OK && n > 0;) {
+    for (int64_t done = 1; status == PS_OK && done > 0;) {
         int64_t first = pass.position;
-        status = pass_step(&pass, &n);
+        status = pass_step(&pass, 1, &done);
+        int64_t n = pass.position - first;
         if (status == PS_OK && n > 0) {
             /* The targets have been used: their buffer takes the forecasts. */
             struct ps_tensor y = ps_tensor_2d(s->model->cache.shared.targets, s->kernels->parameter, n * C, H);

@@ -202,6 +202,15 @@ static enum ps_status device_copy(struct ps_session *s, int which, const float *
     return host ? s->device->upload(s->device, PS_COMPUTE, s->data[which], host, bytes) : PS_OK;
 }
 
+/* A graph of several steps saves the gap between graphs, a few microseconds. Large steps would not notice, and would keep a signal
+ * waiting; streamed batches come one by one; on the CPU a graph is a call. */
+static int64_t graph_steps(const struct ps_session *s)
+{
+    enum { SEVERAL = 20 };
+    int small = ps_model_step_flops(&s->model->shape, s->config->train.batch_size) < 50e9;
+    return small && s->on_device && strcmp(s->device->kind, "cpu") != 0 ? SEVERAL : 1;
+}
+
 /* The whole series on the device, or two slots through which batches stream. */
 static enum ps_status place_data(struct ps_session *s)
 {
@@ -273,6 +282,9 @@ enum ps_status ps_session_open(const struct ps_config *config, const struct ps_s
     if (status == PS_OK) {
         status = place_data(s);
     }
+    if (status == PS_OK) {
+        s->graph_steps = graph_steps(s);
+    }
     if (status != PS_OK) {
         ps_session_close(s);
         return status;
@@ -294,9 +306,10 @@ static void close_on_device(struct ps_session *s)
     struct ps_device *device = s->device;
     device->synchronize(
         device); /* nothing may still be running on what is freed; its error has been or will be reported by others */
-    for (size_t i = 0; i < sizeof s->replays / sizeof *s->replays; i++) {
-        if (s->replays[i].graph) {
-            device->graph_destroy(device, s->replays[i].graph);
+    for (int i = 0; i < 2 * PS_REPLAY_KINDS; i++) {
+        struct ps_graph *graph = s->replays[i / PS_REPLAY_KINDS][i % PS_REPLAY_KINDS].graph;
+        if (graph) {
+            device->graph_destroy(device, graph);
         }
     }
     for (int slot = 0; slot < 2; slot++) {

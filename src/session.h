@@ -1,8 +1,9 @@
 /* A session: one config's data, device, table, model and optimiser, opened together, and the two loops over them: training steps
  * and scoring. train, evaluate and bench are each a few calls of it.
  *
- * The step (gather, forward, loss, backward, clip, AdamW, advance) is captured once per batch size and replayed; within an epoch
- * the host only enqueues: it keeps a few tens of milliseconds of work queued, watching events without waiting on the device. */
+ * The step (gather, forward, loss, backward, clip, AdamW, advance) is captured once per batch size and replayed, small models' in
+ * graphs of several steps; within an epoch the host only enqueues: it keeps a few tens of milliseconds of work queued, watching
+ * events without waiting on the device. */
 #ifndef PS_SRC_SESSION_H
 #define PS_SRC_SESSION_H
 
@@ -17,13 +18,16 @@
 #include "src/metrics.h"
 #include "src/progress.h"
 
-/* A captured step or scoring pass for one batch size. */
+/* Captured steps or scoring passes, `steps` of them, for one batch size. */
 struct ps_replay {
     struct ps_session *session;
     struct ps_graph *graph;
-    int64_t batch;
+    int64_t batch, steps;
     int training;
 };
+
+/* Which of them: several full batches, one, one that is shorter. */
+enum ps_replay_kind { PS_REPLAY_SEVERAL, PS_REPLAY_FULL, PS_REPLAY_SHORT, PS_REPLAY_KINDS };
 
 struct ps_session {
     const struct ps_config *config; /* borrowed */
@@ -53,7 +57,8 @@ struct ps_session {
     void *data[2]; /* device memory behind windows, when it is the session's own */
     size_t data_bytes[2];
 
-    struct ps_replay replays[4]; /* train full, train short, score full, score short */
+    struct ps_replay replays[2][PS_REPLAY_KINDS]; /* scoring, training */
+    int64_t graph_steps;                          /* that PS_REPLAY_SEVERAL holds; 1: there is none */
     struct ps_prefetch *prefetch;
     float *slot_inputs[2], *slot_targets[2]; /* pinned */
     struct ps_event *slot_uploaded[2], *slot_free[2];
@@ -141,6 +146,8 @@ enum ps_status ps_session_load_weights(struct ps_session *session, const struct 
 enum ps_status ps_session_step(struct ps_session *session, int64_t batch);
 /* The training step of a full batch, captured on the first call. Its windows are those at the state's cursor. */
 enum ps_status ps_session_full_step(struct ps_session *session, struct ps_graph **graph);
+/* Enqueues `steps` of them as an epoch does, in graphs of several where the data lies on the device. */
+enum ps_status ps_session_full_steps(struct ps_session *session, int64_t steps);
 /* Uploads the first epoch's windows and sets epoch, step and cursor to 0, keeping the weights: where a timing loop starts again. */
 enum ps_status ps_session_rewind(struct ps_session *session);
 
