@@ -16,13 +16,13 @@ enum { OVERRIDES = 64, GROUP = 20, PARTS = 256, SHAPE_TEXT = 160, CHECKPOINTS = 
 struct arguments {
     const char *config, *device, *checkpoints;
     char *overrides[OVERRIDES];
-    int n_overrides, json, trace;
+    int n_overrides, json, trace, compare;
     int64_t epochs, steps;
 };
 
 static const char usage[] =
     "usage: bench CONFIG [--set section.key=value]... [--device auto|cpu|cuda[:N]] [--epochs N] [--steps N] [--checkpoint DIR]\n"
-    "             [--json] [--trace]\n"
+    "             [--json] [--trace] [--compare]\n"
     "\n"
     "  --epochs N  whole training epochs to time (default: 1; 0: none)\n"
     "  --steps N   steps to time, in groups of 20 that follow one another without a pause (default: 100)\n"
@@ -30,6 +30,7 @@ static const char usage[] =
     "              write 20 checkpoints into the folder DIR, which holds none, time them and remove them\n"
     "  --json      print one JSON object\n"
     "  --trace     print every operation of one step in order: name, shapes, bytes, FLOPs\n"
+    "  --compare   time the step at every level of fusion in every precision, side by side (no epochs, no parts)\n"
     "\n"
     "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device\n";
 
@@ -53,6 +54,7 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
                                             {"checkpoint", required_argument, NULL, 'c'},
                                             {"json", no_argument, NULL, 'j'},
                                             {"trace", no_argument, NULL, 't'},
+                                            {"compare", no_argument, NULL, 'x'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
     a->epochs = 1;
@@ -84,6 +86,9 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
         case 't':
             a->trace = 1;
             break;
+        case 'x':
+            a->compare = 1;
+            break;
         case 'h':
             fputs(usage, stdout);
             exit(0);
@@ -94,6 +99,9 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
     if (optind + 1 != argc) {
         return ps_fail(PS_USAGE, "%s",
                        optind == argc ? "which config? see bench --help" : "one config at a time: see bench --help");
+    }
+    if (a->trace && (a->json || a->compare)) {
+        return ps_fail(PS_USAGE, "--trace: prints lines of one step: leave out %s", a->json ? "--json" : "--compare");
     }
     a->config = argv[optind];
     return PS_OK;
@@ -428,7 +436,7 @@ static enum ps_status bench(const struct arguments *a, const struct ps_config *c
         status = ps_session_full_step(s, &graph);
         if (status == PS_OK) {
             s->device->graph_nodes(s->device, graph, &result.nodes);
-            status = trace_step(s, tracer, a->trace && !a->json);
+            status = trace_step(s, tracer, a->trace);
             result.operations = tracer->operations;
         }
     }
@@ -444,6 +452,85 @@ static enum ps_status bench(const struct arguments *a, const struct ps_config *c
     return status;
 }
 
+/* ---- every level and precision ---- */
+
+/* The median step, launches and peak memory at one of them; *served 0 when the device or the shapes are not for it, and the message
+ * says why. */
+static enum ps_status time_level(const struct arguments *a, const struct ps_config *config, struct result *r, size_t *peak,
+                                 int *served)
+{
+    struct ps_session *s;
+    enum ps_status status = ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s);
+    *served = status == PS_OK;
+    if (status != PS_OK) {
+        return status == PS_USAGE || status == PS_DEVICE ? PS_OK : status;
+    }
+    struct ps_graph *graph;
+    status = ps_session_initialise(s);
+    if (status == PS_OK) {
+        status = time_steps(s, a->steps, r);
+    }
+    if (status == PS_OK) {
+        status = ps_session_full_step(s, &graph);
+    }
+    if (status == PS_OK) {
+        s->device->graph_nodes(s->device, graph, &r->nodes);
+        *peak = s->device->counters.peak_bytes;
+    }
+    ps_session_close(s);
+    return status;
+}
+
+static enum ps_status compare(const struct arguments *a, struct ps_config *config)
+{
+    static const enum ps_fusion levels[] = {PS_FUSION_NONE, PS_FUSION_GEMM, PS_FUSION_LAYER};
+    static const char *const level_names[] = {"none", "gemm", "layer"};
+    static const enum ps_precision precisions[] = {PS_FP32, PS_TF32, PS_PRECISION_BF16};
+    json_t *rows = json_array();
+    int any = 0;
+    if (!a->json) {
+        printf("%-10s %-6s %10s %10s %10s %8s %10s\n", "precision", "level", "ms/step", "min", "max", "kernels", "peak MiB");
+    }
+    for (int i = 0; i < 9; i++) {
+        struct result r = {0};
+        size_t peak = 0;
+        int served;
+        const char *precision = ps_precision_name(precisions[i / 3]), *level = level_names[i % 3];
+        config->runtime.precision = precisions[i / 3];
+        config->runtime.fusion = levels[i % 3];
+        enum ps_status status = time_level(a, config, &r, &peak, &served);
+        if (status != PS_OK) {
+            json_decref(rows);
+            return status;
+        }
+        any |= served;
+        if (a->json) {
+            json_array_append_new(rows, served ? json_pack("{s:s, s:s, s:f, s:f, s:f, s:i, s:I}", "precision", precision, "level",
+                                                           level, "median", r.median, "min", r.least, "max", r.most, "kernels",
+                                                           r.nodes.kernels, "peak_device_bytes", (json_int_t)peak)
+                                               : json_pack("{s:s, s:s, s:s}", "precision", precision, "level", level, "not_served",
+                                                           ps_error_message()));
+        } else if (served) {
+            printf("%-10s %-6s %10.4f %10.4f %10.4f %8d %10.1f\n", precision, level, r.median, r.least, r.most, r.nodes.kernels,
+                   (double)peak / 0x1p20);
+        } else {
+            printf("%-10s %-6s not served: %s\n", precision, level, ps_error_message());
+        }
+        fflush(stdout);
+    }
+    json_t *root = json_pack("{s:s, s:o}", "config", a->config, "levels", rows);
+    char *text = a->json && root ? json_dumps(root, JSON_INDENT(2)) : NULL;
+    json_decref(root);
+    if (a->json && !text) {
+        return ps_fail(PS_USAGE, "--json: no memory");
+    }
+    if (text) {
+        puts(text);
+        free(text);
+    }
+    return any ? PS_OK : PS_USAGE; /* the message of the last stands */
+}
+
 int main(int argc, char **argv)
 {
     struct arguments arguments = {0};
@@ -453,7 +540,7 @@ int main(int argc, char **argv)
         status = ps_config_load(arguments.config, arguments.overrides, arguments.n_overrides, &config);
     }
     if (status == PS_OK) {
-        status = bench(&arguments, &config);
+        status = arguments.compare ? compare(&arguments, &config) : bench(&arguments, &config);
         ps_config_free(&config);
     }
     if (status == PS_OK) {

@@ -855,6 +855,36 @@ START_TEST(bench_json)
 }
 END_TEST
 
+/* Every level in every precision has its row, timed or with the reason why not. */
+START_TEST(bench_compare)
+{
+    struct result r = run("bench", ARGS(config.text, "--device", (char *)device, "--steps", "20", "--compare", "--json"));
+    ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
+    json_t *object = read_json(r.out), *rows = json_object_get(object, "levels"), *row;
+    ck_assert_uint_eq(json_array_size(rows), 9);
+    size_t i;
+    int timed = 0;
+    json_array_foreach(rows, i, row)
+    {
+        int gemm = strcmp(json_string_value(json_object_get(row, "level")), "gemm") == 0;
+        int fp32 = strcmp(json_string_value(json_object_get(row, "precision")), "fp32") == 0;
+        if (json_object_get(row, "not_served")) {
+            ck_assert_msg(!(gemm && fp32), "%s", json_string_value(json_object_get(row, "not_served")));
+            continue;
+        }
+        timed++;
+        ck_assert_double_gt(number_in(row, "min"), 0);
+        ck_assert_double_le(number_in(row, "min"), number_in(row, "median"));
+        ck_assert_double_gt(number_in(row, "peak_device_bytes"), 1e5);
+        ck_assert(on_cpu == (number_in(row, "kernels") == 0));
+    }
+    ck_assert_int_ge(timed, 3); /* level none in fp32, level gemm in fp32 and tf32 */
+    json_decref(object);
+    result_free(&r);
+    expect_refused(run("bench", ARGS(config.text, "--trace", "--json")), 2, ARGS("--trace", "--json"));
+}
+END_TEST
+
 /* One line an operation, numbered from 0, before the summary, which counts as many. */
 START_TEST(bench_trace)
 {
@@ -990,6 +1020,7 @@ int main(void)
     tcase_add_test(tests, save_forecasts);
     tcase_add_test(tests, damaged_checkpoint);
     tcase_add_test(tests, bench_json);
+    tcase_add_test(tests, bench_compare);
     tcase_add_test(tests, bench_trace);
     tcase_add_test(tests, bench_short_epochs);
     tcase_add_test(tests, csv_to_forecasts);
