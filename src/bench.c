@@ -137,30 +137,22 @@ static enum ps_status time_steps(struct ps_session *s, int64_t steps, struct res
     if (!ms) {
         return ps_fail(PS_DEVICE, "--steps: no memory for %lld timings", (long long)steps);
     }
-    const struct ps_epoch_watch watch = {.max_steps = group};
     enum ps_status status = PS_OK;
-    for (int64_t i = -1; i < groups && status == PS_OK; i++) {
+    for (int64_t i = -2; i < groups && status == PS_OK; i++) { /* the first step alone, then an untimed group */
+        struct ps_epoch_watch watch = {.max_steps = i == -2 ? 1 : group};
         int finished;
         double loss;
         status = ps_session_rewind(s);
-        begin = i < 0 ? begin : ps_seconds();
-        if (status == PS_OK && !s->on_device) {
-            status = ps_session_train_epoch(s, &watch, &finished, &loss);
-        }
-        if (status == PS_OK && s->on_device && i < 0) {
-            status = ps_session_full_steps(s, 1);
-            if (status == PS_OK) {
-                status = s->device->synchronize(s->device);
-                r->first_step_seconds = ps_seconds() - begin;
-            }
-        }
-        if (status == PS_OK && s->on_device) {
-            status = ps_session_full_steps(s, i < 0 ? group - 1 : group);
+        begin = i == -2 ? begin : ps_seconds();
+        if (status == PS_OK) {
+            status = s->on_device ? ps_session_full_steps(s, watch.max_steps) : ps_session_train_epoch(s, &watch, &finished, &loss);
         }
         if (status == PS_OK) {
             status = s->device->synchronize(s->device);
         }
-        if (i >= 0) {
+        if (i == -2) {
+            r->first_step_seconds = ps_seconds() - begin;
+        } else if (i >= 0) {
             ms[i] = 1e3 * (ps_seconds() - begin) / (double)group;
         }
     }
