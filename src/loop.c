@@ -314,6 +314,12 @@ enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoc
     return PS_OK;
 }
 
+enum ps_status ps_session_recall(struct ps_session *s)
+{
+    PS_TRY(s->device->synchronize(s->device));
+    return read_state(s);
+}
+
 enum ps_status ps_session_reopen_epoch(struct ps_session *s)
 {
     s->epoch--;

@@ -102,6 +102,9 @@ struct ps_epoch_watch {
  * epoch, cursor and loss_sum stand at the next epoch's start. */
 enum ps_status ps_session_train_epoch(struct ps_session *session, const struct ps_epoch_watch *watch, int *finished, double *loss);
 
+/* Reads back how far the device has come, after a pass that an error ended: every step is done whole or not at all. */
+enum ps_status ps_session_recall(struct ps_session *session);
+
 /* Undoes the end of the epoch that ended last, for one whose validation was cut short: a checkpoint made now resumes with it. */
 enum ps_status ps_session_reopen_epoch(struct ps_session *session);
 

@@ -38,7 +38,8 @@ struct run {
     uint64_t best_written; /* epoch of the best weights already on disk, or on their way there; 0: none */
     int last_written;      /* last.h5 is, or will be, of this step and epoch */
     uint64_t last_step, last_epoch;
-    int stopped; /* the signal that ended it before its time; 0: none. One that comes later no longer matters */
+    uint64_t recorded; /* epochs whose validation is in metrics.jsonl */
+    int stopped;       /* the signal that ended it before its time; 0: none. One that comes later no longer matters */
 };
 
 static const char usage[] =
@@ -244,12 +245,13 @@ static enum ps_status resume(struct ps_session *s, struct run *run)
     }
     ps_resumption_free(&r);
     PS_TRY(status);
+    run->recorded = s->epoch;
     return ps_metrics_truncate(run->metrics, s->epoch);
 }
 
 /* Validation after an epoch, of which `windows` were trained in `seconds`: record, best weights, patience. */
-static enum ps_status after_epoch(struct ps_session *s, const struct run *run, struct ps_progress *progress, double loss,
-                                  int64_t windows, double seconds)
+static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct ps_progress *progress, double loss, int64_t windows,
+                                  double seconds)
 {
     struct ps_accuracy validation;
     PS_TRY(ps_session_score(s, PS_VALIDATION, &validation));
@@ -275,7 +277,30 @@ static enum ps_status after_epoch(struct ps_session *s, const struct run *run, s
                                      .seconds = seconds,
                                      .windows_per_second = (double)windows / seconds};
     ps_progress_epoch(progress, &record);
-    return ps_metrics_append(run->metrics, &record);
+    PS_TRY(ps_metrics_append(run->metrics, &record));
+    run->recorded = s->epoch;
+    return PS_OK;
+}
+
+/* Data or device failed: what was reached is written, where the device still gives it. The error stays the one that is told. */
+static enum ps_status save_and_fail(struct ps_session *s, struct run *run, enum ps_status status)
+{
+    char cause[1024];
+    snprintf(cause, sizeof cause, "%s", ps_error_message());
+    enum ps_status saved = ps_session_recall(s);
+    if (saved == PS_OK && s->epoch > run->recorded) { /* its validation failed */
+        saved = ps_session_reopen_epoch(s);
+    }
+    if (saved == PS_OK) {
+        saved = write_checkpoints(s, run);
+    }
+    if (saved == PS_OK) {
+        saved = ps_writer_drain(run->writer);
+    }
+    if (saved != PS_OK) {
+        return ps_fail(status, "%s; the last checkpoint is %s", cause, run->last);
+    }
+    return ps_fail(status, "%s; step %llu is kept in %s: go on with --resume", cause, (unsigned long long)s->now.step, run->last);
 }
 
 /* Epochs until the last, the patience's end or a signal. */
@@ -362,6 +387,9 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
         struct ps_progress *progress = ps_progress_open(config->train.epochs, s->steps_per_epoch);
         status = train_epochs(s, run, progress);
         ps_progress_close(progress);
+        if (status == PS_DATA || status == PS_DEVICE) {
+            status = save_and_fail(s, run, status);
+        }
     }
     if (status == PS_OK && !stop_signal) {
         status = test(s, run);

@@ -403,6 +403,47 @@ START_TEST(snapshot_and_restore)
 }
 END_TEST
 
+/* A device that fails between two steps: what it has done is kept, and a run goes on from there to the same bits. */
+static int replays_left;
+static enum ps_status (*replay_of_device)(struct ps_device *d, struct ps_graph *graph);
+
+static enum ps_status failing_replay(struct ps_device *d, struct ps_graph *graph)
+{
+    return replays_left-- > 0 ? replay_of_device(d, graph) : ps_fail(PS_DEVICE, "no more");
+}
+
+START_TEST(kept_after_an_error)
+{
+    char *placement = (char *)placements[_i];
+    struct bits plain = trained(series_file.text, 2, OVERRIDES(placement));
+    struct run first, second;
+    run_open(&first, series_file.text, OVERRIDES(placement));
+    train(first.s, 0);
+    replay_of_device = first.s->device->replay;
+    first.s->device->replay = failing_replay;
+    replays_left = 7;
+    int finished;
+    double loss;
+    ck_assert_int_eq(ps_session_train_epoch(first.s, &(struct ps_epoch_watch){0}, &finished, &loss), PS_DEVICE);
+    OK(ps_session_recall(first.s));
+    ck_assert_uint_eq(first.s->now.cursor, 7 * BATCH);
+    struct ps_snapshot snapshot;
+    OK(ps_snapshot_open(first.s, 0, &snapshot));
+    OK(ps_snapshot_take(&snapshot));
+    OK(ps_snapshot_wait(&snapshot));
+    run_open(&second, series_file.text, OVERRIDES(placement));
+    OK(ps_session_restore(second.s, &snapshot.checkpoint));
+    ps_snapshot_close(&snapshot);
+    train(second.s, 0);
+    struct bits resumed = bits_of(second.s);
+    expect_equal(&plain, &resumed, "after an error");
+    bits_free(&plain);
+    bits_free(&resumed);
+    run_close(&first);
+    run_close(&second);
+}
+END_TEST
+
 /* Checkpoints inside an epoch see the step they are made at. */
 struct seen {
     int n;
@@ -446,6 +487,7 @@ static void add_tests(TCase *tests)
     tcase_add_test(tests, best_weights);
     tcase_add_loop_test(tests, snapshot_and_restore, 0, 2);
     tcase_add_loop_test(tests, checkpoints_within_an_epoch, 0, 2);
+    tcase_add_loop_test(tests, kept_after_an_error, 0, 2);
 }
 
 static void set_up(const char *device, const char *with_precision, const char *with_fusion)
