@@ -12,6 +12,8 @@
 
 #define NO_COLUMN SIZE_MAX
 
+enum { LONGEST_LINE = 64 << 20 };
+
 struct csv {
     const char *path;
     FILE *file;
@@ -36,6 +38,31 @@ static enum ps_status out_of_memory(const struct csv *csv)
     return ps_fail(PS_DATA, "%s:%" PRId64 ": out of host memory", csv->path, csv->line_number);
 }
 
+/* The next bytes up to a line's end or the file's into csv->line, as getline does, but no more than a line may have: what is read
+ * need not be a text, nor end. *length: how many; 0 at the end of the file. */
+static enum ps_status read_bytes(struct csv *csv, size_t *length)
+{
+    int c = 0;
+    for (*length = 0; c != '\n' && (c = getc_unlocked(csv->file)) != EOF;) {
+        if (*length + 2 > csv->line_room) {
+            size_t room = csv->line_room > 0 ? 2 * csv->line_room : 4096;
+            char *grown = *length < LONGEST_LINE ? realloc(csv->line, room) : NULL;
+            if (grown == NULL) {
+                return *length < LONGEST_LINE ? out_of_memory(csv)
+                                              : ps_fail(PS_DATA, "%s:%" PRId64 ": a line of more than %d MiB: expected a text file",
+                                                        csv->path, csv->line_number + 1, LONGEST_LINE >> 20);
+            }
+            csv->line = grown;
+            csv->line_room = room;
+        }
+        csv->line[(*length)++] = (char)c;
+    }
+    if (*length > 0) {
+        csv->line[*length] = '\0';
+    }
+    return PS_OK;
+}
+
 /* The next line that is not empty, without its end, a byte-order mark or a carriage return. *more = 0 at the end of the file.
  * Empty lines may stand at the end alone. */
 static enum ps_status read_line(struct csv *csv, int *more)
@@ -43,20 +70,21 @@ static enum ps_status read_line(struct csv *csv, int *more)
     int64_t empty = 0;
     for (;;) {
         errno = 0;
-        ssize_t length = getline(&csv->line, &csv->line_room, csv->file);
-        if (length < 0) {
+        size_t length;
+        PS_TRY(read_bytes(csv, &length));
+        if (length == 0 || ferror(csv->file)) {
             *more = 0;
             return ferror(csv->file) ? ps_fail(PS_DATA, "%s: cannot be read: %s", csv->path, strerror(errno)) : PS_OK;
         }
         csv->line_number++;
-        if (strlen(csv->line) != (size_t)length) {
+        if (strlen(csv->line) != length) {
             return ps_fail(PS_DATA, "%s:%" PRId64 ": holds a zero byte: expected a text file", csv->path, csv->line_number);
         }
         while (length > 0 && strchr("\r\n", csv->line[length - 1]) != NULL) {
             csv->line[--length] = '\0';
         }
         if (csv->line_number == 1 && strncmp(csv->line, "\xef\xbb\xbf", 3) == 0) {
-            memmove(csv->line, csv->line + 3, (size_t)length - 2);
+            memmove(csv->line, csv->line + 3, length - 2);
         }
         if (csv->line[0] == '\0') {
             empty = empty > 0 ? empty : csv->line_number;

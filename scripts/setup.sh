@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that PatchStep needs and this machine lacks.
-# usage: scripts/setup.sh [--plots]   --plots: also what scripts/plot.py needs
+# usage: scripts/setup.sh [--plots] [--fuzz]   --plots: also what scripts/plot.py needs; --fuzz: what scripts/fuzz.sh needs
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config libhdf5-dev zlib1g-dev libopenblas-openmp-dev libcyaml-dev libyaml-dev
           librandom123-dev libjansson-dev libssl-dev check)
 commands=(cc cmake ninja pkg-config)
 modules=(zlib openblas libcyaml yaml-0.1 jansson libcrypto check)
-case "${1:-}" in
-    "") ;;
-    --plots) packages+=(python3-matplotlib python3-h5py); commands+=(python3) ;;
-    *) echo "setup: $1: unknown option: --plots or nothing" >&2; exit 2 ;;
-esac
+for option in "$@"; do
+    case "$option" in
+        --plots) packages+=(python3-matplotlib python3-h5py); commands+=(python3) ;;
+        --fuzz) packages+=(clang libclang-rt-dev libomp-dev); commands+=(clang) ;;
+        *) echo "setup: $option: unknown option: --plots, --fuzz or nothing" >&2; exit 2 ;;
+    esac
+done
 
 missing=()
 if command -v dpkg-query >/dev/null && command -v apt-get >/dev/null; then

@@ -1,6 +1,7 @@
 /* Files made to harm: what libhdf5 does with them stays in a child process, and what they say is checked before it is believed. */
 #include <check.h>
 #include <ftw.h>
+#include <glob.h>
 #include <hdf5.h>
 #include <signal.h>
 #include <stdio.h>
@@ -13,6 +14,8 @@
 
 #include "data/probe.h"
 #include "data/series.h"
+#include "src/checkpoint.h"
+#include "src/digest.h"
 
 /* ---- a folder for each test ---- */
 
@@ -439,6 +442,73 @@ START_TEST(absurd_name)
 }
 END_TEST
 
+/* ---- inputs that the fuzz targets found: each crashes some libhdf5, loops in it, or makes it ask for memory without end ---- */
+
+/* The file's bytes, with `before` zero bytes before them. */
+static char *get_file(const char *path, size_t before, size_t *length)
+{
+    struct stat st;
+    ck_assert_msg(stat(path, &st) == 0, "%s", path);
+    *length = before + (size_t)st.st_size;
+    char *bytes = calloc(1, *length + 1);
+    FILE *file = fopen(path, "r");
+    ck_assert_uint_eq(fread(bytes + before, 1, (size_t)st.st_size, file), (size_t)st.st_size);
+    fclose(file);
+    return bytes;
+}
+
+/* Calls `opens` for each file in tests/fuzz/contained/NAME; those that take long only in the long form. */
+static void for_each_contained(const char *name, void (*opens)(const char *path))
+{
+    char pattern[512];
+    snprintf(pattern, sizeof pattern, "%s/tests/fuzz/contained/%s/*", getenv("PS_SOURCE"), name);
+    glob_t found;
+    ck_assert_int_eq(glob(pattern, 0, NULL, &found), 0);
+    ck_assert_uint_gt(found.gl_pathc, 0);
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        if (getenv("PS_TEST_FULL") != NULL || strstr(found.gl_pathv[i], "endless") == NULL) {
+            opens(found.gl_pathv[i]);
+        }
+    }
+    globfree(&found);
+}
+
+static void open_contained_series(const char *path)
+{
+    struct ps_series *series;
+    ck_assert_msg(ps_series_open(path, &series) == PS_DATA, "%s is accepted", path);
+    check_message(path);
+}
+
+START_TEST(contained_series)
+{
+    for_each_contained("series", open_contained_series);
+}
+END_TEST
+
+/* The HDF5 part of a checkpoint, to which the right digest is put. */
+static void open_contained_checkpoint(const char *path)
+{
+    enum { BLOCK = 512 };
+    size_t length;
+    char *bytes = get_file(path, BLOCK, &length), digest[PS_DIGEST_HEX];
+    ck_assert(ps_digest(bytes + BLOCK, length - BLOCK, digest));
+    snprintf(bytes, BLOCK, "PatchStep checkpoint\nformat 1\nlength %zu\nsha256 %s\n", length, digest);
+    FILE *out = fopen(in_folder("checkpoint.h5"), "w");
+    ck_assert_uint_eq(fwrite(bytes, 1, length, out), length);
+    ck_assert_int_eq(fclose(out), 0);
+    free(bytes);
+    struct ps_checkpoint checkpoint;
+    ck_assert_msg(ps_checkpoint_load(in_folder("checkpoint.h5"), &checkpoint) == PS_CHECKPOINT, "%s is accepted", path);
+    check_message(in_folder("checkpoint.h5"));
+}
+
+START_TEST(contained_checkpoints)
+{
+    for_each_contained("checkpoint", open_contained_checkpoint);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("hostile");
@@ -459,6 +529,16 @@ int main(void)
     tcase_add_test(c, filters_read);
     tcase_add_test(c, chunks_of_wrong_size);
     tcase_add_test(c, absurd_name);
+    suite_add_tcase(suite, c);
+    c = tcase_create("contained");
+    tcase_set_timeout(c, 300);
+    tcase_add_checked_fixture(c, make_folder, remove_folder);
+    if (getenv("PS_SOURCE") != NULL) {
+        tcase_add_test(c, contained_series);
+        tcase_add_test(c, contained_checkpoints);
+    } else {
+        puts("skipped: the inputs that fuzzing found, because PS_SOURCE is not set");
+    }
     suite_add_tcase(suite, c);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
