@@ -362,6 +362,13 @@ void ps_output_truncate(struct ps_output *output, uint64_t size)
     note(output, output->error || call_truncate(output->fd, output->partial, (off_t)size) == 0);
 }
 
+void ps_output_start(struct ps_output *output)
+{
+    if (!ps_output_failed(output)) {
+        sync_file_range(output->fd, 0, 0, SYNC_FILE_RANGE_WRITE); /* a hint: what goes wrong is met again when finish flushes */
+    }
+}
+
 int ps_output_failed(const struct ps_output *output)
 {
     return output->error != 0;
@@ -410,12 +417,19 @@ enum ps_status ps_file_append(enum ps_status status, const char *path, const voi
     return is_new ? folder_flushed(status, path) : PS_OK;
 }
 
+static enum ps_status not_removed(enum ps_status status, const char *path)
+{
+    return errno == ENOENT ? PS_OK : ps_fail(status, "%s: cannot be removed: %s", path, strerror(errno));
+}
+
+enum ps_status ps_file_drop(enum ps_status status, const char *path)
+{
+    return call_unlink(path) != 0 ? not_removed(status, path) : PS_OK;
+}
+
 enum ps_status ps_file_remove(enum ps_status status, const char *path)
 {
-    if (call_unlink(path) != 0) {
-        return errno == ENOENT ? PS_OK : ps_fail(status, "%s: cannot be removed: %s", path, strerror(errno));
-    }
-    return folder_flushed(status, path);
+    return call_unlink(path) != 0 ? not_removed(status, path) : folder_flushed(status, path);
 }
 
 enum ps_status ps_file_link(enum ps_status status, const char *path, const char *name)

@@ -34,6 +34,9 @@ enum ps_status ps_output_open(enum ps_status status, const char *path, struct ps
 void ps_output_write(struct ps_output *output, uint64_t at, const void *bytes, size_t size);
 void ps_output_read(struct ps_output *output, uint64_t at, void *bytes, size_t size); /* zeros behind the end, and on failure */
 void ps_output_truncate(struct ps_output *output, uint64_t size);
+/* What is written so far goes to the disk while the caller does something else; only finish waits for it, or says that it failed.
+ */
+void ps_output_start(struct ps_output *output);
 int ps_output_failed(const struct ps_output *output);
 /* With PS_OK flushes and puts the file at its path; with another status, or after a failure, removes what was written. Returns the
  * failure's status, else `so_far`. */
@@ -47,7 +50,9 @@ enum ps_status ps_file_append(enum ps_status status, const char *path, const voi
  * the next change of the folder is to be. */
 enum ps_status ps_file_link(enum ps_status status, const char *path, const char *name);
 
-/* A file that is missing, and a folder that is there, are fine. The change itself is flushed. */
+/* A file that is missing, and a folder that is there, are fine. The change itself is flushed; not by drop: a power cut may bring
+ * the file back. */
+enum ps_status ps_file_drop(enum ps_status status, const char *path);
 enum ps_status ps_file_remove(enum ps_status status, const char *path);
 enum ps_status ps_folder_make(enum ps_status status, const char *path);
 

@@ -255,48 +255,95 @@ static void datasets(struct pass *pass, struct ps_checkpoint *c, uint64_t has_mo
 
 /* ---- saving ---- */
 
+/* A file that HDF5 makes in memory, which stays when HDF5 has closed it. */
+struct made {
+    char *bytes;
+};
+
+static void *made_larger(void *bytes, size_t size, H5FD_file_image_op_t operation, void *argument)
+{
+    (void)operation;
+    struct made *made = argument;
+    char *larger = realloc(bytes, size);
+    made->bytes = larger ? larger : made->bytes;
+    return larger;
+}
+
+static herr_t made_stays(void *bytes, H5FD_file_image_op_t operation, void *made)
+{
+    (void)bytes;
+    (void)operation;
+    (void)made;
+    return 0;
+}
+
+/* The callbacks' argument is passed as it is. */
+static void *same_argument(void *argument)
+{
+    return argument;
+}
+
+static herr_t argument_stays(void *argument)
+{
+    (void)argument;
+    return 0;
+}
+
 /* The whole file as *size bytes, the user block not yet written. */
 static enum ps_status make_image(const char *path, const struct ps_checkpoint *checkpoint, char **image, size_t *size)
 {
     struct ps_checkpoint c = *checkpoint; /* the parts are passed as what may be loaded; saving only reads them */
     uint64_t has_moments = c.m != NULL;
+    struct made made = {NULL};
+    H5FD_file_image_callbacks_t keep = {.image_realloc = made_larger,
+                                        .image_free = made_stays,
+                                        .udata_copy = same_argument,
+                                        .udata_free = argument_stays,
+                                        .udata = &made};
     hid_t create = H5Pcreate(H5P_FILE_CREATE), access = H5Pcreate(H5P_FILE_ACCESS);
     H5Pset_userblock(create, BLOCK);
     H5Pset_obj_track_times(create, 0);
     H5Pset_fapl_core(access, GROWTH, 0);
+    H5Pset_file_image_callbacks(access, &keep);
     struct pass pass = {.path = path, .kind = SAVING, .file = H5Fcreate(in_memory, H5F_ACC_TRUNC, create, access)};
     H5Pclose(create);
     H5Pclose(access);
-    if (pass.file < 0) {
-        return ps_fail(PS_CHECKPOINT, "%s: no memory for the file's contents", path);
-    }
     attributes(&pass, &c, &has_moments);
     datasets(&pass, &c, has_moments);
-    /* HDF5 gives the image without its user block. */
+    /* What HDF5 calls the image is without the user block, and without the room that the driver took in advance. */
     ssize_t bytes = pass.status == PS_OK && H5Fflush(pass.file, H5F_SCOPE_GLOBAL) >= 0 ? H5Fget_file_image(pass.file, NULL, 0) : -1;
-    *image = bytes > 0 ? malloc(BLOCK + (size_t)bytes) : NULL;
-    if (pass.status == PS_OK && (!*image || H5Fget_file_image(pass.file, *image + BLOCK, (size_t)bytes) != bytes)) {
-        free(*image);
-        *image = NULL;
+    int done = bytes > 0;
+    done = pass.file >= 0 && H5Fclose(pass.file) >= 0 && done && made.bytes;
+    if (pass.status == PS_OK && !done) {
         pass.status = ps_fail(PS_CHECKPOINT, "%s: no memory for the file's contents", path);
     }
+    if (pass.status != PS_OK) {
+        free(made.bytes);
+        made.bytes = NULL;
+    }
+    *image = made.bytes;
     *size = pass.status == PS_OK ? BLOCK + (size_t)bytes : 0;
-    H5Fclose(pass.file);
     return pass.status;
 }
 
+/* The digest is worked out while what it is of is on its way to the disk. */
 enum ps_status ps_checkpoint_save(const char *path, const struct ps_checkpoint *checkpoint)
 {
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
     char *image = NULL, digest[PS_DIGEST_HEX];
     size_t size = 0;
+    struct ps_output *output;
     enum ps_status status = make_image(path, checkpoint, &image, &size);
-    if (status == PS_OK && !ps_digest(image + BLOCK, size - BLOCK, digest)) {
-        status = ps_fail(PS_CHECKPOINT, "%s: OpenSSL gives no SHA-256", path);
-    }
-    if (status == PS_OK) {
-        make_block(image, PS_CHECKPOINT_FORMAT, size, digest);
-        status = ps_file_replace(PS_CHECKPOINT, path, image, size);
+    if (status == PS_OK && (status = ps_output_open(PS_CHECKPOINT, path, &output)) == PS_OK) {
+        ps_output_write(output, BLOCK, image + BLOCK, size - BLOCK);
+        ps_output_start(output);
+        if (ps_digest(image + BLOCK, size - BLOCK, digest)) {
+            make_block(image, PS_CHECKPOINT_FORMAT, size, digest);
+            ps_output_write(output, 0, image, BLOCK);
+        } else {
+            status = ps_fail(PS_CHECKPOINT, "%s: OpenSSL gives no SHA-256", path);
+        }
+        status = ps_output_finish(output, status);
     }
     free(image);
     return status;
@@ -420,24 +467,13 @@ static herr_t image_kept(void *image, H5FD_file_image_op_t operation, void *byte
     return 0;
 }
 
-static void *same_bytes(void *bytes)
-{
-    return bytes;
-}
-
-static herr_t kept_bytes(void *bytes)
-{
-    (void)bytes;
-    return 0;
-}
-
 static hid_t open_image(char *bytes, size_t size)
 {
     H5FD_file_image_callbacks_t in_place = {.image_malloc = image_itself,
                                             .image_memcpy = image_copied,
                                             .image_free = image_kept,
-                                            .udata_copy = same_bytes,
-                                            .udata_free = kept_bytes,
+                                            .udata_copy = same_argument,
+                                            .udata_free = argument_stays,
                                             .udata = bytes};
     hid_t access = H5Pcreate(H5P_FILE_ACCESS), file = H5I_INVALID_HID;
     if (H5Pset_fapl_core(access, GROWTH, 0) >= 0 && H5Pset_file_image_callbacks(access, &in_place) >= 0 &&

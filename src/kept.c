@@ -100,7 +100,7 @@ static enum ps_status prune(const struct ps_kept *kept, const char *kind, int64_
         if (numbers[i] >= present || left-- <= 0) {
             char path[PS_KEPT_PATH];
             numbered_path(kept, kind, numbers[i], path);
-            status = ps_file_remove(PS_CHECKPOINT, path);
+            status = ps_file_drop(PS_CHECKPOINT, path);
         }
     }
     free(numbers);
