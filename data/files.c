@@ -21,8 +21,9 @@ static const struct kind {
     const char *name;
     enum fault fault;
     int error;
-} kinds[] = {{"eio", FAULT_ERROR, EIO}, {"enospc", FAULT_ERROR, ENOSPC}, {"eintr", FAULT_ERROR, EINTR},
-             {"short", FAULT_SHORT, 0}, {"die", FAULT_DIE, 0},           {"invalid", FAULT_ERROR, EINVAL}};
+} kinds[] = {{"eio", FAULT_ERROR, EIO},       {"enospc", FAULT_ERROR, ENOSPC}, {"eintr", FAULT_ERROR, EINTR},
+             {"short", FAULT_SHORT, 0},       {"enosys", FAULT_ERROR, ENOSYS}, {"die", FAULT_DIE, 0},
+             {"invalid", FAULT_ERROR, EINVAL}};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
 static struct {
@@ -188,13 +189,36 @@ static int call_mkdir(const char *path)
     return result;
 }
 
-static int call_lock(int fd, const char *path, struct flock *range)
+/* The whole file, as long as the process lives or until it closes the file. */
+static int call_lock(int fd, const char *path)
 {
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     int result;
     do {
-        result = fault_of("lock", path) ? -1 : fcntl(fd, F_SETLK, range);
+        result = fault_of("lock", path) ? -1 : fcntl(fd, F_SETLK, &range);
     } while (result != 0 && errno == EINTR);
     return result;
+}
+
+/* What call_lock fails with when another process has the lock, and where there are none. */
+static int is_held(int error)
+{
+    return error == EAGAIN || error == EACCES;
+}
+
+static int has_no_locks(int error)
+{
+    return error == ENOLCK || error == ENOSYS || error == EOPNOTSUPP;
+}
+
+static enum ps_status fail_held(enum ps_status status, const char *path, int fd)
+{
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    char holder[32] = "another process";
+    if (fcntl(fd, F_GETLK, &range) == 0 && range.l_type != F_UNLCK && range.l_pid > 0) {
+        snprintf(holder, sizeof holder, "process %ld", (long)range.l_pid);
+    }
+    return ps_fail(status, "%s: held by %s: wait for its end, or choose another folder", path, holder);
 }
 
 /* ---- reading ---- */
@@ -310,6 +334,44 @@ struct ps_output {
     int error; /* errno of the first failure; 0: none */
 };
 
+/* The empty file, locked: two processes that write the same file would mix their bytes. One that a crash left is taken over. */
+static enum ps_status open_partial(enum ps_status status, const char *partial, int *fd)
+{
+    struct stat opened, named;
+    for (int tries = 0; tries < 100; tries++) {
+        *fd = call_open(partial, O_RDWR | O_CREAT);
+        if (*fd < 0) {
+            return not_written(status, partial);
+        }
+        if (call_lock(*fd, partial) != 0 && !has_no_locks(errno)) {
+            if (is_held(errno)) {
+                fail_held(status, partial, *fd);
+            } else {
+                not_written(status, partial);
+                call_unlink(partial);
+            }
+            break;
+        }
+        /* Between opening and locking, the one who held it may have put it in its place. */
+        if (fstat(*fd, &opened) == 0 && stat(partial, &named) == 0 && opened.st_ino == named.st_ino &&
+            opened.st_dev == named.st_dev) {
+            if (opened.st_size == 0 || call_truncate(*fd, partial, 0) == 0) {
+                return PS_OK;
+            }
+            not_written(status, partial);
+            call_unlink(partial);
+            break;
+        }
+        ps_fail(status, "%s: comes and goes: another process writes it", partial);
+        close(*fd);
+        *fd = -1;
+    }
+    if (*fd >= 0) {
+        close(*fd);
+    }
+    return status;
+}
+
 enum ps_status ps_output_open(enum ps_status status, const char *path, struct ps_output **output)
 {
     struct ps_output *o = calloc(1, sizeof *o);
@@ -323,9 +385,7 @@ enum ps_status ps_output_open(enum ps_status status, const char *path, struct ps
         return status;
     }
     o->status = status;
-    o->fd = call_open(o->partial, O_RDWR | O_CREAT | O_TRUNC);
-    if (o->fd < 0) {
-        not_written(status, o->partial);
+    if (open_partial(status, o->partial, &o->fd) != PS_OK) {
         free(o->path);
         free(o->partial);
         free(o);
@@ -489,21 +549,20 @@ enum ps_status ps_folder_sweep(enum ps_status status, const char *path)
 
 enum ps_status ps_file_lock(enum ps_status status, const char *path, int *lock)
 {
-    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     int fd = call_open(path, O_RDWR | O_CREAT);
     if (fd < 0) {
         return not_written(status, path);
     }
-    if (call_lock(fd, path, &range) == 0) {
+    if (call_lock(fd, path) == 0) {
         *lock = fd;
         return PS_OK;
     }
-    if (errno != EAGAIN && errno != EACCES) {
-        ps_fail(status, "%s: cannot be locked: %s", path, strerror(errno));
-    } else if (fcntl(fd, F_GETLK, &range) == 0 && range.l_type != F_UNLCK && range.l_pid > 0) {
-        ps_fail(status, "%s: held by process %ld: wait for its end, or choose another folder", path, (long)range.l_pid);
+    if (is_held(errno)) {
+        fail_held(status, path, fd);
+    } else if (has_no_locks(errno)) {
+        status = ps_fail(PS_UNSUPPORTED, "%s: its file system has no locks: %s", path, strerror(errno));
     } else {
-        ps_fail(status, "%s: held by another process: wait for its end, or choose another folder", path);
+        ps_fail(status, "%s: cannot be locked: %s", path, strerror(errno));
     }
     close(fd);
     return status;

@@ -4,8 +4,8 @@
  *
  * Each call to the system can be made to fail, to test what becomes of a run. Two environment variables, read at the first call:
  *
- *   PS_IO_FAULT=N:KIND   call N, counted from 1, goes wrong; N+: that one and all later ones do. KIND: eio, enospc, eintr (fails
- *                        once with that errno), short (a write takes half of its bytes; other calls do not mind), die (the
+ *   PS_IO_FAULT=N:KIND   call N, counted from 1, goes wrong; N+: that one and all later ones do. KIND: eio, enospc, enosys, eintr
+ *                        (fails with that errno), short (a write takes half of its bytes; other calls do not mind), die (the
  *                        process is killed there, inside a write after half of its bytes).
  *   PS_IO_TRACE=FILE     a line is appended for each call: number, name, path, and KIND where it went wrong.
  *
@@ -28,7 +28,8 @@ enum ps_status ps_file_read(enum ps_status status, const char *path, size_t long
  * not be flushed the new file stands there, and might not after a power cut. */
 enum ps_status ps_file_replace(enum ps_status status, const char *path, const void *bytes, size_t size);
 
-/* The same in parts, at any place of the file. The first failure is remembered for finish, and nothing is written after it. */
+/* The same in parts, at any place of the file. `status` when another process is writing the same one. The first failure is
+ * remembered for finish, and nothing is written after it. */
 struct ps_output;
 enum ps_status ps_output_open(enum ps_status status, const char *path, struct ps_output **output);
 void ps_output_write(struct ps_output *output, uint64_t at, const void *bytes, size_t size);
@@ -61,7 +62,8 @@ enum ps_status ps_folder_sweep(enum ps_status status, const char *path);
 
 /* Takes the file (made when there is none, and left there) as a lock that no other process gets until this one unlocks it or
  * dies: POSIX record locks, which a child does not inherit. *lock: for ps_file_unlock. `status` when another has it: "path: held by
- * process N", without N when the system does not tell. A process must not lock one file twice. */
+ * process N", or "another process" where the system does not tell. PS_UNSUPPORTED where the file system has no locks. A process
+ * must not lock one file twice. */
 enum ps_status ps_file_lock(enum ps_status status, const char *path, int *lock);
 void ps_file_unlock(int lock);
 

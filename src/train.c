@@ -32,7 +32,8 @@ struct arguments {
 struct run {
     char dir[PATH_ROOM], lock_file[PATH_ROOM + 32], config[PATH_ROOM + 32], metrics[PATH_ROOM + 32], last[PS_KEPT_PATH],
         best[PS_KEPT_PATH], test[PATH_ROOM + 32];
-    int lock; /* on lock_file, for as long as the process lives; -1: not yet */
+    int lock;   /* on lock_file, for as long as the process lives; -1: not yet, or there are no locks */
+    int warned; /* that there are none */
     struct ps_kept kept;
     struct ps_writer *writer;
     uint64_t best_written; /* epoch of the best weights already on disk, or on their way there; 0: none */
@@ -126,7 +127,13 @@ static enum ps_status run_paths(const struct arguments *a, struct run *run)
 static enum ps_status run_take(const struct arguments *a, struct run *run)
 {
     if (run->lock < 0 && access(run->dir, F_OK) == 0) {
-        PS_TRY(ps_file_lock(PS_USAGE, run->lock_file, &run->lock));
+        enum ps_status status = ps_file_lock(PS_USAGE, run->lock_file, &run->lock);
+        if (status == PS_UNSUPPORTED && !run->warned) {
+            fprintf(stderr, "train: warning: %s: nothing keeps a second process out of the folder\n", ps_error_message());
+            run->warned = 1;
+        } else if (status != PS_UNSUPPORTED) {
+            PS_TRY(status);
+        }
     }
     int holds = ps_kept_any(&run->kept);
     const char *const files[] = {run->config, run->best, run->metrics, run->test};

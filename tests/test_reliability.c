@@ -404,6 +404,62 @@ START_TEST(simultaneous_starts)
 }
 END_TEST
 
+/* A file system without locks: a warning, and the run goes on. */
+START_TEST(no_locks)
+{
+    struct path dir = new_dir("unlocked");
+    expect_done(train(dir.text, ARGS()));
+    remove(trace.text);
+    setenv("PS_IO_TRACE", trace.text, 1);
+    expect_done(train(dir.text, ARGS("--overwrite")));
+    char *text = file_read(trace.text, NULL), *line = strstr(text, " lock "), fault[32];
+    ck_assert(line != NULL);
+    while (line > text && line[-1] != '\n') {
+        line--;
+    }
+    snprintf(fault, sizeof fault, "%d:enosys", atoi(line));
+    free(text);
+    setenv("PS_IO_FAULT", fault, 1);
+    struct result r = train(dir.text, ARGS("--overwrite"));
+    forget_fault();
+    ck_assert_msg(r.code == 0 && lines_of(r.err) == 1 && strstr(r.err, "has no locks"), "exit code %d: %s", r.code, r.err);
+    result_free(&r);
+    expect_same_run(whole.text, dir.text);
+}
+END_TEST
+
+/* Two that write the same file at once: each ends with the whole file or is refused. */
+START_TEST(simultaneous_writers)
+{
+    enum { N = 4, ROUNDS = 10 };
+    const struct writer *w = &writers[1];
+    struct path good = new_dir("good.h5"), out = new_dir("both.h5");
+    char *arguments[ARGUMENTS + 1] = {out.text};
+    for (int i = 1; w->arguments[i]; i++) {
+        arguments[i] = w->arguments[i];
+    }
+    expect_written(w, good.text);
+    int done = 0, refused = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        struct process p[N];
+        for (int i = 0; i < N; i++) {
+            p[i] = start(w->program, arguments);
+        }
+        for (int i = 0; i < N; i++) {
+            struct result r = process_end(&p[i]);
+            ck_assert_msg(r.code == 0 || (r.code == 3 && strstr(r.err, "held by ")), "exit code %d: %s", r.code, r.err);
+            done += r.code == 0;
+            refused += r.code == 3;
+            result_free(&r);
+        }
+        ck_assert_msg(files_equal(good.text, out.text), "two files mixed into one");
+        ck_assert(!file_exists(new_dir("both.h5.partial").text));
+    }
+    printf("writers of one file: %d done, %d refused\n", done, refused);
+    ck_assert_int_ge(done, ROUNDS);
+}
+END_TEST
+
 /* A signal while the run is ending, its results written or not: it counts, and says so, or it does not. */
 START_TEST(signal_at_the_end)
 {
@@ -671,6 +727,8 @@ int main(void)
     tcase_add_test(tests, killed);
     tcase_add_test(tests, second_process);
     tcase_add_test(tests, simultaneous_starts);
+    tcase_add_test(tests, no_locks);
+    tcase_add_test(tests, simultaneous_writers);
     tcase_add_test(tests, signal_at_the_end);
     tcase_add_test(tests, full_disk);
     tcase_add_loop_test(tests, full_disk_for_an_output, 0, WRITERS);
