@@ -188,7 +188,7 @@ static void copy_file(const char *from, const char *to)
     free(bytes);
 }
 
-/* A folder as a crash in the middle of the run leaves it, a temporary file and half a line of metrics too. */
+/* A folder as a crash in the middle of the run leaves it, temporary files and half a line of metrics too. */
 static void make_crashed(const char *dir)
 {
     static const char *const files[] = {"config.yaml", "metrics.jsonl", "checkpoints/last.h5", "checkpoints/best.h5"};
@@ -209,7 +209,10 @@ static void make_crashed(const char *dir)
             copy_file(in_run(crashed.text, files[i]).text, in_run(dir, files[i]).text);
         }
     }
-    file_write(in_run(dir, "checkpoints/best.h5.partial").text, "half", 4);
+    static const char *const left[] = {"checkpoints/best.h5.partial", "checkpoints/last-999.h5.partial", "test.json.partial"};
+    for (int i = 0; i < 3; i++) {
+        file_write(in_run(dir, left[i]).text, "half", 4);
+    }
     FILE *metrics = fopen(in_run(dir, "metrics.jsonl").text, "a");
     fputs("{\"epoch\":2,\"st", metrics);
     fclose(metrics);
