@@ -1,20 +1,28 @@
-/* A reader thread that gathers batches into two buffers ahead of the loop that uses them. The buffers are the caller's. */
+/* A reader thread that fills two buffers by turns, ahead of whoever uses them. What fills them is the caller's: batches of windows
+ * (data/batches.h), groups of blocks from a file (data/groups.h). */
 #ifndef PS_DATA_PREFETCH_H
 #define PS_DATA_PREFETCH_H
 
-#include "data/series.h"
+#include <stdint.h>
+
+#include "kernels/status.h"
 
 struct ps_prefetch;
 
-/* buffers: two, each room for batch inputs [B, C, L] and targets [B, C, H]. The index array is given by start and borrowed. */
-enum ps_status ps_prefetch_open(const struct ps_window_view *view, int64_t batch, float *const inputs[2], float *const targets[2],
-                                struct ps_prefetch **prefetch);
-/* Begins an epoch: windows index[begin..end) in batches, the last one possibly short. Any epoch before is abandoned, and its index
- * array is no longer read once this returns. A buffer still held stays the caller's until it is released. */
-void ps_prefetch_start(struct ps_prefetch *prefetch, const int32_t *index, int64_t begin, int64_t end);
-/* Waits for the next batch: *slot is 0 or 1, alternating and 0 first in each epoch, *n its windows (0: the epoch is over). The
- * buffer stays valid until ps_prefetch_release(slot). Seconds spent waiting are added to *waited. PS_UNSUPPORTED when the buffer
- * whose turn it is was never released (waiting would never end). */
+/* Fills buffer `slot` with what comes next in the pass, on the reader's thread. *n: how much it holds, more than 0; 0: the pass is
+ * over. */
+typedef enum ps_status ps_prefetch_fill(void *source, int slot, int64_t *n);
+
+enum ps_status ps_prefetch_open(ps_prefetch_fill *fill, void *source, struct ps_prefetch **prefetch);
+/* Begins a pass, whose first item goes to `slot`, the next to the other one, and so on. Not before any pass before has been stopped
+ * or has ended. */
+void ps_prefetch_start(struct ps_prefetch *prefetch, int slot);
+/* Abandons the pass. Once this returns fill is not at work, and the source may be changed. A buffer still held stays the caller's
+ * until it is released. */
+void ps_prefetch_stop(struct ps_prefetch *prefetch);
+/* Waits for the next item: *slot, and *n as fill said (0: the pass is over). The buffer stays valid until
+ * ps_prefetch_release(slot). Seconds spent waiting are added to *waited. A failure of fill comes back here, with its message.
+ * PS_UNSUPPORTED when the buffer whose turn it is was never released (waiting would never end). */
 enum ps_status ps_prefetch_next(struct ps_prefetch *prefetch, int *slot, int64_t *n, double *waited);
 void ps_prefetch_release(struct ps_prefetch *prefetch, int slot);
 void ps_prefetch_close(struct ps_prefetch *prefetch); /* NULL is fine; joins the thread */

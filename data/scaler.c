@@ -2,14 +2,15 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "data/series.h"
+#include "data/series_file.h"
 
 static enum ps_status scaler_allocate(int64_t channels, struct ps_scaler *scaler)
 {
     *scaler = (struct ps_scaler){.channels = channels};
     scaler->mean = calloc((size_t)channels, sizeof *scaler->mean);
     scaler->std = calloc((size_t)channels, sizeof *scaler->std);
-    if (scaler->mean == NULL || scaler->std == NULL) {
+    scaler->is_constant = calloc((size_t)channels, 1);
+    if (scaler->mean == NULL || scaler->std == NULL || scaler->is_constant == NULL) {
         ps_scaler_free(scaler);
         return ps_fail(PS_DATA, "out of host memory for the scaler of %" PRId64 " channels", channels);
     }
@@ -29,68 +30,98 @@ void ps_scaler_free(struct ps_scaler *scaler)
 {
     free(scaler->mean);
     free(scaler->std);
+    free(scaler->is_constant);
     *scaler = (struct ps_scaler){0};
 }
 
-/* Both layouts as values[o, c, i]: a series is [rows, C, 1], inputs [windows, C, L]. */
-struct block {
-    float *values;
-    int64_t outer, channels, inner;
+/* One of the two passes over the training rows, in the order of memory. */
+struct fit {
+    struct ps_scaler *scaler;
+    int64_t inner; /* values of a channel that follow one another: 1 in a series [rows, C], L in inputs [windows, C, L] */
 };
 
-static struct block first_rows(const struct ps_series *series, int64_t rows)
+static enum ps_status add_values(void *argument, int64_t first, int64_t rows, const float *x)
 {
-    if (series->layout == PS_LAYOUT_SERIES) {
-        return (struct block){series->values, rows, series->channels, 1};
-    }
-    return (struct block){series->inputs, rows, series->channels, series->seq_len};
-}
-
-/* Two passes, each in the order of memory. */
-enum ps_status ps_scaler_fit(const struct ps_series *series, const struct ps_splits *splits, struct ps_scaler *scaler)
-{
-    PS_TRY(scaler_allocate(series->channels, scaler));
-    struct block b = first_rows(series, splits->train_rows);
-    double count = (double)b.outer * (double)b.inner;
-    double *mean = scaler->mean, *std = scaler->std;
-    const float *x = b.values;
-    for (int64_t o = 0; o < b.outer; o++) {
-        for (int64_t c = 0; c < b.channels; c++) {
-            for (int64_t i = 0; i < b.inner; i++) {
+    (void)first;
+    const struct fit *fit = argument;
+    double *mean = fit->scaler->mean;
+    for (int64_t o = 0; o < rows; o++) {
+        for (int64_t c = 0; c < fit->scaler->channels; c++) {
+            for (int64_t i = 0; i < fit->inner; i++) {
                 mean[c] += *x++;
             }
         }
     }
-    for (int64_t c = 0; c < b.channels; c++) {
-        mean[c] /= count;
-    }
-    x = b.values;
-    for (int64_t o = 0; o < b.outer; o++) {
-        for (int64_t c = 0; c < b.channels; c++) {
-            for (int64_t i = 0; i < b.inner; i++) {
+    return PS_OK;
+}
+
+static enum ps_status add_deviations(void *argument, int64_t first, int64_t rows, const float *x)
+{
+    (void)first;
+    const struct fit *fit = argument;
+    const double *mean = fit->scaler->mean;
+    double *std = fit->scaler->std;
+    for (int64_t o = 0; o < rows; o++) {
+        for (int64_t c = 0; c < fit->scaler->channels; c++) {
+            for (int64_t i = 0; i < fit->inner; i++) {
                 double deviation = *x++ - mean[c];
                 std[c] += deviation * deviation;
             }
         }
     }
-    for (int64_t c = 0; c < b.channels; c++) {
-        std[c] = sqrt(std[c] / count);
+    return PS_OK;
+}
+
+static enum ps_status fit_passes(const struct ps_series *series, int64_t rows, struct fit *fit)
+{
+    struct ps_scaler *scaler = fit->scaler;
+    double count = (double)rows * (double)fit->inner;
+    PS_TRY(ps_series_each(series, 0, rows, add_values, fit));
+    for (int64_t c = 0; c < scaler->channels; c++) {
+        scaler->mean[c] /= count;
+    }
+    PS_TRY(ps_series_each(series, 0, rows, add_deviations, fit));
+    for (int64_t c = 0; c < scaler->channels; c++) {
+        scaler->std[c] = sqrt(scaler->std[c] / count);
         /* Exact for a constant channel: equal float32 values have exact sums in double, and so their mean is their value. */
-        if (std[c] == 0) {
-            std[c] = 1;
+        if (scaler->std[c] == 0) {
+            scaler->std[c] = 1;
+            scaler->is_constant[c] = 1;
             scaler->constant++;
         }
     }
     return PS_OK;
 }
 
-static void scale(const struct ps_scaler *scaler, struct block b)
+enum ps_status ps_scaler_fit(const struct ps_series *series, const struct ps_splits *splits, struct ps_scaler *scaler)
 {
-    float *x = b.values;
-    for (int64_t o = 0; o < b.outer; o++) {
-        for (int64_t c = 0; c < b.channels; c++) {
-            for (int64_t i = 0; i < b.inner; i++, x++) {
-                *x = (float)((*x - scaler->mean[c]) / scaler->std[c]);
+    PS_TRY(scaler_allocate(series->channels, scaler));
+    struct fit fit = {.scaler = scaler, .inner = series->layout == PS_LAYOUT_SERIES ? 1 : series->seq_len};
+    enum ps_status status = fit_passes(series, splits->train_rows, &fit);
+    if (status != PS_OK) {
+        ps_scaler_free(scaler);
+    }
+    return status;
+}
+
+void ps_scaler_scale(const struct ps_scaler *scaler, float *values, int64_t outer, int64_t inner)
+{
+    int64_t C = scaler->channels;
+    const double *mean = scaler->mean, *std = scaler->std;
+    float *x = values;
+    if (inner == 1) { /* the loop that compilers vectorise is the innermost */
+        for (int64_t o = 0; o < outer; o++, x += C) {
+            for (int64_t c = 0; c < C; c++) {
+                x[c] = (float)((x[c] - mean[c]) / std[c]);
+            }
+        }
+        return;
+    }
+    for (int64_t o = 0; o < outer; o++) {
+        for (int64_t c = 0; c < C; c++, x += inner) {
+            double m = mean[c], s = std[c];
+            for (int64_t i = 0; i < inner; i++) {
+                x[i] = (float)((x[i] - m) / s);
             }
         }
     }
@@ -98,8 +129,10 @@ static void scale(const struct ps_scaler *scaler, struct block b)
 
 void ps_scaler_apply(const struct ps_scaler *scaler, struct ps_series *series)
 {
-    scale(scaler, first_rows(series, series->rows));
-    if (series->layout == PS_LAYOUT_WINDOWS) {
-        scale(scaler, (struct block){series->targets, series->rows, series->channels, series->pred_len});
+    if (series->layout == PS_LAYOUT_SERIES) {
+        ps_scaler_scale(scaler, series->values, series->rows, 1);
+    } else {
+        ps_scaler_scale(scaler, series->inputs, series->rows, series->seq_len);
+        ps_scaler_scale(scaler, series->targets, series->rows, series->pred_len);
     }
 }

@@ -8,10 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/hdf5_util.h"
 #include "data/probe.h"
+#include "data/series_file.h"
 #include "data/storage.h"
 #include "data/text.h"
+
+/* What HDF5 may keep of a file's structure, and what it converts at a time. */
+enum { METADATA_BYTES = 512 << 10, CONVERSION_BYTES = 64 << 10 };
 
 const char *ps_split_name(enum ps_split split)
 {
@@ -19,24 +22,9 @@ const char *ps_split_name(enum ps_split split)
     return names[split];
 }
 
-/* A dataset that is open, with its sizes. */
-struct dataset {
-    hid_t id;
-    const char *name; /* "/series" */
-    int rank;
-    int64_t size[3];
-    int64_t count; /* product of the sizes */
-};
-
-static void dataset_drop(struct dataset *d)
-{
-    ps_hdf5_drop(&d->id);
-}
-#define DATASET_SCOPED __attribute__((cleanup(dataset_drop)))
-
 /* Float32 and float64 pass, of either byte order: HDF5 knows other floats, and converts them bit by bit. Integers are refused: a
  * count or a code that was meant to be scaled first reads the same as a measured value. */
-static enum ps_status check_type(const char *path, const struct dataset *d)
+static enum ps_status check_type(const char *path, const struct ps_dataset *d)
 {
     hid_t type PS_HDF5_SCOPED = H5Dget_type(d->id);
     H5T_class_t class = H5Tget_class(type);
@@ -60,10 +48,33 @@ static enum ps_status check_type(const char *path, const struct dataset *d)
     return ps_fail(PS_DATA, "%s: %s has the wrong type (%s): store it as float32 or float64", path, d->name, what);
 }
 
+/* How the dataset is stored, as far as it matters to who reads it in parts. */
+static void look_at_chunks(struct ps_dataset *d, int64_t limit)
+{
+    hid_t creation PS_HDF5_SCOPED = H5Dget_create_plist(d->id);
+    hsize_t chunk[3] = {1, 1, 1};
+    d->chunk_rows = 1;
+    d->chunk_bytes = 0;
+    if (creation >= 0 && H5Pget_layout(creation) == H5D_CHUNKED && H5Pget_chunk(creation, d->rank, chunk) == d->rank) {
+        hid_t type PS_HDF5_SCOPED = H5Dget_type(d->id);
+        d->chunk_rows = (int64_t)chunk[0] < d->size[0] ? (int64_t)chunk[0] : d->size[0];
+        if (H5Pget_nfilters(creation) > 0) {
+            d->chunk_bytes = (int64_t)(chunk[0] * chunk[1] * chunk[2] * H5Tget_size(type)); /* HDF5 holds chunks below 4 GiB */
+        }
+    }
+    int64_t row = d->count / d->size[0] * (int64_t)sizeof(float), most = limit / 8, usual = most < 1 << 20 ? most : 1 << 20;
+    d->piece_rows = usual > row ? usual / row : 1;
+    if (d->piece_rows >= d->chunk_rows) {
+        d->piece_rows -= d->piece_rows % d->chunk_rows;
+    } else if (d->chunk_rows <= most / row) {
+        d->piece_rows = d->chunk_rows;
+    }
+}
+
 /* Opens /name of the given rank and checks sizes, type and storage; nothing is read. shape is what the message says the sizes
  * should be. */
 static enum ps_status open_dataset(const struct ps_storage *storage, const char *name, int rank, const char *shape,
-                                   struct dataset *d)
+                                   struct ps_dataset *d)
 {
     const char *path = storage->path;
     d->name = name;
@@ -83,7 +94,7 @@ static enum ps_status open_dataset(const struct ps_storage *storage, const char 
                            shape);
         }
         d->size[i] = (int64_t)size[i];
-        if (__builtin_mul_overflow(d->count, d->size[i], &d->count) || d->count > INT64_MAX / (int64_t)sizeof(float)) {
+        if (__builtin_mul_overflow(d->count, d->size[i], &d->count) || d->count > INT64_MAX / 64) {
             return ps_fail(PS_DATA, "%s: the sizes of %s overflow", path, name);
         }
     }
@@ -96,33 +107,84 @@ static int64_t physical_memory(void)
     return (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
 }
 
-/* Reads the whole dataset as float32 into new memory. */
-static enum ps_status read_dataset(const char *path, const struct dataset *d, float **values)
+/* The file must still be the one that was opened, as it was. HDF5 itself reads zeros behind the end of a file that shrank. */
+static enum ps_status check_unchanged(const struct ps_series *series)
 {
-    int64_t bytes = d->count * (int64_t)sizeof(float), memory = physical_memory();
-    /* Asked before allocating: a system that overcommits grants any size and fails when it is filled. */
-    *values = bytes <= memory ? malloc((size_t)bytes) : NULL;
-    if (*values == NULL) {
-        return ps_fail(PS_DATA, "%s: %s needs %.1f GiB of host memory, and this machine has %.1f GiB", path, d->name,
-                       (double)bytes * 0x1p-30, (double)memory * 0x1p-30);
+    const struct stat *seen = &series->file->seen;
+    struct stat now;
+    if (stat(series->path, &now) != 0) {
+        return ps_fail(PS_DATA, "%s: went away while it was being read: %s", series->path, strerror(errno));
     }
-    if (H5Dread(d->id, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, *values) < 0) {
-        return ps_fail(PS_DATA, "%s: %s cannot be read: %s", path, d->name, ps_hdf5_reason().text);
+    if (now.st_dev != seen->st_dev || now.st_ino != seen->st_ino) {
+        return ps_fail(PS_DATA, "%s: was replaced by another file while it was being read", series->path);
+    }
+    if (now.st_size != seen->st_size) {
+        return ps_fail(PS_DATA, "%s: changed while it was being read: it had %lld bytes and has %lld", series->path,
+                       (long long)seen->st_size, (long long)now.st_size);
+    }
+    if (now.st_mtim.tv_sec != seen->st_mtim.tv_sec || now.st_mtim.tv_nsec != seen->st_mtim.tv_nsec) {
+        return ps_fail(PS_DATA, "%s: was written to while it was being read", series->path);
     }
     return PS_OK;
 }
 
-/* Names the first element that is NaN or infinite. */
-static enum ps_status check_finite(const char *path, const struct dataset *d, const float *values, char *const *names)
+enum ps_status ps_series_read(const struct ps_series *series, int dataset, int64_t first, int64_t count, float *to)
 {
-    int64_t at = 0;
-    while (at < d->count && isfinite(values[at])) {
-        at++;
+    const struct ps_dataset *d = &series->file->dataset[dataset];
+    hsize_t start[3] = {(hsize_t)first}, size[3] = {(hsize_t)count, (hsize_t)d->size[1], (hsize_t)d->size[2]};
+    hid_t space PS_HDF5_SCOPED = H5Dget_space(d->id), memory PS_HDF5_SCOPED = H5Screate_simple(d->rank, size, NULL);
+    hid_t transfer PS_HDF5_SCOPED = H5Pcreate(H5P_DATASET_XFER);
+    int failed = space < 0 || memory < 0 || transfer < 0 ||
+                 H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, size, NULL) < 0 ||
+                 H5Pset_buffer(transfer, CONVERSION_BYTES, NULL, NULL) < 0 ||
+                 H5Dread(d->id, H5T_NATIVE_FLOAT, memory, space, transfer, to) < 0;
+    struct ps_hdf5_reason reason = failed ? ps_hdf5_reason() : (struct ps_hdf5_reason){""};
+    PS_TRY(check_unchanged(series)); /* why it failed, or what it read instead */
+    return failed ? ps_fail(PS_DATA, "%s: %s cannot be read: %s", series->path, d->name, reason.text) : PS_OK;
+}
+
+enum ps_status ps_series_each(const struct ps_series *series, int dataset, int64_t rows, ps_rows_sink *sink, void *argument)
+{
+    if (series->file == NULL) {
+        const float *values[2] = {series->layout == PS_LAYOUT_SERIES ? series->values : series->inputs, series->targets};
+        return sink(argument, 0, rows, values[dataset]);
     }
-    if (at == d->count) {
-        return PS_OK;
+    const struct ps_dataset *d = &series->file->dataset[dataset];
+    int64_t row = d->count / d->size[0], n;
+    float *piece = malloc((size_t)(d->piece_rows * row) * sizeof *piece);
+    if (piece == NULL) {
+        return ps_fail(PS_DATA, "%s: no memory to read %" PRId64 " rows of %s", series->path, d->piece_rows, d->name);
     }
-    const char *value = isnan(values[at]) ? "NaN" : values[at] > 0 ? "Inf" : "-Inf";
+    enum ps_status status = PS_OK;
+    for (int64_t first = 0; first < rows && status == PS_OK; first += n) {
+        n = rows - first < d->piece_rows ? rows - first : d->piece_rows;
+        status = ps_series_read(series, dataset, first, n, piece);
+        if (status == PS_OK) {
+            status = sink(argument, first, n, piece);
+        }
+    }
+    free(piece);
+    return status;
+}
+
+/* Reads the whole dataset as float32 into new memory. */
+static enum ps_status read_dataset(const struct ps_series *series, int dataset, float **values)
+{
+    const struct ps_dataset *d = &series->file->dataset[dataset];
+    int64_t bytes = d->count * (int64_t)sizeof(float), memory = physical_memory();
+    /* Asked before allocating: a system that overcommits grants any size and fails when it is filled. */
+    *values = bytes <= memory ? malloc((size_t)bytes) : NULL;
+    if (*values == NULL) {
+        return ps_fail(PS_DATA, "%s: %s needs %.1f GiB of host memory, and this machine has %.1f GiB: set data.memory_limit",
+                       series->path, d->name, (double)bytes * 0x1p-30, (double)memory * 0x1p-30);
+    }
+    return ps_series_read(series, dataset, 0, d->size[0], *values);
+}
+
+/* Names the element `at` of the dataset, which is NaN or infinite. */
+static enum ps_status not_finite(const char *path, const struct ps_dataset *d, int64_t at, float x, char *const *names)
+{
+    const char *value = isnan(x) ? "NaN" : x > 0 ? "Inf" : "-Inf";
     int64_t channel = d->rank == 2 ? at % d->size[1] : at / d->size[2] % d->size[1];
     char label[96] = "";
     if (names != NULL) {
@@ -149,21 +211,55 @@ static uint64_t hash_step(uint64_t h, uint64_t word)
     return h ^ h >> 32;
 }
 
-static uint64_t hash_dataset(uint64_t h, const struct dataset *d, const float *values)
+/* One pass over a dataset: every element is checked and goes into the fingerprint. */
+struct scan {
+    const struct ps_series *series;
+    const struct ps_dataset *dataset;
+    uint64_t hash;
+    uint32_t low; /* an element that waits for its pair */
+    int waits;
+};
+
+static enum ps_status scan_rows(void *argument, int64_t first, int64_t rows, const float *values)
 {
-    h = hash_step(h, (uint64_t)d->rank);
-    for (int i = 0; i < d->rank; i++) {
-        h = hash_step(h, (uint64_t)d->size[i]);
+    struct scan *scan = argument;
+    const struct ps_dataset *d = scan->dataset;
+    int64_t row = d->count / d->size[0], n = rows * row, i = 0;
+    while (i < n && isfinite(values[i])) {
+        i++;
     }
-    for (int64_t i = 0; i < d->count; i += 2) {
-        uint32_t low, high = 0;
+    if (i < n) {
+        return not_finite(scan->series->path, d, first * row + i, values[i], scan->series->channel_names);
+    }
+    i = 0;
+    if (scan->waits) {
+        uint32_t high;
+        memcpy(&high, values, sizeof high);
+        scan->hash = hash_step(scan->hash, (uint64_t)high << 32 | scan->low);
+        i = 1;
+    }
+    for (; i + 1 < n; i += 2) {
+        uint32_t low, high;
         memcpy(&low, values + i, sizeof low);
-        if (i + 1 < d->count) {
-            memcpy(&high, values + i + 1, sizeof high);
-        }
-        h = hash_step(h, (uint64_t)high << 32 | low);
+        memcpy(&high, values + i + 1, sizeof high);
+        scan->hash = hash_step(scan->hash, (uint64_t)high << 32 | low);
     }
-    return h;
+    scan->waits = i < n;
+    if (scan->waits) {
+        memcpy(&scan->low, values + i, sizeof scan->low);
+    }
+    return PS_OK;
+}
+
+static enum ps_status scan_dataset(const struct ps_series *series, const struct ps_dataset *d, int which, uint64_t *hash)
+{
+    struct scan scan = {.series = series, .dataset = d, .hash = hash_step(*hash, (uint64_t)d->rank)};
+    for (int i = 0; i < d->rank; i++) {
+        scan.hash = hash_step(scan.hash, (uint64_t)d->size[i]);
+    }
+    PS_TRY(ps_series_each(series, which, d->size[0], scan_rows, &scan));
+    *hash = scan.waits ? hash_step(scan.hash, scan.low) : scan.hash;
+    return PS_OK;
 }
 
 static uint64_t hash_finish(uint64_t h)
@@ -174,7 +270,7 @@ static uint64_t hash_finish(uint64_t h)
 }
 
 /* Attribute `channels` of the dataset: one text for each channel, of fixed or variable length. None: names stay NULL. */
-static enum ps_status read_channel_names(const struct ps_storage *storage, const struct dataset *d, struct ps_series *series)
+static enum ps_status read_channel_names(const struct ps_storage *storage, const struct ps_dataset *d, struct ps_series *series)
 {
     const char *path = storage->path;
     htri_t exists = H5Aexists(d->id, "channels");
@@ -232,100 +328,218 @@ static enum ps_status read_channel_names(const struct ps_storage *storage, const
     return status;
 }
 
-static enum ps_status read_series(const struct ps_storage *storage, int looking, struct ps_series *series)
-{
-    struct dataset d DATASET_SCOPED = {.id = H5I_INVALID_HID};
-    PS_TRY(open_dataset(storage, "/series", 2, "[rows, channels]", &d));
-    series->layout = PS_LAYOUT_SERIES;
-    series->rows = d.size[0];
-    series->channels = d.size[1];
-    PS_TRY(read_channel_names(storage, &d, series));
-    if (looking) {
-        return ps_storage_inflate(storage, "/series", d.id);
-    }
-    PS_TRY(read_dataset(series->path, &d, &series->values));
-    PS_TRY(check_finite(series->path, &d, series->values, series->channel_names));
-    series->fingerprint = hash_finish(hash_dataset(0, &d, series->values));
-    return PS_OK;
-}
-
-static enum ps_status read_windows(const struct ps_storage *storage, int looking, struct ps_series *series)
-{
-    struct dataset inputs DATASET_SCOPED = {.id = H5I_INVALID_HID}, targets DATASET_SCOPED = {.id = H5I_INVALID_HID};
-    PS_TRY(open_dataset(storage, "/inputs", 3, "[windows, channels, seq_len]", &inputs));
-    PS_TRY(open_dataset(storage, "/targets", 3, "[windows, channels, pred_len]", &targets));
-    for (int i = 0; i < 2; i++) {
-        if (inputs.size[i] != targets.size[i]) {
-            return ps_fail(PS_DATA, "%s: /inputs has %" PRId64 " %s and /targets has %" PRId64 ": they must be equal", series->path,
-                           inputs.size[i], i == 0 ? "windows" : "channels", targets.size[i]);
-        }
-    }
-    series->layout = PS_LAYOUT_WINDOWS;
-    series->rows = inputs.size[0];
-    series->channels = inputs.size[1];
-    series->seq_len = inputs.size[2];
-    series->pred_len = targets.size[2];
-    PS_TRY(read_channel_names(storage, &inputs, series));
-    if (looking) {
-        PS_TRY(ps_storage_inflate(storage, "/inputs", inputs.id));
-        return ps_storage_inflate(storage, "/targets", targets.id);
-    }
-    PS_TRY(read_dataset(series->path, &inputs, &series->inputs));
-    PS_TRY(read_dataset(series->path, &targets, &series->targets));
-    PS_TRY(check_finite(series->path, &inputs, series->inputs, series->channel_names));
-    PS_TRY(check_finite(series->path, &targets, series->targets, series->channel_names));
-    series->fingerprint = hash_finish(hash_dataset(hash_dataset(0, &inputs, series->inputs), &targets, series->targets));
-    return PS_OK;
-}
-
-/* Looking: everything but the values, with more care. */
-static enum ps_status read_file(int64_t bytes, int looking, struct ps_series *series)
+/* Opens what the file holds and takes its sizes and names. */
+static enum ps_status open_layout(const struct ps_storage *storage, struct ps_series *series)
 {
     const char *path = series->path;
-    if (H5Fis_hdf5(path) <= 0) {
-        return ps_fail(PS_DATA, "%s: not an HDF5 file (import_csv makes one from a CSV)", path);
-    }
-    hid_t file PS_HDF5_SCOPED = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT);
-    if (file < 0) {
-        return ps_fail(PS_DATA, "%s: cannot be opened as HDF5: %s", path, ps_hdf5_reason().text);
-    }
-    const struct ps_storage storage = {.path = path, .failure = PS_DATA, .file = file, .bytes = bytes};
+    hid_t file = series->file->file;
+    struct ps_dataset *d = series->file->dataset;
     int has_series = H5Lexists(file, "series", H5P_DEFAULT) > 0;
     int has_inputs = H5Lexists(file, "inputs", H5P_DEFAULT) > 0, has_targets = H5Lexists(file, "targets", H5P_DEFAULT) > 0;
     if (has_series && (has_inputs || has_targets)) {
         return ps_fail(PS_DATA, "%s: has both /series and %s: which is meant? keep one layout", path,
                        has_inputs ? "/inputs" : "/targets");
     }
-    if (has_series) {
-        return read_series(&storage, looking, series);
-    }
-    if (has_inputs && has_targets) {
-        return read_windows(&storage, looking, series);
-    }
-    if (has_inputs || has_targets) {
+    if (has_inputs != has_targets) {
         return ps_fail(PS_DATA, "%s: has %s without %s: ready-made windows need both", path, has_inputs ? "/inputs" : "/targets",
                        has_inputs ? "/targets" : "/inputs");
     }
-    return ps_fail(PS_DATA, "%s: has neither /series nor /inputs and /targets", path);
+    if (!has_series && !has_inputs) {
+        return ps_fail(PS_DATA, "%s: has neither /series nor /inputs and /targets", path);
+    }
+    if (has_series) {
+        PS_TRY(open_dataset(storage, "/series", 2, "[rows, channels]", &d[0]));
+        series->layout = PS_LAYOUT_SERIES;
+    } else {
+        PS_TRY(open_dataset(storage, "/inputs", 3, "[windows, channels, seq_len]", &d[0]));
+        PS_TRY(open_dataset(storage, "/targets", 3, "[windows, channels, pred_len]", &d[1]));
+        for (int i = 0; i < 2; i++) {
+            if (d[0].size[i] != d[1].size[i]) {
+                return ps_fail(PS_DATA, "%s: /inputs has %" PRId64 " %s and /targets has %" PRId64 ": they must be equal", path,
+                               d[0].size[i], i == 0 ? "windows" : "channels", d[1].size[i]);
+            }
+        }
+        series->layout = PS_LAYOUT_WINDOWS;
+        series->seq_len = d[0].size[2];
+        series->pred_len = d[1].size[2];
+    }
+    series->rows = d[0].size[0];
+    series->channels = d[0].size[1];
+    return read_channel_names(storage, &d[0], series);
 }
 
-static enum ps_status open_series(const char *path, int looking, struct ps_series **series)
+static enum ps_status open_file(struct ps_series *series)
+{
+    const char *path = series->path;
+    struct ps_series_file *f = series->file;
+    if (H5Fis_hdf5(path) <= 0) {
+        return ps_fail(PS_DATA, "%s: not an HDF5 file (import_csv makes one from a CSV)", path);
+    }
+    hid_t access PS_HDF5_SCOPED = H5Pcreate(H5P_FILE_ACCESS);
+    H5AC_cache_config_t cache = {.version = H5AC__CURR_CACHE_CONFIG_VERSION};
+    if (f->memory.limit > 0 && H5Pget_mdc_config(access, &cache) >= 0) {
+        cache.set_initial_size = 1;
+        cache.initial_size = cache.min_size = cache.max_size = METADATA_BYTES;
+        H5Pset_mdc_config(access, &cache);
+    }
+    f->file = H5Fopen(path, H5F_ACC_RDONLY, access);
+    if (f->file < 0) {
+        return ps_fail(PS_DATA, "%s: cannot be opened as HDF5: %s", path, ps_hdf5_reason().text);
+    }
+    return PS_OK;
+}
+
+/* HDF5's own: metadata, conversion of types, what it keeps of a file; and for a filter, the stored chunk, the chunk, and what the
+ * filters of it make on the way. */
+static int64_t library_bytes(const struct ps_series_file *f)
+{
+    int64_t chunk = f->dataset[0].chunk_bytes > f->dataset[1].chunk_bytes ? f->dataset[0].chunk_bytes : f->dataset[1].chunk_bytes;
+    return METADATA_BYTES + 2 * CONVERSION_BYTES + (256 << 10) + 4 * chunk;
+}
+
+/* Two batches of windows; INT64_MAX / 4 when that overflows. */
+static int64_t batch_bytes(const struct ps_series *series)
+{
+    const struct ps_memory *m = &series->file->memory;
+    int64_t bytes;
+    if (__builtin_mul_overflow(m->batch, series->channels, &bytes) ||
+        __builtin_mul_overflow(bytes, m->seq_len + m->pred_len, &bytes) || bytes > INT64_MAX / 64) {
+        return INT64_MAX / 4;
+    }
+    return 2 * bytes * (int64_t)sizeof(float);
+}
+
+static int fits(const struct ps_series *series)
+{
+    const struct ps_series_file *f = series->file;
+    int64_t values = (f->dataset[0].count + f->dataset[1].count) * (int64_t)sizeof(float), limit = f->memory.limit;
+    int64_t order = 2 * series->rows * (int64_t)sizeof(int32_t); /* the windows', drawn on the host and used by the step */
+    return limit == 0 || (values <= limit && values + order + batch_bytes(series) + library_bytes(f) <= limit);
+}
+
+enum ps_status ps_series_plan(const struct ps_series *series, struct ps_series_file *f)
+{
+    enum { BLOCK_BYTES = 64 << 10, BLOCKS = 8 };
+    const struct ps_memory *m = &f->memory;
+    int is_series = series->layout == PS_LAYOUT_SERIES;
+    int64_t rows = series->rows, C = series->channels, index = (int64_t)sizeof(int32_t), overlap = 0, row, chunk, staging = 0;
+    if (is_series) {
+        overlap = m->seq_len + m->pred_len - 1;
+        row = C * (int64_t)sizeof(float);
+        chunk = f->dataset[0].chunk_rows;
+        staging = f->dataset[0].piece_rows * row;
+    } else {
+        row = C * (series->seq_len + series->pred_len) * (int64_t)sizeof(float);
+        chunk = f->dataset[0].chunk_rows > f->dataset[1].chunk_rows ? f->dataset[0].chunk_rows : f->dataset[1].chunk_rows;
+    }
+    int64_t beside = batch_bytes(series) + rows * index + library_bytes(f) + staging;
+    /* Long enough that what is read twice, the overlap of blocks and chunks cut in two, is little; then shorter where that leaves
+     * few of them to shuffle among, and shorter still where not even one would fit. */
+    int64_t windows = BLOCK_BYTES / row > 4 * overlap ? BLOCK_BYTES / row : 4 * overlap, blocks = 0;
+    windows = windows > chunk ? windows + (chunk - windows % chunk) % chunk : chunk;
+    windows = windows < rows ? windows : rows;
+    for (;; windows = (windows + 1) / 2) {
+        int64_t block = (windows + overlap) * row + windows * index, room = m->limit - beside - (rows / windows + 2) * index;
+        blocks = room > 0 ? room / (2 * block) : 0;
+        if (blocks >= BLOCKS || windows == 1 || (blocks > 0 && windows <= overlap / 2)) {
+            break;
+        }
+    }
+    if (blocks == 0) {
+        int64_t group = 2 * ((1 + overlap) * row + index) + (rows + 2) * index;
+        return ps_fail(PS_DATA,
+                       "%s: data.memory_limit: %" PRId64 " bytes are too few: %" PRId64 " are needed at least, of them %" PRId64
+                       " for two batches of %" PRId64 " windows and %" PRId64 " for HDF5 (for compressed data, 4 chunks)",
+                       series->path, m->limit, beside + group, batch_bytes(series), m->batch, library_bytes(f));
+    }
+    int64_t values = row / (int64_t)sizeof(float) * (windows + overlap); /* of a block; a window's place in a group is an int32 */
+    f->plan = (struct ps_blocks){.windows = windows,
+                                 .rows = windows + overlap,
+                                 .blocks = blocks < INT32_MAX / values || values > INT32_MAX ? blocks : INT32_MAX / values};
+    return PS_OK;
+}
+
+static void close_file(struct ps_series *series)
+{
+    for (int i = 0; i < 2; i++) {
+        ps_hdf5_drop(&series->file->dataset[i].id);
+    }
+    ps_hdf5_drop(&series->file->file);
+    free(series->file);
+    series->file = NULL;
+}
+
+/* HDF5 is used by the reader's thread and by whoever writes checkpoints. */
+static enum ps_status check_threads(const struct ps_series *series)
+{
+    hbool_t safe = 0;
+    return H5is_library_threadsafe(&safe) >= 0 && safe
+               ? PS_OK
+               : ps_fail(PS_DATA, "%s: does not fit data.memory_limit, and this HDF5 library is not thread-safe: raise the limit",
+                         series->path);
+}
+
+/* The values into memory, or where that would take too much, one look at each; with their fingerprint. */
+static enum ps_status read_values(struct ps_series *series)
+{
+    int datasets = series->layout == PS_LAYOUT_SERIES ? 1 : 2;
+    struct ps_series_file *f = series->file;
+    for (int i = 0; i < datasets; i++) {
+        look_at_chunks(&f->dataset[i], f->memory.limit);
+    }
+    const struct ps_dataset dataset[2] = {f->dataset[0], f->dataset[1]};
+    if (fits(series)) {
+        for (int i = 0; i < datasets; i++) {
+            PS_TRY(read_dataset(series, i, datasets == 1 ? &series->values : i == 0 ? &series->inputs : &series->targets));
+        }
+        close_file(series);
+    } else {
+        PS_TRY(check_threads(series));
+        PS_TRY(ps_series_plan(series, f));
+    }
+    uint64_t hash = 0;
+    for (int i = 0; i < datasets; i++) {
+        PS_TRY(scan_dataset(series, &dataset[i], i, &hash));
+    }
+    series->fingerprint = hash_finish(hash);
+    return PS_OK;
+}
+
+/* Looking: everything but the values, with more care. */
+static enum ps_status read_file(int looking, struct ps_series *series)
+{
+    struct ps_series_file *f = series->file;
+    PS_TRY(open_file(series));
+    const struct ps_storage storage = {.path = series->path, .failure = PS_DATA, .file = f->file, .bytes = f->seen.st_size};
+    PS_TRY(open_layout(&storage, series));
+    if (!looking) {
+        return read_values(series);
+    }
+    for (int i = 0; i < 2 && f->dataset[i].id >= 0; i++) {
+        PS_TRY(ps_storage_inflate(&storage, f->dataset[i].name, f->dataset[i].id));
+    }
+    return PS_OK;
+}
+
+static enum ps_status open_series(const char *path, const struct ps_memory *memory, int looking, struct ps_series **series)
 {
     *series = NULL;
     ps_hdf5_quiet();
-    struct stat st;
-    if (stat(path, &st) != 0) {
-        return ps_fail(PS_DATA, "%s: cannot be opened: %s", path, strerror(errno));
-    }
     struct ps_series *s = calloc(1, sizeof *s);
     if (s != NULL) {
         s->path = strdup(path);
+        s->file = calloc(1, sizeof *s->file);
     }
-    if (s == NULL || s->path == NULL) {
+    if (s == NULL || s->path == NULL || s->file == NULL) {
+        free(s != NULL ? s->path : NULL);
+        free(s != NULL ? s->file : NULL);
         free(s);
         return ps_fail(PS_DATA, "%s: out of host memory", path);
     }
-    enum ps_status status = read_file(st.st_size, looking, s);
+    *s->file = (struct ps_series_file){
+        .file = H5I_INVALID_HID, .dataset = {{.id = H5I_INVALID_HID}, {.id = H5I_INVALID_HID}}, .memory = *memory};
+    enum ps_status status = stat(path, &s->file->seen) == 0 ? read_file(looking, s)
+                                                            : ps_fail(PS_DATA, "%s: cannot be opened: %s", path, strerror(errno));
     if (status != PS_OK) {
         ps_series_close(s);
         return status;
@@ -337,7 +551,7 @@ static enum ps_status open_series(const char *path, int looking, struct ps_serie
 enum ps_status ps_series_look(const char *path)
 {
     struct ps_series *series;
-    enum ps_status status = open_series(path, 1, &series);
+    enum ps_status status = open_series(path, &(struct ps_memory){0}, 1, &series);
     ps_series_close(series);
     return status;
 }
@@ -347,7 +561,7 @@ static enum ps_status look(const void *path)
     return ps_series_look(path);
 }
 
-enum ps_status ps_series_open(const char *path, struct ps_series **series)
+enum ps_status ps_series_open_within(const char *path, const struct ps_memory *memory, struct ps_series **series)
 {
     *series = NULL;
     struct stat st;
@@ -362,13 +576,21 @@ enum ps_status ps_series_open(const char *path, struct ps_series **series)
     }
     /* Inflating is what may take long: a second for each 8 MiB of the file, though a fourth of it would do. */
     PS_TRY(ps_probe(PS_DATA, path, 10 + (unsigned)(st.st_size >> 23), look, path));
-    return open_series(path, 0, series);
+    return open_series(path, memory, 0, series);
+}
+
+enum ps_status ps_series_open(const char *path, struct ps_series **series)
+{
+    return ps_series_open_within(path, &(struct ps_memory){0}, series);
 }
 
 void ps_series_close(struct ps_series *series)
 {
     if (series == NULL) {
         return;
+    }
+    if (series->file != NULL) {
+        close_file(series);
     }
     for (int64_t c = 0; series->channel_names != NULL && c < series->channels; c++) {
         free(series->channel_names[c]);

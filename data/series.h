@@ -1,4 +1,5 @@
-/* What a run reads: an HDF5 series or ready-made windows, opened once, checked, and kept in host memory as float32.
+/* What a run reads: an HDF5 series or ready-made windows, opened once, checked, and kept in host memory as float32; or left in the
+ * file where that would take more memory than it may, and read again in parts (data/groups.h).
  *
  * Layouts (docs/design.md, Files): `/series` float32 [T, C] with attribute `channels`; or `/inputs` [W, C, L] and `/targets`
  * [W, C, H]. data/ fills host buffers and knows nothing of a device. */
@@ -16,14 +17,15 @@ const char *ps_split_name(enum ps_split split); /* "train", "val", "test" */
 struct ps_series {
     char *path;
     enum ps_layout layout;
-    int64_t rows;              /* series: T; windows: W */
-    int64_t channels;          /* C */
-    int64_t seq_len, pred_len; /* windows: L and H as stored; series: 0 */
-    float *values;             /* series: [T, C] */
-    float *inputs;             /* windows: [W, C, L] */
-    float *targets;            /* windows: [W, C, H] */
-    char **channel_names;      /* C names, or NULL */
-    uint64_t fingerprint;      /* of shape and every element as stored, before scaling; checkpoints record it */
+    int64_t rows;                /* series: T; windows: W */
+    int64_t channels;            /* C */
+    int64_t seq_len, pred_len;   /* windows: L and H as stored; series: 0 */
+    float *values;               /* series: [T, C]; all three NULL while the file stays open */
+    float *inputs;               /* windows: [W, C, L] */
+    float *targets;              /* windows: [W, C, H] */
+    struct ps_series_file *file; /* too large for the memory it may take: open for reading. Else NULL */
+    char **channel_names;        /* C names, or NULL */
+    uint64_t fingerprint;        /* of shape and every element as stored, before scaling; checkpoints record it */
 };
 
 /* Opens, checks and reads the whole file read-only. PS_DATA, one line naming file and dataset, for: missing file, not HDF5, neither
@@ -33,6 +35,16 @@ enum ps_status ps_series_open(const char *path, struct ps_series **series);
  * chunks have their size. PS_DATA. */
 enum ps_status ps_series_look(const char *path);
 void ps_series_close(struct ps_series *series); /* NULL is fine */
+
+/* Host memory that the data may take: series or groups of blocks, two batches, the windows' order, and what reading needs. The
+ * model, threads' stacks and the libraries themselves are beside it. */
+struct ps_memory {
+    int64_t limit;                    /* bytes; 0: any */
+    int64_t seq_len, pred_len, batch; /* what windows are read for */
+};
+/* Opens a file that need not fit: one that does is read as by ps_series_open, and otherwise checked in parts and kept open, with
+ * the same fingerprint and the same errors. Also PS_DATA: a limit too small even for that, saying the least that would do. */
+enum ps_status ps_series_open_within(const char *path, const struct ps_memory *memory, struct ps_series **series);
 
 /* Where each split's windows lie. A window is named by its first input row (series) or its index (windows). */
 struct ps_splits {
@@ -54,7 +66,8 @@ enum ps_status ps_splits_make(const struct ps_series *series, const double split
 struct ps_scaler {
     int64_t channels;
     double *mean, *std; /* [C] */
-    int constant;       /* how many channels had std 0: theirs is taken as 1 */
+    char *is_constant;  /* [C]: std was 0 and is taken as 1 */
+    int constant;       /* how many are */
 };
 enum ps_status ps_scaler_fit(const struct ps_series *series, const struct ps_splits *splits, struct ps_scaler *scaler);
 /* The identity, for `standardize: false`. */
@@ -62,6 +75,8 @@ enum ps_status ps_scaler_identity(int64_t channels, struct ps_scaler *scaler);
 void ps_scaler_free(struct ps_scaler *scaler);
 /* values = (values - mean)/std, in place, inputs and targets alike; computed in double, stored as float32. */
 void ps_scaler_apply(const struct ps_scaler *scaler, struct ps_series *series);
+/* The same of values [outer, C, inner]. */
+void ps_scaler_scale(const struct ps_scaler *scaler, float *values, int64_t outer, int64_t inner);
 
 /* Strides, in elements, of the windows seen as inputs[w, c, l] from `inputs` and targets[w, c, t] from `targets` (both layouts, so
  * that nothing after this line asks which it is). `windows` is how many start rows (or windows) exist. */
@@ -70,6 +85,7 @@ struct ps_window_view {
     int64_t windows, channels, seq_len, pred_len;
     int64_t input_stride[3], target_stride[3];
 };
+/* Of a series that stays in its file, the sizes alone: inputs and targets are NULL. */
 struct ps_window_view ps_window_view_make(const struct ps_series *series, int64_t seq_len, int64_t pred_len);
 
 /* Copies windows index[0..n) into dense inputs [n, C, L] and targets [n, C, H]. */
@@ -77,6 +93,8 @@ void ps_windows_gather(const struct ps_window_view *view, const int32_t *index, 
 
 /* A seeded permutation of first .. first+count-1 for one epoch (Fisher-Yates on Philox, site PS_SITE_SHUFFLE, step = epoch). */
 void ps_shuffle(uint64_t seed, uint64_t epoch, int64_t first, int64_t count, int32_t *index);
+/* The same of what index holds, for group 0, 1, ... of the epoch (site PS_SITE_SHUFFLE + 1 + group). */
+void ps_shuffle_group(uint64_t seed, uint64_t epoch, int64_t group, int64_t count, int32_t *index);
 /* first, first+1, ... */
 void ps_sequence(int64_t first, int64_t count, int32_t *index);
 
@@ -86,5 +104,13 @@ struct ps_naive {
     double repeat_mse, repeat_mae, seasonal_mse, seasonal_mae;
 };
 struct ps_naive ps_naive_score(const struct ps_window_view *view, int64_t first, int64_t count, int64_t season);
+
+/* The same, to the bit, over windows that come in parts. begin..begin+n-1 of `count` are index[0..n) of the view. */
+struct ps_naive_sums {
+    int64_t count, season;
+    double part[64][4]; /* of a fixed number of parts, each summed in order: the same bits for any number of threads */
+};
+void ps_naive_add(struct ps_naive_sums *sums, const struct ps_window_view *view, int64_t begin, int64_t n, const int32_t *index);
+struct ps_naive ps_naive_end(const struct ps_naive_sums *sums, const struct ps_window_view *view);
 
 #endif

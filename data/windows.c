@@ -12,8 +12,10 @@ struct ps_window_view ps_window_view_make(const struct ps_series *series, int64_
         /* Windows overlap: the next one begins a row later. */
         int64_t windows = series->rows - seq_len - pred_len + 1;
         view.windows = windows > 0 ? windows : 0;
-        view.inputs = series->values;
-        view.targets = series->values + (view.windows > 0 ? seq_len * C : 0);
+        view.inputs = view.targets = series->values;
+        if (view.inputs != NULL && view.windows > 0) {
+            view.targets += seq_len * C;
+        }
         for (int i = 0; i < 3; i++) {
             view.input_stride[i] = view.target_stride[i] = i == 1 ? 1 : C;
         }
@@ -65,16 +67,17 @@ void ps_sequence(int64_t first, int64_t count, int32_t *index)
     }
 }
 
-/* The words of blocks 0, 1, 2, ... of one epoch, in order. */
+/* The words of blocks 0, 1, 2, ... of one epoch and site, in order. */
 struct draws {
     uint64_t seed, epoch, used;
+    uint32_t site;
     struct ps_block block;
 };
 
 static uint32_t next_word(struct draws *d)
 {
     if (d->used % 4 == 0) {
-        d->block = ps_philox(d->seed, (uint32_t)(d->used / 4), PS_SITE_SHUFFLE, d->epoch);
+        d->block = ps_philox(d->seed, (uint32_t)(d->used / 4), d->site, d->epoch);
     }
     return d->block.word[d->used++ % 4];
 }
@@ -93,10 +96,8 @@ static uint32_t bounded(struct draws *d, uint32_t n)
     return (uint32_t)(product >> 32);
 }
 
-void ps_shuffle(uint64_t seed, uint64_t epoch, int64_t first, int64_t count, int32_t *index)
+static void shuffle(struct draws d, int64_t count, int32_t *index)
 {
-    struct draws d = {.seed = seed, .epoch = epoch};
-    ps_sequence(first, count, index);
     for (int64_t i = count - 1; i > 0; i--) {
         int64_t j = bounded(&d, (uint32_t)(i + 1));
         int32_t kept = index[i];
@@ -105,50 +106,95 @@ void ps_shuffle(uint64_t seed, uint64_t epoch, int64_t first, int64_t count, int
     }
 }
 
-/* Sums over windows [begin, end): repeat-last squares and absolutes, seasonal squares and absolutes. */
-static void naive_sums(const struct ps_window_view *v, int64_t begin, int64_t end, int64_t season, double sums[4])
+void ps_shuffle(uint64_t seed, uint64_t epoch, int64_t first, int64_t count, int32_t *index)
 {
-    for (int64_t w = begin; w < end; w++) {
-        for (int64_t c = 0; c < v->channels; c++) {
-            const float *x = v->inputs + w * v->input_stride[0] + c * v->input_stride[1];
-            const float *y = v->targets + w * v->target_stride[0] + c * v->target_stride[1];
-            double last = x[(v->seq_len - 1) * v->input_stride[2]];
-            int64_t back = season; /* the last season of the input repeats over the horizon */
-            for (int64_t t = 0; t < v->pred_len; t++) {
-                double truth = y[t * v->target_stride[2]];
-                sums[0] += (truth - last) * (truth - last);
-                sums[1] += fabs(truth - last);
-                if (season > 0) {
-                    double e = truth - x[(v->seq_len - back) * v->input_stride[2]];
-                    sums[2] += e * e;
-                    sums[3] += fabs(e);
-                    back = back > 1 ? back - 1 : season;
-                }
+    ps_sequence(first, count, index);
+    shuffle((struct draws){.seed = seed, .epoch = epoch, .site = PS_SITE_SHUFFLE}, count, index);
+}
+
+void ps_shuffle_group(uint64_t seed, uint64_t epoch, int64_t group, int64_t count, int32_t *index)
+{
+    shuffle((struct draws){.seed = seed, .epoch = epoch, .site = PS_SITE_SHUFFLE + 1 + (uint32_t)group}, count, index);
+}
+
+/* Adds window w: repeat-last squares and absolutes, seasonal squares and absolutes. */
+static void naive_window(const struct ps_window_view *v, int64_t w, int64_t season, double sums[4])
+{
+    for (int64_t c = 0; c < v->channels; c++) {
+        const float *x = v->inputs + w * v->input_stride[0] + c * v->input_stride[1];
+        const float *y = v->targets + w * v->target_stride[0] + c * v->target_stride[1];
+        double last = x[(v->seq_len - 1) * v->input_stride[2]];
+        int64_t back = season; /* the last season of the input repeats over the horizon */
+        for (int64_t t = 0; t < v->pred_len; t++) {
+            double truth = y[t * v->target_stride[2]];
+            sums[0] += (truth - last) * (truth - last);
+            sums[1] += fabs(truth - last);
+            if (season > 0) {
+                double e = truth - x[(v->seq_len - back) * v->input_stride[2]];
+                sums[2] += e * e;
+                sums[3] += fabs(e);
+                back = back > 1 ? back - 1 : season;
             }
         }
     }
 }
 
-struct ps_naive ps_naive_score(const struct ps_window_view *view, int64_t first, int64_t count, int64_t season)
+enum { PARTS = sizeof((struct ps_naive_sums *)0)->part / sizeof((struct ps_naive_sums *)0)->part[0] };
+
+static int64_t most(int64_t a, int64_t b)
 {
-    /* Parts of a fixed number, summed in order: the same bits for any number of threads. */
-    enum { PARTS = 64 };
-    double sums[PARTS][4] = {{0}}, total[4] = {0};
-    int seasonal = season > 0 && season <= view->seq_len;
+    return a > b ? a : b;
+}
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int is_seasonal(const struct ps_naive_sums *sums, const struct ps_window_view *view)
+{
+    return sums->season > 0 && sums->season <= view->seq_len;
+}
+
+/* index NULL: windows begin, begin + 1, ... are first + begin, ... of the view. */
+static void naive_add(struct ps_naive_sums *sums, const struct ps_window_view *view, int64_t begin, int64_t n, int64_t first,
+                      const int32_t *index)
+{
+    int64_t season = is_seasonal(sums, view) ? sums->season : 0;
 #pragma omp parallel for schedule(dynamic)
     for (int p = 0; p < PARTS; p++) {
-        naive_sums(view, first + count * p / PARTS, first + count * (p + 1) / PARTS, seasonal ? season : 0, sums[p]);
-    }
-    for (int p = 0; p < PARTS; p++) {
-        for (int i = 0; i < 4; i++) {
-            total[i] += sums[p][i];
+        int64_t from = most(begin, sums->count * p / PARTS), to = least(begin + n, sums->count * (p + 1) / PARTS);
+        for (int64_t w = from; w < to; w++) {
+            naive_window(view, index != NULL ? index[w - begin] : first + w, season, sums->part[p]);
         }
     }
-    double n = (double)count * (double)view->channels * (double)view->pred_len;
+}
+
+void ps_naive_add(struct ps_naive_sums *sums, const struct ps_window_view *view, int64_t begin, int64_t n, const int32_t *index)
+{
+    naive_add(sums, view, begin, n, 0, index);
+}
+
+struct ps_naive ps_naive_end(const struct ps_naive_sums *sums, const struct ps_window_view *view)
+{
+    double total[4] = {0}, n = (double)sums->count * (double)view->channels * (double)view->pred_len;
+    int seasonal = is_seasonal(sums, view);
+    for (int p = 0; p < PARTS; p++) {
+        for (int i = 0; i < 4; i++) {
+            total[i] += sums->part[p][i];
+        }
+    }
     return (struct ps_naive){
         .repeat_mse = total[0] / n,
         .repeat_mae = total[1] / n,
         .seasonal_mse = seasonal ? total[2] / n : NAN,
         .seasonal_mae = seasonal ? total[3] / n : NAN,
     };
+}
+
+struct ps_naive ps_naive_score(const struct ps_window_view *view, int64_t first, int64_t count, int64_t season)
+{
+    struct ps_naive_sums sums = {.count = count, .season = season};
+    naive_add(&sums, view, 0, count, first, NULL);
+    return ps_naive_end(&sums, view);
 }

@@ -17,7 +17,7 @@
 
 #include "data/files.h"
 
-enum type { TEXT, WHOLE, SEED, REAL, SWITCH, CHOICE, SPLIT };
+enum type { TEXT, WHOLE, SEED, BYTES, REAL, SWITCH, CHOICE, SPLIT };
 enum range { ANY, SIZE, LAYERS, COUNT, LIMIT, FRACTION, INSIDE, POSITIVE, NOT_NEGATIVE };
 
 static const char *const switches[] = {"false", "true", "off", "on", "no", "yes", NULL};
@@ -50,6 +50,7 @@ static const struct key keys[] = {
     KEY(data, standardize, SWITCH, {"true"}),
     KEY(data, drop_last, SWITCH, {"true"}),
     KEY(data, placement, CHOICE, {"auto"}, .choices = placements, .free_on_resume = 1),
+    KEY(data, memory_limit, BYTES, {"0"}),
     KEY(data, season, WHOLE, {"24"}, .range = LIMIT, .free_on_resume = 1),
     KEY(model, seq_len, WHOLE, {"336"}, .range = SIZE),
     KEY(model, pred_len, WHOLE, {"96"}, .range = SIZE),
@@ -204,6 +205,8 @@ static const char *form(const struct key *key)
     case WHOLE:
     case SEED:
         return "a whole number";
+    case BYTES:
+        return "a number of bytes, such as 512M";
     case REAL:
         return "a number";
     case SPLIT:
@@ -261,6 +264,26 @@ static int is_whole(const char *text, int sign)
 {
     text += sign && (*text == '-' || *text == '+');
     return *text && strspn(text, "0123456789") == strlen(text);
+}
+
+/* Bytes: a whole number, K, M, G or T after it for powers of 1024. */
+static enum ps_status put_bytes(const struct key *key, const char *text, const char *where, int64_t *value)
+{
+    static const char units[] = "KMGT";
+    size_t length = strlen(text), digits = strspn(text, "0123456789");
+    const char *unit = digits + 1 == length ? strchr(units, text[digits]) : NULL;
+    int shift = unit ? 10 * (int)(unit - units + 1) : 0;
+    errno = 0;
+    unsigned long long number = strtoull(text, NULL, 10);
+    if (digits == 0 || (digits < length && !unit)) {
+        return fail(where, "%s.%s: \"%.60s\" is not a number of bytes, such as 536870912 or 512M (K, M, G, T: powers of 1024)",
+                    key->section, key->name, text);
+    }
+    if (errno || number > (unsigned long long)INT64_MAX >> shift) {
+        return fail(where, "%s.%s: %.60s is more than there can be", key->section, key->name, text);
+    }
+    *value = (int64_t)(number << shift);
+    return PS_OK;
 }
 
 /* *chosen: which of the key's words the text is. */
@@ -323,6 +346,8 @@ static enum ps_status put(struct reader *reader, const struct key *key, const ch
         *(uint64_t *)place = value;
         return PS_OK;
     }
+    case BYTES:
+        return put_bytes(key, *text, where, place);
     case REAL:
         return put_real(key, *text, where, place);
     case SPLIT:
@@ -655,6 +680,7 @@ static void print_value(FILE *out, const struct key *key, const struct ps_config
         print_text(out, *(char *const *)place);
         break;
     case WHOLE:
+    case BYTES:
         fprintf(out, "%" PRId64, *(const int64_t *)place);
         break;
     case SEED:

@@ -19,6 +19,7 @@ struct ps_config {
         int standardize;             /* default true */
         int drop_last;               /* training only; default true */
         enum ps_placement placement; /* auto: on the device when it fits */
+        int64_t memory_limit;        /* bytes of host memory for the data; 0: any */
         int64_t season;              /* rows; of the seasonal-naive baseline; default 24 */
     } data;
     struct {

@@ -84,8 +84,7 @@ struct output {
     struct ps_hdf5_output file;
     hid_t datasets[3]; /* forecasts, targets, inputs */
     int original_units;
-    float *inputs, *targets, *forecasts; /* one batch */
-    int32_t *index;
+    float *scaled; /* one of them of one batch, in original units */
 };
 
 /* x * std + mean, channel by channel; x [n, C, length]. */
@@ -101,20 +100,19 @@ static void to_original(const struct ps_scaler *scaler, float *x, int64_t n, int
 
 static const char *const names[3] = {"/forecasts", "/targets", "/inputs"};
 
-static enum ps_status write_batch(void *argument, int64_t first, int64_t n, const float *forecasts)
+static enum ps_status write_batch(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
+                                  const float *forecasts)
 {
     struct output *o = argument;
     const struct ps_window_view *v = &o->session->view;
-    int64_t C = v->channels;
-    memcpy(o->forecasts, forecasts, (size_t)(n * C * v->pred_len) * sizeof *forecasts);
-    ps_windows_gather(v, o->index + first, n, o->inputs, o->targets);
-    if (o->original_units) {
-        to_original(&o->session->scaler, o->forecasts, n, v->pred_len);
-        to_original(&o->session->scaler, o->targets, n, v->pred_len);
-        to_original(&o->session->scaler, o->inputs, n, v->seq_len);
-    }
-    const float *const values[3] = {o->forecasts, o->targets, o->inputs};
+    const float *values[3] = {forecasts, targets, inputs};
     for (int i = 0; i < 3; i++) {
+        int64_t length = i == 2 ? v->seq_len : v->pred_len;
+        if (o->original_units) {
+            memcpy(o->scaled, values[i], (size_t)(n * v->channels * length) * sizeof *o->scaled);
+            to_original(&o->session->scaler, o->scaled, n, length);
+            values[i] = o->scaled;
+        }
         PS_TRY(ps_hdf5_write_rows(&o->file, names[i], o->datasets[i], (hsize_t)first, (hsize_t)n, values[i]));
     }
     return PS_OK;
@@ -131,14 +129,10 @@ static enum ps_status write_forecasts(struct output *o, enum ps_split split)
     struct ps_session *s = o->session;
     int64_t B = s->config->train.batch_size, C = s->view.channels, H = s->view.pred_len, L = s->view.seq_len;
     int64_t count = s->splits.count[split];
-    o->forecasts = malloc((size_t)(B * C * H) * sizeof(float));
-    o->targets = malloc((size_t)(B * C * H) * sizeof(float));
-    o->inputs = malloc((size_t)(B * C * L) * sizeof(float));
-    o->index = malloc((size_t)count * sizeof *o->index);
-    if (!o->forecasts || !o->targets || !o->inputs || !o->index) {
+    o->scaled = malloc((size_t)(B * C * (L > H ? L : H)) * sizeof *o->scaled);
+    if (!o->scaled) {
         return ps_fail(PS_DATA, "%s: no memory for a batch of %lld windows", o->file.path, (long long)B);
     }
-    ps_sequence(s->splits.first[split], count, o->index);
     for (int i = 0; i < 3; i++) {
         hsize_t size[3] = {(hsize_t)count, (hsize_t)C, (hsize_t)(i == 2 ? L : H)};
         PS_TRY(ps_hdf5_create_rows(&o->file, names[i], H5T_IEEE_F32LE, 3, size, &o->datasets[i]));
@@ -163,10 +157,7 @@ static enum ps_status save_forecasts(struct ps_session *s, const struct argument
     for (int i = 0; i < 3; i++) {
         ps_hdf5_drop(&o.datasets[i]);
     }
-    free(o.forecasts);
-    free(o.targets);
-    free(o.inputs);
-    free(o.index);
+    free(o.scaled);
     return ps_hdf5_finish(&o.file, status);
 }
 
@@ -184,7 +175,8 @@ static enum ps_status score(struct ps_session *s, const struct arguments *a, con
     struct ps_accuracy accuracy;
     PS_TRY(ps_session_score(s, a->split, &accuracy));
     int64_t count = s->splits.count[a->split];
-    struct ps_naive naive = ps_naive_score(&s->view, s->splits.first[a->split], count, s->config->data.season);
+    struct ps_naive naive;
+    PS_TRY(ps_session_naive(s, a->split, &naive));
     struct ps_test_record record = {
         .all = accuracy.all,
         .full_batches = accuracy.full_batches,

@@ -138,65 +138,91 @@ static enum ps_status throttle_step(struct throttle *t)
 struct pass {
     struct ps_session *session;
     int training;
-    int64_t begin, end; /* positions in host_indices */
+    int64_t begin, end; /* positions in the order of windows */
     int64_t position;   /* done */
     int64_t batches;    /* so far */
-    int uploading[2];   /* slots whose upload may still read the host's buffer */
+    int slot;           /* of the last batch; when they stream */
+    int held[2];        /* slots whose host buffer is in use */
     struct throttle throttle;
 };
 
-/* Uploads the order of windows. Streamed batches lie in the two slots by turns, whatever windows they hold. */
-static enum ps_status pass_open(struct ps_session *s, int training, int64_t begin, int64_t end, struct pass *pass)
+/* The windows of a split: shuffled for the present epoch, or in the file's order. */
+static struct ps_order order_of(const struct ps_session *s, enum ps_split split, int shuffled)
 {
-    *pass = (struct pass){.session = s, .training = training, .begin = begin, .end = end, .position = begin};
-    int64_t B = s->config->train.batch_size;
-    int32_t *order = s->host_indices;
-    if (!s->on_device) {
-        ps_prefetch_start(s->prefetch, s->host_indices, begin, end);
-        order = malloc((size_t)end * sizeof *order);
-        if (!order) {
-            return ps_fail(PS_DEVICE, "no memory for the order of %lld windows", (long long)end);
-        }
-        for (int64_t i = 0; i < end; i++) {
-            order[i] = i < begin ? 0 : (int32_t)((i - begin) / B % 2 * B + (i - begin) % B);
-        }
+    return (struct ps_order){.first = s->splits.first[split],
+                             .count = s->splits.count[split],
+                             .shuffled = shuffled,
+                             .seed = s->config->train.seed,
+                             .epoch = s->epoch};
+}
+
+/* The order into host_indices; a stream draws its own. */
+static void draw(struct ps_session *s, const struct ps_order *order)
+{
+    if (!s->groups && order->shuffled) {
+        ps_shuffle(order->seed, order->epoch, order->first, order->count, s->host_indices);
+    } else if (!s->groups) {
+        ps_sequence(order->first, order->count, s->host_indices);
     }
-    enum ps_status status = s->device->upload(s->device, PS_COMPUTE, s->windows.indices.data, order, (size_t)end * sizeof *order);
+}
+
+/* Windows [begin, end) of the order: uploads it, or starts the reader. */
+static enum ps_status pass_open(struct ps_session *s, const struct ps_order *order, int64_t begin, int64_t end, struct pass *pass)
+{
+    *pass = (struct pass){.session = s, .training = order->shuffled, .begin = begin, .end = end, .position = begin};
+    draw(s, order);
     if (!s->on_device) {
-        free(order);
+        ps_batches_start(s->batches, order, s->host_indices, begin, end);
+    } else {
+        PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->windows.indices.data, s->host_indices,
+                                 (size_t)end * sizeof *s->host_indices));
     }
-    PS_TRY(status);
     return throttle_open(s->device, &pass->throttle);
 }
 
+/* Gives back the host's buffers that the device has taken; waits for the one that the next batch needs. */
+static enum ps_status release_slots(struct pass *pass, int needed)
+{
+    struct ps_session *s = pass->session;
+    for (int slot = 0; slot < 2; slot++) {
+        int happened = 0;
+        while (pass->held[slot]) {
+            PS_TRY(s->device->event_query(s->device, s->slot_uploaded[slot], &happened));
+            if (happened) {
+                ps_batches_release(s->batches, slot);
+                pass->held[slot] = 0;
+            } else if (slot == needed) {
+                ps_nap();
+            } else {
+                break;
+            }
+        }
+    }
+    return PS_OK;
+}
+
 /* The next batch of a streamed pass, on its way to its slot; the step waits for it on the device. */
-static enum ps_status stream_in(struct pass *pass, int *slot)
+static enum ps_status stream_in(struct pass *pass)
 {
     struct ps_session *s = pass->session;
     struct ps_device *device = s->device;
-    /* The reader fills the buffer of two batches ago once the device has taken it. */
-    int reused = (int)(pass->batches % 2), happened = 0;
-    while (pass->uploading[reused]) {
-        PS_TRY(device->event_query(device, s->slot_uploaded[reused], &happened));
-        if (happened) {
-            ps_prefetch_release(s->prefetch, reused);
-            pass->uploading[reused] = 0;
-        } else {
-            ps_nap();
-        }
+    int64_t B = s->config->train.batch_size, C = s->view.channels, n;
+    int slot = (int)(pass->position / B % 2), idle = 0;
+    double waited = 0;
+    PS_TRY(release_slots(pass, slot));
+    PS_TRY(ps_batches_next(s->batches, &pass->slot, &n, &waited));
+    pass->held[slot] = 1;
+    PS_TRY(device->event_query(device, s->slot_free[1 - slot], &idle)); /* the step before is done: nothing is queued */
+    s->waited += idle ? waited : 0;
+    PS_TRY(device->event_wait(device, PS_COPY, s->slot_free[slot]));
+    char *inputs = (char *)s->data[0] + (size_t)(slot * B * C * s->view.seq_len) * sizeof(float);
+    char *targets = (char *)s->data[1] + (size_t)(slot * B * C * s->view.pred_len) * sizeof(float);
+    if (inputs != (char *)s->slot_inputs[slot]) {
+        PS_TRY(device->upload(device, PS_COPY, inputs, s->slot_inputs[slot], (size_t)(n * C * s->view.seq_len) * sizeof(float)));
+        PS_TRY(device->upload(device, PS_COPY, targets, s->slot_targets[slot], (size_t)(n * C * s->view.pred_len) * sizeof(float)));
     }
-    int64_t n;
-    PS_TRY(ps_prefetch_next(s->prefetch, slot, &n, &s->waited));
-    int64_t B = s->config->train.batch_size, C = s->view.channels;
-    size_t input = (size_t)(C * s->view.seq_len) * sizeof(float), target = (size_t)(C * s->view.pred_len) * sizeof(float);
-    PS_TRY(device->event_wait(device, PS_COPY, s->slot_free[*slot]));
-    PS_TRY(device->upload(device, PS_COPY, (char *)s->data[0] + (size_t)(*slot * B) * input, s->slot_inputs[*slot],
-                          (size_t)n * input));
-    PS_TRY(device->upload(device, PS_COPY, (char *)s->data[1] + (size_t)(*slot * B) * target, s->slot_targets[*slot],
-                          (size_t)n * target));
-    PS_TRY(device->event_record(device, PS_COPY, s->slot_uploaded[*slot]));
-    pass->uploading[*slot] = 1;
-    return device->event_wait(device, PS_COMPUTE, s->slot_uploaded[*slot]);
+    PS_TRY(device->event_record(device, PS_COPY, s->slot_uploaded[slot]));
+    return device->event_wait(device, PS_COMPUTE, s->slot_uploaded[slot]);
 }
 
 /* Enqueues the next batches, `most` at most; *batches 0 when the pass is over. */
@@ -211,13 +237,12 @@ static enum ps_status pass_step(struct pass *pass, int64_t most, int64_t *batche
     struct ps_graph *graph;
     int64_t steps = n < B ? 1 : steps_at_once(s, left / B < most ? left / B : most);
     PS_TRY(graph_of(s, n, steps, pass->training, &graph));
-    int slot = 0;
     if (!s->on_device) {
-        PS_TRY(stream_in(pass, &slot));
+        PS_TRY(stream_in(pass));
     }
     PS_TRY(s->device->replay(s->device, graph));
     if (!s->on_device) {
-        PS_TRY(s->device->event_record(s->device, PS_COMPUTE, s->slot_free[slot]));
+        PS_TRY(s->device->event_record(s->device, PS_COMPUTE, s->slot_free[pass->slot]));
     }
     pass->position += steps * n;
     pass->batches += steps;
@@ -230,12 +255,12 @@ static enum ps_status pass_close(struct pass *pass, enum ps_status status)
     struct ps_session *s = pass->session;
     enum ps_status finished = s->device->synchronize(s->device);
     for (int slot = 0; slot < 2; slot++) {
-        if (pass->uploading[slot]) {
-            ps_prefetch_release(s->prefetch, slot);
+        if (pass->held[slot]) {
+            ps_batches_release(s->batches, slot);
         }
     }
     if (!s->on_device) { /* a pass that was cut short leaves the reader at work: host_indices is about to be written again */
-        ps_prefetch_start(s->prefetch, s->host_indices, 0, 0);
+        ps_batches_stop(s->batches);
     }
     throttle_close(&pass->throttle);
     return status != PS_OK ? status : finished;
@@ -294,9 +319,9 @@ static enum ps_status train_pass(struct pass *pass, const struct ps_epoch_watch 
 enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoch_watch *watch, int *finished, double *loss)
 {
     PS_TRY(read_state(s));
-    ps_shuffle(s->config->train.seed, s->epoch, s->splits.first[PS_TRAIN], s->splits.count[PS_TRAIN], s->host_indices);
+    const struct ps_order order = order_of(s, PS_TRAIN, 1);
     struct pass pass = {0};
-    enum ps_status status = pass_open(s, 1, (int64_t)s->now.cursor, s->train_windows, &pass);
+    enum ps_status status = pass_open(s, &order, (int64_t)s->now.cursor, s->train_windows, &pass);
     if (status == PS_OK) {
         status = train_pass(&pass, watch);
     }
@@ -332,8 +357,9 @@ enum ps_status ps_session_rewind(struct ps_session *s)
 {
     s->epoch = 0;
     s->now = (struct ps_step_state){0};
-    ps_shuffle(s->config->train.seed, s->epoch, s->splits.first[PS_TRAIN], s->splits.count[PS_TRAIN], s->host_indices);
     if (s->on_device) {
+        const struct ps_order order = order_of(s, PS_TRAIN, 1);
+        draw(s, &order);
         PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->windows.indices.data, s->host_indices,
                                  (size_t)s->train_windows * sizeof *s->host_indices));
     }
@@ -347,10 +373,10 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
 {
     int64_t count = s->splits.count[split], B = s->config->train.batch_size;
     const struct ps_step_state start = {0};
-    ps_sequence(s->splits.first[split], count, s->host_indices);
+    const struct ps_order order = order_of(s, split, 0);
     PS_TRY(write_state(s, s->scoring_state, &start));
     struct pass pass;
-    enum ps_status status = pass_open(s, 0, 0, count, &pass);
+    enum ps_status status = pass_open(s, &order, 0, count, &pass);
     for (int64_t done = 1; status == PS_OK && done > 0 && !stopped(s);) {
         status = pass_step(&pass, INT64_MAX, &done);
     }
@@ -379,35 +405,55 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
     return PS_OK;
 }
 
+enum ps_status ps_session_naive(struct ps_session *s, enum ps_split split, struct ps_naive *naive)
+{
+    int64_t first = s->splits.first[split], count = s->splits.count[split], season = s->config->data.season;
+    if (s->groups) {
+        return ps_groups_naive(s->groups, first, count, season, naive);
+    }
+    *naive = ps_naive_score(&s->view, first, count, season);
+    return PS_OK;
+}
+
+/* The forecasts of the batch that the pass has just enqueued, with its windows, to the sink. host: forecasts [B, C, H], targets
+ * [B, C, H] and inputs [B, C, L]. */
+static enum ps_status forecast_batch(const struct pass *pass, int64_t first, int64_t n, float *host, ps_forecast_sink *sink,
+                                     void *argument)
+{
+    struct ps_session *s = pass->session;
+    int64_t B = s->config->train.batch_size, C = s->view.channels, H = s->view.pred_len;
+    float *inputs = host + 2 * B * C * H, *targets = host + B * C * H;
+    /* The targets have been used: their buffer takes the forecasts. */
+    struct ps_tensor y = ps_tensor_2d(s->model->cache.shared.targets, s->kernels->parameter, n * C, H);
+    PS_TRY(ps_model_forecast(s->model, n, y));
+    PS_TRY(s->device->download(s->device, PS_COMPUTE, host, y.data, (size_t)(n * C * H) * sizeof *host));
+    if (!s->on_device) {
+        return sink(argument, first, n, s->slot_inputs[pass->slot], s->slot_targets[pass->slot], host);
+    }
+    ps_windows_gather(&s->view, s->host_indices + first, n, inputs, targets);
+    return sink(argument, first, n, inputs, targets, host);
+}
+
 enum ps_status ps_session_forecast(struct ps_session *s, enum ps_split split, ps_forecast_sink *sink, void *argument)
 {
-    int64_t count = s->splits.count[split], B = s->config->train.batch_size, C = s->view.channels, H = s->view.pred_len;
-    size_t bytes = (size_t)(B * C * H) * sizeof(float);
-    float *host = malloc(bytes);
+    int64_t count = s->splits.count[split], B = s->config->train.batch_size, C = s->view.channels;
+    float *host = malloc((size_t)(B * C * (s->view.seq_len + 2 * s->view.pred_len)) * sizeof(float));
     if (!host) {
         return ps_fail(PS_DEVICE, "no memory for the forecasts of %lld windows", (long long)B);
     }
     const struct ps_step_state start = {0};
-    ps_sequence(s->splits.first[split], count, s->host_indices);
+    const struct ps_order order = order_of(s, split, 0);
     enum ps_status status = write_state(s, s->scoring_state, &start);
     struct pass pass = {0};
     if (status == PS_OK) {
-        status = pass_open(s, 0, 0, count, &pass);
+        status = pass_open(s, &order, 0, count, &pass);
     }
     for (int64_t done = 1; status == PS_OK && done > 0;) {
         int64_t first = pass.position;
         status = pass_step(&pass, 1, &done);
         int64_t n = pass.position - first;
         if (status == PS_OK && n > 0) {
-            /* The targets have been used: their buffer takes the forecasts. */
-            struct ps_tensor y = ps_tensor_2d(s->model->cache.shared.targets, s->kernels->parameter, n * C, H);
-            status = ps_model_forecast(s->model, n, y);
-            if (status == PS_OK) {
-                status = s->device->download(s->device, PS_COMPUTE, host, y.data, (size_t)(n * C * H) * sizeof *host);
-            }
-            if (status == PS_OK) {
-                status = sink(argument, first, n, host);
-            }
+            status = forecast_batch(&pass, first, n, host, sink, argument);
         }
     }
     if (pass.session) {

@@ -33,7 +33,8 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
     if (!path || !*path) {
         return ps_fail(PS_USAGE, "data.path: missing: name the HDF5 file that holds the series");
     }
-    PS_TRY(ps_series_open(path, &s->series));
+    const struct ps_memory memory = {c->data.memory_limit, c->model.seq_len, c->model.pred_len, c->train.batch_size};
+    PS_TRY(ps_series_open_within(path, &memory, &s->series));
     if (s->series->layout == PS_LAYOUT_WINDOWS &&
         (s->series->seq_len != c->model.seq_len || s->series->pred_len != c->model.pred_len)) {
         return ps_fail(PS_DATA,
@@ -55,8 +56,11 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
     } else {
         PS_TRY(ps_scaler_identity(s->series->channels, &s->scaler));
     }
-    ps_scaler_apply(&s->scaler, s->series);
     s->view = ps_window_view_make(s->series, c->model.seq_len, c->model.pred_len);
+    if (s->series->file) {
+        return ps_groups_open(s->series, &s->scaler, c->model.seq_len, c->model.pred_len, &s->groups);
+    }
+    ps_scaler_apply(&s->scaler, s->series);
     return PS_OK;
 }
 
@@ -176,7 +180,9 @@ static enum ps_status open_model(struct ps_session *s, int training)
     s->index_room = s->splits.count[PS_TRAIN] > scored ? s->splits.count[PS_TRAIN] : scored;
     s->slots = (s->index_room + batch - 1) / batch;
     PS_TRY(device->allocate(device, (size_t)s->slots * 2 * sizeof *s->errors, (void **)&s->errors));
-    PS_TRY(device->allocate_host(device, (size_t)s->index_room * sizeof *s->host_indices, (void **)&s->host_indices));
+    if (!s->groups) { /* which draws the order of one group at a time */
+        PS_TRY(device->allocate_host(device, (size_t)s->index_room * sizeof *s->host_indices, (void **)&s->host_indices));
+    }
     s->host_errors = malloc((size_t)s->slots * 2 * sizeof *s->host_errors);
     if (!s->host_errors) {
         return ps_fail(PS_DEVICE, "no memory for the scores of %lld batches", (long long)s->slots);
@@ -211,13 +217,58 @@ static int64_t graph_steps(const struct ps_session *s)
     return small && s->on_device && strcmp(s->device->kind, "cpu") != 0 ? SEVERAL : 1;
 }
 
-/* The whole series on the device, or two slots through which batches stream. */
+/* Two slots through which batches stream: the batch of window w of a pass lies in slot w / batch % 2. The reader fills buffers of
+ * the host that are uploaded to the slots, and on the CPU the slots themselves. */
+static enum ps_status place_slots(struct ps_session *s)
+{
+    struct ps_device *device = s->device;
+    int64_t C = s->view.channels, L = s->view.seq_len, H = s->view.pred_len, B = s->config->train.batch_size;
+    int64_t inputs = B * C * L, targets = B * C * H;
+    int on_cpu = strcmp(device->kind, "cpu") == 0;
+    PS_TRY(device_copy(s, 0, NULL, 2 * (size_t)inputs * sizeof(float)));
+    PS_TRY(device_copy(s, 1, NULL, 2 * (size_t)targets * sizeof(float)));
+    s->windows.inputs = ps_tensor_3d(s->data[0], PS_F32, 2 * B, C, L);
+    s->windows.targets = ps_tensor_3d(s->data[1], PS_F32, 2 * B, C, H);
+    for (int slot = 0; slot < 2; slot++) {
+        if (on_cpu) {
+            s->slot_inputs[slot] = (float *)s->data[0] + slot * inputs;
+            s->slot_targets[slot] = (float *)s->data[1] + slot * targets;
+        } else {
+            PS_TRY(device->allocate_host(device, (size_t)inputs * sizeof(float), (void **)&s->slot_inputs[slot]));
+            PS_TRY(device->allocate_host(device, (size_t)targets * sizeof(float), (void **)&s->slot_targets[slot]));
+        }
+        PS_TRY(device->event_create(device, &s->slot_uploaded[slot]));
+        PS_TRY(device->event_create(device, &s->slot_free[slot]));
+    }
+    int32_t places[1024];
+    int64_t room = sizeof places / sizeof *places;
+    for (int64_t first = 0; first < s->index_room; first += room) {
+        int64_t n = s->index_room - first < room ? s->index_room - first : room;
+        for (int64_t i = 0; i < n; i++) {
+            places[i] = (int32_t)((first + i) / B % 2 * B + (first + i) % B);
+        }
+        PS_TRY(device->upload(device, PS_COMPUTE, (int32_t *)s->windows.indices.data + first, places, (size_t)n * sizeof *places));
+    }
+    return ps_batches_open(&s->view, s->groups, B, s->slot_inputs, s->slot_targets, &s->batches);
+}
+
+/* The whole series on the device, or the slots. */
 static enum ps_status place_data(struct ps_session *s)
 {
     struct ps_device *device = s->device;
     const struct ps_window_view *v = &s->view;
+    enum ps_placement placement = s->config->data.placement;
+    if (s->groups && placement == PS_PLACEMENT_DEVICE) {
+        return ps_fail(PS_USAGE,
+                       "data.placement: device needs the whole series in host memory first, and data.memory_limit %lld is less: "
+                       "raise it, or set data.placement: auto",
+                       (long long)s->config->data.memory_limit);
+    }
+    if (s->groups || placement == PS_PLACEMENT_HOST) {
+        return place_slots(s);
+    }
     int is_series = s->series->layout == PS_LAYOUT_SERIES, on_cpu = strcmp(device->kind, "cpu") == 0;
-    int64_t C = v->channels, L = v->seq_len, H = v->pred_len, B = s->config->train.batch_size;
+    int64_t C = v->channels, L = v->seq_len, H = v->pred_len;
     size_t bytes[2] = {(size_t)(s->series->rows * C) * sizeof(float), 0};
     if (!is_series) {
         bytes[0] *= (size_t)L;
@@ -225,41 +276,28 @@ static enum ps_status place_data(struct ps_session *s)
     }
     size_t free_bytes, total_bytes;
     PS_TRY(device->memory(device, &free_bytes, &total_bytes));
-    enum ps_placement placement = s->config->data.placement;
-    s->on_device =
-        placement == PS_PLACEMENT_DEVICE || (placement == PS_PLACEMENT_AUTO && (on_cpu || bytes[0] + bytes[1] <= free_bytes / 2));
-    if (s->on_device && on_cpu) {
+    s->on_device = placement == PS_PLACEMENT_DEVICE || on_cpu || bytes[0] + bytes[1] <= free_bytes / 2;
+    if (!s->on_device) {
+        return place_slots(s);
+    }
+    if (on_cpu) {
         s->windows.inputs = window_tensor(v->inputs, v->windows, C, L, v->input_stride);
         s->windows.targets = window_tensor(v->targets, v->windows, C, H, v->target_stride);
         return PS_OK;
     }
-    if (s->on_device) {
-        if (bytes[0] + bytes[1] > free_bytes) {
-            return ps_fail(PS_DEVICE, "data.placement: the data needs %.0f MiB on the device, %.0f MiB are free: set it to host",
-                           (double)(bytes[0] + bytes[1]) / 0x1p20, (double)free_bytes / 0x1p20);
-        }
-        PS_TRY(device_copy(s, 0, v->inputs, bytes[0]));
-        const float *targets = (const float *)s->data[0] + (v->targets - v->inputs);
-        if (!is_series) {
-            PS_TRY(device_copy(s, 1, v->targets, bytes[1]));
-            targets = s->data[1];
-        }
-        s->windows.inputs = window_tensor(s->data[0], v->windows, C, L, v->input_stride);
-        s->windows.targets = window_tensor(targets, v->windows, C, H, v->target_stride);
-        return device->synchronize(device);
+    if (bytes[0] + bytes[1] > free_bytes) {
+        return ps_fail(PS_DEVICE, "data.placement: the data needs %.0f MiB on the device, %.0f MiB are free: set it to host",
+                       (double)(bytes[0] + bytes[1]) / 0x1p20, (double)free_bytes / 0x1p20);
     }
-    size_t inputs = (size_t)(B * C * L) * sizeof(float), targets = (size_t)(B * C * H) * sizeof(float);
-    PS_TRY(device_copy(s, 0, NULL, 2 * inputs));
-    PS_TRY(device_copy(s, 1, NULL, 2 * targets));
-    s->windows.inputs = ps_tensor_3d(s->data[0], PS_F32, 2 * B, C, L);
-    s->windows.targets = ps_tensor_3d(s->data[1], PS_F32, 2 * B, C, H);
-    for (int slot = 0; slot < 2; slot++) {
-        PS_TRY(device->allocate_host(device, inputs, (void **)&s->slot_inputs[slot]));
-        PS_TRY(device->allocate_host(device, targets, (void **)&s->slot_targets[slot]));
-        PS_TRY(device->event_create(device, &s->slot_uploaded[slot]));
-        PS_TRY(device->event_create(device, &s->slot_free[slot]));
+    PS_TRY(device_copy(s, 0, v->inputs, bytes[0]));
+    const float *targets = (const float *)s->data[0] + (v->targets - v->inputs);
+    if (!is_series) {
+        PS_TRY(device_copy(s, 1, v->targets, bytes[1]));
+        targets = s->data[1];
     }
-    return ps_prefetch_open(v, B, s->slot_inputs, s->slot_targets, &s->prefetch);
+    s->windows.inputs = window_tensor(s->data[0], v->windows, C, L, v->input_stride);
+    s->windows.targets = window_tensor(targets, v->windows, C, H, v->target_stride);
+    return device->synchronize(device);
 }
 
 enum ps_status ps_session_open(const struct ps_config *config, const struct ps_session_options *options,
@@ -313,10 +351,10 @@ static void close_on_device(struct ps_session *s)
         }
     }
     for (int slot = 0; slot < 2; slot++) {
-        if (s->slot_inputs[slot]) {
+        if (s->slot_inputs[slot] && strcmp(device->kind, "cpu") != 0) {
             device->release_host(device, s->slot_inputs[slot]);
         }
-        if (s->slot_targets[slot]) {
+        if (s->slot_targets[slot] && strcmp(device->kind, "cpu") != 0) {
             device->release_host(device, s->slot_targets[slot]);
         }
         if (s->slot_uploaded[slot]) {
@@ -350,7 +388,8 @@ void ps_session_close(struct ps_session *s)
     if (!s) {
         return;
     }
-    ps_prefetch_close(s->prefetch);
+    ps_batches_close(s->batches);
+    ps_groups_close(s->groups);
     if (s->device) {
         close_on_device(s);
     }

@@ -9,8 +9,7 @@
 
 #include <signal.h>
 
-#include "data/prefetch.h"
-#include "data/series.h"
+#include "data/batches.h"
 #include "model/model.h"
 #include "optim/optimizer.h"
 #include "src/checkpoint.h"
@@ -34,7 +33,8 @@ struct ps_session {
     struct ps_series *series;
     struct ps_splits splits;
     struct ps_scaler scaler;
-    struct ps_window_view view; /* the host's copy, standardised */
+    struct ps_window_view view; /* the host's copy, standardised; of a series that stays in its file, the sizes alone */
+    struct ps_groups *groups;   /* reads that file; NULL: the data are in host memory */
 
     struct ps_device *device;
     struct ps_kernels *kernels;
@@ -59,10 +59,10 @@ struct ps_session {
 
     struct ps_replay replays[2][PS_REPLAY_KINDS]; /* scoring, training */
     int64_t graph_steps;                          /* that PS_REPLAY_SEVERAL holds; 1: there is none */
-    struct ps_prefetch *prefetch;
-    float *slot_inputs[2], *slot_targets[2]; /* pinned */
+    struct ps_batches *batches;
+    float *slot_inputs[2], *slot_targets[2]; /* pinned; on the CPU, parts of data[] */
     struct ps_event *slot_uploaded[2], *slot_free[2];
-    double waited; /* seconds the host waited for data */
+    double waited; /* seconds that the device had nothing to do because the host waited for data, at most */
 
     int64_t steps_per_epoch, train_windows; /* windows of an epoch, after drop_last */
     /* The run so far, as checkpoints record it. */
@@ -115,9 +115,14 @@ struct ps_accuracy {
 };
 enum ps_status ps_session_score(struct ps_session *session, enum ps_split split, struct ps_accuracy *accuracy);
 
-/* Calls `sink` with each batch's forecasts [n, C, H] of the split, in order, in standardised units. */
-typedef enum ps_status ps_forecast_sink(void *argument, int64_t first, int64_t n, const float *forecasts);
+/* Calls `sink` with each batch's windows and forecasts of the split, in order, in standardised units: inputs [n, C, L], targets and
+ * forecasts [n, C, H]. */
+typedef enum ps_status ps_forecast_sink(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
+                                        const float *forecasts);
 enum ps_status ps_session_forecast(struct ps_session *session, enum ps_split split, ps_forecast_sink *sink, void *argument);
+
+/* Naive forecasts of the same windows, in the same units. */
+enum ps_status ps_session_naive(struct ps_session *session, enum ps_split split, struct ps_naive *naive);
 
 /* Present weights -> best, and back. */
 enum ps_status ps_session_keep_best(struct ps_session *session);

@@ -151,30 +151,13 @@ static enum ps_status run_take(const struct arguments *a, struct run *run)
     return PS_OK;
 }
 
-/* Whether a channel's training values are all equal: standardised, they are 0, and the standard deviation was taken as 1. */
-static int is_constant(const struct ps_session *s, int64_t channel)
-{
-    const struct ps_series *d = s->series;
-    int is_series = d->layout == PS_LAYOUT_SERIES;
-    int64_t run = is_series ? 1 : d->seq_len;
-    const float *values = is_series ? d->values : d->inputs;
-    for (int64_t row = 0; row < s->splits.train_rows; row++) {
-        for (int64_t i = 0; i < run; i++) {
-            if (values[(row * d->channels + channel) * run + i] != 0) {
-                return 0;
-            }
-        }
-    }
-    return s->scaler.std[channel] == 1;
-}
-
 /* One line that names the first few. */
 static void warn_constant(const struct ps_session *s)
 {
     char names[128] = "";
     int found = 0;
     for (int64_t c = 0; c < s->series->channels && found < 4; c++) {
-        if (is_constant(s, c)) {
+        if (s->scaler.is_constant[c]) {
             size_t used = strlen(names);
             snprintf(names + used, sizeof names - used, "%schannel %lld", found++ ? ", " : "", (long long)c);
         }
@@ -352,7 +335,8 @@ static enum ps_status test(struct ps_session *s, const struct run *run)
         return PS_OK; /* a signal: tested when the run is resumed */
     }
     int64_t count = s->splits.count[PS_TEST];
-    struct ps_naive naive = ps_naive_score(&s->view, s->splits.first[PS_TEST], count, s->config->data.season);
+    struct ps_naive naive;
+    PS_TRY(ps_session_naive(s, PS_TEST, &naive));
     struct ps_test_record record = {
         .all = accuracy.all,
         .full_batches = accuracy.full_batches,

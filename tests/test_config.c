@@ -36,6 +36,7 @@ START_TEST(presets)
     ck_assert_str_eq(c.data.path, "a.h5");
     ck_assert(c.data.split[0] == 0.7 && c.data.split[1] == 0.1 && c.data.split[2] == 0.2);
     ck_assert(c.data.standardize == 1 && c.data.drop_last == 1 && c.data.placement == PS_PLACEMENT_AUTO && c.data.season == 24);
+    ck_assert_int_eq(c.data.memory_limit, 0);
     ck_assert(c.model.seq_len == 336 && c.model.pred_len == 96 && c.model.patch_len == 16 && c.model.stride == 8);
     ck_assert(c.model.padding == PS_PADDING_END && c.model.d_model == 128 && c.model.n_heads == 16 && c.model.d_ff == 256);
     ck_assert(c.model.n_layers == 3 && c.model.dropout == 0.2 && c.model.revin == 1);
@@ -54,7 +55,7 @@ END_TEST
 
 /* Every key, away from its preset. */
 static const char everything[] = "data:\n  path: \"a b: c\\\"#.h5\"\n  split: [8640, 2880, 2880]\n  standardize: false\n"
-                                 "  drop_last: no\n  placement: host\n  season: 0\n"
+                                 "  drop_last: no\n  placement: host\n  memory_limit: 3G\n  season: 0\n"
                                  "model:\n  seq_len: 24\n  pred_len: 1\n  patch_len: 8\n  stride: 4\n  padding: none\n"
                                  "  d_model: 12\n  n_heads: 3\n  d_ff: 7\n  n_layers: 1\n  dropout: 0.30000000000000004\n"
                                  "  revin: off\n"
@@ -73,6 +74,7 @@ START_TEST(every_key)
     ck_assert_str_eq(c.data.path, "a b: c\"#.h5");
     ck_assert(c.data.split[0] == 8640 && c.data.split[1] == 2880 && c.data.split[2] == 2880);
     ck_assert(!c.data.standardize && !c.data.drop_last && c.data.placement == PS_PLACEMENT_HOST && c.data.season == 0);
+    ck_assert_int_eq(c.data.memory_limit, (int64_t)3 << 30);
     ck_assert(c.model.seq_len == 24 && c.model.pred_len == 1 && c.model.patch_len == 8 && c.model.stride == 4);
     ck_assert(c.model.padding == PS_PADDING_NONE && c.model.d_model == 12 && c.model.n_heads == 3 && c.model.d_ff == 7);
     ck_assert(c.model.n_layers == 1 && c.model.dropout == 0.1 + 0.2 && !c.model.revin);
@@ -234,6 +236,18 @@ START_TEST(bad_values)
     }
     must_fail("model:\n  d_model: 8\n", "x.yaml: data.path: missing");
     must_fail("data:\n  path: \"\"\n", "x.yaml:2: data.path: missing");
+    static const char *const sizes_in_bytes[] = {"12x", "K", "1.5G", "-1", "1KB", "1 G", "0x10"};
+    for (int i = 0; i < COUNT(sizes_in_bytes); i++) {
+        char text[96], message[160];
+        snprintf(text, sizeof text, OK "  memory_limit: %s\n", sizes_in_bytes[i]);
+        snprintf(message, sizeof message, "x.yaml:3: data.memory_limit: \"%s\" is not a number of bytes, such as 536870912 or 512M",
+                 sizes_in_bytes[i]);
+        must_fail(text, message);
+    }
+    must_fail(OK "  memory_limit: 9223372036854775808\n",
+              "x.yaml:3: data.memory_limit: 9223372036854775808 is more than there can be");
+    must_fail(OK "  memory_limit: 8388608T\n", "x.yaml:3: data.memory_limit: 8388608T is more than there can be");
+    must_fail(OK "  memory_limit: [1]\n", "x.yaml:3: data.memory_limit: needs a number of bytes");
     must_fail("data:\n  season: -1\n", "x.yaml:2: data.season: -1 must be from 0 to 2147483647");
     must_fail(OK "model:\n  d_model: 10\n  n_heads: 4\n", "x.yaml:5: model.n_heads: d_model 10 is not divisible by 4 heads");
     must_fail(OK "model:\n  d_model: 10\n", "x.yaml:4: model.n_heads: d_model 10 is not divisible by 16 heads");
@@ -545,7 +559,7 @@ START_TEST(resume)
         ck_assert_msg(strncmp(ps_error_message(), name, strlen(name)) == 0 && strstr(ps_error_message(), cases[i].value), "%s",
                       ps_error_message());
     }
-    static const char *const data[] = {"split: [0.6, 0.2, 0.2]", "standardize: false", "drop_last: false"};
+    static const char *const data[] = {"split: [0.6, 0.2, 0.2]", "standardize: false", "drop_last: false", "memory_limit: 1G"};
     for (int i = 0; i < COUNT(data); i++) {
         char now[96];
         struct ps_config saved, present;

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "data/import.h"
-#include "data/prefetch.h"
+#include "data/batches.h"
 #include "data/series.h"
 
 /* ---- a folder for each test ---- */
@@ -691,6 +691,13 @@ START_TEST(shuffle_is_a_permutation)
     ps_shuffle(0x123456789, 7, 0, 12, a);
     ck_assert_mem_eq(a, large, sizeof large);
 
+    const int32_t group[2][12] = {{8, 0, 1, 10, 2, 5, 7, 11, 6, 9, 3, 4}, {4, 5, 6, 2, 7, 1, 11, 10, 0, 8, 9, 3}};
+    for (int i = 0; i < 2; i++) {
+        ps_sequence(0, 12, a);
+        ps_shuffle_group(i == 0 ? 1 : 0x123456789, i == 0 ? 0 : 7, i == 0 ? 0 : 3, 12, a);
+        ck_assert_mem_eq(a, group[i], sizeof group[i]);
+    }
+
     a[0] = -1;
     ps_shuffle(1, 0, 5, 0, a);
     ck_assert_int_eq(a[0], -1);
@@ -730,7 +737,7 @@ struct prefetch_fixture {
     float values[PT * PC];
     struct ps_window_view view;
     float input_room[2][PB * PC * PL], target_room[2][PB * PC * PH];
-    struct ps_prefetch *prefetch;
+    struct ps_batches *batches;
 };
 
 static void prefetch_open(struct prefetch_fixture *f)
@@ -739,7 +746,7 @@ static void prefetch_open(struct prefetch_fixture *f)
     struct ps_series series = memory_series(f->values, PT, PC);
     f->view = ps_window_view_make(&series, PL, PH);
     float *const inputs[2] = {f->input_room[0], f->input_room[1]}, *const targets[2] = {f->target_room[0], f->target_room[1]};
-    ck_assert_int_eq(ps_prefetch_open(&f->view, PB, inputs, targets, &f->prefetch), PS_OK);
+    ck_assert_int_eq(ps_batches_open(&f->view, NULL, PB, inputs, targets, &f->batches), PS_OK);
 }
 
 /* Takes up to `batches` batches of index[begin..end) and compares each with a direct gather; returns the windows taken. */
@@ -750,7 +757,7 @@ static int64_t check_epoch(struct prefetch_fixture *f, const int32_t *index, int
     int64_t taken = 0, n;
     int slot;
     for (int b = 0; b < batches; b++) {
-        ck_assert_int_eq(ps_prefetch_next(f->prefetch, &slot, &n, &waited), PS_OK);
+        ck_assert_int_eq(ps_batches_next(f->batches, &slot, &n, &waited), PS_OK);
         int64_t left = end - begin - taken;
         ck_assert_int_eq(n, left < PB ? left : PB);
         if (n == 0) {
@@ -760,7 +767,7 @@ static int64_t check_epoch(struct prefetch_fixture *f, const int32_t *index, int
         ps_windows_gather(&f->view, index + begin + taken, n, inputs, targets);
         ck_assert_mem_eq(f->input_room[slot], inputs, (size_t)(n * PC * PL) * sizeof(float));
         ck_assert_mem_eq(f->target_room[slot], targets, (size_t)(n * PC * PH) * sizeof(float));
-        ps_prefetch_release(f->prefetch, slot);
+        ps_batches_release(f->batches, slot);
         taken += n;
     }
     ck_assert_double_ge(waited, 0);
@@ -775,7 +782,7 @@ START_TEST(prefetch_epochs)
     ck_assert_int_eq(windows, 281); /* eight batches of 32 and one of 25 */
     int slot;
     double waited = 0;
-    ck_assert_int_eq(ps_prefetch_next(f.prefetch, &slot, &n, &waited), PS_OK);
+    ck_assert_int_eq(ps_batches_next(f.batches, &slot, &n, &waited), PS_OK);
     ck_assert_int_eq(n, 0); /* nothing was started */
     for (uint64_t epoch = 0; epoch < 200; epoch++) {
         int32_t *index = malloc((size_t)windows * sizeof *index);
@@ -783,19 +790,19 @@ START_TEST(prefetch_epochs)
         /* Whole epochs, ones begun in the middle or ended early, and ones that are left after 0 to 3 batches. */
         int64_t begin = epoch % 3 == 2 ? 11 : 0, end = epoch % 5 == 4 ? 256 : windows;
         int batches = epoch % 4 == 3 ? (int)(epoch / 4 % 4) : 100;
-        ps_prefetch_start(f.prefetch, index, begin, end);
+        ps_batches_start(f.batches, NULL, index, begin, end);
         int64_t taken = check_epoch(&f, index, begin, end, batches);
         if (batches == 100) {
             ck_assert_int_eq(taken, end - begin);
-            ck_assert_int_eq(ps_prefetch_next(f.prefetch, &slot, &n, &waited), PS_OK);
+            ck_assert_int_eq(ps_batches_next(f.batches, &slot, &n, &waited), PS_OK);
             ck_assert_int_eq(n, 0);
         }
         /* Once the next epoch has begun, this array is nobody's. */
-        ps_prefetch_start(f.prefetch, NULL, 0, 0);
+        ps_batches_stop(f.batches);
         free(index);
     }
-    ps_prefetch_close(f.prefetch);
-    ps_prefetch_close(NULL);
+    ps_batches_close(f.batches);
+    ps_batches_close(NULL);
 }
 END_TEST
 
@@ -805,33 +812,33 @@ START_TEST(prefetch_holds_buffers)
     prefetch_open(&f);
     int32_t index[281];
     ps_sequence(0, 281, index);
-    ps_prefetch_start(f.prefetch, index, 0, 281);
+    ps_batches_start(f.batches, NULL, index, 0, 281);
     int slot;
     int64_t n;
     double waited = 0;
     for (int b = 0; b < 2; b++) {
-        ck_assert_int_eq(ps_prefetch_next(f.prefetch, &slot, &n, &waited), PS_OK);
+        ck_assert_int_eq(ps_batches_next(f.batches, &slot, &n, &waited), PS_OK);
         ck_assert_int_eq(slot, b);
     }
-    ck_assert_int_eq(ps_prefetch_next(f.prefetch, &slot, &n, &waited), PS_UNSUPPORTED);
+    ck_assert_int_eq(ps_batches_next(f.batches, &slot, &n, &waited), PS_UNSUPPORTED);
     check_message("buffer 0 must be released");
     /* Held across the start of another epoch: slot 0 keeps its contents until it is released. */
     static float kept[PB * PC * PL];
     memcpy(kept, f.input_room[0], sizeof kept);
-    ps_prefetch_release(f.prefetch, 1);
+    ps_batches_release(f.batches, 1);
     ps_shuffle(1, 0, 0, 281, index);
-    ps_prefetch_start(f.prefetch, index, 0, 281);
+    ps_batches_start(f.batches, NULL, index, 0, 281);
     usleep(10000);
     ck_assert_mem_eq(kept, f.input_room[0], sizeof kept);
-    ps_prefetch_release(f.prefetch, 0);
+    ps_batches_release(f.batches, 0);
     ck_assert_int_eq(check_epoch(&f, index, 0, 281, 100), 281);
     /* Closed in the middle of an epoch. */
-    ps_prefetch_start(f.prefetch, index, 0, 281);
-    ps_prefetch_close(f.prefetch);
+    ps_batches_start(f.batches, NULL, index, 0, 281);
+    ps_batches_close(f.batches);
 
-    struct ps_prefetch *none;
+    struct ps_batches *none;
     float *const rooms[2] = {kept, kept};
-    ck_assert_int_eq(ps_prefetch_open(&f.view, 0, rooms, rooms, &none), PS_USAGE);
+    ck_assert_int_eq(ps_batches_open(&f.view, NULL, 0, rooms, rooms, &none), PS_USAGE);
     check_message("batch is 0");
     ck_assert_ptr_null(none);
 }

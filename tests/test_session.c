@@ -7,10 +7,12 @@
 #include "tests/fused.h"
 #include "tests/run.h"
 
-enum { ROWS = 660, CHANNELS = 3, L = 48, H = 12, BATCH = 16, WINDOWS = 150 };
+enum { ROWS = 660, CHANNELS = 3, L = 48, H = 12, BATCH = 16, WINDOWS = 150, MANY = 2400 };
 
-static struct path folder, series_file, windows_file;
-static const char *device_kind, *precision, *fusion; /* of the tests that run now */
+static struct path folder, series_file, windows_file, large_file; /* large: more than LIMIT bytes */
+static const char *device_kind, *precision, *fusion;              /* of the tests that run now */
+
+#define LIMIT "data.memory_limit=1200000"
 
 /* A small model with dropout. */
 static const char model_text[] = "model: {seq_len: 48, pred_len: 12, patch_len: 8, stride: 4, d_model: 16, n_heads: 4, d_ff: 32,\n"
@@ -261,16 +263,19 @@ struct sums {
     double squares, absolutes, full_squares, full_absolutes;
 };
 
-static enum ps_status add_batch(void *argument, int64_t first, int64_t n, const float *forecasts)
+static enum ps_status add_batch(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
+                                const float *forecasts)
 {
     struct sums *sums = argument;
     ck_assert_int_eq(first, sums->next);
     sums->next += n;
     int32_t index[BATCH];
-    static float inputs[BATCH * CHANNELS * L], targets[BATCH * CHANNELS * H];
+    static float true_inputs[BATCH * CHANNELS * L], true_targets[BATCH * CHANNELS * H];
     ck_assert_int_le(n, BATCH);
     ps_sequence(sums->s->splits.first[sums->split] + first, n, index);
-    ps_windows_gather(&sums->s->view, index, n, inputs, targets);
+    ps_windows_gather(&sums->s->view, index, n, true_inputs, true_targets);
+    ck_assert_mem_eq(inputs, true_inputs, (size_t)(n * CHANNELS * L) * sizeof *inputs);
+    ck_assert_mem_eq(targets, true_targets, (size_t)(n * CHANNELS * H) * sizeof *targets);
     for (int64_t i = 0; i < n * CHANNELS * H; i++) {
         double e = (double)forecasts[i] - (double)targets[i];
         sums->squares += e * e;
@@ -475,8 +480,128 @@ START_TEST(checkpoints_within_an_epoch)
 }
 END_TEST
 
+/* ---- data larger than memory ---- */
+
+/* Each batch holds the windows that it holds in memory. */
+static enum ps_status compare_batch(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
+                                    const float *forecasts)
+{
+    (void)forecasts;
+    const struct sums *resident = argument;
+    struct sums sums = {.s = resident->s, .split = resident->split, .next = first};
+    return add_batch(&sums, first, n, inputs, targets, forecasts);
+}
+
+/* The same data, scores and forecasts as from memory, to the bit; training differs by the order of windows alone. */
+START_TEST(larger_than_memory)
+{
+    struct run resident, streamed;
+    run_open(&resident, large_file.text, OVERRIDES());
+    run_open(&streamed, large_file.text, OVERRIDES(LIMIT));
+    ck_assert_ptr_null(resident.s->groups);
+    ck_assert_ptr_nonnull(streamed.s->groups);
+    ck_assert(!streamed.s->on_device && !streamed.s->host_indices && !streamed.s->series->inputs);
+    ck_assert_uint_eq(streamed.s->series->fingerprint, resident.s->series->fingerprint);
+    for (int split = PS_TRAIN; split < PS_SPLITS; split++) {
+        struct ps_accuracy a, b;
+        struct ps_naive x, y;
+        OK(ps_session_score(resident.s, split, &a));
+        OK(ps_session_score(streamed.s, split, &b));
+        ck_assert_mem_eq(&a, &b, sizeof a);
+        OK(ps_session_naive(resident.s, split, &x));
+        OK(ps_session_naive(streamed.s, split, &y));
+        ck_assert_mem_eq(&x, &y, sizeof x);
+        struct sums sums = {.s = resident.s, .split = split};
+        OK(ps_session_forecast(streamed.s, split, compare_batch, &sums));
+    }
+    double in_memory = train(resident.s, 0), from_file = train(streamed.s, 0);
+    ck_assert(in_memory != from_file);
+    ck_assert_double_eq_tol(from_file / in_memory, 1, 0.05);
+    run_close(&resident);
+    run_close(&streamed);
+    struct ps_config config;
+    char text[2048];
+    snprintf(text, sizeof text, "data: {path: %s, placement: device, memory_limit: 1200000}\n%s", large_file.text, model_text);
+    OK(ps_config_parse(text, "config", NULL, 0, &config));
+    struct ps_session *none;
+    ck_assert_int_eq(ps_session_open(&config, &(struct ps_session_options){.device = device_kind}, &none), PS_USAGE);
+    ck_assert_ptr_nonnull(strstr(ps_error_message(), "data.placement: device needs the whole series in host memory first"));
+    ps_config_free(&config);
+}
+END_TEST
+
+/* Nothing is allocated and no wait is added once the first step is done. */
+START_TEST(streaming_counters)
+{
+    struct run run;
+    run_open(&run, large_file.text, OVERRIDES(LIMIT));
+    struct ps_session *s = run.s;
+    train(s, 1);
+    struct ps_device_counters start = s->device->counters, few, whole;
+    train(s, 2);
+    few = s->device->counters;
+    train(s, 0);
+    whole = s->device->counters;
+    ck_assert_uint_eq(whole.launches - few.launches, (uint64_t)(s->steps_per_epoch - 3));
+    ck_assert_uint_eq(whole.synchronizations - few.synchronizations, few.synchronizations - start.synchronizations);
+    ck_assert_uint_eq(whole.allocations, start.allocations);
+    ck_assert_double_ge(s->waited, 0);
+    run_close(&run);
+}
+END_TEST
+
+/* A checkpoint from anywhere in an epoch, of the loop's own making or of a file that went away, ends on the bits of an undisturbed
+ * run. */
+START_TEST(streamed_resume)
+{
+    struct bits whole = trained(large_file.text, 2, OVERRIDES(LIMIT, "data.drop_last=false"));
+    struct path copy = path_of("%.400s/copy.h5", folder.text);
+    size_t size;
+    char *bytes = file_read(large_file.text, &size);
+    file_write(copy.text, bytes, size);
+    free(bytes);
+    static const int64_t steps[] = {1, 3, 40, 77, 104};
+    struct run first, second;
+    run_open(&first, copy.text, OVERRIDES(LIMIT, "data.drop_last=false"));
+    int finished;
+    double loss;
+    if (_i < 5) {
+        train(first.s, 0);
+        train(first.s, steps[_i]);
+    } else {
+        train(first.s, 60);
+        ck_assert_int_eq(unlink(copy.text), 0);
+        ck_assert_int_eq(ps_session_train_epoch(first.s, &(struct ps_epoch_watch){0}, &finished, &loss), PS_DATA);
+        ck_assert_msg(strstr(ps_error_message(), "copy.h5: went away while it was being read") != NULL, "%s", ps_error_message());
+        OK(ps_session_recall(first.s));
+        ck_assert_uint_ge(first.s->now.step, 60);
+        ck_assert_uint_lt(first.s->now.step, (uint64_t)first.s->steps_per_epoch);
+    }
+    struct ps_snapshot snapshot;
+    OK(ps_snapshot_open(first.s, 0, &snapshot));
+    OK(ps_snapshot_take(&snapshot));
+    OK(ps_snapshot_wait(&snapshot));
+    ck_assert_uint_eq(snapshot.checkpoint.cursor, first.s->now.cursor);
+    run_open(&second, large_file.text, OVERRIDES(LIMIT, "data.drop_last=false"));
+    OK(ps_session_restore(second.s, &snapshot.checkpoint));
+    ps_snapshot_close(&snapshot);
+    run_close(&first);
+    while (second.s->epoch < 2) {
+        train(second.s, 0);
+    }
+    struct bits resumed = bits_of(second.s);
+    expect_equal(&whole, &resumed, "resumed");
+    bits_free(&whole);
+    bits_free(&resumed);
+    run_close(&second);
+}
+END_TEST
+
 static void add_tests(TCase *tests)
 {
+    tcase_add_test(tests, larger_than_memory);
+    tcase_add_test(tests, streaming_counters);
+    tcase_add_loop_test(tests, streamed_resume, 0, 6);
     tcase_add_test(tests, capture_changes_nothing);
     tcase_add_loop_test(tests, counters, 0, 2);
     tcase_add_loop_test(tests, streamed_is_resident, 0, 4);
@@ -499,7 +624,9 @@ static void set_up(const char *device, const char *with_precision, const char *w
     series_file = path_of("%.400s/series.h5", folder.text);
     windows_file = path_of("%.400s/windows.h5", folder.text);
     OK(ps_sample_series(series_file.text, ROWS, CHANNELS, 3));
+    large_file = path_of("%.400s/large.h5", folder.text);
     OK(ps_sample_windows(windows_file.text, WINDOWS, CHANNELS, L, H, 3));
+    OK(ps_sample_windows(large_file.text, MANY, CHANNELS, L, H, 5));
 }
 
 static void tear_down(void)

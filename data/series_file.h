@@ -1,0 +1,49 @@
+/* The rows of a series, wherever they are: in memory, or in a file that stays open. Private to data/. */
+#ifndef PS_DATA_SERIES_FILE_H
+#define PS_DATA_SERIES_FILE_H
+
+#include <sys/stat.h>
+
+#include "data/hdf5_util.h"
+#include "data/series.h"
+
+/* A dataset that is open, with its sizes. */
+struct ps_dataset {
+    hid_t id;
+    const char *name; /* "/series" */
+    int rank;
+    int64_t size[3];
+    int64_t count;       /* product of the sizes */
+    int64_t chunk_rows;  /* stored together; 1 where rows lie one after another */
+    int64_t chunk_bytes; /* of a chunk in memory, where a filter makes HDF5 read it whole; else 0 */
+    int64_t piece_rows;  /* read at a time: whole chunks where that takes little memory */
+};
+
+/* How a file is streamed (docs/design.md, Streaming): blocks of windows that follow one another, and how many are held at a time.
+ */
+struct ps_blocks {
+    int64_t windows; /* of a block */
+    int64_t rows;    /* of a block: series: windows + seq_len + pred_len - 1; windows: windows */
+    int64_t blocks;  /* of a group */
+};
+
+struct ps_series_file {
+    hid_t file;
+    struct ps_dataset dataset[2]; /* series; or inputs, targets */
+    struct ps_memory memory;
+    struct ps_blocks plan;
+    struct stat seen; /* when it was opened */
+};
+
+/* Rows (or windows) [first, first + count) of dataset 0 or 1 of a series in a file, as they are stored, in float32. PS_DATA when
+ * they cannot be read, and when the file is not the one that was opened, or was changed since. */
+enum ps_status ps_series_read(const struct ps_series *series, int dataset, int64_t first, int64_t count, float *to);
+
+/* Fills file->plan. PS_DATA when the limit is too small, saying the least that would do and what it is for. */
+enum ps_status ps_series_plan(const struct ps_series *series, struct ps_series_file *file);
+
+/* Calls `sink` with rows [0, rows) of dataset 0 or 1, in order, piece by piece. */
+typedef enum ps_status ps_rows_sink(void *argument, int64_t first, int64_t rows, const float *values);
+enum ps_status ps_series_each(const struct ps_series *series, int dataset, int64_t rows, ps_rows_sink *sink, void *argument);
+
+#endif
