@@ -4,9 +4,9 @@
 #   TARGET     config, csv, series, checkpoint; else all
 #   --seconds  of each target; else 20
 #   --merge    new inputs that reach something new are added to tests/fuzz/corpus
-#   --build    a build folder with the targets; else build/fuzz, which is built first
+#   --build    a build folder with the targets, such as build/fuzz-hdf5 (scripts/fuzz_hdf5.sh); else build/fuzz, which is built first
 # Exit 0: nothing was found. 1: a finding, whose input is kept in DIR/findings. libhdf5 has faults of its own: an input that crashes
-# it alone, and harms no process that looks at it through a child (data/probe.h), is told and counts as contained.
+# it alone, and harms no process that looks at it through a child (data/probe.h), is told and kept in DIR/contained.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,6 +15,7 @@ while [ $# -gt 0 ]; do
     case "$1" in
         --seconds) seconds=${2:?--seconds needs a number}; shift ;;
         --merge) merge=1 ;;
+        --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit ;;
         --build) build=${2:?--build needs a folder}; shift ;;
         config | csv | series | checkpoint) targets+=("$1") ;;
         *) echo "fuzz: $1: unknown: see the head of scripts/fuzz.sh" >&2; exit 2 ;;
@@ -44,10 +45,11 @@ is_ours() {
 
 status=0
 for target in "${targets[@]}"; do
-    program=$build/tests/fuzz/fuzz_$target corpus=tests/fuzz/corpus/$target found=$build/findings/$target work=$build/work/$target
+    program=$build/tests/fuzz/fuzz_$target corpus=tests/fuzz/corpus/$target work=$build/work/$target
+    found=$build/findings/$target kept=$build/contained/$target
     dict=tests/fuzz/$target.dict
     [ -f "$dict" ] || dict=tests/fuzz/hdf5.dict
-    mkdir -p "$found" "$work"
+    mkdir -p "$found" "$kept" "$work"
     log=$build/$target.log
     # In its own process each time, and on: what crashes libhdf5 must not end the search.
     "$program" -fork=1 -ignore_crashes=1 -ignore_ooms=1 -ignore_timeouts=1 -max_total_time="$seconds" "${limits[@]}" -dict="$dict" \
@@ -60,6 +62,7 @@ for target in "${targets[@]}"; do
         if [ "$target" != config ] && [ "$target" != csv ] && ! is_ours <<<"$report" &&
             PS_FUZZ_CONTAINED=1 "$program" -timeout=300 "$input" >/dev/null 2>&1; then
             contained=$((contained + 1))
+            mv "$input" "$kept/"
         else
             findings=$((findings + 1))
             echo "fuzz: $target: FINDING: $input"
@@ -72,7 +75,7 @@ for target in "${targets[@]}"; do
         status=1
     fi
     if [ -n "$merge" ]; then
-        "$program" -merge=1 "${limits[@]}" "$corpus" "$work" 2>&1 | grep -E 'MERGE-OUTER: .* new' || true
+        "$program" -set_cover_merge=1 "${limits[@]}" "$corpus" "$work" 2>&1 | grep -E 'MERGE-OUTER: .* new' || true
     fi
 done
 exit "$status"
