@@ -397,7 +397,7 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
         return ps_cuda_split_product(&split, &p);
     }
     if (ps_cuda_panel_wanted(&p)) {
-        return ps_cuda_panel_product(context->stream, &p);
+        return ps_cuda_panel_product(context, &p);
     }
     struct plan_key key;
     enum ps_status status = lt_orient(&p, &key);

@@ -39,6 +39,6 @@ int ps_cuda_split_wanted(const struct ps_product *product);
 
 /* panel_gemm.cu: what ps_cuda_panel_wanted takes, from the shape and layout alone. */
 int ps_cuda_panel_wanted(const struct ps_product *product);
-enum ps_status ps_cuda_panel_product(cudaStream_t stream, const struct ps_product *product);
+enum ps_status ps_cuda_panel_product(const struct ps_cuda_context *context, const struct ps_product *product);
 
 #endif

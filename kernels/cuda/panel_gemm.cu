@@ -1,15 +1,17 @@
-/* Small single products of bf16 (the head's, forward and backward): a block computes 32 x 32 outputs; it copies its panels of a and
- * b into shared memory, up to 512 of the summed dimension at once, all loads in flight together; its 8 warps take turns along that
- * dimension (mma m16n8k16) and their sums are added in order. No handle, no workspace, one launch.
+/* Small single products of bf16 (the head's, forward and backward): a block computes a tile of outputs; it copies its panels of a
+ * and b into shared memory, up to 1,024 of the summed dimension at once, all loads in flight together; its 8 warps own 32 x 32
+ * outputs each and share the summed dimension (mma m16n8k16), and their sums are added in order. No handle, no workspace, one
+ * launch.
  *
- * A block reads 64 k elements for 2048 k FLOPs, so the product moves m n k / 8 bytes, from L2: meant for products of at most 2^27
- * multiplications, where cuBLASLt's few microseconds are latency, and its initialisation, a tenth of a second, is dear. */
+ * A block of 32 x 32 outputs reads 64 k elements for 2048 k FLOPs, so the product moves m n k / 8 bytes, from L2 (half of that with
+ * tiles of 64 x 64): meant for products of at most 2^27 multiplications, where cuBLASLt's few microseconds are latency, and its
+ * initialisation, a tenth of a second, is dear. */
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/warp_mma.cuh"
 
 typedef __nv_bfloat16 bf16;
 
-enum { TILE = 32, WARPS = 8, THREADS = WARPS * 32, CHUNK = 512, PAD = 8 };
+enum { WARPS = 8, THREADS = WARPS * 32, WARP_TILE = 32, CHUNK = 1024, PAD = 8 };
 
 /* A matrix whose rows lie `stride` elements apart and are contiguous. */
 struct panel {
@@ -27,35 +29,60 @@ struct panels {
     float alpha, beta;
 };
 
-/* rows x columns (a multiple of 8) from `from`, of which rows_here x columns_here exist and the rest is zero. */
+/* 8 elements, of which `here` exist and the rest is zero. */
+static __device__ __forceinline__ void stage_piece(bf16 *to, const bf16 *from, int here, int aligned)
+{
+    if (here >= 8 && aligned) {
+        ps_copy_async(to, from);
+    } else if (here <= 0) {
+        *(uint4 *)to = make_uint4(0, 0, 0, 0);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            to[j] = j < here ? from[j] : __float2bfloat16(0.0f);
+        }
+    }
+}
+
+/* rows x columns (a multiple of 8) from `from`, of which rows_here x columns_here exist. NARROW: that many columns, 0: many. */
+template <int NARROW>
 static __device__ __forceinline__ void stage(bf16 *to, int ld, const struct panel &p, const bf16 *from, int rows, int columns,
                                              int rows_here, int columns_here)
 {
-    const int pieces = columns / 8;
-    for (int i = (int)threadIdx.x; i < rows * pieces; i += THREADS) {
-        const int row = i / pieces, column = (i - row * pieces) * 8;
-        const bf16 *source = from + row * p.stride + column;
-        bf16 *target = to + row * ld + column;
-        if (p.aligned && row < rows_here && column + 8 <= columns_here) {
-            ps_copy_async(target, source);
-        } else {
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                target[j] = row < rows_here && column + j < columns_here ? source[j] : __float2bfloat16(0.0f);
+    if constexpr (NARROW > 0) {
+        constexpr int PIECES = NARROW / 8;
+        const int column = (int)threadIdx.x % PIECES * 8;
+        for (int row = (int)threadIdx.x / PIECES; row < rows; row += THREADS / PIECES) {
+            stage_piece(to + row * ld + column, from + row * p.stride + column, row < rows_here ? columns_here - column : 0,
+                        p.aligned);
+        }
+    } else {
+        for (int row = (int)threadIdx.x / 32; row < rows; row += WARPS) {
+            for (int column = (int)threadIdx.x % 32 * 8; column < columns; column += 32 * 8) {
+                stage_piece(to + row * ld + column, from + row * p.stride + column, row < rows_here ? columns_here - column : 0,
+                            p.aligned);
             }
         }
     }
 }
 
-/* A_T: a's rows (m) are contiguous in memory, not its columns; B_T: b's rows (k) are. */
-template <bool A_T, bool B_T>
+/* Elements of a panel in shared memory; T: the summed dimension is its rows. */
+static __host__ __device__ constexpr int panel_elements(bool t, int tile, int chunk)
+{
+    return t ? chunk * (tile + PAD) : tile * (chunk + PAD);
+}
+
+/* EDGE x EDGE warps side by side, the others share the summed dimension with them. A_T: a's rows (m) are contiguous in memory, not
+ * its columns; B_T: b's rows (k) are. */
+template <int EDGE, bool A_T, bool B_T>
 static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_constant__ struct panels x)
 {
+    constexpr int TILE = EDGE * WARP_TILE, SHARES = WARPS / (EDGE * EDGE);
     extern __shared__ uint4 shared_memory[];
-    const int ld_k = x.chunk + PAD, ld_tile = TILE + PAD, half = TILE * ld_k > x.chunk * ld_tile ? TILE * ld_k : x.chunk * ld_tile;
-    bf16 *const as = (bf16 *)shared_memory, *const bs = as + half;
-    const int lda = A_T ? ld_tile : ld_k, ldb = B_T ? ld_k : ld_tile;
+    bf16 *const as = (bf16 *)shared_memory, *const bs = as + panel_elements(A_T, TILE, x.chunk);
+    const int ld_k = x.chunk + PAD, ld_tile = TILE + PAD, lda = A_T ? ld_tile : ld_k, ldb = B_T ? ld_k : ld_tile;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int share = warp / (EDGE * EDGE), mw = warp / EDGE % EDGE * WARP_TILE, nw = warp % EDGE * WARP_TILE;
     const int near = lane % 16, far = lane / 16 * 8, other = (lane & 7) + (lane >> 1 & 8), across = lane & 8;
     const int m0 = (int)blockIdx.x * TILE, n0 = (int)blockIdx.y * TILE;
     const int m_here = min(TILE, x.m - m0), n_here = min(TILE, x.n - n0);
@@ -69,31 +96,31 @@ static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_cons
         if (k0 > 0) {
             __syncthreads();
         }
-        if (A_T) {
-            stage(as, lda, x.a, x.a.data + k0 * x.a.stride + m0, k_padded, TILE, k_here, m_here);
+        if constexpr (A_T) {
+            stage<TILE>(as, lda, x.a, x.a.data + k0 * x.a.stride + m0, k_padded, TILE, k_here, m_here);
         } else {
-            stage(as, lda, x.a, x.a.data + m0 * x.a.stride + k0, TILE, k_padded, m_here, k_here);
+            stage<0>(as, lda, x.a, x.a.data + m0 * x.a.stride + k0, TILE, k_padded, m_here, k_here);
         }
-        if (B_T) {
-            stage(bs, ldb, x.b, x.b.data + n0 * x.b.stride + k0, TILE, k_padded, n_here, k_here);
+        if constexpr (B_T) {
+            stage<0>(bs, ldb, x.b, x.b.data + n0 * x.b.stride + k0, TILE, k_padded, n_here, k_here);
         } else {
-            stage(bs, ldb, x.b, x.b.data + k0 * x.b.stride + n0, k_padded, TILE, k_here, n_here);
+            stage<TILE>(bs, ldb, x.b, x.b.data + k0 * x.b.stride + n0, k_padded, TILE, k_here, n_here);
         }
         ps_copy_wait();
         __syncthreads();
-        for (int k = warp * 16; k < k_padded; k += WARPS * 16) {
+        for (int k = share * 16; k < k_padded; k += SHARES * 16) {
             uint32_t a[2][4], b[2][4];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 if (A_T) {
-                    ps_ldmatrix4_transposed(a[i], as + (k + other) * lda + i * 16 + across);
+                    ps_ldmatrix4_transposed(a[i], as + (k + other) * lda + mw + i * 16 + across);
                 } else {
-                    ps_ldmatrix4(a[i], as + (i * 16 + near) * lda + k + far);
+                    ps_ldmatrix4(a[i], as + (mw + i * 16 + near) * lda + k + far);
                 }
                 if (B_T) {
-                    ps_ldmatrix4(b[i], bs + (i * 16 + other) * ldb + k + across);
+                    ps_ldmatrix4(b[i], bs + (nw + i * 16 + other) * ldb + k + across);
                 } else {
-                    ps_ldmatrix4_transposed(b[i], bs + (k + near) * ldb + i * 16 + far);
+                    ps_ldmatrix4_transposed(b[i], bs + (k + near) * ldb + nw + i * 16 + far);
                 }
             }
 #pragma unroll
@@ -103,12 +130,13 @@ static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_cons
         }
     }
     __syncthreads();
-    float *const sums = (float *)shared_memory; /* [WARPS][TILE][TILE] */
+    float *const sums = (float *)shared_memory; /* [SHARES][TILE][TILE] */
 #pragma unroll
     for (int i = 0; i < 8; i++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            *(float2 *)(sums + (warp * TILE + i / 4 * 16 + h * 8 + lane / 4) * TILE + i % 4 * 8 + lane % 4 * 2) =
+            const int row = mw + i / 4 * 16 + h * 8 + lane / 4, column = nw + i % 4 * 8 + lane % 4 * 2;
+            *(float2 *)(sums + (share * TILE + row) * TILE + column) =
                 make_float2(c[i / 4][i % 4][2 * h], c[i / 4][i % 4][2 * h + 1]);
         }
     }
@@ -118,7 +146,7 @@ static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_cons
         const int at = (int)threadIdx.x + i * THREADS, row = at / TILE, column = at % TILE;
         float sum = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
+        for (int w = 0; w < SHARES; w++) {
             sum += sums[w * TILE * TILE + at];
         }
         if (row < m_here && column < n_here) {
@@ -135,6 +163,15 @@ static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_cons
     }
 }
 
+typedef void kernel_function(const struct panels);
+
+template <int EDGE> static kernel_function *kernel_of(bool a_t, bool b_t)
+{
+    return a_t   ? b_t ? panel_kernel<EDGE, true, true> : panel_kernel<EDGE, true, false>
+             : b_t ? panel_kernel<EDGE, false, true>
+                 : panel_kernel<EDGE, false, false>;
+}
+
 /* The operand as a panel, its rows or its columns, whichever are contiguous. A single one has no stride that matters. */
 static bool panel_of(const struct ps_operand &o, int64_t rows, int64_t columns, struct panel *p, bool *transposed)
 {
@@ -146,16 +183,23 @@ static bool panel_of(const struct ps_operand &o, int64_t rows, int64_t columns, 
     return *transposed || o.column == 1 || columns == 1;
 }
 
+/* Warps along a tile's edge: a short sum leaves nothing to share. */
+static int edge_of(const struct ps_product *p)
+{
+    return p->k <= 256 ? 2 : 1;
+}
+
 int ps_cuda_panel_wanted(const struct ps_product *p)
 {
     struct panel panel;
     bool transposed;
+    const int64_t tile = edge_of(p) * WARP_TILE;
     return p->type == PS_BF16 && p->batch[0] * p->batch[1] == 1 && p->k <= 2048 && p->m <= 1 << 20 && p->n <= 1 << 20 &&
-           ps_cuda_blocks(p->m, TILE) * (int64_t)ps_cuda_blocks(p->n, TILE) <= 640 && p->m * p->n * p->k <= 1 << 27 &&
+           ps_cuda_blocks(p->m, tile) * (int64_t)ps_cuda_blocks(p->n, tile) <= 528 && p->m * p->n * p->k <= 1 << 27 &&
            panel_of(p->a, p->m, p->k, &panel, &transposed) && panel_of(p->b, p->k, p->n, &panel, &transposed);
 }
 
-enum ps_status ps_cuda_panel_product(cudaStream_t stream, const struct ps_product *p)
+enum ps_status ps_cuda_panel_product(const struct ps_cuda_context *context, const struct ps_product *p)
 {
     struct panels x = {};
     bool a_t, b_t;
@@ -167,19 +211,23 @@ enum ps_status ps_cuda_panel_product(cudaStream_t stream, const struct ps_produc
     x.m = (int)p->m;
     x.n = (int)p->n;
     x.k = (int)p->k;
-    x.chunk = p->k >= CHUNK ? CHUNK : ((int)p->k + 15) / 16 * 16;
     x.c_is_float = p->c_type == PS_F32;
     x.alpha = p->alpha;
     x.beta = p->beta;
-    typedef void kernel_function(const struct panels);
-    kernel_function *const kernel = a_t   ? b_t ? panel_kernel<true, true> : panel_kernel<true, false>
-                                      : b_t ? panel_kernel<false, true>
-                                          : panel_kernel<false, false>;
-    const int rows = TILE * (x.chunk + PAD), columns = x.chunk * (TILE + PAD), half = rows > columns ? rows : columns;
-    const size_t staged = 2 * (size_t)half * sizeof(bf16), sums = WARPS * TILE * TILE * sizeof(float);
-    const size_t shared = staged > sums ? staged : sums;
+    const int edge = edge_of(p), tile = edge * WARP_TILE;
+    kernel_function *const kernel = edge == 2 ? kernel_of<2>(a_t, b_t) : kernel_of<1>(a_t, b_t);
+    size_t shared;
+    for (x.chunk = p->k >= CHUNK ? CHUNK : ((int)p->k + 15) / 16 * 16;; x.chunk /= 2) { /* CHUNK is twice what fits some devices */
+        const size_t staged = sizeof(bf16) * (size_t)(panel_elements(a_t, tile, x.chunk) + panel_elements(!b_t, tile, x.chunk));
+        const size_t sums = sizeof(float) * WARPS * WARP_TILE * WARP_TILE;
+        shared = staged > sums ? staged : sums;
+        if (shared <= (size_t)context->shared_bytes) {
+            break;
+        }
+        x.chunk = (x.chunk + 31) / 32 * 32;
+    }
     PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
                          "panel gemm"));
-    kernel<<<dim3(ps_cuda_blocks(p->m, TILE), ps_cuda_blocks(p->n, TILE)), THREADS, shared, stream>>>(x);
+    kernel<<<dim3(ps_cuda_blocks(p->m, tile), ps_cuda_blocks(p->n, tile)), THREADS, shared, context->stream>>>(x);
     PS_CUDA_LAUNCHED("panel gemm");
 }
