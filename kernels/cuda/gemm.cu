@@ -1,6 +1,7 @@
-/* Products. Three ways, chosen by shape and layout alone, so that a run always takes the same:
+/* Products. Four ways, chosen by shape and layout alone, so that a run always takes the same:
  *  - batches of matrices up to 64 x 64 x 64: tiny_gemm.cu, one launch whatever the strides;
  *  - a long sum over few outputs (a weight's gradient) of float32: split_gemm.cu;
+ *  - a single small product of bf16: panel_gemm.cu;
  *  - all others: cuBLASLt, with the first algorithm that its heuristic supports within a fixed workspace. Nothing is timed.
  *
  * A product moves at least (m k + k n + m n) elements a matrix (m n more when beta is not 0) and costs 2 m n k FLOPs. */
@@ -394,6 +395,9 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
         split.tensor_cores = k->precision == PS_TF32;
         split.stream = context->stream;
         return ps_cuda_split_product(&split, &p);
+    }
+    if (ps_cuda_panel_wanted(&p)) {
+        return ps_cuda_panel_product(context, &p);
     }
     struct plan_key key;
     enum ps_status status = lt_orient(&p, &key);

@@ -1,5 +1,5 @@
-/* A product's sizes and strides, taken apart once for the three ways to compute it: cuBLASLt (gemm.cu), a long sum over few outputs
- * (split_gemm.cu), many small matrices (tiny_gemm.cu). */
+/* A product's sizes and strides, taken apart once for the four ways to compute it: cuBLASLt (gemm.cu), a long sum over few outputs
+ * (split_gemm.cu), many small matrices (tiny_gemm.cu), a single small one of bf16 (panel_gemm.cu). */
 #ifndef PS_KERNELS_CUDA_GEMM_CUH
 #define PS_KERNELS_CUDA_GEMM_CUH
 
@@ -36,5 +36,9 @@ struct ps_cuda_split {
 enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const struct ps_product *product);
 /* Whether ps_cuda_gemm takes it, from the shape and layout alone. */
 int ps_cuda_split_wanted(const struct ps_product *product);
+
+/* panel_gemm.cu: what ps_cuda_panel_wanted takes, from the shape and layout alone. */
+int ps_cuda_panel_wanted(const struct ps_product *product);
+enum ps_status ps_cuda_panel_product(const struct ps_cuda_context *context, const struct ps_product *product);
 
 #endif
