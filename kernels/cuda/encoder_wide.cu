@@ -1,4 +1,4 @@
-/* The whole encoder of a small model with d_model 64, heads of 16 columns, N <= 16 and d_ff a multiple of 64, forward and backward:
+/* The whole encoder of a small model with d_model 64, heads of 16 columns, N <= 16 and d_ff 128 or 256, forward and backward:
  * what encoder_small.cu does, with the products by wgmma. Equations: docs/design.md section 3.
  *
  * A block works on four units of 16 rows, a product's 64 rows. Its four warpgroups have 16 of the 64 columns each, and so a head,
@@ -17,31 +17,41 @@ enum { D = 64, UNITS = 4, THREADS = 512, PANEL = 64 * 64 * 2, STEP = 16 * 128, M
 
 typedef place<D, 1> narrow_place;
 
-/* warpgroup = share, warp of it = unit */
+/* warpgroup = share, warp of it = unit. Addresses in shared memory are of a panel 0; others are so many panels further. */
 struct wide_place : narrow_place {
-    uint32_t own, wide; /* where the warp's rows begin in a panel: of its 16 columns; of column 0 (chunk i: exclusive or 32 i) */
-    __device__ __forceinline__ wide_place()
+    uint32_t own, wide;  /* where the warp's rows begin in a panel: of its 16 columns; of column 0 (16 i: exclusive or 32 i) */
+    uint32_t panel;      /* of wgmma's operand: its lower word */
+    uint32_t columns;    /* the same to the warpgroup's 16 columns .. */
+    uint32_t rows, mine; /* .. its 16 rows, its panel of d_ff: further than panel */
+    __device__ __forceinline__ wide_place(const void *memory, int panels)
     {
-        const int warp = (int)threadIdx.x / 32, at = unit_row() + lane % 16;
+        /* The same in all lanes, so that the compiler keeps what follows from it once a warp. */
+        const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+        const uint32_t address = ps_shared_address(memory);
         unit = warp % UNITS;
         share = warp / UNITS;
         tile = 0;
         row = 0;
-        wide = (uint32_t)(at * 128 + ((lane / 16) ^ (lane & 7)) * 16);
+        wide = address + (uint32_t)((unit * 16 + lane % 16) * 128 + ((lane / 16) ^ (lane & 7)) * 16);
         own = wide ^ (uint32_t)share * 32;
+        panel = (address >> 4 & 0x3fff) | 1 << 16;
+        columns = (uint32_t)share * 2;
+        rows = (uint32_t)share * (STEP / 16);
+        mine = (uint32_t)(share % panels) * (PANEL / 16);
     }
-    static __device__ __forceinline__ int unit_row()
+    __device__ __forceinline__ uint32_t of(int panels_further) const
     {
-        return (int)threadIdx.x / 32 % UNITS * 16;
+        return panel + (uint32_t)panels_further * (PANEL / 16);
     }
 };
 
 /* ---- wgmma ---- */
 
-/* A panel: rows of 128 bytes, 16-byte pieces exchanged by the row's number modulo 8. */
-static __device__ __forceinline__ uint64_t operand_at(uint32_t address)
+/* An operand in a panel: rows of 128 bytes, 16-byte pieces exchanged by the row's number modulo 8, groups of 8 rows after one
+ * another. Its address, in 16 bytes, is the lower word's. */
+static __device__ __forceinline__ uint64_t operand_at(uint32_t low)
 {
-    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return (uint64_t)(1024 >> 4 | 1 << 30) << 32 | low;
 }
 
 /* d = or += a b, 16 deep, for the warpgroup's 64 rows and 16 or 64 columns. A_ROWS, B_ROWS: the depth runs over the operand's rows.
@@ -76,7 +86,8 @@ static __device__ __forceinline__ void product(float (&d)[T][4], uint32_t a, uin
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        step<A_ROWS, B_ROWS>(d, operand_at(a + k * (A_ROWS ? STEP : 32)), operand_at(b + k * (B_ROWS ? STEP : 32)), add || k > 0);
+        step<A_ROWS, B_ROWS>(d, operand_at(a + k * (A_ROWS ? STEP / 16 : 2)), operand_at(b + k * (B_ROWS ? STEP / 16 : 2)),
+                             add || k > 0);
     }
 }
 
@@ -89,9 +100,11 @@ template <int T> static __device__ __forceinline__ void settle(float (&d)[T][4])
     }
 }
 
-/* Before a batch of products with these sums. */
-template <typename... SUMS> static __device__ __forceinline__ void products_begin(SUMS &...sums)
+/* Before a batch of products with these sums. Operands' addresses are found anew: kept for all of the kernel they would fill the
+ * registers. */
+template <typename... SUMS> static __device__ __forceinline__ void products_begin(wide_place &at, SUMS &...sums)
 {
+    asm volatile("" : "+r"(at.panel));
     (settle(sums), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -135,14 +148,15 @@ template <int PENDING> static __device__ __forceinline__ void copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Begins to copy `panels` panels, ld elements from row to row, `apart` elements from panel to panel. */
-static __device__ __forceinline__ void stage_panels(uint32_t to, const bf16 *from, int ld, int apart, int panels)
+/* Begins to copy PANELS panels, ld elements from row to row, `apart` elements from panel to panel. */
+template <int PANELS> static __device__ __forceinline__ void stage_panels(char *to, const bf16 *from, int ld, int apart)
 {
     const int row = (int)threadIdx.x / 8, piece = (int)threadIdx.x % 8;
+    const uint32_t at = ps_shared_address(to) + (uint32_t)(row * 128 + (piece ^ (row & 7)) * 16);
     from += row * ld + piece * 8;
-    to += (uint32_t)(row * 128 + (piece ^ (row & 7)) * 16);
-    for (int i = 0; i < panels; i++) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i * PANEL), "l"(from + i * apart) : "memory");
+#pragma unroll
+    for (int i = 0; i < PANELS; i++) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + i * PANEL), "l"(from + i * apart) : "memory");
     }
 }
 
@@ -169,43 +183,20 @@ static __device__ __forceinline__ void stage_vectors(const struct small &x, floa
     }
 }
 
-/* Shared memory, from a multiple of 1,024 bytes on: panels of W_qkv (3), W_o, W_1 and W_2 (f / 64 each), the working ones, hidden
- * scores' table, statistics, backward column sums [2][units][2][64], the vectors of all layers. */
-enum {
-    FORWARD_PANELS = 2 + MOST_PANELS,
-    BACKWARD_PANELS = 4 + 2 * MOST_PANELS,
-    STATISTICS = 4 * 4 * 16 * 8,
-    COLUMN_SUMS = 2 * UNITS * 2 * D * 4
-};
+/* Shared memory: panels of W_qkv (3), W_o, W_1 and W_2 (f / 64 each), the working ones, hidden scores' table, statistics, backward
+ * column sums [2][units][2][64], the vectors of all layers. */
+enum { STATISTICS = 4 * 4 * 16 * 8, COLUMN_SUMS = 2 * UNITS * 2 * D * 4 };
+
+static __host__ __device__ constexpr int panels_of(int p, bool backward)
+{
+    return 4 + 2 * p + (backward ? 4 + MOST_PANELS + p : 2 + p);
+}
 
 static size_t shared_bytes(int f, int64_t layers, bool backward)
 {
-    const int panels = 4 + 2 * (f / 64) + (backward ? BACKWARD_PANELS : FORWARD_PANELS);
-    return 1024 + (size_t)panels * PANEL + TABLE_BYTES + UNITS * STATISTICS + (backward ? COLUMN_SUMS : 0) +
+    return (size_t)panels_of(f / 64, backward) * PANEL + TABLE_BYTES + UNITS * STATISTICS + (backward ? COLUMN_SUMS : 0) +
            (size_t)layers * (size_t)vector_floats(f) * 4;
 }
-
-struct wide_shared {
-    uint32_t w_qkv, w_o, w_1, w_2, work;
-    float4 *table;
-    char *statistics;
-    float *column_sums, *vectors;
-
-    __device__ __forceinline__ wide_shared(void *memory, int panels, bool backward)
-    {
-        const uint32_t at = (ps_shared_address(memory) + 1023) / 1024 * 1024;
-        w_qkv = at;
-        w_o = w_qkv + 3 * PANEL;
-        w_1 = w_o + PANEL;
-        w_2 = w_1 + panels * PANEL;
-        work = w_2 + panels * PANEL;
-        char *rest = (char *)memory + (work - ps_shared_address(memory)) + (backward ? BACKWARD_PANELS : FORWARD_PANELS) * PANEL;
-        table = (float4 *)rest;
-        statistics = rest + TABLE_BYTES;
-        column_sums = (float *)(statistics + UNITS * STATISTICS);
-        vectors = column_sums + (backward ? COLUMN_SUMS / 4 : 0);
-    }
-};
 
 /* ---- rows ---- */
 
@@ -267,25 +258,25 @@ static __device__ __forceinline__ void transpose_operand(uint32_t (&y)[4], const
 template <int P, bool DROP>
 static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_constant__ struct small x)
 {
-    extern __shared__ uint4 memory[];
+    extern __shared__ __align__(1024) char memory[];
     constexpr int F = P * 64;
-    const wide_shared s(memory, P, false);
-    const uint32_t A = s.work, M = A + PANEL, H = M + PANEL;
-    wide_place at;
+    enum { W_QKV = 0, W_O = 3, W_1 = 4, W_2 = 4 + P, A = 4 + 2 * P, M, H }; /* panels */
+    float4 *const table = (float4 *)(memory + panels_of(P, false) * PANEL);
+    wide_place at(memory, P);
+    char *const statistics = memory + panels_of(P, false) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
+    float *const all_vectors = (float *)(memory + panels_of(P, false) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
     const uint64_t now = DROP ? x.state->step : 0;
-    const uint32_t columns = at.share * 32;
     const int mine = P == 4 ? at.share : at.share % P; /* panel of d_ff; when there are fewer than warpgroups, some do the same */
-    char *const statistics = s.statistics + at.unit * STATISTICS;
     const struct sizes z = {F, 16, F, DROP, false};
-    stage_vectors(x, s.vectors);
+    stage_vectors(x, all_vectors);
     copy_commit();
-    stage_panels(s.w_qkv, x.weights + x.at.w_qkv, 3 * D, D, 3);
+    stage_panels<3>(memory + W_QKV * PANEL, x.weights + x.at.w_qkv, 3 * D, D);
     copy_commit();
-    stage_panels(s.w_o, x.weights + x.at.w_o, D, 0, 1);
+    stage_panels<1>(memory + W_O * PANEL, x.weights + x.at.w_o, D, 0);
     copy_commit();
-    stage_panels(s.w_1, x.weights + x.at.w_1, F, D, P);
+    stage_panels<P>(memory + W_1 * PANEL, x.weights + x.at.w_1, F, D);
     copy_commit();
-    fill_table<D, 1>(s.table, x.n, at);
+    fill_table<D, 1>(table, x.n, at);
     copy_wait<3>();
     __syncthreads();
     for (int64_t group = blockIdx.x; group * UNITS < x.units; group += gridDim.x) {
@@ -295,7 +286,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
         load_rows<D, 1>(u, x.u, at);
 #pragma unroll 1
         for (int l = 0; l < x.layers; l++) {
-            const float *const vectors = s.vectors + l * vector_floats(F);
+            const float *const vectors = all_vectors + l * vector_floats(F);
             const float *const own_vectors = vectors + at.share * 16;
             uint32_t *const keep = DROP && x.masks && at.global_tile < x.units ? masks_at<D, 1>(x, z, l, at) : NULL;
             /* What takes the place of this layer's weights: the next layer's, or the first one's for the next units. */
@@ -305,10 +296,10 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             float rstd[2], xhat[2][4], own[2][4];
             normalise<D, 1>(xhat, rstd, u, x.epsilon, statistics_at<D, 1>(statistics, 0, at), at);
             scale_shift(a, xhat, own_vectors + LN1_GAMMA, own_vectors + LN1_BETA, at.q);
-            put(A + at.own, a);
+            put(at.own + A * PANEL, a);
             copy_wait<2>(); /* W_qkv */
             publish();
-            stage_panels(s.w_2, x.weights + l * x.at.matrix_stride + x.at.w_2, D, 64 * D, P);
+            stage_panels<P>(memory + W_2 * PANEL, x.weights + l * x.at.matrix_stride + x.at.w_2, D, 64 * D);
             copy_commit();
 
             /* merged = softmax(q k' / sqrt(e)) v */
@@ -318,12 +309,12 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                 set_bias(q, own_vectors + B_QKV, at.q);
                 set_bias(k, own_vectors + B_QKV + D, at.q);
                 set_bias(v, own_vectors + B_QKV + 2 * D, at.q);
-                products_begin(q, k, v);
-                product<false, true>(q, A, s.w_qkv + columns, true);
-                product<false, true>(k, A, s.w_qkv + PANEL + columns, true);
-                product<false, true>(v, A, s.w_qkv + 2 * PANEL + columns, true);
+                products_begin(at, q, k, v);
+                product<false, true>(q, at.of(A), at.of(W_QKV) + at.columns, true);
+                product<false, true>(k, at.of(A), at.of(W_QKV + 1) + at.columns, true);
+                product<false, true>(v, at.of(A), at.of(W_QKV + 2) + at.columns, true);
                 products_commit();
-                const float4 low = s.table[at.lane], high = s.table[32 + at.lane];
+                const float4 low = table[at.lane], high = table[32 + at.lane];
                 const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
                 products_wait<0>(q, k, v);
                 pack_operand(rows, q[0], q[1]);
@@ -349,7 +340,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                     own[i / 4][i % 4] *= scale[i % 4 / 2];
                 }
                 pack_operand(a, own[0], own[1]);
-                put(M + at.own, a);
+                put(at.own + M * PANEL, a);
                 if (x.lse && at.q == 0) {
                     float *lse = x.lse + ((int64_t)l * x.heads + at.share) * x.rows + at.first;
                     if (at.here[0]) {
@@ -365,12 +356,12 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             copy_wait<2>(); /* W_o */
             publish();
             if (stage) {
-                stage_panels(s.w_qkv, next + x.at.w_qkv, 3 * D, D, 3);
+                stage_panels<3>(memory + W_QKV * PANEL, next + x.at.w_qkv, 3 * D, D);
             }
             copy_commit();
             set_bias(own, own_vectors + B_O, at.q);
-            products_begin(own);
-            product<false, true>(own, M, s.w_o + columns, true);
+            products_begin(at, own);
+            product<false, true>(own, at.of(M), at.of(W_O) + at.columns, true);
             products_commit();
             uint32_t bits = 0xffffffffu;
             if (DROP) {
@@ -385,11 +376,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
             normalise<D, 1>(xhat, rstd, u, x.epsilon, statistics_at<D, 1>(statistics, 1, at), at);
             scale_shift(a, xhat, own_vectors + LN2_GAMMA, own_vectors + LN2_BETA, at.q);
-            put(A + at.own, a);
+            put(at.own + A * PANEL, a);
             copy_wait<2>(); /* W_1 */
             publish();
             if (stage) {
-                stage_panels(s.w_o, next + x.at.w_o, D, 0, 1);
+                stage_panels<1>(memory + W_O * PANEL, next + x.at.w_o, D, 0);
             }
             copy_commit();
             {
@@ -401,8 +392,8 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                     y[t][0] = y[t][2] = b.x;
                     y[t][1] = y[t][3] = b.y;
                 }
-                products_begin(y);
-                product<false, true>(y, A, s.w_1 + mine * PANEL, true);
+                products_begin(at, y);
+                product<false, true>(y, at.of(A), at.of(W_1) + at.mine, true);
                 products_commit();
                 if (DROP) {
 #pragma unroll
@@ -423,19 +414,19 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                     if (DROP) {
                         drop_operand(a, drawn[i]);
                     }
-                    put(H + mine * PANEL + (at.wide ^ i * 32), a);
+                    put((at.wide ^ i * 32) + (H + mine) * PANEL, a);
                 }
             }
             copy_wait<2>(); /* W_2 */
             publish();
             if (stage) {
-                stage_panels(s.w_1, next + x.at.w_1, F, D, P);
+                stage_panels<P>(memory + W_1 * PANEL, next + x.at.w_1, F, D);
             }
             copy_commit();
-            products_begin(own);
+            products_begin(at, own);
 #pragma unroll
             for (int i = 0; i < P; i++) {
-                product<false, true>(own, H + i * PANEL, s.w_2 + i * PANEL + columns, i > 0);
+                product<false, true>(own, at.of(H + i), at.of(W_2 + i) + at.columns, i > 0);
             }
             products_commit();
             if (DROP) {
@@ -482,10 +473,10 @@ static __device__ __forceinline__ void put_sums(float *to, const float (&c)[8][4
 }
 
 /* to[64] = or += the column sums of a panel; warp i of a warpgroup has columns 16 i on. */
-static __device__ __forceinline__ void bias_sums(float *to, uint32_t panel, bool first, const wide_place &at)
+static __device__ __forceinline__ void bias_sums(float *to, const char *panel, bool first, const wide_place &at)
 {
     float sum[4] = {0, 0, 0, 0};
-    const uint32_t p = panel + at.other * 128 + (((at.unit * 2 + at.across / 8) ^ (at.lane & 7)) * 16);
+    const uint32_t p = ps_shared_address(panel) + at.other * 128 + (((at.unit * 2 + at.across / 8) ^ (at.lane & 7)) * 16);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         uint32_t r[4];
@@ -517,20 +508,22 @@ static __device__ __forceinline__ void norm_sums(float *to, const float (&dx)[2]
             v[1][t][i] = dx[t][i] + dx[t][2 + i];
         }
     }
+    /* Over the rows: lanes give away half of their values at each step, so that each is left with one. */
+    const bool beta = at.lane & 16, right = at.lane & 8, odd = at.lane & 4;
+    float w[2][2], y[2];
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        float &y = v[i / 4][i / 2 % 2][i % 2];
-        y += __shfl_xor_sync(0xffffffffu, y, 4);
-        y += __shfl_xor_sync(0xffffffffu, y, 8);
-        y += __shfl_xor_sync(0xffffffffu, y, 16);
+    for (int i = 0; i < 4; i++) {
+        const float give = beta ? v[0][i / 2][i % 2] : v[1][i / 2][i % 2];
+        const float keep = beta ? v[1][i / 2][i % 2] : v[0][i / 2][i % 2];
+        w[i / 2][i % 2] = keep + __shfl_xor_sync(0xffffffffu, give, 16);
     }
-    if (at.g == 0) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            *(float2 *)(to + i / 2 * D + at.share * 16 + i % 2 * 8 + at.q * 2) =
-                make_float2(v[i / 2][i % 2][0], v[i / 2][i % 2][1]);
-        }
+    for (int i = 0; i < 2; i++) {
+        const float give = right ? w[0][i] : w[1][i], keep = right ? w[1][i] : w[0][i];
+        y[i] = keep + __shfl_xor_sync(0xffffffffu, give, 8);
     }
+    const float give = odd ? y[0] : y[1], keep = odd ? y[1] : y[0];
+    to[(beta ? D : 0) + at.share * 16 + (right ? 8 : 0) + at.q * 2 + odd] = keep + __shfl_xor_sync(0xffffffffu, give, 4);
 }
 
 /* gamma's and beta's sums over the units to the block's partial sums. */
@@ -561,34 +554,34 @@ static __device__ __forceinline__ void branch_operand(uint32_t (&a)[4], const fl
     }
 }
 
-template <int P, bool DROP>
+template <int P, bool DROP, bool ONCE>
 static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_constant__ struct small x)
 {
-    extern __shared__ uint4 memory[];
+    extern __shared__ __align__(1024) char memory[];
     constexpr int F = P * 64;
-    const wide_shared s(memory, P, true);
-    /* M, N: LN2's output, LN1's. G, K: the gradient that enters W_2, W_o. H: hidden; then the gradients of q, k, v, and merged. E:
-     * the gradient of hidden. */
-    const uint32_t M = s.work, N = M + PANEL, G = N + PANEL, K = G + PANEL, H = K + PANEL, E = H + MOST_PANELS * PANEL;
-    wide_place at;
-    const uint32_t columns = at.share * 32, rows = at.share * STEP;
+    /* Panels. M, N: LN2's output, LN1's. G, K: the gradient that enters W_2, W_o. H: hidden; then the gradients of q, k, v, and
+     * merged. E: the gradient of hidden. */
+    enum { W_QKV = 0, W_O = 3, W_1 = 4, W_2 = 4 + P, M = 4 + 2 * P, N, G, K, H, E = H + MOST_PANELS };
+    float4 *const table = (float4 *)(memory + panels_of(P, true) * PANEL);
+    wide_place at(memory, P);
+    char *const statistics = memory + panels_of(P, true) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
+    float *const column_sums = (float *)(memory + panels_of(P, true) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
+    float *const all_vectors = column_sums + COLUMN_SUMS / 4, *const norms = column_sums + at.unit * 2 * D;
     const int mine = P == 4 ? at.share : at.share % P; /* panel of d_ff; when there are fewer than warpgroups, some do the same */
-    char *const statistics = s.statistics + at.unit * STATISTICS;
-    float *const norms = s.column_sums + at.unit * 2 * D;
     const struct sizes z = {F, 16, F, DROP, false};
-    stage_vectors(x, s.vectors);
+    stage_vectors(x, all_vectors);
     copy_commit();
     {
         const bf16 *const w = x.weights + (x.layers - 1) * x.at.matrix_stride;
-        stage_panels(s.w_1, w + x.at.w_1, F, D, P);
-        stage_panels(s.w_2, w + x.at.w_2, D, 64 * D, P);
+        stage_panels<P>(memory + W_1 * PANEL, w + x.at.w_1, F, D);
+        stage_panels<P>(memory + W_2 * PANEL, w + x.at.w_2, D, 64 * D);
         copy_commit();
     }
-    fill_table<D, 1>(s.table, x.n, at);
+    fill_table<D, 1>(table, x.n, at);
     copy_wait<1>();
     __syncthreads();
     for (int64_t group = blockIdx.x; group * UNITS < x.units; group += gridDim.x) {
-        const bool first = group == blockIdx.x, more = (group + gridDim.x) * UNITS < x.units;
+        const bool first = ONCE || group == blockIdx.x, more = !ONCE && (group + gridDim.x) * UNITS < x.units;
         at.take(x, group * UNITS + at.unit);
         float g[2][4];
         uint32_t residual[4];
@@ -596,7 +589,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
         fetch_rows(residual, x.r + (x.layers - 1) * x.rows * D, at);
 #pragma unroll 1
         for (int l = x.layers - 1; l >= 0; l--) {
-            const float *const vectors = s.vectors + l * vector_floats(F), *const own_vectors = vectors + at.share * 16;
+            const float *const vectors = all_vectors + l * vector_floats(F), *const own_vectors = vectors + at.share * 16;
             float *const sums = x.partial + ((int64_t)blockIdx.x * x.layers + l) * wide_sums(F);
             float *const vector_sums = sums + (4 + 2 * P) * 64 * 64;
             const bf16 *const weights = x.weights + l * x.at.matrix_stride;
@@ -610,13 +603,13 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             normalise<D, 1>(v, rstd, dx, x.epsilon, statistics_at<D, 1>(statistics, 0, at), at);
             pack_operand(xhat, v[0], v[1]);
             scale_shift(a, v, own_vectors + LN2_GAMMA, own_vectors + LN2_BETA, at.q);
-            put(M + at.own, a);
+            put(at.own + M * PANEL, a);
             branch_operand<DROP>(a, g, x.drop_scale * x.half_scale, DROP ? masks[(D / 16 + F / 16 + at.share) * 8] >> at.q : 0);
-            put(G + at.own, a);
+            put(at.own + G * PANEL, a);
             copy_wait<0>(); /* W_1, W_2 */
             publish();
-            stage_panels(s.w_qkv, weights + x.at.w_qkv, 3 * D, D, 3);
-            stage_panels(s.w_o, weights + x.at.w_o, D, 0, 1);
+            stage_panels<3>(memory + W_QKV * PANEL, weights + x.at.w_qkv, 3 * D, D);
+            stage_panels<1>(memory + W_O * PANEL, weights + x.at.w_o, D, 0);
             copy_commit();
             fetch_rows(stream, x.u + l * x.rows * D, at);
             {
@@ -628,9 +621,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                     y[t][0] = y[t][2] = b.x;
                     y[t][1] = y[t][3] = b.y;
                 }
-                products_begin(y, c);
-                product<false, true>(y, M, s.w_1 + mine * PANEL, true);
-                product<false, false>(c, G, s.w_2 + mine * PANEL, false);
+                products_begin(at, y, c);
+                product<false, true>(y, at.of(M), at.of(W_1) + at.mine, true);
+                product<false, false>(c, at.of(G), at.of(W_2) + at.mine, false);
                 products_commit();
                 if (DROP) {
 #pragma unroll
@@ -655,24 +648,24 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                         drop_operand(a, bits[i]);
                         drop_operand(d_hidden, bits[i]);
                     }
-                    put(H + mine * PANEL + (at.wide ^ i * 32), a);
-                    put(E + mine * PANEL + (at.wide ^ i * 32), d_hidden);
+                    put((at.wide ^ i * 32) + (H + mine) * PANEL, a);
+                    put((at.wide ^ i * 32) + (E + mine) * PANEL, d_hidden);
                 }
             }
             publish();
-            products_begin(dx, c);
+            products_begin(at, dx, c);
 #pragma unroll
             for (int i = 0; i < P; i++) {
-                product<false, false>(dx, E + i * PANEL, s.w_1 + i * PANEL + rows, i > 0);
+                product<false, false>(dx, at.of(E + i), at.of(W_1 + i) + at.rows, i > 0);
             }
             products_commit();
-            product<true, true>(c, M, E + mine * PANEL, false);
+            product<true, true>(c, at.of(M), at.of(E) + at.mine, false);
             products_commit();
             if (at.share < P) {
-                bias_sums(vector_sums + B_1 + mine * 64, E + mine * PANEL, first, at);
+                bias_sums(vector_sums + B_1 + mine * 64, memory + (E + mine) * PANEL, first, at);
             }
             if (at.share == 0) {
-                bias_sums(vector_sums + B_2, G, first, at);
+                bias_sums(vector_sums + B_2, memory + G * PANEL, first, at);
             }
             products_wait<1>(dx);
             norm_sums(norms, dx, xhat, at);
@@ -681,18 +674,18 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             if (at.share < P) {
                 put_sums(sums + (4 + mine) * 64 * 64, c, first);
             }
-            products_begin(c);
-            product<true, true>(c, H + mine * PANEL, G, false);
+            products_begin(at, c);
+            product<true, true>(c, at.of(H) + at.mine, at.of(G), false);
             products_commit();
 
             /* r = u + drop(merged W_o + b_o) */
             branch_operand<DROP>(a, g, x.drop_scale, DROP ? masks[at.share * 8] >> at.q : 0);
-            put(K + at.own, a);
+            put(at.own + K * PANEL, a);
             unpack_operand(dx, stream);
             normalise<D, 1>(v, rstd, dx, x.epsilon, statistics_at<D, 1>(statistics, 2, at), at);
             pack_operand(xhat, v[0], v[1]);
             scale_shift(a, v, own_vectors + LN1_GAMMA, own_vectors + LN1_BETA, at.q);
-            put(N + at.own, a);
+            put(at.own + N * PANEL, a);
             float log_sum[2]; /* rows that do not exist see nothing */
             {
                 const float *lse = x.lse + ((int64_t)l * x.heads + at.share) * x.rows + at.first;
@@ -705,11 +698,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             }
             copy_wait<0>(); /* W_qkv, W_o */
             publish();
-            put_norm_sums(vector_sums + LN2_GAMMA, s.column_sums, first);
+            put_norm_sums(vector_sums + LN2_GAMMA, column_sums, first);
             if (l > 0 || more) {
                 const bf16 *const next = x.weights + (l > 0 ? l - 1 : x.layers - 1) * x.at.matrix_stride;
-                stage_panels(s.w_1, next + x.at.w_1, F, D, P);
-                stage_panels(s.w_2, next + x.at.w_2, D, 64 * D, P);
+                stage_panels<P>(memory + W_1 * PANEL, next + x.at.w_1, F, D);
+                stage_panels<P>(memory + W_2 * PANEL, next + x.at.w_2, D, 64 * D);
             }
             copy_commit();
             if (l > 0) {
@@ -724,11 +717,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                     set_bias(q, own_vectors + B_QKV, at.q);
                     set_bias(k, own_vectors + B_QKV + D, at.q);
                     set_bias(w, own_vectors + B_QKV + 2 * D, at.q);
-                    products_begin(q, k, w, dx);
-                    product<false, true>(q, N, s.w_qkv + columns, true);
-                    product<false, true>(k, N, s.w_qkv + PANEL + columns, true);
-                    product<false, true>(w, N, s.w_qkv + 2 * PANEL + columns, true);
-                    product<false, false>(dx, K, s.w_o + rows, false);
+                    products_begin(at, q, k, w, dx);
+                    product<false, true>(q, at.of(N), at.of(W_QKV) + at.columns, true);
+                    product<false, true>(k, at.of(N), at.of(W_QKV + 1) + at.columns, true);
+                    product<false, true>(w, at.of(N), at.of(W_QKV + 2) + at.columns, true);
+                    product<false, false>(dx, at.of(K), at.of(W_O) + at.rows, false);
                     products_commit();
                     products_wait<0>(q, k, w, dx);
                     pack_operand(queries, q[0], q[1]);
@@ -738,7 +731,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 }
                 float p[2][4], y[2][4], delta[4];
                 {
-                    const float4 low = s.table[at.lane], high = s.table[32 + at.lane];
+                    const float4 low = table[at.lane], high = table[32 + at.lane];
                     const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
                     times_transposed(p, queries, keys, hidden0, hidden1);
                 }
@@ -749,7 +742,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 pack_operand(p_operand, p[0], p[1]);
                 times(y, p_operand, values);
                 pack_operand(a, y[0], y[1]);
-                put(H + 3 * PANEL + at.own, a);
+                put(at.own + (H + 3) * PANEL, a);
                 /* sum_j A dA = sum over the head's columns of merged and its gradient */
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
@@ -765,7 +758,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 transpose_operand(operand, p_operand);
                 times(v, operand, d_merged); /* of values */
                 pack_operand(a, v[0], v[1]);
-                put(H + 2 * PANEL + at.own, a);
+                put(at.own + (H + 2) * PANEL, a);
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     y[i / 4][i % 4] *= p[i / 4][i % 4];
@@ -780,28 +773,28 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                     y[i / 4][i % 4] *= x.scale;
                 }
                 pack_operand(a, v[0], v[1]);
-                put(H + at.own, a);
+                put(at.own + H * PANEL, a);
                 pack_operand(a, y[0], y[1]);
-                put(H + PANEL + at.own, a);
+                put(at.own + (H + 1) * PANEL, a);
             }
             publish();
-            products_begin(dx, c);
+            products_begin(at, dx, c);
 #pragma unroll
             for (int i = 0; i < 3; i++) {
-                product<false, false>(dx, H + i * PANEL, s.w_qkv + i * PANEL + rows, i > 0);
+                product<false, false>(dx, at.of(H + i), at.of(W_QKV + i) + at.rows, i > 0);
             }
             products_commit();
             const bool of_o = at.share == 3;
-            product<true, true>(c, of_o ? H + 3 * PANEL : N, of_o ? K : H + at.share * PANEL, false);
+            product<true, true>(c, at.of(of_o ? H + 3 : N), at.of(of_o ? K : H + at.share), false);
             products_commit();
-            bias_sums(vector_sums + B_QKV + at.share * 64, of_o ? K : H + at.share * PANEL, first, at);
+            bias_sums(vector_sums + B_QKV + at.share * 64, memory + (of_o ? K : H + at.share) * PANEL, first, at);
             products_wait<1>(dx);
             norm_sums(norms + UNITS * 2 * D, dx, xhat, at);
             normalise_backward<D, 1>(g, dx, own_vectors + LN1_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 3, at), at);
             products_wait<0>(c);
             put_sums(sums + at.share * 64 * 64, c, first);
             __syncthreads();
-            put_norm_sums(vector_sums + LN1_GAMMA, s.column_sums + UNITS * 2 * D, first);
+            put_norm_sums(vector_sums + LN1_GAMMA, column_sums + UNITS * 2 * D, first);
         }
         store_rows<D, 1>(x.du, g, at);
     }
@@ -890,7 +883,7 @@ static __global__ void __launch_bounds__(SUM_THREADS) wide_sum(const __grid_cons
 
 bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared)
 {
-    return e->d_model == D && e->n_heads == 4 && e->patches <= 16 && e->d_ff % 64 == 0 && e->d_ff <= 64 * MOST_PANELS &&
+    return e->d_model == D && e->n_heads == 4 && e->patches <= 16 && (e->d_ff == 128 || e->d_ff == 256) &&
            shared_bytes((int)e->d_ff, e->layers, true) <= (size_t)shared;
 }
 
@@ -907,27 +900,21 @@ size_t ps_encoder_wide_sums(const struct ps_encoder_small *e)
 
 typedef void wide_kernel(const struct small);
 
-template <int P> static wide_kernel *kernel_of_panels(bool backward, bool drop)
+template <int P> static wide_kernel *kernel_of_panels(bool backward, bool drop, bool once)
 {
-    if (backward) {
-        return drop ? wide_backward<P, true> : wide_backward<P, false>;
+    if (!backward) {
+        return drop ? wide_forward<P, true> : wide_forward<P, false>;
     }
-    return drop ? wide_forward<P, true> : wide_forward<P, false>;
+    if (once) {
+        return drop ? wide_backward<P, true, true> : wide_backward<P, false, true>;
+    }
+    return drop ? wide_backward<P, true, false> : wide_backward<P, false, false>;
 }
 
 static wide_kernel *kernel_of(const struct small &x, bool backward)
 {
-    const bool drop = x.threshold != 0;
-    switch (x.f / 64) {
-    case 1:
-        return kernel_of_panels<1>(backward, drop);
-    case 2:
-        return kernel_of_panels<2>(backward, drop);
-    case 3:
-        return kernel_of_panels<3>(backward, drop);
-    default:
-        return kernel_of_panels<4>(backward, drop);
-    }
+    const bool drop = x.threshold != 0, once = (int64_t)x.blocks * UNITS >= x.units;
+    return x.f == 128 ? kernel_of_panels<2>(backward, drop, once) : kernel_of_panels<4>(backward, drop, once);
 }
 
 static enum ps_status launch(wide_kernel *kernel, dim3 grid, int threads, size_t shared, const struct small &x, cudaStream_t stream,
