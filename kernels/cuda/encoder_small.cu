@@ -786,15 +786,20 @@ struct plan {
     size_t shared;
 };
 
+/* ETTh1 with the paper's sizes has kernels of its own, which stage so many columns of d_ff backward. */
+enum { ETTH1_STAGED = 64 };
+
+static bool etth1_sizes(int d, int tiles, int f, int head)
+{
+    return d == 16 && tiles == 3 && f == 128 && head == 4;
+}
+
 static kernel_function *kernel_of(int d, const struct plan &p, bool backward, const struct small &x)
 {
     const bool narrow = x.e < 16, drop = x.threshold != 0;
     const int tiles = p.tiles;
-    const auto is = [&](int d_, int tiles_, int f, int e, int staged) {
-        return p.once && d == d_ && tiles == tiles_ && x.f == f && x.e == e && (!backward || p.staged == staged);
-    };
-    if (is(16, 3, 128, 4, 64)) { /* ETTh1 with the paper's sizes */
-        return fixed_kernel<16, 3, 128, 4, 64>(backward, drop);
+    if (p.once && etth1_sizes(d, tiles, x.f, x.e)) {
+        return fixed_kernel<16, 3, 128, 4, ETTH1_STAGED>(backward, drop);
     }
     return d == 16   ? kernel_of_tiles<16>(tiles, backward, narrow)
            : d == 32 ? kernel_of_tiles<32>(tiles, backward, narrow)
@@ -840,7 +845,8 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
         const int most = most_threads(d) / 32 / warps;
         for (p.resident = 1; p.resident >= 0; p.resident--) {
             for (p.staged = f; p.staged >= d; p.staged -= d) {
-                if (f % p.staged != 0 || (!backward && p.staged != f)) {
+                if (f % p.staged != 0 || (!backward && p.staged != f) ||
+                    (backward && p.staged != ETTH1_STAGED && etth1_sizes(d, p.tiles, f, d / (int)e->n_heads))) {
                     continue;
                 }
                 const int64_t weights = TABLE_BYTES + (p.resident ? e->layers : 1) * (int64_t)layer_bytes(d, f);

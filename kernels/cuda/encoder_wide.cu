@@ -19,11 +19,9 @@ typedef place<D, 1> narrow_place;
 
 /* warpgroup = share, warp of it = unit. Addresses in shared memory are of a panel 0; others are so many panels further. */
 struct wide_place : narrow_place {
-    uint32_t own, wide;  /* where the warp's rows begin in a panel: of its 16 columns; of column 0 (16 i: exclusive or 32 i) */
-    uint32_t panel;      /* of wgmma's operand: its lower word */
-    uint32_t columns;    /* the same to the warpgroup's 16 columns .. */
-    uint32_t rows, mine; /* .. its 16 rows, its panel of d_ff: further than panel */
-    __device__ __forceinline__ wide_place(const void *memory, int panels)
+    uint32_t wide;  /* where the warp's rows begin in a panel; 16 i columns further: exclusive or 32 i */
+    uint32_t panel; /* of wgmma's operand: its lower word */
+    __device__ __forceinline__ wide_place(const void *memory)
     {
         /* The same in all lanes, so that the compiler keeps what follows from it once a warp. */
         const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
@@ -33,15 +31,35 @@ struct wide_place : narrow_place {
         tile = 0;
         row = 0;
         wide = address + (uint32_t)((unit * 16 + lane % 16) * 128 + ((lane / 16) ^ (lane & 7)) * 16);
-        own = wide ^ (uint32_t)share * 32;
         panel = (address >> 4 & 0x3fff) | 1 << 16;
-        columns = (uint32_t)share * 2;
-        rows = (uint32_t)share * (STEP / 16);
-        mine = (uint32_t)(share % panels) * (PANEL / 16);
     }
+    /* What follows from the warp's place is found anew: kept for all of the kernel it would fill the registers. */
+    __device__ __forceinline__ void refresh()
+    {
+        asm volatile("" : "+r"(panel), "+r"(share), "+r"(wide), "+r"(g), "+r"(q));
+    }
+    /* The warp's 16 columns. */
+    __device__ __forceinline__ uint32_t own() const
+    {
+        return wide ^ (uint32_t)share * 32;
+    }
+    /* The operand in another panel; further to the warpgroup's 16 columns, 16 rows, panel. */
     __device__ __forceinline__ uint32_t of(int panels_further) const
     {
         return panel + (uint32_t)panels_further * (PANEL / 16);
+    }
+    __device__ __forceinline__ uint32_t columns() const
+    {
+        return (uint32_t)share * 2;
+    }
+    __device__ __forceinline__ uint32_t rows() const
+    {
+        return (uint32_t)share * (STEP / 16);
+    }
+    /* The warpgroup's panel of d_ff; when there are fewer than warpgroups, some do the same. */
+    template <int P> __device__ __forceinline__ int mine() const
+    {
+        return P == 4 ? share : share % P;
     }
 };
 
@@ -104,7 +122,7 @@ template <int T> static __device__ __forceinline__ void settle(float (&d)[T][4])
  * registers. */
 template <typename... SUMS> static __device__ __forceinline__ void products_begin(wide_place &at, SUMS &...sums)
 {
-    asm volatile("" : "+r"(at.panel));
+    at.refresh();
     (settle(sums), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -168,18 +186,20 @@ static __host__ __device__ constexpr int vector_floats(int f)
     return 9 * D + f;
 }
 
-static __device__ __forceinline__ void stage_vectors(const struct small &x, float *to)
+static __device__ __forceinline__ void stage_vectors(const struct small &x, float *to, int f)
 {
-    for (int l = 0; l < x.layers; l++, to += vector_floats(x.f)) {
-        const float *p = x.parameters + l * x.at.vector_stride;
-        stage_vector(to + B_QKV, p + x.at.b_qkv, 3 * D);
-        stage_vector(to + B_O, p + x.at.b_o, D);
-        stage_vector(to + B_2, p + x.at.b_2, D);
-        stage_vector(to + LN1_GAMMA, p + x.at.ln1_gamma, D);
-        stage_vector(to + LN1_BETA, p + x.at.ln1_beta, D);
-        stage_vector(to + LN2_GAMMA, p + x.at.ln2_gamma, D);
-        stage_vector(to + LN2_BETA, p + x.at.ln2_beta, D);
-        stage_vector(to + B_1, p + x.at.b_1, x.f);
+    for (int i = (int)threadIdx.x * 4; i < vector_floats(f); i += THREADS * 4) {
+        const int64_t of = i < B_O         ? x.at.b_qkv + i
+                           : i < B_2       ? x.at.b_o + i - B_O
+                           : i < LN1_GAMMA ? x.at.b_2 + i - B_2
+                           : i < LN1_BETA  ? x.at.ln1_gamma + i - LN1_GAMMA
+                           : i < LN2_GAMMA ? x.at.ln1_beta + i - LN1_BETA
+                           : i < LN2_BETA  ? x.at.ln2_gamma + i - LN2_GAMMA
+                           : i < B_1       ? x.at.ln2_beta + i - LN2_BETA
+                                           : x.at.b_1 + i - B_1;
+        for (int l = 0; l < x.layers; l++) {
+            ps_copy_async(to + l * vector_floats(f) + i, x.parameters + l * x.at.vector_stride + of);
+        }
     }
 }
 
@@ -262,13 +282,15 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     constexpr int F = P * 64;
     enum { W_QKV = 0, W_O = 3, W_1 = 4, W_2 = 4 + P, A = 4 + 2 * P, M, H }; /* panels */
     float4 *const table = (float4 *)(memory + panels_of(P, false) * PANEL);
-    wide_place at(memory, P);
+    wide_place at(memory);
     char *const statistics = memory + panels_of(P, false) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
     float *const all_vectors = (float *)(memory + panels_of(P, false) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
     const uint64_t now = DROP ? x.state->step : 0;
-    const int mine = P == 4 ? at.share : at.share % P; /* panel of d_ff; when there are fewer than warpgroups, some do the same */
     const struct sizes z = {F, 16, F, DROP, false};
-    stage_vectors(x, all_vectors);
+    uint32_t rows[4];
+    at.take(x, (int64_t)blockIdx.x * UNITS + at.unit);
+    fetch_rows(rows, x.u, at);
+    stage_vectors(x, all_vectors, F);
     copy_commit();
     stage_panels<3>(memory + W_QKV * PANEL, x.weights + x.at.w_qkv, 3 * D, D);
     copy_commit();
@@ -279,11 +301,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     fill_table<D, 1>(table, x.n, at);
     copy_wait<3>();
     __syncthreads();
-    for (int64_t group = blockIdx.x; group * UNITS < x.units; group += gridDim.x) {
-        const bool more = (group + gridDim.x) * UNITS < x.units;
-        at.take(x, group * UNITS + at.unit);
+    const int groups = (int)((x.units + UNITS - 1) / UNITS);
+    for (int group = (int)blockIdx.x; group < groups; group += (int)gridDim.x) {
+        const bool more = group + (int)gridDim.x < groups;
         float u[2][4];
-        load_rows<D, 1>(u, x.u, at);
+        unpack_operand(u, rows);
 #pragma unroll 1
         for (int l = 0; l < x.layers; l++) {
             const float *const vectors = all_vectors + l * vector_floats(F);
@@ -296,7 +318,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             float rstd[2], xhat[2][4], own[2][4];
             normalise<D, 1>(xhat, rstd, u, x.epsilon, statistics_at<D, 1>(statistics, 0, at), at);
             scale_shift(a, xhat, own_vectors + LN1_GAMMA, own_vectors + LN1_BETA, at.q);
-            put(at.own + A * PANEL, a);
+            put(at.own() + A * PANEL, a);
             copy_wait<2>(); /* W_qkv */
             publish();
             stage_panels<P>(memory + W_2 * PANEL, x.weights + l * x.at.matrix_stride + x.at.w_2, D, 64 * D);
@@ -310,9 +332,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                 set_bias(k, own_vectors + B_QKV + D, at.q);
                 set_bias(v, own_vectors + B_QKV + 2 * D, at.q);
                 products_begin(at, q, k, v);
-                product<false, true>(q, at.of(A), at.of(W_QKV) + at.columns, true);
-                product<false, true>(k, at.of(A), at.of(W_QKV + 1) + at.columns, true);
-                product<false, true>(v, at.of(A), at.of(W_QKV + 2) + at.columns, true);
+                product<false, true>(q, at.of(A), at.of(W_QKV) + at.columns(), true);
+                product<false, true>(k, at.of(A), at.of(W_QKV + 1) + at.columns(), true);
+                product<false, true>(v, at.of(A), at.of(W_QKV + 2) + at.columns(), true);
                 products_commit();
                 const float4 low = table[at.lane], high = table[32 + at.lane];
                 const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
@@ -340,7 +362,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                     own[i / 4][i % 4] *= scale[i % 4 / 2];
                 }
                 pack_operand(a, own[0], own[1]);
-                put(at.own + M * PANEL, a);
+                put(at.own() + M * PANEL, a);
                 if (x.lse && at.q == 0) {
                     float *lse = x.lse + ((int64_t)l * x.heads + at.share) * x.rows + at.first;
                     if (at.here[0]) {
@@ -361,7 +383,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             copy_commit();
             set_bias(own, own_vectors + B_O, at.q);
             products_begin(at, own);
-            product<false, true>(own, at.of(M), at.of(W_O) + at.columns, true);
+            product<false, true>(own, at.of(M), at.of(W_O) + at.columns(), true);
             products_commit();
             uint32_t bits = 0xffffffffu;
             if (DROP) {
@@ -376,7 +398,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
             normalise<D, 1>(xhat, rstd, u, x.epsilon, statistics_at<D, 1>(statistics, 1, at), at);
             scale_shift(a, xhat, own_vectors + LN2_GAMMA, own_vectors + LN2_BETA, at.q);
-            put(at.own + A * PANEL, a);
+            put(at.own() + A * PANEL, a);
             copy_wait<2>(); /* W_1 */
             publish();
             if (stage) {
@@ -388,17 +410,17 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                 uint32_t drawn[4];
 #pragma unroll
                 for (int t = 0; t < 8; t++) {
-                    const float2 b = *(const float2 *)(vectors + B_1 + mine * 64 + t * 8 + at.q * 2);
+                    const float2 b = *(const float2 *)(vectors + B_1 + at.mine<P>() * 64 + t * 8 + at.q * 2);
                     y[t][0] = y[t][2] = b.x;
                     y[t][1] = y[t][3] = b.y;
                 }
                 products_begin(at, y);
-                product<false, true>(y, at.of(A), at.of(W_1) + at.mine, true);
+                product<false, true>(y, at.of(A), at.of(W_1 + at.mine<P>()), true);
                 products_commit();
                 if (DROP) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        const int column = mine * 64 + i * 16;
+                        const int column = at.mine<P>() * 64 + i * 16;
                         drawn[i] = new_masks<D, 1>(x, now, 3 * l + 1, F, column, keep ? keep + D / 2 + column / 2 : NULL, at);
                     }
                 }
@@ -414,7 +436,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                     if (DROP) {
                         drop_operand(a, drawn[i]);
                     }
-                    put((at.wide ^ i * 32) + (H + mine) * PANEL, a);
+                    put((at.wide ^ i * 32) + (H + at.mine<P>()) * PANEL, a);
                 }
             }
             copy_wait<2>(); /* W_2 */
@@ -426,7 +448,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             products_begin(at, own);
 #pragma unroll
             for (int i = 0; i < P; i++) {
-                product<false, true>(own, at.of(H + i), at.of(W_2 + i) + at.columns, i > 0);
+                product<false, true>(own, at.of(H + i), at.of(W_2 + i) + at.columns(), i > 0);
             }
             products_commit();
             if (DROP) {
@@ -441,6 +463,10 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             }
             add_kept(u, own, bits, x.drop_scale);
             store_rows<D, 1>(x.u + (l + 1) * x.rows * D, u, at);
+        }
+        if (more) {
+            at.take(x, (int64_t)(group + (int)gridDim.x) * UNITS + at.unit);
+            fetch_rows(rows, x.u, at);
         }
     }
 }
@@ -475,17 +501,22 @@ static __device__ __forceinline__ void put_sums(float *to, const float (&c)[8][4
 /* to[64] = or += the column sums of a panel; warp i of a warpgroup has columns 16 i on. */
 static __device__ __forceinline__ void bias_sums(float *to, const char *panel, bool first, const wide_place &at)
 {
-    float sum[4] = {0, 0, 0, 0};
+    float sum[4] = {0, 0, 0, 0}, other[4] = {0, 0, 0, 0};
     const uint32_t p = ps_shared_address(panel) + at.other * 128 + (((at.unit * 2 + at.across / 8) ^ (at.lane & 7)) * 16);
+    uint32_t r[4][4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        uint32_t r[4];
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "=r"(r[k][0]), "=r"(r[k][1]), "=r"(r[k][2]), "=r"(r[k][3])
                      : "r"(p + k * STEP)
                      : "memory");
-        add_ones(sum, r);
     }
+    add_ones(sum, r[0]);
+    add_ones(other, r[1]);
+    add_ones(sum, r[2]);
+    add_ones(other, r[3]);
+    sum[0] += other[0];
+    sum[2] += other[2];
     if (at.q == 0) {
         to += at.unit * 16 + at.g;
         to[0] = first ? sum[0] : to[0] + sum[0];
@@ -563,13 +594,16 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
      * merged. E: the gradient of hidden. */
     enum { W_QKV = 0, W_O = 3, W_1 = 4, W_2 = 4 + P, M = 4 + 2 * P, N, G, K, H, E = H + MOST_PANELS };
     float4 *const table = (float4 *)(memory + panels_of(P, true) * PANEL);
-    wide_place at(memory, P);
+    wide_place at(memory);
     char *const statistics = memory + panels_of(P, true) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
     float *const column_sums = (float *)(memory + panels_of(P, true) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
     float *const all_vectors = column_sums + COLUMN_SUMS / 4, *const norms = column_sums + at.unit * 2 * D;
-    const int mine = P == 4 ? at.share : at.share % P; /* panel of d_ff; when there are fewer than warpgroups, some do the same */
     const struct sizes z = {F, 16, F, DROP, false};
-    stage_vectors(x, all_vectors);
+    uint32_t gradient[4], residual[4];
+    at.take(x, (int64_t)blockIdx.x * UNITS + at.unit);
+    fetch_rows(gradient, x.dy, at);
+    fetch_rows(residual, x.r + (x.layers - 1) * x.rows * D, at);
+    stage_vectors(x, all_vectors, F);
     copy_commit();
     {
         const bf16 *const w = x.weights + (x.layers - 1) * x.at.matrix_stride;
@@ -580,13 +614,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
     fill_table<D, 1>(table, x.n, at);
     copy_wait<1>();
     __syncthreads();
-    for (int64_t group = blockIdx.x; group * UNITS < x.units; group += gridDim.x) {
-        const bool first = ONCE || group == blockIdx.x, more = !ONCE && (group + gridDim.x) * UNITS < x.units;
-        at.take(x, group * UNITS + at.unit);
+    const int groups = (int)((x.units + UNITS - 1) / UNITS);
+    for (int group = (int)blockIdx.x; group < groups; group += (int)gridDim.x) {
+        const bool first = ONCE || group == (int)blockIdx.x, more = !ONCE && group + (int)gridDim.x < groups;
         float g[2][4];
-        uint32_t residual[4];
-        load_rows<D, 1>(g, x.dy, at);
-        fetch_rows(residual, x.r + (x.layers - 1) * x.rows * D, at);
+        unpack_operand(g, gradient);
 #pragma unroll 1
         for (int l = x.layers - 1; l >= 0; l--) {
             const float *const vectors = all_vectors + l * vector_floats(F), *const own_vectors = vectors + at.share * 16;
@@ -603,11 +635,14 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             normalise<D, 1>(v, rstd, dx, x.epsilon, statistics_at<D, 1>(statistics, 0, at), at);
             pack_operand(xhat, v[0], v[1]);
             scale_shift(a, v, own_vectors + LN2_GAMMA, own_vectors + LN2_BETA, at.q);
-            put(at.own + M * PANEL, a);
+            put(at.own() + M * PANEL, a);
             branch_operand<DROP>(a, g, x.drop_scale * x.half_scale, DROP ? masks[(D / 16 + F / 16 + at.share) * 8] >> at.q : 0);
-            put(at.own + G * PANEL, a);
+            put(at.own() + G * PANEL, a);
             copy_wait<0>(); /* W_1, W_2 */
             publish();
+            if (l + 1 < x.layers) { /* what the layer before left */
+                put_norm_sums(vector_sums + wide_sums(F) + LN1_GAMMA, column_sums + UNITS * 2 * D, first);
+            }
             stage_panels<3>(memory + W_QKV * PANEL, weights + x.at.w_qkv, 3 * D, D);
             stage_panels<1>(memory + W_O * PANEL, weights + x.at.w_o, D, 0);
             copy_commit();
@@ -617,18 +652,18 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 uint32_t bits[4];
 #pragma unroll
                 for (int t = 0; t < 8; t++) {
-                    const float2 b = *(const float2 *)(vectors + B_1 + mine * 64 + t * 8 + at.q * 2);
+                    const float2 b = *(const float2 *)(vectors + B_1 + at.mine<P>() * 64 + t * 8 + at.q * 2);
                     y[t][0] = y[t][2] = b.x;
                     y[t][1] = y[t][3] = b.y;
                 }
                 products_begin(at, y, c);
-                product<false, true>(y, at.of(M), at.of(W_1) + at.mine, true);
-                product<false, false>(c, at.of(G), at.of(W_2) + at.mine, false);
+                product<false, true>(y, at.of(M), at.of(W_1 + at.mine<P>()), true);
+                product<false, false>(c, at.of(G), at.of(W_2 + at.mine<P>()), false);
                 products_commit();
                 if (DROP) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        bits[i] = masks[D / 2 + mine * 32 + i * 8] >> at.q;
+                        bits[i] = masks[D / 2 + at.mine<P>() * 32 + i * 8] >> at.q;
                     }
                 }
                 products_wait<0>(y, c);
@@ -648,44 +683,44 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                         drop_operand(a, bits[i]);
                         drop_operand(d_hidden, bits[i]);
                     }
-                    put((at.wide ^ i * 32) + (H + mine) * PANEL, a);
-                    put((at.wide ^ i * 32) + (E + mine) * PANEL, d_hidden);
+                    put((at.wide ^ i * 32) + (H + at.mine<P>()) * PANEL, a);
+                    put((at.wide ^ i * 32) + (E + at.mine<P>()) * PANEL, d_hidden);
                 }
             }
             publish();
             products_begin(at, dx, c);
 #pragma unroll
             for (int i = 0; i < P; i++) {
-                product<false, false>(dx, at.of(E + i), at.of(W_1 + i) + at.rows, i > 0);
+                product<false, false>(dx, at.of(E + i), at.of(W_1 + i) + at.rows(), i > 0);
             }
             products_commit();
-            product<true, true>(c, at.of(M), at.of(E) + at.mine, false);
+            product<true, true>(c, at.of(M), at.of(E + at.mine<P>()), false);
             products_commit();
+            products_wait<1>(dx);
+            norm_sums(norms, dx, xhat, at);
+            normalise_backward<D, 1>(g, dx, own_vectors + LN2_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 1, at), at);
             if (at.share < P) {
-                bias_sums(vector_sums + B_1 + mine * 64, memory + (E + mine) * PANEL, first, at);
+                bias_sums(vector_sums + B_1 + at.mine<P>() * 64, memory + (E + at.mine<P>()) * PANEL, first, at);
             }
             if (at.share == 0) {
                 bias_sums(vector_sums + B_2, memory + G * PANEL, first, at);
             }
-            products_wait<1>(dx);
-            norm_sums(norms, dx, xhat, at);
-            normalise_backward<D, 1>(g, dx, own_vectors + LN2_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 1, at), at);
             products_wait<0>(c);
             if (at.share < P) {
-                put_sums(sums + (4 + mine) * 64 * 64, c, first);
+                put_sums(sums + (4 + at.mine<P>()) * 64 * 64, c, first);
             }
             products_begin(at, c);
-            product<true, true>(c, at.of(H) + at.mine, at.of(G), false);
+            product<true, true>(c, at.of(H + at.mine<P>()), at.of(G), false);
             products_commit();
 
             /* r = u + drop(merged W_o + b_o) */
             branch_operand<DROP>(a, g, x.drop_scale, DROP ? masks[at.share * 8] >> at.q : 0);
-            put(at.own + K * PANEL, a);
+            put(at.own() + K * PANEL, a);
             unpack_operand(dx, stream);
             normalise<D, 1>(v, rstd, dx, x.epsilon, statistics_at<D, 1>(statistics, 2, at), at);
             pack_operand(xhat, v[0], v[1]);
             scale_shift(a, v, own_vectors + LN1_GAMMA, own_vectors + LN1_BETA, at.q);
-            put(at.own + N * PANEL, a);
+            put(at.own() + N * PANEL, a);
             float log_sum[2]; /* rows that do not exist see nothing */
             {
                 const float *lse = x.lse + ((int64_t)l * x.heads + at.share) * x.rows + at.first;
@@ -694,7 +729,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             }
             products_wait<0>(c);
             if (at.share < P) {
-                put_sums(sums + (4 + P + mine) * 64 * 64, c, first);
+                put_sums(sums + (4 + P + at.mine<P>()) * 64 * 64, c, first);
             }
             copy_wait<0>(); /* W_qkv, W_o */
             publish();
@@ -718,10 +753,10 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                     set_bias(k, own_vectors + B_QKV + D, at.q);
                     set_bias(w, own_vectors + B_QKV + 2 * D, at.q);
                     products_begin(at, q, k, w, dx);
-                    product<false, true>(q, at.of(N), at.of(W_QKV) + at.columns, true);
-                    product<false, true>(k, at.of(N), at.of(W_QKV + 1) + at.columns, true);
-                    product<false, true>(w, at.of(N), at.of(W_QKV + 2) + at.columns, true);
-                    product<false, false>(dx, at.of(K), at.of(W_O) + at.rows, false);
+                    product<false, true>(q, at.of(N), at.of(W_QKV) + at.columns(), true);
+                    product<false, true>(k, at.of(N), at.of(W_QKV + 1) + at.columns(), true);
+                    product<false, true>(w, at.of(N), at.of(W_QKV + 2) + at.columns(), true);
+                    product<false, false>(dx, at.of(K), at.of(W_O) + at.rows(), false);
                     products_commit();
                     products_wait<0>(q, k, w, dx);
                     pack_operand(queries, q[0], q[1]);
@@ -742,7 +777,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 pack_operand(p_operand, p[0], p[1]);
                 times(y, p_operand, values);
                 pack_operand(a, y[0], y[1]);
-                put(at.own + (H + 3) * PANEL, a);
+                put(at.own() + (H + 3) * PANEL, a);
                 /* sum_j A dA = sum over the head's columns of merged and its gradient */
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
@@ -758,7 +793,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 transpose_operand(operand, p_operand);
                 times(v, operand, d_merged); /* of values */
                 pack_operand(a, v[0], v[1]);
-                put(at.own + (H + 2) * PANEL, a);
+                put(at.own() + (H + 2) * PANEL, a);
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     y[i / 4][i % 4] *= p[i / 4][i % 4];
@@ -773,39 +808,48 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                     y[i / 4][i % 4] *= x.scale;
                 }
                 pack_operand(a, v[0], v[1]);
-                put(at.own + H * PANEL, a);
+                put(at.own() + H * PANEL, a);
                 pack_operand(a, y[0], y[1]);
-                put(at.own + (H + 1) * PANEL, a);
+                put(at.own() + (H + 1) * PANEL, a);
             }
             publish();
             products_begin(at, dx, c);
 #pragma unroll
             for (int i = 0; i < 3; i++) {
-                product<false, false>(dx, at.of(H + i), at.of(W_QKV + i) + at.rows, i > 0);
+                product<false, false>(dx, at.of(H + i), at.of(W_QKV + i) + at.rows(), i > 0);
             }
             products_commit();
             const bool of_o = at.share == 3;
             product<true, true>(c, at.of(of_o ? H + 3 : N), at.of(of_o ? K : H + at.share), false);
             products_commit();
-            bias_sums(vector_sums + B_QKV + at.share * 64, memory + (of_o ? K : H + at.share) * PANEL, first, at);
             products_wait<1>(dx);
             norm_sums(norms + UNITS * 2 * D, dx, xhat, at);
             normalise_backward<D, 1>(g, dx, own_vectors + LN1_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 3, at), at);
+            bias_sums(vector_sums + B_QKV + at.share * 64, memory + (of_o ? K : H + at.share) * PANEL, first, at);
             products_wait<0>(c);
             put_sums(sums + at.share * 64 * 64, c, first);
-            __syncthreads();
-            put_norm_sums(vector_sums + LN1_GAMMA, column_sums + UNITS * 2 * D, first);
         }
+        __syncthreads();
+        put_norm_sums(x.partial + (int64_t)blockIdx.x * x.layers * wide_sums(F) + (4 + 2 * P) * 64 * 64 + LN1_GAMMA,
+                      column_sums + UNITS * 2 * D, first);
         store_rows<D, 1>(x.du, g, at);
+        if (ONCE) {
+            break;
+        }
+        if (more) {
+            at.take(x, (int64_t)(group + (int)gridDim.x) * UNITS + at.unit);
+            fetch_rows(gradient, x.dy, at);
+            fetch_rows(residual, x.r + (x.layers - 1) * x.rows * D, at);
+        }
     }
 }
 
 /* ---- the sum over blocks ---- */
 
-enum { SUM_THREADS = 256, SUM_ITEMS = 32, SUM_PARTS = SUM_THREADS / SUM_ITEMS, SUM_FLIGHT = 7 };
+enum { SUM_THREADS = 256, SUM_ITEMS = 64, SUM_PARTS = SUM_THREADS / SUM_ITEMS, SUM_FLIGHT = 9 };
 
-/* A block adds 32 float4 of a layer's partial sums over all blocks, in 8 parts and then those in order, and adds them to the
- * gradients. Grid (wide_sums / 128 rounded up, layers). */
+/* A block adds 64 float4 of a layer's partial sums over all blocks, in 4 parts and then those in order, and adds them to the
+ * gradients. Grid (wide_sums / 256 rounded up, layers). */
 static __global__ void __launch_bounds__(SUM_THREADS) wide_sum(const __grid_constant__ struct small x)
 {
     __shared__ float4 parts[SUM_PARTS][SUM_ITEMS];
