@@ -622,8 +622,13 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
 #pragma unroll 1
         for (int l = x.layers - 1; l >= 0; l--) {
             const float *const vectors = all_vectors + l * vector_floats(F), *const own_vectors = vectors + at.share * 16;
-            float *const sums = x.partial + ((int64_t)blockIdx.x * x.layers + l) * wide_sums(F);
-            float *const vector_sums = sums + (4 + 2 * P) * 64 * 64;
+            /* The block's partial sums, found anew for the registers' sake. */
+            const auto sums = [&]() {
+                int layer = l;
+                asm volatile("" : "+r"(layer));
+                return x.partial + ((int64_t)blockIdx.x * x.layers + layer) * wide_sums(F);
+            };
+            const auto vector_sums = [&]() { return sums() + (4 + 2 * P) * 64 * 64; };
             const bf16 *const weights = x.weights + l * x.at.matrix_stride;
             /* Units beyond the last read some masks: their gradients are zero. */
             const uint32_t *const masks = !DROP ? NULL : at.global_tile < x.units ? masks_at<D, 1>(x, z, l, at) : x.masks + at.g;
@@ -641,12 +646,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             copy_wait<0>(); /* W_1, W_2 */
             publish();
             if (l + 1 < x.layers) { /* what the layer before left */
-                put_norm_sums(vector_sums + wide_sums(F) + LN1_GAMMA, column_sums + UNITS * 2 * D, first);
+                put_norm_sums(vector_sums() + wide_sums(F) + LN1_GAMMA, column_sums + UNITS * 2 * D, first);
             }
             stage_panels<3>(memory + W_QKV * PANEL, weights + x.at.w_qkv, 3 * D, D);
             stage_panels<1>(memory + W_O * PANEL, weights + x.at.w_o, D, 0);
             copy_commit();
-            fetch_rows(stream, x.u + l * x.rows * D, at);
             {
                 float y[8][4];
                 uint32_t bits[4];
@@ -688,6 +692,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 }
             }
             publish();
+            fetch_rows(stream, x.u + l * x.rows * D, at);
             products_begin(at, dx, c);
 #pragma unroll
             for (int i = 0; i < P; i++) {
@@ -700,14 +705,14 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             norm_sums(norms, dx, xhat, at);
             normalise_backward<D, 1>(g, dx, own_vectors + LN2_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 1, at), at);
             if (at.share < P) {
-                bias_sums(vector_sums + B_1 + at.mine<P>() * 64, memory + (E + at.mine<P>()) * PANEL, first, at);
+                bias_sums(vector_sums() + B_1 + at.mine<P>() * 64, memory + (E + at.mine<P>()) * PANEL, first, at);
             }
             if (at.share == 0) {
-                bias_sums(vector_sums + B_2, memory + G * PANEL, first, at);
+                bias_sums(vector_sums() + B_2, memory + G * PANEL, first, at);
             }
             products_wait<0>(c);
             if (at.share < P) {
-                put_sums(sums + (4 + at.mine<P>()) * 64 * 64, c, first);
+                put_sums(sums() + (4 + at.mine<P>()) * 64 * 64, c, first);
             }
             products_begin(at, c);
             product<true, true>(c, at.of(H + at.mine<P>()), at.of(G), false);
@@ -729,11 +734,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             }
             products_wait<0>(c);
             if (at.share < P) {
-                put_sums(sums + (4 + P + at.mine<P>()) * 64 * 64, c, first);
+                put_sums(sums() + (4 + P + at.mine<P>()) * 64 * 64, c, first);
             }
             copy_wait<0>(); /* W_qkv, W_o */
             publish();
-            put_norm_sums(vector_sums + LN2_GAMMA, column_sums, first);
+            put_norm_sums(vector_sums() + LN2_GAMMA, column_sums, first);
             if (l > 0 || more) {
                 const bf16 *const next = x.weights + (l > 0 ? l - 1 : x.layers - 1) * x.at.matrix_stride;
                 stage_panels<P>(memory + W_1 * PANEL, next + x.at.w_1, F, D);
@@ -825,17 +830,14 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             products_wait<1>(dx);
             norm_sums(norms + UNITS * 2 * D, dx, xhat, at);
             normalise_backward<D, 1>(g, dx, own_vectors + LN1_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 3, at), at);
-            bias_sums(vector_sums + B_QKV + at.share * 64, memory + (of_o ? K : H + at.share) * PANEL, first, at);
+            bias_sums(vector_sums() + B_QKV + at.share * 64, memory + (of_o ? K : H + at.share) * PANEL, first, at);
             products_wait<0>(c);
-            put_sums(sums + at.share * 64 * 64, c, first);
+            put_sums(sums() + at.share * 64 * 64, c, first);
         }
         __syncthreads();
         put_norm_sums(x.partial + (int64_t)blockIdx.x * x.layers * wide_sums(F) + (4 + 2 * P) * 64 * 64 + LN1_GAMMA,
                       column_sums + UNITS * 2 * D, first);
         store_rows<D, 1>(x.du, g, at);
-        if (ONCE) {
-            break;
-        }
         if (more) {
             at.take(x, (int64_t)(group + (int)gridDim.x) * UNITS + at.unit);
             fetch_rows(gradient, x.dy, at);
