@@ -7,10 +7,15 @@
  * set of panels; a matrix of the next layer takes the place of this one's as soon as that has been used, behind the products.
  *
  * Weight gradients: a warpgroup owns 64 x 64 of each of three passes, over the block's 64 rows. gamma's and beta's are column sums
- * of registers, the biases' products with ones. A block's sums go to memory in the order of the registers, and sum_kernel adds the
+ * of registers, the biases' products with ones. A block's sums go to memory in the order of the registers, and wide_sum adds the
  * blocks in order.
  *
- * Counts, seed28k (f 256, 3 x 5 rows in 16, 2 layers; 107 blocks of 16 warps): a layer's panels 96 KB; partial gradients 43 MB. */
+ * Registers: what follows from a warp's place is found anew at each product (refresh). Left to itself the compiler finds all
+ * addresses before the first layer and spills them, which made backward slower by a sixth.
+ *
+ * Counts, seed28k (f 256, 3 x 5 rows in 16, 2 layers; 107 blocks of 16 warps): a layer's panels 96 KB; a warpgroup and a layer take
+ * 32 products m64n16k16 and 4 m64n64k16 forward, 44 and 20 backward, and 24 movmatrix a warp in place of attention's transposes;
+ * 6 and 8 barriers; partial gradients 43 MB. */
 #include "kernels/cuda/encoder_small_device.cuh"
 
 enum { D = 64, UNITS = 4, THREADS = 512, PANEL = 64 * 64 * 2, STEP = 16 * 128, MOST_PANELS = 4 };
