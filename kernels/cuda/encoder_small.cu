@@ -19,693 +19,38 @@
  * Counts, etth1 (d 16, f 128, N 42 in 48 rows, 3 layers, S 896; 128 blocks of 21 warps): a tile of 16 rows and a layer take 10
  * Philox blocks (of 8 elements), 96 exponentials and 64 tanh a lane, 88 products m16n8k16 forward; backward the same exponentials
  * and tanh, no Philox, 330 products. Forward writes 3.6 MB of u, 3.6 MB of r, 1.8 MB of sums, 2.6 MB of bits; partial gradients
- * 7.9 MB. seed28k (d 64, f 256, 3 x 5 rows in 16, 2 layers; 107 blocks of 16 warps): 100 KB of weights a block and a layer, partial
- * gradients 42 MB. */
-#include "kernels/cuda/encoder_small.cuh"
-
-#include "kernels/cuda/cuda.cuh"
-#include "kernels/cuda/warp_mma.cuh"
-
-typedef __nv_bfloat16 bf16;
-
-/* Warps that share a tile of rows. */
-static __host__ __device__ constexpr int sharing(int d)
-{
-    return d / 16;
-}
-
-static __host__ __device__ constexpr int most_threads(int d)
-{
-    return d == 16 ? 672 : 512;
-}
-
-/* What the kernels are told. */
-struct small {
-    int n, unit_rows; /* N; rows of a unit that exist: N, or N times the sequences in a tile */
-    int e, f, heads, layers;
-    int64_t rows, units;       /* R */
-    int block_units, resident; /* units a block works on at once; all layers' weights are in shared memory */
-    int staged, unit_bytes;    /* columns of f staged at once; shared memory that a unit has for that */
-    struct ps_encoder_layout at;
-    const bf16 *weights;
-    const float *parameters;
-    float *gradients;
-    bf16 *u, *r, *du;
-    const bf16 *dy;
-    float *lse;        /* [layers, heads, R]: log2 of softmax's sums */
-    uint32_t *masks;   /* [layers, tiles, f/16 + 2d/16, 8] */
-    float *partial;    /* [blocks, layers, layer_sums] */
-    float *norms;      /* [layers, row blocks, 2, d] */
-    unsigned *arrived; /* [layers, 2] */
-    int blocks;
-    float scale, scale_log2e, epsilon; /* scale = 1 / sqrt(e) */
-    uint32_t threshold, below, minus_below, site;
-    float drop_scale, half_scale; /* 1 without dropout; half of it */
-    uint32_t key[10][2];
-    const struct ps_step_state *state;
-};
-
-/* ---- shared memory ---- */
-
-/* One layer's parameters. Rows are 16 bytes longer than the matrix, so that 8 rows of 16 bytes lie in all banks. */
-template <int D> struct layer_weights {
-    bf16 *w_qkv, *w_o, *w_1, *w_2;
-    float *b_qkv, *b_o, *b_1, *b_2, *ln1_gamma, *ln1_beta, *ln2_gamma, *ln2_beta;
-    static constexpr int LD_QKV = 3 * D + 8, LD = D + 8;
-
-    __device__ __forceinline__ layer_weights(char *p, int f)
-    {
-        w_qkv = (bf16 *)p;
-        w_o = w_qkv + D * LD_QKV;
-        w_1 = w_o + D * LD;
-        w_2 = w_1 + D * (f + 8);
-        b_qkv = (float *)(w_2 + f * LD);
-        b_o = b_qkv + 3 * D;
-        b_2 = b_o + D;
-        ln1_gamma = b_2 + D;
-        ln1_beta = ln1_gamma + D;
-        ln2_gamma = ln1_beta + D;
-        ln2_beta = ln2_gamma + D;
-        b_1 = ln2_beta + D;
-    }
-};
-
-static __host__ __device__ inline int layer_bytes(int d, int f)
-{
-    return 2 * (d * (3 * d + 8) + d * (d + 8) + d * (f + 8) + f * (d + 8)) + 4 * (9 * d + f);
-}
-
-/* Bytes of hidden scores' table (place::hidden), which lies first. */
-enum { TABLE_BYTES = 1024 };
-
-/* Bytes of a unit's statistics: 4 kinds of two floats a row and warp. */
-static __host__ __device__ inline int statistics_bytes(int d, int tiles)
-{
-    return d == 16 ? 0 : 4 * tiles * sharing(d) * 16 * 8;
-}
-
-/* Bytes of a row in the buffers: forward A [d] (d > 16) and QKV [3d]; backward X, G, M [d] and QKV. */
-static __host__ __device__ inline int row_bytes(int d, bool backward)
-{
-    return 2 * ((backward ? 3 : d > 16 ? 1 : 0) * (d + 8) + 3 * d + 8);
-}
-
-/* rows x columns of bf16, to rows of ld elements; a row is `pieces` pieces of 16 bytes. */
-static __device__ __forceinline__ void stage_matrix(bf16 *to, int ld, const bf16 *from, int rows, int pieces)
-{
-    const int step_row = (int)blockDim.x / pieces, step_piece = (int)blockDim.x - step_row * pieces;
-    int row = (int)threadIdx.x / pieces, piece = (int)threadIdx.x - row * pieces;
-    while (row < rows) {
-        ps_copy_async(to + row * ld + piece * 8, from + (row * pieces + piece) * 8);
-        row += step_row;
-        piece += step_piece;
-        if (piece >= pieces) {
-            piece -= pieces;
-            row++;
-        }
-    }
-}
-
-static __device__ __forceinline__ void stage_vector(float *to, const float *from, int n)
-{
-    for (int i = (int)threadIdx.x * 4; i < n; i += (int)blockDim.x * 4) {
-        ps_copy_async(to + i, from + i);
-    }
-}
-
-/* Begins to copy a layer's parameters. */
-template <int D> static __device__ __forceinline__ void stage_layer(const struct small &x, int layer, const layer_weights<D> &to)
-{
-    const bf16 *w = x.weights + layer * x.at.matrix_stride;
-    const float *p = x.parameters + layer * x.at.vector_stride;
-    stage_matrix(to.w_qkv, to.LD_QKV, w + x.at.w_qkv, D, 3 * D / 8);
-    stage_matrix(to.w_o, to.LD, w + x.at.w_o, D, D / 8);
-    stage_matrix(to.w_1, x.f + 8, w + x.at.w_1, D, x.f / 8);
-    stage_matrix(to.w_2, to.LD, w + x.at.w_2, x.f, D / 8);
-    stage_vector(to.b_qkv, p + x.at.b_qkv, 3 * D);
-    stage_vector(to.b_o, p + x.at.b_o, D);
-    stage_vector(to.b_2, p + x.at.b_2, D);
-    stage_vector(to.ln1_gamma, p + x.at.ln1_gamma, D);
-    stage_vector(to.ln1_beta, p + x.at.ln1_beta, D);
-    stage_vector(to.ln2_gamma, p + x.at.ln2_gamma, D);
-    stage_vector(to.ln2_beta, p + x.at.ln2_beta, D);
-    stage_vector(to.b_1, p + x.at.b_1, x.f);
-}
-
-/* ---- a warp's place ---- */
-
-template <int D, int NT> struct place {
-    static constexpr int W = sharing(D), TEAM = NT * W;
-    int lane, g, q;        /* g = lane / 4, q = lane % 4: see warp_mma.cuh */
-    int unit, tile, share; /* of the block; of the unit; of the tile */
-    int row;               /* the tile's first row in the block's buffers */
-    int near, far;         /* lane's row and column for operands as they lie .. */
-    int other, across;     /* .. and for transposed ones */
-    /* Of the unit at hand: */
-    int64_t first; /* row g of the tile in [R, ..] */
-    bool here[2];  /* rows g and g + 8 exist */
-    int64_t global_tile;
-
-    __device__ __forceinline__ place()
-    {
-        const int warp = (int)threadIdx.x / 32;
-        lane = (int)threadIdx.x % 32;
-        g = lane / 4;
-        q = lane % 4;
-        unit = warp / TEAM;
-        tile = warp % TEAM / W;
-        share = warp % W;
-        row = (unit * NT + tile) * 16;
-        near = lane % 16;
-        far = lane / 16 * 8;
-        other = (lane & 7) + (lane >> 1 & 8);
-        across = lane & 8;
-    }
-    __device__ __forceinline__ void take(const struct small &x, int64_t u)
-    {
-        const int i = tile * 16 + g;
-        first = u * x.unit_rows + i;
-        here[0] = u < x.units && i < x.unit_rows && first < x.rows;
-        here[1] = u < x.units && i + 8 < x.unit_rows && first + 8 < x.rows;
-        global_tile = u * NT + tile;
-    }
-    /* All warps of the unit. */
-    __device__ __forceinline__ void sync() const
-    {
-        if (TEAM == 1) {
-            __syncwarp();
-        } else {
-            ps_barrier(1 + unit, TEAM * 32);
-        }
-    }
-};
-
-/* ---- 16 rows x 16 columns in registers: x[t] is columns 8t .. 8t + 7 of the warp's ---- */
-
-template <int D, int NT>
-static __device__ __forceinline__ void load_rows(float (&x)[2][4], const bf16 *from, const place<D, NT> &at)
-{
-    const bf16 *p = from + at.first * D + at.share * 16 + at.q * 2;
-#pragma unroll
-    for (int t = 0; t < 2; t++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t v = at.here[h] ? *(const uint32_t *)(p + h * 8 * D + t * 8) : 0;
-            x[t][2 * h] = __uint_as_float(v << 16);
-            x[t][2 * h + 1] = __uint_as_float(v & 0xffff0000u);
-        }
-    }
-}
-
-template <int D, int NT> static __device__ __forceinline__ void store_rows(bf16 *to, const float (&x)[2][4], const place<D, NT> &at)
-{
-    bf16 *p = to + at.first * D + at.share * 16 + at.q * 2;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (at.here[h]) {
-            *(uint32_t *)(p + h * 8 * D) = ps_pack(x[0][2 * h], x[0][2 * h + 1]);
-            *(uint32_t *)(p + h * 8 * D + 8) = ps_pack(x[1][2 * h], x[1][2 * h + 1]);
-        }
-    }
-}
-
-static __device__ __forceinline__ float quad_sum(float v)
-{
-    v += __shfl_xor_sync(0xffffffffu, v, 1);
-    return v + __shfl_xor_sync(0xffffffffu, v, 2);
-}
-
-static __device__ __forceinline__ float quad_max(float v)
-{
-    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
-    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
-}
-
-template <int T> static __device__ __forceinline__ void clear(float (&c)[T][4])
-{
-#pragma unroll
-    for (int t = 0; t < T; t++) {
-        c[t][0] = c[t][1] = c[t][2] = c[t][3] = 0;
-    }
-}
-
-/* c = the bias of 16 columns. */
-static __device__ __forceinline__ void set_bias(float (&c)[2][4], const float *bias, int q)
-{
-#pragma unroll
-    for (int t = 0; t < 2; t++) {
-        const float2 v = *(const float2 *)(bias + t * 8 + q * 2);
-        c[t][0] = c[t][2] = v.x;
-        c[t][1] = c[t][3] = v.y;
-    }
-}
-
-/* Two tiles as an operand. */
-static __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4])
-{
-    a[0] = ps_pack(low[0], low[1]);
-    a[1] = ps_pack(low[2], low[3]);
-    a[2] = ps_pack(high[0], high[1]);
-    a[3] = ps_pack(high[2], high[3]);
-}
-
-/* The operands of a tile's d columns from those of its warps, through rows of a buffer [.., d]. */
-template <int D, int NT>
-static __device__ __forceinline__ void gather(uint32_t (&all)[D / 16][4], const uint32_t (&own)[4], bf16 *buffer,
-                                              const place<D, NT> &at)
-{
-    constexpr int LD = D + 8;
-    if constexpr (D == 16) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            all[0][i] = own[i];
-        }
-    } else {
-        ps_store_operand(buffer + at.row * LD + at.share * 16, LD * 2, own);
-        at.sync();
-#pragma unroll
-        for (int k = 0; k < D / 16; k++) {
-            ps_ldmatrix4(all[k], buffer + (at.row + at.near) * LD + k * 16 + at.far);
-        }
-    }
-}
-
-/* One of the unit's 4 kinds of statistics, the tile's: [W][16]. */
-template <int D, int NT> static __device__ __forceinline__ float2 *statistics_at(char *statistics, int kind, const place<D, NT> &at)
-{
-    return (float2 *)statistics + (kind * NT + at.tile) * (sharing(D) * 16);
-}
-
-/* xhat = (x - mean) rstd, statistics over the row's d columns (the warps' moments are put together as Chan et al. 1979). */
-template <int D, int NT>
-static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rstd)[2], const float (&x)[2][4], float epsilon,
-                                                 float2 *statistics, const place<D, NT> &at)
-{
-    constexpr int W = sharing(D);
-    float mean[2], squares[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        mean[h] = quad_sum(x[0][2 * h] + x[0][2 * h + 1] + x[1][2 * h] + x[1][2 * h + 1]) * (1.0f / 16);
-        float sum = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float v = x[i / 2][2 * h + i % 2] - mean[h];
-            sum += v * v;
-        }
-        squares[h] = quad_sum(sum);
-    }
-    if constexpr (W > 1) {
-        if (at.q == 0) {
-            statistics[at.share * 16 + at.g] = make_float2(mean[0], squares[0]);
-            statistics[at.share * 16 + at.g + 8] = make_float2(mean[1], squares[1]);
-        }
-        at.sync();
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float2 v[W];
-            float sum = 0, spread = 0, within = 0;
-#pragma unroll
-            for (int w = 0; w < W; w++) {
-                v[w] = statistics[w * 16 + at.g + 8 * h];
-                sum += v[w].x;
-                within += v[w].y;
-            }
-            mean[h] = sum * (1.0f / W);
-#pragma unroll
-            for (int w = 0; w < W; w++) {
-                spread += (v[w].x - mean[h]) * (v[w].x - mean[h]);
-            }
-            squares[h] = fmaf(16.0f, spread, within);
-        }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        rstd[h] = rsqrtf(fmaf(squares[h], 1.0f / D, epsilon));
-        const float shift = -mean[h] * rstd[h];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            xhat[i / 2][2 * h + i % 2] = fmaf(x[i / 2][2 * h + i % 2], rstd[h], shift);
-        }
-    }
-}
-
-/* The operand gamma xhat + beta. */
-static __device__ __forceinline__ void scale_shift(uint32_t (&a)[4], const float (&xhat)[2][4], const float *gamma,
-                                                   const float *beta, int q)
-{
-#pragma unroll
-    for (int t = 0; t < 2; t++) {
-        const float2 m = *(const float2 *)(gamma + t * 8 + q * 2), b = *(const float2 *)(beta + t * 8 + q * 2);
-        a[2 * t] = ps_pack(fmaf(xhat[t][0], m.x, b.x), fmaf(xhat[t][1], m.y, b.y));
-        a[2 * t + 1] = ps_pack(fmaf(xhat[t][2], m.x, b.x), fmaf(xhat[t][3], m.y, b.y));
-    }
-}
-
-/* With dxhat = dx gamma: g += rstd (dxhat - mean_d(dxhat) - xhat mean_d(dxhat xhat)). */
-template <int D, int NT>
-static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], float (&dx)[2][4], const float *gamma,
-                                                          const uint32_t (&xhat)[4], const float (&rstd)[2], float2 *statistics,
-                                                          const place<D, NT> &at)
-{
-    constexpr int W = sharing(D);
-    float sum[2] = {0, 0}, dot[2] = {0, 0};
-#pragma unroll
-    for (int t = 0; t < 2; t++) {
-        const float2 m = *(const float2 *)(gamma + t * 8 + at.q * 2);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t v = xhat[2 * t + h];
-            dx[t][2 * h] *= m.x;
-            dx[t][2 * h + 1] *= m.y;
-            sum[h] += dx[t][2 * h] + dx[t][2 * h + 1];
-            dot[h] += dx[t][2 * h] * __uint_as_float(v << 16) + dx[t][2 * h + 1] * __uint_as_float(v & 0xffff0000u);
-        }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        sum[h] = quad_sum(sum[h]);
-        dot[h] = quad_sum(dot[h]);
-    }
-    if constexpr (W > 1) {
-        if (at.q == 0) {
-            statistics[at.share * 16 + at.g] = make_float2(sum[0], dot[0]);
-            statistics[at.share * 16 + at.g + 8] = make_float2(sum[1], dot[1]);
-        }
-        at.sync();
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            sum[h] = dot[h] = 0;
-#pragma unroll
-            for (int w = 0; w < W; w++) {
-                const float2 v = statistics[w * 16 + at.g + 8 * h];
-                sum[h] += v.x;
-                dot[h] += v.y;
-            }
-        }
-    }
-#pragma unroll
-    for (int t = 0; t < 2; t++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint32_t v = xhat[2 * t + h];
-            const float mean = sum[h] * (1.0f / D), slope = dot[h] * (1.0f / D);
-            g[t][2 * h] += rstd[h] * (dx[t][2 * h] - mean - __uint_as_float(v << 16) * slope);
-            g[t][2 * h + 1] += rstd[h] * (dx[t][2 * h + 1] - mean - __uint_as_float(v & 0xffff0000u) * slope);
-        }
-    }
-}
-
-/* ---- products with weights in shared memory; the result is 16 columns unless it says d ---- */
-
-/* c += a w, w [16 rows, d columns]; c has d columns. */
-template <int D, int NT>
-static __device__ __forceinline__ void multiply_wide(float (&c)[D / 8][4], const uint32_t (&a)[4], const bf16 *w, int ld,
-                                                     const place<D, NT> &at)
-{
-    const bf16 *p = w + at.near * ld + at.far;
-#pragma unroll
-    for (int n = 0; n < D / 16; n++) {
-        uint32_t b[4];
-        ps_ldmatrix4_transposed(b, p + n * 16);
-        ps_mma16(c[2 * n], a, b[0], b[1], c[2 * n]);
-        ps_mma16(c[2 * n + 1], a, b[2], b[3], c[2 * n + 1]);
-    }
-}
-
-/* c += a w, w [d rows, 16 columns]. */
-template <int D, int NT>
-static __device__ __forceinline__ void multiply(float (&c)[2][4], const uint32_t (&a)[D / 16][4], const bf16 *w, int ld,
-                                                const place<D, NT> &at)
-{
-    const bf16 *p = w + at.near * ld + at.far;
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t b[4];
-        ps_ldmatrix4_transposed(b, p + k * 16 * ld);
-        ps_mma16(c[0], a[k], b[0], b[1], c[0]);
-        ps_mma16(c[1], a[k], b[2], b[3], c[1]);
-    }
-}
-
-/* c += a w', w [16 rows, d columns]. */
-template <int D, int NT>
-static __device__ __forceinline__ void multiply_transposed(float (&c)[2][4], const uint32_t (&a)[D / 16][4], const bf16 *w, int ld,
-                                                           const place<D, NT> &at)
-{
-    const bf16 *p = w + at.other * ld + at.across;
-#pragma unroll
-    for (int k = 0; k < D / 16; k++) {
-        uint32_t b[4];
-        ps_ldmatrix4(b, p + k * 16);
-        ps_mma16(c[0], a[k], b[0], b[1], c[0]);
-        ps_mma16(c[1], a[k], b[2], b[3], c[1]);
-    }
-}
-
-/* c += a w', 16 x k times k x 16 columns, both operands in shared memory as they lie. */
-template <int D, int NT>
-static __device__ __forceinline__ void multiply_shared(float (&c)[2][4], const bf16 *a, int lda, const bf16 *w, int ldw, int k,
-                                                       const place<D, NT> &at)
-{
-    const bf16 *pa = a + at.near * lda + at.far, *pw = w + at.other * ldw + at.across;
-#pragma unroll 4
-    for (int i = 0; i < k; i += 16) {
-        uint32_t ra[4], b[4];
-        ps_ldmatrix4(ra, pa + i);
-        ps_ldmatrix4(b, pw + i);
-        ps_mma16(c[0], ra, b[0], b[1], c[0]);
-        ps_mma16(c[1], ra, b[2], b[3], c[1]);
-    }
-}
-
-/* The warp's columns of q, k and v to its rows of qkv [.., 3d]. */
-template <int D, int NT>
-static __device__ __forceinline__ void project(bf16 *qkv, const uint32_t (&a)[D / 16][4], const layer_weights<D> &w,
-                                               const place<D, NT> &at)
-{
-    constexpr int LD = layer_weights<D>::LD_QKV;
-#pragma unroll
-    for (int part = 0; part < 3; part++) {
-        const int column = part * D + at.share * 16;
-        float c[2][4];
-        uint32_t packed[4];
-        set_bias(c, w.b_qkv + column, at.q);
-        multiply<D, NT>(c, a, w.w_qkv + column, LD, at);
-        pack_operand(packed, c[0], c[1]);
-        ps_store_operand(qkv + at.row * LD + column, LD * 2, packed);
-    }
-}
-
-/* ---- attention ---- */
-
-/* One head of the warp's 16 columns. Narrow heads (e 4 or 8) work on the 8 columns that hold them, where operands of the rows'
- * side are zero in the other head's columns. */
-struct head {
-    int half;    /* which 8 columns; 0 when not narrow */
-    bool active; /* the lane's two columns of those 8 are this head's */
-};
-
-static __device__ __forceinline__ struct head head_at(int i, int e, int q)
-{
-    return {i * e / 8, e == 8 || q / 2 == i % 2};
-}
-
-/* s[j] = a b', added to `last[0]`, `last[1]` in the last two tiles and to `rest` in the others. b has a row for each of the unit's,
- * columns of the warp's share. */
-template <int D, int NT, bool NARROW>
-static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const uint32_t (&a)[4], const struct head &h, const bf16 *b,
-                                              int ld, const float (&rest)[4], const float (&last0)[4], const float (&last1)[4],
-                                              const place<D, NT> &at)
-{
-#pragma unroll
-    for (int j = 0; j < NT; j++) {
-        if constexpr (NARROW) {
-            uint32_t k[2];
-            ps_ldmatrix2(k, b + (j * 16 + at.near) * ld + h.half * 8);
-            ps_mma8(s[2 * j], a[0], a[1], k[0], j == NT - 1 ? last0 : rest);
-            ps_mma8(s[2 * j + 1], a[0], a[1], k[1], j == NT - 1 ? last1 : rest);
-        } else {
-            uint32_t k[4];
-            ps_ldmatrix4(k, b + (j * 16 + at.other) * ld + at.across);
-            ps_mma16(s[2 * j], a, k[0], k[1], j == NT - 1 ? last0 : rest);
-            ps_mma16(s[2 * j + 1], a, k[2], k[3], j == NT - 1 ? last1 : rest);
-        }
-    }
-}
-
-/* o += p b for 16 of the summed rows; b points at them. */
-template <int D, int NT, bool NARROW>
-static __device__ __forceinline__ void mix(float (&o)[NARROW ? 1 : 2][4], const uint32_t (&p)[4], const struct head &h,
-                                           const bf16 *b, int ld, const place<D, NT> &at)
-{
-    if constexpr (NARROW) {
-        uint32_t v[2];
-        ps_ldmatrix2_transposed(v, b + at.near * ld + h.half * 8);
-        ps_mma16(o[0], p, v[0], v[1], o[0]);
-    } else {
-        uint32_t v[4];
-        ps_ldmatrix4_transposed(v, b + at.near * ld + at.far);
-        ps_mma16(o[0], p, v[0], v[1], o[0]);
-        ps_mma16(o[1], p, v[2], v[3], o[1]);
-    }
-}
-
-/* The head's columns of the tile's rows, scaled, to a buffer whose first element of the warp's share is `to`. */
-template <int D, int NT, bool NARROW>
-static __device__ __forceinline__ void put_head(bf16 *to, int ld, const float (&o)[NARROW ? 1 : 2][4], float scale0, float scale1,
-                                                const struct head &h, const place<D, NT> &at)
-{
-#pragma unroll
-    for (int t = 0; t < (NARROW ? 1 : 2); t++) {
-        if (!NARROW || h.active) {
-            bf16 *p = to + at.g * ld + (NARROW ? h.half : t) * 8 + at.q * 2;
-            *(uint32_t *)p = ps_pack(o[t][0] * scale0, o[t][1] * scale0);
-            *(uint32_t *)(p + 8 * ld) = ps_pack(o[t][2] * scale1, o[t][3] * scale1);
-        }
-    }
-}
-
-/* The rows' operand of one head from that of the warp's 16 columns. */
-template <bool NARROW>
-static __device__ __forceinline__ void head_operand(uint32_t (&a)[4], const uint32_t (&all)[4], const struct head &h)
-{
-    if constexpr (NARROW) {
-        a[0] = h.active ? h.half ? all[2] : all[0] : 0;
-        a[1] = h.active ? h.half ? all[3] : all[1] : 0;
-        a[2] = a[3] = 0;
-    } else {
-        a[0] = all[0];
-        a[1] = all[1];
-        a[2] = all[2];
-        a[3] = all[3];
-    }
-}
-
-/* table[t][lane]: what is added to the scores of the last two tiles: 0 where the row may see the column, else so low that its
- * exponential is 0. Rows that do not exist see some column, so that they stay finite. */
-template <int D, int NT> static __device__ __forceinline__ void fill_table(float4 *table, int n, const place<D, NT> &at)
-{
-    if (threadIdx.x < 32) {
-        for (int t = 0; t < 2; t++) {
-            float v[4];
-            for (int i = 0; i < 4; i++) {
-                const int column = (2 * NT - 2 + t) * 8 + at.q * 2 + i % 2, row = at.g + i / 2 * 8;
-                v[i] = (NT == 1 ? column / n == row / n : column < n) ? 0.0f : -1e30f;
-            }
-            table[t * 32 + at.lane] = make_float4(v[0], v[1], v[2], v[3]);
-        }
-    }
-}
-
-/* s = q k' of one head, hidden where it must be. */
-template <int D, int NT, bool NARROW>
-static __device__ __forceinline__ void masked_scores(float (&s)[2 * NT][4], const uint32_t (&a)[4], const struct head &h,
-                                                     const bf16 *keys, int ld, const float4 *table, const place<D, NT> &at)
-{
-    const float4 low = table[at.lane], high = table[32 + at.lane];
-    const float zero[4] = {0, 0, 0, 0}, last0[4] = {low.x, low.y, low.z, low.w}, last1[4] = {high.x, high.y, high.z, high.w};
-    scores<D, NT, NARROW>(s, a, h, keys, ld, zero, last0, last1, at);
-}
-
-/* ---- dropout ---- */
-
-/* Masks of 16 columns of the tile, all of them in each lane, moved down by q: element (g + 8h, 8t + 2q + i) of a pair of tiles t is
- * kept when bit 8h + 4t + 16i is set. Each lane draws one block of 8 elements: row g + 8 (q / 2), tile q % 2. */
-static __device__ __forceinline__ uint32_t draw_masks(const struct small &x, uint64_t step, uint32_t site, uint32_t block, int q)
-{
-    uint32_t c0 = block, c1 = site, c2 = (uint32_t)step, c3 = (uint32_t)(step >> 32);
-#pragma unroll
-    for (int i = 0; i < 10; i++) { /* Philox4x32-10, Salmon et al. 2011 */
-        const uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(b >> 32) ^ c1 ^ x.key[i][0];
-        c1 = (uint32_t)b;
-        c2 = (uint32_t)(a >> 32) ^ c3 ^ x.key[i][1];
-        c3 = (uint32_t)a;
-    }
-    uint32_t bits = ps_kept2(c0, x.below, x.minus_below) + 2 * ps_kept2(c1, x.below, x.minus_below) +
-                    4 * ps_kept2(c2, x.below, x.minus_below) + 8 * ps_kept2(c3, x.below, x.minus_below);
-    bits <<= 4 * q;
-    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
-    bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
-    return bits;
-}
-
-/* The masks of the tile, for lane's g: [f/16 + 2d/16][8] words: d/16 after W_o, f/16 of the hidden, d/16 after W_2, a word for 16
- * columns and 2 rows. */
-template <int D, int NT>
-static __device__ __forceinline__ uint32_t *masks_at(const struct small &x, int layer, const place<D, NT> &at)
-{
-    const int chunks = x.f / 16 + D / 8;
-    return x.masks + ((int64_t)layer * x.units * NT + at.global_tile) * chunks * 8 + at.g;
-}
-
-/* Draws the masks of 16 columns of a tensor `width` wide and keeps them. */
-template <int D, int NT>
-static __device__ __forceinline__ uint32_t new_masks(const struct small &x, uint64_t step, int site, int width, int column,
-                                                     uint32_t *keep, const place<D, NT> &at)
-{
-    const uint32_t row = (uint32_t)at.first + at.q / 2 * 8;
-    const uint32_t bits = draw_masks(x, step, x.site + site, row * (width / 8) + column / 8 + at.q % 2, at.q);
-    if (keep && at.q == 0) {
-        *keep = bits;
-    }
-    return bits >> at.q;
-}
-
-/* All ones in the halves whose element is kept: rows g + 8h, tile t. */
-static __device__ __forceinline__ uint32_t mask_pair(uint32_t bits, int h, int t)
-{
-    return (bits >> (8 * h + 4 * t) & 0x00010001u) * 0xffffu;
-}
-
-/* The operand, zero where dropped. */
-static __device__ __forceinline__ void drop_operand(uint32_t (&a)[4], uint32_t bits)
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        a[i] &= mask_pair(bits, i % 2, i / 2);
-    }
-}
-
-/* u += scale x where kept. */
-static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&x)[2][4], uint32_t bits, float scale)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        u[i / 4][i % 4] += bits >> (i % 4 / 2 * 8 + i % 2 * 16 + i / 4 * 4) & 1 ? x[i / 4][i % 4] * scale : 0.0f;
-    }
-}
-
-/* ---- gelu ---- */
-
-#define GELU_A 0.7978845608028654f  /* sqrt(2/pi) */
-#define GELU_B 0.03567740813636141f /* 0.044715 sqrt(2/pi) */
+ * 7.9 MB.
+ *
+ * d_ff, the head's size and what is staged are told at run time, but for ETTh1's sizes with one round over the units, which are
+ * compiled in: no accumulation into a block's sums, addresses in the instructions. encoder_wide.cu serves d_model 64 with heads of
+ * 16 columns and N <= 16. */
+#include "kernels/cuda/encoder_small_device.cuh"
 
 /* ---- forward ---- */
 
 /* c [d columns] = W_2 of the warp's share of the hidden columns. */
 template <int D, int NT, bool DROP>
 static __device__ __forceinline__ void feed_forward(float (&c)[D / 8][4], const uint32_t (&a)[D / 16][4], const struct small &x,
-                                                    const layer_weights<D> &w, uint64_t step, int site, uint32_t *keep,
-                                                    const place<D, NT> &at)
+                                                    const struct sizes &z, const layer_weights<D> &w, uint64_t step, int site,
+                                                    uint32_t *keep, const place<D, NT> &at)
 {
-    const int share_f = x.f / sharing(D);
+    const int share_f = z.f / sharing(D);
     clear(c);
 #pragma unroll 1
     for (int column = at.share * share_f; column < (at.share + 1) * share_f; column += 16) {
         uint32_t hidden[4], bits = 0;
-        float z[2][4];
+        float y[2][4];
         if constexpr (DROP) {
-            bits = new_masks<D, NT>(x, step, site, x.f, column, keep ? keep + column / 2 : NULL, at);
+            bits = new_masks<D, NT>(x, step, site, z.f, column, keep ? keep + column / 2 : NULL, at);
         }
-        set_bias(z, w.b_1 + column, at.q);
-        multiply<D, NT>(z, a, w.w_1 + column, x.f + 8, at);
+        set_bias(y, w.b_1 + column, at.q);
+        multiply<D, NT>(y, a, w.w_1 + column, z.f + 8, at);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            float &v = z[i / 4][i % 4];
+            float &v = y[i / 4][i % 4];
             v = fmaf(v, ps_tanh(v * fmaf(v * v, GELU_B, GELU_A)), v);
         }
-        pack_operand(hidden, z[0], z[1]);
+        pack_operand(hidden, y[0], y[1]);
         if constexpr (DROP) {
             drop_operand(hidden, bits);
         }
@@ -746,31 +91,26 @@ static __device__ __forceinline__ void add_shares(float (&own)[2][4], const floa
     }
 }
 
-/* y += the column sums of p's rows: every column of y [16, 8] is the same. */
-static __device__ __forceinline__ void add_ones(float (&y)[4], const uint32_t (&p)[4])
-{
-    ps_mma16(y, p, 0x3f803f80u, 0x3f803f80u, y);
-}
-
-template <int D, int NT, bool NARROW>
+template <int D, int NT, bool NARROW, class FOR>
 static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const __grid_constant__ struct small x)
 {
     constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, W = sharing(D);
     extern __shared__ uint4 shared_memory[];
     float4 *const table = (float4 *)shared_memory;
     char *const weights = (char *)shared_memory + TABLE_BYTES;
-    const int bytes = layer_bytes(D, x.f), block_rows = x.block_units * NT * 16;
-    bf16 *const A = (bf16 *)(weights + (x.resident ? x.layers : 1) * bytes), *const qkv = A + (W > 1 ? block_rows * LD : 0);
+    const struct sizes z = sizes_of<FOR>(x);
+    const int bytes = layer_bytes(D, z.f);
     place<D, NT> at;
-    char *const statistics = (char *)(qkv + block_rows * LD_QKV) + at.unit * statistics_bytes(D, NT);
-    float4 *const partial =
-        (float4 *)((char *)(qkv + block_rows * LD_QKV) + x.block_units * statistics_bytes(D, NT)) + at.unit * (NT * W * W * 64);
-    const uint64_t step = x.threshold ? x.state->step : 0;
-    const int heads = 16 / x.e;
+    bf16 *const A = (bf16 *)(weights + (x.resident ? x.layers : 1) * bytes + at.unit * unit_bytes(D, NT, false, z.f));
+    bf16 *const qkv = A + (W > 1 ? NT * 16 * LD : 0);
+    char *const statistics = (char *)(qkv + NT * 16 * LD_QKV);
+    float4 *const partial = (float4 *)(statistics + statistics_bytes(D, NT));
+    const uint64_t step = z.drop ? x.state->step : 0;
+    const int heads = 16 / z.e;
     fill_table<D, NT>(table, x.n, at);
     if (x.resident) {
         for (int l = 0; l < x.layers; l++) {
-            stage_layer(x, l, layer_weights<D>(weights + l * bytes, x.f));
+            stage_layer(x, z, l, layer_weights<D>(weights + l * bytes, z.f));
         }
     }
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
@@ -778,11 +118,11 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
         float u[2][4];
         load_rows<D, NT>(u, x.u, at);
         for (int l = 0; l < x.layers; l++) {
-            const layer_weights<D> w(weights + (x.resident ? l : 0) * bytes, x.f);
-            uint32_t *const keep = x.masks && at.global_tile < x.units * NT ? masks_at<D, NT>(x, l, at) : NULL;
+            const layer_weights<D> w(weights + (x.resident ? l : 0) * bytes, z.f);
+            uint32_t *const keep = (z.drop && x.masks) && at.global_tile < x.units * NT ? masks_at<D, NT>(x, z, l, at) : NULL;
             if (!x.resident) {
                 __syncthreads();
-                stage_layer(x, l, w);
+                stage_layer(x, z, l, w);
             }
             if (!x.resident || (group == blockIdx.x && l == 0)) {
                 ps_copy_wait();
@@ -800,14 +140,14 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             at.sync();
 
             /* merged = softmax(q k' / sqrt(e)) v, in the place of q */
-            const bf16 *const keys = qkv + at.unit * NT * 16 * LD_QKV + D + at.share * 16, *const values = keys + D;
+            const bf16 *const keys = qkv + D + at.share * 16, *const values = keys + D;
             bf16 *const mine = qkv + at.row * LD_QKV + at.share * 16;
             uint32_t queries[4];
             ps_ldmatrix4(queries, mine + at.near * LD_QKV + at.far);
             __syncwarp();
 #pragma unroll 1
             for (int i = 0; i < heads; i++) {
-                const struct head h = head_at(i, x.e, at.q);
+                const struct head h = head_at(i, z.e, at.q);
                 float s[2 * NT][4], o[NARROW ? 1 : 2][4], most[2], sum[1][4];
                 head_operand<NARROW>(a, queries, h);
                 masked_scores<D, NT, NARROW>(s, a, h, keys, LD_QKV, table, at);
@@ -858,7 +198,7 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             set_bias(own, w.b_o + at.share * 16, at.q);
             multiply<D, NT>(own, all, w.w_o + at.share * 16, LD, at);
             uint32_t bits = 0xffffffffu;
-            if (x.threshold) {
+            if (z.drop) {
                 bits = new_masks<D, NT>(x, step, 3 * l, D, at.share * 16, keep ? keep + at.share * 8 : NULL, at);
             }
             add_kept(u, own, bits, x.drop_scale);
@@ -870,10 +210,10 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             normalise<D, NT>(xhat, rstd, u, x.epsilon, statistics_at<D, NT>(statistics, 1, at), at);
             scale_shift(a, xhat, w.ln2_gamma + at.share * 16, w.ln2_beta + at.share * 16, at.q);
             gather<D, NT>(all, a, A, at);
-            if (x.threshold) {
-                feed_forward<D, NT, true>(c, all, x, w, step, 3 * l + 1, keep ? keep + D / 2 : NULL, at);
+            if (z.drop) {
+                feed_forward<D, NT, true>(c, all, x, z, w, step, 3 * l + 1, keep ? keep + D / 2 : NULL, at);
             } else {
-                feed_forward<D, NT, false>(c, all, x, w, step, 0, NULL, at);
+                feed_forward<D, NT, false>(c, all, x, z, w, step, 0, NULL, at);
             }
             add_shares<D, NT>(own, c, partial, at);
             set_bias(xhat, w.b_2 + at.share * 16, at.q);
@@ -881,8 +221,8 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             for (int i = 0; i < 8; i++) {
                 own[i / 4][i % 4] = fmaf(own[i / 4][i % 4], x.half_scale, xhat[i / 4][i % 4]);
             }
-            if (x.threshold) {
-                const int chunk = D / 16 + x.f / 16 + at.share;
+            if (z.drop) {
+                const int chunk = D / 16 + z.f / 16 + at.share;
                 bits = new_masks<D, NT>(x, step, 3 * l + 2, D, at.share * 16, keep ? keep + chunk * 8 : NULL, at);
             }
             add_kept(u, own, bits, x.drop_scale);
@@ -962,17 +302,21 @@ static __device__ __forceinline__ void weight_gradient(float *out, float *bias, 
     }
 }
 
-/* bias[16] = or += the column sums of a, whose units follow one another. */
+/* bias[16] = or += the column sums of a. */
 template <int D, int NT>
-static __device__ __forceinline__ void bias_gradient(float *bias, bool first, const bf16 *a, int units, const place<D, NT> &at)
+static __device__ __forceinline__ void bias_gradient(float *bias, bool first, const struct operand &a, int units,
+                                                     const place<D, NT> &at)
 {
-    constexpr int LD = D + 8;
     float ones[1][4];
     clear(ones);
-    for (int i = 0; i < units * NT; i++) {
-        uint32_t ra[4];
-        ps_ldmatrix4_transposed(ra, a + (i * 16 + at.other) * LD + at.across);
-        add_ones(ones[0], ra);
+    const bf16 *p = a.p + at.other * a.ld + at.across;
+    for (int unit = 0; unit < units; unit++) {
+#pragma unroll
+        for (int tile = 0; tile < NT; tile++) {
+            uint32_t ra[4];
+            ps_ldmatrix4_transposed(ra, p + unit * a.unit + tile * 16 * a.ld);
+            add_ones(ones[0], ra);
+        }
     }
     if (at.q == 0) {
         bias[at.g] = first ? ones[0][0] : bias[at.g] + ones[0][0];
@@ -1006,9 +350,9 @@ static __device__ __forceinline__ void branch_gradient(uint32_t (&all)[D / 16][4
 template <int D, int NT, bool DROP>
 static __device__ __forceinline__ void
 feed_forward_backward(float (&dx)[2][4], const uint32_t (&a)[D / 16][4], const uint32_t (&dm)[D / 16][4], bf16 *staged, int begin,
-                      int count, const struct small &x, const layer_weights<D> &w, const uint32_t *masks, const place<D, NT> &at)
+                      int count, const struct sizes &s, const layer_weights<D> &w, const uint32_t *masks, const place<D, NT> &at)
 {
-    const int ld_staged = 2 * x.staged + 8, from = at.share * (x.f / sharing(D)) + begin;
+    const int ld_staged = 2 * s.staged + 8, from = at.share * (s.f / sharing(D)) + begin;
     bf16 *to = staged + at.share * count;
     uint32_t next = DROP ? masks[from / 2] : 0;
 #pragma unroll 1
@@ -1019,7 +363,7 @@ feed_forward_backward(float (&dx)[2][4], const uint32_t (&a)[D / 16][4], const u
             next = masks[column / 2 + 8];
         }
         set_bias(z, w.b_1 + column, at.q);
-        multiply<D, NT>(z, a, w.w_1 + column, x.f + 8, at);
+        multiply<D, NT>(z, a, w.w_1 + column, s.f + 8, at);
         clear(dz);
         multiply_transposed<D, NT>(dz, dm, w.w_2 + column * w.LD, w.LD, at);
 #pragma unroll
@@ -1041,17 +385,17 @@ feed_forward_backward(float (&dx)[2][4], const uint32_t (&a)[D / 16][4], const u
             }
         }
         ps_store_operand(to, ld_staged * 2, hidden);
-        ps_store_operand(to + x.staged, ld_staged * 2, d_hidden);
+        ps_store_operand(to + s.staged, ld_staged * 2, d_hidden);
         if constexpr (D == 16) {
             uint32_t b[4];
-            ps_ldmatrix4(b, w.w_1 + column + at.other * (x.f + 8) + at.across);
+            ps_ldmatrix4(b, w.w_1 + column + at.other * (s.f + 8) + at.across);
             ps_mma16(dx[0], d_hidden, b[0], b[1], dx[0]);
             ps_mma16(dx[1], d_hidden, b[2], b[3], dx[1]);
         }
     }
 }
 
-template <int D, int NT, bool NARROW>
+template <int D, int NT, bool NARROW, class FOR>
 static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const __grid_constant__ struct small x)
 {
     constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, W = sharing(D), LD_P = NT * 16 + 8;
@@ -1059,35 +403,37 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
     extern __shared__ uint4 shared_memory[];
     float4 *const table = (float4 *)shared_memory;
     char *const weights = (char *)shared_memory + TABLE_BYTES;
-    const int bytes = layer_bytes(D, x.f), block_rows = x.block_units * NT * 16;
+    const struct sizes z = sizes_of<FOR>(x);
+    const int bytes = layer_bytes(D, z.f), unit_stride = unit_bytes(D, NT, true, z.staged) / 2;
+    place<D, NT> at;
+    bf16 *const units = (bf16 *)(weights + (x.resident ? x.layers : 1) * bytes);
     /* X: xhat of LN2, then the gradient of merged, then xhat of LN1. G: the gradient entering W_2, then W_o. M: LN2's output, LN1's
      * output, merged. */
-    bf16 *const X = (bf16 *)(weights + (x.resident ? x.layers : 1) * bytes), *const G = X + block_rows * LD;
-    bf16 *const M = G + block_rows * LD, *const qkv = M + block_rows * LD;
-    place<D, NT> at;
-    char *const statistics = (char *)(qkv + block_rows * LD_QKV) + at.unit * statistics_bytes(D, NT);
-    char *const area = (char *)(qkv + block_rows * LD_QKV) + x.block_units * statistics_bytes(D, NT);
-    char *const scratch = area + at.unit * x.unit_bytes;
-    const int share_f = x.f / W, share_staged = x.staged / W, heads = 16 / x.e, warps = (int)blockDim.x / 32;
-    const int warp = (int)threadIdx.x / 32, ld_staged = 2 * x.staged + 8;
+    constexpr int TO_G = NT * 16 * LD, TO_M = 2 * TO_G, TO_QKV = 3 * TO_G, TO_STATISTICS = TO_QKV + NT * 16 * LD_QKV;
+    constexpr int TO_SCRATCH = TO_STATISTICS + statistics_bytes(D, NT) / 2;
+    bf16 *const X = units + at.unit * unit_stride, *const G = X + TO_G, *const M = X + TO_M, *const qkv = X + TO_QKV;
+    char *const statistics = (char *)(X + TO_STATISTICS);
+    bf16 *const scratch = X + TO_SCRATCH;
+    const int share_f = z.f / W, share_staged = z.staged / W, heads = 16 / z.e, warps = (int)blockDim.x / 32;
+    const int warp = (int)threadIdx.x / 32, ld_staged = 2 * z.staged + 8;
     fill_table<D, NT>(table, x.n, at);
     if (x.resident) {
         for (int l = 0; l < x.layers; l++) {
-            stage_layer(x, l, layer_weights<D>(weights + l * bytes, x.f));
+            stage_layer(x, z, l, layer_weights<D>(weights + l * bytes, z.f));
         }
     }
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
-        const bool first = group == blockIdx.x;
+        const bool first = z.once || group == blockIdx.x;
         at.take(x, group * x.block_units + at.unit);
         float g[2][4];
         load_rows<D, NT>(g, x.dy, at);
         for (int l = x.layers - 1; l >= 0; l--) {
-            const layer_weights<D> w(weights + (x.resident ? l : 0) * bytes, x.f);
-            float *const sums = x.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, x.f);
-            float *const bias_sums = sums + (4 * D + 2 * x.f) * D;
+            const layer_weights<D> w(weights + (x.resident ? l : 0) * bytes, z.f);
+            float *const sums = x.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, z.f);
+            float *const bias_sums = sums + (4 * D + 2 * z.f) * D;
             /* Units beyond the last read some masks: their gradients are zero. */
-            const uint32_t *const masks = !x.masks                        ? NULL
-                                          : at.global_tile < x.units * NT ? masks_at<D, NT>(x, l, at)
+            const uint32_t *const masks = !z.drop                         ? NULL
+                                          : at.global_tile < x.units * NT ? masks_at<D, NT>(x, z, l, at)
                                                                           : x.masks + at.g;
             uint32_t all[D / 16][4], xhat[4], a[4];
             float rstd[2], dx[2][4], v[2][4];
@@ -1095,7 +441,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             /* y = r + drop(hidden W_2 + b_2) */
             __syncthreads(); /* the layer before has done with all buffers */
             if (!x.resident) {
-                stage_layer(x, l, w);
+                stage_layer(x, z, l, w);
             }
             load_rows<D, NT>(dx, x.r + l * x.rows * D, at);
             if (!x.resident || (first && l == x.layers - 1)) {
@@ -1111,27 +457,27 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             {
                 uint32_t dm[D / 16][4];
                 branch_gradient<D, NT>(dm, G, g, x.drop_scale * x.half_scale,
-                                       masks ? masks + (D / 16 + x.f / 16 + at.share) * 8 : NULL, at);
-                bf16 *const staged = (bf16 *)scratch + at.tile * 16 * ld_staged;
+                                       z.drop ? masks + (D / 16 + z.f / 16 + at.share) * 8 : NULL, at);
+                bf16 *const staged = scratch + at.tile * 16 * ld_staged;
 #pragma unroll 1
                 for (int begin = 0; begin < share_f; begin += share_staged) {
                     if (begin > 0) {
                         __syncthreads();
                     }
-                    if (masks) {
-                        feed_forward_backward<D, NT, true>(dx, all, dm, staged, begin, share_staged, x, w, masks + D / 2, at);
+                    if (z.drop) {
+                        feed_forward_backward<D, NT, true>(dx, all, dm, staged, begin, share_staged, z, w, masks + D / 2, at);
                     } else {
-                        feed_forward_backward<D, NT, false>(dx, all, dm, staged, begin, share_staged, x, w, NULL, at);
+                        feed_forward_backward<D, NT, false>(dx, all, dm, staged, begin, share_staged, z, w, NULL, at);
                     }
                     __syncthreads();
                     if constexpr (W > 1) {
                         for (int i = 0; i < W; i++) {
-                            multiply_shared<D, NT>(dx, staged + x.staged + i * share_staged, ld_staged,
-                                                   w.w_1 + at.share * 16 * (x.f + 8) + i * share_f + begin, x.f + 8, share_staged,
+                            multiply_shared<D, NT>(dx, staged + z.staged + i * share_staged, ld_staged,
+                                                   w.w_1 + at.share * 16 * (z.f + 8) + i * share_f + begin, z.f + 8, share_staged,
                                                    at);
                         }
                     }
-                    const int tiles = x.staged / 16, area_unit = x.unit_bytes / 2;
+                    const int tiles = z.staged / 16;
                     const int jobs = 2 * tiles * PARTS;
                     for (int job = warp; job < jobs + (begin == 0 ? D / 16 : 0); job += warps) {
                         if (job < jobs) {
@@ -1139,14 +485,15 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                             const bool second = block >= tiles; /* W_2 */
                             const int from = (second ? block - tiles : block) * 16, share = from / share_staged;
                             const int column = share * share_f + begin + from - share * share_staged;
-                            const int row = second ? 4 * D + x.f + column : 4 * D + column;
-                            weight_gradient<D, NT>(sums + row * D + part * COLUMNS, second || part > 0 ? NULL : bias_sums + row,
-                                                   first,
-                                                   {(const bf16 *)area + (second ? from : x.staged + from), ld_staged, area_unit},
-                                                   {(second ? G : X) + part * COLUMNS, LD, NT * 16 * LD}, x.block_units, at);
+                            const int row = second ? 4 * D + z.f + column : 4 * D + column;
+                            weight_gradient<D, NT>(
+                                sums + row * D + part * COLUMNS, second || part > 0 ? NULL : bias_sums + row, first,
+                                {units + TO_SCRATCH + (second ? from : z.staged + from), ld_staged, unit_stride},
+                                {units + (second ? TO_G : 0) + part * COLUMNS, LD, unit_stride}, x.block_units, at);
                         } else {
                             const int column = (job - jobs) * 16;
-                            bias_gradient<D, NT>(bias_sums + 4 * D + x.f + column, first, G + column, x.block_units, at);
+                            bias_gradient<D, NT>(bias_sums + 4 * D + z.f + column, first, {units + TO_G + column, LD, unit_stride},
+                                                 x.block_units, at);
                         }
                     }
                 }
@@ -1155,7 +502,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             __syncthreads();
 
             /* r = u + drop(merged W_o + b_o) */
-            branch_gradient<D, NT>(all, G, g, x.drop_scale, masks ? masks + at.share * 8 : NULL, at);
+            branch_gradient<D, NT>(all, G, g, x.drop_scale, z.drop ? masks + at.share * 8 : NULL, at);
             clear(dx);
             multiply_transposed<D, NT>(dx, all, w.w_o + at.share * 16 * LD, LD, at);
             pack_operand(a, dx[0], dx[1]);
@@ -1171,16 +518,16 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
 
             /* A = softmax(q k' / sqrt(e)), merged = A v */
             bf16 *const mine = qkv + at.row * LD_QKV + at.share * 16;
-            const bf16 *const queries = qkv + at.unit * NT * 16 * LD_QKV + at.share * 16, *const keys = queries + D;
-            const bf16 *const values = keys + D, *const d_merged = X + at.unit * NT * 16 * LD + at.share * 16;
-            bf16 *const P = (bf16 *)scratch + at.share * (2 * NT * 16 * LD_P), *const S = P + NT * 16 * LD_P;
+            const bf16 *const queries = qkv + at.share * 16, *const keys = queries + D;
+            const bf16 *const values = keys + D, *const d_merged = X + at.share * 16;
+            bf16 *const P = scratch + at.share * (2 * NT * 16 * LD_P), *const S = P + NT * 16 * LD_P;
             uint32_t all_queries[4], all_d_merged[4];
             ps_ldmatrix4(all_queries, mine + at.near * LD_QKV + at.far);
             ps_ldmatrix4(all_d_merged, d_merged + (at.tile * 16 + at.near) * LD + at.far);
 #pragma unroll 1
             for (int i = 0; i < heads; i++) {
                 constexpr int HT = NARROW ? 1 : 2;
-                const struct head h = head_at(i, x.e, at.q);
+                const struct head h = head_at(i, z.e, at.q);
                 float p[2 * NT][4], dp[2 * NT][4], dq[HT][4], delta[4];
                 const float *lse = x.lse + ((int64_t)l * x.heads + at.share * heads + i) * x.rows + at.first;
                 const float log_sum[2] = {at.here[0] ? lse[0] : 0.0f, at.here[1] ? lse[8] : 0.0f};
@@ -1257,8 +604,8 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                 const int part = job % PARTS, row = job / PARTS * 16;
                 const bool of_o = row >= 3 * D;
                 weight_gradient<D, NT>(sums + row * D + part * COLUMNS, part > 0 ? NULL : bias_sums + row, first,
-                                       {of_o ? G + row - 3 * D : qkv + row, of_o ? LD : LD_QKV, NT * 16 * (of_o ? LD : LD_QKV)},
-                                       {(of_o ? M : X) + part * COLUMNS, LD, NT * 16 * LD}, x.block_units, at);
+                                       {units + (of_o ? TO_G + row - 3 * D : TO_QKV + row), of_o ? LD : LD_QKV, unit_stride},
+                                       {units + (of_o ? TO_M : 0) + part * COLUMNS, LD, unit_stride}, x.block_units, at);
             }
         }
         store_rows<D, NT>(x.du, g, at);
@@ -1267,7 +614,28 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
 
 /* ---- the sum over blocks ---- */
 
-enum { SUM_THREADS = 512, SUM_TILE = 256, SUM_PARTS = SUM_THREADS / (SUM_TILE / 4) };
+enum { SUM_THREADS = 512, SUM_TILE = 256, SUM_PARTS = SUM_THREADS / (SUM_TILE / 4), SUM_FLIGHT = 14 };
+
+/* p[0] + p[stride] + .. of the blocks part, part + SUM_PARTS, .., SUM_FLIGHT of them on their way at once. */
+static __device__ __forceinline__ void sum_part(float4 &sum, const float *p, int part, int blocks, int64_t stride)
+{
+    sum = make_float4(0, 0, 0, 0);
+    for (int begin = part; begin < blocks; begin += SUM_PARTS * SUM_FLIGHT) {
+        float4 v[SUM_FLIGHT];
+#pragma unroll
+        for (int i = 0; i < SUM_FLIGHT; i++) {
+            const int b = begin + i * SUM_PARTS;
+            v[i] = b < blocks ? __ldcs((const float4 *)(p + b * stride)) : make_float4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < SUM_FLIGHT; i++) {
+            sum.x += v[i].x;
+            sum.y += v[i].y;
+            sum.z += v[i].z;
+            sum.w += v[i].w;
+        }
+    }
+}
 
 /* A block adds 256 / d rows of a layer's partial sums over all blocks, in 8 parts and then those in order, and adds them to the
  * gradients; the last block of a matrix that follows a LayerNorm adds up what the others found of gamma's and beta's. Grid
@@ -1282,31 +650,23 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
     const int64_t stride = (int64_t)x.layers * size;
     const float *const from = x.partial + (int64_t)l * size;
     const bool of_o = row0 >= 3 * D && row0 < 4 * D; /* W_o's blocks add b_2 as well */
-    {
-        const int part = thread / (SUM_TILE / 4), i = thread % (SUM_TILE / 4);
-        const float *p = from + (int64_t)row0 * D + i * 4;
-        float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-        for (int b = part; b < x.blocks; b += SUM_PARTS) {
-            const float4 v = *(const float4 *)(p + b * stride);
-            sum.x += v.x;
-            sum.y += v.y;
-            sum.z += v.z;
-            sum.w += v.w;
-        }
-        sums[part][i] = sum;
-    }
+    float bias_part = 0;
     if (thread < SUM_PARTS * 2 * ROWS && row0 < 4 * D + f) {
         const int part = thread / (2 * ROWS), i = thread % (2 * ROWS);
         if (i < ROWS || of_o) {
             const float *p = from + (4 * D + 2 * f) * D + (i < ROWS ? row0 + i : 4 * D + f + row0 - 3 * D + i - ROWS);
-            float sum = 0;
-#pragma unroll 8
+#pragma unroll 16
             for (int b = part; b < x.blocks; b += SUM_PARTS) {
-                sum += p[b * stride];
+                bias_part += p[b * stride];
             }
-            bias_sums[part][i] = sum;
         }
+    }
+    {
+        const int part = thread / (SUM_TILE / 4), i = thread % (SUM_TILE / 4);
+        sum_part(sums[part][i], from + (int64_t)row0 * D + i * 4, part, x.blocks, stride);
+    }
+    if (thread < SUM_PARTS * 2 * ROWS) {
+        bias_sums[thread / (2 * ROWS)][thread % (2 * ROWS)] = bias_part;
     }
     __syncthreads();
     float *const matrices = x.gradients + l * x.at.matrix_stride, *const vectors = x.gradients + l * x.at.vector_stride;
@@ -1390,9 +750,9 @@ typedef void kernel_function(const struct small);
 template <int D, int NT> static kernel_function *kernel_of_head(bool backward, bool narrow)
 {
     if (backward) {
-        return narrow ? backward_kernel<D, NT, true> : backward_kernel<D, NT, false>;
+        return narrow ? backward_kernel<D, NT, true, any_sizes> : backward_kernel<D, NT, false, any_sizes>;
     }
-    return narrow ? forward_kernel<D, NT, true> : forward_kernel<D, NT, false>;
+    return narrow ? forward_kernel<D, NT, true, any_sizes> : forward_kernel<D, NT, false, any_sizes>;
 }
 
 template <int D> static kernel_function *kernel_of_tiles(int tiles, bool backward, bool narrow)
@@ -1409,19 +769,45 @@ template <int D> static kernel_function *kernel_of_tiles(int tiles, bool backwar
     }
 }
 
-static kernel_function *kernel_of(int d, int tiles, bool backward, bool narrow)
+/* The kernel compiled for these sizes, NULL when there is none. */
+template <int D, int NT, int F, int E, int STAGED> static kernel_function *fixed_kernel(bool backward, bool drop)
 {
-    return d == 16   ? kernel_of_tiles<16>(tiles, backward, narrow)
-           : d == 32 ? kernel_of_tiles<32>(tiles, backward, narrow)
-                     : kernel_of_tiles<64>(tiles, backward, narrow);
+    if (backward) {
+        return drop ? backward_kernel<D, NT, (E < 16), fixed_sizes<F, E, STAGED, true>>
+                    : backward_kernel<D, NT, (E < 16), fixed_sizes<F, E, STAGED, false>>;
+    }
+    return drop ? forward_kernel<D, NT, (E < 16), fixed_sizes<F, E, F, true>>
+                : forward_kernel<D, NT, (E < 16), fixed_sizes<F, E, F, false>>;
 }
 
 struct plan {
     int tiles, unit_rows; /* of a unit */
     int64_t units;
-    int block_units, resident, staged, unit_bytes, blocks, threads;
+    int block_units, resident, staged, blocks, threads;
+    int once; /* a block has one group of units */
+    int wide; /* encoder_wide.cu's kernels */
     size_t shared;
 };
+
+/* ETTh1 with the paper's sizes has kernels of its own, which stage so many columns of d_ff backward. */
+enum { ETTH1_STAGED = 64 };
+
+static bool etth1_sizes(int d, int tiles, int f, int head)
+{
+    return d == 16 && tiles == 3 && f == 128 && head == 4;
+}
+
+static kernel_function *kernel_of(int d, const struct plan &p, bool backward, const struct small &x)
+{
+    const bool narrow = x.e < 16, drop = x.threshold != 0;
+    const int tiles = p.tiles;
+    if (p.once && etth1_sizes(d, tiles, x.f, x.e)) {
+        return fixed_kernel<16, 3, 128, 4, ETTH1_STAGED>(backward, drop);
+    }
+    return d == 16   ? kernel_of_tiles<16>(tiles, backward, narrow)
+           : d == 32 ? kernel_of_tiles<32>(tiles, backward, narrow)
+                     : kernel_of_tiles<64>(tiles, backward, narrow);
+}
 
 static int sizes_fit(const struct ps_encoder_small *e)
 {
@@ -1447,21 +833,27 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
     PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "multiprocessors"));
     PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "shared memory"));
     int64_t best_rounds = INT64_MAX;
+    if (sizes_fit(e) && ps_encoder_wide_serves(e, shared)) {
+        *best = {};
+        units_of(e, best);
+        best->wide = 1;
+        best->blocks = ps_encoder_wide_blocks(best->units, multiprocessors);
+        return PS_OK;
+    }
     if (sizes_fit(e)) {
         const int d = (int)e->d_model, f = (int)e->d_ff, W = sharing(d);
         struct plan p = {};
         units_of(e, &p);
-        const int warps = p.tiles * W, partial = W > 1 ? warps * 16 * d * 4 : 0, pairs = W * 4 * p.tiles * 16 * (p.tiles * 16 + 8);
+        const int warps = p.tiles * W;
         const int most = most_threads(d) / 32 / warps;
         for (p.resident = 1; p.resident >= 0; p.resident--) {
             for (p.staged = f; p.staged >= d; p.staged -= d) {
-                if (f % p.staged != 0 || (!backward && p.staged != f)) {
+                if (f % p.staged != 0 || (!backward && p.staged != f) ||
+                    (backward && p.staged != ETTH1_STAGED && etth1_sizes(d, p.tiles, f, d / (int)e->n_heads))) {
                     continue;
                 }
-                const int staging = p.tiles * 16 * 2 * (2 * p.staged + 8);
-                p.unit_bytes = !backward ? partial : pairs > staging ? pairs : staging;
                 const int64_t weights = TABLE_BYTES + (p.resident ? e->layers : 1) * (int64_t)layer_bytes(d, f);
-                const int64_t unit = p.unit_bytes + p.tiles * 16 * row_bytes(d, backward) + statistics_bytes(d, p.tiles);
+                const int64_t unit = unit_bytes(d, p.tiles, backward, p.staged);
                 int64_t units = (shared - weights) / unit;
                 units = shared < weights ? 0 : units > most ? most : units;
                 units = warps > 1 && units > 15 ? 15 : units; /* a barrier each */
@@ -1475,6 +867,7 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
                     const int64_t blocks = (p.units + p.block_units - 1) / p.block_units;
                     p.blocks = (int)((blocks + rounds - 1) / rounds);
                     p.threads = p.block_units * warps * 32;
+                    p.once = rounds == 1;
                     p.shared = (size_t)(weights + p.block_units * unit);
                     *best = p;
                 }
@@ -1532,6 +925,9 @@ extern "C" size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small
     if (plan_make(e, true, &p) != PS_OK) {
         return 0;
     }
+    if (p.wide) {
+        return (size_t)p.blocks * ps_encoder_wide_sums(e);
+    }
     const size_t sums = (size_t)p.blocks * (size_t)e->layers * (size_t)layer_sums((int)e->d_model, (int)e->d_ff) * sizeof(float);
     return counter_bytes(e) + norm_bytes(e) + sums;
 }
@@ -1559,7 +955,6 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
     x.block_units = p->block_units;
     x.resident = p->resident;
     x.staged = p->staged;
-    x.unit_bytes = p->unit_bytes;
     x.at = e->offsets;
     x.weights = (const bf16 *)e->weights;
     x.parameters = e->parameters;
@@ -1608,7 +1003,10 @@ extern "C" enum ps_status ps_encoder_small_forward(const struct ps_encoder_small
     struct plan p;
     PS_TRY(plan_make(e, false, &p));
     struct small x = small_make(e, &p);
-    return launch(kernel_of((int)e->d_model, p.tiles, false, x.e < 16), dim3((unsigned)p.blocks), p.threads, p.shared, &x, stream,
+    if (p.wide) {
+        return ps_encoder_wide_forward(x, (cudaStream_t)stream);
+    }
+    return launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared, &x, stream,
                   "encoder forward");
 }
 
@@ -1619,11 +1017,14 @@ extern "C" enum ps_status ps_encoder_small_backward(const struct ps_encoder_smal
     struct small x = small_make(e, &p);
     const int d = (int)e->d_model, f = (int)e->d_ff;
     char *workspace = (char *)e->workspace;
+    if (p.wide) {
+        x.partial = (float *)workspace;
+        return ps_encoder_wide_backward(x, (cudaStream_t)stream);
+    }
     x.arrived = (unsigned *)workspace;
     x.norms = (float *)(workspace + counter_bytes(e));
     x.partial = (float *)(workspace + counter_bytes(e) + norm_bytes(e));
-    PS_TRY(launch(kernel_of(d, p.tiles, true, x.e < 16), dim3((unsigned)p.blocks), p.threads, p.shared, &x, stream,
-                  "encoder backward"));
+    PS_TRY(launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, &x, stream, "encoder backward"));
     kernel_function *sum = d == 16 ? sum_kernel<16> : d == 32 ? sum_kernel<32> : sum_kernel<64>;
     return launch(sum, dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)e->layers), SUM_THREADS, 0, &x, stream,
                   "encoder weight gradients");

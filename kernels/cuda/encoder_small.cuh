@@ -1,5 +1,6 @@
 /* The whole encoder forward in one kernel and backward in one (plus the sum of the weight gradients), for models whose layer stays
- * on one multiprocessor: d_model 16, 32 or 64, heads of 4, 8 or 16 columns, N <= 64, d_ff <= 256. bf16 operands, fp32 sums. */
+ * on one multiprocessor: d_model 16, 32 or 64, heads of 4, 8 or 16 columns, N <= 64, d_ff <= 256. bf16 operands, fp32 sums.
+ * encoder_small.cu chooses and launches; encoder_wide.cu has the kernels for d_model 64 with short sequences. */
 #ifndef PS_KERNELS_CUDA_ENCODER_SMALL_CUH
 #define PS_KERNELS_CUDA_ENCODER_SMALL_CUH
 

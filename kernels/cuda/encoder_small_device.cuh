@@ -1,0 +1,719 @@
+/* What the kernels of small encoders (encoder_small.cu, encoder_wide.cu) share: what they are told, a warp's place, and the parts
+ * of a layer that work on a warp's 16 rows by 16 columns. */
+#ifndef PS_KERNELS_CUDA_ENCODER_SMALL_DEVICE_CUH
+#define PS_KERNELS_CUDA_ENCODER_SMALL_DEVICE_CUH
+
+#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/encoder_small.cuh"
+#include "kernels/cuda/warp_mma.cuh"
+
+typedef __nv_bfloat16 bf16;
+
+/* Warps that share a tile of rows. */
+static __host__ __device__ constexpr int sharing(int d)
+{
+    return d / 16;
+}
+
+static __host__ __device__ constexpr int most_threads(int d)
+{
+    return d == 16 ? 672 : 512;
+}
+
+/* What the kernels are told. */
+struct small {
+    int n, unit_rows; /* N; rows of a unit that exist: N, or N times the sequences in a tile */
+    int e, f, heads, layers;
+    int64_t rows, units;       /* R */
+    int block_units, resident; /* units a block works on at once; all layers' weights are in shared memory */
+    int staged;                /* columns of f staged at once */
+    struct ps_encoder_layout at;
+    const bf16 *weights;
+    const float *parameters;
+    float *gradients;
+    bf16 *u, *r, *du;
+    const bf16 *dy;
+    float *lse;        /* [layers, heads, R]: log2 of softmax's sums */
+    uint32_t *masks;   /* [layers, tiles, f/16 + 2d/16, 8] */
+    float *partial;    /* [blocks, layers, layer_sums] */
+    float *norms;      /* [layers, row blocks, 2, d] */
+    unsigned *arrived; /* [layers, 2] */
+    int blocks;
+    float scale, scale_log2e, epsilon; /* scale = 1 / sqrt(e) */
+    uint32_t threshold, below, minus_below, site;
+    float drop_scale, half_scale; /* 1 without dropout; half of it */
+    uint32_t key[10][2];
+    const struct ps_step_state *state;
+};
+
+/* What a kernel is compiled for: d_ff, columns of a head, columns of d_ff staged at once (0: told when it runs), and whether
+ * dropout is on and a block has a single group of units, so that it writes each of its sums once. */
+template <int F_, int E_, int STAGED_, bool DROP_> struct fixed_sizes {
+    static constexpr int F = F_, E = E_, STAGED = STAGED_;
+    static constexpr bool FIXED = true, DROP = DROP_;
+};
+struct any_sizes {
+    static constexpr int F = 0, E = 0, STAGED = 0;
+    static constexpr bool FIXED = false, DROP = false;
+};
+
+/* The sizes in a kernel: constants where it is compiled for them. */
+struct sizes {
+    int f, e, staged;
+    bool drop, once;
+};
+
+template <class FOR> static __device__ __forceinline__ struct sizes sizes_of(const struct small &x)
+{
+    return {FOR::FIXED ? FOR::F : x.f, FOR::FIXED ? FOR::E : x.e, FOR::FIXED ? FOR::STAGED : x.staged,
+            FOR::FIXED ? FOR::DROP : x.threshold != 0, FOR::FIXED};
+}
+
+/* ---- shared memory ---- */
+
+/* One layer's parameters. Rows are 16 bytes longer than the matrix, so that 8 rows of 16 bytes lie in all banks. */
+template <int D> struct layer_weights {
+    bf16 *w_qkv, *w_o, *w_1, *w_2;
+    float *b_qkv, *b_o, *b_1, *b_2, *ln1_gamma, *ln1_beta, *ln2_gamma, *ln2_beta;
+    static constexpr int LD_QKV = 3 * D + 8, LD = D + 8;
+
+    __device__ __forceinline__ layer_weights(char *p, int f)
+    {
+        w_qkv = (bf16 *)p;
+        w_o = w_qkv + D * LD_QKV;
+        w_1 = w_o + D * LD;
+        w_2 = w_1 + D * (f + 8);
+        b_qkv = (float *)(w_2 + f * LD);
+        b_o = b_qkv + 3 * D;
+        b_2 = b_o + D;
+        ln1_gamma = b_2 + D;
+        ln1_beta = ln1_gamma + D;
+        ln2_gamma = ln1_beta + D;
+        ln2_beta = ln2_gamma + D;
+        b_1 = ln2_beta + D;
+    }
+};
+
+static __host__ __device__ constexpr int layer_bytes(int d, int f)
+{
+    return 2 * (d * (3 * d + 8) + d * (d + 8) + d * (f + 8) + f * (d + 8)) + 4 * (9 * d + f);
+}
+
+/* Bytes of hidden scores' table (place::hidden), which lies first. */
+enum { TABLE_BYTES = 1024 };
+
+/* Bytes of a unit's statistics: 4 kinds of two floats a row and warp. */
+static __host__ __device__ constexpr int statistics_bytes(int d, int tiles)
+{
+    return d == 16 ? 0 : 4 * tiles * sharing(d) * 16 * 8;
+}
+
+/* Bytes of a row in the buffers: forward A [d] (d > 16) and QKV [3d]; backward X, G, M [d] and QKV. */
+static __host__ __device__ constexpr int row_bytes(int d, bool backward)
+{
+    return 2 * ((backward ? 3 : d > 16 ? 1 : 0) * (d + 8) + 3 * d + 8);
+}
+
+/* Bytes of a unit: its rows' buffers, its statistics, and what comes last: forward the warps' partial sums; backward each warp's A
+ * and its gradient, or the staged columns of d_ff. */
+static __host__ __device__ constexpr int unit_bytes(int d, int tiles, bool backward, int staged)
+{
+    const int W = sharing(d), partial = W > 1 ? tiles * W * 16 * d * 4 : 0;
+    const int pairs = W * 4 * tiles * 16 * (tiles * 16 + 8), staging = tiles * 16 * 2 * (2 * staged + 8);
+    return tiles * 16 * row_bytes(d, backward) + statistics_bytes(d, tiles) +
+           (!backward         ? partial
+            : pairs > staging ? pairs
+                              : staging);
+}
+
+/* rows x columns of bf16, to rows of ld elements; a row is `pieces` pieces of 16 bytes. */
+static __device__ __forceinline__ void stage_matrix(bf16 *to, int ld, const bf16 *from, int rows, int pieces)
+{
+    const int step_row = (int)blockDim.x / pieces, step_piece = (int)blockDim.x - step_row * pieces;
+    int row = (int)threadIdx.x / pieces, piece = (int)threadIdx.x - row * pieces;
+    while (row < rows) {
+        ps_copy_async(to + row * ld + piece * 8, from + (row * pieces + piece) * 8);
+        row += step_row;
+        piece += step_piece;
+        if (piece >= pieces) {
+            piece -= pieces;
+            row++;
+        }
+    }
+}
+
+static __device__ __forceinline__ void stage_vector(float *to, const float *from, int n)
+{
+    for (int i = (int)threadIdx.x * 4; i < n; i += (int)blockDim.x * 4) {
+        ps_copy_async(to + i, from + i);
+    }
+}
+
+/* Begins to copy a layer's parameters. */
+template <int D>
+static __device__ __forceinline__ void stage_layer(const struct small &x, const struct sizes &z, int layer,
+                                                   const layer_weights<D> &to)
+{
+    const bf16 *w = x.weights + layer * x.at.matrix_stride;
+    const float *p = x.parameters + layer * x.at.vector_stride;
+    stage_matrix(to.w_qkv, to.LD_QKV, w + x.at.w_qkv, D, 3 * D / 8);
+    stage_matrix(to.w_o, to.LD, w + x.at.w_o, D, D / 8);
+    stage_matrix(to.w_1, z.f + 8, w + x.at.w_1, D, z.f / 8);
+    stage_matrix(to.w_2, to.LD, w + x.at.w_2, z.f, D / 8);
+    stage_vector(to.b_qkv, p + x.at.b_qkv, 3 * D);
+    stage_vector(to.b_o, p + x.at.b_o, D);
+    stage_vector(to.b_2, p + x.at.b_2, D);
+    stage_vector(to.ln1_gamma, p + x.at.ln1_gamma, D);
+    stage_vector(to.ln1_beta, p + x.at.ln1_beta, D);
+    stage_vector(to.ln2_gamma, p + x.at.ln2_gamma, D);
+    stage_vector(to.ln2_beta, p + x.at.ln2_beta, D);
+    stage_vector(to.b_1, p + x.at.b_1, z.f);
+}
+
+/* ---- a warp's place ---- */
+
+template <int D, int NT> struct place {
+    static constexpr int W = sharing(D), TEAM = NT * W;
+    int lane, g, q;        /* g = lane / 4, q = lane % 4: see warp_mma.cuh */
+    int unit, tile, share; /* of the block; of the unit; of the tile */
+    int row;               /* the tile's first row in the unit's buffers */
+    int near, far;         /* lane's row and column for operands as they lie .. */
+    int other, across;     /* .. and for transposed ones */
+    /* Of the unit at hand: */
+    int64_t first; /* row g of the tile in [R, ..] */
+    bool here[2];  /* rows g and g + 8 exist */
+    int64_t global_tile;
+
+    __device__ __forceinline__ place()
+    {
+        const int warp = (int)threadIdx.x / 32;
+        lane = (int)threadIdx.x % 32;
+        g = lane / 4;
+        q = lane % 4;
+        unit = warp / TEAM;
+        tile = warp % TEAM / W;
+        share = warp % W;
+        row = tile * 16;
+        near = lane % 16;
+        far = lane / 16 * 8;
+        other = (lane & 7) + (lane >> 1 & 8);
+        across = lane & 8;
+    }
+    __device__ __forceinline__ void take(const struct small &x, int64_t u)
+    {
+        const int i = tile * 16 + g;
+        first = u * x.unit_rows + i;
+        here[0] = u < x.units && i < x.unit_rows && first < x.rows;
+        here[1] = u < x.units && i + 8 < x.unit_rows && first + 8 < x.rows;
+        global_tile = u * NT + tile;
+    }
+    /* All warps of the unit. */
+    __device__ __forceinline__ void sync() const
+    {
+        if (TEAM == 1) {
+            __syncwarp();
+        } else {
+            ps_barrier(1 + unit, TEAM * 32);
+        }
+    }
+};
+
+/* ---- 16 rows x 16 columns in registers: x[t] is columns 8t .. 8t + 7 of the warp's ---- */
+
+template <int D, int NT>
+static __device__ __forceinline__ void load_rows(float (&x)[2][4], const bf16 *from, const place<D, NT> &at)
+{
+    const bf16 *p = from + at.first * D + at.share * 16 + at.q * 2;
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const uint32_t v = at.here[h] ? *(const uint32_t *)(p + h * 8 * D + t * 8) : 0;
+            x[t][2 * h] = __uint_as_float(v << 16);
+            x[t][2 * h + 1] = __uint_as_float(v & 0xffff0000u);
+        }
+    }
+}
+
+template <int D, int NT> static __device__ __forceinline__ void store_rows(bf16 *to, const float (&x)[2][4], const place<D, NT> &at)
+{
+    bf16 *p = to + at.first * D + at.share * 16 + at.q * 2;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (at.here[h]) {
+            *(uint32_t *)(p + h * 8 * D) = ps_pack(x[0][2 * h], x[0][2 * h + 1]);
+            *(uint32_t *)(p + h * 8 * D + 8) = ps_pack(x[1][2 * h], x[1][2 * h + 1]);
+        }
+    }
+}
+
+static __device__ __forceinline__ float quad_sum(float v)
+{
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+static __device__ __forceinline__ float quad_max(float v)
+{
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
+    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+
+template <int T> static __device__ __forceinline__ void clear(float (&c)[T][4])
+{
+#pragma unroll
+    for (int t = 0; t < T; t++) {
+        c[t][0] = c[t][1] = c[t][2] = c[t][3] = 0;
+    }
+}
+
+/* c = the bias of 16 columns. */
+static __device__ __forceinline__ void set_bias(float (&c)[2][4], const float *bias, int q)
+{
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+        const float2 v = *(const float2 *)(bias + t * 8 + q * 2);
+        c[t][0] = c[t][2] = v.x;
+        c[t][1] = c[t][3] = v.y;
+    }
+}
+
+/* Two tiles as an operand. */
+static __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4])
+{
+    a[0] = ps_pack(low[0], low[1]);
+    a[1] = ps_pack(low[2], low[3]);
+    a[2] = ps_pack(high[0], high[1]);
+    a[3] = ps_pack(high[2], high[3]);
+}
+
+/* The operands of a tile's d columns from those of its warps, through rows of a buffer [.., d]. */
+template <int D, int NT>
+static __device__ __forceinline__ void gather(uint32_t (&all)[D / 16][4], const uint32_t (&own)[4], bf16 *buffer,
+                                              const place<D, NT> &at)
+{
+    constexpr int LD = D + 8;
+    if constexpr (D == 16) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            all[0][i] = own[i];
+        }
+    } else {
+        ps_store_operand(buffer + at.row * LD + at.share * 16, LD * 2, own);
+        at.sync();
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            ps_ldmatrix4(all[k], buffer + (at.row + at.near) * LD + k * 16 + at.far);
+        }
+    }
+}
+
+/* One of the unit's 4 kinds of statistics, the tile's: [W][16]. */
+template <int D, int NT> static __device__ __forceinline__ float2 *statistics_at(char *statistics, int kind, const place<D, NT> &at)
+{
+    return (float2 *)statistics + (kind * NT + at.tile) * (sharing(D) * 16);
+}
+
+/* xhat = (x - mean) rstd, statistics over the row's d columns (the warps' moments are put together as Chan et al. 1979). */
+template <int D, int NT>
+static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rstd)[2], const float (&x)[2][4], float epsilon,
+                                                 float2 *statistics, const place<D, NT> &at)
+{
+    constexpr int W = sharing(D);
+    float mean[2], squares[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        mean[h] = quad_sum(x[0][2 * h] + x[0][2 * h + 1] + x[1][2 * h] + x[1][2 * h + 1]) * (1.0f / 16);
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float v = x[i / 2][2 * h + i % 2] - mean[h];
+            sum += v * v;
+        }
+        squares[h] = quad_sum(sum);
+    }
+    if constexpr (W > 1) {
+        if (at.q == 0) {
+            statistics[at.share * 16 + at.g] = make_float2(mean[0], squares[0]);
+            statistics[at.share * 16 + at.g + 8] = make_float2(mean[1], squares[1]);
+        }
+        at.sync();
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float2 v[W];
+            float sum = 0, spread = 0, within = 0;
+#pragma unroll
+            for (int w = 0; w < W; w++) {
+                v[w] = statistics[w * 16 + at.g + 8 * h];
+                sum += v[w].x;
+                within += v[w].y;
+            }
+            mean[h] = sum * (1.0f / W);
+#pragma unroll
+            for (int w = 0; w < W; w++) {
+                spread += (v[w].x - mean[h]) * (v[w].x - mean[h]);
+            }
+            squares[h] = fmaf(16.0f, spread, within);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        rstd[h] = rsqrtf(fmaf(squares[h], 1.0f / D, epsilon));
+        const float shift = -mean[h] * rstd[h];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            xhat[i / 2][2 * h + i % 2] = fmaf(x[i / 2][2 * h + i % 2], rstd[h], shift);
+        }
+    }
+}
+
+/* The operand gamma xhat + beta. */
+static __device__ __forceinline__ void scale_shift(uint32_t (&a)[4], const float (&xhat)[2][4], const float *gamma,
+                                                   const float *beta, int q)
+{
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+        const float2 m = *(const float2 *)(gamma + t * 8 + q * 2), b = *(const float2 *)(beta + t * 8 + q * 2);
+        a[2 * t] = ps_pack(fmaf(xhat[t][0], m.x, b.x), fmaf(xhat[t][1], m.y, b.y));
+        a[2 * t + 1] = ps_pack(fmaf(xhat[t][2], m.x, b.x), fmaf(xhat[t][3], m.y, b.y));
+    }
+}
+
+/* With dxhat = dx gamma: g += rstd (dxhat - mean_d(dxhat) - xhat mean_d(dxhat xhat)). */
+template <int D, int NT>
+static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], float (&dx)[2][4], const float *gamma,
+                                                          const uint32_t (&xhat)[4], const float (&rstd)[2], float2 *statistics,
+                                                          const place<D, NT> &at)
+{
+    constexpr int W = sharing(D);
+    float sum[2] = {0, 0}, dot[2] = {0, 0};
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+        const float2 m = *(const float2 *)(gamma + t * 8 + at.q * 2);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const uint32_t v = xhat[2 * t + h];
+            dx[t][2 * h] *= m.x;
+            dx[t][2 * h + 1] *= m.y;
+            sum[h] += dx[t][2 * h] + dx[t][2 * h + 1];
+            dot[h] += dx[t][2 * h] * __uint_as_float(v << 16) + dx[t][2 * h + 1] * __uint_as_float(v & 0xffff0000u);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        sum[h] = quad_sum(sum[h]);
+        dot[h] = quad_sum(dot[h]);
+    }
+    if constexpr (W > 1) {
+        if (at.q == 0) {
+            statistics[at.share * 16 + at.g] = make_float2(sum[0], dot[0]);
+            statistics[at.share * 16 + at.g + 8] = make_float2(sum[1], dot[1]);
+        }
+        at.sync();
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            sum[h] = dot[h] = 0;
+#pragma unroll
+            for (int w = 0; w < W; w++) {
+                const float2 v = statistics[w * 16 + at.g + 8 * h];
+                sum[h] += v.x;
+                dot[h] += v.y;
+            }
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const uint32_t v = xhat[2 * t + h];
+            const float mean = sum[h] * (1.0f / D), slope = dot[h] * (1.0f / D);
+            g[t][2 * h] += rstd[h] * (dx[t][2 * h] - mean - __uint_as_float(v << 16) * slope);
+            g[t][2 * h + 1] += rstd[h] * (dx[t][2 * h + 1] - mean - __uint_as_float(v & 0xffff0000u) * slope);
+        }
+    }
+}
+
+/* ---- products with weights in shared memory; the result is 16 columns unless it says d ---- */
+
+/* c += a w, w [16 rows, d columns]; c has d columns. */
+template <int D, int NT>
+static __device__ __forceinline__ void multiply_wide(float (&c)[D / 8][4], const uint32_t (&a)[4], const bf16 *w, int ld,
+                                                     const place<D, NT> &at)
+{
+    const bf16 *p = w + at.near * ld + at.far;
+#pragma unroll
+    for (int n = 0; n < D / 16; n++) {
+        uint32_t b[4];
+        ps_ldmatrix4_transposed(b, p + n * 16);
+        ps_mma16(c[2 * n], a, b[0], b[1], c[2 * n]);
+        ps_mma16(c[2 * n + 1], a, b[2], b[3], c[2 * n + 1]);
+    }
+}
+
+/* c += a w, w [d rows, 16 columns]. */
+template <int D, int NT>
+static __device__ __forceinline__ void multiply(float (&c)[2][4], const uint32_t (&a)[D / 16][4], const bf16 *w, int ld,
+                                                const place<D, NT> &at)
+{
+    const bf16 *p = w + at.near * ld + at.far;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t b[4];
+        ps_ldmatrix4_transposed(b, p + k * 16 * ld);
+        ps_mma16(c[0], a[k], b[0], b[1], c[0]);
+        ps_mma16(c[1], a[k], b[2], b[3], c[1]);
+    }
+}
+
+/* c += a w', w [16 rows, d columns]. */
+template <int D, int NT>
+static __device__ __forceinline__ void multiply_transposed(float (&c)[2][4], const uint32_t (&a)[D / 16][4], const bf16 *w, int ld,
+                                                           const place<D, NT> &at)
+{
+    const bf16 *p = w + at.other * ld + at.across;
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t b[4];
+        ps_ldmatrix4(b, p + k * 16);
+        ps_mma16(c[0], a[k], b[0], b[1], c[0]);
+        ps_mma16(c[1], a[k], b[2], b[3], c[1]);
+    }
+}
+
+/* c += a w', 16 x k times k x 16 columns, both operands in shared memory as they lie. */
+template <int D, int NT>
+static __device__ __forceinline__ void multiply_shared(float (&c)[2][4], const bf16 *a, int lda, const bf16 *w, int ldw, int k,
+                                                       const place<D, NT> &at)
+{
+    const bf16 *pa = a + at.near * lda + at.far, *pw = w + at.other * ldw + at.across;
+#pragma unroll 4
+    for (int i = 0; i < k; i += 16) {
+        uint32_t ra[4], b[4];
+        ps_ldmatrix4(ra, pa + i);
+        ps_ldmatrix4(b, pw + i);
+        ps_mma16(c[0], ra, b[0], b[1], c[0]);
+        ps_mma16(c[1], ra, b[2], b[3], c[1]);
+    }
+}
+
+/* The warp's columns of q, k and v to its rows of qkv [.., 3d]. */
+template <int D, int NT>
+static __device__ __forceinline__ void project(bf16 *qkv, const uint32_t (&a)[D / 16][4], const layer_weights<D> &w,
+                                               const place<D, NT> &at)
+{
+    constexpr int LD = layer_weights<D>::LD_QKV;
+#pragma unroll
+    for (int part = 0; part < 3; part++) {
+        const int column = part * D + at.share * 16;
+        float c[2][4];
+        uint32_t packed[4];
+        set_bias(c, w.b_qkv + column, at.q);
+        multiply<D, NT>(c, a, w.w_qkv + column, LD, at);
+        pack_operand(packed, c[0], c[1]);
+        ps_store_operand(qkv + at.row * LD + column, LD * 2, packed);
+    }
+}
+
+/* ---- attention ---- */
+
+/* y += the column sums of p's rows: every column of y [16, 8] is the same. */
+static __device__ __forceinline__ void add_ones(float (&y)[4], const uint32_t (&p)[4])
+{
+    ps_mma16(y, p, 0x3f803f80u, 0x3f803f80u, y);
+}
+
+/* One head of the warp's 16 columns. Narrow heads (e 4 or 8) work on the 8 columns that hold them, where operands of the rows'
+ * side are zero in the other head's columns. */
+struct head {
+    int half;    /* which 8 columns; 0 when not narrow */
+    bool active; /* the lane's two columns of those 8 are this head's */
+};
+
+static __device__ __forceinline__ struct head head_at(int i, int e, int q)
+{
+    return {i * e / 8, e == 8 || q / 2 == i % 2};
+}
+
+/* s[j] = a b', added to `last[0]`, `last[1]` in the last two tiles and to `rest` in the others. b has a row for each of the unit's,
+ * columns of the warp's share. */
+template <int D, int NT, bool NARROW>
+static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const uint32_t (&a)[4], const struct head &h, const bf16 *b,
+                                              int ld, const float (&rest)[4], const float (&last0)[4], const float (&last1)[4],
+                                              const place<D, NT> &at)
+{
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+        if constexpr (NARROW) {
+            uint32_t k[2];
+            ps_ldmatrix2(k, b + (j * 16 + at.near) * ld + h.half * 8);
+            ps_mma8(s[2 * j], a[0], a[1], k[0], j == NT - 1 ? last0 : rest);
+            ps_mma8(s[2 * j + 1], a[0], a[1], k[1], j == NT - 1 ? last1 : rest);
+        } else {
+            uint32_t k[4];
+            ps_ldmatrix4(k, b + (j * 16 + at.other) * ld + at.across);
+            ps_mma16(s[2 * j], a, k[0], k[1], j == NT - 1 ? last0 : rest);
+            ps_mma16(s[2 * j + 1], a, k[2], k[3], j == NT - 1 ? last1 : rest);
+        }
+    }
+}
+
+/* o += p b for 16 of the summed rows; b points at them. */
+template <int D, int NT, bool NARROW>
+static __device__ __forceinline__ void mix(float (&o)[NARROW ? 1 : 2][4], const uint32_t (&p)[4], const struct head &h,
+                                           const bf16 *b, int ld, const place<D, NT> &at)
+{
+    if constexpr (NARROW) {
+        uint32_t v[2];
+        ps_ldmatrix2_transposed(v, b + at.near * ld + h.half * 8);
+        ps_mma16(o[0], p, v[0], v[1], o[0]);
+    } else {
+        uint32_t v[4];
+        ps_ldmatrix4_transposed(v, b + at.near * ld + at.far);
+        ps_mma16(o[0], p, v[0], v[1], o[0]);
+        ps_mma16(o[1], p, v[2], v[3], o[1]);
+    }
+}
+
+/* The head's columns of the tile's rows, scaled, to a buffer whose first element of the warp's share is `to`. */
+template <int D, int NT, bool NARROW>
+static __device__ __forceinline__ void put_head(bf16 *to, int ld, const float (&o)[NARROW ? 1 : 2][4], float scale0, float scale1,
+                                                const struct head &h, const place<D, NT> &at)
+{
+#pragma unroll
+    for (int t = 0; t < (NARROW ? 1 : 2); t++) {
+        if (!NARROW || h.active) {
+            bf16 *p = to + at.g * ld + (NARROW ? h.half : t) * 8 + at.q * 2;
+            *(uint32_t *)p = ps_pack(o[t][0] * scale0, o[t][1] * scale0);
+            *(uint32_t *)(p + 8 * ld) = ps_pack(o[t][2] * scale1, o[t][3] * scale1);
+        }
+    }
+}
+
+/* The rows' operand of one head from that of the warp's 16 columns. */
+template <bool NARROW>
+static __device__ __forceinline__ void head_operand(uint32_t (&a)[4], const uint32_t (&all)[4], const struct head &h)
+{
+    if constexpr (NARROW) {
+        a[0] = h.active ? h.half ? all[2] : all[0] : 0;
+        a[1] = h.active ? h.half ? all[3] : all[1] : 0;
+        a[2] = a[3] = 0;
+    } else {
+        a[0] = all[0];
+        a[1] = all[1];
+        a[2] = all[2];
+        a[3] = all[3];
+    }
+}
+
+/* table[t][lane]: what is added to the scores of the last two tiles: 0 where the row may see the column, else so low that its
+ * exponential is 0. Rows that do not exist see some column, so that they stay finite. */
+template <int D, int NT> static __device__ __forceinline__ void fill_table(float4 *table, int n, const place<D, NT> &at)
+{
+    if (threadIdx.x < 32) {
+        for (int t = 0; t < 2; t++) {
+            float v[4];
+            for (int i = 0; i < 4; i++) {
+                const int column = (2 * NT - 2 + t) * 8 + at.q * 2 + i % 2, row = at.g + i / 2 * 8;
+                v[i] = (NT == 1 ? column / n == row / n : column < n) ? 0.0f : -1e30f;
+            }
+            table[t * 32 + at.lane] = make_float4(v[0], v[1], v[2], v[3]);
+        }
+    }
+}
+
+/* s = q k' of one head, hidden where it must be. */
+template <int D, int NT, bool NARROW>
+static __device__ __forceinline__ void masked_scores(float (&s)[2 * NT][4], const uint32_t (&a)[4], const struct head &h,
+                                                     const bf16 *keys, int ld, const float4 *table, const place<D, NT> &at)
+{
+    const float4 low = table[at.lane], high = table[32 + at.lane];
+    const float zero[4] = {0, 0, 0, 0}, last0[4] = {low.x, low.y, low.z, low.w}, last1[4] = {high.x, high.y, high.z, high.w};
+    scores<D, NT, NARROW>(s, a, h, keys, ld, zero, last0, last1, at);
+}
+
+/* ---- dropout ---- */
+
+/* Masks of 16 columns of the tile, all of them in each lane, moved down by q: element (g + 8h, 8t + 2q + i) of a pair of tiles t is
+ * kept when bit 8h + 4t + 16i is set. Each lane draws one block of 8 elements: row g + 8 (q / 2), tile q % 2. */
+static __device__ __forceinline__ uint32_t draw_masks(const struct small &x, uint64_t step, uint32_t site, uint32_t block, int q)
+{
+    uint32_t c0 = block, c1 = site, c2 = (uint32_t)step, c3 = (uint32_t)(step >> 32);
+#pragma unroll
+    for (int i = 0; i < 10; i++) { /* Philox4x32-10, Salmon et al. 2011 */
+        const uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(b >> 32) ^ c1 ^ x.key[i][0];
+        c1 = (uint32_t)b;
+        c2 = (uint32_t)(a >> 32) ^ c3 ^ x.key[i][1];
+        c3 = (uint32_t)a;
+    }
+    uint32_t bits = ps_kept2(c0, x.below, x.minus_below) + 2 * ps_kept2(c1, x.below, x.minus_below) +
+                    4 * ps_kept2(c2, x.below, x.minus_below) + 8 * ps_kept2(c3, x.below, x.minus_below);
+    bits <<= 4 * q;
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
+    return bits;
+}
+
+/* The masks of the tile, for lane's g: [f/16 + 2d/16][8] words: d/16 after W_o, f/16 of the hidden, d/16 after W_2, a word for 16
+ * columns and 2 rows. */
+template <int D, int NT>
+static __device__ __forceinline__ uint32_t *masks_at(const struct small &x, const struct sizes &z, int layer,
+                                                     const place<D, NT> &at)
+{
+    const int chunks = z.f / 16 + D / 8;
+    return x.masks + ((int64_t)layer * x.units * NT + at.global_tile) * chunks * 8 + at.g;
+}
+
+/* Draws the masks of 16 columns of a tensor `width` wide and keeps them. */
+template <int D, int NT>
+static __device__ __forceinline__ uint32_t new_masks(const struct small &x, uint64_t step, int site, int width, int column,
+                                                     uint32_t *keep, const place<D, NT> &at)
+{
+    const uint32_t row = (uint32_t)at.first + at.q / 2 * 8;
+    const uint32_t bits = draw_masks(x, step, x.site + site, row * (width / 8) + column / 8 + at.q % 2, at.q);
+    if (keep && at.q == 0) {
+        *keep = bits;
+    }
+    return bits >> at.q;
+}
+
+/* All ones in the halves whose element is kept: rows g + 8h, tile t. */
+static __device__ __forceinline__ uint32_t mask_pair(uint32_t bits, int h, int t)
+{
+    return (bits >> (8 * h + 4 * t) & 0x00010001u) * 0xffffu;
+}
+
+/* The operand, zero where dropped. */
+static __device__ __forceinline__ void drop_operand(uint32_t (&a)[4], uint32_t bits)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        a[i] &= mask_pair(bits, i % 2, i / 2);
+    }
+}
+
+/* u += scale x where kept. */
+static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&x)[2][4], uint32_t bits, float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        u[i / 4][i % 4] += bits >> (i % 4 / 2 * 8 + i % 2 * 16 + i / 4 * 4) & 1 ? x[i / 4][i % 4] * scale : 0.0f;
+    }
+}
+
+/* ---- gelu ---- */
+
+#define GELU_A 0.7978845608028654f  /* sqrt(2/pi) */
+#define GELU_B 0.03567740813636141f /* 0.044715 sqrt(2/pi) */
+
+/* ---- encoder_wide.cu ---- */
+
+/* Whether it serves these sizes with so much shared memory a block. */
+bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared);
+int ps_encoder_wide_blocks(int64_t units, int multiprocessors);
+/* Bytes of a block's partial sums. */
+size_t ps_encoder_wide_sums(const struct ps_encoder_small *e);
+enum ps_status ps_encoder_wide_forward(const struct small &x, cudaStream_t stream);
+enum ps_status ps_encoder_wide_backward(const struct small &x, cudaStream_t stream);
+
+#endif
