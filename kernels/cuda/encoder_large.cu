@@ -17,11 +17,13 @@
  * us), which saves the first of two rounds of exponentials (27 us), W_o's product and A v before the feed-forward part, and the
  * maxima, sums and divisions of the second round. 426 kFLOP a row in products (27 k clocks a tile with mma.sync) and 60 k in
  * attention. Weights from L2: 26 chunks, 416 KB a tile. Its code is what had to be small: straight-line code of 222 KB was fetched
- * from L2 for every tile (an SM caches 128 KB) at 15 clocks an instruction of a warp. weights'   dW needs 262 kFLOP a row and 512
- * KB of fp32 sums a layer. On chip it would take a cluster of four SMs, each with half gradients  its registers given to sums, and
- * every operand sent to all four. Instead backward writes the operands once in bf16 (a, dqkv, merged, dr, ln2_out, d_hidden,
- * hidden, dy masked: 3 KB a row, 347 MB, 81 us of bandwidth beside the arithmetic) and one more kernel forms all products and bias
- * gradients (30 GFLOP; 347 MB read: 81 us).
+ * from L2 for every tile (an SM caches 128 KB) at 15 clocks an instruction of a warp.
+ *   weights'   dW needs 262 kFLOP a row and 512 KB of fp32 sums a layer. On chip it would take a cluster of four SMs, each with half
+ *   gradients  its registers given to sums, and every operand sent to all four. Instead backward writes the operands once in bf16
+ *              (a, dqkv, merged, dr, ln2_out, d_hidden, hidden, dy masked: 3 KB a row, 352 MB with the empty rows, 81 us of bandwidth
+ *              beside the arithmetic), in the panels that the copy engine and wgmma take as they are, and one more kernel reads each
+ *              of them once (82 us; 30 GFLOP, 38 us at wgmma's rate, beside it) and forms all products and bias gradients in 286
+ *              parts of 128 x 128 sums (19 MB written, and read from L2 by their sum).
  *
  * Dropout is drawn again in backward. Sums over rows are taken in a fixed order; no atomics. */
 #include "kernels/cuda/encoder_large.cuh"
@@ -66,7 +68,9 @@ enum {
 static_assert(WARP_ROWS * QKV_STRIDE * 2 >= WARP_ROWS * (SUM_STRIDE * 4 + ROW_STRIDE * 2),
               "a warp's rows of q, k, v hold both stages");
 
-/* The operands of the weights' gradients, each [rows of the chunk, width]. */
+/* The operands of the weights' gradients, as the tensor cores and the copy engine take them: each tile's 128 rows in two blocks of
+ * 64, a block in panels of 64 columns, a panel as in chunk_load below. In the rows without a sequence the right operands (dqkv, dr,
+ * d_hidden, dy) are zero and the left ones finite. Panels: dqkv 6 (2 each for q, k and v), hidden and d_hidden f/64, the rest 2. */
 struct operands {
     bf16 *a, *dqkv, *merged, *dr, *ln2, *d_hidden, *hidden, *dy;
 };
@@ -140,31 +144,35 @@ static __device__ __forceinline__ void quad_transpose(uint32_t (&v)[4])
 /* ---- left operands: fragment[k][4] holds columns 16 k .. 16 k + 15 of the warp's rows as mma takes them; group n of 8 columns of
  * row half h is fragment[n / 2][2 (n % 2) + h] ---- */
 
-/* Columns first .. first + 16 K - 1 of rows that are width wide. */
-template <int K>
-static __device__ __forceinline__ void fragment_store(const uint32_t (&fragment)[K][4], bf16 *rows, int width, int first, int valid)
+/* Row `row` of the tile, columns 8 unit .. 8 unit + 7 of a panel. */
+static __device__ __forceinline__ uint4 *operand_at(bf16 *operand, int panels, int tile, int row, int panel, int unit)
+{
+    const int64_t place = ((int64_t)(2 * tile + row / 64) * panels + panel) * 64 + row % 64;
+    return (uint4 *)(operand + place * 64) + (unit ^ (row % 8));
+}
+
+/* The 64 columns of a panel. */
+static __device__ __forceinline__ void fragment_store(const uint32_t (&fragment)[4][4], bf16 *operand, int panels, int tile,
+                                                      int panel)
 {
     const int t = lane_id() % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int row = own_row(half);
 #pragma unroll
-        for (int j = 0; j < K / 2; j++) {
-            const int column = first + 8 * (4 * j + t);
+        for (int j = 0; j < 2; j++) {
             uint32_t words[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 words[i] = fragment[2 * j + i / 2][2 * (i % 2) + half];
             }
             quad_transpose(words);
-            if (row < valid && column < width) {
-                *(uint4 *)(rows + (int64_t)row * width + column) = make_uint4(words[0], words[1], words[2], words[3]);
-            }
+            *operand_at(operand, panels, tile, own_row(half), panel, 4 * j + t) =
+                make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
 }
 
-/* The same from sums: x[n][2 h], x[n][2 h + 1] are columns 8 n + 2 t, + 1 of row half h. */
+/* From sums: x[n][2 h], x[n][2 h + 1] are columns 8 n + 2 t, + 1 of row half h. */
 template <int K> static __device__ __forceinline__ void fragment_pack(uint32_t (&fragment)[K][4], const float (&x)[2 * K][4])
 {
 #pragma unroll
@@ -308,9 +316,7 @@ template <bool BACKWARD> struct weight_ring {
     __device__ __forceinline__ uint32_t take()
     {
         ps_cp_async_wait<STAGES - 3>();
-#ifdef PS_WGMMA
         ps_publish();
-#endif
         __syncthreads();
         const uint32_t stage = base + slot * STAGE_BYTES;
         ask((slot + STAGES - 2) % STAGES);
@@ -326,7 +332,6 @@ template <bool BACKWARD> struct weight_ring {
 template <int PENDING, int FIRST, int NT, int A0, int K, int N, int KA>
 static __device__ __forceinline__ void product_wait(float (&sums)[N][4], const uint32_t (&a)[KA][4])
 {
-#ifdef PS_WGMMA
     ps_wgmma_wait<PENDING>();
 #pragma unroll
     for (int n = FIRST; n < FIRST + NT; n++) {
@@ -336,7 +341,6 @@ static __device__ __forceinline__ void product_wait(float (&sums)[N][4], const u
     for (int k = A0; k < A0 + K; k++) {
         asm volatile("" ::"r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]), "r"(a[k][3]) : "memory");
     }
-#endif
 }
 
 /* sums[FIRST + n] += a B for 8 groups of 8 columns, 16 K deep, a from fragment A0 on: B's row k and column n at row k, column n of
@@ -344,27 +348,12 @@ static __device__ __forceinline__ void product_wait(float (&sums)[N][4], const u
 template <int K, int FIRST, int A0, int KA, int N>
 static __device__ __forceinline__ void product_begin(float (&sums)[N][4], const uint32_t (&a)[KA][4], uint32_t panel)
 {
-#ifdef PS_WGMMA
     ps_wgmma_begin();
 #pragma unroll
     for (int k = 0; k < K; k++) {
         ps_wgmma_n64<1>(sums + FIRST, a[A0 + k], ps_wgmma_operand(panel + k * 2048));
     }
     ps_wgmma_commit();
-#else
-    const int lane = lane_id();
-    const uint32_t row = panel + (lane % 16) * 128, unit = ((lane / 16) ^ (lane % 8)) << 4;
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-#pragma unroll
-        for (int n = 0; n < 8; n += 2) {
-            uint32_t b[4];
-            ps_ldmatrix_x4_trans(b, row + k * 2048 + (unit ^ (n << 4)));
-            ps_mma_k16(sums[FIRST + n], a[A0 + k][0], a[A0 + k][1], a[A0 + k][2], a[A0 + k][3], b[0], b[1]);
-            ps_mma_k16(sums[FIRST + n + 1], a[A0 + k][0], a[A0 + k][1], a[A0 + k][2], a[A0 + k][3], b[2], b[3]);
-        }
-    }
-#endif
 }
 
 template <int K, int FIRST, int A0, int KA, int N>
@@ -378,7 +367,6 @@ static __device__ __forceinline__ void product(float (&sums)[N][4], const uint32
 template <int NT, int PANELS, int KA, int N>
 static __device__ __forceinline__ void product_transposed_begin(float (&sums)[N][4], const uint32_t (&a)[KA][4], uint32_t panel)
 {
-#ifdef PS_WGMMA
     ps_wgmma_begin();
 #pragma unroll
     for (int k = 0; k < 4 * PANELS; k++) {
@@ -390,20 +378,6 @@ static __device__ __forceinline__ void product_transposed_begin(float (&sums)[N]
         }
     }
     ps_wgmma_commit();
-#else
-    const int lane = lane_id();
-    const uint32_t row = panel + (lane / 16 * 8 + lane % 8) * 128, unit = ((lane / 8 % 2) ^ (lane % 8)) << 4;
-#pragma unroll
-    for (int k = 0; k < 4 * PANELS; k++) {
-#pragma unroll
-        for (int n = 0; n < NT; n += 2) {
-            uint32_t b[4];
-            ps_ldmatrix_x4(b, row + k / 4 * (NT * 1024) + n * 1024 + (unit ^ (k % 4 << 5)));
-            ps_mma_k16(sums[n], a[k][0], a[k][1], a[k][2], a[k][3], b[0], b[1]);
-            ps_mma_k16(sums[n + 1], a[k][0], a[k][1], a[k][2], a[k][3], b[2], b[3]);
-        }
-    }
-#endif
 }
 
 template <int NT, int PANELS, int KA, int N>
@@ -474,6 +448,15 @@ static __device__ __forceinline__ void row_write(bf16 *rows, int d, int row, int
         if (row < valid && lane_column(i) < d) {
             *(uint4 *)(rows + (int64_t)row * d + lane_column(i)) = w.part[i];
         }
+    }
+}
+
+/* To an operand of D columns. */
+static __device__ __forceinline__ void row_write_operand(bf16 *operand, int tile, int row, const struct row_words &w)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        *operand_at(operand, 2, tile, row, i, lane_id() % 8) = w.part[i];
     }
 }
 
@@ -655,8 +638,8 @@ static __device__ __forceinline__ void add_column_sums(float *to, float (&v)[2 *
 }
 
 /* The operand LN(input) of the warp's rows, to its stage and, where these are not NULL, the rows' statistics and the operand to
- * device memory. */
-static __device__ __forceinline__ void rows_normalise(bf16 *stage, float2 *stats, bf16 *to, const bf16 *input,
+ * device memory (tile: its number in the launch). */
+static __device__ __forceinline__ void rows_normalise(bf16 *stage, float2 *stats, bf16 *to, int tile, const bf16 *input,
                                                       const float *gamma_beta, int d, float epsilon, int valid)
 {
     const int first = WARP_ROWS * warp_id();
@@ -679,7 +662,7 @@ static __device__ __forceinline__ void rows_normalise(bf16 *stage, float2 *stats
         const struct row_words out = row_affine(x, gamma, beta);
         row_stage(stage, i, out);
         if (to) {
-            row_write(to, d, first + pass_row(i), valid, out);
+            row_write_operand(to, tile, first + pass_row(i), out);
         }
     }
     __syncwarp();
@@ -1042,18 +1025,18 @@ template <int K> static __device__ __forceinline__ void load_fragments(uint32_t 
 }
 
 struct tile {
+    int index;            /* in the launch */
     int sequences, valid; /* sequences and rows */
     int64_t row;          /* the first, in the tensors */
-    int64_t local;        /* the first, in the launch */
 };
 
 static __device__ __forceinline__ struct tile tile_at(const struct arguments &p, int index)
 {
     struct tile t;
+    t.index = index;
     t.sequences = at_most(p.group, p.sequences - index * p.group);
     t.valid = t.sequences * p.N;
-    t.local = (int64_t)index * p.group * p.N;
-    t.row = p.first + t.local;
+    t.row = p.first + (int64_t)index * p.group * p.N;
     return t;
 }
 
@@ -1180,7 +1163,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
         const struct tile tile = tile_at(p, blockIdx.x + i * gridDim.x);
         uint32_t a[D / 16][4];
         float x[D / 8][4];
-        rows_normalise(operand, NULL, NULL, p.u + tile.row * d, vectors + LN1_GAMMA, d, p.epsilon, tile.valid);
+        rows_normalise(operand, NULL, NULL, 0, p.u + tile.row * d, vectors + LN1_GAMMA, d, p.epsilon, tile.valid);
         load_fragments<D / 16>(a, operand, ROW_STRIDE);
         __syncwarp();
         project_qkv(weights, own, a, vectors);
@@ -1280,19 +1263,17 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
 
 /* ---- backward ---- */
 
-/* The warp's rows of parts of D columns, of which d exist, from shared memory to a tensor whose first row is the tile's. */
-static __device__ __forceinline__ void copy_rows(bf16 *to, const bf16 *from, int stride, int parts, int d, int valid)
+/* The warp's rows of parts of D columns from shared memory to an operand, zeros from row `valid` on. */
+static __device__ __forceinline__ void copy_rows(bf16 *operand, const bf16 *from, int stride, int parts, int tile, int valid)
 {
     const int local = lane_id() / 16, column = lane_id() % 16 * 8, row = local + WARP_ROWS * warp_id();
 #pragma unroll 1
     for (int part = 0; part < parts; part++) {
         const bf16 *source = from + local * stride + part * D + column;
-        bf16 *place = to + (int64_t)row * (parts * d) + part * d + column;
 #pragma unroll
         for (int i = 0; i < WARP_ROWS / 2; i++) {
-            if (row + 2 * i < valid && column < d) {
-                *(uint4 *)(place + 2 * i * parts * d) = *(const uint4 *)(source + 2 * i * stride);
-            }
+            *operand_at(operand, 2 * parts, tile, row + 2 * i, 2 * part + lane_id() % 16 / 8, lane_id() % 8) =
+                row + 2 * i < valid ? *(const uint4 *)(source + 2 * i * stride) : make_uint4(0, 0, 0, 0);
         }
     }
 }
@@ -1323,14 +1304,14 @@ static __device__ __forceinline__ void feed_forward_operands(const struct argume
         row_drop(dy, p.output, step, tile.row + row, d);
         const struct row_words masked = row_pack(dy);
         row_stage(stage + WARP_ROWS * ROW_STRIDE, i, masked);
-        row_write(p.operands.dy + tile.local * d, d, row, tile.valid, masked);
+        row_write_operand(p.operands.dy, tile.index, row, masked);
         const float2 s = row_normalise(x, d, p.epsilon);
         if (lane_id() % 8 == 0) {
             stats[pass_row(i)] = s;
         }
         const struct row_words ln2 = row_affine(x, gamma, beta);
         row_stage(stage, i, ln2);
-        row_write(p.operands.ln2 + tile.local * d, d, row, tile.valid, ln2);
+        row_write_operand(p.operands.ln2, tile.index, row, ln2);
     }
     __syncwarp();
 }
@@ -1358,9 +1339,9 @@ static __device__ __forceinline__ void feed_forward_backward(const struct argume
         product_wait<0, 0, 8, 0, 8>(z, a);
         hidden_backward(z, dh, p, words, vectors + B_1 + CHUNK * j);
         fragment_pack<4>(d_hidden, z);
-        fragment_store<4>(d_hidden, p.operands.hidden + tile.local * p.f, p.f, CHUNK * j, tile.valid);
+        fragment_store(d_hidden, p.operands.hidden, hidden_chunks, tile.index, j);
         fragment_pack<4>(d_hidden, dh);
-        fragment_store<4>(d_hidden, p.operands.d_hidden + tile.local * p.f, p.f, CHUNK * j, tile.valid);
+        fragment_store(d_hidden, p.operands.d_hidden, hidden_chunks, tile.index, j);
         product_transposed<16, 1>(d_r, d_hidden, stage);
     }
 }
@@ -1446,7 +1427,7 @@ static __device__ __forceinline__ void layernorm_backward(const struct arguments
             row_drop(dz, p.attention, step, tile.row + row, d);
             const struct row_words out = row_pack(dz);
             row_stage(operand, i, out);
-            row_write(p.operands.dr + tile.local * d, d, row, tile.valid, out);
+            row_write_operand(p.operands.dr, tile.index, row, out);
         }
     }
     add_column_sums(sums, column_sums);
@@ -1499,16 +1480,15 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
             product_transposed<8, 2>(d_merged, a, stage);
             store_rows<8>(own_merged + CHUNK * c, ROW_STRIDE, d_merged, NULL);
         }
-        rows_normalise(own, stats, p.operands.a + tile.local * d, p.u + tile.row * d, vectors + LN1_GAMMA, d, p.epsilon,
-                       tile.valid);
+        rows_normalise(own, stats, p.operands.a, tile.index, p.u + tile.row * d, vectors + LN1_GAMMA, d, p.epsilon, tile.valid);
         load_fragments<D / 16>(a, own, ROW_STRIDE);
         __syncwarp();
         project_qkv(weights, own, a, vectors);
         __syncthreads();
         attention_backward<KT, E>(p, qkv, merged, p.softmax + tile.row * p.heads, tile.sequences);
         __syncthreads();
-        copy_rows(p.operands.dqkv + tile.local * 3 * d, own, QKV_STRIDE, 3, d, tile.valid);
-        copy_rows(p.operands.merged + tile.local * d, own_merged, ROW_STRIDE, 1, d, tile.valid);
+        copy_rows(p.operands.dqkv, own, QKV_STRIDE, 3, tile.index, tile.valid);
+        copy_rows(p.operands.merged, own_merged, ROW_STRIDE, 1, tile.index, tile.valid);
         zero(x);
 #pragma unroll 1
         for (int c = 0; c < 6; c++) {
@@ -1534,192 +1514,304 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
 
 /* ---- weights' gradients ---- */
 
+/* A block forms one product left' right over every so manieth block of 64 rows, up to 128 x 384 or 384 x 128: a warpgroup each has
+ * 128 x 128 of it (a part). The first thread asks the copy engine for the operands, a stage of 64 rows at once. */
 enum {
-    OUT = 128,                    /* rows and columns of an output tile */
-    OUT_FLOATS = OUT * OUT + OUT, /* and the column sums of its right operand */
-    DEPTH = 64,                   /* rows of the operands staged at once */
-    GRADIENT_STAGES = 3,
-    OPERAND_BYTES = DEPTH * OUT * 2,
-    GRADIENT_BYTES = GRADIENT_STAGES * 2 * OPERAND_BYTES,
+    PART = 128,                       /* rows and columns of a part */
+    PART_FLOATS = PART * PART + PART, /* its sums in the order of the threads' registers, and its right operand's column sums */
+    MAX_PARTS = 3,                    /* of a job */
+    PANEL_BYTES = 64 * 64 * 2,
+    GRADIENT_THREADS = 128 * MAX_PARTS,
+    GRADIENT_PANELS = 24, /* in shared memory */
+    GRADIENT_BYTES = GRADIENT_PANELS * PANEL_BYTES,
+    MAX_STAGES = GRADIENT_PANELS / 4, /* of the smallest job */
+    MAX_JOBS = 2 + 2 * ((MAX_F / 64 + 2 * MAX_PARTS - 1) / (2 * MAX_PARTS)),
+    ADD_BLOCKS = PART_FLOATS / (4 * 32), /* of add_gradients for a part: 32 times 4 columns each */
 };
+static_assert(PART_FLOATS % (4 * 32) == 0 && NORM_SUMS % 32 == 0, "whole blocks");
 
-/* One output tile: left' right, [rows, OUT] each, of which `lefts` and `rights` columns exist. */
-struct gradient_tile {
-    const bf16 *left, *right;
-    int left_stride, right_stride, lefts, rights;
-    float *weight, *bias; /* where it belongs; bias NULL where another tile has it */
-    int weight_stride;
+enum gradient_kind { GRADIENT_QKV, GRADIENT_O, GRADIENT_1, GRADIENT_2 };
+
+/* One product: which, panels first .. first + panels - 1 of its wide operand (the left one of W_2's gradient, else the right one),
+ * and where its blocks and partial sums are. */
+struct gradient_job {
+    int kind, first, panels, parts;
+    int slot, slices; /* its first block, and how many share the rows */
+    int partial;      /* the first of its slices * parts parts */
+    int column;       /* its first part among all jobs' parts */
 };
 
 struct gradient_arguments {
     struct operands operands;
     struct ps_encoder_large_gradients gradients;
-    int d, f, rows, slice;     /* rows of the chunk; rows of a slice, a multiple of DEPTH */
-    int tiles, slices, blocks; /* blocks of layer_backward */
-    float *partials;           /* [slices][tiles][OUT_FLOATS] */
-    const float *norm_sums;    /* [blocks][NORM_SUMS] */
+    int d, f, hidden_panels;
+    int row_blocks;                         /* of 64 rows */
+    int jobs_count, slots, columns, blocks; /* blocks of weight_gradients; parts; blocks of layer_backward */
+    struct gradient_job jobs[MAX_JOBS];
+    float *partials;        /* [jobs: slices, parts][PART_FLOATS] */
+    const float *norm_sums; /* [blocks][NORM_SUMS] */
 };
 
-/* Tiles 0, 1, 2: W_q, W_k, W_v; 3: W_o; then W_1 by columns and W_2 by rows. */
-static __device__ __forceinline__ struct gradient_tile gradient_tile_at(const struct gradient_arguments &p, int i)
+/* An operand: `panels` of its `all` from `first` on. */
+struct gradient_operand {
+    const bf16 *from;
+    int all, first, panels;
+};
+
+static __device__ __forceinline__ void gradient_operands(struct gradient_operand &left, struct gradient_operand &right,
+                                                         const struct gradient_arguments &p, const struct gradient_job &job)
 {
     const struct operands &o = p.operands;
-    const struct ps_encoder_large_gradients &g = p.gradients;
-    const int d = p.d, f = p.f, hidden = (f + OUT - 1) / OUT;
-    if (i < 3) {
-        struct gradient_tile t = {o.a, o.dqkv + i * d, d, 3 * d, d, d, g.w_qkv + i * d, g.b_qkv + i * d, 3 * d};
-        return t;
+    const int all = p.hidden_panels;
+    left = {job.kind == GRADIENT_QKV ? o.a : job.kind == GRADIENT_O ? o.merged : o.ln2, 2, 0, 2};
+    right = {job.kind == GRADIENT_QKV ? o.dqkv : o.dr, job.panels, 0, job.panels};
+    if (job.kind == GRADIENT_1) {
+        right = {o.d_hidden, all, job.first, job.panels};
+    } else if (job.kind == GRADIENT_2) {
+        left = {o.hidden, all, job.first, job.panels};
+        right = {o.dy, 2, 0, 2};
     }
-    if (i == 3) {
-        struct gradient_tile t = {o.merged, o.dr, d, d, d, d, g.w_o, g.b_o, d};
-        return t;
-    }
-    i -= 4;
-    if (i < hidden) {
-        struct gradient_tile t = {o.ln2, o.d_hidden + OUT * i, d, f, d, f - OUT * i, g.w_1 + OUT * i, g.b_1 + OUT * i, f};
-        return t;
-    }
-    i -= hidden;
-    struct gradient_tile t = {o.hidden + OUT * i,    o.dy, f, d, f - OUT * i, d, g.w_2 + (int64_t)OUT * i * d,
-                              i == 0 ? g.b_2 : NULL, d};
-    return t;
 }
 
-/* Rows first .. first + DEPTH - 1 of an operand: two panels of 64 columns as in chunk_load; rows from `end` on are zero. */
-static __device__ __forceinline__ void operand_load(uint32_t stage, const bf16 *from, int stride, int columns, int64_t first,
-                                                    int64_t end)
+static __device__ __forceinline__ const struct gradient_job &gradient_job_at(const struct gradient_arguments &p, int slot)
 {
-    const int row = threadIdx.x / 8, unit = threadIdx.x % 8;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int r = row + 32 * (i % 2), column = 64 * (i / 2) + 8 * unit;
-        const bool valid = first + r < end && column < columns;
-        ps_cp_async(stage + 8192 * (i / 2) + r * 128 + ((unit ^ (r % 8)) << 4), valid ? from + (first + r) * stride + column : from,
-                    valid);
+    int j = 0;
+    while (j + 1 < p.jobs_count && slot >= p.jobs[j + 1].slot) {
+        j++;
     }
+    return p.jobs[j];
 }
 
-/* Block (tile, slice): the partial product over the slice's rows. Warp (i, j) of 2 x 4 has rows 64 i and columns 32 j on. */
-static __global__ void __launch_bounds__(THREADS, 2) weight_gradients(const __grid_constant__ struct gradient_arguments p)
+/* The last tiles of layer_backward may still be in L2, so the row blocks are taken from the last to the first. */
+static __global__ void __launch_bounds__(GRADIENT_THREADS, 1) weight_gradients(const __grid_constant__ struct gradient_arguments p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    const struct gradient_tile tile = gradient_tile_at(p, blockIdx.x);
-    const int64_t first = (int64_t)blockIdx.y * p.slice, end = first + p.slice < p.rows ? first + p.slice : p.rows;
-    const int depths = first < end ? (int)((end - first + DEPTH - 1) / DEPTH) : 0;
-    const int lane = lane_id(), wi = warp_id() / 4, wj = warp_id() % 4;
-    const uint32_t base = ps_shared_address(shared);
-    /* Operands of a product: the left one transposed as it is read. */
-    const uint32_t left_row = (lane / 16 * 8 + lane % 8) * 128, left_unit = ((lane / 8 % 2) ^ (lane % 8)) << 4;
-    const uint32_t right_row = (lane % 16) * 128, right_unit = ((lane / 16) ^ (lane % 8)) << 4;
-    const uint32_t left_panel = base + wi * 8192, right_panel = base + OPERAND_BYTES + wj / 2 * 8192;
-    float sums[4][4][4], bias[4][4];
-#pragma unroll
-    for (int m = 0; m < 4; m++) {
-        zero(sums[m]);
+    __shared__ uint64_t barriers[2 * MAX_STAGES];
+    const struct gradient_job &job = gradient_job_at(p, blockIdx.x);
+    struct gradient_operand left, right;
+    gradient_operands(left, right, p, job);
+    const int slice = blockIdx.x - job.slot, part = threadIdx.x / 128;
+    const int steps = slice < p.row_blocks ? (p.row_blocks - 1 - slice) / job.slices + 1 : 0;
+    /* An odd panel's neighbour is there but not filled: it makes columns that do not exist. */
+    const uint32_t left_bytes = (left.panels + 1) / 2 * 2 * PANEL_BYTES, right_bytes = (right.panels + 1) / 2 * 2 * PANEL_BYTES;
+    const uint32_t stage_bytes = left_bytes + right_bytes, base = ps_shared_address(shared);
+    const int stages = GRADIENT_BYTES / stage_bytes;
+    const uint32_t full = ps_shared_address(barriers), empty = full + 8 * MAX_STAGES;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < stages; i++) {
+            ps_mbarrier_init(full + 8 * i, 1);
+            ps_mbarrier_init(empty + 8 * i, 4 * job.parts);
+        }
+        ps_mbarrier_publish();
     }
+    __syncthreads();
+    const auto ask = [&](int step,
+                         int slot) { /* for the rows of a step */
+                                     const int64_t block = p.row_blocks - 1 - slice - (int64_t)step * job.slices;
+                                     const uint32_t left_size = left.panels * PANEL_BYTES, right_size = right.panels * PANEL_BYTES;
+                                     const uint32_t to = base + slot * stage_bytes;
+                                     ps_mbarrier_expect(full + 8 * slot, left_size + right_size);
+                                     ps_bulk_copy(to, left.from + (block * left.all + left.first) * (64 * 64), left_size,
+                                                  full + 8 * slot);
+                                     ps_bulk_copy(to + left_bytes, right.from + (block * right.all + right.first) * (64 * 64),
+                                                  right_size, full + 8 * slot);
+    };
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < stages && s < steps; s++) {
+            ask(s, s);
+        }
+    }
+    if (part >= job.parts) {
+        return;
+    }
+    const bool tall = job.kind == GRADIENT_2;
+    const uint32_t left_place = tall ? part * 2 * PANEL_BYTES : 0, right_place = left_bytes + (tall ? 0 : part * 2 * PANEL_BYTES);
+    const bool with_bias = !tall || (part == 0 && job.first == 0);
+    const int lane = lane_id(), wj = warp_id() % 4;
+    const uint32_t bias_row = (lane % 16) * 128, bias_unit = ((lane / 16) ^ (lane % 8)) << 4;
+    float sums[2][16][4], bias[4][4];
+    zero(sums[0]);
+    zero(sums[1]);
     zero(bias);
-    for (int s = 0; s < GRADIENT_STAGES - 1; s++) {
-        if (s < depths) {
-            operand_load(base + s * 2 * OPERAND_BYTES, tile.left, tile.left_stride, tile.lefts, first + s * DEPTH, end);
-            operand_load(base + s * 2 * OPERAND_BYTES + OPERAND_BYTES, tile.right, tile.right_stride, tile.rights,
-                         first + s * DEPTH, end);
-        }
-        ps_cp_async_commit();
-    }
     int slot = 0;
-    for (int s = 0; s < depths; s++) {
-        ps_cp_async_wait<GRADIENT_STAGES - 2>();
-        __syncthreads();
-        const int ahead = s + GRADIENT_STAGES - 1;
-        if (ahead < depths) {
-            const uint32_t into = base + (slot == 0 ? GRADIENT_STAGES - 1 : slot - 1) * 2 * OPERAND_BYTES;
-            operand_load(into, tile.left, tile.left_stride, tile.lefts, first + ahead * DEPTH, end);
-            operand_load(into + OPERAND_BYTES, tile.right, tile.right_stride, tile.rights, first + ahead * DEPTH, end);
+    uint32_t parity = 0;
+    for (int s = 0; s < steps; s++) {
+        const uint32_t a = base + slot * stage_bytes + left_place, b = base + slot * stage_bytes + right_place;
+        ps_mbarrier_wait(full + 8 * slot, parity);
+        ps_wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                ps_wgmma_shared_n128(sums[m], ps_wgmma_operand(a + m * PANEL_BYTES + k * 2048),
+                                     ps_wgmma_operand_pair(b + k * 2048, PANEL_BYTES));
+            }
         }
-        ps_cp_async_commit();
-        const uint32_t offset = slot * 2 * OPERAND_BYTES;
+        ps_wgmma_commit();
+        if (with_bias) { /* a row of ones times the warp's 32 columns of the right operand */
+            const uint32_t panel = b + wj / 2 * PANEL_BYTES + bias_row, one = 0x3f803f80u;
 #pragma unroll
-        for (int k = 0; k < DEPTH / 16; k++) {
-            uint32_t a[4][4], b[2][4];
+            for (int k = 0; k < 4; k++) {
 #pragma unroll
-            for (int m = 0; m < 4; m++) {
-                ps_ldmatrix_x4_trans(a[m], left_panel + offset + left_row + k * 2048 + (left_unit ^ (m << 5)));
-            }
-#pragma unroll
-            for (int n = 0; n < 2; n++) {
-                ps_ldmatrix_x4_trans(b[n],
-                                     right_panel + offset + right_row + k * 2048 + (right_unit ^ ((wj % 2 * 4 + 2 * n) << 4)));
-            }
-#pragma unroll
-            for (int n = 0; n < 4; n++) {
-                const uint32_t b0 = b[n / 2][n % 2 * 2], b1 = b[n / 2][n % 2 * 2 + 1];
-#pragma unroll
-                for (int m = 0; m < 4; m++) {
-                    ps_mma_k16(sums[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b0, b1);
-                }
-                if (tile.bias && wi == 0) { /* a row of ones; both warps of a column would find the same */
-                    const uint32_t one = 0x3f803f80u;
-                    ps_mma_k16(bias[n], one, one, one, one, b0, b1);
+                for (int n = 0; n < 4; n += 2) {
+                    uint32_t r[4];
+                    ps_ldmatrix_x4_trans(r, panel + k * 2048 + (bias_unit ^ ((wj % 2 * 4 + n) << 4)));
+                    ps_mma_k16(bias[n], one, one, one, one, r[0], r[1]);
+                    ps_mma_k16(bias[n + 1], one, one, one, one, r[2], r[3]);
                 }
             }
         }
-        slot = slot == GRADIENT_STAGES - 1 ? 0 : slot + 1;
+        if (threadIdx.x == 0 && s > 0 && s - 1 + stages < steps) { /* the stage of the step before, when all have read it */
+            const int before = slot == 0 ? stages - 1 : slot - 1;
+            ps_mbarrier_wait(empty + 8 * before, slot == 0 ? parity ^ 1 : parity);
+            ask(s - 1 + stages, before);
+        }
+        ps_wgmma_wait<0>();
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+#pragma unroll
+            for (int n = 0; n < 16; n++) {
+                asm volatile("" : "+f"(sums[m][n][0]), "+f"(sums[m][n][1]), "+f"(sums[m][n][2]), "+f"(sums[m][n][3])::"memory");
+            }
+        }
+        if (lane == 0) {
+            ps_mbarrier_arrive(empty + 8 * slot);
+        }
+        slot++;
+        if (slot == stages) {
+            slot = 0;
+            parity ^= 1;
+        }
     }
-    float *out = p.partials + ((int64_t)blockIdx.y * p.tiles + blockIdx.x) * OUT_FLOATS;
-    const int g = lane / 4, t = lane % 4;
+    float *out = p.partials + (int64_t)(job.partial + slice * job.parts + part) * PART_FLOATS;
+    const int thread = threadIdx.x % 128;
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        const int column = 32 * wj + 8 * n + 2 * t;
+    for (int m = 0; m < 2; m++) {
 #pragma unroll
-        for (int m = 0; m < 4; m++) {
-            const int row = 64 * wi + 16 * m + g;
-            *(float2 *)(out + row * OUT + column) = make_float2(sums[m][n][0], sums[m][n][1]);
-            *(float2 *)(out + (row + 8) * OUT + column) = make_float2(sums[m][n][2], sums[m][n][3]);
+        for (int n = 0; n < 16; n++) {
+            *(float4 *)(out + ((m * 16 + n) * 128 + thread) * 4) =
+                make_float4(sums[m][n][0], sums[m][n][1], sums[m][n][2], sums[m][n][3]);
         }
-        if (wi == 0 && g == 0) {
-            *(float2 *)(out + OUT * OUT + column) = make_float2(bias[n][0], bias[n][1]);
+    }
+    if (lane < 4) {
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            *(float2 *)(out + PART * PART + 32 * wj + 8 * n + 2 * lane) = make_float2(bias[n][0], bias[n][1]);
         }
     }
 }
 
-/* Gradients += their partial sums, slice after slice. Blocks: 4 columns a thread of every tile, then LayerNorm's. */
+/* Columns `column`, column + 1 of row `row` of the job's product += v. */
+static __device__ __forceinline__ void add_weights(const struct gradient_arguments &p, const struct gradient_job &job, int part,
+                                                   int row, int column, float v0, float v1)
+{
+    const struct ps_encoder_large_gradients &g = p.gradients;
+    float *to;
+    bool there = row < p.d && column < p.d;
+    if (job.kind == GRADIENT_QKV) {
+        to = g.w_qkv + (int64_t)row * 3 * p.d + part * p.d + column;
+    } else if (job.kind == GRADIENT_O) {
+        to = g.w_o + (int64_t)row * p.d + column;
+    } else if (job.kind == GRADIENT_1) {
+        column += 64 * job.first + PART * part;
+        there = row < p.d && column < p.f;
+        to = g.w_1 + (int64_t)row * p.f + column;
+    } else {
+        row += 64 * job.first + PART * part;
+        there = row < p.f && column < p.d;
+        to = g.w_2 + (int64_t)row * p.d + column;
+    }
+    if (there) {
+        const float2 old = *(float2 *)to;
+        *(float2 *)to = make_float2(old.x + v0, old.y + v1);
+    }
+}
+
+/* 4 columns of a part's bias += v. */
+static __device__ __forceinline__ void add_bias(const struct gradient_arguments &p, const struct gradient_job &job, int part,
+                                                int column, float4 v)
+{
+    const struct ps_encoder_large_gradients &g = p.gradients;
+    float *to;
+    bool there = column < p.d;
+    if (job.kind == GRADIENT_QKV) {
+        to = g.b_qkv + part * p.d + column;
+    } else if (job.kind == GRADIENT_O) {
+        to = g.b_o + column;
+    } else if (job.kind == GRADIENT_1) {
+        column += 64 * job.first + PART * part;
+        there = column < p.f;
+        to = g.b_1 + column;
+    } else {
+        there = there && job.first == 0 && part == 0;
+        to = g.b_2 + column;
+    }
+    if (there) {
+        const float4 old = *(float4 *)to;
+        *(float4 *)to = make_float4(old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w);
+    }
+}
+
+/* Gradients += their partial sums: a warp sums every eighth slice, and the eight sums are added in their order. Blocks: those of
+ * the parts, then LayerNorm's. */
 static __global__ void __launch_bounds__(THREADS) add_gradients(const __grid_constant__ struct gradient_arguments p)
 {
-    const int i = blockIdx.x * THREADS + threadIdx.x, tile_index = i / (OUT_FLOATS / 4), place = i % (OUT_FLOATS / 4) * 4;
-    if (tile_index < p.tiles) {
-        const struct gradient_tile tile = gradient_tile_at(p, tile_index);
-        const int row = place / OUT, column = place % OUT;
-        float *to = row < OUT ? tile.weight + (int64_t)row * tile.weight_stride + column : tile.bias + column;
-        if (column >= tile.rights || (row < OUT ? row >= tile.lefts : !tile.bias)) {
+    __shared__ float4 sums[WARPS][32];
+    const int lane = lane_id(), warp = warp_id(), column = blockIdx.x / ADD_BLOCKS;
+    if (column < p.columns) {
+        int j = 0;
+        while (j + 1 < p.jobs_count && column >= p.jobs[j + 1].column) {
+            j++;
+        }
+        const struct gradient_job &job = p.jobs[j];
+        const int part = column - job.column, place = blockIdx.x % ADD_BLOCKS * 32 + lane; /* 4 floats each */
+        const float4 *from = (const float4 *)(p.partials + (int64_t)(job.partial + part) * PART_FLOATS) + place;
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 4
+        for (int s = warp; s < job.slices; s += WARPS) {
+            const float4 v = from[(int64_t)s * job.parts * (PART_FLOATS / 4)];
+            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+        }
+        sums[warp][lane] = sum;
+        __syncthreads();
+        if (warp > 0) {
             return;
         }
-        const float *from = p.partials + (int64_t)tile_index * OUT_FLOATS + place;
-        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-        for (int s = 0; s < p.slices; s++) {
-            const float4 v = *(const float4 *)(from + (int64_t)s * p.tiles * OUT_FLOATS);
-            sum.x += v.x;
-            sum.y += v.y;
-            sum.z += v.z;
-            sum.w += v.w;
+#pragma unroll
+        for (int i = 1; i < WARPS; i++) {
+            const float4 v = sums[i][lane];
+            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
         }
-        float4 old = *(float4 *)to;
-        *(float4 *)to = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
+        if (place < PART * PART / 4) {
+            const int thread = place % 128, n = place / 128 % 16, m = place / (128 * 16);
+            const int row = 64 * m + thread / 4 % 8 + 16 * (thread / 32), first = 8 * n + 2 * (thread % 4);
+            add_weights(p, job, part, row, first, sum.x, sum.y);
+            add_weights(p, job, part, row + 8, first, sum.z, sum.w);
+        } else {
+            add_bias(p, job, part, 4 * (place - PART * PART / 4), sum);
+        }
         return;
     }
-    const int sum_index = i - p.tiles * (OUT_FLOATS / 4), vector = sum_index / D, column = sum_index % D;
-    if (sum_index < NORM_SUMS && column < p.d) {
-        float *to = vector == 0   ? p.gradients.ln1_gamma
-                    : vector == 1 ? p.gradients.ln1_beta
-                    : vector == 2 ? p.gradients.ln2_gamma
-                                  : p.gradients.ln2_beta;
-        float sum = 0.0f;
-#pragma unroll 8
-        for (int b = 0; b < p.blocks; b++) {
-            sum += p.norm_sums[(int64_t)b * NORM_SUMS + sum_index];
-        }
-        to[column] += sum;
+    const int index = (blockIdx.x - p.columns * ADD_BLOCKS) * 32 + lane, vector = index / D, place = index % D;
+    float *out = (float *)sums, sum = 0.0f;
+#pragma unroll 4
+    for (int b = warp; b < p.blocks; b += WARPS) {
+        sum += p.norm_sums[(int64_t)b * NORM_SUMS + index];
     }
+    out[warp * 32 + lane] = sum;
+    __syncthreads();
+    if (warp > 0 || place >= p.d) {
+        return;
+    }
+#pragma unroll
+    for (int i = 1; i < WARPS; i++) {
+        sum += out[i * 32 + lane];
+    }
+    float *to = vector == 0   ? p.gradients.ln1_gamma
+                : vector == 1 ? p.gradients.ln1_beta
+                : vector == 2 ? p.gradients.ln2_gamma
+                              : p.gradients.ln2_beta;
+    to[place] += sum;
 }
 
 /* ---- launchers ---- */
@@ -1811,8 +1903,8 @@ enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *l, v
 
 /* The workspace's parts, each a multiple of 256 bytes, for chunks of so many sequences. */
 struct plan {
-    int64_t sequences; /* of a chunk */
-    int tiles, slices; /* output tiles of the weights' gradients; parts into which their rows are cut */
+    int64_t sequences;                   /* of a chunk */
+    struct gradient_arguments gradients; /* all but the pointers */
     size_t a, dqkv, merged, dr, ln2, d_hidden, hidden, dy, parked, norm_sums, partials, bytes;
 };
 
@@ -1823,29 +1915,66 @@ static size_t part(size_t *end, int64_t bytes)
     return begin;
 }
 
+/* The products, and the device's multiprocessors shared among them by the bytes that each reads. */
+static struct gradient_arguments gradients_of(const struct ps_encoder_large *l)
+{
+    struct gradient_arguments g = {};
+    g.d = (int)l->d_model;
+    g.f = (int)l->d_ff;
+    g.hidden_panels = (g.f + 63) / 64;
+    int panels = 0;
+    const auto add = [&](int kind, int first, int wide) {
+        struct gradient_job *job = &g.jobs[g.jobs_count++];
+        *job = {kind, first, wide, (wide + 1) / 2};
+        panels += 2 + wide;
+    };
+    add(GRADIENT_QKV, 0, 6);
+    add(GRADIENT_O, 0, 2);
+    const int pieces = (g.hidden_panels + 2 * MAX_PARTS - 1) / (2 * MAX_PARTS);
+    for (int kind = GRADIENT_1; kind <= GRADIENT_2; kind++) {
+        for (int i = 0, first = 0; i < pieces; i++) { /* an even number of panels each, but for the last */
+            const int rest = g.hidden_panels - first, wide = ((rest + pieces - i - 1) / (pieces - i) + 1) / 2 * 2;
+            add(kind, first, wide < rest ? wide : rest);
+            first += wide;
+        }
+    }
+    int partial = 0;
+    for (int j = 0; j < g.jobs_count; j++) {
+        struct gradient_job *job = &g.jobs[j];
+        job->slices = l->multiprocessors * (2 + job->panels) / panels;
+        job->slices = job->slices < 1 ? 1 : job->slices;
+        job->slot = g.slots;
+        job->partial = partial;
+        job->column = g.columns;
+        g.slots += job->slices;
+        g.columns += job->parts;
+        partial += job->slices * job->parts;
+    }
+    return g;
+}
+
 /* Chunks: whole waves of tiles whose operands take at most 384 MiB. */
 static struct plan plan_of(const struct ps_encoder_large *l)
 {
-    const int64_t row = 2 * (8 * l->d_model + 2 * l->d_ff), wave = (int64_t)l->multiprocessors * group_of(l);
-    const int64_t waves = ((int64_t)384 << 20) / (wave * l->patches * row);
     struct plan plan = {};
+    plan.gradients = gradients_of(l);
+    const int64_t group = group_of(l), f = 64 * plan.gradients.hidden_panels, row = 2 * (8 * D + 2 * f);
+    const int64_t wave = (int64_t)l->multiprocessors * group, waves = ((int64_t)384 << 20) / (l->multiprocessors * ROWS * row);
     plan.sequences = waves * wave < l->sequences ? (waves < 1 ? 1 : waves) * wave : l->sequences;
-    const int64_t rows = plan.sequences * l->patches, d = l->d_model, f = l->d_ff;
-    plan.tiles = (int)(4 + 2 * ((f + OUT - 1) / OUT));
-    plan.slices = 2 * l->multiprocessors / plan.tiles;
-    plan.slices = plan.slices < 1 ? 1 : plan.slices;
+    const int64_t rows = (plan.sequences + group - 1) / group * ROWS;
+    const struct gradient_job *last = &plan.gradients.jobs[plan.gradients.jobs_count - 1];
     size_t end = 0;
-    plan.a = part(&end, 2 * rows * d);
-    plan.dqkv = part(&end, 6 * rows * d);
-    plan.merged = part(&end, 2 * rows * d);
-    plan.dr = part(&end, 2 * rows * d);
-    plan.ln2 = part(&end, 2 * rows * d);
+    plan.a = part(&end, 2 * rows * D);
+    plan.dqkv = part(&end, 6 * rows * D);
+    plan.merged = part(&end, 2 * rows * D);
+    plan.dr = part(&end, 2 * rows * D);
+    plan.ln2 = part(&end, 2 * rows * D);
     plan.d_hidden = part(&end, 2 * rows * f);
     plan.hidden = part(&end, 2 * rows * f);
-    plan.dy = part(&end, 2 * rows * d);
+    plan.dy = part(&end, 2 * rows * D);
     plan.parked = part(&end, (int64_t)4 * l->multiprocessors * ROWS * D);
     plan.norm_sums = part(&end, (int64_t)4 * l->multiprocessors * NORM_SUMS);
-    plan.partials = part(&end, (int64_t)4 * plan.slices * plan.tiles * OUT_FLOATS);
+    plan.partials = part(&end, (int64_t)4 * (last->partial + last->slices * last->parts) * PART_FLOATS);
     plan.bytes = end;
     return plan;
 }
@@ -1882,26 +2011,20 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
     PS_TRY(ps_cuda_check(
         cudaFuncSetAttribute((const void *)weight_gradients, cudaFuncAttributeMaxDynamicSharedMemorySize, GRADIENT_BYTES),
         "encoder layer: shared memory"));
+    struct gradient_arguments g = plan.gradients;
+    g.operands = p.operands;
+    g.gradients = *gradients;
+    g.partials = (float *)(w + plan.partials);
+    g.norm_sums = p.norm_sums;
     for (int64_t s = 0; s < l->sequences; s += plan.sequences) {
         p.sequences = (int)(l->sequences - s < plan.sequences ? l->sequences - s : plan.sequences);
         p.first = s * l->patches;
-        struct gradient_arguments g = {};
-        g.operands = p.operands;
-        g.gradients = *gradients;
-        g.d = p.d;
-        g.f = p.f;
-        g.rows = p.sequences * p.N;
-        g.slice = (int)((g.rows + (int64_t)plan.slices * DEPTH - 1) / ((int64_t)plan.slices * DEPTH)) * DEPTH;
-        g.tiles = plan.tiles;
-        g.slices = (g.rows + g.slice - 1) / g.slice;
+        g.row_blocks = 2 * (int)((p.sequences + p.group - 1) / p.group);
         g.blocks = blocks_for(l, p.sequences);
-        g.partials = (float *)(w + plan.partials);
-        g.norm_sums = p.norm_sums;
         PS_TRY(layer_launch(l, p, 1, g.blocks));
-        const dim3 grid(g.tiles, g.slices);
-        weight_gradients<<<grid, THREADS, GRADIENT_BYTES, l->stream>>>(g);
+        weight_gradients<<<g.slots, GRADIENT_THREADS, GRADIENT_BYTES, l->stream>>>(g);
         PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder layer, weights' gradients"));
-        add_gradients<<<(g.tiles * (OUT_FLOATS / 4) + NORM_SUMS + THREADS - 1) / THREADS, THREADS, 0, l->stream>>>(g);
+        add_gradients<<<g.columns * ADD_BLOCKS + NORM_SUMS / 32, THREADS, 0, l->stream>>>(g);
         PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder layer, sums of gradients"));
     }
     return PS_OK;
