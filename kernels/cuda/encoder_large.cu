@@ -1,31 +1,36 @@
 /* One encoder layer, forward and backward, for d_model up to 128: bf16 operands on tensor cores, fp32 sums, softmax and LayerNorm.
  *
- * Why: at level gemm a layer's activations cross device memory about 40 times. Here a block of 256 threads owns the 128 rows of
- * G = 128/N whole sequences; they stay in registers and shared memory from LN1 to the residual out. A warp owns 16 rows through
- * every product, with its left operand in registers; between them q, k and v pass through shared memory, where a warp takes one
- * (sequence, head) at a time. The layer's weights (2 (4 d^2 + 2 d f) bytes: 256 KB at d 128, f 256) are more than an SM holds, so
- * they stream from L2 in chunks of 16 KB, four in flight, each used by all 128 rows.
+ * Why: at level gemm a layer's activations cross device memory about 40 times. Here a block of 512 threads owns the 128 rows of
+ * G = 128/N whole sequences; they stay in shared memory and registers from LN1 to the residual out. The rows are two halves of
+ * 64, each of two warpgroups (sides) that share its products: by columns, or, between the two products of the feed-forward part, by
+ * depth, so that a hidden layer's operand stays in registers. The other left operands are in shared memory in the panels that wgmma
+ * reads, q, k and v too, of which a warp takes one (sequence, head) at a time. The layer's weights (2 (4 d^2 + 2 d f) bytes: 256 KB
+ * at d 128, f 256) are more than an SM holds, so the copy engine streams them from L2 in chunks of 16 KB, five slots of them, each
+ * used by all 128 rows; the warp that is the last to release a slot asks for its next chunk.
  *
- * Counts, weather (d 128, h 16, f 256, N 42, R 112,896 rows, 896 tiles of 126 rows, 6.8 a block of 132), a layer:
- *   forward    device memory 512 B a row read, 512 written (58 + 58 MB, 27 us at 4.3 TB/s); weights from L2 256 KB a tile (235 MB,
- *              43 us at 5.5 TB/s, beside the arithmetic); 262 kFLOP a row in the products (33 MFLOP a tile: 16 k clocks of an SM at
- *              mma.sync's 2,060 FLOP a clock, 8.2 k at wgmma's 4,096) and 24 k in attention; B operands from shared memory 256 KB a
- *              warp, 2 MB a tile (16 k clocks at 128 B a clock: as much as the arithmetic; wgmma reads them once for 64 rows, 4 k);
- *              exponentials 16 heads x 42 x 48 a sequence and 256 tanh a row (8 k clocks a tile at 16 a clock); Philox 64 blocks a
- *              row, about 100 instructions each (6.3 k clocks a tile).
- *   backward   keeps r and each query's softmax sum from the forward pass (256 + 4 h bytes a row, once written and once read: 17
- * us), which saves the first of two rounds of exponentials (27 us), W_o's product and A v before the feed-forward part, and the
- * maxima, sums and divisions of the second round. 426 kFLOP a row in products (27 k clocks a tile with mma.sync) and 60 k in
- * attention. Weights from L2: 26 chunks, 416 KB a tile. Its code is what had to be small: straight-line code of 222 KB was fetched
- * from L2 for every tile (an SM caches 128 KB) at 15 clocks an instruction of a warp.
- *   weights'   dW needs 262 kFLOP a row and 512 KB of fp32 sums a layer. On chip it would take a cluster of four SMs, each with
- * half gradients  its registers given to sums, and every operand sent to all four. Instead backward writes the operands once in
- * bf16 (a, dqkv, merged, dr, ln2_out, d_hidden, hidden, dy masked: 3 KB a row, 352 MB with the empty rows, 81 us of bandwidth
- *              beside the arithmetic), in the panels that the copy engine and wgmma take as they are, and one more kernel reads
- * each of them once (82 us; 30 GFLOP, 38 us at wgmma's rate, beside it) and forms all products and bias gradients in 286 parts of
- * 128 x 128 sums (19 MB written, and read from L2 by their sum).
+ * Counts, weather (d 128, h 16, f 256, N 42, R 112,896 rows, 896 tiles of 126 rows, 6.8 a block of 132), a layer; at 1.8 GHz:
  *
- * Dropout is drawn again in backward. Sums over rows are taken in a fixed order; no atomics. */
+ * forward: device memory 512 B a row read and 580 written (58 + 65 MB, 29 us at 4.3 TB/s); weights from L2 256 KB a tile (235 MB,
+ * 43 us at 5.5 TB/s, beside the arithmetic); 262 kFLOP a row in the products (8.2 k clocks a tile at wgmma's 4,096 FLOP a clock)
+ * and 24 k in attention; exponentials 16 heads x 42 x 48 a sequence and 256 tanh a row (8 k clocks a tile at 16 a clock); Philox 64
+ * blocks a row. All in all 99 k instructions of a warp a tile, 25 k clocks at one a clock of each scheduler: 93 us at best; it
+ * issues in half of the clocks.
+ *
+ * backward: keeps r, each query's softmax sum and dropout's bits from the forward pass (256 + 4 h + (f + 2 d) / 8 bytes a row, once
+ * written and once read: 21 us), which saves the first of two rounds of exponentials, W_o's product and A v before the
+ * feed-forward part, the maxima, sums and divisions of the second round, and Philox. 426 kFLOP a row in products (13 k clocks a
+ * tile) and 60 k in attention. Weights from L2: 26 chunks, 416 KB a tile. 147 k instructions of a warp a tile: 139 us at best; it
+ * issues in 0.44 of the clocks. Its code has to be small: straight-line code of 222 KB was fetched from L2 for every tile (an SM
+ * caches 128 KB) at 15 clocks an instruction of a warp. So have its registers: a spilled one is read back from L2, for shared
+ * memory leaves no L1 to speak of.
+ *
+ * weights' gradients: dW needs 262 kFLOP a row and 512 KB of fp32 sums a layer. On chip it would take a cluster of four SMs, each
+ * with half its registers given to sums, and every operand sent to all four. Instead backward writes the operands once in bf16 (a,
+ * dqkv, merged, dr, ln2_out, d_hidden, hidden, dy masked: 3 KB a row, 352 MB with the empty rows, 82 us of bandwidth beside the
+ * arithmetic), as panels, and one more kernel reads each of them once (82 us; 30 GFLOP, 38 us at wgmma's rate, beside it) and
+ * forms all products and bias gradients in 286 parts of 128 x 128 sums (19 MB written, and read from L2 by their sum).
+ *
+ * Dropout's bits are drawn in forward. Sums over rows are taken in a fixed order: the only atomic additions are of one thread. */
 #include "kernels/cuda/encoder_large.cuh"
 
 #include "kernels/cuda/encoder_large_device.cuh"
@@ -76,10 +81,10 @@ struct operands {
     bf16 *a, *dqkv, *merged, *dr, *ln2, *d_hidden, *hidden, *dy;
 };
 
-/* What dropout keeps, a bit an element, the first in the lowest: of a row of the hidden layer in words, of the others in bytes. */
+/* What dropout keeps, a bit an element, the first in the lowest. hidden: words of a row, [rows][2 f/64]; the others by threads, in
+ * whose rows (see below) they are: [tiles][THREADS], the first pass's 16 in the lower half. */
 struct kept {
-    uint32_t *hidden;
-    uint8_t *attention, *output;
+    uint32_t *hidden, *attention, *output;
 };
 
 enum weight { WEIGHT_QKV, WEIGHT_O, WEIGHT_1, WEIGHT_2, WEIGHTS };
@@ -89,7 +94,8 @@ struct arguments {
     int sequences, N, d, heads, f; /* sequences of this launch */
     int group;                     /* sequences of a tile */
     int64_t first;                 /* the launch's first row */
-    float epsilon, scale;          /* scale: 1/sqrt(e) */
+    int first_tile;
+    float epsilon, scale; /* scale: 1/sqrt(e) */
     struct ps_dropout attention, hidden, output;
     const bf16 *u;
     struct ps_encoder_large_vectors vectors;
@@ -158,16 +164,16 @@ static __device__ __forceinline__ void half_sync()
     asm volatile("bar.sync %0, %1;" ::"r"(1 + half_id()), "n"(THREADS / 2) : "memory");
 }
 
-/* The thread that asks the copy engine to store the half's operands. */
-static __device__ __forceinline__ bool half_leader()
+/* The thread that asks the copy engine to store the half's operands. warp: uniform. */
+static __device__ __forceinline__ bool half_leader(int warp)
 {
-    return threadIdx.x % (THREADS / 2) == 0;
+    return warp % (WARPS / 2) == 0 && ps_elect();
 }
 
 /* Before a barrier after which the half's panels are written again: its stores have read them. */
-static __device__ __forceinline__ void half_stores_wait()
+static __device__ __forceinline__ void half_stores_wait(int warp)
 {
-    if (half_leader()) {
+    if (half_leader(warp)) {
         ps_bulk_wait_read();
     }
 }
@@ -378,7 +384,7 @@ template <bool BACKWARD> struct weight_ring {
     __device__ __forceinline__ void release()
     {
         const int second = slot_after(release_slot), second_next = chunk_after(next);
-        if (left > 0 && lane_id() == 0 && ps_shared_count(readers + 4 * release_slot, WARPS)) {
+        if (left > 0 && ps_elect() && ps_shared_count(readers + 4 * release_slot, WARPS)) {
             ask(next, release_slot);
             if (left > 1) {
                 ask(second_next, second);
@@ -611,37 +617,27 @@ static __device__ __forceinline__ void sum_row_store(unsigned char *stage, int r
     }
 }
 
-/* What dropout keeps of the lane's columns of a row: bit i is x[i]. Forward draws it and leaves it for backward; row: in the
- * tensor.
- */
-static __device__ __forceinline__ uint32_t row_draw(const struct ps_dropout &drop, uint8_t *kept, uint64_t step, int64_t row, int d,
-                                                    bool there)
+/* What dropout keeps of the lane's columns of a row: bit i is x[i]. row: in the tensor. */
+static __device__ __forceinline__ uint32_t row_draw(const struct ps_dropout &drop, uint64_t step, int64_t row, int d)
 {
-    if (drop.threshold == 0) {
-        return ~0u;
-    }
-    uint32_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const uint32_t part = kept_bits(drop, step, (uint32_t)row * (uint32_t)(d / 8) + lane_column(i) / 8);
-        if (there && lane_column(i) < d) {
-            kept[row * (d / 8) + lane_column(i) / 8] = (uint8_t)part;
-        }
-        bits |= part << 8 * i;
+    uint32_t bits = ~0u;
+    if (drop.threshold) {
+        const uint32_t index = (uint32_t)row * (uint32_t)(d / 8) + lane_id() % 8;
+        bits = kept_bits(drop, step, index) | kept_bits(drop, step, index + 8) << 8;
     }
     return bits;
 }
 
-static __device__ __forceinline__ uint32_t row_kept(const struct ps_dropout &drop, const uint8_t *kept, int64_t row, int d,
-                                                    bool there)
+/* The thread's word of a tile, and what of it is for the next pass. */
+static __device__ __forceinline__ uint32_t kept_word(const struct ps_dropout &drop, const uint32_t *kept, int tile)
 {
-    uint32_t bits = ~0u;
-    if (drop.threshold && there) {
-        bits = kept[row * (d / 8) + lane_column(0) / 8];
-        if (lane_column(1) < d) {
-            bits |= (uint32_t)kept[row * (d / 8) + lane_column(1) / 8] << 8;
-        }
-    }
+    return drop.threshold ? kept[(int64_t)tile * THREADS + threadIdx.x] : ~0u;
+}
+
+static __device__ __forceinline__ uint32_t kept_next(uint32_t &word)
+{
+    const uint32_t bits = word;
+    word >>= LANE_COLUMNS;
     return bits;
 }
 
@@ -729,9 +725,8 @@ static __device__ __forceinline__ void add_column_sums(float *to, float (&v)[2 *
     }
     float4 *place = (float4 *)(to + (odd ? D : 0) + lane_column(high));
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const float4 old = place[i];
-        place[i] = make_float4(old.x + v[4 * i], old.y + v[4 * i + 1], old.z + v[4 * i + 2], old.w + v[4 * i + 3]);
+    for (int i = 0; i < 2; i++) { /* no other thread adds to these, so that the order is fixed; and nothing waits for them */
+        atomicAdd(place + i, make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]));
     }
 }
 
@@ -745,6 +740,7 @@ struct rows_ahead {
 static __device__ __forceinline__ struct rows_ahead rows_read(const bf16 *rows, int d, int valid)
 {
     struct rows_ahead ahead;
+    asm volatile("" : "+r"(d)); /* else the rows' offsets would be kept, in memory, for the next call */
 #pragma unroll
     for (int i = 0; i < PASSES; i++) {
         ahead.pass[i] = row_read(rows, d, first_row() + pass_row(i), valid);
@@ -1185,9 +1181,10 @@ static __device__ __forceinline__ void store_panel(unsigned char *panel, const f
 
 /* q, k, v = a W_qkv + b_qkv of the half; a, its address, is where q goes. */
 template <bool BACKWARD>
-static __device__ __forceinline__ void project_qkv(struct weight_ring<BACKWARD> &weights, unsigned char *half, uint32_t a, int side,
+static __device__ __forceinline__ void project_qkv(struct weight_ring<BACKWARD> &weights, unsigned char *half, uint32_t a, int warp,
                                                    const float *vectors, int valid)
 {
+    const int side = warp / 4 % 2;
 #pragma unroll 1
     for (int part = 2; part >= 0; part--) {
         float sums[8][4];
@@ -1200,7 +1197,7 @@ static __device__ __forceinline__ void project_qkv(struct weight_ring<BACKWARD> 
         pin(sums);
         weights.release();
         if (part == 0) {
-            half_stores_wait();
+            half_stores_wait(warp);
             half_sync();
         }
         store_panel(half + (2 * part + side) * PANEL_BYTES, sums, valid);
@@ -1208,21 +1205,22 @@ static __device__ __forceinline__ void project_qkv(struct weight_ring<BACKWARD> 
 }
 
 struct tile {
-    int index;                 /* in the launch */
+    int index, number;         /* in the launch; in the tensors */
     int sequences, all, valid; /* sequences, their rows, and how many of those are in this thread's half or after it */
     int64_t row;               /* the first, in the tensors */
     int64_t half_row;          /* the first of this thread's half */
 };
 
-static __device__ __forceinline__ struct tile tile_at(const struct arguments &p, int index)
+static __device__ __forceinline__ struct tile tile_at(const struct arguments &p, int index, int half)
 {
     struct tile t;
     t.index = index;
+    t.number = p.first_tile + index;
     t.sequences = at_most(p.group, p.sequences - index * p.group);
     t.all = t.sequences * p.N;
-    t.valid = t.all - 64 * half_id();
+    t.valid = t.all - 64 * half;
     t.row = p.first + (int64_t)index * p.group * p.N;
-    t.half_row = t.row + 64 * half_id();
+    t.half_row = t.row + 64 * half;
     return t;
 }
 
@@ -1281,6 +1279,21 @@ static __device__ __forceinline__ void hidden_read(uint32_t (&kept)[2], const st
     }
 }
 
+/* What backward will read of dropout's bits of a tile, to L2. */
+static __device__ __forceinline__ void kept_prefetch(const struct arguments &p, const struct tile &tile)
+{
+    const int lane = lane_id(), row = 64 * half_id() + first_row() + lane, words = (p.f + CHUNK - 1) / CHUNK * 2;
+    if (p.hidden.threshold && lane < WARP_ROWS && row < tile.all) {
+        ps_prefetch(p.kept.hidden + (tile.row + row) * words);
+    }
+    if (p.attention.threshold && lane == WARP_ROWS) {
+        ps_prefetch(p.kept.attention + (int64_t)tile.number * THREADS + threadIdx.x);
+    }
+    if (p.output.threshold && lane == WARP_ROWS) {
+        ps_prefetch(p.kept.output + (int64_t)tile.number * THREADS + threadIdx.x);
+    }
+}
+
 /* z, the product for these columns and b_1, becomes drop(gelu(z)). */
 static __device__ __forceinline__ void hidden_forward(float (&z)[4][4], const struct arguments &p, const uint32_t (&kept)[2])
 {
@@ -1322,13 +1335,13 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     __shared__ uint64_t barriers[STAGES + (STAGES + 1) / 2]; /* and how many warps have released each */
-    unsigned char *halves = shared + STAGES * STAGE_BYTES, *half = halves + half_id() * HALF_BYTES;
+    const int warp = uniform_warp_id(), half_index = warp / (WARPS / 2), side = warp / 4 % 2;
+    unsigned char *halves = shared + STAGES * STAGE_BYTES, *half = halves + half_index * HALF_BYTES;
     unsigned char *r_sums = half, *y_sums = half + 4 * PANEL_BYTES, *heads = half + HEADS_PANEL * PANEL_BYTES;
     float *vectors = (float *)(halves + 2 * HALF_BYTES);
-    unsigned char *aside = (unsigned char *)(vectors + VECTORS) + 16 * warp_id();
+    unsigned char *aside = (unsigned char *)(vectors + VECTORS) + 16 * warp;
     const int d = p.d, first = first_row(), hidden_chunks = (p.f + CHUNK - 1) / CHUNK;
-    const int warp = uniform_warp_id(), side = warp / 4 % 2;
-    const uint32_t half_address = ps_shared_address(halves) + warp / (WARPS / 2) * HALF_BYTES;
+    const uint32_t half_address = ps_shared_address(halves) + half_index * HALF_BYTES;
     const uint32_t heads_address = half_address + HEADS_PANEL * PANEL_BYTES;
     const uint64_t step = dropout_step(p);
     const int tiles = tiles_of_block(p);
@@ -1338,17 +1351,17 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < tiles; i++) {
-        const struct tile tile = tile_at(p, blockIdx.x + i * gridDim.x);
+        const struct tile tile = tile_at(p, blockIdx.x + i * gridDim.x, half_index);
         const bf16 *u_rows = p.u + tile.half_row * d;
         struct rows_ahead u = rows_read(u_rows, d, tile.valid);
         half_sync();
         rows_normalise(half + Q_PANEL * PANEL_BYTES, NULL, u, vectors + LN1_GAMMA, d, p.epsilon);
         ps_publish();
         half_sync();
-        project_qkv(weights, half, half_address, side, vectors, tile.valid);
+        project_qkv(weights, half, half_address, warp, vectors, tile.valid);
         clear_columns(heads, d);
         if (i + 1 < tiles) {
-            const struct tile next = tile_at(p, blockIdx.x + (i + 1) * gridDim.x);
+            const struct tile next = tile_at(p, blockIdx.x + (i + 1) * gridDim.x, half_index);
             rows_prefetch(p.u + next.half_row * d, d, next.valid);
         }
         __syncthreads();
@@ -1376,6 +1389,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
             row_vector(bias, vectors + B_O);
             row_vector(gamma, vectors + LN2_GAMMA);
             row_vector(beta, vectors + LN2_BETA);
+            uint32_t kept = 0;
             half_sync();
 #pragma unroll 1
             for (int pass = 0; pass < PASSES; pass++) {
@@ -1387,7 +1401,9 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
                 for (int k = 0; k < LANE_COLUMNS; k++) {
                     r[k] += bias[k];
                 }
-                row_drop(r, p.attention, row_draw(p.attention, p.kept.attention, step, tile.half_row + row, d, row < tile.valid));
+                const uint32_t bits = row_draw(p.attention, step, tile.half_row + row, d);
+                kept |= (bits & 0xffffu) << LANE_COLUMNS * pass;
+                row_drop(r, p.attention, bits);
 #pragma unroll
                 for (int k = 0; k < LANE_COLUMNS; k++) {
                     r[k] += x[k];
@@ -1396,6 +1412,9 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
                 row_write(p.r + tile.half_row * d, d, row, tile.valid, row_pack(r));
                 row_normalise(r, d, p.epsilon);
                 row_stage(heads, row, row_affine(r, gamma, beta));
+            }
+            if (p.attention.threshold) {
+                p.kept.attention[(int64_t)tile.number * THREADS + threadIdx.x] = kept;
             }
         }
         ps_publish();
@@ -1441,6 +1460,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
             half_sync();
         }
         float bias[LANE_COLUMNS];
+        uint32_t kept = 0;
         row_vector(bias, vectors + B_2);
 #pragma unroll 1
         for (int pass = 0; pass < PASSES; pass++) {
@@ -1452,12 +1472,17 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
             for (int k = 0; k < LANE_COLUMNS; k++) {
                 y[k] += bias[k];
             }
-            row_drop(y, p.output, row_draw(p.output, p.kept.output, step, tile.half_row + row, d, row < tile.valid));
+            const uint32_t bits = row_draw(p.output, step, tile.half_row + row, d);
+            kept |= (bits & 0xffffu) << LANE_COLUMNS * pass;
+            row_drop(y, p.output, bits);
 #pragma unroll
             for (int k = 0; k < LANE_COLUMNS; k++) {
                 y[k] += r[k];
             }
             row_write(p.y + tile.half_row * d, d, row, tile.valid, row_pack(y));
+        }
+        if (p.output.threshold) {
+            p.kept.output[(int64_t)tile.number * THREADS + threadIdx.x] = kept;
         }
     }
 }
@@ -1465,39 +1490,12 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
 /* ---- backward ---- */
 
 /* The half's panels to an operand, asked for by its first thread; the writers have published them before a barrier. */
-static __device__ __forceinline__ void store_operand(bf16 *operand, int panels, int tile, const unsigned char *from)
+static __device__ __forceinline__ void store_operand(bf16 *operand, int panels, int tile, int warp, const unsigned char *from)
 {
-    if (half_leader()) {
-        ps_bulk_store(operand + (int64_t)(2 * tile + half_id()) * panels * (64 * 64), ps_shared_address(from),
+    if (half_leader(warp)) {
+        ps_bulk_store(operand + (int64_t)(2 * tile + warp / (WARPS / 2)) * panels * (64 * 64), ps_shared_address(from),
                       panels * PANEL_BYTES);
     }
-}
-
-/* row_kept of the warp's rows, as rows_ahead. */
-struct bits_ahead {
-    uint32_t pass[PASSES];
-};
-
-static __device__ __forceinline__ struct bits_ahead bits_read(const struct ps_dropout &drop, const uint8_t *kept,
-                                                              const struct tile &tile, int d)
-{
-    struct bits_ahead ahead;
-#pragma unroll
-    for (int i = 0; i < PASSES; i++) {
-        const int row = first_row() + pass_row(i);
-        ahead.pass[i] = row_kept(drop, kept, tile.half_row + row, d, row < tile.valid);
-    }
-    return ahead;
-}
-
-static __device__ __forceinline__ uint32_t bits_next(struct bits_ahead &ahead)
-{
-    const uint32_t next = ahead.pass[0];
-#pragma unroll
-    for (int i = 1; i < PASSES; i++) {
-        ahead.pass[i - 1] = ahead.pass[i];
-    }
-    return next;
 }
 
 /* Operands of the feed-forward part, after a barrier of the half: LN2(r) and the dropped dy, to their panels; the rows' means and
@@ -1510,7 +1508,7 @@ static __device__ __forceinline__ void feed_forward_operands(const struct argume
     float gamma[LANE_COLUMNS], beta[LANE_COLUMNS];
     struct rows_ahead ahead_r = rows_read(p.r + tile.half_row * d, d, tile.valid);
     struct rows_ahead ahead_dy = rows_read(p.dy + tile.half_row * d, d, tile.valid);
-    struct bits_ahead kept = bits_read(p.output, p.kept.output, tile, d);
+    uint32_t kept = kept_word(p.output, p.kept.output, tile.number);
     half_sync();
     row_vector(gamma, vectors + LN2_GAMMA);
     row_vector(beta, vectors + LN2_BETA);
@@ -1520,7 +1518,7 @@ static __device__ __forceinline__ void feed_forward_operands(const struct argume
         float x[LANE_COLUMNS], dy[LANE_COLUMNS];
         row_unpack(x, rows_next(ahead_r));
         row_unpack(dy, rows_next(ahead_dy));
-        row_drop(dy, p.output, bits_next(kept));
+        row_drop(dy, p.output, kept_next(kept));
         row_stage(dy_panels, row, row_pack(dy));
         const float2 s = row_normalise(x, d, p.epsilon);
         if (lane_id() % 8 == 0) {
@@ -1617,8 +1615,8 @@ static __device__ __forceinline__ void rest_next(float (&x)[LANE_COLUMNS], struc
 template <bool LN1, typename REST>
 static __device__ __forceinline__ void layernorm_backward(const struct arguments &p, const struct tile &tile, unsigned char *stage,
                                                           const float2 *stats, const float *gamma_vector, float *sums,
-                                                          struct rows_ahead &input, REST &rest, struct bits_ahead &kept,
-                                                          float4 *parked, unsigned char *operand)
+                                                          struct rows_ahead &input, REST &rest, uint32_t &kept, float4 *parked,
+                                                          unsigned char *operand)
 {
     const int d = p.d, first = first_row();
     float column_sums[2 * LANE_COLUMNS];
@@ -1653,7 +1651,7 @@ static __device__ __forceinline__ void layernorm_backward(const struct arguments
                 parked[(i * (LANE_COLUMNS / 4) + k) * THREADS + threadIdx.x] =
                     make_float4(dz[4 * k], dz[4 * k + 1], dz[4 * k + 2], dz[4 * k + 3]);
             }
-            row_drop(dz, p.attention, bits_next(kept));
+            row_drop(dz, p.attention, kept_next(kept));
             row_stage(operand, row, row_pack(dz));
         }
     }
@@ -1665,15 +1663,15 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     __shared__ uint64_t barriers[STAGES + (STAGES + 1) / 2]; /* and how many warps have released each */
-    unsigned char *halves = shared + STAGES * STAGE_BYTES, *half = halves + half_id() * HALF_BYTES;
+    const int warp = uniform_warp_id(), half_index = warp / (WARPS / 2), side = warp / 4 % 2;
+    unsigned char *halves = shared + STAGES * STAGE_BYTES, *half = halves + half_index * HALF_BYTES;
     unsigned char *dr = half + 4 * PANEL_BYTES, *heads = half + HEADS_PANEL * PANEL_BYTES;
-    const int warp = uniform_warp_id(), side = warp / 4 % 2;
-    const uint32_t half_address = ps_shared_address(halves) + warp / (WARPS / 2) * HALF_BYTES;
+    const uint32_t half_address = ps_shared_address(halves) + half_index * HALF_BYTES;
     float *vectors = (float *)(halves + 2 * HALF_BYTES);
-    unsigned char *aside = (unsigned char *)(vectors + VECTORS) + 16 * warp_id();
-    float2 *stats = (float2 *)((unsigned char *)(vectors + VECTORS) + ASIDE_BYTES) + 64 * half_id();
+    unsigned char *aside = (unsigned char *)(vectors + VECTORS) + 16 * warp;
+    float2 *stats = (float2 *)((unsigned char *)(vectors + VECTORS) + ASIDE_BYTES) + 64 * half_index;
     float *softmax = (float *)((unsigned char *)(vectors + VECTORS) + ASIDE_BYTES) + 2 * ROWS;
-    float *sums = p.warp_sums + ((int64_t)blockIdx.x * WARPS + warp_id()) * NORM_SUMS;
+    float *sums = p.warp_sums + ((int64_t)blockIdx.x * WARPS + warp) * NORM_SUMS;
     float4 *parked = (float4 *)p.parked + (int64_t)blockIdx.x * (ROWS * D / 4);
     const int d = p.d;
     const int tiles = tiles_of_block(p);
@@ -1686,7 +1684,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < tiles; i++) {
-        const struct tile tile = tile_at(p, blockIdx.x + i * gridDim.x);
+        const struct tile tile = tile_at(p, blockIdx.x + i * gridDim.x, half_index);
         for (int k = threadIdx.x; k < tile.sequences * p.N * p.heads; k += THREADS) {
             ps_cp_async_word(ps_shared_address(softmax + k), p.softmax + tile.row * p.heads + k);
         }
@@ -1694,26 +1692,26 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
         feed_forward_operands(p, tile, vectors, half, half + 2 * PANEL_BYTES, stats);
         ps_publish();
         half_sync();
-        store_operand(p.operands.ln2, 2, tile.index, half);
-        store_operand(p.operands.dy, 2, tile.index, half + 2 * PANEL_BYTES);
+        store_operand(p.operands.ln2, 2, tile.index, warp, half);
+        store_operand(p.operands.dy, 2, tile.index, warp, half + 2 * PANEL_BYTES);
         {
             float x[D / 8][4];
             feed_forward_backward(p, weights, tile, vectors, side, half_address, half_address + 2 * PANEL_BYTES, x);
-            half_stores_wait();
+            half_stores_wait(warp);
             half_sync();
             sums_of_sides(half, x);
         }
         {
             struct rows_ahead r = rows_read(p.r + tile.half_row * d, d, tile.valid);
             struct rows_ahead dy = rows_read(p.dy + tile.half_row * d, d, tile.valid);
-            struct bits_ahead kept = bits_read(p.attention, p.kept.attention, tile, d);
+            uint32_t kept = kept_word(p.attention, p.kept.attention, tile.number);
             half_sync();
             layernorm_backward<false>(p, tile, half, stats, vectors + LN2_GAMMA, sums + 2 * D, r, dy, kept, parked, dr);
         }
         struct rows_ahead u = rows_read(p.u + tile.half_row * d, d, tile.valid);
         ps_publish();
         half_sync();
-        store_operand(p.operands.dr, 2, tile.index, dr);
+        store_operand(p.operands.dr, 2, tile.index, warp, dr);
         rows_normalise(half + Q_PANEL * PANEL_BYTES, stats, u, vectors + LN1_GAMMA, d, p.epsilon);
         ps_publish();
         {
@@ -1728,22 +1726,23 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
             weights.release();
             store_panel(heads + side * PANEL_BYTES, d_heads, 64);
         }
-        half_stores_wait();
+        half_stores_wait(warp);
         half_sync();
-        store_operand(p.operands.a, 2, tile.index, half + Q_PANEL * PANEL_BYTES);
-        project_qkv(weights, half, half_address, side, vectors, tile.valid);
+        store_operand(p.operands.a, 2, tile.index, warp, half + Q_PANEL * PANEL_BYTES);
+        project_qkv(weights, half, half_address, warp, vectors, tile.valid);
         if (i + 1 < tiles) {
-            const struct tile next = tile_at(p, blockIdx.x + (i + 1) * gridDim.x);
+            const struct tile next = tile_at(p, blockIdx.x + (i + 1) * gridDim.x, half_index);
             rows_prefetch(p.r + next.half_row * d, d, next.valid);
             rows_prefetch(p.dy + next.half_row * d, d, next.valid);
+            kept_prefetch(p, next);
         }
         ps_cp_async_wait();
         __syncthreads();
         attention_backward<KT, E>(p, ps_shared_address(halves), ps_shared_address(aside), softmax, tile.sequences);
         ps_publish();
         __syncthreads();
-        store_operand(p.operands.dqkv, 6, tile.index, half);
-        store_operand(p.operands.merged, 2, tile.index, heads);
+        store_operand(p.operands.dqkv, 6, tile.index, warp, half);
+        store_operand(p.operands.merged, 2, tile.index, warp, heads);
         {
             float x[8][4];
             struct parked_ahead rest = unpark(parked);
@@ -1763,11 +1762,11 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
             ps_wgmma_wait<0>();
             pin(x);
             weights.release();
-            half_stores_wait();
+            half_stores_wait(warp);
             half_sync();
             sums_store<0, false>(half, side, x);
             half_sync();
-            struct bits_ahead none = {};
+            uint32_t none = 0;
             layernorm_backward<true>(p, tile, half, stats, vectors + LN1_GAMMA, sums, u, rest, none, parked, NULL);
         }
     }
@@ -2136,11 +2135,11 @@ struct kept_places {
 
 static struct kept_places kept_places_of(const struct ps_encoder_large *l)
 {
-    const size_t rows = (size_t)(l->sequences * l->patches), row = (size_t)(l->d_model / 8);
+    const size_t rows = (size_t)(l->sequences * l->patches), tiles = (size_t)((l->sequences + group_of(l) - 1) / group_of(l));
     struct kept_places places = {};
     places.attention = l->hidden.threshold ? rows * 2 * sizeof(uint32_t) * (size_t)((l->d_ff + CHUNK - 1) / CHUNK) : 0;
-    places.output = places.attention + (l->attention.threshold ? rows * row : 0);
-    places.bytes = places.output + (l->output.threshold ? rows * row : 0);
+    places.output = places.attention + (l->attention.threshold ? tiles * THREADS * sizeof(uint32_t) : 0);
+    places.bytes = places.output + (l->output.threshold ? tiles * THREADS * sizeof(uint32_t) : 0);
     return places;
 }
 
@@ -2172,8 +2171,8 @@ static enum ps_status arguments_of(const struct ps_encoder_large *l, struct argu
     p.softmax = (float *)l->softmax;
     const struct kept_places places = kept_places_of(l);
     p.kept.hidden = (uint32_t *)((char *)l->kept + places.hidden);
-    p.kept.attention = (uint8_t *)l->kept + places.attention;
-    p.kept.output = (uint8_t *)l->kept + places.output;
+    p.kept.attention = (uint32_t *)((char *)l->kept + places.attention);
+    p.kept.output = (uint32_t *)((char *)l->kept + places.output);
     p.vectors = l->vectors;
     *arguments = p;
     return PS_OK;
@@ -2338,6 +2337,7 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
     for (int64_t s = 0; s < l->sequences; s += plan.sequences) {
         p.sequences = (int)(l->sequences - s < plan.sequences ? l->sequences - s : plan.sequences);
         p.first = s * l->patches;
+        p.first_tile = (int)(s / p.group);
         g.row_blocks = 2 * (int)((p.sequences + p.group - 1) / p.group);
         g.blocks = blocks_for(l, p.sequences);
         PS_TRY(layer_launch(l, p, 1, g.blocks));

@@ -12,11 +12,6 @@ static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
 }
 
 /* Two or four 8 x 8 matrices of bf16: lane 8 i + j of the warp gives the address of row j of matrix i. */
-static __device__ __forceinline__ void ps_ldmatrix_x2(uint32_t (&r)[2], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address));
-}
-
 static __device__ __forceinline__ void ps_ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address));
@@ -103,6 +98,14 @@ static __device__ __forceinline__ void ps_mma_k8(float (&d)[4], uint32_t a0, uin
     asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
         : "r"(a0), "r"(a1), "r"(b0), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
+/* True in one lane of the warp, the same each time; the whole warp comes here. */
+static __device__ __forceinline__ bool ps_elect()
+{
+    uint32_t elected;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+    return elected != 0;
 }
 
 /* The 128 bytes of global memory around there, to L2. */
@@ -305,19 +308,6 @@ static __device__ __forceinline__ void ps_mbarrier_wait(uint32_t barrier, uint32
                  "@!done bra again;\n}" ::"r"(barrier),
                  "r"(parity)
                  : "memory");
-}
-
-/* Without waiting. */
-static __device__ __forceinline__ bool ps_mbarrier_test(uint32_t barrier, uint32_t parity)
-{
-    uint32_t done;
-    asm volatile("{\n.reg .pred done;\n"
-                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, done;\n}"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
-    return done != 0;
 }
 
 /* A box of a tensor of three dimensions, from these coordinates on. */
