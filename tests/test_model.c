@@ -539,6 +539,50 @@ START_TEST(initialisation)
 }
 END_TEST
 
+/* Parameters of fixture_parameters, but the first coordinate of each head is 8 in every query and 64 or -64 (by the head) in every
+ * key: softmax takes no notice of that, and its exponentials alone would be infinite or zero. */
+static void shifted_parameters(struct fixture *f)
+{
+    const struct ps_model_shape *s = &f->model->shape;
+    const struct ps_parameters *layout = f->model->layout;
+    const struct ps_parameter *w = &layout->table[layout->layer[0][PS_W_QKV]], *b = &layout->table[layout->layer[0][PS_B_QKV]];
+    double *parameters = random_parameters(layout, 11, 0.02);
+    for (int64_t i = 0; i < f->count; i++) {
+        parameters[i] = (double)(float)parameters[i];
+    }
+    int64_t d = s->d_model, e = d / s->n_heads;
+    for (int64_t head = 0; head < s->n_heads; head++) {
+        for (int64_t part = 0; part < 2; part++) { /* q, k */
+            int64_t column = part * d + head * e;
+            for (int64_t row = 0; row < d; row++) {
+                parameters[w->offset + row * 3 * d + column] = 0;
+            }
+            parameters[b->offset + column] = part == 0 ? 8 : head % 2 ? 64 : -64;
+        }
+    }
+    set_device(f->device, f->k->parameter, f->model->parameters, parameters, f->count);
+    OK(ps_model_refresh_weights(f->model));
+    free(parameters);
+}
+
+START_TEST(level_layer_shifted)
+{
+    const struct ps_model_shape *shape = &fused_shapes[_i];
+    struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 3, PS_LEVEL_GEMM, 0);
+    struct fixture f = fixture_open("cuda", "cuda", PS_PRECISION_BF16, shape, 3, PS_LEVEL_LAYER, 0);
+    shifted_parameters(&oracle);
+    shifted_parameters(&f);
+    struct layer_result expected = run_layer(&oracle, 1), got = run_layer(&f, 1);
+    double y = relative_error(got.y, expected.y, expected.elements);
+    printf("cuda bf16 level layer, shifted scores, d %d, N %d: y %.2g\n", (int)shape->d_model, (int)ps_patches(shape), y);
+    ck_assert_double_le(y, 1e-2);
+    layer_result_free(&expected);
+    layer_result_free(&got);
+    fixture_close(&oracle);
+    fixture_close(&f);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("model");
@@ -552,6 +596,7 @@ int main(void)
         tcase_add_loop_test(tests, step_bf16, 0, SHAPES);
         if (fused_encoder()) {
             tcase_add_loop_test(tests, level_layer, 0, 2 * FUSED_SHAPES - 1);
+            tcase_add_loop_test(tests, level_layer_shifted, 0, FUSED_SHAPES);
             tcase_add_test(tests, level_layer_refuses);
         } else {
             printf("skipped: level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");

@@ -43,11 +43,13 @@ static struct ps_encoder_small small_of(const struct ps_kernels *k, const struct
     return e;
 }
 
-/* The large family keeps, for each layer, r (bf16 [S, N, d]) and the logarithm of softmax's sums (fp32 [S, h, N]). */
-static size_t large_kept_bytes(const struct request *r)
+/* The large family keeps, for each layer, r (bf16 [S, N, d]), the logarithm of softmax's sums (fp32 [S, h, N]) and dropout's bits.
+ */
+static size_t large_kept_bytes(const struct ps_encoder_large *e)
 {
-    int64_t rows = r->sequences * r->patches, one = 2 * rows * r->d_model + 4 * rows * r->sizes->n_heads;
-    return (size_t)((one + 255) / 256 * 256);
+    int64_t rows = e->sequences * e->patches;
+    size_t one = (size_t)(2 * rows * e->d_model + 4 * rows * e->n_heads) + ps_cuda_encoder_large_kept_bytes(e);
+    return (one + 255) / 256 * 256;
 }
 
 static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct request *r, int64_t layer)
@@ -68,8 +70,9 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
     e.hidden.site += 3 * (uint32_t)layer + 1;
     e.output.site += 3 * (uint32_t)layer + 2;
     e.u = (const char *)r->stream + 2 * layer * rows;
-    e.residual = (char *)r->kept + layer * large_kept_bytes(r);
+    e.residual = (char *)r->kept + (size_t)layer * large_kept_bytes(&e);
     e.softmax = (float *)((char *)e.residual + 2 * rows);
+    e.kept = e.softmax + r->sequences * r->patches * s->n_heads;
     e.w_qkv = weights + 2 * (l->w_qkv + matrix);
     e.w_o = weights + 2 * (l->w_o + matrix);
     e.w_1 = weights + 2 * (l->w_1 + matrix);
@@ -112,7 +115,7 @@ extern "C" enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, co
     struct ps_encoder_small s = small_of(k, &r);
     struct ps_encoder_large l = large_of(k, &r, 0);
     size_t workspace = small ? ps_encoder_small_workspace_bytes(&s) : ps_cuda_encoder_large_workspace(&l);
-    *kept_bytes = small ? ps_encoder_small_kept_bytes(&s) : large_kept_bytes(&r) * (size_t)sizes->layers;
+    *kept_bytes = small ? ps_encoder_small_kept_bytes(&s) : large_kept_bytes(&l) * (size_t)sizes->layers;
     if (workspace > c->encoder_workspace_bytes) {
         if (c->encoder_workspace) {
             k->device->release(k->device, c->encoder_workspace, c->encoder_workspace_bytes);

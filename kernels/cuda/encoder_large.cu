@@ -1,29 +1,36 @@
 /* One encoder layer, forward and backward, for d_model up to 128: bf16 operands on tensor cores, fp32 sums, softmax and LayerNorm.
  *
- * Why: at level gemm a layer's activations cross device memory about 40 times. Here a block of 256 threads owns the 128 rows of
- * G = 128/N whole sequences; they stay in registers and shared memory from LN1 to the residual out. A warp owns 16 rows through
- * every product, with its left operand in registers; between them q, k and v pass through shared memory, where a warp takes one
- * (sequence, head) at a time. The layer's weights (2 (4 d^2 + 2 d f) bytes: 256 KB at d 128, f 256) are more than an SM holds, so
- * they stream from L2 in chunks of 16 KB, four in flight, each used by all 128 rows.
+ * Why: at level gemm a layer's activations cross device memory about 40 times. Here a block of 512 threads owns the 128 rows of
+ * G = 128/N whole sequences; they stay in shared memory and registers from LN1 to the residual out. The rows are two halves of
+ * 64, each of two warpgroups (sides) that share its products: by columns, or, between the two products of the feed-forward part, by
+ * depth, so that a hidden layer's operand stays in registers. The other left operands are in shared memory in the panels that wgmma
+ * reads, q, k and v too, of which a warp takes one (sequence, head) at a time. The layer's weights (2 (4 d^2 + 2 d f) bytes: 256 KB
+ * at d 128, f 256) are more than an SM holds, so the copy engine streams them from L2 in chunks of 16 KB, five slots of them, each
+ * used by all 128 rows; the warp that is the last to release a slot asks for its next chunk.
  *
- * Counts, weather (d 128, h 16, f 256, N 42, R 112,896 rows, 896 tiles of 126 rows, 6.8 a block of 132), a layer:
- *   forward    device memory 512 B a row read, 512 written (58 + 58 MB, 27 us at 4.3 TB/s); weights from L2 256 KB a tile (235 MB,
- *              43 us at 5.5 TB/s, beside the arithmetic); 262 kFLOP a row in the products (33 MFLOP a tile: 16 k clocks of an SM at
- *              mma.sync's 2,060 FLOP a clock, 8.2 k at wgmma's 4,096) and 24 k in attention; B operands from shared memory 256 KB a
- *              warp, 2 MB a tile (16 k clocks at 128 B a clock: as much as the arithmetic; wgmma reads them once for 64 rows, 4 k);
- *              exponentials 16 heads x 42 x 48 a sequence and 256 tanh a row (8 k clocks a tile at 16 a clock); Philox 64 blocks a
- *              row, about 100 instructions each (6.3 k clocks a tile).
- *   backward   keeps r and each query's softmax sum from the forward pass (256 + 4 h bytes a row, once written and once read: 17
- * us), which saves the first of two rounds of exponentials (27 us), W_o's product and A v before the feed-forward part, and the
- * maxima, sums and divisions of the second round. 426 kFLOP a row in products (27 k clocks a tile with mma.sync) and 60 k in
- * attention. Weights from L2: 26 chunks, 416 KB a tile. Its code is what had to be small: straight-line code of 222 KB was fetched
- * from L2 for every tile (an SM caches 128 KB) at 15 clocks an instruction of a warp. weights'   dW needs 262 kFLOP a row and 512
- * KB of fp32 sums a layer. On chip it would take a cluster of four SMs, each with half gradients  its registers given to sums, and
- * every operand sent to all four. Instead backward writes the operands once in bf16 (a, dqkv, merged, dr, ln2_out, d_hidden,
- * hidden, dy masked: 3 KB a row, 347 MB, 81 us of bandwidth beside the arithmetic) and one more kernel forms all products and bias
- * gradients (30 GFLOP; 347 MB read: 81 us).
+ * Counts, weather (d 128, h 16, f 256, N 42, R 112,896 rows, 896 tiles of 126 rows, 6.8 a block of 132), a layer; at 1.8 GHz:
  *
- * Dropout is drawn again in backward. Sums over rows are taken in a fixed order; no atomics. */
+ * forward: device memory 512 B a row read and 580 written (58 + 65 MB, 29 us at 4.3 TB/s); weights from L2 256 KB a tile (235 MB,
+ * 43 us at 5.5 TB/s, beside the arithmetic); 262 kFLOP a row in the products (8.2 k clocks a tile at wgmma's 4,096 FLOP a clock)
+ * and 24 k in attention; exponentials 16 heads x 42 x 48 a sequence and 256 tanh a row (8 k clocks a tile at 16 a clock); Philox 64
+ * blocks a row. All in all 99 k instructions of a warp a tile, 25 k clocks at one a clock of each scheduler: 93 us at best; it
+ * issues in half of the clocks.
+ *
+ * backward: keeps r, each query's softmax sum and dropout's bits from the forward pass (256 + 4 h + (f + 2 d) / 8 bytes a row, once
+ * written and once read: 21 us), which saves the first of two rounds of exponentials, W_o's product and A v before the
+ * feed-forward part, the maxima, sums and divisions of the second round, and Philox. 426 kFLOP a row in products (13 k clocks a
+ * tile) and 60 k in attention. Weights from L2: 26 chunks, 416 KB a tile. 147 k instructions of a warp a tile: 139 us at best; it
+ * issues in 0.44 of the clocks. Its code has to be small: straight-line code of 222 KB was fetched from L2 for every tile (an SM
+ * caches 128 KB) at 15 clocks an instruction of a warp. So have its registers: a spilled one is read back from L2, for shared
+ * memory leaves no L1 to speak of.
+ *
+ * weights' gradients: dW needs 262 kFLOP a row and 512 KB of fp32 sums a layer. On chip it would take a cluster of four SMs, each
+ * with half its registers given to sums, and every operand sent to all four. Instead backward writes the operands once in bf16 (a,
+ * dqkv, merged, dr, ln2_out, d_hidden, hidden, dy masked: 3 KB a row, 352 MB with the empty rows, 82 us of bandwidth beside the
+ * arithmetic), as panels, and one more kernel reads each of them once (82 us; 30 GFLOP, 38 us at wgmma's rate, beside it) and
+ * forms all products and bias gradients in 286 parts of 128 x 128 sums (19 MB written, and read from L2 by their sum).
+ *
+ * Dropout's bits are drawn in forward. Sums over rows are taken in a fixed order: the only atomic additions are of one thread. */
 #include "kernels/cuda/encoder_large.cuh"
 
 #include "kernels/cuda/encoder_large_device.cuh"
@@ -33,17 +40,22 @@ typedef uint16_t bf16;
 enum {
     D = 128,    /* d_model, padded with zeros */
     ROWS = 128, /* of a tile */
-    WARPS = 8,
+    WARPS = 16,
     THREADS = 32 * WARPS,
     CHUNK = 64, /* columns or rows of a weight staged at once */
-    STAGES = 4,
+    STAGES = 5,
     STAGE_BYTES = CHUNK * D * 2,
-    QKV_STRIDE = 3 * D + 24, /* q, k, v of a row; 48 bytes more, so that 8 rows lie in different banks */
-    ROW_STRIDE = D + 8,
-    SUM_STRIDE = D + 8,   /* floats of a row of sums */
-    SUM_HALF = D / 2 + 4, /* of a row: columns 4 .. 7 of each 8 */
-    WARP_ROWS = ROWS / WARPS,
+    PANEL_BYTES = 64 * 64 * 2,
+    WARP_ROWS = ROWS / WARPS, /* that a warp has between the products */
     MAX_F = 512,
+    /* a half's panels: operands of the products, and sums of products in fp32 over four of them. v, k and q are made in this order,
+     * so that LN1's output can lie where q will */
+    Q_PANEL = 0,
+    K_PANEL = 2,
+    V_PANEL = 4,
+    HEADS_PANEL = 6, /* A v, and its gradient */
+    HALF_PANELS = 8,
+    HALF_BYTES = HALF_PANELS * PANEL_BYTES,
     /* fp32 vectors in shared memory, zero beyond d or f */
     LN1_GAMMA = 0,
     LN1_BETA = LN1_GAMMA + D,
@@ -56,39 +68,51 @@ enum {
     VECTORS = B_1 + MAX_F,
     /* column sums that a backward block keeps: dgamma and dbeta of both LayerNorms */
     NORM_SUMS = 4 * D,
-    QKV_BYTES = ROWS * QKV_STRIDE * 2,
-    ROW_BYTES = ROWS * ROW_STRIDE * 2,
-    MAX_CHUNKS = 2 * (MAX_F / CHUNK) + 14, /* of a tile */
-    CHUNK_BYTES = MAX_CHUNKS * 32,
-    FORWARD_BYTES = STAGES * STAGE_BYTES + QKV_BYTES + VECTORS * 4 + CHUNK_BYTES,
-    BACKWARD_BYTES = FORWARD_BYTES + ROW_BYTES + WARPS * NORM_SUMS * 4 + ROWS * 8, /* and the mean and 1/deviation of each row */
+    ASIDE_BYTES = 16 * WARPS,     /* where rows that do not exist are stored, 16 bytes a warp */
+    MAX_SOFTMAX = ROWS * (D / 8), /* statistics of a tile: rows times heads */
+    FORWARD_BYTES = STAGES * STAGE_BYTES + 2 * HALF_BYTES + VECTORS * 4 + ASIDE_BYTES,
+    BACKWARD_BYTES = FORWARD_BYTES + ROWS * 8 + MAX_SOFTMAX * 4, /* the mean and 1/deviation of each row, and softmax's sums */
 };
-static_assert(WARP_ROWS * QKV_STRIDE * 2 >= WARP_ROWS * (SUM_STRIDE * 4 + ROW_STRIDE * 2),
-              "a warp's rows of q, k, v hold both stages");
 
-/* The operands of the weights' gradients, each [rows of the chunk, width]. */
+/* The operands of the weights' gradients, as the tensor cores and the copy engine take them: each tile's 128 rows in two halves of
+ * 64, a half in panels of 64 columns, a panel as in shared memory. In the rows without a sequence the right operands (dqkv, dr,
+ * d_hidden, dy) are zero and the left ones finite. Panels: dqkv 6 (2 each for q, k and v), hidden and d_hidden f/64, the rest 2. */
 struct operands {
     bf16 *a, *dqkv, *merged, *dr, *ln2, *d_hidden, *hidden, *dy;
 };
 
+/* What dropout keeps, a bit an element, the first in the lowest. hidden: words of a row, [rows][2 f/64]; the others by threads, in
+ * whose rows (see below) they are: [tiles][THREADS], the first pass's 16 in the lower half. */
+struct kept {
+    uint32_t *hidden, *attention, *output;
+};
+
+enum weight { WEIGHT_QKV, WEIGHT_O, WEIGHT_1, WEIGHT_2, WEIGHTS };
+
 struct arguments {
+    CUtensorMap weights[WEIGHTS];  /* boxes of 64 x 64 of them for the copy engine */
     int sequences, N, d, heads, f; /* sequences of this launch */
     int group;                     /* sequences of a tile */
     int64_t first;                 /* the launch's first row */
-    float epsilon, scale;          /* scale: 1/sqrt(e) */
+    int first_tile;
+    float epsilon, scale; /* scale: 1/sqrt(e) */
     struct ps_dropout attention, hidden, output;
-    const bf16 *u, *w_qkv, *w_o, *w_1, *w_2;
+    const bf16 *u;
     struct ps_encoder_large_vectors vectors;
-    bf16 *r, *y;    /* forward's outputs; backward reads r and softmax */
-    float *softmax; /* [S][h][N]: log2 of each query's sum of exponentials */
+    bf16 *r, *y;      /* forward's outputs; backward reads r and softmax */
+    float *softmax;   /* [S][h][N]: log2 of each query's sum of exponentials */
+    struct kept kept; /* forward writes it */
     const bf16 *dy;
     bf16 *du;
     struct operands operands;
     float *parked;    /* [blocks][ROWS * D]: dr while attention runs */
+    float *warp_sums; /* [blocks][WARPS][NORM_SUMS] */
     float *norm_sums; /* [blocks][NORM_SUMS] */
 };
 
-/* ---- who owns what: lane 4 g + t of warp w owns rows 16 w + g and 16 w + g + 8, and of every 8 columns 2 t and 2 t + 1 ---- */
+/* ---- who owns what. A tile's rows are two halves of 64, each of two warpgroups (sides), which share its products by columns or
+ * by depth. In a product lane 4 g + t of the side's warp w owns rows 16 w + g and 16 w + g + 8 of the half, and of every 8 columns
+ * 2 t and 2 t + 1. ---- */
 
 static __device__ __forceinline__ int lane_id()
 {
@@ -100,10 +124,58 @@ static __device__ __forceinline__ int warp_id()
     return threadIdx.x / 32;
 }
 
-/* Local row of half 0 or 1. */
-static __device__ __forceinline__ int own_row(int half)
+/* The same, known to be one for all lanes: what products' operands are made of. */
+static __device__ __forceinline__ int uniform_warp_id()
 {
-    return 16 * warp_id() + lane_id() / 4 + 8 * half;
+    return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+}
+
+static __device__ __forceinline__ int half_id()
+{
+    return threadIdx.x / (THREADS / 2);
+}
+
+static __device__ __forceinline__ int side_id()
+{
+    return threadIdx.x / 128 % 2;
+}
+
+/* The warp's first row in a product, of its half; lane_id() / 4 further is the lane's first. */
+static __device__ __forceinline__ int product_row()
+{
+    return 16 * (warp_id() % 4);
+}
+
+/* Local row, of the tile, of the lane's first or second row. */
+static __device__ __forceinline__ int own_row(int second)
+{
+    return 64 * half_id() + product_row() + lane_id() / 4 + 8 * second;
+}
+
+/* The first of the rows of the half that the warp has between products: the two sides share those of a product. */
+static __device__ __forceinline__ int first_row()
+{
+    return product_row() + WARP_ROWS * side_id();
+}
+
+/* Barrier of a half's threads. */
+static __device__ __forceinline__ void half_sync()
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + half_id()), "n"(THREADS / 2) : "memory");
+}
+
+/* The thread that asks the copy engine to store the half's operands. warp: uniform. */
+static __device__ __forceinline__ bool half_leader(int warp)
+{
+    return warp % (WARPS / 2) == 0 && ps_elect();
+}
+
+/* Before a barrier after which the half's panels are written again: its stores have read them. */
+static __device__ __forceinline__ void half_stores_wait(int warp)
+{
+    if (half_leader(warp)) {
+        ps_bulk_wait_read();
+    }
 }
 
 static __device__ __forceinline__ float quad_sum(float x)
@@ -140,31 +212,32 @@ static __device__ __forceinline__ void quad_transpose(uint32_t (&v)[4])
 /* ---- left operands: fragment[k][4] holds columns 16 k .. 16 k + 15 of the warp's rows as mma takes them; group n of 8 columns of
  * row half h is fragment[n / 2][2 (n % 2) + h] ---- */
 
-/* Columns first .. first + 16 K - 1 of rows that are width wide. */
-template <int K>
-static __device__ __forceinline__ void fragment_store(const uint32_t (&fragment)[K][4], bf16 *rows, int width, int first, int valid)
+/* Row `row` of the tile, columns 8 unit .. 8 unit + 7 of a panel. */
+static __device__ __forceinline__ uint4 *operand_at(bf16 *operand, int panels, int tile, int row, int panel, int unit)
+{
+    const int64_t place = ((int64_t)(2 * tile + row / 64) * panels + panel) * 64 + row % 64;
+    return (uint4 *)(operand + place * 64) + (unit ^ (row % 8));
+}
+
+/* The side's 32 columns of a panel. */
+static __device__ __forceinline__ void fragment_store(const uint32_t (&fragment)[2][4], bf16 *operand, int panels, int tile,
+                                                      int panel)
 {
     const int t = lane_id() % 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int row = own_row(half);
+        uint32_t words[4];
 #pragma unroll
-        for (int j = 0; j < K / 2; j++) {
-            const int column = first + 8 * (4 * j + t);
-            uint32_t words[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                words[i] = fragment[2 * j + i / 2][2 * (i % 2) + half];
-            }
-            quad_transpose(words);
-            if (row < valid && column < width) {
-                *(uint4 *)(rows + (int64_t)row * width + column) = make_uint4(words[0], words[1], words[2], words[3]);
-            }
+        for (int i = 0; i < 4; i++) {
+            words[i] = fragment[i / 2][2 * (i % 2) + half];
         }
+        quad_transpose(words);
+        *operand_at(operand, panels, tile, own_row(half), panel, 4 * side_id() + t) =
+            make_uint4(words[0], words[1], words[2], words[3]);
     }
 }
 
-/* The same from sums: x[n][2 h], x[n][2 h + 1] are columns 8 n + 2 t, + 1 of row half h. */
+/* From sums: x[n][2 h], x[n][2 h + 1] are columns 8 n + 2 t, + 1 of row half h. */
 template <int K> static __device__ __forceinline__ void fragment_pack(uint32_t (&fragment)[K][4], const float (&x)[2 * K][4])
 {
 #pragma unroll
@@ -174,243 +247,195 @@ template <int K> static __device__ __forceinline__ void fragment_pack(uint32_t (
     }
 }
 
-/* ---- dropout ---- */
+/* ---- dropout: forward draws, and keeps a bit an element for backward ---- */
 
-/* Draws for groups 4 j .. 4 j + 3 of 8 columns of own_row(half): words[i] has those of the lane's two columns of group 4 j + i. A
- * lane draws one block for a whole group, and the quad exchanges. row: the row's number in the tensor; blocks: of one row. */
-static __device__ __forceinline__ void draw_groups(uint32_t (&words)[4], const struct ps_dropout &d, uint64_t step, int64_t row,
-                                                   int blocks, int j)
+/* Bit i: element i of a Philox block of 8 is kept. */
+static __device__ __forceinline__ uint32_t kept_bits(const struct ps_dropout &d, uint64_t step, uint32_t index)
 {
-    const uint32_t index = (uint32_t)(row * blocks) + 4 * j + lane_id() % 4;
     const struct ps_block block = ps_philox(d.seed, index, d.site, step);
+    const uint32_t below = (d.threshold - 1) * 0x10001u, minus = (0u - (d.threshold - 1) & 0xffffu) * 0x10001u;
+    uint32_t bits = 0;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        words[i] = block.word[i];
+    for (int k = 0; k < 4; k++) {
+        bits += ps_kept2(block.word[k], below, minus) << 2 * k;
     }
-    quad_transpose(words);
+    return (bits | bits >> 15) & 0xffu;
+}
+
+/* Kept bits of 32 columns of a row, of which each lane of the quad has drawn a block. */
+static __device__ __forceinline__ uint32_t quad_bits(uint32_t bits)
+{
+    bits <<= 8 * (lane_id() % 4);
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+    return bits | __shfl_xor_sync(0xffffffffu, bits, 2);
 }
 
 /* ---- weights: a ring of chunks in shared memory ---- */
 
 /* A chunk is 64 columns of 128 rows ("tall") or 64 rows of 128 columns ("wide"), in panels of 64 columns: 128 bytes a row, its
- * units of 16 bytes exchanged by the row's number modulo 8, so that 8 rows of one unit lie in different banks. */
-struct __align__(32) chunk
-{
-    const bf16 *from;
-    int stride, rows, columns;      /* of the weight; what exists of the chunk, the rest is zero */
-    int far, far_rows, far_columns; /* from a thread's first two units to its last two: elements; rows and columns */
+ * units of 16 bytes exchanged by the row's number modulo 8. The copy engine brings it as two boxes of 64 x 64. */
+struct chunk {
+    int weight, column, part, row; /* part: of W_qkv */
+    bool wide;
 };
-
-/* rows, columns: what the weight has from here on. */
-static __device__ __forceinline__ struct chunk chunk_of(const bf16 *from, int stride, int rows, int columns, bool wide)
-{
-    struct chunk c = {from, stride, rows, columns, wide ? CHUNK : CHUNK * stride, wide ? 0 : CHUNK, wide ? CHUNK : 0};
-    return c;
-}
-
-static __device__ __forceinline__ void chunk_load(uint32_t stage, const struct chunk &c)
-{
-    const int row = threadIdx.x / 8, unit = threadIdx.x % 8;
-    const uint32_t to = stage + row * 128 + ((unit ^ (row % 8)) << 4);
-    const bf16 *from = c.from + row * c.stride + 8 * unit;
-#pragma unroll
-    for (int i = 0; i < 4; i++) { /* 32 rows of a panel each */
-        const bool valid = row + 32 * (i % 2) + i / 2 * c.far_rows < c.rows && 8 * unit + i / 2 * c.far_columns < c.columns;
-        ps_cp_async(to + 4096 * i, from + i % 2 * 32 * c.stride + i / 2 * c.far, valid);
-    }
-}
 
 static __device__ __forceinline__ int at_most(int x, int most)
 {
     return x < most ? x : most;
 }
 
-/* Columns 64 half .. of part 0, 1, 2 (q, k, v). */
-static __device__ __forceinline__ struct chunk chunk_qkv(const struct arguments &p, int index)
-{
-    const int column = CHUNK * (index % 2);
-    return chunk_of(p.w_qkv + (index / 2) * p.d + column, 3 * p.d, p.d, p.d - column, false);
-}
-
-static __device__ __forceinline__ struct chunk chunk_1(const struct arguments &p, int j)
-{
-    return chunk_of(p.w_1 + CHUNK * j, p.f, p.d, p.f - CHUNK * j, false);
-}
-
-static __device__ __forceinline__ struct chunk chunk_2(const struct arguments &p, int j)
-{
-    return chunk_of(p.w_2 + (int64_t)CHUNK * j * p.d, p.d, p.f - CHUNK * j, p.d, true);
-}
-
 /* Chunk number i of the tile, in the order in which forward uses them. */
-static __device__ __forceinline__ struct chunk forward_chunk(const struct arguments &p, int i)
+static __device__ __forceinline__ struct chunk forward_chunk(int i)
 {
     if (i < 6) {
-        return chunk_qkv(p, i);
+        return {WEIGHT_QKV, CHUNK * (i % 2), 2 - i / 2, 0, false};
     }
     if (i < 8) {
-        const int column = CHUNK * (i - 6);
-        return chunk_of(p.w_o + column, p.d, p.d, p.d - column, false);
+        return {WEIGHT_O, CHUNK * (i - 6), 0, 0, false};
     }
-    return i % 2 ? chunk_2(p, (i - 9) / 2) : chunk_1(p, (i - 8) / 2);
+    const int at = CHUNK * ((i - 8) / 2);
+    return i % 2 ? chunk{WEIGHT_2, 0, 0, at, true} : chunk{WEIGHT_1, at, 0, 0, false};
 }
 
-static __device__ __forceinline__ struct chunk backward_chunk(const struct arguments &p, int i)
+static __device__ __forceinline__ struct chunk backward_chunk(int i, int hidden)
 {
-    const int hidden = (p.f + CHUNK - 1) / CHUNK;
     if (i < 2 * hidden) {
-        return i % 2 ? chunk_1(p, i / 2) : chunk_2(p, i / 2);
+        const int at = CHUNK * (i / 2);
+        return i % 2 ? chunk{WEIGHT_1, at, 0, 0, false} : chunk{WEIGHT_2, 0, 0, at, true};
     }
     i -= 2 * hidden;
     if (i < 2) {
-        return chunk_of(p.w_o + (int64_t)CHUNK * i * p.d, p.d, p.d - CHUNK * i, p.d, true);
+        return {WEIGHT_O, 0, 0, CHUNK * i, true};
     }
-    return chunk_qkv(p, (i - 2) % 6);
+    i -= 2;
+    return {WEIGHT_QKV, CHUNK * (i % 2), i < 6 ? 2 - i / 2 : (i - 6) / 2, 0, false};
 }
 
+/* Every warp takes every chunk and releases them in pairs, in their order. The warp that is the last to release a pair asks for the
+ * chunks that take their slots. */
 template <bool BACKWARD> struct weight_ring {
-    uint32_t base;
-    const struct chunk *chunks; /* of a tile, in shared memory */
-    int tile_chunks, left;      /* chunks of a tile; chunks not yet asked for */
-    int next, slot;             /* number in the tile of the next to ask for; slot of the next to use */
+    const CUtensorMap *maps;
+    uint32_t base, full, readers; /* addresses: of the slots, of their barriers, and of how many warps have released a pair that
+                                     begins in each */
+    int hidden, chunks, left;     /* chunks of the hidden layer; of a tile; of this block, not yet asked for */
+    int next, slot, release_slot; /* number in the tile of the next to ask for; slots of the next to take and to release */
+    uint32_t parity;
 
-    __device__ __forceinline__ void ask(int into)
+    /* One thread: chunk number i of the tile to this slot. */
+    __device__ __forceinline__ void ask(int i, int into) const
     {
-        if (left > 0) {
-            chunk_load(base + into * STAGE_BYTES, chunks[next]);
-            left--;
-            next = next + 1 == tile_chunks ? 0 : next + 1;
-        }
-        ps_cp_async_commit();
+        const struct chunk c = BACKWARD ? backward_chunk(i, hidden) : forward_chunk(i);
+        const uint32_t to = base + into * STAGE_BYTES, barrier = full + 8 * into;
+        ps_mbarrier_expect(barrier, STAGE_BYTES);
+        ps_box_copy(to, &maps[c.weight], c.column, c.part, c.row, barrier);
+        ps_box_copy(to + PANEL_BYTES, &maps[c.weight], c.column + (c.wide ? CHUNK : 0), c.part, c.row + (c.wide ? 0 : CHUNK),
+                    barrier);
     }
 
-    __device__ __forceinline__ void start(const struct arguments &p, uint32_t shared, struct chunk *list, int tiles)
+    static __device__ __forceinline__ int slot_after(int i)
     {
-        const int hidden = (p.f + CHUNK - 1) / CHUNK;
-        base = shared;
-        chunks = list;
-        tile_chunks = 2 * hidden + (BACKWARD ? 14 : 8);
-        left = tiles * tile_chunks;
-        next = 0;
-        slot = 0;
-        if ((int)threadIdx.x < tile_chunks) {
-            list[threadIdx.x] = BACKWARD ? backward_chunk(p, threadIdx.x) : forward_chunk(p, threadIdx.x);
+        return i + 1 == STAGES ? 0 : i + 1;
+    }
+
+    __device__ __forceinline__ int chunk_after(int i) const
+    {
+        return i + 1 == chunks ? 0 : i + 1;
+    }
+
+    __device__ __forceinline__ void start(const struct arguments &p, uint32_t shared, uint32_t barriers, int tiles)
+    {
+        maps = p.weights;
+        base = __shfl_sync(0xffffffffu, shared, 0); /* so that they stay in registers */
+        full = __shfl_sync(0xffffffffu, barriers, 0);
+        readers = full + 8 * STAGES;
+        hidden = (p.f + CHUNK - 1) / CHUNK;
+        chunks = 2 * hidden + (BACKWARD ? 14 : 8);
+        left = tiles * chunks;
+        next = slot = release_slot = 0;
+        parity = 0;
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < STAGES; i++) {
+                ps_mbarrier_init(full + 8 * i, 1);
+                ps_shared_store(readers + 4 * i, 0);
+            }
+            ps_mbarrier_publish();
         }
         __syncthreads();
-#pragma unroll 1
-        for (int i = 0; i < STAGES - 2; i++) {
-            ask(i);
+        for (int i = 0; i < STAGES && left > 0; i++) {
+            if (threadIdx.x == 0) {
+                ask(next, i);
+            }
+            next = chunk_after(next);
+            left--;
         }
     }
 
-    /* The next chunk, there for all threads until the call after the next; each call is a barrier of the block. So the products of
-     * one chunk may be under way while the next is taken. */
+    /* The next chunk, when it has come. */
     __device__ __forceinline__ uint32_t take()
     {
-        ps_cp_async_wait<STAGES - 3>();
-#ifdef PS_WGMMA
-        ps_publish();
-#endif
-        __syncthreads();
+        ps_mbarrier_wait(full + 8 * slot, parity);
         const uint32_t stage = base + slot * STAGE_BYTES;
-        ask((slot + STAGES - 2) % STAGES);
-        slot = (slot + 1) % STAGES;
+        slot = slot_after(slot);
+        parity ^= slot == 0;
         return stage;
+    }
+
+    /* The warp is done with its two oldest chunks. */
+    __device__ __forceinline__ void release()
+    {
+        const int second = slot_after(release_slot), second_next = chunk_after(next);
+        if (left > 0 && ps_elect() && ps_shared_count(readers + 4 * release_slot, WARPS)) {
+            ask(next, release_slot);
+            if (left > 1) {
+                ask(second_next, second);
+            }
+        }
+        left -= 2;
+        next = chunk_after(second_next);
+        release_slot = slot_after(second);
     }
 };
 
-/* ---- products ---- */
+/* ---- products: 64 rows of a half times a weight. Left operands in a half's panels, or a warp's fragments. All are under way until
+ * product_wait ---- */
 
-/* Until at most PENDING of the batches that ..._begin started are under way; the registers of this one stay where they are until
- * here. With mma.sync they are done at once. */
-template <int PENDING, int FIRST, int NT, int A0, int K, int N, int KA>
-static __device__ __forceinline__ void product_wait(float (&sums)[N][4], const uint32_t (&a)[KA][4])
+/* sums += left B, 16 K deep, for 8 NT columns: B's row k and column n at row k, column n of the panel. */
+template <int K, int NT> static __device__ __forceinline__ void product(float (&sums)[NT][4], uint32_t left, uint32_t panel)
 {
-#ifdef PS_WGMMA
-    ps_wgmma_wait<PENDING>();
+    const uint32_t a = ps_wgmma_place(left), b = ps_wgmma_place(panel);
 #pragma unroll
-    for (int n = FIRST; n < FIRST + NT; n++) {
+    for (int k = 0; k < K; k++) {
+        ps_wgmma_shared<8 * NT, 1>(sums, ps_wgmma_operand(a, k / 4 * PANEL_BYTES + k % 4 * 32), ps_wgmma_operand(b, k * 2048));
+    }
+}
+
+/* The same with B's row k and column n at row n, column k of the panels. */
+template <int K, int NT>
+static __device__ __forceinline__ void product_transposed(float (&sums)[NT][4], uint32_t left, uint32_t panels)
+{
+    const uint32_t a = ps_wgmma_place(left), b = ps_wgmma_place(panels);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        const int column = k / 4 * PANEL_BYTES + k % 4 * 32;
+        ps_wgmma_shared<8 * NT, 0>(sums, ps_wgmma_operand(a, column), ps_wgmma_operand(b, column));
+    }
+}
+
+/* Registers that products write or read stay where they are until here. */
+template <int N> static __device__ __forceinline__ void pin(float (&sums)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
         asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
     }
-#pragma unroll
-    for (int k = A0; k < A0 + K; k++) {
-        asm volatile("" ::"r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]), "r"(a[k][3]) : "memory");
-    }
-#endif
 }
 
-/* sums[FIRST + n] += a B for 8 groups of 8 columns, 16 K deep, a from fragment A0 on: B's row k and column n at row k, column n of
- * the panel. */
-template <int K, int FIRST, int A0, int KA, int N>
-static __device__ __forceinline__ void product_begin(float (&sums)[N][4], const uint32_t (&a)[KA][4], uint32_t panel)
+template <int N> static __device__ __forceinline__ void pin(const uint32_t (&fragment)[N][4])
 {
-#ifdef PS_WGMMA
-    ps_wgmma_begin();
 #pragma unroll
-    for (int k = 0; k < K; k++) {
-        ps_wgmma_n64<1>(sums + FIRST, a[A0 + k], ps_wgmma_operand(panel + k * 2048));
+    for (int n = 0; n < N; n++) {
+        asm volatile("" ::"r"(fragment[n][0]), "r"(fragment[n][1]), "r"(fragment[n][2]), "r"(fragment[n][3]) : "memory");
     }
-    ps_wgmma_commit();
-#else
-    const int lane = lane_id();
-    const uint32_t row = panel + (lane % 16) * 128, unit = ((lane / 16) ^ (lane % 8)) << 4;
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-#pragma unroll
-        for (int n = 0; n < 8; n += 2) {
-            uint32_t b[4];
-            ps_ldmatrix_x4_trans(b, row + k * 2048 + (unit ^ (n << 4)));
-            ps_mma_k16(sums[FIRST + n], a[A0 + k][0], a[A0 + k][1], a[A0 + k][2], a[A0 + k][3], b[0], b[1]);
-            ps_mma_k16(sums[FIRST + n + 1], a[A0 + k][0], a[A0 + k][1], a[A0 + k][2], a[A0 + k][3], b[2], b[3]);
-        }
-    }
-#endif
-}
-
-template <int K, int FIRST, int A0, int KA, int N>
-static __device__ __forceinline__ void product(float (&sums)[N][4], const uint32_t (&a)[KA][4], uint32_t panel)
-{
-    product_begin<K, FIRST, A0>(sums, a, panel);
-    product_wait<0, FIRST, 8, A0, K>(sums, a);
-}
-
-/* The same for NT groups (8 or 16), 64 PANELS deep, with B's row k and column n at row n, column k of the panel. */
-template <int NT, int PANELS, int KA, int N>
-static __device__ __forceinline__ void product_transposed_begin(float (&sums)[N][4], const uint32_t (&a)[KA][4], uint32_t panel)
-{
-#ifdef PS_WGMMA
-    ps_wgmma_begin();
-#pragma unroll
-    for (int k = 0; k < 4 * PANELS; k++) {
-        const uint32_t place = panel + k / 4 * (NT * 1024) + k % 4 * 32;
-        if constexpr (NT == 8) {
-            ps_wgmma_n64<0>(sums, a[k], ps_wgmma_operand(place));
-        } else {
-            ps_wgmma_n128<0>(sums, a[k], ps_wgmma_operand(place));
-        }
-    }
-    ps_wgmma_commit();
-#else
-    const int lane = lane_id();
-    const uint32_t row = panel + (lane / 16 * 8 + lane % 8) * 128, unit = ((lane / 8 % 2) ^ (lane % 8)) << 4;
-#pragma unroll
-    for (int k = 0; k < 4 * PANELS; k++) {
-#pragma unroll
-        for (int n = 0; n < NT; n += 2) {
-            uint32_t b[4];
-            ps_ldmatrix_x4(b, row + k / 4 * (NT * 1024) + n * 1024 + (unit ^ (k % 4 << 5)));
-            ps_mma_k16(sums[n], a[k][0], a[k][1], a[k][2], a[k][3], b[0], b[1]);
-            ps_mma_k16(sums[n + 1], a[k][0], a[k][1], a[k][2], a[k][3], b[2], b[3]);
-        }
-    }
-#endif
-}
-
-template <int NT, int PANELS, int KA, int N>
-static __device__ __forceinline__ void product_transposed(float (&sums)[N][4], const uint32_t (&a)[KA][4], uint32_t panel)
-{
-    product_transposed_begin<NT, PANELS>(sums, a, panel);
-    product_wait<0, 0, NT, 0, 4 * PANELS>(sums, a);
 }
 
 template <int N> static __device__ __forceinline__ void zero(float (&sums)[N][4])
@@ -477,12 +502,12 @@ static __device__ __forceinline__ void row_write(bf16 *rows, int d, int row, int
     }
 }
 
-/* To the warp's rows in shared memory, of which load_fragments makes an operand. */
-static __device__ __forceinline__ void row_stage(bf16 *stage, int i, const struct row_words &w)
+/* To the panels of an operand in shared memory; row: of the half. */
+static __device__ __forceinline__ void row_stage(unsigned char *panels, int row, const struct row_words &w)
 {
-    bf16 *to = stage + pass_row(i) * ROW_STRIDE;
-    *(uint4 *)(to + lane_column(0)) = w.part[0];
-    *(uint4 *)(to + lane_column(1)) = w.part[1];
+    unsigned char *to = panels + row * 128 + ((lane_id() % 8 ^ row % 8) << 4);
+    *(uint4 *)to = w.part[0];
+    *(uint4 *)(to + PANEL_BYTES) = w.part[1];
 }
 
 static __device__ __forceinline__ void row_unpack(float (&x)[LANE_COLUMNS], const struct row_words &w)
@@ -522,23 +547,61 @@ static __device__ __forceinline__ void row_vector(float (&x)[LANE_COLUMNS], cons
     }
 }
 
-/* Sums of a product, [16, D], to the warp's fp32 rows in shared memory; row: the first of the two that the lane has. Column 8 n + 4
- * h + k is at SUM_HALF h + 4 n + k: no bank conflicts here nor in sum_row. */
-template <int HALF> static __device__ __forceinline__ void sums_stage(float *stage, int row, const float (&x)[D / 8][4])
+/* ---- sums of products in fp32, [64, D] in shared memory. Columns 64 j + 8 n + 4 h .. + 3 of a row are unit 16 j + 8 h + (n ^ (h +
+ * 2 (row % 4))) of 16 bytes: no bank conflicts by products' rows and columns, nor by rows ---- */
+
+/* Of 8 groups of 8 columns from 64 part on: where the lane's first row's are, but for n and the second row. */
+static __device__ __forceinline__ uint32_t sums_place(unsigned char *stage, int part)
 {
-    const int t = lane_id() % 4;
-    float *to = stage + row * SUM_STRIDE + (t / 2) * SUM_HALF + 2 * (t % 2);
+    const int row = product_row() + lane_id() / 4, t = lane_id() % 4;
+    return ps_shared_address(stage) + row * 512 + part * 256 + t / 2 * 128 + ((t / 2 + 2 * (row % 4)) << 4) + t % 2 * 8;
+}
+
+/* Group FIRST + n to columns 64 part + 8 n; ADD: to what is there. */
+template <int FIRST, bool ADD, int N>
+static __device__ __forceinline__ void sums_store(unsigned char *stage, int part, const float (&x)[N][4])
+{
+    const uint32_t place = sums_place(stage, part);
 #pragma unroll
-    for (int n = 0; n < D / 8; n++) {
-        *(float2 *)(to + 4 * n) = make_float2(x[n][2 * HALF], x[n][2 * HALF + 1]);
+    for (int n = 0; n < 8; n++) {
+        const uint32_t to = place ^ (n << 4); /* the stage is aligned */
+#pragma unroll
+        for (int second = 0; second < 2; second++) {
+            float2 v = make_float2(x[FIRST + n][2 * second], x[FIRST + n][2 * second + 1]);
+            if (ADD) {
+                const float2 old = ps_shared_load2(to + second * 8 * 512);
+                v = make_float2(old.x + v.x, old.y + v.y);
+            }
+            ps_shared_store2(to + second * 8 * 512, v);
+        }
     }
 }
 
-static __device__ __forceinline__ void sum_row(float (&x)[LANE_COLUMNS], const float *stage, int row)
+/* Both sides' sums over their parts of the depth, added up; between barriers of the half. */
+static __device__ __forceinline__ void sums_of_sides(unsigned char *stage, const float (&x)[D / 8][4])
+{
+    if (side_id() == 0) {
+        sums_store<8, false>(stage, 1, x);
+        half_sync();
+        sums_store<0, true>(stage, 0, x);
+    } else {
+        sums_store<0, false>(stage, 0, x);
+        half_sync();
+        sums_store<8, true>(stage, 1, x);
+    }
+}
+
+/* By rows: where the lane's columns 4 h .. of part 0 are, but for h and part. */
+static __device__ __forceinline__ float4 *sum_row_at(unsigned char *stage, int row, int i)
+{
+    return (float4 *)(stage + row * 512 + i / 2 * 256 + i % 2 * 128 + ((lane_id() % 8 ^ (i % 2 + 2 * (row % 4))) << 4));
+}
+
+static __device__ __forceinline__ void sum_row(float (&x)[LANE_COLUMNS], unsigned char *stage, int row)
 {
 #pragma unroll
     for (int i = 0; i < LANE_COLUMNS / 4; i++) {
-        const float4 v = *(const float4 *)(stage + row * SUM_STRIDE + i % 2 * SUM_HALF + lane_column(i / 2) / 2);
+        const float4 v = *sum_row_at(stage, row, i);
         x[4 * i] = v.x;
         x[4 * i + 1] = v.y;
         x[4 * i + 2] = v.z;
@@ -546,31 +609,45 @@ static __device__ __forceinline__ void sum_row(float (&x)[LANE_COLUMNS], const f
     }
 }
 
-static __device__ __forceinline__ void sum_row_store(float *stage, int row, const float (&x)[LANE_COLUMNS])
+static __device__ __forceinline__ void sum_row_store(unsigned char *stage, int row, const float (&x)[LANE_COLUMNS])
 {
 #pragma unroll
     for (int i = 0; i < LANE_COLUMNS / 4; i++) {
-        *(float4 *)(stage + row * SUM_STRIDE + i % 2 * SUM_HALF + lane_column(i / 2) / 2) =
-            make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+        *sum_row_at(stage, row, i) = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
     }
 }
 
-/* x = drop(x), row number `row` of a tensor that is d wide. */
-static __device__ __forceinline__ void row_drop(float (&x)[LANE_COLUMNS], const struct ps_dropout &drop, uint64_t step, int64_t row,
-                                                int d)
+/* What dropout keeps of the lane's columns of a row: bit i is x[i]. row: in the tensor. */
+static __device__ __forceinline__ uint32_t row_draw(const struct ps_dropout &drop, uint64_t step, int64_t row, int d)
 {
-    if (drop.threshold == 0) {
-        return;
+    uint32_t bits = ~0u;
+    if (drop.threshold) {
+        const uint32_t index = (uint32_t)row * (uint32_t)(d / 8) + lane_id() % 8;
+        bits = kept_bits(drop, step, index) | kept_bits(drop, step, index + 8) << 8;
     }
+    return bits;
+}
+
+/* The thread's word of a tile, and what of it is for the next pass. */
+static __device__ __forceinline__ uint32_t kept_word(const struct ps_dropout &drop, const uint32_t *kept, int tile)
+{
+    return drop.threshold ? kept[(int64_t)tile * THREADS + threadIdx.x] : ~0u;
+}
+
+static __device__ __forceinline__ uint32_t kept_next(uint32_t &word)
+{
+    const uint32_t bits = word;
+    word >>= LANE_COLUMNS;
+    return bits;
+}
+
+/* x = drop(x). */
+static __device__ __forceinline__ void row_drop(float (&x)[LANE_COLUMNS], const struct ps_dropout &drop, uint32_t bits)
+{
+    const float scale = drop.threshold ? drop.scale : 1.0f;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const struct ps_block block = ps_philox(drop.seed, (uint32_t)(row * (d / 8)) + lane_column(i) / 8, drop.site, step);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            float *pair = &x[8 * i + 2 * k];
-            pair[0] = ps_dropped(drop, block.word[k] & 0xffffu, pair[0]);
-            pair[1] = ps_dropped(drop, block.word[k] >> 16, pair[1]);
-        }
+    for (int i = 0; i < LANE_COLUMNS; i++) {
+        x[i] = bits & 1u << i ? x[i] * scale : 0.0f;
     }
 }
 
@@ -648,79 +725,152 @@ static __device__ __forceinline__ void add_column_sums(float *to, float (&v)[2 *
     }
     float4 *place = (float4 *)(to + (odd ? D : 0) + lane_column(high));
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const float4 old = place[i];
-        place[i] = make_float4(old.x + v[4 * i], old.y + v[4 * i + 1], old.z + v[4 * i + 2], old.w + v[4 * i + 3]);
+    for (int i = 0; i < 2; i++) { /* no other thread adds to these, so that the order is fixed; and nothing waits for them */
+        atomicAdd(place + i, make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]));
     }
 }
 
-/* The operand LN(input) of the warp's rows, to its stage and, where these are not NULL, the rows' statistics and the operand to
- * device memory. */
-static __device__ __forceinline__ void rows_normalise(bf16 *stage, float2 *stats, bf16 *to, const bf16 *input,
-                                                      const float *gamma_beta, int d, float epsilon, int valid)
+/* The lane's parts of the warp's rows, asked for before they are needed; loops over them are rolled, so the first is always the
+ * next. */
+struct rows_ahead {
+    struct row_words pass[PASSES];
+};
+
+/* rows: the half's first, of which `valid` exist. */
+static __device__ __forceinline__ struct rows_ahead rows_read(const bf16 *rows, int d, int valid)
 {
-    const int first = WARP_ROWS * warp_id();
+    struct rows_ahead ahead;
+    asm volatile("" : "+r"(d)); /* else the rows' offsets would be kept, in memory, for the next call */
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+        ahead.pass[i] = row_read(rows, d, first_row() + pass_row(i), valid);
+    }
+    return ahead;
+}
+
+static __device__ __forceinline__ struct row_words rows_next(struct rows_ahead &ahead)
+{
+    const struct row_words next = ahead.pass[0];
+#pragma unroll
+    for (int i = 1; i < PASSES; i++) {
+        ahead.pass[i - 1] = ahead.pass[i];
+    }
+    return next;
+}
+
+/* The warp's rows to L2, long before they are read. */
+static __device__ __forceinline__ void rows_prefetch(const bf16 *rows, int d, int valid)
+{
+    const int line = first_row() * d + lane_id() * 64;
+    if (lane_id() * 64 < WARP_ROWS * d && line < valid * d) {
+        ps_prefetch(rows + line);
+    }
+}
+
+/* The operand LN(input) of the warp's rows, to its panels and, where stats is not NULL, the rows' statistics. */
+static __device__ __forceinline__ void rows_normalise(unsigned char *panels, float2 *stats, struct rows_ahead &input,
+                                                      const float *gamma_beta, int d, float epsilon)
+{
+    const int first = first_row();
     float gamma[LANE_COLUMNS], beta[LANE_COLUMNS];
-    struct row_words next = row_read(input, d, first + pass_row(0), valid);
     row_vector(gamma, gamma_beta);
     row_vector(beta, gamma_beta + D);
-    __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < PASSES; i++) {
+        const int row = first + pass_row(i);
         float x[LANE_COLUMNS];
-        row_unpack(x, next);
-        if (i + 1 < PASSES) {
-            next = row_read(input, d, first + pass_row(i + 1), valid);
-        }
+        row_unpack(x, rows_next(input));
         const float2 s = row_normalise(x, d, epsilon);
         if (stats && lane_id() % 8 == 0) {
-            stats[pass_row(i)] = s;
+            stats[row] = s;
         }
-        const struct row_words out = row_affine(x, gamma, beta);
-        row_stage(stage, i, out);
-        if (to) {
-            row_write(to, d, first + pass_row(i), valid, out);
-        }
+        row_stage(panels, row, row_affine(x, gamma, beta));
     }
-    __syncwarp();
 }
 
 /* ---- attention: a warp takes one (sequence, head) at a time ---- */
 
-/* Address of row `first + lane % 16` of a sequence, rows beyond the last replaced by the last. */
-static __device__ __forceinline__ uint32_t sequence_row(uint32_t sequence, int stride, int first, int N)
+/* Where a row of the tile is in a panel; its low bits are those that the unit is exchanged with. */
+static __device__ __forceinline__ uint32_t row_place(uint32_t row)
 {
-    return sequence + at_most(first + lane_id() % 16, N - 1) * (2 * stride);
+    return row * 128 + row / 64 * (HALF_BYTES - 64 * 128) + (row % 8 << 4);
 }
 
-/* sums += a b' over e = 8 J: rows of a against the 8 rows of b whose fragments these are. */
+/* The heads' columns from d on are zero: the product after attention reads them. */
+static __device__ __forceinline__ void clear_columns(unsigned char *heads, int d)
+{
+    for (int i = lane_id(); i < WARP_ROWS * 16; i += 32) {
+        const int row = first_row() + i / 16, unit = i % 16;
+        if (8 * unit >= d) {
+            *(uint4 *)(heads + unit / 8 * PANEL_BYTES + row * 128 + ((unit % 8 ^ row % 8) << 4)) = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+/* A head's columns: 8 J of them from column 8 J head on. */
+template <int J> struct head {
+    uint32_t panel, unit; /* bytes: of its panel behind the part's first; the first unit in it */
+
+    __device__ __forceinline__ explicit head(uint32_t index) : panel(index * J / 8 * PANEL_BYTES), unit(index * J % 8 << 4)
+    {
+    }
+
+    /* The address of unit j of a row, in the first half's first panel of q. */
+    __device__ __forceinline__ uint32_t at(uint32_t place, int j) const
+    {
+        return (place ^ (unit + (j << 4))) + panel;
+    }
+};
+
+/* sums = a b' + start over e = 8 J: rows of a against the 8 rows of b whose fragments these are. */
 template <int J>
-static __device__ __forceinline__ void head_product(float (&sums)[4], const uint32_t (&a)[J][2], const uint32_t (&b)[J])
+static __device__ __forceinline__ void head_product(float (&sums)[4], const uint32_t (&a)[J][2], const uint32_t (&b)[J],
+                                                    const float (&start)[4])
 {
     if constexpr (J == 1) {
-        ps_mma_k8(sums, a[0][0], a[0][1], b[0]);
+        ps_mma_k8(sums, a[0][0], a[0][1], b[0], start);
     } else {
+        ps_mma_k16(sums, a[0][0], a[0][1], a[1][0], a[1][1], b[0], b[1], start);
 #pragma unroll
-        for (int j = 0; j < J; j += 2) {
+        for (int j = 2; j < J; j += 2) {
             ps_mma_k16(sums, a[j][0], a[j][1], a[j + 1][0], a[j + 1][1], b[j], b[j + 1]);
         }
     }
 }
 
-/* Fragments of KT times 16 rows, e = 8 J columns, as b of head_product. */
-template <int KT, int J>
-static __device__ __forceinline__ void load_rows(uint32_t (&b)[2 * KT][J], uint32_t sequence, int stride, int N)
+/* The same 16 rows of two parts at once: of `first`'s the two matrices of rows 0 .. 7 and 8 .. 15, and of `second`'s. address: of
+ * the lane's row lane_id() % 16 in the first part; lanes from 16 on have the second's, `far` bytes further. */
+template <bool TRANSPOSED>
+static __device__ __forceinline__ void load_two(uint32_t (&first)[2], uint32_t (&second)[2], uint32_t address)
+{
+    uint32_t r[4];
+    if (TRANSPOSED) {
+        ps_ldmatrix_x4_trans(r, address);
+    } else {
+        ps_ldmatrix_x4(r, address);
+    }
+    first[0] = r[0];
+    first[1] = r[1];
+    second[0] = r[2];
+    second[1] = r[3];
+}
+
+/* Places of the lane's rows of a sequence for load_two, rows beyond the last replaced by the last. */
+template <int KT> static __device__ __forceinline__ void row_places(uint32_t (&places)[KT], uint32_t base, int first, int N)
 {
 #pragma unroll
     for (int kt = 0; kt < KT; kt++) {
-#pragma unroll
-        for (int j = 0; j < J; j++) {
-            uint32_t r[2];
-            ps_ldmatrix_x2(r, sequence_row(sequence, stride, 16 * kt, N) + 16 * j);
-            b[2 * kt][j] = r[0];
-            b[2 * kt + 1][j] = r[1];
-        }
+        places[kt] = base + row_place(first + at_most(16 * kt + lane_id() % 16, N - 1));
     }
+}
+
+/* load_two's inverse, for sums of products. there: the lane's row exists. */
+static __device__ __forceinline__ void store_two(uint32_t address, uint32_t aside, bool there, const float (&first)[4],
+                                                 float scale1, const float (&second)[4], float scale2)
+{
+    const uint32_t words[4] = {ps_pack(first[0] * scale1, first[1] * scale1), ps_pack(first[2] * scale1, first[3] * scale1),
+                               ps_pack(second[0] * scale2, second[1] * scale2), ps_pack(second[2] * scale2, second[3] * scale2)};
+    ps_stmatrix_x4(there ? address : aside, words);
 }
 
 /* scores = q k' of 16 queries over KT times 16 keys, those from N on -infinity. */
@@ -729,10 +879,10 @@ static __device__ __forceinline__ void raw_scores(float (&scores)[2 * KT][4], co
                                                   const uint32_t (&k)[2 * KT][J], int N)
 {
     const int t = lane_id() % 4;
-    zero(scores);
+    const float none[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
     for (int n = 0; n < 2 * KT; n++) {
-        head_product<J>(scores[n], q, k[n]);
+        head_product<J>(scores[n], q, k[n], none);
         if (n >= 2 * KT - 2) { /* KT = ceil(N / 16): only here can keys be missing */
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -744,143 +894,144 @@ static __device__ __forceinline__ void raw_scores(float (&scores)[2 * KT][4], co
     }
 }
 
-/* exp2(exponent (scores - the largest of the row)), the inverse of their sum, and the log2 of the sum without the shift. */
-template <int KT>
-static __device__ __forceinline__ void softmax_scores(float (&scores)[2 * KT][4], float (&inverse)[2], float (&log_sum)[2],
-                                                      float exponent)
+/* The largest of each of the lane's two rows. */
+template <int KT> static __device__ __forceinline__ void row_maxima(float (&largest)[2], const float (&scores)[2 * KT][4])
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float largest = -INFINITY, sum = 0.0f;
+        largest[half] = -INFINITY;
 #pragma unroll
         for (int n = 0; n < 2 * KT; n++) {
-            largest = fmaxf(largest, fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
+            largest[half] = fmaxf(largest[half], fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
         }
-        const float shift = quad_max(largest) * exponent;
+        largest[half] = quad_max(largest[half]);
+    }
+}
+
+/* A v to the heads' panels, head by head. softmax: of the tile; halves: address of the first half's panels. The largest score is
+ * taken off only where the exponentials' sums would else leave fp32's (and bf16's) exponents: nowhere in a model that learns. */
+template <int KT, int E>
+static __device__ __forceinline__ void attention_forward(const struct arguments &p, uint32_t halves, uint32_t aside, float *softmax,
+                                                         int sequences)
+{
+    constexpr int J = E / 8;
+    const float exponent = p.scale * 1.4426950408889634f;
+    const uint32_t ones = 0x3f803f80u, far = lane_id() < 16 ? 0 : (K_PANEL - Q_PANEL) * PANEL_BYTES;
+#pragma unroll 1
+    for (int pair = warp_id(); pair < sequences * p.heads; pair += WARPS) {
+        const int sequence = pair / p.heads, first = sequence * p.N;
+        const struct head<J> head(pair - sequence * p.heads);
+        uint32_t places[KT];
+        row_places<KT>(places, halves, first, p.N);
+        uint32_t k[2 * KT][J], v[KT][J][2], a[KT][J][2];
 #pragma unroll
-        for (int n = 0; n < 2 * KT; n++) {
+        for (int kt = 0; kt < KT; kt++) {
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float *v = &scores[n][2 * half + i];
-                *v = ps_exp2(fmaf(*v, exponent, -shift));
-                sum += *v;
+            for (int j = 0; j < J; j++) {
+                uint32_t rows[2];
+                load_two<false>(a[kt][j], rows, head.at(places[kt], j) + far);
+                k[2 * kt][j] = rows[0];
+                k[2 * kt + 1][j] = rows[1];
+                ps_ldmatrix_x2_trans(v[kt][j], head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
             }
         }
-        sum = quad_sum(sum);
-        inverse[half] = 1.0f / sum;
-        log_sum[half] = shift + ps_log2(sum);
-    }
-}
-
-/* 16 rows of e = 8 J columns to shared memory, rows from N on left out. */
-template <int J>
-static __device__ __forceinline__ void store_head(bf16 *sequence, int stride, int first, int N, const float (&x)[J][4],
-                                                  float scale0, float scale1)
-{
-    const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
-    for (int j = 0; j < J; j++) {
-        if (first + g < N) {
-            *(uint32_t *)(sequence + (first + g) * stride + 8 * j + 2 * t) = ps_pack(x[j][0] * scale0, x[j][1] * scale0);
-        }
-        if (first + g + 8 < N) {
-            *(uint32_t *)(sequence + (first + g + 8) * stride + 8 * j + 2 * t) = ps_pack(x[j][2] * scale1, x[j][3] * scale1);
+        for (int m = 0; m < KT; m++) {
+            float scores[2 * KT][4], shift[2] = {0.0f, 0.0f}, mixed[J][4], sums[1][4];
+            raw_scores<KT, J>(scores, a[m], k, p.N);
+            uint32_t probability[KT][4];
+            while (true) {
+#pragma unroll
+                for (int n = 0; n < 2 * KT; n++) {
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        probability[n / 2][n % 2 * 2 + half] =
+                            ps_pack(ps_exp2(fmaf(scores[n][2 * half], exponent, -shift[half])),
+                                    ps_exp2(fmaf(scores[n][2 * half + 1], exponent, -shift[half])));
+                    }
+                }
+                zero(sums);
+#pragma unroll
+                for (int kt = 0; kt < KT; kt++) { /* every column: the row's sum */
+                    const uint32_t *s = probability[kt];
+                    ps_mma_k16(sums[0], s[0], s[1], s[2], s[3], ones, ones);
+                }
+                const float low = fminf(sums[0][0], sums[0][2]), high = fmaxf(sums[0][0], sums[0][2]);
+                if (__all_sync(0xffffffffu, low > 0x1p-90f && high < 0x1p+90f) || shift[0] != 0.0f || shift[1] != 0.0f) {
+                    break;
+                }
+                row_maxima<KT>(shift, scores);
+                shift[0] *= exponent;
+                shift[1] *= exponent;
+            }
+            zero(mixed);
+#pragma unroll
+            for (int kt = 0; kt < KT; kt++) {
+                const uint32_t *s = probability[kt];
+#pragma unroll
+                for (int j = 0; j < J; j++) {
+                    ps_mma_k16(mixed[j], s[0], s[1], s[2], s[3], v[kt][j][0], v[kt][j][1]);
+                }
+            }
+            const float inverse[2] = {ps_reciprocal(sums[0][0]), ps_reciprocal(sums[0][2])};
+            const bool there = 16 * m + lane_id() % 16 < p.N;
+#pragma unroll
+            for (int j = 0; j < J; j++) {
+                const uint32_t to = head.at(places[m], j) + HEADS_PANEL * PANEL_BYTES;
+                ps_stmatrix_x2(there ? to : aside, ps_pack(mixed[j][0] * inverse[0], mixed[j][1] * inverse[0]),
+                               ps_pack(mixed[j][2] * inverse[1], mixed[j][3] * inverse[1]));
+            }
+            const int half = lane_id() % 4, row = 16 * m + lane_id() / 4 + 8 * half;
+            if (half < 2 && row < p.N) {
+                softmax[pair * p.N + row] = (half ? shift[1] : shift[0]) + ps_log2(half ? sums[0][2] : sums[0][0]);
+            }
         }
     }
 }
 
-/* q becomes A v, head by head. softmax: of the tile. */
+/* 16 queries of 16 keys as a left operand, and transposed. */
+static __device__ __forceinline__ void fragment_pair(uint32_t (&s)[4], uint32_t (&s_trans)[4], const float (&left)[4],
+                                                     const float (&right)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        s[i] = ps_pack(left[2 * i], left[2 * i + 1]);
+        s[2 + i] = ps_pack(right[2 * i], right[2 * i + 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) { /* blocks [0][1] and [1][0] of the 16 x 16 change places */
+        s_trans[i] = ps_movmatrix(s[i % 2 * 2 + i / 2]);
+    }
+}
+
+/* q, k, v become their gradients, and the gradient of A v in the heads' panels becomes A v. softmax: of the tile. */
 template <int KT, int E>
-static __device__ __forceinline__ void attention_forward(const struct arguments &p, bf16 *qkv, float *softmax, int sequences)
+static __device__ __forceinline__ void attention_backward(const struct arguments &p, uint32_t halves, uint32_t aside,
+                                                          const float *softmax, int sequences)
 {
     constexpr int J = E / 8;
     const int g = lane_id() / 4;
     const float exponent = p.scale * 1.4426950408889634f;
+    const uint32_t to_v = K_PANEL * PANEL_BYTES + (lane_id() < 16 ? 0 : (V_PANEL - K_PANEL) * PANEL_BYTES);
+    const uint32_t to_heads = lane_id() < 16 ? 0 : HEADS_PANEL * PANEL_BYTES;
 #pragma unroll 1
     for (int pair = warp_id(); pair < sequences * p.heads; pair += WARPS) {
-        bf16 *q = qkv + (pair / p.heads) * p.N * QKV_STRIDE + (pair % p.heads) * E;
-        const uint32_t q_address = ps_shared_address(q), k_address = q_address + 2 * D, v_address = q_address + 4 * D;
-        uint32_t k[2 * KT][J], v[KT][J][2], a[KT][J][2];
-        load_rows<KT, J>(k, k_address, QKV_STRIDE, p.N);
+        const int sequence = pair / p.heads, first = sequence * p.N;
+        const struct head<J> head(pair - sequence * p.heads);
+        uint32_t places[KT];
+        row_places<KT>(places, halves, first, p.N);
+        uint32_t k[2 * KT][J], v[2 * KT][J];
 #pragma unroll
         for (int kt = 0; kt < KT; kt++) {
 #pragma unroll
             for (int j = 0; j < J; j++) {
-                ps_ldmatrix_x2(a[kt][j], sequence_row(q_address, QKV_STRIDE, 16 * kt, p.N) + 16 * j);
-                ps_ldmatrix_x2_trans(v[kt][j], sequence_row(v_address, QKV_STRIDE, 16 * kt, p.N) + 16 * j);
-            }
-        }
-        __syncwarp(); /* q's place is free */
+                uint32_t k_rows[2], v_rows[2];
+                load_two<false>(k_rows, v_rows, head.at(places[kt], j) + to_v);
 #pragma unroll
-        for (int m = 0; m < KT; m++) {
-            float scores[2 * KT][4], inverse[2], log_sum[2], mixed[J][4];
-            raw_scores<KT, J>(scores, a[m], k, p.N);
-            softmax_scores<KT>(scores, inverse, log_sum, exponent);
-            uint32_t probability[KT][4];
-            fragment_pack<KT>(probability, scores);
-            zero(mixed);
-#pragma unroll
-            for (int kt = 0; kt < KT; kt++) {
-#pragma unroll
-                for (int j = 0; j < J; j++) {
-                    ps_mma_k16(mixed[j], probability[kt][0], probability[kt][1], probability[kt][2], probability[kt][3],
-                               v[kt][j][0], v[kt][j][1]);
+                for (int i = 0; i < 2; i++) {
+                    k[2 * kt + i][j] = k_rows[i];
+                    v[2 * kt + i][j] = v_rows[i];
                 }
-            }
-            store_head<J>(q, QKV_STRIDE, 16 * m, p.N, mixed, inverse[0], inverse[1]);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int row = 16 * m + g + 8 * half;
-                if (lane_id() % 4 == 0 && row < p.N) {
-                    softmax[pair * p.N + row] = log_sum[half];
-                }
-            }
-        }
-    }
-}
-
-/* The softmax statistics of the lane's queries of a pair; infinite, so that their probabilities are 0, beyond the last. */
-template <int KT>
-static __device__ __forceinline__ void load_softmax(float (&log_sum)[2 * KT], const float *softmax, int N, bool there)
-{
-#pragma unroll
-    for (int i = 0; i < 2 * KT; i++) {
-        const int row = 8 * i + lane_id() / 4;
-        log_sum[i] = there && row < N ? softmax[row] : INFINITY;
-    }
-}
-
-/* q, k, v become their gradients, and d_merged (the gradient of A v) becomes A v. softmax: of the tile. */
-template <int KT, int E>
-static __device__ __forceinline__ void attention_backward(const struct arguments &p, bf16 *qkv, bf16 *d_merged,
-                                                          const float *softmax, int sequences)
-{
-    constexpr int J = E / 8;
-    const float exponent = p.scale * 1.4426950408889634f;
-    const int pairs = sequences * p.heads;
-    float next_sum[2 * KT];
-    load_softmax<KT>(next_sum, softmax + warp_id() * p.N, p.N, warp_id() < pairs);
-#pragma unroll 1
-    for (int pair = warp_id(); pair < pairs; pair += WARPS) {
-        const int first = (pair / p.heads) * p.N, column = (pair % p.heads) * E;
-        bf16 *q = qkv + first * QKV_STRIDE + column, *merged = d_merged + first * ROW_STRIDE + column;
-        const uint32_t q_address = ps_shared_address(q), k_address = q_address + 2 * D, v_address = q_address + 4 * D;
-        const uint32_t d_address = ps_shared_address(merged);
-        float log_sum[2 * KT];
-#pragma unroll
-        for (int i = 0; i < 2 * KT; i++) {
-            log_sum[i] = next_sum[i];
-        }
-        load_softmax<KT>(next_sum, softmax + (pair + WARPS) * p.N, p.N, pair + WARPS < pairs);
-        uint32_t k[2 * KT][J], v[2 * KT][J], k_trans[KT][J][2], v_trans[KT][J][2];
-        load_rows<KT, J>(k, k_address, QKV_STRIDE, p.N);
-        load_rows<KT, J>(v, v_address, QKV_STRIDE, p.N);
-#pragma unroll
-        for (int kt = 0; kt < KT; kt++) {
-#pragma unroll
-            for (int j = 0; j < J; j++) {
-                ps_ldmatrix_x2_trans(k_trans[kt][j], sequence_row(k_address, QKV_STRIDE, 16 * kt, p.N) + 16 * j);
-                ps_ldmatrix_x2_trans(v_trans[kt][j], sequence_row(v_address, QKV_STRIDE, 16 * kt, p.N) + 16 * j);
             }
         }
         float dk[KT][J][4], dv[KT][J][4];
@@ -894,82 +1045,84 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
             uint32_t a[J][2], da[J][2], q_trans[J][2], d_trans[J][2];
 #pragma unroll
             for (int j = 0; j < J; j++) {
-                const uint32_t q_row = sequence_row(q_address, QKV_STRIDE, 16 * m, p.N) + 16 * j;
-                const uint32_t d_row = sequence_row(d_address, ROW_STRIDE, 16 * m, p.N) + 16 * j;
-                ps_ldmatrix_x2(a[j], q_row);
-                ps_ldmatrix_x2_trans(q_trans[j], q_row);
-                ps_ldmatrix_x2(da[j], d_row);
-                ps_ldmatrix_x2_trans(d_trans[j], d_row);
+                load_two<false>(a[j], da[j], head.at(places[m], j) + to_heads);
+                load_two<true>(q_trans[j], d_trans[j], head.at(places[m], j) + to_heads);
             }
-            float scores[2 * KT][4], d_scores[2 * KT][4], mixed[J][4], dq[J][4];
+            const int row = 16 * m + g;
+            float log_sum[2]; /* infinite, so that their probabilities are 0, for queries beyond the last */
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                log_sum[half] = row + 8 * half < p.N ? softmax[pair * p.N + row + 8 * half] : INFINITY;
+            }
+            float scores[2 * KT][4], mixed[J][4], dq[J][4];
             raw_scores<KT, J>(scores, a, k, p.N);
-            zero(d_scores);
 #pragma unroll
             for (int n = 0; n < 2 * KT; n++) {
-                head_product<J>(d_scores[n], da, v[n]);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    scores[n][i] = ps_exp2(fmaf(scores[n][i], exponent, -log_sum[2 * m + i / 2]));
+                    scores[n][i] = ps_exp2(fmaf(scores[n][i], exponent, -log_sum[i / 2]));
                 }
             }
-            uint32_t probability[KT][4], d_probability[KT][4];
-            fragment_pack<KT>(probability, scores);
             zero(mixed);
+            zero(dq);
 #pragma unroll
             for (int kt = 0; kt < KT; kt++) {
-                const uint32_t *s = probability[kt];
-                uint32_t s_trans[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) { /* blocks [0][1] and [1][0] of the 16 x 16 change places */
-                    s_trans[i] = ps_movmatrix(s[i % 2 * 2 + i / 2]);
-                }
+                uint32_t s[4], s_trans[4];
+                fragment_pair(s, s_trans, scores[2 * kt], scores[2 * kt + 1]);
 #pragma unroll
                 for (int j = 0; j < J; j++) {
-                    ps_mma_k16(mixed[j], s[0], s[1], s[2], s[3], v_trans[kt][j][0], v_trans[kt][j][1]);
+                    uint32_t v_trans[2];
+                    ps_ldmatrix_x2_trans(v_trans, head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
+                    ps_mma_k16(mixed[j], s[0], s[1], s[2], s[3], v_trans[0], v_trans[1]);
                     ps_mma_k16(dv[kt][j], s_trans[0], s_trans[1], s_trans[2], s_trans[3], d_trans[j][0], d_trans[j][1]);
                 }
             }
             /* the scores' gradient but for the factor p.scale: P (dP - sum of P dP), and that sum is A v's gradient times A v */
+            float projection[4];
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float projection = 0.0f;
+                float sum = 0.0f;
 #pragma unroll
                 for (int j = 0; j < J; j++) {
-                    projection += mixed[j][2 * half] * ps_low(da[j][half]) + mixed[j][2 * half + 1] * ps_high(da[j][half]);
+                    sum -= mixed[j][2 * half] * ps_low(da[j][half]) + mixed[j][2 * half + 1] * ps_high(da[j][half]);
                 }
-                projection = quad_sum(projection);
-#pragma unroll
-                for (int n = 0; n < 2 * KT; n++) {
-#pragma unroll
-                    for (int i = 2 * half; i < 2 * half + 2; i++) {
-                        d_scores[n][i] = scores[n][i] * (d_scores[n][i] - projection);
-                    }
-                }
+                projection[2 * half] = projection[2 * half + 1] = quad_sum(sum);
             }
-            fragment_pack<KT>(d_probability, d_scores);
-            zero(dq);
 #pragma unroll
-            for (int kt = 0; kt < KT; kt++) {
-                const uint32_t *ds = d_probability[kt];
-                uint32_t ds_trans[4];
+            for (int n = 0; n < 2 * KT; n++) {
+                float d_score[4];
+                head_product<J>(d_score, da, v[n], projection);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    ds_trans[i] = ps_movmatrix(ds[i % 2 * 2 + i / 2]);
+                    scores[n][i] *= d_score[i];
                 }
+            }
+#pragma unroll
+            for (int kt = 0; kt < KT; kt++) {
+                uint32_t s[4], s_trans[4];
+                fragment_pair(s, s_trans, scores[2 * kt], scores[2 * kt + 1]);
 #pragma unroll
                 for (int j = 0; j < J; j++) {
-                    ps_mma_k16(dq[j], ds[0], ds[1], ds[2], ds[3], k_trans[kt][j][0], k_trans[kt][j][1]);
-                    ps_mma_k16(dk[kt][j], ds_trans[0], ds_trans[1], ds_trans[2], ds_trans[3], q_trans[j][0], q_trans[j][1]);
+                    uint32_t k_trans[2];
+                    ps_ldmatrix_x2_trans(k_trans, head.at(places[kt], j) + K_PANEL * PANEL_BYTES);
+                    ps_mma_k16(dq[j], s[0], s[1], s[2], s[3], k_trans[0], k_trans[1]);
+                    ps_mma_k16(dk[kt][j], s_trans[0], s_trans[1], s_trans[2], s_trans[3], q_trans[j][0], q_trans[j][1]);
                 }
             }
             __syncwarp();
-            store_head<J>(q, QKV_STRIDE, 16 * m, p.N, dq, p.scale, p.scale);
-            store_head<J>(merged, ROW_STRIDE, 16 * m, p.N, mixed, 1.0f, 1.0f);
+#pragma unroll
+            for (int j = 0; j < J; j++) {
+                store_two(head.at(places[m], j) + to_heads, aside, 16 * m + lane_id() % 16 < p.N, dq[j], p.scale, mixed[j], 1.0f);
+            }
         }
+        __syncwarp();
 #pragma unroll
         for (int kt = 0; kt < KT; kt++) {
-            store_head<J>(q + D, QKV_STRIDE, 16 * kt, p.N, dk[kt], p.scale, p.scale);
-            store_head<J>(q + 2 * D, QKV_STRIDE, 16 * kt, p.N, dv[kt], 1.0f, 1.0f);
+#pragma unroll
+            for (int j = 0; j < J; j++) {
+                store_two(head.at(places[kt], j) + to_v, aside, 16 * kt + lane_id() % 16 < p.N, dk[kt][j], p.scale, dv[kt][j],
+                          1.0f);
+            }
         }
     }
 }
@@ -997,63 +1150,77 @@ static __device__ __forceinline__ void load_vectors(const struct arguments &p, f
     load_vector(vectors + B_1, MAX_F, p.vectors.b_1, p.f);
 }
 
-/* [16, 8 NT] + bias to the warp's rows of shared memory in bf16. */
-template <int NT>
-static __device__ __forceinline__ void store_rows(bf16 *rows, int stride, const float (&x)[NT][4], const float *bias)
+/* What a product's sums begin with. */
+template <int NT> static __device__ __forceinline__ void add_bias_first(float (&sums)[NT][4], const float *bias)
 {
-    const int t = lane_id() % 4;
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-        const float2 b = bias ? *(const float2 *)(bias + 8 * n + 2 * t) : make_float2(0.0f, 0.0f);
-        *(uint32_t *)(rows + lane_id() / 4 * stride + 8 * n + 2 * t) = ps_pack(x[n][0] + b.x, x[n][1] + b.y);
-        *(uint32_t *)(rows + (lane_id() / 4 + 8) * stride + 8 * n + 2 * t) = ps_pack(x[n][2] + b.x, x[n][3] + b.y);
+        const float2 b = *(const float2 *)(bias + 8 * n + lane_id() % 4 * 2);
+        sums[n][0] = sums[n][2] = b.x;
+        sums[n][1] = sums[n][3] = b.y;
     }
 }
 
-/* qkv = a W_qkv + b_qkv. */
-template <bool BACKWARD>
-static __device__ __forceinline__ void project_qkv(struct weight_ring<BACKWARD> &weights, bf16 *qkv, const uint32_t (&a)[D / 16][4],
-                                                   const float *vectors)
+/* [16, 64] to the warp's rows of a panel in bf16, rows from `valid` of the half on as zeros. */
+static __device__ __forceinline__ void store_panel(unsigned char *panel, const float (&x)[8][4], int valid)
 {
-    float sums[2][8][4]; /* one chunk's are stored while the next one's product is under way */
-    zero(sums[0]);
-    product_begin<8, 0, 0>(sums[0], a, weights.take());
+    const int lane = lane_id(), row = product_row() + lane / 4;
+    const bool there[2] = {row < valid, row + 8 < valid};
+    const uint32_t to = ps_shared_address(panel) + (product_row() + lane % 16) * 128, unit = ((lane / 16) ^ (lane % 8)) << 4;
 #pragma unroll
-    for (int c = 0; c < 6; c++) { /* no branch: the compiler would let each product end at once */
-        if (c < 5) {
-            zero(sums[(c + 1) % 2]);
-            product_begin<8, 0, 0>(sums[(c + 1) % 2], a, weights.take());
-            product_wait<1, 0, 8, 0, 8>(sums[c % 2], a);
-        } else {
-            product_wait<0, 0, 8, 0, 8>(sums[c % 2], a);
+    for (int n = 0; n < 8; n += 2) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            words[2 * i] = there[0] ? ps_pack(x[n + i][0], x[n + i][1]) : 0;
+            words[2 * i + 1] = there[1] ? ps_pack(x[n + i][2], x[n + i][3]) : 0;
         }
-        store_rows<8>(qkv + CHUNK * c, QKV_STRIDE, sums[c % 2], vectors + B_QKV + CHUNK * c);
+        ps_stmatrix_x4(to + (unit ^ (n << 4)), words);
     }
 }
 
-/* Fragments of 16 rows of shared memory, 16 K columns. */
-template <int K> static __device__ __forceinline__ void load_fragments(uint32_t (&a)[K][4], const bf16 *rows, int stride)
+/* q, k, v = a W_qkv + b_qkv of the half; a, its address, is where q goes. */
+template <bool BACKWARD>
+static __device__ __forceinline__ void project_qkv(struct weight_ring<BACKWARD> &weights, unsigned char *half, uint32_t a, int warp,
+                                                   const float *vectors, int valid)
 {
-    const uint32_t address = ps_shared_address(rows) + lane_id() % 16 * (2 * stride) + lane_id() / 16 * 16;
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        ps_ldmatrix_x4(a[k], address + 32 * k);
+    const int side = warp / 4 % 2;
+#pragma unroll 1
+    for (int part = 2; part >= 0; part--) {
+        float sums[8][4];
+        add_bias_first(sums, vectors + B_QKV + part * D + CHUNK * side);
+        const uint32_t first = weights.take(), second = weights.take();
+        ps_wgmma_begin();
+        product<8>(sums, a, side ? second : first);
+        ps_wgmma_commit();
+        ps_wgmma_wait<0>();
+        pin(sums);
+        weights.release();
+        if (part == 0) {
+            half_stores_wait(warp);
+            half_sync();
+        }
+        store_panel(half + (2 * part + side) * PANEL_BYTES, sums, valid);
     }
 }
 
 struct tile {
-    int sequences, valid; /* sequences and rows */
-    int64_t row;          /* the first, in the tensors */
-    int64_t local;        /* the first, in the launch */
+    int index, number;         /* in the launch; in the tensors */
+    int sequences, all, valid; /* sequences, their rows, and how many of those are in this thread's half or after it */
+    int64_t row;               /* the first, in the tensors */
+    int64_t half_row;          /* the first of this thread's half */
 };
 
-static __device__ __forceinline__ struct tile tile_at(const struct arguments &p, int index)
+static __device__ __forceinline__ struct tile tile_at(const struct arguments &p, int index, int half)
 {
     struct tile t;
+    t.index = index;
+    t.number = p.first_tile + index;
     t.sequences = at_most(p.group, p.sequences - index * p.group);
-    t.valid = t.sequences * p.N;
-    t.local = (int64_t)index * p.group * p.N;
-    t.row = p.first + t.local;
+    t.all = t.sequences * p.N;
+    t.valid = t.all - 64 * half;
+    t.row = p.first + (int64_t)index * p.group * p.N;
+    t.half_row = t.row + 64 * half;
     return t;
 }
 
@@ -1077,83 +1244,86 @@ static __device__ __forceinline__ float gelu_tanh(float x)
     return ps_tanh(x * fmaf(GELU_CUBIC, x * x, GELU_LINEAR));
 }
 
-/* Draws of hidden chunk j: words[k][half] as draw_groups gives them for columns 32 k .. 32 k + 31; all kept when nothing is
- * dropped. They need no product, so they are drawn while one is under way. */
-static __device__ __forceinline__ void hidden_draws(uint32_t (&words)[2][2][4], const struct arguments &p, uint64_t step,
-                                                    int64_t row, int j)
+/* What dropout keeps of the side's 32 columns of hidden chunk j in the lane's two rows (row: the tile's first): bit 8 c + k is
+ * column 8 c + 2 t + k. */
+static __device__ __forceinline__ void hidden_draw(uint32_t (&kept)[2], const struct arguments &p, uint64_t step,
+                                                   const struct tile &tile, int j, int side)
 {
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                words[k][half][i] = 0;
-            }
-        }
-    }
+    kept[0] = kept[1] = ~0u;
     if (p.hidden.threshold) {
+        const int t = lane_id() % 4, words = (p.f + CHUNK - 1) / CHUNK * 2;
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
+        for (int second = 0; second < 2; second++) {
+            const uint32_t index = (uint32_t)(tile.row + own_row(second)) * (uint32_t)(p.f / 8) + 8 * j + 4 * side + t;
+            kept[second] = quad_bits(kept_bits(p.hidden, step, index));
+        }
+        if (t < 2 && own_row(t) < tile.all) {
+            p.kept.hidden[(tile.row + own_row(t)) * words + 2 * j + side] = kept[t ? 1 : 0];
+        }
+        kept[0] >>= 2 * t;
+        kept[1] >>= 2 * t;
+    }
+}
+
+/* The same as forward left it. */
+static __device__ __forceinline__ void hidden_read(uint32_t (&kept)[2], const struct arguments &p, const struct tile &tile, int j,
+                                                   int side)
+{
+    const int words = (p.f + CHUNK - 1) / CHUNK * 2;
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                draw_groups(words[k][half], p.hidden, step, row + own_row(half), p.f / 8, 2 * j + k);
-            }
+    for (int second = 0; second < 2; second++) {
+        kept[second] = ~0u;
+        if (p.hidden.threshold && own_row(second) < tile.all) {
+            kept[second] = p.kept.hidden[(tile.row + own_row(second)) * words + 2 * j + side];
         }
     }
 }
 
-/* z, the product of hidden chunk j, becomes drop(gelu(z + b_1)). */
-static __device__ __forceinline__ void hidden_forward(float (&z)[8][4], const struct arguments &p, const uint32_t (&words)[2][2][4],
-                                                      const float *bias)
+/* What backward will read of dropout's bits of a tile, to L2. */
+static __device__ __forceinline__ void kept_prefetch(const struct arguments &p, const struct tile &tile)
 {
-    const int t = lane_id() % 4;
+    const int lane = lane_id(), row = 64 * half_id() + first_row() + lane, words = (p.f + CHUNK - 1) / CHUNK * 2;
+    if (p.hidden.threshold && lane < WARP_ROWS && row < tile.all) {
+        ps_prefetch(p.kept.hidden + (tile.row + row) * words);
+    }
+    if (p.attention.threshold && lane == WARP_ROWS) {
+        ps_prefetch(p.kept.attention + (int64_t)tile.number * THREADS + threadIdx.x);
+    }
+    if (p.output.threshold && lane == WARP_ROWS) {
+        ps_prefetch(p.kept.output + (int64_t)tile.number * THREADS + threadIdx.x);
+    }
+}
+
+/* z, the product for these columns and b_1, becomes drop(gelu(z)). */
+static __device__ __forceinline__ void hidden_forward(float (&z)[4][4], const struct arguments &p, const uint32_t (&kept)[2])
+{
     const float scale = p.hidden.threshold ? 0.5f * p.hidden.scale : 0.5f;
-    const uint32_t threshold = p.hidden.threshold << 16; /* of draws in the high half of a word */
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
+    for (int c = 0; c < 4; c++) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const float2 b = *(const float2 *)(bias + 8 * (4 * k + c) + 2 * t);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float *v = &z[4 * k + c][2 * half + i];
-                    const float x = *v + (i ? b.y : b.x), s = x * scale;
-                    *v = (i ? words[k][half][c] : words[k][half][c] << 16) >= threshold ? fmaf(s, gelu_tanh(x), s) : 0.0f;
-                }
-            }
+        for (int i = 0; i < 4; i++) {
+            const float x = z[c][i], s = kept[i / 2] & 1u << (8 * c + i % 2) ? x * scale : 0.0f;
+            z[c][i] = fmaf(s, gelu_tanh(x), s);
         }
     }
 }
 
-/* z, the product of hidden chunk j, becomes drop(gelu(z + b_1)), and dh, the gradient of that, the gradient of z. */
-static __device__ __forceinline__ void hidden_backward(float (&z)[8][4], float (&dh)[8][4], const struct arguments &p,
-                                                       const uint32_t (&words)[2][2][4], const float *bias)
+/* z, the product for these columns and b_1, becomes drop(gelu(z)), and dh, the gradient of that, the gradient of z. */
+static __device__ __forceinline__ void hidden_backward(float (&z)[4][4], float (&dh)[4][4], const struct arguments &p,
+                                                       const uint32_t (&kept)[2], const float *bias)
 {
-    const int t = lane_id() % 4;
     const float scale = p.hidden.threshold ? 0.5f * p.hidden.scale : 0.5f;
-    const uint32_t threshold = p.hidden.threshold << 16; /* of draws in the high half of a word */
 #pragma unroll
-    for (int k = 0; k < 2; k++) {
+    for (int c = 0; c < 4; c++) {
+        const float2 b = *(const float2 *)(bias + 8 * c + lane_id() % 4 * 2);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const float2 b = *(const float2 *)(bias + 8 * (4 * k + c) + 2 * t);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float *v = &z[4 * k + c][2 * half + i], *dv = &dh[4 * k + c][2 * half + i];
-                    const float x = *v + (i ? b.y : b.x), square = x * x;
-                    const float h = ps_tanh(x * fmaf(GELU_CUBIC, square, GELU_LINEAR));
-                    const float slope = fmaf(3.0f * GELU_CUBIC, square, GELU_LINEAR) * fmaf(-h, h, 1.0f);
-                    const float share = fmaf(scale, h, scale);
-                    const bool kept = (i ? words[k][half][c] : words[k][half][c] << 16) >= threshold;
-                    *v = kept ? x * share : 0.0f;
-                    *dv = kept ? *dv * fmaf(x * scale, slope, share) : 0.0f;
-                }
-            }
+        for (int i = 0; i < 4; i++) {
+            const float x = z[c][i] + (i % 2 ? b.y : b.x), square = x * x, h = ps_tanh(x * fmaf(GELU_CUBIC, square, GELU_LINEAR));
+            const float slope = fmaf(3.0f * GELU_CUBIC, square, GELU_LINEAR) * fmaf(-h, h, 1.0f);
+            const float share = kept[i / 2] & 1u << (8 * c + i % 2) ? fmaf(scale, h, scale) : 0.0f;
+            const float rest = kept[i / 2] & 1u << (8 * c + i % 2) ? x * scale : 0.0f;
+            z[c][i] = x * share;
+            dh[c][i] *= fmaf(rest, slope, share);
         }
     }
 }
@@ -1164,310 +1334,349 @@ template <int KT, int E>
 static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_constant__ struct arguments p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    bf16 *qkv = (bf16 *)(shared + STAGES * STAGE_BYTES), *own = qkv + WARP_ROWS * warp_id() * QKV_STRIDE;
-    float *vectors = (float *)(shared + STAGES * STAGE_BYTES + QKV_BYTES);
-    float *sum_stage = (float *)own; /* the warp's rows of q, k, v, when those are not there: r, and an operand behind it */
-    bf16 *operand = (bf16 *)(sum_stage + WARP_ROWS * SUM_STRIDE);
-    const int d = p.d, t = lane_id() % 4, first = WARP_ROWS * warp_id(), hidden_chunks = (p.f + CHUNK - 1) / CHUNK;
+    __shared__ uint64_t barriers[STAGES + (STAGES + 1) / 2]; /* and how many warps have released each */
+    const int warp = uniform_warp_id(), half_index = warp / (WARPS / 2), side = warp / 4 % 2;
+    unsigned char *halves = shared + STAGES * STAGE_BYTES, *half = halves + half_index * HALF_BYTES;
+    unsigned char *r_sums = half, *y_sums = half + 4 * PANEL_BYTES, *heads = half + HEADS_PANEL * PANEL_BYTES;
+    float *vectors = (float *)(halves + 2 * HALF_BYTES);
+    unsigned char *aside = (unsigned char *)(vectors + VECTORS) + 16 * warp;
+    const int d = p.d, first = first_row(), hidden_chunks = (p.f + CHUNK - 1) / CHUNK;
+    const uint32_t half_address = ps_shared_address(halves) + half_index * HALF_BYTES;
+    const uint32_t heads_address = half_address + HEADS_PANEL * PANEL_BYTES;
     const uint64_t step = dropout_step(p);
     const int tiles = tiles_of_block(p);
     struct weight_ring<false> weights;
-    weights.start(p, ps_shared_address(shared), (struct chunk *)(vectors + VECTORS), tiles);
+    weights.start(p, ps_shared_address(shared), ps_shared_address(barriers), tiles);
     load_vectors(p, vectors);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < tiles; i++) {
-        const struct tile tile = tile_at(p, blockIdx.x + i * gridDim.x);
-        uint32_t a[D / 16][4];
-        float x[D / 8][4];
-        rows_normalise(operand, NULL, NULL, p.u + tile.row * d, vectors + LN1_GAMMA, d, p.epsilon, tile.valid);
-        load_fragments<D / 16>(a, operand, ROW_STRIDE);
-        __syncwarp();
-        project_qkv(weights, own, a, vectors);
+        const struct tile tile = tile_at(p, blockIdx.x + i * gridDim.x, half_index);
+        const bf16 *u_rows = p.u + tile.half_row * d;
+        struct rows_ahead u = rows_read(u_rows, d, tile.valid);
+        half_sync();
+        rows_normalise(half + Q_PANEL * PANEL_BYTES, NULL, u, vectors + LN1_GAMMA, d, p.epsilon);
+        ps_publish();
+        half_sync();
+        project_qkv(weights, half, half_address, warp, vectors, tile.valid);
+        clear_columns(heads, d);
+        if (i + 1 < tiles) {
+            const struct tile next = tile_at(p, blockIdx.x + (i + 1) * gridDim.x, half_index);
+            rows_prefetch(p.u + next.half_row * d, d, next.valid);
+        }
         __syncthreads();
-        attention_forward<KT, E>(p, qkv, p.softmax + tile.row * p.heads, tile.sequences);
+        attention_forward<KT, E>(p, ps_shared_address(halves), ps_shared_address(aside), p.softmax + tile.row * p.heads,
+                                 tile.sequences);
+        ps_publish();
         __syncthreads();
 
         /* r = u + drop(merged W_o + b_o) */
-        load_fragments<D / 16>(a, own, QKV_STRIDE);
-        zero(x);
-        product<8, 0, 0>(x, a, weights.take());
-        product<8, 8, 0>(x, a, weights.take());
-        sums_stage<0>(sum_stage, lane_id() / 4, x);
-        sums_stage<1>(sum_stage, lane_id() / 4 + 8, x);
+        u = rows_read(u_rows, d, tile.valid);
+        {
+            float sums[8][4];
+            zero(sums);
+            const uint32_t left = weights.take(), right = weights.take();
+            ps_wgmma_begin();
+            product<8>(sums, heads_address, side ? right : left);
+            ps_wgmma_commit();
+            ps_wgmma_wait<0>();
+            pin(sums);
+            weights.release();
+            sums_store<0, false>(r_sums, side, sums);
+        }
         {
             float bias[LANE_COLUMNS], gamma[LANE_COLUMNS], beta[LANE_COLUMNS];
-            struct row_words next = row_read(p.u + tile.row * d, d, first + pass_row(0), tile.valid);
             row_vector(bias, vectors + B_O);
             row_vector(gamma, vectors + LN2_GAMMA);
             row_vector(beta, vectors + LN2_BETA);
-            __syncwarp();
+            uint32_t kept = 0;
+            half_sync();
 #pragma unroll 1
             for (int pass = 0; pass < PASSES; pass++) {
                 const int row = first + pass_row(pass);
-                float r[LANE_COLUMNS], u[LANE_COLUMNS];
-                row_unpack(u, next);
-                if (pass + 1 < PASSES) {
-                    next = row_read(p.u + tile.row * d, d, first + pass_row(pass + 1), tile.valid);
-                }
-                sum_row(r, sum_stage, pass_row(pass));
+                float r[LANE_COLUMNS], x[LANE_COLUMNS];
+                row_unpack(x, rows_next(u));
+                sum_row(r, r_sums, row);
 #pragma unroll
                 for (int k = 0; k < LANE_COLUMNS; k++) {
                     r[k] += bias[k];
                 }
-                row_drop(r, p.attention, step, tile.row + row, d);
+                const uint32_t bits = row_draw(p.attention, step, tile.half_row + row, d);
+                kept |= (bits & 0xffffu) << LANE_COLUMNS * pass;
+                row_drop(r, p.attention, bits);
 #pragma unroll
                 for (int k = 0; k < LANE_COLUMNS; k++) {
-                    r[k] += u[k];
+                    r[k] += x[k];
                 }
-                sum_row_store(sum_stage, pass_row(pass), r);
-                row_write(p.r + tile.row * d, d, row, tile.valid, row_pack(r));
+                sum_row_store(r_sums, row, r);
+                row_write(p.r + tile.half_row * d, d, row, tile.valid, row_pack(r));
                 row_normalise(r, d, p.epsilon);
-                row_stage(operand, pass, row_affine(r, gamma, beta));
+                row_stage(heads, row, row_affine(r, gamma, beta));
+            }
+            if (p.attention.threshold) {
+                p.kept.attention[(int64_t)tile.number * THREADS + threadIdx.x] = kept;
             }
         }
-        __syncwarp();
-        load_fragments<D / 16>(a, operand, ROW_STRIDE);
+        ps_publish();
+        half_sync();
 
-        /* y = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
-        zero(x);
+        /* y = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2): a side has 32 columns of each chunk of the hidden layer, and sums
+         * their part of the second product */
+        {
+            float x[D / 8][4];
+            uint32_t hidden[2][4];
+            zero(x);
 #pragma unroll 1
-        for (int j = 0; j < hidden_chunks; j++) {
-            float sums[8][4];
-            uint32_t hidden[4][4], words[2][2][4];
-            zero(sums);
-            product_begin<8, 0, 0>(sums, a, weights.take());
-            hidden_draws(words, p, step, tile.row, j);
-            product_wait<0, 0, 8, 0, 8>(sums, a);
-            hidden_forward(sums, p, words, vectors + B_1 + CHUNK * j);
-            fragment_pack<4>(hidden, sums);
-            const uint32_t stage = weights.take();
-            product<4, 0, 0>(x, hidden, stage);
-            product<4, 8, 0>(x, hidden, stage + STAGE_BYTES / 2);
+            for (int j = 0; j < hidden_chunks; j++) {
+                float z[4][4];
+                uint32_t kept[2];
+                add_bias_first(z, vectors + B_1 + CHUNK * j + 32 * side);
+                const uint32_t w_1 = weights.take();
+                ps_wgmma_begin();
+                product<8>(z, heads_address, w_1 + 64 * side);
+                ps_wgmma_commit();
+                hidden_draw(kept, p, step, tile, j, side);
+                ps_wgmma_wait<0>(); /* for the second product of the chunk before, too */
+                pin(z);
+                if (j > 0) {
+                    weights.release();
+                }
+                hidden_forward(z, p, kept);
+                fragment_pack<2>(hidden, z);
+                const uint32_t w_2 = ps_wgmma_place(weights.take() + 2 * side * 2048, PANEL_BYTES);
+                ps_wgmma_begin();
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    ps_wgmma_n128<1>(x, hidden[k], ps_wgmma_operand(w_2, k * 2048));
+                }
+                ps_wgmma_commit();
+            }
+            ps_wgmma_wait<0>();
+            pin(x);
+            pin(hidden);
+            weights.release();
+            half_sync();
+            sums_of_sides(y_sums, x);
+            half_sync();
         }
         float bias[LANE_COLUMNS];
+        uint32_t kept = 0;
         row_vector(bias, vectors + B_2);
-#pragma unroll
-        for (int half = 0; half < 2; half++) { /* the operand's place holds the sums of 8 rows */
-            __syncwarp();
-            if (half == 0) {
-                sums_stage<0>((float *)operand, lane_id() / 4, x);
-            } else {
-                sums_stage<1>((float *)operand, lane_id() / 4, x);
-            }
-            __syncwarp();
 #pragma unroll 1
-            for (int pass = 0; pass < PASSES / 2; pass++) {
-                const int row = pass_row(pass) + 8 * half;
-                float y[LANE_COLUMNS], r[LANE_COLUMNS];
-                sum_row(y, (const float *)operand, pass_row(pass));
-                sum_row(r, sum_stage, row);
+        for (int pass = 0; pass < PASSES; pass++) {
+            const int row = first + pass_row(pass);
+            float y[LANE_COLUMNS], r[LANE_COLUMNS];
+            sum_row(y, y_sums, row);
+            sum_row(r, r_sums, row);
 #pragma unroll
-                for (int k = 0; k < LANE_COLUMNS; k++) {
-                    y[k] += bias[k];
-                }
-                row_drop(y, p.output, step, tile.row + first + row, d);
-#pragma unroll
-                for (int k = 0; k < LANE_COLUMNS; k++) {
-                    y[k] += r[k];
-                }
-                row_write(p.y + tile.row * d, d, first + row, tile.valid, row_pack(y));
+            for (int k = 0; k < LANE_COLUMNS; k++) {
+                y[k] += bias[k];
             }
+            const uint32_t bits = row_draw(p.output, step, tile.half_row + row, d);
+            kept |= (bits & 0xffffu) << LANE_COLUMNS * pass;
+            row_drop(y, p.output, bits);
+#pragma unroll
+            for (int k = 0; k < LANE_COLUMNS; k++) {
+                y[k] += r[k];
+            }
+            row_write(p.y + tile.half_row * d, d, row, tile.valid, row_pack(y));
         }
-        __syncwarp();
+        if (p.output.threshold) {
+            p.kept.output[(int64_t)tile.number * THREADS + threadIdx.x] = kept;
+        }
     }
 }
 
 /* ---- backward ---- */
 
-/* The warp's rows of parts of D columns, of which d exist, from shared memory to a tensor whose first row is the tile's. */
-static __device__ __forceinline__ void copy_rows(bf16 *to, const bf16 *from, int stride, int parts, int d, int valid)
+/* The half's panels to an operand, asked for by its first thread; the writers have published them before a barrier. */
+static __device__ __forceinline__ void store_operand(bf16 *operand, int panels, int tile, int warp, const unsigned char *from)
 {
-    const int local = lane_id() / 16, column = lane_id() % 16 * 8, row = local + WARP_ROWS * warp_id();
-#pragma unroll 1
-    for (int part = 0; part < parts; part++) {
-        const bf16 *source = from + local * stride + part * D + column;
-        bf16 *place = to + (int64_t)row * (parts * d) + part * d + column;
-#pragma unroll
-        for (int i = 0; i < WARP_ROWS / 2; i++) {
-            if (row + 2 * i < valid && column < d) {
-                *(uint4 *)(place + 2 * i * parts * d) = *(const uint4 *)(source + 2 * i * stride);
-            }
-        }
+    if (half_leader(warp)) {
+        ps_bulk_store(operand + (int64_t)(2 * tile + warp / (WARPS / 2)) * panels * (64 * 64), ps_shared_address(from),
+                      panels * PANEL_BYTES);
     }
 }
 
-/* Operands of the feed-forward part: LN2(r) and the dropped dy, to the stage and to device memory; the rows' means and 1/deviation.
- */
-static __device__ __forceinline__ void feed_forward_operands(const struct arguments &p, const struct tile &tile, uint64_t step,
-                                                             const float *vectors, bf16 *stage, float2 *stats)
+/* Operands of the feed-forward part, after a barrier of the half: LN2(r) and the dropped dy, to their panels; the rows' means and
+ * 1/deviation. */
+static __device__ __forceinline__ void feed_forward_operands(const struct arguments &p, const struct tile &tile,
+                                                             const float *vectors, unsigned char *ln2_panels,
+                                                             unsigned char *dy_panels, float2 *stats)
 {
-    const int d = p.d, first = WARP_ROWS * warp_id();
-    const bf16 *from_r = p.r + tile.row * d, *from_dy = p.dy + tile.row * d;
+    const int d = p.d, first = first_row();
     float gamma[LANE_COLUMNS], beta[LANE_COLUMNS];
-    struct row_words next_r = row_read(from_r, d, first + pass_row(0), tile.valid);
-    struct row_words next_dy = row_read(from_dy, d, first + pass_row(0), tile.valid);
+    struct rows_ahead ahead_r = rows_read(p.r + tile.half_row * d, d, tile.valid);
+    struct rows_ahead ahead_dy = rows_read(p.dy + tile.half_row * d, d, tile.valid);
+    uint32_t kept = kept_word(p.output, p.kept.output, tile.number);
+    half_sync();
     row_vector(gamma, vectors + LN2_GAMMA);
     row_vector(beta, vectors + LN2_BETA);
-    __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < PASSES; i++) {
         const int row = first + pass_row(i);
         float x[LANE_COLUMNS], dy[LANE_COLUMNS];
-        row_unpack(x, next_r);
-        row_unpack(dy, next_dy);
-        if (i + 1 < PASSES) {
-            next_r = row_read(from_r, d, first + pass_row(i + 1), tile.valid);
-            next_dy = row_read(from_dy, d, first + pass_row(i + 1), tile.valid);
-        }
-        row_drop(dy, p.output, step, tile.row + row, d);
-        const struct row_words masked = row_pack(dy);
-        row_stage(stage + WARP_ROWS * ROW_STRIDE, i, masked);
-        row_write(p.operands.dy + tile.local * d, d, row, tile.valid, masked);
+        row_unpack(x, rows_next(ahead_r));
+        row_unpack(dy, rows_next(ahead_dy));
+        row_drop(dy, p.output, kept_next(kept));
+        row_stage(dy_panels, row, row_pack(dy));
         const float2 s = row_normalise(x, d, p.epsilon);
         if (lane_id() % 8 == 0) {
-            stats[pass_row(i)] = s;
+            stats[row] = s;
         }
-        const struct row_words ln2 = row_affine(x, gamma, beta);
-        row_stage(stage, i, ln2);
-        row_write(p.operands.ln2 + tile.local * d, d, row, tile.valid, ln2);
+        row_stage(ln2_panels, row, row_affine(x, gamma, beta));
     }
-    __syncwarp();
 }
 
-/* d_r = the gradient of LN2's output. */
+/* d_r = the side's part of the gradient of LN2's output. */
 static __device__ __forceinline__ void feed_forward_backward(const struct arguments &p, struct weight_ring<true> &weights,
-                                                             const struct tile &tile, uint64_t step, const float *vectors,
-                                                             const uint32_t (&a)[D / 16][4], const uint32_t (&m)[D / 16][4],
-                                                             float (&d_r)[D / 8][4])
+                                                             const struct tile &tile, const float *vectors, int side, uint32_t ln2,
+                                                             uint32_t dy, float (&d_r)[D / 8][4])
 {
     const int hidden_chunks = (p.f + CHUNK - 1) / CHUNK;
     zero(d_r);
 #pragma unroll 1
     for (int j = 0; j < hidden_chunks; j++) {
-        float dh[8][4], z[8][4];
-        uint32_t d_hidden[4][4], words[2][2][4];
+        float dh[4][4], z[4][4];
+        uint32_t hidden[2][4], d_hidden[2][4], kept[2];
+        hidden_read(kept, p, tile, j, side);
         zero(dh);
         zero(z);
-        uint32_t stage = weights.take();
-        product_transposed_begin<8, 2>(dh, m, stage);
-        stage = weights.take();
-        product_begin<8, 0, 0>(z, a, stage);
-        hidden_draws(words, p, step, tile.row, j);
-        product_wait<0, 0, 8, 0, 8>(dh, m);
-        product_wait<0, 0, 8, 0, 8>(z, a);
-        hidden_backward(z, dh, p, words, vectors + B_1 + CHUNK * j);
-        fragment_pack<4>(d_hidden, z);
-        fragment_store<4>(d_hidden, p.operands.hidden + tile.local * p.f, p.f, CHUNK * j, tile.valid);
-        fragment_pack<4>(d_hidden, dh);
-        fragment_store<4>(d_hidden, p.operands.d_hidden + tile.local * p.f, p.f, CHUNK * j, tile.valid);
-        product_transposed<16, 1>(d_r, d_hidden, stage);
+        const uint32_t w_2 = weights.take() + side * (PANEL_BYTES / 2), w_1 = weights.take() + 64 * side;
+        ps_wgmma_begin();
+        product_transposed<8>(dh, dy, w_2);
+        product<8>(z, ln2, w_1);
+        ps_wgmma_commit();
+        ps_wgmma_wait<0>();
+        pin(dh);
+        pin(z);
+        kept[0] >>= 2 * (lane_id() % 4);
+        kept[1] >>= 2 * (lane_id() % 4);
+        hidden_backward(z, dh, p, kept, vectors + B_1 + CHUNK * j + 32 * side);
+        fragment_pack<2>(hidden, z);
+        fragment_store(hidden, p.operands.hidden, hidden_chunks, tile.index, j);
+        fragment_pack<2>(d_hidden, dh);
+        fragment_store(d_hidden, p.operands.d_hidden, hidden_chunks, tile.index, j);
+        ps_wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            ps_wgmma_n128<0>(d_r, d_hidden[k], ps_wgmma_operand(ps_wgmma_place(w_1), 32 * k));
+        }
+        ps_wgmma_commit();
+        ps_wgmma_wait<0>();
+        pin(d_r);
+        pin(d_hidden);
+        weights.release();
     }
 }
 
-/* The thread's parked values of pass i. */
-static __device__ __forceinline__ void unpark(float4 (&v)[LANE_COLUMNS / 4], const float4 *parked, int i)
+/* The thread's parked values, as rows_ahead. */
+struct parked_ahead {
+    float4 pass[PASSES][LANE_COLUMNS / 4];
+};
+
+static __device__ __forceinline__ struct parked_ahead unpark(const float4 *parked)
+{
+    struct parked_ahead ahead;
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+#pragma unroll
+        for (int k = 0; k < LANE_COLUMNS / 4; k++) {
+            ahead.pass[i][k] = parked[(i * (LANE_COLUMNS / 4) + k) * THREADS + threadIdx.x];
+        }
+    }
+    return ahead;
+}
+
+static __device__ __forceinline__ void rest_next(float (&x)[LANE_COLUMNS], struct parked_ahead &ahead)
 {
 #pragma unroll
     for (int k = 0; k < LANE_COLUMNS / 4; k++) {
-        v[k] = parked[(i * (LANE_COLUMNS / 4) + k) * THREADS + threadIdx.x];
+        const float4 v = ahead.pass[0][k];
+        x[4 * k] = v.x;
+        x[4 * k + 1] = v.y;
+        x[4 * k + 2] = v.z;
+        x[4 * k + 3] = v.w;
+#pragma unroll
+        for (int i = 1; i < PASSES; i++) {
+            ahead.pass[i - 1][k] = ahead.pass[i][k];
+        }
     }
 }
 
-/* Both LayerNorms' backward over the warp's rows; stage: the gradient of its output, in fp32. LN2: dr = that of its input + dy, to
- * `parked` in fp32, and dropped to `operand` and to device memory. LN1: du = that of its input + parked. sums: see add_column_sums.
- */
-template <bool LN1>
-static __device__ __forceinline__ void layernorm_backward(const struct arguments &p, const struct tile &tile, uint64_t step,
-                                                          const float *stage, const float2 *stats, const float *gamma_vector,
-                                                          float *sums, float4 *parked, bf16 *operand)
+static __device__ __forceinline__ void rest_next(float (&x)[LANE_COLUMNS], struct rows_ahead &ahead)
 {
-    const int d = p.d, first = WARP_ROWS * warp_id();
-    const bf16 *input = (LN1 ? p.u : p.r) + tile.row * d, *from_dy = p.dy + tile.row * d;
-    float gamma[LANE_COLUMNS], column_sums[2 * LANE_COLUMNS];
-    struct row_words next = row_read(input, d, first + pass_row(0), tile.valid), next_dy = {};
-    float4 next_parked[LANE_COLUMNS / 4];
-    if (LN1) {
-        unpark(next_parked, parked, 0);
-    } else {
-        next_dy = row_read(from_dy, d, first + pass_row(0), tile.valid);
-    }
-    row_vector(gamma, gamma_vector);
+    row_unpack(x, rows_next(ahead));
+}
+
+/* Both LayerNorms' backward over the warp's rows; stage: the gradient of its output, in fp32; input: r or u. LN2: dr = that of its
+ * input + dy (rest), to `parked` in fp32, and dropped to the panels of `operand`. LN1: du = that of its input + the parked (rest).
+ * sums: see add_column_sums. */
+template <bool LN1, typename REST>
+static __device__ __forceinline__ void layernorm_backward(const struct arguments &p, const struct tile &tile, unsigned char *stage,
+                                                          const float2 *stats, const float *gamma_vector, float *sums,
+                                                          struct rows_ahead &input, REST &rest, uint32_t &kept, float4 *parked,
+                                                          unsigned char *operand)
+{
+    const int d = p.d, first = first_row();
+    float column_sums[2 * LANE_COLUMNS];
 #pragma unroll
     for (int i = 0; i < 2 * LANE_COLUMNS; i++) {
         column_sums[i] = 0.0f;
     }
-    __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < PASSES; i++) {
         const int row = first + pass_row(i);
-        float x[LANE_COLUMNS], dz[LANE_COLUMNS], rest[LANE_COLUMNS];
-        row_unpack(x, next);
-        if (LN1) {
-#pragma unroll
-            for (int k = 0; k < LANE_COLUMNS / 4; k++) {
-                const float4 v = next_parked[k];
-                rest[4 * k] = v.x;
-                rest[4 * k + 1] = v.y;
-                rest[4 * k + 2] = v.z;
-                rest[4 * k + 3] = v.w;
-            }
-        } else {
-            row_unpack(rest, next_dy);
-        }
-        if (i + 1 < PASSES) {
-            next = row_read(input, d, first + pass_row(i + 1), tile.valid);
-            if (LN1) {
-                unpark(next_parked, parked, i + 1);
-            } else {
-                next_dy = row_read(from_dy, d, first + pass_row(i + 1), tile.valid);
-            }
-        }
-        sum_row(dz, stage, pass_row(i));
-        const float2 s = stats[pass_row(i)];
+        float x[LANE_COLUMNS], dz[LANE_COLUMNS], gamma[LANE_COLUMNS];
+        row_unpack(x, rows_next(input));
+        sum_row(dz, stage, row);
+        const float2 s = stats[row];
+        row_vector(gamma, gamma_vector);
 #pragma unroll
         for (int k = 0; k < LANE_COLUMNS; k++) {
             x[k] = lane_column(k / 8) < d ? (x[k] - s.x) * s.y : 0.0f;
             dz[k] = row < tile.valid ? dz[k] : 0.0f; /* no sequence wrote a gradient there */
         }
         row_normalise_backward(dz, x, s.y, d, gamma, column_sums);
+        rest_next(x, rest);
 #pragma unroll
         for (int k = 0; k < LANE_COLUMNS; k++) {
-            dz[k] += rest[k];
+            dz[k] += x[k];
         }
         if (LN1) {
-            row_write(p.du + tile.row * d, d, row, tile.valid, row_pack(dz));
+            row_write(p.du + tile.half_row * d, d, row, tile.valid, row_pack(dz));
         } else {
 #pragma unroll
             for (int k = 0; k < LANE_COLUMNS / 4; k++) {
                 parked[(i * (LANE_COLUMNS / 4) + k) * THREADS + threadIdx.x] =
                     make_float4(dz[4 * k], dz[4 * k + 1], dz[4 * k + 2], dz[4 * k + 3]);
             }
-            row_drop(dz, p.attention, step, tile.row + row, d);
-            const struct row_words out = row_pack(dz);
-            row_stage(operand, i, out);
-            row_write(p.operands.dr + tile.local * d, d, row, tile.valid, out);
+            row_drop(dz, p.attention, kept_next(kept));
+            row_stage(operand, row, row_pack(dz));
         }
     }
     add_column_sums(sums, column_sums);
-    __syncwarp();
 }
 
 template <int KT, int E>
 static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid_constant__ struct arguments p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    bf16 *qkv = (bf16 *)(shared + STAGES * STAGE_BYTES), *merged = qkv + ROWS * QKV_STRIDE;
-    bf16 *own = qkv + WARP_ROWS * warp_id() * QKV_STRIDE, *own_merged = merged + WARP_ROWS * warp_id() * ROW_STRIDE;
-    float *vectors = (float *)(merged + ROWS * ROW_STRIDE), *block_sums = vectors + VECTORS;
-    float2 *stats = (float2 *)(block_sums + WARPS * NORM_SUMS) + WARP_ROWS * warp_id();
-    float *sums = block_sums + warp_id() * NORM_SUMS;
+    __shared__ uint64_t barriers[STAGES + (STAGES + 1) / 2]; /* and how many warps have released each */
+    const int warp = uniform_warp_id(), half_index = warp / (WARPS / 2), side = warp / 4 % 2;
+    unsigned char *halves = shared + STAGES * STAGE_BYTES, *half = halves + half_index * HALF_BYTES;
+    unsigned char *dr = half + 4 * PANEL_BYTES, *heads = half + HEADS_PANEL * PANEL_BYTES;
+    const uint32_t half_address = ps_shared_address(halves) + half_index * HALF_BYTES;
+    float *vectors = (float *)(halves + 2 * HALF_BYTES);
+    unsigned char *aside = (unsigned char *)(vectors + VECTORS) + 16 * warp;
+    float2 *stats = (float2 *)((unsigned char *)(vectors + VECTORS) + ASIDE_BYTES) + 64 * half_index;
+    float *softmax = (float *)((unsigned char *)(vectors + VECTORS) + ASIDE_BYTES) + 2 * ROWS;
+    float *sums = p.warp_sums + ((int64_t)blockIdx.x * WARPS + warp) * NORM_SUMS;
     float4 *parked = (float4 *)p.parked + (int64_t)blockIdx.x * (ROWS * D / 4);
     const int d = p.d;
-    const uint64_t step = dropout_step(p);
     const int tiles = tiles_of_block(p);
     struct weight_ring<true> weights;
-    weights.start(p, ps_shared_address(shared), (struct chunk *)(block_sums + WARPS * NORM_SUMS + 2 * ROWS), tiles);
+    weights.start(p, ps_shared_address(shared), ps_shared_address(barriers), tiles);
     load_vectors(p, vectors);
     for (int i = lane_id(); i < NORM_SUMS; i += 32) {
         sums[i] = 0.0f;
@@ -1475,58 +1684,98 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < tiles; i++) {
-        const struct tile tile = tile_at(p, blockIdx.x + i * gridDim.x);
-        uint32_t a[D / 16][4];
-        float x[D / 8][4];
-        feed_forward_operands(p, tile, step, vectors, own, stats);
+        const struct tile tile = tile_at(p, blockIdx.x + i * gridDim.x, half_index);
+        for (int k = threadIdx.x; k < tile.sequences * p.N * p.heads; k += THREADS) {
+            ps_cp_async_word(ps_shared_address(softmax + k), p.softmax + tile.row * p.heads + k);
+        }
+        rows_prefetch(p.u + tile.half_row * d, d, tile.valid);
+        feed_forward_operands(p, tile, vectors, half, half + 2 * PANEL_BYTES, stats);
+        ps_publish();
+        half_sync();
+        store_operand(p.operands.ln2, 2, tile.index, warp, half);
+        store_operand(p.operands.dy, 2, tile.index, warp, half + 2 * PANEL_BYTES);
         {
-            uint32_t m[D / 16][4];
-            load_fragments<D / 16>(a, own, ROW_STRIDE);
-            load_fragments<D / 16>(m, own + WARP_ROWS * ROW_STRIDE, ROW_STRIDE);
-            __syncwarp();
-            feed_forward_backward(p, weights, tile, step, vectors, a, m, x);
+            float x[D / 8][4];
+            feed_forward_backward(p, weights, tile, vectors, side, half_address, half_address + 2 * PANEL_BYTES, x);
+            half_stores_wait(warp);
+            half_sync();
+            sums_of_sides(half, x);
         }
-        sums_stage<0>((float *)own, lane_id() / 4, x);
-        sums_stage<1>((float *)own, lane_id() / 4 + 8, x);
-        layernorm_backward<false>(p, tile, step, (const float *)own, stats, vectors + LN2_GAMMA, sums + 2 * D, parked, own_merged);
-        load_fragments<D / 16>(a, own_merged, ROW_STRIDE);
-        __syncwarp();
-#pragma unroll 1
-        for (int c = 0; c < 2; c++) {
-            const uint32_t stage = weights.take();
-            float d_merged[8][4];
-            zero(d_merged);
-            product_transposed<8, 2>(d_merged, a, stage);
-            store_rows<8>(own_merged + CHUNK * c, ROW_STRIDE, d_merged, NULL);
+        {
+            struct rows_ahead r = rows_read(p.r + tile.half_row * d, d, tile.valid);
+            struct rows_ahead dy = rows_read(p.dy + tile.half_row * d, d, tile.valid);
+            uint32_t kept = kept_word(p.attention, p.kept.attention, tile.number);
+            half_sync();
+            layernorm_backward<false>(p, tile, half, stats, vectors + LN2_GAMMA, sums + 2 * D, r, dy, kept, parked, dr);
         }
-        rows_normalise(own, stats, p.operands.a + tile.local * d, p.u + tile.row * d, vectors + LN1_GAMMA, d, p.epsilon,
-                       tile.valid);
-        load_fragments<D / 16>(a, own, ROW_STRIDE);
-        __syncwarp();
-        project_qkv(weights, own, a, vectors);
+        struct rows_ahead u = rows_read(p.u + tile.half_row * d, d, tile.valid);
+        ps_publish();
+        half_sync();
+        store_operand(p.operands.dr, 2, tile.index, warp, dr);
+        rows_normalise(half + Q_PANEL * PANEL_BYTES, stats, u, vectors + LN1_GAMMA, d, p.epsilon);
+        ps_publish();
+        {
+            float d_heads[8][4];
+            zero(d_heads);
+            const uint32_t left = weights.take(), right = weights.take();
+            ps_wgmma_begin();
+            product_transposed<8>(d_heads, half_address + 4 * PANEL_BYTES, side ? right : left);
+            ps_wgmma_commit();
+            ps_wgmma_wait<0>();
+            pin(d_heads);
+            weights.release();
+            store_panel(heads + side * PANEL_BYTES, d_heads, 64);
+        }
+        half_stores_wait(warp);
+        half_sync();
+        store_operand(p.operands.a, 2, tile.index, warp, half + Q_PANEL * PANEL_BYTES);
+        project_qkv(weights, half, half_address, warp, vectors, tile.valid);
+        if (i + 1 < tiles) {
+            const struct tile next = tile_at(p, blockIdx.x + (i + 1) * gridDim.x, half_index);
+            rows_prefetch(p.r + next.half_row * d, d, next.valid);
+            rows_prefetch(p.dy + next.half_row * d, d, next.valid);
+            kept_prefetch(p, next);
+        }
+        ps_cp_async_wait();
         __syncthreads();
-        attention_backward<KT, E>(p, qkv, merged, p.softmax + tile.row * p.heads, tile.sequences);
+        attention_backward<KT, E>(p, ps_shared_address(halves), ps_shared_address(aside), softmax, tile.sequences);
+        ps_publish();
         __syncthreads();
-        copy_rows(p.operands.dqkv + tile.local * 3 * d, own, QKV_STRIDE, 3, d, tile.valid);
-        copy_rows(p.operands.merged + tile.local * d, own_merged, ROW_STRIDE, 1, d, tile.valid);
-        zero(x);
-#pragma unroll 1
-        for (int c = 0; c < 6; c++) {
-            const uint32_t stage = weights.take();
-            uint32_t dqkv[4][4];
-            load_fragments<4>(dqkv, own + CHUNK * c, QKV_STRIDE);
-            product_transposed<16, 1>(x, dqkv, stage);
+        store_operand(p.operands.dqkv, 6, tile.index, warp, half);
+        store_operand(p.operands.merged, 2, tile.index, warp, heads);
+        {
+            float x[8][4];
+            struct parked_ahead rest = unpark(parked);
+            u = rows_read(p.u + tile.half_row * d, d, tile.valid);
+            zero(x);
+#pragma unroll
+            for (int c = 0; c < 6; c++) {
+                const uint32_t stage = weights.take();
+                ps_wgmma_begin();
+                product_transposed<4>(x, half_address + c * PANEL_BYTES, stage + side * PANEL_BYTES);
+                ps_wgmma_commit();
+                if (c == 2 || c == 4) { /* those before are done */
+                    ps_wgmma_wait<1>();
+                    weights.release();
+                }
+            }
+            ps_wgmma_wait<0>();
+            pin(x);
+            weights.release();
+            half_stores_wait(warp);
+            half_sync();
+            sums_store<0, false>(half, side, x);
+            half_sync();
+            uint32_t none = 0;
+            layernorm_backward<true>(p, tile, half, stats, vectors + LN1_GAMMA, sums, u, rest, none, parked, NULL);
         }
-        __syncwarp();
-        sums_stage<0>((float *)own, lane_id() / 4, x);
-        sums_stage<1>((float *)own, lane_id() / 4 + 8, x);
-        layernorm_backward<true>(p, tile, step, (const float *)own, stats, vectors + LN1_GAMMA, sums, parked, NULL);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < NORM_SUMS; i += THREADS) {
+        const float *from = p.warp_sums + (int64_t)blockIdx.x * WARPS * NORM_SUMS + i;
         float sum = 0.0f;
         for (int w = 0; w < WARPS; w++) {
-            sum += block_sums[w * NORM_SUMS + i];
+            sum += from[w * NORM_SUMS];
         }
         p.norm_sums[(int64_t)blockIdx.x * NORM_SUMS + i] = sum;
     }
@@ -1534,192 +1783,304 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
 
 /* ---- weights' gradients ---- */
 
+/* A block forms one product left' right over every so manieth block of 64 rows, up to 128 x 384 or 384 x 128: a warpgroup each has
+ * 128 x 128 of it (a part). The first thread asks the copy engine for the operands, a stage of 64 rows at once. */
 enum {
-    OUT = 128,                    /* rows and columns of an output tile */
-    OUT_FLOATS = OUT * OUT + OUT, /* and the column sums of its right operand */
-    DEPTH = 64,                   /* rows of the operands staged at once */
-    GRADIENT_STAGES = 3,
-    OPERAND_BYTES = DEPTH * OUT * 2,
-    GRADIENT_BYTES = GRADIENT_STAGES * 2 * OPERAND_BYTES,
+    PART = 128,                       /* rows and columns of a part */
+    PART_FLOATS = PART * PART + PART, /* its sums in the order of the threads' registers, and its right operand's column sums */
+    MAX_PARTS = 3,                    /* of a job */
+    GRADIENT_THREADS = 128 * MAX_PARTS,
+    GRADIENT_PANELS = 24, /* in shared memory */
+    GRADIENT_BYTES = GRADIENT_PANELS * PANEL_BYTES,
+    MAX_STAGES = GRADIENT_PANELS / 4, /* of the smallest job */
+    MAX_JOBS = 2 + 2 * ((MAX_F / 64 + 2 * MAX_PARTS - 1) / (2 * MAX_PARTS)),
+    ADD_BLOCKS = PART_FLOATS / (4 * 32), /* of add_gradients for a part: 32 times 4 columns each */
+    ADD_WARPS = 8,
 };
+static_assert(PART_FLOATS % (4 * 32) == 0 && NORM_SUMS % 32 == 0, "whole blocks");
 
-/* One output tile: left' right, [rows, OUT] each, of which `lefts` and `rights` columns exist. */
-struct gradient_tile {
-    const bf16 *left, *right;
-    int left_stride, right_stride, lefts, rights;
-    float *weight, *bias; /* where it belongs; bias NULL where another tile has it */
-    int weight_stride;
+enum gradient_kind { GRADIENT_QKV, GRADIENT_O, GRADIENT_1, GRADIENT_2 };
+
+/* One product: which, panels first .. first + panels - 1 of its wide operand (the left one of W_2's gradient, else the right one),
+ * and where its blocks and partial sums are. */
+struct gradient_job {
+    int kind, first, panels, parts;
+    int slot, slices; /* its first block, and how many share the rows */
+    int partial;      /* the first of its slices * parts parts */
+    int column;       /* its first part among all jobs' parts */
 };
 
 struct gradient_arguments {
     struct operands operands;
     struct ps_encoder_large_gradients gradients;
-    int d, f, rows, slice;     /* rows of the chunk; rows of a slice, a multiple of DEPTH */
-    int tiles, slices, blocks; /* blocks of layer_backward */
-    float *partials;           /* [slices][tiles][OUT_FLOATS] */
-    const float *norm_sums;    /* [blocks][NORM_SUMS] */
+    int d, f, hidden_panels;
+    int row_blocks;                         /* of 64 rows */
+    int jobs_count, slots, columns, blocks; /* blocks of weight_gradients; parts; blocks of layer_backward */
+    struct gradient_job jobs[MAX_JOBS];
+    float *partials;        /* [jobs: slices, parts][PART_FLOATS] */
+    const float *norm_sums; /* [blocks][NORM_SUMS] */
 };
 
-/* Tiles 0, 1, 2: W_q, W_k, W_v; 3: W_o; then W_1 by columns and W_2 by rows. */
-static __device__ __forceinline__ struct gradient_tile gradient_tile_at(const struct gradient_arguments &p, int i)
+/* An operand: `panels` of its `all` from `first` on. */
+struct gradient_operand {
+    const bf16 *from;
+    int all, first, panels;
+};
+
+static __device__ __forceinline__ void gradient_operands(struct gradient_operand &left, struct gradient_operand &right,
+                                                         const struct gradient_arguments &p, const struct gradient_job &job)
 {
     const struct operands &o = p.operands;
-    const struct ps_encoder_large_gradients &g = p.gradients;
-    const int d = p.d, f = p.f, hidden = (f + OUT - 1) / OUT;
-    if (i < 3) {
-        struct gradient_tile t = {o.a, o.dqkv + i * d, d, 3 * d, d, d, g.w_qkv + i * d, g.b_qkv + i * d, 3 * d};
-        return t;
+    const int all = p.hidden_panels;
+    left = {job.kind == GRADIENT_QKV ? o.a : job.kind == GRADIENT_O ? o.merged : o.ln2, 2, 0, 2};
+    right = {job.kind == GRADIENT_QKV ? o.dqkv : o.dr, job.panels, 0, job.panels};
+    if (job.kind == GRADIENT_1) {
+        right = {o.d_hidden, all, job.first, job.panels};
+    } else if (job.kind == GRADIENT_2) {
+        left = {o.hidden, all, job.first, job.panels};
+        right = {o.dy, 2, 0, 2};
     }
-    if (i == 3) {
-        struct gradient_tile t = {o.merged, o.dr, d, d, d, d, g.w_o, g.b_o, d};
-        return t;
-    }
-    i -= 4;
-    if (i < hidden) {
-        struct gradient_tile t = {o.ln2, o.d_hidden + OUT * i, d, f, d, f - OUT * i, g.w_1 + OUT * i, g.b_1 + OUT * i, f};
-        return t;
-    }
-    i -= hidden;
-    struct gradient_tile t = {o.hidden + OUT * i,    o.dy, f, d, f - OUT * i, d, g.w_2 + (int64_t)OUT * i * d,
-                              i == 0 ? g.b_2 : NULL, d};
-    return t;
 }
 
-/* Rows first .. first + DEPTH - 1 of an operand: two panels of 64 columns as in chunk_load; rows from `end` on are zero. */
-static __device__ __forceinline__ void operand_load(uint32_t stage, const bf16 *from, int stride, int columns, int64_t first,
-                                                    int64_t end)
+static __device__ __forceinline__ const struct gradient_job &gradient_job_at(const struct gradient_arguments &p, int slot)
 {
-    const int row = threadIdx.x / 8, unit = threadIdx.x % 8;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int r = row + 32 * (i % 2), column = 64 * (i / 2) + 8 * unit;
-        const bool valid = first + r < end && column < columns;
-        ps_cp_async(stage + 8192 * (i / 2) + r * 128 + ((unit ^ (r % 8)) << 4), valid ? from + (first + r) * stride + column : from,
-                    valid);
+    int j = 0;
+    while (j + 1 < p.jobs_count && slot >= p.jobs[j + 1].slot) {
+        j++;
     }
+    return p.jobs[j];
 }
 
-/* Block (tile, slice): the partial product over the slice's rows. Warp (i, j) of 2 x 4 has rows 64 i and columns 32 j on. */
-static __global__ void __launch_bounds__(THREADS, 2) weight_gradients(const __grid_constant__ struct gradient_arguments p)
+/* The last tiles of layer_backward may still be in L2, so the row blocks are taken from the last to the first. */
+static __global__ void __launch_bounds__(GRADIENT_THREADS, 1) weight_gradients(const __grid_constant__ struct gradient_arguments p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    const struct gradient_tile tile = gradient_tile_at(p, blockIdx.x);
-    const int64_t first = (int64_t)blockIdx.y * p.slice, end = first + p.slice < p.rows ? first + p.slice : p.rows;
-    const int depths = first < end ? (int)((end - first + DEPTH - 1) / DEPTH) : 0;
-    const int lane = lane_id(), wi = warp_id() / 4, wj = warp_id() % 4;
-    const uint32_t base = ps_shared_address(shared);
-    /* Operands of a product: the left one transposed as it is read. */
-    const uint32_t left_row = (lane / 16 * 8 + lane % 8) * 128, left_unit = ((lane / 8 % 2) ^ (lane % 8)) << 4;
-    const uint32_t right_row = (lane % 16) * 128, right_unit = ((lane / 16) ^ (lane % 8)) << 4;
-    const uint32_t left_panel = base + wi * 8192, right_panel = base + OPERAND_BYTES + wj / 2 * 8192;
-    float sums[4][4][4], bias[4][4];
-#pragma unroll
-    for (int m = 0; m < 4; m++) {
-        zero(sums[m]);
+    __shared__ uint64_t barriers[2 * MAX_STAGES];
+    const struct gradient_job &job = gradient_job_at(p, blockIdx.x);
+    struct gradient_operand left, right;
+    gradient_operands(left, right, p, job);
+    const int slice = blockIdx.x - job.slot, part = threadIdx.x / 128;
+    const int steps = slice < p.row_blocks ? (p.row_blocks - 1 - slice) / job.slices + 1 : 0;
+    /* An odd panel's neighbour is there but not filled: it makes columns that do not exist. */
+    const uint32_t left_bytes = (left.panels + 1) / 2 * 2 * PANEL_BYTES, right_bytes = (right.panels + 1) / 2 * 2 * PANEL_BYTES;
+    const uint32_t stage_bytes = left_bytes + right_bytes, base = ps_shared_address(shared);
+    const int stages = GRADIENT_BYTES / stage_bytes;
+    const uint32_t full = ps_shared_address(barriers), empty = full + 8 * MAX_STAGES;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < stages; i++) {
+            ps_mbarrier_init(full + 8 * i, 1);
+            ps_mbarrier_init(empty + 8 * i, 4 * job.parts);
+        }
+        ps_mbarrier_publish();
     }
+    __syncthreads();
+    const auto ask = [&](int step,
+                         int slot) { /* for the rows of a step */
+                                     const int64_t block = p.row_blocks - 1 - slice - (int64_t)step * job.slices;
+                                     const uint32_t left_size = left.panels * PANEL_BYTES, right_size = right.panels * PANEL_BYTES;
+                                     const uint32_t to = base + slot * stage_bytes;
+                                     ps_mbarrier_expect(full + 8 * slot, left_size + right_size);
+                                     ps_bulk_copy(to, left.from + (block * left.all + left.first) * (64 * 64), left_size,
+                                                  full + 8 * slot);
+                                     ps_bulk_copy(to + left_bytes, right.from + (block * right.all + right.first) * (64 * 64),
+                                                  right_size, full + 8 * slot);
+    };
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < stages && s < steps; s++) {
+            ask(s, s);
+        }
+    }
+    if (part >= job.parts) {
+        return;
+    }
+    const bool tall = job.kind == GRADIENT_2;
+    const uint32_t left_place = tall ? part * 2 * PANEL_BYTES : 0, right_place = left_bytes + (tall ? 0 : part * 2 * PANEL_BYTES);
+    const bool with_bias = !tall || (part == 0 && job.first == 0);
+    const int lane = lane_id(), wj = warp_id() % 4;
+    const uint32_t bias_row = (lane % 16) * 128, bias_unit = ((lane / 16) ^ (lane % 8)) << 4;
+    float sums[2][16][4], bias[4][4];
+    zero(sums[0]);
+    zero(sums[1]);
     zero(bias);
-    for (int s = 0; s < GRADIENT_STAGES - 1; s++) {
-        if (s < depths) {
-            operand_load(base + s * 2 * OPERAND_BYTES, tile.left, tile.left_stride, tile.lefts, first + s * DEPTH, end);
-            operand_load(base + s * 2 * OPERAND_BYTES + OPERAND_BYTES, tile.right, tile.right_stride, tile.rights,
-                         first + s * DEPTH, end);
-        }
-        ps_cp_async_commit();
-    }
     int slot = 0;
-    for (int s = 0; s < depths; s++) {
-        ps_cp_async_wait<GRADIENT_STAGES - 2>();
-        __syncthreads();
-        const int ahead = s + GRADIENT_STAGES - 1;
-        if (ahead < depths) {
-            const uint32_t into = base + (slot == 0 ? GRADIENT_STAGES - 1 : slot - 1) * 2 * OPERAND_BYTES;
-            operand_load(into, tile.left, tile.left_stride, tile.lefts, first + ahead * DEPTH, end);
-            operand_load(into + OPERAND_BYTES, tile.right, tile.right_stride, tile.rights, first + ahead * DEPTH, end);
+    uint32_t parity = 0;
+    for (int s = 0; s < steps; s++) {
+        const uint32_t a = base + slot * stage_bytes + left_place, b = base + slot * stage_bytes + right_place;
+        ps_mbarrier_wait(full + 8 * slot, parity);
+        ps_wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                ps_wgmma_shared_n128(sums[m], ps_wgmma_operand(ps_wgmma_place(a), m * PANEL_BYTES + k * 2048),
+                                     ps_wgmma_operand(ps_wgmma_place(b, PANEL_BYTES), k * 2048));
+            }
         }
-        ps_cp_async_commit();
-        const uint32_t offset = slot * 2 * OPERAND_BYTES;
+        ps_wgmma_commit();
+        if (with_bias) { /* a row of ones times the warp's 32 columns of the right operand */
+            const uint32_t panel = b + wj / 2 * PANEL_BYTES + bias_row, one = 0x3f803f80u;
 #pragma unroll
-        for (int k = 0; k < DEPTH / 16; k++) {
-            uint32_t a[4][4], b[2][4];
+            for (int k = 0; k < 4; k++) {
 #pragma unroll
-            for (int m = 0; m < 4; m++) {
-                ps_ldmatrix_x4_trans(a[m], left_panel + offset + left_row + k * 2048 + (left_unit ^ (m << 5)));
-            }
-#pragma unroll
-            for (int n = 0; n < 2; n++) {
-                ps_ldmatrix_x4_trans(b[n],
-                                     right_panel + offset + right_row + k * 2048 + (right_unit ^ ((wj % 2 * 4 + 2 * n) << 4)));
-            }
-#pragma unroll
-            for (int n = 0; n < 4; n++) {
-                const uint32_t b0 = b[n / 2][n % 2 * 2], b1 = b[n / 2][n % 2 * 2 + 1];
-#pragma unroll
-                for (int m = 0; m < 4; m++) {
-                    ps_mma_k16(sums[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b0, b1);
-                }
-                if (tile.bias && wi == 0) { /* a row of ones; both warps of a column would find the same */
-                    const uint32_t one = 0x3f803f80u;
-                    ps_mma_k16(bias[n], one, one, one, one, b0, b1);
+                for (int n = 0; n < 4; n += 2) {
+                    uint32_t r[4];
+                    ps_ldmatrix_x4_trans(r, panel + k * 2048 + (bias_unit ^ ((wj % 2 * 4 + n) << 4)));
+                    ps_mma_k16(bias[n], one, one, one, one, r[0], r[1]);
+                    ps_mma_k16(bias[n + 1], one, one, one, one, r[2], r[3]);
                 }
             }
         }
-        slot = slot == GRADIENT_STAGES - 1 ? 0 : slot + 1;
+        if (threadIdx.x == 0 && s > 0 && s - 1 + stages < steps) { /* the stage of the step before, when all have read it */
+            const int before = slot == 0 ? stages - 1 : slot - 1;
+            ps_mbarrier_wait(empty + 8 * before, slot == 0 ? parity ^ 1 : parity);
+            ask(s - 1 + stages, before);
+        }
+        ps_wgmma_wait<0>();
+#pragma unroll
+        for (int m = 0; m < 2; m++) {
+#pragma unroll
+            for (int n = 0; n < 16; n++) {
+                asm volatile("" : "+f"(sums[m][n][0]), "+f"(sums[m][n][1]), "+f"(sums[m][n][2]), "+f"(sums[m][n][3])::"memory");
+            }
+        }
+        if (lane == 0) {
+            ps_mbarrier_arrive(empty + 8 * slot);
+        }
+        slot++;
+        if (slot == stages) {
+            slot = 0;
+            parity ^= 1;
+        }
     }
-    float *out = p.partials + ((int64_t)blockIdx.y * p.tiles + blockIdx.x) * OUT_FLOATS;
-    const int g = lane / 4, t = lane % 4;
+    float *out = p.partials + (int64_t)(job.partial + slice * job.parts + part) * PART_FLOATS;
+    const int thread = threadIdx.x % 128;
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        const int column = 32 * wj + 8 * n + 2 * t;
+    for (int m = 0; m < 2; m++) {
 #pragma unroll
-        for (int m = 0; m < 4; m++) {
-            const int row = 64 * wi + 16 * m + g;
-            *(float2 *)(out + row * OUT + column) = make_float2(sums[m][n][0], sums[m][n][1]);
-            *(float2 *)(out + (row + 8) * OUT + column) = make_float2(sums[m][n][2], sums[m][n][3]);
+        for (int n = 0; n < 16; n++) {
+            *(float4 *)(out + ((m * 16 + n) * 128 + thread) * 4) =
+                make_float4(sums[m][n][0], sums[m][n][1], sums[m][n][2], sums[m][n][3]);
         }
-        if (wi == 0 && g == 0) {
-            *(float2 *)(out + OUT * OUT + column) = make_float2(bias[n][0], bias[n][1]);
+    }
+    if (lane < 4) {
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            *(float2 *)(out + PART * PART + 32 * wj + 8 * n + 2 * lane) = make_float2(bias[n][0], bias[n][1]);
         }
     }
 }
 
-/* Gradients += their partial sums, slice after slice. Blocks: 4 columns a thread of every tile, then LayerNorm's. */
-static __global__ void __launch_bounds__(THREADS) add_gradients(const __grid_constant__ struct gradient_arguments p)
+/* Columns `column`, column + 1 of row `row` of the job's product += v. */
+static __device__ __forceinline__ void add_weights(const struct gradient_arguments &p, const struct gradient_job &job, int part,
+                                                   int row, int column, float v0, float v1)
 {
-    const int i = blockIdx.x * THREADS + threadIdx.x, tile_index = i / (OUT_FLOATS / 4), place = i % (OUT_FLOATS / 4) * 4;
-    if (tile_index < p.tiles) {
-        const struct gradient_tile tile = gradient_tile_at(p, tile_index);
-        const int row = place / OUT, column = place % OUT;
-        float *to = row < OUT ? tile.weight + (int64_t)row * tile.weight_stride + column : tile.bias + column;
-        if (column >= tile.rights || (row < OUT ? row >= tile.lefts : !tile.bias)) {
+    const struct ps_encoder_large_gradients &g = p.gradients;
+    float *to;
+    bool there = row < p.d && column < p.d;
+    if (job.kind == GRADIENT_QKV) {
+        to = g.w_qkv + (int64_t)row * 3 * p.d + part * p.d + column;
+    } else if (job.kind == GRADIENT_O) {
+        to = g.w_o + (int64_t)row * p.d + column;
+    } else if (job.kind == GRADIENT_1) {
+        column += 64 * job.first + PART * part;
+        there = row < p.d && column < p.f;
+        to = g.w_1 + (int64_t)row * p.f + column;
+    } else {
+        row += 64 * job.first + PART * part;
+        there = row < p.f && column < p.d;
+        to = g.w_2 + (int64_t)row * p.d + column;
+    }
+    if (there) {
+        const float2 old = *(float2 *)to;
+        *(float2 *)to = make_float2(old.x + v0, old.y + v1);
+    }
+}
+
+/* 4 columns of a part's bias += v. */
+static __device__ __forceinline__ void add_bias(const struct gradient_arguments &p, const struct gradient_job &job, int part,
+                                                int column, float4 v)
+{
+    const struct ps_encoder_large_gradients &g = p.gradients;
+    float *to;
+    bool there = column < p.d;
+    if (job.kind == GRADIENT_QKV) {
+        to = g.b_qkv + part * p.d + column;
+    } else if (job.kind == GRADIENT_O) {
+        to = g.b_o + column;
+    } else if (job.kind == GRADIENT_1) {
+        column += 64 * job.first + PART * part;
+        there = column < p.f;
+        to = g.b_1 + column;
+    } else {
+        there = there && job.first == 0 && part == 0;
+        to = g.b_2 + column;
+    }
+    if (there) {
+        const float4 old = *(float4 *)to;
+        *(float4 *)to = make_float4(old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w);
+    }
+}
+
+/* Gradients += their partial sums: a warp sums every eighth slice, and the eight sums are added in their order. Blocks: those of
+ * the parts, then LayerNorm's. */
+static __global__ void __launch_bounds__(32 * ADD_WARPS) add_gradients(const __grid_constant__ struct gradient_arguments p)
+{
+    __shared__ float4 sums[ADD_WARPS][32];
+    const int lane = lane_id(), warp = warp_id(), column = blockIdx.x / ADD_BLOCKS;
+    if (column < p.columns) {
+        int j = 0;
+        while (j + 1 < p.jobs_count && column >= p.jobs[j + 1].column) {
+            j++;
+        }
+        const struct gradient_job &job = p.jobs[j];
+        const int part = column - job.column, place = blockIdx.x % ADD_BLOCKS * 32 + lane; /* 4 floats each */
+        const float4 *from = (const float4 *)(p.partials + (int64_t)(job.partial + part) * PART_FLOATS) + place;
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 4
+        for (int s = warp; s < job.slices; s += ADD_WARPS) {
+            const float4 v = from[(int64_t)s * job.parts * (PART_FLOATS / 4)];
+            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+        }
+        sums[warp][lane] = sum;
+        __syncthreads();
+        if (warp > 0) {
             return;
         }
-        const float *from = p.partials + (int64_t)tile_index * OUT_FLOATS + place;
-        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 8
-        for (int s = 0; s < p.slices; s++) {
-            const float4 v = *(const float4 *)(from + (int64_t)s * p.tiles * OUT_FLOATS);
-            sum.x += v.x;
-            sum.y += v.y;
-            sum.z += v.z;
-            sum.w += v.w;
+#pragma unroll
+        for (int i = 1; i < ADD_WARPS; i++) {
+            const float4 v = sums[i][lane];
+            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
         }
-        float4 old = *(float4 *)to;
-        *(float4 *)to = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
+        if (place < PART * PART / 4) {
+            const int thread = place % 128, n = place / 128 % 16, m = place / (128 * 16);
+            const int row = 64 * m + thread / 4 % 8 + 16 * (thread / 32), first = 8 * n + 2 * (thread % 4);
+            add_weights(p, job, part, row, first, sum.x, sum.y);
+            add_weights(p, job, part, row + 8, first, sum.z, sum.w);
+        } else {
+            add_bias(p, job, part, 4 * (place - PART * PART / 4), sum);
+        }
         return;
     }
-    const int sum_index = i - p.tiles * (OUT_FLOATS / 4), vector = sum_index / D, column = sum_index % D;
-    if (sum_index < NORM_SUMS && column < p.d) {
-        float *to = vector == 0   ? p.gradients.ln1_gamma
-                    : vector == 1 ? p.gradients.ln1_beta
-                    : vector == 2 ? p.gradients.ln2_gamma
-                                  : p.gradients.ln2_beta;
-        float sum = 0.0f;
-#pragma unroll 8
-        for (int b = 0; b < p.blocks; b++) {
-            sum += p.norm_sums[(int64_t)b * NORM_SUMS + sum_index];
-        }
-        to[column] += sum;
+    const int index = (blockIdx.x - p.columns * ADD_BLOCKS) * 32 + lane, vector = index / D, place = index % D;
+    float *out = (float *)sums, sum = 0.0f;
+#pragma unroll 4
+    for (int b = warp; b < p.blocks; b += ADD_WARPS) {
+        sum += p.norm_sums[(int64_t)b * NORM_SUMS + index];
     }
+    out[warp * 32 + lane] = sum;
+    __syncthreads();
+    if (warp > 0 || place >= p.d) {
+        return;
+    }
+#pragma unroll
+    for (int i = 1; i < ADD_WARPS; i++) {
+        sum += out[i * 32 + lane];
+    }
+    float *to = vector == 0   ? p.gradients.ln1_gamma
+                : vector == 1 ? p.gradients.ln1_beta
+                : vector == 2 ? p.gradients.ln2_gamma
+                              : p.gradients.ln2_beta;
+    to[place] += sum;
 }
 
 /* ---- launchers ---- */
@@ -1747,9 +2108,53 @@ enum ps_status ps_cuda_encoder_large_supported(const struct ps_encoder_large *l)
     return PS_OK;
 }
 
-static struct arguments arguments_of(const struct ps_encoder_large *l)
+/* A weight [rows, parts * columns] for the copy engine: boxes of 64 rows and 64 columns of a part, zero outside, as panels. */
+static enum ps_status weight_map(CUtensorMap *map, const void *weight, int64_t rows, int64_t parts, int64_t columns)
+{
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found;
+    PS_TRY(ps_cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+                         "cuTensorMapEncodeTiled"));
+    const cuuint64_t sizes[] = {(cuuint64_t)columns, (cuuint64_t)parts, (cuuint64_t)rows};
+    const cuuint64_t strides[] = {(cuuint64_t)(2 * columns), (cuuint64_t)(2 * columns * parts)}; /* bytes, of all but the first */
+    const cuuint32_t box[] = {64, 1, 64}, every[] = {1, 1, 1};
+    if (!function || ((PFN_cuTensorMapEncodeTiled_v12000)function)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)weight, sizes,
+                                                                   strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                                                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                                                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+        return ps_fail(PS_DEVICE, "cuda: encoder layer: no tensor map of a weight [%lld, %lld]", (long long)rows,
+                       (long long)(parts * columns));
+    }
+    return PS_OK;
+}
+
+/* Of dropout's bits in `kept`: bytes from its start. */
+struct kept_places {
+    size_t hidden, attention, output, bytes;
+};
+
+static struct kept_places kept_places_of(const struct ps_encoder_large *l)
+{
+    const size_t rows = (size_t)(l->sequences * l->patches), tiles = (size_t)((l->sequences + group_of(l) - 1) / group_of(l));
+    struct kept_places places = {};
+    places.attention = l->hidden.threshold ? rows * 2 * sizeof(uint32_t) * (size_t)((l->d_ff + CHUNK - 1) / CHUNK) : 0;
+    places.output = places.attention + (l->attention.threshold ? tiles * THREADS * sizeof(uint32_t) : 0);
+    places.bytes = places.output + (l->output.threshold ? tiles * THREADS * sizeof(uint32_t) : 0);
+    return places;
+}
+
+size_t ps_cuda_encoder_large_kept_bytes(const struct ps_encoder_large *l)
+{
+    return kept_places_of(l).bytes;
+}
+
+static enum ps_status arguments_of(const struct ps_encoder_large *l, struct arguments *arguments)
 {
     struct arguments p = {};
+    PS_TRY(weight_map(&p.weights[WEIGHT_QKV], l->w_qkv, l->d_model, 3, l->d_model));
+    PS_TRY(weight_map(&p.weights[WEIGHT_O], l->w_o, l->d_model, 1, l->d_model));
+    PS_TRY(weight_map(&p.weights[WEIGHT_1], l->w_1, l->d_model, 1, l->d_ff));
+    PS_TRY(weight_map(&p.weights[WEIGHT_2], l->w_2, l->d_ff, 1, l->d_model));
     p.sequences = (int)l->sequences;
     p.N = (int)l->patches;
     p.d = (int)l->d_model;
@@ -1764,12 +2169,13 @@ static struct arguments arguments_of(const struct ps_encoder_large *l)
     p.u = (const bf16 *)l->u;
     p.r = (bf16 *)l->residual;
     p.softmax = (float *)l->softmax;
-    p.w_qkv = (const bf16 *)l->w_qkv;
-    p.w_o = (const bf16 *)l->w_o;
-    p.w_1 = (const bf16 *)l->w_1;
-    p.w_2 = (const bf16 *)l->w_2;
+    const struct kept_places places = kept_places_of(l);
+    p.kept.hidden = (uint32_t *)((char *)l->kept + places.hidden);
+    p.kept.attention = (uint32_t *)((char *)l->kept + places.attention);
+    p.kept.output = (uint32_t *)((char *)l->kept + places.output);
     p.vectors = l->vectors;
-    return p;
+    *arguments = p;
+    return PS_OK;
 }
 
 typedef void layer_kernel(const struct arguments);
@@ -1804,16 +2210,17 @@ static int blocks_for(const struct ps_encoder_large *l, int64_t sequences)
 enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *l, void *y)
 {
     PS_TRY(ps_cuda_encoder_large_supported(l));
-    struct arguments p = arguments_of(l);
+    struct arguments p;
+    PS_TRY(arguments_of(l, &p));
     p.y = (bf16 *)y;
     return layer_launch(l, p, 0, blocks_for(l, l->sequences));
 }
 
 /* The workspace's parts, each a multiple of 256 bytes, for chunks of so many sequences. */
 struct plan {
-    int64_t sequences; /* of a chunk */
-    int tiles, slices; /* output tiles of the weights' gradients; parts into which their rows are cut */
-    size_t a, dqkv, merged, dr, ln2, d_hidden, hidden, dy, parked, norm_sums, partials, bytes;
+    int64_t sequences;                   /* of a chunk */
+    struct gradient_arguments gradients; /* all but the pointers */
+    size_t a, dqkv, merged, dr, ln2, d_hidden, hidden, dy, parked, warp_sums, norm_sums, partials, bytes;
 };
 
 static size_t part(size_t *end, int64_t bytes)
@@ -1823,29 +2230,67 @@ static size_t part(size_t *end, int64_t bytes)
     return begin;
 }
 
+/* The products, and the device's multiprocessors shared among them by the bytes that each reads. */
+static struct gradient_arguments gradients_of(const struct ps_encoder_large *l)
+{
+    struct gradient_arguments g = {};
+    g.d = (int)l->d_model;
+    g.f = (int)l->d_ff;
+    g.hidden_panels = (g.f + 63) / 64;
+    int panels = 0;
+    const auto add = [&](int kind, int first, int wide) {
+        struct gradient_job *job = &g.jobs[g.jobs_count++];
+        *job = {kind, first, wide, (wide + 1) / 2};
+        panels += 2 + wide;
+    };
+    add(GRADIENT_QKV, 0, 6);
+    add(GRADIENT_O, 0, 2);
+    const int pieces = (g.hidden_panels + 2 * MAX_PARTS - 1) / (2 * MAX_PARTS);
+    for (int kind = GRADIENT_1; kind <= GRADIENT_2; kind++) {
+        for (int i = 0, first = 0; i < pieces; i++) { /* an even number of panels each, but for the last */
+            const int rest = g.hidden_panels - first, wide = ((rest + pieces - i - 1) / (pieces - i) + 1) / 2 * 2;
+            add(kind, first, wide < rest ? wide : rest);
+            first += wide;
+        }
+    }
+    int partial = 0;
+    for (int j = 0; j < g.jobs_count; j++) {
+        struct gradient_job *job = &g.jobs[j];
+        job->slices = l->multiprocessors * (2 + job->panels) / panels;
+        job->slices = job->slices < 1 ? 1 : job->slices;
+        job->slot = g.slots;
+        job->partial = partial;
+        job->column = g.columns;
+        g.slots += job->slices;
+        g.columns += job->parts;
+        partial += job->slices * job->parts;
+    }
+    return g;
+}
+
 /* Chunks: whole waves of tiles whose operands take at most 384 MiB. */
 static struct plan plan_of(const struct ps_encoder_large *l)
 {
-    const int64_t row = 2 * (8 * l->d_model + 2 * l->d_ff), wave = (int64_t)l->multiprocessors * group_of(l);
-    const int64_t waves = ((int64_t)384 << 20) / (wave * l->patches * row);
     struct plan plan = {};
+    plan.gradients = gradients_of(l);
+    const int64_t group = group_of(l), f = 64 * plan.gradients.hidden_panels, row = 2 * (8 * D + 2 * f);
+    const int64_t wave = (int64_t)l->multiprocessors * group, waves = ((int64_t)384 << 20) / (l->multiprocessors * ROWS * row);
     plan.sequences = waves * wave < l->sequences ? (waves < 1 ? 1 : waves) * wave : l->sequences;
-    const int64_t rows = plan.sequences * l->patches, d = l->d_model, f = l->d_ff;
-    plan.tiles = (int)(4 + 2 * ((f + OUT - 1) / OUT));
-    plan.slices = 2 * l->multiprocessors / plan.tiles;
-    plan.slices = plan.slices < 1 ? 1 : plan.slices;
+    const int64_t rows = (plan.sequences + group - 1) / group * ROWS;
+    const struct gradient_job *last = &plan.gradients.jobs[plan.gradients.jobs_count - 1];
     size_t end = 0;
-    plan.a = part(&end, 2 * rows * d);
-    plan.dqkv = part(&end, 6 * rows * d);
-    plan.merged = part(&end, 2 * rows * d);
-    plan.dr = part(&end, 2 * rows * d);
-    plan.ln2 = part(&end, 2 * rows * d);
+    plan.a = part(&end, 2 * rows * D);
+    plan.dqkv = part(&end, 6 * rows * D);
+    plan.merged = part(&end, 2 * rows * D);
+    plan.dr = part(&end, 2 * rows * D);
+    plan.ln2 = part(&end, 2 * rows * D);
     plan.d_hidden = part(&end, 2 * rows * f);
     plan.hidden = part(&end, 2 * rows * f);
-    plan.dy = part(&end, 2 * rows * d);
+    plan.dy = part(&end, 2 * rows * D);
     plan.parked = part(&end, (int64_t)4 * l->multiprocessors * ROWS * D);
+    plan.warp_sums = part(&end, (int64_t)4 * l->multiprocessors * WARPS * NORM_SUMS);
     plan.norm_sums = part(&end, (int64_t)4 * l->multiprocessors * NORM_SUMS);
-    plan.partials = part(&end, (int64_t)4 * plan.slices * plan.tiles * OUT_FLOATS);
+    plan.partials = part(&end, (int64_t)4 * (last->partial + last->slices * last->parts) * PART_FLOATS);
     plan.bytes = end;
     return plan;
 }
@@ -1866,7 +2311,8 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
                        workspace_bytes);
     }
     char *w = (char *)workspace;
-    struct arguments p = arguments_of(l);
+    struct arguments p;
+    PS_TRY(arguments_of(l, &p));
     p.dy = (const bf16 *)dy;
     p.du = (bf16 *)du;
     p.operands.a = (bf16 *)(w + plan.a);
@@ -1878,30 +2324,26 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
     p.operands.hidden = (bf16 *)(w + plan.hidden);
     p.operands.dy = (bf16 *)(w + plan.dy);
     p.parked = (float *)(w + plan.parked);
+    p.warp_sums = (float *)(w + plan.warp_sums);
     p.norm_sums = (float *)(w + plan.norm_sums);
     PS_TRY(ps_cuda_check(
         cudaFuncSetAttribute((const void *)weight_gradients, cudaFuncAttributeMaxDynamicSharedMemorySize, GRADIENT_BYTES),
         "encoder layer: shared memory"));
+    struct gradient_arguments g = plan.gradients;
+    g.operands = p.operands;
+    g.gradients = *gradients;
+    g.partials = (float *)(w + plan.partials);
+    g.norm_sums = p.norm_sums;
     for (int64_t s = 0; s < l->sequences; s += plan.sequences) {
         p.sequences = (int)(l->sequences - s < plan.sequences ? l->sequences - s : plan.sequences);
         p.first = s * l->patches;
-        struct gradient_arguments g = {};
-        g.operands = p.operands;
-        g.gradients = *gradients;
-        g.d = p.d;
-        g.f = p.f;
-        g.rows = p.sequences * p.N;
-        g.slice = (int)((g.rows + (int64_t)plan.slices * DEPTH - 1) / ((int64_t)plan.slices * DEPTH)) * DEPTH;
-        g.tiles = plan.tiles;
-        g.slices = (g.rows + g.slice - 1) / g.slice;
+        p.first_tile = (int)(s / p.group);
+        g.row_blocks = 2 * (int)((p.sequences + p.group - 1) / p.group);
         g.blocks = blocks_for(l, p.sequences);
-        g.partials = (float *)(w + plan.partials);
-        g.norm_sums = p.norm_sums;
         PS_TRY(layer_launch(l, p, 1, g.blocks));
-        const dim3 grid(g.tiles, g.slices);
-        weight_gradients<<<grid, THREADS, GRADIENT_BYTES, l->stream>>>(g);
+        weight_gradients<<<g.slots, GRADIENT_THREADS, GRADIENT_BYTES, l->stream>>>(g);
         PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder layer, weights' gradients"));
-        add_gradients<<<(g.tiles * (OUT_FLOATS / 4) + NORM_SUMS + THREADS - 1) / THREADS, THREADS, 0, l->stream>>>(g);
+        add_gradients<<<g.columns * ADD_BLOCKS + NORM_SUMS / 32, 32 * ADD_WARPS, 0, l->stream>>>(g);
         PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder layer, sums of gradients"));
     }
     return PS_OK;

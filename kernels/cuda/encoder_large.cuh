@@ -20,6 +20,7 @@ struct ps_encoder_large {
     const void *u;     /* bf16 [S, N, d] */
     void *residual;    /* bf16 [S, N, d]: r. Forward: =; backward reads it */
     float *softmax;    /* fp32 [S, h, N]: log2 of each query's sum of exponentials. Forward: =; backward reads it */
+    void *kept;        /* dropout's draws, a bit an element. Forward: =; backward reads it */
     const void *w_qkv; /* bf16 [d, 3d] */
     const void *w_o;   /* bf16 [d, d] */
     const void *w_1;   /* bf16 [d, f] */
@@ -37,6 +38,9 @@ enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *laye
 enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *layer, void *du, const void *dy,
                                               const struct ps_encoder_large_gradients *gradients, void *workspace,
                                               size_t workspace_bytes);
+
+/* Bytes of layer->kept: 0 without dropout. */
+size_t ps_cuda_encoder_large_kept_bytes(const struct ps_encoder_large *layer);
 
 /* Bytes of backward's workspace; the rows are taken in chunks, so that it stays below 400 MiB whatever S. */
 size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *layer);

@@ -2,6 +2,8 @@
 #ifndef PS_KERNELS_CUDA_ENCODER_LARGE_DEVICE_CUH
 #define PS_KERNELS_CUDA_ENCODER_LARGE_DEVICE_CUH
 
+#include <cudaTypedefs.h>
+
 #include "kernels/cuda/primitives.cuh"
 
 static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
@@ -10,11 +12,6 @@ static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
 }
 
 /* Two or four 8 x 8 matrices of bf16: lane 8 i + j of the warp gives the address of row j of matrix i. */
-static __device__ __forceinline__ void ps_ldmatrix_x2(uint32_t (&r)[2], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address));
-}
-
 static __device__ __forceinline__ void ps_ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address));
@@ -34,6 +31,44 @@ static __device__ __forceinline__ void ps_ldmatrix_x4_trans(uint32_t (&r)[4], ui
                  : "r"(address));
 }
 
+/* Four matrices to shared memory, the addresses as for ldmatrix. */
+static __device__ __forceinline__ void ps_stmatrix_x4(uint32_t address, const uint32_t (&r)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+                 "r"(r[3])
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ps_stmatrix_x2(uint32_t address, uint32_t r0, uint32_t r1)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r0), "r"(r1) : "memory");
+}
+
+static __device__ __forceinline__ float2 ps_shared_load2(uint32_t address)
+{
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void ps_shared_store2(uint32_t address, float2 v)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
+}
+
+/* True for the last of so many that come here, after what those before have done; then it starts again. */
+static __device__ __forceinline__ bool ps_shared_count(uint32_t counter, int all)
+{
+    uint32_t before;
+    asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;" : "=r"(before) : "r"(counter), "r"(all - 1) : "memory");
+    return before == (uint32_t)all - 1;
+}
+
+static __device__ __forceinline__ void ps_shared_store(uint32_t address, uint32_t word)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+
 /* The transpose of an 8 x 8 matrix of bf16 in ldmatrix's layout. */
 static __device__ __forceinline__ uint32_t ps_movmatrix(uint32_t x)
 {
@@ -42,38 +77,59 @@ static __device__ __forceinline__ uint32_t ps_movmatrix(uint32_t x)
     return y;
 }
 
-/* d += a b: [16, 16] [16, 8]. */
+/* d = a b + c: [16, 16] [16, 8]; c may be d. */
+static __device__ __forceinline__ void ps_mma_k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                                                  uint32_t b1, const float (&c)[4])
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
 static __device__ __forceinline__ void ps_mma_k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                                   uint32_t b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    ps_mma_k16(d, a0, a1, a2, a3, b0, b1, d);
 }
 
-/* d += a b: [16, 8] [8, 8]. */
-static __device__ __forceinline__ void ps_mma_k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0)
+/* d = a b + c: [16, 8] [8, 8]. */
+static __device__ __forceinline__ void ps_mma_k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0, const float (&c)[4])
 {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(b0));
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b0), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
-/* 16 bytes from global to shared memory, or zeros when not valid. */
-static __device__ __forceinline__ void ps_cp_async(uint32_t to, const void *from, bool valid)
+/* True in one lane of the warp, the same each time; the whole warp comes here. */
+static __device__ __forceinline__ bool ps_elect()
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+    uint32_t elected;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+    return elected != 0;
 }
 
-static __device__ __forceinline__ void ps_cp_async_commit()
+/* The 128 bytes of global memory around there, to L2. */
+static __device__ __forceinline__ void ps_prefetch(const void *p)
 {
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-/* Until at most PENDING groups of this thread are under way. */
-template <int PENDING> static __device__ __forceinline__ void ps_cp_async_wait()
+/* 4 bytes from global to shared memory, behind the thread's back. */
+static __device__ __forceinline__ void ps_cp_async_word(uint32_t to, const void *from)
 {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* Until all of this thread's are there. */
+static __device__ __forceinline__ void ps_cp_async_wait()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* In each half: 1 where draw >= threshold, else 0; below = threshold - 1 in both halves (threshold > 0), minus its negative. */
+static __device__ __forceinline__ uint32_t ps_kept2(uint32_t draws, uint32_t below, uint32_t minus)
+{
+    return __viaddmin_u16x2(__vmaxu2(draws, below), minus, 0x00010001u);
 }
 
 /* Two floats as bf16, the first in the low half. */
@@ -108,6 +164,13 @@ static __device__ __forceinline__ float ps_log2(float x)
     return y;
 }
 
+static __device__ __forceinline__ float ps_reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 static __device__ __forceinline__ float ps_tanh(float x)
 {
     float y;
@@ -117,32 +180,44 @@ static __device__ __forceinline__ float ps_tanh(float x)
 
 /* ---- sm_90a: a warpgroup's product, its right operand read from shared memory by the tensor cores ---- */
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define PS_WGMMA 1
-
 /* Operand in panels of 128-byte rows, 16-byte units exchanged by the row's number modulo 8; the panel aligned to 1,024 bytes.
- * Groups of 8 rows follow one another. */
-static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t address)
+ * Groups of 8 rows follow one another; panels that stand side by side (of a right operand read transposed) are `far` bytes apart.
+ */
+static __device__ __forceinline__ uint32_t ps_wgmma_place(uint32_t address, uint32_t far = 0)
 {
-    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return address >> 4 | (far >> 4) << 16;
 }
 
-/* d += a b for the warpgroup's 64 rows and 64 columns, 16 deep; warp w's rows are rows 16 w on. Under way until ps_wgmma_wait. */
-template <int TRANSPOSED> static __device__ __forceinline__ void ps_wgmma_n64(float (*d)[4], const uint32_t (&a)[4], uint64_t b)
+/* `further` bytes from there. */
+static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t place, int further)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, "
-                 "%8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, "
-                 "%24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %37;\n}"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-                   "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-                   "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-                   "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSED));
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | (place + (further >> 4));
+}
+
+/* d += a b for the warpgroup's 64 rows and COLUMNS (32 or 64) columns, 16 deep, with both operands in shared memory. */
+template <int COLUMNS, int TRANSPOSED> static __device__ __forceinline__ void ps_wgmma_shared(float (*d)[4], uint64_t a, uint64_t b)
+{
+    if constexpr (COLUMNS == 32) {
+        asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+                     "%13, %14, %15}, %16, %17, p, 1, 1, 0, %18;\n}"
+                     : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                       "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
+                       "+f"(d[3][2]), "+f"(d[3][3])
+                     : "l"(a), "l"(b), "n"(TRANSPOSED));
+    } else {
+        static_assert(COLUMNS == 64, "32 or 64");
+        asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+                     "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, "
+                     "1, 1, 0, %34;\n}"
+                     : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                       "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
+                       "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
+                       "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+                       "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+                     : "l"(a), "l"(b), "n"(TRANSPOSED));
+    }
 }
 
 /* d += a b for the warpgroup's 64 rows and 128 columns, 16 deep; warp w's rows are rows 16 w on. Under way until ps_wgmma_wait. */
@@ -172,6 +247,101 @@ template <int TRANSPOSED> static __device__ __forceinline__ void ps_wgmma_n128(f
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSED));
 }
 
+/* The same with both operands in shared memory, transposed as they are read: a's k and row, b's k and column at row k of panels. */
+static __device__ __forceinline__ void ps_wgmma_shared_n128(float (*d)[4], uint64_t a, uint64_t b)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, "
+                 "%8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, "
+                 "%24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, "
+                 "%40, %41, %42, %43, %44, %45, %46, %47, "
+                 "%48, %49, %50, %51, %52, %53, %54, %55, "
+                 "%56, %57, %58, %59, %60, %61, %62, %63"
+                 "}, %64, %65, p, 1, 1, 1, 1;\n}"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
+                   "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
+                   "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+                   "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
+                   "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]),
+                   "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]),
+                   "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+                   "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]),
+                   "+f"(d[15][3])
+                 : "l"(a), "l"(b));
+}
+
+/* ---- barriers in shared memory, and copies by the copy engine that end on them ---- */
+
+static __device__ __forceinline__ void ps_mbarrier_init(uint32_t barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+/* The inits above, for the copy engine and the block's other threads (after its next barrier). */
+static __device__ __forceinline__ void ps_mbarrier_publish()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+static __device__ __forceinline__ void ps_mbarrier_arrive(uint32_t barrier)
+{
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+}
+
+/* Arrives, and the phase ends only when so many bytes have come too. */
+static __device__ __forceinline__ void ps_mbarrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(barrier), "r"(bytes)
+                 : "memory");
+}
+
+/* Until the phase of this parity has ended. */
+static __device__ __forceinline__ void ps_mbarrier_wait(uint32_t barrier, uint32_t parity)
+{
+    asm volatile("{\n.reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* A box of a tensor of three dimensions, from these coordinates on. */
+static __device__ __forceinline__ void ps_box_copy(uint32_t to, const CUtensorMap *map, int x, int y, int z, uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+            to),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+        : "memory");
+}
+
+/* To global memory; published and after a barrier where other threads wrote the source. */
+static __device__ __forceinline__ void ps_bulk_store(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
+                 "r"(bytes)
+                 : "memory");
+}
+
+/* Until the thread's stores have read their sources. */
+static __device__ __forceinline__ void ps_bulk_wait_read()
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+/* bytes, a multiple of 16, from global memory. */
+static __device__ __forceinline__ void ps_bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+                 "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 /* This thread's ordinary stores to shared memory (cp.async too), for the tensor cores' reads after the next barrier. */
 static __device__ __forceinline__ void ps_publish()
 {
@@ -195,6 +365,5 @@ template <int PENDING> static __device__ __forceinline__ void ps_wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-#endif
 
 #endif
