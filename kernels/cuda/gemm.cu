@@ -1,5 +1,6 @@
 /* Products. Three ways, chosen by shape and layout alone, so that a run always takes the same:
- *  - batches of matrices up to 64 x 64 x 64: tiny_gemm.cu, one launch whatever the strides;
+ *  - batches of matrices up to 64 x 64 x 64: tiny_gemm.cu, one launch whatever the strides; but those of more than 48^3
+ *    multiplications only in bf16 with even sizes, since the library is faster for the others where it takes the strides;
  *  - a long sum over few outputs (a weight's gradient) of float32: split_gemm.cu;
  *  - all others: cuBLASLt, with the first algorithm that its heuristic supports within a fixed workspace. Nothing is timed.
  *
@@ -376,14 +377,24 @@ static struct ps_operand batch_from(struct ps_operand o, int64_t i, int64_t j, e
     return o;
 }
 
+/* Whether a batch of small matrices is left to the library, as measured on an H200 (docs/benchmarks.md). */
+static int large(const struct ps_product *p)
+{
+    struct ps_product product = *p;
+    struct plan_key key;
+    int even = p->m % 2 == 0 && p->n % 2 == 0 && p->k % 2 == 0;
+    return p->m * p->n * p->k > 48 * 48 * 48 && !(p->type == PS_BF16 && even) && p->batch[0] == 1 &&
+           lt_orient(&product, &key) == PS_OK;
+}
+
 extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct ps_gemm *arguments)
 {
     const struct ps_cuda_context *context = ps_cuda(k);
     struct ps_product p;
     PS_TRY(ps_cuda_product(arguments, &p));
     int tiny = p.c_type == p.type && p.m <= 64 && p.n <= 64 && p.k <= 64;
-    if (tiny && context->tiny_gemm && p.batch[0] * p.batch[1] >= 2) {
-        return ps_cuda_tiny_product(context, &p);
+    if (tiny && context->tiny_gemm && p.batch[0] * p.batch[1] >= 2 && !large(&p)) {
+        return ps_cuda_tiny_product(context, &p, k->precision == PS_TF32);
     }
     if (ps_cuda_split_wanted(&p)) {
         struct ps_cuda_split split = {};
@@ -398,7 +409,7 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
     struct plan_key key;
     enum ps_status status = lt_orient(&p, &key);
     if (status != PS_OK) {
-        return tiny ? ps_cuda_tiny_product(context, &p) : status;
+        return tiny ? ps_cuda_tiny_product(context, &p, k->precision == PS_TF32) : status;
     }
     for (int64_t i = 0; i < p.batch[0]; i++) {
         for (int64_t j = 0; j < p.batch[1]; j += MAX_BATCH) {
