@@ -36,7 +36,7 @@ static int64_t random_between(uint64_t *random, int64_t low, int64_t high)
 static int row_size(int index, int64_t *rows, int64_t *width)
 {
     static const int64_t few_rows[] = {1, 7, 333}, widths[] = {1, 5, 16, 42, 63, 64, 65, 128};
-    static const int64_t more[][2] = {{3, 2100}, {4099, 64}, {66, 513}, {2, 1024}};
+    static const int64_t more[][2] = {{3, 2100}, {4099, 64}, {66, 513}, {2, 1024}, {70001, 3}};
     static const int64_t step[][2] = {{37632, 16}, {37632, 128}, {37632, 42}, {6400, 64}, {6400, 256}};
     if (index < LENGTH(few_rows) * LENGTH(widths)) {
         *rows = few_rows[index / LENGTH(widths)];
@@ -230,7 +230,8 @@ static int build_gemm(struct call *c, int index)
                   {0, {0, 0}, {9, 20, 13}, SPREAD, DENSE, DENSE},       {0, {0, 0}, {9, 20, 13}, DENSE, SPREAD, SPREAD},
                   {2, {1, 1}, {42, 42, 8}, DENSE, HEADS, TURNED_HEADS}, {2, {300, 2}, {12, 12, 16}, DENSE, HEADS, TURNED_HEADS},
                   {1, {3, 0}, {130, 70, 90}, DENSE, DENSE, TURNED},     {2, {2, 2}, {100, 40, 65}, HEADS, DENSE, HEADS},
-                  {2, {1, 9}, {17, 19, 23}, HEADS, TURNED, HEADS},      {2, {9, 1}, {17, 19, 23}, HEADS, TURNED, HEADS}};
+                  {2, {1, 9}, {17, 19, 23}, HEADS, TURNED, HEADS},      {2, {9, 1}, {17, 19, 23}, HEADS, TURNED, HEADS},
+                  {1, {70001, 0}, {5, 3, 2}, DENSE, DENSE, TURNED}};
     if (index < LENGTH(others)) {
         build_gemm_case(c, 0, others[index].batch_rank, others[index].batch, others[index].mnk, others[index].to,
                         others[index].left, others[index].right);
@@ -478,7 +479,7 @@ static const char *const layout_names[] = {"plain", "permuted", "gapped", "repea
 static void place_layout(struct call *c, int slot, enum role role, enum mode mode, enum fill fill, int rank, const int64_t *size,
                          enum layout layout)
 {
-    int64_t stride[PS_MAX_RANK], step = 1;
+    int64_t stride[PS_MAX_RANK] = {0}, step = 1;
     if (layout == PERMUTED) {
         for (int i = 0; i < rank; i++) {
             stride[i] = step;
@@ -1033,6 +1034,94 @@ START_TEST(test_parity)
     c.capacity = 0;
     table_close(&oracle);
     ck_assert_int_eq(failures, 0);
+}
+END_TEST
+
+/* A product of more than 2^31 elements, and the two sums over it that a weight's and a bias's gradient are: a [M, K] of zeros and
+ * ones and b [K, N] of 0, 1, 2 make every element of c = a b exact, and all that is summed over its rows is known from a' a. */
+START_TEST(test_far)
+{
+    enum { K = 8, N = 512 };
+    const int64_t M = ((int64_t)1 << 22) + 5;
+    struct table t = {
+        .name = "cuda bf16", .backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16, .tiny_gemm = 1};
+    ck_assert_msg(table_open(&t) == PS_OK, "%s", ps_error_message());
+    struct ps_device *d = t.device;
+    size_t free_bytes, total_bytes;
+    ck_assert_int_eq(d->memory(d, &free_bytes, &total_bytes), PS_OK);
+    if (free_bytes < (size_t)M * N * 2 + ((size_t)1 << 29)) {
+        printf("skipped: a product of more than 2^31 elements needs 5 GiB, %.1f GiB are free\n", (double)free_bytes / 0x1p30);
+        table_close(&t);
+        return;
+    }
+    uint16_t *a = malloc((size_t)M * K * sizeof *a), b[K * N], row[N];
+    float weight[K * N], bias[N];
+    ck_assert_ptr_nonnull(a);
+    uint64_t random = 77;
+    double both[K][K] = {{0}}, alone[K] = {0};
+    for (int64_t i = 0; i < M; i++) {
+        uint64_t bits = random_bits(&random);
+        for (int p = 0; p < K; p++) {
+            a[i * K + p] = bf16_bits((double)(bits >> p & 1));
+            alone[p] += (double)(bits >> p & 1);
+            for (int q = 0; q < K; q++) {
+                both[p][q] += (double)(bits >> p & bits >> q & 1);
+            }
+        }
+    }
+    for (int i = 0; i < K * N; i++) {
+        b[i] = bf16_bits((double)(random_bits(&random) % 3));
+    }
+    void *da, *db, *dc, *dw, *dbias;
+    ck_assert_int_eq(d->allocate(d, (size_t)M * K * 2, &da), PS_OK);
+    ck_assert_int_eq(d->allocate(d, sizeof b, &db), PS_OK);
+    ck_assert_int_eq(d->allocate(d, (size_t)M * N * 2, &dc), PS_OK);
+    ck_assert_int_eq(d->allocate(d, sizeof weight, &dw), PS_OK);
+    ck_assert_int_eq(d->allocate(d, sizeof bias, &dbias), PS_OK);
+    ck_assert_int_eq(d->upload(d, PS_COMPUTE, da, a, (size_t)M * K * 2), PS_OK);
+    ck_assert_int_eq(d->upload(d, PS_COMPUTE, db, b, sizeof b), PS_OK);
+    struct ps_tensor ta = ps_tensor_2d(da, PS_BF16, M, K), tb = ps_tensor_2d(db, PS_BF16, K, N),
+                     tc = ps_tensor_2d(dc, PS_BF16, M, N);
+    const struct ps_kernels *k = t.kernels;
+    ck_assert_msg(k->gemm(k, &(struct ps_gemm){tc, ta, tb, 1, 0}) == PS_OK, "%s", ps_error_message());
+    ck_assert_msg(k->bias_grad(k, &(struct ps_bias_grad){.dbias = ps_tensor_1d(dbias, PS_F32, N), .dy = tc}) == PS_OK, "%s",
+                  ps_error_message());
+    ck_assert_msg(k->gemm(k, &(struct ps_gemm){ps_tensor_2d(dw, PS_F32, K, N), ps_tensor_transpose(ta, 0, 1), tc, 1, 0}) == PS_OK,
+                  "%s", ps_error_message());
+    static const int64_t back[] = {1, 2, 3000, (int64_t)1 << 20, (int64_t)1 << 21, ((int64_t)1 << 22) + 5};
+    for (int s = 0; s < LENGTH(back); s++) {
+        int64_t i = M - back[s];
+        ck_assert_int_eq(d->download(d, PS_COMPUTE, row, (char *)dc + (size_t)i * sizeof row, sizeof row), PS_OK);
+        for (int j = 0; j < N; j++) {
+            double expected = 0;
+            for (int p = 0; p < K; p++) {
+                expected += bf16_value(a[i * K + p]) * bf16_value(b[p * N + j]);
+            }
+            ck_assert_msg(bf16_value(row[j]) == expected, "row %lld, column %d: %g instead of %g", (long long)i, j,
+                          bf16_value(row[j]), expected);
+        }
+    }
+    ck_assert_int_eq(d->download(d, PS_COMPUTE, bias, dbias, sizeof bias), PS_OK);
+    ck_assert_int_eq(d->download(d, PS_COMPUTE, weight, dw, sizeof weight), PS_OK);
+    for (int j = 0; j < N; j++) {
+        double sum = 0;
+        for (int p = 0; p < K; p++) {
+            double product = 0;
+            for (int q = 0; q < K; q++) {
+                product += both[p][q] * bf16_value(b[q * N + j]);
+            }
+            sum += alone[p] * bf16_value(b[p * N + j]);
+            ck_assert_double_eq_tol(weight[p * N + j], product, 1e-5 * product + 1e-3);
+        }
+        ck_assert_double_eq_tol(bias[j], sum, 1e-5 * sum + 1e-3);
+    }
+    d->release(d, da, (size_t)M * K * 2);
+    d->release(d, db, sizeof b);
+    d->release(d, dc, (size_t)M * N * 2);
+    d->release(d, dw, sizeof weight);
+    d->release(d, dbias, sizeof bias);
+    free(a);
+    table_close(&t);
 }
 END_TEST
 
@@ -1693,6 +1782,9 @@ int main(void)
     tcase_set_timeout(parity, 0);
     tcase_add_test(parity, test_parity);
     tcase_add_loop_test(parity, test_misfits, 0, present());
+    if (present() > CPU_TABLES) {
+        tcase_add_test(parity, test_far);
+    }
     suite_add_tcase(suite, parity);
 
     SRunner *runner = srunner_create(suite);

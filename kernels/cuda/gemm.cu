@@ -377,6 +377,53 @@ static struct ps_operand batch_from(struct ps_operand o, int64_t i, int64_t j, e
     return o;
 }
 
+static int64_t span_of(const struct ps_operand *o, int64_t rows, int64_t columns)
+{
+    return (rows - 1) * llabs(o->row) + (columns - 1) * llabs(o->column) + 1;
+}
+
+/* One strided batch, whatever its size: matrices that span more than 2^31 elements are cut along the longest dimension until none
+ * does, so that offsets fit the library's 32-bit kernels too. The first part of a cut sum is what the rest adds to. */
+static enum ps_status lt_product_cut(const struct ps_kernels *k, const struct ps_product *p, const struct plan_key *key)
+{
+    struct plan_key part_key = *key;
+    if (span_of(&p->c, p->m, p->n) <= INT32_MAX && span_of(&p->a, p->m, p->k) <= INT32_MAX &&
+        span_of(&p->b, p->k, p->n) <= INT32_MAX) {
+        return lt_product(k, p, &part_key);
+    }
+    struct ps_product part = *p;
+    const bool by_k = p->k >= p->m && p->k >= p->n, by_m = !by_k && p->m >= p->n;
+    const int64_t size = by_k ? p->k : by_m ? p->m : p->n, first = (size / 2 + 1023) / 1024 * 1024; /* alignments stay */
+    if (first >= size) {
+        return ps_fail(PS_UNSUPPORTED, "gemm: m %lld, n %lld, k %lld: strides too far apart for 32-bit offsets", (long long)p->m,
+                       (long long)p->n, (long long)p->k);
+    }
+    const int64_t bytes = (int64_t)ps_type_bytes(p->type), c_bytes = (int64_t)ps_type_bytes(p->c_type);
+    for (int64_t at = 0; at < size; at = first) {
+        const int64_t length = at ? size - first : first;
+        if (by_k) {
+            part.k = part_key.k = length;
+            part.a.data = p->a.data + at * p->a.column * bytes;
+            part.b.data = p->b.data + at * p->b.row * bytes;
+            part.beta = at ? 1.0f : p->beta;
+            part_key.accumulate = part.beta != 0;
+        } else if (by_m) {
+            part.m = part_key.m = length;
+            part.a.data = p->a.data + at * p->a.row * bytes;
+            part.c.data = p->c.data + at * p->c.row * c_bytes;
+        } else {
+            part.n = part_key.n = length;
+            part.b.data = p->b.data + at * p->b.column * bytes;
+            part.c.data = p->c.data + at * p->c.column * c_bytes;
+        }
+        PS_TRY(lt_product_cut(k, &part, &part_key));
+        if (at) {
+            break;
+        }
+    }
+    return PS_OK;
+}
+
 /* Whether a batch of small matrices is left to the library, as measured on an H200 (docs/benchmarks.md). */
 static int large(const struct ps_product *p)
 {
@@ -419,7 +466,7 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
             part.c = batch_from(p.c, i, j, p.c_type);
             part.a = batch_from(p.a, i, j, p.type);
             part.b = batch_from(p.b, i, j, p.type);
-            PS_TRY(lt_product(k, &part, &key));
+            PS_TRY(lt_product_cut(k, &part, &key));
         }
     }
     return PS_OK;
