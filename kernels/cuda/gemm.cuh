@@ -16,6 +16,8 @@ struct ps_product {
     int64_t m, n, k, batch[2]; /* two batch dimensions that lie evenly are already one: batch[0] is then 1 */
     struct ps_operand c, a, b;
     float alpha, beta;
+    /* Of gemm_bias, absent otherwise: a number a column, float32; what takes the place of c beside beta, of c's strides. */
+    char *bias, *addend;
 };
 
 /* Checks ranks, types and sizes (all at least 1). PS_UNSUPPORTED with the sizes in the message. */
