@@ -98,6 +98,15 @@ double ps_op_flops(enum ps_op op, const void *arguments)
         const struct ps_gemm *gemm = arguments;
         return 2 * (double)ps_tensor_count(&gemm->c) * (double)gemm->a.size[gemm->a.rank - 1];
     }
+    if (op == PS_OP_gemm_bias) {
+        const struct ps_gemm_bias *gemm = arguments;
+        return 2 * (double)ps_tensor_count(&gemm->c) * (double)gemm->a.size[1];
+    }
+    if (op == PS_OP_attention || op == PS_OP_attention_backward) { /* two products; five, the scores' own again among them */
+        const struct ps_tensor *q = op == PS_OP_attention ? &((const struct ps_attention *)arguments)->q
+                                                          : &((const struct ps_attention_backward *)arguments)->q;
+        return (op == PS_OP_attention ? 4 : 10) * (double)ps_tensor_count(q) * (double)q->size[2];
+    }
     if (op == PS_OP_encoder_forward) {
         const struct ps_encoder_forward *encoder = arguments;
         return encoder_flops(&encoder->stream, &encoder->sizes);
@@ -164,6 +173,8 @@ enum ps_status ps_kernels_hooked(const struct ps_kernels *inner, ps_hook *hook, 
     *k = *inner;
     k->context = h;
     k->close = hooked_close;
+    k->tune = NULL; /* the inner table's own business */
+    k->tuning = NULL;
 #define PS_X(name, kind, tensors, flops) k->name = inner->name ? hooked_##name : NULL;
     PS_KERNEL_LIST(PS_X)
 #undef PS_X

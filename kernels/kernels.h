@@ -43,37 +43,40 @@ enum ps_kind {
 };
 
 /* X(name, kind, tensors, flops an element of the largest tensor). GEMMs and fused layers count their own FLOPs. */
-#define PS_KERNEL_LIST(X)                     \
-    X(gemm, PS_KIND_GEMM, 3, 0)               \
-    X(layernorm, PS_KIND_SUB, 6, 8)           \
-    X(bias_add, PS_KIND_SUB, 2, 1)            \
-    X(head_split, PS_KIND_SUB, 2, 0)          \
-    X(softmax, PS_KIND_SUB, 2, 5)             \
-    X(head_merge, PS_KIND_SUB, 2, 0)          \
-    X(bias_residual_add, PS_KIND_SUB, 4, 3)   \
-    X(bias_gelu, PS_KIND_SUB, 3, 12)          \
-    X(layernorm_backward, PS_KIND_SUB, 8, 14) \
-    X(gelu_backward, PS_KIND_SUB, 4, 18)      \
-    X(softmax_backward, PS_KIND_SUB, 3, 4)    \
-    X(bias_grad, PS_KIND_SUB, 3, 2)           \
-    X(add, PS_KIND_SUB, 3, 1)                 \
-    X(affine, PS_KIND_ELEMENTARY, 2, 2)       \
-    X(unary, PS_KIND_ELEMENTARY, 2, 1)        \
-    X(binary, PS_KIND_ELEMENTARY, 3, 1)       \
-    X(reduce, PS_KIND_ELEMENTARY, 2, 1)       \
-    X(strided_copy, PS_KIND_ELEMENTARY, 2, 0) \
-    X(drop, PS_KIND_ELEMENTARY, 2, 1)         \
-    X(gather_patches, PS_KIND_MODEL, 5, 6)    \
-    X(gather_targets, PS_KIND_MODEL, 3, 0)    \
-    X(bias_position_add, PS_KIND_MODEL, 4, 3) \
-    X(forecast, PS_KIND_MODEL, 5, 3)          \
-    X(forecast_loss, PS_KIND_MODEL, 6, 8)     \
-    X(forecast_error, PS_KIND_MODEL, 6, 8)    \
-    X(sum_squares, PS_KIND_OPTIM, 1, 2)       \
-    X(adamw, PS_KIND_OPTIM, 6, 16)            \
-    X(advance, PS_KIND_OPTIM, 0, 0)           \
-    X(encoder_forward, PS_KIND_FUSED, 3, 0)   \
-    X(encoder_backward, PS_KIND_FUSED, 6, 0)
+#define PS_KERNEL_LIST(X)                       \
+    X(gemm, PS_KIND_GEMM, 3, 0)                 \
+    X(layernorm, PS_KIND_SUB, 6, 8)             \
+    X(bias_add, PS_KIND_SUB, 2, 1)              \
+    X(head_split, PS_KIND_SUB, 2, 0)            \
+    X(softmax, PS_KIND_SUB, 2, 5)               \
+    X(head_merge, PS_KIND_SUB, 2, 0)            \
+    X(bias_residual_add, PS_KIND_SUB, 4, 3)     \
+    X(bias_gelu, PS_KIND_SUB, 3, 12)            \
+    X(layernorm_backward, PS_KIND_SUB, 8, 14)   \
+    X(gelu_backward, PS_KIND_SUB, 4, 18)        \
+    X(softmax_backward, PS_KIND_SUB, 3, 4)      \
+    X(bias_grad, PS_KIND_SUB, 3, 2)             \
+    X(add, PS_KIND_SUB, 3, 1)                   \
+    X(affine, PS_KIND_ELEMENTARY, 2, 2)         \
+    X(unary, PS_KIND_ELEMENTARY, 2, 1)          \
+    X(binary, PS_KIND_ELEMENTARY, 3, 1)         \
+    X(reduce, PS_KIND_ELEMENTARY, 2, 1)         \
+    X(strided_copy, PS_KIND_ELEMENTARY, 2, 0)   \
+    X(drop, PS_KIND_ELEMENTARY, 2, 1)           \
+    X(gather_patches, PS_KIND_MODEL, 5, 6)      \
+    X(gather_targets, PS_KIND_MODEL, 3, 0)      \
+    X(bias_position_add, PS_KIND_MODEL, 4, 3)   \
+    X(forecast, PS_KIND_MODEL, 5, 3)            \
+    X(forecast_loss, PS_KIND_MODEL, 6, 8)       \
+    X(forecast_error, PS_KIND_MODEL, 6, 8)      \
+    X(sum_squares, PS_KIND_OPTIM, 1, 2)         \
+    X(adamw, PS_KIND_OPTIM, 6, 16)              \
+    X(advance, PS_KIND_OPTIM, 0, 0)             \
+    X(attention, PS_KIND_FUSED, 5, 0)           \
+    X(attention_backward, PS_KIND_FUSED, 10, 0) \
+    X(encoder_forward, PS_KIND_FUSED, 3, 0)     \
+    X(encoder_backward, PS_KIND_FUSED, 6, 0)    \
+    X(gemm_bias, PS_KIND_GEMM, 5, 0)
 
 enum ps_op {
 #define PS_X(name, kind, tensors, flops) PS_OP_##name,
@@ -318,6 +321,28 @@ struct ps_advance {
 
 /* ---- optional: NULL where a backend has none ---- */
 
+/* c = a b + bias, + addend where there is one. a [m, k], b [k, n], any strides of which one is 1; c, addend [m, n], rows of stride
+ * 1, as far apart; bias [n] (type parameter), contiguous. Where products have no such epilogue, or it is slower: NULL. */
+struct ps_gemm_bias {
+    struct ps_tensor c, a, b, bias, addend;
+};
+
+/* mixed = softmax(scale q k') v for each sequence and head, the scores never in memory; logsum = log of each row's sum of exp(scale
+ * q k'). mixed, q, k, v [S, h, N, e], any strides but the last, 1; logsum [S, h, N] (type statistics). Dao et al. 2022. */
+struct ps_attention {
+    struct ps_tensor mixed, logsum, q, k, v;
+    double scale;
+};
+
+/* Its gradient, the scores computed again: with A = softmax(scale q k') and G = A * (d_mixed v' - delta): dq = scale G k, dk =
+ * scale G' q, dv = A' d_mixed; delta = the sum over e of d_mixed mixed, which is that
+ * over a row of A * (d_mixed v'), whichever is at hand: mixed and logsum are those of attention. dq, dk, dv, d_mixed, mixed, q, k,
+ * v as in attention; delta, logsum [S, h, N] (type statistics). */
+struct ps_attention_backward {
+    struct ps_tensor dq, dk, dv, delta, d_mixed, mixed, logsum, q, k, v;
+    double scale;
+};
+
 /* Where an encoder's tensors lie in the flat buffers: offsets, in elements, of the first layer's (named as in model/parameters.h);
  * those of layer l lie l * matrix_stride (w_*) or l * vector_stride (the rest) further. */
 struct ps_encoder_layout {
@@ -368,11 +393,19 @@ struct ps_kernels {
      * PS_UNSUPPORTED, with the sizes, when they are not served. NULL where the entries are. */
     enum ps_status (*encoder_prepare)(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes, int64_t sequences,
                                       int64_t patches, int64_t d_model, size_t *kept_bytes);
+    /* From now on the first use of a product that a library computes times the library's algorithms, on the product's own tensors
+     * (its result may be added to several times), and keeps the fastest. Not while capturing. NULL where there is nothing to
+     * choose. */
+    enum ps_status (*tune)(const struct ps_kernels *k);
+    /* *text, malloc'ed: what `tune` has found, one line a product, for ps_kernels_options.tuning. NULL where tune is. */
+    enum ps_status (*tuning)(const struct ps_kernels *k, char **text);
     /* Frees the table and its context. */
     void (*close)(struct ps_kernels *k);
 };
 
 struct ps_kernels_options {
+    const char
+        *tuning;   /* CUDA: a text of ps_kernels.tuning, PS_UNSUPPORTED unless of this device, precision and library; or NULL */
     int tiny_gemm; /* CUDA: own kernel for batched products of m, n, k <= 64; 0 sends them to cuBLAS */
 };
 

@@ -13,7 +13,7 @@ const char *ps_level_name(enum ps_level level)
 /* Hands out the next piece; base NULL only counts. */
 static void *take(char *base, size_t *offset, int used, int64_t elements, enum ps_type type)
 {
-    if (!used) {
+    if (!used || elements == 0) {
         return NULL;
     }
     void *piece = base ? base + *offset : NULL;
@@ -21,12 +21,13 @@ static void *take(char *base, size_t *offset, int used, int64_t elements, enum p
     return piece;
 }
 
-static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, enum ps_level level,
-                      char *base, struct ps_layer_cache *tables, struct ps_shared_cache *shared)
+static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int level, char *base,
+                      struct ps_layer_cache *tables, struct ps_shared_cache *shared)
 {
     enum ps_type real = k->real, parameter = k->parameter, statistics = k->statistics;
     int64_t S = batch * shape->channels, N = ps_patches(shape), R = S * N, P = shape->patch_len, H = shape->pred_len;
     int64_t d = shape->d_model, f = shape->d_ff, h = shape->n_heads, layers = shape->n_layers;
+    int64_t scores = level & PS_LEVEL_TILED ? 0 : S * h * N * N, split = level & PS_LEVEL_TILED ? 0 : R * d;
     size_t offset = 0;
     for (int64_t l = 0; l < layers; l++) {
         struct ps_layer_cache layer;
@@ -47,12 +48,12 @@ static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *s
     return offset;
 }
 
-size_t ps_cache_bytes(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, enum ps_level level)
+size_t ps_cache_bytes(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int level)
 {
     return lay_out(k, shape, batch, level, NULL, NULL, NULL);
 }
 
-enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, enum ps_level level,
+enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int level,
                              struct ps_cache *cache)
 {
     memset(cache, 0, sizeof *cache);

@@ -10,25 +10,29 @@
 enum ps_level { PS_LEVEL_NONE = 1, PS_LEVEL_GEMM = 2, PS_LEVEL_LAYER = 4 };
 const char *ps_level_name(enum ps_level level); /* "none", "gemm", "layer" */
 
+/* Added to PS_LEVEL_GEMM for the cache of tiled attention, which has no scores and reads q, k, v by row. */
+enum { PS_LEVEL_TILED = 8 };
+
 enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BOTH | PS_LEVEL_LAYER };
 
 /* Once a layer: what backward needs again. X(name, levels, elements, type) */
-#define PS_LAYER_BUFFERS(X)                                                                         \
-    X(ln1_rstd, PS_LEVEL_BOTH, R, statistics)     /* [R] */                                         \
-    X(ln1_mean, PS_LEVEL_GEMM, R, statistics)     /* [R] */                                         \
-    X(ln1_xhat, PS_LEVEL_NONE, R *d, real)        /* (u - mean) rstd [R, d] */                      \
-    X(ln1_out, PS_LEVEL_BOTH, R *d, real)         /* a = LN1(u) [R, d] */                           \
-    X(heads, PS_LEVEL_BOTH, 3 * R * d, real)      /* q, k, v [3, S, h, N, e] */                     \
-    X(attention, PS_LEVEL_BOTH, S *h *N *N, real) /* A [S, h, N, N] */                              \
-    X(merged, PS_LEVEL_BOTH, R *d, real)          /* A v, heads merged [R, d] */                    \
-    X(residual, PS_LEVEL_BOTH, R *d, real)        /* r [R, d] */                                    \
-    X(ln2_rstd, PS_LEVEL_BOTH, R, statistics)     /* [R] */                                         \
-    X(ln2_mean, PS_LEVEL_GEMM, R, statistics)     /* [R] */                                         \
-    X(ln2_xhat, PS_LEVEL_NONE, R *d, real)        /* (r - mean) rstd [R, d] */                      \
-    X(ln2_out, PS_LEVEL_BOTH, R *d, real)         /* LN2(r) [R, d] */                               \
-    X(hidden_in, PS_LEVEL_BOTH, R *f, real)       /* gemm: LN2(r) W_1; none: with b_1 too [R, f] */ \
-    X(hidden_tanh, PS_LEVEL_NONE, R *f, real)     /* gelu's tanh [R, f] */                          \
-    X(hidden, PS_LEVEL_BOTH, R *f, real)          /* drop(gelu(..)) [R, f] */
+#define PS_LAYER_BUFFERS(X)                                                                             \
+    X(ln1_rstd, PS_LEVEL_BOTH, R, statistics)      /* [R] */                                            \
+    X(ln1_mean, PS_LEVEL_GEMM, R, statistics)      /* [R] */                                            \
+    X(ln1_xhat, PS_LEVEL_NONE, R *d, real)         /* (u - mean) rstd [R, d] */                         \
+    X(ln1_out, PS_LEVEL_BOTH, R *d, real)          /* a = LN1(u) [R, d] */                              \
+    X(heads, PS_LEVEL_BOTH, 3 * R * d, real)       /* q, k, v [3, S, h, N, e]; tiled: by row [R, 3d] */ \
+    X(attention, PS_LEVEL_BOTH, scores, real)      /* A [S, h, N, N]; not when tiled */                 \
+    X(logsum, PS_LEVEL_TILED, S *h *N, statistics) /* tiled: log of the softmax's sums [S, h, N] */     \
+    X(merged, PS_LEVEL_BOTH, R *d, real)           /* A v, heads merged [R, d] */                       \
+    X(residual, PS_LEVEL_BOTH, R *d, real)         /* r [R, d] */                                       \
+    X(ln2_rstd, PS_LEVEL_BOTH, R, statistics)      /* [R] */                                            \
+    X(ln2_mean, PS_LEVEL_GEMM, R, statistics)      /* [R] */                                            \
+    X(ln2_xhat, PS_LEVEL_NONE, R *d, real)         /* (r - mean) rstd [R, d] */                         \
+    X(ln2_out, PS_LEVEL_BOTH, R *d, real)          /* LN2(r) [R, d] */                                  \
+    X(hidden_in, PS_LEVEL_BOTH, R *f, real)        /* gemm: LN2(r) W_1; none: with b_1 too [R, f] */    \
+    X(hidden_tanh, PS_LEVEL_NONE, R *f, real)      /* gelu's tanh [R, f] */                             \
+    X(hidden, PS_LEVEL_BOTH, R *f, real)           /* drop(gelu(..)) [R, f] */
 
 /* Once a model: embedding, head, and scratch that every layer uses in turn. */
 #define PS_SHARED_BUFFERS(X)                                                                                                 \
@@ -43,9 +47,10 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(masked, PS_LEVEL_BOTH, R *d, real)                        /* drop'(dy) [R, d] */                                       \
     X(branch, PS_LEVEL_BOTH, R *d, real)                        /* gradient inside a layer's branch [R, d] */                \
     X(rows, PS_LEVEL_BOTH, 3 * R * d, real)                     /* q, k, v by row; their gradients [R, 3d] */                \
-    X(mixed, PS_LEVEL_BOTH, R *d, real)                         /* A v; its gradient [S, h, N, e] */                         \
-    X(d_heads, PS_LEVEL_BOTH, 3 * R * d, real)                  /* [3, S, h, N, e] */                                        \
-    X(d_attention, PS_LEVEL_BOTH, S *h *N *N, real)             /* [S, h, N, N] */                                           \
+    X(mixed, PS_LEVEL_BOTH, split, real)                        /* A v; its gradient [S, h, N, e]; not when tiled */         \
+    X(d_heads, PS_LEVEL_BOTH, 3 * split, real)                  /* [3, S, h, N, e]; not when tiled */                        \
+    X(d_attention, PS_LEVEL_BOTH, scores, real)                 /* [S, h, N, N]; not when tiled */                           \
+    X(delta, PS_LEVEL_TILED, S *h *N, statistics)               /* tiled: of attention_backward [S, h, N] */                 \
     X(d_hidden, PS_LEVEL_BOTH, R *f, real)                      /* [R, f] */                                                 \
     X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real) /* elementary temporaries */                                 \
     X(wide_b, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)                                                              \
@@ -73,9 +78,9 @@ struct ps_cache {
     struct ps_shared_cache shared;
 };
 
-/* Bytes that the cache of `batch` windows takes at a level, in k's types. */
-size_t ps_cache_bytes(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, enum ps_level level);
-enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, enum ps_level level,
+/* Bytes that the cache of `batch` windows takes at a level (PS_LEVEL_TILED added or not), in k's types. */
+size_t ps_cache_bytes(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels);
+enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels,
                              struct ps_cache *cache);
 void ps_cache_close(struct ps_device *device, struct ps_cache *cache);
 

@@ -15,15 +15,18 @@ struct ps_layer {
     struct ps_tensor weight[PS_LAYER_PARAMETERS]; /* those of products from model->weights, the others from model->parameters */
     struct ps_tensor gradient[PS_LAYER_PARAMETERS];
     struct ps_dropout attention_dropout, hidden_dropout, output_dropout; /* after W_o; after gelu; after W_2 */
-    int merge_qkv;
+    int merge_qkv, epilogue, tiled_attention;
 };
 
 /* Row-major descriptors of the layer's real buffers. */
 struct ps_tensor ps_layer_rows(const struct ps_layer *layer, void *buffer, int64_t columns); /* [R, columns] */
 struct ps_tensor ps_layer_heads(const struct ps_layer *layer, void *buffer, int64_t parts);  /* [parts, S, h, N, e] */
 struct ps_tensor ps_layer_head(const struct ps_layer *layer, void *buffer, int64_t part);    /* [S*h, N, e] of one part */
-struct ps_tensor ps_layer_attention(const struct ps_layer *layer, void *buffer);             /* [S*h, N, N] */
-struct ps_tensor ps_layer_statistics(const struct ps_layer *layer, void *buffer);            /* [R] */
+struct ps_tensor ps_layer_head_rows(const struct ps_layer *layer, void *buffer, int64_t columns,
+                                    int64_t part); /* [S, h, N, e] of rows [R, columns], whose part's d columns hold the heads */
+struct ps_tensor ps_layer_head_statistics(const struct ps_layer *layer, void *buffer); /* [S, h, N] */
+struct ps_tensor ps_layer_attention(const struct ps_layer *layer, void *buffer);       /* [S*h, N, N] */
+struct ps_tensor ps_layer_statistics(const struct ps_layer *layer, void *buffer);      /* [R] */
 
 /* c = alpha a b + beta c. */
 enum ps_status ps_product(const struct ps_kernels *k, struct ps_tensor c, struct ps_tensor a, struct ps_tensor b, double alpha,

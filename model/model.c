@@ -24,6 +24,20 @@ struct ps_tensor ps_layer_head(const struct ps_layer *l, void *buffer, int64_t p
     return ps_tensor_3d(begin, l->k->real, l->S * l->h, l->N, l->e);
 }
 
+struct ps_tensor ps_layer_head_rows(const struct ps_layer *l, void *buffer, int64_t columns, int64_t part)
+{
+    struct ps_tensor t = ps_tensor_nd((char *)buffer + (size_t)(part * l->d) * ps_type_bytes(l->k->real), l->k->real, 4,
+                                      (int64_t[]){l->S, l->N, l->h, l->e});
+    t.stride[0] = l->N * columns;
+    t.stride[1] = columns;
+    return ps_tensor_transpose(t, 1, 2);
+}
+
+struct ps_tensor ps_layer_head_statistics(const struct ps_layer *l, void *buffer)
+{
+    return ps_tensor_3d(buffer, l->k->statistics, l->S, l->h, l->N);
+}
+
 struct ps_tensor ps_layer_attention(const struct ps_layer *l, void *buffer)
 {
     return ps_tensor_3d(buffer, l->k->real, l->S * l->h, l->N, l->N);
@@ -66,7 +80,9 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .shared = &m->cache.shared,
                          .u = ps_model_stream(m, index, batch),
                          .y = ps_model_stream(m, index + 1, batch),
-                         .merge_qkv = m->options.merge_qkv};
+                         .merge_qkv = m->options.merge_qkv,
+                         .epilogue = m->options.epilogue && m->k->gemm_bias,
+                         .tiled_attention = m->options.tiled_attention};
     l.R = l.S * l.N;
     l.e = l.d / l.h;
     for (int t = 0; t < PS_LAYER_PARAMETERS; t++) {
@@ -125,7 +141,13 @@ static int has_copy(const struct ps_kernels *k)
     return k->real != k->parameter;
 }
 
-size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, enum ps_level level, const struct ps_kernels *k)
+static int cache_levels(const struct ps_model_options *options)
+{
+    return (int)options->level | (options->level == PS_LEVEL_GEMM && options->tiled_attention ? PS_LEVEL_TILED : 0);
+}
+
+size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, const struct ps_model_options *options,
+                      const struct ps_kernels *k)
 {
     struct ps_parameters *layout;
     if (ps_parameters_layout(shape, &layout) != PS_OK) {
@@ -133,7 +155,7 @@ size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, enum ps
     }
     size_t count = (size_t)layout->count, flat = count * ps_type_bytes(k->parameter);
     ps_parameters_free(layout);
-    return 2 * flat + (has_copy(k) ? count * ps_type_bytes(k->real) : 0) + ps_cache_bytes(k, shape, batch, level);
+    return 2 * flat + (has_copy(k) ? count * ps_type_bytes(k->real) : 0) + ps_cache_bytes(k, shape, batch, cache_levels(options));
 }
 
 enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
@@ -142,6 +164,10 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     PS_TRY(ps_model_shape_check(shape));
     if (options->level == PS_LEVEL_LAYER && !k->encoder_forward) {
         return ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer is not there for backend %s in %s: take gemm", k->backend,
+                       ps_precision_name(k->precision));
+    }
+    if (options->level == PS_LEVEL_GEMM && options->tiled_attention && !k->attention) {
+        return ps_fail(PS_UNSUPPORTED, "runtime.attention: tiled is not there for backend %s in %s: take gemm", k->backend,
                        ps_precision_name(k->precision));
     }
     if (options->level == PS_LEVEL_NONE && k->precision != PS_FP32 && k->precision != PS_FP64) {
@@ -167,7 +193,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         }
     }
     if (status == PS_OK) {
-        size_t needed = ps_model_bytes(shape, batch, options->level, k), free_bytes, total_bytes;
+        size_t needed = ps_model_bytes(shape, batch, options, k), free_bytes, total_bytes;
         status = device->memory(device, &free_bytes, &total_bytes);
         if (status == PS_OK && needed > free_bytes) {
             status = ps_fail(PS_DEVICE,
@@ -189,7 +215,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         }
     }
     if (status == PS_OK) {
-        status = ps_cache_open(k, shape, batch, options->level, &m->cache);
+        status = ps_cache_open(k, shape, batch, cache_levels(options), &m->cache);
     }
     if (status != PS_OK) {
         ps_model_close(m);

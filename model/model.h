@@ -10,8 +10,10 @@
 
 struct ps_model_options {
     enum ps_level level;
-    int merge_qkv; /* level gemm: one product for q, k and v, and one for their weights' gradient */
-    uint64_t seed; /* keys dropout */
+    int merge_qkv;       /* level gemm: one product for q, k and v, and one for their weights' gradient */
+    int epilogue;        /* level gemm: biases, and without dropout residuals, added by the products, where the table can */
+    int tiled_attention; /* level gemm: attention by tiles, its scores never in memory */
+    uint64_t seed;       /* keys dropout */
 };
 
 struct ps_model {
@@ -36,7 +38,8 @@ struct ps_windows {
 };
 
 /* Bytes of device memory that ps_model_open takes (parameters, weights, gradients, cache). */
-size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, enum ps_level level, const struct ps_kernels *k);
+size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, const struct ps_model_options *options,
+                      const struct ps_kernels *k);
 /* PS_USAGE for an impossible shape; PS_UNSUPPORTED when the level cannot serve it; PS_DEVICE without memory, saying how much is
  * needed and that train.batch_size lowers it. Parameters (and weights) are zero until uploaded. */
 enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,

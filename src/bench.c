@@ -14,7 +14,7 @@
 enum { OVERRIDES = 64, GROUP = 20, PARTS = 256, SHAPE_TEXT = 160, CHECKPOINTS = 20 };
 
 struct arguments {
-    const char *config, *device, *checkpoints;
+    const char *config, *device, *checkpoints, *tune;
     char *overrides[OVERRIDES];
     int n_overrides, json, trace, compare;
     int64_t epochs, steps;
@@ -22,7 +22,7 @@ struct arguments {
 
 static const char usage[] =
     "usage: bench CONFIG [--set section.key=value]... [--device auto|cpu|cuda[:N]] [--epochs N] [--steps N] [--checkpoint DIR]\n"
-    "             [--json] [--trace] [--compare]\n"
+    "             [--json] [--trace] [--compare] [--tune FILE]\n"
     "\n"
     "  --epochs N  whole training epochs to time (default: 1; 0: none)\n"
     "  --steps N   steps to time, in groups of 20 that follow one another without a pause (default: 100)\n"
@@ -31,6 +31,8 @@ static const char usage[] =
     "  --json      print one JSON object\n"
     "  --trace     print every operation of one step in order: name, shapes, bytes, FLOPs\n"
     "  --compare   time the step at every level of fusion in every precision, side by side (no epochs, no parts)\n"
+    "  --tune FILE time the algorithms of every product of the step that cuBLASLt computes, and write the fastest to FILE, for\n"
+    "              runtime.tuning; what is timed after that uses them\n"
     "\n"
     "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device\n";
 
@@ -55,6 +57,7 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
                                             {"json", no_argument, NULL, 'j'},
                                             {"trace", no_argument, NULL, 't'},
                                             {"compare", no_argument, NULL, 'x'},
+                                            {"tune", required_argument, NULL, 'u'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
     a->epochs = 1;
@@ -89,6 +92,9 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
         case 'x':
             a->compare = 1;
             break;
+        case 'u':
+            a->tune = optarg;
+            break;
         case 'h':
             fputs(usage, stdout);
             exit(0);
@@ -102,6 +108,9 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
     }
     if (a->trace && (a->json || a->compare)) {
         return ps_fail(PS_USAGE, "--trace: prints lines of one step: leave out %s", a->json ? "--json" : "--compare");
+    }
+    if (a->tune && a->compare) {
+        return ps_fail(PS_USAGE, "--tune: a table is of one precision: leave out --compare");
     }
     a->config = argv[optind];
     return PS_OK;
@@ -405,6 +414,43 @@ static enum ps_status print_json(const struct ps_session *s, const struct result
     return PS_OK;
 }
 
+/* One step, not captured, whose products are tuned as they come, in a session of its own: sums are added to again and again. */
+static enum ps_status tune_step(struct ps_session *s, const char *path)
+{
+    const struct ps_kernels *k = s->kernels;
+    if (!k->tune) {
+        return ps_fail(PS_USAGE, "--tune: backend %s has nothing to choose from", k->backend);
+    }
+    PS_TRY(k->tune(k));
+    PS_TRY(ps_session_initialise(s));
+    PS_TRY(ps_session_rewind(s));
+    PS_TRY(ps_session_step(s, s->config->train.batch_size));
+    PS_TRY(s->device->synchronize(s->device));
+    char *text;
+    PS_TRY(k->tuning(k, &text));
+    enum ps_status status = ps_file_replace(PS_USAGE, path, text, strlen(text));
+    free(text);
+    return status;
+}
+
+/* The table at path, which config then names. */
+static enum ps_status tune(const struct arguments *a, struct ps_config *config)
+{
+    free(config->runtime.tuning);
+    config->runtime.tuning = strdup("");
+    if (!config->runtime.tuning) {
+        return ps_fail(PS_DEVICE, "--tune: no memory");
+    }
+    struct ps_session *s;
+    PS_TRY(ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s));
+    enum ps_status status = tune_step(s, a->tune);
+    ps_session_close(s);
+    PS_TRY(status);
+    free(config->runtime.tuning);
+    config->runtime.tuning = strdup(a->tune);
+    return config->runtime.tuning ? PS_OK : ps_fail(PS_DEVICE, "--tune: no memory");
+}
+
 static enum ps_status bench(const struct arguments *a, const struct ps_config *config)
 {
     struct ps_session *s;
@@ -532,7 +578,10 @@ int main(int argc, char **argv)
         status = ps_config_load(arguments.config, arguments.overrides, arguments.n_overrides, &config);
     }
     if (status == PS_OK) {
-        status = arguments.compare ? compare(&arguments, &config) : bench(&arguments, &config);
+        status = arguments.tune ? tune(&arguments, &config) : PS_OK;
+        if (status == PS_OK) {
+            status = arguments.compare ? compare(&arguments, &config) : bench(&arguments, &config);
+        }
         ps_config_free(&config);
     }
     if (status == PS_OK) {

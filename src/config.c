@@ -24,6 +24,7 @@ static const char *const switches[] = {"false", "true", "off", "on", "no", "yes"
 static const char *const paddings[] = {"none", "end", NULL};
 static const char *const placements[] = {"auto", "device", "host", NULL};
 static const char *const fusions[] = {"auto", "none", "gemm", "layer", NULL};
+static const char *const attentions[] = {"auto", "gemm", "tiled", NULL};
 static const char *const schedules[] = {"constant", "cosine", "onecycle", "type3", NULL};
 static const char *const precisions[] = {"fp64", "fp32", "tf32", "bf16", NULL}; /* as enum ps_precision */
 static const char *const backends[] = {"auto", "reference", "cpu", "cuda", NULL};
@@ -84,8 +85,11 @@ static const struct key keys[] = {
     KEY(runtime, precision, CHOICE, {"fp32"}, .choices = precisions),
     KEY(runtime, backend, TEXT, {"auto"}, .choices = backends),
     KEY(runtime, fusion, CHOICE, {"auto"}, .choices = fusions),
+    KEY(runtime, attention, CHOICE, {"auto"}, .choices = attentions),
     KEY(runtime, merge_qkv, SWITCH, {"true"}),
+    KEY(runtime, epilogue, SWITCH, {"true"}),
     KEY(runtime, tiny_gemm, SWITCH, {"true"}),
+    KEY(runtime, tuning, TEXT, {""}, .free_on_resume = 1), /* the algorithms that are recorded say which */
     KEY(runtime, threads, WHOLE, {"0"}, .range = LIMIT),
 };
 enum { KEYS = sizeof keys / sizeof *keys, NAME = 64, WHERE = 320, LONGEST = 1 << 20 };

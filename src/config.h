@@ -10,6 +10,7 @@
 
 enum ps_padding { PS_PADDING_NONE, PS_PADDING_END };
 enum ps_placement { PS_PLACEMENT_AUTO, PS_PLACEMENT_DEVICE, PS_PLACEMENT_HOST };
+enum ps_attention_kind { PS_ATTENTION_AUTO, PS_ATTENTION_GEMM, PS_ATTENTION_TILED };
 enum ps_fusion { PS_FUSION_AUTO, PS_FUSION_NONE, PS_FUSION_GEMM, PS_FUSION_LAYER };
 
 struct ps_config {
@@ -50,13 +51,16 @@ struct ps_config {
         int64_t keep_best;        /* best weights kept, best.h5 included; 1 */
     } train;
     struct {
-        char *device;                /* auto, cpu, cuda, cuda:N */
-        enum ps_precision precision; /* fp32, tf32, bf16 (fp64: backend reference only) */
-        char *backend;               /* auto, reference, cpu, cuda */
-        enum ps_fusion fusion;       /* auto */
-        int merge_qkv;               /* one product for q, k, v; default true */
-        int tiny_gemm;               /* own kernel for attention's products on CUDA; default true */
-        int64_t threads;             /* CPU; 0: all processors */
+        char *device;                     /* auto, cpu, cuda, cuda:N */
+        enum ps_precision precision;      /* fp32, tf32, bf16 (fp64: backend reference only) */
+        char *backend;                    /* auto, reference, cpu, cuda */
+        enum ps_fusion fusion;            /* auto */
+        enum ps_attention_kind attention; /* level gemm: products of stored scores, or tiles of them; default auto */
+        int epilogue;                     /* level gemm: products add biases and residuals; default true */
+        int merge_qkv;                    /* one product for q, k, v; default true */
+        int tiny_gemm;                    /* own kernel for attention's products on CUDA; default true */
+        char *tuning;                     /* a table of bench --tune for CUDA's products; "": none */
+        int64_t threads;                  /* CPU; 0: all processors */
     } runtime;
 };
 

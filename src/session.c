@@ -5,7 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/files.h"
 #include "src/clock.h"
+
+enum { LONGEST_TUNING = 1 << 20 };
 
 /* ---- from the config ---- */
 
@@ -93,17 +96,50 @@ static enum ps_status open_device(struct ps_session *s, const struct ps_session_
     if (c->runtime.precision == PS_FP64) {
         return ps_fail(PS_USAGE, "runtime.precision: fp64 is the tests' oracle: take fp32, tf32 or bf16");
     }
-    if (ps_kernels_open(backend, s->device, c->runtime.precision, &(struct ps_kernels_options){.tiny_gemm = c->runtime.tiny_gemm},
-                        &s->kernels) != PS_OK) {
+    char *tuning = NULL;
+    if (*c->runtime.tuning) {
+        size_t size;
+        PS_TRY(ps_file_read(PS_USAGE, c->runtime.tuning, LONGEST_TUNING, &tuning, &size));
+        if (!ps_digest(tuning, size, s->tuning)) {
+            free(tuning);
+            return ps_fail(PS_USAGE, "runtime.tuning: %s: this OpenSSL has no SHA-256 to record it by", c->runtime.tuning);
+        }
+    }
+    const struct ps_kernels_options table = {.tiny_gemm = c->runtime.tiny_gemm, .tuning = tuning};
+    enum ps_status status = ps_kernels_open(backend, s->device, c->runtime.precision, &table, &s->kernels);
+    free(tuning);
+    if (status != PS_OK) {
         return ps_fail(PS_USAGE, "runtime: %s", ps_error_message());
     }
     char text[512];
     snprintf(text, sizeof text, "%s; %s; %s", s->kernels->backend, s->device->name, s->device->version);
     s->versions = strdup(text);
-    snprintf(text, sizeof text, "products: first heuristic, fixed workspace; tiny_gemm %s; merge_qkv %s",
-             c->runtime.tiny_gemm ? "on" : "off", c->runtime.merge_qkv ? "on" : "off");
+    return s->versions ? PS_OK : ps_fail(PS_DEVICE, "no memory for the session");
+}
+
+/* auto: by tiles where that was measured to be faster, docs/benchmarks.md. */
+static int tiled_attention(const struct ps_session *s, const struct ps_model_shape *shape)
+{
+    enum { LEAST = 42, LEAST_FP32 = 128, MOST = 1024, WIDE = 64, NARROW = 32 };
+    int64_t patches = ps_patches(shape), head = shape->d_model / shape->n_heads;
+    enum ps_precision precision = s->kernels->precision;
+    enum ps_attention_kind kind = s->config->runtime.attention;
+    return kind == PS_ATTENTION_TILED ||
+           (kind == PS_ATTENTION_AUTO && strcmp(s->kernels->backend, "cuda") == 0 && patches <= MOST &&
+            patches >= (precision == PS_FP32 ? LEAST_FP32 : LEAST) && head <= (precision == PS_PRECISION_BF16 ? WIDE : NARROW));
+}
+
+/* What the checkpoint records of the ways that products are computed. */
+static enum ps_status record_algorithms(struct ps_session *s)
+{
+    const struct ps_config *c = s->config;
+    char text[512];
+    snprintf(text, sizeof text, "products: %s%s, fixed workspace; tiny_gemm %s; merge_qkv %s; epilogue %s; attention %s",
+             *s->tuning ? "tuning table " : "first heuristic", s->tuning, c->runtime.tiny_gemm ? "on" : "off",
+             c->runtime.merge_qkv ? "on" : "off", c->runtime.epilogue ? "on" : "off",
+             s->level == PS_LEVEL_GEMM && s->model->options.tiled_attention ? "tiled" : "gemm");
     s->algorithms = strdup(text);
-    return s->versions && s->algorithms ? PS_OK : ps_fail(PS_DEVICE, "no memory for the session");
+    return s->algorithms ? PS_OK : ps_fail(PS_DEVICE, "no memory for the session");
 }
 
 /* Model, optimiser and what the loops need on the device. */
@@ -118,8 +154,11 @@ static enum ps_status open_model(struct ps_session *s, int training)
                                            [PS_FUSION_NONE] = PS_LEVEL_NONE,
                                            [PS_FUSION_GEMM] = PS_LEVEL_GEMM,
                                            [PS_FUSION_LAYER] = PS_LEVEL_LAYER};
-    struct ps_model_options options = {
-        .level = levels[c->runtime.fusion], .merge_qkv = c->runtime.merge_qkv, .seed = c->train.seed};
+    struct ps_model_options options = {.level = levels[c->runtime.fusion],
+                                       .merge_qkv = c->runtime.merge_qkv,
+                                       .epilogue = c->runtime.epilogue,
+                                       .tiled_attention = tiled_attention(s, &shape),
+                                       .seed = c->train.seed};
     /* The widest activations, as ps_model_open lays them out: their size must not overflow. */
     double patches = (double)ps_patches(&shape), rows = (double)batch * (double)shape.channels * patches;
     double wide = fmax(fmax((double)shape.d_ff, 3.0 * (double)shape.d_model), (double)shape.n_heads * patches);
@@ -137,6 +176,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
     if (status != PS_OK) {
         return status == PS_UNSUPPORTED ? PS_USAGE : status;
     }
+    PS_TRY(record_algorithms(s));
     s->train_windows = s->splits.count[PS_TRAIN];
     if (c->data.drop_last) {
         s->train_windows -= s->train_windows % batch;

@@ -14,6 +14,7 @@
 #include "optim/optimizer.h"
 #include "src/checkpoint.h"
 #include "src/config.h"
+#include "src/digest.h"
 #include "src/metrics.h"
 #include "src/progress.h"
 
@@ -42,6 +43,7 @@ struct ps_session {
     struct ps_optimizer optimizer; /* zero in a session that only scores */
     enum ps_level level;
     char *algorithms, *versions;
+    char tuning[PS_DIGEST_HEX]; /* of runtime.tuning's file; "": none */
 
     struct ps_windows windows;   /* as the device reads them */
     int on_device;               /* the whole series is there; else batches stream through two slots */

@@ -102,13 +102,14 @@ static inline void fixture_parameters(struct fixture *f, double noise)
 }
 
 /* Opens everything; `device_kind` "cpu" or "cuda". Parameters: initialisation plus noise. Data: unit-normal windows. */
-static inline struct fixture fixture_open(const char *backend, const char *device_kind, enum ps_precision precision,
-                                          const struct ps_model_shape *shape, int64_t batch, enum ps_level level, int merge_qkv)
+static inline struct fixture fixture_open_with(const char *backend, const char *device_kind, enum ps_precision precision,
+                                               const struct ps_model_shape *shape, int64_t batch,
+                                               const struct ps_model_options *options)
 {
     struct fixture f = {.batch = batch};
     OK(ps_device_open(device_kind, 2, &f.device));
     OK(ps_kernels_open(backend, f.device, precision, &(struct ps_kernels_options){.tiny_gemm = 1}, &f.k));
-    OK(ps_model_open(f.k, shape, batch, &(struct ps_model_options){.level = level, .merge_qkv = merge_qkv, .seed = 5}, &f.model));
+    OK(ps_model_open(f.k, shape, batch, options, &f.model));
     f.count = f.model->layout->count;
     fixture_parameters(&f, 0.1);
 
@@ -132,6 +133,13 @@ static inline struct fixture fixture_open(const char *backend, const char *devic
     free(index);
     f.windows.indices = ps_tensor_1d(memory, PS_I32, batch);
     return f;
+}
+
+static inline struct fixture fixture_open(const char *backend, const char *device_kind, enum ps_precision precision,
+                                          const struct ps_model_shape *shape, int64_t batch, enum ps_level level, int merge_qkv)
+{
+    return fixture_open_with(backend, device_kind, precision, shape, batch,
+                             &(struct ps_model_options){.level = level, .merge_qkv = merge_qkv, .seed = 5});
 }
 
 static inline void fixture_close(struct fixture *f)

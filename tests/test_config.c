@@ -49,23 +49,26 @@ START_TEST(presets)
     ck_assert_str_eq(c.runtime.backend, "auto");
     ck_assert(c.runtime.precision == PS_FP32 && c.runtime.fusion == PS_FUSION_AUTO);
     ck_assert(c.runtime.merge_qkv == 1 && c.runtime.tiny_gemm == 1 && c.runtime.threads == 0);
+    ck_assert(c.runtime.attention == PS_ATTENTION_AUTO && c.runtime.epilogue == 1);
+    ck_assert_str_eq(c.runtime.tuning, "");
     ps_config_free(&c);
 }
 END_TEST
 
 /* Every key, away from its preset. */
-static const char everything[] = "data:\n  path: \"a b: c\\\"#.h5\"\n  split: [8640, 2880, 2880]\n  standardize: false\n"
-                                 "  drop_last: no\n  placement: host\n  memory_limit: 3G\n  season: 0\n"
-                                 "model:\n  seq_len: 24\n  pred_len: 1\n  patch_len: 8\n  stride: 4\n  padding: none\n"
-                                 "  d_model: 12\n  n_heads: 3\n  d_ff: 7\n  n_layers: 1\n  dropout: 0.30000000000000004\n"
-                                 "  revin: off\n"
-                                 "optim:\n  lr: 1.2345678901234567e-3\n  weight_decay: 0\n  beta1: 0.95\n  beta2: 0.98\n"
-                                 "  eps: 4.9406564584124654e-324\n  clip_norm: 1.5\n  schedule: onecycle\n  warmup_steps: 5\n"
-                                 "  min_lr: 1e-7\n  pct_start: 0.2\n"
-                                 "train:\n  epochs: 7\n  batch_size: 3\n  seed: 18446744073709551615\n  patience: 2\n"
-                                 "  checkpoint_every: 10\n"
-                                 "runtime:\n  device: cuda:1\n  precision: tf32\n  backend: cuda\n  fusion: gemm\n"
-                                 "  merge_qkv: false\n  tiny_gemm: off\n  threads: 2\n";
+static const char everything[] =
+    "data:\n  path: \"a b: c\\\"#.h5\"\n  split: [8640, 2880, 2880]\n  standardize: false\n"
+    "  drop_last: no\n  placement: host\n  memory_limit: 3G\n  season: 0\n"
+    "model:\n  seq_len: 24\n  pred_len: 1\n  patch_len: 8\n  stride: 4\n  padding: none\n"
+    "  d_model: 12\n  n_heads: 3\n  d_ff: 7\n  n_layers: 1\n  dropout: 0.30000000000000004\n"
+    "  revin: off\n"
+    "optim:\n  lr: 1.2345678901234567e-3\n  weight_decay: 0\n  beta1: 0.95\n  beta2: 0.98\n"
+    "  eps: 4.9406564584124654e-324\n  clip_norm: 1.5\n  schedule: onecycle\n  warmup_steps: 5\n"
+    "  min_lr: 1e-7\n  pct_start: 0.2\n"
+    "train:\n  epochs: 7\n  batch_size: 3\n  seed: 18446744073709551615\n  patience: 2\n"
+    "  checkpoint_every: 10\n"
+    "runtime:\n  device: cuda:1\n  precision: tf32\n  backend: cuda\n  fusion: gemm\n"
+    "  attention: tiled\n  merge_qkv: false\n  epilogue: off\n  tiny_gemm: off\n  tuning: a.tune\n  threads: 2\n";
 
 START_TEST(every_key)
 {
@@ -87,6 +90,8 @@ START_TEST(every_key)
     ck_assert_str_eq(c.runtime.backend, "cuda");
     ck_assert(c.runtime.precision == PS_TF32 && c.runtime.fusion == PS_FUSION_GEMM);
     ck_assert(!c.runtime.merge_qkv && !c.runtime.tiny_gemm && c.runtime.threads == 2);
+    ck_assert(c.runtime.attention == PS_ATTENTION_TILED && !c.runtime.epilogue);
+    ck_assert_str_eq(c.runtime.tuning, "a.tune");
     ps_config_free(&c);
 }
 END_TEST
@@ -126,7 +131,9 @@ static void same(const struct ps_config *a, const struct ps_config *b)
     ck_assert_str_eq(x.data.path, y.data.path);
     ck_assert_str_eq(x.runtime.device, y.runtime.device);
     ck_assert_str_eq(x.runtime.backend, y.runtime.backend);
+    ck_assert_str_eq(x.runtime.tuning, y.runtime.tuning);
     x.data.path = y.data.path = x.runtime.device = y.runtime.device = x.runtime.backend = y.runtime.backend = NULL;
+    x.runtime.tuning = y.runtime.tuning = NULL;
     ck_assert_mem_eq(&x, &y, sizeof x); /* both began as zeros, the padding too */
 }
 
@@ -548,7 +555,9 @@ START_TEST(resume)
                  {"runtime", "precision", "tf32"},
                  {"runtime", "backend", "cpu"},
                  {"runtime", "fusion", "gemm"},
+                 {"runtime", "attention", "tiled"},
                  {"runtime", "merge_qkv", "false"},
+                 {"runtime", "epilogue", "false"},
                  {"runtime", "tiny_gemm", "false"},
                  {"runtime", "threads", "1"}};
     for (int i = 0; i < COUNT(cases); i++) {

@@ -186,42 +186,50 @@ static const struct ps_model_shape layer_shapes[] = {
 };
 enum { LAYER_SHAPES = sizeof layer_shapes / sizeof *layer_shapes };
 
-/* Both levels agree, and each with the double reference (fp32; tf32 and bf16 within their own bounds). */
+/* Both levels agree, and each, level gemm with tiled attention and epilogues too, with the double reference (fp32; tf32 and bf16
+ * within their own bounds). */
 static void compare_levels(const char *backend, const char *device, enum ps_precision precision, const struct ps_model_shape *shape)
 {
     static const double bounds[] = {[PS_FP32] = 1e-5, [PS_TF32] = 2e-3, [PS_PRECISION_BF16] = 1e-2};
     double bound = bounds[precision];
     struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 3, PS_LEVEL_GEMM, 0);
     int rounded = precision == PS_PRECISION_BF16;
-    struct layer_result expected = run_layer(&oracle, rounded), levels[2];
+    static const char *const names[] = {"gemm", "gemm, tiled, epilogues", "none"};
+    struct layer_result expected = run_layer(&oracle, rounded), levels[3];
     int both = precision == PS_FP32;
-    for (int i = 0; i < 1 + both; i++) {
-        struct fixture f = fixture_open(backend, device, precision, shape, 3, i ? PS_LEVEL_NONE : PS_LEVEL_GEMM, 0);
+    for (int i = 0; i < 2 + both; i++) {
+        const struct ps_model_options options = {.level = i == 2 ? PS_LEVEL_NONE : PS_LEVEL_GEMM,
+                                                 .tiled_attention = i == 1,
+                                                 .merge_qkv = i == 1,
+                                                 .epilogue = i == 1,
+                                                 .seed = 5};
+        struct fixture f = fixture_open_with(backend, device, precision, shape, 3, &options);
         levels[i] = run_layer(&f, rounded);
         int worst = 0;
         double error = gradient_error(f.model->layout, levels[i].gradients, expected.gradients, &worst);
         double y = relative_error(levels[i].y, expected.y, expected.elements);
         double du = relative_error(levels[i].du, expected.du, expected.elements);
-        printf("%s %s level %s, d %d: y %.2g, du %.2g, gradients %.2g (%s)\n", backend, ps_precision_name(precision),
-               i ? "none" : "gemm", (int)shape->d_model, y, du, error, f.model->layout->table[worst].name);
-        ck_assert_msg(error <= bound, "%s %s level %s: gradient of %s off by %.3g", backend, ps_precision_name(precision),
-                      i ? "none" : "gemm", f.model->layout->table[worst].name, error);
+        printf("%s %s level %s, d %d: y %.2g, du %.2g, gradients %.2g (%s)\n", backend, ps_precision_name(precision), names[i],
+               (int)shape->d_model, y, du, error, f.model->layout->table[worst].name);
+        ck_assert_msg(error <= bound, "%s %s level %s: gradient of %s off by %.3g", backend, ps_precision_name(precision), names[i],
+                      f.model->layout->table[worst].name, error);
         ck_assert_double_le(y, bound);
         ck_assert_double_le(du, bound);
         fixture_close(&f);
     }
     if (both) {
         int worst = 0;
-        double forward = largest_difference(levels[0].y, levels[1].y, expected.elements);
-        double backward = gradient_error(oracle.model->layout, levels[0].gradients, levels[1].gradients, &worst);
+        double forward = largest_difference(levels[0].y, levels[2].y, expected.elements);
+        double backward = gradient_error(oracle.model->layout, levels[0].gradients, levels[2].gradients, &worst);
         printf("%s: gemm against none, d %d: forward max abs %.2g, gradients %.2g, du %.2g\n", backend, (int)shape->d_model,
-               forward, backward, relative_error(levels[0].du, levels[1].du, expected.elements));
+               forward, backward, relative_error(levels[0].du, levels[2].du, expected.elements));
         ck_assert_double_le(forward, 1e-4);
         ck_assert_msg(backward <= 1e-5, "gradient of %s off by %.3g", oracle.model->layout->table[worst].name, backward);
-        ck_assert_double_le(relative_error(levels[0].du, levels[1].du, expected.elements), 1e-5);
-        layer_result_free(&levels[1]);
+        ck_assert_double_le(relative_error(levels[0].du, levels[2].du, expected.elements), 1e-5);
+        layer_result_free(&levels[2]);
     }
     layer_result_free(&levels[0]);
+    layer_result_free(&levels[1]);
     layer_result_free(&expected);
     fixture_close(&oracle);
 }
@@ -441,10 +449,15 @@ static int sub_kernels(const struct ps_counts *counts, int backward)
     return backward && counts->calls[PS_OP_head_split] && counts->calls[PS_OP_head_merge] ? kinds - 1 : kinds;
 }
 
-/* 8 products and 7 kinds of sub-kernel forward, 14 and 6 backward; merge_qkv takes 2 products off each way. */
-static void count_layer(const char *backend, const char *device, int merge_qkv)
+/* 8 products and 7 kinds of sub-kernel forward, 14 and 6 backward; merge_qkv takes 2 products off each way, epilogues one kind of
+ * sub-kernel forward, bias_add, and without dropout bias_residual_add too. */
+static void count_layer(const char *backend, const char *device, int merge_qkv, int epilogue, double dropout)
 {
-    struct fixture f = fixture_open(backend, device, PS_FP32, &layer_shapes[0], 2, PS_LEVEL_GEMM, merge_qkv);
+    struct ps_model_shape shape = layer_shapes[0];
+    shape.dropout = dropout;
+    const struct ps_model_options options = {.level = PS_LEVEL_GEMM, .merge_qkv = merge_qkv, .epilogue = epilogue, .seed = 5};
+    struct fixture f = fixture_open_with(backend, device, PS_FP32, &shape, 2, &options);
+    epilogue = epilogue && f.k->gemm_bias;
     struct ps_counts forward = {0}, backward = {0};
     struct ps_kernels *counting[2];
     OK(ps_kernels_hooked(f.k, ps_count_hook, &forward, &counting[0]));
@@ -455,7 +468,7 @@ static void count_layer(const char *backend, const char *device, int merge_qkv)
     OK(ps_model_encode_backward(f.model, f.state, f.batch, 1));
     OK(f.device->synchronize(f.device));
     ck_assert_int_eq(ps_counts_calls(&forward, PS_KIND_GEMM), merge_qkv ? 6 : 8);
-    ck_assert_int_eq(sub_kernels(&forward, 0), 7);
+    ck_assert_int_eq(sub_kernels(&forward, 0), !epilogue ? 7 : dropout > 0 ? 6 : 5);
     ck_assert_int_eq(ps_counts_calls(&backward, PS_KIND_GEMM), merge_qkv ? 12 : 14);
     ck_assert_int_eq(sub_kernels(&backward, 1), 6);
     for (int op = 0; op < PS_OP_COUNT; op++) {
@@ -472,14 +485,14 @@ static void count_layer(const char *backend, const char *device, int merge_qkv)
 
 START_TEST(layer_is_made_of)
 {
-    count_layer("reference", "cpu", _i);
-    count_layer("cpu", "cpu", _i);
+    count_layer("reference", "cpu", _i & 1, _i & 2, _i & 4 ? 0 : 0.3);
+    count_layer("cpu", "cpu", _i & 1, _i & 2, _i & 4 ? 0 : 0.3);
 }
 END_TEST
 
 START_TEST(layer_is_made_of_cuda)
 {
-    count_layer("cuda", "cuda", _i);
+    count_layer("cuda", "cuda", _i & 1, _i & 2, _i & 4 ? 0 : 0.3);
 }
 END_TEST
 
@@ -590,7 +603,7 @@ int main(void)
     tcase_set_timeout(tests, 300);
     tcase_add_loop_test(tests, finite_differences, 0, 2 * SHAPES);
     tcase_add_loop_test(tests, levels_cpu, 0, LAYER_SHAPES);
-    tcase_add_loop_test(tests, layer_is_made_of, 0, 2);
+    tcase_add_loop_test(tests, layer_is_made_of, 0, 8);
     if (ps_cuda_device_count() > 0) {
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
         tcase_add_loop_test(tests, step_bf16, 0, SHAPES);
@@ -601,7 +614,7 @@ int main(void)
         } else {
             printf("skipped: level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
         }
-        tcase_add_loop_test(tests, layer_is_made_of_cuda, 0, 2);
+        tcase_add_loop_test(tests, layer_is_made_of_cuda, 0, 8);
     } else {
         printf("skipped: levels, bf16 steps and counts on CUDA: no CUDA device\n");
     }

@@ -912,6 +912,8 @@ START_TEST(bench_trace)
     result_free(&r);
     expect_refused(run("bench", ARGS(config.text, "--steps", "0")), 2, ARGS("--steps", "0"));
     expect_refused(run("bench", ARGS(config.text, "--epochs", "few")), 2, ARGS("--epochs", "few"));
+    expect_refused(run("bench", ARGS(config.text, "--device", "cpu", "--tune", "none")), 2, ARGS("--tune", "cpu"));
+    expect_refused(run("bench", ARGS(config.text, "--set", "runtime.tuning=/nowhere/table")), 2, ARGS("/nowhere/table"));
     struct path taken = in_run(whole.text, "checkpoints");
     expect_refused(run("bench", ARGS(config.text, "--steps", "1", "--epochs", "0", "--checkpoint", taken.text)), 2,
                    ARGS("--checkpoint", taken.text, "holds checkpoints"));

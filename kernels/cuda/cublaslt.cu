@@ -43,6 +43,12 @@ const char *CUBLASWINAPI cublasLtGetStatusString(cublasStatus_t status)
     return there ? there(status) : failure;
 }
 
+size_t CUBLASWINAPI cublasLtGetVersion(void)
+{
+    static decltype(cublasLtGetVersion) *const there = loaded<decltype(cublasLtGetVersion)>("cublasLtGetVersion");
+    return there ? there() : 0;
+}
+
 FORWARD(cublasLtCreate, (cublasLtHandle_t * handle), (handle))
 FORWARD(cublasLtDestroy, (cublasLtHandle_t handle), (handle))
 FORWARD(cublasLtMatmul,
@@ -52,6 +58,11 @@ FORWARD(cublasLtMatmul,
          cudaStream_t stream),
         (handle, operation, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algorithm, workspace, workspace_bytes,
          stream))
+FORWARD(cublasLtMatmulAlgoCheck,
+        (cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+         cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algorithm,
+         cublasLtMatmulHeuristicResult_t *result),
+        (handle, operation, a, b, c, d, algorithm, result))
 FORWARD(cublasLtMatmulAlgoGetHeuristic,
         (cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
          cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int wanted,

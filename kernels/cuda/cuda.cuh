@@ -73,6 +73,10 @@ extern "C" enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, co
                                                   int64_t sequences, int64_t patches, int64_t d_model, size_t *kept_bytes);
 
 enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm **gemm);
+/* ps_kernels_options.tuning, ps_kernels.tune and ps_kernels.tuning. */
+enum ps_status ps_cuda_gemm_load(const struct ps_kernels *k, const char *text);
+extern "C" enum ps_status ps_cuda_gemm_tune(const struct ps_kernels *k);
+extern "C" enum ps_status ps_cuda_gemm_tuning(const struct ps_kernels *k, char **text);
 void ps_cuda_gemm_close(const struct ps_kernels *k, struct ps_cuda_gemm *gemm);
 
 /* tiny_gemm.cu: PS_UNSUPPORTED when m, n or k > 64 or the types are not all the same. */

@@ -16,13 +16,15 @@ struct ps_product {
     int64_t m, n, k, batch[2]; /* two batch dimensions that lie evenly are already one: batch[0] is then 1 */
     struct ps_operand c, a, b;
     float alpha, beta;
+    /* Of gemm_bias, absent otherwise: a number a column, float32; what takes the place of c beside beta, of c's strides. */
+    char *bias, *addend;
 };
 
 /* Checks ranks, types and sizes (all at least 1). PS_UNSUPPORTED with the sizes in the message. */
 enum ps_status ps_cuda_product(const struct ps_gemm *arguments, struct ps_product *product);
 
-/* tiny_gemm.cu */
-enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *product);
+/* tiny_gemm.cu. tensor_cores: float32 operands are rounded to tf32. */
+enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *product, bool tensor_cores);
 
 /* split_gemm.cu: batch 1, a and b both laid out with the summed dimension slow (a transposed view times rows), float32, 16-byte
  * aligned rows; PS_UNSUPPORTED otherwise. tensor_cores: operands rounded to tf32. workspace holds the partial sums. */

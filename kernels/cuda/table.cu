@@ -122,6 +122,11 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     k->sum_squares = ps_cuda_sum_squares;
     k->adamw = ps_cuda_adamw;
     k->advance = ps_cuda_advance;
+    if (precision != PS_PRECISION_BF16) { /* there the library takes rounded biases only */
+        k->gemm_bias = ps_cuda_gemm_bias;
+    }
+    k->attention = ps_cuda_attention;
+    k->attention_backward = ps_cuda_attention_backward;
 #ifdef PS_FUSED_ENCODER
     if (precision == PS_PRECISION_BF16 && device->compute_capability == 90) {
         k->encoder_prepare = ps_cuda_encoder_prepare;
@@ -129,8 +134,13 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->encoder_backward = ps_cuda_encoder_backward;
     }
 #endif
+    k->tune = ps_cuda_gemm_tune;
+    k->tuning = ps_cuda_gemm_tuning;
     k->close = table_close;
     enum ps_status status = open_context(k);
+    if (status == PS_OK && options && options->tuning) {
+        status = ps_cuda_gemm_load(k, options->tuning);
+    }
     if (status != PS_OK) {
         table_close(k);
         return status;

@@ -1,400 +1,475 @@
 /* Batches of small products, m, n, k <= 64, any strides, in one launch. Attention at level gemm is made of them: q k', A v and
  * their gradients, with matrices of N x N and N x e, where general libraries launch tiles far larger than the matrices.
- *
- * Each matrix has its own few threads of a block. They copy a and b to shared memory (16 bytes a time where the layout allows it),
- * each sums a TM x TN tile of c in registers (FFMA, for tf32 too: the kernel is bound by memory), and c leaves through shared
- * memory so that its stores are whole lines. In bf16 the copies to and from shared memory convert: there and in registers all is
- * float.
- *
- * Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0. FLOPs 2 m n k batch.
+ * A block takes a few matrices of the batch. All its threads copy a and b to shared memory (a dense run of matrices 16 bytes at a
+ * time, whatever their size), its warps take tiles of up to 32 x 32 of c, and c leaves through shared memory likewise, so that
+ * stores are whole lines; on Hopper as one bulk copy. bf16 and tf32 (operands rounded to nearest) multiply on tensor cores
+ * (mma.sync, k 8 a step), fp32 with FFMA. Elements stay in their own type until they are in registers. On tensor cores lane q of
+ * four holds k = 2q and 2q + 1: for tf32 that is another order of the sum than the instruction's own, the same for a and b, and one
+ * 8-byte read a row. Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0. FLOPs 2 m n k batch.
  * 42 x 42 x 8, batch 43,008: 419 MB, 1.2 GFLOP. */
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/warp_mma.cuh"
 
 #include <stdlib.h>
 
 #define LIMIT 64
-#define THREADS 128                   /* the most in a block */
-#define SHARED_FLOATS (48 * 1024 / 4) /* what every device gives without asking */
-#define SLACK 8                       /* a thread's last tile may read (never write) this far past its matrix */
+#define WARPS 4
+#define THREADS (WARPS * 32)
+#define BLOCK_BYTES (20 * 1024)      /* of shared memory, when a block takes several matrices; measured, as are the next */
+#define LONG_BLOCK_BYTES (32 * 1024) /* where the batch is long and c is most of it */
+#define MOST_BLOCK_BYTES (46 * 1024) /* to give every warp a tile */
+#define LONG_BATCH 128               /* matrices a multiprocessor */
 
-/* A matrix in global memory and its copy, of floats, in shared memory: `outer` lines of `inner` pieces of 1, 4 or (bf16) 8
- * elements.
- */
-struct lines {
+enum arithmetic { FFMA, TF32, BF16 };
+
+/* How a side is copied between global and shared memory. RUN: the batch is one dense array, which is copied as it is. PADDED: dense
+ * too, but its lines would fall into the same banks: each is followed by a gap in shared memory. SINGLE: any strides, element by
+ * element. */
+enum copy { RUN, PADDED, SINGLE };
+
+struct side {
     char *data;
     int64_t batch[2];
-    int inner, count;              /* pieces of a line; of the matrix */
-    int line_stride, piece_stride; /* global, in elements */
-    int ld;                        /* of a line in shared memory */
-    int wide;                      /* elements of a piece, 0 for single ones */
-    int line_step, piece_step;     /* the pieces a thread takes lie `threads` apart: so many lines and pieces */
-    int row, column;               /* strides of the matrix in shared memory */
-    int floats;                    /* of shared memory */
+    int64_t line_stride, piece_stride; /* global, in elements */
+    struct ps_divisor inner, lines;    /* elements (PADDED: 16-byte pieces) of a line; lines of a matrix */
+    int elements;                      /* of a matrix */
+    int ld, size;                      /* shared, in elements: from line to line, from matrix to matrix */
+    int row, column;                   /* strides of the matrix in shared memory */
+    int offset;                        /* bytes to the block's first matrix in shared memory */
+    enum copy copy;
 };
 
 struct tiny {
-    struct lines c, a, b;
-    int m, n, k;
-    int batch, inner_batch; /* matrices in all; in the second batch dimension */
-    int threads, per_block; /* of one matrix; matrices of one block */
-    int tiles_n, tiles_m;   /* threads across and down */
+    struct side c, a, b;
+    int64_t c_row, c_column;                       /* global strides, for beta */
+    struct ps_divisor inner_batch, tiles, tiles_n; /* matrices of the second batch dimension; tiles of a matrix, across it */
+    int m, n, k, batch, per_block;
+    bool overlay, pairs; /* c takes the place of a and b; two neighbours of a row of c can be stored at once */
     float alpha, beta;
 };
 
-__device__ static inline void copy_async(float *shared, const float *global, bool wide)
+__device__ static __forceinline__ int64_t batch_offset(const struct tiny &x, const struct side &s, int matrix)
 {
-    unsigned address = (unsigned)__cvta_generic_to_shared(shared);
-    if (wide) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(global) : "memory");
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(global) : "memory");
-    }
+    const uint32_t outer = ps_divide((uint32_t)matrix, x.inner_batch);
+    return outer * s.batch[0] + ((uint32_t)matrix - outer * x.inner_batch.divisor) * s.batch[1];
 }
 
-/* Calls body(offset in shared memory, offset in global memory) for each of this thread's pieces of W elements. */
-template <int W, typename F> __device__ static inline void each_piece(const struct lines &x, int thread, int threads, F body)
+/* A run keeps its address modulo 16 bytes in shared memory: so many elements late. */
+template <typename T> __device__ static __forceinline__ int late(const void *global)
 {
-    int line = thread / x.inner, piece = thread - line * x.inner;
-    for (int i = thread; i < x.count; i += threads) {
-        body(line * x.ld + piece * W, line * x.line_stride + piece * x.piece_stride);
-        line += x.line_step;
-        piece += x.piece_step;
-        if (piece >= x.inner) {
-            piece -= x.inner;
-            line++;
+    return (int)((uint32_t)(uintptr_t)global % 16 / sizeof(T));
+}
+
+/* A block's part of a side in global memory; of any side but SINGLE. */
+template <typename T> __device__ static __forceinline__ T *global_of(const struct side &s, int first)
+{
+    return (T *)s.data + (int64_t)first * s.elements;
+}
+
+template <typename T> __device__ static __forceinline__ T *shared_of(const struct side &s, char *shared, int first)
+{
+    return (T *)(shared + s.offset) + (s.copy == RUN ? late<T>(global_of<T>(s, first)) : 0);
+}
+
+/* Element by element, in either direction. */
+template <typename T, bool LOAD>
+__device__ static __noinline__ void copy_single(const struct tiny &x, const struct side &s, T *shared, int first, int count)
+{
+    const uint32_t total = (uint32_t)(count * s.elements);
+    T *global = (T *)s.data;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < total; i += THREADS) {
+        const uint32_t all = ps_divide(i, s.inner), piece = i - all * s.inner.divisor;
+        const uint32_t matrix = ps_divide(all, s.lines), line = all - matrix * s.lines.divisor;
+        T *to = shared + matrix * s.size + line * s.ld + piece;
+        T *from = global + batch_offset(x, s, first + (int)matrix) + line * s.line_stride + piece * s.piece_stride;
+        if constexpr (LOAD) {
+            *to = *from;
+        } else {
+            *from = *to;
         }
-    }
-}
-
-__device__ static inline void load_pieces(const struct lines &x, float *shared, const float *global, int thread, int threads)
-{
-    if (x.wide) {
-        each_piece<4>(x, thread, threads, [&](int to, int from) { copy_async(shared + to, global + from, true); });
-    } else {
-        each_piece<1>(x, thread, threads, [&](int to, int from) { copy_async(shared + to, global + from, false); });
-    }
-}
-
-/* Through registers, which convert; several loads are on their way at once. */
-template <int W>
-__device__ static inline void convert_pieces(const struct lines &x, float *shared, const ps_bf16 *global, int thread, int threads)
-{
-    constexpr int FLIGHT = 4;
-    int line = thread / x.inner, piece = thread - line * x.inner;
-    for (int i = thread; i < x.count; i += FLIGHT * threads) {
-        float values[FLIGHT][W];
-        int to[FLIGHT];
-#pragma unroll
-        for (int q = 0; q < FLIGHT; q++) {
-            to[q] = line * x.ld + piece * W;
-            if (i + q * threads < x.count) {
-                ps_load<W>(values[q], global + line * x.line_stride + piece * x.piece_stride);
-            }
-            line += x.line_step;
-            piece += x.piece_step;
-            if (piece >= x.inner) {
-                piece -= x.inner;
-                line++;
-            }
-        }
-#pragma unroll
-        for (int q = 0; q < FLIGHT; q++) {
-            if (i + q * threads < x.count) {
-                ps_store<W>(shared + to[q], values[q]);
-            }
-        }
-    }
-}
-
-__device__ static inline void load_pieces(const struct lines &x, float *shared, const ps_bf16 *global, int thread, int threads)
-{
-    if (x.wide == 8) {
-        convert_pieces<8>(x, shared, global, thread, threads);
-    } else if (x.wide == 4) {
-        convert_pieces<4>(x, shared, global, thread, threads);
-    } else {
-        convert_pieces<1>(x, shared, global, thread, threads);
     }
 }
 
 template <typename T>
-__device__ static inline void load(const struct lines &x, float *shared, int64_t batch_offset, int thread, int threads)
+__device__ static __forceinline__ void load(const struct tiny &x, const struct side &s, T *to, int first, int count)
 {
-    load_pieces(x, shared, (const T *)x.data + batch_offset, thread, threads);
-}
-
-__device__ static inline float blend(float sum, float old, float alpha, float beta)
-{
-    return fmaf(beta, old, alpha * sum);
-}
-
-__device__ static inline void store_pieces(const struct lines &x, const float *shared, float *global, int thread, int threads,
-                                           float alpha, float beta)
-{
-    if (x.wide) {
-        each_piece<4>(x, thread, threads, [&](int from, int to) {
-            float4 v = *(const float4 *)(shared + from), *out = (float4 *)(global + to);
-            if (beta != 0) {
-                float4 old = *out;
-                v = make_float4(blend(v.x, old.x, alpha, beta), blend(v.y, old.y, alpha, beta), blend(v.z, old.z, alpha, beta),
-                                blend(v.w, old.w, alpha, beta));
-            } else {
-                v = make_float4(alpha * v.x, alpha * v.y, alpha * v.z, alpha * v.w);
-            }
-            *out = v;
-        });
-    } else {
-        each_piece<1>(x, thread, threads, [&](int from, int to) {
-            float v = shared[from], *out = global + to;
-            *out = beta != 0 ? blend(v, *out, alpha, beta) : alpha * v;
-        });
+    constexpr int V = ps_vector<T>;
+    if (s.copy == SINGLE) {
+        copy_single<T, true>(x, s, to, first, count);
+        return;
+    }
+    const T *from = global_of<T>(s, first);
+    const int n = count * s.elements;
+    if (s.copy == PADDED) {
+        const int gap = s.ld - (int)s.inner.divisor * V;
+#pragma unroll 4
+        for (int i = (int)threadIdx.x; i < n / V; i += THREADS) {
+            ps_copy_async(to + i * V + (int)ps_divide((uint32_t)i, s.inner) * gap, from + i * V);
+        }
+        return;
+    }
+    const int before = late<T>(from), head = min(n, before ? V - before : 0), pieces = (n - head) / V, done = head + pieces * V;
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < pieces; i += THREADS) {
+        ps_copy_async(to + head + i * V, from + head + i * V);
+    }
+    if ((int)threadIdx.x < head) {
+        to[threadIdx.x] = from[threadIdx.x];
+    }
+    if ((int)threadIdx.x < n - done) {
+        to[done + threadIdx.x] = from[done + threadIdx.x];
     }
 }
 
-template <int W>
-__device__ static inline void round_pieces(const struct lines &x, const float *shared, ps_bf16 *global, int thread, int threads,
-                                           float alpha, float beta)
+template <typename T>
+__device__ static __forceinline__ void store(const struct tiny &x, const struct side &s, T *from, int first, int count)
 {
-    each_piece<W>(x, thread, threads, [&](int from, int to) {
-        float v[W];
-        ps_load<W>(v, shared + from);
-        if (beta != 0) {
-            float old[W];
-            ps_load<W>(old, global + to);
+    constexpr int V = ps_vector<T>;
+    if (s.copy == SINGLE) {
+        copy_single<T, false>(x, s, from, first, count);
+        return;
+    }
+    T *to = global_of<T>(s, first);
+    const int n = count * s.elements;
+    if (s.copy == PADDED) {
+        const int gap = s.ld - (int)s.inner.divisor * V;
+#pragma unroll 4
+        for (int i = (int)threadIdx.x; i < n / V; i += THREADS) {
+            *(uint4 *)(to + i * V) = *(const uint4 *)(from + i * V + (int)ps_divide((uint32_t)i, s.inner) * gap);
+        }
+        return;
+    }
+    const int before = late<T>(to), head = min(n, before ? V - before : 0), pieces = (n - head) / V, done = head + pieces * V;
+#if __CUDA_ARCH__ >= 900
+    if (pieces > 0 && threadIdx.x == 0) {
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to + head),
+                     "r"(ps_shared_address(from + head)), "r"(pieces * 16)
+                     : "memory");
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    }
+#else
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < pieces; i += THREADS) {
+        *(uint4 *)(to + head + i * V) = *(const uint4 *)(from + head + i * V);
+    }
+#endif
+    if ((int)threadIdx.x < head) {
+        to[threadIdx.x] = from[threadIdx.x];
+    }
+    if ((int)threadIdx.x < n - done) {
+        to[done + threadIdx.x] = from[done + threadIdx.x];
+    }
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) {
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    }
+#endif
+}
+
+/* Two neighbours along k as a fragment holds them: two words of tf32, or one of two bf16. PAIRS: they lie side by side, aligned.
+ * `left` elements are still in the sum; the rest count 0. */
+template <enum arithmetic ARITHMETIC, bool PAIRS, bool TAIL, typename T>
+__device__ static __forceinline__ void fragment(uint32_t (&to)[2], const T *from, int stride, int left)
+{
+    if constexpr (ARITHMETIC == BF16) {
+        if constexpr (PAIRS) {
+            to[0] = !TAIL || left > 0 ? *(const uint32_t *)from : 0; /* k is even */
+        } else {
+            const uint32_t low = !TAIL || left > 0 ? *(const uint16_t *)from : 0;
+            const uint32_t high = !TAIL || left > 1 ? *(const uint16_t *)(from + stride) : 0;
+            to[0] = high << 16 | low;
+        }
+    } else {
+        float2 v = make_float2(0, 0);
+        if constexpr (PAIRS) {
+            if (!TAIL || left > 0) {
+                v = *(const float2 *)from;
+            }
+        } else {
+            v.x = !TAIL || left > 0 ? from[0] : 0.0f;
+            v.y = !TAIL || left > 1 ? from[stride] : 0.0f;
+        }
+        to[0] = ps_tf32(v.x);
+        to[1] = ps_tf32(v.y);
+    }
+}
+
+/* A warp's tile of up to 32 x NT 8: rows g, g + 8, g + 16, g + 24 of `g` = lane / 4; of every 8 columns two, of q = lane % 4: 2q
+ * and 2q + 1 on tensor cores, q and q + 4 with FFMA. Rows and columns beyond the matrix repeat its last. */
+template <typename T, enum arithmetic ARITHMETIC, int NT, bool A_PAIRS, bool B_PAIRS>
+struct warp_tile {
+    float sum[2][NT][4]; /* [upper, lower half][8 columns][row * 2 + column] */
+    int row, column;     /* the thread's first */
+
+    __device__ static int across(int half){return ARITHMETIC == FFMA ? half * 4 : half;}
+
+template <bool TAIL>
+__device__ void step(const T *a, const T *b, const int (&a_at)[4], const int (&b_at)[NT], const struct tiny &x, int k, bool lower)
+{
+    const int lane = (int)threadIdx.x % 4 * 2, left = x.k - k - lane, ka = (k + lane) * (A_PAIRS ? 1 : x.a.column);
+    const int kb = (k + lane) * (B_PAIRS ? 1 : x.b.row);
+    uint32_t fa[4][2], fb[NT][2];
 #pragma unroll
-            for (int i = 0; i < W; i++) {
-                v[i] = blend(v[i], old[i], alpha, beta);
+    for (int i = 0; i < 2; i++) {
+        fragment<ARITHMETIC, A_PAIRS, TAIL>(fa[i], a + a_at[i] + ka, x.a.column, left);
+    }
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+        fragment<ARITHMETIC, B_PAIRS, TAIL>(fb[j], b + b_at[j] + kb, x.b.row, left);
+    }
+    multiply(sum[0], fa[0], fa[1], fb);
+    if (lower) {
+#pragma unroll
+        for (int i = 2; i < 4; i++) {
+            fragment<ARITHMETIC, A_PAIRS, TAIL>(fa[i], a + a_at[i] + ka, x.a.column, left);
+        }
+        multiply(sum[1], fa[2], fa[3], fb);
+    }
+}
+
+__device__ static void multiply(float (&to)[NT][4], const uint32_t (&upper)[2], const uint32_t (&lower)[2],
+                                const uint32_t (&fb)[NT][2])
+{
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+        if constexpr (ARITHMETIC == BF16) {
+            ps_mma8(to[j], upper[0], lower[0], fb[j][0], to[j]);
+        } else {
+            const uint32_t words[4] = {upper[0], lower[0], upper[1], lower[1]};
+            ps_mma_tf32(to[j], words, fb[j][0], fb[j][1], to[j]);
+        }
+    }
+}
+
+/* KS neighbours along k, with FFMA. */
+template <int KS>
+__device__ void add(const float *a, const float *b, const int (&a_at)[4], const int (&b_at)[2 * NT], const struct tiny &x, int k,
+                    bool lower)
+{
+    float fb[2 * NT][KS];
+#pragma unroll
+    for (int j = 0; j < 2 * NT; j++) {
+        read<B_PAIRS, KS>(fb[j], b + b_at[j] + k * (B_PAIRS ? 1 : x.b.row), x.b.row);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (half == 0 || lower) {
+            float fa[2][KS];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                read<A_PAIRS, KS>(fa[i], a + a_at[half * 2 + i] + k * (A_PAIRS ? 1 : x.a.column), x.a.column);
+            }
+#pragma unroll
+            for (int p = 0; p < KS; p++) {
+#pragma unroll
+                for (int j = 0; j < NT; j++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        sum[half][j][i] = fmaf(fa[i / 2][p], fb[2 * j + i % 2][p], sum[half][j][i]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+template <bool PAIRS, int KS> __device__ static void read(float (&to)[KS], const float *from, int stride)
+{
+    if constexpr (PAIRS && KS == 2) {
+        const float2 v = *(const float2 *)from;
+        to[0] = v.x;
+        to[1] = v.y;
+    } else {
+#pragma unroll
+        for (int p = 0; p < KS; p++) {
+            to[p] = from[p * stride];
+        }
+    }
+}
+
+__device__ void compute(const T *a, const T *b, const struct tiny &x, int row0, int column0)
+{
+    const int g = (int)threadIdx.x % 32 / 4, q = (int)threadIdx.x % 4;
+    const bool lower = row0 + 16 < x.m;
+    row = row0 + g;
+    column = column0 + (ARITHMETIC == FFMA ? q : 2 * q);
+    int a_at[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        a_at[i] = min(row + i * 8, x.m - 1) * x.a.row;
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * NT * 4; i++) {
+        sum[i / (NT * 4)][i / 4 % NT][i % 4] = 0;
+    }
+    if constexpr (ARITHMETIC == FFMA) {
+        int b_at[2 * NT], k = 0;
+#pragma unroll
+        for (int j = 0; j < 2 * NT; j++) {
+            b_at[j] = min(column + j * 4, x.n - 1) * x.b.column;
+        }
+#pragma unroll 2
+        for (; k + 2 <= x.k; k += 2) {
+            add<2>(a, b, a_at, b_at, x, k, lower);
+        }
+        if (k < x.k) {
+            add<1>(a, b, a_at, b_at, x, k, lower);
+        }
+    } else {
+        int b_at[NT], k = 0;
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+            b_at[j] = min(column0 + g + j * 8, x.n - 1) * x.b.column;
+        }
+#pragma unroll 4
+        for (; k + 8 <= x.k; k += 8) {
+            step<false>(a, b, a_at, b_at, x, k, lower);
+        }
+        if (k < x.k) {
+            step<true>(a, b, a_at, b_at, x, k, lower);
+        }
+    }
+}
+
+/* sum = alpha sum + beta old, the matrix in global memory. */
+__device__ void blend(const T *old, const struct tiny &x)
+{
+#pragma unroll
+    for (int i = 0; i < 2 * NT * 4; i++) {
+        const int r = row + i / (NT * 4) * 16 + i % 4 / 2 * 8, to = column + i / 4 % NT * 8 + across(i % 2);
+        float &v = sum[i / (NT * 4)][i / 4 % NT][i % 4];
+        v = r < x.m && to < x.n ? fmaf(x.beta, ps_float(old[r * x.c_row + to * x.c_column]), x.alpha * v) : 0.0f;
+    }
+}
+
+/* sum times scale to shared memory. */
+__device__ void put(T *c, float scale, const struct tiny &x) const
+{
+    const int left = x.n - column;
+    c += row * x.c.row + column * x.c.column;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (row + i * 8 >= x.m) {
+            return;
+        }
+        T *at = c + i * 8 * x.c.row;
+        const int half = i / 2, r = i % 2 * 2;
+        if (ARITHMETIC != FFMA && x.pairs) {
+#pragma unroll
+            for (int j = 0; j < NT; j++) {
+                const float v[2] = {scale * sum[half][j][r], scale * sum[half][j][r + 1]};
+                if (j * 8 < left) {
+                    if constexpr (ARITHMETIC == BF16) {
+                        *(uint32_t *)(at + j * 8) = ps_pack(v);
+                    } else {
+                        *(float2 *)(at + j * 8) = make_float2(v[0], v[1]);
+                    }
+                }
             }
         } else {
 #pragma unroll
-            for (int i = 0; i < W; i++) {
-                v[i] *= alpha;
-            }
-        }
-        ps_store<W>(global + to, v);
-    });
-}
-
-__device__ static inline void store_pieces(const struct lines &x, const float *shared, ps_bf16 *global, int thread, int threads,
-                                           float alpha, float beta)
-{
-    if (x.wide == 8) {
-        round_pieces<8>(x, shared, global, thread, threads, alpha, beta);
-    } else if (x.wide == 4) {
-        round_pieces<4>(x, shared, global, thread, threads, alpha, beta);
-    } else {
-        round_pieces<1>(x, shared, global, thread, threads, alpha, beta);
-    }
-}
-
-template <typename T>
-__device__ static inline void store(const struct lines &x, const float *shared, int64_t batch_offset, int thread, int threads,
-                                    float alpha, float beta)
-{
-    store_pieces(x, shared, (T *)x.data + batch_offset, thread, threads, alpha, beta);
-}
-
-/* W consecutive floats; aligned when VECTOR. */
-template <int W, bool VECTOR> __device__ static inline void read(float *to, const float *from)
-{
-    if constexpr (VECTOR && W == 4) {
-        float4 v = *(const float4 *)from;
-        to[0] = v.x;
-        to[1] = v.y;
-        to[2] = v.z;
-        to[3] = v.w;
-    } else if constexpr (VECTOR && W == 2) {
-        float2 v = *(const float2 *)from;
-        to[0] = v.x;
-        to[1] = v.y;
-    } else {
-#pragma unroll
-        for (int i = 0; i < W; i++) {
-            to[i] = from[i];
-        }
-    }
-}
-
-/* The T x KS part of an operand that a thread needs at k = p. ALONG_K: its copy has unit stride along k, and the thread's rows lie
- * `tiles` apart, so that a warp's reads fall into different banks; else unit stride across, and the rows lie in groups of W. */
-template <int T, int W, bool ALONG_K, bool VECTOR, int KS>
-__device__ static inline void fragment(float (&to)[T][KS], const float *shared, const int (&offset)[T], int p, int ld)
-{
-    if constexpr (ALONG_K) {
-#pragma unroll
-        for (int i = 0; i < T; i++) {
-            read<KS, VECTOR>(to[i], shared + offset[i] + p);
-        }
-    } else {
-#pragma unroll
-        for (int q = 0; q < KS; q++) {
-#pragma unroll
-            for (int i = 0; i < T; i += W) {
-                float group[W];
-                read<W, VECTOR>(group, shared + (p + q) * ld + offset[i]);
-#pragma unroll
-                for (int j = 0; j < W; j++) {
-                    to[i + j][q] = group[j];
+            for (int j = 0; j < 2 * NT; j++) {
+                const int to = j / 2 * 8 + across(j % 2);
+                if (to < left) {
+                    ps_put(at + to * x.c.column, scale * sum[half][j / 2][r + j % 2]);
                 }
             }
         }
     }
 }
+}
+;
 
-template <typename T, int TM, int TN, bool A_ALONG_K, bool B_ALONG_K, bool VECTOR>
+template <typename T, enum arithmetic ARITHMETIC, int NT, bool A_PAIRS, bool B_PAIRS>
 __global__ void __launch_bounds__(THREADS) tiny_kernel(const __grid_constant__ struct tiny x)
 {
-    constexpr int WM = A_ALONG_K ? 1 : TM < 4 ? TM : 4, WN = B_ALONG_K ? 1 : TN < 4 ? TN : 4;
-    constexpr int KS = VECTOR && (A_ALONG_K || B_ALONG_K) ? 4 : 1;
     extern __shared__ float4 shared_memory[];
-    int group = threadIdx.x / x.threads, thread = threadIdx.x - group * x.threads;
-    int matrix = (int)blockIdx.x * x.per_block + group;
-    bool active = group < x.per_block && matrix < x.batch;
-    int outer = active ? matrix / x.inner_batch : 0, inner = active ? matrix - outer * x.inner_batch : 0;
-    int inputs = x.a.floats + x.b.floats, each = inputs > x.c.floats ? inputs : x.c.floats;
-    float *a = (float *)shared_memory + (active ? group : 0) * each, *b = a + x.a.floats, *c = a;
-    if (active) {
-        load<T>(x.a, a, outer * x.a.batch[0] + inner * x.a.batch[1], thread, x.threads);
-        load<T>(x.b, b, outer * x.b.batch[0] + inner * x.b.batch[1], thread, x.threads);
-    }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    const int first = (int)blockIdx.x * x.per_block, count = min(x.per_block, x.batch - first);
+    T *a = shared_of<T>(x.a, (char *)shared_memory, first), *b = shared_of<T>(x.b, (char *)shared_memory, first);
+    T *c = shared_of<T>(x.c, (char *)shared_memory, first);
+    load<T>(x, x.a, a, first, count);
+    load<T>(x, x.b, b, first, count);
+    ps_copy_wait();
     __syncthreads();
-
-    int tile_m = thread / x.tiles_n, tile_n = thread - tile_m * x.tiles_n;
-    bool computes = active && tile_m < x.tiles_m;
-    int row[TM], column[TN];
-    float sum[TM][TN] = {};
-#pragma unroll
-    for (int i = 0; i < TM; i++) {
-        row[i] = (tile_m + i / WM * x.tiles_m) * WM + i % WM;
-    }
-#pragma unroll
-    for (int j = 0; j < TN; j++) {
-        column[j] = (tile_n + j / WN * x.tiles_n) * WN + j % WN;
-    }
-    if (computes) {
-        int a_offset[TM], b_offset[TN];
-#pragma unroll
-        for (int i = 0; i < TM; i++) {
-            a_offset[i] = A_ALONG_K ? min(row[i], x.m - 1) * x.a.row : row[i];
+    const int tiles = count * (int)x.tiles.divisor;
+    for (int base = 0; base < tiles; base += WARPS) {
+        const int at = base + (int)threadIdx.x / 32;
+        const uint32_t matrix = ps_divide((uint32_t)at, x.tiles), tile = (uint32_t)at - matrix * x.tiles.divisor;
+        const uint32_t down = ps_divide(tile, x.tiles_n);
+        struct warp_tile<T, ARITHMETIC, NT, A_PAIRS, B_PAIRS> t;
+        if (at < tiles) {
+            t.compute(a + matrix * x.a.size, b + matrix * x.b.size, x, (int)down * 32,
+                      (int)(tile - down * x.tiles_n.divisor) * NT * 8);
         }
-#pragma unroll
-        for (int j = 0; j < TN; j++) {
-            b_offset[j] = B_ALONG_K ? min(column[j], x.n - 1) * x.b.column : column[j];
+        if (x.overlay) { /* there is one turn only */
+            __syncthreads();
         }
-#pragma unroll(VECTOR ? 1 : 4)
-        for (int p = 0; p < x.k; p += KS) {
-            float fa[TM][KS], fb[TN][KS];
-            fragment<TM, WM, A_ALONG_K, VECTOR, KS>(fa, a, a_offset, p, x.a.column);
-            fragment<TN, WN, B_ALONG_K, VECTOR, KS>(fb, b, b_offset, p, x.b.row);
-#pragma unroll
-            for (int q = 0; q < KS; q++) {
-#pragma unroll
-                for (int i = 0; i < TM; i++) {
-#pragma unroll
-                    for (int j = 0; j < TN; j++) {
-                        sum[i][j] = fmaf(fa[i][q], fb[j][q], sum[i][j]);
-                    }
-                }
+        if (at < tiles) {
+            if (x.beta != 0) {
+                t.blend((const T *)x.c.data + batch_offset(x, x.c, first + (int)matrix), x);
             }
+            t.put(c + matrix * x.c.size, x.beta != 0 ? 1.0f : x.alpha, x);
         }
     }
-    __syncthreads(); /* c takes the place of a and b */
-    if (computes) {
-#pragma unroll
-        for (int i = 0; i < TM; i++) {
-            if (row[i] >= x.m) {
-                continue;
-            }
-            float *line = c + row[i] * x.c.row;
-            if (WN == 4 && x.c.column == 1 && x.c.row % 4 == 0) {
-#pragma unroll
-                for (int j = 0; j + 3 < TN; j += 4) { /* a line's length is padded to 4, so the last piece stays within it */
-                    if (column[j] < x.n) {
-                        *(float4 *)(line + column[j]) = make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
-                    }
-                }
-            } else {
-#pragma unroll
-                for (int j = 0; j < TN; j++) {
-                    if (column[j] < x.n) {
-                        line[column[j] * x.c.column] = sum[i][j];
-                    }
-                }
-            }
-        }
-    }
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* what was written is what the bulk copy reads */
+#endif
     __syncthreads();
-    if (active) {
-        store<T>(x.c, c, outer * x.c.batch[0] + inner * x.c.batch[1], thread, x.threads, x.alpha, x.beta);
-    }
+    store<T>(x, x.c, c, first, count);
 }
 
 typedef void tiny_kernel_type(struct tiny);
 
-template <typename T, int TM, int TN> static tiny_kernel_type *kernel_of(bool a_along_k, bool b_along_k, bool vector)
+template <typename T, enum arithmetic ARITHMETIC, int NT> static tiny_kernel_type *kernel_of(bool a_pairs, bool b_pairs)
 {
-    static tiny_kernel_type *const kernels[2][2][2] = {
-        {{tiny_kernel<T, TM, TN, false, false, false>, tiny_kernel<T, TM, TN, false, false, true>},
-         {tiny_kernel<T, TM, TN, false, true, false>, tiny_kernel<T, TM, TN, false, true, true>}},
-        {{tiny_kernel<T, TM, TN, true, false, false>, tiny_kernel<T, TM, TN, true, false, true>},
-         {tiny_kernel<T, TM, TN, true, true, false>, tiny_kernel<T, TM, TN, true, true, true>}}};
-    return kernels[a_along_k][b_along_k][vector];
+    static tiny_kernel_type *const kernels[2][2] = {
+        {tiny_kernel<T, ARITHMETIC, NT, false, false>, tiny_kernel<T, ARITHMETIC, NT, false, true>},
+        {tiny_kernel<T, ARITHMETIC, NT, true, false>, tiny_kernel<T, ARITHMETIC, NT, true, true>}};
+    return kernels[a_pairs][b_pairs];
 }
 
-template <typename T> static tiny_kernel_type *kernel_of_tile(int tile, bool a_along_k, bool b_along_k, bool vector)
+template <typename T, enum arithmetic ARITHMETIC> static tiny_kernel_type *kernel_of_width(int nt, bool a_pairs, bool b_pairs)
 {
-    return tile == 2   ? kernel_of<T, 2, 2>(a_along_k, b_along_k, vector)
-           : tile == 4 ? kernel_of<T, 4, 4>(a_along_k, b_along_k, vector)
-                       : kernel_of<T, 8, 8>(a_along_k, b_along_k, vector);
+    return nt == 1   ? kernel_of<T, ARITHMETIC, 1>(a_pairs, b_pairs)
+           : nt == 2 ? kernel_of<T, ARITHMETIC, 2>(a_pairs, b_pairs)
+           : nt == 3 ? kernel_of<T, ARITHMETIC, 3>(a_pairs, b_pairs)
+                     : kernel_of<T, ARITHMETIC, 4>(a_pairs, b_pairs);
 }
 
-/* How a matrix is copied: lines along the dimension of the smaller stride; wide where every piece of so many elements is aligned.
- */
-static struct lines lines_of(const struct ps_operand *o, enum ps_type type, const int64_t *batch, int rows, int columns)
+/* Lines run along the dimension of the smaller stride. k_columns: the columns are summed over, or (c) stored in pairs. */
+static struct side side_of(const struct ps_operand *o, enum ps_type type, const int64_t *batch, int rows, int columns,
+                           bool k_columns)
 {
-    struct lines x = {};
-    x.data = o->data;
-    x.batch[0] = batch[0] > 1 ? o->batch[0] : 0;
-    x.batch[1] = batch[1] > 1 ? o->batch[1] : 0;
-    bool by_rows = columns == 1 ? false : rows == 1 ? true : llabs(o->column) <= llabs(o->row);
-    int outer = by_rows ? rows : columns, inner = by_rows ? columns : rows;
-    x.line_stride = outer == 1 ? 0 : (int)(by_rows ? o->row : o->column);
-    x.piece_stride = inner == 1 ? 0 : (int)(by_rows ? o->column : o->row);
-    x.inner = inner;
-    x.ld = inner | 1;
-    for (int width = 16 / (int)ps_type_bytes(type); width >= 4 && !x.wide; width /= 2) {
-        bool aligned = (uintptr_t)x.data % (width * ps_type_bytes(type)) == 0 && x.batch[0] % width == 0 &&
-                       x.batch[1] % width == 0 && (inner == 1 || x.piece_stride == 1);
-        if (aligned && inner % width == 0 && x.line_stride % width == 0) {
-            x.wide = width;
-            x.ld = inner + 4; /* aligned, and 8 lines start in different banks */
-        } else if (aligned && outer * inner % width == 0 && (outer == 1 || x.line_stride == inner)) {
-            x.wide = width;
-            x.ld = inner;
-        }
-    }
-    x.row = by_rows ? x.ld : 1;
-    x.column = by_rows ? 1 : x.ld;
-    x.floats = (outer * x.ld + SLACK + 3) / 4 * 4;
-    if (x.wide && x.ld == inner) { /* dense: one line */
-        x.inner = outer * inner / x.wide;
-        x.count = x.inner;
-    } else {
-        x.inner = x.wide ? inner / x.wide : inner;
-        x.count = outer * x.inner;
-    }
-    if (x.wide) {
-        x.piece_stride = x.wide;
-    }
-    return x;
+    struct side s = {};
+    const int bytes = (int)ps_type_bytes(type), vector = 16 / bytes;
+    s.data = o->data;
+    s.batch[0] = batch[0] > 1 ? o->batch[0] : 0;
+    s.batch[1] = batch[1] > 1 ? o->batch[1] : 0;
+    const bool by_rows = columns == 1 ? false : rows == 1 ? true : llabs(o->column) <= llabs(o->row);
+    const int outer = by_rows ? rows : columns, inner = by_rows ? columns : rows;
+    s.line_stride = outer == 1 ? 0 : by_rows ? o->row : o->column;
+    s.piece_stride = inner == 1 ? 1 : by_rows ? o->column : o->row;
+    s.elements = outer * inner;
+    const bool dense = s.piece_stride == 1 && (outer == 1 || s.line_stride == inner) && batch[0] == 1 &&
+                       (batch[1] == 1 || s.batch[1] == s.elements);
+    const bool banked = inner * bytes % 64 == 0 && (uintptr_t)s.data % 16 == 0;
+    s.copy = !dense ? SINGLE : banked ? PADDED : RUN;
+    s.ld = inner + (s.copy != PADDED ? 0 : bytes == 4 && by_rows == k_columns ? 8 : vector);
+    s.row = by_rows ? s.ld : 1;
+    s.column = by_rows ? 1 : s.ld;
+    s.size = outer * s.ld;
+    s.inner = ps_divisor_make(s.copy == PADDED ? inner / vector : inner);
+    s.lines = ps_divisor_make(outer);
+    return s;
 }
 
-static void steps_set(struct lines *x, int threads)
+/* Whether every pair of elements along the stride `along` = 1 begins at an even element. */
+static bool pairs_aligned(const struct side *s, enum ps_type type, int along, int length)
 {
-    x->line_step = threads / x->inner;
-    x->piece_step = threads % x->inner;
+    return along == 1 && length % 2 == 0 && s->ld % 2 == 0 && s->size % 2 == 0 &&
+           (s->copy != RUN || (uintptr_t)s->data % (2 * ps_type_bytes(type)) == 0);
 }
 
 static int ceil_div(int64_t a, int64_t b)
@@ -407,7 +482,13 @@ static bool far(const struct ps_operand *o, int64_t rows, int64_t columns)
     return (rows - 1) * llabs(o->row) + (columns - 1) * llabs(o->column) > INT32_MAX;
 }
 
-enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *p)
+/* Bytes of `matrices` in shared memory; a run may begin 16 bytes late. */
+static int shared_bytes(const struct side *s, enum ps_type type, int matrices)
+{
+    return (matrices * s->size * (int)ps_type_bytes(type) + 15) / 16 * 16 + (s->copy == RUN ? 16 : 0);
+}
+
+enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *p, bool tensor_cores)
 {
     if (p->type != p->c_type || p->m > LIMIT || p->n > LIMIT || p->k > LIMIT) {
         return ps_fail(PS_UNSUPPORTED,
@@ -423,37 +504,43 @@ enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const
     x.n = (int)p->n;
     x.k = (int)p->k;
     x.batch = (int)(p->batch[0] * p->batch[1]);
-    x.inner_batch = (int)p->batch[1];
+    x.inner_batch = ps_divisor_make(p->batch[1]);
     x.alpha = p->alpha;
     x.beta = p->beta;
-    x.c = lines_of(&p->c, p->type, p->batch, x.m, x.n);
-    x.a = lines_of(&p->a, p->type, p->batch, x.m, x.k);
-    x.b = lines_of(&p->b, p->type, p->batch, x.k, x.n);
+    x.c = side_of(&p->c, p->type, p->batch, x.m, x.n, true);
+    x.a = side_of(&p->a, p->type, p->batch, x.m, x.k, true);
+    x.b = side_of(&p->b, p->type, p->batch, x.k, x.n, false);
+    x.c_row = p->c.row;
+    x.c_column = p->c.column;
+    x.pairs = pairs_aligned(&x.c, p->type, x.c.column, x.n);
+    const bool a_pairs = pairs_aligned(&x.a, p->type, x.a.column, x.k), b_pairs = pairs_aligned(&x.b, p->type, x.b.row, x.k);
 
-    bool a_along_k = x.a.column == 1, b_along_k = x.b.row == 1;
-    bool vector = x.a.ld % 4 == 0 && x.b.ld % 4 == 0 && (!(a_along_k || b_along_k) || x.k % 4 == 0);
-    /* Small tiles spread little work over more threads; large ones read shared memory less often. */
-    int tile = x.m * x.n <= 144 ? 2 : ceil_div(x.m, 4) * ceil_div(x.n, 4) <= THREADS ? 4 : 8;
-    x.tiles_m = ceil_div(x.m, tile);
-    x.tiles_n = ceil_div(x.n, tile);
-    x.threads = x.tiles_m * x.tiles_n > 8 ? x.tiles_m * x.tiles_n : 8;
-    int inputs = x.a.floats + x.b.floats, each = inputs > x.c.floats ? inputs : x.c.floats;
-    x.per_block = THREADS / x.threads;
-    if (x.per_block * each > SHARED_FLOATS) {
-        x.per_block = SHARED_FLOATS / each;
-    }
-    int spread = ceil_div(x.batch, 4 * context->multiprocessors); /* short batches: at least four blocks a multiprocessor */
-    if (x.per_block > spread) {
-        x.per_block = spread;
-    }
-    steps_set(&x.c, x.threads);
-    steps_set(&x.a, x.threads);
-    steps_set(&x.b, x.threads);
+    const int eights = ceil_div(x.n, 8), tiles_n = ceil_div(eights, 4), nt = ceil_div(eights, tiles_n);
+    const int tiles = ceil_div(x.m, 32) * tiles_n;
+    x.tiles = ps_divisor_make(tiles);
+    x.tiles_n = ps_divisor_make(tiles_n);
+    const int each = shared_bytes(&x.a, p->type, 1) + shared_bytes(&x.b, p->type, 1) + shared_bytes(&x.c, p->type, 1);
+    const bool long_batch = x.batch >= LONG_BATCH * context->multiprocessors;
+    const bool outputs_most = 2 * shared_bytes(&x.c, p->type, 1) > each;
+    const int least = tiles == 1 ? WARPS : 2; /* matrices, for every warp to have a tile and loads to follow one another */
+    x.per_block = (long_batch && outputs_most ? LONG_BLOCK_BYTES : BLOCK_BYTES) / each;
+    x.per_block = x.per_block > least ? x.per_block : least < MOST_BLOCK_BYTES / each ? least : MOST_BLOCK_BYTES / each;
+    const int turns = (long_batch ? 16 : 8) / tiles;
+    const int spread = ceil_div(x.batch, 4 * context->multiprocessors); /* short batches: at least four blocks a multiprocessor */
+    x.per_block = x.per_block < turns ? x.per_block : turns;
+    x.per_block = x.per_block < spread ? x.per_block : spread;
+    x.per_block = x.per_block > 1 ? x.per_block : 1;
+    x.overlay = x.per_block == 1 && each > BLOCK_BYTES; /* of at most four tiles */
+    const int inputs = shared_bytes(&x.a, p->type, x.per_block) + shared_bytes(&x.b, p->type, x.per_block);
+    const int outputs = shared_bytes(&x.c, p->type, x.per_block);
+    x.b.offset = shared_bytes(&x.a, p->type, x.per_block);
+    x.c.offset = x.overlay ? 0 : inputs;
 
-    tiny_kernel_type *kernel = p->type == PS_BF16 ? kernel_of_tile<ps_bf16>(tile, a_along_k, b_along_k, vector)
-                                                  : kernel_of_tile<float>(tile, a_along_k, b_along_k, vector);
-    int threads = ceil_div(x.per_block * x.threads, 32) * 32;
-    kernel<<<(unsigned)ceil_div(x.batch, x.per_block), threads, (size_t)(x.per_block * each) * 4, context->stream>>>(x);
+    tiny_kernel_type *kernel = p->type == PS_BF16 ? kernel_of_width<ps_bf16, BF16>(nt, a_pairs, b_pairs)
+                               : tensor_cores     ? kernel_of_width<float, TF32>(nt, a_pairs, b_pairs)
+                                                  : kernel_of_width<float, FFMA>(nt, a_pairs, b_pairs);
+    const int bytes = !x.overlay ? inputs + outputs : inputs > outputs ? inputs : outputs; /* at most 48 KiB */
+    kernel<<<(unsigned)ceil_div(x.batch, x.per_block), THREADS, (size_t)bytes, context->stream>>>(x);
     PS_CUDA_LAUNCHED("tiny gemm");
 }
 
@@ -461,5 +548,5 @@ enum ps_status ps_cuda_tiny_gemm(const struct ps_kernels *k, const struct ps_gem
 {
     struct ps_product product;
     PS_TRY(ps_cuda_product(arguments, &product));
-    return ps_cuda_tiny_product(ps_cuda(k), &product);
+    return ps_cuda_tiny_product(ps_cuda(k), &product, k->precision == PS_TF32);
 }

@@ -25,6 +25,23 @@ static __device__ __forceinline__ void ps_mma8(float (&d)[4], uint32_t a0, uint3
         : "r"(a0), "r"(a1), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
+/* d = a b + c in tf32; a m16k8, b k8n8. Lane q holds k = q and q + 4: a rows g, g + 8 of the first, then of the second. */
+static __device__ __forceinline__ void ps_mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                                   const float (&c)[4])
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
+/* Rounded to the nearest tf32. */
+static __device__ __forceinline__ uint32_t ps_tf32(float x)
+{
+    uint32_t y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
 static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
