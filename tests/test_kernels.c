@@ -1406,7 +1406,7 @@ START_TEST(test_adamw_definition)
     CALL(sum_squares, vector(g, 2), &state);
     ck_assert(state.gradient_squares == 25);
     CALL(adamw, vector(p, 2), vector(g, 2), vector(m, 2), vector(v, 2), vector(rates, 3), vector(copy, 2), 1, 0.9, 0.99, 1e-8, 0.1,
-         2.5, &state);
+         2.5, 0, &state);
     /* Clipped by half: g = 1.5, 2. */
     double m0 = 0.9 * 0.1 + 0.1 * 1.5, v0 = 0.99 * 0.3 + 0.01 * 2.25, m1 = 0.9 * 0.2 + 0.1 * 2, v1 = 0.99 * 0.4 + 0.01 * 4;
     double bias_m = 1 - pow(0.9, 3), bias_v = 1 - pow(0.99, 3);
