@@ -90,6 +90,12 @@ double ps_op_flops(enum ps_op op, const void *arguments);
 /* Bytes of its tensors, each counted once and += outputs twice: the least a call must move. */
 double ps_op_bytes(enum ps_op op, const void *arguments);
 
+/* "[896,42,16] [42,16]": the sizes of its tensors, outputs first; absent ones are left out. */
+enum { PS_SHAPES_TEXT = 160 };
+void ps_op_shapes(enum ps_op op, const void *arguments, char text[PS_SHAPES_TEXT]);
+/* status; of PS_DEVICE the message gets the operation and its shapes in front. */
+enum ps_status ps_op_result(enum ps_op op, const void *arguments, enum ps_status status);
+
 /* What the step carries from one replay to the next, in device memory. */
 struct ps_step_state {
     uint64_t step;           /* optimiser steps completed; counts dropout's draws */
@@ -393,8 +399,8 @@ enum ps_status ps_kernels_open(const char *backend, struct ps_device *device, en
 /* Called before (after = 0) and after (after = 1) every operation. */
 typedef void ps_hook(void *argument, enum ps_op op, const void *operation_arguments, int after);
 
-/* A table that forwards every operation to `inner` (borrowed, must outlive it) and calls the hook around it. NULL entries stay
- * NULL. */
+/* A table that forwards every operation to `inner` (borrowed, must outlive it) and calls the hook around it; a device's error is
+ * returned with operation and shapes. NULL entries stay NULL. */
 enum ps_status ps_kernels_hooked(const struct ps_kernels *inner, ps_hook *hook, void *argument, struct ps_kernels **kernels);
 
 /* A ready hook: argument is a struct ps_counts. */

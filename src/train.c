@@ -277,7 +277,8 @@ static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct 
 static enum ps_status save_and_fail(struct ps_session *s, struct run *run, enum ps_status status)
 {
     char cause[1024];
-    snprintf(cause, sizeof cause, "%s", ps_error_message());
+    snprintf(cause, sizeof cause, "%s%s", ps_error_message(),
+             status == PS_DEVICE ? " (bench --trace names the operation and its shapes)" : "");
     enum ps_status saved = ps_session_recall(s);
     if (saved == PS_OK && s->epoch > run->recorded) { /* its validation failed */
         saved = ps_session_reopen_epoch(s);

@@ -1562,7 +1562,7 @@ static enum ps_status failing_add(const struct ps_kernels *k, const struct ps_ad
 {
     (void)arguments;
     called_with = k;
-    return PS_DEVICE;
+    return ps_fail(PS_DEVICE, "out of order");
 }
 
 START_TEST(test_hooked)
@@ -1579,8 +1579,10 @@ START_TEST(test_hooked)
     ck_assert_str_eq(k->backend, "fake");
     ck_assert(k->gemm == NULL);
     ck_assert(k->encoder_forward == NULL);
-    struct ps_add arguments = {0};
+    double any[12] = {0};
+    struct ps_add arguments = {.y = ps_tensor_2d(any, PS_F64, 3, 4), .b = ps_tensor_1d(any, PS_F64, 12)};
     ck_assert_int_eq(k->add(k, &arguments), PS_DEVICE);
+    ck_assert_str_eq(ps_error_message(), "add [3,4] [12]: out of order");
     ck_assert_ptr_eq(called_with, &inner);
     ck_assert_int_eq(trace.n, 2);
     for (int i = 0; i < 2; i++) {
