@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "kernels/kernels.h"
@@ -134,6 +135,35 @@ double ps_op_bytes(enum ps_op op, const void *arguments)
     return bytes;
 }
 
+void ps_op_shapes(enum ps_op op, const void *arguments, char text[PS_SHAPES_TEXT])
+{
+    const struct ps_tensor *tensor = arguments;
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < ps_op_tensors(op) && used + 1 < PS_SHAPES_TEXT; i++) {
+        if (!tensor[i].data) {
+            continue;
+        }
+        for (int j = 0; j < tensor[i].rank && used + 1 < PS_SHAPES_TEXT; j++) {
+            used += (size_t)snprintf(text + used, PS_SHAPES_TEXT - used, "%s%lld%s",
+                                     j      ? ","
+                                     : used ? " ["
+                                            : "[",
+                                     (long long)tensor[i].size[j], j + 1 == tensor[i].rank ? "]" : "");
+        }
+    }
+}
+
+enum ps_status ps_op_result(enum ps_op op, const void *arguments, enum ps_status status)
+{
+    char shapes[PS_SHAPES_TEXT];
+    if (status != PS_DEVICE) {
+        return status;
+    }
+    ps_op_shapes(op, arguments, shapes);
+    return ps_fail(PS_DEVICE, "%s %s: %s", ps_op_name(op), shapes, ps_error_message());
+}
+
 /* ---- a table around another ---- */
 
 struct hooked {
@@ -142,14 +172,14 @@ struct hooked {
     void *argument;
 };
 
-#define PS_X(name, kind, tensors, flops)                                                               \
-    static enum ps_status hooked_##name(const struct ps_kernels *k, const struct ps_##name *arguments) \
-    {                                                                                                  \
-        const struct hooked *h = k->context;                                                           \
-        h->hook(h->argument, PS_OP_##name, arguments, 0);                                              \
-        enum ps_status status = h->inner->name(h->inner, arguments);                                   \
-        h->hook(h->argument, PS_OP_##name, arguments, 1);                                              \
-        return status;                                                                                 \
+#define PS_X(name, kind, tensors, flops)                                                                    \
+    static enum ps_status hooked_##name(const struct ps_kernels *k, const struct ps_##name *arguments)      \
+    {                                                                                                       \
+        const struct hooked *h = k->context;                                                                \
+        h->hook(h->argument, PS_OP_##name, arguments, 0);                                                   \
+        enum ps_status status = ps_op_result(PS_OP_##name, arguments, h->inner->name(h->inner, arguments)); \
+        h->hook(h->argument, PS_OP_##name, arguments, 1);                                                   \
+        return status;                                                                                      \
     }
 PS_KERNEL_LIST(PS_X)
 #undef PS_X

@@ -93,12 +93,21 @@ double ps_op_flops(enum ps_op op, const void *arguments);
 /* Bytes of its tensors, each counted once and += outputs twice: the least a call must move. */
 double ps_op_bytes(enum ps_op op, const void *arguments);
 
+/* "[896,42,16] [42,16]": the sizes of its tensors, outputs first; absent ones are left out. */
+enum { PS_SHAPES_TEXT = 160 };
+void ps_op_shapes(enum ps_op op, const void *arguments, char text[PS_SHAPES_TEXT]);
+/* status; of PS_DEVICE the message gets the operation and its shapes in front. */
+enum ps_status ps_op_result(enum ps_op op, const void *arguments, enum ps_status status);
+
 /* What the step carries from one replay to the next, in device memory. */
 struct ps_step_state {
     uint64_t step;           /* optimiser steps completed; counts dropout's draws */
     uint64_t cursor;         /* windows of this epoch already consumed */
     double loss_sum;         /* this epoch's sum over windows of each window's mean squared error */
     double gradient_squares; /* sum of squares of the gradient, from sum_squares */
+    uint64_t lost;           /* windows of this epoch whose loss was not finite, and is not in loss_sum */
+    uint64_t nonfinite;      /* 1 + the step whose gradient was not finite, since when adamw changes nothing; 0: none */
+    uint64_t skipped;        /* steps of this epoch that adamw left out, see ps_adamw.skip */
 };
 
 /* Dropout at one site. Element i of the logical tensor (row-major index) draws 16 bits: bits 16*(i%2) .. of word (i%8)/2 of the
@@ -276,8 +285,8 @@ struct ps_forecast {
 };
 
 /* yhat as in forecast; loss = mean over S, H of (yhat - target)^2; dx = d loss / d x = 2/(S H) std (yhat - target);
- * state->loss_sum += B * loss. dx [S, H] (type real); x, targets [S, H], bias [H] (type parameter); mean, std [S] (type
- * statistics). */
+ * state->loss_sum += B * loss, or, when the loss is not finite and state->nonfinite 0, state->lost += B. dx [S, H] (type real); x,
+ * targets [S, H], bias [H] (type parameter); mean, std [S] (type statistics). */
 struct ps_forecast_loss {
     struct ps_tensor dx, x, bias, mean, std, targets;
     struct ps_step_state *state;
@@ -305,12 +314,16 @@ struct ps_sum_squares {
  * m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2 (in double),
  * parameter -= lr (m/(1 - beta1^t) / (sqrt(v/(1 - beta2^t)) + epsilon) + [i < decayed] weight_decay parameter); gradient = 0.
  * parameters, gradients, m [n] (type parameter); v [n] float64; learning_rates [steps] float64. copy [n] (type real), absent unless
- * bf16: = the new parameters, rounded. */
+ * bf16: = the new parameters, rounded.
+ * An element of the gradient that is not finite: state->nonfinite = t, in the same pass, so that this step's update is spoilt where
+ * it is (m tells where), and no later one changes anything but gradient = 0. With skip it is state->gradient_squares that tells,
+ * before the update: when it is not finite, nothing changes but gradient = 0 and state->skipped += 1. */
 struct ps_adamw {
     struct ps_tensor parameters, gradients, m, v, learning_rates, copy;
     int64_t decayed;
     double beta1, beta2, epsilon, weight_decay, clip_norm;
-    const struct ps_step_state *state;
+    int skip;
+    struct ps_step_state *state;
 };
 
 /* state->step += steps; state->cursor += windows. */
@@ -419,8 +432,8 @@ enum ps_status ps_kernels_open(const char *backend, struct ps_device *device, en
 /* Called before (after = 0) and after (after = 1) every operation. */
 typedef void ps_hook(void *argument, enum ps_op op, const void *operation_arguments, int after);
 
-/* A table that forwards every operation to `inner` (borrowed, must outlive it) and calls the hook around it. NULL entries stay
- * NULL. */
+/* A table that forwards every operation to `inner` (borrowed, must outlive it) and calls the hook around it; a device's error is
+ * returned with operation and shapes. NULL entries stay NULL. */
 enum ps_status ps_kernels_hooked(const struct ps_kernels *inner, ps_hook *hook, void *argument, struct ps_kernels **kernels);
 
 /* A ready hook: argument is a struct ps_counts. */

@@ -53,7 +53,7 @@ enum ps_status ps_optimizer_step(const struct ps_optimizer *o, void *parameters,
     enum ps_type type = k->parameter;
     void *copy = weights == parameters ? NULL : weights;
     struct ps_tensor g = ps_tensor_1d(gradients, type, o->count);
-    if (o->options.clip_norm > 0) {
+    if (o->options.clip_norm > 0 || o->options.skip_nonfinite) {
         PS_TRY(k->sum_squares(k, &(struct ps_sum_squares){.x = g, .state = state}));
     }
     PS_TRY(k->adamw(k, &(struct ps_adamw){.parameters = ps_tensor_1d(parameters, type, o->count),
@@ -68,6 +68,7 @@ enum ps_status ps_optimizer_step(const struct ps_optimizer *o, void *parameters,
                                           .epsilon = o->options.epsilon,
                                           .weight_decay = o->options.weight_decay,
                                           .clip_norm = o->options.clip_norm,
+                                          .skip = o->options.skip_nonfinite,
                                           .state = state}));
     return k->advance(k, &(struct ps_advance){.state = state, .steps = 1, .windows = (uint64_t)windows});
 }

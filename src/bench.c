@@ -11,7 +11,7 @@
 #include "src/session.h"
 #include "src/writer.h"
 
-enum { OVERRIDES = 64, GROUP = 20, PARTS = 256, SHAPE_TEXT = 160, CHECKPOINTS = 20 };
+enum { OVERRIDES = 64, GROUP = 20, PARTS = 256, CHECKPOINTS = 20 };
 
 struct arguments {
     const char *config, *device, *checkpoints, *tune;
@@ -229,7 +229,7 @@ static enum ps_status time_checkpoints(struct ps_session *s, const char *folder,
 
 struct part {
     enum ps_op op;
-    char shape[SHAPE_TEXT];
+    char shape[PS_SHAPES_TEXT];
     int64_t calls;
     double ms, bytes, flops;
 };
@@ -240,28 +240,9 @@ struct tracer {
     int print, n;
     int64_t operations;
     struct part part[PARTS];
-    enum ps_status status;
+    enum ps_status status; /* of the first operation that the device could not do; later ones may fail for the same reason */
+    char message[1024];
 };
-
-/* "[896, 42, 16] [..]", outputs first; absent tensors are left out. */
-static void shape_text(enum ps_op op, const void *arguments, char text[SHAPE_TEXT])
-{
-    const struct ps_tensor *tensor = arguments;
-    size_t used = 0;
-    text[0] = 0;
-    for (int i = 0; i < ps_op_tensors(op) && used + 1 < SHAPE_TEXT; i++) {
-        if (!tensor[i].data) {
-            continue;
-        }
-        for (int j = 0; j < tensor[i].rank && used + 1 < SHAPE_TEXT; j++) {
-            used += (size_t)snprintf(text + used, SHAPE_TEXT - used, "%s%lld%s",
-                                     j      ? ","
-                                     : used ? " ["
-                                            : "[",
-                                     (long long)tensor[i].size[j], j + 1 == tensor[i].rank ? "]" : "");
-        }
-    }
-}
 
 static enum ps_status trace_call(struct tracer *t, enum ps_op op, const void *arguments, int after)
 {
@@ -273,7 +254,7 @@ static enum ps_status trace_call(struct tracer *t, enum ps_op op, const void *ar
     PS_TRY(t->device->synchronize(t->device));
     PS_TRY(t->device->event_elapsed(t->device, t->before, t->after, &ms));
     struct part found = {.op = op, .bytes = ps_op_bytes(op, arguments), .flops = ps_op_flops(op, arguments)};
-    shape_text(op, arguments, found.shape);
+    ps_op_shapes(op, arguments, found.shape);
     if (t->print) {
         printf("%4lld  %-20s %10.1f KB %10.2f MFLOP  %s\n", (long long)t->operations, ps_op_name(op), found.bytes / 1e3,
                found.flops / 1e6, found.shape);
@@ -297,8 +278,9 @@ static enum ps_status trace_call(struct tracer *t, enum ps_op op, const void *ar
 static void trace_hook(void *argument, enum ps_op op, const void *arguments, int after)
 {
     struct tracer *t = argument;
-    enum ps_status status = trace_call(t, op, arguments, after);
-    t->status = t->status == PS_OK ? status : t->status;
+    if (t->status == PS_OK && (t->status = ps_op_result(op, arguments, trace_call(t, op, arguments, after))) != PS_OK) {
+        snprintf(t->message, sizeof t->message, "%s", ps_error_message());
+    }
 }
 
 static int by_time(const void *a, const void *b)
@@ -332,7 +314,7 @@ static enum ps_status trace_step(struct ps_session *s, struct tracer *t, int pri
     s->device->event_destroy(s->device, t->before);
     s->device->event_destroy(s->device, t->after);
     qsort(t->part, (size_t)t->n, sizeof *t->part, by_time);
-    return status == PS_OK ? t->status : status;
+    return t->status == PS_OK ? status : ps_fail(t->status, "%s", t->message);
 }
 
 /* ---- output ---- */
@@ -460,6 +442,9 @@ static enum ps_status bench(const struct arguments *a, const struct ps_config *c
     struct tracer *tracer = calloc(1, sizeof *tracer);
     enum ps_status status = tracer ? ps_session_initialise(s) : ps_fail(PS_DEVICE, "no memory for the trace");
     result.open_seconds = ps_seconds() - begin;
+    if (status == PS_OK && a->trace) { /* first: a fault of the device is told with the operation that met it */
+        status = trace_step(s, tracer, 1);
+    }
     if (status == PS_OK) {
         status = time_steps(s, a->steps, &result);
     }
@@ -474,7 +459,7 @@ static enum ps_status bench(const struct arguments *a, const struct ps_config *c
         status = ps_session_full_step(s, &graph);
         if (status == PS_OK) {
             s->device->graph_nodes(s->device, graph, &result.nodes);
-            status = trace_step(s, tracer, a->trace);
+            status = a->trace ? PS_OK : trace_step(s, tracer, 0);
             result.operations = tracer->operations;
         }
     }

@@ -89,6 +89,14 @@ static void attribute_f64(struct pass *pass, const char *name, double *value)
     attribute(pass, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, value);
 }
 
+/* Absent when it is 0, as in files of versions that did not know it. */
+static void attribute_u64_or_0(struct pass *pass, const char *name, uint64_t *value)
+{
+    if (pass->status == PS_OK && (pass->kind == SAVING ? *value != 0 : H5Aexists(pass->file, name) > 0)) {
+        attribute_u64(pass, name, value);
+    }
+}
+
 /* A text of fixed length, zero-terminated, UTF-8; loading allocates it. */
 static void attribute_text(struct pass *pass, const char *name, char **text)
 {
@@ -224,6 +232,8 @@ static void attributes(struct pass *pass, struct ps_checkpoint *c, uint64_t *has
     attribute_u64(pass, "epoch", &c->epoch);
     attribute_u64(pass, "cursor", &c->cursor);
     attribute_f64(pass, "loss_sum", &c->loss_sum);
+    attribute_u64_or_0(pass, "lost", &c->lost);
+    attribute_u64_or_0(pass, "skipped", &c->skipped);
     attribute_u64(pass, "seed", &c->seed);
     attribute_f64(pass, "best_validation", &c->best_validation);
     attribute_u64(pass, "best_epoch", &c->best_epoch);

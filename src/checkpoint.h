@@ -22,6 +22,8 @@ struct ps_checkpoint {
     uint64_t step, epoch; /* optimiser steps done; epochs completed */
     uint64_t cursor;      /* windows consumed of the epoch under way */
     double loss_sum;      /* and their losses */
+    uint64_t lost;        /* those of them whose loss was not finite */
+    uint64_t skipped;     /* steps of that epoch that were left out */
     uint64_t seed;
     double best_validation; /* HUGE_VAL before the first */
     uint64_t best_epoch, epochs_since_best;

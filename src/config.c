@@ -25,6 +25,7 @@ static const char *const paddings[] = {"none", "end", NULL};
 static const char *const placements[] = {"auto", "device", "host", NULL};
 static const char *const fusions[] = {"auto", "none", "gemm", "layer", NULL};
 static const char *const attentions[] = {"auto", "gemm", "tiled", NULL};
+static const char *const on_nonfinites[] = {"stop", "skip", NULL};
 static const char *const schedules[] = {"constant", "cosine", "onecycle", "type3", NULL};
 static const char *const precisions[] = {"fp64", "fp32", "tf32", "bf16", NULL}; /* as enum ps_precision */
 static const char *const backends[] = {"auto", "reference", "cpu", "cuda", NULL};
@@ -81,6 +82,7 @@ static const struct key keys[] = {
     KEY(train, checkpoint_every, WHOLE, {"0"}, .range = LIMIT, .free_on_resume = 1),
     KEY(train, keep_last, WHOLE, {"2"}, .range = COUNT, .free_on_resume = 1),
     KEY(train, keep_best, WHOLE, {"1"}, .range = COUNT, .free_on_resume = 1),
+    KEY(train, on_nonfinite, CHOICE, {"stop"}, .choices = on_nonfinites, .free_on_resume = 1),
     KEY(runtime, device, TEXT, {"auto"}),
     KEY(runtime, precision, CHOICE, {"fp32"}, .choices = precisions),
     KEY(runtime, backend, TEXT, {"auto"}, .choices = backends),

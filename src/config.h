@@ -11,6 +11,7 @@
 enum ps_padding { PS_PADDING_NONE, PS_PADDING_END };
 enum ps_placement { PS_PLACEMENT_AUTO, PS_PLACEMENT_DEVICE, PS_PLACEMENT_HOST };
 enum ps_attention_kind { PS_ATTENTION_AUTO, PS_ATTENTION_GEMM, PS_ATTENTION_TILED };
+enum ps_on_nonfinite { PS_NONFINITE_STOP, PS_NONFINITE_SKIP };
 enum ps_fusion { PS_FUSION_AUTO, PS_FUSION_NONE, PS_FUSION_GEMM, PS_FUSION_LAYER };
 
 struct ps_config {
@@ -42,13 +43,14 @@ struct ps_config {
         double pct_start;               /* onecycle: the share of steps that rises; 0.3 */
     } optim;
     struct {
-        int64_t epochs;           /* 100 */
-        int64_t batch_size;       /* 128 */
-        uint64_t seed;            /* 1 */
-        int64_t patience;         /* epochs without a better validation MSE; 0: never stop early */
-        int64_t checkpoint_every; /* steps; 0: at the end of each epoch */
-        int64_t keep_last;        /* states kept, last.h5 included; 2 */
-        int64_t keep_best;        /* best weights kept, best.h5 included; 1 */
+        int64_t epochs;                    /* 100 */
+        int64_t batch_size;                /* 128 */
+        uint64_t seed;                     /* 1 */
+        int64_t patience;                  /* epochs without a better validation MSE; 0: never stop early */
+        int64_t checkpoint_every;          /* steps; 0: at the end of each epoch */
+        int64_t keep_last;                 /* states kept, last.h5 included; 2 */
+        int64_t keep_best;                 /* best weights kept, best.h5 included; 1 */
+        enum ps_on_nonfinite on_nonfinite; /* stop */
     } train;
     struct {
         char *device;                     /* auto, cpu, cuda, cuda:N */
@@ -76,8 +78,8 @@ void ps_config_free(struct ps_config *config);
 
 /* PS_OK when a run of `saved` may be resumed with `now`: every key equal, but for those that cannot change the result
  * (runtime.device's index, data.path, data.placement, data.season, train.patience, train.checkpoint_every, train.keep_last,
- * train.keep_best) and train.epochs, which may grow. Otherwise PS_CHECKPOINT naming key, both values. (A schedule that spans the
- * run, cosine or onecycle, fixes train.epochs too.) */
+ * train.keep_best, train.on_nonfinite) and train.epochs, which may grow. Otherwise PS_CHECKPOINT naming key, both values. (A
+ * schedule that spans the run, cosine or onecycle, fixes train.epochs too.) */
 enum ps_status ps_config_compatible(const struct ps_config *saved, const struct ps_config *now);
 
 #endif

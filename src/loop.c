@@ -76,21 +76,25 @@ enum ps_status ps_session_full_steps(struct ps_session *s, int64_t steps)
 
 /* ---- keeping little queued, without waiting on the device ---- */
 
-enum { GROUPS = 3 };
 #define GROUP_SECONDS 0.015
 
 struct throttle {
     struct ps_device *device;
-    struct ps_event *event[GROUPS];
+    struct ps_event *event[PS_GROUPS];
+    const struct ps_step_state *state; /* device; seen[i]: as it was at event i */
+    struct ps_step_state *seen;
+    uint64_t nonfinite;   /* of the last event that happened */
     int next, pending;    /* ring */
     int64_t group, since; /* graphs between events; graphs since the last */
     double last;          /* when the last event was seen to happen */
 };
 
-static enum ps_status throttle_open(struct ps_device *device, struct throttle *t)
+static enum ps_status throttle_open(struct ps_session *s, int training, struct throttle *t)
 {
-    *t = (struct throttle){.device = device, .group = 1, .last = ps_seconds()};
-    for (int i = 0; i < GROUPS; i++) {
+    struct ps_device *device = s->device;
+    *t = (struct throttle){
+        .device = device, .state = training ? s->state : s->scoring_state, .seen = s->seen, .group = 1, .last = ps_seconds()};
+    for (int i = 0; i < PS_GROUPS; i++) {
         PS_TRY(device->event_create(device, &t->event[i]));
     }
     return PS_OK;
@@ -98,23 +102,24 @@ static enum ps_status throttle_open(struct ps_device *device, struct throttle *t
 
 static void throttle_close(struct throttle *t)
 {
-    for (int i = 0; i < GROUPS; i++) {
+    for (int i = 0; i < PS_GROUPS; i++) {
         if (t->event[i]) {
             t->device->event_destroy(t->device, t->event[i]);
         }
     }
 }
 
-/* After each graph: at most GROUPS groups of about GROUP_SECONDS are queued at any time. */
+/* After each graph: at most PS_GROUPS groups of about GROUP_SECONDS are queued at any time. */
 static enum ps_status throttle_step(struct throttle *t)
 {
     if (++t->since < t->group) {
         return PS_OK;
     }
     t->since = 0;
+    PS_TRY(t->device->download_async(t->device, PS_COMPUTE, &t->seen[t->next], t->state, sizeof *t->seen));
     PS_TRY(t->device->event_record(t->device, PS_COMPUTE, t->event[t->next]));
-    t->next = (t->next + 1) % GROUPS;
-    if (++t->pending < GROUPS) {
+    t->next = (t->next + 1) % PS_GROUPS;
+    if (++t->pending < PS_GROUPS) {
         return PS_OK;
     }
     int happened = 0;
@@ -125,6 +130,7 @@ static enum ps_status throttle_step(struct throttle *t)
         }
         ps_nap();
     }
+    t->nonfinite = t->seen[t->next].nonfinite;
     t->pending--;
     double seen = ps_seconds(), step = (seen - t->last) / (double)t->group;
     t->last = seen;
@@ -177,7 +183,7 @@ static enum ps_status pass_open(struct ps_session *s, const struct ps_order *ord
         PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->windows.indices.data, s->host_indices,
                                  (size_t)end * sizeof *s->host_indices));
     }
-    return throttle_open(s->device, &pass->throttle);
+    return throttle_open(s, pass->training, &pass->throttle);
 }
 
 /* Gives back the host's buffers that the device has taken; waits for the one that the next batch needs. */
@@ -300,7 +306,7 @@ static enum ps_status train_pass(struct pass *pass, const struct ps_epoch_watch 
             most = watch->max_steps - pass->batches;
         }
         PS_TRY(pass_step(pass, most, &done));
-        if (done == 0) {
+        if (done == 0 || pass->throttle.nonfinite) {
             return PS_OK;
         }
         step += (uint64_t)done;
@@ -316,6 +322,56 @@ static enum ps_status train_pass(struct pass *pass, const struct ps_epoch_watch 
     }
 }
 
+/* Whether tensor t of m, a flat buffer, holds a value that is not finite. */
+static int is_spoilt(const struct ps_parameters *layout, int t, const float *m)
+{
+    const struct ps_parameter *p = &layout->table[t];
+    for (int64_t i = 0; i < p->size[0] * (p->rank == 2 ? p->size[1] : 1); i++) {
+        if (!isfinite(m[p->offset + i])) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Says at which step what was not finite. AdamW's m has kept, since then, which gradients were not; the first is the one that
+ * backward comes to first. */
+static enum ps_status went_wrong(struct ps_session *s)
+{
+    static const enum ps_layer_parameter backward[PS_LAYER_PARAMETERS] = {
+        PS_B_2, PS_W_2, PS_B_1, PS_W_1, PS_LN2_BETA, PS_LN2_GAMMA, PS_B_O, PS_W_O, PS_B_QKV, PS_W_QKV, PS_LN1_BETA, PS_LN1_GAMMA};
+    const struct ps_parameters *layout = s->model->layout;
+    size_t bytes = (size_t)layout->count * sizeof(float);
+    float *m = malloc(bytes);
+    enum ps_status status = m ? s->device->download(s->device, PS_COMPUTE, m, s->optimizer.m, bytes)
+                              : ps_fail(PS_DEVICE, "no memory for %lld moments", (long long)layout->count);
+    int n = 0, first = -1, layers = (int)s->config->model.n_layers;
+    for (int i = 0; i < layout->n && status == PS_OK; i++) {
+        int inner = i - 2, t;
+        if (i < 2) {
+            t = i == 0 ? layout->b_h : layout->w_h;
+        } else if (inner < layers * PS_LAYER_PARAMETERS) {
+            t = layout->layer[layers - 1 - inner / PS_LAYER_PARAMETERS][backward[inner % PS_LAYER_PARAMETERS]];
+        } else {
+            int last = layout->n - 1 - i;
+            t = last == 0 ? layout->w_p : last == 1 ? layout->b_p : layout->w_pos;
+        }
+        if (is_spoilt(layout, t, m)) {
+            first = first < 0 ? t : first;
+            n++;
+        }
+    }
+    free(m);
+    PS_TRY(status);
+    uint64_t step = s->now.nonfinite;
+    return ps_fail(
+        PS_USAGE,
+        "step %llu, in epoch %llu: %s is not finite (gradients of %d of %d tensors, first %s): lower optim.lr, set "
+        "optim.clip_norm, or leave such steps out with train.on_nonfinite: skip; the last checkpoint is of a step before",
+        (unsigned long long)step, (unsigned long long)((step - 1) / (uint64_t)s->steps_per_epoch + 1),
+        s->now.lost ? "the loss" : "a gradient", n, layout->n, first < 0 ? "none" : layout->table[first].name);
+}
+
 enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoch_watch *watch, int *finished, double *loss)
 {
     PS_TRY(read_state(s));
@@ -328,12 +384,15 @@ enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoc
     *finished = pass.position == pass.end;
     PS_TRY(pass_close(&pass, status));
     PS_TRY(read_state(s));
-    *loss = s->now.cursor ? s->now.loss_sum / (double)s->now.cursor : NAN;
+    if (s->now.nonfinite) {
+        return went_wrong(s);
+    }
+    uint64_t windows = s->now.cursor - s->now.lost;
+    *loss = windows ? s->now.loss_sum / (double)windows : NAN;
     if (*finished) {
-        s->ended_loss_sum = s->now.loss_sum;
+        s->ended = s->now;
         s->epoch++;
-        s->now.cursor = 0;
-        s->now.loss_sum = 0;
+        s->now = (struct ps_step_state){.step = s->now.step};
         PS_TRY(write_state(s, s->state, &s->now));
     }
     return PS_OK;
@@ -348,8 +407,7 @@ enum ps_status ps_session_recall(struct ps_session *s)
 enum ps_status ps_session_reopen_epoch(struct ps_session *s)
 {
     s->epoch--;
-    s->now.cursor = (uint64_t)s->train_windows;
-    s->now.loss_sum = s->ended_loss_sum;
+    s->now = s->ended;
     return write_state(s, s->state, &s->now);
 }
 

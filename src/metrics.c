@@ -25,10 +25,10 @@ static json_t *whole(uint64_t value)
 
 enum ps_status ps_metrics_append(const char *path, const struct ps_epoch_record *record)
 {
-    json_t *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", whole(record->epoch), "step",
+    json_t *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", whole(record->epoch), "step",
                                whole(record->step), "train_loss", number(record->train_loss), "val_mse", number(record->val_mse),
                                "val_mae", number(record->val_mae), "lr", number(record->lr), "seconds", number(record->seconds),
-                               "windows_per_second", number(record->windows_per_second));
+                               "windows_per_second", number(record->windows_per_second), "skipped", whole(record->skipped));
     /* 17 digits read back as the same double. */
     char *text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL, *line = NULL;
     json_decref(object);

@@ -13,6 +13,7 @@ struct ps_epoch_record {
     double val_mse, val_mae;
     double lr; /* of the epoch's last step */
     double seconds, windows_per_second;
+    uint64_t skipped; /* steps left out because loss or gradient was not finite */
 };
 
 /* Appends one line and flushes it. PS_USAGE naming the file when it cannot be written. */

@@ -184,6 +184,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
     s->steps_per_epoch = (s->train_windows + batch - 1) / batch;
     PS_TRY(device->allocate(device, sizeof *s->state, (void **)&s->state));
     PS_TRY(device->allocate(device, sizeof *s->scoring_state, (void **)&s->scoring_state));
+    PS_TRY(device->allocate_host(device, PS_GROUPS * sizeof *s->seen, (void **)&s->seen));
     size_t flat = (size_t)s->model->layout->count * ps_type_bytes(s->kernels->parameter);
     if (training) {
         if (s->steps_per_epoch == 0) {
@@ -208,7 +209,8 @@ static enum ps_status open_model(struct ps_session *s, int training)
                                              .beta2 = c->optim.beta2,
                                              .epsilon = c->optim.eps,
                                              .weight_decay = c->optim.weight_decay,
-                                             .clip_norm = c->optim.clip_norm};
+                                             .clip_norm = c->optim.clip_norm,
+                                             .skip_nonfinite = c->train.on_nonfinite == PS_NONFINITE_SKIP};
         status =
             ps_optimizer_open(s->kernels, s->model->layout->count, s->model->layout->decayed, &adamw, rates, steps, &s->optimizer);
         free(rates);
@@ -412,6 +414,9 @@ static void close_on_device(struct ps_session *s)
     if (s->host_indices) {
         device->release_host(device, s->host_indices);
     }
+    if (s->seen) {
+        device->release_host(device, s->seen);
+    }
     if (s->model) {
         release(s, s->best, (size_t)s->model->layout->count * ps_type_bytes(s->kernels->parameter));
     }
@@ -572,6 +577,8 @@ enum ps_status ps_snapshot_wait(struct ps_snapshot *snapshot)
         c->step = snapshot->state->step;
         c->cursor = snapshot->state->cursor;
         c->loss_sum = snapshot->state->loss_sum;
+        c->lost = snapshot->state->lost;
+        c->skipped = snapshot->state->skipped;
     }
     return PS_OK;
 }
@@ -640,7 +647,8 @@ enum ps_status ps_session_restore(struct ps_session *s, const struct ps_checkpoi
     PS_TRY(ps_session_load_weights(s, c, 0));
     PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->optimizer.m, c->m, count * sizeof *c->m));
     PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->optimizer.v, c->v, count * sizeof *c->v));
-    s->now = (struct ps_step_state){.step = c->step, .cursor = c->cursor, .loss_sum = c->loss_sum};
+    s->now = (struct ps_step_state){
+        .step = c->step, .cursor = c->cursor, .loss_sum = c->loss_sum, .lost = c->lost, .skipped = c->skipped};
     PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->state, &s->now, sizeof s->now));
     s->epoch = c->epoch;
     s->best_validation = c->best_validation;

@@ -18,6 +18,8 @@
 #include "src/metrics.h"
 #include "src/progress.h"
 
+enum { PS_GROUPS = 3 }; /* of graphs, queued at any time */
+
 /* Captured steps or scoring passes, `steps` of them, for one batch size. */
 struct ps_replay {
     struct ps_session *session;
@@ -49,8 +51,9 @@ struct ps_session {
     int on_device;               /* the whole series is there; else batches stream through two slots */
     struct ps_step_state *state; /* device: training's; scoring_state beside it */
     struct ps_step_state *scoring_state;
-    struct ps_step_state now; /* as last read from or written to the device */
-    int32_t *host_indices;    /* pinned, room for the longest split */
+    struct ps_step_state now;   /* as last read from or written to the device */
+    struct ps_step_state *seen; /* pinned [PS_GROUPS]: training's, as it was at the events that the loop watches */
+    int32_t *host_indices;      /* pinned, room for the longest split */
     int64_t index_room;
     double *errors; /* device [slots, 2] */
     double *host_errors;
@@ -71,7 +74,7 @@ struct ps_session {
     uint64_t epoch;
     double best_validation;
     uint64_t best_epoch, epochs_since_best;
-    double ended_loss_sum; /* loss_sum of the epoch that ended last */
+    struct ps_step_state ended; /* the state in which the epoch ended that ended last */
 
     const volatile sig_atomic_t *stop; /* the caller's; nonzero: a loop finishes what is queued and returns. NULL: never */
 };
@@ -100,8 +103,9 @@ struct ps_epoch_watch {
     int64_t max_steps; /* 0: the whole epoch */
 };
 
-/* Trains from the epoch's cursor to its end (or to stop). *finished: the epoch is complete, *loss its mean training loss; then
- * epoch, cursor and loss_sum stand at the next epoch's start. */
+/* Trains from the epoch's cursor to its end (or to stop). *finished: the epoch is complete, *loss its mean training loss, of the
+ * windows whose loss is finite; then epoch, cursor and sums stand at the next epoch's start, and `ended` has the old ones. PS_USAGE
+ * naming step and tensor when a loss or gradient was not finite and such steps are not skipped: then the state is spoilt. */
 enum ps_status ps_session_train_epoch(struct ps_session *session, const struct ps_epoch_watch *watch, int *finished, double *loss);
 
 /* Reads back how far the device has come, after a pass that an error ended: every step is done whole or not at all. */

@@ -265,7 +265,8 @@ static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct 
                                      .val_mae = validation.all.mae,
                                      .lr = lr,
                                      .seconds = seconds,
-                                     .windows_per_second = (double)windows / seconds};
+                                     .windows_per_second = (double)windows / seconds,
+                                     .skipped = s->ended.skipped};
     ps_progress_epoch(progress, &record);
     PS_TRY(ps_metrics_append(run->metrics, &record));
     run->recorded = s->epoch;
@@ -276,7 +277,8 @@ static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct 
 static enum ps_status save_and_fail(struct ps_session *s, struct run *run, enum ps_status status)
 {
     char cause[1024];
-    snprintf(cause, sizeof cause, "%s", ps_error_message());
+    snprintf(cause, sizeof cause, "%s%s", ps_error_message(),
+             status == PS_DEVICE ? " (bench --trace names the operation and its shapes)" : "");
     enum ps_status saved = ps_session_recall(s);
     if (saved == PS_OK && s->epoch > run->recorded) { /* its validation failed */
         saved = ps_session_reopen_epoch(s);

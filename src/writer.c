@@ -1,6 +1,7 @@
 #include "src/writer.h"
 
 #include <hdf5.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -30,9 +31,29 @@ struct ps_writer {
     int quit;
 };
 
+/* Parameters may overflow while every gradient is finite. */
+static enum ps_status check_finite(const struct ps_checkpoint *c)
+{
+    const struct ps_parameters *layout = c->layout;
+    for (int t = 0; t < layout->n; t++) {
+        const struct ps_parameter *p = &layout->table[t];
+        for (int64_t i = 0; i < p->size[0] * (p->rank == 2 ? p->size[1] : 1); i++) {
+            if (!isfinite(c->parameters[p->offset + i])) {
+                return ps_fail(PS_USAGE, "step %llu: %s has a value that is not finite, and is not written: lower optim.lr",
+                               (unsigned long long)c->step, p->name);
+            }
+        }
+    }
+    return PS_OK;
+}
+
 static enum ps_status write_copy(struct ps_writer *w, struct copy *copy)
 {
     PS_TRY(ps_snapshot_wait(&copy->last));
+    if (copy->last.state->nonfinite) {
+        return PS_OK; /* the run loop comes to see it too, and ends the run; the last good checkpoint stays */
+    }
+    PS_TRY(check_finite(&copy->last.checkpoint));
     double begin = ps_seconds();
     if (copy->with_best) {
         PS_TRY(ps_snapshot_wait(&copy->best));

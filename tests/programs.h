@@ -137,7 +137,8 @@ static inline double number_in(const json_t *object, const char *key)
 /* Epochs 1 .. epochs, each once, with the documented keys. */
 static inline json_t *expect_metrics(const char *dir, int epochs, int steps_per_epoch)
 {
-    static const char *const keys[] = {"epoch", "step", "train_loss", "val_mse", "val_mae", "lr", "seconds", "windows_per_second"};
+    static const char *const keys[] = {"epoch", "step",    "train_loss",         "val_mse", "val_mae",
+                                       "lr",    "seconds", "windows_per_second", "skipped"};
     json_t *all = read_metrics(dir);
     ck_assert_int_eq((int)json_array_size(all), epochs);
     for (int i = 0; i < epochs; i++) {

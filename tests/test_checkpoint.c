@@ -90,6 +90,8 @@ static struct ps_checkpoint make(int with_moments)
                               .epoch = 7,
                               .cursor = 1920,
                               .loss_sum = 0.1 + 0.2,
+                              .lost = with_moments ? 12 : 0,
+                              .skipped = with_moments ? 3 : 0,
                               .seed = UINT64_MAX,
                               .best_validation = HUGE_VAL,
                               .best_epoch = 5,
@@ -157,6 +159,7 @@ static void same(const struct ps_checkpoint *a, const struct ps_checkpoint *b)
     ck_assert_mem_eq(a->scaler.mean, b->scaler.mean, CHANNELS * sizeof(double));
     ck_assert_mem_eq(a->scaler.std, b->scaler.std, CHANNELS * sizeof(double));
     ck_assert(a->step == b->step && a->epoch == b->epoch && a->cursor == b->cursor && a->seed == b->seed);
+    ck_assert(a->lost == b->lost && a->skipped == b->skipped);
     ck_assert(a->loss_sum == b->loss_sum && a->best_validation == b->best_validation);
     ck_assert(a->best_epoch == b->best_epoch && a->epochs_since_best == b->epochs_since_best && a->fingerprint == b->fingerprint);
     ck_assert_str_eq(a->config, b->config);
@@ -852,7 +855,8 @@ static void append(const char *path, uint64_t epoch)
                                 .val_mae = NAN,
                                 .lr = 4.9406564584124654e-324,
                                 .seconds = 1e300,
-                                .windows_per_second = INFINITY};
+                                .windows_per_second = INFINITY,
+                                .skipped = epoch};
     ck_assert_msg(ps_metrics_append(path, &r) == PS_OK, "%s", ps_error_message());
 }
 
@@ -877,6 +881,7 @@ START_TEST(metrics)
         ck_assert(json_is_null(json_object_get(o, "val_mae")) && json_is_null(json_object_get(o, "windows_per_second")));
         ck_assert(json_real_value(json_object_get(o, "lr")) == 4.9406564584124654e-324);
         ck_assert(json_real_value(json_object_get(o, "seconds")) == 1e300);
+        ck_assert_int_eq(json_integer_value(json_object_get(o, "skipped")), epoch);
         json_decref(o);
         line = end + 1;
     }

@@ -1718,7 +1718,7 @@ START_TEST(test_adamw_definition)
     CALL(sum_squares, vector(g, 2), &state);
     ck_assert(state.gradient_squares == 25);
     CALL(adamw, vector(p, 2), vector(g, 2), vector(m, 2), vector(v, 2), vector(rates, 3), vector(copy, 2), 1, 0.9, 0.99, 1e-8, 0.1,
-         2.5, &state);
+         2.5, 0, &state);
     /* Clipped by half: g = 1.5, 2. */
     double m0 = 0.9 * 0.1 + 0.1 * 1.5, v0 = 0.99 * 0.3 + 0.01 * 2.25, m1 = 0.9 * 0.2 + 0.1 * 2, v1 = 0.99 * 0.4 + 0.01 * 4;
     double bias_m = 1 - pow(0.9, 3), bias_v = 1 - pow(0.99, 3);
@@ -1874,7 +1874,7 @@ static enum ps_status failing_add(const struct ps_kernels *k, const struct ps_ad
 {
     (void)arguments;
     called_with = k;
-    return PS_DEVICE;
+    return ps_fail(PS_DEVICE, "out of order");
 }
 
 START_TEST(test_hooked)
@@ -1891,8 +1891,10 @@ START_TEST(test_hooked)
     ck_assert_str_eq(k->backend, "fake");
     ck_assert(k->gemm == NULL);
     ck_assert(k->encoder_forward == NULL);
-    struct ps_add arguments = {0};
+    double any[12] = {0};
+    struct ps_add arguments = {.y = ps_tensor_2d(any, PS_F64, 3, 4), .b = ps_tensor_1d(any, PS_F64, 12)};
     ck_assert_int_eq(k->add(k, &arguments), PS_DEVICE);
+    ck_assert_str_eq(ps_error_message(), "add [3,4] [12]: out of order");
     ck_assert_ptr_eq(called_with, &inner);
     ck_assert_int_eq(trace.n, 2);
     for (int i = 0; i < 2; i++) {

@@ -171,6 +171,138 @@ START_TEST(adamw_cuda)
 }
 END_TEST
 
+/* ---- gradients that are not finite ---- */
+
+enum { BAD = 3 }; /* the step of one */
+
+/* What the optimiser holds. */
+struct held {
+    float theta[COUNT], m[COUNT];
+    double v[COUNT];
+    uint16_t copy[COUNT];
+    struct ps_step_state state;
+};
+
+/* The gradients of a step: those of compare, with a NaN and an infinity at the step BAD. */
+static void spoil(float *gradients, int t, int spoilt)
+{
+    for (int i = 0; i < COUNT; i++) {
+        gradients[i] = (float)gradient_at(t, i);
+    }
+    if (spoilt && t == BAD) {
+        gradients[5] = NAN;
+        gradients[COUNT - 1] = -INFINITY;
+    }
+}
+
+/* held[t]: after t steps of 6. */
+static void run_spoilt(const char *backend, const char *device_kind, enum ps_precision precision,
+                       const struct ps_optimizer_options *o, int spoilt, struct held held[7])
+{
+    struct ps_device *device;
+    struct ps_kernels *k;
+    OK(ps_device_open(device_kind, 2, &device));
+    OK(ps_kernels_open(backend, device, precision, &(struct ps_kernels_options){.tiny_gemm = 1}, &k));
+    void *theta, *weights, *gradients;
+    struct ps_step_state *state;
+    size_t bytes = COUNT * sizeof(float);
+    OK(device->allocate(device, bytes, &theta));
+    OK(device->allocate(device, bytes, &gradients));
+    OK(device->allocate(device, sizeof held->copy, &weights));
+    OK(device->allocate(device, sizeof *state, (void **)&state));
+    double rates[STEPS];
+    float host[COUNT];
+    for (int t = 0; t < STEPS; t++) {
+        rates[t] = rate_at(t);
+    }
+    for (int i = 0; i < COUNT; i++) {
+        host[i] = (float)start_at(i);
+    }
+    struct ps_optimizer optimizer;
+    OK(ps_optimizer_open(k, COUNT, DECAYED, o, rates, STEPS, &optimizer));
+    OK(device->upload(device, PS_COMPUTE, theta, host, bytes));
+    memset(held, 0, 7 * sizeof *held);
+    for (int t = 0; t <= 6; t++) {
+        OK(device->download(device, PS_COMPUTE, held[t].theta, theta, bytes));
+        OK(device->download(device, PS_COMPUTE, held[t].m, optimizer.m, bytes));
+        OK(device->download(device, PS_COMPUTE, held[t].v, optimizer.v, sizeof held->v));
+        OK(device->download(device, PS_COMPUTE, held[t].copy, weights, sizeof held->copy));
+        OK(device->download(device, PS_COMPUTE, &held[t].state, state, sizeof *state));
+        OK(device->download(device, PS_COMPUTE, host, gradients, bytes));
+        for (int i = 0; i < COUNT; i++) {
+            ck_assert_msg(host[i] == 0, "gradient %d is left at %g after %d steps", i, (double)host[i], t);
+        }
+        spoil(host, t, spoilt);
+        OK(device->upload(device, PS_COMPUTE, gradients, host, bytes));
+        OK(ps_optimizer_step(&optimizer, theta, k->real == k->parameter ? theta : weights, gradients, state, WINDOWS));
+    }
+    ps_optimizer_close(&optimizer);
+    device->release(device, theta, bytes);
+    device->release(device, gradients, bytes);
+    device->release(device, weights, sizeof held->copy);
+    device->release(device, state, sizeof *state);
+    k->close(k);
+    device->close(device);
+}
+
+static void expect_held(const struct held *a, const struct held *b, const char *what)
+{
+    ck_assert_msg(memcmp(a->theta, b->theta, sizeof a->theta) == 0, "%s: the parameters differ", what);
+    ck_assert_msg(memcmp(a->m, b->m, sizeof a->m) == 0, "%s: m differs", what);
+    ck_assert_msg(memcmp(a->v, b->v, sizeof a->v) == 0, "%s: v differs", what);
+    ck_assert_msg(memcmp(a->copy, b->copy, sizeof a->copy) == 0, "%s: the copy differs", what);
+}
+
+static void nonfinite(const char *backend, const char *device_kind, enum ps_precision precision, struct ps_optimizer_options o)
+{
+    static struct held plain[7], spoilt[7];
+    run_spoilt(backend, device_kind, precision, &o, 0, plain);
+    run_spoilt(backend, device_kind, precision, &o, 1, spoilt);
+    expect_held(&plain[BAD], &spoilt[BAD], "before the step");
+    ck_assert_uint_eq(spoilt[BAD].state.nonfinite, 0);
+    /* The step that is spoilt says so, and m says where; then nothing changes but the counters. */
+    for (int t = BAD + 1; t <= 6; t++) {
+        ck_assert_uint_eq(spoilt[t].state.nonfinite, BAD + 1);
+        ck_assert_uint_eq(spoilt[t].state.step, (uint64_t)t);
+        ck_assert_uint_eq(spoilt[t].state.skipped, 0);
+        expect_held(&spoilt[BAD + 1], &spoilt[t], "after the step");
+    }
+    for (int i = 0; i < COUNT; i++) {
+        ck_assert_msg(!isfinite(spoilt[6].m[i]) == (i == 5 || i == COUNT - 1), "m[%d] is %g", i, (double)spoilt[6].m[i]);
+    }
+    /* Left out, it changes nothing, and the next ones go on. */
+    o.skip_nonfinite = 1;
+    run_spoilt(backend, device_kind, precision, &o, 0, spoilt);
+    expect_held(&plain[6], &spoilt[6], "with nothing to skip");
+    ck_assert_uint_eq(spoilt[6].state.skipped, 0);
+    run_spoilt(backend, device_kind, precision, &o, 1, spoilt);
+    expect_held(&plain[BAD], &spoilt[BAD + 1], "the step that is left out");
+    ck_assert_uint_eq(spoilt[BAD].state.skipped, 0);
+    for (int t = BAD + 1; t <= 6; t++) {
+        ck_assert_uint_eq(spoilt[t].state.skipped, 1);
+        ck_assert_uint_eq(spoilt[t].state.nonfinite, 0);
+        ck_assert_uint_eq(spoilt[t].state.step, (uint64_t)t);
+        ck_assert(t == BAD + 1 || memcmp(spoilt[t].theta, spoilt[t - 1].theta, sizeof spoilt->theta) != 0);
+    }
+    for (int i = 0; i < COUNT; i++) {
+        ck_assert(isfinite(spoilt[6].theta[i]) && isfinite(spoilt[6].m[i]) && isfinite(spoilt[6].v[i]));
+    }
+}
+
+START_TEST(adamw_nonfinite)
+{
+    nonfinite("reference", "cpu", PS_FP32, options[_i]);
+    nonfinite("cpu", "cpu", PS_FP32, options[_i]);
+}
+END_TEST
+
+START_TEST(adamw_nonfinite_cuda)
+{
+    nonfinite("cuda", "cuda", PS_FP32, options[_i]);
+    nonfinite("cuda", "cuda", PS_PRECISION_BF16, options[_i]);
+}
+END_TEST
+
 /* ---- schedules ---- */
 
 static void expect_rates(const struct ps_schedule *schedule, const double *expected, int n)
@@ -259,8 +391,10 @@ int main(void)
     TCase *tests = tcase_create("optim");
     tcase_set_timeout(tests, 300);
     tcase_add_loop_test(tests, adamw, 0, OPTIONS);
+    tcase_add_loop_test(tests, adamw_nonfinite, 0, OPTIONS);
     if (ps_cuda_device_count() > 0) {
         tcase_add_loop_test(tests, adamw_cuda, 0, OPTIONS);
+        tcase_add_loop_test(tests, adamw_nonfinite_cuda, 0, OPTIONS);
     } else {
         printf("skipped: AdamW on CUDA: no CUDA device\n");
     }

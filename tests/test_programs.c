@@ -453,29 +453,7 @@ START_TEST(patience)
 }
 END_TEST
 
-/* A rate that ruins every epoch leaves no best weights: the last ones are tested, with a warning. */
-START_TEST(no_finite_epoch)
-{
-    struct path dir = new_dir("ruined");
-    struct result r = train(dir.text, ARGS("--set", "optim.lr=1e38", "--set", "train.epochs=2"));
-    ck_assert_msg(r.code == 0, "exit code %d: %s", r.code, r.err);
-    ck_assert_int_eq(lines_of(r.err), 1);
-    ck_assert_msg(strstr(r.err, "warning") && strstr(r.err, "optim.lr"), "%s", r.err);
-    result_free(&r);
-    ck_assert(!file_exists(in_run(dir.text, "checkpoints/best.h5").text));
-    json_t *test = read_test(dir.text), *metrics = read_metrics(dir.text);
-    ck_assert(json_is_null(json_object_get(test, "mse")));
-    ck_assert_int_eq((int)number_in(test, "epoch"), 2);
-    ck_assert_int_eq((int)json_array_size(metrics), 2);
-    ck_assert(json_is_null(json_object_get(json_array_get(metrics, 1), "val_mse")));
-    json_decref(test);
-    json_decref(metrics);
-}
-END_TEST
-
-/* ---- bad input ---- */
-
-/* 1-D, integers, NaN, a constant channel: written with HDF5 as anyone would. */
+/* A series of 1,500 values, 1-D or of 3 channels, written with HDF5 as anyone would. */
 static void write_series(const char *path, hid_t type, int rank, const void *values)
 {
     hid_t file = H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
@@ -487,6 +465,87 @@ static void write_series(const char *path, hid_t type, int rank, const void *val
     H5Fclose(file);
 }
 
+/* A rate that ruins the first step ends the run, which names step and tensor; the checkpoint from before it stays, and so does
+ * every later one: nothing is written of weights that are spoilt. */
+START_TEST(stops_when_not_finite)
+{
+    struct path dir = new_dir("stopped");
+    char *more[] = {"--set", "optim.lr=1e38", "--set", "train.checkpoint_every=1", "--set", "train.keep_last=100", NULL, NULL};
+    expect_refused(train(dir.text, more), 2,
+                   ARGS("in epoch 1: the loss is not finite", "tensors, first b_h", "optim.lr", "optim.clip_norm",
+                        "train.on_nonfinite: skip", "the last checkpoint is of a step before"));
+    struct ps_checkpoint c = load(dir.text, "last.h5");
+    ck_assert_uint_le(c.step, 3);
+    for (int64_t i = 0; i < c.layout->count; i++) {
+        ck_assert(isfinite(c.parameters[i]) && isfinite(c.m[i]) && isfinite(c.v[i]));
+    }
+    ps_checkpoint_free(&c);
+    struct path nothing = in_run(dir.text, "metrics.jsonl");
+    ck_assert(!file_exists(nothing.text) && !file_exists(in_run(dir.text, "checkpoints/best.h5").text));
+    /* And says so again, from where it was. */
+    more[6] = "--resume";
+    expect_refused(train(dir.text, more), 2, ARGS("in epoch 1: the loss is not finite"));
+}
+END_TEST
+
+/* Steps that are left out are counted in metrics.jsonl and told; the others train. */
+START_TEST(skips_when_not_finite)
+{
+    struct path dir = new_dir("skipped"), data = new_dir("spike.h5");
+    static float values[3 * 500];
+    for (int i = 0; i < 3 * 500; i++) {
+        values[i] = (float)sin(0.1 * i);
+    }
+    values[3 * 200 + 1] = 3e38f; /* finite, but its square is not */
+    write_series(data.text, H5T_NATIVE_FLOAT, 2, values);
+    char *more[] = {"--set", "data.path=spike.h5", "--set", "data.standardize=false", "--set", "model.revin=false",
+                    "--set", "train.epochs=2",     "--set", "train.batch_size=4",     NULL,    NULL,
+                    NULL};
+    expect_refused(train(dir.text, more), 2, ARGS("is not finite", "train.on_nonfinite: skip"));
+    more[10] = "--resume";
+    more[11] = "--set=train.on_nonfinite=skip"; /* the run that was stopped goes on */
+    struct result r = train(dir.text, more);
+    ck_assert_msg(r.code == 0 && !*r.err && strstr(r.out, "steps skipped (not finite)"), "exit code %d; stdout: %s; stderr: %s",
+                  r.code, r.out, r.err);
+    result_free(&r);
+    int windows = 350 - L - H + 1, steps = windows / 4;
+    json_t *metrics = expect_metrics(dir.text, 2, steps); /* every loss is a number */
+    for (int i = 0; i < 2; i++) {
+        int skipped = (int)number_in(json_array_get(metrics, (size_t)i), "skipped");
+        ck_assert_int_ge(skipped, (L + H) / 4); /* as many windows hold the spike */
+        ck_assert_int_lt(skipped, steps);
+    }
+    json_decref(metrics);
+    json_decref(read_test(dir.text));
+}
+END_TEST
+
+/* When every step is left out no epoch is good: the last weights are tested, with a warning. */
+START_TEST(no_finite_epoch)
+{
+    struct path dir = new_dir("ruined");
+    struct result r =
+        train(dir.text, ARGS("--set", "optim.lr=1e38", "--set", "train.epochs=2", "--set", "train.on_nonfinite=skip"));
+    ck_assert_msg(r.code == 0, "exit code %d: %s", r.code, r.err);
+    ck_assert_int_eq(lines_of(r.err), 1);
+    ck_assert_msg(strstr(r.err, "warning") && strstr(r.err, "optim.lr"), "%s", r.err);
+    result_free(&r);
+    ck_assert(!file_exists(in_run(dir.text, "checkpoints/best.h5").text));
+    json_t *test = read_test(dir.text), *metrics = read_metrics(dir.text);
+    ck_assert(json_is_null(json_object_get(test, "mse")));
+    ck_assert_int_eq((int)number_in(test, "epoch"), 2);
+    ck_assert_int_eq((int)json_array_size(metrics), 2);
+    ck_assert(json_is_null(json_object_get(json_array_get(metrics, 1), "val_mse")));
+    ck_assert(json_is_null(json_object_get(json_array_get(metrics, 1), "train_loss")));
+    ck_assert_int_eq((int)number_in(json_array_get(metrics, 1), "skipped"), steps_per_epoch());
+    json_decref(test);
+    json_decref(metrics);
+}
+END_TEST
+
+/* ---- bad input ---- */
+
+/* 1-D, integers, NaN, a constant channel. */
 static void write_bad_series(void)
 {
     static float values[1500];
@@ -1014,6 +1073,8 @@ int main(void)
     tcase_add_test(tests, falls_back);
     tcase_add_test(tests, resume_longer_or_changed);
     tcase_add_test(tests, patience);
+    tcase_add_test(tests, stops_when_not_finite);
+    tcase_add_test(tests, skips_when_not_finite);
     tcase_add_test(tests, no_finite_epoch);
     tcase_add_test(tests, bad_config_or_data);
     tcase_add_test(tests, bad_config_file);

@@ -3,6 +3,7 @@
 
 #include "data/import.h"
 #include "src/session.h"
+#include "src/writer.h"
 #include "tests/bf16.h"
 #include "tests/fused.h"
 #include "tests/run.h"
@@ -597,6 +598,105 @@ START_TEST(streamed_resume)
 }
 END_TEST
 
+/* ---- what is not finite ---- */
+
+/* Puts a value that is not finite into the gradient of one tensor, to which the next step's is added. */
+static void spoil(struct ps_session *s, const char *tensor, float value)
+{
+    const struct ps_parameters *layout = s->model->layout;
+    int t = 0;
+    while (strcmp(layout->table[t].name, tensor) != 0) {
+        t++;
+    }
+    OK(s->device->upload(s->device, PS_COMPUTE, (float *)s->model->gradients + layout->table[t].offset + 1, &value, sizeof value));
+    OK(s->device->synchronize(s->device));
+}
+
+/* A step whose gradient is not finite ends the run, which says where it began; and no checkpoint is written of it. */
+START_TEST(nonfinite_stops)
+{
+    struct run run;
+    char *clip[] = {"optim.clip_norm=0", "optim.clip_norm=1"};
+    run_open(&run, series_file.text, OVERRIDES(clip[_i]));
+    struct ps_kept kept = {.keep_last = 2, .keep_best = 1};
+    snprintf(kept.folder, sizeof kept.folder, "%.400s", folder.text);
+    struct ps_writer *writer;
+    OK(ps_writer_open(run.s, &kept, &writer));
+    train(run.s, 5);
+    OK(ps_writer_submit(writer, 0));
+    spoil(run.s, "layers.1.w_o", NAN);
+    spoil(run.s, "layers.0.b_1", INFINITY);
+    int finished;
+    double loss;
+    ck_assert_int_eq(ps_session_train_epoch(run.s, &(struct ps_epoch_watch){0}, &finished, &loss), PS_USAGE);
+    const char *says[] = {"step 6, in epoch 1: a gradient is not finite", "2 of 29 tensors, first layers.1.w_o", "optim.clip_norm",
+                          "train.on_nonfinite: skip"};
+    for (size_t i = 0; i < sizeof says / sizeof *says; i++) {
+        ck_assert_msg(strstr(ps_error_message(), says[i]) != NULL, "\"%s\" is not in: %s", says[i], ps_error_message());
+    }
+    OK(ps_writer_submit(writer, 0));
+    OK(ps_writer_drain(writer));
+    struct ps_resumption r;
+    OK(ps_kept_load(&kept, &r));
+    ck_assert_uint_eq(r.last.step, 5);
+    ps_resumption_free(&r);
+    OK(ps_kept_discard(&kept));
+    ps_writer_close(writer);
+    run_close(&run);
+}
+END_TEST
+
+/* Left out, the step changes nothing but the counters, is told, and is in what a run is resumed from. */
+START_TEST(nonfinite_skips)
+{
+    struct run first, second;
+    run_open(&first, series_file.text, OVERRIDES("train.on_nonfinite=skip"));
+    train(first.s, 5);
+    struct bits before = bits_of(first.s);
+    spoil(first.s, "w_p", -INFINITY);
+    train(first.s, 1);
+    struct bits after = bits_of(first.s);
+    ck_assert_uint_eq(after.state.step, 6);
+    ck_assert_uint_eq(after.state.skipped, 1);
+    ck_assert_uint_eq(after.state.nonfinite, 0);
+    before.state.step = after.state.step;
+    before.state.cursor = after.state.cursor;
+    before.state.loss_sum = after.state.loss_sum;
+    expect_equal(&before, &after, "a step that was left out");
+    struct ps_snapshot snapshot;
+    OK(ps_snapshot_open(first.s, 0, &snapshot));
+    OK(ps_snapshot_take(&snapshot));
+    OK(ps_snapshot_wait(&snapshot));
+    run_open(&second, series_file.text, OVERRIDES("train.on_nonfinite=skip"));
+    OK(ps_session_restore(second.s, &snapshot.checkpoint));
+    ps_snapshot_close(&snapshot);
+    train(first.s, 0);
+    train(second.s, 0);
+    ck_assert_uint_eq(first.s->ended.skipped, 1);
+    ck_assert_uint_eq(second.s->ended.skipped, 1);
+    struct bits a = bits_of(first.s), b = bits_of(second.s);
+    ck_assert_uint_eq(a.state.skipped, 0); /* of the next epoch */
+    expect_equal(&a, &b, "resumed");
+    bits_free(&before);
+    bits_free(&after);
+    bits_free(&a);
+    bits_free(&b);
+    run_close(&first);
+    run_close(&second);
+}
+END_TEST
+
+/* With nothing to leave out, both ways give the same bits. */
+START_TEST(nonfinite_nothing)
+{
+    struct bits a = trained(series_file.text, 2, OVERRIDES("optim.clip_norm=0")),
+                b = trained(series_file.text, 2, OVERRIDES("optim.clip_norm=0", "train.on_nonfinite=skip"));
+    expect_equal(&a, &b, "skip, with nothing to skip");
+    bits_free(&a);
+    bits_free(&b);
+}
+END_TEST
+
 static void add_tests(TCase *tests)
 {
     tcase_add_test(tests, larger_than_memory);
@@ -613,6 +713,9 @@ static void add_tests(TCase *tests)
     tcase_add_loop_test(tests, snapshot_and_restore, 0, 2);
     tcase_add_loop_test(tests, checkpoints_within_an_epoch, 0, 2);
     tcase_add_loop_test(tests, kept_after_an_error, 0, 2);
+    tcase_add_loop_test(tests, nonfinite_stops, 0, 2);
+    tcase_add_test(tests, nonfinite_skips);
+    tcase_add_test(tests, nonfinite_nothing);
 }
 
 static void set_up(const char *device, const char *with_precision, const char *with_fusion)

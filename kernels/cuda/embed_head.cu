@@ -261,12 +261,16 @@ static __global__ void __launch_bounds__(block)
 
 /* scale = B / (S H). */
 static __global__ void __launch_bounds__(block)
-    finish_loss(struct ps_step_state *state, const double *__restrict__ partials, int count, double scale)
+    finish_loss(struct ps_step_state *state, const double *__restrict__ partials, int count, double scale, int64_t batch)
 {
     __shared__ double shared[block / 32];
     const double sum = ps_sum_partials<block>(partials, count, 1, shared);
     if (threadIdx.x == 0) {
-        state->loss_sum += scale * sum;
+        if (isfinite(scale * sum)) {
+            state->loss_sum += scale * sum;
+        } else if (state->nonfinite == 0) {
+            state->lost += (uint64_t)batch;
+        }
     }
 }
 
@@ -357,8 +361,8 @@ template <typename T> static enum ps_status forecast_loss(const struct ps_kernel
     loss_partials<<<blocks, block, 0, c->stream>>>((double *)c->workspace, (T *)a->dx.data, (const float *)a->targets.data, h,
                                                    (float)(2.0 / (double)h.count));
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-    finish_loss<<<1, block, 0, c->stream>>>(a->state, (const double *)c->workspace, (int)blocks,
-                                            (double)a->batch / (double)h.count);
+    finish_loss<<<1, block, 0, c->stream>>>(a->state, (const double *)c->workspace, (int)blocks, (double)a->batch / (double)h.count,
+                                            a->batch);
     PS_CUDA_LAUNCHED(op);
 }
 

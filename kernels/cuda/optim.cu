@@ -79,6 +79,7 @@ static __device__ double power(double base, uint64_t exponent)
 struct adamw_plain {
     double beta1, beta2, epsilon, weight_decay, clip_norm;
     int64_t count, decayed, steps;
+    int skip;
 };
 
 /* What every element of a step shares. */
@@ -86,6 +87,8 @@ struct adamw_step {
     double v_scale; /* 1 / (1 - beta2^t) */
     double clip;
     float lr, m_scale;
+    bool halted;        /* nothing changes but the gradient */
+    uint64_t nonfinite; /* what a gradient that is not finite leaves in the state */
 };
 
 static __device__ __forceinline__ void update(float &parameter, float gradient, float &m, double &v, const adamw_plain &a,
@@ -104,8 +107,8 @@ static __device__ __forceinline__ void update(float &parameter, float gradient, 
 template <int VEC, bool COPY>
 static __global__ void __launch_bounds__(block, 4)
     adamw_elements(float *__restrict__ parameters, float *__restrict__ gradients, float *__restrict__ m, double *__restrict__ v,
-                   ps_bf16 *__restrict__ copy, const double *__restrict__ learning_rates,
-                   const struct ps_step_state *__restrict__ state, const adamw_plain a)
+                   ps_bf16 *__restrict__ copy, const double *__restrict__ learning_rates, struct ps_step_state *state,
+                   const adamw_plain a)
 {
     __shared__ struct adamw_step shared;
     const int64_t i = ((int64_t)blockIdx.x * block + threadIdx.x) * VEC;
@@ -138,12 +141,28 @@ static __global__ void __launch_bounds__(block, 4)
         /* Beyond the table the step changes no parameter but by NaN, so that it cannot pass unseen. */
         shared.lr = step < (uint64_t)a.steps ? (float)learning_rates[step] : NAN;
         shared.clip = a.clip_norm > 0.0 ? fmin(1.0, a.clip_norm / sqrt(state->gradient_squares)) : 1.0;
+        /* Another block of this launch may have left step + 1 there already: that halts the next steps, not this one. */
+        const uint64_t earlier = state->nonfinite;
+        const bool skip = a.skip && !isfinite(state->gradient_squares);
+        shared.halted = skip || (earlier != 0 && earlier <= step);
+        shared.nonfinite = step + 1;
+        if (skip && blockIdx.x == 0) {
+            state->skipped++;
+        }
     }
     __syncthreads();
     const struct adamw_step s = shared;
+    if (s.halted) {
+        for (int64_t j = i; j < i + VEC && j < a.count; j++) {
+            gradients[j] = 0.0f;
+        }
+        return;
+    }
+    bool finite = true;
     if (whole) {
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
+            finite = finite && isfinite(g[j]);
             update(p[j], g[j], first[j], second[j], a, s, i + j < a.decayed);
             g[j] = 0.0f;
         }
@@ -161,12 +180,16 @@ static __global__ void __launch_bounds__(block, 4)
         }
     } else {
         for (int64_t j = i; j < a.count; j++) { /* the last few */
+            finite = finite && isfinite(gradients[j]);
             update(parameters[j], gradients[j], m[j], v[j], a, s, j < a.decayed);
             gradients[j] = 0.0f;
             if constexpr (COPY) {
                 ps_put(copy + j, parameters[j]);
             }
         }
+    }
+    if (!finite) {
+        state->nonfinite = s.nonfinite;
     }
 }
 
@@ -202,7 +225,8 @@ extern "C" enum ps_status ps_cuda_adamw(const struct ps_kernels *k, const struct
     if (count == 0) {
         return PS_OK;
     }
-    const struct adamw_plain plain = {a->beta1, a->beta2, a->epsilon, a->weight_decay, a->clip_norm, count, a->decayed, steps};
+    const struct adamw_plain plain = {a->beta1, a->beta2,   a->epsilon, a->weight_decay, a->clip_norm,
+                                      count,    a->decayed, steps,      a->skip};
     if (a->copy.data) {
         launch_adamw<true>(c, a, plain);
     } else {
