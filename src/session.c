@@ -120,13 +120,17 @@ static enum ps_status open_device(struct ps_session *s, const struct ps_session_
 /* auto: by tiles where that was measured to be faster, docs/benchmarks.md. */
 static int tiled_attention(const struct ps_session *s, const struct ps_model_shape *shape)
 {
-    enum { LEAST = 42, LEAST_FP32 = 128, MOST = 1024, WIDE = 64, NARROW = 32 };
+    enum { LEAST = 42, LEAST_FP32 = 128, MOST = 1024, WIDE = 64, NARROW = 32, MOST_CPU = 128 };
     int64_t patches = ps_patches(shape), head = shape->d_model / shape->n_heads;
     enum ps_precision precision = s->kernels->precision;
-    enum ps_attention_kind kind = s->config->runtime.attention;
-    return kind == PS_ATTENTION_TILED ||
-           (kind == PS_ATTENTION_AUTO && strcmp(s->kernels->backend, "cuda") == 0 && patches <= MOST &&
-            patches >= (precision == PS_FP32 ? LEAST_FP32 : LEAST) && head <= (precision == PS_PRECISION_BF16 ? WIDE : NARROW));
+    if (s->config->runtime.attention != PS_ATTENTION_AUTO) {
+        return s->config->runtime.attention == PS_ATTENTION_TILED;
+    }
+    if (strcmp(s->kernels->backend, "cpu") == 0) {
+        return patches <= MOST_CPU;
+    }
+    return strcmp(s->kernels->backend, "cuda") == 0 && patches <= MOST && patches >= (precision == PS_FP32 ? LEAST_FP32 : LEAST) &&
+           head <= (precision == PS_PRECISION_BF16 ? WIDE : NARROW);
 }
 
 /* What the checkpoint records of the ways that products are computed. */
