@@ -39,7 +39,7 @@ enum ps_kind {
     PS_KIND_ELEMENTARY, /* what level none is made of */
     PS_KIND_MODEL,      /* gather, embedding, head, loss */
     PS_KIND_OPTIM,
-    PS_KIND_FUSED, /* whole layers; optional */
+    PS_KIND_FUSED, /* several of the above in one; optional */
 };
 
 /* X(name, kind, tensors, flops an element of the largest tensor). GEMMs and fused layers count their own FLOPs. */
@@ -73,7 +73,12 @@ enum ps_kind {
     X(adamw, PS_KIND_OPTIM, 6, 16)            \
     X(advance, PS_KIND_OPTIM, 0, 0)           \
     X(encoder_forward, PS_KIND_FUSED, 3, 0)   \
-    X(encoder_backward, PS_KIND_FUSED, 6, 0)
+    X(encoder_backward, PS_KIND_FUSED, 6, 0)  \
+    X(embed_forward, PS_KIND_FUSED, 9, 0)     \
+    X(embed_backward, PS_KIND_FUSED, 5, 0)    \
+    X(head_step, PS_KIND_FUSED, 10, 0)        \
+    X(window_loss, PS_KIND_FUSED, 8, 8)       \
+    X(head_sums, PS_KIND_FUSED, 2, 1)
 
 enum ps_op {
 #define PS_X(name, kind, tensors, flops) PS_OP_##name,
@@ -302,12 +307,13 @@ struct ps_sum_squares {
  * m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2 (in double),
  * parameter -= lr (m/(1 - beta1^t) / (sqrt(v/(1 - beta2^t)) + epsilon) + [i < decayed] weight_decay parameter); gradient = 0.
  * parameters, gradients, m [n] (type parameter); v [n] float64; learning_rates [steps] float64. copy [n] (type real), absent unless
- * bf16: = the new parameters, rounded. */
+ * bf16: = the new parameters, rounded. At the end state->step += 1 and state->cursor += windows. */
 struct ps_adamw {
     struct ps_tensor parameters, gradients, m, v, learning_rates, copy;
     int64_t decayed;
     double beta1, beta2, epsilon, weight_decay, clip_norm;
-    const struct ps_step_state *state;
+    struct ps_step_state *state;
+    uint64_t windows;
 };
 
 /* state->step += steps; state->cursor += windows. */
@@ -351,7 +357,55 @@ struct ps_encoder_backward {
     void *kept;
 };
 
+/* The ends of the model. Their backends may refuse a shape (PS_UNSUPPORTED): the operations above then do the same. */
+
+/* gather_patches, the product u = patches weight and bias_position_add in one. u [S*N, d]; weight [P, d] (type real), bias [d],
+ * position [N, d] (type parameter); the rest as gather_patches and bias_position_add say. */
+struct ps_embed_forward {
+    struct ps_tensor u, patches, mean, std, inputs, indices, weight, bias, position;
+    const struct ps_step_state *state;
+    int64_t batch, stride;
+    int revin, pad_end;
+    double epsilon;
+    struct ps_dropout dropout;
+};
+
+/* Its gradients, with g = drop'(du), the mask drawn again: d_weight += patches' g, d_bias += sum over rows of g, d_position[n] +=
+ * sum over sequences of g. d_weight [P, d], d_bias [d], d_position [N, d] (type parameter); du [S*N, d], patches [S*N, P]. */
+struct ps_embed_backward {
+    struct ps_tensor d_weight, d_bias, d_position, du, patches;
+    struct ps_dropout dropout;
+};
+
+enum { PS_PARTIAL_ROWS = 16 };
+
+/* The head of a training step but for the weight's gradient: x = z weight, forecast and squared error of the windows' targets, dx
+ * as forecast_loss, dz = dx weight'. partials[i, t] = sum of dx[s, t], partials[i, H] = sum of the squared errors over the
+ * sequences s of group i, PS_PARTIAL_ROWS of them. dz, z [S, K]; dx [S, H]; partials float64 [groups, H + 1]; weight [K, H] (type
+ * real), bias [H]; targets and indices as gather_targets. */
+struct ps_head_step {
+    struct ps_tensor dz, dx, partials, z, weight, bias, mean, std, targets, indices;
+    const struct ps_step_state *state;
+    int64_t batch;
+};
+
+/* The same without the two products: x [S, H] (type parameter) is given. */
+struct ps_window_loss {
+    struct ps_tensor dx, partials, x, bias, mean, std, targets, indices;
+    const struct ps_step_state *state;
+    int64_t batch;
+};
+
+/* d_bias += the partial sums of dx; state->loss_sum += batch times the mean over `sequences` and H of the squared errors. */
+struct ps_head_sums {
+    struct ps_tensor d_bias, partials;
+    struct ps_step_state *state;
+    int64_t batch, sequences;
+};
+
 /* ---- the table ---- */
+
+enum ps_beside { PS_BESIDE_BEGIN, PS_BESIDE_END, PS_BESIDE_JOIN };
 
 struct ps_kernels {
     const char *backend; /* "reference", "cpu", "cuda" */
@@ -368,6 +422,9 @@ struct ps_kernels {
      * PS_UNSUPPORTED, with the sizes, when they are not served. NULL where the entries are. */
     enum ps_status (*encoder_prepare)(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes, int64_t sequences,
                                       int64_t patches, int64_t d_model, size_t *kept_bytes);
+    /* What is enqueued between BEGIN and END runs beside what follows END, until JOIN: what follows that waits for both. One at a
+     * time; each BEGIN wants its JOIN before a capture ends. NULL where nothing runs beside anything. */
+    enum ps_status (*beside)(const struct ps_kernels *k, enum ps_beside what);
     /* Frees the table and its context. */
     void (*close)(struct ps_kernels *k);
 };

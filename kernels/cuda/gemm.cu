@@ -57,7 +57,7 @@ enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm
     enum ps_status status = ps_cuda_check(
         cudaDeviceGetAttribute(&g->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, k->device->index), "shared memory limit");
     if (status == PS_OK) {
-        status = k->device->allocate(k->device, WORKSPACE_BYTES, &g->workspace);
+        status = k->device->allocate(k->device, 2 * WORKSPACE_BYTES, &g->workspace);
     }
     if (status != PS_OK) {
         free(g);
@@ -95,7 +95,7 @@ void ps_cuda_gemm_close(const struct ps_kernels *k, struct ps_cuda_gemm *gemm)
     if (gemm->handle) {
         cublasLtDestroy(gemm->handle);
     }
-    k->device->release(k->device, gemm->workspace, WORKSPACE_BYTES);
+    k->device->release(k->device, gemm->workspace, 2 * WORKSPACE_BYTES);
     free(gemm);
 }
 
@@ -352,6 +352,12 @@ static enum ps_status plan_find(struct ps_cuda_gemm *gemm, enum ps_precision pre
     return PS_OK;
 }
 
+/* The second half is for what runs beside. */
+static void *workspace_of(const struct ps_cuda_context *context)
+{
+    return (char *)context->gemm->workspace + (context->beside ? WORKSPACE_BYTES : 0);
+}
+
 /* One strided batch. key holds the matrices' layouts. */
 static enum ps_status lt_product(const struct ps_kernels *k, const struct ps_product *p, struct plan_key *key)
 {
@@ -366,7 +372,7 @@ static enum ps_status lt_product(const struct ps_kernels *k, const struct ps_pro
     PS_TRY(plan_find(context->gemm, k->precision, key, &plan));
     return lt_check(cublasLtMatmul(context->gemm->handle, plan->operation, &p->alpha, p->a.data, plan->layout[1], p->b.data,
                                    plan->layout[2], &p->beta, p->c.data, plan->layout[0], p->c.data, plan->layout[0],
-                                   &plan->algorithm, context->gemm->workspace, WORKSPACE_BYTES, context->stream),
+                                   &plan->algorithm, workspace_of(context), WORKSPACE_BYTES, context->stream),
                     "gemm");
 }
 
@@ -387,7 +393,7 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
     }
     if (ps_cuda_split_wanted(&p)) {
         struct ps_cuda_split split = {};
-        split.workspace = context->gemm->workspace;
+        split.workspace = workspace_of(context);
         split.workspace_bytes = WORKSPACE_BYTES;
         split.multiprocessors = context->multiprocessors;
         split.shared_bytes = context->gemm->shared_bytes;

@@ -245,6 +245,7 @@ __device__ static inline void fragment(float (&to)[T][KS], const float *shared, 
 template <typename T, int TM, int TN, bool A_ALONG_K, bool B_ALONG_K, bool VECTOR>
 __global__ void __launch_bounds__(THREADS) tiny_kernel(const __grid_constant__ struct tiny x)
 {
+    ps_grid_begin();
     constexpr int WM = A_ALONG_K ? 1 : TM < 4 ? TM : 4, WN = B_ALONG_K ? 1 : TN < 4 ? TN : 4;
     constexpr int KS = VECTOR && (A_ALONG_K || B_ALONG_K) ? 4 : 1;
     extern __shared__ float4 shared_memory[];
@@ -453,7 +454,7 @@ enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const
     tiny_kernel_type *kernel = p->type == PS_BF16 ? kernel_of_tile<ps_bf16>(tile, a_along_k, b_along_k, vector)
                                                   : kernel_of_tile<float>(tile, a_along_k, b_along_k, vector);
     int threads = ceil_div(x.per_block * x.threads, 32) * 32;
-    kernel<<<(unsigned)ceil_div(x.batch, x.per_block), threads, (size_t)(x.per_block * each) * 4, context->stream>>>(x);
+    ps_cuda_launch(context, kernel, (unsigned)ceil_div(x.batch, x.per_block), threads, (size_t)(x.per_block * each) * 4, x);
     PS_CUDA_LAUNCHED("tiny gemm");
 }
 
