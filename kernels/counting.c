@@ -53,6 +53,12 @@ static double elements(enum ps_op op, const void *arguments, int i)
         count *= (double)((const struct ps_gather_patches *)arguments)->batch / (double)t->size[0];
     } else if (op == PS_OP_gather_targets && i >= 1) { /* targets, indices */
         count *= (double)((const struct ps_gather_targets *)arguments)->batch / (double)t->size[0];
+    } else if (op == PS_OP_embed_forward && (i == 4 || i == 5)) { /* inputs, indices */
+        count *= (double)((const struct ps_embed_forward *)arguments)->batch / (double)t->size[0];
+    } else if (op == PS_OP_head_step && i >= 8) { /* targets, indices */
+        count *= (double)((const struct ps_head_step *)arguments)->batch / (double)t->size[0];
+    } else if (op == PS_OP_window_loss && i >= 6) { /* targets, indices */
+        count *= (double)((const struct ps_window_loss *)arguments)->batch / (double)t->size[0];
     } else if (op == PS_OP_forecast_error && i == 0) { /* one slot */
         count = 2;
     } else if (op == PS_OP_adamw && i == 4) { /* one learning rate */
@@ -71,7 +77,10 @@ static int in_place(enum ps_op op, const void *arguments, int i)
         return i == 0 && ((const struct ps_reduce *)arguments)->accumulate;
     case PS_OP_bias_add:
     case PS_OP_bias_grad:
+    case PS_OP_head_sums:
         return i == 0;
+    case PS_OP_embed_backward:
+        return i < 3;
     case PS_OP_layernorm_backward:
         return i == 1 || i == 2;
     case PS_OP_adamw:
@@ -116,6 +125,19 @@ double ps_op_flops(enum ps_op op, const void *arguments)
         /* The forward again, and two products for each of its own. */
         const struct ps_encoder_backward *encoder = arguments;
         return 3 * encoder_flops(&encoder->stream, &encoder->sizes);
+    }
+    /* Products of the ends. */
+    if (op == PS_OP_embed_forward) {
+        const struct ps_embed_forward *embed = arguments;
+        return 2 * (double)ps_tensor_count(&embed->patches) * (double)ps_tensor_count(&embed->bias);
+    }
+    if (op == PS_OP_embed_backward) {
+        const struct ps_embed_backward *embed = arguments;
+        return 2 * (double)ps_tensor_count(&embed->patches) * (double)ps_tensor_count(&embed->d_bias);
+    }
+    if (op == PS_OP_head_step) {
+        const struct ps_head_step *head = arguments;
+        return 4 * (double)ps_tensor_count(&head->z) * (double)ps_tensor_count(&head->bias);
     }
     double largest = 0;
     for (int i = 0; i < operations[op].tensors; i++) {
@@ -184,6 +206,12 @@ struct hooked {
 PS_KERNEL_LIST(PS_X)
 #undef PS_X
 
+static enum ps_status hooked_beside(const struct ps_kernels *k, enum ps_beside what)
+{
+    const struct hooked *h = k->context;
+    return h->inner->beside(h->inner, what);
+}
+
 static void hooked_close(struct ps_kernels *k)
 {
     free(k->context);
@@ -205,6 +233,7 @@ enum ps_status ps_kernels_hooked(const struct ps_kernels *inner, ps_hook *hook, 
     k->close = hooked_close;
     k->tune = NULL; /* the inner table's own business */
     k->tuning = NULL;
+    k->beside = inner->beside ? hooked_beside : NULL;
 #define PS_X(name, kind, tensors, flops) k->name = inner->name ? hooked_##name : NULL;
     PS_KERNEL_LIST(PS_X)
 #undef PS_X

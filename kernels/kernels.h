@@ -39,7 +39,7 @@ enum ps_kind {
     PS_KIND_ELEMENTARY, /* what level none is made of */
     PS_KIND_MODEL,      /* gather, embedding, head, loss */
     PS_KIND_OPTIM,
-    PS_KIND_FUSED, /* whole layers; optional */
+    PS_KIND_FUSED, /* several of the above in one; optional */
 };
 
 /* X(name, kind, tensors, flops an element of the largest tensor). GEMMs and fused layers count their own FLOPs. */
@@ -76,7 +76,12 @@ enum ps_kind {
     X(attention_backward, PS_KIND_FUSED, 10, 0) \
     X(encoder_forward, PS_KIND_FUSED, 3, 0)     \
     X(encoder_backward, PS_KIND_FUSED, 6, 0)    \
-    X(gemm_bias, PS_KIND_GEMM, 5, 0)
+    X(gemm_bias, PS_KIND_GEMM, 5, 0)            \
+    X(embed_forward, PS_KIND_FUSED, 9, 0)       \
+    X(embed_backward, PS_KIND_FUSED, 5, 0)      \
+    X(head_step, PS_KIND_FUSED, 10, 0)          \
+    X(window_loss, PS_KIND_FUSED, 8, 8)         \
+    X(head_sums, PS_KIND_FUSED, 2, 1)
 
 enum ps_op {
 #define PS_X(name, kind, tensors, flops) PS_OP_##name,
@@ -317,13 +322,15 @@ struct ps_sum_squares {
  * bf16: = the new parameters, rounded.
  * An element of the gradient that is not finite: state->nonfinite = t, in the same pass, so that this step's update is spoilt where
  * it is (m tells where), and no later one changes anything but gradient = 0. With skip it is state->gradient_squares that tells,
- * before the update: when it is not finite, nothing changes but gradient = 0 and state->skipped += 1. */
+ * before the update: when it is not finite, nothing changes but gradient = 0 and state->skipped += 1.
+ * At the end state->step += 1 and state->cursor += windows. */
 struct ps_adamw {
     struct ps_tensor parameters, gradients, m, v, learning_rates, copy;
     int64_t decayed;
     double beta1, beta2, epsilon, weight_decay, clip_norm;
     int skip;
     struct ps_step_state *state;
+    uint64_t windows;
 };
 
 /* state->step += steps; state->cursor += windows. */
@@ -389,7 +396,56 @@ struct ps_encoder_backward {
     void *kept;
 };
 
+/* The ends of the model. Their backends may refuse a shape (PS_UNSUPPORTED): the operations above then do the same. */
+
+/* gather_patches, the product u = patches weight and bias_position_add in one. u [S*N, d]; weight [P, d] (type real), bias [d],
+ * position [N, d] (type parameter); the rest as gather_patches and bias_position_add say. */
+struct ps_embed_forward {
+    struct ps_tensor u, patches, mean, std, inputs, indices, weight, bias, position;
+    const struct ps_step_state *state;
+    int64_t batch, stride;
+    int revin, pad_end;
+    double epsilon;
+    struct ps_dropout dropout;
+};
+
+/* Its gradients, with g = drop'(du), the mask drawn again: d_weight += patches' g, d_bias += sum over rows of g, d_position[n] +=
+ * sum over sequences of g. d_weight [P, d], d_bias [d], d_position [N, d] (type parameter); du [S*N, d], patches [S*N, P]. */
+struct ps_embed_backward {
+    struct ps_tensor d_weight, d_bias, d_position, du, patches;
+    struct ps_dropout dropout;
+};
+
+enum { PS_PARTIAL_ROWS = 16 };
+
+/* The head of a training step but for the weight's gradient: x = z weight, forecast and squared error of the windows' targets, dx
+ * as forecast_loss, dz = dx weight'. partials[i, t] = sum of dx[s, t], partials[i, H] = sum of the squared errors over the
+ * sequences s of group i, PS_PARTIAL_ROWS of them. dz, z [S, K]; dx [S, H]; partials float64 [groups, H + 1]; weight [K, H] (type
+ * real), bias [H]; targets and indices as gather_targets. */
+struct ps_head_step {
+    struct ps_tensor dz, dx, partials, z, weight, bias, mean, std, targets, indices;
+    const struct ps_step_state *state;
+    int64_t batch;
+};
+
+/* The same without the two products: x [S, H] (type parameter) is given. */
+struct ps_window_loss {
+    struct ps_tensor dx, partials, x, bias, mean, std, targets, indices;
+    const struct ps_step_state *state;
+    int64_t batch;
+};
+
+/* d_bias += the partial sums of dx; state->loss_sum += batch times the mean over `sequences` and H of the squared errors,
+ * or as forecast_loss does when that is not finite. */
+struct ps_head_sums {
+    struct ps_tensor d_bias, partials;
+    struct ps_step_state *state;
+    int64_t batch, sequences;
+};
+
 /* ---- the table ---- */
+
+enum ps_beside { PS_BESIDE_BEGIN, PS_BESIDE_END, PS_BESIDE_JOIN };
 
 struct ps_kernels {
     const char *backend; /* "reference", "cpu", "cuda" */
@@ -412,6 +468,9 @@ struct ps_kernels {
     enum ps_status (*tune)(const struct ps_kernels *k);
     /* *text, malloc'ed: what `tune` has found, one line a product, for ps_kernels_options.tuning. NULL where tune is. */
     enum ps_status (*tuning)(const struct ps_kernels *k, char **text);
+    /* What is enqueued between BEGIN and END runs beside what follows END, until JOIN: what follows that waits for both. One at a
+     * time; each BEGIN wants its JOIN before a capture ends. NULL where nothing runs beside anything. */
+    enum ps_status (*beside)(const struct ps_kernels *k, enum ps_beside what);
     /* Frees the table and its context. */
     void (*close)(struct ps_kernels *k);
 };

@@ -43,6 +43,7 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(stream, PS_LEVEL_ALL, (layers + 1) * R * d, real)         /* what each layer reads, and the head [layers + 1, R, d] */ \
     X(head_out, PS_LEVEL_ALL, S *H, parameter)                  /* head product, before bias and denormalising [S, H] */     \
     X(d_head_out, PS_LEVEL_ALL, S *H, real)                     /* its gradient [S, H] */                                    \
+    X(head_partials, PS_LEVEL_ALL, groups *(H + 1), PS_F64)     /* of the loss and b_h's gradient [groups, H + 1] */         \
     X(gradient, PS_LEVEL_ALL, R *d, real)                       /* dy on the way down, du after a layer [R, d] */            \
     X(masked, PS_LEVEL_BOTH, R *d, real)                        /* drop'(dy) [R, d] */                                       \
     X(branch, PS_LEVEL_BOTH, R *d, real)                        /* gradient inside a layer's branch [R, d] */                \

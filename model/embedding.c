@@ -28,6 +28,27 @@ enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows 
     int64_t R = batch * m->shape.channels * ps_patches(&m->shape);
     struct ps_tensor patches = ps_tensor_2d(s->patches, k->real, R, m->shape.patch_len);
     struct ps_tensor u = ps_model_stream(m, 0, batch);
+    if (k->embed_forward) {
+        enum ps_status status = k->embed_forward(k, &(struct ps_embed_forward){.u = u,
+                                                                               .patches = patches,
+                                                                               .mean = ps_revin_tensor(m, s->revin_mean, batch),
+                                                                               .std = ps_revin_tensor(m, s->revin_std, batch),
+                                                                               .inputs = windows->inputs,
+                                                                               .indices = windows->indices,
+                                                                               .weight = weight(m, m->layout->w_p),
+                                                                               .bias = parameter(m, m->layout->b_p),
+                                                                               .position = parameter(m, m->layout->w_pos),
+                                                                               .state = state,
+                                                                               .batch = batch,
+                                                                               .stride = m->shape.stride,
+                                                                               .revin = m->shape.revin,
+                                                                               .pad_end = m->shape.pad_end,
+                                                                               .epsilon = PS_REVIN_EPSILON,
+                                                                               .dropout = dropout});
+        if (status != PS_UNSUPPORTED) {
+            return status;
+        }
+    }
     PS_TRY(k->gather_patches(k, &(struct ps_gather_patches){.patches = patches,
                                                             .mean = ps_revin_tensor(m, s->revin_mean, batch),
                                                             .std = ps_revin_tensor(m, s->revin_std, batch),
@@ -52,6 +73,18 @@ enum ps_status ps_embedding_backward(struct ps_model *m, int64_t batch, struct p
     const struct ps_shared_cache *s = &m->cache.shared;
     int64_t S = batch * m->shape.channels, N = ps_patches(&m->shape), R = S * N, d = m->shape.d_model;
     struct ps_tensor du = ps_tensor_2d(s->gradient, k->real, R, d);
+    struct ps_tensor patches = ps_tensor_2d(s->patches, k->real, R, m->shape.patch_len);
+    if (k->embed_backward) {
+        enum ps_status status = k->embed_backward(k, &(struct ps_embed_backward){.d_weight = gradient(m, m->layout->w_p),
+                                                                                 .d_bias = gradient(m, m->layout->b_p),
+                                                                                 .d_position = gradient(m, m->layout->w_pos),
+                                                                                 .du = du,
+                                                                                 .patches = patches,
+                                                                                 .dropout = dropout});
+        if (status != PS_UNSUPPORTED) {
+            return status;
+        }
+    }
     /* The sum over sequences alone, seen as columns of [S, N*d], is the position's gradient; the mask is drawn here, in place. */
     struct ps_tensor wide = ps_tensor_2d(s->gradient, k->real, S, N * d);
     struct ps_tensor d_position = ps_tensor_reshape(gradient(m, m->layout->w_pos), 1, (int64_t[]){N * d});
@@ -61,7 +94,6 @@ enum ps_status ps_embedding_backward(struct ps_model *m, int64_t batch, struct p
     }
     PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = d_position, .masked = masked, .dy = wide, .dropout = dropout}));
     PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = gradient(m, m->layout->b_p), .dy = du}));
-    struct ps_tensor patches = ps_tensor_2d(s->patches, k->real, R, m->shape.patch_len);
     return ps_product(k, gradient(m, m->layout->w_p), ps_transposed(patches), du, 1, 1);
 }
 
@@ -97,24 +129,93 @@ enum ps_status ps_gather_targets_of(struct ps_model *m, const struct ps_windows 
                                                                   .batch = batch});
 }
 
-enum ps_status ps_head_backward(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
-                                struct ps_tensor y)
+/* dx, the loss's sums and dz = cache.shared.gradient. *summed: the loss and the bias's gradient have their sums already; else
+ * cache.shared.head_partials hold their parts. */
+static enum ps_status head_loss(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
+                                struct ps_tensor z, struct ps_tensor dx, struct ps_tensor partials, int *multiplied, int *summed)
 {
     const struct ps_kernels *k = m->k;
     const struct ps_shared_cache *s = &m->cache.shared;
-    struct ps_tensor dx = ps_tensor_2d(s->d_head_out, k->real, batch * m->shape.channels, m->shape.pred_len);
-    struct ps_tensor flat = flattened(m, y, batch);
+    struct ps_tensor dz = z, x = ps_head_tensor(m, s->head_out, batch), bias = parameter(m, m->layout->b_h);
+    struct ps_tensor mean = ps_revin_tensor(m, s->revin_mean, batch), std = ps_revin_tensor(m, s->revin_std, batch);
+    enum ps_status status = PS_UNSUPPORTED;
+    dz.data = s->gradient;
+    *multiplied = *summed = 0;
+    if (k->head_step) {
+        status = k->head_step(k, &(struct ps_head_step){.dz = dz,
+                                                        .dx = dx,
+                                                        .partials = partials,
+                                                        .z = z,
+                                                        .weight = weight(m, m->layout->w_h),
+                                                        .bias = bias,
+                                                        .mean = mean,
+                                                        .std = std,
+                                                        .targets = windows->targets,
+                                                        .indices = windows->indices,
+                                                        .state = state,
+                                                        .batch = batch});
+        *multiplied = status == PS_OK;
+    }
+    if (status != PS_UNSUPPORTED) {
+        return status;
+    }
+    PS_TRY(ps_head_forward(m, batch, z));
+    if (k->window_loss) {
+        status = k->window_loss(k, &(struct ps_window_loss){.dx = dx,
+                                                            .partials = partials,
+                                                            .x = x,
+                                                            .bias = bias,
+                                                            .mean = mean,
+                                                            .std = std,
+                                                            .targets = windows->targets,
+                                                            .indices = windows->indices,
+                                                            .state = state,
+                                                            .batch = batch});
+    }
+    if (status != PS_UNSUPPORTED) {
+        return status;
+    }
+    *summed = 1;
     PS_TRY(ps_gather_targets_of(m, windows, state, batch));
-    PS_TRY(k->forecast_loss(k, &(struct ps_forecast_loss){.dx = dx,
-                                                          .x = ps_head_tensor(m, s->head_out, batch),
-                                                          .bias = parameter(m, m->layout->b_h),
-                                                          .mean = ps_revin_tensor(m, s->revin_mean, batch),
-                                                          .std = ps_revin_tensor(m, s->revin_std, batch),
+    return k->forecast_loss(k, &(struct ps_forecast_loss){.dx = dx,
+                                                          .x = x,
+                                                          .bias = bias,
+                                                          .mean = mean,
+                                                          .std = std,
                                                           .targets = ps_head_tensor(m, s->targets, batch),
                                                           .state = state,
-                                                          .batch = batch}));
-    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = gradient(m, m->layout->b_h), .dy = dx}));
-    PS_TRY(ps_product(k, gradient(m, m->layout->w_h), ps_transposed(flat), dx, 1, 1));
-    flat.data = s->gradient;
-    return ps_product(k, flat, dx, ps_transposed(weight(m, m->layout->w_h)), 1, 0);
+                                                          .batch = batch});
+}
+
+enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
+                             struct ps_tensor y)
+{
+    const struct ps_kernels *k = m->k;
+    const struct ps_shared_cache *s = &m->cache.shared;
+    int64_t S = batch * m->shape.channels, H = m->shape.pred_len;
+    struct ps_tensor z = flattened(m, y, batch), dx = ps_tensor_2d(s->d_head_out, k->real, S, H);
+    struct ps_tensor partials = ps_tensor_2d(s->head_partials, PS_F64, (S + PS_PARTIAL_ROWS - 1) / PS_PARTIAL_ROWS, H + 1);
+    struct ps_tensor d_bias = gradient(m, m->layout->b_h);
+    int multiplied, summed;
+    PS_TRY(head_loss(m, windows, state, batch, z, dx, partials, &multiplied, &summed));
+    /* Nothing but AdamW waits for these. */
+    if (k->beside) {
+        PS_TRY(k->beside(k, PS_BESIDE_BEGIN));
+    }
+    enum ps_status status =
+        summed ? k->bias_grad(k, &(struct ps_bias_grad){.dbias = d_bias, .dy = dx})
+               : k->head_sums(k, &(struct ps_head_sums){
+                                     .d_bias = d_bias, .partials = partials, .state = state, .batch = batch, .sequences = S});
+    if (status == PS_OK) {
+        status = ps_product(k, gradient(m, m->layout->w_h), ps_transposed(z), dx, 1, 1);
+    }
+    if (k->beside) {
+        enum ps_status ended = k->beside(k, PS_BESIDE_END);
+        status = status == PS_OK ? ended : status;
+    }
+    if (status != PS_OK || multiplied) {
+        return status;
+    }
+    z.data = s->gradient;
+    return ps_product(k, z, dx, ps_transposed(weight(m, m->layout->w_h)), 1, 0);
 }

@@ -320,11 +320,14 @@ enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *win
     return ps_head_forward(m, batch, ps_model_stream(m, m->shape.n_layers, batch));
 }
 
-enum ps_status ps_model_backward(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)
+enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)
 {
-    PS_TRY(ps_head_backward(m, windows, state, batch, ps_model_stream(m, m->shape.n_layers, batch)));
+    PS_TRY(ps_embedding_forward(m, windows, state, batch, dropout_at(m, 0, state, 1)));
+    PS_TRY(ps_model_encode(m, state, batch, 1));
+    PS_TRY(ps_head_train(m, windows, state, batch, ps_model_stream(m, m->shape.n_layers, batch)));
     PS_TRY(ps_model_encode_backward(m, state, batch, 1));
-    return ps_embedding_backward(m, batch, dropout_at(m, 0, state, 1));
+    PS_TRY(ps_embedding_backward(m, batch, dropout_at(m, 0, state, 1)));
+    return m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK;
 }
 
 enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,

@@ -53,8 +53,9 @@ enum ps_status ps_model_refresh_weights(struct ps_model *m);
  * device memory. training: dropout on, counted by state->step. */
 enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                 int64_t batch, int training);
-/* After a training forward of the same batch: the loss into state->loss_sum, gradients += all the way down. */
-enum ps_status ps_model_backward(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch);
+/* A whole training pass over the same windows: forward with dropout, the loss into state->loss_sum, gradients += all the way down.
+ * It leaves no forecast: cache.shared.head_out is scratch. */
+enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch);
 /* After a forward: squared and absolute errors into errors (float64 [slots, 2], see forecast_error). */
 enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                int64_t batch, struct ps_tensor errors, int64_t slot_windows);

@@ -56,7 +56,7 @@ enum ps_status ps_optimizer_step(const struct ps_optimizer *o, void *parameters,
     if (o->options.clip_norm > 0 || o->options.skip_nonfinite) {
         PS_TRY(k->sum_squares(k, &(struct ps_sum_squares){.x = g, .state = state}));
     }
-    PS_TRY(k->adamw(k, &(struct ps_adamw){.parameters = ps_tensor_1d(parameters, type, o->count),
+    return k->adamw(k, &(struct ps_adamw){.parameters = ps_tensor_1d(parameters, type, o->count),
                                           .gradients = g,
                                           .m = ps_tensor_1d(o->m, type, o->count),
                                           .v = ps_tensor_1d(o->v, PS_F64, o->count),
@@ -69,6 +69,6 @@ enum ps_status ps_optimizer_step(const struct ps_optimizer *o, void *parameters,
                                           .weight_decay = o->options.weight_decay,
                                           .clip_norm = o->options.clip_norm,
                                           .skip = o->options.skip_nonfinite,
-                                          .state = state}));
-    return k->advance(k, &(struct ps_advance){.state = state, .steps = 1, .windows = (uint64_t)windows});
+                                          .state = state,
+                                          .windows = (uint64_t)windows});
 }

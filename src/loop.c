@@ -9,8 +9,7 @@
 
 enum ps_status ps_session_step(struct ps_session *s, int64_t batch)
 {
-    PS_TRY(ps_model_forward(s->model, &s->windows, s->state, batch, 1));
-    PS_TRY(ps_model_backward(s->model, &s->windows, s->state, batch));
+    PS_TRY(ps_model_gradients(s->model, &s->windows, s->state, batch));
     return ps_optimizer_step(&s->optimizer, s->model->parameters, s->model->weights, s->model->gradients, s->state, batch);
 }
 

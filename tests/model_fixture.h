@@ -160,8 +160,7 @@ static inline double fixture_loss(struct fixture *f)
     struct ps_step_state state = {0};
     OK(f->device->upload(f->device, PS_COMPUTE, f->state, &state, sizeof state));
     OK(f->device->fill_zero(f->device, PS_COMPUTE, f->model->gradients, (size_t)f->count * ps_type_bytes(f->k->parameter)));
-    OK(ps_model_forward(f->model, &f->windows, f->state, f->batch, 1));
-    OK(ps_model_backward(f->model, &f->windows, f->state, f->batch));
+    OK(ps_model_gradients(f->model, &f->windows, f->state, f->batch));
     OK(f->device->download(f->device, PS_COMPUTE, &state, f->state, sizeof state));
     return state.loss_sum / (double)f->batch;
 }

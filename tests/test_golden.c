@@ -97,7 +97,7 @@ static void compare(const struct golden_case *c)
         delta += (got[i] - forecast[i]) * (got[i] - forecast[i]);
         norm += forecast[i] * forecast[i];
     }
-    OK(ps_model_backward(f.model, &windows, f.state, batch));
+    OK(ps_model_gradients(f.model, &windows, f.state, batch));
     double *gradients = from_device(f.device, type, f.model->gradients, f.count);
     int worst = 0;
     double gradient = gradient_error(f.model->layout, gradients, expected, &worst);
@@ -116,8 +116,7 @@ static void compare(const struct golden_case *c)
     OK(f.device->fill_zero(f.device, PS_COMPUTE, f.state, sizeof *f.state));
     for (int64_t i = 0; i < steps; i++) {
         struct ps_step_state state;
-        OK(ps_model_forward(f.model, &windows, f.state, batch, 1));
-        OK(ps_model_backward(f.model, &windows, f.state, batch));
+        OK(ps_model_gradients(f.model, &windows, f.state, batch));
         OK(ps_optimizer_step(&optimizer, f.model->parameters, f.model->weights, f.model->gradients, f.state, batch));
         OK(f.device->download(f.device, PS_COMPUTE, &state, f.state, sizeof state));
         double error = fabs((state.loss_sum - before) / (double)batch - loss[i]) / loss[i];

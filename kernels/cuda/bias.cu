@@ -193,6 +193,7 @@ static __device__ __forceinline__ void finish_quad(const Map &map, const typenam
 template <bool DROP, typename Map>
 static __global__ void __launch_bounds__(block) map_quads(const Map map, const struct ps_dropout dropout, int64_t quads)
 {
+    ps_grid_begin();
     const int64_t first = ((int64_t)blockIdx.x * (block / 32) + threadIdx.x / 32) * 64 + threadIdx.x % 32, second = first + 32;
     typename Map::template inputs<4> a, b;
     if (first < quads) {
@@ -217,6 +218,7 @@ static __global__ void __launch_bounds__(block) map_quads(const Map map, const s
 template <bool DROP, typename Map>
 static __global__ void __launch_bounds__(block) map_octets(const Map map, const struct ps_dropout dropout, int64_t octets)
 {
+    ps_grid_begin();
     const int64_t octet = (int64_t)blockIdx.x * block + threadIdx.x;
     if (octet >= octets) {
         return;
@@ -243,6 +245,7 @@ static __global__ void __launch_bounds__(block) map_octets(const Map map, const 
 template <bool DROP, typename Map>
 static __global__ void __launch_bounds__(block) map_single(const Map map, const struct ps_dropout dropout, int64_t count)
 {
+    ps_grid_begin();
     const int64_t begin = ((int64_t)blockIdx.x * block + threadIdx.x) * 8;
     if (begin >= count) {
         return;
@@ -280,25 +283,25 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     if (!vector) {
         const unsigned blocks = ps_cuda_blocks(count, 8 * block);
         if (drop) {
-            map_single<true><<<blocks, block, 0, c->stream>>>(map, dropout, count);
+            ps_cuda_launch(c, map_single<true, Map>, blocks, block, 0, map, dropout, count);
         } else {
-            map_single<false><<<blocks, block, 0, c->stream>>>(map, dropout, count);
+            ps_cuda_launch(c, map_single<false, Map>, blocks, block, 0, map, dropout, count);
         }
     } else if constexpr (ps_vector<typename Map::element> == 8) {
         const int64_t octets = count / 8;
         const unsigned blocks = ps_cuda_blocks(octets, block);
         if (drop) {
-            map_octets<true><<<blocks, block, 0, c->stream>>>(map, dropout, octets);
+            ps_cuda_launch(c, map_octets<true, Map>, blocks, block, 0, map, dropout, octets);
         } else {
-            map_octets<false><<<blocks, block, 0, c->stream>>>(map, dropout, octets);
+            ps_cuda_launch(c, map_octets<false, Map>, blocks, block, 0, map, dropout, octets);
         }
     } else {
         const int64_t quads = count / 4;
         const unsigned blocks = ps_cuda_blocks(quads, 2 * block);
         if (drop) {
-            map_quads<true><<<blocks, block, 0, c->stream>>>(map, dropout, quads);
+            ps_cuda_launch(c, map_quads<true, Map>, blocks, block, 0, map, dropout, quads);
         } else {
-            map_quads<false><<<blocks, block, 0, c->stream>>>(map, dropout, quads);
+            ps_cuda_launch(c, map_quads<false, Map>, blocks, block, 0, map, dropout, quads);
         }
     }
     PS_CUDA_LAUNCHED(op);

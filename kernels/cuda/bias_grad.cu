@@ -20,6 +20,7 @@ static __global__ void __launch_bounds__(block, 4)
     column_sums(float *__restrict__ partials, T *masked, const T *dy, int64_t rows, int64_t share_rows, int n, int tiles,
                 int tx_bits, const struct ps_dropout dropout)
 {
+    ps_grid_begin();
     constexpr int flight = rows_in_flight<VEC>;
     __shared__ float shared[VEC][block];
     const int tx = threadIdx.x & ((1 << tx_bits) - 1), ty = threadIdx.x >> tx_bits, height = block >> tx_bits;
@@ -116,8 +117,8 @@ template <typename T, int VEC, bool DROP>
 static void launch(const struct ps_cuda_context *c, const struct ps_bias_grad *a, T *masked, int64_t rows, int64_t shares,
                    int64_t share_rows, int n, int tiles, int tx_bits)
 {
-    column_sums<T, VEC, DROP><<<(unsigned)(shares * tiles), block, 0, c->stream>>>(
-        (float *)c->workspace, masked, (const T *)a->dy.data, rows, share_rows, n, tiles, tx_bits, a->dropout);
+    ps_cuda_launch(c, column_sums<T, VEC, DROP>, (unsigned)(shares * tiles), block, 0, (float *)c->workspace, masked,
+                   (const T *)a->dy.data, rows, share_rows, n, tiles, tx_bits, a->dropout);
 }
 
 template <typename T> static enum ps_status bias_grad(const struct ps_kernels *k, const struct ps_bias_grad *a)
@@ -168,7 +169,9 @@ template <typename T> static enum ps_status bias_grad(const struct ps_kernels *k
         launch<T, 1, false>(c, a, masked, rows, shares, share_rows, (int)n, (int)tiles, tx_bits);
     }
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-    return ps_cuda_add_columns(c, op, (float *)a->dbias.data, (float *)a->dbias.data, n, (const float *)c->workspace, shares, n);
+    float *dbias = (float *)a->dbias.data;
+    const struct ps_cuda_columns job = {dbias, dbias, n, (const float *)c->workspace, shares, n};
+    return ps_cuda_add_columns(c, op, &job, 1);
 }
 
 extern "C" enum ps_status ps_cuda_bias_grad(const struct ps_kernels *k, const struct ps_bias_grad *a)

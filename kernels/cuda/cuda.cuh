@@ -23,6 +23,12 @@ struct ps_cuda_context {
     size_t encoder_workspace_bytes;
     struct ps_cuda_gemm *gemm;
     int tiny_gemm;
+    /* The stream of what runs beside (table.cu) and its events; while `beside` is set `stream` is that one. */
+    cudaStream_t beside_stream;
+    cudaEvent_t forked, ended;
+    bool beside;
+    mutable bool ordered; /* the next launch is a full dependency */
+    unsigned *done;       /* blocks of the running kernel that have finished; 0 between kernels */
 };
 
 static inline struct ps_cuda_context *ps_cuda(const struct ps_kernels *k)
@@ -37,6 +43,41 @@ cudaStream_t ps_cuda_stream(const struct ps_device *device, enum ps_stream s);
 enum ps_status ps_cuda_check(cudaError_t error, const char *what);
 /* After a launch. */
 #define PS_CUDA_LAUNCHED(name) return ps_cuda_check(cudaGetLastError(), name)
+
+/* ---- launches ----
+ *
+ * Every kernel of this folder begins with ps_grid_begin() and is launched by ps_cuda_launch, as a programmatic dependent of the
+ * kernel before it on the stream (a captured graph keeps that as a programmatic edge): from sm_90 on its blocks take their places
+ * while that kernel's last ones still run, and ps_grid_begin waits until that kernel has ended and its memory can be seen. Since a
+ * kernel lets the next one start only after its own wait, whatever was written two or more kernels ago can be read before
+ * ps_grid_begin; nothing may be written before it. Other launches, and copies and fills, are full dependencies as ever. */
+
+static __device__ __forceinline__ void ps_grid_begin()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* kernel<<<blocks, threads, shared>>>(arguments...) on the context's stream; PS_CUDA_LAUNCHED has its error. */
+template <typename... P, typename... A>
+static inline void ps_cuda_launch(const struct ps_cuda_context *c, void (*kernel)(P...), unsigned blocks, unsigned threads,
+                                  size_t shared, A... arguments)
+{
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = c->stream;
+    config.attrs = &attribute;
+    config.numAttrs = c->compute_capability >= 90 && !c->ordered ? 1 : 0;
+    c->ordered = false;
+    (void)cudaLaunchKernelEx(&config, kernel, P(arguments)...);
+}
 
 /* True when 16-byte accesses may begin at the tensor's data. */
 static inline bool ps_cuda_aligned(const struct ps_tensor *t)
@@ -59,9 +100,14 @@ int64_t ps_cuda_width(const struct ps_tensor *t);
 enum ps_status ps_cuda_workspace(const struct ps_cuda_context *c, const char *op, size_t bytes);
 
 /* first[i] += sum over rows of partials[row, i] for i < split, second[i - split] += the same for the columns from split on. The
- * order of the sum depends on rows alone. reduce.cu */
-enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *op, float *first, float *second, int64_t split,
-                                   const float *partials, int64_t rows, int64_t columns);
+ * order of the sum depends on rows alone. One or two such jobs in one launch. reduce.cu */
+struct ps_cuda_columns {
+    float *first, *second;
+    int64_t split;
+    const float *partials;
+    int64_t rows, columns;
+};
+enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_columns *jobs, int count);
 
 /* The entries of the table. gemm.cu has ps_cuda_gemm and its state (workspace of its own, fixed size, so that a plan never depends
  * on what ran before). */

@@ -195,6 +195,7 @@ template <int OPERANDS, int V, bool WIDE, typename Function, typename Y, typenam
 static __global__ void __launch_bounds__(block)
     elementwise(Y *y, const X *a, const X *b, const struct layout<OPERANDS> l, int64_t count, const Function function)
 {
+    ps_grid_begin();
     const int64_t index = (int64_t)blockIdx.x * block + threadIdx.x;
     if (index >= count) {
         return;
@@ -253,16 +254,16 @@ static enum ps_status check_written(const char *op, const struct ps_tensor *y)
 }
 
 template <int V, typename Y, typename X, int OPERANDS, typename Function>
-static void launch(cudaStream_t stream, const struct ps_tensor *const (&t)[OPERANDS], const struct layout<OPERANDS> &l,
+static void launch(const struct ps_cuda_context *c, const struct ps_tensor *const (&t)[OPERANDS], const struct layout<OPERANDS> &l,
                    int64_t count, const Function &function)
 {
     Y *y = (Y *)t[0]->data;
     const X *a = (const X *)t[1]->data, *b = OPERANDS == 3 ? (const X *)t[OPERANDS - 1]->data : NULL;
     const unsigned blocks = ps_cuda_blocks(count, block);
     if (count > INT32_MAX) {
-        elementwise<OPERANDS, V, true><<<blocks, block, 0, stream>>>(y, a, b, l, count, function);
+        ps_cuda_launch(c, elementwise<OPERANDS, V, true, Function, Y, X>, blocks, block, 0, y, a, b, l, count, function);
     } else {
-        elementwise<OPERANDS, V, false><<<blocks, block, 0, stream>>>(y, a, b, l, count, function);
+        ps_cuda_launch(c, elementwise<OPERANDS, V, false, Function, Y, X>, blocks, block, 0, y, a, b, l, count, function);
     }
 }
 
@@ -285,9 +286,9 @@ static enum ps_status apply(const struct ps_kernels *k, const char *op, const st
     const bool vector = layout_vector(&l, t, vec);
     const int64_t count = layout_finish(&l);
     if (vector) {
-        launch<vec, Y, X>(ps_cuda(k)->stream, t, l, count, function);
+        launch<vec, Y, X>(ps_cuda(k), t, l, count, function);
     } else {
-        launch<1, Y, X>(ps_cuda(k)->stream, t, l, count, function);
+        launch<1, Y, X>(ps_cuda(k), t, l, count, function);
     }
     PS_CUDA_LAUNCHED(op);
 }
@@ -310,7 +311,7 @@ extern "C" enum ps_status ps_cuda_binary(const struct ps_kernels *k, const struc
     return apply<float, float>(k, "binary", t, binary_function{a->function});
 }
 
-extern "C" enum ps_status ps_cuda_strided_copy(const struct ps_kernels *k, const struct ps_strided_copy *a)
+static enum ps_status copy(const struct ps_kernels *k, const struct ps_strided_copy *a)
 {
     const struct ps_tensor *const t[2] = {&a->y, &a->x};
     const char *op = "strided_copy";
@@ -319,6 +320,13 @@ extern "C" enum ps_status ps_cuda_strided_copy(const struct ps_kernels *k, const
                                     : apply<ps_bf16, float>(k, op, t, copy_function{});
     }
     return a->x.type == PS_BF16 ? apply<float, ps_bf16>(k, op, t, copy_function{}) : apply<float, float>(k, op, t, copy_function{});
+}
+
+extern "C" enum ps_status ps_cuda_strided_copy(const struct ps_kernels *k, const struct ps_strided_copy *a)
+{
+    const enum ps_status status = copy(k, a);
+    ps_cuda(k)->ordered = true; /* it may have written what products read, and head_step reads that early */
+    return status;
 }
 
 extern "C" enum ps_status ps_cuda_add(const struct ps_kernels *k, const struct ps_add *a)
@@ -369,6 +377,7 @@ template <int LANES>
 static __global__ void __launch_bounds__(block) reduce_rows(float *y, float *partials, const float *__restrict__ x,
                                                             const struct layout<2> l, const struct reduced r, unsigned tiles)
 {
+    ps_grid_begin();
     const int lane = threadIdx.x % LANES;
     const int64_t share = blockIdx.x / tiles, output = (int64_t)(blockIdx.x % tiles) * (block / LANES) + threadIdx.x / LANES;
     const int64_t begin = share * r.share_n, end = begin + r.share_n < r.n ? begin + r.share_n : r.n;
@@ -391,6 +400,7 @@ static __global__ void __launch_bounds__(block) reduce_rows(float *y, float *par
 static __global__ void __launch_bounds__(block) reduce_columns(float *y, float *partials, const float *__restrict__ x,
                                                                const struct layout<2> l, const struct reduced r, unsigned tiles)
 {
+    ps_grid_begin();
     __shared__ float shared[block / 32][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t share = blockIdx.x / tiles, output = (int64_t)(blockIdx.x % tiles) * 32 + lane;
@@ -419,6 +429,7 @@ static __global__ void __launch_bounds__(block) reduce_columns(float *y, float *
 static __global__ void __launch_bounds__(block)
     reduce_shares(float *y, const float *__restrict__ partials, const struct layout<2> l, const struct reduced r)
 {
+    ps_grid_begin();
     const int lane = threadIdx.x % 32;
     const int64_t output = (int64_t)blockIdx.x * (block / 32) + threadIdx.x / 32;
     if (output >= r.outputs) {
@@ -453,7 +464,7 @@ static enum ps_status launch_rows(const struct ps_cuda_context *c, float *y, con
     const unsigned tiles = ps_cuda_blocks(r->outputs, block / LANES);
     share_out(c, r, tiles, 32 * LANES);
     PS_TRY(ps_cuda_workspace(c, "reduce", r->shares > 1 ? (size_t)(r->shares * r->outputs) * sizeof(float) : 0));
-    reduce_rows<LANES><<<tiles *(unsigned)r->shares, block, 0, c->stream>>>(y, (float *)c->workspace, x, l, *r, tiles);
+    ps_cuda_launch(c, reduce_rows<LANES>, tiles * (unsigned)r->shares, block, 0, y, (float *)c->workspace, x, l, *r, tiles);
     PS_CUDA_LAUNCHED("reduce");
 }
 
@@ -463,7 +474,7 @@ static enum ps_status launch_columns(const struct ps_cuda_context *c, float *y, 
     const unsigned tiles = ps_cuda_blocks(r->outputs, 32);
     share_out(c, r, tiles, 64);
     PS_TRY(ps_cuda_workspace(c, "reduce", r->shares > 1 ? (size_t)(r->shares * r->outputs) * sizeof(float) : 0));
-    reduce_columns<<<tiles *(unsigned)r->shares, block, 0, c->stream>>>(y, (float *)c->workspace, x, l, *r, tiles);
+    ps_cuda_launch(c, reduce_columns, tiles * (unsigned)r->shares, block, 0, y, (float *)c->workspace, x, l, *r, tiles);
     PS_CUDA_LAUNCHED("reduce");
 }
 
@@ -507,7 +518,7 @@ extern "C" enum ps_status ps_cuda_reduce(const struct ps_kernels *k, const struc
         PS_TRY(launch_rows<32>(c, y, x, l, &r));
     }
     if (r.shares > 1) {
-        reduce_shares<<<ps_cuda_blocks(outputs, block / 32), block, 0, c->stream>>>(y, (const float *)c->workspace, l, r);
+        ps_cuda_launch(c, reduce_shares, ps_cuda_blocks(outputs, block / 32), block, 0, y, (const float *)c->workspace, l, r);
     }
     PS_CUDA_LAUNCHED(op);
 }

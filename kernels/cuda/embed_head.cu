@@ -9,32 +9,12 @@
  * gather_patches: patches, mean, std =. Bytes: 4 S L + 4 R P. Flops: 6 R P.   gather_targets: y =. Bytes: 8 S H.
  * forecast: y =. Bytes: 8 S H. Flops: 3 S H.   forecast_loss: dx =, loss_sum +=. Bytes: 12 S H. Flops: 8 S H.
  * forecast_error: one slot of errors =. Bytes: 8 S H. Flops: 8 S H. In bf16 patches and dx are half as long. */
-#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/windows.cuh"
 
 static const int block = 256;
 static const int channels_at_once = 8;
 
 /* ---- gather ---- */
-
-/* Where windows lie: element (w, c, l) at w*by_window + c*by_channel + l*by_time. */
-struct windows {
-    const float *data;
-    const int32_t *indices;
-    int64_t by_window, by_channel, by_time;
-    int64_t count, index_count;
-};
-
-/* Element (0, 0) of the window of batch element b; NULL when there is no such index or window: its values are then NaN, so that the
- * mistake shows in the loss instead of reading elsewhere. */
-static __device__ __forceinline__ const float *window_of(const struct windows &w, const struct ps_step_state *state, int64_t b)
-{
-    const uint64_t at = state->cursor + (uint64_t)b;
-    if (at >= (uint64_t)w.index_count) {
-        return NULL;
-    }
-    const int64_t window = w.indices[at];
-    return window >= 0 && window < w.count ? w.data + window * w.by_window : NULL;
-}
 
 struct patching {
     int channels, length, patch, stride, patches, tile /* channels a block */, tiles, pitch;
@@ -46,13 +26,14 @@ struct patching {
 /* Grid: batch * tiles. STAGED: the block's channels fit into shared memory [tile][pitch]; otherwise every read goes to memory. */
 template <typename T, bool STAGED>
 static __global__ void __launch_bounds__(block)
-    gather_block(T *__restrict__ patches, float *__restrict__ mean, float *__restrict__ std, const struct windows w,
+    gather_block(T *__restrict__ patches, float *__restrict__ mean, float *__restrict__ std, const struct ps_cuda_windows w,
                  const struct ps_step_state *__restrict__ state, const struct patching p)
 {
+    ps_grid_begin();
     extern __shared__ float shared[];
     const int64_t b = blockIdx.x / p.tiles;
     const int first = (int)(blockIdx.x % p.tiles) * p.tile, live = p.channels - first < p.tile ? p.channels - first : p.tile;
-    const float *window = window_of(w, state, b);
+    const float *window = ps_window_of(w, state, b);
     const float *from = window ? window + first * w.by_channel : NULL;
     if constexpr (STAGED) {
         const bool channels_fastest = w.by_channel < w.by_time;
@@ -109,29 +90,12 @@ static __global__ void __launch_bounds__(block)
     }
 }
 
-static enum ps_status windows_make(const char *op, const char *name, const struct ps_tensor *t, const struct ps_tensor *indices,
-                                   const struct ps_step_state *state, int64_t batch, struct windows *w)
-{
-    if (t->type != PS_F32 || t->rank != 3 || !t->data) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %s has element type %d and rank %d, %d and 3 are needed", op, name, (int)t->type,
-                       t->rank, (int)PS_F32);
-    }
-    PS_TRY(ps_cuda_expect(op, "indices", indices, PS_I32, ps_tensor_count(indices)));
-    if (!state || batch < 0) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): a batch of %lld %s the step's state", op, (long long)batch,
-                       state ? "with" : "without");
-    }
-    *w = {(const float *)t->data,  (const int32_t *)indices->data, t->stride[0], t->stride[1], t->stride[2], t->size[0],
-          ps_tensor_count(indices)};
-    return PS_OK;
-}
-
 template <typename T> static enum ps_status gather_patches(const struct ps_kernels *k, const struct ps_gather_patches *a)
 {
     const char *op = "gather_patches";
     const struct ps_cuda_context *c = ps_cuda(k);
-    struct windows w;
-    PS_TRY(windows_make(op, "inputs", &a->inputs, &a->indices, a->state, a->batch, &w));
+    struct ps_cuda_windows w;
+    PS_TRY(ps_windows_make(op, "inputs", &a->inputs, &a->indices, a->state, a->batch, &w));
     const int64_t channels = a->inputs.size[1], length = a->inputs.size[2], patch = ps_cuda_width(&a->patches);
     if (channels < 1 || patch < 1 || patch > length || a->stride < 1) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): patches of %lld every %lld do not fit %lld channels of %lld", op,
@@ -171,9 +135,9 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
     const unsigned blocks = (unsigned)(a->batch * p.tiles);
     if (staged) {
         const size_t bytes = (size_t)(tile * pitch) * sizeof(float);
-        gather_block<T, true><<<blocks, block, bytes, c->stream>>>(to, mean, std, w, a->state, p);
+        ps_cuda_launch(c, gather_block<T, true>, blocks, block, bytes, to, mean, std, w, a->state, p);
     } else {
-        gather_block<T, false><<<blocks, block, 0, c->stream>>>(to, mean, std, w, a->state, p);
+        ps_cuda_launch(c, gather_block<T, false>, blocks, block, 0, to, mean, std, w, a->state, p);
     }
     PS_CUDA_LAUNCHED(op);
 }
@@ -185,11 +149,12 @@ extern "C" enum ps_status ps_cuda_gather_patches(const struct ps_kernels *k, con
 
 /* A block a sequence. */
 static __global__ void __launch_bounds__(block)
-    copy_targets(float *__restrict__ y, const struct windows w, const struct ps_step_state *__restrict__ state, int channels,
-                 int horizon)
+    copy_targets(float *__restrict__ y, const struct ps_cuda_windows w, const struct ps_step_state *__restrict__ state,
+                 int channels, int horizon)
 {
+    ps_grid_begin();
     const int64_t b = blockIdx.x / channels, c = blockIdx.x % channels;
-    const float *window = window_of(w, state, b);
+    const float *window = ps_window_of(w, state, b);
     for (int t = threadIdx.x; t < horizon; t += blockDim.x) {
         y[(int64_t)blockIdx.x * horizon + t] = window ? window[c * w.by_channel + t * w.by_time] : NAN;
     }
@@ -198,8 +163,8 @@ static __global__ void __launch_bounds__(block)
 extern "C" enum ps_status ps_cuda_gather_targets(const struct ps_kernels *k, const struct ps_gather_targets *a)
 {
     const char *op = "gather_targets";
-    struct windows w;
-    PS_TRY(windows_make(op, "targets", &a->targets, &a->indices, a->state, a->batch, &w));
+    struct ps_cuda_windows w;
+    PS_TRY(ps_windows_make(op, "targets", &a->targets, &a->indices, a->state, a->batch, &w));
     const int64_t channels = a->targets.size[1], horizon = a->targets.size[2], sequences = a->batch * channels;
     PS_TRY(ps_cuda_expect(op, "y", &a->y, PS_F32, sequences * horizon));
     if (sequences > INT32_MAX || horizon > INT32_MAX / 2) {
@@ -210,8 +175,8 @@ extern "C" enum ps_status ps_cuda_gather_targets(const struct ps_kernels *k, con
         return PS_OK;
     }
     const unsigned threads = horizon >= block ? (unsigned)block : (unsigned)((horizon + 31) / 32 * 32);
-    copy_targets<<<(unsigned)sequences, threads, 0, ps_cuda(k)->stream>>>((float *)a->y.data, w, a->state, (int)channels,
-                                                                          (int)horizon);
+    ps_cuda_launch(ps_cuda(k), copy_targets, (unsigned)sequences, threads, 0, (float *)a->y.data, w, a->state, (int)channels,
+                   (int)horizon);
     PS_CUDA_LAUNCHED(op);
 }
 
@@ -233,6 +198,7 @@ static __device__ __forceinline__ float forecast_of(const struct head &h, int64_
 
 static __global__ void __launch_bounds__(block) write_forecast(float *y, const struct head h)
 {
+    ps_grid_begin();
     const int64_t i = (int64_t)blockIdx.x * block + threadIdx.x;
     if (i < h.count) {
         float std;
@@ -245,6 +211,7 @@ template <typename T>
 static __global__ void __launch_bounds__(block)
     loss_partials(double *__restrict__ partials, T *dx, const float *__restrict__ targets, const struct head h, float scale)
 {
+    ps_grid_begin();
     __shared__ double shared[block / 32];
     double sum = 0.0;
     for (int64_t i = (int64_t)blockIdx.x * block + threadIdx.x; i < h.count; i += (int64_t)gridDim.x * block) {
@@ -263,6 +230,7 @@ static __global__ void __launch_bounds__(block)
 static __global__ void __launch_bounds__(block)
     finish_loss(struct ps_step_state *state, const double *__restrict__ partials, int count, double scale, int64_t batch)
 {
+    ps_grid_begin();
     __shared__ double shared[block / 32];
     const double sum = ps_sum_partials<block>(partials, count, 1, shared);
     if (threadIdx.x == 0) {
@@ -278,6 +246,7 @@ static __global__ void __launch_bounds__(block)
 static __global__ void __launch_bounds__(block)
     error_partials(double *__restrict__ partials, const float *__restrict__ targets, const struct head h)
 {
+    ps_grid_begin();
     __shared__ double shared[block / 32];
     double squares = 0.0, absolutes = 0.0;
     for (int64_t i = (int64_t)blockIdx.x * block + threadIdx.x; i < h.count; i += (int64_t)gridDim.x * block) {
@@ -299,6 +268,7 @@ static __global__ void __launch_bounds__(block)
     finish_error(double *__restrict__ errors, int64_t slots, int64_t slot_windows, const struct ps_step_state *__restrict__ state,
                  const double *__restrict__ partials, int count)
 {
+    ps_grid_begin();
     __shared__ double shared[block / 32];
     const double squares = ps_sum_partials<block>(partials, count, 2, shared);
     const double absolutes = ps_sum_partials<block>(partials + 1, count, 2, shared);
@@ -341,7 +311,7 @@ extern "C" enum ps_status ps_cuda_forecast(const struct ps_kernels *k, const str
     if (h.count == 0) {
         return PS_OK;
     }
-    write_forecast<<<ps_cuda_blocks(h.count, block), block, 0, ps_cuda(k)->stream>>>((float *)a->y.data, h);
+    ps_cuda_launch(ps_cuda(k), write_forecast, ps_cuda_blocks(h.count, block), block, 0, (float *)a->y.data, h);
     PS_CUDA_LAUNCHED("forecast");
 }
 
@@ -358,11 +328,11 @@ template <typename T> static enum ps_status forecast_loss(const struct ps_kernel
     }
     const unsigned blocks = partial_blocks(c, h.count);
     PS_TRY(ps_cuda_workspace(c, op, blocks * sizeof(double)));
-    loss_partials<<<blocks, block, 0, c->stream>>>((double *)c->workspace, (T *)a->dx.data, (const float *)a->targets.data, h,
-                                                   (float)(2.0 / (double)h.count));
+    ps_cuda_launch(c, loss_partials<T>, blocks, block, 0, (double *)c->workspace, (T *)a->dx.data, (const float *)a->targets.data,
+                   h, (float)(2.0 / (double)h.count));
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-    finish_loss<<<1, block, 0, c->stream>>>(a->state, (const double *)c->workspace, (int)blocks, (double)a->batch / (double)h.count,
-                                            a->batch);
+    ps_cuda_launch(c, finish_loss, 1, block, 0, a->state, (const double *)c->workspace, (int)blocks,
+                   (double)a->batch / (double)h.count, a->batch);
     PS_CUDA_LAUNCHED(op);
 }
 
@@ -386,9 +356,9 @@ extern "C" enum ps_status ps_cuda_forecast_error(const struct ps_kernels *k, con
     }
     const unsigned blocks = partial_blocks(c, h.count);
     PS_TRY(ps_cuda_workspace(c, op, 2 * blocks * sizeof(double)));
-    error_partials<<<blocks, block, 0, c->stream>>>((double *)c->workspace, (const float *)a->targets.data, h);
+    ps_cuda_launch(c, error_partials, blocks, block, 0, (double *)c->workspace, (const float *)a->targets.data, h);
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-    finish_error<<<1, block, 0, c->stream>>>((double *)a->errors.data, errors / 2, a->slot_windows, a->state,
-                                             (const double *)c->workspace, (int)blocks);
+    ps_cuda_launch(c, finish_error, 1, block, 0, (double *)a->errors.data, errors / 2, a->slot_windows, a->state,
+                   (const double *)c->workspace, (int)blocks);
     PS_CUDA_LAUNCHED(op);
 }

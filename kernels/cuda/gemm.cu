@@ -74,7 +74,7 @@ enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm
     enum ps_status status = ps_cuda_check(
         cudaDeviceGetAttribute(&g->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, k->device->index), "shared memory limit");
     if (status == PS_OK) {
-        status = k->device->allocate(k->device, WORKSPACE_BYTES, &g->workspace);
+        status = k->device->allocate(k->device, 2 * WORKSPACE_BYTES, &g->workspace);
     }
     if (status != PS_OK) {
         free(g);
@@ -117,7 +117,7 @@ void ps_cuda_gemm_close(const struct ps_kernels *k, struct ps_cuda_gemm *gemm)
     if (gemm->handle) {
         cublasLtDestroy(gemm->handle);
     }
-    k->device->release(k->device, gemm->workspace, WORKSPACE_BYTES);
+    k->device->release(k->device, gemm->workspace, 2 * WORKSPACE_BYTES);
     free(gemm);
 }
 
@@ -409,13 +409,19 @@ static enum ps_status plan_find(struct ps_cuda_gemm *gemm, enum ps_precision pre
     return PS_OK;
 }
 
+/* The second half is for what runs beside. */
+static void *workspace_of(const struct ps_cuda_context *context)
+{
+    return (char *)context->gemm->workspace + (context->beside ? WORKSPACE_BYTES : 0);
+}
+
 static enum ps_status plan_run(const struct ps_cuda_context *context, const struct ps_product *p, const struct plan *plan,
                                const cublasLtMatmulAlgo_t *algorithm)
 {
     const void *old = p->addend ? p->addend : p->c.data;
     return lt_check(cublasLtMatmul(context->gemm->handle, plan->operation, &p->alpha, p->a.data, plan->layout[1], p->b.data,
                                    plan->layout[2], &p->beta, old, plan->layout[0], p->c.data, plan->layout[0], algorithm,
-                                   context->gemm->workspace, WORKSPACE_BYTES, context->stream),
+                                   workspace_of(context), WORKSPACE_BYTES, context->stream),
                     "gemm");
 }
 
@@ -573,7 +579,7 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
     }
     if (ps_cuda_split_wanted(&p)) {
         struct ps_cuda_split split = {};
-        split.workspace = context->gemm->workspace;
+        split.workspace = workspace_of(context);
         split.workspace_bytes = WORKSPACE_BYTES;
         split.multiprocessors = context->multiprocessors;
         split.shared_bytes = context->gemm->shared_bytes;

@@ -13,6 +13,7 @@ static __global__ void __launch_bounds__(256)
     move_heads(T *__restrict__ to, const T *__restrict__ from, int64_t sequences, int64_t width, int h, int patches, int e,
                struct ps_divisor by_e, struct ps_divisor by_rows)
 {
+    ps_grid_begin();
     const int64_t part = blockIdx.x / sequences, s = blockIdx.x % sequences;
     const int64_t heads = (int64_t)blockIdx.x * h * patches * e; /* heads[part, s] */
     const int64_t rows = s * patches * width + part * h * e;     /* rows[s*N, part*h*e] */
@@ -36,9 +37,9 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, vo
 {
     const int64_t total = h * patches * units;
     const unsigned threads = total >= 256 ? 256u : (unsigned)((total + 31) / 32 * 32);
-    move_heads<T, MERGE><<<(unsigned)(parts * sequences), threads, 0, c->stream>>>(
-        (T *)to, (const T *)from, sequences, parts * h * units, (int)h, (int)patches, (int)units, ps_divisor_make(units),
-        ps_divisor_make(MERGE ? h : patches));
+    ps_cuda_launch(c, move_heads<T, MERGE>, (unsigned)(parts * sequences), threads, 0, (T *)to, (const T *)from, sequences,
+                   parts * h * units, (int)h, (int)patches, (int)units, ps_divisor_make(units),
+                   ps_divisor_make(MERGE ? h : patches));
     PS_CUDA_LAUNCHED(op);
 }
 

@@ -16,6 +16,7 @@ static __global__ void __launch_bounds__(block)
     layernorm_rows(T *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const T *__restrict__ x,
                    const float *__restrict__ gamma, const float *__restrict__ beta, int64_t rows, int d, float epsilon)
 {
+    ps_grid_begin();
     const int lane = threadIdx.x % LANES;
     const int64_t row = (int64_t)blockIdx.x * (block / LANES) + threadIdx.x / LANES;
     const bool live = row < rows;
@@ -78,6 +79,7 @@ static __global__ void __launch_bounds__(block)
     layernorm_long_rows(T *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const T *__restrict__ x,
                         const float *__restrict__ gamma, const float *__restrict__ beta, int d, float epsilon)
 {
+    ps_grid_begin();
     __shared__ float shared[block / 32];
     const int64_t row = blockIdx.x;
     const T *in = x + row * d;
@@ -103,9 +105,9 @@ static __global__ void __launch_bounds__(block)
 template <typename T, int LANES, int VEC, int ITEMS>
 static void launch_rows(const struct ps_cuda_context *c, const struct ps_layernorm *a, int64_t rows, int d)
 {
-    layernorm_rows<T, LANES, VEC, ITEMS><<<ps_cuda_blocks(rows, block / LANES), block, 0, c->stream>>>(
-        (T *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->x.data, (const float *)a->gamma.data,
-        (const float *)a->beta.data, rows, d, (float)a->epsilon);
+    ps_cuda_launch(c, layernorm_rows<T, LANES, VEC, ITEMS>, ps_cuda_blocks(rows, block / LANES), block, 0, (T *)a->y.data,
+                   (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->x.data, (const float *)a->gamma.data,
+                   (const float *)a->beta.data, rows, d, (float)a->epsilon);
 }
 
 template <typename T> static enum ps_status layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
@@ -126,9 +128,9 @@ template <typename T> static enum ps_status layernorm(const struct ps_kernels *k
                         ps_cuda_aligned(&a->beta);
     const int n = (int)d;
     if (d > 1024) {
-        layernorm_long_rows<T><<<(unsigned)rows, block, 0, c->stream>>>(
-            (T *)a->y.data, (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->x.data, (const float *)a->gamma.data,
-            (const float *)a->beta.data, n, (float)a->epsilon);
+        ps_cuda_launch(c, layernorm_long_rows<T>, (unsigned)rows, block, 0, (T *)a->y.data, (float *)a->mean.data,
+                       (float *)a->rstd.data, (const T *)a->x.data, (const float *)a->gamma.data, (const float *)a->beta.data, n,
+                       (float)a->epsilon);
     } else if (!vector) {
         if (d <= 32) {
             launch_rows<T, 8, 1, 4>(c, a, rows, n);
@@ -216,6 +218,7 @@ static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
                             const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
                             int64_t rows, int d)
 {
+    ps_grid_begin();
     constexpr int width = ITEMS * VEC, groups = block / LANES;
     __shared__ float shared[block / 32][LANES * width];
     const int lane = threadIdx.x % LANES;
@@ -286,6 +289,7 @@ static __global__ void __launch_bounds__(block)
                                  const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
                                  int64_t rows, int d)
 {
+    ps_grid_begin();
     __shared__ float shared[block / 32];
     float *out = partials + (int64_t)blockIdx.x * 2 * d;
     for (int i = threadIdx.x; i < d; i += block) {
@@ -317,9 +321,9 @@ static unsigned launch_backward(const struct ps_cuda_context *c, const struct ps
     const unsigned most = (unsigned)(c->multiprocessors * resident(VEC * ITEMS));
     unsigned blocks = ps_cuda_blocks(rows, block / LANES);
     blocks = blocks < most ? blocks : most;
-    layernorm_backward_rows<T, LANES, VEC, ITEMS><<<blocks, block, 0, c->stream>>>(
-        (T *)a->dx.data, (float *)c->workspace, (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
-        (const float *)a->rstd.data, (const float *)a->gamma.data, rows, d);
+    ps_cuda_launch(c, layernorm_backward_rows<T, LANES, VEC, ITEMS>, blocks, block, 0, (T *)a->dx.data, (float *)c->workspace,
+                   (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data, (const float *)a->rstd.data,
+                   (const float *)a->gamma.data, rows, d);
     return blocks;
 }
 
@@ -346,9 +350,9 @@ template <typename T> static enum ps_status layernorm_backward(const struct ps_k
     unsigned blocks;
     if (d > 1024) {
         blocks = rows < c->multiprocessors ? (unsigned)rows : (unsigned)c->multiprocessors;
-        layernorm_backward_long_rows<T><<<blocks, block, 0, c->stream>>>(
-            (T *)a->dx.data, (float *)c->workspace, (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
-            (const float *)a->rstd.data, (const float *)a->gamma.data, rows, n);
+        ps_cuda_launch(c, layernorm_backward_long_rows<T>, blocks, block, 0, (T *)a->dx.data, (float *)c->workspace,
+                       (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data, (const float *)a->rstd.data,
+                       (const float *)a->gamma.data, rows, n);
     } else if (!vector) {
         if (d <= 32) {
             blocks = launch_backward<T, 8, 1, 4>(c, a, rows, n);
@@ -389,8 +393,9 @@ template <typename T> static enum ps_status layernorm_backward(const struct ps_k
         blocks = launch_backward<T, 32, 4, 8>(c, a, rows, n);
     }
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-    return ps_cuda_add_columns(c, op, (float *)a->dgamma.data, (float *)a->dbeta.data, d, (const float *)c->workspace, blocks,
-                               2 * d);
+    const struct ps_cuda_columns job = {
+        (float *)a->dgamma.data, (float *)a->dbeta.data, d, (const float *)c->workspace, blocks, 2 * d};
+    return ps_cuda_add_columns(c, op, &job, 1);
 }
 
 extern "C" enum ps_status ps_cuda_layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)

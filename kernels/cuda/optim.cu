@@ -5,7 +5,7 @@
  * beta2 is far below float's resolution against a long history.
  *
  * sum_squares: gradient_squares =. Bytes: 4 n. Flops: 2 n; double partials a block, summed in a fixed order by a second kernel.
- * adamw: parameters, m, v =, gradients = 0. Bytes: 40 n, and 2 n for the bf16 copy. Flops: 16 n.
+ * adamw: parameters, m, v =, gradients = 0; step, cursor +=. Bytes: 40 n, and 2 n for the bf16 copy. Flops: 16 n.
  * advance: step, cursor +=. */
 #include "kernels/cuda/primitives.cuh"
 
@@ -17,6 +17,7 @@ static const int block = 256;
 static __global__ void __launch_bounds__(block)
     square_partials(double *__restrict__ partials, const float *__restrict__ x, int64_t quads, int64_t count)
 {
+    ps_grid_begin();
     __shared__ double shared[block / 32];
     const int64_t thread = (int64_t)blockIdx.x * block + threadIdx.x, threads = (int64_t)gridDim.x * block;
     double sum = 0.0;
@@ -37,6 +38,7 @@ static __global__ void __launch_bounds__(block)
 static __global__ void __launch_bounds__(block)
     finish_squares(struct ps_step_state *state, const double *__restrict__ partials, int count)
 {
+    ps_grid_begin();
     __shared__ double shared[block / 32];
     const double sum = ps_sum_partials<block>(partials, count, 1, shared);
     if (threadIdx.x == 0) {
@@ -55,9 +57,9 @@ extern "C" enum ps_status ps_cuda_sum_squares(const struct ps_kernels *k, const 
     const unsigned most = 4u * (unsigned)c->multiprocessors;
     blocks = blocks < most ? blocks : most;
     PS_TRY(ps_cuda_workspace(c, op, blocks * sizeof(double)));
-    square_partials<<<blocks, block, 0, c->stream>>>((double *)c->workspace, (const float *)a->x.data, quads, count);
+    ps_cuda_launch(c, square_partials, blocks, block, 0, (double *)c->workspace, (const float *)a->x.data, quads, count);
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-    finish_squares<<<1, block, 0, c->stream>>>(a->state, (const double *)c->workspace, (int)blocks);
+    ps_cuda_launch(c, finish_squares, 1, block, 0, a->state, (const double *)c->workspace, (int)blocks);
     PS_CUDA_LAUNCHED(op);
 }
 
@@ -80,6 +82,7 @@ struct adamw_plain {
     double beta1, beta2, epsilon, weight_decay, clip_norm;
     int64_t count, decayed, steps;
     int skip;
+    uint64_t windows;
 };
 
 /* What every element of a step shares. */
@@ -103,12 +106,13 @@ static __device__ __forceinline__ void update(float &parameter, float gradient, 
 }
 
 /* VEC elements a thread; VEC 4 wants every buffer aligned to 16 bytes, and its last thread takes what is left over. COPY: copy is
- * written. */
+ * written. done [1], zero before and after: the last block to come there advances the state.
+ *
+ * What no kernel between two steps writes (parameters, m, v, the step) is read before the gradients are there. */
 template <int VEC, bool COPY>
 static __global__ void __launch_bounds__(block, 4)
-    adamw_elements(float *__restrict__ parameters, float *__restrict__ gradients, float *__restrict__ m, double *__restrict__ v,
-                   ps_bf16 *__restrict__ copy, const double *__restrict__ learning_rates, struct ps_step_state *state,
-                   const adamw_plain a)
+    adamw_elements(float *parameters, float *gradients, float *m, double *v, ps_bf16 *copy, const double *learning_rates,
+                   struct ps_step_state *state, unsigned *done, const adamw_plain a)
 {
     __shared__ struct adamw_step shared;
     const int64_t i = ((int64_t)blockIdx.x * block + threadIdx.x) * VEC;
@@ -117,7 +121,6 @@ static __global__ void __launch_bounds__(block, 4)
     double second[VEC];
     if (whole) {
         ps_load<VEC>(p, parameters + i);
-        ps_load<VEC>(g, gradients + i);
         ps_load<VEC>(first, m + i);
         if constexpr (VEC == 4) {
             const double2 low = ((const double2 *)(v + i))[0], high = ((const double2 *)(v + i))[1];
@@ -140,6 +143,12 @@ static __global__ void __launch_bounds__(block, 4)
         const uint64_t step = state->step;
         /* Beyond the table the step changes no parameter but by NaN, so that it cannot pass unseen. */
         shared.lr = step < (uint64_t)a.steps ? (float)learning_rates[step] : NAN;
+    }
+    ps_grid_begin();
+    if (whole) {
+        ps_load<VEC>(g, gradients + i);
+    }
+    if (threadIdx.x == 64) {
         shared.clip = a.clip_norm > 0.0 ? fmin(1.0, a.clip_norm / sqrt(state->gradient_squares)) : 1.0;
         /* Another block of this launch may have left step + 1 there already: that halts the next steps, not this one. */
         const uint64_t earlier = state->nonfinite;
@@ -151,6 +160,12 @@ static __global__ void __launch_bounds__(block, 4)
         }
     }
     __syncthreads();
+    /* The block has read the state: the last to come here may change it. */
+    if (threadIdx.x == 0 && atomicAdd(done, 1) == gridDim.x - 1) {
+        *done = 0;
+        state->step += 1;
+        state->cursor += a.windows;
+    }
     const struct adamw_step s = shared;
     if (s.halted) {
         for (int64_t j = i; j < i + VEC && j < a.count; j++) {
@@ -193,20 +208,23 @@ static __global__ void __launch_bounds__(block, 4)
     }
 }
 
+template <int VEC, bool COPY>
+static void launch_items(const struct ps_cuda_context *c, const struct ps_adamw *a, const adamw_plain &plain)
+{
+    ps_cuda_launch(c, adamw_elements<VEC, COPY>, ps_cuda_blocks(plain.count, VEC * block), block, 0, (float *)a->parameters.data,
+                   (float *)a->gradients.data, (float *)a->m.data, (double *)a->v.data, (ps_bf16 *)a->copy.data,
+                   (const double *)a->learning_rates.data, a->state, c->done, plain);
+}
+
 template <bool COPY> static void launch_adamw(const struct ps_cuda_context *c, const struct ps_adamw *a, const adamw_plain &plain)
 {
-    float *parameters = (float *)a->parameters.data, *gradients = (float *)a->gradients.data, *m = (float *)a->m.data;
-    double *v = (double *)a->v.data;
-    ps_bf16 *copy = (ps_bf16 *)a->copy.data;
-    const double *rates = (const double *)a->learning_rates.data;
     if (ps_cuda_aligned(&a->parameters) && ps_cuda_aligned(&a->gradients) && ps_cuda_aligned(&a->m) && ps_cuda_aligned(&a->v) &&
         ps_cuda_aligned(&a->copy)) {
-        adamw_elements<4, COPY><<<ps_cuda_blocks(plain.count, 4 * block), block, 0, c->stream>>>(parameters, gradients, m, v, copy,
-                                                                                                 rates, a->state, plain);
+        launch_items<4, COPY>(c, a, plain);
     } else {
-        adamw_elements<1, COPY><<<ps_cuda_blocks(plain.count, block), block, 0, c->stream>>>(parameters, gradients, m, v, copy,
-                                                                                             rates, a->state, plain);
+        launch_items<1, COPY>(c, a, plain);
     }
+    c->ordered = true; /* adamw again would read early what this one writes */
 }
 
 extern "C" enum ps_status ps_cuda_adamw(const struct ps_kernels *k, const struct ps_adamw *a)
@@ -222,11 +240,8 @@ extern "C" enum ps_status ps_cuda_adamw(const struct ps_kernels *k, const struct
     if (a->copy.data) {
         PS_TRY(ps_cuda_expect(op, "copy", &a->copy, PS_BF16, count));
     }
-    if (count == 0) {
-        return PS_OK;
-    }
     const struct adamw_plain plain = {a->beta1, a->beta2,   a->epsilon, a->weight_decay, a->clip_norm,
-                                      count,    a->decayed, steps,      a->skip};
+                                      count,    a->decayed, steps,      a->skip,         a->windows};
     if (a->copy.data) {
         launch_adamw<true>(c, a, plain);
     } else {
@@ -239,12 +254,14 @@ extern "C" enum ps_status ps_cuda_adamw(const struct ps_kernels *k, const struct
 
 static __global__ void advance_state(struct ps_step_state *state, uint64_t steps, uint64_t windows)
 {
+    ps_grid_begin();
     state->step += steps;
     state->cursor += windows;
 }
 
 extern "C" enum ps_status ps_cuda_advance(const struct ps_kernels *k, const struct ps_advance *a)
 {
-    advance_state<<<1, 1, 0, ps_cuda(k)->stream>>>(a->state, a->steps, a->windows);
+    ps_cuda_launch(ps_cuda(k), advance_state, 1, 1, 0, a->state, a->steps, a->windows);
+    ps_cuda(k)->ordered = true; /* adamw reads the step early */
     PS_CUDA_LAUNCHED("advance");
 }

@@ -85,6 +85,7 @@ static __device__ __forceinline__ void softmax_backward_row(float (&v)[ITEMS], c
 template <typename T, int LANES, int ITEMS, int TILE, bool BACKWARD, bool ALIGNED>
 static __global__ void __launch_bounds__(warps * 32) softmax_tiles(T *out, const T *in, const T *y, int64_t rows, int n)
 {
+    ps_grid_begin();
     static_assert(TILE % ps_vector<T> == 0 && TILE % (32 / LANES) == 0, "whole vectors, whole passes");
     extern __shared__ float4 shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / LANES, sub = lane % LANES;
@@ -140,6 +141,7 @@ static __global__ void __launch_bounds__(warps * 32) softmax_tiles(T *out, const
 template <typename T, int ITEMS, bool BACKWARD>
 static __global__ void __launch_bounds__(warps * 32) softmax_rows(T *out, const T *in, const T *y, int64_t rows, int n)
 {
+    ps_grid_begin();
     const int lane = threadIdx.x % 32;
     const int64_t row = (int64_t)blockIdx.x * warps + threadIdx.x / 32;
     if (row >= rows) {
@@ -172,6 +174,7 @@ static __global__ void __launch_bounds__(warps * 32) softmax_rows(T *out, const 
 template <typename T, bool BACKWARD>
 static __global__ void __launch_bounds__(256) softmax_long_rows(T *out, const T *in, const T *y, int n)
 {
+    ps_grid_begin();
     __shared__ float shared[8];
     const int64_t begin = (int64_t)blockIdx.x * n;
     if constexpr (BACKWARD) {
@@ -200,15 +203,15 @@ static __global__ void __launch_bounds__(256) softmax_long_rows(T *out, const T 
 }
 
 template <int LANES, int ITEMS, int TILE, bool BACKWARD, typename T>
-static void launch_tiles(cudaStream_t stream, T *out, const T *in, const T *y, int64_t rows, int n, bool aligned)
+static void launch_tiles(const struct ps_cuda_context *c, T *out, const T *in, const T *y, int64_t rows, int n, bool aligned)
 {
     const unsigned blocks = ps_cuda_blocks(rows, warps * TILE);
     const size_t bytes = (size_t)warps * (BACKWARD ? 2 : 1) * TILE * (size_t)n * sizeof(T); /* at most 48 KiB */
     static_assert(warps * 2 * TILE * LANES * ITEMS * sizeof(float) <= 48 * 1024, "fits without asking for more");
     if (aligned) {
-        softmax_tiles<T, LANES, ITEMS, TILE, BACKWARD, true><<<blocks, warps * 32, bytes, stream>>>(out, in, y, rows, n);
+        ps_cuda_launch(c, softmax_tiles<T, LANES, ITEMS, TILE, BACKWARD, true>, blocks, warps * 32, bytes, out, in, y, rows, n);
     } else {
-        softmax_tiles<T, LANES, ITEMS, TILE, BACKWARD, false><<<blocks, warps * 32, bytes, stream>>>(out, in, y, rows, n);
+        ps_cuda_launch(c, softmax_tiles<T, LANES, ITEMS, TILE, BACKWARD, false>, blocks, warps * 32, bytes, out, in, y, rows, n);
     }
 }
 
@@ -232,23 +235,23 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     const T *from = (const T *)in->data, *y = (const T *)weights->data;
     const int width = (int)n;
     if (n <= 8) {
-        launch_tiles<1, 8, 32, BACKWARD>(c->stream, to, from, y, rows, width, aligned);
+        launch_tiles<1, 8, 32, BACKWARD>(c, to, from, y, rows, width, aligned);
     } else if (n <= 16) {
-        launch_tiles<4, 4, 16, BACKWARD>(c->stream, to, from, y, rows, width, aligned);
+        launch_tiles<4, 4, 16, BACKWARD>(c, to, from, y, rows, width, aligned);
     } else if (n <= 32) {
-        launch_tiles<8, 4, 16, BACKWARD>(c->stream, to, from, y, rows, width, aligned);
+        launch_tiles<8, 4, 16, BACKWARD>(c, to, from, y, rows, width, aligned);
     } else if (n <= 48) {
-        launch_tiles<8, 6, 16, BACKWARD>(c->stream, to, from, y, rows, width, aligned);
+        launch_tiles<8, 6, 16, BACKWARD>(c, to, from, y, rows, width, aligned);
     } else if (n <= 64) {
-        launch_tiles<8, 8, 16, BACKWARD>(c->stream, to, from, y, rows, width, aligned);
+        launch_tiles<8, 8, 16, BACKWARD>(c, to, from, y, rows, width, aligned);
     } else if (n <= 128) {
-        launch_tiles<16, 8, 8, BACKWARD>(c->stream, to, from, y, rows, width, aligned);
+        launch_tiles<16, 8, 8, BACKWARD>(c, to, from, y, rows, width, aligned);
     } else if (n <= 256) {
-        softmax_rows<T, 8, BACKWARD><<<ps_cuda_blocks(rows, warps), warps * 32, 0, c->stream>>>(to, from, y, rows, width);
+        ps_cuda_launch(c, softmax_rows<T, 8, BACKWARD>, ps_cuda_blocks(rows, warps), warps * 32, 0, to, from, y, rows, width);
     } else if (n <= 1024) {
-        softmax_rows<T, 32, BACKWARD><<<ps_cuda_blocks(rows, warps), warps * 32, 0, c->stream>>>(to, from, y, rows, width);
+        ps_cuda_launch(c, softmax_rows<T, 32, BACKWARD>, ps_cuda_blocks(rows, warps), warps * 32, 0, to, from, y, rows, width);
     } else {
-        softmax_long_rows<T, BACKWARD><<<(unsigned)rows, 256, 0, c->stream>>>(to, from, y, width);
+        ps_cuda_launch(c, softmax_long_rows<T, BACKWARD>, (unsigned)rows, 256, 0, to, from, y, width);
     }
     PS_CUDA_LAUNCHED(op);
 }

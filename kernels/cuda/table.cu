@@ -45,7 +45,19 @@ static void table_close(struct ps_kernels *k)
     if (c->gemm) {
         ps_cuda_gemm_close(k, c->gemm);
     }
-    k->device->release(k->device, c->workspace, c->workspace_bytes);
+    k->device->release(k->device, c->workspace, 2 * c->workspace_bytes);
+    if (c->done) {
+        k->device->release(k->device, c->done, sizeof *c->done);
+    }
+    if (c->beside_stream) {
+        (void)cudaStreamDestroy(c->beside_stream);
+    }
+    if (c->forked) {
+        (void)cudaEventDestroy(c->forked);
+    }
+    if (c->ended) {
+        (void)cudaEventDestroy(c->ended);
+    }
     if (c->encoder_workspace) {
         k->device->release(k->device, c->encoder_workspace, c->encoder_workspace_bytes);
     }
@@ -64,9 +76,47 @@ static enum ps_status open_context(struct ps_kernels *k)
                          "asking for the number of multiprocessors"));
     PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, k->device->index),
                          "asking for the shared memory of a block"));
-    PS_TRY(k->device->allocate(k->device, workspace_bytes, &c->workspace));
+    PS_TRY(k->device->allocate(k->device, 2 * workspace_bytes, &c->workspace)); /* the second half for what runs beside */
     c->workspace_bytes = workspace_bytes;
+    PS_TRY(k->device->allocate(k->device, sizeof *c->done, (void **)&c->done));
+    PS_TRY(ps_cuda_check(cudaStreamCreateWithFlags(&c->beside_stream, cudaStreamNonBlocking), "creating a stream"));
+    PS_TRY(ps_cuda_check(cudaEventCreateWithFlags(&c->forked, cudaEventDisableTiming), "creating an event"));
+    PS_TRY(ps_cuda_check(cudaEventCreateWithFlags(&c->ended, cudaEventDisableTiming), "creating an event"));
     return ps_cuda_gemm_open(k, &c->gemm);
+}
+
+/* Stream and workspace of what runs beside, or the usual ones again. */
+static void turn(struct ps_cuda_context *c, bool beside)
+{
+    if (beside != c->beside) {
+        cudaStream_t other = c->beside_stream;
+        c->beside_stream = c->stream;
+        c->stream = other;
+        c->workspace = (char *)c->workspace + (beside ? 1 : -1) * (int64_t)c->workspace_bytes;
+        c->beside = beside;
+        c->ordered = true;
+    }
+}
+
+static enum ps_status cuda_beside(const struct ps_kernels *k, enum ps_beside what)
+{
+    struct ps_cuda_context *c = ps_cuda(k);
+    switch (what) {
+    case PS_BESIDE_BEGIN:
+        PS_TRY(ps_cuda_check(cudaEventRecord(c->forked, c->stream), "recording an event"));
+        PS_TRY(ps_cuda_check(cudaStreamWaitEvent(c->beside_stream, c->forked, 0), "waiting for an event"));
+        turn(c, true);
+        return PS_OK;
+    case PS_BESIDE_END: {
+        const enum ps_status status = ps_cuda_check(cudaEventRecord(c->ended, c->stream), "recording an event");
+        turn(c, false);
+        c->ordered = false; /* the fork changes nothing for the next kernel */
+        return status;
+    }
+    case PS_BESIDE_JOIN: /* the next kernel's ps_grid_begin waits for both streams' */
+        return ps_cuda_check(cudaStreamWaitEvent(c->stream, c->ended, 0), "waiting for an event");
+    }
+    return ps_fail(PS_UNSUPPORTED, "beside (cuda): no such step %d", (int)what);
 }
 
 extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps_precision precision,
@@ -127,6 +177,14 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     }
     k->attention = ps_cuda_attention;
     k->attention_backward = ps_cuda_attention_backward;
+    k->beside = cuda_beside;
+    if (precision == PS_PRECISION_BF16) {
+        k->embed_forward = ps_cuda_embed_forward;
+        k->embed_backward = ps_cuda_embed_backward;
+        k->head_step = ps_cuda_head_step;
+        k->window_loss = ps_cuda_window_loss;
+        k->head_sums = ps_cuda_head_sums;
+    }
 #ifdef PS_FUSED_ENCODER
     if (precision == PS_PRECISION_BF16 && device->compute_capability == 90) {
         k->encoder_prepare = ps_cuda_encoder_prepare;
