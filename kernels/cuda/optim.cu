@@ -151,7 +151,7 @@ static __global__ void __launch_bounds__(block, 4)
     if (threadIdx.x == 64) {
         shared.clip = a.clip_norm > 0.0 ? fmin(1.0, a.clip_norm / sqrt(state->gradient_squares)) : 1.0;
         /* Another block of this launch may have left step + 1 there already: that halts the next steps, not this one. */
-        const uint64_t earlier = state->nonfinite;
+        const uint64_t step = state->step, earlier = state->nonfinite;
         const bool skip = a.skip && !isfinite(state->gradient_squares);
         shared.halted = skip || (earlier != 0 && earlier <= step);
         shared.nonfinite = step + 1;
