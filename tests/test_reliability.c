@@ -617,6 +617,82 @@ START_TEST(read_only_folder)
 }
 END_TEST
 
+/* Every way out of every program: its exit code, at most one line on stderr, and, where the sanitizers look on, nothing leaked. */
+static const struct exit_of {
+    int code;
+    const char *command; /* in the suite's folder */
+} exits[] = {
+    {0, "train --help"},
+    {2, "train"},
+    {2, "train none.yaml"},
+    {2, "train tiny.yaml tiny.yaml"},
+    {2, "train tiny.yaml --resume --overwrite"},
+    {2, "train tiny.yaml --set x"},
+    {2, "train tiny.yaml --device abacus --run-dir never"},
+    {2, "train tiny.yaml --run-dir whole"},
+    {2, "train tiny.yaml --run-dir tiny.yaml/x"},
+    {2, "train tiny.yaml --run-dir never --set runtime.fusion=layer"},
+    {2, "train tiny.yaml --run-dir never --set runtime.backend=cuda --device cpu"},
+    {2, "train tiny.yaml --run-dir never --set train.batch_size=5000"},
+    {3, "train tiny.yaml --run-dir never --set data.path=none.h5"},
+    {3, "train tiny.yaml --run-dir never --set data.path=small.csv"},
+    {3, "train tiny.yaml --run-dir never --set model.seq_len=400"},
+    {4, "train tiny.yaml --run-dir never --resume"},
+    {4, "train tiny.yaml --run-dir whole --resume --device cpu --set optim.lr=5"},
+    {5, "train tiny.yaml --run-dir never --device cpu --set train.batch_size=100000000 --set data.drop_last=false"},
+    {0, "evaluate --help"},
+    {2, "evaluate"},
+    {2, "evaluate whole/checkpoints/best.h5 --split no"},
+    {2, "evaluate whole/checkpoints/best.h5 --save-forecasts whole/checkpoints/best.h5"},
+    {3, "evaluate whole/checkpoints/best.h5 --save-forecasts never/out.h5"},
+    {3, "evaluate whole/checkpoints/best.h5 --save-forecasts whole"},
+    {3, "evaluate whole/checkpoints/best.h5 --data small.csv"},
+    {3, "evaluate whole/checkpoints/best.h5 --data none.h5"},
+    {4, "evaluate none.h5"},
+    {4, "evaluate small.csv"},
+    {4, "evaluate whole"},
+    {0, "evaluate whole/checkpoints/last.h5 --split val --json"},
+    {0, "evaluate whole/checkpoints/best.h5 --save-forecasts exits.h5"},
+    {0, "bench --help"},
+    {2, "bench"},
+    {2, "bench none.yaml"},
+    {2, "bench tiny.yaml --steps 0"},
+    {2, "bench tiny.yaml --set train.batch_size=5000"},
+    {3, "bench tiny.yaml --set data.path=small.csv"},
+    {0, "bench tiny.yaml --steps 4 --epochs 1 --json"},
+    {0, "import_csv --help"},
+    {2, "import_csv"},
+    {2, "import_csv small.csv"},
+    {2, "import_csv small.csv series.h5"},
+    {2, "import_csv small.csv small.csv --overwrite"},
+    {3, "import_csv none.csv exits.h5 --overwrite"},
+    {3, "import_csv tiny.yaml exits.h5 --overwrite"},
+    {3, "import_csv small.csv never/exits.h5"},
+    {3, "import_csv small.csv whole --overwrite"},
+    {3, "import_csv small.csv exits.h5 --overwrite --time-column none"},
+    {0, "sample_series --help"},
+    {2, "sample_series"},
+    {2, "sample_series exits.h5 --hours 0"},
+    {2, "sample_series exits.h5 --windows 3"},
+    {2, "sample_series series.h5"},
+    {3, "sample_series never/exits.h5"},
+};
+
+START_TEST(every_exit)
+{
+    for (size_t i = 0; i < sizeof exits / sizeof *exits; i++) {
+        char command[1200];
+        snprintf(command, sizeof command, "cd '%.400s' && exec '%.400s'/%s", folder.text, programs, exits[i].command);
+        struct process p = process_start("/bin/sh", ARGS("-c", command), 0);
+        struct result r = process_end(&p);
+        ck_assert_msg(r.code == exits[i].code && lines_of(r.err) == (r.code != 0), "%s: exit code %d: %s", exits[i].command, r.code,
+                      r.err);
+        result_free(&r);
+    }
+    ck_assert(!file_exists(new_dir("never").text));
+}
+END_TEST
+
 /* Output that is the program's whole point is not lost unnoticed. */
 START_TEST(full_stdout)
 {
@@ -736,6 +812,7 @@ int main(void)
     tcase_add_test(tests, full_disk);
     tcase_add_loop_test(tests, full_disk_for_an_output, 0, WRITERS);
     tcase_add_test(tests, read_only_folder);
+    tcase_add_test(tests, every_exit);
     tcase_add_test(tests, full_stdout);
     tcase_add_test(tests, clock_that_jumps);
     suite_add_tcase(suite, tests);

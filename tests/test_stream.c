@@ -536,8 +536,8 @@ static int limited_main(char **argv)
                               .windows = strtoll(argv[7], NULL, 10)};
     /* Beside the limit, for what it does not count: two threads' stacks, and what the C library maps of its own. */
     int64_t before = mapped("VmSize:"), most = l.space ? l.space : before + l.limit + (4 << 20), seen = 0;
-#ifdef __SANITIZE_ADDRESS__
-    printf("skipped: the limit itself, because AddressSanitizer reserves all of the address space; ");
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+    printf("skipped: the limit itself, because a sanitizer reserves all of the address space; ");
 #else
     if (setrlimit(RLIMIT_AS, &(struct rlimit){(rlim_t)most, (rlim_t)most}) != 0) {
         perror("RLIMIT_AS");
