@@ -332,19 +332,16 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
     load_tile<T, ET>(up, rows_of<T>(x.d_mixed, p.sequence, p.head), x.d_mixed.row, p.row0, x);
     ps_copy_wait();
     __syncthreads();
-    /* delta. Where one tile holds all keys it is summed from the scores below, exactly that which makes the gradient of a row of
-     * scores sum to 0; else from mixed, rounded as that is in bf16. Two lanes a row. */
-    const bool whole = x.tiles == 1;
-    const int own = p.row0 + warp * 16 + lane / 2;
+    const int own = p.row0 + warp * 16 + lane / 2; /* two lanes a row */
     float sum = 0.0f;
-    if (!whole && own < x.patches) {
+    if (own < x.patches) {
         const T *mixed = rows_of<T>(x.mixed, p.sequence, p.head) + own * x.mixed.row;
         for (int i = lane % 2; i < x.e; i += 2) {
             sum = fmaf(ps_float(mixed[i]), ps_float(up[(warp * 16 + lane / 2) * LD + i]), sum);
         }
     }
     sum = ps_group_sum<2>(sum);
-    if (!whole && own < x.patches && lane % 2 == 0) {
+    if (own < x.patches && lane % 2 == 0) {
         x.delta[p.sums + own] = sum;
     }
     const float factor = x.scale * LOG2_E;
@@ -372,21 +369,6 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
             float &value = s[i / 4][i % 4];
             const bool inside = key0 + i / 4 * 8 + column_of<ARITHMETIC>(i % 2) < x.patches;
             value = inside ? exp2f(fmaf(value, factor, -logsum[i % 4 / 2])) : 0.0f;
-        }
-        if (whole) {
-            delta[0] = delta[1] = 0.0f;
-#pragma unroll
-            for (int i = 0; i < TILE / 8 * 4; i++) {
-                delta[i % 4 / 2] = fmaf(s[i / 4][i % 4], d[i / 4][i % 4], delta[i % 4 / 2]);
-            }
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                delta[r] = ps_group_sum<4>(delta[r]);
-                const int row = p.row0 + warp * 16 + g + r * 8;
-                if (lane % 4 == 0 && row < x.patches) {
-                    x.delta[p.sums + row] = delta[r];
-                }
-            }
         }
 #pragma unroll
         for (int i = 0; i < TILE / 8 * 4; i++) {

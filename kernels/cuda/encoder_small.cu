@@ -94,6 +94,7 @@ static __device__ __forceinline__ void add_shares(float (&own)[2][4], const floa
 template <int D, int NT, bool NARROW, class FOR>
 static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const __grid_constant__ struct small x)
 {
+    ps_grid_begin();
     constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, W = sharing(D);
     extern __shared__ uint4 shared_memory[];
     float4 *const table = (float4 *)shared_memory;
@@ -398,6 +399,7 @@ feed_forward_backward(float (&dx)[2][4], const uint32_t (&a)[D / 16][4], const u
 template <int D, int NT, bool NARROW, class FOR>
 static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const __grid_constant__ struct small x)
 {
+    ps_grid_begin();
     constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, W = sharing(D), LD_P = NT * 16 + 8;
     constexpr int COLUMNS = job_columns<D>(), PARTS = D / COLUMNS;
     extern __shared__ uint4 shared_memory[];
@@ -642,6 +644,7 @@ static __device__ __forceinline__ void sum_part(float4 &sum, const float *p, int
  * ((4d + 2f) d / 256, layers). */
 template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant__ struct small x)
 {
+    ps_grid_begin();
     constexpr int ROWS = SUM_TILE / D;
     __shared__ float4 sums[SUM_PARTS][SUM_TILE / 4];
     __shared__ float bias_sums[SUM_PARTS][2 * ROWS], total[ROWS], found[2][SUM_TILE];
@@ -993,9 +996,18 @@ static enum ps_status launch(kernel_function *kernel, dim3 grid, int threads, si
         PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
                              what));
     }
+    cudaLaunchAttribute attribute = {}; /* as ps_cuda_launch does; nothing is read before ps_grid_begin, whatever went before */
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = (cudaStream_t)stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
     void *arguments[] = {x};
-    return ps_cuda_check(
-        cudaLaunchKernel((const void *)kernel, grid, dim3((unsigned)threads), arguments, shared, (cudaStream_t)stream), what);
+    return ps_cuda_check(cudaLaunchKernelExC(&config, (const void *)kernel, arguments), what);
 }
 
 extern "C" enum ps_status ps_encoder_small_forward(const struct ps_encoder_small *e, void *stream)

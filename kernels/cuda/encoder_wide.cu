@@ -283,6 +283,7 @@ static __device__ __forceinline__ void transpose_operand(uint32_t (&y)[4], const
 template <int P, bool DROP>
 static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_constant__ struct small x)
 {
+    ps_grid_begin();
     extern __shared__ __align__(1024) char memory[];
     constexpr int F = P * 64;
     enum { W_QKV = 0, W_O = 3, W_1 = 4, W_2 = 4 + P, A = 4 + 2 * P, M, H }; /* panels */
@@ -593,6 +594,7 @@ static __device__ __forceinline__ void branch_operand(uint32_t (&a)[4], const fl
 template <int P, bool DROP, bool ONCE>
 static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_constant__ struct small x)
 {
+    ps_grid_begin();
     extern __shared__ __align__(1024) char memory[];
     constexpr int F = P * 64;
     /* Panels. M, N: LN2's output, LN1's. G, K: the gradient that enters W_2, W_o. H: hidden; then the gradients of q, k, v, and
@@ -859,6 +861,7 @@ enum { SUM_THREADS = 256, SUM_ITEMS = 64, SUM_PARTS = SUM_THREADS / SUM_ITEMS, S
  * gradients. Grid (wide_sums / 256 rounded up, layers). */
 static __global__ void __launch_bounds__(SUM_THREADS) wide_sum(const __grid_constant__ struct small x)
 {
+    ps_grid_begin();
     __shared__ float4 parts[SUM_PARTS][SUM_ITEMS];
     const int thread = (int)threadIdx.x, part = thread / SUM_ITEMS, item = (int)blockIdx.x * SUM_ITEMS + thread % SUM_ITEMS;
     const int l = (int)blockIdx.y, size = wide_sums(x.f), panels = x.f / 64;

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WORKSPACE_BYTES ((size_t)32 << 20)
+#define WORKSPACE_BYTES ((size_t)16 << 20)
 #define BUCKETS 128
 #define CANDIDATES 16   /* algorithms that a product has to choose from */
 #define MAX_BATCH 65535 /* of one strided-batch call: a grid's z */

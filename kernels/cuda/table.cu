@@ -5,7 +5,8 @@
 
 #include "kernels/cuda/cuda.cuh"
 
-static const size_t workspace_bytes = (size_t)32 << 20;
+static const size_t workspace_bytes = (size_t)32 << 20,
+                    beside_bytes = (size_t)4 << 20; /* of what runs beside: sums of few columns */
 
 int64_t ps_cuda_width(const struct ps_tensor *t)
 {
@@ -45,7 +46,7 @@ static void table_close(struct ps_kernels *k)
     if (c->gemm) {
         ps_cuda_gemm_close(k, c->gemm);
     }
-    k->device->release(k->device, c->workspace, 2 * c->workspace_bytes);
+    k->device->release(k->device, c->workspace, workspace_bytes + beside_bytes);
     if (c->done) {
         k->device->release(k->device, c->done, sizeof *c->done);
     }
@@ -76,7 +77,7 @@ static enum ps_status open_context(struct ps_kernels *k)
                          "asking for the number of multiprocessors"));
     PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&c->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, k->device->index),
                          "asking for the shared memory of a block"));
-    PS_TRY(k->device->allocate(k->device, 2 * workspace_bytes, &c->workspace)); /* the second half for what runs beside */
+    PS_TRY(k->device->allocate(k->device, workspace_bytes + beside_bytes, &c->workspace)); /* the end for what runs beside */
     c->workspace_bytes = workspace_bytes;
     PS_TRY(k->device->allocate(k->device, sizeof *c->done, (void **)&c->done));
     PS_TRY(ps_cuda_check(cudaStreamCreateWithFlags(&c->beside_stream, cudaStreamNonBlocking), "creating a stream"));
@@ -92,7 +93,8 @@ static void turn(struct ps_cuda_context *c, bool beside)
         cudaStream_t other = c->beside_stream;
         c->beside_stream = c->stream;
         c->stream = other;
-        c->workspace = (char *)c->workspace + (beside ? 1 : -1) * (int64_t)c->workspace_bytes;
+        c->workspace = (char *)c->workspace + (beside ? 1 : -1) * (int64_t)workspace_bytes;
+        c->workspace_bytes = beside ? beside_bytes : workspace_bytes;
         c->beside = beside;
         c->ordered = true;
     }
