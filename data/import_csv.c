@@ -12,7 +12,7 @@
 
 #define NO_COLUMN SIZE_MAX
 
-enum { LONGEST_LINE = 64 << 20 };
+enum { LONGEST_LINE = 64 << 20, MOST_COLUMNS = 1 << 20 };
 
 struct csv {
     const char *path;
@@ -101,6 +101,9 @@ static enum ps_status read_line(struct csv *csv, int *more)
 
 static enum ps_status add_field(struct csv *csv, char *text)
 {
+    if (csv->fields == MOST_COLUMNS) {
+        return ps_fail(PS_DATA, "%s:%" PRId64 ": more than %d columns", csv->path, csv->line_number, MOST_COLUMNS);
+    }
     if (csv->fields == csv->fields_room) {
         size_t room = csv->fields_room > 0 ? 2 * csv->fields_room : 64;
         char **grown = realloc(csv->field, room * sizeof *grown);

@@ -94,7 +94,7 @@ static const struct key keys[] = {
     KEY(runtime, tuning, TEXT, {""}, .free_on_resume = 1), /* the algorithms that are recorded say which */
     KEY(runtime, threads, WHOLE, {"0"}, .range = LIMIT),
 };
-enum { KEYS = sizeof keys / sizeof *keys, NAME = 64, WHERE = 320, LONGEST = 1 << 20 };
+enum { KEYS = sizeof keys / sizeof *keys, NAME = 64, WHERE = 320, LONGEST = 1 << 16, DEEPEST = 16 };
 
 static const char *const sections[] = {"data", "model", "optim", "train", "runtime"};
 enum { SECTIONS = sizeof sections / sizeof *sections };
@@ -479,6 +479,9 @@ static enum ps_status walk(const char *text, const char *origin, struct places *
         case YAML_SEQUENCE_START_EVENT:
             if (++depth <= 2) {
                 level[depth].mapping = level[depth].at_key = event.type == YAML_MAPPING_START_EVENT;
+            } else if (depth > DEEPEST) { /* libyaml's time grows with the square of the depth */
+                make_where(where, origin, line);
+                status = fail(where, "nested more than %d deep; a config has sections, keys and values", DEEPEST);
             }
             break;
         case YAML_MAPPING_END_EVENT:

@@ -1065,6 +1065,11 @@ START_TEST(import_bad)
     check_message("in.csv:2: holds a zero byte");
     ck_assert_int_eq(ps_import_csv(in_folder("none.csv"), out, NULL, NULL), PS_DATA);
     check_message("none.csv: cannot be opened: No such file");
+    char *commas = malloc(1 << 20);
+    memset(commas, ',', 1 << 20);
+    ck_assert_int_eq(ps_import_csv(write_file("wide.csv", commas, 1 << 20), out, NULL, NULL), PS_DATA);
+    check_message("wide.csv:1: more than 1048576 columns");
+    free(commas);
     ck_assert_int_eq(ps_import_csv("/dev/zero", out, NULL, NULL), PS_DATA); /* without an end, or lines */
     check_message("/dev/zero:1: a line of more than 64 MiB");
     /* Nothing was written over and nothing is left beside. */
