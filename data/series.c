@@ -516,7 +516,7 @@ static enum ps_status read_file(int looking, struct ps_series *series)
         return read_values(series);
     }
     for (int i = 0; i < 2 && f->dataset[i].id >= 0; i++) {
-        PS_TRY(ps_storage_inflate(&storage, f->dataset[i].name, f->dataset[i].id));
+        PS_TRY(ps_storage_try(&storage, f->dataset[i].name, f->dataset[i].id));
     }
     return PS_OK;
 }

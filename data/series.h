@@ -31,8 +31,8 @@ struct ps_series {
 /* Opens, checks and reads the whole file read-only. PS_DATA, one line naming file and dataset, for: missing file, not HDF5, neither
  * layout, wrong rank or type (float32 or float64, the latter converted), NaN or Inf (channel and row named). */
 enum ps_status ps_series_open(const char *path, struct ps_series **series);
-/* What ps_series_open does first, in a child process (data/probe.h): opens and checks everything but the values, and that filtered
- * chunks have their size. PS_DATA. */
+/* What ps_series_open does first, in a child process (data/probe.h): opens and checks everything but the values, and
+ * tries what reading them will do. PS_DATA. */
 enum ps_status ps_series_look(const char *path);
 void ps_series_close(struct ps_series *series); /* NULL is fine */
 

@@ -24,8 +24,9 @@ enum ps_status ps_storage_open(const struct ps_storage *storage, const char *nam
 /* Whether the file holds every value, from its metadata alone. */
 enum ps_status ps_storage_check(const struct ps_storage *storage, const char *name, hid_t dataset);
 
-/* Reads a filtered dataset's chunks and checks that each has its size when it is inflated: HDF5 does not, and reads behind a
- * smaller one. Nothing to do for other datasets. Takes as long as inflating the whole. */
-enum ps_status ps_storage_inflate(const struct ps_storage *storage, const char *name, hid_t dataset);
+/* Tries what reading will do, without reading all: looks each chunk up, reads the first value and the last, and inflates the chunks
+ * of a filtered dataset, each of which must have its size: HDF5 does not check, and reads behind a smaller one. For filtered
+ * datasets that takes as long as inflating the whole, else little. */
+enum ps_status ps_storage_try(const struct ps_storage *storage, const char *name, hid_t dataset);
 
 #endif

@@ -195,7 +195,7 @@ static void dataset(struct pass *pass, const char *folder, const char *name, hid
             pass->status = ps_storage_check(&storage, place, id);
         }
         if (pass->status == PS_OK && pass->kind == LOOKING) {
-            pass->status = ps_storage_inflate(&storage, place, id);
+            pass->status = ps_storage_try(&storage, place, id);
         } else if (pass->status == PS_OK && H5Dread(id, native, H5S_ALL, H5S_ALL, H5P_DEFAULT, values) < 0) {
             fail(pass, "dataset", place, "cannot be read");
         }
