@@ -55,6 +55,7 @@ for target in "${targets[@]}"; do
     "$program" -fork=1 -ignore_crashes=1 -ignore_ooms=1 -ignore_timeouts=1 -max_total_time="$seconds" "${limits[@]}" -dict="$dict" \
         -artifact_prefix="$found/" "$work" "$corpus" >"$log" 2>&1 || true
     runs=$(grep -oE '^#[0-9]+: cov: [0-9]+ ft: [0-9]+ corp: [0-9]+' "$log" | tail -1)
+    took=$(grep -oE '^INFO: exiting: .* time: [0-9]+' "$log" | grep -oE '[0-9]+$') || took=
     contained=0 findings=0
     for input in "$found"/*; do
         [ -f "$input" ] || continue
@@ -69,9 +70,9 @@ for target in "${targets[@]}"; do
             grep -E 'SUMMARY|not so|runtime error' <<<"$report" | head -3
         fi
     done
-    echo "fuzz: $target: $seconds s, ${runs:-no runs: see $log}: $findings findings$(
+    echo "fuzz: $target: $([ -n "$took" ] && echo "$took s" || echo "ended before its $seconds s, see $log"), ${runs:-no runs: see $log}: $findings findings$(
         [ "$contained" -eq 0 ] || echo ", $contained inputs that crash libhdf5 alone, contained")"
-    if [ "$findings" -gt 0 ] || [ -z "$runs" ]; then
+    if [ "$findings" -gt 0 ] || [ -z "$runs" ] || [ -z "$took" ]; then
         status=1
     fi
     if [ -n "$merge" ]; then
