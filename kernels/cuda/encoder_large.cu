@@ -577,16 +577,19 @@ static __device__ __forceinline__ void sums_store(unsigned char *stage, int part
     }
 }
 
-/* Both sides' sums over their parts of the depth, added up; between barriers of the half. */
+/* Both sides' sums over their parts of the depth, added up; between barriers of the half. One barrier, not one in each branch: all
+ * of its threads have to wait at the same instruction. */
 static __device__ __forceinline__ void sums_of_sides(unsigned char *stage, const float (&x)[D / 8][4])
 {
     if (side_id() == 0) {
         sums_store<8, false>(stage, 1, x);
-        half_sync();
-        sums_store<0, true>(stage, 0, x);
     } else {
         sums_store<0, false>(stage, 0, x);
-        half_sync();
+    }
+    half_sync();
+    if (side_id() == 0) {
+        sums_store<0, true>(stage, 0, x);
+    } else {
         sums_store<8, true>(stage, 1, x);
     }
 }
