@@ -80,9 +80,7 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
     const float *p = r->parameters + vector;
     e.vectors = {p + l->ln1_gamma, p + l->ln1_beta, p + l->b_qkv, p + l->b_o,
                  p + l->ln2_gamma, p + l->ln2_beta, p + l->b_1,   p + l->b_2};
-    e.multiprocessors = ps_cuda(k)->multiprocessors;
-    e.shared_bytes = ps_cuda(k)->shared_bytes;
-    e.stream = ps_cuda(k)->stream;
+    e.context = ps_cuda(k);
     return e;
 }
 

@@ -1351,6 +1351,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
     struct weight_ring<false> weights;
     weights.start(p, ps_shared_address(shared), ps_shared_address(barriers), tiles);
     load_vectors(p, vectors);
+    ps_grid_begin(); /* AdamW wrote all that is read above */
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < tiles; i++) {
@@ -1681,6 +1682,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
     struct weight_ring<true> weights;
     weights.start(p, ps_shared_address(shared), ps_shared_address(barriers), tiles);
     load_vectors(p, vectors);
+    ps_grid_begin(); /* AdamW wrote all that is read above */
     for (int i = lane_id(); i < NORM_SUMS; i += 32) {
         sums[i] = 0.0f;
     }
@@ -1876,6 +1878,7 @@ static __global__ void __launch_bounds__(GRADIENT_THREADS, 1) weight_gradients(c
         }
         ps_mbarrier_publish();
     }
+    ps_grid_begin();
     __syncthreads();
     const auto ask = [&](int step,
                          int slot) { /* for the rows of a step */
@@ -2030,6 +2033,7 @@ static __global__ void __launch_bounds__(32 * ADD_WARPS) add_gradients(const __g
 {
     __shared__ float4 sums[ADD_WARPS][32];
     const int lane = lane_id(), warp = warp_id(), column = blockIdx.x / ADD_BLOCKS;
+    ps_grid_begin();
     if (column < p.columns) {
         int j = 0;
         while (j + 1 < p.jobs_count && column >= p.jobs[j + 1].column) {
@@ -2104,9 +2108,9 @@ enum ps_status ps_cuda_encoder_large_supported(const struct ps_encoder_large *l)
             "and d_ff up to %d (multiples of 8), heads of 8, 16 or 32, and up to 64 patches fit",
             (long long)d, (long long)l->n_heads, (long long)l->d_ff, (long long)l->patches, (long long)l->sequences, D, MAX_F);
     }
-    if (l->shared_bytes < BACKWARD_BYTES) {
+    if (l->context->shared_bytes < BACKWARD_BYTES) {
         return ps_fail(PS_UNSUPPORTED, "encoder layer on chip: needs %d bytes of shared memory a block, the device has %d",
-                       (int)BACKWARD_BYTES, l->shared_bytes);
+                       (int)BACKWARD_BYTES, l->context->shared_bytes);
     }
     return PS_OK;
 }
@@ -2200,14 +2204,14 @@ static enum ps_status layer_launch(const struct ps_encoder_large *l, const struc
                                      : kernel_for<32>(backward, l->patches);
     PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                          "encoder layer: shared memory"));
-    kernel<<<blocks, THREADS, bytes, l->stream>>>(p);
+    ps_cuda_launch(l->context, kernel, (unsigned)blocks, THREADS, (size_t)bytes, p);
     return ps_cuda_check(cudaGetLastError(), backward ? "encoder layer, backward" : "encoder layer, forward");
 }
 
 static int blocks_for(const struct ps_encoder_large *l, int64_t sequences)
 {
     const int64_t tiles = (sequences + group_of(l) - 1) / group_of(l);
-    return (int)(tiles < l->multiprocessors ? tiles : l->multiprocessors);
+    return (int)(tiles < l->context->multiprocessors ? tiles : l->context->multiprocessors);
 }
 
 enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *l, void *y)
@@ -2259,7 +2263,7 @@ static struct gradient_arguments gradients_of(const struct ps_encoder_large *l)
     int partial = 0;
     for (int j = 0; j < g.jobs_count; j++) {
         struct gradient_job *job = &g.jobs[j];
-        job->slices = l->multiprocessors * (2 + job->panels) / panels;
+        job->slices = l->context->multiprocessors * (2 + job->panels) / panels;
         job->slices = job->slices < 1 ? 1 : job->slices;
         job->slot = g.slots;
         job->partial = partial;
@@ -2277,7 +2281,8 @@ static struct plan plan_of(const struct ps_encoder_large *l)
     struct plan plan = {};
     plan.gradients = gradients_of(l);
     const int64_t group = group_of(l), f = 64 * plan.gradients.hidden_panels, row = 2 * (8 * D + 2 * f);
-    const int64_t wave = (int64_t)l->multiprocessors * group, waves = ((int64_t)384 << 20) / (l->multiprocessors * ROWS * row);
+    const int64_t wave = (int64_t)l->context->multiprocessors * group,
+                  waves = ((int64_t)384 << 20) / (l->context->multiprocessors * ROWS * row);
     plan.sequences = waves * wave < l->sequences ? (waves < 1 ? 1 : waves) * wave : l->sequences;
     const int64_t rows = (plan.sequences + group - 1) / group * ROWS;
     const struct gradient_job *last = &plan.gradients.jobs[plan.gradients.jobs_count - 1];
@@ -2290,9 +2295,9 @@ static struct plan plan_of(const struct ps_encoder_large *l)
     plan.d_hidden = part(&end, 2 * rows * f);
     plan.hidden = part(&end, 2 * rows * f);
     plan.dy = part(&end, 2 * rows * D);
-    plan.parked = part(&end, (int64_t)4 * l->multiprocessors * ROWS * D);
-    plan.warp_sums = part(&end, (int64_t)4 * l->multiprocessors * WARPS * NORM_SUMS);
-    plan.norm_sums = part(&end, (int64_t)4 * l->multiprocessors * NORM_SUMS);
+    plan.parked = part(&end, (int64_t)4 * l->context->multiprocessors * ROWS * D);
+    plan.warp_sums = part(&end, (int64_t)4 * l->context->multiprocessors * WARPS * NORM_SUMS);
+    plan.norm_sums = part(&end, (int64_t)4 * l->context->multiprocessors * NORM_SUMS);
     plan.partials = part(&end, (int64_t)4 * (last->partial + last->slices * last->parts) * PART_FLOATS);
     plan.bytes = end;
     return plan;
@@ -2344,9 +2349,9 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
         g.row_blocks = 2 * (int)((p.sequences + p.group - 1) / p.group);
         g.blocks = blocks_for(l, p.sequences);
         PS_TRY(layer_launch(l, p, 1, g.blocks));
-        weight_gradients<<<g.slots, GRADIENT_THREADS, GRADIENT_BYTES, l->stream>>>(g);
+        ps_cuda_launch(l->context, weight_gradients, (unsigned)g.slots, GRADIENT_THREADS, GRADIENT_BYTES, g);
         PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder layer, weights' gradients"));
-        add_gradients<<<g.columns * ADD_BLOCKS + NORM_SUMS / 32, 32 * ADD_WARPS, 0, l->stream>>>(g);
+        ps_cuda_launch(l->context, add_gradients, (unsigned)(g.columns * ADD_BLOCKS + NORM_SUMS / 32), 32 * ADD_WARPS, 0, g);
         PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder layer, sums of gradients"));
     }
     return PS_OK;

@@ -26,9 +26,7 @@ struct ps_encoder_large {
     const void *w_1;   /* bf16 [d, f] */
     const void *w_2;   /* bf16 [f, d] */
     struct ps_encoder_large_vectors vectors; /* fp32 */
-    int multiprocessors;                     /* of the device */
-    int shared_bytes;                        /* the most shared memory that a block can have */
-    cudaStream_t stream;
+    const struct ps_cuda_context *context;
 };
 
 /* y = the layer of u; residual = r. y bf16 [S, N, d], 16-byte aligned like every bf16 tensor here. */
