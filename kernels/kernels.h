@@ -381,19 +381,35 @@ struct ps_encoder_sizes {
 };
 
 /* Every layer: stream[l + 1] = layer l of stream[l], nothing else kept but what backward reads again, in `kept`.
- * stream [layers + 1, S, N, d]; weights flat (type real), parameters flat (type parameter). */
+ * stream [layers + 1, S, N, d]; weights flat (type real), parameters flat (type parameter). With `embed`, which encoder_prepare has
+ * to have granted, its outputs = first: u is stream[0]. */
 struct ps_encoder_forward {
     struct ps_tensor stream, weights, parameters;
     struct ps_encoder_sizes sizes;
     void *kept; /* as many bytes as encoder_prepare asked for */
+    const struct ps_embed_forward *embed;
 };
 
 /* Their backward: recomputes each layer from stream[l]. du = gradient of stream[0]; gradients (flat, type parameter) +=; dy the
- * gradient of stream[layers]. du may be dy. du, dy [S, N, d]. */
+ * gradient of stream[layers]. du may be dy. du, dy [S, N, d]. With `embed` du is not written, and the embedding's gradients += what
+ * it would give; its tensors are those of the forward that had `embed` too. */
 struct ps_encoder_backward {
     struct ps_tensor du, gradients, dy, stream, weights, parameters;
     struct ps_encoder_sizes sizes;
     void *kept;
+    const struct ps_embed_backward *embed;
+};
+
+/* What encoder_prepare is told .. */
+struct ps_encoder_shape {
+    int64_t sequences, patches, d_model; /* S (the most), N, d */
+    int64_t seq_len, patch_len;          /* L, P of the embedding */
+};
+
+/* .. and says. */
+struct ps_encoder_needs {
+    size_t kept_bytes; /* to keep between forward and backward */
+    int embeds;        /* both can do the embedding too */
 };
 
 /* The ends of the model. Their backends may refuse a shape (PS_UNSUPPORTED): the operations above then do the same. */
@@ -458,10 +474,10 @@ struct ps_kernels {
 #define PS_X(name, kind, tensors, flops) enum ps_status (*name)(const struct ps_kernels *k, const struct ps_##name *arguments);
     PS_KERNEL_LIST(PS_X)
 #undef PS_X
-    /* Before the first encoder_forward: takes the workspace for up to `sequences` and says how many bytes to keep between the two.
-     * PS_UNSUPPORTED, with the sizes, when they are not served. NULL where the entries are. */
-    enum ps_status (*encoder_prepare)(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes, int64_t sequences,
-                                      int64_t patches, int64_t d_model, size_t *kept_bytes);
+    /* Before the first encoder_forward: takes the workspace for up to shape->sequences. PS_UNSUPPORTED, with the sizes, when they
+     * are not served. NULL where the entries are. */
+    enum ps_status (*encoder_prepare)(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
+                                      const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs);
     /* From now on the first use of a product that a library computes times the library's algorithms, on the product's own tensors
      * (its result may be added to several times), and keeps the fastest. Not while capturing. NULL where there is nothing to
      * choose. */

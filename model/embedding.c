@@ -20,81 +20,89 @@ static struct ps_tensor gradient(const struct ps_model *m, int t)
     return ps_parameter_tensor(m->layout, t, m->gradients, m->k->parameter);
 }
 
+struct ps_embed_forward ps_embed_forward_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                                            int64_t batch, struct ps_dropout dropout)
+{
+    const struct ps_shared_cache *s = &m->cache.shared;
+    int64_t R = batch * m->shape.channels * ps_patches(&m->shape);
+    return (struct ps_embed_forward){.u = ps_model_stream(m, 0, batch),
+                                     .patches = ps_tensor_2d(s->patches, m->k->real, R, m->shape.patch_len),
+                                     .mean = ps_revin_tensor(m, s->revin_mean, batch),
+                                     .std = ps_revin_tensor(m, s->revin_std, batch),
+                                     .inputs = windows->inputs,
+                                     .indices = windows->indices,
+                                     .weight = weight(m, m->layout->w_p),
+                                     .bias = parameter(m, m->layout->b_p),
+                                     .position = parameter(m, m->layout->w_pos),
+                                     .state = state,
+                                     .batch = batch,
+                                     .stride = m->shape.stride,
+                                     .revin = m->shape.revin,
+                                     .pad_end = m->shape.pad_end,
+                                     .epsilon = PS_REVIN_EPSILON,
+                                     .dropout = dropout};
+}
+
+struct ps_embed_backward ps_embed_backward_of(struct ps_model *m, int64_t batch, struct ps_dropout dropout)
+{
+    const struct ps_shared_cache *s = &m->cache.shared;
+    int64_t R = batch * m->shape.channels * ps_patches(&m->shape);
+    return (struct ps_embed_backward){.d_weight = gradient(m, m->layout->w_p),
+                                      .d_bias = gradient(m, m->layout->b_p),
+                                      .d_position = gradient(m, m->layout->w_pos),
+                                      .du = ps_tensor_2d(s->gradient, m->k->real, R, m->shape.d_model),
+                                      .patches = ps_tensor_2d(s->patches, m->k->real, R, m->shape.patch_len),
+                                      .dropout = dropout};
+}
+
 enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                     int64_t batch, struct ps_dropout dropout)
 {
     const struct ps_kernels *k = m->k;
-    const struct ps_shared_cache *s = &m->cache.shared;
-    int64_t R = batch * m->shape.channels * ps_patches(&m->shape);
-    struct ps_tensor patches = ps_tensor_2d(s->patches, k->real, R, m->shape.patch_len);
-    struct ps_tensor u = ps_model_stream(m, 0, batch);
+    const struct ps_embed_forward e = ps_embed_forward_of(m, windows, state, batch, dropout);
     if (k->embed_forward) {
-        enum ps_status status = k->embed_forward(k, &(struct ps_embed_forward){.u = u,
-                                                                               .patches = patches,
-                                                                               .mean = ps_revin_tensor(m, s->revin_mean, batch),
-                                                                               .std = ps_revin_tensor(m, s->revin_std, batch),
-                                                                               .inputs = windows->inputs,
-                                                                               .indices = windows->indices,
-                                                                               .weight = weight(m, m->layout->w_p),
-                                                                               .bias = parameter(m, m->layout->b_p),
-                                                                               .position = parameter(m, m->layout->w_pos),
-                                                                               .state = state,
-                                                                               .batch = batch,
-                                                                               .stride = m->shape.stride,
-                                                                               .revin = m->shape.revin,
-                                                                               .pad_end = m->shape.pad_end,
-                                                                               .epsilon = PS_REVIN_EPSILON,
-                                                                               .dropout = dropout});
+        enum ps_status status = k->embed_forward(k, &e);
         if (status != PS_UNSUPPORTED) {
             return status;
         }
     }
-    PS_TRY(k->gather_patches(k, &(struct ps_gather_patches){.patches = patches,
-                                                            .mean = ps_revin_tensor(m, s->revin_mean, batch),
-                                                            .std = ps_revin_tensor(m, s->revin_std, batch),
-                                                            .inputs = windows->inputs,
-                                                            .indices = windows->indices,
-                                                            .state = state,
-                                                            .batch = batch,
-                                                            .stride = m->shape.stride,
-                                                            .revin = m->shape.revin,
-                                                            .pad_end = m->shape.pad_end,
-                                                            .epsilon = PS_REVIN_EPSILON}));
-    PS_TRY(ps_product(k, u, patches, weight(m, m->layout->w_p), 1, 0));
+    PS_TRY(k->gather_patches(k, &(struct ps_gather_patches){.patches = e.patches,
+                                                            .mean = e.mean,
+                                                            .std = e.std,
+                                                            .inputs = e.inputs,
+                                                            .indices = e.indices,
+                                                            .state = e.state,
+                                                            .batch = e.batch,
+                                                            .stride = e.stride,
+                                                            .revin = e.revin,
+                                                            .pad_end = e.pad_end,
+                                                            .epsilon = e.epsilon}));
+    PS_TRY(ps_product(k, e.u, e.patches, e.weight, 1, 0));
     return k->bias_position_add(
-        k,
-        &(struct ps_bias_position_add){
-            .y = u, .x = u, .bias = parameter(m, m->layout->b_p), .position = parameter(m, m->layout->w_pos), .dropout = dropout});
+        k, &(struct ps_bias_position_add){.y = e.u, .x = e.u, .bias = e.bias, .position = e.position, .dropout = dropout});
 }
 
 enum ps_status ps_embedding_backward(struct ps_model *m, int64_t batch, struct ps_dropout dropout)
 {
     const struct ps_kernels *k = m->k;
-    const struct ps_shared_cache *s = &m->cache.shared;
-    int64_t S = batch * m->shape.channels, N = ps_patches(&m->shape), R = S * N, d = m->shape.d_model;
-    struct ps_tensor du = ps_tensor_2d(s->gradient, k->real, R, d);
-    struct ps_tensor patches = ps_tensor_2d(s->patches, k->real, R, m->shape.patch_len);
+    const struct ps_embed_backward e = ps_embed_backward_of(m, batch, dropout);
     if (k->embed_backward) {
-        enum ps_status status = k->embed_backward(k, &(struct ps_embed_backward){.d_weight = gradient(m, m->layout->w_p),
-                                                                                 .d_bias = gradient(m, m->layout->b_p),
-                                                                                 .d_position = gradient(m, m->layout->w_pos),
-                                                                                 .du = du,
-                                                                                 .patches = patches,
-                                                                                 .dropout = dropout});
+        enum ps_status status = k->embed_backward(k, &e);
         if (status != PS_UNSUPPORTED) {
             return status;
         }
     }
     /* The sum over sequences alone, seen as columns of [S, N*d], is the position's gradient; the mask is drawn here, in place. */
-    struct ps_tensor wide = ps_tensor_2d(s->gradient, k->real, S, N * d);
-    struct ps_tensor d_position = ps_tensor_reshape(gradient(m, m->layout->w_pos), 1, (int64_t[]){N * d});
+    int64_t S = batch * m->shape.channels, positions = ps_patches(&m->shape) * m->shape.d_model;
+    struct ps_tensor wide = ps_tensor_reshape(e.du, 2, (int64_t[]){S, positions});
+    struct ps_tensor d_position = ps_tensor_reshape(e.d_position, 1, (int64_t[]){positions});
     struct ps_tensor masked = wide;
     if (!dropout.threshold) {
         masked.data = NULL;
     }
     PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = d_position, .masked = masked, .dy = wide, .dropout = dropout}));
-    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = gradient(m, m->layout->b_p), .dy = du}));
-    return ps_product(k, gradient(m, m->layout->w_p), ps_transposed(patches), du, 1, 1);
+    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = e.d_bias, .dy = e.du}));
+    return ps_product(k, e.d_weight, ps_transposed(e.patches), e.du, 1, 1);
 }
 
 struct ps_tensor ps_head_tensor(const struct ps_model *m, void *buffer, int64_t batch)

@@ -4,6 +4,11 @@
 
 #include "model/model.h"
 
+/* The fused embedding's arguments, for the operations of their own or inside the encoder's. */
+struct ps_embed_forward ps_embed_forward_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                                            int64_t batch, struct ps_dropout dropout);
+struct ps_embed_backward ps_embed_backward_of(struct ps_model *m, int64_t batch, struct ps_dropout dropout);
+
 /* Windows -> RevIN -> patches -> u = drop(patches W_P + b_P + W_pos) at the stream's beginning. */
 enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                     int64_t batch, struct ps_dropout dropout);

@@ -187,9 +187,15 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     if (status == PS_OK && options->level == PS_LEVEL_LAYER) {
         struct ps_encoder_sizes sizes = encoder_sizes(m, NULL, 0);
         sizes.dropout = ps_dropout_make(shape->dropout, 0, 0, NULL); /* masks are kept too */
-        status = k->encoder_prepare(k, &sizes, batch * shape->channels, ps_patches(shape), shape->d_model, &m->kept_bytes);
+        status = k->encoder_prepare(k, &sizes,
+                                    &(struct ps_encoder_shape){.sequences = batch * shape->channels,
+                                                               .patches = ps_patches(shape),
+                                                               .d_model = shape->d_model,
+                                                               .seq_len = shape->seq_len,
+                                                               .patch_len = shape->patch_len},
+                                    &m->encoder);
         if (status == PS_OK) {
-            status = device->allocate(device, m->kept_bytes, &m->kept);
+            status = device->allocate(device, m->encoder.kept_bytes, &m->kept);
         }
     }
     if (status == PS_OK) {
@@ -242,7 +248,7 @@ void ps_model_close(struct ps_model *m)
         device->release(device, m->gradients, flat);
     }
     if (m->kept) {
-        device->release(device, m->kept, m->kept_bytes);
+        device->release(device, m->kept, m->encoder.kept_bytes);
     }
     ps_cache_close(device, &m->cache);
     ps_parameters_free(m->layout);
@@ -273,7 +279,9 @@ static struct ps_tensor flat_tensor(const struct ps_model *m, void *flat, enum p
     return ps_tensor_1d(flat, type, m->layout->count);
 }
 
-enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
+/* embed: level layer does the embedding too. */
+static enum ps_status encode(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training,
+                             const struct ps_embed_forward *embed)
 {
     const struct ps_kernels *k = m->k;
     if (m->options.level == PS_LEVEL_LAYER) {
@@ -281,7 +289,8 @@ enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *s
                                                                   .weights = flat_tensor(m, m->weights, k->real),
                                                                   .parameters = flat_tensor(m, m->parameters, k->parameter),
                                                                   .sizes = encoder_sizes(m, state, training),
-                                                                  .kept = m->kept});
+                                                                  .kept = m->kept,
+                                                                  .embed = embed});
     }
     for (int64_t l = 0; l < m->shape.n_layers; l++) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
@@ -290,7 +299,13 @@ enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *s
     return PS_OK;
 }
 
-enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
+enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
+{
+    return encode(m, state, batch, training, NULL);
+}
+
+static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training,
+                                      const struct ps_embed_backward *embed)
 {
     const struct ps_kernels *k = m->k;
     if (m->options.level == PS_LEVEL_LAYER) {
@@ -303,7 +318,8 @@ enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step
                                                                     .weights = flat_tensor(m, m->weights, k->real),
                                                                     .parameters = flat_tensor(m, m->parameters, k->parameter),
                                                                     .sizes = encoder_sizes(m, state, training),
-                                                                    .kept = m->kept});
+                                                                    .kept = m->kept,
+                                                                    .embed = embed});
     }
     for (int64_t l = m->shape.n_layers; l-- > 0;) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
@@ -312,21 +328,43 @@ enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step
     return PS_OK;
 }
 
+enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
+{
+    return encode_backward(m, state, batch, training, NULL);
+}
+
+/* Windows to the last layer's output, in one operation where the encoder does the embedding. */
+static enum ps_status embed_and_encode(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                                       int64_t batch, int training)
+{
+    struct ps_dropout dropout = dropout_at(m, 0, state, training);
+    if (m->encoder.embeds) {
+        const struct ps_embed_forward embed = ps_embed_forward_of(m, windows, state, batch, dropout);
+        return encode(m, state, batch, training, &embed);
+    }
+    PS_TRY(ps_embedding_forward(m, windows, state, batch, dropout));
+    return encode(m, state, batch, training, NULL);
+}
+
 enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                 int64_t batch, int training)
 {
-    PS_TRY(ps_embedding_forward(m, windows, state, batch, dropout_at(m, 0, state, training)));
-    PS_TRY(ps_model_encode(m, state, batch, training));
+    PS_TRY(embed_and_encode(m, windows, state, batch, training));
     return ps_head_forward(m, batch, ps_model_stream(m, m->shape.n_layers, batch));
 }
 
 enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)
 {
-    PS_TRY(ps_embedding_forward(m, windows, state, batch, dropout_at(m, 0, state, 1)));
-    PS_TRY(ps_model_encode(m, state, batch, 1));
+    struct ps_dropout dropout = dropout_at(m, 0, state, 1);
+    PS_TRY(embed_and_encode(m, windows, state, batch, 1));
     PS_TRY(ps_head_train(m, windows, state, batch, ps_model_stream(m, m->shape.n_layers, batch)));
-    PS_TRY(ps_model_encode_backward(m, state, batch, 1));
-    PS_TRY(ps_embedding_backward(m, batch, dropout_at(m, 0, state, 1)));
+    if (m->encoder.embeds) {
+        const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
+        PS_TRY(encode_backward(m, state, batch, 1, &embed));
+    } else {
+        PS_TRY(encode_backward(m, state, batch, 1, NULL));
+        PS_TRY(ps_embedding_backward(m, batch, dropout));
+    }
     return m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK;
 }
 

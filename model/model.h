@@ -26,8 +26,8 @@ struct ps_model {
     void *weights;    /* device, [layout->count] k->real, of the same layout; the parameters themselves where the types are one */
     void *gradients;  /* device, [layout->count] k->parameter; accumulated, zeroed by AdamW */
     struct ps_cache cache;
-    void *kept; /* level layer: what the encoder's backward reads again */
-    size_t kept_bytes;
+    struct ps_encoder_needs encoder; /* level layer: what encoder_prepare said */
+    void *kept;                      /* level layer: what the encoder's backward reads again */
 };
 
 /* Windows on the device, as gather_patches and gather_targets read them. */

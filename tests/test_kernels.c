@@ -2228,6 +2228,13 @@ START_TEST(test_counts)
     double products = 2 * 6 * 4 * 12 + 2 * (2 * 2 * 3 * 3 * 4) + 2 * 6 * 4 * 4 + 2 * (2 * 6 * 4 * 8);
     ck_assert(ps_op_flops(PS_OP_encoder_forward, &layer) == products);
     ck_assert(ps_op_flops(PS_OP_encoder_backward, &back) == 3 * products);
+    double alone = ps_op_bytes(PS_OP_encoder_forward, &layer), back_alone = ps_op_bytes(PS_OP_encoder_backward, &back);
+    layer.embed = &embed;
+    back.embed = &embed_back;
+    ck_assert(ps_op_flops(PS_OP_encoder_forward, &layer) == products + 2 * 12 * 4 * 8);
+    ck_assert(ps_op_flops(PS_OP_encoder_backward, &back) == 3 * products + 2 * 12 * 4 * 8);
+    expect_close(ps_op_bytes(PS_OP_encoder_forward, &layer), alone + 4 * (48 + 48 + 8), 1e-12);
+    expect_close(ps_op_bytes(PS_OP_encoder_backward, &back), back_alone + 4 * (2 * (32 + 8) + 48), 1e-12);
     /* Attention of S 2, h 2, N 3, e 4. */
     struct ps_attention tiled = {.q = layer.stream};
     struct ps_attention_backward tiled_back = {.q = layer.stream};

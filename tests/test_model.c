@@ -443,6 +443,171 @@ START_TEST(step_bf16)
 }
 END_TEST
 
+/* A whole step at level layer: both families, several sequences in a tile and several tiles in a sequence, more units than blocks
+ * take at once, patches of odd lengths and of two steps, and one that is too long to be embedded inside the encoder. */
+static const struct ps_model_shape step_shapes[] = {
+    {.channels = 7,
+     .seq_len = 336,
+     .pred_len = 4,
+     .patch_len = 16,
+     .stride = 8,
+     .pad_end = 1,
+     .d_model = 16,
+     .n_heads = 4,
+     .d_ff = 128,
+     .n_layers = 2,
+     .dropout = 0.3,
+     .revin = 1},
+    {.channels = 5,
+     .seq_len = 24,
+     .pred_len = 3,
+     .patch_len = 8,
+     .stride = 4,
+     .pad_end = 0,
+     .d_model = 64,
+     .n_heads = 4,
+     .d_ff = 256,
+     .n_layers = 2,
+     .dropout = 0,
+     .revin = 1},
+    {.channels = 9,
+     .seq_len = 29,
+     .pred_len = 3,
+     .patch_len = 5,
+     .stride = 3,
+     .pad_end = 1,
+     .d_model = 64,
+     .n_heads = 4,
+     .d_ff = 128,
+     .n_layers = 2,
+     .dropout = 0.2,
+     .revin = 1},
+    {.channels = 4,
+     .seq_len = 20,
+     .pred_len = 3,
+     .patch_len = 6,
+     .stride = 5,
+     .pad_end = 1,
+     .d_model = 16,
+     .n_heads = 2,
+     .d_ff = 48,
+     .n_layers = 1,
+     .dropout = 0.1,
+     .revin = 1},
+    {.channels = 3,
+     .seq_len = 60,
+     .pred_len = 2,
+     .patch_len = 24,
+     .stride = 2,
+     .pad_end = 0,
+     .d_model = 32,
+     .n_heads = 4,
+     .d_ff = 96,
+     .n_layers = 1,
+     .dropout = 0.3,
+     .revin = 0},
+    {.channels = 2900,
+     .seq_len = 8,
+     .pred_len = 1,
+     .patch_len = 8,
+     .stride = 4,
+     .pad_end = 1,
+     .d_model = 64,
+     .n_heads = 4,
+     .d_ff = 128,
+     .n_layers = 1,
+     .dropout = 0.2,
+     .revin = 0},
+    {.channels = 1400,
+     .seq_len = 16,
+     .pred_len = 1,
+     .patch_len = 1,
+     .stride = 1,
+     .pad_end = 0,
+     .d_model = 16,
+     .n_heads = 4,
+     .d_ff = 16,
+     .n_layers = 1,
+     .dropout = 0,
+     .revin = 1},
+    {.channels = 3,
+     .seq_len = 100,
+     .pred_len = 2,
+     .patch_len = 40,
+     .stride = 10,
+     .pad_end = 0,
+     .d_model = 16,
+     .n_heads = 4,
+     .d_ff = 32,
+     .n_layers = 1,
+     .dropout = 0.1,
+     .revin = 1},
+};
+enum { STEP_SHAPES = sizeof step_shapes / sizeof *step_shapes };
+
+/* What the embedding leaves: patches, u, mean, std. */
+static double *embedding_of(const struct fixture *f, int64_t *n)
+{
+    const struct ps_model_shape *s = &f->model->shape;
+    const struct ps_shared_cache *c = &f->model->cache.shared;
+    int64_t S = f->batch * s->channels, R = S * ps_patches(s), sizes[4] = {R * s->patch_len, R * s->d_model, S, S};
+    const void *from[4] = {c->patches, c->stream, c->revin_mean, c->revin_std};
+    double *all = malloc((size_t)(sizes[0] + sizes[1] + 2 * S) * sizeof *all);
+    *n = 0;
+    for (int i = 0; i < 4; i++) {
+        double *part = from_device(f->device, i < 2 ? f->k->real : f->k->statistics, from[i], sizes[i]);
+        memcpy(all + *n, part, (size_t)sizes[i] * sizeof *part);
+        *n += sizes[i];
+        free(part);
+    }
+    return all;
+}
+
+/* Against the double reference; and with the embedding in operations of its own, which may only add the gradients in another
+ * order. */
+START_TEST(step_layer)
+{
+    const struct ps_model_shape *shape = &step_shapes[_i];
+    struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 3, PS_LEVEL_GEMM, 0);
+    struct fixture f = fixture_open("cuda", "cuda", PS_PRECISION_BF16, shape, 3, PS_LEVEL_LAYER, 0);
+    ck_assert_int_eq(f.model->encoder.embeds, _i < STEP_SHAPES - 1);
+    if (_i % 2) { /* a series: channels beside one another */
+        oracle.windows.inputs.stride[1] = f.windows.inputs.stride[1] = 1;
+        oracle.windows.inputs.stride[2] = f.windows.inputs.stride[2] = shape->channels;
+    }
+    double expected_loss = fixture_loss(&oracle), loss = fixture_loss(&f);
+    double *expected = from_device(oracle.device, PS_F64, oracle.model->gradients, f.count);
+    double *gradients = from_device(f.device, PS_F32, f.model->gradients, f.count);
+    int64_t n;
+    double *embedding = embedding_of(&f, &n);
+    ck_assert(fixture_loss(&f) == loss);
+    double *again = from_device(f.device, PS_F32, f.model->gradients, f.count);
+    ck_assert(memcmp(gradients, again, (size_t)f.count * sizeof *gradients) == 0);
+    free(again);
+    f.model->encoder.embeds = 0;
+    ck_assert(fixture_loss(&f) == loss);
+    double *apart = from_device(f.device, PS_F32, f.model->gradients, f.count), *embedding_apart = embedding_of(&f, &n);
+    ck_assert(memcmp(embedding, embedding_apart, (size_t)n * sizeof *embedding) == 0);
+    int worst = 0, worst_apart = 0;
+    const struct ps_parameters *layout = f.model->layout;
+    double error = gradient_error(layout, gradients, expected, &worst),
+           order = gradient_error(layout, gradients, apart, &worst_apart);
+    printf("bf16 step at level layer, d %d, N %d, P %d: loss %.2g, gradients %.2g (%s), embedding apart %.2g (%s)\n",
+           (int)shape->d_model, (int)ps_patches(shape), (int)shape->patch_len, fabs(loss / expected_loss - 1), error,
+           layout->table[worst].name, order, layout->table[worst_apart].name);
+    ck_assert_double_le(fabs(loss / expected_loss - 1), 1e-2);
+    ck_assert_msg(error <= 5e-2, "gradient of %s off by %.3g", layout->table[worst].name, error);
+    ck_assert_msg(order <= 1e-5, "gradient of %s changes by %.3g", layout->table[worst_apart].name, order);
+    free(expected);
+    free(gradients);
+    free(apart);
+    free(embedding);
+    free(embedding_apart);
+    fixture_close(&f);
+    fixture_close(&oracle);
+}
+END_TEST
+
 /* Different operations of kind SUB called, head_split and head_merge counting as one when both were. */
 static int sub_kernels(const struct ps_counts *counts, int backward)
 {
@@ -612,6 +777,7 @@ int main(void)
             tcase_add_loop_test(tests, level_layer, 0, 2 * FUSED_SHAPES - 1);
             tcase_add_loop_test(tests, level_layer_shifted, 0, FUSED_SHAPES);
             tcase_add_test(tests, level_layer_refuses);
+            tcase_add_loop_test(tests, step_layer, 0, STEP_SHAPES);
         } else {
             printf("skipped: level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
         }

@@ -117,7 +117,7 @@ enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *
 PS_KERNEL_LIST(PS_X)
 #undef PS_X
 extern "C" enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
-                                                  int64_t sequences, int64_t patches, int64_t d_model, size_t *kept_bytes);
+                                                  const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs);
 
 enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm **gemm);
 /* ps_kernels_options.tuning, ps_kernels.tune and ps_kernels.tuning. */

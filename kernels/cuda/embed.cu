@@ -124,29 +124,7 @@ static __global__ void __launch_bounds__(512) embed_block(const __grid_constant_
         const float *value = values + c * e.pitch;
         float mu = 0.0f, deviation = 1.0f;
         if (e.revin) {
-            /* The first of a lane's values stay in registers, so that they are read at once. */
-            constexpr int kept = 12;
-            float v[kept], sum = 0.0f, squares = 0.0f;
-#pragma unroll
-            for (int j = 0; j < kept; j++) {
-                const int l = lane + 32 * j;
-                v[j] = value[l < e.length ? l : 0];
-                sum += l < e.length ? v[j] : 0.0f;
-            }
-            for (int l = lane + 32 * kept; l < e.length; l += 32) {
-                sum += value[l];
-            }
-            mu = ps_group_sum<32>(sum) / (float)e.length;
-#pragma unroll
-            for (int j = 0; j < kept; j++) {
-                const float difference = lane + 32 * j < e.length ? v[j] - mu : 0.0f;
-                squares += difference * difference;
-            }
-            for (int l = lane + 32 * kept; l < e.length; l += 32) {
-                const float difference = value[l] - mu;
-                squares += difference * difference;
-            }
-            deviation = sqrtf(ps_group_sum<32>(squares) / (float)e.length + e.epsilon);
+            ps_window_statistics(value, e.length, e.epsilon, mu, deviation);
         }
         if (lane == 0) {
             e.mean[b * e.channels + first + c] = mu;

@@ -4,6 +4,7 @@
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/encoder_large.cuh"
 #include "kernels/cuda/encoder_small.cuh"
+#include "kernels/cuda/windows.cuh"
 
 /* What both directions are asked for. */
 struct request {
@@ -16,6 +17,9 @@ struct request {
     void *du;
     const void *dy;
     void *kept;
+    int64_t seq_len, patch_len;
+    const struct ps_embed_forward *embed;
+    const struct ps_embed_backward *embed_gradient;
 };
 
 static struct ps_encoder_small small_of(const struct ps_kernels *k, const struct request *r)
@@ -40,6 +44,10 @@ static struct ps_encoder_small small_of(const struct ps_kernels *k, const struct
     e.workspace = ps_cuda(k)->encoder_workspace;
     e.dropout = s->dropout;
     e.epsilon = s->epsilon;
+    e.seq_len = r->seq_len;
+    e.patch_len = r->patch_len;
+    e.embed = r->embed;
+    e.embed_gradient = r->embed_gradient;
     return e;
 }
 
@@ -100,20 +108,23 @@ static enum ps_status choose(const struct ps_kernels *k, const struct request *r
 }
 
 extern "C" enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
-                                                  int64_t sequences, int64_t patches, int64_t d_model, size_t *kept_bytes)
+                                                  const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs)
 {
     struct ps_cuda_context *c = ps_cuda(k);
     struct request r = {};
     r.sizes = sizes;
-    r.sequences = sequences;
-    r.patches = patches;
-    r.d_model = d_model;
+    r.sequences = shape->sequences;
+    r.patches = shape->patches;
+    r.d_model = shape->d_model;
+    r.seq_len = shape->seq_len;
+    r.patch_len = shape->patch_len;
     int small;
     PS_TRY(choose(k, &r, &small));
     struct ps_encoder_small s = small_of(k, &r);
     struct ps_encoder_large l = large_of(k, &r, 0);
     size_t workspace = small ? ps_encoder_small_workspace_bytes(&s) : ps_cuda_encoder_large_workspace(&l);
-    *kept_bytes = small ? ps_encoder_small_kept_bytes(&s) : large_kept_bytes(&l) * (size_t)sizes->layers;
+    needs->kept_bytes = small ? ps_encoder_small_kept_bytes(&s) : large_kept_bytes(&l) * (size_t)sizes->layers;
+    needs->embeds = small && ps_encoder_small_embeds(&s);
     if (workspace > c->encoder_workspace_bytes) {
         if (c->encoder_workspace) {
             k->device->release(k->device, c->encoder_workspace, c->encoder_workspace_bytes);
@@ -152,12 +163,67 @@ static enum ps_status check(const struct ps_encoder_sizes *sizes, const struct p
     return PS_OK;
 }
 
+/* The embedding is the request's, and the whole is served. */
+static enum ps_status check_embed(const struct ps_kernels *k, const struct request *r, int small, const struct ps_dropout *dropout)
+{
+    const struct ps_dropout *of = &r->sizes->dropout;
+    struct ps_encoder_small e = small_of(k, r);
+    if (!small || !ps_encoder_small_embeds(&e) || dropout->threshold != of->threshold || dropout->seed != of->seed ||
+        dropout->state != of->state) {
+        return ps_fail(PS_UNSUPPORTED, "encoder: windows of %lld and patches of %lld are not embedded for d_model %lld",
+                       (long long)r->seq_len, (long long)r->patch_len, (long long)r->d_model);
+    }
+    return PS_OK;
+}
+
+static enum ps_status check_embed_forward(const struct ps_kernels *k, struct request *r, int small,
+                                          const struct ps_embed_forward *a)
+{
+    const char *op = "encoder_forward";
+    struct ps_cuda_windows windows;
+    PS_TRY(ps_windows_make(op, "inputs", &a->inputs, &a->indices, a->state, a->batch, &windows));
+    const int64_t channels = a->inputs.size[1], rows = r->sequences * r->patches;
+    r->embed = a;
+    r->seq_len = a->inputs.size[2];
+    r->patch_len = ps_cuda_width(&a->patches);
+    PS_TRY(check_embed(k, r, small, &a->dropout));
+    if (a->u.data != r->stream || channels < 1 || a->batch * channels != r->sequences || a->stride < 1 ||
+        (r->seq_len - r->patch_len) / a->stride + 1 + (a->pad_end ? 1 : 0) != r->patches) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): patches of %lld every %lld of %lld x %lld windows of %lld are not [%lld, %lld]",
+                       op, (long long)r->patch_len, (long long)a->stride, (long long)a->batch, (long long)channels,
+                       (long long)r->seq_len, (long long)r->sequences, (long long)r->patches);
+    }
+    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_BF16, rows * r->patch_len));
+    PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, r->sequences));
+    PS_TRY(ps_cuda_expect(op, "std", &a->std, PS_F32, r->sequences));
+    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_BF16, r->patch_len * r->d_model));
+    PS_TRY(ps_cuda_expect(op, "bias", &a->bias, PS_F32, r->d_model));
+    return ps_cuda_expect(op, "position", &a->position, PS_F32, r->patches * r->d_model);
+}
+
+static enum ps_status check_embed_backward(const struct ps_kernels *k, struct request *r, int small,
+                                           const struct ps_embed_backward *a)
+{
+    const char *op = "encoder_backward";
+    r->embed_gradient = a;
+    r->patch_len = ps_cuda_width(&a->patches);
+    r->seq_len = r->patch_len; /* the windows are not needed again */
+    PS_TRY(check_embed(k, r, small, &a->dropout));
+    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_BF16, r->sequences * r->patches * r->patch_len));
+    PS_TRY(ps_cuda_expect(op, "d_weight", &a->d_weight, PS_F32, r->patch_len * r->d_model));
+    PS_TRY(ps_cuda_expect(op, "d_bias", &a->d_bias, PS_F32, r->d_model));
+    return ps_cuda_expect(op, "d_position", &a->d_position, PS_F32, r->patches * r->d_model);
+}
+
 extern "C" enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct ps_encoder_forward *a)
 {
     PS_TRY(check(&a->sizes, &a->stream, &a->weights, &a->parameters));
     struct request r = request_of(&a->sizes, &a->stream, &a->weights, &a->parameters, a->kept);
     int small;
     PS_TRY(choose(k, &r, &small));
+    if (a->embed) {
+        PS_TRY(check_embed_forward(k, &r, small, a->embed));
+    }
     if (small) {
         struct ps_encoder_small e = small_of(k, &r);
         return ps_encoder_small_forward(&e, ps_cuda(k)->stream);
@@ -179,6 +245,9 @@ extern "C" enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, c
     r.dy = a->dy.data;
     int small;
     PS_TRY(choose(k, &r, &small));
+    if (a->embed) {
+        PS_TRY(check_embed_backward(k, &r, small, a->embed));
+    }
     if (small) {
         struct ps_encoder_small e = small_of(k, &r);
         return ps_encoder_small_backward(&e, ps_cuda(k)->stream);

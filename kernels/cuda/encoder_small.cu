@@ -24,7 +24,7 @@
  * d_ff, the head's size and what is staged are told at run time, but for ETTh1's sizes with one round over the units, which are
  * compiled in: no accumulation into a block's sums, addresses in the instructions. encoder_wide.cu serves d_model 64 with heads of
  * 16 columns and N <= 16. */
-#include "kernels/cuda/encoder_small_device.cuh"
+#include "kernels/cuda/encoder_embed.cuh"
 
 /* ---- forward ---- */
 
@@ -117,7 +117,23 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
         at.take(x, group * x.block_units + at.unit);
         float u[2][4];
-        load_rows<D, NT>(u, x.u, at);
+        if (x.embed.weight) {
+            uint32_t rows[4];
+            if (group != blockIdx.x) {
+                at.sync(); /* the units before have done with qkv */
+            }
+            if (z.drop) {
+                embed_unit<D, NT, true>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, at);
+            } else {
+                embed_unit<D, NT, false>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, at);
+            }
+            if (NT * W == 1) {
+                at.sync(); /* others wait for one another before qkv is written */
+            }
+            unpack_operand(u, rows);
+        } else {
+            load_rows<D, NT>(u, x.u, at);
+        }
         for (int l = 0; l < x.layers; l++) {
             const layer_weights<D> w(weights + (x.resident ? l : 0) * bytes, z.f);
             uint32_t *const keep = (z.drop && x.masks) && at.global_tile < x.units * NT ? masks_at<D, NT>(x, z, l, at) : NULL;
@@ -593,6 +609,10 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                 put_head<D, NT, NARROW>(mine, LD_QKV, dq, x.scale, x.scale, h, at);
             }
             ps_store_operand(X + at.row * LD + at.share * 16, LD * 2, xhat);
+            const bool embed = l == 0 && x.embed.partial;
+            if (embed) {
+                stage_patches<D, NT>(scratch, x, group * x.block_units + at.unit, at);
+            }
             if (W > 1) {
                 at.sync();
             } else {
@@ -601,8 +621,23 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             clear(dx);
             multiply_shared<D, NT>(dx, qkv + at.row * LD_QKV, LD_QKV, w.w_qkv + at.share * 16 * LD_QKV, LD_QKV, 3 * D, at);
             normalise_backward<D, NT>(g, dx, w.ln1_gamma + at.share * 16, xhat, rstd, statistics_at<D, NT>(statistics, 3, at), at);
+            if (embed) {
+                const int pitch = embed_pitch(D, x.embed.patch);
+                if (z.drop) {
+                    embed_operand<D, NT, true>(a, g, x, at);
+                } else {
+                    embed_operand<D, NT, false>(a, g, x, at);
+                }
+                ps_store_operand(scratch + at.row * pitch + at.share * 16, pitch * 2, a);
+                ps_copy_wait();
+            }
             __syncthreads();
-            for (int job = warp; job < 4 * D / 16 * PARTS; job += warps) {
+            constexpr int JOBS = 4 * D / 16 * PARTS;
+            for (int job = warp; job < JOBS + (embed ? embed_jobs<D>(x) : 0); job += warps) {
+                if (job >= JOBS) {
+                    embed_gradient<D, NT>(x, job - JOBS, units + TO_SCRATCH, unit_stride, first, at);
+                    continue;
+                }
                 const int part = job % PARTS, row = job / PARTS * 16;
                 const bool of_o = row >= 3 * D;
                 weight_gradient<D, NT>(sums + row * D + part * COLUMNS, part > 0 ? NULL : bias_sums + row, first,
@@ -610,7 +645,9 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                                        {units + (of_o ? TO_M : 0) + part * COLUMNS, LD, unit_stride}, x.block_units, at);
             }
         }
-        store_rows<D, NT>(x.du, g, at);
+        if (!x.embed.partial) {
+            store_rows<D, NT>(x.du, g, at);
+        }
     }
 }
 
@@ -641,7 +678,7 @@ static __device__ __forceinline__ void sum_part(float4 &sum, const float *p, int
 
 /* A block adds 256 / d rows of a layer's partial sums over all blocks, in 8 parts and then those in order, and adds them to the
  * gradients; the last block of a matrix that follows a LayerNorm adds up what the others found of gamma's and beta's. Grid
- * ((4d + 2f) d / 256, layers). */
+ * ((4d + 2f) d / 256, layers), and a row of blocks for the embedding. */
 template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant__ struct small x)
 {
     ps_grid_begin();
@@ -653,6 +690,10 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
     const int64_t stride = (int64_t)x.layers * size;
     const float *const from = x.partial + (int64_t)l * size;
     const bool of_o = row0 >= 3 * D && row0 < 4 * D; /* W_o's blocks add b_2 as well */
+    if (l == x.layers) {
+        add_embedding<D, SUM_THREADS>(x, sums[0], (int)blockIdx.x, (int)gridDim.x);
+        return;
+    }
     float bias_part = 0;
     if (thread < SUM_PARTS * 2 * ROWS && row0 < 4 * D + f) {
         const int part = thread / (2 * ROWS), i = thread % (2 * ROWS);
@@ -888,7 +929,7 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
     return PS_OK;
 }
 
-/* What is kept, in order: r, lse, masks. */
+/* What is kept, in order: r, lse, masks, the embedding's masks. */
 static size_t kept_r(const struct ps_encoder_small *e)
 {
     return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(bf16) + 255) / 256 * 256;
@@ -899,6 +940,12 @@ static size_t kept_lse(const struct ps_encoder_small *e)
     return ((size_t)(e->layers * e->n_heads * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
 }
 
+static size_t kept_masks(const struct ps_encoder_small *e, const struct plan *p)
+{
+    const int64_t words = e->layers * p->units * p->tiles * (e->d_ff / 16 + e->d_model / 8) * 8;
+    return e->dropout.threshold ? (size_t)words * sizeof(uint32_t) : 0;
+}
+
 extern "C" size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
 {
     struct plan p;
@@ -906,14 +953,24 @@ extern "C" size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
         return 0;
     }
     units_of(e, &p);
-    const int64_t words = e->dropout.threshold ? e->layers * p.units * p.tiles * (e->d_ff / 16 + e->d_model / 8) * 8 : 0;
-    return kept_r(e) + kept_lse(e) + (size_t)words * sizeof(uint32_t);
+    const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
+    return kept_r(e) + kept_lse(e) + kept_masks(e, &p) + (size_t)words * sizeof(uint32_t);
 }
 
-/* The workspace, in order: counters (256 bytes a 32 layers), norms, partial sums. */
+/* The workspace, in order: counters (256 bytes a 32 layers), norms, partial sums, the embedding's. */
 static size_t counter_bytes(const struct ps_encoder_small *e)
 {
     return (size_t)(e->layers * 2 * sizeof(unsigned) + 255) / 256 * 256;
+}
+
+static size_t sums_bytes(const struct ps_encoder_small *e)
+{
+    return (size_t)e->layers * (size_t)layer_sums((int)e->d_model, (int)e->d_ff) * sizeof(float);
+}
+
+static size_t embed_sums(const struct ps_encoder_small *e)
+{
+    return (size_t)embed_rows_of((int)e->patch_len, (int)e->patches) * (size_t)e->d_model * sizeof(float);
 }
 
 static size_t norm_bytes(const struct ps_encoder_small *e)
@@ -928,11 +985,27 @@ extern "C" size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small
     if (plan_make(e, true, &p) != PS_OK) {
         return 0;
     }
+    const size_t embed = ps_encoder_small_embeds(e) ? (size_t)p.blocks * embed_sums(e) : 0;
     if (p.wide) {
-        return (size_t)p.blocks * ps_encoder_wide_sums(e);
+        return (size_t)p.blocks * ps_encoder_wide_sums(e) + embed;
     }
-    const size_t sums = (size_t)p.blocks * (size_t)e->layers * (size_t)layer_sums((int)e->d_model, (int)e->d_ff) * sizeof(float);
-    return counter_bytes(e) + norm_bytes(e) + sums;
+    return counter_bytes(e) + norm_bytes(e) + (size_t)p.blocks * sums_bytes(e) + embed;
+}
+
+/* Whether a unit's windows fit where they are gathered, and du and patches where they are staged. */
+extern "C" int ps_encoder_small_embeds(const struct ps_encoder_small *e)
+{
+    struct plan p;
+    if (plan_make(e, true, &p) != PS_OK || e->seq_len < e->patch_len || e->patch_len < 1 || e->patch_len > 32) {
+        return 0;
+    }
+    const int64_t d = e->d_model, floats = p.unit_rows / e->patches * e->seq_len;
+    if (p.wide) {
+        return floats <= ps_encoder_wide_window_floats();
+    }
+    return floats <= p.tiles * 16 * (3 * d + 8) / 2 &&
+           (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(bf16) <=
+               (size_t)scratch_bytes((int)d, p.tiles, p.staged);
 }
 
 extern "C" enum ps_status ps_encoder_small_supported(const struct ps_encoder_small *e)
@@ -940,6 +1013,39 @@ extern "C" enum ps_status ps_encoder_small_supported(const struct ps_encoder_sma
     struct plan p;
     PS_TRY(plan_make(e, false, &p));
     return plan_make(e, true, &p);
+}
+
+static void embed_make(const struct ps_encoder_small *e, const struct plan *p, struct small_embedding *x)
+{
+    const struct ps_embed_forward *f = e->embed;
+    const struct ps_embed_backward *b = e->embed_gradient;
+    x->length = (int)e->seq_len;
+    x->patch = (int)e->patch_len;
+    x->sequences = p->unit_rows / (int)e->patches;
+    x->all = (uint32_t)e->sequences;
+    if (f) {
+        x->weight = (const bf16 *)f->weight.data;
+        x->bias = (const float *)f->bias.data;
+        x->position = (const float *)f->position.data;
+        x->patches = (bf16 *)f->patches.data;
+        x->mean = (float *)f->mean.data;
+        x->std = (float *)f->std.data;
+        x->windows = ps_windows_of(&f->inputs, &f->indices);
+        x->state = f->state;
+        x->stride = (int)f->stride;
+        x->revin = f->revin;
+        x->epsilon = (float)f->epsilon;
+        x->by_channels = ps_divisor_make(f->inputs.size[1]);
+        x->by_length = ps_divisor_make(e->seq_len);
+        x->by_count = ps_divisor_make(e->patches);
+        x->site = f->dropout.site;
+    }
+    if (b) {
+        x->patches = (bf16 *)b->patches.data;
+        x->d_weight = (float *)b->d_weight.data;
+        x->d_bias = (float *)b->d_bias.data;
+        x->d_position = (float *)b->d_position.data;
+    }
 }
 
 static struct small small_make(const struct ps_encoder_small *e, const struct plan *p)
@@ -969,8 +1075,12 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
         char *kept = (char *)e->kept;
         x.r = (bf16 *)kept;
         x.lse = (float *)(kept + kept_r(e));
-        x.masks = e->dropout.threshold ? (uint32_t *)(kept + kept_r(e) + kept_lse(e)) : NULL;
+        if (e->dropout.threshold) {
+            x.masks = (uint32_t *)(kept + kept_r(e) + kept_lse(e));
+            x.embed.masks = (uint32_t *)(kept + kept_r(e) + kept_lse(e) + kept_masks(e, p));
+        }
     }
+    embed_make(e, p, &x.embed);
     x.blocks = p->blocks;
     x.scale = scale;
     x.scale_log2e = scale * 1.4426950408889634f;
@@ -1031,13 +1141,19 @@ extern "C" enum ps_status ps_encoder_small_backward(const struct ps_encoder_smal
     char *workspace = (char *)e->workspace;
     if (p.wide) {
         x.partial = (float *)workspace;
+        if (e->embed_gradient) {
+            x.embed.partial = (float *)(workspace + (size_t)p.blocks * ps_encoder_wide_sums(e));
+        }
         return ps_encoder_wide_backward(x, (cudaStream_t)stream);
     }
     x.arrived = (unsigned *)workspace;
     x.norms = (float *)(workspace + counter_bytes(e));
     x.partial = (float *)(workspace + counter_bytes(e) + norm_bytes(e));
+    if (e->embed_gradient) {
+        x.embed.partial = (float *)((char *)x.partial + (size_t)p.blocks * sums_bytes(e));
+    }
     PS_TRY(launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, &x, stream, "encoder backward"));
     kernel_function *sum = d == 16 ? sum_kernel<16> : d == 32 ? sum_kernel<32> : sum_kernel<64>;
-    return launch(sum, dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)e->layers), SUM_THREADS, 0, &x, stream,
-                  "encoder weight gradients");
+    return launch(sum, dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
+                  SUM_THREADS, 0, &x, stream, "encoder weight gradients");
 }

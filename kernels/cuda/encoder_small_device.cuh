@@ -6,6 +6,7 @@
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/encoder_small.cuh"
 #include "kernels/cuda/warp_mma.cuh"
+#include "kernels/cuda/windows.cuh"
 
 typedef __nv_bfloat16 bf16;
 
@@ -19,6 +20,24 @@ static __host__ __device__ constexpr int most_threads(int d)
 {
     return d == 16 ? 672 : 512;
 }
+
+/* The embedding's part of it: encoder_embed.cuh. Forward it is asked for when `weight` is there, backward when `partial` is. */
+struct small_embedding {
+    const bf16 *weight;
+    const float *bias, *position;
+    bf16 *patches;
+    float *mean, *std;
+    struct ps_cuda_windows windows;
+    const struct ps_step_state *state;
+    int length, patch, stride, sequences /* of a unit */, revin;
+    uint32_t all; /* S */
+    float epsilon;
+    struct ps_divisor by_channels, by_length, by_count;
+    uint32_t site;
+    uint32_t *masks; /* [tiles, d/16, 8] */
+    float *partial;  /* [blocks, P + 1 + N, d] */
+    float *d_weight, *d_bias, *d_position;
+};
 
 /* What the kernels are told. */
 struct small {
@@ -44,6 +63,7 @@ struct small {
     float drop_scale, half_scale; /* 1 without dropout; half of it */
     uint32_t key[10][2];
     const struct ps_step_state *state;
+    struct small_embedding embed;
 };
 
 /* What a kernel is compiled for: d_ff, columns of a head, columns of d_ff staged at once (0: told when it runs), and whether
@@ -114,16 +134,20 @@ static __host__ __device__ constexpr int row_bytes(int d, bool backward)
     return 2 * ((backward ? 3 : d > 16 ? 1 : 0) * (d + 8) + 3 * d + 8);
 }
 
-/* Bytes of a unit: its rows' buffers, its statistics, and what comes last: forward the warps' partial sums; backward each warp's A
- * and its gradient, or the staged columns of d_ff. */
+/* Bytes of what comes last in a unit backward: each warp's A and its gradient, or the staged columns of d_ff. */
+static __host__ __device__ constexpr int scratch_bytes(int d, int tiles, int staged)
+{
+    const int pairs = sharing(d) * 4 * tiles * 16 * (tiles * 16 + 8), staging = tiles * 16 * 2 * (2 * staged + 8);
+    return pairs > staging ? pairs : staging;
+}
+
+/* Bytes of a unit: its rows' buffers, its statistics, and what comes last: forward the warps' partial sums, backward the
+ * scratch above. */
 static __host__ __device__ constexpr int unit_bytes(int d, int tiles, bool backward, int staged)
 {
     const int W = sharing(d), partial = W > 1 ? tiles * W * 16 * d * 4 : 0;
-    const int pairs = W * 4 * tiles * 16 * (tiles * 16 + 8), staging = tiles * 16 * 2 * (2 * staged + 8);
     return tiles * 16 * row_bytes(d, backward) + statistics_bytes(d, tiles) +
-           (!backward         ? partial
-            : pairs > staging ? pairs
-                              : staging);
+           (backward ? scratch_bytes(d, tiles, staged) : partial);
 }
 
 /* rows x columns of bf16, to rows of ld elements; a row is `pieces` pieces of 16 bytes. */
@@ -232,6 +256,16 @@ static __device__ __forceinline__ void load_rows(float (&x)[2][4], const bf16 *f
             x[t][2 * h] = __uint_as_float(v << 16);
             x[t][2 * h + 1] = __uint_as_float(v & 0xffff0000u);
         }
+    }
+}
+
+/* The floats of an operand of two tiles. */
+static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const uint32_t (&v)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[i / 2][i % 2 * 2] = __uint_as_float(v[i] << 16);
+        x[i / 2][i % 2 * 2 + 1] = __uint_as_float(v[i] & 0xffff0000u);
     }
 }
 
@@ -711,6 +745,8 @@ static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&
 /* Whether it serves these sizes with so much shared memory a block. */
 bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared);
 int ps_encoder_wide_blocks(int64_t units, int multiprocessors);
+/* Floats of a unit's windows that it has room for. */
+int ps_encoder_wide_window_floats(void);
 /* Bytes of a block's partial sums. */
 size_t ps_encoder_wide_sums(const struct ps_encoder_small *e);
 enum ps_status ps_encoder_wide_forward(const struct small &x, cudaStream_t stream);

@@ -16,7 +16,7 @@
  * Counts, seed28k (f 256, 3 x 5 rows in 16, 2 layers; 107 blocks of 16 warps): a layer's panels 96 KB; a warpgroup and a layer take
  * 32 products m64n16k16 and 4 m64n64k16 forward, 44 and 20 backward, and 24 movmatrix a warp in place of attention's transposes;
  * 6 and 8 barriers; partial gradients 43 MB. */
-#include "kernels/cuda/encoder_small_device.cuh"
+#include "kernels/cuda/encoder_embed.cuh"
 
 enum { D = 64, UNITS = 4, THREADS = 512, PANEL = 64 * 64 * 2, STEP = 16 * 128, MOST_PANELS = 4 };
 
@@ -235,16 +235,6 @@ static __device__ __forceinline__ void fetch_rows(uint32_t (&v)[4], const bf16 *
     }
 }
 
-/* The floats of an operand of two tiles. */
-static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const uint32_t (&v)[4])
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        x[i / 2][i % 2 * 2] = __uint_as_float(v[i] << 16);
-        x[i / 2][i % 2 * 2 + 1] = __uint_as_float(v[i] & 0xffff0000u);
-    }
-}
-
 /* The transpose of an 8 x 8 matrix. */
 static __device__ __forceinline__ uint32_t transposed(uint32_t x)
 {
@@ -280,6 +270,9 @@ static __device__ __forceinline__ void transpose_operand(uint32_t (&y)[4], const
 
 /* ---- forward ---- */
 
+/* A unit's windows are gathered where its rows of a panel will lie. */
+enum { WINDOW_FLOATS = 16 * 128 / 4 };
+
 template <int P, bool DROP>
 static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_constant__ struct small x)
 {
@@ -294,8 +287,15 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     const uint64_t now = DROP ? x.state->step : 0;
     const struct sizes z = {F, 16, F, DROP, false};
     uint32_t rows[4];
-    at.take(x, (int64_t)blockIdx.x * UNITS + at.unit);
-    fetch_rows(rows, x.u, at);
+    float *const values = (float *)(memory + A * PANEL) + at.unit * WINDOW_FLOATS;
+    /* Of the unit that `at` has taken, number u. */
+    const auto begin_rows = [&](int64_t u) {
+        if (x.embed.weight) {
+            embed_unit<D, 1, DROP>(rows, values, x, u, now, at);
+        } else {
+            fetch_rows(rows, x.u, at);
+        }
+    };
     stage_vectors(x, all_vectors, F);
     copy_commit();
     stage_panels<3>(memory + W_QKV * PANEL, x.weights + x.at.w_qkv, 3 * D, D);
@@ -305,6 +305,8 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     stage_panels<P>(memory + W_1 * PANEL, x.weights + x.at.w_1, F, D);
     copy_commit();
     fill_table<D, 1>(table, x.n, at);
+    at.take(x, (int64_t)blockIdx.x * UNITS + at.unit);
+    begin_rows((int64_t)blockIdx.x * UNITS + at.unit);
     copy_wait<3>();
     __syncthreads();
     const int groups = (int)((x.units + UNITS - 1) / UNITS);
@@ -470,9 +472,10 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             add_kept(u, own, bits, x.drop_scale);
             store_rows<D, 1>(x.u + (l + 1) * x.rows * D, u, at);
         }
-        if (more) {
-            at.take(x, (int64_t)(group + (int)gridDim.x) * UNITS + at.unit);
-            fetch_rows(rows, x.u, at);
+        if (more) { /* nothing reads the panel of the windows any more */
+            const int64_t u = (int64_t)(group + (int)gridDim.x) * UNITS + at.unit;
+            at.take(x, u);
+            begin_rows(u);
         }
     }
 }
@@ -588,6 +591,38 @@ static __device__ __forceinline__ void branch_operand(uint32_t (&a)[4], const fl
     pack_operand(a, v[0], v[1]);
     if (DROP) {
         drop_operand(a, bits);
+    }
+}
+
+/* Begins to fill a panel for the block's units from `unit` on: a row's patch, a one, and a one for its place in the sequence. */
+static __device__ __forceinline__ void stage_embed_panel(char *panel, const struct small &x, int64_t unit)
+{
+    const int row = (int)threadIdx.x / 8, piece = (int)threadIdx.x % 8, i = row % 16;
+    unit += row / 16;
+    const int64_t from = unit * x.unit_rows + i;
+    const bool here = unit < x.units && i < x.unit_rows && from < x.rows;
+    stage_patch((bf16 *)(panel + row * 128 + (piece ^ (row & 7)) * 16), here ? x.embed.patches + from * x.embed.patch : NULL, piece,
+                x.embed.patch, i % x.n);
+}
+
+/* The panel's columns' du: [P + 1 + N, d] of the block, to or onto its sums. */
+static __device__ __forceinline__ void embed_gradient_panels(const struct small &x, wide_place &at, uint32_t panel, uint32_t du,
+                                                             bool first)
+{
+    const int rows = embed_rows_of(x.embed.patch, x.n);
+    float c[2][4];
+    products_begin(at, c);
+    product<true, true>(c, panel, du, false);
+    products_commit();
+    products_wait<0>(c);
+    float *const to = x.embed.partial + (int64_t)blockIdx.x * (rows * D) + at.share * 16 + at.q * 2;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = at.unit * 16 + at.g + 8 * h;
+        if (row < rows) {
+            add_pair(to + row * D, c[0][2 * h], c[0][2 * h + 1], x.drop_scale, first);
+            add_pair(to + row * D + 8, c[1][2 * h], c[1][2 * h + 1], x.drop_scale, first);
+        }
     }
 }
 
@@ -751,6 +786,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 stage_panels<P>(memory + W_1 * PANEL, next + x.at.w_1, F, D);
                 stage_panels<P>(memory + W_2 * PANEL, next + x.at.w_2, D, 64 * D);
             }
+            if (l == 0 && x.embed.partial) {
+                stage_embed_panel(memory + M * PANEL, x, (int64_t)group * UNITS);
+            }
             copy_commit();
             if (l > 0) {
                 fetch_rows(residual, x.r + (l - 1) * x.rows * D, at);
@@ -841,10 +879,22 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             products_wait<0>(c);
             put_sums(sums() + at.share * 64 * 64, c, first);
         }
-        __syncthreads();
+        if (x.embed.partial) {
+            uint32_t a[4];
+            embed_operand<D, 1, DROP>(a, g, x, at);
+            put(at.own() + G * PANEL, a);
+            copy_wait<0>(); /* the patches */
+            publish();
+            embed_gradient_panels(x, at, at.of(M), at.of(G) + at.columns(), first);
+            if (more) {
+                __syncthreads();
+            }
+        } else {
+            __syncthreads();
+            store_rows<D, 1>(x.du, g, at);
+        }
         put_norm_sums(x.partial + (int64_t)blockIdx.x * x.layers * wide_sums(F) + (4 + 2 * P) * 64 * 64 + LN1_GAMMA,
                       column_sums + UNITS * 2 * D, first);
-        store_rows<D, 1>(x.du, g, at);
         if (more) {
             at.take(x, (int64_t)(group + (int)gridDim.x) * UNITS + at.unit);
             fetch_rows(gradient, x.dy, at);
@@ -858,13 +908,17 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
 enum { SUM_THREADS = 256, SUM_ITEMS = 64, SUM_PARTS = SUM_THREADS / SUM_ITEMS, SUM_FLIGHT = 9 };
 
 /* A block adds 64 float4 of a layer's partial sums over all blocks, in 4 parts and then those in order, and adds them to the
- * gradients. Grid (wide_sums / 256 rounded up, layers). */
+ * gradients. Grid (wide_sums / 256 rounded up, layers), and a row of blocks for the embedding. */
 static __global__ void __launch_bounds__(SUM_THREADS) wide_sum(const __grid_constant__ struct small x)
 {
     ps_grid_begin();
     __shared__ float4 parts[SUM_PARTS][SUM_ITEMS];
     const int thread = (int)threadIdx.x, part = thread / SUM_ITEMS, item = (int)blockIdx.x * SUM_ITEMS + thread % SUM_ITEMS;
     const int l = (int)blockIdx.y, size = wide_sums(x.f), panels = x.f / 64;
+    if (l == x.layers) {
+        add_embedding<D, SUM_THREADS>(x, parts[0], (int)blockIdx.x, (int)gridDim.x);
+        return;
+    }
     const int64_t stride = (int64_t)x.layers * (size / 4);
     const float4 *const from = (const float4 *)x.partial + (int64_t)l * (size / 4) + item;
     float4 sum = make_float4(0, 0, 0, 0);
@@ -947,6 +1001,11 @@ int ps_encoder_wide_blocks(int64_t units, int multiprocessors)
     return (int)((groups + rounds - 1) / rounds);
 }
 
+int ps_encoder_wide_window_floats(void)
+{
+    return WINDOW_FLOATS;
+}
+
 size_t ps_encoder_wide_sums(const struct ps_encoder_small *e)
 {
     return (size_t)e->layers * (size_t)wide_sums((int)e->d_ff) * sizeof(float);
@@ -993,5 +1052,6 @@ enum ps_status ps_encoder_wide_backward(const struct small &x, cudaStream_t stre
     PS_TRY(launch(kernel_of(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true), x, stream,
                   "encoder backward"));
     const unsigned pieces = ((unsigned)wide_sums(x.f) / 4 + SUM_ITEMS - 1) / SUM_ITEMS;
-    return launch(wide_sum, dim3(pieces, (unsigned)x.layers), SUM_THREADS, 0, x, stream, "encoder weight gradients");
+    return launch(wide_sum, dim3(pieces, (unsigned)(x.layers + (x.embed.partial ? 1 : 0))), SUM_THREADS, 0, x, stream,
+                  "encoder weight gradients");
 }

@@ -1,4 +1,5 @@
-/* Windows on the device, gathered by index: what gather_patches, gather_targets and the fused ends of the model share. */
+/* Windows on the device, gathered by index: what gather_patches, gather_targets, the fused ends of the model and the
+ * small encoders share. */
 #ifndef PS_KERNELS_CUDA_WINDOWS_CUH
 #define PS_KERNELS_CUDA_WINDOWS_CUH
 
@@ -25,6 +26,43 @@ static __device__ __forceinline__ const float *ps_window_of(const struct ps_cuda
     return window >= 0 && window < w.count ? w.data + window * w.by_window : NULL;
 }
 
+/* RevIN's mean and deviation of a window in shared memory, by one warp. */
+static __device__ __forceinline__ void ps_window_statistics(const float *value, int length, float epsilon, float &mean,
+                                                            float &deviation)
+{
+    /* The first of a lane's values stay in registers, so that they are read at once. */
+    constexpr int kept = 12;
+    const int lane = threadIdx.x % 32;
+    float v[kept], sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kept; j++) {
+        const int l = lane + 32 * j;
+        v[j] = l < length ? value[l] : 0.0f;
+        sum += v[j];
+    }
+    for (int l = lane + 32 * kept; l < length; l += 32) {
+        sum += value[l];
+    }
+    mean = ps_group_sum<32>(sum) / (float)length;
+#pragma unroll
+    for (int j = 0; j < kept; j++) {
+        const float difference = lane + 32 * j < length ? v[j] - mean : 0.0f;
+        squares += difference * difference;
+    }
+    for (int l = lane + 32 * kept; l < length; l += 32) {
+        const float difference = value[l] - mean;
+        squares += difference * difference;
+    }
+    deviation = sqrtf(ps_group_sum<32>(squares) / (float)length + epsilon);
+}
+
+/* t [W, C, L] float32, any strides; indices int32. */
+static inline struct ps_cuda_windows ps_windows_of(const struct ps_tensor *t, const struct ps_tensor *indices)
+{
+    return {(const float *)t->data,  (const int32_t *)indices->data, t->stride[0], t->stride[1], t->stride[2], t->size[0],
+            ps_tensor_count(indices)};
+}
+
 static inline enum ps_status ps_windows_make(const char *op, const char *name, const struct ps_tensor *t,
                                              const struct ps_tensor *indices, const struct ps_step_state *state, int64_t batch,
                                              struct ps_cuda_windows *w)
@@ -38,8 +76,7 @@ static inline enum ps_status ps_windows_make(const char *op, const char *name, c
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a batch of %lld %s the step's state", op, (long long)batch,
                        state ? "with" : "without");
     }
-    *w = {(const float *)t->data,  (const int32_t *)indices->data, t->stride[0], t->stride[1], t->stride[2], t->size[0],
-          ps_tensor_count(indices)};
+    *w = ps_windows_of(t, indices);
     return PS_OK;
 }
 
