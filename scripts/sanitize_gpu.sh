@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Runs the suites that reach the GPU's kernels under compute-sanitizer, small cases, every tool.
+# usage: scripts/sanitize_gpu.sh [TOOL...]     tools: memcheck, racecheck, synccheck, initcheck; else all
+# PS_TESTS: the folder of the suites, build/auto/tests if unset. PS_LOGS: a folder that keeps what the tools print.
+# Exit 0: no tool found anything and no suite failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tests=${PS_TESTS:-build/auto/tests} tools=("$@")
+[ ${#tools[@]} -gt 0 ] || tools=(memcheck racecheck synccheck initcheck)
+command -v compute-sanitizer >/dev/null || { echo "sanitize_gpu: compute-sanitizer is missing: it comes with the CUDA Toolkit" >&2; exit 2; }
+logs=${PS_LOGS:-$(mktemp -d)}
+[ -n "${PS_LOGS:-}" ] || trap 'rm -rf "$logs"' EXIT
+export PS_TEST_SMALL=1 OMP_WAIT_POLICY=passive
+
+# The tools are slow on the host's side: the suites run beside one another.
+for tool in "${tools[@]}"; do
+    for suite in test_kernels test_model test_optim test_session; do
+        compute-sanitizer --tool "$tool" --error-exitcode 9 "$tests/$suite" >"$logs/$tool.$suite" 2>&1 && rm -f "$logs/$tool.$suite.failed" ||
+            echo $? >"$logs/$tool.$suite.failed" &
+    done
+done
+wait
+result=0
+for tool in "${tools[@]}"; do
+    for suite in test_kernels test_model test_optim test_session; do
+        log=$logs/$tool.$suite
+        summary=$(grep -h "SUMMARY" "$log" | tail -1 | sed 's/=* *//')
+        checks=$(grep -h "Checks:" "$log" | tail -1)
+        if grep -q "^skipped: no CUDA device" "$log"; then
+            echo "$tool $suite: skipped: no CUDA device"
+            result=1
+        elif [ -e "$log.failed" ]; then
+            echo "$tool $suite: exit $(cat "$log.failed"); ${checks:-no result}; ${summary:-no summary}"
+            grep -h "=========     at" "$log" | sort | uniq -c | sort -rn | head -10
+            result=1
+        else
+            echo "$tool $suite: clean; $checks"
+        fi
+    done
+done
+exit $result
