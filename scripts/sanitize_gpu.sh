@@ -12,17 +12,17 @@ logs=${PS_LOGS:-$(mktemp -d)}
 [ -n "${PS_LOGS:-}" ] || trap 'rm -rf "$logs"' EXIT
 export PS_TEST_SMALL=1 OMP_WAIT_POLICY=passive
 
-# The tools are slow on the host's side: the suites run beside one another.
+# A tool's suites follow one another; the tools, slow on the host's side, run side by side.
 for tool in "${tools[@]}"; do
-    for suite in test_kernels test_model test_optim test_session; do
-        compute-sanitizer --tool "$tool" --error-exitcode 9 "$tests/$suite" >"$logs/$tool.$suite" 2>&1 && rm -f "$logs/$tool.$suite.failed" ||
-            echo $? >"$logs/$tool.$suite.failed" &
-    done
+    for suite in test_optim test_model test_session test_kernels; do
+        log=$logs/$tool.$suite
+        compute-sanitizer --tool "$tool" --error-exitcode 9 "$tests/$suite" >"$log" 2>&1 && rm -f "$log.failed" || echo $? >"$log.failed"
+    done &
 done
 wait
 result=0
 for tool in "${tools[@]}"; do
-    for suite in test_kernels test_model test_optim test_session; do
+    for suite in test_optim test_model test_session test_kernels; do
         log=$logs/$tool.$suite
         summary=$(grep -h "SUMMARY" "$log" | tail -1 | sed 's/=* *//')
         checks=$(grep -h "Checks:" "$log" | tail -1)
