@@ -380,7 +380,7 @@ struct ps_encoder_sizes {
         dropout; /* the first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); 3 a layer */
 };
 
-/* Every layer: stream[l + 1] = layer l of stream[l], nothing else kept but what backward reads again, in `kept`.
+/* Every layer: stream[layers] of stream[0] (those between may be left as they are); what backward reads again, in `kept`.
  * stream [layers + 1, S, N, d]; weights flat (type real), parameters flat (type parameter). With `embed`, which encoder_prepare has
  * to have granted, its outputs = first: u is stream[0]. */
 struct ps_encoder_forward {
@@ -390,7 +390,7 @@ struct ps_encoder_forward {
     const struct ps_embed_forward *embed;
 };
 
-/* Their backward: recomputes each layer from stream[l]. du = gradient of stream[0]; gradients (flat, type parameter) +=; dy the
+/* Their backward: recomputes layers from what they left. du = gradient of stream[0]; gradients (flat, type parameter) +=; dy the
  * gradient of stream[layers]. du may be dy. du, dy [S, N, d]. With `embed` du is not written, and the embedding's gradients += what
  * it would give; its tensors are those of the forward that had `embed` too. */
 struct ps_encoder_backward {

@@ -21,9 +21,8 @@
  * and tanh, no Philox, 330 products. Forward writes 3.6 MB of u, 3.6 MB of r, 1.8 MB of sums, 2.6 MB of bits; partial gradients
  * 7.9 MB.
  *
- * d_ff, the head's size and what is staged are told at run time, but for ETTh1's sizes with one round over the units, which are
- * compiled in: no accumulation into a block's sums, addresses in the instructions. encoder_wide.cu serves d_model 64 with heads of
- * 16 columns and N <= 16. */
+ * d_ff, the head's size and what is staged are told at run time. encoder_wide.cu serves d_model 64 with heads of 16 columns and
+ * N <= 16, encoder_narrow.cu d_model 16 with heads of 4 columns and N from 33 to 48. */
 #include "kernels/cuda/encoder_embed.cuh"
 
 /* ---- forward ---- */
@@ -91,7 +90,7 @@ static __device__ __forceinline__ void add_shares(float (&own)[2][4], const floa
     }
 }
 
-template <int D, int NT, bool NARROW, class FOR>
+template <int D, int NT, bool NARROW>
 static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const __grid_constant__ struct small x)
 {
     ps_grid_begin();
@@ -99,7 +98,7 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
     extern __shared__ uint4 shared_memory[];
     float4 *const table = (float4 *)shared_memory;
     char *const weights = (char *)shared_memory + TABLE_BYTES;
-    const struct sizes z = sizes_of<FOR>(x);
+    const struct sizes z = sizes_of(x);
     const int bytes = layer_bytes(D, z.f);
     place<D, NT> at;
     bf16 *const A = (bf16 *)(weights + (x.resident ? x.layers : 1) * bytes + at.unit * unit_bytes(D, NT, false, z.f));
@@ -412,7 +411,7 @@ feed_forward_backward(float (&dx)[2][4], const uint32_t (&a)[D / 16][4], const u
     }
 }
 
-template <int D, int NT, bool NARROW, class FOR>
+template <int D, int NT, bool NARROW>
 static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const __grid_constant__ struct small x)
 {
     ps_grid_begin();
@@ -421,7 +420,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
     extern __shared__ uint4 shared_memory[];
     float4 *const table = (float4 *)shared_memory;
     char *const weights = (char *)shared_memory + TABLE_BYTES;
-    const struct sizes z = sizes_of<FOR>(x);
+    const struct sizes z = sizes_of(x);
     const int bytes = layer_bytes(D, z.f), unit_stride = unit_bytes(D, NT, true, z.staged) / 2;
     place<D, NT> at;
     bf16 *const units = (bf16 *)(weights + (x.resident ? x.layers : 1) * bytes);
@@ -441,7 +440,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
         }
     }
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
-        const bool first = z.once || group == blockIdx.x;
+        const bool first = group == blockIdx.x;
         at.take(x, group * x.block_units + at.unit);
         float g[2][4];
         load_rows<D, NT>(g, x.dy, at);
@@ -794,9 +793,9 @@ typedef void kernel_function(const struct small);
 template <int D, int NT> static kernel_function *kernel_of_head(bool backward, bool narrow)
 {
     if (backward) {
-        return narrow ? backward_kernel<D, NT, true, any_sizes> : backward_kernel<D, NT, false, any_sizes>;
+        return narrow ? backward_kernel<D, NT, true> : backward_kernel<D, NT, false>;
     }
-    return narrow ? forward_kernel<D, NT, true, any_sizes> : forward_kernel<D, NT, false, any_sizes>;
+    return narrow ? forward_kernel<D, NT, true> : forward_kernel<D, NT, false>;
 }
 
 template <int D> static kernel_function *kernel_of_tiles(int tiles, bool backward, bool narrow)
@@ -813,41 +812,19 @@ template <int D> static kernel_function *kernel_of_tiles(int tiles, bool backwar
     }
 }
 
-/* The kernel compiled for these sizes, NULL when there is none. */
-template <int D, int NT, int F, int E, int STAGED> static kernel_function *fixed_kernel(bool backward, bool drop)
-{
-    if (backward) {
-        return drop ? backward_kernel<D, NT, (E < 16), fixed_sizes<F, E, STAGED, true>>
-                    : backward_kernel<D, NT, (E < 16), fixed_sizes<F, E, STAGED, false>>;
-    }
-    return drop ? forward_kernel<D, NT, (E < 16), fixed_sizes<F, E, F, true>>
-                : forward_kernel<D, NT, (E < 16), fixed_sizes<F, E, F, false>>;
-}
-
 struct plan {
     int tiles, unit_rows; /* of a unit */
     int64_t units;
     int block_units, resident, staged, blocks, threads;
-    int once; /* a block has one group of units */
-    int wide; /* encoder_wide.cu's kernels */
+    int wide;   /* encoder_wide.cu's kernels */
+    int narrow; /* encoder_narrow.cu's */
     size_t shared;
 };
 
-/* ETTh1 with the paper's sizes has kernels of its own, which stage so many columns of d_ff backward. */
-enum { ETTH1_STAGED = 64 };
-
-static bool etth1_sizes(int d, int tiles, int f, int head)
-{
-    return d == 16 && tiles == 3 && f == 128 && head == 4;
-}
-
 static kernel_function *kernel_of(int d, const struct plan &p, bool backward, const struct small &x)
 {
-    const bool narrow = x.e < 16, drop = x.threshold != 0;
+    const bool narrow = x.e < 16;
     const int tiles = p.tiles;
-    if (p.once && etth1_sizes(d, tiles, x.f, x.e)) {
-        return fixed_kernel<16, 3, 128, 4, ETTH1_STAGED>(backward, drop);
-    }
     return d == 16   ? kernel_of_tiles<16>(tiles, backward, narrow)
            : d == 32 ? kernel_of_tiles<32>(tiles, backward, narrow)
                      : kernel_of_tiles<64>(tiles, backward, narrow);
@@ -884,6 +861,17 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
         best->blocks = ps_encoder_wide_blocks(best->units, multiprocessors);
         return PS_OK;
     }
+    if (sizes_fit(e) && ps_encoder_narrow_serves(e)) {
+        *best = {};
+        units_of(e, best);
+        best->narrow = 1;
+        best->block_units = (int)((best->units + multiprocessors - 1) / multiprocessors);
+        best->block_units = best->block_units < NARROW_LEAST_UNITS ? NARROW_LEAST_UNITS : best->block_units;
+        best->blocks = (int)((best->units + best->block_units - 1) / best->block_units);
+        if (ps_encoder_narrow_shared(e, best->block_units) <= (size_t)shared) {
+            return PS_OK;
+        }
+    }
     if (sizes_fit(e)) {
         const int d = (int)e->d_model, f = (int)e->d_ff, W = sharing(d);
         struct plan p = {};
@@ -892,8 +880,7 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
         const int most = most_threads(d) / 32 / warps;
         for (p.resident = 1; p.resident >= 0; p.resident--) {
             for (p.staged = f; p.staged >= d; p.staged -= d) {
-                if (f % p.staged != 0 || (!backward && p.staged != f) ||
-                    (backward && p.staged != ETTH1_STAGED && etth1_sizes(d, p.tiles, f, d / (int)e->n_heads))) {
+                if (f % p.staged != 0 || (!backward && p.staged != f)) {
                     continue;
                 }
                 const int64_t weights = TABLE_BYTES + (p.resident ? e->layers : 1) * (int64_t)layer_bytes(d, f);
@@ -911,7 +898,6 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
                     const int64_t blocks = (p.units + p.block_units - 1) / p.block_units;
                     p.blocks = (int)((blocks + rounds - 1) / rounds);
                     p.threads = p.block_units * warps * 32;
-                    p.once = rounds == 1;
                     p.shared = (size_t)(weights + p.block_units * unit);
                     *best = p;
                 }
@@ -954,7 +940,9 @@ extern "C" size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
     }
     units_of(e, &p);
     const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
-    return kept_r(e) + kept_lse(e) + kept_masks(e, &p) + (size_t)words * sizeof(uint32_t);
+    const size_t bytes = kept_r(e) + kept_lse(e) + kept_masks(e, &p) + (size_t)words * sizeof(uint32_t);
+    const size_t narrow = ps_encoder_narrow_serves(e) ? ps_encoder_narrow_kept_bytes(e) : 0;
+    return bytes > narrow ? bytes : narrow; /* which kernels run, the number of sequences tells */
 }
 
 /* The workspace, in order: counters (256 bytes a 32 layers), norms, partial sums, the embedding's. */
@@ -1002,6 +990,9 @@ extern "C" int ps_encoder_small_embeds(const struct ps_encoder_small *e)
     const int64_t d = e->d_model, floats = p.unit_rows / e->patches * e->seq_len;
     if (p.wide) {
         return floats <= ps_encoder_wide_window_floats();
+    }
+    if (p.narrow) {
+        return floats <= ps_encoder_narrow_window_floats();
     }
     return floats <= p.tiles * 16 * (3 * d + 8) / 2 &&
            (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(bf16) <=
@@ -1071,7 +1062,13 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
     x.u = (bf16 *)e->u;
     x.du = (bf16 *)e->du;
     x.dy = (const bf16 *)e->dy;
-    if (e->kept) {
+    if (p->narrow) {
+        x.masks = (uint32_t *)e->kept;
+        x.kept_tiles = ps_encoder_narrow_tiles(e);
+        if (e->kept && e->dropout.threshold) {
+            x.embed.masks = (uint32_t *)((char *)e->kept + ps_encoder_narrow_layers_bytes(e));
+        }
+    } else if (e->kept) {
         char *kept = (char *)e->kept;
         x.r = (bf16 *)kept;
         x.lse = (float *)(kept + kept_r(e));
@@ -1128,6 +1125,9 @@ extern "C" enum ps_status ps_encoder_small_forward(const struct ps_encoder_small
     if (p.wide) {
         return ps_encoder_wide_forward(x, (cudaStream_t)stream);
     }
+    if (p.narrow) {
+        return ps_encoder_narrow_forward(x, ps_encoder_narrow_shared(e, p.block_units), (cudaStream_t)stream);
+    }
     return launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared, &x, stream,
                   "encoder forward");
 }
@@ -1152,7 +1152,9 @@ extern "C" enum ps_status ps_encoder_small_backward(const struct ps_encoder_smal
     if (e->embed_gradient) {
         x.embed.partial = (float *)((char *)x.partial + (size_t)p.blocks * sums_bytes(e));
     }
-    PS_TRY(launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, &x, stream, "encoder backward"));
+    PS_TRY(p.narrow
+               ? ps_encoder_narrow_backward(x, ps_encoder_narrow_shared(e, p.block_units), (cudaStream_t)stream)
+               : launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, &x, stream, "encoder backward"));
     kernel_function *sum = d == 16 ? sum_kernel<16> : d == 32 ? sum_kernel<32> : sum_kernel<64>;
     return launch(sum, dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
                   SUM_THREADS, 0, &x, stream, "encoder weight gradients");

@@ -52,11 +52,12 @@ struct small {
     float *gradients;
     bf16 *u, *r, *du;
     const bf16 *dy;
-    float *lse;        /* [layers, heads, R]: log2 of softmax's sums */
-    uint32_t *masks;   /* [layers, tiles, f/16 + 2d/16, 8] */
-    float *partial;    /* [blocks, layers, layer_sums] */
-    float *norms;      /* [layers, row blocks, 2, d] */
-    unsigned *arrived; /* [layers, 2] */
+    float *lse;         /* [layers, heads, R]: log2 of softmax's sums */
+    uint32_t *masks;    /* [layers, tiles, f/16 + 2d/16, 8] */
+    int64_t kept_tiles; /* encoder_narrow.cu: tiles of a layer that masks has room for */
+    float *partial;     /* [blocks, layers, layer_sums] */
+    float *norms;       /* [layers, row blocks, 2, d] */
+    unsigned *arrived;  /* [layers, 2] */
     int blocks;
     float scale, scale_log2e, epsilon; /* scale = 1 / sqrt(e) */
     uint32_t threshold, below, minus_below, site;
@@ -66,27 +67,14 @@ struct small {
     struct small_embedding embed;
 };
 
-/* What a kernel is compiled for: d_ff, columns of a head, columns of d_ff staged at once (0: told when it runs), and whether
- * dropout is on and a block has a single group of units, so that it writes each of its sums once. */
-template <int F_, int E_, int STAGED_, bool DROP_> struct fixed_sizes {
-    static constexpr int F = F_, E = E_, STAGED = STAGED_;
-    static constexpr bool FIXED = true, DROP = DROP_;
-};
-struct any_sizes {
-    static constexpr int F = 0, E = 0, STAGED = 0;
-    static constexpr bool FIXED = false, DROP = false;
-};
-
-/* The sizes in a kernel: constants where it is compiled for them. */
 struct sizes {
     int f, e, staged;
-    bool drop, once;
+    bool drop;
 };
 
-template <class FOR> static __device__ __forceinline__ struct sizes sizes_of(const struct small &x)
+static __device__ __forceinline__ struct sizes sizes_of(const struct small &x)
 {
-    return {FOR::FIXED ? FOR::F : x.f, FOR::FIXED ? FOR::E : x.e, FOR::FIXED ? FOR::STAGED : x.staged,
-            FOR::FIXED ? FOR::DROP : x.threshold != 0, FOR::FIXED};
+    return {x.f, x.e, x.staged, x.threshold != 0};
 }
 
 /* ---- shared memory ---- */
@@ -667,21 +655,47 @@ static __device__ __forceinline__ void masked_scores(float (&s)[2 * NT][4], cons
 
 /* ---- dropout ---- */
 
+/* Philox4x32-10 (Salmon et al. 2011) counted by (block, site, step): what its first three rounds have that block does not change.
+ */
+struct philox_site {
+    uint32_t step_high, first, second_low, second_high;
+};
+
+static __device__ __forceinline__ struct philox_site philox_site_at(const struct small &x, uint64_t step, uint32_t site)
+{
+    const uint64_t b = (uint64_t)0xCD9E8D57u * (uint32_t)step;
+    const uint64_t a = (uint64_t)0xD2511F53u * ((uint32_t)(b >> 32) ^ site ^ x.key[0][0]);
+    return {(uint32_t)(step >> 32) ^ x.key[0][1], (uint32_t)b ^ x.key[1][0], (uint32_t)a ^ x.key[2][1],
+            (uint32_t)(a >> 32) ^ x.key[1][1]};
+}
+
+static __device__ __forceinline__ void philox_draw(uint32_t (&c)[4], const struct small &x, const struct philox_site &s,
+                                                   uint32_t block)
+{
+    uint64_t a = (uint64_t)0xD2511F53u * block, b = (uint64_t)0xCD9E8D57u * ((uint32_t)(a >> 32) ^ s.step_high);
+    c[0] = (uint32_t)(b >> 32) ^ s.first;
+    c[1] = (uint32_t)b;
+    c[2] = (uint32_t)a ^ s.second_high;
+    c[3] = s.second_low; /* key and all */
+#pragma unroll
+    for (int i = 2; i < 10; i++) {
+        a = (uint64_t)0xD2511F53u * c[0];
+        b = (uint64_t)0xCD9E8D57u * c[2];
+        c[0] = (uint32_t)(b >> 32) ^ c[1] ^ x.key[i][0];
+        c[1] = (uint32_t)b;
+        c[2] = (uint32_t)(a >> 32) ^ (i == 2 ? c[3] : c[3] ^ x.key[i][1]);
+        c[3] = (uint32_t)a;
+    }
+}
+
 /* Masks of 16 columns of the tile, all of them in each lane, moved down by q: element (g + 8h, 8t + 2q + i) of a pair of tiles t is
  * kept when bit 8h + 4t + 16i is set. Each lane draws one block of 8 elements: row g + 8 (q / 2), tile q % 2. */
 static __device__ __forceinline__ uint32_t draw_masks(const struct small &x, uint64_t step, uint32_t site, uint32_t block, int q)
 {
-    uint32_t c0 = block, c1 = site, c2 = (uint32_t)step, c3 = (uint32_t)(step >> 32);
-#pragma unroll
-    for (int i = 0; i < 10; i++) { /* Philox4x32-10, Salmon et al. 2011 */
-        const uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(b >> 32) ^ c1 ^ x.key[i][0];
-        c1 = (uint32_t)b;
-        c2 = (uint32_t)(a >> 32) ^ c3 ^ x.key[i][1];
-        c3 = (uint32_t)a;
-    }
-    uint32_t bits = ps_kept2(c0, x.below, x.minus_below) + 2 * ps_kept2(c1, x.below, x.minus_below) +
-                    4 * ps_kept2(c2, x.below, x.minus_below) + 8 * ps_kept2(c3, x.below, x.minus_below);
+    uint32_t c[4];
+    philox_draw(c, x, philox_site_at(x, step, site), block);
+    uint32_t bits = ps_kept2(c[0], x.below, x.minus_below) + 2 * ps_kept2(c[1], x.below, x.minus_below) +
+                    4 * ps_kept2(c[2], x.below, x.minus_below) + 8 * ps_kept2(c[3], x.below, x.minus_below);
     bits <<= 4 * q;
     bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
     bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
@@ -751,5 +765,21 @@ int ps_encoder_wide_window_floats(void);
 size_t ps_encoder_wide_sums(const struct ps_encoder_small *e);
 enum ps_status ps_encoder_wide_forward(const struct small &x, cudaStream_t stream);
 enum ps_status ps_encoder_wide_backward(const struct small &x, cudaStream_t stream);
+
+/* ---- encoder_narrow.cu ---- */
+
+enum { NARROW_LEAST_UNITS = 4 }; /* of a block */
+
+/* Whether it serves these sizes; with so much shared memory for so many units a block. */
+bool ps_encoder_narrow_serves(const struct ps_encoder_small *e);
+size_t ps_encoder_narrow_shared(const struct ps_encoder_small *e, int block_units);
+int ps_encoder_narrow_window_floats();
+/* Tiles of a layer that it keeps: more than there are, since no unit of a block is left out. Then bytes of all layers', and with
+ * the embedding's masks. */
+int64_t ps_encoder_narrow_tiles(const struct ps_encoder_small *e);
+size_t ps_encoder_narrow_layers_bytes(const struct ps_encoder_small *e);
+size_t ps_encoder_narrow_kept_bytes(const struct ps_encoder_small *e);
+enum ps_status ps_encoder_narrow_forward(const struct small &x, size_t shared, cudaStream_t stream);
+enum ps_status ps_encoder_narrow_backward(const struct small &x, size_t shared, cudaStream_t stream);
 
 #endif

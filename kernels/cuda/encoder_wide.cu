@@ -285,7 +285,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     char *const statistics = memory + panels_of(P, false) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
     float *const all_vectors = (float *)(memory + panels_of(P, false) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
     const uint64_t now = DROP ? x.state->step : 0;
-    const struct sizes z = {F, 16, F, DROP, false};
+    const struct sizes z = {F, 16, F, DROP};
     uint32_t rows[4];
     float *const values = (float *)(memory + A * PANEL) + at.unit * WINDOW_FLOATS;
     /* Of the unit that `at` has taken, number u. */
@@ -640,7 +640,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
     char *const statistics = memory + panels_of(P, true) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
     float *const column_sums = (float *)(memory + panels_of(P, true) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
     float *const all_vectors = column_sums + COLUMN_SUMS / 4, *const norms = column_sums + at.unit * 2 * D;
-    const struct sizes z = {F, 16, F, DROP, false};
+    const struct sizes z = {F, 16, F, DROP};
     uint32_t gradient[4], residual[4];
     at.take(x, (int64_t)blockIdx.x * UNITS + at.unit);
     fetch_rows(gradient, x.dy, at);

@@ -99,10 +99,55 @@ static __device__ __forceinline__ void ps_store_operand(void *p, int stride, con
 #endif
 }
 
+/* The same four by addresses in shared memory; r to four matrices, lanes 8i .. 8i + 7 giving matrix i's rows. */
+static __device__ __forceinline__ void ps_ldmatrix4_at(uint32_t (&r)[4], uint32_t p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(p)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ps_ldmatrix4_transposed_at(uint32_t (&r)[4], uint32_t p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(p)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ps_ldmatrix2_at(uint32_t (&r)[2], uint32_t p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(p) : "memory");
+}
+
+static __device__ __forceinline__ void ps_ldmatrix2_transposed_at(uint32_t (&r)[2], uint32_t p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(p) : "memory");
+}
+
+static __device__ __forceinline__ void ps_stmatrix4_at(uint32_t p, const uint32_t (&r)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+                 "r"(r[3])
+                 : "memory");
+}
+
 /* 16 bytes from global to shared memory, behind the thread's back. */
 static __device__ __forceinline__ void ps_copy_async(void *shared, const void *global)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(ps_shared_address(shared)), "l"(global) : "memory");
+}
+
+/* 8 and 4 bytes. */
+static __device__ __forceinline__ void ps_copy_async8(void *shared, const void *global)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(ps_shared_address(shared)), "l"(global) : "memory");
+}
+
+static __device__ __forceinline__ void ps_copy_async4(void *shared, const void *global)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(ps_shared_address(shared)), "l"(global) : "memory");
 }
 
 /* Waits for all of the thread's copies. */
