@@ -2,36 +2,21 @@
  * bias_grad and a product, do in three and six.
  *
  * Forward: a block takes up to 8 neighbouring channels of a window (one sector of 32 bytes for each time of a series), a warp a
- * channel takes mean and deviation, and the patches go from shared memory straight into the operands of mma.m16n8k16. A thread
- * then holds two columns of four tiles of 8; four lanes exchange words, so that each draws whole Philox blocks and stores 16
- * bytes. u, patches, mean, std =. Bytes: 4 S L + 2 R P + 2 R d. Flops: 2 R P d.
+ * channel takes mean and deviation and leaves it normalised in bf16, whose patches, overlapping in shared memory where they do in
+ * the window, are the operands of mma.m16n8k16. W_P stays in registers, its columns exchanged so that a thread has 8 neighbouring
+ * ones of a row: a whole Philox block and 16 bytes. W_pos + b_P lie in shared memory. u, patches, mean, std =. Bytes: 4 S L + 2 R P
+ * + 2 R d, and from L2 4 N d a block. Flops: 2 R P d. Weather: 10.2 M instructions of warps
+ * (19 k clocks of a scheduler), 21 us alone.
  *
- * Backward: a block takes a share of the sequences and a range of patches n. A thread owns 8 columns of one n: it draws their mask,
- * adds them up for W_pos, and leaves them in shared memory, where the tensor cores sum patches' du for W_P; a column of ones beside
- * the patches makes the sum for b_P a row of the same product. Partial sums a block, added in a fixed order by reduce.cu.
- * d_weight, d_bias, d_position +=. Bytes: 2 R d + 2 R P, and the partial sums, which stay in L2. Flops: 2 R P d. */
+ * Backward: a block takes one patch n of a share of the sequences, a warp 32 columns of 32 sequences at once: it draws their mask
+ * while they are on their way, and transposes them through shared memory of its own, so that the tensor cores sum du' patches for
+ * W_P, and du' times ones for W_pos and b_P. Partial sums a block, added in a fixed order by reduce.cu. d_weight, d_bias,
+ * d_position +=. Bytes: 2 R d + 2 R P (d / 32 times from L2), and the partial sums, which stay in L2. Flops: 2 R P d. Weather: 9.1
+ * M instructions of warps, a third of them Philox, 20 us alone. */
 #include "kernels/cuda/warp_mma.cuh"
 #include "kernels/cuda/windows.cuh"
 
 static const int channels_at_once = 8;
-
-/* v[j] of lane q (of four neighbouring ones) = v[q] of lane j. All lanes of the warp take part. */
-static __device__ __forceinline__ void quad_transpose(uint32_t (&v)[4])
-{
-    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-    for (int j = 0; j < 4; j += 2) {
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[j] : v[j + 1], 1);
-        v[j] = odd ? got : v[j];
-        v[j + 1] = odd ? v[j + 1] : got;
-    }
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[j] : v[j + 2], 2);
-        v[j] = high ? got : v[j];
-        v[j + 2] = high ? v[j + 2] : got;
-    }
-}
 
 /* The words of a Philox block as masks of pairs of bf16: all ones where the draw is kept. threshold > 0. */
 static __device__ __forceinline__ void masks_of(struct ps_block &block, uint32_t threshold)
@@ -45,6 +30,8 @@ static __device__ __forceinline__ void masks_of(struct ps_block &block, uint32_t
 
 /* ---- forward ---- */
 
+static const int embed_threads = 256, embed_warps = embed_threads / 32;
+
 struct embedding {
     ps_bf16 *u, *patches;
     float *mean, *std;
@@ -54,196 +41,263 @@ struct embedding {
     const struct ps_step_state *state;
     int channels, length, patch, stride, count /* N */, d;
     int tile /* channels a block */, tiles, pitch /* floats of a channel in shared memory */, groups /* of 32 columns */;
-    int span /* groups that one warp takes of 16 rows */, spans;
+    int spans, down;        /* warps' columns; warps that share the rows of one */
+    bool overlapping;       /* patches of a channel lie in shared memory as in the window, else one after another */
+    int row_pitch, z_pitch; /* from a patch to the next, and from a channel */
     int revin;
     float epsilon;
-    struct ps_divisor by_tile, by_length, by_count, by_spans;
+    struct ps_divisor by_count, by_patch /* or the pieces of 8 of one */;
     struct ps_dropout dropout;
 };
 
-static size_t embed_bytes(const struct embedding *e, int steps)
+/* 16 STEPS >= P; SPAN groups of 32 columns are a warp's. Of a group, column 8 q + 2 j + i is column 2 q + i of tile j of the
+ * product, so that lane q of a row has 8 neighbouring columns: a block of draws, and 16 bytes. */
+template <int STEPS> struct embed_shape {
+    static constexpr int span = STEPS > 2 ? 1 : 2, depth = 16 * STEPS, blocks = STEPS > 2 ? 2 : 3 /* a multiprocessor */;
+    static __host__ __device__ int table_pitch(int groups)
+    {
+        return 32 * groups + 4;
+    }
+    static __host__ __device__ int weight_pitch(int groups)
+    {
+        return 32 * groups + 8;
+    }
+    /* W_pos + b_P [N][pitch], values [tile][pitch], W_P [depth][pitch], patches [tile][z_pitch] */
+    static size_t bytes(const struct embedding *e)
+    {
+        return (size_t)(e->count * table_pitch(e->groups) + (e->tile * e->pitch + 3) / 4 * 4) * sizeof(float) +
+               (size_t)(depth * weight_pitch(e->groups) + e->tile * e->z_pitch) * sizeof(ps_bf16);
+    }
+};
+
+/* Mean and deviation of a channel, and its patches normalised. */
+template <int STEPS>
+static __device__ __forceinline__ void normalise(const struct embedding &e, const float *value, bool there, ps_bf16 *z,
+                                                 int sequence)
 {
-    return (size_t)steps * 16 * (size_t)(e->groups * 32 + 8) * sizeof(ps_bf16) + (size_t)(e->tile * e->pitch) * sizeof(float);
+    const int lane = threadIdx.x % 32;
+    float mu = 0.0f, deviation = 1.0f;
+    if (e.revin) {
+        ps_window_statistics(value, e.length, e.epsilon, mu, deviation);
+    }
+    mu = there ? mu : NAN;
+    deviation = there ? deviation : NAN;
+    if (lane == 0) {
+        e.mean[sequence] = mu;
+        e.std[sequence] = deviation;
+    }
+    const float factor = 1.0f / deviation;
+    /* Beyond the window's end the last value repeats. */
+    if (e.overlapping) {
+#pragma unroll 4
+        for (int l = lane; l < e.z_pitch; l += 32) {
+            ps_put(z + l, (value[l < e.length ? l : e.length - 1] - mu) * factor);
+        }
+    } else {
+        for (int i = lane; i < e.count * embed_shape<STEPS>::depth; i += 32) {
+            const int n = i / embed_shape<STEPS>::depth, k = i % embed_shape<STEPS>::depth, l = n * e.stride + k;
+            ps_put(z + n * e.row_pitch + k, (value[l < e.length ? l : e.length - 1] - mu) * factor);
+        }
+    }
 }
 
-/* STEPS * 16 >= P; FULL: d is a multiple of 32. Grid: batch * tiles. Shared memory: W_P [STEPS * 16][groups * 32 + 8], values
- * [tile][pitch]. */
-template <int STEPS, bool FULL>
-static __global__ void __launch_bounds__(512) embed_block(const __grid_constant__ struct embedding e)
+/* Grid: batch * tiles. */
+template <int STEPS>
+static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS>::blocks)
+    embed_block(const __grid_constant__ struct embedding e)
 {
+    typedef embed_shape<STEPS> shape;
     extern __shared__ uint4 shared[];
-    __shared__ float centre[channels_at_once], scale[channels_at_once];
-    ps_bf16 *weight = (ps_bf16 *)shared;
-    const int weight_pitch = e.groups * 32 + 8, threads = blockDim.x;
-    float *values = (float *)(weight + STEPS * 16 * weight_pitch);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = threads / 32;
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), g = lane / 4, q = lane % 4;
+    const int table_pitch = shape::table_pitch(e.groups), weight_pitch = shape::weight_pitch(e.groups);
+    float *table = (float *)shared, *values = table + e.count * table_pitch;
+    ps_bf16 *weight = (ps_bf16 *)(values + (e.tile * e.pitch + 3) / 4 * 4), *patches = weight + shape::depth * weight_pitch;
     const int64_t b = blockIdx.x / e.tiles;
     const int first = (int)(blockIdx.x % e.tiles) * e.tile, live = e.channels - first < e.tile ? e.channels - first : e.tile;
     ps_grid_begin();
-    for (int i = threadIdx.x; i < STEPS * 16 * e.groups * 4; i += threads) {
-        const int row = i / (e.groups * 4), column = i % (e.groups * 4) * 8;
-        ps_bf16 *to = weight + row * weight_pitch + column;
-        if (row < e.patch && column < e.d) {
-            ps_copy_async(to, e.weight + row * e.d + column);
-        } else {
-            *(uint4 *)to = make_uint4(0, 0, 0, 0);
+    /* The window's number is two loads away: W_pos, b_P and W_P come meanwhile. */
+    const uint64_t at = e.state->cursor + (uint64_t)b;
+    const uint64_t step = e.state->step;
+    const float factor_kept = e.dropout.threshold ? e.dropout.scale : 1.0f;
+    constexpr int flight = 6;
+    float4 position[flight];
+    const auto fetch = [&](int row, int column) {
+#pragma unroll
+        for (int j = 0; j < flight; j++) {
+            const int n = row + j * embed_warps;
+            position[j] = *(const float4 *)(e.position + (n < e.count && column < e.d ? n * e.d + column : 0));
+        }
+    };
+    const auto keep = [&](int row, int column) {
+        const float4 add = *(const float4 *)(e.bias + (column < e.d ? column : 0));
+#pragma unroll
+        for (int j = 0; j < flight; j++) {
+            const int n = row + j * embed_warps;
+            const float4 p = position[j];
+            if (n < e.count && column < 32 * e.groups) {
+                *(float4 *)(table + n * table_pitch + column) = make_float4(p.x + add.x, p.y + add.y, p.z + add.z, p.w + add.w);
+            }
+        }
+    };
+    fetch(warp, 4 * lane);
+    for (int row = threadIdx.x / 16; row < shape::depth; row += embed_threads / 16) {
+        for (int octet = threadIdx.x % 16; octet < 4 * e.groups; octet += 16) {
+            uint4 v = make_uint4(0, 0, 0, 0);
+            if (row < e.patch && 8 * octet < e.d) {
+                v = *(const uint4 *)(e.weight + row * e.d + 8 * octet);
+            }
+            uint32_t *to = (uint32_t *)(weight + row * weight_pitch + octet / 4 * 32 + octet % 4 * 2);
+            to[0] = v.x;
+            to[4] = v.y;
+            to[8] = v.z;
+            to[12] = v.w;
         }
     }
-    const float *window = ps_window_of(e.windows, e.state, b);
-    const float *from = (window ? window : e.windows.data) + first * e.windows.by_channel;
-    const bool channels_fastest = e.windows.by_channel < e.windows.by_time;
-    constexpr int flight = 6; /* loads that a thread has under way: no branch may stand between them */
-    for (int begin = threadIdx.x; begin < e.tile * e.length; begin += flight * threads) {
-        float v[flight];
-        int at[flight];
-#pragma unroll
-        for (int j = 0; j < flight; j++) {
-            const int i = begin + j * threads;
-            int c, l;
-            if (channels_fastest) {
-                l = (int)ps_divide(i, e.by_tile);
-                c = i - l * e.tile;
-            } else {
-                c = (int)ps_divide(i, e.by_length);
-                l = i - c * e.length;
-            }
-            const bool inside = c < live && l < e.length;
-            at[j] = inside ? c * e.pitch + l : -1;
-            v[j] = from[inside ? c * e.windows.by_channel + l * e.windows.by_time : 0];
+    const bool listed = at < (uint64_t)e.windows.index_count;
+    const int64_t window = e.windows.indices[listed ? at : 0];
+    keep(warp, 4 * lane);
+    const bool there = listed && window >= 0 && window < e.windows.count;
+    {
+        /* A thread has every 32nd value of a channel, and a warp those that lie together. */
+        const bool channels_fastest = e.windows.by_channel < e.windows.by_time;
+        const int c = channels_fastest ? (int)threadIdx.x % channels_at_once : warp;
+        const int l = channels_fastest ? (int)threadIdx.x / channels_at_once : lane;
+        const float *from = e.windows.data + (there ? window : 0) * e.windows.by_window + (first + c) * e.windows.by_channel +
+                            l * e.windows.by_time;
+        float *to = values + c * e.pitch + l;
+        const int64_t on = 32 * e.windows.by_time;
+#pragma unroll 4
+        for (int left = c < live ? e.length - l : 0; left > 0; left -= 32) {
+            ps_copy_async4(to, from);
+            from += on;
+            to += 32;
         }
-#pragma unroll
-        for (int j = 0; j < flight; j++) {
-            if (at[j] >= 0) {
-                values[at[j]] = window ? v[j] : NAN;
-            }
+    }
+    for (int column = 4 * lane; column < 32 * e.groups; column += 128) {
+        for (int row = warp + (column < 128 ? flight * embed_warps : 0); row < e.count; row += flight * embed_warps) {
+            fetch(row, column);
+            keep(row, column);
         }
     }
     ps_copy_wait();
     __syncthreads();
-    for (int c = warp; c < live; c += warps) {
-        const float *value = values + c * e.pitch;
-        float mu = 0.0f, deviation = 1.0f;
-        if (e.revin) {
-            ps_window_statistics(value, e.length, e.epsilon, mu, deviation);
-        }
-        if (lane == 0) {
-            e.mean[b * e.channels + first + c] = mu;
-            e.std[b * e.channels + first + c] = deviation;
-            centre[c] = mu;
-            scale[c] = 1.0f / deviation;
-        }
+    for (int c = warp; c < live; c += embed_warps) {
+        normalise<STEPS>(e, values + c * e.pitch, there, patches + c * e.z_pitch, (int)b * e.channels + first + c);
     }
     __syncthreads();
-    const int g = lane / 4, q = lane % 4, rows = live * e.count, units = (rows + 15) / 16 * e.spans;
+    const int rows = live * e.count;
     const int64_t base = (b * e.channels + first) * e.count; /* the block's rows are consecutive */
-    const uint64_t step = e.dropout.threshold ? e.dropout.state->step : 0;
-    const float factor_kept = e.dropout.threshold ? e.dropout.scale : 1.0f;
-    for (int unit = warp; unit < units; unit += warps) {
-        const int tile = (int)ps_divide(unit, e.by_spans), span = unit - tile * e.spans;
-        int64_t to[2];
-        const float *place[2];
-        bool inside[2];
-        uint32_t a[STEPS][4];
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = tile * 16 + g + 8 * half;
-            inside[half] = row < rows;
-            const int at = inside[half] ? row : 0, c = (int)ps_divide(at, e.by_count), n = at - c * e.count;
-            const float *value = values + c * e.pitch;
-            const float mu = centre[c], factor = scale[c];
-            to[half] = base + row;
-            place[half] = e.position + n * e.d + 2 * q;
-#pragma unroll
-            for (int i = 0; i < 2 * STEPS; i++) {
-                const int k = 8 * i + 2 * q;
-                float v[2];
-#pragma unroll
-                for (int j = 0; j < 2; j++) { /* beyond the window's end the last value repeats */
-                    const int l = n * e.stride + k + j;
-                    const float z = (value[l < e.length ? l : e.length - 1] - mu) * factor;
-                    v[j] = k + j < e.patch ? z : 0.0f;
-                }
-                a[i / 2][half + 2 * (i % 2)] = ps_pack(v);
-            }
+    if (e.patch % 8 == 0) {
+        const int pieces = e.patch / 8;
+        for (int i = threadIdx.x; i < rows * pieces; i += embed_threads) {
+            const int row = (int)ps_divide(i, e.by_patch), c = (int)ps_divide(row, e.by_count), n = row - c * e.count;
+            ((uint4 *)(e.patches + base * e.patch))[i] =
+                *(const uint4 *)(patches + c * e.z_pitch + n * e.row_pitch + 8 * (i - row * pieces));
         }
-        if (span == 0) {
-#pragma unroll
-            for (int i = 0; i < 4 * STEPS; i++) {
-                const int half = i % 2, k = i / 2 * 8 + 2 * q;
-                const uint32_t word = a[i / 4][i % 4];
-                if (inside[half] && k < e.patch) {
-                    ps_bf16 *patch = e.patches + to[half] * e.patch + k;
-                    if (e.patch % 2 == 0) {
-                        *(uint32_t *)patch = word;
-                    } else {
-                        *(uint16_t *)patch = (uint16_t)word;
-                        if (k + 1 < e.patch) {
-                            *((uint16_t *)patch + 1) = (uint16_t)(word >> 16);
-                        }
-                    }
-                }
-            }
+    } else {
+        for (int i = threadIdx.x; i < rows * e.patch; i += embed_threads) {
+            const int row = (int)ps_divide(i, e.by_patch), c = (int)ps_divide(row, e.by_count), n = row - c * e.count;
+            e.patches[base * e.patch + i] = patches[c * e.z_pitch + n * e.row_pitch + i - row * e.patch];
         }
-        const int end = (span + 1) * e.span < e.groups ? (span + 1) * e.span : e.groups;
-        for (int group = span * e.span; group < end; group++) {
-            const int column = group * 32;
-            float sum[4][4];
+    }
+    for (int span = warp / e.down; span < e.spans; span += embed_warps / e.down) {
+        uint32_t right[shape::span][STEPS][4][2];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int i = FULL || column + 8 * j < e.d ? column + 8 * j : 0;
-                const float2 add = *(const float2 *)(e.bias + 2 * q + i);
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const float2 more = *(const float2 *)(place[half] + i);
-                    sum[j][2 * half] = add.x + more.x;
-                    sum[j][2 * half + 1] = add.y + more.y;
-                }
-            }
+        for (int group = 0; group < shape::span; group++) {
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
-                uint32_t operand[2][4];
-                const ps_bf16 *at = weight + (s * 16 + lane % 16) * weight_pitch + column + lane / 16 * 8;
-                ps_ldmatrix4_transposed(operand[0], at);
-                ps_ldmatrix4_transposed(operand[1], at + 16);
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    ps_mma16(sum[j], a[s], operand[j / 2][j % 2 * 2], operand[j / 2][j % 2 * 2 + 1], sum[j]);
+                for (int j = 0; j < 4; j += 2) {
+                    const int column = (span * shape::span + group) * 32;
+                    uint32_t r[4];
+                    ps_ldmatrix4_transposed(r, weight + (s * 16 + lane % 16) * weight_pitch + (column < e.d ? column : 0) +
+                                                   lane / 16 * 8 + j * 8);
+                    right[group][s][j][0] = r[0];
+                    right[group][s][j][1] = r[1];
+                    right[group][s][j + 1][0] = r[2];
+                    right[group][s][j + 1][1] = r[3];
                 }
             }
-            /* Transposed, a lane has all 8 columns of tile q: one block of draws and one store. */
-            uint32_t out[2][4];
+        }
+        for (int tile = warp % e.down; tile * 16 < rows; tile += e.down) {
+            const int own = tile * 16 + lane % 16, row = own < rows ? own : 0, c = (int)ps_divide(row, e.by_count),
+                      n = row - c * e.count;
+            uint32_t left[STEPS][4];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const float v[2] = {sum[j][2 * half] * factor_kept, sum[j][2 * half + 1] * factor_kept};
-                    out[half][j] = ps_pack(v);
-                }
+            for (int s = 0; s < STEPS; s++) {
+                ps_ldmatrix4(left[s], patches + c * e.z_pitch + n * e.row_pitch + 16 * s + lane / 16 * 8);
             }
-            quad_transpose(out[0]);
-            quad_transpose(out[1]);
-            if (e.dropout.threshold) {
-                struct ps_block keep[2];
+            int add[2];
+            add[0] = __shfl_sync(0xffffffffu, n, g) * table_pitch;
+            add[1] = __shfl_sync(0xffffffffu, n, g + 8) * table_pitch;
+#pragma unroll
+            for (int group = 0; group < shape::span; group++) {
+                const int column = (span * shape::span + group) * 32 + 8 * q;
+                if (shape::span > 1 && column - 8 * q >= e.d) {
+                    break;
+                }
+                float sum[4][4];
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const uint32_t octet = (uint32_t)to[half] * (uint32_t)(e.d / 8) + (uint32_t)(column / 8 + q);
-                    keep[half] = ps_philox(e.dropout.seed, octet, e.dropout.site, step);
-                    masks_of(keep[half], e.dropout.threshold);
+                    float begin[8];
+                    ps_load<8>(begin, table + add[half] + column);
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        out[half][j] &= keep[half].word[j];
+                        sum[j][2 * half] = begin[2 * j];
+                        sum[j][2 * half + 1] = begin[2 * j + 1];
                     }
                 }
-            }
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                if (inside[half] && (FULL || column + 8 * q < e.d)) {
-                    *(uint4 *)(e.u + to[half] * e.d + column + 8 * q) =
-                        make_uint4(out[half][0], out[half][1], out[half][2], out[half][3]);
+                for (int s = 0; s < STEPS; s++) {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        ps_mma16(sum[j], left[s], right[group][s][j][0], right[group][s][j][1], sum[j]);
+                    }
+                }
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int r = tile * 16 + g + 8 * half;
+                    uint32_t out[4];
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        out[j] = ps_pack(sum[j][2 * half] * factor_kept, sum[j][2 * half + 1] * factor_kept);
+                    }
+                    if (e.dropout.threshold) {
+                        const uint32_t octet = (uint32_t)(base + r) * (uint32_t)(e.d / 8) + (uint32_t)column / 8;
+                        struct ps_block block = ps_philox(e.dropout.seed, octet, e.dropout.site, step);
+                        masks_of(block, e.dropout.threshold);
+#pragma unroll
+                        for (int j = 0; j < 4; j++) {
+                            out[j] &= block.word[j];
+                        }
+                    }
+                    if (r < rows && column < e.d) {
+                        *(uint4 *)(e.u + (base + r) * e.d + column) = make_uint4(out[0], out[1], out[2], out[3]);
+                    }
                 }
             }
         }
     }
+}
+
+template <int STEPS>
+static enum ps_status launch_embedding(const struct ps_cuda_context *c, const char *op, unsigned blocks, struct embedding *e)
+{
+    typedef embed_shape<STEPS> shape;
+    e->overlapping = e->stride % 8 == 0;
+    e->row_pitch = e->overlapping ? e->stride : shape::depth + 8;
+    e->z_pitch = ((e->count - 1) * e->row_pitch + shape::depth + 7) / 8 * 8;
+    e->spans = (e->groups + shape::span - 1) / shape::span;
+    e->down = e->spans < embed_warps ? embed_warps / e->spans : 1;
+    const size_t bytes = shape::bytes(e);
+    if (bytes > (size_t)c->shared_bytes - 1024) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): d %d, windows of %d and %d patches need %zu bytes of shared memory", op, e->d,
+                       e->length, e->count, bytes);
+    }
+    PS_TRY(ps_cuda_check(
+        cudaFuncSetAttribute((const void *)embed_block<STEPS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
+    ps_cuda_launch(c, embed_block<STEPS>, blocks, embed_threads, bytes, *e);
+    PS_CUDA_LAUNCHED(op);
 }
 
 extern "C" enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, const struct ps_embed_forward *a)
@@ -297,218 +351,237 @@ extern "C" enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, cons
     e.tile = (e.channels + e.tiles - 1) / e.tiles;
     e.pitch = e.length | 1; /* odd: the channels of one time lie in different banks */
     e.groups = (e.d + 31) / 32;
-    e.span = e.groups < 2 ? 1 : 2;
-    e.spans = (e.groups + e.span - 1) / e.span;
-    e.by_spans = ps_divisor_make(e.spans);
     e.revin = a->revin;
     e.epsilon = (float)a->epsilon;
-    e.by_tile = ps_divisor_make(e.tile);
-    e.by_length = ps_divisor_make(e.length);
     e.by_count = ps_divisor_make(e.count);
     e.dropout = a->dropout;
-    const bool full = d % 32 == 0;
-    void (*kernel)(struct embedding) = patch <= 16   ? full ? embed_block<1, true> : embed_block<1, false>
-                                         : patch <= 32 ? full ? embed_block<2, true> : embed_block<2, false>
-                                         : full ? embed_block<4, true>
-                                                     : embed_block<4, false>;
-    const size_t bytes = embed_bytes(&e, patch <= 16 ? 1 : patch <= 32 ? 2 : 4);
-    if (bytes > (size_t)c->shared_bytes - 1024) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): d %lld and windows of %lld need %zu bytes of shared memory", op, (long long)d,
-                       (long long)length, bytes);
-    }
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
-    const unsigned blocks = (unsigned)(a->batch * e.tiles); /* larger ones where they are few and have much to do */
-    const unsigned threads = blocks <= (unsigned)c->multiprocessors && e.tile * e.length > 1024 ? 512 : 256;
-    ps_cuda_launch(c, kernel, blocks, threads, bytes, e);
-    PS_CUDA_LAUNCHED(op);
+    e.by_patch = ps_divisor_make(patch % 8 == 0 ? patch / 8 : patch);
+    const unsigned blocks = (unsigned)(a->batch * e.tiles);
+    return patch <= 16   ? launch_embedding<1>(c, op, blocks, &e)
+           : patch <= 32 ? launch_embedding<2>(c, op, blocks, &e)
+                         : launch_embedding<4>(c, op, blocks, &e);
 }
 
 /* ---- backward ---- */
 
-static const int grad_threads = 256, grad_warps = grad_threads / 32;
-
 struct embed_grad {
     const ps_bf16 *du, *patches;
-    float *position, *product; /* partial sums [shares, N d], [shares * tiles, (P + 1) d] */
-    int64_t sequences;
-    int count /* N */, d, patch;
-    int part /* patches n a block */, tiles, octets /* part d/8 */, lanes /* sequences side by side */, share /* sequences */;
-    int rows;        /* of a stage in shared memory, a multiple of 16 */
-    int across;      /* warps side by side along d; the others share the rows */
-    int d_pitch;     /* bf16 of a row of du in shared memory */
-    bool by_vectors; /* patches are copied by 16 bytes */
-    int pieces;      /* of a patch */
-    struct ps_divisor by_pieces, by_part;
+    float *position, *product; /* partial sums [shares, N d], [shares N, (P + 1) d] */
+    int sequences, count /* N */, d, patch;
+    int stages, share;           /* of all the sequences; that a block takes */
+    int across, down;            /* warps side by side along d, and those that share the stages */
+    int sides;                   /* blocks along d */
+    bool by_vectors;             /* patches are copied by 16 bytes */
+    struct ps_divisor by_pieces; /* of a patch */
     struct ps_dropout dropout;
 };
 
-/* M * 16 > P; across * PAIRS * 16 >= d; a thread has U sequences of a stage under way. Grid (share, tile), tiles fastest. */
-template <int M, int PAIRS, int U>
-static __global__ void __launch_bounds__(grad_threads, M *PAIRS <= 2 ? 3 : 1)
+/* A warp's stage is 2 KB of du: for 64 / CT sequences, CT tiles of 16 columns. NT - 1 tiles of 8 columns of patches, and ones. */
+template <int CT, int NT> struct grad_shape {
+    static constexpr int rows = 64 / CT, warps = NT > 5 ? 8 : 24, threads = 32 * warps, pieces = NT - 1;
+    static constexpr int patch_bytes = rows * pieces * 16, warp_bytes = 2048 + 2 * patch_bytes;
+    static constexpr int sum_rows = 8 * pieces + 1; /* of the product; the last: of ones */
+    static __host__ __device__ constexpr int pitch(int across)
+    {
+        return 16 * CT * across + 4;
+    }
+    static size_t bytes(int across, int down)
+    {
+        const size_t sums = (size_t)(down * sum_rows * pitch(across)) * sizeof(float);
+        return sums > warps * warp_bytes ? sums : warps * warp_bytes;
+    }
+};
+
+/* Where piece c (16 bytes) of a row of W of them lies in shared memory, so that neither rows nor pieces meet in a bank. */
+template <int W> static __device__ __forceinline__ int piece_at(int row, int c)
+{
+    const int i = row * W + c;
+    return (i ^ (i >> 3 & 7)) * 16;
+}
+
+/* 8 (NT - 1) >= P. Grid (share, n, side), sides fastest. No warp waits for another before the sums. */
+template <int CT, int NT>
+static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
     embed_gradients(const __grid_constant__ struct embed_grad e)
 {
-    constexpr int patch_pitch = M * 16 + 8;
+    typedef grad_shape<CT, NT> shape;
+    constexpr int loads = 4, apart = 16 / CT /* rows from one of a lane's loads to the next */, pieces = shape::pieces;
+    constexpr int copies = shape::rows * pieces / 32;
     extern __shared__ uint4 shared[];
-    ps_bf16 *masked = (ps_bf16 *)shared, *patches = masked + e.rows * e.d_pitch; /* [rows][d_pitch], [2][rows][patch_pitch] */
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, eighth = e.d / 8;
-    const int tile = (int)(blockIdx.x % e.tiles), n0 = tile * e.part, live = e.count - n0 < e.part ? e.count - n0 : e.part;
-    const int64_t begin = (int64_t)(blockIdx.x / e.tiles) * e.share;
-    const int64_t end = begin + e.share < e.sequences ? begin + e.share : e.sequences;
-    const int octet = threadIdx.x % e.octets, side = threadIdx.x / e.octets, at_once = e.lanes * U;
-    const bool active = side < e.lanes && octet < live * eighth;
-    const int n = n0 + octet / eighth, column = octet % eighth * 8;
-    /* What no stage writes stays zero: the rows and columns that only fill tiles. */
-    for (int i = threadIdx.x; i < e.rows * (e.d_pitch + 2 * patch_pitch) / 8; i += grad_threads) {
-        shared[i] = make_uint4(0, 0, 0, 0);
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+    char *masked = (char *)shared + warp * shape::warp_bytes, *patches = masked + 2048;
+    const int side = (int)(blockIdx.x % e.sides), at = (int)(blockIdx.x / e.sides), n = at % e.count;
+    const int begin = at / e.count * e.share, end = begin + e.share < e.stages ? begin + e.share : e.stages;
+    const int first = (side * e.across + warp % e.across) * 16 * CT; /* of the warp's columns */
+    const int row = lane / (2 * CT), column = first + lane % (2 * CT) * 8;
+    /* Columns and rows that no stage fills stay zero. */
+    for (int i = lane; i < 2 * shape::patch_bytes / 16; i += 32) {
+        ((uint4 *)patches)[i] = make_uint4(0, 0, 0, 0);
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < 2 * e.rows; i += grad_threads) {
-        ps_put(patches + i * patch_pitch + e.patch, 1.0f);
-    }
-    ps_grid_begin();
-    const uint64_t step = e.dropout.threshold ? e.dropout.state->step : 0;
-    uint4 words[U];
-    float sum[8] = {};
-    float product[M][2 * PAIRS][4] = {};
-    /* The thread's first octet of a stage, and how far the next sequence of it lies. */
-    const uint4 *octets = (const uint4 *)e.du + ((begin + side) * e.count + n) * eighth + column / 8;
-    uint32_t index = (uint32_t)(((begin + side) * e.count + n) * eighth + column / 8);
-    const int next = e.lanes * e.count * eighth;
-    ps_bf16 *mine = masked + (side * e.part + n - n0) * e.d_pitch + column;
-    auto fetch = [&](int64_t from, int buffer) {
-        const int left_here = active ? (int)(end - from) - side : 0;
+    __syncwarp();
+    const int wide = e.count * e.d, stride = e.down * shape::rows; /* sequences from a stage of the warp to its next */
+    int stage = begin + warp / e.across, left = e.sequences - (stage * shape::rows + row); /* sequences from the lane's first on */
+    const ps_bf16 *from = e.du + (int64_t)(stage * shape::rows + row) * wide + n * e.d + column;
+    uint32_t octet = (uint32_t)(stage * shape::rows + row) * (uint32_t)(wide / 8) + (uint32_t)(n * e.d + column) / 8;
+    uint4 words[loads];
+    const auto fetch = [&](bool there) {
 #pragma unroll
-        for (int u = 0; u < U; u++) {
-            const bool inside = u * e.lanes < left_here;
-            words[u] = *(inside ? octets + (int64_t)u * next : (const uint4 *)e.du);
-            words[u] = inside ? words[u] : make_uint4(0, 0, 0, 0);
-        }
-        octets += (int64_t)U * next;
-        const int64_t left = end - from;
-        const int whole = (int)(left < at_once ? left : at_once);
-        for (int i = threadIdx.x; i < whole * e.part * e.pieces; i += grad_threads) {
-            const int row = (int)ps_divide(i, e.by_pieces), s = (int)ps_divide(row, e.by_part), m = row - s * e.part;
-            const int in = (i - row * e.pieces) * (e.by_vectors ? 8 : 1);
-            if (m >= live) {
-                continue;
-            }
-            const ps_bf16 *source = e.patches + ((from + s) * e.count + n0 + m) * e.patch + in;
-            ps_bf16 *to = patches + (buffer * e.rows + row) * patch_pitch + in;
-            if (e.by_vectors) {
-                ps_copy_async(to, source);
-            } else {
-                *to = *source;
-            }
+        for (int i = 0; i < loads; i++) {
+            const bool inside = there && i * apart < left && column < e.d;
+            words[i] = *(const uint4 *)(inside ? from + i * apart * wide : e.du);
+            words[i] = inside ? words[i] : make_uint4(0, 0, 0, 0);
         }
     };
-    fetch(begin, 0);
-    int buffer = 0;
-    for (int64_t from = begin; from < end; from += at_once, buffer ^= 1) {
-        if (e.dropout.threshold) { /* all at once: the rounds of one block of draws wait for one another */
-            struct ps_block keep[U];
+    const auto fetch_patches = [&](int of, char *to) {
+        const int s0 = of * shape::rows;
+        if (of >= end) {
+        } else if (e.by_vectors) {
 #pragma unroll
-            for (int u = 0; u < U; u++) {
-                keep[u] = ps_philox(e.dropout.seed, index + (uint32_t)(u * next), e.dropout.site, step);
-                masks_of(keep[u], e.dropout.threshold);
+            for (int i = 0; i < copies; i++) {
+                const int j = lane + 32 * i, s = s0 + j / pieces, c = j % pieces;
+                if (s < e.sequences && 8 * c < e.patch) {
+                    ps_copy_async(to + piece_at<pieces>(j / pieces, c), e.patches + ((int64_t)s * e.count + n) * e.patch + 8 * c);
+                }
             }
-            index += (uint32_t)(U * next);
-#pragma unroll
-            for (int u = 0; u < U; u++) {
-                words[u].x &= keep[u].word[0];
-                words[u].y &= keep[u].word[1];
-                words[u].z &= keep[u].word[2];
-                words[u].w &= keep[u].word[3];
-            }
-        }
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            const uint32_t word[4] = {words[u].x, words[u].y, words[u].z, words[u].w};
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                float v[2];
-                ps_unpack(v, word[j]);
-                sum[2 * j] += v[0];
-                sum[2 * j + 1] += v[1];
-            }
-            if (active) {
-                *(uint4 *)(mine + u * e.lanes * e.part * e.d_pitch) = words[u];
-            }
-        }
-        ps_copy_wait();
-        __syncthreads();
-        if (from + at_once < end) {
-            fetch(from + at_once, buffer ^ 1);
-        }
-        const ps_bf16 *left = patches + buffer * e.rows * patch_pitch;
-        for (int k = warp / e.across * 16; k < e.rows; k += grad_warps / e.across * 16) {
-            uint32_t a[M][4];
-#pragma unroll
-            for (int m = 0; m < M; m++) {
-                ps_ldmatrix4_transposed(a[m], left + (k + lane % 8 + lane / 16 * 8) * patch_pitch + m * 16 + lane / 8 % 2 * 8);
-            }
-#pragma unroll
-            for (int pair = 0; pair < PAIRS; pair++) {
-                uint32_t b[4];
-                ps_ldmatrix4_transposed(b, masked + (k + lane % 16) * e.d_pitch + (warp % e.across * PAIRS + pair) * 16 +
-                                               lane / 16 * 8);
-#pragma unroll
-                for (int m = 0; m < M; m++) {
-                    ps_mma16(product[m][2 * pair], a[m], b[0], b[1], product[m][2 * pair]);
-                    ps_mma16(product[m][2 * pair + 1], a[m], b[2], b[3], product[m][2 * pair + 1]);
+        } else {
+#pragma unroll 1
+            for (int i = lane; i < shape::rows * e.patch; i += 32) {
+                const int s = (int)ps_divide(i, e.by_pieces), c = i - s * e.patch;
+                if (s0 + s < e.sequences) {
+                    ((ps_bf16 *)(to + piece_at<pieces>(s, c / 8)))[c % 8] =
+                        e.patches[((int64_t)(s0 + s) * e.count + n) * e.patch + c];
                 }
             }
         }
-        __syncthreads();
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    ps_grid_begin();
+    const uint64_t step = e.dropout.threshold ? e.dropout.state->step : 0;
+    float sums[CT][NT][4] = {};
+    if (warp < e.across * e.down && first < e.d) {
+        int buffer = 0;
+        fetch(stage < end);
+        fetch_patches(stage, patches);
+        for (; stage < end; stage += e.down) {
+            fetch_patches(stage + e.down, patches + (buffer ^ shape::patch_bytes));
+            if (e.dropout.threshold) {
+#pragma unroll
+                for (int i = 0; i < loads; i++) {
+                    struct ps_block keep =
+                        ps_philox(e.dropout.seed, octet + (uint32_t)(i * apart) * (uint32_t)(wide / 8), e.dropout.site, step);
+                    masks_of(keep, e.dropout.threshold);
+                    words[i].x &= keep.word[0];
+                    words[i].y &= keep.word[1];
+                    words[i].z &= keep.word[2];
+                    words[i].w &= keep.word[3];
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < loads; i++) {
+                *(uint4 *)(masked + piece_at<2 * CT>(row + i * apart, lane % (2 * CT))) = words[i];
+            }
+            left -= stride;
+            from += (int64_t)stride * wide;
+            octet += (uint32_t)stride * (uint32_t)(wide / 8);
+            fetch(stage + e.down < end);
+            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            __syncwarp();
+#pragma unroll
+            for (int k = 0; k < shape::rows; k += 16) {
+                uint32_t right[pieces][2];
+#pragma unroll
+                for (int j = 0; j < pieces; j += 2) {
+                    uint32_t b[4];
+                    ps_ldmatrix4_transposed(b, patches + buffer + piece_at<pieces>(k + lane % 16, j + lane / 16));
+                    right[j][0] = b[0];
+                    right[j][1] = b[1];
+                    right[j + 1][0] = b[2];
+                    right[j + 1][1] = b[3];
+                }
+#pragma unroll
+                for (int m = 0; m < CT; m++) {
+                    uint32_t a[4];
+                    ps_ldmatrix4_transposed(a, masked + piece_at<2 * CT>(k + lane % 8 + lane / 16 * 8, 2 * m + lane / 8 % 2));
+#pragma unroll
+                    for (int j = 0; j < pieces; j++) {
+                        ps_mma16(sums[m][j], a, right[j][0], right[j][1], sums[m][j]);
+                    }
+                    ps_mma16(sums[m][pieces], a, 0x3f803f80u, 0x3f803f80u, sums[m][pieces]);
+                }
+            }
+            __syncwarp();
+            buffer ^= shape::patch_bytes;
+        }
     }
-    /* The sums of the block's threads, and of warps that shared the rows, in order. */
+    /* The sums of the warps that shared the stages, in order. */
+    __syncthreads();
+    const int pitch = shape::pitch(e.across), width = 16 * CT * e.across;
+    float *parts = (float *)shared;
+    if (warp < e.across * e.down) {
+        float *part = parts + warp / e.across * shape::sum_rows * pitch + warp % e.across * 16 * CT + lane / 4;
+#pragma unroll
+        for (int m = 0; m < CT; m++) {
+#pragma unroll
+            for (int j = 0; j < pieces; j++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    part[(8 * j + lane % 4 * 2 + i % 2) * pitch + 16 * m + i / 2 * 8] = sums[m][j][i];
+                }
+            }
+            if (lane % 4 == 0) {
+                part[8 * pieces * pitch + 16 * m] = sums[m][pieces][0];
+                part[8 * pieces * pitch + 16 * m + 8] = sums[m][pieces][2];
+            }
+        }
+    }
+    __syncthreads();
     const float scale = e.dropout.threshold ? e.dropout.scale : 1.0f;
-    float *sums = (float *)shared;
-    if (active) {
-        ps_store<8>(sums + (side * e.octets + octet) * 8, sum);
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < live * e.d; i += grad_threads) {
-        float total = sums[i];
-        for (int j = 1; j < e.lanes; j++) {
-            total += sums[j * e.octets * 8 + i];
+    for (int p = warp; p <= e.patch; p += shape::warps) {
+        for (int c = lane; c < width && side * width + c < e.d; c += 32) {
+            const float *part = parts + (p < e.patch ? p : 8 * pieces) * pitch + c;
+            float total = part[0];
+            for (int j = 1; j < e.down; j++) {
+                total += part[j * shape::sum_rows * pitch];
+            }
+            e.product[((int64_t)at * (e.patch + 1) + p) * e.d + side * width + c] = scale * total;
+            if (p == e.patch) { /* b_P's gradient is the sum of W_pos's over n */
+                e.position[(int64_t)(at / e.count) * wide + n * e.d + side * width + c] = scale * total;
+            }
         }
-        e.position[(blockIdx.x / e.tiles) * (int64_t)(e.count * e.d) + n0 * e.d + i] = scale * total;
-    }
-    __syncthreads();
-    const int width = e.across * PAIRS * 16;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-#pragma unroll
-        for (int j = 0; j < 2 * PAIRS; j++) {
-            float *to =
-                sums + (warp / e.across * M * 16 + m * 16 + lane / 4) * width + warp % e.across * PAIRS * 16 + j * 8 + lane % 4 * 2;
-            *(float2 *)to = make_float2(product[m][j][0], product[m][j][1]);
-            *(float2 *)(to + 8 * width) = make_float2(product[m][j][2], product[m][j][3]);
-        }
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < (e.patch + 1) * e.d; i += grad_threads) {
-        const int row = i / e.d, at = row * width + i - row * e.d;
-        float total = sums[at];
-        for (int j = 1; j < grad_warps / e.across; j++) {
-            total += sums[j * M * 16 * width + at];
-        }
-        e.product[blockIdx.x * (int64_t)((e.patch + 1) * e.d) + i] = scale * total;
     }
 }
 
-typedef void embed_gradients_kernel(struct embed_grad);
-
-template <int M, int PAIRS> static embed_gradients_kernel *grad_kernel_of(int sequences)
+template <int CT, int NT>
+static enum ps_status launch_gradients(const struct ps_cuda_context *c, const char *op, const struct ps_embed_backward *a,
+                                       struct embed_grad *e)
 {
-    return sequences == 4 ? embed_gradients<M, PAIRS, 4> : embed_gradients<M, PAIRS, 2>;
-}
-
-template <int M> static embed_gradients_kernel *grad_kernel_of(int pairs, int sequences)
-{
-    return pairs == 1   ? grad_kernel_of<M, 1>(sequences)
-           : pairs == 2 ? grad_kernel_of<M, 2>(sequences)
-                        : grad_kernel_of<M, 4>(sequences);
+    typedef grad_shape<CT, NT> shape;
+    const int tiles = (e->d + 16 * CT - 1) / (16 * CT);
+    e->sides = (tiles + 7) / 8;
+    e->across = (tiles + e->sides - 1) / e->sides;
+    e->down = shape::warps / e->across;
+    e->stages = (e->sequences + shape::rows - 1) / shape::rows;
+    int shares = c->multiprocessors / (e->count * e->sides);
+    shares = shares < 1 ? 1 : shares < e->stages ? shares : e->stages;
+    e->share = (e->stages + shares - 1) / shares;
+    shares = (e->stages + e->share - 1) / e->share;
+    const int64_t positions = (int64_t)e->count * e->d, columns = (int64_t)(e->patch + 1) * e->d,
+                  parts = (int64_t)shares * e->count;
+    PS_TRY(ps_cuda_workspace(c, op, (size_t)(shares * positions + parts * columns) * sizeof(float)));
+    e->position = (float *)c->workspace;
+    e->product = e->position + shares * positions;
+    const size_t bytes = shape::bytes(e->across, e->down);
+    if (bytes > (size_t)c->shared_bytes) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): patches of %d need %zu bytes of shared memory", op, e->patch, bytes);
+    }
+    PS_TRY(ps_cuda_check(
+        cudaFuncSetAttribute((const void *)embed_gradients<CT, NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
+    ps_cuda_launch(c, embed_gradients<CT, NT>, (unsigned)(parts * e->sides), shape::threads, bytes, *e);
+    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    const struct ps_cuda_columns jobs[2] = {
+        {(float *)a->d_position.data, (float *)a->d_position.data, positions, e->position, shares, positions},
+        {(float *)a->d_weight.data, (float *)a->d_bias.data, columns - e->d, e->product, parts, columns}};
+    return ps_cuda_add_columns(c, op, jobs, 2);
 }
 
 extern "C" enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, const struct ps_embed_backward *a)
@@ -518,14 +591,14 @@ extern "C" enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, con
     struct embed_grad e = {};
     const int64_t d = ps_tensor_count(&a->d_bias), patch = ps_cuda_width(&a->patches), positions = ps_tensor_count(&a->d_position),
                   elements = ps_tensor_count(&a->du);
-    if (d < 8 || d % 8 != 0 || d > 512 || patch < 1 || patch > 79 || positions < d || positions % d != 0 || positions > INT32_MAX ||
-        elements % positions != 0) {
+    if (d < 8 || d % 8 != 0 || d > 4096 || patch < 1 || patch > 80 || positions < d || positions % d != 0 ||
+        positions > INT32_MAX || elements % positions != 0 || elements / 8 > INT32_MAX) {
         return ps_fail(PS_UNSUPPORTED,
-                       "%s (cuda): %lld elements of d %lld, %lld positions, patches of %lld: up to 79 and a d of 8s up to 512 are "
+                       "%s (cuda): %lld elements of d %lld, %lld positions, patches of %lld: up to 80 and a d of 8s up to 4096 are "
                        "served",
                        op, (long long)elements, (long long)d, (long long)positions, (long long)patch);
     }
-    e.sequences = elements / positions;
+    e.sequences = (int)(elements / positions);
     e.count = (int)(positions / d);
     PS_TRY(ps_cuda_expect(op, "du", &a->du, PS_BF16, elements));
     PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_BF16, elements / d * patch));
@@ -546,51 +619,10 @@ extern "C" enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, con
     e.d = (int)d;
     e.patch = (int)patch;
     e.by_vectors = patch % 8 == 0;
-    e.pieces = e.by_vectors ? e.patch / 8 : e.patch;
-    e.by_pieces = ps_divisor_make(e.pieces);
+    e.by_pieces = ps_divisor_make(patch);
     e.dropout = a->dropout;
-    const int most = d >= 1024 ? 1 : (int)(1024 / d); /* 128 octets */
-    e.tiles = (e.count + most - 1) / most;
-    e.part = (e.count + e.tiles - 1) / e.tiles;
-    e.tiles = (e.count + e.part - 1) / e.part;
-    e.by_part = ps_divisor_make(e.part);
-    e.octets = e.part * e.d / 8;
-    e.lanes = grad_threads / e.octets;
-    /* Few sequences at once where there would be fewer blocks than places for them otherwise. */
-    const int64_t places = (patch < 32 && d <= 128 ? 3 : 1) * c->multiprocessors;
-    const int sequences = e.tiles * ((e.sequences + 4 * e.lanes - 1) / (4 * e.lanes)) >= places ? 4 : 2,
-              at_once = e.lanes * sequences;
-    const int64_t stages = (e.sequences + at_once - 1) / at_once, most_shares = places / e.tiles > 1 ? places / e.tiles : 1;
-    e.share = (int)((stages + most_shares - 1) / most_shares) * at_once;
-    const int64_t shares = (e.sequences + e.share - 1) / e.share;
-    e.rows = (at_once * e.part + 15) / 16 * 16;
-    int pairs = (e.d + 15) / 16;
-    e.across = pairs > 4 ? 8 : pairs > 2 ? 4 : pairs;
-    pairs = (pairs + e.across - 1) / e.across;
-    pairs = pairs > 2 ? 4 : pairs;
-    e.d_pitch = e.across * pairs * 16 + 8;
-    const int m = patch < 16 ? 1 : patch < 32 ? 2 : patch < 48 ? 3 : 5;
-    embed_gradients_kernel *kernel = m == 1   ? grad_kernel_of<1>(pairs, sequences)
-                                     : m == 2 ? grad_kernel_of<2>(pairs, sequences)
-                                     : m == 3 ? grad_kernel_of<3>(pairs, sequences)
-                                              : grad_kernel_of<5>(pairs, sequences);
-    size_t bytes = (size_t)(e.rows * (e.d_pitch + 2 * (m * 16 + 8))) * sizeof(ps_bf16);
-    const size_t sums = (size_t)(grad_warps / e.across * m * 16 * e.across * pairs * 16) * sizeof(float);
-    bytes = bytes > sums ? bytes : sums;
-    bytes = bytes > grad_threads * 8 * sizeof(float) ? bytes : grad_threads * 8 * sizeof(float);
-    if (bytes > (size_t)c->shared_bytes) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): d %lld and patches of %lld need %zu bytes of shared memory", op, (long long)d,
-                       (long long)patch, bytes);
-    }
-    const int64_t wide = (patch + 1) * d;
-    PS_TRY(ps_cuda_workspace(c, op, (size_t)(shares * positions + shares * e.tiles * wide) * sizeof(float)));
-    e.position = (float *)c->workspace;
-    e.product = e.position + shares * positions;
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
-    ps_cuda_launch(c, kernel, (unsigned)(shares * e.tiles), grad_threads, bytes, e);
-    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-    const struct ps_cuda_columns jobs[2] = {
-        {(float *)a->d_position.data, (float *)a->d_position.data, positions, e.position, shares, positions},
-        {(float *)a->d_weight.data, (float *)a->d_bias.data, patch * d, e.product, shares * e.tiles, wide}};
-    return ps_cuda_add_columns(c, op, jobs, 2);
+    return patch > 32   ? launch_gradients<1, 11>(c, op, a, &e)
+           : patch > 16 ? launch_gradients<2, 5>(c, op, a, &e)
+           : d > 16     ? launch_gradients<2, 3>(c, op, a, &e)
+                        : launch_gradients<1, 3>(c, op, a, &e);
 }
