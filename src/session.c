@@ -254,13 +254,13 @@ static enum ps_status device_copy(struct ps_session *s, int which, const float *
     return host ? s->device->upload(s->device, PS_COMPUTE, s->data[which], host, bytes) : PS_OK;
 }
 
-/* A graph of several steps saves the gap between graphs, a few microseconds. Large steps would not notice, and would keep a signal
- * waiting; streamed batches come one by one; on the CPU a graph is a call. */
+/* A graph of several steps saves the gap between graphs, a few microseconds. Large steps would not notice, and many would keep a
+ * signal waiting; streamed batches come one by one; on the CPU a graph is a call. */
 static int64_t graph_steps(const struct ps_session *s)
 {
     enum { SEVERAL = 20 };
-    int small = ps_model_step_flops(&s->model->shape, s->config->train.batch_size) < 50e9;
-    return small && s->on_device && strcmp(s->device->kind, "cpu") != 0 ? SEVERAL : 1;
+    int64_t steps = (int64_t)(SEVERAL * 50e9 / ps_model_step_flops(&s->model->shape, s->config->train.batch_size));
+    return !s->on_device || strcmp(s->device->kind, "cpu") == 0 || steps < 2 ? 1 : steps < SEVERAL ? steps : SEVERAL;
 }
 
 /* Two slots through which batches stream: the batch of window w of a pass lies in slot w / batch % 2. The reader fills buffers of
