@@ -638,6 +638,7 @@ static const struct window_size window_sizes[] = {{4, 7, 30, 336, 96, 16, 8, 1, 
                                                   {2, 65, 5, 65, 42, 7, 9, 1, 1, 1, 2},
                                                   {7, 2, 40, 512, 7, 64, 32, 1, 1, 0, 9},
                                                   {2, 1, 4, 96, 720, 16, 8, 1, 0, 1, 1},
+                                                  {3, 50, 9, 24, 96, 8, 4, 0, 1, 1, 2},
                                                   /* in full only: ETTh1, seed28k, 321 channels */
                                                   {128, 7, 8209, 336, 96, 16, 8, 1, 1, 1, 4096},
                                                   {64, 20, 2000, 24, 1, 8, 4, 0, 1, 0, 640},
@@ -1065,7 +1066,7 @@ static void place_loss(struct call *c, int first, const struct window_size *w)
 
 static int build_head_step(struct call *c, int index)
 {
-    static const int64_t widths[] = {672, 320, 34, 2, 5, 800, 96};
+    static const int64_t widths[] = {672, 320, 34, 2, 5, 800, 96, 2104};
     struct window_size w;
     if (!window_size(index / LENGTH(widths), &w)) {
         return 0;
@@ -1079,7 +1080,7 @@ static int build_head_step(struct call *c, int index)
     place_loss(c, 5, &w);
     c->arguments.head_step.batch = w.batch;
     call_state(c, offsetof(struct ps_head_step, state));
-    c->may_refuse = K % 2 != 0 || w.horizon > 96 || (K > 700 && w.horizon > 48);
+    c->may_refuse = K % 2 != 0 || w.horizon > 96 || (K > 700 && (w.horizon > 48 || K > 800) && w.horizon % 8 != 0);
     call_label(c, "B %lld C %lld K %lld H %lld%s", (long long)w.batch, (long long)w.channels, (long long)K, (long long)w.horizon,
                w.series ? " series" : "");
     return 1;
@@ -1379,8 +1380,8 @@ static void check_case(struct outcome *o, struct table *t, const struct call *c,
     }
 }
 
-/* With PS_TEST_SMALL: what is left out, so that a run a hundred times slower ends in minutes. Of an operation's small cases, the first
- * eight and every eighth of the rest. */
+/* With PS_TEST_SMALL: what is left out, so that a run a hundred times slower ends in minutes. Of an operation's small cases, the
+ * first eight and every eighth of the rest. */
 static int left_out(const struct call *c, int *taken)
 {
     enum { MOST_VALUES = 20000, FIRST = 8, EVERY = 8 };

@@ -28,7 +28,7 @@ struct ps_cuda_context {
     cudaEvent_t forked, ended;
     bool beside;
     mutable bool ordered; /* the next launch is a full dependency */
-    unsigned *done;       /* blocks of the running kernel that have finished; 0 between kernels */
+    unsigned *done; /* blocks of the running kernel that have finished; 0 between kernels. From done + 2 on: head_large.cu's */
 };
 
 static inline struct ps_cuda_context *ps_cuda(const struct ps_kernels *k)

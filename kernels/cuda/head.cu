@@ -1,5 +1,6 @@
 /* The head of a training step in bf16: product, forecast, error and the gradient of the product's input in one kernel (head_step);
- * the same around products of the library's (window_loss); and the sums over sequences that both leave (head_sums).
+ * the same around products of the library's (window_loss); and the sums over sequences that both leave (head_sums). Larger weights:
+ * head_large.cu.
  *
  * Why: of a small head (up to 96 steps ahead, W_h within shared memory) the product, the targets' gathering, the loss, two sums and
  * the product back are kernels of 2 to 5 us each that move next to nothing. Here a block has 16 sequences: its warps share the long
@@ -8,27 +9,15 @@
  *
  * head_step: dz, dx, partials =. Bytes: 4 S K + 6 S H, and K H from L2 for each block. Flops: 4 S K H.
  * window_loss: dx, partials =. Bytes: 10 S H. Flops: 8 S H.   head_sums: d_bias, loss_sum +=. Bytes: 8 H groups. */
+#include "kernels/cuda/head.cuh"
 #include "kernels/cuda/warp_mma.cuh"
-#include "kernels/cuda/windows.cuh"
 
 static const int block = 256, warps = block / 32, group = PS_PARTIAL_ROWS;
-
-struct loss {
-    ps_bf16 *dx;
-    double *partials;
-    const float *x, *bias, *mean, *std;
-    struct ps_cuda_windows windows;
-    const struct ps_step_state *state;
-    int64_t sequences;
-    int channels, horizon;
-    struct ps_divisor by_channels;
-    float scale; /* 2 / (S H) */
-};
 
 /* ---- head_step ---- */
 
 struct head_step {
-    struct loss loss;
+    struct ps_cuda_loss loss;
     ps_bf16 *dz;
     const ps_bf16 *z, *weight;
     int k /* even */, steps /* of 16 rows of the weight */;
@@ -52,7 +41,7 @@ template <int H> static __global__ void __launch_bounds__(block, 1) head_block(c
     typedef head_shape<H> shape;
     extern __shared__ uint4 shared[];
     __shared__ double squares[warps];
-    const struct loss &l = e.loss;
+    const struct ps_cuda_loss &l = e.loss;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
     const int64_t first = (int64_t)blockIdx.x * group;
     const int steps = e.steps, rows = steps * 16;
@@ -239,7 +228,7 @@ template <int H> static __global__ void __launch_bounds__(block, 1) head_block(c
 static enum ps_status loss_make(const char *op, const struct ps_tensor *dx, const struct ps_tensor *partials,
                                 const struct ps_tensor *bias, const struct ps_tensor *mean, const struct ps_tensor *std,
                                 const struct ps_tensor *targets, const struct ps_tensor *indices, const struct ps_step_state *state,
-                                int64_t batch, struct loss *l)
+                                int64_t batch, struct ps_cuda_loss *l)
 {
     PS_TRY(ps_windows_make(op, "targets", targets, indices, state, batch, &l->windows));
     const int64_t channels = targets->size[1], horizon = targets->size[2], sequences = batch * channels;
@@ -271,6 +260,11 @@ template <int H> static enum ps_status launch_head(const struct ps_cuda_context 
 {
     const size_t bytes = head_shape<H>::bytes(e->steps * 16);
     if (bytes > (size_t)c->shared_bytes - 1024) {
+#ifdef PS_FUSED_ENCODER
+        if (c->compute_capability == 90) {
+            return ps_cuda_head_large(c, op, &e->loss, e->dz, e->z, e->weight, e->k);
+        }
+#endif
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a weight of %d x %d needs %zu bytes of shared memory, a block has %d", op, e->k,
                        e->loss.horizon, bytes, c->shared_bytes - 1024);
     }
@@ -313,7 +307,7 @@ extern "C" enum ps_status ps_cuda_head_step(const struct ps_kernels *k, const st
 /* ---- window_loss ---- */
 
 /* A block 16 sequences, a warp two of them. Shared memory: sums [warps][horizon]. */
-static __global__ void __launch_bounds__(block) loss_block(const __grid_constant__ struct loss l)
+static __global__ void __launch_bounds__(block) loss_block(const __grid_constant__ struct ps_cuda_loss l)
 {
     extern __shared__ float sums[];
     __shared__ double squares[warps];
@@ -384,7 +378,7 @@ static __global__ void __launch_bounds__(block) loss_block(const __grid_constant
 extern "C" enum ps_status ps_cuda_window_loss(const struct ps_kernels *k, const struct ps_window_loss *a)
 {
     const char *op = "window_loss";
-    struct loss l = {};
+    struct ps_cuda_loss l = {};
     PS_TRY(loss_make(op, &a->dx, &a->partials, &a->bias, &a->mean, &a->std, &a->targets, &a->indices, a->state, a->batch, &l));
     PS_TRY(ps_cuda_expect(op, "x", &a->x, PS_F32, l.sequences * l.horizon));
     if (l.sequences == 0) {

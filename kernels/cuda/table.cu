@@ -40,6 +40,12 @@ enum ps_status ps_cuda_workspace(const struct ps_cuda_context *c, const char *op
     return PS_OK;
 }
 
+/* One count, padded, and two for each group of blocks that wait for one another. */
+static size_t done_bytes(const struct ps_cuda_context *c)
+{
+    return (2 + 2 * (size_t)c->multiprocessors) * sizeof *c->done;
+}
+
 static void table_close(struct ps_kernels *k)
 {
     struct ps_cuda_context *c = ps_cuda(k);
@@ -48,7 +54,7 @@ static void table_close(struct ps_kernels *k)
     }
     k->device->release(k->device, c->workspace, workspace_bytes + beside_bytes);
     if (c->done) {
-        k->device->release(k->device, c->done, sizeof *c->done);
+        k->device->release(k->device, c->done, done_bytes(c));
     }
     if (c->beside_stream) {
         (void)cudaStreamDestroy(c->beside_stream);
@@ -79,7 +85,7 @@ static enum ps_status open_context(struct ps_kernels *k)
                          "asking for the shared memory of a block"));
     PS_TRY(k->device->allocate(k->device, workspace_bytes + beside_bytes, &c->workspace)); /* the end for what runs beside */
     c->workspace_bytes = workspace_bytes;
-    PS_TRY(k->device->allocate(k->device, sizeof *c->done, (void **)&c->done));
+    PS_TRY(k->device->allocate(k->device, done_bytes(c), (void **)&c->done));
     PS_TRY(ps_cuda_check(cudaStreamCreateWithFlags(&c->beside_stream, cudaStreamNonBlocking), "creating a stream"));
     PS_TRY(ps_cuda_check(cudaEventCreateWithFlags(&c->forked, cudaEventDisableTiming), "creating an event"));
     PS_TRY(ps_cuda_check(cudaEventCreateWithFlags(&c->ended, cudaEventDisableTiming), "creating an event"));
