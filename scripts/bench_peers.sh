@@ -16,7 +16,8 @@ trap 'rm -rf "$found"' EXIT
 
 for shape in ${shapes//,/ }; do
     echo "== bench configs/$shape.yaml --compare --device $device"
-    "$programs/bench" "configs/$shape.yaml" --compare --json --steps 60 --device "$device" >"$found/$shape.json"
+    "$programs/bench" "configs/$shape.yaml" --compare --json --steps 60 --device "$device" >"$found/$shape.json" ||
+        echo "bench_peers: $shape: no figures of ours" >&2
 done
 touch "$found/peers.txt"
 peer() { # a peer that is not installed is named and left out
@@ -33,4 +34,4 @@ if [ "$device" = cuda ]; then
 fi
 peer PyTorch torch scripts/peers/torch_step.py --device "$device" "$shapes"
 echo
-python3 scripts/peers/table.py "$found"
+python3 scripts/peers/table.py "$found" "$shapes"

@@ -11,7 +11,7 @@
 #include "src/session.h"
 #include "src/writer.h"
 
-enum { OVERRIDES = 64, GROUP = 20, PARTS = 256, CHECKPOINTS = 20 };
+enum { OVERRIDES = 64, GROUP = 20, PARTS = 256, CHECKPOINTS = 20, COMPARED_SECONDS = 2 };
 
 struct arguments {
     const char *config, *device, *checkpoints, *tune;
@@ -30,7 +30,8 @@ static const char usage[] =
     "              write 20 checkpoints into the folder DIR, which holds none, time them and remove them\n"
     "  --json      print one JSON object\n"
     "  --trace     print every operation of one step in order: name, shapes, bytes, FLOPs\n"
-    "  --compare   time the step at every level of fusion in every precision, side by side (no epochs, no parts)\n"
+    "  --compare   time the step at every level of fusion in every precision, side by side (no epochs, no parts);\n"
+    "              at most about 2 s each: slow ones are timed over fewer steps, as the column says\n"
     "  --tune FILE time the algorithms of every product of the step that cuBLASLt computes, and write the fastest to FILE, for\n"
     "              runtime.tuning; what is timed after that uses them\n"
     "\n"
@@ -132,8 +133,25 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Groups of steps, each timed from an idle device to an idle device; a few untimed ones first. */
-static enum ps_status time_steps(struct ps_session *s, int64_t steps, struct result *r)
+/* Untimed: the first step alone; then another, for what a step takes about. */
+static enum ps_status warm_up(struct ps_session *s, double *first_seconds, double *seconds)
+{
+    for (int i = 0; i < 2; i++) {
+        const double begin = ps_seconds();
+        int finished;
+        double loss;
+        PS_TRY(ps_session_rewind(s));
+        PS_TRY(s->on_device ? ps_session_full_steps(s, 1)
+                            : ps_session_train_epoch(s, &(struct ps_epoch_watch){.max_steps = 1}, &finished, &loss));
+        PS_TRY(s->device->synchronize(s->device));
+        *(i == 0 ? first_seconds : seconds) = ps_seconds() - begin;
+    }
+    return PS_OK;
+}
+
+/* Groups of steps, each timed from an idle device to an idle device, after an untimed one; fewer and shorter ones where they would
+ * take more than about `most_seconds`. */
+static enum ps_status time_steps(struct ps_session *s, int64_t steps, double most_seconds, struct result *r)
 {
     int64_t whole = s->train_windows / s->config->train.batch_size; /* full batches an epoch */
     if (whole == 0) {
@@ -141,27 +159,33 @@ static enum ps_status time_steps(struct ps_session *s, int64_t steps, struct res
                        "train.batch_size: %lld is more than the %lld training windows: a step of a full batch is timed: lower it",
                        (long long)s->config->train.batch_size, (long long)s->train_windows);
     }
-    int64_t group = GROUP < whole ? GROUP : whole, groups = (steps + group - 1) / group;
-    double *ms = malloc((size_t)groups * sizeof *ms), begin = ps_seconds();
+    double seconds;
+    PS_TRY(warm_up(s, &r->first_step_seconds, &seconds));
+    const double fit = most_seconds / seconds;
+    int64_t group = GROUP < whole ? GROUP : whole;
+    group = fit < (double)(4 * group) ? (int64_t)(fit / 4) : group;
+    group = group < 1 ? 1 : group;
+    int64_t groups = (steps + group - 1) / group;
+    groups = fit < (double)((groups + 1) * group) ? (int64_t)(fit / (double)group) - 1 : groups;
+    groups = groups < 1 ? 1 : groups;
+    double *ms = malloc((size_t)groups * sizeof *ms);
     if (!ms) {
         return ps_fail(PS_DEVICE, "--steps: no memory for %lld timings", (long long)steps);
     }
     enum ps_status status = PS_OK;
-    for (int64_t i = -2; i < groups && status == PS_OK; i++) { /* the first step alone, then an untimed group */
-        struct ps_epoch_watch watch = {.max_steps = i == -2 ? 1 : group};
+    for (int64_t i = -1; i < groups && status == PS_OK; i++) {
+        struct ps_epoch_watch watch = {.max_steps = group};
         int finished;
         double loss;
         status = ps_session_rewind(s);
-        begin = i == -2 ? begin : ps_seconds();
+        const double begin = ps_seconds();
         if (status == PS_OK) {
-            status = s->on_device ? ps_session_full_steps(s, watch.max_steps) : ps_session_train_epoch(s, &watch, &finished, &loss);
+            status = s->on_device ? ps_session_full_steps(s, group) : ps_session_train_epoch(s, &watch, &finished, &loss);
         }
         if (status == PS_OK) {
             status = s->device->synchronize(s->device);
         }
-        if (i == -2) {
-            r->first_step_seconds = ps_seconds() - begin;
-        } else if (i >= 0) {
+        if (i >= 0) {
             ms[i] = 1e3 * (ps_seconds() - begin) / (double)group;
         }
     }
@@ -446,7 +470,7 @@ static enum ps_status bench(const struct arguments *a, const struct ps_config *c
         status = trace_step(s, tracer, 1);
     }
     if (status == PS_OK) {
-        status = time_steps(s, a->steps, &result);
+        status = time_steps(s, a->steps, INFINITY, &result);
     }
     if (status == PS_OK) {
         status = time_epochs(s, a->epochs, &result);
@@ -491,7 +515,7 @@ static enum ps_status time_level(const struct arguments *a, const struct ps_conf
     struct ps_graph *graph;
     status = ps_session_initialise(s);
     if (status == PS_OK) {
-        status = time_steps(s, a->steps, r);
+        status = time_steps(s, a->steps, COMPARED_SECONDS, r);
     }
     if (status == PS_OK) {
         status = ps_session_full_step(s, &graph);
@@ -512,7 +536,8 @@ static enum ps_status compare(const struct arguments *a, struct ps_config *confi
     json_t *rows = json_array();
     int any = 0;
     if (!a->json) {
-        printf("%-10s %-6s %10s %10s %10s %8s %10s\n", "precision", "level", "ms/step", "min", "max", "kernels", "peak MiB");
+        printf("%-10s %-6s %10s %10s %10s %6s %8s %10s\n", "precision", "level", "ms/step", "min", "max", "steps", "kernels",
+               "peak MiB");
     }
     for (int i = 0; i < 9; i++) {
         struct result r = {0};
@@ -528,14 +553,15 @@ static enum ps_status compare(const struct arguments *a, struct ps_config *confi
         }
         any |= served;
         if (a->json) {
-            json_array_append_new(rows, served ? json_pack("{s:s, s:s, s:f, s:f, s:f, s:i, s:I}", "precision", precision, "level",
-                                                           level, "median", r.median, "min", r.least, "max", r.most, "kernels",
-                                                           r.nodes.kernels, "peak_device_bytes", (json_int_t)peak)
-                                               : json_pack("{s:s, s:s, s:s}", "precision", precision, "level", level, "not_served",
-                                                           ps_error_message()));
+            json_array_append_new(
+                rows, served
+                          ? json_pack("{s:s, s:s, s:f, s:f, s:f, s:I, s:i, s:I}", "precision", precision, "level", level, "median",
+                                      r.median, "min", r.least, "max", r.most, "steps", (json_int_t)r.steps, "kernels",
+                                      r.nodes.kernels, "peak_device_bytes", (json_int_t)peak)
+                          : json_pack("{s:s, s:s, s:s}", "precision", precision, "level", level, "not_served", ps_error_message()));
         } else if (served) {
-            printf("%-10s %-6s %10.4f %10.4f %10.4f %8d %10.1f\n", precision, level, r.median, r.least, r.most, r.nodes.kernels,
-                   (double)peak / 0x1p20);
+            printf("%-10s %-6s %10.4f %10.4f %10.4f %6lld %8d %10.1f\n", precision, level, r.median, r.least, r.most,
+                   (long long)r.steps, r.nodes.kernels, (double)peak / 0x1p20);
         } else {
             printf("%-10s %-6s not served: %s\n", precision, level, ps_error_message());
         }

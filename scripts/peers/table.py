@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """The table of scripts/bench_peers.sh: ours from NAME.json (`bench --compare --json`), the peers' lines from peers.txt.
 
-    python3 scripts/peers/table.py FOLDER
+    python3 scripts/peers/table.py FOLDER [shape,shape,...]
+
+Without shapes: those that have a NAME.json. One that is missing, empty or damaged is named, and the rest is shown.
 """
 import json
 import pathlib
@@ -28,11 +30,18 @@ def theirs(path):
     return found
 
 
-def main(folder):
-    peers = theirs(folder / "peers.txt")
+def main(folder, shapes):
+    lines = folder / "peers.txt"
+    peers = theirs(lines) if lines.exists() else {}
     print(f"{'shape':12} {'ours':12} {'ms/step':>9}   {'best peer':34} {'ms/step':>9} {'ratio':>6}")
-    for path in sorted(folder.glob("*.json")):
-        for precision, (ms, level) in ours(path).items():
+    for path in [folder / f"{shape}.json" for shape in shapes] or sorted(folder.glob("*.json")):
+        try:
+            found = ours(path)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            what = "missing" if not path.exists() else "empty" if path.stat().st_size == 0 else f"damaged: {error}"
+            print(f"{path.stem:12} no figures of ours: {path.name} is {what}")
+            continue
+        for precision, (ms, level) in found.items():
             # bf16 stands beside any precision of theirs; fp32 and tf32 beside what is no less exact than their tf32.
             rivals = [p for p in peers.get(path.stem, []) if precision == "bf16" or " bf16 " not in f" {p[1]} "]
             peer_ms, peer = min(rivals, default=(float("nan"), "none was timed"))
@@ -40,4 +49,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), sys.argv[2].split(",") if len(sys.argv) > 2 else [])
