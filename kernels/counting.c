@@ -81,6 +81,8 @@ static int in_place(enum ps_op op, const void *arguments, int i)
         return i == 0;
     case PS_OP_embed_backward:
         return i < 3;
+    case PS_OP_gemm_gradient:
+        return i < 2;
     case PS_OP_layernorm_backward:
         return i == 1 || i == 2;
     case PS_OP_adamw:
@@ -111,6 +113,10 @@ double ps_op_flops(enum ps_op op, const void *arguments)
     if (op == PS_OP_gemm_bias) {
         const struct ps_gemm_bias *gemm = arguments;
         return 2 * (double)ps_tensor_count(&gemm->c) * (double)gemm->a.size[1];
+    }
+    if (op == PS_OP_gemm_gradient) {
+        const struct ps_gemm_gradient *gemm = arguments;
+        return 2 * (double)ps_tensor_count(&gemm->dw) * (double)gemm->x.size[0];
     }
     if (op == PS_OP_attention || op == PS_OP_attention_backward) { /* two products; five, the scores' own again among them */
         const struct ps_tensor *q = op == PS_OP_attention ? &((const struct ps_attention *)arguments)->q

@@ -52,7 +52,7 @@ enum ps_kind {
     X(head_merge, PS_KIND_SUB, 2, 0)            \
     X(bias_residual_add, PS_KIND_SUB, 4, 3)     \
     X(bias_gelu, PS_KIND_SUB, 3, 12)            \
-    X(layernorm_backward, PS_KIND_SUB, 8, 14)   \
+    X(layernorm_backward, PS_KIND_SUB, 9, 14)   \
     X(gelu_backward, PS_KIND_SUB, 4, 18)        \
     X(softmax_backward, PS_KIND_SUB, 3, 4)      \
     X(bias_grad, PS_KIND_SUB, 3, 2)             \
@@ -77,6 +77,7 @@ enum ps_kind {
     X(encoder_forward, PS_KIND_FUSED, 3, 0)     \
     X(encoder_backward, PS_KIND_FUSED, 6, 0)    \
     X(gemm_bias, PS_KIND_GEMM, 5, 0)            \
+    X(gemm_gradient, PS_KIND_GEMM, 4, 0)        \
     X(embed_forward, PS_KIND_FUSED, 9, 0)       \
     X(embed_backward, PS_KIND_FUSED, 5, 0)      \
     X(head_step, PS_KIND_FUSED, 10, 0)          \
@@ -183,11 +184,11 @@ struct ps_bias_gelu {
 
 /* ---- sub-kernels of a layer, backward ---- */
 
-/* With xhat = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean_d(g) - xhat mean_d(g xhat)); dgamma += sum_R dy xhat;
- * dbeta += sum_R dy. dx, dy, x [R, d]; dgamma, dbeta, gamma [d] (type parameter); mean, rstd [R] (type statistics). dx may be dy.
- */
+/* With xhat = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean_d(g) - xhat mean_d(g xhat)), + addend where there is one;
+ * dgamma += sum_R dy xhat; dbeta += sum_R dy. dx, dy, x, addend [R, d]; dgamma, dbeta, gamma [d] (type parameter); mean, rstd [R]
+ * (type statistics). dx may be dy or addend. */
 struct ps_layernorm_backward {
-    struct ps_tensor dx, dgamma, dbeta, dy, x, mean, rstd, gamma;
+    struct ps_tensor dx, dgamma, dbeta, dy, x, mean, rstd, gamma, addend;
 };
 
 /* dx = gelu'(x + bias) * drop'(dy), the mask of bias_gelu drawn again. dx, dy, x [R, f], bias [f] (type parameter). dx may be dy.
@@ -345,6 +346,12 @@ struct ps_advance {
  * 1, as far apart; bias [n] (type parameter), contiguous. Where products have no such epilogue, or it is slower: NULL. */
 struct ps_gemm_bias {
     struct ps_tensor c, a, b, bias, addend;
+};
+
+/* The gradients of y = x w + b: dw += x' dy, db += sum_R dy. x [R, m], dy [R, n]; dw [m, n], db [n] (type parameter); all
+ * contiguous. */
+struct ps_gemm_gradient {
+    struct ps_tensor dw, db, x, dy;
 };
 
 /* mixed = softmax(scale q k') v for each sequence and head, the scores never in memory; logsum = log of each row's sum of exp(scale

@@ -94,13 +94,47 @@ enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
     return branch_end(l, l->y, hidden, w[PS_W_2], w[PS_B_2], residual, l->output_dropout);
 }
 
-/* dbias and, where dropout asks for it, the masked gradient; returns in *out the one that the products below read. */
-static enum ps_status branch_gradient(const struct ps_layer *l, struct ps_tensor dbias, struct ps_tensor dy,
-                                      struct ps_dropout dropout, struct ps_tensor *out)
+/* dweight += x' dy, dbias += the columns' sums of dy: those in the product where epilogues are wanted. */
+static enum ps_status weight_gradient(const struct ps_layer *l, struct ps_tensor dweight, struct ps_tensor dbias,
+                                      struct ps_tensor x, struct ps_tensor dy)
 {
-    struct ps_tensor masked = ps_layer_rows(l, dropout.threshold ? l->shared->masked : NULL, l->d);
-    *out = masked.data ? masked : dy;
-    return l->k->bias_grad(l->k, &(struct ps_bias_grad){.dbias = dbias, .masked = masked, .dy = dy, .dropout = dropout});
+    const struct ps_kernels *k = l->k;
+    if (l->epilogue && k->gemm_gradient) {
+        return k->gemm_gradient(k, &(struct ps_gemm_gradient){.dw = dweight, .db = dbias, .x = x, .dy = dy});
+    }
+    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = dbias, .dy = dy}));
+    return ps_product(k, dweight, ps_transposed(x), dy, 1, 1);
+}
+
+/* The same of a branch's end, drop(x weight + bias), whose gradient dropout masks; returns in *out what the input's product reads.
+ */
+static enum ps_status branch_gradient(const struct ps_layer *l, struct ps_tensor dweight, struct ps_tensor dbias,
+                                      struct ps_tensor x, struct ps_tensor dy, struct ps_dropout dropout, struct ps_tensor *out)
+{
+    const struct ps_kernels *k = l->k;
+    if (!dropout.threshold) {
+        *out = dy;
+        return weight_gradient(l, dweight, dbias, x, dy);
+    }
+    *out = ps_layer_rows(l, l->shared->masked, l->d);
+    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = dbias, .masked = *out, .dy = dy, .dropout = dropout}));
+    return ps_product(k, dweight, ps_transposed(x), *out, 1, 1);
+}
+
+/* gradient += that of x by way of LayerNorm, whose output has the gradient branch: in one pass where epilogues are wanted. */
+static enum ps_status stream_gradient(const struct ps_layer *l, struct ps_tensor gradient, struct ps_tensor branch,
+                                      struct ps_tensor x, struct ps_tensor mean, struct ps_tensor rstd, struct ps_tensor gamma,
+                                      struct ps_tensor dgamma, struct ps_tensor dbeta)
+{
+    const struct ps_kernels *k = l->k;
+    struct ps_layernorm_backward backward = {
+        .dx = branch, .dgamma = dgamma, .dbeta = dbeta, .dy = branch, .x = x, .mean = mean, .rstd = rstd, .gamma = gamma};
+    if (l->epilogue) {
+        backward.dx = backward.addend = gradient;
+        return k->layernorm_backward(k, &backward);
+    }
+    PS_TRY(k->layernorm_backward(k, &backward));
+    return k->add(k, &(struct ps_add){.y = gradient, .a = gradient, .b = branch});
 }
 
 /* shared->rows = the gradient of q, k, v by row, from that of merged: A = softmax(q k' / sqrt(e)), mixed = A v, by heads */
@@ -151,47 +185,32 @@ enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
     struct ps_tensor d_hidden = ps_layer_rows(l, s->d_hidden, l->f), hidden_in = ps_layer_rows(l, c->hidden_in, l->f);
 
     /* y = r + drop(hidden W_2 + b_2) */
-    PS_TRY(branch_gradient(l, g[PS_B_2], gradient, l->output_dropout, &m));
-    PS_TRY(ps_product(k, g[PS_W_2], ps_transposed(ps_layer_rows(l, c->hidden, l->f)), m, 1, 1));
+    PS_TRY(branch_gradient(l, g[PS_W_2], g[PS_B_2], ps_layer_rows(l, c->hidden, l->f), gradient, l->output_dropout, &m));
     PS_TRY(ps_product(k, d_hidden, m, ps_transposed(w[PS_W_2]), 1, 0));
     PS_TRY(
         k->gelu_backward(k, &(struct ps_gelu_backward){
                                 .dx = d_hidden, .dy = d_hidden, .x = hidden_in, .bias = w[PS_B_1], .dropout = l->hidden_dropout}));
-    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = g[PS_B_1], .dy = d_hidden}));
-    PS_TRY(ps_product(k, g[PS_W_1], ps_transposed(ps_layer_rows(l, c->ln2_out, d)), d_hidden, 1, 1));
+    PS_TRY(weight_gradient(l, g[PS_W_1], g[PS_B_1], ps_layer_rows(l, c->ln2_out, d), d_hidden));
     PS_TRY(ps_product(k, branch, d_hidden, ps_transposed(w[PS_W_1]), 1, 0));
-    PS_TRY(k->layernorm_backward(k, &(struct ps_layernorm_backward){.dx = branch,
-                                                                    .dgamma = g[PS_LN2_GAMMA],
-                                                                    .dbeta = g[PS_LN2_BETA],
-                                                                    .dy = branch,
-                                                                    .x = ps_layer_rows(l, c->residual, d),
-                                                                    .mean = ps_layer_statistics(l, c->ln2_mean),
-                                                                    .rstd = ps_layer_statistics(l, c->ln2_rstd),
-                                                                    .gamma = w[PS_LN2_GAMMA]}));
-    PS_TRY(k->add(k, &(struct ps_add){.y = gradient, .a = gradient, .b = branch}));
+    PS_TRY(stream_gradient(l, gradient, branch, ps_layer_rows(l, c->residual, d), ps_layer_statistics(l, c->ln2_mean),
+                           ps_layer_statistics(l, c->ln2_rstd), w[PS_LN2_GAMMA], g[PS_LN2_GAMMA], g[PS_LN2_BETA]));
 
     /* r = u + drop(merged W_o + b_o) */
-    PS_TRY(branch_gradient(l, g[PS_B_O], gradient, l->attention_dropout, &m));
-    PS_TRY(ps_product(k, g[PS_W_O], ps_transposed(ps_layer_rows(l, c->merged, d)), m, 1, 1));
+    PS_TRY(branch_gradient(l, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, c->merged, d), gradient, l->attention_dropout, &m));
     PS_TRY(ps_product(k, branch, m, ps_transposed(w[PS_W_O]), 1, 0));
     PS_TRY(l->tiled_attention ? tiled_backward(l, branch) : heads_backward(l, branch));
 
-    struct ps_tensor rows = ps_layer_rows(l, s->rows, 3 * d), a = ps_transposed(ps_layer_rows(l, c->ln1_out, d));
-    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = g[PS_B_QKV], .dy = rows}));
-    int parts = l->merge_qkv ? 1 : 3;
-    for (int p = 0; p < parts; p++) {
-        int64_t columns = 3 * d / parts;
-        PS_TRY(ps_product(k, ps_tensor_slice(g[PS_W_QKV], 1, p * columns, columns), a,
-                          ps_tensor_slice(rows, 1, p * columns, columns), 1, 1));
+    struct ps_tensor rows = ps_layer_rows(l, s->rows, 3 * d), a = ps_layer_rows(l, c->ln1_out, d);
+    if (l->merge_qkv) {
+        PS_TRY(weight_gradient(l, g[PS_W_QKV], g[PS_B_QKV], a, rows));
+    } else {
+        PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = g[PS_B_QKV], .dy = rows}));
+        for (int p = 0; p < 3; p++) {
+            PS_TRY(ps_product(k, ps_tensor_slice(g[PS_W_QKV], 1, p * d, d), ps_transposed(a), ps_tensor_slice(rows, 1, p * d, d), 1,
+                              1));
+        }
     }
     PS_TRY(ps_product(k, branch, rows, ps_transposed(w[PS_W_QKV]), 1, 0));
-    PS_TRY(k->layernorm_backward(k, &(struct ps_layernorm_backward){.dx = branch,
-                                                                    .dgamma = g[PS_LN1_GAMMA],
-                                                                    .dbeta = g[PS_LN1_BETA],
-                                                                    .dy = branch,
-                                                                    .x = l->u,
-                                                                    .mean = ps_layer_statistics(l, c->ln1_mean),
-                                                                    .rstd = ps_layer_statistics(l, c->ln1_rstd),
-                                                                    .gamma = w[PS_LN1_GAMMA]}));
-    return k->add(k, &(struct ps_add){.y = gradient, .a = gradient, .b = branch});
+    return stream_gradient(l, gradient, branch, l->u, ps_layer_statistics(l, c->ln1_mean), ps_layer_statistics(l, c->ln1_rstd),
+                           w[PS_LN1_GAMMA], g[PS_LN1_GAMMA], g[PS_LN1_BETA]);
 }

@@ -1,7 +1,8 @@
-/* Products. Four ways, chosen by shape and layout alone, so that a run always takes the same:
+/* Products. Five ways, chosen by shape and layout alone, so that a run always takes the same:
  *  - batches of matrices up to 64 x 64 x 64: tiny_gemm.cu, one launch whatever the strides; but those of more than 48^3
  *    multiplications only in bf16 with even sizes, since the library is faster for the others where it takes the strides;
  *  - a long sum over few outputs (a weight's gradient) of float32: split_gemm.cu;
+ *  - many rows times a weight, and other weights' gradients, of float32 on Hopper: wgmma_gemm.cu;
  *  - a single small product of bf16: panel_gemm.cu;
  *  - all others, and those with a bias: cuBLASLt, with the first algorithm that its heuristic supports within a fixed workspace, or
  *    the one that a table names. Nothing is timed, but to make such a table (tune).
@@ -14,7 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WORKSPACE_BYTES ((size_t)16 << 20)
+/* With less than 32 MiB the library's heuristic does not split a weight's gradient in float32, and takes a hundred times as long;
+ * in bf16 it needs less. */
+#define WORKSPACE_BYTES ((size_t)32 << 20)
+#define WORKSPACE_BYTES_BF16 ((size_t)16 << 20)
 #define BUCKETS 128
 #define CANDIDATES 16   /* algorithms that a product has to choose from */
 #define MAX_BATCH 65535 /* of one strided-batch call: a grid's z */
@@ -50,6 +54,7 @@ struct tuned {
 struct ps_cuda_gemm {
     cublasLtHandle_t handle; /* made at the first product that needs it: it costs a third of a second */
     void *workspace;
+    size_t workspace_bytes; /* twice: the second half is for what runs beside */
     int shared_bytes;
     struct plan *plans[BUCKETS];
     struct tuned *tuned;
@@ -74,7 +79,8 @@ enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm
     enum ps_status status = ps_cuda_check(
         cudaDeviceGetAttribute(&g->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, k->device->index), "shared memory limit");
     if (status == PS_OK) {
-        status = k->device->allocate(k->device, 2 * WORKSPACE_BYTES, &g->workspace);
+        g->workspace_bytes = k->real == PS_BF16 ? WORKSPACE_BYTES_BF16 : WORKSPACE_BYTES;
+        status = k->device->allocate(k->device, 2 * g->workspace_bytes, &g->workspace);
     }
     if (status != PS_OK) {
         free(g);
@@ -117,7 +123,7 @@ void ps_cuda_gemm_close(const struct ps_kernels *k, struct ps_cuda_gemm *gemm)
     if (gemm->handle) {
         cublasLtDestroy(gemm->handle);
     }
-    k->device->release(k->device, gemm->workspace, 2 * WORKSPACE_BYTES);
+    k->device->release(k->device, gemm->workspace, 2 * gemm->workspace_bytes);
     free(gemm);
 }
 
@@ -214,14 +220,6 @@ static int column_major(int64_t rows, int64_t columns, int64_t row, int64_t colu
     return 0;
 }
 
-static struct ps_operand transposed(struct ps_operand o)
-{
-    int64_t row = o.row;
-    o.row = o.column;
-    o.column = row;
-    return o;
-}
-
 /* Fills the key of the product as it stands; 0 when c's rows do not have unit stride or a, b have none. */
 static int key_of(const struct ps_product *p, struct plan_key *key)
 {
@@ -244,9 +242,9 @@ static enum ps_status lt_orient(struct ps_product *p, struct plan_key *key)
     struct ps_product t = *p;
     t.m = p->n;
     t.n = p->m;
-    t.c = transposed(p->c);
-    t.a = transposed(p->b);
-    t.b = transposed(p->a);
+    t.c = ps_operand_transposed(p->c);
+    t.a = ps_operand_transposed(p->b);
+    t.b = ps_operand_transposed(p->a);
     if (key_of(&t, key)) {
         *p = t;
         return PS_OK;
@@ -279,13 +277,13 @@ static enum ps_status layout_make(const struct plan_key *key, int i, int64_t row
 }
 
 /* The heuristic's supported results, best first by its lights: at least one, at most CANDIDATES. */
-static enum ps_status algorithms_find(cublasLtHandle_t handle, const struct plan *plan, cublasLtMatmulPreference_t preference,
-                                      cublasLtMatmulAlgo_t *algorithms, int *found)
+static enum ps_status algorithms_find(const struct ps_cuda_gemm *gemm, const struct plan *plan,
+                                      cublasLtMatmulPreference_t preference, cublasLtMatmulAlgo_t *algorithms, int *found)
 {
     static const cublasLtMatmulPreferenceAttributes_t alignments[4] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    size_t workspace = WORKSPACE_BYTES;
+    const size_t workspace = gemm->workspace_bytes;
     uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* or none; never in place, whose order is not fixed */
     PS_TRY(lt_check(
         cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
@@ -301,8 +299,8 @@ static enum ps_status algorithms_find(cublasLtHandle_t handle, const struct plan
     cublasLtMatmulHeuristicResult_t results[CANDIDATES];
     int count = 0;
     cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle, plan->operation, plan->layout[1], plan->layout[2], plan->layout[0], plan->layout[0],
-                                       preference, CANDIDATES, results, &count);
+        cublasLtMatmulAlgoGetHeuristic(gemm->handle, plan->operation, plan->layout[1], plan->layout[2], plan->layout[0],
+                                       plan->layout[0], preference, CANDIDATES, results, &count);
     *found = 0;
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; i++) {
         if (results[i].state == CUBLAS_STATUS_SUCCESS) {
@@ -317,11 +315,12 @@ static enum ps_status algorithms_find(cublasLtHandle_t handle, const struct plan
                    cublasLtGetStatusString(status));
 }
 
-static enum ps_status candidates_of(cublasLtHandle_t handle, const struct plan *plan, cublasLtMatmulAlgo_t *algorithms, int *found)
+static enum ps_status candidates_of(const struct ps_cuda_gemm *gemm, const struct plan *plan, cublasLtMatmulAlgo_t *algorithms,
+                                    int *found)
 {
     cublasLtMatmulPreference_t preference;
     PS_TRY(lt_check(cublasLtMatmulPreferenceCreate(&preference), "gemm preference"));
-    enum ps_status status = algorithms_find(handle, plan, preference, algorithms, found);
+    enum ps_status status = algorithms_find(gemm, plan, preference, algorithms, found);
     cublasLtMatmulPreferenceDestroy(preference);
     return status;
 }
@@ -341,7 +340,7 @@ static enum ps_status algorithm_choose(const struct ps_cuda_gemm *gemm, struct p
     }
     cublasLtMatmulAlgo_t algorithms[CANDIDATES];
     int found;
-    PS_TRY(candidates_of(gemm->handle, plan, algorithms, &found));
+    PS_TRY(candidates_of(gemm, plan, algorithms, &found));
     plan->algorithm = algorithms[0];
     return PS_OK;
 }
@@ -409,10 +408,9 @@ static enum ps_status plan_find(struct ps_cuda_gemm *gemm, enum ps_precision pre
     return PS_OK;
 }
 
-/* The second half is for what runs beside. */
 static void *workspace_of(const struct ps_cuda_context *context)
 {
-    return (char *)context->gemm->workspace + (context->beside ? WORKSPACE_BYTES : 0);
+    return (char *)context->gemm->workspace + (context->beside ? context->gemm->workspace_bytes : 0);
 }
 
 static enum ps_status plan_run(const struct ps_cuda_context *context, const struct ps_product *p, const struct plan *plan,
@@ -421,7 +419,7 @@ static enum ps_status plan_run(const struct ps_cuda_context *context, const stru
     const void *old = p->addend ? p->addend : p->c.data;
     return lt_check(cublasLtMatmul(context->gemm->handle, plan->operation, &p->alpha, p->a.data, plan->layout[1], p->b.data,
                                    plan->layout[2], &p->beta, old, plan->layout[0], p->c.data, plan->layout[0], algorithm,
-                                   workspace_of(context), WORKSPACE_BYTES, context->stream),
+                                   workspace_of(context), context->gemm->workspace_bytes, context->stream),
                     "gemm");
 }
 
@@ -433,7 +431,7 @@ static enum ps_status plan_time(const struct ps_cuda_context *context, const str
     cublasLtMatmulAlgo_t algorithms[CANDIDATES];
     cudaEvent_t begin, end;
     int found;
-    PS_TRY(candidates_of(context->gemm->handle, plan, algorithms, &found));
+    PS_TRY(candidates_of(context->gemm, plan, algorithms, &found));
     PS_TRY(ps_cuda_check(cudaEventCreate(&begin), "event"));
     enum ps_status status = ps_cuda_check(cudaEventCreate(&end), "event");
     for (int i = 0; i < found && status == PS_OK; i++) {
@@ -580,13 +578,22 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
     if (ps_cuda_split_wanted(&p)) {
         struct ps_cuda_split split = {};
         split.workspace = workspace_of(context);
-        split.workspace_bytes = WORKSPACE_BYTES;
+        split.workspace_bytes = context->gemm->workspace_bytes;
         split.multiprocessors = context->multiprocessors;
         split.shared_bytes = context->gemm->shared_bytes;
         split.tensor_cores = k->precision == PS_TF32;
         split.stream = context->stream;
         return ps_cuda_split_product(&split, &p);
     }
+#ifdef PS_FUSED_ENCODER
+    const bool exact = k->precision == PS_FP32;
+    if (ps_cuda_rows_wanted(context, &p, exact)) {
+        return ps_cuda_rows_product(context, &p, exact);
+    }
+    if (ps_cuda_gradient_wanted(context, &p)) {
+        return ps_cuda_gradient_product(context, &p, exact, workspace_of(context), context->gemm->workspace_bytes);
+    }
+#endif
     if (ps_cuda_panel_wanted(&p)) {
         return ps_cuda_panel_product(context, &p);
     }
@@ -611,6 +618,7 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
 
 extern "C" enum ps_status ps_cuda_gemm_bias(const struct ps_kernels *k, const struct ps_gemm_bias *a)
 {
+    const struct ps_cuda_context *context = ps_cuda(k);
     const struct ps_tensor *c = &a->c, *addend = &a->addend;
     const struct ps_gemm plain = {a->c, a->a, a->b, 1, 0};
     struct ps_product p;
@@ -626,6 +634,11 @@ extern "C" enum ps_status ps_cuda_gemm_bias(const struct ps_kernels *k, const st
     p.bias = (char *)a->bias.data;
     p.addend = (char *)addend->data;
     p.beta = addend->data ? 1.0f : 0.0f;
+#ifdef PS_FUSED_ENCODER
+    if (ps_cuda_rows_wanted(context, &p, k->precision == PS_FP32)) {
+        return ps_cuda_rows_product(context, &p, k->precision == PS_FP32);
+    }
+#endif
     /* The library's bias is a number a row: c must be turned; and it says nothing of a bias that is not aligned. */
     if (ps_cuda_aligned(&a->bias) && c->size[0] != c->size[1] && lt_orient(&p, &key) == PS_OK && p.m == c->size[1]) {
         return lt_product_cut(k, &p, &key);
@@ -641,6 +654,25 @@ extern "C" enum ps_status ps_cuda_gemm_bias(const struct ps_kernels *k, const st
     PS_TRY(ps_cuda_binary(k, &first));
     const struct ps_binary rest = {*c, *c, *addend, PS_ADD};
     return addend->data ? ps_cuda_binary(k, &rest) : PS_OK;
+}
+
+extern "C" enum ps_status ps_cuda_gemm_gradient(const struct ps_kernels *k, const struct ps_gemm_gradient *a)
+{
+    const struct ps_gemm plain = {a->dw, ps_tensor_transpose(a->x, 0, 1), a->dy, 1, 1};
+    struct ps_product p;
+    PS_TRY(ps_cuda_product(&plain, &p));
+    PS_TRY(ps_cuda_expect("gemm_gradient", "db", &a->db, PS_F32, p.n));
+#ifdef PS_FUSED_ENCODER
+    const struct ps_cuda_context *context = ps_cuda(k);
+    if (ps_cuda_gradient_wanted(context, &p)) {
+        p.sums = (float *)a->db.data;
+        return ps_cuda_gradient_product(context, &p, k->precision == PS_FP32, workspace_of(context),
+                                        context->gemm->workspace_bytes);
+    }
+#endif
+    const struct ps_bias_grad bias = {.dbias = a->db, .masked = {}, .dy = a->dy, .dropout = {}};
+    PS_TRY(ps_cuda_bias_grad(k, &bias));
+    return ps_cuda_gemm(k, &plain);
 }
 
 /* ---- tables of algorithms ---- */

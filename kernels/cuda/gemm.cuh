@@ -1,5 +1,6 @@
-/* A product's sizes and strides, taken apart once for the four ways to compute it: cuBLASLt (gemm.cu), a long sum over few outputs
- * (split_gemm.cu), many small matrices (tiny_gemm.cu), a single small one of bf16 (panel_gemm.cu). */
+/* A product's sizes and strides, taken apart once for the five ways to compute it: cuBLASLt (gemm.cu), a long sum over few outputs
+ * (split_gemm.cu), many rows and sums over many rows on Hopper (wgmma_gemm.cu), many small matrices (tiny_gemm.cu), a single small
+ * one of bf16 (panel_gemm.cu). */
 #ifndef PS_KERNELS_CUDA_GEMM_CUH
 #define PS_KERNELS_CUDA_GEMM_CUH
 
@@ -11,6 +12,14 @@ struct ps_operand {
     int64_t row, column, batch[2];
 };
 
+static inline struct ps_operand ps_operand_transposed(struct ps_operand o)
+{
+    const int64_t row = o.row;
+    o.row = o.column;
+    o.column = row;
+    return o;
+}
+
 struct ps_product {
     enum ps_type type, c_type; /* of a and b; of c: the same, or float32 */
     int64_t m, n, k, batch[2]; /* two batch dimensions that lie evenly are already one: batch[0] is then 1 */
@@ -18,6 +27,8 @@ struct ps_product {
     float alpha, beta;
     /* Of gemm_bias, absent otherwise: a number a column, float32; what takes the place of c beside beta, of c's strides. */
     char *bias, *addend;
+    /* Of gemm_gradient: += the sums of b's columns, float32. */
+    float *sums;
 };
 
 /* Checks ranks, types and sizes (all at least 1). PS_UNSUPPORTED with the sizes in the message. */
@@ -38,6 +49,23 @@ struct ps_cuda_split {
 enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const struct ps_product *product);
 /* Whether ps_cuda_gemm takes it, from the shape and layout alone. */
 int ps_cuda_split_wanted(const struct ps_product *product);
+
+/* c = alpha the sum of slabs' partial tiles [tiles, tile_m, tile_n] + beta c. Where the product has sums, n_sums of them follow a
+ * slab's tiles, padded to ps_cuda_split_sums. split_gemm.cu */
+static inline int ps_cuda_split_sums(const float *sums, int64_t n_sums)
+{
+    return sums ? (int)(n_sums + 31) / 32 * 32 : 0;
+}
+enum ps_status ps_cuda_split_sum(cudaStream_t stream, const struct ps_product *product, const float *partial, int slabs, int tile_m,
+                                 int tile_n, int64_t n_sums);
+
+/* wgmma_gemm.cu: float32 on sm_90. exact: as good as float32's own products, else operands rounded to tf32. The second pair splits
+ * the summed dimension; workspace holds the partial sums. */
+int ps_cuda_rows_wanted(const struct ps_cuda_context *context, const struct ps_product *product, bool exact);
+enum ps_status ps_cuda_rows_product(const struct ps_cuda_context *context, const struct ps_product *product, bool exact);
+int ps_cuda_gradient_wanted(const struct ps_cuda_context *context, const struct ps_product *product);
+enum ps_status ps_cuda_gradient_product(const struct ps_cuda_context *context, const struct ps_product *product, bool exact,
+                                        void *workspace, size_t workspace_bytes);
 
 /* panel_gemm.cu: what ps_cuda_panel_wanted takes, from the shape and layout alone. */
 int ps_cuda_panel_wanted(const struct ps_product *product);

@@ -211,12 +211,12 @@ static __device__ __forceinline__ void sum_groups(float *out, float (&v)[ITEMS *
     __syncthreads();
 }
 
-/* partials [gridDim.x, 2 d]: a block's dgamma, then its dbeta. dx may be dy. */
+/* partials [gridDim.x, 2 d]: a block's dgamma, then its dbeta. dx may be dy or addend, which may be NULL. */
 template <typename T, int LANES, int VEC, int ITEMS>
 static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
     layernorm_backward_rows(T *dx, float *__restrict__ partials, const T *dy, const T *__restrict__ x,
                             const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
-                            int64_t rows, int d)
+                            const T *addend, int64_t rows, int d)
 {
     ps_grid_begin();
     constexpr int width = ITEMS * VEC, groups = block / LANES;
@@ -268,10 +268,13 @@ static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
         for (int i = 0; i < ITEMS; i++) {
             const int column = (i * LANES + lane) * VEC;
             if (live && column < d) {
-                float out[VEC];
+                float out[VEC] = {};
+                if (addend) {
+                    ps_load<VEC>(out, addend + row * d + column);
+                }
 #pragma unroll
                 for (int j = 0; j < VEC; j++) {
-                    out[j] = rs * (up[i * VEC + j] - sum - xhat[i * VEC + j] * product);
+                    out[j] += rs * (up[i * VEC + j] - sum - xhat[i * VEC + j] * product);
                 }
                 ps_store<VEC>(dx + row * d + column, out);
             }
@@ -287,7 +290,7 @@ template <typename T>
 static __global__ void __launch_bounds__(block)
     layernorm_backward_long_rows(T *dx, float *__restrict__ partials, const T *dy, const T *__restrict__ x,
                                  const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
-                                 int64_t rows, int d)
+                                 const T *addend, int64_t rows, int d)
 {
     ps_grid_begin();
     __shared__ float shared[block / 32];
@@ -309,7 +312,8 @@ static __global__ void __launch_bounds__(block)
         product = ps_block_sum<block>(product, shared) / (float)d;
         for (int i = threadIdx.x; i < d; i += block) {
             const float xhat = (ps_float(x[row * d + i]) - mu) * rs;
-            ps_put(dx + row * d + i, rs * (ps_float(dy[row * d + i]) * gamma[i] - sum - xhat * product));
+            const float old = addend ? ps_float(addend[row * d + i]) : 0.0f;
+            ps_put(dx + row * d + i, old + rs * (ps_float(dy[row * d + i]) * gamma[i] - sum - xhat * product));
         }
     }
 }
@@ -323,7 +327,7 @@ static unsigned launch_backward(const struct ps_cuda_context *c, const struct ps
     blocks = blocks < most ? blocks : most;
     ps_cuda_launch(c, layernorm_backward_rows<T, LANES, VEC, ITEMS>, blocks, block, 0, (T *)a->dx.data, (float *)c->workspace,
                    (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data, (const float *)a->rstd.data,
-                   (const float *)a->gamma.data, rows, d);
+                   (const float *)a->gamma.data, (const T *)a->addend.data, rows, d);
     return blocks;
 }
 
@@ -340,11 +344,12 @@ template <typename T> static enum ps_status layernorm_backward(const struct ps_k
     PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
     PS_TRY(ps_cuda_expect(op, "dgamma", &a->dgamma, PS_F32, d));
     PS_TRY(ps_cuda_expect(op, "dbeta", &a->dbeta, PS_F32, d));
+    PS_TRY(a->addend.data ? ps_cuda_expect(op, "addend", &a->addend, ps_type_of<T>, rows * d) : PS_OK);
     if (rows == 0) {
         return PS_OK;
     }
     const bool vector = d % ps_vector<T> == 0 && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->dx) && ps_cuda_aligned(&a->dy) &&
-                        ps_cuda_aligned(&a->gamma);
+                        ps_cuda_aligned(&a->gamma) && ps_cuda_aligned(&a->addend);
     const int n = (int)d;
     PS_TRY(ps_cuda_workspace(c, op, (size_t)c->multiprocessors * (d <= 1024 ? 4 : 1) * 2 * (size_t)d * sizeof(float)));
     unsigned blocks;
@@ -352,7 +357,7 @@ template <typename T> static enum ps_status layernorm_backward(const struct ps_k
         blocks = rows < c->multiprocessors ? (unsigned)rows : (unsigned)c->multiprocessors;
         ps_cuda_launch(c, layernorm_backward_long_rows<T>, blocks, block, 0, (T *)a->dx.data, (float *)c->workspace,
                        (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data, (const float *)a->rstd.data,
-                       (const float *)a->gamma.data, rows, n);
+                       (const float *)a->gamma.data, (const T *)a->addend.data, rows, n);
     } else if (!vector) {
         if (d <= 32) {
             blocks = launch_backward<T, 8, 1, 4>(c, a, rows, n);

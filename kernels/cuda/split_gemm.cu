@@ -224,6 +224,8 @@ struct sums {
     int64_t row, column; /* strides of c */
     int slabs, tiles, tiles_n, tile_m, tile_n, m, n;
     float alpha, beta;
+    float *sums; /* of columns, behind the tiles of a slab */
+    int n_sums, padded;
 };
 
 /* A block adds 32 elements: thread (slab lane y, float4 x) takes slabs y, y + 32, ..; then the lanes are added pairwise. */
@@ -231,7 +233,7 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ st
 {
     __shared__ float4 lanes[32][8];
     int lane = (int)threadIdx.x / 8, part = (int)threadIdx.x % 8;
-    int tile_size = x.tile_m * x.tile_n, slab_size = x.tiles * tile_size / 4, at = (int)blockIdx.x * 8 + part;
+    int tile_size = x.tile_m * x.tile_n, slab_size = (x.tiles * tile_size + x.padded) / 4, at = (int)blockIdx.x * 8 + part;
     float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 4
     for (int slab = lane; slab < x.slabs; slab += 32) {
@@ -253,7 +255,16 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ st
             lanes[lane][part] = sum;
         }
     }
-    if (lane == 0) {
+    if (lane == 0 && at * 4 >= x.tiles * tile_size) {
+        const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+            const int column = at * 4 - x.tiles * tile_size + q;
+            if (column < x.n_sums) {
+                x.sums[column] += values[q];
+            }
+        }
+    } else if (lane == 0) {
         int tile = at * 4 / tile_size, in_tile = at * 4 % tile_size;
         int i = tile / x.tiles_n * x.tile_m + in_tile / x.tile_n, j = tile % x.tiles_n * x.tile_n + in_tile % x.tile_n;
         const float values[4] = {sum.x, sum.y, sum.z, sum.w};
@@ -265,6 +276,35 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ st
             }
         }
     }
+}
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+enum ps_status ps_cuda_split_sum(cudaStream_t stream, const struct ps_product *p, const float *partial, int slabs, int tile_m,
+                                 int tile_n, int64_t n_sums)
+{
+    struct sums x = {};
+    x.partial = (const float4 *)partial;
+    x.c = (float *)p->c.data;
+    x.row = p->c.row;
+    x.column = p->c.column;
+    x.slabs = slabs;
+    x.tiles_n = (int)ceil_div(p->n, tile_n);
+    x.tiles = (int)ceil_div(p->m, tile_m) * x.tiles_n;
+    x.tile_m = tile_m;
+    x.tile_n = tile_n;
+    x.m = (int)p->m;
+    x.n = (int)p->n;
+    x.alpha = p->alpha;
+    x.beta = p->beta;
+    x.sums = p->sums;
+    x.n_sums = (int)n_sums;
+    x.padded = ps_cuda_split_sums(p->sums, n_sums);
+    sum_kernel<<<(unsigned)((x.tiles * tile_m * tile_n + x.padded) / 32), THREADS, 0, stream>>>(x);
+    PS_CUDA_LAUNCHED("split gemm sum");
 }
 
 /* ---- the choice, by counting ---- */
@@ -302,19 +342,6 @@ static double estimate(const struct candidate *c, const struct ps_product *p, in
     return (memory > arithmetic ? memory : arithmetic) + 8.0 * (double)slabs * outputs / 4e12;
 }
 
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-static struct ps_operand transposed(struct ps_operand o)
-{
-    int64_t row = o.row;
-    o.row = o.column;
-    o.column = row;
-    return o;
-}
-
 static int rows_aligned(const struct ps_operand *o, int64_t ld)
 {
     return (uintptr_t)o->data % 16 == 0 && ld % 4 == 0 && ld > 0 && ld < 1 << 24;
@@ -341,9 +368,9 @@ enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const st
     if (p.m > p.n) { /* tiles are wider than high */
         p.m = product->n;
         p.n = product->m;
-        p.a = transposed(product->b);
-        p.b = transposed(product->a);
-        p.c = transposed(product->c);
+        p.a = ps_operand_transposed(product->b);
+        p.b = ps_operand_transposed(product->a);
+        p.c = ps_operand_transposed(product->c);
     }
     const struct candidate *best = NULL;
     int64_t best_slabs = 0;
@@ -393,20 +420,5 @@ enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const st
     best->kernel<<<dim3((unsigned)tiles, (unsigned)slabs), THREADS, (size_t)best->shared_bytes, split->stream>>>(x);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "split gemm"));
 
-    struct sums y = {};
-    y.partial = (const float4 *)split->workspace;
-    y.c = (float *)p.c.data;
-    y.row = p.c.row;
-    y.column = p.c.column;
-    y.slabs = slabs;
-    y.tiles = tiles;
-    y.tiles_n = x.tiles_n;
-    y.tile_m = best->tile_m;
-    y.tile_n = best->tile_n;
-    y.m = x.m;
-    y.n = x.n;
-    y.alpha = p.alpha;
-    y.beta = p.beta;
-    sum_kernel<<<(unsigned)(tiles * best->tile_m * best->tile_n / 32), THREADS, 0, split->stream>>>(y);
-    PS_CUDA_LAUNCHED("split gemm sum");
+    return ps_cuda_split_sum(split->stream, &p, x.partial, slabs, best->tile_m, best->tile_n, 0);
 }

@@ -182,6 +182,7 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     k->advance = ps_cuda_advance;
     if (precision != PS_PRECISION_BF16) { /* there the library takes rounded biases only */
         k->gemm_bias = ps_cuda_gemm_bias;
+        k->gemm_gradient = ps_cuda_gemm_gradient;
     }
     k->attention = ps_cuda_attention;
     k->attention_backward = ps_cuda_attention_backward;
