@@ -1,7 +1,7 @@
-/* Attention without its N x N scores in memory: softmax(scale q k') v by tiles of 64 queries and 64 keys, with the softmax's
- * maximum and sum carried along (Milakov and Gimelshein 2018; Dao et al. 2022). Forward keeps the logarithm of each row's sum;
- * backward computes the scores again from it, once for dq, by tiles of queries, and once for dk and dv, by tiles of keys, so that
- * no sum is shared between blocks and every one has a fixed order.
+/* Attention without its N x N scores in memory (but attention_small.cu's shapes): softmax(scale q k') v by tiles of 64 queries and
+ * 64 keys, with the softmax's maximum and sum carried along (Milakov and Gimelshein 2018; Dao et al. 2022). Forward keeps the
+ * logarithm of each row's sum; backward computes the scores again from it, once for dq, by tiles of queries, and once for dk and
+ * dv, by tiles of keys, so that no sum is shared between blocks and every one has a fixed order.
  *
  * A warp owns 16 rows of a tile: products are mma.sync (bf16; tf32, operands rounded to nearest) or FFMA (fp32), operands in shared
  * memory, results in registers; a matrix of scores becomes an operand through the warp's own lines of shared memory. On tensor
@@ -9,31 +9,17 @@
  *
  * Bytes, forward: 4 S h N e elements and S h N sums, q once, k and v once a tile of queries (from L2 but for the first); backward
  * 9 S h N e. FLOPs: 4 S h N^2 e forward, 14 S h N^2 e backward. The scores would be 2 S h N^2 elements forward, 6 backward. */
+#include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/warp_mma.cuh"
 
 #define TILE 64 /* queries, keys */
 #define WARPS 4
 #define THREADS (WARPS * 32)
-#define LOG2_E 1.4426950408889634f
 #define PATCHES_LIMIT 1024
 #define HEAD_LIMIT 64
 
 enum arithmetic { FFMA, TF32, BF16 };
-
-/* A tensor [S, h, N, e], its last stride 1. */
-struct view {
-    char *data;
-    int64_t sequence, head, row; /* strides */
-};
-
-struct attention {
-    struct view mixed, q, k, v, dq, dk, dv, d_mixed;
-    float *logsum, *delta; /* [S, h, N]; of backward: sum over e of d_mixed mixed */
-    int heads, patches, e, tiles;
-    float scale;
-    bool wide; /* every row begins at a multiple of 16 bytes and is as long */
-};
 
 /* Elements from row to row of a tile in shared memory: rows that a fragment reads at once lie in different banks. */
 template <int ET> static constexpr int tile_ld = 8 * ET + (ET > 1 ? 8 : 0);
@@ -41,14 +27,15 @@ static constexpr int score_ld = TILE + 8;
 template <int ET> static constexpr int tile_elements = TILE *tile_ld<ET>;
 static constexpr int score_elements = WARPS * 16 * score_ld;
 
-template <typename T> __device__ static __forceinline__ T *rows_of(const struct view &v, int sequence, int head)
+template <typename T> __device__ static __forceinline__ T *rows_of(const struct ps_attention_view &v, int sequence, int head)
 {
     return (T *)v.data + sequence * v.sequence + head * v.head;
 }
 
 /* 64 rows from row0 on to shared memory; beyond N and e zeros. */
 template <typename T, int ET>
-__device__ static __forceinline__ void load_tile(T *to, const T *from, int64_t stride, int row0, const struct attention &x)
+__device__ static __forceinline__ void load_tile(T *to, const T *from, int64_t stride, int row0,
+                                                 const struct ps_attention_launch &x)
 {
     constexpr int V = ps_vector<T>, LD = tile_ld<ET>;
     if (x.wide) {
@@ -228,7 +215,7 @@ __device__ static __forceinline__ void put_scores(T *to, const float (&sum)[TILE
 /* 16 rows from row0 on, times a factor for each of the lane's two, to global memory. */
 template <enum arithmetic ARITHMETIC, int ET, typename T>
 __device__ static __forceinline__ void put_rows(T *to, int64_t stride, const float (&sum)[ET][4], int row0, float upper,
-                                                float lower, const struct attention &x)
+                                                float lower, const struct ps_attention_launch &x)
 {
     const int g = (int)threadIdx.x % 32 / 4;
 #pragma unroll
@@ -244,7 +231,7 @@ __device__ static __forceinline__ void put_rows(T *to, int64_t stride, const flo
 struct place {
     int sequence, head, row0;
     int64_t sums; /* of the matrix in logsum and delta */
-    __device__ place(const struct attention &x)
+    __device__ place(const struct ps_attention_launch &x)
     {
         const int matrix = (int)blockIdx.x / x.tiles;
         row0 = ((int)blockIdx.x - matrix * x.tiles) * TILE;
@@ -255,7 +242,7 @@ struct place {
 };
 
 template <typename T, enum arithmetic ARITHMETIC, int ET>
-__global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constant__ struct attention x)
+__global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     extern __shared__ float4 shared_memory[];
     constexpr int LD = tile_ld<ET>;
@@ -265,7 +252,7 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constan
     const struct place p(x);
     const T *from_k = rows_of<T>(x.k, p.sequence, p.head), *from_v = rows_of<T>(x.v, p.sequence, p.head);
     load_tile<T, ET>(q, rows_of<T>(x.q, p.sequence, p.head), x.q.row, p.row0, x);
-    const float factor = x.scale * LOG2_E;
+    const float factor = x.scale * PS_LOG2_E;
     float out[ET][4], max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
     clear(out);
     for (int key0 = 0; key0 < x.patches; key0 += TILE) {
@@ -310,7 +297,7 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constan
         sum[r] = ps_group_sum<4>(sum[r]);
         const int row = p.row0 + warp * 16 + g + r * 8;
         if (threadIdx.x % 4 == 0 && row < x.patches) {
-            x.logsum[p.sums + row] = (max[r] + log2f(sum[r])) / LOG2_E;
+            x.logsum[p.sums + row] = (max[r] + log2f(sum[r])) / PS_LOG2_E;
         }
     }
     put_rows<ARITHMETIC, ET>(rows_of<T>(x.mixed, p.sequence, p.head), x.mixed.row, out, p.row0 + warp * 16, 1.0f / sum[0],
@@ -319,7 +306,7 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constan
 
 /* dq, and delta on the way. */
 template <typename T, enum arithmetic ARITHMETIC, int ET>
-__global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_constant__ struct attention x)
+__global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     extern __shared__ float4 shared_memory[];
     constexpr int LD = tile_ld<ET>;
@@ -344,13 +331,13 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
     if (own < x.patches && lane % 2 == 0) {
         x.delta[p.sums + own] = sum;
     }
-    const float factor = x.scale * LOG2_E;
+    const float factor = x.scale * PS_LOG2_E;
     float delta[2], logsum[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int row = p.row0 + warp * 16 + g + r * 8;
         delta[r] = __shfl_sync(0xffffffffu, sum, (g + r * 8) * 2);
-        logsum[r] = row < x.patches ? x.logsum[p.sums + row] * LOG2_E : INFINITY;
+        logsum[r] = row < x.patches ? x.logsum[p.sums + row] * PS_LOG2_E : INFINITY;
     }
     float out[ET][4];
     clear(out);
@@ -383,7 +370,7 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
 
 /* dk and dv: rows of a tile of scores are keys, its columns queries. */
 template <typename T, enum arithmetic ARITHMETIC, int ET>
-__global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_constant__ struct attention x)
+__global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     extern __shared__ float4 shared_memory[];
     __shared__ float logsum[TILE], delta[TILE];
@@ -395,7 +382,7 @@ __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_cons
     const T *from_q = rows_of<T>(x.q, p.sequence, p.head), *from_up = rows_of<T>(x.d_mixed, p.sequence, p.head);
     load_tile<T, ET>(k, rows_of<T>(x.k, p.sequence, p.head), x.k.row, p.row0, x);
     load_tile<T, ET>(v, rows_of<T>(x.v, p.sequence, p.head), x.v.row, p.row0, x);
-    const float factor = x.scale * LOG2_E;
+    const float factor = x.scale * PS_LOG2_E;
     float dk[ET][4], dv[ET][4];
     clear(dk);
     clear(dv);
@@ -404,7 +391,7 @@ __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_cons
         load_tile<T, ET>(up, from_up, x.d_mixed.row, query0, x);
         if ((int)threadIdx.x < TILE) {
             const int row = query0 + (int)threadIdx.x;
-            logsum[threadIdx.x] = row < x.patches ? x.logsum[p.sums + row] * LOG2_E : INFINITY; /* a score of 0 */
+            logsum[threadIdx.x] = row < x.patches ? x.logsum[p.sums + row] * PS_LOG2_E : INFINITY; /* a score of 0 */
             delta[threadIdx.x] = row < x.patches ? x.delta[p.sums + row] : 0.0f;
         }
         ps_copy_wait();
@@ -438,7 +425,7 @@ struct shape {
 
 /* A tensor [S, h, N, e] of this shape, any strides but the last, which is 1. */
 static enum ps_status view_of(const char *op, const char *name, const struct ps_tensor *t, enum ps_type type, const struct shape *s,
-                              struct view *v, bool *wide)
+                              struct ps_attention_launch *x, struct ps_attention_view *v)
 {
     const int64_t size[4] = {s->sequences, s->heads, s->patches, s->e}, vector = 16 / (int64_t)ps_type_bytes(type);
     bool fits = t->rank == 4 && t->type == type && t->data;
@@ -453,12 +440,13 @@ static enum ps_status view_of(const char *op, const char *name, const struct ps_
             (int)type);
     }
     *v = {(char *)t->data, t->stride[0], t->stride[1], t->stride[2]};
-    *wide = *wide && ps_cuda_aligned(t) && t->stride[0] % vector == 0 && t->stride[1] % vector == 0 && t->stride[2] % vector == 0 &&
-            s->e % vector == 0;
+    x->pairs = x->pairs && (uintptr_t)t->data % 8 == 0 && t->stride[0] % 2 == 0 && t->stride[1] % 2 == 0 && t->stride[2] % 2 == 0;
+    x->wide = x->wide && ps_cuda_aligned(t) && t->stride[0] % vector == 0 && t->stride[1] % vector == 0 &&
+              t->stride[2] % vector == 0 && s->e % vector == 0;
     return PS_OK;
 }
 
-static enum ps_status shape_of(const char *op, const struct ps_tensor *q, struct shape *s, struct attention *x)
+static enum ps_status shape_of(const char *op, const struct ps_tensor *q, struct shape *s, struct ps_attention_launch *x)
 {
     if (q->rank != 4) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): q has rank %d, 4 is needed", op, q->rank);
@@ -475,15 +463,17 @@ static enum ps_status shape_of(const char *op, const struct ps_tensor *q, struct
     x->patches = (int)s->patches;
     x->e = (int)s->e;
     x->tiles = (int)tiles;
+    x->matrices = s->sequences * s->heads;
     x->wide = true;
+    x->pairs = s->e % 2 == 0;
     return PS_OK;
 }
 
-typedef void attention_kernel_type(struct attention);
+typedef void attention_kernel_type(struct ps_attention_launch);
 
 template <typename T, enum arithmetic ARITHMETIC, int ET>
-static enum ps_status launch_width(const struct ps_cuda_context *c, const char *op, const struct attention &x, unsigned blocks,
-                                   bool backward)
+static enum ps_status launch_width(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
+                                   unsigned blocks, bool backward)
 {
     const int forward_bytes = (3 * tile_elements<ET> + score_elements) * (int)sizeof(T);
     const int backward_bytes = (4 * tile_elements<ET> + score_elements) * (int)sizeof(T);
@@ -500,8 +490,8 @@ static enum ps_status launch_width(const struct ps_cuda_context *c, const char *
 }
 
 template <typename T, enum arithmetic ARITHMETIC>
-static enum ps_status launch_arithmetic(const struct ps_cuda_context *c, const char *op, const struct attention &x, unsigned blocks,
-                                        bool backward)
+static enum ps_status launch_arithmetic(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
+                                        unsigned blocks, bool backward)
 {
     return x.e <= 8    ? launch_width<T, ARITHMETIC, 1>(c, op, x, blocks, backward)
            : x.e <= 16 ? launch_width<T, ARITHMETIC, 2>(c, op, x, blocks, backward)
@@ -509,12 +499,15 @@ static enum ps_status launch_arithmetic(const struct ps_cuda_context *c, const c
                        : launch_width<T, ARITHMETIC, 8>(c, op, x, blocks, backward);
 }
 
-static enum ps_status launch(const struct ps_kernels *k, const char *op, const struct attention &x, const struct shape &s,
+static enum ps_status launch(const struct ps_kernels *k, const char *op, const struct ps_attention_launch &x, const struct shape &s,
                              bool backward)
 {
     const unsigned blocks = (unsigned)(s.sequences * s.heads * x.tiles);
     if (blocks == 0 || s.e == 0) {
         return PS_OK;
+    }
+    if (k->real == PS_F32 && ps_cuda_attention_small_wanted(&x)) {
+        return ps_cuda_attention_small(ps_cuda(k), op, &x, backward, k->precision == PS_FP32);
     }
     return k->real == PS_BF16        ? launch_arithmetic<ps_bf16, BF16>(ps_cuda(k), op, x, blocks, backward)
            : k->precision == PS_TF32 ? launch_arithmetic<float, TF32>(ps_cuda(k), op, x, blocks, backward)
@@ -525,12 +518,12 @@ extern "C" enum ps_status ps_cuda_attention(const struct ps_kernels *k, const st
 {
     const char *op = "attention";
     struct shape s;
-    struct attention x = {};
+    struct ps_attention_launch x = {};
     PS_TRY(shape_of(op, &a->q, &s, &x));
-    PS_TRY(view_of(op, "q", &a->q, k->real, &s, &x.q, &x.wide));
-    PS_TRY(view_of(op, "k", &a->k, k->real, &s, &x.k, &x.wide));
-    PS_TRY(view_of(op, "v", &a->v, k->real, &s, &x.v, &x.wide));
-    PS_TRY(view_of(op, "mixed", &a->mixed, k->real, &s, &x.mixed, &x.wide));
+    PS_TRY(view_of(op, "q", &a->q, k->real, &s, &x, &x.q));
+    PS_TRY(view_of(op, "k", &a->k, k->real, &s, &x, &x.k));
+    PS_TRY(view_of(op, "v", &a->v, k->real, &s, &x, &x.v));
+    PS_TRY(view_of(op, "mixed", &a->mixed, k->real, &s, &x, &x.mixed));
     PS_TRY(ps_cuda_expect(op, "logsum", &a->logsum, PS_F32, s.sequences * s.heads * s.patches));
     x.logsum = (float *)a->logsum.data;
     x.scale = (float)a->scale;
@@ -541,16 +534,16 @@ extern "C" enum ps_status ps_cuda_attention_backward(const struct ps_kernels *k,
 {
     const char *op = "attention_backward";
     struct shape s;
-    struct attention x = {};
+    struct ps_attention_launch x = {};
     PS_TRY(shape_of(op, &a->q, &s, &x));
-    PS_TRY(view_of(op, "q", &a->q, k->real, &s, &x.q, &x.wide));
-    PS_TRY(view_of(op, "k", &a->k, k->real, &s, &x.k, &x.wide));
-    PS_TRY(view_of(op, "v", &a->v, k->real, &s, &x.v, &x.wide));
-    PS_TRY(view_of(op, "mixed", &a->mixed, k->real, &s, &x.mixed, &x.wide));
-    PS_TRY(view_of(op, "d_mixed", &a->d_mixed, k->real, &s, &x.d_mixed, &x.wide));
-    PS_TRY(view_of(op, "dq", &a->dq, k->real, &s, &x.dq, &x.wide));
-    PS_TRY(view_of(op, "dk", &a->dk, k->real, &s, &x.dk, &x.wide));
-    PS_TRY(view_of(op, "dv", &a->dv, k->real, &s, &x.dv, &x.wide));
+    PS_TRY(view_of(op, "q", &a->q, k->real, &s, &x, &x.q));
+    PS_TRY(view_of(op, "k", &a->k, k->real, &s, &x, &x.k));
+    PS_TRY(view_of(op, "v", &a->v, k->real, &s, &x, &x.v));
+    PS_TRY(view_of(op, "mixed", &a->mixed, k->real, &s, &x, &x.mixed));
+    PS_TRY(view_of(op, "d_mixed", &a->d_mixed, k->real, &s, &x, &x.d_mixed));
+    PS_TRY(view_of(op, "dq", &a->dq, k->real, &s, &x, &x.dq));
+    PS_TRY(view_of(op, "dk", &a->dk, k->real, &s, &x, &x.dk));
+    PS_TRY(view_of(op, "dv", &a->dv, k->real, &s, &x, &x.dv));
     PS_TRY(ps_cuda_expect(op, "logsum", &a->logsum, PS_F32, s.sequences * s.heads * s.patches));
     PS_TRY(ps_cuda_expect(op, "delta", &a->delta, PS_F32, s.sequences * s.heads * s.patches));
     x.logsum = (float *)a->logsum.data;

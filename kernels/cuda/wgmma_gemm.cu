@@ -5,14 +5,16 @@
  * FADD. The errors against a double product are no larger than those of a chain of FFMA (tests/test_kernels.c).
  *
  * Rows: c [m, n] = alpha a b + bias + beta addend with a [m, k] row by row, k <= 384. A block keeps the hi and lo of its columns of
- * b in shared memory (8 k N bytes), k permuted so that a lane's fragments of a are 16 consecutive bytes: a goes from global memory
- * to registers and no further, prefetched a ring ahead, and is split there. Warpgroups take 64 rows each, on their own; while one
- * splits and adds, another multiplies. Bytes: 4 m (k + n), a again from L2 for every other tile of columns; 6 m n k FLOPs of tf32.
- * weather's q, k, v (112,896 x 384 x 128): 231 MB, 55 us at 4.2 TB/s; 33 GFLOP, 67 us at wgmma's 495 TFLOP/s.
+ * b in shared memory (8 k N bytes), k permuted so that a lane's fragments of a are 16 consecutive bytes: a passes through stages of
+ * shared memory that a warp has to itself, and is split in registers. Warpgroups take 64 rows each, on their own; while one splits
+ * and adds, another multiplies. Bytes: 4 m (k + n), a again from L2 for every other tile of columns; 6 m n k FLOPs of tf32.
+ * weather's q, k, v (112,896 x 384 x 128): 231 MB, 55 us at 4.2 TB/s; 33 GFLOP, 67 us at wgmma's 495 TFLOP/s. Measured 129 us in
+ * fp32 (FFMA 310), 84 in tf32.
  *
  * Gradients: c [m, n] = alpha a' b + beta c with a [k, m], b [k, n] row by row, k long. A block takes 128 x N of c and a slab of
  * rows, 32 at a time: a passes through shared memory to registers, b is split and turned on its way to shared memory, since wgmma
- * reads tf32 with the summed dimension contiguous only. Slabs' sums are added in a fixed order (split_gemm.cu).
+ * reads tf32 with the summed dimension contiguous only. The sums of a's or b's columns come on the way. Slabs' sums are added in a
+ * fixed order (split_gemm.cu).
  *
  * Why not cuBLASLt: its fp32 is FFMA's, 51 TFLOP/s at best; its first heuristic for tf32 moves 0.5 to 0.77 of the bytes a second
  * that a copy does, and for gradients depends on the workspace: with 16 MiB it does not split the sum, 17 ms instead of 0.1. */

@@ -1,0 +1,30 @@
+/* What attention.cu and attention_small.cu share. */
+#ifndef PS_KERNELS_CUDA_ATTENTION_CUH
+#define PS_KERNELS_CUDA_ATTENTION_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+#define PS_LOG2_E 1.4426950408889634f
+
+/* A tensor [S, h, N, e], its last stride 1. */
+struct ps_attention_view {
+    char *data;
+    int64_t sequence, head, row; /* strides */
+};
+
+struct ps_attention_launch {
+    struct ps_attention_view mixed, q, k, v, dq, dk, dv, d_mixed;
+    float *logsum, *delta; /* [S, h, N]; of backward: sum over e of d_mixed mixed */
+    int64_t matrices;      /* S h, at most 2^31 */
+    int heads, patches, e, tiles;
+    float scale;
+    bool wide;  /* every row begins at a multiple of 16 bytes and is as long */
+    bool pairs; /* every row begins at a multiple of two elements, and e is even */
+};
+
+/* attention_small.cu: float32, short sequences of narrow heads. exact: as good as float32's own products, else tf32. */
+int ps_cuda_attention_small_wanted(const struct ps_attention_launch *x);
+enum ps_status ps_cuda_attention_small(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch *x,
+                                       bool backward, bool exact);
+
+#endif

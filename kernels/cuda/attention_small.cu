@@ -1,0 +1,400 @@
+/* Attention of short sequences and narrow heads in float32: a warp has a matrix to itself, and its scores never leave the
+ * registers. Tiles of 64 by 64 (attention.cu) are half empty at 42 patches, and at heads of 8 their time goes into shared memory.
+ *
+ * All products are mma.m16n8k8 of tf32. A tile of scores as it comes out, 16 rows by 8 columns, two neighbouring columns a lane, is
+ * the left operand of the next product as it stands when that sums its rows in the order 0, 2, 4, 6, 1, 3, 5, 7; so rows of q, k, v
+ * are read as 8 bytes a lane, or by two lanes of neighbouring rows, both whole sectors of global memory. Backward computes the
+ * scores twice, by rows of queries for dq and by rows of keys for dk and dv, since a transpose would cost as much.
+ *
+ * exact (fp32): three products of operands split into hi, the nearest tf32, and lo, the rest (2^-23 of x stay out); the tensor
+ * cores' sums, which are cut off and not rounded, run over one step of 8, and FADD adds the steps. Else (tf32) operands are
+ * rounded to nearest.
+ *
+ * Bytes: 4 S h N e elements and S h N sums forward, 8 S h N e and 3 S h N backward. Tensor FLOPs, padded to 16 and 8: 4 and 14
+ * S h N^2 e, three times that where exact. 42 patches, heads of 8, 43,008 matrices: 231 and 462 MB, 55 and 110 us at 4.2 TB/s;
+ * about 1,600 and 4,500 instructions a matrix where exact, 72 and 204 us at one a clock of each scheduler. Measured 129 and 368 us,
+ * in tf32 111 and 296: what is short is warps to hide the waits, for the operands of a matrix take 120 to 170 registers a lane. */
+#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/warp_mma.cuh"
+
+enum { WARPS = 4, THREADS = WARPS * 32 };
+
+/* A value as the tensor cores take it; a NaN stays one. */
+template <bool EXACT> static __device__ __forceinline__ void split(uint32_t &hi, uint32_t &lo, float x)
+{
+    if constexpr (EXACT) {
+        hi = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+        lo = __float_as_uint(x - __uint_as_float(hi));
+    } else {
+        hi = ps_tf32(x);
+        lo = 0;
+    }
+}
+
+/* The left operand, 16 rows by 8 ET elements, and the right one, 8 by 8 ET: by element of the sum, or by column. */
+template <int ET> struct left {
+    uint32_t hi[ET][4], lo[ET][4];
+};
+
+template <int ET> struct right {
+    uint32_t hi[ET][2], lo[ET][2];
+};
+
+/* d = a b, or d += a b. */
+template <bool EXACT, bool ADD>
+static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a_hi)[4], const uint32_t (&a_lo)[4],
+                                                const uint32_t (&b_hi)[2], const uint32_t (&b_lo)[2])
+{
+    const float zero[4] = {0, 0, 0, 0};
+    if constexpr (EXACT) {
+        float part[4];
+        ps_mma_tf32(part, a_lo, b_hi[0], b_hi[1], zero);
+        ps_mma_tf32(part, a_hi, b_lo[0], b_lo[1], part);
+        ps_mma_tf32(part, a_hi, b_hi[0], b_hi[1], part);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            d[i] = ADD ? d[i] + part[i] : part[i];
+        }
+    } else if constexpr (ADD) {
+        ps_mma_tf32(d, a_hi, b_hi[0], b_hi[1], d);
+    } else {
+        ps_mma_tf32(d, a_hi, b_hi[0], b_hi[1], zero);
+    }
+}
+
+/* One matrix of a tensor: rows of e elements, e even. Offsets within it fit 32 bits. */
+struct rows {
+    const float *data;
+    int stride, count, e;
+
+    __device__ rows(const struct ps_attention_view &v, int sequence, int head, const struct ps_attention_launch &x)
+        : data((const float *)v.data + sequence * v.sequence + head * v.head), stride((int)v.row), count(x.patches), e(x.e)
+    {
+    }
+    /* Of row + g: columns 2q and 2q + 1 of 8. */
+    __device__ __forceinline__ float2 pair(int row, int column) const
+    {
+        const int g = (int)threadIdx.x % 32 / 4, q2 = (int)threadIdx.x % 4 * 2;
+        return g < count - row && q2 < e - column ? *(const float2 *)(data + ((g * stride + q2) + (row * stride + column)))
+                                                  : make_float2(0, 0);
+    }
+    /* Of rows row + 2q + i: column g of 8. */
+    __device__ __forceinline__ float one(int row, int i, int column) const
+    {
+        const int g = (int)threadIdx.x % 32 / 4, q2 = (int)threadIdx.x % 4 * 2;
+        return q2 < count - row - i && g < e - column ? data[(q2 * stride + g) + ((row + i) * stride + column)] : 0.0f;
+    }
+};
+
+/* Rows row0 + g and row0 + g + 8, two elements of every 8. */
+template <int ET> static __device__ __forceinline__ void read(float2 (&to)[ET][2], const struct rows &from, int row0)
+{
+#pragma unroll
+    for (int t = 0; t < ET; t++) {
+        to[t][0] = from.pair(row0, t * 8);
+        to[t][1] = from.pair(row0 + 8, t * 8);
+    }
+}
+
+template <bool EXACT, int ET> static __device__ __forceinline__ void split_left(struct left<ET> &to, const float2 (&from)[ET][2])
+{
+#pragma unroll
+    for (int t = 0; t < ET; t++) {
+        split<EXACT>(to.hi[t][0], to.lo[t][0], from[t][0].x);
+        split<EXACT>(to.hi[t][1], to.lo[t][1], from[t][1].x);
+        split<EXACT>(to.hi[t][2], to.lo[t][2], from[t][0].y);
+        split<EXACT>(to.hi[t][3], to.lo[t][3], from[t][1].y);
+    }
+}
+
+/* A tile that a product gave, as a left operand. */
+template <bool EXACT> static __device__ __forceinline__ void split_tile(struct left<1> &to, const float (&from)[4])
+{
+    split<EXACT>(to.hi[0][0], to.lo[0][0], from[0]);
+    split<EXACT>(to.hi[0][1], to.lo[0][1], from[2]);
+    split<EXACT>(to.hi[0][2], to.lo[0][2], from[1]);
+    split<EXACT>(to.hi[0][3], to.lo[0][3], from[3]);
+}
+
+/* All rows, turned: columns of the product are rows, its sum is over elements. */
+template <bool EXACT, int ET, int KT>
+static __device__ __forceinline__ void read_turned(struct right<ET> (&to)[KT], const struct rows &from)
+{
+#pragma unroll
+    for (int j = 0; j < KT; j++) {
+#pragma unroll
+        for (int t = 0; t < ET; t++) {
+            const float2 v = from.pair(j * 8, t * 8);
+            split<EXACT>(to[j].hi[t][0], to[j].lo[t][0], v.x);
+            split<EXACT>(to[j].hi[t][1], to[j].lo[t][1], v.y);
+        }
+    }
+}
+
+/* All rows as they are: the sum is over rows, 8 of them an entry. */
+template <bool EXACT, int ET, int KT>
+static __device__ __forceinline__ void read_summed(struct right<ET> (&to)[KT], const struct rows &from)
+{
+#pragma unroll
+    for (int j = 0; j < KT; j++) {
+#pragma unroll
+        for (int t = 0; t < ET; t++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                split<EXACT>(to[j].hi[t][i], to[j].lo[t][i], from.one(j * 8, i, t * 8));
+            }
+        }
+    }
+}
+
+/* A tile of scores: rows of a, 8 rows of b. */
+template <bool EXACT, int ET>
+static __device__ __forceinline__ void scores(float (&s)[4], const struct left<ET> &a, const struct right<ET> &b)
+{
+    multiply<EXACT, false>(s, a.hi[0], a.lo[0], b.hi[0], b.lo[0]);
+#pragma unroll
+    for (int t = 1; t < ET; t++) {
+        multiply<EXACT, true>(s, a.hi[t], a.lo[t], b.hi[t], b.lo[t]);
+    }
+}
+
+/* sum += a tile times 8 rows. */
+template <bool EXACT, int ET>
+static __device__ __forceinline__ void add(float (&sum)[ET][4], const float (&tile)[4], const struct right<ET> &b)
+{
+    struct left<1> a;
+    split_tile<EXACT>(a, tile);
+#pragma unroll
+    for (int t = 0; t < ET; t++) {
+        multiply<EXACT, true>(sum[t], a.hi[0], a.lo[0], b.hi[t], b.lo[t]);
+    }
+}
+
+template <int ET> static __device__ __forceinline__ void clear(float (&sum)[ET][4])
+{
+#pragma unroll
+    for (int i = 0; i < ET * 4; i++) {
+        sum[i / 4][i % 4] = 0.0f;
+    }
+}
+
+/* Rows row0 + g times the first factor, row0 + g + 8 times the second. */
+template <int ET>
+static __device__ __forceinline__ void put(const struct ps_attention_view &v, int sequence, int head, int row0,
+                                           const float (&sum)[ET][4], float upper, float lower, const struct ps_attention_launch &x)
+{
+    const int g = (int)threadIdx.x % 32 / 4, q = (int)threadIdx.x % 4;
+    const int stride = (int)v.row;
+    float *const to = (float *)v.data + sequence * v.sequence + head * v.head + row0 * stride + (g * stride + q * 2);
+#pragma unroll
+    for (int t = 0; t < ET; t++) {
+        const int column = t * 8 + q * 2;
+        if (column < x.e && row0 + g < x.patches) {
+            *(float2 *)(to + t * 8) = make_float2(sum[t][0] * upper, sum[t][1] * upper);
+        }
+        if (column < x.e && row0 + g + 8 < x.patches) {
+            *(float2 *)(to + 8 * stride + t * 8) = make_float2(sum[t][2] * lower, sum[t][3] * lower);
+        }
+    }
+}
+
+/* e <= 8 ET, N <= 8 KT. */
+template <int ET, int KT, bool EXACT>
+static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ struct ps_attention_launch x)
+{
+    ps_grid_begin();
+    const int g = (int)threadIdx.x % 32 / 4, q = (int)threadIdx.x % 4;
+    const int64_t matrix = (int64_t)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    if (matrix >= x.matrices) {
+        return;
+    }
+    const int sequence = (int)matrix / x.heads, head = (int)matrix - sequence * x.heads;
+    const struct rows q_rows(x.q, sequence, head, x), k_rows(x.k, sequence, head, x), v_rows(x.v, sequence, head, x);
+    struct right<ET> k[KT], v[KT];
+    read_turned<EXACT>(k, k_rows);
+    read_summed<EXACT>(v, v_rows);
+    const float factor = x.scale * PS_LOG2_E;
+    float2 next[ET][2];
+    read<ET>(next, q_rows, 0);
+    for (int row0 = 0; row0 < x.patches; row0 += 16) {
+        struct left<ET> a;
+        split_left<EXACT>(a, next);
+        read<ET>(next, q_rows, row0 + 16);
+        float s[KT][4], out[ET][4], most[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+#pragma unroll
+        for (int j = 0; j < KT; j++) {
+            scores<EXACT>(s[j], a, k[j]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                s[j][i] = j * 8 + i % 2 < x.patches - q * 2 ? s[j][i] * factor : -INFINITY;
+                most[i / 2] = fmaxf(most[i / 2], s[j][i]);
+            }
+        }
+        most[0] = ps_group_max<4>(most[0]); /* of a key at least: finite */
+        most[1] = ps_group_max<4>(most[1]);
+        clear(out);
+#pragma unroll
+        for (int j = 0; j < KT; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                s[j][i] = ps_exp2(s[j][i] - most[i / 2]);
+                sum[i / 2] += s[j][i];
+            }
+            add<EXACT>(out, s[j], v[j]);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            sum[r] = ps_group_sum<4>(sum[r]);
+            if (q == 0 && row0 + g + r * 8 < x.patches) {
+                x.logsum[matrix * x.patches + row0 + g + r * 8] = (most[r] + ps_log2(sum[r])) * (1 / PS_LOG2_E);
+            }
+        }
+        put<ET>(x.mixed, sequence, head, row0, out, __fdividef(1.0f, sum[0]), __fdividef(1.0f, sum[1]), x);
+    }
+}
+
+template <int ET, int KT, bool EXACT>
+static __global__ void __launch_bounds__(THREADS, ET *KT <= 6 ? 3 : 1)
+    backward_kernel(const __grid_constant__ struct ps_attention_launch x)
+{
+    ps_grid_begin();
+    __shared__ float sums[WARPS][2][KT * 8]; /* logsum, in powers of 2, and delta of all queries */
+    const int g = (int)threadIdx.x % 32 / 4, q = (int)threadIdx.x % 4;
+    const int64_t matrix = (int64_t)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    if (matrix >= x.matrices) {
+        return;
+    }
+    const int sequence = (int)matrix / x.heads, head = (int)matrix - sequence * x.heads;
+    const struct rows q_rows(x.q, sequence, head, x), k_rows(x.k, sequence, head, x), v_rows(x.v, sequence, head, x);
+    const struct rows up_rows(x.d_mixed, sequence, head, x), mixed_rows(x.mixed, sequence, head, x);
+    float *const logsums = sums[threadIdx.x / 32][0], *const deltas = sums[threadIdx.x / 32][1];
+    const float factor = x.scale * PS_LOG2_E;
+    { /* by rows of queries: delta, dq */
+        struct right<ET> k[KT], v[KT], k_summed[KT];
+        read_turned<EXACT>(k, k_rows);
+        read_turned<EXACT>(v, v_rows);
+        read_summed<EXACT>(k_summed, k_rows);
+        float2 queries[ET][2], up[ET][2], mixed[ET][2];
+        read<ET>(queries, q_rows, 0);
+        read<ET>(up, up_rows, 0);
+        read<ET>(mixed, mixed_rows, 0);
+        for (int row0 = 0; row0 < x.patches; row0 += 16) {
+            float logsum[2], delta[2] = {0, 0}, dq[ET][4];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const int row = row0 + g + r * 8;
+                const bool inside = row < x.patches;
+                logsum[r] = inside ? x.logsum[matrix * x.patches + row] * PS_LOG2_E : INFINITY; /* a score of 0 */
+#pragma unroll
+                for (int t = 0; t < ET; t++) {
+                    delta[r] = fmaf(mixed[t][r].x, up[t][r].x, fmaf(mixed[t][r].y, up[t][r].y, delta[r]));
+                }
+                delta[r] = ps_group_sum<4>(delta[r]);
+                if (q == 0 && row < KT * 8) {
+                    logsums[row] = logsum[r];
+                    deltas[row] = delta[r];
+                }
+                if (q == 0 && inside) {
+                    x.delta[matrix * x.patches + row] = delta[r];
+                }
+            }
+            struct left<ET> a, b;
+            split_left<EXACT>(a, queries);
+            split_left<EXACT>(b, up);
+            read<ET>(queries, q_rows, row0 + 16);
+            read<ET>(up, up_rows, row0 + 16);
+            read<ET>(mixed, mixed_rows, row0 + 16);
+            clear(dq);
+#pragma unroll
+            for (int j = 0; j < KT; j++) {
+                float s[4], d[4];
+                scores<EXACT>(s, a, k[j]);
+                scores<EXACT>(d, b, v[j]);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    const float weight = ps_exp2(fmaf(s[i], factor, -logsum[i / 2]));
+                    s[i] = j * 8 + i % 2 < x.patches - q * 2 ? weight * (d[i] - delta[i / 2]) : 0.0f;
+                }
+                add<EXACT>(dq, s, k_summed[j]);
+            }
+            put<ET>(x.dq, sequence, head, row0, dq, x.scale, x.scale, x);
+        }
+    }
+    __syncwarp();
+    { /* by rows of keys: dk, dv */
+        struct right<ET> queries[KT], up[KT], queries_summed[KT], up_summed[KT];
+        read_turned<EXACT>(queries, q_rows);
+        read_turned<EXACT>(up, up_rows);
+        read_summed<EXACT>(queries_summed, q_rows);
+        read_summed<EXACT>(up_summed, up_rows);
+        float2 keys[ET][2], values[ET][2];
+        read<ET>(keys, k_rows, 0);
+        read<ET>(values, v_rows, 0);
+        for (int row0 = 0; row0 < x.patches; row0 += 16) {
+            float dk[ET][4], dv[ET][4];
+            struct left<ET> a, b;
+            split_left<EXACT>(a, keys);
+            split_left<EXACT>(b, values);
+            read<ET>(keys, k_rows, row0 + 16);
+            read<ET>(values, v_rows, row0 + 16);
+            clear(dk);
+            clear(dv);
+#pragma unroll
+            for (int j = 0; j < KT; j++) {
+                const float2 logsum = *(const float2 *)(logsums + j * 8 + q * 2), delta = *(const float2 *)(deltas + j * 8 + q * 2);
+                const bool there = j * 8 < x.patches; /* the sums of tiles beyond are never written */
+                float s[4], d[4];
+                scores<EXACT>(s, a, queries[j]);
+                scores<EXACT>(d, b, up[j]);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    s[i] = there ? ps_exp2(fmaf(s[i], factor, i % 2 ? -logsum.y : -logsum.x)) : 0.0f;
+                    d[i] = there ? s[i] * (d[i] - (i % 2 ? delta.y : delta.x)) : 0.0f;
+                }
+                add<EXACT>(dv, s, up_summed[j]);
+                add<EXACT>(dk, d, queries_summed[j]);
+            }
+            put<ET>(x.dk, sequence, head, row0, dk, x.scale, x.scale, x);
+            put<ET>(x.dv, sequence, head, row0, dv, 1.0f, 1.0f, x);
+        }
+    }
+}
+
+/* ---- launching ---- */
+
+/* More would not fit the registers. */
+int ps_cuda_attention_small_wanted(const struct ps_attention_launch *x)
+{
+    return x->pairs && ((x->e <= 8 && x->patches <= 64) || (x->e <= 16 && x->patches <= 32));
+}
+
+template <int ET, int KT, bool EXACT>
+static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x, bool backward)
+{
+    ps_cuda_launch(c, backward ? backward_kernel<ET, KT, EXACT> : forward_kernel<ET, KT, EXACT>, ps_cuda_blocks(x.matrices, WARPS),
+                   THREADS, 0, x);
+    PS_CUDA_LAUNCHED(op);
+}
+
+template <bool EXACT>
+static enum ps_status launch_size(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
+                                  bool backward)
+{
+    if (x.e <= 8) {
+        return x.patches <= 8    ? launch<1, 1, EXACT>(c, op, x, backward)
+               : x.patches <= 16 ? launch<1, 2, EXACT>(c, op, x, backward)
+               : x.patches <= 32 ? launch<1, 4, EXACT>(c, op, x, backward)
+               : x.patches <= 48 ? launch<1, 6, EXACT>(c, op, x, backward)
+                                 : launch<1, 8, EXACT>(c, op, x, backward);
+    }
+    return x.patches <= 8    ? launch<2, 1, EXACT>(c, op, x, backward)
+           : x.patches <= 16 ? launch<2, 2, EXACT>(c, op, x, backward)
+                             : launch<2, 4, EXACT>(c, op, x, backward);
+}
+
+enum ps_status ps_cuda_attention_small(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch *x,
+                                       bool backward, bool exact)
+{
+    return exact ? launch_size<true>(c, op, *x, backward) : launch_size<false>(c, op, *x, backward);
+}
