@@ -126,7 +126,8 @@ double ps_op_flops(enum ps_op op, const void *arguments)
     if (op == PS_OP_encoder_forward) {
         const struct ps_encoder_forward *encoder = arguments;
         return encoder_flops(&encoder->stream, &encoder->sizes) +
-               (encoder->embed ? ps_op_flops(PS_OP_embed_forward, encoder->embed) : 0);
+               (encoder->embed ? ps_op_flops(PS_OP_embed_forward, encoder->embed) : 0) +
+               (encoder->head ? ps_op_flops(PS_OP_head_step, encoder->head) : 0);
     }
     if (op == PS_OP_encoder_backward) {
         /* The forward again, and two products for each of its own. */
@@ -162,11 +163,19 @@ double ps_op_bytes(enum ps_op op, const void *arguments)
         const struct ps_tensor *t = (const struct ps_tensor *)arguments + i;
         bytes += elements(op, arguments, i) * (double)ps_type_bytes(t->type) * (in_place(op, arguments, i) ? 2 : 1);
     }
-    /* Of an embedding inside an encoder, what is not the encoder's: u, or du. */
-    if (op == PS_OP_encoder_forward && ((const struct ps_encoder_forward *)arguments)->embed) {
-        struct ps_embed_forward embed = *((const struct ps_encoder_forward *)arguments)->embed;
-        embed.u.data = NULL;
-        bytes += ps_op_bytes(PS_OP_embed_forward, &embed);
+    /* Of the ends inside an encoder what is not the encoder's: all but u, z and du. */
+    if (op == PS_OP_encoder_forward) {
+        const struct ps_encoder_forward *encoder = arguments;
+        if (encoder->embed) {
+            struct ps_embed_forward embed = *encoder->embed;
+            embed.u.data = NULL;
+            bytes += ps_op_bytes(PS_OP_embed_forward, &embed);
+        }
+        if (encoder->head) {
+            struct ps_head_step head = *encoder->head;
+            head.z.data = NULL;
+            bytes += ps_op_bytes(PS_OP_head_step, &head);
+        }
     } else if (op == PS_OP_encoder_backward && ((const struct ps_encoder_backward *)arguments)->embed) {
         struct ps_embed_backward embed = *((const struct ps_encoder_backward *)arguments)->embed;
         embed.du.data = NULL;

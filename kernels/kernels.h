@@ -389,12 +389,14 @@ struct ps_encoder_sizes {
 
 /* Every layer: stream[layers] of stream[0] (those between may be left as they are); what backward reads again, in `kept`.
  * stream [layers + 1, S, N, d]; weights flat (type real), parameters flat (type parameter). With `embed`, which encoder_prepare has
- * to have granted, its outputs = first: u is stream[0]. */
+ * to have granted, its outputs = first: u is stream[0]. With `head`, granted too, besides, its outputs = last: z is stream[layers];
+ * its partials have any number of rows from min(S, PS_PARTIAL_BLOCKS) on, which are sums of some sequences each. */
 struct ps_encoder_forward {
     struct ps_tensor stream, weights, parameters;
     struct ps_encoder_sizes sizes;
     void *kept; /* as many bytes as encoder_prepare asked for */
     const struct ps_embed_forward *embed;
+    const struct ps_head_step *head;
 };
 
 /* Their backward: recomputes layers from what they left. du = gradient of stream[0]; gradients (flat, type parameter) +=; dy the
@@ -409,14 +411,15 @@ struct ps_encoder_backward {
 
 /* What encoder_prepare is told .. */
 struct ps_encoder_shape {
-    int64_t sequences, patches, d_model; /* S (the most), N, d */
-    int64_t seq_len, patch_len;          /* L, P of the embedding */
+    int64_t sequences, patches, d_model;  /* S (the most), N, d */
+    int64_t seq_len, patch_len, pred_len; /* L, P of the embedding, H of the head */
 };
 
 /* .. and says. */
 struct ps_encoder_needs {
     size_t kept_bytes; /* to keep between forward and backward */
     int embeds;        /* both can do the embedding too */
+    int heads;         /* and forward the head of a training step */
 };
 
 /* The ends of the model. Their backends may refuse a shape (PS_UNSUPPORTED): the operations above then do the same. */
@@ -439,7 +442,7 @@ struct ps_embed_backward {
     struct ps_dropout dropout;
 };
 
-enum { PS_PARTIAL_ROWS = 16 };
+enum { PS_PARTIAL_ROWS = 16, PS_PARTIAL_BLOCKS = 256 };
 
 /* The head of a training step but for the weight's gradient: x = z weight, forecast and squared error of the windows' targets, dx
  * as forecast_loss, dz = dx weight'. partials[i, t] = sum of dx[s, t], partials[i, H] = sum of the squared errors over the
@@ -458,8 +461,8 @@ struct ps_window_loss {
     int64_t batch;
 };
 
-/* d_bias += the partial sums of dx; state->loss_sum += batch times the mean over `sequences` and H of the squared errors,
- * or as forecast_loss does when that is not finite. */
+/* d_bias += the partial sums of dx, whatever their rows; state->loss_sum += batch times the mean over `sequences` and H of the
+ * squared errors, or as forecast_loss does when that is not finite. */
 struct ps_head_sums {
     struct ps_tensor d_bias, partials;
     struct ps_step_state *state;

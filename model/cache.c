@@ -28,7 +28,7 @@ static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *s
     int64_t S = batch * shape->channels, N = ps_patches(shape), R = S * N, P = shape->patch_len, H = shape->pred_len;
     int64_t d = shape->d_model, f = shape->d_ff, h = shape->n_heads, layers = shape->n_layers;
     int64_t scores = level & PS_LEVEL_TILED ? 0 : S * h * N * N, split = level & PS_LEVEL_TILED ? 0 : R * d;
-    int64_t groups = (S + PS_PARTIAL_ROWS - 1) / PS_PARTIAL_ROWS;
+    int64_t groups = ps_partial_rows(S);
     size_t offset = 0;
     for (int64_t l = 0; l < layers; l++) {
         struct ps_layer_cache layer;

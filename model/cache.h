@@ -43,7 +43,7 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(stream, PS_LEVEL_ALL, (layers + 1) * R * d, real)         /* what each layer reads, and the head [layers + 1, R, d] */ \
     X(head_out, PS_LEVEL_ALL, S *H, parameter)                  /* head product, before bias and denormalising [S, H] */     \
     X(d_head_out, PS_LEVEL_ALL, S *H, real)                     /* its gradient [S, H] */                                    \
-    X(head_partials, PS_LEVEL_ALL, groups *(H + 1), PS_F64)     /* of the loss and b_h's gradient [groups, H + 1] */         \
+    X(head_partials, PS_LEVEL_ALL, groups *(H + 1), PS_F64)     /* of the loss and b_h's gradient [rows, H + 1] */           \
     X(gradient, PS_LEVEL_ALL, R *d, real)                       /* dy on the way down, du after a layer [R, d] */            \
     X(masked, PS_LEVEL_BOTH, R *d, real)                        /* drop'(dy) [R, d] */                                       \
     X(branch, PS_LEVEL_BOTH, R *d, real)                        /* gradient inside a layer's branch [R, d] */                \
@@ -61,6 +61,14 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(column_b, PS_LEVEL_NONE, R *h, real)
 
 #define PS_LARGER(a, b) ((a) > (b) ? (a) : (b))
+
+/* The most rows of the head's partial sums: of groups of sequences, or of an encoder's blocks. */
+static inline int64_t ps_partial_rows(int64_t sequences)
+{
+    int64_t groups = (sequences + PS_PARTIAL_ROWS - 1) / PS_PARTIAL_ROWS;
+    int64_t blocks = sequences < PS_PARTIAL_BLOCKS ? sequences : PS_PARTIAL_BLOCKS;
+    return PS_LARGER(groups, blocks);
+}
 
 struct ps_layer_cache {
 #define PS_X(name, levels, elements, type) void *name;

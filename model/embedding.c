@@ -137,85 +137,90 @@ enum ps_status ps_gather_targets_of(struct ps_model *m, const struct ps_windows 
                                                                   .batch = batch});
 }
 
-/* dx, the loss's sums and dz = cache.shared.gradient. *summed: the loss and the bias's gradient have their sums already; else
- * cache.shared.head_partials hold their parts. */
-static enum ps_status head_loss(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
-                                struct ps_tensor z, struct ps_tensor dx, struct ps_tensor partials, int *multiplied, int *summed)
+struct ps_head_step ps_head_step_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                                    int64_t batch, int64_t rows)
+{
+    const struct ps_shared_cache *s = &m->cache.shared;
+    struct ps_tensor z = flattened(m, ps_model_stream(m, m->shape.n_layers, batch), batch), dz = z;
+    dz.data = s->gradient;
+    return (struct ps_head_step){.dz = dz,
+                                 .dx = ps_tensor_2d(s->d_head_out, m->k->real, z.size[0], m->shape.pred_len),
+                                 .partials = ps_tensor_2d(s->head_partials, PS_F64, rows, m->shape.pred_len + 1),
+                                 .z = z,
+                                 .weight = weight(m, m->layout->w_h),
+                                 .bias = parameter(m, m->layout->b_h),
+                                 .mean = ps_revin_tensor(m, s->revin_mean, batch),
+                                 .std = ps_revin_tensor(m, s->revin_std, batch),
+                                 .targets = windows->targets,
+                                 .indices = windows->indices,
+                                 .state = state,
+                                 .batch = batch};
+}
+
+/* dx, the loss's sums and dz. *summed: the loss and the bias's gradient have their sums already; else partials hold their parts. */
+static enum ps_status head_loss(struct ps_model *m, struct ps_step_state *state, const struct ps_windows *windows,
+                                const struct ps_head_step *h, int *multiplied, int *summed)
 {
     const struct ps_kernels *k = m->k;
-    const struct ps_shared_cache *s = &m->cache.shared;
-    struct ps_tensor dz = z, x = ps_head_tensor(m, s->head_out, batch), bias = parameter(m, m->layout->b_h);
-    struct ps_tensor mean = ps_revin_tensor(m, s->revin_mean, batch), std = ps_revin_tensor(m, s->revin_std, batch);
+    struct ps_tensor x = ps_head_tensor(m, m->cache.shared.head_out, h->batch);
     enum ps_status status = PS_UNSUPPORTED;
-    dz.data = s->gradient;
     *multiplied = *summed = 0;
     if (k->head_step) {
-        status = k->head_step(k, &(struct ps_head_step){.dz = dz,
-                                                        .dx = dx,
-                                                        .partials = partials,
-                                                        .z = z,
-                                                        .weight = weight(m, m->layout->w_h),
-                                                        .bias = bias,
-                                                        .mean = mean,
-                                                        .std = std,
-                                                        .targets = windows->targets,
-                                                        .indices = windows->indices,
-                                                        .state = state,
-                                                        .batch = batch});
+        status = k->head_step(k, h);
         *multiplied = status == PS_OK;
     }
     if (status != PS_UNSUPPORTED) {
         return status;
     }
-    PS_TRY(ps_head_forward(m, batch, z));
+    PS_TRY(ps_head_forward(m, h->batch, h->z));
     if (k->window_loss) {
-        status = k->window_loss(k, &(struct ps_window_loss){.dx = dx,
-                                                            .partials = partials,
+        status = k->window_loss(k, &(struct ps_window_loss){.dx = h->dx,
+                                                            .partials = h->partials,
                                                             .x = x,
-                                                            .bias = bias,
-                                                            .mean = mean,
-                                                            .std = std,
-                                                            .targets = windows->targets,
-                                                            .indices = windows->indices,
+                                                            .bias = h->bias,
+                                                            .mean = h->mean,
+                                                            .std = h->std,
+                                                            .targets = h->targets,
+                                                            .indices = h->indices,
                                                             .state = state,
-                                                            .batch = batch});
+                                                            .batch = h->batch});
     }
     if (status != PS_UNSUPPORTED) {
         return status;
     }
     *summed = 1;
-    PS_TRY(ps_gather_targets_of(m, windows, state, batch));
-    return k->forecast_loss(k, &(struct ps_forecast_loss){.dx = dx,
+    PS_TRY(ps_gather_targets_of(m, windows, state, h->batch));
+    return k->forecast_loss(k, &(struct ps_forecast_loss){.dx = h->dx,
                                                           .x = x,
-                                                          .bias = bias,
-                                                          .mean = mean,
-                                                          .std = std,
-                                                          .targets = ps_head_tensor(m, s->targets, batch),
+                                                          .bias = h->bias,
+                                                          .mean = h->mean,
+                                                          .std = h->std,
+                                                          .targets = ps_head_tensor(m, m->cache.shared.targets, h->batch),
                                                           .state = state,
-                                                          .batch = batch});
+                                                          .batch = h->batch});
 }
 
 enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
-                             struct ps_tensor y)
+                             const struct ps_head_step *done)
 {
     const struct ps_kernels *k = m->k;
-    const struct ps_shared_cache *s = &m->cache.shared;
-    int64_t S = batch * m->shape.channels, H = m->shape.pred_len;
-    struct ps_tensor z = flattened(m, y, batch), dx = ps_tensor_2d(s->d_head_out, k->real, S, H);
-    struct ps_tensor partials = ps_tensor_2d(s->head_partials, PS_F64, (S + PS_PARTIAL_ROWS - 1) / PS_PARTIAL_ROWS, H + 1);
+    int64_t S = batch * m->shape.channels;
     struct ps_tensor d_bias = gradient(m, m->layout->b_h);
-    int multiplied, summed;
-    PS_TRY(head_loss(m, windows, state, batch, z, dx, partials, &multiplied, &summed));
+    struct ps_head_step h = done ? *done : ps_head_step_of(m, windows, state, batch, (S + PS_PARTIAL_ROWS - 1) / PS_PARTIAL_ROWS);
+    int multiplied = 1, summed = 0;
+    if (!done) {
+        PS_TRY(head_loss(m, state, windows, &h, &multiplied, &summed));
+    }
     /* Nothing but AdamW waits for these. */
     if (k->beside) {
         PS_TRY(k->beside(k, PS_BESIDE_BEGIN));
     }
     enum ps_status status =
-        summed ? k->bias_grad(k, &(struct ps_bias_grad){.dbias = d_bias, .dy = dx})
+        summed ? k->bias_grad(k, &(struct ps_bias_grad){.dbias = d_bias, .dy = h.dx})
                : k->head_sums(k, &(struct ps_head_sums){
-                                     .d_bias = d_bias, .partials = partials, .state = state, .batch = batch, .sequences = S});
+                                     .d_bias = d_bias, .partials = h.partials, .state = state, .batch = batch, .sequences = S});
     if (status == PS_OK) {
-        status = ps_product(k, gradient(m, m->layout->w_h), ps_transposed(z), dx, 1, 1);
+        status = ps_product(k, gradient(m, m->layout->w_h), ps_transposed(h.z), h.dx, 1, 1);
     }
     if (k->beside) {
         enum ps_status ended = k->beside(k, PS_BESIDE_END);
@@ -224,6 +229,5 @@ enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *window
     if (status != PS_OK || multiplied) {
         return status;
     }
-    z.data = s->gradient;
-    return ps_product(k, z, dx, ps_transposed(weight(m, m->layout->w_h)), 1, 0);
+    return ps_product(k, h.dz, h.dx, ps_transposed(h.weight), 1, 0);
 }

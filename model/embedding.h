@@ -17,10 +17,14 @@ enum ps_status ps_embedding_backward(struct ps_model *m, int64_t batch, struct p
 
 /* cache.shared.head_out = flatten(y) W_h; y [R, d] is the last layer's output. */
 enum ps_status ps_head_forward(struct ps_model *m, int64_t batch, struct ps_tensor y);
+/* The arguments of head_step, for the operation of its own (partials of groups) or inside the encoder's (`rows` of them). */
+struct ps_head_step ps_head_step_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                                    int64_t batch, int64_t rows);
 /* The head and the loss of a training step: gradients of W_h and b_h +=, the loss into state, cache.shared.gradient = dy. W_h's and
- * b_h's come beside what follows (k->beside): the caller joins. cache.shared.head_out is scratch. */
+ * b_h's come beside what follows (k->beside): the caller joins. done: the encoder has done it, but for those two gradients and the
+ * loss's sum; else NULL. cache.shared.head_out is scratch. */
 enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
-                             struct ps_tensor y);
+                             const struct ps_head_step *done);
 
 /* Descriptors for `batch` windows: [S, H] of the head's output or the targets; [S] of RevIN's statistics. */
 struct ps_tensor ps_head_tensor(const struct ps_model *m, void *buffer, int64_t batch);

@@ -192,7 +192,8 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                                                                .patches = ps_patches(shape),
                                                                .d_model = shape->d_model,
                                                                .seq_len = shape->seq_len,
-                                                               .patch_len = shape->patch_len},
+                                                               .patch_len = shape->patch_len,
+                                                               .pred_len = shape->pred_len},
                                     &m->encoder);
         if (status == PS_OK) {
             status = device->allocate(device, m->encoder.kept_bytes, &m->kept);
@@ -279,9 +280,9 @@ static struct ps_tensor flat_tensor(const struct ps_model *m, void *flat, enum p
     return ps_tensor_1d(flat, type, m->layout->count);
 }
 
-/* embed: level layer does the embedding too. */
+/* embed, head: level layer does the embedding too, and the head of a training step. */
 static enum ps_status encode(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training,
-                             const struct ps_embed_forward *embed)
+                             const struct ps_embed_forward *embed, const struct ps_head_step *head)
 {
     const struct ps_kernels *k = m->k;
     if (m->options.level == PS_LEVEL_LAYER) {
@@ -290,7 +291,8 @@ static enum ps_status encode(struct ps_model *m, const struct ps_step_state *sta
                                                                   .parameters = flat_tensor(m, m->parameters, k->parameter),
                                                                   .sizes = encoder_sizes(m, state, training),
                                                                   .kept = m->kept,
-                                                                  .embed = embed});
+                                                                  .embed = embed,
+                                                                  .head = head});
     }
     for (int64_t l = 0; l < m->shape.n_layers; l++) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
@@ -301,7 +303,7 @@ static enum ps_status encode(struct ps_model *m, const struct ps_step_state *sta
 
 enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
 {
-    return encode(m, state, batch, training, NULL);
+    return encode(m, state, batch, training, NULL, NULL);
 }
 
 static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training,
@@ -333,31 +335,38 @@ enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step
     return encode_backward(m, state, batch, training, NULL);
 }
 
-/* Windows to the last layer's output, in one operation where the encoder does the embedding. */
+/* Windows to the last layer's output, in one operation where the encoder does the embedding; it does the head too then, if there
+ * is one. */
 static enum ps_status embed_and_encode(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
-                                       int64_t batch, int training)
+                                       int64_t batch, int training, const struct ps_head_step *head)
 {
     struct ps_dropout dropout = dropout_at(m, 0, state, training);
     if (m->encoder.embeds) {
         const struct ps_embed_forward embed = ps_embed_forward_of(m, windows, state, batch, dropout);
-        return encode(m, state, batch, training, &embed);
+        return encode(m, state, batch, training, &embed, head);
     }
     PS_TRY(ps_embedding_forward(m, windows, state, batch, dropout));
-    return encode(m, state, batch, training, NULL);
+    return encode(m, state, batch, training, NULL, NULL);
 }
 
 enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                 int64_t batch, int training)
 {
-    PS_TRY(embed_and_encode(m, windows, state, batch, training));
+    PS_TRY(embed_and_encode(m, windows, state, batch, training, NULL));
     return ps_head_forward(m, batch, ps_model_stream(m, m->shape.n_layers, batch));
 }
 
 enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)
 {
     struct ps_dropout dropout = dropout_at(m, 0, state, 1);
-    PS_TRY(embed_and_encode(m, windows, state, batch, 1));
-    PS_TRY(ps_head_train(m, windows, state, batch, ps_model_stream(m, m->shape.n_layers, batch)));
+    if (m->encoder.embeds && m->encoder.heads) {
+        const struct ps_head_step head = ps_head_step_of(m, windows, state, batch, ps_partial_rows(batch * m->shape.channels));
+        PS_TRY(embed_and_encode(m, windows, state, batch, 1, &head));
+        PS_TRY(ps_head_train(m, windows, state, batch, &head));
+    } else {
+        PS_TRY(embed_and_encode(m, windows, state, batch, 1, NULL));
+        PS_TRY(ps_head_train(m, windows, state, batch, NULL));
+    }
     if (m->encoder.embeds) {
         const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
         PS_TRY(encode_backward(m, state, batch, 1, &embed));

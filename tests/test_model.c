@@ -470,9 +470,21 @@ END_TEST
 /* A whole step at level layer: both families, several sequences in a tile and several tiles in a sequence, more units than blocks
  * take at once, patches of odd lengths and of two steps, and one that is too long to be embedded inside the encoder. */
 static const struct ps_model_shape step_shapes[] = {
+    {.channels = 200,
+     .seq_len = 336,
+     .pred_len = 96,
+     .patch_len = 16,
+     .stride = 8,
+     .pad_end = 1,
+     .d_model = 16,
+     .n_heads = 4,
+     .d_ff = 128,
+     .n_layers = 1,
+     .dropout = 0,
+     .revin = 1},
     {.channels = 7,
      .seq_len = 336,
-     .pred_len = 4,
+     .pred_len = 8,
      .patch_len = 16,
      .stride = 8,
      .pad_end = 1,
@@ -595,6 +607,7 @@ START_TEST(step_layer)
     struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 3, PS_LEVEL_GEMM, 0);
     struct fixture f = fixture_open("cuda", "cuda", PS_PRECISION_BF16, shape, 3, PS_LEVEL_LAYER, 0);
     ck_assert_int_eq(f.model->encoder.embeds, _i < STEP_SHAPES - 1);
+    ck_assert_int_eq(f.model->encoder.heads, shape->pred_len >= 8 || (shape->d_model == 64 && shape->pred_len == 3));
     if (_i % 2) { /* a series: channels beside one another */
         oracle.windows.inputs.stride[1] = f.windows.inputs.stride[1] = 1;
         oracle.windows.inputs.stride[2] = f.windows.inputs.stride[2] = shape->channels;
@@ -608,20 +621,23 @@ START_TEST(step_layer)
     double *again = from_device(f.device, PS_F32, f.model->gradients, f.count);
     ck_assert(memcmp(gradients, again, (size_t)f.count * sizeof *gradients) == 0);
     free(again);
-    f.model->encoder.embeds = 0;
-    ck_assert(fixture_loss(&f) == loss);
+    int heads = f.model->encoder.heads;
+    f.model->encoder.embeds = f.model->encoder.heads = 0;
+    double loss_apart = fixture_loss(&f);
+    ck_assert_double_le(fabs(loss_apart / loss - 1), 1e-6);
     double *apart = from_device(f.device, PS_F32, f.model->gradients, f.count), *embedding_apart = embedding_of(&f, &n);
     ck_assert(memcmp(embedding, embedding_apart, (size_t)n * sizeof *embedding) == 0);
     int worst = 0, worst_apart = 0;
     const struct ps_parameters *layout = f.model->layout;
     double error = gradient_error(layout, gradients, expected, &worst),
            order = gradient_error(layout, gradients, apart, &worst_apart);
-    printf("bf16 step at level layer, d %d, N %d, P %d: loss %.2g, gradients %.2g (%s), embedding apart %.2g (%s)\n",
+    printf("bf16 step at level layer, d %d, N %d, P %d: loss %.2g, gradients %.2g (%s), the ends apart %.2g (%s)\n",
            (int)shape->d_model, (int)ps_patches(shape), (int)shape->patch_len, fabs(loss / expected_loss - 1), error,
            layout->table[worst].name, order, layout->table[worst_apart].name);
     ck_assert_double_le(fabs(loss / expected_loss - 1), 1e-2);
     ck_assert_msg(error <= 5e-2, "gradient of %s off by %.3g", layout->table[worst].name, error);
-    ck_assert_msg(order <= 1e-5, "gradient of %s changes by %.3g", layout->table[worst_apart].name, order);
+    /* The head's sums in another order may round to the next bf16. */
+    ck_assert_msg(order <= (heads ? 1e-3 : 1e-5), "gradient of %s changes by %.3g", layout->table[worst_apart].name, order);
     free(expected);
     free(gradients);
     free(apart);

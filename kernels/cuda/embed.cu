@@ -78,7 +78,7 @@ static __device__ __forceinline__ void normalise(const struct embedding &e, cons
     const int lane = threadIdx.x % 32;
     float mu = 0.0f, deviation = 1.0f;
     if (e.revin) {
-        ps_window_statistics(value, e.length, e.epsilon, mu, deviation);
+        ps_window_statistics<12, true>(value, e.length, e.epsilon, mu, deviation);
     }
     mu = there ? mu : NAN;
     deviation = there ? deviation : NAN;

@@ -17,8 +17,9 @@ struct request {
     void *du;
     const void *dy;
     void *kept;
-    int64_t seq_len, patch_len;
+    int64_t seq_len, patch_len, pred_len;
     const struct ps_embed_forward *embed;
+    const struct ps_head_step *head;
     const struct ps_embed_backward *embed_gradient;
 };
 
@@ -46,7 +47,9 @@ static struct ps_encoder_small small_of(const struct ps_kernels *k, const struct
     e.epsilon = s->epsilon;
     e.seq_len = r->seq_len;
     e.patch_len = r->patch_len;
+    e.pred_len = r->pred_len;
     e.embed = r->embed;
+    e.head = r->head;
     e.embed_gradient = r->embed_gradient;
     return e;
 }
@@ -118,6 +121,7 @@ extern "C" enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, co
     r.d_model = shape->d_model;
     r.seq_len = shape->seq_len;
     r.patch_len = shape->patch_len;
+    r.pred_len = shape->pred_len;
     int small;
     PS_TRY(choose(k, &r, &small));
     struct ps_encoder_small s = small_of(k, &r);
@@ -125,6 +129,7 @@ extern "C" enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, co
     size_t workspace = small ? ps_encoder_small_workspace_bytes(&s) : ps_cuda_encoder_large_workspace(&l);
     needs->kept_bytes = small ? ps_encoder_small_kept_bytes(&s) : large_kept_bytes(&l) * (size_t)sizes->layers;
     needs->embeds = small && ps_encoder_small_embeds(&s);
+    needs->heads = small && ps_encoder_small_heads(&s);
     if (workspace > c->encoder_workspace_bytes) {
         if (c->encoder_workspace) {
             k->device->release(k->device, c->encoder_workspace, c->encoder_workspace_bytes);
@@ -201,6 +206,29 @@ static enum ps_status check_embed_forward(const struct ps_kernels *k, struct req
     return ps_cuda_expect(op, "position", &a->position, PS_F32, r->patches * r->d_model);
 }
 
+static enum ps_status check_head(const struct ps_kernels *k, struct request *r, const struct ps_head_step *a)
+{
+    const char *op = "encoder_forward";
+    const int64_t rows = a->partials.rank > 0 ? a->partials.size[0] : 0, width = r->patches * r->d_model;
+    struct ps_cuda_windows windows;
+    PS_TRY(ps_windows_make(op, "targets", &a->targets, &a->indices, a->state, a->batch, &windows));
+    r->head = a;
+    r->pred_len = a->targets.size[2];
+    struct ps_encoder_small e = small_of(k, r);
+    if (!r->embed || !ps_encoder_small_heads(&e) || a->state != r->embed->state || a->batch != r->embed->batch ||
+        a->targets.size[1] != r->embed->inputs.size[1] || a->mean.data != r->embed->mean.data ||
+        a->std.data != r->embed->std.data || rows < (r->sequences < PS_PARTIAL_BLOCKS ? r->sequences : PS_PARTIAL_BLOCKS) ||
+        !ps_cuda_aligned(&a->weight) || a->z.data != (const char *)r->stream + 2 * r->sizes->layers * r->sequences * width) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): a head of %lld x %lld with %lld rows of sums is not served with %lld windows",
+                       op, (long long)width, (long long)r->pred_len, (long long)rows, (long long)a->batch);
+    }
+    PS_TRY(ps_cuda_expect(op, "dz", &a->dz, PS_BF16, r->sequences * width));
+    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, PS_BF16, r->sequences * r->pred_len));
+    PS_TRY(ps_cuda_expect(op, "partials", &a->partials, PS_F64, rows * (r->pred_len + 1)));
+    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_BF16, width * r->pred_len));
+    return ps_cuda_expect(op, "bias", &a->bias, PS_F32, r->pred_len);
+}
+
 static enum ps_status check_embed_backward(const struct ps_kernels *k, struct request *r, int small,
                                            const struct ps_embed_backward *a)
 {
@@ -223,6 +251,9 @@ extern "C" enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, co
     PS_TRY(choose(k, &r, &small));
     if (a->embed) {
         PS_TRY(check_embed_forward(k, &r, small, a->embed));
+    }
+    if (a->head) {
+        PS_TRY(check_head(k, &r, a->head));
     }
     if (small) {
         struct ps_encoder_small e = small_of(k, &r);

@@ -27,32 +27,36 @@ template <int D, int NT> static __device__ __forceinline__ uint32_t *embed_masks
 
 /* ---- forward ---- */
 
+/* Where sequence `sequence`'s part of its window begins; NULL when there is no such window. */
+static __device__ __forceinline__ const float *window_at(const struct small &x, const struct ps_cuda_windows &w, uint64_t cursor,
+                                                         uint32_t sequence)
+{
+    const bool live = sequence < x.embed.all;
+    const uint32_t b = ps_divide(live ? sequence : 0, x.embed.by_channels);
+    const uint32_t c = (live ? sequence : 0) - b * x.embed.by_channels.divisor;
+    const uint64_t i = cursor + b;
+    const bool known = i < (uint64_t)w.index_count;
+    const int64_t window = w.indices[known ? i : 0];
+    return known && window >= 0 && window < w.count ? w.data + window * w.by_window + c * w.by_channel : NULL;
+}
+
 /* The windows of unit u to values [sequences][length], by the unit's warps; NaN for what is not there. */
 template <int D, int NT>
-static __device__ __forceinline__ void gather_windows(float *values, const struct small &x, int64_t u, const place<D, NT> &at)
+static __device__ __forceinline__ void gather_windows(float *values, const struct small &x, int64_t u, uint64_t cursor,
+                                                      const place<D, NT> &at)
 {
     constexpr int TEAM = place<D, NT>::TEAM * 32, FLIGHT = 4; /* loads under way: no branch may stand between them */
     const struct ps_cuda_windows &w = x.embed.windows;
     const int length = x.embed.length, total = (NT == 1 ? x.embed.sequences : 1) * length;
-    const uint64_t cursor = x.embed.state->cursor;
     const uint32_t first = (uint32_t)u * (NT == 1 ? x.embed.sequences : 1);
-    /* Where the sequence begins; NULL when it has no window. */
-    const auto begin_of = [&](uint32_t sequence) {
-        sequence = sequence < x.embed.all ? sequence : 0;
-        const uint32_t b = ps_divide(sequence, x.embed.by_channels), c = sequence - b * x.embed.by_channels.divisor;
-        const uint64_t i = cursor + b;
-        const bool known = i < (uint64_t)w.index_count;
-        const int64_t window = w.indices[known ? i : 0];
-        return known && window >= 0 && window < w.count ? w.data + window * w.by_window + c * w.by_channel : NULL;
-    };
-    const float *const only = NT == 1 ? NULL : begin_of(first);
+    const float *const only = NT == 1 ? NULL : window_at(x, w, cursor, first);
     for (int begin = (at.tile * sharing(D) + at.share) * 32 + at.lane; begin < total; begin += FLIGHT * TEAM) {
         float v[FLIGHT];
 #pragma unroll
         for (int j = 0; j < FLIGHT; j++) {
             const int i = begin + j * TEAM < total ? begin + j * TEAM : 0;
             const int s = NT == 1 ? (int)ps_divide(i, x.embed.by_length) : 0;
-            const float *from = NT == 1 ? begin_of(first + s) : only;
+            const float *from = NT == 1 ? window_at(x, w, cursor, first + s) : only;
             v[j] = *(from ? from + (i - s * length) * w.by_time : w.data);
             v[j] = from ? v[j] : NAN;
         }
@@ -92,7 +96,7 @@ static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *va
     int sequence[2], n[2];
     float sum[2][4];
     uint32_t weight[2][2], bits = 0xffffffffu;
-    gather_windows<D, NT>(values, x, u, at);
+    const uint64_t cursor = e.state->cursor;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int i = at.tile * 16 + at.g + 8 * h;
@@ -115,14 +119,11 @@ static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *va
         uint32_t *const keep = e.masks && at.global_tile < x.units * NT ? embed_masks_at<D, NT>(x, at) : NULL;
         bits = new_masks<D, NT>(x, step, (int)(e.site - x.site), D, at.share * 16, keep, at);
     }
+    gather_windows<D, NT>(values, x, u, cursor, at); /* last: it waits for three loads after one another */
     at.sync();
     float centre[2] = {0, 0}, factor[2] = {1, 1};
     const uint32_t first = (uint32_t)u * (NT == 1 ? e.sequences : 1);
-    for (int s = 0; s < (NT == 1 ? e.sequences : 1); s++) {
-        float mean = 0.0f, deviation = 1.0f;
-        if (e.revin) {
-            ps_window_statistics(values + s * e.length, e.length, e.epsilon, mean, deviation);
-        }
+    const auto use = [&](int s, float mean, float deviation) {
         if (at.lane == 0 && at.tile == 0 && at.share == 0 && first + s < e.all) {
             e.mean[first + s] = mean;
             e.std[first + s] = deviation;
@@ -131,6 +132,33 @@ static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *va
         for (int h = 0; h < 2; h++) {
             centre[h] = NT > 1 || sequence[h] == s ? mean : centre[h];
             factor[h] = NT > 1 || sequence[h] == s ? 1.0f / deviation : factor[h];
+        }
+    };
+    const int sequences = NT == 1 ? e.sequences : 1;
+    if (!e.revin) {
+        for (int s = 0; s < sequences; s++) {
+            use(s, 0.0f, 1.0f);
+        }
+    } else if (NT == 1 && e.length <= 32) { /* four at once: one alone waits for its lanes ten times */
+        for (int s = 0; s < sequences; s += 4) {
+            float mean[4], deviation[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float *const value = values + (s + j < sequences ? s + j : 0) * e.length;
+                ps_window_statistics<1, false>(value, e.length, e.epsilon, mean[j], deviation[j]);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (s + j < sequences) {
+                    use(s + j, mean[j], deviation[j]);
+                }
+            }
+        }
+    } else {
+        for (int s = 0; s < sequences; s++) {
+            float mean, deviation;
+            ps_window_statistics<12, true>(values + s * e.length, e.length, e.epsilon, mean, deviation);
+            use(s, mean, deviation);
         }
     }
     for (int from = 0; from < e.patch; from += 16) {

@@ -24,7 +24,7 @@
  * Counts, etth1 (3 layers, S 896; 128 blocks of 21 warps): a tile and layer take 96 exponentials, 64 tanh and 88 products m16n8k16
  * and m16n8k8 a lane forward, about 1,250 instructions a warp; backward the same exponentials and tanh, 146 products, about 2,500
  * instructions. Forward writes 16.5 MB of rows; 3.1 MB of masks are read twice and written once; partial gradients 7.9 MB. */
-#include "kernels/cuda/encoder_embed.cuh"
+#include "kernels/cuda/encoder_head.cuh"
 
 enum { D = 16, F = 128, NT = 3, THREADS = 672, DRAWING = 96, MATRIX = 128 };
 
@@ -313,6 +313,9 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
     }
     ps_copy_wait();
     __syncthreads();
+    if (x.head.weight) { /* behind all layers' work */
+        stage_head<D, NT>(x, (bf16 *)(weights + x.head.at), (int64_t)blockIdx.x * x.block_units + at.unit, at);
+    }
 #pragma unroll 1
     for (int l = 0; l < x.layers; l++) {
         const narrow_weights &w = ((const narrow_weights *)weights)[l];
@@ -462,6 +465,10 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
         *tag_at(x, step) = tag_of(x, step);
     }
     store_rows<D, NT>(x.u + x.layers * x.rows * D, u, at);
+    if (x.head.weight) {
+        head_narrow<D, NT>(u, x, (bf16 *)(weights + x.layers * LAYER_BYTES), (const bf16 *)(weights + x.head.at),
+                           (int64_t)blockIdx.x * x.block_units);
+    }
 }
 
 /* ---- backward ---- */
@@ -999,8 +1006,25 @@ static enum ps_status launch(void (*kernel)(struct small), const struct small &x
     return ps_cuda_check(cudaLaunchKernelEx(&config, kernel, x), what);
 }
 
-enum ps_status ps_encoder_narrow_forward(const struct small &x, size_t shared, cudaStream_t stream)
+/* Where W_h lies in forward's shared memory: behind what is there with the layers, and with the head. */
+static size_t head_at(int64_t layers, int block_units)
 {
+    const size_t units = (size_t)block_units * 2 * KV_BYTES, head = head_scratch<NT>(block_units);
+    return (size_t)layers * LAYER_BYTES + (units > head ? units : head);
+}
+
+bool ps_encoder_narrow_heads(const struct ps_encoder_small *e, int block_units, int shared)
+{
+    return e->pred_len % 8 == 0 && e->pred_len <= HEAD_COLUMNS &&
+           head_at(e->layers, block_units) + head_bytes((int)e->patches, block_units) <= (size_t)shared;
+}
+
+enum ps_status ps_encoder_narrow_forward(struct small x, size_t shared, cudaStream_t stream)
+{
+    if (x.head.weight) {
+        x.head.at = (int)head_at(x.layers, x.block_units);
+        shared = (size_t)x.head.at + head_bytes(x.n, x.block_units);
+    }
     return launch(x.threshold ? narrow_forward<true> : narrow_forward<false>, x, 0, shared, stream, "encoder forward");
 }
 

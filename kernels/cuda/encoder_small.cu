@@ -1006,6 +1006,21 @@ extern "C" enum ps_status ps_encoder_small_supported(const struct ps_encoder_sma
     return plan_make(e, true, &p);
 }
 
+extern "C" int ps_encoder_small_heads(const struct ps_encoder_small *e)
+{
+    struct plan p;
+    int device = 0, shared = 0;
+    if (plan_make(e, false, &p) != PS_OK || !ps_encoder_small_embeds(e) || p.blocks > PS_PARTIAL_BLOCKS || e->pred_len < 1 ||
+        cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
+        return 0;
+    }
+    if (p.wide) {
+        return ps_encoder_wide_heads(e, p.blocks, shared);
+    }
+    return p.narrow && ps_encoder_narrow_heads(e, p.block_units, shared);
+}
+
 static void embed_make(const struct ps_encoder_small *e, const struct plan *p, struct small_embedding *x)
 {
     const struct ps_embed_forward *f = e->embed;
@@ -1036,6 +1051,22 @@ static void embed_make(const struct ps_encoder_small *e, const struct plan *p, s
         x->d_weight = (float *)b->d_weight.data;
         x->d_bias = (float *)b->d_bias.data;
         x->d_position = (float *)b->d_position.data;
+    }
+}
+
+static void head_make(const struct ps_encoder_small *e, struct small_head *x)
+{
+    const struct ps_head_step *h = e->head;
+    if (h) {
+        x->weight = (const bf16 *)h->weight.data;
+        x->bias = (const float *)h->bias.data;
+        x->targets = ps_windows_of(&h->targets, &h->indices);
+        x->dx = (bf16 *)h->dx.data;
+        x->dz = (bf16 *)h->dz.data;
+        x->partials = (double *)h->partials.data;
+        x->rows = (int)h->partials.size[0];
+        x->horizon = (int)e->pred_len;
+        x->scale = (float)(2.0 / ((double)e->sequences * (double)e->pred_len));
     }
 }
 
@@ -1078,6 +1109,7 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
         }
     }
     embed_make(e, p, &x.embed);
+    head_make(e, &x.head);
     x.blocks = p->blocks;
     x.scale = scale;
     x.scale_log2e = scale * 1.4426950408889634f;

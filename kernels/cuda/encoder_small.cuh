@@ -28,9 +28,11 @@ struct ps_encoder_small {
     /* The first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); three more a layer. */
     struct ps_dropout dropout;
     double epsilon;
-    /* The embedding, of windows of seq_len and patches of patch_len; workspace and kept have room for it when it is served. */
-    int64_t seq_len, patch_len;
+    /* The embedding, of windows of seq_len and patches of patch_len (workspace and kept have room for it when it is served), and
+     * the head of a training step, pred_len ahead. */
+    int64_t seq_len, patch_len, pred_len;
     const struct ps_embed_forward *embed;           /* forward does it first, or NULL */
+    const struct ps_head_step *head;                /* forward ends with it, or NULL; only with embed */
     const struct ps_embed_backward *embed_gradient; /* backward adds its gradients too, and writes no du; or NULL */
 };
 
@@ -41,6 +43,8 @@ size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e);
 size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small *e);
 /* Whether it can be asked for the embedding too. */
 int ps_encoder_small_embeds(const struct ps_encoder_small *e);
+/* Whether forward can be asked for the head too. */
+int ps_encoder_small_heads(const struct ps_encoder_small *e);
 /* PS_OK when the current device serves these sizes, else PS_UNSUPPORTED with the sizes and limits. Pointers are not looked at. */
 enum ps_status ps_encoder_small_supported(const struct ps_encoder_small *e);
 

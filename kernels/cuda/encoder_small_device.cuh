@@ -39,6 +39,18 @@ struct small_embedding {
     float *d_weight, *d_bias, *d_position;
 };
 
+/* The head's: encoder_head.cuh. It is asked for when `weight` is there, with the embedding. */
+struct small_head {
+    const bf16 *weight; /* [N d, H] */
+    const float *bias;
+    struct ps_cuda_windows targets;
+    bf16 *dx, *dz;
+    double *partials; /* [rows, H + 1] */
+    int rows, horizon;
+    float scale; /* 2 / (S H) */
+    int at;      /* W_h's place in shared memory, bytes */
+};
+
 /* What the kernels are told. */
 struct small {
     int n, unit_rows; /* N; rows of a unit that exist: N, or N times the sequences in a tile */
@@ -65,6 +77,7 @@ struct small {
     uint32_t key[10][2];
     const struct ps_step_state *state;
     struct small_embedding embed;
+    struct small_head head;
 };
 
 struct sizes {
@@ -196,10 +209,13 @@ template <int D, int NT> struct place {
     bool here[2];  /* rows g and g + 8 exist */
     int64_t global_tile;
 
-    __device__ __forceinline__ place()
+    __device__ __forceinline__ place() : place((int)threadIdx.x)
     {
-        const int warp = (int)threadIdx.x / 32;
-        lane = (int)threadIdx.x % 32;
+    }
+    __device__ __forceinline__ explicit place(int thread)
+    {
+        const int warp = thread / 32;
+        lane = thread % 32;
         g = lane / 4;
         q = lane % 4;
         unit = warp / TEAM;
@@ -245,6 +261,14 @@ static __device__ __forceinline__ void load_rows(float (&x)[2][4], const bf16 *f
             x[t][2 * h + 1] = __uint_as_float(v & 0xffff0000u);
         }
     }
+}
+
+/* The transpose of an 8 x 8 matrix. */
+static __device__ __forceinline__ uint32_t transposed(uint32_t x)
+{
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
 }
 
 /* The floats of an operand of two tiles. */
@@ -759,11 +783,13 @@ static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&
 /* Whether it serves these sizes with so much shared memory a block. */
 bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared);
 int ps_encoder_wide_blocks(int64_t units, int multiprocessors);
+/* Whether forward can do the head. */
+bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int shared);
 /* Floats of a unit's windows that it has room for. */
 int ps_encoder_wide_window_floats(void);
 /* Bytes of a block's partial sums. */
 size_t ps_encoder_wide_sums(const struct ps_encoder_small *e);
-enum ps_status ps_encoder_wide_forward(const struct small &x, cudaStream_t stream);
+enum ps_status ps_encoder_wide_forward(struct small x, cudaStream_t stream);
 enum ps_status ps_encoder_wide_backward(const struct small &x, cudaStream_t stream);
 
 /* ---- encoder_narrow.cu ---- */
@@ -774,12 +800,14 @@ enum { NARROW_LEAST_UNITS = 4 }; /* of a block */
 bool ps_encoder_narrow_serves(const struct ps_encoder_small *e);
 size_t ps_encoder_narrow_shared(const struct ps_encoder_small *e, int block_units);
 int ps_encoder_narrow_window_floats();
+/* Whether forward can do the head. */
+bool ps_encoder_narrow_heads(const struct ps_encoder_small *e, int block_units, int shared);
 /* Tiles of a layer that it keeps: more than there are, since no unit of a block is left out. Then bytes of all layers', and with
  * the embedding's masks. */
 int64_t ps_encoder_narrow_tiles(const struct ps_encoder_small *e);
 size_t ps_encoder_narrow_layers_bytes(const struct ps_encoder_small *e);
 size_t ps_encoder_narrow_kept_bytes(const struct ps_encoder_small *e);
-enum ps_status ps_encoder_narrow_forward(const struct small &x, size_t shared, cudaStream_t stream);
+enum ps_status ps_encoder_narrow_forward(struct small x, size_t shared, cudaStream_t stream);
 enum ps_status ps_encoder_narrow_backward(const struct small &x, size_t shared, cudaStream_t stream);
 
 #endif

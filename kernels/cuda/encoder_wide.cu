@@ -16,7 +16,7 @@
  * Counts, seed28k (f 256, 3 x 5 rows in 16, 2 layers; 107 blocks of 16 warps): a layer's panels 96 KB; a warpgroup and a layer take
  * 32 products m64n16k16 and 4 m64n64k16 forward, 44 and 20 backward, and 24 movmatrix a warp in place of attention's transposes;
  * 6 and 8 barriers; partial gradients 43 MB. */
-#include "kernels/cuda/encoder_embed.cuh"
+#include "kernels/cuda/encoder_head.cuh"
 
 enum { D = 64, UNITS = 4, THREADS = 512, PANEL = 64 * 64 * 2, STEP = 16 * 128, MOST_PANELS = 4 };
 
@@ -235,14 +235,6 @@ static __device__ __forceinline__ void fetch_rows(uint32_t (&v)[4], const bf16 *
     }
 }
 
-/* The transpose of an 8 x 8 matrix. */
-static __device__ __forceinline__ uint32_t transposed(uint32_t x)
-{
-    uint32_t y;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
 /* y = a b', b [16 rows, 16] in registers as it lies. */
 static __device__ __forceinline__ void times_transposed(float (&y)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4],
                                                         const float (&c0)[4], const float (&c1)[4])
@@ -297,6 +289,10 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
         }
     };
     stage_vectors(x, all_vectors, F);
+    bf16 *const head = (bf16 *)(memory + x.head.at);
+    if (x.head.weight) {
+        stage_wide_head(x, head);
+    }
     copy_commit();
     stage_panels<3>(memory + W_QKV * PANEL, x.weights + x.at.w_qkv, 3 * D, D);
     copy_commit();
@@ -307,6 +303,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     fill_table<D, 1>(table, x.n, at);
     at.take(x, (int64_t)blockIdx.x * UNITS + at.unit);
     begin_rows((int64_t)blockIdx.x * UNITS + at.unit);
+    const float target = x.head.weight ? wide_target(x, (int64_t)blockIdx.x * UNITS) : 0.0f;
     copy_wait<3>();
     __syncthreads();
     const int groups = (int)((x.units + UNITS - 1) / UNITS);
@@ -471,6 +468,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             }
             add_kept(u, own, bits, x.drop_scale);
             store_rows<D, 1>(x.u + (l + 1) * x.rows * D, u, at);
+        }
+        if (x.head.weight) {
+            head_wide(u, x, (float *)(memory + A * PANEL), head, (int64_t)group * UNITS, target, at); /* A and M are free */
         }
         if (more) { /* nothing reads the panel of the windows any more */
             const int64_t u = (int64_t)(group + (int)gridDim.x) * UNITS + at.unit;
@@ -1041,10 +1041,19 @@ static enum ps_status launch(wide_kernel *kernel, dim3 grid, int threads, size_t
     return ps_cuda_check(cudaGetLastError(), what);
 }
 
-enum ps_status ps_encoder_wide_forward(const struct small &x, cudaStream_t stream)
+bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int shared)
 {
-    return launch(kernel_of(x, false), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, false), x, stream,
-                  "encoder forward");
+    const int64_t sequences = 16 / e->patches, units = (e->sequences + sequences - 1) / sequences;
+    return e->pred_len <= WIDE_HORIZON && (int64_t)blocks * UNITS >= units &&
+           shared_bytes((int)e->d_ff, e->layers, false) + wide_head_bytes((int)e->patches, (int)e->pred_len) <= (size_t)shared;
+}
+
+enum ps_status ps_encoder_wide_forward(struct small x, cudaStream_t stream)
+{
+    const size_t bytes = shared_bytes(x.f, x.layers, false);
+    x.head.at = (int)bytes;
+    return launch(kernel_of(x, false), dim3((unsigned)x.blocks), THREADS,
+                  bytes + (x.head.weight ? wide_head_bytes(x.n, x.head.horizon) : 0), x, stream, "encoder forward");
 }
 
 enum ps_status ps_encoder_wide_backward(const struct small &x, cudaStream_t stream)

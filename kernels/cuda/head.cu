@@ -431,7 +431,7 @@ static __global__ void __launch_bounds__(block) add_head(float *d_bias, struct p
 extern "C" enum ps_status ps_cuda_head_sums(const struct ps_kernels *k, const struct ps_head_sums *a)
 {
     const char *op = "head_sums";
-    const int64_t horizon = ps_tensor_count(&a->d_bias), rows = (a->sequences + group - 1) / group;
+    const int64_t horizon = ps_tensor_count(&a->d_bias), rows = a->partials.rank > 0 ? a->partials.size[0] : 0;
     PS_TRY(ps_cuda_expect(op, "d_bias", &a->d_bias, PS_F32, horizon));
     PS_TRY(ps_cuda_expect(op, "partials", &a->partials, PS_F64, rows * (horizon + 1)));
     if (!a->state || a->sequences < 1 || horizon > INT32_MAX / 2) {

@@ -26,30 +26,30 @@ static __device__ __forceinline__ const float *ps_window_of(const struct ps_cuda
     return window >= 0 && window < w.count ? w.data + window * w.by_window : NULL;
 }
 
-/* RevIN's mean and deviation of a window in shared memory, by one warp. */
+/* RevIN's mean and deviation of a window in shared memory, by one warp. The first KEPT of a lane's values stay in registers, so
+ * that they are read at once; LONGER: there may be more of them. */
+template <int KEPT, bool LONGER>
 static __device__ __forceinline__ void ps_window_statistics(const float *value, int length, float epsilon, float &mean,
                                                             float &deviation)
 {
-    /* The first of a lane's values stay in registers, so that they are read at once. */
-    constexpr int kept = 12;
     const int lane = threadIdx.x % 32;
-    float v[kept], sum = 0.0f, squares = 0.0f;
+    float v[KEPT], sum = 0.0f, squares = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kept; j++) {
+    for (int j = 0; j < KEPT; j++) {
         const int l = lane + 32 * j;
         v[j] = l < length ? value[l] : 0.0f;
         sum += v[j];
     }
-    for (int l = lane + 32 * kept; l < length; l += 32) {
+    for (int l = lane + 32 * KEPT; LONGER && l < length; l += 32) {
         sum += value[l];
     }
     mean = ps_group_sum<32>(sum) / (float)length;
 #pragma unroll
-    for (int j = 0; j < kept; j++) {
+    for (int j = 0; j < KEPT; j++) {
         const float difference = lane + 32 * j < length ? v[j] - mean : 0.0f;
         squares += difference * difference;
     }
-    for (int l = lane + 32 * kept; l < length; l += 32) {
+    for (int l = lane + 32 * KEPT; LONGER && l < length; l += 32) {
         const float difference = value[l] - mean;
         squares += difference * difference;
     }
