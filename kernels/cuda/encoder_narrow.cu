@@ -477,7 +477,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
  * COLUMNS: q, k, v and the gradient of merged, two each (a pair of heads each); then the gradients of q, k, v and of W_o's output.
  * ROWS: xhat of LN1, ones, merged. NORMED: xhat of LN2, ones, the gradient of W_2's output.
  * STAGED: 64 columns of d_ff and of their gradient. In its place, at its end, a head's probabilities and their gradient, 6 matrices
- * each; and before those, in the first layer, from NORMED on, the embedding's operands. */
+ * each; before those the gradient of W_o's output, and, in the first layer, from NORMED on, the embedding's operands. */
 enum {
     COLUMNS_ROW = 8 * MATRIX,
     ROWS_ROW = 5 * MATRIX,
@@ -662,6 +662,8 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
     const uint32_t own_columns = unit + ((uint32_t)(at.tile * 2) + odd) * COLUMNS_ROW + half * MATRIX + piece;
     const uint32_t own_rows = unit + TO_ROWS + ((uint32_t)(at.tile * 2) + odd) * ROWS_ROW + half * MATRIX + piece;
     const uint32_t own_staged = unit + TO_STAGED + ((uint32_t)(at.tile * 2) + odd) * STAGED_ROW + half * MATRIX + piece;
+    const uint32_t own_branch =
+        unit + TO_SCORES - 48 * D * 2 + (uint32_t)(at.tile * 2 + at.lane / 16) * 2 * MATRIX + odd * MATRIX + piece;
     const uint32_t own_scores = unit + TO_SCORES + ((uint32_t)(at.tile * 2) + odd) * SCORES_ROW + half * MATRIX + piece;
     const uint32_t own_keys = unit + TO_SCORES + half * SCORES_ROW + ((uint32_t)(at.tile * 2) + odd) * MATRIX + piece;
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
@@ -721,17 +723,31 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
                 if (stage > 0) {
                     ps_barrier(0, threads);
                 }
+                /* The products of a chunk of 16 columns are made while the one before is worked on. */
+                float next_z[2][4], next_dz[2][4];
+                const auto begin = [&](int chunk) {
+                    uint32_t b[4];
+                    set_bias(next_z[0], bias + chunk * 8, at.q);
+                    set_bias(next_z[1], bias + chunk * 8 + 4, at.q);
+                    ps_ldmatrix4_transposed(b, w_1 + chunk * 16 + at.near * LD_F + at.far);
+                    ps_mma16(next_z[0], a, b[0], b[1], next_z[0]);
+                    ps_mma16(next_z[1], a, b[2], b[3], next_z[1]);
+                    clear(next_dz);
+                    multiply16_transposed(next_dz, dm, w_2 + chunk * 16 * LD, LD, at);
+                };
+                begin(0);
 #pragma unroll
                 for (int chunk = 0; chunk < 4; chunk++) {
-                    uint32_t b[4], hidden[4], d_hidden[4];
+                    uint32_t hidden[4], d_hidden[4];
                     float z[2][4], dz[2][4];
-                    set_bias(z[0], bias + chunk * 8, at.q);
-                    set_bias(z[1], bias + chunk * 8 + 4, at.q);
-                    ps_ldmatrix4_transposed(b, w_1 + chunk * 16 + at.near * LD_F + at.far);
-                    ps_mma16(z[0], a, b[0], b[1], z[0]);
-                    ps_mma16(z[1], a, b[2], b[3], z[1]);
-                    clear(dz);
-                    multiply16_transposed(dz, dm, w_2 + chunk * 16 * LD, LD, at);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        z[i / 4][i % 4] = next_z[i / 4][i % 4];
+                        dz[i / 4][i % 4] = next_dz[i / 4][i % 4];
+                    }
+                    if (chunk < 3) {
+                        begin(chunk + 1);
+                    }
 #pragma unroll
                     for (int i = 0; i < 8; i++) {
                         float &v = z[i / 4][i % 4];
@@ -794,8 +810,8 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
         const uint4 kept_merged = *(const uint4 *)(keep + KEPT_MERGED + at.lane * 16);
         const float4 sums0 = *(const float4 *)(keep + KEPT_ROWS + at.g * 64),
                      sums1 = *(const float4 *)(keep + KEPT_ROWS + at.g * 64 + 32);
-        uint32_t branch[4], d_merged[4], q[4];
         float delta[2][2][2]; /* less sum_j A dA, of head, pair, row */
+        uint32_t branch[4];
         branch_operand<DROP>(branch, g, x.drop_scale, row_bits, 0);
         clear(dx);
         multiply16_transposed(dx, branch, w.w_o, LD, at);
@@ -812,8 +828,8 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
                 delta[1][i / 2][i % 2] = low ? other : v;
             }
         }
-        pack_operand(d_merged, dx[0], dx[1]);
-        ps_stmatrix4_at(own_columns + 6 * MATRIX, d_merged);
+        pack_operand(a, dx[0], dx[1]);
+        ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
         xhat[0] = kept_xhat.x, xhat[1] = kept_xhat.y, xhat[2] = kept_xhat.z, xhat[3] = kept_xhat.w;
         ps_stmatrix4_at(own_rows, xhat);
         scale_shift_kept(a, xhat, w.ln1_gamma, w.ln1_beta, at.q);
@@ -824,8 +840,8 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
             for (int i = 0; i < 8; i++) {
                 dx[i / 4][i % 4] *= x.scale_log2e;
             }
-            pack_operand(q, dx[0], dx[1]);
-            ps_stmatrix4_at(own_columns, q);
+            pack_operand(packed, dx[0], dx[1]);
+            ps_stmatrix4_at(own_columns, packed);
             project16(dx, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
             pack_operand(packed, dx[0], dx[1]);
             ps_stmatrix4_at(own_columns + 2 * MATRIX, packed);
@@ -834,6 +850,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
             ps_stmatrix4_at(own_columns + 4 * MATRIX, packed);
         }
         ps_barrier(0, threads); /* and the staged columns have been read */
+        ps_stmatrix4_at(own_branch, branch);
         const bool embed = l == 0 && x.embed.partial;
         bf16 *const embedding = (bf16 *)((char *)shared_memory + x.layers * LAYER_BYTES + TO_NORMED), /* of the first unit */
             *const own_embedding = embedding + at.unit * (UNIT_BYTES / 2);
@@ -856,9 +873,11 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
                 const float log0 = p == 0 ? logs.x : logs.z, log1 = p == 0 ? logs.y : logs.w;
                 const float less[4] = {-log0, -log0, -log1, -log1};
                 const float less_delta[4] = {delta[h][p][0], delta[h][p][0], delta[h][p][1], delta[h][p][1]};
-                const uint32_t q0 = mine ? q[2 * p] : 0, q1 = mine ? q[2 * p + 1] : 0;
-                const uint32_t d0 = mine ? d_merged[2 * p] : 0, d1 = mine ? d_merged[2 * p + 1] : 0;
-                uint32_t keys[6], values[6], keys_across[6];
+                uint32_t q[2], d_merged[2], keys[6], values[6], keys_across[6];
+                ps_ldmatrix2_at(q, own_columns + p * MATRIX);
+                ps_ldmatrix2_at(d_merged, own_columns + (6 + p) * MATRIX);
+                const uint32_t q0 = mine ? q[0] : 0, q1 = mine ? q[1] : 0;
+                const uint32_t d0 = mine ? d_merged[0] : 0, d1 = mine ? d_merged[1] : 0;
                 load_rows48(keys, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
                 load_rows48(values, all_columns + (4 + p) * MATRIX, COLUMNS_ROW);
                 load_rows48_transposed(keys_across, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
@@ -915,11 +934,13 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
         ps_stmatrix4_at(own_columns, dq);
         ps_stmatrix4_at(own_columns + 2 * MATRIX, dk);
         ps_stmatrix4_at(own_columns + 4 * MATRIX, dv);
-        ps_stmatrix4_at(own_columns + 6 * MATRIX, branch);
+        ps_ldmatrix4_at(a, own_branch);
+        ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
         clear(dx);
         multiply16_transposed(dx, dq, w.w_qkv, LD_QKV, at);
         multiply16_transposed(dx, dk, w.w_qkv + D, LD_QKV, at);
         multiply16_transposed(dx, dv, w.w_qkv + 2 * D, LD_QKV, at);
+        ps_ldmatrix4_at(xhat, own_rows);
         normalise_backward<D, NT>(g, dx, w.ln1_gamma, xhat, rstd1, NULL, at);
         if (l > 0) {
             read_first<DROP>(kept, x, step, l - 1, at);
