@@ -1025,9 +1025,10 @@ struct weight_job {
 };
 
 /* The loader's warp: takes tickets and fetches what their jobs need, a stage for 64 rows: a panel, two that follow one another,
- * maybe one more. jobs: whose each stage is. At the end it counts the jobs as done. */
+ * maybe one more. jobs: the layer, pair, split and
+ * groups of each stage's; layer -1: there are no more. At the end it counts the jobs as done. */
 static __device__ __forceinline__ void load_products(const struct small &x, const char *memory, uint32_t full, uint32_t empty,
-                                                     int *jobs)
+                                                     int4 *jobs)
 {
     const int P = x.f / 64, lane = (int)threadIdx.x % 32, groups = (int)((x.units + UNITS - 1) / UNITS);
     const int all = x.layers * pairs_of(P) * x.splits;
@@ -1059,7 +1060,7 @@ static __device__ __forceinline__ void load_products(const struct small &x, cons
                     const char *const kept = kept_at(x, group, job.l);
                     const uint32_t barrier = full + slot * 8, to = ps_shared_address(memory) + slot * STAGE;
                     ps_mbarrier_wait(empty + slot * 8, parity);
-                    jobs[slot] = ticket;
+                    jobs[slot] = make_int4(job.l, job.pair, job.split, job.end - job.begin);
                     ps_mbarrier_expect(barrier, (job.of_o ? 4 : 3) * PANEL);
                     ps_bulk_copy(to, kept + one * PANEL, PANEL, barrier);
                     ps_bulk_copy(to + PANEL, kept + two * PANEL, 2 * PANEL, barrier);
@@ -1075,7 +1076,7 @@ static __device__ __forceinline__ void load_products(const struct small &x, cons
     }
     if (lane == 0) { /* no more */
         ps_mbarrier_wait(empty + slot * 8, parity);
-        jobs[slot] = ticket;
+        jobs[slot] = make_int4(-1, 0, 0, 0);
         ps_mbarrier_arrive(full + slot * 8);
         for (int i = 1; i < STAGES; i++) {
             slot = slot + 1 == STAGES ? 0 : slot + 1;
@@ -1087,62 +1088,92 @@ static __device__ __forceinline__ void load_products(const struct small &x, cons
     }
 }
 
+/* A warpgroup's part of a job to x.partial, and its column sums. */
+static __device__ __forceinline__ void put_products(const struct small &x, int l, int pair, int split, const float (&c)[4][4],
+                                                    const float (&columns)[4], bool sums_columns, const wide_place &at)
+{
+    const int P = x.f / 64, half = at.share / 2;
+    float4 *const to = (float4 *)x.partial + ((int64_t)(l * pairs_of(P) + pair) * x.splits + split) * (JOB_FLOATS / 4);
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        to[(at.share * 4 + t) * 128 + threadIdx.x % 128] = make_float4(c[t][0], c[t][1], c[t][2], c[t][3]);
+    }
+    if (sums_columns && at.q == 0) {
+        const int first = pair < P / 2 ? B_1 + (2 * pair + half) * 64
+                          : pair < P   ? (int)B_2
+                          : pair == P  ? B_QKV + half * D
+                          : half       ? (int)B_O
+                                       : B_QKV + 2 * D;
+        float *const vector = x.column_sums + ((int64_t)split * x.layers + l) * vector_floats(x.f) + first;
+        vector[at.unit * 16 + at.g] = columns[0];
+        vector[at.unit * 16 + at.g + 8] = columns[2];
+    }
+}
+
 /* The products, to x.partial, and the column sums that are the biases' gradients. A warpgroup has half a panel's columns. */
 static __device__ __forceinline__ void weight_products(const struct small &x, const char *memory, uint32_t full, uint32_t empty,
-                                                       const int *jobs, wide_place &at)
+                                                       const int4 *jobs, wide_place &at)
 {
-    const int P = x.f / 64, pairs = pairs_of(P), all = x.layers * pairs * x.splits, half = at.share / 2;
+    const int P = x.f / 64, half = at.share / 2;
     int slot = 0;
     uint32_t parity = 0;
-    const auto next_stage = [&]() {
-        __syncwarp();
-        if (at.lane == 0) {
-            ps_mbarrier_arrive(empty + slot * 8);
-        }
+    const auto step_on = [&]() {
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         parity ^= slot == 0;
     };
     for (;;) {
         ps_mbarrier_wait(full + slot * 8, parity);
-        const int ticket = jobs[slot];
-        if (ticket >= all) {
+        const int l = jobs[slot].x, pair = jobs[slot].y, split = jobs[slot].z, groups = jobs[slot].w;
+        if (l < 0) {
             return;
         }
-        const struct weight_job job(x, ticket);
-        const int left = job.of_2 || (job.of_o && half) ? 1 + half : 0, right = job.of_2 ? 0 : job.of_o ? 1 + 2 * half : 1 + half;
-        const bool sums_columns = at.share % 2 == 0 && (!job.of_2 || (job.pair == P / 2 && half == 0));
+        const bool of_1 = pair < P / 2, of_2 = !of_1 && pair < P, of_o = pair == P + 1;
+        const int left = of_2 || (of_o && half) ? 1 + half : 0, right = of_2 ? 0 : of_o ? 1 + 2 * half : 1 + half;
+        const bool sums_columns = at.share % 2 == 0 && (!of_2 || (pair == P / 2 && half == 0));
         float c[4][4], columns[4] = {0, 0, 0, 0};
         clear(c);
-        for (int group = job.begin;;) {
-            products_begin(at, c);
-            product<true, true>(c, at.of(4 * slot + left), at.of(4 * slot + right) + at.share % 2 * 4, true);
-            products_commit();
-            if (sums_columns) {
-                add_columns(columns, ps_shared_address(memory) + slot * STAGE + right * PANEL, at);
+        for (int rest = groups;; rest -= 2) { /* two stages at once */
+            const int first = slot, second = slot + 1 == STAGES ? 0 : slot + 1;
+            ps_mbarrier_wait(full + first * 8, parity);
+            step_on();
+            if (rest > 1) {
+                ps_mbarrier_wait(full + second * 8, parity);
+                step_on();
             }
-            products_wait<0>(c);
-            if (group + 1 == job.end) {
+            const auto columns_of = [&](int stage) {
+                if (sums_columns) {
+                    add_columns(columns, ps_shared_address(memory) + stage * STAGE + right * PANEL, at);
+                }
+            };
+            if (rest > 1) {
+                products_begin(at, c);
+                product<true, true>(c, at.of(4 * first + left), at.of(4 * first + right) + at.share % 2 * 4, true);
+                product<true, true>(c, at.of(4 * second + left), at.of(4 * second + right) + at.share % 2 * 4, true);
+                products_commit();
+                columns_of(first);
+                columns_of(second);
+                products_wait<0>(c);
+            } else {
+                products_begin(at, c);
+                product<true, true>(c, at.of(4 * first + left), at.of(4 * first + right) + at.share % 2 * 4, true);
+                products_commit();
+                columns_of(first);
+                products_wait<0>(c);
+            }
+            if (rest <= 2) { /* the loader takes the job for done with its last stage */
+                put_products(x, l, pair, split, c, columns, sums_columns, at);
+            }
+            __syncwarp();
+            if (at.lane == 0) {
+                ps_mbarrier_arrive(empty + first * 8);
+                if (rest > 1) {
+                    ps_mbarrier_arrive(empty + second * 8);
+                }
+            }
+            if (rest <= 2) {
                 break;
             }
-            next_stage();
-            group++;
-            ps_mbarrier_wait(full + slot * 8, parity);
         }
-        float4 *const to = (float4 *)x.partial + ((int64_t)(job.l * pairs + job.pair) * x.splits + job.split) * (JOB_FLOATS / 4);
-#pragma unroll
-        for (int t = 0; t < 4; t++) {
-            to[(at.share * 4 + t) * 128 + threadIdx.x % 128] = make_float4(c[t][0], c[t][1], c[t][2], c[t][3]);
-        }
-        if (sums_columns && at.q == 0) {
-            const int first = job.of_1   ? B_1 + (2 * job.pair + half) * 64
-                              : job.of_2 ? (int)B_2
-                              : job.of_o ? half ? (int)B_O : B_QKV + 2 * D
-                                         : B_QKV + half * D;
-            float *const vector = x.column_sums + ((int64_t)job.split * x.layers + job.l) * vector_floats(x.f) + first;
-            vector[at.unit * 16 + at.g] = columns[0];
-            vector[at.unit * 16 + at.g + 8] = columns[2];
-        }
-        next_stage(); /* the loader takes the job for done */
     }
 }
 
@@ -1260,7 +1291,7 @@ static __global__ void __launch_bounds__(THREADS + 32, 1) wide_weights(const __g
     extern __shared__ __align__(1024) char memory[];
     __shared__ float4 parts[THREADS];
     __shared__ uint64_t barriers[2 * STAGES];
-    __shared__ int jobs[STAGES];
+    __shared__ int4 jobs[STAGES];
     __shared__ bool last;
     const int P = x.f / 64, pairs = pairs_of(P), matrices = x.layers * pairs * SLICES,
               vectors = matrices + x.layers * vector_slices(P);
