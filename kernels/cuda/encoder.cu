@@ -51,6 +51,7 @@ static struct ps_encoder_small small_of(const struct ps_kernels *k, const struct
     e.embed = r->embed;
     e.head = r->head;
     e.embed_gradient = r->embed_gradient;
+    e.fresh = ps_cuda(k)->ordered;
     return e;
 }
 
@@ -257,6 +258,7 @@ extern "C" enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, co
     }
     if (small) {
         struct ps_encoder_small e = small_of(k, &r);
+        ps_cuda(k)->ordered = false; /* `fresh` takes care of it */
         return ps_encoder_small_forward(&e, ps_cuda(k)->stream);
     }
     int64_t rows = r.sequences * r.patches * r.d_model;
@@ -281,6 +283,7 @@ extern "C" enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, c
     }
     if (small) {
         struct ps_encoder_small e = small_of(k, &r);
+        ps_cuda(k)->ordered = false; /* `fresh` takes care of it */
         return ps_encoder_small_backward(&e, ps_cuda(k)->stream);
     }
     const struct ps_encoder_layout *l = &a->sizes.layout;

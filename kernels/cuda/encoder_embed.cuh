@@ -335,6 +335,17 @@ static __device__ __forceinline__ void embed_gradient(const struct small &x, int
     }
 }
 
+/* A float4 of [P + 1 + N, d] to the gradients. */
+template <int D> static __device__ __forceinline__ void add_embed_item(const struct small &x, int item, const float4 &sum)
+{
+    const int weights = x.embed.patch * D / 4, positions = weights + D / 4;
+    float4 *const to = item < weights     ? (float4 *)x.embed.d_weight + item
+                       : item < positions ? (float4 *)x.embed.d_bias + item - weights
+                                          : (float4 *)x.embed.d_position + item - positions;
+    const float4 old = *to;
+    *to = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
+}
+
 /* The blocks' sums to the gradients, 64 float4 a block of THREADS threads at once, in THREADS / 64 parts and then those in order;
  * parts [THREADS]. This block is `block` of `blocks`. */
 template <int D, int THREADS>
@@ -372,12 +383,7 @@ static __device__ __forceinline__ void add_embedding(const struct small &x, floa
                 sum.z += v.z;
                 sum.w += v.w;
             }
-            const int weights = x.embed.patch * D / 4, positions = weights + D / 4;
-            float4 *const to = item < weights     ? (float4 *)x.embed.d_weight + item
-                               : item < positions ? (float4 *)x.embed.d_bias + item - weights
-                                                  : (float4 *)x.embed.d_position + item - positions;
-            const float4 old = *to;
-            *to = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
+            add_embed_item<D>(x, item, sum);
         }
     }
 }

@@ -4,6 +4,7 @@
 
 #include <cudaTypedefs.h>
 
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
@@ -274,42 +275,6 @@ static __device__ __forceinline__ void ps_wgmma_shared_n128(float (*d)[4], uint6
                  : "l"(a), "l"(b));
 }
 
-/* ---- barriers in shared memory, and copies by the copy engine that end on them ---- */
-
-static __device__ __forceinline__ void ps_mbarrier_init(uint32_t barrier, int arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-
-/* The inits above, for the copy engine and the block's other threads (after its next barrier). */
-static __device__ __forceinline__ void ps_mbarrier_publish()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-static __device__ __forceinline__ void ps_mbarrier_arrive(uint32_t barrier)
-{
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
-}
-
-/* Arrives, and the phase ends only when so many bytes have come too. */
-static __device__ __forceinline__ void ps_mbarrier_expect(uint32_t barrier, uint32_t bytes)
-{
-    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n}" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
-
-/* Until the phase of this parity has ended. */
-static __device__ __forceinline__ void ps_mbarrier_wait(uint32_t barrier, uint32_t parity)
-{
-    asm volatile("{\n.reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n}" ::"r"(barrier),
-                 "r"(parity)
-                 : "memory");
-}
-
 /* A box of a tensor of three dimensions, from these coordinates on. */
 static __device__ __forceinline__ void ps_box_copy(uint32_t to, const CUtensorMap *map, int x, int y, int z, uint32_t barrier)
 {
@@ -318,28 +283,6 @@ static __device__ __forceinline__ void ps_box_copy(uint32_t to, const CUtensorMa
             to),
         "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
         : "memory");
-}
-
-/* To global memory; published and after a barrier where other threads wrote the source. */
-static __device__ __forceinline__ void ps_bulk_store(void *to, uint32_t from, uint32_t bytes)
-{
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(to), "r"(from),
-                 "r"(bytes)
-                 : "memory");
-}
-
-/* Until the thread's stores have read their sources. */
-static __device__ __forceinline__ void ps_bulk_wait_read()
-{
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
-/* bytes, a multiple of 16, from global memory. */
-static __device__ __forceinline__ void ps_bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(bytes), "r"(barrier)
-                 : "memory");
 }
 
 /* This thread's ordinary stores to shared memory (cp.async too), for the tensor cores' reads after the next barrier. */

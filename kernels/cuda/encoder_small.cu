@@ -818,6 +818,7 @@ struct plan {
     int block_units, resident, staged, blocks, threads;
     int wide;   /* encoder_wide.cu's kernels */
     int narrow; /* encoder_narrow.cu's */
+    int multiprocessors;
     size_t shared;
 };
 
@@ -859,6 +860,7 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
         units_of(e, best);
         best->wide = 1;
         best->blocks = ps_encoder_wide_blocks(best->units, multiprocessors);
+        best->multiprocessors = multiprocessors;
         return PS_OK;
     }
     if (sizes_fit(e) && ps_encoder_narrow_serves(e)) {
@@ -926,6 +928,11 @@ static size_t kept_lse(const struct ps_encoder_small *e)
     return ((size_t)(e->layers * e->n_heads * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
 }
 
+static size_t kept_moments(const struct ps_encoder_small *e)
+{
+    return ps_encoder_wide_fits(e) ? ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float2) + 255) / 256 * 256 : 0;
+}
+
 static size_t kept_masks(const struct ps_encoder_small *e, const struct plan *p)
 {
     const int64_t words = e->layers * p->units * p->tiles * (e->d_ff / 16 + e->d_model / 8) * 8;
@@ -940,7 +947,7 @@ extern "C" size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
     }
     units_of(e, &p);
     const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
-    const size_t bytes = kept_r(e) + kept_lse(e) + kept_masks(e, &p) + (size_t)words * sizeof(uint32_t);
+    const size_t bytes = kept_r(e) + kept_lse(e) + kept_moments(e) + kept_masks(e, &p) + (size_t)words * sizeof(uint32_t);
     const size_t narrow = ps_encoder_narrow_serves(e) ? ps_encoder_narrow_kept_bytes(e) : 0;
     return bytes > narrow ? bytes : narrow; /* which kernels run, the number of sequences tells */
 }
@@ -975,7 +982,7 @@ extern "C" size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small
     }
     const size_t embed = ps_encoder_small_embeds(e) ? (size_t)p.blocks * embed_sums(e) : 0;
     if (p.wide) {
-        return (size_t)p.blocks * ps_encoder_wide_sums(e) + embed;
+        return ps_encoder_wide_workspace(e, p.units, p.multiprocessors) + embed;
     }
     return counter_bytes(e) + norm_bytes(e) + (size_t)p.blocks * sums_bytes(e) + embed;
 }
@@ -1103,9 +1110,10 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
         char *kept = (char *)e->kept;
         x.r = (bf16 *)kept;
         x.lse = (float *)(kept + kept_r(e));
+        x.moments = (float2 *)(kept + kept_r(e) + kept_lse(e));
         if (e->dropout.threshold) {
-            x.masks = (uint32_t *)(kept + kept_r(e) + kept_lse(e));
-            x.embed.masks = (uint32_t *)(kept + kept_r(e) + kept_lse(e) + kept_masks(e, p));
+            x.masks = (uint32_t *)(kept + kept_r(e) + kept_lse(e) + kept_moments(e));
+            x.embed.masks = (uint32_t *)((char *)x.masks + kept_masks(e, p));
         }
     }
     embed_make(e, p, &x.embed);
@@ -1125,28 +1133,8 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
         x.key[i][1] = (uint32_t)(e->dropout.seed >> 32) + i * 0xBB67AE85u;
     }
     x.state = e->dropout.state;
+    x.fresh = e->fresh;
     return x;
-}
-
-static enum ps_status launch(kernel_function *kernel, dim3 grid, int threads, size_t shared, struct small *x, void *stream,
-                             const char *what)
-{
-    if (shared > 48 * 1024) {
-        PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-                             what));
-    }
-    cudaLaunchAttribute attribute = {}; /* as ps_cuda_launch does; nothing is read before ps_grid_begin, whatever went before */
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = (cudaStream_t)stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    void *arguments[] = {x};
-    return ps_cuda_check(cudaLaunchKernelExC(&config, (const void *)kernel, arguments), what);
 }
 
 extern "C" enum ps_status ps_encoder_small_forward(const struct ps_encoder_small *e, void *stream)
@@ -1155,13 +1143,13 @@ extern "C" enum ps_status ps_encoder_small_forward(const struct ps_encoder_small
     PS_TRY(plan_make(e, false, &p));
     struct small x = small_make(e, &p);
     if (p.wide) {
-        return ps_encoder_wide_forward(x, (cudaStream_t)stream);
+        return ps_encoder_wide_forward(x, (char *)e->workspace, p.multiprocessors, (cudaStream_t)stream);
     }
     if (p.narrow) {
         return ps_encoder_narrow_forward(x, ps_encoder_narrow_shared(e, p.block_units), (cudaStream_t)stream);
     }
-    return launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared, &x, stream,
-                  "encoder forward");
+    return ps_small_launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared, x,
+                           (cudaStream_t)stream, "encoder forward");
 }
 
 extern "C" enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void *stream)
@@ -1172,11 +1160,10 @@ extern "C" enum ps_status ps_encoder_small_backward(const struct ps_encoder_smal
     const int d = (int)e->d_model, f = (int)e->d_ff;
     char *workspace = (char *)e->workspace;
     if (p.wide) {
-        x.partial = (float *)workspace;
         if (e->embed_gradient) {
-            x.embed.partial = (float *)(workspace + (size_t)p.blocks * ps_encoder_wide_sums(e));
+            x.embed.partial = (float *)(workspace + ps_encoder_wide_workspace(e, p.units, p.multiprocessors));
         }
-        return ps_encoder_wide_backward(x, (cudaStream_t)stream);
+        return ps_encoder_wide_backward(x, workspace, p.multiprocessors, (cudaStream_t)stream);
     }
     x.arrived = (unsigned *)workspace;
     x.norms = (float *)(workspace + counter_bytes(e));
@@ -1184,10 +1171,11 @@ extern "C" enum ps_status ps_encoder_small_backward(const struct ps_encoder_smal
     if (e->embed_gradient) {
         x.embed.partial = (float *)((char *)x.partial + (size_t)p.blocks * sums_bytes(e));
     }
-    PS_TRY(p.narrow
-               ? ps_encoder_narrow_backward(x, ps_encoder_narrow_shared(e, p.block_units), (cudaStream_t)stream)
-               : launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, &x, stream, "encoder backward"));
+    PS_TRY(p.narrow ? ps_encoder_narrow_backward(x, ps_encoder_narrow_shared(e, p.block_units), (cudaStream_t)stream)
+                    : ps_small_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, x,
+                                      (cudaStream_t)stream, "encoder backward"));
     kernel_function *sum = d == 16 ? sum_kernel<16> : d == 32 ? sum_kernel<32> : sum_kernel<64>;
-    return launch(sum, dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
-                  SUM_THREADS, 0, &x, stream, "encoder weight gradients");
+    return ps_small_launch(sum,
+                           dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
+                           SUM_THREADS, 0, x, (cudaStream_t)stream, "encoder weight gradients");
 }

@@ -4,6 +4,7 @@
 #ifndef PS_KERNELS_CUDA_ENCODER_SMALL_CUH
 #define PS_KERNELS_CUDA_ENCODER_SMALL_CUH
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,6 +35,7 @@ struct ps_encoder_small {
     const struct ps_embed_forward *embed;           /* forward does it first, or NULL */
     const struct ps_head_step *head;                /* forward ends with it, or NULL; only with embed */
     const struct ps_embed_backward *embed_gradient; /* backward adds its gradients too, and writes no du; or NULL */
+    bool fresh;                                     /* the kernel before may have written weights or parameters */
 };
 
 /* Bytes kept between forward and backward: the residual stream after attention (bf16), log of softmax's sums (fp32), and one bit an

@@ -65,17 +65,25 @@ struct small {
     bf16 *u, *r, *du;
     const bf16 *dy;
     float *lse;         /* [layers, heads, R]: log2 of softmax's sums */
+    float2 *moments;    /* encoder_wide.cu: [layers, 2, R]: mean and 1 / deviation of LN1's rows, LN2's */
     uint32_t *masks;    /* [layers, tiles, f/16 + 2d/16, 8] */
     int64_t kept_tiles; /* encoder_narrow.cu: tiles of a layer that masks has room for */
-    float *partial;     /* [blocks, layers, layer_sums] */
-    float *norms;       /* [layers, row blocks, 2, d] */
-    unsigned *arrived;  /* [layers, 2] */
+    float *partial;     /* [blocks, layers, layer_sums]; encoder_wide.cu: [layers, pairs, splits, 2, 64, 64] */
+    float *norms;       /* [layers, row blocks, 2, d]; encoder_wide.cu: [groups of 64 rows, layers, 4, d] */
+    unsigned *arrived;  /* [layers, 2]; encoder_wide.cu's counters */
     int blocks;
+    /* encoder_wide.cu alone: */
+    int splits;         /* of the rows, for weight gradients */
+    uint4 *qkv;         /* [groups of 64 rows, layers, 3, threads]: q, k and v as forward's warps have them; or NULL */
+    char *operands;     /* [groups of 64 rows, layers, panels]: what weight gradients are made of */
+    unsigned *flags;    /* [layers, groups of 64 rows]: they are there */
+    float *column_sums; /* [splits, layers, vectors] */
     float scale, scale_log2e, epsilon; /* scale = 1 / sqrt(e) */
     uint32_t threshold, below, minus_below, site;
     float drop_scale, half_scale; /* 1 without dropout; half of it */
     uint32_t key[10][2];
     const struct ps_step_state *state;
+    bool fresh; /* nothing is read before ps_grid_begin: the kernel before may have written weights */
     struct small_embedding embed;
     struct small_head head;
 };
@@ -362,11 +370,11 @@ template <int D, int NT> static __device__ __forceinline__ float2 *statistics_at
 
 /* xhat = (x - mean) rstd, statistics over the row's d columns (the warps' moments are put together as Chan et al. 1979). */
 template <int D, int NT>
-static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rstd)[2], const float (&x)[2][4], float epsilon,
-                                                 float2 *statistics, const place<D, NT> &at)
+static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rstd)[2], float (&mean)[2], const float (&x)[2][4],
+                                                 float epsilon, float2 *statistics, const place<D, NT> &at)
 {
     constexpr int W = sharing(D);
-    float mean[2], squares[2];
+    float squares[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         mean[h] = quad_sum(x[0][2 * h] + x[0][2 * h + 1] + x[1][2 * h] + x[1][2 * h + 1]) * (1.0f / 16);
@@ -411,6 +419,14 @@ static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rs
             xhat[i / 2][2 * h + i % 2] = fmaf(x[i / 2][2 * h + i % 2], rstd[h], shift);
         }
     }
+}
+
+template <int D, int NT>
+static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rstd)[2], const float (&x)[2][4], float epsilon,
+                                                 float2 *statistics, const place<D, NT> &at)
+{
+    float mean[2];
+    normalise<D, NT>(xhat, rstd, mean, x, epsilon, statistics, at);
 }
 
 /* The operand gamma xhat + beta. */
@@ -780,17 +796,40 @@ static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&
 
 /* ---- encoder_wide.cu ---- */
 
-/* Whether it serves these sizes with so much shared memory a block. */
+/* Whether it serves these sizes, with so much shared memory a block. */
+bool ps_encoder_wide_fits(const struct ps_encoder_small *e);
 bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared);
 int ps_encoder_wide_blocks(int64_t units, int multiprocessors);
 /* Whether forward can do the head. */
 bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int shared);
 /* Floats of a unit's windows that it has room for. */
 int ps_encoder_wide_window_floats(void);
-/* Bytes of a block's partial sums. */
-size_t ps_encoder_wide_sums(const struct ps_encoder_small *e);
-enum ps_status ps_encoder_wide_forward(struct small x, cudaStream_t stream);
-enum ps_status ps_encoder_wide_backward(const struct small &x, cudaStream_t stream);
+size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units, int multiprocessors);
+enum ps_status ps_encoder_wide_forward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);
+enum ps_status ps_encoder_wide_backward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);
+
+/* ---- launches ---- */
+
+/* As ps_cuda_launch does. */
+static inline enum ps_status ps_small_launch(void (*kernel)(const struct small), dim3 grid, int threads, size_t shared,
+                                             const struct small &x, cudaStream_t stream, const char *what)
+{
+    if (shared > 48 * 1024) {
+        PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
+                             what));
+    }
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return ps_cuda_check(cudaLaunchKernelEx(&config, kernel, x), what);
+}
 
 /* ---- encoder_narrow.cu ---- */
 

@@ -6,19 +6,20 @@
  * bf16, from which wgmma reads both operands; attention is a warp's own and never leaves its registers. A layer's weights are one
  * set of panels; a matrix of the next layer takes the place of this one's as soon as that has been used, behind the products.
  *
- * Weight gradients: a warpgroup owns 64 x 64 of each of three passes, over the block's 64 rows. gamma's and beta's are column sums
- * of registers, the biases' products with ones. A block's sums go to memory in the order of the registers, and wide_sum adds the
- * blocks in order.
+ * Forward leaves q, k, v and the moments of its LayerNorms for backward. Weight gradients are a kernel of their own, wide_weights:
+ * their operands, the panels, go to memory as they come, by the copy engine, and its blocks begin where backward's leave
+ * multiprocessors free, on what backward has announced so far. gamma's and beta's gradients are column sums of registers.
  *
  * Registers: what follows from a warp's place is found anew at each product (refresh). Left to itself the compiler finds all
  * addresses before the first layer and spills them, which made backward slower by a sixth.
  *
  * Counts, seed28k (f 256, 3 x 5 rows in 16, 2 layers; 107 blocks of 16 warps): a layer's panels 96 KB; a warpgroup and a layer take
- * 32 products m64n16k16 and 4 m64n64k16 forward, 44 and 20 backward, and 24 movmatrix a warp in place of attention's transposes;
- * 6 and 8 barriers; partial gradients 43 MB. */
+ * 32 products m64n16k16 and 4 m64n64k16 forward, 32 and 8 backward, and 24 movmatrix a warp in place of attention's transposes;
+ * 6 barriers each way. Weight gradients: operands 28 MB, read 1.2 times; partial sums 9 MB (one a block would be 43). */
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/encoder_head.cuh"
 
-enum { D = 64, UNITS = 4, THREADS = 512, PANEL = 64 * 64 * 2, STEP = 16 * 128, MOST_PANELS = 4 };
+enum { D = 64, UNITS = 4, THREADS = 512, PANEL = 64 * 64 * 2, STEP = 16 * 128 };
 
 typedef place<D, 1> narrow_place;
 
@@ -77,7 +78,8 @@ static __device__ __forceinline__ uint64_t operand_at(uint32_t low)
     return (uint64_t)(1024 >> 4 | 1 << 30) << 32 | low;
 }
 
-/* d = or += a b, 16 deep, for the warpgroup's 64 rows and 16 or 64 columns. A_ROWS, B_ROWS: the depth runs over the operand's rows.
+/* d = or += a b, 16 deep, for the warpgroup's 64 rows and 16, 32 or 64 columns. A_ROWS, B_ROWS: the depth runs over the operand's
+ * rows.
  */
 template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[2][4], uint64_t a, uint64_t b, bool add)
 {
@@ -86,6 +88,18 @@ template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, %11, %12;\n}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
         : "l"(a), "l"(b), "r"((int)add), "n"((int)A_ROWS), "n"((int)B_ROWS));
+}
+
+template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[4][4], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+                 "}, %16, %17, p, 1, 1, %19, %20;\n}"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
+                   "+f"(d[3][2]), "+f"(d[3][3])
+                 : "l"(a), "l"(b), "r"((int)add), "n"((int)A_ROWS), "n"((int)B_ROWS));
 }
 
 template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[8][4], uint64_t a, uint64_t b, bool add)
@@ -209,18 +223,18 @@ static __device__ __forceinline__ void stage_vectors(const struct small &x, floa
 }
 
 /* Shared memory: panels of W_qkv (3), W_o, W_1 and W_2 (f / 64 each), the working ones, hidden scores' table, statistics, backward
- * column sums [2][units][2][64], the vectors of all layers. */
-enum { STATISTICS = 4 * 4 * 16 * 8, COLUMN_SUMS = 2 * UNITS * 2 * D * 4 };
+ * column sums [2][units][2][64], the vectors of all layers, backward their moments [layers][2][64]. */
+enum { STATISTICS = 2 * 4 * 16 * 8, COLUMN_SUMS = 2 * UNITS * 2 * D * 4, MOMENTS = 2 * 64 * 8 };
 
 static __host__ __device__ constexpr int panels_of(int p, bool backward)
 {
-    return 4 + 2 * p + (backward ? 4 + MOST_PANELS + p : 2 + p);
+    return 4 + 2 * p + (backward ? 6 + p : 2 + p);
 }
 
 static size_t shared_bytes(int f, int64_t layers, bool backward)
 {
     return (size_t)panels_of(f / 64, backward) * PANEL + TABLE_BYTES + UNITS * STATISTICS + (backward ? COLUMN_SUMS : 0) +
-           (size_t)layers * (size_t)vector_floats(f) * 4;
+           (size_t)layers * ((size_t)vector_floats(f) * 4 + (backward ? MOMENTS : 0));
 }
 
 /* ---- rows ---- */
@@ -262,13 +276,51 @@ static __device__ __forceinline__ void transpose_operand(uint32_t (&y)[4], const
 
 /* ---- forward ---- */
 
+/* What weight gradients are made of, of each layer for each 64 rows, in panels: M, G, H [f / 64], E [f / 64], N, K, the gradients
+ * of q, k and v, and merged, as backward names them. Forward leaves M, H, N and merged, backward the others. */
+static __host__ __device__ constexpr int kept_panels(int p)
+{
+    return 8 + 2 * p;
+}
+
+static __device__ __forceinline__ char *kept_at(const struct small &x, int group, int l)
+{
+    return x.operands + ((int64_t)group * x.layers + l) * (kept_panels(x.f / 64) * PANEL);
+}
+
+/* Those from `first` on to global memory, behind the thread's back. */
+static __device__ __forceinline__ void store_panels(char *kept, int first, const char *memory, int from, int panels)
+{
+    ps_bulk_store(kept + first * PANEL, ps_shared_address(memory + from * PANEL), (uint32_t)panels * PANEL);
+}
+
+/* The warp's q, k or v. */
+static __device__ __forceinline__ uint4 *qkv_at(const struct small &x, int group, int l, int which)
+{
+    return x.qkv + (((int64_t)group * x.layers + l) * 3 + which) * THREADS + threadIdx.x;
+}
+
+/* For backward; one of the warps that share the rows does it. */
+static __device__ __forceinline__ void keep_moments(const struct small &x, int which, int share, const float (&mean)[2],
+                                                    const float (&rstd)[2], const wide_place &at)
+{
+    if (x.moments && at.share == share && at.q == 0) {
+        float2 *const to = x.moments + which * x.rows + at.first;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            if (at.here[h]) {
+                to[8 * h] = make_float2(mean[h], rstd[h]);
+            }
+        }
+    }
+}
+
 /* A unit's windows are gathered where its rows of a panel will lie. */
 enum { WINDOW_FLOATS = 16 * 128 / 4 };
 
 template <int P, bool DROP>
 static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_constant__ struct small x)
 {
-    ps_grid_begin();
     extern __shared__ __align__(1024) char memory[];
     constexpr int F = P * 64;
     enum { W_QKV = 0, W_O = 3, W_1 = 4, W_2 = 4 + P, A = 4 + 2 * P, M, H }; /* panels */
@@ -276,8 +328,8 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     wide_place at(memory);
     char *const statistics = memory + panels_of(P, false) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
     float *const all_vectors = (float *)(memory + panels_of(P, false) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
-    const uint64_t now = DROP ? x.state->step : 0;
     const struct sizes z = {F, 16, F, DROP};
+    uint64_t now = 0;
     uint32_t rows[4];
     float *const values = (float *)(memory + A * PANEL) + at.unit * WINDOW_FLOATS;
     /* Of the unit that `at` has taken, number u. */
@@ -288,6 +340,10 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             fetch_rows(rows, x.u, at);
         }
     };
+    at.take(x, (int64_t)blockIdx.x * UNITS + at.unit);
+    if (x.fresh) {
+        ps_grid_begin();
+    }
     stage_vectors(x, all_vectors, F);
     bf16 *const head = (bf16 *)(memory + x.head.at);
     if (x.head.weight) {
@@ -301,7 +357,8 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     stage_panels<P>(memory + W_1 * PANEL, x.weights + x.at.w_1, F, D);
     copy_commit();
     fill_table<D, 1>(table, x.n, at);
-    at.take(x, (int64_t)blockIdx.x * UNITS + at.unit);
+    ps_grid_begin();
+    now = DROP ? x.state->step : 0;
     begin_rows((int64_t)blockIdx.x * UNITS + at.unit);
     const float target = x.head.weight ? wide_target(x, (int64_t)blockIdx.x * UNITS) : 0.0f;
     copy_wait<3>();
@@ -319,13 +376,26 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             /* What takes the place of this layer's weights: the next layer's, or the first one's for the next units. */
             const bool stage = l + 1 < x.layers || more;
             const bf16 *const next = x.weights + (l + 1 < x.layers ? l + 1 : 0) * x.at.matrix_stride;
+            /* By the first thread, when there will be a backward; and before what lies in the panels is overwritten. */
+            const auto leave = [&](int first, int from, int panels) {
+                if (x.qkv && threadIdx.x == 0) {
+                    store_panels(kept_at(x, group, l), first, memory, from, panels);
+                }
+            };
+            const auto left = [&]() {
+                if (x.qkv && threadIdx.x == 0) {
+                    ps_bulk_wait_read();
+                }
+            };
             uint32_t a[4];
-            float rstd[2], xhat[2][4], own[2][4];
-            normalise<D, 1>(xhat, rstd, u, x.epsilon, statistics_at<D, 1>(statistics, 0, at), at);
+            float rstd[2], mean[2], xhat[2][4], own[2][4];
+            normalise<D, 1>(xhat, rstd, mean, u, x.epsilon, statistics_at<D, 1>(statistics, 0, at), at);
+            keep_moments(x, 2 * l, 0, mean, rstd, at);
             scale_shift(a, xhat, own_vectors + LN1_GAMMA, own_vectors + LN1_BETA, at.q);
             put(at.own() + A * PANEL, a);
             copy_wait<2>(); /* W_qkv */
             publish();
+            leave(2 + 2 * P, A, 1);
             stage_panels<P>(memory + W_2 * PANEL, x.weights + l * x.at.matrix_stride + x.at.w_2, D, 64 * D);
             copy_commit();
 
@@ -347,6 +417,10 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                 pack_operand(rows, q[0], q[1]);
                 pack_operand(others, k[0], k[1]);
                 times_transposed(p, rows, others, hidden0, hidden1);
+                if (x.qkv) {
+                    *qkv_at(x, group, l, 0) = make_uint4(rows[0], rows[1], rows[2], rows[3]);
+                    *qkv_at(x, group, l, 1) = make_uint4(others[0], others[1], others[2], others[3]);
+                }
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     most[r] = fmaxf(fmaxf(p[0][2 * r], p[0][2 * r + 1]), fmaxf(p[1][2 * r], p[1][2 * r + 1]));
@@ -359,6 +433,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                 pack_operand(rows, p[0], p[1]);
                 pack_operand(others, v[0], v[1]);
                 times(own, rows, others);
+                if (x.qkv) {
+                    *qkv_at(x, group, l, 2) = make_uint4(others[0], others[1], others[2], others[3]);
+                }
                 sum[0] = sum[1] = sum[2] = sum[3] = 0;
                 add_ones(sum, rows);
                 const float scale[2] = {__fdividef(1.0f, sum[0]), __fdividef(1.0f, sum[2])};
@@ -381,7 +458,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
 
             /* u = r = u + drop(merged W_o + b_o) */
             copy_wait<2>(); /* W_o */
+            left();
             publish();
+            leave(7 + 2 * P, M, 1);
             if (stage) {
                 stage_panels<3>(memory + W_QKV * PANEL, next + x.at.w_qkv, 3 * D, D);
             }
@@ -401,11 +480,13 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             }
 
             /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
-            normalise<D, 1>(xhat, rstd, u, x.epsilon, statistics_at<D, 1>(statistics, 1, at), at);
+            normalise<D, 1>(xhat, rstd, mean, u, x.epsilon, statistics_at<D, 1>(statistics, 1, at), at);
+            keep_moments(x, 2 * l + 1, 1, mean, rstd, at);
             scale_shift(a, xhat, own_vectors + LN2_GAMMA, own_vectors + LN2_BETA, at.q);
             put(at.own() + A * PANEL, a);
             copy_wait<2>(); /* W_1 */
             publish();
+            leave(0, A, 1);
             if (stage) {
                 stage_panels<1>(memory + W_O * PANEL, next + x.at.w_o, D, 0);
             }
@@ -445,7 +526,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                 }
             }
             copy_wait<2>(); /* W_2 */
+            left();
             publish();
+            leave(2, H, P);
             if (stage) {
                 stage_panels<P>(memory + W_1 * PANEL, next + x.at.w_1, F, D);
             }
@@ -482,55 +565,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
 
 /* ---- backward ---- */
 
-/* A layer's partial sums: W_qkv (3), W_o, W_1, W_2 (f / 64 each), 64 x 64 each in the order of a warpgroup's registers, then b_qkv,
- * b_o, b_2, ln1 gamma, beta, ln2 gamma, beta and b_1, as in shared memory. */
-static __host__ __device__ constexpr int wide_sums(int f)
+/* The thread's stores so far can be seen by wide_weights: 1 those of the feed-forward, 2 all of the layer. */
+static __device__ __forceinline__ void announce(unsigned *flag, unsigned stage)
 {
-    return (4 + 2 * (f / 64)) * 64 * 64 + vector_floats(f);
-}
-
-/* A warpgroup's 64 x 64 to a block's partial sums. */
-static __device__ __forceinline__ void put_sums(float *to, const float (&c)[8][4], bool first)
-{
-    float4 *p = (float4 *)to + threadIdx.x % 128;
-#pragma unroll
-    for (int t = 0; t < 8; t++) {
-        float4 v = make_float4(c[t][0], c[t][1], c[t][2], c[t][3]);
-        if (!first) {
-            const float4 old = p[t * 128];
-            v.x += old.x;
-            v.y += old.y;
-            v.z += old.z;
-            v.w += old.w;
-        }
-        p[t * 128] = v;
-    }
-}
-
-/* to[64] = or += the column sums of a panel; warp i of a warpgroup has columns 16 i on. */
-static __device__ __forceinline__ void bias_sums(float *to, const char *panel, bool first, const wide_place &at)
-{
-    float sum[4] = {0, 0, 0, 0}, other[4] = {0, 0, 0, 0};
-    const uint32_t p = ps_shared_address(panel) + at.other * 128 + (((at.unit * 2 + at.across / 8) ^ (at.lane & 7)) * 16);
-    uint32_t r[4][4];
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[k][0]), "=r"(r[k][1]), "=r"(r[k][2]), "=r"(r[k][3])
-                     : "r"(p + k * STEP)
-                     : "memory");
-    }
-    add_ones(sum, r[0]);
-    add_ones(other, r[1]);
-    add_ones(sum, r[2]);
-    add_ones(other, r[3]);
-    sum[0] += other[0];
-    sum[2] += other[2];
-    if (at.q == 0) {
-        to += at.unit * 16 + at.g;
-        to[0] = first ? sum[0] : to[0] + sum[0];
-        to[8] = first ? sum[2] : to[8] + sum[2];
-    }
+    ps_bulk_wait();
+    asm volatile("fence.proxy.async.global;\nst.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(stage) : "memory");
 }
 
 /* What the warp's rows add to gamma's and beta's gradients: [2][64] of the unit. */
@@ -566,8 +605,8 @@ static __device__ __forceinline__ void norm_sums(float *to, const float (&dx)[2]
     to[(beta ? D : 0) + at.share * 16 + (right ? 8 : 0) + at.q * 2 + odd] = keep + __shfl_xor_sync(0xffffffffu, give, 4);
 }
 
-/* gamma's and beta's sums over the units to the block's partial sums. */
-static __device__ __forceinline__ void put_norm_sums(float *to, const float *from, bool first)
+/* gamma's and beta's sums over the units. */
+static __device__ __forceinline__ void put_norm_sums(float *to, const float *from)
 {
     if (threadIdx.x < 2 * D) {
         float sum = from[threadIdx.x];
@@ -575,7 +614,33 @@ static __device__ __forceinline__ void put_norm_sums(float *to, const float *fro
         for (int u = 1; u < UNITS; u++) {
             sum += from[u * 2 * D + threadIdx.x];
         }
-        to[threadIdx.x] = first ? sum : to[threadIdx.x] + sum;
+        to[threadIdx.x] = sum;
+    }
+}
+
+/* The moments of a group's rows; zero for those that do not exist. */
+static __device__ __forceinline__ void stage_moments(float2 *to, const struct small &x, int group)
+{
+    for (int i = (int)threadIdx.x; i < x.layers * 128; i += THREADS) {
+        const int64_t unit = (int64_t)group * UNITS + i % 64 / 16, row = unit * x.unit_rows + i % 16;
+        const bool here = unit < x.units && i % 16 < x.unit_rows && row < x.rows;
+        to[i] = here ? x.moments[i / 64 * x.rows + row] : make_float2(0, 0);
+    }
+}
+
+/* xhat of the warp's rows, with moments of the group's. */
+static __device__ __forceinline__ void normalise_again(float (&xhat)[2][4], float (&rstd)[2], const float (&x)[2][4],
+                                                       const float2 *moments, const wide_place &at)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float2 m = moments[at.unit * 16 + at.g + 8 * h];
+        const float shift = -m.x * m.y;
+        rstd[h] = m.y;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            xhat[i / 2][2 * h + i % 2] = fmaf(x[i / 2][2 * h + i % 2], m.y, shift);
+        }
     }
 }
 
@@ -626,25 +691,26 @@ static __device__ __forceinline__ void embed_gradient_panels(const struct small 
     }
 }
 
-template <int P, bool DROP, bool ONCE>
+template <int P, bool DROP>
 static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_constant__ struct small x)
 {
-    ps_grid_begin();
     extern __shared__ __align__(1024) char memory[];
     constexpr int F = P * 64;
-    /* Panels. M, N: LN2's output, LN1's. G, K: the gradient that enters W_2, W_o. H: hidden; then the gradients of q, k, v, and
-     * merged. E: the gradient of hidden. */
-    enum { W_QKV = 0, W_O = 3, W_1 = 4, W_2 = 4 + P, M = 4 + 2 * P, N, G, K, H, E = H + MOST_PANELS };
+    /* Panels. M: LN2's output. G, K: the gradient that enters W_2, W_o. H: the gradients of q, k, v. E: of hidden. */
+    enum { W_QKV = 0, W_O = 3, W_1 = 4, W_2 = 4 + P, M = 4 + 2 * P, G, K, H, E = H + 3 };
     float4 *const table = (float4 *)(memory + panels_of(P, true) * PANEL);
     wide_place at(memory);
     char *const statistics = memory + panels_of(P, true) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
     float *const column_sums = (float *)(memory + panels_of(P, true) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
-    float *const all_vectors = column_sums + COLUMN_SUMS / 4, *const norms = column_sums + at.unit * 2 * D;
+    float *const all_vectors = column_sums + COLUMN_SUMS / 4;
+    float2 *const moments = (float2 *)(all_vectors + x.layers * vector_floats(F));
+    float *const norms = column_sums + at.unit * 2 * D;
     const struct sizes z = {F, 16, F, DROP};
     uint32_t gradient[4], residual[4];
     at.take(x, (int64_t)blockIdx.x * UNITS + at.unit);
-    fetch_rows(gradient, x.dy, at);
-    fetch_rows(residual, x.r + (x.layers - 1) * x.rows * D, at);
+    if (x.fresh) {
+        ps_grid_begin();
+    }
     stage_vectors(x, all_vectors, F);
     copy_commit();
     {
@@ -654,47 +720,63 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
         copy_commit();
     }
     fill_table<D, 1>(table, x.n, at);
+    /* Nothing of this block's is there yet: wide_weights, whose blocks may begin once all of these have, must find that. */
+    const int groups = (int)((x.units + UNITS - 1) / UNITS);
+    if (threadIdx.x < 32) {
+        for (int i = (int)threadIdx.x; i < x.layers; i += 32) {
+            for (int group = (int)blockIdx.x; group < groups; group += (int)gridDim.x) {
+                x.flags[(int64_t)i * groups + group] = 0;
+            }
+        }
+        __threadfence();
+    }
+    __syncthreads();
+    ps_grid_begin();
+    fetch_rows(gradient, x.dy, at);
+    fetch_rows(residual, x.r + (x.layers - 1) * x.rows * D, at);
+    stage_moments(moments, x, (int)blockIdx.x);
     copy_wait<1>();
     __syncthreads();
-    const int groups = (int)((x.units + UNITS - 1) / UNITS);
     for (int group = (int)blockIdx.x; group < groups; group += (int)gridDim.x) {
-        const bool first = ONCE || group == (int)blockIdx.x, more = !ONCE && group + (int)gridDim.x < groups;
+        const bool more = group + (int)gridDim.x < groups;
         float g[2][4];
         unpack_operand(g, gradient);
 #pragma unroll 1
         for (int l = x.layers - 1; l >= 0; l--) {
             const float *const vectors = all_vectors + l * vector_floats(F), *const own_vectors = vectors + at.share * 16;
-            /* The block's partial sums, found anew for the registers' sake. */
-            const auto sums = [&]() {
-                int layer = l;
-                asm volatile("" : "+r"(layer));
-                return x.partial + ((int64_t)blockIdx.x * x.layers + layer) * wide_sums(F);
-            };
-            const auto vector_sums = [&]() { return sums() + (4 + 2 * P) * 64 * 64; };
+            /* What the first thread leaves of the layer. */
+            const auto kept = [&]() { return kept_at(x, group, l); };
+            const auto norms_to = [&](int layer) { return x.norms + ((int64_t)group * x.layers + layer) * (4 * D); };
             const bf16 *const weights = x.weights + l * x.at.matrix_stride;
             /* Units beyond the last read some masks: their gradients are zero. */
             const uint32_t *const masks = !DROP ? NULL : at.global_tile < x.units ? masks_at<D, 1>(x, z, l, at) : x.masks + at.g;
             uint32_t xhat[4], a[4], stream[4];
-            float rstd[2], dx[2][4], v[2][4], c[8][4];
+            float rstd[2], dx[2][4], v[2][4];
 
             /* y = r + drop(hidden W_2 + b_2) */
             unpack_operand(dx, residual);
-            normalise<D, 1>(v, rstd, dx, x.epsilon, statistics_at<D, 1>(statistics, 0, at), at);
+            normalise_again(v, rstd, dx, moments + (2 * l + 1) * 64, at);
             pack_operand(xhat, v[0], v[1]);
             scale_shift(a, v, own_vectors + LN2_GAMMA, own_vectors + LN2_BETA, at.q);
             put(at.own() + M * PANEL, a);
             branch_operand<DROP>(a, g, x.drop_scale * x.half_scale, DROP ? masks[(D / 16 + F / 16 + at.share) * 8] >> at.q : 0);
             put(at.own() + G * PANEL, a);
             copy_wait<0>(); /* W_1, W_2 */
+            if (threadIdx.x == 0 && l + 1 < x.layers) {
+                announce(x.flags + (int64_t)(l + 1) * groups + group, 2);
+            }
             publish();
+            if (threadIdx.x == 0) {
+                store_panels(kept(), 1, memory, G, 1);
+            }
             if (l + 1 < x.layers) { /* what the layer before left */
-                put_norm_sums(vector_sums() + wide_sums(F) + LN1_GAMMA, column_sums + UNITS * 2 * D, first);
+                put_norm_sums(norms_to(l + 1), column_sums + UNITS * 2 * D);
             }
             stage_panels<3>(memory + W_QKV * PANEL, weights + x.at.w_qkv, 3 * D, D);
             stage_panels<1>(memory + W_O * PANEL, weights + x.at.w_o, D, 0);
             copy_commit();
             {
-                float y[8][4];
+                float y[8][4], c[8][4];
                 uint32_t bits[4];
 #pragma unroll
                 for (int t = 0; t < 8; t++) {
@@ -718,69 +800,54 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                     uint32_t d_hidden[4];
 #pragma unroll
                     for (int j = 0; j < 8; j++) {
-                        float &h = y[2 * i + j / 4][j % 4];
+                        const float h = y[2 * i + j / 4][j % 4];
                         const float square = h * h, t = ps_tanh(h * fmaf(square, GELU_B, GELU_A)), one = 1.0f + t;
                         c[2 * i + j / 4][j % 4] *= fmaf(h * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), one);
-                        h *= one;
                     }
-                    pack_operand(a, y[2 * i], y[2 * i + 1]);
                     pack_operand(d_hidden, c[2 * i], c[2 * i + 1]);
                     if (DROP) {
-                        drop_operand(a, bits[i]);
                         drop_operand(d_hidden, bits[i]);
                     }
-                    put((at.wide ^ i * 32) + (H + at.mine<P>()) * PANEL, a);
                     put((at.wide ^ i * 32) + (E + at.mine<P>()) * PANEL, d_hidden);
                 }
             }
             publish();
+            if (threadIdx.x == 0) {
+                store_panels(kept(), 2 + P, memory, E, P);
+            }
             fetch_rows(stream, x.u + l * x.rows * D, at);
-            products_begin(at, dx, c);
+            products_begin(at, dx);
 #pragma unroll
             for (int i = 0; i < P; i++) {
                 product<false, false>(dx, at.of(E + i), at.of(W_1 + i) + at.rows(), i > 0);
             }
             products_commit();
-            product<true, true>(c, at.of(M), at.of(E + at.mine<P>()), false);
-            products_commit();
-            products_wait<1>(dx);
+            const uint4 q4 = *qkv_at(x, group, l, 0), k4 = *qkv_at(x, group, l, 1), v4 = *qkv_at(x, group, l, 2);
+            products_wait<0>(dx);
             norm_sums(norms, dx, xhat, at);
-            normalise_backward<D, 1>(g, dx, own_vectors + LN2_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 1, at), at);
-            if (at.share < P) {
-                bias_sums(vector_sums() + B_1 + at.mine<P>() * 64, memory + (E + at.mine<P>()) * PANEL, first, at);
-            }
-            if (at.share == 0) {
-                bias_sums(vector_sums() + B_2, memory + G * PANEL, first, at);
-            }
-            products_wait<0>(c);
-            if (at.share < P) {
-                put_sums(sums() + (4 + at.mine<P>()) * 64 * 64, c, first);
-            }
-            products_begin(at, c);
-            product<true, true>(c, at.of(H + at.mine<P>()), at.of(G), false);
-            products_commit();
+            normalise_backward<D, 1>(g, dx, own_vectors + LN2_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 0, at), at);
 
             /* r = u + drop(merged W_o + b_o) */
             branch_operand<DROP>(a, g, x.drop_scale, DROP ? masks[at.share * 8] >> at.q : 0);
             put(at.own() + K * PANEL, a);
             unpack_operand(dx, stream);
-            normalise<D, 1>(v, rstd, dx, x.epsilon, statistics_at<D, 1>(statistics, 2, at), at);
+            normalise_again(v, rstd, dx, moments + 2 * l * 64, at);
             pack_operand(xhat, v[0], v[1]);
-            scale_shift(a, v, own_vectors + LN1_GAMMA, own_vectors + LN1_BETA, at.q);
-            put(at.own() + N * PANEL, a);
             float log_sum[2]; /* rows that do not exist see nothing */
             {
                 const float *lse = x.lse + ((int64_t)l * x.heads + at.share) * x.rows + at.first;
                 log_sum[0] = at.here[0] ? lse[0] : 1e30f;
                 log_sum[1] = at.here[1] ? lse[8] : 1e30f;
             }
-            products_wait<0>(c);
-            if (at.share < P) {
-                put_sums(sums() + (4 + P + at.mine<P>()) * 64 * 64, c, first);
-            }
             copy_wait<0>(); /* W_qkv, W_o */
+            if (threadIdx.x == 0) {
+                announce(x.flags + (int64_t)l * groups + group, 1);
+            }
             publish();
-            put_norm_sums(vector_sums() + LN2_GAMMA, column_sums, first);
+            if (threadIdx.x == 0) {
+                store_panels(kept(), 3 + 2 * P, memory, K, 1);
+            }
+            put_norm_sums(norms_to(l) + 2 * D, column_sums);
             if (l > 0 || more) {
                 const bf16 *const next = x.weights + (l > 0 ? l - 1 : x.layers - 1) * x.at.matrix_stride;
                 stage_panels<P>(memory + W_1 * PANEL, next + x.at.w_1, F, D);
@@ -796,25 +863,13 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
 
             /* A = softmax(q k' / sqrt(e)), merged = A v */
             {
-                uint32_t queries[4], keys[4], values[4], d_merged[4], p_operand[4], operand[4];
-                {
-                    float q[2][4], k[2][4], w[2][4];
-                    set_bias(q, own_vectors + B_QKV, at.q);
-                    set_bias(k, own_vectors + B_QKV + D, at.q);
-                    set_bias(w, own_vectors + B_QKV + 2 * D, at.q);
-                    products_begin(at, q, k, w, dx);
-                    product<false, true>(q, at.of(N), at.of(W_QKV) + at.columns(), true);
-                    product<false, true>(k, at.of(N), at.of(W_QKV + 1) + at.columns(), true);
-                    product<false, true>(w, at.of(N), at.of(W_QKV + 2) + at.columns(), true);
-                    product<false, false>(dx, at.of(K), at.of(W_O) + at.rows(), false);
-                    products_commit();
-                    products_wait<0>(q, k, w, dx);
-                    pack_operand(queries, q[0], q[1]);
-                    pack_operand(keys, k[0], k[1]);
-                    pack_operand(values, w[0], w[1]);
-                    pack_operand(d_merged, dx[0], dx[1]);
-                }
-                float p[2][4], y[2][4], delta[4];
+                const uint32_t queries[4] = {q4.x, q4.y, q4.z, q4.w}, keys[4] = {k4.x, k4.y, k4.z, k4.w};
+                const uint32_t values[4] = {v4.x, v4.y, v4.z, v4.w};
+                uint32_t d_merged[4], p_operand[4], operand[4];
+                products_begin(at, dx);
+                product<false, false>(dx, at.of(K), at.of(W_O) + at.rows(), false);
+                products_commit();
+                float p[2][4], y[2][4];
                 {
                     const float4 low = table[at.lane], high = table[32 + at.lane];
                     const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
@@ -825,28 +880,26 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                     p[i / 4][i % 4] = ps_exp2(fmaf(p[i / 4][i % 4], x.scale_log2e, -log_sum[i % 4 / 2]));
                 }
                 pack_operand(p_operand, p[0], p[1]);
-                times(y, p_operand, values);
-                pack_operand(a, y[0], y[1]);
-                put(at.own() + (H + 3) * PANEL, a);
-                /* sum_j A dA = sum over the head's columns of merged and its gradient */
+                transpose_operand(operand, p_operand);
+                products_wait<0>(dx);
+                pack_operand(d_merged, dx[0], dx[1]);
+                const float zero[4] = {0, 0, 0, 0};
+                times_transposed(y, d_merged, values, zero, zero); /* of A */
+                times(v, operand, d_merged);                       /* of values */
+                pack_operand(a, v[0], v[1]);
+                put(at.own() + (H + 2) * PANEL, a);
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     float sum = 0;
 #pragma unroll
-                    for (int t = 0; t < 2; t++) {
-                        sum -= y[t][2 * r] * __uint_as_float(d_merged[2 * t + r] << 16);
-                        sum -= y[t][2 * r + 1] * __uint_as_float(d_merged[2 * t + r] & 0xffff0000u);
+                    for (int i = 0; i < 4; i++) {
+                        sum = fmaf(p[i / 2][2 * r + i % 2], y[i / 2][2 * r + i % 2], sum);
                     }
-                    delta[2 * r] = delta[2 * r + 1] = quad_sum(sum);
-                }
-                times_transposed(y, d_merged, values, delta, delta);
-                transpose_operand(operand, p_operand);
-                times(v, operand, d_merged); /* of values */
-                pack_operand(a, v[0], v[1]);
-                put(at.own() + (H + 2) * PANEL, a);
+                    sum = quad_sum(sum);
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    y[i / 4][i % 4] *= p[i / 4][i % 4];
+                    for (int i = 0; i < 4; i++) {
+                        y[i / 2][2 * r + i % 2] = p[i / 2][2 * r + i % 2] * (y[i / 2][2 * r + i % 2] - sum);
+                    }
                 }
                 pack_operand(p_operand, y[0], y[1]);
                 times(v, p_operand, keys); /* of queries */
@@ -862,22 +915,25 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 pack_operand(a, y[0], y[1]);
                 put(at.own() + (H + 1) * PANEL, a);
             }
+            if (threadIdx.x == 0) {
+                ps_bulk_wait_read(); /* M, G, E and K will be written */
+            }
             publish();
-            products_begin(at, dx, c);
+            if (threadIdx.x == 0) {
+                store_panels(kept(), 4 + 2 * P, memory, H, 3);
+            }
+            products_begin(at, dx);
 #pragma unroll
             for (int i = 0; i < 3; i++) {
                 product<false, false>(dx, at.of(H + i), at.of(W_QKV + i) + at.rows(), i > 0);
             }
             products_commit();
-            const bool of_o = at.share == 3;
-            product<true, true>(c, at.of(of_o ? H + 3 : N), at.of(of_o ? K : H + at.share), false);
-            products_commit();
-            products_wait<1>(dx);
+            products_wait<0>(dx);
             norm_sums(norms + UNITS * 2 * D, dx, xhat, at);
-            normalise_backward<D, 1>(g, dx, own_vectors + LN1_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 3, at), at);
-            bias_sums(vector_sums() + B_QKV + at.share * 64, memory + (of_o ? K : H + at.share) * PANEL, first, at);
-            products_wait<0>(c);
-            put_sums(sums() + at.share * 64 * 64, c, first);
+            normalise_backward<D, 1>(g, dx, own_vectors + LN1_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 1, at), at);
+        }
+        if (threadIdx.x == 0) {
+            announce(x.flags + group, 2);
         }
         if (x.embed.partial) {
             uint32_t a[4];
@@ -885,7 +941,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             put(at.own() + G * PANEL, a);
             copy_wait<0>(); /* the patches */
             publish();
-            embed_gradient_panels(x, at, at.of(M), at.of(G) + at.columns(), first);
+            embed_gradient_panels(x, at, at.of(M), at.of(G) + at.columns(), group == (int)blockIdx.x);
             if (more) {
                 __syncthreads();
             }
@@ -893,85 +949,310 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             __syncthreads();
             store_rows<D, 1>(x.du, g, at);
         }
-        put_norm_sums(x.partial + (int64_t)blockIdx.x * x.layers * wide_sums(F) + (4 + 2 * P) * 64 * 64 + LN1_GAMMA,
-                      column_sums + UNITS * 2 * D, first);
+        put_norm_sums(x.norms + (int64_t)group * x.layers * (4 * D), column_sums + UNITS * 2 * D);
         if (more) {
             at.take(x, (int64_t)(group + (int)gridDim.x) * UNITS + at.unit);
             fetch_rows(gradient, x.dy, at);
             fetch_rows(residual, x.r + (x.layers - 1) * x.rows * D, at);
+            stage_moments(moments, x, group + (int)gridDim.x);
+            __syncthreads();
         }
     }
 }
 
-/* ---- the sum over blocks ---- */
+/* ---- weight gradients ---- */
 
-enum { SUM_THREADS = 256, SUM_ITEMS = 64, SUM_PARTS = SUM_THREADS / SUM_ITEMS, SUM_FLIGHT = 9 };
+enum { STAGES = 6, STAGE = 4 * PANEL, LOADER = THREADS, JOB_FLOATS = 2 * 64 * 64, SLICE = 256, SLICES = JOB_FLOATS / 4 / SLICE };
+enum { VECTOR_SLICE = 32 };
 
-/* A block adds 64 float4 of a layer's partial sums over all blocks, in 4 parts and then those in order, and adds them to the
- * gradients. Grid (wide_sums / 256 rounded up, layers), and a row of blocks for the embedding. */
-static __global__ void __launch_bounds__(SUM_THREADS) wide_sum(const __grid_constant__ struct small x)
+/* Counters: tickets taken, products' jobs done, blocks that have ended; then flags [layers, groups]. */
+enum { TICKETS, DONE, ENDED, FLAGS };
+
+static __host__ __device__ constexpr int pairs_of(int p)
 {
-    ps_grid_begin();
-    __shared__ float4 parts[SUM_PARTS][SUM_ITEMS];
-    const int thread = (int)threadIdx.x, part = thread / SUM_ITEMS, item = (int)blockIdx.x * SUM_ITEMS + thread % SUM_ITEMS;
-    const int l = (int)blockIdx.y, size = wide_sums(x.f), panels = x.f / 64;
-    if (l == x.layers) {
-        add_embedding<D, SUM_THREADS>(x, parts[0], (int)blockIdx.x, (int)gridDim.x);
-        return;
-    }
-    const int64_t stride = (int64_t)x.layers * (size / 4);
-    const float4 *const from = (const float4 *)x.partial + (int64_t)l * (size / 4) + item;
-    float4 sum = make_float4(0, 0, 0, 0);
-    for (int begin = part; item < size / 4 && begin < x.blocks; begin += SUM_PARTS * SUM_FLIGHT) {
-        float4 v[SUM_FLIGHT];
+    return p + 2;
+}
+
+static __host__ __device__ constexpr int vector_slices(int p)
+{
+    return (vector_floats(p * 64) / 4 + VECTOR_SLICE - 1) / VECTOR_SLICE;
+}
+
+/* Until the counter has come so far; then what was written before can be read. */
+static __device__ __forceinline__ void await_count(const unsigned *counter, unsigned count)
+{
+    unsigned seen;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    } while (seen < count);
+}
+
+/* sum += the column sums of a panel; warp i of a warpgroup has columns 16 i on, lane 4 g rows g and g + 8 of them. */
+static __device__ __forceinline__ void add_columns(float (&sum)[4], uint32_t panel, const wide_place &at)
+{
+    const uint32_t p = panel + (uint32_t)(at.other * 128 + (((at.unit * 2 + at.across / 8) ^ (at.lane & 7)) * 16));
 #pragma unroll
-        for (int i = 0; i < SUM_FLIGHT; i++) {
-            const int b = begin + i * SUM_PARTS;
-            v[i] = b < x.blocks ? __ldcs(from + b * stride) : make_float4(0, 0, 0, 0);
+    for (int k = 0; k < 4; k++) {
+        uint32_t r[4];
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(p + k * STEP)
+                     : "memory");
+        add_ones(sum, r);
+    }
+}
+
+/* A product's job: the gradients of a pair of 64 x 64, over the rows of a split. Pairs: f / 128 of W_1, as many of W_2, W_q and
+ * W_k, W_v and W_o. */
+struct weight_job {
+    int l, pair, split, begin, end; /* groups of 64 rows */
+    bool of_1, of_2, of_o;
+
+    __device__ __forceinline__ weight_job(const struct small &x, int ticket)
+    {
+        /* A layer's feed-forward comes first. */
+        const int P = x.f / 64, groups = (int)((x.units + UNITS - 1) / UNITS), products = pairs_of(P) * x.splits;
+        const int job = ticket % products, later = job - P * x.splits;
+        l = x.layers - 1 - ticket / products;
+        pair = later < 0 ? job % P : P + later % 2;
+        split = later < 0 ? job / P : later / 2;
+        begin = split * groups / x.splits;
+        end = (split + 1) * groups / x.splits;
+        of_1 = pair < P / 2;
+        of_2 = !of_1 && pair < P;
+        of_o = pair == P + 1;
+    }
+};
+
+/* The loader's warp: takes tickets and fetches what their jobs need, a stage for 64 rows: a panel, two that follow one another,
+ * maybe one more. jobs: the layer, pair, split and
+ * groups of each stage's; layer -1: there are no more. At the end it counts the jobs as done. */
+static __device__ __forceinline__ void load_products(const struct small &x, const char *memory, uint32_t full, uint32_t empty,
+                                                     int4 *jobs)
+{
+    const int P = x.f / 64, lane = (int)threadIdx.x % 32, groups = (int)((x.units + UNITS - 1) / UNITS);
+    const int all = x.layers * pairs_of(P) * x.splits;
+    int slot = 0, ticket = 0, next = 0, taken = 0;
+    uint32_t parity = 1;
+    if (lane == 0) {
+        next = (int)atomicAdd(x.arrived + TICKETS, 1);
+    }
+    for (;;) {
+        ticket = __shfl_sync(0xffffffffu, next, 0);
+        if (ticket >= all) {
+            break;
+        }
+        if (lane == 0) {
+            next = (int)atomicAdd(x.arrived + TICKETS, 1);
+        }
+        taken++;
+        const struct weight_job job(x, ticket);
+        const int one = job.of_1 ? 0 : job.of_2 ? 1 : 2 + 2 * P;
+        const int two = job.of_1 ? 2 + P + 2 * job.pair : job.of_2 ? 2 + 2 * job.pair - P : job.of_o ? 6 + 2 * P : 4 + 2 * P;
+        for (int from = job.begin; from < job.end; from += 32) {
+            if (from + lane < job.end) {
+                await_count(x.flags + (int64_t)job.l * groups + from + lane, job.pair < P ? 1 : 2);
+                asm volatile("fence.proxy.async;" ::: "memory");
+            }
+            __syncwarp();
+            if (lane == 0) {
+                for (int group = from; group < job.end && group < from + 32; group++) {
+                    const char *const kept = kept_at(x, group, job.l);
+                    const uint32_t barrier = full + slot * 8, to = ps_shared_address(memory) + slot * STAGE;
+                    ps_mbarrier_wait(empty + slot * 8, parity);
+                    jobs[slot] = make_int4(job.l, job.pair, job.split, job.end - job.begin);
+                    ps_mbarrier_expect(barrier, (job.of_o ? 4 : 3) * PANEL);
+                    ps_bulk_copy(to, kept + one * PANEL, PANEL, barrier);
+                    ps_bulk_copy(to + PANEL, kept + two * PANEL, 2 * PANEL, barrier);
+                    if (job.of_o) {
+                        ps_bulk_copy(to + 3 * PANEL, kept + (3 + 2 * P) * PANEL, PANEL, barrier);
+                    }
+                    slot = slot + 1 == STAGES ? 0 : slot + 1;
+                    parity ^= slot == 0;
+                }
+            }
+            __syncwarp();
+        }
+    }
+    if (lane == 0) { /* no more */
+        ps_mbarrier_wait(empty + slot * 8, parity);
+        jobs[slot] = make_int4(-1, 0, 0, 0);
+        ps_mbarrier_arrive(full + slot * 8);
+        for (int i = 1; i < STAGES; i++) {
+            slot = slot + 1 == STAGES ? 0 : slot + 1;
+            parity ^= slot == 0;
+            ps_mbarrier_wait(empty + slot * 8, parity);
+        }
+        __threadfence();
+        atomicAdd(x.arrived + DONE, (unsigned)taken);
+    }
+}
+
+/* A warpgroup's part of a job to x.partial, and its column sums. */
+static __device__ __forceinline__ void put_products(const struct small &x, int l, int pair, int split, const float (&c)[4][4],
+                                                    const float (&columns)[4], bool sums_columns, const wide_place &at)
+{
+    const int P = x.f / 64, half = at.share / 2;
+    float4 *const to = (float4 *)x.partial + ((int64_t)(l * pairs_of(P) + pair) * x.splits + split) * (JOB_FLOATS / 4);
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        to[(at.share * 4 + t) * 128 + threadIdx.x % 128] = make_float4(c[t][0], c[t][1], c[t][2], c[t][3]);
+    }
+    if (sums_columns && at.q == 0) {
+        const int first = pair < P / 2 ? B_1 + (2 * pair + half) * 64
+                          : pair < P   ? (int)B_2
+                          : pair == P  ? B_QKV + half * D
+                          : half       ? (int)B_O
+                                       : B_QKV + 2 * D;
+        float *const vector = x.column_sums + ((int64_t)split * x.layers + l) * vector_floats(x.f) + first;
+        vector[at.unit * 16 + at.g] = columns[0];
+        vector[at.unit * 16 + at.g + 8] = columns[2];
+    }
+}
+
+/* The products, to x.partial, and the column sums that are the biases' gradients. A warpgroup has half a panel's columns. */
+static __device__ __forceinline__ void weight_products(const struct small &x, const char *memory, uint32_t full, uint32_t empty,
+                                                       const int4 *jobs, wide_place &at)
+{
+    const int P = x.f / 64, half = at.share / 2;
+    int slot = 0;
+    uint32_t parity = 0;
+    const auto step_on = [&]() {
+        slot = slot + 1 == STAGES ? 0 : slot + 1;
+        parity ^= slot == 0;
+    };
+    for (;;) {
+        ps_mbarrier_wait(full + slot * 8, parity);
+        const int l = jobs[slot].x, pair = jobs[slot].y, split = jobs[slot].z, groups = jobs[slot].w;
+        if (l < 0) {
+            return;
+        }
+        const bool of_1 = pair < P / 2, of_2 = !of_1 && pair < P, of_o = pair == P + 1;
+        const int left = of_2 || (of_o && half) ? 1 + half : 0, right = of_2 ? 0 : of_o ? 1 + 2 * half : 1 + half;
+        const bool sums_columns = at.share % 2 == 0 && (!of_2 || (pair == P / 2 && half == 0));
+        float c[4][4], columns[4] = {0, 0, 0, 0};
+        clear(c);
+        for (int rest = groups;; rest -= 2) { /* two stages at once */
+            const int first = slot, second = slot + 1 == STAGES ? 0 : slot + 1;
+            ps_mbarrier_wait(full + first * 8, parity);
+            step_on();
+            if (rest > 1) {
+                ps_mbarrier_wait(full + second * 8, parity);
+                step_on();
+            }
+            const auto columns_of = [&](int stage) {
+                if (sums_columns) {
+                    add_columns(columns, ps_shared_address(memory) + stage * STAGE + right * PANEL, at);
+                }
+            };
+            if (rest > 1) {
+                products_begin(at, c);
+                product<true, true>(c, at.of(4 * first + left), at.of(4 * first + right) + at.share % 2 * 4, true);
+                product<true, true>(c, at.of(4 * second + left), at.of(4 * second + right) + at.share % 2 * 4, true);
+                products_commit();
+                columns_of(first);
+                columns_of(second);
+                products_wait<0>(c);
+            } else {
+                products_begin(at, c);
+                product<true, true>(c, at.of(4 * first + left), at.of(4 * first + right) + at.share % 2 * 4, true);
+                products_commit();
+                columns_of(first);
+                products_wait<0>(c);
+            }
+            if (rest <= 2) { /* the loader takes the job for done with its last stage */
+                put_products(x, l, pair, split, c, columns, sums_columns, at);
+            }
+            __syncwarp();
+            if (at.lane == 0) {
+                ps_mbarrier_arrive(empty + first * 8);
+                if (rest > 1) {
+                    ps_mbarrier_arrive(empty + second * 8);
+                }
+            }
+            if (rest <= 2) {
+                break;
+            }
+        }
+    }
+}
+
+/* from[i] for i < count, `stride` apart, added in a fixed order: thread / ITEMS has a part of them, and the first ITEMS threads get
+ * the sum. All of the block but the loader. */
+template <int ITEMS>
+static __device__ __forceinline__ float4 sum_parts(float4 (&parts)[THREADS], const float4 *from, int64_t stride, int count)
+{
+    constexpr int PARTS = THREADS / ITEMS, FLIGHT = 11;
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int begin = (int)threadIdx.x / ITEMS; begin < count; begin += PARTS * FLIGHT) {
+        float4 v[FLIGHT];
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            const int b = begin + i * PARTS;
+            v[i] = b < count ? __ldcg(from + b * stride) : make_float4(0, 0, 0, 0);
         }
 #pragma unroll
-        for (int i = 0; i < SUM_FLIGHT; i++) {
+        for (int i = 0; i < FLIGHT; i++) {
             sum.x += v[i].x;
             sum.y += v[i].y;
             sum.z += v[i].z;
             sum.w += v[i].w;
         }
     }
-    parts[part][thread % SUM_ITEMS] = sum;
-    __syncthreads();
-    if (thread >= SUM_ITEMS || item >= size / 4) {
-        return;
-    }
-    for (int i = 1; i < SUM_PARTS; i++) {
-        const float4 v = parts[i][thread];
-        sum.x += v.x;
-        sum.y += v.y;
-        sum.z += v.z;
-        sum.w += v.w;
-    }
-    const int matrices = (4 + 2 * panels) * 1024;
-    if (item < matrices) {
-        const int job = item / 1024, t = item / 128 % 8, lane = item % 32;
-        const int row = item / 32 % 4 * 16 + lane / 4, column = t * 8 + lane % 4 * 2;
-        float *to = x.gradients + l * x.at.matrix_stride;
-        int ld = D;
-        if (job < 3) {
-            to += x.at.w_qkv + job * D;
-            ld = 3 * D;
-        } else if (job == 3) {
-            to += x.at.w_o;
-        } else if (job < 4 + panels) {
-            to += x.at.w_1 + (job - 4) * D;
-            ld = x.f;
-        } else {
-            to += x.at.w_2 + (job - 4 - panels) * 64 * D;
+    parts[threadIdx.x] = sum;
+    ps_barrier(0, THREADS);
+    if (threadIdx.x < ITEMS) {
+        for (int i = 1; i < PARTS; i++) {
+            const float4 v = parts[i * ITEMS + threadIdx.x];
+            sum.x += v.x;
+            sum.y += v.y;
+            sum.z += v.z;
+            sum.w += v.w;
         }
-        float2 *const low = (float2 *)(to + row * ld + column), *const high = (float2 *)(to + (row + 8) * ld + column);
+    }
+    return sum;
+}
+
+/* The sum over the splits of a slice of a pair to the gradients. */
+static __device__ __forceinline__ void weight_sums(const struct small &x, int l, int pair, int slice, float4 (&parts)[THREADS])
+{
+    const int P = x.f / 64, pairs = pairs_of(P), item = slice * SLICE + (int)threadIdx.x % SLICE;
+    /* Where the float4 of warpgroup item / 512 lies. */
+    const int share = item / 512, lane = item % 32, row = item / 32 % 4 * 16 + lane / 4;
+    const int column = share % 2 * 32 + item / 128 % 4 * 8 + lane % 4 * 2, half = share / 2;
+    float *to = x.gradients + l * x.at.matrix_stride;
+    int ld = D;
+    if (pair < P / 2) {
+        to += x.at.w_1 + (2 * pair + half) * D;
+        ld = x.f;
+    } else if (pair < P) {
+        to += x.at.w_2 + (2 * pair - P + half) * 64 * D;
+    } else if (pair == P + 1 && half) {
+        to += x.at.w_o;
+    } else {
+        to += x.at.w_qkv + ((pair - P) * 2 + half) * D;
+        ld = 3 * D;
+    }
+    float2 *const low = (float2 *)(to + row * ld + column), *const high = (float2 *)(to + (row + 8) * ld + column);
+    const float4 *const from = (const float4 *)x.partial + (int64_t)(l * pairs + pair) * x.splits * (JOB_FLOATS / 4) + item;
+    const float4 sum = sum_parts<SLICE>(parts, from, JOB_FLOATS / 4, x.splits);
+    if (threadIdx.x < SLICE) {
         const float2 a = *low, b = *high;
         *low = make_float2(a.x + sum.x, a.y + sum.y);
         *high = make_float2(b.x + sum.z, b.y + sum.w);
-    } else {
-        const int i = (item - matrices) * 4, part_of = i / D;
+    }
+}
+
+/* The sum over the splits, or over the groups of rows, of a slice of the vectors to the gradients. */
+static __device__ __forceinline__ void vector_sums(const struct small &x, int l, int slice, float4 (&parts)[THREADS])
+{
+    const int i = (slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE) * 4;
+    const bool of_norm = i >= LN1_GAMMA && i < B_1;
+    const int groups = (int)((x.units + UNITS - 1) / UNITS), count = i >= vector_floats(x.f) ? 0 : of_norm ? groups : x.splits;
+    const int width = of_norm ? 4 * D : vector_floats(x.f);
+    const float *const from = of_norm ? x.norms + l * 4 * D + i - LN1_GAMMA : x.column_sums + l * vector_floats(x.f) + i;
+    const float4 sum = sum_parts<VECTOR_SLICE>(parts, (const float4 *)from, (int64_t)x.layers * (width / 4), count);
+    if (threadIdx.x < VECTOR_SLICE && i < vector_floats(x.f)) {
         float *const p = x.gradients + l * x.at.vector_stride;
         float4 *const to = (float4 *)(i < B_O         ? p + x.at.b_qkv + i
                                       : i < B_2       ? p + x.at.b_o + i - B_O
@@ -981,18 +1262,88 @@ static __global__ void __launch_bounds__(SUM_THREADS) wide_sum(const __grid_cons
                                       : i < LN2_BETA  ? p + x.at.ln2_gamma + i - LN2_GAMMA
                                       : i < B_1       ? p + x.at.ln2_beta + i - LN2_BETA
                                                       : p + x.at.b_1 + i - B_1);
-        const float scale = part_of == B_2 / D ? 1.0f / x.half_scale : 1.0f; /* G holds half_scale times the gradient */
+        const float scale = i / D == B_2 / D ? 1.0f / x.half_scale : 1.0f; /* G holds half_scale times the gradient */
         const float4 old = *to;
         *to = make_float4(old.x + sum.x * scale, old.y + sum.y * scale, old.z + sum.z * scale, old.w + sum.w * scale);
     }
 }
 
+/* Pieces of 16 bytes of the embedding's gradients. */
+static __device__ __forceinline__ int embed_items(const struct small &x)
+{
+    return x.embed.partial ? embed_rows_of(x.embed.patch, x.n) * D / 4 : 0;
+}
+
+/* The sum over backward's blocks of a slice of them. */
+static __device__ __forceinline__ void embed_sums(const struct small &x, int slice, float4 (&parts)[THREADS])
+{
+    const int items = embed_items(x), item = slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE;
+    const float4 sum = sum_parts<VECTOR_SLICE>(parts, (const float4 *)x.embed.partial + item, items, item < items ? x.blocks : 0);
+    if (threadIdx.x < VECTOR_SLICE && item < items) {
+        add_embed_item<D>(x, item, sum);
+    }
+}
+
+/* First the products, by ticket from the last layer to the first: each waits for what it needs of backward alone, so the blocks
+ * that find a multiprocessor free while backward still runs begin with what that has left. Then the sums of all. */
+static __global__ void __launch_bounds__(THREADS + 32, 1) wide_weights(const __grid_constant__ struct small x)
+{
+    extern __shared__ __align__(1024) char memory[];
+    __shared__ float4 parts[THREADS];
+    __shared__ uint64_t barriers[2 * STAGES];
+    __shared__ int4 jobs[STAGES];
+    __shared__ bool last;
+    const int P = x.f / 64, pairs = pairs_of(P), matrices = x.layers * pairs * SLICES,
+              vectors = matrices + x.layers * vector_slices(P);
+    const int all = vectors + (embed_items(x) + VECTOR_SLICE - 1) / VECTOR_SLICE;
+    const uint32_t full = ps_shared_address(barriers), empty = full + 8 * STAGES;
+    unsigned *const counters = x.arrived;
+    if (threadIdx.x < STAGES) {
+        ps_mbarrier_init(full + threadIdx.x * 8, 1);
+        ps_mbarrier_init(empty + threadIdx.x * 8, THREADS / 32);
+        ps_mbarrier_publish();
+    }
+    __syncthreads();
+    if (threadIdx.x >= LOADER) {
+        load_products(x, memory, full, empty, jobs);
+        return;
+    }
+    wide_place at(memory);
+    weight_products(x, memory, full, empty, jobs, at);
+    ps_grid_begin();
+    if (threadIdx.x == 0) {
+        await_count(counters + DONE, (unsigned)(x.layers * pairs * x.splits));
+    }
+    ps_barrier(0, THREADS);
+    for (int job = (int)blockIdx.x; job < all; job += (int)gridDim.x) {
+        if (job < matrices) {
+            weight_sums(x, job / (pairs * SLICES), job / SLICES % pairs, job % SLICES, parts);
+        } else if (job < vectors) {
+            vector_sums(x, (job - matrices) / vector_slices(P), (job - matrices) % vector_slices(P), parts);
+        } else {
+            embed_sums(x, job - vectors, parts);
+        }
+        ps_barrier(0, THREADS);
+    }
+    if (threadIdx.x == 0) {
+        last = atomicAdd(counters + ENDED, 1) == gridDim.x - 1;
+    }
+    ps_barrier(0, THREADS);
+    if (last && threadIdx.x < FLAGS) { /* for the next time */
+        counters[threadIdx.x] = 0;
+    }
+}
+
 /* ---- the host's side ---- */
+
+bool ps_encoder_wide_fits(const struct ps_encoder_small *e)
+{
+    return e->d_model == D && e->n_heads == 4 && e->patches <= 16 && (e->d_ff == 128 || e->d_ff == 256);
+}
 
 bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared)
 {
-    return e->d_model == D && e->n_heads == 4 && e->patches <= 16 && (e->d_ff == 128 || e->d_ff == 256) &&
-           shared_bytes((int)e->d_ff, e->layers, true) <= (size_t)shared;
+    return ps_encoder_wide_fits(e) && shared_bytes((int)e->d_ff, e->layers, true) <= (size_t)shared;
 }
 
 int ps_encoder_wide_blocks(int64_t units, int multiprocessors)
@@ -1006,39 +1357,57 @@ int ps_encoder_wide_window_floats(void)
     return WINDOW_FLOATS;
 }
 
-size_t ps_encoder_wide_sums(const struct ps_encoder_small *e)
+/* Products' jobs of a pair: together as many as multiprocessors. */
+static int splits_of(int64_t groups, int p, int multiprocessors)
 {
-    return (size_t)e->layers * (size_t)wide_sums((int)e->d_ff) * sizeof(float);
+    const int64_t splits = multiprocessors / pairs_of(p);
+    return (int)(splits < 1 ? 1 : splits > groups ? groups : splits);
+}
+
+/* The workspace, in order: counters and flags, norms, q, k and v, operands, column sums, partial products. */
+static size_t workspace_take(struct small *x, char *workspace, int multiprocessors)
+{
+    const int p = x->f / 64;
+    const int64_t groups = (x->units + UNITS - 1) / UNITS;
+    size_t at = 0;
+    const auto take = [&](int64_t bytes) {
+        char *const begin = workspace + at;
+        at += ((size_t)bytes + 255) / 256 * 256;
+        return begin;
+    };
+    x->splits = splits_of(groups, p, multiprocessors);
+    x->arrived = (unsigned *)take((FLAGS + x->layers * groups) * (int64_t)sizeof(unsigned));
+    x->flags = x->arrived + FLAGS;
+    x->norms = (float *)take(groups * x->layers * (4 * D) * (int64_t)sizeof(float));
+    x->qkv = (uint4 *)take(groups * x->layers * 3 * (THREADS * (int64_t)sizeof(uint4)));
+    x->operands = take(groups * x->layers * (kept_panels(p) * PANEL));
+    x->column_sums = (float *)take((int64_t)x->splits * x->layers * vector_floats(x->f) * (int64_t)sizeof(float));
+    x->partial = (float *)take((int64_t)x->layers * pairs_of(p) * x->splits * JOB_FLOATS * (int64_t)sizeof(float));
+    return at;
+}
+
+size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units, int multiprocessors)
+{
+    struct small x = {};
+    x.f = (int)e->d_ff;
+    x.layers = (int)e->layers;
+    x.units = units;
+    return workspace_take(&x, NULL, multiprocessors);
 }
 
 typedef void wide_kernel(const struct small);
 
-template <int P> static wide_kernel *kernel_of_panels(bool backward, bool drop, bool once)
-{
-    if (!backward) {
-        return drop ? wide_forward<P, true> : wide_forward<P, false>;
-    }
-    if (once) {
-        return drop ? wide_backward<P, true, true> : wide_backward<P, false, true>;
-    }
-    return drop ? wide_backward<P, true, false> : wide_backward<P, false, false>;
-}
-
 static wide_kernel *kernel_of(const struct small &x, bool backward)
 {
-    const bool drop = x.threshold != 0, once = (int64_t)x.blocks * UNITS >= x.units;
-    return x.f == 128 ? kernel_of_panels<2>(backward, drop, once) : kernel_of_panels<4>(backward, drop, once);
-}
-
-static enum ps_status launch(wide_kernel *kernel, dim3 grid, int threads, size_t shared, const struct small &x, cudaStream_t stream,
-                             const char *what)
-{
-    if (shared > 48 * 1024) {
-        PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-                             what));
+    const bool drop = x.threshold != 0;
+    if (x.f == 128) {
+        return backward ? drop ? wide_backward<2, true> : wide_backward<2, false>
+               : drop ? wide_forward<2, true>
+                        : wide_forward<2, false>;
     }
-    kernel<<<grid, (unsigned)threads, shared, stream>>>(x);
-    return ps_cuda_check(cudaGetLastError(), what);
+    return backward ? drop ? wide_backward<4, true> : wide_backward<4, false>
+           : drop ? wide_forward<4, true>
+                    : wide_forward<4, false>;
 }
 
 bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int shared)
@@ -1048,19 +1417,24 @@ bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int sha
            shared_bytes((int)e->d_ff, e->layers, false) + wide_head_bytes((int)e->patches, (int)e->pred_len) <= (size_t)shared;
 }
 
-enum ps_status ps_encoder_wide_forward(struct small x, cudaStream_t stream)
+enum ps_status ps_encoder_wide_forward(const struct small &given, char *workspace, int multiprocessors, cudaStream_t stream)
 {
+    struct small x = given;
+    if (x.r) {
+        (void)workspace_take(&x, workspace, multiprocessors);
+    }
     const size_t bytes = shared_bytes(x.f, x.layers, false);
     x.head.at = (int)bytes;
-    return launch(kernel_of(x, false), dim3((unsigned)x.blocks), THREADS,
-                  bytes + (x.head.weight ? wide_head_bytes(x.n, x.head.horizon) : 0), x, stream, "encoder forward");
+    return ps_small_launch(kernel_of(x, false), dim3((unsigned)x.blocks), THREADS,
+                           bytes + (x.head.weight ? wide_head_bytes(x.n, x.head.horizon) : 0), x, stream, "encoder forward");
 }
 
-enum ps_status ps_encoder_wide_backward(const struct small &x, cudaStream_t stream)
+enum ps_status ps_encoder_wide_backward(const struct small &given, char *workspace, int multiprocessors, cudaStream_t stream)
 {
-    PS_TRY(launch(kernel_of(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true), x, stream,
-                  "encoder backward"));
-    const unsigned pieces = ((unsigned)wide_sums(x.f) / 4 + SUM_ITEMS - 1) / SUM_ITEMS;
-    return launch(wide_sum, dim3(pieces, (unsigned)(x.layers + (x.embed.partial ? 1 : 0))), SUM_THREADS, 0, x, stream,
-                  "encoder weight gradients");
+    struct small x = given;
+    (void)workspace_take(&x, workspace, multiprocessors);
+    PS_TRY(ps_small_launch(kernel_of(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true), x, stream,
+                           "encoder backward"));
+    return ps_small_launch(wide_weights, dim3((unsigned)multiprocessors), THREADS + 32, STAGES * STAGE, x, stream,
+                           "encoder weight gradients");
 }
