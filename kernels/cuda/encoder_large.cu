@@ -1545,12 +1545,13 @@ static __device__ __forceinline__ void feed_forward_backward(const struct argume
                                                              uint32_t dy, float (&d_r)[D / 8][4])
 {
     const int hidden_chunks = (p.f + CHUNK - 1) / CHUNK;
+    uint32_t kept_ahead[2]; /* a chunk ahead: reading takes longer than the products */
+    hidden_read(kept_ahead, p, tile, 0, side);
     zero(d_r);
 #pragma unroll 1
     for (int j = 0; j < hidden_chunks; j++) {
         float dh[4][4], z[4][4];
-        uint32_t hidden[2][4], d_hidden[2][4], kept[2];
-        hidden_read(kept, p, tile, j, side);
+        uint32_t hidden[2][4], d_hidden[2][4];
         zero(dh);
         zero(z);
         const uint32_t w_2 = weights.take() + side * (PANEL_BYTES / 2), w_1 = weights.take() + 64 * side;
@@ -1561,8 +1562,10 @@ static __device__ __forceinline__ void feed_forward_backward(const struct argume
         ps_wgmma_wait<0>();
         pin(dh);
         pin(z);
-        kept[0] >>= 2 * (lane_id() % 4);
-        kept[1] >>= 2 * (lane_id() % 4);
+        uint32_t kept[2] = {kept_ahead[0] >> 2 * (lane_id() % 4), kept_ahead[1] >> 2 * (lane_id() % 4)};
+        if (j + 1 < hidden_chunks) {
+            hidden_read(kept_ahead, p, tile, j + 1, side);
+        }
         hidden_backward(z, dh, p, kept, vectors + B_1 + CHUNK * j + 32 * side);
         fragment_pack<2>(hidden, z);
         fragment_store(hidden, p.operands.hidden, hidden_chunks, tile.index, j);
