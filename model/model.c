@@ -359,14 +359,10 @@ enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *win
 enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)
 {
     struct ps_dropout dropout = dropout_at(m, 0, state, 1);
-    if (m->encoder.embeds && m->encoder.heads) {
-        const struct ps_head_step head = ps_head_step_of(m, windows, state, batch, ps_partial_rows(batch * m->shape.channels));
-        PS_TRY(embed_and_encode(m, windows, state, batch, 1, &head));
-        PS_TRY(ps_head_train(m, windows, state, batch, &head));
-    } else {
-        PS_TRY(embed_and_encode(m, windows, state, batch, 1, NULL));
-        PS_TRY(ps_head_train(m, windows, state, batch, NULL));
-    }
+    const struct ps_head_step head = ps_head_step_of(m, windows, state, batch, ps_partial_rows(batch * m->shape.channels));
+    const struct ps_head_step *within = m->encoder.embeds && m->encoder.heads ? &head : NULL;
+    PS_TRY(embed_and_encode(m, windows, state, batch, 1, within));
+    PS_TRY(ps_head_train(m, windows, state, batch, within));
     if (m->encoder.embeds) {
         const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
         PS_TRY(encode_backward(m, state, batch, 1, &embed));

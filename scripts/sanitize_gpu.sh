@@ -24,14 +24,14 @@ result=0
 for tool in "${tools[@]}"; do
     for suite in test_optim test_model test_session test_kernels; do
         log=$logs/$tool.$suite
-        summary=$(grep -h "SUMMARY" "$log" | tail -1 | sed 's/=* *//')
-        checks=$(grep -h "Checks:" "$log" | tail -1)
-        if grep -q "^skipped: no CUDA device" "$log"; then
+        summary=$(sed -n 's/^=* *\(.*SUMMARY.*\)/\1/p' "$log" | tail -1)
+        checks=$(sed -n '/Checks:/p' "$log" | tail -1)
+        if grep -q "no CUDA device" "$log"; then
             echo "$tool $suite: skipped: no CUDA device"
             result=1
         elif [ -e "$log.failed" ]; then
             echo "$tool $suite: exit $(cat "$log.failed"); ${checks:-no result}; ${summary:-no summary}"
-            grep -h "=========     at" "$log" | sort | uniq -c | sort -rn | head -10
+            sed -n '/^=========     at/p' "$log" | sort | uniq -c | sort -rn | awk 'NR <= 10'
             result=1
         else
             echo "$tool $suite: clean; $checks"

@@ -121,22 +121,20 @@ static enum ps_status open_device(struct ps_session *s, const struct ps_session_
 static int tiled_attention(const struct ps_session *s, const struct ps_model_shape *shape)
 {
     enum { LEAST = 42, LEAST_FP32 = 128, MOST = 1024, WIDE = 64, NARROW = 32, MOST_CPU = 128 };
-    static const int64_t small[][2] = {{64, 8}, {32, 16}}; /* patches and head that a warp's registers hold */
     int64_t patches = ps_patches(shape), head = shape->d_model / shape->n_heads;
     enum ps_precision precision = s->kernels->precision;
     if (s->config->runtime.attention != PS_ATTENTION_AUTO) {
         return s->config->runtime.attention == PS_ATTENTION_TILED;
     }
-    if (strcmp(s->kernels->backend, "cpu") == 0) {
-        return patches <= MOST_CPU;
+    if (strcmp(s->kernels->backend, "cuda") != 0) {
+        return strcmp(s->kernels->backend, "cpu") == 0 && patches <= MOST_CPU;
     }
-    for (int i = 0; i < 2; i++) {
-        if (precision != PS_PRECISION_BF16 && head % 2 == 0 && patches <= small[i][0] && head <= small[i][1]) {
-            return strcmp(s->kernels->backend, "cuda") == 0;
-        }
+    if (precision == PS_PRECISION_BF16) {
+        return patches >= LEAST && patches <= MOST && head <= WIDE;
     }
-    return strcmp(s->kernels->backend, "cuda") == 0 && patches <= MOST && patches >= (precision == PS_FP32 ? LEAST_FP32 : LEAST) &&
-           head <= (precision == PS_PRECISION_BF16 ? WIDE : NARROW);
+    /* Scores that a warp's registers hold, else tiles in shared memory. */
+    int held = head % 2 == 0 && ((patches <= 64 && head <= 8) || (patches <= 32 && head <= 16));
+    return held || (patches >= (precision == PS_FP32 ? LEAST_FP32 : LEAST) && patches <= MOST && head <= NARROW);
 }
 
 /* What the checkpoint records of the ways that products are computed. */

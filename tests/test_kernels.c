@@ -9,27 +9,10 @@
 #include <stddef.h>
 
 #include "kernels/philox.h"
+#include "tests/asked.h"
 #include "tests/parity.h"
 
 #define LENGTH(array) ((int)(sizeof(array) / sizeof((array)[0])))
-
-static int full(void)
-{
-    const char *value = getenv("PS_TEST_FULL");
-    return value && strcmp(value, "1") == 0;
-}
-
-static int small(void)
-{
-    const char *value = getenv("PS_TEST_SMALL");
-    return value && strcmp(value, "1") == 0;
-}
-
-static int timed(void)
-{
-    const char *value = getenv("PS_TEST_TIME");
-    return value && strcmp(value, "1") == 0;
-}
 
 /* ---- sizes ---- */
 
@@ -57,13 +40,13 @@ static int row_size(int index, int64_t *rows, int64_t *width)
         return 1;
     }
     index -= LENGTH(more);
-    if (full() && index < LENGTH(step)) {
+    if (asked("PS_TEST_FULL") && index < LENGTH(step)) {
         *rows = step[index][0];
         *width = step[index][1];
         return 1;
     }
     index -= LENGTH(step);
-    if (full() && index < 12) {
+    if (asked("PS_TEST_FULL") && index < 12) {
         uint64_t random = 1000 + (uint64_t)index;
         *width = random_between(&random, 1, 700);
         *rows = random_between(&random, 1, 1 + 300000 / *width);
@@ -274,13 +257,13 @@ static int build_gemm(struct call *c, int index)
                 {2, {640, 16}, {42, 42, 8}, DENSE, DENSE, TURNED, 2},      {2, {640, 16}, {42, 8, 42}, DENSE, DENSE, DENSE, 0},
                 {2, {640, 16}, {42, 8, 42}, DENSE, TURNED, DENSE, 0},      {2, {1280, 4}, {5, 5, 16}, DENSE, DENSE, TURNED, 2},
                 {2, {1280, 4}, {5, 16, 5}, DENSE, DENSE, DENSE, 0},        {2, {100, 8}, {64, 64, 64}, DENSE, DENSE, TURNED, 0}};
-    if (full() && index < LENGTH(step)) {
+    if (asked("PS_TEST_FULL") && index < LENGTH(step)) {
         build_gemm_case(c, step[index].scales, step[index].batch_rank, step[index].batch, step[index].mnk, step[index].to,
                         step[index].left, step[index].right);
         return 1;
     }
     index -= LENGTH(step);
-    if (full() && index < 30) {
+    if (asked("PS_TEST_FULL") && index < 30) {
         uint64_t random = 2000 + (uint64_t)index;
         int64_t mnk[3], batch[2];
         int64_t largest = index % 3 ? 70 : 700;
@@ -358,7 +341,7 @@ static int head_size(int index, int64_t *size)
         return 1;
     }
     index -= LENGTH(sizes);
-    if (full() && index < LENGTH(step)) {
+    if (asked("PS_TEST_FULL") && index < LENGTH(step)) {
         memcpy(size, step[index], sizeof step[index]);
         return 1;
     }
@@ -539,7 +522,7 @@ static const struct {
 
 static int elementary_count(void)
 {
-    return full() ? LENGTH(elementary_sizes) : LENGTH(elementary_sizes) - 3;
+    return asked("PS_TEST_FULL") ? LENGTH(elementary_sizes) : LENGTH(elementary_sizes) - 3;
 }
 
 static void label_elementary(struct call *c, int shape, const char *what, const char *y, const char *a, const char *b)
@@ -663,7 +646,7 @@ static const struct window_size window_sizes[] = {{4, 7, 30, 336, 96, 16, 8, 1, 
 
 static int window_size(int index, struct window_size *w)
 {
-    if (index >= (full() ? LENGTH(window_sizes) : LENGTH(window_sizes) - 3)) {
+    if (index >= (asked("PS_TEST_FULL") ? LENGTH(window_sizes) : LENGTH(window_sizes) - 3)) {
         return 0;
     }
     *w = window_sizes[index];
@@ -736,7 +719,7 @@ static int build_bias_position_add(struct call *c, int index)
     static const int64_t sizes[][3] = {{7, 42, 16}, {1, 1, 1},   {5, 5, 64},   {33, 42, 128}, {3, 13, 63},
                                        {2, 65, 65}, {9, 1, 130}, {1, 12, 300}, {896, 42, 16}, {640, 42, 128}}; /* S, N, d */
     int shape = index / 4;
-    if (shape >= (full() ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
+    if (shape >= (asked("PS_TEST_FULL") ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
         return 0;
     }
     int64_t rows = sizes[shape][0] * sizes[shape][1], patches = sizes[shape][1], d = sizes[shape][2];
@@ -816,7 +799,7 @@ static int build_forecast_error(struct call *c, int index)
 static int build_sum_squares(struct call *c, int index)
 {
     static const int64_t sizes[] = {1, 5, 63, 64, 65, 1000, 4097, 100003, 1 << 20, 5000011};
-    if (index >= (full() ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
+    if (index >= (asked("PS_TEST_FULL") ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
         return 0;
     }
     place(c, 0, PARAMETER, IN, NORMAL, sizes[index]);
@@ -831,7 +814,7 @@ static int build_adamw(struct call *c, int index)
     static const uint64_t steps[] = {0, 9, 1234};
     static const double clips[] = {0, 1, 1e6}; /* off; active; too large to act */
     int shape = index / 3;
-    if (shape >= (full() ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
+    if (shape >= (asked("PS_TEST_FULL") ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
         return 0;
     }
     int64_t n = sizes[shape];
@@ -1067,7 +1050,7 @@ static int build_embed_backward(struct call *c, int index)
                                        {9, 4, 5, 7},                            /* in full only */
                                        {896, 42, 16, 16},  {640, 42, 16, 128}}; /* S, N, P, d */
     int shape = index / 4;
-    if (shape >= (full() ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
+    if (shape >= (asked("PS_TEST_FULL") ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
         return 0;
     }
     int64_t sequences = sizes[shape][0], patches = sizes[shape][1], patch = sizes[shape][2], d = sizes[shape][3];
@@ -1404,7 +1387,7 @@ static void check_case(struct outcome *o, struct table *t, const struct call *c,
         return;
     }
     o->covered[c->op]++;
-    if (timed() && print_time(t, c) != PS_OK) {
+    if (asked("PS_TEST_TIME") && print_time(t, c) != PS_OK) {
         fault(o, t, c, "timing: %s", ps_error_message());
     }
     for (int j = 0; j < LENGTH(aliases); j++) {
@@ -1422,7 +1405,7 @@ static void check_case(struct outcome *o, struct table *t, const struct call *c,
 static int left_out(const struct call *c, int *taken)
 {
     enum { MOST_VALUES = 20000, FIRST = 8, EVERY = 8 };
-    if (!small()) {
+    if (!asked("PS_TEST_SMALL")) {
         return 0;
     }
     return c->used > MOST_VALUES || ((*taken)++ >= FIRST && *taken % EVERY != 0);
@@ -1434,7 +1417,7 @@ START_TEST(test_parity)
     static struct outcome outcomes[LENGTH(tables)];
     struct table oracle = {.name = "oracle", .backend = "reference", .device_kind = "cpu", .precision = PS_FP64};
     ck_assert_msg(table_open(&oracle) == PS_OK, "%s", ps_error_message());
-    const int first = small() ? CPU_TABLES : 0;
+    const int first = asked("PS_TEST_SMALL") ? CPU_TABLES : 0;
     for (int i = first; i < present(); i++) {
         ck_assert_msg(table_open(&tables[i]) == PS_OK, "%s", ps_error_message());
     }
@@ -1480,7 +1463,7 @@ START_TEST(test_parity)
                           ps_op_name((enum ps_op)op), t->name);
         }
         for (int j = 0; j < LENGTH(aliases); j++) {
-            ck_assert_msg(small() || o->aliased[j] > 0, "%s: no case that %s serves has tensor %d over %d",
+            ck_assert_msg(asked("PS_TEST_SMALL") || o->aliased[j] > 0, "%s: no case that %s serves has tensor %d over %d",
                           ps_op_name(aliases[j].op), t->name, aliases[j].output, aliases[j].input);
         }
         table_close(t);
@@ -2430,7 +2413,7 @@ int main(void)
     tcase_set_timeout(parity, 0);
     tcase_add_test(parity, test_parity);
     tcase_add_loop_test(parity, test_misfits, 0, present());
-    if (present() > CPU_TABLES && !small()) {
+    if (present() > CPU_TABLES && !asked("PS_TEST_SMALL")) {
         tcase_add_test(parity, test_far);
         tcase_add_test(parity, test_tuning);
         tcase_add_loop_test(parity, test_long_products, 0, 2);

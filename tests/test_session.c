@@ -6,6 +6,7 @@
 #include "data/import.h"
 #include "src/session.h"
 #include "src/writer.h"
+#include "tests/asked.h"
 #include "tests/bf16.h"
 #include "tests/fused.h"
 #include "tests/run.h"
@@ -699,17 +700,11 @@ START_TEST(nonfinite_nothing)
 }
 END_TEST
 
-static int small(void)
-{
-    const char *value = getenv("PS_TEST_SMALL");
-    return value && strcmp(value, "1") == 0;
-}
-
 static void add_tests(TCase *tests)
 {
     tcase_add_test(tests, capture_changes_nothing);
     tcase_add_loop_test(tests, scores, 0, 2);
-    if (small()) {
+    if (asked("PS_TEST_SMALL")) {
         return;
     }
     tcase_add_test(tests, larger_than_memory);
@@ -771,7 +766,7 @@ static void on_cuda_layer(void)
 int main(void)
 {
     Suite *suite = suite_create("session");
-    if (!small()) {
+    if (!asked("PS_TEST_SMALL")) {
         TCase *cpu = tcase_create("cpu");
         tcase_add_unchecked_fixture(cpu, on_cpu, tear_down);
         add_tests(cpu);

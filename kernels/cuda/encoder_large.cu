@@ -190,25 +190,6 @@ static __device__ __forceinline__ float quad_max(float x)
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-/* v[i] of lane t and v[t] of lane i of each quad change places: 16 bytes that one lane holds of one group of 8 columns become its
- * 4 bytes of four groups, and back. */
-static __device__ __forceinline__ void quad_transpose(uint32_t (&v)[4])
-{
-    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 1);
-        v[i] = odd ? got : v[i];
-        v[i + 1] = odd ? v[i + 1] : got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 2);
-        v[i] = high ? got : v[i];
-        v[i + 2] = high ? v[i + 2] : got;
-    }
-}
-
 /* ---- left operands: fragment[k][4] holds columns 16 k .. 16 k + 15 of the warp's rows as mma takes them; group n of 8 columns of
  * row half h is fragment[n / 2][2 (n % 2) + h] ---- */
 
@@ -231,7 +212,7 @@ static __device__ __forceinline__ void fragment_store(const uint32_t (&fragment)
         for (int i = 0; i < 4; i++) {
             words[i] = fragment[i / 2][2 * (i % 2) + half];
         }
-        quad_transpose(words);
+        ps_quad_transpose(words);
         *operand_at(operand, panels, tile, own_row(half), panel, 4 * side_id() + t) =
             make_uint4(words[0], words[1], words[2], words[3]);
     }
@@ -418,34 +399,6 @@ static __device__ __forceinline__ void product_transposed(float (&sums)[NT][4], 
     for (int k = 0; k < K; k++) {
         const int column = k / 4 * PANEL_BYTES + k % 4 * 32;
         ps_wgmma_shared<8 * NT, 0>(sums, ps_wgmma_operand(a, column), ps_wgmma_operand(b, column));
-    }
-}
-
-/* Registers that products write or read stay where they are until here. */
-template <int N> static __device__ __forceinline__ void pin(float (&sums)[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
-    }
-}
-
-template <int N> static __device__ __forceinline__ void pin(const uint32_t (&fragment)[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        asm volatile("" ::"r"(fragment[n][0]), "r"(fragment[n][1]), "r"(fragment[n][2]), "r"(fragment[n][3]) : "memory");
-    }
-}
-
-template <int N> static __device__ __forceinline__ void zero(float (&sums)[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sums[n][i] = 0.0f;
-        }
     }
 }
 
@@ -960,7 +913,7 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
                                     ps_exp2(fmaf(scores[n][2 * half + 1], exponent, -shift[half])));
                     }
                 }
-                zero(sums);
+                ps_zero(sums);
 #pragma unroll
                 for (int kt = 0; kt < KT; kt++) { /* every column: the row's sum */
                     const uint32_t *s = probability[kt];
@@ -974,7 +927,7 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
                 shift[0] *= exponent;
                 shift[1] *= exponent;
             }
-            zero(mixed);
+            ps_zero(mixed);
 #pragma unroll
             for (int kt = 0; kt < KT; kt++) {
                 const uint32_t *s = probability[kt];
@@ -1047,8 +1000,8 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
         float dk[KT][J][4], dv[KT][J][4];
 #pragma unroll
         for (int kt = 0; kt < KT; kt++) {
-            zero(dk[kt]);
-            zero(dv[kt]);
+            ps_zero(dk[kt]);
+            ps_zero(dv[kt]);
         }
 #pragma unroll
         for (int m = 0; m < KT; m++) {
@@ -1073,8 +1026,8 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
                     scores[n][i] = ps_exp2(fmaf(scores[n][i], exponent, -log_sum[i / 2]));
                 }
             }
-            zero(mixed);
-            zero(dq);
+            ps_zero(mixed);
+            ps_zero(dq);
 #pragma unroll
             for (int kt = 0; kt < KT; kt++) {
                 uint32_t s[4], s_trans[4];
@@ -1204,7 +1157,7 @@ static __device__ __forceinline__ void project_qkv(struct weight_ring<BACKWARD> 
         product<8>(sums, a, side ? second : first);
         ps_wgmma_commit();
         ps_wgmma_wait<0>();
-        pin(sums);
+        ps_pin(sums);
         weights.release();
         if (part == 0) {
             half_stores_wait(warp);
@@ -1385,13 +1338,13 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
         u = rows_read(u_rows, d, tile.valid);
         {
             float sums[8][4];
-            zero(sums);
+            ps_zero(sums);
             const uint32_t left = weights.take(), right = weights.take();
             ps_wgmma_begin();
             product<8>(sums, heads_address, side ? right : left);
             ps_wgmma_commit();
             ps_wgmma_wait<0>();
-            pin(sums);
+            ps_pin(sums);
             weights.release();
             sums_store<0, false>(r_sums, side, sums);
         }
@@ -1436,7 +1389,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
         {
             float x[D / 8][4];
             uint32_t hidden[2][4];
-            zero(x);
+            ps_zero(x);
 #pragma unroll 1
             for (int j = 0; j < hidden_chunks; j++) {
                 float z[4][4];
@@ -1448,7 +1401,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
                 ps_wgmma_commit();
                 hidden_draw(kept, p, step, tile, j, side);
                 ps_wgmma_wait<0>(); /* for the second product of the chunk before, too */
-                pin(z);
+                ps_pin(z);
                 if (j > 0) {
                     weights.release();
                 }
@@ -1463,8 +1416,8 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
                 ps_wgmma_commit();
             }
             ps_wgmma_wait<0>();
-            pin(x);
-            pin(hidden);
+            ps_pin(x);
+            ps_pin(hidden);
             weights.release();
             half_sync();
             sums_of_sides(y_sums, x);
@@ -1547,21 +1500,21 @@ static __device__ __forceinline__ void feed_forward_backward(const struct argume
     const int hidden_chunks = (p.f + CHUNK - 1) / CHUNK;
     uint32_t kept_ahead[2]; /* a chunk ahead: reading takes longer than the products */
     hidden_read(kept_ahead, p, tile, 0, side);
-    zero(d_r);
+    ps_zero(d_r);
 #pragma unroll 1
     for (int j = 0; j < hidden_chunks; j++) {
         float dh[4][4], z[4][4];
         uint32_t hidden[2][4], d_hidden[2][4];
-        zero(dh);
-        zero(z);
+        ps_zero(dh);
+        ps_zero(z);
         const uint32_t w_2 = weights.take() + side * (PANEL_BYTES / 2), w_1 = weights.take() + 64 * side;
         ps_wgmma_begin();
         product_transposed<8>(dh, dy, w_2);
         product<8>(z, ln2, w_1);
         ps_wgmma_commit();
         ps_wgmma_wait<0>();
-        pin(dh);
-        pin(z);
+        ps_pin(dh);
+        ps_pin(z);
         uint32_t kept[2] = {kept_ahead[0] >> 2 * (lane_id() % 4), kept_ahead[1] >> 2 * (lane_id() % 4)};
         if (j + 1 < hidden_chunks) {
             hidden_read(kept_ahead, p, tile, j + 1, side);
@@ -1578,8 +1531,8 @@ static __device__ __forceinline__ void feed_forward_backward(const struct argume
         }
         ps_wgmma_commit();
         ps_wgmma_wait<0>();
-        pin(d_r);
-        pin(d_hidden);
+        ps_pin(d_r);
+        ps_pin(d_hidden);
         weights.release();
     }
 }
@@ -1731,13 +1684,13 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
         ps_publish();
         {
             float d_heads[8][4];
-            zero(d_heads);
+            ps_zero(d_heads);
             const uint32_t left = weights.take(), right = weights.take();
             ps_wgmma_begin();
             product_transposed<8>(d_heads, half_address + 4 * PANEL_BYTES, side ? right : left);
             ps_wgmma_commit();
             ps_wgmma_wait<0>();
-            pin(d_heads);
+            ps_pin(d_heads);
             weights.release();
             store_panel(heads + side * PANEL_BYTES, d_heads, 64);
         }
@@ -1762,7 +1715,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
             float x[8][4];
             struct parked_ahead rest = unpark(parked);
             u = rows_read(p.u + tile.half_row * d, d, tile.valid);
-            zero(x);
+            ps_zero(x);
 #pragma unroll
             for (int c = 0; c < 6; c++) {
                 const uint32_t stage = weights.take();
@@ -1775,7 +1728,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_backward(const __grid
                 }
             }
             ps_wgmma_wait<0>();
-            pin(x);
+            ps_pin(x);
             weights.release();
             half_stores_wait(warp);
             half_sync();
@@ -1915,9 +1868,9 @@ static __global__ void __launch_bounds__(GRADIENT_THREADS, 1) weight_gradients(c
     const int lane = lane_id(), wj = warp_id() % 4;
     const uint32_t bias_row = (lane % 16) * 128, bias_unit = ((lane / 16) ^ (lane % 8)) << 4;
     float sums[2][16][4], bias[4][4];
-    zero(sums[0]);
-    zero(sums[1]);
-    zero(bias);
+    ps_zero(sums[0]);
+    ps_zero(sums[1]);
+    ps_zero(bias);
     int slot = 0;
     uint32_t parity = 0;
     for (int s = 0; s < steps; s++) {

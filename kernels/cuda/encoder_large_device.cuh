@@ -309,4 +309,53 @@ template <int PENDING> static __device__ __forceinline__ void ps_wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+/* ---- registers ---- */
+
+/* Registers that products write or read stay where they are until here. */
+template <int N> static __device__ __forceinline__ void ps_pin(float (&sums)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
+    }
+}
+
+template <int N> static __device__ __forceinline__ void ps_pin(const uint32_t (&fragment)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        asm volatile("" ::"r"(fragment[n][0]), "r"(fragment[n][1]), "r"(fragment[n][2]), "r"(fragment[n][3]) : "memory");
+    }
+}
+
+template <int N> static __device__ __forceinline__ void ps_zero(float (&sums)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sums[n][i] = 0.0f;
+        }
+    }
+}
+
+/* v[i] of lane t and v[t] of lane i of each quad change places: 16 bytes that one lane holds of one group of 8 columns become its
+ * 4 bytes of four groups, and back. */
+static __device__ __forceinline__ void ps_quad_transpose(uint32_t (&v)[4])
+{
+    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 1);
+        v[i] = odd ? got : v[i];
+        v[i + 1] = odd ? v[i + 1] : got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 2);
+        v[i] = high ? got : v[i];
+        v[i + 2] = high ? v[i + 2] : got;
+    }
+}
+
 #endif

@@ -90,43 +90,6 @@ static __device__ __forceinline__ uint4 past_l1(const uint4 *p)
     return x;
 }
 
-/* v[i] of lane t and v[t] of lane i of each quad change places. */
-static __device__ __forceinline__ void quad_transpose(uint32_t (&v)[4])
-{
-    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 1);
-        v[i] = odd ? got : v[i];
-        v[i + 1] = odd ? v[i + 1] : got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 2);
-        v[i] = high ? got : v[i];
-        v[i + 2] = high ? v[i + 2] : got;
-    }
-}
-
-template <int N> static __device__ __forceinline__ void pin(float (&sums)[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
-    }
-}
-
-template <int N> static __device__ __forceinline__ void zero(float (&sums)[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sums[n][i] = 0.0f;
-        }
-    }
-}
-
 /* 8 columns on from column 8 c of a row of dx: in the stage, or aside. */
 static __device__ __forceinline__ unsigned char *dx_at(unsigned char *stage, unsigned char *aside, int row, int c)
 {
@@ -217,8 +180,8 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
     }
     /* x = z W_h: this slice's part of it. */
     float x_low[8][4], x_high[4][4];
-    zero(x_low);
-    zero(x_high);
+    ps_zero(x_low);
+    ps_zero(x_high);
     ps_mbarrier_wait(ready, 0);
     int stage = 0;
     uint32_t parity = 0;
@@ -241,8 +204,8 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
         }
         ps_wgmma_commit();
         ps_wgmma_wait<0>();
-        pin(x_low);
-        pin(x_high);
+        ps_pin(x_low);
+        ps_pin(x_high);
         __syncthreads();
         if (threadIdx.x == 0 && chunk + STAGES < e.chunks) {
             ask(chunk + STAGES, stage);
@@ -324,7 +287,7 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
         const uint32_t low_right = ps_wgmma_place(low_address + column * 128);
         const uint32_t high_right = ps_wgmma_place(high_address + column * 64);
         float out[8][4];
-        zero(out);
+        ps_zero(out);
         ps_wgmma_begin();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -336,7 +299,7 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
         }
         ps_wgmma_commit();
         ps_wgmma_wait<0>();
-        pin(out);
+        ps_pin(out);
 #pragma unroll
         for (int i = 0; i < 4; i++) { /* 32 columns of a row of the lane's two */
             const int n = i / 2 * 4, second = i % 2, at = column + 8 * n + 8 * q;
@@ -345,7 +308,7 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
             for (int j = 0; j < 4; j++) {
                 words[j] = ps_pack(out[n + j][2 * second], out[n + j][2 * second + 1]);
             }
-            quad_transpose(words);
+            ps_quad_transpose(words);
             const int64_t s = (int64_t)tile * ROWS + own_row + 8 * second;
             if (s < l.sequences && at < width) {
                 *(uint4 *)(e.dz + s * e.k + k0 + at) = make_uint4(words[0], words[1], words[2], words[3]);

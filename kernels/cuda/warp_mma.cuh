@@ -47,65 +47,18 @@ static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Four 8 x 8 matrices of bf16; lanes 8i .. 8i + 7 give the addresses of matrix i's rows. */
-static __device__ __forceinline__ void ps_ldmatrix4(uint32_t (&r)[4], const void *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(ps_shared_address(p))
-                 : "memory");
-}
-
-static __device__ __forceinline__ void ps_ldmatrix4_transposed(uint32_t (&r)[4], const void *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(ps_shared_address(p))
-                 : "memory");
-}
-
-/* Two matrices; lanes 0 .. 15 give the addresses. */
-static __device__ __forceinline__ void ps_ldmatrix2(uint32_t (&r)[2], const void *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(ps_shared_address(p))
-                 : "memory");
-}
-
-static __device__ __forceinline__ void ps_ldmatrix2_transposed(uint32_t (&r)[2], const void *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(r[0]), "=r"(r[1])
-                 : "r"(ps_shared_address(p))
-                 : "memory");
-}
-
-/* The A operand r (m16k16) to 16 rows of shared memory, `stride` bytes apart. */
-static __device__ __forceinline__ void ps_store_operand(void *p, int stride, const uint32_t (&r)[4])
-{
-    const int lane = (int)threadIdx.x % 32;
-#if __CUDA_ARCH__ >= 900
-    const char *at = (const char *)p + (lane % 16) * stride + lane / 16 * 16;
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(ps_shared_address(at)), "r"(r[0]),
-                 "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
-#else
-    char *at = (char *)p + lane / 4 * stride + lane % 4 * 4;
-    *(uint32_t *)at = r[0];
-    *(uint32_t *)(at + 8 * stride) = r[1];
-    *(uint32_t *)(at + 16) = r[2];
-    *(uint32_t *)(at + 8 * stride + 16) = r[3];
-#endif
-}
-
-/* The same four by addresses in shared memory; r to four matrices, lanes 8i .. 8i + 7 giving matrix i's rows. */
+/* Four 8 x 8 matrices of bf16; lanes 8i .. 8i + 7 give the addresses of matrix i's rows: in shared memory (_at), or pointers. */
 static __device__ __forceinline__ void ps_ldmatrix4_at(uint32_t (&r)[4], uint32_t p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(p)
                  : "memory");
+}
+
+static __device__ __forceinline__ void ps_ldmatrix4(uint32_t (&r)[4], const void *p)
+{
+    ps_ldmatrix4_at(r, ps_shared_address(p));
 }
 
 static __device__ __forceinline__ void ps_ldmatrix4_transposed_at(uint32_t (&r)[4], uint32_t p)
@@ -116,9 +69,20 @@ static __device__ __forceinline__ void ps_ldmatrix4_transposed_at(uint32_t (&r)[
                  : "memory");
 }
 
+static __device__ __forceinline__ void ps_ldmatrix4_transposed(uint32_t (&r)[4], const void *p)
+{
+    ps_ldmatrix4_transposed_at(r, ps_shared_address(p));
+}
+
+/* Two matrices; lanes 0 .. 15 give the addresses. */
 static __device__ __forceinline__ void ps_ldmatrix2_at(uint32_t (&r)[2], uint32_t p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(p) : "memory");
+}
+
+static __device__ __forceinline__ void ps_ldmatrix2(uint32_t (&r)[2], const void *p)
+{
+    ps_ldmatrix2_at(r, ps_shared_address(p));
 }
 
 static __device__ __forceinline__ void ps_ldmatrix2_transposed_at(uint32_t (&r)[2], uint32_t p)
@@ -126,11 +90,32 @@ static __device__ __forceinline__ void ps_ldmatrix2_transposed_at(uint32_t (&r)[
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(p) : "memory");
 }
 
+static __device__ __forceinline__ void ps_ldmatrix2_transposed(uint32_t (&r)[2], const void *p)
+{
+    ps_ldmatrix2_transposed_at(r, ps_shared_address(p));
+}
+
+/* r to four matrices, of sm_90. */
 static __device__ __forceinline__ void ps_stmatrix4_at(uint32_t p, const uint32_t (&r)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(r[0]), "r"(r[1]), "r"(r[2]),
                  "r"(r[3])
                  : "memory");
+}
+
+/* The A operand r (m16k16) to 16 rows of shared memory, `stride` bytes apart. */
+static __device__ __forceinline__ void ps_store_operand(void *p, int stride, const uint32_t (&r)[4])
+{
+    const int lane = (int)threadIdx.x % 32;
+#if __CUDA_ARCH__ >= 900
+    ps_stmatrix4_at(ps_shared_address((const char *)p + (lane % 16) * stride + lane / 16 * 16), r);
+#else
+    char *at = (char *)p + lane / 4 * stride + lane % 4 * 4;
+    *(uint32_t *)at = r[0];
+    *(uint32_t *)(at + 8 * stride) = r[1];
+    *(uint32_t *)(at + 16) = r[2];
+    *(uint32_t *)(at + 8 * stride + 16) = r[3];
+#endif
 }
 
 /* 16 bytes from global to shared memory, behind the thread's back. */
