@@ -29,9 +29,10 @@ extern "C" {
 #endif
 
 /* fp64: reference backend only. fp32: true fp32 arithmetic. tf32: products' operands rounded to tf32, the rest as fp32. bf16: bf16
- * operands and activations, fp32 accumulation and master parameters. */
-enum ps_precision { PS_FP64, PS_FP32, PS_TF32, PS_PRECISION_BF16 };
-const char *ps_precision_name(enum ps_precision precision); /* "fp64", "fp32", "tf32", "bf16" */
+ * operands and activations, fp32 accumulation and master parameters. fp16: likewise, with tf32's significand but exponents down to
+ * 2^-24 and up to 2^15 only, so the loss is scaled before it is differentiated. */
+enum ps_precision { PS_FP64, PS_FP32, PS_TF32, PS_PRECISION_BF16, PS_FP16 };
+const char *ps_precision_name(enum ps_precision precision); /* "fp64", "fp32", "tf32", "bf16", "fp16" */
 
 enum ps_kind {
     PS_KIND_GEMM,
@@ -476,7 +477,7 @@ enum ps_beside { PS_BESIDE_BEGIN, PS_BESIDE_END, PS_BESIDE_JOIN };
 struct ps_kernels {
     const char *backend; /* "reference", "cpu", "cuda" */
     enum ps_precision precision;
-    enum ps_type real;       /* activations: PS_BF16 for bf16, PS_F64 for fp64, else PS_F32 */
+    enum ps_type real;       /* activations: PS_BF16 for bf16, PS_F16 for fp16, PS_F64 for fp64, else PS_F32 */
     enum ps_type parameter;  /* parameters, biases, gradients, m: PS_F64 for fp64, else PS_F32 */
     enum ps_type statistics; /* mean, rstd, std: PS_F64 for fp64, else PS_F32 */
     struct ps_device *device;

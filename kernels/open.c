@@ -14,6 +14,8 @@ const char *ps_precision_name(enum ps_precision precision)
         return "tf32";
     case PS_PRECISION_BF16:
         return "bf16";
+    case PS_FP16:
+        return "fp16";
     }
     return "?";
 }

@@ -6,6 +6,7 @@ size_t ps_type_bytes(enum ps_type type)
     case PS_F64:
         return 8;
     case PS_BF16:
+    case PS_F16:
         return 2;
     case PS_F32:
     case PS_I32:

@@ -12,7 +12,7 @@ extern "C" {
 
 #define PS_MAX_RANK 5
 
-enum ps_type { PS_F32, PS_F64, PS_BF16, PS_I32 };
+enum ps_type { PS_F32, PS_F64, PS_BF16, PS_F16, PS_I32 };
 
 struct ps_tensor {
     void *data; /* NULL: the tensor is absent (an optional argument) */

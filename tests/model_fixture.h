@@ -11,7 +11,7 @@
 #include "kernels/philox.h"
 #include "model/layer.h"
 #include "model/model.h"
-#include "tests/bf16.h"
+#include "tests/real16.h"
 
 #define OK(expression) ck_assert_msg((expression) == PS_OK, "%s: %s", #expression, ps_error_message())
 
@@ -39,6 +39,7 @@ static inline double *from_device(struct ps_device *device, enum ps_type type, c
     for (int64_t i = 0; i < n; i++) {
         values[i] = type == PS_F64    ? ((double *)host)[i]
                     : type == PS_BF16 ? bf16_value(((uint16_t *)host)[i])
+                    : type == PS_F16  ? fp16_value(((uint16_t *)host)[i])
                                       : (double)((float *)host)[i];
     }
     free(host);
@@ -53,6 +54,8 @@ static inline void set_device(struct ps_device *device, enum ps_type type, void 
             ((double *)host)[i] = values[i];
         } else if (type == PS_BF16) {
             ((uint16_t *)host)[i] = bf16_bits(values[i]);
+        } else if (type == PS_F16) {
+            ((uint16_t *)host)[i] = fp16_bits(values[i]);
         } else {
             ((float *)host)[i] = (float)values[i];
         }

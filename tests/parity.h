@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include "kernels/kernels.h"
-#include "tests/bf16.h"
+#include "tests/real16.h"
 
 enum { MAX_TENSORS = 32, GUARD = 64, ALIGNMENT = 256, TIMED_RUNS = 10 };
 
@@ -243,6 +243,8 @@ static inline double load(const char *from, enum ps_type type, int64_t i)
         return ((const float *)(const void *)from)[i];
     case PS_I32:
         return ((const int32_t *)(const void *)from)[i];
+    case PS_F16:
+        return fp16_value(((const uint16_t *)(const void *)from)[i]);
     case PS_BF16:
         break;
     }
@@ -260,6 +262,9 @@ static inline void store(char *to, enum ps_type type, int64_t i, double value)
         return;
     case PS_I32:
         ((int32_t *)(void *)to)[i] = (int32_t)value;
+        return;
+    case PS_F16:
+        ((uint16_t *)(void *)to)[i] = fp16_bits(value);
         return;
     case PS_BF16:
         break;

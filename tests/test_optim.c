@@ -8,7 +8,7 @@
 #include "kernels/philox.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
-#include "tests/bf16.h"
+#include "tests/real16.h"
 
 #define OK(expression) ck_assert_msg((expression) == PS_OK, "%s: %s", #expression, ps_error_message())
 

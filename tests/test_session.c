@@ -7,7 +7,7 @@
 #include "src/session.h"
 #include "src/writer.h"
 #include "tests/asked.h"
-#include "tests/bf16.h"
+#include "tests/real16.h"
 #include "tests/fused.h"
 #include "tests/run.h"
 

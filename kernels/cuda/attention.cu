@@ -200,7 +200,7 @@ __device__ static __forceinline__ void put_scores(T *to, const float (&sum)[TILE
         for (int r = 0; r < 2; r++) {
             T *at = to + (g + r * 8) * score_ld + j * 8 + column_of<ARITHMETIC>(0);
             if constexpr (ARITHMETIC == BF16) {
-                *(uint32_t *)at = ps_pack(&sum[j][r * 2]);
+                *(uint32_t *)at = ps_pack<ps_bf16>(&sum[j][r * 2]);
             } else if constexpr (ARITHMETIC == TF32) {
                 *(float2 *)at = make_float2(sum[j][r * 2], sum[j][r * 2 + 1]);
             } else {

@@ -415,7 +415,7 @@ template <typename T> static enum ps_status bias_position_add(const struct ps_ke
 
 extern "C" enum ps_status ps_cuda_bias_position_add(const struct ps_kernels *k, const struct ps_bias_position_add *a)
 {
-    return PS_BY_REAL(k, bias_position_add, k, a);
+    return PS_BY_ANY_REAL(k, bias_position_add, k, a);
 }
 
 extern "C" enum ps_status ps_cuda_drop(const struct ps_kernels *k, const struct ps_drop *a)

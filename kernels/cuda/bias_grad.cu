@@ -176,5 +176,5 @@ template <typename T> static enum ps_status bias_grad(const struct ps_kernels *k
 
 extern "C" enum ps_status ps_cuda_bias_grad(const struct ps_kernels *k, const struct ps_bias_grad *a)
 {
-    return PS_BY_REAL(k, bias_grad, k, a);
+    return PS_BY_ANY_REAL(k, bias_grad, k, a);
 }

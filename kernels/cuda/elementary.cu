@@ -319,6 +319,9 @@ static enum ps_status copy(const struct ps_kernels *k, const struct ps_strided_c
         return a->x.type == PS_BF16 ? apply<ps_bf16, ps_bf16>(k, op, t, copy_function{})
                                     : apply<ps_bf16, float>(k, op, t, copy_function{});
     }
+    if (a->y.type == PS_F16) { /* a float's copy for products; nothing copies fp16 */
+        return apply<ps_fp16, float>(k, op, t, copy_function{});
+    }
     return a->x.type == PS_BF16 ? apply<float, ps_bf16>(k, op, t, copy_function{}) : apply<float, float>(k, op, t, copy_function{});
 }
 

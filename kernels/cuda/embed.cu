@@ -33,9 +33,9 @@ static __device__ __forceinline__ void masks_of(struct ps_block &block, uint32_t
 static const int embed_threads = 256, embed_warps = embed_threads / 32;
 
 struct embedding {
-    ps_bf16 *u, *patches;
+    real16 *u, *patches;
     float *mean, *std;
-    const ps_bf16 *weight;
+    const real16 *weight;
     const float *bias, *position;
     struct ps_cuda_windows windows;
     const struct ps_step_state *state;
@@ -66,14 +66,13 @@ template <int STEPS> struct embed_shape {
     static size_t bytes(const struct embedding *e)
     {
         return (size_t)(e->count * table_pitch(e->groups) + (e->tile * e->pitch + 3) / 4 * 4) * sizeof(float) +
-               (size_t)(depth * weight_pitch(e->groups) + e->tile * e->z_pitch) * sizeof(ps_bf16);
+               (size_t)(depth * weight_pitch(e->groups) + e->tile * e->z_pitch) * sizeof(real16);
     }
 };
 
 /* Mean and deviation of a channel, and its patches normalised. */
 template <int STEPS>
-static __device__ __forceinline__ void normalise(const struct embedding &e, const float *value, bool there, ps_bf16 *z,
-                                                 int sequence)
+static __device__ __forceinline__ void normalise(const struct embedding &e, const float *value, bool there, real16 *z, int sequence)
 {
     const int lane = threadIdx.x % 32;
     float mu = 0.0f, deviation = 1.0f;
@@ -111,7 +110,7 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS>::bloc
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), g = lane / 4, q = lane % 4;
     const int table_pitch = shape::table_pitch(e.groups), weight_pitch = shape::weight_pitch(e.groups);
     float *table = (float *)shared, *values = table + e.count * table_pitch;
-    ps_bf16 *weight = (ps_bf16 *)(values + (e.tile * e.pitch + 3) / 4 * 4), *patches = weight + shape::depth * weight_pitch;
+    real16 *weight = (real16 *)(values + (e.tile * e.pitch + 3) / 4 * 4), *patches = weight + shape::depth * weight_pitch;
     const int64_t b = blockIdx.x / e.tiles;
     const int first = (int)(blockIdx.x % e.tiles) * e.tile, live = e.channels - first < e.tile ? e.channels - first : e.tile;
     ps_grid_begin();
@@ -315,11 +314,11 @@ extern "C" enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, cons
                        op, (long long)patch, (long long)a->stride, (long long)channels, (long long)length, (long long)d);
     }
     const int64_t count = (length - patch) / a->stride + 1 + (a->pad_end ? 1 : 0), sequences = a->batch * channels;
-    PS_TRY(ps_cuda_expect(op, "u", &a->u, PS_BF16, sequences * count * d));
-    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_BF16, sequences * count * patch));
+    PS_TRY(ps_cuda_expect(op, "u", &a->u, PS_REAL16, sequences * count * d));
+    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_REAL16, sequences * count * patch));
     PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, sequences));
     PS_TRY(ps_cuda_expect(op, "std", &a->std, PS_F32, sequences));
-    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_BF16, patch * d));
+    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_REAL16, patch * d));
     PS_TRY(ps_cuda_expect(op, "bias", &a->bias, PS_F32, d));
     PS_TRY(ps_cuda_expect(op, "position", &a->position, PS_F32, count * d));
     if (a->dropout.threshold && !a->dropout.state) {
@@ -333,11 +332,11 @@ extern "C" enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, cons
     if (sequences == 0) {
         return PS_OK;
     }
-    e.u = (ps_bf16 *)a->u.data;
-    e.patches = (ps_bf16 *)a->patches.data;
+    e.u = (real16 *)a->u.data;
+    e.patches = (real16 *)a->patches.data;
     e.mean = (float *)a->mean.data;
     e.std = (float *)a->std.data;
-    e.weight = (const ps_bf16 *)a->weight.data;
+    e.weight = (const real16 *)a->weight.data;
     e.bias = (const float *)a->bias.data;
     e.position = (const float *)a->position.data;
     e.state = a->state;
@@ -365,7 +364,7 @@ extern "C" enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, cons
 /* ---- backward ---- */
 
 struct embed_grad {
-    const ps_bf16 *du, *patches;
+    const real16 *du, *patches;
     float *position, *product; /* partial sums [shares, N d], [shares N, (P + 1) d] */
     int sequences, count /* N */, d, patch;
     int stages, share;           /* of all the sequences; that a block takes */
@@ -421,7 +420,7 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
     __syncwarp();
     const int wide = e.count * e.d, stride = e.down * shape::rows; /* sequences from a stage of the warp to its next */
     int stage = begin + warp / e.across, left = e.sequences - (stage * shape::rows + row); /* sequences from the lane's first on */
-    const ps_bf16 *from = e.du + (int64_t)(stage * shape::rows + row) * wide + n * e.d + column;
+    const real16 *from = e.du + (int64_t)(stage * shape::rows + row) * wide + n * e.d + column;
     uint32_t octet = (uint32_t)(stage * shape::rows + row) * (uint32_t)(wide / 8) + (uint32_t)(n * e.d + column) / 8;
     uint4 words[loads];
     const auto fetch = [&](bool there) {
@@ -448,7 +447,7 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
             for (int i = lane; i < shape::rows * e.patch; i += 32) {
                 const int s = (int)ps_divide(i, e.by_pieces), c = i - s * e.patch;
                 if (s0 + s < e.sequences) {
-                    ((ps_bf16 *)(to + piece_at<pieces>(s, c / 8)))[c % 8] =
+                    ((real16 *)(to + piece_at<pieces>(s, c / 8)))[c % 8] =
                         e.patches[((int64_t)(s0 + s) * e.count + n) * e.patch + c];
                 }
             }
@@ -600,8 +599,8 @@ extern "C" enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, con
     }
     e.sequences = (int)(elements / positions);
     e.count = (int)(positions / d);
-    PS_TRY(ps_cuda_expect(op, "du", &a->du, PS_BF16, elements));
-    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_BF16, elements / d * patch));
+    PS_TRY(ps_cuda_expect(op, "du", &a->du, PS_REAL16, elements));
+    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_REAL16, elements / d * patch));
     PS_TRY(ps_cuda_expect(op, "d_weight", &a->d_weight, PS_F32, patch * d));
     PS_TRY(ps_cuda_expect(op, "d_bias", &a->d_bias, PS_F32, d));
     PS_TRY(ps_cuda_expect(op, "d_position", &a->d_position, PS_F32, positions));
@@ -614,8 +613,8 @@ extern "C" enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, con
     if (elements == 0) {
         return PS_OK;
     }
-    e.du = (const ps_bf16 *)a->du.data;
-    e.patches = (const ps_bf16 *)a->patches.data;
+    e.du = (const real16 *)a->du.data;
+    e.patches = (const real16 *)a->patches.data;
     e.d = (int)d;
     e.patch = (int)patch;
     e.by_vectors = patch % 8 == 0;

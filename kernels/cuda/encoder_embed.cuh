@@ -176,7 +176,7 @@ static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *va
             }
             a[i] = ps_pack(z[0], z[1]);
             if (at.share == 0 && at.here[h] && k < e.patch) {
-                bf16 *const patch = e.patches + (at.first + 8 * h) * e.patch + k;
+                real16 *const patch = e.patches + (at.first + 8 * h) * e.patch + k;
                 if (e.patch % 2 == 0) {
                     *(uint32_t *)patch = a[i];
                 } else {
@@ -224,7 +224,7 @@ static __device__ __forceinline__ void embed_operand(uint32_t (&a)[4], const flo
 
 /* Columns 8 piece .. + 7 of a row: the patch (NULL: a row of zeros), then zeros; with n >= 0 ones in columns P and P + 1 + n. The
  * copy may still be under way (ps_copy_wait). */
-static __device__ __forceinline__ void stage_patch(bf16 *to, const bf16 *row, int piece, int patch, int n)
+static __device__ __forceinline__ void stage_patch(real16 *to, const real16 *row, int piece, int patch, int n)
 {
     const int from = piece * 8;
     if (row && from < patch && patch % 8 == 0) {
@@ -256,14 +256,14 @@ static __host__ __device__ __forceinline__ int embed_pitch(int d, int patch)
 
 /* Begins to copy the patches of unit u behind the d columns of `to` [rows][embed_pitch]. */
 template <int D, int NT>
-static __device__ __forceinline__ void stage_patches(bf16 *to, const struct small &x, int64_t u, const place<D, NT> &at)
+static __device__ __forceinline__ void stage_patches(real16 *to, const struct small &x, int64_t u, const place<D, NT> &at)
 {
     constexpr int SHARE = 2 * sharing(D); /* threads a row */
     const int thread = (at.tile * sharing(D) + at.share) * 32 + at.lane, i = thread / SHARE,
               pieces = patch_columns(x.embed.patch) / 8;
     const int64_t row = u * x.unit_rows + i;
     const bool here = u < x.units && i < x.unit_rows && row < x.rows;
-    const bf16 *const from = here ? x.embed.patches + row * x.embed.patch : NULL;
+    const real16 *const from = here ? x.embed.patches + row * x.embed.patch : NULL;
     to += i * embed_pitch(D, x.embed.patch) + D;
     for (int piece = thread % SHARE; piece < pieces; piece += SHARE) {
         stage_patch(to + piece * 8, from, piece, x.embed.patch, -1);
@@ -289,7 +289,7 @@ static __device__ __forceinline__ void add_pair(float *to, float low, float high
 
 /* One of them, to or onto the block's sums; staged [units][rows][embed_pitch], unit elements apart. */
 template <int D, int NT>
-static __device__ __forceinline__ void embed_gradient(const struct small &x, int job, const bf16 *staged, int unit, bool first,
+static __device__ __forceinline__ void embed_gradient(const struct small &x, int job, const real16 *staged, int unit, bool first,
                                                       const place<D, NT> &at)
 {
     const int patch = x.embed.patch, pitch = embed_pitch(D, patch), products = patch_columns(patch) / 16 * (D / 8);
@@ -297,7 +297,7 @@ static __device__ __forceinline__ void embed_gradient(const struct small &x, int
     if (job < products) {
         const int row = job / (D / 8) * 16, column = job % (D / 8) * 8;
         const uint32_t ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
-        const bf16 *pa = staged + at.other * pitch + D + row + at.across, *pb = staged + at.near * pitch + column;
+        const real16 *pa = staged + at.other * pitch + D + row + at.across, *pb = staged + at.near * pitch + column;
         float c[4] = {0, 0, 0, 0}, bias[4] = {0, 0, 0, 0};
         for (int i = 0; i < x.block_units; i++, pa += unit, pb += unit) {
 #pragma unroll
@@ -327,8 +327,8 @@ static __device__ __forceinline__ void embed_gradient(const struct small &x, int
         for (int i = 0; i < x.block_units; i++) {
             for (int row = n; row < x.unit_rows; row += x.n) {
                 const uint32_t v = *(const uint32_t *)(staged + i * unit + row * pitch + column);
-                low += __uint_as_float(v << 16);
-                high += __uint_as_float(v & 0xffff0000u);
+                low += ps_low(v);
+                high += ps_high(v);
             }
         }
         add_pair(sums + (patch + 1 + n) * D + column, low, high, x.drop_scale, first);

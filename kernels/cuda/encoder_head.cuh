@@ -39,18 +39,18 @@ template <int NT> static __host__ __device__ constexpr int head_z_pitch()
 /* Bytes for W_h [16 N, pitch] and a target a thread; and for z, the units' parts of x, and dx, where the units' buffers lie. */
 static inline size_t head_bytes(int n, int units)
 {
-    return (size_t)n * 16 * HEAD_PITCH * sizeof(bf16) + (size_t)units * HEAD_COLUMNS * sizeof(float);
+    return (size_t)n * 16 * HEAD_PITCH * sizeof(real16) + (size_t)units * HEAD_COLUMNS * sizeof(float);
 }
 
 template <int NT> static constexpr size_t head_scratch(int units)
 {
-    return (size_t)HEAD_SEQUENCES * (head_z_pitch<NT>() + HEAD_PITCH) * sizeof(bf16) +
+    return (size_t)HEAD_SEQUENCES * (head_z_pitch<NT>() + HEAD_PITCH) * sizeof(real16) +
            (size_t)units * HEAD_SEQUENCES * HEAD_PART * sizeof(float);
 }
 
 /* Begins to copy W_h and the thread's target: the unit's sequence, a column a thread (NT 3). */
 template <int D, int NT>
-static __device__ __forceinline__ void stage_head(const struct small &x, bf16 *weight, int64_t u, const place<D, NT> &at)
+static __device__ __forceinline__ void stage_head(const struct small &x, real16 *weight, int64_t u, const place<D, NT> &at)
 {
     const int horizon = x.head.horizon, rows = x.n * D, zeros = (HEAD_COLUMNS - horizon) / 8;
     stage_matrix(weight, HEAD_PITCH, x.head.weight, rows, horizon / 8);
@@ -72,8 +72,8 @@ static __device__ __forceinline__ void stage_head(const struct small &x, bf16 *w
 /* u: the warp's rows of the last layer's output; u0: the block's first unit, all of whose warps take part; `scratch` is the units'
  * buffers. The warp's place is found anew: kept through the layers it would fill the registers. */
 template <int D, int NT>
-static __device__ __forceinline__ void head_narrow(const float (&u)[2][4], const struct small &x, bf16 *scratch, const bf16 *weight,
-                                                   int64_t u0)
+static __device__ __forceinline__ void head_narrow(const float (&u)[2][4], const struct small &x, real16 *scratch,
+                                                   const real16 *weight, int64_t u0)
 {
     static_assert(D == 16 && NT == 3, "a column of the forecast a thread of the unit");
     int thread;
@@ -81,7 +81,7 @@ static __device__ __forceinline__ void head_narrow(const float (&u)[2][4], const
     place<D, NT> at(thread);
     at.take(x, u0 + at.unit);
     constexpr int Z = head_z_pitch<NT>(), STEPS = HEAD_COLUMNS / 16;
-    bf16 *const z = scratch, *const dx = z + HEAD_SEQUENCES * Z;                                  /* [8][Z], [8][HEAD_PITCH] */
+    real16 *const z = scratch, *const dx = z + HEAD_SEQUENCES * Z;                                /* [8][Z], [8][HEAD_PITCH] */
     float *const parts = (float *)(dx + HEAD_SEQUENCES * HEAD_PITCH), *const slopes = (float *)z; /* [units][8][..], [8][96] */
     double *const squares = (double *)(slopes + HEAD_SEQUENCES * HEAD_COLUMNS);
     const int warp = thread / 32, warps = (int)blockDim.x / 32, column = at.tile * 32 + at.lane;
@@ -106,8 +106,8 @@ static __device__ __forceinline__ void head_narrow(const float (&u)[2][4], const
     {
         float c[2][4];
         clear(c);
-        const bf16 *const pa = weight + at.other * HEAD_PITCH + at.tile * 32 + at.across, *const pb =
-                                                                                              z + at.lane % 8 * Z + at.across;
+        const real16 *const pa = weight + at.other * HEAD_PITCH + at.tile * 32 + at.across, *const pb =
+                                                                                                z + at.lane % 8 * Z + at.across;
         for (int k = at.unit; k < x.n; k += x.block_units) {
             uint32_t b[2];
             ps_ldmatrix2(b, pb + k * D);
@@ -134,8 +134,8 @@ static __device__ __forceinline__ void head_narrow(const float (&u)[2][4], const
         }
         const float target = *((const float *)(weight + x.n * D * HEAD_PITCH) + thread);
         slope = head_slope(x, product, bias, target, mean, std, &square);
-        x.head.dx[sequence * x.head.horizon + column] = __float2bfloat16_rn(slope);
-        dx[at.unit * HEAD_PITCH + column] = __float2bfloat16_rn(slope);
+        x.head.dx[sequence * x.head.horizon + column] = ps_round(slope);
+        dx[at.unit * HEAD_PITCH + column] = ps_round(slope);
     }
     slopes[thread] = slope;
     square = ps_group_sum<32>(square);
@@ -176,7 +176,7 @@ static __device__ __forceinline__ void head_narrow(const float (&u)[2][4], const
         /* Transposed, a lane has two neighbouring elements of sequence g. */
         const uint32_t low = transposed(ps_pack(c[0], c[1])), high = transposed(ps_pack(c[2], c[3]));
         if (at.g < x.block_units && u0 + at.g < x.units) {
-            bf16 *const to = x.head.dz + ((u0 + at.g) * x.n + k) * D + at.q * 2;
+            real16 *const to = x.head.dz + ((u0 + at.g) * x.n + k) * D + at.q * 2;
             *(uint32_t *)to = low;
             *(uint32_t *)(to + 8) = high;
         }
@@ -189,11 +189,11 @@ enum { WIDE_HORIZON = 8, WIDE_HEAD_UNITS = 4 };
 
 static inline size_t wide_head_bytes(int n, int horizon)
 {
-    return (size_t)n * 64 * (size_t)horizon * sizeof(bf16);
+    return (size_t)n * 64 * (size_t)horizon * sizeof(real16);
 }
 
 /* Begins to copy W_h. */
-static __device__ __forceinline__ void stage_wide_head(const struct small &x, bf16 *weight)
+static __device__ __forceinline__ void stage_wide_head(const struct small &x, real16 *weight)
 {
     for (int i = (int)threadIdx.x * 8; i < x.n * 64 * x.head.horizon; i += (int)blockDim.x * 8) {
         ps_copy_async(weight + i, x.head.weight + i);
@@ -213,7 +213,7 @@ static __device__ __forceinline__ float wide_target(const struct small &x, int64
 /* u: the warp's 16 rows and columns of the last layer's output; parts: [4 shares][64 rows][H] and more, of 16 KB; target: the
  * thread's. */
 template <typename AT>
-static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const struct small &x, float *parts, const bf16 *weight,
+static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const struct small &x, float *parts, const real16 *weight,
                                                  int64_t u0, float target, const AT &at)
 {
     const int horizon = x.head.horizon, sequences = x.embed.sequences, count = WIDE_HEAD_UNITS * sequences * horizon;
@@ -225,7 +225,7 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
     const float mean = x.embed.mean[mine ? sequence : 0], std = x.embed.std[mine ? sequence : 0];
     const float bias = x.head.bias[mine ? column : 0];
     int of[2]; /* the row's sequence in the unit */
-    const bf16 *w[2];
+    const real16 *w[2];
     uint32_t words[4];
     float v[2][4];
     pack_operand(words, u[0], u[1]);
@@ -242,7 +242,7 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
             float sum = 0;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                sum += v[i / 2][2 * h + i % 2] * __bfloat162float(w[h][(i / 2 * 8 + i % 2) * horizon + t]);
+                sum += v[i / 2][2 * h + i % 2] * ps_wide(w[h][(i / 2 * 8 + i % 2) * horizon + t]);
             }
             sum = quad_sum(sum);
             if (at.q == 0) {
@@ -264,11 +264,11 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
             }
         }
         slope = head_slope(x, product, bias, target, mean, std, &square);
-        x.head.dx[(int64_t)sequence * horizon + column] = __float2bfloat16_rn(slope);
+        x.head.dx[(int64_t)sequence * horizon + column] = ps_round(slope);
     }
     if (thread < count) {
         slopes[thread] = slope;
-        rounded[thread] = __bfloat162float(__float2bfloat16_rn(slope));
+        rounded[thread] = ps_wide(ps_round(slope));
     }
     square = ps_group_sum<32>(square);
     if (at.lane == 0) {
@@ -296,7 +296,7 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
             const float by = rounded[(at.unit * sequences + of[h]) * horizon + t];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                d[i / 2][2 * h + i % 2] += by * __bfloat162float(w[h][(i / 2 * 8 + i % 2) * horizon + t]);
+                d[i / 2][2 * h + i % 2] += by * ps_wide(w[h][(i / 2 * 8 + i % 2) * horizon + t]);
             }
         }
     }

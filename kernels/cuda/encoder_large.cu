@@ -35,8 +35,6 @@
 
 #include "kernels/cuda/encoder_large_device.cuh"
 
-typedef uint16_t bf16;
-
 enum {
     D = 128,    /* d_model, padded with zeros */
     ROWS = 128, /* of a tile */
@@ -78,7 +76,7 @@ enum {
  * 64, a half in panels of 64 columns, a panel as in shared memory. In the rows without a sequence the right operands (dqkv, dr,
  * d_hidden, dy) are zero and the left ones finite. Panels: dqkv 6 (2 each for q, k and v), hidden and d_hidden f/64, the rest 2. */
 struct operands {
-    bf16 *a, *dqkv, *merged, *dr, *ln2, *d_hidden, *hidden, *dy;
+    real16 *a, *dqkv, *merged, *dr, *ln2, *d_hidden, *hidden, *dy;
 };
 
 /* What dropout keeps, a bit an element, the first in the lowest. hidden: words of a row, [rows][2 f/64]; the others by threads, in
@@ -97,13 +95,13 @@ struct arguments {
     int first_tile;
     float epsilon, scale; /* scale: 1/sqrt(e) */
     struct ps_dropout attention, hidden, output;
-    const bf16 *u;
+    const real16 *u;
     struct ps_encoder_large_vectors vectors;
-    bf16 *r, *y;      /* forward's outputs; backward reads r and softmax */
+    real16 *r, *y;    /* forward's outputs; backward reads r and softmax */
     float *softmax;   /* [S][h][N]: log2 of each query's sum of exponentials */
     struct kept kept; /* forward writes it */
-    const bf16 *dy;
-    bf16 *du;
+    const real16 *dy;
+    real16 *du;
     struct operands operands;
     float *parked;    /* [blocks][ROWS * D]: dr while attention runs */
     float *warp_sums; /* [blocks][WARPS][NORM_SUMS] */
@@ -194,14 +192,14 @@ static __device__ __forceinline__ float quad_max(float x)
  * row half h is fragment[n / 2][2 (n % 2) + h] ---- */
 
 /* Row `row` of the tile, columns 8 unit .. 8 unit + 7 of a panel. */
-static __device__ __forceinline__ uint4 *operand_at(bf16 *operand, int panels, int tile, int row, int panel, int unit)
+static __device__ __forceinline__ uint4 *operand_at(real16 *operand, int panels, int tile, int row, int panel, int unit)
 {
     const int64_t place = ((int64_t)(2 * tile + row / 64) * panels + panel) * 64 + row % 64;
     return (uint4 *)(operand + place * 64) + (unit ^ (row % 8));
 }
 
 /* The side's 32 columns of a panel. */
-static __device__ __forceinline__ void fragment_store(const uint32_t (&fragment)[2][4], bf16 *operand, int panels, int tile,
+static __device__ __forceinline__ void fragment_store(const uint32_t (&fragment)[2][4], real16 *operand, int panels, int tile,
                                                       int panel)
 {
     const int t = lane_id() % 4;
@@ -432,7 +430,7 @@ static __device__ __forceinline__ float row_sum(float x)
 }
 
 /* From a tensor whose first row is the tile's, d wide; zeros beyond `valid` rows and d columns. */
-static __device__ __forceinline__ struct row_words row_read(const bf16 *rows, int d, int row, int valid)
+static __device__ __forceinline__ struct row_words row_read(const real16 *rows, int d, int row, int valid)
 {
     struct row_words w;
 #pragma unroll
@@ -445,7 +443,7 @@ static __device__ __forceinline__ struct row_words row_read(const bf16 *rows, in
     return w;
 }
 
-static __device__ __forceinline__ void row_write(bf16 *rows, int d, int row, int valid, const struct row_words &w)
+static __device__ __forceinline__ void row_write(real16 *rows, int d, int row, int valid, const struct row_words &w)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -700,7 +698,7 @@ struct rows_ahead {
 };
 
 /* rows: the half's first, of which `valid` exist. */
-static __device__ __forceinline__ struct rows_ahead rows_read(const bf16 *rows, int d, int valid)
+static __device__ __forceinline__ struct rows_ahead rows_read(const real16 *rows, int d, int valid)
 {
     struct rows_ahead ahead;
     asm volatile("" : "+r"(d)); /* else the rows' offsets would be kept, in memory, for the next call */
@@ -722,7 +720,7 @@ static __device__ __forceinline__ struct row_words rows_next(struct rows_ahead &
 }
 
 /* The warp's rows to L2, long before they are read. */
-static __device__ __forceinline__ void rows_prefetch(const bf16 *rows, int d, int valid)
+static __device__ __forceinline__ void rows_prefetch(const real16 *rows, int d, int valid)
 {
     const int line = first_row() * d + lane_id() * 64;
     if (lane_id() * 64 < WARP_ROWS * d && line < valid * d) {
@@ -1316,7 +1314,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
 #pragma unroll 1
     for (int i = 0; i < tiles; i++) {
         const struct tile tile = tile_at(p, blockIdx.x + i * gridDim.x, half_index);
-        const bf16 *u_rows = p.u + tile.half_row * d;
+        const real16 *u_rows = p.u + tile.half_row * d;
         struct rows_ahead u = rows_read(u_rows, d, tile.valid);
         half_sync();
         rows_normalise(half + Q_PANEL * PANEL_BYTES, NULL, u, vectors + LN1_GAMMA, d, p.epsilon);
@@ -1454,7 +1452,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
 /* ---- backward ---- */
 
 /* The half's panels to an operand, asked for by its first thread; the writers have published them before a barrier. */
-static __device__ __forceinline__ void store_operand(bf16 *operand, int panels, int tile, int warp, const unsigned char *from)
+static __device__ __forceinline__ void store_operand(real16 *operand, int panels, int tile, int warp, const unsigned char *from)
 {
     if (half_leader(warp)) {
         ps_bulk_store(operand + (int64_t)(2 * tile + warp / (WARPS / 2)) * panels * (64 * 64), ps_shared_address(from),
@@ -1791,7 +1789,7 @@ struct gradient_arguments {
 
 /* An operand: `panels` of its `all` from `first` on. */
 struct gradient_operand {
-    const bf16 *from;
+    const real16 *from;
     int all, first, panels;
 };
 
@@ -2136,8 +2134,8 @@ static enum ps_status arguments_of(const struct ps_encoder_large *l, struct argu
     p.attention = l->attention;
     p.hidden = l->hidden;
     p.output = l->output;
-    p.u = (const bf16 *)l->u;
-    p.r = (bf16 *)l->residual;
+    p.u = (const real16 *)l->u;
+    p.r = (real16 *)l->residual;
     p.softmax = (float *)l->softmax;
     const struct kept_places places = kept_places_of(l);
     p.kept.hidden = (uint32_t *)((char *)l->kept + places.hidden);
@@ -2182,7 +2180,7 @@ enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *l, v
     PS_TRY(ps_cuda_encoder_large_supported(l));
     struct arguments p;
     PS_TRY(arguments_of(l, &p));
-    p.y = (bf16 *)y;
+    p.y = (real16 *)y;
     return layer_launch(l, p, 0, blocks_for(l, l->sequences));
 }
 
@@ -2284,16 +2282,16 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
     char *w = (char *)workspace;
     struct arguments p;
     PS_TRY(arguments_of(l, &p));
-    p.dy = (const bf16 *)dy;
-    p.du = (bf16 *)du;
-    p.operands.a = (bf16 *)(w + plan.a);
-    p.operands.dqkv = (bf16 *)(w + plan.dqkv);
-    p.operands.merged = (bf16 *)(w + plan.merged);
-    p.operands.dr = (bf16 *)(w + plan.dr);
-    p.operands.ln2 = (bf16 *)(w + plan.ln2);
-    p.operands.d_hidden = (bf16 *)(w + plan.d_hidden);
-    p.operands.hidden = (bf16 *)(w + plan.hidden);
-    p.operands.dy = (bf16 *)(w + plan.dy);
+    p.dy = (const real16 *)dy;
+    p.du = (real16 *)du;
+    p.operands.a = (real16 *)(w + plan.a);
+    p.operands.dqkv = (real16 *)(w + plan.dqkv);
+    p.operands.merged = (real16 *)(w + plan.merged);
+    p.operands.dr = (real16 *)(w + plan.dr);
+    p.operands.ln2 = (real16 *)(w + plan.ln2);
+    p.operands.d_hidden = (real16 *)(w + plan.d_hidden);
+    p.operands.hidden = (real16 *)(w + plan.hidden);
+    p.operands.dy = (real16 *)(w + plan.dy);
     p.parked = (float *)(w + plan.parked);
     p.warp_sums = (float *)(w + plan.warp_sums);
     p.norm_sums = (float *)(w + plan.norm_sums);

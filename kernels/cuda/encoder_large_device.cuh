@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/primitives.cuh"
+#include "kernels/cuda/real16.cuh"
 
 static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
 {
@@ -82,7 +83,8 @@ static __device__ __forceinline__ uint32_t ps_movmatrix(uint32_t x)
 static __device__ __forceinline__ void ps_mma_k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
                                                   uint32_t b1, const float (&c)[4])
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
@@ -96,7 +98,8 @@ static __device__ __forceinline__ void ps_mma_k16(float (&d)[4], uint32_t a0, ui
 /* d = a b + c: [16, 8] [8, 8]. */
 static __device__ __forceinline__ void ps_mma_k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0, const float (&c)[4])
 {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+    asm("mma.sync.aligned.m16n8k8.row.col.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+        ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
         : "r"(a0), "r"(a1), "r"(b0), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
@@ -131,24 +134,6 @@ static __device__ __forceinline__ void ps_cp_async_wait()
 static __device__ __forceinline__ uint32_t ps_kept2(uint32_t draws, uint32_t below, uint32_t minus)
 {
     return __viaddmin_u16x2(__vmaxu2(draws, below), minus, 0x00010001u);
-}
-
-/* Two floats as bf16, the first in the low half. */
-static __device__ __forceinline__ uint32_t ps_pack(float low, float high)
-{
-    uint32_t r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
-}
-
-static __device__ __forceinline__ float ps_low(uint32_t pair)
-{
-    return __uint_as_float(pair << 16);
-}
-
-static __device__ __forceinline__ float ps_high(uint32_t pair)
-{
-    return __uint_as_float(pair & 0xffff0000u);
 }
 
 static __device__ __forceinline__ float ps_exp2(float x)
@@ -200,7 +185,8 @@ template <int COLUMNS, int TRANSPOSED> static __device__ __forceinline__ void ps
 {
     if constexpr (COLUMNS == 32) {
         asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+                     "wgmma.mma_async.sync.aligned.m64n32k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+                     " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
                      "%13, %14, %15}, %16, %17, p, 1, 1, 0, %18;\n}"
                      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
                        "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
@@ -209,7 +195,8 @@ template <int COLUMNS, int TRANSPOSED> static __device__ __forceinline__ void ps
     } else {
         static_assert(COLUMNS == 64, "32 or 64");
         asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+                     " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
                      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, "
                      "1, 1, 0, %34;\n}"
                      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
@@ -225,7 +212,7 @@ template <int COLUMNS, int TRANSPOSED> static __device__ __forceinline__ void ps
 template <int TRANSPOSED> static __device__ __forceinline__ void ps_wgmma_n128(float (*d)[4], const uint32_t (&a)[4], uint64_t b)
 {
     asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, "
@@ -252,7 +239,7 @@ template <int TRANSPOSED> static __device__ __forceinline__ void ps_wgmma_n128(f
 static __device__ __forceinline__ void ps_wgmma_shared_n128(float (*d)[4], uint64_t a, uint64_t b)
 {
     asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, "
                  "%8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, "

@@ -33,7 +33,7 @@ enum { LD = D + 8, LD_QKV = 3 * D + 8, LD_F = F + 8 }; /* rows of 16 bytes more:
 
 /* One layer's parameters. Biases: each two of them twice, as an accumulator has them; all follow one another. */
 struct narrow_weights {
-    bf16 w_qkv[D * LD_QKV], w_o[D * LD], w_1[D * LD_F], w_2[F * LD];
+    real16 w_qkv[D * LD_QKV], w_o[D * LD], w_1[D * LD_F], w_2[F * LD];
     float4 b_qkv[3 * D / 2], b_o[D / 2], b_2[D / 2], b_1[F / 2];
     float ln1_gamma[D], ln1_beta[D], ln2_gamma[D], ln2_beta[D];
 };
@@ -127,8 +127,8 @@ static __device__ __forceinline__ void stage_weights(const struct small &x, narr
     const int step = (int)blockDim.x;
     for (int i = (int)threadIdx.x; i < x.layers * 256; i += step) { /* W_1: 8 columns of a row */
         const int row = i / 16 % 16, piece = i % 16;
-        const bf16 *const from = x.weights + i / 256 * x.at.matrix_stride + x.at.w_1 + row * F + piece * 8;
-        bf16 *const p = to[i / 256].w_1 + row * LD_F + piece / 4 * 32 + piece % 4 * 2;
+        const real16 *const from = x.weights + i / 256 * x.at.matrix_stride + x.at.w_1 + row * F + piece * 8;
+        real16 *const p = to[i / 256].w_1 + row * LD_F + piece / 4 * 32 + piece % 4 * 2;
 #pragma unroll
         for (int t = 0; t < 4; t++) {
             ps_copy_async4(p + t * 8, from + t * 2);
@@ -189,7 +189,7 @@ static __device__ __forceinline__ void set_bias(float (&c)[4], const float4 *bia
 }
 
 /* c = a w + bias, w [16, 16 columns]. */
-static __device__ __forceinline__ void project16(float (&c)[2][4], const uint32_t (&a)[4], const bf16 *w, int ld,
+static __device__ __forceinline__ void project16(float (&c)[2][4], const uint32_t (&a)[4], const real16 *w, int ld,
                                                  const float4 *bias, const narrow_place &at)
 {
     uint32_t b[4];
@@ -314,7 +314,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
     ps_copy_wait();
     __syncthreads();
     if (x.head.weight) { /* behind all layers' work */
-        stage_head<D, NT>(x, (bf16 *)(weights + x.head.at), (int64_t)blockIdx.x * x.block_units + at.unit, at);
+        stage_head<D, NT>(x, (real16 *)(weights + x.head.at), (int64_t)blockIdx.x * x.block_units + at.unit, at);
     }
 #pragma unroll 1
     for (int l = 0; l < x.layers; l++) {
@@ -466,7 +466,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
     }
     store_rows<D, NT>(x.u + x.layers * x.rows * D, u, at);
     if (x.head.weight) {
-        head_narrow<D, NT>(u, x, (bf16 *)(weights + x.layers * LAYER_BYTES), (const bf16 *)(weights + x.head.at),
+        head_narrow<D, NT>(u, x, (real16 *)(weights + x.layers * LAYER_BYTES), (const real16 *)(weights + x.head.at),
                            (int64_t)blockIdx.x * x.block_units);
     }
 }
@@ -499,7 +499,8 @@ static __device__ __forceinline__ uint64_t operand(uint32_t address, int row)
 
 static __device__ __forceinline__ void rows_product(float (&d)[2][4], uint64_t a, uint64_t b)
 {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, 1, 1, 1, 1, 1;"
+    asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+                 " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, 1, 1, 1, 1, 1;"
                  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
                    "+f"(d[1][3])
                  : "l"(a), "l"(b));
@@ -507,7 +508,8 @@ static __device__ __forceinline__ void rows_product(float (&d)[2][4], uint64_t a
 
 static __device__ __forceinline__ void rows_product(float (&d)[3][4], uint64_t a, uint64_t b)
 {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, %12, "
+    asm volatile("wgmma.mma_async.sync.aligned.m64n24k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, %12, "
                  "%13, 1, 1, 1, 1, 1;"
                  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
                    "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
@@ -516,13 +518,13 @@ static __device__ __forceinline__ void rows_product(float (&d)[3][4], uint64_t a
 
 static __device__ __forceinline__ void rows_product(float (&d)[5][4], uint64_t a, uint64_t b)
 {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n40k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
-        "%14, %15, %16, %17, %18, %19}, %20, %21, 1, 1, 1, 1, 1;"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
-          "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
-          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
-        : "l"(a), "l"(b));
+    asm volatile("wgmma.mma_async.sync.aligned.m64n40k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
+                 "%14, %15, %16, %17, %18, %19}, %20, %21, 1, 1, 1, 1, 1;"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
+                   "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
+                 : "l"(a), "l"(b));
 }
 
 /* The compiler holds them in their registers here. */
@@ -581,8 +583,8 @@ static __device__ __forceinline__ void scale_shift_kept(uint32_t (&a)[4], const 
     float v[2][4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        v[i / 2][i % 2 * 2] = __uint_as_float(xhat[i] << 16);
-        v[i / 2][i % 2 * 2 + 1] = __uint_as_float(xhat[i] & 0xffff0000u);
+        v[i / 2][i % 2 * 2] = ps_low(xhat[i]);
+        v[i / 2][i % 2 * 2 + 1] = ps_high(xhat[i]);
     }
     scale_shift(a, v, gamma, beta, q);
 }
@@ -602,7 +604,7 @@ static __device__ __forceinline__ void branch_operand(uint32_t (&a)[4], const fl
 }
 
 /* c += a w', w [16, 16]. */
-static __device__ __forceinline__ void multiply16_transposed(float (&c)[2][4], const uint32_t (&a)[4], const bf16 *w, int ld,
+static __device__ __forceinline__ void multiply16_transposed(float (&c)[2][4], const uint32_t (&a)[4], const real16 *w, int ld,
                                                              const narrow_place &at)
 {
     uint32_t b[4];
@@ -718,7 +720,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
 #pragma unroll 1
             for (int stage = 0; stage < 2; stage++) {
                 const uint32_t bits = stage ? kept.masks[1] : kept.masks[0];
-                const bf16 *const w_1 = w.w_1 + stage * 64, *const w_2 = w.w_2 + stage * 64 * LD;
+                const real16 *const w_1 = w.w_1 + stage * 64, *const w_2 = w.w_2 + stage * 64 * LD;
                 const float4 *const bias = w.b_1 + stage * 32;
                 if (stage > 0) {
                     ps_barrier(0, threads);
@@ -820,8 +822,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
             ps_stmatrix4_at(own_rows + 3 * MATRIX, merged);
 #pragma unroll
             for (int i = 0; i < 4; i++) { /* pair i / 2, row i % 2 */
-                float v = -dx[i / 2][i % 2 * 2] * __uint_as_float(merged[i] << 16) -
-                          dx[i / 2][i % 2 * 2 + 1] * __uint_as_float(merged[i] & 0xffff0000u);
+                float v = -dx[i / 2][i % 2 * 2] * ps_low(merged[i]) - dx[i / 2][i % 2 * 2 + 1] * ps_high(merged[i]);
                 v += __shfl_xor_sync(0xffffffffu, v, 1);
                 const float other = __shfl_xor_sync(0xffffffffu, v, 2);
                 delta[0][i / 2][i % 2] = low ? v : other;
@@ -852,7 +853,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
         ps_barrier(0, threads); /* and the staged columns have been read */
         ps_stmatrix4_at(own_branch, branch);
         const bool embed = l == 0 && x.embed.partial;
-        bf16 *const embedding = (bf16 *)((char *)shared_memory + x.layers * LAYER_BYTES + TO_NORMED), /* of the first unit */
+        real16 *const embedding = (real16 *)((char *)shared_memory + x.layers * LAYER_BYTES + TO_NORMED), /* of the first unit */
             *const own_embedding = embedding + at.unit * (UNIT_BYTES / 2);
         if (embed) {
             stage_patches<D, NT>(own_embedding, x, (int64_t)blockIdx.x * x.block_units + at.unit, at);

@@ -101,8 +101,8 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
     const struct sizes z = sizes_of(x);
     const int bytes = layer_bytes(D, z.f);
     place<D, NT> at;
-    bf16 *const A = (bf16 *)(weights + (x.resident ? x.layers : 1) * bytes + at.unit * unit_bytes(D, NT, false, z.f));
-    bf16 *const qkv = A + (W > 1 ? NT * 16 * LD : 0);
+    real16 *const A = (real16 *)(weights + (x.resident ? x.layers : 1) * bytes + at.unit * unit_bytes(D, NT, false, z.f));
+    real16 *const qkv = A + (W > 1 ? NT * 16 * LD : 0);
     char *const statistics = (char *)(qkv + NT * 16 * LD_QKV);
     float4 *const partial = (float4 *)(statistics + statistics_bytes(D, NT));
     const uint64_t step = z.drop ? x.state->step : 0;
@@ -156,8 +156,8 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             at.sync();
 
             /* merged = softmax(q k' / sqrt(e)) v, in the place of q */
-            const bf16 *const keys = qkv + D + at.share * 16, *const values = keys + D;
-            bf16 *const mine = qkv + at.row * LD_QKV + at.share * 16;
+            const real16 *const keys = qkv + D + at.share * 16, *const values = keys + D;
+            real16 *const mine = qkv + at.row * LD_QKV + at.share * 16;
             uint32_t queries[4];
             ps_ldmatrix4(queries, mine + at.near * LD_QKV + at.far);
             __syncwarp();
@@ -258,7 +258,7 @@ static __host__ __device__ inline int layer_sums(int d, int f)
 
 /* Rows of one operand as the block staged them. */
 struct operand {
-    const bf16 *p;
+    const real16 *p;
     int ld, unit; /* elements from row to row, from unit to unit */
 };
 
@@ -277,7 +277,7 @@ static __device__ __forceinline__ void weight_gradient(float *out, float *bias, 
     float c[COLUMNS / 8][4], ones[1][4];
     clear(c);
     clear(ones);
-    const bf16 *pa = a.p + at.other * a.ld + at.across, *pb = b.p + at.near * b.ld + at.far;
+    const real16 *pa = a.p + at.other * a.ld + at.across, *pb = b.p + at.near * b.ld + at.far;
 #pragma unroll(D == 16 ? 2 : 1)
     for (int unit = 0; unit < units; unit++) {
 #pragma unroll
@@ -325,7 +325,7 @@ static __device__ __forceinline__ void bias_gradient(float *bias, bool first, co
 {
     float ones[1][4];
     clear(ones);
-    const bf16 *p = a.p + at.other * a.ld + at.across;
+    const real16 *p = a.p + at.other * a.ld + at.across;
     for (int unit = 0; unit < units; unit++) {
 #pragma unroll
         for (int tile = 0; tile < NT; tile++) {
@@ -342,7 +342,7 @@ static __device__ __forceinline__ void bias_gradient(float *bias, bool first, co
 
 /* The operand scale * g, zero where dropped, of the gradient that enters a branch; also to the warp's place in G. */
 template <int D, int NT>
-static __device__ __forceinline__ void branch_gradient(uint32_t (&all)[D / 16][4], bf16 *G, const float (&g)[2][4], float scale,
+static __device__ __forceinline__ void branch_gradient(uint32_t (&all)[D / 16][4], real16 *G, const float (&g)[2][4], float scale,
                                                        const uint32_t *masks, const place<D, NT> &at)
 {
     uint32_t a[4];
@@ -365,11 +365,11 @@ static __device__ __forceinline__ void branch_gradient(uint32_t (&all)[D / 16][4
  * dx += that gradient W_1' when d is 16. */
 template <int D, int NT, bool DROP>
 static __device__ __forceinline__ void
-feed_forward_backward(float (&dx)[2][4], const uint32_t (&a)[D / 16][4], const uint32_t (&dm)[D / 16][4], bf16 *staged, int begin,
+feed_forward_backward(float (&dx)[2][4], const uint32_t (&a)[D / 16][4], const uint32_t (&dm)[D / 16][4], real16 *staged, int begin,
                       int count, const struct sizes &s, const layer_weights<D> &w, const uint32_t *masks, const place<D, NT> &at)
 {
     const int ld_staged = 2 * s.staged + 8, from = at.share * (s.f / sharing(D)) + begin;
-    bf16 *to = staged + at.share * count;
+    real16 *to = staged + at.share * count;
     uint32_t next = DROP ? masks[from / 2] : 0;
 #pragma unroll 1
     for (int column = from; column < from + count; column += 16, to += 16) {
@@ -423,14 +423,14 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
     const struct sizes z = sizes_of(x);
     const int bytes = layer_bytes(D, z.f), unit_stride = unit_bytes(D, NT, true, z.staged) / 2;
     place<D, NT> at;
-    bf16 *const units = (bf16 *)(weights + (x.resident ? x.layers : 1) * bytes);
+    real16 *const units = (real16 *)(weights + (x.resident ? x.layers : 1) * bytes);
     /* X: xhat of LN2, then the gradient of merged, then xhat of LN1. G: the gradient entering W_2, then W_o. M: LN2's output, LN1's
      * output, merged. */
     constexpr int TO_G = NT * 16 * LD, TO_M = 2 * TO_G, TO_QKV = 3 * TO_G, TO_STATISTICS = TO_QKV + NT * 16 * LD_QKV;
     constexpr int TO_SCRATCH = TO_STATISTICS + statistics_bytes(D, NT) / 2;
-    bf16 *const X = units + at.unit * unit_stride, *const G = X + TO_G, *const M = X + TO_M, *const qkv = X + TO_QKV;
+    real16 *const X = units + at.unit * unit_stride, *const G = X + TO_G, *const M = X + TO_M, *const qkv = X + TO_QKV;
     char *const statistics = (char *)(X + TO_STATISTICS);
-    bf16 *const scratch = X + TO_SCRATCH;
+    real16 *const scratch = X + TO_SCRATCH;
     const int share_f = z.f / W, share_staged = z.staged / W, heads = 16 / z.e, warps = (int)blockDim.x / 32;
     const int warp = (int)threadIdx.x / 32, ld_staged = 2 * z.staged + 8;
     fill_table<D, NT>(table, x.n, at);
@@ -475,7 +475,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                 uint32_t dm[D / 16][4];
                 branch_gradient<D, NT>(dm, G, g, x.drop_scale * x.half_scale,
                                        z.drop ? masks + (D / 16 + z.f / 16 + at.share) * 8 : NULL, at);
-                bf16 *const staged = scratch + at.tile * 16 * ld_staged;
+                real16 *const staged = scratch + at.tile * 16 * ld_staged;
 #pragma unroll 1
                 for (int begin = 0; begin < share_f; begin += share_staged) {
                     if (begin > 0) {
@@ -534,10 +534,10 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             at.sync();
 
             /* A = softmax(q k' / sqrt(e)), merged = A v */
-            bf16 *const mine = qkv + at.row * LD_QKV + at.share * 16;
-            const bf16 *const queries = qkv + at.share * 16, *const keys = queries + D;
-            const bf16 *const values = keys + D, *const d_merged = X + at.share * 16;
-            bf16 *const P = scratch + at.share * (2 * NT * 16 * LD_P), *const S = P + NT * 16 * LD_P;
+            real16 *const mine = qkv + at.row * LD_QKV + at.share * 16;
+            const real16 *const queries = qkv + at.share * 16, *const keys = queries + D;
+            const real16 *const values = keys + D, *const d_merged = X + at.share * 16;
+            real16 *const P = scratch + at.share * (2 * NT * 16 * LD_P), *const S = P + NT * 16 * LD_P;
             uint32_t all_queries[4], all_d_merged[4];
             ps_ldmatrix4(all_queries, mine + at.near * LD_QKV + at.far);
             ps_ldmatrix4(all_d_merged, d_merged + (at.tile * 16 + at.near) * LD + at.far);
@@ -572,8 +572,8 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                         float sum = 0;
 #pragma unroll
                         for (int t = 0; t < HT; t++) {
-                            sum -= o[t][2 * r] * __uint_as_float(a[2 * t + r] << 16);
-                            sum -= o[t][2 * r + 1] * __uint_as_float(a[2 * t + r] & 0xffff0000u);
+                            sum -= o[t][2 * r] * ps_low(a[2 * t + r]);
+                            sum -= o[t][2 * r + 1] * ps_high(a[2 * t + r]);
                         }
                         delta[2 * r] = delta[2 * r + 1] = quad_sum(sum);
                     }
@@ -738,7 +738,7 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
         if (after_norm) {
             const float *const p = x.parameters + l * x.at.vector_stride;
             const int64_t at = which ? x.at.w_1 + (int64_t)j * f + row - 4 * D : x.at.w_qkv + j * 3 * D + row;
-            const float weight = __bfloat162float(x.weights[l * x.at.matrix_stride + at]);
+            const float weight = ps_wide(x.weights[l * x.at.matrix_stride + at]);
             matrices[at] +=
                 p[(which ? x.at.ln2_gamma : x.at.ln1_gamma) + j] * sum + p[(which ? x.at.ln2_beta : x.at.ln1_beta) + j] * total[i];
             found[0][thread] = weight * sum;
@@ -920,7 +920,7 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
 /* What is kept, in order: r, lse, masks, the embedding's masks. */
 static size_t kept_r(const struct ps_encoder_small *e)
 {
-    return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(bf16) + 255) / 256 * 256;
+    return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(real16) + 255) / 256 * 256;
 }
 
 static size_t kept_lse(const struct ps_encoder_small *e)
@@ -1002,7 +1002,7 @@ extern "C" int ps_encoder_small_embeds(const struct ps_encoder_small *e)
         return floats <= ps_encoder_narrow_window_floats();
     }
     return floats <= p.tiles * 16 * (3 * d + 8) / 2 &&
-           (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(bf16) <=
+           (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(real16) <=
                (size_t)scratch_bytes((int)d, p.tiles, p.staged);
 }
 
@@ -1037,10 +1037,10 @@ static void embed_make(const struct ps_encoder_small *e, const struct plan *p, s
     x->sequences = p->unit_rows / (int)e->patches;
     x->all = (uint32_t)e->sequences;
     if (f) {
-        x->weight = (const bf16 *)f->weight.data;
+        x->weight = (const real16 *)f->weight.data;
         x->bias = (const float *)f->bias.data;
         x->position = (const float *)f->position.data;
-        x->patches = (bf16 *)f->patches.data;
+        x->patches = (real16 *)f->patches.data;
         x->mean = (float *)f->mean.data;
         x->std = (float *)f->std.data;
         x->windows = ps_windows_of(&f->inputs, &f->indices);
@@ -1054,7 +1054,7 @@ static void embed_make(const struct ps_encoder_small *e, const struct plan *p, s
         x->site = f->dropout.site;
     }
     if (b) {
-        x->patches = (bf16 *)b->patches.data;
+        x->patches = (real16 *)b->patches.data;
         x->d_weight = (float *)b->d_weight.data;
         x->d_bias = (float *)b->d_bias.data;
         x->d_position = (float *)b->d_position.data;
@@ -1065,11 +1065,11 @@ static void head_make(const struct ps_encoder_small *e, struct small_head *x)
 {
     const struct ps_head_step *h = e->head;
     if (h) {
-        x->weight = (const bf16 *)h->weight.data;
+        x->weight = (const real16 *)h->weight.data;
         x->bias = (const float *)h->bias.data;
         x->targets = ps_windows_of(&h->targets, &h->indices);
-        x->dx = (bf16 *)h->dx.data;
-        x->dz = (bf16 *)h->dz.data;
+        x->dx = (real16 *)h->dx.data;
+        x->dz = (real16 *)h->dz.data;
         x->partials = (double *)h->partials.data;
         x->rows = (int)h->partials.size[0];
         x->horizon = (int)e->pred_len;
@@ -1094,12 +1094,12 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
     x.resident = p->resident;
     x.staged = p->staged;
     x.at = e->offsets;
-    x.weights = (const bf16 *)e->weights;
+    x.weights = (const real16 *)e->weights;
     x.parameters = e->parameters;
     x.gradients = e->gradients;
-    x.u = (bf16 *)e->u;
-    x.du = (bf16 *)e->du;
-    x.dy = (const bf16 *)e->dy;
+    x.u = (real16 *)e->u;
+    x.du = (real16 *)e->du;
+    x.dy = (const real16 *)e->dy;
     if (p->narrow) {
         x.masks = (uint32_t *)e->kept;
         x.kept_tiles = ps_encoder_narrow_tiles(e);
@@ -1108,7 +1108,7 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
         }
     } else if (e->kept) {
         char *kept = (char *)e->kept;
-        x.r = (bf16 *)kept;
+        x.r = (real16 *)kept;
         x.lse = (float *)(kept + kept_r(e));
         x.moments = (float2 *)(kept + kept_r(e) + kept_lse(e));
         if (e->dropout.threshold) {

@@ -8,8 +8,6 @@
 #include "kernels/cuda/warp_mma.cuh"
 #include "kernels/cuda/windows.cuh"
 
-typedef __nv_bfloat16 bf16;
-
 /* Warps that share a tile of rows. */
 static __host__ __device__ constexpr int sharing(int d)
 {
@@ -23,9 +21,9 @@ static __host__ __device__ constexpr int most_threads(int d)
 
 /* The embedding's part of it: encoder_embed.cuh. Forward it is asked for when `weight` is there, backward when `partial` is. */
 struct small_embedding {
-    const bf16 *weight;
+    const real16 *weight;
     const float *bias, *position;
-    bf16 *patches;
+    real16 *patches;
     float *mean, *std;
     struct ps_cuda_windows windows;
     const struct ps_step_state *state;
@@ -41,10 +39,10 @@ struct small_embedding {
 
 /* The head's: encoder_head.cuh. It is asked for when `weight` is there, with the embedding. */
 struct small_head {
-    const bf16 *weight; /* [N d, H] */
+    const real16 *weight; /* [N d, H] */
     const float *bias;
     struct ps_cuda_windows targets;
-    bf16 *dx, *dz;
+    real16 *dx, *dz;
     double *partials; /* [rows, H + 1] */
     int rows, horizon;
     float scale; /* 2 / (S H) */
@@ -59,11 +57,11 @@ struct small {
     int block_units, resident; /* units a block works on at once; all layers' weights are in shared memory */
     int staged;                /* columns of f staged at once */
     struct ps_encoder_layout at;
-    const bf16 *weights;
+    const real16 *weights;
     const float *parameters;
     float *gradients;
-    bf16 *u, *r, *du;
-    const bf16 *dy;
+    real16 *u, *r, *du;
+    const real16 *dy;
     float *lse;         /* [layers, heads, R]: log2 of softmax's sums */
     float2 *moments;    /* encoder_wide.cu: [layers, 2, R]: mean and 1 / deviation of LN1's rows, LN2's */
     uint32_t *masks;    /* [layers, tiles, f/16 + 2d/16, 8] */
@@ -102,13 +100,13 @@ static __device__ __forceinline__ struct sizes sizes_of(const struct small &x)
 
 /* One layer's parameters. Rows are 16 bytes longer than the matrix, so that 8 rows of 16 bytes lie in all banks. */
 template <int D> struct layer_weights {
-    bf16 *w_qkv, *w_o, *w_1, *w_2;
+    real16 *w_qkv, *w_o, *w_1, *w_2;
     float *b_qkv, *b_o, *b_1, *b_2, *ln1_gamma, *ln1_beta, *ln2_gamma, *ln2_beta;
     static constexpr int LD_QKV = 3 * D + 8, LD = D + 8;
 
     __device__ __forceinline__ layer_weights(char *p, int f)
     {
-        w_qkv = (bf16 *)p;
+        w_qkv = (real16 *)p;
         w_o = w_qkv + D * LD_QKV;
         w_1 = w_o + D * LD;
         w_2 = w_1 + D * (f + 8);
@@ -160,7 +158,7 @@ static __host__ __device__ constexpr int unit_bytes(int d, int tiles, bool backw
 }
 
 /* rows x columns of bf16, to rows of ld elements; a row is `pieces` pieces of 16 bytes. */
-static __device__ __forceinline__ void stage_matrix(bf16 *to, int ld, const bf16 *from, int rows, int pieces)
+static __device__ __forceinline__ void stage_matrix(real16 *to, int ld, const real16 *from, int rows, int pieces)
 {
     const int step_row = (int)blockDim.x / pieces, step_piece = (int)blockDim.x - step_row * pieces;
     int row = (int)threadIdx.x / pieces, piece = (int)threadIdx.x - row * pieces;
@@ -187,7 +185,7 @@ template <int D>
 static __device__ __forceinline__ void stage_layer(const struct small &x, const struct sizes &z, int layer,
                                                    const layer_weights<D> &to)
 {
-    const bf16 *w = x.weights + layer * x.at.matrix_stride;
+    const real16 *w = x.weights + layer * x.at.matrix_stride;
     const float *p = x.parameters + layer * x.at.vector_stride;
     stage_matrix(to.w_qkv, to.LD_QKV, w + x.at.w_qkv, D, 3 * D / 8);
     stage_matrix(to.w_o, to.LD, w + x.at.w_o, D, D / 8);
@@ -257,16 +255,16 @@ template <int D, int NT> struct place {
 /* ---- 16 rows x 16 columns in registers: x[t] is columns 8t .. 8t + 7 of the warp's ---- */
 
 template <int D, int NT>
-static __device__ __forceinline__ void load_rows(float (&x)[2][4], const bf16 *from, const place<D, NT> &at)
+static __device__ __forceinline__ void load_rows(float (&x)[2][4], const real16 *from, const place<D, NT> &at)
 {
-    const bf16 *p = from + at.first * D + at.share * 16 + at.q * 2;
+    const real16 *p = from + at.first * D + at.share * 16 + at.q * 2;
 #pragma unroll
     for (int t = 0; t < 2; t++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             const uint32_t v = at.here[h] ? *(const uint32_t *)(p + h * 8 * D + t * 8) : 0;
-            x[t][2 * h] = __uint_as_float(v << 16);
-            x[t][2 * h + 1] = __uint_as_float(v & 0xffff0000u);
+            x[t][2 * h] = ps_low(v);
+            x[t][2 * h + 1] = ps_high(v);
         }
     }
 }
@@ -284,14 +282,15 @@ static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const ui
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        x[i / 2][i % 2 * 2] = __uint_as_float(v[i] << 16);
-        x[i / 2][i % 2 * 2 + 1] = __uint_as_float(v[i] & 0xffff0000u);
+        x[i / 2][i % 2 * 2] = ps_low(v[i]);
+        x[i / 2][i % 2 * 2 + 1] = ps_high(v[i]);
     }
 }
 
-template <int D, int NT> static __device__ __forceinline__ void store_rows(bf16 *to, const float (&x)[2][4], const place<D, NT> &at)
+template <int D, int NT>
+static __device__ __forceinline__ void store_rows(real16 *to, const float (&x)[2][4], const place<D, NT> &at)
 {
-    bf16 *p = to + at.first * D + at.share * 16 + at.q * 2;
+    real16 *p = to + at.first * D + at.share * 16 + at.q * 2;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (at.here[h]) {
@@ -343,7 +342,7 @@ static __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const floa
 
 /* The operands of a tile's d columns from those of its warps, through rows of a buffer [.., d]. */
 template <int D, int NT>
-static __device__ __forceinline__ void gather(uint32_t (&all)[D / 16][4], const uint32_t (&own)[4], bf16 *buffer,
+static __device__ __forceinline__ void gather(uint32_t (&all)[D / 16][4], const uint32_t (&own)[4], real16 *buffer,
                                               const place<D, NT> &at)
 {
     constexpr int LD = D + 8;
@@ -458,7 +457,7 @@ static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], floa
             dx[t][2 * h] *= m.x;
             dx[t][2 * h + 1] *= m.y;
             sum[h] += dx[t][2 * h] + dx[t][2 * h + 1];
-            dot[h] += dx[t][2 * h] * __uint_as_float(v << 16) + dx[t][2 * h + 1] * __uint_as_float(v & 0xffff0000u);
+            dot[h] += dx[t][2 * h] * ps_low(v) + dx[t][2 * h + 1] * ps_high(v);
         }
     }
 #pragma unroll
@@ -489,8 +488,8 @@ static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], floa
         for (int h = 0; h < 2; h++) {
             const uint32_t v = xhat[2 * t + h];
             const float mean = sum[h] * (1.0f / D), slope = dot[h] * (1.0f / D);
-            g[t][2 * h] += rstd[h] * (dx[t][2 * h] - mean - __uint_as_float(v << 16) * slope);
-            g[t][2 * h + 1] += rstd[h] * (dx[t][2 * h + 1] - mean - __uint_as_float(v & 0xffff0000u) * slope);
+            g[t][2 * h] += rstd[h] * (dx[t][2 * h] - mean - ps_low(v) * slope);
+            g[t][2 * h + 1] += rstd[h] * (dx[t][2 * h + 1] - mean - ps_high(v) * slope);
         }
     }
 }
@@ -499,10 +498,10 @@ static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], floa
 
 /* c += a w, w [16 rows, d columns]; c has d columns. */
 template <int D, int NT>
-static __device__ __forceinline__ void multiply_wide(float (&c)[D / 8][4], const uint32_t (&a)[4], const bf16 *w, int ld,
+static __device__ __forceinline__ void multiply_wide(float (&c)[D / 8][4], const uint32_t (&a)[4], const real16 *w, int ld,
                                                      const place<D, NT> &at)
 {
-    const bf16 *p = w + at.near * ld + at.far;
+    const real16 *p = w + at.near * ld + at.far;
 #pragma unroll
     for (int n = 0; n < D / 16; n++) {
         uint32_t b[4];
@@ -514,10 +513,10 @@ static __device__ __forceinline__ void multiply_wide(float (&c)[D / 8][4], const
 
 /* c += a w, w [d rows, 16 columns]. */
 template <int D, int NT>
-static __device__ __forceinline__ void multiply(float (&c)[2][4], const uint32_t (&a)[D / 16][4], const bf16 *w, int ld,
+static __device__ __forceinline__ void multiply(float (&c)[2][4], const uint32_t (&a)[D / 16][4], const real16 *w, int ld,
                                                 const place<D, NT> &at)
 {
-    const bf16 *p = w + at.near * ld + at.far;
+    const real16 *p = w + at.near * ld + at.far;
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint32_t b[4];
@@ -529,10 +528,10 @@ static __device__ __forceinline__ void multiply(float (&c)[2][4], const uint32_t
 
 /* c += a w', w [16 rows, d columns]. */
 template <int D, int NT>
-static __device__ __forceinline__ void multiply_transposed(float (&c)[2][4], const uint32_t (&a)[D / 16][4], const bf16 *w, int ld,
-                                                           const place<D, NT> &at)
+static __device__ __forceinline__ void multiply_transposed(float (&c)[2][4], const uint32_t (&a)[D / 16][4], const real16 *w,
+                                                           int ld, const place<D, NT> &at)
 {
-    const bf16 *p = w + at.other * ld + at.across;
+    const real16 *p = w + at.other * ld + at.across;
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint32_t b[4];
@@ -544,10 +543,10 @@ static __device__ __forceinline__ void multiply_transposed(float (&c)[2][4], con
 
 /* c += a w', 16 x k times k x 16 columns, both operands in shared memory as they lie. */
 template <int D, int NT>
-static __device__ __forceinline__ void multiply_shared(float (&c)[2][4], const bf16 *a, int lda, const bf16 *w, int ldw, int k,
+static __device__ __forceinline__ void multiply_shared(float (&c)[2][4], const real16 *a, int lda, const real16 *w, int ldw, int k,
                                                        const place<D, NT> &at)
 {
-    const bf16 *pa = a + at.near * lda + at.far, *pw = w + at.other * ldw + at.across;
+    const real16 *pa = a + at.near * lda + at.far, *pw = w + at.other * ldw + at.across;
 #pragma unroll 4
     for (int i = 0; i < k; i += 16) {
         uint32_t ra[4], b[4];
@@ -560,7 +559,7 @@ static __device__ __forceinline__ void multiply_shared(float (&c)[2][4], const b
 
 /* The warp's columns of q, k and v to its rows of qkv [.., 3d]. */
 template <int D, int NT>
-static __device__ __forceinline__ void project(bf16 *qkv, const uint32_t (&a)[D / 16][4], const layer_weights<D> &w,
+static __device__ __forceinline__ void project(real16 *qkv, const uint32_t (&a)[D / 16][4], const layer_weights<D> &w,
                                                const place<D, NT> &at)
 {
     constexpr int LD = layer_weights<D>::LD_QKV;
@@ -599,7 +598,7 @@ static __device__ __forceinline__ struct head head_at(int i, int e, int q)
 /* s[j] = a b', added to `last[0]`, `last[1]` in the last two tiles and to `rest` in the others. b has a row for each of the unit's,
  * columns of the warp's share. */
 template <int D, int NT, bool NARROW>
-static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const uint32_t (&a)[4], const struct head &h, const bf16 *b,
+static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const uint32_t (&a)[4], const struct head &h, const real16 *b,
                                               int ld, const float (&rest)[4], const float (&last0)[4], const float (&last1)[4],
                                               const place<D, NT> &at)
 {
@@ -622,7 +621,7 @@ static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const uint3
 /* o += p b for 16 of the summed rows; b points at them. */
 template <int D, int NT, bool NARROW>
 static __device__ __forceinline__ void mix(float (&o)[NARROW ? 1 : 2][4], const uint32_t (&p)[4], const struct head &h,
-                                           const bf16 *b, int ld, const place<D, NT> &at)
+                                           const real16 *b, int ld, const place<D, NT> &at)
 {
     if constexpr (NARROW) {
         uint32_t v[2];
@@ -638,13 +637,13 @@ static __device__ __forceinline__ void mix(float (&o)[NARROW ? 1 : 2][4], const 
 
 /* The head's columns of the tile's rows, scaled, to a buffer whose first element of the warp's share is `to`. */
 template <int D, int NT, bool NARROW>
-static __device__ __forceinline__ void put_head(bf16 *to, int ld, const float (&o)[NARROW ? 1 : 2][4], float scale0, float scale1,
+static __device__ __forceinline__ void put_head(real16 *to, int ld, const float (&o)[NARROW ? 1 : 2][4], float scale0, float scale1,
                                                 const struct head &h, const place<D, NT> &at)
 {
 #pragma unroll
     for (int t = 0; t < (NARROW ? 1 : 2); t++) {
         if (!NARROW || h.active) {
-            bf16 *p = to + at.g * ld + (NARROW ? h.half : t) * 8 + at.q * 2;
+            real16 *p = to + at.g * ld + (NARROW ? h.half : t) * 8 + at.q * 2;
             *(uint32_t *)p = ps_pack(o[t][0] * scale0, o[t][1] * scale0);
             *(uint32_t *)(p + 8 * ld) = ps_pack(o[t][2] * scale1, o[t][3] * scale1);
         }
@@ -686,7 +685,7 @@ template <int D, int NT> static __device__ __forceinline__ void fill_table(float
 /* s = q k' of one head, hidden where it must be. */
 template <int D, int NT, bool NARROW>
 static __device__ __forceinline__ void masked_scores(float (&s)[2 * NT][4], const uint32_t (&a)[4], const struct head &h,
-                                                     const bf16 *keys, int ld, const float4 *table, const place<D, NT> &at)
+                                                     const real16 *keys, int ld, const float4 *table, const place<D, NT> &at)
 {
     const float4 low = table[at.lane], high = table[32 + at.lane];
     const float zero[4] = {0, 0, 0, 0}, last0[4] = {low.x, low.y, low.z, low.w}, last1[4] = {high.x, high.y, high.z, high.w};

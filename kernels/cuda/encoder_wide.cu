@@ -83,17 +83,18 @@ static __device__ __forceinline__ uint64_t operand_at(uint32_t low)
  */
 template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[2][4], uint64_t a, uint64_t b, bool add)
 {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, %11, %12;\n}"
-        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
-        : "l"(a), "l"(b), "r"((int)add), "n"((int)A_ROWS), "n"((int)B_ROWS));
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+                 " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, %11, %12;\n}"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                   "+f"(d[1][3])
+                 : "l"(a), "l"(b), "r"((int)add), "n"((int)A_ROWS), "n"((int)B_ROWS));
 }
 
 template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[4][4], uint64_t a, uint64_t b, bool add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
                  "}, %16, %17, p, 1, 1, %19, %20;\n}"
                  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
@@ -105,7 +106,7 @@ template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(
 template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[8][4], uint64_t a, uint64_t b, bool add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
                  "}, %32, %33, p, 1, 1, %35, %36;\n}"
@@ -186,7 +187,7 @@ template <int PENDING> static __device__ __forceinline__ void copy_wait()
 }
 
 /* Begins to copy PANELS panels, ld elements from row to row, `apart` elements from panel to panel. */
-template <int PANELS> static __device__ __forceinline__ void stage_panels(char *to, const bf16 *from, int ld, int apart)
+template <int PANELS> static __device__ __forceinline__ void stage_panels(char *to, const real16 *from, int ld, int apart)
 {
     const int row = (int)threadIdx.x / 8, piece = (int)threadIdx.x % 8;
     const uint32_t at = ps_shared_address(to) + (uint32_t)(row * 128 + (piece ^ (row & 7)) * 16);
@@ -240,9 +241,9 @@ static size_t shared_bytes(int f, int64_t layers, bool backward)
 /* ---- rows ---- */
 
 /* Two words of row g and two of row g + 8, as they lie in memory. */
-static __device__ __forceinline__ void fetch_rows(uint32_t (&v)[4], const bf16 *from, const narrow_place &at)
+static __device__ __forceinline__ void fetch_rows(uint32_t (&v)[4], const real16 *from, const narrow_place &at)
 {
-    const bf16 *p = from + at.first * D + at.share * 16 + at.q * 2;
+    const real16 *p = from + at.first * D + at.share * 16 + at.q * 2;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         v[i] = at.here[i % 2] ? *(const uint32_t *)(p + i % 2 * 8 * D + i / 2 * 8) : 0;
@@ -345,7 +346,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
         ps_grid_begin();
     }
     stage_vectors(x, all_vectors, F);
-    bf16 *const head = (bf16 *)(memory + x.head.at);
+    real16 *const head = (real16 *)(memory + x.head.at);
     if (x.head.weight) {
         stage_wide_head(x, head);
     }
@@ -375,7 +376,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             uint32_t *const keep = DROP && x.masks && at.global_tile < x.units ? masks_at<D, 1>(x, z, l, at) : NULL;
             /* What takes the place of this layer's weights: the next layer's, or the first one's for the next units. */
             const bool stage = l + 1 < x.layers || more;
-            const bf16 *const next = x.weights + (l + 1 < x.layers ? l + 1 : 0) * x.at.matrix_stride;
+            const real16 *const next = x.weights + (l + 1 < x.layers ? l + 1 : 0) * x.at.matrix_stride;
             /* By the first thread, when there will be a backward; and before what lies in the panels is overwritten. */
             const auto leave = [&](int first, int from, int panels) {
                 if (x.qkv && threadIdx.x == 0) {
@@ -581,8 +582,8 @@ static __device__ __forceinline__ void norm_sums(float *to, const float (&dx)[2]
     for (int t = 0; t < 2; t++) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float low = __uint_as_float(i ? xhat[2 * t] & 0xffff0000u : xhat[2 * t] << 16);
-            const float high = __uint_as_float(i ? xhat[2 * t + 1] & 0xffff0000u : xhat[2 * t + 1] << 16);
+            const float low = i ? ps_high(xhat[2 * t]) : ps_low(xhat[2 * t]);
+            const float high = i ? ps_high(xhat[2 * t + 1]) : ps_low(xhat[2 * t + 1]);
             v[0][t][i] = dx[t][i] * low + dx[t][2 + i] * high;
             v[1][t][i] = dx[t][i] + dx[t][2 + i];
         }
@@ -666,8 +667,8 @@ static __device__ __forceinline__ void stage_embed_panel(char *panel, const stru
     unit += row / 16;
     const int64_t from = unit * x.unit_rows + i;
     const bool here = unit < x.units && i < x.unit_rows && from < x.rows;
-    stage_patch((bf16 *)(panel + row * 128 + (piece ^ (row & 7)) * 16), here ? x.embed.patches + from * x.embed.patch : NULL, piece,
-                x.embed.patch, i % x.n);
+    stage_patch((real16 *)(panel + row * 128 + (piece ^ (row & 7)) * 16), here ? x.embed.patches + from * x.embed.patch : NULL,
+                piece, x.embed.patch, i % x.n);
 }
 
 /* The panel's columns' du: [P + 1 + N, d] of the block, to or onto its sums. */
@@ -714,7 +715,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
     stage_vectors(x, all_vectors, F);
     copy_commit();
     {
-        const bf16 *const w = x.weights + (x.layers - 1) * x.at.matrix_stride;
+        const real16 *const w = x.weights + (x.layers - 1) * x.at.matrix_stride;
         stage_panels<P>(memory + W_1 * PANEL, w + x.at.w_1, F, D);
         stage_panels<P>(memory + W_2 * PANEL, w + x.at.w_2, D, 64 * D);
         copy_commit();
@@ -747,7 +748,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             /* What the first thread leaves of the layer. */
             const auto kept = [&]() { return kept_at(x, group, l); };
             const auto norms_to = [&](int layer) { return x.norms + ((int64_t)group * x.layers + layer) * (4 * D); };
-            const bf16 *const weights = x.weights + l * x.at.matrix_stride;
+            const real16 *const weights = x.weights + l * x.at.matrix_stride;
             /* Units beyond the last read some masks: their gradients are zero. */
             const uint32_t *const masks = !DROP ? NULL : at.global_tile < x.units ? masks_at<D, 1>(x, z, l, at) : x.masks + at.g;
             uint32_t xhat[4], a[4], stream[4];
@@ -849,7 +850,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             }
             put_norm_sums(norms_to(l) + 2 * D, column_sums);
             if (l > 0 || more) {
-                const bf16 *const next = x.weights + (l > 0 ? l - 1 : x.layers - 1) * x.at.matrix_stride;
+                const real16 *const next = x.weights + (l > 0 ? l - 1 : x.layers - 1) * x.at.matrix_stride;
                 stage_panels<P>(memory + W_1 * PANEL, next + x.at.w_1, F, D);
                 stage_panels<P>(memory + W_2 * PANEL, next + x.at.w_2, D, 64 * D);
             }

@@ -18,8 +18,8 @@ static const int block = 256, warps = block / 32, group = PS_PARTIAL_ROWS;
 
 struct head_step {
     struct ps_cuda_loss loss;
-    ps_bf16 *dz;
-    const ps_bf16 *z, *weight;
+    real16 *dz;
+    const real16 *z, *weight;
     int k /* even */, steps /* of 16 rows of the weight */;
     bool by_vectors; /* weight is copied by 16 bytes */
     struct ps_divisor by_horizon;
@@ -29,7 +29,7 @@ template <int H> struct head_shape {
     static constexpr int columns = 16 * H, weight_pitch = columns + 8, part_pitch = columns + 4;
     static size_t bytes(int rows)
     {
-        return ((size_t)rows * weight_pitch + group * weight_pitch) * sizeof(ps_bf16) +
+        return ((size_t)rows * weight_pitch + group * weight_pitch) * sizeof(real16) +
                (size_t)warps * group * part_pitch * sizeof(float);
     }
 };
@@ -45,14 +45,14 @@ template <int H> static __global__ void __launch_bounds__(block, 1) head_block(c
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
     const int64_t first = (int64_t)blockIdx.x * group;
     const int steps = e.steps, rows = steps * 16;
-    ps_bf16 *weight = (ps_bf16 *)shared, *dx = weight + rows * shape::weight_pitch;
+    real16 *weight = (real16 *)shared, *dx = weight + rows * shape::weight_pitch;
     float *parts = (float *)(dx + group * shape::weight_pitch);
     if (e.by_vectors) {
         /* A thread copies one of the pieces of every row that it comes to. */
         constexpr int pieces = shape::columns / 8, at_once = block / pieces;
         const int column = threadIdx.x % pieces * 8, begin = threadIdx.x / pieces;
-        ps_bf16 *to = weight + begin * shape::weight_pitch + column;
-        const ps_bf16 *from = e.weight + (int64_t)begin * l.horizon + column;
+        real16 *to = weight + begin * shape::weight_pitch + column;
+        const real16 *from = e.weight + (int64_t)begin * l.horizon + column;
         for (int row = begin < at_once ? begin : rows; row < rows; row += at_once) {
             if (row < e.k && column < l.horizon) {
                 ps_copy_async(to, from);
@@ -101,7 +101,7 @@ template <int H> static __global__ void __launch_bounds__(block, 1) head_block(c
     }
     ps_grid_begin();
     const bool inside[2] = {first + g < l.sequences, first + g + 8 < l.sequences};
-    const ps_bf16 *z[2] = {e.z + (first + g) * e.k + 2 * q, e.z + (first + g + 8) * e.k + 2 * q};
+    const real16 *z[2] = {e.z + (first + g) * e.k + 2 * q, e.z + (first + g + 8) * e.k + 2 * q};
     constexpr int ahead = 6;
     uint32_t a[ahead][4];
     auto fetch = [&](int from) {
@@ -214,10 +214,10 @@ template <int H> static __global__ void __launch_bounds__(block, 1) head_block(c
             const int column = step * 16 + j * 8 + 2 * q;
             if (column < e.k) {
                 if (inside[0]) {
-                    *(uint32_t *)(e.dz + (first + g) * e.k + column) = ps_pack(out[j]);
+                    *(uint32_t *)(e.dz + (first + g) * e.k + column) = ps_pack(out[j][0], out[j][1]);
                 }
                 if (inside[1]) {
-                    *(uint32_t *)(e.dz + (first + g + 8) * e.k + column) = ps_pack(out[j] + 2);
+                    *(uint32_t *)(e.dz + (first + g + 8) * e.k + column) = ps_pack(out[j][2], out[j][3]);
                 }
             }
         }
@@ -232,7 +232,7 @@ static enum ps_status loss_make(const char *op, const struct ps_tensor *dx, cons
 {
     PS_TRY(ps_windows_make(op, "targets", targets, indices, state, batch, &l->windows));
     const int64_t channels = targets->size[1], horizon = targets->size[2], sequences = batch * channels;
-    PS_TRY(ps_cuda_expect(op, "dx", dx, PS_BF16, sequences * horizon));
+    PS_TRY(ps_cuda_expect(op, "dx", dx, PS_REAL16, sequences * horizon));
     PS_TRY(ps_cuda_expect(op, "partials", partials, PS_F64, (sequences + group - 1) / group * (horizon + 1)));
     PS_TRY(ps_cuda_expect(op, "bias", bias, PS_F32, horizon));
     PS_TRY(ps_cuda_expect(op, "mean", mean, PS_F32, sequences));
@@ -242,7 +242,7 @@ static enum ps_status loss_make(const char *op, const struct ps_tensor *dx, cons
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld sequences, %lld steps ahead: up to 1024 are served", op,
                        (long long)sequences, (long long)horizon);
     }
-    l->dx = (ps_bf16 *)dx->data;
+    l->dx = (real16 *)dx->data;
     l->partials = (double *)partials->data;
     l->bias = (const float *)bias->data;
     l->mean = (const float *)mean->data;
@@ -283,16 +283,16 @@ extern "C" enum ps_status ps_cuda_head_step(const struct ps_kernels *k, const st
     struct head_step e = {};
     PS_TRY(loss_make(op, &a->dx, &a->partials, &a->bias, &a->mean, &a->std, &a->targets, &a->indices, a->state, a->batch, &e.loss));
     const int64_t width = ps_cuda_width(&a->z), horizon = e.loss.horizon;
-    PS_TRY(ps_cuda_expect(op, "z", &a->z, PS_BF16, e.loss.sequences * width));
-    PS_TRY(ps_cuda_expect(op, "dz", &a->dz, PS_BF16, e.loss.sequences * width));
-    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_BF16, width * horizon));
+    PS_TRY(ps_cuda_expect(op, "z", &a->z, PS_REAL16, e.loss.sequences * width));
+    PS_TRY(ps_cuda_expect(op, "dz", &a->dz, PS_REAL16, e.loss.sequences * width));
+    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_REAL16, width * horizon));
     if (width % 2 != 0 || width > 65536 || horizon > 96 || (uintptr_t)a->z.data % 4 != 0 || (uintptr_t)a->dz.data % 4 != 0) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a weight of %lld x %lld: an even number of rows and up to 96 columns are served",
                        op, (long long)width, (long long)horizon);
     }
-    e.dz = (ps_bf16 *)a->dz.data;
-    e.z = (const ps_bf16 *)a->z.data;
-    e.weight = (const ps_bf16 *)a->weight.data;
+    e.dz = (real16 *)a->dz.data;
+    e.z = (const real16 *)a->z.data;
+    e.weight = (const real16 *)a->weight.data;
     e.k = (int)width;
     e.steps = (e.k + 15) / 16;
     e.by_horizon = ps_divisor_make(horizon);

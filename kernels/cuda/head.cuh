@@ -2,10 +2,11 @@
 #ifndef PS_KERNELS_CUDA_HEAD_CUH
 #define PS_KERNELS_CUDA_HEAD_CUH
 
+#include "kernels/cuda/real16.cuh"
 #include "kernels/cuda/windows.cuh"
 
 struct ps_cuda_loss {
-    ps_bf16 *dx;
+    real16 *dx;
     double *partials;
     const float *x, *bias, *mean, *std;
     struct ps_cuda_windows windows;
@@ -19,7 +20,7 @@ struct ps_cuda_loss {
 /* head_step for a weight [k, horizon] of more rows than a block holds, on sm_90, horizon up to 96: PS_UNSUPPORTED where k or
  * horizon is no multiple of 8, a tensor is not aligned to 16 bytes, or there are too many sequences for a block a multiprocessor.
  * head_large.cu */
-enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_loss *loss, ps_bf16 *dz,
-                                  const ps_bf16 *z, const ps_bf16 *weight, int k);
+enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_loss *loss, real16 *dz,
+                                  const real16 *z, const real16 *weight, int k);
 
 #endif

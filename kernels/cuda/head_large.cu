@@ -35,7 +35,7 @@ struct meeting {
 struct arguments {
     CUtensorMap z, low, high; /* boxes: of z 64 x 128, of the weight 64 x 64 and 32 x 64 */
     struct ps_cuda_loss loss;
-    ps_bf16 *dz;
+    real16 *dz;
     float *parts;             /* [tiles][slices][128][96] */
     struct meeting *meetings; /* [tiles] */
     int k, slices, chunks /* of a slice */;
@@ -335,8 +335,8 @@ static enum ps_status map_of(CUtensorMap *map, const void *tensor, int64_t rows,
     return PS_OK;
 }
 
-enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_loss *loss, ps_bf16 *dz,
-                                  const ps_bf16 *z, const ps_bf16 *weight, int k)
+enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_loss *loss, real16 *dz,
+                                  const real16 *z, const real16 *weight, int k)
 {
     const int chunks = (k + CHUNK - 1) / CHUNK, rest = STAGES * STAGE_BYTES + ASIDE_BYTES;
     const int most = (c->shared_bytes - 1024 - rest) / (LOW_BYTES + HIGH_BYTES); /* of a slice */

@@ -9,13 +9,11 @@
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/warp_mma.cuh"
 
-typedef __nv_bfloat16 bf16;
-
 enum { WARPS = 8, THREADS = WARPS * 32, WARP_TILE = 32, CHUNK = 1024, PAD = 8 };
 
 /* A matrix whose rows lie `stride` elements apart and are contiguous. */
 struct panel {
-    const bf16 *data;
+    const real16 *data;
     int64_t stride;
     int aligned; /* 16-byte copies may be used */
 };
@@ -30,7 +28,7 @@ struct panels {
 };
 
 /* 8 elements, of which `here` exist and the rest is zero. */
-static __device__ __forceinline__ void stage_piece(bf16 *to, const bf16 *from, int here, int aligned)
+static __device__ __forceinline__ void stage_piece(real16 *to, const real16 *from, int here, int aligned)
 {
     if (here >= 8 && aligned) {
         ps_copy_async(to, from);
@@ -39,14 +37,14 @@ static __device__ __forceinline__ void stage_piece(bf16 *to, const bf16 *from, i
     } else {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            to[j] = j < here ? from[j] : __float2bfloat16(0.0f);
+            to[j] = j < here ? from[j] : ps_round(0.0f);
         }
     }
 }
 
 /* rows x columns (a multiple of 8) from `from`, of which rows_here x columns_here exist. NARROW: that many columns, 0: many. */
 template <int NARROW>
-static __device__ __forceinline__ void stage(bf16 *to, int ld, const struct panel &p, const bf16 *from, int rows, int columns,
+static __device__ __forceinline__ void stage(real16 *to, int ld, const struct panel &p, const real16 *from, int rows, int columns,
                                              int rows_here, int columns_here)
 {
     if constexpr (NARROW > 0) {
@@ -79,7 +77,7 @@ static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_cons
 {
     constexpr int TILE = EDGE * WARP_TILE, SHARES = WARPS / (EDGE * EDGE);
     extern __shared__ uint4 shared_memory[];
-    bf16 *const as = (bf16 *)shared_memory, *const bs = as + panel_elements(A_T, TILE, x.chunk);
+    real16 *const as = (real16 *)shared_memory, *const bs = as + panel_elements(A_T, TILE, x.chunk);
     const int ld_k = x.chunk + PAD, ld_tile = TILE + PAD, lda = A_T ? ld_tile : ld_k, ldb = B_T ? ld_k : ld_tile;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int share = warp / (EDGE * EDGE), mw = warp / EDGE % EDGE * WARP_TILE, nw = warp % EDGE * WARP_TILE;
@@ -156,8 +154,8 @@ static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_cons
                 float *const p = (float *)x.c + to;
                 *p = x.beta == 0.0f ? sum : fmaf(x.beta, *p, sum);
             } else {
-                bf16 *const p = (bf16 *)x.c + to;
-                *p = __float2bfloat16(x.beta == 0.0f ? sum : fmaf(x.beta, __bfloat162float(*p), sum));
+                real16 *const p = (real16 *)x.c + to;
+                *p = ps_round(x.beta == 0.0f ? sum : fmaf(x.beta, ps_wide(*p), sum));
             }
         }
     }
@@ -177,7 +175,7 @@ static bool panel_of(const struct ps_operand &o, int64_t rows, int64_t columns, 
 {
     *transposed = o.row == 1 && (o.column != 1 || rows > 1);
     const int64_t lines = *transposed ? columns : rows;
-    p->data = (const bf16 *)o.data;
+    p->data = (const real16 *)o.data;
     p->stride = lines == 1 ? 0 : *transposed ? o.column : o.row;
     p->aligned = (uintptr_t)o.data % 16 == 0 && p->stride % 8 == 0;
     return *transposed || o.column == 1 || columns == 1;
@@ -194,7 +192,7 @@ int ps_cuda_panel_wanted(const struct ps_product *p)
     struct panel panel;
     bool transposed;
     const int64_t tile = edge_of(p) * WARP_TILE;
-    return p->type == PS_BF16 && p->batch[0] * p->batch[1] == 1 && p->k <= 2048 && p->m <= 1 << 20 && p->n <= 1 << 20 &&
+    return p->type == PS_REAL16 && p->batch[0] * p->batch[1] == 1 && p->k <= 2048 && p->m <= 1 << 20 && p->n <= 1 << 20 &&
            ps_cuda_blocks(p->m, tile) * (int64_t)ps_cuda_blocks(p->n, tile) <= 528 && p->m * p->n * p->k <= 1 << 27 &&
            panel_of(p->a, p->m, p->k, &panel, &transposed) && panel_of(p->b, p->k, p->n, &panel, &transposed);
 }
@@ -218,7 +216,7 @@ enum ps_status ps_cuda_panel_product(const struct ps_cuda_context *context, cons
     kernel_function *const kernel = edge == 2 ? kernel_of<2>(a_t, b_t) : kernel_of<1>(a_t, b_t);
     size_t shared;
     for (x.chunk = p->k >= CHUNK ? CHUNK : ((int)p->k + 15) / 16 * 16;; x.chunk /= 2) { /* CHUNK is twice what fits some devices */
-        const size_t staged = sizeof(bf16) * (size_t)(panel_elements(a_t, tile, x.chunk) + panel_elements(!b_t, tile, x.chunk));
+        const size_t staged = sizeof(real16) * (size_t)(panel_elements(a_t, tile, x.chunk) + panel_elements(!b_t, tile, x.chunk));
         const size_t sums = sizeof(float) * WARPS * WARP_TILE * WARP_TILE;
         shared = staged > sums ? staged : sums;
         if (shared <= (size_t)context->shared_bytes) {

@@ -362,7 +362,7 @@ __device__ void put(T *c, float scale, const struct tiny &x) const
                 const float v[2] = {scale * sum[half][j][r], scale * sum[half][j][r + 1]};
                 if (j * 8 < left) {
                     if constexpr (ARITHMETIC == BF16) {
-                        *(uint32_t *)(at + j * 8) = ps_pack(v);
+                        *(uint32_t *)(at + j * 8) = ps_pack<ps_bf16>(v);
                     } else {
                         *(float2 *)(at + j * 8) = make_float2(v[0], v[1]);
                     }

@@ -5,14 +5,14 @@
 #ifndef PS_KERNELS_CUDA_WARP_MMA_CUH
 #define PS_KERNELS_CUDA_WARP_MMA_CUH
 
-#include <cuda_bf16.h>
-#include <stdint.h>
+#include "kernels/cuda/real16.cuh"
 
 /* d = a b + c; a m16k16, b k16n8. c may be d. */
 static __device__ __forceinline__ void ps_mma16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                                                 const float (&c)[4])
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
@@ -20,7 +20,8 @@ static __device__ __forceinline__ void ps_mma16(float (&d)[4], const uint32_t (&
 /* d = a b + c; a m16k8, b k8n8. */
 static __device__ __forceinline__ void ps_mma8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const float (&c)[4])
 {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+    asm("mma.sync.aligned.m16n8k8.row.col.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+        ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
         : "r"(a0), "r"(a1), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
@@ -145,12 +146,6 @@ static __device__ __forceinline__ void ps_copy_wait()
 static __device__ __forceinline__ void ps_barrier(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-static __device__ __forceinline__ uint32_t ps_pack(float low, float high)
-{
-    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    return *(const uint32_t *)&v;
 }
 
 static __device__ __forceinline__ float ps_tanh(float x)

@@ -14,6 +14,8 @@ static const char *type_name(enum ps_type type)
         return "float64";
     case PS_BF16:
         return "bfloat16";
+    case PS_F16:
+        return "float16";
     case PS_I32:
         return "int32";
     }

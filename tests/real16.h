@@ -1,6 +1,6 @@
-/* bf16 on the host, where no C type has it. */
-#ifndef PS_TESTS_BF16_H
-#define PS_TESTS_BF16_H
+/* bf16 and fp16 on the host. */
+#ifndef PS_TESTS_REAL16_H
+#define PS_TESTS_REAL16_H
 
 #include <stdint.h>
 #include <string.h>
@@ -24,6 +24,24 @@ static inline uint16_t bf16_bits(double value)
         return 0x7fff;
     }
     return (uint16_t)((word + 0x7fff + (word >> 16 & 1)) >> 16);
+}
+
+__extension__ typedef _Float16 fp16;
+
+static inline double fp16_value(uint16_t bits)
+{
+    fp16 value;
+    memcpy(&value, &bits, sizeof value);
+    return (double)value;
+}
+
+/* Of the float nearest to value, as above; infinite from 65520 on. */
+static inline uint16_t fp16_bits(double value)
+{
+    fp16 rounded = (fp16)(float)value;
+    uint16_t bits;
+    memcpy(&bits, &rounded, sizeof bits);
+    return bits;
 }
 
 #endif
