@@ -291,13 +291,14 @@ struct ps_forecast {
     struct ps_tensor y, x, bias, mean, std;
 };
 
-/* yhat as in forecast; loss = mean over S, H of (yhat - target)^2; dx = d loss / d x = 2/(S H) std (yhat - target);
- * state->loss_sum += B * loss, or, when the loss is not finite and state->nonfinite 0, state->lost += B. dx [S, H] (type real); x,
- * targets [S, H], bias [H] (type parameter); mean, std [S] (type statistics). */
+/* yhat as in forecast; loss = mean over S, H of (yhat - target)^2; dx = gradient_scale d loss / d x = gradient_scale 2/(S H) std
+ * (yhat - target); state->loss_sum += B * loss, or, when the loss is not finite and state->nonfinite 0, state->lost += B. dx [S, H]
+ * (type real); x, targets [S, H], bias [H] (type parameter); mean, std [S] (type statistics). */
 struct ps_forecast_loss {
     struct ps_tensor dx, x, bias, mean, std, targets;
     struct ps_step_state *state;
-    int64_t batch; /* B */
+    int64_t batch;         /* B */
+    double gradient_scale; /* 0 is 1, here and below */
 };
 
 /* yhat as in forecast; errors[slot] = (sum of squares, sum of absolute values) of yhat - target over S, H, in double, at
@@ -317,11 +318,11 @@ struct ps_sum_squares {
 };
 
 /* AdamW (Loshchilov and Hutter 2019), one pass: t = state->step + 1, lr = learning_rates[state->step],
- * g = gradient * min(1, clip_norm / sqrt(state->gradient_squares)) (clip_norm 0: g = gradient),
+ * g = gradient / gradient_scale * min(1, clip_norm gradient_scale / sqrt(state->gradient_squares)) (clip_norm 0: without the min),
  * m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2 (in double),
  * parameter -= lr (m/(1 - beta1^t) / (sqrt(v/(1 - beta2^t)) + epsilon) + [i < decayed] weight_decay parameter); gradient = 0.
  * parameters, gradients, m [n] (type parameter); v [n] float64; learning_rates [steps] float64. copy [n] (type real), absent unless
- * bf16: = the new parameters, rounded.
+ * bf16 or fp16: = the new parameters, rounded.
  * An element of the gradient that is not finite: state->nonfinite = t, in the same pass, so that this step's update is spoilt where
  * it is (m tells where), and no later one changes anything but gradient = 0. With skip it is state->gradient_squares that tells,
  * before the update: when it is not finite, nothing changes but gradient = 0 and state->skipped += 1.
@@ -329,7 +330,7 @@ struct ps_sum_squares {
 struct ps_adamw {
     struct ps_tensor parameters, gradients, m, v, learning_rates, copy;
     int64_t decayed;
-    double beta1, beta2, epsilon, weight_decay, clip_norm;
+    double beta1, beta2, epsilon, weight_decay, clip_norm, gradient_scale;
     int skip;
     struct ps_step_state *state;
     uint64_t windows;
@@ -453,6 +454,7 @@ struct ps_head_step {
     struct ps_tensor dz, dx, partials, z, weight, bias, mean, std, targets, indices;
     const struct ps_step_state *state;
     int64_t batch;
+    double gradient_scale;
 };
 
 /* The same without the two products: x [S, H] (type parameter) is given. */
@@ -460,6 +462,7 @@ struct ps_window_loss {
     struct ps_tensor dx, partials, x, bias, mean, std, targets, indices;
     const struct ps_step_state *state;
     int64_t batch;
+    double gradient_scale;
 };
 
 /* d_bias += the partial sums of dx, whatever their rows; state->loss_sum += batch times the mean over `sequences` and H of the
@@ -469,6 +472,11 @@ struct ps_head_sums {
     struct ps_step_state *state;
     int64_t batch, sequences;
 };
+
+static inline double ps_gradient_scale(double given)
+{
+    return given > 0 ? given : 1;
+}
 
 /* ---- the table ---- */
 

@@ -154,7 +154,8 @@ struct ps_head_step ps_head_step_of(struct ps_model *m, const struct ps_windows 
                                  .targets = windows->targets,
                                  .indices = windows->indices,
                                  .state = state,
-                                 .batch = batch};
+                                 .batch = batch,
+                                 .gradient_scale = m->gradient_scale};
 }
 
 /* dx, the loss's sums and dz. *summed: the loss and the bias's gradient have their sums already; else partials hold their parts. */
@@ -183,7 +184,8 @@ static enum ps_status head_loss(struct ps_model *m, struct ps_step_state *state,
                                                             .targets = h->targets,
                                                             .indices = h->indices,
                                                             .state = state,
-                                                            .batch = h->batch});
+                                                            .batch = h->batch,
+                                                            .gradient_scale = h->gradient_scale});
     }
     if (status != PS_UNSUPPORTED) {
         return status;
@@ -197,7 +199,8 @@ static enum ps_status head_loss(struct ps_model *m, struct ps_step_state *state,
                                                           .std = h->std,
                                                           .targets = ps_head_tensor(m, m->cache.shared.targets, h->batch),
                                                           .state = state,
-                                                          .batch = h->batch});
+                                                          .batch = h->batch,
+                                                          .gradient_scale = h->gradient_scale});
 }
 
 enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,

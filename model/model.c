@@ -1,5 +1,6 @@
 #include "model/model.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "kernels/philox.h"
@@ -170,6 +171,9 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         return ps_fail(PS_UNSUPPORTED, "runtime.attention: tiled is not there for backend %s in %s: take gemm", k->backend,
                        ps_precision_name(k->precision));
     }
+    if (k->precision == PS_FP16 && options->level != PS_LEVEL_LAYER) {
+        return ps_fail(PS_UNSUPPORTED, "runtime.precision: fp16 is there for runtime.fusion: layer only: take tf32 or bf16");
+    }
     if (options->level == PS_LEVEL_NONE && k->precision != PS_FP32 && k->precision != PS_FP64) {
         return ps_fail(PS_UNSUPPORTED, "runtime.fusion: none runs in fp32 (and fp64) only, not %s: take gemm",
                        ps_precision_name(k->precision));
@@ -182,6 +186,8 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     m->shape = *shape;
     m->batch = batch;
     m->options = *options;
+    m->gradient_scale =
+        k->precision == PS_FP16 ? exp2(floor(log2((double)batch * (double)shape->channels * (double)shape->pred_len))) : 1;
     struct ps_device *device = k->device;
     enum ps_status status = ps_parameters_layout(shape, &m->layout);
     if (status == PS_OK && options->level == PS_LEVEL_LAYER) {

@@ -1,8 +1,8 @@
 /* The model: parameters, gradients and activation cache on a device, and the way of one batch through them, forward and back.
  *
- * In bf16 products read `weights`, a rounded copy of the parameters; all else, biases included, reads the parameters. AdamW writes
- * the copy in its own pass; whoever else writes parameters calls ps_model_refresh_weights. It is derived, so no checkpoint holds
- * it. */
+ * In bf16 and fp16 products read `weights`, a rounded copy of the parameters; all else, biases included, reads the parameters.
+ * AdamW writes the copy in its own pass; whoever else writes parameters calls ps_model_refresh_weights. It is derived, so no
+ * checkpoint holds it. */
 #ifndef PS_MODEL_MODEL_H
 #define PS_MODEL_MODEL_H
 
@@ -25,6 +25,9 @@ struct ps_model {
     void *parameters; /* device, [layout->count] k->parameter */
     void *weights;    /* device, [layout->count] k->real, of the same layout; the parameters themselves where the types are one */
     void *gradients;  /* device, [layout->count] k->parameter; accumulated, zeroed by AdamW */
+    /* ps_model_gradients' are this times the loss's. 1 but in fp16: there the largest power of two up to batch C H, so that the
+     * head's are about as large as the errors and fp16's exponents hold them. */
+    double gradient_scale;
     struct ps_cache cache;
     struct ps_encoder_needs encoder; /* level layer: what encoder_prepare said */
     void *kept;                      /* level layer: what the encoder's backward reads again */

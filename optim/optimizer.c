@@ -68,6 +68,7 @@ enum ps_status ps_optimizer_step(const struct ps_optimizer *o, void *parameters,
                                           .epsilon = o->options.epsilon,
                                           .weight_decay = o->options.weight_decay,
                                           .clip_norm = o->options.clip_norm,
+                                          .gradient_scale = o->options.gradient_scale,
                                           .skip = o->options.skip_nonfinite,
                                           .state = state,
                                           .windows = (uint64_t)windows});

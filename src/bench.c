@@ -532,14 +532,14 @@ static enum ps_status compare(const struct arguments *a, struct ps_config *confi
 {
     static const enum ps_fusion levels[] = {PS_FUSION_NONE, PS_FUSION_GEMM, PS_FUSION_LAYER};
     static const char *const level_names[] = {"none", "gemm", "layer"};
-    static const enum ps_precision precisions[] = {PS_FP32, PS_TF32, PS_PRECISION_BF16};
+    static const enum ps_precision precisions[] = {PS_FP32, PS_TF32, PS_PRECISION_BF16, PS_FP16};
     json_t *rows = json_array();
     int any = 0;
     if (!a->json) {
         printf("%-10s %-6s %10s %10s %10s %6s %8s %10s\n", "precision", "level", "ms/step", "min", "max", "steps", "kernels",
                "peak MiB");
     }
-    for (int i = 0; i < 9; i++) {
+    for (size_t i = 0; i < 3 * sizeof precisions / sizeof *precisions; i++) {
         struct result r = {0};
         size_t peak = 0;
         int served;

@@ -27,7 +27,7 @@ static const char *const fusions[] = {"auto", "none", "gemm", "layer", NULL};
 static const char *const attentions[] = {"auto", "gemm", "tiled", NULL};
 static const char *const on_nonfinites[] = {"stop", "skip", NULL};
 static const char *const schedules[] = {"constant", "cosine", "onecycle", "type3", NULL};
-static const char *const precisions[] = {"fp64", "fp32", "tf32", "bf16", NULL}; /* as enum ps_precision */
+static const char *const precisions[] = {"fp64", "fp32", "tf32", "bf16", "fp16", NULL}; /* as enum ps_precision */
 static const char *const backends[] = {"auto", "reference", "cpu", "cuda", NULL};
 
 struct key {

@@ -54,7 +54,7 @@ struct ps_config {
     } train;
     struct {
         char *device;                     /* auto, cpu, cuda, cuda:N */
-        enum ps_precision precision;      /* fp32, tf32, bf16 (fp64: backend reference only) */
+        enum ps_precision precision;      /* fp32, tf32, bf16, fp16 (fp64: backend reference only) */
         char *backend;                    /* auto, reference, cpu, cuda */
         enum ps_fusion fusion;            /* auto */
         enum ps_attention_kind attention; /* level gemm: products of stored scores, or tiles of them; default auto */

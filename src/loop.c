@@ -365,10 +365,11 @@ static enum ps_status went_wrong(struct ps_session *s)
     uint64_t step = s->now.nonfinite;
     return ps_fail(
         PS_USAGE,
-        "step %llu, in epoch %llu: %s is not finite (gradients of %d of %d tensors, first %s): lower optim.lr, set "
+        "step %llu, in epoch %llu: %s is not finite (gradients of %d of %d tensors, first %s): %slower optim.lr, set "
         "optim.clip_norm, or leave such steps out with train.on_nonfinite: skip; the last checkpoint is of a step before",
         (unsigned long long)step, (unsigned long long)((step - 1) / (uint64_t)s->steps_per_epoch + 1),
-        s->now.lost ? "the loss" : "a gradient", n, layout->n, first < 0 ? "none" : layout->table[first].name);
+        s->now.lost ? "the loss" : "a gradient", n, layout->n, first < 0 ? "none" : layout->table[first].name,
+        s->kernels->precision == PS_FP16 ? "fp16 ends at 65504: take bf16 or tf32, " : "");
 }
 
 enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoch_watch *watch, int *finished, double *loss)

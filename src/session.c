@@ -94,7 +94,7 @@ static enum ps_status open_device(struct ps_session *s, const struct ps_session_
         return ps_fail(PS_USAGE, "runtime.backend: %s does not run on device %s: take auto", backend, device);
     }
     if (c->runtime.precision == PS_FP64) {
-        return ps_fail(PS_USAGE, "runtime.precision: fp64 is the tests' oracle: take fp32, tf32 or bf16");
+        return ps_fail(PS_USAGE, "runtime.precision: fp64 is the tests' oracle: take fp32, tf32, bf16 or fp16");
     }
     char *tuning = NULL;
     if (*c->runtime.tuning) {
@@ -218,6 +218,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
                                              .epsilon = c->optim.eps,
                                              .weight_decay = c->optim.weight_decay,
                                              .clip_norm = c->optim.clip_norm,
+                                             .gradient_scale = s->model->gradient_scale,
                                              .skip_nonfinite = c->train.on_nonfinite == PS_NONFINITE_SKIP};
         status =
             ps_optimizer_open(s->kernels, s->model->layout->count, s->model->layout->decayed, &adamw, rates, steps, &s->optimizer);

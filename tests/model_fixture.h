@@ -157,6 +157,16 @@ static inline void fixture_close(struct fixture *f)
     d->close(d);
 }
 
+/* The loss's gradient by all parameters, as ps_model_gradients left it. */
+static inline double *fixture_gradients(struct fixture *f)
+{
+    double *gradients = from_device(f->device, f->k->parameter, f->model->gradients, f->count);
+    for (int64_t i = 0; i < f->count; i++) {
+        gradients[i] /= f->model->gradient_scale;
+    }
+    return gradients;
+}
+
 /* The batch's mean loss; dropout masks are those of step 0. */
 static inline double fixture_loss(struct fixture *f)
 {

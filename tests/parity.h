@@ -188,13 +188,13 @@ __attribute__((format(printf, 2, 3))) static inline void call_label(struct call 
     va_end(arguments);
 }
 
-/* Rounds the activations to bf16, so that a table of that precision and the double reference read the same values. */
-static inline void call_round(struct call *c)
+/* Rounds the activations, so that a table whose type of 16 bits that is and the double reference read the same values. */
+static inline void call_round(struct call *c, enum ps_type type)
 {
     for (int i = 0; i < c->buffers; i++) {
         double *values = c->values + c->buffer[i].begin;
         for (int64_t j = 0; c->buffer[i].role == REAL && j < c->buffer[i].count; j++) {
-            values[j] = bf16_value(bf16_bits(values[j]));
+            values[j] = rounded_to(type, values[j]);
         }
     }
 }
@@ -439,9 +439,9 @@ static inline void check_state_field(struct outcome *o, const struct table *t, c
     }
 }
 
-/* The largest ||difference|| / ||reference|| of outputs in bf16 and of all others. */
+/* The largest ||difference|| / ||reference|| of outputs of 16 bits and of all others. */
 struct bounds {
-    double bf16, others;
+    double real16, others;
 };
 
 /* Outputs and state against the reference's. */
@@ -456,7 +456,7 @@ static inline void check_close(struct outcome *o, const struct table *t, const s
         enum ps_type type = role_type(t->kernels, c->buffer[output->buffer].role);
         enum ps_type expected_type = expected->role == INDEX ? PS_I32 : PS_F64;
         int64_t count = operand_count(output);
-        double difference = 0, norm = 0, bound = type == PS_BF16 ? bounds.bf16 : bounds.others;
+        double difference = 0, norm = 0, bound = ps_type_bytes(type) == 2 ? bounds.real16 : bounds.others;
         for (int64_t j = 0; j < count; j++) {
             double result = load(image->after + image->at[output->buffer], type, operand_at(output, j));
             double right = load(reference->after + reference->at[expected->buffer], expected_type, operand_at(expected, j));

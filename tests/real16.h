@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/tensor.h"
+
 /* A bf16 is the high half of a float. */
 static inline double bf16_value(uint16_t bits)
 {
@@ -42,6 +44,12 @@ static inline uint16_t fp16_bits(double value)
     uint16_t bits;
     memcpy(&bits, &rounded, sizeof bits);
     return bits;
+}
+
+/* value as `type` holds it: a type of 16 bits, or float for all others. */
+static inline double rounded_to(enum ps_type type, double value)
+{
+    return type == PS_BF16 ? bf16_value(bf16_bits(value)) : type == PS_F16 ? fp16_value(fp16_bits(value)) : (double)(float)value;
 }
 
 #endif

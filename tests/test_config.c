@@ -212,7 +212,7 @@ START_TEST(bad_types)
     must_fail(OK "model:\n  revin: 1\n", "x.yaml:4: model.revin: \"1\" is not true or false");
     must_fail(OK "model:\n  revin: []\n", "x.yaml:4: model.revin: needs true or false");
     must_fail(OK "runtime:\n  precision: bf6\n",
-              "x.yaml:4: runtime.precision: \"bf6\" is not one of fp64, fp32, tf32, bf16; did you mean bf16?");
+              "x.yaml:4: runtime.precision: \"bf6\" is not one of fp64, fp32, tf32, bf16, fp16; did you mean bf16?");
     must_fail(OK "optim:\n  schedule: 1\n", "x.yaml:4: optim.schedule: \"1\" is not one of constant, cosine, onecycle, type3");
     must_fail(OK "runtime:\n  backend: cudaa\n",
               "runtime.backend: \"cudaa\" is not one of auto, reference, cpu, cuda; did you mean cuda?");

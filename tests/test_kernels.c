@@ -10,6 +10,7 @@
 
 #include "kernels/philox.h"
 #include "tests/asked.h"
+#include "tests/fused.h"
 #include "tests/parity.h"
 
 #define LENGTH(array) ((int)(sizeof(array) / sizeof((array)[0])))
@@ -776,6 +777,7 @@ static int build_forecast_loss(struct call *c, int index)
     place_forecast(c, 2, sequences, horizon);
     place(c, 5, PARAMETER, IN, NORMAL, sequences, horizon);
     c->arguments.forecast_loss.batch = 1 + index;
+    c->arguments.forecast_loss.gradient_scale = index % 3 == 1 ? 64 : 0;
     call_state(c, offsetof(struct ps_forecast_loss, state));
     return 1;
 }
@@ -831,6 +833,7 @@ static int build_adamw(struct call *c, int index)
                            .epsilon = 1e-8,
                            .weight_decay = 0.01,
                            .clip_norm = clips[index % 3],
+                           .gradient_scale = index % 2 ? 1024 : 0,
                            .windows = (uint64_t)(64 * index)};
     c->state.step = steps[(shape + index) % 3];
     c->state.gradient_squares = 7.5 * (double)n;
@@ -1096,6 +1099,7 @@ static int build_head_step(struct call *c, int index)
     place(c, 4, REAL, IN, NORMAL, K, w.horizon);
     place_loss(c, 5, &w);
     c->arguments.head_step.batch = w.batch;
+    c->arguments.head_step.gradient_scale = index % 3 == 1 ? 64 : 0;
     call_state(c, offsetof(struct ps_head_step, state));
     c->may_refuse = K % 2 != 0 || w.horizon > 96 || (K > 700 && (w.horizon > 48 || K > 800) && w.horizon % 8 != 0);
     call_label(c, "B %lld C %lld K %lld H %lld%s", (long long)w.batch, (long long)w.channels, (long long)K, (long long)w.horizon,
@@ -1115,6 +1119,7 @@ static int build_window_loss(struct call *c, int index)
     place(c, 2, PARAMETER, IN, NORMAL, sequences, w.horizon);
     place_loss(c, 3, &w);
     c->arguments.window_loss.batch = w.batch;
+    c->arguments.window_loss.gradient_scale = index % 3 == 1 ? 64 : 0;
     call_state(c, offsetof(struct ps_window_loss, state));
     call_label(c, "B %lld C %lld H %lld%s", (long long)w.batch, (long long)w.channels, (long long)w.horizon,
                w.series ? " series" : "");
@@ -1173,13 +1178,15 @@ static enum ps_status compose_window_loss(const struct ps_kernels *k, const stru
     struct ps_step_state state = *a->state;
     enum ps_status status = k->gather_targets(k, &(struct ps_gather_targets){t, a->targets, a->indices, a->state, a->batch});
     if (status == PS_OK) {
-        status = k->forecast_loss(k, &(struct ps_forecast_loss){a->dx, a->x, a->bias, a->mean, a->std, t, &state, a->batch});
+        status = k->forecast_loss(
+            k, &(struct ps_forecast_loss){a->dx, a->x, a->bias, a->mean, a->std, t, &state, a->batch, a->gradient_scale});
     }
     memset(partials, 0, (size_t)ps_tensor_count(&a->partials) * sizeof *partials);
     for (int64_t s = 0; s < sequences; s++) {
         double *sums = partials + s / PS_PARTIAL_ROWS * (horizon + 1);
         for (int64_t i = 0; i < horizon; i++) {
-            double slope = dx[s * horizon + i], error = slope / (2 / (double)(sequences * horizon) * std[s]);
+            double slope = dx[s * horizon + i],
+                   error = slope / (2 * ps_gradient_scale(a->gradient_scale) / (double)(sequences * horizon) * std[s]);
             sums[i] += slope;
             sums[horizon] += error * error;
         }
@@ -1195,7 +1202,7 @@ static enum ps_status compose_head_step(const struct ps_kernels *k, const struct
     enum ps_status status = k->gemm(k, &(struct ps_gemm){product, a->z, a->weight, 1, 0});
     if (status == PS_OK) {
         status = compose_window_loss(k, &(struct ps_window_loss){a->dx, a->partials, product, a->bias, a->mean, a->std, a->targets,
-                                                                 a->indices, a->state, a->batch});
+                                                                 a->indices, a->state, a->batch, a->gradient_scale});
     }
     free(x);
     return status == PS_OK ? k->gemm(k, &(struct ps_gemm){a->dz, a->dx, ps_tensor_transpose(a->weight, 0, 1), 1, 0}) : status;
@@ -1295,33 +1302,37 @@ static struct table tables[] = {
     {.name = "cuda tf32", .backend = "cuda", .device_kind = "cuda", .precision = PS_TF32, .tiny_gemm = 1},
     {.name = "cuda tf32 tiny_gemm off", .backend = "cuda", .device_kind = "cuda", .precision = PS_TF32},
     {.name = "cuda bf16", .backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16, .tiny_gemm = 1},
-    {.name = "cuda bf16 tiny_gemm off", .backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16}};
+    {.name = "cuda bf16 tiny_gemm off", .backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16},
+    {.name = "cuda fp16", .backend = "cuda", .device_kind = "cuda", .precision = PS_FP16, .tiny_gemm = 1}}; /* on sm_90 */
 
-/* The largest ||result - reference|| / ||reference||. tf32 rounds the operands of products alone, bf16 the activations, from which
- * all is computed as in fp32. */
+/* The largest ||result - reference|| / ||reference||. tf32 rounds the operands of products alone, bf16 and fp16 the activations,
+ * from which all is computed as in fp32. */
 static struct bounds bounds_of(enum ps_precision precision, enum ps_op op)
 {
-    static const double bounds[] = {[PS_FP64] = 1e-12, [PS_FP32] = 1e-5, [PS_TF32] = 2e-3, [PS_PRECISION_BF16] = 1e-2};
+    static const double bounds[] = {
+        [PS_FP64] = 1e-12, [PS_FP32] = 1e-5, [PS_TF32] = 2e-3, [PS_PRECISION_BF16] = 1e-2, [PS_FP16] = 2e-3};
     int products = op == PS_OP_gemm || op == PS_OP_gemm_bias || op == PS_OP_gemm_gradient || op == PS_OP_attention ||
                    op == PS_OP_attention_backward;
     enum ps_precision others = precision > PS_FP32 && !products ? PS_FP32 : precision;
     /* head_step's errors are differences of a product's forecasts, in which that product's rounding shows larger. */
-    return (struct bounds){.bf16 = bounds[PS_PRECISION_BF16], .others = op == PS_OP_head_step ? 1e-4 : bounds[others]};
+    return (struct bounds){.real16 = bounds[precision], .others = op == PS_OP_head_step ? 1e-4 : bounds[others]};
 }
 
-static int is_bf16(const struct table *t)
+/* Tables take other values by their type of 16 bits, if they have one. */
+static enum ps_type kind_of(const struct table *t)
 {
-    return t->precision == PS_PRECISION_BF16;
+    return t->precision == PS_PRECISION_BF16 ? PS_BF16 : t->precision == PS_FP16 ? PS_F16 : PS_F32;
 }
 
-/* Case `index` as tables of bf16, or all others, take it; 0 when there is none. */
-static int build_for(int bf16, struct call *c, int (*build)(struct call *c, int index), int index)
+/* Case `index` as tables of this kind take it; 0 when there is none. */
+static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call *c, int index), int index)
 {
     if (!build(c, index)) {
         return 0;
     }
-    if (bf16) {
-        call_round(c);
+    if (kind != PS_F32) {
+        call_round(c, kind);
+        c->may_refuse |= kind == PS_F16 && c->op == PS_OP_gemm && c->operands[0].rank > 2;
     } else if (c->op == PS_OP_adamw) {
         c->operands[5].buffer = -1; /* no copy where the parameters are what products read */
     }
@@ -1343,7 +1354,9 @@ static int lay_over(struct call *c, int output, int input)
 /* How many of the tables this machine has. */
 static int present(void)
 {
-    return ps_cuda_device_count() > 0 ? LENGTH(tables) : CPU_TABLES;
+    static int fused = -1;
+    fused = fused < 0 ? fused_encoder() : fused;
+    return ps_cuda_device_count() == 0 ? CPU_TABLES : fused ? LENGTH(tables) : LENGTH(tables) - 1;
 }
 
 /* Whether the table has the operation; the optional ones may be absent. */
@@ -1421,18 +1434,19 @@ START_TEST(test_parity)
     for (int i = first; i < present(); i++) {
         ck_assert_msg(table_open(&tables[i]) == PS_OK, "%s", ps_error_message());
     }
-    int kinds = is_bf16(&tables[present() - 1]) ? 2 : 1; /* of tables: those of bf16 take other values */
-    for (int i = 0; i < kinds * LENGTH(operations); i++) {
-        int bf16 = i % kinds, operation = i / kinds, served = 0, taken = 0;
+    static const enum ps_type kinds[] = {PS_F32, PS_BF16, PS_F16};
+    for (int i = 0; i < LENGTH(kinds) * LENGTH(operations); i++) {
+        enum ps_type kind = kinds[i % LENGTH(kinds)];
+        int operation = i / LENGTH(kinds), served = 0, taken = 0;
         for (int j = first; j < present(); j++) {
-            served |= is_bf16(&tables[j]) == bf16 && has_entry(&tables[j], operations[operation].op);
+            served |= kind_of(&tables[j]) == kind && has_entry(&tables[j], operations[operation].op);
         }
         if (!served) {
             continue;
         }
         for (int index = 0;; index++) {
             call_begin(&c, operations[operation].op, (uint64_t)(1000 * operation + index));
-            if (!build_for(bf16, &c, operations[operation].build, index)) {
+            if (!build_for(kind, &c, operations[operation].build, index)) {
                 break;
             }
             if (left_out(&c, &taken)) {
@@ -1443,7 +1457,7 @@ START_TEST(test_parity)
             ck_assert_msg(run_composed(&oracle, &c, &reference) == PS_OK, "%s %s: %s", ps_op_name(c.op), c.label,
                           ps_error_message());
             for (int j = first; j < present(); j++) {
-                if (is_bf16(&tables[j]) == bf16 && has_entry(&tables[j], c.op)) {
+                if (kind_of(&tables[j]) == kind && has_entry(&tables[j], c.op)) {
                     check_case(&outcomes[j], &tables[j], &c, &reference);
                 }
             }
@@ -1463,8 +1477,9 @@ START_TEST(test_parity)
                           ps_op_name((enum ps_op)op), t->name);
         }
         for (int j = 0; j < LENGTH(aliases); j++) {
-            ck_assert_msg(asked("PS_TEST_SMALL") || o->aliased[j] > 0, "%s: no case that %s serves has tensor %d over %d",
-                          ps_op_name(aliases[j].op), t->name, aliases[j].output, aliases[j].input);
+            ck_assert_msg(asked("PS_TEST_SMALL") || o->aliased[j] > 0 || !has_entry(t, aliases[j].op),
+                          "%s: no case that %s serves has tensor %d over %d", ps_op_name(aliases[j].op), t->name, aliases[j].output,
+                          aliases[j].input);
         }
         table_close(t);
     }
@@ -1735,7 +1750,7 @@ START_TEST(test_misfits)
         for (int slot = 0; slot < ps_op_tensors(operations[i].op) && has_entry(t, operations[i].op); slot++) {
             int index = operations[i].op == PS_OP_reduce ? 20 : 2; /* reduce's first cases have a y of rank 0 */
             call_begin(&c, operations[i].op, 5);
-            ck_assert_int_eq(build_for(is_bf16(t), &c, operations[i].build, index), 1);
+            ck_assert_int_eq(build_for(kind_of(t), &c, operations[i].build, index), 1);
             struct operand *operand = &c.operands[slot];
             if (operations[i].free >> slot & 1 || operand->buffer < 0) {
                 continue;
@@ -1943,7 +1958,7 @@ static double loss_of(const double *x)
     double *in = (double *)(uintptr_t)x;
     struct ps_step_state state = {0};
     CALL(forecast_loss, matrix(dx, R, D), matrix(in, R, D), vector(in + R * D, D), vector(mean, R), vector(deviation, R),
-         matrix(targets, R, D), &state, 1);
+         matrix(targets, R, D), &state, 1, 0);
     return state.loss_sum;
 }
 
@@ -1958,7 +1973,7 @@ START_TEST(test_forecast_definition)
     struct ps_step_state state = {.cursor = 8, .loss_sum = 2};
     CALL(forecast, matrix(y, R, D), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R));
     CALL(forecast_loss, matrix(dx, R, D), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R),
-         matrix(targets, R, D), &state, 2);
+         matrix(targets, R, D), &state, 2, 0);
     CALL(forecast_error, matrix(errors[0], 2, 2), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R),
          matrix(targets, R, D), &state, 8);
     double squares = 0, absolutes = 0;
@@ -2094,7 +2109,7 @@ START_TEST(test_adamw_definition)
     CALL(sum_squares, vector(g, 2), &state);
     ck_assert(state.gradient_squares == 25);
     CALL(adamw, vector(p, 2), vector(g, 2), vector(m, 2), vector(v, 2), vector(rates, 3), vector(copy, 2), 1, 0.9, 0.99, 1e-8, 0.1,
-         2.5, 0, &state, 32);
+         2.5, 0, 0, &state, 32);
     /* Clipped by half: g = 1.5, 2. */
     double m0 = 0.9 * 0.1 + 0.1 * 1.5, v0 = 0.99 * 0.3 + 0.01 * 2.25, m1 = 0.9 * 0.2 + 0.1 * 2, v1 = 0.99 * 0.4 + 0.01 * 4;
     double bias_m = 1 - pow(0.9, 3), bias_v = 1 - pow(0.99, 3);
@@ -2173,6 +2188,7 @@ START_TEST(test_tensor)
     ck_assert_uint_eq(ps_type_bytes(PS_F32), 4);
     ck_assert_uint_eq(ps_type_bytes(PS_F64), 8);
     ck_assert_uint_eq(ps_type_bytes(PS_BF16), 2);
+    ck_assert_uint_eq(ps_type_bytes(PS_F16), 2);
     ck_assert_uint_eq(ps_type_bytes(PS_I32), 4);
     ck_assert_ptr_eq(ps_tensor_1d(values, PS_F32, 3).data, values);
 }
@@ -2214,6 +2230,7 @@ START_TEST(test_open)
     ck_assert_int_eq(ps_kernels_open("cpu", oracle.device, PS_FP64, NULL, &k), PS_UNSUPPORTED);
     ck_assert_int_eq(ps_kernels_open("cpu", oracle.device, PS_PRECISION_BF16, NULL, &k), PS_UNSUPPORTED);
     ck_assert_int_eq(ps_kernels_open("reference", oracle.device, PS_PRECISION_BF16, NULL, &k), PS_UNSUPPORTED);
+    ck_assert_int_eq(ps_kernels_open("cpu", oracle.device, PS_FP16, NULL, &k), PS_UNSUPPORTED);
     ck_assert_int_eq(ps_kernels_open("cuda", oracle.device, PS_FP32, NULL, &k), PS_DEVICE);
     ck_assert_int_eq(ps_kernels_open("reference", oracle.device, PS_FP32, NULL, &k), PS_OK);
     ck_assert_int_eq(k->real, PS_F32);
@@ -2224,6 +2241,7 @@ START_TEST(test_open)
     ck_assert_str_eq(ps_precision_name(PS_FP32), "fp32");
     ck_assert_str_eq(ps_precision_name(PS_TF32), "tf32");
     ck_assert_str_eq(ps_precision_name(PS_PRECISION_BF16), "bf16");
+    ck_assert_str_eq(ps_precision_name(PS_FP16), "fp16");
 }
 END_TEST
 

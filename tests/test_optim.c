@@ -8,6 +8,7 @@
 #include "kernels/philox.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
+#include "tests/fused.h"
 #include "tests/real16.h"
 
 #define OK(expression) ck_assert_msg((expression) == PS_OK, "%s: %s", #expression, ps_error_message())
@@ -18,6 +19,7 @@ static const struct ps_optimizer_options options[] = {
     {.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.02, .clip_norm = 0},
     {.beta1 = 0.8, .beta2 = 0.97, .epsilon = 1e-6, .weight_decay = 0, .clip_norm = 1},
     {.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.1, .clip_norm = 3},
+    {.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.1, .clip_norm = 3, .gradient_scale = 4096},
 };
 enum { OPTIONS = sizeof options / sizeof *options };
 
@@ -110,7 +112,7 @@ static void compare(const char *backend, const char *device_kind, enum ps_precis
     OK(device->upload(device, PS_COMPUTE, theta, host, bytes));
     for (int t = 0; t < STEPS; t++) {
         for (int i = 0; i < COUNT; i++) {
-            put(k->parameter, host, i, gradient_at(t, i));
+            put(k->parameter, host, i, gradient_at(t, i) * (o->gradient_scale > 0 ? o->gradient_scale : 1));
         }
         OK(device->upload(device, PS_COMPUTE, gradients, host, bytes));
         OK(ps_optimizer_step(&optimizer, theta, weights, gradients, state, WINDOWS));
@@ -133,8 +135,9 @@ static void compare(const char *backend, const char *device_kind, enum ps_precis
         uint16_t copy[COUNT];
         OK(device->download(device, PS_COMPUTE, copy, weights, copy_bytes));
         for (int i = 0; i < COUNT; i++) {
-            ck_assert_msg(copy[i] == bf16_bits(get(k->parameter, host, i)), "the copy of parameter %d is %g, not %g rounded", i,
-                          bf16_value(copy[i]), get(k->parameter, host, i));
+            double value = k->real == PS_F16 ? fp16_value(copy[i]) : bf16_value(copy[i]);
+            ck_assert_msg(value == rounded_to(k->real, get(k->parameter, host, i)),
+                          "the copy of parameter %d is %g, not %g rounded", i, value, get(k->parameter, host, i));
         }
         device->release(device, weights, copy_bytes);
     }
@@ -168,6 +171,9 @@ START_TEST(adamw_cuda)
     compare("cuda", "cuda", PS_FP32, 1e-6, &options[_i]);
     compare("cuda", "cuda", PS_TF32, 1e-6, &options[_i]);
     compare("cuda", "cuda", PS_PRECISION_BF16, 1e-6, &options[_i]);
+    if (fused_encoder()) { /* which alone takes fp16 */
+        compare("cuda", "cuda", PS_FP16, 1e-6, &options[_i]);
+    }
 }
 END_TEST
 

@@ -920,7 +920,7 @@ START_TEST(bench_compare)
     struct result r = run("bench", ARGS(config.text, "--device", (char *)device, "--steps", "20", "--compare", "--json"));
     ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
     json_t *object = read_json(r.out), *rows = json_object_get(object, "levels"), *row;
-    ck_assert_uint_eq(json_array_size(rows), 9);
+    ck_assert_uint_eq(json_array_size(rows), 12);
     size_t i;
     int timed = 0;
     json_array_foreach(rows, i, row)

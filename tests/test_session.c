@@ -65,10 +65,10 @@ static char *bits_part(struct ps_session *s, const void *memory, size_t bytes)
     return host;
 }
 
-/* In bf16 what products read are the parameters, rounded. */
+/* In bf16 and fp16 what products read are the parameters, rounded. */
 static void expect_copy(struct ps_session *s, const char *parameters)
 {
-    if (s->kernels->real != PS_BF16) {
+    if (ps_type_bytes(s->kernels->real) != 2) {
         ck_assert_ptr_eq(s->model->weights, s->model->parameters);
         return;
     }
@@ -79,7 +79,8 @@ static void expect_copy(struct ps_session *s, const char *parameters)
         uint16_t weight;
         memcpy(&parameter, parameters + i * sizeof parameter, sizeof parameter);
         memcpy(&weight, weights + i * sizeof weight, sizeof weight);
-        ck_assert_msg(weight == bf16_bits((double)parameter), "weight %zu is %g, its parameter %g", i, bf16_value(weight),
+        double value = s->kernels->real == PS_F16 ? fp16_value(weight) : bf16_value(weight);
+        ck_assert_msg(value == rounded_to(s->kernels->real, (double)parameter), "weight %zu is %g, its parameter %g", i, value,
                       (double)parameter);
     }
     free(weights);
@@ -252,8 +253,9 @@ START_TEST(drop_last)
     struct ps_accuracy accuracy;
     OK(ps_session_score(run.s, PS_TRAIN, &accuracy));
     ck_assert_int_eq(accuracy.all.windows, windows);
-    /* In bf16 a rounding may fall the other way where the batch's size changes a product's algorithm. */
-    ck_assert_double_eq_tol(loss / accuracy.all.mse, 1, strcmp(precision, "bf16") == 0 ? 1e-3 : 1e-6);
+    /* In 16 bits a rounding may fall the other way where the batch's size changes a product's algorithm. */
+    ck_assert_double_eq_tol(loss / accuracy.all.mse, 1,
+                            strcmp(precision, "bf16") == 0 || strcmp(precision, "fp16") == 0 ? 1e-3 : 1e-6);
     run_close(&run);
 }
 END_TEST
@@ -633,7 +635,7 @@ START_TEST(nonfinite_stops)
     double loss;
     ck_assert_int_eq(ps_session_train_epoch(run.s, &(struct ps_epoch_watch){0}, &finished, &loss), PS_USAGE);
     const char *says[] = {"step 6, in epoch 1: a gradient is not finite", "2 of 29 tensors, first layers.1.w_o", "optim.clip_norm",
-                          "train.on_nonfinite: skip"};
+                          "train.on_nonfinite: skip", strcmp(precision, "fp16") == 0 ? "take bf16 or tf32" : ""};
     for (size_t i = 0; i < sizeof says / sizeof *says; i++) {
         ck_assert_msg(strstr(ps_error_message(), says[i]) != NULL, "\"%s\" is not in: %s", says[i], ps_error_message());
     }
@@ -763,6 +765,11 @@ static void on_cuda_layer(void)
     set_up("cuda", "bf16", "layer");
 }
 
+static void on_cuda_fp16(void)
+{
+    set_up("cuda", "fp16", "layer");
+}
+
 int main(void)
 {
     Suite *suite = suite_create("session");
@@ -786,6 +793,10 @@ int main(void)
             tcase_add_unchecked_fixture(layer, on_cuda_layer, tear_down);
             add_tests(layer);
             suite_add_tcase(suite, layer);
+            TCase *fp16 = tcase_create("cuda fp16, level layer");
+            tcase_add_unchecked_fixture(fp16, on_cuda_fp16, tear_down);
+            add_tests(fp16);
+            suite_add_tcase(suite, fp16);
         } else {
             printf("skipped: the session at level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
         }

@@ -311,18 +311,28 @@ extern "C" enum ps_status ps_cuda_binary(const struct ps_kernels *k, const struc
     return apply<float, float>(k, "binary", t, binary_function{a->function});
 }
 
+/* From X to the same or to float, and from float to all: nothing changes one type of 16 bits for the other. */
+template <typename X>
+static enum ps_status copy_to(const struct ps_kernels *k, enum ps_type to, const struct ps_tensor *const (&t)[2])
+{
+    const char *op = "strided_copy";
+    if constexpr (std::is_same<X, float>::value) {
+        if (to == PS_BF16) {
+            return apply<ps_bf16, X>(k, op, t, copy_function{});
+        }
+        if (to == PS_F16) {
+            return apply<ps_fp16, X>(k, op, t, copy_function{});
+        }
+    }
+    return to == ps_type_of<X> ? apply<X, X>(k, op, t, copy_function{}) : apply<float, X>(k, op, t, copy_function{});
+}
+
 static enum ps_status copy(const struct ps_kernels *k, const struct ps_strided_copy *a)
 {
     const struct ps_tensor *const t[2] = {&a->y, &a->x};
-    const char *op = "strided_copy";
-    if (a->y.type == PS_BF16) {
-        return a->x.type == PS_BF16 ? apply<ps_bf16, ps_bf16>(k, op, t, copy_function{})
-                                    : apply<ps_bf16, float>(k, op, t, copy_function{});
-    }
-    if (a->y.type == PS_F16) { /* a float's copy for products; nothing copies fp16 */
-        return apply<ps_fp16, float>(k, op, t, copy_function{});
-    }
-    return a->x.type == PS_BF16 ? apply<float, ps_bf16>(k, op, t, copy_function{}) : apply<float, float>(k, op, t, copy_function{});
+    return a->x.type == PS_BF16  ? copy_to<ps_bf16>(k, a->y.type, t)
+           : a->x.type == PS_F16 ? copy_to<ps_fp16>(k, a->y.type, t)
+                                 : copy_to<float>(k, a->y.type, t);
 }
 
 extern "C" enum ps_status ps_cuda_strided_copy(const struct ps_kernels *k, const struct ps_strided_copy *a)

@@ -1,10 +1,11 @@
-/* The embedding in bf16 as one kernel forward and two backward: what gather_patches, a product and bias_position_add, and two
+/* The embedding in 16 bits as one kernel forward and two backward: what gather_patches, a product and bias_position_add, and two
  * bias_grad and a product, do in three and six.
  *
  * Forward: a block takes up to 8 neighbouring channels of a window (one sector of 32 bytes for each time of a series), a warp a
- * channel takes mean and deviation and leaves it normalised in bf16, whose patches, overlapping in shared memory where they do in
- * the window, are the operands of mma.m16n8k16. W_P stays in registers, its columns exchanged so that a thread has 8 neighbouring
- * ones of a row: a whole Philox block and 16 bytes. W_pos + b_P lie in shared memory. u, patches, mean, std =. Bytes: 4 S L + 2 R P
+ * channel takes mean and deviation and leaves it normalised in 16 bits, whose patches, overlapping in shared memory where they do
+ * in the window, are the operands of mma.m16n8k16. W_P stays in registers, its columns exchanged so that a thread has 8
+ * neighbouring ones of a row: a whole Philox block and 16 bytes. W_pos + b_P lie in shared memory. u, patches, mean, std =. Bytes:
+ * 4 S L + 2 R P
  * + 2 R d, and from L2 4 N d a block. Flops: 2 R P d. Weather: 10.2 M instructions of warps
  * (19 k clocks of a scheduler), 21 us alone.
  *
@@ -16,9 +17,12 @@
 #include "kernels/cuda/warp_mma.cuh"
 #include "kernels/cuda/windows.cuh"
 
+namespace PS_REAL16_SPACE
+{
+
 static const int channels_at_once = 8;
 
-/* The words of a Philox block as masks of pairs of bf16: all ones where the draw is kept. threshold > 0. */
+/* The words of a Philox block as masks of pairs of real16: all ones where the draw is kept. threshold > 0. */
 static __device__ __forceinline__ void masks_of(struct ps_block &block, uint32_t threshold)
 {
     const uint32_t below = (threshold - 1) * 0x10001u, minus_below = (0x10001u - threshold & 0xffffu) * 0x10001u;
@@ -299,7 +303,7 @@ static enum ps_status launch_embedding(const struct ps_cuda_context *c, const ch
     PS_CUDA_LAUNCHED(op);
 }
 
-extern "C" enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, const struct ps_embed_forward *a)
+enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, const struct ps_embed_forward *a)
 {
     const char *op = "embed_forward";
     const struct ps_cuda_context *c = ps_cuda(k);
@@ -505,7 +509,7 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
                     for (int j = 0; j < pieces; j++) {
                         ps_mma16(sums[m][j], a, right[j][0], right[j][1], sums[m][j]);
                     }
-                    ps_mma16(sums[m][pieces], a, 0x3f803f80u, 0x3f803f80u, sums[m][pieces]);
+                    ps_mma16(sums[m][pieces], a, PS_REAL16_ONES, PS_REAL16_ONES, sums[m][pieces]);
                 }
             }
             __syncwarp();
@@ -583,7 +587,7 @@ static enum ps_status launch_gradients(const struct ps_cuda_context *c, const ch
     return ps_cuda_add_columns(c, op, jobs, 2);
 }
 
-extern "C" enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, const struct ps_embed_backward *a)
+enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, const struct ps_embed_backward *a)
 {
     const char *op = "embed_backward";
     const struct ps_cuda_context *c = ps_cuda(k);
@@ -625,3 +629,5 @@ extern "C" enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, con
            : d > 16     ? launch_gradients<2, 3>(c, op, a, &e)
                         : launch_gradients<1, 3>(c, op, a, &e);
 }
+
+} // namespace PS_REAL16_SPACE

@@ -206,7 +206,7 @@ static __global__ void __launch_bounds__(block) write_forecast(float *y, const s
     }
 }
 
-/* partials [gridDim.x]; scale = 2 / (S H). */
+/* partials [gridDim.x]; scale = gradient_scale 2 / (S H). */
 template <typename T>
 static __global__ void __launch_bounds__(block)
     loss_partials(double *__restrict__ partials, T *dx, const float *__restrict__ targets, const struct head h, float scale)
@@ -329,7 +329,7 @@ template <typename T> static enum ps_status forecast_loss(const struct ps_kernel
     const unsigned blocks = partial_blocks(c, h.count);
     PS_TRY(ps_cuda_workspace(c, op, blocks * sizeof(double)));
     ps_cuda_launch(c, loss_partials<T>, blocks, block, 0, (double *)c->workspace, (T *)a->dx.data, (const float *)a->targets.data,
-                   h, (float)(2.0 / (double)h.count));
+                   h, (float)(2.0 * ps_gradient_scale(a->gradient_scale) / (double)h.count));
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
     ps_cuda_launch(c, finish_loss, 1, block, 0, a->state, (const double *)c->workspace, (int)blocks,
                    (double)a->batch / (double)h.count, a->batch);

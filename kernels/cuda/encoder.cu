@@ -1,16 +1,19 @@
 /* Level `layer`: the table's fused encoder entries. Two families of kernels serve them: encoder_small.cu, the whole encoder in one
  * launch each way, where a layer's weights stay on one multiprocessor; encoder_large.cu, a layer a launch with weights streamed
- * from L2. Both are for sm_90 and bf16; every other case is refused here and runs at level gemm. */
+ * from L2. Both are for sm_90, bf16 and fp16; every other case is refused here and runs at level gemm. */
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/encoder_large.cuh"
 #include "kernels/cuda/encoder_small.cuh"
 #include "kernels/cuda/windows.cuh"
 
+namespace PS_REAL16_SPACE
+{
+
 /* What both directions are asked for. */
 struct request {
     const struct ps_encoder_sizes *sizes;
     int64_t sequences, patches, d_model;
-    void *stream; /* bf16 [layers + 1, S, N, d] */
+    void *stream; /* real16 [layers + 1, S, N, d] */
     const void *weights;
     const float *parameters;
     float *gradients;
@@ -55,7 +58,8 @@ static struct ps_encoder_small small_of(const struct ps_kernels *k, const struct
     return e;
 }
 
-/* The large family keeps, for each layer, r (bf16 [S, N, d]), the logarithm of softmax's sums (fp32 [S, h, N]) and dropout's bits.
+/* The large family keeps, for each layer, r (real16 [S, N, d]), the logarithm of softmax's sums (fp32 [S, h, N]) and dropout's
+ * bits.
  */
 static size_t large_kept_bytes(const struct ps_encoder_large *e)
 {
@@ -111,8 +115,8 @@ static enum ps_status choose(const struct ps_kernels *k, const struct request *r
     return status;
 }
 
-extern "C" enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
-                                                  const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs)
+enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
+                                       const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs)
 {
     struct ps_cuda_context *c = ps_cuda(k);
     struct request r = {};
@@ -161,9 +165,9 @@ static struct request request_of(const struct ps_encoder_sizes *sizes, const str
 static enum ps_status check(const struct ps_encoder_sizes *sizes, const struct ps_tensor *stream, const struct ps_tensor *weights,
                             const struct ps_tensor *parameters)
 {
-    if (stream->rank != 4 || stream->size[0] != sizes->layers + 1 || stream->type != PS_BF16 || weights->type != PS_BF16 ||
+    if (stream->rank != 4 || stream->size[0] != sizes->layers + 1 || stream->type != PS_REAL16 || weights->type != PS_REAL16 ||
         parameters->type != PS_F32 || !ps_tensor_contiguous(stream)) {
-        return ps_fail(PS_UNSUPPORTED, "encoder: stream must be bf16 [%lld, S, N, d], weights bf16, parameters float32",
+        return ps_fail(PS_UNSUPPORTED, "encoder: stream must be of 16 bits [%lld, S, N, d], weights likewise, parameters float32",
                        (long long)sizes->layers + 1);
     }
     return PS_OK;
@@ -199,10 +203,10 @@ static enum ps_status check_embed_forward(const struct ps_kernels *k, struct req
                        op, (long long)r->patch_len, (long long)a->stride, (long long)a->batch, (long long)channels,
                        (long long)r->seq_len, (long long)r->sequences, (long long)r->patches);
     }
-    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_BF16, rows * r->patch_len));
+    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_REAL16, rows * r->patch_len));
     PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, r->sequences));
     PS_TRY(ps_cuda_expect(op, "std", &a->std, PS_F32, r->sequences));
-    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_BF16, r->patch_len * r->d_model));
+    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_REAL16, r->patch_len * r->d_model));
     PS_TRY(ps_cuda_expect(op, "bias", &a->bias, PS_F32, r->d_model));
     return ps_cuda_expect(op, "position", &a->position, PS_F32, r->patches * r->d_model);
 }
@@ -223,10 +227,10 @@ static enum ps_status check_head(const struct ps_kernels *k, struct request *r, 
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a head of %lld x %lld with %lld rows of sums is not served with %lld windows",
                        op, (long long)width, (long long)r->pred_len, (long long)rows, (long long)a->batch);
     }
-    PS_TRY(ps_cuda_expect(op, "dz", &a->dz, PS_BF16, r->sequences * width));
-    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, PS_BF16, r->sequences * r->pred_len));
+    PS_TRY(ps_cuda_expect(op, "dz", &a->dz, PS_REAL16, r->sequences * width));
+    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, PS_REAL16, r->sequences * r->pred_len));
     PS_TRY(ps_cuda_expect(op, "partials", &a->partials, PS_F64, rows * (r->pred_len + 1)));
-    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_BF16, width * r->pred_len));
+    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_REAL16, width * r->pred_len));
     return ps_cuda_expect(op, "bias", &a->bias, PS_F32, r->pred_len);
 }
 
@@ -238,13 +242,13 @@ static enum ps_status check_embed_backward(const struct ps_kernels *k, struct re
     r->patch_len = ps_cuda_width(&a->patches);
     r->seq_len = r->patch_len; /* the windows are not needed again */
     PS_TRY(check_embed(k, r, small, &a->dropout));
-    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_BF16, r->sequences * r->patches * r->patch_len));
+    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_REAL16, r->sequences * r->patches * r->patch_len));
     PS_TRY(ps_cuda_expect(op, "d_weight", &a->d_weight, PS_F32, r->patch_len * r->d_model));
     PS_TRY(ps_cuda_expect(op, "d_bias", &a->d_bias, PS_F32, r->d_model));
     return ps_cuda_expect(op, "d_position", &a->d_position, PS_F32, r->patches * r->d_model);
 }
 
-extern "C" enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct ps_encoder_forward *a)
+enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct ps_encoder_forward *a)
 {
     PS_TRY(check(&a->sizes, &a->stream, &a->weights, &a->parameters));
     struct request r = request_of(&a->sizes, &a->stream, &a->weights, &a->parameters, a->kept);
@@ -269,7 +273,7 @@ extern "C" enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, co
     return PS_OK;
 }
 
-extern "C" enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct ps_encoder_backward *a)
+enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct ps_encoder_backward *a)
 {
     PS_TRY(check(&a->sizes, &a->stream, &a->weights, &a->parameters));
     struct request r = request_of(&a->sizes, &a->stream, &a->weights, &a->parameters, a->kept);
@@ -299,3 +303,5 @@ extern "C" enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, c
     }
     return PS_OK;
 }
+
+} // namespace PS_REAL16_SPACE

@@ -13,6 +13,9 @@
 
 #include "kernels/cuda/encoder_small_device.cuh"
 
+namespace PS_REAL16_SPACE
+{
+
 /* Rows of a block's sums. */
 static __host__ __device__ __forceinline__ int embed_rows_of(int patch, int n)
 {
@@ -236,7 +239,9 @@ static __device__ __forceinline__ void stage_patch(real16 *to, const real16 *row
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const int k = from + j;
-            const uint32_t v = k < patch ? *(const uint16_t *)(row + k) : n >= 0 && (k == patch || k == patch + 1 + n) ? 0x3f80 : 0;
+            const uint32_t v = k < patch                                      ? *(const uint16_t *)(row + k)
+                               : n >= 0 && (k == patch || k == patch + 1 + n) ? PS_REAL16_ONE
+                                                                              : 0;
             word[j / 2] |= v << 16 * (j % 2);
         }
     }
@@ -296,7 +301,7 @@ static __device__ __forceinline__ void embed_gradient(const struct small &x, int
     float *const sums = x.embed.partial + (int64_t)blockIdx.x * (embed_rows_of(patch, x.n) * D);
     if (job < products) {
         const int row = job / (D / 8) * 16, column = job % (D / 8) * 8;
-        const uint32_t ones[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+        const uint32_t ones[4] = {PS_REAL16_ONES, PS_REAL16_ONES, PS_REAL16_ONES, PS_REAL16_ONES};
         const real16 *pa = staged + at.other * pitch + D + row + at.across, *pb = staged + at.near * pitch + column;
         float c[4] = {0, 0, 0, 0}, bias[4] = {0, 0, 0, 0};
         for (int i = 0; i < x.block_units; i++, pa += unit, pb += unit) {
@@ -387,5 +392,7 @@ static __device__ __forceinline__ void add_embedding(const struct small &x, floa
         }
     }
 }
+
+} // namespace PS_REAL16_SPACE
 
 #endif

@@ -10,6 +10,9 @@
 
 #include "kernels/cuda/encoder_embed.cuh"
 
+namespace PS_REAL16_SPACE
+{
+
 /* A row of the partial sums a block, zeros in those of no block: sums[t], the last the squared errors'. */
 static __device__ __forceinline__ void put_head_sum(const struct small &x, int t, double sum)
 {
@@ -302,5 +305,7 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
     }
     store_rows<64, 1>(x.head.dz, d, at);
 }
+
+} // namespace PS_REAL16_SPACE
 
 #endif

@@ -1,4 +1,5 @@
-/* One encoder layer, forward and backward, for d_model up to 128: bf16 operands on tensor cores, fp32 sums, softmax and LayerNorm.
+/* One encoder layer, forward and backward, for d_model up to 128: operands of 16 bits (real16.cuh) on tensor cores, fp32 sums,
+ * softmax and LayerNorm.
  *
  * Why: at level gemm a layer's activations cross device memory about 40 times. Here a block of 512 threads owns the 128 rows of
  * G = 128/N whole sequences; they stay in shared memory and registers from LN1 to the residual out. The rows are two halves of
@@ -25,8 +26,8 @@
  * memory leaves no L1 to speak of.
  *
  * weights' gradients: dW needs 262 kFLOP a row and 512 KB of fp32 sums a layer. On chip it would take a cluster of four SMs, each
- * with half its registers given to sums, and every operand sent to all four. Instead backward writes the operands once in bf16 (a,
- * dqkv, merged, dr, ln2_out, d_hidden, hidden, dy masked: 3 KB a row, 352 MB with the empty rows, 82 us of bandwidth beside the
+ * with half its registers given to sums, and every operand sent to all four. Instead backward writes the operands once in 16 bits
+ * (a, dqkv, merged, dr, ln2_out, d_hidden, hidden, dy masked: 3 KB a row, 352 MB with the empty rows, 82 us of bandwidth beside the
  * arithmetic), as panels, and one more kernel reads each of them once (82 us; 30 GFLOP, 38 us at wgmma's rate, beside it) and
  * forms all products and bias gradients in 286 parts of 128 x 128 sums (19 MB written, and read from L2 by their sum).
  *
@@ -34,6 +35,9 @@
 #include "kernels/cuda/encoder_large.cuh"
 
 #include "kernels/cuda/encoder_large_device.cuh"
+
+namespace PS_REAL16_SPACE
+{
 
 enum {
     D = 128,    /* d_model, padded with zeros */
@@ -406,7 +410,7 @@ static __device__ __forceinline__ void product_transposed(float (&sums)[NT][4], 
 
 enum { LANE_COLUMNS = 16, PASS_ROWS = 4, PASSES = WARP_ROWS / PASS_ROWS };
 
-/* A lane's part of a row in bf16. */
+/* A lane's part of a row, 16 bits each. */
 struct row_words {
     uint4 part[2];
 };
@@ -870,14 +874,14 @@ template <int KT> static __device__ __forceinline__ void row_maxima(float (&larg
 }
 
 /* A v to the heads' panels, head by head. softmax: of the tile; halves: address of the first half's panels. The largest score is
- * taken off only where the exponentials' sums would else leave fp32's (and bf16's) exponents: nowhere in a model that learns. */
+ * taken off only where the exponentials would else leave the exponents that hold them: nowhere in a model that learns. */
 template <int KT, int E>
 static __device__ __forceinline__ void attention_forward(const struct arguments &p, uint32_t halves, uint32_t aside, float *softmax,
                                                          int sequences)
 {
     constexpr int J = E / 8;
     const float exponent = p.scale * 1.4426950408889634f;
-    const uint32_t ones = 0x3f803f80u, far = lane_id() < 16 ? 0 : (K_PANEL - Q_PANEL) * PANEL_BYTES;
+    const uint32_t ones = PS_REAL16_ONES, far = lane_id() < 16 ? 0 : (K_PANEL - Q_PANEL) * PANEL_BYTES;
 #pragma unroll 1
     for (int pair = warp_id(); pair < sequences * p.heads; pair += WARPS) {
         const int sequence = pair / p.heads, first = sequence * p.N;
@@ -918,7 +922,7 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
                     ps_mma_k16(sums[0], s[0], s[1], s[2], s[3], ones, ones);
                 }
                 const float low = fminf(sums[0][0], sums[0][2]), high = fmaxf(sums[0][0], sums[0][2]);
-                if (__all_sync(0xffffffffu, low > 0x1p-90f && high < 0x1p+90f) || shift[0] != 0.0f || shift[1] != 0.0f) {
+                if (__all_sync(0xffffffffu, ps_sums_hold(low, high)) || shift[0] != 0.0f || shift[1] != 0.0f) {
                     break;
                 }
                 row_maxima<KT>(shift, scores);
@@ -1122,7 +1126,7 @@ template <int NT> static __device__ __forceinline__ void add_bias_first(float (&
     }
 }
 
-/* [16, 64] to the warp's rows of a panel in bf16, rows from `valid` of the half on as zeros. */
+/* [16, 64] to the warp's rows of a panel, rows from `valid` of the half on as zeros. */
 static __device__ __forceinline__ void store_panel(unsigned char *panel, const float (&x)[8][4], int valid)
 {
     const int lane = lane_id(), row = product_row() + lane / 4;
@@ -1885,7 +1889,7 @@ static __global__ void __launch_bounds__(GRADIENT_THREADS, 1) weight_gradients(c
         }
         ps_wgmma_commit();
         if (with_bias) { /* a row of ones times the warp's 32 columns of the right operand */
-            const uint32_t panel = b + wj / 2 * PANEL_BYTES + bias_row, one = 0x3f803f80u;
+            const uint32_t panel = b + wj / 2 * PANEL_BYTES + bias_row, one = PS_REAL16_ONES;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
 #pragma unroll
@@ -2086,7 +2090,7 @@ static enum ps_status weight_map(CUtensorMap *map, const void *weight, int64_t r
     const cuuint64_t sizes[] = {(cuuint64_t)columns, (cuuint64_t)parts, (cuuint64_t)rows};
     const cuuint64_t strides[] = {(cuuint64_t)(2 * columns), (cuuint64_t)(2 * columns * parts)}; /* bytes, of all but the first */
     const cuuint32_t box[] = {64, 1, 64}, every[] = {1, 1, 1};
-    if (!function || ((PFN_cuTensorMapEncodeTiled_v12000)function)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)weight, sizes,
+    if (!function || ((PFN_cuTensorMapEncodeTiled_v12000)function)(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, (void *)weight, sizes,
                                                                    strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                                                    CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                                                                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
@@ -2317,3 +2321,5 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
     }
     return PS_OK;
 }
+
+} // namespace PS_REAL16_SPACE

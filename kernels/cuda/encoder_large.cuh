@@ -1,8 +1,13 @@
-/* One encoder layer on the chip for 64 < d_model <= 128, forward and backward, in bf16. The launchers of encoder_large.cu. */
+/* One encoder layer on the chip for 64 < d_model <= 128, forward and backward, with operands of 16 bits. The launchers of
+ * encoder_large.cu. */
 #ifndef PS_KERNELS_CUDA_ENCODER_LARGE_CUH
 #define PS_KERNELS_CUDA_ENCODER_LARGE_CUH
 
 #include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/real16.cuh"
+
+namespace PS_REAL16_SPACE
+{
 
 /* Parameters of a layer, or their gradients, as model/parameters.h names them. */
 struct ps_encoder_large_vectors {
@@ -17,22 +22,22 @@ struct ps_encoder_large {
     int64_t sequences, patches, d_model, n_heads, d_ff; /* S, N, d, h, f */
     float epsilon;
     struct ps_dropout attention, hidden, output;
-    const void *u;     /* bf16 [S, N, d] */
-    void *residual;    /* bf16 [S, N, d]: r. Forward: =; backward reads it */
+    const void *u;     /* real16 [S, N, d] */
+    void *residual;    /* real16 [S, N, d]: r. Forward: =; backward reads it */
     float *softmax;    /* fp32 [S, h, N]: log2 of each query's sum of exponentials. Forward: =; backward reads it */
     void *kept;        /* dropout's draws, a bit an element. Forward: =; backward reads it */
-    const void *w_qkv; /* bf16 [d, 3d] */
-    const void *w_o;   /* bf16 [d, d] */
-    const void *w_1;   /* bf16 [d, f] */
-    const void *w_2;   /* bf16 [f, d] */
+    const void *w_qkv; /* real16 [d, 3d] */
+    const void *w_o;   /* real16 [d, d] */
+    const void *w_1;   /* real16 [d, f] */
+    const void *w_2;   /* real16 [f, d] */
     struct ps_encoder_large_vectors vectors; /* fp32 */
     const struct ps_cuda_context *context;
 };
 
-/* y = the layer of u; residual = r. y bf16 [S, N, d], 16-byte aligned like every bf16 tensor here. */
+/* y = the layer of u; residual = r. y real16 [S, N, d], 16-byte aligned like every such tensor here. */
 enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *layer, void *y);
 
-/* du =, gradients += (fp32). du may be dy; dy, du bf16 [S, N, d]. */
+/* du =, gradients += (fp32). du may be dy; dy, du real16 [S, N, d]. */
 enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *layer, void *du, const void *dy,
                                               const struct ps_encoder_large_gradients *gradients, void *workspace,
                                               size_t workspace_bytes);
@@ -45,5 +50,7 @@ size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *layer);
 
 /* PS_OK, or PS_UNSUPPORTED with the sizes: what neither launcher can serve. */
 enum ps_status ps_cuda_encoder_large_supported(const struct ps_encoder_large *layer);
+
+} // namespace PS_REAL16_SPACE
 
 #endif

@@ -13,7 +13,7 @@ static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Two or four 8 x 8 matrices of bf16: lane 8 i + j of the warp gives the address of row j of matrix i. */
+/* Two or four 8 x 8 matrices of real16: lane 8 i + j of the warp gives the address of row j of matrix i. */
 static __device__ __forceinline__ void ps_ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address));
@@ -71,7 +71,7 @@ static __device__ __forceinline__ void ps_shared_store(uint32_t address, uint32_
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }
 
-/* The transpose of an 8 x 8 matrix of bf16 in ldmatrix's layout. */
+/* The transpose of an 8 x 8 matrix of real16 in ldmatrix's layout. */
 static __device__ __forceinline__ uint32_t ps_movmatrix(uint32_t x)
 {
     uint32_t y;

@@ -13,7 +13,7 @@
  * Matrices that warps of a unit share lie in shared memory as 8 x 8 matrices of 128 bytes: no padding, no bank conflicts, and an
  * operand of wgmma.
  *
- * Forward keeps, a tile and layer, in the order of the registers: xhat of both LayerNorms and merged (bf16), rstd, the logarithms
+ * Forward keeps, a tile and layer, in the order of the registers: xhat of both LayerNorms and merged (real16), rstd, the logarithms
  * of softmax's sums, and dropout's bits. 21 warps are 6 on one scheduler and 5 on the others: backward has 3 more, which draw the
  * masks of the next step. Forward finds them by their tag, which names all that they depend on, and draws them itself where it is
  * another: the bits are the same.
@@ -25,6 +25,9 @@
  * and m16n8k8 a lane forward, about 1,250 instructions a warp; backward the same exponentials and tanh, 146 products, about 2,500
  * instructions. Forward writes 16.5 MB of rows; 3.1 MB of masks are read twice and written once; partial gradients 7.9 MB. */
 #include "kernels/cuda/encoder_head.cuh"
+
+namespace PS_REAL16_SPACE
+{
 
 enum { D = 16, F = 128, NT = 3, THREADS = 672, DRAWING = 96, MATRIX = 128 };
 
@@ -262,7 +265,7 @@ static __device__ __forceinline__ void attend(float (&o)[4], float (&sum)[4], fl
         }
         pack_operand(a, s[2 * j], s[2 * j + 1]);
         ps_mma16(o, a, values[2 * j], values[2 * j + 1], o);
-        ps_mma16(sum, a, j == 2 ? last0 : 0x3f803f80u, j == 2 ? last1 : 0x3f803f80u, sum);
+        ps_mma16(sum, a, j == 2 ? last0 : PS_REAL16_ONES, j == 2 ? last1 : PS_REAL16_ONES, sum);
     }
 }
 
@@ -299,8 +302,8 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
     const bool low = at.q < 2; /* the first head of a pair */
     /* Ones where keys 32 .. 47 exist: the operand that adds up the last probabilities. */
     const int last_keys = x.n - 32 - at.q * 2;
-    const uint32_t last0 = (last_keys > 0 ? 0x3f80u : 0u) | (last_keys > 1 ? 0x3f800000u : 0u);
-    const uint32_t last1 = (last_keys > 8 ? 0x3f80u : 0u) | (last_keys > 9 ? 0x3f800000u : 0u);
+    const uint32_t last0 = (last_keys > 0 ? PS_REAL16_ONE : 0u) | (last_keys > 1 ? PS_REAL16_ONE << 16 : 0u);
+    const uint32_t last1 = (last_keys > 8 ? PS_REAL16_ONE : 0u) | (last_keys > 9 ? PS_REAL16_ONE << 16 : 0u);
     const uint32_t here0 = at.here[0] ? 0xffffffffu : 0u, here1 = at.here[1] ? 0xffffffffu : 0u;
     float u[2][4];
     if (x.embed.weight) {
@@ -375,7 +378,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
             attend<false>(second_o, second_sum, none, low ? 0 : q0, low ? 0 : q1, keys, values, last0, last1, x.n, at);
             sum[0] = low ? first_sum[0] : second_sum[0];
             sum[1] = low ? first_sum[2] : second_sum[2];
-            const bool fine = fminf(sum[0], sum[1]) > 1e-30f && fmaxf(sum[0], sum[1]) < 1e30f;
+            const bool fine = ps_sums_hold(fminf(sum[0], sum[1]), fmaxf(sum[0], sum[1]));
             if (!__all_sync(0xffffffffu, fine)) {
                 float second_most[2];
                 attend<true>(first_o, first_sum, most, low ? q0 : 0, low ? q1 : 0, keys, values, last0, last1, x.n, at);
@@ -685,7 +688,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
     for (int row = (int)threadIdx.x % (NT * 32); row < 48 * 2; row += NT * 32) { /* ones, in ROWS and NORMED */
         char *const p = (char *)shared_memory + x.layers * LAYER_BYTES + at.unit * UNIT_BYTES + TO_ROWS + row / 8 * ROWS_ROW +
                         2 * MATRIX + row % 8 * 16;
-        *(uint4 *)p = make_uint4(0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u);
+        *(uint4 *)p = make_uint4(PS_REAL16_ONES, PS_REAL16_ONES, PS_REAL16_ONES, PS_REAL16_ONES);
     }
     const bool low = at.q < 2; /* the first head of a pair */
     const int last_keys = x.n - 32 - at.q * 2;
@@ -1055,3 +1058,5 @@ enum ps_status ps_encoder_narrow_backward(const struct small &x, size_t shared, 
     return launch(x.threshold ? narrow_backward<true> : narrow_backward<false>, x, x.threshold ? DRAWING : 0, shared, stream,
                   "encoder backward");
 }
+
+} // namespace PS_REAL16_SPACE

@@ -6,9 +6,9 @@
  * one tile, which must not see each other. A block works on a few units at once; its weights lie in shared memory: of every layer
  * where they fit, else of the layer at hand.
  *
- * Forward keeps what is dear to compute again and small: the residual r after attention (bf16), the logarithm of softmax's sums and
- * the masks' bits. Backward recomputes the rest from each layer's u and r. Weight gradients: all rows of the block stage their
- * operands in shared memory (bf16); then each warp owns tiles of the gradient and adds over the block's rows with mma; biases are
+ * Forward keeps what is dear to compute again and small: the residual r after attention (real16), the logarithm of softmax's sums
+ * and the masks' bits. Backward recomputes the rest from each layer's u and r. Weight gradients: all rows of the block stage their
+ * operands in shared memory (real16); then each warp owns tiles of the gradient and adds over the block's rows with mma; biases are
  * one more product with a column of ones. A block's sums go to memory, and another kernel adds the blocks in order. What follows a
  * LayerNorm stages xhat and not gamma xhat + beta: with X = xhat' dout, dW = diag(gamma) X + beta db', dgamma_j = sum_k W_jk X_jk
  * and dbeta = W db, so no sum over rows is needed for gamma and beta.
@@ -24,6 +24,9 @@
  * d_ff, the head's size and what is staged are told at run time. encoder_wide.cu serves d_model 64 with heads of 16 columns and
  * N <= 16, encoder_narrow.cu d_model 16 with heads of 4 columns and N from 33 to 48. */
 #include "kernels/cuda/encoder_embed.cuh"
+
+namespace PS_REAL16_SPACE
+{
 
 /* ---- forward ---- */
 
@@ -939,7 +942,7 @@ static size_t kept_masks(const struct ps_encoder_small *e, const struct plan *p)
     return e->dropout.threshold ? (size_t)words * sizeof(uint32_t) : 0;
 }
 
-extern "C" size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
+size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
 {
     struct plan p;
     if (!sizes_fit(e)) {
@@ -974,7 +977,7 @@ static size_t norm_bytes(const struct ps_encoder_small *e)
     return ((size_t)e->layers * row_blocks * 2 * (size_t)e->d_model * sizeof(float) + 255) / 256 * 256;
 }
 
-extern "C" size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small *e)
+size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small *e)
 {
     struct plan p;
     if (plan_make(e, true, &p) != PS_OK) {
@@ -988,7 +991,7 @@ extern "C" size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small
 }
 
 /* Whether a unit's windows fit where they are gathered, and du and patches where they are staged. */
-extern "C" int ps_encoder_small_embeds(const struct ps_encoder_small *e)
+int ps_encoder_small_embeds(const struct ps_encoder_small *e)
 {
     struct plan p;
     if (plan_make(e, true, &p) != PS_OK || e->seq_len < e->patch_len || e->patch_len < 1 || e->patch_len > 32) {
@@ -1006,14 +1009,14 @@ extern "C" int ps_encoder_small_embeds(const struct ps_encoder_small *e)
                (size_t)scratch_bytes((int)d, p.tiles, p.staged);
 }
 
-extern "C" enum ps_status ps_encoder_small_supported(const struct ps_encoder_small *e)
+enum ps_status ps_encoder_small_supported(const struct ps_encoder_small *e)
 {
     struct plan p;
     PS_TRY(plan_make(e, false, &p));
     return plan_make(e, true, &p);
 }
 
-extern "C" int ps_encoder_small_heads(const struct ps_encoder_small *e)
+int ps_encoder_small_heads(const struct ps_encoder_small *e)
 {
     struct plan p;
     int device = 0, shared = 0;
@@ -1073,7 +1076,7 @@ static void head_make(const struct ps_encoder_small *e, struct small_head *x)
         x->partials = (double *)h->partials.data;
         x->rows = (int)h->partials.size[0];
         x->horizon = (int)e->pred_len;
-        x->scale = (float)(2.0 / ((double)e->sequences * (double)e->pred_len));
+        x->scale = (float)(2.0 * ps_gradient_scale(h->gradient_scale) / ((double)e->sequences * (double)e->pred_len));
     }
 }
 
@@ -1137,7 +1140,7 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
     return x;
 }
 
-extern "C" enum ps_status ps_encoder_small_forward(const struct ps_encoder_small *e, void *stream)
+enum ps_status ps_encoder_small_forward(const struct ps_encoder_small *e, void *stream)
 {
     struct plan p;
     PS_TRY(plan_make(e, false, &p));
@@ -1152,7 +1155,7 @@ extern "C" enum ps_status ps_encoder_small_forward(const struct ps_encoder_small
                            (cudaStream_t)stream, "encoder forward");
 }
 
-extern "C" enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void *stream)
+enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void *stream)
 {
     struct plan p;
     PS_TRY(plan_make(e, true, &p));
@@ -1179,3 +1182,5 @@ extern "C" enum ps_status ps_encoder_small_backward(const struct ps_encoder_smal
                            dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
                            SUM_THREADS, 0, x, (cudaStream_t)stream, "encoder weight gradients");
 }
+
+} // namespace PS_REAL16_SPACE

@@ -1,5 +1,5 @@
 /* The whole encoder forward in one kernel and backward in one (plus the sum of the weight gradients), for models whose layer stays
- * on one multiprocessor: d_model 16, 32 or 64, heads of 4, 8 or 16 columns, N <= 64, d_ff <= 256. bf16 operands, fp32 sums.
+ * on one multiprocessor: d_model 16, 32 or 64, heads of 4, 8 or 16 columns, N <= 64, d_ff <= 256. Operands of 16 bits, fp32 sums.
  * encoder_small.cu chooses and launches; encoder_wide.cu has the kernels for d_model 64 with short sequences. */
 #ifndef PS_KERNELS_CUDA_ENCODER_SMALL_CUH
 #define PS_KERNELS_CUDA_ENCODER_SMALL_CUH
@@ -8,23 +8,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/cuda/real16.cuh"
 #include "kernels/kernels.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+namespace PS_REAL16_SPACE
+{
 
 /* R = sequences * patches rows. */
 struct ps_encoder_small {
     int64_t sequences, patches, d_model, n_heads, d_ff, layers; /* S, N, d, h, f */
     struct ps_encoder_layout offsets;
-    const void *weights;     /* flat, bf16 */
+    const void *weights;     /* flat, real16 */
     const float *parameters; /* flat, fp32: biases, gamma and beta are read here */
     float *gradients;        /* flat, fp32, +=; backward only */
-    void *u;                 /* bf16 [layers + 1, R, d]: u[0] is read, the others are written */
+    void *u;                 /* real16 [layers + 1, R, d]: u[0] is read, the others are written */
     void *kept;              /* what backward reads again: ps_encoder_small_kept_bytes; NULL forward: nothing is kept (inference) */
-    const void *dy;          /* bf16 [R, d], gradient of u[layers] */
-    void *du;                /* bf16 [R, d], gradient of u[0]; may be dy */
+    const void *dy;          /* real16 [R, d], gradient of u[layers] */
+    void *du;                /* real16 [R, d], gradient of u[0]; may be dy */
     void *workspace;         /* ps_encoder_small_workspace_bytes, zeroed once when it is allocated; backward only */
     /* The first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); three more a layer. */
     struct ps_dropout dropout;
@@ -38,8 +38,8 @@ struct ps_encoder_small {
     bool fresh;                                     /* the kernel before may have written weights or parameters */
 };
 
-/* Bytes kept between forward and backward: the residual stream after attention (bf16), log of softmax's sums (fp32), and one bit an
- * element of dropout's masks when `dropout`. 0 for sizes that are not served. */
+/* Bytes kept between forward and backward: the residual stream after attention (real16), log of softmax's sums (fp32), and one bit
+ * an element of dropout's masks when `dropout`. 0 for sizes that are not served. */
 size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e);
 /* Bytes of the partial weight gradients, on the current device. 0 for sizes that are not served. */
 size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small *e);
@@ -54,7 +54,6 @@ enum ps_status ps_encoder_small_supported(const struct ps_encoder_small *e);
 enum ps_status ps_encoder_small_forward(const struct ps_encoder_small *e, void *stream);
 enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void *stream);
 
-#ifdef __cplusplus
-}
-#endif
+} // namespace PS_REAL16_SPACE
+
 #endif

@@ -8,6 +8,9 @@
 #include "kernels/cuda/warp_mma.cuh"
 #include "kernels/cuda/windows.cuh"
 
+namespace PS_REAL16_SPACE
+{
+
 /* Warps that share a tile of rows. */
 static __host__ __device__ constexpr int sharing(int d)
 {
@@ -157,7 +160,7 @@ static __host__ __device__ constexpr int unit_bytes(int d, int tiles, bool backw
            (backward ? scratch_bytes(d, tiles, staged) : partial);
 }
 
-/* rows x columns of bf16, to rows of ld elements; a row is `pieces` pieces of 16 bytes. */
+/* rows x columns of real16, to rows of ld elements; a row is `pieces` pieces of 16 bytes. */
 static __device__ __forceinline__ void stage_matrix(real16 *to, int ld, const real16 *from, int rows, int pieces)
 {
     const int step_row = (int)blockDim.x / pieces, step_piece = (int)blockDim.x - step_row * pieces;
@@ -580,7 +583,7 @@ static __device__ __forceinline__ void project(real16 *qkv, const uint32_t (&a)[
 /* y += the column sums of p's rows: every column of y [16, 8] is the same. */
 static __device__ __forceinline__ void add_ones(float (&y)[4], const uint32_t (&p)[4])
 {
-    ps_mma16(y, p, 0x3f803f80u, 0x3f803f80u, y);
+    ps_mma16(y, p, PS_REAL16_ONES, PS_REAL16_ONES, y);
 }
 
 /* One head of the warp's 16 columns. Narrow heads (e 4 or 8) work on the 8 columns that hold them, where operands of the rows'
@@ -847,5 +850,7 @@ size_t ps_encoder_narrow_layers_bytes(const struct ps_encoder_small *e);
 size_t ps_encoder_narrow_kept_bytes(const struct ps_encoder_small *e);
 enum ps_status ps_encoder_narrow_forward(struct small x, size_t shared, cudaStream_t stream);
 enum ps_status ps_encoder_narrow_backward(const struct small &x, size_t shared, cudaStream_t stream);
+
+} // namespace PS_REAL16_SPACE
 
 #endif

@@ -3,7 +3,7 @@
  *
  * A block works on four units of 16 rows, a product's 64 rows. Its four warpgroups have 16 of the 64 columns each, and so a head,
  * and one panel of d_ff; warp u of each has unit u. What one warp knows and all need lies in shared memory in panels of 64 x 64
- * bf16, from which wgmma reads both operands; attention is a warp's own and never leaves its registers. A layer's weights are one
+ * real16, from which wgmma reads both operands; attention is a warp's own and never leaves its registers. A layer's weights are one
  * set of panels; a matrix of the next layer takes the place of this one's as soon as that has been used, behind the products.
  *
  * Forward leaves q, k, v and the moments of its LayerNorms for backward. Weight gradients are a kernel of their own, wide_weights:
@@ -18,6 +18,9 @@
  * 6 barriers each way. Weight gradients: operands 28 MB, read 1.2 times; partial sums 9 MB (one a block would be 43). */
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/encoder_head.cuh"
+
+namespace PS_REAL16_SPACE
+{
 
 enum { D = 64, UNITS = 4, THREADS = 512, PANEL = 64 * 64 * 2, STEP = 16 * 128 };
 
@@ -1439,3 +1442,5 @@ enum ps_status ps_encoder_wide_backward(const struct small &given, char *workspa
     return ps_small_launch(wide_weights, dim3((unsigned)multiprocessors), THREADS + 32, STAGES * STAGE, x, stream,
                            "encoder weight gradients");
 }
+
+} // namespace PS_REAL16_SPACE

@@ -3,7 +3,7 @@
  *    multiplications only in bf16 with even sizes, since the library is faster for the others where it takes the strides;
  *  - a long sum over few outputs (a weight's gradient) of float32: split_gemm.cu;
  *  - many rows times a weight, and other weights' gradients, of float32 on Hopper: wgmma_gemm.cu;
- *  - a single small product of bf16: panel_gemm.cu;
+ *  - a single small product of bf16 or fp16: panel_gemm.cu;
  *  - all others, and those with a bias: cuBLASLt, with the first algorithm that its heuristic supports within a fixed workspace, or
  *    the one that a table names. Nothing is timed, but to make such a table (tune).
  *
@@ -16,9 +16,9 @@
 #include <string.h>
 
 /* With less than 32 MiB the library's heuristic does not split a weight's gradient in float32, and takes a hundred times as long;
- * in bf16 it needs less. */
+ * with operands of 16 bits it needs less. */
 #define WORKSPACE_BYTES ((size_t)32 << 20)
-#define WORKSPACE_BYTES_BF16 ((size_t)16 << 20)
+#define WORKSPACE_BYTES_REAL16 ((size_t)16 << 20)
 #define BUCKETS 128
 #define CANDIDATES 16   /* algorithms that a product has to choose from */
 #define MAX_BATCH 65535 /* of one strided-batch call: a grid's z */
@@ -79,7 +79,7 @@ enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm
     enum ps_status status = ps_cuda_check(
         cudaDeviceGetAttribute(&g->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, k->device->index), "shared memory limit");
     if (status == PS_OK) {
-        g->workspace_bytes = k->real == PS_BF16 ? WORKSPACE_BYTES_BF16 : WORKSPACE_BYTES;
+        g->workspace_bytes = ps_type_bytes(k->real) == 2 ? WORKSPACE_BYTES_REAL16 : WORKSPACE_BYTES;
         status = k->device->allocate(k->device, 2 * g->workspace_bytes, &g->workspace);
     }
     if (status != PS_OK) {
@@ -148,9 +148,10 @@ enum ps_status ps_cuda_product(const struct ps_gemm *arguments, struct ps_produc
     if (rank < 2 || rank > 4 || a->rank != rank || b->rank != rank) {
         return ps_fail(PS_UNSUPPORTED, "gemm: ranks c %d, a %d, b %d; all must be the same, 2 to 4", c->rank, a->rank, b->rank);
     }
-    if (a->type != b->type || (a->type != PS_F32 && a->type != PS_BF16) || (c->type != a->type && c->type != PS_F32)) {
+    if (a->type != b->type || (a->type != PS_F32 && a->type != PS_BF16 && a->type != PS_F16) ||
+        (c->type != a->type && c->type != PS_F32)) {
         return ps_fail(PS_UNSUPPORTED,
-                       "gemm: element types c %d, a %d, b %d; a and b must both be float32 or bf16, c likewise or float32",
+                       "gemm: element types c %d, a %d, b %d; a and b must both be float32, bf16 or fp16, c likewise or float32",
                        (int)c->type, (int)a->type, (int)b->type);
     }
     struct ps_product p = {};
@@ -266,7 +267,8 @@ static int32_t alignment_of(const void *pointer)
 
 static enum ps_status layout_make(const struct plan_key *key, int i, int64_t rows, int64_t columns, cublasLtMatrixLayout_t *layout)
 {
-    cudaDataType_t type = (i == 0 ? key->c_type : key->type) == PS_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    const enum ps_type of = (enum ps_type)(i == 0 ? key->c_type : key->type);
+    cudaDataType_t type = of == PS_BF16 ? CUDA_R_16BF : of == PS_F16 ? CUDA_R_16F : CUDA_R_32F;
     int32_t batch = (int32_t)key->batch;
     PS_TRY(lt_check(cublasLtMatrixLayoutCreate(layout, type, (uint64_t)rows, (uint64_t)columns, key->ld[i]), "gemm layout"));
     PS_TRY(lt_check(cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch),
@@ -571,7 +573,11 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
     const struct ps_cuda_context *context = ps_cuda(k);
     struct ps_product p;
     PS_TRY(ps_cuda_product(arguments, &p));
-    int tiny = p.c_type == p.type && p.m <= 64 && p.n <= 64 && p.k <= 64;
+    if (p.type == PS_F16 && p.batch[0] * p.batch[1] != 1) {
+        return ps_fail(PS_UNSUPPORTED, "gemm: %lld products of fp16: only single ones are served",
+                       (long long)(p.batch[0] * p.batch[1]));
+    }
+    int tiny = p.c_type == p.type && p.type != PS_F16 && p.m <= 64 && p.n <= 64 && p.k <= 64;
     if (tiny && context->tiny_gemm && p.batch[0] * p.batch[1] >= 2 && !large(&p)) {
         return ps_cuda_tiny_product(context, &p, k->precision == PS_TF32);
     }
@@ -594,9 +600,14 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
         return ps_cuda_gradient_product(context, &p, exact, workspace_of(context), context->gemm->workspace_bytes);
     }
 #endif
-    if (ps_cuda_panel_wanted(&p)) {
-        return ps_cuda_panel_product(context, &p);
+    if (level_bf16::ps_cuda_panel_wanted(&p)) {
+        return level_bf16::ps_cuda_panel_product(context, &p);
     }
+#ifdef PS_FUSED_ENCODER
+    if (context->compute_capability == 90 && level_fp16::ps_cuda_panel_wanted(&p)) {
+        return level_fp16::ps_cuda_panel_product(context, &p);
+    }
+#endif
     struct plan_key key;
     enum ps_status status = lt_orient(&p, &key);
     if (status != PS_OK) {

@@ -68,7 +68,15 @@ enum ps_status ps_cuda_gradient_product(const struct ps_cuda_context *context, c
                                         void *workspace, size_t workspace_bytes);
 
 /* panel_gemm.cu: what ps_cuda_panel_wanted takes, from the shape and layout alone. */
+namespace level_bf16
+{
 int ps_cuda_panel_wanted(const struct ps_product *product);
 enum ps_status ps_cuda_panel_product(const struct ps_cuda_context *context, const struct ps_product *product);
+} // namespace level_bf16
+namespace level_fp16
+{
+int ps_cuda_panel_wanted(const struct ps_product *product);
+enum ps_status ps_cuda_panel_product(const struct ps_cuda_context *context, const struct ps_product *product);
+} // namespace level_fp16
 
 #endif

@@ -1,6 +1,6 @@
-/* The head of a training step in bf16: product, forecast, error and the gradient of the product's input in one kernel (head_step);
- * the same around products of the library's (window_loss); and the sums over sequences that both leave (head_sums). Larger weights:
- * head_large.cu.
+/* The head of a training step in 16 bits: product, forecast, error and the gradient of the product's input in one kernel
+ * (head_step); the same around products of the library's (window_loss); and the sums over sequences that both leave (head_sums).
+ * Larger weights: head_large.cu.
  *
  * Why: of a small head (up to 96 steps ahead, W_h within shared memory) the product, the targets' gathering, the loss, two sums and
  * the product back are kernels of 2 to 5 us each that move next to nothing. Here a block has 16 sequences: its warps share the long
@@ -11,6 +11,9 @@
  * window_loss: dx, partials =. Bytes: 10 S H. Flops: 8 S H.   head_sums: d_bias, loss_sum +=. Bytes: 8 H groups. */
 #include "kernels/cuda/head.cuh"
 #include "kernels/cuda/warp_mma.cuh"
+
+namespace PS_REAL16_SPACE
+{
 
 static const int block = 256, warps = block / 32, group = PS_PARTIAL_ROWS;
 
@@ -228,7 +231,7 @@ template <int H> static __global__ void __launch_bounds__(block, 1) head_block(c
 static enum ps_status loss_make(const char *op, const struct ps_tensor *dx, const struct ps_tensor *partials,
                                 const struct ps_tensor *bias, const struct ps_tensor *mean, const struct ps_tensor *std,
                                 const struct ps_tensor *targets, const struct ps_tensor *indices, const struct ps_step_state *state,
-                                int64_t batch, struct ps_cuda_loss *l)
+                                int64_t batch, double gradient_scale, struct ps_cuda_loss *l)
 {
     PS_TRY(ps_windows_make(op, "targets", targets, indices, state, batch, &l->windows));
     const int64_t channels = targets->size[1], horizon = targets->size[2], sequences = batch * channels;
@@ -252,7 +255,7 @@ static enum ps_status loss_make(const char *op, const struct ps_tensor *dx, cons
     l->channels = (int)channels;
     l->by_channels = ps_divisor_make(channels);
     l->horizon = (int)horizon;
-    l->scale = (float)(2.0 / ((double)sequences * (double)horizon));
+    l->scale = (float)(2.0 * ps_gradient_scale(gradient_scale) / ((double)sequences * (double)horizon));
     return PS_OK;
 }
 
@@ -277,11 +280,12 @@ template <int H> static enum ps_status launch_head(const struct ps_cuda_context 
     PS_CUDA_LAUNCHED(op);
 }
 
-extern "C" enum ps_status ps_cuda_head_step(const struct ps_kernels *k, const struct ps_head_step *a)
+enum ps_status ps_cuda_head_step(const struct ps_kernels *k, const struct ps_head_step *a)
 {
     const char *op = "head_step";
     struct head_step e = {};
-    PS_TRY(loss_make(op, &a->dx, &a->partials, &a->bias, &a->mean, &a->std, &a->targets, &a->indices, a->state, a->batch, &e.loss));
+    PS_TRY(loss_make(op, &a->dx, &a->partials, &a->bias, &a->mean, &a->std, &a->targets, &a->indices, a->state, a->batch,
+                     a->gradient_scale, &e.loss));
     const int64_t width = ps_cuda_width(&a->z), horizon = e.loss.horizon;
     PS_TRY(ps_cuda_expect(op, "z", &a->z, PS_REAL16, e.loss.sequences * width));
     PS_TRY(ps_cuda_expect(op, "dz", &a->dz, PS_REAL16, e.loss.sequences * width));
@@ -375,11 +379,12 @@ static __global__ void __launch_bounds__(block) loss_block(const __grid_constant
     }
 }
 
-extern "C" enum ps_status ps_cuda_window_loss(const struct ps_kernels *k, const struct ps_window_loss *a)
+enum ps_status ps_cuda_window_loss(const struct ps_kernels *k, const struct ps_window_loss *a)
 {
     const char *op = "window_loss";
     struct ps_cuda_loss l = {};
-    PS_TRY(loss_make(op, &a->dx, &a->partials, &a->bias, &a->mean, &a->std, &a->targets, &a->indices, a->state, a->batch, &l));
+    PS_TRY(loss_make(op, &a->dx, &a->partials, &a->bias, &a->mean, &a->std, &a->targets, &a->indices, a->state, a->batch,
+                     a->gradient_scale, &l));
     PS_TRY(ps_cuda_expect(op, "x", &a->x, PS_F32, l.sequences * l.horizon));
     if (l.sequences == 0) {
         return PS_OK;
@@ -428,7 +433,7 @@ static __global__ void __launch_bounds__(block) add_head(float *d_bias, struct p
     }
 }
 
-extern "C" enum ps_status ps_cuda_head_sums(const struct ps_kernels *k, const struct ps_head_sums *a)
+enum ps_status ps_cuda_head_sums(const struct ps_kernels *k, const struct ps_head_sums *a)
 {
     const char *op = "head_sums";
     const int64_t horizon = ps_tensor_count(&a->d_bias), rows = a->partials.rank > 0 ? a->partials.size[0] : 0;
@@ -443,3 +448,5 @@ extern "C" enum ps_status ps_cuda_head_sums(const struct ps_kernels *k, const st
                    (double)a->batch / ((double)a->sequences * (double)horizon), a->batch);
     PS_CUDA_LAUNCHED(op);
 }
+
+} // namespace PS_REAL16_SPACE

@@ -5,6 +5,9 @@
 #include "kernels/cuda/real16.cuh"
 #include "kernels/cuda/windows.cuh"
 
+namespace PS_REAL16_SPACE
+{
+
 struct ps_cuda_loss {
     real16 *dx;
     double *partials;
@@ -14,7 +17,7 @@ struct ps_cuda_loss {
     int64_t sequences;
     int channels, horizon;
     struct ps_divisor by_channels;
-    float scale; /* 2 / (S H) */
+    float scale; /* gradient_scale 2 / (S H) */
 };
 
 /* head_step for a weight [k, horizon] of more rows than a block holds, on sm_90, horizon up to 96: PS_UNSUPPORTED where k or
@@ -22,5 +25,7 @@ struct ps_cuda_loss {
  * head_large.cu */
 enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_loss *loss, real16 *dz,
                                   const real16 *z, const real16 *weight, int k);
+
+} // namespace PS_REAL16_SPACE
 
 #endif

@@ -12,6 +12,9 @@
 #include "kernels/cuda/encoder_large_device.cuh"
 #include "kernels/cuda/head.cuh"
 
+namespace PS_REAL16_SPACE
+{
+
 enum {
     ROWS = 128, /* sequences of a tile */
     COLUMNS = 96,
@@ -317,7 +320,7 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
     }
 }
 
-/* Of a bf16 tensor [rows, columns]: boxes of `tall` rows and `wide` columns, in panels of so many columns. */
+/* Of a real16 tensor [rows, columns]: boxes of `tall` rows and `wide` columns, in panels of so many columns. */
 static enum ps_status map_of(CUtensorMap *map, const void *tensor, int64_t rows, int64_t columns, int tall, int wide)
 {
     void *function = NULL;
@@ -327,7 +330,7 @@ static enum ps_status map_of(CUtensorMap *map, const void *tensor, int64_t rows,
     const cuuint64_t sizes[] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[] = {(cuuint64_t)(2 * columns)};
     const cuuint32_t box[] = {(cuuint32_t)wide, (cuuint32_t)tall}, every[] = {1, 1};
     if (!function || ((PFN_cuTensorMapEncodeTiled_v12000)function)(
-                         map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)tensor, sizes, strides, box, every,
+                         map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, (void *)tensor, sizes, strides, box, every,
                          CU_TENSOR_MAP_INTERLEAVE_NONE, wide == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
         return ps_fail(PS_DEVICE, "cuda: head_step: no tensor map of [%lld, %lld]", (long long)rows, (long long)columns);
@@ -372,3 +375,5 @@ enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *o
     ps_cuda_launch(c, head_slices, (unsigned)blocks, THREADS, bytes, e);
     PS_CUDA_LAUNCHED(op);
 }
+
+} // namespace PS_REAL16_SPACE

@@ -5,7 +5,7 @@
  * beta2 is far below float's resolution against a long history.
  *
  * sum_squares: gradient_squares =. Bytes: 4 n. Flops: 2 n; double partials a block, summed in a fixed order by a second kernel.
- * adamw: parameters, m, v =, gradients = 0; step, cursor +=. Bytes: 40 n, and 2 n for the bf16 copy. Flops: 16 n.
+ * adamw: parameters, m, v =, gradients = 0; step, cursor +=. Bytes: 40 n, and 2 n for the copy of 16 bits. Flops: 16 n.
  * advance: step, cursor +=. */
 #include "kernels/cuda/primitives.cuh"
 
@@ -79,7 +79,7 @@ static __device__ double power(double base, uint64_t exponent)
 }
 
 struct adamw_plain {
-    double beta1, beta2, epsilon, weight_decay, clip_norm;
+    double beta1, beta2, epsilon, weight_decay, clip_norm, gradient_scale;
     int64_t count, decayed, steps;
     int skip;
     uint64_t windows;
@@ -105,13 +105,13 @@ static __device__ __forceinline__ void update(float &parameter, float gradient, 
     parameter -= s.lr * (m * s.m_scale / denominator + decayed);
 }
 
-/* VEC elements a thread; VEC 4 wants every buffer aligned to 16 bytes, and its last thread takes what is left over. COPY: copy is
- * written. done [1], zero before and after: the last block to come there advances the state.
+/* VEC elements a thread; VEC 4 wants every buffer aligned to 16 bytes, and its last thread takes what is left over. COPY: the type
+ * of copy, or void. done [1], zero before and after: the last block to come there advances the state.
  *
  * What no kernel between two steps writes (parameters, m, v, the step) is read before the gradients are there. */
-template <int VEC, bool COPY>
+template <int VEC, typename COPY>
 static __global__ void __launch_bounds__(block, 4)
-    adamw_elements(float *parameters, float *gradients, float *m, double *v, ps_bf16 *copy, const double *learning_rates,
+    adamw_elements(float *parameters, float *gradients, float *m, double *v, COPY *copy, const double *learning_rates,
                    struct ps_step_state *state, unsigned *done, const adamw_plain a)
 {
     __shared__ struct adamw_step shared;
@@ -149,7 +149,8 @@ static __global__ void __launch_bounds__(block, 4)
         ps_load<VEC>(g, gradients + i);
     }
     if (threadIdx.x == 64) {
-        shared.clip = a.clip_norm > 0.0 ? fmin(1.0, a.clip_norm / sqrt(state->gradient_squares)) : 1.0;
+        shared.clip = (a.clip_norm > 0.0 ? fmin(1.0, a.clip_norm * a.gradient_scale / sqrt(state->gradient_squares)) : 1.0) /
+                      a.gradient_scale;
         /* Another block of this launch may have left step + 1 there already: that halts the next steps, not this one. */
         const uint64_t step = state->step, earlier = state->nonfinite;
         const bool skip = a.skip && !isfinite(state->gradient_squares);
@@ -182,7 +183,7 @@ static __global__ void __launch_bounds__(block, 4)
             g[j] = 0.0f;
         }
         ps_store<VEC>(parameters + i, p);
-        if constexpr (COPY) {
+        if constexpr (!std::is_void<COPY>::value) {
             ps_store<VEC>(copy + i, p);
         }
         ps_store<VEC>(gradients + i, g);
@@ -198,7 +199,7 @@ static __global__ void __launch_bounds__(block, 4)
             finite = finite && isfinite(gradients[j]);
             update(parameters[j], gradients[j], m[j], v[j], a, s, j < a.decayed);
             gradients[j] = 0.0f;
-            if constexpr (COPY) {
+            if constexpr (!std::is_void<COPY>::value) {
                 ps_put(copy + j, parameters[j]);
             }
         }
@@ -208,15 +209,16 @@ static __global__ void __launch_bounds__(block, 4)
     }
 }
 
-template <int VEC, bool COPY>
+template <int VEC, typename COPY>
 static void launch_items(const struct ps_cuda_context *c, const struct ps_adamw *a, const adamw_plain &plain)
 {
     ps_cuda_launch(c, adamw_elements<VEC, COPY>, ps_cuda_blocks(plain.count, VEC * block), block, 0, (float *)a->parameters.data,
-                   (float *)a->gradients.data, (float *)a->m.data, (double *)a->v.data, (ps_bf16 *)a->copy.data,
+                   (float *)a->gradients.data, (float *)a->m.data, (double *)a->v.data, (COPY *)a->copy.data,
                    (const double *)a->learning_rates.data, a->state, c->done, plain);
 }
 
-template <bool COPY> static void launch_adamw(const struct ps_cuda_context *c, const struct ps_adamw *a, const adamw_plain &plain)
+template <typename COPY>
+static void launch_adamw(const struct ps_cuda_context *c, const struct ps_adamw *a, const adamw_plain &plain)
 {
     if (ps_cuda_aligned(&a->parameters) && ps_cuda_aligned(&a->gradients) && ps_cuda_aligned(&a->m) && ps_cuda_aligned(&a->v) &&
         ps_cuda_aligned(&a->copy)) {
@@ -238,14 +240,17 @@ extern "C" enum ps_status ps_cuda_adamw(const struct ps_kernels *k, const struct
     PS_TRY(ps_cuda_expect(op, "v", &a->v, PS_F64, count));
     PS_TRY(ps_cuda_expect(op, "learning_rates", &a->learning_rates, PS_F64, steps));
     if (a->copy.data) {
-        PS_TRY(ps_cuda_expect(op, "copy", &a->copy, PS_BF16, count));
+        PS_TRY(ps_cuda_expect(op, "copy", &a->copy, a->copy.type == PS_F16 ? PS_F16 : PS_BF16, count));
     }
-    const struct adamw_plain plain = {a->beta1, a->beta2,   a->epsilon, a->weight_decay, a->clip_norm,
-                                      count,    a->decayed, steps,      a->skip,         a->windows};
-    if (a->copy.data) {
-        launch_adamw<true>(c, a, plain);
+    const struct adamw_plain plain = {
+        a->beta1, a->beta2,   a->epsilon, a->weight_decay, a->clip_norm, ps_gradient_scale(a->gradient_scale),
+        count,    a->decayed, steps,      a->skip,         a->windows};
+    if (!a->copy.data) {
+        launch_adamw<void>(c, a, plain);
+    } else if (a->copy.type == PS_F16) {
+        launch_adamw<ps_fp16>(c, a, plain);
     } else {
-        launch_adamw<false>(c, a, plain);
+        launch_adamw<ps_bf16>(c, a, plain);
     }
     PS_CUDA_LAUNCHED(op);
 }

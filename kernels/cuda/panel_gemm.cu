@@ -1,4 +1,4 @@
-/* Small single products of bf16 (the head's, forward and backward): a block computes a tile of outputs; it copies its panels of a
+/* Small single products of real16 (the head's, forward and backward): a block computes a tile of outputs; it copies its panels of a
  * and b into shared memory, up to 1,024 of the summed dimension at once, all loads in flight together; its 8 warps own 32 x 32
  * outputs each and share the summed dimension (mma m16n8k16), and their sums are added in order. No handle, no workspace, one
  * launch.
@@ -8,6 +8,9 @@
  * initialisation, a tenth of a second, is dear. */
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/warp_mma.cuh"
+
+namespace PS_REAL16_SPACE
+{
 
 enum { WARPS = 8, THREADS = WARPS * 32, WARP_TILE = 32, CHUNK = 1024, PAD = 8 };
 
@@ -229,3 +232,5 @@ enum ps_status ps_cuda_panel_product(const struct ps_cuda_context *context, cons
     kernel<<<dim3(ps_cuda_blocks(p->m, tile), ps_cuda_blocks(p->n, tile)), THREADS, shared, context->stream>>>(x);
     PS_CUDA_LAUNCHED("panel gemm");
 }
+
+} // namespace PS_REAL16_SPACE

@@ -1,5 +1,5 @@
-/* The 16-bit reals of activations and of products' operands: bf16, or fp16 in a file compiled with PS_COMPILE_FP16. The kernels of level
- * `layer` are compiled once for each (CMakeLists.txt); what a file gives others bears its type in its name. */
+/* The 16-bit reals of activations and of products' operands: bf16, or fp16 in a file compiled with PS_COMPILE_FP16. The kernels of
+ * level `layer` are compiled once for each (CMakeLists.txt); the two do not share a name: namespace PS_REAL16_SPACE. */
 #ifndef PS_KERNELS_CUDA_REAL16_CUH
 #define PS_KERNELS_CUDA_REAL16_CUH
 
@@ -11,13 +11,29 @@
 typedef __half real16;
 #define PS_REAL16 PS_F16
 #define PS_REAL16_PTX "f16" /* in the names of instructions */
-#define PS_REAL16_NAME(name) name##_fp16
+#define PS_REAL16_SPACE level_fp16
+#define PS_REAL16_ONE 0x3c00u
 #else
 typedef __nv_bfloat16 real16;
 #define PS_REAL16 PS_BF16
 #define PS_REAL16_PTX "bf16"
-#define PS_REAL16_NAME(name) name##_bf16
+#define PS_REAL16_SPACE level_bf16
+#define PS_REAL16_ONE 0x3f80u
 #endif
+
+#define PS_REAL16_ONES (PS_REAL16_ONE << 16 | PS_REAL16_ONE) /* two, in a word */
+
+/* Whether softmax's exponentials, rounded to this type, are right as they are, so that the row's largest score need not be taken
+ * off first: by their sum, in which one that is infinite shows. fp16 loses bits below 2^-14: what counts in a sum above 2^-4 of up
+ * to 64 does not lie there. */
+static __device__ __forceinline__ bool ps_sums_hold(float low, float high)
+{
+#ifdef PS_COMPILE_FP16
+    return low > 0x1p-4f && high < 0x1p+16f;
+#else
+    return low > 0x1p-90f && high < 0x1p+90f;
+#endif
+}
 
 static __device__ __forceinline__ float ps_wide(real16 x)
 {

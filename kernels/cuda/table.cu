@@ -5,6 +5,11 @@
 
 #include "kernels/cuda/cuda.cuh"
 
+#ifdef PS_FUSED_ENCODER
+static const bool fused_encoder = true;
+#else
+static const bool fused_encoder = false;
+#endif
 static const size_t workspace_bytes = (size_t)32 << 20,
                     beside_bytes = (size_t)4 << 20; /* of what runs beside: sums of few columns */
 
@@ -134,8 +139,13 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     if (strcmp(device->kind, "cuda") != 0) {
         return ps_fail(PS_UNSUPPORTED, "the cuda backend works on a cuda device, not on %s", device->kind);
     }
-    if (precision != PS_FP32 && precision != PS_TF32 && precision != PS_PRECISION_BF16) {
-        return ps_fail(PS_UNSUPPORTED, "the cuda backend has no precision %s: fp32, tf32 or bf16", ps_precision_name(precision));
+    if (precision != PS_FP32 && precision != PS_TF32 && precision != PS_PRECISION_BF16 && precision != PS_FP16) {
+        return ps_fail(PS_UNSUPPORTED, "the cuda backend has no precision %s: fp32, tf32, bf16 or fp16",
+                       ps_precision_name(precision));
+    }
+    if (precision == PS_FP16 && !(fused_encoder && device->compute_capability == 90)) {
+        return ps_fail(PS_UNSUPPORTED, "precision fp16 is for the fused encoder, of sm_90, which this %s: take tf32 or bf16",
+                       fused_encoder ? "GPU is not" : "build leaves out");
     }
     struct ps_kernels *k = new (std::nothrow) ps_kernels();
     struct ps_cuda_context *c = new (std::nothrow) ps_cuda_context();
@@ -147,30 +157,14 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     c->tiny_gemm = options ? options->tiny_gemm : 1;
     k->backend = "cuda";
     k->precision = precision;
-    k->real = precision == PS_PRECISION_BF16 ? PS_BF16 : PS_F32;
+    k->real = precision == PS_PRECISION_BF16 ? PS_BF16 : precision == PS_FP16 ? PS_F16 : PS_F32;
     k->parameter = PS_F32;
     k->statistics = PS_F32;
     k->device = device;
     k->context = c;
     k->gemm = ps_cuda_gemm;
-    k->layernorm = ps_cuda_layernorm;
-    k->bias_add = ps_cuda_bias_add;
-    k->head_split = ps_cuda_head_split;
-    k->softmax = ps_cuda_softmax;
-    k->head_merge = ps_cuda_head_merge;
-    k->bias_residual_add = ps_cuda_bias_residual_add;
-    k->bias_gelu = ps_cuda_bias_gelu;
-    k->layernorm_backward = ps_cuda_layernorm_backward;
-    k->gelu_backward = ps_cuda_gelu_backward;
-    k->softmax_backward = ps_cuda_softmax_backward;
     k->bias_grad = ps_cuda_bias_grad;
-    k->add = ps_cuda_add;
-    k->affine = ps_cuda_affine;
-    k->unary = ps_cuda_unary;
-    k->binary = ps_cuda_binary;
-    k->reduce = ps_cuda_reduce;
     k->strided_copy = ps_cuda_strided_copy;
-    k->drop = ps_cuda_drop;
     k->gather_patches = ps_cuda_gather_patches;
     k->gather_targets = ps_cuda_gather_targets;
     k->bias_position_add = ps_cuda_bias_position_add;
@@ -180,27 +174,47 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     k->sum_squares = ps_cuda_sum_squares;
     k->adamw = ps_cuda_adamw;
     k->advance = ps_cuda_advance;
-    if (precision != PS_PRECISION_BF16) { /* there the library takes rounded biases only */
+    if (k->real == PS_F32) { /* there the library takes rounded biases only */
         k->gemm_bias = ps_cuda_gemm_bias;
         k->gemm_gradient = ps_cuda_gemm_gradient;
     }
-    k->attention = ps_cuda_attention;
-    k->attention_backward = ps_cuda_attention_backward;
+    if (precision != PS_FP16) { /* which level layer alone computes in */
+        k->layernorm = ps_cuda_layernorm;
+        k->bias_add = ps_cuda_bias_add;
+        k->head_split = ps_cuda_head_split;
+        k->softmax = ps_cuda_softmax;
+        k->head_merge = ps_cuda_head_merge;
+        k->bias_residual_add = ps_cuda_bias_residual_add;
+        k->bias_gelu = ps_cuda_bias_gelu;
+        k->layernorm_backward = ps_cuda_layernorm_backward;
+        k->gelu_backward = ps_cuda_gelu_backward;
+        k->softmax_backward = ps_cuda_softmax_backward;
+        k->add = ps_cuda_add;
+        k->affine = ps_cuda_affine;
+        k->unary = ps_cuda_unary;
+        k->binary = ps_cuda_binary;
+        k->reduce = ps_cuda_reduce;
+        k->drop = ps_cuda_drop;
+        k->attention = ps_cuda_attention;
+        k->attention_backward = ps_cuda_attention_backward;
+    }
     k->beside = cuda_beside;
+#define PS_X(of, name) k->name = of::ps_cuda_##name;
     if (precision == PS_PRECISION_BF16) {
-        k->embed_forward = ps_cuda_embed_forward;
-        k->embed_backward = ps_cuda_embed_backward;
-        k->head_step = ps_cuda_head_step;
-        k->window_loss = ps_cuda_window_loss;
-        k->head_sums = ps_cuda_head_sums;
+        PS_ENDS(PS_X, level_bf16)
     }
 #ifdef PS_FUSED_ENCODER
     if (precision == PS_PRECISION_BF16 && device->compute_capability == 90) {
-        k->encoder_prepare = ps_cuda_encoder_prepare;
-        k->encoder_forward = ps_cuda_encoder_forward;
-        k->encoder_backward = ps_cuda_encoder_backward;
+        PS_ENCODER(PS_X, level_bf16)
+        k->encoder_prepare = level_bf16::ps_cuda_encoder_prepare;
+    }
+    if (precision == PS_FP16) {
+        PS_ENDS(PS_X, level_fp16)
+        PS_ENCODER(PS_X, level_fp16)
+        k->encoder_prepare = level_fp16::ps_cuda_encoder_prepare;
     }
 #endif
+#undef PS_X
     k->tune = ps_cuda_gemm_tune;
     k->tuning = ps_cuda_gemm_tuning;
     k->close = table_close;

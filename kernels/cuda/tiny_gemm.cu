@@ -490,10 +490,11 @@ static int shared_bytes(const struct side *s, enum ps_type type, int matrices)
 
 enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *p, bool tensor_cores)
 {
-    if (p->type != p->c_type || p->m > LIMIT || p->n > LIMIT || p->k > LIMIT) {
-        return ps_fail(PS_UNSUPPORTED,
-                       "gemm: m %lld, n %lld, k %lld of types %d and %d; small products have one type, at most %d each",
-                       (long long)p->m, (long long)p->n, (long long)p->k, (int)p->type, (int)p->c_type, LIMIT);
+    if (p->type != p->c_type || p->type == PS_F16 || p->m > LIMIT || p->n > LIMIT || p->k > LIMIT) {
+        return ps_fail(
+            PS_UNSUPPORTED,
+            "gemm: m %lld, n %lld, k %lld of types %d and %d; small products have one type, float32 or bf16, and at most %d each",
+            (long long)p->m, (long long)p->n, (long long)p->k, (int)p->type, (int)p->c_type, LIMIT);
     }
     if (far(&p->c, p->m, p->n) || far(&p->a, p->m, p->k) || far(&p->b, p->k, p->n) || p->batch[0] * p->batch[1] > INT32_MAX) {
         return ps_fail(PS_UNSUPPORTED, "gemm: a matrix of m %lld, n %lld, k %lld spans, or a batch of %lld has, more than 2^31",

@@ -1,6 +1,6 @@
 /* What a warp does as one: tensor-core products (mma.sync), matrix loads and stores of shared memory, barriers of some warps. PTX
  * ISA sections mma.m16n8k16, ldmatrix, stmatrix, bar. With group g = lane / 4 and q = lane % 4 an accumulator tile m16n8 holds
- * (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1); two neighbouring tiles packed to bf16 are the A operand of the next
+ * (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1); two neighbouring tiles packed to real16 are the A operand of the next
  * product. */
 #ifndef PS_KERNELS_CUDA_WARP_MMA_CUH
 #define PS_KERNELS_CUDA_WARP_MMA_CUH
@@ -48,7 +48,7 @@ static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Four 8 x 8 matrices of bf16; lanes 8i .. 8i + 7 give the addresses of matrix i's rows: in shared memory (_at), or pointers. */
+/* Four 8 x 8 matrices of real16; lanes 8i .. 8i + 7 give the addresses of matrix i's rows: in shared memory (_at), or pointers. */
 static __device__ __forceinline__ void ps_ldmatrix4_at(uint32_t (&r)[4], uint32_t p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
