@@ -826,8 +826,9 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("model");
-    TCase *tests = tcase_create("model");
+    TCase *tests = tcase_create("model"), *layers = tcase_create("layer");
     tcase_set_timeout(tests, 300);
+    tcase_set_timeout(layers, 300);
     tcase_add_loop_test(tests, finite_differences, 0, 2 * SHAPES);
     tcase_add_loop_test(tests, levels_cpu, 0, LAYER_SHAPES);
     tcase_add_loop_test(tests, layer_is_made_of, 0, 8);
@@ -835,10 +836,10 @@ int main(void)
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
         tcase_add_loop_test(tests, step_bf16, 0, SHAPES);
         if (fused_encoder()) {
-            tcase_add_loop_test(tests, level_layer, 0, FUSED * 2 * FUSED_SHAPES - 1);
-            tcase_add_loop_test(tests, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
-            tcase_add_test(tests, level_layer_refuses);
-            tcase_add_loop_test(tests, step_layer, 0, FUSED * STEP_SHAPES);
+            tcase_add_loop_test(layers, level_layer, 0, FUSED * 2 * FUSED_SHAPES - 1);
+            tcase_add_loop_test(layers, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
+            tcase_add_test(layers, level_layer_refuses);
+            tcase_add_loop_test(layers, step_layer, 0, FUSED * STEP_SHAPES);
         } else {
             printf("skipped: level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
         }
@@ -849,6 +850,7 @@ int main(void)
     tcase_add_test(tests, impossible_shapes);
     tcase_add_test(tests, initialisation);
     suite_add_tcase(suite, tests);
+    suite_add_tcase(suite, layers);
     SRunner *runner = srunner_create(suite);
     srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
     srunner_run_all(runner, CK_ENV);

@@ -636,6 +636,10 @@ static __device__ __forceinline__ void read_first(struct kept_first &k, const st
     }
 }
 
+/* Barriers beside 0 and those of the units: of the threads that draw, and of all: those that draw have copied weights, and do not
+ * wait. */
+enum { WEIGHTS_BARRIER = 14, DRAWING_BARRIER };
+
 /* The masks of a step's block, by the DRAWING threads that take no part in the rest: what the schedulers with a warp fewer have
  * time for. `warp` of theirs. */
 static __device__ __forceinline__ void draw_next(const struct small &x, uint64_t step, int warp, const narrow_place &at)
@@ -648,7 +652,7 @@ static __device__ __forceinline__ void draw_next(const struct small &x, uint64_t
         draw_tile(words, x, step, layer, (uint32_t)((unit + tile / NT) * x.n + tile % NT * 16 + at.g), at.q);
         masks[0] = words[0], masks[32] = words[1], masks[64] = words[2];
     }
-    ps_barrier(15, DRAWING);
+    ps_barrier(DRAWING_BARRIER, DRAWING);
     if (warp == 0 && at.lane == 0) {
         *tag_at(x, step) = tag_of(x, step);
     }
@@ -679,7 +683,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
     const int threads = x.block_units * NT * 32; /* but those that draw */
     if ((int)threadIdx.x >= threads) {
         ps_copy_wait();
-        __syncthreads();
+        ps_barrier_arrive(WEIGHTS_BARRIER, (int)blockDim.x);
         if constexpr (DROP) {
             draw_next(x, step + 1, warp - threads / 32, at);
         }
@@ -699,7 +703,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
     load_rows<D, NT>(g, x.dy, at);
     read_first<DROP>(kept, x, step, x.layers - 1, at);
     ps_copy_wait();
-    __syncthreads();
+    ps_barrier(WEIGHTS_BARRIER, (int)blockDim.x);
 #pragma unroll 1
     for (int l = x.layers - 1; l >= 0; l--) {
         const narrow_weights &w = ((const narrow_weights *)weights)[l];

@@ -1167,12 +1167,10 @@ static __device__ __forceinline__ void weight_products(const struct small &x, co
             if (rest <= 2) { /* the loader takes the job for done with its last stage */
                 put_products(x, l, pair, split, c, columns, sums_columns, at);
             }
-            __syncwarp();
-            if (at.lane == 0) {
-                ps_mbarrier_arrive(empty + first * 8);
-                if (rest > 1) {
-                    ps_mbarrier_arrive(empty + second * 8);
-                }
+            /* Every lane: racecheck does not see what lanes have read before __syncwarp and one's arrival. It costs nothing. */
+            ps_mbarrier_arrive(empty + first * 8);
+            if (rest > 1) {
+                ps_mbarrier_arrive(empty + second * 8);
             }
             if (rest <= 2) {
                 break;
@@ -1304,7 +1302,7 @@ static __global__ void __launch_bounds__(THREADS + 32, 1) wide_weights(const __g
     unsigned *const counters = x.arrived;
     if (threadIdx.x < STAGES) {
         ps_mbarrier_init(full + threadIdx.x * 8, 1);
-        ps_mbarrier_init(empty + threadIdx.x * 8, THREADS / 32);
+        ps_mbarrier_init(empty + threadIdx.x * 8, THREADS);
         ps_mbarrier_publish();
     }
     __syncthreads();

@@ -148,6 +148,12 @@ static __device__ __forceinline__ void ps_barrier(int id, int threads)
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* Comes to it, and does not wait. */
+static __device__ __forceinline__ void ps_barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 static __device__ __forceinline__ float ps_tanh(float x)
 {
     float y;
