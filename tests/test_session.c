@@ -704,9 +704,10 @@ END_TEST
 
 static void add_tests(TCase *tests)
 {
+    const int small = asked("PS_TEST_SMALL");
     tcase_add_test(tests, capture_changes_nothing);
-    tcase_add_loop_test(tests, scores, 0, 2);
-    if (asked("PS_TEST_SMALL")) {
+    tcase_add_loop_test(tests, scores, 0, small ? 1 : 2);
+    if (small) {
         return;
     }
     tcase_add_test(tests, larger_than_memory);
