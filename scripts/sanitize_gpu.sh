@@ -34,7 +34,7 @@ for tool in "${tools[@]}"; do
             result=1
         elif [ "$theirs" -gt 0 ] && [ "$(cat "$log.failed")" = 9 ] && [[ $checks == 100%* ]] &&
             [[ $summary =~ \ $theirs\ hazards?\ displayed\ \($theirs\ errors?, ]]; then
-            echo "$tool $suite: clean but for $theirs hazards within cuBLASLt's kernels; $checks"
+            echo "$tool $suite: clean but for $theirs hazard(s) within cuBLASLt's kernels; $checks"
         elif [ -e "$log.failed" ]; then
             echo "$tool $suite: exit $(cat "$log.failed"); ${checks:-no result}; ${summary:-no summary}"
             sed -n '/^=========     at/p' "$log" | sort | uniq -c | sort -rn | awk 'NR <= 10'
