@@ -38,6 +38,19 @@ static __device__ __forceinline__ void ps_mbarrier_wait(uint32_t barrier, uint32
                  : "memory");
 }
 
+/* Whether it has. */
+static __device__ __forceinline__ bool ps_mbarrier_ended(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done;
+}
+
 /* To global memory; published and after a barrier where other threads wrote the source. */
 static __device__ __forceinline__ void ps_bulk_store(void *to, uint32_t from, uint32_t bytes)
 {

@@ -19,11 +19,14 @@
  * another: the bits are the same.
  *
  * Weight gradients are wgmma over the block's rows, of 64 columns at a time by a warpgroup each, biases a column of ones beside. A
- * block's sums go to memory in encoder_small.cu's order, and its kernel adds the blocks.
+ * block's sums go to memory in encoder_small.cu's order, and its kernel adds the blocks. With dropout the warps that draw have
+ * added most of them by then: each block a slice of what all have finished, a layer's feed-forward or attention at a time, but for
+ * the attention of the first layer.
  *
  * Counts, etth1 (3 layers, S 896; 128 blocks of 21 warps): a tile and layer take 96 exponentials, 64 tanh and 88 products m16n8k16
  * and m16n8k8 a lane forward, about 1,250 instructions a warp; backward the same exponentials and tanh, 146 products, about 2,500
  * instructions. Forward writes 16.5 MB of rows; 3.1 MB of masks are read twice and written once; partial gradients 7.9 MB. */
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/encoder_head.cuh"
 
 enum { D = 16, F = 128, NT = 3, THREADS = 672, DRAWING = 96, MATRIX = 128 };
@@ -85,6 +88,17 @@ static __device__ __forceinline__ struct tag tag_of(const struct small &x, uint6
 {
     return {step + 1, (uint64_t)x.key[0][1] << 32 | x.key[0][0], (uint64_t)x.site << 32 | x.below,
             (uint64_t)x.n << 32 | x.block_units};
+}
+
+/* The step and place in the order of windows that a forward expects of the next one. */
+struct ahead {
+    uint64_t step, cursor;
+};
+
+static __device__ __forceinline__ struct ahead *ahead_at(const struct small &x)
+{
+    char *const p = (char *)x.masks + x.layers * x.kept_tiles * (KEPT_BYTES + 2 * MASKS_BYTES);
+    return (struct ahead *)(p + 2 * tags_of(x.kept_tiles) * sizeof(struct tag));
 }
 
 /* Draws the masks of a layer's tile whose row g is `first`. */
@@ -277,9 +291,45 @@ static __device__ __forceinline__ void add_where(float (&u)[2][4], const float (
     }
 }
 
+/* The first values of a unit's window, EARLY a thread, on their way; known: there is such a window. */
+enum { EARLY = 4 };
+
+static __device__ __forceinline__ void fetch_window(float (&v)[EARLY], bool &known, const struct small &x, int64_t u,
+                                                    uint64_t cursor, const narrow_place &at)
+{
+    const struct ps_cuda_windows &w = x.embed.windows;
+    const float *const from = window_at(x, w, cursor, (uint32_t)u);
+    known = from;
+#pragma unroll
+    for (int j = 0; j < EARLY; j++) {
+        const int i = at.tile * 32 + at.lane + j * (NT * 32);
+        v[j] = *(from && i < x.embed.length ? from + i * w.by_time : w.data);
+    }
+}
+
+/* Those, and what is left of the window, to `values`. */
+static __device__ __forceinline__ void put_window(float *values, const float (&v)[EARLY], bool known, const struct small &x,
+                                                  int64_t u, uint64_t cursor, const narrow_place &at)
+{
+    const struct ps_cuda_windows &w = x.embed.windows;
+    const int thread = at.tile * 32 + at.lane, length = x.embed.length;
+#pragma unroll
+    for (int j = 0; j < EARLY; j++) {
+        if (thread + j * (NT * 32) < length) {
+            values[thread + j * (NT * 32)] = known ? v[j] : NAN;
+        }
+    }
+    if (length > EARLY * NT * 32) {
+        const float *const from = window_at(x, w, cursor, (uint32_t)u);
+#pragma unroll 1
+        for (int i = EARLY * NT * 32 + thread; i < length; i += NT * 32) {
+            values[i] = from ? from[i * w.by_time] : NAN;
+        }
+    }
+}
+
 template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_forward(const __grid_constant__ struct small x)
 {
-    ps_grid_begin();
     extern __shared__ uint4 shared_memory[];
     char *const weights = (char *)shared_memory;
     narrow_place at;
@@ -288,9 +338,43 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
     const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
     const uint32_t own_rows =
         kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
+    const int64_t own_unit = (int64_t)blockIdx.x * x.block_units + at.unit;
+    at.take(x, own_unit);
+    /* Windows and draws of the step that is expected, before the kernel before has ended: no kernel writes what they depend on. */
+    struct ahead now = {0, 0};
+    float window[EARLY];
+    bool known = false;
+    uint32_t embed_bits = 0xffffffffu;
+    float target = NAN;
+    const auto begin_embedding = [&]() {
+        if (x.head.weight) {
+            target = fetch_target<D, NT>(x, now.cursor, own_unit, at);
+        }
+        fetch_window(window, known, x, own_unit, now.cursor, at);
+        if constexpr (DROP) {
+            embed_bits = draw_masks(x, now.step, x.embed.site, ((uint32_t)at.first + at.q / 2 * 8) * (D / 8) + at.q % 2, at.q);
+        }
+    };
+    const bool expects = x.embed.weight && x.masks;
+    if (expects) {
+        now = *ahead_at(x);
+        begin_embedding();
+    }
+    ps_grid_begin();
+    int sequence[2], patch[2];
+    float u[2][4];
+    uint32_t embed_weight[2][2];
+    if (x.embed.weight) {
+        embed_places<D, NT>(sequence, patch, u, x, at);
+        load_embed_weight<D, NT>(embed_weight, x, 0, at);
+    }
+    const struct ahead found = {DROP ? x.state->step : 0, x.embed.weight ? x.embed.state->cursor : 0};
     stage_weights(x, (narrow_weights *)weights);
-    at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
-    const uint64_t step = DROP ? x.state->step : 0;
+    if (x.embed.weight && !(expects && found.step == now.step && found.cursor == now.cursor)) {
+        now = found;
+        begin_embedding();
+    }
+    const uint64_t step = found.step;
     bool drawn = false; /* by the backward of the step before */
     if (DROP && x.masks) {
         const struct tag found = *tag_at(x, step), own = tag_of(x, step);
@@ -302,11 +386,24 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
     const uint32_t last0 = (last_keys > 0 ? 0x3f80u : 0u) | (last_keys > 1 ? 0x3f800000u : 0u);
     const uint32_t last1 = (last_keys > 8 ? 0x3f80u : 0u) | (last_keys > 9 ? 0x3f800000u : 0u);
     const uint32_t here0 = at.here[0] ? 0xffffffffu : 0u, here1 = at.here[1] ? 0xffffffffu : 0u;
-    float u[2][4];
     if (x.embed.weight) {
         uint32_t rows[4];
-        embed_unit<D, NT, DROP>(rows, (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES), x,
-                                (int64_t)blockIdx.x * x.block_units + at.unit, step, at);
+        float *const values = (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES);
+        float mean = 0, deviation = 1;
+        put_window(values, window, known, x, own_unit, now.cursor, at);
+        if (DROP && x.embed.masks && at.q == 0 && at.global_tile < x.units * NT) {
+            *embed_masks_at<D, NT>(x, at) = embed_bits;
+        }
+        at.sync();
+        if (x.embed.revin) {
+            ps_window_statistics<12, true>(values, x.embed.length, x.embed.epsilon, mean, deviation);
+        }
+        if (at.lane == 0 && at.tile == 0 && own_unit < x.units) {
+            x.embed.mean[own_unit] = mean;
+            x.embed.std[own_unit] = deviation;
+        }
+        const float centre[2] = {mean, mean}, factor[2] = {1.0f / deviation, 1.0f / deviation};
+        embed_product<D, NT, DROP>(rows, u, embed_weight, embed_bits >> at.q, values, sequence, patch, centre, factor, x, at);
         unpack_operand(u, rows);
     } else {
         load_rows<D, NT>(u, x.u, at);
@@ -314,7 +411,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
     ps_copy_wait();
     __syncthreads();
     if (x.head.weight) { /* behind all layers' work */
-        stage_head<D, NT>(x, (real16 *)(weights + x.head.at), (int64_t)blockIdx.x * x.block_units + at.unit, at);
+        stage_head<D, NT>(x, (real16 *)(weights + x.head.at), target);
     }
 #pragma unroll 1
     for (int l = 0; l < x.layers; l++) {
@@ -463,6 +560,9 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
     }
     if (DROP && x.masks && !drawn && threadIdx.x == 0) {
         *tag_at(x, step) = tag_of(x, step);
+    }
+    if (x.embed.weight && x.masks && blockIdx.x == 0 && threadIdx.x == 0) {
+        *ahead_at(x) = {DROP ? step + 1 : 0, x.embed.state->cursor + x.embed.all / x.embed.by_channels.divisor};
     }
     store_rows<D, NT>(x.u + x.layers * x.rows * D, u, at);
     if (x.head.weight) {
@@ -637,21 +737,119 @@ static __device__ __forceinline__ void read_first(struct kept_first &k, const st
  * wait. */
 enum { WEIGHTS_BARRIER = 14, DRAWING_BARRIER };
 
+/* A block's sums of a layer, in pieces of 16 bytes: the attention's, the feed-forward's, the vectors of each. */
+enum { SUMS = ((4 * D + 2 * F) * D + 5 * D + F) / 4, OF_ATTENTION = 4 * D * D / 4, OF_HIDDEN = 2 * F * D / 4 };
+enum { TO_VECTORS = OF_ATTENTION + OF_HIDDEN, VECTORS_OF_ATTENTION = 4 * D / 4, VECTORS_OF_HIDDEN = (F + D) / 4 };
+/* Warps that write them. */
+enum { HIDDEN_WARPS = 9, ATTENTION_WARPS = 4 };
+
+/* In shared memory behind the units: a place a thread that draws, and a barrier for each section of the sums: [layer][hidden,
+ * attention]. */
+static __host__ __device__ constexpr int helper_bytes(int layers)
+{
+    return DRAWING * 16 + layers * 2 * 8;
+}
+
+/* Sections in the order in which they come: a layer's feed-forward first, and not the first one's attention. */
+static __device__ __forceinline__ int section_at(const struct small &x, int i)
+{
+    return 2 * (x.layers - 1 - i / 2) + i % 2;
+}
+
+/* The block's sums of it are in memory. */
+static __device__ __forceinline__ void announce_section(const struct small &x, int section)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(x.finished + section) : "memory");
+}
+
 /* The masks of a step's block, by the DRAWING threads that take no part in the rest: what the schedulers with a warp fewer have
- * time for. `warp` of theirs. */
-static __device__ __forceinline__ void draw_next(const struct small &x, uint64_t step, int warp, const narrow_place &at)
+ * time for. `warp` of theirs. Between tiles the first of them announces sections of the sums; the result is how many it has. */
+static __device__ __forceinline__ int draw_next(const struct small &x, uint64_t step, int warp, uint32_t barriers,
+                                                const narrow_place &at)
 {
     const int64_t unit = (int64_t)blockIdx.x * x.block_units;
+    int announced = 0;
 #pragma unroll 1
     for (int i = warp; i < x.block_units * NT * x.layers; i += DRAWING / 32) {
         const int layer = i / (x.block_units * NT), tile = i - layer * (x.block_units * NT);
         uint32_t words[3], *const masks = masks_at(x, step, layer, unit * NT + tile, at.lane);
         draw_tile(words, x, step, layer, (uint32_t)((unit + tile / NT) * x.n + tile % NT * 16 + at.g), at.q);
         masks[0] = words[0], masks[32] = words[1], masks[64] = words[2];
+        if (warp == 0 && at.lane == 0 && announced < 2 * x.layers - 1 &&
+            ps_mbarrier_ended(barriers + section_at(x, announced) * 8, 0)) {
+            announce_section(x, section_at(x, announced++));
+        }
     }
     ps_barrier(DRAWING_BARRIER, DRAWING);
     if (warp == 0 && at.lane == 0) {
         *tag_at(x, step) = tag_of(x, step);
+    }
+    return announced;
+}
+
+/* Adds the block's slice of what all blocks have left in partial, by the threads that draw; `thread` of theirs,
+ * the first of which has announced so many of the block's sections. */
+static __device__ __forceinline__ void sum_sections(const struct small &x, float4 *parts, uint32_t barriers, int announced,
+                                                    int thread)
+{
+    enum { FLIGHT = 8 };
+    const int blocks = (int)gridDim.x;
+    const int64_t stride = (int64_t)x.layers * SUMS;
+#pragma unroll 1
+    for (int i = 0; i < 2 * x.layers - 1; i++) {
+        const int section = section_at(x, i), l = section / 2;
+        const bool hidden = section % 2 == 0;
+        if (thread == 0) {
+            if (i >= announced) {
+                ps_mbarrier_wait(barriers + section * 8, 0);
+                announce_section(x, section);
+            }
+            unsigned seen;
+            do {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(x.finished + section) : "memory");
+            } while (seen < (unsigned)blocks);
+        }
+        ps_barrier(DRAWING_BARRIER, DRAWING);
+        const int matrices = hidden ? OF_HIDDEN : OF_ATTENTION,
+                  items = matrices + (hidden ? VECTORS_OF_HIDDEN : VECTORS_OF_ATTENTION);
+        const int each = (items + blocks - 1) / blocks, end = min(((int)blockIdx.x + 1) * each, items);
+        const int lanes = min(each, (int)DRAWING), shares = DRAWING / lanes, share = thread / lanes;
+        const float4 *const from = (const float4 *)x.partial + l * SUMS;
+        for (int first = (int)blockIdx.x * each; first < end; first += lanes) {
+            const int item = first + thread - share * lanes;
+            const int at = item < matrices ? item + (hidden ? OF_ATTENTION : 0)
+                                           : item - matrices + TO_VECTORS + (hidden ? VECTORS_OF_ATTENTION : 0);
+            const bool mine = item < end && share < shares;
+            float4 sum = make_float4(0, 0, 0, 0);
+            for (int begin = share; mine && begin < blocks; begin += shares * FLIGHT) {
+                float4 v[FLIGHT];
+#pragma unroll
+                for (int j = 0; j < FLIGHT; j++) {
+                    const int b = begin + j * shares;
+                    v[j] = b < blocks ? __ldcg(from + b * stride + at) : make_float4(0, 0, 0, 0);
+                }
+#pragma unroll
+                for (int j = 0; j < FLIGHT; j++) {
+                    sum.x += v[j].x;
+                    sum.y += v[j].y;
+                    sum.z += v[j].z;
+                    sum.w += v[j].w;
+                }
+            }
+            parts[thread] = sum;
+            ps_barrier(DRAWING_BARRIER, DRAWING);
+            if (share == 0 && mine) {
+                for (int j = 1; j < shares; j++) {
+                    const float4 v = parts[j * lanes + thread];
+                    sum.x += v.x;
+                    sum.y += v.y;
+                    sum.z += v.z;
+                    sum.w += v.w;
+                }
+                ((float4 *)x.summed)[l * SUMS + at] = sum;
+            }
+            ps_barrier(DRAWING_BARRIER, DRAWING);
+        }
     }
 }
 
@@ -673,16 +871,23 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
     const uint32_t own_scores = unit + TO_SCORES + ((uint32_t)(at.tile * 2) + odd) * SCORES_ROW + half * MATRIX + piece;
     const uint32_t own_keys = unit + TO_SCORES + half * SCORES_ROW + ((uint32_t)(at.tile * 2) + odd) * MATRIX + piece;
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
-    stage_weights(x, (narrow_weights *)weights); /* written before the forward */
-    ps_grid_begin();
-    at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
+    stage_weights(x, (narrow_weights *)weights); /* written before the forward, like the step */
     const uint64_t step = DROP ? x.state->step : 0;
+    at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
+    ps_grid_wait();
     const int threads = x.block_units * NT * 32; /* but those that draw */
+    char *const helpers = weights + x.layers * LAYER_BYTES + x.block_units * UNIT_BYTES;
+    const uint32_t section_barriers = ps_shared_address(helpers) + DRAWING * 16;
     if ((int)threadIdx.x >= threads) {
+        const int thread = (int)threadIdx.x - threads;
+        for (int i = thread; i < 2 * x.layers; i += DRAWING) {
+            ps_mbarrier_init(section_barriers + i * 8, i % 2 ? ATTENTION_WARPS : HIDDEN_WARPS);
+        }
         ps_copy_wait();
         ps_barrier_arrive(WEIGHTS_BARRIER, (int)blockDim.x);
         if constexpr (DROP) {
-            draw_next(x, step + 1, warp - threads / 32, at);
+            const int announced = draw_next(x, step + 1, warp - threads / 32, section_barriers, at);
+            sum_sections(x, (float4 *)helpers, section_barriers, announced, thread);
         }
         return;
     }
@@ -707,6 +912,9 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
         float *const sums = x.partial + ((int64_t)blockIdx.x * x.layers + l) * ((4 * D + 2 * F) * D + 5 * D + F);
         float *const bias_sums = sums + (4 * D + 2 * F) * D;
         const char *const keep = kept_at(x, l, at);
+        if (l == 0) { /* W_h's gradient has had the free multiprocessors */
+            ps_grid_release();
+        }
         uint32_t xhat[4] = {kept.xhat.x, kept.xhat.y, kept.xhat.z, kept.xhat.w}, a[4];
         const uint32_t row_bits = kept.masks[2];
         const float rstd1[2] = {kept.rstd.x, kept.rstd.y};
@@ -805,6 +1013,12 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
                     if (at.q == 0) {
                         bias_sums[4 * D + F + at.g] = d[0];
                         bias_sums[4 * D + F + at.g + 8] = d[2];
+                    }
+                }
+                if (DROP && warp < HIDDEN_WARPS && stage == (warp < 8)) { /* its sums of this half of the layer are written */
+                    __syncwarp();
+                    if (at.lane == 0) {
+                        ps_mbarrier_arrive(section_barriers + 2 * l * 8);
                     }
                 }
             }
@@ -970,6 +1184,12 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
                 bias_sums[row] = d[2][0];
                 bias_sums[row + 8] = d[2][2];
             }
+            if (DROP) {
+                __syncwarp();
+                if (at.lane == 0) {
+                    ps_mbarrier_arrive(section_barriers + (2 * l + 1) * 8);
+                }
+            }
         } else if (embed) {
             for (int job = warp < 8 ? warp : warp - 4; job < embed_jobs<D>(x); job += threads / 32 - 4) {
                 embed_gradient<D, NT>(x, job, embedding, UNIT_BYTES / 2, true, at);
@@ -991,7 +1211,8 @@ bool ps_encoder_narrow_serves(const struct ps_encoder_small *e)
 size_t ps_encoder_narrow_shared(const struct ps_encoder_small *e, int block_units)
 {
     return (size_t)(e->layers * LAYER_BYTES +
-                    (block_units > 7 ? 1 << 20 : block_units * (UNIT_BYTES > 2 * KV_BYTES ? UNIT_BYTES : 2 * KV_BYTES)));
+                    (block_units > 7 ? 1 << 20 : block_units * (UNIT_BYTES > 2 * KV_BYTES ? UNIT_BYTES : 2 * KV_BYTES))) +
+           helper_bytes((int)e->layers);
 }
 
 int64_t ps_encoder_narrow_tiles(const struct ps_encoder_small *e)
@@ -1002,7 +1223,8 @@ int64_t ps_encoder_narrow_tiles(const struct ps_encoder_small *e)
 size_t ps_encoder_narrow_layers_bytes(const struct ps_encoder_small *e)
 {
     const int64_t tiles = ps_encoder_narrow_tiles(e);
-    return (size_t)(e->layers * tiles * (KEPT_BYTES + 2 * MASKS_BYTES)) + (size_t)(2 * tags_of(tiles)) * sizeof(struct tag);
+    return (size_t)(e->layers * tiles * (KEPT_BYTES + 2 * MASKS_BYTES)) + (size_t)(2 * tags_of(tiles)) * sizeof(struct tag) +
+           sizeof(struct ahead);
 }
 
 size_t ps_encoder_narrow_kept_bytes(const struct ps_encoder_small *e)

@@ -687,8 +687,14 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
     __shared__ bool last;
     const int f = x.f, thread = (int)threadIdx.x, l = (int)blockIdx.y, row0 = (int)blockIdx.x * ROWS, size = layer_sums(D, f);
     const int64_t stride = (int64_t)x.layers * size;
-    const float *const from = x.partial + (int64_t)l * size;
     const bool of_o = row0 >= 3 * D && row0 < 4 * D; /* W_o's blocks add b_2 as well */
+    /* Backward may have added the blocks itself. */
+    const bool added = x.summed && (l > 0 || row0 >= 4 * D);
+    const float *const from = (added ? x.summed : x.partial) + (int64_t)l * size;
+    const int blocks_here = added ? 1 : x.blocks;
+    if (x.summed && l + blockIdx.x == 0 && thread < 2 * x.layers) {
+        x.finished[thread] = 0; /* for the next time */
+    }
     if (l == x.layers) {
         add_embedding<D, SUM_THREADS>(x, sums[0], (int)blockIdx.x, (int)gridDim.x);
         return;
@@ -697,16 +703,19 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
     if (thread < SUM_PARTS * 2 * ROWS && row0 < 4 * D + f) {
         const int part = thread / (2 * ROWS), i = thread % (2 * ROWS);
         if (i < ROWS || of_o) {
-            const float *p = from + (4 * D + 2 * f) * D + (i < ROWS ? row0 + i : 4 * D + f + row0 - 3 * D + i - ROWS);
+            const bool b_2 = i >= ROWS;
+            const float *p = (b_2 && x.summed ? x.summed + (int64_t)l * size : from) + (4 * D + 2 * f) * D +
+                             (b_2 ? 4 * D + f + row0 - 3 * D + i - ROWS : row0 + i);
+            const int count = b_2 && x.summed ? 1 : blocks_here;
 #pragma unroll 16
-            for (int b = part; b < x.blocks; b += SUM_PARTS) {
+            for (int b = part; b < count; b += SUM_PARTS) {
                 bias_part += p[b * stride];
             }
         }
     }
     {
         const int part = thread / (SUM_TILE / 4), i = thread % (SUM_TILE / 4);
-        sum_part(sums[part][i], from + (int64_t)row0 * D + i * 4, part, x.blocks, stride);
+        sum_part(sums[part][i], from + (int64_t)row0 * D + i * 4, part, blocks_here, stride);
     }
     if (thread < SUM_PARTS * 2 * ROWS) {
         bias_sums[thread / (2 * ROWS)][thread % (2 * ROWS)] = bias_part;
@@ -952,10 +961,10 @@ extern "C" size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
     return bytes > narrow ? bytes : narrow; /* which kernels run, the number of sequences tells */
 }
 
-/* The workspace, in order: counters (256 bytes a 32 layers), norms, partial sums, the embedding's. */
+/* The workspace, in order: counters (256 bytes a 16 layers), norms, encoder_narrow.cu's sums, partial sums, the embedding's. */
 static size_t counter_bytes(const struct ps_encoder_small *e)
 {
-    return (size_t)(e->layers * 2 * sizeof(unsigned) + 255) / 256 * 256;
+    return (size_t)(e->layers * 4 * sizeof(unsigned) + 255) / 256 * 256;
 }
 
 static size_t sums_bytes(const struct ps_encoder_small *e)
@@ -984,7 +993,7 @@ extern "C" size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small
     if (p.wide) {
         return ps_encoder_wide_workspace(e, p.units, p.multiprocessors) + embed;
     }
-    return counter_bytes(e) + norm_bytes(e) + (size_t)p.blocks * sums_bytes(e) + embed;
+    return counter_bytes(e) + norm_bytes(e) + (size_t)(p.blocks + 1) * sums_bytes(e) + embed;
 }
 
 /* Whether a unit's windows fit where they are gathered, and du and patches where they are staged. */
@@ -1167,7 +1176,10 @@ extern "C" enum ps_status ps_encoder_small_backward(const struct ps_encoder_smal
     }
     x.arrived = (unsigned *)workspace;
     x.norms = (float *)(workspace + counter_bytes(e));
-    x.partial = (float *)(workspace + counter_bytes(e) + norm_bytes(e));
+    float *const summed = (float *)(workspace + counter_bytes(e) + norm_bytes(e));
+    x.summed = p.narrow && x.threshold ? summed : NULL;
+    x.finished = x.arrived + 2 * e->layers;
+    x.partial = (float *)((char *)summed + sums_bytes(e));
     if (e->embed_gradient) {
         x.embed.partial = (float *)((char *)x.partial + (size_t)p.blocks * sums_bytes(e));
     }
