@@ -328,16 +328,22 @@ static __device__ __forceinline__ void put_window(float *values, const float (&v
     }
 }
 
+/* The warp's place, found anew: what follows from it would fill the registers, and spills leave the multiprocessor, most of whose
+ * first cache is shared memory. */
+static __device__ __forceinline__ narrow_place place_again(const struct small &x)
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    narrow_place at(thread);
+    at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
+    return at;
+}
+
 template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_forward(const __grid_constant__ struct small x)
 {
     extern __shared__ uint4 shared_memory[];
     char *const weights = (char *)shared_memory;
     narrow_place at;
-    /* The lane's place in the unit's matrices: of operands of all rows, and of its own tile's. */
-    const uint32_t kv = ps_shared_address(weights + x.layers * LAYER_BYTES) + (uint32_t)(at.unit * 2 * KV_BYTES);
-    const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
-    const uint32_t own_rows =
-        kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
     const int64_t own_unit = (int64_t)blockIdx.x * x.block_units + at.unit;
     at.take(x, own_unit);
     /* Windows and draws of the step that is expected, before the kernel before has ended: no kernel writes what they depend on. */
@@ -380,12 +386,6 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
         const struct tag found = *tag_at(x, step), own = tag_of(x, step);
         drawn = found.step == own.step && found.seed == own.seed && found.draws == own.draws && found.tiles == own.tiles;
     }
-    const bool low = at.q < 2; /* the first head of a pair */
-    /* Ones where keys 32 .. 47 exist: the operand that adds up the last probabilities. */
-    const int last_keys = x.n - 32 - at.q * 2;
-    const uint32_t last0 = (last_keys > 0 ? 0x3f80u : 0u) | (last_keys > 1 ? 0x3f800000u : 0u);
-    const uint32_t last1 = (last_keys > 8 ? 0x3f80u : 0u) | (last_keys > 9 ? 0x3f800000u : 0u);
-    const uint32_t here0 = at.here[0] ? 0xffffffffu : 0u, here1 = at.here[1] ? 0xffffffffu : 0u;
     if (x.embed.weight) {
         uint32_t rows[4];
         float *const values = (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES);
@@ -416,7 +416,19 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
 #pragma unroll 1
     for (int l = 0; l < x.layers; l++) {
         const narrow_weights &w = ((const narrow_weights *)weights)[l];
+        const narrow_place at = place_again(x);
         char *const keep = x.masks ? kept_at(x, l, at) + at.lane * 16 : NULL;
+        /* The lane's place in the unit's matrices: of operands of all rows, and of its own tile's. */
+        const uint32_t kv = ps_shared_address(weights + x.layers * LAYER_BYTES) + (uint32_t)(at.unit * 2 * KV_BYTES);
+        const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
+        const uint32_t own_rows =
+            kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
+        const bool low = at.q < 2; /* the first head of a pair */
+        /* Ones where keys 32 .. 47 exist: the operand that adds up the last probabilities. */
+        const int last_keys = x.n - 32 - at.q * 2;
+        const uint32_t last0 = (last_keys > 0 ? 0x3f80u : 0u) | (last_keys > 1 ? 0x3f800000u : 0u);
+        const uint32_t last1 = (last_keys > 8 ? 0x3f80u : 0u) | (last_keys > 9 ? 0x3f800000u : 0u);
+        const uint32_t here0 = at.here[0] ? 0xffffffffu : 0u, here1 = at.here[1] ? 0xffffffffu : 0u;
         const uint32_t buffer = (uint32_t)(l % 2 * KV_BYTES);
         uint32_t a[4], q[4], words[3] = {0, 0, 0xffffffffu};
         float rstd[2], xhat[2][4], c[2][4];
@@ -493,25 +505,27 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
             lse[2 * p + 1] = most[1] + ps_log2(sum[1]);
         }
 
+        const narrow_place again = place_again(x);
         /* u = r = u + drop(merged W_o + b_o) */
-        project16(c, a, w.w_o, LD, w.b_o, at);
+        project16(c, a, w.w_o, LD, w.b_o, again);
         add_where(u, c, words[2], x.drop_scale);
 
         /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
-        normalise<D, NT>(xhat, rstd, u, x.epsilon, NULL, at);
-        if (keep) {
+        normalise<D, NT>(xhat, rstd, u, x.epsilon, NULL, again);
+        if (x.masks) {
+            char *const keep = kept_at(x, l, again) + again.lane * 16;
             uint32_t packed[4];
             *(uint4 *)(keep + KEPT_MERGED) = make_uint4(a[0], a[1], a[2], a[3]);
             pack_operand(packed, xhat[0], xhat[1]);
             *(uint4 *)(keep + KEPT_XHAT2) = make_uint4(packed[0], packed[1], packed[2], packed[3]);
-            if (at.q == 1) {
+            if (again.q == 1) {
                 *(float2 *)(keep + KEPT_ROWS + 8) = make_float2(rstd[0], rstd[1]);
             }
-            if (at.q % 2 == 0) {
+            if (again.q % 2 == 0) {
                 *(float4 *)(keep + KEPT_ROWS) = make_float4(lse[0], lse[1], lse[2], lse[3]);
             }
         }
-        scale_shift(a, xhat, w.ln2_gamma, w.ln2_beta, at.q);
+        scale_shift(a, xhat, w.ln2_gamma, w.ln2_beta, again.q);
         clear(c);
 #pragma unroll 1
         for (int half = 0; half < 2; half++) {
@@ -523,9 +537,9 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     uint32_t b[4];
-                    set_bias(z[2 * j], w.b_1 + column / 2 + j * 8, at.q);
-                    set_bias(z[2 * j + 1], w.b_1 + column / 2 + j * 8 + 4, at.q);
-                    ps_ldmatrix4_transposed(b, w.w_1 + column + j * 16 + at.near * LD_F + at.far);
+                    set_bias(z[2 * j], w.b_1 + column / 2 + j * 8, again.q);
+                    set_bias(z[2 * j + 1], w.b_1 + column / 2 + j * 8 + 4, again.q);
+                    ps_ldmatrix4_transposed(b, w.w_1 + column + j * 16 + again.near * LD_F + again.far);
                     ps_mma16(z[2 * j], a, b[0], b[1], z[2 * j]);
                     ps_mma16(z[2 * j + 1], a, b[2], b[3], z[2 * j + 1]);
                 }
@@ -544,14 +558,14 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
                             hidden[i] &= spread(bits, 2 * j + i / 2 + i % 2 * 4 + part * 8);
                         }
                     }
-                    ps_ldmatrix4_transposed(b, w.w_2 + (column + j * 16 + at.near) * LD + at.far);
+                    ps_ldmatrix4_transposed(b, w.w_2 + (column + j * 16 + again.near) * LD + again.far);
                     ps_mma16(c[0], hidden, b[0], b[1], c[0]);
                     ps_mma16(c[1], hidden, b[2], b[3], c[1]);
                 }
             }
         }
-        set_bias(xhat[0], w.b_2, at.q);
-        set_bias(xhat[1], w.b_2 + 4, at.q);
+        set_bias(xhat[0], w.b_2, again.q);
+        set_bias(xhat[1], w.b_2 + 4, again.q);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             c[i / 4][i % 4] = fmaf(c[i / 4][i % 4], x.half_scale, xhat[i / 4][i % 4]);
@@ -717,7 +731,7 @@ static __device__ __forceinline__ void multiply16_transposed(float (&c)[2][4], c
 struct kept_first {
     uint4 xhat;
     uint32_t masks[3];
-    float4 rstd;
+    float2 rstd; /* of LN2 */
 };
 
 template <bool DROP>
@@ -726,7 +740,7 @@ static __device__ __forceinline__ void read_first(struct kept_first &k, const st
 {
     const char *const p = kept_at(x, layer, at);
     k.xhat = *(const uint4 *)(p + KEPT_XHAT2 + at.lane * 16);
-    k.rstd = *(const float4 *)(p + KEPT_ROWS + (at.g * 4 + 1) * 16);
+    k.rstd = *(const float2 *)(p + KEPT_ROWS + (at.g * 4 + 1) * 16 + 8);
     if constexpr (DROP) {
         const uint32_t *const m = masks_at(x, step, layer, at.global_tile, at.lane);
         k.masks[0] = m[0], k.masks[1] = m[32], k.masks[2] = m[64];
@@ -917,12 +931,11 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
         }
         uint32_t xhat[4] = {kept.xhat.x, kept.xhat.y, kept.xhat.z, kept.xhat.w}, a[4];
         const uint32_t row_bits = kept.masks[2];
-        const float rstd1[2] = {kept.rstd.x, kept.rstd.y};
         float dx[2][4];
 
         /* y = r + drop(hidden W_2 + b_2) */
         {
-            const float rstd[2] = {kept.rstd.z, kept.rstd.w};
+            const float rstd[2] = {kept.rstd.x, kept.rstd.y};
             uint32_t dm[4];
             ps_stmatrix4_at(own_rows + TO_NORMED - TO_ROWS, xhat);
             scale_shift_kept(a, xhat, w.ln2_gamma, w.ln2_beta, at.q);
@@ -1022,6 +1035,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
                     }
                 }
             }
+            ps_ldmatrix4_at(xhat, own_rows + TO_NORMED - TO_ROWS);
             normalise_backward<D, NT>(g, dx, w.ln2_gamma, xhat, rstd, NULL, at);
         }
 
@@ -1149,6 +1163,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
                 dv[2 * p + i] = ps_pack(low ? dv_of[0][2 * i] : dv_of[1][2 * i], low ? dv_of[0][2 * i + 1] : dv_of[1][2 * i + 1]);
             }
         }
+        const float2 kept_rstd = *(const float2 *)(keep + KEPT_ROWS + (at.g * 4 + 1) * 16);
         at.sync(); /* q, k, v and merged's gradient have been read */
         ps_stmatrix4_at(own_columns, dq);
         ps_stmatrix4_at(own_columns + 2 * MATRIX, dk);
@@ -1160,6 +1175,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
         multiply16_transposed(dx, dk, w.w_qkv + D, LD_QKV, at);
         multiply16_transposed(dx, dv, w.w_qkv + 2 * D, LD_QKV, at);
         ps_ldmatrix4_at(xhat, own_rows);
+        const float rstd1[2] = {kept_rstd.x, kept_rstd.y};
         normalise_backward<D, NT>(g, dx, w.ln1_gamma, xhat, rstd1, NULL, at);
         if (l > 0) {
             read_first<DROP>(kept, x, step, l - 1, at);
