@@ -48,16 +48,7 @@ template <int NT> static constexpr size_t head_scratch(int units)
            (size_t)units * HEAD_SEQUENCES * HEAD_PART * sizeof(float);
 }
 
-/* The thread's target: the unit's sequence, a column a thread (NT 3); NAN where there is none. */
-template <int D, int NT>
-static __device__ __forceinline__ float fetch_target(const struct small &x, uint64_t cursor, int64_t u, const place<D, NT> &at)
-{
-    const int column = at.tile * 32 + at.lane;
-    const float *const from = window_at(x, x.head.targets, cursor, (uint32_t)u);
-    return from && column < x.head.horizon ? from[column * x.head.targets.by_time] : NAN;
-}
-
-/* Begins to copy W_h, and keeps the thread's target. */
+/* Begins to copy W_h, and keeps the thread's target: of the unit's sequence, a column a thread (NT 3). */
 template <int D, int NT> static __device__ __forceinline__ void stage_head(const struct small &x, real16 *weight, float target)
 {
     const int horizon = x.head.horizon, rows = x.n * D, zeros = (HEAD_COLUMNS - horizon) / 8;

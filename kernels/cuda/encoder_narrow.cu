@@ -135,52 +135,49 @@ static __device__ __forceinline__ int column_of(int position)
     return (position & ~31) + (position & 6) * 4 + (position >> 2 & 6) + (position & 1);
 }
 
-/* Begins to copy all layers' parameters (ps_copy_wait); d_ff's columns to their positions. */
-static __device__ __forceinline__ void stage_weights(const struct small &x, narrow_weights *to)
+/* Begins to copy the parameters of layers first .. end - 1 (ps_copy_wait); d_ff's columns to their positions. */
+static __device__ __forceinline__ void stage_weights(const struct small &x, narrow_weights *to, int first, int end)
 {
-    const int step = (int)blockDim.x;
-    for (int i = (int)threadIdx.x; i < x.layers * 256; i += step) { /* W_1: 8 columns of a row */
-        const int row = i / 16 % 16, piece = i % 16;
-        const real16 *const from = x.weights + i / 256 * x.at.matrix_stride + x.at.w_1 + row * F + piece * 8;
-        real16 *const p = to[i / 256].w_1 + row * LD_F + piece / 4 * 32 + piece % 4 * 2;
+    enum { OF_1 = 256, OF_2 = 512, OF_QKV = 608, OF_O = 640, OF_BIAS = 744, PIECES = 768 }; /* whole warps, but for the last two */
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < (end - first) * PIECES; i += (int)blockDim.x) {
+        const int l = i / PIECES, piece = i - l * PIECES;
+        narrow_weights &w = to[first + l];
+        const real16 *const matrices = x.weights + (first + l) * x.at.matrix_stride;
+        const float *const vectors = x.parameters + (first + l) * x.at.vector_stride;
+        if (piece < OF_1) { /* W_1: 8 columns of a row */
+            const int row = piece / 16, of = piece % 16;
+            const real16 *const from = matrices + x.at.w_1 + row * F + of * 8;
+            real16 *const p = w.w_1 + row * LD_F + of / 4 * 32 + of % 4 * 2;
 #pragma unroll
-        for (int t = 0; t < 4; t++) {
-            ps_copy_async4(p + t * 8, from + t * 2);
-        }
-    }
-    for (int i = (int)threadIdx.x; i < x.layers * 256; i += step) { /* W_2: half a row */
-        const int row = i / 2 % 128, far = i % 2 * 8;
-        ps_copy_async(to[i / 256].w_2 + row * LD + far,
-                      x.weights + i / 256 * x.at.matrix_stride + x.at.w_2 + column_of(row) * D + far);
-    }
-    for (int i = (int)threadIdx.x; i < x.layers * 128; i += step) { /* W_qkv: 8 columns of a row; W_o */
-        narrow_weights &w = to[i / 128];
-        const int piece = i % 128, other = piece - 96, row = piece < 96 ? piece / 6 : other / 2;
-        const int column = (piece < 96 ? piece - row * 6 : other % 2) * 8;
-        ps_copy_async(piece < 96 ? w.w_qkv + row * LD_QKV + column : w.w_o + row * LD + column,
-                      x.weights + i / 128 * x.at.matrix_stride +
-                          (piece < 96 ? x.at.w_qkv + row * 3 * D + column : x.at.w_o + row * D + column));
-    }
-    for (int i = (int)threadIdx.x; i < x.layers * 128; i += step) { /* biases: two columns; LayerNorms: 4 */
-        narrow_weights &w = to[i / 128];
-        const float *const p = x.parameters + i / 128 * x.at.vector_stride;
-        const int item = i % 128;
-        if (item < 104) {
-            const float *const from = p + (item < 24   ? x.at.b_qkv + item * 2
-                                           : item < 32 ? x.at.b_o + (item - 24) * 2
-                                           : item < 40 ? x.at.b_2 + (item - 32) * 2
-                                                       : x.at.b_1 + column_of((item - 40) * 2));
+            for (int t = 0; t < 4; t++) {
+                ps_copy_async4(p + t * 8, from + t * 2);
+            }
+        } else if (piece < OF_2) { /* W_2: half a row */
+            const int row = (piece - OF_1) / 2, far = piece % 2 * 8;
+            ps_copy_async(w.w_2 + row * LD + far, matrices + x.at.w_2 + column_of(row) * D + far);
+        } else if (piece < OF_QKV) { /* W_qkv: 8 columns of a row */
+            const int row = (piece - OF_2) / 6, column = (piece - OF_2 - row * 6) * 8;
+            ps_copy_async(w.w_qkv + row * LD_QKV + column, matrices + x.at.w_qkv + row * 3 * D + column);
+        } else if (piece < OF_O) {
+            const int row = (piece - OF_QKV) / 2, column = piece % 2 * 8;
+            ps_copy_async(w.w_o + row * LD + column, matrices + x.at.w_o + row * D + column);
+        } else if (piece < OF_BIAS) { /* two columns */
+            const int item = piece - OF_O;
+            const float *const from = vectors + (item < 24   ? x.at.b_qkv + item * 2
+                                                 : item < 32 ? x.at.b_o + (item - 24) * 2
+                                                 : item < 40 ? x.at.b_2 + (item - 32) * 2
+                                                             : x.at.b_1 + column_of((item - 40) * 2));
             float *const pair = (float *)(w.b_qkv + item); /* and those that follow */
             ps_copy_async8(pair, from);
             ps_copy_async8(pair + 2, from);
-        } else if (item < 120) {
-            const int which = (item - 104) / 4, column = item % 4 * 4;
-            ps_copy_async(w.ln1_gamma + (item - 104) * 4, p +
-                                                              (which == 0   ? x.at.ln1_gamma
-                                                               : which == 1 ? x.at.ln1_beta
-                                                               : which == 2 ? x.at.ln2_gamma
-                                                                            : x.at.ln2_beta) +
-                                                              column);
+        } else if (piece < OF_BIAS + 16) { /* LayerNorms: 4 columns */
+            const int item = piece - OF_BIAS, which = item / 4;
+            ps_copy_async(w.ln1_gamma + item * 4, vectors + item % 4 * 4 +
+                                                      (which == 0   ? x.at.ln1_gamma
+                                                       : which == 1 ? x.at.ln1_beta
+                                                       : which == 2 ? x.at.ln2_gamma
+                                                                    : x.at.ln2_beta));
         }
     }
 }
@@ -291,32 +288,41 @@ static __device__ __forceinline__ void add_where(float (&u)[2][4], const float (
     }
 }
 
-/* The first values of a unit's window, EARLY a thread, on their way; known: there is such a window. */
+/* The first values of a unit's window, EARLY a thread, and its thread's target, on their way; known: they exist. */
 enum { EARLY = 4 };
 
-static __device__ __forceinline__ void fetch_window(float (&v)[EARLY], bool &known, const struct small &x, int64_t u,
-                                                    uint64_t cursor, const narrow_place &at)
+struct early {
+    float window[EARLY], target;
+    bool known, target_known;
+};
+
+static __device__ __forceinline__ void fetch_early(struct early &v, const struct small &x, int64_t u, uint64_t cursor,
+                                                   const narrow_place &at)
 {
-    const struct ps_cuda_windows &w = x.embed.windows;
+    const struct ps_cuda_windows &w = x.embed.windows, &t = x.head.targets;
+    const int thread = at.tile * 32 + at.lane;
     const float *const from = window_at(x, w, cursor, (uint32_t)u);
-    known = from;
+    const float *const target = x.head.weight ? window_at(x, t, cursor, (uint32_t)u) : NULL;
+    v.known = from;
+    v.target_known = target && thread < x.head.horizon;
 #pragma unroll
     for (int j = 0; j < EARLY; j++) {
-        const int i = at.tile * 32 + at.lane + j * (NT * 32);
-        v[j] = *(from && i < x.embed.length ? from + i * w.by_time : w.data);
+        const int i = thread + j * (NT * 32);
+        v.window[j] = *(from && i < x.embed.length ? from + i * w.by_time : w.data);
     }
+    v.target = *(v.target_known ? target + thread * t.by_time : w.data);
 }
 
 /* Those, and what is left of the window, to `values`. */
-static __device__ __forceinline__ void put_window(float *values, const float (&v)[EARLY], bool known, const struct small &x,
-                                                  int64_t u, uint64_t cursor, const narrow_place &at)
+static __device__ __forceinline__ void put_window(float *values, const struct early &v, const struct small &x, int64_t u,
+                                                  uint64_t cursor, const narrow_place &at)
 {
     const struct ps_cuda_windows &w = x.embed.windows;
     const int thread = at.tile * 32 + at.lane, length = x.embed.length;
 #pragma unroll
     for (int j = 0; j < EARLY; j++) {
         if (thread + j * (NT * 32) < length) {
-            values[thread + j * (NT * 32)] = known ? v[j] : NAN;
+            values[thread + j * (NT * 32)] = v.known ? v.window[j] : NAN;
         }
     }
     if (length > EARLY * NT * 32) {
@@ -342,21 +348,18 @@ static __device__ __forceinline__ narrow_place place_again(const struct small &x
 template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_forward(const __grid_constant__ struct small x)
 {
     extern __shared__ uint4 shared_memory[];
+    __shared__ uint64_t staged_barrier;
+    const uint32_t staged = ps_shared_address(&staged_barrier);
     char *const weights = (char *)shared_memory;
     narrow_place at;
     const int64_t own_unit = (int64_t)blockIdx.x * x.block_units + at.unit;
     at.take(x, own_unit);
     /* Windows and draws of the step that is expected, before the kernel before has ended: no kernel writes what they depend on. */
     struct ahead now = {0, 0};
-    float window[EARLY];
-    bool known = false;
+    struct early early = {};
     uint32_t embed_bits = 0xffffffffu;
-    float target = NAN;
     const auto begin_embedding = [&]() {
-        if (x.head.weight) {
-            target = fetch_target<D, NT>(x, now.cursor, own_unit, at);
-        }
-        fetch_window(window, known, x, own_unit, now.cursor, at);
+        fetch_early(early, x, own_unit, now.cursor, at);
         if constexpr (DROP) {
             embed_bits = draw_masks(x, now.step, x.embed.site, ((uint32_t)at.first + at.q / 2 * 8) * (D / 8) + at.q % 2, at.q);
         }
@@ -375,7 +378,10 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
         load_embed_weight<D, NT>(embed_weight, x, 0, at);
     }
     const struct ahead found = {DROP ? x.state->step : 0, x.embed.weight ? x.embed.state->cursor : 0};
-    stage_weights(x, (narrow_weights *)weights);
+    stage_weights(x, (narrow_weights *)weights, 0, 1);
+    if (threadIdx.x == 0) {
+        ps_mbarrier_init(staged, (int)blockDim.x);
+    }
     if (x.embed.weight && !(expects && found.step == now.step && found.cursor == now.cursor)) {
         now = found;
         begin_embedding();
@@ -390,7 +396,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
         uint32_t rows[4];
         float *const values = (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES);
         float mean = 0, deviation = 1;
-        put_window(values, window, known, x, own_unit, now.cursor, at);
+        put_window(values, early, x, own_unit, now.cursor, at);
         if (DROP && x.embed.masks && at.q == 0 && at.global_tile < x.units * NT) {
             *embed_masks_at<D, NT>(x, at) = embed_bits;
         }
@@ -410,13 +416,20 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
     }
     ps_copy_wait();
     __syncthreads();
+    if (x.layers > 1) { /* the other layers' while the first is worked on */
+        stage_weights(x, (narrow_weights *)weights, 1, x.layers);
+        ps_mbarrier_arrive_copied(staged);
+    }
     if (x.head.weight) { /* behind all layers' work */
-        stage_head<D, NT>(x, (real16 *)(weights + x.head.at), target);
+        stage_head<D, NT>(x, (real16 *)(weights + x.head.at), early.target_known ? early.target : NAN);
     }
 #pragma unroll 1
     for (int l = 0; l < x.layers; l++) {
         const narrow_weights &w = ((const narrow_weights *)weights)[l];
         const narrow_place at = place_again(x);
+        if (l == 1) {
+            ps_mbarrier_wait(staged, 0);
+        }
         char *const keep = x.masks ? kept_at(x, l, at) + at.lane * 16 : NULL;
         /* The lane's place in the unit's matrices: of operands of all rows, and of its own tile's. */
         const uint32_t kv = ps_shared_address(weights + x.layers * LAYER_BYTES) + (uint32_t)(at.unit * 2 * KV_BYTES);
@@ -885,7 +898,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
     const uint32_t own_scores = unit + TO_SCORES + ((uint32_t)(at.tile * 2) + odd) * SCORES_ROW + half * MATRIX + piece;
     const uint32_t own_keys = unit + TO_SCORES + half * SCORES_ROW + ((uint32_t)(at.tile * 2) + odd) * MATRIX + piece;
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
-    stage_weights(x, (narrow_weights *)weights); /* written before the forward, like the step */
+    stage_weights(x, (narrow_weights *)weights, 0, x.layers); /* written before the forward, like the step */
     const uint64_t step = DROP ? x.state->step : 0;
     at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
     ps_grid_wait();
@@ -1280,7 +1293,7 @@ static size_t head_at(int64_t layers, int block_units)
 bool ps_encoder_narrow_heads(const struct ps_encoder_small *e, int block_units, int shared)
 {
     return e->pred_len % 8 == 0 && e->pred_len <= HEAD_COLUMNS &&
-           head_at(e->layers, block_units) + head_bytes((int)e->patches, block_units) <= (size_t)shared;
+           head_at(e->layers, block_units) + head_bytes((int)e->patches, block_units) + 16 <= (size_t)shared; /* and a barrier */
 }
 
 enum ps_status ps_encoder_narrow_forward(struct small x, size_t shared, cudaStream_t stream)
