@@ -680,7 +680,6 @@ static __device__ __forceinline__ void sum_part(float4 &sum, const float *p, int
  * ((4d + 2f) d / 256, layers), and a row of blocks for the embedding. */
 template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant__ struct small x)
 {
-    ps_grid_begin();
     constexpr int ROWS = SUM_TILE / D;
     __shared__ float4 sums[SUM_PARTS][SUM_TILE / 4];
     __shared__ float bias_sums[SUM_PARTS][2 * ROWS], total[ROWS], found[2][SUM_TILE];
@@ -688,6 +687,27 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
     const int f = x.f, thread = (int)threadIdx.x, l = (int)blockIdx.y, row0 = (int)blockIdx.x * ROWS, size = layer_sums(D, f);
     const int64_t stride = (int64_t)x.layers * size;
     const bool of_o = row0 >= 3 * D && row0 < 4 * D; /* W_o's blocks add b_2 as well */
+    const bool after_norm = row0 < 4 * D + f && !of_o;
+    const int which = row0 >= 4 * D; /* LN2 */
+    float *const matrices = x.gradients + l * x.at.matrix_stride, *const vectors = x.gradients + l * x.at.vector_stride;
+    /* The thread's element of the matrices and what it needs beside the sums, all of it written before the backward. */
+    int64_t at = 0;
+    float weight = 0, gamma = 1, beta = 0, old = 0;
+    if (thread < SUM_TILE && l < x.layers) {
+        const int j = thread % D, row = row0 + thread / D;
+        at = of_o          ? x.at.w_o + j * D + row - 3 * D
+             : !after_norm ? x.at.w_2 + (int64_t)(row - 4 * D - f) * D + j
+             : which       ? x.at.w_1 + (int64_t)j * f + row - 4 * D
+                           : x.at.w_qkv + j * 3 * D + row;
+        old = matrices[at];
+        if (after_norm) {
+            const float *const p = x.parameters + l * x.at.vector_stride;
+            weight = ps_wide(x.weights[l * x.at.matrix_stride + at]);
+            gamma = p[(which ? x.at.ln2_gamma : x.at.ln1_gamma) + j];
+            beta = p[(which ? x.at.ln2_beta : x.at.ln1_beta) + j];
+        }
+    }
+    ps_grid_begin();
     /* Backward may have added the blocks itself. */
     const bool added = x.summed && (l > 0 || row0 >= 4 * D);
     const float *const from = (added ? x.summed : x.partial) + (int64_t)l * size;
@@ -721,7 +741,6 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
         bias_sums[thread / (2 * ROWS)][thread % (2 * ROWS)] = bias_part;
     }
     __syncthreads();
-    float *const matrices = x.gradients + l * x.at.matrix_stride, *const vectors = x.gradients + l * x.at.vector_stride;
     if (thread < 2 * ROWS && row0 < 4 * D + f && (thread < ROWS || of_o)) {
         float sum = bias_sums[0][thread];
         for (int part = 1; part < SUM_PARTS; part++) {
@@ -736,26 +755,18 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
         }
     }
     __syncthreads();
-    const bool after_norm = row0 < 4 * D + f && !of_o;
-    const int which = row0 >= 4 * D; /* LN2 */
     if (thread < SUM_TILE) {
-        const int i = thread / D, j = thread % D, row = row0 + i;
         float sum = ((const float *)sums[0])[thread];
         for (int part = 1; part < SUM_PARTS; part++) {
             sum += ((const float *)sums[part])[thread];
         }
         if (after_norm) {
-            const float *const p = x.parameters + l * x.at.vector_stride;
-            const int64_t at = which ? x.at.w_1 + (int64_t)j * f + row - 4 * D : x.at.w_qkv + j * 3 * D + row;
-            const float weight = ps_wide(x.weights[l * x.at.matrix_stride + at]);
-            matrices[at] +=
-                p[(which ? x.at.ln2_gamma : x.at.ln1_gamma) + j] * sum + p[(which ? x.at.ln2_beta : x.at.ln1_beta) + j] * total[i];
+            const float by = total[thread / D];
+            matrices[at] = old + (gamma * sum + beta * by);
             found[0][thread] = weight * sum;
-            found[1][thread] = weight * total[i];
-        } else if (of_o) {
-            matrices[x.at.w_o + j * D + row - 3 * D] += sum;
+            found[1][thread] = weight * by;
         } else {
-            matrices[x.at.w_2 + (int64_t)(row - 4 * D - f) * D + j] += sum;
+            matrices[at] = old + sum;
         }
     }
     if (!after_norm) {
