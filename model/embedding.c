@@ -218,12 +218,12 @@ enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *window
     if (k->beside) {
         PS_TRY(k->beside(k, PS_BESIDE_BEGIN));
     }
-    enum ps_status status =
-        summed ? k->bias_grad(k, &(struct ps_bias_grad){.dbias = d_bias, .dy = h.dx})
-               : k->head_sums(k, &(struct ps_head_sums){
-                                     .d_bias = d_bias, .partials = h.partials, .state = state, .batch = batch, .sequences = S});
+    enum ps_status status = ps_product(k, gradient(m, m->layout->w_h), ps_transposed(h.z), h.dx, 1, 1);
     if (status == PS_OK) {
-        status = ps_product(k, gradient(m, m->layout->w_h), ps_transposed(h.z), h.dx, 1, 1);
+        status =
+            summed ? k->bias_grad(k, &(struct ps_bias_grad){.dbias = d_bias, .dy = h.dx})
+                   : k->head_sums(k, &(struct ps_head_sums){
+                                         .d_bias = d_bias, .partials = h.partials, .state = state, .batch = batch, .sequences = S});
     }
     if (k->beside) {
         enum ps_status ended = k->beside(k, PS_BESIDE_END);

@@ -20,6 +20,12 @@ static __device__ __forceinline__ void ps_mbarrier_arrive(uint32_t barrier)
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
 }
 
+/* Arrives when the thread's copies by cp.async so far have ended. */
+static __device__ __forceinline__ void ps_mbarrier_arrive_copied(uint32_t barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /* Arrives, and the phase ends only when so many bytes have come too. */
 static __device__ __forceinline__ void ps_mbarrier_expect(uint32_t barrier, uint32_t bytes)
 {
@@ -36,6 +42,19 @@ static __device__ __forceinline__ void ps_mbarrier_wait(uint32_t barrier, uint32
                  "@!done bra again;\n}" ::"r"(barrier),
                  "r"(parity)
                  : "memory");
+}
+
+/* Whether it has. */
+static __device__ __forceinline__ bool ps_mbarrier_ended(uint32_t barrier, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done;
 }
 
 /* To global memory; published and after a barrier where other threads wrote the source. */

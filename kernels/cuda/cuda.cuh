@@ -53,12 +53,26 @@ enum ps_status ps_cuda_check(cudaError_t error, const char *what);
  * ps_grid_begin; nothing may be written before it. Other launches (attention's, own products' and
  * the library's), and copies and fills, are full dependencies as ever. */
 
-static __device__ __forceinline__ void ps_grid_begin()
+static __device__ __forceinline__ void ps_grid_wait()
 {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The next kernel may start. Its blocks take the multiprocessors that this one leaves free: a kernel beside which another is to run
+ * calls this late. */
+static __device__ __forceinline__ void ps_grid_release()
+{
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+static __device__ __forceinline__ void ps_grid_begin()
+{
+    ps_grid_wait();
+    ps_grid_release();
 }
 
 /* kernel<<<blocks, threads, shared>>>(arguments...) on the context's stream; PS_CUDA_LAUNCHED has its error. */

@@ -89,17 +89,12 @@ static __device__ __forceinline__ void load_embed_weight(uint32_t (&b)[2][2], co
     }
 }
 
-/* rows = the warp's 16 rows and columns of u, as an operand; also to x.u, with patches, mean and std. All warps of unit u take part
- * at once; `values` is scratch of the unit, free for others after the next wait for one another. */
-template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *values, const struct small &x, int64_t u,
-                                                  uint64_t step, const place<D, NT> &at)
+/* Where the warp's rows are: sequence of the unit, patch; and sum = their b_P and W_pos. */
+template <int D, int NT>
+static __device__ __forceinline__ void embed_places(int (&sequence)[2], int (&n)[2], float (&sum)[2][4], const struct small &x,
+                                                    const place<D, NT> &at)
 {
     const struct small_embedding &e = x.embed;
-    int sequence[2], n[2];
-    float sum[2][4];
-    uint32_t weight[2][2], bits = 0xffffffffu;
-    const uint64_t cursor = e.state->cursor;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int i = at.tile * 16 + at.g + 8 * h;
@@ -117,6 +112,77 @@ static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *va
             sum[t][2 * h + 1] = add.y + more.y;
         }
     }
+}
+
+/* rows = drop(patches W_P + sum), to x.u too, and the patches to memory. `weight`: the operand of W_P's first rows. */
+template <int D, int NT, bool DROP>
+static __device__ __forceinline__ void embed_product(uint32_t (&rows)[4], float (&sum)[2][4], uint32_t (&weight)[2][2],
+                                                     uint32_t bits, const float *values, const int (&sequence)[2],
+                                                     const int (&n)[2], const float (&centre)[2], const float (&factor)[2],
+                                                     const struct small &x, const place<D, NT> &at)
+{
+    const struct small_embedding &e = x.embed;
+#pragma unroll 1
+    for (int from = 0; from < e.patch; from += 16) {
+        uint32_t a[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int h = i % 2, k = from + i / 2 * 8 + 2 * at.q;
+            const float *const value = values + (at.here[h] ? sequence[h] : 0) * e.length;
+            float z[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) { /* beyond the window's end the last value repeats */
+                const int l = n[h] * e.stride + k + j;
+                z[j] = (value[l < e.length ? l : e.length - 1] - centre[h]) * factor[h];
+                z[j] = at.here[h] && k + j < e.patch ? z[j] : 0.0f;
+            }
+            a[i] = ps_pack(z[0], z[1]);
+            if (at.share == 0 && at.here[h] && k < e.patch) {
+                real16 *const patch = e.patches + (at.first + 8 * h) * e.patch + k;
+                if (e.patch % 2 == 0) {
+                    *(uint32_t *)patch = a[i];
+                } else {
+                    *(uint16_t *)patch = (uint16_t)a[i];
+                    if (k + 1 < e.patch) {
+                        *((uint16_t *)patch + 1) = (uint16_t)(a[i] >> 16);
+                    }
+                }
+            }
+        }
+        ps_mma16(sum[0], a, weight[0][0], weight[0][1], sum[0]);
+        ps_mma16(sum[1], a, weight[1][0], weight[1][1], sum[1]);
+        if (from + 16 < e.patch) {
+            load_embed_weight<D, NT>(weight, x, from + 16, at);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int h = i % 2, t = i / 2;
+        rows[i] = at.here[h] ? ps_pack(sum[t][2 * h] * x.drop_scale, sum[t][2 * h + 1] * x.drop_scale) : 0;
+    }
+    if (DROP) {
+        drop_operand(rows, bits);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (at.here[i % 2]) {
+            *(uint32_t *)(x.u + (at.first + i % 2 * 8) * D + at.share * 16 + i / 2 * 8 + at.q * 2) = rows[i];
+        }
+    }
+}
+
+/* rows = the warp's 16 rows and columns of u, as an operand; also to x.u, with patches, mean and std. All warps of unit u take part
+ * at once; `values` is scratch of the unit, free for others after the next wait for one another. */
+template <int D, int NT, bool DROP>
+static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *values, const struct small &x, int64_t u,
+                                                  uint64_t step, const place<D, NT> &at)
+{
+    const struct small_embedding &e = x.embed;
+    int sequence[2], n[2];
+    float sum[2][4];
+    uint32_t weight[2][2], bits = 0xffffffffu;
+    const uint64_t cursor = e.state->cursor;
+    embed_places<D, NT>(sequence, n, sum, x, at);
     load_embed_weight<D, NT>(weight, x, 0, at);
     if (DROP) {
         uint32_t *const keep = e.masks && at.global_tile < x.units * NT ? embed_masks_at<D, NT>(x, at) : NULL;
@@ -164,52 +230,7 @@ static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *va
             use(s, mean, deviation);
         }
     }
-    for (int from = 0; from < e.patch; from += 16) {
-        uint32_t a[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int h = i % 2, k = from + i / 2 * 8 + 2 * at.q;
-            const float *const value = values + (at.here[h] ? sequence[h] : 0) * e.length;
-            float z[2];
-#pragma unroll
-            for (int j = 0; j < 2; j++) { /* beyond the window's end the last value repeats */
-                const int l = n[h] * e.stride + k + j;
-                z[j] = (value[l < e.length ? l : e.length - 1] - centre[h]) * factor[h];
-                z[j] = at.here[h] && k + j < e.patch ? z[j] : 0.0f;
-            }
-            a[i] = ps_pack(z[0], z[1]);
-            if (at.share == 0 && at.here[h] && k < e.patch) {
-                real16 *const patch = e.patches + (at.first + 8 * h) * e.patch + k;
-                if (e.patch % 2 == 0) {
-                    *(uint32_t *)patch = a[i];
-                } else {
-                    *(uint16_t *)patch = (uint16_t)a[i];
-                    if (k + 1 < e.patch) {
-                        *((uint16_t *)patch + 1) = (uint16_t)(a[i] >> 16);
-                    }
-                }
-            }
-        }
-        ps_mma16(sum[0], a, weight[0][0], weight[0][1], sum[0]);
-        ps_mma16(sum[1], a, weight[1][0], weight[1][1], sum[1]);
-        if (from + 16 < e.patch) {
-            load_embed_weight<D, NT>(weight, x, from + 16, at);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int h = i % 2, t = i / 2;
-        rows[i] = at.here[h] ? ps_pack(sum[t][2 * h] * x.drop_scale, sum[t][2 * h + 1] * x.drop_scale) : 0;
-    }
-    if (DROP) {
-        drop_operand(rows, bits);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (at.here[i % 2]) {
-            *(uint32_t *)(x.u + (at.first + i % 2 * 8) * D + at.share * 16 + i / 2 * 8 + at.q * 2) = rows[i];
-        }
-    }
+    embed_product<D, NT, DROP>(rows, sum, weight, bits, values, sequence, n, centre, factor, x, at);
 }
 
 /* ---- backward ---- */

@@ -51,25 +51,15 @@ template <int NT> static constexpr size_t head_scratch(int units)
            (size_t)units * HEAD_SEQUENCES * HEAD_PART * sizeof(float);
 }
 
-/* Begins to copy W_h and the thread's target: the unit's sequence, a column a thread (NT 3). */
-template <int D, int NT>
-static __device__ __forceinline__ void stage_head(const struct small &x, real16 *weight, int64_t u, const place<D, NT> &at)
+/* Begins to copy W_h, and keeps the thread's target: of the unit's sequence, a column a thread (NT 3). */
+template <int D, int NT> static __device__ __forceinline__ void stage_head(const struct small &x, real16 *weight, float target)
 {
     const int horizon = x.head.horizon, rows = x.n * D, zeros = (HEAD_COLUMNS - horizon) / 8;
     stage_matrix(weight, HEAD_PITCH, x.head.weight, rows, horizon / 8);
     for (int i = (int)threadIdx.x; i < rows * zeros; i += (int)blockDim.x) {
         *(uint4 *)(weight + i / zeros * HEAD_PITCH + horizon + i % zeros * 8) = make_uint4(0, 0, 0, 0);
     }
-    float *const target = (float *)(weight + rows * HEAD_PITCH) + threadIdx.x;
-    const int column = at.tile * 32 + at.lane;
-    const float *const from = window_at(x, x.head.targets, x.embed.state->cursor, (uint32_t)u);
-    if (from && column < horizon) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(ps_shared_address(target)),
-                     "l"(from + column * x.head.targets.by_time)
-                     : "memory");
-    } else {
-        *target = NAN;
-    }
+    ((float *)(weight + rows * HEAD_PITCH))[threadIdx.x] = target;
 }
 
 /* u: the warp's rows of the last layer's output; u0: the block's first unit, all of whose warps take part; `scratch` is the units'

@@ -19,11 +19,14 @@
  * another: the bits are the same.
  *
  * Weight gradients are wgmma over the block's rows, of 64 columns at a time by a warpgroup each, biases a column of ones beside. A
- * block's sums go to memory in encoder_small.cu's order, and its kernel adds the blocks.
+ * block's sums go to memory in encoder_small.cu's order, and its kernel adds the blocks. With dropout the warps that draw have
+ * added most of them by then: each block a slice of what all have finished, a layer's feed-forward or attention at a time, but for
+ * the attention of the first layer.
  *
  * Counts, etth1 (3 layers, S 896; 128 blocks of 21 warps): a tile and layer take 96 exponentials, 64 tanh and 88 products m16n8k16
  * and m16n8k8 a lane forward, about 1,250 instructions a warp; backward the same exponentials and tanh, 146 products, about 2,500
  * instructions. Forward writes 16.5 MB of rows; 3.1 MB of masks are read twice and written once; partial gradients 7.9 MB. */
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/encoder_head.cuh"
 
 namespace PS_REAL16_SPACE
@@ -90,6 +93,17 @@ static __device__ __forceinline__ struct tag tag_of(const struct small &x, uint6
             (uint64_t)x.n << 32 | x.block_units};
 }
 
+/* The step and place in the order of windows that a forward expects of the next one. */
+struct ahead {
+    uint64_t step, cursor;
+};
+
+static __device__ __forceinline__ struct ahead *ahead_at(const struct small &x)
+{
+    char *const p = (char *)x.masks + x.layers * x.kept_tiles * (KEPT_BYTES + 2 * MASKS_BYTES);
+    return (struct ahead *)(p + 2 * tags_of(x.kept_tiles) * sizeof(struct tag));
+}
+
 /* Draws the masks of a layer's tile whose row g is `first`. */
 static __device__ __forceinline__ void draw_tile(uint32_t (&words)[3], const struct small &x, uint64_t step, int layer,
                                                  uint32_t first, int q)
@@ -124,52 +138,49 @@ static __device__ __forceinline__ int column_of(int position)
     return (position & ~31) + (position & 6) * 4 + (position >> 2 & 6) + (position & 1);
 }
 
-/* Begins to copy all layers' parameters (ps_copy_wait); d_ff's columns to their positions. */
-static __device__ __forceinline__ void stage_weights(const struct small &x, narrow_weights *to)
+/* Begins to copy the parameters of layers first .. end - 1 (ps_copy_wait); d_ff's columns to their positions. */
+static __device__ __forceinline__ void stage_weights(const struct small &x, narrow_weights *to, int first, int end)
 {
-    const int step = (int)blockDim.x;
-    for (int i = (int)threadIdx.x; i < x.layers * 256; i += step) { /* W_1: 8 columns of a row */
-        const int row = i / 16 % 16, piece = i % 16;
-        const real16 *const from = x.weights + i / 256 * x.at.matrix_stride + x.at.w_1 + row * F + piece * 8;
-        real16 *const p = to[i / 256].w_1 + row * LD_F + piece / 4 * 32 + piece % 4 * 2;
+    enum { OF_1 = 256, OF_2 = 512, OF_QKV = 608, OF_O = 640, OF_BIAS = 744, PIECES = 768 }; /* whole warps, but for the last two */
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < (end - first) * PIECES; i += (int)blockDim.x) {
+        const int l = i / PIECES, piece = i - l * PIECES;
+        narrow_weights &w = to[first + l];
+        const real16 *const matrices = x.weights + (first + l) * x.at.matrix_stride;
+        const float *const vectors = x.parameters + (first + l) * x.at.vector_stride;
+        if (piece < OF_1) { /* W_1: 8 columns of a row */
+            const int row = piece / 16, of = piece % 16;
+            const real16 *const from = matrices + x.at.w_1 + row * F + of * 8;
+            real16 *const p = w.w_1 + row * LD_F + of / 4 * 32 + of % 4 * 2;
 #pragma unroll
-        for (int t = 0; t < 4; t++) {
-            ps_copy_async4(p + t * 8, from + t * 2);
-        }
-    }
-    for (int i = (int)threadIdx.x; i < x.layers * 256; i += step) { /* W_2: half a row */
-        const int row = i / 2 % 128, far = i % 2 * 8;
-        ps_copy_async(to[i / 256].w_2 + row * LD + far,
-                      x.weights + i / 256 * x.at.matrix_stride + x.at.w_2 + column_of(row) * D + far);
-    }
-    for (int i = (int)threadIdx.x; i < x.layers * 128; i += step) { /* W_qkv: 8 columns of a row; W_o */
-        narrow_weights &w = to[i / 128];
-        const int piece = i % 128, other = piece - 96, row = piece < 96 ? piece / 6 : other / 2;
-        const int column = (piece < 96 ? piece - row * 6 : other % 2) * 8;
-        ps_copy_async(piece < 96 ? w.w_qkv + row * LD_QKV + column : w.w_o + row * LD + column,
-                      x.weights + i / 128 * x.at.matrix_stride +
-                          (piece < 96 ? x.at.w_qkv + row * 3 * D + column : x.at.w_o + row * D + column));
-    }
-    for (int i = (int)threadIdx.x; i < x.layers * 128; i += step) { /* biases: two columns; LayerNorms: 4 */
-        narrow_weights &w = to[i / 128];
-        const float *const p = x.parameters + i / 128 * x.at.vector_stride;
-        const int item = i % 128;
-        if (item < 104) {
-            const float *const from = p + (item < 24   ? x.at.b_qkv + item * 2
-                                           : item < 32 ? x.at.b_o + (item - 24) * 2
-                                           : item < 40 ? x.at.b_2 + (item - 32) * 2
-                                                       : x.at.b_1 + column_of((item - 40) * 2));
+            for (int t = 0; t < 4; t++) {
+                ps_copy_async4(p + t * 8, from + t * 2);
+            }
+        } else if (piece < OF_2) { /* W_2: half a row */
+            const int row = (piece - OF_1) / 2, far = piece % 2 * 8;
+            ps_copy_async(w.w_2 + row * LD + far, matrices + x.at.w_2 + column_of(row) * D + far);
+        } else if (piece < OF_QKV) { /* W_qkv: 8 columns of a row */
+            const int row = (piece - OF_2) / 6, column = (piece - OF_2 - row * 6) * 8;
+            ps_copy_async(w.w_qkv + row * LD_QKV + column, matrices + x.at.w_qkv + row * 3 * D + column);
+        } else if (piece < OF_O) {
+            const int row = (piece - OF_QKV) / 2, column = piece % 2 * 8;
+            ps_copy_async(w.w_o + row * LD + column, matrices + x.at.w_o + row * D + column);
+        } else if (piece < OF_BIAS) { /* two columns */
+            const int item = piece - OF_O;
+            const float *const from = vectors + (item < 24   ? x.at.b_qkv + item * 2
+                                                 : item < 32 ? x.at.b_o + (item - 24) * 2
+                                                 : item < 40 ? x.at.b_2 + (item - 32) * 2
+                                                             : x.at.b_1 + column_of((item - 40) * 2));
             float *const pair = (float *)(w.b_qkv + item); /* and those that follow */
             ps_copy_async8(pair, from);
             ps_copy_async8(pair + 2, from);
-        } else if (item < 120) {
-            const int which = (item - 104) / 4, column = item % 4 * 4;
-            ps_copy_async(w.ln1_gamma + (item - 104) * 4, p +
-                                                              (which == 0   ? x.at.ln1_gamma
-                                                               : which == 1 ? x.at.ln1_beta
-                                                               : which == 2 ? x.at.ln2_gamma
-                                                                            : x.at.ln2_beta) +
-                                                              column);
+        } else if (piece < OF_BIAS + 16) { /* LayerNorms: 4 columns */
+            const int item = piece - OF_BIAS, which = item / 4;
+            ps_copy_async(w.ln1_gamma + item * 4, vectors + item % 4 * 4 +
+                                                      (which == 0   ? x.at.ln1_gamma
+                                                       : which == 1 ? x.at.ln1_beta
+                                                       : which == 2 ? x.at.ln2_gamma
+                                                                    : x.at.ln2_beta));
         }
     }
 }
@@ -280,49 +291,160 @@ static __device__ __forceinline__ void add_where(float (&u)[2][4], const float (
     }
 }
 
+/* The first values of a unit's window, EARLY a thread, and its thread's target, on their way; known: they exist. */
+enum { EARLY = 4 };
+
+struct early {
+    float window[EARLY], target;
+    bool known, target_known;
+};
+
+static __device__ __forceinline__ void fetch_early(struct early &v, const struct small &x, int64_t u, uint64_t cursor,
+                                                   const narrow_place &at)
+{
+    const struct ps_cuda_windows &w = x.embed.windows, &t = x.head.targets;
+    const int thread = at.tile * 32 + at.lane;
+    const float *const from = window_at(x, w, cursor, (uint32_t)u);
+    const float *const target = x.head.weight ? window_at(x, t, cursor, (uint32_t)u) : NULL;
+    v.known = from;
+    v.target_known = target && thread < x.head.horizon;
+#pragma unroll
+    for (int j = 0; j < EARLY; j++) {
+        const int i = thread + j * (NT * 32);
+        v.window[j] = *(from && i < x.embed.length ? from + i * w.by_time : w.data);
+    }
+    v.target = *(v.target_known ? target + thread * t.by_time : w.data);
+}
+
+/* Those, and what is left of the window, to `values`. */
+static __device__ __forceinline__ void put_window(float *values, const struct early &v, const struct small &x, int64_t u,
+                                                  uint64_t cursor, const narrow_place &at)
+{
+    const struct ps_cuda_windows &w = x.embed.windows;
+    const int thread = at.tile * 32 + at.lane, length = x.embed.length;
+#pragma unroll
+    for (int j = 0; j < EARLY; j++) {
+        if (thread + j * (NT * 32) < length) {
+            values[thread + j * (NT * 32)] = v.known ? v.window[j] : NAN;
+        }
+    }
+    if (length > EARLY * NT * 32) {
+        const float *const from = window_at(x, w, cursor, (uint32_t)u);
+#pragma unroll 1
+        for (int i = EARLY * NT * 32 + thread; i < length; i += NT * 32) {
+            values[i] = from ? from[i * w.by_time] : NAN;
+        }
+    }
+}
+
+/* The warp's place, found anew: what follows from it would fill the registers, and spills leave the multiprocessor, most of whose
+ * first cache is shared memory. */
+static __device__ __forceinline__ narrow_place place_again(const struct small &x)
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    narrow_place at(thread);
+    at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
+    return at;
+}
+
 template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_forward(const __grid_constant__ struct small x)
 {
-    ps_grid_begin();
     extern __shared__ uint4 shared_memory[];
+    __shared__ uint64_t staged_barrier;
+    const uint32_t staged = ps_shared_address(&staged_barrier);
     char *const weights = (char *)shared_memory;
     narrow_place at;
-    /* The lane's place in the unit's matrices: of operands of all rows, and of its own tile's. */
-    const uint32_t kv = ps_shared_address(weights + x.layers * LAYER_BYTES) + (uint32_t)(at.unit * 2 * KV_BYTES);
-    const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
-    const uint32_t own_rows =
-        kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
-    stage_weights(x, (narrow_weights *)weights);
-    at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
-    const uint64_t step = DROP ? x.state->step : 0;
+    const int64_t own_unit = (int64_t)blockIdx.x * x.block_units + at.unit;
+    at.take(x, own_unit);
+    /* Windows and draws of the step that is expected, before the kernel before has ended: no kernel writes what they depend on. */
+    struct ahead now = {0, 0};
+    struct early early = {};
+    uint32_t embed_bits = 0xffffffffu;
+    const auto begin_embedding = [&]() {
+        fetch_early(early, x, own_unit, now.cursor, at);
+        if constexpr (DROP) {
+            embed_bits = draw_masks(x, now.step, x.embed.site, ((uint32_t)at.first + at.q / 2 * 8) * (D / 8) + at.q % 2, at.q);
+        }
+    };
+    const bool expects = x.embed.weight && x.masks;
+    if (expects) {
+        now = *ahead_at(x);
+        begin_embedding();
+    }
+    ps_grid_begin();
+    int sequence[2], patch[2];
+    float u[2][4];
+    uint32_t embed_weight[2][2];
+    if (x.embed.weight) {
+        embed_places<D, NT>(sequence, patch, u, x, at);
+        load_embed_weight<D, NT>(embed_weight, x, 0, at);
+    }
+    const struct ahead found = {DROP ? x.state->step : 0, x.embed.weight ? x.embed.state->cursor : 0};
+    stage_weights(x, (narrow_weights *)weights, 0, 1);
+    if (threadIdx.x == 0) {
+        ps_mbarrier_init(staged, (int)blockDim.x);
+    }
+    if (x.embed.weight && !(expects && found.step == now.step && found.cursor == now.cursor)) {
+        now = found;
+        begin_embedding();
+    }
+    const uint64_t step = found.step;
     bool drawn = false; /* by the backward of the step before */
     if (DROP && x.masks) {
         const struct tag found = *tag_at(x, step), own = tag_of(x, step);
         drawn = found.step == own.step && found.seed == own.seed && found.draws == own.draws && found.tiles == own.tiles;
     }
-    const bool low = at.q < 2; /* the first head of a pair */
-    /* Ones where keys 32 .. 47 exist: the operand that adds up the last probabilities. */
-    const int last_keys = x.n - 32 - at.q * 2;
-    const uint32_t last0 = (last_keys > 0 ? PS_REAL16_ONE : 0u) | (last_keys > 1 ? PS_REAL16_ONE << 16 : 0u);
-    const uint32_t last1 = (last_keys > 8 ? PS_REAL16_ONE : 0u) | (last_keys > 9 ? PS_REAL16_ONE << 16 : 0u);
-    const uint32_t here0 = at.here[0] ? 0xffffffffu : 0u, here1 = at.here[1] ? 0xffffffffu : 0u;
-    float u[2][4];
     if (x.embed.weight) {
         uint32_t rows[4];
-        embed_unit<D, NT, DROP>(rows, (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES), x,
-                                (int64_t)blockIdx.x * x.block_units + at.unit, step, at);
+        float *const values = (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES);
+        float mean = 0, deviation = 1;
+        put_window(values, early, x, own_unit, now.cursor, at);
+        if (DROP && x.embed.masks && at.q == 0 && at.global_tile < x.units * NT) {
+            *embed_masks_at<D, NT>(x, at) = embed_bits;
+        }
+        at.sync();
+        if (x.embed.revin) {
+            ps_window_statistics<12, true>(values, x.embed.length, x.embed.epsilon, mean, deviation);
+        }
+        if (at.lane == 0 && at.tile == 0 && own_unit < x.units) {
+            x.embed.mean[own_unit] = mean;
+            x.embed.std[own_unit] = deviation;
+        }
+        const float centre[2] = {mean, mean}, factor[2] = {1.0f / deviation, 1.0f / deviation};
+        embed_product<D, NT, DROP>(rows, u, embed_weight, embed_bits >> at.q, values, sequence, patch, centre, factor, x, at);
         unpack_operand(u, rows);
     } else {
         load_rows<D, NT>(u, x.u, at);
     }
     ps_copy_wait();
     __syncthreads();
+    if (x.layers > 1) { /* the other layers' while the first is worked on */
+        stage_weights(x, (narrow_weights *)weights, 1, x.layers);
+        ps_mbarrier_arrive_copied(staged);
+    }
     if (x.head.weight) { /* behind all layers' work */
-        stage_head<D, NT>(x, (real16 *)(weights + x.head.at), (int64_t)blockIdx.x * x.block_units + at.unit, at);
+        stage_head<D, NT>(x, (real16 *)(weights + x.head.at), early.target_known ? early.target : NAN);
     }
 #pragma unroll 1
     for (int l = 0; l < x.layers; l++) {
         const narrow_weights &w = ((const narrow_weights *)weights)[l];
+        const narrow_place at = place_again(x);
+        if (l == 1) {
+            ps_mbarrier_wait(staged, 0);
+        }
         char *const keep = x.masks ? kept_at(x, l, at) + at.lane * 16 : NULL;
+        /* The lane's place in the unit's matrices: of operands of all rows, and of its own tile's. */
+        const uint32_t kv = ps_shared_address(weights + x.layers * LAYER_BYTES) + (uint32_t)(at.unit * 2 * KV_BYTES);
+        const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
+        const uint32_t own_rows =
+            kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
+        const bool low = at.q < 2; /* the first head of a pair */
+        /* Ones where keys 32 .. 47 exist: the operand that adds up the last probabilities. */
+        const int last_keys = x.n - 32 - at.q * 2;
+        const uint32_t last0 = (last_keys > 0 ? PS_REAL16_ONE : 0u) | (last_keys > 1 ? PS_REAL16_ONE << 16 : 0u);
+        const uint32_t last1 = (last_keys > 8 ? PS_REAL16_ONE : 0u) | (last_keys > 9 ? PS_REAL16_ONE << 16 : 0u);
+        const uint32_t here0 = at.here[0] ? 0xffffffffu : 0u, here1 = at.here[1] ? 0xffffffffu : 0u;
         const uint32_t buffer = (uint32_t)(l % 2 * KV_BYTES);
         uint32_t a[4], q[4], words[3] = {0, 0, 0xffffffffu};
         float rstd[2], xhat[2][4], c[2][4];
@@ -399,25 +521,27 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
             lse[2 * p + 1] = most[1] + ps_log2(sum[1]);
         }
 
+        const narrow_place again = place_again(x);
         /* u = r = u + drop(merged W_o + b_o) */
-        project16(c, a, w.w_o, LD, w.b_o, at);
+        project16(c, a, w.w_o, LD, w.b_o, again);
         add_where(u, c, words[2], x.drop_scale);
 
         /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
-        normalise<D, NT>(xhat, rstd, u, x.epsilon, NULL, at);
-        if (keep) {
+        normalise<D, NT>(xhat, rstd, u, x.epsilon, NULL, again);
+        if (x.masks) {
+            char *const keep = kept_at(x, l, again) + again.lane * 16;
             uint32_t packed[4];
             *(uint4 *)(keep + KEPT_MERGED) = make_uint4(a[0], a[1], a[2], a[3]);
             pack_operand(packed, xhat[0], xhat[1]);
             *(uint4 *)(keep + KEPT_XHAT2) = make_uint4(packed[0], packed[1], packed[2], packed[3]);
-            if (at.q == 1) {
+            if (again.q == 1) {
                 *(float2 *)(keep + KEPT_ROWS + 8) = make_float2(rstd[0], rstd[1]);
             }
-            if (at.q % 2 == 0) {
+            if (again.q % 2 == 0) {
                 *(float4 *)(keep + KEPT_ROWS) = make_float4(lse[0], lse[1], lse[2], lse[3]);
             }
         }
-        scale_shift(a, xhat, w.ln2_gamma, w.ln2_beta, at.q);
+        scale_shift(a, xhat, w.ln2_gamma, w.ln2_beta, again.q);
         clear(c);
 #pragma unroll 1
         for (int half = 0; half < 2; half++) {
@@ -429,9 +553,9 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
                     uint32_t b[4];
-                    set_bias(z[2 * j], w.b_1 + column / 2 + j * 8, at.q);
-                    set_bias(z[2 * j + 1], w.b_1 + column / 2 + j * 8 + 4, at.q);
-                    ps_ldmatrix4_transposed(b, w.w_1 + column + j * 16 + at.near * LD_F + at.far);
+                    set_bias(z[2 * j], w.b_1 + column / 2 + j * 8, again.q);
+                    set_bias(z[2 * j + 1], w.b_1 + column / 2 + j * 8 + 4, again.q);
+                    ps_ldmatrix4_transposed(b, w.w_1 + column + j * 16 + again.near * LD_F + again.far);
                     ps_mma16(z[2 * j], a, b[0], b[1], z[2 * j]);
                     ps_mma16(z[2 * j + 1], a, b[2], b[3], z[2 * j + 1]);
                 }
@@ -450,14 +574,14 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
                             hidden[i] &= spread(bits, 2 * j + i / 2 + i % 2 * 4 + part * 8);
                         }
                     }
-                    ps_ldmatrix4_transposed(b, w.w_2 + (column + j * 16 + at.near) * LD + at.far);
+                    ps_ldmatrix4_transposed(b, w.w_2 + (column + j * 16 + again.near) * LD + again.far);
                     ps_mma16(c[0], hidden, b[0], b[1], c[0]);
                     ps_mma16(c[1], hidden, b[2], b[3], c[1]);
                 }
             }
         }
-        set_bias(xhat[0], w.b_2, at.q);
-        set_bias(xhat[1], w.b_2 + 4, at.q);
+        set_bias(xhat[0], w.b_2, again.q);
+        set_bias(xhat[1], w.b_2 + 4, again.q);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             c[i / 4][i % 4] = fmaf(c[i / 4][i % 4], x.half_scale, xhat[i / 4][i % 4]);
@@ -466,6 +590,9 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
     }
     if (DROP && x.masks && !drawn && threadIdx.x == 0) {
         *tag_at(x, step) = tag_of(x, step);
+    }
+    if (x.embed.weight && x.masks && blockIdx.x == 0 && threadIdx.x == 0) {
+        *ahead_at(x) = {DROP ? step + 1 : 0, x.embed.state->cursor + x.embed.all / x.embed.by_channels.divisor};
     }
     store_rows<D, NT>(x.u + x.layers * x.rows * D, u, at);
     if (x.head.weight) {
@@ -620,7 +747,7 @@ static __device__ __forceinline__ void multiply16_transposed(float (&c)[2][4], c
 struct kept_first {
     uint4 xhat;
     uint32_t masks[3];
-    float4 rstd;
+    float2 rstd; /* of LN2 */
 };
 
 template <bool DROP>
@@ -629,7 +756,7 @@ static __device__ __forceinline__ void read_first(struct kept_first &k, const st
 {
     const char *const p = kept_at(x, layer, at);
     k.xhat = *(const uint4 *)(p + KEPT_XHAT2 + at.lane * 16);
-    k.rstd = *(const float4 *)(p + KEPT_ROWS + (at.g * 4 + 1) * 16);
+    k.rstd = *(const float2 *)(p + KEPT_ROWS + (at.g * 4 + 1) * 16 + 8);
     if constexpr (DROP) {
         const uint32_t *const m = masks_at(x, step, layer, at.global_tile, at.lane);
         k.masks[0] = m[0], k.masks[1] = m[32], k.masks[2] = m[64];
@@ -640,21 +767,119 @@ static __device__ __forceinline__ void read_first(struct kept_first &k, const st
  * wait. */
 enum { WEIGHTS_BARRIER = 14, DRAWING_BARRIER };
 
+/* A block's sums of a layer, in pieces of 16 bytes: the attention's, the feed-forward's, the vectors of each. */
+enum { SUMS = ((4 * D + 2 * F) * D + 5 * D + F) / 4, OF_ATTENTION = 4 * D * D / 4, OF_HIDDEN = 2 * F * D / 4 };
+enum { TO_VECTORS = OF_ATTENTION + OF_HIDDEN, VECTORS_OF_ATTENTION = 4 * D / 4, VECTORS_OF_HIDDEN = (F + D) / 4 };
+/* Warps that write them. */
+enum { HIDDEN_WARPS = 9, ATTENTION_WARPS = 4 };
+
+/* In shared memory behind the units: a place a thread that draws, and a barrier for each section of the sums: [layer][hidden,
+ * attention]. */
+static __host__ __device__ constexpr int helper_bytes(int layers)
+{
+    return DRAWING * 16 + layers * 2 * 8;
+}
+
+/* Sections in the order in which they come: a layer's feed-forward first, and not the first one's attention. */
+static __device__ __forceinline__ int section_at(const struct small &x, int i)
+{
+    return 2 * (x.layers - 1 - i / 2) + i % 2;
+}
+
+/* The block's sums of it are in memory. */
+static __device__ __forceinline__ void announce_section(const struct small &x, int section)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(x.finished + section) : "memory");
+}
+
 /* The masks of a step's block, by the DRAWING threads that take no part in the rest: what the schedulers with a warp fewer have
- * time for. `warp` of theirs. */
-static __device__ __forceinline__ void draw_next(const struct small &x, uint64_t step, int warp, const narrow_place &at)
+ * time for. `warp` of theirs. Between tiles the first of them announces sections of the sums; the result is how many it has. */
+static __device__ __forceinline__ int draw_next(const struct small &x, uint64_t step, int warp, uint32_t barriers,
+                                                const narrow_place &at)
 {
     const int64_t unit = (int64_t)blockIdx.x * x.block_units;
+    int announced = 0;
 #pragma unroll 1
     for (int i = warp; i < x.block_units * NT * x.layers; i += DRAWING / 32) {
         const int layer = i / (x.block_units * NT), tile = i - layer * (x.block_units * NT);
         uint32_t words[3], *const masks = masks_at(x, step, layer, unit * NT + tile, at.lane);
         draw_tile(words, x, step, layer, (uint32_t)((unit + tile / NT) * x.n + tile % NT * 16 + at.g), at.q);
         masks[0] = words[0], masks[32] = words[1], masks[64] = words[2];
+        if (warp == 0 && at.lane == 0 && announced < 2 * x.layers - 1 &&
+            ps_mbarrier_ended(barriers + section_at(x, announced) * 8, 0)) {
+            announce_section(x, section_at(x, announced++));
+        }
     }
     ps_barrier(DRAWING_BARRIER, DRAWING);
     if (warp == 0 && at.lane == 0) {
         *tag_at(x, step) = tag_of(x, step);
+    }
+    return announced;
+}
+
+/* Adds the block's slice of what all blocks have left in partial, by the threads that draw; `thread` of theirs,
+ * the first of which has announced so many of the block's sections. */
+static __device__ __forceinline__ void sum_sections(const struct small &x, float4 *parts, uint32_t barriers, int announced,
+                                                    int thread)
+{
+    enum { FLIGHT = 8 };
+    const int blocks = (int)gridDim.x;
+    const int64_t stride = (int64_t)x.layers * SUMS;
+#pragma unroll 1
+    for (int i = 0; i < 2 * x.layers - 1; i++) {
+        const int section = section_at(x, i), l = section / 2;
+        const bool hidden = section % 2 == 0;
+        if (thread == 0) {
+            if (i >= announced) {
+                ps_mbarrier_wait(barriers + section * 8, 0);
+                announce_section(x, section);
+            }
+            unsigned seen;
+            do {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(x.finished + section) : "memory");
+            } while (seen < (unsigned)blocks);
+        }
+        ps_barrier(DRAWING_BARRIER, DRAWING);
+        const int matrices = hidden ? OF_HIDDEN : OF_ATTENTION,
+                  items = matrices + (hidden ? VECTORS_OF_HIDDEN : VECTORS_OF_ATTENTION);
+        const int each = (items + blocks - 1) / blocks, end = min(((int)blockIdx.x + 1) * each, items);
+        const int lanes = min(each, (int)DRAWING), shares = DRAWING / lanes, share = thread / lanes;
+        const float4 *const from = (const float4 *)x.partial + l * SUMS;
+        for (int first = (int)blockIdx.x * each; first < end; first += lanes) {
+            const int item = first + thread - share * lanes;
+            const int at = item < matrices ? item + (hidden ? OF_ATTENTION : 0)
+                                           : item - matrices + TO_VECTORS + (hidden ? VECTORS_OF_ATTENTION : 0);
+            const bool mine = item < end && share < shares;
+            float4 sum = make_float4(0, 0, 0, 0);
+            for (int begin = share; mine && begin < blocks; begin += shares * FLIGHT) {
+                float4 v[FLIGHT];
+#pragma unroll
+                for (int j = 0; j < FLIGHT; j++) {
+                    const int b = begin + j * shares;
+                    v[j] = b < blocks ? __ldcg(from + b * stride + at) : make_float4(0, 0, 0, 0);
+                }
+#pragma unroll
+                for (int j = 0; j < FLIGHT; j++) {
+                    sum.x += v[j].x;
+                    sum.y += v[j].y;
+                    sum.z += v[j].z;
+                    sum.w += v[j].w;
+                }
+            }
+            parts[thread] = sum;
+            ps_barrier(DRAWING_BARRIER, DRAWING);
+            if (share == 0 && mine) {
+                for (int j = 1; j < shares; j++) {
+                    const float4 v = parts[j * lanes + thread];
+                    sum.x += v.x;
+                    sum.y += v.y;
+                    sum.z += v.z;
+                    sum.w += v.w;
+                }
+                ((float4 *)x.summed)[l * SUMS + at] = sum;
+            }
+            ps_barrier(DRAWING_BARRIER, DRAWING);
+        }
     }
 }
 
@@ -676,16 +901,23 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
     const uint32_t own_scores = unit + TO_SCORES + ((uint32_t)(at.tile * 2) + odd) * SCORES_ROW + half * MATRIX + piece;
     const uint32_t own_keys = unit + TO_SCORES + half * SCORES_ROW + ((uint32_t)(at.tile * 2) + odd) * MATRIX + piece;
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
-    stage_weights(x, (narrow_weights *)weights); /* written before the forward */
-    ps_grid_begin();
-    at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
+    stage_weights(x, (narrow_weights *)weights, 0, x.layers); /* written before the forward, like the step */
     const uint64_t step = DROP ? x.state->step : 0;
+    at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
+    ps_grid_wait();
     const int threads = x.block_units * NT * 32; /* but those that draw */
+    char *const helpers = weights + x.layers * LAYER_BYTES + x.block_units * UNIT_BYTES;
+    const uint32_t section_barriers = ps_shared_address(helpers) + DRAWING * 16;
     if ((int)threadIdx.x >= threads) {
+        const int thread = (int)threadIdx.x - threads;
+        for (int i = thread; i < 2 * x.layers; i += DRAWING) {
+            ps_mbarrier_init(section_barriers + i * 8, i % 2 ? ATTENTION_WARPS : HIDDEN_WARPS);
+        }
         ps_copy_wait();
         ps_barrier_arrive(WEIGHTS_BARRIER, (int)blockDim.x);
         if constexpr (DROP) {
-            draw_next(x, step + 1, warp - threads / 32, at);
+            const int announced = draw_next(x, step + 1, warp - threads / 32, section_barriers, at);
+            sum_sections(x, (float4 *)helpers, section_barriers, announced, thread);
         }
         return;
     }
@@ -710,14 +942,16 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
         float *const sums = x.partial + ((int64_t)blockIdx.x * x.layers + l) * ((4 * D + 2 * F) * D + 5 * D + F);
         float *const bias_sums = sums + (4 * D + 2 * F) * D;
         const char *const keep = kept_at(x, l, at);
+        if (l == 0) { /* W_h's gradient has had the free multiprocessors */
+            ps_grid_release();
+        }
         uint32_t xhat[4] = {kept.xhat.x, kept.xhat.y, kept.xhat.z, kept.xhat.w}, a[4];
         const uint32_t row_bits = kept.masks[2];
-        const float rstd1[2] = {kept.rstd.x, kept.rstd.y};
         float dx[2][4];
 
         /* y = r + drop(hidden W_2 + b_2) */
         {
-            const float rstd[2] = {kept.rstd.z, kept.rstd.w};
+            const float rstd[2] = {kept.rstd.x, kept.rstd.y};
             uint32_t dm[4];
             ps_stmatrix4_at(own_rows + TO_NORMED - TO_ROWS, xhat);
             scale_shift_kept(a, xhat, w.ln2_gamma, w.ln2_beta, at.q);
@@ -810,7 +1044,14 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
                         bias_sums[4 * D + F + at.g + 8] = d[2];
                     }
                 }
+                if (DROP && warp < HIDDEN_WARPS && stage == (warp < 8)) { /* its sums of this half of the layer are written */
+                    __syncwarp();
+                    if (at.lane == 0) {
+                        ps_mbarrier_arrive(section_barriers + 2 * l * 8);
+                    }
+                }
             }
+            ps_ldmatrix4_at(xhat, own_rows + TO_NORMED - TO_ROWS);
             normalise_backward<D, NT>(g, dx, w.ln2_gamma, xhat, rstd, NULL, at);
         }
 
@@ -938,6 +1179,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
                 dv[2 * p + i] = ps_pack(low ? dv_of[0][2 * i] : dv_of[1][2 * i], low ? dv_of[0][2 * i + 1] : dv_of[1][2 * i + 1]);
             }
         }
+        const float2 kept_rstd = *(const float2 *)(keep + KEPT_ROWS + (at.g * 4 + 1) * 16);
         at.sync(); /* q, k, v and merged's gradient have been read */
         ps_stmatrix4_at(own_columns, dq);
         ps_stmatrix4_at(own_columns + 2 * MATRIX, dk);
@@ -949,6 +1191,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
         multiply16_transposed(dx, dk, w.w_qkv + D, LD_QKV, at);
         multiply16_transposed(dx, dv, w.w_qkv + 2 * D, LD_QKV, at);
         ps_ldmatrix4_at(xhat, own_rows);
+        const float rstd1[2] = {kept_rstd.x, kept_rstd.y};
         normalise_backward<D, NT>(g, dx, w.ln1_gamma, xhat, rstd1, NULL, at);
         if (l > 0) {
             read_first<DROP>(kept, x, step, l - 1, at);
@@ -973,6 +1216,12 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
                 bias_sums[row] = d[2][0];
                 bias_sums[row + 8] = d[2][2];
             }
+            if (DROP) {
+                __syncwarp();
+                if (at.lane == 0) {
+                    ps_mbarrier_arrive(section_barriers + (2 * l + 1) * 8);
+                }
+            }
         } else if (embed) {
             for (int job = warp < 8 ? warp : warp - 4; job < embed_jobs<D>(x); job += threads / 32 - 4) {
                 embed_gradient<D, NT>(x, job, embedding, UNIT_BYTES / 2, true, at);
@@ -994,7 +1243,8 @@ bool ps_encoder_narrow_serves(const struct ps_encoder_small *e)
 size_t ps_encoder_narrow_shared(const struct ps_encoder_small *e, int block_units)
 {
     return (size_t)(e->layers * LAYER_BYTES +
-                    (block_units > 7 ? 1 << 20 : block_units * (UNIT_BYTES > 2 * KV_BYTES ? UNIT_BYTES : 2 * KV_BYTES)));
+                    (block_units > 7 ? 1 << 20 : block_units * (UNIT_BYTES > 2 * KV_BYTES ? UNIT_BYTES : 2 * KV_BYTES))) +
+           helper_bytes((int)e->layers);
 }
 
 int64_t ps_encoder_narrow_tiles(const struct ps_encoder_small *e)
@@ -1005,7 +1255,8 @@ int64_t ps_encoder_narrow_tiles(const struct ps_encoder_small *e)
 size_t ps_encoder_narrow_layers_bytes(const struct ps_encoder_small *e)
 {
     const int64_t tiles = ps_encoder_narrow_tiles(e);
-    return (size_t)(e->layers * tiles * (KEPT_BYTES + 2 * MASKS_BYTES)) + (size_t)(2 * tags_of(tiles)) * sizeof(struct tag);
+    return (size_t)(e->layers * tiles * (KEPT_BYTES + 2 * MASKS_BYTES)) + (size_t)(2 * tags_of(tiles)) * sizeof(struct tag) +
+           sizeof(struct ahead);
 }
 
 size_t ps_encoder_narrow_kept_bytes(const struct ps_encoder_small *e)
@@ -1045,7 +1296,7 @@ static size_t head_at(int64_t layers, int block_units)
 bool ps_encoder_narrow_heads(const struct ps_encoder_small *e, int block_units, int shared)
 {
     return e->pred_len % 8 == 0 && e->pred_len <= HEAD_COLUMNS &&
-           head_at(e->layers, block_units) + head_bytes((int)e->patches, block_units) <= (size_t)shared;
+           head_at(e->layers, block_units) + head_bytes((int)e->patches, block_units) + 16 <= (size_t)shared; /* and a barrier */
 }
 
 enum ps_status ps_encoder_narrow_forward(struct small x, size_t shared, cudaStream_t stream)

@@ -683,15 +683,41 @@ static __device__ __forceinline__ void sum_part(float4 &sum, const float *p, int
  * ((4d + 2f) d / 256, layers), and a row of blocks for the embedding. */
 template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant__ struct small x)
 {
-    ps_grid_begin();
     constexpr int ROWS = SUM_TILE / D;
     __shared__ float4 sums[SUM_PARTS][SUM_TILE / 4];
     __shared__ float bias_sums[SUM_PARTS][2 * ROWS], total[ROWS], found[2][SUM_TILE];
     __shared__ bool last;
     const int f = x.f, thread = (int)threadIdx.x, l = (int)blockIdx.y, row0 = (int)blockIdx.x * ROWS, size = layer_sums(D, f);
     const int64_t stride = (int64_t)x.layers * size;
-    const float *const from = x.partial + (int64_t)l * size;
     const bool of_o = row0 >= 3 * D && row0 < 4 * D; /* W_o's blocks add b_2 as well */
+    const bool after_norm = row0 < 4 * D + f && !of_o;
+    const int which = row0 >= 4 * D; /* LN2 */
+    float *const matrices = x.gradients + l * x.at.matrix_stride, *const vectors = x.gradients + l * x.at.vector_stride;
+    /* The thread's element of the matrices and what it needs beside the sums, all of it written before the backward. */
+    int64_t at = 0;
+    float weight = 0, gamma = 1, beta = 0, old = 0;
+    if (thread < SUM_TILE && l < x.layers) {
+        const int j = thread % D, row = row0 + thread / D;
+        at = of_o          ? x.at.w_o + j * D + row - 3 * D
+             : !after_norm ? x.at.w_2 + (int64_t)(row - 4 * D - f) * D + j
+             : which       ? x.at.w_1 + (int64_t)j * f + row - 4 * D
+                           : x.at.w_qkv + j * 3 * D + row;
+        old = matrices[at];
+        if (after_norm) {
+            const float *const p = x.parameters + l * x.at.vector_stride;
+            weight = ps_wide(x.weights[l * x.at.matrix_stride + at]);
+            gamma = p[(which ? x.at.ln2_gamma : x.at.ln1_gamma) + j];
+            beta = p[(which ? x.at.ln2_beta : x.at.ln1_beta) + j];
+        }
+    }
+    ps_grid_begin();
+    /* Backward may have added the blocks itself. */
+    const bool added = x.summed && (l > 0 || row0 >= 4 * D);
+    const float *const from = (added ? x.summed : x.partial) + (int64_t)l * size;
+    const int blocks_here = added ? 1 : x.blocks;
+    if (x.summed && l + blockIdx.x == 0 && thread < 2 * x.layers) {
+        x.finished[thread] = 0; /* for the next time */
+    }
     if (l == x.layers) {
         add_embedding<D, SUM_THREADS>(x, sums[0], (int)blockIdx.x, (int)gridDim.x);
         return;
@@ -700,22 +726,24 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
     if (thread < SUM_PARTS * 2 * ROWS && row0 < 4 * D + f) {
         const int part = thread / (2 * ROWS), i = thread % (2 * ROWS);
         if (i < ROWS || of_o) {
-            const float *p = from + (4 * D + 2 * f) * D + (i < ROWS ? row0 + i : 4 * D + f + row0 - 3 * D + i - ROWS);
+            const bool b_2 = i >= ROWS;
+            const float *p = (b_2 && x.summed ? x.summed + (int64_t)l * size : from) + (4 * D + 2 * f) * D +
+                             (b_2 ? 4 * D + f + row0 - 3 * D + i - ROWS : row0 + i);
+            const int count = b_2 && x.summed ? 1 : blocks_here;
 #pragma unroll 16
-            for (int b = part; b < x.blocks; b += SUM_PARTS) {
+            for (int b = part; b < count; b += SUM_PARTS) {
                 bias_part += p[b * stride];
             }
         }
     }
     {
         const int part = thread / (SUM_TILE / 4), i = thread % (SUM_TILE / 4);
-        sum_part(sums[part][i], from + (int64_t)row0 * D + i * 4, part, x.blocks, stride);
+        sum_part(sums[part][i], from + (int64_t)row0 * D + i * 4, part, blocks_here, stride);
     }
     if (thread < SUM_PARTS * 2 * ROWS) {
         bias_sums[thread / (2 * ROWS)][thread % (2 * ROWS)] = bias_part;
     }
     __syncthreads();
-    float *const matrices = x.gradients + l * x.at.matrix_stride, *const vectors = x.gradients + l * x.at.vector_stride;
     if (thread < 2 * ROWS && row0 < 4 * D + f && (thread < ROWS || of_o)) {
         float sum = bias_sums[0][thread];
         for (int part = 1; part < SUM_PARTS; part++) {
@@ -730,26 +758,18 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
         }
     }
     __syncthreads();
-    const bool after_norm = row0 < 4 * D + f && !of_o;
-    const int which = row0 >= 4 * D; /* LN2 */
     if (thread < SUM_TILE) {
-        const int i = thread / D, j = thread % D, row = row0 + i;
         float sum = ((const float *)sums[0])[thread];
         for (int part = 1; part < SUM_PARTS; part++) {
             sum += ((const float *)sums[part])[thread];
         }
         if (after_norm) {
-            const float *const p = x.parameters + l * x.at.vector_stride;
-            const int64_t at = which ? x.at.w_1 + (int64_t)j * f + row - 4 * D : x.at.w_qkv + j * 3 * D + row;
-            const float weight = ps_wide(x.weights[l * x.at.matrix_stride + at]);
-            matrices[at] +=
-                p[(which ? x.at.ln2_gamma : x.at.ln1_gamma) + j] * sum + p[(which ? x.at.ln2_beta : x.at.ln1_beta) + j] * total[i];
+            const float by = total[thread / D];
+            matrices[at] = old + (gamma * sum + beta * by);
             found[0][thread] = weight * sum;
-            found[1][thread] = weight * total[i];
-        } else if (of_o) {
-            matrices[x.at.w_o + j * D + row - 3 * D] += sum;
+            found[1][thread] = weight * by;
         } else {
-            matrices[x.at.w_2 + (int64_t)(row - 4 * D - f) * D + j] += sum;
+            matrices[at] = old + sum;
         }
     }
     if (!after_norm) {
@@ -955,10 +975,10 @@ size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
     return bytes > narrow ? bytes : narrow; /* which kernels run, the number of sequences tells */
 }
 
-/* The workspace, in order: counters (256 bytes a 32 layers), norms, partial sums, the embedding's. */
+/* The workspace, in order: counters (256 bytes a 16 layers), norms, encoder_narrow.cu's sums, partial sums, the embedding's. */
 static size_t counter_bytes(const struct ps_encoder_small *e)
 {
-    return (size_t)(e->layers * 2 * sizeof(unsigned) + 255) / 256 * 256;
+    return (size_t)(e->layers * 4 * sizeof(unsigned) + 255) / 256 * 256;
 }
 
 static size_t sums_bytes(const struct ps_encoder_small *e)
@@ -987,7 +1007,7 @@ size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small *e)
     if (p.wide) {
         return ps_encoder_wide_workspace(e, p.units, p.multiprocessors) + embed;
     }
-    return counter_bytes(e) + norm_bytes(e) + (size_t)p.blocks * sums_bytes(e) + embed;
+    return counter_bytes(e) + norm_bytes(e) + (size_t)(p.blocks + 1) * sums_bytes(e) + embed;
 }
 
 /* Whether a unit's windows fit where they are gathered, and du and patches where they are staged. */
@@ -1170,7 +1190,10 @@ enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void 
     }
     x.arrived = (unsigned *)workspace;
     x.norms = (float *)(workspace + counter_bytes(e));
-    x.partial = (float *)(workspace + counter_bytes(e) + norm_bytes(e));
+    float *const summed = (float *)(workspace + counter_bytes(e) + norm_bytes(e));
+    x.summed = p.narrow && x.threshold ? summed : NULL;
+    x.finished = x.arrived + 2 * e->layers;
+    x.partial = (float *)((char *)summed + sums_bytes(e));
     if (e->embed_gradient) {
         x.embed.partial = (float *)((char *)x.partial + (size_t)p.blocks * sums_bytes(e));
     }

@@ -73,6 +73,9 @@ struct small {
     float *norms;       /* [layers, row blocks, 2, d]; encoder_wide.cu: [groups of 64 rows, layers, 4, d] */
     unsigned *arrived;  /* [layers, 2]; encoder_wide.cu's counters */
     int blocks;
+    /* encoder_narrow.cu: backward's sums over the blocks, as in partial, of all but the first layer's attention; or NULL. */
+    float *summed;
+    unsigned *finished; /* [layers, 2]: blocks whose sums of the layer's feed-forward, attention are in memory */
     /* encoder_wide.cu alone: */
     int splits;         /* of the rows, for weight gradients */
     uint4 *qkv;         /* [groups of 64 rows, layers, 3, threads]: q, k and v as forward's warps have them; or NULL */

@@ -1,7 +1,7 @@
 /* Small single products of real16 (the head's, forward and backward): a block computes a tile of outputs; it copies its panels of a
- * and b into shared memory, up to 1,024 of the summed dimension at once, all loads in flight together; its 8 warps own 32 x 32
- * outputs each and share the summed dimension (mma m16n8k16), and their sums are added in order. No handle, no workspace, one
- * launch.
+ * and b into shared memory, up to 1,024 (448 where it runs beside another kernel) of the summed dimension at once, all loads in
+ * flight together; its 8 warps own 32 x 32 outputs each and share the summed dimension (mma m16n8k16), and their sums are added in
+ * order. No handle, no workspace, one launch.
  *
  * A block of 32 x 32 outputs reads 64 k elements for 2048 k FLOPs, so the product moves m n k / 8 bytes, from L2 (half of that with
  * tiles of 64 x 64): meant for products of at most 2^27 multiplications, where cuBLASLt's few microseconds are latency, and its
@@ -12,7 +12,7 @@
 namespace PS_REAL16_SPACE
 {
 
-enum { WARPS = 8, THREADS = WARPS * 32, WARP_TILE = 32, CHUNK = 1024, PAD = 8 };
+enum { WARPS = 8, THREADS = WARPS * 32, WARP_TILE = 32, CHUNK = 1024, CHUNK_BESIDE = 448, PAD = 8 };
 
 /* A matrix whose rows lie `stride` elements apart and are contiguous. */
 struct panel {
@@ -218,7 +218,10 @@ enum ps_status ps_cuda_panel_product(const struct ps_cuda_context *context, cons
     const int edge = edge_of(p), tile = edge * WARP_TILE;
     kernel_function *const kernel = edge == 2 ? kernel_of<2>(a_t, b_t) : kernel_of<1>(a_t, b_t);
     size_t shared;
-    for (x.chunk = p->k >= CHUNK ? CHUNK : ((int)p->k + 15) / 16 * 16;; x.chunk /= 2) { /* CHUNK is twice what fits some devices */
+    /* CHUNK is twice what fits some devices. Beside another kernel, which leaves a few multiprocessors free, two blocks share one.
+     */
+    const int most = context->beside ? CHUNK_BESIDE : CHUNK;
+    for (x.chunk = p->k >= most ? most : ((int)p->k + 15) / 16 * 16;; x.chunk /= 2) {
         const size_t staged = sizeof(real16) * (size_t)(panel_elements(a_t, tile, x.chunk) + panel_elements(!b_t, tile, x.chunk));
         const size_t sums = sizeof(float) * WARPS * WARP_TILE * WARP_TILE;
         shared = staged > sums ? staged : sums;

@@ -40,6 +40,7 @@ static __device__ __forceinline__ void ps_window_statistics(const float *value, 
         v[j] = l < length ? value[l] : 0.0f;
         sum += v[j];
     }
+#pragma unroll 1
     for (int l = lane + 32 * KEPT; LONGER && l < length; l += 32) {
         sum += value[l];
     }
@@ -49,6 +50,7 @@ static __device__ __forceinline__ void ps_window_statistics(const float *value, 
         const float difference = lane + 32 * j < length ? v[j] - mean : 0.0f;
         squares += difference * difference;
     }
+#pragma unroll 1
     for (int l = lane + 32 * KEPT; LONGER && l < length; l += 32) {
         const float difference = value[l] - mean;
         squares += difference * difference;
