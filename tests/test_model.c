@@ -827,9 +827,12 @@ END_TEST
 int main(void)
 {
     Suite *suite = suite_create("model");
-    TCase *tests = tcase_create("model"), *layers = tcase_create("layer");
+    TCase *tests = tcase_create("model"), *layers = tcase_create("layer"), *shifted = tcase_create("layer shifted"),
+          *steps = tcase_create("layer step"); /* three, for CK_RUN_CASE */
     tcase_set_timeout(tests, 300);
     tcase_set_timeout(layers, 300);
+    tcase_set_timeout(shifted, 300);
+    tcase_set_timeout(steps, 300);
     tcase_add_loop_test(tests, finite_differences, 0, 2 * SHAPES);
     tcase_add_loop_test(tests, levels_cpu, 0, LAYER_SHAPES);
     tcase_add_loop_test(tests, layer_is_made_of, 0, 8);
@@ -844,9 +847,9 @@ int main(void)
             } else {
                 tcase_add_loop_test(layers, level_layer, 0, FUSED * 2 * FUSED_SHAPES - 1);
             }
-            tcase_add_loop_test(layers, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
+            tcase_add_loop_test(shifted, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
             tcase_add_test(layers, level_layer_refuses);
-            tcase_add_loop_test(layers, step_layer, 0, FUSED * STEP_SHAPES);
+            tcase_add_loop_test(steps, step_layer, 0, FUSED * STEP_SHAPES);
         } else {
             printf("skipped: level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
         }
@@ -858,6 +861,8 @@ int main(void)
     tcase_add_test(tests, initialisation);
     suite_add_tcase(suite, tests);
     suite_add_tcase(suite, layers);
+    suite_add_tcase(suite, shifted);
+    suite_add_tcase(suite, steps);
     SRunner *runner = srunner_create(suite);
     srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
     srunner_run_all(runner, CK_ENV);
