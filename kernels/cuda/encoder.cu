@@ -80,6 +80,8 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
     e.d_model = r->d_model;
     e.n_heads = s->n_heads;
     e.d_ff = s->d_ff;
+    e.layers = s->layers;
+    e.number = s->layers - 1 - layer;
     e.epsilon = (float)s->epsilon;
     e.attention = e.hidden = e.output = s->dropout;
     e.attention.site += 3 * (uint32_t)layer;
@@ -296,7 +298,8 @@ enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct
         float *matrix = r.gradients + layer * l->matrix_stride, *vector = r.gradients + layer * l->vector_stride;
         struct ps_encoder_large_gradients g = {matrix + l->w_qkv,     matrix + l->w_o,      matrix + l->w_1,   matrix + l->w_2,
                                                vector + l->ln1_gamma, vector + l->ln1_beta, vector + l->b_qkv, vector + l->b_o,
-                                               vector + l->ln2_gamma, vector + l->ln2_beta, vector + l->b_1,   vector + l->b_2};
+                                               vector + l->ln2_gamma, vector + l->ln2_beta, vector + l->b_1,   vector + l->b_2,
+                                               l->matrix_stride,      l->vector_stride};
         const void *dy = layer == a->sizes.layers - 1 ? r.dy : r.du;
         PS_TRY(
             ps_cuda_encoder_large_backward(&e, r.du, dy, &g, ps_cuda(k)->encoder_workspace, ps_cuda(k)->encoder_workspace_bytes));

@@ -16,10 +16,12 @@ struct ps_encoder_large_vectors {
 
 struct ps_encoder_large_gradients {
     float *w_qkv, *w_o, *w_1, *w_2, *ln1_gamma, *ln1_beta, *b_qkv, *b_o, *ln2_gamma, *ln2_beta, *b_1, *b_2;
+    int64_t matrix_stride, vector_stride; /* to the next layer's: of the first four, and of the others */
 };
 
 struct ps_encoder_large {
     int64_t sequences, patches, d_model, n_heads, d_ff; /* S, N, d, h, f */
+    int64_t layers, number;                             /* of the encoder; this one's, 0 for the last */
     float epsilon;
     struct ps_dropout attention, hidden, output;
     const void *u;     /* real16 [S, N, d] */
@@ -37,7 +39,8 @@ struct ps_encoder_large {
 /* y = the layer of u; residual = r. y real16 [S, N, d], 16-byte aligned like every such tensor here. */
 enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *layer, void *y);
 
-/* du =, gradients += (fp32). du may be dy; dy, du real16 [S, N, d]. */
+/* du =, gradients += (fp32). du may be dy; dy, du real16 [S, N, d]. To be called for the last layer first, each with the same
+ * workspace: the weights' gradients of all layers are complete after the first layer's call, which is given its own. */
 enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *layer, void *du, const void *dy,
                                               const struct ps_encoder_large_gradients *gradients, void *workspace,
                                               size_t workspace_bytes);
@@ -45,7 +48,7 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *lay
 /* Bytes of layer->kept: 0 without dropout. */
 size_t ps_cuda_encoder_large_kept_bytes(const struct ps_encoder_large *layer);
 
-/* Bytes of backward's workspace; the rows are taken in chunks, so that it stays below 400 MiB whatever S. */
+/* Bytes of backward's workspace; the rows are taken in chunks, so that it stays below 450 MiB whatever S, and 3 MB a layer. */
 size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *layer);
 
 /* PS_OK, or PS_UNSUPPORTED with the sizes: what neither launcher can serve. */
