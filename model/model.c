@@ -172,7 +172,9 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                        ps_precision_name(k->precision));
     }
     if (k->precision == PS_FP16 && options->level != PS_LEVEL_LAYER) {
-        return ps_fail(PS_UNSUPPORTED, "runtime.precision: fp16 is there for runtime.fusion: layer only: take tf32 or bf16");
+        return ps_fail(PS_UNSUPPORTED,
+                       "runtime.precision: fp16 is there at level layer only, which runtime.fusion excludes or which does not "
+                       "serve these sizes: take tf32 or bf16");
     }
     if (options->level == PS_LEVEL_NONE && k->precision != PS_FP32 && k->precision != PS_FP64) {
         return ps_fail(PS_UNSUPPORTED, "runtime.fusion: none runs in fp32 (and fp64) only, not %s: take gemm",

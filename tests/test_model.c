@@ -94,8 +94,7 @@ struct layer_result {
     int64_t elements;
 };
 
-/* held: the type that input and upstream gradient are rounded to, so that a model whose type that is and its oracle see the same.
- */
+/* held: what input and upstream gradient are rounded to, so that a model of that type and its oracle see the same. */
 static struct layer_result run_layer_at(struct fixture *f, enum ps_type held, uint64_t step)
 {
     const struct ps_model_shape *s = &f->model->shape;

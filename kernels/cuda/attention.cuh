@@ -4,8 +4,6 @@
 
 #include "kernels/cuda/cuda.cuh"
 
-#define PS_LOG2_E 1.4426950408889634f
-
 /* A tensor [S, h, N, e], its last stride 1. */
 struct ps_attention_view {
     char *data;

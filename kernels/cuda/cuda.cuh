@@ -133,26 +133,19 @@ PS_KERNEL_LIST(PS_X)
 /* Those of them that are compiled once for each type of 16 bits (real16.cuh), the ends of the model and the encoder. */
 #define PS_ENDS(X, of) X(of, embed_forward) X(of, embed_backward) X(of, head_step) X(of, window_loss) X(of, head_sums)
 #define PS_ENCODER(X, of) X(of, encoder_forward) X(of, encoder_backward)
-#define PS_X(of, name)                                                                            \
-    namespace of                                                                                  \
-    {                                                                                             \
-    enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments); \
+#define PS_X(of, name) enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments);
+#define PS_LEVEL(of)                                                                                              \
+    namespace of                                                                                                  \
+    {                                                                                                             \
+    PS_ENDS(PS_X, of)                                                                                             \
+    PS_ENCODER(PS_X, of)                                                                                          \
+    enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,      \
+                                           const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs); \
     }
-PS_ENDS(PS_X, level_bf16)
-PS_ENDS(PS_X, level_fp16)
-PS_ENCODER(PS_X, level_bf16)
-PS_ENCODER(PS_X, level_fp16)
+PS_LEVEL(level_bf16)
+PS_LEVEL(level_fp16)
+#undef PS_LEVEL
 #undef PS_X
-namespace level_bf16
-{
-enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
-                                       const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs);
-}
-namespace level_fp16
-{
-enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
-                                       const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs);
-}
 
 enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm **gemm);
 /* ps_kernels_options.tuning, ps_kernels.tune and ps_kernels.tuning. */

@@ -58,9 +58,8 @@ static struct ps_encoder_small small_of(const struct ps_kernels *k, const struct
     return e;
 }
 
-/* The large family keeps, for each layer, r (real16 [S, N, d]), the logarithm of softmax's sums (fp32 [S, h, N]) and dropout's
- * bits.
- */
+/* The large family keeps, for each layer, r (real16 [S, N, d]), the logarithm of softmax's sums (fp32 [S, h, N]) and
+ * dropout's bits. */
 static size_t large_kept_bytes(const struct ps_encoder_large *e)
 {
     int64_t rows = e->sequences * e->patches;

@@ -235,7 +235,7 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
             float sum = 0;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                sum += v[i / 2][2 * h + i % 2] * ps_wide(w[h][(i / 2 * 8 + i % 2) * horizon + t]);
+                sum += v[i / 2][2 * h + i % 2] * ps_float(w[h][(i / 2 * 8 + i % 2) * horizon + t]);
             }
             sum = quad_sum(sum);
             if (at.q == 0) {
@@ -261,7 +261,7 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
     }
     if (thread < count) {
         slopes[thread] = slope;
-        rounded[thread] = ps_wide(ps_round(slope));
+        rounded[thread] = ps_float(ps_round(slope));
     }
     square = ps_group_sum<32>(square);
     if (at.lane == 0) {
@@ -289,7 +289,7 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
             const float by = rounded[(at.unit * sequences + of[h]) * horizon + t];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                d[i / 2][2 * h + i % 2] += by * ps_wide(w[h][(i / 2 * 8 + i % 2) * horizon + t]);
+                d[i / 2][2 * h + i % 2] += by * ps_float(w[h][(i / 2 * 8 + i % 2) * horizon + t]);
             }
         }
     }

@@ -208,9 +208,8 @@ static __device__ __forceinline__ uint4 *operand_at(real16 *operand, int panels,
     return (uint4 *)(operand + place * 64) + (unit ^ (row % 8));
 }
 
-/* Columns of the hidden layer stand in panels as lanes have them, so that no lane has to exchange any: of each 32 columns, 8 t + 2
- * c
- * + i is the place of 8 c + 2 t + i (and the other way round). */
+/* Columns of the hidden layer stand in panels as lanes have them, so that no lane has to exchange any: of each 32 columns,
+ * 8 t + 2 c + i is the place of 8 c + 2 t + i (and the other way round). */
 static __device__ __forceinline__ int hidden_column(int place)
 {
     return (place & ~31) + 8 * (place % 8 / 2) + 2 * (place % 32 / 8) + place % 2;
@@ -476,6 +475,16 @@ static __device__ __forceinline__ void row_stage(unsigned char *panels, int row,
     unsigned char *to = panels + row * 128 + ((lane_id() % 8 ^ row % 8) << 4);
     *(uint4 *)to = w.part[0];
     *(uint4 *)(to + PANEL_BYTES) = w.part[1];
+}
+
+/* Back from there. */
+static __device__ __forceinline__ struct row_words row_staged(const unsigned char *panels, int row)
+{
+    const unsigned char *from = panels + row * 128 + ((lane_id() % 8 ^ row % 8) << 4);
+    struct row_words w;
+    w.part[0] = *(const uint4 *)from;
+    w.part[1] = *(const uint4 *)(from + PANEL_BYTES);
+    return w;
 }
 
 static __device__ __forceinline__ void row_unpack(float (&x)[LANE_COLUMNS], const struct row_words &w)
@@ -763,10 +772,7 @@ static __device__ __forceinline__ struct rows_ahead rows_staged(const unsigned c
     struct rows_ahead ahead;
 #pragma unroll
     for (int i = 0; i < PASSES; i++) {
-        const int row = first_row() + pass_row(i);
-        const unsigned char *from = panels + row * 128 + ((lane_id() % 8 ^ row % 8) << 4);
-        ahead.pass[i].part[0] = *(const uint4 *)from;
-        ahead.pass[i].part[1] = *(const uint4 *)(from + PANEL_BYTES);
+        ahead.pass[i] = row_staged(panels, first_row() + pass_row(i));
     }
     return ahead;
 }
@@ -779,12 +785,7 @@ struct rows_kept {
 
 static __device__ __forceinline__ struct row_words rows_next(struct rows_kept &kept)
 {
-    const int row = first_row() + pass_row(kept.pass++);
-    const unsigned char *from = kept.panels + row * 128 + ((lane_id() % 8 ^ row % 8) << 4);
-    struct row_words w;
-    w.part[0] = *(const uint4 *)from;
-    w.part[1] = *(const uint4 *)(from + PANEL_BYTES);
-    return w;
+    return row_staged(kept.panels, first_row() + pass_row(kept.pass++));
 }
 
 /* The operand LN(input) of the warp's rows, to its panels and, where stats is not NULL, the rows' statistics. */
@@ -892,8 +893,6 @@ static __device__ __forceinline__ void store_two(uint32_t address, uint32_t asid
                                ps_pack(second[0] * scale2, second[1] * scale2), ps_pack(second[2] * scale2, second[3] * scale2)};
     ps_stmatrix_x4(there ? address : aside, words);
 }
-
-static constexpr float LOG2_E = 1.4426950408889634f;
 
 /* scores = q k' + start of 16 queries over KT times 16 keys, those from N on -infinity. q is scaled: 2 to the power of a score is
  * its exponential. */
@@ -1148,8 +1147,8 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
         for (int kt = 0; kt < KT; kt++) {
 #pragma unroll
             for (int j = 0; j < J; j++) {
-                store_two(head.at(places[kt], j) + to_v, aside, 16 * kt + lane_id() % 16 < p.N, dk[kt][j], 1.0f / LOG2_E, dv[kt][j],
-                          1.0f);
+                store_two(head.at(places[kt], j) + to_v, aside, 16 * kt + lane_id() % 16 < p.N, dk[kt][j], 1.0f / PS_LOG2_E,
+                          dv[kt][j], 1.0f);
             }
         }
     }
@@ -1419,7 +1418,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
         rows_normalise(half + Q_PANEL * PANEL_BYTES, NULL, u, vectors + LN1_GAMMA, d, p.per, p.epsilon);
         ps_publish();
         half_sync();
-        project_qkv(weights, half, half_address, warp, vectors, p.scale * LOG2_E, tile.valid);
+        project_qkv(weights, half, half_address, warp, vectors, p.scale * PS_LOG2_E, tile.valid);
         clear_columns(heads, d);
         if (i + 1 < tiles) {
             const struct tile next = tile_at(p, blockIdx.x + (i + 1) * p.blocks, half_index);
@@ -1990,7 +1989,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         half_stores_wait(warp);
         half_sync();
         store_operand(p.operands.a, 2, tile.index, warp, half + Q_PANEL * PANEL_BYTES);
-        project_qkv(weights, half, half_address, warp, vectors, p.scale * LOG2_E, tile.valid);
+        project_qkv(weights, half, half_address, warp, vectors, p.scale * PS_LOG2_E, tile.valid);
         if (i + 1 < tiles) {
             const struct tile next = tile_at(p, blockIdx.x + (i + 1) * p.blocks, half_index);
             rows_prefetch(p.r + next.half_row * d, d, next.valid);

@@ -770,7 +770,7 @@ static __device__ __forceinline__ void read_first(struct kept_first &k, const st
 enum { WEIGHTS_BARRIER = 14, DRAWING_BARRIER };
 
 /* A block's sums of a layer, in pieces of 16 bytes: the attention's, the feed-forward's, the vectors of each. */
-enum { SUMS = ((4 * D + 2 * F) * D + 5 * D + F) / 4, OF_ATTENTION = 4 * D * D / 4, OF_HIDDEN = 2 * F * D / 4 };
+enum { SUMS = layer_sums(D, F) / 4, OF_ATTENTION = 4 * D * D / 4, OF_HIDDEN = 2 * F * D / 4 };
 enum { TO_VECTORS = OF_ATTENTION + OF_HIDDEN, VECTORS_OF_ATTENTION = 4 * D / 4, VECTORS_OF_HIDDEN = (F + D) / 4 };
 /* Warps that write them. */
 enum { HIDDEN_WARPS = 9, ATTENTION_WARPS = 4 };
@@ -941,7 +941,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) narrow_backward(cons
 #pragma unroll 1
     for (int l = x.layers - 1; l >= 0; l--) {
         const narrow_weights &w = ((const narrow_weights *)weights)[l];
-        float *const sums = x.partial + ((int64_t)blockIdx.x * x.layers + l) * ((4 * D + 2 * F) * D + 5 * D + F);
+        float *const sums = x.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, F);
         float *const bias_sums = sums + (4 * D + 2 * F) * D;
         const char *const keep = kept_at(x, l, at);
         if (l == 0) { /* W_h's gradient has had the free multiprocessors */

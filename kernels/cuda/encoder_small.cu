@@ -252,13 +252,6 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
 
 /* ---- backward ---- */
 
-/* A layer's partial sums, all rows of d: W_qkv' [3d], W_o' [d], W_1' [f], W_2 [f]; then b_qkv, b_o, b_1 (one for each of the
- * first 4d + f rows) and b_2 [d]. */
-static __host__ __device__ inline int layer_sums(int d, int f)
-{
-    return (4 * d + 2 * f) * d + 5 * d + f;
-}
-
 /* Rows of one operand as the block staged them. */
 struct operand {
     const real16 *p;
@@ -705,7 +698,7 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
         old = matrices[at];
         if (after_norm) {
             const float *const p = x.parameters + l * x.at.vector_stride;
-            weight = ps_wide(x.weights[l * x.at.matrix_stride + at]);
+            weight = ps_float(x.weights[l * x.at.matrix_stride + at]);
             gamma = p[(which ? x.at.ln2_gamma : x.at.ln1_gamma) + j];
             beta = p[(which ? x.at.ln2_beta : x.at.ln1_beta) + j];
         }
@@ -1143,7 +1136,7 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
     head_make(e, &x.head);
     x.blocks = p->blocks;
     x.scale = scale;
-    x.scale_log2e = scale * 1.4426950408889634f;
+    x.scale_log2e = scale * PS_LOG2_E;
     x.epsilon = (float)e->epsilon;
     x.threshold = e->dropout.threshold;
     x.below = (x.threshold - 1 & 0xffffu) * 0x00010001u;

@@ -11,6 +11,13 @@
 namespace PS_REAL16_SPACE
 {
 
+/* A layer's partial sums, all rows of d: W_qkv' [3d], W_o' [d], W_1' [f], W_2 [f]; then b_qkv, b_o, b_1 (one for each of the
+ * first 4d + f rows) and b_2 [d]. */
+static __host__ __device__ constexpr int layer_sums(int d, int f)
+{
+    return (4 * d + 2 * f) * d + 5 * d + f;
+}
+
 /* Warps that share a tile of rows. */
 static __host__ __device__ constexpr int sharing(int d)
 {

@@ -158,7 +158,7 @@ static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_cons
                 *p = x.beta == 0.0f ? sum : fmaf(x.beta, *p, sum);
             } else {
                 real16 *const p = (real16 *)x.c + to;
-                *p = ps_round(x.beta == 0.0f ? sum : fmaf(x.beta, ps_wide(*p), sum));
+                *p = ps_round(x.beta == 0.0f ? sum : fmaf(x.beta, ps_float(*p), sum));
             }
         }
     }
@@ -218,8 +218,7 @@ enum ps_status ps_cuda_panel_product(const struct ps_cuda_context *context, cons
     const int edge = edge_of(p), tile = edge * WARP_TILE;
     kernel_function *const kernel = edge == 2 ? kernel_of<2>(a_t, b_t) : kernel_of<1>(a_t, b_t);
     size_t shared;
-    /* CHUNK is twice what fits some devices. Beside another kernel, which leaves a few multiprocessors free, two blocks share one.
-     */
+    /* CHUNK is twice what fits some devices. Beside another kernel, which leaves few multiprocessors free, two blocks share one. */
     const int most = context->beside ? CHUNK_BESIDE : CHUNK;
     for (x.chunk = p->k >= most ? most : ((int)p->k + 15) / 16 * 16;; x.chunk /= 2) {
         const size_t staged = sizeof(real16) * (size_t)(panel_elements(a_t, tile, x.chunk) + panel_elements(!b_t, tile, x.chunk));

@@ -8,6 +8,8 @@
 
 #include "kernels/cuda/cuda.cuh"
 
+#define PS_LOG2_E 1.4426950408889634f
+
 typedef __nv_bfloat16 ps_bf16;
 typedef __half ps_fp16;
 

@@ -3,18 +3,16 @@
 #ifndef PS_KERNELS_CUDA_REAL16_CUH
 #define PS_KERNELS_CUDA_REAL16_CUH
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <stdint.h>
+#include "kernels/cuda/primitives.cuh"
 
 #ifdef PS_COMPILE_FP16
-typedef __half real16;
+typedef ps_fp16 real16;
 #define PS_REAL16 PS_F16
 #define PS_REAL16_PTX "f16" /* in the names of instructions */
 #define PS_REAL16_SPACE level_fp16
 #define PS_REAL16_ONE 0x3c00u
 #else
-typedef __nv_bfloat16 real16;
+typedef ps_bf16 real16;
 #define PS_REAL16 PS_BF16
 #define PS_REAL16_PTX "bf16"
 #define PS_REAL16_SPACE level_bf16
@@ -32,15 +30,6 @@ static __device__ __forceinline__ bool ps_sums_hold(float low, float high)
     return low > 0x1p-4f && high < 0x1p+16f;
 #else
     return low > 0x1p-90f && high < 0x1p+90f;
-#endif
-}
-
-static __device__ __forceinline__ float ps_wide(real16 x)
-{
-#ifdef PS_COMPILE_FP16
-    return __half2float(x);
-#else
-    return __bfloat162float(x);
 #endif
 }
 
