@@ -868,9 +868,9 @@ static __device__ __forceinline__ void load_two(uint32_t (&first)[2], uint32_t (
 {
     uint32_t r[4];
     if (TRANSPOSED) {
-        ps_ldmatrix_x4_trans(r, address);
+        ps_ldmatrix4_transposed_at(r, address);
     } else {
-        ps_ldmatrix_x4(r, address);
+        ps_ldmatrix4_at(r, address);
     }
     first[0] = r[0];
     first[1] = r[1];
@@ -954,7 +954,7 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
                 load_two<false>(a[kt][j], rows, head.at(places[kt], j) + far);
                 k[2 * kt][j] = rows[0];
                 k[2 * kt + 1][j] = rows[1];
-                ps_ldmatrix_x2_trans(v[kt][j], head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
+                ps_ldmatrix2_transposed_at(v[kt][j], head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
             }
         }
 #pragma unroll
@@ -1101,7 +1101,7 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
 #pragma unroll
                 for (int j = 0; j < J; j++) {
                     uint32_t v_trans[2];
-                    ps_ldmatrix_x2_trans(v_trans, head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
+                    ps_ldmatrix2_transposed_at(v_trans, head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
                     ps_mma16(mixed[j], s, v_trans[0], v_trans[1], mixed[j]);
                     ps_mma16(dv[kt][j], s_trans, d_trans[j][0], d_trans[j][1], dv[kt][j]);
                 }
@@ -1133,7 +1133,7 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
 #pragma unroll
                 for (int j = 0; j < J; j++) {
                     uint32_t k_trans[2];
-                    ps_ldmatrix_x2_trans(k_trans, head.at(places[kt], j) + K_PANEL * PANEL_BYTES);
+                    ps_ldmatrix2_transposed_at(k_trans, head.at(places[kt], j) + K_PANEL * PANEL_BYTES);
                     ps_mma16(dq[j], s, k_trans[0], k_trans[1], dq[j]);
                     ps_mma16(dk[kt][j], s_trans, q_trans[j][0], q_trans[j][1], dk[kt][j]);
                 }
@@ -1684,7 +1684,7 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
         ps_mbarrier_wait(full + 8 * slot, parity);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            ps_ldmatrix_x4_trans(a[k], stage + right_place + k * 2048);
+            ps_ldmatrix4_transposed_at(a[k], stage + right_place + k * 2048);
         }
         ps_wgmma_begin();
 #pragma unroll

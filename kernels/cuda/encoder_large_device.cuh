@@ -8,26 +8,6 @@
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/warp_mma.cuh"
 
-/* Two or four 8 x 8 matrices of real16: lane 8 i + j of the warp gives the address of row j of matrix i. */
-static __device__ __forceinline__ void ps_ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address));
-}
-
-static __device__ __forceinline__ void ps_ldmatrix_x4(uint32_t (&r)[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
-static __device__ __forceinline__ void ps_ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
 /* Two matrices to shared memory, the addresses as for ldmatrix. */
 static __device__ __forceinline__ void ps_stmatrix_x2(uint32_t address, uint32_t r0, uint32_t r1)
 {
