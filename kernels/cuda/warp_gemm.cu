@@ -1,6 +1,6 @@
 /* Batches of products of few rows, m <= 16, n, k <= 64, whose operands lie in whole pieces of 4 elements: a warp for 16 rows by 8
  * or 32 columns of a matrix, without shared memory. So small a batch is over in 3 us, of which tiny_gemm.cu's way through shared
- * memory takes more than half: 1,300 to 2,400 instructions a matrix of 12 x 12 x 64 or 12 x 64 x 12. Here it is 300 to 800.
+ * memory takes more than half: 1,300 to 2,400 instructions a matrix of 12 x 12 x 64 or 12 x 64 x 12. Here it is 600 to 700.
  * A lane asks for all it needs of both operands at once, 4 neighbours a load, and the loads say where a row, a column and a place
  * in the sum go in the tensor cores' fragments: lane q of four holds k = 4q .. 4q + 3 of 16; of an operand whose lines run the
  * other way lane g of eight holds 4 columns of b (2 rows of a) side by side, each in a fragment of its own. So c, too, is stored 2
