@@ -513,7 +513,7 @@ struct ps_kernels {
 struct ps_kernels_options {
     const char
         *tuning;   /* CUDA: a text of ps_kernels.tuning, PS_UNSUPPORTED unless of this device, precision and library; or NULL */
-    int tiny_gemm; /* CUDA: own kernel for batched products of m, n, k <= 64; 0 sends them to cuBLAS */
+    int tiny_gemm; /* CUDA: own kernels for batched products of m, n, k <= 64; 0 sends them to cuBLAS */
 };
 
 /* backend: "reference", "cpu" (on a cpu device), "cuda" (on a cuda device). PS_UNSUPPORTED when the backend has no such precision.

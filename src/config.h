@@ -60,7 +60,7 @@ struct ps_config {
         enum ps_attention_kind attention; /* level gemm: products of stored scores, or tiles of them; default auto */
         int epilogue;                     /* level gemm: products add biases and residuals; default true */
         int merge_qkv;                    /* one product for q, k, v; default true */
-        int tiny_gemm;                    /* own kernel for attention's products on CUDA; default true */
+        int tiny_gemm;                    /* own kernels for attention's products on CUDA; default true */
         char *tuning;                     /* a table of bench --tune for CUDA's products; "": none */
         int64_t threads;                  /* CPU; 0: all processors */
     } runtime;

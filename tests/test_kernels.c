@@ -198,7 +198,8 @@ static int build_gemm(struct call *c, int index)
     index -= 8 * LENGTH(sliced);
     /* Attention: tiny products, one and two batch dimensions, every transpose. */
     static const int64_t tiny[][3] = {{12, 12, 64}, {12, 64, 12}, {42, 42, 8}, {42, 8, 42},  {42, 42, 4}, {42, 4, 42},
-                                      {5, 5, 16},   {5, 16, 5},   {1, 1, 1},   {64, 64, 64}, {65, 65, 9}, {65, 9, 65}};
+                                      {5, 5, 16},   {5, 16, 5},   {1, 1, 1},   {64, 64, 64}, {65, 65, 9}, {65, 9, 65},
+                                      {10, 20, 28}, {16, 36, 20}, {4, 64, 4},  {7, 8, 64},   {16, 16, 16}};
     static const int64_t one[] = {11}, two[] = {7, 4};
     if (index < 4 * LENGTH(tiny)) {
         build_gemm_case(c, index / 4, 1, one, tiny[index / 4], index & 1 ? DENSE : TURNED, index & 1 ? TURNED : DENSE,

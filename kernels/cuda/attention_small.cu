@@ -20,18 +20,6 @@
 
 enum { WARPS = 4, THREADS = WARPS * 32 };
 
-/* A value as the tensor cores take it; a NaN stays one. */
-template <bool EXACT> static __device__ __forceinline__ void split(uint32_t &hi, uint32_t &lo, float x)
-{
-    if constexpr (EXACT) {
-        hi = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-        lo = __float_as_uint(x - __uint_as_float(hi));
-    } else {
-        hi = ps_tf32(x);
-        lo = 0;
-    }
-}
-
 /* The left operand, 16 rows by 8 ET elements, and the right one, 8 by 8 ET: by element of the sum, or by column. */
 template <int ET> struct left {
     uint32_t hi[ET][4], lo[ET][4];
@@ -40,28 +28,6 @@ template <int ET> struct left {
 template <int ET> struct right {
     uint32_t hi[ET][2], lo[ET][2];
 };
-
-/* d = a b, or d += a b. */
-template <bool EXACT, bool ADD>
-static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a_hi)[4], const uint32_t (&a_lo)[4],
-                                                const uint32_t (&b_hi)[2], const uint32_t (&b_lo)[2])
-{
-    const float zero[4] = {0, 0, 0, 0};
-    if constexpr (EXACT) {
-        float part[4];
-        ps_mma_tf32(part, a_lo, b_hi[0], b_hi[1], zero);
-        ps_mma_tf32(part, a_hi, b_lo[0], b_lo[1], part);
-        ps_mma_tf32(part, a_hi, b_hi[0], b_hi[1], part);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            d[i] = ADD ? d[i] + part[i] : part[i];
-        }
-    } else if constexpr (ADD) {
-        ps_mma_tf32(d, a_hi, b_hi[0], b_hi[1], d);
-    } else {
-        ps_mma_tf32(d, a_hi, b_hi[0], b_hi[1], zero);
-    }
-}
 
 /* One matrix of a tensor: rows of e elements, e even. Offsets within it fit 32 bits. */
 struct rows {
@@ -101,20 +67,20 @@ template <bool EXACT, int ET> static __device__ __forceinline__ void split_left(
 {
 #pragma unroll
     for (int t = 0; t < ET; t++) {
-        split<EXACT>(to.hi[t][0], to.lo[t][0], from[t][0].x);
-        split<EXACT>(to.hi[t][1], to.lo[t][1], from[t][1].x);
-        split<EXACT>(to.hi[t][2], to.lo[t][2], from[t][0].y);
-        split<EXACT>(to.hi[t][3], to.lo[t][3], from[t][1].y);
+        ps_split<EXACT>(to.hi[t][0], to.lo[t][0], from[t][0].x);
+        ps_split<EXACT>(to.hi[t][1], to.lo[t][1], from[t][1].x);
+        ps_split<EXACT>(to.hi[t][2], to.lo[t][2], from[t][0].y);
+        ps_split<EXACT>(to.hi[t][3], to.lo[t][3], from[t][1].y);
     }
 }
 
 /* A tile that a product gave, as a left operand. */
 template <bool EXACT> static __device__ __forceinline__ void split_tile(struct left<1> &to, const float (&from)[4])
 {
-    split<EXACT>(to.hi[0][0], to.lo[0][0], from[0]);
-    split<EXACT>(to.hi[0][1], to.lo[0][1], from[2]);
-    split<EXACT>(to.hi[0][2], to.lo[0][2], from[1]);
-    split<EXACT>(to.hi[0][3], to.lo[0][3], from[3]);
+    ps_split<EXACT>(to.hi[0][0], to.lo[0][0], from[0]);
+    ps_split<EXACT>(to.hi[0][1], to.lo[0][1], from[2]);
+    ps_split<EXACT>(to.hi[0][2], to.lo[0][2], from[1]);
+    ps_split<EXACT>(to.hi[0][3], to.lo[0][3], from[3]);
 }
 
 /* All rows, turned: columns of the product are rows, its sum is over elements. */
@@ -126,8 +92,8 @@ static __device__ __forceinline__ void read_turned(struct right<ET> (&to)[KT], c
 #pragma unroll
         for (int t = 0; t < ET; t++) {
             const float2 v = from.pair(j * 8, t * 8);
-            split<EXACT>(to[j].hi[t][0], to[j].lo[t][0], v.x);
-            split<EXACT>(to[j].hi[t][1], to[j].lo[t][1], v.y);
+            ps_split<EXACT>(to[j].hi[t][0], to[j].lo[t][0], v.x);
+            ps_split<EXACT>(to[j].hi[t][1], to[j].lo[t][1], v.y);
         }
     }
 }
@@ -142,7 +108,7 @@ static __device__ __forceinline__ void read_summed(struct right<ET> (&to)[KT], c
         for (int t = 0; t < ET; t++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                split<EXACT>(to[j].hi[t][i], to[j].lo[t][i], from.one(j * 8, i, t * 8));
+                ps_split<EXACT>(to[j].hi[t][i], to[j].lo[t][i], from.one(j * 8, i, t * 8));
             }
         }
     }
@@ -152,10 +118,10 @@ static __device__ __forceinline__ void read_summed(struct right<ET> (&to)[KT], c
 template <bool EXACT, int ET>
 static __device__ __forceinline__ void scores(float (&s)[4], const struct left<ET> &a, const struct right<ET> &b)
 {
-    multiply<EXACT, false>(s, a.hi[0], a.lo[0], b.hi[0], b.lo[0]);
+    ps_mma_split<EXACT, false>(s, a.hi[0], a.lo[0], b.hi[0], b.lo[0]);
 #pragma unroll
     for (int t = 1; t < ET; t++) {
-        multiply<EXACT, true>(s, a.hi[t], a.lo[t], b.hi[t], b.lo[t]);
+        ps_mma_split<EXACT, true>(s, a.hi[t], a.lo[t], b.hi[t], b.lo[t]);
     }
 }
 
@@ -167,7 +133,7 @@ static __device__ __forceinline__ void add(float (&sum)[ET][4], const float (&ti
     split_tile<EXACT>(a, tile);
 #pragma unroll
     for (int t = 0; t < ET; t++) {
-        multiply<EXACT, true>(sum[t], a.hi[0], a.lo[0], b.hi[t], b.lo[t]);
+        ps_mma_split<EXACT, true>(sum[t], a.hi[0], a.lo[0], b.hi[t], b.lo[t]);
     }
 }
 

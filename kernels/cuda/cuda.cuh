@@ -50,7 +50,7 @@ enum ps_status ps_cuda_check(cudaError_t error, const char *what);
  * the kernel before it on the stream (a captured graph keeps that as a programmatic edge): from sm_90 on its blocks take their
  * places while that kernel's last ones still run, and ps_grid_begin waits until that kernel has ended and its memory can be seen.
  * Since a kernel lets the next one start only after its own wait, whatever was written two or more kernels ago can be read before
- * ps_grid_begin; nothing may be written before it. Other launches (attention's, own products' and
+ * ps_grid_begin; nothing may be written before it. Other launches (attention's, most own products' and
  * the library's), and copies and fills, are full dependencies as ever. ps_grid_begin is ps_grid_wait and ps_grid_release. */
 
 static __device__ __forceinline__ void ps_grid_wait()
@@ -153,8 +153,5 @@ enum ps_status ps_cuda_gemm_load(const struct ps_kernels *k, const char *text);
 extern "C" enum ps_status ps_cuda_gemm_tune(const struct ps_kernels *k);
 extern "C" enum ps_status ps_cuda_gemm_tuning(const struct ps_kernels *k, char **text);
 void ps_cuda_gemm_close(const struct ps_kernels *k, struct ps_cuda_gemm *gemm);
-
-/* tiny_gemm.cu: PS_UNSUPPORTED when m, n or k > 64 or the types are not all the same. */
-enum ps_status ps_cuda_tiny_gemm(const struct ps_kernels *k, const struct ps_gemm *arguments);
 
 #endif

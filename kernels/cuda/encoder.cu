@@ -9,51 +9,17 @@
 namespace PS_REAL16_SPACE
 {
 
-/* What both directions are asked for. */
-struct request {
-    const struct ps_encoder_sizes *sizes;
-    int64_t sequences, patches, d_model;
-    void *stream; /* real16 [layers + 1, S, N, d] */
-    const void *weights;
-    const float *parameters;
-    float *gradients;
-    void *du;
-    const void *dy;
-    void *kept;
-    int64_t seq_len, patch_len, pred_len;
-    const struct ps_embed_forward *embed;
-    const struct ps_head_step *head;
-    const struct ps_embed_backward *embed_gradient;
-};
-
-static struct ps_encoder_small small_of(const struct ps_kernels *k, const struct request *r)
+/* What both directions are asked for, of whichever family. */
+static struct ps_encoder_small request_of(const struct ps_kernels *k, const struct ps_encoder_sizes *s)
 {
-    const struct ps_encoder_sizes *s = r->sizes;
-    const struct ps_encoder_layout *l = &s->layout;
     struct ps_encoder_small e = {};
-    e.sequences = r->sequences;
-    e.patches = r->patches;
-    e.d_model = r->d_model;
     e.n_heads = s->n_heads;
     e.d_ff = s->d_ff;
     e.layers = s->layers;
-    e.offsets = *l;
-    e.weights = r->weights;
-    e.parameters = r->parameters;
-    e.gradients = r->gradients;
-    e.u = r->stream;
-    e.kept = r->kept;
-    e.dy = r->dy;
-    e.du = r->du;
+    e.offsets = s->layout;
     e.workspace = ps_cuda(k)->encoder_workspace;
     e.dropout = s->dropout;
     e.epsilon = s->epsilon;
-    e.seq_len = r->seq_len;
-    e.patch_len = r->patch_len;
-    e.pred_len = r->pred_len;
-    e.embed = r->embed;
-    e.head = r->head;
-    e.embed_gradient = r->embed_gradient;
     e.fresh = ps_cuda(k)->ordered;
     return e;
 }
@@ -67,29 +33,28 @@ static size_t large_kept_bytes(const struct ps_encoder_large *e)
     return (one + 255) / 256 * 256;
 }
 
-static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct request *r, int64_t layer)
+static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct ps_encoder_small *r, int64_t layer)
 {
-    const struct ps_encoder_sizes *s = r->sizes;
-    const struct ps_encoder_layout *l = &s->layout;
+    const struct ps_encoder_layout *l = &r->offsets;
     int64_t rows = r->sequences * r->patches * r->d_model, matrix = layer * l->matrix_stride, vector = layer * l->vector_stride;
     const char *weights = (const char *)r->weights;
     struct ps_encoder_large e = {};
     e.sequences = r->sequences;
     e.patches = r->patches;
     e.d_model = r->d_model;
-    e.n_heads = s->n_heads;
-    e.d_ff = s->d_ff;
-    e.layers = s->layers;
-    e.number = s->layers - 1 - layer;
-    e.epsilon = (float)s->epsilon;
-    e.attention = e.hidden = e.output = s->dropout;
+    e.n_heads = r->n_heads;
+    e.d_ff = r->d_ff;
+    e.layers = r->layers;
+    e.number = r->layers - 1 - layer;
+    e.epsilon = (float)r->epsilon;
+    e.attention = e.hidden = e.output = r->dropout;
     e.attention.site += 3 * (uint32_t)layer;
     e.hidden.site += 3 * (uint32_t)layer + 1;
     e.output.site += 3 * (uint32_t)layer + 2;
-    e.u = (const char *)r->stream + 2 * layer * rows;
+    e.u = (const char *)r->u + 2 * layer * rows;
     e.residual = (char *)r->kept + (size_t)layer * large_kept_bytes(&e);
     e.softmax = (float *)((char *)e.residual + 2 * rows);
-    e.kept = e.softmax + r->sequences * r->patches * s->n_heads;
+    e.kept = e.softmax + r->sequences * r->patches * r->n_heads;
     e.w_qkv = weights + 2 * (l->w_qkv + matrix);
     e.w_o = weights + 2 * (l->w_o + matrix);
     e.w_1 = weights + 2 * (l->w_1 + matrix);
@@ -102,16 +67,15 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
 }
 
 /* Which family: narrow models, and short sequences of which one tile holds several, are the small one's. */
-static enum ps_status choose(const struct ps_kernels *k, const struct request *r, int *small)
+static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_small *r, int *small)
 {
-    struct ps_encoder_small s = small_of(k, r);
     struct ps_encoder_large l = large_of(k, r, 0);
     int narrow = r->d_model <= 32 || r->patches <= 16;
     *small = narrow;
-    enum ps_status status = narrow ? ps_encoder_small_supported(&s) : ps_cuda_encoder_large_supported(&l);
+    enum ps_status status = narrow ? ps_encoder_small_supported(r) : ps_cuda_encoder_large_supported(&l);
     if (status == PS_UNSUPPORTED) {
         *small = !narrow;
-        status = narrow ? ps_cuda_encoder_large_supported(&l) : ps_encoder_small_supported(&s);
+        status = narrow ? ps_cuda_encoder_large_supported(&l) : ps_encoder_small_supported(r);
     }
     return status;
 }
@@ -120,8 +84,7 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
                                        const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs)
 {
     struct ps_cuda_context *c = ps_cuda(k);
-    struct request r = {};
-    r.sizes = sizes;
+    struct ps_encoder_small r = request_of(k, sizes);
     r.sequences = shape->sequences;
     r.patches = shape->patches;
     r.d_model = shape->d_model;
@@ -130,12 +93,11 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
     r.pred_len = shape->pred_len;
     int small;
     PS_TRY(choose(k, &r, &small));
-    struct ps_encoder_small s = small_of(k, &r);
     struct ps_encoder_large l = large_of(k, &r, 0);
-    size_t workspace = small ? ps_encoder_small_workspace_bytes(&s) : ps_cuda_encoder_large_workspace(&l);
-    needs->kept_bytes = small ? ps_encoder_small_kept_bytes(&s) : large_kept_bytes(&l) * (size_t)sizes->layers;
-    needs->embeds = small && ps_encoder_small_embeds(&s);
-    needs->heads = small && ps_encoder_small_heads(&s);
+    size_t workspace = small ? ps_encoder_small_workspace_bytes(&r) : ps_cuda_encoder_large_workspace(&l);
+    needs->kept_bytes = small ? ps_encoder_small_kept_bytes(&r) : large_kept_bytes(&l) * (size_t)sizes->layers;
+    needs->embeds = small && ps_encoder_small_embeds(&r);
+    needs->heads = small && ps_encoder_small_heads(&r);
     if (workspace > c->encoder_workspace_bytes) {
         if (c->encoder_workspace) {
             k->device->release(k->device, c->encoder_workspace, c->encoder_workspace_bytes);
@@ -148,38 +110,30 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
     return PS_OK;
 }
 
-static struct request request_of(const struct ps_encoder_sizes *sizes, const struct ps_tensor *stream,
-                                 const struct ps_tensor *weights, const struct ps_tensor *parameters, void *kept)
+/* The stream and the parameters to the request. */
+static enum ps_status take(struct ps_encoder_small *r, const struct ps_tensor *stream, const struct ps_tensor *weights,
+                           const struct ps_tensor *parameters, void *kept)
 {
-    struct request r = {};
-    r.sizes = sizes;
-    r.sequences = stream->size[1];
-    r.patches = stream->size[2];
-    r.d_model = stream->size[3];
-    r.stream = stream->data;
-    r.weights = weights->data;
-    r.parameters = (const float *)parameters->data;
-    r.kept = kept;
-    return r;
-}
-
-static enum ps_status check(const struct ps_encoder_sizes *sizes, const struct ps_tensor *stream, const struct ps_tensor *weights,
-                            const struct ps_tensor *parameters)
-{
-    if (stream->rank != 4 || stream->size[0] != sizes->layers + 1 || stream->type != PS_REAL16 || weights->type != PS_REAL16 ||
+    if (stream->rank != 4 || stream->size[0] != r->layers + 1 || stream->type != PS_REAL16 || weights->type != PS_REAL16 ||
         parameters->type != PS_F32 || !ps_tensor_contiguous(stream)) {
         return ps_fail(PS_UNSUPPORTED, "encoder: stream must be of 16 bits [%lld, S, N, d], weights likewise, parameters float32",
-                       (long long)sizes->layers + 1);
+                       (long long)r->layers + 1);
     }
+    r->sequences = stream->size[1];
+    r->patches = stream->size[2];
+    r->d_model = stream->size[3];
+    r->u = stream->data;
+    r->weights = weights->data;
+    r->parameters = (const float *)parameters->data;
+    r->kept = kept;
     return PS_OK;
 }
 
 /* The embedding is the request's, and the whole is served. */
-static enum ps_status check_embed(const struct ps_kernels *k, const struct request *r, int small, const struct ps_dropout *dropout)
+static enum ps_status check_embed(const struct ps_encoder_small *r, int small, const struct ps_dropout *dropout)
 {
-    const struct ps_dropout *of = &r->sizes->dropout;
-    struct ps_encoder_small e = small_of(k, r);
-    if (!small || !ps_encoder_small_embeds(&e) || dropout->threshold != of->threshold || dropout->seed != of->seed ||
+    const struct ps_dropout *of = &r->dropout;
+    if (!small || !ps_encoder_small_embeds(r) || dropout->threshold != of->threshold || dropout->seed != of->seed ||
         dropout->state != of->state) {
         return ps_fail(PS_UNSUPPORTED, "encoder: windows of %lld and patches of %lld are not embedded for d_model %lld",
                        (long long)r->seq_len, (long long)r->patch_len, (long long)r->d_model);
@@ -187,8 +141,7 @@ static enum ps_status check_embed(const struct ps_kernels *k, const struct reque
     return PS_OK;
 }
 
-static enum ps_status check_embed_forward(const struct ps_kernels *k, struct request *r, int small,
-                                          const struct ps_embed_forward *a)
+static enum ps_status check_embed_forward(struct ps_encoder_small *r, int small, const struct ps_embed_forward *a)
 {
     const char *op = "encoder_forward";
     struct ps_cuda_windows windows;
@@ -197,8 +150,8 @@ static enum ps_status check_embed_forward(const struct ps_kernels *k, struct req
     r->embed = a;
     r->seq_len = a->inputs.size[2];
     r->patch_len = ps_cuda_width(&a->patches);
-    PS_TRY(check_embed(k, r, small, &a->dropout));
-    if (a->u.data != r->stream || channels < 1 || a->batch * channels != r->sequences || a->stride < 1 ||
+    PS_TRY(check_embed(r, small, &a->dropout));
+    if (a->u.data != r->u || channels < 1 || a->batch * channels != r->sequences || a->stride < 1 ||
         (r->seq_len - r->patch_len) / a->stride + 1 + (a->pad_end ? 1 : 0) != r->patches) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): patches of %lld every %lld of %lld x %lld windows of %lld are not [%lld, %lld]",
                        op, (long long)r->patch_len, (long long)a->stride, (long long)a->batch, (long long)channels,
@@ -212,7 +165,7 @@ static enum ps_status check_embed_forward(const struct ps_kernels *k, struct req
     return ps_cuda_expect(op, "position", &a->position, PS_F32, r->patches * r->d_model);
 }
 
-static enum ps_status check_head(const struct ps_kernels *k, struct request *r, const struct ps_head_step *a)
+static enum ps_status check_head(struct ps_encoder_small *r, const struct ps_head_step *a)
 {
     const char *op = "encoder_forward";
     const int64_t rows = a->partials.rank > 0 ? a->partials.size[0] : 0, width = r->patches * r->d_model;
@@ -220,11 +173,10 @@ static enum ps_status check_head(const struct ps_kernels *k, struct request *r, 
     PS_TRY(ps_windows_make(op, "targets", &a->targets, &a->indices, a->state, a->batch, &windows));
     r->head = a;
     r->pred_len = a->targets.size[2];
-    struct ps_encoder_small e = small_of(k, r);
-    if (!r->embed || !ps_encoder_small_heads(&e) || a->state != r->embed->state || a->batch != r->embed->batch ||
+    if (!r->embed || !ps_encoder_small_heads(r) || a->state != r->embed->state || a->batch != r->embed->batch ||
         a->targets.size[1] != r->embed->inputs.size[1] || a->mean.data != r->embed->mean.data ||
         a->std.data != r->embed->std.data || rows < (r->sequences < PS_PARTIAL_BLOCKS ? r->sequences : PS_PARTIAL_BLOCKS) ||
-        !ps_cuda_aligned(&a->weight) || a->z.data != (const char *)r->stream + 2 * r->sizes->layers * r->sequences * width) {
+        !ps_cuda_aligned(&a->weight) || a->z.data != (const char *)r->u + 2 * r->layers * r->sequences * width) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a head of %lld x %lld with %lld rows of sums is not served with %lld windows",
                        op, (long long)width, (long long)r->pred_len, (long long)rows, (long long)a->batch);
     }
@@ -235,14 +187,13 @@ static enum ps_status check_head(const struct ps_kernels *k, struct request *r, 
     return ps_cuda_expect(op, "bias", &a->bias, PS_F32, r->pred_len);
 }
 
-static enum ps_status check_embed_backward(const struct ps_kernels *k, struct request *r, int small,
-                                           const struct ps_embed_backward *a)
+static enum ps_status check_embed_backward(struct ps_encoder_small *r, int small, const struct ps_embed_backward *a)
 {
     const char *op = "encoder_backward";
     r->embed_gradient = a;
     r->patch_len = ps_cuda_width(&a->patches);
     r->seq_len = r->patch_len; /* the windows are not needed again */
-    PS_TRY(check_embed(k, r, small, &a->dropout));
+    PS_TRY(check_embed(r, small, &a->dropout));
     PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_REAL16, r->sequences * r->patches * r->patch_len));
     PS_TRY(ps_cuda_expect(op, "d_weight", &a->d_weight, PS_F32, r->patch_len * r->d_model));
     PS_TRY(ps_cuda_expect(op, "d_bias", &a->d_bias, PS_F32, r->d_model));
@@ -251,55 +202,53 @@ static enum ps_status check_embed_backward(const struct ps_kernels *k, struct re
 
 enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct ps_encoder_forward *a)
 {
-    PS_TRY(check(&a->sizes, &a->stream, &a->weights, &a->parameters));
-    struct request r = request_of(&a->sizes, &a->stream, &a->weights, &a->parameters, a->kept);
+    struct ps_encoder_small r = request_of(k, &a->sizes);
+    PS_TRY(take(&r, &a->stream, &a->weights, &a->parameters, a->kept));
     int small;
     PS_TRY(choose(k, &r, &small));
     if (a->embed) {
-        PS_TRY(check_embed_forward(k, &r, small, a->embed));
+        PS_TRY(check_embed_forward(&r, small, a->embed));
     }
     if (a->head) {
-        PS_TRY(check_head(k, &r, a->head));
+        PS_TRY(check_head(&r, a->head));
     }
     if (small) {
-        struct ps_encoder_small e = small_of(k, &r);
         ps_cuda(k)->ordered = false; /* `fresh` takes care of it */
-        return ps_encoder_small_forward(&e, ps_cuda(k)->stream);
+        return ps_encoder_small_forward(&r, ps_cuda(k)->stream);
     }
     int64_t rows = r.sequences * r.patches * r.d_model;
-    for (int64_t layer = 0; layer < a->sizes.layers; layer++) {
+    for (int64_t layer = 0; layer < r.layers; layer++) {
         struct ps_encoder_large e = large_of(k, &r, layer);
-        PS_TRY(ps_cuda_encoder_large_forward(&e, (char *)r.stream + 2 * (layer + 1) * rows));
+        PS_TRY(ps_cuda_encoder_large_forward(&e, (char *)r.u + 2 * (layer + 1) * rows));
     }
     return PS_OK;
 }
 
 enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct ps_encoder_backward *a)
 {
-    PS_TRY(check(&a->sizes, &a->stream, &a->weights, &a->parameters));
-    struct request r = request_of(&a->sizes, &a->stream, &a->weights, &a->parameters, a->kept);
+    struct ps_encoder_small r = request_of(k, &a->sizes);
+    PS_TRY(take(&r, &a->stream, &a->weights, &a->parameters, a->kept));
     r.gradients = (float *)a->gradients.data;
     r.du = a->du.data;
     r.dy = a->dy.data;
     int small;
     PS_TRY(choose(k, &r, &small));
     if (a->embed) {
-        PS_TRY(check_embed_backward(k, &r, small, a->embed));
+        PS_TRY(check_embed_backward(&r, small, a->embed));
     }
     if (small) {
-        struct ps_encoder_small e = small_of(k, &r);
         ps_cuda(k)->ordered = false; /* `fresh` takes care of it */
-        return ps_encoder_small_backward(&e, ps_cuda(k)->stream);
+        return ps_encoder_small_backward(&r, ps_cuda(k)->stream);
     }
-    const struct ps_encoder_layout *l = &a->sizes.layout;
-    for (int64_t layer = a->sizes.layers; layer-- > 0;) {
+    const struct ps_encoder_layout *l = &r.offsets;
+    for (int64_t layer = r.layers; layer-- > 0;) {
         struct ps_encoder_large e = large_of(k, &r, layer);
         float *matrix = r.gradients + layer * l->matrix_stride, *vector = r.gradients + layer * l->vector_stride;
         struct ps_encoder_large_gradients g = {matrix + l->w_qkv,     matrix + l->w_o,      matrix + l->w_1,   matrix + l->w_2,
                                                vector + l->ln1_gamma, vector + l->ln1_beta, vector + l->b_qkv, vector + l->b_o,
                                                vector + l->ln2_gamma, vector + l->ln2_beta, vector + l->b_1,   vector + l->b_2,
                                                l->matrix_stride,      l->vector_stride};
-        const void *dy = layer == a->sizes.layers - 1 ? r.dy : r.du;
+        const void *dy = layer == r.layers - 1 ? r.dy : r.du;
         PS_TRY(
             ps_cuda_encoder_large_backward(&e, r.du, dy, &g, ps_cuda(k)->encoder_workspace, ps_cuda(k)->encoder_workspace_bytes));
     }

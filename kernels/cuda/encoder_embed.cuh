@@ -377,38 +377,17 @@ template <int D> static __device__ __forceinline__ void add_embed_item(const str
 template <int D, int THREADS>
 static __device__ __forceinline__ void add_embedding(const struct small &x, float4 *parts, int block, int blocks)
 {
-    constexpr int PARTS = THREADS / 64, FLIGHT = 8;
+    constexpr int PARTS = THREADS / 64;
     const int items = embed_rows_of(x.embed.patch, x.n) * D / 4, thread = (int)threadIdx.x;
     for (int begin = block * 64; begin < items; begin += blocks * 64) {
         const int item = begin + thread % 64;
         const float4 *const from = (const float4 *)x.embed.partial + item;
-        float4 sum = make_float4(0, 0, 0, 0);
-        for (int b0 = thread / 64; item < items && b0 < x.blocks; b0 += PARTS * FLIGHT) {
-            float4 v[FLIGHT];
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++) {
-                const int b = b0 + i * PARTS;
-                v[i] = b < x.blocks ? __ldcs(from + (int64_t)b * items) : make_float4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++) {
-                sum.x += v[i].x;
-                sum.y += v[i].y;
-                sum.z += v[i].z;
-                sum.w += v[i].w;
-            }
-        }
+        float4 sum = sum_every<8, true>(from, items, thread / 64, PARTS, item < items ? x.blocks : 0);
         __syncthreads();
         parts[thread] = sum;
         __syncthreads();
         if (thread < 64 && item < items) {
-            for (int i = 1; i < PARTS; i++) {
-                const float4 v = parts[i * 64 + thread];
-                sum.x += v.x;
-                sum.y += v.y;
-                sum.z += v.z;
-                sum.w += v.w;
-            }
+            add_parts(sum, parts + thread, 64, PARTS);
             add_embed_item<D>(x, item, sum);
         }
     }

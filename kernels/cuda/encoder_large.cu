@@ -849,12 +849,14 @@ static __device__ __forceinline__ void head_product(float (&sums)[4], const uint
                                                     const float (&start)[4])
 {
     if constexpr (J == 1) {
-        ps_mma_k8(sums, a[0][0], a[0][1], b[0], start);
+        ps_mma8(sums, a[0][0], a[0][1], b[0], start);
     } else {
-        ps_mma_k16(sums, a[0][0], a[0][1], a[1][0], a[1][1], b[0], b[1], start);
+        const uint32_t first[4] = {a[0][0], a[0][1], a[1][0], a[1][1]};
+        ps_mma16(sums, first, b[0], b[1], start);
 #pragma unroll
         for (int j = 2; j < J; j += 2) {
-            ps_mma_k16(sums, a[j][0], a[j][1], a[j + 1][0], a[j + 1][1], b[j], b[j + 1]);
+            const uint32_t next[4] = {a[j][0], a[j][1], a[j + 1][0], a[j + 1][1]};
+            ps_mma16(sums, next, b[j], b[j + 1], sums);
         }
     }
 }
@@ -866,9 +868,9 @@ static __device__ __forceinline__ void load_two(uint32_t (&first)[2], uint32_t (
 {
     uint32_t r[4];
     if (TRANSPOSED) {
-        ps_ldmatrix_x4_trans(r, address);
+        ps_ldmatrix4_transposed_at(r, address);
     } else {
-        ps_ldmatrix_x4(r, address);
+        ps_ldmatrix4_at(r, address);
     }
     first[0] = r[0];
     first[1] = r[1];
@@ -891,7 +893,7 @@ static __device__ __forceinline__ void store_two(uint32_t address, uint32_t asid
 {
     const uint32_t words[4] = {ps_pack(first[0] * scale1, first[1] * scale1), ps_pack(first[2] * scale1, first[3] * scale1),
                                ps_pack(second[0] * scale2, second[1] * scale2), ps_pack(second[2] * scale2, second[3] * scale2)};
-    ps_stmatrix_x4(there ? address : aside, words);
+    ps_stmatrix4_at(there ? address : aside, words);
 }
 
 /* scores = q k' + start of 16 queries over KT times 16 keys, those from N on -infinity. q is scaled: 2 to the power of a score is
@@ -952,7 +954,7 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
                 load_two<false>(a[kt][j], rows, head.at(places[kt], j) + far);
                 k[2 * kt][j] = rows[0];
                 k[2 * kt + 1][j] = rows[1];
-                ps_ldmatrix_x2_trans(v[kt][j], head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
+                ps_ldmatrix2_transposed_at(v[kt][j], head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
             }
         }
 #pragma unroll
@@ -974,8 +976,8 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
                 ps_zero(sums);
 #pragma unroll
                 for (int kt = 0; kt < KT; kt++) { /* every column: the row's sum */
-                    const uint32_t *s = probability[kt];
-                    ps_mma_k16(sums[0], s[0], s[1], s[2], s[3], ones, ones);
+                    const uint32_t(&s)[4] = probability[kt];
+                    ps_mma16(sums[0], s, ones, ones, sums[0]);
                 }
                 const float low = fminf(sums[0][0], sums[0][2]), high = fmaxf(sums[0][0], sums[0][2]);
                 if (__all_sync(0xffffffffu, ps_sums_hold(low, high)) || shifted) {
@@ -994,10 +996,10 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
             ps_zero(mixed);
 #pragma unroll
             for (int kt = 0; kt < KT; kt++) {
-                const uint32_t *s = probability[kt];
+                const uint32_t(&s)[4] = probability[kt];
 #pragma unroll
                 for (int j = 0; j < J; j++) {
-                    ps_mma_k16(mixed[j], s[0], s[1], s[2], s[3], v[kt][j][0], v[kt][j][1]);
+                    ps_mma16(mixed[j], s, v[kt][j][0], v[kt][j][1], mixed[j]);
                 }
             }
             const float inverse[2] = {ps_reciprocal(sums[0][0]), ps_reciprocal(sums[0][2])};
@@ -1099,9 +1101,9 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
 #pragma unroll
                 for (int j = 0; j < J; j++) {
                     uint32_t v_trans[2];
-                    ps_ldmatrix_x2_trans(v_trans, head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
-                    ps_mma_k16(mixed[j], s[0], s[1], s[2], s[3], v_trans[0], v_trans[1]);
-                    ps_mma_k16(dv[kt][j], s_trans[0], s_trans[1], s_trans[2], s_trans[3], d_trans[j][0], d_trans[j][1]);
+                    ps_ldmatrix2_transposed_at(v_trans, head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
+                    ps_mma16(mixed[j], s, v_trans[0], v_trans[1], mixed[j]);
+                    ps_mma16(dv[kt][j], s_trans, d_trans[j][0], d_trans[j][1], dv[kt][j]);
                 }
             }
             /* the scores' gradient but for the factor p.scale: P (dP - sum of P dP), and that sum is A v's gradient times A v */
@@ -1131,9 +1133,9 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
 #pragma unroll
                 for (int j = 0; j < J; j++) {
                     uint32_t k_trans[2];
-                    ps_ldmatrix_x2_trans(k_trans, head.at(places[kt], j) + K_PANEL * PANEL_BYTES);
-                    ps_mma_k16(dq[j], s[0], s[1], s[2], s[3], k_trans[0], k_trans[1]);
-                    ps_mma_k16(dk[kt][j], s_trans[0], s_trans[1], s_trans[2], s_trans[3], q_trans[j][0], q_trans[j][1]);
+                    ps_ldmatrix2_transposed_at(k_trans, head.at(places[kt], j) + K_PANEL * PANEL_BYTES);
+                    ps_mma16(dq[j], s, k_trans[0], k_trans[1], dq[j]);
+                    ps_mma16(dk[kt][j], s_trans, q_trans[j][0], q_trans[j][1], dk[kt][j]);
                 }
             }
             __syncwarp();
@@ -1208,7 +1210,7 @@ static __device__ __forceinline__ void store_panel(unsigned char *panel, const f
             words[2 * i] = there[0] ? ps_pack(x[n + i][0], x[n + i][1]) : 0;
             words[2 * i + 1] = there[1] ? ps_pack(x[n + i][2], x[n + i][3]) : 0;
         }
-        ps_stmatrix_x4(to + (unit ^ (n << 4)), words);
+        ps_stmatrix4_at(to + (unit ^ (n << 4)), words);
     }
 }
 
@@ -1682,7 +1684,7 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
         ps_mbarrier_wait(full + 8 * slot, parity);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            ps_ldmatrix_x4_trans(a[k], stage + right_place + k * 2048);
+            ps_ldmatrix4_transposed_at(a[k], stage + right_place + k * 2048);
         }
         ps_wgmma_begin();
 #pragma unroll
@@ -1967,7 +1969,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             half_sync();
             layernorm_backward<false>(p, tile, half, stats, vectors + LN2_GAMMA, sums + 2 * D, r, dy, kept, parked, dr);
         }
-        ps_cp_async_wait();
+        ps_copy_wait();
         struct rows_ahead u = rows_staged(heads);
         ps_publish();
         half_sync();

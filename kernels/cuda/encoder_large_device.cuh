@@ -1,4 +1,4 @@
-/* The instructions that encoder_large.cu is made of, one function each. */
+/* The instructions that encoder_large.cu is made of beside warp_mma.cuh's, one function each. */
 #ifndef PS_KERNELS_CUDA_ENCODER_LARGE_DEVICE_CUH
 #define PS_KERNELS_CUDA_ENCODER_LARGE_DEVICE_CUH
 
@@ -6,41 +6,9 @@
 
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/primitives.cuh"
-#include "kernels/cuda/real16.cuh"
+#include "kernels/cuda/warp_mma.cuh"
 
-static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-/* Two or four 8 x 8 matrices of real16: lane 8 i + j of the warp gives the address of row j of matrix i. */
-static __device__ __forceinline__ void ps_ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(address));
-}
-
-static __device__ __forceinline__ void ps_ldmatrix_x4(uint32_t (&r)[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
-static __device__ __forceinline__ void ps_ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
-/* Four matrices to shared memory, the addresses as for ldmatrix. */
-static __device__ __forceinline__ void ps_stmatrix_x4(uint32_t address, const uint32_t (&r)[4])
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r[0]), "r"(r[1]), "r"(r[2]),
-                 "r"(r[3])
-                 : "memory");
-}
-
+/* Two matrices to shared memory, the addresses as for ldmatrix. */
 static __device__ __forceinline__ void ps_stmatrix_x2(uint32_t address, uint32_t r0, uint32_t r1)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r0), "r"(r1) : "memory");
@@ -79,31 +47,6 @@ static __device__ __forceinline__ uint32_t ps_movmatrix(uint32_t x)
     return y;
 }
 
-/* d = a b + c: [16, 16] [16, 8]; c may be d. */
-static __device__ __forceinline__ void ps_mma_k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                                  uint32_t b1, const float (&c)[4])
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." PS_REAL16_PTX "." PS_REAL16_PTX
-        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-}
-
-static __device__ __forceinline__ void ps_mma_k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                                  uint32_t b1)
-{
-    ps_mma_k16(d, a0, a1, a2, a3, b0, b1, d);
-}
-
-/* d = a b + c: [16, 8] [8, 8]. */
-static __device__ __forceinline__ void ps_mma_k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0, const float (&c)[4])
-{
-    asm("mma.sync.aligned.m16n8k8.row.col.f32." PS_REAL16_PTX "." PS_REAL16_PTX
-        ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a0), "r"(a1), "r"(b0), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-}
-
 /* True in one lane of the warp, the same each time; the whole warp comes here. */
 static __device__ __forceinline__ bool ps_elect()
 {
@@ -130,43 +73,10 @@ static __device__ __forceinline__ void ps_cp_async_row(uint32_t to, const void *
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-/* Until all of this thread's are there. */
-static __device__ __forceinline__ void ps_cp_async_wait()
-{
-    asm volatile("cp.async.wait_all;" ::: "memory");
-}
-
-/* In each half: 1 where draw >= threshold, else 0; below = threshold - 1 in both halves (threshold > 0), minus its negative. */
-static __device__ __forceinline__ uint32_t ps_kept2(uint32_t draws, uint32_t below, uint32_t minus)
-{
-    return __viaddmin_u16x2(__vmaxu2(draws, below), minus, 0x00010001u);
-}
-
-static __device__ __forceinline__ float ps_exp2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ float ps_log2(float x)
-{
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 static __device__ __forceinline__ float ps_reciprocal(float x)
 {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ float ps_tanh(float x)
-{
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

@@ -824,7 +824,6 @@ static __device__ __forceinline__ int draw_next(const struct small &x, uint64_t 
 static __device__ __forceinline__ void sum_sections(const struct small &x, float4 *parts, uint32_t barriers, int announced,
                                                     int thread)
 {
-    enum { FLIGHT = 8 };
     const int blocks = (int)gridDim.x;
     const int64_t stride = (int64_t)x.layers * SUMS;
 #pragma unroll 1
@@ -852,32 +851,11 @@ static __device__ __forceinline__ void sum_sections(const struct small &x, float
             const int at = item < matrices ? item + (hidden ? OF_ATTENTION : 0)
                                            : item - matrices + TO_VECTORS + (hidden ? VECTORS_OF_ATTENTION : 0);
             const bool mine = item < end && share < shares;
-            float4 sum = make_float4(0, 0, 0, 0);
-            for (int begin = share; mine && begin < blocks; begin += shares * FLIGHT) {
-                float4 v[FLIGHT];
-#pragma unroll
-                for (int j = 0; j < FLIGHT; j++) {
-                    const int b = begin + j * shares;
-                    v[j] = b < blocks ? __ldcg(from + b * stride + at) : make_float4(0, 0, 0, 0);
-                }
-#pragma unroll
-                for (int j = 0; j < FLIGHT; j++) {
-                    sum.x += v[j].x;
-                    sum.y += v[j].y;
-                    sum.z += v[j].z;
-                    sum.w += v[j].w;
-                }
-            }
+            float4 sum = sum_every<8, false>(from + at, stride, share, shares, mine ? blocks : 0);
             parts[thread] = sum;
             ps_barrier(DRAWING_BARRIER, DRAWING);
             if (share == 0 && mine) {
-                for (int j = 1; j < shares; j++) {
-                    const float4 v = parts[j * lanes + thread];
-                    sum.x += v.x;
-                    sum.y += v.y;
-                    sum.z += v.z;
-                    sum.w += v.w;
-                }
+                add_parts(sum, parts + thread, lanes, shares);
                 ((float4 *)x.summed)[l * SUMS + at] = sum;
             }
             ps_barrier(DRAWING_BARRIER, DRAWING);

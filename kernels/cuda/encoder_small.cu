@@ -650,27 +650,6 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
 
 enum { SUM_THREADS = 512, SUM_TILE = 256, SUM_PARTS = SUM_THREADS / (SUM_TILE / 4), SUM_FLIGHT = 14 };
 
-/* p[0] + p[stride] + .. of the blocks part, part + SUM_PARTS, .., SUM_FLIGHT of them on their way at once. */
-static __device__ __forceinline__ void sum_part(float4 &sum, const float *p, int part, int blocks, int64_t stride)
-{
-    sum = make_float4(0, 0, 0, 0);
-    for (int begin = part; begin < blocks; begin += SUM_PARTS * SUM_FLIGHT) {
-        float4 v[SUM_FLIGHT];
-#pragma unroll
-        for (int i = 0; i < SUM_FLIGHT; i++) {
-            const int b = begin + i * SUM_PARTS;
-            v[i] = b < blocks ? __ldcs((const float4 *)(p + b * stride)) : make_float4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (int i = 0; i < SUM_FLIGHT; i++) {
-            sum.x += v[i].x;
-            sum.y += v[i].y;
-            sum.z += v[i].z;
-            sum.w += v[i].w;
-        }
-    }
-}
-
 /* A block adds 256 / d rows of a layer's partial sums over all blocks, in 8 parts and then those in order, and adds them to the
  * gradients; the last block of a matrix that follows a LayerNorm adds up what the others found of gamma's and beta's. Grid
  * ((4d + 2f) d / 256, layers), and a row of blocks for the embedding. */
@@ -731,7 +710,8 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
     }
     {
         const int part = thread / (SUM_TILE / 4), i = thread % (SUM_TILE / 4);
-        sum_part(sums[part][i], from + (int64_t)row0 * D + i * 4, part, blocks_here, stride);
+        const float4 *const parts = (const float4 *)(from + (int64_t)row0 * D) + i;
+        sums[part][i] = sum_every<SUM_FLIGHT, true>(parts, stride / 4, part, SUM_PARTS, blocks_here);
     }
     if (thread < SUM_PARTS * 2 * ROWS) {
         bias_sums[thread / (2 * ROWS)][thread % (2 * ROWS)] = bias_part;

@@ -18,6 +18,42 @@ static __host__ __device__ constexpr int layer_sums(int d, int f)
     return (4 * d + 2 * f) * d + 5 * d + f;
 }
 
+/* from[i stride] for i = first, first + step, .. below count, added up in that order, FLIGHT of them on their way at once. ONCE:
+ * they are not read again. */
+template <int FLIGHT, bool ONCE>
+static __device__ __forceinline__ float4 sum_every(const float4 *from, int64_t stride, int first, int step, int count)
+{
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int begin = first; begin < count; begin += step * FLIGHT) {
+        float4 v[FLIGHT];
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            const int at = begin + i * step;
+            v[i] = at >= count ? make_float4(0, 0, 0, 0) : ONCE ? __ldcs(from + at * stride) : __ldcg(from + at * stride);
+        }
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            sum.x += v[i].x;
+            sum.y += v[i].y;
+            sum.z += v[i].z;
+            sum.w += v[i].w;
+        }
+    }
+    return sum;
+}
+
+/* sum += parts[step], parts[2 step], .., the last of `count` parts whose first is the thread's own. */
+static __device__ __forceinline__ void add_parts(float4 &sum, const float4 *parts, int step, int count)
+{
+    for (int i = 1; i < count; i++) {
+        const float4 v = parts[i * step];
+        sum.x += v.x;
+        sum.y += v.y;
+        sum.z += v.z;
+        sum.w += v.w;
+    }
+}
+
 /* Warps that share a tile of rows. */
 static __host__ __device__ constexpr int sharing(int d)
 {

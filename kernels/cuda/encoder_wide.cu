@@ -1184,33 +1184,12 @@ static __device__ __forceinline__ void weight_products(const struct small &x, co
 template <int ITEMS>
 static __device__ __forceinline__ float4 sum_parts(float4 (&parts)[THREADS], const float4 *from, int64_t stride, int count)
 {
-    constexpr int PARTS = THREADS / ITEMS, FLIGHT = 11;
-    float4 sum = make_float4(0, 0, 0, 0);
-    for (int begin = (int)threadIdx.x / ITEMS; begin < count; begin += PARTS * FLIGHT) {
-        float4 v[FLIGHT];
-#pragma unroll
-        for (int i = 0; i < FLIGHT; i++) {
-            const int b = begin + i * PARTS;
-            v[i] = b < count ? __ldcg(from + b * stride) : make_float4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (int i = 0; i < FLIGHT; i++) {
-            sum.x += v[i].x;
-            sum.y += v[i].y;
-            sum.z += v[i].z;
-            sum.w += v[i].w;
-        }
-    }
+    constexpr int PARTS = THREADS / ITEMS;
+    float4 sum = sum_every<11, false>(from, stride, (int)threadIdx.x / ITEMS, PARTS, count);
     parts[threadIdx.x] = sum;
     ps_barrier(0, THREADS);
     if (threadIdx.x < ITEMS) {
-        for (int i = 1; i < PARTS; i++) {
-            const float4 v = parts[i * ITEMS + threadIdx.x];
-            sum.x += v.x;
-            sum.y += v.y;
-            sum.z += v.z;
-            sum.w += v.w;
-        }
+        add_parts(sum, parts + threadIdx.x, ITEMS, PARTS);
     }
     return sum;
 }

@@ -1,6 +1,8 @@
-/* Products. Five ways, chosen by shape and layout alone, so that a run always takes the same:
+/* Products. Six ways, chosen by shape and layout alone, so that a run always takes the same:
  *  - batches of matrices up to 64 x 64 x 64: tiny_gemm.cu, one launch whatever the strides; but those of more than 48^3
- *    multiplications only in bf16 with even sizes, since the library is faster for the others where it takes the strides;
+ *    multiplications only in fp32, and in bf16 with even sizes, since the library is faster for the others where it takes the
+ * strides;
+ *  - those of them that have up to 16 rows and lie in whole pieces: warp_gemm.cu;
  *  - a long sum over few outputs (a weight's gradient) of float32: split_gemm.cu;
  *  - many rows times a weight, and other weights' gradients, of float32 on Hopper: wgmma_gemm.cu;
  *  - a single small product of bf16 or fp16: panel_gemm.cu;
@@ -559,12 +561,12 @@ static enum ps_status lt_product_cut(const struct ps_kernels *k, const struct ps
 }
 
 /* Whether a batch of small matrices is left to the library, as measured on an H200 (docs/benchmarks.md). */
-static int large(const struct ps_product *p)
+static int large(const struct ps_product *p, bool exact)
 {
     struct ps_product product = *p;
     struct plan_key key;
     int even = p->m % 2 == 0 && p->n % 2 == 0 && p->k % 2 == 0;
-    return p->m * p->n * p->k > 48 * 48 * 48 && !(p->type == PS_BF16 && even) && p->batch[0] == 1 &&
+    return p->m * p->n * p->k > 48 * 48 * 48 && !exact && !(p->type == PS_BF16 && even) && p->batch[0] == 1 &&
            lt_orient(&product, &key) == PS_OK;
 }
 
@@ -578,8 +580,9 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
                        (long long)(p.batch[0] * p.batch[1]));
     }
     int tiny = p.c_type == p.type && p.type != PS_F16 && p.m <= 64 && p.n <= 64 && p.k <= 64;
-    if (tiny && context->tiny_gemm && p.batch[0] * p.batch[1] >= 2 && !large(&p)) {
-        return ps_cuda_tiny_product(context, &p, k->precision == PS_TF32);
+    const bool exact = k->precision == PS_FP32;
+    if (tiny && context->tiny_gemm && p.batch[0] * p.batch[1] >= 2 && !large(&p, exact)) {
+        return ps_cuda_warp_wanted(&p) ? ps_cuda_warp_product(context, &p, exact) : ps_cuda_tiny_product(context, &p, exact);
     }
     if (ps_cuda_split_wanted(&p)) {
         struct ps_cuda_split split = {};
@@ -592,7 +595,6 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
         return ps_cuda_split_product(&split, &p);
     }
 #ifdef PS_FUSED_ENCODER
-    const bool exact = k->precision == PS_FP32;
     if (ps_cuda_rows_wanted(context, &p, exact)) {
         return ps_cuda_rows_product(context, &p, exact);
     }
@@ -611,7 +613,7 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
     struct plan_key key;
     enum ps_status status = lt_orient(&p, &key);
     if (status != PS_OK) {
-        return tiny ? ps_cuda_tiny_product(context, &p, k->precision == PS_TF32) : status;
+        return tiny ? ps_cuda_tiny_product(context, &p, exact) : status;
     }
     for (int64_t i = 0; i < p.batch[0]; i++) {
         for (int64_t j = 0; j < p.batch[1]; j += MAX_BATCH) {

@@ -1,6 +1,6 @@
-/* A product's sizes and strides, taken apart once for the five ways to compute it: cuBLASLt (gemm.cu), a long sum over few outputs
- * (split_gemm.cu), many rows and sums over many rows on Hopper (wgmma_gemm.cu), many small matrices (tiny_gemm.cu), a single small
- * one of bf16 (panel_gemm.cu). */
+/* A product's sizes and strides, taken apart once for the six ways to compute it: cuBLASLt (gemm.cu), a long sum over few outputs
+ * (split_gemm.cu), many rows and sums over many rows on Hopper (wgmma_gemm.cu), many small matrices (tiny_gemm.cu), of few rows
+ * (warp_gemm.cu), a single small one of bf16 (panel_gemm.cu). */
 #ifndef PS_KERNELS_CUDA_GEMM_CUH
 #define PS_KERNELS_CUDA_GEMM_CUH
 
@@ -34,8 +34,12 @@ struct ps_product {
 /* Checks ranks, types and sizes (all at least 1). PS_UNSUPPORTED with the sizes in the message. */
 enum ps_status ps_cuda_product(const struct ps_gemm *arguments, struct ps_product *product);
 
-/* tiny_gemm.cu. tensor_cores: float32 operands are rounded to tf32. */
-enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *product, bool tensor_cores);
+/* tiny_gemm.cu, m, n, k <= 64, PS_UNSUPPORTED otherwise. exact: as good as float32's own products, else operands rounded to tf32.
+ */
+enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *product, bool exact);
+/* warp_gemm.cu: what ps_cuda_warp_wanted takes, from the shape and layout alone. */
+int ps_cuda_warp_wanted(const struct ps_product *product);
+enum ps_status ps_cuda_warp_product(const struct ps_cuda_context *context, const struct ps_product *product, bool exact);
 
 /* split_gemm.cu: batch 1, a and b both laid out with the summed dimension slow (a transposed view times rows), float32, 16-byte
  * aligned rows; PS_UNSUPPORTED otherwise. tensor_cores: operands rounded to tf32. workspace holds the partial sums. */

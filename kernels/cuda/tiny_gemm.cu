@@ -2,11 +2,12 @@
  * their gradients, with matrices of N x N and N x e, where general libraries launch tiles far larger than the matrices.
  * A block takes a few matrices of the batch. All its threads copy a and b to shared memory (a dense run of matrices 16 bytes at a
  * time, whatever their size), its warps take tiles of up to 32 x 32 of c, and c leaves through shared memory likewise, so that
- * stores are whole lines; on Hopper as one bulk copy. bf16 and tf32 (operands rounded to nearest) multiply on tensor cores
- * (mma.sync, k 8 a step), fp32 with FFMA. Elements stay in their own type until they are in registers. On tensor cores lane q of
- * four holds k = 2q and 2q + 1: for tf32 that is another order of the sum than the instruction's own, the same for a and b, and one
- * 8-byte read a row. Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0. FLOPs 2 m n k batch.
- * 42 x 42 x 8, batch 43,008: 419 MB, 1.2 GFLOP. */
+ * stores are whole lines; on Hopper as one bulk copy. All types multiply on tensor cores (mma.sync, k 8 a step): bf16, tf32
+ * (operands rounded to nearest) and fp32 (three products of split operands, each step's sum added in FADD). Elements stay in their
+ * own type until they are in registers. Lane q of four holds k = 2q and 2q + 1: for tf32 that is another order of the sum than the
+ * instruction's own, the same for a and b, and one 8-byte read a row. Few rows in whole pieces go without shared memory
+ * (warp_gemm.cu). Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0. FLOPs 2 m n k batch,
+ * three times that in fp32. 42 x 42 x 8, batch 43,008: 419 MB, 1.2 GFLOP. */
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/warp_mma.cuh"
@@ -21,7 +22,7 @@
 #define MOST_BLOCK_BYTES (46 * 1024) /* to give every warp a tile */
 #define LONG_BATCH 128               /* matrices a multiprocessor */
 
-enum arithmetic { FFMA, TF32, BF16 };
+enum arithmetic { EXACT, TF32, BF16 };
 
 /* How a side is copied between global and shared memory. RUN: the batch is one dense array, which is copied as it is. PADDED: dense
  * too, but its lines would fall into the same banks: each is followed by a gap in shared memory. SINGLE: any strides, element by
@@ -168,18 +169,18 @@ __device__ static __forceinline__ void store(const struct tiny &x, const struct 
 #endif
 }
 
-/* Two neighbours along k as a fragment holds them: two words of tf32, or one of two bf16. PAIRS: they lie side by side, aligned.
- * `left` elements are still in the sum; the rest count 0. */
+/* Two neighbours along k as a fragment holds them: two words of tf32, hi and EXACT lo, or one of two bf16. PAIRS: they lie side by
+ * side, aligned. `left` elements are still in the sum; the rest count 0. */
 template <enum arithmetic ARITHMETIC, bool PAIRS, bool TAIL, typename T>
-__device__ static __forceinline__ void fragment(uint32_t (&to)[2], const T *from, int stride, int left)
+__device__ static __forceinline__ void fragment(uint32_t (&hi)[2], uint32_t (&lo)[2], const T *from, int stride, int left)
 {
     if constexpr (ARITHMETIC == BF16) {
         if constexpr (PAIRS) {
-            to[0] = !TAIL || left > 0 ? *(const uint32_t *)from : 0; /* k is even */
+            hi[0] = !TAIL || left > 0 ? *(const uint32_t *)from : 0; /* k is even */
         } else {
             const uint32_t low = !TAIL || left > 0 ? *(const uint16_t *)from : 0;
             const uint32_t high = !TAIL || left > 1 ? *(const uint16_t *)(from + stride) : 0;
-            to[0] = high << 16 | low;
+            hi[0] = high << 16 | low;
         }
     } else {
         float2 v = make_float2(0, 0);
@@ -191,178 +192,115 @@ __device__ static __forceinline__ void fragment(uint32_t (&to)[2], const T *from
             v.x = !TAIL || left > 0 ? from[0] : 0.0f;
             v.y = !TAIL || left > 1 ? from[stride] : 0.0f;
         }
-        to[0] = ps_tf32(v.x);
-        to[1] = ps_tf32(v.y);
+        ps_split<ARITHMETIC == EXACT>(hi[0], lo[0], v.x);
+        ps_split<ARITHMETIC == EXACT>(hi[1], lo[1], v.y);
     }
 }
 
-/* A warp's tile of up to 32 x NT 8: rows g, g + 8, g + 16, g + 24 of `g` = lane / 4; of every 8 columns two, of q = lane % 4: 2q
- * and 2q + 1 on tensor cores, q and q + 4 with FFMA. Rows and columns beyond the matrix repeat its last. */
-template <typename T, enum arithmetic ARITHMETIC, int NT, bool A_PAIRS, bool B_PAIRS>
-struct warp_tile {
+/* A warp's tile of up to 32 x NT 8: rows g, g + 8, g + 16, g + 24 of g = lane / 4; of every 8 columns 2q and 2q + 1 of
+ * q = lane % 4. Rows and columns beyond the matrix repeat its last. */
+template <int NT> struct warp_tile {
     float sum[2][NT][4]; /* [upper, lower half][8 columns][row * 2 + column] */
     int row, column;     /* the thread's first */
+};
 
-    __device__ static int across(int half){return ARITHMETIC == FFMA ? half * 4 : half;}
-
-template <bool TAIL>
-__device__ void step(const T *a, const T *b, const int (&a_at)[4], const int (&b_at)[NT], const struct tiny &x, int k, bool lower)
+/* sum += a b over 8 of k. */
+template <enum arithmetic ARITHMETIC, bool A_PAIRS, bool B_PAIRS, bool TAIL, int NT, typename T>
+__device__ static __forceinline__ void step(struct warp_tile<NT> &t, const T *a, const T *b, const int (&a_at)[4],
+                                            const int (&b_at)[NT], const struct tiny &x, int k, bool lower)
 {
     const int lane = (int)threadIdx.x % 4 * 2, left = x.k - k - lane, ka = (k + lane) * (A_PAIRS ? 1 : x.a.column);
     const int kb = (k + lane) * (B_PAIRS ? 1 : x.b.row);
-    uint32_t fa[4][2], fb[NT][2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        fragment<ARITHMETIC, A_PAIRS, TAIL>(fa[i], a + a_at[i] + ka, x.a.column, left);
-    }
+    uint32_t b_hi[NT][2], b_lo[NT][2];
 #pragma unroll
     for (int j = 0; j < NT; j++) {
-        fragment<ARITHMETIC, B_PAIRS, TAIL>(fb[j], b + b_at[j] + kb, x.b.row, left);
-    }
-    multiply(sum[0], fa[0], fa[1], fb);
-    if (lower) {
-#pragma unroll
-        for (int i = 2; i < 4; i++) {
-            fragment<ARITHMETIC, A_PAIRS, TAIL>(fa[i], a + a_at[i] + ka, x.a.column, left);
-        }
-        multiply(sum[1], fa[2], fa[3], fb);
-    }
-}
-
-__device__ static void multiply(float (&to)[NT][4], const uint32_t (&upper)[2], const uint32_t (&lower)[2],
-                                const uint32_t (&fb)[NT][2])
-{
-#pragma unroll
-    for (int j = 0; j < NT; j++) {
-        if constexpr (ARITHMETIC == BF16) {
-            ps_mma8(to[j], upper[0], lower[0], fb[j][0], to[j]);
-        } else {
-            const uint32_t words[4] = {upper[0], lower[0], upper[1], lower[1]};
-            ps_mma_tf32(to[j], words, fb[j][0], fb[j][1], to[j]);
-        }
-    }
-}
-
-/* KS neighbours along k, with FFMA. */
-template <int KS>
-__device__ void add(const float *a, const float *b, const int (&a_at)[4], const int (&b_at)[2 * NT], const struct tiny &x, int k,
-                    bool lower)
-{
-    float fb[2 * NT][KS];
-#pragma unroll
-    for (int j = 0; j < 2 * NT; j++) {
-        read<B_PAIRS, KS>(fb[j], b + b_at[j] + k * (B_PAIRS ? 1 : x.b.row), x.b.row);
+        fragment<ARITHMETIC, B_PAIRS, TAIL>(b_hi[j], b_lo[j], b + b_at[j] + kb, x.b.row, left);
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (half == 0 || lower) {
-            float fa[2][KS];
+        if (half == 1 && !lower) {
+            return;
+        }
+        uint32_t hi[2][2], lo[2][2];
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                read<A_PAIRS, KS>(fa[i], a + a_at[half * 2 + i] + k * (A_PAIRS ? 1 : x.a.column), x.a.column);
-            }
+        for (int i = 0; i < 2; i++) {
+            fragment<ARITHMETIC, A_PAIRS, TAIL>(hi[i], lo[i], a + a_at[2 * half + i] + ka, x.a.column, left);
+        }
 #pragma unroll
-            for (int p = 0; p < KS; p++) {
-#pragma unroll
-                for (int j = 0; j < NT; j++) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        sum[half][j][i] = fmaf(fa[i / 2][p], fb[2 * j + i % 2][p], sum[half][j][i]);
-                    }
-                }
+        for (int j = 0; j < NT; j++) {
+            if constexpr (ARITHMETIC == BF16) {
+                ps_mma8(t.sum[half][j], hi[0][0], hi[1][0], b_hi[j][0], t.sum[half][j]);
+            } else {
+                const uint32_t a_hi[4] = {hi[0][0], hi[1][0], hi[0][1], hi[1][1]};
+                const uint32_t a_lo[4] = {lo[0][0], lo[1][0], lo[0][1], lo[1][1]};
+                ps_mma_split<ARITHMETIC == EXACT, true>(t.sum[half][j], a_hi, a_lo, b_hi[j], b_lo[j]);
             }
         }
     }
 }
 
-template <bool PAIRS, int KS> __device__ static void read(float (&to)[KS], const float *from, int stride)
-{
-    if constexpr (PAIRS && KS == 2) {
-        const float2 v = *(const float2 *)from;
-        to[0] = v.x;
-        to[1] = v.y;
-    } else {
-#pragma unroll
-        for (int p = 0; p < KS; p++) {
-            to[p] = from[p * stride];
-        }
-    }
-}
-
-__device__ void compute(const T *a, const T *b, const struct tiny &x, int row0, int column0)
+template <enum arithmetic ARITHMETIC, bool A_PAIRS, bool B_PAIRS, int NT, typename T>
+__device__ static __forceinline__ void compute(struct warp_tile<NT> &t, const T *a, const T *b, const struct tiny &x, int row0,
+                                               int column0)
 {
     const int g = (int)threadIdx.x % 32 / 4, q = (int)threadIdx.x % 4;
     const bool lower = row0 + 16 < x.m;
-    row = row0 + g;
-    column = column0 + (ARITHMETIC == FFMA ? q : 2 * q);
-    int a_at[4];
+    t.row = row0 + g;
+    t.column = column0 + 2 * q;
+    int a_at[4], b_at[NT], k = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        a_at[i] = min(row + i * 8, x.m - 1) * x.a.row;
+        a_at[i] = min(t.row + i * 8, x.m - 1) * x.a.row;
+    }
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+        b_at[j] = min(column0 + g + j * 8, x.n - 1) * x.b.column;
     }
 #pragma unroll
     for (int i = 0; i < 2 * NT * 4; i++) {
-        sum[i / (NT * 4)][i / 4 % NT][i % 4] = 0;
+        t.sum[i / (NT * 4)][i / 4 % NT][i % 4] = 0;
     }
-    if constexpr (ARITHMETIC == FFMA) {
-        int b_at[2 * NT], k = 0;
-#pragma unroll
-        for (int j = 0; j < 2 * NT; j++) {
-            b_at[j] = min(column + j * 4, x.n - 1) * x.b.column;
-        }
-#pragma unroll 2
-        for (; k + 2 <= x.k; k += 2) {
-            add<2>(a, b, a_at, b_at, x, k, lower);
-        }
-        if (k < x.k) {
-            add<1>(a, b, a_at, b_at, x, k, lower);
-        }
-    } else {
-        int b_at[NT], k = 0;
-#pragma unroll
-        for (int j = 0; j < NT; j++) {
-            b_at[j] = min(column0 + g + j * 8, x.n - 1) * x.b.column;
-        }
-#pragma unroll 4
-        for (; k + 8 <= x.k; k += 8) {
-            step<false>(a, b, a_at, b_at, x, k, lower);
-        }
-        if (k < x.k) {
-            step<true>(a, b, a_at, b_at, x, k, lower);
-        }
+#pragma unroll ARITHMETIC == EXACT ? 1 : 4
+    for (; k + 8 <= x.k; k += 8) {
+        step<ARITHMETIC, A_PAIRS, B_PAIRS, false>(t, a, b, a_at, b_at, x, k, lower);
+    }
+    if (k < x.k) {
+        step<ARITHMETIC, A_PAIRS, B_PAIRS, true>(t, a, b, a_at, b_at, x, k, lower);
     }
 }
 
 /* sum = alpha sum + beta old, the matrix in global memory. */
-__device__ void blend(const T *old, const struct tiny &x)
+template <int NT, typename T>
+__device__ static __forceinline__ void blend(struct warp_tile<NT> &t, const T *old, const struct tiny &x)
 {
 #pragma unroll
     for (int i = 0; i < 2 * NT * 4; i++) {
-        const int r = row + i / (NT * 4) * 16 + i % 4 / 2 * 8, to = column + i / 4 % NT * 8 + across(i % 2);
-        float &v = sum[i / (NT * 4)][i / 4 % NT][i % 4];
+        const int r = t.row + i / (NT * 4) * 16 + i % 4 / 2 * 8, to = t.column + i / 4 % NT * 8 + i % 2;
+        float &v = t.sum[i / (NT * 4)][i / 4 % NT][i % 4];
         v = r < x.m && to < x.n ? fmaf(x.beta, ps_float(old[r * x.c_row + to * x.c_column]), x.alpha * v) : 0.0f;
     }
 }
 
 /* sum times scale to shared memory. */
-__device__ void put(T *c, float scale, const struct tiny &x) const
+template <int NT, typename T>
+__device__ static __forceinline__ void put(T *c, const struct warp_tile<NT> &t, float scale, const struct tiny &x)
 {
-    const int left = x.n - column;
-    c += row * x.c.row + column * x.c.column;
+    const int left = x.n - t.column;
+    c += t.row * x.c.row + t.column * x.c.column;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (row + i * 8 >= x.m) {
+        if (t.row + i * 8 >= x.m) {
             return;
         }
         T *at = c + i * 8 * x.c.row;
         const int half = i / 2, r = i % 2 * 2;
-        if (ARITHMETIC != FFMA && x.pairs) {
+        if (x.pairs) {
 #pragma unroll
             for (int j = 0; j < NT; j++) {
-                const float v[2] = {scale * sum[half][j][r], scale * sum[half][j][r + 1]};
+                const float v[2] = {scale * t.sum[half][j][r], scale * t.sum[half][j][r + 1]};
                 if (j * 8 < left) {
-                    if constexpr (ARITHMETIC == BF16) {
-                        *(uint32_t *)(at + j * 8) = ps_pack<ps_bf16>(v);
+                    if constexpr (sizeof(T) == 2) {
+                        *(uint32_t *)(at + j * 8) = ps_pack<T>(v);
                     } else {
                         *(float2 *)(at + j * 8) = make_float2(v[0], v[1]);
                     }
@@ -371,24 +309,29 @@ __device__ void put(T *c, float scale, const struct tiny &x) const
         } else {
 #pragma unroll
             for (int j = 0; j < 2 * NT; j++) {
-                const int to = j / 2 * 8 + across(j % 2);
+                const int to = j / 2 * 8 + j % 2;
                 if (to < left) {
-                    ps_put(at + to * x.c.column, scale * sum[half][j / 2][r + j % 2]);
+                    ps_put(at + to * x.c.column, scale * t.sum[half][j / 2][r + j % 2]);
                 }
             }
         }
     }
 }
+
+/* Blocks a multiprocessor, 0: as ptxas has it. 42 x 42 x 4 at 3,584 is over in two rounds then, not in three. */
+template <enum arithmetic ARITHMETIC, int NT> constexpr int least_blocks()
+{
+    return ARITHMETIC == EXACT && NT == 3 ? 7 : 0;
 }
-;
 
 template <typename T, enum arithmetic ARITHMETIC, int NT, bool A_PAIRS, bool B_PAIRS>
-__global__ void __launch_bounds__(THREADS) tiny_kernel(const __grid_constant__ struct tiny x)
+__global__ void __launch_bounds__(THREADS, least_blocks<ARITHMETIC, NT>()) tiny_kernel(const __grid_constant__ struct tiny x)
 {
     extern __shared__ float4 shared_memory[];
     const int first = (int)blockIdx.x * x.per_block, count = min(x.per_block, x.batch - first);
     T *a = shared_of<T>(x.a, (char *)shared_memory, first), *b = shared_of<T>(x.b, (char *)shared_memory, first);
     T *c = shared_of<T>(x.c, (char *)shared_memory, first);
+    ps_grid_wait();
     load<T>(x, x.a, a, first, count);
     load<T>(x, x.b, b, first, count);
     ps_copy_wait();
@@ -398,21 +341,22 @@ __global__ void __launch_bounds__(THREADS) tiny_kernel(const __grid_constant__ s
         const int at = base + (int)threadIdx.x / 32;
         const uint32_t matrix = ps_divide((uint32_t)at, x.tiles), tile = (uint32_t)at - matrix * x.tiles.divisor;
         const uint32_t down = ps_divide(tile, x.tiles_n);
-        struct warp_tile<T, ARITHMETIC, NT, A_PAIRS, B_PAIRS> t;
+        struct warp_tile<NT> t;
         if (at < tiles) {
-            t.compute(a + matrix * x.a.size, b + matrix * x.b.size, x, (int)down * 32,
-                      (int)(tile - down * x.tiles_n.divisor) * NT * 8);
+            compute<ARITHMETIC, A_PAIRS, B_PAIRS>(t, a + matrix * x.a.size, b + matrix * x.b.size, x, (int)down * 32,
+                                                  (int)(tile - down * x.tiles_n.divisor) * NT * 8);
         }
         if (x.overlay) { /* there is one turn only */
             __syncthreads();
         }
         if (at < tiles) {
             if (x.beta != 0) {
-                t.blend((const T *)x.c.data + batch_offset(x, x.c, first + (int)matrix), x);
+                blend(t, (const T *)x.c.data + batch_offset(x, x.c, first + (int)matrix), x);
             }
-            t.put(c + matrix * x.c.size, x.beta != 0 ? 1.0f : x.alpha, x);
+            put(c + matrix * x.c.size, t, x.beta != 0 ? 1.0f : x.alpha, x);
         }
     }
+    ps_grid_release(); /* late: blocks that wait would be spread over multiprocessors as these leave room, unevenly */
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); /* what was written is what the bulk copy reads */
 #endif
@@ -488,7 +432,7 @@ static int shared_bytes(const struct side *s, enum ps_type type, int matrices)
     return (matrices * s->size * (int)ps_type_bytes(type) + 15) / 16 * 16 + (s->copy == RUN ? 16 : 0);
 }
 
-enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *p, bool tensor_cores)
+enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *p, bool exact)
 {
     if (p->type != p->c_type || p->type == PS_F16 || p->m > LIMIT || p->n > LIMIT || p->k > LIMIT) {
         return ps_fail(
@@ -538,16 +482,9 @@ enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const
     x.c.offset = x.overlay ? 0 : inputs;
 
     tiny_kernel_type *kernel = p->type == PS_BF16 ? kernel_of_width<ps_bf16, BF16>(nt, a_pairs, b_pairs)
-                               : tensor_cores     ? kernel_of_width<float, TF32>(nt, a_pairs, b_pairs)
-                                                  : kernel_of_width<float, FFMA>(nt, a_pairs, b_pairs);
+                               : exact            ? kernel_of_width<float, EXACT>(nt, a_pairs, b_pairs)
+                                                  : kernel_of_width<float, TF32>(nt, a_pairs, b_pairs);
     const int bytes = !x.overlay ? inputs + outputs : inputs > outputs ? inputs : outputs; /* at most 48 KiB */
-    kernel<<<(unsigned)ceil_div(x.batch, x.per_block), THREADS, (size_t)bytes, context->stream>>>(x);
+    ps_cuda_launch(context, kernel, (unsigned)ceil_div(x.batch, x.per_block), THREADS, (size_t)bytes, x);
     PS_CUDA_LAUNCHED("tiny gemm");
-}
-
-enum ps_status ps_cuda_tiny_gemm(const struct ps_kernels *k, const struct ps_gemm *arguments)
-{
-    struct ps_product product;
-    PS_TRY(ps_cuda_product(arguments, &product));
-    return ps_cuda_tiny_product(ps_cuda(k), &product, k->precision == PS_TF32);
 }

@@ -43,6 +43,41 @@ static __device__ __forceinline__ uint32_t ps_tf32(float x)
     return y;
 }
 
+/* x as the tensor cores' tf32 takes it. EXACT: hi + lo = x but for a part in 2^23 (they leave out lo's last bit or two); else hi
+ * alone. A NaN stays one. */
+template <bool EXACT> static __device__ __forceinline__ void ps_split(uint32_t &hi, uint32_t &lo, float x)
+{
+    if constexpr (EXACT) {
+        hi = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+        lo = __float_as_uint(x - __uint_as_float(hi));
+    } else {
+        hi = ps_tf32(x);
+        lo = 0;
+    }
+}
+
+/* d = a b, or d += a b, of operands split so. EXACT: three products, whose sum over these 8 of k is added in FADD. */
+template <bool EXACT, bool ADD>
+static __device__ __forceinline__ void ps_mma_split(float (&d)[4], const uint32_t (&a_hi)[4], const uint32_t (&a_lo)[4],
+                                                    const uint32_t (&b_hi)[2], const uint32_t (&b_lo)[2])
+{
+    const float zero[4] = {0, 0, 0, 0};
+    if constexpr (EXACT) {
+        float part[4];
+        ps_mma_tf32(part, a_lo, b_hi[0], b_hi[1], zero);
+        ps_mma_tf32(part, a_hi, b_lo[0], b_lo[1], part);
+        ps_mma_tf32(part, a_hi, b_hi[0], b_hi[1], part);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            d[i] = ADD ? d[i] + part[i] : part[i];
+        }
+    } else if constexpr (ADD) {
+        ps_mma_tf32(d, a_hi, b_hi[0], b_hi[1], d);
+    } else {
+        ps_mma_tf32(d, a_hi, b_hi[0], b_hi[1], zero);
+    }
+}
+
 static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);

@@ -23,18 +23,6 @@
 
 enum { ROWS = 64, DEEP = 32, LINE = DEEP * 4 }; /* rows of a warpgroup; of the summed dimension at once; its bytes */
 
-/* hi + lo = x but for a part in 2^23 (the tensor cores leave out lo's last bit or two), or hi alone. A NaN stays one. */
-template <bool EXACT> static __device__ __forceinline__ void split(uint32_t &hi, uint32_t &lo, float x)
-{
-    if constexpr (EXACT) {
-        hi = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-        lo = __float_as_uint(x - __uint_as_float(hi));
-    } else {
-        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(hi) : "f"(x));
-        lo = 0;
-    }
-}
-
 static __device__ __forceinline__ void store_shared(uint32_t at, const uint32_t (&v)[4])
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
@@ -202,7 +190,7 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
         uint32_t hi[4], lo[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            split<EXACT>(hi[j], lo[j], n0 + column < x.n && k + j * 4 < x.k ? b[j * 4 * x.b_row] : 0.0f);
+            ps_split<EXACT>(hi[j], lo[j], n0 + column < x.n && k + j * 4 < x.k ? b[j * 4 * x.b_row] : 0.0f);
         }
         const uint32_t at = shared + panel * PANEL + column * LINE + (eighth ^ column % 8) * 16;
         store_shared(at, hi);
@@ -233,14 +221,14 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
             for (int h = 0; h < 2; h++) { /* odd rows' first 16 of k lie 64 bytes on: as unit ^ 4 says */
                 const uint32_t at = stage * WARP_STAGE + (from ^ (h * 64));
                 const float4 upper = load_shared(at), lower = load_shared(at + 8 * LINE);
-                split<EXACT>(hi[h * 2][0], lo[h * 2][0], upper.x);
-                split<EXACT>(hi[h * 2][1], lo[h * 2][1], lower.x);
-                split<EXACT>(hi[h * 2][2], lo[h * 2][2], upper.y);
-                split<EXACT>(hi[h * 2][3], lo[h * 2][3], lower.y);
-                split<EXACT>(hi[h * 2 + 1][0], lo[h * 2 + 1][0], upper.z);
-                split<EXACT>(hi[h * 2 + 1][1], lo[h * 2 + 1][1], lower.z);
-                split<EXACT>(hi[h * 2 + 1][2], lo[h * 2 + 1][2], upper.w);
-                split<EXACT>(hi[h * 2 + 1][3], lo[h * 2 + 1][3], lower.w);
+                ps_split<EXACT>(hi[h * 2][0], lo[h * 2][0], upper.x);
+                ps_split<EXACT>(hi[h * 2][1], lo[h * 2][1], lower.x);
+                ps_split<EXACT>(hi[h * 2][2], lo[h * 2][2], upper.y);
+                ps_split<EXACT>(hi[h * 2][3], lo[h * 2][3], lower.y);
+                ps_split<EXACT>(hi[h * 2 + 1][0], lo[h * 2 + 1][0], upper.z);
+                ps_split<EXACT>(hi[h * 2 + 1][1], lo[h * 2 + 1][1], lower.z);
+                ps_split<EXACT>(hi[h * 2 + 1][2], lo[h * 2 + 1][2], upper.w);
+                ps_split<EXACT>(hi[h * 2 + 1][3], lo[h * 2 + 1][3], lower.w);
             }
             stage = stage + 1 == STAGES ? 0 : stage + 1;
             const uint32_t panel = place + ((p * PANEL) >> 4);
@@ -357,7 +345,7 @@ static __global__ void __launch_bounds__(THREADS, 1) gradient_kernel(const __gri
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 value[i] = at[(u * 4 + i) * N];
-                split<EXACT>(hi[i], lo[i], value[i]);
+                ps_split<EXACT>(hi[i], lo[i], value[i]);
             }
             b_sum += (value[0] + value[1]) + (value[2] + value[3]);
             const uint32_t to = shared + p % 2 * SIDE + column * LINE + ((row0 / 4 + u) ^ column % 8) * 16;
@@ -393,7 +381,7 @@ static __global__ void __launch_bounds__(THREADS, 1) gradient_kernel(const __gri
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 value[i] = at[(s * 8 + i / 2 * 4) * A_LINE + i % 2 * 8];
-                split<EXACT>(hi[s][i], lo[s][i], value[i]);
+                ps_split<EXACT>(hi[s][i], lo[s][i], value[i]);
             }
             a_sum[0] += value[0] + value[2];
             a_sum[1] += value[1] + value[3];
