@@ -5,9 +5,8 @@
  * channel takes mean and deviation and leaves it normalised in 16 bits, whose patches, overlapping in shared memory where they do
  * in the window, are the operands of mma.m16n8k16. W_P stays in registers, its columns exchanged so that a thread has 8
  * neighbouring ones of a row: a whole Philox block and 16 bytes. W_pos + b_P lie in shared memory. u, patches, mean, std =. Bytes:
- * 4 S L + 2 R P
- * + 2 R d, and from L2 4 N d a block. Flops: 2 R P d. Weather: 10.2 M instructions of warps
- * (19 k clocks of a scheduler), 21 us alone.
+ * 4 S L + 2 R P + 2 R d, and from L2 4 N d a block. Flops: 2 R P d. Weather: 9.1 M instructions of warps, 17.8 us alone; of a
+ * block's 12 us 2 pass until its windows are there, 2 with statistics, 1 with patches, 7 with products and draws.
  *
  * Backward: a block takes one patch n of a share of the sequences, a warp 32 columns of 32 sequences at once: it draws their mask
  * while they are on their way, and transposes them through shared memory of its own, so that the tensor cores sum du' patches for
@@ -54,10 +53,10 @@ struct embedding {
     struct ps_dropout dropout;
 };
 
-/* 16 STEPS >= P; SPAN groups of 32 columns are a warp's. Of a group, column 8 q + 2 j + i is column 2 q + i of tile j of the
- * product, so that lane q of a row has 8 neighbouring columns: a block of draws, and 16 bytes. */
-template <int STEPS> struct embed_shape {
-    static constexpr int span = STEPS > 2 ? 1 : 2, depth = 16 * STEPS, blocks = STEPS > 2 ? 2 : 3 /* a multiprocessor */;
+/* 16 STEPS >= P; SPAN groups of 32 columns are a warp's, the last of which may be empty. Of a group, column 8 q + 2 j + i is column
+ * 2 q + i of tile j of the product, so that lane q of a row has 8 neighbouring columns: a block of draws, and 16 bytes. */
+template <int STEPS, int SPAN> struct embed_shape {
+    static constexpr int span = SPAN, depth = 16 * STEPS, blocks = STEPS > 2 ? 2 : 3 /* a multiprocessor */;
     static __host__ __device__ int table_pitch(int groups)
     {
         return 32 * groups + 4;
@@ -75,7 +74,7 @@ template <int STEPS> struct embed_shape {
 };
 
 /* Mean and deviation of a channel, and its patches normalised. */
-template <int STEPS>
+template <int DEPTH>
 static __device__ __forceinline__ void normalise(const struct embedding &e, const float *value, bool there, real16 *z, int sequence)
 {
     const int lane = threadIdx.x % 32;
@@ -97,19 +96,19 @@ static __device__ __forceinline__ void normalise(const struct embedding &e, cons
             ps_put(z + l, (value[l < e.length ? l : e.length - 1] - mu) * factor);
         }
     } else {
-        for (int i = lane; i < e.count * embed_shape<STEPS>::depth; i += 32) {
-            const int n = i / embed_shape<STEPS>::depth, k = i % embed_shape<STEPS>::depth, l = n * e.stride + k;
+        for (int i = lane; i < e.count * DEPTH; i += 32) {
+            const int n = i / DEPTH, k = i % DEPTH, l = n * e.stride + k;
             ps_put(z + n * e.row_pitch + k, (value[l < e.length ? l : e.length - 1] - mu) * factor);
         }
     }
 }
 
 /* Grid: batch * tiles. */
-template <int STEPS>
-static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS>::blocks)
+template <int STEPS, int SPAN>
+static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>::blocks)
     embed_block(const __grid_constant__ struct embedding e)
 {
-    typedef embed_shape<STEPS> shape;
+    typedef embed_shape<STEPS, SPAN> shape;
     extern __shared__ uint4 shared[];
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), g = lane / 4, q = lane % 4;
     const int table_pitch = shape::table_pitch(e.groups), weight_pitch = shape::weight_pitch(e.groups);
@@ -185,7 +184,7 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS>::bloc
     ps_copy_wait();
     __syncthreads();
     for (int c = warp; c < live; c += embed_warps) {
-        normalise<STEPS>(e, values + c * e.pitch, there, patches + c * e.z_pitch, (int)b * e.channels + first + c);
+        normalise<shape::depth>(e, values + c * e.pitch, there, patches + c * e.z_pitch, (int)b * e.channels + first + c);
     }
     __syncthreads();
     const int rows = live * e.count;
@@ -222,6 +221,9 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS>::bloc
                 }
             }
         }
+        const int column = span * shape::span * 32 + 8 * q, wide = e.d / 8;
+        real16 *u = e.u + base * e.d + column;
+        const uint32_t octets = (uint32_t)base * (uint32_t)wide + (uint32_t)column / 8;
         for (int tile = warp % e.down; tile * 16 < rows; tile += e.down) {
             const int own = tile * 16 + lane % 16, row = own < rows ? own : 0, c = (int)ps_divide(row, e.by_count),
                       n = row - c * e.count;
@@ -230,24 +232,21 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS>::bloc
             for (int s = 0; s < STEPS; s++) {
                 ps_ldmatrix4(left[s], patches + c * e.z_pitch + n * e.row_pitch + 16 * s + lane / 16 * 8);
             }
-            int add[2];
-            add[0] = __shfl_sync(0xffffffffu, n, g) * table_pitch;
-            add[1] = __shfl_sync(0xffffffffu, n, g + 8) * table_pitch;
+            const float *add[2];
+            add[0] = table + __shfl_sync(0xffffffffu, n, g) * table_pitch + column;
+            add[1] = table + __shfl_sync(0xffffffffu, n, g + 8) * table_pitch + column;
+            /* Columns from d on are worked out too, of whatever lies there, and not stored. */
+            uint32_t out[shape::span][2][4];
 #pragma unroll
             for (int group = 0; group < shape::span; group++) {
-                const int column = (span * shape::span + group) * 32 + 8 * q;
-                if (shape::span > 1 && column - 8 * q >= e.d) {
-                    break;
-                }
                 float sum[4][4];
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    float begin[8];
-                    ps_load<8>(begin, table + add[half] + column);
+                for (int j = 0; j < 4; j++) { /* by two, as the product takes them */
 #pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        sum[j][2 * half] = begin[2 * j];
-                        sum[j][2 * half + 1] = begin[2 * j + 1];
+                    for (int half = 0; half < 2; half++) {
+                        const float2 begin = *(const float2 *)(add[half] + 32 * group + 2 * j);
+                        sum[j][2 * half] = begin.x;
+                        sum[j][2 * half + 1] = begin.y;
                     }
                 }
 #pragma unroll
@@ -259,34 +258,46 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS>::bloc
                 }
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const int r = tile * 16 + g + 8 * half;
-                    uint32_t out[4];
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        out[j] = ps_pack(sum[j][2 * half] * factor_kept, sum[j][2 * half + 1] * factor_kept);
-                    }
-                    if (e.dropout.threshold) {
-                        const uint32_t octet = (uint32_t)(base + r) * (uint32_t)(e.d / 8) + (uint32_t)column / 8;
-                        struct ps_block block = ps_philox(e.dropout.seed, octet, e.dropout.site, step);
-                        masks_of(block, e.dropout.threshold);
-#pragma unroll
-                        for (int j = 0; j < 4; j++) {
-                            out[j] &= block.word[j];
-                        }
-                    }
-                    if (r < rows && column < e.d) {
-                        *(uint4 *)(e.u + (base + r) * e.d + column) = make_uint4(out[0], out[1], out[2], out[3]);
+                        out[group][half][j] = ps_pack(sum[j][2 * half] * factor_kept, sum[j][2 * half + 1] * factor_kept);
                     }
                 }
+            }
+            const int r = tile * 16 + g;
+            if (e.dropout.threshold) { /* together, so that none waits for its own chain of products alone */
+                const uint32_t octet = octets + (uint32_t)r * (uint32_t)wide;
+#pragma unroll
+                for (int i = 0; i < 2 * shape::span; i++) {
+                    struct ps_block keep =
+                        ps_philox(e.dropout.seed, octet + i % 2 * (uint32_t)e.d + i / 2 * 4, e.dropout.site, step);
+                    masks_of(keep, e.dropout.threshold);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        out[i / 2][i % 2][j] &= keep.word[j];
+                    }
+                }
+            }
+            real16 *to = u + r * e.d;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+#pragma unroll
+                for (int group = 0; group < shape::span; group++) {
+                    if (r + 8 * half < rows && column + 32 * group < e.d) {
+                        *(uint4 *)(to + 32 * group) =
+                            make_uint4(out[group][half][0], out[group][half][1], out[group][half][2], out[group][half][3]);
+                    }
+                }
+                to += 8 * e.d;
             }
         }
     }
 }
 
-template <int STEPS>
+template <int STEPS, int SPAN>
 static enum ps_status launch_embedding(const struct ps_cuda_context *c, const char *op, unsigned blocks, struct embedding *e)
 {
-    typedef embed_shape<STEPS> shape;
+    typedef embed_shape<STEPS, SPAN> shape;
     e->overlapping = e->stride % 8 == 0;
     e->row_pitch = e->overlapping ? e->stride : shape::depth + 8;
     e->z_pitch = ((e->count - 1) * e->row_pitch + shape::depth + 7) / 8 * 8;
@@ -298,8 +309,8 @@ static enum ps_status launch_embedding(const struct ps_cuda_context *c, const ch
                        e->length, e->count, bytes);
     }
     PS_TRY(ps_cuda_check(
-        cudaFuncSetAttribute((const void *)embed_block<STEPS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
-    ps_cuda_launch(c, embed_block<STEPS>, blocks, embed_threads, bytes, *e);
+        cudaFuncSetAttribute((const void *)embed_block<STEPS, SPAN>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
+    ps_cuda_launch(c, embed_block<STEPS, SPAN>, blocks, embed_threads, bytes, *e);
     PS_CUDA_LAUNCHED(op);
 }
 
@@ -360,9 +371,10 @@ enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, const struct ps
     e.dropout = a->dropout;
     e.by_patch = ps_divisor_make(patch % 8 == 0 ? patch / 8 : patch);
     const unsigned blocks = (unsigned)(a->batch * e.tiles);
-    return patch <= 16   ? launch_embedding<1>(c, op, blocks, &e)
-           : patch <= 32 ? launch_embedding<2>(c, op, blocks, &e)
-                         : launch_embedding<4>(c, op, blocks, &e);
+    const bool narrow = e.groups == 1;
+    return patch <= 16   ? narrow ? launch_embedding<1, 1>(c, op, blocks, &e) : launch_embedding<1, 2>(c, op, blocks, &e)
+             : patch <= 32 ? narrow ? launch_embedding<2, 1>(c, op, blocks, &e) : launch_embedding<2, 2>(c, op, blocks, &e)
+                           : launch_embedding<4, 1>(c, op, blocks, &e);
 }
 
 /* ---- backward ---- */
