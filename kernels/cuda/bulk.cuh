@@ -77,12 +77,64 @@ static __device__ __forceinline__ void ps_bulk_wait()
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
+/* For what is read or written once, of more than L2 holds: it does not drive out what is used again. volatile: made where it is
+ * used, not held in registers. */
+static __device__ __forceinline__ uint64_t ps_cache_once()
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+/* For what is soon used again, while more than L2 holds passes by. */
+static __device__ __forceinline__ uint64_t ps_cache_keep()
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+static __device__ __forceinline__ float4 ps_load_keep(const float4 *from)
+{
+    float4 v;
+    asm volatile("ld.global.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(from), "l"(ps_cache_keep())
+                 : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void ps_store_keep(float4 *to, float4 v)
+{
+    asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w),
+                 "l"(ps_cache_keep())
+                 : "memory");
+}
+
+/* ps_bulk_store of what is not kept in L2. */
+static __device__ __forceinline__ void ps_bulk_store_once(void *to, uint32_t from, uint32_t bytes)
+{
+    asm volatile(
+        "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;\ncp.async.bulk.commit_group;" ::"l"(to),
+        "r"(from), "r"(bytes), "l"(ps_cache_once())
+        : "memory");
+}
+
 /* bytes, a multiple of 16, from global memory. */
 static __device__ __forceinline__ void ps_bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
                  "r"(bytes), "r"(barrier)
                  : "memory");
+}
+
+/* ps_bulk_copy of what is not kept in L2. */
+static __device__ __forceinline__ void ps_bulk_copy_once(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(ps_cache_once())
+        : "memory");
 }
 
 #endif

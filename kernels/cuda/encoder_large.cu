@@ -28,11 +28,14 @@
  * weights' gradients: dW needs 262 kFLOP a row and 512 KB of fp32 sums a layer. On chip it would take a cluster of four SMs, each
  * with half its registers given to sums, and every operand sent to all four. Instead backward writes the operands once in 16 bits
  * (a, dqkv, merged, dr, ln2_out, d_hidden, hidden, dy masked: 3 KB a row, 352 MB with the empty rows), as panels, a chunk of a
- * layer's tiles a launch, and the last blocks of a launch (28 of 132) form the products and bias gradients of the chunk before: so
+ * layer's tiles a launch, and the last blocks of a launch (22 of 132) form the products and bias gradients of the chunk before: so
  * device memory, which they would wait for if all multiprocessors did that at once (82 us for 352 MB at 4.3 TB/s), is read beside
- * backward's arithmetic. Shared memory bounds them: 24 KB for each 64 x 128 sums of 64 rows, and 208 KB from L2 for 64 rows.
+ * backward's arithmetic. A job's 64 rows are 1,024 clocks of wgmma, in which shared memory brings 96 KB to it and takes 48 to
+ * 64 KB from L2; such a block takes 1,160 clocks alone, and beside backward, waiting for operands, 1,420 (1,850 in the job of 64).
  * Launches follow one another without a wait, since a chunk needs what the last launch but one wrote or an older one; operands and
- * scratch have three and two places for that. The last chunk of all is left for a launch of its own (94 MB).
+ * scratch have three and two places for that. The last chunk of all is left for a launch of its own (117 MB). Operands are more than
+ * L2 holds by the time they are read, so they pass it by (evict_first), and what a block parks for half a tile is held there
+ * (evict_last): 30 us of a weather step.
  *
  * Dropout's bits are drawn in forward. Sums over rows are taken in a fixed order: the only atomic additions are of one thread. */
 #include "kernels/cuda/encoder_large.cuh"
@@ -1553,125 +1556,118 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
 
 /* A block of backward's launch, or of one of its own, forms a job of products over every so manieth block of 64 rows of the chunk
  * before: a warpgroup each has 64 columns of the right operand times 128 of the left (a part: that much of the gradient,
- * transposed), since what bounds it is shared memory, and so the right operand's columns are read once for product and sums. The
- * first thread asks the copy engine for the operands, a stage of 64 rows at once. */
+ * transposed), since what bounds it is shared memory, and so the right operand's columns are read once for product and sums. A
+ * stage is 64 rows of the operands, in pairs of panels; the first thread of each warpgroup asks the copy engine for one of them:
+ * one thread that asks for all holds its warpgroup up, and so the others. */
 enum {
     PART_ROWS = 64,     /* columns of the right operand */
     PART_COLUMNS = 128, /* of the left one */
-    /* its sums in the order of the threads' registers, 64 column sums of its right operand, and nothing up to whole ADD_BLOCKS */
+    /* its sums in the order of the threads' registers, 64 column sums of its right operand, and as many more for whole lines */
     PART_SUMS = PART_ROWS * PART_COLUMNS,
-    PART_FLOATS = PART_SUMS + 128,
+    PART_FLOATS = PART_SUMS + 2 * PART_ROWS,
     PARTS = THREADS / 128, /* of a job */
     JOB_PANELS = 4,        /* of the hidden layer in a job, at most */
     MAX_JOBS = 2 + 2 * ((MAX_F / 64 + JOB_PANELS - 1) / JOB_PANELS),
     GRADIENT_PANELS = 24, /* in shared memory */
     GRADIENT_BYTES = GRADIENT_PANELS * PANEL_BYTES,
     MAX_STAGES = GRADIENT_PANELS / 4, /* of the smallest job */
-    JOB_OPERANDS = 4,
-    ADD_BLOCKS = PART_FLOATS / (4 * 32), /* of add_gradients for a part: 32 times 4 columns each */
+    JOB_PAIRS = 4,
+    ADD_BLOCKS = PART_COLUMNS / 8 + 1, /* of add_gradients for a part: 8 columns of the left operand each, and the biases */
     ADD_WARPS = 8,
 };
-static_assert(PART_FLOATS % (4 * 32) == 0 && NORM_SUMS % 32 == 0, "whole blocks");
+static_assert(32 * ADD_WARPS == 2 * 128 && NORM_SUMS % 32 == 0, "whole blocks");
 static_assert((int)GRADIENT_BYTES <= (int)BACKWARD_BYTES, "the same kernel has both");
 
 /* QK: a' dq, a' dk; VO: a' dv, merged' dr; 1: ln2' d_hidden, 2: hidden' dy, of up to 4 panels of the hidden layer. */
 enum gradient_kind { GRADIENT_QK, GRADIENT_VO, GRADIENT_1, GRADIENT_2 };
 
-/* Panels of an operand, of 64 rows each; panels 0: none. */
-struct gradient_operand {
+/* Two panels of an operand, or one: its neighbour in the stage is not filled then, and makes columns that do not exist. */
+struct gradient_pair {
     const real16 *from;
-    int all, panels; /* of a block of 64 rows, and those of the job */
+    int all, panels; /* of a block of 64 rows, and those of the pair */
 };
 
 struct gradient_job {
     int kind, first, panels; /* of the hidden layer's panels */
-    struct gradient_operand operands[JOB_OPERANDS];
+    int pairs_count;
+    int slices, usual_slices; /* of this launch, and of one of backward's: blocks */
+    struct gradient_pair pairs[JOB_PAIRS];
 };
 
 struct gradient_arguments {
     struct ps_encoder_large_gradients gradients; /* of the first layer; add_gradients only */
     int d, f, layers;
-    int row_blocks;         /* of 64 rows */
-    int jobs_count, slices; /* blocks: slices times jobs */
-    int old_slices;         /* of those that have partial sums to add to */
+    int row_blocks; /* of 64 rows */
+    int jobs_count;
+    bool add; /* to the partial sums of chunks before */
     struct gradient_job jobs[MAX_JOBS];
-    float *partials; /* [layers from the last][slices][jobs][PARTS][PART_FLOATS] */
-    /* for add_gradients: slices of all layers but the first, and of that; blocks of layer_backward at most, and those with
-     * norm_sums of even and odd chunks of the last layer, and of the others */
-    int usual_slices, first_slices, most_blocks, norm_blocks[2][2];
+    float *partials; /* [slices][jobs][PARTS][PART_FLOATS] */
+    /* for add_gradients: [layers from the last][most slices of a job][jobs][PARTS][PART_FLOATS], of launches beside backward, and
+     * whether the first layer has any; blocks of layer_backward at most, and those with norm_sums of even and odd chunks of the
+     * last layer, and of the others */
+    const float *beside;
+    bool first_beside;
+    int most_slices, most_blocks, norm_blocks[2][2];
     const float *norm_sums; /* [layers from the last][2][most_blocks][NORM_SUMS] */
 };
 
-/* Panels in a stage: an odd number's neighbour is there but not filled: it makes columns that do not exist. */
-static __device__ __forceinline__ int even(int panels)
-{
-    return (panels + 1) / 2 * 2;
-}
-
+/* Never fewer than pairs. */
 static __device__ __forceinline__ int job_parts(const struct gradient_job &job)
 {
-    return job.kind == GRADIENT_1 ? job.panels : job.kind == GRADIENT_2 ? even(job.panels) : PARTS;
+    return job.kind == GRADIENT_1 || job.kind == GRADIENT_2 ? (job.panels + 1) / 2 * 2 : PARTS;
+}
+
+/* A pair of panels, from there on in device memory, to its place in a stage. */
+static __device__ __forceinline__ void ask_pair(const struct gradient_pair &pair, const real16 *from, uint32_t to, uint32_t full)
+{
+    ps_mbarrier_expect(full, pair.panels * PANEL_BYTES);
+    ps_bulk_copy_once(to, from, pair.panels * PANEL_BYTES, full);
 }
 
 /* Block `index` of them. The chunk's last tiles may still be in L2, so the row blocks are taken from the last to the first. */
 static __device__ __forceinline__ void gradient_block(const struct gradient_arguments &p, unsigned char *shared, int index)
 {
     __shared__ uint64_t gradient_barriers[2 * MAX_STAGES];
-    const struct gradient_job &job = p.jobs[index % p.jobs_count];
-    const int slice = index / p.jobs_count, part = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
-    const int steps = slice < p.row_blocks ? (p.row_blocks - 1 - slice) / p.slices + 1 : 0;
-    const bool tall = job.kind == GRADIENT_2, both = job.kind == GRADIENT_VO;
-    const int parts = job_parts(job);
-    int panels = 0;
-#pragma unroll
-    for (int i = 0; i < JOB_OPERANDS; i++) {
-        panels += even(job.operands[i].panels);
+    int number = 0, slice = index;
+    for (; slice >= p.jobs[number].slices; number++) {
+        slice -= p.jobs[number].slices;
     }
+    const struct gradient_job &job = p.jobs[number];
+    const int part = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0);
+    const int steps = slice < p.row_blocks ? (p.row_blocks - 1 - slice) / job.slices + 1 : 0;
+    const bool tall = job.kind == GRADIENT_2, both = job.kind == GRADIENT_VO;
+    const int parts = job_parts(job), panels = 2 * job.pairs_count, stages = GRADIENT_PANELS / panels;
     const uint32_t stage_bytes = panels * PANEL_BYTES, base = ps_shared_address(shared);
-    const int stages = GRADIENT_PANELS / panels;
     const uint32_t full = ps_shared_address(gradient_barriers), empty = full + 8 * MAX_STAGES;
     if (threadIdx.x == 0) {
         for (int i = 0; i < stages; i++) {
-            ps_mbarrier_init(full + 8 * i, 1);
+            ps_mbarrier_init(full + 8 * i, job.pairs_count);
             ps_mbarrier_init(empty + 8 * i, 4 * parts);
         }
         ps_mbarrier_publish();
     }
     ps_grid_begin();
     __syncthreads();
-    const auto ask = [&](int step, int slot) { /* for the rows of a step */
-                                               const int64_t block = p.row_blocks - 1 - slice - (int64_t)step * p.slices;
-                                               uint32_t to = base + slot * stage_bytes, bytes = 0;
-#pragma unroll
-                                               for (int i = 0; i < JOB_OPERANDS; i++) {
-                                                   bytes += job.operands[i].panels * PANEL_BYTES;
-                                               }
-                                               ps_mbarrier_expect(full + 8 * slot, bytes);
-#pragma unroll
-                                               for (int i = 0; i < JOB_OPERANDS; i++) {
-                                                   const struct gradient_operand &o = job.operands[i];
-                                                   if (o.panels > 0) {
-                                                       ps_bulk_copy(to, o.from + block * o.all * (64 * 64), o.panels * PANEL_BYTES,
-                                                                    full + 8 * slot);
-                                                       to += even(o.panels) * PANEL_BYTES;
-                                                   }
-                                               }
-    };
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < stages && s < steps; s++) {
-            ask(s, s);
-        }
-    }
     if (part >= parts) {
         return;
     }
+    const bool asks = threadIdx.x % 128 == 0 && part < job.pairs_count;
+    const struct gradient_pair pair = job.pairs[asks ? part : 0];
+    const int64_t row_block = (int64_t)pair.all * (64 * 64); /* reals from one to the next */
+    const real16 *next = pair.from + (p.row_blocks - 1 - slice) * row_block;
+    const int64_t further = job.slices * row_block;
+    const uint32_t place = base + part * (2 * PANEL_BYTES);
+    if (asks) {
+        for (int s = 0; s < stages && s < steps; s++, next -= further) {
+            ask_pair(pair, next, place + s * stage_bytes, full + 8 * s);
+        }
+    }
     const int first_panel = both ? part / 2 * 4 : tall ? part / 2 * 2 : 0; /* of the left operand */
     const uint32_t left = PANEL_BYTES * first_panel;
-    const uint32_t right = PANEL_BYTES * (tall ? even(job.panels) + part % 2 : both ? first_panel + 2 + part % 2 : 2 + part);
-    const bool with_bias = !tall || (part < 2 && job.first == 0);
+    const uint32_t right = PANEL_BYTES * (tall ? panels - 2 + part % 2 : both ? first_panel + 2 + part % 2 : 2 + part);
     const int lane = lane_id(), wj = warp_id() % 4, thread = threadIdx.x % 128;
     const uint32_t right_place = right + (lane % 8 + lane / 16 * 8) * 128 + ((2 * wj + lane / 8 % 2 ^ lane % 8) << 4);
-    float *out = p.partials + (int64_t)((slice * p.jobs_count + index % p.jobs_count) * PARTS + part) * PART_FLOATS;
+    float *out = p.partials + (int64_t)((slice * p.jobs_count + number) * PARTS + part) * PART_FLOATS;
     float sums[16][4], bias[2] = {};
     ps_zero(sums);
     int slot = 0;
@@ -1690,21 +1686,18 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             ps_wgmma_n128<1>(sums, a[k], ps_wgmma_operand(b, k * 2048));
+#pragma unroll
+            for (int i = 0; i < 4; i++) { /* while the next product waits for its turn */
+                bias[i % 2] += ps_low(a[k][i]) + ps_high(a[k][i]);
+            }
+            asm volatile("" : "+f"(bias[0]), "+f"(bias[1])::"memory");
         }
         ps_wgmma_commit();
-        if (with_bias) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    bias[i % 2] += ps_low(a[k][i]) + ps_high(a[k][i]);
-                }
-            }
-        }
-        if (threadIdx.x == 0 && s > 0 && s - 1 + stages < steps) { /* the stage of the step before, when all have read it */
+        if (asks && s > 0 && s - 1 + stages < steps) { /* the stage of the step before, when all have read it */
             const int before = slot == 0 ? stages - 1 : slot - 1;
             ps_mbarrier_wait(empty + 8 * before, slot == 0 ? parity ^ 1 : parity);
-            ask(s - 1 + stages, before);
+            ask_pair(pair, next, place + before * stage_bytes, full + 8 * before);
+            next -= further;
         }
         ps_wgmma_wait<0>();
         ps_pin(sums);
@@ -1718,7 +1711,7 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
             parity ^= 1;
         }
     }
-    const bool add = slice < p.old_slices;
+    const bool add = p.add;
 #pragma unroll
     for (int n = 0; n < 16; n++) {
         float4 *to = (float4 *)out + n * 128 + thread;
@@ -1741,8 +1734,8 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
 static __device__ __forceinline__ void store_operand(real16 *operand, int panels, int tile, int warp, const unsigned char *from)
 {
     if (half_leader(warp)) {
-        ps_bulk_store(operand + (int64_t)(2 * tile + warp / (WARPS / 2)) * panels * (64 * 64), ps_shared_address(from),
-                      panels * PANEL_BYTES);
+        ps_bulk_store_once(operand + (int64_t)(2 * tile + warp / (WARPS / 2)) * panels * (64 * 64), ps_shared_address(from),
+                           panels * PANEL_BYTES);
     }
 }
 
@@ -1836,7 +1829,7 @@ static __device__ __forceinline__ struct parked_ahead unpark(const float4 *parke
     for (int i = 0; i < PASSES; i++) {
 #pragma unroll
         for (int k = 0; k < LANE_COLUMNS / 4; k++) {
-            ahead.pass[i][k] = parked[(i * (LANE_COLUMNS / 4) + k) * THREADS + threadIdx.x];
+            ahead.pass[i][k] = ps_load_keep(parked + (i * (LANE_COLUMNS / 4) + k) * THREADS + threadIdx.x);
         }
     }
     return ahead;
@@ -1901,8 +1894,8 @@ static __device__ __forceinline__ void layernorm_backward(const struct arguments
         } else {
 #pragma unroll
             for (int k = 0; k < LANE_COLUMNS / 4; k++) {
-                parked[(i * (LANE_COLUMNS / 4) + k) * THREADS + threadIdx.x] =
-                    make_float4(dz[4 * k], dz[4 * k + 1], dz[4 * k + 2], dz[4 * k + 3]);
+                ps_store_keep(parked + (i * (LANE_COLUMNS / 4) + k) * THREADS + threadIdx.x,
+                              make_float4(dz[4 * k], dz[4 * k + 1], dz[4 * k + 2], dz[4 * k + 3]));
             }
             row_drop(dz, p.attention, kept_next(kept));
             row_stage(operand, row, row_pack(dz));
@@ -2096,48 +2089,56 @@ static __device__ __forceinline__ void add_bias(const struct gradient_arguments 
     }
 }
 
-/* Gradients += their partial sums: a warp sums every eighth slice, and the eight sums are added in their order. Blocks: those of
- * the parts, then LayerNorm's, for each layer from the last on. */
+static __device__ __forceinline__ float4 sum_of(float4 a, float4 b)
+{
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+/* Gradients += their partial sums. Blocks: those of the parts, whose threads add up every second slice of 4 floats, two threads for
+ * the same ones; then LayerNorm's, for each layer from the last on. */
 static __global__ void __launch_bounds__(32 * ADD_WARPS) add_gradients(const __grid_constant__ struct gradient_arguments p)
 {
-    __shared__ float4 sums[ADD_WARPS][32];
+    __shared__ float4 sums[32 * ADD_WARPS / 2];
     const int lane = lane_id(), warp = warp_id(), parts = p.jobs_count * PARTS, blocks = parts * ADD_BLOCKS + NORM_SUMS / 32;
     const int number = blockIdx.x / blocks, layer = p.layers - 1 - number, block = blockIdx.x % blocks, column = block / ADD_BLOCKS;
     ps_grid_begin();
     if (column < parts) {
         const struct gradient_job &job = p.jobs[column / PARTS];
-        const int part = column % PARTS, place = block % ADD_BLOCKS * 32 + lane; /* 4 floats each */
+        const int part = column % PARTS, n = block % ADD_BLOCKS, thread = threadIdx.x % 128, odd = threadIdx.x / 128;
         if (part >= job_parts(job)) {
             return;
         }
-        const float4 *from =
-            (const float4 *)(p.partials + ((int64_t)number * p.usual_slices * parts + column) * PART_FLOATS) + place;
-        const int slices = place >= PART_SUMS / 4 + 16 ? 0 : layer ? p.usual_slices : p.first_slices;
+        const bool biases = n == PART_COLUMNS / 8;
+        const int64_t place = (int64_t)column * (PART_FLOATS / 4) + n * 128 + thread, slice = (int64_t)parts * (PART_FLOATS / 4);
+        const float4 *beside = (const float4 *)p.beside + number * p.most_slices * slice + place;
+        const float4 *last = (const float4 *)p.partials + place;
+        const bool there = !biases || thread < PART_ROWS / 4;
+        const int beside_slices = there && (layer || p.first_beside) ? job.usual_slices : 0;
+        const int last_slices = there && layer == 0 ? job.slices : 0;
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-        for (int s = warp; s < slices; s += ADD_WARPS) {
-            const float4 v = from[(int64_t)s * parts * (PART_FLOATS / 4)];
-            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+        for (int s = odd; s < beside_slices; s += 2) {
+            sum = sum_of(sum, beside[s * slice]);
         }
-        sums[warp][lane] = sum;
+#pragma unroll 8
+        for (int s = odd; s < last_slices; s += 2) {
+            sum = sum_of(sum, last[s * slice]);
+        }
+        if (odd) {
+            sums[thread] = sum;
+        }
         __syncthreads();
-        if (warp > 0) {
+        if (odd) {
             return;
         }
-#pragma unroll
-        for (int i = 1; i < ADD_WARPS; i++) {
-            const float4 v = sums[i][lane];
-            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
-        }
-        if (place < PART_SUMS / 4) {
-            const int thread = place % 128, n = place / 128;
+        sum = sum_of(sum, sums[thread]);
+        if (!biases) {
             const int row = thread / 4 % 8 + 16 * (thread / 32), first = 8 * n + 2 * (thread % 4);
             add_weight(p, job, part, layer, row, first, sum.x);
             add_weight(p, job, part, layer, row, first + 1, sum.y);
             add_weight(p, job, part, layer, row + 8, first, sum.z);
             add_weight(p, job, part, layer, row + 8, first + 1, sum.w);
-        } else if (place < PART_SUMS / 4 + 16) {
-            const int first = 4 * (place - PART_SUMS / 4);
+        } else if (thread < PART_ROWS / 4) {
+            const int first = 4 * thread;
             add_bias(p, job, part, layer, first, sum.x);
             add_bias(p, job, part, layer, first + 1, sum.y);
             add_bias(p, job, part, layer, first + 2, sum.z);
@@ -2150,7 +2151,7 @@ static __global__ void __launch_bounds__(32 * ADD_WARPS) add_gradients(const __g
     for (int chunk = 0; chunk < 2; chunk++) {
         const float *from = p.norm_sums + (int64_t)(2 * number + chunk) * p.most_blocks * NORM_SUMS + index;
         const int all = p.norm_blocks[number > 0][chunk];
-#pragma unroll 4
+#pragma unroll 8
         for (int b = warp; b < all; b += ADD_WARPS) {
             sum += from[(int64_t)b * NORM_SUMS];
         }
@@ -2319,8 +2320,9 @@ enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *l, v
  * gradients of the chunk before; those of the last chunk have a launch of their own, and one more adds everything up. */
 struct plan {
     int tiles, chunks;                                 /* of a chunk, but for the last; of a layer */
-    int jobs, slices, blocks;                          /* of weights' gradients; blocks that are left for tiles */
-    int last_slices;                                   /* of the last chunk */
+    int jobs, slices;                                  /* of weights' gradients; of a job beside backward */
+    int most_slices, gradient_blocks, blocks;          /* of GRADIENT_VO; of all jobs; those that are left for tiles */
+    int last_slices;                                   /* of a job, of the last chunk */
     size_t a, dqkv, merged, dr, ln2, d_hidden, hidden; /* operands of a chunk: bytes from its start, */
     size_t dy, operands;                               /* and of all; there are three of them */
     size_t parked, warp_sums;                          /* of a launch; there are two */
@@ -2339,44 +2341,53 @@ static int pieces_of(int hidden_panels)
     return (hidden_panels + JOB_PANELS - 1) / JOB_PANELS;
 }
 
-/* A tile takes 49 us, and its gradients 1.1 us in each of the jobs: of 132 multiprocessors 28. Chunks: two tiles a block, and three
- * chunks' operands at most 384 MiB. */
-static struct plan plan_of(const struct ps_encoder_large *l)
+/* A tile takes 45 us, and its gradients 2 times 0.8 us in each of the jobs, 1.0 in GRADIENT_VO's, which brings more bytes: of 132
+ * multiprocessors 22. Chunks: three tiles a block, and three chunks' operands at most 352 MiB, or what the workspace holds: it may
+ * have been taken for more sequences, with chunks that are a little smaller. */
+static struct plan plan_of(const struct ps_encoder_large *l, size_t workspace_bytes)
 {
-    struct plan plan = {};
     const int64_t panels = (l->d_ff + 63) / 64, f = 64 * panels, tile = 2 * ROWS * (8 * D + 2 * f);
+    const int64_t tiles = (l->sequences + group_of(l) - 1) / group_of(l), fit = ((int64_t)352 << 20) / (3 * tile);
     const int all = l->context->multiprocessors;
-    plan.jobs = 2 + 2 * pieces_of((int)panels);
-    plan.slices = all < 19 ? 1 : (all + 9) / 19;
-    plan.blocks = all > plan.slices * plan.jobs ? all - plan.slices * plan.jobs : 1;
-    plan.last_slices = all / plan.jobs > plan.slices ? all / plan.jobs : plan.slices;
-    const int64_t tiles = (l->sequences + group_of(l) - 1) / group_of(l), fit = ((int64_t)384 << 20) / (3 * tile),
-                  two = 2 * plan.blocks, most = two < fit ? two : fit;
-    plan.chunks = (int)((tiles + most - 1) / most);
-    plan.tiles = (int)((tiles + plan.chunks - 1) / plan.chunks);
-    plan.chunks = (int)((tiles + plan.tiles - 1) / plan.tiles);
-    const int64_t rows = (tiles < most ? tiles : most) * ROWS; /* so that fewer sequences never need more */
-    plan.a = part(&plan.operands, 2 * rows * D);
-    plan.dqkv = part(&plan.operands, 6 * rows * D);
-    plan.merged = part(&plan.operands, 2 * rows * D);
-    plan.dr = part(&plan.operands, 2 * rows * D);
-    plan.ln2 = part(&plan.operands, 2 * rows * D);
-    plan.d_hidden = part(&plan.operands, 2 * rows * f);
-    plan.hidden = part(&plan.operands, 2 * rows * f);
-    plan.dy = part(&plan.operands, 2 * rows * D);
-    plan.bytes = 3 * plan.operands;
-    plan.parked = (size_t)4 * all * ROWS * D;
-    plan.warp_sums = (size_t)4 * all * WARPS * NORM_SUMS;
-    part(&plan.bytes, (int64_t)(2 * (plan.parked + plan.warp_sums)));
-    plan.norm_sums = part(&plan.bytes, l->layers * 2 * 4 * all * NORM_SUMS);
-    plan.partials =
-        part(&plan.bytes, ((l->layers - 1) * plan.slices + plan.last_slices) * plan.jobs * PARTS * (int64_t)(4 * PART_FLOATS));
+    struct plan fixed = {}, plan;
+    fixed.jobs = 2 + 2 * pieces_of((int)panels);
+    fixed.slices = all < 26 ? 1 : all / 26;
+    fixed.most_slices = fixed.slices + 2;
+    fixed.gradient_blocks = fixed.slices * (fixed.jobs - 1) + fixed.most_slices;
+    fixed.blocks = all > fixed.gradient_blocks ? all - fixed.gradient_blocks : 1;
+    fixed.last_slices = all / fixed.jobs > fixed.most_slices ? all / fixed.jobs : fixed.most_slices;
+    const int64_t three = 3 * fixed.blocks, most = three < fit ? three : fit;
+    const int64_t partials = fixed.jobs * PARTS * (int64_t)(4 * PART_FLOATS); /* of a slice */
+    int64_t chunks = (tiles + most - 1) / most;
+    do {
+        plan = fixed;
+        plan.tiles = (int)((tiles + chunks - 1) / chunks);
+        plan.chunks = (int)((tiles + plan.tiles - 1) / plan.tiles);
+        const int64_t rows = plan.tiles * ROWS;
+        plan.a = part(&plan.operands, 2 * rows * D);
+        plan.dqkv = part(&plan.operands, 6 * rows * D);
+        plan.merged = part(&plan.operands, 2 * rows * D);
+        plan.dr = part(&plan.operands, 2 * rows * D);
+        plan.ln2 = part(&plan.operands, 2 * rows * D);
+        plan.d_hidden = part(&plan.operands, 2 * rows * f);
+        plan.hidden = part(&plan.operands, 2 * rows * f);
+        plan.dy = part(&plan.operands, 2 * rows * D);
+        const size_t last_partials = plan.last_slices * partials; /* where operands of an older chunk were */
+        plan.operands = plan.operands > last_partials ? plan.operands : last_partials;
+        plan.bytes = 3 * plan.operands;
+        plan.parked = (size_t)4 * all * ROWS * D;
+        plan.warp_sums = (size_t)4 * all * WARPS * NORM_SUMS;
+        part(&plan.bytes, (int64_t)(2 * (plan.parked + plan.warp_sums)));
+        plan.norm_sums = part(&plan.bytes, l->layers * 2 * 4 * all * NORM_SUMS);
+        plan.partials = part(&plan.bytes, l->layers * plan.most_slices * partials);
+        chunks++;
+    } while (plan.bytes > workspace_bytes && plan.tiles > 1);
     return plan;
 }
 
 size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *l)
 {
-    return plan_of(l).bytes;
+    return plan_of(l, SIZE_MAX).bytes;
 }
 
 /* Operands of launch number n. */
@@ -2387,9 +2398,9 @@ static struct operands operands_of(const struct plan &plan, char *workspace, int
             (real16 *)(w + plan.ln2), (real16 *)(w + plan.d_hidden), (real16 *)(w + plan.hidden), (real16 *)(w + plan.dy)};
 }
 
-/* Of a chunk, the one of launch number n, in so many slices. */
+/* Of the chunk of launch number n; last: of all, in a launch of its own. */
 static struct gradient_arguments gradients_of(const struct ps_encoder_large *l, const struct plan &plan, char *workspace, int64_t n,
-                                              int slices)
+                                              bool last)
 {
     const struct operands o = operands_of(plan, workspace, n);
     const int panels = ((int)l->d_ff + 63) / 64, chunk = (int)(n % plan.chunks);
@@ -2399,19 +2410,33 @@ static struct gradient_arguments gradients_of(const struct ps_encoder_large *l, 
     g.f = (int)l->d_ff;
     g.layers = (int)l->layers;
     g.row_blocks = 2 * (int)(chunk + 1 < plan.chunks ? plan.tiles : tiles - (int64_t)chunk * plan.tiles);
-    g.slices = slices;
-    g.old_slices = chunk > 0 ? plan.slices : 0;
-    g.partials = (float *)(workspace + plan.partials) + number * plan.slices * plan.jobs * PARTS * PART_FLOATS;
-    g.jobs[g.jobs_count++] = {GRADIENT_QK, 0, 0, {{o.a, 2, 2}, {o.dqkv, 6, 4}}};
-    g.jobs[g.jobs_count++] = {GRADIENT_VO, 0, 0, {{o.a, 2, 2}, {o.dqkv + 4 * (64 * 64), 6, 2}, {o.merged, 2, 2}, {o.dr, 2, 2}}};
+    g.add = !last && chunk > 0;
+    g.partials = last ? (float *)(workspace + (n + 1) % 3 * plan.operands)
+                      : (float *)(workspace + plan.partials) + number * plan.most_slices * plan.jobs * PARTS * PART_FLOATS;
+    const auto panels_of = [](const real16 *from, int first) { return from + (int64_t)first * (64 * 64); };
+    g.jobs[g.jobs_count++] = {GRADIENT_QK, 0, 0, 3, 0, 0, {{o.a, 2, 2}, {o.dqkv, 6, 2}, {panels_of(o.dqkv, 2), 6, 2}}};
+    g.jobs[g.jobs_count++] = {
+        GRADIENT_VO, 0, 0, 4, 0, 0, {{o.a, 2, 2}, {panels_of(o.dqkv, 4), 6, 2}, {o.merged, 2, 2}, {o.dr, 2, 2}}};
     const int pieces = pieces_of(panels);
     for (int i = 0, first = 0; i < pieces; i++) { /* an even number of panels each, but for the last */
         const int rest = panels - first, wide = ((rest + pieces - i - 1) / (pieces - i) + 1) / 2 * 2;
         const int count = wide < rest ? wide : rest;
-        const int64_t from = (int64_t)first * (64 * 64);
-        g.jobs[g.jobs_count++] = {GRADIENT_1, first, count, {{o.ln2, 2, 2}, {o.d_hidden + from, panels, count}}};
-        g.jobs[g.jobs_count++] = {GRADIENT_2, first, count, {{o.hidden + from, panels, count}, {o.dy, 2, 2}}};
+        struct gradient_job &one = g.jobs[g.jobs_count++], &two = g.jobs[g.jobs_count++];
+        one = {GRADIENT_1, first, count, 0, 0, 0, {{o.ln2, 2, 2}}};
+        two = {GRADIENT_2, first, count, 0, 0, 0, {}};
+        for (int k = 0; k < count; k += 2) {
+            const int both = count - k < 2 ? 1 : 2;
+            one.pairs[++one.pairs_count] = {panels_of(o.d_hidden, first + k), panels, both};
+            two.pairs[two.pairs_count++] = {panels_of(o.hidden, first + k), panels, both};
+        }
+        one.pairs_count++;
+        two.pairs[two.pairs_count++] = {o.dy, 2, 2};
         first += wide;
+    }
+    for (int i = 0; i < g.jobs_count; i++) {
+        struct gradient_job &job = g.jobs[i];
+        job.usual_slices = job.kind == GRADIENT_VO ? plan.most_slices : plan.slices;
+        job.slices = last ? plan.last_slices : job.usual_slices;
     }
     return g;
 }
@@ -2421,7 +2446,7 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
                                               size_t workspace_bytes)
 {
     PS_TRY(ps_cuda_encoder_large_supported(l));
-    const struct plan plan = plan_of(l);
+    const struct plan plan = plan_of(l, workspace_bytes);
     if (workspace_bytes < plan.bytes) {
         return ps_fail(PS_UNSUPPORTED, "encoder layer, backward: needs %zu bytes of workspace, has %zu", plan.bytes,
                        workspace_bytes);
@@ -2455,20 +2480,21 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
         norm_blocks[chunk % 2] = norm_blocks[chunk % 2] > p.blocks ? norm_blocks[chunk % 2] : p.blocks;
         struct gradient_arguments before = {};
         if (n) {
-            before = gradients_of(l, plan, w, n - 1, plan.slices);
+            before = gradients_of(l, plan, w, n - 1, false);
         }
-        ps_cuda_launch(l->context, kernel, (unsigned)(p.blocks + (n ? plan.slices * plan.jobs : 0)), THREADS, BACKWARD_BYTES, p,
+        ps_cuda_launch(l->context, kernel, (unsigned)(p.blocks + (n ? plan.gradient_blocks : 0)), THREADS, BACKWARD_BYTES, p,
                        before);
         PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder layer, backward"));
     }
     if (number + 1 < l->layers) {
         return PS_OK;
     }
-    struct gradient_arguments g = gradients_of(l, plan, w, l->layers * plan.chunks - 1, plan.last_slices);
+    struct gradient_arguments g = gradients_of(l, plan, w, l->layers * plan.chunks - 1, true);
     g.gradients = *gradients;
     g.norm_sums = (const float *)(w + plan.norm_sums);
-    g.usual_slices = plan.slices;
-    g.first_slices = plan.last_slices;
+    g.beside = (const float *)(w + plan.partials);
+    g.first_beside = plan.chunks > 1;
+    g.most_slices = plan.most_slices;
     g.most_blocks = all;
     const int64_t first_tiles = plan.chunks > 1 ? plan.tiles : tiles;
     for (int chunk = 0; chunk < 2; chunk++) {
@@ -2479,8 +2505,6 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
     PS_TRY(shared_bytes((const void *)weight_gradients, GRADIENT_BYTES));
     ps_cuda_launch(l->context, weight_gradients, (unsigned)(plan.last_slices * plan.jobs), THREADS, GRADIENT_BYTES, g);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder layer, weights' gradients"));
-    g.partials = (float *)(w + plan.partials);
-    g.row_blocks = 0;
     ps_cuda_launch(l->context, add_gradients, (unsigned)(l->layers * (plan.jobs * PARTS * ADD_BLOCKS + NORM_SUMS / 32)),
                    32 * ADD_WARPS, 0, g);
     return ps_cuda_check(cudaGetLastError(), "encoder layer, sums of gradients");
