@@ -28,7 +28,7 @@
  * weights' gradients: dW needs 262 kFLOP a row and 512 KB of fp32 sums a layer. On chip it would take a cluster of four SMs, each
  * with half its registers given to sums, and every operand sent to all four. Instead backward writes the operands once in 16 bits
  * (a, dqkv, merged, dr, ln2_out, d_hidden, hidden, dy masked: 3 KB a row, 352 MB with the empty rows), as panels, a chunk of a
- * layer's tiles a launch, and the last blocks of a launch (22 of 132) form the products and bias gradients of the chunk before: so
+ * layer's tiles a launch, and the last blocks of a launch (21 of 132) form the products and bias gradients of the chunk before: so
  * device memory, which they would wait for if all multiprocessors did that at once (82 us for 352 MB at 4.3 TB/s), is read beside
  * backward's arithmetic. A job's 64 rows are 1,024 clocks of wgmma, in which shared memory brings 96 KB to it and takes 48 to
  * 64 KB from L2; such a block takes 1,160 clocks alone, and beside backward, waiting for operands, 1,420 (1,850 in the job of 64).
@@ -2342,7 +2342,7 @@ static int pieces_of(int hidden_panels)
 }
 
 /* A tile takes 45 us, and its gradients 2 times 0.8 us in each of the jobs, 1.0 in GRADIENT_VO's, which brings more bytes: of 132
- * multiprocessors 22. Chunks: three tiles a block, and three chunks' operands at most 352 MiB, or what the workspace holds: it may
+ * multiprocessors 21. Chunks: three tiles a block, and three chunks' operands at most 352 MiB, or what the workspace holds: it may
  * have been taken for more sequences, with chunks that are a little smaller. */
 static struct plan plan_of(const struct ps_encoder_large *l, size_t workspace_bytes)
 {
@@ -2352,7 +2352,7 @@ static struct plan plan_of(const struct ps_encoder_large *l, size_t workspace_by
     struct plan fixed = {}, plan;
     fixed.jobs = 2 + 2 * pieces_of((int)panels);
     fixed.slices = all < 26 ? 1 : all / 26;
-    fixed.most_slices = fixed.slices + 2;
+    fixed.most_slices = fixed.slices + 1;
     fixed.gradient_blocks = fixed.slices * (fixed.jobs - 1) + fixed.most_slices;
     fixed.blocks = all > fixed.gradient_blocks ? all - fixed.gradient_blocks : 1;
     fixed.last_slices = all / fixed.jobs > fixed.most_slices ? all / fixed.jobs : fixed.most_slices;
