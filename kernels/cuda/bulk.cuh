@@ -71,10 +71,10 @@ static __device__ __forceinline__ void ps_bulk_wait_read()
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* Until the thread's stores can be seen. */
-static __device__ __forceinline__ void ps_bulk_wait()
+/* Until the thread's stores, but for the last PENDING, can be seen. */
+template <int PENDING> static __device__ __forceinline__ void ps_bulk_wait()
 {
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 /* bytes, a multiple of 16, from global memory. */

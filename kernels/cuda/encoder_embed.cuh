@@ -43,9 +43,9 @@ static __device__ __forceinline__ const float *window_at(const struct small &x, 
     return known && window >= 0 && window < w.count ? w.data + window * w.by_window + c * w.by_channel : NULL;
 }
 
-/* The windows of unit u to values [sequences][length], by the unit's warps; NaN for what is not there. */
+/* The windows of unit u to values [sequences][length], from value `from` on, by the unit's warps; NaN for what is not there. */
 template <int D, int NT>
-static __device__ __forceinline__ void gather_windows(float *values, const struct small &x, int64_t u, uint64_t cursor,
+static __device__ __forceinline__ void gather_windows(float *values, const struct small &x, int64_t u, uint64_t cursor, int from,
                                                       const place<D, NT> &at)
 {
     constexpr int TEAM = place<D, NT>::TEAM * 32, FLIGHT = 4; /* loads under way: no branch may stand between them */
@@ -53,7 +53,8 @@ static __device__ __forceinline__ void gather_windows(float *values, const struc
     const int length = x.embed.length, total = (NT == 1 ? x.embed.sequences : 1) * length;
     const uint32_t first = (uint32_t)u * (NT == 1 ? x.embed.sequences : 1);
     const float *const only = NT == 1 ? NULL : window_at(x, w, cursor, first);
-    for (int begin = (at.tile * sharing(D) + at.share) * 32 + at.lane; begin < total; begin += FLIGHT * TEAM) {
+#pragma unroll 1
+    for (int begin = from + (at.tile * sharing(D) + at.share) * 32 + at.lane; begin < total; begin += FLIGHT * TEAM) {
         float v[FLIGHT];
 #pragma unroll
         for (int j = 0; j < FLIGHT; j++) {
@@ -172,10 +173,11 @@ static __device__ __forceinline__ void embed_product(uint32_t (&rows)[4], float 
 }
 
 /* rows = the warp's 16 rows and columns of u, as an operand; also to x.u, with patches, mean and std. All warps of unit u take part
- * at once; `values` is scratch of the unit, free for others after the next wait for one another. */
+ * at once; `values` is scratch of the unit, free for others after the next wait for one another, and has the unit's first `from`
+ * values already. */
 template <int D, int NT, bool DROP>
 static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *values, const struct small &x, int64_t u,
-                                                  uint64_t step, const place<D, NT> &at)
+                                                  uint64_t step, int from, const place<D, NT> &at)
 {
     const struct small_embedding &e = x.embed;
     int sequence[2], n[2];
@@ -188,7 +190,7 @@ static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *va
         uint32_t *const keep = e.masks && at.global_tile < x.units * NT ? embed_masks_at<D, NT>(x, at) : NULL;
         bits = new_masks<D, NT>(x, step, (int)(e.site - x.site), D, at.share * 16, keep, at);
     }
-    gather_windows<D, NT>(values, x, u, cursor, at); /* last: it waits for three loads after one another */
+    gather_windows<D, NT>(values, x, u, cursor, from, at); /* last: it waits for three loads after one another */
     at.sync();
     float centre[2] = {0, 0}, factor[2] = {1, 1};
     const uint32_t first = (uint32_t)u * (NT == 1 ? e.sequences : 1);
@@ -361,13 +363,18 @@ static __device__ __forceinline__ void embed_gradient(const struct small &x, int
     }
 }
 
-/* A float4 of [P + 1 + N, d] to the gradients. */
-template <int D> static __device__ __forceinline__ void add_embed_item(const struct small &x, int item, const float4 &sum)
+/* Where a float4 of [P + 1 + N, d] stands among the gradients. */
+template <int D> static __device__ __forceinline__ float4 *embed_item_at(const struct small &x, int item)
 {
     const int weights = x.embed.patch * D / 4, positions = weights + D / 4;
-    float4 *const to = item < weights     ? (float4 *)x.embed.d_weight + item
-                       : item < positions ? (float4 *)x.embed.d_bias + item - weights
-                                          : (float4 *)x.embed.d_position + item - positions;
+    return item < weights     ? (float4 *)x.embed.d_weight + item
+           : item < positions ? (float4 *)x.embed.d_bias + item - weights
+                              : (float4 *)x.embed.d_position + item - positions;
+}
+
+template <int D> static __device__ __forceinline__ void add_embed_item(const struct small &x, int item, const float4 &sum)
+{
+    float4 *const to = embed_item_at<D>(x, item);
     const float4 old = *to;
     *to = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
 }
