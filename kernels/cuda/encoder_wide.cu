@@ -1167,39 +1167,64 @@ static __device__ __forceinline__ void load_products(const struct small &x, cons
     }
 }
 
-/* A warpgroup's part of a job to x.partial, and its column sums. */
-static __device__ __forceinline__ void put_products(const struct small &x, int l, int pair, int split, const float (&c)[4][4],
-                                                    const float (&columns)[4], bool sums_columns, const wide_place &at)
+/* Shared memory: the stages, what two warpgroups tell one another of a product (half of it each), and of its column sums. The sums'
+ * parts come where the former was. */
+enum {
+    EXCHANGE = STAGES * STAGE,
+    EXCHANGE_HALF = 4 * 128 * 16,
+    WEIGHTS_SHARED = EXCHANGE + UNITS * EXCHANGE_HALF + 2 * D * 4,
+    WEIGHTS_STATIC = STAGES * (2 * 8 + 16)
+};
+
+/* A product, of which this warpgroup has some of the rows' sum and another one the others', to x.partial, half of its columns by
+ * each; and the column sums. */
+static __device__ __forceinline__ void put_products(const struct small &x, char *memory, int l, int pair, int split,
+                                                    const float (&c)[8][4], const float (&columns)[4], bool sums_columns,
+                                                    const wide_place &at)
 {
-    const int P = x.f / 64, half = at.share / 2;
-    float4 *const to = (float4 *)x.partial + ((int64_t)(l * pairs_of(P) + pair) * x.splits + split) * (JOB_FLOATS / 4);
+    const int P = x.f / 64, half = at.share / 2, part = at.share % 2, thread = (int)threadIdx.x % 128;
+    float4 *const mine = (float4 *)(memory + EXCHANGE + at.share * EXCHANGE_HALF) + thread;
+    const float4 *const others = (const float4 *)(memory + EXCHANGE + (at.share ^ 1) * EXCHANGE_HALF) + thread;
+    float *const told = (float *)(memory + EXCHANGE + UNITS * EXCHANGE_HALF) + half * D + at.unit * 16 + at.g;
+    float4 *const to = (float4 *)x.partial + ((int64_t)(l * pairs_of(P) + pair) * x.splits + split) * (JOB_FLOATS / 4) +
+                       (half * 8 + part * 4) * 128 + thread;
+    ps_barrier(3 + half, 256); /* the job before has been read */
 #pragma unroll
     for (int t = 0; t < 4; t++) {
-        to[(at.share * 4 + t) * 128 + threadIdx.x % 128] = make_float4(c[t][0], c[t][1], c[t][2], c[t][3]);
+        mine[t * 128] = part ? make_float4(c[t][0], c[t][1], c[t][2], c[t][3])
+                             : make_float4(c[4 + t][0], c[4 + t][1], c[4 + t][2], c[4 + t][3]);
     }
-    if (sums_columns && at.q == 0) {
+    if (part && at.q == 0) {
+        told[0] = columns[0];
+        told[8] = columns[2];
+    }
+    ps_barrier(1 + half, 256);
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        const float4 v = others[t * 128];
+        to[t * 128] = make_float4((part ? c[4 + t][0] : c[t][0]) + v.x, (part ? c[4 + t][1] : c[t][1]) + v.y,
+                                  (part ? c[4 + t][2] : c[t][2]) + v.z, (part ? c[4 + t][3] : c[t][3]) + v.w);
+    }
+    if (sums_columns && !part && at.q == 0) {
         const int first = pair < P / 2 ? B_1 + (2 * pair + half) * 64
                           : pair < P   ? (int)B_2
                           : pair == P  ? B_QKV + half * D
                           : half       ? (int)B_O
                                        : B_QKV + 2 * D;
         float *const vector = x.column_sums + ((int64_t)split * x.layers + l) * vector_floats(x.f) + first;
-        vector[at.unit * 16 + at.g] = columns[0];
-        vector[at.unit * 16 + at.g + 8] = columns[2];
+        vector[at.unit * 16 + at.g] = columns[0] + told[0];
+        vector[at.unit * 16 + at.g + 8] = columns[2] + told[8];
     }
 }
 
-/* The products, to x.partial, and the column sums that are the biases' gradients. A warpgroup has half a panel's columns. */
-static __device__ __forceinline__ void weight_products(const struct small &x, const char *memory, uint32_t full, uint32_t empty,
+/* The products, to x.partial, and the column sums that are the biases' gradients. Two warpgroups have a product, one every other
+ * stage of it: with half of its columns each they would read the left operand twice, and shared memory is what they wait for. */
+static __device__ __forceinline__ void weight_products(const struct small &x, char *memory, uint32_t full, uint32_t empty,
                                                        const int4 *jobs, wide_place &at)
 {
     const int P = x.f / 64, half = at.share / 2;
     int slot = 0;
     uint32_t parity = 0;
-    const auto step_on = [&]() {
-        slot = slot + 1 == STAGES ? 0 : slot + 1;
-        parity ^= slot == 0;
-    };
     for (;;) {
         ps_mbarrier_wait(full + slot * 8, parity);
         const int l = jobs[slot].x, pair = jobs[slot].y, split = jobs[slot].z, groups = jobs[slot].w;
@@ -1211,48 +1236,28 @@ static __device__ __forceinline__ void weight_products(const struct small &x, co
         const bool behind = pair == 0 || pair == P / 2 || pair == P;
         const int shared = behind ? KEPT_MIDDLE : 0, own = behind ? half : 1 + half;
         const int left = of_2 ? own : of_o ? 2 * half : shared, right = of_2 ? shared : of_o ? 1 + 2 * half : own;
-        const bool sums_columns = at.share % 2 == 0 && (!of_2 || (pair == P / 2 && half == 0));
-        float c[4][4], columns[4] = {0, 0, 0, 0};
+        const bool sums_columns = !of_2 || (pair == P / 2 && half == 0);
+        float c[8][4], columns[4] = {0, 0, 0, 0};
         clear(c);
-        for (int rest = groups;; rest -= 2) { /* two stages at once */
-            const int first = slot, second = slot + 1 == STAGES ? 0 : slot + 1;
-            ps_mbarrier_wait(full + first * 8, parity);
-            step_on();
-            if (rest > 1) {
-                ps_mbarrier_wait(full + second * 8, parity);
-                step_on();
-            }
-            const auto columns_of = [&](int stage) {
+#pragma unroll 1
+        for (int i = 0; i < groups; i++) {
+            ps_mbarrier_wait(full + slot * 8, parity);
+            if (i % 2 == at.share % 2) {
+                products_begin(at, c);
+                product<true, true>(c, at.of(4 * slot + left), at.of(4 * slot + right), true);
+                products_commit();
                 if (sums_columns) {
-                    add_columns(columns, ps_shared_address(memory) + stage * STAGE + right * PANEL, at);
+                    add_columns(columns, ps_shared_address(memory) + slot * STAGE + right * PANEL, at);
                 }
-            };
-            if (rest > 1) {
-                products_begin(at, c);
-                product<true, true>(c, at.of(4 * first + left), at.of(4 * first + right) + at.share % 2 * 4, true);
-                product<true, true>(c, at.of(4 * second + left), at.of(4 * second + right) + at.share % 2 * 4, true);
-                products_commit();
-                columns_of(first);
-                columns_of(second);
-                products_wait<0>(c);
-            } else {
-                products_begin(at, c);
-                product<true, true>(c, at.of(4 * first + left), at.of(4 * first + right) + at.share % 2 * 4, true);
-                products_commit();
-                columns_of(first);
                 products_wait<0>(c);
             }
-            if (rest <= 2) { /* the loader takes the job for done with its last stage */
-                put_products(x, l, pair, split, c, columns, sums_columns, at);
+            if (i + 1 == groups) { /* the loader takes the job for done with its last stage */
+                put_products(x, memory, l, pair, split, c, columns, sums_columns, at);
             }
             /* Every lane: racecheck does not see what lanes have read before __syncwarp and one's arrival. It costs nothing. */
-            ps_mbarrier_arrive(empty + first * 8);
-            if (rest > 1) {
-                ps_mbarrier_arrive(empty + second * 8);
-            }
-            if (rest <= 2) {
-                break;
-            }
+            ps_mbarrier_arrive(empty + slot * 8);
+            slot = slot + 1 == STAGES ? 0 : slot + 1;
+            parity ^= slot == 0;
         }
     }
 }
@@ -1352,7 +1357,7 @@ struct summands {
     }
 
     /* All of the block but the loader; a, b: what low and high hold. The order is fixed. */
-    __device__ __forceinline__ void add(float4 (&parts)[THREADS], float2 a, float2 b) const
+    __device__ __forceinline__ void add(float4 *parts, float2 a, float2 b) const
     {
         constexpr int FLIGHT = 11;
         const int all = THREADS / items;
@@ -1398,7 +1403,6 @@ enum { WEIGHTS_BOUND = 736 }; /* threads for which 88 registers are left */
 static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __grid_constant__ struct small x)
 {
     extern __shared__ __align__(1024) char memory[];
-    __shared__ float4 parts[THREADS];
     __shared__ uint64_t barriers[2 * STAGES];
     __shared__ int4 jobs[STAGES];
     const uint32_t full = ps_shared_address(barriers), empty = full + 8 * STAGES;
@@ -1432,7 +1436,7 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
             ended = atomicAdd(counters + ENDED, 1) + 1;
         }
         ps_barrier(0, THREADS);
-        s.add(parts, a, b);
+        s.add((float4 *)(memory + EXCHANGE), a, b);
     }
     if (threadIdx.x == 0 && ended == gridDim.x) { /* no block looks at them any more; for the next time */
         counters[TICKETS] = counters[DONE] = counters[ENDED] = 0;
@@ -1448,7 +1452,8 @@ bool ps_encoder_wide_fits(const struct ps_encoder_small *e)
 
 bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared)
 {
-    return ps_encoder_wide_fits(e) && shared_bytes((int)e->d_ff, e->layers, true) <= (size_t)shared;
+    return ps_encoder_wide_fits(e) && shared_bytes((int)e->d_ff, e->layers, true) <= (size_t)shared &&
+           WEIGHTS_SHARED + WEIGHTS_STATIC <= shared;
 }
 
 int ps_encoder_wide_blocks(int64_t units, int multiprocessors)
@@ -1540,7 +1545,7 @@ enum ps_status ps_encoder_wide_backward(const struct small &given, char *workspa
     (void)workspace_take(&x, workspace, multiprocessors);
     PS_TRY(ps_small_launch(kernel_of(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true), x, stream,
                            "encoder backward"));
-    return ps_small_launch(wide_weights, dim3((unsigned)multiprocessors), THREADS + 32, STAGES * STAGE, x, stream,
+    return ps_small_launch(wide_weights, dim3((unsigned)multiprocessors), THREADS + 32, WEIGHTS_SHARED, x, stream,
                            "encoder weight gradients");
 }
 
