@@ -125,9 +125,9 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
                 at.sync(); /* the units before have done with qkv */
             }
             if (z.drop) {
-                embed_unit<D, NT, true>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, 0, at);
+                embed_unit<D, NT, true>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, at);
             } else {
-                embed_unit<D, NT, false>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, 0, at);
+                embed_unit<D, NT, false>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, at);
             }
             if (NT * W == 1) {
                 at.sync(); /* others wait for one another before qkv is written */

@@ -388,7 +388,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     char *const statistics = memory + panels_of(P, false) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
     float *const all_vectors = (float *)(memory + panels_of(P, false) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
     const struct sizes z = {F, 16, F, DROP};
-    uint64_t now = 0, cursor = 0, found = 0;
+    uint64_t now = 0, cursor = 0;
     uint32_t rows[4];
     /* The windows that are expected, before the kernel before has ended: no kernel writes what they depend on. */
     const bool expects = x.embed.weight && x.qkv;
@@ -399,53 +399,45 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
         cursor = *ahead;
         fetch_early(early, x, u0, cursor, at);
     }
-    const auto look = [&]() {
-        if (x.embed.weight) {
-            found = x.embed.state->cursor;
-        }
-    };
     float *const values = (float *)(memory + A * PANEL) + at.unit * WINDOW_FLOATS;
-    if (x.fresh) {
-        ps_grid_begin();
-        look();
-    }
-    stage_vectors(x, all_vectors, F);
-    real16 *const head = (real16 *)(memory + x.head.at);
-    if (x.head.weight) {
-        stage_wide_head(x, head);
-    }
-    copy_commit();
-    stage_panels<3>(memory + W_QKV * PANEL, x.weights + x.at.w_qkv, 3 * D, D);
-    copy_commit();
-    stage_panels<1>(memory + W_O * PANEL, x.weights + x.at.w_o, D, 0);
-    copy_commit();
-    stage_panels<P>(memory + W_1 * PANEL, x.weights + x.at.w_1, F, D);
-    copy_commit();
     fill_table<D, 1>(table, x.n, at);
     ps_grid_begin();
-    if (!x.fresh) {
-        look();
-    }
     now = DROP ? x.state->step : 0;
-    if (x.embed.weight && !(expects && found == cursor)) {
-        cursor = found;
-        fetch_early(early, x, u0, cursor, at);
-    }
+    real16 *const head = (real16 *)(memory + x.head.at);
     const int groups = (int)((x.units + UNITS - 1) / UNITS);
 #pragma unroll 1
     for (int group = (int)blockIdx.x; group < groups; group += (int)gridDim.x) {
-        const bool more = group + (int)gridDim.x < groups;
+        const bool more = group + (int)gridDim.x < groups, first = group == (int)blockIdx.x;
         const int64_t unit = (int64_t)group * UNITS + at.unit;
+        struct embed_ready ready;
         at.take(x, unit);
-        if (x.embed.weight) { /* nothing reads the panel of the windows any more */
-            const int i = at.share * 32 + at.lane;
-            const bool first = group == (int)blockIdx.x;
-            if (first) {
-                values[i] = early.value;
-            }
-            embed_unit<D, 1, DROP>(rows, values, x, unit, now, first ? THREADS / UNITS : 0, at);
+        if (x.embed.weight) {
+            embed_begin<D, 1, DROP>(ready, x, now, at);
         } else {
             fetch_rows(rows, x.u, at);
+        }
+        if (first) {
+            stage_vectors(x, all_vectors, F);
+            if (x.head.weight) {
+                stage_wide_head(x, head);
+            }
+            copy_commit();
+            stage_panels<3>(memory + W_QKV * PANEL, x.weights + x.at.w_qkv, 3 * D, D);
+            copy_commit();
+            stage_panels<1>(memory + W_O * PANEL, x.weights + x.at.w_o, D, 0);
+            copy_commit();
+            stage_panels<P>(memory + W_1 * PANEL, x.weights + x.at.w_1, F, D);
+            copy_commit();
+        }
+        if (x.embed.weight) { /* nothing reads the panel of the windows any more */
+            if (first) {
+                if (!(expects && ready.cursor == cursor)) {
+                    cursor = ready.cursor;
+                    fetch_early(early, x, u0, cursor, at);
+                }
+                values[at.share * 32 + at.lane] = early.value;
+            }
+            embed_end<D, 1, DROP>(rows, values, ready, x, unit, first ? THREADS / UNITS : 0, at);
         }
         copy_wait<3>(); /* vectors, W_h */
         __syncthreads();
@@ -1467,10 +1459,12 @@ int ps_encoder_wide_window_floats(void)
     return WINDOW_FLOATS;
 }
 
-/* Products' jobs of a pair: together as many as multiprocessors. */
-static int splits_of(int64_t groups, int p, int multiprocessors)
+/* Products' jobs of a pair. Of all together there is one for each of backward's blocks, when they have ended, and three a layer,
+ * as many as it has time for, for each multiprocessor that is free before: one more would be waited for. */
+static int splits_of(const struct small &x, int64_t groups, int multiprocessors)
 {
-    const int64_t splits = multiprocessors / pairs_of(p);
+    const int64_t blocks = ps_encoder_wide_blocks(x.units, multiprocessors);
+    const int64_t splits = (blocks + 3 * x.layers * (multiprocessors - blocks)) / (x.layers * pairs_of(x.f / 64));
     return (int)(splits < 1 ? 1 : splits > groups ? groups : splits);
 }
 
@@ -1485,7 +1479,7 @@ static size_t workspace_take(struct small *x, char *workspace, int multiprocesso
         at += ((size_t)bytes + 255) / 256 * 256;
         return begin;
     };
-    x->splits = splits_of(groups, p, multiprocessors);
+    x->splits = splits_of(*x, groups, multiprocessors);
     x->arrived = (unsigned *)take((FLAGS + x->layers * groups) * (int64_t)sizeof(unsigned));
     x->flags = x->arrived + FLAGS;
     x->norms = (float *)take(groups * x->layers * (4 * D) * (int64_t)sizeof(float));
