@@ -71,10 +71,10 @@ static __device__ __forceinline__ void ps_bulk_wait_read()
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* Until the thread's stores can be seen. */
-static __device__ __forceinline__ void ps_bulk_wait()
+/* Until the thread's stores, but for the last PENDING, can be seen. */
+template <int PENDING> static __device__ __forceinline__ void ps_bulk_wait()
 {
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 /* For what is read or written once, of more than L2 holds: it does not drive out what is used again. volatile: made where it is

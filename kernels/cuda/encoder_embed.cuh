@@ -43,9 +43,9 @@ static __device__ __forceinline__ const float *window_at(const struct small &x, 
     return known && window >= 0 && window < w.count ? w.data + window * w.by_window + c * w.by_channel : NULL;
 }
 
-/* The windows of unit u to values [sequences][length], by the unit's warps; NaN for what is not there. */
+/* The windows of unit u to values [sequences][length], from value `from` on, by the unit's warps; NaN for what is not there. */
 template <int D, int NT>
-static __device__ __forceinline__ void gather_windows(float *values, const struct small &x, int64_t u, uint64_t cursor,
+static __device__ __forceinline__ void gather_windows(float *values, const struct small &x, int64_t u, uint64_t cursor, int from,
                                                       const place<D, NT> &at)
 {
     constexpr int TEAM = place<D, NT>::TEAM * 32, FLIGHT = 4; /* loads under way: no branch may stand between them */
@@ -53,7 +53,8 @@ static __device__ __forceinline__ void gather_windows(float *values, const struc
     const int length = x.embed.length, total = (NT == 1 ? x.embed.sequences : 1) * length;
     const uint32_t first = (uint32_t)u * (NT == 1 ? x.embed.sequences : 1);
     const float *const only = NT == 1 ? NULL : window_at(x, w, cursor, first);
-    for (int begin = (at.tile * sharing(D) + at.share) * 32 + at.lane; begin < total; begin += FLIGHT * TEAM) {
+#pragma unroll 1
+    for (int begin = from + (at.tile * sharing(D) + at.share) * 32 + at.lane; begin < total; begin += FLIGHT * TEAM) {
         float v[FLIGHT];
 #pragma unroll
         for (int j = 0; j < FLIGHT; j++) {
@@ -171,24 +172,38 @@ static __device__ __forceinline__ void embed_product(uint32_t (&rows)[4], float 
     }
 }
 
-/* rows = the warp's 16 rows and columns of u, as an operand; also to x.u, with patches, mean and std. All warps of unit u take part
- * at once; `values` is scratch of the unit, free for others after the next wait for one another. */
-template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *values, const struct small &x, int64_t u,
-                                                  uint64_t step, const place<D, NT> &at)
-{
-    const struct small_embedding &e = x.embed;
+/* What the embedding of a unit needs but for its windows: on its way. */
+struct embed_ready {
+    uint64_t cursor;
     int sequence[2], n[2];
     float sum[2][4];
-    uint32_t weight[2][2], bits = 0xffffffffu;
-    const uint64_t cursor = e.state->cursor;
-    embed_places<D, NT>(sequence, n, sum, x, at);
-    load_embed_weight<D, NT>(weight, x, 0, at);
+    uint32_t weight[2][2], bits;
+};
+
+template <int D, int NT, bool DROP>
+static __device__ __forceinline__ void embed_begin(struct embed_ready &r, const struct small &x, uint64_t step,
+                                                   const place<D, NT> &at)
+{
+    const struct small_embedding &e = x.embed;
+    r.cursor = e.state->cursor;
+    r.bits = 0xffffffffu;
+    embed_places<D, NT>(r.sequence, r.n, r.sum, x, at);
+    load_embed_weight<D, NT>(r.weight, x, 0, at);
     if (DROP) {
         uint32_t *const keep = e.masks && at.global_tile < x.units * NT ? embed_masks_at<D, NT>(x, at) : NULL;
-        bits = new_masks<D, NT>(x, step, (int)(e.site - x.site), D, at.share * 16, keep, at);
+        r.bits = new_masks<D, NT>(x, step, (int)(e.site - x.site), D, at.share * 16, keep, at);
     }
-    gather_windows<D, NT>(values, x, u, cursor, at); /* last: it waits for three loads after one another */
+}
+
+/* rows = the warp's 16 rows and columns of u, as an operand; also to x.u, with patches, mean and std. All warps of unit u take part
+ * at once; `values` is scratch of the unit, free for others after the next wait for one another, and has the unit's first `from`
+ * values already. */
+template <int D, int NT, bool DROP>
+static __device__ __forceinline__ void embed_end(uint32_t (&rows)[4], float *values, struct embed_ready &r, const struct small &x,
+                                                 int64_t u, int from, const place<D, NT> &at)
+{
+    const struct small_embedding &e = x.embed;
+    gather_windows<D, NT>(values, x, u, r.cursor, from, at); /* waits for three loads after one another */
     at.sync();
     float centre[2] = {0, 0}, factor[2] = {1, 1};
     const uint32_t first = (uint32_t)u * (NT == 1 ? e.sequences : 1);
@@ -199,8 +214,8 @@ static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *va
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            centre[h] = NT > 1 || sequence[h] == s ? mean : centre[h];
-            factor[h] = NT > 1 || sequence[h] == s ? 1.0f / deviation : factor[h];
+            centre[h] = NT > 1 || r.sequence[h] == s ? mean : centre[h];
+            factor[h] = NT > 1 || r.sequence[h] == s ? 1.0f / deviation : factor[h];
         }
     };
     const int sequences = NT == 1 ? e.sequences : 1;
@@ -230,7 +245,16 @@ static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *va
             use(s, mean, deviation);
         }
     }
-    embed_product<D, NT, DROP>(rows, sum, weight, bits, values, sequence, n, centre, factor, x, at);
+    embed_product<D, NT, DROP>(rows, r.sum, r.weight, r.bits, values, r.sequence, r.n, centre, factor, x, at);
+}
+
+template <int D, int NT, bool DROP>
+static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *values, const struct small &x, int64_t u,
+                                                  uint64_t step, const place<D, NT> &at)
+{
+    struct embed_ready r;
+    embed_begin<D, NT, DROP>(r, x, step, at);
+    embed_end<D, NT, DROP>(rows, values, r, x, u, 0, at);
 }
 
 /* ---- backward ---- */
@@ -361,13 +385,18 @@ static __device__ __forceinline__ void embed_gradient(const struct small &x, int
     }
 }
 
-/* A float4 of [P + 1 + N, d] to the gradients. */
-template <int D> static __device__ __forceinline__ void add_embed_item(const struct small &x, int item, const float4 &sum)
+/* Where a float4 of [P + 1 + N, d] stands among the gradients. */
+template <int D> static __device__ __forceinline__ float4 *embed_item_at(const struct small &x, int item)
 {
     const int weights = x.embed.patch * D / 4, positions = weights + D / 4;
-    float4 *const to = item < weights     ? (float4 *)x.embed.d_weight + item
-                       : item < positions ? (float4 *)x.embed.d_bias + item - weights
-                                          : (float4 *)x.embed.d_position + item - positions;
+    return item < weights     ? (float4 *)x.embed.d_weight + item
+           : item < positions ? (float4 *)x.embed.d_bias + item - weights
+                              : (float4 *)x.embed.d_position + item - positions;
+}
+
+template <int D> static __device__ __forceinline__ void add_embed_item(const struct small &x, int item, const float4 &sum)
+{
+    float4 *const to = embed_item_at<D>(x, item);
     const float4 old = *to;
     *to = make_float4(old.x + sum.x, old.y + sum.y, old.z + sum.z, old.w + sum.w);
 }

@@ -16,6 +16,7 @@ namespace PS_REAL16_SPACE
 /* A row of the partial sums a block, zeros in those of no block: sums[t], the last the squared errors'. */
 static __device__ __forceinline__ void put_head_sum(const struct small &x, int t, double sum)
 {
+#pragma unroll 1
     for (int row = (int)blockIdx.x; row < x.head.rows; row += (int)gridDim.x) {
         x.head.partials[row * (int64_t)(x.head.horizon + 1) + t] = row == (int)blockIdx.x ? sum : 0.0;
     }
@@ -193,16 +194,6 @@ static __device__ __forceinline__ void stage_wide_head(const struct small &x, re
     }
 }
 
-/* The thread's forecast: sequence thread / H of the block's from u0 on, column thread % H; NAN where there is none. */
-static __device__ __forceinline__ float wide_target(const struct small &x, int64_t u0)
-{
-    const int s = (int)threadIdx.x / x.head.horizon, column = (int)threadIdx.x - s * x.head.horizon;
-    const float *const from = s < WIDE_HEAD_UNITS * x.embed.sequences
-                                  ? window_at(x, x.head.targets, x.embed.state->cursor, (uint32_t)u0 * x.embed.sequences + s)
-                                  : NULL;
-    return from ? from[column * x.head.targets.by_time] : NAN;
-}
-
 /* u: the warp's 16 rows and columns of the last layer's output; parts: [4 shares][64 rows][H] and more, of 16 KB; target: the
  * thread's. */
 template <typename AT>
@@ -229,6 +220,7 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
         of[h] = (int)ps_divide(i, x.embed.by_count);
         w[h] = weight + ((i - of[h] * x.n) * 64 + at.share * 16 + at.q * 2) * horizon;
     }
+#pragma unroll 1
     for (int t = 0; t < horizon; t++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -250,6 +242,7 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
         const int unit = s / sequences;
         const float *const part = parts + (unit * 16 + (s - unit * sequences) * x.n) * horizon + column;
         float product = 0;
+#pragma unroll 1
         for (int n = 0; n < x.n; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -270,12 +263,14 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
     __syncthreads();
     if (thread < horizon) {
         double sum = 0.0;
+#pragma unroll 4
         for (int i = thread; i < count; i += horizon) {
             sum += slopes[i];
         }
         put_head_sum(x, thread, sum);
     } else if (thread == 32) {
         double sum = 0.0;
+#pragma unroll 4
         for (int i = 0; i < (int)blockDim.x / 32; i++) {
             sum += squares[i];
         }
@@ -283,6 +278,7 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
     }
     float d[2][4];
     clear(d);
+#pragma unroll 1
     for (int t = 0; t < horizon; t++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {

@@ -211,6 +211,7 @@ static __host__ __device__ constexpr int vector_floats(int f)
 
 static __device__ __forceinline__ void stage_vectors(const struct small &x, float *to, int f)
 {
+#pragma unroll 1
     for (int i = (int)threadIdx.x * 4; i < vector_floats(f); i += THREADS * 4) {
         const int64_t of = i < B_O         ? x.at.b_qkv + i
                            : i < B_2       ? x.at.b_o + i - B_O
@@ -220,6 +221,7 @@ static __device__ __forceinline__ void stage_vectors(const struct small &x, floa
                            : i < LN2_BETA  ? x.at.ln2_gamma + i - LN2_GAMMA
                            : i < B_1       ? x.at.ln2_beta + i - LN2_BETA
                                            : x.at.b_1 + i - B_1;
+#pragma unroll 1
         for (int l = 0; l < x.layers; l++) {
             ps_copy_async(to + l * vector_floats(f) + i, x.parameters + l * x.at.vector_stride + of);
         }
@@ -280,11 +282,25 @@ static __device__ __forceinline__ void transpose_operand(uint32_t (&y)[4], const
 
 /* ---- forward ---- */
 
-/* What weight gradients are made of, of each layer for each 64 rows, in panels: M, G, H [f / 64], E [f / 64], N, K, the gradients
- * of q, k and v, and merged, as backward names them. Forward leaves M, H, N and merged, backward the others. */
+/* What weight gradients are made of, of each layer for each 64 rows, in panels, as backward names them: E's first two, M, E's
+ * others; H's first two, G, H's others; the gradients of q and k, N, that of v, merged, K. So what a pair of products needs lies
+ * together. Forward leaves M, H, N and merged, backward the others. */
 static __host__ __device__ constexpr int kept_panels(int p)
 {
     return 8 + 2 * p;
+}
+
+/* Where M or G stands among E or H, and where H and the gradient of q begin. */
+enum { KEPT_MIDDLE = 2 };
+
+static __host__ __device__ constexpr int kept_hidden(int p)
+{
+    return p + 1;
+}
+
+static __host__ __device__ constexpr int kept_attention(int p)
+{
+    return 2 * p + 2;
 }
 
 static __device__ __forceinline__ char *kept_at(const struct small &x, int group, int l)
@@ -296,6 +312,15 @@ static __device__ __forceinline__ char *kept_at(const struct small &x, int group
 static __device__ __forceinline__ void store_panels(char *kept, int first, const char *memory, int from, int panels)
 {
     ps_bulk_store(kept + first * PANEL, ps_shared_address(memory + from * PANEL), (uint32_t)panels * PANEL);
+}
+
+/* The same of the P panels of E or H, around the one in their middle. */
+template <int P> static __device__ __forceinline__ void store_around(char *kept, int first, const char *memory, int from)
+{
+    store_panels(kept, first, memory, from, KEPT_MIDDLE);
+    if (P > KEPT_MIDDLE) {
+        store_panels(kept, first + KEPT_MIDDLE + 1, memory, from + KEPT_MIDDLE, P - KEPT_MIDDLE);
+    }
 }
 
 /* The warp's q, k or v. */
@@ -322,6 +347,36 @@ static __device__ __forceinline__ void keep_moments(const struct small &x, int w
 /* A unit's windows are gathered where its rows of a panel will lie. */
 enum { WINDOW_FLOATS = 16 * 128 / 4 };
 
+/* Counters: tickets taken, products' jobs done, blocks that have seen that; the place in the order of windows that a forward
+ * expects of the next one, 8 bytes; then flags [layers, groups]. */
+enum { TICKETS, DONE, ENDED, AHEAD = 4, FLAGS = 6 };
+
+/* The thread's of the unit's first values, and of the block's forecasts: sequence thread / H from u0 on, column thread % H. NAN
+ * where there is none. */
+struct early {
+    float value, target;
+};
+
+static __device__ __forceinline__ void fetch_early(struct early &e, const struct small &x, int64_t u0, uint64_t cursor,
+                                                   const wide_place &at)
+{
+    const struct small_embedding &m = x.embed;
+    const uint32_t first = (uint32_t)u0 * m.sequences;
+    const int i = at.share * 32 + at.lane, s = (int)ps_divide(i, m.by_length);
+    const float *value = window_at(x, m.windows, cursor, s < m.sequences ? first + at.unit * m.sequences + s : m.all);
+    value = value ? value + (i - s * m.length) * m.windows.by_time : NULL;
+    const float *target = NULL;
+    if (x.head.weight) {
+        const int of = (int)threadIdx.x / x.head.horizon, column = (int)threadIdx.x - of * x.head.horizon;
+        target = window_at(x, x.head.targets, cursor, of < UNITS * m.sequences ? first + of : m.all);
+        target = target ? target + column * x.head.targets.by_time : NULL;
+    }
+    e.value = *(value ? value : m.windows.data);
+    e.target = *(target ? target : m.windows.data);
+    e.value = value ? e.value : NAN;
+    e.target = target ? e.target : NAN;
+}
+
 template <int P, bool DROP>
 static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_constant__ struct small x)
 {
@@ -333,43 +388,59 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     char *const statistics = memory + panels_of(P, false) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
     float *const all_vectors = (float *)(memory + panels_of(P, false) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
     const struct sizes z = {F, 16, F, DROP};
-    uint64_t now = 0;
+    uint64_t now = 0, cursor = 0;
     uint32_t rows[4];
+    /* The windows that are expected, before the kernel before has ended: no kernel writes what they depend on. */
+    const bool expects = x.embed.weight && x.qkv;
+    struct early early = {};
+    uint64_t *const ahead = (uint64_t *)(x.arrived + AHEAD);
+    const int64_t u0 = (int64_t)blockIdx.x * UNITS;
+    if (expects) {
+        cursor = *ahead;
+        fetch_early(early, x, u0, cursor, at);
+    }
     float *const values = (float *)(memory + A * PANEL) + at.unit * WINDOW_FLOATS;
-    /* Of the unit that `at` has taken, number u. */
-    const auto begin_rows = [&](int64_t u) {
-        if (x.embed.weight) {
-            embed_unit<D, 1, DROP>(rows, values, x, u, now, at);
-        } else {
-            fetch_rows(rows, x.u, at);
-        }
-    };
-    at.take(x, (int64_t)blockIdx.x * UNITS + at.unit);
-    if (x.fresh) {
-        ps_grid_begin();
-    }
-    stage_vectors(x, all_vectors, F);
-    real16 *const head = (real16 *)(memory + x.head.at);
-    if (x.head.weight) {
-        stage_wide_head(x, head);
-    }
-    copy_commit();
-    stage_panels<3>(memory + W_QKV * PANEL, x.weights + x.at.w_qkv, 3 * D, D);
-    copy_commit();
-    stage_panels<1>(memory + W_O * PANEL, x.weights + x.at.w_o, D, 0);
-    copy_commit();
-    stage_panels<P>(memory + W_1 * PANEL, x.weights + x.at.w_1, F, D);
-    copy_commit();
     fill_table<D, 1>(table, x.n, at);
     ps_grid_begin();
     now = DROP ? x.state->step : 0;
-    begin_rows((int64_t)blockIdx.x * UNITS + at.unit);
-    const float target = x.head.weight ? wide_target(x, (int64_t)blockIdx.x * UNITS) : 0.0f;
-    copy_wait<3>();
-    __syncthreads();
+    real16 *const head = (real16 *)(memory + x.head.at);
     const int groups = (int)((x.units + UNITS - 1) / UNITS);
+#pragma unroll 1
     for (int group = (int)blockIdx.x; group < groups; group += (int)gridDim.x) {
-        const bool more = group + (int)gridDim.x < groups;
+        const bool more = group + (int)gridDim.x < groups, first = group == (int)blockIdx.x;
+        const int64_t unit = (int64_t)group * UNITS + at.unit;
+        struct embed_ready ready;
+        at.take(x, unit);
+        if (x.embed.weight) {
+            embed_begin<D, 1, DROP>(ready, x, now, at);
+        } else {
+            fetch_rows(rows, x.u, at);
+        }
+        if (first) {
+            stage_vectors(x, all_vectors, F);
+            if (x.head.weight) {
+                stage_wide_head(x, head);
+            }
+            copy_commit();
+            stage_panels<3>(memory + W_QKV * PANEL, x.weights + x.at.w_qkv, 3 * D, D);
+            copy_commit();
+            stage_panels<1>(memory + W_O * PANEL, x.weights + x.at.w_o, D, 0);
+            copy_commit();
+            stage_panels<P>(memory + W_1 * PANEL, x.weights + x.at.w_1, F, D);
+            copy_commit();
+        }
+        if (x.embed.weight) { /* nothing reads the panel of the windows any more */
+            if (first) {
+                if (!(expects && ready.cursor == cursor)) {
+                    cursor = ready.cursor;
+                    fetch_early(early, x, u0, cursor, at);
+                }
+                values[at.share * 32 + at.lane] = early.value;
+            }
+            embed_end<D, 1, DROP>(rows, values, ready, x, unit, first ? THREADS / UNITS : 0, at);
+        }
+        copy_wait<3>(); /* vectors, W_h */
+        __syncthreads();
         float u[2][4];
         unpack_operand(u, rows);
 #pragma unroll 1
@@ -381,9 +452,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             const bool stage = l + 1 < x.layers || more;
             const real16 *const next = x.weights + (l + 1 < x.layers ? l + 1 : 0) * x.at.matrix_stride;
             /* By the first thread, when there will be a backward; and before what lies in the panels is overwritten. */
-            const auto leave = [&](int first, int from, int panels) {
+            const auto leave = [&](int first, int from) {
                 if (x.qkv && threadIdx.x == 0) {
-                    store_panels(kept_at(x, group, l), first, memory, from, panels);
+                    store_panels(kept_at(x, group, l), first, memory, from, 1);
                 }
             };
             const auto left = [&]() {
@@ -399,7 +470,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             put(at.own() + A * PANEL, a);
             copy_wait<2>(); /* W_qkv */
             publish();
-            leave(2 + 2 * P, A, 1);
+            leave(kept_attention(P) + 2, A);
             stage_panels<P>(memory + W_2 * PANEL, x.weights + l * x.at.matrix_stride + x.at.w_2, D, 64 * D);
             copy_commit();
 
@@ -464,7 +535,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             copy_wait<2>(); /* W_o */
             left();
             publish();
-            leave(7 + 2 * P, M, 1);
+            leave(kept_attention(P) + 4, M);
             if (stage) {
                 stage_panels<3>(memory + W_QKV * PANEL, next + x.at.w_qkv, 3 * D, D);
             }
@@ -490,7 +561,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             put(at.own() + A * PANEL, a);
             copy_wait<2>(); /* W_1 */
             publish();
-            leave(0, A, 1);
+            leave(KEPT_MIDDLE, A);
             if (stage) {
                 stage_panels<1>(memory + W_O * PANEL, next + x.at.w_o, D, 0);
             }
@@ -532,7 +603,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             copy_wait<2>(); /* W_2 */
             left();
             publish();
-            leave(2, H, P);
+            if (x.qkv && threadIdx.x == 0) {
+                store_around<P>(kept_at(x, group, l), kept_hidden(P), memory, H);
+            }
             if (stage) {
                 stage_panels<P>(memory + W_1 * PANEL, next + x.at.w_1, F, D);
             }
@@ -557,22 +630,24 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             store_rows<D, 1>(x.u + (l + 1) * x.rows * D, u, at);
         }
         if (x.head.weight) {
-            head_wide(u, x, (float *)(memory + A * PANEL), head, (int64_t)group * UNITS, target, at); /* A and M are free */
+            head_wide(u, x, (float *)(memory + A * PANEL), head, u0, early.target, at); /* A and M are free */
         }
-        if (more) { /* nothing reads the panel of the windows any more */
-            const int64_t u = (int64_t)(group + (int)gridDim.x) * UNITS + at.unit;
-            at.take(x, u);
-            begin_rows(u);
+    }
+    if (threadIdx.x == 0 && x.qkv) {
+        ps_bulk_wait_read();
+        if (expects && blockIdx.x == 0) {
+            *ahead = cursor + ps_divide(x.embed.all, x.embed.by_channels);
         }
     }
 }
 
 /* ---- backward ---- */
 
-/* The thread's stores so far can be seen by wide_weights: 1 those of the feed-forward, 2 all of the layer. */
-static __device__ __forceinline__ void announce(unsigned *flag, unsigned stage)
+/* The thread's stores so far, but for the last PENDING, can be seen by wide_weights: 1 those of the feed-forward, 2 all of the
+ * layer. */
+template <int PENDING> static __device__ __forceinline__ void announce(unsigned *flag, unsigned stage)
 {
-    ps_bulk_wait();
+    ps_bulk_wait<PENDING>();
     asm volatile("fence.proxy.async.global;\nst.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(stage) : "memory");
 }
 
@@ -625,6 +700,7 @@ static __device__ __forceinline__ void put_norm_sums(float *to, const float *fro
 /* The moments of a group's rows; zero for those that do not exist. */
 static __device__ __forceinline__ void stage_moments(float2 *to, const struct small &x, int group)
 {
+#pragma unroll 1
     for (int i = (int)threadIdx.x; i < x.layers * 128; i += THREADS) {
         const int64_t unit = (int64_t)group * UNITS + i % 64 / 16, row = unit * x.unit_rows + i % 16;
         const bool here = unit < x.units && i % 16 < x.unit_rows && row < x.rows;
@@ -711,7 +787,6 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
     float *const norms = column_sums + at.unit * 2 * D;
     const struct sizes z = {F, 16, F, DROP};
     uint32_t gradient[4], residual[4];
-    at.take(x, (int64_t)blockIdx.x * UNITS + at.unit);
     if (x.fresh) {
         ps_grid_begin();
     }
@@ -727,7 +802,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
     /* Nothing of this block's is there yet: wide_weights, whose blocks may begin once all of these have, must find that. */
     const int groups = (int)((x.units + UNITS - 1) / UNITS);
     if (threadIdx.x < 32) {
+#pragma unroll 1
         for (int i = (int)threadIdx.x; i < x.layers; i += 32) {
+#pragma unroll 1
             for (int group = (int)blockIdx.x; group < groups; group += (int)gridDim.x) {
                 x.flags[(int64_t)i * groups + group] = 0;
             }
@@ -736,13 +813,15 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
     }
     __syncthreads();
     ps_grid_begin();
-    fetch_rows(gradient, x.dy, at);
-    fetch_rows(residual, x.r + (x.layers - 1) * x.rows * D, at);
-    stage_moments(moments, x, (int)blockIdx.x);
-    copy_wait<1>();
-    __syncthreads();
+#pragma unroll 1
     for (int group = (int)blockIdx.x; group < groups; group += (int)gridDim.x) {
         const bool more = group + (int)gridDim.x < groups;
+        at.take(x, (int64_t)group * UNITS + at.unit);
+        fetch_rows(gradient, x.dy, at);
+        fetch_rows(residual, x.r + (x.layers - 1) * x.rows * D, at);
+        stage_moments(moments, x, group);
+        copy_wait<1>(); /* vectors */
+        __syncthreads();
         float g[2][4];
         unpack_operand(g, gradient);
 #pragma unroll 1
@@ -766,12 +845,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             branch_operand<DROP>(a, g, x.drop_scale * x.half_scale, DROP ? masks[(D / 16 + F / 16 + at.share) * 8] >> at.q : 0);
             put(at.own() + G * PANEL, a);
             copy_wait<0>(); /* W_1, W_2 */
-            if (threadIdx.x == 0 && l + 1 < x.layers) {
-                announce(x.flags + (int64_t)(l + 1) * groups + group, 2);
-            }
             publish();
             if (threadIdx.x == 0) {
-                store_panels(kept(), 1, memory, G, 1);
+                store_panels(kept(), kept_hidden(P) + KEPT_MIDDLE, memory, G, 1);
             }
             if (l + 1 < x.layers) { /* what the layer before left */
                 put_norm_sums(norms_to(l + 1), column_sums + UNITS * 2 * D);
@@ -792,6 +868,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 product<false, true>(y, at.of(M), at.of(W_1 + at.mine<P>()), true);
                 product<false, false>(c, at.of(G), at.of(W_2 + at.mine<P>()), false);
                 products_commit();
+                if (threadIdx.x == 0 && l + 1 < x.layers) {
+                    announce<1>(x.flags + (int64_t)(l + 1) * groups + group, 2); /* G's is of this layer */
+                }
                 if (DROP) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -817,7 +896,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             }
             publish();
             if (threadIdx.x == 0) {
-                store_panels(kept(), 2 + P, memory, E, P);
+                store_around<P>(kept(), 0, memory, E);
             }
             fetch_rows(stream, x.u + l * x.rows * D, at);
             products_begin(at, dx);
@@ -845,11 +924,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             }
             copy_wait<0>(); /* W_qkv, W_o */
             if (threadIdx.x == 0) {
-                announce(x.flags + (int64_t)l * groups + group, 1);
+                announce<0>(x.flags + (int64_t)l * groups + group, 1);
             }
             publish();
             if (threadIdx.x == 0) {
-                store_panels(kept(), 3 + 2 * P, memory, K, 1);
+                store_panels(kept(), kept_attention(P) + 5, memory, K, 1);
             }
             put_norm_sums(norms_to(l) + 2 * D, column_sums);
             if (l > 0 || more) {
@@ -924,7 +1003,8 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             }
             publish();
             if (threadIdx.x == 0) {
-                store_panels(kept(), 4 + 2 * P, memory, H, 3);
+                store_panels(kept(), kept_attention(P), memory, H, 2);
+                store_panels(kept(), kept_attention(P) + 3, memory, H + 2, 1);
             }
             products_begin(at, dx);
 #pragma unroll
@@ -937,7 +1017,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             normalise_backward<D, 1>(g, dx, own_vectors + LN1_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 1, at), at);
         }
         if (threadIdx.x == 0) {
-            announce(x.flags + group, 2);
+            announce<0>(x.flags + group, 2);
         }
         if (x.embed.partial) {
             uint32_t a[4];
@@ -954,13 +1034,6 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             store_rows<D, 1>(x.du, g, at);
         }
         put_norm_sums(x.norms + (int64_t)group * x.layers * (4 * D), column_sums + UNITS * 2 * D);
-        if (more) {
-            at.take(x, (int64_t)(group + (int)gridDim.x) * UNITS + at.unit);
-            fetch_rows(gradient, x.dy, at);
-            fetch_rows(residual, x.r + (x.layers - 1) * x.rows * D, at);
-            stage_moments(moments, x, group + (int)gridDim.x);
-            __syncthreads();
-        }
     }
 }
 
@@ -968,9 +1041,6 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
 
 enum { STAGES = 6, STAGE = 4 * PANEL, LOADER = THREADS, JOB_FLOATS = 2 * 64 * 64, SLICE = 256, SLICES = JOB_FLOATS / 4 / SLICE };
 enum { VECTOR_SLICE = 32 };
-
-/* Counters: tickets taken, products' jobs done, blocks that have ended; then flags [layers, groups]. */
-enum { TICKETS, DONE, ENDED, FLAGS };
 
 static __host__ __device__ constexpr int pairs_of(int p)
 {
@@ -1010,7 +1080,6 @@ static __device__ __forceinline__ void add_columns(float (&sum)[4], uint32_t pan
  * W_k, W_v and W_o. */
 struct weight_job {
     int l, pair, split, begin, end; /* groups of 64 rows */
-    bool of_1, of_2, of_o;
 
     __device__ __forceinline__ weight_job(const struct small &x, int ticket)
     {
@@ -1022,57 +1091,56 @@ struct weight_job {
         split = later < 0 ? job / P : later / 2;
         begin = split * groups / x.splits;
         end = (split + 1) * groups / x.splits;
-        of_1 = pair < P / 2;
-        of_2 = !of_1 && pair < P;
-        of_o = pair == P + 1;
     }
 };
 
-/* The loader's warp: takes tickets and fetches what their jobs need, a stage for 64 rows: a panel, two that follow one another,
- * maybe one more. jobs: the layer, pair, split and
- * groups of each stage's; layer -1: there are no more. At the end it counts the jobs as done. */
+static __device__ __forceinline__ int take_ticket(const struct small &x)
+{
+    return (int)atomicAdd(x.arrived + TICKETS, 1);
+}
+
+/* The loader's warp: takes tickets and fetches what their jobs need, a stage for 64 rows: three panels that lie together, or four.
+ * jobs: the layer, pair, split and groups of each stage's; layer -1: there are no more. At the end it counts the jobs as done.
+ * first: lane 0's first ticket. */
 static __device__ __forceinline__ void load_products(const struct small &x, const char *memory, uint32_t full, uint32_t empty,
-                                                     int4 *jobs)
+                                                     int4 *jobs, int first)
 {
     const int P = x.f / 64, lane = (int)threadIdx.x % 32, groups = (int)((x.units + UNITS - 1) / UNITS);
     const int all = x.layers * pairs_of(P) * x.splits;
-    int slot = 0, ticket = 0, next = 0, taken = 0;
+    const int64_t stride = (int64_t)x.layers * (kept_panels(P) * PANEL); /* from group to group */
+    const uint32_t stages = ps_shared_address(memory);
+    int slot = 0, next = first, taken = 0;
     uint32_t parity = 1;
-    if (lane == 0) {
-        next = (int)atomicAdd(x.arrived + TICKETS, 1);
-    }
     for (;;) {
-        ticket = __shfl_sync(0xffffffffu, next, 0);
+        const int ticket = __shfl_sync(0xffffffffu, next, 0);
         if (ticket >= all) {
             break;
         }
-        if (lane == 0) {
-            next = (int)atomicAdd(x.arrived + TICKETS, 1);
-        }
         taken++;
         const struct weight_job job(x, ticket);
-        const int one = job.of_1 ? 0 : job.of_2 ? 1 : 2 + 2 * P;
-        const int two = job.of_1 ? 2 + P + 2 * job.pair : job.of_2 ? 2 + 2 * job.pair - P : job.of_o ? 6 + 2 * P : 4 + 2 * P;
-        for (int from = job.begin; from < job.end; from += 32) {
-            if (from + lane < job.end) {
-                await_count(x.flags + (int64_t)job.l * groups + from + lane, job.pair < P ? 1 : 2);
-                asm volatile("fence.proxy.async;" ::: "memory");
+        const uint32_t bytes = (job.pair == P + 1 ? 4 : 3) * PANEL;
+        const char *from = kept_at(x, job.begin, job.l) + (2 * job.pair + (job.pair >= P / 2) + (job.pair >= P)) * PANEL;
+#pragma unroll 1
+        for (int group = job.begin; group < job.end; group += 32) {
+            if (group + lane < job.end) {
+                await_count(x.flags + (int64_t)job.l * groups + group + lane, job.pair < P ? 1 : 2);
             }
             __syncwarp();
             if (lane == 0) {
-                for (int group = from; group < job.end && group < from + 32; group++) {
-                    const char *const kept = kept_at(x, group, job.l);
-                    const uint32_t barrier = full + slot * 8, to = ps_shared_address(memory) + slot * STAGE;
+                asm volatile("fence.proxy.async.global;" ::: "memory");
+#pragma unroll 1
+                for (int i = group; i < job.end && i < group + 32; i++, from += stride) {
+                    const uint32_t barrier = full + slot * 8;
                     ps_mbarrier_wait(empty + slot * 8, parity);
                     jobs[slot] = make_int4(job.l, job.pair, job.split, job.end - job.begin);
-                    ps_mbarrier_expect(barrier, (job.of_o ? 4 : 3) * PANEL);
-                    ps_bulk_copy(to, kept + one * PANEL, PANEL, barrier);
-                    ps_bulk_copy(to + PANEL, kept + two * PANEL, 2 * PANEL, barrier);
-                    if (job.of_o) {
-                        ps_bulk_copy(to + 3 * PANEL, kept + (3 + 2 * P) * PANEL, PANEL, barrier);
-                    }
+                    ps_mbarrier_expect(barrier, bytes);
+                    ps_bulk_copy(stages + slot * STAGE, from, bytes, barrier);
                     slot = slot + 1 == STAGES ? 0 : slot + 1;
                     parity ^= slot == 0;
+                    /* Not at once: blocks that begin now would find none left, and this one has two. */
+                    if (i == min(job.begin + 1, job.end - 1)) {
+                        next = take_ticket(x);
+                    }
                 }
             }
             __syncwarp();
@@ -1087,165 +1155,102 @@ static __device__ __forceinline__ void load_products(const struct small &x, cons
             parity ^= slot == 0;
             ps_mbarrier_wait(empty + slot * 8, parity);
         }
-        __threadfence();
-        atomicAdd(x.arrived + DONE, (unsigned)taken);
+        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(x.arrived + DONE), "r"(taken) : "memory");
     }
 }
 
-/* A warpgroup's part of a job to x.partial, and its column sums. */
-static __device__ __forceinline__ void put_products(const struct small &x, int l, int pair, int split, const float (&c)[4][4],
-                                                    const float (&columns)[4], bool sums_columns, const wide_place &at)
+/* Shared memory: the stages, what two warpgroups tell one another of a product (half of it each), and of its column sums. The sums'
+ * parts come where the former was. */
+enum {
+    EXCHANGE = STAGES * STAGE,
+    EXCHANGE_HALF = 4 * 128 * 16,
+    WEIGHTS_SHARED = EXCHANGE + UNITS * EXCHANGE_HALF + 2 * D * 4,
+    WEIGHTS_STATIC = STAGES * (2 * 8 + 16)
+};
+
+/* A product, of which this warpgroup has some of the rows' sum and another one the others', to x.partial, half of its columns by
+ * each; and the column sums. */
+static __device__ __forceinline__ void put_products(const struct small &x, char *memory, int l, int pair, int split,
+                                                    const float (&c)[8][4], const float (&columns)[4], bool sums_columns,
+                                                    const wide_place &at)
 {
-    const int P = x.f / 64, half = at.share / 2;
-    float4 *const to = (float4 *)x.partial + ((int64_t)(l * pairs_of(P) + pair) * x.splits + split) * (JOB_FLOATS / 4);
+    const int P = x.f / 64, half = at.share / 2, part = at.share % 2, thread = (int)threadIdx.x % 128;
+    float4 *const mine = (float4 *)(memory + EXCHANGE + at.share * EXCHANGE_HALF) + thread;
+    const float4 *const others = (const float4 *)(memory + EXCHANGE + (at.share ^ 1) * EXCHANGE_HALF) + thread;
+    float *const told = (float *)(memory + EXCHANGE + UNITS * EXCHANGE_HALF) + half * D + at.unit * 16 + at.g;
+    float4 *const to = (float4 *)x.partial + ((int64_t)(l * pairs_of(P) + pair) * x.splits + split) * (JOB_FLOATS / 4) +
+                       (half * 8 + part * 4) * 128 + thread;
+    ps_barrier(3 + half, 256); /* the job before has been read */
 #pragma unroll
     for (int t = 0; t < 4; t++) {
-        to[(at.share * 4 + t) * 128 + threadIdx.x % 128] = make_float4(c[t][0], c[t][1], c[t][2], c[t][3]);
+        mine[t * 128] = part ? make_float4(c[t][0], c[t][1], c[t][2], c[t][3])
+                             : make_float4(c[4 + t][0], c[4 + t][1], c[4 + t][2], c[4 + t][3]);
     }
-    if (sums_columns && at.q == 0) {
+    if (part && at.q == 0) {
+        told[0] = columns[0];
+        told[8] = columns[2];
+    }
+    ps_barrier(1 + half, 256);
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        const float4 v = others[t * 128];
+        to[t * 128] = make_float4((part ? c[4 + t][0] : c[t][0]) + v.x, (part ? c[4 + t][1] : c[t][1]) + v.y,
+                                  (part ? c[4 + t][2] : c[t][2]) + v.z, (part ? c[4 + t][3] : c[t][3]) + v.w);
+    }
+    if (sums_columns && !part && at.q == 0) {
         const int first = pair < P / 2 ? B_1 + (2 * pair + half) * 64
                           : pair < P   ? (int)B_2
                           : pair == P  ? B_QKV + half * D
                           : half       ? (int)B_O
                                        : B_QKV + 2 * D;
         float *const vector = x.column_sums + ((int64_t)split * x.layers + l) * vector_floats(x.f) + first;
-        vector[at.unit * 16 + at.g] = columns[0];
-        vector[at.unit * 16 + at.g + 8] = columns[2];
+        vector[at.unit * 16 + at.g] = columns[0] + told[0];
+        vector[at.unit * 16 + at.g + 8] = columns[2] + told[8];
     }
 }
 
-/* The products, to x.partial, and the column sums that are the biases' gradients. A warpgroup has half a panel's columns. */
-static __device__ __forceinline__ void weight_products(const struct small &x, const char *memory, uint32_t full, uint32_t empty,
+/* The products, to x.partial, and the column sums that are the biases' gradients. Two warpgroups have a product, one every other
+ * stage of it: with half of its columns each they would read the left operand twice, and shared memory is what they wait for. */
+static __device__ __forceinline__ void weight_products(const struct small &x, char *memory, uint32_t full, uint32_t empty,
                                                        const int4 *jobs, wide_place &at)
 {
     const int P = x.f / 64, half = at.share / 2;
     int slot = 0;
     uint32_t parity = 0;
-    const auto step_on = [&]() {
-        slot = slot + 1 == STAGES ? 0 : slot + 1;
-        parity ^= slot == 0;
-    };
     for (;;) {
         ps_mbarrier_wait(full + slot * 8, parity);
         const int l = jobs[slot].x, pair = jobs[slot].y, split = jobs[slot].z, groups = jobs[slot].w;
         if (l < 0) {
             return;
         }
-        const bool of_1 = pair < P / 2, of_2 = !of_1 && pair < P, of_o = pair == P + 1;
-        const int left = of_2 || (of_o && half) ? 1 + half : 0, right = of_2 ? 0 : of_o ? 1 + 2 * half : 1 + half;
-        const bool sums_columns = at.share % 2 == 0 && (!of_2 || (pair == P / 2 && half == 0));
-        float c[4][4], columns[4] = {0, 0, 0, 0};
+        const bool of_2 = pair >= P / 2 && pair < P, of_o = pair == P + 1;
+        /* The panel that both products of the pair share stands behind the others or before them. */
+        const bool behind = pair == 0 || pair == P / 2 || pair == P;
+        const int shared = behind ? KEPT_MIDDLE : 0, own = behind ? half : 1 + half;
+        const int left = of_2 ? own : of_o ? 2 * half : shared, right = of_2 ? shared : of_o ? 1 + 2 * half : own;
+        const bool sums_columns = !of_2 || (pair == P / 2 && half == 0);
+        float c[8][4], columns[4] = {0, 0, 0, 0};
         clear(c);
-        for (int rest = groups;; rest -= 2) { /* two stages at once */
-            const int first = slot, second = slot + 1 == STAGES ? 0 : slot + 1;
-            ps_mbarrier_wait(full + first * 8, parity);
-            step_on();
-            if (rest > 1) {
-                ps_mbarrier_wait(full + second * 8, parity);
-                step_on();
-            }
-            const auto columns_of = [&](int stage) {
+#pragma unroll 1
+        for (int i = 0; i < groups; i++) {
+            ps_mbarrier_wait(full + slot * 8, parity);
+            if (i % 2 == at.share % 2) {
+                products_begin(at, c);
+                product<true, true>(c, at.of(4 * slot + left), at.of(4 * slot + right), true);
+                products_commit();
                 if (sums_columns) {
-                    add_columns(columns, ps_shared_address(memory) + stage * STAGE + right * PANEL, at);
+                    add_columns(columns, ps_shared_address(memory) + slot * STAGE + right * PANEL, at);
                 }
-            };
-            if (rest > 1) {
-                products_begin(at, c);
-                product<true, true>(c, at.of(4 * first + left), at.of(4 * first + right) + at.share % 2 * 4, true);
-                product<true, true>(c, at.of(4 * second + left), at.of(4 * second + right) + at.share % 2 * 4, true);
-                products_commit();
-                columns_of(first);
-                columns_of(second);
-                products_wait<0>(c);
-            } else {
-                products_begin(at, c);
-                product<true, true>(c, at.of(4 * first + left), at.of(4 * first + right) + at.share % 2 * 4, true);
-                products_commit();
-                columns_of(first);
                 products_wait<0>(c);
             }
-            if (rest <= 2) { /* the loader takes the job for done with its last stage */
-                put_products(x, l, pair, split, c, columns, sums_columns, at);
+            if (i + 1 == groups) { /* the loader takes the job for done with its last stage */
+                put_products(x, memory, l, pair, split, c, columns, sums_columns, at);
             }
             /* Every lane: racecheck does not see what lanes have read before __syncwarp and one's arrival. It costs nothing. */
-            ps_mbarrier_arrive(empty + first * 8);
-            if (rest > 1) {
-                ps_mbarrier_arrive(empty + second * 8);
-            }
-            if (rest <= 2) {
-                break;
-            }
+            ps_mbarrier_arrive(empty + slot * 8);
+            slot = slot + 1 == STAGES ? 0 : slot + 1;
+            parity ^= slot == 0;
         }
-    }
-}
-
-/* from[i] for i < count, `stride` apart, added in a fixed order: thread / ITEMS has a part of them, and the first ITEMS threads get
- * the sum. All of the block but the loader. */
-template <int ITEMS>
-static __device__ __forceinline__ float4 sum_parts(float4 (&parts)[THREADS], const float4 *from, int64_t stride, int count)
-{
-    constexpr int PARTS = THREADS / ITEMS;
-    float4 sum = sum_every<11, false>(from, stride, (int)threadIdx.x / ITEMS, PARTS, count);
-    parts[threadIdx.x] = sum;
-    ps_barrier(0, THREADS);
-    if (threadIdx.x < ITEMS) {
-        add_parts(sum, parts + threadIdx.x, ITEMS, PARTS);
-    }
-    return sum;
-}
-
-/* The sum over the splits of a slice of a pair to the gradients. */
-static __device__ __forceinline__ void weight_sums(const struct small &x, int l, int pair, int slice, float4 (&parts)[THREADS])
-{
-    const int P = x.f / 64, pairs = pairs_of(P), item = slice * SLICE + (int)threadIdx.x % SLICE;
-    /* Where the float4 of warpgroup item / 512 lies. */
-    const int share = item / 512, lane = item % 32, row = item / 32 % 4 * 16 + lane / 4;
-    const int column = share % 2 * 32 + item / 128 % 4 * 8 + lane % 4 * 2, half = share / 2;
-    float *to = x.gradients + l * x.at.matrix_stride;
-    int ld = D;
-    if (pair < P / 2) {
-        to += x.at.w_1 + (2 * pair + half) * D;
-        ld = x.f;
-    } else if (pair < P) {
-        to += x.at.w_2 + (2 * pair - P + half) * 64 * D;
-    } else if (pair == P + 1 && half) {
-        to += x.at.w_o;
-    } else {
-        to += x.at.w_qkv + ((pair - P) * 2 + half) * D;
-        ld = 3 * D;
-    }
-    float2 *const low = (float2 *)(to + row * ld + column), *const high = (float2 *)(to + (row + 8) * ld + column);
-    const float4 *const from = (const float4 *)x.partial + (int64_t)(l * pairs + pair) * x.splits * (JOB_FLOATS / 4) + item;
-    const float4 sum = sum_parts<SLICE>(parts, from, JOB_FLOATS / 4, x.splits);
-    if (threadIdx.x < SLICE) {
-        const float2 a = *low, b = *high;
-        *low = make_float2(a.x + sum.x, a.y + sum.y);
-        *high = make_float2(b.x + sum.z, b.y + sum.w);
-    }
-}
-
-/* The sum over the splits, or over the groups of rows, of a slice of the vectors to the gradients. */
-static __device__ __forceinline__ void vector_sums(const struct small &x, int l, int slice, float4 (&parts)[THREADS])
-{
-    const int i = (slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE) * 4;
-    const bool of_norm = i >= LN1_GAMMA && i < B_1;
-    const int groups = (int)((x.units + UNITS - 1) / UNITS), count = i >= vector_floats(x.f) ? 0 : of_norm ? groups : x.splits;
-    const int width = of_norm ? 4 * D : vector_floats(x.f);
-    const float *const from = of_norm ? x.norms + l * 4 * D + i - LN1_GAMMA : x.column_sums + l * vector_floats(x.f) + i;
-    const float4 sum = sum_parts<VECTOR_SLICE>(parts, (const float4 *)from, (int64_t)x.layers * (width / 4), count);
-    if (threadIdx.x < VECTOR_SLICE && i < vector_floats(x.f)) {
-        float *const p = x.gradients + l * x.at.vector_stride;
-        float4 *const to = (float4 *)(i < B_O         ? p + x.at.b_qkv + i
-                                      : i < B_2       ? p + x.at.b_o + i - B_O
-                                      : i < LN1_GAMMA ? p + x.at.b_2 + i - B_2
-                                      : i < LN1_BETA  ? p + x.at.ln1_gamma + i - LN1_GAMMA
-                                      : i < LN2_GAMMA ? p + x.at.ln1_beta + i - LN1_BETA
-                                      : i < LN2_BETA  ? p + x.at.ln2_gamma + i - LN2_GAMMA
-                                      : i < B_1       ? p + x.at.ln2_beta + i - LN2_BETA
-                                                      : p + x.at.b_1 + i - B_1);
-        const float scale = i / D == B_2 / D ? 1.0f / x.half_scale : 1.0f; /* G holds half_scale times the gradient */
-        const float4 old = *to;
-        *to = make_float4(old.x + sum.x * scale, old.y + sum.y * scale, old.z + sum.z * scale, old.w + sum.w * scale);
     }
 }
 
@@ -1255,30 +1260,146 @@ static __device__ __forceinline__ int embed_items(const struct small &x)
     return x.embed.partial ? embed_rows_of(x.embed.patch, x.n) * D / 4 : 0;
 }
 
-/* The sum over backward's blocks of a slice of them. */
-static __device__ __forceinline__ void embed_sums(const struct small &x, int slice, float4 (&parts)[THREADS])
-{
-    const int items = embed_items(x), item = slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE;
-    const float4 sum = sum_parts<VECTOR_SLICE>(parts, (const float4 *)x.embed.partial + item, items, item < items ? x.blocks : 0);
-    if (threadIdx.x < VECTOR_SLICE && item < items) {
-        add_embed_item<D>(x, item, sum);
+/* What a thread has of a slice of partial sums: from[i] for i < count, `stride` apart, go onto low and high, times scale. A slice
+ * has so many items, powers of two; thread / items has a part of an item's sum, and the first threads put them together. */
+struct summands {
+    const float4 *from;
+    int64_t stride;
+    int count, items;
+    float scale;
+    float2 *low, *high;
+
+    /* Of a pair, over the splits. */
+    __device__ __forceinline__ void of_matrix(const struct small &x, int l, int pair, int slice)
+    {
+        const int P = x.f / 64, pairs = pairs_of(P), item = slice * SLICE + (int)threadIdx.x % SLICE;
+        /* Where the float4 of warpgroup item / 512 lies. */
+        const int share = item / 512, lane = item % 32, row = item / 32 % 4 * 16 + lane / 4;
+        const int column = share % 2 * 32 + item / 128 % 4 * 8 + lane % 4 * 2, half = share / 2;
+        float *to = x.gradients + l * x.at.matrix_stride;
+        int ld = D;
+        if (pair < P / 2) {
+            to += x.at.w_1 + (2 * pair + half) * D;
+            ld = x.f;
+        } else if (pair < P) {
+            to += x.at.w_2 + (2 * pair - P + half) * 64 * D;
+        } else if (pair == P + 1 && half) {
+            to += x.at.w_o;
+        } else {
+            to += x.at.w_qkv + ((pair - P) * 2 + half) * D;
+            ld = 3 * D;
+        }
+        low = (float2 *)(to + row * ld + column);
+        high = (float2 *)(to + (row + 8) * ld + column);
+        from = (const float4 *)x.partial + (int64_t)(l * pairs + pair) * x.splits * (JOB_FLOATS / 4) + item;
+        stride = JOB_FLOATS / 4;
+        count = x.splits;
+        items = SLICE;
+        scale = 1.0f;
     }
-}
+
+    /* Of the vectors: biases' over the splits, LayerNorms' over the groups of rows. */
+    __device__ __forceinline__ void of_vectors(const struct small &x, int l, int slice)
+    {
+        const int i = (slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE) * 4;
+        const bool here = i < vector_floats(x.f), of_norm = i >= LN1_GAMMA && i < B_1;
+        const int groups = (int)((x.units + UNITS - 1) / UNITS), width = of_norm ? 4 * D : vector_floats(x.f);
+        float *const p = x.gradients + l * x.at.vector_stride;
+        low = (float2 *)(i < B_O         ? p + x.at.b_qkv + i
+                         : i < B_2       ? p + x.at.b_o + i - B_O
+                         : i < LN1_GAMMA ? p + x.at.b_2 + i - B_2
+                         : i < LN1_BETA  ? p + x.at.ln1_gamma + i - LN1_GAMMA
+                         : i < LN2_GAMMA ? p + x.at.ln1_beta + i - LN1_BETA
+                         : i < LN2_BETA  ? p + x.at.ln2_gamma + i - LN2_GAMMA
+                         : i < B_1       ? p + x.at.ln2_beta + i - LN2_BETA
+                         : here          ? p + x.at.b_1 + i - B_1
+                                         : p);
+        high = low + 1;
+        from = (const float4 *)(of_norm ? x.norms + l * 4 * D + i - LN1_GAMMA : x.column_sums + l * vector_floats(x.f) + i);
+        stride = (int64_t)x.layers * (width / 4);
+        count = !here ? 0 : of_norm ? groups : x.splits;
+        items = VECTOR_SLICE;
+        scale = i / D == B_2 / D ? 1.0f / x.half_scale : 1.0f; /* G holds half_scale times the gradient */
+    }
+
+    /* Of the embedding, over backward's blocks. */
+    __device__ __forceinline__ void of_embedding(const struct small &x, int slice)
+    {
+        const int all = embed_items(x), item = slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE;
+        low = (float2 *)embed_item_at<D>(x, item < all ? item : 0);
+        high = low + 1;
+        from = (const float4 *)x.embed.partial + item;
+        stride = all;
+        count = item < all ? x.blocks : 0;
+        items = VECTOR_SLICE;
+        scale = 1.0f;
+    }
+
+    __device__ __forceinline__ summands(const struct small &x, int job)
+    {
+        const int P = x.f / 64, pairs = pairs_of(P), matrices = x.layers * pairs * SLICES;
+        const int vectors = matrices + x.layers * vector_slices(P);
+        if (job < matrices) {
+            of_matrix(x, job / (pairs * SLICES), job / SLICES % pairs, job % SLICES);
+        } else if (job < vectors) {
+            of_vectors(x, (job - matrices) / vector_slices(P), (job - matrices) % vector_slices(P));
+        } else {
+            of_embedding(x, job - vectors);
+        }
+    }
+
+    /* All of the block but the loader; a, b: what low and high hold. The order is fixed. */
+    __device__ __forceinline__ void add(float4 *parts, float2 a, float2 b) const
+    {
+        constexpr int FLIGHT = 11;
+        const int all = THREADS / items;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+        for (int begin = (int)threadIdx.x / items; begin < count; begin += all * FLIGHT) {
+            float4 v[FLIGHT];
+#pragma unroll
+            for (int i = 0; i < FLIGHT; i++) {
+                const int b = begin + i * all;
+                v[i] = b < count ? __ldcg(from + b * stride) : make_float4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (int i = 0; i < FLIGHT; i++) {
+                sum.x += v[i].x;
+                sum.y += v[i].y;
+                sum.z += v[i].z;
+                sum.w += v[i].w;
+            }
+        }
+        parts[threadIdx.x] = sum;
+        ps_barrier(0, THREADS);
+        if (threadIdx.x < items && count > 0) {
+#pragma unroll 4
+            for (int i = 1; i < all; i++) {
+                const float4 v = parts[i * items + threadIdx.x];
+                sum.x += v.x;
+                sum.y += v.y;
+                sum.z += v.z;
+                sum.w += v.w;
+            }
+            *low = make_float2(fmaf(sum.x, scale, a.x), fmaf(sum.y, scale, a.y));
+            *high = make_float2(fmaf(sum.z, scale, b.x), fmaf(sum.w, scale, b.y));
+        }
+    }
+};
+
+/* Beside a block there are registers for 256 threads of 64: the kernel that follows, AdamW, begins before this one has ended. */
+enum { WEIGHTS_BOUND = 736 }; /* threads for which 88 registers are left */
 
 /* First the products, by ticket from the last layer to the first: each waits for what it needs of backward alone, so the blocks
  * that find a multiprocessor free while backward still runs begin with what that has left. Then the sums of all. */
-static __global__ void __launch_bounds__(THREADS + 32, 1) wide_weights(const __grid_constant__ struct small x)
+static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __grid_constant__ struct small x)
 {
     extern __shared__ __align__(1024) char memory[];
-    __shared__ float4 parts[THREADS];
     __shared__ uint64_t barriers[2 * STAGES];
     __shared__ int4 jobs[STAGES];
-    __shared__ bool last;
-    const int P = x.f / 64, pairs = pairs_of(P), matrices = x.layers * pairs * SLICES,
-              vectors = matrices + x.layers * vector_slices(P);
-    const int all = vectors + (embed_items(x) + VECTOR_SLICE - 1) / VECTOR_SLICE;
     const uint32_t full = ps_shared_address(barriers), empty = full + 8 * STAGES;
     unsigned *const counters = x.arrived;
+    const int first = threadIdx.x == LOADER ? take_ticket(x) : 0;
     if (threadIdx.x < STAGES) {
         ps_mbarrier_init(full + threadIdx.x * 8, 1);
         ps_mbarrier_init(empty + threadIdx.x * 8, THREADS);
@@ -1286,32 +1407,31 @@ static __global__ void __launch_bounds__(THREADS + 32, 1) wide_weights(const __g
     }
     __syncthreads();
     if (threadIdx.x >= LOADER) {
-        load_products(x, memory, full, empty, jobs);
+        load_products(x, memory, full, empty, jobs, first);
         return;
     }
     wide_place at(memory);
     weight_products(x, memory, full, empty, jobs, at);
+    const int P = x.f / 64,
+              slices = x.layers * (pairs_of(P) * SLICES + vector_slices(P)) + (embed_items(x) + VECTOR_SLICE - 1) / VECTOR_SLICE;
     ps_grid_begin();
-    if (threadIdx.x == 0) {
-        await_count(counters + DONE, (unsigned)(x.layers * pairs * x.splits));
+    unsigned ended = 0;
+    if (threadIdx.x == 0 && (int)blockIdx.x >= slices) {
+        ended = atomicAdd(counters + ENDED, 1) + 1;
     }
-    ps_barrier(0, THREADS);
-    for (int job = (int)blockIdx.x; job < all; job += (int)gridDim.x) {
-        if (job < matrices) {
-            weight_sums(x, job / (pairs * SLICES), job / SLICES % pairs, job % SLICES, parts);
-        } else if (job < vectors) {
-            vector_sums(x, (job - matrices) / vector_slices(P), (job - matrices) % vector_slices(P), parts);
-        } else {
-            embed_sums(x, job - vectors, parts);
+#pragma unroll 1
+    for (int slice = (int)blockIdx.x; slice < slices; slice += (int)gridDim.x) {
+        const struct summands s(x, slice);
+        const float2 a = *s.low, b = *s.high;
+        if (slice == (int)blockIdx.x && threadIdx.x == 0) {
+            await_count(counters + DONE, (unsigned)(x.layers * pairs_of(P) * x.splits));
+            ended = atomicAdd(counters + ENDED, 1) + 1;
         }
         ps_barrier(0, THREADS);
+        s.add((float4 *)(memory + EXCHANGE), a, b);
     }
-    if (threadIdx.x == 0) {
-        last = atomicAdd(counters + ENDED, 1) == gridDim.x - 1;
-    }
-    ps_barrier(0, THREADS);
-    if (last && threadIdx.x < FLAGS) { /* for the next time */
-        counters[threadIdx.x] = 0;
+    if (threadIdx.x == 0 && ended == gridDim.x) { /* no block looks at them any more; for the next time */
+        counters[TICKETS] = counters[DONE] = counters[ENDED] = 0;
     }
 }
 
@@ -1324,7 +1444,8 @@ bool ps_encoder_wide_fits(const struct ps_encoder_small *e)
 
 bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared)
 {
-    return ps_encoder_wide_fits(e) && shared_bytes((int)e->d_ff, e->layers, true) <= (size_t)shared;
+    return ps_encoder_wide_fits(e) && shared_bytes((int)e->d_ff, e->layers, true) <= (size_t)shared &&
+           WEIGHTS_SHARED + WEIGHTS_STATIC <= shared;
 }
 
 int ps_encoder_wide_blocks(int64_t units, int multiprocessors)
@@ -1338,10 +1459,12 @@ int ps_encoder_wide_window_floats(void)
     return WINDOW_FLOATS;
 }
 
-/* Products' jobs of a pair: together as many as multiprocessors. */
-static int splits_of(int64_t groups, int p, int multiprocessors)
+/* Products' jobs of a pair. Of all together there is one for each of backward's blocks, when they have ended, and three a layer,
+ * as many as it has time for, for each multiprocessor that is free before: one more would be waited for. */
+static int splits_of(const struct small &x, int64_t groups, int multiprocessors)
 {
-    const int64_t splits = multiprocessors / pairs_of(p);
+    const int64_t blocks = ps_encoder_wide_blocks(x.units, multiprocessors);
+    const int64_t splits = (blocks + 3 * x.layers * (multiprocessors - blocks)) / (x.layers * pairs_of(x.f / 64));
     return (int)(splits < 1 ? 1 : splits > groups ? groups : splits);
 }
 
@@ -1356,7 +1479,7 @@ static size_t workspace_take(struct small *x, char *workspace, int multiprocesso
         at += ((size_t)bytes + 255) / 256 * 256;
         return begin;
     };
-    x->splits = splits_of(groups, p, multiprocessors);
+    x->splits = splits_of(*x, groups, multiprocessors);
     x->arrived = (unsigned *)take((FLAGS + x->layers * groups) * (int64_t)sizeof(unsigned));
     x->flags = x->arrived + FLAGS;
     x->norms = (float *)take(groups * x->layers * (4 * D) * (int64_t)sizeof(float));
@@ -1416,7 +1539,7 @@ enum ps_status ps_encoder_wide_backward(const struct small &given, char *workspa
     (void)workspace_take(&x, workspace, multiprocessors);
     PS_TRY(ps_small_launch(kernel_of(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true), x, stream,
                            "encoder backward"));
-    return ps_small_launch(wide_weights, dim3((unsigned)multiprocessors), THREADS + 32, STAGES * STAGE, x, stream,
+    return ps_small_launch(wide_weights, dim3((unsigned)multiprocessors), THREADS + 32, WEIGHTS_SHARED, x, stream,
                            "encoder weight gradients");
 }
 

@@ -161,17 +161,21 @@ static __global__ void __launch_bounds__(block, 4)
         }
     }
     __syncthreads();
-    /* The block has read the state: the last to come here may change it. */
-    if (threadIdx.x == 0 && atomicAdd(done, 1) == gridDim.x - 1) {
-        *done = 0;
-        state->step += 1;
-        state->cursor += a.windows;
-    }
+    /* The block has read the state: the last to come here may change it. The answer is not waited for until the end. */
+    const unsigned before = threadIdx.x == 0 ? atomicAdd(done, 1) : 0;
+    const auto advance = [&]() {
+        if (threadIdx.x == 0 && before == gridDim.x - 1) {
+            *done = 0;
+            state->step += 1;
+            state->cursor += a.windows;
+        }
+    };
     const struct adamw_step s = shared;
     if (s.halted) {
         for (int64_t j = i; j < i + VEC && j < a.count; j++) {
             gradients[j] = 0.0f;
         }
+        advance();
         return;
     }
     bool finite = true;
@@ -207,6 +211,7 @@ static __global__ void __launch_bounds__(block, 4)
     if (!finite) {
         state->nonfinite = s.nonfinite;
     }
+    advance();
 }
 
 template <int VEC, typename COPY>
