@@ -15,7 +15,7 @@
  *
  * Counts, seed28k (f 256, 3 x 5 rows in 16, 2 layers; 107 blocks of 16 warps): a layer's panels 96 KB; a warpgroup and a layer take
  * 32 products m64n16k16 and 4 m64n64k16 forward, 32 and 8 backward, and 24 movmatrix a warp in place of attention's transposes;
- * 6 barriers each way. Weight gradients: operands 28 MB, read 1.2 times; partial sums 9 MB (one a block would be 43). */
+ * 6 barriers each way. Weight gradients: operands 28 MB, read 1.2 times; partial sums 7 MB (one a block would be 43). */
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/encoder_head.cuh"
 
@@ -1459,12 +1459,12 @@ int ps_encoder_wide_window_floats(void)
     return WINDOW_FLOATS;
 }
 
-/* Products' jobs of a pair. Of all together there is one for each of backward's blocks, when they have ended, and three a layer,
- * as many as it has time for, for each multiprocessor that is free before: one more would be waited for. */
+/* Products' jobs of a pair. Of all together there is one for each of backward's blocks, when they have ended, and two a layer for
+ * each multiprocessor that is free before: with more some blocks have a second one, and all wait for it. */
 static int splits_of(const struct small &x, int64_t groups, int multiprocessors)
 {
     const int64_t blocks = ps_encoder_wide_blocks(x.units, multiprocessors);
-    const int64_t splits = (blocks + 3 * x.layers * (multiprocessors - blocks)) / (x.layers * pairs_of(x.f / 64));
+    const int64_t splits = (blocks + 2 * x.layers * (multiprocessors - blocks)) / (x.layers * pairs_of(x.f / 64));
     return (int)(splits < 1 ? 1 : splits > groups ? groups : splits);
 }
 
