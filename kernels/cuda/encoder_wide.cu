@@ -1351,36 +1351,12 @@ struct summands {
     /* All of the block but the loader; a, b: what low and high hold. The order is fixed. */
     __device__ __forceinline__ void add(float4 *parts, float2 a, float2 b) const
     {
-        constexpr int FLIGHT = 11;
         const int all = THREADS / items;
-        float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 1
-        for (int begin = (int)threadIdx.x / items; begin < count; begin += all * FLIGHT) {
-            float4 v[FLIGHT];
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++) {
-                const int b = begin + i * all;
-                v[i] = b < count ? __ldcg(from + b * stride) : make_float4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (int i = 0; i < FLIGHT; i++) {
-                sum.x += v[i].x;
-                sum.y += v[i].y;
-                sum.z += v[i].z;
-                sum.w += v[i].w;
-            }
-        }
+        float4 sum = sum_every<11, false>(from, stride, (int)threadIdx.x / items, all, count);
         parts[threadIdx.x] = sum;
         ps_barrier(0, THREADS);
         if (threadIdx.x < items && count > 0) {
-#pragma unroll 4
-            for (int i = 1; i < all; i++) {
-                const float4 v = parts[i * items + threadIdx.x];
-                sum.x += v.x;
-                sum.y += v.y;
-                sum.z += v.z;
-                sum.w += v.w;
-            }
+            add_parts(sum, parts + threadIdx.x, items, all);
             *low = make_float2(fmaf(sum.x, scale, a.x), fmaf(sum.y, scale, a.y));
             *high = make_float2(fmaf(sum.z, scale, b.x), fmaf(sum.w, scale, b.y));
         }
