@@ -120,16 +120,8 @@ static __device__ __forceinline__ void ps_bulk_store_once(void *to, uint32_t fro
         : "memory");
 }
 
-/* bytes, a multiple of 16, from global memory. */
+/* bytes, a multiple of 16, from global memory; L2 need not keep them. */
 static __device__ __forceinline__ void ps_bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-
-/* ps_bulk_copy of what is not kept in L2. */
-static __device__ __forceinline__ void ps_bulk_copy_once(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),

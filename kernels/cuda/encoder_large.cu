@@ -33,8 +33,8 @@
  * backward's arithmetic. A job's 64 rows are 1,024 clocks of wgmma, in which shared memory brings 96 KB to it and takes 48 to
  * 64 KB from L2; such a block takes 1,160 clocks alone, and beside backward, waiting for operands, 1,420 (1,850 in the job of 64).
  * Launches follow one another without a wait, since a chunk needs what the last launch but one wrote or an older one; operands and
- * scratch have three and two places for that. The last chunk of all is left for a launch of its own (117 MB). Operands are more than
- * L2 holds by the time they are read, so they pass it by (evict_first), and what a block parks for half a tile is held there
+ * scratch have three and two places for that. The last chunk of all is left for a launch of its own (117 MB). Operands are more
+ * than L2 holds by the time they are read, so they pass it by (evict_first), and what a block parks for half a tile is held there
  * (evict_last): 30 us of a weather step.
  *
  * Dropout's bits are drawn in forward. Sums over rows are taken in a fixed order: the only atomic additions are of one thread. */
@@ -1621,7 +1621,7 @@ static __device__ __forceinline__ int job_parts(const struct gradient_job &job)
 static __device__ __forceinline__ void ask_pair(const struct gradient_pair &pair, const real16 *from, uint32_t to, uint32_t full)
 {
     ps_mbarrier_expect(full, pair.panels * PANEL_BYTES);
-    ps_bulk_copy_once(to, from, pair.panels * PANEL_BYTES, full);
+    ps_bulk_copy(to, from, pair.panels * PANEL_BYTES, full);
 }
 
 /* Block `index` of them. The chunk's last tiles may still be in L2, so the row blocks are taken from the last to the first. */
