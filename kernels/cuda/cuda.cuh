@@ -50,7 +50,7 @@ enum ps_status ps_cuda_check(cudaError_t error, const char *what);
  * the kernel before it on the stream (a captured graph keeps that as a programmatic edge): from sm_90 on its blocks take their
  * places while that kernel's last ones still run, and ps_grid_begin waits until that kernel has ended and its memory can be seen.
  * Since a kernel lets the next one start only after its own wait, whatever was written two or more kernels ago can be read before
- * ps_grid_begin; nothing may be written before it. Other launches (attention's, most own products' and
+ * ps_grid_begin; nothing may be written before it. Other launches (attention.cu's, split_gemm.cu's and panel_gemm.cu's products,
  * the library's), and copies and fills, are full dependencies as ever. ps_grid_begin is ps_grid_wait and ps_grid_release. */
 
 static __device__ __forceinline__ void ps_grid_wait()

@@ -9,7 +9,7 @@
 namespace PS_REAL16_SPACE
 {
 
-/* What both directions are asked for, of whichever family. */
+/* What both directions are asked for, of whichever family: the large one's arguments are made from the small one's. */
 static struct ps_encoder_small request_of(const struct ps_kernels *k, const struct ps_encoder_sizes *s)
 {
     struct ps_encoder_small e = {};

@@ -60,9 +60,9 @@ static __device__ __forceinline__ void gather_windows(float *values, const struc
         for (int j = 0; j < FLIGHT; j++) {
             const int i = begin + j * TEAM < total ? begin + j * TEAM : 0;
             const int s = NT == 1 ? (int)ps_divide(i, x.embed.by_length) : 0;
-            const float *from = NT == 1 ? window_at(x, w, cursor, first + s) : only;
-            v[j] = *(from ? from + (i - s * length) * w.by_time : w.data);
-            v[j] = from ? v[j] : NAN;
+            const float *window = NT == 1 ? window_at(x, w, cursor, first + s) : only;
+            v[j] = *(window ? window + (i - s * length) * w.by_time : w.data);
+            v[j] = window ? v[j] : NAN;
         }
 #pragma unroll
         for (int j = 0; j < FLIGHT; j++) {
@@ -180,6 +180,7 @@ struct embed_ready {
     uint32_t weight[2][2], bits;
 };
 
+/* Asks for what embed_end will use; it waits for none of it. */
 template <int D, int NT, bool DROP>
 static __device__ __forceinline__ void embed_begin(struct embed_ready &r, const struct small &x, uint64_t step,
                                                    const place<D, NT> &at)
@@ -248,6 +249,7 @@ static __device__ __forceinline__ void embed_end(uint32_t (&rows)[4], float *val
     embed_product<D, NT, DROP>(rows, r.sum, r.weight, r.bits, values, r.sequence, r.n, centre, factor, x, at);
 }
 
+/* Both. */
 template <int D, int NT, bool DROP>
 static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *values, const struct small &x, int64_t u,
                                                   uint64_t step, const place<D, NT> &at)

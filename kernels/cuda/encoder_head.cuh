@@ -1,6 +1,6 @@
 /* The head and the loss of a training step at the end of a small encoder's forward: what head.cu's head_step does, with the same
  * roundings, by blocks that have whole sequences in their registers. dz, which backward begins with, dx and a block's sums of dx
- * and of the squared errors go to memory; W_h and the targets were fetched while the layers ran.
+ * and of the squared errors go to memory; W_h and the targets were fetched before.
  *
  * encoder_narrow.cu (d 16, a sequence in three tiles, H up to 96): x' = W_h' z' and dz' = W_h dx' by mma.sync with the block's
  * sequences, up to 8, as the columns; the units share the sum over patches. Shared memory: W_h.
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void head_narrow(const float (&u)[2][4], const
             ps_mma16(c, a, b[i][0], b[i][1], c);
         }
         /* Transposed, a lane has two neighbouring elements of sequence g. */
-        const uint32_t low = transposed(ps_pack(c[0], c[1])), high = transposed(ps_pack(c[2], c[3]));
+        const uint32_t low = ps_movmatrix(ps_pack(c[0], c[1])), high = ps_movmatrix(ps_pack(c[2], c[3]));
         if (at.g < x.block_units && u0 + at.g < x.units) {
             real16 *const to = x.head.dz + ((u0 + at.g) * x.n + k) * D + at.q * 2;
             *(uint32_t *)to = low;

@@ -755,7 +755,7 @@ static __device__ __forceinline__ void rows_prefetch(const real16 *rows, int d, 
     }
 }
 
-/* The same to panels, behind the threads' backs: for rows_staged, of the same thread, after ps_cp_async_wait. */
+/* The same to panels, behind the threads' backs: for rows_staged, of the same thread, after ps_copy_wait. */
 static __device__ __forceinline__ void rows_stage(const unsigned char *panels, const real16 *rows, int d, int valid)
 {
 #pragma unroll
@@ -1601,7 +1601,7 @@ struct gradient_arguments {
     int jobs_count;
     bool add; /* to the partial sums of chunks before */
     struct gradient_job jobs[MAX_JOBS];
-    float *partials; /* [slices][jobs][PARTS][PART_FLOATS] */
+    float *partials; /* of this launch, [slices][jobs][PARTS][PART_FLOATS]: a layer's of `beside`, or the last chunk's own */
     /* for add_gradients: [layers from the last][most slices of a job][jobs][PARTS][PART_FLOATS], of launches beside backward, and
      * whether the first layer has any; blocks of layer_backward at most, and those with norm_sums of even and odd chunks of the
      * last layer, and of the others */
@@ -2326,7 +2326,8 @@ struct plan {
     size_t a, dqkv, merged, dr, ln2, d_hidden, hidden; /* operands of a chunk: bytes from its start, */
     size_t dy, operands;                               /* and of all; there are three of them */
     size_t parked, warp_sums;                          /* of a launch; there are two */
-    size_t norm_sums, partials, bytes;                 /* the workspace: [3] operands, [2] parked, [2] warp_sums, then these */
+    size_t norm_sums, partials, bytes;                 /* the workspace: [3] operands, [2] parked and warp_sums, then these; the
+                                                          last chunk's partial sums lie where operands of an older one were */
 };
 
 static size_t part(size_t *end, int64_t bytes)
@@ -2341,53 +2342,48 @@ static int pieces_of(int hidden_panels)
     return (hidden_panels + JOB_PANELS - 1) / JOB_PANELS;
 }
 
-/* A tile takes 45 us, and its gradients 2 times 0.8 us in each of the jobs, 1.0 in GRADIENT_VO's, which brings more bytes: of 132
- * multiprocessors 21. Chunks: three tiles a block, and three chunks' operands at most 352 MiB, or what the workspace holds: it may
- * have been taken for more sequences, with chunks that are a little smaller. */
-static struct plan plan_of(const struct ps_encoder_large *l, size_t workspace_bytes)
+/* A tile takes 45 us, and its gradients 2 times 0.8 us in each of the jobs: one multiprocessor in 26 keeps up with the others, with
+ * one more for GRADIENT_VO, which brings more bytes. Chunks: three tiles a block, and three chunks' operands at most 351 MiB. */
+static struct plan plan_of(const struct ps_encoder_large *l)
 {
+    struct plan plan = {};
     const int64_t panels = (l->d_ff + 63) / 64, f = 64 * panels, tile = 2 * ROWS * (8 * D + 2 * f);
-    const int64_t tiles = (l->sequences + group_of(l) - 1) / group_of(l), fit = ((int64_t)352 << 20) / (3 * tile);
     const int all = l->context->multiprocessors;
-    struct plan fixed = {}, plan;
-    fixed.jobs = 2 + 2 * pieces_of((int)panels);
-    fixed.slices = all < 26 ? 1 : all / 26;
-    fixed.most_slices = fixed.slices + 1;
-    fixed.gradient_blocks = fixed.slices * (fixed.jobs - 1) + fixed.most_slices;
-    fixed.blocks = all > fixed.gradient_blocks ? all - fixed.gradient_blocks : 1;
-    fixed.last_slices = all / fixed.jobs > fixed.most_slices ? all / fixed.jobs : fixed.most_slices;
-    const int64_t three = 3 * fixed.blocks, most = three < fit ? three : fit;
-    const int64_t partials = fixed.jobs * PARTS * (int64_t)(4 * PART_FLOATS); /* of a slice */
-    int64_t chunks = (tiles + most - 1) / most;
-    do {
-        plan = fixed;
-        plan.tiles = (int)((tiles + chunks - 1) / chunks);
-        plan.chunks = (int)((tiles + plan.tiles - 1) / plan.tiles);
-        const int64_t rows = plan.tiles * ROWS;
-        plan.a = part(&plan.operands, 2 * rows * D);
-        plan.dqkv = part(&plan.operands, 6 * rows * D);
-        plan.merged = part(&plan.operands, 2 * rows * D);
-        plan.dr = part(&plan.operands, 2 * rows * D);
-        plan.ln2 = part(&plan.operands, 2 * rows * D);
-        plan.d_hidden = part(&plan.operands, 2 * rows * f);
-        plan.hidden = part(&plan.operands, 2 * rows * f);
-        plan.dy = part(&plan.operands, 2 * rows * D);
-        const size_t last_partials = plan.last_slices * partials; /* where operands of an older chunk were */
-        plan.operands = plan.operands > last_partials ? plan.operands : last_partials;
-        plan.bytes = 3 * plan.operands;
-        plan.parked = (size_t)4 * all * ROWS * D;
-        plan.warp_sums = (size_t)4 * all * WARPS * NORM_SUMS;
-        part(&plan.bytes, (int64_t)(2 * (plan.parked + plan.warp_sums)));
-        plan.norm_sums = part(&plan.bytes, l->layers * 2 * 4 * all * NORM_SUMS);
-        plan.partials = part(&plan.bytes, l->layers * plan.most_slices * partials);
-        chunks++;
-    } while (plan.bytes > workspace_bytes && plan.tiles > 1);
+    plan.jobs = 2 + 2 * pieces_of((int)panels);
+    plan.slices = all < 26 ? 1 : all / 26;
+    plan.most_slices = plan.slices + 1;
+    plan.gradient_blocks = plan.slices * (plan.jobs - 1) + plan.most_slices;
+    plan.blocks = all > plan.gradient_blocks ? all - plan.gradient_blocks : 1;
+    plan.last_slices = all / plan.jobs > plan.most_slices ? all / plan.jobs : plan.most_slices;
+    const int64_t tiles = (l->sequences + group_of(l) - 1) / group_of(l), fit = ((int64_t)351 << 20) / (3 * tile);
+    const int64_t three = 3 * plan.blocks, most = three < fit ? three : fit;
+    plan.chunks = (int)((tiles + most - 1) / most);
+    plan.tiles = (int)((tiles + plan.chunks - 1) / plan.chunks);
+    plan.chunks = (int)((tiles + plan.tiles - 1) / plan.tiles);
+    const int64_t rows = (tiles < most ? tiles : most) * ROWS; /* so that fewer sequences never need more */
+    plan.a = part(&plan.operands, 2 * rows * D);
+    plan.dqkv = part(&plan.operands, 6 * rows * D);
+    plan.merged = part(&plan.operands, 2 * rows * D);
+    plan.dr = part(&plan.operands, 2 * rows * D);
+    plan.ln2 = part(&plan.operands, 2 * rows * D);
+    plan.d_hidden = part(&plan.operands, 2 * rows * f);
+    plan.hidden = part(&plan.operands, 2 * rows * f);
+    plan.dy = part(&plan.operands, 2 * rows * D);
+    const int64_t partials = plan.jobs * PARTS * (int64_t)(4 * PART_FLOATS); /* of a slice */
+    const size_t last_partials = plan.last_slices * partials;                /* where operands of an older chunk were */
+    plan.operands = plan.operands > last_partials ? plan.operands : last_partials;
+    plan.bytes = 3 * plan.operands;
+    plan.parked = (size_t)4 * all * ROWS * D;
+    plan.warp_sums = (size_t)4 * all * WARPS * NORM_SUMS;
+    part(&plan.bytes, (int64_t)(2 * (plan.parked + plan.warp_sums)));
+    plan.norm_sums = part(&plan.bytes, l->layers * 2 * 4 * all * NORM_SUMS);
+    plan.partials = part(&plan.bytes, l->layers * plan.most_slices * partials);
     return plan;
 }
 
 size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *l)
 {
-    return plan_of(l, SIZE_MAX).bytes;
+    return plan_of(l).bytes;
 }
 
 /* Operands of launch number n. */
@@ -2446,7 +2442,7 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
                                               size_t workspace_bytes)
 {
     PS_TRY(ps_cuda_encoder_large_supported(l));
-    const struct plan plan = plan_of(l, workspace_bytes);
+    const struct plan plan = plan_of(l);
     if (workspace_bytes < plan.bytes) {
         return ps_fail(PS_UNSUPPORTED, "encoder layer, backward: needs %zu bytes of workspace, has %zu", plan.bytes,
                        workspace_bytes);

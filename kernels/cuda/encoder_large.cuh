@@ -48,7 +48,7 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *lay
 /* Bytes of layer->kept: 0 without dropout. */
 size_t ps_cuda_encoder_large_kept_bytes(const struct ps_encoder_large *layer);
 
-/* Bytes of backward's workspace; the rows are taken in chunks, so that it stays below 450 MiB whatever S, and 3 MB a layer. */
+/* Bytes of backward's workspace; the rows are taken in chunks, so that it stays below 400 MiB whatever S, and 4 to 6 MB a layer. */
 size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *layer);
 
 /* PS_OK, or PS_UNSUPPORTED with the sizes: what neither launcher can serve. */

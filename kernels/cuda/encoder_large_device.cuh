@@ -39,14 +39,6 @@ static __device__ __forceinline__ void ps_shared_store(uint32_t address, uint32_
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }
 
-/* The transpose of an 8 x 8 matrix of real16 in ldmatrix's layout. */
-static __device__ __forceinline__ uint32_t ps_movmatrix(uint32_t x)
-{
-    uint32_t y;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
 /* True in one lane of the warp, the same each time; the whole warp comes here. */
 static __device__ __forceinline__ bool ps_elect()
 {

@@ -318,14 +318,6 @@ static __device__ __forceinline__ void load_rows(float (&x)[2][4], const real16 
     }
 }
 
-/* The transpose of an 8 x 8 matrix. */
-static __device__ __forceinline__ uint32_t transposed(uint32_t x)
-{
-    uint32_t y;
-    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
 /* The floats of an operand of two tiles. */
 static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const uint32_t (&v)[4])
 {

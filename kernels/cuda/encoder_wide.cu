@@ -23,6 +23,7 @@ namespace PS_REAL16_SPACE
 {
 
 enum { D = 64, UNITS = 4, THREADS = 512, PANEL = 64 * 64 * 2, STEP = 16 * 128 };
+static_assert((int)UNITS == (int)WIDE_HEAD_UNITS, "the head's threads fetch their targets as forward begins");
 
 typedef place<D, 1> narrow_place;
 
@@ -171,14 +172,6 @@ static __device__ __forceinline__ void publish()
 
 /* ---- panels ---- */
 
-/* An operand m16k16 to the warp's rows; to: panel + own, or panel + wide ^ 32 i. */
-static __device__ __forceinline__ void put(uint32_t to, const uint32_t (&r)[4])
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]),
-                 "r"(r[3])
-                 : "memory");
-}
-
 static __device__ __forceinline__ void copy_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -267,17 +260,17 @@ static __device__ __forceinline__ void times_transposed(float (&y)[2][4], const 
 static __device__ __forceinline__ void times(float (&y)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4])
 {
     const float zero[4] = {0, 0, 0, 0};
-    ps_mma16(y[0], a, transposed(b[0]), transposed(b[1]), zero);
-    ps_mma16(y[1], a, transposed(b[2]), transposed(b[3]), zero);
+    ps_mma16(y[0], a, ps_movmatrix(b[0]), ps_movmatrix(b[1]), zero);
+    ps_mma16(y[1], a, ps_movmatrix(b[2]), ps_movmatrix(b[3]), zero);
 }
 
 /* The operand a'. */
 static __device__ __forceinline__ void transpose_operand(uint32_t (&y)[4], const uint32_t (&a)[4])
 {
-    y[0] = transposed(a[0]);
-    y[1] = transposed(a[2]);
-    y[2] = transposed(a[1]);
-    y[3] = transposed(a[3]);
+    y[0] = ps_movmatrix(a[0]);
+    y[1] = ps_movmatrix(a[2]);
+    y[2] = ps_movmatrix(a[1]);
+    y[3] = ps_movmatrix(a[3]);
 }
 
 /* ---- forward ---- */
@@ -452,9 +445,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             const bool stage = l + 1 < x.layers || more;
             const real16 *const next = x.weights + (l + 1 < x.layers ? l + 1 : 0) * x.at.matrix_stride;
             /* By the first thread, when there will be a backward; and before what lies in the panels is overwritten. */
-            const auto leave = [&](int first, int from) {
+            const auto leave = [&](int panel, int from) {
                 if (x.qkv && threadIdx.x == 0) {
-                    store_panels(kept_at(x, group, l), first, memory, from, 1);
+                    store_panels(kept_at(x, group, l), panel, memory, from, 1);
                 }
             };
             const auto left = [&]() {
@@ -467,7 +460,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             normalise<D, 1>(xhat, rstd, mean, u, x.epsilon, statistics_at<D, 1>(statistics, 0, at), at);
             keep_moments(x, 2 * l, 0, mean, rstd, at);
             scale_shift(a, xhat, own_vectors + LN1_GAMMA, own_vectors + LN1_BETA, at.q);
-            put(at.own() + A * PANEL, a);
+            ps_stmatrix4_at(at.own() + A * PANEL, a);
             copy_wait<2>(); /* W_qkv */
             publish();
             leave(kept_attention(P) + 2, A);
@@ -519,7 +512,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                     own[i / 4][i % 4] *= scale[i % 4 / 2];
                 }
                 pack_operand(a, own[0], own[1]);
-                put(at.own() + M * PANEL, a);
+                ps_stmatrix4_at(at.own() + M * PANEL, a);
                 if (x.lse && at.q == 0) {
                     float *lse = x.lse + ((int64_t)l * x.heads + at.share) * x.rows + at.first;
                     if (at.here[0]) {
@@ -558,7 +551,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             normalise<D, 1>(xhat, rstd, mean, u, x.epsilon, statistics_at<D, 1>(statistics, 1, at), at);
             keep_moments(x, 2 * l + 1, 1, mean, rstd, at);
             scale_shift(a, xhat, own_vectors + LN2_GAMMA, own_vectors + LN2_BETA, at.q);
-            put(at.own() + A * PANEL, a);
+            ps_stmatrix4_at(at.own() + A * PANEL, a);
             copy_wait<2>(); /* W_1 */
             publish();
             leave(KEPT_MIDDLE, A);
@@ -597,7 +590,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                     if (DROP) {
                         drop_operand(a, drawn[i]);
                     }
-                    put((at.wide ^ i * 32) + (H + at.mine<P>()) * PANEL, a);
+                    ps_stmatrix4_at((at.wide ^ i * 32) + (H + at.mine<P>()) * PANEL, a);
                 }
             }
             copy_wait<2>(); /* W_2 */
@@ -841,9 +834,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             normalise_again(v, rstd, dx, moments + (2 * l + 1) * 64, at);
             pack_operand(xhat, v[0], v[1]);
             scale_shift(a, v, own_vectors + LN2_GAMMA, own_vectors + LN2_BETA, at.q);
-            put(at.own() + M * PANEL, a);
+            ps_stmatrix4_at(at.own() + M * PANEL, a);
             branch_operand<DROP>(a, g, x.drop_scale * x.half_scale, DROP ? masks[(D / 16 + F / 16 + at.share) * 8] >> at.q : 0);
-            put(at.own() + G * PANEL, a);
+            ps_stmatrix4_at(at.own() + G * PANEL, a);
             copy_wait<0>(); /* W_1, W_2 */
             publish();
             if (threadIdx.x == 0) {
@@ -891,7 +884,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                     if (DROP) {
                         drop_operand(d_hidden, bits[i]);
                     }
-                    put((at.wide ^ i * 32) + (E + at.mine<P>()) * PANEL, d_hidden);
+                    ps_stmatrix4_at((at.wide ^ i * 32) + (E + at.mine<P>()) * PANEL, d_hidden);
                 }
             }
             publish();
@@ -912,7 +905,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
 
             /* r = u + drop(merged W_o + b_o) */
             branch_operand<DROP>(a, g, x.drop_scale, DROP ? masks[at.share * 8] >> at.q : 0);
-            put(at.own() + K * PANEL, a);
+            ps_stmatrix4_at(at.own() + K * PANEL, a);
             unpack_operand(dx, stream);
             normalise_again(v, rstd, dx, moments + 2 * l * 64, at);
             pack_operand(xhat, v[0], v[1]);
@@ -970,7 +963,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 times_transposed(y, d_merged, values, zero, zero); /* of A */
                 times(v, operand, d_merged);                       /* of values */
                 pack_operand(a, v[0], v[1]);
-                put(at.own() + (H + 2) * PANEL, a);
+                ps_stmatrix4_at(at.own() + (H + 2) * PANEL, a);
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     float sum = 0;
@@ -994,9 +987,9 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                     y[i / 4][i % 4] *= x.scale;
                 }
                 pack_operand(a, v[0], v[1]);
-                put(at.own() + H * PANEL, a);
+                ps_stmatrix4_at(at.own() + H * PANEL, a);
                 pack_operand(a, y[0], y[1]);
-                put(at.own() + (H + 1) * PANEL, a);
+                ps_stmatrix4_at(at.own() + (H + 1) * PANEL, a);
             }
             if (threadIdx.x == 0) {
                 ps_bulk_wait_read(); /* M, G, E and K will be written */
@@ -1022,7 +1015,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
         if (x.embed.partial) {
             uint32_t a[4];
             embed_operand<D, 1, DROP>(a, g, x, at);
-            put(at.own() + G * PANEL, a);
+            ps_stmatrix4_at(at.own() + G * PANEL, a);
             copy_wait<0>(); /* the patches */
             publish();
             embed_gradient_panels(x, at, at.of(M), at.of(G) + at.columns(), group == (int)blockIdx.x);
@@ -1068,10 +1061,7 @@ static __device__ __forceinline__ void add_columns(float (&sum)[4], uint32_t pan
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         uint32_t r[4];
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(p + k * STEP)
-                     : "memory");
+        ps_ldmatrix4_transposed_at(r, p + k * STEP);
         add_ones(sum, r);
     }
 }
@@ -1246,7 +1236,7 @@ static __device__ __forceinline__ void weight_products(const struct small &x, ch
             if (i + 1 == groups) { /* the loader takes the job for done with its last stage */
                 put_products(x, memory, l, pair, split, c, columns, sums_columns, at);
             }
-            /* Every lane: racecheck does not see what lanes have read before __syncwarp and one's arrival. It costs nothing. */
+            /* Every lane: what it has read is then ordered by its own arrival. It costs nothing. */
             ps_mbarrier_arrive(empty + slot * 8);
             slot = slot + 1 == STAGES ? 0 : slot + 1;
             parity ^= slot == 0;

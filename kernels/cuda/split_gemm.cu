@@ -7,6 +7,7 @@
  * Bytes: 4 k (m tiles_n + n tiles_m) read, 8 slabs m n partial sums (they stay in L2), 4 m n or 8 m n of c. FLOPs 2 m n k.
  * 128 x 256 with k = 112,896 in one tile: 173 MB and 7.4 GFLOP; partial sums 2 x 17 MB on 132 multiprocessors. */
 #include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/warp_mma.cuh"
 
 #define THREADS 256
 
@@ -37,13 +38,6 @@ __device__ static inline void stage(float *shared, const float *x, int ld, int r
             copy_async(shared + row * LD + column, bytes ? x + row * ld + column : x, bytes);
         }
     }
-}
-
-__device__ static inline unsigned to_tf32(float x)
-{
-    unsigned y;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-    return y;
 }
 
 /* One thread's part of a BM x BN tile, TM x TN, its rows and columns in groups of 4. */
@@ -115,15 +109,15 @@ template <int BM, int BN, int TM, int TN> struct mma_tile {
         b += lane * LDB + n + group;
 #pragma unroll
         for (int i = 0; i < TM / 16; i++) {
-            fa[i][0] = to_tf32(a[i * 16]);
-            fa[i][1] = to_tf32(a[i * 16 + 8]);
-            fa[i][2] = to_tf32(a[i * 16 + 4 * LDA]);
-            fa[i][3] = to_tf32(a[i * 16 + 8 + 4 * LDA]);
+            fa[i][0] = ps_tf32(a[i * 16]);
+            fa[i][1] = ps_tf32(a[i * 16 + 8]);
+            fa[i][2] = ps_tf32(a[i * 16 + 4 * LDA]);
+            fa[i][3] = ps_tf32(a[i * 16 + 8 + 4 * LDA]);
         }
 #pragma unroll
         for (int j = 0; j < TN / 8; j++) {
-            fb[j][0] = to_tf32(b[j * 8]);
-            fb[j][1] = to_tf32(b[j * 8 + 4 * LDB]);
+            fb[j][0] = ps_tf32(b[j * 8]);
+            fb[j][1] = ps_tf32(b[j * 8 + 4 * LDB]);
         }
 #pragma unroll
         for (int i = 0; i < TM / 16; i++) {

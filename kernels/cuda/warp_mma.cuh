@@ -131,6 +131,14 @@ static __device__ __forceinline__ void ps_ldmatrix2_transposed(uint32_t (&r)[2],
     ps_ldmatrix2_transposed_at(r, ps_shared_address(p));
 }
 
+/* The transpose of an 8 x 8 matrix of 16-bit elements in ldmatrix's layout. */
+static __device__ __forceinline__ uint32_t ps_movmatrix(uint32_t x)
+{
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 /* r to four matrices, of sm_90. */
 static __device__ __forceinline__ void ps_stmatrix4_at(uint32_t p, const uint32_t (&r)[4])
 {
