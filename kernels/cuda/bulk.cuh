@@ -1,4 +1,4 @@
-/* Barriers in shared memory, and copies by the copy engine (sm_90). Addresses are of shared memory. */
+/* Barriers in shared memory, copies by the copy engine, and what L2 is to keep (sm_90). Addresses are of shared memory. */
 #ifndef PS_KERNELS_CUDA_BULK_CUH
 #define PS_KERNELS_CUDA_BULK_CUH
 

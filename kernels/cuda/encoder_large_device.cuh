@@ -153,30 +153,6 @@ static __device__ __forceinline__ void ps_box_copy(uint32_t to, const CUtensorMa
         : "memory");
 }
 
-/* This thread's ordinary stores to shared memory (cp.async too), for the tensor cores' reads after the next barrier. */
-static __device__ __forceinline__ void ps_publish()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* Before the first product of a batch: registers are as the program has them. */
-static __device__ __forceinline__ void ps_wgmma_begin()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-/* The products asked for since the last commit are a batch. */
-static __device__ __forceinline__ void ps_wgmma_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-/* Until at most PENDING batches are under way. */
-template <int PENDING> static __device__ __forceinline__ void ps_wgmma_wait()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
 /* ---- registers ---- */
 
 /* Registers that products write or read stay where they are until here. */

@@ -675,7 +675,7 @@ static __device__ __forceinline__ void block_product(float (&d)[TILES][4], uint3
     uint64_t from = operand(a, a_row), by = operand(b, b_row);
     clear(d);
     settle(d);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    ps_wgmma_begin();
 #pragma unroll 1
     for (int unit = 0; unit < units; unit++) {
 #pragma unroll
@@ -685,15 +685,15 @@ static __device__ __forceinline__ void block_product(float (&d)[TILES][4], uint3
         from += UNIT_BYTES / 16;
         by += UNIT_BYTES / 16;
     }
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    ps_wgmma_commit();
+    ps_wgmma_wait<0>();
     settle(d);
 }
 
 /* The threads' stores to shared memory are seen by all of them, wgmma too. */
 static __device__ __forceinline__ void publish(int threads)
 {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    ps_publish();
     ps_barrier(0, threads);
 }
 

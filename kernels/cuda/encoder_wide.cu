@@ -148,25 +148,20 @@ template <typename... SUMS> static __device__ __forceinline__ void products_begi
 {
     at.refresh();
     (settle(sums), ...);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void products_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    ps_wgmma_begin();
 }
 
 /* Until at most PENDING batches are under way, these sums' not among them. */
 template <int PENDING, typename... SUMS> static __device__ __forceinline__ void products_wait(SUMS &...sums)
 {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+    ps_wgmma_wait<PENDING>();
     (settle(sums), ...);
 }
 
 /* All the block's stores to shared memory are seen by all, wgmma too. */
 static __device__ __forceinline__ void publish()
 {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    ps_publish();
     __syncthreads();
 }
 
@@ -478,7 +473,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                 product<false, true>(q, at.of(A), at.of(W_QKV) + at.columns(), true);
                 product<false, true>(k, at.of(A), at.of(W_QKV + 1) + at.columns(), true);
                 product<false, true>(v, at.of(A), at.of(W_QKV + 2) + at.columns(), true);
-                products_commit();
+                ps_wgmma_commit();
                 const float4 low = table[at.lane], high = table[32 + at.lane];
                 const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
                 products_wait<0>(q, k, v);
@@ -536,7 +531,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             set_bias(own, own_vectors + B_O, at.q);
             products_begin(at, own);
             product<false, true>(own, at.of(M), at.of(W_O) + at.columns(), true);
-            products_commit();
+            ps_wgmma_commit();
             uint32_t bits = 0xffffffffu;
             if (DROP) {
                 bits = new_masks<D, 1>(x, now, 3 * l, D, at.share * 16, keep ? keep + at.share * 8 : NULL, at);
@@ -570,7 +565,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                 }
                 products_begin(at, y);
                 product<false, true>(y, at.of(A), at.of(W_1 + at.mine<P>()), true);
-                products_commit();
+                ps_wgmma_commit();
                 if (DROP) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -608,7 +603,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             for (int i = 0; i < P; i++) {
                 product<false, true>(own, at.of(H + i), at.of(W_2 + i) + at.columns(), i > 0);
             }
-            products_commit();
+            ps_wgmma_commit();
             if (DROP) {
                 const int chunk = D / 16 + F / 16 + at.share;
                 bits = new_masks<D, 1>(x, now, 3 * l + 2, D, at.share * 16, keep ? keep + chunk * 8 : NULL, at);
@@ -751,7 +746,7 @@ static __device__ __forceinline__ void embed_gradient_panels(const struct small 
     float c[2][4];
     products_begin(at, c);
     product<true, true>(c, panel, du, false);
-    products_commit();
+    ps_wgmma_commit();
     products_wait<0>(c);
     float *const to = x.embed.partial + (int64_t)blockIdx.x * (rows * D) + at.share * 16 + at.q * 2;
 #pragma unroll
@@ -860,7 +855,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 products_begin(at, y, c);
                 product<false, true>(y, at.of(M), at.of(W_1 + at.mine<P>()), true);
                 product<false, false>(c, at.of(G), at.of(W_2 + at.mine<P>()), false);
-                products_commit();
+                ps_wgmma_commit();
                 if (threadIdx.x == 0 && l + 1 < x.layers) {
                     announce<1>(x.flags + (int64_t)(l + 1) * groups + group, 2); /* G's is of this layer */
                 }
@@ -897,7 +892,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             for (int i = 0; i < P; i++) {
                 product<false, false>(dx, at.of(E + i), at.of(W_1 + i) + at.rows(), i > 0);
             }
-            products_commit();
+            ps_wgmma_commit();
             const uint4 q4 = *qkv_at(x, group, l, 0), k4 = *qkv_at(x, group, l, 1), v4 = *qkv_at(x, group, l, 2);
             products_wait<0>(dx);
             norm_sums(norms, dx, xhat, at);
@@ -944,7 +939,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
                 uint32_t d_merged[4], p_operand[4], operand[4];
                 products_begin(at, dx);
                 product<false, false>(dx, at.of(K), at.of(W_O) + at.rows(), false);
-                products_commit();
+                ps_wgmma_commit();
                 float p[2][4], y[2][4];
                 {
                     const float4 low = table[at.lane], high = table[32 + at.lane];
@@ -1004,7 +999,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             for (int i = 0; i < 3; i++) {
                 product<false, false>(dx, at.of(H + i), at.of(W_QKV + i) + at.rows(), i > 0);
             }
-            products_commit();
+            ps_wgmma_commit();
             products_wait<0>(dx);
             norm_sums(norms + UNITS * 2 * D, dx, xhat, at);
             normalise_backward<D, 1>(g, dx, own_vectors + LN1_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 1, at), at);
@@ -1227,7 +1222,7 @@ static __device__ __forceinline__ void weight_products(const struct small &x, ch
             if (i % 2 == at.share % 2) {
                 products_begin(at, c);
                 product<true, true>(c, at.of(4 * slot + left), at.of(4 * slot + right), true);
-                products_commit();
+                ps_wgmma_commit();
                 if (sums_columns) {
                     add_columns(columns, ps_shared_address(memory) + slot * STAGE + right * PANEL, at);
                 }

@@ -34,6 +34,9 @@ struct ps_product {
 /* Checks ranks, types and sizes (all at least 1). PS_UNSUPPORTED with the sizes in the message. */
 enum ps_status ps_cuda_product(const struct ps_gemm *arguments, struct ps_product *product);
 
+/* How a small product multiplies: EXACT as three tf32 products of split float32. */
+enum arithmetic { EXACT, TF32, BF16 };
+
 /* tiny_gemm.cu, m, n, k <= 64, PS_UNSUPPORTED otherwise. exact: as good as float32's own products, else tf32. */
 enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *product, bool exact);
 /* warp_gemm.cu: what ps_cuda_warp_wanted takes, from the shape and layout alone. */

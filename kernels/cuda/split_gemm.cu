@@ -123,10 +123,7 @@ template <int BM, int BN, int TM, int TN> struct mma_tile {
         for (int i = 0; i < TM / 16; i++) {
 #pragma unroll
             for (int j = 0; j < TN / 8; j++) {
-                asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                    "{%0, %1, %2, %3};"
-                    : "+f"(sum[i][j][0]), "+f"(sum[i][j][1]), "+f"(sum[i][j][2]), "+f"(sum[i][j][3])
-                    : "r"(fa[i][0]), "r"(fa[i][1]), "r"(fa[i][2]), "r"(fa[i][3]), "r"(fb[j][0]), "r"(fb[j][1]));
+                ps_mma_tf32(sum[i][j], fa[i], fb[j][0], fb[j][1], sum[i][j]);
             }
         }
     }

@@ -8,6 +8,7 @@
  * instruction's own, the same for a and b, and one 8-byte read a row. Few rows in whole pieces go without shared memory
  * (warp_gemm.cu). Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0. FLOPs 2 m n k batch,
  * three times that in fp32. 42 x 42 x 8, batch 43,008: 419 MB, 1.2 GFLOP. */
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/warp_mma.cuh"
@@ -21,8 +22,6 @@
 #define LONG_BLOCK_BYTES (32 * 1024) /* where the batch is long and c is most of it */
 #define MOST_BLOCK_BYTES (46 * 1024) /* to give every warp a tile */
 #define LONG_BATCH 128               /* matrices a multiprocessor */
-
-enum arithmetic { EXACT, TF32, BF16 };
 
 /* How a side is copied between global and shared memory. RUN: the batch is one dense array, which is copied as it is. PADDED: dense
  * too, but its lines would fall into the same banks: each is followed by a gap in shared memory. SINGLE: any strides, element by
@@ -145,10 +144,7 @@ __device__ static __forceinline__ void store(const struct tiny &x, const struct 
     const int before = late<T>(to), head = min(n, before ? V - before : 0), pieces = (n - head) / V, done = head + pieces * V;
 #if __CUDA_ARCH__ >= 900
     if (pieces > 0 && threadIdx.x == 0) {
-        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to + head),
-                     "r"(ps_shared_address(from + head)), "r"(pieces * 16)
-                     : "memory");
-        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        ps_bulk_store(to + head, ps_shared_address(from + head), pieces * 16);
     }
 #else
 #pragma unroll 4
@@ -164,7 +160,7 @@ __device__ static __forceinline__ void store(const struct tiny &x, const struct 
     }
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
-        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        ps_bulk_wait_read();
     }
 #endif
 }

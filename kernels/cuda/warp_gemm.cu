@@ -15,8 +15,6 @@
 
 enum { WARPS = 4, THREADS = WARPS * 32, ROWS = 16, DEEP = 16, MOST = 64 };
 
-enum arithmetic { EXACT, TF32, BF16 };
-
 enum { C, A, B };
 
 /* As short as can be: a kernel's first read of every 64 bytes of its arguments waits for memory. Strides in bytes. */

@@ -185,6 +185,32 @@ static __device__ __forceinline__ void ps_copy_wait()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+/* ---- wgmma, of sm_90 ---- */
+
+/* This thread's ordinary stores to shared memory (cp.async too), for the tensor cores' reads after the next barrier. */
+static __device__ __forceinline__ void ps_publish()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Before the first product of a batch: registers are as the program has them. */
+static __device__ __forceinline__ void ps_wgmma_begin()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+/* The products asked for since the last commit are a batch. */
+static __device__ __forceinline__ void ps_wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Until at most PENDING batches are under way. */
+template <int PENDING> static __device__ __forceinline__ void ps_wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
 /* Barrier `id` of `threads` threads, whole warps. */
 static __device__ __forceinline__ void ps_barrier(int id, int threads)
 {
