@@ -438,17 +438,21 @@ enum ps_status ps_output_finish(struct ps_output *output, enum ps_status so_far)
 {
     struct ps_output *o = output;
     enum ps_status result = so_far;
-    int closed = close_written(o->fd, o->partial, so_far == PS_OK && !o->error);
-    if (o->error || (so_far == PS_OK && !closed)) {
+    if (o->error || (so_far == PS_OK && call_fsync(o->fd, o->partial) != 0)) {
         errno = o->error ? o->error : errno;
         result = not_written(o->status, o->partial);
     }
+    /* The lock ends with the close: who gets it before the file has its name would empty it. */
     if (result == PS_OK && call_rename(o->partial, o->path) != 0) {
         result = ps_fail(o->status, "%s: cannot be replaced: %s", o->path, strerror(errno));
     }
     if (result != PS_OK) {
         call_unlink(o->partial);
-    } else {
+    }
+    if (call_close(o->fd, o->partial) != 0 && result == PS_OK) {
+        result = not_written(o->status, o->partial);
+    }
+    if (result == PS_OK) {
         result = folder_flushed(o->status, o->path);
     }
     free(o->path);

@@ -431,7 +431,8 @@ START_TEST(no_locks)
 }
 END_TEST
 
-/* Two that write the same file at once: each ends with the whole file or is refused. */
+/* Two that write the same file at once: each ends with the whole file or is refused. The lock ends with
+ * the close, so the file must have its name by then. */
 START_TEST(simultaneous_writers)
 {
     enum { N = 4, ROUNDS = 10 };
@@ -441,7 +442,14 @@ START_TEST(simultaneous_writers)
     for (int i = 1; w->arguments[i]; i++) {
         arguments[i] = w->arguments[i];
     }
+    remove(trace.text);
+    setenv("PS_IO_TRACE", trace.text, 1);
     expect_written(w, good.text);
+    unsetenv("PS_IO_TRACE");
+    char *calls = file_read(trace.text, NULL), *renamed = strstr(calls, " rename ");
+    char *closed = renamed ? strstr(renamed, " close ") : NULL;
+    ck_assert_msg(closed && strstr(closed, "good.h5.partial"), "closed before it was renamed: %s", calls);
+    free(calls);
     int done = 0, refused = 0;
     for (int round = 0; round < ROUNDS; round++) {
         struct process p[N];
