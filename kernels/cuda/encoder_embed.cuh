@@ -90,18 +90,25 @@ static __device__ __forceinline__ void load_embed_weight(uint32_t (&b)[2][2], co
     }
 }
 
-/* Where the warp's rows are: sequence of the unit, patch; and sum = their b_P and W_pos. */
+/* Where the warp's rows are: sequence of the unit, patch. */
 template <int D, int NT>
-static __device__ __forceinline__ void embed_places(int (&sequence)[2], int (&n)[2], float (&sum)[2][4], const struct small &x,
+static __device__ __forceinline__ void embed_places(int (&sequence)[2], int (&n)[2], const struct small &x,
                                                     const place<D, NT> &at)
 {
-    const struct small_embedding &e = x.embed;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int i = at.tile * 16 + at.g + 8 * h;
-        sequence[h] = NT == 1 ? (int)ps_divide(i, e.by_count) : 0;
+        sequence[h] = NT == 1 ? (int)ps_divide(i, x.embed.by_count) : 0;
         n[h] = at.here[h] ? i - sequence[h] * x.n : 0;
     }
+}
+
+/* sum = b_P and W_pos of patches n. */
+template <int D, int NT>
+static __device__ __forceinline__ void load_embed_sum(float (&sum)[2][4], const int (&n)[2], const struct small &x,
+                                                      const place<D, NT> &at)
+{
+    const struct small_embedding &e = x.embed;
 #pragma unroll
     for (int t = 0; t < 2; t++) {
         const int column = at.share * 16 + t * 8 + at.q * 2;
@@ -115,29 +122,42 @@ static __device__ __forceinline__ void embed_places(int (&sequence)[2], int (&n)
     }
 }
 
-/* rows = drop(patches W_P + sum), to x.u too, and the patches to memory. `weight`: the operand of W_P's first rows. */
-template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_product(uint32_t (&rows)[4], float (&sum)[2][4], uint32_t (&weight)[2][2],
-                                                     uint32_t bits, const float *values, const int (&sequence)[2],
+/* The operand of the warp's patches, values `from` .. from + 15 of each. */
+template <int D, int NT>
+static __device__ __forceinline__ void patch_operand(uint32_t (&a)[4], int from, const float *values, const int (&sequence)[2],
                                                      const int (&n)[2], const float (&centre)[2], const float (&factor)[2],
                                                      const struct small &x, const place<D, NT> &at)
 {
     const struct small_embedding &e = x.embed;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int h = i % 2, k = from + i / 2 * 8 + 2 * at.q;
+        const float *const value = values + (at.here[h] ? sequence[h] : 0) * e.length;
+        float z[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) { /* beyond the window's end the last value repeats */
+            const int l = n[h] * e.stride + k + j;
+            z[j] = (value[l < e.length ? l : e.length - 1] - centre[h]) * factor[h];
+            z[j] = at.here[h] && k + j < e.patch ? z[j] : 0.0f;
+        }
+        a[i] = ps_pack(z[0], z[1]);
+    }
+}
+
+/* rows = drop(patches W_P + sum), to x.u too, and the patches to memory. a, weight: the operands of the first values of the patches
+ * and W_P's first rows. */
+template <int D, int NT, bool DROP>
+static __device__ __forceinline__ void embed_product(uint32_t (&rows)[4], uint32_t (&a)[4], float (&sum)[2][4],
+                                                     uint32_t (&weight)[2][2], uint32_t bits, const float *values,
+                                                     const int (&sequence)[2], const int (&n)[2], const float (&centre)[2],
+                                                     const float (&factor)[2], const struct small &x, const place<D, NT> &at)
+{
+    const struct small_embedding &e = x.embed;
 #pragma unroll 1
-    for (int from = 0; from < e.patch; from += 16) {
-        uint32_t a[4];
+    for (int from = 0;;) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int h = i % 2, k = from + i / 2 * 8 + 2 * at.q;
-            const float *const value = values + (at.here[h] ? sequence[h] : 0) * e.length;
-            float z[2];
-#pragma unroll
-            for (int j = 0; j < 2; j++) { /* beyond the window's end the last value repeats */
-                const int l = n[h] * e.stride + k + j;
-                z[j] = (value[l < e.length ? l : e.length - 1] - centre[h]) * factor[h];
-                z[j] = at.here[h] && k + j < e.patch ? z[j] : 0.0f;
-            }
-            a[i] = ps_pack(z[0], z[1]);
             if (at.share == 0 && at.here[h] && k < e.patch) {
                 real16 *const patch = e.patches + (at.first + 8 * h) * e.patch + k;
                 if (e.patch % 2 == 0) {
@@ -152,9 +172,12 @@ static __device__ __forceinline__ void embed_product(uint32_t (&rows)[4], float 
         }
         ps_mma16(sum[0], a, weight[0][0], weight[0][1], sum[0]);
         ps_mma16(sum[1], a, weight[1][0], weight[1][1], sum[1]);
-        if (from + 16 < e.patch) {
-            load_embed_weight<D, NT>(weight, x, from + 16, at);
+        from += 16;
+        if (from >= e.patch) {
+            break;
         }
+        load_embed_weight<D, NT>(weight, x, from, at);
+        patch_operand<D, NT>(a, from, values, sequence, n, centre, factor, x, at);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -172,23 +195,22 @@ static __device__ __forceinline__ void embed_product(uint32_t (&rows)[4], float 
     }
 }
 
-/* What the embedding of a unit needs but for its windows: on its way. */
+/* What the embedding of a unit needs but for its windows, patches n: on its way. */
 struct embed_ready {
     uint64_t cursor;
-    int sequence[2], n[2];
     float sum[2][4];
     uint32_t weight[2][2], bits;
 };
 
-/* Asks for what embed_end will use; it waits for none of it. */
+/* Asks for what embed_product will use; it waits for none of it. */
 template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_begin(struct embed_ready &r, const struct small &x, uint64_t step,
+static __device__ __forceinline__ void embed_begin(struct embed_ready &r, const int (&n)[2], const struct small &x, uint64_t step,
                                                    const place<D, NT> &at)
 {
     const struct small_embedding &e = x.embed;
     r.cursor = e.state->cursor;
     r.bits = 0xffffffffu;
-    embed_places<D, NT>(r.sequence, r.n, r.sum, x, at);
+    load_embed_sum<D, NT>(r.sum, n, x, at);
     load_embed_weight<D, NT>(r.weight, x, 0, at);
     if (DROP) {
         uint32_t *const keep = e.masks && at.global_tile < x.units * NT ? embed_masks_at<D, NT>(x, at) : NULL;
@@ -197,66 +219,39 @@ static __device__ __forceinline__ void embed_begin(struct embed_ready &r, const 
 }
 
 /* rows = the warp's 16 rows and columns of u, as an operand; also to x.u, with patches, mean and std. All warps of unit u take part
- * at once; `values` is scratch of the unit, free for others after the next wait for one another, and has the unit's first `from`
- * values already. */
+ * at once; `values` is scratch of the unit, free for others after the next wait for one another. */
 template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_end(uint32_t (&rows)[4], float *values, struct embed_ready &r, const struct small &x,
-                                                 int64_t u, int from, const place<D, NT> &at)
+static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *values, const struct small &x, int64_t u,
+                                                  uint64_t step, const place<D, NT> &at)
 {
     const struct small_embedding &e = x.embed;
-    gather_windows<D, NT>(values, x, u, r.cursor, from, at); /* waits for three loads after one another */
+    struct embed_ready r;
+    int sequence[2], n[2];
+    embed_places<D, NT>(sequence, n, x, at);
+    embed_begin<D, NT, DROP>(r, n, x, step, at);
+    gather_windows<D, NT>(values, x, u, r.cursor, 0, at); /* waits for three loads after one another */
     at.sync();
     float centre[2] = {0, 0}, factor[2] = {1, 1};
-    const uint32_t first = (uint32_t)u * (NT == 1 ? e.sequences : 1);
-    const auto use = [&](int s, float mean, float deviation) {
+    const int sequences = NT == 1 ? e.sequences : 1;
+    const uint32_t first = (uint32_t)u * sequences;
+    for (int s = 0; s < sequences; s++) {
+        float mean = 0.0f, deviation = 1.0f;
+        if (e.revin) {
+            ps_window_statistics<12, true>(values + s * e.length, e.length, e.epsilon, mean, deviation);
+        }
         if (at.lane == 0 && at.tile == 0 && at.share == 0 && first + s < e.all) {
             e.mean[first + s] = mean;
             e.std[first + s] = deviation;
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            centre[h] = NT > 1 || r.sequence[h] == s ? mean : centre[h];
-            factor[h] = NT > 1 || r.sequence[h] == s ? 1.0f / deviation : factor[h];
-        }
-    };
-    const int sequences = NT == 1 ? e.sequences : 1;
-    if (!e.revin) {
-        for (int s = 0; s < sequences; s++) {
-            use(s, 0.0f, 1.0f);
-        }
-    } else if (NT == 1 && e.length <= 32) { /* four at once: one alone waits for its lanes ten times */
-        for (int s = 0; s < sequences; s += 4) {
-            float mean[4], deviation[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const float *const value = values + (s + j < sequences ? s + j : 0) * e.length;
-                ps_window_statistics<1, false>(value, e.length, e.epsilon, mean[j], deviation[j]);
-            }
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                if (s + j < sequences) {
-                    use(s + j, mean[j], deviation[j]);
-                }
-            }
-        }
-    } else {
-        for (int s = 0; s < sequences; s++) {
-            float mean, deviation;
-            ps_window_statistics<12, true>(values + s * e.length, e.length, e.epsilon, mean, deviation);
-            use(s, mean, deviation);
+            centre[h] = NT > 1 || sequence[h] == s ? mean : centre[h];
+            factor[h] = NT > 1 || sequence[h] == s ? 1.0f / deviation : factor[h];
         }
     }
-    embed_product<D, NT, DROP>(rows, r.sum, r.weight, r.bits, values, r.sequence, r.n, centre, factor, x, at);
-}
-
-/* Both. */
-template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *values, const struct small &x, int64_t u,
-                                                  uint64_t step, const place<D, NT> &at)
-{
-    struct embed_ready r;
-    embed_begin<D, NT, DROP>(r, x, step, at);
-    embed_end<D, NT, DROP>(rows, values, r, x, u, 0, at);
+    uint32_t a[4];
+    patch_operand<D, NT>(a, 0, values, sequence, n, centre, factor, x, at);
+    embed_product<D, NT, DROP>(rows, a, r.sum, r.weight, r.bits, values, sequence, n, centre, factor, x, at);
 }
 
 /* ---- backward ---- */

@@ -365,6 +365,23 @@ static __device__ __forceinline__ void fetch_early(struct early &e, const struct
     e.target = target ? e.target : NAN;
 }
 
+/* Mean and deviation of the unit's windows, a window a warp. */
+static __device__ __forceinline__ void embed_scales(float2 *scales, const float *values, const struct small &x,
+                                                    const wide_place &at)
+{
+    const struct small_embedding &e = x.embed;
+#pragma unroll 1
+    for (int s = at.share; s < e.sequences; s += sharing(D)) {
+        float mean = 0.0f, deviation = 1.0f;
+        if (e.revin) {
+            ps_window_statistics<1, true>(values + s * e.length, e.length, e.epsilon, mean, deviation);
+        }
+        if (at.lane == 0) {
+            scales[s] = make_float2(mean, deviation);
+        }
+    }
+}
+
 template <int P, bool DROP>
 static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_constant__ struct small x)
 {
@@ -385,12 +402,10 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     const int64_t u0 = (int64_t)blockIdx.x * UNITS;
     if (expects) {
         cursor = *ahead;
-        fetch_early(early, x, u0, cursor, at);
     }
     float *const values = (float *)(memory + A * PANEL) + at.unit * WINDOW_FLOATS;
+    float2 *const scales = statistics_at<D, 1>(statistics, 0, at);
     fill_table<D, 1>(table, x.n, at);
-    ps_grid_begin();
-    now = DROP ? x.state->step : 0;
     real16 *const head = (real16 *)(memory + x.head.at);
     const int groups = (int)((x.units + UNITS - 1) / UNITS);
 #pragma unroll 1
@@ -398,34 +413,70 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
         const bool more = group + (int)gridDim.x < groups, first = group == (int)blockIdx.x;
         const int64_t unit = (int64_t)group * UNITS + at.unit;
         struct embed_ready ready;
+        int sequence[2], n[2];
+        uint32_t patches[4];
+        float centre[2], factor[2];
         at.take(x, unit);
-        if (x.embed.weight) {
-            embed_begin<D, 1, DROP>(ready, x, now, at);
-        } else {
-            fetch_rows(rows, x.u, at);
-        }
-        if (first) {
-            stage_vectors(x, all_vectors, F);
-            if (x.head.weight) {
-                stage_wide_head(x, head);
-            }
-            copy_commit();
-            stage_panels<3>(memory + W_QKV * PANEL, x.weights + x.at.w_qkv, 3 * D, D);
-            copy_commit();
-            stage_panels<1>(memory + W_O * PANEL, x.weights + x.at.w_o, D, 0);
-            copy_commit();
-            stage_panels<P>(memory + W_1 * PANEL, x.weights + x.at.w_1, F, D);
-            copy_commit();
-        }
-        if (x.embed.weight) { /* nothing reads the panel of the windows any more */
-            if (first) {
-                if (!(expects && ready.cursor == cursor)) {
-                    cursor = ready.cursor;
-                    fetch_early(early, x, u0, cursor, at);
+        embed_places<D, 1>(sequence, n, x, at);
+        /* Round 0: the windows that are expected. Round 1: all else, and the windows if they are others. */
+#pragma unroll 1
+        for (int round = first && expects ? 0 : 1;; round++) {
+            if (round == 1) {
+                if (first) {
+                    ps_grid_begin();
+                    now = DROP ? x.state->step : 0;
                 }
+                if (x.embed.weight) {
+                    embed_begin<D, 1, DROP>(ready, n, x, now, at);
+                } else {
+                    fetch_rows(rows, x.u, at);
+                }
+                if (first) {
+                    stage_vectors(x, all_vectors, F);
+                    if (x.head.weight) {
+                        stage_wide_head(x, head);
+                    }
+                    copy_commit();
+                    stage_panels<3>(memory + W_QKV * PANEL, x.weights + x.at.w_qkv, 3 * D, D);
+                    copy_commit();
+                    stage_panels<1>(memory + W_O * PANEL, x.weights + x.at.w_o, D, 0);
+                    copy_commit();
+                    stage_panels<P>(memory + W_1 * PANEL, x.weights + x.at.w_1, F, D);
+                    copy_commit();
+                }
+                if (!x.embed.weight || (first && expects && ready.cursor == cursor)) {
+                    break;
+                }
+                cursor = ready.cursor;
+            }
+            if (first) {
+                fetch_early(early, x, u0, cursor, at);
                 values[at.share * 32 + at.lane] = early.value;
             }
-            embed_end<D, 1, DROP>(rows, values, ready, x, unit, first ? THREADS / UNITS : 0, at);
+            gather_windows<D, 1>(values, x, unit, cursor, first ? THREADS / UNITS : 0, at);
+            at.sync();
+            embed_scales(scales, values, x, at);
+            at.sync();
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float2 v = scales[at.here[h] ? sequence[h] : 0];
+                centre[h] = v.x;
+                factor[h] = 1.0f / v.y;
+            }
+            patch_operand<D, 1>(patches, 0, values, sequence, n, centre, factor, x, at);
+            if (round == 1) {
+                break;
+            }
+            at.sync(); /* the values may be others yet */
+        }
+        if (x.embed.weight) {
+            const uint32_t of = (uint32_t)unit * x.embed.sequences + at.lane;
+            if (at.share == 0 && at.lane < x.embed.sequences && of < x.embed.all) {
+                x.embed.mean[of] = scales[at.lane].x;
+                x.embed.std[of] = scales[at.lane].y;
+            }
+            embed_product<D, 1, DROP>(rows, patches, ready.sum, ready.weight, ready.bits, values, sequence, n, centre, factor, x,
+                                      at);
         }
         copy_wait<3>(); /* vectors, W_h */
         __syncthreads();
