@@ -2,6 +2,7 @@
 #ifndef PS_KERNELS_CUDA_BULK_CUH
 #define PS_KERNELS_CUDA_BULK_CUH
 
+#include <cuda.h>
 #include <stdint.h>
 
 static __device__ __forceinline__ void ps_mbarrier_init(uint32_t barrier, int arrivals)
@@ -55,6 +56,22 @@ static __device__ __forceinline__ bool ps_mbarrier_ended(uint32_t barrier, uint3
                  : "r"(barrier), "r"(parity)
                  : "memory");
     return done;
+}
+
+/* A box of a four-dimensional tensor, as its map says (PTX ISA, cp.async.bulk.tensor), to shared memory. */
+static __device__ __forceinline__ void ps_tensor_copy4(uint32_t to, const CUtensorMap *map, int i0, int i1, int i2, int i3,
+                                                       uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+                 "[%6];" ::"r"(to),
+                 "l"(map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(barrier)
+                 : "memory");
+}
+
+/* The map will be used. */
+static __device__ __forceinline__ void ps_tensor_prefetch(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
 /* To global memory; published and after a barrier where other threads wrote the source. */
@@ -120,7 +137,15 @@ static __device__ __forceinline__ void ps_bulk_store_once(void *to, uint32_t fro
         : "memory");
 }
 
-/* bytes, a multiple of 16, from global memory; L2 need not keep them. */
+/* bytes, a multiple of 16, from global memory. */
+static __device__ __forceinline__ void ps_bulk_fetch(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+                 "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+/* The same; L2 need not keep them. */
 static __device__ __forceinline__ void ps_bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
     asm volatile(

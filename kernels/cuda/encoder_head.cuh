@@ -255,27 +255,9 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
     if (thread < count) {
         slopes[thread] = slope;
         rounded[thread] = ps_float(ps_round(slope));
-    }
-    square = ps_group_sum<32>(square);
-    if (at.lane == 0) {
-        squares[thread / 32] = square;
+        squares[thread] = square;
     }
     __syncthreads();
-    if (thread < horizon) {
-        double sum = 0.0;
-#pragma unroll 4
-        for (int i = thread; i < count; i += horizon) {
-            sum += slopes[i];
-        }
-        put_head_sum(x, thread, sum);
-    } else if (thread == 32) {
-        double sum = 0.0;
-#pragma unroll 4
-        for (int i = 0; i < (int)blockDim.x / 32; i++) {
-            sum += squares[i];
-        }
-        put_head_sum(x, horizon, sum);
-    }
     float d[2][4];
     clear(d);
 #pragma unroll 1
@@ -290,6 +272,18 @@ static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const s
         }
     }
     store_rows<64, 1>(x.head.dz, d, at);
+    const int warp = thread / 32; /* a column's sum a warp, the last the squared errors' */
+    if (warp <= horizon) {
+        double sum = 0.0;
+#pragma unroll 1
+        for (int i = at.lane; i * (warp < horizon ? horizon : 1) < count; i += 32) {
+            sum += warp < horizon ? (double)slopes[i * horizon + warp] : squares[i];
+        }
+        sum = ps_group_sum<32>(sum);
+        if (at.lane == 0) {
+            put_head_sum(x, warp, sum);
+        }
+    }
 }
 
 } // namespace PS_REAL16_SPACE

@@ -359,39 +359,55 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
     narrow_place at;
     const int64_t own_unit = (int64_t)blockIdx.x * x.block_units + at.unit;
     at.take(x, own_unit);
-    /* Windows and draws of the step that is expected, before the kernel before has ended: no kernel writes what they depend on. */
+    float *const values = (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES);
     struct ahead now = {0, 0};
     struct early early = {};
-    uint32_t embed_bits = 0xffffffffu;
-    const auto begin_embedding = [&]() {
+    const bool expects = x.embed.weight && x.masks;
+    if (expects) {
+        now = *ahead_at(x);
+    }
+    int sequence[2], patch[2];
+    float u[2][4], mean = 0, deviation = 1;
+    uint32_t embed_weight[2][2], patches[4], embed_bits = 0xffffffffu;
+    uint64_t step = 0;
+    embed_places<D, NT>(sequence, patch, x, at);
+    /* Round 0: windows and draws of the step that is expected, before the kernel before has ended: no kernel writes what they
+     * depend on. Round 1: all else, and windows and draws if they are others. */
+#pragma unroll 1
+    for (int round = expects ? 0 : 1;; round++) {
+        if (round == 1) {
+            ps_grid_begin();
+            if (x.embed.weight) {
+                load_embed_sum<D, NT>(u, patch, x, at);
+                load_embed_weight<D, NT>(embed_weight, x, 0, at);
+            }
+            const struct ahead found = {DROP ? x.state->step : 0, x.embed.weight ? x.embed.state->cursor : 0};
+            stage_weights(x, (narrow_weights *)weights, 0, 1);
+            if (threadIdx.x == 0) {
+                ps_mbarrier_init(staged, (int)blockDim.x);
+            }
+            step = found.step;
+            if (!x.embed.weight || (expects && found.step == now.step && found.cursor == now.cursor)) {
+                break;
+            }
+            now = found;
+        }
         fetch_early(early, x, own_unit, now.cursor, at);
         if constexpr (DROP) {
             embed_bits = draw_masks(x, now.step, x.embed.site, ((uint32_t)at.first + at.q / 2 * 8) * (D / 8) + at.q % 2, at.q);
         }
-    };
-    const bool expects = x.embed.weight && x.masks;
-    if (expects) {
-        now = *ahead_at(x);
-        begin_embedding();
+        put_window(values, early, x, own_unit, now.cursor, at);
+        at.sync();
+        if (x.embed.revin) {
+            ps_window_statistics<12, true>(values, x.embed.length, x.embed.epsilon, mean, deviation);
+        }
+        const float centre[2] = {mean, mean}, factor[2] = {1.0f / deviation, 1.0f / deviation};
+        patch_operand<D, NT>(patches, 0, values, sequence, patch, centre, factor, x, at);
+        if (round == 1) {
+            break;
+        }
+        at.sync(); /* the values may be others yet */
     }
-    ps_grid_begin();
-    int sequence[2], patch[2];
-    float u[2][4];
-    uint32_t embed_weight[2][2];
-    if (x.embed.weight) {
-        embed_places<D, NT>(sequence, patch, u, x, at);
-        load_embed_weight<D, NT>(embed_weight, x, 0, at);
-    }
-    const struct ahead found = {DROP ? x.state->step : 0, x.embed.weight ? x.embed.state->cursor : 0};
-    stage_weights(x, (narrow_weights *)weights, 0, 1);
-    if (threadIdx.x == 0) {
-        ps_mbarrier_init(staged, (int)blockDim.x);
-    }
-    if (x.embed.weight && !(expects && found.step == now.step && found.cursor == now.cursor)) {
-        now = found;
-        begin_embedding();
-    }
-    const uint64_t step = found.step;
     bool drawn = false; /* by the backward of the step before */
     if (DROP && x.masks) {
         const struct tag found = *tag_at(x, step), own = tag_of(x, step);
@@ -399,22 +415,16 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) narrow_fo
     }
     if (x.embed.weight) {
         uint32_t rows[4];
-        float *const values = (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES);
-        float mean = 0, deviation = 1;
-        put_window(values, early, x, own_unit, now.cursor, at);
         if (DROP && x.embed.masks && at.q == 0 && at.global_tile < x.units * NT) {
             *embed_masks_at<D, NT>(x, at) = embed_bits;
-        }
-        at.sync();
-        if (x.embed.revin) {
-            ps_window_statistics<12, true>(values, x.embed.length, x.embed.epsilon, mean, deviation);
         }
         if (at.lane == 0 && at.tile == 0 && own_unit < x.units) {
             x.embed.mean[own_unit] = mean;
             x.embed.std[own_unit] = deviation;
         }
         const float centre[2] = {mean, mean}, factor[2] = {1.0f / deviation, 1.0f / deviation};
-        embed_product<D, NT, DROP>(rows, u, embed_weight, embed_bits >> at.q, values, sequence, patch, centre, factor, x, at);
+        embed_product<D, NT, DROP>(rows, patches, u, embed_weight, embed_bits >> at.q, values, sequence, patch, centre, factor, x,
+                                   at);
         unpack_operand(u, rows);
     } else {
         load_rows<D, NT>(u, x.u, at);

@@ -924,9 +924,9 @@ static size_t kept_lse(const struct ps_encoder_small *e)
     return ((size_t)(e->layers * e->n_heads * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
 }
 
-static size_t kept_moments(const struct ps_encoder_small *e)
+static size_t kept_rstd(const struct ps_encoder_small *e)
 {
-    return ps_encoder_wide_fits(e) ? ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float2) + 255) / 256 * 256 : 0;
+    return ps_encoder_wide_fits(e) ? ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256 : 0;
 }
 
 static size_t kept_masks(const struct ps_encoder_small *e, const struct plan *p)
@@ -943,7 +943,7 @@ size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
     }
     units_of(e, &p);
     const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
-    const size_t bytes = kept_r(e) + kept_lse(e) + kept_moments(e) + kept_masks(e, &p) + (size_t)words * sizeof(uint32_t);
+    const size_t bytes = kept_r(e) + kept_lse(e) + kept_rstd(e) + kept_masks(e, &p) + (size_t)words * sizeof(uint32_t);
     const size_t narrow = ps_encoder_narrow_serves(e) ? ps_encoder_narrow_kept_bytes(e) : 0;
     return bytes > narrow ? bytes : narrow; /* which kernels run, the number of sequences tells */
 }
@@ -1106,9 +1106,9 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
         char *kept = (char *)e->kept;
         x.r = (real16 *)kept;
         x.lse = (float *)(kept + kept_r(e));
-        x.moments = (float2 *)(kept + kept_r(e) + kept_lse(e));
+        x.rstd = (float *)(kept + kept_r(e) + kept_lse(e));
         if (e->dropout.threshold) {
-            x.masks = (uint32_t *)(kept + kept_r(e) + kept_lse(e) + kept_moments(e));
+            x.masks = (uint32_t *)(kept + kept_r(e) + kept_lse(e) + kept_rstd(e));
             x.embed.masks = (uint32_t *)((char *)x.masks + kept_masks(e, p));
         }
     }
@@ -1144,8 +1144,8 @@ enum ps_status ps_encoder_small_forward(const struct ps_encoder_small *e, void *
     if (p.narrow) {
         return ps_encoder_narrow_forward(x, ps_encoder_narrow_shared(e, p.block_units), (cudaStream_t)stream);
     }
-    return ps_small_launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared, x,
-                           (cudaStream_t)stream, "encoder forward");
+    return ps_small_launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared,
+                           (cudaStream_t)stream, "encoder forward", x);
 }
 
 enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void *stream)
@@ -1171,12 +1171,12 @@ enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void 
         x.embed.partial = (float *)((char *)x.partial + (size_t)p.blocks * sums_bytes(e));
     }
     PS_TRY(p.narrow ? ps_encoder_narrow_backward(x, ps_encoder_narrow_shared(e, p.block_units), (cudaStream_t)stream)
-                    : ps_small_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, x,
-                                      (cudaStream_t)stream, "encoder backward"));
+                    : ps_small_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared,
+                                      (cudaStream_t)stream, "encoder backward", x));
     kernel_function *sum = d == 16 ? sum_kernel<16> : d == 32 ? sum_kernel<32> : sum_kernel<64>;
     return ps_small_launch(sum,
                            dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
-                           SUM_THREADS, 0, x, (cudaStream_t)stream, "encoder weight gradients");
+                           SUM_THREADS, 0, (cudaStream_t)stream, "encoder weight gradients", x);
 }
 
 } // namespace PS_REAL16_SPACE

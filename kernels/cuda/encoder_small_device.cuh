@@ -109,7 +109,7 @@ struct small {
     real16 *u, *r, *du;
     const real16 *dy;
     float *lse;         /* [layers, heads, R]: log2 of softmax's sums */
-    float2 *moments;    /* encoder_wide.cu: [layers, 2, R]: mean and 1 / deviation of LN1's rows, LN2's */
+    float *rstd;        /* encoder_wide.cu: [layers, 2, R]: 1 / deviation of LN1's rows, LN2's */
     uint32_t *masks;    /* [layers, tiles, f/16 + 2d/16, 8] */
     int64_t kept_tiles; /* encoder_narrow.cu: tiles of a layer that masks has room for */
     float *partial;     /* [blocks, layers, layer_sums]; encoder_wide.cu: [layers, pairs, splits, 2, 64, 64] */
@@ -121,7 +121,7 @@ struct small {
     unsigned *finished; /* [layers, 2]: blocks whose sums of the layer's feed-forward, attention are in memory */
     /* encoder_wide.cu alone: */
     int splits;         /* of the rows, for weight gradients */
-    uint4 *qkv;         /* [groups of 64 rows, layers, 3, threads]: q, k and v as forward's warps have them; or NULL */
+    uint4 *left;        /* [groups of 64 rows, layers, 5, threads]: what forward's warps leave for backward's; or NULL */
     char *operands;     /* [groups of 64 rows, layers, panels]: what weight gradients are made of */
     unsigned *flags;    /* [layers, groups of 64 rows]: they are there */
     float *column_sums; /* [splits, layers, vectors] */
@@ -851,8 +851,9 @@ enum ps_status ps_encoder_wide_backward(const struct small &x, char *workspace, 
 /* ---- launches ---- */
 
 /* As ps_cuda_launch does. */
-static inline enum ps_status ps_small_launch(void (*kernel)(const struct small), dim3 grid, int threads, size_t shared,
-                                             const struct small &x, cudaStream_t stream, const char *what)
+template <typename... P>
+static inline enum ps_status ps_small_launch(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t stream,
+                                             const char *what, const P &...arguments)
 {
     if (shared > 48 * 1024) {
         PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
@@ -868,7 +869,7 @@ static inline enum ps_status ps_small_launch(void (*kernel)(const struct small),
     config.stream = stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return ps_cuda_check(cudaLaunchKernelEx(&config, kernel, x), what);
+    return ps_cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), what);
 }
 
 /* ---- encoder_narrow.cu ---- */

@@ -19,6 +19,8 @@
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/encoder_head.cuh"
 
+#include <cudaTypedefs.h>
+
 namespace PS_REAL16_SPACE
 {
 
@@ -167,26 +169,17 @@ static __device__ __forceinline__ void publish()
 
 /* ---- panels ---- */
 
-static __device__ __forceinline__ void copy_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
+/* The weights as panels: [layers][panels][64 rows][64 columns] of a matrix. */
+struct weight_panels {
+    CUtensorMap qkv, o, w_1, w_2;
+};
 
-template <int PENDING> static __device__ __forceinline__ void copy_wait()
+/* Begins to copy layer l's PANELS panels; by one thread. The barrier's phase ends when they are there. */
+template <int PANELS>
+static __device__ __forceinline__ void fetch_panels(const char *to, const CUtensorMap &from, int l, uint32_t barrier)
 {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-/* Begins to copy PANELS panels, ld elements from row to row, `apart` elements from panel to panel. */
-template <int PANELS> static __device__ __forceinline__ void stage_panels(char *to, const real16 *from, int ld, int apart)
-{
-    const int row = (int)threadIdx.x / 8, piece = (int)threadIdx.x % 8;
-    const uint32_t at = ps_shared_address(to) + (uint32_t)(row * 128 + (piece ^ (row & 7)) * 16);
-    from += row * ld + piece * 8;
-#pragma unroll
-    for (int i = 0; i < PANELS; i++) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at + i * PANEL), "l"(from + i * apart) : "memory");
-    }
+    ps_mbarrier_expect(barrier, PANELS * PANEL);
+    ps_tensor_copy4(ps_shared_address(to), &from, 0, 0, 0, l, barrier);
 }
 
 /* Layer's vectors in shared memory, in order: b_qkv, b_o, b_2, ln1 gamma, beta, ln2 gamma, beta, b_1. */
@@ -217,8 +210,8 @@ static __device__ __forceinline__ void stage_vectors(const struct small &x, floa
 }
 
 /* Shared memory: panels of W_qkv (3), W_o, W_1 and W_2 (f / 64 each), the working ones, hidden scores' table, statistics, backward
- * column sums [2][units][2][64], the vectors of all layers, backward their moments [layers][2][64]. */
-enum { STATISTICS = 2 * 4 * 16 * 8, COLUMN_SUMS = 2 * UNITS * 2 * D * 4, MOMENTS = 2 * 64 * 8 };
+ * column sums [2][units][2][64], the vectors of all layers, backward their rows' 1 / deviation [layers][2][64]. */
+enum { STATISTICS = 2 * 4 * 16 * 8, COLUMN_SUMS = 2 * UNITS * 2 * D * 4, RSTD = 2 * 64 * 4 };
 
 static __host__ __device__ constexpr int panels_of(int p, bool backward)
 {
@@ -228,7 +221,7 @@ static __host__ __device__ constexpr int panels_of(int p, bool backward)
 static size_t shared_bytes(int f, int64_t layers, bool backward)
 {
     return (size_t)panels_of(f / 64, backward) * PANEL + TABLE_BYTES + UNITS * STATISTICS + (backward ? COLUMN_SUMS : 0) +
-           (size_t)layers * ((size_t)vector_floats(f) * 4 + (backward ? MOMENTS : 0));
+           (size_t)layers * ((size_t)vector_floats(f) * 4 + (backward ? RSTD : 0));
 }
 
 /* ---- rows ---- */
@@ -311,22 +304,38 @@ template <int P> static __device__ __forceinline__ void store_around(char *kept,
     }
 }
 
-/* The warp's q, k or v. */
-static __device__ __forceinline__ uint4 *qkv_at(const struct small &x, int group, int l, int which)
+/* What forward leaves of the warp's own for backward, operands: q, k, v, LN1's xhat, LN2's. */
+enum { LEFT_Q, LEFT_K, LEFT_V, LEFT_1, LEFT_2, LEFT };
+
+static __device__ __forceinline__ uint4 *left_at(const struct small &x, int group, int l, int which)
 {
-    return x.qkv + (((int64_t)group * x.layers + l) * 3 + which) * THREADS + threadIdx.x;
+    return x.left + (((int64_t)group * x.layers + l) * LEFT + which) * THREADS + threadIdx.x;
 }
 
-/* For backward; one of the warps that share the rows does it. */
-static __device__ __forceinline__ void keep_moments(const struct small &x, int which, int share, const float (&mean)[2],
-                                                    const float (&rstd)[2], const wide_place &at)
+static __device__ __forceinline__ void leave_own(uint4 *to, const uint32_t (&a)[4])
 {
-    if (x.moments && at.share == share && at.q == 0) {
-        float2 *const to = x.moments + which * x.rows + at.first;
+    *to = make_uint4(a[0], a[1], a[2], a[3]);
+}
+
+static __device__ __forceinline__ void take_own(uint32_t (&a)[4], const uint4 *from)
+{
+    const uint4 v = *from;
+    a[0] = v.x;
+    a[1] = v.y;
+    a[2] = v.z;
+    a[3] = v.w;
+}
+
+/* Of LayerNorm `which` of all, for backward; one of the warps that share the rows does it. */
+static __device__ __forceinline__ void keep_rstd(const struct small &x, int which, int share, const float (&rstd)[2],
+                                                 const wide_place &at)
+{
+    if (x.rstd && at.share == share && at.q == 0) {
+        float *const to = x.rstd + which * x.rows + at.first;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             if (at.here[h]) {
-                to[8 * h] = make_float2(mean[h], rstd[h]);
+                to[8 * h] = rstd[h];
             }
         }
     }
@@ -383,9 +392,11 @@ static __device__ __forceinline__ void embed_scales(float2 *scales, const float 
 }
 
 template <int P, bool DROP>
-static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_constant__ struct small x)
+static __global__ void __launch_bounds__(THREADS, 1)
+    wide_forward(const __grid_constant__ struct small x, const __grid_constant__ struct weight_panels panels)
 {
     extern __shared__ __align__(1024) char memory[];
+    __shared__ uint64_t barriers[4];
     constexpr int F = P * 64;
     enum { W_QKV = 0, W_O = 3, W_1 = 4, W_2 = 4 + P, A = 4 + 2 * P, M, H }; /* panels */
     float4 *const table = (float4 *)(memory + panels_of(P, false) * PANEL);
@@ -396,7 +407,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     uint64_t now = 0, cursor = 0;
     uint32_t rows[4];
     /* The windows that are expected, before the kernel before has ended: no kernel writes what they depend on. */
-    const bool expects = x.embed.weight && x.qkv;
+    const bool expects = x.embed.weight && x.left;
     struct early early = {};
     uint64_t *const ahead = (uint64_t *)(x.arrived + AHEAD);
     const int64_t u0 = (int64_t)blockIdx.x * UNITS;
@@ -407,6 +418,20 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
     float2 *const scales = statistics_at<D, 1>(statistics, 0, at);
     fill_table<D, 1>(table, x.n, at);
     real16 *const head = (real16 *)(memory + x.head.at);
+    /* Of W_qkv, W_o, W_1, W_2; one thread asks for all. */
+    const uint32_t came = ps_shared_address(barriers);
+    const bool asks = threadIdx.x == 32;
+    uint32_t parity = 0;
+    if (asks) {
+        for (int i = 0; i < 4; i++) {
+            ps_mbarrier_init(came + i * 8, 1);
+        }
+        ps_mbarrier_publish();
+        ps_tensor_prefetch(&panels.qkv);
+        ps_tensor_prefetch(&panels.o);
+        ps_tensor_prefetch(&panels.w_1);
+        ps_tensor_prefetch(&panels.w_2);
+    }
     const int groups = (int)((x.units + UNITS - 1) / UNITS);
 #pragma unroll 1
     for (int group = (int)blockIdx.x; group < groups; group += (int)gridDim.x) {
@@ -424,6 +449,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             if (round == 1) {
                 if (first) {
                     ps_grid_begin();
+                    if (asks) {
+                        fetch_panels<3>(memory + W_QKV * PANEL, panels.qkv, 0, came);
+                        fetch_panels<1>(memory + W_O * PANEL, panels.o, 0, came + 8);
+                        fetch_panels<P>(memory + W_1 * PANEL, panels.w_1, 0, came + 16);
+                    }
                     now = DROP ? x.state->step : 0;
                 }
                 if (x.embed.weight) {
@@ -436,13 +466,6 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                     if (x.head.weight) {
                         stage_wide_head(x, head);
                     }
-                    copy_commit();
-                    stage_panels<3>(memory + W_QKV * PANEL, x.weights + x.at.w_qkv, 3 * D, D);
-                    copy_commit();
-                    stage_panels<1>(memory + W_O * PANEL, x.weights + x.at.w_o, D, 0);
-                    copy_commit();
-                    stage_panels<P>(memory + W_1 * PANEL, x.weights + x.at.w_1, F, D);
-                    copy_commit();
                 }
                 if (!x.embed.weight || (first && expects && ready.cursor == cursor)) {
                     break;
@@ -478,7 +501,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             embed_product<D, 1, DROP>(rows, patches, ready.sum, ready.weight, ready.bits, values, sequence, n, centre, factor, x,
                                       at);
         }
-        copy_wait<3>(); /* vectors, W_h */
+        ps_copy_wait(); /* vectors, W_h */
         __syncthreads();
         float u[2][4];
         unpack_operand(u, rows);
@@ -489,29 +512,29 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             uint32_t *const keep = DROP && x.masks && at.global_tile < x.units ? masks_at<D, 1>(x, z, l, at) : NULL;
             /* What takes the place of this layer's weights: the next layer's, or the first one's for the next units. */
             const bool stage = l + 1 < x.layers || more;
-            const real16 *const next = x.weights + (l + 1 < x.layers ? l + 1 : 0) * x.at.matrix_stride;
+            const int next = l + 1 < x.layers ? l + 1 : 0;
             /* By the first thread, when there will be a backward; and before what lies in the panels is overwritten. */
             const auto leave = [&](int panel, int from) {
-                if (x.qkv && threadIdx.x == 0) {
+                if (x.left && threadIdx.x == 0) {
                     store_panels(kept_at(x, group, l), panel, memory, from, 1);
                 }
             };
             const auto left = [&]() {
-                if (x.qkv && threadIdx.x == 0) {
+                if (x.left && threadIdx.x == 0) {
                     ps_bulk_wait_read();
                 }
             };
             uint32_t a[4];
-            float rstd[2], mean[2], xhat[2][4], own[2][4];
-            normalise<D, 1>(xhat, rstd, mean, u, x.epsilon, statistics_at<D, 1>(statistics, 0, at), at);
-            keep_moments(x, 2 * l, 0, mean, rstd, at);
+            float rstd[2], xhat[2][4], own[2][4];
+            normalise<D, 1>(xhat, rstd, u, x.epsilon, statistics_at<D, 1>(statistics, 0, at), at);
             scale_shift(a, xhat, own_vectors + LN1_GAMMA, own_vectors + LN1_BETA, at.q);
             ps_stmatrix4_at(at.own() + A * PANEL, a);
-            copy_wait<2>(); /* W_qkv */
             publish();
             leave(kept_attention(P) + 2, A);
-            stage_panels<P>(memory + W_2 * PANEL, x.weights + l * x.at.matrix_stride + x.at.w_2, D, 64 * D);
-            copy_commit();
+            if (asks) {
+                fetch_panels<P>(memory + W_2 * PANEL, panels.w_2, l, came + 24);
+            }
+            ps_mbarrier_wait(came, parity);
 
             /* merged = softmax(q k' / sqrt(e)) v */
             {
@@ -527,13 +550,18 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                 ps_wgmma_commit();
                 const float4 low = table[at.lane], high = table[32 + at.lane];
                 const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
+                if (x.left) { /* stores and sums that the products hide */
+                    pack_operand(rows, xhat[0], xhat[1]);
+                    leave_own(left_at(x, group, l, LEFT_1), rows);
+                    keep_rstd(x, 2 * l, 0, rstd, at);
+                }
                 products_wait<0>(q, k, v);
                 pack_operand(rows, q[0], q[1]);
                 pack_operand(others, k[0], k[1]);
                 times_transposed(p, rows, others, hidden0, hidden1);
-                if (x.qkv) {
-                    *qkv_at(x, group, l, 0) = make_uint4(rows[0], rows[1], rows[2], rows[3]);
-                    *qkv_at(x, group, l, 1) = make_uint4(others[0], others[1], others[2], others[3]);
+                if (x.left) {
+                    leave_own(left_at(x, group, l, LEFT_Q), rows);
+                    leave_own(left_at(x, group, l, LEFT_K), others);
                 }
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
@@ -547,8 +575,8 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                 pack_operand(rows, p[0], p[1]);
                 pack_operand(others, v[0], v[1]);
                 times(own, rows, others);
-                if (x.qkv) {
-                    *qkv_at(x, group, l, 2) = make_uint4(others[0], others[1], others[2], others[3]);
+                if (x.left) {
+                    leave_own(left_at(x, group, l, LEFT_V), others);
                 }
                 sum[0] = sum[1] = sum[2] = sum[3] = 0;
                 add_ones(sum, rows);
@@ -571,14 +599,13 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             }
 
             /* u = r = u + drop(merged W_o + b_o) */
-            copy_wait<2>(); /* W_o */
             left();
             publish();
             leave(kept_attention(P) + 4, M);
-            if (stage) {
-                stage_panels<3>(memory + W_QKV * PANEL, next + x.at.w_qkv, 3 * D, D);
+            if (asks && stage) {
+                fetch_panels<3>(memory + W_QKV * PANEL, panels.qkv, next, came);
             }
-            copy_commit();
+            ps_mbarrier_wait(came + 8, parity);
             set_bias(own, own_vectors + B_O, at.q);
             products_begin(at, own);
             product<false, true>(own, at.of(M), at.of(W_O) + at.columns(), true);
@@ -589,22 +616,17 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
             }
             products_wait<0>(own);
             add_kept(u, own, bits, x.drop_scale);
-            if (x.r) {
-                store_rows<D, 1>(x.r + l * x.rows * D, u, at);
-            }
 
             /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
-            normalise<D, 1>(xhat, rstd, mean, u, x.epsilon, statistics_at<D, 1>(statistics, 1, at), at);
-            keep_moments(x, 2 * l + 1, 1, mean, rstd, at);
+            normalise<D, 1>(xhat, rstd, u, x.epsilon, statistics_at<D, 1>(statistics, 1, at), at);
             scale_shift(a, xhat, own_vectors + LN2_GAMMA, own_vectors + LN2_BETA, at.q);
             ps_stmatrix4_at(at.own() + A * PANEL, a);
-            copy_wait<2>(); /* W_1 */
             publish();
             leave(KEPT_MIDDLE, A);
-            if (stage) {
-                stage_panels<1>(memory + W_O * PANEL, next + x.at.w_o, D, 0);
+            if (asks && stage) {
+                fetch_panels<1>(memory + W_O * PANEL, panels.o, next, came + 8);
             }
-            copy_commit();
+            ps_mbarrier_wait(came + 16, parity);
             {
                 float y[8][4];
                 uint32_t drawn[4];
@@ -617,6 +639,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                 products_begin(at, y);
                 product<false, true>(y, at.of(A), at.of(W_1 + at.mine<P>()), true);
                 ps_wgmma_commit();
+                if (x.left) {
+                    pack_operand(a, xhat[0], xhat[1]);
+                    leave_own(left_at(x, group, l, LEFT_2), a);
+                    keep_rstd(x, 2 * l + 1, 1, rstd, at);
+                }
                 if (DROP) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -639,16 +666,16 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                     ps_stmatrix4_at((at.wide ^ i * 32) + (H + at.mine<P>()) * PANEL, a);
                 }
             }
-            copy_wait<2>(); /* W_2 */
             left();
             publish();
-            if (x.qkv && threadIdx.x == 0) {
+            if (x.left && threadIdx.x == 0) {
                 store_around<P>(kept_at(x, group, l), kept_hidden(P), memory, H);
             }
-            if (stage) {
-                stage_panels<P>(memory + W_1 * PANEL, next + x.at.w_1, F, D);
+            if (asks && stage) {
+                fetch_panels<P>(memory + W_1 * PANEL, panels.w_1, next, came + 16);
             }
-            copy_commit();
+            ps_mbarrier_wait(came + 24, parity);
+            parity ^= 1;
             products_begin(at, own);
 #pragma unroll
             for (int i = 0; i < P; i++) {
@@ -666,13 +693,15 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_forward(const __grid_c
                 own[i / 4][i % 4] = fmaf(own[i / 4][i % 4], x.half_scale, xhat[i / 4][i % 4]);
             }
             add_kept(u, own, bits, x.drop_scale);
-            store_rows<D, 1>(x.u + (l + 1) * x.rows * D, u, at);
+            if (l + 1 == x.layers) {
+                store_rows<D, 1>(x.u + x.layers * x.rows * D, u, at);
+            }
         }
         if (x.head.weight) {
             head_wide(u, x, (float *)(memory + A * PANEL), head, u0, early.target, at); /* A and M are free */
         }
     }
-    if (threadIdx.x == 0 && x.qkv) {
+    if (threadIdx.x == 0 && x.left) {
         ps_bulk_wait_read();
         if (expects && blockIdx.x == 0) {
             *ahead = cursor + ps_divide(x.embed.all, x.embed.by_channels);
@@ -736,30 +765,14 @@ static __device__ __forceinline__ void put_norm_sums(float *to, const float *fro
     }
 }
 
-/* The moments of a group's rows; zero for those that do not exist. */
-static __device__ __forceinline__ void stage_moments(float2 *to, const struct small &x, int group)
+/* 1 / deviation of a group's rows; zero for those that do not exist. */
+static __device__ __forceinline__ void stage_rstd(float *to, const struct small &x, int group)
 {
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < x.layers * 128; i += THREADS) {
         const int64_t unit = (int64_t)group * UNITS + i % 64 / 16, row = unit * x.unit_rows + i % 16;
         const bool here = unit < x.units && i % 16 < x.unit_rows && row < x.rows;
-        to[i] = here ? x.moments[i / 64 * x.rows + row] : make_float2(0, 0);
-    }
-}
-
-/* xhat of the warp's rows, with moments of the group's. */
-static __device__ __forceinline__ void normalise_again(float (&xhat)[2][4], float (&rstd)[2], const float (&x)[2][4],
-                                                       const float2 *moments, const wide_place &at)
-{
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float2 m = moments[at.unit * 16 + at.g + 8 * h];
-        const float shift = -m.x * m.y;
-        rstd[h] = m.y;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            xhat[i / 2][2 * h + i % 2] = fmaf(x[i / 2][2 * h + i % 2], m.y, shift);
-        }
+        to[i] = here ? x.rstd[i / 64 * x.rows + row] : 0.0f;
     }
 }
 
@@ -811,9 +824,11 @@ static __device__ __forceinline__ void embed_gradient_panels(const struct small 
 }
 
 template <int P, bool DROP>
-static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_constant__ struct small x)
+static __global__ void __launch_bounds__(THREADS, 1)
+    wide_backward(const __grid_constant__ struct small x, const __grid_constant__ struct weight_panels panels)
 {
     extern __shared__ __align__(1024) char memory[];
+    __shared__ uint64_t barriers[3];
     constexpr int F = P * 64;
     /* Panels. M: LN2's output. G, K: the gradient that enters W_2, W_o. H: the gradients of q, k, v. E: of hidden. */
     enum { W_QKV = 0, W_O = 3, W_1 = 4, W_2 = 4 + P, M = 4 + 2 * P, G, K, H, E = H + 3 };
@@ -822,21 +837,34 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
     char *const statistics = memory + panels_of(P, true) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
     float *const column_sums = (float *)(memory + panels_of(P, true) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
     float *const all_vectors = column_sums + COLUMN_SUMS / 4;
-    float2 *const moments = (float2 *)(all_vectors + x.layers * vector_floats(F));
+    float *const all_rstd = all_vectors + x.layers * vector_floats(F);
     float *const norms = column_sums + at.unit * 2 * D;
     const struct sizes z = {F, 16, F, DROP};
-    uint32_t gradient[4], residual[4];
+    uint32_t gradient[4], after[4]; /* of y; LN2's xhat of the layer that comes */
+    /* Of W_1 and W_2, W_qkv and W_o, M; one thread asks for all. */
+    const uint32_t came = ps_shared_address(barriers);
+    const bool asks = threadIdx.x == 32;
+    uint32_t parity = 0;
+    const auto fetch_feed_forward = [&](int l) {
+        ps_mbarrier_expect(came, 2 * P * PANEL);
+        ps_tensor_copy4(ps_shared_address(memory) + W_1 * PANEL, &panels.w_1, 0, 0, 0, l, came);
+        ps_tensor_copy4(ps_shared_address(memory) + W_2 * PANEL, &panels.w_2, 0, 0, 0, l, came);
+    };
+    const auto fetch_normalised = [&](int group, int l) {
+        ps_mbarrier_expect(came + 16, PANEL);
+        ps_bulk_fetch(ps_shared_address(memory) + M * PANEL, kept_at(x, group, l) + KEPT_MIDDLE * PANEL, PANEL, came + 16);
+    };
     if (x.fresh) {
         ps_grid_begin();
     }
-    stage_vectors(x, all_vectors, F);
-    copy_commit();
-    {
-        const real16 *const w = x.weights + (x.layers - 1) * x.at.matrix_stride;
-        stage_panels<P>(memory + W_1 * PANEL, w + x.at.w_1, F, D);
-        stage_panels<P>(memory + W_2 * PANEL, w + x.at.w_2, D, 64 * D);
-        copy_commit();
+    if (asks) {
+        for (int i = 0; i < 3; i++) {
+            ps_mbarrier_init(came + i * 8, 1);
+        }
+        ps_mbarrier_publish();
+        fetch_feed_forward(x.layers - 1);
     }
+    stage_vectors(x, all_vectors, F);
     fill_table<D, 1>(table, x.n, at);
     /* Nothing of this block's is there yet: wide_weights, whose blocks may begin once all of these have, must find that. */
     const int groups = (int)((x.units + UNITS - 1) / UNITS);
@@ -856,10 +884,13 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
     for (int group = (int)blockIdx.x; group < groups; group += (int)gridDim.x) {
         const bool more = group + (int)gridDim.x < groups;
         at.take(x, (int64_t)group * UNITS + at.unit);
+        if (asks) {
+            fetch_normalised(group, x.layers - 1);
+        }
         fetch_rows(gradient, x.dy, at);
-        fetch_rows(residual, x.r + (x.layers - 1) * x.rows * D, at);
-        stage_moments(moments, x, group);
-        copy_wait<1>(); /* vectors */
+        take_own(after, left_at(x, group, x.layers - 1, LEFT_2));
+        stage_rstd(all_rstd, x, group);
+        ps_copy_wait(); /* vectors */
         __syncthreads();
         float g[2][4];
         unpack_operand(g, gradient);
@@ -869,21 +900,15 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             /* What the first thread leaves of the layer. */
             const auto kept = [&]() { return kept_at(x, group, l); };
             const auto norms_to = [&](int layer) { return x.norms + ((int64_t)group * x.layers + layer) * (4 * D); };
-            const real16 *const weights = x.weights + l * x.at.matrix_stride;
+            const float *const own_rstd = all_rstd + 2 * l * 64 + at.unit * 16 + at.g; /* LN1's rows; LN2's 64 further */
             /* Units beyond the last read some masks: their gradients are zero. */
             const uint32_t *const masks = !DROP ? NULL : at.global_tile < x.units ? masks_at<D, 1>(x, z, l, at) : x.masks + at.g;
-            uint32_t xhat[4], a[4], stream[4];
+            uint32_t xhat[4], a[4];
             float rstd[2], dx[2][4], v[2][4];
 
             /* y = r + drop(hidden W_2 + b_2) */
-            unpack_operand(dx, residual);
-            normalise_again(v, rstd, dx, moments + (2 * l + 1) * 64, at);
-            pack_operand(xhat, v[0], v[1]);
-            scale_shift(a, v, own_vectors + LN2_GAMMA, own_vectors + LN2_BETA, at.q);
-            ps_stmatrix4_at(at.own() + M * PANEL, a);
             branch_operand<DROP>(a, g, x.drop_scale * x.half_scale, DROP ? masks[(D / 16 + F / 16 + at.share) * 8] >> at.q : 0);
             ps_stmatrix4_at(at.own() + G * PANEL, a);
-            copy_wait<0>(); /* W_1, W_2 */
             publish();
             if (threadIdx.x == 0) {
                 store_panels(kept(), kept_hidden(P) + KEPT_MIDDLE, memory, G, 1);
@@ -891,9 +916,13 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             if (l + 1 < x.layers) { /* what the layer before left */
                 put_norm_sums(norms_to(l + 1), column_sums + UNITS * 2 * D);
             }
-            stage_panels<3>(memory + W_QKV * PANEL, weights + x.at.w_qkv, 3 * D, D);
-            stage_panels<1>(memory + W_O * PANEL, weights + x.at.w_o, D, 0);
-            copy_commit();
+            if (asks) {
+                ps_mbarrier_expect(came + 8, 4 * PANEL);
+                ps_tensor_copy4(ps_shared_address(memory) + W_QKV * PANEL, &panels.qkv, 0, 0, 0, l, came + 8);
+                ps_tensor_copy4(ps_shared_address(memory) + W_O * PANEL, &panels.o, 0, 0, 0, l, came + 8);
+            }
+            ps_mbarrier_wait(came, parity);
+            ps_mbarrier_wait(came + 16, parity);
             {
                 float y[8][4], c[8][4];
                 uint32_t bits[4];
@@ -937,31 +966,30 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             if (threadIdx.x == 0) {
                 store_around<P>(kept(), 0, memory, E);
             }
-            fetch_rows(stream, x.u + l * x.rows * D, at);
+            const uint4 x4 = *left_at(x, group, l, LEFT_1);
             products_begin(at, dx);
 #pragma unroll
             for (int i = 0; i < P; i++) {
                 product<false, false>(dx, at.of(E + i), at.of(W_1 + i) + at.rows(), i > 0);
             }
             ps_wgmma_commit();
-            const uint4 q4 = *qkv_at(x, group, l, 0), k4 = *qkv_at(x, group, l, 1), v4 = *qkv_at(x, group, l, 2);
+            const uint4 q4 = *left_at(x, group, l, LEFT_Q), k4 = *left_at(x, group, l, LEFT_K);
+            const uint4 v4 = *left_at(x, group, l, LEFT_V);
             products_wait<0>(dx);
-            norm_sums(norms, dx, xhat, at);
-            normalise_backward<D, 1>(g, dx, own_vectors + LN2_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 0, at), at);
+            norm_sums(norms, dx, after, at);
+            rstd[0] = own_rstd[64];
+            rstd[1] = own_rstd[64 + 8];
+            normalise_backward<D, 1>(g, dx, own_vectors + LN2_GAMMA, after, rstd, statistics_at<D, 1>(statistics, 0, at), at);
 
             /* r = u + drop(merged W_o + b_o) */
             branch_operand<DROP>(a, g, x.drop_scale, DROP ? masks[at.share * 8] >> at.q : 0);
             ps_stmatrix4_at(at.own() + K * PANEL, a);
-            unpack_operand(dx, stream);
-            normalise_again(v, rstd, dx, moments + 2 * l * 64, at);
-            pack_operand(xhat, v[0], v[1]);
             float log_sum[2]; /* rows that do not exist see nothing */
             {
                 const float *lse = x.lse + ((int64_t)l * x.heads + at.share) * x.rows + at.first;
                 log_sum[0] = at.here[0] ? lse[0] : 1e30f;
                 log_sum[1] = at.here[1] ? lse[8] : 1e30f;
             }
-            copy_wait<0>(); /* W_qkv, W_o */
             if (threadIdx.x == 0) {
                 announce<0>(x.flags + (int64_t)l * groups + group, 1);
             }
@@ -969,19 +997,21 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             if (threadIdx.x == 0) {
                 store_panels(kept(), kept_attention(P) + 5, memory, K, 1);
             }
-            put_norm_sums(norms_to(l) + 2 * D, column_sums);
-            if (l > 0 || more) {
-                const real16 *const next = x.weights + (l > 0 ? l - 1 : x.layers - 1) * x.at.matrix_stride;
-                stage_panels<P>(memory + W_1 * PANEL, next + x.at.w_1, F, D);
-                stage_panels<P>(memory + W_2 * PANEL, next + x.at.w_2, D, 64 * D);
+            if (asks && (l > 0 || more)) {
+                fetch_feed_forward(l > 0 ? l - 1 : x.layers - 1);
             }
+            if (asks && l > 0) {
+                fetch_normalised(group, l - 1);
+            }
+            put_norm_sums(norms_to(l) + 2 * D, column_sums);
             if (l == 0 && x.embed.partial) {
                 stage_embed_panel(memory + M * PANEL, x, (int64_t)group * UNITS);
             }
-            copy_commit();
             if (l > 0) {
-                fetch_rows(residual, x.r + (l - 1) * x.rows * D, at);
+                take_own(after, left_at(x, group, l - 1, LEFT_2));
             }
+            ps_mbarrier_wait(came + 8, parity);
+            parity ^= 1;
 
             /* A = softmax(q k' / sqrt(e)), merged = A v */
             {
@@ -1052,7 +1082,13 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             }
             ps_wgmma_commit();
             products_wait<0>(dx);
+            xhat[0] = x4.x;
+            xhat[1] = x4.y;
+            xhat[2] = x4.z;
+            xhat[3] = x4.w;
             norm_sums(norms + UNITS * 2 * D, dx, xhat, at);
+            rstd[0] = own_rstd[0];
+            rstd[1] = own_rstd[8];
             normalise_backward<D, 1>(g, dx, own_vectors + LN1_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 1, at), at);
         }
         if (threadIdx.x == 0) {
@@ -1062,11 +1098,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_backward(const __grid_
             uint32_t a[4];
             embed_operand<D, 1, DROP>(a, g, x, at);
             ps_stmatrix4_at(at.own() + G * PANEL, a);
-            copy_wait<0>(); /* the patches */
+            ps_copy_wait(); /* the patches */
             publish();
             embed_gradient_panels(x, at, at.of(M), at.of(G) + at.columns(), group == (int)blockIdx.x);
-            if (more) {
-                __syncthreads();
+            if (more) { /* M is the copy engine's again */
+                publish();
             }
         } else {
             __syncthreads();
@@ -1495,7 +1531,7 @@ static size_t workspace_take(struct small *x, char *workspace, int multiprocesso
     x->arrived = (unsigned *)take((FLAGS + x->layers * groups) * (int64_t)sizeof(unsigned));
     x->flags = x->arrived + FLAGS;
     x->norms = (float *)take(groups * x->layers * (4 * D) * (int64_t)sizeof(float));
-    x->qkv = (uint4 *)take(groups * x->layers * 3 * (THREADS * (int64_t)sizeof(uint4)));
+    x->left = (uint4 *)take(groups * x->layers * LEFT * (THREADS * (int64_t)sizeof(uint4)));
     x->operands = take(groups * x->layers * (kept_panels(p) * PANEL));
     x->column_sums = (float *)take((int64_t)x->splits * x->layers * vector_floats(x->f) * (int64_t)sizeof(float));
     x->partial = (float *)take((int64_t)x->layers * pairs_of(p) * x->splits * JOB_FLOATS * (int64_t)sizeof(float));
@@ -1511,7 +1547,39 @@ size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units
     return workspace_take(&x, NULL, multiprocessors);
 }
 
-typedef void wide_kernel(const struct small);
+/* A matrix of all layers, [rows, ld] of the flat weights from `at` on, as panels that lie `apart` elements from one another. */
+static enum ps_status panel_map(CUtensorMap *map, const struct small &x, int64_t at, int ld, int panels, int apart)
+{
+    static PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;
+    if (!encode) {
+        void *found = NULL;
+        cudaDriverEntryPointQueryResult result;
+        PS_TRY(ps_cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
+                             "cuTensorMapEncodeTiled"));
+        encode = (PFN_cuTensorMapEncodeTiled_v12000)found;
+    }
+    const cuuint64_t size[4] = {64, 64, (cuuint64_t)panels, (cuuint64_t)x.layers};
+    const cuuint64_t stride[3] = {(cuuint64_t)ld * 2, (cuuint64_t)apart * 2, (cuuint64_t)x.at.matrix_stride * 2};
+    const cuuint32_t box[4] = {64, 64, (cuuint32_t)panels, 1}, one[4] = {1, 1, 1, 1};
+    const CUtensorMapDataType type =
+        PS_REAL16 == PS_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUresult status =
+        encode(map, type, 4, (void *)(x.weights + at), size, stride, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return status == CUDA_SUCCESS ? PS_OK
+                                  : ps_fail(PS_DEVICE, "encoder: weights at %p, %lld elements a layer: no tensor map (error %d)",
+                                            (const void *)(x.weights + at), (long long)x.at.matrix_stride, (int)status);
+}
+
+static enum ps_status panels_of(const struct small &x, struct weight_panels *p)
+{
+    PS_TRY(panel_map(&p->qkv, x, x.at.w_qkv, 3 * D, 3, D));
+    PS_TRY(panel_map(&p->o, x, x.at.w_o, D, 1, D));
+    PS_TRY(panel_map(&p->w_1, x, x.at.w_1, x.f, x.f / 64, D));
+    return panel_map(&p->w_2, x, x.at.w_2, D, x.f / 64, 64 * D);
+}
+
+typedef void wide_kernel(const struct small, const struct weight_panels);
 
 static wide_kernel *kernel_of(const struct small &x, bool backward)
 {
@@ -1536,23 +1604,28 @@ bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int sha
 enum ps_status ps_encoder_wide_forward(const struct small &given, char *workspace, int multiprocessors, cudaStream_t stream)
 {
     struct small x = given;
-    if (x.r) {
+    struct weight_panels panels;
+    if (x.lse) {
         (void)workspace_take(&x, workspace, multiprocessors);
     }
+    PS_TRY(panels_of(x, &panels));
     const size_t bytes = shared_bytes(x.f, x.layers, false);
     x.head.at = (int)bytes;
     return ps_small_launch(kernel_of(x, false), dim3((unsigned)x.blocks), THREADS,
-                           bytes + (x.head.weight ? wide_head_bytes(x.n, x.head.horizon) : 0), x, stream, "encoder forward");
+                           bytes + (x.head.weight ? wide_head_bytes(x.n, x.head.horizon) : 0), stream, "encoder forward", x,
+                           panels);
 }
 
 enum ps_status ps_encoder_wide_backward(const struct small &given, char *workspace, int multiprocessors, cudaStream_t stream)
 {
     struct small x = given;
+    struct weight_panels panels;
     (void)workspace_take(&x, workspace, multiprocessors);
-    PS_TRY(ps_small_launch(kernel_of(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true), x, stream,
-                           "encoder backward"));
-    return ps_small_launch(wide_weights, dim3((unsigned)multiprocessors), THREADS + 32, WEIGHTS_SHARED, x, stream,
-                           "encoder weight gradients");
+    PS_TRY(panels_of(x, &panels));
+    PS_TRY(ps_small_launch(kernel_of(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true), stream,
+                           "encoder backward", x, panels));
+    return ps_small_launch(wide_weights, dim3((unsigned)multiprocessors), THREADS + 32, WEIGHTS_SHARED, stream,
+                           "encoder weight gradients", x);
 }
 
 } // namespace PS_REAL16_SPACE
