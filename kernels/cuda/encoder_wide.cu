@@ -109,6 +109,19 @@ template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(
                  : "l"(a), "l"(b), "r"((int)add), "n"((int)A_ROWS), "n"((int)B_ROWS));
 }
 
+/* d += a b, 16 deep, 48 columns: three slices of 16. a as it lies in a panel, b's depth runs over its rows. */
+static __device__ __forceinline__ void step_slices(float (&d)[6][4], uint64_t a, uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n48k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX " {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+                 "}, %24, %25, 1, 1, 1, 0, 1;"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
+                   "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
+                   "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3])
+                 : "l"(a), "l"(b));
+}
+
 template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[8][4], uint64_t a, uint64_t b, bool add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -132,6 +145,17 @@ static __device__ __forceinline__ void product(float (&d)[T][4], uint32_t a, uin
     for (int k = 0; k < 4; k++) {
         step<A_ROWS, B_ROWS>(d, operand_at(a + k * (A_ROWS ? STEP / 16 : 2)), operand_at(b + k * (B_ROWS ? STEP / 16 : 2)),
                              add || k > 0);
+    }
+}
+
+/* d += the warpgroup's columns of q, k and v, 64 deep: W_qkv lies as slices of 64 rows by 16 columns, rows of 32 bytes whose halves
+ * are exchanged by the row's number / 4 modulo 2, q's 64 columns, k's, v's. */
+static __device__ __forceinline__ void product_slices(float (&d)[6][4], uint32_t a, uint32_t b)
+{
+    b = (b & 0x3fff) | (PANEL >> 4) << 16; /* from q's columns to k's, to v's */
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        step_slices(d, operand_at(a + k * 2), (uint64_t)(256 >> 4 | 3u << 30) << 32 | (b + k * (16 * 32 / 16)));
     }
 }
 
@@ -169,7 +193,8 @@ static __device__ __forceinline__ void publish()
 
 /* ---- panels ---- */
 
-/* The weights as panels: [layers][panels][64 rows][64 columns] of a matrix. */
+/* The weights as panels: [layers][panels][64 rows][64 columns] of a matrix; W_qkv forward as slices of 16 columns (product_slices).
+ */
 struct weight_panels {
     CUtensorMap qkv, o, w_1, w_2;
 };
@@ -538,15 +563,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
             /* merged = softmax(q k' / sqrt(e)) v */
             {
-                float q[2][4], k[2][4], v[2][4], p[2][4], sum[4], most[2];
+                float qkv[6][4], p[2][4], sum[4], most[2];
                 uint32_t rows[4], others[4];
-                set_bias(q, own_vectors + B_QKV, at.q);
-                set_bias(k, own_vectors + B_QKV + D, at.q);
-                set_bias(v, own_vectors + B_QKV + 2 * D, at.q);
-                products_begin(at, q, k, v);
-                product<false, true>(q, at.of(A), at.of(W_QKV) + at.columns(), true);
-                product<false, true>(k, at.of(A), at.of(W_QKV + 1) + at.columns(), true);
-                product<false, true>(v, at.of(A), at.of(W_QKV + 2) + at.columns(), true);
+#pragma unroll
+                for (int t = 0; t < 6; t++) {
+                    const float2 b = *(const float2 *)(own_vectors + B_QKV + t / 2 * D + t % 2 * 8 + at.q * 2);
+                    qkv[t][0] = qkv[t][2] = b.x;
+                    qkv[t][1] = qkv[t][3] = b.y;
+                }
+                products_begin(at, qkv);
+                product_slices(qkv, at.of(A), at.of(W_QKV) + (uint32_t)at.share * (64 * 32 / 16));
                 ps_wgmma_commit();
                 const float4 low = table[at.lane], high = table[32 + at.lane];
                 const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
@@ -555,9 +581,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
                     leave_own(left_at(x, group, l, LEFT_1), rows);
                     keep_rstd(x, 2 * l, 0, rstd, at);
                 }
-                products_wait<0>(q, k, v);
-                pack_operand(rows, q[0], q[1]);
-                pack_operand(others, k[0], k[1]);
+                products_wait<0>(qkv);
+                pack_operand(rows, qkv[0], qkv[1]);
+                pack_operand(others, qkv[2], qkv[3]);
                 times_transposed(p, rows, others, hidden0, hidden1);
                 if (x.left) {
                     leave_own(left_at(x, group, l, LEFT_Q), rows);
@@ -573,7 +599,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                     p[i / 4][i % 4] = ps_exp2(fmaf(p[i / 4][i % 4], x.scale_log2e, -most[i % 4 / 2]));
                 }
                 pack_operand(rows, p[0], p[1]);
-                pack_operand(others, v[0], v[1]);
+                pack_operand(others, qkv[4], qkv[5]);
                 times(own, rows, others);
                 if (x.left) {
                     leave_own(left_at(x, group, l, LEFT_V), others);
@@ -1547,8 +1573,9 @@ size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units
     return workspace_take(&x, NULL, multiprocessors);
 }
 
-/* A matrix of all layers, [rows, ld] of the flat weights from `at` on, as panels that lie `apart` elements from one another. */
-static enum ps_status panel_map(CUtensorMap *map, const struct small &x, int64_t at, int ld, int panels, int apart)
+/* A matrix of all layers, [rows, ld] of the flat weights from `at` on, as panels of 64 rows by `columns` that lie `apart` elements
+ * from one another. */
+static enum ps_status panel_map(CUtensorMap *map, const struct small &x, int64_t at, int ld, int columns, int panels, int apart)
 {
     static PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;
     if (!encode) {
@@ -1558,25 +1585,25 @@ static enum ps_status panel_map(CUtensorMap *map, const struct small &x, int64_t
                              "cuTensorMapEncodeTiled"));
         encode = (PFN_cuTensorMapEncodeTiled_v12000)found;
     }
-    const cuuint64_t size[4] = {64, 64, (cuuint64_t)panels, (cuuint64_t)x.layers};
+    const cuuint64_t size[4] = {(cuuint64_t)columns, 64, (cuuint64_t)panels, (cuuint64_t)x.layers};
     const cuuint64_t stride[3] = {(cuuint64_t)ld * 2, (cuuint64_t)apart * 2, (cuuint64_t)x.at.matrix_stride * 2};
-    const cuuint32_t box[4] = {64, 64, (cuuint32_t)panels, 1}, one[4] = {1, 1, 1, 1};
+    const cuuint32_t box[4] = {(cuuint32_t)columns, 64, (cuuint32_t)panels, 1}, one[4] = {1, 1, 1, 1};
     const CUtensorMapDataType type =
         PS_REAL16 == PS_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     const CUresult status =
         encode(map, type, 4, (void *)(x.weights + at), size, stride, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+               columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_32B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return status == CUDA_SUCCESS ? PS_OK
                                   : ps_fail(PS_DEVICE, "encoder: weights at %p, %lld elements a layer: no tensor map (error %d)",
                                             (const void *)(x.weights + at), (long long)x.at.matrix_stride, (int)status);
 }
 
-static enum ps_status panels_of(const struct small &x, struct weight_panels *p)
+static enum ps_status panels_of(const struct small &x, bool backward, struct weight_panels *p)
 {
-    PS_TRY(panel_map(&p->qkv, x, x.at.w_qkv, 3 * D, 3, D));
-    PS_TRY(panel_map(&p->o, x, x.at.w_o, D, 1, D));
-    PS_TRY(panel_map(&p->w_1, x, x.at.w_1, x.f, x.f / 64, D));
-    return panel_map(&p->w_2, x, x.at.w_2, D, x.f / 64, 64 * D);
+    PS_TRY(backward ? panel_map(&p->qkv, x, x.at.w_qkv, 3 * D, D, 3, D) : panel_map(&p->qkv, x, x.at.w_qkv, 3 * D, 16, 12, 16));
+    PS_TRY(panel_map(&p->o, x, x.at.w_o, D, D, 1, D));
+    PS_TRY(panel_map(&p->w_1, x, x.at.w_1, x.f, D, x.f / 64, D));
+    return panel_map(&p->w_2, x, x.at.w_2, D, D, x.f / 64, 64 * D);
 }
 
 typedef void wide_kernel(const struct small, const struct weight_panels);
@@ -1608,7 +1635,7 @@ enum ps_status ps_encoder_wide_forward(const struct small &given, char *workspac
     if (x.lse) {
         (void)workspace_take(&x, workspace, multiprocessors);
     }
-    PS_TRY(panels_of(x, &panels));
+    PS_TRY(panels_of(x, false, &panels));
     const size_t bytes = shared_bytes(x.f, x.layers, false);
     x.head.at = (int)bytes;
     return ps_small_launch(kernel_of(x, false), dim3((unsigned)x.blocks), THREADS,
@@ -1621,7 +1648,7 @@ enum ps_status ps_encoder_wide_backward(const struct small &given, char *workspa
     struct small x = given;
     struct weight_panels panels;
     (void)workspace_take(&x, workspace, multiprocessors);
-    PS_TRY(panels_of(x, &panels));
+    PS_TRY(panels_of(x, true, &panels));
     PS_TRY(ps_small_launch(kernel_of(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true), stream,
                            "encoder backward", x, panels));
     return ps_small_launch(wide_weights, dim3((unsigned)multiprocessors), THREADS + 32, WEIGHTS_SHARED, stream,
