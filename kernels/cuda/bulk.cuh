@@ -145,12 +145,13 @@ static __device__ __forceinline__ void ps_bulk_fetch(uint32_t to, const void *fr
                  : "memory");
 }
 
-/* The same; L2 need not keep them. */
-static __device__ __forceinline__ void ps_bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+/* The same, of what L2 keeps by a policy. */
+static __device__ __forceinline__ void ps_bulk_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier,
+                                                    uint64_t policy)
 {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier), "l"(ps_cache_once())
+        "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
 }
 

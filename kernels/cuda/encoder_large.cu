@@ -1621,7 +1621,7 @@ static __device__ __forceinline__ int job_parts(const struct gradient_job &job)
 static __device__ __forceinline__ void ask_pair(const struct gradient_pair &pair, const real16 *from, uint32_t to, uint32_t full)
 {
     ps_mbarrier_expect(full, pair.panels * PANEL_BYTES);
-    ps_bulk_copy(to, from, pair.panels * PANEL_BYTES, full);
+    ps_bulk_copy(to, from, pair.panels * PANEL_BYTES, full, ps_cache_once());
 }
 
 /* Block `index` of them. The chunk's last tiles may still be in L2, so the row blocks are taken from the last to the first. */

@@ -1162,16 +1162,49 @@ static __device__ __forceinline__ void await_count(const unsigned *counter, unsi
     } while (seen < count);
 }
 
-/* sum += the column sums of a panel; warp i of a warpgroup has columns 16 i on, lane 4 g rows g and g + 8 of them. */
-static __device__ __forceinline__ void add_columns(float (&sum)[4], uint32_t panel, const wide_place &at)
+/* sum += columns of a panel, over a sixteenth of its rows: warp i of a warpgroup has columns 16 i on, lane % 2 which 8 of them. By
+ * ordinary additions: they pass beside the tensor cores' products, those of mma would wait for them. */
+static __device__ __forceinline__ void add_columns(float (&sum)[8], uint32_t panel, const wide_place &at)
 {
-    const uint32_t p = panel + (uint32_t)(at.other * 128 + (((at.unit * 2 + at.across / 8) ^ (at.lane & 7)) * 16));
+    const int row = (at.lane & 6) | (at.lane >> 3 & 1) | (at.lane >> 1 & 8); /* eight lanes that read at once: in all banks */
+    const uint32_t p = panel + (uint32_t)(row * 128 + ((at.unit * 2 + at.lane % 2) ^ (row & 7)) * 16);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        uint32_t r[4];
-        ps_ldmatrix4_transposed_at(r, p + k * STEP);
-        add_ones(sum, r);
+        uint32_t v[4];
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                     : "r"(p + k * STEP)
+                     : "memory");
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sum[2 * i] += ps_low(v[i]);
+            sum[2 * i + 1] += ps_high(v[i]);
+        }
     }
+}
+
+/* Those of all rows: the lane has the column of the warp's that column_of says, two lanes the same. */
+static __device__ __forceinline__ float all_rows(const float (&sum)[8], int lane)
+{
+    float v[4], w[2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float give = lane & 16 ? sum[i] : sum[4 + i], keep = lane & 16 ? sum[4 + i] : sum[i];
+        v[i] = keep + __shfl_xor_sync(0xffffffffu, give, 16);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float give = lane & 8 ? v[i] : v[2 + i], keep = lane & 8 ? v[2 + i] : v[i];
+        w[i] = keep + __shfl_xor_sync(0xffffffffu, give, 8);
+    }
+    const float give = lane & 4 ? w[0] : w[1], keep = lane & 4 ? w[1] : w[0];
+    const float all = keep + __shfl_xor_sync(0xffffffffu, give, 4);
+    return all + __shfl_xor_sync(0xffffffffu, all, 2);
+}
+
+static __device__ __forceinline__ int column_of(int lane)
+{
+    return lane % 2 * 8 + (lane >> 2 & 4) + (lane >> 2 & 2) + (lane >> 2 & 1);
 }
 
 /* A product's job: the gradients of a pair of 64 x 64, over the rows of a split. Pairs: f / 128 of W_1, as many of W_2, W_q and
@@ -1181,24 +1214,29 @@ struct weight_job {
 
     __device__ __forceinline__ weight_job(const struct small &x, int ticket)
     {
-        /* A layer's feed-forward comes first. */
-        const int P = x.f / 64, groups = (int)((x.units + UNITS - 1) / UNITS), products = pairs_of(P) * x.splits;
-        const int job = ticket % products, later = job - P * x.splits;
-        l = x.layers - 1 - ticket / products;
-        pair = later < 0 ? job % P : P + later % 2;
-        split = later < 0 ? job / P : later / 2;
-        begin = split * groups / x.splits;
-        end = (split + 1) * groups / x.splits;
+        /* A layer's feed-forward comes first. No divisions: the loader is one warp, for which all of the block wait. */
+        const int P = x.f >> 6, products = pairs_of(P) * x.splits; /* P is 2 or 4 */
+        for (l = x.layers - 1; ticket >= products; l--) {
+            ticket -= products;
+        }
+        const int later = ticket - P * x.splits;
+        pair = later < 0 ? ticket & (P - 1) : P + (later & 1);
+        split = later < 0 ? ticket >> (P >> 1) : later >> 1;
+        begin = split * x.split_groups + min(split, x.split_more);
+        end = begin + x.split_groups + (split < x.split_more);
     }
 };
 
+/* It is not waited for until it is used: atomicAdd would be, since the compiler lets one lane add for all. */
 static __device__ __forceinline__ int take_ticket(const struct small &x)
 {
-    return (int)atomicAdd(x.arrived + TICKETS, 1);
+    int ticket;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(ticket) : "l"(x.arrived + TICKETS) : "memory");
+    return ticket;
 }
 
 /* The loader's warp: takes tickets and fetches what their jobs need, a stage for 64 rows: three panels that lie together, or four.
- * jobs: the layer, pair, split and groups of each stage's; layer -1: there are no more. At the end it counts the jobs as done.
+ * jobs: the layer, pair, split and groups, in a job's first stage; layer -1: there are no more. At the end it counts the jobs as done.
  * first: lane 0's first ticket. */
 static __device__ __forceinline__ void load_products(const struct small &x, const char *memory, uint32_t full, uint32_t empty,
                                                      int4 *jobs, int first)
@@ -1207,6 +1245,7 @@ static __device__ __forceinline__ void load_products(const struct small &x, cons
     const int all = x.layers * pairs_of(P) * x.splits;
     const int64_t stride = (int64_t)x.layers * (kept_panels(P) * PANEL); /* from group to group */
     const uint32_t stages = ps_shared_address(memory);
+    const uint64_t once = ps_cache_once();
     int slot = 0, next = first, taken = 0;
     uint32_t parity = 1;
     for (;;) {
@@ -1230,9 +1269,11 @@ static __device__ __forceinline__ void load_products(const struct small &x, cons
                 for (int i = group; i < job.end && i < group + 32; i++, from += stride) {
                     const uint32_t barrier = full + slot * 8;
                     ps_mbarrier_wait(empty + slot * 8, parity);
-                    jobs[slot] = make_int4(job.l, job.pair, job.split, job.end - job.begin);
+                    if (i == job.begin) {
+                        jobs[slot] = make_int4(job.l, job.pair, job.split, job.end - job.begin);
+                    }
                     ps_mbarrier_expect(barrier, bytes);
-                    ps_bulk_copy(stages + slot * STAGE, from, bytes, barrier);
+                    ps_bulk_copy(stages + slot * STAGE, from, bytes, barrier, once);
                     slot = slot + 1 == STAGES ? 0 : slot + 1;
                     parity ^= slot == 0;
                     /* Not at once: blocks that begin now would find none left, and this one has two. */
@@ -1269,13 +1310,14 @@ enum {
 /* A product, of which this warpgroup has some of the rows' sum and another one the others', to x.partial, half of its columns by
  * each; and the column sums. */
 static __device__ __forceinline__ void put_products(const struct small &x, char *memory, int l, int pair, int split,
-                                                    const float (&c)[8][4], const float (&columns)[4], bool sums_columns,
+                                                    const float (&c)[8][4], const float (&columns)[8], bool sums_columns,
                                                     const wide_place &at)
 {
     const int P = x.f / 64, half = at.share / 2, part = at.share % 2, thread = (int)threadIdx.x % 128;
     float4 *const mine = (float4 *)(memory + EXCHANGE + at.share * EXCHANGE_HALF) + thread;
     const float4 *const others = (const float4 *)(memory + EXCHANGE + (at.share ^ 1) * EXCHANGE_HALF) + thread;
-    float *const told = (float *)(memory + EXCHANGE + UNITS * EXCHANGE_HALF) + half * D + at.unit * 16 + at.g;
+    const float column = all_rows(columns, at.lane);
+    float *const told = (float *)(memory + EXCHANGE + UNITS * EXCHANGE_HALF) + half * D + at.unit * 16 + column_of(at.lane);
     float4 *const to = (float4 *)x.partial + ((int64_t)(l * pairs_of(P) + pair) * x.splits + split) * (JOB_FLOATS / 4) +
                        (half * 8 + part * 4) * 128 + thread;
     ps_barrier(3 + half, 256); /* the job before has been read */
@@ -1284,9 +1326,8 @@ static __device__ __forceinline__ void put_products(const struct small &x, char 
         mine[t * 128] = part ? make_float4(c[t][0], c[t][1], c[t][2], c[t][3])
                              : make_float4(c[4 + t][0], c[4 + t][1], c[4 + t][2], c[4 + t][3]);
     }
-    if (part && at.q == 0) {
-        told[0] = columns[0];
-        told[8] = columns[2];
+    if (part && !(at.lane & 2)) {
+        *told = column;
     }
     ps_barrier(1 + half, 256);
 #pragma unroll
@@ -1295,15 +1336,14 @@ static __device__ __forceinline__ void put_products(const struct small &x, char 
         to[t * 128] = make_float4((part ? c[4 + t][0] : c[t][0]) + v.x, (part ? c[4 + t][1] : c[t][1]) + v.y,
                                   (part ? c[4 + t][2] : c[t][2]) + v.z, (part ? c[4 + t][3] : c[t][3]) + v.w);
     }
-    if (sums_columns && !part && at.q == 0) {
+    if (sums_columns && !part && !(at.lane & 2)) {
         const int first = pair < P / 2 ? B_1 + (2 * pair + half) * 64
                           : pair < P   ? (int)B_2
                           : pair == P  ? B_QKV + half * D
                           : half       ? (int)B_O
                                        : B_QKV + 2 * D;
         float *const vector = x.column_sums + ((int64_t)split * x.layers + l) * vector_floats(x.f) + first;
-        vector[at.unit * 16 + at.g] = columns[0] + told[0];
-        vector[at.unit * 16 + at.g + 8] = columns[2] + told[8];
+        vector[at.unit * 16 + column_of(at.lane)] = column + *told;
     }
 }
 
@@ -1327,7 +1367,7 @@ static __device__ __forceinline__ void weight_products(const struct small &x, ch
         const int shared = behind ? KEPT_MIDDLE : 0, own = behind ? half : 1 + half;
         const int left = of_2 ? own : of_o ? 2 * half : shared, right = of_2 ? shared : of_o ? 1 + 2 * half : own;
         const bool sums_columns = !of_2 || (pair == P / 2 && half == 0);
-        float c[8][4], columns[4] = {0, 0, 0, 0};
+        float c[8][4], columns[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         clear(c);
 #pragma unroll 1
         for (int i = 0; i < groups; i++) {
@@ -1554,6 +1594,8 @@ static size_t workspace_take(struct small *x, char *workspace, int multiprocesso
         return begin;
     };
     x->splits = splits_of(*x, groups, multiprocessors);
+    x->split_groups = (int)(groups / x->splits);
+    x->split_more = (int)(groups % x->splits);
     x->arrived = (unsigned *)take((FLAGS + x->layers * groups) * (int64_t)sizeof(unsigned));
     x->flags = x->arrived + FLAGS;
     x->norms = (float *)take(groups * x->layers * (4 * D) * (int64_t)sizeof(float));
