@@ -125,7 +125,7 @@ struct small {
     uint4 *left;        /* [groups of 64 rows, layers, 5, threads]: what forward's warps leave for backward's; or NULL */
     char *operands;     /* [groups of 64 rows, layers, panels]: what weight gradients are made of */
     unsigned *flags;    /* [layers, groups of 64 rows]: they are there */
-    float *column_sums; /* [splits, layers, vectors] */
+    float *column_sums; /* [splits, 2, layers, vectors] */
     float scale, scale_log2e, epsilon; /* scale = 1 / sqrt(e) */
     uint32_t threshold, below, minus_below, site;
     float drop_scale, half_scale; /* 1 without dropout; half of it */

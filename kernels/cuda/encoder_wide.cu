@@ -1016,7 +1016,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 log_sum[0] = at.here[0] ? lse[0] : 1e30f;
                 log_sum[1] = at.here[1] ? lse[8] : 1e30f;
             }
-            if (threadIdx.x == 0) {
+            if (threadIdx.x == 0 && l > 0) { /* the first layer's: all at once, soon enough, and nobody waits for this thread */
                 announce<0>(x.flags + (int64_t)l * groups + group, 1);
             }
             publish();
@@ -1162,49 +1162,16 @@ static __device__ __forceinline__ void await_count(const unsigned *counter, unsi
     } while (seen < count);
 }
 
-/* sum += columns of a panel, over a sixteenth of its rows: warp i of a warpgroup has columns 16 i on, lane % 2 which 8 of them. By
- * ordinary additions: they pass beside the tensor cores' products, those of mma would wait for them. */
-static __device__ __forceinline__ void add_columns(float (&sum)[8], uint32_t panel, const wide_place &at)
+/* sum += the column sums of 32 rows: their transpose times ones, every column the same. */
+static __device__ __forceinline__ void add_columns(float (&sum)[4], uint32_t rows, uint32_t ones)
 {
-    const int row = (at.lane & 6) | (at.lane >> 3 & 1) | (at.lane >> 1 & 8); /* eight lanes that read at once: in all banks */
-    const uint32_t p = panel + (uint32_t)(row * 128 + ((at.unit * 2 + at.lane % 2) ^ (row & 7)) * 16);
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        uint32_t v[4];
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                     : "r"(p + k * STEP)
-                     : "memory");
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sum[2 * i] += ps_low(v[i]);
-            sum[2 * i + 1] += ps_high(v[i]);
-        }
+    for (int k = 0; k < 2; k++) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+                     " {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 1, 0;"
+                     : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                     : "l"(operand_at(rows + k * (STEP / 16))), "l"(operand_at(ones)));
     }
-}
-
-/* Those of all rows: the lane has the column of the warp's that column_of says, two lanes the same. */
-static __device__ __forceinline__ float all_rows(const float (&sum)[8], int lane)
-{
-    float v[4], w[2];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float give = lane & 16 ? sum[i] : sum[4 + i], keep = lane & 16 ? sum[4 + i] : sum[i];
-        v[i] = keep + __shfl_xor_sync(0xffffffffu, give, 16);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const float give = lane & 8 ? v[i] : v[2 + i], keep = lane & 8 ? v[2 + i] : v[i];
-        w[i] = keep + __shfl_xor_sync(0xffffffffu, give, 8);
-    }
-    const float give = lane & 4 ? w[0] : w[1], keep = lane & 4 ? w[1] : w[0];
-    const float all = keep + __shfl_xor_sync(0xffffffffu, give, 4);
-    return all + __shfl_xor_sync(0xffffffffu, all, 2);
-}
-
-static __device__ __forceinline__ int column_of(int lane)
-{
-    return lane % 2 * 8 + (lane >> 2 & 4) + (lane >> 2 & 2) + (lane >> 2 & 1);
 }
 
 /* A product's job: the gradients of a pair of 64 x 64, over the rows of a split. Pairs: f / 128 of W_1, as many of W_2, W_q and
@@ -1235,54 +1202,71 @@ static __device__ __forceinline__ int take_ticket(const struct small &x)
     return ticket;
 }
 
+/* Whether the job's operands of up to 32 groups from `group` on are there; AWAIT: until they are. All of the warp. */
+template <bool AWAIT>
+static __device__ __forceinline__ bool announced(const struct small &x, const struct weight_job &job, int group)
+{
+    const int lane = (int)threadIdx.x % 32, groups = (int)((x.units + UNITS - 1) / UNITS);
+    const unsigned *const flag = x.flags + (int64_t)job.l * groups + group + lane;
+    const unsigned wanted = job.pair < x.f / 64 ? 1 : 2;
+    unsigned seen = wanted;
+    if (group + lane < job.end) {
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+        } while (AWAIT && seen < wanted);
+    }
+    const bool all = __all_sync(0xffffffffu, seen >= wanted);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    return all;
+}
+
 /* The loader's warp: takes tickets and fetches what their jobs need, a stage for 64 rows: three panels that lie together, or four.
  * jobs: the layer, pair, split and groups, in a job's first stage; layer -1: there are no more. At the end it counts the jobs as done.
  * first: lane 0's first ticket. */
 static __device__ __forceinline__ void load_products(const struct small &x, const char *memory, uint32_t full, uint32_t empty,
                                                      int4 *jobs, int first)
 {
-    const int P = x.f / 64, lane = (int)threadIdx.x % 32, groups = (int)((x.units + UNITS - 1) / UNITS);
-    const int all = x.layers * pairs_of(P) * x.splits;
+    const int P = x.f / 64, lane = (int)threadIdx.x % 32, all = x.layers * pairs_of(P) * x.splits;
     const int64_t stride = (int64_t)x.layers * (kept_panels(P) * PANEL); /* from group to group */
     const uint32_t stages = ps_shared_address(memory);
     const uint64_t once = ps_cache_once();
-    int slot = 0, next = first, taken = 0;
+    int slot = 0, next = first, taken = 0, ticket = __shfl_sync(0xffffffffu, first, 0);
     uint32_t parity = 1;
-    for (;;) {
-        const int ticket = __shfl_sync(0xffffffffu, next, 0);
-        if (ticket >= all) {
-            break;
-        }
+    bool ready = false;
+    while (ticket < all) {
         taken++;
         const struct weight_job job(x, ticket);
         const uint32_t bytes = (job.pair == P + 1 ? 4 : 3) * PANEL;
         const char *from = kept_at(x, job.begin, job.l) + (2 * job.pair + (job.pair >= P / 2) + (job.pair >= P)) * PANEL;
+        if (!ready) {
+            announced<true>(x, job, job.begin);
+        }
 #pragma unroll 1
-        for (int group = job.begin; group < job.end; group += 32) {
-            if (group + lane < job.end) {
-                await_count(x.flags + (int64_t)job.l * groups + group + lane, job.pair < P ? 1 : 2);
+        for (int i = job.begin; i < job.end; i++, from += stride) {
+            if (i > job.begin && (i - job.begin) % 32 == 0) {
+                announced<true>(x, job, i);
             }
-            __syncwarp();
+            if (i == job.end - 1 && i > job.begin) { /* the copy engine still has the stages before */
+                ticket = __shfl_sync(0xffffffffu, next, 0);
+                ready = ticket < all && announced<false>(x, weight_job(x, ticket), weight_job(x, ticket).begin);
+            }
             if (lane == 0) {
-                asm volatile("fence.proxy.async.global;" ::: "memory");
-#pragma unroll 1
-                for (int i = group; i < job.end && i < group + 32; i++, from += stride) {
-                    const uint32_t barrier = full + slot * 8;
-                    ps_mbarrier_wait(empty + slot * 8, parity);
-                    if (i == job.begin) {
-                        jobs[slot] = make_int4(job.l, job.pair, job.split, job.end - job.begin);
-                    }
-                    ps_mbarrier_expect(barrier, bytes);
-                    ps_bulk_copy(stages + slot * STAGE, from, bytes, barrier, once);
-                    slot = slot + 1 == STAGES ? 0 : slot + 1;
-                    parity ^= slot == 0;
-                    /* Not at once: blocks that begin now would find none left, and this one has two. */
-                    if (i == min(job.begin + 1, job.end - 1)) {
-                        next = take_ticket(x);
-                    }
+                const uint32_t barrier = full + slot * 8;
+                ps_mbarrier_wait(empty + slot * 8, parity);
+                if (i == job.begin) {
+                    jobs[slot] = make_int4(job.l, job.pair, job.split, job.end - job.begin);
+                    /* Not before: blocks that begin now would find none left, and this one has two. */
+                    next = take_ticket(x);
                 }
+                ps_mbarrier_expect(barrier, bytes);
+                ps_bulk_copy(stages + slot * STAGE, from, bytes, barrier, once);
             }
-            __syncwarp();
+            slot = slot + 1 == STAGES ? 0 : slot + 1;
+            parity ^= slot == 0;
+        }
+        if (job.end - job.begin == 1) {
+            ticket = __shfl_sync(0xffffffffu, next, 0);
+            ready = false;
         }
     }
     if (lane == 0) { /* no more */
@@ -1298,61 +1282,20 @@ static __device__ __forceinline__ void load_products(const struct small &x, cons
     }
 }
 
-/* Shared memory: the stages, what two warpgroups tell one another of a product (half of it each), and of its column sums. The sums'
- * parts come where the former was. */
+/* Shared memory: the stages, eight columns of ones, the sums' parts. */
 enum {
-    EXCHANGE = STAGES * STAGE,
-    EXCHANGE_HALF = 4 * 128 * 16,
-    WEIGHTS_SHARED = EXCHANGE + UNITS * EXCHANGE_HALF + 2 * D * 4,
+    ONES = STAGES * STAGE,
+    PARTS = ONES + 8 * 128,
+    WEIGHTS_SHARED = PARTS + THREADS * 16,
     WEIGHTS_STATIC = STAGES * (2 * 8 + 16)
 };
 
-/* A product, of which this warpgroup has some of the rows' sum and another one the others', to x.partial, half of its columns by
- * each; and the column sums. */
-static __device__ __forceinline__ void put_products(const struct small &x, char *memory, int l, int pair, int split,
-                                                    const float (&c)[8][4], const float (&columns)[8], bool sums_columns,
-                                                    const wide_place &at)
-{
-    const int P = x.f / 64, half = at.share / 2, part = at.share % 2, thread = (int)threadIdx.x % 128;
-    float4 *const mine = (float4 *)(memory + EXCHANGE + at.share * EXCHANGE_HALF) + thread;
-    const float4 *const others = (const float4 *)(memory + EXCHANGE + (at.share ^ 1) * EXCHANGE_HALF) + thread;
-    const float column = all_rows(columns, at.lane);
-    float *const told = (float *)(memory + EXCHANGE + UNITS * EXCHANGE_HALF) + half * D + at.unit * 16 + column_of(at.lane);
-    float4 *const to = (float4 *)x.partial + ((int64_t)(l * pairs_of(P) + pair) * x.splits + split) * (JOB_FLOATS / 4) +
-                       (half * 8 + part * 4) * 128 + thread;
-    ps_barrier(3 + half, 256); /* the job before has been read */
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-        mine[t * 128] = part ? make_float4(c[t][0], c[t][1], c[t][2], c[t][3])
-                             : make_float4(c[4 + t][0], c[4 + t][1], c[4 + t][2], c[4 + t][3]);
-    }
-    if (part && !(at.lane & 2)) {
-        *told = column;
-    }
-    ps_barrier(1 + half, 256);
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-        const float4 v = others[t * 128];
-        to[t * 128] = make_float4((part ? c[4 + t][0] : c[t][0]) + v.x, (part ? c[4 + t][1] : c[t][1]) + v.y,
-                                  (part ? c[4 + t][2] : c[t][2]) + v.z, (part ? c[4 + t][3] : c[t][3]) + v.w);
-    }
-    if (sums_columns && !part && !(at.lane & 2)) {
-        const int first = pair < P / 2 ? B_1 + (2 * pair + half) * 64
-                          : pair < P   ? (int)B_2
-                          : pair == P  ? B_QKV + half * D
-                          : half       ? (int)B_O
-                                       : B_QKV + 2 * D;
-        float *const vector = x.column_sums + ((int64_t)split * x.layers + l) * vector_floats(x.f) + first;
-        vector[at.unit * 16 + column_of(at.lane)] = column + *told;
-    }
-}
-
-/* The products, to x.partial, and the column sums that are the biases' gradients. Two warpgroups have a product, one every other
- * stage of it: with half of its columns each they would read the left operand twice, and shared memory is what they wait for. */
+/* The products, to x.partial, and the column sums that are the biases' gradients. Two warpgroups have a product, half of its columns
+ * each, and the column sums of half of its rows. */
 static __device__ __forceinline__ void weight_products(const struct small &x, char *memory, uint32_t full, uint32_t empty,
                                                        const int4 *jobs, wide_place &at)
 {
-    const int P = x.f / 64, half = at.share / 2;
+    const int P = x.f / 64, half = at.share / 2, part = at.share % 2;
     int slot = 0;
     uint32_t parity = 0;
     for (;;) {
@@ -1366,29 +1309,44 @@ static __device__ __forceinline__ void weight_products(const struct small &x, ch
         const bool behind = pair == 0 || pair == P / 2 || pair == P;
         const int shared = behind ? KEPT_MIDDLE : 0, own = behind ? half : 1 + half;
         const int left = of_2 ? own : of_o ? 2 * half : shared, right = of_2 ? shared : of_o ? 1 + 2 * half : own;
-        const bool sums_columns = !of_2 || (pair == P / 2 && half == 0);
-        float c[8][4], columns[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        float c[4][4], columns[1][4];
+        int before = 0;
         clear(c);
+        clear(columns);
 #pragma unroll 1
         for (int i = 0; i < groups; i++) {
             ps_mbarrier_wait(full + slot * 8, parity);
-            if (i % 2 == at.share % 2) {
-                products_begin(at, c);
-                product<true, true>(c, at.of(4 * slot + left), at.of(4 * slot + right), true);
-                ps_wgmma_commit();
-                if (sums_columns) {
-                    add_columns(columns, ps_shared_address(memory) + slot * STAGE + right * PANEL, at);
-                }
-                products_wait<0>(c);
+            products_begin(at, c, columns);
+            product<true, true>(c, at.of(4 * slot + left), at.of(4 * slot + right) + (uint32_t)part * 4, true);
+            add_columns(columns[0], at.of(4 * slot + right) + (uint32_t)part * (2 * STEP / 16), at.panel + ONES / 16);
+            ps_wgmma_commit();
+            if (i > 0) {
+                ps_wgmma_wait<1>();
+                /* Every lane: what it has read is then ordered by its own arrival. It costs nothing. */
+                ps_mbarrier_arrive(empty + before * 8);
             }
-            if (i + 1 == groups) { /* the loader takes the job for done with its last stage */
-                put_products(x, memory, l, pair, split, c, columns, sums_columns, at);
-            }
-            /* Every lane: what it has read is then ordered by its own arrival. It costs nothing. */
-            ps_mbarrier_arrive(empty + slot * 8);
+            before = slot;
             slot = slot + 1 == STAGES ? 0 : slot + 1;
             parity ^= slot == 0;
         }
+        products_wait<0>(c, columns);
+        float4 *const to = (float4 *)x.partial + ((int64_t)(l * pairs_of(P) + pair) * x.splits + split) * (JOB_FLOATS / 4) +
+                           (half * 8 + part * 4) * 128 + threadIdx.x % 128;
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            to[t * 128] = make_float4(c[t][0], c[t][1], c[t][2], c[t][3]);
+        }
+        if ((!of_2 || (pair == P / 2 && half == 0)) && at.q == 0) { /* the others' are the same once more */
+            const int first = pair < P / 2 ? B_1 + (2 * pair + half) * 64
+                              : pair < P   ? (int)B_2
+                              : pair == P  ? B_QKV + half * D
+                              : half       ? (int)B_O
+                                           : B_QKV + 2 * D;
+            float *const vector = x.column_sums + ((int64_t)(2 * split + part) * x.layers + l) * vector_floats(x.f) + first;
+            vector[at.unit * 16 + at.g] = columns[0][0];
+            vector[at.unit * 16 + at.g + 8] = columns[0][2];
+        }
+        ps_mbarrier_arrive(empty + before * 8); /* the loader takes the job for done with its last stage */
     }
 }
 
@@ -1455,7 +1413,7 @@ struct summands {
         high = low + 1;
         from = (const float4 *)(of_norm ? x.norms + l * 4 * D + i - LN1_GAMMA : x.column_sums + l * vector_floats(x.f) + i);
         stride = (int64_t)x.layers * (width / 4);
-        count = !here ? 0 : of_norm ? groups : x.splits;
+        count = !here ? 0 : of_norm ? groups : 2 * x.splits;
         items = VECTOR_SLICE;
         scale = i / D == B_2 / D ? 1.0f / x.half_scale : 1.0f; /* G holds half_scale times the gradient */
     }
@@ -1519,7 +1477,10 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
         ps_mbarrier_init(empty + threadIdx.x * 8, THREADS);
         ps_mbarrier_publish();
     }
-    __syncthreads();
+    if (threadIdx.x < 8 * 128 / 4) {
+        *((uint32_t *)(memory + ONES) + threadIdx.x) = PS_REAL16_ONES;
+    }
+    publish();
     if (threadIdx.x >= LOADER) {
         load_products(x, memory, full, empty, jobs, first);
         return;
@@ -1542,7 +1503,7 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
             ended = atomicAdd(counters + ENDED, 1) + 1;
         }
         ps_barrier(0, THREADS);
-        s.add((float4 *)(memory + EXCHANGE), a, b);
+        s.add((float4 *)(memory + PARTS), a, b);
     }
     if (threadIdx.x == 0 && ended == gridDim.x) { /* no block looks at them any more; for the next time */
         counters[TICKETS] = counters[DONE] = counters[ENDED] = 0;
@@ -1601,7 +1562,7 @@ static size_t workspace_take(struct small *x, char *workspace, int multiprocesso
     x->norms = (float *)take(groups * x->layers * (4 * D) * (int64_t)sizeof(float));
     x->left = (uint4 *)take(groups * x->layers * LEFT * (THREADS * (int64_t)sizeof(uint4)));
     x->operands = take(groups * x->layers * (kept_panels(p) * PANEL));
-    x->column_sums = (float *)take((int64_t)x->splits * x->layers * vector_floats(x->f) * (int64_t)sizeof(float));
+    x->column_sums = (float *)take(2 * (int64_t)x->splits * x->layers * vector_floats(x->f) * (int64_t)sizeof(float));
     x->partial = (float *)take((int64_t)x->layers * pairs_of(p) * x->splits * JOB_FLOATS * (int64_t)sizeof(float));
     return at;
 }
