@@ -314,8 +314,9 @@ enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *s
     return encode(m, state, batch, training, NULL, NULL);
 }
 
+/* embed, head: level layer does the embedding's backward too, and the rest of the head's. */
 static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training,
-                                      const struct ps_embed_backward *embed)
+                                      const struct ps_embed_backward *embed, const struct ps_head_gradient *head)
 {
     const struct ps_kernels *k = m->k;
     if (m->options.level == PS_LEVEL_LAYER) {
@@ -329,7 +330,8 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
                                                                     .parameters = flat_tensor(m, m->parameters, k->parameter),
                                                                     .sizes = encoder_sizes(m, state, training),
                                                                     .kept = m->kept,
-                                                                    .embed = embed});
+                                                                    .embed = embed,
+                                                                    .head = head});
     }
     for (int64_t l = m->shape.n_layers; l-- > 0;) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
@@ -340,7 +342,7 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
 
 enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
 {
-    return encode_backward(m, state, batch, training, NULL);
+    return encode_backward(m, state, batch, training, NULL, NULL);
 }
 
 /* Windows to the last layer's output, in one operation where the encoder does the embedding; it does the head too then, if there
@@ -370,12 +372,16 @@ enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *w
     const struct ps_head_step head = ps_head_step_of(m, windows, state, batch, ps_partial_rows(batch * m->shape.channels));
     const struct ps_head_step *within = m->encoder.embeds && m->encoder.heads ? &head : NULL;
     PS_TRY(embed_and_encode(m, windows, state, batch, 1, within));
+    const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
+    if (within && m->encoder.ends) {
+        const struct ps_head_gradient rest = ps_head_gradient_of(m, state, within);
+        return encode_backward(m, state, batch, 1, &embed, &rest);
+    }
     PS_TRY(ps_head_train(m, windows, state, batch, within));
     if (m->encoder.embeds) {
-        const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
-        PS_TRY(encode_backward(m, state, batch, 1, &embed));
+        PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL));
     } else {
-        PS_TRY(encode_backward(m, state, batch, 1, NULL));
+        PS_TRY(encode_backward(m, state, batch, 1, NULL, NULL));
         PS_TRY(ps_embedding_backward(m, batch, dropout));
     }
     return m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK;

@@ -93,6 +93,12 @@ struct small_head {
     int rows, horizon;
     float scale; /* 2 / (S H) */
     int at;      /* W_h's place in shared memory, bytes */
+    /* Backward, encoder_wide.cu alone: it is asked for when d_weight is there. */
+    float *d_weight, *d_bias;
+    float *parts;                /* [jobs, N d, H]: of d_weight */
+    struct ps_step_state *state; /* of the loss */
+    double loss_scale;           /* B / (S H) */
+    int64_t batch;
 };
 
 /* What the kernels are told. */
