@@ -153,7 +153,7 @@ double ps_op_flops(enum ps_op op, const void *arguments)
         const struct ps_encoder_backward *encoder = arguments;
         return 3 * encoder_flops(&encoder->stream, &encoder->sizes) +
                (encoder->embed ? ps_op_flops(PS_OP_embed_backward, encoder->embed) : 0) +
-               (encoder->head ? head_flops(encoder->head) : 0);
+               (encoder->head ? head_flops(encoder->head) : 0) + (encoder->update ? ps_op_flops(PS_OP_adamw, encoder->update) : 0);
     }
     /* Products of the ends. */
     if (op == PS_OP_embed_forward) {
@@ -204,6 +204,12 @@ double ps_op_bytes(enum ps_op op, const void *arguments)
             bytes += ps_op_bytes(PS_OP_embed_backward, &embed);
         }
         bytes += encoder->head ? head_bytes(encoder->head) : 0;
+        if (encoder->update) { /* gradients, parameters and weights are the encoder's, but written too */
+            struct ps_adamw update = *encoder->update;
+            update.gradients.data = NULL;
+            bytes += ps_op_bytes(PS_OP_adamw, &update) -
+                     (double)(ps_tensor_count(&update.parameters) * (int64_t)ps_type_bytes(update.parameters.type));
+        }
     }
     return bytes;
 }

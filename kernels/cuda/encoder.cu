@@ -219,6 +219,38 @@ static enum ps_status check_head_gradient(struct ps_encoder_small *r, const stru
     return ps_cuda_expect(op, "partials", &a->partials, PS_F64, rows * (r->pred_len + 1));
 }
 
+/* Whether t is a part of the flat tensor. */
+static bool is_part(const struct ps_tensor *flat, const struct ps_tensor *t)
+{
+    const float *const from = (const float *)flat->data, *const part = (const float *)t->data;
+    return part >= from && part + ps_tensor_count(t) <= from + ps_tensor_count(flat);
+}
+
+static enum ps_status check_update(struct ps_encoder_small *r, const struct ps_encoder_backward *a)
+{
+    const char *op = "encoder_backward";
+    const struct ps_adamw *u = a->update;
+    const int64_t count = ps_tensor_count(&a->gradients);
+    r->update = u;
+    if (!r->head_gradient || u->parameters.data != a->parameters.data || u->gradients.data != a->gradients.data ||
+        u->copy.data != a->weights.data || u->clip_norm > 0.0 || u->skip || u->state != a->head->state ||
+        !is_part(&a->gradients, &a->embed->d_weight) || !is_part(&a->gradients, &a->embed->d_bias) ||
+        !is_part(&a->gradients, &a->embed->d_position) || !is_part(&a->gradients, &a->head->d_weight) ||
+        !is_part(&a->gradients, &a->head->d_bias) || !ps_cuda_aligned(&u->parameters) || !ps_cuda_aligned(&u->gradients) ||
+        !ps_cuda_aligned(&u->m) || !ps_cuda_aligned(&u->v) || !ps_cuda_aligned(&u->copy) || u->decayed % 2 != 0) {
+        return ps_fail(PS_UNSUPPORTED,
+                       "%s (cuda): adamw goes with the head's gradient, over the encoder's own flat tensors, aligned "
+                       "to 16 bytes, without clipping or skipping",
+                       op);
+    }
+    PS_TRY(ps_cuda_expect(op, "parameters", &u->parameters, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "gradients", &u->gradients, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "m", &u->m, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "v", &u->v, PS_F64, count));
+    PS_TRY(ps_cuda_expect(op, "copy", &u->copy, PS_REAL16, count));
+    return ps_cuda_expect(op, "learning_rates", &u->learning_rates, PS_F64, ps_tensor_count(&u->learning_rates));
+}
+
 enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct ps_encoder_forward *a)
 {
     struct ps_encoder_small r = request_of(k, &a->sizes);
@@ -258,8 +290,12 @@ enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct
     if (a->head) {
         PS_TRY(check_head_gradient(&r, a->head));
     }
+    if (a->update) {
+        PS_TRY(check_update(&r, a));
+    }
     if (small) {
-        ps_cuda(k)->ordered = false; /* `fresh` takes care of it */
+        ps_cuda(k)->ordered =
+            a->update != NULL; /* `fresh` takes care of what was; the next one would read early what this one writes */
         return ps_encoder_small_backward(&r, ps_cuda(k)->stream);
     }
     const struct ps_encoder_layout *l = &r.offsets;

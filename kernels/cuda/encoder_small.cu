@@ -1091,6 +1091,20 @@ static void head_make(const struct ps_encoder_small *e, struct small_head *x)
     }
 }
 
+static void update_make(const struct ps_encoder_small *e, struct small_update *x)
+{
+    const struct ps_adamw *u = e->update;
+    if (u) {
+        x->parameters = (float *)u->parameters.data;
+        x->m = (float *)u->m.data;
+        x->v = (double *)u->v.data;
+        x->copy = (real16 *)u->copy.data;
+        x->learning_rates = (const double *)u->learning_rates.data;
+        x->state = u->state;
+        x->plain = ps_adamw_plain_of(u);
+    }
+}
+
 static struct small small_make(const struct ps_encoder_small *e, const struct plan *p)
 {
     const int head = (int)(e->d_model / e->n_heads);
@@ -1132,6 +1146,7 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
     }
     embed_make(e, p, &x.embed);
     head_make(e, &x.head);
+    update_make(e, &x.update);
     x.blocks = p->blocks;
     x.scale = scale;
     x.scale_log2e = scale * PS_LOG2_E;

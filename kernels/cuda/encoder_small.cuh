@@ -36,6 +36,7 @@ struct ps_encoder_small {
     const struct ps_head_step *head;                /* forward ends with it, or NULL; only with embed */
     const struct ps_embed_backward *embed_gradient; /* backward adds its gradients too, and writes no du; or NULL */
     const struct ps_head_gradient *head_gradient;   /* and these, or NULL; only with embed_gradient */
+    const struct ps_adamw *update;                  /* and this, or NULL; only with head_gradient */
     bool fresh;                                     /* the kernel before may have written weights or parameters */
 };
 

@@ -1155,7 +1155,7 @@ enum {
     EXCHANGE = STAGES * STAGE,
     EXCHANGE_HALF = 4 * 128 * 16,
     WEIGHTS_SHARED = EXCHANGE + UNITS * EXCHANGE_HALF + 2 * D * 4,
-    WEIGHTS_STATIC = STAGES * (2 * 8 + 16)
+    WEIGHTS_STATIC = STAGES * (2 * 8 + 16) + (int)sizeof(struct ps_adamw_step)
 };
 
 /* A product, of which this warpgroup has some of the rows' sum and another one the others', to x.partial, half of its columns by
@@ -1294,44 +1294,6 @@ static __device__ __forceinline__ void head_products(const struct small &x, floa
     }
 }
 
-/* b_h's gradient and the loss, in head_sums' order; all of the block but the loader. parts: [warps][8]. */
-static __device__ __forceinline__ void add_head_sums(const struct small &x, double *parts)
-{
-    constexpr int GROUP = 256;
-    const int thread = (int)threadIdx.x, horizon = x.head.horizon, column = thread / GROUP * 8 + thread % 8;
-    double sum = 0.0;
-    if (column <= horizon) {
-#pragma unroll 8
-        for (int row = thread % GROUP / 8; row < x.head.rows; row += GROUP / 8) {
-            sum += __ldcg(x.head.partials + row * (int64_t)(horizon + 1) + column);
-        }
-    }
-    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-    if (thread % 32 < 8) {
-        parts[thread / 32 * 8 + thread % 8] = sum;
-    }
-    ps_barrier(0, THREADS);
-    if (thread % GROUP < 8 && column <= horizon) {
-        const double *const part = parts + thread / 32 * 8 + thread % 8;
-        sum = part[0];
-#pragma unroll
-        for (int i = 1; i < GROUP / 32; i++) {
-            sum += part[i * 8];
-        }
-        const double loss = x.head.loss_scale * sum;
-        struct ps_step_state *const state = x.head.state;
-        if (column < horizon) {
-            x.head.d_bias[column] = (float)(x.head.d_bias[column] + sum);
-        } else if (isfinite(loss)) {
-            state->loss_sum += loss;
-        } else if (state->nonfinite == 0) {
-            state->lost += (uint64_t)x.head.batch;
-        }
-    }
-    ps_barrier(0, THREADS);
-}
-
 /* Pieces of 16 bytes of the embedding's gradients. */
 static __device__ __forceinline__ int embed_items(const struct small &x)
 {
@@ -1447,20 +1409,143 @@ struct summands {
         }
     }
 
-    /* All of the block but the loader; a, b: what low and high hold. The order is fixed. */
-    __device__ __forceinline__ void add(float4 *parts, float2 a, float2 b) const
+    /* The pair of an item that the thread finishes: low by the first threads, high by as many more; or NULL. */
+    __device__ __forceinline__ float2 *own() const
     {
-        const int all = THREADS / items;
-        float4 sum = sum_every<11, false>(from, stride, (int)threadIdx.x / items, all, count);
-        parts[threadIdx.x] = sum;
+        return count == 0 ? NULL : threadIdx.x < items ? low : threadIdx.x < 2 * items ? high : NULL;
+    }
+
+    /* All of the block but the loader: the pair's sum, times scale, onto `sum`; parts [2][threads]. The order is fixed. */
+    __device__ __forceinline__ void add(float2 *parts, float2 &sum) const
+    {
+        const int all = THREADS / items, thread = (int)threadIdx.x;
+        const float4 v = sum_every<11, false>(from, stride, thread / items, all, count);
+        parts[thread] = make_float2(v.x, v.y);
+        parts[THREADS + thread] = make_float2(v.z, v.w);
         ps_barrier(0, THREADS);
-        if (threadIdx.x < items && count > 0) {
-            add_parts(sum, parts + threadIdx.x, items, all);
-            *low = make_float2(fmaf(sum.x, scale, a.x), fmaf(sum.y, scale, a.y));
-            *high = make_float2(fmaf(sum.z, scale, b.x), fmaf(sum.w, scale, b.y));
+        if (thread < 2 * items) {
+            const float2 *const part = parts + thread / items * THREADS + thread % items;
+            float2 total = part[0];
+            for (int i = 1; i < all; i++) {
+                total.x += part[i * items].x;
+                total.y += part[i * items].y;
+            }
+            sum = make_float2(fmaf(total.x, scale, sum.x), fmaf(total.y, scale, sum.y));
         }
     }
 };
+
+/* Two neighbouring gradients and what AdamW keeps beside them. They are fetched while their sums are not there yet: the last kernel
+ * that wrote them was this one, of the step before. */
+struct pair {
+    float2 *to; /* NULL: none */
+    float2 gradient, parameter, m;
+    double2 v;
+
+    __device__ __forceinline__ pair(const struct small &x, float2 *gradients)
+    {
+        to = gradients;
+        gradient = parameter = m = make_float2(0, 0);
+        v = make_double2(0, 0);
+        if (to) {
+            gradient = __ldcg(to);
+            if (x.update.parameters) {
+                const int64_t at = (float *)to - x.gradients;
+                parameter = __ldcg((const float2 *)(x.update.parameters + at));
+                m = __ldcg((const float2 *)(x.update.m + at));
+                v = __ldcg((const double2 *)(x.update.v + at));
+            }
+        }
+    }
+
+    /* The gradient is `sum` now; or AdamW takes it, and it is zero. */
+    __device__ __forceinline__ void put(const struct small &x, const struct ps_adamw_step &s, float2 sum)
+    {
+        if (!x.update.parameters) {
+            *to = sum;
+            return;
+        }
+        if (gradient.x != 0.0f || gradient.y != 0.0f) {
+            *to = make_float2(0, 0);
+        }
+        if (s.halted) {
+            return;
+        }
+        const struct ps_adamw_plain &a = x.update.plain;
+        const int64_t at = (float *)to - x.gradients;
+        ps_adamw_update(parameter.x, sum.x, m.x, v.x, a, s, at < a.decayed);
+        ps_adamw_update(parameter.y, sum.y, m.y, v.y, a, s, at < a.decayed);
+        *(float2 *)(x.update.parameters + at) = parameter;
+        *(uint32_t *)(x.update.copy + at) = ps_pack(parameter.x, parameter.y);
+        *(float2 *)(x.update.m + at) = m;
+        *(double2 *)(x.update.v + at) = v;
+        if (!isfinite(sum.x) || !isfinite(sum.y)) {
+            x.update.state->nonfinite = s.nonfinite;
+        }
+    }
+};
+
+/* The same of one. */
+static __device__ __forceinline__ void put_single(const struct small &x, const struct ps_adamw_step &s, float *to, float sum)
+{
+    if (!x.update.parameters) {
+        *to = sum;
+        return;
+    }
+    *to = 0.0f;
+    if (s.halted) {
+        return;
+    }
+    const int64_t at = to - x.gradients;
+    float parameter = x.update.parameters[at], m = x.update.m[at];
+    double v = x.update.v[at];
+    ps_adamw_update(parameter, sum, m, v, x.update.plain, s, at < x.update.plain.decayed);
+    x.update.parameters[at] = parameter;
+    x.update.copy[at] = ps_round(parameter);
+    x.update.m[at] = m;
+    x.update.v[at] = v;
+    if (!isfinite(sum)) {
+        x.update.state->nonfinite = s.nonfinite;
+    }
+}
+
+/* b_h's gradient and the loss, in head_sums' order; all of the block but the loader. parts: [warps][8]. */
+static __device__ __forceinline__ void add_head_sums(const struct small &x, const struct ps_adamw_step &s, double *parts)
+{
+    constexpr int GROUP = 256;
+    const int thread = (int)threadIdx.x, horizon = x.head.horizon, column = thread / GROUP * 8 + thread % 8;
+    double sum = 0.0;
+    if (column <= horizon) {
+#pragma unroll 8
+        for (int row = thread % GROUP / 8; row < x.head.rows; row += GROUP / 8) {
+            sum += __ldcg(x.head.partials + row * (int64_t)(horizon + 1) + column);
+        }
+    }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+    if (thread % 32 < 8) {
+        parts[thread / 32 * 8 + thread % 8] = sum;
+    }
+    ps_barrier(0, THREADS);
+    if (thread % GROUP < 8 && column <= horizon) {
+        const double *const part = parts + thread / 32 * 8 + thread % 8;
+        sum = part[0];
+#pragma unroll
+        for (int i = 1; i < GROUP / 32; i++) {
+            sum += part[i * 8];
+        }
+        const double loss = x.head.loss_scale * sum;
+        struct ps_step_state *const state = x.head.state;
+        if (column < horizon) {
+            put_single(x, s, x.head.d_bias + column, (float)(x.head.d_bias[column] + sum));
+        } else if (isfinite(loss)) {
+            state->loss_sum += loss;
+        } else if (x.update.parameters ? !s.halted : state->nonfinite == 0) { /* this launch may have left its note there */
+            state->lost += (uint64_t)x.head.batch;
+        }
+    }
+    ps_barrier(0, THREADS);
+}
 
 /* Beside a block there are registers for 256 threads of 64: the kernel that follows, AdamW, begins before this one has ended. */
 enum { WEIGHTS_BOUND = 736 }; /* threads for which 88 registers are left */
@@ -1472,6 +1557,7 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
     extern __shared__ __align__(1024) char memory[];
     __shared__ uint64_t barriers[2 * STAGES];
     __shared__ int4 jobs[STAGES];
+    __shared__ struct ps_adamw_step step;
     const uint32_t full = ps_shared_address(barriers), empty = full + 8 * STAGES;
     unsigned *const counters = x.arrived;
     const int first = threadIdx.x == LOADER ? take_ticket(x) : 0;
@@ -1485,6 +1571,12 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
         load_products(x, memory, full, empty, jobs, first);
         return;
     }
+    if (x.update.parameters) {
+        ps_adamw_begin(step, x.update.plain, x.update.learning_rates, x.update.state);
+        if (threadIdx.x == 96) {
+            (void)ps_adamw_judge(step, x.update.plain, x.update.state);
+        }
+    }
     wide_place at(memory);
     /* The first blocks begin on free multiprocessors, where backward has announced nothing yet. */
     if ((int)blockIdx.x < head_jobs(x)) {
@@ -1496,27 +1588,37 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
     const int slices = sums + (x.head.d_weight ? 1 : 0), parts = x.layers * pairs_of(P) * x.splits + head_jobs(x);
     ps_grid_begin();
     unsigned ended = 0;
-    if (threadIdx.x == 0 && (int)blockIdx.x >= slices) {
-        ended = atomicAdd(counters + ENDED, 1) + 1;
+    if ((int)blockIdx.x >= slices) {
+        ps_barrier(0, THREADS); /* the state has been read */
+        ended = threadIdx.x == 0 ? atomicAdd(counters + ENDED, 1) + 1 : 0;
     }
 #pragma unroll 1
     for (int slice = (int)blockIdx.x; slice < slices; slice += (int)gridDim.x) {
         const struct summands s(x, slice < sums ? slice : 0);
-        const float2 a = *s.low, b = *s.high;
+        struct pair own(x, slice < sums ? s.own() : NULL);
         if (slice == sums) { /* the last: it waits for nothing */
-            add_head_sums(x, (double *)(memory + EXCHANGE));
+            add_head_sums(x, step, (double *)(memory + EXCHANGE));
         }
         if (slice == (int)blockIdx.x && threadIdx.x == 0) {
             await_count(counters + DONE, (unsigned)parts);
-            ended = atomicAdd(counters + ENDED, 1) + 1;
         }
         ps_barrier(0, THREADS);
+        if (slice == (int)blockIdx.x && threadIdx.x == 0) {
+            ended = atomicAdd(counters + ENDED, 1) + 1;
+        }
         if (slice < sums) {
-            s.add((float4 *)(memory + EXCHANGE), a, b);
+            float2 sum = own.gradient;
+            s.add((float2 *)(memory + EXCHANGE), sum);
+            if (own.to) {
+                own.put(x, step, sum);
+            }
         }
     }
     if (threadIdx.x == 0 && ended == gridDim.x) { /* no block looks at them any more; for the next time */
         counters[TICKETS] = counters[DONE] = counters[ENDED] = 0;
+        if (x.update.parameters) {
+            ps_adamw_end(x.update.plain, x.update.state);
+        }
     }
 }
 
