@@ -79,15 +79,16 @@ static __device__ __forceinline__ bool ps_adamw_judge(struct ps_adamw_step &s, c
     return skip;
 }
 
+/* What is fused with an addition is written out, so that every kernel leaves the same bits. */
 static __device__ __forceinline__ void ps_adamw_update(float &parameter, float gradient, float &m, double &v,
                                                        const struct ps_adamw_plain &a, const struct ps_adamw_step &s, bool decay)
 {
     const double g = (double)gradient * s.clip;
-    m = (float)(a.beta1 * m + (1.0 - a.beta1) * g);
-    v = a.beta2 * v + (1.0 - a.beta2) * g * g;
+    m = (float)fma(a.beta1, (double)m, (1.0 - a.beta1) * g);
+    v = fma(a.beta2, v, (1.0 - a.beta2) * g * g);
     const float denominator = sqrtf((float)(v * s.v_scale)) + (float)a.epsilon;
-    const float decayed = decay ? (float)a.weight_decay * parameter : 0.0f;
-    parameter -= s.lr * (m * s.m_scale / denominator + decayed);
+    const float decayed = decay ? __fmul_rn((float)a.weight_decay, parameter) : 0.0f;
+    parameter = fmaf(-s.lr, m * s.m_scale / denominator + decayed, parameter);
 }
 
 /* By the one thread that knows all blocks to have read the state. */

@@ -8,7 +8,9 @@
  *
  * Forward leaves q, k, v and the moments of its LayerNorms for backward. Weight gradients are a kernel of their own, wide_weights:
  * their operands, the panels, go to memory as they come, by the copy engine, and its blocks begin where backward's leave
- * multiprocessors free, on what backward has announced so far. gamma's and beta's gradients are column sums of registers.
+ * multiprocessors free, on what backward has announced so far; the first of them form W_h's gradient before. gamma's and beta's
+ * gradients are column sums of registers. The thread that has a gradient's sum does AdamW's update of the parameter too where that is
+ * asked for: a step is three kernels.
  *
  * Registers: what follows from a warp's place is found anew at each product (refresh). Left to itself the compiler finds all
  * addresses before the first layer and spills them, which made backward slower by a sixth.

@@ -138,6 +138,7 @@ static __global__ void __launch_bounds__(block, 4)
             v[i] = second[0];
         }
     } else {
+#pragma unroll 1
         for (int64_t j = i; j < a.count; j++) { /* the last few */
             finite = finite && isfinite(gradients[j]);
             ps_adamw_update(parameters[j], gradients[j], m[j], v[j], a, s, j < a.decayed);
