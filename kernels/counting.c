@@ -104,6 +104,25 @@ static double encoder_flops(const struct ps_tensor *stream, const struct ps_enco
            (2 * rows * d * (3 * d) + 2 * rows * d * d + 4 * rows * d * f + 4 * sequences * patches * patches * d);
 }
 
+/* The rest of the head inside an encoder's backward: a product, and head_sums. */
+static struct ps_head_sums head_sums_of(const struct ps_head_gradient *head)
+{
+    return (struct ps_head_sums){.d_bias = head->d_bias, .partials = head->partials};
+}
+
+static double head_flops(const struct ps_head_gradient *head)
+{
+    const struct ps_head_sums sums = head_sums_of(head);
+    return 2 * (double)ps_tensor_count(&head->z) * (double)ps_tensor_count(&head->d_bias) + ps_op_flops(PS_OP_head_sums, &sums);
+}
+
+static double head_bytes(const struct ps_head_gradient *head)
+{
+    const struct ps_head_sums sums = head_sums_of(head);
+    return 2 * (double)(ps_tensor_count(&head->d_weight) * (int64_t)ps_type_bytes(head->d_weight.type)) +
+           (double)(ps_tensor_count(&head->dx) * (int64_t)ps_type_bytes(head->dx.type)) + ps_op_bytes(PS_OP_head_sums, &sums);
+}
+
 double ps_op_flops(enum ps_op op, const void *arguments)
 {
     if (op == PS_OP_gemm) {
@@ -133,7 +152,8 @@ double ps_op_flops(enum ps_op op, const void *arguments)
         /* The forward again, and two products for each of its own. */
         const struct ps_encoder_backward *encoder = arguments;
         return 3 * encoder_flops(&encoder->stream, &encoder->sizes) +
-               (encoder->embed ? ps_op_flops(PS_OP_embed_backward, encoder->embed) : 0);
+               (encoder->embed ? ps_op_flops(PS_OP_embed_backward, encoder->embed) : 0) +
+               (encoder->head ? head_flops(encoder->head) : 0) + (encoder->update ? ps_op_flops(PS_OP_adamw, encoder->update) : 0);
     }
     /* Products of the ends. */
     if (op == PS_OP_embed_forward) {
@@ -176,10 +196,20 @@ double ps_op_bytes(enum ps_op op, const void *arguments)
             head.z.data = NULL;
             bytes += ps_op_bytes(PS_OP_head_step, &head);
         }
-    } else if (op == PS_OP_encoder_backward && ((const struct ps_encoder_backward *)arguments)->embed) {
-        struct ps_embed_backward embed = *((const struct ps_encoder_backward *)arguments)->embed;
-        embed.du.data = NULL;
-        bytes += ps_op_bytes(PS_OP_embed_backward, &embed);
+    } else if (op == PS_OP_encoder_backward) {
+        const struct ps_encoder_backward *encoder = arguments;
+        if (encoder->embed) {
+            struct ps_embed_backward embed = *encoder->embed;
+            embed.du.data = NULL;
+            bytes += ps_op_bytes(PS_OP_embed_backward, &embed);
+        }
+        bytes += encoder->head ? head_bytes(encoder->head) : 0;
+        if (encoder->update) { /* gradients, parameters and weights are the encoder's, but written too */
+            struct ps_adamw update = *encoder->update;
+            update.gradients.data = NULL;
+            bytes += ps_op_bytes(PS_OP_adamw, &update) -
+                     (double)(ps_tensor_count(&update.parameters) * (int64_t)ps_type_bytes(update.parameters.type));
+        }
     }
     return bytes;
 }

@@ -401,14 +401,27 @@ struct ps_encoder_forward {
     const struct ps_head_step *head;
 };
 
+/* What a head_step leaves to do: d_weight += z' dx; and what head_sums says, its sequences those of z. d_weight [K, H], d_bias [H]
+ * (type parameter); the rest as there. */
+struct ps_head_gradient {
+    struct ps_tensor d_weight, d_bias, z, dx, partials;
+    struct ps_step_state *state;
+    int64_t batch;
+};
+
 /* Their backward: recomputes layers from what they left. du = gradient of stream[0]; gradients (flat, type parameter) +=; dy the
  * gradient of stream[layers]. du may be dy. du, dy [S, N, d]. With `embed` du is not written, and the embedding's gradients += what
- * it would give; its tensors are those of the forward that had `embed` too. */
+ * it would give; its tensors are those of the forward that had `embed` too. With `head`, besides `embed` and where encoder_prepare
+ * has granted it, the rest of the head of the forward that had `head`. With `update`, besides both, adamw as it says, of all the
+ * parameters: its parameters, gradients and copy are these parameters, gradients and weights, of which the embedding's and the
+ * head's are parts; clip_norm and skip 0. */
 struct ps_encoder_backward {
     struct ps_tensor du, gradients, dy, stream, weights, parameters;
     struct ps_encoder_sizes sizes;
     void *kept;
     const struct ps_embed_backward *embed;
+    const struct ps_head_gradient *head;
+    const struct ps_adamw *update;
 };
 
 /* What encoder_prepare is told .. */
@@ -422,6 +435,7 @@ struct ps_encoder_needs {
     size_t kept_bytes; /* to keep between forward and backward */
     int embeds;        /* both can do the embedding too */
     int heads;         /* and forward the head of a training step */
+    int ends;          /* and backward what that leaves to do, and AdamW */
 };
 
 /* The ends of the model. Their backends may refuse a shape (PS_UNSUPPORTED): the operations above then do the same. */

@@ -203,6 +203,17 @@ static enum ps_status head_loss(struct ps_model *m, struct ps_step_state *state,
                                                           .gradient_scale = h->gradient_scale});
 }
 
+struct ps_head_gradient ps_head_gradient_of(struct ps_model *m, struct ps_step_state *state, const struct ps_head_step *done)
+{
+    return (struct ps_head_gradient){.d_weight = gradient(m, m->layout->w_h),
+                                     .d_bias = gradient(m, m->layout->b_h),
+                                     .z = done->z,
+                                     .dx = done->dx,
+                                     .partials = done->partials,
+                                     .state = state,
+                                     .batch = done->batch};
+}
+
 enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
                              const struct ps_head_step *done)
 {

@@ -314,8 +314,10 @@ enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *s
     return encode(m, state, batch, training, NULL, NULL);
 }
 
+/* embed, head, update: level layer does the embedding's backward too, the rest of the head's, and AdamW. */
 static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training,
-                                      const struct ps_embed_backward *embed)
+                                      const struct ps_embed_backward *embed, const struct ps_head_gradient *head,
+                                      const struct ps_adamw *update)
 {
     const struct ps_kernels *k = m->k;
     if (m->options.level == PS_LEVEL_LAYER) {
@@ -329,7 +331,9 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
                                                                     .parameters = flat_tensor(m, m->parameters, k->parameter),
                                                                     .sizes = encoder_sizes(m, state, training),
                                                                     .kept = m->kept,
-                                                                    .embed = embed});
+                                                                    .embed = embed,
+                                                                    .head = head,
+                                                                    .update = update});
     }
     for (int64_t l = m->shape.n_layers; l-- > 0;) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
@@ -340,7 +344,7 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
 
 enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
 {
-    return encode_backward(m, state, batch, training, NULL);
+    return encode_backward(m, state, batch, training, NULL, NULL, NULL);
 }
 
 /* Windows to the last layer's output, in one operation where the encoder does the embedding; it does the head too then, if there
@@ -364,21 +368,46 @@ enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *win
     return ps_head_forward(m, batch, ps_model_stream(m, m->shape.n_layers, batch));
 }
 
-enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)
+/* A training pass; with AdamW, when there is `update`, which only an encoder that has the ends can take. */
+static enum ps_status train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
+                            const struct ps_adamw *update)
 {
     struct ps_dropout dropout = dropout_at(m, 0, state, 1);
     const struct ps_head_step head = ps_head_step_of(m, windows, state, batch, ps_partial_rows(batch * m->shape.channels));
     const struct ps_head_step *within = m->encoder.embeds && m->encoder.heads ? &head : NULL;
     PS_TRY(embed_and_encode(m, windows, state, batch, 1, within));
+    const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
+    if (ps_model_steps(m)) {
+        const struct ps_head_gradient rest = ps_head_gradient_of(m, state, within);
+        return encode_backward(m, state, batch, 1, &embed, &rest, update);
+    }
     PS_TRY(ps_head_train(m, windows, state, batch, within));
     if (m->encoder.embeds) {
-        const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
-        PS_TRY(encode_backward(m, state, batch, 1, &embed));
+        PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL));
     } else {
-        PS_TRY(encode_backward(m, state, batch, 1, NULL));
+        PS_TRY(encode_backward(m, state, batch, 1, NULL, NULL, NULL));
         PS_TRY(ps_embedding_backward(m, batch, dropout));
     }
     return m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK;
+}
+
+enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)
+{
+    return train(m, windows, state, batch, NULL);
+}
+
+int ps_model_steps(const struct ps_model *m)
+{
+    return m->encoder.embeds && m->encoder.heads && m->encoder.ends;
+}
+
+enum ps_status ps_model_step(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
+                             const struct ps_adamw *update)
+{
+    if (!ps_model_steps(m)) {
+        return ps_fail(PS_UNSUPPORTED, "the optimiser's step is not a part of this model's backward");
+    }
+    return train(m, windows, state, batch, update);
 }
 
 enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,

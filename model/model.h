@@ -59,6 +59,12 @@ enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *win
 /* A whole training pass over the same windows: forward with dropout, the loss into state->loss_sum, gradients += all the way down.
  * It leaves no forecast: cache.shared.head_out is scratch. */
 enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch);
+/* Whether ps_model_step is there: encoders of level layer whose backward ends with all gradients' sums. */
+int ps_model_steps(const struct ps_model *m);
+/* The same and AdamW as `update` says, whose tensors are the model's: no gradient goes through memory on its way. update->clip_norm
+ * and skip must be 0, since they need all gradients first. */
+enum ps_status ps_model_step(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
+                             const struct ps_adamw *update);
 /* After a forward: squared and absolute errors into errors (float64 [slots, 2], see forecast_error). */
 enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                int64_t batch, struct ps_tensor errors, int64_t slot_windows);

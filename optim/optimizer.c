@@ -46,30 +46,41 @@ void ps_optimizer_close(struct ps_optimizer *o)
     memset(o, 0, sizeof *o);
 }
 
-enum ps_status ps_optimizer_step(const struct ps_optimizer *o, void *parameters, void *weights, void *gradients,
-                                 struct ps_step_state *state, int64_t windows)
+struct ps_adamw ps_optimizer_adamw(const struct ps_optimizer *o, void *parameters, void *weights, void *gradients,
+                                   struct ps_step_state *state, int64_t windows)
 {
     const struct ps_kernels *k = o->k;
     enum ps_type type = k->parameter;
     void *copy = weights == parameters ? NULL : weights;
-    struct ps_tensor g = ps_tensor_1d(gradients, type, o->count);
-    if (o->options.clip_norm > 0 || o->options.skip_nonfinite) {
-        PS_TRY(k->sum_squares(k, &(struct ps_sum_squares){.x = g, .state = state}));
+    return (struct ps_adamw){.parameters = ps_tensor_1d(parameters, type, o->count),
+                             .gradients = ps_tensor_1d(gradients, type, o->count),
+                             .m = ps_tensor_1d(o->m, type, o->count),
+                             .v = ps_tensor_1d(o->v, PS_F64, o->count),
+                             .learning_rates = ps_tensor_1d(o->learning_rates, PS_F64, o->steps),
+                             .copy = ps_tensor_1d(copy, k->real, o->count),
+                             .decayed = o->decayed,
+                             .beta1 = o->options.beta1,
+                             .beta2 = o->options.beta2,
+                             .epsilon = o->options.epsilon,
+                             .weight_decay = o->options.weight_decay,
+                             .clip_norm = o->options.clip_norm,
+                             .gradient_scale = o->options.gradient_scale,
+                             .skip = o->options.skip_nonfinite,
+                             .state = state,
+                             .windows = (uint64_t)windows};
+}
+
+int ps_optimizer_looks_first(const struct ps_optimizer *o)
+{
+    return o->options.clip_norm > 0 || o->options.skip_nonfinite;
+}
+
+enum ps_status ps_optimizer_step(const struct ps_optimizer *o, void *parameters, void *weights, void *gradients,
+                                 struct ps_step_state *state, int64_t windows)
+{
+    const struct ps_adamw adamw = ps_optimizer_adamw(o, parameters, weights, gradients, state, windows);
+    if (ps_optimizer_looks_first(o)) {
+        PS_TRY(o->k->sum_squares(o->k, &(struct ps_sum_squares){.x = adamw.gradients, .state = state}));
     }
-    return k->adamw(k, &(struct ps_adamw){.parameters = ps_tensor_1d(parameters, type, o->count),
-                                          .gradients = g,
-                                          .m = ps_tensor_1d(o->m, type, o->count),
-                                          .v = ps_tensor_1d(o->v, PS_F64, o->count),
-                                          .learning_rates = ps_tensor_1d(o->learning_rates, PS_F64, o->steps),
-                                          .copy = ps_tensor_1d(copy, k->real, o->count),
-                                          .decayed = o->decayed,
-                                          .beta1 = o->options.beta1,
-                                          .beta2 = o->options.beta2,
-                                          .epsilon = o->options.epsilon,
-                                          .weight_decay = o->options.weight_decay,
-                                          .clip_norm = o->options.clip_norm,
-                                          .gradient_scale = o->options.gradient_scale,
-                                          .skip = o->options.skip_nonfinite,
-                                          .state = state,
-                                          .windows = (uint64_t)windows});
+    return o->k->adamw(o->k, &adamw);
 }

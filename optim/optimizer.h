@@ -27,6 +27,11 @@ enum ps_status ps_optimizer_open(const struct ps_kernels *k, int64_t count, int6
                                  struct ps_optimizer *optimizer);
 void ps_optimizer_close(struct ps_optimizer *optimizer); /* zeroed structs are fine */
 
+/* AdamW of a step, for a model that does it in its own backward; the arguments as below. */
+struct ps_adamw ps_optimizer_adamw(const struct ps_optimizer *optimizer, void *parameters, void *weights, void *gradients,
+                                   struct ps_step_state *state, int64_t windows);
+/* Whether the whole gradient has to be there before any parameter changes: for clipping, and for leaving out a step. */
+int ps_optimizer_looks_first(const struct ps_optimizer *optimizer);
 /* Clip, AdamW, zero the gradient, then advance state by one step and `windows` windows. parameters, gradients: device [count]
  * k->parameter; weights: device [count] k->real, their rounded copy, or the parameters themselves. */
 enum ps_status ps_optimizer_step(const struct ps_optimizer *optimizer, void *parameters, void *weights, void *gradients,

@@ -9,8 +9,13 @@
 
 enum ps_status ps_session_step(struct ps_session *s, int64_t batch)
 {
-    PS_TRY(ps_model_gradients(s->model, &s->windows, s->state, batch));
-    return ps_optimizer_step(&s->optimizer, s->model->parameters, s->model->weights, s->model->gradients, s->state, batch);
+    struct ps_model *m = s->model;
+    if (ps_model_steps(m) && !ps_optimizer_looks_first(&s->optimizer)) {
+        const struct ps_adamw update = ps_optimizer_adamw(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);
+        return ps_model_step(m, &s->windows, s->state, batch, &update);
+    }
+    PS_TRY(ps_model_gradients(m, &s->windows, s->state, batch));
+    return ps_optimizer_step(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);
 }
 
 static enum ps_status score_batch(struct ps_session *s, int64_t batch)

@@ -1,6 +1,7 @@
 /* The model: its gradient against finite differences, its levels against each other, and what a layer is made of. */
 #include "tests/asked.h"
 #include "tests/fused.h"
+#include "optim/optimizer.h"
 #include "tests/model_fixture.h"
 
 static const struct ps_model_shape shapes[] = {
@@ -667,6 +668,102 @@ START_TEST(step_layer)
 }
 END_TEST
 
+enum { ONE_STEPS = 8, ONE_SHAPES = 2 };
+
+/* What is left of steps: parameters, copy, m, v and gradients, one after another, and the state. */
+struct stepped {
+    double *all;
+    int64_t n;
+    struct ps_step_state state;
+};
+
+/* Steps of whole and short batches, the last ones of windows that are not there when `spoilt` is 2. Gradients are not zero at the
+ * second, and not finite at the sixth when `spoilt` is 1. */
+static struct stepped run_steps(enum ps_precision precision, const struct ps_model_shape *shape, int in_one, int spoilt)
+{
+    struct fixture f = fixture_open("cuda", "cuda", precision, shape, 3, PS_LEVEL_LAYER, 0);
+    struct ps_model *m = f.model;
+    const struct ps_optimizer_options options = {
+        .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.01, .gradient_scale = m->gradient_scale};
+    const double rates[ONE_STEPS] = {1e-2, 1e-2, 2e-2, 1e-2, 1e-2, 1e-2, 5e-3, 1e-3};
+    struct ps_optimizer optimizer;
+    OK(ps_optimizer_open(f.k, f.count, m->layout->decayed, &options, rates, ONE_STEPS, &optimizer));
+    ck_assert(ps_model_steps(m));
+    for (int i = 0; i < ONE_STEPS; i++) {
+        const int64_t batch = i < 4 || (spoilt == 2 && i > 5) ? 3 : 2, windows = i == 4;
+        if (i == 1 || (spoilt == 1 && i == 5)) {
+            double *more = calloc((size_t)f.count, sizeof *more);
+            for (int t = 0; t < m->layout->n; t++) {
+                const struct ps_parameter *p = &m->layout->table[t];
+                const int64_t n = p->size[0] * p->size[1];
+                for (int64_t j = 0; i == 1 && j < n; j++) {
+                    more[p->offset + j] = normal(41, (uint64_t)(p->offset + j), 96);
+                }
+                more[p->offset + n / 2] = i == 1 ? 0 : t % 2 ? INFINITY : NAN;
+            }
+            set_device(f.device, PS_F32, m->gradients, more, f.count);
+            free(more);
+        }
+        const struct ps_adamw update = ps_optimizer_adamw(&optimizer, m->parameters, m->weights, m->gradients, f.state, windows);
+        if (in_one) {
+            OK(ps_model_step(m, &f.windows, f.state, batch, &update));
+        } else {
+            OK(ps_model_gradients(m, &f.windows, f.state, batch));
+            OK(ps_optimizer_step(&optimizer, m->parameters, m->weights, m->gradients, f.state, windows));
+        }
+    }
+    if (in_one) { /* what needs all gradients first is refused */
+        struct ps_adamw update = ps_optimizer_adamw(&optimizer, m->parameters, m->weights, m->gradients, f.state, 3);
+        update.clip_norm = 1;
+        ck_assert_int_eq(ps_model_step(m, &f.windows, f.state, 2, &update), PS_UNSUPPORTED);
+        update.clip_norm = 0;
+        update.skip = 1;
+        ck_assert_int_eq(ps_model_step(m, &f.windows, f.state, 2, &update), PS_UNSUPPORTED);
+    }
+    struct stepped s = {.all = malloc((size_t)(5 * f.count) * sizeof(double)), .n = 5 * f.count};
+    const void *from[5] = {m->parameters, m->weights, optimizer.m, optimizer.v, m->gradients};
+    const enum ps_type type[5] = {PS_F32, f.k->real, PS_F32, PS_F64, PS_F32};
+    for (int i = 0; i < 5; i++) {
+        double *part = from_device(f.device, type[i], from[i], f.count);
+        memcpy(s.all + i * f.count, part, (size_t)f.count * sizeof *part);
+        free(part);
+    }
+    for (int64_t i = 4 * f.count; i < s.n; i++) {
+        ck_assert_msg(s.all[i] == 0, "gradient %lld is left at %g", (long long)(i - 4 * f.count), s.all[i]);
+    }
+    OK(f.device->download(f.device, PS_COMPUTE, &s.state, f.state, sizeof s.state));
+    ps_optimizer_close(&optimizer);
+    fixture_close(&f);
+    return s;
+}
+
+/* AdamW inside the encoder's backward leaves the bits that it leaves behind it. */
+START_TEST(step_in_one)
+{
+    const struct ps_model_shape *shape = &step_shapes[2 + _i % ONE_SHAPES];
+    const int which = _i / ONE_SHAPES;
+    for (int spoilt = 0; spoilt < 3; spoilt++) {
+        struct stepped apart = run_steps(fused[which].precision, shape, 0, spoilt);
+        struct stepped one = run_steps(fused[which].precision, shape, 1, spoilt);
+        int64_t differ = 0, finite = 0;
+        for (int64_t i = 0; i < one.n; i++) {
+            differ += memcmp(&one.all[i], &apart.all[i], sizeof *one.all) != 0 && !(isnan(one.all[i]) && isnan(apart.all[i]));
+            finite += isfinite(one.all[i]);
+        }
+        ck_assert_msg(differ == 0, "%lld of %lld numbers differ", (long long)differ, (long long)one.n);
+        ck_assert_int_eq(finite == one.n, spoilt == 0);
+        ck_assert(memcmp(&one.state, &apart.state, sizeof one.state) == 0);
+        ck_assert_uint_eq(one.state.step, ONE_STEPS);
+        ck_assert_uint_eq(one.state.cursor, 1);
+        const uint64_t noted = spoilt == 0 ? 0 : spoilt == 1 ? 6 : 7;
+        ck_assert_uint_eq(one.state.nonfinite, noted);
+        ck_assert_uint_eq(one.state.lost, spoilt == 2 ? 3 : 0);
+        free(apart.all);
+        free(one.all);
+    }
+}
+END_TEST
+
 /* Different operations of kind SUB called, head_split and head_merge counting as one when both were. */
 static int sub_kernels(const struct ps_counts *counts, int backward)
 {
@@ -849,6 +946,7 @@ int main(void)
             tcase_add_loop_test(shifted, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
             tcase_add_test(layers, level_layer_refuses);
             tcase_add_loop_test(steps, step_layer, 0, FUSED * STEP_SHAPES);
+            tcase_add_loop_test(steps, step_in_one, 0, FUSED * ONE_SHAPES);
         } else {
             printf("skipped: level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
         }

@@ -98,6 +98,7 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
     needs->kept_bytes = small ? ps_encoder_small_kept_bytes(&r) : large_kept_bytes(&l) * (size_t)sizes->layers;
     needs->embeds = small && ps_encoder_small_embeds(&r);
     needs->heads = small && ps_encoder_small_heads(&r);
+    needs->ends = small && ps_encoder_small_ends(&r);
     if (workspace > c->encoder_workspace_bytes) {
         if (c->encoder_workspace) {
             k->device->release(k->device, c->encoder_workspace, c->encoder_workspace_bytes);
@@ -200,6 +201,56 @@ static enum ps_status check_embed_backward(struct ps_encoder_small *r, int small
     return ps_cuda_expect(op, "d_position", &a->d_position, PS_F32, r->patches * r->d_model);
 }
 
+static enum ps_status check_head_gradient(struct ps_encoder_small *r, const struct ps_head_gradient *a)
+{
+    const char *op = "encoder_backward";
+    const int64_t rows = a->partials.rank > 0 ? a->partials.size[0] : 0, width = r->patches * r->d_model;
+    r->head_gradient = a;
+    r->pred_len = ps_tensor_count(&a->d_bias);
+    if (!r->embed_gradient || !ps_encoder_small_ends(r) || !a->state ||
+        a->z.data != (const char *)r->u + 2 * r->layers * r->sequences * width || !ps_cuda_aligned(&a->d_weight)) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): the gradient of a head of %lld x %lld is not served with %lld sequences", op,
+                       (long long)width, (long long)r->pred_len, (long long)r->sequences);
+    }
+    PS_TRY(ps_cuda_expect(op, "d_weight", &a->d_weight, PS_F32, width * r->pred_len));
+    PS_TRY(ps_cuda_expect(op, "d_bias", &a->d_bias, PS_F32, r->pred_len));
+    PS_TRY(ps_cuda_expect(op, "z", &a->z, PS_REAL16, r->sequences * width));
+    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, PS_REAL16, r->sequences * r->pred_len));
+    return ps_cuda_expect(op, "partials", &a->partials, PS_F64, rows * (r->pred_len + 1));
+}
+
+/* Whether t is a part of the flat tensor. */
+static bool is_part(const struct ps_tensor *flat, const struct ps_tensor *t)
+{
+    const float *const from = (const float *)flat->data, *const part = (const float *)t->data;
+    return part >= from && part + ps_tensor_count(t) <= from + ps_tensor_count(flat);
+}
+
+static enum ps_status check_update(struct ps_encoder_small *r, const struct ps_encoder_backward *a)
+{
+    const char *op = "encoder_backward";
+    const struct ps_adamw *u = a->update;
+    const int64_t count = ps_tensor_count(&a->gradients);
+    r->update = u;
+    if (!r->head_gradient || u->parameters.data != a->parameters.data || u->gradients.data != a->gradients.data ||
+        u->copy.data != a->weights.data || u->clip_norm > 0.0 || u->skip || u->state != a->head->state ||
+        !is_part(&a->gradients, &a->embed->d_weight) || !is_part(&a->gradients, &a->embed->d_bias) ||
+        !is_part(&a->gradients, &a->embed->d_position) || !is_part(&a->gradients, &a->head->d_weight) ||
+        !is_part(&a->gradients, &a->head->d_bias) || !ps_cuda_aligned(&u->parameters) || !ps_cuda_aligned(&u->gradients) ||
+        !ps_cuda_aligned(&u->m) || !ps_cuda_aligned(&u->v) || !ps_cuda_aligned(&u->copy) || u->decayed % 2 != 0) {
+        return ps_fail(PS_UNSUPPORTED,
+                       "%s (cuda): adamw goes with the head's gradient, over the encoder's own flat tensors, aligned "
+                       "to 16 bytes, without clipping or skipping",
+                       op);
+    }
+    PS_TRY(ps_cuda_expect(op, "parameters", &u->parameters, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "gradients", &u->gradients, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "m", &u->m, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "v", &u->v, PS_F64, count));
+    PS_TRY(ps_cuda_expect(op, "copy", &u->copy, PS_REAL16, count));
+    return ps_cuda_expect(op, "learning_rates", &u->learning_rates, PS_F64, ps_tensor_count(&u->learning_rates));
+}
+
 enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct ps_encoder_forward *a)
 {
     struct ps_encoder_small r = request_of(k, &a->sizes);
@@ -236,8 +287,15 @@ enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct
     if (a->embed) {
         PS_TRY(check_embed_backward(&r, small, a->embed));
     }
+    if (a->head) {
+        PS_TRY(check_head_gradient(&r, a->head));
+    }
+    if (a->update) {
+        PS_TRY(check_update(&r, a));
+    }
     if (small) {
-        ps_cuda(k)->ordered = false; /* `fresh` takes care of it */
+        ps_cuda(k)->ordered =
+            a->update != NULL; /* `fresh` takes care of what was; the next one would read early what this one writes */
         return ps_encoder_small_backward(&r, ps_cuda(k)->stream);
     }
     const struct ps_encoder_layout *l = &r.offsets;

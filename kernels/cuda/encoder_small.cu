@@ -1057,9 +1057,16 @@ static void embed_make(const struct ps_encoder_small *e, const struct plan *p, s
     }
 }
 
+int ps_encoder_small_ends(const struct ps_encoder_small *e)
+{
+    struct plan p;
+    return plan_make(e, true, &p) == PS_OK && p.wide && ps_encoder_small_heads(e);
+}
+
 static void head_make(const struct ps_encoder_small *e, struct small_head *x)
 {
     const struct ps_head_step *h = e->head;
+    const struct ps_head_gradient *g = e->head_gradient;
     if (h) {
         x->weight = (const real16 *)h->weight.data;
         x->bias = (const float *)h->bias.data;
@@ -1070,6 +1077,31 @@ static void head_make(const struct ps_encoder_small *e, struct small_head *x)
         x->rows = (int)h->partials.size[0];
         x->horizon = (int)e->pred_len;
         x->scale = (float)(2.0 * ps_gradient_scale(h->gradient_scale) / ((double)e->sequences * (double)e->pred_len));
+    }
+    if (g) {
+        x->d_weight = (float *)g->d_weight.data;
+        x->d_bias = (float *)g->d_bias.data;
+        x->dx = (real16 *)g->dx.data;
+        x->partials = (double *)g->partials.data;
+        x->rows = (int)g->partials.size[0];
+        x->horizon = (int)e->pred_len;
+        x->state = g->state;
+        x->loss_scale = (double)g->batch / ((double)e->sequences * (double)e->pred_len);
+        x->batch = g->batch;
+    }
+}
+
+static void update_make(const struct ps_encoder_small *e, struct small_update *x)
+{
+    const struct ps_adamw *u = e->update;
+    if (u) {
+        x->parameters = (float *)u->parameters.data;
+        x->m = (float *)u->m.data;
+        x->v = (double *)u->v.data;
+        x->copy = (real16 *)u->copy.data;
+        x->learning_rates = (const double *)u->learning_rates.data;
+        x->state = u->state;
+        x->plain = ps_adamw_plain_of(u);
     }
 }
 
@@ -1114,6 +1146,7 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
     }
     embed_make(e, p, &x.embed);
     head_make(e, &x.head);
+    update_make(e, &x.update);
     x.blocks = p->blocks;
     x.scale = scale;
     x.scale_log2e = scale * PS_LOG2_E;

@@ -35,6 +35,8 @@ struct ps_encoder_small {
     const struct ps_embed_forward *embed;           /* forward does it first, or NULL */
     const struct ps_head_step *head;                /* forward ends with it, or NULL; only with embed */
     const struct ps_embed_backward *embed_gradient; /* backward adds its gradients too, and writes no du; or NULL */
+    const struct ps_head_gradient *head_gradient;   /* and these, or NULL; only with embed_gradient */
+    const struct ps_adamw *update;                  /* and this, or NULL; only with head_gradient */
     bool fresh;                                     /* the kernel before may have written weights or parameters */
 };
 
@@ -45,8 +47,9 @@ size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e);
 size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small *e);
 /* Whether it can be asked for the embedding too. */
 int ps_encoder_small_embeds(const struct ps_encoder_small *e);
-/* Whether forward can be asked for the head too. */
+/* Whether forward can be asked for the head too; and backward for the rest of it. */
 int ps_encoder_small_heads(const struct ps_encoder_small *e);
+int ps_encoder_small_ends(const struct ps_encoder_small *e);
 /* PS_OK when the current device serves these sizes, else PS_UNSUPPORTED with the sizes and limits. Pointers are not looked at. */
 enum ps_status ps_encoder_small_supported(const struct ps_encoder_small *e);
 

@@ -3,7 +3,7 @@
 #ifndef PS_KERNELS_CUDA_ENCODER_SMALL_DEVICE_CUH
 #define PS_KERNELS_CUDA_ENCODER_SMALL_DEVICE_CUH
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/adamw.cuh"
 #include "kernels/cuda/encoder_small.cuh"
 #include "kernels/cuda/warp_mma.cuh"
 #include "kernels/cuda/windows.cuh"
@@ -93,6 +93,22 @@ struct small_head {
     int rows, horizon;
     float scale; /* 2 / (S H) */
     int at;      /* W_h's place in shared memory, bytes */
+    /* Backward, encoder_wide.cu alone: it is asked for when d_weight is there. */
+    float *d_weight, *d_bias;
+    float *parts;                /* [jobs, N d, H]: of d_weight */
+    struct ps_step_state *state; /* of the loss */
+    double loss_scale;           /* B / (S H) */
+    int64_t batch;
+};
+
+/* AdamW's, encoder_wide.cu alone: it is asked for when `parameters` is there. */
+struct small_update {
+    float *parameters, *m;
+    double *v;
+    real16 *copy;
+    const double *learning_rates;
+    struct ps_step_state *state;
+    struct ps_adamw_plain plain;
 };
 
 /* What the kernels are told. */
@@ -134,6 +150,7 @@ struct small {
     bool fresh; /* nothing is read before ps_grid_begin: the kernel before may have written weights */
     struct small_embedding embed;
     struct small_head head;
+    struct small_update update;
 };
 
 struct sizes {

@@ -8,7 +8,9 @@
  *
  * Forward leaves q, k, v and the moments of its LayerNorms for backward. Weight gradients are a kernel of their own, wide_weights:
  * their operands, the panels, go to memory as they come, by the copy engine, and its blocks begin where backward's leave
- * multiprocessors free, on what backward has announced so far. gamma's and beta's gradients are column sums of registers.
+ * multiprocessors free, on what backward has announced so far; the first of them form W_h's gradient before. gamma's and beta's
+ * gradients are column sums of registers. The thread that has a gradient's sum does AdamW's update of the parameter too where that is
+ * asked for: a step is three kernels.
  *
  * Registers: what follows from a warp's place is found anew at each product (refresh). Left to itself the compiler finds all
  * addresses before the first layer and spills them, which made backward slower by a sixth.
@@ -369,8 +371,8 @@ static __device__ __forceinline__ void keep_rstd(const struct small &x, int whic
 /* A unit's windows are gathered where its rows of a panel will lie. */
 enum { WINDOW_FLOATS = 16 * 128 / 4 };
 
-/* Counters: tickets taken, products' jobs done, blocks that have seen that; the place in the order of windows that a forward
- * expects of the next one, 8 bytes; then flags [layers, groups]. */
+/* Counters: tickets taken, products' jobs done and parts of W_h's gradient, blocks that have seen that; the place in the order of
+ * windows that a forward expects of the next one, 8 bytes; then flags [layers, groups]. */
 enum { TICKETS, DONE, ENDED, AHEAD = 4, FLAGS = 6 };
 
 /* The thread's of the unit's first values, and of the block's forecasts: sequence thread / H from u0 on, column thread % H. NAN
@@ -1148,9 +1150,14 @@ static __host__ __device__ constexpr int pairs_of(int p)
     return p + 2;
 }
 
+static __host__ __device__ constexpr int items_slices(int items)
+{
+    return (items + VECTOR_SLICE - 1) / VECTOR_SLICE;
+}
+
 static __host__ __device__ constexpr int vector_slices(int p)
 {
-    return (vector_floats(p * 64) / 4 + VECTOR_SLICE - 1) / VECTOR_SLICE;
+    return items_slices(vector_floats(p * 64) / 4);
 }
 
 /* Until the counter has come so far; then what was written before can be read. */
@@ -1286,8 +1293,8 @@ static __device__ __forceinline__ void load_products(const struct small &x, cons
 enum {
     ONES = STAGES * STAGE,
     PARTS = ONES + 8 * 128,
-    WEIGHTS_SHARED = PARTS + THREADS * 16,
-    WEIGHTS_STATIC = STAGES * (2 * 8 + 16)
+    WEIGHTS_SHARED = PARTS + THREADS * 32,
+    WEIGHTS_STATIC = STAGES * (2 * 8 + 16) + (int)sizeof(struct ps_adamw_step)
 };
 
 /* The products, to x.partial, and the column sums that are the biases' gradients. Two warpgroups have a product, half of its columns
@@ -1350,10 +1357,66 @@ static __device__ __forceinline__ void weight_products(const struct small &x, ch
     }
 }
 
+/* Parts of W_h's gradient: fewer than the multiprocessors that backward leaves free at seed28k. */
+enum { HEAD_JOBS = 24 };
+
+static __host__ __device__ __forceinline__ int head_jobs(const struct small &x)
+{
+    const int64_t groups = (x.units + UNITS - 1) / UNITS;
+    return !x.head.d_weight ? 0 : groups < HEAD_JOBS ? (int)groups : (int)HEAD_JOBS;
+}
+
+/* A part: z' dx over some of the sequences, to x.head.parts; all of the block but the loader. parts: [threads][8]. forward, two
+ * kernels ago, has written both: backward's blocks, all of which have begun, have waited for its end. */
+static __device__ __forceinline__ void head_products(const struct small &x, float4 *parts)
+{
+    const int horizon = x.head.horizon, pieces = x.n * (D / 8), rows = THREADS / pieces, jobs = head_jobs(x);
+    const int thread = (int)threadIdx.x, row = thread / pieces, piece = thread - row * pieces, job = (int)blockIdx.x;
+    const int all = (int)x.embed.all, begin = all * job / jobs, end = all * (job + 1) / jobs;
+    const uint4 *const z = (const uint4 *)(x.u + x.layers * x.rows * D) + piece;
+#pragma unroll 1
+    for (int t = 0; t < horizon; t++) {
+        float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+#pragma unroll 4
+        for (int s = begin + row; s < (row < rows ? end : 0); s += rows) {
+            const uint4 v = __ldcg(z + (int64_t)s * pieces);
+            const float by = ps_low(__ldcg((const uint16_t *)x.head.dx + s * horizon + t));
+            const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                sum[2 * i] = fmaf(ps_low(words[i]), by, sum[2 * i]);
+                sum[2 * i + 1] = fmaf(ps_high(words[i]), by, sum[2 * i + 1]);
+            }
+        }
+        parts[2 * thread] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+        parts[2 * thread + 1] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+        ps_barrier(0, THREADS);
+#pragma unroll 1
+        for (int k = thread; k < pieces * 8; k += THREADS) {
+            const float *const part = (const float *)parts + k;
+            float all_rows = part[0];
+            for (int i = 1; i < rows; i++) {
+                all_rows += part[i * pieces * 8];
+            }
+            x.head.parts[((int64_t)job * pieces * 8 + k) * horizon + t] = all_rows;
+        }
+        ps_barrier(0, THREADS);
+    }
+    if (thread == 0) {
+        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(x.arrived + DONE), "r"(1) : "memory");
+    }
+}
+
 /* Pieces of 16 bytes of the embedding's gradients. */
 static __device__ __forceinline__ int embed_items(const struct small &x)
 {
     return x.embed.partial ? embed_rows_of(x.embed.patch, x.n) * D / 4 : 0;
+}
+
+/* .. and of W_h's. */
+static __device__ __forceinline__ int head_items(const struct small &x)
+{
+    return x.head.d_weight ? x.n * D / 4 * x.head.horizon : 0;
 }
 
 /* What a thread has of a slice of partial sums: from[i] for i < count, `stride` apart, go onto low and high, times scale. A slice
@@ -1431,33 +1494,171 @@ struct summands {
         scale = 1.0f;
     }
 
+    /* Of W_h, over its parts. */
+    __device__ __forceinline__ void of_head(const struct small &x, int slice)
+    {
+        const int all = head_items(x), item = slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE;
+        low = (float2 *)(x.head.d_weight + (item < all ? item : 0) * 4);
+        high = low + 1;
+        from = (const float4 *)x.head.parts + item;
+        stride = all;
+        count = item < all ? head_jobs(x) : 0;
+        items = VECTOR_SLICE;
+        scale = 1.0f;
+    }
+
     __device__ __forceinline__ summands(const struct small &x, int job)
     {
         const int P = x.f / 64, pairs = pairs_of(P), matrices = x.layers * pairs * SLICES;
-        const int vectors = matrices + x.layers * vector_slices(P);
+        const int vectors = matrices + x.layers * vector_slices(P), embedding = vectors + items_slices(embed_items(x));
         if (job < matrices) {
             of_matrix(x, job / (pairs * SLICES), job / SLICES % pairs, job % SLICES);
         } else if (job < vectors) {
             of_vectors(x, (job - matrices) / vector_slices(P), (job - matrices) % vector_slices(P));
-        } else {
+        } else if (job < embedding) {
             of_embedding(x, job - vectors);
+        } else {
+            of_head(x, job - embedding);
         }
     }
 
-    /* All of the block but the loader; a, b: what low and high hold. The order is fixed. */
-    __device__ __forceinline__ void add(float4 *parts, float2 a, float2 b) const
+    /* The pair of an item that the thread finishes: low by the first threads, high by as many more; or NULL. */
+    __device__ __forceinline__ float2 *own() const
     {
-        const int all = THREADS / items;
-        float4 sum = sum_every<11, false>(from, stride, (int)threadIdx.x / items, all, count);
-        parts[threadIdx.x] = sum;
+        return count == 0 ? NULL : threadIdx.x < items ? low : threadIdx.x < 2 * items ? high : NULL;
+    }
+
+    /* All of the block but the loader: the pair's sum, times scale, onto `sum`; parts [2][threads]. The order is fixed. */
+    __device__ __forceinline__ void add(float2 *parts, float2 &sum) const
+    {
+        const int all = THREADS / items, thread = (int)threadIdx.x;
+        const float4 v = sum_every<11, false>(from, stride, thread / items, all, count);
+        parts[thread] = make_float2(v.x, v.y);
+        parts[THREADS + thread] = make_float2(v.z, v.w);
         ps_barrier(0, THREADS);
-        if (threadIdx.x < items && count > 0) {
-            add_parts(sum, parts + threadIdx.x, items, all);
-            *low = make_float2(fmaf(sum.x, scale, a.x), fmaf(sum.y, scale, a.y));
-            *high = make_float2(fmaf(sum.z, scale, b.x), fmaf(sum.w, scale, b.y));
+        if (thread < 2 * items) {
+            const float2 *const part = parts + thread / items * THREADS + thread % items;
+            float2 total = part[0];
+            for (int i = 1; i < all; i++) {
+                total.x += part[i * items].x;
+                total.y += part[i * items].y;
+            }
+            sum = make_float2(fmaf(total.x, scale, sum.x), fmaf(total.y, scale, sum.y));
         }
     }
 };
+
+/* Two neighbouring gradients and what AdamW keeps beside them. They are fetched while their sums are not there yet: the last kernel
+ * that wrote them was this one, of the step before. */
+struct pair {
+    float2 *to; /* NULL: none */
+    float2 gradient, parameter, m;
+    double2 v;
+
+    __device__ __forceinline__ pair(const struct small &x, float2 *gradients)
+    {
+        to = gradients;
+        gradient = parameter = m = make_float2(0, 0);
+        v = make_double2(0, 0);
+        if (to) {
+            gradient = __ldcg(to);
+            if (x.update.parameters) {
+                const int64_t at = (float *)to - x.gradients;
+                parameter = __ldcg((const float2 *)(x.update.parameters + at));
+                m = __ldcg((const float2 *)(x.update.m + at));
+                v = __ldcg((const double2 *)(x.update.v + at));
+            }
+        }
+    }
+
+    /* The gradient is `sum` now; or AdamW takes it, and it is zero. */
+    __device__ __forceinline__ void put(const struct small &x, const struct ps_adamw_step &s, float2 sum)
+    {
+        if (!x.update.parameters) {
+            *to = sum;
+            return;
+        }
+        if (gradient.x != 0.0f || gradient.y != 0.0f) {
+            *to = make_float2(0, 0);
+        }
+        if (s.halted) {
+            return;
+        }
+        const struct ps_adamw_plain &a = x.update.plain;
+        const int64_t at = (float *)to - x.gradients;
+        ps_adamw_update(parameter.x, sum.x, m.x, v.x, a, s, at < a.decayed);
+        ps_adamw_update(parameter.y, sum.y, m.y, v.y, a, s, at < a.decayed);
+        *(float2 *)(x.update.parameters + at) = parameter;
+        *(uint32_t *)(x.update.copy + at) = ps_pack(parameter.x, parameter.y);
+        *(float2 *)(x.update.m + at) = m;
+        *(double2 *)(x.update.v + at) = v;
+        if (!isfinite(sum.x) || !isfinite(sum.y)) {
+            x.update.state->nonfinite = s.nonfinite;
+        }
+    }
+};
+
+/* The same of one. */
+static __device__ __forceinline__ void put_single(const struct small &x, const struct ps_adamw_step &s, float *to, float sum)
+{
+    if (!x.update.parameters) {
+        *to = sum;
+        return;
+    }
+    *to = 0.0f;
+    if (s.halted) {
+        return;
+    }
+    const int64_t at = to - x.gradients;
+    float parameter = x.update.parameters[at], m = x.update.m[at];
+    double v = x.update.v[at];
+    ps_adamw_update(parameter, sum, m, v, x.update.plain, s, at < x.update.plain.decayed);
+    x.update.parameters[at] = parameter;
+    x.update.copy[at] = ps_round(parameter);
+    x.update.m[at] = m;
+    x.update.v[at] = v;
+    if (!isfinite(sum)) {
+        x.update.state->nonfinite = s.nonfinite;
+    }
+}
+
+/* b_h's gradient and the loss, in head_sums' order; all of the block but the loader. parts: [warps][8]. */
+static __device__ __forceinline__ void add_head_sums(const struct small &x, const struct ps_adamw_step &s, double *parts)
+{
+    constexpr int GROUP = 256;
+    const int thread = (int)threadIdx.x, horizon = x.head.horizon, column = thread / GROUP * 8 + thread % 8;
+    double sum = 0.0;
+    if (column <= horizon) {
+#pragma unroll 8
+        for (int row = thread % GROUP / 8; row < x.head.rows; row += GROUP / 8) {
+            sum += __ldcg(x.head.partials + row * (int64_t)(horizon + 1) + column);
+        }
+    }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+    if (thread % 32 < 8) {
+        parts[thread / 32 * 8 + thread % 8] = sum;
+    }
+    ps_barrier(0, THREADS);
+    if (thread % GROUP < 8 && column <= horizon) {
+        const double *const part = parts + thread / 32 * 8 + thread % 8;
+        sum = part[0];
+#pragma unroll
+        for (int i = 1; i < GROUP / 32; i++) {
+            sum += part[i * 8];
+        }
+        const double loss = x.head.loss_scale * sum;
+        struct ps_step_state *const state = x.head.state;
+        if (column < horizon) {
+            put_single(x, s, x.head.d_bias + column, (float)(x.head.d_bias[column] + sum));
+        } else if (isfinite(loss)) {
+            state->loss_sum += loss;
+        } else if (x.update.parameters ? !s.halted : state->nonfinite == 0) { /* this launch may have left its note there */
+            state->lost += (uint64_t)x.head.batch;
+        }
+    }
+    ps_barrier(0, THREADS);
+}
 
 /* Beside a block there are registers for 256 threads of 64: the kernel that follows, AdamW, begins before this one has ended. */
 enum { WEIGHTS_BOUND = 736 }; /* threads for which 88 registers are left */
@@ -1469,6 +1670,7 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
     extern __shared__ __align__(1024) char memory[];
     __shared__ uint64_t barriers[2 * STAGES];
     __shared__ int4 jobs[STAGES];
+    __shared__ struct ps_adamw_step step;
     const uint32_t full = ps_shared_address(barriers), empty = full + 8 * STAGES;
     unsigned *const counters = x.arrived;
     const int first = threadIdx.x == LOADER ? take_ticket(x) : 0;
@@ -1485,28 +1687,54 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
         load_products(x, memory, full, empty, jobs, first);
         return;
     }
+    if (x.update.parameters) {
+        ps_adamw_begin(step, x.update.plain, x.update.learning_rates, x.update.state);
+        if (threadIdx.x == 96) {
+            (void)ps_adamw_judge(step, x.update.plain, x.update.state);
+        }
+    }
     wide_place at(memory);
+    /* The first blocks begin on free multiprocessors, where backward has announced nothing yet. */
+    if ((int)blockIdx.x < head_jobs(x)) {
+        head_products(x, (float4 *)(memory + PARTS));
+    }
     weight_products(x, memory, full, empty, jobs, at);
-    const int P = x.f / 64,
-              slices = x.layers * (pairs_of(P) * SLICES + vector_slices(P)) + (embed_items(x) + VECTOR_SLICE - 1) / VECTOR_SLICE;
+    const int P = x.f / 64, sums = x.layers * (pairs_of(P) * SLICES + vector_slices(P)) + items_slices(embed_items(x)) +
+                                   items_slices(head_items(x));
+    const int slices = sums + (x.head.d_weight ? 1 : 0), parts = x.layers * pairs_of(P) * x.splits + head_jobs(x);
     ps_grid_begin();
     unsigned ended = 0;
-    if (threadIdx.x == 0 && (int)blockIdx.x >= slices) {
-        ended = atomicAdd(counters + ENDED, 1) + 1;
+    if ((int)blockIdx.x >= slices) {
+        ps_barrier(0, THREADS); /* the state has been read */
+        ended = threadIdx.x == 0 ? atomicAdd(counters + ENDED, 1) + 1 : 0;
     }
 #pragma unroll 1
     for (int slice = (int)blockIdx.x; slice < slices; slice += (int)gridDim.x) {
-        const struct summands s(x, slice);
-        const float2 a = *s.low, b = *s.high;
+        const struct summands s(x, slice < sums ? slice : 0);
+        struct pair own(x, slice < sums ? s.own() : NULL);
+        if (slice == sums) { /* the last: it waits for nothing */
+            add_head_sums(x, step, (double *)(memory + PARTS));
+        }
         if (slice == (int)blockIdx.x && threadIdx.x == 0) {
-            await_count(counters + DONE, (unsigned)(x.layers * pairs_of(P) * x.splits));
-            ended = atomicAdd(counters + ENDED, 1) + 1;
+            await_count(counters + DONE, (unsigned)parts);
         }
         ps_barrier(0, THREADS);
-        s.add((float4 *)(memory + PARTS), a, b);
+        if (slice == (int)blockIdx.x && threadIdx.x == 0) {
+            ended = atomicAdd(counters + ENDED, 1) + 1;
+        }
+        if (slice < sums) {
+            float2 sum = own.gradient;
+            s.add((float2 *)(memory + PARTS), sum);
+            if (own.to) {
+                own.put(x, step, sum);
+            }
+        }
     }
     if (threadIdx.x == 0 && ended == gridDim.x) { /* no block looks at them any more; for the next time */
         counters[TICKETS] = counters[DONE] = counters[ENDED] = 0;
+        if (x.update.parameters) {
+            ps_adamw_end(x.update.plain, x.update.state);
+        }
     }
 }
 
@@ -1543,7 +1771,7 @@ static int splits_of(const struct small &x, int64_t groups, int multiprocessors)
     return (int)(splits < 1 ? 1 : splits > groups ? groups : splits);
 }
 
-/* The workspace, in order: counters and flags, norms, q, k and v, operands, column sums, partial products. */
+/* The workspace, in order: counters and flags, norms, q, k and v, operands, column sums, partial products, W_h's. */
 static size_t workspace_take(struct small *x, char *workspace, int multiprocessors)
 {
     const int p = x->f / 64;
@@ -1564,6 +1792,7 @@ static size_t workspace_take(struct small *x, char *workspace, int multiprocesso
     x->operands = take(groups * x->layers * (kept_panels(p) * PANEL));
     x->column_sums = (float *)take(2 * (int64_t)x->splits * x->layers * vector_floats(x->f) * (int64_t)sizeof(float));
     x->partial = (float *)take((int64_t)x->layers * pairs_of(p) * x->splits * JOB_FLOATS * (int64_t)sizeof(float));
+    x->head.parts = (float *)take((int64_t)HEAD_JOBS * x->n * D * x->head.horizon * (int64_t)sizeof(float));
     return at;
 }
 
@@ -1573,6 +1802,8 @@ size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units
     x.f = (int)e->d_ff;
     x.layers = (int)e->layers;
     x.units = units;
+    x.n = (int)e->patches;
+    x.head.horizon = e->pred_len <= WIDE_HORIZON ? (int)e->pred_len : 0;
     return workspace_take(&x, NULL, multiprocessors);
 }
 

@@ -1,12 +1,12 @@
 /* sum_squares, adamw, advance.
  *
- * Why: the optimiser is one pass over the flat buffers. What depends on the step alone (learning rate, bias corrections, clipping)
- * is worked out once a block, in double, while the block's loads are on their way. The second moment is kept in double because 1 -
- * beta2 is far below float's resolution against a long history.
+ * Why: the optimiser is one pass over the flat buffers. What depends on the step alone is worked out once a block (adamw.cuh),
+ * while the block's loads are on their way.
  *
  * sum_squares: gradient_squares =. Bytes: 4 n. Flops: 2 n; double partials a block, summed in a fixed order by a second kernel.
  * adamw: parameters, m, v =, gradients = 0; step, cursor +=. Bytes: 40 n, and 2 n for the copy of 16 bits. Flops: 16 n.
  * advance: step, cursor +=. */
+#include "kernels/cuda/adamw.cuh"
 #include "kernels/cuda/primitives.cuh"
 
 static const int block = 256;
@@ -65,46 +65,6 @@ extern "C" enum ps_status ps_cuda_sum_squares(const struct ps_kernels *k, const 
 
 /* ---- adamw ---- */
 
-/* base^exponent by squaring: at most 64 rounds, and none of the library's table look-ups. */
-static __device__ double power(double base, uint64_t exponent)
-{
-    double result = 1.0;
-    for (; exponent; exponent >>= 1) {
-        if (exponent & 1) {
-            result *= base;
-        }
-        base *= base;
-    }
-    return result;
-}
-
-struct adamw_plain {
-    double beta1, beta2, epsilon, weight_decay, clip_norm, gradient_scale;
-    int64_t count, decayed, steps;
-    int skip;
-    uint64_t windows;
-};
-
-/* What every element of a step shares. */
-struct adamw_step {
-    double v_scale; /* 1 / (1 - beta2^t) */
-    double clip;
-    float lr, m_scale;
-    bool halted;        /* nothing changes but the gradient */
-    uint64_t nonfinite; /* what a gradient that is not finite leaves in the state */
-};
-
-static __device__ __forceinline__ void update(float &parameter, float gradient, float &m, double &v, const adamw_plain &a,
-                                              const struct adamw_step &s, bool decay)
-{
-    const double g = (double)gradient * s.clip;
-    m = (float)(a.beta1 * m + (1.0 - a.beta1) * g);
-    v = a.beta2 * v + (1.0 - a.beta2) * g * g;
-    const float denominator = sqrtf((float)(v * s.v_scale)) + (float)a.epsilon;
-    const float decayed = decay ? (float)a.weight_decay * parameter : 0.0f;
-    parameter -= s.lr * (m * s.m_scale / denominator + decayed);
-}
-
 /* VEC elements a thread; VEC 4 wants every buffer aligned to 16 bytes, and its last thread takes what is left over. COPY: the type
  * of copy, or void. done [1], zero before and after: the last block to come there advances the state.
  *
@@ -112,9 +72,9 @@ static __device__ __forceinline__ void update(float &parameter, float gradient, 
 template <int VEC, typename COPY>
 static __global__ void __launch_bounds__(block, 4)
     adamw_elements(float *parameters, float *gradients, float *m, double *v, COPY *copy, const double *learning_rates,
-                   struct ps_step_state *state, unsigned *done, const adamw_plain a)
+                   struct ps_step_state *state, unsigned *done, const struct ps_adamw_plain a)
 {
-    __shared__ struct adamw_step shared;
+    __shared__ struct ps_adamw_step shared;
     const int64_t i = ((int64_t)blockIdx.x * block + threadIdx.x) * VEC;
     const bool whole = i + VEC <= a.count;
     float p[VEC], g[VEC], first[VEC];
@@ -132,33 +92,13 @@ static __global__ void __launch_bounds__(block, 4)
             second[0] = v[i];
         }
     }
-    /* Three warps, so that the three do not wait for one another. */
-    if (threadIdx.x == 0) {
-        const uint64_t step = state->step;
-        shared.m_scale = (float)(1.0 / (1.0 - power(a.beta1, step + 1)));
-    } else if (threadIdx.x == 32) {
-        const uint64_t step = state->step;
-        shared.v_scale = 1.0 / (1.0 - power(a.beta2, step + 1));
-    } else if (threadIdx.x == 64) {
-        const uint64_t step = state->step;
-        /* Beyond the table the step changes no parameter but by NaN, so that it cannot pass unseen. */
-        shared.lr = step < (uint64_t)a.steps ? (float)learning_rates[step] : NAN;
-    }
+    ps_adamw_begin(shared, a, learning_rates, state);
     ps_grid_begin();
     if (whole) {
         ps_load<VEC>(g, gradients + i);
     }
-    if (threadIdx.x == 64) {
-        shared.clip = (a.clip_norm > 0.0 ? fmin(1.0, a.clip_norm * a.gradient_scale / sqrt(state->gradient_squares)) : 1.0) /
-                      a.gradient_scale;
-        /* Another block of this launch may have left step + 1 there already: that halts the next steps, not this one. */
-        const uint64_t step = state->step, earlier = state->nonfinite;
-        const bool skip = a.skip && !isfinite(state->gradient_squares);
-        shared.halted = skip || (earlier != 0 && earlier <= step);
-        shared.nonfinite = step + 1;
-        if (skip && blockIdx.x == 0) {
-            state->skipped++;
-        }
+    if (threadIdx.x == 64 && ps_adamw_judge(shared, a, state) && blockIdx.x == 0) {
+        state->skipped++;
     }
     __syncthreads();
     /* The block has read the state: the last to come here may change it. The answer is not waited for until the end. */
@@ -166,11 +106,10 @@ static __global__ void __launch_bounds__(block, 4)
     const auto advance = [&]() {
         if (threadIdx.x == 0 && before == gridDim.x - 1) {
             *done = 0;
-            state->step += 1;
-            state->cursor += a.windows;
+            ps_adamw_end(a, state);
         }
     };
-    const struct adamw_step s = shared;
+    const struct ps_adamw_step s = shared;
     if (s.halted) {
         for (int64_t j = i; j < i + VEC && j < a.count; j++) {
             gradients[j] = 0.0f;
@@ -183,7 +122,7 @@ static __global__ void __launch_bounds__(block, 4)
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
             finite = finite && isfinite(g[j]);
-            update(p[j], g[j], first[j], second[j], a, s, i + j < a.decayed);
+            ps_adamw_update(p[j], g[j], first[j], second[j], a, s, i + j < a.decayed);
             g[j] = 0.0f;
         }
         ps_store<VEC>(parameters + i, p);
@@ -199,9 +138,10 @@ static __global__ void __launch_bounds__(block, 4)
             v[i] = second[0];
         }
     } else {
+#pragma unroll 1
         for (int64_t j = i; j < a.count; j++) { /* the last few */
             finite = finite && isfinite(gradients[j]);
-            update(parameters[j], gradients[j], m[j], v[j], a, s, j < a.decayed);
+            ps_adamw_update(parameters[j], gradients[j], m[j], v[j], a, s, j < a.decayed);
             gradients[j] = 0.0f;
             if constexpr (!std::is_void<COPY>::value) {
                 ps_put(copy + j, parameters[j]);
@@ -215,7 +155,7 @@ static __global__ void __launch_bounds__(block, 4)
 }
 
 template <int VEC, typename COPY>
-static void launch_items(const struct ps_cuda_context *c, const struct ps_adamw *a, const adamw_plain &plain)
+static void launch_items(const struct ps_cuda_context *c, const struct ps_adamw *a, const struct ps_adamw_plain &plain)
 {
     ps_cuda_launch(c, adamw_elements<VEC, COPY>, ps_cuda_blocks(plain.count, VEC * block), block, 0, (float *)a->parameters.data,
                    (float *)a->gradients.data, (float *)a->m.data, (double *)a->v.data, (COPY *)a->copy.data,
@@ -223,7 +163,7 @@ static void launch_items(const struct ps_cuda_context *c, const struct ps_adamw 
 }
 
 template <typename COPY>
-static void launch_adamw(const struct ps_cuda_context *c, const struct ps_adamw *a, const adamw_plain &plain)
+static void launch_adamw(const struct ps_cuda_context *c, const struct ps_adamw *a, const struct ps_adamw_plain &plain)
 {
     if (ps_cuda_aligned(&a->parameters) && ps_cuda_aligned(&a->gradients) && ps_cuda_aligned(&a->m) && ps_cuda_aligned(&a->v) &&
         ps_cuda_aligned(&a->copy)) {
@@ -247,9 +187,7 @@ extern "C" enum ps_status ps_cuda_adamw(const struct ps_kernels *k, const struct
     if (a->copy.data) {
         PS_TRY(ps_cuda_expect(op, "copy", &a->copy, a->copy.type == PS_F16 ? PS_F16 : PS_BF16, count));
     }
-    const struct adamw_plain plain = {
-        a->beta1, a->beta2,   a->epsilon, a->weight_decay, a->clip_norm, ps_gradient_scale(a->gradient_scale),
-        count,    a->decayed, steps,      a->skip,         a->windows};
+    const struct ps_adamw_plain plain = ps_adamw_plain_of(a);
     if (!a->copy.data) {
         launch_adamw<void>(c, a, plain);
     } else if (a->copy.type == PS_F16) {
