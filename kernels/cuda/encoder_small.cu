@@ -23,7 +23,11 @@
  *
  * d_ff, the head's size and what is staged are told at run time. encoder_wide.cu serves d_model 64 with heads of 16 columns and
  * N <= 16, encoder_narrow.cu d_model 16 with heads of 4 columns and N from 33 to 48. */
+#ifdef PS_COMPILE_TF32
+#include "kernels/cuda/encoder_small_tf32.cuh"
+#else
 #include "kernels/cuda/encoder_embed.cuh"
+#endif
 
 namespace PS_REAL16_SPACE
 {
@@ -146,6 +150,9 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             }
             if (!x.resident || (group == blockIdx.x && l == 0)) {
                 ps_copy_wait();
+                for (int i = 0; i < (x.resident ? x.layers : 1); i++) {
+                    round_layer(z, layer_weights<D>(weights + i * bytes, z.f));
+                }
                 __syncthreads();
             }
             ps_pair all[D / 16][4], a[4];
@@ -215,6 +222,13 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             for (int k = 0; k < D / 16; k++) {
                 load_a(all[k], lane_a(qkv + at.row * LD_QKV, LD_QKV, at) + k * 16, LD_QKV, at);
             }
+#pragma unroll
+            for (int k = 0; k < W; k++) {
+                if (REAL_BYTES == 4 && x.merged && k == at.share) {
+                    unpack_operand(own, all[k]);
+                    store_rows<D, NT>(x.merged + l * x.rows * D, own, at);
+                }
+            }
             set_bias(own, w.b_o + at.share * 16, at.q);
             multiply<D, NT>(own, all, w.w_o + at.share * 16, LD, at);
             uint32_t bits = 0xffffffffu;
@@ -251,8 +265,9 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
     }
 }
 
-/* ---- backward ---- */
+/* ---- backward; tf32's is encoder_small_tf32.cuh ---- */
 
+#ifndef PS_COMPILE_TF32
 /* Rows of one operand as the block staged them. */
 struct operand {
     const ps_real *p;
@@ -392,9 +407,9 @@ feed_forward_backward(float (&dx)[2][4], const ps_pair (&a)[D / 16][4], const ps
         if constexpr (DROP) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                const ps_pair m = mask_pair(bits, j % 2, j / 2);
-                hidden[j] = ps_and(hidden[j], m);
-                d_hidden[j] = ps_and(d_hidden[j], m);
+                const uint32_t m = mask_pair(bits, j % 2, j / 2);
+                hidden[j] &= m;
+                d_hidden[j] &= m;
             }
         }
         store_operand(to, ld_staged, hidden, at);
@@ -646,6 +661,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
         }
     }
 }
+#endif
 
 /* ---- the sum over blocks ---- */
 
@@ -847,6 +863,16 @@ static void units_of(const struct ps_encoder_small *e, struct plan *p)
     p->units = (e->sequences + sequences - 1) / sequences;
 }
 
+static int64_t unit_of(int d, int tiles, bool backward, int staged)
+{
+#ifdef PS_COMPILE_TF32
+    if (backward) {
+        return places_of(d, tiles).size * (int64_t)sizeof(ps_real);
+    }
+#endif
+    return unit_bytes(d, tiles, backward, staged);
+}
+
 /* Fewest rounds over the units first, then weights that stay, then the fewest stages of d_ff. */
 static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward, struct plan *best)
 {
@@ -880,13 +906,15 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
         units_of(e, &p);
         const int warps = p.tiles * W;
         const int most = most_threads(d) / 32 / warps;
-        for (p.resident = 1; p.resident >= 0; p.resident--) {
-            for (p.staged = f; p.staged >= d; p.staged -= d) {
-                if (f % p.staged != 0 || (!backward && p.staged != f)) {
+        const bool turns = backward && PS_REAL16 == PS_F32, stages = backward && !turns;
+        for (int there = (int)e->layers; there >= 1; there = turns && there > 2 ? 2 : there > 1 ? 1 : 0) {
+            p.resident = turns ? there : there == e->layers;
+            for (p.staged = f; p.staged >= (stages ? d : f); p.staged -= d) {
+                if (f % p.staged != 0) {
                     continue;
                 }
-                const int64_t weights = TABLE_BYTES + (p.resident ? e->layers : 1) * (int64_t)layer_bytes(d, f);
-                const int64_t unit = unit_bytes(d, p.tiles, backward, p.staged);
+                const int64_t weights = TABLE_BYTES + there * (int64_t)layer_bytes(d, f);
+                const int64_t unit = unit_of(d, p.tiles, backward, p.staged);
                 int64_t units = (shared - weights) / unit;
                 units = shared < weights ? 0 : units > most ? most : units;
                 units = warps > 1 && units > 15 ? 15 : units; /* a barrier each */
@@ -917,7 +945,7 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
     return PS_OK;
 }
 
-/* What is kept, in order: r, lse, masks, the embedding's masks. */
+/* What is kept, in order: r, lse, moments or merged, masks, the embedding's masks. */
 static size_t kept_r(const struct ps_encoder_small *e)
 {
     return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(ps_real) + 255) / 256 * 256;
@@ -928,9 +956,12 @@ static size_t kept_lse(const struct ps_encoder_small *e)
     return ((size_t)(e->layers * e->n_heads * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
 }
 
+/* encoder_wide.cu's moments, or tf32's merged. */
 static size_t kept_moments(const struct ps_encoder_small *e)
 {
-    return ps_encoder_wide_fits(e) ? ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float2) + 255) / 256 * 256 : 0;
+    return PS_REAL16 == PS_F32       ? kept_r(e)
+           : ps_encoder_wide_fits(e) ? ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float2) + 255) / 256 * 256
+                                     : 0;
 }
 
 static size_t kept_masks(const struct ps_encoder_small *e, const struct plan *p)
@@ -1001,9 +1032,14 @@ int ps_encoder_small_embeds(const struct ps_encoder_small *e)
     if (p.narrow) {
         return floats <= ps_encoder_narrow_window_floats();
     }
+#ifdef PS_COMPILE_TF32
+    const struct unit_places places = places_of((int)d, p.tiles);
+    const size_t room = (size_t)(places.size - places.m) * sizeof(ps_real);
+#else
+    const size_t room = (size_t)scratch_bytes((int)d, p.tiles, p.staged);
+#endif
     return floats * (int)sizeof(float) <= p.tiles * 16 * (3 * d + 8) * REAL_BYTES &&
-           (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(ps_real) <=
-               (size_t)scratch_bytes((int)d, p.tiles, p.staged);
+           (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(ps_real) <= room;
 }
 
 enum ps_status ps_encoder_small_supported(const struct ps_encoder_small *e)
@@ -1111,6 +1147,7 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
         x.r = (ps_real *)kept;
         x.lse = (float *)(kept + kept_r(e));
         x.moments = (float2 *)(kept + kept_r(e) + kept_lse(e));
+        x.merged = (ps_real *)x.moments;
         if (e->dropout.threshold) {
             x.masks = (uint32_t *)(kept + kept_r(e) + kept_lse(e) + kept_moments(e));
             x.embed.masks = (uint32_t *)((char *)x.masks + kept_masks(e, p));

@@ -100,7 +100,8 @@ struct small {
     int n, unit_rows; /* N; rows of a unit that exist: N, or N times the sequences in a tile */
     int e, f, heads, layers;
     int64_t rows, units;       /* R */
-    int block_units, resident; /* units a block works on at once; all layers' weights are in shared memory */
+    int block_units, resident; /* units a block works on at once; all layers' weights are in shared memory, in
+                                * encoder_small_tf32.cuh: how many layers' */
     int staged;                /* columns of f staged at once */
     struct ps_encoder_layout at;
     const ps_real *weights;
@@ -133,6 +134,7 @@ struct small {
     bool fresh; /* nothing is read before ps_grid_begin: the kernel before may have written weights */
     struct small_embedding embed;
     struct small_head head;
+    ps_real *merged; /* encoder_small_tf32.cuh: [layers, R, d]: attention's output before W_o */
 };
 
 struct sizes {
@@ -218,20 +220,22 @@ static __device__ __forceinline__ int ps_place(int r)
 #endif
 }
 
-/* rows x columns of ps_real, to rows of ld elements; a row is `pieces` pieces of 16 bytes. The copy may still be under way
- * (ps_copy_wait), but tf32's, which rounds. */
+/* rows x columns of ps_real, to rows of ld elements; a row is `pieces` pieces of 16 bytes. ROUND: what the thread has copied so is
+ * rounded where it lies. */
+template <bool ROUND = false>
 static __device__ __forceinline__ void stage_matrix(ps_real *to, int ld, const ps_real *from, int rows, int pieces)
 {
     const int step_row = (int)blockDim.x / pieces, step_piece = (int)blockDim.x - step_row * pieces;
     int row = (int)threadIdx.x / pieces, piece = (int)threadIdx.x - row * pieces;
     while (row < rows) {
+        ps_real *const at = to + ps_place(row) * ld + piece * ps_vector<ps_real>;
 #ifdef PS_COMPILE_TF32
-        const float4 v = *(const float4 *)(from + (row * pieces + piece) * 4);
-        *(uint4 *)(to + ps_place(row) * ld + piece * 4) =
-            make_uint4(ps_round_up(v.x), ps_round_up(v.y), ps_round_up(v.z), ps_round_up(v.w));
-#else
-        ps_copy_async(to + row * ld + piece * 8, from + (row * pieces + piece) * 8);
+        if constexpr (ROUND) {
+            const float4 v = *(const float4 *)at;
+            *(uint4 *)at = make_uint4(ps_round_up(v.x), ps_round_up(v.y), ps_round_up(v.z), ps_round_up(v.w));
+        } else
 #endif
+            ps_copy_async(at, from + (row * pieces + piece) * ps_vector<ps_real>);
         row += step_row;
         piece += step_piece;
         if (piece >= pieces) {
@@ -268,6 +272,18 @@ static __device__ __forceinline__ void stage_layer(const struct small &x, const 
     stage_vector(to.ln2_gamma, p + x.at.ln2_gamma, D);
     stage_vector(to.ln2_beta, p + x.at.ln2_beta, D);
     stage_vector(to.b_1, p + x.at.b_1, z.f);
+}
+
+/* After ps_copy_wait, and before others read them: this thread's copies, rounded. */
+template <int D> static __device__ __forceinline__ void round_layer(const struct sizes &z, const layer_weights<D> &to)
+{
+#ifdef PS_COMPILE_TF32
+    constexpr int PIECE = ps_vector<ps_real>;
+    stage_matrix<true>(to.w_qkv, to.LD_QKV, NULL, D, 3 * D / PIECE);
+    stage_matrix<true>(to.w_o, to.LD, NULL, D, D / PIECE);
+    stage_matrix<true>(to.w_1, z.f + 8, NULL, D, z.f / PIECE);
+    stage_matrix<true>(to.w_2, to.LD, NULL, z.f, D / PIECE);
+#endif
 }
 
 /* ---- a warp's place ---- */
@@ -479,9 +495,7 @@ static __device__ __forceinline__ void load_rows(float (&x)[2][4], const ps_real
     for (int t = 0; t < 2; t++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const ps_pair v = at.here[h] ? *(const ps_pair *)(p + h * 8 * D + t * 8) : ps_pair();
-            x[t][2 * h] = ps_low(v);
-            x[t][2 * h + 1] = ps_high(v);
+            ps_get_pair(x[t][2 * h], x[t][2 * h + 1], p + h * 8 * D + t * 8, at.here[h]);
         }
     }
 }
@@ -973,22 +987,30 @@ static __device__ __forceinline__ uint32_t new_masks(const struct small &x, uint
     return bits >> at.q;
 }
 
-/* All ones in the elements that are kept: rows g + 8h, tile t. */
-static __device__ __forceinline__ ps_pair mask_pair(uint32_t bits, int h, int t)
-{
 #ifdef PS_COMPILE_TF32
-    return make_uint2(-(bits >> (8 * h + 4 * t) & 1), -(bits >> (8 * h + 4 * t + 16) & 1));
-#else
-    return (bits >> (8 * h + 4 * t) & 0x00010001u) * 0xffffu;
-#endif
+static __device__ __forceinline__ ps_pair kept_pair(ps_pair x, uint32_t bits, int h, int t)
+{
+    return make_uint2(bits & 1u << (8 * h + 4 * t) ? x.x : 0, bits & 1u << (8 * h + 4 * t + 16) ? x.y : 0);
 }
+#else
+/* All ones in the halves whose element is kept: rows g + 8h, tile t. */
+static __device__ __forceinline__ uint32_t mask_pair(uint32_t bits, int h, int t)
+{
+    return (bits >> (8 * h + 4 * t) & 0x00010001u) * 0xffffu;
+}
+
+static __device__ __forceinline__ ps_pair kept_pair(ps_pair x, uint32_t bits, int h, int t)
+{
+    return x & mask_pair(bits, h, t);
+}
+#endif
 
 /* The operand, zero where dropped. */
 static __device__ __forceinline__ void drop_operand(ps_pair (&a)[4], uint32_t bits)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        a[i] = ps_and(a[i], mask_pair(bits, i % 2, i / 2));
+        a[i] = kept_pair(a[i], bits, i % 2, i / 2);
     }
 }
 

@@ -25,6 +25,18 @@ typedef ps_bf16 real16;
 #define PS_REAL16_ONE 0x3f80u
 #endif
 
+/* Whether softmax's exponentials, rounded to this type, are right as they are, so that the row's largest score need not be taken
+ * off first: by their sum, in which one that is infinite shows. fp16 loses bits below 2^-14: what counts in a sum above 2^-4 of up
+ * to 64 does not lie there. */
+static __device__ __forceinline__ bool ps_sums_hold(float low, float high)
+{
+#ifdef PS_COMPILE_FP16
+    return low > 0x1p-4f && high < 0x1p+16f;
+#else
+    return low > 0x1p-90f && high < 0x1p+90f;
+#endif
+}
+
 /* Rounded to the nearest tf32. */
 static __device__ __forceinline__ uint32_t ps_tf32(float x)
 {
@@ -55,14 +67,16 @@ static __device__ __forceinline__ void ps_put_pair(float *to, float low, float h
     *(float2 *)to = make_float2(low, high);
 }
 
+static __device__ __forceinline__ void ps_get_pair(float &low, float &high, const float *from, bool there)
+{
+    const float2 v = there ? *(const float2 *)from : make_float2(0, 0);
+    low = v.x;
+    high = v.y;
+}
+
 static __device__ __forceinline__ ps_pair ps_ones()
 {
     return make_uint2(PS_REAL16_ONE, PS_REAL16_ONE);
-}
-
-static __device__ __forceinline__ ps_pair ps_and(ps_pair a, ps_pair b)
-{
-    return make_uint2(a.x & b.x, a.y & b.y);
 }
 
 /* From two elements of memory. */
@@ -115,18 +129,6 @@ typedef uint32_t ps_pair;
 typedef uint16_t ps_bits;
 #define PS_REAL16_ONES (PS_REAL16_ONE << 16 | PS_REAL16_ONE) /* two, in a word */
 
-/* Whether softmax's exponentials, rounded to this type, are right as they are, so that the row's largest score need not be taken
- * off first: by their sum, in which one that is infinite shows. fp16 loses bits below 2^-14: what counts in a sum above 2^-4 of up
- * to 64 does not lie there. */
-static __device__ __forceinline__ bool ps_sums_hold(float low, float high)
-{
-#ifdef PS_COMPILE_FP16
-    return low > 0x1p-4f && high < 0x1p+16f;
-#else
-    return low > 0x1p-90f && high < 0x1p+90f;
-#endif
-}
-
 /* Rounded to nearest, ties to even, here and below. */
 static __device__ __forceinline__ real16 ps_round(float x)
 {
@@ -172,11 +174,6 @@ static __device__ __forceinline__ ps_pair ps_ones()
     return PS_REAL16_ONES;
 }
 
-static __device__ __forceinline__ ps_pair ps_and(ps_pair a, ps_pair b)
-{
-    return a & b;
-}
-
 static __device__ __forceinline__ ps_pair ps_join(uint32_t low, uint32_t high)
 {
     return low | high << 16;
@@ -207,10 +204,17 @@ static __device__ __forceinline__ void ps_put_operand(ps_real *to, ps_pair pair)
     *(ps_pair *)to = pair;
 }
 
-/* Two neighbours to memory, as activations are: not rounded in tf32. */
+/* Two neighbours to memory and from there, as activations are: not rounded in tf32. */
 static __device__ __forceinline__ void ps_put_pair(ps_real *to, float low, float high)
 {
     *(ps_pair *)to = ps_pack(low, high);
+}
+
+static __device__ __forceinline__ void ps_get_pair(float &low, float &high, const ps_real *from, bool there)
+{
+    const ps_pair v = there ? *(const ps_pair *)from : 0;
+    low = ps_low(v);
+    high = ps_high(v);
 }
 
 #endif /* 16 bits */
