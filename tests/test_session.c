@@ -771,6 +771,11 @@ static void on_cuda_fp16(void)
     set_up("cuda", "fp16", "layer");
 }
 
+static void on_cuda_tf32(void)
+{
+    set_up("cuda", "tf32", "layer");
+}
+
 int main(void)
 {
     Suite *suite = suite_create("session");
@@ -798,6 +803,10 @@ int main(void)
             tcase_add_unchecked_fixture(fp16, on_cuda_fp16, tear_down);
             add_tests(fp16);
             suite_add_tcase(suite, fp16);
+            TCase *tf32 = tcase_create("cuda tf32, level layer");
+            tcase_add_unchecked_fixture(tf32, on_cuda_tf32, tear_down);
+            add_tests(tf32);
+            suite_add_tcase(suite, tf32);
         } else {
             printf("skipped: the session at level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
         }

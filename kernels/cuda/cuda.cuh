@@ -144,6 +144,7 @@ PS_KERNEL_LIST(PS_X)
     }
 PS_LEVEL(level_bf16)
 PS_LEVEL(level_fp16)
+PS_LEVEL(level_tf32) /* the encoder, window_loss and head_sums */
 #undef PS_LEVEL
 #undef PS_X
 

@@ -1,6 +1,6 @@
 /* Level `layer`: the table's fused encoder entries. Two families of kernels serve them: encoder_small.cu, the whole encoder in one
  * launch each way, where a layer's weights stay on one multiprocessor; encoder_large.cu, a layer a launch with weights streamed
- * from L2. Both are for sm_90, bf16 and fp16; every other case is refused here and runs at level gemm. */
+ * from L2. Both are for sm_90, bf16 and fp16, the first for tf32 too; every other case is refused here and runs at level gemm. */
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/encoder_large.cuh"
 #include "kernels/cuda/encoder_small.cuh"
@@ -8,6 +8,34 @@
 
 namespace PS_REAL16_SPACE
 {
+
+#ifdef PS_COMPILE_TF32 /* which has no large family */
+static enum ps_status ps_cuda_encoder_large_supported(const struct ps_encoder_large *e)
+{
+    return ps_fail(PS_UNSUPPORTED, "encoder (cuda): d_model %lld is not served in tf32", (long long)e->d_model);
+}
+
+static enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *e, void *)
+{
+    return ps_cuda_encoder_large_supported(e);
+}
+
+static enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *e, void *, const void *,
+                                                     const struct ps_encoder_large_gradients *, void *, size_t)
+{
+    return ps_cuda_encoder_large_supported(e);
+}
+
+static size_t ps_cuda_encoder_large_kept_bytes(const struct ps_encoder_large *)
+{
+    return 0;
+}
+
+static size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *)
+{
+    return 0;
+}
+#endif
 
 /* What both directions are asked for, of whichever family: the large one's arguments are made from the small one's. */
 static struct ps_encoder_small request_of(const struct ps_kernels *k, const struct ps_encoder_sizes *s)
@@ -73,7 +101,7 @@ static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder
     int narrow = r->d_model <= 32 || r->patches <= 16;
     *small = narrow;
     enum ps_status status = narrow ? ps_encoder_small_supported(r) : ps_cuda_encoder_large_supported(&l);
-    if (status == PS_UNSUPPORTED) {
+    if (status == PS_UNSUPPORTED && !(narrow && PS_REAL16 == PS_F32)) {
         *small = !narrow;
         status = narrow ? ps_cuda_encoder_large_supported(&l) : ps_encoder_small_supported(r);
     }
@@ -117,7 +145,7 @@ static enum ps_status take(struct ps_encoder_small *r, const struct ps_tensor *s
 {
     if (stream->rank != 4 || stream->size[0] != r->layers + 1 || stream->type != PS_REAL16 || weights->type != PS_REAL16 ||
         parameters->type != PS_F32 || !ps_tensor_contiguous(stream)) {
-        return ps_fail(PS_UNSUPPORTED, "encoder: stream must be of 16 bits [%lld, S, N, d], weights likewise, parameters float32",
+        return ps_fail(PS_UNSUPPORTED, "encoder: stream must be of the precision's type [%lld, S, N, d], weights likewise, parameters float32",
                        (long long)r->layers + 1);
     }
     r->sequences = stream->size[1];
@@ -177,7 +205,7 @@ static enum ps_status check_head(struct ps_encoder_small *r, const struct ps_hea
     if (!r->embed || !ps_encoder_small_heads(r) || a->state != r->embed->state || a->batch != r->embed->batch ||
         a->targets.size[1] != r->embed->inputs.size[1] || a->mean.data != r->embed->mean.data ||
         a->std.data != r->embed->std.data || rows < (r->sequences < PS_PARTIAL_BLOCKS ? r->sequences : PS_PARTIAL_BLOCKS) ||
-        !ps_cuda_aligned(&a->weight) || a->z.data != (const char *)r->u + 2 * r->layers * r->sequences * width) {
+        !ps_cuda_aligned(&a->weight) || a->z.data != (const char *)r->u + sizeof(ps_real) * r->layers * r->sequences * width) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a head of %lld x %lld with %lld rows of sums is not served with %lld windows",
                        op, (long long)width, (long long)r->pred_len, (long long)rows, (long long)a->batch);
     }

@@ -75,17 +75,17 @@ static __device__ __forceinline__ void gather_windows(float *values, const struc
 
 /* W_P's operand: rows from .. from + 15, the warp's 16 columns; zero from row P on. */
 template <int D, int NT>
-static __device__ __forceinline__ void load_embed_weight(uint32_t (&b)[2][2], const struct small &x, int from,
+static __device__ __forceinline__ void load_embed_weight(ps_pair (&b)[2][2], const struct small &x, int from,
                                                          const place<D, NT> &at)
 {
-    const uint16_t *const p = (const uint16_t *)x.embed.weight + at.share * 16 + at.g;
+    const ps_bits *const p = (const ps_bits *)x.embed.weight + at.share * 16 + at.g;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int k = from + 8 * i + 2 * at.q;
 #pragma unroll
         for (int t = 0; t < 2; t++) {
             const uint32_t low = k < x.embed.patch ? p[k * D + t * 8] : 0, high = k + 1 < x.embed.patch ? p[k * D + D + t * 8] : 0;
-            b[t][i] = low | high << 16;
+            b[t][i] = ps_join(low, high);
         }
     }
 }
@@ -124,7 +124,7 @@ static __device__ __forceinline__ void load_embed_sum(float (&sum)[2][4], const 
 
 /* The operand of the warp's patches, values `from` .. from + 15 of each. */
 template <int D, int NT>
-static __device__ __forceinline__ void patch_operand(uint32_t (&a)[4], int from, const float *values, const int (&sequence)[2],
+static __device__ __forceinline__ void patch_operand(ps_pair (&a)[4], int from, const float *values, const int (&sequence)[2],
                                                      const int (&n)[2], const float (&centre)[2], const float (&factor)[2],
                                                      const struct small &x, const place<D, NT> &at)
 {
@@ -147,8 +147,8 @@ static __device__ __forceinline__ void patch_operand(uint32_t (&a)[4], int from,
 /* rows = drop(patches W_P + sum), to x.u too, and the patches to memory. a, weight: the operands of the first values of the patches
  * and W_P's first rows. */
 template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_product(uint32_t (&rows)[4], uint32_t (&a)[4], float (&sum)[2][4],
-                                                     uint32_t (&weight)[2][2], uint32_t bits, const float *values,
+static __device__ __forceinline__ void embed_product(ps_pair (&rows)[4], ps_pair (&a)[4], float (&sum)[2][4],
+                                                     ps_pair (&weight)[2][2], uint32_t bits, const float *values,
                                                      const int (&sequence)[2], const int (&n)[2], const float (&centre)[2],
                                                      const float (&factor)[2], const struct small &x, const place<D, NT> &at)
 {
@@ -159,13 +159,13 @@ static __device__ __forceinline__ void embed_product(uint32_t (&rows)[4], uint32
         for (int i = 0; i < 4; i++) {
             const int h = i % 2, k = from + i / 2 * 8 + 2 * at.q;
             if (at.share == 0 && at.here[h] && k < e.patch) {
-                real16 *const patch = e.patches + (at.first + 8 * h) * e.patch + k;
+                ps_real *const patch = e.patches + (at.first + 8 * h) * e.patch + k;
                 if (e.patch % 2 == 0) {
-                    *(uint32_t *)patch = a[i];
+                    ps_put_operand(patch, a[i]);
                 } else {
-                    *(uint16_t *)patch = (uint16_t)a[i];
+                    *(ps_bits *)patch = ps_low_bits(a[i]);
                     if (k + 1 < e.patch) {
-                        *((uint16_t *)patch + 1) = (uint16_t)(a[i] >> 16);
+                        *((ps_bits *)patch + 1) = ps_high_bits(a[i]);
                     }
                 }
             }
@@ -182,7 +182,7 @@ static __device__ __forceinline__ void embed_product(uint32_t (&rows)[4], uint32
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int h = i % 2, t = i / 2;
-        rows[i] = at.here[h] ? ps_pack(sum[t][2 * h] * x.drop_scale, sum[t][2 * h + 1] * x.drop_scale) : 0;
+        rows[i] = at.here[h] ? ps_pack(sum[t][2 * h] * x.drop_scale, sum[t][2 * h + 1] * x.drop_scale) : ps_pair();
     }
     if (DROP) {
         drop_operand(rows, bits);
@@ -190,7 +190,7 @@ static __device__ __forceinline__ void embed_product(uint32_t (&rows)[4], uint32
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if (at.here[i % 2]) {
-            *(uint32_t *)(x.u + (at.first + i % 2 * 8) * D + at.share * 16 + i / 2 * 8 + at.q * 2) = rows[i];
+            ps_put_operand(x.u + (at.first + i % 2 * 8) * D + at.share * 16 + i / 2 * 8 + at.q * 2, rows[i]);
         }
     }
 }
@@ -199,7 +199,8 @@ static __device__ __forceinline__ void embed_product(uint32_t (&rows)[4], uint32
 struct embed_ready {
     uint64_t cursor;
     float sum[2][4];
-    uint32_t weight[2][2], bits;
+    ps_pair weight[2][2];
+    uint32_t bits;
 };
 
 /* Asks for what embed_product will use; it waits for none of it. */
@@ -221,7 +222,7 @@ static __device__ __forceinline__ void embed_begin(struct embed_ready &r, const 
 /* rows = the warp's 16 rows and columns of u, as an operand; also to x.u, with patches, mean and std. All warps of unit u take part
  * at once; `values` is scratch of the unit, free for others after the next wait for one another. */
 template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *values, const struct small &x, int64_t u,
+static __device__ __forceinline__ void embed_unit(ps_pair (&rows)[4], float *values, const struct small &x, int64_t u,
                                                   uint64_t step, const place<D, NT> &at)
 {
     const struct small_embedding &e = x.embed;
@@ -249,7 +250,7 @@ static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *va
             factor[h] = NT > 1 || sequence[h] == s ? 1.0f / deviation : factor[h];
         }
     }
-    uint32_t a[4];
+    ps_pair a[4];
     patch_operand<D, NT>(a, 0, values, sequence, n, centre, factor, x, at);
     embed_product<D, NT, DROP>(rows, a, r.sum, r.weight, r.bits, values, sequence, n, centre, factor, x, at);
 }
@@ -258,7 +259,7 @@ static __device__ __forceinline__ void embed_unit(uint32_t (&rows)[4], float *va
 
 /* The operand g, zero where dropped or where there is no row; not scaled yet. */
 template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_operand(uint32_t (&a)[4], const float (&g)[2][4], const struct small &x,
+static __device__ __forceinline__ void embed_operand(ps_pair (&a)[4], const float (&g)[2][4], const struct small &x,
                                                      const place<D, NT> &at)
 {
     pack_operand(a, g[0], g[1]);
@@ -269,25 +270,28 @@ static __device__ __forceinline__ void embed_operand(uint32_t (&a)[4], const flo
 
 /* Columns 8 piece .. + 7 of a row: the patch (NULL: a row of zeros), then zeros; with n >= 0 ones in columns P and P + 1 + n. The
  * copy may still be under way (ps_copy_wait). */
-static __device__ __forceinline__ void stage_patch(real16 *to, const real16 *row, int piece, int patch, int n)
+static __device__ __forceinline__ void stage_patch(ps_real *to, const ps_real *row, int piece, int patch, int n)
 {
     const int from = piece * 8;
     if (row && from < patch && patch % 8 == 0) {
-        ps_copy_async(to, row + from);
+#pragma unroll
+        for (int j = 0; j < 8; j += ps_vector<ps_real>) {
+            ps_copy_async(to + j, row + from + j);
+        }
         return;
     }
-    uint32_t word[4] = {0, 0, 0, 0};
+    ps_pair word[4] = {};
     if (row) {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const int k = from + j;
-            const uint32_t v = k < patch                                      ? *(const uint16_t *)(row + k)
+            const uint32_t v = k < patch                                      ? *(const ps_bits *)(row + k)
                                : n >= 0 && (k == patch || k == patch + 1 + n) ? PS_REAL16_ONE
                                                                               : 0;
-            word[j / 2] |= v << 16 * (j % 2);
+            ps_put_bits(word[j / 2], j % 2, v);
         }
     }
-    *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
+    ps_put_pairs(to, word);
 }
 
 /* Columns of patches in shared memory; elements of a row of du and patches there. */
@@ -303,15 +307,15 @@ static __host__ __device__ __forceinline__ int embed_pitch(int d, int patch)
 
 /* Begins to copy the patches of unit u behind the d columns of `to` [rows][embed_pitch]. */
 template <int D, int NT>
-static __device__ __forceinline__ void stage_patches(real16 *to, const struct small &x, int64_t u, const place<D, NT> &at)
+static __device__ __forceinline__ void stage_patches(ps_real *to, const struct small &x, int64_t u, const place<D, NT> &at)
 {
     constexpr int SHARE = 2 * sharing(D); /* threads a row */
     const int thread = (at.tile * sharing(D) + at.share) * 32 + at.lane, i = thread / SHARE,
               pieces = patch_columns(x.embed.patch) / 8;
     const int64_t row = u * x.unit_rows + i;
     const bool here = u < x.units && i < x.unit_rows && row < x.rows;
-    const real16 *const from = here ? x.embed.patches + row * x.embed.patch : NULL;
-    to += i * embed_pitch(D, x.embed.patch) + D;
+    const ps_real *const from = here ? x.embed.patches + row * x.embed.patch : NULL;
+    to += ps_place(i) * embed_pitch(D, x.embed.patch) + D;
     for (int piece = thread % SHARE; piece < pieces; piece += SHARE) {
         stage_patch(to + piece * 8, from, piece, x.embed.patch, -1);
     }
@@ -336,22 +340,22 @@ static __device__ __forceinline__ void add_pair(float *to, float low, float high
 
 /* One of them, to or onto the block's sums; staged [units][rows][embed_pitch], unit elements apart. */
 template <int D, int NT>
-static __device__ __forceinline__ void embed_gradient(const struct small &x, int job, const real16 *staged, int unit, bool first,
+static __device__ __forceinline__ void embed_gradient(const struct small &x, int job, const ps_real *staged, int unit, bool first,
                                                       const place<D, NT> &at)
 {
     const int patch = x.embed.patch, pitch = embed_pitch(D, patch), products = patch_columns(patch) / 16 * (D / 8);
     float *const sums = x.embed.partial + (int64_t)blockIdx.x * (embed_rows_of(patch, x.n) * D);
     if (job < products) {
         const int row = job / (D / 8) * 16, column = job % (D / 8) * 8;
-        const uint32_t ones[4] = {PS_REAL16_ONES, PS_REAL16_ONES, PS_REAL16_ONES, PS_REAL16_ONES};
-        const real16 *pa = staged + at.other * pitch + D + row + at.across, *pb = staged + at.near * pitch + column;
+        const ps_pair ones[4] = {ps_ones(), ps_ones(), ps_ones(), ps_ones()};
+        const ps_real *pa = lane_a_transposed(staged, pitch, at) + D + row, *pb = lane_b<2>(staged, pitch, at) + column;
         float c[4] = {0, 0, 0, 0}, bias[4] = {0, 0, 0, 0};
         for (int i = 0; i < x.block_units; i++, pa += unit, pb += unit) {
 #pragma unroll
             for (int tile = 0; tile < NT; tile++) {
-                uint32_t a[4], b[2];
-                ps_ldmatrix4_transposed(a, pa + tile * 16 * pitch);
-                ps_ldmatrix2_transposed(b, pb + tile * 16 * pitch);
+                ps_pair a[4], b[2];
+                load_a_transposed(a, pa + tile * 16 * pitch, pitch, at);
+                load_b(b, pb + tile * 16 * pitch, pitch, at);
                 ps_mma16(c, a, b[0], b[1], c);
                 ps_mma16(bias, ones, b[0], b[1], bias);
             }
@@ -373,7 +377,7 @@ static __device__ __forceinline__ void embed_gradient(const struct small &x, int
         float low = 0, high = 0;
         for (int i = 0; i < x.block_units; i++) {
             for (int row = n; row < x.unit_rows; row += x.n) {
-                const uint32_t v = *(const uint32_t *)(staged + i * unit + row * pitch + column);
+                const ps_pair v = *(const ps_pair *)(staged + i * unit + ps_place(row) * pitch + column);
                 low += ps_low(v);
                 high += ps_high(v);
             }

@@ -36,6 +36,7 @@ struct ps_encoder_large {
     const struct ps_cuda_context *context;
 };
 
+#ifndef PS_COMPILE_TF32
 /* y = the layer of u; residual = r. y real16 [S, N, d], 16-byte aligned like every such tensor here. */
 enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *layer, void *y);
 
@@ -53,6 +54,7 @@ size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *layer);
 
 /* PS_OK, or PS_UNSUPPORTED with the sizes: what neither launcher can serve. */
 enum ps_status ps_cuda_encoder_large_supported(const struct ps_encoder_large *layer);
+#endif
 
 } // namespace PS_REAL16_SPACE
 

@@ -23,7 +23,11 @@
  *
  * d_ff, the head's size and what is staged are told at run time. encoder_wide.cu serves d_model 64 with heads of 16 columns and
  * N <= 16, encoder_narrow.cu d_model 16 with heads of 4 columns and N from 33 to 48. */
+#ifdef PS_COMPILE_TF32
+#include "kernels/cuda/encoder_small_tf32.cuh"
+#else
 #include "kernels/cuda/encoder_embed.cuh"
+#endif
 
 namespace PS_REAL16_SPACE
 {
@@ -32,7 +36,7 @@ namespace PS_REAL16_SPACE
 
 /* c [d columns] = W_2 of the warp's share of the hidden columns. */
 template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void feed_forward(float (&c)[D / 8][4], const uint32_t (&a)[D / 16][4], const struct small &x,
+static __device__ __forceinline__ void feed_forward(float (&c)[D / 8][4], const ps_pair (&a)[D / 16][4], const struct small &x,
                                                     const struct sizes &z, const layer_weights<D> &w, uint64_t step, int site,
                                                     uint32_t *keep, const place<D, NT> &at)
 {
@@ -40,7 +44,8 @@ static __device__ __forceinline__ void feed_forward(float (&c)[D / 8][4], const 
     clear(c);
 #pragma unroll 1
     for (int column = at.share * share_f; column < (at.share + 1) * share_f; column += 16) {
-        uint32_t hidden[4], bits = 0;
+        ps_pair hidden[4];
+        uint32_t bits = 0;
         float y[2][4];
         if constexpr (DROP) {
             bits = new_masks<D, NT>(x, step, site, z.f, column, keep ? keep + column / 2 : NULL, at);
@@ -104,8 +109,8 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
     const struct sizes z = sizes_of(x);
     const int bytes = layer_bytes(D, z.f);
     place<D, NT> at;
-    real16 *const A = (real16 *)(weights + (x.resident ? x.layers : 1) * bytes + at.unit * unit_bytes(D, NT, false, z.f));
-    real16 *const qkv = A + (W > 1 ? NT * 16 * LD : 0);
+    ps_real *const A = (ps_real *)(weights + (x.resident ? x.layers : 1) * bytes + at.unit * unit_bytes(D, NT, false, z.f));
+    ps_real *const qkv = A + (W > 1 ? NT * 16 * LD : 0);
     char *const statistics = (char *)(qkv + NT * 16 * LD_QKV);
     float4 *const partial = (float4 *)(statistics + statistics_bytes(D, NT));
     const uint64_t step = z.drop ? x.state->step : 0;
@@ -120,7 +125,7 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
         at.take(x, group * x.block_units + at.unit);
         float u[2][4];
         if (x.embed.weight) {
-            uint32_t rows[4];
+            ps_pair rows[4];
             if (group != blockIdx.x) {
                 at.sync(); /* the units before have done with qkv */
             }
@@ -145,9 +150,12 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             }
             if (!x.resident || (group == blockIdx.x && l == 0)) {
                 ps_copy_wait();
+                for (int i = 0; i < (x.resident ? x.layers : 1); i++) {
+                    round_layer(z, layer_weights<D>(weights + i * bytes, z.f));
+                }
                 __syncthreads();
             }
-            uint32_t all[D / 16][4], a[4];
+            ps_pair all[D / 16][4], a[4];
             float rstd[2], xhat[2][4], own[2][4], c[D / 8][4];
             normalise<D, NT>(xhat, rstd, u, x.epsilon, statistics_at<D, NT>(statistics, 0, at), at);
             scale_shift(a, xhat, w.ln1_gamma + at.share * 16, w.ln1_beta + at.share * 16, at.q);
@@ -159,10 +167,10 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             at.sync();
 
             /* merged = softmax(q k' / sqrt(e)) v, in the place of q */
-            const real16 *const keys = qkv + D + at.share * 16, *const values = keys + D;
-            real16 *const mine = qkv + at.row * LD_QKV + at.share * 16;
-            uint32_t queries[4];
-            ps_ldmatrix4(queries, mine + at.near * LD_QKV + at.far);
+            const ps_real *const keys = qkv + D + at.share * 16, *const values = keys + D;
+            ps_real *const mine = qkv + at.row * LD_QKV + at.share * 16;
+            ps_pair queries[4];
+            load_a(queries, lane_a(mine, LD_QKV, at), LD_QKV, at);
             __syncwarp();
 #pragma unroll 1
             for (int i = 0; i < heads; i++) {
@@ -212,7 +220,14 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             }
 #pragma unroll
             for (int k = 0; k < D / 16; k++) {
-                ps_ldmatrix4(all[k], qkv + (at.row + at.near) * LD_QKV + k * 16 + at.far);
+                load_a(all[k], lane_a(qkv + at.row * LD_QKV, LD_QKV, at) + k * 16, LD_QKV, at);
+            }
+#pragma unroll
+            for (int k = 0; k < W; k++) {
+                if (REAL_BYTES == 4 && x.merged && k == at.share) {
+                    unpack_operand(own, all[k]);
+                    store_rows<D, NT>(x.merged + l * x.rows * D, own, at);
+                }
             }
             set_bias(own, w.b_o + at.share * 16, at.q);
             multiply<D, NT>(own, all, w.w_o + at.share * 16, LD, at);
@@ -250,11 +265,12 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
     }
 }
 
-/* ---- backward ---- */
+/* ---- backward; tf32's is encoder_small_tf32.cuh ---- */
 
+#ifndef PS_COMPILE_TF32
 /* Rows of one operand as the block staged them. */
 struct operand {
-    const real16 *p;
+    const ps_real *p;
     int ld, unit; /* elements from row to row, from unit to unit */
 };
 
@@ -273,22 +289,22 @@ static __device__ __forceinline__ void weight_gradient(float *out, float *bias, 
     float c[COLUMNS / 8][4], ones[1][4];
     clear(c);
     clear(ones);
-    const real16 *pa = a.p + at.other * a.ld + at.across, *pb = b.p + at.near * b.ld + at.far;
+    const ps_real *pa = lane_a_transposed(a.p, a.ld, at), *pb = lane_b<4>(b.p, b.ld, at);
 #pragma unroll(D == 16 ? 2 : 1)
     for (int unit = 0; unit < units; unit++) {
 #pragma unroll
         for (int tile = 0; tile < NT; tile++) {
-            uint32_t ra[4];
-            ps_ldmatrix4_transposed(ra, pa + unit * a.unit + tile * 16 * a.ld);
+            ps_pair ra[4];
+            load_a_transposed(ra, pa + unit * a.unit + tile * 16 * a.ld, a.ld, at);
             if constexpr (COLUMNS == 8) {
-                uint32_t rb[2];
-                ps_ldmatrix2_transposed(rb, pb + unit * b.unit + tile * 16 * b.ld);
+                ps_pair rb[2];
+                load_b(rb, pb + unit * b.unit + tile * 16 * b.ld, b.ld, at);
                 ps_mma16(c[0], ra, rb[0], rb[1], c[0]);
             } else {
 #pragma unroll
                 for (int n = 0; n < COLUMNS / 16; n++) {
-                    uint32_t rb[4];
-                    ps_ldmatrix4_transposed(rb, pb + unit * b.unit + tile * 16 * b.ld + n * 16);
+                    ps_pair rb[4];
+                    load_b(rb, pb + unit * b.unit + tile * 16 * b.ld + n * 16, b.ld, at);
                     ps_mma16(c[2 * n], ra, rb[0], rb[1], c[2 * n]);
                     ps_mma16(c[2 * n + 1], ra, rb[2], rb[3], c[2 * n + 1]);
                 }
@@ -321,12 +337,12 @@ static __device__ __forceinline__ void bias_gradient(float *bias, bool first, co
 {
     float ones[1][4];
     clear(ones);
-    const real16 *p = a.p + at.other * a.ld + at.across;
+    const ps_real *p = lane_a_transposed(a.p, a.ld, at);
     for (int unit = 0; unit < units; unit++) {
 #pragma unroll
         for (int tile = 0; tile < NT; tile++) {
-            uint32_t ra[4];
-            ps_ldmatrix4_transposed(ra, p + unit * a.unit + tile * 16 * a.ld);
+            ps_pair ra[4];
+            load_a_transposed(ra, p + unit * a.unit + tile * 16 * a.ld, a.ld, at);
             add_ones(ones[0], ra);
         }
     }
@@ -338,10 +354,10 @@ static __device__ __forceinline__ void bias_gradient(float *bias, bool first, co
 
 /* The operand scale * g, zero where dropped, of the gradient that enters a branch; also to the warp's place in G. */
 template <int D, int NT>
-static __device__ __forceinline__ void branch_gradient(uint32_t (&all)[D / 16][4], real16 *G, const float (&g)[2][4], float scale,
+static __device__ __forceinline__ void branch_gradient(ps_pair (&all)[D / 16][4], ps_real *G, const float (&g)[2][4], float scale,
                                                        const uint32_t *masks, const place<D, NT> &at)
 {
-    uint32_t a[4];
+    ps_pair a[4];
     float v[2][4];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -352,7 +368,7 @@ static __device__ __forceinline__ void branch_gradient(uint32_t (&all)[D / 16][4
         drop_operand(a, *masks >> at.q);
     }
     if (D == 16) {
-        ps_store_operand(G + at.row * (D + 8), (D + 8) * 2, a);
+        store_operand(G + at.row * (D + 8), D + 8, a, at);
     }
     gather<D, NT>(all, a, G, at);
 }
@@ -361,11 +377,11 @@ static __device__ __forceinline__ void branch_gradient(uint32_t (&all)[D / 16][4
  * dx += that gradient W_1' when d is 16. */
 template <int D, int NT, bool DROP>
 static __device__ __forceinline__ void
-feed_forward_backward(float (&dx)[2][4], const uint32_t (&a)[D / 16][4], const uint32_t (&dm)[D / 16][4], real16 *staged, int begin,
+feed_forward_backward(float (&dx)[2][4], const ps_pair (&a)[D / 16][4], const ps_pair (&dm)[D / 16][4], ps_real *staged, int begin,
                       int count, const struct sizes &s, const layer_weights<D> &w, const uint32_t *masks, const place<D, NT> &at)
 {
     const int ld_staged = 2 * s.staged + 8, from = at.share * (s.f / sharing(D)) + begin;
-    real16 *to = staged + at.share * count;
+    ps_real *to = staged + at.share * count;
     uint32_t next = DROP ? masks[from / 2] : 0;
 #pragma unroll 1
     for (int column = from; column < from + count; column += 16, to += 16) {
@@ -385,7 +401,7 @@ feed_forward_backward(float (&dx)[2][4], const uint32_t (&a)[D / 16][4], const u
             dz[j / 4][j % 4] *= fmaf(v * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), one);
             v *= one;
         }
-        uint32_t hidden[4], d_hidden[4];
+        ps_pair hidden[4], d_hidden[4];
         pack_operand(hidden, z[0], z[1]);
         pack_operand(d_hidden, dz[0], dz[1]);
         if constexpr (DROP) {
@@ -396,11 +412,11 @@ feed_forward_backward(float (&dx)[2][4], const uint32_t (&a)[D / 16][4], const u
                 d_hidden[j] &= m;
             }
         }
-        ps_store_operand(to, ld_staged * 2, hidden);
-        ps_store_operand(to + s.staged, ld_staged * 2, d_hidden);
+        store_operand(to, ld_staged, hidden, at);
+        store_operand(to + s.staged, ld_staged, d_hidden, at);
         if constexpr (D == 16) {
-            uint32_t b[4];
-            ps_ldmatrix4(b, w.w_1 + column + at.other * (s.f + 8) + at.across);
+            ps_pair b[4];
+            load_b_transposed(b, lane_b_transposed<4>(w.w_1 + column, s.f + 8, at), s.f + 8, at);
             ps_mma16(dx[0], d_hidden, b[0], b[1], dx[0]);
             ps_mma16(dx[1], d_hidden, b[2], b[3], dx[1]);
         }
@@ -417,16 +433,16 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
     float4 *const table = (float4 *)shared_memory;
     char *const weights = (char *)shared_memory + TABLE_BYTES;
     const struct sizes z = sizes_of(x);
-    const int bytes = layer_bytes(D, z.f), unit_stride = unit_bytes(D, NT, true, z.staged) / 2;
+    const int bytes = layer_bytes(D, z.f), unit_stride = unit_bytes(D, NT, true, z.staged) / REAL_BYTES;
     place<D, NT> at;
-    real16 *const units = (real16 *)(weights + (x.resident ? x.layers : 1) * bytes);
+    ps_real *const units = (ps_real *)(weights + (x.resident ? x.layers : 1) * bytes);
     /* X: xhat of LN2, then the gradient of merged, then xhat of LN1. G: the gradient entering W_2, then W_o. M: LN2's output, LN1's
      * output, merged. */
     constexpr int TO_G = NT * 16 * LD, TO_M = 2 * TO_G, TO_QKV = 3 * TO_G, TO_STATISTICS = TO_QKV + NT * 16 * LD_QKV;
-    constexpr int TO_SCRATCH = TO_STATISTICS + statistics_bytes(D, NT) / 2;
-    real16 *const X = units + at.unit * unit_stride, *const G = X + TO_G, *const M = X + TO_M, *const qkv = X + TO_QKV;
+    constexpr int TO_SCRATCH = TO_STATISTICS + statistics_bytes(D, NT) / REAL_BYTES;
+    ps_real *const X = units + at.unit * unit_stride, *const G = X + TO_G, *const M = X + TO_M, *const qkv = X + TO_QKV;
     char *const statistics = (char *)(X + TO_STATISTICS);
-    real16 *const scratch = X + TO_SCRATCH;
+    ps_real *const scratch = X + TO_SCRATCH;
     const int share_f = z.f / W, share_staged = z.staged / W, heads = 16 / z.e, warps = (int)blockDim.x / 32;
     const int warp = (int)threadIdx.x / 32, ld_staged = 2 * z.staged + 8;
     fill_table<D, NT>(table, x.n, at);
@@ -448,7 +464,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             const uint32_t *const masks = !z.drop                         ? NULL
                                           : at.global_tile < x.units * NT ? masks_at<D, NT>(x, z, l, at)
                                                                           : x.masks + at.g;
-            uint32_t all[D / 16][4], xhat[4], a[4];
+            ps_pair all[D / 16][4], xhat[4], a[4];
             float rstd[2], dx[2][4], v[2][4];
 
             /* y = r + drop(hidden W_2 + b_2) */
@@ -463,15 +479,15 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             }
             normalise<D, NT>(v, rstd, dx, x.epsilon, statistics_at<D, NT>(statistics, 0, at), at);
             pack_operand(xhat, v[0], v[1]);
-            ps_store_operand(X + at.row * LD + at.share * 16, LD * 2, xhat);
+            store_operand(X + at.row * LD + at.share * 16, LD, xhat, at);
             scale_shift(a, v, w.ln2_gamma + at.share * 16, w.ln2_beta + at.share * 16, at.q);
             gather<D, NT>(all, a, M, at);
             clear(dx);
             {
-                uint32_t dm[D / 16][4];
+                ps_pair dm[D / 16][4];
                 branch_gradient<D, NT>(dm, G, g, x.drop_scale * x.half_scale,
                                        z.drop ? masks + (D / 16 + z.f / 16 + at.share) * 8 : NULL, at);
-                real16 *const staged = scratch + at.tile * 16 * ld_staged;
+                ps_real *const staged = scratch + at.tile * 16 * ld_staged;
 #pragma unroll 1
                 for (int begin = 0; begin < share_f; begin += share_staged) {
                     if (begin > 0) {
@@ -519,7 +535,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             clear(dx);
             multiply_transposed<D, NT>(dx, all, w.w_o + at.share * 16 * LD, LD, at);
             pack_operand(a, dx[0], dx[1]);
-            ps_store_operand(X + at.row * LD + at.share * 16, LD * 2, a);
+            store_operand(X + at.row * LD + at.share * 16, LD, a, at);
 
             load_rows<D, NT>(dx, x.u + l * x.rows * D, at);
             normalise<D, NT>(v, rstd, dx, x.epsilon, statistics_at<D, NT>(statistics, 2, at), at);
@@ -530,13 +546,13 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             at.sync();
 
             /* A = softmax(q k' / sqrt(e)), merged = A v */
-            real16 *const mine = qkv + at.row * LD_QKV + at.share * 16;
-            const real16 *const queries = qkv + at.share * 16, *const keys = queries + D;
-            const real16 *const values = keys + D, *const d_merged = X + at.share * 16;
-            real16 *const P = scratch + at.share * (2 * NT * 16 * LD_P), *const S = P + NT * 16 * LD_P;
-            uint32_t all_queries[4], all_d_merged[4];
-            ps_ldmatrix4(all_queries, mine + at.near * LD_QKV + at.far);
-            ps_ldmatrix4(all_d_merged, d_merged + (at.tile * 16 + at.near) * LD + at.far);
+            ps_real *const mine = qkv + at.row * LD_QKV + at.share * 16;
+            const ps_real *const queries = qkv + at.share * 16, *const keys = queries + D;
+            const ps_real *const values = keys + D, *const d_merged = X + at.share * 16;
+            ps_real *const P = scratch + at.share * (2 * NT * 16 * LD_P), *const S = P + NT * 16 * LD_P;
+            ps_pair all_queries[4], all_d_merged[4];
+            load_a(all_queries, lane_a(mine, LD_QKV, at), LD_QKV, at);
+            load_a(all_d_merged, lane_a(d_merged + at.tile * 16 * LD, LD, at), LD, at);
 #pragma unroll 1
             for (int i = 0; i < heads; i++) {
                 constexpr int HT = NARROW ? 1 : 2;
@@ -557,7 +573,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                             s = ps_exp2(fmaf(s, x.scale_log2e, -log_sum[k % 4 / 2]));
                         }
                         pack_operand(a, p[2 * j], p[2 * j + 1]);
-                        ps_store_operand(P + at.tile * 16 * LD_P + j * 16, LD_P * 2, a);
+                        store_operand(P + at.tile * 16 * LD_P + j * 16, LD_P, a, at);
                         mix<D, NT, NARROW>(o, a, h, values + j * 16 * LD_QKV, LD_QKV, at);
                     }
                     put_head<D, NT, NARROW>(M + at.row * LD + at.share * 16, LD, o, 1.0f, 1.0f, h, at);
@@ -583,7 +599,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                         dp[2 * j + k / 4][k % 4] *= p[2 * j + k / 4][k % 4];
                     }
                     pack_operand(a, dp[2 * j], dp[2 * j + 1]);
-                    ps_store_operand(S + at.tile * 16 * LD_P + j * 16, LD_P * 2, a);
+                    store_operand(S + at.tile * 16 * LD_P + j * 16, LD_P, a, at);
                     mix<D, NT, NARROW>(dq, a, h, keys + j * 16 * LD_QKV, LD_QKV, at);
                 }
                 at.sync(); /* the head's k and v are free, A and its gradient are there */
@@ -592,10 +608,10 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                 clear(dv);
 #pragma unroll
                 for (int j = 0; j < NT; j++) {
-                    const int from = (j * 16 + at.other) * LD_P + at.tile * 16 + at.across;
-                    ps_ldmatrix4_transposed(a, P + from);
+                    const int from = j * 16 * LD_P + at.tile * 16;
+                    load_a_transposed(a, lane_a_transposed(P, LD_P, at) + from, LD_P, at);
                     mix<D, NT, NARROW>(dv, a, h, d_merged + j * 16 * LD, LD, at);
-                    ps_ldmatrix4_transposed(a, S + from);
+                    load_a_transposed(a, lane_a_transposed(S, LD_P, at) + from, LD_P, at);
                     mix<D, NT, NARROW>(dk, a, h, queries + j * 16 * LD_QKV, LD_QKV, at);
                 }
                 put_head<D, NT, NARROW>(mine + D, LD_QKV, dk, x.scale, x.scale, h, at);
@@ -603,7 +619,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                 at.sync();
                 put_head<D, NT, NARROW>(mine, LD_QKV, dq, x.scale, x.scale, h, at);
             }
-            ps_store_operand(X + at.row * LD + at.share * 16, LD * 2, xhat);
+            store_operand(X + at.row * LD + at.share * 16, LD, xhat, at);
             const bool embed = l == 0 && x.embed.partial;
             if (embed) {
                 stage_patches<D, NT>(scratch, x, group * x.block_units + at.unit, at);
@@ -623,7 +639,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                 } else {
                     embed_operand<D, NT, false>(a, g, x, at);
                 }
-                ps_store_operand(scratch + at.row * pitch + at.share * 16, pitch * 2, a);
+                store_operand(scratch + at.row * pitch + at.share * 16, pitch, a, at);
                 ps_copy_wait();
             }
             __syncthreads();
@@ -645,6 +661,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
         }
     }
 }
+#endif
 
 /* ---- the sum over blocks ---- */
 
@@ -822,17 +839,20 @@ static kernel_function *kernel_of(int d, const struct plan &p, bool backward, co
 {
     const bool narrow = x.e < 16;
     const int tiles = p.tiles;
-    return d == 16   ? kernel_of_tiles<16>(tiles, backward, narrow)
-           : d == 32 ? kernel_of_tiles<32>(tiles, backward, narrow)
-                     : kernel_of_tiles<64>(tiles, backward, narrow);
+#ifndef PS_COMPILE_TF32
+    if (d == 64) {
+        return kernel_of_tiles<64>(tiles, backward, narrow);
+    }
+#endif
+    return d == 16 ? kernel_of_tiles<16>(tiles, backward, narrow) : kernel_of_tiles<32>(tiles, backward, narrow);
 }
 
 static int sizes_fit(const struct ps_encoder_small *e)
 {
     const int64_t d = e->d_model, head = e->n_heads > 0 ? d / e->n_heads : 0;
-    return (d == 16 || d == 32 || d == 64) && head * e->n_heads == d && (head == 4 || head == 8 || head == 16) && e->patches >= 1 &&
-           e->patches <= 64 && e->d_ff >= d && e->d_ff <= 256 && e->d_ff % d == 0 && e->layers >= 1 && e->layers <= 64 &&
-           e->sequences >= 1 && e->sequences <= INT32_MAX;
+    return (d == 16 || d == 32 || (d == 64 && PS_REAL16 != PS_F32)) && head * e->n_heads == d &&
+           (head == 4 || head == 8 || head == 16) && e->patches >= 1 && e->patches <= 64 && e->d_ff >= d && e->d_ff <= 256 &&
+           e->d_ff % d == 0 && e->layers >= 1 && e->layers <= 64 && e->sequences >= 1 && e->sequences <= INT32_MAX;
 }
 
 static void units_of(const struct ps_encoder_small *e, struct plan *p)
@@ -841,6 +861,16 @@ static void units_of(const struct ps_encoder_small *e, struct plan *p)
     p->tiles = (n + 15) / 16;
     p->unit_rows = n * sequences;
     p->units = (e->sequences + sequences - 1) / sequences;
+}
+
+static int64_t unit_of(int d, int tiles, bool backward, int staged)
+{
+#ifdef PS_COMPILE_TF32
+    if (backward) {
+        return places_of(d, tiles).size * (int64_t)sizeof(ps_real);
+    }
+#endif
+    return unit_bytes(d, tiles, backward, staged);
 }
 
 /* Fewest rounds over the units first, then weights that stay, then the fewest stages of d_ff. */
@@ -876,13 +906,15 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
         units_of(e, &p);
         const int warps = p.tiles * W;
         const int most = most_threads(d) / 32 / warps;
-        for (p.resident = 1; p.resident >= 0; p.resident--) {
-            for (p.staged = f; p.staged >= d; p.staged -= d) {
-                if (f % p.staged != 0 || (!backward && p.staged != f)) {
+        const bool turns = backward && PS_REAL16 == PS_F32, stages = backward && !turns;
+        for (int there = (int)e->layers; there >= 1; there = turns && there > 2 ? 2 : there > 1 ? 1 : 0) {
+            p.resident = turns ? there : there == e->layers;
+            for (p.staged = f; p.staged >= (stages ? d : f); p.staged -= d) {
+                if (f % p.staged != 0) {
                     continue;
                 }
-                const int64_t weights = TABLE_BYTES + (p.resident ? e->layers : 1) * (int64_t)layer_bytes(d, f);
-                const int64_t unit = unit_bytes(d, p.tiles, backward, p.staged);
+                const int64_t weights = TABLE_BYTES + there * (int64_t)layer_bytes(d, f);
+                const int64_t unit = unit_of(d, p.tiles, backward, p.staged);
                 int64_t units = (shared - weights) / unit;
                 units = shared < weights ? 0 : units > most ? most : units;
                 units = warps > 1 && units > 15 ? 15 : units; /* a barrier each */
@@ -913,10 +945,10 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
     return PS_OK;
 }
 
-/* What is kept, in order: r, lse, masks, the embedding's masks. */
+/* What is kept, in order: r, lse, moments or merged, masks, the embedding's masks. */
 static size_t kept_r(const struct ps_encoder_small *e)
 {
-    return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(real16) + 255) / 256 * 256;
+    return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(ps_real) + 255) / 256 * 256;
 }
 
 static size_t kept_lse(const struct ps_encoder_small *e)
@@ -924,9 +956,12 @@ static size_t kept_lse(const struct ps_encoder_small *e)
     return ((size_t)(e->layers * e->n_heads * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
 }
 
-static size_t kept_rstd(const struct ps_encoder_small *e)
+/* encoder_wide.cu's deviations, or tf32's merged. */
+static size_t kept_beside(const struct ps_encoder_small *e)
 {
-    return ps_encoder_wide_fits(e) ? ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256 : 0;
+    return PS_REAL16 == PS_F32       ? kept_r(e)
+           : ps_encoder_wide_fits(e) ? ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256
+                                     : 0;
 }
 
 static size_t kept_masks(const struct ps_encoder_small *e, const struct plan *p)
@@ -943,7 +978,7 @@ size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
     }
     units_of(e, &p);
     const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
-    const size_t bytes = kept_r(e) + kept_lse(e) + kept_rstd(e) + kept_masks(e, &p) + (size_t)words * sizeof(uint32_t);
+    const size_t bytes = kept_r(e) + kept_lse(e) + kept_beside(e) + kept_masks(e, &p) + (size_t)words * sizeof(uint32_t);
     const size_t narrow = ps_encoder_narrow_serves(e) ? ps_encoder_narrow_kept_bytes(e) : 0;
     return bytes > narrow ? bytes : narrow; /* which kernels run, the number of sequences tells */
 }
@@ -997,9 +1032,14 @@ int ps_encoder_small_embeds(const struct ps_encoder_small *e)
     if (p.narrow) {
         return floats <= ps_encoder_narrow_window_floats();
     }
-    return floats <= p.tiles * 16 * (3 * d + 8) / 2 &&
-           (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(real16) <=
-               (size_t)scratch_bytes((int)d, p.tiles, p.staged);
+#ifdef PS_COMPILE_TF32
+    const struct unit_places places = places_of((int)d, p.tiles);
+    const size_t room = (size_t)(places.size - places.m) * sizeof(ps_real);
+#else
+    const size_t room = (size_t)scratch_bytes((int)d, p.tiles, p.staged);
+#endif
+    return floats * (int)sizeof(float) <= p.tiles * 16 * (3 * d + 8) * REAL_BYTES &&
+           (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(ps_real) <= room;
 }
 
 enum ps_status ps_encoder_small_supported(const struct ps_encoder_small *e)
@@ -1033,10 +1073,10 @@ static void embed_make(const struct ps_encoder_small *e, const struct plan *p, s
     x->sequences = p->unit_rows / (int)e->patches;
     x->all = (uint32_t)e->sequences;
     if (f) {
-        x->weight = (const real16 *)f->weight.data;
+        x->weight = (const ps_real *)f->weight.data;
         x->bias = (const float *)f->bias.data;
         x->position = (const float *)f->position.data;
-        x->patches = (real16 *)f->patches.data;
+        x->patches = (ps_real *)f->patches.data;
         x->mean = (float *)f->mean.data;
         x->std = (float *)f->std.data;
         x->windows = ps_windows_of(&f->inputs, &f->indices);
@@ -1050,7 +1090,7 @@ static void embed_make(const struct ps_encoder_small *e, const struct plan *p, s
         x->site = f->dropout.site;
     }
     if (b) {
-        x->patches = (real16 *)b->patches.data;
+        x->patches = (ps_real *)b->patches.data;
         x->d_weight = (float *)b->d_weight.data;
         x->d_bias = (float *)b->d_bias.data;
         x->d_position = (float *)b->d_position.data;
@@ -1068,11 +1108,11 @@ static void head_make(const struct ps_encoder_small *e, struct small_head *x)
     const struct ps_head_step *h = e->head;
     const struct ps_head_gradient *g = e->head_gradient;
     if (h) {
-        x->weight = (const real16 *)h->weight.data;
+        x->weight = (const ps_real *)h->weight.data;
         x->bias = (const float *)h->bias.data;
         x->targets = ps_windows_of(&h->targets, &h->indices);
-        x->dx = (real16 *)h->dx.data;
-        x->dz = (real16 *)h->dz.data;
+        x->dx = (ps_real *)h->dx.data;
+        x->dz = (ps_real *)h->dz.data;
         x->partials = (double *)h->partials.data;
         x->rows = (int)h->partials.size[0];
         x->horizon = (int)e->pred_len;
@@ -1081,7 +1121,7 @@ static void head_make(const struct ps_encoder_small *e, struct small_head *x)
     if (g) {
         x->d_weight = (float *)g->d_weight.data;
         x->d_bias = (float *)g->d_bias.data;
-        x->dx = (real16 *)g->dx.data;
+        x->dx = (ps_real *)g->dx.data;
         x->partials = (double *)g->partials.data;
         x->rows = (int)g->partials.size[0];
         x->horizon = (int)e->pred_len;
@@ -1098,7 +1138,7 @@ static void update_make(const struct ps_encoder_small *e, struct small_update *x
         x->parameters = (float *)u->parameters.data;
         x->m = (float *)u->m.data;
         x->v = (double *)u->v.data;
-        x->copy = (real16 *)u->copy.data;
+        x->copy = (ps_real *)u->copy.data;
         x->learning_rates = (const double *)u->learning_rates.data;
         x->state = u->state;
         x->plain = ps_adamw_plain_of(u);
@@ -1122,12 +1162,12 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
     x.resident = p->resident;
     x.staged = p->staged;
     x.at = e->offsets;
-    x.weights = (const real16 *)e->weights;
+    x.weights = (const ps_real *)e->weights;
     x.parameters = e->parameters;
     x.gradients = e->gradients;
-    x.u = (real16 *)e->u;
-    x.du = (real16 *)e->du;
-    x.dy = (const real16 *)e->dy;
+    x.u = (ps_real *)e->u;
+    x.du = (ps_real *)e->du;
+    x.dy = (const ps_real *)e->dy;
     if (p->narrow) {
         x.masks = (uint32_t *)e->kept;
         x.kept_tiles = ps_encoder_narrow_tiles(e);
@@ -1136,11 +1176,12 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
         }
     } else if (e->kept) {
         char *kept = (char *)e->kept;
-        x.r = (real16 *)kept;
+        x.r = (ps_real *)kept;
         x.lse = (float *)(kept + kept_r(e));
         x.rstd = (float *)(kept + kept_r(e) + kept_lse(e));
+        x.merged = (ps_real *)x.rstd;
         if (e->dropout.threshold) {
-            x.masks = (uint32_t *)(kept + kept_r(e) + kept_lse(e) + kept_rstd(e));
+            x.masks = (uint32_t *)(kept + kept_r(e) + kept_lse(e) + kept_beside(e));
             x.embed.masks = (uint32_t *)((char *)x.masks + kept_masks(e, p));
         }
     }

@@ -18,13 +18,13 @@ namespace PS_REAL16_SPACE
 struct ps_encoder_small {
     int64_t sequences, patches, d_model, n_heads, d_ff, layers; /* S, N, d, h, f */
     struct ps_encoder_layout offsets;
-    const void *weights;     /* flat, real16 */
+    const void *weights;     /* flat, real */
     const float *parameters; /* flat, fp32: biases, gamma and beta are read here */
     float *gradients;        /* flat, fp32, +=; backward only */
-    void *u;                 /* real16 [layers + 1, R, d]: u[0] is read, the others are written */
+    void *u;                 /* real [layers + 1, R, d]: u[0] is read, the others are written */
     void *kept;              /* what backward reads again: ps_encoder_small_kept_bytes; NULL forward: nothing is kept (inference) */
-    const void *dy;          /* real16 [R, d], gradient of u[layers] */
-    void *du;                /* real16 [R, d], gradient of u[0]; may be dy */
+    const void *dy;          /* real [R, d], gradient of u[layers] */
+    void *du;                /* real [R, d], gradient of u[0]; may be dy */
     void *workspace;         /* ps_encoder_small_workspace_bytes, zeroed once when it is allocated; backward only */
     /* The first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); three more a layer. */
     struct ps_dropout dropout;
@@ -40,7 +40,7 @@ struct ps_encoder_small {
     bool fresh;                                     /* the kernel before may have written weights or parameters */
 };
 
-/* Bytes kept between forward and backward: the residual stream after attention (real16), log of softmax's sums (fp32), and one bit
+/* Bytes kept between forward and backward: the residual stream after attention (real), log of softmax's sums (fp32), and one bit
  * an element of dropout's masks when `dropout`. 0 for sizes that are not served. */
 size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e);
 /* Bytes of the partial weight gradients, on the current device. 0 for sizes that are not served. */

@@ -67,9 +67,9 @@ static __host__ __device__ constexpr int most_threads(int d)
 
 /* The embedding's part of it: encoder_embed.cuh. Forward it is asked for when `weight` is there, backward when `partial` is. */
 struct small_embedding {
-    const real16 *weight;
+    const ps_real *weight;
     const float *bias, *position;
-    real16 *patches;
+    ps_real *patches;
     float *mean, *std;
     struct ps_cuda_windows windows;
     const struct ps_step_state *state;
@@ -85,10 +85,10 @@ struct small_embedding {
 
 /* The head's: encoder_head.cuh. It is asked for when `weight` is there, with the embedding. */
 struct small_head {
-    const real16 *weight; /* [N d, H] */
+    const ps_real *weight; /* [N d, H] */
     const float *bias;
     struct ps_cuda_windows targets;
-    real16 *dx, *dz;
+    ps_real *dx, *dz;
     double *partials; /* [rows, H + 1] */
     int rows, horizon;
     float scale; /* 2 / (S H) */
@@ -105,7 +105,7 @@ struct small_head {
 struct small_update {
     float *parameters, *m;
     double *v;
-    real16 *copy;
+    ps_real *copy;
     const double *learning_rates;
     struct ps_step_state *state;
     struct ps_adamw_plain plain;
@@ -116,14 +116,15 @@ struct small {
     int n, unit_rows; /* N; rows of a unit that exist: N, or N times the sequences in a tile */
     int e, f, heads, layers;
     int64_t rows, units;       /* R */
-    int block_units, resident; /* units a block works on at once; all layers' weights are in shared memory */
+    int block_units, resident; /* units a block works on at once; all layers' weights are in shared memory, in
+                                * encoder_small_tf32.cuh: how many layers' */
     int staged;                /* columns of f staged at once */
     struct ps_encoder_layout at;
-    const real16 *weights;
+    const ps_real *weights;
     const float *parameters;
     float *gradients;
-    real16 *u, *r, *du;
-    const real16 *dy;
+    ps_real *u, *r, *du;
+    const ps_real *dy;
     float *lse;         /* [layers, heads, R]: log2 of softmax's sums */
     float *rstd;        /* encoder_wide.cu: [layers, 2, R]: 1 / deviation of LN1's rows, LN2's */
     uint32_t *masks;    /* [layers, tiles, f/16 + 2d/16, 8] */
@@ -151,6 +152,7 @@ struct small {
     struct small_embedding embed;
     struct small_head head;
     struct small_update update;
+    ps_real *merged; /* encoder_small_tf32.cuh: [layers, R, d]: attention's output before W_o */
 };
 
 struct sizes {
@@ -165,15 +167,17 @@ static __device__ __forceinline__ struct sizes sizes_of(const struct small &x)
 
 /* ---- shared memory ---- */
 
-/* One layer's parameters. Rows are 16 bytes longer than the matrix, so that 8 rows of 16 bytes lie in all banks. */
+enum { REAL_BYTES = (int)sizeof(ps_real) };
+
+/* One layer's parameters. Rows are 8 elements longer than the matrix, a multiple of 16: see store_operand. */
 template <int D> struct layer_weights {
-    real16 *w_qkv, *w_o, *w_1, *w_2;
+    ps_real *w_qkv, *w_o, *w_1, *w_2;
     float *b_qkv, *b_o, *b_1, *b_2, *ln1_gamma, *ln1_beta, *ln2_gamma, *ln2_beta;
     static constexpr int LD_QKV = 3 * D + 8, LD = D + 8;
 
     __device__ __forceinline__ layer_weights(char *p, int f)
     {
-        w_qkv = (real16 *)p;
+        w_qkv = (ps_real *)p;
         w_o = w_qkv + D * LD_QKV;
         w_1 = w_o + D * LD;
         w_2 = w_1 + D * (f + 8);
@@ -190,7 +194,7 @@ template <int D> struct layer_weights {
 
 static __host__ __device__ constexpr int layer_bytes(int d, int f)
 {
-    return 2 * (d * (3 * d + 8) + d * (d + 8) + d * (f + 8) + f * (d + 8)) + 4 * (9 * d + f);
+    return REAL_BYTES * (d * (3 * d + 8) + d * (d + 8) + d * (f + 8) + f * (d + 8)) + 4 * (9 * d + f);
 }
 
 /* Bytes of hidden scores' table (place::hidden), which lies first. */
@@ -205,14 +209,14 @@ static __host__ __device__ constexpr int statistics_bytes(int d, int tiles)
 /* Bytes of a row in the buffers: forward A [d] (d > 16) and QKV [3d]; backward X, G, M [d] and QKV. */
 static __host__ __device__ constexpr int row_bytes(int d, bool backward)
 {
-    return 2 * ((backward ? 3 : d > 16 ? 1 : 0) * (d + 8) + 3 * d + 8);
+    return REAL_BYTES * ((backward ? 3 : d > 16 ? 1 : 0) * (d + 8) + 3 * d + 8);
 }
 
 /* Bytes of what comes last in a unit backward: each warp's A and its gradient, or the staged columns of d_ff. */
 static __host__ __device__ constexpr int scratch_bytes(int d, int tiles, int staged)
 {
-    const int pairs = sharing(d) * 4 * tiles * 16 * (tiles * 16 + 8), staging = tiles * 16 * 2 * (2 * staged + 8);
-    return pairs > staging ? pairs : staging;
+    const int pairs = sharing(d) * 2 * tiles * 16 * (tiles * 16 + 8), staging = tiles * 16 * (2 * staged + 8);
+    return REAL_BYTES * (pairs > staging ? pairs : staging);
 }
 
 /* Bytes of a unit: its rows' buffers, its statistics, and what comes last: forward the warps' partial sums, backward the
@@ -224,13 +228,32 @@ static __host__ __device__ constexpr int unit_bytes(int d, int tiles, bool backw
            (backward ? scratch_bytes(d, tiles, staged) : partial);
 }
 
-/* rows x columns of real16, to rows of ld elements; a row is `pieces` pieces of 16 bytes. */
-static __device__ __forceinline__ void stage_matrix(real16 *to, int ld, const real16 *from, int rows, int pieces)
+/* Where row r of a matrix lies. */
+static __device__ __forceinline__ int ps_place(int r)
+{
+#ifdef PS_COMPILE_TF32
+    return (r & ~3) + (((r & 1) << 1 | (r >> 1 & 1)) ^ (r >> 1 & 2)); /* 0 2 1 3 6 4 7 5 */
+#else
+    return r;
+#endif
+}
+
+/* rows x columns of ps_real, to rows of ld elements; a row is `pieces` pieces of 16 bytes. ROUND: what the thread has copied so is
+ * rounded where it lies. */
+template <bool ROUND = false>
+static __device__ __forceinline__ void stage_matrix(ps_real *to, int ld, const ps_real *from, int rows, int pieces)
 {
     const int step_row = (int)blockDim.x / pieces, step_piece = (int)blockDim.x - step_row * pieces;
     int row = (int)threadIdx.x / pieces, piece = (int)threadIdx.x - row * pieces;
     while (row < rows) {
-        ps_copy_async(to + row * ld + piece * 8, from + (row * pieces + piece) * 8);
+        ps_real *const at = to + ps_place(row) * ld + piece * ps_vector<ps_real>;
+#ifdef PS_COMPILE_TF32
+        if constexpr (ROUND) {
+            const float4 v = *(const float4 *)at;
+            *(uint4 *)at = make_uint4(ps_round_up(v.x), ps_round_up(v.y), ps_round_up(v.z), ps_round_up(v.w));
+        } else
+#endif
+            ps_copy_async(at, from + (row * pieces + piece) * ps_vector<ps_real>);
         row += step_row;
         piece += step_piece;
         if (piece >= pieces) {
@@ -252,12 +275,13 @@ template <int D>
 static __device__ __forceinline__ void stage_layer(const struct small &x, const struct sizes &z, int layer,
                                                    const layer_weights<D> &to)
 {
-    const real16 *w = x.weights + layer * x.at.matrix_stride;
+    constexpr int PIECE = ps_vector<ps_real>;
+    const ps_real *w = x.weights + layer * x.at.matrix_stride;
     const float *p = x.parameters + layer * x.at.vector_stride;
-    stage_matrix(to.w_qkv, to.LD_QKV, w + x.at.w_qkv, D, 3 * D / 8);
-    stage_matrix(to.w_o, to.LD, w + x.at.w_o, D, D / 8);
-    stage_matrix(to.w_1, z.f + 8, w + x.at.w_1, D, z.f / 8);
-    stage_matrix(to.w_2, to.LD, w + x.at.w_2, z.f, D / 8);
+    stage_matrix(to.w_qkv, to.LD_QKV, w + x.at.w_qkv, D, 3 * D / PIECE);
+    stage_matrix(to.w_o, to.LD, w + x.at.w_o, D, D / PIECE);
+    stage_matrix(to.w_1, z.f + 8, w + x.at.w_1, D, z.f / PIECE);
+    stage_matrix(to.w_2, to.LD, w + x.at.w_2, z.f, D / PIECE);
     stage_vector(to.b_qkv, p + x.at.b_qkv, 3 * D);
     stage_vector(to.b_o, p + x.at.b_o, D);
     stage_vector(to.b_2, p + x.at.b_2, D);
@@ -268,6 +292,18 @@ static __device__ __forceinline__ void stage_layer(const struct small &x, const 
     stage_vector(to.b_1, p + x.at.b_1, z.f);
 }
 
+/* After ps_copy_wait, and before others read them: this thread's copies, rounded. */
+template <int D> static __device__ __forceinline__ void round_layer(const struct sizes &z, const layer_weights<D> &to)
+{
+#ifdef PS_COMPILE_TF32
+    constexpr int PIECE = ps_vector<ps_real>;
+    stage_matrix<true>(to.w_qkv, to.LD_QKV, NULL, D, 3 * D / PIECE);
+    stage_matrix<true>(to.w_o, to.LD, NULL, D, D / PIECE);
+    stage_matrix<true>(to.w_1, z.f + 8, NULL, D, z.f / PIECE);
+    stage_matrix<true>(to.w_2, to.LD, NULL, z.f, D / PIECE);
+#endif
+}
+
 /* ---- a warp's place ---- */
 
 template <int D, int NT> struct place {
@@ -275,8 +311,12 @@ template <int D, int NT> struct place {
     int lane, g, q;        /* g = lane / 4, q = lane % 4: see warp_mma.cuh */
     int unit, tile, share; /* of the block; of the unit; of the tile */
     int row;               /* the tile's first row in the unit's buffers */
-    int near, far;         /* lane's row and column for operands as they lie .. */
-    int other, across;     /* .. and for transposed ones */
+#ifdef PS_COMPILE_TF32
+    int straight, even, down; /* where rows g and 2q lie, and from there to 2q + 1 */
+#else
+    int near, far;     /* lane's row and column for operands as they lie .. */
+    int other, across; /* .. and for transposed ones */
+#endif
     /* Of the unit at hand: */
     int64_t first; /* row g of the tile in [R, ..] */
     bool here[2];  /* rows g and g + 8 exist */
@@ -295,10 +335,16 @@ template <int D, int NT> struct place {
         tile = warp % TEAM / W;
         share = warp % W;
         row = tile * 16;
+#ifdef PS_COMPILE_TF32
+        straight = ps_place(g);
+        even = ps_place(2 * q);
+        down = ps_place(2 * q + 1) - even;
+#else
         near = lane % 16;
         far = lane / 16 * 8;
         other = (lane & 7) + (lane >> 1 & 8);
         across = lane & 8;
+#endif
     }
     __device__ __forceinline__ void take(const struct small &x, int64_t u)
     {
@@ -319,25 +365,161 @@ template <int D, int NT> struct place {
     }
 };
 
+/* ---- operands in shared memory ----
+ *
+ * p is the first element of 16 rows by 16 columns in rows of ld elements; ld is 8 beyond a multiple of 16. In tf32, whose lanes
+ * load and store pairs of a row or, across rows, single elements, each 8 rows lie in another order (ps_place), so that neither
+ * meets another lane's bank: ps_place(0 .. 3), (4 .. 7), (0, 2, 4, 6) and (1, 3, 5, 7) are all different modulo 4. */
+
+#ifdef PS_COMPILE_TF32
+/* The A operand to its rows. */
+template <class P> static __device__ __forceinline__ void store_operand(ps_real *p, int ld, const ps_pair (&r)[4], const P &at)
+{
+    p += at.straight * ld + at.q * 2;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        *(ps_pair *)(p + i % 2 * 8 * ld + i / 2 * 8) = r[i];
+    }
+}
+
+/* What lane loads from, for load_a .. */
+template <class P> static __device__ __forceinline__ const ps_real *lane_a(const ps_real *p, int ld, const P &at)
+{
+    return p + at.straight * ld + at.q * 2;
+}
+
+/* .. and load_b. */
+template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b(const ps_real *p, int ld, const P &at)
+{
+    return p + at.even * ld + at.g;
+}
+
+template <class P> static __device__ __forceinline__ const ps_real *lane_a_transposed(const ps_real *p, int ld, const P &at)
+{
+    return lane_b<4>(p, ld, at);
+}
+
+template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b_transposed(const ps_real *p, int ld, const P &at)
+{
+    return lane_a(p, ld, at);
+}
+
+/* The A operand of these rows. */
+template <class P> static __device__ __forceinline__ void load_a(ps_pair (&r)[4], const ps_real *p, int ld, const P &)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        r[i] = *(const ps_pair *)(p + i % 2 * 8 * ld + i / 2 * 8);
+    }
+}
+
+/* Two neighbours of a column. */
+template <class P> static __device__ __forceinline__ ps_pair load_down(const ps_real *p, int ld, const P &at)
+{
+    return make_uint2(__float_as_uint(*p), __float_as_uint(p[at.down * ld]));
+}
+
+/* The A operand of the matrix transposed. */
+template <class P> static __device__ __forceinline__ void load_a_transposed(ps_pair (&r)[4], const ps_real *p, int ld, const P &at)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        r[i] = load_down(p + i / 2 * 8 * ld + i % 2 * 8, ld, at);
+    }
+}
+
+/* The B operands of 16 columns, r[0] and r[1] the first 8's, or of 8. */
+template <int R, class P> static __device__ __forceinline__ void load_b(ps_pair (&r)[R], const ps_real *p, int ld, const P &at)
+{
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        r[i] = load_down(p + i % 2 * 8 * ld + i / 2 * 8, ld, at);
+    }
+}
+
+/* The B operands of the matrix transposed; two of them are the first half of k for 16 columns. */
+template <int R, class P>
+static __device__ __forceinline__ void load_b_transposed(ps_pair (&r)[R], const ps_real *p, int ld, const P &)
+{
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        r[i] = *(const ps_pair *)(p + (R == 4 ? i / 2 : i) * 8 * ld + (R == 4 ? i % 2 * 8 : 0));
+    }
+}
+#else
+template <class P> static __device__ __forceinline__ void store_operand(ps_real *p, int ld, const ps_pair (&r)[4], const P &)
+{
+    ps_store_operand(p, ld * 2, r);
+}
+
+template <class P> static __device__ __forceinline__ const ps_real *lane_a(const ps_real *p, int ld, const P &at)
+{
+    return p + at.near * ld + at.far;
+}
+
+template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b(const ps_real *p, int ld, const P &at)
+{
+    return R == 4 ? p + at.near * ld + at.far : p + at.near * ld;
+}
+
+template <class P> static __device__ __forceinline__ const ps_real *lane_a_transposed(const ps_real *p, int ld, const P &at)
+{
+    return p + at.other * ld + at.across;
+}
+
+template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b_transposed(const ps_real *p, int ld, const P &at)
+{
+    return R == 4 ? p + at.other * ld + at.across : p + at.near * ld;
+}
+
+template <class P> static __device__ __forceinline__ void load_a(ps_pair (&r)[4], const ps_real *p, int, const P &)
+{
+    ps_ldmatrix4(r, p);
+}
+
+template <class P> static __device__ __forceinline__ void load_a_transposed(ps_pair (&r)[4], const ps_real *p, int, const P &)
+{
+    ps_ldmatrix4_transposed(r, p);
+}
+
+template <class P> static __device__ __forceinline__ void load_b(ps_pair (&r)[4], const ps_real *p, int, const P &)
+{
+    ps_ldmatrix4_transposed(r, p);
+}
+
+template <class P> static __device__ __forceinline__ void load_b(ps_pair (&r)[2], const ps_real *p, int, const P &)
+{
+    ps_ldmatrix2_transposed(r, p);
+}
+
+template <class P> static __device__ __forceinline__ void load_b_transposed(ps_pair (&r)[4], const ps_real *p, int, const P &)
+{
+    ps_ldmatrix4(r, p);
+}
+
+template <class P> static __device__ __forceinline__ void load_b_transposed(ps_pair (&r)[2], const ps_real *p, int, const P &)
+{
+    ps_ldmatrix2(r, p);
+}
+#endif
+
 /* ---- 16 rows x 16 columns in registers: x[t] is columns 8t .. 8t + 7 of the warp's ---- */
 
 template <int D, int NT>
-static __device__ __forceinline__ void load_rows(float (&x)[2][4], const real16 *from, const place<D, NT> &at)
+static __device__ __forceinline__ void load_rows(float (&x)[2][4], const ps_real *from, const place<D, NT> &at)
 {
-    const real16 *p = from + at.first * D + at.share * 16 + at.q * 2;
+    const ps_real *p = from + at.first * D + at.share * 16 + at.q * 2;
 #pragma unroll
     for (int t = 0; t < 2; t++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint32_t v = at.here[h] ? *(const uint32_t *)(p + h * 8 * D + t * 8) : 0;
-            x[t][2 * h] = ps_low(v);
-            x[t][2 * h + 1] = ps_high(v);
+            ps_get_pair(x[t][2 * h], x[t][2 * h + 1], p + h * 8 * D + t * 8, at.here[h]);
         }
     }
 }
 
 /* The floats of an operand of two tiles. */
-static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const uint32_t (&v)[4])
+static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const ps_pair (&v)[4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -347,14 +529,14 @@ static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const ui
 }
 
 template <int D, int NT>
-static __device__ __forceinline__ void store_rows(real16 *to, const float (&x)[2][4], const place<D, NT> &at)
+static __device__ __forceinline__ void store_rows(ps_real *to, const float (&x)[2][4], const place<D, NT> &at)
 {
-    real16 *p = to + at.first * D + at.share * 16 + at.q * 2;
+    ps_real *p = to + at.first * D + at.share * 16 + at.q * 2;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (at.here[h]) {
-            *(uint32_t *)(p + h * 8 * D) = ps_pack(x[0][2 * h], x[0][2 * h + 1]);
-            *(uint32_t *)(p + h * 8 * D + 8) = ps_pack(x[1][2 * h], x[1][2 * h + 1]);
+            ps_put_pair(p + h * 8 * D, x[0][2 * h], x[0][2 * h + 1]);
+            ps_put_pair(p + h * 8 * D + 8, x[1][2 * h], x[1][2 * h + 1]);
         }
     }
 }
@@ -391,7 +573,7 @@ static __device__ __forceinline__ void set_bias(float (&c)[2][4], const float *b
 }
 
 /* Two tiles as an operand. */
-static __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4])
+static __device__ __forceinline__ void pack_operand(ps_pair (&a)[4], const float (&low)[4], const float (&high)[4])
 {
     a[0] = ps_pack(low[0], low[1]);
     a[1] = ps_pack(low[2], low[3]);
@@ -401,7 +583,7 @@ static __device__ __forceinline__ void pack_operand(uint32_t (&a)[4], const floa
 
 /* The operands of a tile's d columns from those of its warps, through rows of a buffer [.., d]. */
 template <int D, int NT>
-static __device__ __forceinline__ void gather(uint32_t (&all)[D / 16][4], const uint32_t (&own)[4], real16 *buffer,
+static __device__ __forceinline__ void gather(ps_pair (&all)[D / 16][4], const ps_pair (&own)[4], ps_real *buffer,
                                               const place<D, NT> &at)
 {
     constexpr int LD = D + 8;
@@ -411,11 +593,11 @@ static __device__ __forceinline__ void gather(uint32_t (&all)[D / 16][4], const 
             all[0][i] = own[i];
         }
     } else {
-        ps_store_operand(buffer + at.row * LD + at.share * 16, LD * 2, own);
+        store_operand(buffer + at.row * LD + at.share * 16, LD, own, at);
         at.sync();
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
-            ps_ldmatrix4(all[k], buffer + (at.row + at.near) * LD + k * 16 + at.far);
+            load_a(all[k], lane_a(buffer + at.row * LD, LD, at) + k * 16, LD, at);
         }
     }
 }
@@ -488,7 +670,7 @@ static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rs
 }
 
 /* The operand gamma xhat + beta. */
-static __device__ __forceinline__ void scale_shift(uint32_t (&a)[4], const float (&xhat)[2][4], const float *gamma,
+static __device__ __forceinline__ void scale_shift(ps_pair (&a)[4], const float (&xhat)[2][4], const float *gamma,
                                                    const float *beta, int q)
 {
 #pragma unroll
@@ -502,7 +684,7 @@ static __device__ __forceinline__ void scale_shift(uint32_t (&a)[4], const float
 /* With dxhat = dx gamma: g += rstd (dxhat - mean_d(dxhat) - xhat mean_d(dxhat xhat)). */
 template <int D, int NT>
 static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], float (&dx)[2][4], const float *gamma,
-                                                          const uint32_t (&xhat)[4], const float (&rstd)[2], float2 *statistics,
+                                                          const ps_pair (&xhat)[4], const float (&rstd)[2], float2 *statistics,
                                                           const place<D, NT> &at)
 {
     constexpr int W = sharing(D);
@@ -512,7 +694,7 @@ static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], floa
         const float2 m = *(const float2 *)(gamma + t * 8 + at.q * 2);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint32_t v = xhat[2 * t + h];
+            const ps_pair v = xhat[2 * t + h];
             dx[t][2 * h] *= m.x;
             dx[t][2 * h + 1] *= m.y;
             sum[h] += dx[t][2 * h] + dx[t][2 * h + 1];
@@ -545,7 +727,7 @@ static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], floa
     for (int t = 0; t < 2; t++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const uint32_t v = xhat[2 * t + h];
+            const ps_pair v = xhat[2 * t + h];
             const float mean = sum[h] * (1.0f / D), slope = dot[h] * (1.0f / D);
             g[t][2 * h] += rstd[h] * (dx[t][2 * h] - mean - ps_low(v) * slope);
             g[t][2 * h + 1] += rstd[h] * (dx[t][2 * h + 1] - mean - ps_high(v) * slope);
@@ -557,14 +739,14 @@ static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], floa
 
 /* c += a w, w [16 rows, d columns]; c has d columns. */
 template <int D, int NT>
-static __device__ __forceinline__ void multiply_wide(float (&c)[D / 8][4], const uint32_t (&a)[4], const real16 *w, int ld,
+static __device__ __forceinline__ void multiply_wide(float (&c)[D / 8][4], const ps_pair (&a)[4], const ps_real *w, int ld,
                                                      const place<D, NT> &at)
 {
-    const real16 *p = w + at.near * ld + at.far;
+    const ps_real *p = lane_b<4>(w, ld, at);
 #pragma unroll
     for (int n = 0; n < D / 16; n++) {
-        uint32_t b[4];
-        ps_ldmatrix4_transposed(b, p + n * 16);
+        ps_pair b[4];
+        load_b(b, p + n * 16, ld, at);
         ps_mma16(c[2 * n], a, b[0], b[1], c[2 * n]);
         ps_mma16(c[2 * n + 1], a, b[2], b[3], c[2 * n + 1]);
     }
@@ -572,14 +754,14 @@ static __device__ __forceinline__ void multiply_wide(float (&c)[D / 8][4], const
 
 /* c += a w, w [d rows, 16 columns]. */
 template <int D, int NT>
-static __device__ __forceinline__ void multiply(float (&c)[2][4], const uint32_t (&a)[D / 16][4], const real16 *w, int ld,
+static __device__ __forceinline__ void multiply(float (&c)[2][4], const ps_pair (&a)[D / 16][4], const ps_real *w, int ld,
                                                 const place<D, NT> &at)
 {
-    const real16 *p = w + at.near * ld + at.far;
+    const ps_real *p = lane_b<4>(w, ld, at);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        uint32_t b[4];
-        ps_ldmatrix4_transposed(b, p + k * 16 * ld);
+        ps_pair b[4];
+        load_b(b, p + k * 16 * ld, ld, at);
         ps_mma16(c[0], a[k], b[0], b[1], c[0]);
         ps_mma16(c[1], a[k], b[2], b[3], c[1]);
     }
@@ -587,14 +769,14 @@ static __device__ __forceinline__ void multiply(float (&c)[2][4], const uint32_t
 
 /* c += a w', w [16 rows, d columns]. */
 template <int D, int NT>
-static __device__ __forceinline__ void multiply_transposed(float (&c)[2][4], const uint32_t (&a)[D / 16][4], const real16 *w,
+static __device__ __forceinline__ void multiply_transposed(float (&c)[2][4], const ps_pair (&a)[D / 16][4], const ps_real *w,
                                                            int ld, const place<D, NT> &at)
 {
-    const real16 *p = w + at.other * ld + at.across;
+    const ps_real *p = lane_b_transposed<4>(w, ld, at);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        uint32_t b[4];
-        ps_ldmatrix4(b, p + k * 16);
+        ps_pair b[4];
+        load_b_transposed(b, p + k * 16, ld, at);
         ps_mma16(c[0], a[k], b[0], b[1], c[0]);
         ps_mma16(c[1], a[k], b[2], b[3], c[1]);
     }
@@ -602,15 +784,15 @@ static __device__ __forceinline__ void multiply_transposed(float (&c)[2][4], con
 
 /* c += a w', 16 x k times k x 16 columns, both operands in shared memory as they lie. */
 template <int D, int NT>
-static __device__ __forceinline__ void multiply_shared(float (&c)[2][4], const real16 *a, int lda, const real16 *w, int ldw, int k,
-                                                       const place<D, NT> &at)
+static __device__ __forceinline__ void multiply_shared(float (&c)[2][4], const ps_real *a, int lda, const ps_real *w, int ldw,
+                                                       int k, const place<D, NT> &at)
 {
-    const real16 *pa = a + at.near * lda + at.far, *pw = w + at.other * ldw + at.across;
+    const ps_real *pa = lane_a(a, lda, at), *pw = lane_b_transposed<4>(w, ldw, at);
 #pragma unroll 4
     for (int i = 0; i < k; i += 16) {
-        uint32_t ra[4], b[4];
-        ps_ldmatrix4(ra, pa + i);
-        ps_ldmatrix4(b, pw + i);
+        ps_pair ra[4], b[4];
+        load_a(ra, pa + i, lda, at);
+        load_b_transposed(b, pw + i, ldw, at);
         ps_mma16(c[0], ra, b[0], b[1], c[0]);
         ps_mma16(c[1], ra, b[2], b[3], c[1]);
     }
@@ -618,7 +800,7 @@ static __device__ __forceinline__ void multiply_shared(float (&c)[2][4], const r
 
 /* The warp's columns of q, k and v to its rows of qkv [.., 3d]. */
 template <int D, int NT>
-static __device__ __forceinline__ void project(real16 *qkv, const uint32_t (&a)[D / 16][4], const layer_weights<D> &w,
+static __device__ __forceinline__ void project(ps_real *qkv, const ps_pair (&a)[D / 16][4], const layer_weights<D> &w,
                                                const place<D, NT> &at)
 {
     constexpr int LD = layer_weights<D>::LD_QKV;
@@ -626,20 +808,20 @@ static __device__ __forceinline__ void project(real16 *qkv, const uint32_t (&a)[
     for (int part = 0; part < 3; part++) {
         const int column = part * D + at.share * 16;
         float c[2][4];
-        uint32_t packed[4];
+        ps_pair packed[4];
         set_bias(c, w.b_qkv + column, at.q);
         multiply<D, NT>(c, a, w.w_qkv + column, LD, at);
         pack_operand(packed, c[0], c[1]);
-        ps_store_operand(qkv + at.row * LD + column, LD * 2, packed);
+        store_operand(qkv + at.row * LD + column, LD, packed, at);
     }
 }
 
 /* ---- attention ---- */
 
 /* y += the column sums of p's rows: every column of y [16, 8] is the same. */
-static __device__ __forceinline__ void add_ones(float (&y)[4], const uint32_t (&p)[4])
+static __device__ __forceinline__ void add_ones(float (&y)[4], const ps_pair (&p)[4])
 {
-    ps_mma16(y, p, PS_REAL16_ONES, PS_REAL16_ONES, y);
+    ps_mma16(y, p, ps_ones(), ps_ones(), y);
 }
 
 /* One head of the warp's 16 columns. Narrow heads (e 4 or 8) work on the 8 columns that hold them, where operands of the rows'
@@ -657,20 +839,20 @@ static __device__ __forceinline__ struct head head_at(int i, int e, int q)
 /* s[j] = a b', added to `last[0]`, `last[1]` in the last two tiles and to `rest` in the others. b has a row for each of the unit's,
  * columns of the warp's share. */
 template <int D, int NT, bool NARROW>
-static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const uint32_t (&a)[4], const struct head &h, const real16 *b,
+static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const ps_pair (&a)[4], const struct head &h, const ps_real *b,
                                               int ld, const float (&rest)[4], const float (&last0)[4], const float (&last1)[4],
                                               const place<D, NT> &at)
 {
 #pragma unroll
     for (int j = 0; j < NT; j++) {
         if constexpr (NARROW) {
-            uint32_t k[2];
-            ps_ldmatrix2(k, b + (j * 16 + at.near) * ld + h.half * 8);
+            ps_pair k[2];
+            load_b_transposed(k, lane_b_transposed<2>(b + j * 16 * ld, ld, at) + h.half * 8, ld, at);
             ps_mma8(s[2 * j], a[0], a[1], k[0], j == NT - 1 ? last0 : rest);
             ps_mma8(s[2 * j + 1], a[0], a[1], k[1], j == NT - 1 ? last1 : rest);
         } else {
-            uint32_t k[4];
-            ps_ldmatrix4(k, b + (j * 16 + at.other) * ld + at.across);
+            ps_pair k[4];
+            load_b_transposed(k, lane_b_transposed<4>(b + j * 16 * ld, ld, at), ld, at);
             ps_mma16(s[2 * j], a, k[0], k[1], j == NT - 1 ? last0 : rest);
             ps_mma16(s[2 * j + 1], a, k[2], k[3], j == NT - 1 ? last1 : rest);
         }
@@ -679,16 +861,16 @@ static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const uint3
 
 /* o += p b for 16 of the summed rows; b points at them. */
 template <int D, int NT, bool NARROW>
-static __device__ __forceinline__ void mix(float (&o)[NARROW ? 1 : 2][4], const uint32_t (&p)[4], const struct head &h,
-                                           const real16 *b, int ld, const place<D, NT> &at)
+static __device__ __forceinline__ void mix(float (&o)[NARROW ? 1 : 2][4], const ps_pair (&p)[4], const struct head &h,
+                                           const ps_real *b, int ld, const place<D, NT> &at)
 {
     if constexpr (NARROW) {
-        uint32_t v[2];
-        ps_ldmatrix2_transposed(v, b + at.near * ld + h.half * 8);
+        ps_pair v[2];
+        load_b(v, lane_b<2>(b, ld, at) + h.half * 8, ld, at);
         ps_mma16(o[0], p, v[0], v[1], o[0]);
     } else {
-        uint32_t v[4];
-        ps_ldmatrix4_transposed(v, b + at.near * ld + at.far);
+        ps_pair v[4];
+        load_b(v, lane_b<4>(b, ld, at), ld, at);
         ps_mma16(o[0], p, v[0], v[1], o[0]);
         ps_mma16(o[1], p, v[2], v[3], o[1]);
     }
@@ -696,27 +878,27 @@ static __device__ __forceinline__ void mix(float (&o)[NARROW ? 1 : 2][4], const 
 
 /* The head's columns of the tile's rows, scaled, to a buffer whose first element of the warp's share is `to`. */
 template <int D, int NT, bool NARROW>
-static __device__ __forceinline__ void put_head(real16 *to, int ld, const float (&o)[NARROW ? 1 : 2][4], float scale0, float scale1,
-                                                const struct head &h, const place<D, NT> &at)
+static __device__ __forceinline__ void put_head(ps_real *to, int ld, const float (&o)[NARROW ? 1 : 2][4], float scale0,
+                                                float scale1, const struct head &h, const place<D, NT> &at)
 {
 #pragma unroll
     for (int t = 0; t < (NARROW ? 1 : 2); t++) {
         if (!NARROW || h.active) {
-            real16 *p = to + at.g * ld + (NARROW ? h.half : t) * 8 + at.q * 2;
-            *(uint32_t *)p = ps_pack(o[t][0] * scale0, o[t][1] * scale0);
-            *(uint32_t *)(p + 8 * ld) = ps_pack(o[t][2] * scale1, o[t][3] * scale1);
+            ps_real *p = to + ps_place(at.g) * ld + (NARROW ? h.half : t) * 8 + at.q * 2;
+            *(ps_pair *)p = ps_pack(o[t][0] * scale0, o[t][1] * scale0);
+            *(ps_pair *)(p + 8 * ld) = ps_pack(o[t][2] * scale1, o[t][3] * scale1);
         }
     }
 }
 
 /* The rows' operand of one head from that of the warp's 16 columns. */
 template <bool NARROW>
-static __device__ __forceinline__ void head_operand(uint32_t (&a)[4], const uint32_t (&all)[4], const struct head &h)
+static __device__ __forceinline__ void head_operand(ps_pair (&a)[4], const ps_pair (&all)[4], const struct head &h)
 {
     if constexpr (NARROW) {
-        a[0] = h.active ? h.half ? all[2] : all[0] : 0;
-        a[1] = h.active ? h.half ? all[3] : all[1] : 0;
-        a[2] = a[3] = 0;
+        a[0] = h.active ? h.half ? all[2] : all[0] : ps_pair();
+        a[1] = h.active ? h.half ? all[3] : all[1] : ps_pair();
+        a[2] = a[3] = ps_pair();
     } else {
         a[0] = all[0];
         a[1] = all[1];
@@ -743,8 +925,8 @@ template <int D, int NT> static __device__ __forceinline__ void fill_table(float
 
 /* s = q k' of one head, hidden where it must be. */
 template <int D, int NT, bool NARROW>
-static __device__ __forceinline__ void masked_scores(float (&s)[2 * NT][4], const uint32_t (&a)[4], const struct head &h,
-                                                     const real16 *keys, int ld, const float4 *table, const place<D, NT> &at)
+static __device__ __forceinline__ void masked_scores(float (&s)[2 * NT][4], const ps_pair (&a)[4], const struct head &h,
+                                                     const ps_real *keys, int ld, const float4 *table, const place<D, NT> &at)
 {
     const float4 low = table[at.lane], high = table[32 + at.lane];
     const float zero[4] = {0, 0, 0, 0}, last0[4] = {low.x, low.y, low.z, low.w}, last1[4] = {high.x, high.y, high.z, high.w};
@@ -823,18 +1005,30 @@ static __device__ __forceinline__ uint32_t new_masks(const struct small &x, uint
     return bits >> at.q;
 }
 
+#ifdef PS_COMPILE_TF32
+static __device__ __forceinline__ ps_pair kept_pair(ps_pair x, uint32_t bits, int h, int t)
+{
+    return make_uint2(bits & 1u << (8 * h + 4 * t) ? x.x : 0, bits & 1u << (8 * h + 4 * t + 16) ? x.y : 0);
+}
+#else
 /* All ones in the halves whose element is kept: rows g + 8h, tile t. */
 static __device__ __forceinline__ uint32_t mask_pair(uint32_t bits, int h, int t)
 {
     return (bits >> (8 * h + 4 * t) & 0x00010001u) * 0xffffu;
 }
 
+static __device__ __forceinline__ ps_pair kept_pair(ps_pair x, uint32_t bits, int h, int t)
+{
+    return x & mask_pair(bits, h, t);
+}
+#endif
+
 /* The operand, zero where dropped. */
-static __device__ __forceinline__ void drop_operand(uint32_t (&a)[4], uint32_t bits)
+static __device__ __forceinline__ void drop_operand(ps_pair (&a)[4], uint32_t bits)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        a[i] &= mask_pair(bits, i % 2, i / 2);
+        a[i] = kept_pair(a[i], bits, i % 2, i / 2);
     }
 }
 
@@ -851,20 +1045,6 @@ static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&
 
 #define GELU_A 0.7978845608028654f  /* sqrt(2/pi) */
 #define GELU_B 0.03567740813636141f /* 0.044715 sqrt(2/pi) */
-
-/* ---- encoder_wide.cu ---- */
-
-/* Whether it serves these sizes, with so much shared memory a block. */
-bool ps_encoder_wide_fits(const struct ps_encoder_small *e);
-bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared);
-int ps_encoder_wide_blocks(int64_t units, int multiprocessors);
-/* Whether forward can do the head. */
-bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int shared);
-/* Floats of a unit's windows that it has room for. */
-int ps_encoder_wide_window_floats(void);
-size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units, int multiprocessors);
-enum ps_status ps_encoder_wide_forward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);
-enum ps_status ps_encoder_wide_backward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);
 
 /* ---- launches ---- */
 
@@ -890,9 +1070,49 @@ static inline enum ps_status ps_small_launch(void (*kernel)(P...), dim3 grid, in
     return ps_cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), what);
 }
 
-/* ---- encoder_narrow.cu ---- */
+enum { NARROW_LEAST_UNITS = 4 }; /* of a block: encoder_narrow.cu */
 
-enum { NARROW_LEAST_UNITS = 4 }; /* of a block */
+#ifdef PS_COMPILE_TF32
+/* It has neither of the two below. */
+#define PS_ABSENT(type, name)                           \
+    template <class... P> static inline type name(P...) \
+    {                                                   \
+        return type();                                  \
+    }
+PS_ABSENT(bool, ps_encoder_wide_fits)
+PS_ABSENT(bool, ps_encoder_wide_serves)
+PS_ABSENT(int, ps_encoder_wide_blocks)
+PS_ABSENT(bool, ps_encoder_wide_heads)
+PS_ABSENT(int, ps_encoder_wide_window_floats)
+PS_ABSENT(size_t, ps_encoder_wide_workspace)
+PS_ABSENT(ps_status, ps_encoder_wide_forward)
+PS_ABSENT(ps_status, ps_encoder_wide_backward)
+PS_ABSENT(bool, ps_encoder_narrow_serves)
+PS_ABSENT(size_t, ps_encoder_narrow_shared)
+PS_ABSENT(int, ps_encoder_narrow_window_floats)
+PS_ABSENT(bool, ps_encoder_narrow_heads)
+PS_ABSENT(int64_t, ps_encoder_narrow_tiles)
+PS_ABSENT(size_t, ps_encoder_narrow_layers_bytes)
+PS_ABSENT(size_t, ps_encoder_narrow_kept_bytes)
+PS_ABSENT(ps_status, ps_encoder_narrow_forward)
+PS_ABSENT(ps_status, ps_encoder_narrow_backward)
+#undef PS_ABSENT
+#else
+/* ---- encoder_wide.cu ---- */
+
+/* Whether it serves these sizes, with so much shared memory a block. */
+bool ps_encoder_wide_fits(const struct ps_encoder_small *e);
+bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared);
+int ps_encoder_wide_blocks(int64_t units, int multiprocessors);
+/* Whether forward can do the head. */
+bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int shared);
+/* Floats of a unit's windows that it has room for. */
+int ps_encoder_wide_window_floats(void);
+size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units, int multiprocessors);
+enum ps_status ps_encoder_wide_forward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);
+enum ps_status ps_encoder_wide_backward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);
+
+/* ---- encoder_narrow.cu ---- */
 
 /* Whether it serves these sizes; with so much shared memory for so many units a block. */
 bool ps_encoder_narrow_serves(const struct ps_encoder_small *e);
@@ -907,6 +1127,7 @@ size_t ps_encoder_narrow_layers_bytes(const struct ps_encoder_small *e);
 size_t ps_encoder_narrow_kept_bytes(const struct ps_encoder_small *e);
 enum ps_status ps_encoder_narrow_forward(struct small x, size_t shared, cudaStream_t stream);
 enum ps_status ps_encoder_narrow_backward(const struct small &x, size_t shared, cudaStream_t stream);
+#endif
 
 } // namespace PS_REAL16_SPACE
 

@@ -1774,7 +1774,8 @@ int ps_encoder_wide_window_floats(void)
 static int splits_of(const struct small &x, int64_t groups, int multiprocessors)
 {
     const int64_t blocks = ps_encoder_wide_blocks(x.units, multiprocessors);
-    const int64_t splits = (blocks + 2 * x.layers * (multiprocessors - blocks)) / (x.layers * pairs_of(x.f / 64));
+    const int64_t pairs = x.layers * pairs_of(x.f / 64);
+    const int64_t splits = (blocks + 2 * x.layers * (multiprocessors - blocks) + pairs - 1) / pairs;
     return (int)(splits < 1 ? 1 : splits > groups ? groups : splits);
 }
 

@@ -1,5 +1,5 @@
-/* The head of a training step in 16 bits: product, forecast, error and the gradient of the product's input in one kernel
- * (head_step); the same around products of the library's (window_loss); and the sums over sequences that both leave (head_sums).
+/* The head of a training step: in 16 bits product, forecast, error and the gradient of the product's input in one kernel (head_step);
+ * the same around products of the library's (window_loss), in tf32 too; and the sums over sequences that both leave (head_sums).
  * Larger weights: head_large.cu.
  *
  * Why: of a small head (up to 96 steps ahead, W_h within shared memory) the product, the targets' gathering, the loss, two sums and
@@ -19,6 +19,7 @@ static const int block = 256, warps = block / 32, group = PS_PARTIAL_ROWS;
 
 /* ---- head_step ---- */
 
+#ifndef PS_COMPILE_TF32
 struct head_step {
     struct ps_cuda_loss loss;
     real16 *dz;
@@ -227,6 +228,8 @@ template <int H> static __global__ void __launch_bounds__(block, 1) head_block(c
     }
 }
 
+#endif
+
 /* What both ways check. */
 static enum ps_status loss_make(const char *op, const struct ps_tensor *dx, const struct ps_tensor *partials,
                                 const struct ps_tensor *bias, const struct ps_tensor *mean, const struct ps_tensor *std,
@@ -245,7 +248,7 @@ static enum ps_status loss_make(const char *op, const struct ps_tensor *dx, cons
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld sequences, %lld steps ahead: up to 1024 are served", op,
                        (long long)sequences, (long long)horizon);
     }
-    l->dx = (real16 *)dx->data;
+    l->dx = (ps_real *)dx->data;
     l->partials = (double *)partials->data;
     l->bias = (const float *)bias->data;
     l->mean = (const float *)mean->data;
@@ -259,6 +262,7 @@ static enum ps_status loss_make(const char *op, const struct ps_tensor *dx, cons
     return PS_OK;
 }
 
+#ifndef PS_COMPILE_TF32
 template <int H> static enum ps_status launch_head(const struct ps_cuda_context *c, const char *op, const struct head_step *e)
 {
     const size_t bytes = head_shape<H>::bytes(e->steps * 16);
@@ -307,6 +311,8 @@ enum ps_status ps_cuda_head_step(const struct ps_kernels *k, const struct ps_hea
            : horizon <= 48 ? launch_head<3>(c, op, &e)
                            : launch_head<6>(c, op, &e);
 }
+
+#endif
 
 /* ---- window_loss ---- */
 

@@ -1,11 +1,17 @@
-/* The 16-bit reals of activations and of products' operands: bf16, or fp16 in a file compiled with PS_COMPILE_FP16. The kernels of
- * level `layer` are compiled once for each (CMakeLists.txt); the two do not share a name: namespace PS_REAL16_SPACE. */
+/* The reals of activations and of products' operands at level `layer`: 16 bits, bf16, or fp16 in a file compiled with
+ * PS_COMPILE_FP16; and fp32, rounded to tf32 as operands, with PS_COMPILE_TF32, which some of the files know (ps_real). The kernels
+ * are compiled once for each (CMakeLists.txt) and share no name: namespace PS_REAL16_SPACE. */
 #ifndef PS_KERNELS_CUDA_REAL16_CUH
 #define PS_KERNELS_CUDA_REAL16_CUH
 
 #include "kernels/cuda/primitives.cuh"
 
-#ifdef PS_COMPILE_FP16
+#if defined PS_COMPILE_TF32
+typedef float ps_real;
+#define PS_REAL16 PS_F32
+#define PS_REAL16_SPACE level_tf32
+#define PS_REAL16_ONE 0x3f800000u
+#elif defined PS_COMPILE_FP16
 typedef ps_fp16 real16;
 #define PS_REAL16 PS_F16
 #define PS_REAL16_PTX "f16" /* in the names of instructions */
@@ -19,8 +25,6 @@ typedef ps_bf16 real16;
 #define PS_REAL16_ONE 0x3f80u
 #endif
 
-#define PS_REAL16_ONES (PS_REAL16_ONE << 16 | PS_REAL16_ONE) /* two, in a word */
-
 /* Whether softmax's exponentials, rounded to this type, are right as they are, so that the row's largest score need not be taken
  * off first: by their sum, in which one that is infinite shows. fp16 loses bits below 2^-14: what counts in a sum above 2^-4 of up
  * to 64 does not lie there. */
@@ -32,6 +36,98 @@ static __device__ __forceinline__ bool ps_sums_hold(float low, float high)
     return low > 0x1p-90f && high < 0x1p+90f;
 #endif
 }
+
+/* Rounded to the nearest tf32. */
+static __device__ __forceinline__ uint32_t ps_tf32(float x)
+{
+    uint32_t y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
+/* Neighbours of a row as an operand has them, ps_pair: a word of two, or two words of tf32. */
+#ifdef PS_COMPILE_TF32
+typedef uint2 ps_pair;
+typedef uint32_t ps_bits;
+
+/* The tensor cores leave out the low 13 bits: with half of what the others count added, that rounds, ties away from zero; an
+ * infinity becomes a NaN. */
+static __device__ __forceinline__ uint32_t ps_round_up(float x)
+{
+    return __float_as_uint(x) + 0x1000u;
+}
+
+static __device__ __forceinline__ ps_pair ps_pack(float low, float high)
+{
+    return make_uint2(ps_round_up(low), ps_round_up(high));
+}
+
+static __device__ __forceinline__ void ps_put_pair(float *to, float low, float high)
+{
+    *(float2 *)to = make_float2(low, high);
+}
+
+static __device__ __forceinline__ void ps_get_pair(float &low, float &high, const float *from, bool there)
+{
+    const float2 v = there ? *(const float2 *)from : make_float2(0, 0);
+    low = v.x;
+    high = v.y;
+}
+
+static __device__ __forceinline__ ps_pair ps_ones()
+{
+    return make_uint2(PS_REAL16_ONE, PS_REAL16_ONE);
+}
+
+/* From two elements of memory. */
+static __device__ __forceinline__ ps_pair ps_join(uint32_t low, uint32_t high)
+{
+    return ps_pack(__uint_as_float(low), __uint_as_float(high));
+}
+
+static __device__ __forceinline__ ps_bits ps_low_bits(ps_pair pair)
+{
+    return pair.x & 0xffffe000u;
+}
+
+static __device__ __forceinline__ ps_bits ps_high_bits(ps_pair pair)
+{
+    return pair.y & 0xffffe000u;
+}
+
+/* One of two that were zero. */
+static __device__ __forceinline__ void ps_put_bits(ps_pair &pair, int which, uint32_t bits)
+{
+    (which ? pair.y : pair.x) = bits;
+}
+
+static __device__ __forceinline__ void ps_put_pairs(ps_real *to, const ps_pair (&pair)[4])
+{
+    ((uint4 *)to)[0] = make_uint4(pair[0].x, pair[0].y, pair[1].x, pair[1].y);
+    ((uint4 *)to)[1] = make_uint4(pair[2].x, pair[2].y, pair[3].x, pair[3].y);
+}
+
+/* To memory. */
+static __device__ __forceinline__ void ps_put_operand(ps_real *to, ps_pair pair)
+{
+    *(ps_pair *)to = make_uint2(ps_low_bits(pair), ps_high_bits(pair));
+}
+
+static __device__ __forceinline__ float ps_low(ps_pair pair)
+{
+    return __uint_as_float(pair.x & 0xffffe000u);
+}
+
+static __device__ __forceinline__ float ps_high(ps_pair pair)
+{
+    return __uint_as_float(pair.y & 0xffffe000u);
+}
+
+#else
+typedef real16 ps_real;
+typedef uint32_t ps_pair;
+typedef uint16_t ps_bits;
+#define PS_REAL16_ONES (PS_REAL16_ONE << 16 | PS_REAL16_ONE) /* two, in a word */
 
 /* Rounded to nearest, ties to even, here and below. */
 static __device__ __forceinline__ real16 ps_round(float x)
@@ -72,5 +168,55 @@ static __device__ __forceinline__ float ps_high(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000u);
 }
 #endif
+
+static __device__ __forceinline__ ps_pair ps_ones()
+{
+    return PS_REAL16_ONES;
+}
+
+static __device__ __forceinline__ ps_pair ps_join(uint32_t low, uint32_t high)
+{
+    return low | high << 16;
+}
+
+static __device__ __forceinline__ ps_bits ps_low_bits(ps_pair pair)
+{
+    return (ps_bits)pair;
+}
+
+static __device__ __forceinline__ ps_bits ps_high_bits(ps_pair pair)
+{
+    return (ps_bits)(pair >> 16);
+}
+
+static __device__ __forceinline__ void ps_put_bits(ps_pair &pair, int which, uint32_t bits)
+{
+    pair |= bits << 16 * which;
+}
+
+static __device__ __forceinline__ void ps_put_pairs(ps_real *to, const ps_pair (&pair)[4])
+{
+    *(uint4 *)to = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+}
+
+static __device__ __forceinline__ void ps_put_operand(ps_real *to, ps_pair pair)
+{
+    *(ps_pair *)to = pair;
+}
+
+/* Two neighbours to memory and from there, as activations are: not rounded in tf32. */
+static __device__ __forceinline__ void ps_put_pair(ps_real *to, float low, float high)
+{
+    *(ps_pair *)to = ps_pack(low, high);
+}
+
+static __device__ __forceinline__ void ps_get_pair(float &low, float &high, const ps_real *from, bool there)
+{
+    const ps_pair v = there ? *(const ps_pair *)from : 0;
+    low = ps_low(v);
+    high = ps_high(v);
+}
+
+#endif /* 16 bits */
 
 #endif

@@ -208,6 +208,12 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         PS_ENCODER(PS_X, level_bf16)
         k->encoder_prepare = level_bf16::ps_cuda_encoder_prepare;
     }
+    if (precision == PS_TF32 && device->compute_capability == 90) {
+        PS_ENCODER(PS_X, level_tf32)
+        PS_X(level_tf32, window_loss)
+        PS_X(level_tf32, head_sums)
+        k->encoder_prepare = level_tf32::ps_cuda_encoder_prepare;
+    }
     if (precision == PS_FP16) {
         PS_ENDS(PS_X, level_fp16)
         PS_ENCODER(PS_X, level_fp16)
