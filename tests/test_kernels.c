@@ -2389,6 +2389,24 @@ START_TEST(test_counts)
     ck_assert(ps_op_flops(PS_OP_encoder_backward, &back) == 3 * products + 2 * 12 * 4 * 8);
     expect_close(ps_op_bytes(PS_OP_encoder_forward, &layer), alone + 4 * (48 + 48 + 8), 1e-12);
     expect_close(ps_op_bytes(PS_OP_encoder_backward, &back), back_alone + 4 * (2 * (32 + 8) + 48), 1e-12);
+    /* The rest of the head, and AdamW of 50 parameters with a copy: besides what the encoder's own tensors count. */
+    struct ps_head_gradient rest = {.d_weight = ps_tensor_2d(any, PS_F32, 16, 5),
+                                    .d_bias = ps_tensor_1d(any, PS_F32, 5),
+                                    .z = head.z,
+                                    .dx = ps_tensor_2d(any, PS_F32, 6, 5),
+                                    .partials = ps_tensor_2d(any, PS_F64, 3, 6)};
+    struct ps_adamw update = {.parameters = ps_tensor_1d(any, PS_F32, 50),
+                              .gradients = ps_tensor_1d(any, PS_F32, 50),
+                              .m = ps_tensor_1d(any, PS_F32, 50),
+                              .v = ps_tensor_1d(any, PS_F64, 50),
+                              .learning_rates = ps_tensor_1d(any, PS_F64, 9),
+                              .copy = ps_tensor_1d(any, PS_BF16, 50)};
+    back.head = &rest;
+    back.update = &update;
+    ck_assert(ps_op_flops(PS_OP_encoder_backward, &back) ==
+              3 * products + 2 * 12 * 4 * 8 + 2 * 6 * 16 * 5 + 18 + ps_op_flops(PS_OP_adamw, &update));
+    expect_close(ps_op_bytes(PS_OP_encoder_backward, &back),
+                 back_alone + 4 * (2 * (32 + 8) + 48) + 4 * (2 * 80 + 30 + 2 * 5) + 8 * 18 + 50 * (4 + 8 + 16 + 2) + 8, 1e-12);
     /* Attention of S 2, h 2, N 3, e 4. */
     struct ps_attention tiled = {.q = layer.stream};
     struct ps_attention_backward tiled_back = {.q = layer.stream};

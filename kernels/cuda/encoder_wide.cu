@@ -9,8 +9,8 @@
  * Forward leaves q, k, v and the moments of its LayerNorms for backward. Weight gradients are a kernel of their own, wide_weights:
  * their operands, the panels, go to memory as they come, by the copy engine, and its blocks begin where backward's leave
  * multiprocessors free, on what backward has announced so far; the first of them form W_h's gradient before. gamma's and beta's
- * gradients are column sums of registers. The thread that has a gradient's sum does AdamW's update of the parameter too where that is
- * asked for: a step is three kernels.
+ * gradients are column sums of registers. The thread that has a gradient's sum does AdamW's update of the parameter too where that
+ * is asked for: a step is three kernels.
  *
  * Registers: what follows from a warp's place is found anew at each product (refresh). Left to itself the compiler finds all
  * addresses before the first layer and spills them, which made backward slower by a sixth.
@@ -337,9 +337,10 @@ static __device__ __forceinline__ void keep_moments(const struct small &x, int w
 /* A unit's windows are gathered where its rows of a panel will lie. */
 enum { WINDOW_FLOATS = 16 * 128 / 4 };
 
-/* Counters: tickets taken, products' jobs done and parts of W_h's gradient, blocks that have seen that; the place in the order of
- * windows that a forward expects of the next one, 8 bytes; then flags [layers, groups]. */
-enum { TICKETS, DONE, ENDED, AHEAD = 4, FLAGS = 6 };
+/* Counters: tickets of products' jobs taken, products' jobs done and parts of W_h's gradient, blocks that wait for nothing any
+ * more, tickets of slices taken; the place in the order of windows that a forward expects of the next one, 8 bytes; then flags
+ * [layers, groups]. */
+enum { TICKETS, DONE, ENDED, SLICE_TICKETS, AHEAD, FLAGS = 6 };
 
 /* The thread's of the unit's first values, and of the block's forecasts: sequence thread / H from u0 on, column thread % H. NAN
  * where there is none. */
@@ -1157,7 +1158,7 @@ enum {
     EXCHANGE = STAGES * STAGE,
     EXCHANGE_HALF = 4 * 128 * 16,
     WEIGHTS_SHARED = EXCHANGE + UNITS * EXCHANGE_HALF + 2 * D * 4,
-    WEIGHTS_STATIC = STAGES * (2 * 8 + 16) + (int)sizeof(struct ps_adamw_step)
+    WEIGHTS_STATIC = STAGES * (2 * 8 + 16) + (int)sizeof(struct ps_adamw_step) + 8
 };
 
 /* A product, of which this warpgroup has some of the rows' sum and another one the others', to x.partial, half of its columns by
@@ -1257,10 +1258,10 @@ static __host__ __device__ __forceinline__ int head_jobs(const struct small &x)
 
 /* A part: z' dx over some of the sequences, to x.head.parts; all of the block but the loader. parts: [threads][8]. forward, two
  * kernels ago, has written both: backward's blocks, all of which have begun, have waited for its end. */
-static __device__ __forceinline__ void head_products(const struct small &x, float4 *parts)
+static __device__ __forceinline__ void head_products(const struct small &x, float4 *parts, int job)
 {
     const int horizon = x.head.horizon, pieces = x.n * (D / 8), rows = THREADS / pieces, jobs = head_jobs(x);
-    const int thread = (int)threadIdx.x, row = thread / pieces, piece = thread - row * pieces, job = (int)blockIdx.x;
+    const int thread = (int)threadIdx.x, row = thread / pieces, piece = thread - row * pieces;
     const int all = (int)x.embed.all, begin = all * job / jobs, end = all * (job + 1) / jobs;
     const uint4 *const z = (const uint4 *)(x.u + x.layers * x.rows * D) + piece;
 #pragma unroll 1
@@ -1549,7 +1550,8 @@ static __device__ __forceinline__ void add_head_sums(const struct small &x, cons
     ps_barrier(0, THREADS);
 }
 
-/* Beside a block there are registers for 256 threads of 64: the kernel that follows, AdamW, begins before this one has ended. */
+/* Beside a block there are registers for 256 threads of 64: AdamW, where it is a kernel of its own, begins before this one has
+ * ended. */
 enum { WEIGHTS_BOUND = 736 }; /* threads for which 88 registers are left */
 
 /* First the products, by ticket from the last layer to the first: each waits for what it needs of backward alone, so the blocks
@@ -1560,6 +1562,7 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
     __shared__ uint64_t barriers[2 * STAGES];
     __shared__ int4 jobs[STAGES];
     __shared__ struct ps_adamw_step step;
+    __shared__ int ticket;
     const uint32_t full = ps_shared_address(barriers), empty = full + 8 * STAGES;
     unsigned *const counters = x.arrived;
     const int first = threadIdx.x == LOADER ? take_ticket(x) : 0;
@@ -1581,34 +1584,39 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
     }
     wide_place at(memory);
     /* The first blocks begin on free multiprocessors, where backward has announced nothing yet. */
-    if ((int)blockIdx.x < head_jobs(x)) {
-        head_products(x, (float4 *)(memory + EXCHANGE));
+    for (int job = (int)blockIdx.x; job < head_jobs(x); job += (int)gridDim.x) {
+        head_products(x, (float4 *)(memory + EXCHANGE), job);
     }
     weight_products(x, memory, full, empty, jobs, at);
     const int P = x.f / 64, sums = x.layers * (pairs_of(P) * SLICES + vector_slices(P)) + items_slices(embed_items(x)) +
                                    items_slices(head_items(x));
     const int slices = sums + (x.head.d_weight ? 1 : 0), parts = x.layers * pairs_of(P) * x.splits + head_jobs(x);
+    /* In the order in which the blocks come here: the last ones, for which all wait, have none where there are more blocks. */
+    if (threadIdx.x == 0) {
+        ticket = (int)atomicAdd(counters + SLICE_TICKETS, 1);
+    }
     ps_grid_begin();
+    ps_barrier(0, THREADS);
     unsigned ended = 0;
-    if ((int)blockIdx.x >= slices) {
-        ps_barrier(0, THREADS); /* the state has been read */
-        ended = threadIdx.x == 0 ? atomicAdd(counters + ENDED, 1) + 1 : 0;
+    if (threadIdx.x == 0 && ticket >= slices) {
+        ended = atomicAdd(counters + ENDED, 1) + 1;
     }
 #pragma unroll 1
-    for (int slice = (int)blockIdx.x; slice < slices; slice += (int)gridDim.x) {
-        const struct summands s(x, slice < sums ? slice : 0);
-        struct pair own(x, slice < sums ? s.own() : NULL);
-        if (slice == sums) { /* the last: it waits for nothing */
+    for (int turn = ticket; turn < slices; turn += (int)gridDim.x) {
+        const int slice = turn - (slices - sums);
+        const struct summands s(x, slice < 0 ? 0 : slice);
+        struct pair own(x, slice < 0 ? NULL : s.own());
+        if (slice < 0) { /* it waits for nothing */
             add_head_sums(x, step, (double *)(memory + EXCHANGE));
         }
-        if (slice == (int)blockIdx.x && threadIdx.x == 0) {
+        if (turn == ticket && threadIdx.x == 0) {
             await_count(counters + DONE, (unsigned)parts);
         }
         ps_barrier(0, THREADS);
-        if (slice == (int)blockIdx.x && threadIdx.x == 0) {
+        if (turn == ticket && threadIdx.x == 0) {
             ended = atomicAdd(counters + ENDED, 1) + 1;
         }
-        if (slice < sums) {
+        if (slice >= 0) {
             float2 sum = own.gradient;
             s.add((float2 *)(memory + EXCHANGE), sum);
             if (own.to) {
@@ -1617,7 +1625,7 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
         }
     }
     if (threadIdx.x == 0 && ended == gridDim.x) { /* no block looks at them any more; for the next time */
-        counters[TICKETS] = counters[DONE] = counters[ENDED] = 0;
+        counters[TICKETS] = counters[DONE] = counters[ENDED] = counters[SLICE_TICKETS] = 0;
         if (x.update.parameters) {
             ps_adamw_end(x.update.plain, x.update.state);
         }
@@ -1648,13 +1656,15 @@ int ps_encoder_wide_window_floats(void)
     return WINDOW_FLOATS;
 }
 
-/* Products' jobs of a pair. Of all together there is one for each of backward's blocks, when they have ended, and two a layer for
- * each multiprocessor that is free before: with more some blocks have a second one, and all wait for it. */
+/* Products' jobs of a pair. Of all together there is about one for each of backward's blocks, when they have ended, and two a layer
+ * for each multiprocessor that is free before: with more some blocks have a second one, and all wait for it. None has more groups
+ * of rows than that leaves, rounded down: the largest is what is waited for. */
 static int splits_of(const struct small &x, int64_t groups, int multiprocessors)
 {
     const int64_t blocks = ps_encoder_wide_blocks(x.units, multiprocessors);
     const int64_t splits = (blocks + 2 * x.layers * (multiprocessors - blocks)) / (x.layers * pairs_of(x.f / 64));
-    return (int)(splits < 1 ? 1 : splits > groups ? groups : splits);
+    const int64_t each = splits < 1 ? groups : splits > groups ? 1 : groups / splits;
+    return (int)((groups + each - 1) / each);
 }
 
 /* The workspace, in order: counters and flags, norms, q, k and v, operands, column sums, partial products, W_h's. */
