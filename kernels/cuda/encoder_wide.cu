@@ -1695,10 +1695,17 @@ size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units
     struct small x = {};
     x.f = (int)e->d_ff;
     x.layers = (int)e->layers;
-    x.units = units;
     x.n = (int)e->patches;
     x.head.horizon = e->pred_len <= WIDE_HORIZON ? (int)e->pred_len : 0;
-    return workspace_take(&x, NULL, multiprocessors);
+    /* For shorter batches too, whose products may be split more often; not for those that lack more operands than that can add. */
+    const int64_t groups = (units + UNITS - 1) / UNITS;
+    size_t most = 0;
+    for (int64_t i = groups; i > 0 && i > groups - 2 * multiprocessors; i--) {
+        x.units = i * UNITS;
+        const size_t bytes = workspace_take(&x, NULL, multiprocessors);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
 }
 
 typedef void wide_kernel(const struct small);
