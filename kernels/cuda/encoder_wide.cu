@@ -1661,7 +1661,8 @@ static __device__ __forceinline__ void add_head_sums(const struct small &x, cons
     ps_barrier(0, THREADS);
 }
 
-/* Beside a block there are registers for 256 threads of 64: the kernel that follows, AdamW, begins before this one has ended. */
+/* Beside a block there are registers for 256 threads of 64: AdamW, where it is a kernel of its own, begins before this one has
+ * ended. */
 enum { WEIGHTS_BOUND = 736 }; /* threads for which 88 registers are left */
 
 /* First the products, by ticket from the last layer to the first: each waits for what it needs of backward alone, so the blocks
@@ -1769,14 +1770,15 @@ int ps_encoder_wide_window_floats(void)
     return WINDOW_FLOATS;
 }
 
-/* Products' jobs of a pair. Of all together there is one for each of backward's blocks, when they have ended, and two a layer for
- * each multiprocessor that is free before: with more some blocks have a second one, and all wait for it. */
+/* Products' jobs of a pair. Of all together there is about one for each of backward's blocks, when they have ended, and two a layer
+ * for each multiprocessor that is free before: with more some blocks have a second one, and all wait for it. None has more groups
+ * of rows than that leaves, rounded down: the largest is what is waited for. */
 static int splits_of(const struct small &x, int64_t groups, int multiprocessors)
 {
     const int64_t blocks = ps_encoder_wide_blocks(x.units, multiprocessors);
-    const int64_t pairs = x.layers * pairs_of(x.f / 64);
-    const int64_t splits = (blocks + 2 * x.layers * (multiprocessors - blocks) + pairs - 1) / pairs;
-    return (int)(splits < 1 ? 1 : splits > groups ? groups : splits);
+    const int64_t splits = (blocks + 2 * x.layers * (multiprocessors - blocks)) / (x.layers * pairs_of(x.f / 64));
+    const int64_t each = splits < 1 ? groups : splits > groups ? 1 : groups / splits;
+    return (int)((groups + each - 1) / each);
 }
 
 /* The workspace, in order: counters and flags, norms, q, k and v, operands, column sums, partial products, W_h's. */
@@ -1809,10 +1811,17 @@ size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units
     struct small x = {};
     x.f = (int)e->d_ff;
     x.layers = (int)e->layers;
-    x.units = units;
     x.n = (int)e->patches;
     x.head.horizon = e->pred_len <= WIDE_HORIZON ? (int)e->pred_len : 0;
-    return workspace_take(&x, NULL, multiprocessors);
+    /* For shorter batches too, whose products may be split more often; not for those that lack more operands than that can add. */
+    const int64_t groups = (units + UNITS - 1) / UNITS;
+    size_t most = 0;
+    for (int64_t i = groups; i > 0 && i > groups - 2 * multiprocessors; i--) {
+        x.units = i * UNITS;
+        const size_t bytes = workspace_take(&x, NULL, multiprocessors);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
 }
 
 /* A matrix of all layers, [rows, ld] of the flat weights from `at` on, as panels of 64 rows by `columns` that lie `apart` elements
