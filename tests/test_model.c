@@ -688,7 +688,10 @@ START_TEST(step_layer)
     ck_assert_double_le(fabs(loss / expected_loss - 1), fused[which].bound);
     ck_assert_msg(error <= 5 * fused[which].bound, "gradient of %s off by %.3g", layout->table[worst].name, error);
     /* The head's sums in another order may round to the next number. */
-    ck_assert_msg(order <= (!same ? 5 * fused[which].bound : heads ? 1e-3 : 1e-5), "gradient of %s changes by %.3g", layout->table[worst_apart].name, order);
+    ck_assert_msg(order <= (!same   ? 5 * fused[which].bound
+                            : heads ? 1e-3
+                                    : 1e-5),
+                  "gradient of %s changes by %.3g", layout->table[worst_apart].name, order);
     free(expected);
     free(gradients);
     free(apart);
@@ -773,6 +776,9 @@ START_TEST(step_in_one)
 {
     const struct ps_model_shape *shape = &step_shapes[2 + _i % ONE_SHAPES];
     const int which = _i / ONE_SHAPES;
+    if (!has_layer(which, shape)) {
+        return;
+    }
     for (int spoilt = 0; spoilt < 3; spoilt++) {
         struct stepped apart = run_steps(fused[which].precision, shape, 0, spoilt);
         struct stepped one = run_steps(fused[which].precision, shape, 1, spoilt);

@@ -92,8 +92,7 @@ static __device__ __forceinline__ void load_embed_weight(ps_pair (&b)[2][2], con
 
 /* Where the warp's rows are: sequence of the unit, patch. */
 template <int D, int NT>
-static __device__ __forceinline__ void embed_places(int (&sequence)[2], int (&n)[2], const struct small &x,
-                                                    const place<D, NT> &at)
+static __device__ __forceinline__ void embed_places(int (&sequence)[2], int (&n)[2], const struct small &x, const place<D, NT> &at)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {

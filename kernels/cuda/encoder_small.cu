@@ -1245,8 +1245,8 @@ enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void 
         x.embed.partial = (float *)((char *)x.partial + (size_t)p.blocks * sums_bytes(e));
     }
     PS_TRY(p.narrow ? ps_encoder_narrow_backward(x, ps_encoder_narrow_shared(e, p.block_units), (cudaStream_t)stream)
-                    : ps_small_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared,
-                                      (cudaStream_t)stream, "encoder backward", x));
+                    : ps_small_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, (cudaStream_t)stream,
+                                      "encoder backward", x));
     kernel_function *sum = d == 16 ? sum_kernel<16> : d == 32 ? sum_kernel<32> : sum_kernel<64>;
     return ps_small_launch(sum,
                            dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),

@@ -137,7 +137,7 @@ struct small {
     float *summed;
     unsigned *finished; /* [layers, 2]: blocks whose sums of the layer's feed-forward, attention are in memory */
     /* encoder_wide.cu alone: */
-    int splits;         /* of the rows, for weight gradients: groups of 64 in each, and in how many one more */
+    int splits; /* of the rows, for weight gradients: groups of 64 in each, and in how many one more */
     int split_groups, split_more;
     uint4 *left;        /* [groups of 64 rows, layers, 5, threads]: what forward's warps leave for backward's; or NULL */
     char *operands;     /* [groups of 64 rows, layers, panels]: what weight gradients are made of */

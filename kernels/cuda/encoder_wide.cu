@@ -1229,8 +1229,8 @@ static __device__ __forceinline__ bool announced(const struct small &x, const st
 }
 
 /* The loader's warp: takes tickets and fetches what their jobs need, a stage for 64 rows: three panels that lie together, or four.
- * jobs: the layer, pair, split and groups, in a job's first stage; layer -1: there are no more. At the end it counts the jobs as done.
- * first: lane 0's first ticket. */
+ * jobs: the layer, pair, split and groups, in a job's first stage; layer -1: there are no more. At the end it counts the jobs as
+ * done. first: lane 0's first ticket. */
 static __device__ __forceinline__ void load_products(const struct small &x, const char *memory, uint32_t full, uint32_t empty,
                                                      int4 *jobs, int first)
 {
@@ -1298,8 +1298,8 @@ enum {
     WEIGHTS_STATIC = STAGES * (2 * 8 + 16) + (int)sizeof(struct ps_adamw_step) + 8
 };
 
-/* The products, to x.partial, and the column sums that are the biases' gradients. Two warpgroups have a product, half of its columns
- * each, and the column sums of half of its rows. */
+/* The products, to x.partial, and the column sums that are the biases' gradients. Two warpgroups have a product, half of its
+ * columns each, and the column sums of half of its rows. */
 static __device__ __forceinline__ void weight_products(const struct small &x, char *memory, uint32_t full, uint32_t empty,
                                                        const int4 *jobs, wide_place &at)
 {
@@ -1839,11 +1839,10 @@ static enum ps_status panel_map(CUtensorMap *map, const struct small &x, int64_t
     const cuuint64_t size[4] = {(cuuint64_t)columns, 64, (cuuint64_t)panels, (cuuint64_t)x.layers};
     const cuuint64_t stride[3] = {(cuuint64_t)ld * 2, (cuuint64_t)apart * 2, (cuuint64_t)x.at.matrix_stride * 2};
     const cuuint32_t box[4] = {(cuuint32_t)columns, 64, (cuuint32_t)panels, 1}, one[4] = {1, 1, 1, 1};
-    const CUtensorMapDataType type =
-        PS_REAL16 == PS_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    const CUresult status =
-        encode(map, type, 4, (void *)(x.weights + at), size, stride, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_32B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUtensorMapDataType type = PS_REAL16 == PS_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUresult status = encode(map, type, 4, (void *)(x.weights + at), size, stride, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                   columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_32B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return status == CUDA_SUCCESS ? PS_OK
                                   : ps_fail(PS_DEVICE, "encoder: weights at %p, %lld elements a layer: no tensor map (error %d)",
                                             (const void *)(x.weights + at), (long long)x.at.matrix_stride, (int)status);
