@@ -4,20 +4,22 @@
  * A block works on four units of 16 rows, a product's 64 rows. Its four warpgroups have 16 of the 64 columns each, and so a head,
  * and one panel of d_ff; warp u of each has unit u. What one warp knows and all need lies in shared memory in panels of 64 x 64
  * real16, from which wgmma reads both operands; attention is a warp's own and never leaves its registers. A layer's weights are one
- * set of panels; a matrix of the next layer takes the place of this one's as soon as that has been used, behind the products.
+ * set of panels, fetched as tensors by one thread; a matrix of the next layer takes the place of this one's as soon as that has
+ * been used, behind the products.
  *
- * Forward leaves q, k, v and the moments of its LayerNorms for backward. Weight gradients are a kernel of their own, wide_weights:
- * their operands, the panels, go to memory as they come, by the copy engine, and its blocks begin where backward's leave
- * multiprocessors free, on what backward has announced so far; the first of them form W_h's gradient before. gamma's and beta's
- * gradients are column sums of registers. The thread that has a gradient's sum does AdamW's update of the parameter too where that
- * is asked for: a step is three kernels.
+ * Forward leaves q, k, v, its LayerNorms' xhat and 1 / deviation, and LN2's output for backward. Weight gradients are a kernel of
+ * their own, wide_weights: their operands, the panels, go to memory as they come, by the copy engine, and its blocks begin where
+ * backward's leave multiprocessors free, on what backward has announced so far; the first of them form W_h's gradient before.
+ * gamma's and beta's gradients are column sums of registers. The thread that has a gradient's sum does AdamW's update of the
+ * parameter too where that is asked for: a step is three kernels.
  *
  * Registers: what follows from a warp's place is found anew at each product (refresh). Left to itself the compiler finds all
  * addresses before the first layer and spills them, which made backward slower by a sixth.
  *
  * Counts, seed28k (f 256, 3 x 5 rows in 16, 2 layers; 107 blocks of 16 warps): a layer's panels 96 KB; a warpgroup and a layer take
- * 32 products m64n16k16 and 4 m64n64k16 forward, 32 and 8 backward, and 24 movmatrix a warp in place of attention's transposes;
- * 6 barriers each way. Weight gradients: operands 28 MB, read 1.2 times; partial sums 7 MB (one a block would be 43). */
+ * 20 products m64n16k16, 4 m64n48k16 and 4 m64n64k16 forward, 32, none and 8 backward, and 24 movmatrix a warp in place of
+ * attention's transposes; 6 barriers each way. q, k, v and xhat 8.8 MB. Weight gradients: operands 28 MB, read 1.2 times, a
+ * multiprocessor's copy engine has 24 KB in 600 clocks; partial sums 7 MB (one a block would be 43). */
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/encoder_head.cuh"
 
