@@ -1,6 +1,6 @@
-/* The head of a training step: in 16 bits product, forecast, error and the gradient of the product's input in one kernel (head_step);
- * the same around products of the library's (window_loss), in tf32 too; and the sums over sequences that both leave (head_sums).
- * Larger weights: head_large.cu.
+/* The head of a training step: in 16 bits product, forecast, error and the gradient of the product's input in one kernel
+ * (head_step); the same around products of the library's (window_loss), in tf32 too; and the sums over sequences that both leave
+ * (head_sums). Larger weights: head_large.cu.
  *
  * Why: of a small head (up to 96 steps ahead, W_h within shared memory) the product, the targets' gathering, the loss, two sums and
  * the product back are kernels of 2 to 5 us each that move next to nothing. Here a block has 16 sequences: its warps share the long
