@@ -146,7 +146,7 @@ static enum ps_status take(struct ps_encoder_small *r, const struct ps_tensor *s
     if (stream->rank != 4 || stream->size[0] != r->layers + 1 || stream->type != PS_REAL16 || weights->type != PS_REAL16 ||
         parameters->type != PS_F32 || !ps_tensor_contiguous(stream)) {
         return ps_fail(PS_UNSUPPORTED,
-                       "encoder: stream must be of the precision's type [%lld, S, N, d], weights likewise, parameters float32",
+                       "encoder: stream must be [%lld, S, N, d] of the activations' type, weights too, parameters float32",
                        (long long)r->layers + 1);
     }
     r->sequences = stream->size[1];

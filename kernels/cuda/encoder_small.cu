@@ -6,9 +6,9 @@
  * one tile, which must not see each other. A block works on a few units at once; its weights lie in shared memory: of every layer
  * where they fit, else of the layer at hand.
  *
- * Forward keeps what is dear to compute again and small: the residual r after attention (real16), the logarithm of softmax's sums
+ * Forward keeps what is dear to compute again and small: the residual r after attention (real), the logarithm of softmax's sums
  * and the masks' bits. Backward recomputes the rest from each layer's u and r. Weight gradients: all rows of the block stage their
- * operands in shared memory (real16); then each warp owns tiles of the gradient and adds over the block's rows with mma; biases are
+ * operands in shared memory (real); then each warp owns tiles of the gradient and adds over the block's rows with mma; biases are
  * one more product with a column of ones. A block's sums go to memory, and another kernel adds the blocks in order. What follows a
  * LayerNorm stages xhat and not gamma xhat + beta: with X = xhat' dout, dW = diag(gamma) X + beta db', dgamma_j = sum_k W_jk X_jk
  * and dbeta = W db, so no sum over rows is needed for gamma and beta.
@@ -19,7 +19,7 @@
  * Counts, etth1 (d 16, f 128, N 42 in 48 rows, 3 layers, S 896; 128 blocks of 21 warps): a tile of 16 rows and a layer take 10
  * Philox blocks (of 8 elements), 96 exponentials and 64 tanh a lane, 88 products m16n8k16 forward; backward the same exponentials
  * and tanh, no Philox, 330 products. Forward writes 3.6 MB of u, 3.6 MB of r, 1.8 MB of sums, 2.6 MB of bits; partial gradients
- * 7.9 MB.
+ * 7.9 MB. In tf32 u and r are 7.2 MB each, and so is merged, which its backward reads.
  *
  * d_ff, the head's size and what is staged are told at run time. encoder_wide.cu serves d_model 64 with heads of 16 columns and
  * N <= 16, encoder_narrow.cu d_model 16 with heads of 4 columns and N from 33 to 48. */
@@ -938,9 +938,10 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
         return ps_fail(
             PS_UNSUPPORTED,
             "encoder (cuda, whole): d_model %lld, n_heads %lld, d_ff %lld, %lld patches, %lld layers are not served with "
-            "%d bytes of shared memory a block: d_model 16, 32 or 64, heads of 4, 8 or 16, d_ff a multiple of d_model up "
-            "to 256, up to 64 patches",
-            (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared);
+            "%d bytes of shared memory a block: d_model 16%s, heads of 4, 8 or 16, d_ff a multiple of d_model up to 256, up to 64 "
+            "patches",
+            (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared,
+            PS_REAL16 == PS_F32 ? " or 32" : ", 32 or 64");
     }
     return PS_OK;
 }

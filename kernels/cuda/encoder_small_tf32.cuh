@@ -9,7 +9,9 @@
  * - Weights are copied while the layer before is at work, where two layers' fit.
  *
  * Counts, etth1 (d 16, f 128, N 42 in 48 rows, 3 layers, S 896; 128 blocks of 21 warps): a tile and layer take 192 exponentials, 64
- * tanh and 380 products m16n8k8 a lane, of which the weight gradients are 120. Bytes as in encoder_small.cu, u and r twice. */
+ * tanh and 400 products m16n8k8 a lane, 108 of them for weight gradients. u, r and merged are 7.2 MB each, partial gradients 7.9
+ * MB.
+ */
 #ifndef PS_KERNELS_CUDA_ENCODER_SMALL_TF32_CUH
 #define PS_KERNELS_CUDA_ENCODER_SMALL_TF32_CUH
 
