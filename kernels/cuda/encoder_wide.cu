@@ -242,6 +242,9 @@ static __device__ __forceinline__ void stage_vectors(const struct small &x, floa
  * column sums [2][units][2][64], the vectors of all layers, backward their rows' 1 / deviation [layers][2][64]. */
 enum { STATISTICS = 2 * 4 * 16 * 8, COLUMN_SUMS = 2 * UNITS * 2 * D * 4, RSTD = 2 * 64 * 4 };
 
+/* Beside it, of copies: bytes, as many as either direction has. */
+enum { BARRIERS = 4 * 8 };
+
 static __host__ __device__ constexpr int panels_of(int p, bool backward)
 {
     return 4 + 2 * p + (backward ? 6 + p : 2 + p);
@@ -1757,7 +1760,7 @@ bool ps_encoder_wide_fits(const struct ps_encoder_small *e)
 
 bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared)
 {
-    return ps_encoder_wide_fits(e) && shared_bytes((int)e->d_ff, e->layers, true) <= (size_t)shared &&
+    return ps_encoder_wide_fits(e) && shared_bytes((int)e->d_ff, e->layers, true) + BARRIERS <= (size_t)shared &&
            WEIGHTS_SHARED + WEIGHTS_STATIC <= shared;
 }
 
@@ -1877,7 +1880,8 @@ bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int sha
 {
     const int64_t sequences = 16 / e->patches, units = (e->sequences + sequences - 1) / sequences;
     return e->pred_len <= WIDE_HORIZON && (int64_t)blocks * UNITS >= units &&
-           shared_bytes((int)e->d_ff, e->layers, false) + wide_head_bytes((int)e->patches, (int)e->pred_len) <= (size_t)shared;
+           shared_bytes((int)e->d_ff, e->layers, false) + BARRIERS + wide_head_bytes((int)e->patches, (int)e->pred_len) <=
+               (size_t)shared;
 }
 
 enum ps_status ps_encoder_wide_forward(const struct small &given, char *workspace, int multiprocessors, cudaStream_t stream)
