@@ -9,34 +9,6 @@
 namespace PS_REAL16_SPACE
 {
 
-#ifdef PS_COMPILE_TF32 /* which has no large family */
-static enum ps_status ps_cuda_encoder_large_supported(const struct ps_encoder_large *e)
-{
-    return ps_fail(PS_UNSUPPORTED, "encoder (cuda): d_model %lld is not served in tf32", (long long)e->d_model);
-}
-
-static enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *e, void *)
-{
-    return ps_cuda_encoder_large_supported(e);
-}
-
-static enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *e, void *, const void *,
-                                                     const struct ps_encoder_large_gradients *, void *, size_t)
-{
-    return ps_cuda_encoder_large_supported(e);
-}
-
-static size_t ps_cuda_encoder_large_kept_bytes(const struct ps_encoder_large *)
-{
-    return 0;
-}
-
-static size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *)
-{
-    return 0;
-}
-#endif
-
 /* What both directions are asked for, of whichever family: the large one's arguments are made from the small one's. */
 static struct ps_encoder_small request_of(const struct ps_kernels *k, const struct ps_encoder_sizes *s)
 {
@@ -98,10 +70,14 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
 static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_small *r, int *small)
 {
     struct ps_encoder_large l = large_of(k, r, 0);
+    if (PS_REAL16 == PS_F32) { /* which has the small one alone */
+        *small = 1;
+        return ps_encoder_small_supported(r);
+    }
     int narrow = r->d_model <= 32 || r->patches <= 16;
     *small = narrow;
     enum ps_status status = narrow ? ps_encoder_small_supported(r) : ps_cuda_encoder_large_supported(&l);
-    if (status == PS_UNSUPPORTED && !(narrow && PS_REAL16 == PS_F32)) {
+    if (status == PS_UNSUPPORTED) {
         *small = !narrow;
         status = narrow ? ps_cuda_encoder_large_supported(&l) : ps_encoder_small_supported(r);
     }

@@ -1259,23 +1259,6 @@ int ps_encoder_narrow_window_floats()
     return 2 * KV_BYTES / (int)sizeof(float);
 }
 
-static enum ps_status launch(void (*kernel)(struct small), const struct small &x, int more, size_t shared, cudaStream_t stream,
-                             const char *what)
-{
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), what));
-    cudaLaunchAttribute attribute = {}; /* as ps_cuda_launch does */
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)x.blocks);
-    config.blockDim = dim3((unsigned)(x.block_units * NT * 32 + more));
-    config.dynamicSmemBytes = shared;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    return ps_cuda_check(cudaLaunchKernelEx(&config, kernel, x), what);
-}
-
 /* Where W_h lies in forward's shared memory: behind what is there with the layers, and with the head. */
 static size_t head_at(int64_t layers, int block_units)
 {
@@ -1295,13 +1278,14 @@ enum ps_status ps_encoder_narrow_forward(struct small x, size_t shared, cudaStre
         x.head.at = (int)head_at(x.layers, x.block_units);
         shared = (size_t)x.head.at + head_bytes(x.n, x.block_units);
     }
-    return launch(x.threshold ? narrow_forward<true> : narrow_forward<false>, x, 0, shared, stream, "encoder forward");
+    return ps_small_launch(x.threshold ? narrow_forward<true> : narrow_forward<false>, dim3((unsigned)x.blocks),
+                           x.block_units * NT * 32, shared, stream, "encoder forward", x);
 }
 
 enum ps_status ps_encoder_narrow_backward(const struct small &x, size_t shared, cudaStream_t stream)
 {
-    return launch(x.threshold ? narrow_backward<true> : narrow_backward<false>, x, x.threshold ? DRAWING : 0, shared, stream,
-                  "encoder backward");
+    return ps_small_launch(x.threshold ? narrow_backward<true> : narrow_backward<false>, dim3((unsigned)x.blocks),
+                           x.block_units * NT * 32 + (x.threshold ? DRAWING : 0), shared, stream, "encoder backward", x);
 }
 
 } // namespace PS_REAL16_SPACE

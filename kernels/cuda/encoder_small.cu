@@ -325,8 +325,7 @@ static __device__ __forceinline__ void weight_gradient(float *out, float *bias, 
         }
     }
     if (bias && at.q == 0) {
-        bias[at.g] = first ? ones[0][0] : bias[at.g] + ones[0][0];
-        bias[at.g + 8] = first ? ones[0][2] : bias[at.g + 8] + ones[0][2];
+        put_ones(bias, ones[0], first, at);
     }
 }
 
@@ -347,8 +346,7 @@ static __device__ __forceinline__ void bias_gradient(float *bias, bool first, co
         }
     }
     if (at.q == 0) {
-        bias[at.g] = first ? ones[0][0] : bias[at.g] + ones[0][0];
-        bias[at.g + 8] = first ? ones[0][2] : bias[at.g + 8] + ones[0][2];
+        put_ones(bias, ones[0], first, at);
     }
 }
 
@@ -386,24 +384,11 @@ feed_forward_backward(float (&dx)[2][4], const ps_pair (&a)[D / 16][4], const ps
 #pragma unroll 1
     for (int column = from; column < from + count; column += 16, to += 16) {
         const uint32_t bits = next >> at.q;
-        float z[2][4], dz[2][4];
+        ps_pair hidden[4], d_hidden[4];
         if (DROP && column + 16 < from + count) {
             next = masks[column / 2 + 8];
         }
-        set_bias(z, w.b_1 + column, at.q);
-        multiply<D, NT>(z, a, w.w_1 + column, s.f + 8, at);
-        clear(dz);
-        multiply_transposed<D, NT>(dz, dm, w.w_2 + column * w.LD, w.LD, at);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            float &v = z[j / 4][j % 4];
-            const float square = v * v, t = ps_tanh(v * fmaf(square, GELU_B, GELU_A)), one = 1.0f + t;
-            dz[j / 4][j % 4] *= fmaf(v * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), one);
-            v *= one;
-        }
-        ps_pair hidden[4], d_hidden[4];
-        pack_operand(hidden, z[0], z[1]);
-        pack_operand(d_hidden, dz[0], dz[1]);
+        hidden_backward<D, NT>(hidden, d_hidden, a, dm, column, s, w, at);
         if constexpr (DROP) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -946,7 +931,7 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
     return PS_OK;
 }
 
-/* What is kept, in order: r, lse, moments or merged, masks, the embedding's masks. */
+/* What is kept, in order: r, lse, deviations or merged, masks, the embedding's masks. */
 static size_t kept_r(const struct ps_encoder_small *e)
 {
     return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(ps_real) + 255) / 256 * 256;
@@ -1065,6 +1050,12 @@ int ps_encoder_small_heads(const struct ps_encoder_small *e)
     return p.narrow && ps_encoder_narrow_heads(e, p.block_units, shared);
 }
 
+int ps_encoder_small_ends(const struct ps_encoder_small *e)
+{
+    struct plan p;
+    return plan_make(e, true, &p) == PS_OK && p.wide && ps_encoder_small_heads(e);
+}
+
 static void embed_make(const struct ps_encoder_small *e, const struct plan *p, struct small_embedding *x)
 {
     const struct ps_embed_forward *f = e->embed;
@@ -1096,12 +1087,6 @@ static void embed_make(const struct ps_encoder_small *e, const struct plan *p, s
         x->d_bias = (float *)b->d_bias.data;
         x->d_position = (float *)b->d_position.data;
     }
-}
-
-int ps_encoder_small_ends(const struct ps_encoder_small *e)
-{
-    struct plan p;
-    return plan_make(e, true, &p) == PS_OK && p.wide && ps_encoder_small_heads(e);
 }
 
 static void head_make(const struct ps_encoder_small *e, struct small_head *x)

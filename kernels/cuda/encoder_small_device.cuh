@@ -1046,6 +1046,38 @@ static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&
 #define GELU_A 0.7978845608028654f  /* sqrt(2/pi) */
 #define GELU_B 0.03567740813636141f /* 0.044715 sqrt(2/pi) */
 
+/* ---- backward ---- */
+
+/* The hidden columns from `column` on, 16 of them: x (1 + tanh) and the gradient before gelu as operands. */
+template <int D, int NT>
+static __device__ __forceinline__ void hidden_backward(ps_pair (&hidden)[4], ps_pair (&d_hidden)[4], const ps_pair (&a)[D / 16][4],
+                                                       const ps_pair (&dm)[D / 16][4], int column, const struct sizes &s,
+                                                       const layer_weights<D> &w, const place<D, NT> &at)
+{
+    float z[2][4], dz[2][4];
+    set_bias(z, w.b_1 + column, at.q);
+    multiply<D, NT>(z, a, w.w_1 + column, s.f + 8, at);
+    clear(dz);
+    multiply_transposed<D, NT>(dz, dm, w.w_2 + column * w.LD, w.LD, at);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float &v = z[j / 4][j % 4];
+        const float square = v * v, t = ps_tanh(v * fmaf(square, GELU_B, GELU_A)), one = 1.0f + t;
+        dz[j / 4][j % 4] *= fmaf(v * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), one);
+        v *= one;
+    }
+    pack_operand(hidden, z[0], z[1]);
+    pack_operand(d_hidden, dz[0], dz[1]);
+}
+
+/* The sums of 16 rows, from their product with ones, to or onto sum. */
+template <int D, int NT>
+static __device__ __forceinline__ void put_ones(float *sum, const float (&ones)[4], bool first, const place<D, NT> &at)
+{
+    sum[at.g] = first ? ones[0] : sum[at.g] + ones[0];
+    sum[at.g + 8] = first ? ones[2] : sum[at.g + 8] + ones[2];
+}
+
 /* ---- launches ---- */
 
 /* As ps_cuda_launch does. */
@@ -1074,11 +1106,6 @@ enum { NARROW_LEAST_UNITS = 4 }; /* of a block: encoder_narrow.cu */
 
 #ifdef PS_COMPILE_TF32
 /* It has neither of the two below. */
-#define PS_ABSENT(type, name)                           \
-    template <class... P> static inline type name(P...) \
-    {                                                   \
-        return type();                                  \
-    }
 PS_ABSENT(bool, ps_encoder_wide_fits)
 PS_ABSENT(bool, ps_encoder_wide_serves)
 PS_ABSENT(int, ps_encoder_wide_blocks)
@@ -1096,7 +1123,6 @@ PS_ABSENT(size_t, ps_encoder_narrow_layers_bytes)
 PS_ABSENT(size_t, ps_encoder_narrow_kept_bytes)
 PS_ABSENT(ps_status, ps_encoder_narrow_forward)
 PS_ABSENT(ps_status, ps_encoder_narrow_backward)
-#undef PS_ABSENT
 #else
 /* ---- encoder_wide.cu ---- */
 

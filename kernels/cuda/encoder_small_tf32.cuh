@@ -150,8 +150,7 @@ static __device__ __forceinline__ void columns_gradient(float *out, float *bias,
         }
     }
     if (bias && at.q == 0) {
-        bias[at.g] = first ? ones[0][0] : bias[at.g] + ones[0][0];
-        bias[at.g + 8] = first ? ones[0][2] : bias[at.g + 8] + ones[0][2];
+        put_ones(bias, ones[0], first, at);
     }
 }
 
@@ -209,30 +208,6 @@ static __host__ __device__ constexpr struct unit_places places_of(int d, int til
     p.size = p.rows + d / 4 * tiles * 16 * 2;
     p.size = p.size > p.m + 4 * left ? p.size : p.m + 4 * left;
     return p;
-}
-
-/* ---- feed-forward ---- */
-
-/* The hidden columns from `column` on, 16 of them: x (1 + tanh) and the gradient before gelu as operands. */
-template <int D, int NT>
-static __device__ __forceinline__ void hidden_backward(ps_pair (&hidden)[4], ps_pair (&d_hidden)[4], const ps_pair (&a)[D / 16][4],
-                                                       const ps_pair (&dm)[D / 16][4], int column, const struct sizes &s,
-                                                       const layer_weights<D> &w, const place<D, NT> &at)
-{
-    float z[2][4], dz[2][4];
-    set_bias(z, w.b_1 + column, at.q);
-    multiply<D, NT>(z, a, w.w_1 + column, s.f + 8, at);
-    clear(dz);
-    multiply_transposed<D, NT>(dz, dm, w.w_2 + column * w.LD, w.LD, at);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        float &v = z[j / 4][j % 4];
-        const float square = v * v, t = ps_tanh(v * fmaf(square, GELU_B, GELU_A)), one = 1.0f + t;
-        dz[j / 4][j % 4] *= fmaf(v * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), one);
-        v *= one;
-    }
-    pack_operand(hidden, z[0], z[1]);
-    pack_operand(d_hidden, dz[0], dz[1]);
 }
 
 /* ---- attention ---- */

@@ -1116,10 +1116,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             }
             ps_wgmma_commit();
             products_wait<0>(dx);
-            xhat[0] = x4.x;
-            xhat[1] = x4.y;
-            xhat[2] = x4.z;
-            xhat[3] = x4.w;
+            take_own(xhat, &x4);
             norm_sums(norms + UNITS * 2 * D, dx, xhat, at);
             rstd[0] = own_rstd[0];
             rstd[1] = own_rstd[8];
@@ -1166,13 +1163,18 @@ static __host__ __device__ constexpr int vector_slices(int p)
     return items_slices(vector_floats(p * 64) / 4);
 }
 
+static __device__ __forceinline__ unsigned look(const unsigned *at)
+{
+    unsigned seen;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(at) : "memory");
+    return seen;
+}
+
 /* Until the counter has come so far; then what was written before can be read. */
 static __device__ __forceinline__ void await_count(const unsigned *counter, unsigned count)
 {
-    unsigned seen;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-    } while (seen < count);
+    while (look(counter) < count) {
+    }
 }
 
 /* sum += the column sums of 32 rows: their transpose times ones, every column the same. */
@@ -1215,6 +1217,12 @@ static __device__ __forceinline__ int take_ticket(const struct small &x)
     return ticket;
 }
 
+/* What the thread, and those whom it has met at a barrier, wrote before can be read by who sees this. */
+static __device__ __forceinline__ void count_up(unsigned *counter, int by)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(by) : "memory");
+}
+
 /* Whether the job's operands of up to 32 groups from `group` on are there; AWAIT: until they are. All of the warp. */
 template <bool AWAIT>
 static __device__ __forceinline__ bool announced(const struct small &x, const struct weight_job &job, int group)
@@ -1225,7 +1233,7 @@ static __device__ __forceinline__ bool announced(const struct small &x, const st
     unsigned seen = wanted;
     if (group + lane < job.end) {
         do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+            seen = look(flag);
         } while (AWAIT && seen < wanted);
     }
     const bool all = __all_sync(0xffffffffu, seen >= wanted);
@@ -1291,7 +1299,7 @@ static __device__ __forceinline__ void load_products(const struct small &x, cons
             parity ^= slot == 0;
             ps_mbarrier_wait(empty + slot * 8, parity);
         }
-        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(x.arrived + DONE), "r"(taken) : "memory");
+        count_up(x.arrived + DONE, taken);
     }
 }
 
@@ -1409,7 +1417,7 @@ static __device__ __forceinline__ void head_products(const struct small &x, floa
         ps_barrier(0, THREADS);
     }
     if (thread == 0) {
-        asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(x.arrived + DONE), "r"(1) : "memory");
+        count_up(x.arrived + DONE, 1);
     }
 }
 

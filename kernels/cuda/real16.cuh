@@ -45,6 +45,15 @@ static __device__ __forceinline__ uint32_t ps_tf32(float x)
     return y;
 }
 
+#ifdef PS_COMPILE_TF32
+/* A function of kernels that tf32 has not; it is not called. */
+#define PS_ABSENT(type, name)                           \
+    template <class... P> static inline type name(P...) \
+    {                                                   \
+        return type();                                  \
+    }
+#endif
+
 /* Neighbours of a row as an operand has them, ps_pair: a word of two, or two words of tf32. */
 #ifdef PS_COMPILE_TF32
 typedef uint2 ps_pair;
