@@ -55,11 +55,11 @@ size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *layer);
 /* PS_OK, or PS_UNSUPPORTED with the sizes: what neither launcher can serve. */
 enum ps_status ps_cuda_encoder_large_supported(const struct ps_encoder_large *layer);
 #else
-PS_ABSENT(ps_status, ps_cuda_encoder_large_forward)
-PS_ABSENT(ps_status, ps_cuda_encoder_large_backward)
-PS_ABSENT(size_t, ps_cuda_encoder_large_kept_bytes)
-PS_ABSENT(size_t, ps_cuda_encoder_large_workspace)
-PS_ABSENT(ps_status, ps_cuda_encoder_large_supported)
+PS_ABSENT(ps_status, ps_cuda_encoder_large_forward, PS_UNSUPPORTED)
+PS_ABSENT(ps_status, ps_cuda_encoder_large_backward, PS_UNSUPPORTED)
+PS_ABSENT(size_t, ps_cuda_encoder_large_kept_bytes, 0)
+PS_ABSENT(size_t, ps_cuda_encoder_large_workspace, 0)
+PS_ABSENT(ps_status, ps_cuda_encoder_large_supported, PS_UNSUPPORTED)
 #endif
 
 } // namespace PS_REAL16_SPACE

@@ -46,11 +46,11 @@ static __device__ __forceinline__ uint32_t ps_tf32(float x)
 }
 
 #ifdef PS_COMPILE_TF32
-/* A function of kernels that tf32 has not; it is not called. */
-#define PS_ABSENT(type, name)                           \
+/* A function of kernels that tf32 has not: it serves nothing and refuses. */
+#define PS_ABSENT(type, name, refusal)                  \
     template <class... P> static inline type name(P...) \
     {                                                   \
-        return type();                                  \
+        return refusal;                                 \
     }
 #endif
 
