@@ -12,13 +12,6 @@
 
 static const int block = 128;
 
-/* The weights of gelu's tanh form: 0.5 t (1 + tanh(u)) = t / (1 + exp(-2u)), 2u = t (a + b t^2). */
-static __device__ __forceinline__ float gelu_sigmoid(float t)
-{
-    const float a = 1.59576912160573f, b = 0.0713548162726f; /* 2 sqrt(2/pi), that times 0.044715 */
-    return __fdividef(1.0f, 1.0f + __expf(-t * (a + b * t * t)));
-}
-
 /* Each operation says: V elements' inputs (load), an element's value before dropout (value), what is made of it after (finish).
  * Element i is at row i / n, column i % n. T: type of y, x, dy and residual. */
 
@@ -88,7 +81,7 @@ template <typename T> struct bias_gelu_map {
     template <int V> __device__ __forceinline__ float value(const inputs<V> &in, int j) const
     {
         const float t = in.x[j] + in.bias[j];
-        return t * gelu_sigmoid(t);
+        return t * ps_gelu_sigmoid(t);
     }
     template <int V> __device__ __forceinline__ float finish(const inputs<V> &, int, float dropped) const
     {
@@ -96,7 +89,7 @@ template <typename T> struct bias_gelu_map {
     }
 };
 
-/* gelu'(t) = s + t s (1 - s) 2u', s = sigmoid(2u), 2u' = a + 3 b t^2; dropout's mask multiplies dy and so the product too. */
+/* Dropout's mask multiplies dy and so the product too. */
 template <typename T> struct gelu_backward_map {
     typedef T element;
     T *y;
@@ -114,9 +107,8 @@ template <typename T> struct gelu_backward_map {
     }
     template <int V> __device__ __forceinline__ float value(const inputs<V> &in, int j) const
     {
-        const float t = in.x[j] + in.bias[j], s = gelu_sigmoid(t);
-        const float slope = 1.59576912160573f + 0.2140644488178f * t * t;
-        return in.dy[j] * (s + t * s * (1.0f - s) * slope);
+        const float t = in.x[j] + in.bias[j];
+        return in.dy[j] * ps_gelu_slope(t, ps_gelu_sigmoid(t));
     }
     template <int V> __device__ __forceinline__ float finish(const inputs<V> &, int, float dropped) const
     {

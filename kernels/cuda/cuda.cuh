@@ -77,14 +77,14 @@ static __device__ __forceinline__ void ps_grid_begin()
 
 /* kernel<<<blocks, threads, shared>>>(arguments...) on the context's stream; PS_CUDA_LAUNCHED has its error. */
 template <typename... P, typename... A>
-static inline void ps_cuda_launch(const struct ps_cuda_context *c, void (*kernel)(P...), unsigned blocks, unsigned threads,
+static inline void ps_cuda_launch(const struct ps_cuda_context *c, void (*kernel)(P...), dim3 blocks, unsigned threads,
                                   size_t shared, A... arguments)
 {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(blocks);
+    config.gridDim = blocks;
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared;
     config.stream = c->stream;
@@ -145,6 +145,7 @@ PS_KERNEL_LIST(PS_X)
 PS_LEVEL(level_bf16)
 PS_LEVEL(level_fp16)
 PS_LEVEL(level_tf32) /* the encoder, window_loss and head_sums */
+PS_LEVEL(level_fp32) /* the same */
 #undef PS_LEVEL
 #undef PS_X
 

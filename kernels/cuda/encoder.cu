@@ -1,7 +1,9 @@
-/* Level `layer`: the table's fused encoder entries. Two families of kernels serve them: encoder_small.cu, the whole encoder in one
- * launch each way, where a layer's weights stay on one multiprocessor; encoder_large.cu, a layer a launch with weights streamed
- * from L2. Both are for sm_90, bf16 and fp16, the first for tf32 too; every other case is refused here and runs at level gemm. */
+/* Level `layer`: the table's fused encoder entries. Three families of kernels serve them: encoder_small.cu, the whole encoder in
+ * one launch each way, where a layer's weights stay on one multiprocessor, in bf16, fp16 and tf32; encoder_large.cu, a layer a
+ * launch with weights streamed from L2, in bf16 and fp16; encoder_float.cu, the whole encoder in one launch with weights streamed,
+ * in tf32 and fp32. All are for sm_90; every other case is refused here and runs at level gemm. */
 #include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/encoder_float.cuh"
 #include "kernels/cuda/encoder_large.cuh"
 #include "kernels/cuda/encoder_small.cuh"
 #include "kernels/cuda/windows.cuh"
@@ -66,19 +68,26 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
     return e;
 }
 
-/* Which family: narrow models, and short sequences of which one tile holds several, are the small one's. */
-static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_small *r, int *small)
+enum family { SMALL, LARGE, FLOAT };
+
+/* Narrow models, and short sequences of which one tile holds several, are the small one's. */
+static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_small *r, enum family *family)
 {
-    struct ps_encoder_large l = large_of(k, r, 0);
-    if (PS_REAL16 == PS_F32) { /* which has the small one alone */
-        *small = 1;
-        return ps_encoder_small_supported(r);
+    if (PS_REAL16 == PS_F32) {
+        enum ps_status status = ps_encoder_small_supported(r);
+        *family = SMALL;
+        if (status == PS_UNSUPPORTED) {
+            *family = FLOAT;
+            status = ps_encoder_float_supported(r);
+        }
+        return status;
     }
+    struct ps_encoder_large l = large_of(k, r, 0);
     int narrow = r->d_model <= 32 || r->patches <= 16;
-    *small = narrow;
+    *family = narrow ? SMALL : LARGE;
     enum ps_status status = narrow ? ps_encoder_small_supported(r) : ps_cuda_encoder_large_supported(&l);
     if (status == PS_UNSUPPORTED) {
-        *small = !narrow;
+        *family = narrow ? LARGE : SMALL;
         status = narrow ? ps_cuda_encoder_large_supported(&l) : ps_encoder_small_supported(r);
     }
     return status;
@@ -95,14 +104,28 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
     r.seq_len = shape->seq_len;
     r.patch_len = shape->patch_len;
     r.pred_len = shape->pred_len;
-    int small;
-    PS_TRY(choose(k, &r, &small));
-    struct ps_encoder_large l = large_of(k, &r, 0);
-    size_t workspace = small ? ps_encoder_small_workspace_bytes(&r) : ps_cuda_encoder_large_workspace(&l);
-    needs->kept_bytes = small ? ps_encoder_small_kept_bytes(&r) : large_kept_bytes(&l) * (size_t)sizes->layers;
-    needs->embeds = small && ps_encoder_small_embeds(&r);
-    needs->heads = small && ps_encoder_small_heads(&r);
-    needs->ends = small && ps_encoder_small_ends(&r);
+    enum family family;
+    PS_TRY(choose(k, &r, &family));
+    size_t workspace = 0;
+    switch (family) {
+    case SMALL:
+        workspace = ps_encoder_small_workspace_bytes(&r);
+        needs->kept_bytes = ps_encoder_small_kept_bytes(&r);
+        break;
+    case LARGE: {
+        struct ps_encoder_large l = large_of(k, &r, 0);
+        workspace = ps_cuda_encoder_large_workspace(&l);
+        needs->kept_bytes = large_kept_bytes(&l) * (size_t)sizes->layers;
+        break;
+    }
+    case FLOAT:
+        workspace = ps_encoder_float_workspace_bytes(&r);
+        needs->kept_bytes = ps_encoder_float_kept_bytes(&r);
+        break;
+    }
+    needs->embeds = family == SMALL && ps_encoder_small_embeds(&r);
+    needs->heads = family == SMALL && ps_encoder_small_heads(&r);
+    needs->ends = family == SMALL && ps_encoder_small_ends(&r);
     if (workspace > c->encoder_workspace_bytes) {
         if (c->encoder_workspace) {
             k->device->release(k->device, c->encoder_workspace, c->encoder_workspace_bytes);
@@ -136,10 +159,10 @@ static enum ps_status take(struct ps_encoder_small *r, const struct ps_tensor *s
 }
 
 /* The embedding is the request's, and the whole is served. */
-static enum ps_status check_embed(const struct ps_encoder_small *r, int small, const struct ps_dropout *dropout)
+static enum ps_status check_embed(const struct ps_encoder_small *r, enum family family, const struct ps_dropout *dropout)
 {
     const struct ps_dropout *of = &r->dropout;
-    if (!small || !ps_encoder_small_embeds(r) || dropout->threshold != of->threshold || dropout->seed != of->seed ||
+    if (family != SMALL || !ps_encoder_small_embeds(r) || dropout->threshold != of->threshold || dropout->seed != of->seed ||
         dropout->state != of->state) {
         return ps_fail(PS_UNSUPPORTED, "encoder: windows of %lld and patches of %lld are not embedded for d_model %lld",
                        (long long)r->seq_len, (long long)r->patch_len, (long long)r->d_model);
@@ -147,7 +170,7 @@ static enum ps_status check_embed(const struct ps_encoder_small *r, int small, c
     return PS_OK;
 }
 
-static enum ps_status check_embed_forward(struct ps_encoder_small *r, int small, const struct ps_embed_forward *a)
+static enum ps_status check_embed_forward(struct ps_encoder_small *r, enum family family, const struct ps_embed_forward *a)
 {
     const char *op = "encoder_forward";
     struct ps_cuda_windows windows;
@@ -156,7 +179,7 @@ static enum ps_status check_embed_forward(struct ps_encoder_small *r, int small,
     r->embed = a;
     r->seq_len = a->inputs.size[2];
     r->patch_len = ps_cuda_width(&a->patches);
-    PS_TRY(check_embed(r, small, &a->dropout));
+    PS_TRY(check_embed(r, family, &a->dropout));
     if (a->u.data != r->u || channels < 1 || a->batch * channels != r->sequences || a->stride < 1 ||
         (r->seq_len - r->patch_len) / a->stride + 1 + (a->pad_end ? 1 : 0) != r->patches) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): patches of %lld every %lld of %lld x %lld windows of %lld are not [%lld, %lld]",
@@ -193,13 +216,13 @@ static enum ps_status check_head(struct ps_encoder_small *r, const struct ps_hea
     return ps_cuda_expect(op, "bias", &a->bias, PS_F32, r->pred_len);
 }
 
-static enum ps_status check_embed_backward(struct ps_encoder_small *r, int small, const struct ps_embed_backward *a)
+static enum ps_status check_embed_backward(struct ps_encoder_small *r, enum family family, const struct ps_embed_backward *a)
 {
     const char *op = "encoder_backward";
     r->embed_gradient = a;
     r->patch_len = ps_cuda_width(&a->patches);
     r->seq_len = r->patch_len; /* the windows are not needed again */
-    PS_TRY(check_embed(r, small, &a->dropout));
+    PS_TRY(check_embed(r, family, &a->dropout));
     PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_REAL16, r->sequences * r->patches * r->patch_len));
     PS_TRY(ps_cuda_expect(op, "d_weight", &a->d_weight, PS_F32, r->patch_len * r->d_model));
     PS_TRY(ps_cuda_expect(op, "d_bias", &a->d_bias, PS_F32, r->d_model));
@@ -260,15 +283,18 @@ enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct 
 {
     struct ps_encoder_small r = request_of(k, &a->sizes);
     PS_TRY(take(&r, &a->stream, &a->weights, &a->parameters, a->kept));
-    int small;
-    PS_TRY(choose(k, &r, &small));
+    enum family family;
+    PS_TRY(choose(k, &r, &family));
     if (a->embed) {
-        PS_TRY(check_embed_forward(&r, small, a->embed));
+        PS_TRY(check_embed_forward(&r, family, a->embed));
     }
     if (a->head) {
         PS_TRY(check_head(&r, a->head));
     }
-    if (small) {
+    if (family == FLOAT) {
+        return ps_encoder_float_forward(k, &r);
+    }
+    if (family == SMALL) {
         ps_cuda(k)->ordered = false; /* `fresh` takes care of it */
         return ps_encoder_small_forward(&r, ps_cuda(k)->stream);
     }
@@ -287,10 +313,10 @@ enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct
     r.gradients = (float *)a->gradients.data;
     r.du = a->du.data;
     r.dy = a->dy.data;
-    int small;
-    PS_TRY(choose(k, &r, &small));
+    enum family family;
+    PS_TRY(choose(k, &r, &family));
     if (a->embed) {
-        PS_TRY(check_embed_backward(&r, small, a->embed));
+        PS_TRY(check_embed_backward(&r, family, a->embed));
     }
     if (a->head) {
         PS_TRY(check_head_gradient(&r, a->head));
@@ -298,7 +324,10 @@ enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct
     if (a->update) {
         PS_TRY(check_update(&r, a));
     }
-    if (small) {
+    if (family == FLOAT) {
+        return ps_encoder_float_backward(k, &r);
+    }
+    if (family == SMALL) {
         ps_cuda(k)->ordered =
             a->update != NULL; /* `fresh` takes care of what was; the next one would read early what this one writes */
         return ps_encoder_small_backward(&r, ps_cuda(k)->stream);

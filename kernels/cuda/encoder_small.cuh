@@ -40,6 +40,7 @@ struct ps_encoder_small {
     bool fresh;                                     /* the kernel before may have written weights or parameters */
 };
 
+#ifndef PS_COMPILE_FP32
 /* Bytes kept between forward and backward: the residual stream after attention (real), log of softmax's sums (fp32), and one bit
  * an element of dropout's masks when `dropout`. 0 for sizes that are not served. */
 size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e);
@@ -56,6 +57,16 @@ enum ps_status ps_encoder_small_supported(const struct ps_encoder_small *e);
 /* Enqueued on `stream` (a cudaStream_t); may be captured. */
 enum ps_status ps_encoder_small_forward(const struct ps_encoder_small *e, void *stream);
 enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void *stream);
+#else
+PS_ABSENT(size_t, ps_encoder_small_kept_bytes, 0)
+PS_ABSENT(size_t, ps_encoder_small_workspace_bytes, 0)
+PS_ABSENT(int, ps_encoder_small_embeds, 0)
+PS_ABSENT(int, ps_encoder_small_heads, 0)
+PS_ABSENT(int, ps_encoder_small_ends, 0)
+PS_ABSENT(ps_status, ps_encoder_small_supported, PS_UNSUPPORTED)
+PS_ABSENT(ps_status, ps_encoder_small_forward, PS_UNSUPPORTED)
+PS_ABSENT(ps_status, ps_encoder_small_backward, PS_UNSUPPORTED)
+#endif
 
 } // namespace PS_REAL16_SPACE
 

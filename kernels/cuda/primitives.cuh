@@ -211,6 +211,22 @@ static __device__ __forceinline__ double ps_sum_partials(const double *partials,
     return ps_block_sum<BLOCK>(sum, shared);
 }
 
+/* ---- gelu, tanh's form ---- */
+
+/* Its weight s: 0.5 t (1 + tanh(u)) = t / (1 + exp(-2u)) = t s, 2u = t (a + b t^2). */
+static __device__ __forceinline__ float ps_gelu_sigmoid(float t)
+{
+    const float a = 1.59576912160573f, b = 0.0713548162726f; /* 2 sqrt(2/pi), that times 0.044715 */
+    return __fdividef(1.0f, 1.0f + __expf(-t * (a + b * t * t)));
+}
+
+/* Its derivative s + t s (1 - s) 2u', 2u' = a + 3 b t^2. */
+static __device__ __forceinline__ float ps_gelu_slope(float t, float s)
+{
+    const float slope = 1.59576912160573f + 0.2140644488178f * t * t;
+    return s + t * s * (1.0f - s) * slope;
+}
+
 /* ---- index arithmetic ---- */
 
 /* Division by a divisor fixed on the host: one multiplication. Dividends and divisor below 2^31. Granlund and Montgomery 1994. */

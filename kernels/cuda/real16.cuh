@@ -1,6 +1,7 @@
 /* The reals of activations and of products' operands at level `layer`: 16 bits, bf16, or fp16 in a file compiled with
- * PS_COMPILE_FP16; and fp32, rounded to tf32 as operands, with PS_COMPILE_TF32, which some of the files know (ps_real). The kernels
- * are compiled once for each (CMakeLists.txt) and share no name: namespace PS_REAL16_SPACE. */
+ * PS_COMPILE_FP16; and fp32, rounded to tf32 as operands, with PS_COMPILE_TF32, which some of the files know (ps_real), and as it is
+ * with PS_COMPILE_FP32 besides. The kernels are compiled once for each (CMakeLists.txt) and share no name: namespace
+ * PS_REAL16_SPACE. */
 #ifndef PS_KERNELS_CUDA_REAL16_CUH
 #define PS_KERNELS_CUDA_REAL16_CUH
 
@@ -9,7 +10,11 @@
 #if defined PS_COMPILE_TF32
 typedef float ps_real;
 #define PS_REAL16 PS_F32
+#ifdef PS_COMPILE_FP32
+#define PS_REAL16_SPACE level_fp32
+#else
 #define PS_REAL16_SPACE level_tf32
+#endif
 #define PS_REAL16_ONE 0x3f800000u
 #elif defined PS_COMPILE_FP16
 typedef ps_fp16 real16;
@@ -45,14 +50,12 @@ static __device__ __forceinline__ uint32_t ps_tf32(float x)
     return y;
 }
 
-#ifdef PS_COMPILE_TF32
-/* A function of kernels that tf32 has not: it serves nothing and refuses. */
+/* A function of kernels that this type has not: it serves nothing and refuses. */
 #define PS_ABSENT(type, name, refusal)                  \
     template <class... P> static inline type name(P...) \
     {                                                   \
         return refusal;                                 \
     }
-#endif
 
 /* Neighbours of a row as an operand has them, ps_pair: a word of two, or two words of tf32. */
 #ifdef PS_COMPILE_TF32

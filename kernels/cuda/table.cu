@@ -214,6 +214,12 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         PS_X(level_tf32, head_sums)
         k->encoder_prepare = level_tf32::ps_cuda_encoder_prepare;
     }
+    if (precision == PS_FP32 && device->compute_capability == 90) {
+        PS_ENCODER(PS_X, level_fp32)
+        PS_X(level_fp32, window_loss)
+        PS_X(level_fp32, head_sums)
+        k->encoder_prepare = level_fp32::ps_cuda_encoder_prepare;
+    }
     if (precision == PS_FP16) {
         PS_ENDS(PS_X, level_fp16)
         PS_ENCODER(PS_X, level_fp16)

@@ -1,0 +1,30 @@
+/* The whole encoder in one kernel each way with activations of fp32 and operands of fp32 or tf32, d_model 64 or 128: a layer's
+ * weights, two to ten times what shared memory holds, pass by from L2. encoder_float.cu has the launchers. */
+#ifndef PS_KERNELS_CUDA_ENCODER_FLOAT_CUH
+#define PS_KERNELS_CUDA_ENCODER_FLOAT_CUH
+
+#include "kernels/cuda/encoder_small.cuh"
+
+namespace PS_REAL16_SPACE
+{
+
+#ifdef PS_COMPILE_TF32
+/* The request is as the small family's; embed, head and update are not served. */
+enum ps_status ps_encoder_float_supported(const struct ps_encoder_small *e);
+/* Bytes that forward leaves for backward and backward for weights' gradients. */
+size_t ps_encoder_float_kept_bytes(const struct ps_encoder_small *e);
+/* Bytes of both directions' workspace, zeroed once when it is allocated. */
+size_t ps_encoder_float_workspace_bytes(const struct ps_encoder_small *e);
+enum ps_status ps_encoder_float_forward(const struct ps_kernels *k, const struct ps_encoder_small *e);
+enum ps_status ps_encoder_float_backward(const struct ps_kernels *k, const struct ps_encoder_small *e);
+#else
+PS_ABSENT(ps_status, ps_encoder_float_supported, PS_UNSUPPORTED)
+PS_ABSENT(size_t, ps_encoder_float_kept_bytes, 0)
+PS_ABSENT(size_t, ps_encoder_float_workspace_bytes, 0)
+PS_ABSENT(ps_status, ps_encoder_float_forward, PS_UNSUPPORTED)
+PS_ABSENT(ps_status, ps_encoder_float_backward, PS_UNSUPPORTED)
+#endif
+
+} // namespace PS_REAL16_SPACE
+
+#endif
