@@ -117,7 +117,9 @@ struct arguments {
     float *parked;    /* [blocks][ROWS * D]: dr while attention runs */
     float *warp_sums; /* [blocks][WARPS][NORM_SUMS] */
     float *norm_sums; /* [blocks][NORM_SUMS] */
-    bool add_norms;   /* to what is there */
+    bool first_norms; /* warp_sums begin here, */
+    bool last_norms;  /* and are added up here, */
+    int norm_blocks;  /* or, in blocks from this one on, which later launches do not have, always */
     bool wait;        /* u, or dy, is from the kernel before */
 };
 
@@ -230,8 +232,8 @@ static __device__ __forceinline__ void fragment_store(const uint32_t (&fragment)
         for (int i = 0; i < 4; i++) {
             words[i] = fragment[i / 2][2 * (i % 2) + half];
         }
-        *operand_at(operand, panels, tile, own_row(half), panel, 4 * side_id() + t) =
-            make_uint4(words[0], words[1], words[2], words[3]);
+        ps_store_once(operand_at(operand, panels, tile, own_row(half), panel, 4 * side_id() + t),
+                      make_uint4(words[0], words[1], words[2], words[3]));
     }
 }
 
@@ -1322,8 +1324,8 @@ static __device__ __forceinline__ void hidden_draw(uint32_t (&kept)[2], const st
             const uint32_t index = (uint32_t)(tile.row + own_row(second)) * (uint32_t)(p.f / 8) + 8 * j + 4 * side + t;
             kept[second] = quad_bits(kept_bits(p.hidden, step, index));
         }
-        if (t < 2 && own_row(t) < tile.all) {
-            p.kept.hidden[(tile.row + own_row(t)) * words + 2 * j + side] = kept[t ? 1 : 0];
+        if (t < 2 && own_row(t) < tile.all) { /* chosen, not indexed: else they would be kept in memory */
+            p.kept.hidden[(tile.row + own_row(t)) * words + 2 * j + side] = t ? kept[1] : kept[0];
         }
         kept[0] >>= 2 * t;
         kept[1] >>= 2 * t;
@@ -1413,12 +1415,15 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
     weights.start(p, ps_shared_address(shared), ps_shared_address(barriers), tiles);
     load_vectors(p, vectors);
     __syncthreads();
+    struct rows_ahead u; /* a tile ahead: reading takes longer than the end of a tile */
 #pragma unroll 1
     for (int i = 0; i < tiles; i++) {
         grid_begin_once(p, i, tiles);
         const struct tile tile = tile_at(p, blockIdx.x + i * p.blocks, half_index);
         const real16 *u_rows = p.u + tile.half_row * d;
-        struct rows_ahead u = rows_read(u_rows, d, tile.valid);
+        if (i == 0) {
+            u = rows_read(u_rows, d, tile.valid);
+        }
         half_sync();
         rows_normalise(half + Q_PANEL * PANEL_BYTES, NULL, u, vectors + LN1_GAMMA, d, p.per, p.epsilon);
         ps_publish();
@@ -1523,6 +1528,10 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
             half_sync();
             sums_of_sides(y_sums, x);
             half_sync();
+        }
+        if (i + 1 < tiles) {
+            const struct tile next = tile_at(p, blockIdx.x + (i + 1) * p.blocks, half_index);
+            u = rows_read(p.u + next.half_row * d, d, next.valid);
         }
         float bias[LANE_COLUMNS];
         uint32_t kept = 0;
@@ -1739,17 +1748,31 @@ static __device__ __forceinline__ void store_operand(real16 *operand, int panels
     }
 }
 
-/* Operands of the feed-forward part, after a barrier of the half: LN2(r) and the dropped dy, to their panels, and r; the rows'
- * means and 1/deviation. */
-static __device__ __forceinline__ void feed_forward_operands(const struct arguments &p, const struct tile &tile,
-                                                             const float *vectors, unsigned char *ln2_panels,
-                                                             unsigned char *dy_panels, unsigned char *r_panels, float2 *stats)
+/* What a tile begins with, behind the threads' backs: r, dy and what dropout keeps of that, to where u and softmax's sums will be.
+ * Reading them when the tile begins takes longer than all that is done with them. */
+static __device__ __forceinline__ void feed_forward_stage(const struct arguments &p, const struct tile &tile,
+                                                          const unsigned char *r_panels, const unsigned char *dy_panels,
+                                                          const float *kept)
+{
+    const int d = p.d;
+    rows_stage(r_panels, p.r + tile.half_row * d, d, tile.valid);
+    rows_stage(dy_panels, p.dy + tile.half_row * d, d, tile.valid);
+    if (p.output.threshold) {
+        ps_cp_async_word(ps_shared_address(kept + threadIdx.x), p.kept.output + (int64_t)tile.number * THREADS + threadIdx.x);
+    }
+}
+
+/* Operands of the feed-forward part, after a barrier of the half: LN2(r) and the dropped dy, to their panels, of rows that
+ * feed_forward_stage asked for; the rows' means and 1/deviation. */
+static __device__ __forceinline__ void feed_forward_operands(const struct arguments &p, const float *vectors,
+                                                             const unsigned char *r_panels, const unsigned char *staged_dy,
+                                                             const float *staged_kept, unsigned char *ln2_panels,
+                                                             unsigned char *dy_panels, float2 *stats)
 {
     const int d = p.d, first = first_row();
     float gamma[LANE_COLUMNS], beta[LANE_COLUMNS];
-    struct rows_ahead ahead_r = rows_read(p.r + tile.half_row * d, d, tile.valid);
-    struct rows_ahead ahead_dy = rows_read(p.dy + tile.half_row * d, d, tile.valid);
-    uint32_t kept = kept_word(p.output, p.kept.output, tile.number);
+    ps_copy_wait();
+    uint32_t kept = p.output.threshold ? __float_as_uint(staged_kept[threadIdx.x]) : ~0u;
     half_sync();
     row_vector(gamma, vectors + LN2_GAMMA);
     row_vector(beta, vectors + LN2_BETA);
@@ -1757,10 +1780,8 @@ static __device__ __forceinline__ void feed_forward_operands(const struct argume
     for (int i = 0; i < PASSES; i++) {
         const int row = first + pass_row(i);
         float x[LANE_COLUMNS], dy[LANE_COLUMNS];
-        const struct row_words r = rows_next(ahead_r);
-        row_stage(r_panels, row, r);
-        row_unpack(x, r);
-        row_unpack(dy, rows_next(ahead_dy));
+        row_unpack(x, row_staged(r_panels, row));
+        row_unpack(dy, row_staged(staged_dy, row));
         row_drop(dy, p.output, kept_next(kept));
         row_stage(dy_panels, row, row_pack(dy));
         const float2 s = row_normalise(x, d, p.per, p.epsilon);
@@ -1771,14 +1792,13 @@ static __device__ __forceinline__ void feed_forward_operands(const struct argume
     }
 }
 
-/* d_r = the side's part of the gradient of LN2's output. */
+/* d_r = the side's part of the gradient of LN2's output. kept_ahead: dropout's bits of the first chunk, then those of the next one,
+ * since reading takes longer than the products. */
 static __device__ __forceinline__ void feed_forward_backward(const struct arguments &p, struct weight_ring<true> &weights,
                                                              const struct tile &tile, const float *vectors, int side, uint32_t ln2,
-                                                             uint32_t dy, float (&d_r)[D / 8][4])
+                                                             uint32_t dy, uint32_t (&kept_ahead)[2], float (&d_r)[D / 8][4])
 {
     const int hidden_chunks = (p.f + CHUNK - 1) / CHUNK;
-    uint32_t kept_ahead[2]; /* a chunk ahead: reading takes longer than the products */
-    hidden_read(kept_ahead, p, tile, 0, side);
     ps_zero(d_r);
 #pragma unroll 1
     for (int j = 0; j < hidden_chunks; j++) {
@@ -1904,6 +1924,14 @@ static __device__ __forceinline__ void layernorm_backward(const struct arguments
     add_column_sums(sums, column_sums);
 }
 
+/* The warp's column sums; found anew each time, else they would be kept in memory. */
+static __device__ __forceinline__ float *own_sums(const struct arguments &p)
+{
+    int block = blockIdx.x, warp = warp_id();
+    asm volatile("" : "+r"(block), "+r"(warp));
+    return p.warp_sums + ((int64_t)block * WARPS + warp) * NORM_SUMS;
+}
+
 template <int KT, int E>
 static __global__ void __launch_bounds__(THREADS, 1)
     layer_backward(const __grid_constant__ struct arguments p, const __grid_constant__ struct gradient_arguments gradients)
@@ -1922,7 +1950,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
     unsigned char *aside = (unsigned char *)(vectors + VECTORS) + 16 * warp;
     float2 *stats = (float2 *)((unsigned char *)(vectors + VECTORS) + ASIDE_BYTES) + 64 * half_index;
     float *softmax = (float *)((unsigned char *)(vectors + VECTORS) + ASIDE_BYTES) + 2 * ROWS;
-    float *sums = p.warp_sums + ((int64_t)blockIdx.x * WARPS + warp) * NORM_SUMS;
     float4 *parked = (float4 *)p.parked + (int64_t)blockIdx.x * (ROWS * D / 4);
     const int d = p.d;
     const int tiles = tiles_of_block(p);
@@ -1930,37 +1957,54 @@ static __global__ void __launch_bounds__(THREADS, 1)
     first_prefetch(p, p.dy);
     struct weight_ring<true> weights;
     weights.start(p, ps_shared_address(shared), ps_shared_address(barriers), tiles);
+    if (tiles > 0) {
+        int index = blockIdx.x, side_of = half_index;
+        asm volatile("" : "+r"(index), "+r"(side_of)); /* as in first_prefetch */
+        grid_begin_once(p, 0, tiles);
+        const struct tile tile = tile_at(p, index, side_of);
+        feed_forward_stage(p, tile, dr, heads, softmax);
+        kept_prefetch(p, tile);
+    }
     load_vectors(p, vectors);
-    for (int i = lane_id(); i < NORM_SUMS; i += 32) {
-        sums[i] = 0.0f;
+    if (p.first_norms) {
+        float *const sums = own_sums(p);
+        for (int i = lane_id(); i < NORM_SUMS; i += 32) {
+            sums[i] = 0.0f;
+        }
     }
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < tiles; i++) {
-        grid_begin_once(p, i, tiles);
+        if (i > 0) {
+            grid_begin_once(p, i, tiles);
+        }
         const struct tile tile = tile_at(p, blockIdx.x + i * p.blocks, half_index);
+        uint32_t hidden_kept[2];
+        hidden_read(hidden_kept, p, tile, 0, side);
+        feed_forward_operands(p, vectors, dr, heads, softmax, half, half + 2 * PANEL_BYTES, stats);
         for (int k = threadIdx.x; k < tile.sequences * p.N * p.heads; k += THREADS) {
             ps_cp_async_word(ps_shared_address(softmax + k), p.softmax + tile.row * p.heads + k);
         }
-        rows_stage(heads, p.u + tile.half_row * d, d, tile.valid); /* nothing else is there until u has been read */
-        feed_forward_operands(p, tile, vectors, half, half + 2 * PANEL_BYTES, dr, stats);
+        rows_stage(heads, p.u + tile.half_row * d, d, tile.valid); /* as softmax, where the thread has read what was there */
         ps_publish();
         half_sync();
         store_operand(p.operands.ln2, 2, tile.index, warp, half);
         store_operand(p.operands.dy, 2, tile.index, warp, half + 2 * PANEL_BYTES);
+        struct rows_ahead dy;
+        uint32_t kept;
         {
             float x[D / 8][4];
-            feed_forward_backward(p, weights, tile, vectors, side, half_address, half_address + 2 * PANEL_BYTES, x);
+            feed_forward_backward(p, weights, tile, vectors, side, half_address, half_address + 2 * PANEL_BYTES, hidden_kept, x);
             half_stores_wait(warp);
             half_sync();
+            dy = rows_read(p.dy + tile.half_row * d, d, tile.valid);
+            kept = kept_word(p.attention, p.kept.attention, tile.number);
             sums_of_sides(half, x);
         }
         {
             struct rows_kept r = {dr, 0}; /* each row until its gradient takes its place */
-            struct rows_ahead dy = rows_read(p.dy + tile.half_row * d, d, tile.valid);
-            uint32_t kept = kept_word(p.attention, p.kept.attention, tile.number);
             half_sync();
-            layernorm_backward<false>(p, tile, half, stats, vectors + LN2_GAMMA, sums + 2 * D, r, dy, kept, parked, dr);
+            layernorm_backward<false>(p, tile, half, stats, vectors + LN2_GAMMA, own_sums(p) + 2 * D, r, dy, kept, parked, dr);
         }
         ps_copy_wait();
         struct rows_ahead u = rows_staged(heads);
@@ -2018,11 +2062,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
             weights.release();
             half_stores_wait(warp);
             half_sync();
+            if (i + 1 < tiles) {
+                const struct tile next = tile_at(p, blockIdx.x + (i + 1) * p.blocks, half_index);
+                feed_forward_stage(p, next, dr, heads, softmax);
+            }
             sums_store<0, false>(half, side, x);
             half_sync();
             uint32_t none = 0;
-            layernorm_backward<true>(p, tile, half, stats, vectors + LN1_GAMMA, sums, u, rest, none, parked, NULL);
+            layernorm_backward<true>(p, tile, half, stats, vectors + LN1_GAMMA, own_sums(p), u, rest, none, parked, NULL);
         }
+    }
+    if (!p.last_norms && (int)blockIdx.x < p.norm_blocks) {
+        return;
     }
     __syncthreads();
     for (int i = threadIdx.x; i < NORM_SUMS; i += THREADS) {
@@ -2031,8 +2082,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int w = 0; w < WARPS; w++) {
             sum += from[w * NORM_SUMS];
         }
-        float *to = p.norm_sums + (int64_t)blockIdx.x * NORM_SUMS + i;
-        *to = p.add_norms ? *to + sum : sum;
+        p.norm_sums[(int64_t)blockIdx.x * NORM_SUMS + i] = sum;
     }
 }
 
@@ -2466,12 +2516,14 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
         p.sequences = (int)(l->sequences - sequences < mine * p.group ? l->sequences - sequences : mine * p.group);
         p.first = sequences * l->patches;
         p.first_tile = (int)first;
-        p.blocks = (int)(mine < most ? mine : most);
+        p.blocks = (int)(plan.chunks == 1 && mine < most ? mine : most);
         p.operands = operands_of(plan, w, n);
         p.parked = (float *)of_launch;
         p.warp_sums = (float *)(of_launch + plan.parked);
         p.norm_sums = (float *)(w + plan.norm_sums) + (2 * number + chunk % 2) * all * NORM_SUMS;
-        p.add_norms = chunk > 1;
+        p.first_norms = chunk < 2; /* a layer's even launches share warp_sums, and so do the odd ones */
+        p.last_norms = chunk + 2 >= plan.chunks;
+        p.norm_blocks = plan.blocks;
         p.wait = n == 0 || plan.chunks == 1;
         norm_blocks[chunk % 2] = norm_blocks[chunk % 2] > p.blocks ? norm_blocks[chunk % 2] : p.blocks;
         struct gradient_arguments before = {};

@@ -53,6 +53,14 @@ static __device__ __forceinline__ void ps_prefetch(const void *p)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
+/* To global memory, not to be kept in L2. */
+static __device__ __forceinline__ void ps_store_once(uint4 *to, uint4 v)
+{
+    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w),
+                 "l"(ps_cache_once())
+                 : "memory");
+}
+
 /* 4 bytes from global to shared memory, behind the thread's back. */
 static __device__ __forceinline__ void ps_cp_async_word(uint32_t to, const void *from)
 {
