@@ -1,6 +1,6 @@
 /* A product's sizes and strides, taken apart once for the six ways to compute it: cuBLASLt (gemm.cu), a long sum over few outputs
  * (split_gemm.cu), many rows and sums over many rows on Hopper (wgmma_gemm.cu), many small matrices (tiny_gemm.cu), of few rows
- * (warp_gemm.cu), a single small one of bf16 (panel_gemm.cu). */
+ * or terms (warp_gemm.cu), a single small one of bf16 (panel_gemm.cu). */
 #ifndef PS_KERNELS_CUDA_GEMM_CUH
 #define PS_KERNELS_CUDA_GEMM_CUH
 

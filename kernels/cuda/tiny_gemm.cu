@@ -5,9 +5,9 @@
  * stores are whole lines; on Hopper as one bulk copy. All types multiply on tensor cores (mma.sync, k 8 a step): bf16, tf32
  * (operands rounded to nearest) and fp32 (three products of split operands, each step's sum added in FADD). Elements stay in their
  * own type until they are in registers. Lane q of four holds k = 2q and 2q + 1: for tf32 that is another order of the sum than the
- * instruction's own, the same for a and b, and one 8-byte read a row. Few rows in whole pieces go without shared memory
- * (warp_gemm.cu). Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0. FLOPs 2 m n k batch,
- * three times that in fp32. 42 x 42 x 8, batch 43,008: 419 MB, 1.2 GFLOP. */
+ * instruction's own, the same for a and b, and one 8-byte read a row. Few rows or terms in whole pieces go without shared
+ * memory (warp_gemm.cu). Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0. FLOPs 2 m n k
+ * batch, three times that in fp32. 42 x 42 x 8, batch 43,008: 419 MB, 1.2 GFLOP. */
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/primitives.cuh"

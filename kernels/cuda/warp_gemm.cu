@@ -1,12 +1,17 @@
-/* Batches of products of few rows, m <= 16, n, k <= 64, whose operands lie in whole pieces of 4 elements: a warp for 16 rows by 8
- * or 32 columns of a matrix, without shared memory. So small a batch is over in 3 us, of which tiny_gemm.cu's way through shared
- * memory takes more than half: 1,300 to 2,400 instructions a matrix of 12 x 12 x 64 or 12 x 64 x 12. Here it is 600 to 700.
- * A lane asks for all it needs of both operands at once, 4 neighbours a load, and the loads say where a row, a column and a place
- * in the sum go in the tensor cores' fragments: lane q of four holds k = 4q .. 4q + 3 of 16; of an operand whose lines run the
- * other way lane g of eight holds 4 columns of b (2 rows of a) side by side, each in a fragment of its own. So c, too, is stored 2
- * or 4 elements at a time. fp32: three products of split operands, added up in FADD every 8 of k; tf32 and bf16: one. Bytes: 4
- * batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0; a again from the first cache for the other warp
- * of a matrix. FLOPs 2 m n k batch, three times that in fp32. 12 x 12 x 64, batch 1,024: 6.9 MB, 19 MFLOP. */
+/* Batches of products of few rows or of few terms, whose operands lie in whole pieces of 4 elements, without shared memory.
+ *
+ * Few rows, m <= 16, n, k <= 64: a warp for 16 rows by 8 or 32 columns of a matrix. So small a batch is over in 3 us, of which
+ * tiny_gemm.cu's way through shared memory takes more than half: 1,300 to 2,400 instructions a matrix of 12 x 12 x 64 or 12 x 64
+ * x 12. Here it is 600 to 700. A lane asks for all it needs of both operands at once, 4 neighbours a load, and the loads say where
+ * a row, a column and a place in the sum go in the tensor cores' fragments: lane q of four holds k = 4q .. 4q + 3 of 16; of an
+ * operand whose lines run the other way lane g of eight holds 4 columns of b (2 rows of a) side by side, each in a fragment of its
+ * own. So c, too, is stored 2 or 4 elements at a time. fp32: three products of split operands, added up in FADD every 8 of k; tf32
+ * and bf16: one. Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0; a again from the first
+ * cache for the other warp of a matrix. FLOPs 2 m n k batch, three times that in fp32. 12 x 12 x 64, batch 1,024: 6.9 MB, 19 MFLOP.
+ *
+ * Few terms, k 4 or (float32) 8, m, n <= 64: c is most of what is moved, and on tensor cores most of k would be empty. A block
+ * for a matrix, by FFMA: 740 instructions for 42 x 42 x 4, in tf32 the same as in fp32. Only where beta is 0. Bytes: as above.
+ * FLOPs 2 m n k batch. 42 x 42 x 4, batch 3,584: 30.1 MB, 51 MFLOP. */
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/warp_mma.cuh"
@@ -14,6 +19,8 @@
 #include <stdlib.h>
 
 enum { WARPS = 4, THREADS = WARPS * 32, ROWS = 16, DEEP = 16, MOST = 64 };
+
+enum { FEW_THREADS = 128, FEW_OUTPUTS = 1024 };
 
 enum { C, A, B };
 
@@ -140,15 +147,29 @@ static __device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint3
     }
 }
 
+template <typename T, int COUNT> static __device__ __forceinline__ void put(char *to, const float (&v)[COUNT])
+{
+    piece<T, COUNT> p;
+#pragma unroll
+    for (int w = 0; w < piece<T, COUNT>::WORDS; w++) {
+        if constexpr (sizeof(T) == 4) {
+            p.word[w] = __float_as_uint(v[w]);
+        } else {
+            p.word[w] = ps_pack<T>(v + 2 * w);
+        }
+    }
+    p.write(to);
+}
+
 /* COUNT neighbours of c. */
 template <typename T, int COUNT> static __device__ __forceinline__ void store(char *to, float (&v)[COUNT], const struct product &x)
 {
-    piece<T, COUNT> p;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         v[i] *= x.alpha;
     }
     if (x.beta != 0) {
+        piece<T, COUNT> p;
         p.read(to);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -161,15 +182,7 @@ template <typename T, int COUNT> static __device__ __forceinline__ void store(ch
             v[i] = fmaf(x.beta, old[i % 2], v[i]);
         }
     }
-#pragma unroll
-    for (int w = 0; w < piece<T, COUNT>::WORDS; w++) {
-        if constexpr (sizeof(T) == 4) {
-            p.word[w] = __float_as_uint(v[w]);
-        } else {
-            p.word[w] = ps_pack<T>(v + 2 * w);
-        }
-    }
-    p.write(to);
+    put<T>(to, v);
 }
 
 /* NT: columns of a warp, in eights; 4 where b's lines run across. CHUNKS: DEEPs of k. */
@@ -253,6 +266,69 @@ template <typename T, enum arithmetic ARITHMETIC> static kernel_type *kernel_of_
                      : kernel_of<T, ARITHMETIC, MOST / DEEP>(a_across, b_across, nt);
 }
 
+/* ---- sums of few terms ---- */
+
+struct few {
+    struct product product;
+    struct ps_divisor pairs; /* of columns of c */
+    int step[2];             /* bytes of c and of a from a thread's row to its next */
+    uint8_t groups;          /* of `pairs` threads, a row at a time */
+    uint8_t rows, more;      /* of a group; the first `more` have another */
+};
+
+/* A block for a matrix, k = K, a and b along k: a thread keeps two columns of b and takes every `groups`th row, so that neighbours
+ * store neighbours. */
+template <typename T, int K> static __global__ void __launch_bounds__(FEW_THREADS) few_kernel(const __grid_constant__ struct few f)
+{
+    constexpr int SIZE = (int)sizeof(T), ROWS_AT_ONCE = K == 4 ? 7 : 4; /* loads under way together */
+    const struct product &x = f.product;
+    const int outer = (int)ps_divide(blockIdx.x, x.inner_batch), inner = (int)blockIdx.x - outer * (int)x.inner_batch.divisor;
+    const int group = (int)ps_divide(threadIdx.x, f.pairs), column = 2 * ((int)threadIdx.x - group * (int)f.pairs.divisor);
+    char *at[3];
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        at[i] = x.data[i] + (int64_t)outer * x.batch[i][0] + (int64_t)inner * x.batch[i][1];
+    }
+    const char *a = at[A] + (int64_t)x.line[A] * group;
+    const char *const b = at[B] + (int64_t)x.line[B] * column;
+    char *c = at[C] + (int64_t)x.line[C] * group + SIZE * column;
+    int rows = f.rows + (group < f.more);
+    asm volatile("" ::"l"(a), "l"(b), "l"(c), "r"(rows), "f"(x.alpha)); /* by here, as above */
+    ps_grid_wait();
+    if (group >= f.groups) {
+        return;
+    }
+    float of_b[2][K];
+    ps_load<K>(of_b[0], (const T *)b);
+    ps_load<K>(of_b[1], (const T *)(b + x.line[B]));
+    for (; rows > 0; rows -= ROWS_AT_ONCE) {
+        float of_a[ROWS_AT_ONCE][K], v[ROWS_AT_ONCE][2];
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            ps_load<K>(of_a[i], (const T *)(a + (int64_t)f.step[A] * min(i, rows - 1)));
+        }
+        ps_grid_release(); /* here, it also keeps ptxas from placing loads behind waits for others */
+#pragma unroll
+        for (int i = 0; i < 2 * ROWS_AT_ONCE; i++) {
+            float &sum = v[i / 2][i % 2];
+            sum = of_a[i / 2][0] * of_b[i % 2][0];
+#pragma unroll
+            for (int k = 1; k < K; k++) {
+                sum = fmaf(of_a[i / 2][k], of_b[i % 2][k], sum);
+            }
+            sum *= x.alpha;
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; i++) {
+            if (i < rows) {
+                put<T>(c + (int64_t)f.step[C] * i, v[i]);
+            }
+        }
+        a += (int64_t)f.step[A] * ROWS_AT_ONCE;
+        c += (int64_t)f.step[C] * ROWS_AT_ONCE;
+    }
+}
+
 /* Whether o's lines, `line` apart and of `length` elements, are pieces of `each`, wherever in the batch, and strides fit. */
 static bool in_pieces(const struct ps_product *p, const struct ps_operand *o, int64_t line, int64_t length, int each)
 {
@@ -272,12 +348,20 @@ static bool orient(const struct ps_product *p, bool *a_across, bool *b_across)
            (b_along || (p->b.column == 1 && in_pieces(p, &p->b, p->b.row, p->n, 4)));
 }
 
+/* With outputs enough for every thread of a block to have a few. */
+static bool of_few_terms(const struct ps_product *p, bool across)
+{
+    const int64_t most = INT32_MAX / (MOST * 4);
+    return (p->k == 4 || (p->k == 8 && p->type == PS_F32)) && p->m <= MOST && p->m * p->n >= FEW_OUTPUTS && p->beta == 0 &&
+           !across && llabs(p->c.row) <= most && llabs(p->a.row) <= most;
+}
+
 int ps_cuda_warp_wanted(const struct ps_product *p)
 {
     bool a_across, b_across;
-    return p->type == p->c_type && p->type != PS_F16 && p->m <= ROWS && p->n <= MOST && p->k <= MOST &&
+    return p->type == p->c_type && p->type != PS_F16 && p->n <= MOST && p->k <= MOST &&
            p->batch[0] * p->batch[1] <= INT32_MAX / 4 && p->c.column == 1 && orient(p, &a_across, &b_across) &&
-           in_pieces(p, &p->c, p->c.row, p->n, b_across ? 4 : 2);
+           (p->m <= ROWS || of_few_terms(p, a_across || b_across)) && in_pieces(p, &p->c, p->c.row, p->n, b_across ? 4 : 2);
 }
 
 enum ps_status ps_cuda_warp_product(const struct ps_cuda_context *context, const struct ps_product *p, bool exact)
@@ -303,6 +387,22 @@ enum ps_status ps_cuda_warp_product(const struct ps_cuda_context *context, const
     x.inner_batch = ps_divisor_make(p->batch[1]);
     x.alpha = p->alpha;
     x.beta = p->beta;
+    if (p->m > ROWS) {
+        const int pairs = (int)p->n / 2, groups = FEW_THREADS / pairs; /* fewer than m */
+        struct few few = {};
+        few.product = x;
+        few.pairs = ps_divisor_make(pairs);
+        few.step[C] = x.line[C] * groups;
+        few.step[A] = x.line[A] * groups;
+        few.groups = (uint8_t)groups;
+        few.rows = (uint8_t)(p->m / groups);
+        few.more = (uint8_t)(p->m % groups);
+        void (*const kernel)(struct few) = p->type == PS_BF16 ? few_kernel<ps_bf16, 4>
+                                           : p->k == 4        ? few_kernel<float, 4>
+                                                              : few_kernel<float, 8>;
+        ps_cuda_launch(context, kernel, (unsigned)x.matrices, FEW_THREADS, 0, few);
+        PS_CUDA_LAUNCHED("gemm of few terms");
+    }
     kernel_type *const kernel = p->type == PS_BF16 ? kernel_of_depth<ps_bf16, BF16>(x.k, a_across, b_across, nt)
                                 : exact            ? kernel_of_depth<float, EXACT>(x.k, a_across, b_across, nt)
                                                    : kernel_of_depth<float, TF32>(x.k, a_across, b_across, nt);
