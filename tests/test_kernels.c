@@ -200,7 +200,7 @@ static int build_gemm(struct call *c, int index)
     static const int64_t tiny[][3] = {{12, 12, 64}, {12, 64, 12}, {42, 42, 8}, {42, 8, 42},  {42, 42, 4},  {42, 4, 42},
                                       {5, 5, 16},   {5, 16, 5},   {1, 1, 1},   {64, 64, 64}, {65, 65, 9},  {65, 9, 65},
                                       {10, 20, 28}, {16, 36, 20}, {4, 64, 4},  {7, 8, 64},   {16, 16, 16}, {41, 43, 4},
-                                      {63, 34, 8},  {33, 62, 4},  {17, 64, 4}};
+                                      {33, 62, 4},  {63, 34, 8},  {17, 64, 4}};
     static const int64_t one[] = {11}, two[] = {7, 4};
     if (index < 4 * LENGTH(tiny)) {
         build_gemm_case(c, index / 4, 1, one, tiny[index / 4], index & 1 ? DENSE : TURNED, index & 1 ? TURNED : DENSE,
@@ -224,7 +224,9 @@ static int build_gemm(struct call *c, int index)
                   {2, {1, 1}, {42, 42, 8}, DENSE, HEADS, TURNED_HEADS}, {2, {300, 2}, {12, 12, 16}, DENSE, HEADS, TURNED_HEADS},
                   {1, {3, 0}, {130, 70, 90}, DENSE, DENSE, TURNED},     {2, {2, 2}, {100, 40, 65}, HEADS, DENSE, HEADS},
                   {2, {1, 9}, {17, 19, 23}, HEADS, TURNED, HEADS},      {2, {9, 1}, {17, 19, 23}, HEADS, TURNED, HEADS},
-                  {1, {70001, 0}, {5, 3, 2}, DENSE, DENSE, TURNED},     {2, {3, 5}, {33, 50, 4}, HEADS, HEADS, TURNED_HEADS}};
+                  {1, {70001, 0}, {5, 3, 2}, DENSE, DENSE, TURNED},     {2, {3, 5}, {33, 50, 4}, HEADS, HEADS, TURNED_HEADS},
+                  {2, {4, 7}, {63, 34, 4}, DENSE, DENSE, TURNED},       {2, {4, 7}, {64, 16, 4}, DENSE, DENSE, TURNED},
+                  {2, {4, 7}, {63, 34, 8}, DENSE, DENSE, TURNED}};
     if (index < LENGTH(others)) {
         build_gemm_case(c, 0, others[index].batch_rank, others[index].batch, others[index].mnk, others[index].to,
                         others[index].left, others[index].right);

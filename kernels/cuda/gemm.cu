@@ -1,7 +1,7 @@
 /* Products. Six ways, chosen by shape and layout alone, so that a run always takes the same:
  *  - batches of matrices up to 64 x 64 x 64: tiny_gemm.cu, one launch whatever the strides; but those of more than 48^3
  *    multiplications only in fp32, and in bf16 with even sizes: the library is faster for the others, where it can;
- *  - those of them that have up to 16 rows, or sums of 4 or 8 terms, and lie in whole pieces: warp_gemm.cu;
+ *  - those of them that have up to 16 rows, or sums of 4 terms, and lie in whole pieces: warp_gemm.cu;
  *  - a long sum over few outputs (a weight's gradient) of float32: split_gemm.cu;
  *  - many rows times a weight, and other weights' gradients, of float32 on Hopper: wgmma_gemm.cu;
  *  - a single small product of bf16 or fp16: panel_gemm.cu;

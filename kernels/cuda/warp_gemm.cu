@@ -9,9 +9,9 @@
  * and bf16: one. Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0; a again from the first
  * cache for the other warp of a matrix. FLOPs 2 m n k batch, three times that in fp32. 12 x 12 x 64, batch 1,024: 6.9 MB, 19 MFLOP.
  *
- * Few terms, k 4 or (float32) 8, m, n <= 64: c is most of what is moved, and on tensor cores most of k would be empty. A block
- * for a matrix, by FFMA: 740 instructions for 42 x 42 x 4, in tf32 the same as in fp32. Only where beta is 0. Bytes: as above.
- * FLOPs 2 m n k batch. 42 x 42 x 4, batch 3,584: 30.1 MB, 51 MFLOP. */
+ * Few terms, k = 4, m, n <= 64: c is most of what is moved, and on tensor cores half of k would be empty. A block for a matrix,
+ * by FFMA: 740 instructions for 42 x 42 x 4, in tf32 the same as in fp32. Only where beta is 0, in bf16 only for n > 32. Bytes:
+ * as above. FLOPs 2 m n k batch. 42 x 42 x 4, batch 3,584: 30.1 MB, 51 MFLOP. */
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/warp_mma.cuh"
@@ -20,7 +20,7 @@
 
 enum { WARPS = 4, THREADS = WARPS * 32, ROWS = 16, DEEP = 16, MOST = 64 };
 
-enum { FEW_THREADS = 128, FEW_OUTPUTS = 1024 };
+enum { FEW_THREADS = 128, FEW_OUTPUTS = 1024, TERMS = 4 };
 
 enum { C, A, B };
 
@@ -276,11 +276,11 @@ struct few {
     uint8_t rows, more;      /* of a group; the first `more` have another */
 };
 
-/* A block for a matrix, k = K, a and b along k: a thread keeps two columns of b and takes every `groups`th row, so that neighbours
+/* A block for a matrix, a and b along k: a thread keeps two columns of b and takes every `groups`th row, so that neighbours
  * store neighbours. */
-template <typename T, int K> static __global__ void __launch_bounds__(FEW_THREADS) few_kernel(const __grid_constant__ struct few f)
+template <typename T> static __global__ void __launch_bounds__(FEW_THREADS) few_kernel(const __grid_constant__ struct few f)
 {
-    constexpr int SIZE = (int)sizeof(T), ROWS_AT_ONCE = K == 4 ? 7 : 4; /* loads under way together */
+    constexpr int SIZE = (int)sizeof(T), ROWS_AT_ONCE = 7; /* loads under way together */
     const struct product &x = f.product;
     const int outer = (int)ps_divide(blockIdx.x, x.inner_batch), inner = (int)blockIdx.x - outer * (int)x.inner_batch.divisor;
     const int group = (int)ps_divide(threadIdx.x, f.pairs), column = 2 * ((int)threadIdx.x - group * (int)f.pairs.divisor);
@@ -298,14 +298,14 @@ template <typename T, int K> static __global__ void __launch_bounds__(FEW_THREAD
     if (group >= f.groups) {
         return;
     }
-    float of_b[2][K];
-    ps_load<K>(of_b[0], (const T *)b);
-    ps_load<K>(of_b[1], (const T *)(b + x.line[B]));
+    float of_b[2][TERMS];
+    ps_load<TERMS>(of_b[0], (const T *)b);
+    ps_load<TERMS>(of_b[1], (const T *)(b + x.line[B]));
     for (; rows > 0; rows -= ROWS_AT_ONCE) {
-        float of_a[ROWS_AT_ONCE][K], v[ROWS_AT_ONCE][2];
+        float of_a[ROWS_AT_ONCE][TERMS], v[ROWS_AT_ONCE][2];
 #pragma unroll
         for (int i = 0; i < ROWS_AT_ONCE; i++) {
-            ps_load<K>(of_a[i], (const T *)(a + (int64_t)f.step[A] * min(i, rows - 1)));
+            ps_load<TERMS>(of_a[i], (const T *)(a + (int64_t)f.step[A] * min(i, rows - 1)));
         }
         ps_grid_release(); /* here, it also keeps ptxas from placing loads behind waits for others */
 #pragma unroll
@@ -313,7 +313,7 @@ template <typename T, int K> static __global__ void __launch_bounds__(FEW_THREAD
             float &sum = v[i / 2][i % 2];
             sum = of_a[i / 2][0] * of_b[i % 2][0];
 #pragma unroll
-            for (int k = 1; k < K; k++) {
+            for (int k = 1; k < TERMS; k++) {
                 sum = fmaf(of_a[i / 2][k], of_b[i % 2][k], sum);
             }
             sum *= x.alpha;
@@ -348,11 +348,11 @@ static bool orient(const struct ps_product *p, bool *a_across, bool *b_across)
            (b_along || (p->b.column == 1 && in_pieces(p, &p->b, p->b.row, p->n, 4)));
 }
 
-/* With outputs enough for every thread of a block to have a few. */
+/* With outputs enough for every thread of a block to have a few; in bf16, tiny_gemm.cu is faster at 32 x 32 and 64 x 16. */
 static bool of_few_terms(const struct ps_product *p, bool across)
 {
     const int64_t most = INT32_MAX / (MOST * 4);
-    return (p->k == 4 || (p->k == 8 && p->type == PS_F32)) && p->m <= MOST && p->m * p->n >= FEW_OUTPUTS && p->beta == 0 &&
+    return p->k == TERMS && p->m <= MOST && p->m * p->n >= FEW_OUTPUTS && (p->type == PS_F32 || p->n > 32) && p->beta == 0 &&
            !across && llabs(p->c.row) <= most && llabs(p->a.row) <= most;
 }
 
@@ -397,9 +397,7 @@ enum ps_status ps_cuda_warp_product(const struct ps_cuda_context *context, const
         few.groups = (uint8_t)groups;
         few.rows = (uint8_t)(p->m / groups);
         few.more = (uint8_t)(p->m % groups);
-        void (*const kernel)(struct few) = p->type == PS_BF16 ? few_kernel<ps_bf16, 4>
-                                           : p->k == 4        ? few_kernel<float, 4>
-                                                              : few_kernel<float, 8>;
+        void (*const kernel)(struct few) = p->type == PS_BF16 ? few_kernel<ps_bf16> : few_kernel<float>;
         ps_cuda_launch(context, kernel, (unsigned)x.matrices, FEW_THREADS, 0, few);
         PS_CUDA_LAUNCHED("gemm of few terms");
     }
