@@ -19,6 +19,7 @@
  * 0.47 GB of weights; seed28k (6,400, 64, 256): 0.6 GFLOP, 20 MB. */
 #include "kernels/cuda/encoder_float.cuh"
 
+#include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/warp_mma.cuh"
 
 namespace PS_REAL16_SPACE
@@ -37,10 +38,14 @@ template <int D> struct tile_of {
     static constexpr int MT = D / 64, ROWS = 64 * MT; /* tiles of 16 rows a warp; rows of a block */
     static constexpr int GROUP = D == 128 ? 32 : D;   /* columns of q, of k and of v at once */
     static constexpr int LD = 3 * GROUP;
-    static constexpr int A = ROWS * D, B = ROWS * HIDDEN, C = ROWS * (LD > HIDDEN ? LD : HIDDEN); /* floats of the buffers */
-    static constexpr int SUMS = 2 * GROUP / 8 * ROWS; /* softmax's sums and those of A dA, a group's: backward */
-    /* By rows: lanes and rows of a warp's pass, passes. */
-    static constexpr int LANES = D / 4, TOGETHER = 32 / LANES, PASSES = ROWS / WARPS / TOGETHER;
+    /* Floats of the buffers. Attention may read 8 rows more, of finite numbers that count for nothing. */
+    static constexpr int A = ROWS * D, B = ROWS * HIDDEN > (ROWS + 8) * D ? ROWS *HIDDEN : (ROWS + 8) * D;
+    static constexpr int C = ROWS * HIDDEN > (ROWS + 8) * LD ? ROWS *HIDDEN : (ROWS + 8) * LD;
+    static constexpr int SUMS = 2 * GROUP / 8 * ROWS + 8; /* softmax's sums and those of A dA, a group's: backward */
+    static constexpr int SLOT = D == 128 ? 8192 : 16384,
+                         SLOTS = D == 128 ? 3 : 6; /* bytes; of the ring that weights pass through */
+    /* By rows: pairs of rows and steps of two pairs a warp; columns of a row, two at a time. */
+    static constexpr int PAIRS = ROWS / 2 / WARPS, STEPS = PAIRS / 2, HALVES = D / 64;
 };
 
 struct floats {
@@ -63,7 +68,11 @@ struct floats {
 
 /* ---- operands ----
  *
- * In shared memory a matrix's columns are moved by rows, within each 32: the column of row r is column ^ turn(r). So lanes that
+ * The left operand of a product lies in shared memory as lanes want it, a "fragment" of 16 bytes for 16 rows, 8 columns and a lane:
+ * (g, 2q), (g + 8, 2q), (g, 2q + 1), (g + 8, 2q + 1), where lane 4 g + q has place 4 g + q, or that with its bit 2 turned over in
+ * odd columns of fragments: so a warp that has whole rows meets no bank twice either.
+ *
+ * What attention reads lies by rows, whose columns are moved within each 32: the column of row r is column ^ turn(r). So lanes that
  * read pairs of columns of 4 neighbouring rows, or one column of rows 0, 2, 4, 6 (1, 3, 5, 7) meet no bank twice. */
 
 static __device__ __forceinline__ int turn(int row)
@@ -77,30 +86,35 @@ static __device__ __forceinline__ float operand(float x)
     return exact ? x : __uint_as_float(ps_round_up(x));
 }
 
-/* c += a b of 8 terms: pairs of columns 2q, 2q + 1 of rows g and g + 8 of a, rows 2q, 2q + 1 of column g of b. */
-static __device__ __forceinline__ void multiply_add(float (&c)[4], float2 a, float2 a8, float b0, float b1)
+/* c += a b of 8 terms; a a fragment, b rows 2q, 2q + 1 of column g. */
+static __device__ __forceinline__ void multiply_add(float (&c)[4], const float (&a)[4], float b0, float b1)
 {
-    const float a_of[4] = {a.x, a8.x, a.y, a8.y}, b_of[2] = {b0, b1};
+    const float b[2] = {b0, b1};
     uint32_t a_hi[4], a_lo[4], b_hi[2], b_lo[2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if constexpr (exact) {
-            ps_split<true>(a_hi[i], a_lo[i], a_of[i]);
+            ps_split<true>(a_hi[i], a_lo[i], a[i]);
         } else {
-            a_hi[i] = __float_as_uint(a_of[i]);
+            a_hi[i] = __float_as_uint(a[i]);
             a_lo[i] = 0;
         }
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if constexpr (exact) {
-            ps_split<true>(b_hi[i], b_lo[i], b_of[i]);
+            ps_split<true>(b_hi[i], b_lo[i], b[i]);
         } else {
-            b_hi[i] = __float_as_uint(b_of[i]);
+            b_hi[i] = __float_as_uint(b[i]);
             b_lo[i] = 0;
         }
     }
     ps_mma_split<exact, true>(c, a_hi, a_lo, b_hi, b_lo);
+}
+
+static __device__ __forceinline__ void take4(float (&v)[4], const float *from)
+{
+    ps_load<4>(v, from);
 }
 
 struct lane_place {
@@ -124,83 +138,186 @@ template <int MT, int NT> static __device__ __forceinline__ void clear(float (&c
     }
 }
 
-/* c += a b over STEPS of 16: a [rows, LD] in shared memory; b: the lane's first fragment, NT of them `apart`, a step's `step` from
- * the next one's (in fragments). */
-template <int STEPS, int MT, int NT, int LD>
-static __device__ __forceinline__ void multiply(float (&c)[MT][NT][4], const float *a, const uint4 *b, int step,
-                                                const int (&apart)[NT], const lane_place &at)
+/* c += a b of a step of 16 terms: a, the lane's fragments of columns 2k and 2k + 1, m-tiles COLUMNS times 16 apart; b the lane's
+ * fragments.
+ */
+template <int MT, int NT, int COLUMNS>
+static __device__ __forceinline__ void multiply_step(float (&c)[MT][NT][4], const float *even, const float *odd, const float4 *b)
 {
-    const int moved = turn(at.g);
-    a += (at.down * 16 * MT + at.g) * LD + 2 * at.q;
-    uint4 next[NT];
+    float4 w[NT];
 #pragma unroll
     for (int t = 0; t < NT; t++) {
-        next[t] = b[apart[t]];
+        w[t] = b[t * 32];
     }
-#pragma unroll 2
-    for (int k = 0; k < STEPS; k++) {
-        uint4 w[NT];
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+        float a[4];
+        take4(a, even + m * (16 * COLUMNS));
 #pragma unroll
         for (int t = 0; t < NT; t++) {
-            w[t] = next[t];
+            multiply_add(c[m][t], a, w[t].x, w[t].y);
         }
-        if (k + 1 < STEPS) {
-            b += step;
+        take4(a, odd + m * (16 * COLUMNS));
 #pragma unroll
-            for (int t = 0; t < NT; t++) {
-                next[t] = b[apart[t]];
+        for (int t = 0; t < NT; t++) {
+            multiply_add(c[m][t], a, w[t].z, w[t].w);
+        }
+    }
+}
+
+/* ---- weights on their way ----
+ *
+ * They pass through a ring in the order in which products take them, a piece of some steps of 16 rows and all of a product's
+ * columns at a time; whichever warp is the last to have done with a piece asks for the one that takes its place. */
+
+struct piece {
+    uint32_t from, bytes; /* 16-byte units from the layer's packed weights on */
+};
+
+enum { MOST_PIECES = 104 }; /* of a layer */
+
+struct ring_shared {
+    unsigned long long full[6];
+    unsigned done[6]; /* warps that have done with it */
+    struct piece pieces[MOST_PIECES];
+};
+
+template <int D> struct ring {
+    typedef tile_of<D> T;
+    struct ring_shared *shared;
+    const float4 *slots;
+    const float4 *packed; /* the first layer's */
+    int layer_step;       /* fragments between layers, in the order in which they are taken */
+    int each, layers;     /* pieces of a layer */
+    int total, piece;     /* pieces of all the block's tiles; the one at hand */
+    int slot;
+    uint32_t parity;
+
+    __device__ __forceinline__ void ask(int which, int to)
+    {
+        const struct piece p = shared->pieces[which % each];
+        const uint32_t barrier = ps_shared_address(&shared->full[to]);
+        ps_mbarrier_expect(barrier, p.bytes);
+        ps_bulk_fetch(ps_shared_address(slots) + (uint32_t)to * T::SLOT,
+                      packed + (int64_t)(which / each % layers) * layer_step + p.from, p.bytes, barrier);
+    }
+    /* By all threads; shared->pieces are written, and seen after a barrier. */
+    __device__ __forceinline__ void begin()
+    {
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < T::SLOTS; i++) {
+                ps_mbarrier_init(ps_shared_address(&shared->full[i]), 1);
+                shared->done[i] = 0;
+            }
+            ps_mbarrier_publish();
+        }
+        __syncthreads();
+        piece = slot = 0;
+        parity = 0;
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < T::SLOTS && i < total; i++) {
+                ask(i, i);
             }
         }
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float *from = a + ((k * 16 + half * 8) ^ moved);
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                const float2 low = *(const float2 *)(from + m * 16 * LD), high = *(const float2 *)(from + (m * 16 + 8) * LD);
-#pragma unroll
-                for (int t = 0; t < NT; t++) {
-                    multiply_add(c[m][t], low, high, __uint_as_float(half ? w[t].z : w[t].x),
-                                 __uint_as_float(half ? w[t].w : w[t].y));
+    }
+    /* The piece at hand, once it is there. */
+    __device__ __forceinline__ const float4 *wait() const
+    {
+        ps_mbarrier_wait(ps_shared_address(&shared->full[slot]), parity);
+        return slots + slot * (T::SLOT / 16);
+    }
+    __device__ __forceinline__ void release(int lane)
+    {
+        __syncwarp();
+        if (lane == 0) {
+            unsigned others;
+            asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;"
+                         : "=r"(others)
+                         : "r"(ps_shared_address(&shared->done[slot]))
+                         : "memory");
+            if (others == WARPS - 1) {
+                shared->done[slot] = 0; /* seen by the next ones who have waited for what is asked for now */
+                if (piece + T::SLOTS < total) {
+                    ask(piece + T::SLOTS, slot);
                 }
             }
         }
+        piece++;
+        if (++slot == T::SLOTS) {
+            slot = 0;
+            parity ^= 1;
+        }
     }
-}
+};
 
-/* The same with neighbouring fragments of a packed weight of `width` columns, from step `first` and column `column` of its on. */
-template <int STEPS, int MT, int NT, int LD>
-static __device__ __forceinline__ void multiply(float (&c)[MT][NT][4], const float *a, const uint4 *weight, int width, int first,
-                                                int column, const lane_place &at)
+/* Steps of 16 rows in a piece of a product of so many columns. */
+template <int D> static __host__ __device__ constexpr int steps_of(int columns)
 {
-    int apart[NT];
-#pragma unroll
-    for (int t = 0; t < NT; t++) {
-        apart[t] = t * 32;
-    }
-    multiply<STEPS, MT, NT, LD>(c, a, weight + (first * (width / 8) + column / 8 + at.across * NT) * 32 + at.lane, width / 8 * 32,
-                                apart, at);
+    return tile_of<D>::SLOT / (columns * 64);
 }
 
-/* c to rows of shared memory, as it is. */
+/* c += a b over STEPS of 16 terms: a, fragments of COLUMNS columns; b, what comes through the ring. */
+template <int D, int STEPS, int MT, int NT, int COLUMNS>
+static __device__ __forceinline__ void multiply(float (&c)[MT][NT][4], const float *a, ring<D> &weights, const lane_place &at)
+{
+    constexpr int WIDE = NT * ACROSS, EACH = steps_of<D>(WIDE * 8); /* tiles of columns; steps of a piece */
+    static_assert(STEPS % EACH == 0, "whole pieces");
+    const float *even = a + at.down * MT * (16 * COLUMNS) + at.lane * 4,
+                *odd = a + at.down * MT * (16 * COLUMNS) + 128 + (at.lane ^ 4) * 4;
+#pragma unroll 1
+    for (int k = 0; k < STEPS; k += EACH) {
+        const float4 *const b = weights.wait() + at.across * NT * 32 + at.lane;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            multiply_step<MT, NT, COLUMNS>(c, even + i * 256, odd + i * 256, b + i * (WIDE * 32));
+        }
+        weights.release(at.lane);
+        even += EACH * 256;
+        odd += EACH * 256;
+    }
+}
+
+/* c to fragments of COLUMNS columns, as operands or as they are. */
+template <int MT, int NT, int COLUMNS, bool OPERANDS>
+static __device__ __forceinline__ void put_fragments(float *to, const float (&c)[MT][NT][4], const lane_place &at)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+            const int column = at.across * NT + t;
+            float v[4] = {c[m][t][0], c[m][t][2], c[m][t][1], c[m][t][3]};
+            if (OPERANDS) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    v[i] = operand(v[i]);
+                }
+            }
+            ps_store<4>(to + (((at.down * MT + m) * (COLUMNS / 8) + column) * 32 + (at.lane ^ (column & 1) << 2)) * 4, v);
+        }
+    }
+}
+
+/* c as operands to rows of LD. */
 template <int MT, int NT, int LD>
-static __device__ __forceinline__ void put(float *to, const float (&c)[MT][NT][4], bool as_operand, const lane_place &at)
+static __device__ __forceinline__ void put_rows(float *to, const float (&c)[MT][NT][4], const lane_place &at)
 {
 #pragma unroll
     for (int i = 0; i < MT * 2; i++) {
         float *row = to + (at.down * 16 * MT + i * 8 + at.g) * LD;
 #pragma unroll
         for (int t = 0; t < NT; t++) {
-            const float low = c[i / 2][t][i % 2 * 2], high = c[i / 2][t][i % 2 * 2 + 1];
-            float2 *p = (float2 *)(row + (((at.across * NT + t) * 8) ^ turn(at.g)) + 2 * at.q);
-            *p = as_operand ? make_float2(operand(low), operand(high)) : make_float2(low, high);
+            *(float2 *)(row + (((at.across * NT + t) * 8) ^ turn(at.g)) + 2 * at.q) =
+                make_float2(operand(c[i / 2][t][i % 2 * 2]), operand(c[i / 2][t][i % 2 * 2 + 1]));
         }
     }
 }
 
 /* ---- packed weights ---- */
 
-/* Fragments of a layer: W_qkv [d, 3d], W_o [d, d], W_1 [d, f], W_2 [f, d]; then W_2', W_1', W_o', W_qkv'. That of 16 rows (step), 8
- * columns and a lane: rows 2q, 2q + 1, 2q + 8, 2q + 9 of column g, rounded in tf32. */
+/* Fragments of a layer: W_qkv [d, 3d] by groups of heads, W_o [d, d], W_1 [d, f] by HIDDEN columns, W_2 [f, d]; then W_2' by HIDDEN
+ * columns, W_1', W_o', W_qkv'. In a matrix, or what it is divided in, that of 16 rows (step), 8 columns and a lane: rows 2q, 2q +
+ * 1, 2q + 8, 2q + 9 of column g, rounded in tf32. */
 struct packed_places {
     int w_qkv, w_o, w_1, w_2, w_2t, w_1t, w_ot, w_qkvt, all;
 };
@@ -219,10 +336,10 @@ static __host__ __device__ __forceinline__ struct packed_places places_of(int d,
     return p;
 }
 
-/* weights: the flat ones. One fragment a thread, a layer to each blockIdx.y; count: fragments of a layer, transposes or not. 4
- * bytes read and written for each weight and direction. */
+/* weights: the flat ones; group: columns of q, k and v that go together. One fragment a thread, a layer to each blockIdx.y; count:
+ * fragments of a layer, transposes or not. 4 bytes read and written for each weight and direction. */
 static __global__ void __launch_bounds__(256)
-    pack(uint4 *packed, const float *weights, const struct ps_encoder_layout at, int d, int f, int count)
+    pack(uint4 *packed, const float *weights, const struct ps_encoder_layout at, int d, int f, int group, int count)
 {
     ps_grid_begin();
     const struct packed_places p = places_of(d, f);
@@ -232,53 +349,69 @@ static __global__ void __launch_bounds__(256)
     }
     const bool transposed = i >= p.w_2t;
     int64_t from;
-    int first, width; /* of the product's right side */
+    int first, deep, wide; /* of the product's right side: rows, and columns that go together */
     if (!transposed) {
         first = i >= p.w_2 ? p.w_2 : i >= p.w_1 ? p.w_1 : i >= p.w_o ? p.w_o : 0;
         from = i >= p.w_2 ? at.w_2 : i >= p.w_1 ? at.w_1 : i >= p.w_o ? at.w_o : at.w_qkv;
-        width = i >= p.w_2 ? d : i >= p.w_1 ? f : i >= p.w_o ? d : 3 * d;
+        deep = i >= p.w_2 ? f : d;
+        wide = i >= p.w_2 ? d : i >= p.w_1 ? (int)HIDDEN : i >= p.w_o ? d : 3 * group;
     } else {
         first = i >= p.w_qkvt ? p.w_qkvt : i >= p.w_ot ? p.w_ot : i >= p.w_1t ? p.w_1t : p.w_2t;
         from = i >= p.w_qkvt ? at.w_qkv : i >= p.w_ot ? at.w_o : i >= p.w_1t ? at.w_1 : at.w_2;
-        width = i >= p.w_ot ? d : i >= p.w_1t ? d : f;
+        deep = i >= p.w_qkvt ? 3 * d : i >= p.w_ot ? d : i >= p.w_1t ? f : d;
+        wide = i >= p.w_1t ? d : (int)HIDDEN;
     }
-    /* Of a transposed weight [width, length] the product's rows are its columns. */
-    const int length = !transposed ? 0 : i >= p.w_qkvt ? 3 * d : i >= p.w_ot ? d : i >= p.w_1t ? f : d;
-    const int fragment = i - first, lane = fragment % 32, tile = fragment / 32;
-    const int row = tile / (width / 8) * 16 + lane % 4 * 2, column = tile % (width / 8) * 8 + lane / 4;
+    const int fragment = (i - first) % (deep * wide / 4), part = (i - first) / (deep * wide / 4), lane = fragment % 32;
+    const int tile = fragment / 32, row = tile / (wide / 8) * 16 + lane % 4 * 2;
+    int column = tile % (wide / 8) * 8 + lane / 4;
+    column = i < p.w_o ? column / group * d + part * group + column % group : part * wide + column;
+    const int width = i < p.w_o                 ? 3 * d
+                      : i >= p.w_1 && i < p.w_2 ? f
+                                                : d; /* of the weight as it lies, where it is not transposed */
     const float *w = weights + blockIdx.y * at.matrix_stride + from;
     float v[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         const int r = row + j / 2 * 8 + j % 2;
-        v[j] = transposed ? w[column * length + r] : w[r * width + column];
+        v[j] = transposed ? w[column * deep + r] : w[r * width + column];
     }
     packed[(int64_t)blockIdx.y * p.all + i] = make_uint4(__float_as_uint(operand(v[0])), __float_as_uint(operand(v[1])),
                                                          __float_as_uint(operand(v[2])), __float_as_uint(operand(v[3])));
 }
 
-/* ---- by rows ----
- *
- * A warp's rows are neighbours; a lane has four columns of a row in each pass. Two passes are drawn for together. */
-
-template <int D> struct row_place {
+/* The pieces of a layer in the order of its products, to `to`; returns their number. By all threads. */
+template <int D> static __device__ __forceinline__ int write_pieces(struct piece *to, int f, bool backward)
+{
     typedef tile_of<D> T;
-    int row, column; /* of pass 0 */
-    __device__ __forceinline__ explicit row_place(const lane_place &at)
-    {
-        row = at.warp * T::TOGETHER * T::PASSES + at.lane / T::LANES;
-        column = at.lane % T::LANES * 4;
+    const struct packed_places p = places_of(D, f);
+    const int chunk = D / 16 / steps_of<D>(HIDDEN), back = HIDDEN / 16 / steps_of<D>(D); /* pieces of D by HIDDEN, HIDDEN by D */
+    const int square = D / 16 / steps_of<D>(D), group = D / 16 / steps_of<D>(T::LD);
+    const int before = backward ? 0 : D / T::GROUP * group + square, chunks = f / HIDDEN * (chunk + back);
+    const int all = before + chunks + (backward ? 4 * square : 0);
+    for (int i = (int)threadIdx.x; i < all; i += THREADS) {
+        int of, columns, first, after = i - before - chunks;
+        if (i < before - square || after >= square) { /* W_qkv, W_qkv' */
+            columns = backward ? D : T::LD;
+            first = backward ? p.w_qkvt : 0;
+            of = backward ? after - square : i;
+        } else if (i < before || after >= 0) { /* W_o, W_o' */
+            columns = D;
+            first = backward ? p.w_ot : p.w_o;
+            of = backward ? after : i - (before - square);
+        } else {
+            const int in = (i - before) % (chunk + back), number = (i - before) / (chunk + back);
+            const bool second = in >= chunk;
+            columns = second ? D : HIDDEN;
+            first = second ? (backward ? p.w_1t : p.w_2) : (backward ? p.w_2t : p.w_1);
+            of = second ? number * back + in - chunk : number * chunk + in;
+        }
+        const int fragments = steps_of<D>(columns) * columns * 4;
+        to[i] = {(uint32_t)(first + of * fragments), (uint32_t)fragments * 16};
     }
-    __device__ __forceinline__ int of(int pass) const
-    {
-        return row + pass * T::TOGETHER;
-    }
-    /* Where the lane's columns of a row lie in a buffer of D columns. */
-    __device__ __forceinline__ int in(int r) const
-    {
-        return r * D + (column ^ turn(r));
-    }
-};
+    return all;
+}
+
+/* ---- dropout ---- */
 
 static __device__ __forceinline__ struct ps_dropout at_site(const struct ps_dropout &d, int layer, int which)
 {
@@ -287,179 +420,11 @@ static __device__ __forceinline__ struct ps_dropout at_site(const struct ps_drop
     return moved;
 }
 
-/* v[2][4], rows first and second of all, dropped. */
-template <int D>
-static __device__ __forceinline__ void drop_rows(float (&v)[2][4], const struct ps_dropout &dropout, int64_t first, int64_t second,
-                                                 int column)
+/* Each lane draws the 8 elements of block `index`. Of those that lane t of four has drawn, elements 2q and 2q + 1 are kept when
+ * bits 4t and 4t + 16 are set. */
+static __device__ __forceinline__ uint32_t quad_mask(const struct ps_dropout &d, uint64_t step, uint32_t index, int q)
 {
-    uint32_t words[2][2];
-    ps_draw_pair(dropout, dropout.state->step, (uint64_t)(first * D + column) / 8, (uint64_t)(second * D + column) / 8, words[0],
-                 words[1]);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        v[i / 4][i % 4] = ps_dropped(dropout, ps_pair_draw(words[i / 4], i % 4), v[i / 4][i % 4]);
-    }
-}
-
-static __device__ __forceinline__ void take4(float (&v)[4], const float *from)
-{
-    ps_load<4>(v, from);
-}
-
-/* Forward: y = residual + drop(a + bias), to `out`; then LayerNorm's xhat to memory and what follows it to a. Tensors are of the
- * tile's first row on. bias NULL: y = residual, which is not written again; gamma NULL: no LayerNorm; xhat NULL: it is not kept. */
-template <int D>
-static __device__ __forceinline__ void
-finish_rows(float *a, const float *residual, float *out, const float *bias, const struct ps_dropout &dropout, const float *gamma,
-            const float *beta, float *xhat, float *rstd, float epsilon, int64_t row0, int count, const lane_place &at)
-{
-    typedef tile_of<D> T;
-    const row_place<D> p(at);
-    float b[4] = {0, 0, 0, 0}, scale[4], shift[4];
-    if (bias) {
-        take4(b, bias + p.column);
-    }
-    if (gamma) {
-        take4(scale, gamma + p.column);
-        take4(shift, beta + p.column);
-    }
-#pragma unroll 1
-    for (int pass = 0; pass < T::PASSES; pass += 2) {
-        const int row[2] = {p.of(pass), p.of(pass + 1)};
-        float v[2][4] = {};
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (bias) {
-                take4(v[i], a + p.in(row[i]));
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    v[i][j] += b[j];
-                }
-            }
-        }
-        if (bias && dropout.threshold) {
-            drop_rows<D>(v, dropout, row0 + row[0], row0 + row[1], p.column);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const bool here = row[i] < count;
-            float u[4] = {};
-            if (here) {
-                take4(u, residual + row[i] * D + p.column);
-            }
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                v[i][j] += u[j];
-            }
-            if (bias && here) {
-                ps_store<4>(out + row[i] * D + p.column, v[i]);
-            }
-            if (gamma) {
-                const float mean = ps_group_sum<T::LANES>(v[i][0] + v[i][1] + v[i][2] + v[i][3]) * (1.0f / D);
-                float squares = 0;
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    v[i][j] -= mean;
-                    squares += v[i][j] * v[i][j];
-                }
-                const float r = rsqrtf(fmaf(ps_group_sum<T::LANES>(squares), 1.0f / D, epsilon));
-                float y[4];
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    v[i][j] *= r;
-                    y[j] = here ? operand(fmaf(v[i][j], scale[j], shift[j])) : 0.0f;
-                }
-                ps_store<4>(a + p.in(row[i]), y);
-                if (xhat && here) {
-                    ps_store<4>(xhat + row[i] * D + p.column, v[i]);
-                    if (p.column == 0) {
-                        rstd[row[i]] = r;
-                    }
-                }
-            }
-        }
-    }
-}
-
-/* Backward: g = from + LayerNorm's gradient of a (gamma NULL: g = from), to `du`; then drop'(g) to `masked` and, as operand, to a
- * (masked NULL: neither). from may be du. */
-template <int D>
-static __device__ __forceinline__ void gradient_rows(float *a, const float *from, float *du, const float *gamma, const float *xhat,
-                                                     const float *rstd, const struct ps_dropout &dropout, float *masked,
-                                                     int64_t row0, int count, const lane_place &at)
-{
-    typedef tile_of<D> T;
-    const row_place<D> p(at);
-    float scale[4];
-    if (gamma) {
-        take4(scale, gamma + p.column);
-    }
-#pragma unroll 1
-    for (int pass = 0; pass < T::PASSES; pass += 2) {
-        const int row[2] = {p.of(pass), p.of(pass + 1)};
-        float g[2][4] = {}, x[2][4] = {}, r[2] = {};
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (row[i] < count) {
-                take4(g[i], from + row[i] * D + p.column);
-                if (gamma) {
-                    take4(x[i], xhat + row[i] * D + p.column);
-                    r[i] = rstd[row[i]];
-                }
-            }
-        }
-        if (gamma) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float d[4], sum = 0, dot = 0;
-                take4(d, a + p.in(row[i]));
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    d[j] *= scale[j];
-                    sum += d[j];
-                    dot += d[j] * x[i][j];
-                }
-                sum = ps_group_sum<T::LANES>(sum) * (1.0f / D);
-                dot = ps_group_sum<T::LANES>(dot) * (1.0f / D);
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    g[i][j] += r[i] * (d[j] - sum - x[i][j] * dot);
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            if (row[i] < count) {
-                ps_store<4>(du + row[i] * D + p.column, g[i]);
-            }
-        }
-        if (masked) {
-            if (dropout.threshold) {
-                drop_rows<D>(g, dropout, row0 + row[0], row0 + row[1], p.column);
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const bool here = row[i] < count;
-                if (here) {
-                    ps_store<4>(masked + row[i] * D + p.column, g[i]);
-                }
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    g[i][j] = here ? operand(g[i][j]) : 0.0f;
-                }
-                ps_store<4>(a + p.in(row[i]), g[i]);
-            }
-        }
-    }
-}
-
-/* ---- hidden columns ---- */
-
-/* Which of a row's 32 hidden columns from `element` on (of the whole tensor) are kept, moved down by q: of tile t the lane's
- * columns 2q and 2q + 1 when bits 4t and 4t + 16 are set. Each lane draws 8 columns. */
-static __device__ __forceinline__ uint32_t hidden_mask(const struct ps_dropout &d, uint64_t step, uint64_t element, int q)
-{
-    const struct ps_block block = ps_philox(d.seed, (uint32_t)(element / 8 + (uint64_t)q), d.site, step);
+    const struct ps_block block = ps_philox(d.seed, index, d.site, step);
     const uint32_t below = (d.threshold - 1) * 0x10001u, minus_below = (0x10000u - (d.threshold - 1)) % 0x10000u * 0x10001u;
     uint32_t bits = ps_kept2(block.word[0], below, minus_below) + 2 * ps_kept2(block.word[1], below, minus_below) +
                     4 * ps_kept2(block.word[2], below, minus_below) + 8 * ps_kept2(block.word[3], below, minus_below);
@@ -473,6 +438,289 @@ static __device__ __forceinline__ float kept_scale(uint32_t mask, int t, int i, 
 {
     return mask >> (4 * t + 16 * i) & 1 ? scale : 0.0f;
 }
+
+/* ---- by rows ----
+ *
+ * A warp's rows are neighbours in pairs, g and g + 8 of 16; a lane has columns 2 lane, 2 lane + 1, and for d 128 those 64 further.
+ * What it has of a pair is a fragment, v[pair][half]. */
+
+template <int D> struct row_place {
+    typedef tile_of<D> T;
+    int lane, pair; /* the first of all steps' */
+    __device__ __forceinline__ explicit row_place(const lane_place &at) : lane(at.lane), pair(at.warp * T::PAIRS)
+    {
+    }
+    __device__ __forceinline__ int row(int p) const
+    {
+        return (pair + p) / 8 * 16 + (pair + p) % 8;
+    }
+    /* Where the fragment lies, in floats. */
+    __device__ __forceinline__ int in(int p, int half) const
+    {
+        return (((pair + p) / 8 * (D / 8) + half * 8 + lane / 4) * 32 + (((pair + p) % 8 * 4 + lane % 4) ^ (lane / 4 & 1) << 2)) *
+               4;
+    }
+    __device__ __forceinline__ int column(int half) const
+    {
+        return half * 64 + lane * 2;
+    }
+};
+
+template <int D> struct row_values {
+    float v[2][tile_of<D>::HALVES][4];
+};
+
+/* From rows of d columns in memory, of the tile's first row on; rows that do not exist are zero. */
+template <int D>
+static __device__ __forceinline__ void take_rows(row_values<D> &x, const float *from, int ld, int p, int count,
+                                                 const row_place<D> &at)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = at.row(p + i / 2) + i % 2 * 8;
+#pragma unroll
+        for (int half = 0; half < tile_of<D>::HALVES; half++) {
+            float2 v = make_float2(0, 0);
+            if (row < count) {
+                v = *(const float2 *)(from + (int64_t)row * ld + at.column(half));
+            }
+            x.v[i / 2][half][i % 2] = v.x;
+            x.v[i / 2][half][i % 2 + 2] = v.y;
+        }
+    }
+}
+
+template <int D>
+static __device__ __forceinline__ void keep_rows(float *to, const row_values<D> &x, int p, int count, const row_place<D> &at)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = at.row(p + i / 2) + i % 2 * 8;
+#pragma unroll
+        for (int half = 0; half < tile_of<D>::HALVES; half++) {
+            if (row < count) {
+                *(float2 *)(to + (int64_t)row * D + at.column(half)) =
+                    make_float2(x.v[i / 2][half][i % 2], x.v[i / 2][half][i % 2 + 2]);
+            }
+        }
+    }
+}
+
+/* As operands to fragments; rows that do not exist are zero. */
+template <int D>
+static __device__ __forceinline__ void put_operands(float *a, const row_values<D> &x, int p, int count, const row_place<D> &at)
+{
+#pragma unroll
+    for (int i = 0; i < 2 * tile_of<D>::HALVES; i++) {
+        const int pair = i % 2, half = i / 2, row = at.row(p + pair);
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j] = row + j % 2 * 8 < count ? operand(x.v[pair][half][j]) : 0.0f;
+        }
+        ps_store<4>(a + at.in(p + pair, half), v);
+    }
+}
+
+/* x, rows of a tensor of d columns whose first is row0, dropped. */
+template <int D>
+static __device__ __forceinline__ void drop_rows(row_values<D> &x, const struct ps_dropout &dropout, int64_t row0, int p,
+                                                 const row_place<D> &at)
+{
+    constexpr int HALVES = tile_of<D>::HALVES;
+    const int q = at.lane % 4;
+    const uint64_t step = dropout.state->step;
+#pragma unroll
+    for (int i = 0; i < HALVES; i++) { /* d 128: a pair's 2 rows and halves at once; d 64: 2 pairs' rows */
+        const int pair = HALVES == 2 ? i : q / 2, upper = HALVES == 2 ? q / 2 : q % 2, half = HALVES == 2 ? q % 2 : 0;
+        const uint64_t block = (uint64_t)(row0 + at.row(p + pair) + upper * 8) * (D / 8) + half * 8 + at.lane / 4;
+        const uint32_t mask = quad_mask(dropout, step, (uint32_t)block, q);
+#pragma unroll
+        for (int j = 0; j < 8; j++) { /* row and half t, column e of the lane's two */
+            const int t = j / 2, e = j % 2, of = HALVES == 2 ? i : t / 2, h = HALVES == 2 ? t / 2 : t % 2,
+                      part = HALVES == 2 ? t % 2 : 0;
+            x.v[of][part][h + 2 * e] *= kept_scale(mask, t, e, dropout.scale);
+        }
+    }
+}
+
+template <int D> static __device__ __forceinline__ float row_sum(const row_values<D> &x, int i)
+{
+    float sum = 0;
+#pragma unroll
+    for (int half = 0; half < tile_of<D>::HALVES; half++) {
+        sum += x.v[i / 2][half][i % 2] + x.v[i / 2][half][i % 2 + 2];
+    }
+    return ps_group_sum<32>(sum);
+}
+
+template <int D> static __device__ __forceinline__ float row_dot(const row_values<D> &x, const row_values<D> &y, int i)
+{
+    float sum = 0;
+#pragma unroll
+    for (int half = 0; half < tile_of<D>::HALVES; half++) {
+        sum += x.v[i / 2][half][i % 2] * y.v[i / 2][half][i % 2] + x.v[i / 2][half][i % 2 + 2] * y.v[i / 2][half][i % 2 + 2];
+    }
+    return ps_group_sum<32>(sum);
+}
+
+/* A vector of d: the lane's columns. */
+template <int D> struct row_vector {
+    float2 of[tile_of<D>::HALVES];
+    __device__ __forceinline__ row_vector(const float *from, const row_place<D> &at)
+    {
+#pragma unroll
+        for (int half = 0; half < tile_of<D>::HALVES; half++) {
+            of[half] = *(const float2 *)(from + at.column(half));
+        }
+    }
+    __device__ __forceinline__ float at(int half, int j) const
+    {
+        return j < 2 ? of[half].x : of[half].y;
+    }
+};
+
+/* Each element of x: pair, half and j of it. */
+#define PS_EACH(D)                                                                                                                 \
+    _Pragma("unroll") for (int pair = 0; pair < 2; pair++) _Pragma("unroll") for (int half = 0; half < tile_of<D>::HALVES; half++) \
+        _Pragma("unroll") for (int j = 0; j < 4; j++)
+
+/* x = xhat, in fp32, whose factors are rstd [4]. */
+template <int D> static __device__ __forceinline__ void normalise(row_values<D> &x, float (&rstd)[4], float epsilon)
+{
+    float mean[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        mean[i] = row_sum<D>(x, i) * (1.0f / D);
+    }
+    PS_EACH(D)
+    {
+        x.v[pair][half][j] -= mean[pair * 2 + j % 2];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        rstd[i] = rsqrtf(fmaf(row_dot<D>(x, x, i), 1.0f / D, epsilon));
+    }
+    PS_EACH(D)
+    {
+        x.v[pair][half][j] *= rstd[pair * 2 + j % 2];
+    }
+}
+
+/* LayerNorm of x, y = gamma xhat + beta, as operand to a; xhat and rstd to memory, unless xhat is NULL. */
+template <int D>
+static __device__ __forceinline__ void normalise_rows(float *a, row_values<D> &x, const float *gamma, const float *beta,
+                                                      float *xhat, float *rstd, float epsilon, int p, int count,
+                                                      const row_place<D> &at)
+{
+    const row_vector<D> scale(gamma, at), shift(beta, at);
+    float r[4];
+    normalise<D>(x, r, epsilon);
+    if (xhat) {
+        keep_rows<D>(xhat, x, p, count, at);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int row = at.row(p + i / 2) + i % 2 * 8;
+            if (row < count && at.lane == 0) {
+                rstd[row] = r[i];
+            }
+        }
+    }
+    PS_EACH(D)
+    {
+        x.v[pair][half][j] = fmaf(x.v[pair][half][j], scale.at(half, j), shift.at(half, j));
+    }
+    put_operands<D>(a, x, p, count, at);
+}
+
+/* Forward: y = residual + drop(a + bias), to `out`; then LayerNorm of it, if there is a gamma. Tensors are of the tile's first row
+ * on. */
+template <int D>
+static __device__ __forceinline__ void
+finish_rows(float *a, const float *residual, float *out, const float *bias, const struct ps_dropout &dropout, const float *gamma,
+            const float *beta, float *xhat, float *rstd, float epsilon, int64_t row0, int count, const lane_place &lane)
+{
+    const row_place<D> at(lane);
+#pragma unroll 1
+    for (int p = 0; p < tile_of<D>::PAIRS; p += 2) {
+        row_values<D> x, u;
+        take_rows<D>(u, residual, D, p, count, at);
+        const row_vector<D> b(bias, at);
+#pragma unroll
+        for (int i = 0; i < 2 * tile_of<D>::HALVES; i++) {
+            take4(x.v[i % 2][i / 2], a + at.in(p + i % 2, i / 2));
+        }
+        PS_EACH(D)
+        {
+            x.v[pair][half][j] += b.at(half, j);
+        }
+        if (dropout.threshold) {
+            drop_rows<D>(x, dropout, row0, p, at);
+        }
+        PS_EACH(D)
+        {
+            x.v[pair][half][j] += u.v[pair][half][j];
+        }
+        keep_rows<D>(out, x, p, count, at);
+        if (gamma) {
+            normalise_rows<D>(a, x, gamma, beta, xhat, rstd, epsilon, p, count, at);
+        }
+    }
+}
+
+/* Backward: g = from + LayerNorm's gradient of a (gamma NULL: g = from), to `du`; then drop'(g) to `masked` and, as operand, to a
+ * (masked NULL: neither). from may be du. */
+template <int D>
+static __device__ __forceinline__ void gradient_rows(float *a, const float *from, float *du, const float *gamma, const float *xhat,
+                                                     const float *rstd, const struct ps_dropout &dropout, float *masked,
+                                                     int64_t row0, int count, const lane_place &lane)
+{
+    const row_place<D> at(lane);
+#pragma unroll 1
+    for (int p = 0; p < tile_of<D>::PAIRS; p += 2) {
+        row_values<D> g;
+        take_rows<D>(g, from, D, p, count, at);
+        if (gamma) {
+            row_values<D> x, d;
+            float r[4], mean[4], slope[4];
+            take_rows<D>(x, xhat, D, p, count, at);
+            const row_vector<D> scale(gamma, at);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int row = at.row(p + i / 2) + i % 2 * 8;
+                r[i] = row < count ? rstd[row] : 0.0f;
+            }
+#pragma unroll
+            for (int i = 0; i < 2 * tile_of<D>::HALVES; i++) {
+                take4(d.v[i % 2][i / 2], a + at.in(p + i % 2, i / 2));
+            }
+            PS_EACH(D)
+            {
+                d.v[pair][half][j] *= scale.at(half, j);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                mean[i] = row_sum<D>(d, i) * (1.0f / D);
+                slope[i] = row_dot<D>(d, x, i) * (1.0f / D);
+            }
+            PS_EACH(D)
+            {
+                const int i = pair * 2 + j % 2;
+                g.v[pair][half][j] += r[i] * (d.v[pair][half][j] - mean[i] - x.v[pair][half][j] * slope[i]);
+            }
+        }
+        keep_rows<D>(du, g, p, count, at);
+        if (masked) {
+            if (dropout.threshold) {
+                drop_rows<D>(g, dropout, row0, p, at);
+            }
+            keep_rows<D>(masked, g, p, count, at);
+            put_operands<D>(a, g, p, count, at);
+        }
+    }
+}
+
+/* ---- hidden columns ---- */
 
 enum { HT = HIDDEN / 8 / ACROSS }; /* a warp's tiles of 8 of the hidden columns at hand */
 
@@ -489,8 +737,9 @@ static __device__ __forceinline__ void hidden_forward(float *h, float (&c)[tile_
 #pragma unroll
     for (int i = 0; i < MT * 2; i++) {
         const int row = at.down * 16 * MT + i * 8 + at.g;
-        const uint32_t mask =
-            dropout.threshold ? hidden_mask(dropout, step, (uint64_t)(row0 + row) * f + column, at.q) : 0xffffffffu;
+        const uint32_t mask = dropout.threshold
+                                  ? quad_mask(dropout, step, (uint32_t)(((uint64_t)(row0 + row) * f + column) / 8 + at.q), at.q)
+                                  : 0xffffffffu;
 #pragma unroll
         for (int t = 0; t < HT; t++) {
             const float2 b = *(const float2 *)(bias + column + t * 8 + 2 * at.q);
@@ -504,7 +753,7 @@ static __device__ __forceinline__ void hidden_forward(float *h, float (&c)[tile_
             z[1] *= ps_gelu_sigmoid(z[1]) * kept_scale(mask, t, 1, dropout.scale);
         }
     }
-    put<MT, HT, HIDDEN>(h, c, true, at);
+    put_fragments<MT, HT, HIDDEN, true>(h, c, at);
 }
 
 /* From products c, the gradient of what follows dropout: hidden, z, becomes what W_2 was multiplied with; d_hidden and h the
@@ -527,8 +776,9 @@ static __device__ __forceinline__ void hidden_backward(float *h, float (&c)[tile
         for (int t = 0; t < HT; t++) {
             z[t] = here ? *(const float2 *)(hidden + first + t * 8) : make_float2(0, 0);
         }
-        const uint32_t mask =
-            dropout.threshold ? hidden_mask(dropout, step, (uint64_t)(row0 + row) * f + column, at.q) : 0xffffffffu;
+        const uint32_t mask = dropout.threshold
+                                  ? quad_mask(dropout, step, (uint32_t)(((uint64_t)(row0 + row) * f + column) / 8 + at.q), at.q)
+                                  : 0xffffffffu;
 #pragma unroll
         for (int t = 0; t < HT; t++) {
             float *d = &c[i / 2][t][i % 2 * 2];
@@ -546,33 +796,61 @@ static __device__ __forceinline__ void hidden_backward(float *h, float (&c)[tile
             }
         }
     }
-    put<MT, HT, HIDDEN>(h, c, true, at);
+    put_fragments<MT, HT, HIDDEN, true>(h, c, at);
 }
 
-/* ---- attention: a job is 16 rows of a sequence and a head ---- */
+/* ---- attention ---- */
 
+/* A job is a head and 16 rows: of one sequence, with all of its rows as keys; or, of short sequences, the tile's next 16, with the
+ * rows of all sequences that these belong to. */
 template <int D, int E> struct job {
     typedef tile_of<D> T;
     static constexpr int HEADS = T::GROUP / E, PARTS = E / 8;
-    int head, base, first; /* of the group; the sequence's first row in the tile; the lane's row g in the sequence */
-    int row[2];            /* rows g and g + 8 in the tile, kept inside it */
+    int head, base, tiles; /* of the group; the first key's row in the tile; tiles of 8 keys */
+    int row[2], seen[2];   /* the lane's rows g and g + 8 in the tile; the first of the N keys, less base, that each sees */
     bool here[2];
+    int whole; /* tiles of keys that every row sees */
 
-    __device__ __forceinline__ job(int i, int n, const lane_place &at)
+    static __device__ __forceinline__ bool together(int n)
     {
-        const int tiles = (n + 15) / 16, part = i % tiles, rest = i / tiles;
-        head = rest % HEADS;
-        base = rest / HEADS * n;
-        first = part * 16 + at.g;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            here[h] = first + 8 * h < n;
-            row[h] = min(base + first + 8 * h, T::ROWS - 1);
-        }
+        return n <= 16;
     }
     static __device__ __forceinline__ int count(int sequences, int n)
     {
-        return sequences * HEADS * ((n + 15) / 16);
+        return HEADS * (together(n) ? (sequences * n + 15) / 16 : sequences * ((n + 15) / 16));
+    }
+    __device__ __forceinline__ job(int i, int n, int count, const lane_place &at)
+    {
+        head = i % HEADS;
+        i /= HEADS;
+        if (together(n)) {
+            const int first = i * 16, last = min(first + 15, count - 1);
+            base = first / n * n;
+            tiles = (last / n * n + n - base + 7) / 8;
+            whole = 0;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                row[h] = first + at.g + 8 * h;
+                here[h] = row[h] < count;
+                seen[h] = row[h] / n * n - base;
+            }
+        } else {
+            const int parts = (n + 15) / 16, first = i % parts * 16 + at.g;
+            base = i / parts * n;
+            tiles = (n + 7) / 8;
+            whole = n / 8;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                here[h] = first + 8 * h < n;
+                row[h] = min(base + first + 8 * h, T::ROWS - 1);
+                seen[h] = 0;
+            }
+        }
+    }
+    /* Whether row h sees column `column` of the keys. */
+    __device__ __forceinline__ bool sees(int h, int column, int n) const
+    {
+        return (unsigned)(column - seen[h]) < (unsigned)n;
     }
 };
 
@@ -582,57 +860,96 @@ static __device__ __forceinline__ float2 pair_of(const float *from, int ld, int 
     return *(const float2 *)(from + row * ld + (column ^ turn(row)) + 2 * at.q);
 }
 
-/* One element. */
-static __device__ __forceinline__ float one_of(const float *from, int ld, int row, int column, const lane_place &at)
+/* A left operand of the lane's two rows. */
+static __device__ __forceinline__ void take_left(float (&a)[4], const float *from, int ld, const int (&row)[2], int column,
+                                                 const lane_place &at)
 {
-    return from[row * ld + (column ^ turn(row)) + at.g];
+    const float2 low = pair_of(from, ld, row[0], column, at), high = pair_of(from, ld, row[1], column, at);
+    a[0] = low.x;
+    a[1] = high.x;
+    a[2] = low.y;
+    a[3] = high.y;
 }
 
-/* c += p b for 8 rows of b from `row` on (kept below `rows`), columns from `column` on; p an accumulator's four. */
+/* Right operands of PARTS times 8 columns: where the lane finds them, 8 rows further each time. By rows: products with the
+ * transpose. */
+template <int PARTS> struct right_rows {
+    const float *from[PARTS];
+    __device__ __forceinline__ right_rows(const float *b, int ld, int row, int column, const lane_place &at)
+    {
+#pragma unroll
+        for (int t = 0; t < PARTS; t++) {
+            from[t] = b + (row + at.g) * ld + ((column + 8 * t) ^ turn(row + at.g)) + 2 * at.q;
+        }
+    }
+    __device__ __forceinline__ float2 at(int t, int further) const
+    {
+        return *(const float2 *)(from[t] + further);
+    }
+};
+
+template <int PARTS> struct right_columns {
+    const float *even[PARTS], *odd[PARTS];
+    __device__ __forceinline__ right_columns(const float *b, int ld, int row, int column, const lane_place &at)
+    {
+        const int r = row + 2 * at.q;
+#pragma unroll
+        for (int t = 0; t < PARTS; t++) {
+            even[t] = b + r * ld + ((column + 8 * t) ^ turn(r)) + at.g;
+            odd[t] = b + (r + 1) * ld + ((column + 8 * t) ^ turn(r + 1)) + at.g;
+        }
+    }
+};
+
+/* c += p b of 8 rows of b; p an accumulator's four. */
 template <int PARTS>
-static __device__ __forceinline__ void mix(float (&c)[PARTS][4], const float (&p)[4], const float *b, int ld, int row, int column,
-                                           int rows, const lane_place &at)
+static __device__ __forceinline__ void mix(float (&c)[PARTS][4], const float (&p)[4], const right_columns<PARTS> &b, int further)
 {
-    const int r0 = min(row + 2 * at.q, rows - 1), r1 = min(row + 2 * at.q + 1, rows - 1);
-    const float2 low = make_float2(operand(p[0]), operand(p[1])), high = make_float2(operand(p[2]), operand(p[3]));
+    const float a[4] = {operand(p[0]), operand(p[2]), operand(p[1]), operand(p[3])};
 #pragma unroll
     for (int t = 0; t < PARTS; t++) {
-        multiply_add(c[t], low, high, one_of(b, ld, r0, column + 8 * t, at), one_of(b, ld, r1, column + 8 * t, at));
+        multiply_add(c[t], a, b.even[t][further], b.odd[t][further]);
     }
 }
 
 enum { MOST = 8 }; /* tiles of 8 columns of scores: N <= 64 */
 
-/* merged = softmax(q k') v of a group of heads. qkv: its columns in shared memory; to: the whole merged [rows, d] there; merged,
- * logsum: in memory, of the tile's first row on, the group's first column and head; or NULL. */
+/* merged = softmax(q k') v of a group of heads. qkv: its columns in shared memory; to: all of merged, fragments; merged, logsum: in
+ * memory, of the tile's first row on, the group's first column and head; or NULL. */
 template <int D, int E>
 static __device__ __forceinline__ void attend(float *to, const float *qkv, float *merged, float *logsum, int group,
                                               const struct floats &x, int sequences, const lane_place &at)
 {
     typedef tile_of<D> T;
     typedef job<D, E> J;
-    const int tiles = (x.n + 7) / 8;
+    constexpr int LD = T::LD, PARTS = J::PARTS;
     for (int i = at.warp; i < J::count(sequences, x.n); i += WARPS) {
-        const J j(i, x.n, at);
-        float2 query[J::PARTS][2];
+        const J j(i, x.n, sequences * x.n, at);
+        float query[PARTS][4];
 #pragma unroll
-        for (int t = 0; t < J::PARTS * 2; t++) {
-            query[t / 2][t % 2] = pair_of(qkv, T::LD, j.row[t % 2], j.head * E + t / 2 * 8, at);
+        for (int t = 0; t < PARTS; t++) {
+            take_left(query[t], qkv, LD, j.row, j.head * E + t * 8, at);
         }
+        const right_rows<PARTS> keys(qkv, LD, j.base, T::GROUP + j.head * E, at);
+        const right_columns<PARTS> values(qkv, LD, j.base, 2 * T::GROUP + j.head * E, at);
         float s[MOST][4], high[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 #pragma unroll
         for (int k = 0; k < MOST; k++) {
-            s[k][0] = s[k][1] = s[k][2] = s[k][3] = 0;
-            if (k < tiles) {
-                const int row = min(j.base + k * 8 + at.g, T::ROWS - 1);
+            if (k < j.tiles) {
+                s[k][0] = s[k][1] = s[k][2] = s[k][3] = 0;
 #pragma unroll
-                for (int t = 0; t < J::PARTS; t++) {
-                    const float2 key = pair_of(qkv, T::LD, row, T::GROUP + j.head * E + t * 8, at);
-                    multiply_add(s[k], query[t][0], query[t][1], key.x, key.y);
+                for (int t = 0; t < PARTS; t++) {
+                    const float2 key = keys.at(t, k * 8 * LD);
+                    multiply_add(s[k], query[t], key.x, key.y);
+                }
+                if (k >= j.whole) {
+#pragma unroll
+                    for (int l = 0; l < 4; l++) {
+                        s[k][l] = j.sees(l / 2, k * 8 + 2 * at.q + l % 2, x.n) ? s[k][l] : -INFINITY;
+                    }
                 }
 #pragma unroll
                 for (int l = 0; l < 4; l++) {
-                    s[k][l] = k * 8 + 2 * at.q + l % 2 < x.n ? s[k][l] : -INFINITY;
                     high[l / 2] = fmaxf(high[l / 2], s[k][l]);
                 }
             }
@@ -641,16 +958,16 @@ static __device__ __forceinline__ void attend(float *to, const float *qkv, float
         for (int h = 0; h < 2; h++) {
             high[h] = ps_group_max<4>(high[h]) * x.scale_log2e;
         }
-        float o[J::PARTS][4] = {};
+        float o[PARTS][4] = {};
 #pragma unroll
         for (int k = 0; k < MOST; k++) {
-            if (k < tiles) {
+            if (k < j.tiles) {
 #pragma unroll
                 for (int l = 0; l < 4; l++) {
                     s[k][l] = ps_exp2(fmaf(s[k][l], x.scale_log2e, -high[l / 2]));
                     sum[l / 2] += s[k][l];
                 }
-                mix<J::PARTS>(o, s[k], qkv, T::LD, j.base + k * 8, 2 * T::GROUP + j.head * E, T::ROWS, at);
+                mix<PARTS>(o, s[k], values, k * 8 * LD);
             }
         }
 #pragma unroll
@@ -660,13 +977,15 @@ static __device__ __forceinline__ void attend(float *to, const float *qkv, float
             if (j.here[h]) {
                 const int row = j.row[h];
 #pragma unroll
-                for (int t = 0; t < J::PARTS; t++) {
+                for (int t = 0; t < PARTS; t++) {
                     const float2 v = make_float2(o[t][2 * h] * part, o[t][2 * h + 1] * part);
-                    const int column = j.head * E + t * 8;
-                    *(float2 *)(to + row * D + ((group * T::GROUP + column) ^ turn(row)) + 2 * at.q) =
-                        make_float2(operand(v.x), operand(v.y));
+                    const int column = group * (T::GROUP / 8) + j.head * (E / 8) + t; /* of fragments */
+                    float *p =
+                        to + ((row / 16 * (D / 8) + column) * 32 + ((row % 8 * 4 + at.q) ^ (column & 1) << 2)) * 4 + row / 8 % 2;
+                    p[0] = operand(v.x);
+                    p[2] = operand(v.y);
                     if (merged) {
-                        *(float2 *)(merged + row * D + column + 2 * at.q) = v;
+                        *(float2 *)(merged + row * D + j.head * E + t * 8 + 2 * at.q) = v;
                     }
                 }
                 if (logsum && at.q == 0) {
@@ -678,44 +997,52 @@ static __device__ __forceinline__ void attend(float *to, const float *qkv, float
 }
 
 /* The gradient of q of a group of heads, to memory (d_qkv: q's columns of the group), and sum_j A dA of each row. qkv, gradient (of
- * merged, [rows, d]): in shared memory; sums [2, heads, rows]: logarithms of softmax's sums, 1e30 for rows that do not exist, and
- * the other sums.
- */
+ * merged, rows of d): in shared memory; sums [2, heads, rows]: logarithms of softmax's sums, and the other sums. */
 template <int D, int E>
 static __device__ __forceinline__ void attend_queries(float *d_qkv, float *sums, const float *qkv, const float *gradient, int group,
                                                       const struct floats &x, int sequences, const lane_place &at)
 {
     typedef tile_of<D> T;
     typedef job<D, E> J;
-    const int tiles = (x.n + 7) / 8;
+    constexpr int LD = T::LD, PARTS = J::PARTS;
     for (int i = at.warp; i < J::count(sequences, x.n); i += WARPS) {
-        const J j(i, x.n, at);
-        float2 query[J::PARTS][2], d_merged[J::PARTS][2];
+        const J j(i, x.n, sequences * x.n, at);
+        float query[PARTS][4], d_merged[PARTS][4];
 #pragma unroll
-        for (int t = 0; t < J::PARTS * 2; t++) {
-            query[t / 2][t % 2] = pair_of(qkv, T::LD, j.row[t % 2], j.head * E + t / 2 * 8, at);
-            d_merged[t / 2][t % 2] = pair_of(gradient, D, j.row[t % 2], group * T::GROUP + j.head * E + t / 2 * 8, at);
+        for (int t = 0; t < PARTS; t++) {
+            take_left(query[t], qkv, LD, j.row, j.head * E + t * 8, at);
+            take_left(d_merged[t], gradient, D, j.row, group * T::GROUP + j.head * E + t * 8, at);
         }
+        const right_rows<PARTS> keys(qkv, LD, j.base, T::GROUP + j.head * E, at),
+            values(qkv, LD, j.base, 2 * T::GROUP + j.head * E, at);
         float *const logs = sums + j.head * T::ROWS, *const dots = logs + J::HEADS * T::ROWS;
+        /* A row that does not exist has no part in anything. */
         const float log_sum[2] = {j.here[0] ? logs[j.row[0]] : 1e30f, j.here[1] ? logs[j.row[1]] : 1e30f};
         float s[MOST][4], d[MOST][4], dot[2] = {0, 0};
 #pragma unroll
         for (int k = 0; k < MOST; k++) {
-            if (k < tiles) {
-                const int row = min(j.base + k * 8 + at.g, T::ROWS - 1);
+            if (k < j.tiles) {
                 s[k][0] = s[k][1] = s[k][2] = s[k][3] = 0;
                 d[k][0] = d[k][1] = d[k][2] = d[k][3] = 0;
 #pragma unroll
-                for (int t = 0; t < J::PARTS; t++) {
-                    const float2 key = pair_of(qkv, T::LD, row, T::GROUP + j.head * E + t * 8, at);
-                    const float2 value = pair_of(qkv, T::LD, row, 2 * T::GROUP + j.head * E + t * 8, at);
-                    multiply_add(s[k], query[t][0], query[t][1], key.x, key.y);
-                    multiply_add(d[k], d_merged[t][0], d_merged[t][1], value.x, value.y);
+                for (int t = 0; t < PARTS; t++) {
+                    const float2 key = keys.at(t, k * 8 * LD), value = values.at(t, k * 8 * LD);
+                    multiply_add(s[k], query[t], key.x, key.y);
+                    multiply_add(d[k], d_merged[t], value.x, value.y);
                 }
 #pragma unroll
                 for (int l = 0; l < 4; l++) {
-                    s[k][l] = k * 8 + 2 * at.q + l % 2 < x.n ? ps_exp2(fmaf(s[k][l], x.scale_log2e, -log_sum[l / 2])) : 0.0f;
-                    dot[l / 2] += s[k][l] * d[k][l];
+                    s[k][l] = ps_exp2(fmaf(s[k][l], x.scale_log2e, -log_sum[l / 2]));
+                }
+                if (k >= j.whole) {
+#pragma unroll
+                    for (int l = 0; l < 4; l++) {
+                        s[k][l] = j.sees(l / 2, k * 8 + 2 * at.q + l % 2, x.n) ? s[k][l] : 0.0f;
+                    }
+                }
+#pragma unroll
+                for (int l = 0; l < 4; l++) {
+                    dot[l / 2] = fmaf(s[k][l], d[k][l], dot[l / 2]);
                 }
             }
         }
@@ -726,19 +1053,20 @@ static __device__ __forceinline__ void attend_queries(float *d_qkv, float *sums,
                 dots[j.row[h]] = dot[h];
             }
         }
-        float dq[J::PARTS][4] = {};
+        const right_columns<PARTS> by_column(qkv, LD, j.base, T::GROUP + j.head * E, at);
+        float dq[PARTS][4] = {};
 #pragma unroll
         for (int k = 0; k < MOST; k++) {
-            if (k < tiles) {
+            if (k < j.tiles) {
 #pragma unroll
                 for (int l = 0; l < 4; l++) {
                     s[k][l] *= d[k][l] - dot[l / 2];
                 }
-                mix<J::PARTS>(dq, s[k], qkv, T::LD, j.base + k * 8, T::GROUP + j.head * E, T::ROWS, at);
+                mix<PARTS>(dq, s[k], by_column, k * 8 * LD);
             }
         }
 #pragma unroll
-        for (int t = 0; t < J::PARTS * 2; t++) {
+        for (int t = 0; t < PARTS * 2; t++) {
             if (j.here[t % 2]) {
                 *(float2 *)(d_qkv + (int64_t)j.row[t % 2] * (3 * D) + j.head * E + t / 2 * 8 + 2 * at.q) =
                     make_float2(dq[t / 2][t % 2 * 2] * x.scale, dq[t / 2][t % 2 * 2 + 1] * x.scale);
@@ -747,51 +1075,54 @@ static __device__ __forceinline__ void attend_queries(float *d_qkv, float *sums,
     }
 }
 
-/* Those of k and v, from scores computed again, transposed. */
+/* Those of k and v, from scores computed again, transposed: the job's rows are keys, its columns queries. */
 template <int D, int E>
 static __device__ __forceinline__ void attend_keys(float *d_qkv, const float *sums, const float *qkv, const float *gradient,
                                                    int group, const struct floats &x, int sequences, const lane_place &at)
 {
     typedef tile_of<D> T;
     typedef job<D, E> J;
-    const int tiles = (x.n + 7) / 8;
+    constexpr int LD = T::LD, PARTS = J::PARTS;
     for (int i = at.warp; i < J::count(sequences, x.n); i += WARPS) {
-        const J j(i, x.n, at);
-        float2 key[J::PARTS][2], value[J::PARTS][2];
-#pragma unroll
-        for (int t = 0; t < J::PARTS * 2; t++) {
-            key[t / 2][t % 2] = pair_of(qkv, T::LD, j.row[t % 2], T::GROUP + j.head * E + t / 2 * 8, at);
-            value[t / 2][t % 2] = pair_of(qkv, T::LD, j.row[t % 2], 2 * T::GROUP + j.head * E + t / 2 * 8, at);
-        }
-        const float *const logs = sums + j.head * T::ROWS + j.base, *const dots = logs + J::HEADS * T::ROWS;
+        const J j(i, x.n, sequences * x.n, at);
         const int wide = group * T::GROUP + j.head * E;
-        float dk[J::PARTS][4] = {}, dv[J::PARTS][4] = {};
+        float key[PARTS][4], value[PARTS][4];
+#pragma unroll
+        for (int t = 0; t < PARTS; t++) {
+            take_left(key[t], qkv, LD, j.row, T::GROUP + j.head * E + t * 8, at);
+            take_left(value[t], qkv, LD, j.row, 2 * T::GROUP + j.head * E + t * 8, at);
+        }
+        const right_rows<PARTS> queries(qkv, LD, j.base, j.head * E, at), d_merged(gradient, D, j.base, wide, at);
+        const right_columns<PARTS> query_columns(qkv, LD, j.base, j.head * E, at), d_merged_columns(gradient, D, j.base, wide, at);
+        const float *const logs = sums + j.head * T::ROWS + j.base + 2 * at.q, *const dots = logs + J::HEADS * T::ROWS;
+        float dk[PARTS][4] = {}, dv[PARTS][4] = {};
 #pragma unroll 2
-        for (int k = 0; k < tiles; k++) {
-            const int row = min(j.base + k * 8 + at.g, T::ROWS - 1);
+        for (int k = 0; k < j.tiles; k++) {
             float s[4] = {}, d[4] = {};
 #pragma unroll
-            for (int t = 0; t < J::PARTS; t++) {
-                const float2 query = pair_of(qkv, T::LD, row, j.head * E + t * 8, at);
-                const float2 d_merged = pair_of(gradient, D, row, wide + t * 8, at);
-                multiply_add(s, key[t][0], key[t][1], query.x, query.y);
-                multiply_add(d, value[t][0], value[t][1], d_merged.x, d_merged.y);
+            for (int t = 0; t < PARTS; t++) {
+                const float2 query = queries.at(t, k * 8 * LD), of = d_merged.at(t, k * 8 * D);
+                multiply_add(s, key[t], query.x, query.y);
+                multiply_add(d, value[t], of.x, of.y);
             }
 #pragma unroll
-            for (int l = 0; l < 2; l++) {
-                const int of = k * 8 + 2 * at.q + l;
-                const float log_sum = of < x.n ? logs[of] : 1e30f, dot = of < x.n ? dots[of] : 0.0f;
+            for (int l = 0; l < 4; l++) {
+                s[l] = ps_exp2(fmaf(s[l], x.scale_log2e, -logs[k * 8 + l % 2]));
+                d[l] = s[l] * (d[l] - dots[k * 8 + l % 2]);
+            }
+            if (k >= j.whole) {
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    s[2 * h + l] = of < x.n ? ps_exp2(fmaf(s[2 * h + l], x.scale_log2e, -log_sum)) : 0.0f;
-                    d[2 * h + l] = of < x.n ? s[2 * h + l] * (d[2 * h + l] - dot) : 0.0f;
+                for (int l = 0; l < 4; l++) {
+                    const bool sees = j.sees(l / 2, k * 8 + 2 * at.q + l % 2, x.n);
+                    s[l] = sees ? s[l] : 0.0f;
+                    d[l] = sees ? d[l] : 0.0f;
                 }
             }
-            mix<J::PARTS>(dv, s, gradient, D, j.base + k * 8, wide, T::ROWS, at);
-            mix<J::PARTS>(dk, d, qkv, T::LD, j.base + k * 8, j.head * E, T::ROWS, at);
+            mix<PARTS>(dv, s, d_merged_columns, k * 8 * D);
+            mix<PARTS>(dk, d, query_columns, k * 8 * LD);
         }
 #pragma unroll
-        for (int t = 0; t < J::PARTS * 2; t++) {
+        for (int t = 0; t < PARTS * 2; t++) {
             if (j.here[t % 2]) {
                 float *to = d_qkv + (int64_t)j.row[t % 2] * (3 * D) + j.head * E + t / 2 * 8 + 2 * at.q;
                 *(float2 *)(to + D) = make_float2(dk[t / 2][t % 2 * 2] * x.scale, dk[t / 2][t % 2 * 2 + 1] * x.scale);
@@ -801,25 +1132,25 @@ static __device__ __forceinline__ void attend_keys(float *d_qkv, const float *su
     }
 }
 
-/* `columns` (a multiple of 4, a power of two times one) of each of the parts of a tile's rows, `ld` apart in memory and `part` from
- * part to part there, as operands to rows of shared memory with PARTS * COLUMNS; rows that do not exist are zero. */
-template <int D, int PARTS, int COLUMNS>
-static __device__ __forceinline__ void fetch_rows(float *to, const float *from, int ld, int part, int count)
+/* A group's columns of q, k and v of the tile's rows, in memory 3 d apart, as operands to rows of shared memory; rows that do not
+ * exist are zero. */
+template <int D> static __device__ __forceinline__ void fetch_group(float *to, const float *from, int count)
 {
-    constexpr int ROWS = tile_of<D>::ROWS, PIECES = PARTS * COLUMNS / 4;
-    static_assert(ROWS * PIECES % THREADS == 0, "the same for all threads");
+    typedef tile_of<D> T;
+    constexpr int PIECES = T::LD / 4;
+    static_assert(T::ROWS * PIECES % THREADS == 0, "the same for all threads");
 #pragma unroll
-    for (int i = 0; i < ROWS * PIECES / THREADS; i++) {
+    for (int i = 0; i < T::ROWS * PIECES / THREADS; i++) {
         const int piece = i * THREADS + (int)threadIdx.x, row = piece / PIECES, column = piece % PIECES * 4;
         float v[4] = {};
         if (row < count) {
-            take4(v, from + (int64_t)row * ld + column / COLUMNS * part + column % COLUMNS);
+            take4(v, from + (int64_t)row * (3 * D) + column / T::GROUP * D + column % T::GROUP);
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             v[j] = operand(v[j]);
         }
-        ps_store<4>(to + row * (PARTS * COLUMNS) + (column ^ turn(row)), v);
+        ps_store<4>(to + row * T::LD + (column ^ turn(row)), v);
     }
 }
 
@@ -828,7 +1159,8 @@ static __device__ __forceinline__ void fetch_rows(float *to, const float *from, 
 template <int D> static constexpr size_t shared_bytes(bool backward)
 {
     typedef tile_of<D> T;
-    return sizeof(float) * (size_t)(T::A + T::B + T::C + (backward ? T::SUMS : 0));
+    return sizeof(float) * (size_t)(T::A + T::B + T::C + (backward ? T::SUMS : 0)) + T::SLOTS * T::SLOT +
+           sizeof(struct ring_shared);
 }
 
 template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ struct floats x)
@@ -837,9 +1169,21 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) for
     constexpr int MT = T::MT, NT = D / 8 / ACROSS, GT = T::LD / 8 / ACROSS;
     ps_grid_begin();
     extern __shared__ float4 shared_memory[];
-    float *const a = (float *)shared_memory, *const b = a + T::A, *const c = b + T::B;
+    float *const a = (float *)shared_memory, *const b = a + T::A, *const c = b + T::B, *const slots = c + T::C;
     const lane_place at;
+    for (int i = (int)threadIdx.x; i < (T::A + T::B + T::C) / 4; i += THREADS) { /* finite numbers everywhere */
+        shared_memory[i] = make_float4(0, 0, 0, 0);
+    }
     const struct packed_places places = places_of(D, x.f);
+    ring<D> weights;
+    weights.shared = (struct ring_shared *)(slots + T::SLOTS * T::SLOT / 4);
+    weights.slots = (const float4 *)slots;
+    weights.each = write_pieces<D>(weights.shared->pieces, x.f, false);
+    weights.layers = x.layers;
+    weights.packed = (const float4 *)x.packed;
+    weights.layer_step = places.all;
+    weights.total = (int)((x.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x) * x.layers * weights.each;
+    weights.begin();
     for (int64_t tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
         const int64_t row0 = tile * x.tile_sequences * x.n;
         const int count = (int)(x.rows - row0 < x.tile_sequences * x.n ? x.rows - row0 : x.tile_sequences * x.n);
@@ -847,32 +1191,37 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) for
         for (int layer = 0; layer < x.layers; layer++) {
             const int64_t kept = layer * x.kept_layer;
             const float *p = x.parameters + layer * x.at.vector_stride;
-            const uint4 *w = x.packed + (int64_t)layer * places.all;
             const float *u = x.stream + (layer * x.rows + row0) * D;
             float *out = x.stream + ((layer + 1) * x.rows + row0) * D;
             if (layer == 0) {
-                finish_rows<D>(a, u, NULL, NULL, x.dropout, p + x.at.ln1_gamma, p + x.at.ln1_beta,
-                               x.xhat1 ? x.xhat1 + kept + row0 * D : NULL, x.rstd1 + kept + row0, x.epsilon, row0, count, at);
+                const row_place<D> rows(at);
+#pragma unroll 1
+                for (int pair = 0; pair < T::PAIRS; pair += 2) {
+                    row_values<D> v;
+                    take_rows<D>(v, u, D, pair, count, rows);
+                    normalise_rows<D>(a, v, p + x.at.ln1_gamma, p + x.at.ln1_beta, x.xhat1 ? x.xhat1 + kept + row0 * D : NULL,
+                                      x.rstd1 + kept + row0, x.epsilon, pair, count, rows);
+                }
             }
             __syncthreads();
 #pragma unroll 1
             for (int group = 0; group < D / T::GROUP; group++) {
                 float s[MT][GT][4];
-                int apart[GT];
+                int column[GT];
                 clear(s);
 #pragma unroll
                 for (int t = 0; t < GT; t++) {
                     const int of = at.across * GT + t, part = of / (T::GROUP / 8);
-                    apart[t] = (part * (D / 8) + group * (T::GROUP / 8) + of % (T::GROUP / 8)) * 32;
-                    const float2 bias = *(const float2 *)(p + x.at.b_qkv + apart[t] / 4 + 2 * at.q);
+                    column[t] = part * D + group * T::GROUP + of % (T::GROUP / 8) * 8;
+                    const float2 bias = *(const float2 *)(p + x.at.b_qkv + column[t] + 2 * at.q);
 #pragma unroll
                     for (int m = 0; m < MT; m++) {
                         s[m][t][0] = s[m][t][2] = bias.x;
                         s[m][t][1] = s[m][t][3] = bias.y;
                     }
                 }
-                multiply<D / 16, MT, GT, D>(s, a, w + places.w_qkv + at.lane, 3 * D / 8 * 32, apart, at);
-                put<MT, GT, T::LD>(c, s, true, at);
+                multiply<D, D / 16, MT, GT, D>(s, a, weights, at);
+                put_rows<MT, GT, T::LD>(c, s, at);
                 if (x.xhat1) {
 #pragma unroll
                     for (int i = 0; i < MT * 2; i++) {
@@ -880,7 +1229,7 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) for
 #pragma unroll
                         for (int t = 0; t < GT; t++) {
                             if (row < count) {
-                                *(float2 *)(x.qkv + kept + (row0 + row) * (3 * D) + apart[t] / 4 + 2 * at.q) =
+                                *(float2 *)(x.qkv + kept + (row0 + row) * (3 * D) + column[t] + 2 * at.q) =
                                     make_float2(s[i / 2][t][i % 2 * 2], s[i / 2][t][i % 2 * 2 + 1]);
                             }
                         }
@@ -894,8 +1243,8 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) for
             {
                 float s[MT][NT][4];
                 clear(s);
-                multiply<D / 16, MT, NT, D>(s, b, w + places.w_o, D, 0, 0, at);
-                put<MT, NT, D>(a, s, false, at);
+                multiply<D, D / 16, MT, NT, D>(s, b, weights, at);
+                put_fragments<MT, NT, D, false>(a, s, at);
             }
             __syncthreads();
             finish_rows<D>(a, u, out, p + x.at.b_o, at_site(x.dropout, layer, 0), p + x.at.ln2_gamma, p + x.at.ln2_beta,
@@ -908,13 +1257,13 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) for
                 float s[MT][HT][4];
                 float *const h = chunk / HIDDEN % 2 ? c : b;
                 clear(s);
-                multiply<D / 16, MT, HT, D>(s, a, w + places.w_1, x.f, 0, chunk, at);
+                multiply<D, D / 16, MT, HT, D>(s, a, weights, at);
                 hidden_forward<D>(h, s, p + x.at.b_1, x.xhat1 ? x.hidden + kept + row0 * x.f : NULL, x.f, chunk,
                                   at_site(x.dropout, layer, 1), row0, count, at);
                 __syncthreads();
-                multiply<HIDDEN / 16, MT, NT, HIDDEN>(y, h, w + places.w_2, D, chunk / 16, 0, at);
+                multiply<D, HIDDEN / 16, MT, NT, HIDDEN>(y, h, weights, at);
             }
-            put<MT, NT, D>(a, y, false, at); /* which all have done with */
+            put_fragments<MT, NT, D, false>(a, y, at); /* which all have done with */
             __syncthreads();
             const bool more = layer + 1 < x.layers;
             const float *next = p + x.at.vector_stride;
@@ -932,8 +1281,21 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) bac
     ps_grid_begin();
     extern __shared__ float4 shared_memory[];
     float *const a = (float *)shared_memory, *const b = a + T::A, *const c = b + T::B, *const sums = c + T::C;
+    float *const slots = sums + T::SUMS;
     const lane_place at;
+    for (int i = (int)threadIdx.x; i < (T::A + T::B + T::C) / 4; i += THREADS) { /* finite numbers everywhere */
+        shared_memory[i] = make_float4(0, 0, 0, 0);
+    }
     const struct packed_places places = places_of(D, x.f);
+    ring<D> weights;
+    weights.shared = (struct ring_shared *)(slots + T::SLOTS * T::SLOT / 4);
+    weights.slots = (const float4 *)slots;
+    weights.each = write_pieces<D>(weights.shared->pieces, x.f, true);
+    weights.layers = x.layers;
+    weights.packed = (const float4 *)x.packed + (x.layers - 1) * (int64_t)places.all;
+    weights.layer_step = -places.all;
+    weights.total = (int)((x.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x) * x.layers * weights.each;
+    weights.begin();
     for (int64_t tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
         const int64_t row0 = tile * x.tile_sequences * x.n;
         const int count = (int)(x.rows - row0 < x.tile_sequences * x.n ? x.rows - row0 : x.tile_sequences * x.n);
@@ -942,7 +1304,6 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) bac
         for (int layer = x.layers - 1; layer >= 0; layer--) {
             const int64_t kept = layer * x.kept_layer;
             const float *p = x.parameters + layer * x.at.vector_stride;
-            const uint4 *w = x.packed + (int64_t)layer * places.all;
             if (layer == x.layers - 1) {
                 gradient_rows<D>(a, x.dy + row0 * D, du, NULL, NULL, NULL, at_site(x.dropout, layer, 2),
                                  x.masked_2 + kept + row0 * D, row0, count, at);
@@ -956,13 +1317,13 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) bac
                     float s[MT][HT][4];
                     float *const h = chunk / HIDDEN % 2 ? c : b;
                     clear(s);
-                    multiply<D / 16, MT, HT, D>(s, a, w + places.w_2t, x.f, 0, chunk, at);
+                    multiply<D, D / 16, MT, HT, D>(s, a, weights, at);
                     hidden_backward<D>(h, s, x.hidden + kept + row0 * x.f, x.d_hidden + kept + row0 * x.f, x.f, chunk,
                                        at_site(x.dropout, layer, 1), row0, count, at);
                     __syncthreads();
-                    multiply<HIDDEN / 16, MT, NT, HIDDEN>(y, h, w + places.w_1t, D, chunk / 16, 0, at);
+                    multiply<D, HIDDEN / 16, MT, NT, HIDDEN>(y, h, weights, at);
                 }
-                put<MT, NT, D>(a, y, false, at);
+                put_fragments<MT, NT, D, false>(a, y, at);
             }
             __syncthreads();
             gradient_rows<D>(a, du, du, p + x.at.ln2_gamma, x.xhat2 + kept + row0 * D, x.rstd2 + kept + row0,
@@ -971,14 +1332,14 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) bac
             {
                 float s[MT][NT][4];
                 clear(s);
-                multiply<D / 16, MT, NT, D>(s, a, w + places.w_ot, D, 0, 0, at);
-                put<MT, NT, D>(b, s, true, at);
+                multiply<D, D / 16, MT, NT, D>(s, a, weights, at);
+                put_rows<MT, NT, D>(b, s, at);
             }
 #pragma unroll 1
             for (int group = 0; group < D / T::GROUP; group++) {
                 constexpr int HEADS = T::GROUP / E;
                 float *const qkv = x.qkv + kept + row0 * (3 * D) + group * T::GROUP;
-                fetch_rows<D, 3, T::GROUP>(c, qkv, 3 * D, D, count);
+                fetch_group<D>(c, qkv, count);
                 for (int i = (int)threadIdx.x; i < HEADS * T::ROWS; i += THREADS) {
                     const int row = i % T::ROWS;
                     sums[i] = row < count ? x.logsum[kept + (group * HEADS + i / T::ROWS) * x.rows + row0 + row] : 1e30f;
@@ -991,17 +1352,27 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) bac
             }
             {
                 const float *qkv = x.qkv + kept + row0 * (3 * D);
-                fetch_rows<D, 1, D>(a, qkv, 3 * D, 0, count);
-                fetch_rows<D, 1, D>(b, qkv + D, 3 * D, 0, count);
-                fetch_rows<D, 1, D>(c, qkv + 2 * D, 3 * D, 0, count);
+                const row_place<D> rows(at);
+#pragma unroll 1
+                for (int pair = 0; pair < T::PAIRS; pair += 2) {
+                    row_values<D> v[3];
+#pragma unroll
+                    for (int part = 0; part < 3; part++) {
+                        take_rows<D>(v[part], qkv + part * D, 3 * D, pair, count, rows);
+                    }
+#pragma unroll
+                    for (int part = 0; part < 3; part++) {
+                        put_operands<D>(part == 0 ? a : part == 1 ? b : c, v[part], pair, count, rows);
+                    }
+                }
                 __syncthreads();
                 float s[MT][NT][4];
                 clear(s);
-                multiply<D / 16, MT, NT, D>(s, a, w + places.w_qkvt, D, 0, 0, at);
-                multiply<D / 16, MT, NT, D>(s, b, w + places.w_qkvt, D, D / 16, 0, at);
-                multiply<D / 16, MT, NT, D>(s, c, w + places.w_qkvt, D, D / 8, 0, at);
+                multiply<D, D / 16, MT, NT, D>(s, a, weights, at);
+                multiply<D, D / 16, MT, NT, D>(s, b, weights, at);
+                multiply<D, D / 16, MT, NT, D>(s, c, weights, at);
                 __syncthreads();
-                put<MT, NT, D>(a, s, false, at);
+                put_fragments<MT, NT, D, false>(a, s, at);
             }
             __syncthreads();
             gradient_rows<D>(a, du, du, p + x.at.ln1_gamma, x.xhat1 + kept + row0 * D, x.rstd1 + kept + row0,
@@ -1043,19 +1414,36 @@ struct float_sums {
 
 enum { EDGE = 64, DEEP = 32, STAGES = 3, PRODUCT_THREADS = 128 };
 
-/* Rows x columns DEEP x EDGE from `from`, zeros from row `rows` on, to a stage. */
-static __device__ __forceinline__ void stage_rows(float *to, const float *from, int ld, int64_t rows)
-{
-#pragma unroll
-    for (int i = 0; i < DEEP * EDGE / 4 / PRODUCT_THREADS; i++) {
-        const int piece = i * PRODUCT_THREADS + (int)threadIdx.x, row = piece / (EDGE / 4), column = piece % (EDGE / 4) * 4;
-        const bool here = row < rows;
-        asm volatile(
-            "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ps_shared_address(to + row * EDGE + (column ^ turn(row)))),
-            "l"(here ? from + (int64_t)row * ld + column : from), "r"(here ? 16 : 0)
-            : "memory");
+/* Copies of DEEP rows of EDGE columns after another, a thread's 16 bytes of every 8th row. */
+struct staging {
+    const float *from;
+    int64_t left; /* rows, less the thread's first */
+    int ld;
+    uint32_t to; /* in the first stage */
+
+    __device__ __forceinline__ staging(const float *matrix, int ld_, int64_t rows, const float *stage) : ld(ld_)
+    {
+        const int row = (int)threadIdx.x / (EDGE / 4), column = (int)threadIdx.x % (EDGE / 4) * 4;
+        from = matrix + (int64_t)row * ld + column;
+        left = rows - row;
+        to = ps_shared_address(stage + row * EDGE + (column ^ turn(row)));
     }
-}
+    /* The next ones; zeros beyond the last row. */
+    __device__ __forceinline__ void copy(int stage)
+    {
+        constexpr int STEP = PRODUCT_THREADS / (EDGE / 4);
+#pragma unroll
+        for (int i = 0; i < DEEP / STEP; i++) {
+            const bool here = i * STEP < left;
+            asm volatile(
+                "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + (uint32_t)(stage * 2 * DEEP + i * STEP) * EDGE * 4),
+                "l"(here ? from + i * STEP * ld : from), "r"(here ? 16 : 0)
+                : "memory");
+        }
+        from += left > DEEP ? DEEP * ld : 0;
+        left -= DEEP;
+    }
+};
 
 /* A tile of 64 x 64 of a layer's G over a split of the rows (blockIdx.y), by four warps of 32 x 32; tiles in the first column of
  * tiles of rows sum up the columns of dy too. */
@@ -1065,64 +1453,71 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) products(const __grid_
     __shared__ __align__(16) float stages[STAGES][2][DEEP * EDGE];
     const struct floats &o = x.of;
     const int d = x.d, f = o.f, wide = d / EDGE, deep = f / EDGE;
-    const int each[4] = {wide * 3 * wide, wide * wide, wide * deep, deep * wide};
-    const int per_layer = each[0] + each[1] + each[2] + each[3], layer = (int)blockIdx.x / per_layer;
-    int i = (int)blockIdx.x % per_layer, which = 0;
-    while (i >= each[which]) {
-        i -= each[which++];
-    }
+    const int per_layer = 4 * wide * wide + 2 * wide * deep, layer = (int)blockIdx.x / per_layer;
+    int i = (int)blockIdx.x % per_layer;
+    const int which = i < 3 * wide * wide ? 0 : i < 4 * wide * wide ? 1 : i < 4 * wide * wide + wide * deep ? 2 : 3;
+    i -= which == 0 ? 0 : which == 1 ? 3 * wide * wide : which == 2 ? 4 * wide * wide : 4 * wide * wide + wide * deep;
     const int m = which == 3 ? f : d, n = which == 0 ? 3 * d : which == 2 ? f : d;
     const int tiles_n = n / EDGE, row = i / tiles_n * EDGE, column = i % tiles_n * EDGE;
     const int64_t kept = layer * o.kept_layer, begin = (int64_t)blockIdx.y * x.split_rows;
     const int64_t rows = o.rows - begin < x.split_rows ? o.rows - begin : x.split_rows;
-    const float *const lefts[4] = {o.xhat1, o.merged, o.xhat2, o.hidden}, *const rights[4] = {o.qkv, o.masked_o, o.d_hidden,
-                                                                                              o.masked_2};
-    const float *left = lefts[which] + kept + begin * m + row, *right = rights[which] + kept + begin * n + column;
+    const float *const l_all = which == 0 ? o.xhat1 : which == 1 ? o.merged : which == 2 ? o.xhat2 : o.hidden;
+    const float *const r_all = which == 0 ? o.qkv : which == 1 ? o.masked_o : which == 2 ? o.d_hidden : o.masked_2;
+    staging left(l_all + kept + begin * m + row, m, rows, stages[0][0]),
+        right(r_all + kept + begin * n + column, n, rows, stages[0][1]);
     const int steps = rows <= 0 ? 0 : (int)((rows + DEEP - 1) / DEEP);
     const lane_place at;
     const int down = at.warp / 2 * 32, across = at.warp % 2 * 32;
+    const bool sums = row == 0 && down == 0;
+    /* The lane's four columns: of a rows g and g + 8 of two tiles of 16, of b one of four tiles of 8. */
+    const int even = 2 * at.q * EDGE, moved = turn(2 * at.q), odd = even + EDGE, moved_odd = turn(2 * at.q + 1);
     float c[2][4][4], column_sum[4] = {0, 0, 0, 0};
     clear(c);
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
         if (s < steps) {
-            stage_rows(stages[s][0], left + (int64_t)s * DEEP * m, m, rows - s * DEEP);
-            stage_rows(stages[s][1], right + (int64_t)s * DEEP * n, n, rows - s * DEEP);
+            left.copy(s);
+            right.copy(s);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
+    int now = 0; /* the stage */
 #pragma unroll 1
     for (int s = 0; s < steps; s++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
         __syncthreads();
-        const int ahead = s + STAGES - 1;
-        if (ahead < steps) {
-            stage_rows(stages[ahead % STAGES][0], left + (int64_t)ahead * DEEP * m, m, rows - (int64_t)ahead * DEEP);
-            stage_rows(stages[ahead % STAGES][1], right + (int64_t)ahead * DEEP * n, n, rows - (int64_t)ahead * DEEP);
+        if (s + STAGES - 1 < steps) {
+            const int ahead = now == 0 ? STAGES - 1 : now - 1;
+            left.copy(ahead);
+            right.copy(ahead);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
-        const float *const l = stages[s % STAGES][0], *const r = stages[s % STAGES][1];
+        const float *const l = stages[now][0], *const r = stages[now][1];
+        now = now + 1 == STAGES ? 0 : now + 1;
 #pragma unroll
         for (int k = 0; k < DEEP; k += 8) {
-            const int even = k + 2 * at.q, odd = even + 1;
-            float b[4][2];
+            float a[2][4], b[2][4];
+            take4(a[0], l + k * EDGE + even + ((down + 4 * at.g) ^ moved));
+            take4(a[1], l + k * EDGE + odd + ((down + 4 * at.g) ^ moved_odd));
+            take4(b[0], r + k * EDGE + even + ((across + 4 * at.g) ^ moved));
+            take4(b[1], r + k * EDGE + odd + ((across + 4 * at.g) ^ moved_odd));
+            if (sums) {
 #pragma unroll
-            for (int t = 0; t < 4; t++) {
-                b[t][0] = one_of(r, EDGE, even, across + t * 8, at);
-                b[t][1] = one_of(r, EDGE, odd, across + t * 8, at);
-                column_sum[t] += b[t][0] + b[t][1];
-                b[t][0] = operand(b[t][0]);
-                b[t][1] = operand(b[t][1]);
+                for (int t = 0; t < 4; t++) {
+                    column_sum[t] += b[0][t] + b[1][t];
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                a[i / 4][i % 4] = operand(a[i / 4][i % 4]);
+                b[i / 4][i % 4] = operand(b[i / 4][i % 4]);
             }
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const float2 low = make_float2(operand(one_of(l, EDGE, even, down + h * 16, at)),
-                                               operand(one_of(l, EDGE, odd, down + h * 16, at)));
-                const float2 high = make_float2(operand(one_of(l, EDGE, even, down + h * 16 + 8, at)),
-                                                operand(one_of(l, EDGE, odd, down + h * 16 + 8, at)));
+                const float both[4] = {a[0][2 * h], a[0][2 * h + 1], a[1][2 * h], a[1][2 * h + 1]};
 #pragma unroll
                 for (int t = 0; t < 4; t++) {
-                    multiply_add(c[h][t], low, high, b[t][0], b[t][1]);
+                    multiply_add(c[h][t], both, b[0][t], b[1][t]);
                 }
             }
         }
@@ -1131,24 +1526,52 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) products(const __grid_
     float *const to = x.parts + ((int64_t)blockIdx.y * o.layers + layer) * places.all;
 #pragma unroll
     for (int h = 0; h < 4; h++) {
-        float *const out = to + places.w[which] + (row + down + h * 8 + at.g) * n + column + across + 2 * at.q;
+        float *const out = to + places.w[which] + (row + down + 4 * at.g + h) * n + column + across + 8 * at.q;
 #pragma unroll
-        for (int t = 0; t < 4; t++) {
-            *(float2 *)(out + t * 8) = make_float2(c[h / 2][t][h % 2 * 2], c[h / 2][t][h % 2 * 2 + 1]);
+        for (int i = 0; i < 2; i++) {
+            float v[4];
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                v[t] = c[h / 2][t][h % 2 * 2 + i];
+            }
+            ps_store<4>(out + 4 * i, v);
         }
     }
-    if (row == 0 && down == 0) {
+    if (sums) {
 #pragma unroll
         for (int t = 0; t < 4; t++) {
-            const float sum = ps_group_sum<4>(column_sum[t]);
-            if (at.q == 0) {
-                to[places.b[which] + column + across + t * 8 + at.g] = sum;
-            }
+            column_sum[t] = ps_group_sum<4>(column_sum[t]);
+        }
+        if (at.q == 0) {
+            ps_store<4>(to + places.b[which] + column + across + 4 * at.g, column_sum);
         }
     }
 }
 
-enum { SUM_THREADS = 256, SUM_ROWS = SUM_THREADS / 32, MOST_HIDDEN = 512 };
+/* The sum of from[0], from[step], .., `count` of them, in that order; eight are on their way at once. */
+template <typename V> static __device__ __forceinline__ V sum_parts(const V *from, int64_t step, int count)
+{
+    V sum = V();
+    for (int begin = 0; begin < count; begin += 8) {
+        V v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            v[i] = begin + i < count ? __ldcg(from + (begin + i) * step) : V();
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if constexpr (sizeof(V) == sizeof(float)) {
+                sum += v[i];
+            } else {
+                sum.x += v[i].x;
+                sum.y += v[i].y;
+            }
+        }
+    }
+    return sum;
+}
+
+enum { SUM_THREADS = 256, SUM_ROWS = 2, SUM_WARPS = SUM_THREADS / 32 / SUM_ROWS /* a row's */, MOST_HIDDEN = 512 };
 
 /* gradients += the sums of the splits' parts, in their order, LayerNorm's share included (the file's head); a warp a row of a
  * weight. HALF: of W_qkv and W_1 alone, the others have theirs. 4 bytes a part read. */
@@ -1156,6 +1579,7 @@ template <bool HALF> static __global__ void __launch_bounds__(SUM_THREADS) sum_u
 {
     ps_grid_begin();
     __shared__ float sums[MOST_HIDDEN];
+    __shared__ float2 vectors[SUM_ROWS][SUM_WARPS];
     const struct floats &o = x.of;
     const int d = x.d, f = o.f, layer = (int)blockIdx.y;
     const struct sum_places places = sums_of(d, f);
@@ -1176,10 +1600,7 @@ template <bool HALF> static __global__ void __launch_bounds__(SUM_THREADS) sum_u
     const int64_t weights[4] = {at.w_qkv, at.w_o, at.w_1, at.w_2}, biases[4] = {at.b_qkv, at.b_o, at.b_1, at.b_2};
     if (normalised || row == 0) {
         for (int i = (int)threadIdx.x; i < n; i += SUM_THREADS) {
-            float sum = 0;
-            for (int s = 0; s < x.splits; s++) {
-                sum += parts[s * split + places.b[which] + i];
-            }
+            const float sum = sum_parts(parts + places.b[which] + i, split, x.splits);
             sums[i] = sum;
             if (row == 0) {
                 x.gradients[vector + biases[which] + i] += sum;
@@ -1188,7 +1609,7 @@ template <bool HALF> static __global__ void __launch_bounds__(SUM_THREADS) sum_u
     }
     __syncthreads();
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    row += warp;
+    row += warp / SUM_WARPS;
     const float *const part = parts + places.w[which] + row * n;
     float *const to = x.gradients + matrix + weights[which] + (int64_t)row * n;
     const float *const w = o.parameters + matrix + weights[which] + (int64_t)row * n;
@@ -1196,13 +1617,8 @@ template <bool HALF> static __global__ void __launch_bounds__(SUM_THREADS) sum_u
                   beta = vector + (which == 0 ? at.ln1_beta : at.ln2_beta) + row;
     const float scale = normalised ? o.parameters[gamma] : 1.0f, shift = normalised ? o.parameters[beta] : 0.0f;
     float d_gamma = 0, d_beta = 0;
-    for (int i = lane * 2; i < n; i += 64) {
-        float2 g = make_float2(0, 0);
-        for (int s = 0; s < x.splits; s++) {
-            const float2 v = *(const float2 *)(part + s * split + i);
-            g.x += v.x;
-            g.y += v.y;
-        }
+    for (int i = (warp % SUM_WARPS * 32 + lane) * 2; i < n; i += SUM_WARPS * 64) {
+        float2 g = sum_parts((const float2 *)(part + i), split / 2, x.splits);
         float2 *const p = (float2 *)(to + i), old = *p;
         if (normalised) {
             const float2 v = *(const float2 *)(w + i), s = *(const float2 *)(sums + i);
@@ -1216,8 +1632,17 @@ template <bool HALF> static __global__ void __launch_bounds__(SUM_THREADS) sum_u
         d_gamma = ps_group_sum<32>(d_gamma);
         d_beta = ps_group_sum<32>(d_beta);
         if (lane == 0) {
-            x.gradients[gamma] += d_gamma;
-            x.gradients[beta] += d_beta;
+            vectors[warp / SUM_WARPS][warp % SUM_WARPS] = make_float2(d_gamma, d_beta);
+        }
+        __syncthreads();
+        if (lane == 0 && warp % SUM_WARPS == 0) {
+            float2 sum = vectors[warp / SUM_WARPS][0];
+            for (int i = 1; i < SUM_WARPS; i++) {
+                sum.x += vectors[warp / SUM_WARPS][i].x;
+                sum.y += vectors[warp / SUM_WARPS][i].y;
+            }
+            x.gradients[gamma] += sum.x;
+            x.gradients[beta] += sum.y;
         }
     }
 }
@@ -1229,12 +1654,12 @@ typedef void kernel(const struct floats);
 struct kernels_of {
     kernel *forward, *backward;
     size_t shared, shared_backward;
-    int rows;
+    int rows, group;
 };
 
 template <int D, int E> static struct kernels_of kernels_with()
 {
-    return {forward<D, E>, backward<D, E>, shared_bytes<D>(false), shared_bytes<D>(true), tile_of<D>::ROWS};
+    return {forward<D, E>, backward<D, E>, shared_bytes<D>(false), shared_bytes<D>(true), tile_of<D>::ROWS, tile_of<D>::GROUP};
 }
 
 /* rows 0: not served. */
@@ -1288,7 +1713,7 @@ size_t ps_encoder_float_kept_bytes(const struct ps_encoder_small *e)
 static int splits_of(const struct ps_encoder_small *e, int multiprocessors)
 {
     const int64_t R = e->sequences * e->patches, d = e->d_model / EDGE, f = e->d_ff / EDGE;
-    const int64_t tiles = e->layers * (4 * d * d + 2 * d * f), most = (R + 127) / 128, wanted = 3 * multiprocessors / tiles;
+    const int64_t tiles = e->layers * (4 * d * d + 2 * d * f), most = (R + 127) / 128, wanted = 4 * multiprocessors / tiles;
     return (int)(wanted < 1 ? 1 : wanted > most ? most : wanted);
 }
 
@@ -1382,7 +1807,7 @@ enum ps_status ps_encoder_float_forward(const struct ps_kernels *k, const struct
     const struct packed_places places = places_of((int)e->d_model, x.f);
     const int count = e->kept ? places.all : places.w_2t;
     PS_TRY(launch(c, pack, dim3((unsigned)(count + 255) / 256, (unsigned)x.layers), 256, 0, "encoder_forward",
-                  (uint4 *)e->workspace, (const float *)e->weights, e->offsets, (int)e->d_model, x.f, count));
+                  (uint4 *)e->workspace, (const float *)e->weights, e->offsets, (int)e->d_model, x.f, kernels.group, count));
     return launch(c, kernels.forward, blocks_of(c, x), THREADS, kernels.shared, "encoder_forward", x);
 }
 
