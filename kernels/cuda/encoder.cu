@@ -93,6 +93,11 @@ static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder
     return status;
 }
 
+static bool can_embed(const struct ps_encoder_small *r, enum family family)
+{
+    return family == SMALL ? ps_encoder_small_embeds(r) : family == FLOAT ? ps_encoder_float_embeds(r) : false;
+}
+
 enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
                                        const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs)
 {
@@ -123,7 +128,7 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
         needs->kept_bytes = ps_encoder_float_kept_bytes(&r);
         break;
     }
-    needs->embeds = family == SMALL && ps_encoder_small_embeds(&r);
+    needs->embeds = can_embed(&r, family);
     needs->heads = family == SMALL && ps_encoder_small_heads(&r);
     needs->ends = family == SMALL && ps_encoder_small_ends(&r);
     if (workspace > c->encoder_workspace_bytes) {
@@ -162,8 +167,7 @@ static enum ps_status take(struct ps_encoder_small *r, const struct ps_tensor *s
 static enum ps_status check_embed(const struct ps_encoder_small *r, enum family family, const struct ps_dropout *dropout)
 {
     const struct ps_dropout *of = &r->dropout;
-    if (family != SMALL || !ps_encoder_small_embeds(r) || dropout->threshold != of->threshold || dropout->seed != of->seed ||
-        dropout->state != of->state) {
+    if (!can_embed(r, family) || dropout->threshold != of->threshold || dropout->seed != of->seed || dropout->state != of->state) {
         return ps_fail(PS_UNSUPPORTED, "encoder: windows of %lld and patches of %lld are not embedded for d_model %lld",
                        (long long)r->seq_len, (long long)r->patch_len, (long long)r->d_model);
     }

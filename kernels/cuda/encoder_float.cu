@@ -21,6 +21,7 @@
 
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/warp_mma.cuh"
+#include "kernels/cuda/windows.cuh"
 
 namespace PS_REAL16_SPACE
 {
@@ -31,7 +32,12 @@ static constexpr bool exact = true;
 static constexpr bool exact = false;
 #endif
 
-enum { WARPS = 16, THREADS = WARPS * 32, ACROSS = 4 /* warps along a tile's columns */, HIDDEN = 128 /* columns at once */ };
+enum {
+    WARPS = 16,
+    THREADS = WARPS * 32,
+    ACROSS = 4 /* warps along a tile's columns */,
+    HIDDEN = 128 /* columns at once */
+};
 
 /* Sizes for d columns. */
 template <int D> struct tile_of {
@@ -46,6 +52,19 @@ template <int D> struct tile_of {
                          SLOTS = D == 128 ? 3 : 6; /* bytes; of the ring that weights pass through */
     /* By rows: pairs of rows and steps of two pairs a warp; columns of a row, two at a time. */
     static constexpr int PAIRS = ROWS / 2 / WARPS, STEPS = PAIRS / 2, HALVES = D / 64;
+};
+
+/* The embedding's part. Forward it is asked for when `weight` is there, backward when d_weight is. */
+struct float_embedding {
+    const float *weight, *bias, *position; /* [P, d], [d], [N, d] */
+    float *patches, *mean, *std;           /* [R, P], [S], [S] */
+    struct ps_cuda_windows windows;
+    const struct ps_step_state *state;
+    int length, patch, stride, revin;
+    float epsilon;
+    struct ps_divisor by_channels;
+    struct ps_dropout dropout;
+    float *d_weight, *d_bias, *d_position;
 };
 
 struct floats {
@@ -64,6 +83,7 @@ struct floats {
     const float *dy; /* [R, d] */
     float *du;
     struct ps_dropout dropout;
+    struct float_embedding embed;
 };
 
 /* ---- operands ----
@@ -168,81 +188,97 @@ static __device__ __forceinline__ void multiply_step(float (&c)[MT][NT][4], cons
 /* ---- weights on their way ----
  *
  * They pass through a ring in the order in which products take them, a piece of some steps of 16 rows and all of a product's
- * columns at a time; whichever warp is the last to have done with a piece asks for the one that takes its place. */
+ * columns at a time. The warps take turns to ask for the next one, into the place of the piece before the one that they have done
+ * with. */
 
 struct piece {
     uint32_t from, bytes; /* 16-byte units from the layer's packed weights on */
 };
 
-enum { MOST_PIECES = 104 }; /* of a layer */
+enum { MOST_PIECES = 104, MOST_SLOTS = 6 };
 
 struct ring_shared {
-    unsigned long long full[6];
-    unsigned done[6]; /* warps that have done with it */
-    struct piece pieces[MOST_PIECES];
+    unsigned long long full[MOST_SLOTS], empty[MOST_SLOTS];
+    struct piece pieces[MOST_PIECES]; /* of a layer */
 };
 
 template <int D> struct ring {
     typedef tile_of<D> T;
-    struct ring_shared *shared;
-    const float4 *slots;
-    const float4 *packed; /* the first layer's */
-    int layer_step;       /* fragments between layers, in the order in which they are taken */
-    int each, layers;     /* pieces of a layer */
-    int total, piece;     /* pieces of all the block's tiles; the one at hand */
-    int slot;
-    uint32_t parity;
+    uint32_t slots, full, empty, pieces; /* addresses */
+    const float4 *own;                   /* the lane's first fragment in the first slot */
+    int slot, before;                    /* of the piece at hand, of the one before */
+    uint32_t parity, parity_before;
+    /* What is to be asked for next: a layer's weights, which of its pieces, and how many are left. */
+    const uint4 *first, *packed;
+    int each, step_layer, layers, layer, next, left, whose;
 
-    __device__ __forceinline__ void ask(int which, int to)
+    /* By all threads. each pieces of each layer's weights, step_layer fragments apart, `tiles` times. */
+    __device__ __forceinline__ ring(const float *memory, struct ring_shared *shared, int each_, const uint4 *first_, int step_,
+                                    int layers_, int64_t tiles)
+        : slot(0), before(-1), parity(0), parity_before(0), first(first_), packed(first_), each(each_), step_layer(step_),
+          layers(layers_), layer(0), next(0), left((int)tiles * layers_ * each_), whose(0)
     {
-        const struct piece p = shared->pieces[which % each];
-        const uint32_t barrier = ps_shared_address(&shared->full[to]);
-        ps_mbarrier_expect(barrier, p.bytes);
-        ps_bulk_fetch(ps_shared_address(slots) + (uint32_t)to * T::SLOT,
-                      packed + (int64_t)(which / each % layers) * layer_step + p.from, p.bytes, barrier);
-    }
-    /* By all threads; shared->pieces are written, and seen after a barrier. */
-    __device__ __forceinline__ void begin()
-    {
+        slots = ps_shared_address(memory);
+        full = ps_shared_address(shared->full);
+        empty = ps_shared_address(shared->empty);
+        pieces = ps_shared_address(shared->pieces);
+        own = (const float4 *)memory + threadIdx.x % 32;
         if (threadIdx.x == 0) {
-            for (int i = 0; i < T::SLOTS; i++) {
-                ps_mbarrier_init(ps_shared_address(&shared->full[i]), 1);
-                shared->done[i] = 0;
+            for (uint32_t i = 0; i < T::SLOTS; i++) {
+                ps_mbarrier_init(full + 8 * i, 1);
+                ps_mbarrier_init(empty + 8 * i, WARPS);
             }
             ps_mbarrier_publish();
         }
         __syncthreads();
-        piece = slot = 0;
-        parity = 0;
-        if (threadIdx.x == 0) {
-            for (int i = 0; i < T::SLOTS && i < total; i++) {
-                ask(i, i);
+    }
+    __device__ __forceinline__ void ask(int to, bool mine)
+    {
+        if (mine) {
+            uint32_t from, bytes;
+            asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(from), "=r"(bytes) : "r"(pieces + 8 * next) : "memory");
+            ps_mbarrier_expect(full + 8 * to, bytes);
+            ps_bulk_fetch(slots + (uint32_t)to * T::SLOT, packed + from, bytes, full + 8 * to);
+        }
+        left--;
+        if (++next == each) {
+            next = 0;
+            packed += step_layer;
+            if (++layer == layers) {
+                layer = 0;
+                packed = first;
             }
         }
     }
-    /* The piece at hand, once it is there. */
+    /* Fills the ring, once the weights may be read. */
+    __device__ __forceinline__ void begin()
+    {
+        for (int i = 0; i < T::SLOTS && left > 0; i++) {
+            ask(i, threadIdx.x == 0);
+        }
+    }
+    /* The piece at hand, once it is there: the lane's first fragment. */
     __device__ __forceinline__ const float4 *wait() const
     {
-        ps_mbarrier_wait(ps_shared_address(&shared->full[slot]), parity);
-        return slots + slot * (T::SLOT / 16);
+        ps_mbarrier_wait(full + 8 * slot, parity);
+        return own + slot * (T::SLOT / 16);
     }
-    __device__ __forceinline__ void release(int lane)
+    __device__ __forceinline__ void release(const lane_place &at)
     {
         __syncwarp();
-        if (lane == 0) {
-            unsigned others;
-            asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;"
-                         : "=r"(others)
-                         : "r"(ps_shared_address(&shared->done[slot]))
-                         : "memory");
-            if (others == WARPS - 1) {
-                shared->done[slot] = 0; /* seen by the next ones who have waited for what is asked for now */
-                if (piece + T::SLOTS < total) {
-                    ask(piece + T::SLOTS, slot);
-                }
-            }
+        if (at.lane == 0) {
+            ps_mbarrier_arrive(empty + 8 * slot);
         }
-        piece++;
+        if (before >= 0 && left > 0) {
+            const bool mine = at.lane == 0 && at.warp == whose;
+            if (mine) {
+                ps_mbarrier_wait(empty + 8 * before, parity_before);
+            }
+            ask(before, mine);
+            whose = (whose + 1) % WARPS;
+        }
+        before = slot;
+        parity_before = parity;
         if (++slot == T::SLOTS) {
             slot = 0;
             parity ^= 1;
@@ -266,12 +302,12 @@ static __device__ __forceinline__ void multiply(float (&c)[MT][NT][4], const flo
                 *odd = a + at.down * MT * (16 * COLUMNS) + 128 + (at.lane ^ 4) * 4;
 #pragma unroll 1
     for (int k = 0; k < STEPS; k += EACH) {
-        const float4 *const b = weights.wait() + at.across * NT * 32 + at.lane;
+        const float4 *const b = weights.wait() + at.across * NT * 32;
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             multiply_step<MT, NT, COLUMNS>(c, even + i * 256, odd + i * 256, b + i * (WIDE * 32));
         }
-        weights.release(at.lane);
+        weights.release(at);
         even += EACH * 256;
         odd += EACH * 256;
     }
@@ -470,19 +506,22 @@ template <int D> struct row_values {
     float v[2][tile_of<D>::HALVES][4];
 };
 
-/* From rows of d columns in memory, of the tile's first row on; rows that do not exist are zero. */
+/* From rows of d columns in memory, of the tile's first row on; rows that do not exist are zero. A step's two pairs are neighbours.
+ */
 template <int D>
 static __device__ __forceinline__ void take_rows(row_values<D> &x, const float *from, int ld, int p, int count,
                                                  const row_place<D> &at)
 {
+    const int first = at.row(p), left = count - first;
+    from += (int64_t)first * ld + at.lane * 2;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int row = at.row(p + i / 2) + i % 2 * 8;
+        const int row = i / 2 + i % 2 * 8;
 #pragma unroll
         for (int half = 0; half < tile_of<D>::HALVES; half++) {
             float2 v = make_float2(0, 0);
-            if (row < count) {
-                v = *(const float2 *)(from + (int64_t)row * ld + at.column(half));
+            if (row < left) {
+                v = *(const float2 *)(from + row * ld + half * 64);
             }
             x.v[i / 2][half][i % 2] = v.x;
             x.v[i / 2][half][i % 2 + 2] = v.y;
@@ -493,14 +532,15 @@ static __device__ __forceinline__ void take_rows(row_values<D> &x, const float *
 template <int D>
 static __device__ __forceinline__ void keep_rows(float *to, const row_values<D> &x, int p, int count, const row_place<D> &at)
 {
+    const int first = at.row(p), left = count - first;
+    to += (int64_t)first * D + at.lane * 2;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int row = at.row(p + i / 2) + i % 2 * 8;
+        const int row = i / 2 + i % 2 * 8;
 #pragma unroll
         for (int half = 0; half < tile_of<D>::HALVES; half++) {
-            if (row < count) {
-                *(float2 *)(to + (int64_t)row * D + at.column(half)) =
-                    make_float2(x.v[i / 2][half][i % 2], x.v[i / 2][half][i % 2 + 2]);
+            if (row < left) {
+                *(float2 *)(to + row * D + half * 64) = make_float2(x.v[i / 2][half][i % 2], x.v[i / 2][half][i % 2 + 2]);
             }
         }
     }
@@ -805,7 +845,7 @@ static __device__ __forceinline__ void hidden_backward(float *h, float (&c)[tile
  * rows of all sequences that these belong to. */
 template <int D, int E> struct job {
     typedef tile_of<D> T;
-    static constexpr int HEADS = T::GROUP / E, PARTS = E / 8;
+    static constexpr int HEADS = T::GROUP / E, PARTS = E / 8, MOST = 8; /* tiles of keys: N <= 64 */
     int head, base, tiles; /* of the group; the first key's row in the tile; tiles of 8 keys */
     int row[2], seen[2];   /* the lane's rows g and g + 8 in the tile; the first of the N keys, less base, that each sees */
     bool here[2];
@@ -912,8 +952,6 @@ static __device__ __forceinline__ void mix(float (&c)[PARTS][4], const float (&p
     }
 }
 
-enum { MOST = 8 }; /* tiles of 8 columns of scores: N <= 64 */
-
 /* merged = softmax(q k') v of a group of heads. qkv: its columns in shared memory; to: all of merged, fragments; merged, logsum: in
  * memory, of the tile's first row on, the group's first column and head; or NULL. */
 template <int D, int E>
@@ -932,9 +970,9 @@ static __device__ __forceinline__ void attend(float *to, const float *qkv, float
         }
         const right_rows<PARTS> keys(qkv, LD, j.base, T::GROUP + j.head * E, at);
         const right_columns<PARTS> values(qkv, LD, j.base, 2 * T::GROUP + j.head * E, at);
-        float s[MOST][4], high[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+        float s[J::MOST][4], high[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 #pragma unroll
-        for (int k = 0; k < MOST; k++) {
+        for (int k = 0; k < J::MOST; k++) {
             if (k < j.tiles) {
                 s[k][0] = s[k][1] = s[k][2] = s[k][3] = 0;
 #pragma unroll
@@ -960,7 +998,7 @@ static __device__ __forceinline__ void attend(float *to, const float *qkv, float
         }
         float o[PARTS][4] = {};
 #pragma unroll
-        for (int k = 0; k < MOST; k++) {
+        for (int k = 0; k < J::MOST; k++) {
             if (k < j.tiles) {
 #pragma unroll
                 for (int l = 0; l < 4; l++) {
@@ -1018,9 +1056,9 @@ static __device__ __forceinline__ void attend_queries(float *d_qkv, float *sums,
         float *const logs = sums + j.head * T::ROWS, *const dots = logs + J::HEADS * T::ROWS;
         /* A row that does not exist has no part in anything. */
         const float log_sum[2] = {j.here[0] ? logs[j.row[0]] : 1e30f, j.here[1] ? logs[j.row[1]] : 1e30f};
-        float s[MOST][4], d[MOST][4], dot[2] = {0, 0};
+        float s[J::MOST][4], d[J::MOST][4], dot[2] = {0, 0};
 #pragma unroll
-        for (int k = 0; k < MOST; k++) {
+        for (int k = 0; k < J::MOST; k++) {
             if (k < j.tiles) {
                 s[k][0] = s[k][1] = s[k][2] = s[k][3] = 0;
                 d[k][0] = d[k][1] = d[k][2] = d[k][3] = 0;
@@ -1056,7 +1094,7 @@ static __device__ __forceinline__ void attend_queries(float *d_qkv, float *sums,
         const right_columns<PARTS> by_column(qkv, LD, j.base, T::GROUP + j.head * E, at);
         float dq[PARTS][4] = {};
 #pragma unroll
-        for (int k = 0; k < MOST; k++) {
+        for (int k = 0; k < J::MOST; k++) {
             if (k < j.tiles) {
 #pragma unroll
                 for (int l = 0; l < 4; l++) {
@@ -1154,6 +1192,84 @@ template <int D> static __device__ __forceinline__ void fetch_group(float *to, c
     }
 }
 
+/* ---- the embedding ---- */
+
+/* The tile's windows, means and deviations to shared memory: values [sequences, length], then (mean, 1 / std) of each; to memory
+ * mean and std. A warp a sequence. */
+static __device__ __forceinline__ void gather_windows(float *values, const struct floats &x, int64_t first, int sequences,
+                                                      const lane_place &at)
+{
+    const struct float_embedding &e = x.embed;
+    float2 *const statistics = (float2 *)(values + (sequences * e.length + 1) / 2 * 2);
+    for (int i = at.warp; i < sequences; i += WARPS) {
+        const uint32_t sequence = (uint32_t)(first + i), b = ps_divide(sequence, e.by_channels);
+        const float *const window = ps_window_of(e.windows, e.state, b);
+        const float *const from = window ? window + (sequence - b * e.by_channels.divisor) * e.windows.by_channel : NULL;
+        float *const to = values + i * e.length;
+        for (int l = at.lane; l < e.length; l += 32) {
+            to[l] = from ? from[l * e.windows.by_time] : NAN;
+        }
+        __syncwarp();
+        float mean = 0.0f, deviation = 1.0f;
+        if (e.revin) {
+            ps_window_statistics<12, true>(to, e.length, e.epsilon, mean, deviation);
+        }
+        if (at.lane == 0) {
+            statistics[i] = make_float2(mean, 1.0f / deviation);
+            e.mean[sequence] = mean;
+            e.std[sequence] = deviation;
+        }
+    }
+}
+
+/* v = drop(patches W_P + b_P + W_pos), in FFMA, and the patches to memory; values, statistics as gather_windows leaves them, weight
+ * [P, d] in shared memory. */
+template <int D>
+static __device__ __forceinline__ void embed_rows(row_values<D> &v, const float *values, const float2 *statistics,
+                                                  const float *weight, const struct floats &x, int64_t row0, int p, int count,
+                                                  const row_place<D> &at)
+{
+    const struct float_embedding &e = x.embed;
+    const row_vector<D> bias(e.bias, at);
+    const float *window[4];
+    float2 statistic[4];
+    int first[4];
+    bool here[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = at.row(p + i / 2) + i % 2 * 8, sequence = row / x.n, n = row - sequence * x.n;
+        here[i] = row < count;
+        window[i] = values + (here[i] ? sequence : 0) * e.length;
+        statistic[i] = statistics[here[i] ? sequence : 0];
+        first[i] = n * e.stride;
+        const row_vector<D> position(e.position + n * D, at);
+#pragma unroll
+        for (int half = 0; half < tile_of<D>::HALVES; half++) {
+            v.v[i / 2][half][i % 2] = bias.of[half].x + position.of[half].x;
+            v.v[i / 2][half][i % 2 + 2] = bias.of[half].y + position.of[half].y;
+        }
+    }
+#pragma unroll 1
+    for (int k = 0; k < e.patch; k++) {
+        const row_vector<D> w(weight + k * D, at);
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* beyond the window's end the last value repeats */
+            const float z = (window[i][min(first[i] + k, e.length - 1)] - statistic[i].x) * statistic[i].y;
+            if (here[i] && at.lane == k % 32) {
+                e.patches[(row0 + at.row(p + i / 2) + i % 2 * 8) * e.patch + k] = z;
+            }
+#pragma unroll
+            for (int half = 0; half < tile_of<D>::HALVES; half++) {
+                v.v[i / 2][half][i % 2] = fmaf(z, w.of[half].x, v.v[i / 2][half][i % 2]);
+                v.v[i / 2][half][i % 2 + 2] = fmaf(z, w.of[half].y, v.v[i / 2][half][i % 2 + 2]);
+            }
+        }
+    }
+    if (e.dropout.threshold) {
+        drop_rows<D>(v, e.dropout, row0, p, at);
+    }
+}
+
 /* ---- the kernels ---- */
 
 template <int D> static constexpr size_t shared_bytes(bool backward)
@@ -1167,7 +1283,6 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) for
 {
     typedef tile_of<D> T;
     constexpr int MT = T::MT, NT = D / 8 / ACROSS, GT = T::LD / 8 / ACROSS;
-    ps_grid_begin();
     extern __shared__ float4 shared_memory[];
     float *const a = (float *)shared_memory, *const b = a + T::A, *const c = b + T::B, *const slots = c + T::C;
     const lane_place at;
@@ -1175,14 +1290,10 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) for
         shared_memory[i] = make_float4(0, 0, 0, 0);
     }
     const struct packed_places places = places_of(D, x.f);
-    ring<D> weights;
-    weights.shared = (struct ring_shared *)(slots + T::SLOTS * T::SLOT / 4);
-    weights.slots = (const float4 *)slots;
-    weights.each = write_pieces<D>(weights.shared->pieces, x.f, false);
-    weights.layers = x.layers;
-    weights.packed = (const float4 *)x.packed;
-    weights.layer_step = places.all;
-    weights.total = (int)((x.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x) * x.layers * weights.each;
+    struct ring_shared *const shared = (struct ring_shared *)(slots + T::SLOTS * T::SLOT / 4);
+    const int pieces = write_pieces<D>(shared->pieces, x.f, false);
+    ring<D> weights(slots, shared, pieces, x.packed, places.all, x.layers, (x.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x);
+    ps_grid_begin();
     weights.begin();
     for (int64_t tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
         const int64_t row0 = tile * x.tile_sequences * x.n;
@@ -1195,10 +1306,24 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) for
             float *out = x.stream + ((layer + 1) * x.rows + row0) * D;
             if (layer == 0) {
                 const row_place<D> rows(at);
+                if (x.embed.weight) {
+                    __syncthreads(); /* b and c are free */
+                    for (int i = (int)threadIdx.x; i < x.embed.patch * D; i += THREADS) {
+                        b[i] = x.embed.weight[i];
+                    }
+                    gather_windows(c, x, tile * x.tile_sequences, sequences, at);
+                    __syncthreads();
+                }
 #pragma unroll 1
                 for (int pair = 0; pair < T::PAIRS; pair += 2) {
                     row_values<D> v;
-                    take_rows<D>(v, u, D, pair, count, rows);
+                    if (x.embed.weight) {
+                        embed_rows<D>(v, c, (const float2 *)(c + (sequences * x.embed.length + 1) / 2 * 2), b, x, row0, pair, count,
+                                      rows);
+                        keep_rows<D>(x.stream + row0 * D, v, pair, count, rows);
+                    } else {
+                        take_rows<D>(v, u, D, pair, count, rows);
+                    }
                     normalise_rows<D>(a, v, p + x.at.ln1_gamma, p + x.at.ln1_beta, x.xhat1 ? x.xhat1 + kept + row0 * D : NULL,
                                       x.rstd1 + kept + row0, x.epsilon, pair, count, rows);
                 }
@@ -1278,7 +1403,6 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) bac
 {
     typedef tile_of<D> T;
     constexpr int MT = T::MT, NT = D / 8 / ACROSS;
-    ps_grid_begin();
     extern __shared__ float4 shared_memory[];
     float *const a = (float *)shared_memory, *const b = a + T::A, *const c = b + T::B, *const sums = c + T::C;
     float *const slots = sums + T::SUMS;
@@ -1287,14 +1411,11 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) bac
         shared_memory[i] = make_float4(0, 0, 0, 0);
     }
     const struct packed_places places = places_of(D, x.f);
-    ring<D> weights;
-    weights.shared = (struct ring_shared *)(slots + T::SLOTS * T::SLOT / 4);
-    weights.slots = (const float4 *)slots;
-    weights.each = write_pieces<D>(weights.shared->pieces, x.f, true);
-    weights.layers = x.layers;
-    weights.packed = (const float4 *)x.packed + (x.layers - 1) * (int64_t)places.all;
-    weights.layer_step = -places.all;
-    weights.total = (int)((x.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x) * x.layers * weights.each;
+    struct ring_shared *const shared = (struct ring_shared *)(slots + T::SLOTS * T::SLOT / 4);
+    const int pieces = write_pieces<D>(shared->pieces, x.f, true);
+    ring<D> weights(slots, shared, pieces, x.packed + (x.layers - 1) * (int64_t)places.all, -places.all, x.layers,
+                    (x.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x);
+    ps_grid_begin();
     weights.begin();
     for (int64_t tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
         const int64_t row0 = tile * x.tile_sequences * x.n;
@@ -1375,9 +1496,14 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) bac
                 put_fragments<MT, NT, D, false>(a, s, at);
             }
             __syncthreads();
+            /* The embedding's gradient is that of u, masked in place. */
+            const bool embeds = layer == 0 && x.embed.d_weight;
             gradient_rows<D>(a, du, du, p + x.at.ln1_gamma, x.xhat1 + kept + row0 * D, x.rstd1 + kept + row0,
-                             at_site(x.dropout, layer - 1, 2), layer > 0 ? x.masked_2 + kept - x.kept_layer + row0 * D : NULL, row0,
-                             count, at);
+                             embeds ? x.embed.dropout : at_site(x.dropout, layer - 1, 2),
+                             embeds      ? du
+                             : layer > 0 ? x.masked_2 + kept - x.kept_layer + row0 * D
+                                         : NULL,
+                             row0, count, at);
         }
     }
 }
@@ -1406,7 +1532,8 @@ static __host__ __device__ __forceinline__ struct sum_places sums_of(int d, int 
 
 struct float_sums {
     struct floats of;
-    float *parts; /* [splits, layers, sums] */
+    float *parts; /* [splits, split_floats]: the layers' sums, then the embedding's, [EDGE, d] and [d] */
+    int64_t split_floats;
     float *gradients;
     int d, splits;
     int64_t split_rows; /* a multiple of DEEP */
@@ -1445,9 +1572,54 @@ struct staging {
     }
 };
 
+/* The same of the embedding's left columns: the patch, then one in that of W_pos's row. A thread has a column of every other row.
+ */
+struct placing {
+    enum { STEP = PRODUCT_THREADS / EDGE };
+    const float *from;
+    int64_t left;
+    float *to;
+    int patch, n, position; /* N; the row's patch, less the column's */
+    bool copies;
+
+    __device__ __forceinline__ placing(const struct floats &x, int64_t first, int64_t rows, float *stage)
+    {
+        const int column = (int)threadIdx.x % EDGE, row = (int)threadIdx.x / EDGE;
+        patch = x.embed.patch;
+        n = x.n;
+        copies = column < patch;
+        from = x.embed.patches + (first + row) * patch + column;
+        left = rows - row;
+        to = stage + row * EDGE + (column ^ turn(row)); /* turned otherwise from row to row: see copy */
+        position = (int)((first + row) % n) + patch - column;
+    }
+    __device__ __forceinline__ void copy(int stage)
+    {
+        const int column = (int)threadIdx.x % EDGE, row = (int)threadIdx.x / EDGE;
+        float *const at = to - (column ^ turn(row)) + stage * 2 * DEEP * EDGE;
+#pragma unroll
+        for (int i = 0; i < DEEP / STEP; i++) {
+            const bool here = i * STEP < left;
+            float *const p = at + i * STEP * EDGE + (column ^ turn(row + i * STEP));
+            if (copies) {
+                asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(ps_shared_address(p)),
+                             "l"(here ? from + i * STEP * patch : from), "r"(here ? 4 : 0)
+                             : "memory");
+            } else {
+                *p = here && position == 0 ? 1.0f : 0.0f;
+            }
+            position += STEP;
+            position -= position >= patch + n - column ? n : 0;
+            position -= position >= patch + n - column ? n : 0; /* N 1 */
+        }
+        from += left > DEEP ? DEEP * patch : 0;
+        left -= DEEP;
+    }
+};
+
 /* A tile of 64 x 64 of a layer's G over a split of the rows (blockIdx.y), by four warps of 32 x 32; tiles in the first column of
  * tiles of rows sum up the columns of dy too. */
-static __global__ void __launch_bounds__(PRODUCT_THREADS) products(const __grid_constant__ struct float_sums x)
+static __global__ void __launch_bounds__(PRODUCT_THREADS, 4) products(const __grid_constant__ struct float_sums x)
 {
     ps_grid_begin();
     __shared__ __align__(16) float stages[STAGES][2][DEEP * EDGE];
@@ -1455,14 +1627,20 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) products(const __grid_
     const int d = x.d, f = o.f, wide = d / EDGE, deep = f / EDGE;
     const int per_layer = 4 * wide * wide + 2 * wide * deep, layer = (int)blockIdx.x / per_layer;
     int i = (int)blockIdx.x % per_layer;
-    const int which = i < 3 * wide * wide ? 0 : i < 4 * wide * wide ? 1 : i < 4 * wide * wide + wide * deep ? 2 : 3;
-    i -= which == 0 ? 0 : which == 1 ? 3 * wide * wide : which == 2 ? 4 * wide * wide : 4 * wide * wide + wide * deep;
-    const int m = which == 3 ? f : d, n = which == 0 ? 3 * d : which == 2 ? f : d;
+    const bool embedding = layer == o.layers;
+    const int which = embedding ? 4 : i < 3 * wide * wide ? 0 : i < 4 * wide * wide ? 1 : i < 4 * wide * wide + wide * deep ? 2 : 3;
+    i -= which == 0 || embedding ? 0 : which == 1 ? 3 * wide * wide : which == 2 ? 4 * wide * wide : 4 * wide * wide + wide * deep;
+    const int m = embedding ? EDGE : which == 3 ? f : d, n = which == 0 ? 3 * d : which == 2 ? f : d;
     const int tiles_n = n / EDGE, row = i / tiles_n * EDGE, column = i % tiles_n * EDGE;
-    const int64_t kept = layer * o.kept_layer, begin = (int64_t)blockIdx.y * x.split_rows;
+    const int64_t kept = embedding ? 0 : layer * o.kept_layer, begin = (int64_t)blockIdx.y * x.split_rows;
     const int64_t rows = o.rows - begin < x.split_rows ? o.rows - begin : x.split_rows;
     const float *const l_all = which == 0 ? o.xhat1 : which == 1 ? o.merged : which == 2 ? o.xhat2 : o.hidden;
-    const float *const r_all = which == 0 ? o.qkv : which == 1 ? o.masked_o : which == 2 ? o.d_hidden : o.masked_2;
+    const float *const r_all = embedding    ? o.du
+                               : which == 0 ? o.qkv
+                               : which == 1 ? o.masked_o
+                               : which == 2 ? o.d_hidden
+                                            : o.masked_2;
+    placing positions(o, begin, rows, stages[0][0]);
     staging left(l_all + kept + begin * m + row, m, rows, stages[0][0]),
         right(r_all + kept + begin * n + column, n, rows, stages[0][1]);
     const int steps = rows <= 0 ? 0 : (int)((rows + DEEP - 1) / DEEP);
@@ -1476,7 +1654,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) products(const __grid_
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
         if (s < steps) {
-            left.copy(s);
+            embedding ? positions.copy(s) : left.copy(s);
             right.copy(s);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
@@ -1488,7 +1666,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) products(const __grid_
         __syncthreads();
         if (s + STAGES - 1 < steps) {
             const int ahead = now == 0 ? STAGES - 1 : now - 1;
-            left.copy(ahead);
+            embedding ? positions.copy(ahead) : left.copy(ahead);
             right.copy(ahead);
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
@@ -1523,10 +1701,11 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) products(const __grid_
         }
     }
     const struct sum_places places = sums_of(d, f);
-    float *const to = x.parts + ((int64_t)blockIdx.y * o.layers + layer) * places.all;
+    float *const to = x.parts + blockIdx.y * x.split_floats + (int64_t)layer * places.all;
+    const int w_at = embedding ? 0 : places.w[which], b_at = embedding ? EDGE * d : places.b[which];
 #pragma unroll
     for (int h = 0; h < 4; h++) {
-        float *const out = to + places.w[which] + (row + down + 4 * at.g + h) * n + column + across + 8 * at.q;
+        float *const out = to + w_at + (row + down + 4 * at.g + h) * n + column + across + 8 * at.q;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             float v[4];
@@ -1543,23 +1722,24 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS) products(const __grid_
             column_sum[t] = ps_group_sum<4>(column_sum[t]);
         }
         if (at.q == 0) {
-            ps_store<4>(to + places.b[which] + column + across + 4 * at.g, column_sum);
+            ps_store<4>(to + b_at + column + across + 4 * at.g, column_sum);
         }
     }
 }
 
-/* The sum of from[0], from[step], .., `count` of them, in that order; eight are on their way at once. */
+/* The sum of from[0], from[step], .., `count` of them, in that order; many are on their way at once. */
 template <typename V> static __device__ __forceinline__ V sum_parts(const V *from, int64_t step, int count)
 {
+    constexpr int FLIGHT = 24;
     V sum = V();
-    for (int begin = 0; begin < count; begin += 8) {
-        V v[8];
+    for (int begin = 0; begin < count; begin += FLIGHT) {
+        V v[FLIGHT];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < FLIGHT; i++) {
             v[i] = begin + i < count ? __ldcg(from + (begin + i) * step) : V();
         }
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < FLIGHT; i++) {
             if constexpr (sizeof(V) == sizeof(float)) {
                 sum += v[i];
             } else {
@@ -1572,6 +1752,20 @@ template <typename V> static __device__ __forceinline__ V sum_parts(const V *fro
 }
 
 enum { SUM_THREADS = 256, SUM_ROWS = 2, SUM_WARPS = SUM_THREADS / 32 / SUM_ROWS /* a row's */, MOST_HIDDEN = 512 };
+
+/* Rows `row` .. + SUM_ROWS - 1 of the embedding's, of P + N and b_P's. */
+static __device__ __forceinline__ void sum_embedding(const struct float_sums &x, int row, const float *parts)
+{
+    const struct float_embedding &e = x.of.embed;
+    for (int i = (int)threadIdx.x; i < SUM_ROWS * x.d; i += SUM_THREADS) {
+        const int r = row + i / x.d, column = i % x.d;
+        if (r <= e.patch + x.of.n) {
+            const bool bias = r == e.patch + x.of.n;
+            float *const to = bias ? e.d_bias : r < e.patch ? e.d_weight + r * x.d : e.d_position + (r - e.patch) * x.d;
+            to[column] += sum_parts(parts + (bias ? EDGE : r) * x.d + column, x.split_floats, x.splits);
+        }
+    }
+}
 
 /* gradients += the sums of the splits' parts, in their order, LayerNorm's share included (the file's head); a warp a row of a
  * weight. HALF: of W_qkv and W_1 alone, the others have theirs. 4 bytes a part read. */
@@ -1589,11 +1783,15 @@ template <bool HALF> static __global__ void __launch_bounds__(SUM_THREADS) sum_u
         row -= row >= d ? d : 0;
     } else {
         which = row >= 3 * d ? 3 : row / d;
-        row -= which * d;
+        row -= layer == o.layers ? 0 : which * d;
     }
     const int n = which == 0 ? 3 * d : which == 2 ? f : d;
     const float *const parts = x.parts + (int64_t)layer * places.all;
-    const int64_t split = (int64_t)o.layers * places.all;
+    const int64_t split = x.split_floats;
+    if (layer == o.layers) {
+        sum_embedding(x, row, parts);
+        return;
+    }
     const bool normalised = which % 2 == 0;
     const struct ps_encoder_layout &at = o.at;
     const int64_t matrix = layer * at.matrix_stride, vector = layer * at.vector_stride;
@@ -1709,12 +1907,11 @@ size_t ps_encoder_float_kept_bytes(const struct ps_encoder_small *e)
     return (size_t)(kept_floats(e) * e->layers) * sizeof(float);
 }
 
-/* Of the rows, for weights' gradients. */
+/* Of the rows, for weights' gradients; the workspace is of the most. */
 static int splits_of(const struct ps_encoder_small *e, int multiprocessors)
 {
-    const int64_t R = e->sequences * e->patches, d = e->d_model / EDGE, f = e->d_ff / EDGE;
-    const int64_t tiles = e->layers * (4 * d * d + 2 * d * f), most = (R + 127) / 128, wanted = 4 * multiprocessors / tiles;
-    return (int)(wanted < 1 ? 1 : wanted > most ? most : wanted);
+    const int64_t d = e->d_model / EDGE, f = e->d_ff / EDGE, tiles = e->layers * (4 * d * d + 2 * d * f);
+    return (int)(4 * multiprocessors > tiles ? 4 * multiprocessors / tiles : 1);
 }
 
 /* Whether weights' gradients are the products of level gemm's table, one by one: of many rows. */
@@ -1735,24 +1932,37 @@ static enum ps_status multiprocessors_of(int *count)
     return ps_cuda_check(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device), "asking for multiprocessors");
 }
 
+/* Floats of all sums of a split. */
+static int64_t split_floats(const struct ps_encoder_small *e)
+{
+    return e->layers * sums_of((int)e->d_model, (int)e->d_ff).all + (EDGE + 1) * e->d_model;
+}
+
+int ps_encoder_float_embeds(const struct ps_encoder_small *e)
+{
+    const struct kernels_of k = kernels_for(e->d_model, e->n_heads);
+    const int64_t most = k.rows / e->patches;
+    return !by_table(e) && e->patch_len >= 1 && e->patch_len + e->patches <= EDGE && e->patch_len * e->d_model <= k.rows * HIDDEN &&
+           most * (e->seq_len + 2) + 2 <= k.rows * HIDDEN;
+}
+
 size_t ps_encoder_float_workspace_bytes(const struct ps_encoder_small *e)
 {
     int multiprocessors = 0;
     if (multiprocessors_of(&multiprocessors) != PS_OK) {
         return 0;
     }
-    const size_t sums = (size_t)e->layers * (size_t)sums_of((int)e->d_model, (int)e->d_ff).all * sizeof(float);
-    return packed_bytes(e) + sums * (by_table(e) ? 1 : (size_t)splits_of(e, multiprocessors));
+    return packed_bytes(e) + (size_t)split_floats(e) * (size_t)splits_of(e, multiprocessors) * sizeof(float);
 }
 
-static struct floats floats_of(const struct ps_encoder_small *e, int rows, int multiprocessors)
+static struct floats floats_of(const struct ps_encoder_small *e, int rows, int blocks)
 {
     struct floats x = {};
     x.rows = e->sequences * e->patches;
     x.n = (int)e->patches;
     /* As many sequences as fill the device evenly. */
-    const int64_t most = rows / e->patches, turns = (e->sequences + most * multiprocessors - 1) / (most * multiprocessors);
-    x.tile_sequences = (int)((e->sequences + turns * multiprocessors - 1) / (turns * multiprocessors));
+    const int64_t most = rows / e->patches, turns = (e->sequences + most * blocks - 1) / (most * blocks);
+    x.tile_sequences = (int)((e->sequences + turns * blocks - 1) / (turns * blocks));
     x.tiles = (e->sequences + x.tile_sequences - 1) / x.tile_sequences;
     x.heads = (int)e->n_heads;
     x.f = (int)e->d_ff;
@@ -1782,6 +1992,33 @@ static struct floats floats_of(const struct ps_encoder_small *e, int rows, int m
     }
     x.dy = (const float *)e->dy;
     x.du = (float *)e->du;
+    if (e->embed) {
+        const struct ps_embed_forward *a = e->embed;
+        x.embed.weight = (const float *)a->weight.data;
+        x.embed.bias = (const float *)a->bias.data;
+        x.embed.position = (const float *)a->position.data;
+        x.embed.patches = (float *)a->patches.data;
+        x.embed.mean = (float *)a->mean.data;
+        x.embed.std = (float *)a->std.data;
+        x.embed.windows = ps_windows_of(&a->inputs, &a->indices);
+        x.embed.state = a->state;
+        x.embed.length = (int)e->seq_len;
+        x.embed.patch = (int)e->patch_len;
+        x.embed.stride = (int)a->stride;
+        x.embed.revin = a->revin;
+        x.embed.epsilon = (float)a->epsilon;
+        x.embed.by_channels = ps_divisor_make(a->inputs.size[1]);
+        x.embed.dropout = a->dropout;
+    }
+    if (e->embed_gradient) {
+        const struct ps_embed_backward *a = e->embed_gradient;
+        x.embed.patches = (float *)a->patches.data;
+        x.embed.patch = (int)e->patch_len;
+        x.embed.dropout = a->dropout;
+        x.embed.d_weight = (float *)a->d_weight.data;
+        x.embed.d_bias = (float *)a->d_bias.data;
+        x.embed.d_position = (float *)a->d_position.data;
+    }
     return x;
 }
 
@@ -1846,6 +2083,7 @@ enum ps_status ps_encoder_float_backward(const struct ps_kernels *k, const struc
     x.parts = (float *)((char *)e->workspace + packed_bytes(e));
     x.gradients = e->gradients;
     x.d = (int)e->d_model;
+    x.split_floats = split_floats(e);
     const char *name = "encoder_backward";
     PS_TRY(launch(c, kernels.backward, blocks_of(c, x.of), THREADS, kernels.shared_backward, name, x.of));
     const unsigned d = (unsigned)x.d, f = (unsigned)x.of.f, layers = (unsigned)x.of.layers;
@@ -1854,11 +2092,13 @@ enum ps_status ps_encoder_float_backward(const struct ps_kernels *k, const struc
         PS_TRY(products_by_table(k, x));
         return launch(c, sum_up<true>, dim3(2 * d / SUM_ROWS, layers), SUM_THREADS, 0, name, x);
     }
-    x.splits = splits_of(e, c->multiprocessors);
-    x.split_rows = ((x.of.rows + x.splits - 1) / x.splits + DEEP - 1) / DEEP * DEEP;
-    const unsigned tiles = d / EDGE * (4 * d / EDGE + 2 * f / EDGE) * layers;
+    const int splits = splits_of(e, c->multiprocessors);
+    x.split_rows = ((x.of.rows + splits - 1) / splits + DEEP - 1) / DEEP * DEEP;
+    x.splits = (int)((x.of.rows + x.split_rows - 1) / x.split_rows);
+    const unsigned embeds = e->embed_gradient ? 1 : 0; /* one layer more */
+    const unsigned tiles = d / EDGE * (4 * d / EDGE + 2 * f / EDGE) * layers + embeds * (d / EDGE);
     PS_TRY(launch(c, products, dim3(tiles, (unsigned)x.splits), PRODUCT_THREADS, 0, name, x));
-    return launch(c, sum_up<false>, dim3((3 * d + f) / SUM_ROWS, layers), SUM_THREADS, 0, name, x);
+    return launch(c, sum_up<false>, dim3((3 * d + f) / SUM_ROWS, layers + embeds), SUM_THREADS, 0, name, x);
 }
 
 } // namespace PS_REAL16_SPACE

@@ -216,8 +216,11 @@ static __device__ __forceinline__ double ps_sum_partials(const double *partials,
 /* Its weight s: 0.5 t (1 + tanh(u)) = t / (1 + exp(-2u)) = t s, 2u = t (a + b t^2). */
 static __device__ __forceinline__ float ps_gelu_sigmoid(float t)
 {
-    const float a = 1.59576912160573f, b = 0.0713548162726f; /* 2 sqrt(2/pi), that times 0.044715 */
-    return __fdividef(1.0f, 1.0f + __expf(-t * (a + b * t * t)));
+    const float a = -1.59576912160573f * PS_LOG2_E, b = -0.0713548162726f * PS_LOG2_E; /* 2 sqrt(2/pi), that times 0.044715 */
+    float e, s;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t * fmaf(b, t * t, a)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + e));
+    return s;
 }
 
 /* Its derivative s + t s (1 - s) 2u', 2u' = a + 3 b t^2. */
