@@ -433,6 +433,7 @@ struct ps_encoder_shape {
 /* .. and says. */
 struct ps_encoder_needs {
     size_t kept_bytes; /* to keep between forward and backward */
+    int slower;        /* than level gemm's operations, as far as measured */
     int embeds;        /* both can do the embedding too */
     int heads;         /* and forward the head of a training step */
     int ends;          /* and backward what that leaves to do, and AdamW */

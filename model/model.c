@@ -203,6 +203,11 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                                                                .patch_len = shape->patch_len,
                                                                .pred_len = shape->pred_len},
                                     &m->encoder);
+        if (status == PS_OK && options->if_faster && m->encoder.slower) {
+            status =
+                ps_fail(PS_UNSUPPORTED, "level layer is slower than level gemm for d_model %lld and %lld sequences of %lld patches",
+                        (long long)shape->d_model, (long long)(batch * shape->channels), (long long)ps_patches(shape));
+        }
         if (status == PS_OK) {
             status = device->allocate(device, m->encoder.kept_bytes, &m->kept);
         }

@@ -10,6 +10,7 @@
 
 struct ps_model_options {
     enum ps_level level;
+    int if_faster;       /* level layer: PS_UNSUPPORTED where level gemm is known to be faster */
     int merge_qkv;       /* level gemm: one product for q, k and v, and one for their weights' gradient */
     int epilogue;        /* level gemm: biases, and without dropout residuals, added by the products, where the table can */
     int tiled_attention; /* level gemm: attention by tiles, its scores never in memory */

@@ -163,6 +163,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
                                            [PS_FUSION_GEMM] = PS_LEVEL_GEMM,
                                            [PS_FUSION_LAYER] = PS_LEVEL_LAYER};
     struct ps_model_options options = {.level = levels[c->runtime.fusion],
+                                       .if_faster = c->runtime.fusion == PS_FUSION_AUTO,
                                        .merge_qkv = c->runtime.merge_qkv,
                                        .epilogue = c->runtime.epilogue,
                                        .tiled_attention = tiled_attention(s, &shape),

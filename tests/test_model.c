@@ -472,6 +472,22 @@ START_TEST(level_layer_refuses)
         ck_assert_int_eq(ps_model_open(k, &layer_shapes[2], 3, &options, &model), PS_UNSUPPORTED); /* d 21 */
         k->close(k);
     }
+    /* Served, but where level gemm is faster only when it must be. */
+    OK(ps_kernels_open("cuda", device, PS_TF32, NULL, &k));
+    for (int i = 0; i < FUSED_SHAPES; i++) {
+        const struct ps_model_shape *shape = &fused_shapes[i];
+        if (shape->d_model == 128 || (shape->d_model == 64 && shape->d_ff == 256)) {
+            OK(ps_model_open(k, shape, 3, &options, &model));
+            ps_model_close(model);
+            const struct ps_model_options wanted = {.level = PS_LEVEL_LAYER, .if_faster = 1};
+            enum ps_status status = ps_model_open(k, shape, 3, &wanted, &model);
+            ck_assert_int_eq(status, shape->d_model == 128 ? PS_UNSUPPORTED : PS_OK);
+            if (status == PS_OK) {
+                ps_model_close(model);
+            }
+        }
+    }
+    k->close(k);
     OK(ps_kernels_open("cuda", device, PS_FP16, NULL, &k));
     ck_assert_int_eq(ps_model_open(k, &layer_shapes[2], 3, &options, &model), PS_UNSUPPORTED);
     ck_assert_int_eq(ps_model_open(k, &fused_shapes[0], 3, &(struct ps_model_options){.level = PS_LEVEL_GEMM}, &model),

@@ -106,6 +106,12 @@ static __device__ __forceinline__ float operand(float x)
     return exact ? x : __uint_as_float(ps_round_up(x));
 }
 
+/* x as weights' gradients read it from memory: rounded in tf32. */
+static __device__ __forceinline__ float rounded(float x)
+{
+    return exact ? x : __uint_as_float(ps_tf32(x));
+}
+
 /* c += a b of 8 terms; a a fragment, b rows 2q, 2q + 1 of column g. */
 static __device__ __forceinline__ void multiply_add(float (&c)[4], const float (&a)[4], float b0, float b1)
 {
@@ -197,31 +203,37 @@ struct piece {
 
 enum { MOST_PIECES = 104, MOST_SLOTS = 6 };
 
+/* Of a layer, in the order of its products. */
+struct piece_list {
+    int count;
+    struct piece of[MOST_PIECES];
+};
+
 struct ring_shared {
     unsigned long long full[MOST_SLOTS], empty[MOST_SLOTS];
-    struct piece pieces[MOST_PIECES]; /* of a layer */
 };
 
 template <int D> struct ring {
     typedef tile_of<D> T;
-    uint32_t slots, full, empty, pieces; /* addresses */
-    const float4 *own;                   /* the lane's first fragment in the first slot */
-    int slot, before;                    /* of the piece at hand, of the one before */
+    uint32_t slots, full, empty; /* addresses */
+    const float4 *own;           /* the lane's first fragment in the first slot */
+    int slot, before;            /* of the piece at hand, of the one before */
     uint32_t parity, parity_before;
     /* What is to be asked for next: a layer's weights, which of its pieces, and how many are left. */
     const uint4 *first, *packed;
-    int each, step_layer, layers, layer, next, left, whose;
+    const struct piece_list &pieces; /* the kernel's argument */
+    int step_layer, layers, layer, next, left, whose;
 
-    /* By all threads. each pieces of each layer's weights, step_layer fragments apart, `tiles` times. */
-    __device__ __forceinline__ ring(const float *memory, struct ring_shared *shared, int each_, const uint4 *first_, int step_,
-                                    int layers_, int64_t tiles)
-        : slot(0), before(-1), parity(0), parity_before(0), first(first_), packed(first_), each(each_), step_layer(step_),
-          layers(layers_), layer(0), next(0), left((int)tiles * layers_ * each_), whose(0)
+    /* By all threads; `first`: the first layer's packed weights in the order of the layers, step_layer fragments apart, `tiles`
+     * times. */
+    __device__ __forceinline__ ring(const float *memory, struct ring_shared *shared, const struct piece_list &pieces_,
+                                    const uint4 *first_, int step_, int layers_, int64_t tiles)
+        : slot(0), before(-1), parity(0), parity_before(0), first(first_), packed(first_), pieces(pieces_), step_layer(step_),
+          layers(layers_), layer(0), next(0), left((int)tiles * layers_ * pieces_.count), whose(0)
     {
         slots = ps_shared_address(memory);
         full = ps_shared_address(shared->full);
         empty = ps_shared_address(shared->empty);
-        pieces = ps_shared_address(shared->pieces);
         own = (const float4 *)memory + threadIdx.x % 32;
         if (threadIdx.x == 0) {
             for (uint32_t i = 0; i < T::SLOTS; i++) {
@@ -235,13 +247,12 @@ template <int D> struct ring {
     __device__ __forceinline__ void ask(int to, bool mine)
     {
         if (mine) {
-            uint32_t from, bytes;
-            asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(from), "=r"(bytes) : "r"(pieces + 8 * next) : "memory");
-            ps_mbarrier_expect(full + 8 * to, bytes);
-            ps_bulk_fetch(slots + (uint32_t)to * T::SLOT, packed + from, bytes, full + 8 * to);
+            const struct piece p = pieces.of[next];
+            ps_mbarrier_expect(full + 8 * to, p.bytes);
+            ps_bulk_fetch(slots + (uint32_t)to * T::SLOT, packed + p.from, p.bytes, full + 8 * to);
         }
         left--;
-        if (++next == each) {
+        if (++next == pieces.count) {
             next = 0;
             packed += step_layer;
             if (++layer == layers) {
@@ -415,16 +426,16 @@ static __global__ void __launch_bounds__(256)
                                                          __float_as_uint(operand(v[2])), __float_as_uint(operand(v[3])));
 }
 
-/* The pieces of a layer in the order of its products, to `to`; returns their number. By all threads. */
-template <int D> static __device__ __forceinline__ int write_pieces(struct piece *to, int f, bool backward)
+template <int D> static struct piece_list list_pieces(int f, bool backward)
 {
+    struct piece_list list = {};
     typedef tile_of<D> T;
     const struct packed_places p = places_of(D, f);
     const int chunk = D / 16 / steps_of<D>(HIDDEN), back = HIDDEN / 16 / steps_of<D>(D); /* pieces of D by HIDDEN, HIDDEN by D */
     const int square = D / 16 / steps_of<D>(D), group = D / 16 / steps_of<D>(T::LD);
     const int before = backward ? 0 : D / T::GROUP * group + square, chunks = f / HIDDEN * (chunk + back);
-    const int all = before + chunks + (backward ? 4 * square : 0);
-    for (int i = (int)threadIdx.x; i < all; i += THREADS) {
+    list.count = before + chunks + (backward ? 4 * square : 0);
+    for (int i = 0; i < list.count; i++) {
         int of, columns, first, after = i - before - chunks;
         if (i < before - square || after >= square) { /* W_qkv, W_qkv' */
             columns = backward ? D : T::LD;
@@ -442,9 +453,9 @@ template <int D> static __device__ __forceinline__ int write_pieces(struct piece
             of = second ? number * back + in - chunk : number * chunk + in;
         }
         const int fragments = steps_of<D>(columns) * columns * 4;
-        to[i] = {(uint32_t)(first + of * fragments), (uint32_t)fragments * 16};
+        list.of[i] = {(uint32_t)(first + of * fragments), (uint32_t)fragments * 16};
     }
-    return all;
+    return list;
 }
 
 /* ---- dropout ---- */
@@ -529,7 +540,8 @@ static __device__ __forceinline__ void take_rows(row_values<D> &x, const float *
     }
 }
 
-template <int D>
+/* ROUNDED: for a weight's gradient. */
+template <int D, bool ROUNDED>
 static __device__ __forceinline__ void keep_rows(float *to, const row_values<D> &x, int p, int count, const row_place<D> &at)
 {
     const int first = at.row(p), left = count - first;
@@ -540,7 +552,8 @@ static __device__ __forceinline__ void keep_rows(float *to, const row_values<D> 
 #pragma unroll
         for (int half = 0; half < tile_of<D>::HALVES; half++) {
             if (row < left) {
-                *(float2 *)(to + row * D + half * 64) = make_float2(x.v[i / 2][half][i % 2], x.v[i / 2][half][i % 2 + 2]);
+                const float low = x.v[i / 2][half][i % 2], high = x.v[i / 2][half][i % 2 + 2];
+                *(float2 *)(to + row * D + half * 64) = ROUNDED ? make_float2(rounded(low), rounded(high)) : make_float2(low, high);
             }
         }
     }
@@ -657,7 +670,7 @@ static __device__ __forceinline__ void normalise_rows(float *a, row_values<D> &x
     float r[4];
     normalise<D>(x, r, epsilon);
     if (xhat) {
-        keep_rows<D>(xhat, x, p, count, at);
+        keep_rows<D, true>(xhat, x, p, count, at);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int row = at.row(p + i / 2) + i % 2 * 8;
@@ -701,7 +714,7 @@ finish_rows(float *a, const float *residual, float *out, const float *bias, cons
         {
             x.v[pair][half][j] += u.v[pair][half][j];
         }
-        keep_rows<D>(out, x, p, count, at);
+        keep_rows<D, false>(out, x, p, count, at);
         if (gamma) {
             normalise_rows<D>(a, x, gamma, beta, xhat, rstd, epsilon, p, count, at);
         }
@@ -749,12 +762,12 @@ static __device__ __forceinline__ void gradient_rows(float *a, const float *from
                 g.v[pair][half][j] += r[i] * (d.v[pair][half][j] - mean[i] - x.v[pair][half][j] * slope[i]);
             }
         }
-        keep_rows<D>(du, g, p, count, at);
+        keep_rows<D, false>(du, g, p, count, at);
         if (masked) {
             if (dropout.threshold) {
                 drop_rows<D>(g, dropout, row0, p, at);
             }
-            keep_rows<D>(masked, g, p, count, at);
+            keep_rows<D, true>(masked, g, p, count, at);
             put_operands<D>(a, g, p, count, at);
         }
     }
@@ -796,12 +809,30 @@ static __device__ __forceinline__ void hidden_forward(float *h, float (&c)[tile_
     put_fragments<MT, HT, HIDDEN, true>(h, c, at);
 }
 
+/* The lane's z of a chunk of the hidden columns, asked for before the products where registers have room. */
+template <int D> struct hidden_values {
+    static constexpr bool AHEAD = tile_of<D>::MT == 1;
+    float2 z[2][HT];
+    __device__ __forceinline__ hidden_values(const float *hidden, int f, int chunk, int count, const lane_place &at)
+    {
+#pragma unroll
+        for (int i = 0; AHEAD && i < 2; i++) {
+            const int row = at.down * 16 + i * 8 + at.g;
+#pragma unroll
+            for (int t = 0; t < HT; t++) {
+                z[i][t] = row < count ? *(const float2 *)(hidden + (int64_t)row * f + chunk + (at.across * HT + t) * 8 + 2 * at.q)
+                                      : make_float2(0, 0);
+            }
+        }
+    }
+};
+
 /* From products c, the gradient of what follows dropout: hidden, z, becomes what W_2 was multiplied with; d_hidden and h the
  * gradient of z. */
 template <int D>
-static __device__ __forceinline__ void hidden_backward(float *h, float (&c)[tile_of<D>::MT][HT][4], float *hidden, float *d_hidden,
-                                                       int f, int chunk, const struct ps_dropout &dropout, int64_t row0, int count,
-                                                       const lane_place &at)
+static __device__ __forceinline__ void
+hidden_backward(float *h, float (&c)[tile_of<D>::MT][HT][4], const hidden_values<D> &ahead, float *hidden, float *d_hidden, int f,
+                int chunk, const struct ps_dropout &dropout, int64_t row0, int count, const lane_place &at)
 {
     constexpr int MT = tile_of<D>::MT;
     const int column = chunk + at.across * (HT * 8);
@@ -814,7 +845,9 @@ static __device__ __forceinline__ void hidden_backward(float *h, float (&c)[tile
         float2 z[HT];
 #pragma unroll
         for (int t = 0; t < HT; t++) {
-            z[t] = here ? *(const float2 *)(hidden + first + t * 8) : make_float2(0, 0);
+            z[t] = hidden_values<D>::AHEAD ? ahead.z[i % 2][t]
+                   : here                  ? *(const float2 *)(hidden + first + t * 8)
+                                           : make_float2(0, 0);
         }
         const uint32_t mask = dropout.threshold
                                   ? quad_mask(dropout, step, (uint32_t)(((uint64_t)(row0 + row) * f + column) / 8 + at.q), at.q)
@@ -831,8 +864,8 @@ static __device__ __forceinline__ void hidden_backward(float *h, float (&c)[tile
                 v[j] *= keep[j] * s;
             }
             if (here) {
-                *(float2 *)(hidden + first + t * 8) = make_float2(v[0], v[1]);
-                *(float2 *)(d_hidden + first + t * 8) = make_float2(d[0], d[1]);
+                *(float2 *)(hidden + first + t * 8) = make_float2(rounded(v[0]), rounded(v[1]));
+                *(float2 *)(d_hidden + first + t * 8) = make_float2(rounded(d[0]), rounded(d[1]));
             }
         }
     }
@@ -1023,7 +1056,7 @@ static __device__ __forceinline__ void attend(float *to, const float *qkv, float
                     p[0] = operand(v.x);
                     p[2] = operand(v.y);
                     if (merged) {
-                        *(float2 *)(merged + row * D + j.head * E + t * 8 + 2 * at.q) = v;
+                        *(float2 *)(merged + row * D + j.head * E + t * 8 + 2 * at.q) = make_float2(rounded(v.x), rounded(v.y));
                     }
                 }
                 if (logsum && at.q == 0) {
@@ -1107,7 +1140,7 @@ static __device__ __forceinline__ void attend_queries(float *d_qkv, float *sums,
         for (int t = 0; t < PARTS * 2; t++) {
             if (j.here[t % 2]) {
                 *(float2 *)(d_qkv + (int64_t)j.row[t % 2] * (3 * D) + j.head * E + t / 2 * 8 + 2 * at.q) =
-                    make_float2(dq[t / 2][t % 2 * 2] * x.scale, dq[t / 2][t % 2 * 2 + 1] * x.scale);
+                    make_float2(rounded(dq[t / 2][t % 2 * 2] * x.scale), rounded(dq[t / 2][t % 2 * 2 + 1] * x.scale));
             }
         }
     }
@@ -1163,8 +1196,9 @@ static __device__ __forceinline__ void attend_keys(float *d_qkv, const float *su
         for (int t = 0; t < PARTS * 2; t++) {
             if (j.here[t % 2]) {
                 float *to = d_qkv + (int64_t)j.row[t % 2] * (3 * D) + j.head * E + t / 2 * 8 + 2 * at.q;
-                *(float2 *)(to + D) = make_float2(dk[t / 2][t % 2 * 2] * x.scale, dk[t / 2][t % 2 * 2 + 1] * x.scale);
-                *(float2 *)(to + 2 * D) = make_float2(dv[t / 2][t % 2 * 2], dv[t / 2][t % 2 * 2 + 1]);
+                *(float2 *)(to + D) =
+                    make_float2(rounded(dk[t / 2][t % 2 * 2] * x.scale), rounded(dk[t / 2][t % 2 * 2 + 1] * x.scale));
+                *(float2 *)(to + 2 * D) = make_float2(rounded(dv[t / 2][t % 2 * 2]), rounded(dv[t / 2][t % 2 * 2 + 1]));
             }
         }
     }
@@ -1256,7 +1290,7 @@ static __device__ __forceinline__ void embed_rows(row_values<D> &v, const float 
         for (int i = 0; i < 4; i++) { /* beyond the window's end the last value repeats */
             const float z = (window[i][min(first[i] + k, e.length - 1)] - statistic[i].x) * statistic[i].y;
             if (here[i] && at.lane == k % 32) {
-                e.patches[(row0 + at.row(p + i / 2) + i % 2 * 8) * e.patch + k] = z;
+                e.patches[(row0 + at.row(p + i / 2) + i % 2 * 8) * e.patch + k] = rounded(z);
             }
 #pragma unroll
             for (int half = 0; half < tile_of<D>::HALVES; half++) {
@@ -1270,6 +1304,15 @@ static __device__ __forceinline__ void embed_rows(row_values<D> &v, const float 
     }
 }
 
+/* Finite numbers where attention reads beyond a tile's rows. */
+template <int D> static __device__ __forceinline__ void clear_beyond(float *b, float *c)
+{
+    typedef tile_of<D> T;
+    for (int i = (int)threadIdx.x; i < 8 * (D + T::LD); i += THREADS) {
+        (i < 8 * D ? b + T::ROWS * D : c + T::ROWS * T::LD - 8 * D)[i] = 0;
+    }
+}
+
 /* ---- the kernels ---- */
 
 template <int D> static constexpr size_t shared_bytes(bool backward)
@@ -1279,19 +1322,18 @@ template <int D> static constexpr size_t shared_bytes(bool backward)
            sizeof(struct ring_shared);
 }
 
-template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ struct floats x)
+template <int D, int E>
+static __global__ void __launch_bounds__(THREADS, 1)
+    forward(const __grid_constant__ struct floats x, const __grid_constant__ struct piece_list pieces)
 {
     typedef tile_of<D> T;
     constexpr int MT = T::MT, NT = D / 8 / ACROSS, GT = T::LD / 8 / ACROSS;
     extern __shared__ float4 shared_memory[];
     float *const a = (float *)shared_memory, *const b = a + T::A, *const c = b + T::B, *const slots = c + T::C;
     const lane_place at;
-    for (int i = (int)threadIdx.x; i < (T::A + T::B + T::C) / 4; i += THREADS) { /* finite numbers everywhere */
-        shared_memory[i] = make_float4(0, 0, 0, 0);
-    }
+    clear_beyond<D>(b, c);
     const struct packed_places places = places_of(D, x.f);
     struct ring_shared *const shared = (struct ring_shared *)(slots + T::SLOTS * T::SLOT / 4);
-    const int pieces = write_pieces<D>(shared->pieces, x.f, false);
     ring<D> weights(slots, shared, pieces, x.packed, places.all, x.layers, (x.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x);
     ps_grid_begin();
     weights.begin();
@@ -1320,7 +1362,7 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) for
                     if (x.embed.weight) {
                         embed_rows<D>(v, c, (const float2 *)(c + (sequences * x.embed.length + 1) / 2 * 2), b, x, row0, pair, count,
                                       rows);
-                        keep_rows<D>(x.stream + row0 * D, v, pair, count, rows);
+                        keep_rows<D, false>(x.stream + row0 * D, v, pair, count, rows);
                     } else {
                         take_rows<D>(v, u, D, pair, count, rows);
                     }
@@ -1399,7 +1441,9 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) for
     }
 }
 
-template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_constant__ struct floats x)
+template <int D, int E>
+static __global__ void __launch_bounds__(THREADS, 1)
+    backward(const __grid_constant__ struct floats x, const __grid_constant__ struct piece_list pieces)
 {
     typedef tile_of<D> T;
     constexpr int MT = T::MT, NT = D / 8 / ACROSS;
@@ -1407,12 +1451,9 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) bac
     float *const a = (float *)shared_memory, *const b = a + T::A, *const c = b + T::B, *const sums = c + T::C;
     float *const slots = sums + T::SUMS;
     const lane_place at;
-    for (int i = (int)threadIdx.x; i < (T::A + T::B + T::C) / 4; i += THREADS) { /* finite numbers everywhere */
-        shared_memory[i] = make_float4(0, 0, 0, 0);
-    }
+    clear_beyond<D>(b, c);
     const struct packed_places places = places_of(D, x.f);
     struct ring_shared *const shared = (struct ring_shared *)(slots + T::SLOTS * T::SLOT / 4);
-    const int pieces = write_pieces<D>(shared->pieces, x.f, true);
     ring<D> weights(slots, shared, pieces, x.packed + (x.layers - 1) * (int64_t)places.all, -places.all, x.layers,
                     (x.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x);
     ps_grid_begin();
@@ -1437,9 +1478,10 @@ template <int D, int E> static __global__ void __launch_bounds__(THREADS, 1) bac
                 for (int chunk = 0; chunk < x.f; chunk += HIDDEN) {
                     float s[MT][HT][4];
                     float *const h = chunk / HIDDEN % 2 ? c : b;
+                    const hidden_values<D> z(x.hidden + kept + row0 * x.f, x.f, chunk, count, at);
                     clear(s);
                     multiply<D, D / 16, MT, HT, D>(s, a, weights, at);
-                    hidden_backward<D>(h, s, x.hidden + kept + row0 * x.f, x.d_hidden + kept + row0 * x.f, x.f, chunk,
+                    hidden_backward<D>(h, s, z, x.hidden + kept + row0 * x.f, x.d_hidden + kept + row0 * x.f, x.f, chunk,
                                        at_site(x.dropout, layer, 1), row0, count, at);
                     __syncthreads();
                     multiply<D, HIDDEN / 16, MT, NT, HIDDEN>(y, h, weights, at);
@@ -1686,11 +1728,6 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 4) products(const __gr
                 }
             }
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                a[i / 4][i % 4] = operand(a[i / 4][i % 4]);
-                b[i / 4][i % 4] = operand(b[i / 4][i % 4]);
-            }
-#pragma unroll
             for (int h = 0; h < 2; h++) {
                 const float both[4] = {a[0][2 * h], a[0][2 * h + 1], a[1][2 * h], a[1][2 * h + 1]};
 #pragma unroll
@@ -1730,7 +1767,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 4) products(const __gr
 /* The sum of from[0], from[step], .., `count` of them, in that order; many are on their way at once. */
 template <typename V> static __device__ __forceinline__ V sum_parts(const V *from, int64_t step, int count)
 {
-    constexpr int FLIGHT = 24;
+    constexpr int FLIGHT = 10;
     V sum = V();
     for (int begin = 0; begin < count; begin += FLIGHT) {
         V v[FLIGHT];
@@ -1769,7 +1806,7 @@ static __device__ __forceinline__ void sum_embedding(const struct float_sums &x,
 
 /* gradients += the sums of the splits' parts, in their order, LayerNorm's share included (the file's head); a warp a row of a
  * weight. HALF: of W_qkv and W_1 alone, the others have theirs. 4 bytes a part read. */
-template <bool HALF> static __global__ void __launch_bounds__(SUM_THREADS) sum_up(const __grid_constant__ struct float_sums x)
+template <bool HALF> static __global__ void __launch_bounds__(SUM_THREADS, 4) sum_up(const __grid_constant__ struct float_sums x)
 {
     ps_grid_begin();
     __shared__ float sums[MOST_HIDDEN];
@@ -1847,17 +1884,19 @@ template <bool HALF> static __global__ void __launch_bounds__(SUM_THREADS) sum_u
 
 /* ---- launches ---- */
 
-typedef void kernel(const struct floats);
+typedef void kernel(const struct floats, const struct piece_list);
 
 struct kernels_of {
     kernel *forward, *backward;
+    struct piece_list (*pieces)(int f, bool backward);
     size_t shared, shared_backward;
     int rows, group;
 };
 
 template <int D, int E> static struct kernels_of kernels_with()
 {
-    return {forward<D, E>, backward<D, E>, shared_bytes<D>(false), shared_bytes<D>(true), tile_of<D>::ROWS, tile_of<D>::GROUP};
+    return {forward<D, E>,         backward<D, E>,   list_pieces<D>,   shared_bytes<D>(false),
+            shared_bytes<D>(true), tile_of<D>::ROWS, tile_of<D>::GROUP};
 }
 
 /* rows 0: not served. */
@@ -1936,6 +1975,15 @@ static enum ps_status multiprocessors_of(int *count)
 static int64_t split_floats(const struct ps_encoder_small *e)
 {
     return e->layers * sums_of((int)e->d_model, (int)e->d_ff).all + (EDGE + 1) * e->d_model;
+}
+
+int ps_encoder_float_slower(const struct ps_encoder_small *e)
+{
+    int multiprocessors = 0;
+    const struct kernels_of k = kernels_for(e->d_model, e->n_heads);
+    const int turns = exact ? 1 : 3; /* measured at seed28k and weather with d 64 */
+    return e->d_model > 64 || multiprocessors_of(&multiprocessors) != PS_OK ||
+           e->sequences > turns * (k.rows / e->patches) * multiprocessors;
 }
 
 int ps_encoder_float_embeds(const struct ps_encoder_small *e)
@@ -2045,7 +2093,7 @@ enum ps_status ps_encoder_float_forward(const struct ps_kernels *k, const struct
     const int count = e->kept ? places.all : places.w_2t;
     PS_TRY(launch(c, pack, dim3((unsigned)(count + 255) / 256, (unsigned)x.layers), 256, 0, "encoder_forward",
                   (uint4 *)e->workspace, (const float *)e->weights, e->offsets, (int)e->d_model, x.f, kernels.group, count));
-    return launch(c, kernels.forward, blocks_of(c, x), THREADS, kernels.shared, "encoder_forward", x);
+    return launch(c, kernels.forward, blocks_of(c, x), THREADS, kernels.shared, "encoder_forward", x, kernels.pieces(x.f, false));
 }
 
 /* The products of weights' gradients by the table: W_o's and W_2's, and W_qkv's and W_1's as one split. */
@@ -2085,7 +2133,8 @@ enum ps_status ps_encoder_float_backward(const struct ps_kernels *k, const struc
     x.d = (int)e->d_model;
     x.split_floats = split_floats(e);
     const char *name = "encoder_backward";
-    PS_TRY(launch(c, kernels.backward, blocks_of(c, x.of), THREADS, kernels.shared_backward, name, x.of));
+    PS_TRY(launch(c, kernels.backward, blocks_of(c, x.of), THREADS, kernels.shared_backward, name, x.of,
+                  kernels.pieces(x.of.f, true)));
     const unsigned d = (unsigned)x.d, f = (unsigned)x.of.f, layers = (unsigned)x.of.layers;
     if (by_table(e)) {
         x.splits = 1;

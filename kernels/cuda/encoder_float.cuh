@@ -11,6 +11,8 @@ namespace PS_REAL16_SPACE
 #ifdef PS_COMPILE_TF32
 /* The request is as the small family's; head and update are not served. */
 enum ps_status ps_encoder_float_supported(const struct ps_encoder_small *e);
+/* Whether level gemm is faster. */
+int ps_encoder_float_slower(const struct ps_encoder_small *e);
 /* Whether it can be asked for the embedding too. */
 int ps_encoder_float_embeds(const struct ps_encoder_small *e);
 /* Bytes that forward leaves for backward and backward for weights' gradients. */
@@ -21,6 +23,7 @@ enum ps_status ps_encoder_float_forward(const struct ps_kernels *k, const struct
 enum ps_status ps_encoder_float_backward(const struct ps_kernels *k, const struct ps_encoder_small *e);
 #else
 PS_ABSENT(ps_status, ps_encoder_float_supported, PS_UNSUPPORTED)
+PS_ABSENT(int, ps_encoder_float_slower, 0)
 PS_ABSENT(int, ps_encoder_float_embeds, 0)
 PS_ABSENT(size_t, ps_encoder_float_kept_bytes, 0)
 PS_ABSENT(size_t, ps_encoder_float_workspace_bytes, 0)
