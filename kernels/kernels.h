@@ -410,7 +410,7 @@ struct ps_head_gradient {
 };
 
 /* Their backward: recomputes layers from what they left. du = gradient of stream[0]; gradients (flat, type parameter) +=; dy the
- * gradient of stream[layers]. du may be dy. du, dy [S, N, d]. With `embed` du is not written, and the embedding's gradients += what
+ * gradient of stream[layers]. du may be dy. du, dy [S, N, d]. With `embed` du is scratch, and the embedding's gradients += what
  * it would give; its tensors are those of the forward that had `embed` too. With `head`, besides `embed` and where encoder_prepare
  * has granted it, the rest of the head of the forward that had `head`. With `update`, besides both, adamw as it says, of all the
  * parameters: its parameters, gradients and copy are these parameters, gradients and weights, of which the embedding's and the

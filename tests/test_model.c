@@ -459,6 +459,108 @@ START_TEST(level_layer)
 }
 END_TEST
 
+/* More rows than one turn of tiles, tiles of several sequences, weights' gradients by both ways: against level gemm in fp32, whose
+ * own errors are below 1e-6. And what inference leaves, with nothing kept. */
+static const struct ps_model_shape many_shapes[] = {
+    {.channels = 265,
+     .seq_len = 336,
+     .pred_len = 1,
+     .patch_len = 16,
+     .stride = 8,
+     .pad_end = 1,
+     .d_model = 128,
+     .n_heads = 16,
+     .d_ff = 256,
+     .n_layers = 2,
+     .dropout = 0.2,
+     .revin = 1},
+    {.channels = 300,
+     .seq_len = 64,
+     .pred_len = 1,
+     .patch_len = 4,
+     .stride = 3,
+     .pad_end = 0,
+     .d_model = 64,
+     .n_heads = 8,
+     .d_ff = 384,
+     .n_layers = 3,
+     .dropout = 0,
+     .revin = 1},
+};
+enum { MANY_SHAPES = sizeof many_shapes / sizeof *many_shapes };
+
+START_TEST(level_layer_many)
+{
+    const struct ps_model_shape *shape = &many_shapes[_i % MANY_SHAPES];
+    const int which = _i / MANY_SHAPES;
+    struct fixture gemm = fixture_open("cuda", "cuda", PS_FP32, shape, 3, PS_LEVEL_GEMM, 0);
+    struct fixture f = fixture_open("cuda", "cuda", fused[which].precision, shape, 3, PS_LEVEL_LAYER, 0);
+    ck_assert(streamed(which, shape));
+    fixture_parameters(&gemm, 0.02);
+    fixture_parameters(&f, 0.02);
+    struct layer_result expected = run_layer(&gemm, PS_F32), got = run_layer(&f, PS_F32), again = run_layer(&f, PS_F32);
+    int worst = 0;
+    double error = gradient_error(f.model->layout, got.gradients, expected.gradients, &worst);
+    double y = relative_error(got.y, expected.y, expected.elements), du = relative_error(got.du, expected.du, expected.elements);
+    printf("cuda %s level layer, many rows, d %d, N %d: y %.2g, du %.2g, gradients %.2g (%s)\n",
+           ps_precision_name(fused[which].precision), (int)shape->d_model, (int)ps_patches(shape), y, du, error,
+           f.model->layout->table[worst].name);
+    ck_assert_msg(error <= fused[which].bound, "gradient of %s off by %.3g", f.model->layout->table[worst].name, error);
+    ck_assert_double_le(y, fused[which].bound);
+    ck_assert_double_le(du, fused[which].bound);
+    ck_assert(memcmp(got.gradients, again.gradients, (size_t)f.count * sizeof *got.gradients) == 0);
+    void *kept = f.model->kept;
+    double *inferred[2];
+    for (int i = 0; i < 2; i++) {
+        f.model->kept = i ? NULL : kept;
+        OK(ps_model_encode(f.model, f.state, f.batch, 0));
+        inferred[i] = from_device(f.device, PS_F32, ps_model_stream(f.model, shape->n_layers, f.batch).data, got.elements);
+    }
+    f.model->kept = kept;
+    ck_assert(memcmp(inferred[0], inferred[1], (size_t)got.elements * sizeof *inferred[0]) == 0);
+    free(inferred[0]);
+    free(inferred[1]);
+    layer_result_free(&expected);
+    layer_result_free(&got);
+    layer_result_free(&again);
+    fixture_close(&gemm);
+    fixture_close(&f);
+}
+END_TEST
+
+/* A weight that is the NaN of arithmetic, all ones but for the sign, is not rounded to a number. */
+START_TEST(level_layer_nan)
+{
+    const struct ps_model_shape *shape = &fused_shapes[_i % FUSED_SHAPES];
+    const int which = _i / FUSED_SHAPES;
+    if (fused[which].real != PS_F32 || !has_layer(which, shape)) {
+        return;
+    }
+    static const char *const names[] = {"layers.0.w_qkv", "layers.0.w_o", "layers.0.w_1", "layers.0.w_2"};
+    for (int i = 0; i < 4; i++) {
+        struct fixture f = fixture_open("cuda", "cuda", fused[which].precision, shape, 3, PS_LEVEL_LAYER, 0);
+        fixture_parameters(&f, 0.02);
+        int t = 0;
+        while (t < f.model->layout->n && strcmp(f.model->layout->table[t].name, names[i]) != 0) {
+            t++;
+        }
+        ck_assert_int_lt(t, f.model->layout->n);
+        const uint32_t nan = 0x7fffffff;
+        OK(f.device->upload(f.device, PS_COMPUTE, (char *)f.model->weights + f.model->layout->table[t].offset * 4, &nan,
+                            sizeof nan));
+        struct layer_result got = run_layer(&f, PS_F32);
+        int64_t finite = 0;
+        for (int64_t j = 0; j < got.elements; j++) {
+            finite += isfinite(got.y[j]);
+        }
+        ck_assert_msg(finite < got.elements, "%s: a NaN in %s leaves no trace", ps_precision_name(fused[which].precision),
+                      names[i]);
+        layer_result_free(&got);
+        fixture_close(&f);
+    }
+}
+END_TEST
+
 /* What the fused kernels do not serve is refused when the model is opened. */
 START_TEST(level_layer_refuses)
 {
@@ -1008,6 +1110,10 @@ int main(void)
             }
             tcase_add_loop_test(shifted, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
             tcase_add_test(layers, level_layer_refuses);
+            tcase_add_loop_test(layers, level_layer_nan, 0, 2 * FUSED_SHAPES);
+            if (!asked("PS_TEST_SMALL")) {
+                tcase_add_loop_test(layers, level_layer_many, 0, 2 * MANY_SHAPES);
+            }
             tcase_add_loop_test(steps, step_layer, 0, FUSED * STEP_SHAPES);
             tcase_add_loop_test(steps, step_in_one, 0, FUSED * ONE_SHAPES);
         } else {

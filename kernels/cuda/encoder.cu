@@ -124,11 +124,11 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
         break;
     }
     case FLOAT:
-        workspace = ps_encoder_float_workspace_bytes(&r);
+        workspace = ps_encoder_float_workspace_bytes(k, &r);
         needs->kept_bytes = ps_encoder_float_kept_bytes(&r);
         break;
     }
-    needs->slower = family == FLOAT && ps_encoder_float_slower(&r);
+    needs->slower = family == FLOAT && ps_encoder_float_slower(k, &r);
     needs->embeds = can_embed(&r, family);
     needs->heads = family == SMALL && ps_encoder_small_heads(&r);
     needs->ends = family == SMALL && ps_encoder_small_ends(&r);

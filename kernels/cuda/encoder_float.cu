@@ -3,9 +3,9 @@
  *
  * A block of 16 warps takes a tile of whole sequences, up to 64 (d 64) or 128 rows, through all layers; a layer's rows pass through
  * three buffers of shared memory. By rows (LayerNorm, residual, dropout after W_o and W_2) a warp has whole rows; in products 4 x 4
- * warps share a tile's rows and columns, 16 or 32 rows a warp. Weights, 0.4 to 1 MB a layer with their transposes, do not fit
- * beside that: a kernel before (`pack`) lays them out as lanes read them, 16 bytes each, and warps read them past shared memory,
- * from L2 and what it leaves of L1, a step of 16 rows ahead. q, k and v come by groups of heads, hidden columns 128 at a time.
+ * warps share a tile's rows and columns, 16 or 32 rows a warp. Weights, 0.13 to 0.79 MB a layer and direction, do not fit beside
+ * that: a kernel before (`pack`) lays them out as lanes read them, 16 bytes each, and the copy engine brings them from L2 through a
+ * ring of shared memory. q, k and v come by groups of heads, hidden columns 128 at a time.
  *
  * Backward recomputes softmax's exponentials only: what fits no block is read again from memory (xhat of both LayerNorms, q, k, v,
  * the hidden columns before gelu), and gradients take their places or lie beside them. Weights' gradients are products of their own
@@ -13,10 +13,13 @@
  * beta_i s_j, gamma's own is sum_j W_ij G_ij and beta's sum_j W_ij s_j, so that no sum over rows is formed elsewhere.
  *
  * Counts a layer, R rows. Forward 8 R d^2 + 4 R d f + 4 R N d flops, R exponentials a head and column, 4 R (8 d + f) bytes written
- * (R d and the logarithms in inference) and 4 R d read; weights 4 (4 d^2 + 2 d f) bytes a tile from L2. Backward twice the flops of
- * products with weights and 14 R N d; 4 R (9 d + 2 f) bytes read, 4 R (6 d + 2 f) written. Weights' gradients as many flops as
- * forward's products with weights, 4 R (8 d + 2 f) bytes read. weather (R 112,896, d 128, f 256): forward 30 GFLOP, 0.58 GB and
- * 0.47 GB of weights; seed28k (6,400, 64, 256): 0.6 GFLOP, 20 MB. */
+ * (8 R d when nothing is kept) and 8 R d read; weights 4 (4 d^2 + 2 d f) bytes a tile from L2. Backward as many flops of products
+ * with weights and 14 R N d; 4 R (10 d + f) bytes read, 4 R (7 d + 2 f) written. Weights' gradients as many flops as forward's
+ * products with weights, 4 R (8 d + 2 f) bytes read. weather (R 112,896, d 128, f 256): forward 32 GFLOP, 0.58 GB and 0.47 GB of
+ * weights; seed28k (6,400, 64, 256): 0.6 GFLOP, 20 MB.
+ *
+ * Sequences of a tile share 8-row pieces of attention's products, whose other rows count with a weight of 0: a NaN in one
+ * sequence's values may spoil its neighbours in the tile. */
 #include "kernels/cuda/encoder_float.cuh"
 
 #include "kernels/cuda/bulk.cuh"
@@ -50,8 +53,8 @@ template <int D> struct tile_of {
     static constexpr int SUMS = 2 * GROUP / 8 * ROWS + 8; /* softmax's sums and those of A dA, a group's: backward */
     static constexpr int SLOT = D == 128 ? 8192 : 16384,
                          SLOTS = D == 128 ? 3 : 6; /* bytes; of the ring that weights pass through */
-    /* By rows: pairs of rows and steps of two pairs a warp; columns of a row, two at a time. */
-    static constexpr int PAIRS = ROWS / 2 / WARPS, STEPS = PAIRS / 2, HALVES = D / 64;
+    /* By rows: pairs of rows a warp; columns of a row, two at a time. */
+    static constexpr int PAIRS = ROWS / 2 / WARPS, HALVES = D / 64;
 };
 
 /* The embedding's part. Forward it is asked for when `weight` is there, backward when d_weight is. */
@@ -1304,7 +1307,7 @@ static __device__ __forceinline__ void embed_rows(row_values<D> &v, const float 
     }
 }
 
-/* Finite numbers where attention reads beyond a tile's rows. */
+/* No NaN from before the kernel where attention reads beyond a tile's rows. */
 template <int D> static __device__ __forceinline__ void clear_beyond(float *b, float *c)
 {
     typedef tile_of<D> T;
@@ -1964,26 +1967,17 @@ static size_t packed_bytes(const struct ps_encoder_small *e)
     return (size_t)e->layers * (size_t)places_of((int)e->d_model, (int)e->d_ff).all * sizeof(uint4);
 }
 
-static enum ps_status multiprocessors_of(int *count)
-{
-    int device = 0;
-    PS_TRY(ps_cuda_check(cudaGetDevice(&device), "asking for the device"));
-    return ps_cuda_check(cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device), "asking for multiprocessors");
-}
-
 /* Floats of all sums of a split. */
 static int64_t split_floats(const struct ps_encoder_small *e)
 {
     return e->layers * sums_of((int)e->d_model, (int)e->d_ff).all + (EDGE + 1) * e->d_model;
 }
 
-int ps_encoder_float_slower(const struct ps_encoder_small *e)
+int ps_encoder_float_slower(const struct ps_kernels *k, const struct ps_encoder_small *e)
 {
-    int multiprocessors = 0;
-    const struct kernels_of k = kernels_for(e->d_model, e->n_heads);
+    const int rows = kernels_for(e->d_model, e->n_heads).rows;
     const int turns = exact ? 1 : 3; /* measured at seed28k and weather with d 64 */
-    return e->d_model > 64 || multiprocessors_of(&multiprocessors) != PS_OK ||
-           e->sequences > turns * (k.rows / e->patches) * multiprocessors;
+    return e->d_model > 64 || e->sequences > turns * (rows / e->patches) * ps_cuda(k)->multiprocessors;
 }
 
 int ps_encoder_float_embeds(const struct ps_encoder_small *e)
@@ -1994,13 +1988,9 @@ int ps_encoder_float_embeds(const struct ps_encoder_small *e)
            most * (e->seq_len + 2) + 2 <= k.rows * HIDDEN;
 }
 
-size_t ps_encoder_float_workspace_bytes(const struct ps_encoder_small *e)
+size_t ps_encoder_float_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e)
 {
-    int multiprocessors = 0;
-    if (multiprocessors_of(&multiprocessors) != PS_OK) {
-        return 0;
-    }
-    return packed_bytes(e) + (size_t)split_floats(e) * (size_t)splits_of(e, multiprocessors) * sizeof(float);
+    return packed_bytes(e) + (size_t)split_floats(e) * (size_t)splits_of(e, ps_cuda(k)->multiprocessors) * sizeof(float);
 }
 
 static struct floats floats_of(const struct ps_encoder_small *e, int rows, int blocks)

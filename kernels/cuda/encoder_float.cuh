@@ -1,5 +1,5 @@
 /* The whole encoder in one kernel each way with activations of fp32 and operands of fp32 or tf32, d_model 64 or 128: a layer's
- * weights, two to ten times what shared memory holds, pass by from L2. encoder_float.cu has the launchers. */
+ * weights, which do not fit beside the rows, pass by from L2. encoder_float.cu has the launchers. */
 #ifndef PS_KERNELS_CUDA_ENCODER_FLOAT_CUH
 #define PS_KERNELS_CUDA_ENCODER_FLOAT_CUH
 
@@ -12,13 +12,14 @@ namespace PS_REAL16_SPACE
 /* The request is as the small family's; head and update are not served. */
 enum ps_status ps_encoder_float_supported(const struct ps_encoder_small *e);
 /* Whether level gemm is faster. */
-int ps_encoder_float_slower(const struct ps_encoder_small *e);
+int ps_encoder_float_slower(const struct ps_kernels *k, const struct ps_encoder_small *e);
 /* Whether it can be asked for the embedding too. */
 int ps_encoder_float_embeds(const struct ps_encoder_small *e);
 /* Bytes that forward leaves for backward and backward for weights' gradients. */
 size_t ps_encoder_float_kept_bytes(const struct ps_encoder_small *e);
-/* Bytes of both directions' workspace, zeroed once when it is allocated. */
-size_t ps_encoder_float_workspace_bytes(const struct ps_encoder_small *e);
+/* Bytes of both directions' workspace. Forward leaves the transposed weights there that backward reads: another model's forward on
+ * the same table may not come between. */
+size_t ps_encoder_float_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e);
 enum ps_status ps_encoder_float_forward(const struct ps_kernels *k, const struct ps_encoder_small *e);
 enum ps_status ps_encoder_float_backward(const struct ps_kernels *k, const struct ps_encoder_small *e);
 #else

@@ -25,7 +25,8 @@ struct ps_encoder_small {
     void *kept;              /* what backward reads again: ps_encoder_small_kept_bytes; NULL forward: nothing is kept (inference) */
     const void *dy;          /* real [R, d], gradient of u[layers] */
     void *du;                /* real [R, d], gradient of u[0]; may be dy */
-    void *workspace;         /* ps_encoder_small_workspace_bytes, zeroed once when it is allocated; backward only */
+    void *workspace;         /* ps_encoder_small_workspace_bytes, zeroed once when it is allocated; backward only, but for
+                                encoder_float.cu's */
     /* The first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); three more a layer. */
     struct ps_dropout dropout;
     double epsilon;
@@ -34,7 +35,7 @@ struct ps_encoder_small {
     int64_t seq_len, patch_len, pred_len;
     const struct ps_embed_forward *embed;           /* forward does it first, or NULL */
     const struct ps_head_step *head;                /* forward ends with it, or NULL; only with embed */
-    const struct ps_embed_backward *embed_gradient; /* backward adds its gradients too, and writes no du; or NULL */
+    const struct ps_embed_backward *embed_gradient; /* backward adds its gradients too, and du is scratch; or NULL */
     const struct ps_head_gradient *head_gradient;   /* and these, or NULL; only with embed_gradient */
     const struct ps_adamw *update;                  /* and this, or NULL; only with head_gradient */
     bool fresh;                                     /* the kernel before may have written weights or parameters */

@@ -1,6 +1,6 @@
 /* The reals of activations and of products' operands at level `layer`: 16 bits, bf16, or fp16 in a file compiled with
- * PS_COMPILE_FP16; and fp32, rounded to tf32 as operands, with PS_COMPILE_TF32, which some of the files know (ps_real), and as it is
- * with PS_COMPILE_FP32 besides. The kernels are compiled once for each (CMakeLists.txt) and share no name: namespace
+ * PS_COMPILE_FP16; and fp32, rounded to tf32 as operands, with PS_COMPILE_TF32, which some of the files know (ps_real), and as it
+ * is with PS_COMPILE_FP32 besides. The kernels are compiled once for each (CMakeLists.txt) and share no name: namespace
  * PS_REAL16_SPACE. */
 #ifndef PS_KERNELS_CUDA_REAL16_CUH
 #define PS_KERNELS_CUDA_REAL16_CUH
@@ -62,11 +62,11 @@ static __device__ __forceinline__ uint32_t ps_tf32(float x)
 typedef uint2 ps_pair;
 typedef uint32_t ps_bits;
 
-/* The tensor cores leave out the low 13 bits: with half of what the others count added, that rounds, ties away from zero; an
- * infinity becomes a NaN. */
+/* The tensor cores leave out the low 13 bits: with half of what the others count added, that rounds, ties away from zero. The NaN
+ * that arithmetic makes, whose bits are all ones but for the sign, stays one. */
 static __device__ __forceinline__ uint32_t ps_round_up(float x)
 {
-    return __float_as_uint(x) + 0x1000u;
+    return (uint32_t)(min(__float_as_int(x), 0x7fffefff) + 0x1000);
 }
 
 static __device__ __forceinline__ ps_pair ps_pack(float low, float high)
