@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "kernels/philox.h"
@@ -203,6 +204,11 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                                                                .patch_len = shape->patch_len,
                                                                .pred_len = shape->pred_len},
                                     &m->encoder);
+        if (status == PS_UNSUPPORTED) {
+            char why[512];
+            snprintf(why, sizeof why, "%s", ps_error_message());
+            status = ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer does not serve this model: %s", why);
+        }
         if (status == PS_OK && options->if_faster && m->encoder.slower) {
             status =
                 ps_fail(PS_UNSUPPORTED, "level layer is slower than level gemm for d_model %lld and %lld sequences of %lld patches",

@@ -112,7 +112,7 @@ static __device__ __forceinline__ float operand(float x)
 /* x as weights' gradients read it from memory: rounded in tf32. */
 static __device__ __forceinline__ float rounded(float x)
 {
-    return exact ? x : __uint_as_float(ps_tf32(x));
+    return exact ? x : __uint_as_float(ps_round_up(x) & 0xffffe000u); /* cvt.rna is slower */
 }
 
 /* c += a b of 8 terms; a a fragment, b rows 2q, 2q + 1 of column g. */
@@ -241,7 +241,7 @@ template <int D> struct ring {
         if (threadIdx.x == 0) {
             for (uint32_t i = 0; i < T::SLOTS; i++) {
                 ps_mbarrier_init(full + 8 * i, 1);
-                ps_mbarrier_init(empty + 8 * i, WARPS);
+                ps_mbarrier_init(empty + 8 * i, THREADS);
             }
             ps_mbarrier_publish();
         }
@@ -279,10 +279,7 @@ template <int D> struct ring {
     }
     __device__ __forceinline__ void release(const lane_place &at)
     {
-        __syncwarp();
-        if (at.lane == 0) {
-            ps_mbarrier_arrive(empty + 8 * slot);
-        }
+        ps_mbarrier_arrive(empty + 8 * slot); /* each for itself: racecheck does not follow one lane's arrival for all */
         if (before >= 0 && left > 0) {
             const bool mine = at.lane == 0 && at.warp == whose;
             if (mine) {
