@@ -44,9 +44,8 @@ __device__ static __forceinline__ void load_tile(T *to, const T *from, int64_t s
         for (int i = (int)threadIdx.x; i < TILE * PIECES; i += THREADS) {
             const int row = i / PIECES, column = i % PIECES * V;
             const bool inside = row0 + row < x.patches && column < x.e;
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(ps_shared_address(to + row * LD + column)),
-                         "l"(from + (inside ? (row0 + row) * stride + column : 0)), "r"(inside ? 16 : 0)
-                         : "memory");
+            ps_copy_async_part(ps_shared_address(to + row * LD + column), from + (inside ? (row0 + row) * stride + column : 0),
+                               inside ? 16 : 0);
         }
     } else {
         for (int i = (int)threadIdx.x; i < TILE * 8 * ET; i += THREADS) {

@@ -128,6 +128,14 @@ static __device__ __forceinline__ void ps_store_keep(float4 *to, float4 v)
                  : "memory");
 }
 
+/* Of what is not kept in L2. */
+static __device__ __forceinline__ void ps_store_once(uint4 *to, uint4 v)
+{
+    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w),
+                 "l"(ps_cache_once())
+                 : "memory");
+}
+
 /* ps_bulk_store of what is not kept in L2. */
 static __device__ __forceinline__ void ps_bulk_store_once(void *to, uint32_t from, uint32_t bytes)
 {

@@ -468,7 +468,7 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
                 }
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        ps_copy_commit();
     };
     ps_grid_begin();
     const uint64_t step = e.dropout.threshold ? e.dropout.state->step : 0;
@@ -499,7 +499,7 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
             from += (int64_t)stride * wide;
             octet += (uint32_t)stride * (uint32_t)(wide / 8);
             fetch(stage + e.down < end);
-            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            ps_copy_wait_group<1>();
             __syncwarp();
 #pragma unroll
             for (int k = 0; k < shape::rows; k += 16) {

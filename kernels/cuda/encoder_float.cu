@@ -139,11 +139,6 @@ static __device__ __forceinline__ void multiply_add(float (&c)[4], const float (
     ps_mma_split<exact, true>(c, a_hi, a_lo, b_hi, b_lo);
 }
 
-static __device__ __forceinline__ void take4(float (&v)[4], const float *from)
-{
-    ps_load<4>(v, from);
-}
-
 struct lane_place {
     int lane, g, q, warp, down, across; /* the warp's place among 4 x 4 */
     __device__ __forceinline__ lane_place()
@@ -179,12 +174,12 @@ static __device__ __forceinline__ void multiply_step(float (&c)[MT][NT][4], cons
 #pragma unroll
     for (int m = 0; m < MT; m++) {
         float a[4];
-        take4(a, even + m * (16 * COLUMNS));
+        ps_load<4>(a, even + m * (16 * COLUMNS));
 #pragma unroll
         for (int t = 0; t < NT; t++) {
             multiply_add(c[m][t], a, w[t].x, w[t].y);
         }
-        take4(a, odd + m * (16 * COLUMNS));
+        ps_load<4>(a, odd + m * (16 * COLUMNS));
 #pragma unroll
         for (int t = 0; t < NT; t++) {
             multiply_add(c[m][t], a, w[t].z, w[t].w);
@@ -424,6 +419,7 @@ static __global__ void __launch_bounds__(256)
                                                          __float_as_uint(operand(v[2])), __float_as_uint(operand(v[3])));
 }
 
+/* The pieces of a layer in the order of its products. */
 template <int D> static struct piece_list list_pieces(int f, bool backward)
 {
     struct piece_list list = {};
@@ -699,7 +695,7 @@ finish_rows(float *a, const float *residual, float *out, const float *bias, cons
         const row_vector<D> b(bias, at);
 #pragma unroll
         for (int i = 0; i < 2 * tile_of<D>::HALVES; i++) {
-            take4(x.v[i % 2][i / 2], a + at.in(p + i % 2, i / 2));
+            ps_load<4>(x.v[i % 2][i / 2], a + at.in(p + i % 2, i / 2));
         }
         PS_EACH(D)
         {
@@ -743,7 +739,7 @@ static __device__ __forceinline__ void gradient_rows(float *a, const float *from
             }
 #pragma unroll
             for (int i = 0; i < 2 * tile_of<D>::HALVES; i++) {
-                take4(d.v[i % 2][i / 2], a + at.in(p + i % 2, i / 2));
+                ps_load<4>(d.v[i % 2][i / 2], a + at.in(p + i % 2, i / 2));
             }
             PS_EACH(D)
             {
@@ -1214,7 +1210,7 @@ template <int D> static __device__ __forceinline__ void fetch_group(float *to, c
         const int piece = i * THREADS + (int)threadIdx.x, row = piece / PIECES, column = piece % PIECES * 4;
         float v[4] = {};
         if (row < count) {
-            take4(v, from + (int64_t)row * (3 * D) + column / T::GROUP * D + column % T::GROUP);
+            ps_load<4>(v, from + (int64_t)row * (3 * D) + column / T::GROUP * D + column % T::GROUP);
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -1602,10 +1598,8 @@ struct staging {
 #pragma unroll
         for (int i = 0; i < DEEP / STEP; i++) {
             const bool here = i * STEP < left;
-            asm volatile(
-                "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + (uint32_t)(stage * 2 * DEEP + i * STEP) * EDGE * 4),
-                "l"(here ? from + i * STEP * ld : from), "r"(here ? 16 : 0)
-                : "memory");
+            ps_copy_async_part(to + (uint32_t)(stage * 2 * DEEP + i * STEP) * EDGE * 4, here ? from + i * STEP * ld : from,
+                               here ? 16 : 0);
         }
         from += left > DEEP ? DEEP * ld : 0;
         left -= DEEP;
@@ -1642,9 +1636,7 @@ struct placing {
             const bool here = i * STEP < left;
             float *const p = at + i * STEP * EDGE + (column ^ turn(row + i * STEP));
             if (copies) {
-                asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(ps_shared_address(p)),
-                             "l"(here ? from + i * STEP * patch : from), "r"(here ? 4 : 0)
-                             : "memory");
+                ps_copy_async4_if(p, here ? from + i * STEP * patch : from, here);
             } else {
                 *p = here && position == 0 ? 1.0f : 0.0f;
             }
@@ -1697,28 +1689,28 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS, 4) products(const __gr
             embedding ? positions.copy(s) : left.copy(s);
             right.copy(s);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        ps_copy_commit();
     }
     int now = 0; /* the stage */
 #pragma unroll 1
     for (int s = 0; s < steps; s++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        ps_copy_wait_group<STAGES - 2>();
         __syncthreads();
         if (s + STAGES - 1 < steps) {
             const int ahead = now == 0 ? STAGES - 1 : now - 1;
             embedding ? positions.copy(ahead) : left.copy(ahead);
             right.copy(ahead);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        ps_copy_commit();
         const float *const l = stages[now][0], *const r = stages[now][1];
         now = now + 1 == STAGES ? 0 : now + 1;
 #pragma unroll
         for (int k = 0; k < DEEP; k += 8) {
             float a[2][4], b[2][4];
-            take4(a[0], l + k * EDGE + even + ((down + 4 * at.g) ^ moved));
-            take4(a[1], l + k * EDGE + odd + ((down + 4 * at.g) ^ moved_odd));
-            take4(b[0], r + k * EDGE + even + ((across + 4 * at.g) ^ moved));
-            take4(b[1], r + k * EDGE + odd + ((across + 4 * at.g) ^ moved_odd));
+            ps_load<4>(a[0], l + k * EDGE + even + ((down + 4 * at.g) ^ moved));
+            ps_load<4>(a[1], l + k * EDGE + odd + ((down + 4 * at.g) ^ moved_odd));
+            ps_load<4>(b[0], r + k * EDGE + even + ((across + 4 * at.g) ^ moved));
+            ps_load<4>(b[1], r + k * EDGE + odd + ((across + 4 * at.g) ^ moved_odd));
             if (sums) {
 #pragma unroll
                 for (int t = 0; t < 4; t++) {

@@ -767,7 +767,7 @@ static __device__ __forceinline__ void rows_stage(const unsigned char *panels, c
 #pragma unroll
         for (int part = 0; part < 2; part++) {
             const bool there = row < valid && lane_column(part) < d;
-            ps_cp_async_row(to + part * PANEL_BYTES, there ? rows + (int64_t)row * d + lane_column(part) : rows, there ? 16 : 0);
+            ps_copy_async_part(to + part * PANEL_BYTES, there ? rows + (int64_t)row * d + lane_column(part) : rows, there ? 16 : 0);
         }
     }
 }
@@ -1752,13 +1752,13 @@ static __device__ __forceinline__ void store_operand(real16 *operand, int panels
  * Reading them when the tile begins takes longer than all that is done with them. */
 static __device__ __forceinline__ void feed_forward_stage(const struct arguments &p, const struct tile &tile,
                                                           const unsigned char *r_panels, const unsigned char *dy_panels,
-                                                          const float *kept)
+                                                          float *kept)
 {
     const int d = p.d;
     rows_stage(r_panels, p.r + tile.half_row * d, d, tile.valid);
     rows_stage(dy_panels, p.dy + tile.half_row * d, d, tile.valid);
     if (p.output.threshold) {
-        ps_cp_async_word(ps_shared_address(kept + threadIdx.x), p.kept.output + (int64_t)tile.number * THREADS + threadIdx.x);
+        ps_copy_async4(kept + threadIdx.x, p.kept.output + (int64_t)tile.number * THREADS + threadIdx.x);
     }
 }
 
@@ -1983,7 +1983,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         hidden_read(hidden_kept, p, tile, 0, side);
         feed_forward_operands(p, vectors, dr, heads, softmax, half, half + 2 * PANEL_BYTES, stats);
         for (int k = threadIdx.x; k < tile.sequences * p.N * p.heads; k += THREADS) {
-            ps_cp_async_word(ps_shared_address(softmax + k), p.softmax + tile.row * p.heads + k);
+            ps_copy_async4(softmax + k, p.softmax + tile.row * p.heads + k);
         }
         rows_stage(heads, p.u + tile.half_row * d, d, tile.valid); /* as softmax, where the thread has read what was there */
         ps_publish();

@@ -53,26 +53,6 @@ static __device__ __forceinline__ void ps_prefetch(const void *p)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
-/* To global memory, not to be kept in L2. */
-static __device__ __forceinline__ void ps_store_once(uint4 *to, uint4 v)
-{
-    asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w),
-                 "l"(ps_cache_once())
-                 : "memory");
-}
-
-/* 4 bytes from global to shared memory, behind the thread's back. */
-static __device__ __forceinline__ void ps_cp_async_word(uint32_t to, const void *from)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-
-/* 16 bytes, of which the first so many are there, and zeros. */
-static __device__ __forceinline__ void ps_cp_async_row(uint32_t to, const void *from, int bytes)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
 static __device__ __forceinline__ float ps_reciprocal(float x)
 {
     float y;

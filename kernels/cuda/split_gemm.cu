@@ -18,13 +18,6 @@ struct slabs {
     int lda, ldb, m, n, tiles_n;
 };
 
-/* 16 bytes to shared memory, the last 16 - bytes of them zero. */
-__device__ static inline void copy_async(float *shared, const float *global, int bytes)
-{
-    unsigned address = (unsigned)__cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(bytes) : "memory");
-}
-
 /* ROWS lines of WIDTH floats from x[.., first column]; beyond `rows` and `columns` zeros. */
 template <int ROWS, int WIDTH, int LD>
 __device__ static inline void stage(float *shared, const float *x, int ld, int rows, int columns)
@@ -35,7 +28,7 @@ __device__ static inline void stage(float *shared, const float *x, int ld, int r
         int piece = i * THREADS + (int)threadIdx.x, row = piece / PIECES, column = piece % PIECES * 4;
         if (ROWS * PIECES % THREADS == 0 || piece < ROWS * PIECES) {
             int bytes = row < rows ? min(4, max(0, columns - column)) * 4 : 0;
-            copy_async(shared + row * LD + column, bytes ? x + row * ld + column : x, bytes);
+            ps_copy_async_part(shared + row * LD + column, bytes ? x + row * ld + column : x, bytes);
         }
     }
 }
@@ -167,7 +160,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) slab_kernel(const __grid_cons
             stage<BK, BM, T::LDA>(to, a + (int64_t)s * BK * x.lda, x.lda, rows - s * BK, x.m - m0);
             stage<BK, BN, T::LDB>(to + BK * T::LDA, b + (int64_t)s * BK * x.ldb, x.ldb, rows - s * BK, x.n - n0);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        ps_copy_commit();
     };
     int group = (int)threadIdx.x / T::UNITS;
     T tile((int)threadIdx.x % T::UNITS);
@@ -176,7 +169,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) slab_kernel(const __grid_cons
         fetch(s);
     }
     for (int s = 0; s < stages; s++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        ps_copy_wait_group<STAGES - 2>();
         __syncthreads(); /* stage s is there, and all have done with stage s - 1, whose place is filled next */
         fetch(s + STAGES - 1);
         const float *at = shared + s % STAGES * S::STAGE, *bt = at + BK * T::LDA;
@@ -190,7 +183,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS) slab_kernel(const __grid_cons
     if constexpr (S::GROUPS == 1) {
         tile.put(out);
     } else {
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        ps_copy_wait();
         __syncthreads();
         tile.put(shared + group * (BM * BN));
         __syncthreads();

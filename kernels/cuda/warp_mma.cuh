@@ -177,6 +177,17 @@ static __device__ __forceinline__ void ps_copy_async(void *shared, const void *g
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(ps_shared_address(shared)), "l"(global) : "memory");
 }
 
+/* 16 bytes, of which the first so many are there, and zeros; where none is, `global` is any address. */
+template <typename T> static __device__ __forceinline__ void ps_copy_async_part(uint32_t shared, const T *global, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+
+template <typename T> static __device__ __forceinline__ void ps_copy_async_part(T *shared, const T *global, int bytes)
+{
+    ps_copy_async_part(ps_shared_address(shared), global, bytes);
+}
+
 /* 8 and 4 bytes. */
 static __device__ __forceinline__ void ps_copy_async8(void *shared, const void *global)
 {
@@ -188,10 +199,29 @@ static __device__ __forceinline__ void ps_copy_async4(void *shared, const void *
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(ps_shared_address(shared)), "l"(global) : "memory");
 }
 
+/* The same; zero where it is not there. */
+template <typename T> static __device__ __forceinline__ void ps_copy_async4_if(T *shared, const T *global, bool there)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(ps_shared_address(shared)), "l"(global), "r"(there ? 4 : 0)
+                 : "memory");
+}
+
 /* Waits for all of the thread's copies. */
 static __device__ __forceinline__ void ps_copy_wait()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* The copies since the last group are one. */
+static __device__ __forceinline__ void ps_copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until at most PENDING of the thread's groups are under way. */
+template <int PENDING> static __device__ __forceinline__ void ps_copy_wait_group()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 /* ---- wgmma, of sm_90 ---- */

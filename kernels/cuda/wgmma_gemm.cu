@@ -35,23 +35,6 @@ static __device__ __forceinline__ float4 load_shared(uint32_t at)
     return v;
 }
 
-/* 16 bytes, the last 16 - bytes of them zero. */
-static __device__ __forceinline__ void copy_async(uint32_t to, const float *from, int bytes)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
-static __device__ __forceinline__ void copy_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Until at most PENDING of the thread's groups are under way. */
-template <int PENDING> static __device__ __forceinline__ void copy_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 /* d = a b (add: d += a b) for the warpgroup's 64 rows and N columns, 8 deep: a m64k8 in registers, b in panels of the summed
  * dimension. Under way until ps_wgmma_wait. */
 template <int N> static __device__ __forceinline__ void multiply(float (&d)[N / 8][4], const uint32_t (&a)[4], uint64_t b, int add)
@@ -164,7 +147,7 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
             const int k = fetch_piece * DEEP, bytes = k + unit < x.k ? 16 : 0;
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                copy_async(to + fetch_stage * WARP_STAGE + i * 4 * LINE, source[i] + (bytes ? k : -unit), bytes);
+                ps_copy_async_part(to + fetch_stage * WARP_STAGE + i * 4 * LINE, source[i] + (bytes ? k : -unit), bytes);
             }
             if (++fetch_piece == x.pieces) {
                 fetch_piece = 0;
@@ -173,7 +156,7 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
             }
             fetch_stage = fetch_stage + 1 == STAGES ? 0 : fetch_stage + 1;
         }
-        copy_commit();
+        ps_copy_commit();
     };
     find();
 #pragma unroll
@@ -213,7 +196,7 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1) rows_kernel(const 
             }
         }
         for (int p = 0; p < x.pieces; p++) {
-            copy_wait<STAGES - 2>();
+            ps_copy_wait_group<STAGES - 2>();
             __syncwarp(); /* piece p is there, and all lanes have read the one before */
             fetch();
             uint32_t hi[4][4], lo[4][4];
@@ -319,18 +302,18 @@ static __global__ void __launch_bounds__(THREADS, 1) gradient_kernel(const __gri
             const uint32_t stage = (uint32_t)fetch_stage * STAGE * 4;
 #pragma unroll
             for (int i = 0; i < DEEP / A_STEP; i++) { /* rows beyond are not read */
-                copy_async(a_to + stage + i * A_STEP * A_LINE * 4, a_from, i * A_STEP < left - a_row ? a_bytes : 0);
+                ps_copy_async_part(a_to + stage + i * A_STEP * A_LINE * 4, a_from, i * A_STEP < left - a_row ? a_bytes : 0);
                 a_from += a_step;
             }
 #pragma unroll
             for (int i = 0; i < DEEP / B_STEP; i++) {
-                copy_async(b_to + stage + i * B_STEP * N * 4, b_from, i * B_STEP < left - b_row ? b_bytes : 0);
+                ps_copy_async_part(b_to + stage + i * B_STEP * N * 4, b_from, i * B_STEP < left - b_row ? b_bytes : 0);
                 b_from += b_step;
             }
             left -= DEEP;
             fetch_stage = fetch_stage + 1 == STAGES ? 0 : fetch_stage + 1;
         }
-        copy_commit();
+        ps_copy_commit();
     };
     float a_sum[2] = {0, 0}, b_sum = 0;
     /* A thread has SHARE neighbouring rows of a column. */
@@ -360,7 +343,7 @@ static __global__ void __launch_bounds__(THREADS, 1) gradient_kernel(const __gri
     for (int p = 0; p < STAGES - 1; p++) {
         fetch();
     }
-    copy_wait<STAGES - 2>();
+    ps_copy_wait_group<STAGES - 2>();
     __syncthreads();
     turn(0);
     const uint32_t place = ps_wgmma_place(shared);
@@ -370,7 +353,7 @@ static __global__ void __launch_bounds__(THREADS, 1) gradient_kernel(const __gri
         sum[i / 4][i % 4] = 0.0f;
     }
     for (int p = 0; p < pieces; p++) {
-        copy_wait<STAGES - 3>();
+        ps_copy_wait_group<STAGES - 3>();
         __syncthreads(); /* piece p is turned, p + 1 is there; b's other side and the stage before p's have been read */
         fetch();
         const float *const at = staged + p % STAGES * STAGE + q * A_LINE + g;
