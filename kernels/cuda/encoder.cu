@@ -5,6 +5,7 @@
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/encoder_float.cuh"
 #include "kernels/cuda/encoder_large.cuh"
+#include "kernels/cuda/encoder_rows.cuh"
 #include "kernels/cuda/encoder_small.cuh"
 #include "kernels/cuda/windows.cuh"
 
@@ -68,7 +69,7 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
     return e;
 }
 
-enum family { SMALL, LARGE, FLOAT };
+enum family { SMALL, LARGE, FLOAT, ROWS };
 
 /* Narrow models, and short sequences of which one tile holds several, are the small one's. */
 static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_small *r, enum family *family)
@@ -76,6 +77,10 @@ static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder
     if (PS_REAL16 == PS_F32) {
         enum ps_status status = ps_encoder_small_supported(r);
         *family = SMALL;
+        if (status == PS_UNSUPPORTED) {
+            *family = ROWS;
+            status = ps_encoder_rows_supported(r);
+        }
         if (status == PS_UNSUPPORTED) {
             *family = FLOAT;
             status = ps_encoder_float_supported(r);
@@ -126,6 +131,10 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
     case FLOAT:
         workspace = ps_encoder_float_workspace_bytes(k, &r);
         needs->kept_bytes = ps_encoder_float_kept_bytes(&r);
+        break;
+    case ROWS:
+        workspace = ps_encoder_rows_workspace_bytes(&r);
+        needs->kept_bytes = ps_encoder_rows_kept_bytes(&r);
         break;
     }
     needs->slower = family == FLOAT && ps_encoder_float_slower(k, &r);
@@ -299,6 +308,9 @@ enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct 
     if (family == FLOAT) {
         return ps_encoder_float_forward(k, &r);
     }
+    if (family == ROWS) {
+        return ps_encoder_rows_forward(k, &r);
+    }
     if (family == SMALL) {
         ps_cuda(k)->ordered = false; /* `fresh` takes care of it */
         return ps_encoder_small_forward(&r, ps_cuda(k)->stream);
@@ -331,6 +343,9 @@ enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct
     }
     if (family == FLOAT) {
         return ps_encoder_float_backward(k, &r);
+    }
+    if (family == ROWS) {
+        return ps_encoder_rows_backward(k, &r);
     }
     if (family == SMALL) {
         ps_cuda(k)->ordered =

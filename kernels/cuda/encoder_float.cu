@@ -22,18 +22,11 @@
  * sequence's values may spoil its neighbours in the tile. */
 #include "kernels/cuda/encoder_float.cuh"
 
-#include "kernels/cuda/bulk.cuh"
-#include "kernels/cuda/warp_mma.cuh"
+#include "kernels/cuda/encoder_float_device.cuh"
 #include "kernels/cuda/windows.cuh"
 
 namespace PS_REAL16_SPACE
 {
-
-#ifdef PS_COMPILE_FP32
-static constexpr bool exact = true;
-#else
-static constexpr bool exact = false;
-#endif
 
 enum {
     WARPS = 16,
@@ -107,12 +100,6 @@ static __device__ __forceinline__ int turn(int row)
 static __device__ __forceinline__ float operand(float x)
 {
     return exact ? x : __uint_as_float(ps_round_up(x));
-}
-
-/* x as weights' gradients read it from memory: rounded in tf32. */
-static __device__ __forceinline__ float rounded(float x)
-{
-    return exact ? x : __uint_as_float(ps_round_up(x) & 0xffffe000u); /* with cvt.rna a step at seed28k takes 1 % longer */
 }
 
 /* Operands as multiply_add's products take them: in fp32 two parts of each. */
@@ -450,34 +437,6 @@ template <int D> static struct piece_list list_pieces(int f, bool backward)
         list.of[i] = {(uint32_t)(first + of * fragments), (uint32_t)fragments * 16};
     }
     return list;
-}
-
-/* ---- dropout ---- */
-
-static __device__ __forceinline__ struct ps_dropout at_site(const struct ps_dropout &d, int layer, int which)
-{
-    struct ps_dropout moved = d;
-    moved.site += 3 * (uint32_t)layer + (uint32_t)which;
-    return moved;
-}
-
-/* Each lane draws the 8 elements of block `index`. Of those that lane t of four has drawn, elements 2q and 2q + 1 are kept when
- * bits 4t and 4t + 16 are set. */
-static __device__ __forceinline__ uint32_t quad_mask(const struct ps_dropout &d, uint64_t step, uint32_t index, int q)
-{
-    const struct ps_block block = ps_philox(d.seed, index, d.site, step);
-    const uint32_t below = (d.threshold - 1) * 0x10001u, minus_below = (0x10000u - (d.threshold - 1)) % 0x10000u * 0x10001u;
-    uint32_t bits = ps_kept2(block.word[0], below, minus_below) + 2 * ps_kept2(block.word[1], below, minus_below) +
-                    4 * ps_kept2(block.word[2], below, minus_below) + 8 * ps_kept2(block.word[3], below, minus_below);
-    bits <<= 4 * q;
-    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
-    bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
-    return bits >> q;
-}
-
-static __device__ __forceinline__ float kept_scale(uint32_t mask, int t, int i, float scale)
-{
-    return mask >> (4 * t + 16 * i) & 1 ? scale : 0.0f;
 }
 
 /* ---- by rows ----
@@ -1900,12 +1859,14 @@ static struct kernels_of kernels_for(int64_t d, int64_t heads)
         return kernels_with<64, 16>();
     case 6432:
         return kernels_with<64, 32>();
+#ifdef PS_COMPILE_FP32
     case 12808:
         return kernels_with<128, 8>();
     case 12816:
         return kernels_with<128, 16>();
     case 12832:
         return kernels_with<128, 32>();
+#endif
     default:
         return {};
     }
@@ -2073,30 +2034,45 @@ enum ps_status ps_encoder_float_forward(const struct ps_kernels *k, const struct
     return launch(c, kernels.forward, blocks_of(c, x), THREADS, kernels.shared, "encoder_forward", x, kernels.pieces(x.f, false));
 }
 
-/* The products of weights' gradients by the table: W_o's and W_2's, and W_qkv's and W_1's as one split. */
-static enum ps_status products_by_table(const struct ps_kernels *k, const struct float_sums &x)
+int64_t ps_encoder_float_parts(const struct ps_encoder_small *e)
 {
-    const struct floats &o = x.of;
-    const struct ps_encoder_layout &at = o.at;
-    const struct sum_places places = sums_of(x.d, o.f);
-    const float *const lefts[4] = {o.xhat1, o.merged, o.xhat2, o.hidden}, *const rights[4] = {o.qkv, o.masked_o, o.d_hidden,
-                                                                                              o.masked_2};
-    PS_TRY(ps_cuda_check(cudaMemsetAsync(x.parts, 0, (size_t)o.layers * (size_t)places.all * sizeof(float), ps_cuda(k)->stream),
-                         "encoder_backward"));
-    for (int layer = 0; layer < o.layers; layer++) {
-        const int64_t matrix = layer * at.matrix_stride, vector = layer * at.vector_stride, kept = layer * o.kept_layer;
-        float *const sums = x.parts + (int64_t)layer * places.all;
-        for (int i = 0; i < 4; i++) {
-            const int64_t m = i == 3 ? o.f : x.d, n = i == 0 ? 3 * x.d : i == 2 ? o.f : x.d;
-            float *const dw = i % 2 == 0 ? sums + places.w[i] : x.gradients + matrix + (i == 1 ? at.w_o : at.w_2);
-            float *const db = i % 2 == 0 ? sums + places.b[i] : x.gradients + vector + (i == 1 ? at.b_o : at.b_2);
-            const struct ps_gemm_gradient g = {ps_tensor_2d(dw, PS_F32, m, n), ps_tensor_1d(db, PS_F32, n),
-                                               ps_tensor_2d((void *)(lefts[i] + kept), PS_F32, o.rows, m),
-                                               ps_tensor_2d((void *)(rights[i] + kept), PS_F32, o.rows, n)};
-            PS_TRY(ps_cuda_gemm_gradient(k, &g));
-        }
+    return e->layers * sums_of((int)e->d_model, (int)e->d_ff).all;
+}
+
+enum ps_status ps_encoder_float_products(const struct ps_kernels *k, const struct ps_encoder_small *e, int layer,
+                                         const struct ps_encoder_float_operands *operands, float *parts)
+{
+    const struct ps_encoder_layout &at = e->offsets;
+    const int64_t d = e->d_model, f = e->d_ff, R = e->sequences * e->patches;
+    const struct sum_places places = sums_of((int)d, (int)f);
+    float *const sums = parts + (int64_t)layer * places.all;
+    float *const matrix = e->gradients + layer * at.matrix_stride, *const vector = e->gradients + layer * at.vector_stride;
+    PS_TRY(ps_cuda_check(cudaMemsetAsync(sums, 0, (size_t)places.all * sizeof(float), ps_cuda(k)->stream), "encoder_backward"));
+    for (int i = 0; i < 4; i++) {
+        const int64_t m = i == 3 ? f : d, n = i == 0 ? 3 * d : i == 2 ? f : d;
+        float *const dw = i % 2 == 0 ? sums + places.w[i] : matrix + (i == 1 ? at.w_o : at.w_2);
+        float *const db = i % 2 == 0 ? sums + places.b[i] : vector + (i == 1 ? at.b_o : at.b_2);
+        const struct ps_gemm_gradient g = {ps_tensor_2d(dw, PS_F32, m, n), ps_tensor_1d(db, PS_F32, n),
+                                           ps_tensor_2d((void *)operands->left[i], PS_F32, R, m),
+                                           ps_tensor_2d((void *)operands->right[i], PS_F32, R, n)};
+        PS_TRY(ps_cuda_gemm_gradient(k, &g));
     }
     return PS_OK;
+}
+
+enum ps_status ps_encoder_float_sums(const struct ps_kernels *k, const struct ps_encoder_small *e, float *parts)
+{
+    struct float_sums x = {};
+    x.of.f = (int)e->d_ff;
+    x.of.layers = (int)e->layers;
+    x.of.parameters = e->parameters;
+    x.of.at = e->offsets;
+    x.parts = parts;
+    x.gradients = e->gradients;
+    x.d = (int)e->d_model;
+    x.splits = 1;
+    return launch(ps_cuda(k), sum_up<true>, dim3(2 * (unsigned)x.d / SUM_ROWS, (unsigned)e->layers), SUM_THREADS, 0,
+                  "encoder_backward", x);
 }
 
 enum ps_status ps_encoder_float_backward(const struct ps_kernels *k, const struct ps_encoder_small *e)
@@ -2114,9 +2090,15 @@ enum ps_status ps_encoder_float_backward(const struct ps_kernels *k, const struc
                   kernels.pieces(x.of.f, true)));
     const unsigned d = (unsigned)x.d, f = (unsigned)x.of.f, layers = (unsigned)x.of.layers;
     if (by_table(e)) {
-        x.splits = 1;
-        PS_TRY(products_by_table(k, x));
-        return launch(c, sum_up<true>, dim3(2 * d / SUM_ROWS, layers), SUM_THREADS, 0, name, x);
+        const struct floats &o = x.of;
+        for (int layer = 0; layer < o.layers; layer++) {
+            const int64_t kept = layer * o.kept_layer;
+            const struct ps_encoder_float_operands operands = {
+                {o.xhat1 + kept, o.merged + kept, o.xhat2 + kept, o.hidden + kept},
+                {o.qkv + kept, o.masked_o + kept, o.d_hidden + kept, o.masked_2 + kept}};
+            PS_TRY(ps_encoder_float_products(k, e, layer, &operands, x.parts));
+        }
+        return ps_encoder_float_sums(k, e, x.parts);
     }
     const int splits = splits_of(e, c->multiprocessors);
     x.split_rows = ((x.of.rows + splits - 1) / splits + DEEP - 1) / DEEP * DEEP;

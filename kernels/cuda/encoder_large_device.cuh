@@ -14,18 +14,6 @@ static __device__ __forceinline__ void ps_stmatrix_x2(uint32_t address, uint32_t
     asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(r0), "r"(r1) : "memory");
 }
 
-static __device__ __forceinline__ float2 ps_shared_load2(uint32_t address)
-{
-    float2 v;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
-    return v;
-}
-
-static __device__ __forceinline__ void ps_shared_store2(uint32_t address, float2 v)
-{
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
-}
-
 /* True for the last of so many that come here, after what those before have done; then it starts again. */
 static __device__ __forceinline__ bool ps_shared_count(uint32_t counter, int all)
 {
@@ -61,20 +49,6 @@ static __device__ __forceinline__ float ps_reciprocal(float x)
 }
 
 /* ---- sm_90a: a warpgroup's product, its right operand read from shared memory by the tensor cores ---- */
-
-/* Operand in panels of 128-byte rows, 16-byte units exchanged by the row's number modulo 8; the panel aligned to 1,024 bytes.
- * Groups of 8 rows follow one another; panels that stand side by side (of a right operand read transposed) are `far` bytes apart.
- */
-static __device__ __forceinline__ uint32_t ps_wgmma_place(uint32_t address, uint32_t far = 0)
-{
-    return address >> 4 | (far >> 4) << 16;
-}
-
-/* `further` bytes from there. */
-static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t place, int further)
-{
-    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | (place + (further >> 4));
-}
 
 /* d += a b for the warpgroup's 64 rows and COLUMNS (32 or 64) columns, 16 deep, with both operands in shared memory. */
 template <int COLUMNS, int TRANSPOSED> static __device__ __forceinline__ void ps_wgmma_shared(float (*d)[4], uint64_t a, uint64_t b)
@@ -142,23 +116,6 @@ static __device__ __forceinline__ void ps_box_copy(uint32_t to, const CUtensorMa
 }
 
 /* ---- registers ---- */
-
-/* Registers that products write or read stay where they are until here. */
-template <int N> static __device__ __forceinline__ void ps_pin(float (&sums)[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
-    }
-}
-
-template <int N> static __device__ __forceinline__ void ps_pin(const uint32_t (&fragment)[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        asm volatile("" ::"r"(fragment[n][0]), "r"(fragment[n][1]), "r"(fragment[n][2]), "r"(fragment[n][3]) : "memory");
-    }
-}
 
 template <int N> static __device__ __forceinline__ void ps_zero(float (&sums)[N][4])
 {

@@ -92,6 +92,18 @@ static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+static __device__ __forceinline__ float2 ps_shared_load2(uint32_t address)
+{
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void ps_shared_store2(uint32_t address, float2 v)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
+}
+
 /* Four 8 x 8 matrices of real16; lanes 8i .. 8i + 7 give the addresses of matrix i's rows: in shared memory (_at), or pointers. */
 static __device__ __forceinline__ void ps_ldmatrix4_at(uint32_t (&r)[4], uint32_t p)
 {
@@ -248,6 +260,37 @@ static __device__ __forceinline__ void ps_wgmma_commit()
 template <int PENDING> static __device__ __forceinline__ void ps_wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Operand in panels of 128-byte rows, 16-byte units exchanged by the row's number modulo 8; the panel aligned to 1,024 bytes.
+ * Groups of 8 rows follow one another; panels that stand side by side (of a right operand read transposed) are `far` bytes apart.
+ */
+static __device__ __forceinline__ uint32_t ps_wgmma_place(uint32_t address, uint32_t far = 0)
+{
+    return address >> 4 | (far >> 4) << 16;
+}
+
+/* `further` bytes from there. */
+static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t place, int further)
+{
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | (place + (further >> 4));
+}
+
+/* Registers that products write or read stay where they are until here. */
+template <int N> static __device__ __forceinline__ void ps_pin(float (&sums)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
+    }
+}
+
+template <int N> static __device__ __forceinline__ void ps_pin(const uint32_t (&fragment)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        asm volatile("" ::"r"(fragment[n][0]), "r"(fragment[n][1]), "r"(fragment[n][2]), "r"(fragment[n][3]) : "memory");
+    }
 }
 
 /* Barrier `id` of `threads` threads, whole warps. */

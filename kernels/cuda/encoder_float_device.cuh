@@ -1,0 +1,52 @@
+/* What encoder_float.cu and encoder_rows.cu share on the device. */
+#ifndef PS_KERNELS_CUDA_ENCODER_FLOAT_DEVICE_CUH
+#define PS_KERNELS_CUDA_ENCODER_FLOAT_DEVICE_CUH
+
+#include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/warp_mma.cuh"
+
+namespace PS_REAL16_SPACE
+{
+
+#ifdef PS_COMPILE_FP32
+static constexpr bool exact = true;
+#else
+static constexpr bool exact = false;
+#endif
+
+/* x as weights' gradients read it from memory: rounded in tf32. */
+static __device__ __forceinline__ float rounded(float x)
+{
+    return exact ? x : __uint_as_float(ps_round_up(x) & 0xffffe000u); /* with cvt.rna a step at seed28k takes 1 % longer */
+}
+
+/* Dropout of a layer: which 0 after W_o, 1 after gelu, 2 after W_2. */
+static __host__ __device__ __forceinline__ struct ps_dropout at_site(const struct ps_dropout &d, int layer, int which)
+{
+    struct ps_dropout moved = d;
+    moved.site += 3 * (uint32_t)layer + (uint32_t)which;
+    return moved;
+}
+
+/* Each lane draws the 8 elements of block `index`. Of those that lane t of four has drawn, elements 2q and 2q + 1 are kept when
+ * bits 4t and 4t + 16 are set. */
+static __device__ __forceinline__ uint32_t quad_mask(const struct ps_dropout &d, uint64_t step, uint32_t index, int q)
+{
+    const struct ps_block block = ps_philox(d.seed, index, d.site, step);
+    const uint32_t below = (d.threshold - 1) * 0x10001u, minus_below = (0x10000u - (d.threshold - 1)) % 0x10000u * 0x10001u;
+    uint32_t bits = ps_kept2(block.word[0], below, minus_below) + 2 * ps_kept2(block.word[1], below, minus_below) +
+                    4 * ps_kept2(block.word[2], below, minus_below) + 8 * ps_kept2(block.word[3], below, minus_below);
+    bits <<= 4 * q;
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
+    return bits >> q;
+}
+
+static __device__ __forceinline__ float kept_scale(uint32_t mask, int t, int i, float scale)
+{
+    return mask >> (4 * t + 16 * i) & 1 ? scale : 0.0f;
+}
+
+} // namespace PS_REAL16_SPACE
+
+#endif

@@ -1,0 +1,1074 @@
+/* Level `layer` in tf32 for d_model 128: all of a layer that goes by rows, in two kernels each way around the table's attention.
+ *
+ * Why: a layer's weights in fp32, 512 KB at d_ff 256, and what attention wants of a tile would not fit a multiprocessor together,
+ * and with mma.sync (encoder_float.cu) shared memory cannot feed the tensor cores. Rows know nothing of each other but in
+ * attention, so the rest is cut there: `enter` LN1 and W_qkv; `finish` W_o, the residual, LN2, the feed-forward part; backward
+ * `back` the feed-forward part, LN2, W_o'; `leave` W_qkv', LN1. Between a kernel's products rows stay in registers.
+ *
+ * A warpgroup takes 64 rows of its own through all of a kernel; wgmma multiplies them, in shared memory or in registers, with
+ * pieces of weights of 32 KB, which one warp has the copy engine bring from L2 for all warpgroups (two or three, which come to
+ * drift apart: while one multiplies another has its sums in hand). `pack` lays the pieces out before, the summed dimension
+ * contiguous, since wgmma takes tf32 in no other way. It multiplies W_qkv and W_1 with LayerNorm's gamma and adds beta W to their
+ * biases: the left operand is xhat itself, which is what weights' gradients are made of too (G = xhat' dy; encoder_float.cu says
+ * how the rest follows), and gradients come out as xhat's.
+ *
+ * The hidden columns before gelu are not kept: backward computes them again from xhat.
+ *
+ * Counts a layer, R rows, d 128, beside attention's and those of weights' gradients. enter: 6 R d^2 flops, 4 R d bytes read, 16 R d
+ * written; finish: 2 R d^2 + 4 R d f, 16 R d read, 12 R d written; back: 6 R d f + 2 R d^2, 12 R d read, 16 R d + 8 R f written;
+ * leave: 6 R d^2, 20 R d read, 4 R d written. Weights from L2: (2 + f / 64) 32 KB .. of a tile of 128 or 192 rows. weather (R
+ * 112,896, f 256): 133 GFLOP, 320 us at wgmma's 415 TFLOP/s; 1.39 GB, 330 us at 4.2 TB/s. */
+#include "kernels/cuda/encoder_rows.cuh"
+
+#include "kernels/cuda/encoder_float.cuh"
+#include "kernels/cuda/encoder_float_device.cuh"
+#include "kernels/cuda/wgmma_tf32.cuh"
+
+namespace PS_REAL16_SPACE
+{
+
+enum {
+    D = 128,
+    ROWS = 64, /* of a warpgroup */
+    COLUMNS = 64,
+    PANEL_BYTES = ROWS * 128, /* of 32 columns */
+    LEFT_BYTES = D / 32 * PANEL_BYTES,
+    PIECE = COLUMNS * D, /* floats */
+    PIECE_BYTES = PIECE * 4,
+    MOST_HIDDEN = 512 /* encoder_float.cu's sums */
+};
+
+/* Pieces of a layer, in this order, HIDDEN = f / 64: of W_qkv 6 and W_o 2, 64 columns each; W_1's 64 columns and W_2's 64 rows in
+ * turns, HIDDEN of each; then backward's: W_2' and W_1' likewise, W_o' 2, W_qkv' 6, 64 rows each. A piece of columns holds
+ * [64][128], the product's columns and what it sums over; one of rows [128][64], whose summed dimension stands, when the left
+ * operand is in registers, in the order 0, 2, 4, 6, 1, 3, 5, 7 of each eight (as sums come out). In panels of 32 of the summed
+ * dimension, 128 bytes a line, whose units of 16 are exchanged by the line's number modulo 8. */
+static __host__ __device__ __forceinline__ int pieces_of(int hidden)
+{
+    return 16 + 4 * hidden;
+}
+
+struct row_places {
+    int back, w_ot, w_qkvt; /* first pieces */
+    __host__ __device__ __forceinline__ explicit row_places(int hidden)
+        : back(8 + 2 * hidden), w_ot(8 + 4 * hidden), w_qkvt(10 + 4 * hidden)
+    {
+    }
+};
+
+struct rows_layer {
+    int64_t rows; /* R */
+    int f;
+    float epsilon;
+    const float *pieces;                     /* the layer's */
+    const float *b_qkv, *b_o, *b_1, *b_2;    /* b_qkv and b_1 with beta's share */
+    const float *u;                          /* [R, d] */
+    float *xhat1, *rstd1, *qkv;              /* [R, d], [R], [R, 3d]; xhat and rstd NULL: nothing is kept */
+    const float *merged;                     /* [R, d] */
+    float *xhat2, *rstd2, *y;                /* y holds the residual stream for a while */
+    const float *dy, *d_qkv;                 /* [R, d], [R, 3d] */
+    float *du;                               /* back: the gradient of the residual stream; may be dy. leave: u's */
+    float *hidden, *d_hidden;                /* [R, f]: what W_2 is multiplied with, and the gradient entering W_1 */
+    float *masked_2, *masked_o, *d_merged;   /* [R, d]: gradients entering W_2 and W_o, and that of merged */
+    struct ps_dropout after_o, gelu, output; /* after W_o, after gelu, after W_2 */
+};
+
+/* ---- packing ---- */
+
+struct packing {
+    float *pieces, *biases; /* [layers, pieces_of, PIECE]; [layers, 3d + f] */
+    const float *weights, *parameters;
+    struct ps_encoder_layout at;
+    int f, units; /* 16 bytes each, of a layer's pieces */
+};
+
+/* The element of a piece: its summed index k, its column n. */
+static __device__ __forceinline__ float packed_element(const struct packing &x, const float *w, const float *p, int piece, int k,
+                                                       int n)
+{
+    const int hidden = x.f / COLUMNS;
+    const row_places at(hidden);
+    if (piece < 6) {
+        return w[x.at.w_qkv + k * (3 * D) + piece * COLUMNS + n] * p[x.at.ln1_gamma + k];
+    }
+    if (piece < 8) {
+        return w[x.at.w_o + k * D + (piece - 6) * COLUMNS + n];
+    }
+    if (piece < at.back) {
+        const int j = (piece - 8) / 2 * COLUMNS;
+        return piece % 2 == 0 ? w[x.at.w_1 + k * x.f + j + n] * p[x.at.ln2_gamma + k] : w[x.at.w_2 + (j + k) * D + n];
+    }
+    if (piece < at.w_ot) {
+        const int j = (piece - at.back) / 2 * COLUMNS;
+        return piece % 2 == 0 ? w[x.at.w_2 + (j + n) * D + k] : w[x.at.w_1 + n * x.f + j + k] * p[x.at.ln2_gamma + n];
+    }
+    if (piece < at.w_qkvt) {
+        return w[x.at.w_o + ((piece - at.w_ot) * COLUMNS + n) * D + k];
+    }
+    return w[x.at.w_qkv + n * (3 * D) + (piece - at.w_qkvt) * COLUMNS + k] * p[x.at.ln1_gamma + n];
+}
+
+/* A unit of 16 bytes, or a bias, a thread; a layer to each blockIdx.y. Reads 8 bytes for each 4 written. */
+static __global__ void __launch_bounds__(256) pack_rows(const __grid_constant__ struct packing x)
+{
+    ps_grid_begin();
+    const int layer = (int)blockIdx.y, hidden = x.f / COLUMNS;
+    const row_places at(hidden);
+    const float *const w = x.weights + layer * x.at.matrix_stride, *const p = x.parameters + layer * x.at.vector_stride;
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < x.units) {
+        const int piece = i / (PIECE / 4), in = i % (PIECE / 4);
+        const bool of_rows = piece >= at.w_qkvt || (piece >= 8 && piece < at.w_ot && piece % 2 == 1);
+        const bool moved = of_rows && piece < at.w_qkvt;
+        const int lines = of_rows ? D : COLUMNS, n = in / 8 % lines, unit = in % 8 ^ n % 8;
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int place = unit % 2 * 4 + j,
+                      k = in / 8 / lines * 32 + unit / 2 * 8 + (moved ? 2 * (place % 4) + place / 4 : place);
+            v[j] = __uint_as_float(ps_tf32(packed_element(x, w, p, piece, k, n)));
+        }
+        ps_store<4>(x.pieces + ((int64_t)layer * pieces_of(hidden) * PIECE + (int64_t)i * 4), v);
+        return;
+    }
+    i -= x.units;
+    if (i < 3 * D + x.f) {
+        const bool first = i < 3 * D;
+        const int column = first ? i : i - 3 * D, width = first ? 3 * D : x.f;
+        const float *const matrix = w + (first ? x.at.w_qkv : x.at.w_1) + column, *const beta =
+                                                                                      p + (first ? x.at.ln1_beta : x.at.ln2_beta);
+        float sum = p[(first ? x.at.b_qkv : x.at.b_1) + column];
+        for (int k = 0; k < D; k++) {
+            sum = fmaf(beta[k], matrix[k * width], sum);
+        }
+        x.biases[layer * (3 * D + x.f) + i] = sum;
+    }
+}
+
+/* ---- pieces on their way ---- */
+
+/* The ring of slots that pieces pass through. */
+template <int SLOTS> struct piece_ring {
+    uint32_t slots, full, empty; /* addresses */
+    int slot, oldest;            /* of the next piece to take, of the first not yet released */
+    uint32_t parity;
+
+    /* By all threads. readers: warps. */
+    __device__ __forceinline__ piece_ring(uint32_t slots_, uint32_t barriers, int readers)
+        : slots(slots_), full(barriers), empty(barriers + 8 * SLOTS), slot(0), oldest(0), parity(0)
+    {
+        if (threadIdx.x == 0) {
+            for (uint32_t i = 0; i < SLOTS; i++) {
+                ps_mbarrier_init(full + 8 * i, 1);
+                ps_mbarrier_init(empty + 8 * i, readers * 32);
+            }
+            ps_mbarrier_publish();
+        }
+        __syncthreads();
+    }
+    /* One thread, for all readers: pieces number(0) .. number(count - 1) of the layer, `times` over. */
+    template <typename N> __device__ __forceinline__ void bring(const float *pieces, int64_t times, int count, N number)
+    {
+        int to = 0;
+        uint32_t turn = 1; /* the first turn finds the slots empty */
+        for (int64_t i = 0; i < times; i++) {
+            for (int j = 0; j < count; j++) {
+                ps_mbarrier_wait(empty + 8 * to, turn);
+                ps_mbarrier_expect(full + 8 * to, PIECE_BYTES);
+                ps_bulk_fetch(slots + to * PIECE_BYTES, pieces + (int64_t)number(j) * PIECE, PIECE_BYTES, full + 8 * to);
+                if (++to == SLOTS) {
+                    to = 0;
+                    turn ^= 1;
+                }
+            }
+        }
+    }
+    /* The next piece, once it is there: its place as wgmma's operand. */
+    __device__ __forceinline__ uint32_t take()
+    {
+        ps_mbarrier_wait(full + 8 * slot, parity);
+        const uint32_t place = ps_wgmma_place(slots + slot * PIECE_BYTES);
+        if (++slot == SLOTS) {
+            slot = 0;
+            parity ^= 1;
+        }
+        return place;
+    }
+    /* The oldest piece taken, which no product reads any more. */
+    __device__ __forceinline__ void release()
+    {
+        ps_mbarrier_arrive(empty + 8 * oldest);
+        oldest = oldest + 1 == SLOTS ? 0 : oldest + 1;
+    }
+};
+
+/* ---- a warpgroup's rows ----
+ *
+ * Sums of products: c[n][2 i + e] is row 16 w + g + 8 i, column 8 n + 2 q + e, of warp w and lane 4 g + q (`seat`). Left operands
+ * lie in four panels of 32 columns. By rows: a warp takes four of its 16 at a time, lane 8 r + c has columns 4 c + 32 j + 0 .. 3.
+ */
+
+struct seat {
+    int lane, g, q, warp, group; /* the warp in its warpgroup; the warpgroup */
+    __device__ __forceinline__ seat()
+    {
+        const int all = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); /* said to be one for the warp */
+        lane = (int)threadIdx.x % 32;
+        g = lane / 4;
+        q = lane % 4;
+        warp = all % 4;
+        group = all / 4;
+    }
+    __device__ __forceinline__ int row(int i) const
+    {
+        return 16 * warp + g + 8 * i;
+    }
+    /* Of the warpgroup's threads. */
+    __device__ __forceinline__ void sync() const
+    {
+        ps_barrier(1 + group, 128);
+    }
+};
+
+/* Where sums' columns 8 n + 2 q of the lane's row i lie in panels. */
+struct left_place {
+    uint32_t base;
+    __device__ __forceinline__ left_place(uint32_t panels, const seat &at)
+        : base(panels + at.row(0) * 128 + (((at.q / 2) ^ at.g) << 4) + at.q % 2 * 8)
+    {
+    }
+    __device__ __forceinline__ uint32_t of(int n, int i) const
+    {
+        return (base ^ n % 4 << 5) + n / 4 * PANEL_BYTES + i * 1024;
+    }
+};
+
+static __device__ __forceinline__ float2 rounded2(float x, float y)
+{
+    return make_float2(rounded(x), rounded(y));
+}
+
+/* Row r, columns 4 c + 32 j, of panels. */
+static __device__ __forceinline__ void put_left(uint32_t panels, int row, int j, const float4 &v, const seat &at)
+{
+    asm volatile(
+        "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(panels + j * PANEL_BYTES + row * 128 + ((at.lane % 8 ^ row % 8) << 4)),
+        "f"(rounded(v.x)), "f"(rounded(v.y)), "f"(rounded(v.z)), "f"(rounded(v.w))
+        : "memory");
+}
+
+/* The lane's part of a row; zero where the row does not exist. */
+static __device__ __forceinline__ void take_row(float4 (&v)[4], const float *from, int ld, int row, int count, const seat &at)
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        v[j] = row < count ? *(const float4 *)(from + (int64_t)row * ld + at.lane % 8 * 4 + 32 * j) : make_float4(0, 0, 0, 0);
+    }
+}
+
+static __device__ __forceinline__ void keep_row(float *to, int row, int count, const float4 (&v)[4], const seat &at)
+{
+    if (row < count) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            *(float4 *)(to + (int64_t)row * D + at.lane % 8 * 4 + 32 * j) =
+                make_float4(rounded(v[j].x), rounded(v[j].y), rounded(v[j].z), rounded(v[j].w));
+        }
+    }
+}
+
+/* 64 rows of 128 columns, as operands. Between the warpgroup's barriers. */
+static __device__ __forceinline__ void put_rows(uint32_t panels, const float *from, int ld, int count, const seat &at)
+{
+#pragma unroll
+    for (int pass = 0; pass < 4; pass++) {
+        const int row = 16 * at.warp + 4 * pass + at.lane / 8;
+        float4 v[4];
+        take_row(v, from, ld, row, count, at);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            put_left(panels, row, j, v[j], at);
+        }
+    }
+}
+
+/* c (add: +=) left piece, 128 deep, 64 columns. Under way until ps_wgmma_wait. */
+static __device__ __forceinline__ void multiply_columns(float (&c)[8][4], uint32_t left, uint32_t piece)
+{
+    const uint32_t a = ps_wgmma_place(left);
+#pragma unroll
+    for (int k = 0; k < 16; k++) {
+        const int further = k / 4 * PANEL_BYTES + k % 4 * 32;
+        ps_wgmma_tf32<64>(c, ps_wgmma_operand(a, further), ps_wgmma_operand(piece, further), k > 0);
+    }
+}
+
+/* c (add: +=) left piece, 64 deep, 128 columns: left two panels, */
+static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], uint32_t left, uint32_t piece, int add)
+{
+    const uint32_t a = ps_wgmma_place(left);
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        ps_wgmma_tf32<128>(c, ps_wgmma_operand(a, k / 4 * PANEL_BYTES + k % 4 * 32),
+                           ps_wgmma_operand(piece, k / 4 * (D * 128) + k % 4 * 32), add | k);
+    }
+}
+
+/* or sums of 64 columns as they came out. */
+static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], const uint32_t (&left)[8][4], uint32_t piece, int add)
+{
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        ps_wgmma_tf32<128>(c, left[k], ps_wgmma_operand(piece, k / 4 * (D * 128) + k % 4 * 32), add | k);
+    }
+}
+
+/* c = drop(c): 8 N columns from `column` on of rows `width` wide, row0 the warpgroup's first. */
+template <int N>
+static __device__ __forceinline__ void drop_sums(float (&c)[N][4], const struct ps_dropout &dropout, int64_t row0, int width,
+                                                 int column, const seat &at)
+{
+    const uint64_t step = dropout.state->step;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int m = 0; m < N / 4; m++) {
+            const uint64_t block = ((uint64_t)(row0 + at.row(i)) * width + column + 32 * m) / 8 + at.q;
+            const uint32_t mask = quad_mask(dropout, step, (uint32_t)block, at.q);
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                c[4 * m + t][2 * i] *= kept_scale(mask, t, 0, dropout.scale);
+                c[4 * m + t][2 * i + 1] *= kept_scale(mask, t, 1, dropout.scale);
+            }
+        }
+    }
+}
+
+/* Of each of the lane's two rows, over the 128 columns. */
+static __device__ __forceinline__ float quad_sum(float x)
+{
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/* c, the gradient of xhat, becomes residual + LayerNorm's gradient of it: rstd (c - mean(c) - xhat mean(c xhat)). xhat: the lane's
+ * pair of columns 8 n of row i. */
+template <typename X>
+static __device__ __forceinline__ void normalise_gradient(float (&c)[16][4], const float *rstd, const float *residual, X xhat,
+                                                          int count, const seat &at)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int row = at.row(i);
+        const bool here = row < count;
+        float mean = 0, slope = 0;
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+            const float2 x = xhat(n, i);
+            mean += c[n][2 * i] + c[n][2 * i + 1];
+            slope += c[n][2 * i] * x.x + c[n][2 * i + 1] * x.y;
+        }
+        mean = quad_sum(mean) * (1.0f / D);
+        slope = quad_sum(slope) * (1.0f / D);
+        const float factor = here ? rstd[row] : 0.0f;
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+            const float2 x = xhat(n, i);
+            const float2 old = here ? *(const float2 *)(residual + (int64_t)row * D + 8 * n + 2 * at.q) : make_float2(0, 0);
+            c[n][2 * i] = old.x + factor * (c[n][2 * i] - mean - x.x * slope);
+            c[n][2 * i + 1] = old.y + factor * (c[n][2 * i + 1] - mean - x.y * slope);
+        }
+    }
+}
+
+/* To rows of `ld`, from the warpgroup's first row and first column on. */
+template <int N>
+static __device__ __forceinline__ void keep_sums(float *to, int ld, const float (&c)[N][4], int count, const seat &at)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (at.row(i) < count) {
+            float *const row = to + (int64_t)at.row(i) * ld + 2 * at.q;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                *(float2 *)(row + 8 * n) = make_float2(c[n][2 * i], c[n][2 * i + 1]);
+            }
+        }
+    }
+}
+
+/* ---- the kernels: GROUPS warpgroups, and one of which a thread brings the pieces ---- */
+
+/* Registers of the warpgroup's threads from here on; those of all four or three warpgroups fit a multiprocessor. */
+template <int REGISTERS> static __device__ __forceinline__ void fewer_registers()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS> static __device__ __forceinline__ void more_registers()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int GROUPS, int LEFTS, int RING> struct row_kernel {
+    static constexpr int SLOTS = RING, THREADS = (GROUPS + 1) * 128, TILE = GROUPS * ROWS;
+    static constexpr int REGISTERS = GROUPS == 3 ? 160 : 240, FEW = 24;
+    static constexpr int LEFT = GROUPS * LEFTS * LEFT_BYTES;
+    static constexpr size_t SHARED = LEFT + SLOTS * PIECE_BYTES + 16 * SLOTS + 1024;
+
+    static __device__ __forceinline__ uint32_t shared()
+    {
+        extern __shared__ uint8_t row_memory[];
+        return (ps_shared_address(row_memory) + 1023u) & ~1023u;
+    }
+    static __device__ __forceinline__ piece_ring<SLOTS> ring()
+    {
+        return piece_ring<SLOTS>(shared() + LEFT, shared() + LEFT + SLOTS * PIECE_BYTES, GROUPS * 4);
+    }
+    static __device__ __forceinline__ int64_t tiles(int64_t rows)
+    {
+        return (rows + TILE - 1) / TILE;
+    }
+    /* Of this block. */
+    static __device__ __forceinline__ int64_t turns(int64_t rows)
+    {
+        return (tiles(rows) - blockIdx.x + gridDim.x - 1) / gridDim.x;
+    }
+};
+
+typedef row_kernel<3, 1, 4> enter_kernel;
+typedef row_kernel<3, 1, 4> finish_kernel;
+typedef row_kernel<2, 2, 3> back_kernel;
+typedef row_kernel<3, 1, 4> leave_kernel;
+
+/* xhat1 = LN1's of u without gamma and beta, qkv = the products' rows. */
+static __global__ void __launch_bounds__(enter_kernel::THREADS, 1) enter(const __grid_constant__ struct rows_layer x)
+{
+    typedef enter_kernel K;
+    const seat at;
+    ps_grid_begin();
+    piece_ring<K::SLOTS> ring = K::ring();
+    if (at.group == 3) {
+        fewer_registers<K::FEW>();
+        if (at.warp == 0 && at.lane == 0) {
+            ring.bring(x.pieces, K::turns(x.rows), 6, [](int i) { return i; });
+        }
+        return;
+    }
+    more_registers<K::REGISTERS>();
+    const uint32_t left = K::shared() + at.group * LEFT_BYTES;
+    for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
+        const int64_t row0 = tile * K::TILE + at.group * ROWS;
+        const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
+        at.sync(); /* the panels are free */
+#pragma unroll
+        for (int pass = 0; pass < 4; pass++) {
+            const int row = 16 * at.warp + 4 * pass + at.lane / 8;
+            float4 v[4];
+            take_row(v, x.u + row0 * D, D, row, count, at);
+            float sum = 0, squares = 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                sum += (v[j].x + v[j].y) + (v[j].z + v[j].w);
+            }
+            const float mean = ps_group_sum<8>(sum) * (1.0f / D);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                v[j] = make_float4(v[j].x - mean, v[j].y - mean, v[j].z - mean, v[j].w - mean);
+                squares += (v[j].x * v[j].x + v[j].y * v[j].y) + (v[j].z * v[j].z + v[j].w * v[j].w);
+            }
+            const float rstd = rsqrtf(fmaf(ps_group_sum<8>(squares), 1.0f / D, x.epsilon));
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                v[j] = make_float4(v[j].x * rstd, v[j].y * rstd, v[j].z * rstd, v[j].w * rstd);
+                put_left(left, row, j, v[j], at);
+            }
+            if (x.xhat1) {
+                keep_row(x.xhat1 + row0 * D, row, count, v, at);
+                if (row < count && at.lane % 8 == 0) {
+                    x.rstd1[row0 + row] = rstd;
+                }
+            }
+        }
+        ps_publish();
+        at.sync();
+#pragma unroll 1
+        for (int i = 0; i < 6; i += 2) {
+            float c[2][8][4];
+            const uint32_t pieces[2] = {ring.take(), ring.take()};
+            ps_wgmma_begin();
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                multiply_columns(c[h], left, pieces[h]);
+                ps_wgmma_commit();
+            }
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                h ? ps_wgmma_wait<0>() : ps_wgmma_wait<1>();
+                ps_pin(c[h]);
+                ring.release();
+                const int column = (i + h) * COLUMNS;
+#pragma unroll
+                for (int n = 0; n < 8; n++) {
+                    const float2 b = *(const float2 *)(x.b_qkv + column + 8 * n + 2 * at.q);
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        c[h][n][j] += j % 2 ? b.y : b.x;
+                    }
+                }
+                keep_sums(x.qkv + row0 * (3 * D) + column, 3 * D, c[h], count, at);
+            }
+        }
+    }
+}
+
+/* r = u + drop(merged W_o + b_o), xhat2 of it, y = r + drop(drop(gelu(z)) W_2 + b_2) of z = xhat2 W_1 + b_1. */
+static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const __grid_constant__ struct rows_layer x)
+{
+    typedef finish_kernel K;
+    const seat at;
+    ps_grid_begin();
+    piece_ring<K::SLOTS> ring = K::ring();
+    const int hidden = x.f / COLUMNS;
+    if (at.group == 3) {
+        fewer_registers<K::FEW>();
+        if (at.warp == 0 && at.lane == 0) {
+            ring.bring(x.pieces, K::turns(x.rows), 2 + 2 * hidden, [](int i) { return 6 + i; });
+        }
+        return;
+    }
+    more_registers<K::REGISTERS>();
+    const uint32_t left = K::shared() + at.group * LEFT_BYTES;
+    const left_place place(left, at);
+    for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
+        const int64_t row0 = tile * K::TILE + at.group * ROWS;
+        const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
+        at.sync();
+        put_rows(left, x.merged + row0 * D, D, count, at);
+        ps_publish();
+        at.sync();
+        float *const y = x.y + row0 * D + 2 * at.q;
+        float r[2][8][4]; /* halves of the columns */
+        const uint32_t first = ring.take(), second = ring.take();
+        ps_wgmma_begin();
+        multiply_columns(r[0], left, first);
+        multiply_columns(r[1], left, second);
+        ps_wgmma_commit();
+        ps_wgmma_wait<0>();
+        ps_pin(r[0]);
+        ps_pin(r[1]);
+        ring.release();
+        ring.release();
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                const float2 b = *(const float2 *)(x.b_o + COLUMNS * h + 8 * n + 2 * at.q);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    r[h][n][j] += j % 2 ? b.y : b.x;
+                }
+            }
+            if (x.after_o.threshold) {
+                drop_sums(r[h], x.after_o, row0, D, COLUMNS * h, at);
+            }
+        }
+        at.sync(); /* merged has been read */
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int row = at.row(i);
+            const bool here = row < count;
+            const float *const u = x.u + (row0 + row) * D + 2 * at.q;
+            float sum = 0, squares = 0;
+#pragma unroll
+            for (int n = 0; n < 16; n++) {
+                float *const v = &r[n / 8][n % 8][2 * i];
+                const float2 old = here ? *(const float2 *)(u + 8 * n) : make_float2(0, 0);
+                v[0] += old.x;
+                v[1] += old.y;
+                sum += v[0] + v[1];
+            }
+            const float mean = quad_sum(sum) * (1.0f / D);
+#pragma unroll
+            for (int n = 0; n < 16; n++) {
+                float *const v = &r[n / 8][n % 8][2 * i];
+                if (here) {
+                    *(float2 *)(y + row * D + 8 * n) = make_float2(v[0], v[1]);
+                }
+                v[0] -= mean;
+                v[1] -= mean;
+                squares += v[0] * v[0] + v[1] * v[1];
+            }
+            const float rstd = rsqrtf(fmaf(quad_sum(squares), 1.0f / D, x.epsilon));
+            if (x.xhat2 && here && at.q == 0) {
+                x.rstd2[row0 + row] = rstd;
+            }
+#pragma unroll
+            for (int n = 0; n < 16; n++) {
+                const float *const v = &r[n / 8][n % 8][2 * i];
+                const float2 xhat = rounded2(v[0] * rstd, v[1] * rstd);
+                ps_shared_store2(place.of(n, i), xhat);
+                if (x.xhat2 && here) {
+                    *(float2 *)(x.xhat2 + (row0 + row) * D + 8 * n + 2 * at.q) = xhat;
+                }
+            }
+        }
+        ps_publish();
+        at.sync();
+        float c[16][4];
+#pragma unroll 1
+        for (int j = 0; j < hidden; j++) {
+            float z[8][4];
+            uint32_t piece = ring.take();
+            ps_wgmma_begin();
+            multiply_columns(z, left, piece);
+            ps_wgmma_commit();
+            ps_wgmma_wait<0>();
+            ps_pin(z);
+            ring.release();
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                const float2 b = *(const float2 *)(x.b_1 + COLUMNS * j + 8 * n + 2 * at.q);
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    const float t = z[n][k] + (k % 2 ? b.y : b.x);
+                    z[n][k] = t * ps_gelu_sigmoid(t);
+                }
+            }
+            if (x.gelu.threshold) {
+                drop_sums(z, x.gelu, row0, x.f, COLUMNS * j, at);
+            }
+            uint32_t h[8][4];
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    h[n][k] = ps_round_up(z[n][k / 2 + k % 2 * 2]);
+                }
+            }
+            piece = ring.take();
+            ps_wgmma_begin();
+            multiply_rows(c, h, piece, j > 0);
+            ps_wgmma_commit();
+            ps_wgmma_wait<0>();
+            ps_pin(h);
+            ps_pin(c);
+            ring.release();
+        }
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+            const float2 b = *(const float2 *)(x.b_2 + 8 * n + 2 * at.q);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                c[n][k] += k % 2 ? b.y : b.x;
+            }
+        }
+        if (x.output.threshold) {
+            drop_sums(c, x.output, row0, D, 0, at);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (at.row(i) < count) {
+#pragma unroll
+                for (int n = 0; n < 16; n++) {
+                    float2 *const v = (float2 *)(y + at.row(i) * D + 8 * n);
+                    const float2 old = *v; /* the thread's own */
+                    *v = make_float2(old.x + c[n][2 * i], old.y + c[n][2 * i + 1]);
+                }
+            }
+        }
+    }
+}
+
+/* From dy: masked_2 = drop'(dy), hidden, d_hidden, du = dy + LN2's gradient, masked_o = drop'(du), d_merged = masked_o W_o'. */
+static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __grid_constant__ struct rows_layer x)
+{
+    typedef back_kernel K;
+    const seat at;
+    ps_grid_begin();
+    piece_ring<K::SLOTS> ring = K::ring();
+    const int hidden = x.f / COLUMNS;
+    const row_places pieces(hidden);
+    if (at.group == 2) {
+        fewer_registers<K::FEW>();
+        if (at.warp == 0 && at.lane == 0) {
+            ring.bring(x.pieces, K::turns(x.rows), 3 * hidden + 2, [=](int i) {
+                return i >= 3 * hidden ? pieces.w_ot + i - 3 * hidden
+                       : i % 3 == 0    ? 8 + i / 3 * 2
+                                       : pieces.back + i / 3 * 2 + i % 3 - 1;
+            });
+        }
+        return;
+    }
+    more_registers<K::REGISTERS>();
+    const uint32_t gradient = K::shared() + at.group * 2 * LEFT_BYTES, left = gradient + LEFT_BYTES;
+    const left_place gradient_place(gradient, at), place(left, at);
+    const uint64_t step = x.output.threshold ? x.output.state->step : 0;
+    for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
+        const int64_t row0 = tile * K::TILE + at.group * ROWS;
+        const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
+        at.sync();
+        put_rows(left, x.xhat2 + row0 * D, D, count, at);
+#pragma unroll
+        for (int pass = 0; pass < 4; pass++) {
+            const int row = 16 * at.warp + 4 * pass + at.lane / 8;
+            float4 v[4];
+            take_row(v, x.dy + row0 * D, D, row, count, at);
+            if (x.output.threshold) {
+                const uint64_t block = (uint64_t)(row0 + row) * (D / 8) + at.lane % 8 / 2;
+#pragma unroll
+                for (int j = 0; j < 4; j += 2) {
+                    uint32_t words[2][2];
+                    ps_draw_pair(x.output, step, block + 4 * j, block + 4 * (j + 1), words[0], words[1]);
+#pragma unroll
+                    for (int k = 0; k < 2; k++) {
+                        float4 &to = v[j + k];
+                        to = make_float4(ps_dropped(x.output, ps_pair_draw(words[k], 0), to.x),
+                                         ps_dropped(x.output, ps_pair_draw(words[k], 1), to.y),
+                                         ps_dropped(x.output, ps_pair_draw(words[k], 2), to.z),
+                                         ps_dropped(x.output, ps_pair_draw(words[k], 3), to.w));
+                    }
+                }
+            }
+            keep_row(x.masked_2 + row0 * D, row, count, v, at);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                put_left(gradient, row, j, v[j], at);
+            }
+        }
+        ps_publish();
+        at.sync();
+        float c[16][4];
+#pragma unroll 1
+        for (int j = 0; j < hidden; j++) {
+            float z[8][4], d[8][4];
+            uint32_t piece = ring.take();
+            const uint32_t second = ring.take();
+            ps_wgmma_begin();
+            multiply_columns(z, left, piece);
+            multiply_columns(d, gradient, second);
+            ps_wgmma_commit();
+            ps_wgmma_wait<0>();
+            ps_pin(z);
+            ps_pin(d);
+            ring.release();
+            ring.release();
+            const int column = COLUMNS * j;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int64_t row = row0 + at.row(i), first = row * x.f + column + 2 * at.q;
+#pragma unroll
+                for (int m = 0; m < 2; m++) {
+                    uint32_t mask = 0xffffffffu;
+                    if (x.gelu.threshold) {
+                        const uint64_t block = ((uint64_t)row * x.f + column + 32 * m) / 8 + at.q;
+                        mask = quad_mask(x.gelu, x.gelu.state->step, (uint32_t)block, at.q);
+                    }
+#pragma unroll
+                    for (int t = 0; t < 4; t++) {
+                        const int n = 4 * m + t;
+                        const float2 b = *(const float2 *)(x.b_1 + column + 8 * n + 2 * at.q);
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            const float keep = x.gelu.threshold ? kept_scale(mask, t, e, x.gelu.scale) : 1.0f;
+                            const float v = z[n][2 * i + e] + (e ? b.y : b.x), s = ps_gelu_sigmoid(v);
+                            z[n][2 * i + e] = keep * v * s;
+                            d[n][2 * i + e] *= keep * ps_gelu_slope(v, s);
+                        }
+                        if (at.row(i) < count) {
+                            *(float2 *)(x.hidden + first + 8 * n) = make_float2(z[n][2 * i], z[n][2 * i + 1]);
+                            *(float2 *)(x.d_hidden + first + 8 * n) = make_float2(d[n][2 * i], d[n][2 * i + 1]);
+                        }
+                    }
+                }
+            }
+            uint32_t h[8][4];
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    h[n][k] = ps_round_up(d[n][k / 2 + k % 2 * 2]);
+                }
+            }
+            piece = ring.take();
+            ps_wgmma_begin();
+            multiply_rows(c, h, piece, j > 0);
+            ps_wgmma_commit();
+            ps_wgmma_wait<0>();
+            ps_pin(h);
+            ps_pin(c);
+            ring.release();
+        }
+        normalise_gradient(
+            c, x.rstd2 + row0, x.dy + row0 * D, [&](int n, int i) { return ps_shared_load2(place.of(n, i)); }, count, at);
+        keep_sums(x.du + row0 * D, D, c, count, at);
+        if (x.after_o.threshold) {
+            drop_sums(c, x.after_o, row0, D, 0, at);
+        }
+        at.sync(); /* all have multiplied with the gradient */
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                ps_shared_store2(gradient_place.of(n, i), rounded2(c[n][2 * i], c[n][2 * i + 1]));
+            }
+        }
+        keep_sums(x.masked_o + row0 * D, D, c, count, at);
+        ps_publish();
+        at.sync();
+        float m[2][8][4];
+        const uint32_t first = ring.take(), second = ring.take();
+        ps_wgmma_begin();
+        multiply_columns(m[0], gradient, first);
+        multiply_columns(m[1], gradient, second);
+        ps_wgmma_commit();
+        ps_wgmma_wait<0>();
+        ps_pin(m[0]);
+        ps_pin(m[1]);
+        ring.release();
+        ring.release();
+        keep_sums(x.d_merged + row0 * D, D, m[0], count, at);
+        keep_sums(x.d_merged + row0 * D + COLUMNS, D, m[1], count, at);
+    }
+}
+
+/* du += LN1's gradient of d_qkv W_qkv'. */
+static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const __grid_constant__ struct rows_layer x)
+{
+    typedef leave_kernel K;
+    const seat at;
+    ps_grid_begin();
+    piece_ring<K::SLOTS> ring = K::ring();
+    if (at.group == 3) {
+        fewer_registers<K::FEW>();
+        if (at.warp == 0 && at.lane == 0) {
+            const int first = row_places(x.f / COLUMNS).w_qkvt;
+            ring.bring(x.pieces, K::turns(x.rows), 6, [=](int i) { return first + i; });
+        }
+        return;
+    }
+    more_registers<K::REGISTERS>();
+    const uint32_t left = K::shared() + at.group * LEFT_BYTES;
+    for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
+        const int64_t row0 = tile * K::TILE + at.group * ROWS;
+        const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
+        float c[16][4];
+#pragma unroll 1
+        for (int part = 0; part < 3; part++) {
+            at.sync();
+            put_rows(left, x.d_qkv + row0 * (3 * D) + part * D, 3 * D, count, at);
+            ps_publish();
+            at.sync();
+            const uint32_t first = ring.take(), second = ring.take();
+            ps_wgmma_begin();
+            multiply_rows(c, left, first, part > 0);
+            multiply_rows(c, left + 2 * PANEL_BYTES, second, 1);
+            ps_wgmma_commit();
+            ps_wgmma_wait<0>();
+            ps_pin(c);
+            ring.release();
+            ring.release();
+        }
+        const float *const xhat = x.xhat1 + row0 * D + 2 * at.q;
+        normalise_gradient(
+            c, x.rstd1 + row0, x.du + row0 * D,
+            [&](int n, int i) { return at.row(i) < count ? *(const float2 *)(xhat + at.row(i) * D + 8 * n) : make_float2(0, 0); },
+            count, at);
+        keep_sums(x.du + row0 * D, D, c, count, at);
+    }
+}
+
+/* ---- launches ---- */
+
+enum ps_status ps_encoder_rows_supported(const struct ps_encoder_small *e)
+{
+    if (e->d_model != D || e->n_heads < 1 || e->d_model % e->n_heads != 0 || e->patches < 1 || e->d_ff < COLUMNS ||
+        e->d_ff > MOST_HIDDEN || e->d_ff % COLUMNS != 0) {
+        return ps_fail(
+            PS_UNSUPPORTED,
+            "encoder (cuda): d_model %lld with %lld heads and d_ff %lld: level layer in tf32 has d_model 128 with d_ff a "
+            "multiple of 64 up to 512",
+            (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff);
+    }
+    return PS_OK;
+}
+
+/* R, so that what follows a tensor of rows is aligned. */
+static int64_t padded_rows(const struct ps_encoder_small *e)
+{
+    return (e->sequences * e->patches + 3) / 4 * 4;
+}
+
+/* Floats of a layer in what is kept. */
+static int64_t kept_floats(const struct ps_encoder_small *e)
+{
+    return padded_rows(e) * (6 * D + e->n_heads + 2);
+}
+
+size_t ps_encoder_rows_kept_bytes(const struct ps_encoder_small *e)
+{
+    return (size_t)(kept_floats(e) * e->layers) * sizeof(float);
+}
+
+/* The workspace, in floats: where things begin. */
+struct row_workspace {
+    int64_t biases, parts, hidden, d_hidden, masked_2, masked_o, d_merged, d_qkv, delta, all;
+};
+
+static struct row_workspace workspace_of(const struct ps_encoder_small *e)
+{
+    const int64_t R = padded_rows(e);
+    struct row_workspace w = {};
+    w.biases = e->layers * pieces_of((int)(e->d_ff / COLUMNS)) * PIECE;
+    w.parts = w.biases + e->layers * (3 * D + e->d_ff);
+    w.hidden = w.parts + ps_encoder_float_parts(e);
+    w.d_hidden = w.hidden + R * e->d_ff;
+    w.masked_2 = w.d_hidden + R * e->d_ff;
+    w.masked_o = w.masked_2 + R * D;
+    w.d_merged = w.masked_o + R * D;
+    w.d_qkv = w.d_merged + R * D;
+    w.delta = w.d_qkv + R * 3 * D;
+    w.all = w.delta + R * e->n_heads;
+    return w;
+}
+
+size_t ps_encoder_rows_workspace_bytes(const struct ps_encoder_small *e)
+{
+    return (size_t)workspace_of(e).all * sizeof(float);
+}
+
+static struct rows_layer layer_of(const struct ps_encoder_small *e, int layer)
+{
+    const struct row_workspace at = workspace_of(e);
+    const struct ps_encoder_layout *const l = &e->offsets;
+    float *const w = (float *)e->workspace, *const stream = (float *)e->u;
+    const float *const p = e->parameters + layer * l->vector_stride;
+    const int64_t R = padded_rows(e), rows = e->sequences * e->patches;
+    struct rows_layer x = {};
+    x.rows = rows;
+    x.f = (int)e->d_ff;
+    x.epsilon = (float)e->epsilon;
+    x.pieces = w + (int64_t)layer * pieces_of(x.f / COLUMNS) * PIECE;
+    x.b_qkv = w + at.biases + layer * (3 * D + x.f);
+    x.b_o = p + l->b_o;
+    x.b_1 = x.b_qkv + 3 * D;
+    x.b_2 = p + l->b_2;
+    x.u = stream + layer * rows * D;
+    x.y = stream + (layer + 1) * rows * D;
+    x.qkv = w + at.d_qkv; /* where nothing is kept */
+    x.merged = w + at.d_merged;
+    if (e->kept) {
+        x.xhat1 = (float *)e->kept + layer * kept_floats(e);
+        x.qkv = x.xhat1 + R * D;
+        x.merged = x.qkv + R * 3 * D;
+        x.xhat2 = x.qkv + R * 4 * D;
+        x.rstd1 = x.xhat2 + R * D;
+        x.rstd2 = x.rstd1 + R;
+    }
+    x.dy = layer + 1 == e->layers ? (const float *)e->dy : (const float *)e->du;
+    x.d_qkv = w + at.d_qkv;
+    x.du = (float *)e->du;
+    x.hidden = w + at.hidden;
+    x.d_hidden = w + at.d_hidden;
+    x.masked_2 = w + at.masked_2;
+    x.masked_o = w + at.masked_o;
+    x.d_merged = w + at.d_merged;
+    x.after_o = at_site(e->dropout, layer, 0);
+    x.gelu = at_site(e->dropout, layer, 1);
+    x.output = at_site(e->dropout, layer, 2);
+    return x;
+}
+
+/* [S, h, N, e] of rows of `columns`. */
+static struct ps_tensor heads_of(const struct ps_encoder_small *e, const float *rows, int64_t columns)
+{
+    const int64_t sizes[4] = {e->sequences, e->patches, e->n_heads, D / e->n_heads};
+    struct ps_tensor t = ps_tensor_nd((void *)rows, PS_F32, 4, sizes);
+    t.stride[0] = e->patches * columns;
+    t.stride[1] = columns;
+    return ps_tensor_transpose(t, 1, 2);
+}
+
+static struct ps_tensor statistics_of(const struct ps_encoder_small *e, float *data)
+{
+    const int64_t sizes[3] = {e->sequences, e->n_heads, e->patches};
+    return ps_tensor_nd(data, PS_F32, 3, sizes);
+}
+
+/* The layer's logarithms of softmax's sums. */
+static float *logsum_of(const struct ps_encoder_small *e, const struct rows_layer &x)
+{
+    return e->kept ? x.rstd2 + padded_rows(e) : (float *)e->workspace + workspace_of(e).delta;
+}
+
+template <typename K>
+static enum ps_status launch(const struct ps_cuda_context *c, void (*run)(const struct rows_layer), const char *what,
+                             const struct rows_layer &x)
+{
+    const int64_t tiles = (x.rows + K::TILE - 1) / K::TILE;
+    PS_TRY(
+        ps_cuda_check(cudaFuncSetAttribute((const void *)run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)K::SHARED), what));
+    ps_cuda_launch(c, run, dim3((unsigned)(tiles < c->multiprocessors ? tiles : c->multiprocessors)), K::THREADS, K::SHARED, x);
+    PS_CUDA_LAUNCHED(what);
+}
+
+enum ps_status ps_encoder_rows_forward(const struct ps_kernels *k, const struct ps_encoder_small *e)
+{
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const char *name = "encoder_forward";
+    const int hidden = (int)(e->d_ff / COLUMNS);
+    struct packing pack = {};
+    pack.pieces = (float *)e->workspace;
+    pack.biases = pack.pieces + workspace_of(e).biases;
+    pack.weights = (const float *)e->weights;
+    pack.parameters = e->parameters;
+    pack.at = e->offsets;
+    pack.f = (int)e->d_ff;
+    pack.units = pieces_of(hidden) * (PIECE / 4);
+    ps_cuda_launch(c, pack_rows, dim3(ps_cuda_blocks(pack.units + 3 * D + pack.f, 256), (unsigned)e->layers), 256, 0, pack);
+    PS_TRY(ps_cuda_check(cudaGetLastError(), name));
+    const double scale = 1 / sqrt((double)D / (double)e->n_heads);
+    for (int layer = 0; layer < e->layers; layer++) {
+        const struct rows_layer x = layer_of(e, layer);
+        PS_TRY(launch<enter_kernel>(c, enter, name, x));
+        const struct ps_attention attention = {heads_of(e, x.merged, D),          statistics_of(e, logsum_of(e, x)),
+                                               heads_of(e, x.qkv, 3 * D),         heads_of(e, x.qkv + D, 3 * D),
+                                               heads_of(e, x.qkv + 2 * D, 3 * D), scale};
+        PS_TRY(k->attention(k, &attention));
+        PS_TRY(launch<finish_kernel>(c, finish, name, x));
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_encoder_rows_backward(const struct ps_kernels *k, const struct ps_encoder_small *e)
+{
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const char *name = "encoder_backward";
+    const struct row_workspace at = workspace_of(e);
+    float *const workspace = (float *)e->workspace;
+    const double scale = 1 / sqrt((double)D / (double)e->n_heads);
+    for (int layer = (int)e->layers; layer-- > 0;) {
+        const struct rows_layer x = layer_of(e, layer);
+        float *const d_qkv = workspace + at.d_qkv;
+        PS_TRY(launch<back_kernel>(c, back, name, x));
+        const struct ps_attention_backward attention = {heads_of(e, d_qkv, 3 * D),
+                                                        heads_of(e, d_qkv + D, 3 * D),
+                                                        heads_of(e, d_qkv + 2 * D, 3 * D),
+                                                        statistics_of(e, workspace + at.delta),
+                                                        heads_of(e, x.d_merged, D),
+                                                        heads_of(e, x.merged, D),
+                                                        statistics_of(e, logsum_of(e, x)),
+                                                        heads_of(e, x.qkv, 3 * D),
+                                                        heads_of(e, x.qkv + D, 3 * D),
+                                                        heads_of(e, x.qkv + 2 * D, 3 * D),
+                                                        scale};
+        PS_TRY(k->attention_backward(k, &attention));
+        PS_TRY(launch<leave_kernel>(c, leave, name, x));
+        const struct ps_encoder_float_operands operands = {{x.xhat1, x.merged, x.xhat2, x.hidden},
+                                                           {x.d_qkv, x.masked_o, x.d_hidden, x.masked_2}};
+        PS_TRY(ps_encoder_float_products(k, e, layer, &operands, workspace + at.parts));
+    }
+    return ps_encoder_float_sums(k, e, workspace + at.parts);
+}
+
+} // namespace PS_REAL16_SPACE
