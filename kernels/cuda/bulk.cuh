@@ -145,6 +145,12 @@ static __device__ __forceinline__ void ps_bulk_store_once(void *to, uint32_t fro
         : "memory");
 }
 
+/* bytes, a multiple of 16, of global memory to L2. */
+static __device__ __forceinline__ void ps_bulk_prefetch(const void *from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 /* bytes, a multiple of 16, from global memory. */
 static __device__ __forceinline__ void ps_bulk_fetch(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {

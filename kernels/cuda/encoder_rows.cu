@@ -166,12 +166,14 @@ template <int SLOTS> struct piece_ring {
         }
         __syncthreads();
     }
-    /* One thread, for all readers: pieces number(0) .. number(count - 1) of the layer, `times` over. */
-    template <typename N> __device__ __forceinline__ void bring(const float *pieces, int64_t times, int count, N number)
+    /* One thread, for all readers: pieces number(0) .. number(count - 1) of the layer, `times` over; rows(i) goes before turn i. */
+    template <typename N, typename R>
+    __device__ __forceinline__ void bring(const float *pieces, int64_t times, int count, N number, R rows)
     {
         int to = 0;
         uint32_t turn = 1; /* the first turn finds the slots empty */
         for (int64_t i = 0; i < times; i++) {
+            rows(i);
             for (int j = 0; j < count; j++) {
                 ps_mbarrier_wait(empty + 8 * to, turn);
                 ps_mbarrier_expect(full + 8 * to, PIECE_BYTES);
@@ -222,6 +224,16 @@ struct seat {
     __device__ __forceinline__ int row(int i) const
     {
         return 16 * warp + g + 8 * i;
+    }
+    /* The lane's row of a pass by rows. */
+    __device__ __forceinline__ int passing(int pass) const
+    {
+        return 16 * warp + 4 * pass + lane / 8;
+    }
+    /* What follows from the lane's place is found anew: kept through the tiles it would drive sums out of registers. */
+    __device__ __forceinline__ void refresh()
+    {
+        asm volatile("" : "+r"(g), "+r"(q));
     }
     /* Of the warpgroup's threads. */
     __device__ __forceinline__ void sync() const
@@ -277,18 +289,21 @@ static __device__ __forceinline__ void keep_row(float *to, int row, int count, c
     }
 }
 
-/* 64 rows of 128 columns, as operands. Between the warpgroup's barriers. */
-static __device__ __forceinline__ void put_rows(uint32_t panels, const float *from, int ld, int count, const seat &at)
+/* The warp's 16 rows, all asked for before the first is used: lane's part of row 16 w + 4 pass + lane / 8. */
+static __device__ __forceinline__ void take_rows(float4 (&v)[4][4], const float *from, int ld, int count, const seat &at)
 {
 #pragma unroll
     for (int pass = 0; pass < 4; pass++) {
-        const int row = 16 * at.warp + 4 * pass + at.lane / 8;
-        float4 v[4];
-        take_row(v, from, ld, row, count, at);
+        take_row(v[pass], from, ld, at.passing(pass), count, at);
+    }
+}
+
+/* Those as operands. Between the warpgroup's barriers. */
+static __device__ __forceinline__ void put_rows(uint32_t panels, const float4 (&v)[4][4], const seat &at)
+{
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            put_left(panels, row, j, v[j], at);
-        }
+    for (int i = 0; i < 16; i++) {
+        put_left(panels, at.passing(i / 4), i % 4, v[i / 4][i % 4], at);
     }
 }
 
@@ -326,9 +341,8 @@ static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], const ui
 /* c = drop(c): 8 N columns from `column` on of rows `width` wide, row0 the warpgroup's first. */
 template <int N>
 static __device__ __forceinline__ void drop_sums(float (&c)[N][4], const struct ps_dropout &dropout, int64_t row0, int width,
-                                                 int column, const seat &at)
+                                                 int column, uint64_t step, const seat &at)
 {
-    const uint64_t step = dropout.state->step;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
 #pragma unroll
@@ -370,7 +384,7 @@ static __device__ __forceinline__ void normalise_gradient(float (&c)[16][4], con
         }
         mean = quad_sum(mean) * (1.0f / D);
         slope = quad_sum(slope) * (1.0f / D);
-        const float factor = here ? rstd[row] : 0.0f;
+        const float factor = here ? __ldg(rstd + row) : 0.0f;
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             const float2 x = xhat(n, i);
@@ -381,17 +395,34 @@ static __device__ __forceinline__ void normalise_gradient(float (&c)[16][4], con
     }
 }
 
+/* Sums of two neighbouring groups of 8 columns, n even and n + 1, as 16 bytes a lane: lanes of even q have the first group's
+ * columns 2 q .. 2 q + 3, those of odd q the second's 2 (q - 1) .. . All lanes of a warp come here. */
+static __device__ __forceinline__ float4 joined(const float *first, const float *second, const seat &at)
+{
+    const bool odd = at.q % 2;
+    const float x = __shfl_xor_sync(0xffffffffu, odd ? first[0] : second[0], 1);
+    const float y = __shfl_xor_sync(0xffffffffu, odd ? first[1] : second[1], 1);
+    return odd ? make_float4(x, y, second[0], second[1]) : make_float4(first[0], first[1], x, y);
+}
+
+/* Where that goes, from n's first column on. */
+static __device__ __forceinline__ int joined_column(const seat &at)
+{
+    return at.q % 2 * 8 + at.q / 2 * 4;
+}
+
 /* To rows of `ld`, from the warpgroup's first row and first column on. */
 template <int N>
 static __device__ __forceinline__ void keep_sums(float *to, int ld, const float (&c)[N][4], int count, const seat &at)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        if (at.row(i) < count) {
-            float *const row = to + (int64_t)at.row(i) * ld + 2 * at.q;
+        float *const row = to + (int64_t)at.row(i) * ld + joined_column(at);
 #pragma unroll
-            for (int n = 0; n < N; n++) {
-                *(float2 *)(row + 8 * n) = make_float2(c[n][2 * i], c[n][2 * i + 1]);
+        for (int n = 0; n < N; n += 2) {
+            const float4 v = joined(&c[n][2 * i], &c[n + 1][2 * i], at);
+            if (at.row(i) < count) {
+                *(float4 *)(row + 8 * n) = v;
             }
         }
     }
@@ -412,7 +443,9 @@ template <int REGISTERS> static __device__ __forceinline__ void more_registers()
 
 template <int GROUPS, int LEFTS, int RING> struct row_kernel {
     static constexpr int SLOTS = RING, THREADS = (GROUPS + 1) * 128, TILE = GROUPS * ROWS;
+    /* Taken from, and given to, what the block has: that many threads' share of all, in steps of 8. */
     static constexpr int REGISTERS = GROUPS == 3 ? 160 : 240, FEW = 24;
+    static_assert(GROUPS * REGISTERS + FEW <= (GROUPS + 1) * (65536 / THREADS / 8 * 8), "else the kernel waits for ever");
     static constexpr int LEFT = GROUPS * LEFTS * LEFT_BYTES;
     static constexpr size_t SHARED = LEFT + SLOTS * PIECE_BYTES + 16 * SLOTS + 1024;
 
@@ -434,6 +467,12 @@ template <int GROUPS, int LEFTS, int RING> struct row_kernel {
     {
         return (tiles(rows) - blockIdx.x + gridDim.x - 1) / gridDim.x;
     }
+    /* Rows of the block's tile number i to L2, while the warpgroups have the tile before in hand. */
+    static __device__ __forceinline__ void prefetch(int64_t i, int64_t rows, const float *from, int ld)
+    {
+        const int64_t row0 = (blockIdx.x + i * gridDim.x) * TILE;
+        ps_bulk_prefetch(from + row0 * ld, (uint32_t)(rows - row0 < TILE ? rows - row0 : TILE) * ld * 4);
+    }
 };
 
 typedef row_kernel<3, 1, 4> enter_kernel;
@@ -445,27 +484,30 @@ typedef row_kernel<3, 1, 4> leave_kernel;
 static __global__ void __launch_bounds__(enter_kernel::THREADS, 1) enter(const __grid_constant__ struct rows_layer x)
 {
     typedef enter_kernel K;
-    const seat at;
+    seat at;
     ps_grid_begin();
     piece_ring<K::SLOTS> ring = K::ring();
     if (at.group == 3) {
         fewer_registers<K::FEW>();
         if (at.warp == 0 && at.lane == 0) {
-            ring.bring(x.pieces, K::turns(x.rows), 6, [](int i) { return i; });
+            ring.bring(
+                x.pieces, K::turns(x.rows), 6, [](int i) { return i; }, [&](int64_t i) { K::prefetch(i, x.rows, x.u, D); });
         }
         return;
     }
     more_registers<K::REGISTERS>();
     const uint32_t left = K::shared() + at.group * LEFT_BYTES;
     for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
+        at.refresh();
         const int64_t row0 = tile * K::TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
+        float4 rows[4][4];
+        take_rows(rows, x.u + row0 * D, D, count, at);
         at.sync(); /* the panels are free */
 #pragma unroll
         for (int pass = 0; pass < 4; pass++) {
-            const int row = 16 * at.warp + 4 * pass + at.lane / 8;
-            float4 v[4];
-            take_row(v, x.u + row0 * D, D, row, count, at);
+            const int row = at.passing(pass);
+            float4(&v)[4] = rows[pass];
             float sum = 0, squares = 0;
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -494,6 +536,7 @@ static __global__ void __launch_bounds__(enter_kernel::THREADS, 1) enter(const _
         at.sync();
 #pragma unroll 1
         for (int i = 0; i < 6; i += 2) {
+            at.refresh();
             float c[2][8][4];
             const uint32_t pieces[2] = {ring.take(), ring.take()};
             ps_wgmma_begin();
@@ -510,7 +553,7 @@ static __global__ void __launch_bounds__(enter_kernel::THREADS, 1) enter(const _
                 const int column = (i + h) * COLUMNS;
 #pragma unroll
                 for (int n = 0; n < 8; n++) {
-                    const float2 b = *(const float2 *)(x.b_qkv + column + 8 * n + 2 * at.q);
+                    const float2 b = __ldg((const float2 *)(x.b_qkv + column + 8 * n + 2 * at.q));
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
                         c[h][n][j] += j % 2 ? b.y : b.x;
@@ -526,28 +569,36 @@ static __global__ void __launch_bounds__(enter_kernel::THREADS, 1) enter(const _
 static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const __grid_constant__ struct rows_layer x)
 {
     typedef finish_kernel K;
-    const seat at;
+    seat at;
     ps_grid_begin();
     piece_ring<K::SLOTS> ring = K::ring();
     const int hidden = x.f / COLUMNS;
     if (at.group == 3) {
         fewer_registers<K::FEW>();
         if (at.warp == 0 && at.lane == 0) {
-            ring.bring(x.pieces, K::turns(x.rows), 2 + 2 * hidden, [](int i) { return 6 + i; });
+            ring.bring(
+                x.pieces, K::turns(x.rows), 2 + 2 * hidden, [](int i) { return 6 + i; },
+                [&](int64_t i) {
+                    K::prefetch(i, x.rows, x.merged, D);
+                    K::prefetch(i, x.rows, x.u, D);
+                });
         }
         return;
     }
     more_registers<K::REGISTERS>();
     const uint32_t left = K::shared() + at.group * LEFT_BYTES;
-    const left_place place(left, at);
+    const uint64_t step = x.output.threshold ? x.output.state->step : 0;
     for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
+        at.refresh();
         const int64_t row0 = tile * K::TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
+        float4 rows[4][4];
+        take_rows(rows, x.merged + row0 * D, D, count, at);
         at.sync();
-        put_rows(left, x.merged + row0 * D, D, count, at);
+        put_rows(left, rows, at);
         ps_publish();
         at.sync();
-        float *const y = x.y + row0 * D + 2 * at.q;
+        float *const y = x.y + row0 * D + joined_column(at);
         float r[2][8][4]; /* halves of the columns */
         const uint32_t first = ring.take(), second = ring.take();
         ps_wgmma_begin();
@@ -563,17 +614,18 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
         for (int h = 0; h < 2; h++) {
 #pragma unroll
             for (int n = 0; n < 8; n++) {
-                const float2 b = *(const float2 *)(x.b_o + COLUMNS * h + 8 * n + 2 * at.q);
+                const float2 b = __ldg((const float2 *)(x.b_o + COLUMNS * h + 8 * n + 2 * at.q));
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     r[h][n][j] += j % 2 ? b.y : b.x;
                 }
             }
             if (x.after_o.threshold) {
-                drop_sums(r[h], x.after_o, row0, D, COLUMNS * h, at);
+                drop_sums(r[h], x.after_o, row0, D, COLUMNS * h, step, at);
             }
         }
         at.sync(); /* merged has been read */
+        const left_place place(left, at);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int row = at.row(i);
@@ -583,18 +635,22 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
 #pragma unroll
             for (int n = 0; n < 16; n++) {
                 float *const v = &r[n / 8][n % 8][2 * i];
-                const float2 old = here ? *(const float2 *)(u + 8 * n) : make_float2(0, 0);
+                const float2 old = here ? __ldg((const float2 *)(u + 8 * n)) : make_float2(0, 0);
                 v[0] += old.x;
                 v[1] += old.y;
                 sum += v[0] + v[1];
             }
             const float mean = quad_sum(sum) * (1.0f / D);
 #pragma unroll
+            for (int n = 0; n < 16; n += 2) {
+                const float4 v = joined(&r[n / 8][n % 8][2 * i], &r[n / 8][n % 8 + 1][2 * i], at);
+                if (here) {
+                    *(float4 *)(y + row * D + 8 * n) = v;
+                }
+            }
+#pragma unroll
             for (int n = 0; n < 16; n++) {
                 float *const v = &r[n / 8][n % 8][2 * i];
-                if (here) {
-                    *(float2 *)(y + row * D + 8 * n) = make_float2(v[0], v[1]);
-                }
                 v[0] -= mean;
                 v[1] -= mean;
                 squares += v[0] * v[0] + v[1] * v[1];
@@ -605,19 +661,22 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
             }
 #pragma unroll
             for (int n = 0; n < 16; n++) {
-                const float *const v = &r[n / 8][n % 8][2 * i];
-                const float2 xhat = rounded2(v[0] * rstd, v[1] * rstd);
-                ps_shared_store2(place.of(n, i), xhat);
-                if (x.xhat2 && here) {
-                    *(float2 *)(x.xhat2 + (row0 + row) * D + 8 * n + 2 * at.q) = xhat;
-                }
+                float *const v = &r[n / 8][n % 8][2 * i];
+                v[0] = rounded(v[0] * rstd);
+                v[1] = rounded(v[1] * rstd);
+                ps_shared_store2(place.of(n, i), make_float2(v[0], v[1]));
             }
+        }
+        if (x.xhat2) {
+            keep_sums(x.xhat2 + row0 * D, D, r[0], count, at);
+            keep_sums(x.xhat2 + row0 * D + COLUMNS, D, r[1], count, at);
         }
         ps_publish();
         at.sync();
         float c[16][4];
 #pragma unroll 1
         for (int j = 0; j < hidden; j++) {
+            at.refresh();
             float z[8][4];
             uint32_t piece = ring.take();
             ps_wgmma_begin();
@@ -628,7 +687,7 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
             ring.release();
 #pragma unroll
             for (int n = 0; n < 8; n++) {
-                const float2 b = *(const float2 *)(x.b_1 + COLUMNS * j + 8 * n + 2 * at.q);
+                const float2 b = __ldg((const float2 *)(x.b_1 + COLUMNS * j + 8 * n + 2 * at.q));
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
                     const float t = z[n][k] + (k % 2 ? b.y : b.x);
@@ -636,7 +695,7 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
                 }
             }
             if (x.gelu.threshold) {
-                drop_sums(z, x.gelu, row0, x.f, COLUMNS * j, at);
+                drop_sums(z, x.gelu, row0, x.f, COLUMNS * j, step, at);
             }
             uint32_t h[8][4];
 #pragma unroll
@@ -657,23 +716,28 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
         }
 #pragma unroll
         for (int n = 0; n < 16; n++) {
-            const float2 b = *(const float2 *)(x.b_2 + 8 * n + 2 * at.q);
+            const float2 b = __ldg((const float2 *)(x.b_2 + 8 * n + 2 * at.q));
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 c[n][k] += k % 2 ? b.y : b.x;
             }
         }
         if (x.output.threshold) {
-            drop_sums(c, x.output, row0, D, 0, at);
+            drop_sums(c, x.output, row0, D, 0, step, at);
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            if (at.row(i) < count) {
+            const bool here = at.row(i) < count;
+            float4 old[8]; /* the thread's own */
 #pragma unroll
-                for (int n = 0; n < 16; n++) {
-                    float2 *const v = (float2 *)(y + at.row(i) * D + 8 * n);
-                    const float2 old = *v; /* the thread's own */
-                    *v = make_float2(old.x + c[n][2 * i], old.y + c[n][2 * i + 1]);
+            for (int n = 0; n < 16; n += 2) {
+                old[n / 2] = here ? *(const float4 *)(y + at.row(i) * D + 8 * n) : make_float4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (int n = 0; n < 16; n += 2) {
+                const float4 v = joined(&c[n][2 * i], &c[n + 1][2 * i], at), o = old[n / 2];
+                if (here) {
+                    *(float4 *)(y + at.row(i) * D + 8 * n) = make_float4(o.x + v.x, o.y + v.y, o.z + v.z, o.w + v.w);
                 }
             }
         }
@@ -684,7 +748,7 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
 static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __grid_constant__ struct rows_layer x)
 {
     typedef back_kernel K;
-    const seat at;
+    seat at;
     ps_grid_begin();
     piece_ring<K::SLOTS> ring = K::ring();
     const int hidden = x.f / COLUMNS;
@@ -692,28 +756,36 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
     if (at.group == 2) {
         fewer_registers<K::FEW>();
         if (at.warp == 0 && at.lane == 0) {
-            ring.bring(x.pieces, K::turns(x.rows), 3 * hidden + 2, [=](int i) {
-                return i >= 3 * hidden ? pieces.w_ot + i - 3 * hidden
-                       : i % 3 == 0    ? 8 + i / 3 * 2
-                                       : pieces.back + i / 3 * 2 + i % 3 - 1;
-            });
+            ring.bring(
+                x.pieces, K::turns(x.rows), 3 * hidden + 2,
+                [=](int i) {
+                    return i >= 3 * hidden ? pieces.w_ot + i - 3 * hidden
+                           : i % 3 == 0    ? 8 + i / 3 * 2
+                                           : pieces.back + i / 3 * 2 + i % 3 - 1;
+                },
+                [&](int64_t i) {
+                    K::prefetch(i, x.rows, x.xhat2, D);
+                    K::prefetch(i, x.rows, x.dy, D);
+                });
         }
         return;
     }
     more_registers<K::REGISTERS>();
     const uint32_t gradient = K::shared() + at.group * 2 * LEFT_BYTES, left = gradient + LEFT_BYTES;
-    const left_place gradient_place(gradient, at), place(left, at);
     const uint64_t step = x.output.threshold ? x.output.state->step : 0;
     for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
+        at.refresh();
         const int64_t row0 = tile * K::TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
+        float4 xhat[4][4], rows[4][4];
+        take_rows(xhat, x.xhat2 + row0 * D, D, count, at);
+        take_rows(rows, x.dy + row0 * D, D, count, at);
         at.sync();
-        put_rows(left, x.xhat2 + row0 * D, D, count, at);
+        put_rows(left, xhat, at);
 #pragma unroll
         for (int pass = 0; pass < 4; pass++) {
-            const int row = 16 * at.warp + 4 * pass + at.lane / 8;
-            float4 v[4];
-            take_row(v, x.dy + row0 * D, D, row, count, at);
+            const int row = at.passing(pass);
+            float4(&v)[4] = rows[pass];
             if (x.output.threshold) {
                 const uint64_t block = (uint64_t)(row0 + row) * (D / 8) + at.lane % 8 / 2;
 #pragma unroll
@@ -741,6 +813,7 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
         float c[16][4];
 #pragma unroll 1
         for (int j = 0; j < hidden; j++) {
+            at.refresh();
             float z[8][4], d[8][4];
             uint32_t piece = ring.take();
             const uint32_t second = ring.take();
@@ -756,28 +829,24 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
             const int column = COLUMNS * j;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int64_t row = row0 + at.row(i), first = row * x.f + column + 2 * at.q;
+                const int64_t row = row0 + at.row(i);
 #pragma unroll
                 for (int m = 0; m < 2; m++) {
                     uint32_t mask = 0xffffffffu;
                     if (x.gelu.threshold) {
                         const uint64_t block = ((uint64_t)row * x.f + column + 32 * m) / 8 + at.q;
-                        mask = quad_mask(x.gelu, x.gelu.state->step, (uint32_t)block, at.q);
+                        mask = quad_mask(x.gelu, step, (uint32_t)block, at.q);
                     }
 #pragma unroll
                     for (int t = 0; t < 4; t++) {
                         const int n = 4 * m + t;
-                        const float2 b = *(const float2 *)(x.b_1 + column + 8 * n + 2 * at.q);
+                        const float2 b = __ldg((const float2 *)(x.b_1 + column + 8 * n + 2 * at.q));
 #pragma unroll
                         for (int e = 0; e < 2; e++) {
                             const float keep = x.gelu.threshold ? kept_scale(mask, t, e, x.gelu.scale) : 1.0f;
                             const float v = z[n][2 * i + e] + (e ? b.y : b.x), s = ps_gelu_sigmoid(v);
                             z[n][2 * i + e] = keep * v * s;
                             d[n][2 * i + e] *= keep * ps_gelu_slope(v, s);
-                        }
-                        if (at.row(i) < count) {
-                            *(float2 *)(x.hidden + first + 8 * n) = make_float2(z[n][2 * i], z[n][2 * i + 1]);
-                            *(float2 *)(x.d_hidden + first + 8 * n) = make_float2(d[n][2 * i], d[n][2 * i + 1]);
                         }
                     }
                 }
@@ -794,16 +863,20 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
             ps_wgmma_begin();
             multiply_rows(c, h, piece, j > 0);
             ps_wgmma_commit();
+            keep_sums(x.hidden + row0 * x.f + column, x.f, z, count, at);
+            keep_sums(x.d_hidden + row0 * x.f + column, x.f, d, count, at);
             ps_wgmma_wait<0>();
             ps_pin(h);
             ps_pin(c);
             ring.release();
         }
+        at.refresh();
+        const left_place gradient_place(gradient, at), place(left, at);
         normalise_gradient(
             c, x.rstd2 + row0, x.dy + row0 * D, [&](int n, int i) { return ps_shared_load2(place.of(n, i)); }, count, at);
         keep_sums(x.du + row0 * D, D, c, count, at);
         if (x.after_o.threshold) {
-            drop_sums(c, x.after_o, row0, D, 0, at);
+            drop_sums(c, x.after_o, row0, D, 0, step, at);
         }
         at.sync(); /* all have multiplied with the gradient */
 #pragma unroll
@@ -836,27 +909,31 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
 static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const __grid_constant__ struct rows_layer x)
 {
     typedef leave_kernel K;
-    const seat at;
+    seat at;
     ps_grid_begin();
     piece_ring<K::SLOTS> ring = K::ring();
     if (at.group == 3) {
         fewer_registers<K::FEW>();
         if (at.warp == 0 && at.lane == 0) {
             const int first = row_places(x.f / COLUMNS).w_qkvt;
-            ring.bring(x.pieces, K::turns(x.rows), 6, [=](int i) { return first + i; });
+            ring.bring(
+                x.pieces, K::turns(x.rows), 6, [=](int i) { return first + i; }, [](int64_t) {});
         }
         return;
     }
     more_registers<K::REGISTERS>();
     const uint32_t left = K::shared() + at.group * LEFT_BYTES;
     for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
+        at.refresh();
         const int64_t row0 = tile * K::TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
         float c[16][4];
 #pragma unroll 1
         for (int part = 0; part < 3; part++) {
+            float4 rows[4][4];
+            take_rows(rows, x.d_qkv + row0 * (3 * D) + part * D, 3 * D, count, at);
             at.sync();
-            put_rows(left, x.d_qkv + row0 * (3 * D) + part * D, 3 * D, count, at);
+            put_rows(left, rows, at);
             ps_publish();
             at.sync();
             const uint32_t first = ring.take(), second = ring.take();
@@ -872,7 +949,9 @@ static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const _
         const float *const xhat = x.xhat1 + row0 * D + 2 * at.q;
         normalise_gradient(
             c, x.rstd1 + row0, x.du + row0 * D,
-            [&](int n, int i) { return at.row(i) < count ? *(const float2 *)(xhat + at.row(i) * D + 8 * n) : make_float2(0, 0); },
+            [&](int n, int i) {
+                return at.row(i) < count ? __ldg((const float2 *)(xhat + at.row(i) * D + 8 * n)) : make_float2(0, 0);
+            },
             count, at);
         keep_sums(x.du + row0 * D, D, c, count, at);
     }
