@@ -28,9 +28,9 @@ static __host__ __device__ __forceinline__ struct ps_dropout at_site(const struc
     return moved;
 }
 
-/* Each lane draws the 8 elements of block `index`. Of those that lane t of four has drawn, elements 2q and 2q + 1 are kept when
- * bits 4t and 4t + 16 are set. */
-static __device__ __forceinline__ uint32_t quad_mask(const struct ps_dropout &d, uint64_t step, uint32_t index, int q)
+/* Each lane draws the 8 elements of block `index`. Of those that lane t of four has drawn, elements 2w and 2w + 1 are kept when
+ * bits 4t + w and 4t + w + 16 are set. */
+static __device__ __forceinline__ uint32_t quad_bits(const struct ps_dropout &d, uint64_t step, uint32_t index, int q)
 {
     const struct ps_block block = ps_philox(d.seed, index, d.site, step);
     const uint32_t below = (d.threshold - 1) * 0x10001u, minus_below = (0x10000u - (d.threshold - 1)) % 0x10000u * 0x10001u;
@@ -38,8 +38,13 @@ static __device__ __forceinline__ uint32_t quad_mask(const struct ps_dropout &d,
                     4 * ps_kept2(block.word[2], below, minus_below) + 8 * ps_kept2(block.word[3], below, minus_below);
     bits <<= 4 * q;
     bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
-    bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
-    return bits >> q;
+    return bits | __shfl_xor_sync(0xffffffffu, bits, 2);
+}
+
+/* The same, of lane q's pairs: elements 2q and 2q + 1 of what lane t has drawn when bits 4t and 4t + 16 are set. */
+static __device__ __forceinline__ uint32_t quad_mask(const struct ps_dropout &d, uint64_t step, uint32_t index, int q)
+{
+    return quad_bits(d, step, index, q) >> q;
 }
 
 static __device__ __forceinline__ float kept_scale(uint32_t mask, int t, int i, float scale)

@@ -64,13 +64,15 @@ struct rows_layer {
     const float *b_qkv, *b_o, *b_1, *b_2;    /* b_qkv and b_1 with beta's share */
     const float *u;                          /* [R, d] */
     float *xhat1, *rstd1, *qkv;              /* [R, d], [R], [R, 3d]; xhat and rstd NULL: nothing is kept */
-    const float *merged;                     /* [R, d] */
-    float *xhat2, *rstd2, *y;                /* y holds the residual stream for a while */
+    float *merged, *logsum;                  /* [R, d]; attention's, [S, h, N] */
+    float *xhat2, *rstd2, *y;                /* [R, d], [R], [R, d] */
     const float *dy, *d_qkv;                 /* [R, d], [R, 3d] */
     float *du;                               /* back: the gradient of the residual stream; may be dy. leave: u's */
     float *hidden, *d_hidden;                /* [R, f]: what W_2 is multiplied with, and the gradient entering W_1 */
     float *masked_2, *masked_o, *d_merged;   /* [R, d]: gradients entering W_2 and W_o, and that of merged */
     struct ps_dropout after_o, gelu, output; /* after W_o, after gelu, after W_2 */
+    /* What they keep: quad_bits of 32 columns a word, [R, 4], [R, f / 32], [R, 4]. Written with xhat. */
+    uint32_t *kept_o, *kept_gelu, *kept_output;
 };
 
 /* ---- packing ---- */
@@ -338,22 +340,35 @@ static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], const ui
     }
 }
 
-/* c = drop(c): 8 N columns from `column` on of rows `width` wide, row0 the warpgroup's first. */
+/* c = drop(c), 32 columns of the lane's row i: those of groups n .. n + 3. bits: quad_bits'. */
 template <int N>
-static __device__ __forceinline__ void drop_sums(float (&c)[N][4], const struct ps_dropout &dropout, int64_t row0, int width,
-                                                 int column, uint64_t step, const seat &at)
+static __device__ __forceinline__ void drop_32(float (&c)[N][4], int n, int i, uint32_t bits, float scale, const seat &at)
+{
+    const uint32_t mask = bits >> at.q;
+#pragma unroll
+    for (int t = 0; t < 4; t++) {
+        c[n + t][2 * i] *= kept_scale(mask, t, 0, scale);
+        c[n + t][2 * i + 1] *= kept_scale(mask, t, 1, scale);
+    }
+}
+
+/* c = drop(c): 8 N columns from `column` on of rows `width` wide, row0 the warpgroup's first. kept: of that row on, or NULL. */
+template <int N>
+static __device__ __forceinline__ void drop_sums(float (&c)[N][4], const struct ps_dropout &dropout, uint32_t *kept, int64_t row0,
+                                                 int width, int column, uint64_t step, int count, const seat &at)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
+        uint32_t own = 0;
 #pragma unroll
         for (int m = 0; m < N / 4; m++) {
             const uint64_t block = ((uint64_t)(row0 + at.row(i)) * width + column + 32 * m) / 8 + at.q;
-            const uint32_t mask = quad_mask(dropout, step, (uint32_t)block, at.q);
-#pragma unroll
-            for (int t = 0; t < 4; t++) {
-                c[4 * m + t][2 * i] *= kept_scale(mask, t, 0, dropout.scale);
-                c[4 * m + t][2 * i + 1] *= kept_scale(mask, t, 1, dropout.scale);
-            }
+            const uint32_t bits = quad_bits(dropout, step, (uint32_t)block, at.q);
+            drop_32(c, 4 * m, i, bits, dropout.scale, at);
+            own = at.q == m ? bits : own;
+        }
+        if (kept && at.row(i) < count && at.q < N / 4) {
+            kept[(at.row(i) * width + column) / 32 + at.q] = own;
         }
     }
 }
@@ -365,16 +380,30 @@ static __device__ __forceinline__ float quad_sum(float x)
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+/* Of the lane's rows of a tensor [R, d], from the warpgroup's first row on: groups of 8 columns, pairs as sums have them. */
+struct row_pairs {
+    float2 of[16][2];
+    __device__ __forceinline__ row_pairs(const float *from, int count, const seat &at)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float2 *const row = (const float2 *)(from + at.row(i) * D + 2 * at.q);
+#pragma unroll
+            for (int n = 0; n < 16; n++) {
+                of[n][i] = at.row(i) < count ? row[4 * n] : make_float2(0, 0);
+            }
+        }
+    }
+};
+
 /* c, the gradient of xhat, becomes residual + LayerNorm's gradient of it: rstd (c - mean(c) - xhat mean(c xhat)). xhat: the lane's
- * pair of columns 8 n of row i. */
+ * pair of group n of row i. */
 template <typename X>
-static __device__ __forceinline__ void normalise_gradient(float (&c)[16][4], const float *rstd, const float *residual, X xhat,
-                                                          int count, const seat &at)
+static __device__ __forceinline__ void normalise_gradient(float (&c)[16][4], const float (&rstd)[2], const row_pairs &residual,
+                                                          X xhat)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int row = at.row(i);
-        const bool here = row < count;
         float mean = 0, slope = 0;
 #pragma unroll
         for (int n = 0; n < 16; n++) {
@@ -384,14 +413,54 @@ static __device__ __forceinline__ void normalise_gradient(float (&c)[16][4], con
         }
         mean = quad_sum(mean) * (1.0f / D);
         slope = quad_sum(slope) * (1.0f / D);
-        const float factor = here ? __ldg(rstd + row) : 0.0f;
 #pragma unroll
         for (int n = 0; n < 16; n++) {
-            const float2 x = xhat(n, i);
-            const float2 old = here ? *(const float2 *)(residual + (int64_t)row * D + 8 * n + 2 * at.q) : make_float2(0, 0);
-            c[n][2 * i] = old.x + factor * (c[n][2 * i] - mean - x.x * slope);
-            c[n][2 * i + 1] = old.y + factor * (c[n][2 * i + 1] - mean - x.y * slope);
+            const float2 x = xhat(n, i), old = residual.of[n][i];
+            c[n][2 * i] = old.x + rstd[i] * (c[n][2 * i] - mean - x.x * slope);
+            c[n][2 * i + 1] = old.y + rstd[i] * (c[n][2 * i + 1] - mean - x.y * slope);
         }
+    }
+}
+
+/* rstd of the lane's rows. */
+static __device__ __forceinline__ void take_rstd(float (&rstd)[2], const float *from, int count, const seat &at)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        rstd[i] = at.row(i) < count ? from[at.row(i)] : 0.0f;
+    }
+}
+
+/* c += b, of the first group's first column on. */
+template <int N> static __device__ __forceinline__ void add_bias(float (&c)[N][4], const float *b, const seat &at)
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float2 v = *(const float2 *)(b + 8 * n + 2 * at.q);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            c[n][k] += k % 2 ? v.y : v.x;
+        }
+    }
+}
+
+/* Sums as a left operand in registers. */
+static __device__ __forceinline__ void as_left(uint32_t (&left)[8][4], const float (&c)[8][4])
+{
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            left[n][k] = ps_round_up(c[n][k / 2 + k % 2 * 2]);
+        }
+    }
+}
+
+/* Vectors to shared memory, by all threads before the ring's barrier. */
+static __device__ __forceinline__ void stage_vector(float *to, const float *from, int count)
+{
+    for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) {
+        to[i] = from[i];
     }
 }
 
@@ -441,22 +510,28 @@ template <int REGISTERS> static __device__ __forceinline__ void more_registers()
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-template <int GROUPS, int LEFTS, int RING> struct row_kernel {
+/* Shared memory: the warpgroups' left operands, the ring, vectors, the ring's barriers. */
+extern __shared__ __align__(1024) uint8_t row_memory[];
+
+template <int GROUPS, int LEFTS, int RING, int VECTORS> struct row_kernel {
     static constexpr int SLOTS = RING, THREADS = (GROUPS + 1) * 128, TILE = GROUPS * ROWS;
     /* Taken from, and given to, what the block has: that many threads' share of all, in steps of 8. */
     static constexpr int REGISTERS = GROUPS == 3 ? 160 : 240, FEW = 24;
     static_assert(GROUPS * REGISTERS + FEW <= (GROUPS + 1) * (65536 / THREADS / 8 * 8), "else the kernel waits for ever");
-    static constexpr int LEFT = GROUPS * LEFTS * LEFT_BYTES;
-    static constexpr size_t SHARED = LEFT + SLOTS * PIECE_BYTES + 16 * SLOTS + 1024;
+    static constexpr int LEFT = GROUPS * LEFTS * LEFT_BYTES, VECTOR = LEFT + SLOTS * PIECE_BYTES, BARRIERS = VECTOR + VECTORS * 4;
+    static constexpr size_t SHARED = BARRIERS + 16 * SLOTS;
 
     static __device__ __forceinline__ uint32_t shared()
     {
-        extern __shared__ uint8_t row_memory[];
-        return (ps_shared_address(row_memory) + 1023u) & ~1023u;
+        return ps_shared_address(row_memory);
+    }
+    static __device__ __forceinline__ float *vectors()
+    {
+        return (float *)(row_memory + VECTOR);
     }
     static __device__ __forceinline__ piece_ring<SLOTS> ring()
     {
-        return piece_ring<SLOTS>(shared() + LEFT, shared() + LEFT + SLOTS * PIECE_BYTES, GROUPS * 4);
+        return piece_ring<SLOTS>(shared() + LEFT, shared() + BARRIERS, GROUPS * 4);
     }
     static __device__ __forceinline__ int64_t tiles(int64_t rows)
     {
@@ -475,10 +550,10 @@ template <int GROUPS, int LEFTS, int RING> struct row_kernel {
     }
 };
 
-typedef row_kernel<3, 1, 4> enter_kernel;
-typedef row_kernel<3, 1, 4> finish_kernel;
-typedef row_kernel<2, 2, 3> back_kernel;
-typedef row_kernel<3, 1, 4> leave_kernel;
+typedef row_kernel<3, 1, 4, 3 * D> enter_kernel;
+typedef row_kernel<2, 1, 4, 2 * D + MOST_HIDDEN> finish_kernel;
+typedef row_kernel<2, 2, 3, MOST_HIDDEN> back_kernel;
+typedef row_kernel<2, 1, 5, 0> leave_kernel;
 
 /* xhat1 = LN1's of u without gamma and beta, qkv = the products' rows. */
 static __global__ void __launch_bounds__(enter_kernel::THREADS, 1) enter(const __grid_constant__ struct rows_layer x)
@@ -486,6 +561,7 @@ static __global__ void __launch_bounds__(enter_kernel::THREADS, 1) enter(const _
     typedef enter_kernel K;
     seat at;
     ps_grid_begin();
+    stage_vector(K::vectors(), x.b_qkv, 3 * D);
     piece_ring<K::SLOTS> ring = K::ring();
     if (at.group == 3) {
         fewer_registers<K::FEW>();
@@ -551,14 +627,7 @@ static __global__ void __launch_bounds__(enter_kernel::THREADS, 1) enter(const _
                 ps_pin(c[h]);
                 ring.release();
                 const int column = (i + h) * COLUMNS;
-#pragma unroll
-                for (int n = 0; n < 8; n++) {
-                    const float2 b = __ldg((const float2 *)(x.b_qkv + column + 8 * n + 2 * at.q));
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        c[h][n][j] += j % 2 ? b.y : b.x;
-                    }
-                }
+                add_bias(c[h], K::vectors() + column, at);
                 keep_sums(x.qkv + row0 * (3 * D) + column, 3 * D, c[h], count, at);
             }
         }
@@ -571,9 +640,13 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
     typedef finish_kernel K;
     seat at;
     ps_grid_begin();
-    piece_ring<K::SLOTS> ring = K::ring();
     const int hidden = x.f / COLUMNS;
-    if (at.group == 3) {
+    const float *const b_o = K::vectors(), *const b_2 = b_o + D, *const b_1 = b_2 + D;
+    stage_vector(K::vectors(), x.b_o, D);
+    stage_vector(K::vectors() + D, x.b_2, D);
+    stage_vector(K::vectors() + 2 * D, x.b_1, x.f);
+    piece_ring<K::SLOTS> ring = K::ring();
+    if (at.group == 2) {
         fewer_registers<K::FEW>();
         if (at.warp == 0 && at.lane == 0) {
             ring.bring(
@@ -592,84 +665,73 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
         at.refresh();
         const int64_t row0 = tile * K::TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
-        float4 rows[4][4];
-        take_rows(rows, x.merged + row0 * D, D, count, at);
-        at.sync();
-        put_rows(left, rows, at);
+        {
+            float4 rows[4][4];
+            take_rows(rows, x.merged + row0 * D, D, count, at);
+            at.sync();
+            put_rows(left, rows, at);
+        }
         ps_publish();
         at.sync();
-        float *const y = x.y + row0 * D + joined_column(at);
+        const row_pairs u(x.u + row0 * D, count, at);
         float r[2][8][4]; /* halves of the columns */
-        const uint32_t first = ring.take(), second = ring.take();
-        ps_wgmma_begin();
-        multiply_columns(r[0], left, first);
-        multiply_columns(r[1], left, second);
-        ps_wgmma_commit();
-        ps_wgmma_wait<0>();
-        ps_pin(r[0]);
-        ps_pin(r[1]);
-        ring.release();
-        ring.release();
+        {
+            const uint32_t first = ring.take(), second = ring.take();
+            ps_wgmma_begin();
+            multiply_columns(r[0], left, first);
+            multiply_columns(r[1], left, second);
+            ps_wgmma_commit();
+            ps_wgmma_wait<0>();
+            ps_pin(r[0]);
+            ps_pin(r[1]);
+            ring.release();
+            ring.release();
+        }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-#pragma unroll
-            for (int n = 0; n < 8; n++) {
-                const float2 b = __ldg((const float2 *)(x.b_o + COLUMNS * h + 8 * n + 2 * at.q));
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    r[h][n][j] += j % 2 ? b.y : b.x;
-                }
-            }
+            add_bias(r[h], b_o + COLUMNS * h, at);
             if (x.after_o.threshold) {
-                drop_sums(r[h], x.after_o, row0, D, COLUMNS * h, step, at);
+                drop_sums(r[h], x.after_o, x.xhat2 ? x.kept_o + row0 * 4 : NULL, row0, D, COLUMNS * h, step, count, at);
             }
         }
         at.sync(); /* merged has been read */
         const left_place place(left, at);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int row = at.row(i);
-            const bool here = row < count;
-            const float *const u = x.u + (row0 + row) * D + 2 * at.q;
             float sum = 0, squares = 0;
 #pragma unroll
             for (int n = 0; n < 16; n++) {
                 float *const v = &r[n / 8][n % 8][2 * i];
-                const float2 old = here ? __ldg((const float2 *)(u + 8 * n)) : make_float2(0, 0);
-                v[0] += old.x;
-                v[1] += old.y;
+                v[0] += u.of[n][i].x;
+                v[1] += u.of[n][i].y;
                 sum += v[0] + v[1];
             }
             const float mean = quad_sum(sum) * (1.0f / D);
 #pragma unroll
-            for (int n = 0; n < 16; n += 2) {
-                const float4 v = joined(&r[n / 8][n % 8][2 * i], &r[n / 8][n % 8 + 1][2 * i], at);
-                if (here) {
-                    *(float4 *)(y + row * D + 8 * n) = v;
-                }
-            }
-#pragma unroll
             for (int n = 0; n < 16; n++) {
-                float *const v = &r[n / 8][n % 8][2 * i];
-                v[0] -= mean;
-                v[1] -= mean;
-                squares += v[0] * v[0] + v[1] * v[1];
+                const float *const v = &r[n / 8][n % 8][2 * i];
+                squares += (v[0] - mean) * (v[0] - mean) + (v[1] - mean) * (v[1] - mean);
             }
             const float rstd = rsqrtf(fmaf(quad_sum(squares), 1.0f / D, x.epsilon));
-            if (x.xhat2 && here && at.q == 0) {
-                x.rstd2[row0 + row] = rstd;
+            const bool keeps = x.xhat2 && at.row(i) < count;
+            if (keeps && at.q == 0) {
+                x.rstd2[row0 + at.row(i)] = rstd;
             }
 #pragma unroll
-            for (int n = 0; n < 16; n++) {
-                float *const v = &r[n / 8][n % 8][2 * i];
-                v[0] = rounded(v[0] * rstd);
-                v[1] = rounded(v[1] * rstd);
-                ps_shared_store2(place.of(n, i), make_float2(v[0], v[1]));
+            for (int n = 0; n < 16; n += 2) {
+                float xhat[2][2];
+#pragma unroll
+                for (int t = 0; t < 2; t++) {
+                    const float *const v = &r[n / 8][n % 8 + t][2 * i];
+                    xhat[t][0] = rounded((v[0] - mean) * rstd);
+                    xhat[t][1] = rounded((v[1] - mean) * rstd);
+                    ps_shared_store2(place.of(n + t, i), make_float2(xhat[t][0], xhat[t][1]));
+                }
+                const float4 both = joined(xhat[0], xhat[1], at);
+                if (keeps) {
+                    *(float4 *)(x.xhat2 + (row0 + at.row(i)) * D + 8 * n + joined_column(at)) = both;
+                }
             }
-        }
-        if (x.xhat2) {
-            keep_sums(x.xhat2 + row0 * D, D, r[0], count, at);
-            keep_sums(x.xhat2 + row0 * D + COLUMNS, D, r[1], count, at);
         }
         ps_publish();
         at.sync();
@@ -685,26 +747,19 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
             ps_wgmma_wait<0>();
             ps_pin(z);
             ring.release();
+            add_bias(z, b_1 + COLUMNS * j, at);
 #pragma unroll
             for (int n = 0; n < 8; n++) {
-                const float2 b = __ldg((const float2 *)(x.b_1 + COLUMNS * j + 8 * n + 2 * at.q));
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
-                    const float t = z[n][k] + (k % 2 ? b.y : b.x);
-                    z[n][k] = t * ps_gelu_sigmoid(t);
+                    z[n][k] *= ps_gelu_sigmoid(z[n][k]);
                 }
             }
             if (x.gelu.threshold) {
-                drop_sums(z, x.gelu, row0, x.f, COLUMNS * j, step, at);
+                drop_sums(z, x.gelu, x.xhat2 ? x.kept_gelu + row0 * (x.f / 32) : NULL, row0, x.f, COLUMNS * j, step, count, at);
             }
             uint32_t h[8][4];
-#pragma unroll
-            for (int n = 0; n < 8; n++) {
-#pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    h[n][k] = ps_round_up(z[n][k / 2 + k % 2 * 2]);
-                }
-            }
+            as_left(h, z);
             piece = ring.take();
             ps_wgmma_begin();
             multiply_rows(c, h, piece, j > 0);
@@ -714,33 +769,18 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
             ps_pin(c);
             ring.release();
         }
+        add_bias(c, b_2, at);
+        if (x.output.threshold) {
+            drop_sums(c, x.output, x.xhat2 ? x.kept_output + row0 * 4 : NULL, row0, D, 0, step, count, at);
+        }
 #pragma unroll
         for (int n = 0; n < 16; n++) {
-            const float2 b = __ldg((const float2 *)(x.b_2 + 8 * n + 2 * at.q));
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                c[n][k] += k % 2 ? b.y : b.x;
+                c[n][k] += r[n / 8][n % 8][k];
             }
         }
-        if (x.output.threshold) {
-            drop_sums(c, x.output, row0, D, 0, step, at);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const bool here = at.row(i) < count;
-            float4 old[8]; /* the thread's own */
-#pragma unroll
-            for (int n = 0; n < 16; n += 2) {
-                old[n / 2] = here ? *(const float4 *)(y + at.row(i) * D + 8 * n) : make_float4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (int n = 0; n < 16; n += 2) {
-                const float4 v = joined(&c[n][2 * i], &c[n + 1][2 * i], at), o = old[n / 2];
-                if (here) {
-                    *(float4 *)(y + at.row(i) * D + 8 * n) = make_float4(o.x + v.x, o.y + v.y, o.z + v.z, o.w + v.w);
-                }
-            }
-        }
+        keep_sums(x.y + row0 * D, D, c, count, at);
     }
 }
 
@@ -750,9 +790,11 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
     typedef back_kernel K;
     seat at;
     ps_grid_begin();
-    piece_ring<K::SLOTS> ring = K::ring();
     const int hidden = x.f / COLUMNS;
     const row_places pieces(hidden);
+    const float *const b_1 = K::vectors();
+    stage_vector(K::vectors(), x.b_1, x.f);
+    piece_ring<K::SLOTS> ring = K::ring();
     if (at.group == 2) {
         fewer_registers<K::FEW>();
         if (at.warp == 0 && at.lane == 0) {
@@ -772,41 +814,38 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
     }
     more_registers<K::REGISTERS>();
     const uint32_t gradient = K::shared() + at.group * 2 * LEFT_BYTES, left = gradient + LEFT_BYTES;
-    const uint64_t step = x.output.threshold ? x.output.state->step : 0;
+    const bool drops = x.gelu.threshold != 0;
+    const float scale = drops ? x.gelu.scale : 1.0f; /* of all three */
     for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
         at.refresh();
         const int64_t row0 = tile * K::TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
-        float4 xhat[4][4], rows[4][4];
-        take_rows(xhat, x.xhat2 + row0 * D, D, count, at);
-        take_rows(rows, x.dy + row0 * D, D, count, at);
-        at.sync();
-        put_rows(left, xhat, at);
+        {
+            float4 xhat[4][4], rows[4][4];
+            uint4 kept[4];
+            take_rows(xhat, x.xhat2 + row0 * D, D, count, at);
+            take_rows(rows, x.dy + row0 * D, D, count, at);
 #pragma unroll
-        for (int pass = 0; pass < 4; pass++) {
-            const int row = at.passing(pass);
-            float4(&v)[4] = rows[pass];
-            if (x.output.threshold) {
-                const uint64_t block = (uint64_t)(row0 + row) * (D / 8) + at.lane % 8 / 2;
+            for (int pass = 0; pass < 4; pass++) {
+                const int row = at.passing(pass);
+                kept[pass] =
+                    drops && row < count ? *(const uint4 *)(x.kept_output + (row0 + row) * 4) : make_uint4(~0u, ~0u, ~0u, ~0u);
+            }
+            at.sync();
+            put_rows(left, xhat, at);
 #pragma unroll
-                for (int j = 0; j < 4; j += 2) {
-                    uint32_t words[2][2];
-                    ps_draw_pair(x.output, step, block + 4 * j, block + 4 * (j + 1), words[0], words[1]);
+            for (int pass = 0; pass < 4; pass++) {
+                const uint32_t words[4] = {kept[pass].x, kept[pass].y, kept[pass].z, kept[pass].w};
 #pragma unroll
-                    for (int k = 0; k < 2; k++) {
-                        float4 &to = v[j + k];
-                        to = make_float4(ps_dropped(x.output, ps_pair_draw(words[k], 0), to.x),
-                                         ps_dropped(x.output, ps_pair_draw(words[k], 1), to.y),
-                                         ps_dropped(x.output, ps_pair_draw(words[k], 2), to.z),
-                                         ps_dropped(x.output, ps_pair_draw(words[k], 3), to.w));
-                    }
+                for (int j = 0; j < 4; j++) { /* columns 4 c .. 4 c + 3 of the word's 32 */
+                    const uint32_t mask = words[j] >> (at.lane % 8 * 2);
+                    float4 &v = rows[pass][j];
+                    v = make_float4(mask & 1 ? v.x * scale : 0, mask >> 16 & 1 ? v.y * scale : 0, mask & 2 ? v.z * scale : 0,
+                                    mask >> 17 & 1 ? v.w * scale : 0);
                 }
+                keep_row(x.masked_2 + row0 * D, at.passing(pass), count, rows[pass], at);
             }
-            keep_row(x.masked_2 + row0 * D, row, count, v, at);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                put_left(gradient, row, j, v[j], at);
-            }
+            put_rows(gradient, rows, at);
         }
         ps_publish();
         at.sync();
@@ -814,6 +853,13 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
 #pragma unroll 1
         for (int j = 0; j < hidden; j++) {
             at.refresh();
+            const int column = COLUMNS * j;
+            uint2 kept[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                kept[i] = drops && at.row(i) < count ? *(const uint2 *)(x.kept_gelu + ((row0 + at.row(i)) * x.f + column) / 32)
+                                                     : make_uint2(~0u, ~0u);
+            }
             float z[8][4], d[8][4];
             uint32_t piece = ring.take();
             const uint32_t second = ring.take();
@@ -826,39 +872,19 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
             ps_pin(d);
             ring.release();
             ring.release();
-            const int column = COLUMNS * j;
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int64_t row = row0 + at.row(i);
-#pragma unroll
-                for (int m = 0; m < 2; m++) {
-                    uint32_t mask = 0xffffffffu;
-                    if (x.gelu.threshold) {
-                        const uint64_t block = ((uint64_t)row * x.f + column + 32 * m) / 8 + at.q;
-                        mask = quad_mask(x.gelu, step, (uint32_t)block, at.q);
-                    }
-#pragma unroll
-                    for (int t = 0; t < 4; t++) {
-                        const int n = 4 * m + t;
-                        const float2 b = __ldg((const float2 *)(x.b_1 + column + 8 * n + 2 * at.q));
-#pragma unroll
-                        for (int e = 0; e < 2; e++) {
-                            const float keep = x.gelu.threshold ? kept_scale(mask, t, e, x.gelu.scale) : 1.0f;
-                            const float v = z[n][2 * i + e] + (e ? b.y : b.x), s = ps_gelu_sigmoid(v);
-                            z[n][2 * i + e] = keep * v * s;
-                            d[n][2 * i + e] *= keep * ps_gelu_slope(v, s);
-                        }
-                    }
-                }
-            }
-            uint32_t h[8][4];
+            add_bias(z, b_1 + column, at);
 #pragma unroll
             for (int n = 0; n < 8; n++) {
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
-                    h[n][k] = ps_round_up(d[n][k / 2 + k % 2 * 2]);
+                    const uint32_t mask = (n / 4 ? kept[k / 2].y : kept[k / 2].x) >> at.q;
+                    const float keep = kept_scale(mask, n % 4, k % 2, scale), v = z[n][k], s = ps_gelu_sigmoid(v);
+                    z[n][k] = keep * v * s;
+                    d[n][k] *= keep * ps_gelu_slope(v, s);
                 }
             }
+            uint32_t h[8][4];
+            as_left(h, d);
             piece = ring.take();
             ps_wgmma_begin();
             multiply_rows(c, h, piece, j > 0);
@@ -871,22 +897,33 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
             ring.release();
         }
         at.refresh();
+        float rstd[2];
+        uint4 kept[2];
+        take_rstd(rstd, x.rstd2 + row0, count, at);
+        const row_pairs dy(x.dy + row0 * D, count, at);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            kept[i] =
+                drops && at.row(i) < count ? *(const uint4 *)(x.kept_o + (row0 + at.row(i)) * 4) : make_uint4(~0u, ~0u, ~0u, ~0u);
+        }
         const left_place gradient_place(gradient, at), place(left, at);
-        normalise_gradient(
-            c, x.rstd2 + row0, x.dy + row0 * D, [&](int n, int i) { return ps_shared_load2(place.of(n, i)); }, count, at);
+        normalise_gradient(c, rstd, dy, [&](int n, int i) { return ps_shared_load2(place.of(n, i)); });
         keep_sums(x.du + row0 * D, D, c, count, at);
-        if (x.after_o.threshold) {
-            drop_sums(c, x.after_o, row0, D, 0, step, at);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            drop_32(c, 0, i, kept[i].x, scale, at);
+            drop_32(c, 4, i, kept[i].y, scale, at);
+            drop_32(c, 8, i, kept[i].z, scale, at);
+            drop_32(c, 12, i, kept[i].w, scale, at);
         }
         at.sync(); /* all have multiplied with the gradient */
 #pragma unroll
         for (int n = 0; n < 16; n++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                ps_shared_store2(gradient_place.of(n, i), rounded2(c[n][2 * i], c[n][2 * i + 1]));
+                ps_shared_store2(gradient_place.of(n, i), make_float2(rounded(c[n][2 * i]), rounded(c[n][2 * i + 1])));
             }
         }
-        keep_sums(x.masked_o + row0 * D, D, c, count, at);
         ps_publish();
         at.sync();
         float m[2][8][4];
@@ -895,6 +932,7 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
         multiply_columns(m[0], gradient, first);
         multiply_columns(m[1], gradient, second);
         ps_wgmma_commit();
+        keep_sums(x.masked_o + row0 * D, D, c, count, at);
         ps_wgmma_wait<0>();
         ps_pin(m[0]);
         ps_pin(m[1]);
@@ -912,7 +950,7 @@ static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const _
     seat at;
     ps_grid_begin();
     piece_ring<K::SLOTS> ring = K::ring();
-    if (at.group == 3) {
+    if (at.group == 2) {
         fewer_registers<K::FEW>();
         if (at.warp == 0 && at.lane == 0) {
             const int first = row_places(x.f / COLUMNS).w_qkvt;
@@ -923,15 +961,16 @@ static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const _
     }
     more_registers<K::REGISTERS>();
     const uint32_t left = K::shared() + at.group * LEFT_BYTES;
+    const auto rows_of = [&](int64_t row0) { return (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS); };
+    int64_t row0 = (int64_t)blockIdx.x * K::TILE + at.group * ROWS;
+    float4 rows[4][4];
+    take_rows(rows, x.d_qkv + row0 * (3 * D), 3 * D, rows_of(row0), at);
     for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
         at.refresh();
-        const int64_t row0 = tile * K::TILE + at.group * ROWS;
-        const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
+        const int count = rows_of(row0);
         float c[16][4];
-#pragma unroll 1
+#pragma unroll
         for (int part = 0; part < 3; part++) {
-            float4 rows[4][4];
-            take_rows(rows, x.d_qkv + row0 * (3 * D) + part * D, 3 * D, count, at);
             at.sync();
             put_rows(left, rows, at);
             ps_publish();
@@ -941,19 +980,27 @@ static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const _
             multiply_rows(c, left, first, part > 0);
             multiply_rows(c, left + 2 * PANEL_BYTES, second, 1);
             ps_wgmma_commit();
-            ps_wgmma_wait<0>();
-            ps_pin(c);
-            ring.release();
-            ring.release();
+            if (part < 2) {
+                take_rows(rows, x.d_qkv + row0 * (3 * D) + (part + 1) * D, 3 * D, count, at);
+                ps_wgmma_wait<0>();
+                ps_pin(c);
+                ring.release();
+                ring.release();
+            }
         }
-        const float *const xhat = x.xhat1 + row0 * D + 2 * at.q;
-        normalise_gradient(
-            c, x.rstd1 + row0, x.du + row0 * D,
-            [&](int n, int i) {
-                return at.row(i) < count ? __ldg((const float2 *)(xhat + at.row(i) * D + 8 * n)) : make_float2(0, 0);
-            },
-            count, at);
-        keep_sums(x.du + row0 * D, D, c, count, at);
+        at.refresh();
+        float rstd[2];
+        take_rstd(rstd, x.rstd1 + row0, count, at);
+        const row_pairs xhat(x.xhat1 + row0 * D, count, at), residual(x.du + row0 * D, count, at);
+        ps_wgmma_wait<0>();
+        ps_pin(c);
+        ring.release();
+        ring.release();
+        normalise_gradient(c, rstd, residual, [&](int n, int i) { return xhat.of[n][i]; });
+        const int64_t done = row0;
+        row0 += (int64_t)gridDim.x * K::TILE;
+        take_rows(rows, x.d_qkv + row0 * (3 * D), 3 * D, rows_of(row0), at);
+        keep_sums(x.du + done * D, D, c, count, at);
     }
 }
 
@@ -978,10 +1025,10 @@ static int64_t padded_rows(const struct ps_encoder_small *e)
     return (e->sequences * e->patches + 3) / 4 * 4;
 }
 
-/* Floats of a layer in what is kept. */
+/* Floats of a layer in what is kept; dropout's bits are always there. */
 static int64_t kept_floats(const struct ps_encoder_small *e)
 {
-    return padded_rows(e) * (6 * D + e->n_heads + 2);
+    return padded_rows(e) * (6 * D + e->n_heads + 2 + (2 * D + e->d_ff) / 32);
 }
 
 size_t ps_encoder_rows_kept_bytes(const struct ps_encoder_small *e)
@@ -1036,6 +1083,7 @@ static struct rows_layer layer_of(const struct ps_encoder_small *e, int layer)
     x.y = stream + (layer + 1) * rows * D;
     x.qkv = w + at.d_qkv; /* where nothing is kept */
     x.merged = w + at.d_merged;
+    x.logsum = w + at.delta;
     if (e->kept) {
         x.xhat1 = (float *)e->kept + layer * kept_floats(e);
         x.qkv = x.xhat1 + R * D;
@@ -1043,6 +1091,10 @@ static struct rows_layer layer_of(const struct ps_encoder_small *e, int layer)
         x.xhat2 = x.qkv + R * 4 * D;
         x.rstd1 = x.xhat2 + R * D;
         x.rstd2 = x.rstd1 + R;
+        x.kept_o = (uint32_t *)(x.rstd2 + R);
+        x.kept_output = x.kept_o + R * (D / 32);
+        x.kept_gelu = x.kept_output + R * (D / 32);
+        x.logsum = (float *)(x.kept_gelu + R * (x.f / 32));
     }
     x.dy = layer + 1 == e->layers ? (const float *)e->dy : (const float *)e->du;
     x.d_qkv = w + at.d_qkv;
@@ -1072,12 +1124,6 @@ static struct ps_tensor statistics_of(const struct ps_encoder_small *e, float *d
 {
     const int64_t sizes[3] = {e->sequences, e->n_heads, e->patches};
     return ps_tensor_nd(data, PS_F32, 3, sizes);
-}
-
-/* The layer's logarithms of softmax's sums. */
-static float *logsum_of(const struct ps_encoder_small *e, const struct rows_layer &x)
-{
-    return e->kept ? x.rstd2 + padded_rows(e) : (float *)e->workspace + workspace_of(e).delta;
 }
 
 template <typename K>
@@ -1110,7 +1156,7 @@ enum ps_status ps_encoder_rows_forward(const struct ps_kernels *k, const struct 
     for (int layer = 0; layer < e->layers; layer++) {
         const struct rows_layer x = layer_of(e, layer);
         PS_TRY(launch<enter_kernel>(c, enter, name, x));
-        const struct ps_attention attention = {heads_of(e, x.merged, D),          statistics_of(e, logsum_of(e, x)),
+        const struct ps_attention attention = {heads_of(e, x.merged, D),          statistics_of(e, x.logsum),
                                                heads_of(e, x.qkv, 3 * D),         heads_of(e, x.qkv + D, 3 * D),
                                                heads_of(e, x.qkv + 2 * D, 3 * D), scale};
         PS_TRY(k->attention(k, &attention));
@@ -1136,7 +1182,7 @@ enum ps_status ps_encoder_rows_backward(const struct ps_kernels *k, const struct
                                                         statistics_of(e, workspace + at.delta),
                                                         heads_of(e, x.d_merged, D),
                                                         heads_of(e, x.merged, D),
-                                                        statistics_of(e, logsum_of(e, x)),
+                                                        statistics_of(e, x.logsum),
                                                         heads_of(e, x.qkv, 3 * D),
                                                         heads_of(e, x.qkv + D, 3 * D),
                                                         heads_of(e, x.qkv + 2 * D, 3 * D),
