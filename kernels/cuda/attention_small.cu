@@ -29,6 +29,9 @@ template <int ET> struct right {
     uint32_t hi[ET][2], lo[ET][2];
 };
 
+/* Of KT tiles of 8 rows, the first so many are whole at every N that KT is taken for (launch_size). */
+template <int KT> static constexpr int whole_tiles = KT <= 2 ? KT - 1 : KT - 2;
+
 /* One matrix of a tensor: rows of e elements, e even. Offsets within it fit 32 bits. */
 struct rows {
     const float *data;
@@ -38,18 +41,19 @@ struct rows {
         : data((const float *)v.data + sequence * v.sequence + head * v.head), stride((int)v.row), count(x.patches), e(x.e)
     {
     }
-    /* Of row + g: columns 2q and 2q + 1 of 8. */
-    __device__ __forceinline__ float2 pair(int row, int column) const
+    /* Of row + g: columns 2q and 2q + 1 of 8. whole: all eight rows are there. */
+    __device__ __forceinline__ float2 pair(int row, int column, bool whole = false) const
     {
         const int g = (int)threadIdx.x % 32 / 4, q2 = (int)threadIdx.x % 4 * 2;
-        return g < count - row && q2 < e - column ? *(const float2 *)(data + ((g * stride + q2) + (row * stride + column)))
-                                                  : make_float2(0, 0);
+        return (whole || g < count - row) && q2 < e - column
+                   ? *(const float2 *)(data + ((g * stride + q2) + (row * stride + column)))
+                   : make_float2(0, 0);
     }
     /* Of rows row + 2q + i: column g of 8. */
-    __device__ __forceinline__ float one(int row, int i, int column) const
+    __device__ __forceinline__ float one(int row, int i, int column, bool whole = false) const
     {
         const int g = (int)threadIdx.x % 32 / 4, q2 = (int)threadIdx.x % 4 * 2;
-        return q2 < count - row - i && g < e - column ? data[(q2 * stride + g) + ((row + i) * stride + column)] : 0.0f;
+        return (whole || q2 < count - row - i) && g < e - column ? data[(q2 * stride + g) + ((row + i) * stride + column)] : 0.0f;
     }
 };
 
@@ -91,7 +95,7 @@ static __device__ __forceinline__ void read_turned(struct right<ET> (&to)[KT], c
     for (int j = 0; j < KT; j++) {
 #pragma unroll
         for (int t = 0; t < ET; t++) {
-            const float2 v = from.pair(j * 8, t * 8);
+            const float2 v = from.pair(j * 8, t * 8, j < whole_tiles<KT>);
             ps_split<EXACT>(to[j].hi[t][0], to[j].lo[t][0], v.x);
             ps_split<EXACT>(to[j].hi[t][1], to[j].lo[t][1], v.y);
         }
@@ -108,7 +112,7 @@ static __device__ __forceinline__ void read_summed(struct right<ET> (&to)[KT], c
         for (int t = 0; t < ET; t++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                ps_split<EXACT>(to[j].hi[t][i], to[j].lo[t][i], from.one(j * 8, i, t * 8));
+                ps_split<EXACT>(to[j].hi[t][i], to[j].lo[t][i], from.one(j * 8, i, t * 8, j < whole_tiles<KT>));
             }
         }
     }
@@ -193,7 +197,7 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
             scores<EXACT>(s[j], a, k[j]);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                s[j][i] = j * 8 + i % 2 < x.patches - q * 2 ? s[j][i] * factor : -INFINITY;
+                s[j][i] = j < whole_tiles<KT> || j * 8 + i % 2 < x.patches - q * 2 ? s[j][i] * factor : -INFINITY;
                 most[i / 2] = fmaxf(most[i / 2], s[j][i]);
             }
         }
@@ -221,8 +225,9 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
 }
 
 template <int ET, int KT, bool EXACT>
-static __global__ void __launch_bounds__(THREADS, ET *KT <= 6 ? 3 : 1)
-    backward_kernel(const __grid_constant__ struct ps_attention_launch x)
+static __global__ void __launch_bounds__(THREADS, ET *KT > 6 ? 1
+                                                  : EXACT    ? 3
+                                                          : 4) backward_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     ps_grid_begin();
     __shared__ float sums[WARPS][2][KT * 8]; /* logsum, in powers of 2, and delta of all queries */
@@ -280,7 +285,7 @@ static __global__ void __launch_bounds__(THREADS, ET *KT <= 6 ? 3 : 1)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const float weight = ps_exp2(fmaf(s[i], factor, -logsum[i / 2]));
-                    s[i] = j * 8 + i % 2 < x.patches - q * 2 ? weight * (d[i] - delta[i / 2]) : 0.0f;
+                    s[i] = j < whole_tiles<KT> || j * 8 + i % 2 < x.patches - q * 2 ? weight * (d[i] - delta[i / 2]) : 0.0f;
                 }
                 add<EXACT>(dq, s, k_summed[j]);
             }
@@ -309,7 +314,7 @@ static __global__ void __launch_bounds__(THREADS, ET *KT <= 6 ? 3 : 1)
 #pragma unroll
             for (int j = 0; j < KT; j++) {
                 const float2 logsum = *(const float2 *)(logsums + j * 8 + q * 2), delta = *(const float2 *)(deltas + j * 8 + q * 2);
-                const bool there = j * 8 < x.patches; /* the sums of tiles beyond are never written */
+                const bool there = j < whole_tiles<KT> || j * 8 < x.patches; /* the sums of tiles beyond are never written */
                 float s[4], d[4];
                 scores<EXACT>(s, a, queries[j]);
                 scores<EXACT>(d, b, up[j]);

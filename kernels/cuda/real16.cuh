@@ -50,6 +50,13 @@ static __device__ __forceinline__ uint32_t ps_tf32(float x)
     return y;
 }
 
+/* The tensor cores leave out the low 13 bits: with half of what the others count added, that rounds, ties away from zero. The NaN
+ * that arithmetic makes, whose bits are all ones but for the sign, stays one. */
+static __device__ __forceinline__ uint32_t ps_round_up(float x)
+{
+    return (uint32_t)(min(__float_as_int(x), 0x7fffefff) + 0x1000);
+}
+
 /* A function of kernels that this type has not: it serves nothing and refuses. */
 #define PS_ABSENT(type, name, refusal)                  \
     template <class... P> static inline type name(P...) \
@@ -61,13 +68,6 @@ static __device__ __forceinline__ uint32_t ps_tf32(float x)
 #ifdef PS_COMPILE_TF32
 typedef uint2 ps_pair;
 typedef uint32_t ps_bits;
-
-/* The tensor cores leave out the low 13 bits: with half of what the others count added, that rounds, ties away from zero. The NaN
- * that arithmetic makes, whose bits are all ones but for the sign, stays one. */
-static __device__ __forceinline__ uint32_t ps_round_up(float x)
-{
-    return (uint32_t)(min(__float_as_int(x), 0x7fffefff) + 0x1000);
-}
 
 static __device__ __forceinline__ ps_pair ps_pack(float low, float high)
 {

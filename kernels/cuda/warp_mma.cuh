@@ -60,7 +60,7 @@ template <bool EXACT> static __device__ __forceinline__ void ps_split(uint32_t &
         hi = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
         lo = __float_as_uint(x - __uint_as_float(hi));
     } else {
-        hi = ps_tf32(x);
+        hi = ps_round_up(x);
         lo = 0;
     }
 }
