@@ -263,12 +263,16 @@ static __device__ __forceinline__ float2 rounded2(float x, float y)
 }
 
 /* Row r, columns 4 c + 32 j, of panels. */
+static __device__ __forceinline__ uint32_t panel_place(int row, int j, const seat &at)
+{
+    return (uint32_t)(j * PANEL_BYTES + row * 128 + ((at.lane % 8 ^ row % 8) << 4));
+}
+
 static __device__ __forceinline__ void put_left(uint32_t panels, int row, int j, const float4 &v, const seat &at)
 {
-    asm volatile(
-        "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(panels + j * PANEL_BYTES + row * 128 + ((at.lane % 8 ^ row % 8) << 4)),
-        "f"(rounded(v.x)), "f"(rounded(v.y)), "f"(rounded(v.z)), "f"(rounded(v.w))
-        : "memory");
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(panels + panel_place(row, j, at)), "f"(rounded(v.x)),
+                 "f"(rounded(v.y)), "f"(rounded(v.z)), "f"(rounded(v.w))
+                 : "memory");
 }
 
 /* The lane's part of a row; zero where the row does not exist. */
@@ -297,6 +301,29 @@ static __device__ __forceinline__ void take_rows(float4 (&v)[4][4], const float 
 #pragma unroll
     for (int pass = 0; pass < 4; pass++) {
         take_row(v[pass], from, ld, at.passing(pass), count, at);
+    }
+}
+
+/* Those of a tile's rows: from, [R, columns]; row0 the warpgroup's first. */
+static __device__ __forceinline__ void take_tile(float4 (&v)[4][4], const float *from, int columns, int64_t row0, int64_t rows,
+                                                 const seat &at)
+{
+    take_rows(v, from + row0 * columns, columns, (int)(rows - row0 < ROWS ? rows - row0 : ROWS), at);
+}
+
+/* A tile's rows of [R, d], which are operands as they are, on their way to panels until ps_copy_wait; zeros where there are none.
+ */
+static __device__ __forceinline__ void copy_tile(uint32_t panels, const float *from, int64_t row0, int64_t rows, const seat &at)
+{
+#pragma unroll
+    for (int pass = 0; pass < 4; pass++) {
+        const int row = at.passing(pass);
+        const bool here = row < rows - row0;
+        const float *const part = from + (here ? row0 + row : 0) * D + at.lane % 8 * 4;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            ps_copy_async_part(panels + panel_place(row, j, at), part + 32 * j, here ? 16 : 0);
+        }
     }
 }
 
@@ -383,7 +410,14 @@ static __device__ __forceinline__ float quad_sum(float x)
 /* Of the lane's rows of a tensor [R, d], from the warpgroup's first row on: groups of 8 columns, pairs as sums have them. */
 struct row_pairs {
     float2 of[16][2];
+    __device__ __forceinline__ row_pairs()
+    {
+    }
     __device__ __forceinline__ row_pairs(const float *from, int count, const seat &at)
+    {
+        take(from, count, at);
+    }
+    __device__ __forceinline__ void take(const float *from, int count, const seat &at)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -525,6 +559,10 @@ template <int GROUPS, int LEFTS, int RING, int VECTORS> struct row_kernel {
     {
         return ps_shared_address(row_memory);
     }
+    static __device__ __forceinline__ uint8_t *memory()
+    {
+        return row_memory;
+    }
     static __device__ __forceinline__ float *vectors()
     {
         return (float *)(row_memory + VECTOR);
@@ -661,16 +699,14 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
     more_registers<K::REGISTERS>();
     const uint32_t left = K::shared() + at.group * LEFT_BYTES;
     const uint64_t step = x.output.threshold ? x.output.state->step : 0;
+    float4 rows[4][4];
+    take_tile(rows, x.merged, D, (int64_t)blockIdx.x * K::TILE + at.group * ROWS, x.rows, at);
     for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
         at.refresh();
         const int64_t row0 = tile * K::TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
-        {
-            float4 rows[4][4];
-            take_rows(rows, x.merged + row0 * D, D, count, at);
-            at.sync();
-            put_rows(left, rows, at);
-        }
+        at.sync();
+        put_rows(left, rows, at);
         ps_publish();
         at.sync();
         const row_pairs u(x.u + row0 * D, count, at);
@@ -780,6 +816,7 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
                 c[n][k] += r[n / 8][n % 8][k];
             }
         }
+        take_tile(rows, x.merged, D, row0 + (int64_t)gridDim.x * K::TILE, x.rows, at);
         keep_sums(x.y + row0 * D, D, c, count, at);
     }
 }
@@ -816,36 +853,35 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
     const uint32_t gradient = K::shared() + at.group * 2 * LEFT_BYTES, left = gradient + LEFT_BYTES;
     const bool drops = x.gelu.threshold != 0;
     const float scale = drops ? x.gelu.scale : 1.0f; /* of all three */
+    uint32_t kept_rows[4];                           /* of each pass, word c of the row that lane 8 r + c has */
+    const auto ahead = [&](int64_t first) {
+        copy_tile(left, x.xhat2, first, x.rows, at);
+        copy_tile(gradient, x.dy, first, x.rows, at);
+#pragma unroll
+        for (int pass = 0; pass < 4; pass++) {
+            const int64_t row = first + at.passing(pass);
+            kept_rows[pass] = drops && row < x.rows ? x.kept_output[row * 4 + at.lane % 4] : ~0u;
+        }
+    };
+    ahead((int64_t)blockIdx.x * K::TILE + at.group * ROWS);
     for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
         at.refresh();
         const int64_t row0 = tile * K::TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
-        {
-            float4 xhat[4][4], rows[4][4];
-            uint4 kept[4];
-            take_rows(xhat, x.xhat2 + row0 * D, D, count, at);
-            take_rows(rows, x.dy + row0 * D, D, count, at);
+        ps_copy_wait(); /* for what the lane itself has asked for */
 #pragma unroll
-            for (int pass = 0; pass < 4; pass++) {
-                const int row = at.passing(pass);
-                kept[pass] =
-                    drops && row < count ? *(const uint4 *)(x.kept_output + (row0 + row) * 4) : make_uint4(~0u, ~0u, ~0u, ~0u);
+        for (int pass = 0; pass < 4; pass++) {
+            float4 v[4];
+            const int row = at.passing(pass);
+#pragma unroll
+            for (int j = 0; j < 4; j++) { /* columns 4 c .. 4 c + 3 of the word's 32 */
+                const uint32_t mask = __shfl_sync(0xffffffffu, kept_rows[pass], (at.lane & 24) + j) >> (at.lane % 8 * 2);
+                v[j] = *(const float4 *)(K::memory() + (gradient - K::shared()) + panel_place(row, j, at));
+                v[j] = make_float4(mask & 1 ? v[j].x * scale : 0, mask >> 16 & 1 ? v[j].y * scale : 0,
+                                   mask & 2 ? v[j].z * scale : 0, mask >> 17 & 1 ? v[j].w * scale : 0);
+                put_left(gradient, row, j, v[j], at);
             }
-            at.sync();
-            put_rows(left, xhat, at);
-#pragma unroll
-            for (int pass = 0; pass < 4; pass++) {
-                const uint32_t words[4] = {kept[pass].x, kept[pass].y, kept[pass].z, kept[pass].w};
-#pragma unroll
-                for (int j = 0; j < 4; j++) { /* columns 4 c .. 4 c + 3 of the word's 32 */
-                    const uint32_t mask = words[j] >> (at.lane % 8 * 2);
-                    float4 &v = rows[pass][j];
-                    v = make_float4(mask & 1 ? v.x * scale : 0, mask >> 16 & 1 ? v.y * scale : 0, mask & 2 ? v.z * scale : 0,
-                                    mask >> 17 & 1 ? v.w * scale : 0);
-                }
-                keep_row(x.masked_2 + row0 * D, at.passing(pass), count, rows[pass], at);
-            }
-            put_rows(gradient, rows, at);
+            keep_row(x.masked_2 + row0 * D, row, count, v, at);
         }
         ps_publish();
         at.sync();
@@ -883,30 +919,30 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
                     d[n][k] *= keep * ps_gelu_slope(v, s);
                 }
             }
+            keep_sums(x.hidden + row0 * x.f + column, x.f, z, count, at);
+            keep_sums(x.d_hidden + row0 * x.f + column, x.f, d, count, at);
             uint32_t h[8][4];
             as_left(h, d);
             piece = ring.take();
             ps_wgmma_begin();
             multiply_rows(c, h, piece, j > 0);
             ps_wgmma_commit();
-            keep_sums(x.hidden + row0 * x.f + column, x.f, z, count, at);
-            keep_sums(x.d_hidden + row0 * x.f + column, x.f, d, count, at);
             ps_wgmma_wait<0>();
             ps_pin(h);
             ps_pin(c);
             ring.release();
         }
         at.refresh();
+        const row_pairs dy(x.dy + row0 * D, count, at);
         float rstd[2];
         uint4 kept[2];
         take_rstd(rstd, x.rstd2 + row0, count, at);
-        const row_pairs dy(x.dy + row0 * D, count, at);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             kept[i] =
                 drops && at.row(i) < count ? *(const uint4 *)(x.kept_o + (row0 + at.row(i)) * 4) : make_uint4(~0u, ~0u, ~0u, ~0u);
         }
-        const left_place gradient_place(gradient, at), place(left, at);
+        const left_place place(left, at);
         normalise_gradient(c, rstd, dy, [&](int n, int i) { return ps_shared_load2(place.of(n, i)); });
         keep_sums(x.du + row0 * D, D, c, count, at);
 #pragma unroll
@@ -917,6 +953,7 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
             drop_32(c, 12, i, kept[i].w, scale, at);
         }
         at.sync(); /* all have multiplied with the gradient */
+        const left_place gradient_place(gradient, at);
 #pragma unroll
         for (int n = 0; n < 16; n++) {
 #pragma unroll
@@ -926,18 +963,20 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
         }
         ps_publish();
         at.sync();
+        keep_sums(x.masked_o + row0 * D, D, c, count, at);
         float m[2][8][4];
         const uint32_t first = ring.take(), second = ring.take();
         ps_wgmma_begin();
         multiply_columns(m[0], gradient, first);
         multiply_columns(m[1], gradient, second);
         ps_wgmma_commit();
-        keep_sums(x.masked_o + row0 * D, D, c, count, at);
         ps_wgmma_wait<0>();
         ps_pin(m[0]);
         ps_pin(m[1]);
         ring.release();
         ring.release();
+        at.sync(); /* the panels are free */
+        ahead(row0 + (int64_t)gridDim.x * K::TILE);
         keep_sums(x.d_merged + row0 * D, D, m[0], count, at);
         keep_sums(x.d_merged + row0 * D + COLUMNS, D, m[1], count, at);
     }
