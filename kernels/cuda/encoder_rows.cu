@@ -150,19 +150,19 @@ static __global__ void __launch_bounds__(256) pack_rows(const __grid_constant__ 
 /* ---- pieces on their way ---- */
 
 /* The ring of slots that pieces pass through. */
-template <int SLOTS> struct piece_ring {
-    uint32_t slots, full, empty; /* addresses */
-    int slot, oldest;            /* of the next piece to take, of the first not yet released */
+template <int SLOTS, int FULL> struct piece_ring {
+    static constexpr int EMPTY = FULL + 8 * SLOTS; /* where the slots' barriers are, from the first slot on */
+    uint32_t slots;                                /* their address */
+    int slot, oldest;                              /* of the next piece to take, of the first not yet released */
     uint32_t parity;
 
     /* By all threads. readers: warps. */
-    __device__ __forceinline__ piece_ring(uint32_t slots_, uint32_t barriers, int readers)
-        : slots(slots_), full(barriers), empty(barriers + 8 * SLOTS), slot(0), oldest(0), parity(0)
+    __device__ __forceinline__ piece_ring(uint32_t slots_, int readers) : slots(slots_), slot(0), oldest(0), parity(0)
     {
         if (threadIdx.x == 0) {
             for (uint32_t i = 0; i < SLOTS; i++) {
-                ps_mbarrier_init(full + 8 * i, 1);
-                ps_mbarrier_init(empty + 8 * i, readers * 32);
+                ps_mbarrier_init(slots + FULL + 8 * i, 1);
+                ps_mbarrier_init(slots + EMPTY + 8 * i, readers * 32);
             }
             ps_mbarrier_publish();
         }
@@ -170,16 +170,16 @@ template <int SLOTS> struct piece_ring {
     }
     /* One thread, for all readers: pieces number(0) .. number(count - 1) of the layer, `times` over; rows(i) goes before turn i. */
     template <typename N, typename R>
-    __device__ __forceinline__ void bring(const float *pieces, int64_t times, int count, N number, R rows)
+    __device__ __forceinline__ void bring(const float *pieces, int times, int count, N number, R rows)
     {
         int to = 0;
         uint32_t turn = 1; /* the first turn finds the slots empty */
-        for (int64_t i = 0; i < times; i++) {
+        for (int i = 0; i < times; i++) {
             rows(i);
             for (int j = 0; j < count; j++) {
-                ps_mbarrier_wait(empty + 8 * to, turn);
-                ps_mbarrier_expect(full + 8 * to, PIECE_BYTES);
-                ps_bulk_fetch(slots + to * PIECE_BYTES, pieces + (int64_t)number(j) * PIECE, PIECE_BYTES, full + 8 * to);
+                ps_mbarrier_wait(slots + EMPTY + 8 * to, turn);
+                ps_mbarrier_expect(slots + FULL + 8 * to, PIECE_BYTES);
+                ps_bulk_fetch(slots + to * PIECE_BYTES, pieces + (int64_t)number(j) * PIECE, PIECE_BYTES, slots + FULL + 8 * to);
                 if (++to == SLOTS) {
                     to = 0;
                     turn ^= 1;
@@ -190,7 +190,7 @@ template <int SLOTS> struct piece_ring {
     /* The next piece, once it is there: its place as wgmma's operand. */
     __device__ __forceinline__ uint32_t take()
     {
-        ps_mbarrier_wait(full + 8 * slot, parity);
+        ps_mbarrier_wait(slots + FULL + 8 * slot, parity);
         const uint32_t place = ps_wgmma_place(slots + slot * PIECE_BYTES);
         if (++slot == SLOTS) {
             slot = 0;
@@ -201,7 +201,7 @@ template <int SLOTS> struct piece_ring {
     /* The oldest piece taken, which no product reads any more. */
     __device__ __forceinline__ void release()
     {
-        ps_mbarrier_arrive(empty + 8 * oldest);
+        ps_mbarrier_arrive(slots + EMPTY + 8 * oldest);
         oldest = oldest + 1 == SLOTS ? 0 : oldest + 1;
     }
 };
@@ -235,7 +235,7 @@ struct seat {
     /* What follows from the lane's place is found anew: kept through the tiles it would drive sums out of registers. */
     __device__ __forceinline__ void refresh()
     {
-        asm volatile("" : "+r"(g), "+r"(q));
+        asm volatile("" : "+r"(lane), "+r"(g), "+r"(q));
     }
     /* Of the warpgroup's threads. */
     __device__ __forceinline__ void sync() const
@@ -256,11 +256,6 @@ struct left_place {
         return (base ^ n % 4 << 5) + n / 4 * PANEL_BYTES + i * 1024;
     }
 };
-
-static __device__ __forceinline__ float2 rounded2(float x, float y)
-{
-    return make_float2(rounded(x), rounded(y));
-}
 
 /* Row r, columns 4 c + 32 j, of panels. */
 static __device__ __forceinline__ uint32_t panel_place(int row, int j, const seat &at)
@@ -430,11 +425,10 @@ struct row_pairs {
     }
 };
 
-/* c, the gradient of xhat, becomes residual + LayerNorm's gradient of it: rstd (c - mean(c) - xhat mean(c xhat)). xhat: the lane's
- * pair of group n of row i. */
-template <typename X>
-static __device__ __forceinline__ void normalise_gradient(float (&c)[16][4], const float (&rstd)[2], const row_pairs &residual,
-                                                          X xhat)
+/* c, the gradient of xhat, becomes residual + LayerNorm's gradient of it: rstd (c - mean(c) - xhat mean(c xhat)). residual and
+ * xhat: the lane's pair of group n of row i. */
+template <typename R, typename X>
+static __device__ __forceinline__ void normalise_gradient(float (&c)[16][4], const float (&rstd)[2], R residual, X xhat)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -449,7 +443,7 @@ static __device__ __forceinline__ void normalise_gradient(float (&c)[16][4], con
         slope = quad_sum(slope) * (1.0f / D);
 #pragma unroll
         for (int n = 0; n < 16; n++) {
-            const float2 x = xhat(n, i), old = residual.of[n][i];
+            const float2 x = xhat(n, i), old = residual(n, i);
             c[n][2 * i] = old.x + rstd[i] * (c[n][2 * i] - mean - x.x * slope);
             c[n][2 * i + 1] = old.y + rstd[i] * (c[n][2 * i + 1] - mean - x.y * slope);
         }
@@ -567,23 +561,24 @@ template <int GROUPS, int LEFTS, int RING, int VECTORS> struct row_kernel {
     {
         return (float *)(row_memory + VECTOR);
     }
-    static __device__ __forceinline__ piece_ring<SLOTS> ring()
+    typedef piece_ring<SLOTS, BARRIERS - LEFT> ring_of;
+    static __device__ __forceinline__ ring_of ring()
     {
-        return piece_ring<SLOTS>(shared() + LEFT, shared() + BARRIERS, GROUPS * 4);
+        return ring_of(shared() + LEFT, GROUPS * 4);
     }
-    static __device__ __forceinline__ int64_t tiles(int64_t rows)
+    static __device__ __forceinline__ int tiles(int64_t rows)
     {
-        return (rows + TILE - 1) / TILE;
+        return (int)((rows + TILE - 1) / TILE);
     }
     /* Of this block. */
-    static __device__ __forceinline__ int64_t turns(int64_t rows)
+    static __device__ __forceinline__ int turns(int64_t rows)
     {
-        return (tiles(rows) - blockIdx.x + gridDim.x - 1) / gridDim.x;
+        return (tiles(rows) - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
     }
     /* Rows of the block's tile number i to L2, while the warpgroups have the tile before in hand. */
-    static __device__ __forceinline__ void prefetch(int64_t i, int64_t rows, const float *from, int ld)
+    static __device__ __forceinline__ void prefetch(int i, int64_t rows, const float *from, int ld)
     {
-        const int64_t row0 = (blockIdx.x + i * gridDim.x) * TILE;
+        const int64_t row0 = ((int64_t)blockIdx.x + (int64_t)i * gridDim.x) * TILE;
         ps_bulk_prefetch(from + row0 * ld, (uint32_t)(rows - row0 < TILE ? rows - row0 : TILE) * ld * 4);
     }
 };
@@ -600,20 +595,20 @@ static __global__ void __launch_bounds__(enter_kernel::THREADS, 1) enter(const _
     seat at;
     ps_grid_begin();
     stage_vector(K::vectors(), x.b_qkv, 3 * D);
-    piece_ring<K::SLOTS> ring = K::ring();
+    K::ring_of ring = K::ring();
     if (at.group == 3) {
         fewer_registers<K::FEW>();
         if (at.warp == 0 && at.lane == 0) {
             ring.bring(
-                x.pieces, K::turns(x.rows), 6, [](int i) { return i; }, [&](int64_t i) { K::prefetch(i, x.rows, x.u, D); });
+                x.pieces, K::turns(x.rows), 6, [](int i) { return i; }, [&](int i) { K::prefetch(i, x.rows, x.u, D); });
         }
         return;
     }
     more_registers<K::REGISTERS>();
     const uint32_t left = K::shared() + at.group * LEFT_BYTES;
-    for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
+    for (int tile = (int)blockIdx.x; tile < K::tiles(x.rows); tile += (int)gridDim.x) {
         at.refresh();
-        const int64_t row0 = tile * K::TILE + at.group * ROWS;
+        const int64_t row0 = (int64_t)tile * K::TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
         float4 rows[4][4];
         take_rows(rows, x.u + row0 * D, D, count, at);
@@ -683,13 +678,13 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
     stage_vector(K::vectors(), x.b_o, D);
     stage_vector(K::vectors() + D, x.b_2, D);
     stage_vector(K::vectors() + 2 * D, x.b_1, x.f);
-    piece_ring<K::SLOTS> ring = K::ring();
+    K::ring_of ring = K::ring();
     if (at.group == 2) {
         fewer_registers<K::FEW>();
         if (at.warp == 0 && at.lane == 0) {
             ring.bring(
                 x.pieces, K::turns(x.rows), 2 + 2 * hidden, [](int i) { return 6 + i; },
-                [&](int64_t i) {
+                [&](int i) {
                     K::prefetch(i, x.rows, x.merged, D);
                     K::prefetch(i, x.rows, x.u, D);
                 });
@@ -701,9 +696,9 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
     const uint64_t step = x.output.threshold ? x.output.state->step : 0;
     float4 rows[4][4];
     take_tile(rows, x.merged, D, (int64_t)blockIdx.x * K::TILE + at.group * ROWS, x.rows, at);
-    for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
+    for (int tile = (int)blockIdx.x; tile < K::tiles(x.rows); tile += (int)gridDim.x) {
         at.refresh();
-        const int64_t row0 = tile * K::TILE + at.group * ROWS;
+        const int64_t row0 = (int64_t)tile * K::TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
         at.sync();
         put_rows(left, rows, at);
@@ -831,7 +826,7 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
     const row_places pieces(hidden);
     const float *const b_1 = K::vectors();
     stage_vector(K::vectors(), x.b_1, x.f);
-    piece_ring<K::SLOTS> ring = K::ring();
+    K::ring_of ring = K::ring();
     if (at.group == 2) {
         fewer_registers<K::FEW>();
         if (at.warp == 0 && at.lane == 0) {
@@ -842,7 +837,7 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
                            : i % 3 == 0    ? 8 + i / 3 * 2
                                            : pieces.back + i / 3 * 2 + i % 3 - 1;
                 },
-                [&](int64_t i) {
+                [&](int i) {
                     K::prefetch(i, x.rows, x.xhat2, D);
                     K::prefetch(i, x.rows, x.dy, D);
                 });
@@ -864,9 +859,9 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
         }
     };
     ahead((int64_t)blockIdx.x * K::TILE + at.group * ROWS);
-    for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
+    for (int tile = (int)blockIdx.x; tile < K::tiles(x.rows); tile += (int)gridDim.x) {
         at.refresh();
-        const int64_t row0 = tile * K::TILE + at.group * ROWS;
+        const int64_t row0 = (int64_t)tile * K::TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
         ps_copy_wait(); /* for what the lane itself has asked for */
 #pragma unroll
@@ -943,7 +938,8 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
                 drops && at.row(i) < count ? *(const uint4 *)(x.kept_o + (row0 + at.row(i)) * 4) : make_uint4(~0u, ~0u, ~0u, ~0u);
         }
         const left_place place(left, at);
-        normalise_gradient(c, rstd, dy, [&](int n, int i) { return ps_shared_load2(place.of(n, i)); });
+        normalise_gradient(
+            c, rstd, [&](int n, int i) { return dy.of[n][i]; }, [&](int n, int i) { return ps_shared_load2(place.of(n, i)); });
         keep_sums(x.du + row0 * D, D, c, count, at);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -988,13 +984,17 @@ static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const _
     typedef leave_kernel K;
     seat at;
     ps_grid_begin();
-    piece_ring<K::SLOTS> ring = K::ring();
+    K::ring_of ring = K::ring();
     if (at.group == 2) {
         fewer_registers<K::FEW>();
         if (at.warp == 0 && at.lane == 0) {
             const int first = row_places(x.f / COLUMNS).w_qkvt;
             ring.bring(
-                x.pieces, K::turns(x.rows), 6, [=](int i) { return first + i; }, [](int64_t) {});
+                x.pieces, K::turns(x.rows), 6, [=](int i) { return first + i; },
+                [&](int i) {
+                    K::prefetch(i, x.rows, x.xhat1, D);
+                    K::prefetch(i, x.rows, x.du, D);
+                });
         }
         return;
     }
@@ -1004,12 +1004,13 @@ static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const _
     int64_t row0 = (int64_t)blockIdx.x * K::TILE + at.group * ROWS;
     float4 rows[4][4];
     take_rows(rows, x.d_qkv + row0 * (3 * D), 3 * D, rows_of(row0), at);
-    for (int64_t tile = blockIdx.x; tile < K::tiles(x.rows); tile += gridDim.x) {
+    for (int tile = (int)blockIdx.x; tile < K::tiles(x.rows); tile += (int)gridDim.x) {
         at.refresh();
         const int count = rows_of(row0);
         float c[16][4];
 #pragma unroll
         for (int part = 0; part < 3; part++) {
+            at.refresh();
             at.sync();
             put_rows(left, rows, at);
             ps_publish();
@@ -1030,12 +1031,17 @@ static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const _
         at.refresh();
         float rstd[2];
         take_rstd(rstd, x.rstd1 + row0, count, at);
-        const row_pairs xhat(x.xhat1 + row0 * D, count, at), residual(x.du + row0 * D, count, at);
+        const row_pairs xhat(x.xhat1 + row0 * D, count, at);
         ps_wgmma_wait<0>();
         ps_pin(c);
         ring.release();
         ring.release();
-        normalise_gradient(c, rstd, residual, [&](int n, int i) { return xhat.of[n][i]; });
+        const float *const to = x.du + row0 * D + 2 * at.q;
+        normalise_gradient(
+            c, rstd,
+            [&](int n, int i) { return at.row(i) < count ? *(const float2 *)(to + at.row(i) * D + 8 * n) : make_float2(0, 0); },
+            [&](int n, int i) { return xhat.of[n][i]; });
+        at.refresh();
         const int64_t done = row0;
         row0 += (int64_t)gridDim.x * K::TILE;
         take_rows(rows, x.d_qkv + row0 * (3 * D), 3 * D, rows_of(row0), at);

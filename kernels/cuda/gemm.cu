@@ -590,7 +590,7 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
         split.multiprocessors = context->multiprocessors;
         split.shared_bytes = context->gemm->shared_bytes;
         split.tensor_cores = k->precision == PS_TF32;
-        split.stream = context->stream;
+        split.context = context;
         return ps_cuda_split_product(&split, &p);
     }
 #ifdef PS_FUSED_ENCODER

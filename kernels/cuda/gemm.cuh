@@ -50,7 +50,7 @@ struct ps_cuda_split {
     size_t workspace_bytes;
     int multiprocessors, shared_bytes; /* shared_bytes: the most a block can have */
     int tensor_cores;
-    cudaStream_t stream;
+    const struct ps_cuda_context *context;
 };
 enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const struct ps_product *product);
 /* Whether ps_cuda_gemm takes it, from the shape and layout alone. */
@@ -62,8 +62,8 @@ static inline int ps_cuda_split_sums(const float *sums, int64_t n_sums)
 {
     return sums ? (int)(n_sums + 31) / 32 * 32 : 0;
 }
-enum ps_status ps_cuda_split_sum(cudaStream_t stream, const struct ps_product *product, const float *partial, int slabs, int tile_m,
-                                 int tile_n, int64_t n_sums);
+enum ps_status ps_cuda_split_sum(const struct ps_cuda_context *context, const struct ps_product *product, const float *partial,
+                                 int slabs, int tile_m, int tile_n, int64_t n_sums);
 
 /* wgmma_gemm.cu: float32 on sm_90. exact: as good as float32's own products, else operands rounded to tf32. The second pair splits
  * the summed dimension; workspace holds the partial sums. */

@@ -212,15 +212,19 @@ struct sums {
     int n_sums, padded;
 };
 
-/* A block adds 32 elements: thread (slab lane y, float4 x) takes slabs y, y + 32, ..; then the lanes are added pairwise. */
-__global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ struct sums x)
+/* Thread (slab lane y, float4 x) takes slabs y, y + LANES, ..; then the lanes are added pairwise. A block adds 1,024 / LANES
+ * elements. */
+template <int LANES> __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ struct sums x)
 {
-    __shared__ float4 lanes[32][8];
-    int lane = (int)threadIdx.x / 8, part = (int)threadIdx.x % 8;
-    int tile_size = x.tile_m * x.tile_n, slab_size = (x.tiles * tile_size + x.padded) / 4, at = (int)blockIdx.x * 8 + part;
+    ps_grid_begin();
+    constexpr int WIDE = THREADS / LANES;
+    __shared__ float4 lanes[LANES][WIDE];
+    int lane = (int)threadIdx.x / WIDE, part = (int)threadIdx.x % WIDE;
+    int tile_size = x.tile_m * x.tile_n, slab_size = (x.tiles * tile_size + x.padded) / 4, at = (int)blockIdx.x * WIDE + part;
+    const bool there = at < slab_size;
     float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 4
-    for (int slab = lane; slab < x.slabs; slab += 32) {
+    for (int slab = lane; there && slab < x.slabs; slab += LANES) {
         float4 v = __ldcg(x.partial + (int64_t)slab * slab_size + at);
         sum.x += v.x;
         sum.y += v.y;
@@ -228,7 +232,7 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ st
         sum.w += v.w;
     }
     lanes[lane][part] = sum;
-    for (int half = 16; half > 0; half /= 2) {
+    for (int half = LANES / 2; half > 0; half /= 2) {
         __syncthreads();
         if (lane < half) {
             float4 v = lanes[lane + half][part];
@@ -239,8 +243,11 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ st
             lanes[lane][part] = sum;
         }
     }
-    if (lane == 0 && at * 4 >= x.tiles * tile_size) {
-        const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+    if (lane != 0 || !there) {
+        return;
+    }
+    const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+    if (at * 4 >= x.tiles * tile_size) {
 #pragma unroll
         for (int q = 0; q < 4; q++) {
             const int column = at * 4 - x.tiles * tile_size + q;
@@ -248,10 +255,9 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ st
                 x.sums[column] += values[q];
             }
         }
-    } else if (lane == 0) {
+    } else {
         int tile = at * 4 / tile_size, in_tile = at * 4 % tile_size;
         int i = tile / x.tiles_n * x.tile_m + in_tile / x.tile_n, j = tile % x.tiles_n * x.tile_n + in_tile % x.tile_n;
-        const float values[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
         for (int q = 0; q < 4; q++) {
             if (i < x.m && j + q < x.n) {
@@ -262,13 +268,19 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ st
     }
 }
 
+template <int LANES> static void sum_launch(const struct ps_cuda_context *context, const struct sums &x)
+{
+    const unsigned each = 4 * THREADS / LANES, all = (unsigned)(x.tiles * x.tile_m * x.tile_n + x.padded);
+    ps_cuda_launch(context, sum_kernel<LANES>, (all + each - 1) / each, THREADS, 0, x);
+}
+
 static int64_t ceil_div(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;
 }
 
-enum ps_status ps_cuda_split_sum(cudaStream_t stream, const struct ps_product *p, const float *partial, int slabs, int tile_m,
-                                 int tile_n, int64_t n_sums)
+enum ps_status ps_cuda_split_sum(const struct ps_cuda_context *context, const struct ps_product *p, const float *partial, int slabs,
+                                 int tile_m, int tile_n, int64_t n_sums)
 {
     struct sums x = {};
     x.partial = (const float4 *)partial;
@@ -287,7 +299,7 @@ enum ps_status ps_cuda_split_sum(cudaStream_t stream, const struct ps_product *p
     x.sums = p->sums;
     x.n_sums = (int)n_sums;
     x.padded = ps_cuda_split_sums(p->sums, n_sums);
-    sum_kernel<<<(unsigned)((x.tiles * tile_m * tile_n + x.padded) / 32), THREADS, 0, stream>>>(x);
+    slabs > 8 ? sum_launch<32>(context, x) : sum_launch<4>(context, x);
     PS_CUDA_LAUNCHED("split gemm sum");
 }
 
@@ -401,8 +413,8 @@ enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const st
     PS_TRY(ps_cuda_check(
         cudaFuncSetAttribute((const void *)best->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, best->shared_bytes),
         "split gemm"));
-    best->kernel<<<dim3((unsigned)tiles, (unsigned)slabs), THREADS, (size_t)best->shared_bytes, split->stream>>>(x);
+    best->kernel<<<dim3((unsigned)tiles, (unsigned)slabs), THREADS, (size_t)best->shared_bytes, split->context->stream>>>(x);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "split gemm"));
 
-    return ps_cuda_split_sum(split->stream, &p, x.partial, slabs, best->tile_m, best->tile_n, 0);
+    return ps_cuda_split_sum(split->context, &p, x.partial, slabs, best->tile_m, best->tile_n, 0);
 }

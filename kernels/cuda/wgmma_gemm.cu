@@ -490,7 +490,7 @@ static enum ps_status gradient_launch(const struct ps_cuda_context *context, con
     PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "gemm"));
     ps_cuda_launch(context, kernel, (unsigned)(slabs * x.tiles), THREADS, (size_t)bytes, x);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "gemm"));
-    return ps_cuda_split_sum(context->stream, p, x.partial, (int)slabs, HIGH, N, n_sums);
+    return ps_cuda_split_sum(context, p, x.partial, (int)slabs, HIGH, N, n_sums);
 }
 
 enum ps_status ps_cuda_gradient_product(const struct ps_cuda_context *context, const struct ps_product *product, bool exact,
