@@ -3,8 +3,9 @@
  *
  * All products are mma.m16n8k8 of tf32. A tile of scores as it comes out, 16 rows by 8 columns, two neighbouring columns a lane, is
  * the left operand of the next product as it stands when that sums its rows in the order 0, 2, 4, 6, 1, 3, 5, 7; so rows of q, k, v
- * are read as 8 bytes a lane, or by two lanes of neighbouring rows, both whole sectors of global memory. Backward computes the
- * scores twice, by rows of queries for dq and by rows of keys for dk and dv, since a transpose would cost as much.
+ * are read as 8 bytes a lane, or by two lanes of neighbouring rows, both whole sectors of global memory. Backward takes 16 queries
+ * at a time; dk and dv want the tiles turned, which go through shared memory for that (computing them again by rows of keys took a
+ * quarter more time).
  *
  * exact (fp32): three products of operands split into hi, the nearest tf32, and lo, the rest (2^-23 of x stay out); the tensor
  * cores' sums, which are cut off and not rounded, run over one step of 8, and FADD adds the steps. Else (tf32) operands are
@@ -32,28 +33,51 @@ template <int ET> struct right {
 /* Of KT tiles of 8 rows, the first so many are whole at every N that KT is taken for (launch_size). */
 template <int KT> static constexpr int whole_tiles = KT <= 2 ? KT - 1 : KT - 2;
 
-/* One matrix of a tensor: rows of e elements, e even. Offsets within it fit 32 bits. */
+/* One matrix of a tensor: rows of e elements, e even. The lane's own elements, by what it is read for; an address is one
+ * multiplication and addition. */
 struct rows {
-    const float *data;
-    int stride, count, e;
+    const char *pairs, *ones, *ordered_ones; /* of row g, from column 2q; of row 2q and of row q, column g */
+    uint32_t stride;                         /* bytes */
+    int count, e, g, q;
 
-    __device__ rows(const struct ps_attention_view &v, int sequence, int head, const struct ps_attention_launch &x)
-        : data((const float *)v.data + sequence * v.sequence + head * v.head), stride((int)v.row), count(x.patches), e(x.e)
+    __device__ __forceinline__ rows(const struct ps_attention_view &v, int sequence, int head, const struct ps_attention_launch &x)
+        : stride((uint32_t)v.row * (uint32_t)sizeof(float)), count(x.patches), e(x.e), g((int)threadIdx.x % 32 / 4),
+          q((int)threadIdx.x % 4)
     {
+        const char *const data = (const char *)((const float *)v.data + sequence * v.sequence + head * v.head);
+        pairs = data + (g * stride + q * 8);
+        ones = data + (q * 2 * stride + g * 4);
+        ordered_ones = data + (q * stride + g * 4);
+        asm("" : "+l"(pairs)); /* found once: the compiler would do so at each load */
+        asm("" : "+l"(ones));
+        asm("" : "+l"(ordered_ones));
     }
     /* Of row + g: columns 2q and 2q + 1 of 8. whole: all eight rows are there. */
     __device__ __forceinline__ float2 pair(int row, int column, bool whole = false) const
     {
-        const int g = (int)threadIdx.x % 32 / 4, q2 = (int)threadIdx.x % 4 * 2;
-        return (whole || g < count - row) && q2 < e - column
-                   ? *(const float2 *)(data + ((g * stride + q2) + (row * stride + column)))
-                   : make_float2(0, 0);
+        float2 v = make_float2(0, 0);
+        if ((whole || g < count - row) && q * 2 < e - column) {
+            v = __ldg((const float2 *)(pairs + (uint64_t)(uint32_t)row * stride + column * 4));
+        }
+        return v;
     }
     /* Of rows row + 2q + i: column g of 8. */
     __device__ __forceinline__ float one(int row, int i, int column, bool whole = false) const
     {
-        const int g = (int)threadIdx.x % 32 / 4, q2 = (int)threadIdx.x % 4 * 2;
-        return (whole || q2 < count - row - i) && g < e - column ? data[(q2 * stride + g) + ((row + i) * stride + column)] : 0.0f;
+        float v = 0;
+        if ((whole || q * 2 < count - row - i) && g < e - column) {
+            v = __ldg((const float *)(ones + (uint64_t)(uint32_t)(row + i) * stride + column * 4));
+        }
+        return v;
+    }
+    /* Of row + q: column g of 8. */
+    __device__ __forceinline__ float ordered(int row, int column) const
+    {
+        float v = 0;
+        if (q < count - row && g < e - column) {
+            v = __ldg((const float *)(ordered_ones + (uint64_t)(uint32_t)row * stride + column * 4));
+        }
+        return v;
     }
 };
 
@@ -118,6 +142,22 @@ static __device__ __forceinline__ void read_summed(struct right<ET> (&to)[KT], c
     }
 }
 
+/* Rows row0 .. row0 + 15 as they are, 8 of them an entry, in their order. */
+template <bool EXACT, int ET>
+static __device__ __forceinline__ void read_queries(struct right<ET> (&to)[2], const struct rows &from, int row0)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int t = 0; t < ET; t++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                ps_split<EXACT>(to[h].hi[t][i], to[h].lo[t][i], from.ordered(row0 + h * 8 + i * 4, t * 8));
+            }
+        }
+    }
+}
+
 /* A tile of scores: rows of a, 8 rows of b. */
 template <bool EXACT, int ET>
 static __device__ __forceinline__ void scores(float (&s)[4], const struct left<ET> &a, const struct right<ET> &b)
@@ -131,10 +171,8 @@ static __device__ __forceinline__ void scores(float (&s)[4], const struct left<E
 
 /* sum += a tile times 8 rows. */
 template <bool EXACT, int ET>
-static __device__ __forceinline__ void add(float (&sum)[ET][4], const float (&tile)[4], const struct right<ET> &b)
+static __device__ __forceinline__ void add(float (&sum)[ET][4], const struct left<1> &a, const struct right<ET> &b)
 {
-    struct left<1> a;
-    split_tile<EXACT>(a, tile);
 #pragma unroll
     for (int t = 0; t < ET; t++) {
         ps_mma_split<EXACT, true>(sum[t], a.hi[0], a.lo[0], b.hi[t], b.lo[t]);
@@ -211,7 +249,9 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
                 s[j][i] = ps_exp2(s[j][i] - most[i / 2]);
                 sum[i / 2] += s[j][i];
             }
-            add<EXACT>(out, s[j], v[j]);
+            struct left<1> weight;
+            split_tile<EXACT>(weight, s[j]);
+            add<EXACT>(out, weight, v[j]);
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -224,13 +264,45 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
     }
 }
 
+/* A tile of 16 queries by 8 keys, to rows of `line` floats: as products take it, rounded or, EXACT, as it is. */
+template <bool EXACT>
+static __device__ __forceinline__ void keep_tile(float *to, int line, const float (&tile)[4], const struct left<1> &operand)
+{
+    const int g = (int)threadIdx.x % 32 / 4, q = (int)threadIdx.x % 4;
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[i] = EXACT ? tile[i] : __uint_as_float(operand.hi[0][i / 2 + i % 2 * 2]);
+    }
+    *(float2 *)(to + g * line + q * 2) = make_float2(v[0], v[1]);
+    *(float2 *)(to + (g + 8) * line + q * 2) = make_float2(v[2], v[3]);
+}
+
+/* From there, turned, as a left operand: 16 keys by 8 queries, in their order. */
+template <bool EXACT> static __device__ __forceinline__ void take_turned(struct left<1> &to, const float *from, int line)
+{
+    const int g = (int)threadIdx.x % 32 / 4, q = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float v = from[(q + i / 2 * 4) * line + g + i % 2 * 8];
+        if constexpr (EXACT) {
+            ps_split<EXACT>(to.hi[0][i], to.lo[0][i], v);
+        } else {
+            to.hi[0][i] = __float_as_uint(v);
+            to.lo[0][i] = 0;
+        }
+    }
+}
+
 template <int ET, int KT, bool EXACT>
 static __global__ void __launch_bounds__(THREADS, ET *KT > 6 ? 1
                                                   : EXACT    ? 3
                                                           : 4) backward_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     ps_grid_begin();
-    __shared__ float sums[WARPS][2][KT * 8]; /* logsum, in powers of 2, and delta of all queries */
+    /* Of 16 queries: the weights, and the gradients of the scores. Lanes of a turned operand read 32 banks. */
+    constexpr int KEYS = (KT + 1) / 2, LINE = (KT * 8 + 15) / 16 * 16 + 8;
+    __shared__ float tiles[WARPS][2][16 * LINE];
     const int g = (int)threadIdx.x % 32 / 4, q = (int)threadIdx.x % 4;
     const int64_t matrix = (int64_t)blockIdx.x * WARPS + (int)threadIdx.x / 32;
     if (matrix >= x.matrices) {
@@ -239,96 +311,90 @@ static __global__ void __launch_bounds__(THREADS, ET *KT > 6 ? 1
     const int sequence = (int)matrix / x.heads, head = (int)matrix - sequence * x.heads;
     const struct rows q_rows(x.q, sequence, head, x), k_rows(x.k, sequence, head, x), v_rows(x.v, sequence, head, x);
     const struct rows up_rows(x.d_mixed, sequence, head, x), mixed_rows(x.mixed, sequence, head, x);
-    float *const logsums = sums[threadIdx.x / 32][0], *const deltas = sums[threadIdx.x / 32][1];
+    float *const weights = tiles[threadIdx.x / 32][0], *const gradients = tiles[threadIdx.x / 32][1];
     const float factor = x.scale * PS_LOG2_E;
-    { /* by rows of queries: delta, dq */
-        struct right<ET> k[KT], v[KT], k_summed[KT];
-        read_turned<EXACT>(k, k_rows);
-        read_turned<EXACT>(v, v_rows);
-        read_summed<EXACT>(k_summed, k_rows);
-        float2 queries[ET][2], up[ET][2], mixed[ET][2];
-        read<ET>(queries, q_rows, 0);
-        read<ET>(up, up_rows, 0);
-        read<ET>(mixed, mixed_rows, 0);
-        for (int row0 = 0; row0 < x.patches; row0 += 16) {
-            float logsum[2], delta[2] = {0, 0}, dq[ET][4];
+    struct right<ET> k[KT], v[KT], k_summed[KT];
+    read_turned<EXACT>(k, k_rows);
+    read_turned<EXACT>(v, v_rows);
+    read_summed<EXACT>(k_summed, k_rows);
+    float2 queries[ET][2], up[ET][2], mixed[ET][2];
+    read<ET>(queries, q_rows, 0);
+    read<ET>(up, up_rows, 0);
+    read<ET>(mixed, mixed_rows, 0);
+    float dk[KEYS][ET][4], dv[KEYS][ET][4];
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                const int row = row0 + g + r * 8;
-                const bool inside = row < x.patches;
-                logsum[r] = inside ? x.logsum[matrix * x.patches + row] * PS_LOG2_E : INFINITY; /* a score of 0 */
-#pragma unroll
-                for (int t = 0; t < ET; t++) {
-                    delta[r] = fmaf(mixed[t][r].x, up[t][r].x, fmaf(mixed[t][r].y, up[t][r].y, delta[r]));
-                }
-                delta[r] = ps_group_sum<4>(delta[r]);
-                if (q == 0 && row < KT * 8) {
-                    logsums[row] = logsum[r];
-                    deltas[row] = delta[r];
-                }
-                if (q == 0 && inside) {
-                    x.delta[matrix * x.patches + row] = delta[r];
-                }
+    for (int i = 0; i < KEYS; i++) {
+        clear(dk[i]);
+        clear(dv[i]);
+        if (KT % 2 && i == KEYS - 1) { /* keys that are in no tile */
+            for (int at = (int)threadIdx.x % 32; at < 2 * 16 * 8; at += 32) {
+                weights[at / 8 * LINE + KT * 8 + at % 8] = 0.0f; /* gradients follow: 16 lines more */
             }
-            struct left<ET> a, b;
-            split_left<EXACT>(a, queries);
-            split_left<EXACT>(b, up);
-            read<ET>(queries, q_rows, row0 + 16);
-            read<ET>(up, up_rows, row0 + 16);
-            read<ET>(mixed, mixed_rows, row0 + 16);
-            clear(dq);
-#pragma unroll
-            for (int j = 0; j < KT; j++) {
-                float s[4], d[4];
-                scores<EXACT>(s, a, k[j]);
-                scores<EXACT>(d, b, v[j]);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const float weight = ps_exp2(fmaf(s[i], factor, -logsum[i / 2]));
-                    s[i] = j < whole_tiles<KT> || j * 8 + i % 2 < x.patches - q * 2 ? weight * (d[i] - delta[i / 2]) : 0.0f;
-                }
-                add<EXACT>(dq, s, k_summed[j]);
-            }
-            put<ET>(x.dq, sequence, head, row0, dq, x.scale, x.scale, x);
         }
     }
-    __syncwarp();
-    { /* by rows of keys: dk, dv */
-        struct right<ET> queries[KT], up[KT], queries_summed[KT], up_summed[KT];
-        read_turned<EXACT>(queries, q_rows);
-        read_turned<EXACT>(up, up_rows);
-        read_summed<EXACT>(queries_summed, q_rows);
-        read_summed<EXACT>(up_summed, up_rows);
-        float2 keys[ET][2], values[ET][2];
-        read<ET>(keys, k_rows, 0);
-        read<ET>(values, v_rows, 0);
-        for (int row0 = 0; row0 < x.patches; row0 += 16) {
-            float dk[ET][4], dv[ET][4];
-            struct left<ET> a, b;
-            split_left<EXACT>(a, keys);
-            split_left<EXACT>(b, values);
-            read<ET>(keys, k_rows, row0 + 16);
-            read<ET>(values, v_rows, row0 + 16);
-            clear(dk);
-            clear(dv);
+    for (int row0 = 0; row0 < x.patches; row0 += 16) {
+        float logsum[2], delta[2] = {0, 0}, dq[ET][4];
 #pragma unroll
-            for (int j = 0; j < KT; j++) {
-                const float2 logsum = *(const float2 *)(logsums + j * 8 + q * 2), delta = *(const float2 *)(deltas + j * 8 + q * 2);
-                const bool there = j < whole_tiles<KT> || j * 8 < x.patches; /* the sums of tiles beyond are never written */
-                float s[4], d[4];
-                scores<EXACT>(s, a, queries[j]);
-                scores<EXACT>(d, b, up[j]);
+        for (int r = 0; r < 2; r++) {
+            const int row = row0 + g + r * 8;
+            const bool inside = row < x.patches;
+            logsum[r] = inside ? x.logsum[matrix * x.patches + row] * PS_LOG2_E : INFINITY; /* a weight of 0 */
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    s[i] = there ? ps_exp2(fmaf(s[i], factor, i % 2 ? -logsum.y : -logsum.x)) : 0.0f;
-                    d[i] = there ? s[i] * (d[i] - (i % 2 ? delta.y : delta.x)) : 0.0f;
-                }
-                add<EXACT>(dv, s, up_summed[j]);
-                add<EXACT>(dk, d, queries_summed[j]);
+            for (int t = 0; t < ET; t++) {
+                delta[r] = fmaf(mixed[t][r].x, up[t][r].x, fmaf(mixed[t][r].y, up[t][r].y, delta[r]));
             }
-            put<ET>(x.dk, sequence, head, row0, dk, x.scale, x.scale, x);
-            put<ET>(x.dv, sequence, head, row0, dv, 1.0f, 1.0f, x);
+            delta[r] = ps_group_sum<4>(delta[r]);
+            if (q == 0 && inside) {
+                x.delta[matrix * x.patches + row] = delta[r];
+            }
         }
+        struct left<ET> a, b;
+        split_left<EXACT>(a, queries);
+        split_left<EXACT>(b, up);
+        struct right<ET> queries_summed[2], up_summed[2];
+        read_queries<EXACT>(queries_summed, q_rows, row0);
+        read_queries<EXACT>(up_summed, up_rows, row0);
+        read<ET>(queries, q_rows, row0 + 16);
+        read<ET>(up, up_rows, row0 + 16);
+        read<ET>(mixed, mixed_rows, row0 + 16);
+        clear(dq);
+        __syncwarp(); /* the tiles before have been read */
+#pragma unroll
+        for (int j = 0; j < KT; j++) {
+            float s[4], d[4];
+            scores<EXACT>(s, a, k[j]);
+            scores<EXACT>(d, b, v[j]);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const bool there = j < whole_tiles<KT> || j * 8 + i % 2 < x.patches - q * 2;
+                s[i] = there ? ps_exp2(fmaf(s[i], factor, -logsum[i / 2])) : 0.0f;
+                d[i] = s[i] * (d[i] - delta[i / 2]);
+            }
+            struct left<1> weight, gradient;
+            split_tile<EXACT>(weight, s);
+            split_tile<EXACT>(gradient, d);
+            keep_tile<EXACT>(weights + j * 8, LINE, s, weight);
+            keep_tile<EXACT>(gradients + j * 8, LINE, d, gradient);
+            add<EXACT>(dq, gradient, k_summed[j]);
+        }
+        put<ET>(x.dq, sequence, head, row0, dq, x.scale, x.scale, x);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < KEYS; i++) {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                struct left<1> weight, gradient;
+                take_turned<EXACT>(weight, weights + h * 8 * LINE + i * 16, LINE);
+                take_turned<EXACT>(gradient, gradients + h * 8 * LINE + i * 16, LINE);
+                add<EXACT>(dv[i], weight, up_summed[h]);
+                add<EXACT>(dk[i], gradient, queries_summed[h]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) {
+        put<ET>(x.dk, sequence, head, i * 16, dk[i], x.scale, x.scale, x);
+        put<ET>(x.dv, sequence, head, i * 16, dv[i], 1.0f, 1.0f, x);
     }
 }
 

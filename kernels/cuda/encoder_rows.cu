@@ -990,11 +990,7 @@ static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const _
         if (at.warp == 0 && at.lane == 0) {
             const int first = row_places(x.f / COLUMNS).w_qkvt;
             ring.bring(
-                x.pieces, K::turns(x.rows), 6, [=](int i) { return first + i; },
-                [&](int i) {
-                    K::prefetch(i, x.rows, x.xhat1, D);
-                    K::prefetch(i, x.rows, x.du, D);
-                });
+                x.pieces, K::turns(x.rows), 6, [=](int i) { return first + i; }, [](int) {});
         }
         return;
     }
@@ -1031,16 +1027,13 @@ static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const _
         at.refresh();
         float rstd[2];
         take_rstd(rstd, x.rstd1 + row0, count, at);
-        const row_pairs xhat(x.xhat1 + row0 * D, count, at);
+        const row_pairs xhat(x.xhat1 + row0 * D, count, at), residual(x.du + row0 * D, count, at);
         ps_wgmma_wait<0>();
         ps_pin(c);
         ring.release();
         ring.release();
-        const float *const to = x.du + row0 * D + 2 * at.q;
         normalise_gradient(
-            c, rstd,
-            [&](int n, int i) { return at.row(i) < count ? *(const float2 *)(to + at.row(i) * D + 8 * n) : make_float2(0, 0); },
-            [&](int n, int i) { return xhat.of[n][i]; });
+            c, rstd, [&](int n, int i) { return residual.of[n][i]; }, [&](int n, int i) { return xhat.of[n][i]; });
         at.refresh();
         const int64_t done = row0;
         row0 += (int64_t)gridDim.x * K::TILE;
