@@ -15,12 +15,12 @@ enum { ROWS = 660, CHANNELS = 3, L = 48, H = 12, BATCH = 16, WINDOWS = 150, MANY
 
 static struct path folder, series_file, windows_file, large_file; /* large: more than LIMIT bytes */
 static const char *device_kind, *precision, *fusion;              /* of the tests that run now */
+static const char *sizes = "d_model: 16, n_heads: 4, d_ff: 32";
 
 #define LIMIT "data.memory_limit=1200000"
 
 /* A small model with dropout. */
-static const char model_text[] = "model: {seq_len: 48, pred_len: 12, patch_len: 8, stride: 4, d_model: 16, n_heads: 4, d_ff: 32,\n"
-                                 "        n_layers: 2, dropout: 0.2}\n"
+static const char model_text[] = "model: {seq_len: 48, pred_len: 12, patch_len: 8, stride: 4, n_layers: 2, dropout: 0.2, %s}\n"
                                  "optim: {lr: 2e-3, schedule: constant, clip_norm: 1}\n"
                                  "train: {epochs: 4, batch_size: 16, seed: 7}\n";
 
@@ -32,9 +32,10 @@ struct run {
 /* overrides: NULL-terminated. */
 static void run_open(struct run *run, const char *data, char *const *overrides)
 {
-    char text[2048];
-    snprintf(text, sizeof text, "data: {path: %s}\n%sruntime: {threads: 2, precision: %s, fusion: %s}\n", data, model_text,
-             precision, fusion);
+    char model[1024], text[2048];
+    snprintf(model, sizeof model, model_text, sizes);
+    snprintf(text, sizeof text, "data: {path: %s}\n%sruntime: {threads: 2, precision: %s, fusion: %s}\n", data, model, precision,
+             fusion);
     int n = 0;
     while (overrides[n]) {
         n++;
@@ -727,6 +728,16 @@ static void add_tests(TCase *tests)
     tcase_add_test(tests, nonfinite_nothing);
 }
 
+/* Larger models' kernels at level layer: graphs, repetition, resume. */
+static void add_wide_tests(TCase *tests)
+{
+    tcase_add_test(tests, capture_changes_nothing);
+    if (!asked("PS_TEST_SMALL")) {
+        tcase_add_test(tests, two_sessions);
+        tcase_add_loop_test(tests, snapshot_and_restore, 0, 2);
+    }
+}
+
 static void set_up(const char *device, const char *with_precision, const char *with_fusion)
 {
     device_kind = device;
@@ -776,6 +787,38 @@ static void on_cuda_tf32(void)
     set_up("cuda", "tf32", "layer");
 }
 
+static void on_cuda_fp32_d64(void)
+{
+    sizes = "d_model: 64, n_heads: 4, d_ff: 128";
+    set_up("cuda", "fp32", "layer");
+}
+
+static void on_cuda_fp32_d128(void)
+{
+    sizes = "d_model: 128, n_heads: 16, d_ff: 128";
+    set_up("cuda", "fp32", "layer");
+}
+
+static void on_cuda_tf32_d64(void)
+{
+    sizes = "d_model: 64, n_heads: 4, d_ff: 128";
+    set_up("cuda", "tf32", "layer");
+}
+
+static void on_cuda_tf32_d128(void)
+{
+    sizes = "d_model: 128, n_heads: 16, d_ff: 192";
+    set_up("cuda", "tf32", "layer");
+}
+
+static const struct {
+    const char *name;
+    void (*set_up)(void);
+} wide[] = {{"cuda fp32, level layer, d 64", on_cuda_fp32_d64},
+            {"cuda fp32, level layer, d 128", on_cuda_fp32_d128},
+            {"cuda tf32, level layer, d 64", on_cuda_tf32_d64},
+            {"cuda tf32, level layer, d 128", on_cuda_tf32_d128}};
+
 int main(void)
 {
     Suite *suite = suite_create("session");
@@ -807,6 +850,12 @@ int main(void)
             tcase_add_unchecked_fixture(tf32, on_cuda_tf32, tear_down);
             add_tests(tf32);
             suite_add_tcase(suite, tf32);
+            for (size_t i = 0; i < sizeof wide / sizeof *wide; i++) {
+                TCase *tests = tcase_create(wide[i].name);
+                tcase_add_unchecked_fixture(tests, wide[i].set_up, tear_down);
+                add_wide_tests(tests);
+                suite_add_tcase(suite, tests);
+            }
         } else {
             printf("skipped: the session at level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
         }

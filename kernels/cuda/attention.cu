@@ -16,8 +16,6 @@
 #define TILE 64 /* queries, keys */
 #define WARPS 4
 #define THREADS (WARPS * 32)
-#define PATCHES_LIMIT 1024
-#define HEAD_LIMIT 64
 
 enum arithmetic { FFMA, TF32, BF16 };
 
@@ -452,11 +450,12 @@ static enum ps_status shape_of(const char *op, const struct ps_tensor *q, struct
     }
     *s = {q->size[0], q->size[1], q->size[2], q->size[3]};
     const int64_t tiles = (s->patches + TILE - 1) / TILE;
-    if (s->patches > PATCHES_LIMIT || s->e > HEAD_LIMIT || s->sequences * s->heads * tiles > INT32_MAX) {
+    if (s->patches > PS_ATTENTION_PATCHES || s->e > PS_ATTENTION_HEAD || s->sequences * s->heads * tiles > INT32_MAX) {
         return ps_fail(
             PS_UNSUPPORTED,
             "%s (cuda): %lld x %lld matrices of %lld patches, heads of %lld: at most 2^31 blocks, %d patches, heads of %d", op,
-            (long long)s->sequences, (long long)s->heads, (long long)s->patches, (long long)s->e, PATCHES_LIMIT, HEAD_LIMIT);
+            (long long)s->sequences, (long long)s->heads, (long long)s->patches, (long long)s->e, PS_ATTENTION_PATCHES,
+            PS_ATTENTION_HEAD);
     }
     x->heads = (int)s->heads;
     x->patches = (int)s->patches;

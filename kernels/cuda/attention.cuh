@@ -4,6 +4,9 @@
 
 #include "kernels/cuda/cuda.cuh"
 
+/* The most patches, and columns of a head. */
+enum { PS_ATTENTION_PATCHES = 1024, PS_ATTENTION_HEAD = 64 };
+
 /* A tensor [S, h, N, e], its last stride 1. */
 struct ps_attention_view {
     char *data;

@@ -75,12 +75,10 @@ enum family { SMALL, LARGE, FLOAT, ROWS };
 static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_small *r, enum family *family)
 {
     if (PS_REAL16 == PS_F32) {
-        enum ps_status status = ps_encoder_small_supported(r);
-        *family = SMALL;
-        if (status == PS_UNSUPPORTED) {
-            *family = ROWS;
-            status = ps_encoder_rows_supported(r);
-        }
+        /* d_model 128 is rows' in tf32, in fp32 float's. */
+        const bool rows = r->d_model > 64 && ps_encoder_rows_supported(r) == PS_OK;
+        enum ps_status status = rows ? PS_OK : ps_encoder_small_supported(r);
+        *family = rows ? ROWS : SMALL;
         if (status == PS_UNSUPPORTED) {
             *family = FLOAT;
             status = ps_encoder_float_supported(r);
@@ -137,7 +135,7 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
         needs->kept_bytes = ps_encoder_rows_kept_bytes(&r);
         break;
     }
-    needs->slower = family == FLOAT && ps_encoder_float_slower(k, &r);
+    needs->slower = (family == FLOAT && ps_encoder_float_slower(k, &r)) || (family == ROWS && ps_encoder_rows_slower(&r));
     needs->embeds = can_embed(&r, family);
     needs->heads = family == SMALL && ps_encoder_small_heads(&r);
     needs->ends = family == SMALL && ps_encoder_small_ends(&r);

@@ -1,5 +1,5 @@
 /* Level `layer` with fp32 activations: tf32 rounds the operands of products to nearest, fp32 splits each in two (ps_mma_split).
- * d_model 64 or 128, heads of 8, 16 or 32 columns, N <= 64, d_ff a multiple of 128.
+ * d_model 64, in fp32 128 too, heads of 8, 16 or 32 columns, N <= 64, d_ff a multiple of 128.
  *
  * A block of 16 warps takes a tile of whole sequences, up to 64 (d 64) or 128 rows, through all layers; a layer's rows pass through
  * three buffers of shared memory. By rows (LayerNorm, residual, dropout after W_o and W_2) a warp has whole rows; in products 4 x 4
@@ -1876,11 +1876,12 @@ enum ps_status ps_encoder_float_supported(const struct ps_encoder_small *e)
 {
     const struct kernels_of k = kernels_for(e->d_model, e->n_heads);
     if (!k.rows || e->patches < 1 || e->patches > 64 || e->d_ff < HIDDEN || e->d_ff > MOST_HIDDEN || e->d_ff % HIDDEN != 0) {
-        return ps_fail(
-            PS_UNSUPPORTED,
-            "encoder (cuda): d_model %lld with %lld heads, d_ff %lld and %lld patches: level layer in %s has d_model 64 and "
-            "128 with heads of 8, 16 or 32, d_ff 128, 256, 384 or 512, up to 64 patches",
-            (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, exact ? "fp32" : "tf32");
+        return ps_fail(PS_UNSUPPORTED,
+                       "encoder (cuda): d_model %lld with %lld heads, d_ff %lld and %lld patches: level layer in %s",
+                       (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches,
+                       exact ? "fp32 has d_model 64 and 128 with heads of 8, 16 or 32, d_ff 128, 256, 384 or 512, up to 64 patches"
+                             : "tf32 has d_model 64 with heads of 8, 16 or 32, d_ff 128, 256, 384 or 512, up to 64 patches, and "
+                               "d_model 128 with heads of up to 64, d_ff a multiple of 64 up to 512, up to 1,024 patches");
     }
     return PS_OK;
 }

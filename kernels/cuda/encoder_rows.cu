@@ -1,25 +1,27 @@
 /* Level `layer` in tf32 for d_model 128: all of a layer that goes by rows, in two kernels each way around the table's attention.
  *
- * Why: a layer's weights in fp32, 512 KB at d_ff 256, and what attention wants of a tile would not fit a multiprocessor together,
- * and with mma.sync (encoder_float.cu) shared memory cannot feed the tensor cores. Rows know nothing of each other but in
- * attention, so the rest is cut there: `enter` LN1 and W_qkv; `finish` W_o, the residual, LN2, the feed-forward part; backward
- * `back` the feed-forward part, LN2, W_o'; `leave` W_qkv', LN1. Between a kernel's products rows stay in registers.
+ * Why: a layer's weights in fp32, 512 KB at d_ff 256, and what attention wants of a tile do not fit a multiprocessor together, and
+ * with mma.sync (encoder_float.cu) shared memory cannot feed the tensor cores: 6.4 ms at weather, where level gemm takes 4.6. Rows
+ * know nothing of each other but in attention, so the rest is cut there: `enter` LN1 and W_qkv; `finish` W_o, the residual, LN2,
+ * the feed-forward part; backward `back` the feed-forward part, LN2, W_o'; `leave` W_qkv', LN1. Between a kernel's products rows
+ * stay in registers; what weights' gradients read is written, and those are products of the table, over all rows.
  *
  * A warpgroup takes 64 rows of its own through all of a kernel; wgmma multiplies them, in shared memory or in registers, with
- * pieces of weights of 32 KB, which one warp has the copy engine bring from L2 for all warpgroups (two or three, which come to
- * drift apart: while one multiplies another has its sums in hand). `pack` lays the pieces out before, the summed dimension
- * contiguous, since wgmma takes tf32 in no other way. It multiplies W_qkv and W_1 with LayerNorm's gamma and adds beta W to their
- * biases: the left operand is xhat itself, which is what weights' gradients are made of too (G = xhat' dy; encoder_float.cu says
- * how the rest follows), and gradients come out as xhat's.
+ * pieces of weights of 32 KB, which one thread has the copy engine bring from L2 for both warpgroups. `pack_rows` lays the pieces
+ * out before, the summed dimension contiguous, since wgmma takes tf32 in no other way. It multiplies W_qkv and W_1 with LayerNorm's
+ * gamma and adds beta W to their biases: the left operand is xhat itself, which is what weights' gradients are made of too (G =
+ * xhat' dy; encoder_float.cu says how the rest follows), and gradients come out as xhat's. The hidden columns before gelu are not
+ * kept: backward computes them again. Dropout's bits are, a bit an element.
  *
- * The hidden columns before gelu are not kept: backward computes them again from xhat.
- *
- * Counts a layer, R rows, d 128, beside attention's and those of weights' gradients. enter: 6 R d^2 flops, 4 R d bytes read, 16 R d
- * written; finish: 2 R d^2 + 4 R d f, 16 R d read, 12 R d written; back: 6 R d f + 2 R d^2, 12 R d read, 16 R d + 8 R f written;
- * leave: 6 R d^2, 20 R d read, 4 R d written. Weights from L2: (2 + f / 64) 32 KB .. of a tile of 128 or 192 rows. weather (R
- * 112,896, f 256): 133 GFLOP, 320 us at wgmma's 415 TFLOP/s; 1.39 GB, 330 us at 4.2 TB/s. */
+ * Counts a layer, R rows, beside attention's and those of weights' gradients; products' flops, bytes of tensors. enter: 6 R d^2; 4
+ * R d read, 16 R d written; finish: 2 R d^2 + 4 R d f; 8 R d, 8 R d; back: 6 R d f + 2 R d^2; 12 R d (dy twice), 16 R d + 8 R f;
+ * leave: 6 R d^2; 20 R d, 4 R d. Weights from L2 a tile of 128 rows: 192, 64 + f, 3 f / 2 + 64 and 192 KB. weather (R 112,896, f
+ * 256), us at wgmma's 415 TFLOP/s and at 4.2 TB/s: enter 27, 69; finish 45, 55; back 62, 151; leave 27, 83. Measured 92, 154, 228,
+ * 114, where schedulers issue in 20, 41, 29 and 15 % of the clocks: eight warps multiply, 240 registers each, and their waits for
+ * memory lie open where the next tile's rows are not asked for ahead. */
 #include "kernels/cuda/encoder_rows.cuh"
 
+#include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/encoder_float.cuh"
 #include "kernels/cuda/encoder_float_device.cuh"
 #include "kernels/cuda/wgmma_tf32.cuh"
@@ -29,7 +31,13 @@ namespace PS_REAL16_SPACE
 
 enum {
     D = 128,
-    ROWS = 64, /* of a warpgroup */
+    GROUPS = 2,                   /* warpgroups that multiply, */
+    THREADS = (GROUPS + 1) * 128, /* and one of which a thread brings the weights */
+    ROWS = 64,                    /* of a warpgroup */
+    TILE = GROUPS * ROWS,
+    /* Registers a thread: taken from, and given to, what the block has (else the kernel waits for ever), in steps of 8. */
+    FEW_REGISTERS = 24,
+    REGISTERS = 240,
     COLUMNS = 64,
     PANEL_BYTES = ROWS * 128, /* of 32 columns */
     LEFT_BYTES = D / 32 * PANEL_BYTES,
@@ -37,6 +45,8 @@ enum {
     PIECE_BYTES = PIECE * 4,
     MOST_HIDDEN = 512 /* encoder_float.cu's sums */
 };
+
+static_assert(GROUPS * REGISTERS + FEW_REGISTERS <= (GROUPS + 1) * (65536 / THREADS / 8 * 8), "of the multiprocessor's");
 
 /* Pieces of a layer, in this order, HIDDEN = f / 64: of W_qkv 6 and W_o 2, 64 columns each; W_1's 64 columns and W_2's 64 rows in
  * turns, HIDDEN of each; then backward's: W_2' and W_1' likewise, W_o' 2, W_qkv' 6, 64 rows each. A piece of columns holds
@@ -395,24 +405,10 @@ static __device__ __forceinline__ void drop_sums(float (&c)[N][4], const struct 
     }
 }
 
-/* Of each of the lane's two rows, over the 128 columns. */
-static __device__ __forceinline__ float quad_sum(float x)
-{
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
 /* Of the lane's rows of a tensor [R, d], from the warpgroup's first row on: groups of 8 columns, pairs as sums have them. */
 struct row_pairs {
     float2 of[16][2];
-    __device__ __forceinline__ row_pairs()
-    {
-    }
     __device__ __forceinline__ row_pairs(const float *from, int count, const seat &at)
-    {
-        take(from, count, at);
-    }
-    __device__ __forceinline__ void take(const float *from, int count, const seat &at)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -439,8 +435,8 @@ static __device__ __forceinline__ void normalise_gradient(float (&c)[16][4], con
             mean += c[n][2 * i] + c[n][2 * i + 1];
             slope += c[n][2 * i] * x.x + c[n][2 * i + 1] * x.y;
         }
-        mean = quad_sum(mean) * (1.0f / D);
-        slope = quad_sum(slope) * (1.0f / D);
+        mean = ps_group_sum<4>(mean) * (1.0f / D);
+        slope = ps_group_sum<4>(slope) * (1.0f / D);
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             const float2 x = xhat(n, i), old = residual(n, i);
@@ -525,37 +521,28 @@ static __device__ __forceinline__ void keep_sums(float *to, int ld, const float 
     }
 }
 
-/* ---- the kernels: GROUPS warpgroups, and one of which a thread brings the pieces ---- */
+/* ---- the kernels ---- */
 
-/* Registers of the warpgroup's threads from here on; those of all four or three warpgroups fit a multiprocessor. */
-template <int REGISTERS> static __device__ __forceinline__ void fewer_registers()
+static __device__ __forceinline__ void fewer_registers()
 {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)FEW_REGISTERS));
 }
 
-template <int REGISTERS> static __device__ __forceinline__ void more_registers()
+static __device__ __forceinline__ void more_registers()
 {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)REGISTERS));
 }
 
-/* Shared memory: the warpgroups' left operands, the ring, vectors, the ring's barriers. */
+/* Shared memory: the warpgroups' left operands, LEFTS each; the ring of SLOTS; vectors; the ring's barriers. */
 extern __shared__ __align__(1024) uint8_t row_memory[];
 
-template <int GROUPS, int LEFTS, int RING, int VECTORS> struct row_kernel {
-    static constexpr int SLOTS = RING, THREADS = (GROUPS + 1) * 128, TILE = GROUPS * ROWS;
-    /* Taken from, and given to, what the block has: that many threads' share of all, in steps of 8. */
-    static constexpr int REGISTERS = GROUPS == 3 ? 160 : 240, FEW = 24;
-    static_assert(GROUPS * REGISTERS + FEW <= (GROUPS + 1) * (65536 / THREADS / 8 * 8), "else the kernel waits for ever");
+template <int LEFTS, int SLOTS, int VECTORS> struct row_kernel {
     static constexpr int LEFT = GROUPS * LEFTS * LEFT_BYTES, VECTOR = LEFT + SLOTS * PIECE_BYTES, BARRIERS = VECTOR + VECTORS * 4;
     static constexpr size_t SHARED = BARRIERS + 16 * SLOTS;
 
     static __device__ __forceinline__ uint32_t shared()
     {
         return ps_shared_address(row_memory);
-    }
-    static __device__ __forceinline__ uint8_t *memory()
-    {
-        return row_memory;
     }
     static __device__ __forceinline__ float *vectors()
     {
@@ -566,52 +553,55 @@ template <int GROUPS, int LEFTS, int RING, int VECTORS> struct row_kernel {
     {
         return ring_of(shared() + LEFT, GROUPS * 4);
     }
-    static __device__ __forceinline__ int tiles(int64_t rows)
-    {
-        return (int)((rows + TILE - 1) / TILE);
-    }
-    /* Of this block. */
-    static __device__ __forceinline__ int turns(int64_t rows)
-    {
-        return (tiles(rows) - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
-    }
-    /* Rows of the block's tile number i to L2, while the warpgroups have the tile before in hand. */
-    static __device__ __forceinline__ void prefetch(int i, int64_t rows, const float *from, int ld)
-    {
-        const int64_t row0 = ((int64_t)blockIdx.x + (int64_t)i * gridDim.x) * TILE;
-        ps_bulk_prefetch(from + row0 * ld, (uint32_t)(rows - row0 < TILE ? rows - row0 : TILE) * ld * 4);
-    }
 };
 
-typedef row_kernel<3, 1, 4, 3 * D> enter_kernel;
-typedef row_kernel<2, 1, 4, 2 * D + MOST_HIDDEN> finish_kernel;
-typedef row_kernel<2, 2, 3, MOST_HIDDEN> back_kernel;
-typedef row_kernel<2, 1, 5, 0> leave_kernel;
+static __host__ __device__ __forceinline__ int tiles_of(int64_t rows)
+{
+    return (int)((rows + TILE - 1) / TILE);
+}
+
+/* Of this block. */
+static __device__ __forceinline__ int turns_of(int64_t rows)
+{
+    return (tiles_of(rows) - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+}
+
+/* Rows [.., d] of the block's tile number i to L2, while the warpgroups have the tile before in hand. */
+static __device__ __forceinline__ void prefetch_tile(int i, int64_t rows, const float *from)
+{
+    const int64_t row0 = ((int64_t)blockIdx.x + (int64_t)i * gridDim.x) * TILE;
+    ps_bulk_prefetch(from + row0 * D, (uint32_t)(rows - row0 < TILE ? rows - row0 : TILE) * D * 4);
+}
+
+typedef row_kernel<1, 5, 3 * D> enter_kernel;
+typedef row_kernel<1, 4, 2 * D + MOST_HIDDEN> finish_kernel;
+typedef row_kernel<2, 3, MOST_HIDDEN> back_kernel;
+typedef row_kernel<1, 5, 0> leave_kernel;
 
 /* xhat1 = LN1's of u without gamma and beta, qkv = the products' rows. */
-static __global__ void __launch_bounds__(enter_kernel::THREADS, 1) enter(const __grid_constant__ struct rows_layer x)
+static __global__ void __launch_bounds__(THREADS, 1) enter(const __grid_constant__ struct rows_layer x)
 {
     typedef enter_kernel K;
     seat at;
     ps_grid_begin();
     stage_vector(K::vectors(), x.b_qkv, 3 * D);
     K::ring_of ring = K::ring();
-    if (at.group == 3) {
-        fewer_registers<K::FEW>();
+    if (at.group == GROUPS) {
+        fewer_registers();
         if (at.warp == 0 && at.lane == 0) {
             ring.bring(
-                x.pieces, K::turns(x.rows), 6, [](int i) { return i; }, [&](int i) { K::prefetch(i, x.rows, x.u, D); });
+                x.pieces, turns_of(x.rows), 6, [](int i) { return i; }, [&](int i) { prefetch_tile(i, x.rows, x.u); });
         }
         return;
     }
-    more_registers<K::REGISTERS>();
+    more_registers();
     const uint32_t left = K::shared() + at.group * LEFT_BYTES;
-    for (int tile = (int)blockIdx.x; tile < K::tiles(x.rows); tile += (int)gridDim.x) {
+    float4 rows[4][4];
+    take_tile(rows, x.u, D, (int64_t)blockIdx.x * TILE + at.group * ROWS, x.rows, at);
+    for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows); tile += (int)gridDim.x) {
         at.refresh();
-        const int64_t row0 = (int64_t)tile * K::TILE + at.group * ROWS;
+        const int64_t row0 = (int64_t)tile * TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
-        float4 rows[4][4];
-        take_rows(rows, x.u + row0 * D, D, count, at);
         at.sync(); /* the panels are free */
 #pragma unroll
         for (int pass = 0; pass < 4; pass++) {
@@ -643,6 +633,7 @@ static __global__ void __launch_bounds__(enter_kernel::THREADS, 1) enter(const _
         }
         ps_publish();
         at.sync();
+        take_tile(rows, x.u, D, row0 + (int64_t)gridDim.x * TILE, x.rows, at);
 #pragma unroll 1
         for (int i = 0; i < 6; i += 2) {
             at.refresh();
@@ -668,7 +659,7 @@ static __global__ void __launch_bounds__(enter_kernel::THREADS, 1) enter(const _
 }
 
 /* r = u + drop(merged W_o + b_o), xhat2 of it, y = r + drop(drop(gelu(z)) W_2 + b_2) of z = xhat2 W_1 + b_1. */
-static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const __grid_constant__ struct rows_layer x)
+static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constant__ struct rows_layer x)
 {
     typedef finish_kernel K;
     seat at;
@@ -679,26 +670,26 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
     stage_vector(K::vectors() + D, x.b_2, D);
     stage_vector(K::vectors() + 2 * D, x.b_1, x.f);
     K::ring_of ring = K::ring();
-    if (at.group == 2) {
-        fewer_registers<K::FEW>();
+    if (at.group == GROUPS) {
+        fewer_registers();
         if (at.warp == 0 && at.lane == 0) {
             ring.bring(
-                x.pieces, K::turns(x.rows), 2 + 2 * hidden, [](int i) { return 6 + i; },
+                x.pieces, turns_of(x.rows), 2 + 2 * hidden, [](int i) { return 6 + i; },
                 [&](int i) {
-                    K::prefetch(i, x.rows, x.merged, D);
-                    K::prefetch(i, x.rows, x.u, D);
+                    prefetch_tile(i, x.rows, x.merged);
+                    prefetch_tile(i, x.rows, x.u);
                 });
         }
         return;
     }
-    more_registers<K::REGISTERS>();
+    more_registers();
     const uint32_t left = K::shared() + at.group * LEFT_BYTES;
     const uint64_t step = x.output.threshold ? x.output.state->step : 0;
     float4 rows[4][4];
-    take_tile(rows, x.merged, D, (int64_t)blockIdx.x * K::TILE + at.group * ROWS, x.rows, at);
-    for (int tile = (int)blockIdx.x; tile < K::tiles(x.rows); tile += (int)gridDim.x) {
+    take_tile(rows, x.merged, D, (int64_t)blockIdx.x * TILE + at.group * ROWS, x.rows, at);
+    for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows); tile += (int)gridDim.x) {
         at.refresh();
-        const int64_t row0 = (int64_t)tile * K::TILE + at.group * ROWS;
+        const int64_t row0 = (int64_t)tile * TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
         at.sync();
         put_rows(left, rows, at);
@@ -737,13 +728,13 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
                 v[1] += u.of[n][i].y;
                 sum += v[0] + v[1];
             }
-            const float mean = quad_sum(sum) * (1.0f / D);
+            const float mean = ps_group_sum<4>(sum) * (1.0f / D);
 #pragma unroll
             for (int n = 0; n < 16; n++) {
                 const float *const v = &r[n / 8][n % 8][2 * i];
                 squares += (v[0] - mean) * (v[0] - mean) + (v[1] - mean) * (v[1] - mean);
             }
-            const float rstd = rsqrtf(fmaf(quad_sum(squares), 1.0f / D, x.epsilon));
+            const float rstd = rsqrtf(fmaf(ps_group_sum<4>(squares), 1.0f / D, x.epsilon));
             const bool keeps = x.xhat2 && at.row(i) < count;
             if (keeps && at.q == 0) {
                 x.rstd2[row0 + at.row(i)] = rstd;
@@ -811,13 +802,13 @@ static __global__ void __launch_bounds__(finish_kernel::THREADS, 1) finish(const
                 c[n][k] += r[n / 8][n % 8][k];
             }
         }
-        take_tile(rows, x.merged, D, row0 + (int64_t)gridDim.x * K::TILE, x.rows, at);
+        take_tile(rows, x.merged, D, row0 + (int64_t)gridDim.x * TILE, x.rows, at);
         keep_sums(x.y + row0 * D, D, c, count, at);
     }
 }
 
 /* From dy: masked_2 = drop'(dy), hidden, d_hidden, du = dy + LN2's gradient, masked_o = drop'(du), d_merged = masked_o W_o'. */
-static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __grid_constant__ struct rows_layer x)
+static __global__ void __launch_bounds__(THREADS, 1) back(const __grid_constant__ struct rows_layer x)
 {
     typedef back_kernel K;
     seat at;
@@ -827,24 +818,24 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
     const float *const b_1 = K::vectors();
     stage_vector(K::vectors(), x.b_1, x.f);
     K::ring_of ring = K::ring();
-    if (at.group == 2) {
-        fewer_registers<K::FEW>();
+    if (at.group == GROUPS) {
+        fewer_registers();
         if (at.warp == 0 && at.lane == 0) {
             ring.bring(
-                x.pieces, K::turns(x.rows), 3 * hidden + 2,
+                x.pieces, turns_of(x.rows), 3 * hidden + 2,
                 [=](int i) {
                     return i >= 3 * hidden ? pieces.w_ot + i - 3 * hidden
                            : i % 3 == 0    ? 8 + i / 3 * 2
                                            : pieces.back + i / 3 * 2 + i % 3 - 1;
                 },
                 [&](int i) {
-                    K::prefetch(i, x.rows, x.xhat2, D);
-                    K::prefetch(i, x.rows, x.dy, D);
+                    prefetch_tile(i, x.rows, x.xhat2);
+                    prefetch_tile(i, x.rows, x.dy);
                 });
         }
         return;
     }
-    more_registers<K::REGISTERS>();
+    more_registers();
     const uint32_t gradient = K::shared() + at.group * 2 * LEFT_BYTES, left = gradient + LEFT_BYTES;
     const bool drops = x.gelu.threshold != 0;
     const float scale = drops ? x.gelu.scale : 1.0f; /* of all three */
@@ -858,10 +849,10 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
             kept_rows[pass] = drops && row < x.rows ? x.kept_output[row * 4 + at.lane % 4] : ~0u;
         }
     };
-    ahead((int64_t)blockIdx.x * K::TILE + at.group * ROWS);
-    for (int tile = (int)blockIdx.x; tile < K::tiles(x.rows); tile += (int)gridDim.x) {
+    ahead((int64_t)blockIdx.x * TILE + at.group * ROWS);
+    for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows); tile += (int)gridDim.x) {
         at.refresh();
-        const int64_t row0 = (int64_t)tile * K::TILE + at.group * ROWS;
+        const int64_t row0 = (int64_t)tile * TILE + at.group * ROWS;
         const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
         ps_copy_wait(); /* for what the lane itself has asked for */
 #pragma unroll
@@ -871,7 +862,7 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
 #pragma unroll
             for (int j = 0; j < 4; j++) { /* columns 4 c .. 4 c + 3 of the word's 32 */
                 const uint32_t mask = __shfl_sync(0xffffffffu, kept_rows[pass], (at.lane & 24) + j) >> (at.lane % 8 * 2);
-                v[j] = *(const float4 *)(K::memory() + (gradient - K::shared()) + panel_place(row, j, at));
+                v[j] = *(const float4 *)(row_memory + (gradient - K::shared()) + panel_place(row, j, at));
                 v[j] = make_float4(mask & 1 ? v[j].x * scale : 0, mask >> 16 & 1 ? v[j].y * scale : 0,
                                    mask & 2 ? v[j].z * scale : 0, mask >> 17 & 1 ? v[j].w * scale : 0);
                 put_left(gradient, row, j, v[j], at);
@@ -972,35 +963,35 @@ static __global__ void __launch_bounds__(back_kernel::THREADS, 1) back(const __g
         ring.release();
         ring.release();
         at.sync(); /* the panels are free */
-        ahead(row0 + (int64_t)gridDim.x * K::TILE);
+        ahead(row0 + (int64_t)gridDim.x * TILE);
         keep_sums(x.d_merged + row0 * D, D, m[0], count, at);
         keep_sums(x.d_merged + row0 * D + COLUMNS, D, m[1], count, at);
     }
 }
 
 /* du += LN1's gradient of d_qkv W_qkv'. */
-static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const __grid_constant__ struct rows_layer x)
+static __global__ void __launch_bounds__(THREADS, 1) leave(const __grid_constant__ struct rows_layer x)
 {
     typedef leave_kernel K;
     seat at;
     ps_grid_begin();
     K::ring_of ring = K::ring();
-    if (at.group == 2) {
-        fewer_registers<K::FEW>();
+    if (at.group == GROUPS) {
+        fewer_registers();
         if (at.warp == 0 && at.lane == 0) {
             const int first = row_places(x.f / COLUMNS).w_qkvt;
             ring.bring(
-                x.pieces, K::turns(x.rows), 6, [=](int i) { return first + i; }, [](int) {});
+                x.pieces, turns_of(x.rows), 6, [=](int i) { return first + i; }, [](int) {});
         }
         return;
     }
-    more_registers<K::REGISTERS>();
+    more_registers();
     const uint32_t left = K::shared() + at.group * LEFT_BYTES;
     const auto rows_of = [&](int64_t row0) { return (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS); };
-    int64_t row0 = (int64_t)blockIdx.x * K::TILE + at.group * ROWS;
+    int64_t row0 = (int64_t)blockIdx.x * TILE + at.group * ROWS;
     float4 rows[4][4];
     take_rows(rows, x.d_qkv + row0 * (3 * D), 3 * D, rows_of(row0), at);
-    for (int tile = (int)blockIdx.x; tile < K::tiles(x.rows); tile += (int)gridDim.x) {
+    for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows); tile += (int)gridDim.x) {
         at.refresh();
         const int count = rows_of(row0);
         float c[16][4];
@@ -1036,7 +1027,7 @@ static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const _
             c, rstd, [&](int n, int i) { return residual.of[n][i]; }, [&](int n, int i) { return xhat.of[n][i]; });
         at.refresh();
         const int64_t done = row0;
-        row0 += (int64_t)gridDim.x * K::TILE;
+        row0 += (int64_t)gridDim.x * TILE;
         take_rows(rows, x.d_qkv + row0 * (3 * D), 3 * D, rows_of(row0), at);
         keep_sums(x.du + done * D, D, c, count, at);
     }
@@ -1046,15 +1037,21 @@ static __global__ void __launch_bounds__(leave_kernel::THREADS, 1) leave(const _
 
 enum ps_status ps_encoder_rows_supported(const struct ps_encoder_small *e)
 {
-    if (e->d_model != D || e->n_heads < 1 || e->d_model % e->n_heads != 0 || e->patches < 1 || e->d_ff < COLUMNS ||
-        e->d_ff > MOST_HIDDEN || e->d_ff % COLUMNS != 0) {
+    if (e->d_model != D || e->n_heads < D / PS_ATTENTION_HEAD || D % e->n_heads != 0 || e->patches < 1 ||
+        e->patches > PS_ATTENTION_PATCHES || e->d_ff < COLUMNS || e->d_ff > MOST_HIDDEN || e->d_ff % COLUMNS != 0) {
         return ps_fail(
             PS_UNSUPPORTED,
-            "encoder (cuda): d_model %lld with %lld heads and d_ff %lld: level layer in tf32 has d_model 128 with d_ff a "
-            "multiple of 64 up to 512",
-            (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff);
+            "encoder (cuda): d_model %lld with %lld heads, d_ff %lld and %lld patches: level layer in tf32 has d_model %d "
+            "with heads of up to %d, d_ff a multiple of %d up to %d, up to %d patches",
+            (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, D, PS_ATTENTION_HEAD, COLUMNS,
+            MOST_HIDDEN, PS_ATTENTION_PATCHES);
     }
     return PS_OK;
+}
+
+int ps_encoder_rows_slower(const struct ps_encoder_small *e)
+{
+    return e->sequences * e->patches < 1536; /* measured at weather with batches of 1 and 2 */
 }
 
 /* R, so that what follows a tensor of rows is aligned. */
@@ -1168,10 +1165,10 @@ template <typename K>
 static enum ps_status launch(const struct ps_cuda_context *c, void (*run)(const struct rows_layer), const char *what,
                              const struct rows_layer &x)
 {
-    const int64_t tiles = (x.rows + K::TILE - 1) / K::TILE;
+    const int tiles = tiles_of(x.rows);
     PS_TRY(
         ps_cuda_check(cudaFuncSetAttribute((const void *)run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)K::SHARED), what));
-    ps_cuda_launch(c, run, dim3((unsigned)(tiles < c->multiprocessors ? tiles : c->multiprocessors)), K::THREADS, K::SHARED, x);
+    ps_cuda_launch(c, run, dim3((unsigned)(tiles < c->multiprocessors ? tiles : c->multiprocessors)), THREADS, K::SHARED, x);
     PS_CUDA_LAUNCHED(what);
 }
 

@@ -11,6 +11,8 @@ namespace PS_REAL16_SPACE
 /* The request is as the small family's; embedding, head and update are not served. Forward leaves packed weights in the workspace
  * that backward reads: another model's forward on the same table may not come between. */
 enum ps_status ps_encoder_rows_supported(const struct ps_encoder_small *e);
+/* Whether level gemm is faster. */
+int ps_encoder_rows_slower(const struct ps_encoder_small *e);
 /* Bytes that forward leaves for backward. */
 size_t ps_encoder_rows_kept_bytes(const struct ps_encoder_small *e);
 size_t ps_encoder_rows_workspace_bytes(const struct ps_encoder_small *e);
@@ -18,6 +20,7 @@ enum ps_status ps_encoder_rows_forward(const struct ps_kernels *k, const struct 
 enum ps_status ps_encoder_rows_backward(const struct ps_kernels *k, const struct ps_encoder_small *e);
 #else
 PS_ABSENT(ps_status, ps_encoder_rows_supported, PS_UNSUPPORTED)
+PS_ABSENT(int, ps_encoder_rows_slower, 0)
 PS_ABSENT(size_t, ps_encoder_rows_kept_bytes, 0)
 PS_ABSENT(size_t, ps_encoder_rows_workspace_bytes, 0)
 PS_ABSENT(ps_status, ps_encoder_rows_forward, PS_UNSUPPORTED)
