@@ -24,7 +24,7 @@ static const int channels_at_once = 8;
 /* The words of a Philox block as masks of pairs of real16: all ones where the draw is kept. threshold > 0. */
 static __device__ __forceinline__ void masks_of(struct ps_block &block, uint32_t threshold)
 {
-    const uint32_t below = (threshold - 1) * 0x10001u, minus_below = (0x10001u - threshold & 0xffffu) * 0x10001u;
+    const uint32_t below = ps_below(threshold), minus_below = ps_minus_below(threshold);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         block.word[j] = ps_kept2(block.word[j], below, minus_below) * 0xffffu;

@@ -1,7 +1,8 @@
-/* Level `layer`: the table's fused encoder entries. Three families of kernels serve them: encoder_small.cu, the whole encoder in
+/* Level `layer`: the table's fused encoder entries. Four families of kernels serve them: encoder_small.cu, the whole encoder in
  * one launch each way, where a layer's weights stay on one multiprocessor, in bf16, fp16 and tf32; encoder_large.cu, a layer a
  * launch with weights streamed from L2, in bf16 and fp16; encoder_float.cu, the whole encoder in one launch with weights streamed,
- * in tf32 and fp32. All are for sm_90; every other case is refused here and runs at level gemm. */
+ * in tf32 and fp32; encoder_rows.cu, a layer in kernels by rows around attention's, in tf32. All are for sm_90; every other case
+ * is refused here and runs at level gemm. */
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/encoder_float.cuh"
 #include "kernels/cuda/encoder_large.cuh"

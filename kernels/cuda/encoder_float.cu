@@ -1886,11 +1886,16 @@ enum ps_status ps_encoder_float_supported(const struct ps_encoder_small *e)
     return PS_OK;
 }
 
+/* R, so that what follows a tensor of rows is aligned. */
+static int64_t padded_rows(const struct ps_encoder_small *e)
+{
+    return (e->sequences * e->patches + 3) / 4 * 4;
+}
+
 /* Floats of a layer in what is kept. */
 static int64_t kept_floats(const struct ps_encoder_small *e)
 {
-    const int64_t R = (e->sequences * e->patches + 3) / 4 * 4;
-    return R * (8 * e->d_model + 2 * e->d_ff + e->n_heads + 2);
+    return padded_rows(e) * (8 * e->d_model + 2 * e->d_ff + e->n_heads + 2);
 }
 
 size_t ps_encoder_float_kept_bytes(const struct ps_encoder_small *e)
@@ -1963,7 +1968,7 @@ static struct floats floats_of(const struct ps_encoder_small *e, int rows, int b
     x.stream = (float *)e->u;
     x.dropout = e->dropout;
     if (e->kept) {
-        const int64_t R = (x.rows + 3) / 4 * 4, d = e->d_model;
+        const int64_t R = padded_rows(e), d = e->d_model;
         x.xhat1 = (float *)e->kept;
         x.qkv = x.xhat1 + R * d;
         x.merged = x.qkv + R * 3 * d;
@@ -2013,7 +2018,10 @@ template <typename... P, typename... A>
 static enum ps_status launch(const struct ps_cuda_context *c, void (*run)(P...), dim3 grid, unsigned threads, size_t shared,
                              const char *what, const A &...arguments)
 {
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), what));
+    if (shared > 0) {
+        PS_TRY(
+            ps_cuda_check(cudaFuncSetAttribute((const void *)run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), what));
+    }
     ps_cuda_launch(c, run, grid, threads, shared, arguments...);
     PS_CUDA_LAUNCHED(what);
 }

@@ -253,7 +253,7 @@ template <int K> static __device__ __forceinline__ void fragment_pack(uint32_t (
 static __device__ __forceinline__ uint32_t kept_bits(const struct ps_dropout &d, uint64_t step, uint32_t index)
 {
     const struct ps_block block = ps_philox(d.seed, index, d.site, step);
-    const uint32_t below = (d.threshold - 1) * 0x10001u, minus = (0u - (d.threshold - 1) & 0xffffu) * 0x10001u;
+    const uint32_t below = ps_below(d.threshold), minus = ps_minus_below(d.threshold);
     uint32_t bits = 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {

@@ -1179,8 +1179,8 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
     x.scale_log2e = scale * PS_LOG2_E;
     x.epsilon = (float)e->epsilon;
     x.threshold = e->dropout.threshold;
-    x.below = (x.threshold - 1 & 0xffffu) * 0x00010001u;
-    x.minus_below = (1 - x.threshold & 0xffffu) * 0x00010001u;
+    x.below = ps_below(x.threshold);
+    x.minus_below = ps_minus_below(x.threshold);
     x.site = e->dropout.site;
     x.drop_scale = x.threshold ? e->dropout.scale : 1.0f;
     x.half_scale = 0.5f * x.drop_scale;

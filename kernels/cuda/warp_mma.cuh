@@ -326,8 +326,18 @@ static __device__ __forceinline__ float ps_log2(float x)
     return y;
 }
 
-/* In each half: 1 where draw >= threshold, else 0; below = threshold - 1 in both halves (threshold > 0), minus_below its negative.
- */
+/* threshold - 1 and its negative, of 16 bits, in both halves. threshold > 0. */
+static __host__ __device__ __forceinline__ uint32_t ps_below(uint32_t threshold)
+{
+    return (threshold - 1) * 0x10001u;
+}
+
+static __host__ __device__ __forceinline__ uint32_t ps_minus_below(uint32_t threshold)
+{
+    return (1 - threshold & 0xffffu) * 0x10001u;
+}
+
+/* In each half: 1 where draw >= threshold, else 0. */
 static __device__ __forceinline__ uint32_t ps_kept2(uint32_t draws, uint32_t below, uint32_t minus_below)
 {
     return __viaddmin_u16x2(__vmaxu2(draws, below), minus_below, 0x00010001u);
