@@ -20,9 +20,16 @@ static const char *sizes = "d_model: 16, n_heads: 4, d_ff: 32";
 #define LIMIT "data.memory_limit=1200000"
 
 /* A small model with dropout. */
-static const char model_text[] = "model: {seq_len: 48, pred_len: 12, patch_len: 8, stride: 4, n_layers: 2, dropout: 0.2, %s}\n"
-                                 "optim: {lr: 2e-3, schedule: constant, clip_norm: 1}\n"
-                                 "train: {epochs: 4, batch_size: 16, seed: 7}\n";
+static const char *model_text(void)
+{
+    static char text[1024];
+    snprintf(text, sizeof text,
+             "model: {seq_len: 48, pred_len: 12, patch_len: 8, stride: 4, n_layers: 2, dropout: 0.2, %s}\n"
+             "optim: {lr: 2e-3, schedule: constant, clip_norm: 1}\n"
+             "train: {epochs: 4, batch_size: 16, seed: 7}\n",
+             sizes);
+    return text;
+}
 
 struct run {
     struct ps_config config;
@@ -32,10 +39,9 @@ struct run {
 /* overrides: NULL-terminated. */
 static void run_open(struct run *run, const char *data, char *const *overrides)
 {
-    char model[1024], text[2048];
-    snprintf(model, sizeof model, model_text, sizes);
-    snprintf(text, sizeof text, "data: {path: %s}\n%sruntime: {threads: 2, precision: %s, fusion: %s}\n", data, model, precision,
-             fusion);
+    char text[4096];
+    snprintf(text, sizeof text, "data: {path: %s}\n%sruntime: {threads: 2, precision: %s, fusion: %s}\n", data, model_text(),
+             precision, fusion);
     int n = 0;
     while (overrides[n]) {
         n++;
@@ -527,8 +533,8 @@ START_TEST(larger_than_memory)
     run_close(&resident);
     run_close(&streamed);
     struct ps_config config;
-    char text[2048];
-    snprintf(text, sizeof text, "data: {path: %s, placement: device, memory_limit: 1200000}\n%s", large_file.text, model_text);
+    char text[4096];
+    snprintf(text, sizeof text, "data: {path: %s, placement: device, memory_limit: 1200000}\n%s", large_file.text, model_text());
     OK(ps_config_parse(text, "config", NULL, 0, &config));
     struct ps_session *none;
     ck_assert_int_eq(ps_session_open(&config, &(struct ps_session_options){.device = device_kind}, &none), PS_USAGE);
