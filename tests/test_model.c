@@ -391,7 +391,7 @@ static const struct {
 } fused[] = {{PS_FP32, PS_F32, 1e-5}, {PS_TF32, PS_F32, 2e-3}, {PS_FP16, PS_F16, 2e-3}, {PS_PRECISION_BF16, PS_BF16, 1e-2}};
 enum { FUSED = sizeof fused / sizeof *fused };
 
-/* Whether activations are of fp32 and weights pass by: encoder_float.cu. */
+/* Whether activations are of fp32 and weights pass by: encoder_float.cu, encoder_rows.cu. */
 static int streamed(int which, const struct ps_model_shape *shape)
 {
     return fused[which].real == PS_F32 && shape->d_model > 32;
