@@ -47,6 +47,15 @@ struct ps_tensor ps_tensor_reshape(struct ps_tensor t, int rank, const int64_t *
     return ps_tensor_nd(t.data, t.type, rank, size);
 }
 
+struct ps_tensor ps_tensor_heads(void *data, enum ps_type type, int64_t sequences, int64_t heads, int64_t patches, int64_t e,
+                                 int64_t columns)
+{
+    struct ps_tensor t = ps_tensor_nd(data, type, 4, (int64_t[]){sequences, patches, heads, e});
+    t.stride[0] = patches * columns;
+    t.stride[1] = columns;
+    return ps_tensor_transpose(t, 1, 2);
+}
+
 struct ps_tensor ps_tensor_transpose(struct ps_tensor t, int i, int j)
 {
     int64_t size = t.size[i], stride = t.stride[i];

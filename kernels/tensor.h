@@ -30,6 +30,10 @@ struct ps_tensor ps_tensor_2d(void *data, enum ps_type type, int64_t n0, int64_t
 struct ps_tensor ps_tensor_3d(void *data, enum ps_type type, int64_t n0, int64_t n1, int64_t n2);
 struct ps_tensor ps_tensor_nd(void *data, enum ps_type type, int rank, const int64_t *size);
 
+/* [sequences, heads, patches, e] of rows [sequences * patches, columns], of which `heads` e columns hold the heads from data on. */
+struct ps_tensor ps_tensor_heads(void *data, enum ps_type type, int64_t sequences, int64_t heads, int64_t patches, int64_t e,
+                                 int64_t columns);
+
 /* The same contiguous elements seen with other sizes (their product unchanged). */
 struct ps_tensor ps_tensor_reshape(struct ps_tensor t, int rank, const int64_t *size);
 /* Dimensions i and j exchanged. */

@@ -28,11 +28,8 @@ struct ps_tensor ps_layer_head(const struct ps_layer *l, void *buffer, int64_t p
 
 struct ps_tensor ps_layer_head_rows(const struct ps_layer *l, void *buffer, int64_t columns, int64_t part)
 {
-    struct ps_tensor t = ps_tensor_nd((char *)buffer + (size_t)(part * l->d) * ps_type_bytes(l->k->real), l->k->real, 4,
-                                      (int64_t[]){l->S, l->N, l->h, l->e});
-    t.stride[0] = l->N * columns;
-    t.stride[1] = columns;
-    return ps_tensor_transpose(t, 1, 2);
+    char *begin = (char *)buffer + (size_t)(part * l->d) * ps_type_bytes(l->k->real);
+    return ps_tensor_heads(begin, l->k->real, l->S, l->h, l->N, l->e, columns);
 }
 
 struct ps_tensor ps_layer_head_statistics(const struct ps_layer *l, void *buffer)

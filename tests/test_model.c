@@ -460,9 +460,8 @@ START_TEST(level_layer)
 }
 END_TEST
 
-/* More rows than one turn of tiles, or few, tiles of several sequences, sequences of more than a tile, weights'
- * gradients by both ways: against level gemm in fp32, whose
- * own errors are below 1e-6. And what inference leaves, with nothing kept. */
+/* More rows than one turn of tiles, or few, tiles of several sequences, sequences of more than a tile, weights' gradients by both
+ * ways: against level gemm in fp32, whose own errors are below 1e-6. And what inference leaves, with nothing kept. */
 static const struct ps_model_shape many_shapes[] = {
     {.channels = 265,
      .seq_len = 336,

@@ -11,10 +11,10 @@
  * cores' sums, which are cut off and not rounded, run over one step of 8, and FADD adds the steps. Else (tf32) operands are
  * rounded to nearest.
  *
- * Bytes: 4 S h N e elements and S h N sums forward, 8 S h N e and 3 S h N backward. Tensor FLOPs, padded to 16 and 8: 4 and 14
- * S h N^2 e, three times that where exact. 42 patches, heads of 8, 43,008 matrices: 231 and 462 MB, 55 and 110 us at 4.2 TB/s;
- * about 1,600 and 4,500 instructions a matrix where exact, 72 and 204 us at one a clock of each scheduler. Measured 129 and 368 us,
- * in tf32 111 and 296: what is short is warps to hide the waits, for the operands of a matrix take 120 to 170 registers a lane. */
+ * Bytes: 4 S h N e elements and S h N sums forward, 8 S h N e and 3 S h N backward. Tensor FLOPs, padded to 16 and 8: 4 and 10
+ * S h N^2 e, three times that where exact. 42 patches, heads of 8, 43,008 matrices: 231 and 462 MB, 55 and 110 us at 4.2 TB/s; in
+ * tf32 about 1,200 and 2,200 instructions a matrix, 55 and 100 us at one a clock of each scheduler. Measured in tf32 85 and 201 us:
+ * what is short is warps to hide the waits, for the operands of a matrix take 77 to 128 registers a lane. */
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/primitives.cuh"
 #include "kernels/cuda/warp_mma.cuh"

@@ -72,19 +72,14 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
 
 enum family { SMALL, LARGE, FLOAT, ROWS };
 
-/* Narrow models, and short sequences of which one tile holds several, are the small one's. */
+/* Narrow models are the small one's, but in fp32; in 16 bits so are short sequences of which one tile holds several. */
 static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_small *r, enum family *family)
 {
     if (PS_REAL16 == PS_F32) {
-        /* d_model 128 is rows' in tf32, in fp32 float's. */
-        const bool rows = r->d_model > 64 && ps_encoder_rows_supported(r) == PS_OK;
-        enum ps_status status = rows ? PS_OK : ps_encoder_small_supported(r);
-        *family = rows ? ROWS : SMALL;
-        if (status == PS_UNSUPPORTED) {
-            *family = FLOAT;
-            status = ps_encoder_float_supported(r);
-        }
-        return status;
+        *family = k->precision == PS_FP32 ? FLOAT : r->d_model <= 32 ? SMALL : r->d_model <= 64 ? FLOAT : ROWS;
+        return *family == SMALL   ? ps_encoder_small_supported(r)
+               : *family == FLOAT ? ps_encoder_float_supported(r)
+                                  : ps_encoder_rows_supported(r);
     }
     struct ps_encoder_large l = large_of(k, r, 0);
     int narrow = r->d_model <= 32 || r->patches <= 16;

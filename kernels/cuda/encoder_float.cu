@@ -1737,7 +1737,7 @@ template <typename V> static __device__ __forceinline__ V sum_parts(const V *fro
     return sum;
 }
 
-enum { SUM_THREADS = 256, SUM_ROWS = 2, SUM_WARPS = SUM_THREADS / 32 / SUM_ROWS /* a row's */, MOST_HIDDEN = 512 };
+enum { SUM_THREADS = 256, SUM_ROWS = 2, SUM_WARPS = SUM_THREADS / 32 / SUM_ROWS /* a row's */ };
 
 /* Rows `row` .. + SUM_ROWS - 1 of the embedding's, of P + N and b_P's. */
 static __device__ __forceinline__ void sum_embedding(const struct float_sums &x, int row, const float *parts)
@@ -1877,19 +1877,13 @@ enum ps_status ps_encoder_float_supported(const struct ps_encoder_small *e)
     const struct kernels_of k = kernels_for(e->d_model, e->n_heads);
     if (!k.rows || e->patches < 1 || e->patches > 64 || e->d_ff < HIDDEN || e->d_ff > MOST_HIDDEN || e->d_ff % HIDDEN != 0) {
         return ps_fail(PS_UNSUPPORTED,
-                       "encoder (cuda): d_model %lld with %lld heads, d_ff %lld and %lld patches: level layer in %s",
+                       "encoder (cuda): d_model %lld with %lld heads, d_ff %lld and %lld patches: level layer in %s with heads of "
+                       "8, 16 or 32, "
+                       "d_ff 128, 256, 384 or 512, up to 64 patches",
                        (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches,
-                       exact ? "fp32 has d_model 64 and 128 with heads of 8, 16 or 32, d_ff 128, 256, 384 or 512, up to 64 patches"
-                             : "tf32 has d_model 64 with heads of 8, 16 or 32, d_ff 128, 256, 384 or 512, up to 64 patches, and "
-                               "d_model 128 with heads of up to 64, d_ff a multiple of 64 up to 512, up to 1,024 patches");
+                       exact ? "fp32 has d_model 64 and 128" : "tf32 has d_model 64");
     }
     return PS_OK;
-}
-
-/* R, so that what follows a tensor of rows is aligned. */
-static int64_t padded_rows(const struct ps_encoder_small *e)
-{
-    return (e->sequences * e->patches + 3) / 4 * 4;
 }
 
 /* Floats of a layer in what is kept. */
@@ -1924,7 +1918,7 @@ static size_t packed_bytes(const struct ps_encoder_small *e)
 /* Floats of all sums of a split. */
 static int64_t split_floats(const struct ps_encoder_small *e)
 {
-    return e->layers * sums_of((int)e->d_model, (int)e->d_ff).all + (EDGE + 1) * e->d_model;
+    return ps_encoder_float_parts(e) + (EDGE + 1) * e->d_model;
 }
 
 int ps_encoder_float_slower(const struct ps_kernels *k, const struct ps_encoder_small *e)
@@ -2012,18 +2006,6 @@ static struct floats floats_of(const struct ps_encoder_small *e, int rows, int b
         x.embed.d_position = (float *)a->d_position.data;
     }
     return x;
-}
-
-template <typename... P, typename... A>
-static enum ps_status launch(const struct ps_cuda_context *c, void (*run)(P...), dim3 grid, unsigned threads, size_t shared,
-                             const char *what, const A &...arguments)
-{
-    if (shared > 0) {
-        PS_TRY(
-            ps_cuda_check(cudaFuncSetAttribute((const void *)run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), what));
-    }
-    ps_cuda_launch(c, run, grid, threads, shared, arguments...);
-    PS_CUDA_LAUNCHED(what);
 }
 
 static dim3 blocks_of(const struct ps_cuda_context *c, const struct floats &x)

@@ -1,8 +1,9 @@
-/* What encoder_float.cu and encoder_rows.cu share on the device. */
+/* What encoder_float.cu and encoder_rows.cu share. */
 #ifndef PS_KERNELS_CUDA_ENCODER_FLOAT_DEVICE_CUH
 #define PS_KERNELS_CUDA_ENCODER_FLOAT_DEVICE_CUH
 
 #include "kernels/cuda/bulk.cuh"
+#include "kernels/cuda/encoder_small.cuh"
 #include "kernels/cuda/warp_mma.cuh"
 
 namespace PS_REAL16_SPACE
@@ -13,6 +14,27 @@ static constexpr bool exact = true;
 #else
 static constexpr bool exact = false;
 #endif
+
+enum { MOST_HIDDEN = 512 }; /* d_ff */
+
+/* R, so that what follows a tensor of rows is aligned. */
+static int64_t padded_rows(const struct ps_encoder_small *e)
+{
+    return (e->sequences * e->patches + 3) / 4 * 4;
+}
+
+/* On the context's stream, with the shared memory that it asks for. */
+template <typename... P, typename... A>
+static enum ps_status launch(const struct ps_cuda_context *c, void (*run)(P...), dim3 grid, unsigned threads, size_t shared,
+                             const char *what, const A &...arguments)
+{
+    if (shared > 0) {
+        PS_TRY(
+            ps_cuda_check(cudaFuncSetAttribute((const void *)run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), what));
+    }
+    ps_cuda_launch(c, run, grid, threads, shared, arguments...);
+    PS_CUDA_LAUNCHED(what);
+}
 
 /* x as weights' gradients read it from memory: rounded in tf32. */
 static __device__ __forceinline__ float rounded(float x)

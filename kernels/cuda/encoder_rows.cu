@@ -42,8 +42,7 @@ enum {
     PANEL_BYTES = ROWS * 128, /* of 32 columns */
     LEFT_BYTES = D / 32 * PANEL_BYTES,
     PIECE = COLUMNS * D, /* floats */
-    PIECE_BYTES = PIECE * 4,
-    MOST_HIDDEN = 512 /* encoder_float.cu's sums */
+    PIECE_BYTES = PIECE * 4
 };
 
 static_assert(GROUPS * REGISTERS + FEW_REGISTERS <= (GROUPS + 1) * (65536 / THREADS / 8 * 8), "of the multiprocessor's");
@@ -300,25 +299,35 @@ static __device__ __forceinline__ void keep_row(float *to, int row, int count, c
     }
 }
 
-/* The warp's 16 rows, all asked for before the first is used: lane's part of row 16 w + 4 pass + lane / 8. */
-static __device__ __forceinline__ void take_rows(float4 (&v)[4][4], const float *from, int ld, int count, const seat &at)
+/* How many of the warpgroup's rows from row0 on there are: none, if negative. */
+static __device__ __forceinline__ int rows_from(int64_t rows, int64_t row0)
+{
+    return (int)(rows - row0 < ROWS ? rows - row0 : ROWS);
+}
+
+/* The warp's 16 rows of [R, columns], all asked for before the first is used: lane's part of row 16 w + 4 pass + lane / 8. row0:
+ * the warpgroup's first. */
+static __device__ __forceinline__ void take_rows(float4 (&v)[4][4], const float *from, int columns, int64_t row0, int64_t rows,
+                                                 const seat &at)
 {
 #pragma unroll
     for (int pass = 0; pass < 4; pass++) {
-        take_row(v[pass], from, ld, at.passing(pass), count, at);
+        take_row(v[pass], from + row0 * columns, columns, at.passing(pass), rows_from(rows, row0), at);
     }
 }
 
-/* Those of a tile's rows: from, [R, columns]; row0 the warpgroup's first. */
-static __device__ __forceinline__ void take_tile(float4 (&v)[4][4], const float *from, int columns, int64_t row0, int64_t rows,
-                                                 const seat &at)
+/* Those as operands. Between the warpgroup's barriers. */
+static __device__ __forceinline__ void put_rows(uint32_t panels, const float4 (&v)[4][4], const seat &at)
 {
-    take_rows(v, from + row0 * columns, columns, (int)(rows - row0 < ROWS ? rows - row0 : ROWS), at);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        put_left(panels, at.passing(i / 4), i % 4, v[i / 4][i % 4], at);
+    }
 }
 
-/* A tile's rows of [R, d], which are operands as they are, on their way to panels until ps_copy_wait; zeros where there are none.
+/* The same rows of [R, d], which are operands as they are, on their way to panels until ps_copy_wait; zeros where there are none.
  */
-static __device__ __forceinline__ void copy_tile(uint32_t panels, const float *from, int64_t row0, int64_t rows, const seat &at)
+static __device__ __forceinline__ void copy_rows(uint32_t panels, const float *from, int64_t row0, int64_t rows, const seat &at)
 {
 #pragma unroll
     for (int pass = 0; pass < 4; pass++) {
@@ -332,16 +341,7 @@ static __device__ __forceinline__ void copy_tile(uint32_t panels, const float *f
     }
 }
 
-/* Those as operands. Between the warpgroup's barriers. */
-static __device__ __forceinline__ void put_rows(uint32_t panels, const float4 (&v)[4][4], const seat &at)
-{
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        put_left(panels, at.passing(i / 4), i % 4, v[i / 4][i % 4], at);
-    }
-}
-
-/* c (add: +=) left piece, 128 deep, 64 columns. Under way until ps_wgmma_wait. */
+/* c = left piece, 128 deep, 64 columns. Under way until ps_wgmma_wait. */
 static __device__ __forceinline__ void multiply_columns(float (&c)[8][4], uint32_t left, uint32_t piece)
 {
     const uint32_t a = ps_wgmma_place(left);
@@ -370,6 +370,21 @@ static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], const ui
     for (int k = 0; k < 8; k++) {
         ps_wgmma_tf32<128>(c, left[k], ps_wgmma_operand(piece, k / 4 * (D * 128) + k % 4 * 32), add | k);
     }
+}
+
+/* c = left times a square weight: the ring's next two pieces, each its half of c's columns. */
+template <typename RING> static __device__ __forceinline__ void multiply_square(float (&c)[2][8][4], uint32_t left, RING &ring)
+{
+    const uint32_t first = ring.take(), second = ring.take();
+    ps_wgmma_begin();
+    multiply_columns(c[0], left, first);
+    multiply_columns(c[1], left, second);
+    ps_wgmma_commit();
+    ps_wgmma_wait<0>();
+    ps_pin(c[0]);
+    ps_pin(c[1]);
+    ring.release();
+    ring.release();
 }
 
 /* c = drop(c), 32 columns of the lane's row i: those of groups n .. n + 3. bits: quad_bits'. */
@@ -597,11 +612,11 @@ static __global__ void __launch_bounds__(THREADS, 1) enter(const __grid_constant
     more_registers();
     const uint32_t left = K::shared() + at.group * LEFT_BYTES;
     float4 rows[4][4];
-    take_tile(rows, x.u, D, (int64_t)blockIdx.x * TILE + at.group * ROWS, x.rows, at);
+    take_rows(rows, x.u, D, (int64_t)blockIdx.x * TILE + at.group * ROWS, x.rows, at);
     for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows); tile += (int)gridDim.x) {
         at.refresh();
         const int64_t row0 = (int64_t)tile * TILE + at.group * ROWS;
-        const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
+        const int count = rows_from(x.rows, row0);
         at.sync(); /* the panels are free */
 #pragma unroll
         for (int pass = 0; pass < 4; pass++) {
@@ -633,7 +648,7 @@ static __global__ void __launch_bounds__(THREADS, 1) enter(const __grid_constant
         }
         ps_publish();
         at.sync();
-        take_tile(rows, x.u, D, row0 + (int64_t)gridDim.x * TILE, x.rows, at);
+        take_rows(rows, x.u, D, row0 + (int64_t)gridDim.x * TILE, x.rows, at);
 #pragma unroll 1
         for (int i = 0; i < 6; i += 2) {
             at.refresh();
@@ -686,29 +701,18 @@ static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constan
     const uint32_t left = K::shared() + at.group * LEFT_BYTES;
     const uint64_t step = x.output.threshold ? x.output.state->step : 0;
     float4 rows[4][4];
-    take_tile(rows, x.merged, D, (int64_t)blockIdx.x * TILE + at.group * ROWS, x.rows, at);
+    take_rows(rows, x.merged, D, (int64_t)blockIdx.x * TILE + at.group * ROWS, x.rows, at);
     for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows); tile += (int)gridDim.x) {
         at.refresh();
         const int64_t row0 = (int64_t)tile * TILE + at.group * ROWS;
-        const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
+        const int count = rows_from(x.rows, row0);
         at.sync();
         put_rows(left, rows, at);
         ps_publish();
         at.sync();
         const row_pairs u(x.u + row0 * D, count, at);
         float r[2][8][4]; /* halves of the columns */
-        {
-            const uint32_t first = ring.take(), second = ring.take();
-            ps_wgmma_begin();
-            multiply_columns(r[0], left, first);
-            multiply_columns(r[1], left, second);
-            ps_wgmma_commit();
-            ps_wgmma_wait<0>();
-            ps_pin(r[0]);
-            ps_pin(r[1]);
-            ring.release();
-            ring.release();
-        }
+        multiply_square(r, left, ring);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             add_bias(r[h], b_o + COLUMNS * h, at);
@@ -802,7 +806,7 @@ static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constan
                 c[n][k] += r[n / 8][n % 8][k];
             }
         }
-        take_tile(rows, x.merged, D, row0 + (int64_t)gridDim.x * TILE, x.rows, at);
+        take_rows(rows, x.merged, D, row0 + (int64_t)gridDim.x * TILE, x.rows, at);
         keep_sums(x.y + row0 * D, D, c, count, at);
     }
 }
@@ -841,8 +845,8 @@ static __global__ void __launch_bounds__(THREADS, 1) back(const __grid_constant_
     const float scale = drops ? x.gelu.scale : 1.0f; /* of all three */
     uint32_t kept_rows[4];                           /* of each pass, word c of the row that lane 8 r + c has */
     const auto ahead = [&](int64_t first) {
-        copy_tile(left, x.xhat2, first, x.rows, at);
-        copy_tile(gradient, x.dy, first, x.rows, at);
+        copy_rows(left, x.xhat2, first, x.rows, at);
+        copy_rows(gradient, x.dy, first, x.rows, at);
 #pragma unroll
         for (int pass = 0; pass < 4; pass++) {
             const int64_t row = first + at.passing(pass);
@@ -853,7 +857,7 @@ static __global__ void __launch_bounds__(THREADS, 1) back(const __grid_constant_
     for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows); tile += (int)gridDim.x) {
         at.refresh();
         const int64_t row0 = (int64_t)tile * TILE + at.group * ROWS;
-        const int count = (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS);
+        const int count = rows_from(x.rows, row0);
         ps_copy_wait(); /* for what the lane itself has asked for */
 #pragma unroll
         for (int pass = 0; pass < 4; pass++) {
@@ -952,16 +956,7 @@ static __global__ void __launch_bounds__(THREADS, 1) back(const __grid_constant_
         at.sync();
         keep_sums(x.masked_o + row0 * D, D, c, count, at);
         float m[2][8][4];
-        const uint32_t first = ring.take(), second = ring.take();
-        ps_wgmma_begin();
-        multiply_columns(m[0], gradient, first);
-        multiply_columns(m[1], gradient, second);
-        ps_wgmma_commit();
-        ps_wgmma_wait<0>();
-        ps_pin(m[0]);
-        ps_pin(m[1]);
-        ring.release();
-        ring.release();
+        multiply_square(m, gradient, ring);
         at.sync(); /* the panels are free */
         ahead(row0 + (int64_t)gridDim.x * TILE);
         keep_sums(x.d_merged + row0 * D, D, m[0], count, at);
@@ -987,13 +982,12 @@ static __global__ void __launch_bounds__(THREADS, 1) leave(const __grid_constant
     }
     more_registers();
     const uint32_t left = K::shared() + at.group * LEFT_BYTES;
-    const auto rows_of = [&](int64_t row0) { return (int)(x.rows - row0 < ROWS ? x.rows - row0 : ROWS); };
     int64_t row0 = (int64_t)blockIdx.x * TILE + at.group * ROWS;
     float4 rows[4][4];
-    take_rows(rows, x.d_qkv + row0 * (3 * D), 3 * D, rows_of(row0), at);
+    take_rows(rows, x.d_qkv, 3 * D, row0, x.rows, at);
     for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows); tile += (int)gridDim.x) {
         at.refresh();
-        const int count = rows_of(row0);
+        const int count = rows_from(x.rows, row0);
         float c[16][4];
 #pragma unroll
         for (int part = 0; part < 3; part++) {
@@ -1008,7 +1002,7 @@ static __global__ void __launch_bounds__(THREADS, 1) leave(const __grid_constant
             multiply_rows(c, left + 2 * PANEL_BYTES, second, 1);
             ps_wgmma_commit();
             if (part < 2) {
-                take_rows(rows, x.d_qkv + row0 * (3 * D) + (part + 1) * D, 3 * D, count, at);
+                take_rows(rows, x.d_qkv + (part + 1) * D, 3 * D, row0, x.rows, at);
                 ps_wgmma_wait<0>();
                 ps_pin(c);
                 ring.release();
@@ -1028,7 +1022,7 @@ static __global__ void __launch_bounds__(THREADS, 1) leave(const __grid_constant
         at.refresh();
         const int64_t done = row0;
         row0 += (int64_t)gridDim.x * TILE;
-        take_rows(rows, x.d_qkv + row0 * (3 * D), 3 * D, rows_of(row0), at);
+        take_rows(rows, x.d_qkv, 3 * D, row0, x.rows, at);
         keep_sums(x.du + done * D, D, c, count, at);
     }
 }
@@ -1052,12 +1046,6 @@ enum ps_status ps_encoder_rows_supported(const struct ps_encoder_small *e)
 int ps_encoder_rows_slower(const struct ps_encoder_small *e)
 {
     return e->sequences * e->patches < 1536; /* measured at weather with batches of 1 and 2 */
-}
-
-/* R, so that what follows a tensor of rows is aligned. */
-static int64_t padded_rows(const struct ps_encoder_small *e)
-{
-    return (e->sequences * e->patches + 3) / 4 * 4;
 }
 
 /* Floats of a layer in what is kept; dropout's bits are always there. */
@@ -1148,28 +1136,20 @@ static struct rows_layer layer_of(const struct ps_encoder_small *e, int layer)
 /* [S, h, N, e] of rows of `columns`. */
 static struct ps_tensor heads_of(const struct ps_encoder_small *e, const float *rows, int64_t columns)
 {
-    const int64_t sizes[4] = {e->sequences, e->patches, e->n_heads, D / e->n_heads};
-    struct ps_tensor t = ps_tensor_nd((void *)rows, PS_F32, 4, sizes);
-    t.stride[0] = e->patches * columns;
-    t.stride[1] = columns;
-    return ps_tensor_transpose(t, 1, 2);
+    return ps_tensor_heads((void *)rows, PS_F32, e->sequences, e->n_heads, e->patches, D / e->n_heads, columns);
 }
 
 static struct ps_tensor statistics_of(const struct ps_encoder_small *e, float *data)
 {
-    const int64_t sizes[3] = {e->sequences, e->n_heads, e->patches};
-    return ps_tensor_nd(data, PS_F32, 3, sizes);
+    return ps_tensor_3d(data, PS_F32, e->sequences, e->n_heads, e->patches);
 }
 
 template <typename K>
-static enum ps_status launch(const struct ps_cuda_context *c, void (*run)(const struct rows_layer), const char *what,
-                             const struct rows_layer &x)
+static enum ps_status launch_rows(const struct ps_cuda_context *c, void (*run)(const struct rows_layer), const char *what,
+                                  const struct rows_layer &x)
 {
     const int tiles = tiles_of(x.rows);
-    PS_TRY(
-        ps_cuda_check(cudaFuncSetAttribute((const void *)run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)K::SHARED), what));
-    ps_cuda_launch(c, run, dim3((unsigned)(tiles < c->multiprocessors ? tiles : c->multiprocessors)), THREADS, K::SHARED, x);
-    PS_CUDA_LAUNCHED(what);
+    return launch(c, run, dim3((unsigned)(tiles < c->multiprocessors ? tiles : c->multiprocessors)), THREADS, K::SHARED, what, x);
 }
 
 enum ps_status ps_encoder_rows_forward(const struct ps_kernels *k, const struct ps_encoder_small *e)
@@ -1184,18 +1164,17 @@ enum ps_status ps_encoder_rows_forward(const struct ps_kernels *k, const struct 
     pack.parameters = e->parameters;
     pack.at = e->offsets;
     pack.f = (int)e->d_ff;
-    pack.units = pieces_of(hidden) * (PIECE / 4);
-    ps_cuda_launch(c, pack_rows, dim3(ps_cuda_blocks(pack.units + 3 * D + pack.f, 256), (unsigned)e->layers), 256, 0, pack);
-    PS_TRY(ps_cuda_check(cudaGetLastError(), name));
+    pack.units = (e->kept ? pieces_of(hidden) : row_places(hidden).back) * (PIECE / 4); /* backward's too, or not */
+    PS_TRY(launch(c, pack_rows, dim3(ps_cuda_blocks(pack.units + 3 * D + pack.f, 256), (unsigned)e->layers), 256, 0, name, pack));
     const double scale = 1 / sqrt((double)D / (double)e->n_heads);
     for (int layer = 0; layer < e->layers; layer++) {
         const struct rows_layer x = layer_of(e, layer);
-        PS_TRY(launch<enter_kernel>(c, enter, name, x));
+        PS_TRY(launch_rows<enter_kernel>(c, enter, name, x));
         const struct ps_attention attention = {heads_of(e, x.merged, D),          statistics_of(e, x.logsum),
                                                heads_of(e, x.qkv, 3 * D),         heads_of(e, x.qkv + D, 3 * D),
                                                heads_of(e, x.qkv + 2 * D, 3 * D), scale};
         PS_TRY(k->attention(k, &attention));
-        PS_TRY(launch<finish_kernel>(c, finish, name, x));
+        PS_TRY(launch_rows<finish_kernel>(c, finish, name, x));
     }
     return PS_OK;
 }
@@ -1210,7 +1189,7 @@ enum ps_status ps_encoder_rows_backward(const struct ps_kernels *k, const struct
     for (int layer = (int)e->layers; layer-- > 0;) {
         const struct rows_layer x = layer_of(e, layer);
         float *const d_qkv = workspace + at.d_qkv;
-        PS_TRY(launch<back_kernel>(c, back, name, x));
+        PS_TRY(launch_rows<back_kernel>(c, back, name, x));
         const struct ps_attention_backward attention = {heads_of(e, d_qkv, 3 * D),
                                                         heads_of(e, d_qkv + D, 3 * D),
                                                         heads_of(e, d_qkv + 2 * D, 3 * D),
@@ -1223,7 +1202,7 @@ enum ps_status ps_encoder_rows_backward(const struct ps_kernels *k, const struct
                                                         heads_of(e, x.qkv + 2 * D, 3 * D),
                                                         scale};
         PS_TRY(k->attention_backward(k, &attention));
-        PS_TRY(launch<leave_kernel>(c, leave, name, x));
+        PS_TRY(launch_rows<leave_kernel>(c, leave, name, x));
         const struct ps_encoder_float_operands operands = {{x.xhat1, x.merged, x.xhat2, x.hidden},
                                                            {x.d_qkv, x.masked_o, x.d_hidden, x.masked_2}};
         PS_TRY(ps_encoder_float_products(k, e, layer, &operands, workspace + at.parts));

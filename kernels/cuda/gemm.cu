@@ -56,7 +56,6 @@ struct ps_cuda_gemm {
     cublasLtHandle_t handle; /* made at the first product that needs it: it costs a third of a second */
     void *workspace;
     size_t workspace_bytes; /* twice: the second half is for what runs beside */
-    int shared_bytes;
     struct plan *plans[BUCKETS];
     struct tuned *tuned;
     int tuning; /* each plan's first use times its algorithms */
@@ -77,12 +76,8 @@ enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm
     if (!g) {
         return ps_fail(PS_DEVICE, "gemm: out of host memory");
     }
-    enum ps_status status = ps_cuda_check(
-        cudaDeviceGetAttribute(&g->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, k->device->index), "shared memory limit");
-    if (status == PS_OK) {
-        g->workspace_bytes = ps_type_bytes(k->real) == 2 ? WORKSPACE_BYTES_REAL16 : WORKSPACE_BYTES;
-        status = k->device->allocate(k->device, 2 * g->workspace_bytes, &g->workspace);
-    }
+    g->workspace_bytes = ps_type_bytes(k->real) == 2 ? WORKSPACE_BYTES_REAL16 : WORKSPACE_BYTES;
+    enum ps_status status = k->device->allocate(k->device, 2 * g->workspace_bytes, &g->workspace);
     if (status != PS_OK) {
         free(g);
         return status;
@@ -584,14 +579,7 @@ extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct 
         return ps_cuda_warp_wanted(&p) ? ps_cuda_warp_product(context, &p, exact) : ps_cuda_tiny_product(context, &p, exact);
     }
     if (ps_cuda_split_wanted(&p)) {
-        struct ps_cuda_split split = {};
-        split.workspace = workspace_of(context);
-        split.workspace_bytes = context->gemm->workspace_bytes;
-        split.multiprocessors = context->multiprocessors;
-        split.shared_bytes = context->gemm->shared_bytes;
-        split.tensor_cores = k->precision == PS_TF32;
-        split.context = context;
-        return ps_cuda_split_product(&split, &p);
+        return ps_cuda_split_product(context, &p, k->precision == PS_TF32, workspace_of(context), context->gemm->workspace_bytes);
     }
 #ifdef PS_FUSED_ENCODER
     if (ps_cuda_rows_wanted(context, &p, exact)) {

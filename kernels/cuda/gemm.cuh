@@ -45,14 +45,8 @@ enum ps_status ps_cuda_warp_product(const struct ps_cuda_context *context, const
 
 /* split_gemm.cu: batch 1, a and b both laid out with the summed dimension slow (a transposed view times rows), float32, 16-byte
  * aligned rows; PS_UNSUPPORTED otherwise. tensor_cores: operands rounded to tf32. workspace holds the partial sums. */
-struct ps_cuda_split {
-    void *workspace;
-    size_t workspace_bytes;
-    int multiprocessors, shared_bytes; /* shared_bytes: the most a block can have */
-    int tensor_cores;
-    const struct ps_cuda_context *context;
-};
-enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const struct ps_product *product);
+enum ps_status ps_cuda_split_product(const struct ps_cuda_context *context, const struct ps_product *product, bool tensor_cores,
+                                     void *workspace, size_t workspace_bytes);
 /* Whether ps_cuda_gemm takes it, from the shape and layout alone. */
 int ps_cuda_split_wanted(const struct ps_product *product);
 

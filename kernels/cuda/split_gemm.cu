@@ -307,11 +307,12 @@ enum ps_status ps_cuda_split_sum(const struct ps_cuda_context *context, const st
 
 struct candidate {
     void (*kernel)(struct slabs);
-    int tensor_cores, tile_m, tile_n, shared_bytes, blocks; /* blocks that share a multiprocessor */
+    bool tensor_cores;
+    int tile_m, tile_n, shared_bytes, blocks; /* blocks that share a multiprocessor */
 };
 
 template <template <int, int, int, int> class Tile, int BM, int BN, int TM, int TN, int BK, int STAGES, int BLOCKS>
-static struct candidate candidate_make(int tensor_cores)
+static struct candidate candidate_make(bool tensor_cores)
 {
     return {slab_kernel<Tile, BM, BN, TM, TN, BK, STAGES, BLOCKS>, tensor_cores, BM, BN,
             shape<Tile, BM, BN, TM, TN, BK, STAGES>::FLOATS * 4,   BLOCKS};
@@ -319,10 +320,10 @@ static struct candidate candidate_make(int tensor_cores)
 
 /* Wider tiles were tried (128 x 128 to 128 x 256) and lost to cuBLASLt by 1.2 to 1.6 times: those products are left to it. */
 static const struct candidate candidates[] = {
-    candidate_make<ffma_tile, 16, 16, 4, 4, 64, 4, 3>(0),   candidate_make<ffma_tile, 16, 64, 4, 4, 32, 4, 2>(0),
-    candidate_make<ffma_tile, 16, 128, 4, 8, 32, 4, 2>(0),  candidate_make<ffma_tile, 64, 64, 8, 8, 32, 4, 2>(0),
-    candidate_make<mma_tile, 16, 16, 16, 16, 64, 4, 3>(1),  candidate_make<mma_tile, 16, 64, 16, 16, 32, 4, 3>(1),
-    candidate_make<mma_tile, 16, 128, 16, 32, 32, 4, 2>(1), candidate_make<mma_tile, 64, 64, 32, 32, 32, 4, 2>(1),
+    candidate_make<ffma_tile, 16, 16, 4, 4, 64, 4, 3>(false),  candidate_make<ffma_tile, 16, 64, 4, 4, 32, 4, 2>(false),
+    candidate_make<ffma_tile, 16, 128, 4, 8, 32, 4, 2>(false), candidate_make<ffma_tile, 64, 64, 8, 8, 32, 4, 2>(false),
+    candidate_make<mma_tile, 16, 16, 16, 16, 64, 4, 3>(true),  candidate_make<mma_tile, 16, 64, 16, 16, 32, 4, 3>(true),
+    candidate_make<mma_tile, 16, 128, 16, 32, 32, 4, 2>(true), candidate_make<mma_tile, 64, 64, 32, 32, 32, 4, 2>(true),
 };
 
 /* What a choice is estimated to take, in seconds, from its bytes and FLOPs, at rates a large Hopper GPU reaches. Only the order of
@@ -353,7 +354,8 @@ int ps_cuda_split_wanted(const struct ps_product *p)
            (narrow <= 16 ? outputs <= 16 * 512 : outputs <= 64 * 192);
 }
 
-enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const struct ps_product *product)
+enum ps_status ps_cuda_split_product(const struct ps_cuda_context *context, const struct ps_product *product, bool tensor_cores,
+                                     void *workspace, size_t workspace_bytes)
 {
     struct ps_product p = *product;
     if (!(p.type == PS_F32 && p.batch[0] * p.batch[1] == 1 && p.a.row == 1 && p.b.column == 1 && rows_aligned(&p.a, p.a.column) &&
@@ -373,19 +375,19 @@ enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const st
     double best_seconds = 0;
     for (size_t i = 0; i < sizeof candidates / sizeof candidates[0]; i++) {
         const struct candidate *c = &candidates[i];
-        if (c->tensor_cores != split->tensor_cores || c->shared_bytes > split->shared_bytes) {
+        if (c->tensor_cores != tensor_cores || c->shared_bytes > context->shared_bytes) {
             continue;
         }
         int64_t tiles = ceil_div(p.m, c->tile_m) * ceil_div(p.n, c->tile_n);
-        int64_t most = (int64_t)(split->workspace_bytes / ((size_t)tiles * c->tile_m * c->tile_n * 4));
+        int64_t most = (int64_t)(workspace_bytes / ((size_t)tiles * c->tile_m * c->tile_n * 4));
         for (int part = 1; part <= 8; part *= 2) {
-            int64_t slabs = (int64_t)split->multiprocessors * c->blocks / (tiles * part);
+            int64_t slabs = (int64_t)context->multiprocessors * c->blocks / (tiles * part);
             slabs = slabs > most ? most : slabs;
             slabs = slabs > ceil_div(p.k, 64) ? ceil_div(p.k, 64) : slabs;
             if (slabs < 1) {
                 continue;
             }
-            double seconds = estimate(c, &p, slabs, split->multiprocessors);
+            double seconds = estimate(c, &p, slabs, context->multiprocessors);
             if (!best || seconds < best_seconds) {
                 best = c;
                 best_slabs = slabs;
@@ -400,7 +402,7 @@ enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const st
     struct slabs x = {};
     x.a = (const float *)p.a.data;
     x.b = (const float *)p.b.data;
-    x.partial = (float *)split->workspace;
+    x.partial = (float *)workspace;
     x.lda = (int)p.a.column;
     x.ldb = (int)p.b.row;
     x.k = p.k;
@@ -413,8 +415,8 @@ enum ps_status ps_cuda_split_product(const struct ps_cuda_split *split, const st
     PS_TRY(ps_cuda_check(
         cudaFuncSetAttribute((const void *)best->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, best->shared_bytes),
         "split gemm"));
-    best->kernel<<<dim3((unsigned)tiles, (unsigned)slabs), THREADS, (size_t)best->shared_bytes, split->context->stream>>>(x);
+    best->kernel<<<dim3((unsigned)tiles, (unsigned)slabs), THREADS, (size_t)best->shared_bytes, context->stream>>>(x);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "split gemm"));
 
-    return ps_cuda_split_sum(split->context, &p, x.partial, slabs, best->tile_m, best->tile_n, 0);
+    return ps_cuda_split_sum(context, &p, x.partial, slabs, best->tile_m, best->tile_n, 0);
 }
