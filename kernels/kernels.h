@@ -357,7 +357,8 @@ struct ps_gemm_gradient {
 };
 
 /* mixed = softmax(scale q k') v for each sequence and head, the scores never in memory; logsum = log of each row's sum of exp(scale
- * q k'). mixed, q, k, v [S, h, N, e], any strides but the last, 1; logsum [S, h, N] (type statistics). Dao et al. 2022. */
+ * q k'). mixed, q, k, v [S, h, N, e], any strides but the last, 1; logsum [S, h, N] (type statistics). CUDA's tf32 takes mixed, q,
+ * k, v of fp16 too, which has as long a mantissa, where rows and heads begin at even elements. Dao et al. 2022. */
 struct ps_attention {
     struct ps_tensor mixed, logsum, q, k, v;
     double scale;

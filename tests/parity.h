@@ -19,8 +19,8 @@
 
 enum { MAX_TENSORS = 32, GUARD = 64, ALIGNMENT = 256, TIMED_RUNS = 10 };
 
-/* Which type a tensor has follows from the table. */
-enum role { REAL, PARAMETER, STATISTICS, DOUBLE, INDEX };
+/* Which type a tensor has follows from the table. KEPT: REAL, or fp16 where CUDA's tf32 may have that. */
+enum role { REAL, PARAMETER, STATISTICS, DOUBLE, INDEX, KEPT };
 enum mode { IN, OUT, ADD }; /* read; "=": poisoned first; "+=" or in place: preloaded */
 enum fill { NORMAL, POSITIVE };
 
@@ -193,7 +193,7 @@ static inline void call_round(struct call *c, enum ps_type type)
 {
     for (int i = 0; i < c->buffers; i++) {
         double *values = c->values + c->buffer[i].begin;
-        for (int64_t j = 0; c->buffer[i].role == REAL && j < c->buffer[i].count; j++) {
+        for (int64_t j = 0; (c->buffer[i].role == REAL || c->buffer[i].role == KEPT) && j < c->buffer[i].count; j++) {
             values[j] = rounded_to(type, values[j]);
         }
     }
@@ -220,6 +220,8 @@ struct table {
 static inline enum ps_type role_type(const struct ps_kernels *k, enum role role)
 {
     switch (role) {
+    case KEPT:
+        return k->precision == PS_TF32 && strcmp(k->backend, "cuda") == 0 ? PS_F16 : k->real;
     case REAL:
         return k->real;
     case PARAMETER:

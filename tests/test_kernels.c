@@ -902,13 +902,13 @@ static int build_gemm_gradient(struct call *c, int index)
 }
 
 /* q, k, v or the like, [S, h, N, e]: dense, or heads side by side in rows three times as long. */
-static void place_heads(struct call *c, int slot, enum mode mode, const int64_t *size, int by_row)
+static void place_heads(struct call *c, int slot, enum role role, enum mode mode, const int64_t *size, int by_row)
 {
     int64_t row = 3 * size[1] * size[3], stride[4] = {size[2] * row, size[3], row, 1};
     if (by_row) {
-        place_strided(c, slot, REAL, mode, NORMAL, size[1] * size[3], 4, size, stride);
+        place_strided(c, slot, role, mode, NORMAL, size[1] * size[3], 4, size, stride);
     } else {
-        place_dense(c, slot, REAL, mode, NORMAL, 4, size);
+        place_dense(c, slot, role, mode, NORMAL, 4, size);
     }
 }
 
@@ -933,20 +933,51 @@ static int attention_size(int index, int64_t *size)
     return 0;
 }
 
+/* The same where q, k, v and mixed may be of fp16. */
+static int kept_attention_size(int index, int64_t *size)
+{
+    static const int64_t patches[] = {2, 15, 16, 17, 42, 48, 49, 64, 65, 130},
+                         heads[][2] = {{2, 8}, {4, 16}, {5, 8}, {2, 4}, {1, 32}, {3, 64}};
+    if (index >= LENGTH(patches) * LENGTH(heads)) {
+        return 0;
+    }
+    size[0] = 3;
+    size[1] = heads[index % LENGTH(heads)][0];
+    size[2] = patches[index / LENGTH(heads)];
+    size[3] = heads[index % LENGTH(heads)][1];
+    return 1;
+}
+
+/* by_row: of mixed, of q, k and v. */
+static void attention_call(struct call *c, const int64_t *size, enum role kept, int mixed_by_row, int by_row)
+{
+    c->arguments.attention.scale = 0.5 / sqrt((double)size[3]); /* a score's rounding in tf32, of its size, is its weight's error */
+    place_heads(c, 0, kept, OUT, size, mixed_by_row);
+    place_dense(c, 1, STATISTICS, OUT, NORMAL, 3, size);
+    for (int slot = 2; slot < 5; slot++) {
+        place_heads(c, slot, kept, IN, size, by_row);
+    }
+    call_label(c, "[%lld, %lld, %lld, %lld]%s%s", (long long)size[0], (long long)size[1], (long long)size[2], (long long)size[3],
+               by_row ? " by row" : "", kept == KEPT ? " kept" : "");
+}
+
 static int build_attention(struct call *c, int index)
 {
     int64_t size[4];
     if (!attention_size(index, size)) {
         return 0;
     }
-    c->arguments.attention.scale = 0.5 / sqrt((double)size[3]); /* a score's rounding in tf32, of its size, is its weight's error */
-    place_heads(c, 0, OUT, size, index % 3 == 1);
-    place_dense(c, 1, STATISTICS, OUT, NORMAL, 3, size);
-    for (int slot = 2; slot < 5; slot++) {
-        place_heads(c, slot, IN, size, index % 2);
+    attention_call(c, size, REAL, index % 3 == 1, index % 2);
+    return 1;
+}
+
+static int build_kept_attention(struct call *c, int index)
+{
+    int64_t size[4];
+    if (!kept_attention_size(index, size)) {
+        return 0;
     }
-    call_label(c, "[%lld, %lld, %lld, %lld]%s", (long long)size[0], (long long)size[1], (long long)size[2], (long long)size[3],
-               index % 2 ? " by row" : "");
+    attention_call(c, size, KEPT, index % 5 > 0, index % 4 > 0);
     return 1;
 }
 
@@ -990,6 +1021,24 @@ static void fill_attention(struct call *c, const int64_t *size, double scale)
     free(heads);
 }
 
+static void attention_backward_call(struct call *c, const int64_t *size, enum role kept, int mixed_by_row, int by_row)
+{
+    c->arguments.attention_backward.scale = 0.5 / sqrt((double)size[3]);
+    for (int slot = 0; slot < 3; slot++) {
+        place_heads(c, slot, REAL, OUT, size, by_row);
+    }
+    place_dense(c, 3, STATISTICS, OUT, NORMAL, 3, size);
+    place_heads(c, 4, REAL, IN, size, mixed_by_row);
+    place_heads(c, 5, kept, IN, size, mixed_by_row);
+    place_dense(c, 6, STATISTICS, IN, NORMAL, 3, size);
+    for (int slot = 7; slot < 10; slot++) {
+        place_heads(c, slot, kept, IN, size, by_row);
+    }
+    fill_attention(c, size, c->arguments.attention_backward.scale);
+    call_label(c, "[%lld, %lld, %lld, %lld]%s%s", (long long)size[0], (long long)size[1], (long long)size[2], (long long)size[3],
+               by_row ? " by row" : "", kept == KEPT ? " kept" : "");
+}
+
 static int build_attention_backward(struct call *c, int index)
 {
     int64_t size[4];
@@ -997,20 +1046,22 @@ static int build_attention_backward(struct call *c, int index)
         return 0;
     }
     size[2] += size[2] == 1; /* of one patch dq and dk are 0: nothing for a relative bound */
-    c->arguments.attention_backward.scale = 0.5 / sqrt((double)size[3]);
-    for (int slot = 0; slot < 3; slot++) {
-        place_heads(c, slot, OUT, size, index % 2);
+    attention_backward_call(c, size, REAL, index % 3 == 1, index % 2);
+    return 1;
+}
+
+/* Gradients of fp16's range must be made: every other case has heads far below it, each 64 times the one before or its 64th. */
+static int build_kept_attention_backward(struct call *c, int index)
+{
+    int64_t size[4];
+    if (!kept_attention_size(index, size)) {
+        return 0;
     }
-    place_dense(c, 3, STATISTICS, OUT, NORMAL, 3, size);
-    place_heads(c, 4, IN, size, index % 3 == 1);
-    place_heads(c, 5, IN, size, index % 3 == 1);
-    place_dense(c, 6, STATISTICS, IN, NORMAL, 3, size);
-    for (int slot = 7; slot < 10; slot++) {
-        place_heads(c, slot, IN, size, index % 2);
+    attention_backward_call(c, size, KEPT, index % 5 > 0, index % 4 > 0);
+    const int64_t head = size[2] * size[3];
+    for (int64_t i = 0; index % 2 && i < size[0] * size[1] * head; i++) {
+        set_value(c, 4, i, ldexp(get_value(c, 4, i), (int)(index % 4 == 1 ? -30 - i / head * 6 : -100 + i / head * 6)));
     }
-    fill_attention(c, size, c->arguments.attention_backward.scale);
-    call_label(c, "[%lld, %lld, %lld, %lld]%s", (long long)size[0], (long long)size[1], (long long)size[2], (long long)size[3],
-               index % 2 ? " by row" : "");
     return 1;
 }
 
@@ -1268,7 +1319,9 @@ static const struct {
                   {PS_OP_embed_backward, build_embed_backward, 0},
                   {PS_OP_head_step, build_head_step, 1u << 9},
                   {PS_OP_window_loss, build_window_loss, 1u << 7},
-                  {PS_OP_head_sums, build_head_sums, 0}};
+                  {PS_OP_head_sums, build_head_sums, 0},
+                  {PS_OP_attention, build_kept_attention, 0},
+                  {PS_OP_attention_backward, build_kept_attention_backward, 0}};
 
 /* Outputs that may be an input, as kernels.h says. */
 static const struct {

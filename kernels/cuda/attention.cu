@@ -30,13 +30,20 @@ template <typename T> __device__ static __forceinline__ T *rows_of(const struct 
     return (T *)v.data + sequence * v.sequence + head * v.head;
 }
 
-/* 64 rows from row0 on to shared memory; beyond N and e zeros. */
-template <typename T, int ET>
-__device__ static __forceinline__ void load_tile(T *to, const T *from, int64_t stride, int row0,
+/* 64 rows from row0 on to shared memory; beyond N and e zeros. FROM: what memory has, T or fp16. */
+template <typename T, int ET, typename FROM>
+__device__ static __forceinline__ void load_tile(T *to, const FROM *from, int64_t stride, int row0,
                                                  const struct ps_attention_launch &x)
 {
     constexpr int V = ps_vector<T>, LD = tile_ld<ET>;
-    if (x.wide) {
+    if constexpr (!std::is_same<T, FROM>::value) {
+        for (int i = (int)threadIdx.x; i < TILE * 4 * ET; i += THREADS) { /* e and rows are even */
+            const int row = i / (4 * ET), column = i % (4 * ET) * 2;
+            const bool inside = row0 + row < x.patches && column < x.e;
+            const __half2 v = inside ? *(const __half2 *)(from + (row0 + row) * stride + column) : __half2();
+            *(float2 *)(to + row * LD + column) = __half22float2(v);
+        }
+    } else if (x.wide) {
         constexpr int PIECES = 8 * ET / V;
 #pragma unroll
         for (int i = (int)threadIdx.x; i < TILE * PIECES; i += THREADS) {
@@ -238,7 +245,7 @@ struct place {
     }
 };
 
-template <typename T, enum arithmetic ARITHMETIC, int ET>
+template <typename T, typename KEPT, enum arithmetic ARITHMETIC, int ET>
 __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     extern __shared__ float4 shared_memory[];
@@ -247,8 +254,8 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constan
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4;
     T *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
-    const T *from_k = rows_of<T>(x.k, p.sequence, p.head), *from_v = rows_of<T>(x.v, p.sequence, p.head);
-    load_tile<T, ET>(q, rows_of<T>(x.q, p.sequence, p.head), x.q.row, p.row0, x);
+    const KEPT *from_k = rows_of<KEPT>(x.k, p.sequence, p.head), *from_v = rows_of<KEPT>(x.v, p.sequence, p.head);
+    load_tile<T, ET>(q, rows_of<KEPT>(x.q, p.sequence, p.head), x.q.row, p.row0, x);
     const float factor = x.scale * PS_LOG2_E;
     float out[ET][4], max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
     clear(out);
@@ -297,12 +304,12 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constan
             x.logsum[p.sums + row] = (max[r] + log2f(sum[r])) / PS_LOG2_E;
         }
     }
-    put_rows<ARITHMETIC, ET>(rows_of<T>(x.mixed, p.sequence, p.head), x.mixed.row, out, p.row0 + warp * 16, 1.0f / sum[0],
+    put_rows<ARITHMETIC, ET>(rows_of<KEPT>(x.mixed, p.sequence, p.head), x.mixed.row, out, p.row0 + warp * 16, 1.0f / sum[0],
                              1.0f / sum[1], x);
 }
 
 /* dq, and delta on the way. */
-template <typename T, enum arithmetic ARITHMETIC, int ET>
+template <typename T, typename KEPT, enum arithmetic ARITHMETIC, int ET>
 __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     extern __shared__ float4 shared_memory[];
@@ -311,15 +318,15 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4;
     T *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
-    const T *from_k = rows_of<T>(x.k, p.sequence, p.head), *from_v = rows_of<T>(x.v, p.sequence, p.head);
-    load_tile<T, ET>(q, rows_of<T>(x.q, p.sequence, p.head), x.q.row, p.row0, x);
+    const KEPT *from_k = rows_of<KEPT>(x.k, p.sequence, p.head), *from_v = rows_of<KEPT>(x.v, p.sequence, p.head);
+    load_tile<T, ET>(q, rows_of<KEPT>(x.q, p.sequence, p.head), x.q.row, p.row0, x);
     load_tile<T, ET>(up, rows_of<T>(x.d_mixed, p.sequence, p.head), x.d_mixed.row, p.row0, x);
     ps_copy_wait();
     __syncthreads();
     const int own = p.row0 + warp * 16 + lane / 2; /* two lanes a row */
     float sum = 0.0f;
     if (own < x.patches) {
-        const T *mixed = rows_of<T>(x.mixed, p.sequence, p.head) + own * x.mixed.row;
+        const KEPT *mixed = rows_of<KEPT>(x.mixed, p.sequence, p.head) + own * x.mixed.row;
         for (int i = lane % 2; i < x.e; i += 2) {
             sum = fmaf(ps_float(mixed[i]), ps_float(up[(warp * 16 + lane / 2) * LD + i]), sum);
         }
@@ -366,7 +373,7 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
 }
 
 /* dk and dv: rows of a tile of scores are keys, its columns queries. */
-template <typename T, enum arithmetic ARITHMETIC, int ET>
+template <typename T, typename KEPT, enum arithmetic ARITHMETIC, int ET>
 __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     extern __shared__ float4 shared_memory[];
@@ -376,9 +383,10 @@ __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_cons
     const int warp = (int)threadIdx.x / 32;
     T *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
-    const T *from_q = rows_of<T>(x.q, p.sequence, p.head), *from_up = rows_of<T>(x.d_mixed, p.sequence, p.head);
-    load_tile<T, ET>(k, rows_of<T>(x.k, p.sequence, p.head), x.k.row, p.row0, x);
-    load_tile<T, ET>(v, rows_of<T>(x.v, p.sequence, p.head), x.v.row, p.row0, x);
+    const KEPT *from_q = rows_of<KEPT>(x.q, p.sequence, p.head);
+    const T *from_up = rows_of<T>(x.d_mixed, p.sequence, p.head);
+    load_tile<T, ET>(k, rows_of<KEPT>(x.k, p.sequence, p.head), x.k.row, p.row0, x);
+    load_tile<T, ET>(v, rows_of<KEPT>(x.v, p.sequence, p.head), x.v.row, p.row0, x);
     const float factor = x.scale * PS_LOG2_E;
     float dk[ET][4], dv[ET][4];
     clear(dk);
@@ -469,14 +477,15 @@ static enum ps_status shape_of(const char *op, const struct ps_tensor *q, struct
 
 typedef void attention_kernel_type(struct ps_attention_launch);
 
-template <typename T, enum arithmetic ARITHMETIC, int ET>
+template <typename T, typename KEPT, enum arithmetic ARITHMETIC, int ET>
 static enum ps_status launch_width(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
                                    unsigned blocks, bool backward)
 {
     const int forward_bytes = (3 * tile_elements<ET> + score_elements) * (int)sizeof(T);
     const int backward_bytes = (4 * tile_elements<ET> + score_elements) * (int)sizeof(T);
-    attention_kernel_type *const kernels[3] = {attention_kernel<T, ARITHMETIC, ET>, query_gradient_kernel<T, ARITHMETIC, ET>,
-                                               key_gradient_kernel<T, ARITHMETIC, ET>};
+    attention_kernel_type *const kernels[3] = {attention_kernel<T, KEPT, ARITHMETIC, ET>,
+                                               query_gradient_kernel<T, KEPT, ARITHMETIC, ET>,
+                                               key_gradient_kernel<T, KEPT, ARITHMETIC, ET>};
     for (int i = backward ? 1 : 0; i < (backward ? 3 : 1); i++) {
         const int bytes = backward ? backward_bytes : forward_bytes; /* at most 92 KiB: every device since sm_80 has them */
         PS_TRY(
@@ -487,29 +496,45 @@ static enum ps_status launch_width(const struct ps_cuda_context *c, const char *
     return PS_OK;
 }
 
-template <typename T, enum arithmetic ARITHMETIC>
+/* KEPT: the type of q, k, v and mixed. */
+template <typename T, typename KEPT, enum arithmetic ARITHMETIC>
 static enum ps_status launch_arithmetic(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
                                         unsigned blocks, bool backward)
 {
-    return x.e <= 8    ? launch_width<T, ARITHMETIC, 1>(c, op, x, blocks, backward)
-           : x.e <= 16 ? launch_width<T, ARITHMETIC, 2>(c, op, x, blocks, backward)
-           : x.e <= 32 ? launch_width<T, ARITHMETIC, 4>(c, op, x, blocks, backward)
-                       : launch_width<T, ARITHMETIC, 8>(c, op, x, blocks, backward);
+    return x.e <= 8    ? launch_width<T, KEPT, ARITHMETIC, 1>(c, op, x, blocks, backward)
+           : x.e <= 16 ? launch_width<T, KEPT, ARITHMETIC, 2>(c, op, x, blocks, backward)
+           : x.e <= 32 ? launch_width<T, KEPT, ARITHMETIC, 4>(c, op, x, blocks, backward)
+                       : launch_width<T, KEPT, ARITHMETIC, 8>(c, op, x, blocks, backward);
 }
 
 static enum ps_status launch(const struct ps_kernels *k, const char *op, const struct ps_attention_launch &x, const struct shape &s,
-                             bool backward)
+                             enum ps_type kept, bool backward)
 {
     const unsigned blocks = (unsigned)(s.sequences * s.heads * x.tiles);
     if (blocks == 0 || s.e == 0) {
         return PS_OK;
     }
+    if (kept != k->real) {
+        if (!x.pairs) {
+            return ps_fail(PS_UNSUPPORTED, "%s (cuda): rows of fp16 in heads of %lld: rows and heads of an even length are served",
+                           op, (long long)s.e);
+        }
+        return ps_cuda_attention_half_wanted(&x, backward)
+                   ? ps_cuda_attention_half(ps_cuda(k), op, &x, backward)
+                   : launch_arithmetic<float, ps_fp16, TF32>(ps_cuda(k), op, x, blocks, backward);
+    }
     if (k->real == PS_F32 && ps_cuda_attention_small_wanted(&x)) {
         return ps_cuda_attention_small(ps_cuda(k), op, &x, backward, k->precision == PS_FP32);
     }
-    return k->real == PS_BF16        ? launch_arithmetic<ps_bf16, BF16>(ps_cuda(k), op, x, blocks, backward)
-           : k->precision == PS_TF32 ? launch_arithmetic<float, TF32>(ps_cuda(k), op, x, blocks, backward)
-                                     : launch_arithmetic<float, FFMA>(ps_cuda(k), op, x, blocks, backward);
+    return k->real == PS_BF16        ? launch_arithmetic<ps_bf16, ps_bf16, BF16>(ps_cuda(k), op, x, blocks, backward)
+           : k->precision == PS_TF32 ? launch_arithmetic<float, float, TF32>(ps_cuda(k), op, x, blocks, backward)
+                                     : launch_arithmetic<float, float, FFMA>(ps_cuda(k), op, x, blocks, backward);
+}
+
+/* Of q, k, v and mixed: the table's, or in tf32 fp16. */
+static enum ps_type kept_type(const struct ps_kernels *k, const struct ps_tensor *q)
+{
+    return k->precision == PS_TF32 && q->type == PS_F16 ? PS_F16 : k->real;
 }
 
 extern "C" enum ps_status ps_cuda_attention(const struct ps_kernels *k, const struct ps_attention *a)
@@ -517,15 +542,16 @@ extern "C" enum ps_status ps_cuda_attention(const struct ps_kernels *k, const st
     const char *op = "attention";
     struct shape s;
     struct ps_attention_launch x = {};
+    const enum ps_type kept = kept_type(k, &a->q);
     PS_TRY(shape_of(op, &a->q, &s, &x));
-    PS_TRY(view_of(op, "q", &a->q, k->real, &s, &x, &x.q));
-    PS_TRY(view_of(op, "k", &a->k, k->real, &s, &x, &x.k));
-    PS_TRY(view_of(op, "v", &a->v, k->real, &s, &x, &x.v));
-    PS_TRY(view_of(op, "mixed", &a->mixed, k->real, &s, &x, &x.mixed));
+    PS_TRY(view_of(op, "q", &a->q, kept, &s, &x, &x.q));
+    PS_TRY(view_of(op, "k", &a->k, kept, &s, &x, &x.k));
+    PS_TRY(view_of(op, "v", &a->v, kept, &s, &x, &x.v));
+    PS_TRY(view_of(op, "mixed", &a->mixed, kept, &s, &x, &x.mixed));
     PS_TRY(ps_cuda_expect(op, "logsum", &a->logsum, PS_F32, s.sequences * s.heads * s.patches));
     x.logsum = (float *)a->logsum.data;
     x.scale = (float)a->scale;
-    return launch(k, op, x, s, false);
+    return launch(k, op, x, s, kept, false);
 }
 
 extern "C" enum ps_status ps_cuda_attention_backward(const struct ps_kernels *k, const struct ps_attention_backward *a)
@@ -533,11 +559,12 @@ extern "C" enum ps_status ps_cuda_attention_backward(const struct ps_kernels *k,
     const char *op = "attention_backward";
     struct shape s;
     struct ps_attention_launch x = {};
+    const enum ps_type kept = kept_type(k, &a->q);
     PS_TRY(shape_of(op, &a->q, &s, &x));
-    PS_TRY(view_of(op, "q", &a->q, k->real, &s, &x, &x.q));
-    PS_TRY(view_of(op, "k", &a->k, k->real, &s, &x, &x.k));
-    PS_TRY(view_of(op, "v", &a->v, k->real, &s, &x, &x.v));
-    PS_TRY(view_of(op, "mixed", &a->mixed, k->real, &s, &x, &x.mixed));
+    PS_TRY(view_of(op, "q", &a->q, kept, &s, &x, &x.q));
+    PS_TRY(view_of(op, "k", &a->k, kept, &s, &x, &x.k));
+    PS_TRY(view_of(op, "v", &a->v, kept, &s, &x, &x.v));
+    PS_TRY(view_of(op, "mixed", &a->mixed, kept, &s, &x, &x.mixed));
     PS_TRY(view_of(op, "d_mixed", &a->d_mixed, k->real, &s, &x, &x.d_mixed));
     PS_TRY(view_of(op, "dq", &a->dq, k->real, &s, &x, &x.dq));
     PS_TRY(view_of(op, "dk", &a->dk, k->real, &s, &x, &x.dk));
@@ -547,5 +574,5 @@ extern "C" enum ps_status ps_cuda_attention_backward(const struct ps_kernels *k,
     x.logsum = (float *)a->logsum.data;
     x.delta = (float *)a->delta.data;
     x.scale = (float)a->scale;
-    return launch(k, op, x, s, true);
+    return launch(k, op, x, s, kept, true);
 }

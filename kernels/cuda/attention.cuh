@@ -1,4 +1,4 @@
-/* What attention.cu and attention_small.cu share. */
+/* What attention.cu, attention_small.cu and attention_half.cu share. */
 #ifndef PS_KERNELS_CUDA_ATTENTION_CUH
 #define PS_KERNELS_CUDA_ATTENTION_CUH
 
@@ -27,5 +27,10 @@ struct ps_attention_launch {
 int ps_cuda_attention_small_wanted(const struct ps_attention_launch *x);
 enum ps_status ps_cuda_attention_small(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch *x,
                                        bool backward, bool exact);
+
+/* attention_half.cu: tf32 with q, k, v and mixed of fp16, short sequences, heads of 8 or 16. */
+int ps_cuda_attention_half_wanted(const struct ps_attention_launch *x, bool backward);
+enum ps_status ps_cuda_attention_half(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch *x,
+                                      bool backward);
 
 #endif

@@ -127,7 +127,7 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
         needs->kept_bytes = ps_encoder_float_kept_bytes(&r);
         break;
     case ROWS:
-        workspace = ps_encoder_rows_workspace_bytes(&r);
+        workspace = ps_encoder_rows_workspace_bytes(k, &r);
         needs->kept_bytes = ps_encoder_rows_kept_bytes(&r);
         break;
     }

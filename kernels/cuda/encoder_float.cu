@@ -2030,38 +2030,63 @@ int64_t ps_encoder_float_parts(const struct ps_encoder_small *e)
     return e->layers * sums_of((int)e->d_model, (int)e->d_ff).all;
 }
 
-enum ps_status ps_encoder_float_products(const struct ps_kernels *k, const struct ps_encoder_small *e, int layer,
-                                         const struct ps_encoder_float_operands *operands, float *parts)
+void ps_encoder_float_part(const struct ps_encoder_small *e, int layer, int which, float *parts, float **products, float **sums)
 {
-    const struct ps_encoder_layout &at = e->offsets;
-    const int64_t d = e->d_model, f = e->d_ff, R = e->sequences * e->patches;
-    const struct sum_places places = sums_of((int)d, (int)f);
-    float *const sums = parts + (int64_t)layer * places.all;
-    float *const matrix = e->gradients + layer * at.matrix_stride, *const vector = e->gradients + layer * at.vector_stride;
-    PS_TRY(ps_cuda_check(cudaMemsetAsync(sums, 0, (size_t)places.all * sizeof(float), ps_cuda(k)->stream), "encoder_backward"));
-    for (int i = 0; i < 4; i++) {
-        const int64_t m = i == 3 ? f : d, n = i == 0 ? 3 * d : i == 2 ? f : d;
-        float *const dw = i % 2 == 0 ? sums + places.w[i] : matrix + (i == 1 ? at.w_o : at.w_2);
-        float *const db = i % 2 == 0 ? sums + places.b[i] : vector + (i == 1 ? at.b_o : at.b_2);
-        const struct ps_gemm_gradient g = {ps_tensor_2d(dw, PS_F32, m, n), ps_tensor_1d(db, PS_F32, n),
-                                           ps_tensor_2d((void *)operands->left[i], PS_F32, R, m),
-                                           ps_tensor_2d((void *)operands->right[i], PS_F32, R, n)};
-        PS_TRY(ps_cuda_gemm_gradient(k, &g));
-    }
-    return PS_OK;
+    const struct sum_places places = sums_of((int)e->d_model, (int)e->d_ff);
+    parts += (int64_t)layer * places.all;
+    *products = parts + places.w[which];
+    *sums = parts + places.b[which];
 }
 
-enum ps_status ps_encoder_float_sums(const struct ps_kernels *k, const struct ps_encoder_small *e, float *parts)
+static struct float_sums adding(const struct ps_encoder_small *e, const float *parts, int splits)
 {
     struct float_sums x = {};
     x.of.f = (int)e->d_ff;
     x.of.layers = (int)e->layers;
     x.of.parameters = e->parameters;
     x.of.at = e->offsets;
-    x.parts = parts;
+    x.parts = (float *)parts;
+    x.split_floats = ps_encoder_float_parts(e);
     x.gradients = e->gradients;
     x.d = (int)e->d_model;
-    x.splits = 1;
+    x.splits = splits;
+    return x;
+}
+
+enum ps_status ps_encoder_float_add(const struct ps_kernels *k, const struct ps_encoder_small *e, const float *parts, int splits)
+{
+    const struct float_sums x = adding(e, parts, splits);
+    return launch(ps_cuda(k), sum_up<false>, dim3((3 * (unsigned)x.d + (unsigned)x.of.f) / SUM_ROWS, (unsigned)x.of.layers),
+                  SUM_THREADS, 0, "encoder_backward", x);
+}
+
+/* Weights' gradients of many rows by the table's products: W_o's and W_2's to the gradients (+=), the others' to parts, and from
+ * there with LayerNorm's to the gradients. */
+static enum ps_status by_products(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct floats &o,
+                                  float *parts)
+{
+    const struct ps_encoder_layout &at = e->offsets;
+    const int64_t d = e->d_model, f = e->d_ff, R = e->sequences * e->patches;
+    PS_TRY(ps_cuda_check(cudaMemsetAsync(parts, 0, (size_t)ps_encoder_float_parts(e) * sizeof(float), ps_cuda(k)->stream),
+                         "encoder_backward"));
+    for (int layer = 0; layer < o.layers; layer++) {
+        const int64_t kept = layer * o.kept_layer;
+        const float *const left[4] = {o.xhat1 + kept, o.merged + kept, o.xhat2 + kept, o.hidden + kept};
+        const float *const right[4] = {o.qkv + kept, o.masked_o + kept, o.d_hidden + kept, o.masked_2 + kept};
+        float *const matrix = e->gradients + layer * at.matrix_stride, *const vector = e->gradients + layer * at.vector_stride;
+        for (int i = 0; i < 4; i++) {
+            const int64_t m = i == 3 ? f : d, n = i == 0 ? 3 * d : i == 2 ? f : d;
+            float *dw = matrix + (i == 1 ? at.w_o : at.w_2), *db = vector + (i == 1 ? at.b_o : at.b_2);
+            if (i % 2 == 0) {
+                ps_encoder_float_part(e, layer, i, parts, &dw, &db);
+            }
+            const struct ps_gemm_gradient g = {ps_tensor_2d(dw, PS_F32, m, n), ps_tensor_1d(db, PS_F32, n),
+                                               ps_tensor_2d((void *)left[i], PS_F32, R, m),
+                                               ps_tensor_2d((void *)right[i], PS_F32, R, n)};
+            PS_TRY(ps_cuda_gemm_gradient(k, &g));
+        }
+    }
+    const struct float_sums x = adding(e, parts, 1);
     return launch(ps_cuda(k), sum_up<true>, dim3(2 * (unsigned)x.d / SUM_ROWS, (unsigned)e->layers), SUM_THREADS, 0,
                   "encoder_backward", x);
 }
@@ -2081,15 +2106,7 @@ enum ps_status ps_encoder_float_backward(const struct ps_kernels *k, const struc
                   kernels.pieces(x.of.f, true)));
     const unsigned d = (unsigned)x.d, f = (unsigned)x.of.f, layers = (unsigned)x.of.layers;
     if (by_table(e)) {
-        const struct floats &o = x.of;
-        for (int layer = 0; layer < o.layers; layer++) {
-            const int64_t kept = layer * o.kept_layer;
-            const struct ps_encoder_float_operands operands = {
-                {o.xhat1 + kept, o.merged + kept, o.xhat2 + kept, o.hidden + kept},
-                {o.qkv + kept, o.masked_o + kept, o.d_hidden + kept, o.masked_2 + kept}};
-            PS_TRY(ps_encoder_float_products(k, e, layer, &operands, x.parts));
-        }
-        return ps_encoder_float_sums(k, e, x.parts);
+        return by_products(k, e, x.of, x.parts);
     }
     const int splits = splits_of(e, c->multiprocessors);
     x.split_rows = ((x.of.rows + splits - 1) / splits + DEEP - 1) / DEEP * DEEP;

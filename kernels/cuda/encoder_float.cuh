@@ -23,19 +23,12 @@ size_t ps_encoder_float_workspace_bytes(const struct ps_kernels *k, const struct
 enum ps_status ps_encoder_float_forward(const struct ps_kernels *k, const struct ps_encoder_small *e);
 enum ps_status ps_encoder_float_backward(const struct ps_kernels *k, const struct ps_encoder_small *e);
 
-/* Weights' gradients of a layer of many rows, W_qkv's, W_o's, W_1's, W_2's: what their products read, fp32 [R, ..]. left: xhat of
- * LN1, merged, xhat of LN2, hidden; right: the gradients entering them. */
-struct ps_encoder_float_operands {
-    const float *left[4], *right[4];
-};
-
-/* Floats of the sums of all layers. */
+/* What encoder_rows.cu shares: sums of rows' products, `splits` of them one behind the other, each of so many floats. */
 int64_t ps_encoder_float_parts(const struct ps_encoder_small *e);
-/* By the table's products: W_o's and W_2's to the gradients (+=), the others' to parts; */
-enum ps_status ps_encoder_float_products(const struct ps_kernels *k, const struct ps_encoder_small *e, int layer,
-                                         const struct ps_encoder_float_operands *operands, float *parts);
-/* and from there, all layers', with LayerNorm's, to the gradients (+=). */
-enum ps_status ps_encoder_float_sums(const struct ps_kernels *k, const struct ps_encoder_small *e, float *parts);
+/* Where those of W_qkv, W_o, W_1 or W_2 (which 0 to 3) are in the first: xhat' dy or x' dy [m, n], dy's columns [n]. */
+void ps_encoder_float_part(const struct ps_encoder_small *e, int layer, int which, float *parts, float **products, float **sums);
+/* All layers' added up, in their order, with LayerNorm's, to the gradients (+=). */
+enum ps_status ps_encoder_float_add(const struct ps_kernels *k, const struct ps_encoder_small *e, const float *parts, int splits);
 #else
 PS_ABSENT(ps_status, ps_encoder_float_supported, PS_UNSUPPORTED)
 PS_ABSENT(int, ps_encoder_float_slower, 0)

@@ -42,6 +42,13 @@ static __device__ __forceinline__ float rounded(float x)
     return exact ? x : __uint_as_float(ps_round_up(x) & 0xffffe000u); /* with cvt.rna a step at seed28k takes 1 % longer */
 }
 
+/* Two in a word, rounded to nearest fp16. */
+static __device__ __forceinline__ uint32_t packed_halves(float low, float high)
+{
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *(const uint32_t *)&pair;
+}
+
 /* Dropout of a layer: which 0 after W_o, 1 after gelu, 2 after W_2. */
 static __host__ __device__ __forceinline__ struct ps_dropout at_site(const struct ps_dropout &d, int layer, int which)
 {

@@ -24,93 +24,114 @@
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/encoder_float.cuh"
 #include "kernels/cuda/encoder_float_device.cuh"
-#include "kernels/cuda/wgmma_tf32.cuh"
+#include "kernels/cuda/wgmma_panels.cuh"
 
 namespace PS_REAL16_SPACE
 {
 
 enum {
     D = 128,
-    GROUPS = 2,                   /* warpgroups that multiply, */
-    THREADS = (GROUPS + 1) * 128, /* and one of which a thread brings the weights */
-    ROWS = 64,                    /* of a warpgroup */
+    ROWS = 64, /* of a warpgroup */
+    COLUMNS = 64,
+    /* `enter`'s warpgroups; of the others those that multiply, beside one of which a thread brings weights. */
+    ENTER_GROUPS = 3,
+    ENTER_THREADS = ENTER_GROUPS * 128,
+    GROUPS = 2,
+    THREADS = (GROUPS + 1) * 128,
     TILE = GROUPS * ROWS,
     /* Registers a thread: taken from, and given to, what the block has (else the kernel waits for ever), in steps of 8. */
     FEW_REGISTERS = 24,
     REGISTERS = 240,
-    COLUMNS = 64,
-    PANEL_BYTES = ROWS * 128, /* of 32 columns */
-    LEFT_BYTES = D / 32 * PANEL_BYTES,
-    PIECE = COLUMNS * D, /* floats */
-    PIECE_BYTES = PIECE * 4
+    PANEL_BYTES = ROWS * 128, /* 64 columns of fp16, 32 of tf32 */
+    HALF_BYTES = D / 64 * PANEL_BYTES,
+    WORD_BYTES = D / 32 * PANEL_BYTES
 };
 
 static_assert(GROUPS * REGISTERS + FEW_REGISTERS <= (GROUPS + 1) * (65536 / THREADS / 8 * 8), "of the multiprocessor's");
 
-/* Pieces of a layer, in this order, HIDDEN = f / 64: of W_qkv 6 and W_o 2, 64 columns each; W_1's 64 columns and W_2's 64 rows in
- * turns, HIDDEN of each; then backward's: W_2' and W_1' likewise, W_o' 2, W_qkv' 6, 64 rows each. A piece of columns holds
- * [64][128], the product's columns and what it sums over; one of rows [128][64], whose summed dimension stands, when the left
- * operand is in registers, in the order 0, 2, 4, 6, 1, 3, 5, 7 of each eight (as sums come out). In panels of 32 of the summed
- * dimension, 128 bytes a line, whose units of 16 are exchanged by the line's number modulo 8. */
-static __host__ __device__ __forceinline__ int pieces_of(int hidden)
+/* Pieces of a layer, in this order, HIDDEN = f / 64. fp16, HALF_BYTES each: of W_qkv 6 and W_o 2, 64 columns each; W_1's 64 columns
+ * and W_2's 64 rows in turns, HIDDEN of each. tf32, WORD_BYTES each, backward's: W_2' and W_1' likewise, W_o' 2, W_qkv' 6, 64 rows
+ * each. A piece of columns holds [64][128], the product's columns and what it sums over, a piece of rows [128][64]. In panels of
+ * 128 bytes of the summed dimension a line, whose units of 16 are exchanged by the line's number modulo 8.
+ *
+ * Lines of a piece are columns in the order of `spread`, so that a lane's sums of two neighbouring groups of 8 are four columns in
+ * a row, 16 bytes of fp32. What sums over hidden columns in registers has them in that order too; tf32 takes the columns 0, 2, 4,
+ * 6, 1, 3, 5, 7 of each eight of those (as sums come out). */
+static __host__ __device__ __forceinline__ int halves_of(int hidden)
 {
-    return 16 + 4 * hidden;
+    return 8 + 2 * hidden;
 }
 
 struct row_places {
-    int back, w_ot, w_qkvt; /* first pieces */
+    int back, w_ot, w_qkvt, all; /* pieces of tf32, the first is 0 */
     __host__ __device__ __forceinline__ explicit row_places(int hidden)
-        : back(8 + 2 * hidden), w_ot(8 + 4 * hidden), w_qkvt(10 + 4 * hidden)
+        : back(0), w_ot(2 * hidden), w_qkvt(2 * hidden + 2), all(2 * hidden + 8)
     {
     }
 };
+
+static __host__ __device__ __forceinline__ int64_t layer_bytes(int hidden)
+{
+    return (int64_t)halves_of(hidden) * HALF_BYTES + (int64_t)row_places(hidden).all * WORD_BYTES;
+}
+
+/* The column that sum 8 n + 2 q + e stands for. */
+static __device__ __forceinline__ int spread(int sum)
+{
+    const int n = sum / 8, q = sum % 8 / 2, e = sum % 2;
+    return n / 2 * 16 + q * 4 + n % 2 * 2 + e;
+}
 
 struct rows_layer {
     int64_t rows; /* R */
     int f;
     float epsilon;
-    const float *pieces;                     /* the layer's */
+    const uint8_t *halves, *words;           /* the layer's pieces */
     const float *b_qkv, *b_o, *b_1, *b_2;    /* b_qkv and b_1 with beta's share */
     const float *u;                          /* [R, d] */
-    float *xhat1, *rstd1, *qkv;              /* [R, d], [R], [R, 3d]; xhat and rstd NULL: nothing is kept */
-    float *merged, *logsum;                  /* [R, d]; attention's, [S, h, N] */
-    float *xhat2, *rstd2, *y;                /* [R, d], [R], [R, d] */
+    __half *xhat1, *qkv, *merged, *xhat2;    /* [R, d], [R, 3d], [R, d], [R, d]; xhat and rstd NULL: nothing is kept */
+    float *rstd1, *rstd2, *logsum, *y;       /* [R]; attention's, [S, h, N]; [R, d] */
     const float *dy, *d_qkv;                 /* [R, d], [R, 3d] */
     float *du;                               /* back: the gradient of the residual stream; may be dy. leave: u's */
-    float *hidden, *d_hidden;                /* [R, f]: what W_2 is multiplied with, and the gradient entering W_1 */
+    __half *hidden;                          /* [R, f]: what W_2 is multiplied with, */
+    float *d_hidden;                         /* and the gradient entering W_1 */
     float *masked_2, *masked_o, *d_merged;   /* [R, d]: gradients entering W_2 and W_o, and that of merged */
     struct ps_dropout after_o, gelu, output; /* after W_o, after gelu, after W_2 */
-    /* What they keep: quad_bits of 32 columns a word, [R, 4], [R, f / 32], [R, 4]. Written with xhat. */
+    /* What they keep, drawn by `enter`: quad_bits of 32 columns a word, [R, 4], [R, f / 32], [R, 4]. */
     uint32_t *kept_o, *kept_gelu, *kept_output;
 };
 
 /* ---- packing ---- */
 
 struct packing {
-    float *pieces, *biases; /* [layers, pieces_of, PIECE]; [layers, 3d + f] */
+    uint8_t *pieces; /* [layers, layer_bytes] */
+    float *biases;   /* [layers, 3d + f] */
     const float *weights, *parameters;
     struct ps_encoder_layout at;
     int f, units; /* 16 bytes each, of a layer's pieces */
 };
 
-/* The element of a piece: its summed index k, its column n. */
-static __device__ __forceinline__ float packed_element(const struct packing &x, const float *w, const float *p, int piece, int k,
-                                                       int n)
+/* Forward: what is summed index k and column n of a piece of fp16. */
+static __device__ __forceinline__ float forward_element(const struct packing &x, const float *w, const float *p, int piece, int k,
+                                                        int n)
 {
-    const int hidden = x.f / COLUMNS;
-    const row_places at(hidden);
     if (piece < 6) {
         return w[x.at.w_qkv + k * (3 * D) + piece * COLUMNS + n] * p[x.at.ln1_gamma + k];
     }
     if (piece < 8) {
         return w[x.at.w_o + k * D + (piece - 6) * COLUMNS + n];
     }
-    if (piece < at.back) {
-        const int j = (piece - 8) / 2 * COLUMNS;
-        return piece % 2 == 0 ? w[x.at.w_1 + k * x.f + j + n] * p[x.at.ln2_gamma + k] : w[x.at.w_2 + (j + k) * D + n];
-    }
+    const int j = (piece - 8) / 2 * COLUMNS;
+    return piece % 2 == 0 ? w[x.at.w_1 + k * x.f + j + n] * p[x.at.ln2_gamma + k] : w[x.at.w_2 + (j + k) * D + n];
+}
+
+/* Backward, of tf32. */
+static __device__ __forceinline__ float backward_element(const struct packing &x, const float *w, const float *p, int piece, int k,
+                                                         int n)
+{
+    const row_places at(x.f / COLUMNS);
     if (piece < at.w_ot) {
-        const int j = (piece - at.back) / 2 * COLUMNS;
+        const int j = piece / 2 * COLUMNS;
         return piece % 2 == 0 ? w[x.at.w_2 + (j + n) * D + k] : w[x.at.w_1 + n * x.f + j + k] * p[x.at.ln2_gamma + n];
     }
     if (piece < at.w_qkvt) {
@@ -119,27 +140,43 @@ static __device__ __forceinline__ float packed_element(const struct packing &x, 
     return w[x.at.w_qkv + n * (3 * D) + (piece - at.w_qkvt) * COLUMNS + k] * p[x.at.ln1_gamma + n];
 }
 
-/* A unit of 16 bytes, or a bias, a thread; a layer to each blockIdx.y. Reads 8 bytes for each 4 written. */
+/* A unit of 16 bytes, or a bias, a thread; a layer to each blockIdx.y. Reads 8 bytes for each element. */
 static __global__ void __launch_bounds__(256) pack_rows(const __grid_constant__ struct packing x)
 {
     ps_grid_begin();
-    const int layer = (int)blockIdx.y, hidden = x.f / COLUMNS;
+    const int layer = (int)blockIdx.y, hidden = x.f / COLUMNS, halves = halves_of(hidden) * (HALF_BYTES / 16);
     const row_places at(hidden);
     const float *const w = x.weights + layer * x.at.matrix_stride, *const p = x.parameters + layer * x.at.vector_stride;
     int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < x.units) {
-        const int piece = i / (PIECE / 4), in = i % (PIECE / 4);
-        const bool of_rows = piece >= at.w_qkvt || (piece >= 8 && piece < at.w_ot && piece % 2 == 1);
-        const bool moved = of_rows && piece < at.w_qkvt;
-        const int lines = of_rows ? D : COLUMNS, n = in / 8 % lines, unit = in % 8 ^ n % 8;
-        float v[4];
+        const bool half = i < halves;
+        const int bytes = half ? HALF_BYTES : WORD_BYTES, from = half ? i : i - halves;
+        const int piece = from / (bytes / 16), in = from % (bytes / 16);
+        const bool of_rows = half ? piece >= 8 && piece % 2 == 1 : piece >= at.w_qkvt || (piece < at.w_ot && piece % 2 == 1);
+        const int lines = of_rows ? D : COLUMNS, line = in / 8 % lines, unit = in % 8 ^ line % 8, panel = in / 8 / lines;
+        uint4 out;
+        uint32_t *const word = (uint32_t *)&out;
+        if (half) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int place = unit % 2 * 4 + j,
-                      k = in / 8 / lines * 32 + unit / 2 * 8 + (moved ? 2 * (place % 4) + place / 4 : place);
-            v[j] = __uint_as_float(ps_tf32(packed_element(x, w, p, piece, k, n)));
+            for (int j = 0; j < 4; j++) {
+                float v[2];
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const int k = panel * 64 + unit * 8 + 2 * j + h;
+                    v[h] = forward_element(x, w, p, piece, of_rows ? spread(k) : k, spread(line));
+                }
+                word[j] = packed_halves(v[0], v[1]);
+            }
+        } else {
+            const bool in_registers = of_rows && piece < at.w_qkvt;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int place = unit % 2 * 4 + j, eight = panel * 32 + unit / 2 * 8;
+                const int k = in_registers ? spread(eight + 2 * (place % 4) + place / 4) : eight + place;
+                word[j] = ps_tf32(backward_element(x, w, p, piece, k, spread(line)));
+            }
         }
-        ps_store<4>(x.pieces + ((int64_t)layer * pieces_of(hidden) * PIECE + (int64_t)i * 4), v);
+        *(uint4 *)(x.pieces + layer * layer_bytes(hidden) + (int64_t)i * 16) = out;
         return;
     }
     i -= x.units;
@@ -158,15 +195,18 @@ static __global__ void __launch_bounds__(256) pack_rows(const __grid_constant__ 
 
 /* ---- pieces on their way ---- */
 
-/* The ring of slots that pieces pass through. */
-template <int SLOTS, int FULL> struct piece_ring {
+/* The slots that pieces pass through; where there are as many as pieces, these stay. */
+template <int SLOTS, int SLOT_BYTES, int FULL> struct piece_ring {
     static constexpr int EMPTY = FULL + 8 * SLOTS; /* where the slots' barriers are, from the first slot on */
     uint32_t slots;                                /* their address */
+    int count;                                     /* slots in use */
     int slot, oldest;                              /* of the next piece to take, of the first not yet released */
     uint32_t parity;
+    bool stay;
 
-    /* By all threads. readers: warps. */
-    __device__ __forceinline__ piece_ring(uint32_t slots_, int readers) : slots(slots_), slot(0), oldest(0), parity(0)
+    /* By all threads. readers: warps. pieces: of a turn. */
+    __device__ __forceinline__ piece_ring(uint32_t slots_, int readers, int pieces)
+        : slots(slots_), count(pieces < SLOTS ? pieces : SLOTS), slot(0), oldest(0), parity(0), stay(pieces <= SLOTS)
     {
         if (threadIdx.x == 0) {
             for (uint32_t i = 0; i < SLOTS; i++) {
@@ -177,18 +217,20 @@ template <int SLOTS, int FULL> struct piece_ring {
         }
         __syncthreads();
     }
-    /* One thread, for all readers: pieces number(0) .. number(count - 1) of the layer, `times` over; rows(i) goes before turn i. */
-    template <typename N, typename R>
-    __device__ __forceinline__ void bring(const float *pieces, int times, int count, N number, R rows)
+    /* One thread, for all readers: `pieces` of them, `times` over; piece(j, bytes) is where number j is, of how many bytes; rows(i)
+     * goes before turn i. */
+    template <typename P, typename R> __device__ __forceinline__ void bring(int times, int pieces, P piece, R rows)
     {
         int to = 0;
         uint32_t turn = 1; /* the first turn finds the slots empty */
         for (int i = 0; i < times; i++) {
             rows(i);
-            for (int j = 0; j < count; j++) {
+            for (int j = 0; j < (stay && i > 0 ? 0 : pieces); j++) {
+                int bytes;
+                const uint8_t *const from = piece(j, bytes);
                 ps_mbarrier_wait(slots + EMPTY + 8 * to, turn);
-                ps_mbarrier_expect(slots + FULL + 8 * to, PIECE_BYTES);
-                ps_bulk_fetch(slots + to * PIECE_BYTES, pieces + (int64_t)number(j) * PIECE, PIECE_BYTES, slots + FULL + 8 * to);
+                ps_mbarrier_expect(slots + FULL + 8 * to, bytes);
+                ps_bulk_fetch(slots + to * SLOT_BYTES, from, bytes, slots + FULL + 8 * to);
                 if (++to == SLOTS) {
                     to = 0;
                     turn ^= 1;
@@ -200,25 +242,28 @@ template <int SLOTS, int FULL> struct piece_ring {
     __device__ __forceinline__ uint32_t take()
     {
         ps_mbarrier_wait(slots + FULL + 8 * slot, parity);
-        const uint32_t place = ps_wgmma_place(slots + slot * PIECE_BYTES);
-        if (++slot == SLOTS) {
+        const uint32_t place = ps_wgmma_place(slots + slot * SLOT_BYTES);
+        if (++slot == count) {
             slot = 0;
-            parity ^= 1;
+            parity ^= stay ? 0 : 1;
         }
         return place;
     }
     /* The oldest piece taken, which no product reads any more. */
     __device__ __forceinline__ void release()
     {
-        ps_mbarrier_arrive(slots + EMPTY + 8 * oldest);
-        oldest = oldest + 1 == SLOTS ? 0 : oldest + 1;
+        if (!stay) {
+            ps_mbarrier_arrive(slots + EMPTY + 8 * oldest);
+            oldest = oldest + 1 == SLOTS ? 0 : oldest + 1;
+        }
     }
 };
 
 /* ---- a warpgroup's rows ----
  *
- * Sums of products: c[n][2 i + e] is row 16 w + g + 8 i, column 8 n + 2 q + e, of warp w and lane 4 g + q (`seat`). Left operands
- * lie in four panels of 32 columns. By rows: a warp takes four of its 16 at a time, lane 8 r + c has columns 4 c + 32 j + 0 .. 3.
+ * Sums of products: c[n][2 i + e] is row 16 w + g + 8 i, column spread(8 n + 2 q + e), of warp w and lane 4 g + q (`seat`): of each
+ * 16 columns, sums n = 2 m and 2 m + 1, a lane has columns 16 m + 4 q + 0 .. 3. Left operands lie in panels, of fp16 two of 64
+ * columns, of tf32 four of 32. By rows: a warp takes four of its 16 at a time, lane 8 r + c has columns 4 c + 32 j + 0 .. 3.
  */
 
 struct seat {
@@ -253,30 +298,102 @@ struct seat {
     }
 };
 
-/* Where sums' columns 8 n + 2 q of the lane's row i lie in panels. */
-struct left_place {
+/* Where the lane's columns 16 m + 4 q .. of its row i lie in panels: of fp16, 8 bytes; */
+struct half_place {
     uint32_t base;
-    __device__ __forceinline__ left_place(uint32_t panels, const seat &at)
+    __device__ __forceinline__ half_place(uint32_t panels, const seat &at)
         : base(panels + at.row(0) * 128 + (((at.q / 2) ^ at.g) << 4) + at.q % 2 * 8)
     {
     }
-    __device__ __forceinline__ uint32_t of(int n, int i) const
+    __device__ __forceinline__ uint32_t of(int m, int i) const
     {
-        return (base ^ n % 4 << 5) + n / 4 * PANEL_BYTES + i * 1024;
+        return (base ^ m % 4 << 5) + m / 4 * PANEL_BYTES + i * 1024;
     }
 };
 
-/* Row r, columns 4 c + 32 j, of panels. */
-static __device__ __forceinline__ uint32_t panel_place(int row, int j, const seat &at)
+/* of tf32, 16. */
+struct word_place {
+    uint32_t base;
+    __device__ __forceinline__ word_place(uint32_t panels, const seat &at) : base(panels + at.row(0) * 128 + ((at.q ^ at.g) << 4))
+    {
+    }
+    __device__ __forceinline__ uint32_t of(int m, int i) const
+    {
+        return (base ^ m % 2 << 6) + m / 2 * PANEL_BYTES + i * 1024;
+    }
+};
+
+static __device__ __forceinline__ void put_shared(uint32_t address, float4 v)
+{
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
+static __device__ __forceinline__ void put_shared(uint32_t address, uint2 v)
+{
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+
+static __device__ __forceinline__ void put_shared(uint32_t address, uint4 v)
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+/* To global memory, in one piece: left to itself the compiler takes sums apart again, four times as many stores. */
+static __device__ __forceinline__ void put_global(float *to, float4 v)
+{
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+
+static __device__ __forceinline__ void put_global(__half *to, uint2 v)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
+}
+
+static __device__ __forceinline__ uint2 get_shared(uint32_t address)
+{
+    uint2 v;
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ uint2 as_halves(const float4 &v)
+{
+    return make_uint2(packed_halves(v.x, v.y), packed_halves(v.z, v.w));
+}
+
+static __device__ __forceinline__ float4 as_floats(const uint2 &v)
+{
+    const float2 low = __half22float2(*(const __half2 *)&v.x), high = __half22float2(*(const __half2 *)&v.y);
+    return make_float4(low.x, low.y, high.x, high.y);
+}
+
+static __device__ __forceinline__ float4 as_operand(const float4 &v)
+{
+    return make_float4(rounded(v.x), rounded(v.y), rounded(v.z), rounded(v.w));
+}
+
+/* The lane's four columns of 16. */
+template <int N> static __device__ __forceinline__ float4 four(const float (&c)[N][4], int m, int i)
+{
+    return make_float4(c[2 * m][2 * i], c[2 * m][2 * i + 1], c[2 * m + 1][2 * i], c[2 * m + 1][2 * i + 1]);
+}
+
+/* Row r, columns 4 c + 32 j, of panels of tf32. */
+static __device__ __forceinline__ uint32_t word_row(int row, int j, const seat &at)
 {
     return (uint32_t)(j * PANEL_BYTES + row * 128 + ((at.lane % 8 ^ row % 8) << 4));
 }
 
-static __device__ __forceinline__ void put_left(uint32_t panels, int row, int j, const float4 &v, const seat &at)
+/* The same of fp16. */
+static __device__ __forceinline__ uint32_t half_row(int row, int j, const seat &at)
 {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(panels + panel_place(row, j, at)), "f"(rounded(v.x)),
-                 "f"(rounded(v.y)), "f"(rounded(v.z)), "f"(rounded(v.w))
-                 : "memory");
+    return (uint32_t)(j / 2 * PANEL_BYTES + row * 128 + (((at.lane % 8 / 2 + j % 2 * 4) ^ row % 8) << 4) + at.lane % 2 * 8);
+}
+
+/* Row r, 16 bytes of fp16: columns 8 c + 64 p. */
+static __device__ __forceinline__ uint32_t half_unit(int row, int p, const seat &at)
+{
+    return (uint32_t)(p * PANEL_BYTES + row * 128 + ((at.lane % 8 ^ row % 8) << 4));
 }
 
 /* The lane's part of a row; zero where the row does not exist. */
@@ -285,17 +402,6 @@ static __device__ __forceinline__ void take_row(float4 (&v)[4], const float *fro
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         v[j] = row < count ? *(const float4 *)(from + (int64_t)row * ld + at.lane % 8 * 4 + 32 * j) : make_float4(0, 0, 0, 0);
-    }
-}
-
-static __device__ __forceinline__ void keep_row(float *to, int row, int count, const float4 (&v)[4], const seat &at)
-{
-    if (row < count) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            *(float4 *)(to + (int64_t)row * D + at.lane % 8 * 4 + 32 * j) =
-                make_float4(rounded(v[j].x), rounded(v[j].y), rounded(v[j].z), rounded(v[j].w));
-        }
     }
 }
 
@@ -316,43 +422,65 @@ static __device__ __forceinline__ void take_rows(float4 (&v)[4][4], const float 
     }
 }
 
+/* Of [R, d] of fp16: units c and c + 8 of those rows. */
+static __device__ __forceinline__ void take_rows(uint4 (&v)[4][2], const __half *from, int64_t row0, int64_t rows, const seat &at)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int row = at.passing(i / 2);
+        v[i / 2][i % 2] = row < rows_from(rows, row0) ? *(const uint4 *)(from + (row0 + row) * D + at.lane % 8 * 8 + i % 2 * 64)
+                                                      : make_uint4(0, 0, 0, 0);
+    }
+}
+
 /* Those as operands. Between the warpgroup's barriers. */
 static __device__ __forceinline__ void put_rows(uint32_t panels, const float4 (&v)[4][4], const seat &at)
 {
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        put_left(panels, at.passing(i / 4), i % 4, v[i / 4][i % 4], at);
+        put_shared(panels + word_row(at.passing(i / 4), i % 4, at), as_operand(v[i / 4][i % 4]));
     }
 }
 
-/* The same rows of [R, d], which are operands as they are, on their way to panels until ps_copy_wait; zeros where there are none.
- */
-static __device__ __forceinline__ void copy_rows(uint32_t panels, const float *from, int64_t row0, int64_t rows, const seat &at)
+static __device__ __forceinline__ void put_rows(uint32_t panels, const uint4 (&v)[4][2], const seat &at)
 {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        put_shared(panels + half_unit(at.passing(i / 2), i % 2, at), v[i / 2][i % 2]);
+    }
+}
+
+/* The same rows on their way to panels until ps_copy_wait; zeros where there are none. */
+template <typename T>
+static __device__ __forceinline__ void copy_rows(uint32_t panels, const T *from, int64_t row0, int64_t rows, const seat &at)
+{
+    constexpr int UNIT = 16 / (int)sizeof(T); /* elements */
 #pragma unroll
     for (int pass = 0; pass < 4; pass++) {
         const int row = at.passing(pass);
         const bool here = row < rows - row0;
-        const float *const part = from + (here ? row0 + row : 0) * D + at.lane % 8 * 4;
+        const T *const part = from + (here ? row0 + row : 0) * D + at.lane % 8 * UNIT;
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            ps_copy_async_part(panels + panel_place(row, j, at), part + 32 * j, here ? 16 : 0);
+        for (int j = 0; j < D / UNIT / 8; j++) {
+            ps_copy_async_part(panels + (sizeof(T) == 2 ? half_unit(row, j, at) : word_row(row, j, at)), part + 8 * UNIT * j,
+                               here ? 16 : 0);
         }
     }
 }
 
-/* c = left piece, 128 deep, 64 columns. Under way until ps_wgmma_wait. */
-static __device__ __forceinline__ void multiply_columns(float (&c)[8][4], uint32_t left, uint32_t piece)
+/* c = left piece, 128 deep, 64 columns, of fp16 or tf32. Under way until ps_wgmma_wait, as all products here. */
+template <bool HALF> static __device__ __forceinline__ void multiply_columns(float (&c)[8][4], uint32_t left, uint32_t piece)
 {
     const uint32_t a = ps_wgmma_place(left);
 #pragma unroll
-    for (int k = 0; k < 16; k++) {
+    for (int k = 0; k < (HALF ? 8 : 16); k++) {
         const int further = k / 4 * PANEL_BYTES + k % 4 * 32;
-        ps_wgmma_tf32<64>(c, ps_wgmma_operand(a, further), ps_wgmma_operand(piece, further), k > 0);
+        const uint64_t left_at = ps_wgmma_operand(a, further), piece_at = ps_wgmma_operand(piece, further);
+        HALF ? ps_wgmma_fp16<64>(c, left_at, piece_at, k > 0) : ps_wgmma_tf32<64>(c, left_at, piece_at, k > 0);
     }
 }
 
-/* c (add: +=) left piece, 64 deep, 128 columns: left two panels, */
+/* c (add: +=) left piece, 64 deep, 128 columns: left two panels of tf32, */
 static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], uint32_t left, uint32_t piece, int add)
 {
     const uint32_t a = ps_wgmma_place(left);
@@ -363,7 +491,7 @@ static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], uint32_t
     }
 }
 
-/* or sums of 64 columns as they came out. */
+/* or sums of 64 columns as they came out, of tf32 */
 static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], const uint32_t (&left)[8][4], uint32_t piece, int add)
 {
 #pragma unroll
@@ -372,13 +500,23 @@ static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], const ui
     }
 }
 
+/* or of fp16. */
+static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], const uint32_t (&left)[4][4], uint32_t piece, int add)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        ps_wgmma_fp16<128>(c, left[k], ps_wgmma_operand(piece, k * 32), add | k);
+    }
+}
+
 /* c = left times a square weight: the ring's next two pieces, each its half of c's columns. */
-template <typename RING> static __device__ __forceinline__ void multiply_square(float (&c)[2][8][4], uint32_t left, RING &ring)
+template <bool HALF, typename RING>
+static __device__ __forceinline__ void multiply_square(float (&c)[2][8][4], uint32_t left, RING &ring)
 {
     const uint32_t first = ring.take(), second = ring.take();
     ps_wgmma_begin();
-    multiply_columns(c[0], left, first);
-    multiply_columns(c[1], left, second);
+    multiply_columns<HALF>(c[0], left, first);
+    multiply_columns<HALF>(c[1], left, second);
     ps_wgmma_commit();
     ps_wgmma_wait<0>();
     ps_pin(c[0]);
@@ -387,57 +525,104 @@ template <typename RING> static __device__ __forceinline__ void multiply_square(
     ring.release();
 }
 
-/* c = drop(c), 32 columns of the lane's row i: those of groups n .. n + 3. bits: quad_bits'. */
+/* The factor of sum t of four, column e of its two, by quad_bits' word of those 32 columns, shifted by 2 q. */
+static __device__ __forceinline__ float kept_factor(uint32_t mask, int t, int e, float scale)
+{
+    return mask >> (t / 2 * 8 + t % 2 + 16 * e) & 1 ? scale : 0.0f;
+}
+
+/* c = drop(c), 32 columns of the lane's row i: those of sums n .. n + 3. */
 template <int N>
 static __device__ __forceinline__ void drop_32(float (&c)[N][4], int n, int i, uint32_t bits, float scale, const seat &at)
 {
-    const uint32_t mask = bits >> at.q;
+    const uint32_t mask = bits >> 2 * at.q;
 #pragma unroll
     for (int t = 0; t < 4; t++) {
-        c[n + t][2 * i] *= kept_scale(mask, t, 0, scale);
-        c[n + t][2 * i + 1] *= kept_scale(mask, t, 1, scale);
+        c[n + t][2 * i] *= kept_factor(mask, t, 0, scale);
+        c[n + t][2 * i + 1] *= kept_factor(mask, t, 1, scale);
     }
 }
 
-/* c = drop(c): 8 N columns from `column` on of rows `width` wide, row0 the warpgroup's first. kept: of that row on, or NULL. */
-template <int N>
-static __device__ __forceinline__ void drop_sums(float (&c)[N][4], const struct ps_dropout &dropout, uint32_t *kept, int64_t row0,
-                                                 int width, int column, uint64_t step, int count, const seat &at)
+/* c = drop(c), all columns of the lane's rows. */
+static __device__ __forceinline__ void drop_128(float (&c)[16][4], const uint4 (&kept)[2], float scale, const seat &at)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        uint32_t own = 0;
+        drop_32(c, 0, i, kept[i].x, scale, at);
+        drop_32(c, 4, i, kept[i].y, scale, at);
+        drop_32(c, 8, i, kept[i].z, scale, at);
+        drop_32(c, 12, i, kept[i].w, scale, at);
+    }
+}
+
+/* c = drop(c), two words' columns of each of the lane's rows. */
+static __device__ __forceinline__ void drop_64(float (&c)[8][4], const uint2 (&kept)[2], float scale, const seat &at)
+{
 #pragma unroll
-        for (int m = 0; m < N / 4; m++) {
-            const uint64_t block = ((uint64_t)(row0 + at.row(i)) * width + column + 32 * m) / 8 + at.q;
-            const uint32_t bits = quad_bits(dropout, step, (uint32_t)block, at.q);
-            drop_32(c, 4 * m, i, bits, dropout.scale, at);
-            own = at.q == m ? bits : own;
-        }
-        if (kept && at.row(i) < count && at.q < N / 4) {
-            kept[(at.row(i) * width + column) / 32 + at.q] = own;
+    for (int i = 0; i < 2; i++) {
+        drop_32(c, 0, i, kept[i].x, scale, at);
+        drop_32(c, 4, i, kept[i].y, scale, at);
+    }
+}
+
+/* Words of the lane's rows, from the warpgroup's first row and a first word on; all are kept where nothing drops. */
+template <typename V>
+static __device__ __forceinline__ void take_kept(V (&kept)[2], const uint32_t *from, int width, bool drops, int count,
+                                                 const seat &at)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if constexpr (sizeof(V) == 8) {
+            kept[i] = drops && at.row(i) < count ? *(const uint2 *)(from + at.row(i) * width) : make_uint2(~0u, ~0u);
+        } else {
+            kept[i] = drops && at.row(i) < count ? *(const uint4 *)(from + at.row(i) * width) : make_uint4(~0u, ~0u, ~0u, ~0u);
         }
     }
 }
 
-/* Of the lane's rows of a tensor [R, d], from the warpgroup's first row on: groups of 8 columns, pairs as sums have them. */
-struct row_pairs {
-    float2 of[16][2];
-    __device__ __forceinline__ row_pairs(const float *from, int count, const seat &at)
+/* Draws the words of rows `words` long, of the warpgroup's first row on. */
+static __device__ __forceinline__ void draw_words(uint32_t *kept, const struct ps_dropout &dropout, int64_t row0, int words,
+                                                  uint64_t step, int count, const seat &at)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll 1
+        for (int first = 0; first < words; first += 4) {
+            uint32_t own = 0;
+#pragma unroll
+            for (int m = 0; m < 4; m++) {
+                const uint64_t block = ((uint64_t)(row0 + at.row(i)) * words + first + m) * 4 + at.q;
+                const uint32_t bits = quad_bits(dropout, step, (uint32_t)block, at.q);
+                own = at.q == m ? bits : own;
+            }
+            if (at.row(i) < count && first + at.q < words) {
+                kept[at.row(i) * words + first + at.q] = own;
+            }
+        }
+    }
+}
+
+/* Of the lane's rows of a tensor [R, d], from the warpgroup's first row on: columns as sums have them. */
+template <typename T, typename V> struct row_fours {
+    V of[8][2];
+    __device__ __forceinline__ row_fours(const T *from, int count, const seat &at)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float2 *const row = (const float2 *)(from + at.row(i) * D + 2 * at.q);
+            const V *const row = (const V *)(from + at.row(i) * D + 4 * at.q);
 #pragma unroll
-            for (int n = 0; n < 16; n++) {
-                of[n][i] = at.row(i) < count ? row[4 * n] : make_float2(0, 0);
+            for (int m = 0; m < 8; m++) {
+                of[m][i] = at.row(i) < count ? row[4 * m] : V();
             }
         }
     }
 };
 
+typedef row_fours<float, float4> float_fours;
+typedef row_fours<__half, uint2> half_fours;
+
 /* c, the gradient of xhat, becomes residual + LayerNorm's gradient of it: rstd (c - mean(c) - xhat mean(c xhat)). residual and
- * xhat: the lane's pair of group n of row i. */
+ * xhat: columns 16 m + 4 q .. of row i. */
 template <typename R, typename X>
 static __device__ __forceinline__ void normalise_gradient(float (&c)[16][4], const float (&rstd)[2], R residual, X xhat)
 {
@@ -445,18 +630,21 @@ static __device__ __forceinline__ void normalise_gradient(float (&c)[16][4], con
     for (int i = 0; i < 2; i++) {
         float mean = 0, slope = 0;
 #pragma unroll
-        for (int n = 0; n < 16; n++) {
-            const float2 x = xhat(n, i);
-            mean += c[n][2 * i] + c[n][2 * i + 1];
-            slope += c[n][2 * i] * x.x + c[n][2 * i + 1] * x.y;
+        for (int m = 0; m < 8; m++) {
+            const float4 x = xhat(m, i), v = four(c, m, i);
+            mean += (v.x + v.y) + (v.z + v.w);
+            slope += v.x * x.x + v.y * x.y + v.z * x.z + v.w * x.w;
         }
         mean = ps_group_sum<4>(mean) * (1.0f / D);
         slope = ps_group_sum<4>(slope) * (1.0f / D);
 #pragma unroll
-        for (int n = 0; n < 16; n++) {
-            const float2 x = xhat(n, i), old = residual(n, i);
-            c[n][2 * i] = old.x + rstd[i] * (c[n][2 * i] - mean - x.x * slope);
-            c[n][2 * i + 1] = old.y + rstd[i] * (c[n][2 * i + 1] - mean - x.y * slope);
+        for (int m = 0; m < 8; m++) {
+            const float4 x = xhat(m, i), old = residual(m, i);
+            float *const low = &c[2 * m][2 * i], *const high = &c[2 * m + 1][2 * i];
+            low[0] = old.x + rstd[i] * (low[0] - mean - x.x * slope);
+            low[1] = old.y + rstd[i] * (low[1] - mean - x.y * slope);
+            high[0] = old.z + rstd[i] * (high[0] - mean - x.z * slope);
+            high[1] = old.w + rstd[i] * (high[1] - mean - x.w * slope);
         }
     }
 }
@@ -470,20 +658,23 @@ static __device__ __forceinline__ void take_rstd(float (&rstd)[2], const float *
     }
 }
 
-/* c += b, of the first group's first column on. */
+/* c += b, of the first sums' columns on. */
 template <int N> static __device__ __forceinline__ void add_bias(float (&c)[N][4], const float *b, const seat &at)
 {
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-        const float2 v = *(const float2 *)(b + 8 * n + 2 * at.q);
+    for (int m = 0; m < N / 2; m++) {
+        const float4 v = *(const float4 *)(b + 16 * m + 4 * at.q);
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            c[n][k] += k % 2 ? v.y : v.x;
+        for (int i = 0; i < 2; i++) {
+            c[2 * m][2 * i] += v.x;
+            c[2 * m][2 * i + 1] += v.y;
+            c[2 * m + 1][2 * i] += v.z;
+            c[2 * m + 1][2 * i + 1] += v.w;
         }
     }
 }
 
-/* Sums as a left operand in registers. */
+/* Sums as a left operand in registers, of tf32, */
 static __device__ __forceinline__ void as_left(uint32_t (&left)[8][4], const float (&c)[8][4])
 {
 #pragma unroll
@@ -495,6 +686,16 @@ static __device__ __forceinline__ void as_left(uint32_t (&left)[8][4], const flo
     }
 }
 
+/* of fp16. */
+static __device__ __forceinline__ void as_left(uint32_t (&left)[4][4], const float (&c)[8][4])
+{
+#pragma unroll
+    for (int k = 0; k < 16; k++) {
+        const float *const pair = &c[k / 4 * 2 + k % 4 / 2][k % 2 * 2];
+        left[k / 4][k % 4] = packed_halves(pair[0], pair[1]);
+    }
+}
+
 /* Vectors to shared memory, by all threads before the ring's barrier. */
 static __device__ __forceinline__ void stage_vector(float *to, const float *from, int count)
 {
@@ -503,34 +704,33 @@ static __device__ __forceinline__ void stage_vector(float *to, const float *from
     }
 }
 
-/* Sums of two neighbouring groups of 8 columns, n even and n + 1, as 16 bytes a lane: lanes of even q have the first group's
- * columns 2 q .. 2 q + 3, those of odd q the second's 2 (q - 1) .. . All lanes of a warp come here. */
-static __device__ __forceinline__ float4 joined(const float *first, const float *second, const seat &at)
-{
-    const bool odd = at.q % 2;
-    const float x = __shfl_xor_sync(0xffffffffu, odd ? first[0] : second[0], 1);
-    const float y = __shfl_xor_sync(0xffffffffu, odd ? first[1] : second[1], 1);
-    return odd ? make_float4(x, y, second[0], second[1]) : make_float4(first[0], first[1], x, y);
-}
-
-/* Where that goes, from n's first column on. */
-static __device__ __forceinline__ int joined_column(const seat &at)
-{
-    return at.q % 2 * 8 + at.q / 2 * 4;
-}
-
-/* To rows of `ld`, from the warpgroup's first row and first column on. */
+/* To rows of `ld`, from the warpgroup's first row and first column on: as they are, */
 template <int N>
 static __device__ __forceinline__ void keep_sums(float *to, int ld, const float (&c)[N][4], int count, const seat &at)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        float *const row = to + (int64_t)at.row(i) * ld + joined_column(at);
+        float *const row = to + (int64_t)at.row(i) * ld + 4 * at.q;
 #pragma unroll
-        for (int n = 0; n < N; n += 2) {
-            const float4 v = joined(&c[n][2 * i], &c[n + 1][2 * i], at);
+        for (int m = 0; m < N / 2; m++) {
             if (at.row(i) < count) {
-                *(float4 *)(row + 8 * n) = v;
+                put_global(row + 16 * m, four(c, m, i));
+            }
+        }
+    }
+}
+
+/* or as fp16. */
+template <int N>
+static __device__ __forceinline__ void keep_sums(__half *to, int ld, const float (&c)[N][4], int count, const seat &at)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        __half *const row = to + (int64_t)at.row(i) * ld + 4 * at.q;
+#pragma unroll
+        for (int m = 0; m < N / 2; m++) {
+            if (at.row(i) < count) {
+                put_global(row + 16 * m, as_halves(four(c, m, i)));
             }
         }
     }
@@ -548,74 +748,84 @@ static __device__ __forceinline__ void more_registers()
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)REGISTERS));
 }
 
-/* Shared memory: the warpgroups' left operands, LEFTS each; the ring of SLOTS; vectors; the ring's barriers. */
 extern __shared__ __align__(1024) uint8_t row_memory[];
 
-template <int LEFTS, int SLOTS, int VECTORS> struct row_kernel {
-    static constexpr int LEFT = GROUPS * LEFTS * LEFT_BYTES, VECTOR = LEFT + SLOTS * PIECE_BYTES, BARRIERS = VECTOR + VECTORS * 4;
+/* Shared memory: the warpgroups' left operands, LEFT_BYTES each; the ring of SLOTS; vectors; the ring's barriers. */
+template <int LEFT_BYTES, int SLOTS, int SLOT_BYTES, int VECTORS> struct row_kernel {
+    static constexpr int LEFT = GROUPS * LEFT_BYTES, VECTOR = LEFT + SLOTS * SLOT_BYTES, BARRIERS = VECTOR + VECTORS * 4;
     static constexpr size_t SHARED = BARRIERS + 16 * SLOTS;
+    static_assert(SHARED <= 232448, "a block's");
+    typedef piece_ring<SLOTS, SLOT_BYTES, BARRIERS - LEFT> ring_of;
 
-    static __device__ __forceinline__ uint32_t shared()
+    static __device__ __forceinline__ uint32_t left(const seat &at)
     {
-        return ps_shared_address(row_memory);
+        return ps_shared_address(row_memory) + at.group * LEFT_BYTES;
     }
     static __device__ __forceinline__ float *vectors()
     {
         return (float *)(row_memory + VECTOR);
     }
-    typedef piece_ring<SLOTS, BARRIERS - LEFT> ring_of;
-    static __device__ __forceinline__ ring_of ring()
+    static __device__ __forceinline__ ring_of ring(int pieces)
     {
-        return ring_of(shared() + LEFT, GROUPS * 4);
+        return ring_of(ps_shared_address(row_memory) + LEFT, GROUPS * 4, pieces);
     }
 };
 
-static __host__ __device__ __forceinline__ int tiles_of(int64_t rows)
+static __host__ __device__ __forceinline__ int tiles_of(int64_t rows, int tile)
 {
-    return (int)((rows + TILE - 1) / TILE);
+    return (int)((rows + tile - 1) / tile);
 }
 
 /* Of this block. */
 static __device__ __forceinline__ int turns_of(int64_t rows)
 {
-    return (tiles_of(rows) - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
+    return (tiles_of(rows, TILE) - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
 }
 
-/* Rows [.., d] of the block's tile number i to L2, while the warpgroups have the tile before in hand. */
-static __device__ __forceinline__ void prefetch_tile(int i, int64_t rows, const float *from)
+/* Rows [.., columns] of the block's tile number i to L2, while the warpgroups have the tile before in hand. */
+template <typename T> static __device__ __forceinline__ void prefetch_tile(int i, int64_t rows, const T *from, int columns)
 {
     const int64_t row0 = ((int64_t)blockIdx.x + (int64_t)i * gridDim.x) * TILE;
-    ps_bulk_prefetch(from + row0 * D, (uint32_t)(rows - row0 < TILE ? rows - row0 : TILE) * D * 4);
+    const uint32_t bytes = (uint32_t)(rows - row0 < TILE ? rows - row0 : TILE) * columns * (uint32_t)sizeof(T);
+    ps_bulk_prefetch(from + row0 * columns, bytes & ~15u); /* multiples of 16 are served */
 }
 
-typedef row_kernel<1, 5, 3 * D> enter_kernel;
-typedef row_kernel<1, 4, 2 * D + MOST_HIDDEN> finish_kernel;
-typedef row_kernel<2, 3, MOST_HIDDEN> back_kernel;
-typedef row_kernel<1, 5, 0> leave_kernel;
+/* `enter`: left operands of fp16, W_qkv, its bias, a barrier. */
+enum {
+    ENTER_PIECES = ENTER_GROUPS * HALF_BYTES,
+    ENTER_BIAS = ENTER_PIECES + 6 * HALF_BYTES,
+    ENTER_BARRIER = ENTER_BIAS + 3 * D * 4,
+    ENTER_SHARED = ENTER_BARRIER + 8
+};
+typedef row_kernel<HALF_BYTES, 10, HALF_BYTES, 2 * D + MOST_HIDDEN> finish_kernel;
+typedef row_kernel<HALF_BYTES + WORD_BYTES, 4, WORD_BYTES, MOST_HIDDEN> back_kernel;
+typedef row_kernel<WORD_BYTES, 5, WORD_BYTES, 0> leave_kernel;
 
-/* xhat1 = LN1's of u without gamma and beta, qkv = the products' rows. */
-static __global__ void __launch_bounds__(THREADS, 1) enter(const __grid_constant__ struct rows_layer x)
+/* xhat1 = LN1's of u without gamma and beta, qkv = the products' rows; and the layer's dropout, for `finish`, whose schedulers are
+ * busier: of the instructions there it was two fifths. */
+static __global__ void __launch_bounds__(ENTER_THREADS, 1) enter(const __grid_constant__ struct rows_layer x)
 {
-    typedef enter_kernel K;
     seat at;
+    const uint32_t shared = ps_shared_address(row_memory), left = shared + at.group * HALF_BYTES;
+    const uint32_t pieces = shared + ENTER_PIECES, barrier = shared + ENTER_BARRIER;
+    const float *const bias = (const float *)(row_memory + ENTER_BIAS);
     ps_grid_begin();
-    stage_vector(K::vectors(), x.b_qkv, 3 * D);
-    K::ring_of ring = K::ring();
-    if (at.group == GROUPS) {
-        fewer_registers();
-        if (at.warp == 0 && at.lane == 0) {
-            ring.bring(
-                x.pieces, turns_of(x.rows), 6, [](int i) { return i; }, [&](int i) { prefetch_tile(i, x.rows, x.u); });
-        }
-        return;
+    stage_vector((float *)(row_memory + ENTER_BIAS), x.b_qkv, 3 * D);
+    if (threadIdx.x == 0) {
+        ps_mbarrier_init(barrier, 1);
+        ps_mbarrier_publish();
+        ps_mbarrier_expect(barrier, 6 * HALF_BYTES);
+        ps_bulk_fetch(pieces, x.halves, 6 * HALF_BYTES, barrier);
     }
-    more_registers();
-    const uint32_t left = K::shared() + at.group * LEFT_BYTES;
+    __syncthreads();
+    const uint64_t steps = x.gelu.threshold ? x.gelu.state->step : 0;
+    const int64_t step = (int64_t)gridDim.x * ENTER_GROUPS * ROWS;
+    int64_t row0 = ((int64_t)at.group * gridDim.x + blockIdx.x) * ROWS;
     float4 rows[4][4];
-    take_rows(rows, x.u, D, (int64_t)blockIdx.x * TILE + at.group * ROWS, x.rows, at);
-    for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows); tile += (int)gridDim.x) {
+    take_rows(rows, x.u, D, row0, x.rows, at);
+    ps_mbarrier_wait(barrier, 0);
+    for (; row0 < x.rows; row0 += step) {
         at.refresh();
-        const int64_t row0 = (int64_t)tile * TILE + at.group * ROWS;
         const int count = rows_from(x.rows, row0);
         at.sync(); /* the panels are free */
 #pragma unroll
@@ -634,39 +844,44 @@ static __global__ void __launch_bounds__(THREADS, 1) enter(const __grid_constant
                 squares += (v[j].x * v[j].x + v[j].y * v[j].y) + (v[j].z * v[j].z + v[j].w * v[j].w);
             }
             const float rstd = rsqrtf(fmaf(ps_group_sum<8>(squares), 1.0f / D, x.epsilon));
+            const bool keeps = x.xhat1 && row < count;
+            __half *const to = x.xhat1 + (row0 + row) * D + at.lane % 8 * 4;
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                v[j] = make_float4(v[j].x * rstd, v[j].y * rstd, v[j].z * rstd, v[j].w * rstd);
-                put_left(left, row, j, v[j], at);
-            }
-            if (x.xhat1) {
-                keep_row(x.xhat1 + row0 * D, row, count, v, at);
-                if (row < count && at.lane % 8 == 0) {
-                    x.rstd1[row0 + row] = rstd;
+                const uint2 xhat = as_halves(make_float4(v[j].x * rstd, v[j].y * rstd, v[j].z * rstd, v[j].w * rstd));
+                put_shared(left + half_row(row, j, at), xhat);
+                if (keeps) {
+                    put_global(to + 32 * j, xhat);
                 }
+            }
+            if (keeps && at.lane % 8 == 0) {
+                x.rstd1[row0 + row] = rstd;
             }
         }
         ps_publish();
         at.sync();
-        take_rows(rows, x.u, D, row0 + (int64_t)gridDim.x * TILE, x.rows, at);
+        take_rows(rows, x.u, D, row0 + step, x.rows, at);
+        if (x.gelu.threshold) { /* while they come */
+            draw_words(x.kept_o + row0 * 4, x.after_o, row0, 4, steps, count, at);
+            draw_words(x.kept_gelu + row0 * (x.f / 32), x.gelu, row0, x.f / 32, steps, count, at);
+            draw_words(x.kept_output + row0 * 4, x.output, row0, 4, steps, count, at);
+        }
 #pragma unroll 1
         for (int i = 0; i < 6; i += 2) {
             at.refresh();
             float c[2][8][4];
-            const uint32_t pieces[2] = {ring.take(), ring.take()};
             ps_wgmma_begin();
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                multiply_columns(c[h], left, pieces[h]);
+                multiply_columns<true>(c[h], left, ps_wgmma_place(pieces + (i + h) * HALF_BYTES));
                 ps_wgmma_commit();
             }
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 h ? ps_wgmma_wait<0>() : ps_wgmma_wait<1>();
                 ps_pin(c[h]);
-                ring.release();
                 const int column = (i + h) * COLUMNS;
-                add_bias(c[h], K::vectors() + column, at);
+                add_bias(c[h], bias + column, at);
                 keep_sums(x.qkv + row0 * (3 * D) + column, 3 * D, c[h], count, at);
             }
         }
@@ -684,25 +899,35 @@ static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constan
     stage_vector(K::vectors(), x.b_o, D);
     stage_vector(K::vectors() + D, x.b_2, D);
     stage_vector(K::vectors() + 2 * D, x.b_1, x.f);
-    K::ring_of ring = K::ring();
+    K::ring_of ring = K::ring(2 + 2 * hidden);
     if (at.group == GROUPS) {
         fewer_registers();
         if (at.warp == 0 && at.lane == 0) {
             ring.bring(
-                x.pieces, turns_of(x.rows), 2 + 2 * hidden, [](int i) { return 6 + i; },
+                turns_of(x.rows), 2 + 2 * hidden,
+                [&](int i, int &bytes) {
+                    bytes = HALF_BYTES;
+                    return x.halves + (6 + i) * HALF_BYTES;
+                },
                 [&](int i) {
-                    prefetch_tile(i, x.rows, x.merged);
-                    prefetch_tile(i, x.rows, x.u);
+                    prefetch_tile(i, x.rows, x.merged, D);
+                    prefetch_tile(i, x.rows, x.u, D);
+                    if (x.gelu.threshold) {
+                        prefetch_tile(i, x.rows, x.kept_o, 4);
+                        prefetch_tile(i, x.rows, x.kept_gelu, x.f / 32);
+                        prefetch_tile(i, x.rows, x.kept_output, 4);
+                    }
                 });
         }
         return;
     }
     more_registers();
-    const uint32_t left = K::shared() + at.group * LEFT_BYTES;
-    const uint64_t step = x.output.threshold ? x.output.state->step : 0;
-    float4 rows[4][4];
-    take_rows(rows, x.merged, D, (int64_t)blockIdx.x * TILE + at.group * ROWS, x.rows, at);
-    for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows); tile += (int)gridDim.x) {
+    const uint32_t left = K::left(at);
+    const bool drops = x.gelu.threshold != 0;
+    const float scale = x.gelu.scale; /* of all three */
+    uint4 rows[4][2];
+    take_rows(rows, x.merged, (int64_t)blockIdx.x * TILE + at.group * ROWS, x.rows, at);
+    for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows, TILE); tile += (int)gridDim.x) {
         at.refresh();
         const int64_t row0 = (int64_t)tile * TILE + at.group * ROWS;
         const int count = rows_from(x.rows, row0);
@@ -710,27 +935,34 @@ static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constan
         put_rows(left, rows, at);
         ps_publish();
         at.sync();
-        const row_pairs u(x.u + row0 * D, count, at);
+        const float_fours u(x.u + row0 * D, count, at);
         float r[2][8][4]; /* halves of the columns */
-        multiply_square(r, left, ring);
+        uint2 kept[2][2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            take_kept(kept[h], x.kept_o + row0 * 4 + 2 * h, 4, drops, count, at);
+        }
+        multiply_square<true>(r, left, ring);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             add_bias(r[h], b_o + COLUMNS * h, at);
-            if (x.after_o.threshold) {
-                drop_sums(r[h], x.after_o, x.xhat2 ? x.kept_o + row0 * 4 : NULL, row0, D, COLUMNS * h, step, count, at);
+            if (drops) {
+                drop_64(r[h], kept[h], scale, at);
             }
         }
         at.sync(); /* merged has been read */
-        const left_place place(left, at);
+        const half_place place(left, at);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             float sum = 0, squares = 0;
 #pragma unroll
-            for (int n = 0; n < 16; n++) {
-                float *const v = &r[n / 8][n % 8][2 * i];
-                v[0] += u.of[n][i].x;
-                v[1] += u.of[n][i].y;
-                sum += v[0] + v[1];
+            for (int m = 0; m < 8; m++) {
+                float *const low = &r[m / 4][m % 4 * 2][2 * i], *const high = &r[m / 4][m % 4 * 2 + 1][2 * i];
+                low[0] += u.of[m][i].x;
+                low[1] += u.of[m][i].y;
+                high[0] += u.of[m][i].z;
+                high[1] += u.of[m][i].w;
+                sum += (low[0] + low[1]) + (high[0] + high[1]);
             }
             const float mean = ps_group_sum<4>(sum) * (1.0f / D);
 #pragma unroll
@@ -743,19 +975,15 @@ static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constan
             if (keeps && at.q == 0) {
                 x.rstd2[row0 + at.row(i)] = rstd;
             }
+            __half *const to = x.xhat2 + (row0 + at.row(i)) * D + 4 * at.q;
 #pragma unroll
-            for (int n = 0; n < 16; n += 2) {
-                float xhat[2][2];
-#pragma unroll
-                for (int t = 0; t < 2; t++) {
-                    const float *const v = &r[n / 8][n % 8 + t][2 * i];
-                    xhat[t][0] = rounded((v[0] - mean) * rstd);
-                    xhat[t][1] = rounded((v[1] - mean) * rstd);
-                    ps_shared_store2(place.of(n + t, i), make_float2(xhat[t][0], xhat[t][1]));
-                }
-                const float4 both = joined(xhat[0], xhat[1], at);
+            for (int m = 0; m < 8; m++) {
+                const float4 v = four(r[m / 4], m % 4, i);
+                const uint2 xhat =
+                    as_halves(make_float4((v.x - mean) * rstd, (v.y - mean) * rstd, (v.z - mean) * rstd, (v.w - mean) * rstd));
+                put_shared(place.of(m, i), xhat);
                 if (keeps) {
-                    *(float4 *)(x.xhat2 + (row0 + at.row(i)) * D + 8 * n + joined_column(at)) = both;
+                    put_global(to + 16 * m, xhat);
                 }
             }
         }
@@ -765,10 +993,12 @@ static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constan
 #pragma unroll 1
         for (int j = 0; j < hidden; j++) {
             at.refresh();
+            uint2 kept[2];
+            take_kept(kept, x.kept_gelu + row0 * (x.f / 32) + 2 * j, x.f / 32, drops, count, at);
             float z[8][4];
             uint32_t piece = ring.take();
             ps_wgmma_begin();
-            multiply_columns(z, left, piece);
+            multiply_columns<true>(z, left, piece);
             ps_wgmma_commit();
             ps_wgmma_wait<0>();
             ps_pin(z);
@@ -781,10 +1011,10 @@ static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constan
                     z[n][k] *= ps_gelu_sigmoid(z[n][k]);
                 }
             }
-            if (x.gelu.threshold) {
-                drop_sums(z, x.gelu, x.xhat2 ? x.kept_gelu + row0 * (x.f / 32) : NULL, row0, x.f, COLUMNS * j, step, count, at);
+            if (drops) {
+                drop_64(z, kept, scale, at);
             }
-            uint32_t h[8][4];
+            uint32_t h[4][4];
             as_left(h, z);
             piece = ring.take();
             ps_wgmma_begin();
@@ -795,9 +1025,11 @@ static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constan
             ps_pin(c);
             ring.release();
         }
+        uint4 kept_output[2];
+        take_kept(kept_output, x.kept_output + row0 * 4, 4, drops, count, at);
         add_bias(c, b_2, at);
-        if (x.output.threshold) {
-            drop_sums(c, x.output, x.xhat2 ? x.kept_output + row0 * 4 : NULL, row0, D, 0, step, count, at);
+        if (drops) {
+            drop_128(c, kept_output, scale, at);
         }
 #pragma unroll
         for (int n = 0; n < 16; n++) {
@@ -806,7 +1038,7 @@ static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constan
                 c[n][k] += r[n / 8][n % 8][k];
             }
         }
-        take_rows(rows, x.merged, D, row0 + (int64_t)gridDim.x * TILE, x.rows, at);
+        take_rows(rows, x.merged, row0 + (int64_t)gridDim.x * TILE, x.rows, at);
         keep_sums(x.y + row0 * D, D, c, count, at);
     }
 }
@@ -821,26 +1053,28 @@ static __global__ void __launch_bounds__(THREADS, 1) back(const __grid_constant_
     const row_places pieces(hidden);
     const float *const b_1 = K::vectors();
     stage_vector(K::vectors(), x.b_1, x.f);
-    K::ring_of ring = K::ring();
+    K::ring_of ring = K::ring(3 * hidden + 2);
     if (at.group == GROUPS) {
         fewer_registers();
         if (at.warp == 0 && at.lane == 0) {
             ring.bring(
-                x.pieces, turns_of(x.rows), 3 * hidden + 2,
-                [=](int i) {
-                    return i >= 3 * hidden ? pieces.w_ot + i - 3 * hidden
-                           : i % 3 == 0    ? 8 + i / 3 * 2
-                                           : pieces.back + i / 3 * 2 + i % 3 - 1;
+                turns_of(x.rows), 3 * hidden + 2,
+                [&](int i, int &bytes) {
+                    const bool half = i < 3 * hidden && i % 3 == 0; /* W_1's, for the hidden columns again */
+                    bytes = half ? HALF_BYTES : WORD_BYTES;
+                    return half             ? x.halves + (8 + i / 3 * 2) * HALF_BYTES
+                           : i < 3 * hidden ? x.words + (pieces.back + i / 3 * 2 + i % 3 - 1) * WORD_BYTES
+                                            : x.words + (pieces.w_ot + i - 3 * hidden) * WORD_BYTES;
                 },
                 [&](int i) {
-                    prefetch_tile(i, x.rows, x.xhat2);
-                    prefetch_tile(i, x.rows, x.dy);
+                    prefetch_tile(i, x.rows, x.xhat2, D);
+                    prefetch_tile(i, x.rows, x.dy, D);
                 });
         }
         return;
     }
     more_registers();
-    const uint32_t gradient = K::shared() + at.group * 2 * LEFT_BYTES, left = gradient + LEFT_BYTES;
+    const uint32_t gradient = K::left(at), left = gradient + WORD_BYTES; /* xhat2 */
     const bool drops = x.gelu.threshold != 0;
     const float scale = drops ? x.gelu.scale : 1.0f; /* of all three */
     uint32_t kept_rows[4];                           /* of each pass, word c of the row that lane 8 r + c has */
@@ -854,24 +1088,27 @@ static __global__ void __launch_bounds__(THREADS, 1) back(const __grid_constant_
         }
     };
     ahead((int64_t)blockIdx.x * TILE + at.group * ROWS);
-    for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows); tile += (int)gridDim.x) {
+    for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows, TILE); tile += (int)gridDim.x) {
         at.refresh();
         const int64_t row0 = (int64_t)tile * TILE + at.group * ROWS;
         const int count = rows_from(x.rows, row0);
         ps_copy_wait(); /* for what the lane itself has asked for */
 #pragma unroll
         for (int pass = 0; pass < 4; pass++) {
-            float4 v[4];
             const int row = at.passing(pass);
+            float *const to = x.masked_2 + (row0 + row) * D + at.lane % 8 * 4;
 #pragma unroll
             for (int j = 0; j < 4; j++) { /* columns 4 c .. 4 c + 3 of the word's 32 */
                 const uint32_t mask = __shfl_sync(0xffffffffu, kept_rows[pass], (at.lane & 24) + j) >> (at.lane % 8 * 2);
-                v[j] = *(const float4 *)(row_memory + (gradient - K::shared()) + panel_place(row, j, at));
-                v[j] = make_float4(mask & 1 ? v[j].x * scale : 0, mask >> 16 & 1 ? v[j].y * scale : 0,
-                                   mask & 2 ? v[j].z * scale : 0, mask >> 17 & 1 ? v[j].w * scale : 0);
-                put_left(gradient, row, j, v[j], at);
+                const uint32_t place = gradient + word_row(row, j, at);
+                float4 v = *(const float4 *)(row_memory + (place - ps_shared_address(row_memory)));
+                v = as_operand(make_float4(mask & 1 ? v.x * scale : 0, mask >> 16 & 1 ? v.y * scale : 0, mask & 2 ? v.z * scale : 0,
+                                           mask >> 17 & 1 ? v.w * scale : 0));
+                put_shared(place, v);
+                if (row < count) {
+                    put_global(to + 32 * j, v);
+                }
             }
-            keep_row(x.masked_2 + row0 * D, row, count, v, at);
         }
         ps_publish();
         at.sync();
@@ -881,17 +1118,13 @@ static __global__ void __launch_bounds__(THREADS, 1) back(const __grid_constant_
             at.refresh();
             const int column = COLUMNS * j;
             uint2 kept[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                kept[i] = drops && at.row(i) < count ? *(const uint2 *)(x.kept_gelu + ((row0 + at.row(i)) * x.f + column) / 32)
-                                                     : make_uint2(~0u, ~0u);
-            }
+            take_kept(kept, x.kept_gelu + row0 * (x.f / 32) + 2 * j, x.f / 32, drops, count, at);
             float z[8][4], d[8][4];
             uint32_t piece = ring.take();
             const uint32_t second = ring.take();
             ps_wgmma_begin();
-            multiply_columns(z, left, piece);
-            multiply_columns(d, gradient, second);
+            multiply_columns<true>(z, left, piece);
+            multiply_columns<false>(d, gradient, second);
             ps_wgmma_commit();
             ps_wgmma_wait<0>();
             ps_pin(z);
@@ -903,8 +1136,8 @@ static __global__ void __launch_bounds__(THREADS, 1) back(const __grid_constant_
             for (int n = 0; n < 8; n++) {
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
-                    const uint32_t mask = (n / 4 ? kept[k / 2].y : kept[k / 2].x) >> at.q;
-                    const float keep = kept_scale(mask, n % 4, k % 2, scale), v = z[n][k], s = ps_gelu_sigmoid(v);
+                    const uint32_t mask = (n / 4 ? kept[k / 2].y : kept[k / 2].x) >> 2 * at.q;
+                    const float keep = kept_factor(mask, n % 4, k % 2, scale), v = z[n][k], s = ps_gelu_sigmoid(v);
                     z[n][k] = keep * v * s;
                     d[n][k] *= keep * ps_gelu_slope(v, s);
                 }
@@ -923,40 +1156,31 @@ static __global__ void __launch_bounds__(THREADS, 1) back(const __grid_constant_
             ring.release();
         }
         at.refresh();
-        const row_pairs dy(x.dy + row0 * D, count, at);
+        const float_fours dy(x.dy + row0 * D, count, at);
         float rstd[2];
         uint4 kept[2];
         take_rstd(rstd, x.rstd2 + row0, count, at);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            kept[i] =
-                drops && at.row(i) < count ? *(const uint4 *)(x.kept_o + (row0 + at.row(i)) * 4) : make_uint4(~0u, ~0u, ~0u, ~0u);
-        }
-        const left_place place(left, at);
+        take_kept(kept, x.kept_o + row0 * 4, 4, drops, count, at);
+        const half_place place(left, at);
         normalise_gradient(
-            c, rstd, [&](int n, int i) { return dy.of[n][i]; }, [&](int n, int i) { return ps_shared_load2(place.of(n, i)); });
+            c, rstd, [&](int m, int i) { return dy.of[m][i]; },
+            [&](int m, int i) { return as_floats(get_shared(place.of(m, i))); });
         keep_sums(x.du + row0 * D, D, c, count, at);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            drop_32(c, 0, i, kept[i].x, scale, at);
-            drop_32(c, 4, i, kept[i].y, scale, at);
-            drop_32(c, 8, i, kept[i].z, scale, at);
-            drop_32(c, 12, i, kept[i].w, scale, at);
-        }
+        drop_128(c, kept, scale, at);
         at.sync(); /* all have multiplied with the gradient */
-        const left_place gradient_place(gradient, at);
+        const word_place gradient_place(gradient, at);
 #pragma unroll
-        for (int n = 0; n < 16; n++) {
+        for (int m = 0; m < 8; m++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                ps_shared_store2(gradient_place.of(n, i), make_float2(rounded(c[n][2 * i]), rounded(c[n][2 * i + 1])));
+                put_shared(gradient_place.of(m, i), as_operand(four(c, m, i)));
             }
         }
         ps_publish();
         at.sync();
         keep_sums(x.masked_o + row0 * D, D, c, count, at);
         float m[2][8][4];
-        multiply_square(m, gradient, ring);
+        multiply_square<false>(m, gradient, ring);
         at.sync(); /* the panels are free */
         ahead(row0 + (int64_t)gridDim.x * TILE);
         keep_sums(x.d_merged + row0 * D, D, m[0], count, at);
@@ -970,23 +1194,28 @@ static __global__ void __launch_bounds__(THREADS, 1) leave(const __grid_constant
     typedef leave_kernel K;
     seat at;
     ps_grid_begin();
-    K::ring_of ring = K::ring();
+    K::ring_of ring = K::ring(6);
     if (at.group == GROUPS) {
         fewer_registers();
         if (at.warp == 0 && at.lane == 0) {
             const int first = row_places(x.f / COLUMNS).w_qkvt;
             ring.bring(
-                x.pieces, turns_of(x.rows), 6, [=](int i) { return first + i; }, [](int) {});
+                turns_of(x.rows), 6,
+                [&](int i, int &bytes) {
+                    bytes = WORD_BYTES;
+                    return x.words + (first + i) * WORD_BYTES;
+                },
+                [](int) {});
         }
         return;
     }
     more_registers();
-    const uint32_t left = K::shared() + at.group * LEFT_BYTES;
-    int64_t row0 = (int64_t)blockIdx.x * TILE + at.group * ROWS;
+    const uint32_t left = K::left(at);
     float4 rows[4][4];
-    take_rows(rows, x.d_qkv, 3 * D, row0, x.rows, at);
-    for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows); tile += (int)gridDim.x) {
+    take_rows(rows, x.d_qkv, 3 * D, (int64_t)blockIdx.x * TILE + at.group * ROWS, x.rows, at);
+    for (int tile = (int)blockIdx.x; tile < tiles_of(x.rows, TILE); tile += (int)gridDim.x) {
         at.refresh();
+        const int64_t row0 = (int64_t)tile * TILE + at.group * ROWS;
         const int count = rows_from(x.rows, row0);
         float c[16][4];
 #pragma unroll
@@ -1012,18 +1241,17 @@ static __global__ void __launch_bounds__(THREADS, 1) leave(const __grid_constant
         at.refresh();
         float rstd[2];
         take_rstd(rstd, x.rstd1 + row0, count, at);
-        const row_pairs xhat(x.xhat1 + row0 * D, count, at), residual(x.du + row0 * D, count, at);
+        const half_fours xhat(x.xhat1 + row0 * D, count, at);
+        const float_fours residual(x.du + row0 * D, count, at);
         ps_wgmma_wait<0>();
         ps_pin(c);
         ring.release();
         ring.release();
         normalise_gradient(
-            c, rstd, [&](int n, int i) { return residual.of[n][i]; }, [&](int n, int i) { return xhat.of[n][i]; });
+            c, rstd, [&](int m, int i) { return residual.of[m][i]; }, [&](int m, int i) { return as_floats(xhat.of[m][i]); });
         at.refresh();
-        const int64_t done = row0;
-        row0 += (int64_t)gridDim.x * TILE;
-        take_rows(rows, x.d_qkv, 3 * D, row0, x.rows, at);
-        keep_sums(x.du + done * D, D, c, count, at);
+        take_rows(rows, x.d_qkv, 3 * D, row0 + (int64_t)gridDim.x * TILE, x.rows, at);
+        keep_sums(x.du + row0 * D, D, c, count, at);
     }
 }
 
@@ -1031,7 +1259,7 @@ static __global__ void __launch_bounds__(THREADS, 1) leave(const __grid_constant
 
 enum ps_status ps_encoder_rows_supported(const struct ps_encoder_small *e)
 {
-    if (e->d_model != D || e->n_heads < D / PS_ATTENTION_HEAD || D % e->n_heads != 0 || e->patches < 1 ||
+    if (e->d_model != D || e->n_heads < D / PS_ATTENTION_HEAD || e->n_heads > D / 2 || D % e->n_heads != 0 || e->patches < 1 ||
         e->patches > PS_ATTENTION_PATCHES || e->d_ff < COLUMNS || e->d_ff > MOST_HIDDEN || e->d_ff % COLUMNS != 0) {
         return ps_fail(
             PS_UNSUPPORTED,
@@ -1051,7 +1279,7 @@ int ps_encoder_rows_slower(const struct ps_encoder_small *e)
 /* Floats of a layer in what is kept; dropout's bits are always there. */
 static int64_t kept_floats(const struct ps_encoder_small *e)
 {
-    return padded_rows(e) * (6 * D + e->n_heads + 2 + (2 * D + e->d_ff) / 32);
+    return padded_rows(e) * (6 * D / 2 + e->n_heads + 2 + (2 * D + e->d_ff) / 32);
 }
 
 size_t ps_encoder_rows_kept_bytes(const struct ps_encoder_small *e)
@@ -1059,19 +1287,19 @@ size_t ps_encoder_rows_kept_bytes(const struct ps_encoder_small *e)
     return (size_t)(kept_floats(e) * e->layers) * sizeof(float);
 }
 
-/* The workspace, in floats: where things begin. */
+/* The workspace, in floats: where things begin, the pieces first. */
 struct row_workspace {
     int64_t biases, parts, hidden, d_hidden, masked_2, masked_o, d_merged, d_qkv, delta, all;
 };
 
-static struct row_workspace workspace_of(const struct ps_encoder_small *e)
+static struct row_workspace workspace_of(const struct ps_kernels *k, const struct ps_encoder_small *e)
 {
     const int64_t R = padded_rows(e);
     struct row_workspace w = {};
-    w.biases = e->layers * pieces_of((int)(e->d_ff / COLUMNS)) * PIECE;
+    w.biases = e->layers * layer_bytes((int)(e->d_ff / COLUMNS)) / 4;
     w.parts = w.biases + e->layers * (3 * D + e->d_ff);
-    w.hidden = w.parts + ps_encoder_float_parts(e);
-    w.d_hidden = w.hidden + R * e->d_ff;
+    w.hidden = w.parts + ps_encoder_rows_slabs(k, e) * ps_encoder_float_parts(e);
+    w.d_hidden = w.hidden + R * e->d_ff / 2;
     w.masked_2 = w.d_hidden + R * e->d_ff;
     w.masked_o = w.masked_2 + R * D;
     w.d_merged = w.masked_o + R * D;
@@ -1081,14 +1309,14 @@ static struct row_workspace workspace_of(const struct ps_encoder_small *e)
     return w;
 }
 
-size_t ps_encoder_rows_workspace_bytes(const struct ps_encoder_small *e)
+size_t ps_encoder_rows_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e)
 {
-    return (size_t)workspace_of(e).all * sizeof(float);
+    return (size_t)workspace_of(k, e).all * sizeof(float);
 }
 
-static struct rows_layer layer_of(const struct ps_encoder_small *e, int layer)
+static struct rows_layer layer_of(const struct ps_kernels *k, const struct ps_encoder_small *e, int layer)
 {
-    const struct row_workspace at = workspace_of(e);
+    const struct row_workspace at = workspace_of(k, e);
     const struct ps_encoder_layout *const l = &e->offsets;
     float *const w = (float *)e->workspace, *const stream = (float *)e->u;
     const float *const p = e->parameters + layer * l->vector_stride;
@@ -1097,22 +1325,26 @@ static struct rows_layer layer_of(const struct ps_encoder_small *e, int layer)
     x.rows = rows;
     x.f = (int)e->d_ff;
     x.epsilon = (float)e->epsilon;
-    x.pieces = w + (int64_t)layer * pieces_of(x.f / COLUMNS) * PIECE;
+    x.halves = (const uint8_t *)w + layer * layer_bytes(x.f / COLUMNS);
+    x.words = x.halves + halves_of(x.f / COLUMNS) * HALF_BYTES;
     x.b_qkv = w + at.biases + layer * (3 * D + x.f);
     x.b_o = p + l->b_o;
     x.b_1 = x.b_qkv + 3 * D;
     x.b_2 = p + l->b_2;
     x.u = stream + layer * rows * D;
     x.y = stream + (layer + 1) * rows * D;
-    x.qkv = w + at.d_qkv; /* where nothing is kept */
-    x.merged = w + at.d_merged;
+    x.qkv = (__half *)(w + at.d_qkv); /* where nothing is kept */
+    x.merged = (__half *)(w + at.d_merged);
     x.logsum = w + at.delta;
+    x.kept_o = (uint32_t *)(w + at.masked_o);
+    x.kept_output = (uint32_t *)(w + at.masked_2);
+    x.kept_gelu = (uint32_t *)(w + at.d_hidden);
     if (e->kept) {
-        x.xhat1 = (float *)e->kept + layer * kept_floats(e);
+        x.xhat1 = (__half *)((float *)e->kept + layer * kept_floats(e));
         x.qkv = x.xhat1 + R * D;
         x.merged = x.qkv + R * 3 * D;
-        x.xhat2 = x.qkv + R * 4 * D;
-        x.rstd1 = x.xhat2 + R * D;
+        x.xhat2 = x.merged + R * D;
+        x.rstd1 = (float *)(x.xhat2 + R * D);
         x.rstd2 = x.rstd1 + R;
         x.kept_o = (uint32_t *)(x.rstd2 + R);
         x.kept_output = x.kept_o + R * (D / 32);
@@ -1122,7 +1354,7 @@ static struct rows_layer layer_of(const struct ps_encoder_small *e, int layer)
     x.dy = layer + 1 == e->layers ? (const float *)e->dy : (const float *)e->du;
     x.d_qkv = w + at.d_qkv;
     x.du = (float *)e->du;
-    x.hidden = w + at.hidden;
+    x.hidden = (__half *)(w + at.hidden);
     x.d_hidden = w + at.d_hidden;
     x.masked_2 = w + at.masked_2;
     x.masked_o = w + at.masked_o;
@@ -1133,7 +1365,12 @@ static struct rows_layer layer_of(const struct ps_encoder_small *e, int layer)
     return x;
 }
 
-/* [S, h, N, e] of rows of `columns`. */
+/* [S, h, N, e] of rows of `columns`, fp16 what is kept, fp32 gradients. */
+static struct ps_tensor heads_of(const struct ps_encoder_small *e, const __half *rows, int64_t columns)
+{
+    return ps_tensor_heads((void *)rows, PS_F16, e->sequences, e->n_heads, e->patches, D / e->n_heads, columns);
+}
+
 static struct ps_tensor heads_of(const struct ps_encoder_small *e, const float *rows, int64_t columns)
 {
     return ps_tensor_heads((void *)rows, PS_F32, e->sequences, e->n_heads, e->patches, D / e->n_heads, columns);
@@ -1144,12 +1381,12 @@ static struct ps_tensor statistics_of(const struct ps_encoder_small *e, float *d
     return ps_tensor_3d(data, PS_F32, e->sequences, e->n_heads, e->patches);
 }
 
-template <typename K>
-static enum ps_status launch_rows(const struct ps_cuda_context *c, void (*run)(const struct rows_layer), const char *what,
-                                  const struct rows_layer &x)
+/* A block a multiprocessor, or a tile of so many rows. */
+static enum ps_status launch_rows(const struct ps_cuda_context *c, void (*run)(const struct rows_layer), int tile, unsigned threads,
+                                  size_t shared, const char *what, const struct rows_layer &x)
 {
-    const int tiles = tiles_of(x.rows);
-    return launch(c, run, dim3((unsigned)(tiles < c->multiprocessors ? tiles : c->multiprocessors)), THREADS, K::SHARED, what, x);
+    const int tiles = tiles_of(x.rows, tile);
+    return launch(c, run, dim3((unsigned)(tiles < c->multiprocessors ? tiles : c->multiprocessors)), threads, shared, what, x);
 }
 
 enum ps_status ps_encoder_rows_forward(const struct ps_kernels *k, const struct ps_encoder_small *e)
@@ -1158,23 +1395,23 @@ enum ps_status ps_encoder_rows_forward(const struct ps_kernels *k, const struct 
     const char *name = "encoder_forward";
     const int hidden = (int)(e->d_ff / COLUMNS);
     struct packing pack = {};
-    pack.pieces = (float *)e->workspace;
-    pack.biases = pack.pieces + workspace_of(e).biases;
+    pack.pieces = (uint8_t *)e->workspace;
+    pack.biases = (float *)e->workspace + workspace_of(k, e).biases;
     pack.weights = (const float *)e->weights;
     pack.parameters = e->parameters;
     pack.at = e->offsets;
     pack.f = (int)e->d_ff;
-    pack.units = (e->kept ? pieces_of(hidden) : row_places(hidden).back) * (PIECE / 4); /* backward's too, or not */
+    pack.units = (int)((e->kept ? layer_bytes(hidden) : halves_of(hidden) * HALF_BYTES) / 16); /* backward's too, or not */
     PS_TRY(launch(c, pack_rows, dim3(ps_cuda_blocks(pack.units + 3 * D + pack.f, 256), (unsigned)e->layers), 256, 0, name, pack));
     const double scale = 1 / sqrt((double)D / (double)e->n_heads);
     for (int layer = 0; layer < e->layers; layer++) {
-        const struct rows_layer x = layer_of(e, layer);
-        PS_TRY(launch_rows<enter_kernel>(c, enter, name, x));
+        const struct rows_layer x = layer_of(k, e, layer);
+        PS_TRY(launch_rows(c, enter, ROWS, ENTER_THREADS, ENTER_SHARED, name, x));
         const struct ps_attention attention = {heads_of(e, x.merged, D),          statistics_of(e, x.logsum),
                                                heads_of(e, x.qkv, 3 * D),         heads_of(e, x.qkv + D, 3 * D),
                                                heads_of(e, x.qkv + 2 * D, 3 * D), scale};
         PS_TRY(k->attention(k, &attention));
-        PS_TRY(launch_rows<finish_kernel>(c, finish, name, x));
+        PS_TRY(launch_rows(c, finish, TILE, THREADS, finish_kernel::SHARED, name, x));
     }
     return PS_OK;
 }
@@ -1183,13 +1420,13 @@ enum ps_status ps_encoder_rows_backward(const struct ps_kernels *k, const struct
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const char *name = "encoder_backward";
-    const struct row_workspace at = workspace_of(e);
+    const struct row_workspace at = workspace_of(k, e);
     float *const workspace = (float *)e->workspace;
     const double scale = 1 / sqrt((double)D / (double)e->n_heads);
     for (int layer = (int)e->layers; layer-- > 0;) {
-        const struct rows_layer x = layer_of(e, layer);
+        const struct rows_layer x = layer_of(k, e, layer);
         float *const d_qkv = workspace + at.d_qkv;
-        PS_TRY(launch_rows<back_kernel>(c, back, name, x));
+        PS_TRY(launch_rows(c, back, TILE, THREADS, back_kernel::SHARED, name, x));
         const struct ps_attention_backward attention = {heads_of(e, d_qkv, 3 * D),
                                                         heads_of(e, d_qkv + D, 3 * D),
                                                         heads_of(e, d_qkv + 2 * D, 3 * D),
@@ -1202,12 +1439,12 @@ enum ps_status ps_encoder_rows_backward(const struct ps_kernels *k, const struct
                                                         heads_of(e, x.qkv + 2 * D, 3 * D),
                                                         scale};
         PS_TRY(k->attention_backward(k, &attention));
-        PS_TRY(launch_rows<leave_kernel>(c, leave, name, x));
-        const struct ps_encoder_float_operands operands = {{x.xhat1, x.merged, x.xhat2, x.hidden},
-                                                           {x.d_qkv, x.masked_o, x.d_hidden, x.masked_2}};
-        PS_TRY(ps_encoder_float_products(k, e, layer, &operands, workspace + at.parts));
+        PS_TRY(launch_rows(c, leave, TILE, THREADS, leave_kernel::SHARED, name, x));
+        const struct ps_encoder_rows_operands operands = {{d_qkv, x.masked_o, x.d_hidden, x.masked_2},
+                                                          {x.xhat1, x.merged, x.xhat2, x.hidden}};
+        PS_TRY(ps_encoder_rows_gradients(k, e, layer, &operands, workspace + at.parts));
     }
-    return ps_encoder_float_sums(k, e, workspace + at.parts);
+    return ps_encoder_float_add(k, e, workspace + at.parts, ps_encoder_rows_slabs(k, e));
 }
 
 } // namespace PS_REAL16_SPACE

@@ -15,9 +15,19 @@ enum ps_status ps_encoder_rows_supported(const struct ps_encoder_small *e);
 int ps_encoder_rows_slower(const struct ps_encoder_small *e);
 /* Bytes that forward leaves for backward. */
 size_t ps_encoder_rows_kept_bytes(const struct ps_encoder_small *e);
-size_t ps_encoder_rows_workspace_bytes(const struct ps_encoder_small *e);
+size_t ps_encoder_rows_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e);
 enum ps_status ps_encoder_rows_forward(const struct ps_kernels *k, const struct ps_encoder_small *e);
 enum ps_status ps_encoder_rows_backward(const struct ps_kernels *k, const struct ps_encoder_small *e);
+
+/* encoder_rows_gradients.cu: weights' gradients of a layer, W_qkv's, W_o's, W_1's, W_2's, from the gradients behind them and the
+ * rows before them, [R, ..]; all behind LayerNorm as xhat'. To `parts` of encoder_float.cuh, so many slabs of rows. */
+struct ps_encoder_rows_operands {
+    const float *dy[4];
+    const __half *x[4];
+};
+int ps_encoder_rows_slabs(const struct ps_kernels *k, const struct ps_encoder_small *e);
+enum ps_status ps_encoder_rows_gradients(const struct ps_kernels *k, const struct ps_encoder_small *e, int layer,
+                                         const struct ps_encoder_rows_operands *operands, float *parts);
 #else
 PS_ABSENT(ps_status, ps_encoder_rows_supported, PS_UNSUPPORTED)
 PS_ABSENT(int, ps_encoder_rows_slower, 0)

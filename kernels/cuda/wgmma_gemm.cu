@@ -19,7 +19,7 @@
  * Why not cuBLASLt: its fp32 is FFMA's, 51 TFLOP/s at best; its first heuristic for tf32 moves 0.5 to 0.77 of the bytes a second
  * that a copy does, and for gradients depends on the workspace: with 16 MiB it does not split the sum, 17 ms instead of 0.1. */
 #include "kernels/cuda/gemm.cuh"
-#include "kernels/cuda/wgmma_tf32.cuh"
+#include "kernels/cuda/wgmma_panels.cuh"
 
 enum { ROWS = 64, DEEP = 32, LINE = DEEP * 4 }; /* rows of a warpgroup; of the summed dimension at once; its bytes */
 
