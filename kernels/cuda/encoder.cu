@@ -1,10 +1,11 @@
-/* Level `layer`: the table's fused encoder entries. Four families of kernels serve them: encoder_small.cu, the whole encoder in
+/* Level `layer`: the table's fused encoder entries. Five families of kernels serve them: encoder_small.cu, the whole encoder in
  * one launch each way, where a layer's weights stay on one multiprocessor, in bf16, fp16 and tf32; encoder_large.cu, a layer a
  * launch with weights streamed from L2, in bf16 and fp16; encoder_float.cu, the whole encoder in one launch with weights streamed,
- * in tf32 and fp32; encoder_rows.cu, a layer in kernels by rows around attention's, in tf32. All are for sm_90; every other case
- * is refused here and runs at level gemm. */
+ * in tf32 and fp32; encoder_rows.cu, a layer in kernels by rows around attention's, in tf32; encoder_halves.cu, the small one's
+ * kernels of 16 bits for tf32. All are for sm_90; every other case is refused here and runs at level gemm. */
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/encoder_float.cuh"
+#include "kernels/cuda/encoder_halves.cuh"
 #include "kernels/cuda/encoder_large.cuh"
 #include "kernels/cuda/encoder_rows.cuh"
 #include "kernels/cuda/encoder_small.cuh"
@@ -70,13 +71,18 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
     return e;
 }
 
-enum family { SMALL, LARGE, FLOAT, ROWS };
+enum family { SMALL, LARGE, FLOAT, ROWS, HALVES };
 
 /* Narrow models are the small one's, but in fp32; in 16 bits so are short sequences of which one tile holds several. */
 static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_small *r, enum family *family)
 {
     if (PS_REAL16 == PS_F32) {
-        *family = k->precision == PS_FP32 ? FLOAT : r->d_model <= 32 ? SMALL : r->d_model <= 64 ? FLOAT : ROWS;
+        const bool fp32 = k->precision == PS_FP32;
+        if (!fp32 && level_halves::ps_encoder_halves_supported(r) == PS_OK) {
+            *family = HALVES;
+            return PS_OK;
+        }
+        *family = fp32 ? FLOAT : r->d_model <= 32 ? SMALL : r->d_model <= 64 ? FLOAT : ROWS;
         return *family == SMALL   ? ps_encoder_small_supported(r)
                : *family == FLOAT ? ps_encoder_float_supported(r)
                                   : ps_encoder_rows_supported(r);
@@ -129,6 +135,10 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
     case ROWS:
         workspace = ps_encoder_rows_workspace_bytes(k, &r);
         needs->kept_bytes = ps_encoder_rows_kept_bytes(&r);
+        break;
+    case HALVES:
+        workspace = level_halves::ps_encoder_halves_workspace_bytes(&r);
+        needs->kept_bytes = level_halves::ps_encoder_halves_kept_bytes(&r);
         break;
     }
     needs->slower = (family == FLOAT && ps_encoder_float_slower(k, &r)) || (family == ROWS && ps_encoder_rows_slower(&r));
@@ -305,6 +315,9 @@ enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct 
     if (family == ROWS) {
         return ps_encoder_rows_forward(k, &r);
     }
+    if (family == HALVES) {
+        return level_halves::ps_encoder_halves_forward(k, &r);
+    }
     if (family == SMALL) {
         ps_cuda(k)->ordered = false; /* `fresh` takes care of it */
         return ps_encoder_small_forward(&r, ps_cuda(k)->stream);
@@ -340,6 +353,9 @@ enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct
     }
     if (family == ROWS) {
         return ps_encoder_rows_backward(k, &r);
+    }
+    if (family == HALVES) {
+        return level_halves::ps_encoder_halves_backward(k, &r);
     }
     if (family == SMALL) {
         ps_cuda(k)->ordered =

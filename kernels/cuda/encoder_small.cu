@@ -1133,27 +1133,10 @@ static void update_make(const struct ps_encoder_small *e, struct small_update *x
 
 static struct small small_make(const struct ps_encoder_small *e, const struct plan *p)
 {
-    const int head = (int)(e->d_model / e->n_heads);
-    const float scale = 1.0f / sqrtf((float)head);
-    struct small x = {};
-    x.n = (int)e->patches;
-    x.unit_rows = p->unit_rows;
-    x.e = head;
-    x.f = (int)e->d_ff;
-    x.heads = (int)e->n_heads;
-    x.layers = (int)e->layers;
-    x.rows = e->sequences * e->patches;
-    x.units = p->units;
+    struct small x = ps_small_of(e, p->unit_rows, p->units, p->blocks);
     x.block_units = p->block_units;
     x.resident = p->resident;
     x.staged = p->staged;
-    x.at = e->offsets;
-    x.weights = (const ps_real *)e->weights;
-    x.parameters = e->parameters;
-    x.gradients = e->gradients;
-    x.u = (ps_real *)e->u;
-    x.du = (ps_real *)e->du;
-    x.dy = (const ps_real *)e->dy;
     if (p->narrow) {
         x.masks = (uint32_t *)e->kept;
         x.kept_tiles = ps_encoder_narrow_tiles(e);
@@ -1174,22 +1157,6 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
     embed_make(e, p, &x.embed);
     head_make(e, &x.head);
     update_make(e, &x.update);
-    x.blocks = p->blocks;
-    x.scale = scale;
-    x.scale_log2e = scale * PS_LOG2_E;
-    x.epsilon = (float)e->epsilon;
-    x.threshold = e->dropout.threshold;
-    x.below = ps_below(x.threshold);
-    x.minus_below = ps_minus_below(x.threshold);
-    x.site = e->dropout.site;
-    x.drop_scale = x.threshold ? e->dropout.scale : 1.0f;
-    x.half_scale = 0.5f * x.drop_scale;
-    for (uint32_t i = 0; i < 10; i++) { /* Philox's key schedule */
-        x.key[i][0] = (uint32_t)e->dropout.seed + i * 0x9E3779B9u;
-        x.key[i][1] = (uint32_t)(e->dropout.seed >> 32) + i * 0xBB67AE85u;
-    }
-    x.state = e->dropout.state;
-    x.fresh = e->fresh;
     return x;
 }
 

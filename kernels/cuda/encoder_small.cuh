@@ -11,9 +11,6 @@
 #include "kernels/cuda/real16.cuh"
 #include "kernels/kernels.h"
 
-namespace PS_REAL16_SPACE
-{
-
 /* R = sequences * patches rows. */
 struct ps_encoder_small {
     int64_t sequences, patches, d_model, n_heads, d_ff, layers; /* S, N, d, h, f */
@@ -40,6 +37,9 @@ struct ps_encoder_small {
     const struct ps_adamw *update;                  /* and this, or NULL; only with head_gradient */
     bool fresh;                                     /* the kernel before may have written weights or parameters */
 };
+
+namespace PS_REAL16_SPACE
+{
 
 #ifndef PS_COMPILE_FP32
 /* Bytes kept between forward and backward: the residual stream after attention (real), log of softmax's sums (fp32), and one bit

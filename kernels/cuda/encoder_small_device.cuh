@@ -111,6 +111,13 @@ struct small_update {
     struct ps_adamw_plain plain;
 };
 
+/* The residual stream and its gradient in memory. */
+#ifdef PS_COMPILE_HALVES
+typedef float ps_stream;
+#else
+typedef ps_real ps_stream;
+#endif
+
 /* What the kernels are told. */
 struct small {
     int n, unit_rows; /* N; rows of a unit that exist: N, or N times the sequences in a tile */
@@ -123,8 +130,10 @@ struct small {
     const ps_real *weights;
     const float *parameters;
     float *gradients;
-    ps_real *u, *r, *du;
-    const ps_real *dy;
+    ps_stream *u;
+    ps_real *r;
+    ps_stream *du;
+    const ps_stream *dy;
     float *lse;         /* [layers, heads, R]: log2 of softmax's sums */
     float *rstd;        /* encoder_wide.cu: [layers, 2, R]: 1 / deviation of LN1's rows, LN2's */
     uint32_t *masks;    /* [layers, tiles, f/16 + 2d/16, 8] */
@@ -540,6 +549,21 @@ static __device__ __forceinline__ void store_rows(ps_real *to, const float (&x)[
         }
     }
 }
+
+#ifdef PS_COMPILE_HALVES
+template <int D, int NT>
+static __device__ __forceinline__ void store_rows(float *to, const float (&x)[2][4], const place<D, NT> &at)
+{
+    float *p = to + at.first * D + at.share * 16 + at.q * 2;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (at.here[h]) {
+            *(float2 *)(p + h * 8 * D) = make_float2(x[0][2 * h], x[0][2 * h + 1]);
+            *(float2 *)(p + h * 8 * D + 8) = make_float2(x[1][2 * h], x[1][2 * h + 1]);
+        }
+    }
+}
+#endif
 
 static __device__ __forceinline__ float quad_sum(float v)
 {
@@ -1102,6 +1126,46 @@ static inline enum ps_status ps_small_launch(void (*kernel)(P...), dim3 grid, in
     return ps_cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), what);
 }
 
+/* The request, as kernels are told; what is kept, embedding, head and update are for the caller to add. */
+static inline struct small ps_small_of(const struct ps_encoder_small *e, int unit_rows, int64_t units, int blocks)
+{
+    const int head = (int)(e->d_model / e->n_heads);
+    const float scale = 1.0f / sqrtf((float)head);
+    struct small x = {};
+    x.n = (int)e->patches;
+    x.unit_rows = unit_rows;
+    x.e = head;
+    x.f = (int)e->d_ff;
+    x.heads = (int)e->n_heads;
+    x.layers = (int)e->layers;
+    x.rows = e->sequences * e->patches;
+    x.units = units;
+    x.at = e->offsets;
+    x.weights = (const ps_real *)e->weights;
+    x.parameters = e->parameters;
+    x.gradients = e->gradients;
+    x.u = (ps_stream *)e->u;
+    x.du = (ps_stream *)e->du;
+    x.dy = (const ps_stream *)e->dy;
+    x.blocks = blocks;
+    x.scale = scale;
+    x.scale_log2e = scale * PS_LOG2_E;
+    x.epsilon = (float)e->epsilon;
+    x.threshold = e->dropout.threshold;
+    x.below = ps_below(x.threshold);
+    x.minus_below = ps_minus_below(x.threshold);
+    x.site = e->dropout.site;
+    x.drop_scale = x.threshold ? e->dropout.scale : 1.0f;
+    x.half_scale = 0.5f * x.drop_scale;
+    for (uint32_t i = 0; i < 10; i++) { /* Philox's key schedule */
+        x.key[i][0] = (uint32_t)e->dropout.seed + i * 0x9E3779B9u;
+        x.key[i][1] = (uint32_t)(e->dropout.seed >> 32) + i * 0xBB67AE85u;
+    }
+    x.state = e->dropout.state;
+    x.fresh = e->fresh;
+    return x;
+}
+
 enum { NARROW_LEAST_UNITS = 4 }; /* of a block: encoder_narrow.cu */
 
 #ifdef PS_COMPILE_TF32
@@ -1135,6 +1199,10 @@ bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int sha
 /* Floats of a unit's windows that it has room for. */
 int ps_encoder_wide_window_floats(void);
 size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units, int multiprocessors);
+#ifdef PS_COMPILE_HALVES
+/* In the workspace: the bits of dy's largest magnitude, found before backward, which takes it away. */
+unsigned *ps_encoder_wide_peak(char *workspace);
+#endif
 enum ps_status ps_encoder_wide_forward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);
 enum ps_status ps_encoder_wide_backward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);
 

@@ -258,7 +258,46 @@ static size_t shared_bytes(int f, int64_t layers, bool backward)
 
 /* ---- rows ---- */
 
-/* Two words of row g and two of row g + 8, as they lie in memory. */
+/* Two neighbours of row g and of row g + 8, and again 8 columns on, as they lie in memory. */
+#ifdef PS_COMPILE_HALVES
+static __device__ __forceinline__ void fetch_rows(float (&v)[2][4], const float *from, const narrow_place &at)
+{
+    const float *p = from + at.first * D + at.share * 16 + at.q * 2;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 pair = at.here[i % 2] ? *(const float2 *)(p + i % 2 * 8 * D + i / 2 * 8) : make_float2(0, 0);
+        v[i / 2][i % 2 * 2] = pair.x;
+        v[i / 2][i % 2 * 2 + 1] = pair.y;
+    }
+}
+
+/* Rows as they came. */
+static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const float (&v)[2][4])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        x[i / 4][i % 4] = v[i / 4][i % 4];
+    }
+}
+
+typedef float stream_rows[2][4];
+
+static __device__ __forceinline__ void scale_rows(float (&v)[2][4], float by)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i / 4][i % 4] *= by;
+    }
+}
+
+/* Gradients are multiplied with the power of two that brings dy's largest element, whose bits are `peak`, to 1 .. 2; back: by its
+ * reciprocal. */
+static __device__ __forceinline__ float gradient_range(const unsigned *peak, bool back)
+{
+    const int exponent = max(-120, min(120, 127 - (int)(__ldcg(peak) >> 23)));
+    return __int_as_float(((back ? -exponent : exponent) + 127) << 23);
+}
+#else
 static __device__ __forceinline__ void fetch_rows(uint32_t (&v)[4], const real16 *from, const narrow_place &at)
 {
     const real16 *p = from + at.first * D + at.share * 16 + at.q * 2;
@@ -267,6 +306,14 @@ static __device__ __forceinline__ void fetch_rows(uint32_t (&v)[4], const real16
         v[i] = at.here[i % 2] ? *(const uint32_t *)(p + i % 2 * 8 * D + i / 2 * 8) : 0;
     }
 }
+
+typedef uint32_t stream_rows[4];
+
+static __device__ __forceinline__ float gradient_range(const unsigned *, bool)
+{
+    return 1.0f;
+}
+#endif
 
 /* y = a b', b [16 rows, 16] in registers as it lies. */
 static __device__ __forceinline__ void times_transposed(float (&y)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4],
@@ -377,9 +424,9 @@ static __device__ __forceinline__ void keep_rstd(const struct small &x, int whic
 enum { WINDOW_FLOATS = 16 * 128 / 4 };
 
 /* Counters: tickets of products' jobs taken, products' jobs done and parts of W_h's gradient, blocks that wait for nothing any
- * more, tickets of slices taken; the place in the order of windows that a forward expects of the next one, 8 bytes; then flags
- * [layers, groups]. */
-enum { TICKETS, DONE, ENDED, SLICE_TICKETS, AHEAD, FLAGS = 6 };
+ * more, tickets of slices taken; the place in the order of windows that a forward expects of the next one, 8 bytes, or, where the
+ * embedding is not asked for, encoder_halves.cu's peak; then flags [layers, groups]. */
+enum { TICKETS, DONE, ENDED, SLICE_TICKETS, AHEAD, PEAK = AHEAD, FLAGS = 6 };
 
 /* The thread's of the unit's first values, and of the block's forecasts: sequence thread / H from u0 on, column thread % H. NAN
  * where there is none. */
@@ -439,6 +486,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const struct sizes z = {F, 16, F, DROP};
     uint64_t now = 0, cursor = 0;
     uint32_t rows[4];
+#ifdef PS_COMPILE_HALVES
+    stream_rows given; /* the embedding is not asked for */
+#else
+    stream_rows &given = rows;
+#endif
     /* The windows that are expected, before the kernel before has ended: no kernel writes what they depend on. */
     const bool expects = x.embed.weight && x.left;
     struct early early = {};
@@ -492,7 +544,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 if (x.embed.weight) {
                     embed_begin<D, 1, DROP>(ready, n, x, now, at);
                 } else {
-                    fetch_rows(rows, x.u, at);
+                    fetch_rows(given, x.u, at);
                 }
                 if (first) {
                     stage_vectors(x, all_vectors, F);
@@ -537,7 +589,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
         ps_copy_wait(); /* vectors, W_h */
         __syncthreads();
         float u[2][4];
+#ifdef PS_COMPILE_HALVES
+        unpack_operand(u, given);
+#else
         unpack_operand(u, rows);
+#endif
 #pragma unroll 1
         for (int l = 0; l < x.layers; l++) {
             const float *const vectors = all_vectors + l * vector_floats(F);
@@ -874,7 +930,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     float *const all_rstd = all_vectors + x.layers * vector_floats(F);
     float *const norms = column_sums + at.unit * 2 * D;
     const struct sizes z = {F, 16, F, DROP};
-    uint32_t gradient[4], after[4]; /* of y; LN2's xhat of the layer that comes */
+    stream_rows gradient; /* of y */
+    uint32_t after[4];    /* LN2's xhat of the layer that comes */
     /* Of W_1 and W_2, W_qkv and W_o, M; one thread asks for all. */
     const uint32_t came = ps_shared_address(barriers);
     const bool asks = threadIdx.x == 32;
@@ -928,6 +985,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
         float g[2][4];
         unpack_operand(g, gradient);
+#ifdef PS_COMPILE_HALVES
+        scale_rows(g, gradient_range(x.arrived + PEAK, false));
+#endif
 #pragma unroll 1
         for (int l = x.layers - 1; l >= 0; l--) {
             const float *const vectors = all_vectors + l * vector_floats(F), *const own_vectors = vectors + at.share * 16;
@@ -1137,6 +1197,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
             }
         } else {
             __syncthreads();
+#ifdef PS_COMPILE_HALVES
+            scale_rows(g, gradient_range(x.arrived + PEAK, true));
+#endif
             store_rows<D, 1>(x.du, g, at);
         }
         put_norm_sums(x.norms + (int64_t)group * x.layers * (4 * D), column_sums + UNITS * 2 * D);
@@ -1542,8 +1605,8 @@ struct summands {
         return count == 0 ? NULL : threadIdx.x < items ? low : threadIdx.x < 2 * items ? high : NULL;
     }
 
-    /* All of the block but the loader: the pair's sum, times scale, onto `sum`; parts [2][threads]. The order is fixed. */
-    __device__ __forceinline__ void add(float2 *parts, float2 &sum) const
+    /* All of the block but the loader: the pair's sum, times scale and back, onto `sum`; parts [2][threads]. The order is fixed. */
+    __device__ __forceinline__ void add(float2 *parts, float back, float2 &sum) const
     {
         const int all = THREADS / items, thread = (int)threadIdx.x;
         const float4 v = sum_every<11, false>(from, stride, thread / items, all, count);
@@ -1557,7 +1620,7 @@ struct summands {
                 total.x += part[i * items].x;
                 total.y += part[i * items].y;
             }
-            sum = make_float2(fmaf(total.x, scale, sum.x), fmaf(total.y, scale, sum.y));
+            sum = make_float2(fmaf(total.x, scale * back, sum.x), fmaf(total.y, scale * back, sum.y));
         }
     }
 };
@@ -1723,6 +1786,7 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
         ticket = (int)atomicAdd(counters + SLICE_TICKETS, 1);
     }
     ps_grid_begin();
+    const float back = gradient_range(counters + PEAK, true);
     ps_barrier(0, THREADS);
     unsigned ended = 0;
     if (threadIdx.x == 0 && ticket >= slices) {
@@ -1745,7 +1809,7 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
         }
         if (slice >= 0) {
             float2 sum = own.gradient;
-            s.add((float2 *)(memory + PARTS), sum);
+            s.add((float2 *)(memory + PARTS), back, sum);
             if (own.to) {
                 own.put(x, step, sum);
             }
@@ -1753,6 +1817,9 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) wide_weights(const __
     }
     if (threadIdx.x == 0 && ended == gridDim.x) { /* no block looks at them any more; for the next time */
         counters[TICKETS] = counters[DONE] = counters[ENDED] = counters[SLICE_TICKETS] = 0;
+#ifdef PS_COMPILE_HALVES
+        counters[PEAK] = 0;
+#endif
         if (x.update.parameters) {
             ps_adamw_end(x.update.plain, x.update.state);
         }
@@ -1836,6 +1903,13 @@ size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units
     }
     return most;
 }
+
+#ifdef PS_COMPILE_HALVES
+unsigned *ps_encoder_wide_peak(char *workspace)
+{
+    return (unsigned *)workspace + PEAK;
+}
+#endif
 
 /* A matrix of all layers, [rows, ld] of the flat weights from `at` on, as panels of 64 rows by `columns` that lie `apart` elements
  * from one another. */

@@ -20,7 +20,11 @@ typedef float ps_real;
 typedef ps_fp16 real16;
 #define PS_REAL16 PS_F16
 #define PS_REAL16_PTX "f16" /* in the names of instructions */
+#ifdef PS_COMPILE_HALVES /* fp16's operands with a stream of fp32, for tf32: encoder_halves.cu */
+#define PS_REAL16_SPACE level_halves
+#else
 #define PS_REAL16_SPACE level_fp16
+#endif
 #define PS_REAL16_ONE 0x3c00u
 #else
 typedef ps_bf16 real16;

@@ -1,0 +1,191 @@
+/* Level layer in tf32 for d_model 64 with short sequences, by encoder_wide.cu's kernels: fp16 has tf32's 10 bits of mantissa, so
+ * operands are rounded as tf32 rounds them; the residual stream, sums, statistics and gradients of parameters are fp32.
+ *
+ * fp16's range is what must be seen to. Forward's operands are LayerNorm's rows, softmax's weights, and what weights make of those:
+ * none comes near 65,504 in a model that trains, and what passes it shows as a loss that is not finite. Gradients can be of any
+ * size: `peak` finds the largest element of dy, and backward multiplies all by the power of two that brings it to 1 .. 2, which the
+ * sums are divided by again, exactly. 2^15 above that is room for their growth; what lies 2^14 below loses bits, what lies 2^24
+ * below is left out.
+ *
+ * Beside encoder_wide.cu's kernels: weights to fp16, 6 bytes an element, and the peak, 4 R d bytes. seed28k (105,000 elements,
+ * 6,400 rows): 0.6 MB and 1.6 MB, from L2. */
+#include "kernels/cuda/encoder_halves.cuh"
+
+#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/encoder_head.cuh"
+
+namespace PS_REAL16_SPACE
+{
+
+enum { CONVERT_THREADS = 256, PEAK_THREADS = 512 };
+
+/* ---- the kernels beside ---- */
+
+/* to = from, rounded: 4 elements a thread. */
+static __global__ void __launch_bounds__(CONVERT_THREADS) to_halves(uint2 *to, const float4 *from, int64_t fours)
+{
+    ps_grid_begin();
+    const int64_t i = (int64_t)blockIdx.x * CONVERT_THREADS + threadIdx.x;
+    if (i < fours) {
+        const float4 v = from[i];
+        to[i] = make_uint2(ps_pack(v.x, v.y), ps_pack(v.z, v.w));
+    }
+}
+
+/* The bits of the largest magnitude of dy, onto what is there. */
+static __global__ void __launch_bounds__(PEAK_THREADS) peak(unsigned *most, const float4 *dy, int64_t fours)
+{
+    ps_grid_begin();
+    unsigned own = 0;
+    for (int64_t i = (int64_t)blockIdx.x * PEAK_THREADS + threadIdx.x; i < fours; i += (int64_t)gridDim.x * PEAK_THREADS) {
+        const float4 v = dy[i];
+        own = max(max(own, __float_as_uint(v.x) & 0x7fffffffu), __float_as_uint(v.y) & 0x7fffffffu);
+        own = max(max(own, __float_as_uint(v.z) & 0x7fffffffu), __float_as_uint(v.w) & 0x7fffffffu);
+    }
+    own = __reduce_max_sync(0xffffffffu, own);
+    __shared__ unsigned warps[PEAK_THREADS / 32];
+    if (threadIdx.x % 32 == 0) {
+        warps[threadIdx.x / 32] = own;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        own = __reduce_max_sync(0xffffffffu, threadIdx.x < PEAK_THREADS / 32 ? warps[threadIdx.x] : 0);
+        if (threadIdx.x == 0) {
+            atomicMax(most, own);
+        }
+    }
+}
+
+/* ---- the host's side ---- */
+
+/* Units of 16 rows: sequences that are not cut. */
+static int unit_rows_of(const struct ps_encoder_small *e)
+{
+    return (int)(16 / e->patches * e->patches);
+}
+
+static int64_t units_of(const struct ps_encoder_small *e)
+{
+    const int64_t sequences = 16 / e->patches;
+    return (e->sequences + sequences - 1) / sequences;
+}
+
+enum ps_status ps_encoder_halves_supported(const struct ps_encoder_small *e)
+{
+    int device = 0, shared = 0;
+    PS_TRY(ps_cuda_check(cudaGetDevice(&device), "cudaGetDevice"));
+    PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "shared memory"));
+    if (e->patches < 1 || e->layers < 1 || e->layers > 64 || e->sequences < 1 || e->sequences > INT32_MAX ||
+        !ps_encoder_wide_serves(e, shared)) {
+        return ps_fail(
+            PS_UNSUPPORTED,
+            "encoder (cuda, halves): d_model %lld, n_heads %lld, d_ff %lld, %lld patches, %lld layers: d_model 64 with 4 "
+            "heads, d_ff 128 or 256, up to 16 patches, are served where the layers' vectors fit %d bytes of shared memory",
+            (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared);
+    }
+    return PS_OK;
+}
+
+static size_t padded(int64_t bytes)
+{
+    return ((size_t)bytes + 255) / 256 * 256;
+}
+
+/* What is kept, in order: softmax's sums, deviations, masks. */
+static size_t sums_bytes(const struct ps_encoder_small *e)
+{
+    return padded(e->layers * e->n_heads * e->sequences * e->patches * (int64_t)sizeof(float));
+}
+
+static size_t deviations_bytes(const struct ps_encoder_small *e)
+{
+    return padded(e->layers * 2 * e->sequences * e->patches * (int64_t)sizeof(float));
+}
+
+size_t ps_encoder_halves_kept_bytes(const struct ps_encoder_small *e)
+{
+    const int64_t words = e->dropout.threshold ? e->layers * units_of(e) * (e->d_ff / 16 + e->d_model / 8) * 8 : 0;
+    return sums_bytes(e) + deviations_bytes(e) + padded(words * (int64_t)sizeof(uint32_t));
+}
+
+static enum ps_status device_of(int *multiprocessors)
+{
+    int device = 0;
+    PS_TRY(ps_cuda_check(cudaGetDevice(&device), "cudaGetDevice"));
+    return ps_cuda_check(cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device), "multiprocessors");
+}
+
+/* Elements of the flat weights that hold the layers' matrices, from the first on, whose place keeps its alignment. */
+static void matrices_of(const struct ps_encoder_small *e, int64_t *first, int64_t *count)
+{
+    const struct ps_encoder_layout *l = &e->offsets;
+    const int64_t d = e->d_model, f = e->d_ff, at[4] = {l->w_qkv, l->w_o, l->w_1, l->w_2},
+                  size[4] = {3 * d * d, d * d, d * f, f * d};
+    int64_t end = 0;
+    *first = at[0];
+    for (int i = 0; i < 4; i++) {
+        *first = at[i] < *first ? at[i] : *first;
+        end = at[i] + size[i] > end ? at[i] + size[i] : end;
+    }
+    *first = *first / 64 * 64;
+    *count = (end + (e->layers - 1) * l->matrix_stride - *first + 3) / 4 * 4;
+}
+
+/* The workspace: encoder_wide.cu's, then the weights. */
+size_t ps_encoder_halves_workspace_bytes(const struct ps_encoder_small *e)
+{
+    int multiprocessors = 0;
+    int64_t first, count;
+    if (device_of(&multiprocessors) != PS_OK) {
+        return 0;
+    }
+    matrices_of(e, &first, &count);
+    return padded((int64_t)ps_encoder_wide_workspace(e, units_of(e), multiprocessors)) + padded(count * (int64_t)sizeof(real16));
+}
+
+static struct small halves_of(const struct ps_encoder_small *e, int multiprocessors, real16 **weights)
+{
+    int64_t first, count;
+    struct small x = ps_small_of(e, unit_rows_of(e), units_of(e), ps_encoder_wide_blocks(units_of(e), multiprocessors));
+    matrices_of(e, &first, &count);
+    *weights = (real16 *)((char *)e->workspace + padded((int64_t)ps_encoder_wide_workspace(e, units_of(e), multiprocessors)));
+    x.weights = *weights - first;
+    if (e->kept) {
+        x.lse = (float *)e->kept;
+        x.rstd = (float *)((char *)e->kept + sums_bytes(e));
+        if (e->dropout.threshold) {
+            x.masks = (uint32_t *)((char *)x.rstd + deviations_bytes(e));
+        }
+    }
+    return x;
+}
+
+enum ps_status ps_encoder_halves_forward(const struct ps_kernels *k, const struct ps_encoder_small *e)
+{
+    int multiprocessors = 0;
+    int64_t first, count;
+    real16 *weights;
+    PS_TRY(device_of(&multiprocessors));
+    const struct small x = halves_of(e, multiprocessors, &weights);
+    matrices_of(e, &first, &count);
+    ps_cuda_launch(ps_cuda(k), to_halves, ps_cuda_blocks(count / 4, CONVERT_THREADS), CONVERT_THREADS, 0, (uint2 *)weights,
+                   (const float4 *)((const float *)e->weights + first), count / 4);
+    PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder_forward"));
+    return ps_encoder_wide_forward(x, (char *)e->workspace, multiprocessors, ps_cuda(k)->stream);
+}
+
+enum ps_status ps_encoder_halves_backward(const struct ps_kernels *k, const struct ps_encoder_small *e)
+{
+    int multiprocessors = 0;
+    real16 *weights;
+    PS_TRY(device_of(&multiprocessors));
+    const struct small x = halves_of(e, multiprocessors, &weights);
+    const int64_t fours = x.rows * e->d_model / 4;
+    const unsigned blocks = ps_cuda_blocks(fours, 4 * PEAK_THREADS);
+    ps_cuda_launch(ps_cuda(k), peak, blocks < (unsigned)multiprocessors ? blocks : (unsigned)multiprocessors, PEAK_THREADS, 0,
+                   ps_encoder_wide_peak((char *)e->workspace), (const float4 *)e->dy, fours);
+    PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder_backward"));
+    return ps_encoder_wide_backward(x, (char *)e->workspace, multiprocessors, ps_cuda(k)->stream);
+}
+
+} // namespace PS_REAL16_SPACE
