@@ -95,8 +95,9 @@ struct layer_result {
     int64_t elements;
 };
 
-/* held: what input and upstream gradient are rounded to, so that a model of that type and its oracle see the same. */
-static struct layer_result run_layer_at(struct fixture *f, enum ps_type held, uint64_t step)
+/* held: what input and upstream gradient are rounded to, so that a model of that type and its oracle see the same. The gradient is
+ * 2^exponent of unit variance. */
+static struct layer_result run_layer_scaled(struct fixture *f, enum ps_type held, uint64_t step, int exponent)
 {
     const struct ps_model_shape *s = &f->model->shape;
     int64_t R = f->batch * s->channels * ps_patches(s), n = R * s->d_model;
@@ -104,6 +105,7 @@ static struct layer_result run_layer_at(struct fixture *f, enum ps_type held, ui
     for (int64_t i = 0; i < 2 * n; i++) {
         double value = normal(23, (uint64_t)i, 97);
         values[i] = rounded_to(held, value);
+        values[i] = i < n ? values[i] : ldexp(values[i], exponent);
     }
     enum ps_type real = f->k->real, parameter = f->k->parameter;
     struct ps_tensor u = ps_model_stream(f->model, 0, f->batch);
@@ -120,6 +122,11 @@ static struct layer_result run_layer_at(struct fixture *f, enum ps_type held, ui
                                  .du = from_device(f->device, real, f->model->cache.shared.gradient, n),
                                  .gradients = from_device(f->device, parameter, f->model->gradients, f->count),
                                  .elements = n};
+}
+
+static struct layer_result run_layer_at(struct fixture *f, enum ps_type held, uint64_t step)
+{
+    return run_layer_scaled(f, held, step, 0);
 }
 
 static struct layer_result run_layer(struct fixture *f, enum ps_type held)
@@ -391,10 +398,16 @@ static const struct {
 } fused[] = {{PS_FP32, PS_F32, 1e-5}, {PS_TF32, PS_F32, 2e-3}, {PS_FP16, PS_F16, 2e-3}, {PS_PRECISION_BF16, PS_BF16, 1e-2}};
 enum { FUSED = sizeof fused / sizeof *fused };
 
-/* Whether activations are of fp32 and weights pass by: encoder_float.cu, encoder_rows.cu. */
+/* Whether activations are of fp32 and the layers of more than 32 columns: encoder_float.cu, encoder_rows.cu, encoder_halves.cu. */
 static int streamed(int which, const struct ps_model_shape *shape)
 {
     return fused[which].real == PS_F32 && shape->d_model > 32;
+}
+
+/* Whether tf32 has it by encoder_halves.cu, which does not embed. */
+static int by_halves(int which, const struct ps_model_shape *shape)
+{
+    return fused[which].precision == PS_TF32 && shape->d_model == 64 && shape->n_heads == 4 && ps_patches(shape) <= 16;
 }
 
 /* Whether level layer has this shape in that precision: if not, it is refused. */
@@ -589,6 +602,36 @@ START_TEST(level_layer_nan)
 }
 END_TEST
 
+/* Gradients may be of any size, though some of the kernels multiply them as fp16: a power of two goes through to the last bit. */
+START_TEST(level_layer_scaled)
+{
+    const struct ps_model_shape *shape = _i < FUSED_SHAPES ? &fused_shapes[_i] : &many_shapes[_i - FUSED_SHAPES];
+    if (!has_layer(1, shape)) { /* tf32 */
+        return;
+    }
+    struct fixture f = fixture_open("cuda", "cuda", PS_TF32, shape, 3, PS_LEVEL_LAYER, 0);
+    fixture_parameters(&f, 0.02);
+    struct layer_result plain = run_layer(&f, PS_F32);
+    for (int exponent = -60; exponent <= 40; exponent += 100) {
+        struct layer_result scaled = run_layer_scaled(&f, PS_F32, 3, exponent);
+        int64_t other = 0, zeros = 0;
+        for (int64_t i = 0; i < plain.elements; i++) {
+            other += scaled.du[i] != ldexp(plain.du[i], exponent);
+        }
+        for (int64_t i = 0; i < f.count; i++) {
+            other += scaled.gradients[i] != ldexp(plain.gradients[i], exponent);
+            zeros += plain.gradients[i] == 0;
+        }
+        ck_assert_msg(other == 0, "d %d, N %d: %lld elements are not 2^%d of what they were", (int)shape->d_model,
+                      (int)ps_patches(shape), (long long)other, exponent);
+        ck_assert_int_lt(zeros, f.count);
+        layer_result_free(&scaled);
+    }
+    layer_result_free(&plain);
+    fixture_close(&f);
+}
+END_TEST
+
 /* What the fused kernels do not serve is refused when the model is opened. */
 START_TEST(level_layer_refuses)
 {
@@ -763,6 +806,18 @@ static const struct ps_model_shape step_shapes[] = {
      .n_layers = 1,
      .dropout = 0,
      .revin = 1},
+    {.channels = 5,
+     .seq_len = 24,
+     .pred_len = 2,
+     .patch_len = 8,
+     .stride = 4,
+     .pad_end = 0,
+     .d_model = 64,
+     .n_heads = 8,
+     .d_ff = 256,
+     .n_layers = 2,
+     .dropout = 0.1,
+     .revin = 1},
     {.channels = 3,
      .seq_len = 100,
      .pred_len = 2,
@@ -808,7 +863,7 @@ START_TEST(step_layer)
     const int same = fused[which].real != PS_F32; /* in tf32 roundings of the embedding's and the head's operands differ */
     struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 3, PS_LEVEL_GEMM, 0);
     struct fixture f = fixture_open("cuda", "cuda", fused[which].precision, shape, 3, PS_LEVEL_LAYER, 0);
-    ck_assert_int_eq(f.model->encoder.embeds, _i % STEP_SHAPES < STEP_SHAPES - 1);
+    ck_assert_int_eq(f.model->encoder.embeds, _i % STEP_SHAPES < STEP_SHAPES - 1 && !by_halves(which, shape));
     ck_assert_int_eq(f.model->encoder.heads, same && (shape->pred_len >= 8 || (shape->d_model == 64 && shape->pred_len == 3)));
     if (_i % 2) { /* a series: channels beside one another */
         oracle.windows.inputs.stride[1] = f.windows.inputs.stride[1] = 1;
@@ -1152,6 +1207,7 @@ int main(void)
                 tcase_add_loop_test(steps[i], step_in_one, i * ONE_SHAPES, (i + 1) * ONE_SHAPES);
             }
             tcase_add_loop_test(shifted, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
+            tcase_add_loop_test(shifted, level_layer_scaled, 0, FUSED_SHAPES + (small ? 0 : MANY_SHAPES));
             tcase_add_test(shifted, level_layer_refuses);
         } else {
             printf("skipped: level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
