@@ -226,8 +226,8 @@ static __device__ __forceinline__ float power(int exponent)
 
 template <int ET, int TILES>
 static __global__ void __launch_bounds__(THREADS, ET *TILES > 4    ? 1
-                                                  : ET * TILES > 3 ? 4
-                                                                   : 5)
+                                                  : ET * TILES > 3 ? 3
+                                                                   : 4)
     backward_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     ps_grid_begin();
@@ -263,12 +263,12 @@ static __global__ void __launch_bounds__(THREADS, ET *TILES > 4    ? 1
         u[i] = here ? __ldg((const float4 *)from.at(row)) : make_float4(0, 0, 0, 0);
         m[i] = here ? __ldg((const uint2 *)mixed.at(row)) : make_uint2(0, 0);
     }
+    constexpr int TURNS = (S::ROWS + 31) / 32;
+    float sums[HEADS][TURNS];
 #pragma unroll
-    for (int h = 0; h < HEADS; h++) {
-#pragma unroll
-        for (uint32_t row = at.lane; row < S::ROWS; row += 32) {
-            own.logsum[h][row] = row < count ? logsum_of[h * count + row] * PS_LOG2_E : INFINITY; /* a weight of 0 */
-        }
+    for (int i = 0; i < HEADS * TURNS; i++) {
+        const uint32_t row = at.lane + i % TURNS * 32;
+        sums[i / TURNS][i % TURNS] = row < count ? __ldg(logsum_of + i / TURNS * count + row) : INFINITY; /* a weight of 0 */
     }
     uint32_t most = 0, value = 0;
 #pragma unroll
@@ -284,6 +284,13 @@ static __global__ void __launch_bounds__(THREADS, ET *TILES > 4    ? 1
                          __vmaxu2(__vmaxu2(w.x & 0x7fff7fffu, w.y & 0x7fff7fffu), __vmaxu2(w.z & 0x7fff7fffu, w.w & 0x7fff7fffu)));
     }
     value = max(value >> 16, value & 0xffffu);
+#pragma unroll
+    for (int i = 0; i < HEADS * TURNS; i++) {
+        const uint32_t row = at.lane + i % TURNS * 32;
+        if (S::ROWS % 32 == 0 || row < S::ROWS) {
+            own.logsum[i / TURNS][row] = sums[i / TURNS][i % TURNS] * PS_LOG2_E;
+        }
+    }
     int exponent[HEADS];
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
