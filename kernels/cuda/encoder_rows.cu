@@ -4,21 +4,27 @@
  * with mma.sync (encoder_float.cu) shared memory cannot feed the tensor cores: 6.4 ms at weather, where level gemm takes 4.6. Rows
  * know nothing of each other but in attention, so the rest is cut there: `enter` LN1 and W_qkv; `finish` W_o, the residual, LN2,
  * the feed-forward part; backward `back` the feed-forward part, LN2, W_o'; `leave` W_qkv', LN1. Between a kernel's products rows
- * stay in registers; what weights' gradients read is written, and those are products of the table, over all rows.
+ * stay in registers; what weights' gradients read is written: encoder_rows_gradients.cu.
+ *
+ * Memory bounds it, so what tf32 would round anyway is kept in 16 bits: fp16 has its 10 bits of mantissa, and forward's operands
+ * lie in its range: rows that LayerNorm has made, what weights make of them, weights (one beyond 65,504 shows as a loss that is not
+ * finite; below 2^-14 the error stays 2^-25). They are multiplied as fp16 too. The residual stream, sums and statistics are fp32,
+ * and so are gradients, whose range nobody knows, and tf32 their products.
  *
  * A warpgroup takes 64 rows of its own through all of a kernel; wgmma multiplies them, in shared memory or in registers, with
- * pieces of weights of 32 KB, which one thread has the copy engine bring from L2 for both warpgroups. `pack_rows` lays the pieces
+ * pieces of weights that stay in shared memory, or that one thread has the copy engine bring from L2. `pack_rows` lays the pieces
  * out before, the summed dimension contiguous, since wgmma takes tf32 in no other way. It multiplies W_qkv and W_1 with LayerNorm's
  * gamma and adds beta W to their biases: the left operand is xhat itself, which is what weights' gradients are made of too (G =
  * xhat' dy; encoder_float.cu says how the rest follows), and gradients come out as xhat's. The hidden columns before gelu are not
  * kept: backward computes them again. Dropout's bits are, a bit an element.
  *
- * Counts a layer, R rows, beside attention's and those of weights' gradients; products' flops, bytes of tensors. enter: 6 R d^2; 4
- * R d read, 16 R d written; finish: 2 R d^2 + 4 R d f; 8 R d, 8 R d; back: 6 R d f + 2 R d^2; 12 R d (dy twice), 16 R d + 8 R f;
- * leave: 6 R d^2; 20 R d, 4 R d. Weights from L2 a tile of 128 rows: 192, 64 + f, 3 f / 2 + 64 and 192 KB. weather (R 112,896, f
- * 256), us at wgmma's 415 TFLOP/s and at 4.2 TB/s: enter 27, 69; finish 45, 55; back 62, 151; leave 27, 83. Measured 92, 154, 228,
- * 114, where schedulers issue in 20, 41, 29 and 15 % of the clocks: eight warps multiply, 240 registers each, and their waits for
- * memory lie open where the next tile's rows are not asked for ahead. */
+ * Counts a layer, R rows, beside attention's and those of weights' gradients; products' flops, bytes of tensors read and written.
+ * enter: 6 R d^2; 4 R d, 8 R d; finish: 2 R d^2 + 4 R d f; 6 R d, 6 R d; back: 6 R d f + 2 R d^2; 10 R d (dy twice), 16 R d + 6 R
+ * f; leave: 6 R d^2; 18 R d, 4 R d; dropout's bits R (2 d + f) / 8 each. Weights from L2: enter's and, up to f 256, finish's once a
+ * block, 96 and 32 + f / 2 KB; a tile of 128 rows of back 64 + 5 f / 4 KB, of leave 192. weather (R 112,896, f 256), us at wgmma's
+ * 797 TFLOP/s (fp16) and 415, and at 4.2 TB/s: enter 14, 41; finish 23, 41; back 54, 131; leave 27, 76. Measured 75, 103, 192, 103,
+ * where schedulers issue in 38, 31, 31 and 15 % of the clocks: eight warps of 240 registers multiply (in enter twelve), and their
+ * waits for memory and for their own products lie open. */
 #include "kernels/cuda/encoder_rows.cuh"
 
 #include "kernels/cuda/attention.cuh"
