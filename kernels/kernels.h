@@ -358,7 +358,8 @@ struct ps_gemm_gradient {
 
 /* mixed = softmax(scale q k') v for each sequence and head, the scores never in memory; logsum = log of each row's sum of exp(scale
  * q k'). mixed, q, k, v [S, h, N, e], any strides but the last, 1; logsum [S, h, N] (type statistics). CUDA's tf32 takes mixed, q,
- * k, v of fp16 too, which has as long a mantissa, where rows and heads begin at even elements. Dao et al. 2022. */
+ * k and v, all four, of fp16 too, which has as long a mantissa, where e is even and tensors begin at multiples of 8 bytes, rows and
+ * heads at even elements. Dao et al. 2022. */
 struct ps_attention {
     struct ps_tensor mixed, logsum, q, k, v;
     double scale;
@@ -366,8 +367,8 @@ struct ps_attention {
 
 /* Its gradient, the scores computed again: with A = softmax(scale q k') and G = A * (d_mixed v' - delta): dq = scale G k, dk =
  * scale G' q, dv = A' d_mixed; delta = the sum over e of d_mixed mixed, which is that
- * over a row of A * (d_mixed v'), whichever is at hand: mixed and logsum are those of attention. dq, dk, dv, d_mixed, mixed, q, k,
- * v as in attention; delta, logsum [S, h, N] (type statistics). */
+ * over a row of A * (d_mixed v'), whichever is at hand: mixed and logsum are those of attention. mixed, q, k, v as in attention;
+ * dq, dk, dv, d_mixed likewise, but never of fp16 in tf32; delta, logsum [S, h, N] (type statistics). */
 struct ps_attention_backward {
     struct ps_tensor dq, dk, dv, delta, d_mixed, mixed, logsum, q, k, v;
     double scale;

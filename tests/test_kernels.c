@@ -936,7 +936,7 @@ static int attention_size(int index, int64_t *size)
 /* The same where q, k, v and mixed may be of fp16. */
 static int kept_attention_size(int index, int64_t *size)
 {
-    static const int64_t patches[] = {2, 15, 16, 17, 42, 48, 49, 64, 65, 130},
+    static const int64_t patches[] = {1, 15, 16, 17, 42, 48, 49, 64, 65, 130},
                          heads[][2] = {{2, 8}, {4, 16}, {5, 8}, {2, 4}, {1, 32}, {3, 64}};
     if (index >= LENGTH(patches) * LENGTH(heads)) {
         return 0;
@@ -1057,6 +1057,7 @@ static int build_kept_attention_backward(struct call *c, int index)
     if (!kept_attention_size(index, size)) {
         return 0;
     }
+    size[2] += size[2] == 1;
     attention_backward_call(c, size, KEPT, index % 5 > 0, index % 4 > 0);
     const int64_t head = size[2] * size[3];
     for (int64_t i = 0; index % 2 && i < size[0] * size[1] * head; i++) {
@@ -1838,6 +1839,42 @@ START_TEST(test_misfits)
 }
 END_TEST
 
+/* Attention of fp16: odd heads, odd strides and one tensor of another type are refused, and nothing is written. */
+START_TEST(test_kept_refused)
+{
+    struct table t = {.name = "cuda tf32", .backend = "cuda", .device_kind = "cuda", .precision = PS_TF32};
+    ck_assert_msg(table_open(&t) == PS_OK, "%s", ps_error_message());
+    static struct call c;
+    for (int i = 0; i < 4; i++) {
+        const int64_t size[4] = {2, 2, 6, i == 1 ? 5 : 8};
+        call_begin(&c, PS_OP_attention, 7);
+        attention_call(&c, size, KEPT, 0, 0);
+        for (int slot = 2; i == 2 && slot < 5; slot++) {
+            c.operands[slot].dense = 0;
+            c.operands[slot].size[2] = size[2] - 1;
+            c.operands[slot].stride[2] = size[3] + 1;
+        }
+        if (i == 2) {
+            c.operands[0].size[2] = c.operands[1].size[2] = size[2] - 1;
+        }
+        if (i == 3) {
+            c.operands[0].role = c.buffer[c.operands[0].buffer].role = REAL;
+        }
+        struct image image = {0};
+        image_make(&image, &t, &c);
+        ps_fail(PS_OK, "%s", "");
+        enum ps_status status = run(&t, &c, &image);
+        ck_assert_msg(status == (i == 0 ? PS_OK : PS_UNSUPPORTED), "case %d: status %d, %s", i, (int)status, ps_error_message());
+        ck_assert(i == 0 || (*ps_error_message() && memcmp(image.before, image.after, image.bytes) == 0));
+        image_free(&image);
+    }
+    free(c.values);
+    c.values = NULL;
+    c.capacity = 0;
+    table_close(&t);
+}
+END_TEST
+
 /* ---- the double reference against the definitions ---- */
 
 static struct table oracle = {.name = "oracle", .backend = "reference", .device_kind = "cpu", .precision = PS_FP64};
@@ -2508,6 +2545,7 @@ int main(void)
     tcase_add_loop_test(parity, test_misfits, 0, present());
     if (present() > CPU_TABLES && !asked("PS_TEST_SMALL")) {
         tcase_add_test(parity, test_far);
+        tcase_add_test(parity, test_kept_refused);
         tcase_add_test(parity, test_tuning);
         tcase_add_loop_test(parity, test_long_products, 0, 2);
     }

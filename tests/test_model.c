@@ -407,7 +407,8 @@ static int streamed(int which, const struct ps_model_shape *shape)
 /* Whether tf32 has it by encoder_halves.cu, which does not embed. */
 static int by_halves(int which, const struct ps_model_shape *shape)
 {
-    return fused[which].precision == PS_TF32 && shape->d_model == 64 && shape->n_heads == 4 && ps_patches(shape) <= 16;
+    return fused[which].precision == PS_TF32 && shape->d_model == 64 && shape->n_heads == 4 && ps_patches(shape) <= 16 &&
+           (shape->d_ff == 128 || shape->d_ff == 256);
 }
 
 /* Whether level layer has this shape in that precision: if not, it is refused. */
@@ -510,6 +511,18 @@ static const struct ps_model_shape many_shapes[] = {
      .n_heads = 2,
      .d_ff = 64,
      .n_layers = 2,
+     .dropout = 0.1,
+     .revin = 1},
+    {.channels = 610,
+     .seq_len = 24,
+     .pred_len = 1,
+     .patch_len = 8,
+     .stride = 4,
+     .pad_end = 0,
+     .d_model = 64,
+     .n_heads = 4,
+     .d_ff = 128,
+     .n_layers = 3,
      .dropout = 0.1,
      .revin = 1},
     {.channels = 5,

@@ -1,7 +1,8 @@
-/* Attention without its N x N scores in memory (but attention_small.cu's shapes): softmax(scale q k') v by tiles of 64 queries and
- * 64 keys, with the softmax's maximum and sum carried along (Milakov and Gimelshein 2018; Dao et al. 2022). Forward keeps the
- * logarithm of each row's sum; backward computes the scores again from it, once for dq, by tiles of queries, and once for dk and
- * dv, by tiles of keys, so that no sum is shared between blocks and every one has a fixed order.
+/* Attention without its N x N scores in memory (but attention_small.cu's shapes, and of fp16 rows in tf32 attention_half.cu's):
+ * softmax(scale q k') v by tiles of 64 queries and 64 keys, with the softmax's maximum and sum carried along (Milakov and
+ * Gimelshein 2018; Dao et al. 2022). Forward keeps the logarithm of each row's sum; backward computes the scores again from it,
+ * once for dq, by tiles of queries, and once for dk and dv, by tiles of keys, so that no sum is shared between blocks and every one
+ * has a fixed order.
  *
  * A warp owns 16 rows of a tile: products are mma.sync (bf16; tf32, operands rounded to nearest) or FFMA (fp32), operands in shared
  * memory, results in registers; a matrix of scores becomes an operand through the warp's own lines of shared memory. On tensor
@@ -445,7 +446,8 @@ static enum ps_status view_of(const char *op, const char *name, const struct ps_
             (int)type);
     }
     *v = {(char *)t->data, t->stride[0], t->stride[1], t->stride[2]};
-    x->pairs = x->pairs && (uintptr_t)t->data % 8 == 0 && t->stride[0] % 2 == 0 && t->stride[1] % 2 == 0 && t->stride[2] % 2 == 0;
+    x->pairs = x->pairs && (uintptr_t)t->data % 8 == 0 && t->stride[0] % 2 == 0 && t->stride[1] % 2 == 0 && t->stride[2] % 2 == 0 &&
+               t->stride[2] >= 0;
     x->wide = x->wide && ps_cuda_aligned(t) && t->stride[0] % vector == 0 && t->stride[1] % vector == 0 &&
               t->stride[2] % vector == 0 && s->e % vector == 0;
     return PS_OK;
@@ -516,7 +518,9 @@ static enum ps_status launch(const struct ps_kernels *k, const char *op, const s
     }
     if (kept != k->real) {
         if (!x.pairs) {
-            return ps_fail(PS_UNSUPPORTED, "%s (cuda): rows of fp16 in heads of %lld: rows and heads of an even length are served",
+            return ps_fail(PS_UNSUPPORTED,
+                           "%s (cuda): rows of fp16 in heads of %lld: rows and heads that begin at even elements, of tensors at "
+                           "multiples of 8 bytes, are served",
                            op, (long long)s.e);
         }
         return ps_cuda_attention_half_wanted(&x, backward)

@@ -20,7 +20,7 @@ struct ps_attention_launch {
     int heads, patches, e, tiles;
     float scale;
     bool wide;  /* every row begins at a multiple of 16 bytes and is as long */
-    bool pairs; /* every row begins at a multiple of two elements, and e is even */
+    bool pairs; /* every row begins at a multiple of two elements, rows follow one another, and e is even */
 };
 
 /* attention_small.cu: float32, short sequences of narrow heads. exact: as good as float32's own products, else tf32. */

@@ -397,7 +397,7 @@ static __global__ void __launch_bounds__(THREADS, ET *TILES > 4    ? 1
 /* Two heads lie side by side, and rows are near enough for 32 bits. */
 static bool in_pairs(const struct ps_attention_view &v, int e)
 {
-    return (e == COLUMNS || v.head == e) && v.row < 1 << 24;
+    return (e == COLUMNS || v.head == e) && v.row >= 0 && v.row < 1 << 24;
 }
 
 int ps_cuda_attention_half_wanted(const struct ps_attention_launch *x, bool backward)

@@ -18,7 +18,7 @@ struct ps_cuda_context {
     void *workspace;
     size_t workspace_bytes;
     int shared_bytes; /* the most shared memory that a block can have */
-    /* Level layer: partial gradients; taken by encoder_prepare, zeroed then. */
+    /* Level layer: partial gradients, packed weights; taken by encoder_prepare, zeroed then. */
     void *encoder_workspace;
     size_t encoder_workspace_bytes;
     struct ps_cuda_gemm *gemm;

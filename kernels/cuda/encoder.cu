@@ -73,14 +73,18 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
 
 enum family { SMALL, LARGE, FLOAT, ROWS, HALVES };
 
-/* Narrow models are the small one's, but in fp32; in 16 bits so are short sequences of which one tile holds several. */
+/* Narrow models are the small one's, but in fp32; in 16 bits so are short sequences of which one tile holds several, whose kernels
+ * tf32 takes too. */
 static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_small *r, enum family *family)
 {
     if (PS_REAL16 == PS_F32) {
         const bool fp32 = k->precision == PS_FP32;
-        if (!fp32 && level_halves::ps_encoder_halves_supported(r) == PS_OK) {
+        if (!fp32 && r->d_model == 64) {
             *family = HALVES;
-            return PS_OK;
+            const enum ps_status status = level_halves::ps_encoder_halves_supported(r);
+            if (status != PS_UNSUPPORTED) {
+                return status;
+            }
         }
         *family = fp32 ? FLOAT : r->d_model <= 32 ? SMALL : r->d_model <= 64 ? FLOAT : ROWS;
         return *family == SMALL   ? ps_encoder_small_supported(r)
@@ -137,7 +141,7 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
         needs->kept_bytes = ps_encoder_rows_kept_bytes(&r);
         break;
     case HALVES:
-        workspace = level_halves::ps_encoder_halves_workspace_bytes(&r);
+        workspace = level_halves::ps_encoder_halves_workspace_bytes(k, &r);
         needs->kept_bytes = level_halves::ps_encoder_halves_kept_bytes(&r);
         break;
     }

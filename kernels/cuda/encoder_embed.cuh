@@ -188,7 +188,7 @@ static __device__ __forceinline__ void embed_product(ps_pair (&rows)[4], ps_pair
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (at.here[i % 2]) {
+        if (std::is_same<ps_stream, ps_real>::value && at.here[i % 2]) { /* else it is not asked for */
             ps_put_operand((ps_real *)x.u + (at.first + i % 2 * 8) * D + at.share * 16 + i / 2 * 8 + at.q * 2, rows[i]);
         }
     }

@@ -102,6 +102,17 @@ static __device__ __forceinline__ float operand(float x)
     return exact ? x : __uint_as_float(ps_round_up(x));
 }
 
+/* quad_bits of lane q's pairs: elements 2q and 2q + 1 of what lane t has drawn when bits 4t and 4t + 16 are set. */
+static __device__ __forceinline__ uint32_t quad_mask(const struct ps_dropout &d, uint64_t step, uint32_t index, int q)
+{
+    return quad_bits(d, step, index, q) >> q;
+}
+
+static __device__ __forceinline__ float kept_scale(uint32_t mask, int t, int i, float scale)
+{
+    return mask >> (4 * t + 16 * i) & 1 ? scale : 0.0f;
+}
+
 /* Operands as multiply_add's products take them: in fp32 two parts of each. */
 template <int N> static __device__ __forceinline__ void split(uint32_t (&hi)[N], uint32_t (&lo)[N], const float (&x)[N])
 {

@@ -1,4 +1,4 @@
-/* What encoder_float.cu and encoder_rows.cu share. */
+/* What encoder_float.cu, encoder_rows.cu and encoder_rows_gradients.cu share. */
 #ifndef PS_KERNELS_CUDA_ENCODER_FLOAT_DEVICE_CUH
 #define PS_KERNELS_CUDA_ENCODER_FLOAT_DEVICE_CUH
 
@@ -42,13 +42,6 @@ static __device__ __forceinline__ float rounded(float x)
     return exact ? x : __uint_as_float(ps_round_up(x) & 0xffffe000u); /* with cvt.rna a step at seed28k takes 1 % longer */
 }
 
-/* Two in a word, rounded to nearest fp16. */
-static __device__ __forceinline__ uint32_t packed_halves(float low, float high)
-{
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *(const uint32_t *)&pair;
-}
-
 /* Dropout of a layer: which 0 after W_o, 1 after gelu, 2 after W_2. */
 static __host__ __device__ __forceinline__ struct ps_dropout at_site(const struct ps_dropout &d, int layer, int which)
 {
@@ -68,17 +61,6 @@ static __device__ __forceinline__ uint32_t quad_bits(const struct ps_dropout &d,
     bits <<= 4 * q;
     bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
     return bits | __shfl_xor_sync(0xffffffffu, bits, 2);
-}
-
-/* The same, of lane q's pairs: elements 2q and 2q + 1 of what lane t has drawn when bits 4t and 4t + 16 are set. */
-static __device__ __forceinline__ uint32_t quad_mask(const struct ps_dropout &d, uint64_t step, uint32_t index, int q)
-{
-    return quad_bits(d, step, index, q) >> q;
-}
-
-static __device__ __forceinline__ float kept_scale(uint32_t mask, int t, int i, float scale)
-{
-    return mask >> (4 * t + 16 * i) & 1 ? scale : 0.0f;
 }
 
 } // namespace PS_REAL16_SPACE

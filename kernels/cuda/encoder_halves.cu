@@ -2,17 +2,18 @@
  * operands are rounded as tf32 rounds them; the residual stream, sums, statistics and gradients of parameters are fp32.
  *
  * fp16's range is what must be seen to. Forward's operands are LayerNorm's rows, softmax's weights, and what weights make of those:
- * none comes near 65,504 in a model that trains, and what passes it shows as a loss that is not finite. Gradients can be of any
+ * none comes near 65,504 (hidden columns, kept twice as large, 32,752) in a model that trains, and what passes it shows as a loss
+ * that is not finite. Gradients can be of any
  * size: `peak` finds the largest element of dy, and backward multiplies all by the power of two that brings it to 1 .. 2, which the
- * sums are divided by again, exactly. 2^15 above that is room for their growth; what lies 2^14 below loses bits, what lies 2^24
- * below is left out.
+ * sums are divided by again, exactly (up to 2^120). 2^15 above that is room for their growth; what lies 2^14 below loses bits, what
+ * lies 2^24 below is left out: rows of the batch share the power.
  *
  * Beside encoder_wide.cu's kernels: weights to fp16, 6 bytes an element, and the peak, 4 R d bytes. seed28k (105,000 elements,
  * 6,400 rows): 0.6 MB and 1.6 MB, from L2. */
 #include "kernels/cuda/encoder_halves.cuh"
 
 #include "kernels/cuda/cuda.cuh"
-#include "kernels/cuda/encoder_head.cuh"
+#include "kernels/cuda/encoder_small_device.cuh"
 
 namespace PS_REAL16_SPACE
 {
@@ -21,10 +22,15 @@ enum { CONVERT_THREADS = 256, PEAK_THREADS = 512 };
 
 /* ---- the kernels beside ---- */
 
-/* to = from, rounded: 4 elements a thread. */
-static __global__ void __launch_bounds__(CONVERT_THREADS) to_halves(uint2 *to, const float4 *from, int64_t fours)
+/* to = from, rounded: 4 elements a thread. And the counters of encoder_wide.cu are zeroed, since other encoders of the same table
+ * may have had the workspace. */
+static __global__ void __launch_bounds__(CONVERT_THREADS)
+    to_halves(uint2 *to, const float4 *from, int64_t fours, unsigned *counters, int count)
 {
     ps_grid_begin();
+    if (blockIdx.x == 0 && (int)threadIdx.x < count) {
+        counters[threadIdx.x] = 0;
+    }
     const int64_t i = (int64_t)blockIdx.x * CONVERT_THREADS + threadIdx.x;
     if (i < fours) {
         const float4 v = from[i];
@@ -108,48 +114,42 @@ size_t ps_encoder_halves_kept_bytes(const struct ps_encoder_small *e)
     return sums_bytes(e) + deviations_bytes(e) + padded(words * (int64_t)sizeof(uint32_t));
 }
 
-static enum ps_status device_of(int *multiprocessors)
-{
-    int device = 0;
-    PS_TRY(ps_cuda_check(cudaGetDevice(&device), "cudaGetDevice"));
-    return ps_cuda_check(cudaDeviceGetAttribute(multiprocessors, cudaDevAttrMultiProcessorCount, device), "multiprocessors");
-}
-
 /* Elements of the flat weights that hold the layers' matrices, from the first on, whose place keeps its alignment. */
-static void matrices_of(const struct ps_encoder_small *e, int64_t *first, int64_t *count)
+struct matrices {
+    int64_t first, count;
+};
+
+static struct matrices matrices_of(const struct ps_encoder_small *e)
 {
     const struct ps_encoder_layout *l = &e->offsets;
     const int64_t d = e->d_model, f = e->d_ff, at[4] = {l->w_qkv, l->w_o, l->w_1, l->w_2},
                   size[4] = {3 * d * d, d * d, d * f, f * d};
+    struct matrices m = {at[0], 0};
     int64_t end = 0;
-    *first = at[0];
     for (int i = 0; i < 4; i++) {
-        *first = at[i] < *first ? at[i] : *first;
+        m.first = at[i] < m.first ? at[i] : m.first;
         end = at[i] + size[i] > end ? at[i] + size[i] : end;
     }
-    *first = *first / 64 * 64;
-    *count = (end + (e->layers - 1) * l->matrix_stride - *first + 3) / 4 * 4;
+    m.first = m.first / 64 * 64;
+    m.count = (end + (e->layers - 1) * l->matrix_stride - m.first + 3) / 4 * 4;
+    return m;
 }
 
 /* The workspace: encoder_wide.cu's, then the weights. */
-size_t ps_encoder_halves_workspace_bytes(const struct ps_encoder_small *e)
+static size_t weights_at(const struct ps_kernels *k, const struct ps_encoder_small *e)
 {
-    int multiprocessors = 0;
-    int64_t first, count;
-    if (device_of(&multiprocessors) != PS_OK) {
-        return 0;
-    }
-    matrices_of(e, &first, &count);
-    return padded((int64_t)ps_encoder_wide_workspace(e, units_of(e), multiprocessors)) + padded(count * (int64_t)sizeof(real16));
+    return padded((int64_t)ps_encoder_wide_workspace(e, units_of(e), ps_cuda(k)->multiprocessors));
 }
 
-static struct small halves_of(const struct ps_encoder_small *e, int multiprocessors, real16 **weights)
+size_t ps_encoder_halves_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e)
 {
-    int64_t first, count;
-    struct small x = ps_small_of(e, unit_rows_of(e), units_of(e), ps_encoder_wide_blocks(units_of(e), multiprocessors));
-    matrices_of(e, &first, &count);
-    *weights = (real16 *)((char *)e->workspace + padded((int64_t)ps_encoder_wide_workspace(e, units_of(e), multiprocessors)));
-    x.weights = *weights - first;
+    return weights_at(k, e) + padded(matrices_of(e).count * (int64_t)sizeof(real16));
+}
+
+static struct small halves_of(const struct ps_kernels *k, const struct ps_encoder_small *e)
+{
+    struct small x = ps_small_of(e, unit_rows_of(e), units_of(e), ps_encoder_wide_blocks(units_of(e), ps_cuda(k)->multiprocessors));
+    x.weights = (const real16 *)((char *)e->workspace + weights_at(k, e)) - matrices_of(e).first;
     if (e->kept) {
         x.lse = (float *)e->kept;
         x.rstd = (float *)((char *)e->kept + sums_bytes(e));
@@ -162,30 +162,28 @@ static struct small halves_of(const struct ps_encoder_small *e, int multiprocess
 
 enum ps_status ps_encoder_halves_forward(const struct ps_kernels *k, const struct ps_encoder_small *e)
 {
-    int multiprocessors = 0;
-    int64_t first, count;
-    real16 *weights;
-    PS_TRY(device_of(&multiprocessors));
-    const struct small x = halves_of(e, multiprocessors, &weights);
-    matrices_of(e, &first, &count);
-    ps_cuda_launch(ps_cuda(k), to_halves, ps_cuda_blocks(count / 4, CONVERT_THREADS), CONVERT_THREADS, 0, (uint2 *)weights,
-                   (const float4 *)((const float *)e->weights + first), count / 4);
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const struct matrices m = matrices_of(e);
+    char *const workspace = (char *)e->workspace;
+    int count;
+    unsigned *const counters = ps_encoder_wide_counters(workspace, &count);
+    ps_cuda_launch(c, to_halves, ps_cuda_blocks(m.count / 4, CONVERT_THREADS), CONVERT_THREADS, 0,
+                   (uint2 *)(workspace + weights_at(k, e)), (const float4 *)((const float *)e->weights + m.first), m.count / 4,
+                   counters, count);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder_forward"));
-    return ps_encoder_wide_forward(x, (char *)e->workspace, multiprocessors, ps_cuda(k)->stream);
+    return ps_encoder_wide_forward(halves_of(k, e), workspace, c->multiprocessors, c->stream);
 }
 
 enum ps_status ps_encoder_halves_backward(const struct ps_kernels *k, const struct ps_encoder_small *e)
 {
-    int multiprocessors = 0;
-    real16 *weights;
-    PS_TRY(device_of(&multiprocessors));
-    const struct small x = halves_of(e, multiprocessors, &weights);
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const struct small x = halves_of(k, e);
     const int64_t fours = x.rows * e->d_model / 4;
-    const unsigned blocks = ps_cuda_blocks(fours, 4 * PEAK_THREADS);
-    ps_cuda_launch(ps_cuda(k), peak, blocks < (unsigned)multiprocessors ? blocks : (unsigned)multiprocessors, PEAK_THREADS, 0,
-                   ps_encoder_wide_peak((char *)e->workspace), (const float4 *)e->dy, fours);
+    const unsigned blocks = ps_cuda_blocks(fours, 4 * PEAK_THREADS), most = (unsigned)c->multiprocessors;
+    ps_cuda_launch(c, peak, blocks < most ? blocks : most, PEAK_THREADS, 0, ps_encoder_wide_peak((char *)e->workspace),
+                   (const float4 *)e->dy, fours);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder_backward"));
-    return ps_encoder_wide_backward(x, (char *)e->workspace, multiprocessors, ps_cuda(k)->stream);
+    return ps_encoder_wide_backward(x, (char *)e->workspace, c->multiprocessors, c->stream);
 }
 
 } // namespace PS_REAL16_SPACE

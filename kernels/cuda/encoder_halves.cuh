@@ -12,7 +12,7 @@ namespace level_halves
  * that backward reads: another model's forward on the same table may not come between. */
 enum ps_status ps_encoder_halves_supported(const struct ps_encoder_small *e);
 size_t ps_encoder_halves_kept_bytes(const struct ps_encoder_small *e);
-size_t ps_encoder_halves_workspace_bytes(const struct ps_encoder_small *e); /* zeroed once when it is allocated */
+size_t ps_encoder_halves_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e);
 enum ps_status ps_encoder_halves_forward(const struct ps_kernels *k, const struct ps_encoder_small *e);
 enum ps_status ps_encoder_halves_backward(const struct ps_kernels *k, const struct ps_encoder_small *e);
 

@@ -69,9 +69,9 @@ static __host__ __device__ __forceinline__ int halves_of(int hidden)
 }
 
 struct row_places {
-    int back, w_ot, w_qkvt, all; /* pieces of tf32, the first is 0 */
+    int w_ot, w_qkvt, all; /* pieces of tf32; those of W_2' and W_1' come first */
     __host__ __device__ __forceinline__ explicit row_places(int hidden)
-        : back(0), w_ot(2 * hidden), w_qkvt(2 * hidden + 2), all(2 * hidden + 8)
+        : w_ot(2 * hidden), w_qkvt(2 * hidden + 2), all(2 * hidden + 8)
     {
     }
 };
@@ -171,7 +171,7 @@ static __global__ void __launch_bounds__(256) pack_rows(const __grid_constant__ 
                     const int k = panel * 64 + unit * 8 + 2 * j + h;
                     v[h] = forward_element(x, w, p, piece, of_rows ? spread(k) : k, spread(line));
                 }
-                word[j] = packed_halves(v[0], v[1]);
+                word[j] = ps_pack<ps_fp16>(v);
             }
         } else {
             const bool in_registers = of_rows && piece < at.w_qkvt;
@@ -364,13 +364,15 @@ static __device__ __forceinline__ uint2 get_shared(uint32_t address)
 
 static __device__ __forceinline__ uint2 as_halves(const float4 &v)
 {
-    return make_uint2(packed_halves(v.x, v.y), packed_halves(v.z, v.w));
+    return make_uint2(ps_pack<ps_fp16>(&v.x), ps_pack<ps_fp16>(&v.z));
 }
 
 static __device__ __forceinline__ float4 as_floats(const uint2 &v)
 {
-    const float2 low = __half22float2(*(const __half2 *)&v.x), high = __half22float2(*(const __half2 *)&v.y);
-    return make_float4(low.x, low.y, high.x, high.y);
+    float4 r;
+    ps_unpack<ps_fp16>(&r.x, v.x);
+    ps_unpack<ps_fp16>(&r.z, v.y);
+    return r;
 }
 
 static __device__ __forceinline__ float4 as_operand(const float4 &v)
@@ -698,7 +700,7 @@ static __device__ __forceinline__ void as_left(uint32_t (&left)[4][4], const flo
 #pragma unroll
     for (int k = 0; k < 16; k++) {
         const float *const pair = &c[k / 4 * 2 + k % 4 / 2][k % 2 * 2];
-        left[k / 4][k % 4] = packed_halves(pair[0], pair[1]);
+        left[k / 4][k % 4] = ps_pack<ps_fp16>(pair);
     }
 }
 
@@ -710,33 +712,21 @@ static __device__ __forceinline__ void stage_vector(float *to, const float *from
     }
 }
 
-/* To rows of `ld`, from the warpgroup's first row and first column on: as they are, */
-template <int N>
-static __device__ __forceinline__ void keep_sums(float *to, int ld, const float (&c)[N][4], int count, const seat &at)
+/* To rows of `ld`, from the warpgroup's first row and first column on: fp32, or fp16. */
+template <int N, typename T>
+static __device__ __forceinline__ void keep_sums(T *to, int ld, const float (&c)[N][4], int count, const seat &at)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        float *const row = to + (int64_t)at.row(i) * ld + 4 * at.q;
+        T *const row = to + (int64_t)at.row(i) * ld + 4 * at.q;
 #pragma unroll
         for (int m = 0; m < N / 2; m++) {
             if (at.row(i) < count) {
-                put_global(row + 16 * m, four(c, m, i));
-            }
-        }
-    }
-}
-
-/* or as fp16. */
-template <int N>
-static __device__ __forceinline__ void keep_sums(__half *to, int ld, const float (&c)[N][4], int count, const seat &at)
-{
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        __half *const row = to + (int64_t)at.row(i) * ld + 4 * at.q;
-#pragma unroll
-        for (int m = 0; m < N / 2; m++) {
-            if (at.row(i) < count) {
-                put_global(row + 16 * m, as_halves(four(c, m, i)));
+                if constexpr (sizeof(T) == 2) {
+                    put_global(row + 16 * m, as_halves(four(c, m, i)));
+                } else {
+                    put_global(row + 16 * m, four(c, m, i));
+                }
             }
         }
     }
@@ -788,12 +778,14 @@ static __device__ __forceinline__ int turns_of(int64_t rows)
     return (tiles_of(rows, TILE) - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
 }
 
-/* Rows [.., columns] of the block's tile number i to L2, while the warpgroups have the tile before in hand. */
-template <typename T> static __device__ __forceinline__ void prefetch_tile(int i, int64_t rows, const T *from, int columns)
+/* Rows [.., columns] of a tile to L2, while the warpgroups have the one before in hand. */
+template <typename T> static __device__ __forceinline__ void prefetch_tile(int64_t tile, int64_t rows, const T *from, int columns)
 {
-    const int64_t row0 = ((int64_t)blockIdx.x + (int64_t)i * gridDim.x) * TILE;
-    const uint32_t bytes = (uint32_t)(rows - row0 < TILE ? rows - row0 : TILE) * columns * (uint32_t)sizeof(T);
-    ps_bulk_prefetch(from + row0 * columns, bytes & ~15u); /* multiples of 16 are served */
+    const int64_t row0 = tile * TILE;
+    if (row0 < rows) {
+        const uint32_t bytes = (uint32_t)(rows - row0 < TILE ? rows - row0 : TILE) * columns * (uint32_t)sizeof(T);
+        ps_bulk_prefetch(from + row0 * columns, (bytes + 15) & ~15u); /* padded_rows are there */
+    }
 }
 
 /* `enter`: left operands of fp16, W_qkv, its bias, a barrier. */
@@ -915,15 +907,7 @@ static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constan
                     bytes = HALF_BYTES;
                     return x.halves + (6 + i) * HALF_BYTES;
                 },
-                [&](int i) {
-                    prefetch_tile(i, x.rows, x.merged, D);
-                    prefetch_tile(i, x.rows, x.u, D);
-                    if (x.gelu.threshold) {
-                        prefetch_tile(i, x.rows, x.kept_o, 4);
-                        prefetch_tile(i, x.rows, x.kept_gelu, x.f / 32);
-                        prefetch_tile(i, x.rows, x.kept_output, 4);
-                    }
-                });
+                [](int) {});
         }
         return;
     }
@@ -941,6 +925,15 @@ static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constan
         put_rows(left, rows, at);
         ps_publish();
         at.sync();
+        if (at.group == 0 && at.warp == 0 && at.lane == 0) { /* the bringing warpgroup is done where pieces stay */
+            const int64_t next = tile + (int64_t)gridDim.x;
+            prefetch_tile(next, x.rows, x.u, D);
+            if (drops) {
+                prefetch_tile(next, x.rows, x.kept_o, 4);
+                prefetch_tile(next, x.rows, x.kept_gelu, x.f / 32);
+                prefetch_tile(next, x.rows, x.kept_output, 4);
+            }
+        }
         const float_fours u(x.u + row0 * D, count, at);
         float r[2][8][4]; /* halves of the columns */
         uint2 kept[2][2];
@@ -1069,12 +1062,13 @@ static __global__ void __launch_bounds__(THREADS, 1) back(const __grid_constant_
                     const bool half = i < 3 * hidden && i % 3 == 0; /* W_1's, for the hidden columns again */
                     bytes = half ? HALF_BYTES : WORD_BYTES;
                     return half             ? x.halves + (8 + i / 3 * 2) * HALF_BYTES
-                           : i < 3 * hidden ? x.words + (pieces.back + i / 3 * 2 + i % 3 - 1) * WORD_BYTES
+                           : i < 3 * hidden ? x.words + (i / 3 * 2 + i % 3 - 1) * WORD_BYTES
                                             : x.words + (pieces.w_ot + i - 3 * hidden) * WORD_BYTES;
                 },
                 [&](int i) {
-                    prefetch_tile(i, x.rows, x.xhat2, D);
-                    prefetch_tile(i, x.rows, x.dy, D);
+                    const int64_t tile = blockIdx.x + (int64_t)i * gridDim.x;
+                    prefetch_tile(tile, x.rows, x.xhat2, D);
+                    prefetch_tile(tile, x.rows, x.dy, D);
                 });
         }
         return;
@@ -1270,7 +1264,7 @@ enum ps_status ps_encoder_rows_supported(const struct ps_encoder_small *e)
         return ps_fail(
             PS_UNSUPPORTED,
             "encoder (cuda): d_model %lld with %lld heads, d_ff %lld and %lld patches: level layer in tf32 has d_model %d "
-            "with heads of up to %d, d_ff a multiple of %d up to %d, up to %d patches",
+            "with heads of 2 to %d, d_ff a multiple of %d up to %d, up to %d patches",
             (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, D, PS_ATTENTION_HEAD, COLUMNS,
             MOST_HIDDEN, PS_ATTENTION_PATCHES);
     }

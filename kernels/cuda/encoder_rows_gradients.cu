@@ -4,7 +4,8 @@
  * tf32 with the summed dimension contiguous only, and there is no instruction that turns words: dy is the left operand, which comes
  * from shared memory to registers element by element; x is turned as 16 bits by ldmatrix and laid out as words for the right one.
  * The sums of dy's columns, biases' gradients, come on the way. What slabs give is added in a fixed order by the kernel that adds
- * encoder_float.cu's splits (sum_up), since it is laid out as those are.
+ * encoder_float.cu's splits (sum_up), since it is laid out as those are. wgmma_gemm.cu's gradient_kernel goes the same way with two
+ * operands of fp32, the right one turned word by word, and a product a launch.
  *
  * Why one launch: the eight tiles of a layer (f 256) share the multiprocessors in 16 slabs, where a launch a product has 132 of 64
  * KB each: 4 x 8.6 MB of partial sums to write and read. Tiles of a slab run side by side and find each other's rows in L2. Counts,
@@ -25,6 +26,7 @@ enum {
     THREADS = 256,
     DEEP = 32,
     STAGES = 6,
+    CHAIN = 256,          /* pieces that the tensor cores add up, whose sums are cut off; longer ones are added in FADD */
     LEFT_LINE = EDGE + 8, /* floats; lanes of a fragment read 32 banks */
     LEFT_BYTES = DEEP * LEFT_LINE * 4,
     STAGE_BYTES = LEFT_BYTES + DEEP * EDGE * 2,
@@ -130,6 +132,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_gradients(const __gri
     for (int i = 0; i < EDGE / 2; i++) {
         sum[i / 4][i % 4] = 0.0f;
     }
+    float total[EDGE / 8][4] = {};
     int stage = 0;
     for (int p = 0; p < pieces; p++) {
         ps_copy_wait_group<STAGES - 3>();
@@ -161,6 +164,13 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_gradients(const __gri
         ps_wgmma_wait<0>();
         ps_pin(a);
         ps_pin(sum);
+        if ((p + 1) % CHAIN == 0 || p + 1 == pieces) {
+#pragma unroll
+            for (int i = 0; i < EDGE / 2; i++) {
+                total[i / 4][i % 4] += sum[i / 4][i % 4];
+                sum[i / 4][i % 4] = 0.0f;
+            }
+        }
     }
     const int m = m0 + warp * 16 + g;
     if (n0 == 0) {
@@ -179,7 +189,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_gradients(const __gri
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 if (m + i / 2 * 8 < dys) {
-                    out[(n0 + j * 8 + q * 2 + i % 2) * dys + i / 2 * 8] = sum[j][i];
+                    out[(n0 + j * 8 + q * 2 + i % 2) * dys + i / 2 * 8] = total[j][i];
                 }
             }
         }

@@ -11,7 +11,7 @@
 #include "kernels/cuda/real16.cuh"
 #include "kernels/kernels.h"
 
-/* R = sequences * patches rows. */
+/* R = sequences * patches rows. real: the table's activations. */
 struct ps_encoder_small {
     int64_t sequences, patches, d_model, n_heads, d_ff, layers; /* S, N, d, h, f */
     struct ps_encoder_layout offsets;
@@ -19,11 +19,11 @@ struct ps_encoder_small {
     const float *parameters; /* flat, fp32: biases, gamma and beta are read here */
     float *gradients;        /* flat, fp32, +=; backward only */
     void *u;                 /* real [layers + 1, R, d]: u[0] is read, the others are written */
-    void *kept;              /* what backward reads again: ps_encoder_small_kept_bytes; NULL forward: nothing is kept (inference) */
+    void *kept;              /* what backward reads again: the family's kept_bytes; NULL forward: nothing is kept (inference) */
     const void *dy;          /* real [R, d], gradient of u[layers] */
     void *du;                /* real [R, d], gradient of u[0]; may be dy */
-    void *workspace;         /* ps_encoder_small_workspace_bytes, zeroed once when it is allocated; backward only, but for
-                                encoder_float.cu's */
+    void *workspace;         /* of the family's workspace_bytes, zeroed once when it is allocated; the small family's is backward's
+                                alone */
     /* The first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); three more a layer. */
     struct ps_dropout dropout;
     double epsilon;

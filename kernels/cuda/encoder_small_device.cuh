@@ -1200,7 +1200,9 @@ bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int sha
 int ps_encoder_wide_window_floats(void);
 size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units, int multiprocessors);
 #ifdef PS_COMPILE_HALVES
-/* In the workspace: the bits of dy's largest magnitude, found before backward, which takes it away. */
+/* In the workspace: what must be zero before a step, and, one of it, the bits of dy's largest magnitude, found before backward,
+ * whose last kernel takes it away. */
+unsigned *ps_encoder_wide_counters(char *workspace, int *count);
 unsigned *ps_encoder_wide_peak(char *workspace);
 #endif
 enum ps_status ps_encoder_wide_forward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);

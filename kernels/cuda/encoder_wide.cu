@@ -19,7 +19,9 @@
  * Counts, seed28k (f 256, 3 x 5 rows in 16, 2 layers; 107 blocks of 16 warps): a layer's panels 96 KB; a warpgroup and a layer take
  * 20 products m64n16k16, 4 m64n48k16 and 4 m64n64k16 forward, 32, none and 8 backward, and 24 movmatrix a warp in place of
  * attention's transposes; 6 barriers each way. q, k, v and xhat 8.8 MB. Weight gradients: operands 28 MB, read 1.2 times, a
- * multiprocessor's copy engine has 24 KB in 600 clocks; partial sums 7 MB (one a block would be 43). */
+ * multiprocessor's copy engine has 24 KB in 600 clocks; partial sums 7 MB (one a block would be 43).
+ *
+ * Compiled with PS_COMPILE_HALVES it is tf32's: fp16 operands, u and gradients in memory of fp32, no ends: encoder_halves.cu. */
 #include "kernels/cuda/bulk.cuh"
 #include "kernels/cuda/encoder_head.cuh"
 
@@ -589,11 +591,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         ps_copy_wait(); /* vectors, W_h */
         __syncthreads();
         float u[2][4];
-#ifdef PS_COMPILE_HALVES
         unpack_operand(u, given);
-#else
-        unpack_operand(u, rows);
-#endif
 #pragma unroll 1
         for (int l = 0; l < x.layers; l++) {
             const float *const vectors = all_vectors + l * vector_floats(F);
@@ -1905,6 +1903,12 @@ size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units
 }
 
 #ifdef PS_COMPILE_HALVES
+unsigned *ps_encoder_wide_counters(char *workspace, int *count)
+{
+    *count = FLAGS;
+    return (unsigned *)workspace;
+}
+
 unsigned *ps_encoder_wide_peak(char *workspace)
 {
     return (unsigned *)workspace + PEAK;

@@ -1,7 +1,7 @@
 /* The reals of activations and of products' operands at level `layer`: 16 bits, bf16, or fp16 in a file compiled with
  * PS_COMPILE_FP16; and fp32, rounded to tf32 as operands, with PS_COMPILE_TF32, which some of the files know (ps_real), and as it
- * is with PS_COMPILE_FP32 besides. The kernels are compiled once for each (CMakeLists.txt) and share no name: namespace
- * PS_REAL16_SPACE. */
+ * is with PS_COMPILE_FP32 besides. The kernels are compiled once for each (CMakeLists.txt), encoder_wide.cu's for fp16 a second
+ * time with a stream of fp32 (PS_COMPILE_HALVES), and share no name: namespace PS_REAL16_SPACE. */
 #ifndef PS_KERNELS_CUDA_REAL16_CUH
 #define PS_KERNELS_CUDA_REAL16_CUH
 
@@ -20,7 +20,7 @@ typedef float ps_real;
 typedef ps_fp16 real16;
 #define PS_REAL16 PS_F16
 #define PS_REAL16_PTX "f16" /* in the names of instructions */
-#ifdef PS_COMPILE_HALVES /* fp16's operands with a stream of fp32, for tf32: encoder_halves.cu */
+#ifdef PS_COMPILE_HALVES    /* fp16's operands with a stream of fp32, for tf32: encoder_halves.cu */
 #define PS_REAL16_SPACE level_halves
 #else
 #define PS_REAL16_SPACE level_fp16
