@@ -22,7 +22,7 @@
  * enter: 6 R d^2; 4 R d, 8 R d; finish: 2 R d^2 + 4 R d f; 6 R d, 6 R d; back: 6 R d f + 2 R d^2; 10 R d (dy twice), 16 R d + 6 R
  * f; leave: 6 R d^2; 18 R d, 4 R d; dropout's bits R (2 d + f) / 8 each. Weights from L2: enter's and, up to f 256, finish's once a
  * block, 96 and 32 + f / 2 KB; a tile of 128 rows of back 64 + 5 f / 4 KB, of leave 192. weather (R 112,896, f 256), us at wgmma's
- * 797 TFLOP/s (fp16) and 415, and at 4.2 TB/s: enter 14, 41; finish 23, 41; back 54, 131; leave 27, 76. Measured 75, 103, 192, 103,
+ * 797 TFLOP/s (fp16) and 415, and at 4.2 TB/s: enter 14, 41; finish 23, 41; back 54, 131; leave 27, 76. Measured 75, 99, 192, 103,
  * where schedulers issue in 38, 31, 31 and 15 % of the clocks: eight warps of 240 registers multiply (in enter twelve), and their
  * waits for memory and for their own products lie open. */
 #include "kernels/cuda/encoder_rows.cuh"
