@@ -1889,8 +1889,7 @@ enum ps_status ps_encoder_float_supported(const struct ps_encoder_small *e)
     if (!k.rows || e->patches < 1 || e->patches > 64 || e->d_ff < HIDDEN || e->d_ff > MOST_HIDDEN || e->d_ff % HIDDEN != 0) {
         return ps_fail(PS_UNSUPPORTED,
                        "encoder (cuda): d_model %lld with %lld heads, d_ff %lld and %lld patches: level layer in %s with heads of "
-                       "8, 16 or 32, "
-                       "d_ff 128, 256, 384 or 512, up to 64 patches",
+                       "8, 16 or 32, d_ff 128, 256, 384 or 512, up to 64 patches",
                        (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches,
                        exact ? "fp32 has d_model 64 and 128" : "tf32 has d_model 64");
     }

@@ -3,10 +3,9 @@
  *
  * fp16's range is what must be seen to. Forward's operands are LayerNorm's rows, softmax's weights, and what weights make of those:
  * none comes near 65,504 (hidden columns, kept twice as large, 32,752) in a model that trains, and what passes it shows as a loss
- * that is not finite. Gradients can be of any
- * size: `peak` finds the largest element of dy, and backward multiplies all by the power of two that brings it to 1 .. 2, which the
- * sums are divided by again, exactly (up to 2^120). 2^15 above that is room for their growth; what lies 2^14 below loses bits, what
- * lies 2^24 below is left out: rows of the batch share the power.
+ * that is not finite. Gradients can be of any size: `peak` finds the largest element of dy, and backward multiplies all by the
+ * power of two that brings it to 1 .. 2, which the sums are divided by again, exactly (up to 2^120). 2^15 above that is room for
+ * their growth; what lies 2^14 below loses bits, what lies 2^24 below is left out: rows of the batch share the power.
  *
  * Beside encoder_wide.cu's kernels: weights to fp16, 6 bytes an element, and the peak, 4 R d bytes. seed28k (105,000 elements,
  * 6,400 rows): 0.6 MB and 1.6 MB, from L2. */
@@ -64,18 +63,6 @@ static __global__ void __launch_bounds__(PEAK_THREADS) peak(unsigned *most, cons
 
 /* ---- the host's side ---- */
 
-/* Units of 16 rows: sequences that are not cut. */
-static int unit_rows_of(const struct ps_encoder_small *e)
-{
-    return (int)(16 / e->patches * e->patches);
-}
-
-static int64_t units_of(const struct ps_encoder_small *e)
-{
-    const int64_t sequences = 16 / e->patches;
-    return (e->sequences + sequences - 1) / sequences;
-}
-
 enum ps_status ps_encoder_halves_supported(const struct ps_encoder_small *e)
 {
     int device = 0, shared = 0;
@@ -92,26 +79,9 @@ enum ps_status ps_encoder_halves_supported(const struct ps_encoder_small *e)
     return PS_OK;
 }
 
-static size_t padded(int64_t bytes)
-{
-    return ((size_t)bytes + 255) / 256 * 256;
-}
-
-/* What is kept, in order: softmax's sums, deviations, masks. */
-static size_t sums_bytes(const struct ps_encoder_small *e)
-{
-    return padded(e->layers * e->n_heads * e->sequences * e->patches * (int64_t)sizeof(float));
-}
-
-static size_t deviations_bytes(const struct ps_encoder_small *e)
-{
-    return padded(e->layers * 2 * e->sequences * e->patches * (int64_t)sizeof(float));
-}
-
 size_t ps_encoder_halves_kept_bytes(const struct ps_encoder_small *e)
 {
-    const int64_t words = e->dropout.threshold ? e->layers * units_of(e) * (e->d_ff / 16 + e->d_model / 8) * 8 : 0;
-    return sums_bytes(e) + deviations_bytes(e) + padded(words * (int64_t)sizeof(uint32_t));
+    return ps_small_lse_bytes(e) + ps_small_deviation_bytes(e) + ps_small_mask_bytes(e, 1);
 }
 
 /* Elements of the flat weights that hold the layers' matrices, from the first on, whose place keeps its alignment. */
@@ -138,23 +108,23 @@ static struct matrices matrices_of(const struct ps_encoder_small *e)
 /* The workspace: encoder_wide.cu's, then the weights. */
 static size_t weights_at(const struct ps_kernels *k, const struct ps_encoder_small *e)
 {
-    return padded((int64_t)ps_encoder_wide_workspace(e, units_of(e), ps_cuda(k)->multiprocessors));
+    return (ps_encoder_wide_workspace(e, ps_small_units(e), ps_cuda(k)->multiprocessors) + 255) / 256 * 256;
 }
 
 size_t ps_encoder_halves_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e)
 {
-    return weights_at(k, e) + padded(matrices_of(e).count * (int64_t)sizeof(real16));
+    return weights_at(k, e) + (size_t)matrices_of(e).count * sizeof(real16);
 }
 
 static struct small halves_of(const struct ps_kernels *k, const struct ps_encoder_small *e)
 {
-    struct small x = ps_small_of(e, unit_rows_of(e), units_of(e), ps_encoder_wide_blocks(units_of(e), ps_cuda(k)->multiprocessors));
+    struct small x = ps_small_of(e, ps_encoder_wide_blocks(ps_small_units(e), ps_cuda(k)->multiprocessors));
     x.weights = (const real16 *)((char *)e->workspace + weights_at(k, e)) - matrices_of(e).first;
     if (e->kept) {
         x.lse = (float *)e->kept;
-        x.rstd = (float *)((char *)e->kept + sums_bytes(e));
+        x.rstd = (float *)((char *)e->kept + ps_small_lse_bytes(e));
         if (e->dropout.threshold) {
-            x.masks = (uint32_t *)((char *)x.rstd + deviations_bytes(e));
+            x.masks = (uint32_t *)((char *)x.rstd + ps_small_deviation_bytes(e));
         }
     }
     return x;

@@ -244,6 +244,10 @@ template <int SLOTS, int SLOT_BYTES, int FULL> struct piece_ring {
             }
         }
     }
+    template <typename P> __device__ __forceinline__ void bring(int times, int pieces, P piece)
+    {
+        bring(times, pieces, piece, [](int) {});
+    }
     /* The next piece, once it is there: its place as wgmma's operand. */
     __device__ __forceinline__ uint32_t take()
     {
@@ -901,13 +905,10 @@ static __global__ void __launch_bounds__(THREADS, 1) finish(const __grid_constan
     if (at.group == GROUPS) {
         fewer_registers();
         if (at.warp == 0 && at.lane == 0) {
-            ring.bring(
-                turns_of(x.rows), 2 + 2 * hidden,
-                [&](int i, int &bytes) {
-                    bytes = HALF_BYTES;
-                    return x.halves + (6 + i) * HALF_BYTES;
-                },
-                [](int) {});
+            ring.bring(turns_of(x.rows), 2 + 2 * hidden, [&](int i, int &bytes) {
+                bytes = HALF_BYTES;
+                return x.halves + (6 + i) * HALF_BYTES;
+            });
         }
         return;
     }
@@ -1199,13 +1200,10 @@ static __global__ void __launch_bounds__(THREADS, 1) leave(const __grid_constant
         fewer_registers();
         if (at.warp == 0 && at.lane == 0) {
             const int first = row_places(x.f / COLUMNS).w_qkvt;
-            ring.bring(
-                turns_of(x.rows), 6,
-                [&](int i, int &bytes) {
-                    bytes = WORD_BYTES;
-                    return x.words + (first + i) * WORD_BYTES;
-                },
-                [](int) {});
+            ring.bring(turns_of(x.rows), 6, [&](int i, int &bytes) {
+                bytes = WORD_BYTES;
+                return x.words + (first + i) * WORD_BYTES;
+            });
         }
         return;
     }
@@ -1425,11 +1423,10 @@ enum ps_status ps_encoder_rows_backward(const struct ps_kernels *k, const struct
     const double scale = 1 / sqrt((double)D / (double)e->n_heads);
     for (int layer = (int)e->layers; layer-- > 0;) {
         const struct rows_layer x = layer_of(k, e, layer);
-        float *const d_qkv = workspace + at.d_qkv;
         PS_TRY(launch_rows(c, back, TILE, THREADS, back_kernel::SHARED, name, x));
-        const struct ps_attention_backward attention = {heads_of(e, d_qkv, 3 * D),
-                                                        heads_of(e, d_qkv + D, 3 * D),
-                                                        heads_of(e, d_qkv + 2 * D, 3 * D),
+        const struct ps_attention_backward attention = {heads_of(e, x.d_qkv, 3 * D),
+                                                        heads_of(e, x.d_qkv + D, 3 * D),
+                                                        heads_of(e, x.d_qkv + 2 * D, 3 * D),
                                                         statistics_of(e, workspace + at.delta),
                                                         heads_of(e, x.d_merged, D),
                                                         heads_of(e, x.merged, D),
@@ -1440,7 +1437,7 @@ enum ps_status ps_encoder_rows_backward(const struct ps_kernels *k, const struct
                                                         scale};
         PS_TRY(k->attention_backward(k, &attention));
         PS_TRY(launch_rows(c, leave, TILE, THREADS, leave_kernel::SHARED, name, x));
-        const struct ps_encoder_rows_operands operands = {{d_qkv, x.masked_o, x.d_hidden, x.masked_2},
+        const struct ps_encoder_rows_operands operands = {{x.d_qkv, x.masked_o, x.d_hidden, x.masked_2},
                                                           {x.xhat1, x.merged, x.xhat2, x.hidden}};
         PS_TRY(ps_encoder_rows_gradients(k, e, layer, &operands, workspace + at.parts));
     }

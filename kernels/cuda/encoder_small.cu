@@ -842,10 +842,9 @@ static int sizes_fit(const struct ps_encoder_small *e)
 
 static void units_of(const struct ps_encoder_small *e, struct plan *p)
 {
-    const int n = (int)e->patches, sequences = n <= 16 ? 16 / n : 1;
-    p->tiles = (n + 15) / 16;
-    p->unit_rows = n * sequences;
-    p->units = (e->sequences + sequences - 1) / sequences;
+    p->tiles = ((int)e->patches + 15) / 16;
+    p->unit_rows = (int)(ps_small_sequences(e) * e->patches);
+    p->units = ps_small_units(e);
 }
 
 static int64_t unit_of(int d, int tiles, bool backward, int staged)
@@ -937,23 +936,10 @@ static size_t kept_r(const struct ps_encoder_small *e)
     return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(ps_real) + 255) / 256 * 256;
 }
 
-static size_t kept_lse(const struct ps_encoder_small *e)
-{
-    return ((size_t)(e->layers * e->n_heads * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
-}
-
 /* encoder_wide.cu's deviations, or tf32's merged. */
 static size_t kept_beside(const struct ps_encoder_small *e)
 {
-    return PS_REAL16 == PS_F32       ? kept_r(e)
-           : ps_encoder_wide_fits(e) ? ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256
-                                     : 0;
-}
-
-static size_t kept_masks(const struct ps_encoder_small *e, const struct plan *p)
-{
-    const int64_t words = e->layers * p->units * p->tiles * (e->d_ff / 16 + e->d_model / 8) * 8;
-    return e->dropout.threshold ? (size_t)words * sizeof(uint32_t) : 0;
+    return PS_REAL16 == PS_F32 ? kept_r(e) : ps_encoder_wide_fits(e) ? ps_small_deviation_bytes(e) : 0;
 }
 
 size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
@@ -964,7 +950,8 @@ size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
     }
     units_of(e, &p);
     const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
-    const size_t bytes = kept_r(e) + kept_lse(e) + kept_beside(e) + kept_masks(e, &p) + (size_t)words * sizeof(uint32_t);
+    const size_t bytes =
+        kept_r(e) + ps_small_lse_bytes(e) + kept_beside(e) + ps_small_mask_bytes(e, p.tiles) + (size_t)words * sizeof(uint32_t);
     const size_t narrow = ps_encoder_narrow_serves(e) ? ps_encoder_narrow_kept_bytes(e) : 0;
     return bytes > narrow ? bytes : narrow; /* which kernels run, the number of sequences tells */
 }
@@ -1133,7 +1120,7 @@ static void update_make(const struct ps_encoder_small *e, struct small_update *x
 
 static struct small small_make(const struct ps_encoder_small *e, const struct plan *p)
 {
-    struct small x = ps_small_of(e, p->unit_rows, p->units, p->blocks);
+    struct small x = ps_small_of(e, p->blocks);
     x.block_units = p->block_units;
     x.resident = p->resident;
     x.staged = p->staged;
@@ -1147,11 +1134,11 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
         char *kept = (char *)e->kept;
         x.r = (ps_real *)kept;
         x.lse = (float *)(kept + kept_r(e));
-        x.rstd = (float *)(kept + kept_r(e) + kept_lse(e));
+        x.rstd = (float *)(kept + kept_r(e) + ps_small_lse_bytes(e));
         x.merged = (ps_real *)x.rstd;
         if (e->dropout.threshold) {
-            x.masks = (uint32_t *)(kept + kept_r(e) + kept_lse(e) + kept_beside(e));
-            x.embed.masks = (uint32_t *)((char *)x.masks + kept_masks(e, p));
+            x.masks = (uint32_t *)(kept + kept_r(e) + ps_small_lse_bytes(e) + kept_beside(e));
+            x.embed.masks = (uint32_t *)((char *)x.masks + ps_small_mask_bytes(e, p->tiles));
         }
     }
     embed_make(e, p, &x.embed);

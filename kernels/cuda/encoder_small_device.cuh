@@ -514,10 +514,10 @@ template <class P> static __device__ __forceinline__ void load_b_transposed(ps_p
 
 /* ---- 16 rows x 16 columns in registers: x[t] is columns 8t .. 8t + 7 of the warp's ---- */
 
-template <int D, int NT>
-static __device__ __forceinline__ void load_rows(float (&x)[2][4], const ps_real *from, const place<D, NT> &at)
+template <int D, int NT, typename T>
+static __device__ __forceinline__ void load_rows(float (&x)[2][4], const T *from, const place<D, NT> &at)
 {
-    const ps_real *p = from + at.first * D + at.share * 16 + at.q * 2;
+    const T *p = from + at.first * D + at.share * 16 + at.q * 2;
 #pragma unroll
     for (int t = 0; t < 2; t++) {
 #pragma unroll
@@ -537,10 +537,10 @@ static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const ps
     }
 }
 
-template <int D, int NT>
-static __device__ __forceinline__ void store_rows(ps_real *to, const float (&x)[2][4], const place<D, NT> &at)
+template <int D, int NT, typename T>
+static __device__ __forceinline__ void store_rows(T *to, const float (&x)[2][4], const place<D, NT> &at)
 {
-    ps_real *p = to + at.first * D + at.share * 16 + at.q * 2;
+    T *p = to + at.first * D + at.share * 16 + at.q * 2;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (at.here[h]) {
@@ -549,21 +549,6 @@ static __device__ __forceinline__ void store_rows(ps_real *to, const float (&x)[
         }
     }
 }
-
-#ifdef PS_COMPILE_HALVES
-template <int D, int NT>
-static __device__ __forceinline__ void store_rows(float *to, const float (&x)[2][4], const place<D, NT> &at)
-{
-    float *p = to + at.first * D + at.share * 16 + at.q * 2;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (at.here[h]) {
-            *(float2 *)(p + h * 8 * D) = make_float2(x[0][2 * h], x[0][2 * h + 1]);
-            *(float2 *)(p + h * 8 * D + 8) = make_float2(x[1][2 * h], x[1][2 * h + 1]);
-        }
-    }
-}
-#endif
 
 static __device__ __forceinline__ float quad_sum(float v)
 {
@@ -1126,20 +1111,48 @@ static inline enum ps_status ps_small_launch(void (*kernel)(P...), dim3 grid, in
     return ps_cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), what);
 }
 
+/* Sequences of a unit, which may share a tile of 16 rows; units. */
+static inline int64_t ps_small_sequences(const struct ps_encoder_small *e)
+{
+    return e->patches <= 16 ? 16 / e->patches : 1;
+}
+
+static inline int64_t ps_small_units(const struct ps_encoder_small *e)
+{
+    return (e->sequences + ps_small_sequences(e) - 1) / ps_small_sequences(e);
+}
+
+/* Bytes of what is kept: softmax's sums; encoder_wide.cu's deviations; dropout's masks, of units of so many tiles. */
+static inline size_t ps_small_lse_bytes(const struct ps_encoder_small *e)
+{
+    return ((size_t)(e->layers * e->n_heads * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
+}
+
+static inline size_t ps_small_deviation_bytes(const struct ps_encoder_small *e)
+{
+    return ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
+}
+
+static inline size_t ps_small_mask_bytes(const struct ps_encoder_small *e, int64_t tiles)
+{
+    const int64_t words = e->layers * ps_small_units(e) * tiles * (e->d_ff / 16 + e->d_model / 8) * 8;
+    return e->dropout.threshold ? (size_t)words * sizeof(uint32_t) : 0;
+}
+
 /* The request, as kernels are told; what is kept, embedding, head and update are for the caller to add. */
-static inline struct small ps_small_of(const struct ps_encoder_small *e, int unit_rows, int64_t units, int blocks)
+static inline struct small ps_small_of(const struct ps_encoder_small *e, int blocks)
 {
     const int head = (int)(e->d_model / e->n_heads);
     const float scale = 1.0f / sqrtf((float)head);
     struct small x = {};
     x.n = (int)e->patches;
-    x.unit_rows = unit_rows;
+    x.unit_rows = (int)(ps_small_sequences(e) * e->patches);
     x.e = head;
     x.f = (int)e->d_ff;
     x.heads = (int)e->n_heads;
     x.layers = (int)e->layers;
     x.rows = e->sequences * e->patches;
-    x.units = units;
+    x.units = ps_small_units(e);
     x.at = e->offsets;
     x.weights = (const ps_real *)e->weights;
     x.parameters = e->parameters;

@@ -264,13 +264,7 @@ static size_t shared_bytes(int f, int64_t layers, bool backward)
 #ifdef PS_COMPILE_HALVES
 static __device__ __forceinline__ void fetch_rows(float (&v)[2][4], const float *from, const narrow_place &at)
 {
-    const float *p = from + at.first * D + at.share * 16 + at.q * 2;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float2 pair = at.here[i % 2] ? *(const float2 *)(p + i % 2 * 8 * D + i / 2 * 8) : make_float2(0, 0);
-        v[i / 2][i % 2 * 2] = pair.x;
-        v[i / 2][i % 2 * 2 + 1] = pair.y;
-    }
+    load_rows<D, 1>(v, from, at);
 }
 
 /* Rows as they came. */
@@ -283,14 +277,6 @@ static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const fl
 }
 
 typedef float stream_rows[2][4];
-
-static __device__ __forceinline__ void scale_rows(float (&v)[2][4], float by)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        v[i / 4][i % 4] *= by;
-    }
-}
 
 /* Gradients are multiplied with the power of two that brings dy's largest element, whose bits are `peak`, to 1 .. 2; back: by its
  * reciprocal. */
@@ -316,6 +302,14 @@ static __device__ __forceinline__ float gradient_range(const unsigned *, bool)
     return 1.0f;
 }
 #endif
+
+static __device__ __forceinline__ void scale_rows(float (&v)[2][4], float by)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i / 4][i % 4] *= by;
+    }
+}
 
 /* y = a b', b [16 rows, 16] in registers as it lies. */
 static __device__ __forceinline__ void times_transposed(float (&y)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4],
@@ -983,9 +977,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
         float g[2][4];
         unpack_operand(g, gradient);
-#ifdef PS_COMPILE_HALVES
         scale_rows(g, gradient_range(x.arrived + PEAK, false));
-#endif
 #pragma unroll 1
         for (int l = x.layers - 1; l >= 0; l--) {
             const float *const vectors = all_vectors + l * vector_floats(F), *const own_vectors = vectors + at.share * 16;
@@ -1195,9 +1187,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             }
         } else {
             __syncthreads();
-#ifdef PS_COMPILE_HALVES
             scale_rows(g, gradient_range(x.arrived + PEAK, true));
-#endif
             store_rows<D, 1>(x.du, g, at);
         }
         put_norm_sums(x.norms + (int64_t)group * x.layers * (4 * D), column_sums + UNITS * 2 * D);
@@ -1964,8 +1954,7 @@ static wide_kernel *kernel_of(const struct small &x, bool backward)
 
 bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int shared)
 {
-    const int64_t sequences = 16 / e->patches, units = (e->sequences + sequences - 1) / sequences;
-    return e->pred_len <= WIDE_HORIZON && (int64_t)blocks * UNITS >= units &&
+    return e->pred_len <= WIDE_HORIZON && (int64_t)blocks * UNITS >= ps_small_units(e) &&
            shared_bytes((int)e->d_ff, e->layers, false) + BARRIERS + wide_head_bytes((int)e->patches, (int)e->pred_len) <=
                (size_t)shared;
 }

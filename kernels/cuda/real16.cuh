@@ -68,16 +68,7 @@ static __device__ __forceinline__ uint32_t ps_round_up(float x)
         return refusal;                                 \
     }
 
-/* Neighbours of a row as an operand has them, ps_pair: a word of two, or two words of tf32. */
-#ifdef PS_COMPILE_TF32
-typedef uint2 ps_pair;
-typedef uint32_t ps_bits;
-
-static __device__ __forceinline__ ps_pair ps_pack(float low, float high)
-{
-    return make_uint2(ps_round_up(low), ps_round_up(high));
-}
-
+/* Two neighbours of fp32 to memory and from there. */
 static __device__ __forceinline__ void ps_put_pair(float *to, float low, float high)
 {
     *(float2 *)to = make_float2(low, high);
@@ -88,6 +79,16 @@ static __device__ __forceinline__ void ps_get_pair(float &low, float &high, cons
     const float2 v = there ? *(const float2 *)from : make_float2(0, 0);
     low = v.x;
     high = v.y;
+}
+
+/* Neighbours of a row as an operand has them, ps_pair: a word of two, or two words of tf32. */
+#ifdef PS_COMPILE_TF32
+typedef uint2 ps_pair;
+typedef uint32_t ps_bits;
+
+static __device__ __forceinline__ ps_pair ps_pack(float low, float high)
+{
+    return make_uint2(ps_round_up(low), ps_round_up(high));
 }
 
 static __device__ __forceinline__ ps_pair ps_ones()
@@ -220,7 +221,7 @@ static __device__ __forceinline__ void ps_put_operand(ps_real *to, ps_pair pair)
     *(ps_pair *)to = pair;
 }
 
-/* Two neighbours to memory and from there, as activations are: not rounded in tf32. */
+/* The same of 16 bits. */
 static __device__ __forceinline__ void ps_put_pair(ps_real *to, float low, float high)
 {
     *(ps_pair *)to = ps_pack(low, high);
