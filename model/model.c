@@ -165,14 +165,14 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         return ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer is not there for backend %s in %s: take gemm", k->backend,
                        ps_precision_name(k->precision));
     }
-    if (options->level == PS_LEVEL_GEMM && options->tiled_attention && !k->attention) {
-        return ps_fail(PS_UNSUPPORTED, "runtime.attention: tiled is not there for backend %s in %s: take gemm", k->backend,
-                       ps_precision_name(k->precision));
-    }
     if (k->precision == PS_FP16 && options->level != PS_LEVEL_LAYER) {
         return ps_fail(PS_UNSUPPORTED,
                        "runtime.precision: fp16 is there at level layer only, which runtime.fusion excludes or which does not "
                        "serve these sizes: take tf32 or bf16");
+    }
+    if (options->level == PS_LEVEL_GEMM && options->tiled_attention && !k->attention) {
+        return ps_fail(PS_UNSUPPORTED, "runtime.attention: tiled is not there for backend %s in %s: take gemm", k->backend,
+                       ps_precision_name(k->precision));
     }
     if (options->level == PS_LEVEL_NONE && k->precision != PS_FP32 && k->precision != PS_FP64) {
         return ps_fail(PS_UNSUPPORTED, "runtime.fusion: none runs in fp32 (and fp64) only, not %s: take gemm",

@@ -38,11 +38,10 @@ static size_t large_kept_bytes(const struct ps_encoder_large *e)
     return (one + 255) / 256 * 256;
 }
 
-static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct ps_encoder_small *r, int64_t layer)
+/* Of any layer, without its memory: what support, kept bytes and workspace are asked with. The kept bytes of sizes that are not
+ * supported may not be asked. */
+static struct ps_encoder_large large_sizes_of(const struct ps_kernels *k, const struct ps_encoder_small *r)
 {
-    const struct ps_encoder_layout *l = &r->offsets;
-    int64_t rows = r->sequences * r->patches * r->d_model, matrix = layer * l->matrix_stride, vector = layer * l->vector_stride;
-    const char *weights = (const char *)r->weights;
     struct ps_encoder_large e = {};
     e.sequences = r->sequences;
     e.patches = r->patches;
@@ -50,9 +49,19 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
     e.n_heads = r->n_heads;
     e.d_ff = r->d_ff;
     e.layers = r->layers;
-    e.number = r->layers - 1 - layer;
     e.epsilon = (float)r->epsilon;
     e.attention = e.hidden = e.output = r->dropout;
+    e.context = ps_cuda(k);
+    return e;
+}
+
+static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct ps_encoder_small *r, int64_t layer)
+{
+    const struct ps_encoder_layout *l = &r->offsets;
+    int64_t rows = r->sequences * r->patches * r->d_model, matrix = layer * l->matrix_stride, vector = layer * l->vector_stride;
+    const char *weights = (const char *)r->weights;
+    struct ps_encoder_large e = large_sizes_of(k, r);
+    e.number = r->layers - 1 - layer;
     e.attention.site += 3 * (uint32_t)layer;
     e.hidden.site += 3 * (uint32_t)layer + 1;
     e.output.site += 3 * (uint32_t)layer + 2;
@@ -67,7 +76,6 @@ static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct
     const float *p = r->parameters + vector;
     e.vectors = {p + l->ln1_gamma, p + l->ln1_beta, p + l->b_qkv, p + l->b_o,
                  p + l->ln2_gamma, p + l->ln2_beta, p + l->b_1,   p + l->b_2};
-    e.context = ps_cuda(k);
     return e;
 }
 
@@ -91,7 +99,7 @@ static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder
                : *family == FLOAT ? ps_encoder_float_supported(r)
                                   : ps_encoder_rows_supported(r);
     }
-    struct ps_encoder_large l = large_of(k, r, 0);
+    struct ps_encoder_large l = large_sizes_of(k, r);
     int narrow = r->d_model <= 32 || r->patches <= 16;
     *family = narrow ? SMALL : LARGE;
     enum ps_status status = narrow ? ps_encoder_small_supported(r) : ps_cuda_encoder_large_supported(&l);
@@ -127,7 +135,7 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
         needs->kept_bytes = ps_encoder_small_kept_bytes(&r);
         break;
     case LARGE: {
-        struct ps_encoder_large l = large_of(k, &r, 0);
+        struct ps_encoder_large l = large_sizes_of(k, &r);
         workspace = ps_cuda_encoder_large_workspace(&l);
         needs->kept_bytes = large_kept_bytes(&l) * (size_t)sizes->layers;
         break;
