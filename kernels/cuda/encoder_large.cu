@@ -1651,7 +1651,7 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
     if (threadIdx.x == 0) {
         for (int i = 0; i < stages; i++) {
             ps_mbarrier_init(full + 8 * i, job.pairs_count);
-            ps_mbarrier_init(empty + 8 * i, 4 * parts);
+            ps_mbarrier_init(empty + 8 * i, 128 * parts);
         }
         ps_mbarrier_publish();
     }
@@ -1711,9 +1711,7 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
         ps_wgmma_wait<0>();
         ps_pin(sums);
         ps_pin(a);
-        if (lane == 0) {
-            ps_mbarrier_arrive(empty + 8 * slot);
-        }
+        ps_mbarrier_arrive(empty + 8 * slot); /* every lane: its own reads of the stage are ordered by its own arrival */
         slot++;
         if (slot == stages) {
             slot = 0;
