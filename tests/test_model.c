@@ -1062,13 +1062,13 @@ static int instance_shape(int index, struct ps_model_shape *shape)
     static const struct {
         int seq_len, patch_len, stride; /* 5, 25, 42 and 60 patches */
     } windows[] = {{24, 8, 4}, {61, 13, 2}, {336, 16, 8}, {60, 1, 1}};
-    static const int horizons[] = {1, 40, 3, 96, 200};
+    static const int horizons[] = {2, 40, 3, 96, 200};
     enum { WIDTHS = sizeof widths / sizeof *widths, WINDOWS = sizeof windows / sizeof *windows };
     const int width = index / 2 % WIDTHS, window = index / 2 / WIDTHS;
     if (window == WINDOWS) {
         return 0;
     }
-    *shape = (struct ps_model_shape){.channels = 1 + index % 5,
+    *shape = (struct ps_model_shape){.channels = 5 + index % 7,
                                      .seq_len = windows[window].seq_len,
                                      .pred_len = horizons[index % 5],
                                      .patch_len = windows[window].patch_len,
@@ -1085,8 +1085,9 @@ static int instance_shape(int index, struct ps_model_shape *shape)
 
 START_TEST(every_instance)
 {
-    int served = 0, worst_index = 0;
-    double worst_error = 0;
+    const double bound = fused[_i].bound;
+    int served = 0, failed = 0;
+    double worst = 0;
     struct ps_model_shape shape;
     for (int index = 0; instance_shape(index, &shape); index++) {
         if (fused[_i].real == PS_F32 && !has_layer(_i, &shape)) {
@@ -1094,26 +1095,29 @@ START_TEST(every_instance)
         }
         struct fixture gemm = fixture_open("cuda", "cuda", PS_FP32, &shape, 3, PS_LEVEL_GEMM, 0);
         struct fixture f = fixture_open("cuda", "cuda", fused[_i].precision, &shape, 3, PS_LEVEL_LAYER, 0);
+        fixture_parameters(&gemm, 0.02);
+        fixture_parameters(&f, 0.02);
         double expected_loss = fixture_loss(&gemm), loss = fixture_loss(&f);
         double *expected = fixture_gradients(&gemm), *gradients = fixture_gradients(&f);
         int tensor = 0;
         double error = gradient_error(f.model->layout, gradients, expected, &tensor);
-        ck_assert_msg(fabs(loss / expected_loss - 1) <= fused[_i].bound && error <= 5 * fused[_i].bound,
-                      "%s, case %d: d %d, %d heads, d_ff %d, N %d, P %d, H %d: loss %.9g for %.9g, gradient of %s off by %.3g",
-                      ps_precision_name(fused[_i].precision), index, (int)shape.d_model, (int)shape.n_heads, (int)shape.d_ff,
-                      (int)ps_patches(&shape), (int)shape.patch_len, (int)shape.pred_len, loss, expected_loss,
-                      f.model->layout->table[tensor].name, error);
-        worst_index = error > worst_error ? index : worst_index;
-        worst_error = error > worst_error ? error : worst_error;
+        if (!(fabs(loss / expected_loss - 1) <= bound && error <= 5 * bound)) {
+            printf("%s, case %d: d %d, %d heads, d_ff %d, N %d, P %d, H %d: loss %.9g for %.9g, gradient of %s off by %.3g\n",
+                   ps_precision_name(fused[_i].precision), index, (int)shape.d_model, (int)shape.n_heads, (int)shape.d_ff,
+                   (int)ps_patches(&shape), (int)shape.patch_len, (int)shape.pred_len, loss, expected_loss,
+                   f.model->layout->table[tensor].name, error);
+            failed++;
+        }
+        worst = error > worst ? error : worst;
         served++;
         free(expected);
         free(gradients);
         fixture_close(&f);
         fixture_close(&gemm);
     }
-    printf("%s, level layer, %d sizes: gradients %.2g (case %d)\n", ps_precision_name(fused[_i].precision), served, worst_error,
-           worst_index);
+    printf("%s, level layer, %d sizes: gradients %.2g\n", ps_precision_name(fused[_i].precision), served, worst);
     ck_assert_int_gt(served, 40);
+    ck_assert_msg(failed == 0, "%d of %d sizes are off, as printed above", failed, served);
 }
 END_TEST
 
