@@ -27,12 +27,14 @@ static enum ps_status open_cuda(const char *kind, struct ps_device **device)
             return ps_fail(PS_DEVICE, "device \"%s\": what follows \"cuda:\" must be a GPU's number, counted from 0", kind);
         }
     }
-    int count = ps_cuda_device_count();
 #ifndef PS_HAVE_CUDA
     (void)device;
-    return ps_fail(PS_DEVICE, "device \"%s\": this build has no CUDA (%d devices); use \"cpu\", or build with -DPS_CUDA=ON", kind,
-                   count);
+    return ps_fail(PS_DEVICE,
+                   "device \"%s\": this build has no CUDA: use \"cpu\", or build again with scripts/build.sh where the GPU is, or "
+                   "with scripts/build.sh --all",
+                   kind);
 #else
+    int count = ps_cuda_device_count();
     if (count == 0) {
         return ps_fail(PS_DEVICE, "device \"%s\": no CUDA device was found; use \"cpu\"", kind);
     }

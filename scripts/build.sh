@@ -1,7 +1,18 @@
 #!/usr/bin/env bash
-# Builds everything into build/auto, CUDA included where it is there. Options go to CMake: scripts/build.sh -DPS_CUDA=ON
+# Builds into build/auto: for the CPU, and with CUDA for the GPUs of this machine.
+# usage: scripts/build.sh [--all] [--programs] [-DOPTION=VALUE...]   options go to CMake
+#   --all       CUDA for every GPU; later builds keep to that until -DPS_CUDA=AUTO
+#   --programs  without the tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-cmake --preset auto --log-level=WARNING "$@"
-cmake --build --preset auto
+options=() target=all
+for option in "$@"; do
+    case "$option" in
+        --all) options+=(-DPS_CUDA=ON) ;;
+        --programs) target=programs ;;
+        *) options+=("$option") ;;
+    esac
+done
+cmake --preset auto --log-level=NOTICE "${options[@]}"
+cmake --build --preset auto --target "$target"

@@ -7,7 +7,7 @@ build=build/auto run=runs/quickstart
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
 scripts/setup.sh --plots
-scripts/build.sh
+scripts/build.sh --programs
 mkdir -p runs
 [ -e runs/sample.h5 ] || "$build/sample_series" runs/sample.h5
 "$build/train" configs/quickstart.yaml --run-dir "$run" --overwrite "$@"

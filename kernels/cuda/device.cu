@@ -27,7 +27,9 @@ enum ps_status ps_cuda_check(cudaError_t error, const char *what)
         return PS_OK;
     }
     (void)cudaGetLastError(); /* or the next launch would report it as its own */
-    return ps_fail(PS_DEVICE, "cuda: %s: %s", what, cudaGetErrorString(error));
+    return ps_fail(
+        PS_DEVICE, "cuda: %s: %s%s", what, cudaGetErrorString(error),
+        error == cudaErrorNoKernelImageForDevice ? ": this build is for other GPUs: build again with scripts/build.sh --all" : "");
 }
 
 cudaStream_t ps_cuda_stream(const struct ps_device *device, enum ps_stream s)

@@ -1,0 +1,28 @@
+# PS_GPUS: the architectures that this machine's GPUs need; empty where there is none. Every architecture where the driver does not
+# tell, or where a GPU is of a kind that only PTX serves. Needs PS_ARCHITECTURES, that list.
+set(PS_GPUS "")
+find_program(ps_smi nvidia-smi HINTS /usr/lib/wsl/lib NO_CACHE)
+set(ps_capabilities "")
+if(ps_smi)
+  execute_process(COMMAND ${ps_smi} --query-gpu=compute_cap --format=csv,noheader
+                  OUTPUT_VARIABLE ps_output RESULT_VARIABLE ps_failed ERROR_QUIET TIMEOUT 60)
+  if(ps_failed STREQUAL "0")
+    string(REGEX MATCHALL "[0-9]+\\.[0-9]" ps_capabilities "${ps_output}")
+  endif()
+endif()
+if(NOT ps_capabilities AND EXISTS /dev/nvidia0)
+  set(PS_GPUS ${PS_ARCHITECTURES})
+endif()
+foreach(capability IN LISTS ps_capabilities)
+  string(REPLACE "." "" capability ${capability})
+  if(capability LESS 80) # refused when a program opens it
+    continue()
+  endif()
+  string(REGEX MATCH "(^|;)${capability}(-real)?(;|$)" ps_known "${PS_ARCHITECTURES}")
+  if(NOT ps_known)
+    set(PS_GPUS ${PS_ARCHITECTURES})
+    break()
+  endif()
+  list(APPEND PS_GPUS ${capability}-real)
+endforeach()
+list(REMOVE_DUPLICATES PS_GPUS)
