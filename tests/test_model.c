@@ -1175,6 +1175,67 @@ START_TEST(layer_is_made_of_cuda)
 }
 END_TEST
 
+/* What a layer adds to a training pass at level none: 55 operations forward, 69 back.
+ *
+ *   forward    LN1, LN2          20: 8 binary, 4 unary, 4 affine, 4 reduce
+ *              q, k, v            9: 3 gemm, 3 binary (biases), 3 strided_copy (heads)
+ *              attention          9: 2 gemm, 2 binary, 1 unary, 1 affine, 2 reduce, 1 strided_copy
+ *              W_o, to r          4: 1 gemm, 2 binary, 1 drop
+ *              W_1, gelu          9: 1 gemm, 3 binary, 2 unary, 2 affine, 1 drop
+ *              W_2, to y          4: 1 gemm, 2 binary, 1 drop
+ *   backward   W_2                4: 2 gemm, 1 reduce, 1 drop
+ *              gelu, W_1         13: 2 gemm, 4 binary, 2 unary, 3 affine, 1 reduce, 1 drop
+ *              W_o                5: 2 gemm, 1 reduce, 1 drop, 1 strided_copy
+ *              attention          9: 4 gemm, 3 binary, 1 affine, 1 reduce
+ *              q, k, v           10: 4 gemm, 3 reduce, 3 strided_copy
+ *              LN1, LN2          26: 14 binary, 4 affine, 8 reduce
+ *              residuals          2: 2 binary */
+static void count_level_none(const char *backend, const char *device, enum ps_precision precision, double dropout)
+{
+    static const int64_t a_layer[PS_OP_COUNT] = {
+        [PS_OP_gemm] = 22, [PS_OP_binary] = 43,      [PS_OP_reduce] = 21, [PS_OP_affine] = 15,
+        [PS_OP_unary] = 9, [PS_OP_strided_copy] = 8, [PS_OP_drop] = 6};
+    struct ps_counts counts[3] = {0};
+    for (int layers = 1; layers <= 3; layers++) {
+        struct ps_model_shape shape = layer_shapes[0];
+        shape.n_layers = layers;
+        shape.dropout = dropout;
+        struct fixture f = fixture_open(backend, device, precision, &shape, 2, PS_LEVEL_NONE, 0);
+        struct ps_kernels *counting;
+        OK(ps_kernels_hooked(f.k, ps_count_hook, &counts[layers - 1], &counting));
+        f.model->k = counting;
+        OK(ps_model_gradients(f.model, &f.windows, f.state, f.batch));
+        OK(f.device->synchronize(f.device));
+        f.model->k = f.k;
+        counting->close(counting);
+        fixture_close(&f);
+    }
+    for (int layers = 2; layers <= 3; layers++) {
+        int64_t more = 0;
+        for (int op = 0; op < PS_OP_COUNT; op++) {
+            int64_t calls = counts[layers - 1].calls[op] - counts[layers - 2].calls[op];
+            ck_assert_msg(calls == a_layer[op], "layer %d calls %s %lld times, not %lld", layers, ps_op_name(op), (long long)calls,
+                          (long long)a_layer[op]);
+            more += calls;
+        }
+        ck_assert_int_eq(more, 124);
+    }
+}
+
+START_TEST(level_none_is_made_of)
+{
+    count_level_none("reference", "cpu", PS_FP64, _i ? 0.3 : 0);
+    count_level_none("reference", "cpu", PS_FP32, _i ? 0.3 : 0);
+    count_level_none("cpu", "cpu", PS_FP32, _i ? 0.3 : 0);
+}
+END_TEST
+
+START_TEST(level_none_is_made_of_cuda)
+{
+    count_level_none("cuda", "cuda", PS_FP32, _i ? 0.3 : 0);
+}
+END_TEST
+
 START_TEST(impossible_shapes)
 {
     static const struct {
@@ -1302,6 +1363,7 @@ int main(void)
     tcase_add_loop_test(tests, finite_differences, 0, 2 * SHAPES);
     tcase_add_loop_test(tests, levels_cpu, 0, LAYER_SHAPES);
     tcase_add_loop_test(tests, layer_is_made_of, 0, 8);
+    tcase_add_loop_test(tests, level_none_is_made_of, 0, 2);
     if (ps_cuda_device_count() > 0) {
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
         tcase_add_loop_test(tests, step_bf16, 0, SHAPES);
@@ -1326,6 +1388,7 @@ int main(void)
             printf("skipped: level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
         }
         tcase_add_loop_test(tests, layer_is_made_of_cuda, 0, 8);
+        tcase_add_loop_test(tests, level_none_is_made_of_cuda, 0, 2);
     } else {
         printf("skipped: levels, bf16 steps and counts on CUDA: no CUDA device\n");
     }
