@@ -750,6 +750,41 @@ START_TEST(level_layer_scaled)
 }
 END_TEST
 
+/* Masks where seed and step need both of their words: a wrong one shows as a tenth and more. The encoders draw with code of their
+ * own, some of them a step ahead. */
+static const uint64_t long_seed = 0xfeedface12345678u, long_steps[2] = {0x2ffffffffu, 0x300000000u};
+
+static struct fixture open_long(const char *backend, const char *device, enum ps_precision precision,
+                                const struct ps_model_shape *shape, enum ps_level level)
+{
+    struct fixture f =
+        fixture_open_with(backend, device, precision, shape, 3, &(struct ps_model_options){.level = level, .seed = long_seed});
+    fixture_parameters(&f, 0.02);
+    return f;
+}
+
+START_TEST(level_layer_draws)
+{
+    const struct ps_model_shape *shape = &fused_shapes[_i % FUSED_SHAPES];
+    const int which = _i / FUSED_SHAPES;
+    if (!(shape->dropout > 0) || !has_layer(which, shape)) {
+        return;
+    }
+    struct fixture oracle = open_long("reference", "cpu", PS_FP64, shape, PS_LEVEL_GEMM);
+    struct fixture f = open_long("cuda", "cuda", fused[which].precision, shape, PS_LEVEL_LAYER);
+    for (int i = 0; i < 2; i++) {
+        struct layer_result expected = run_layer_at(&oracle, fused[which].real, long_steps[i]);
+        struct layer_result got = run_layer_at(&f, fused[which].real, long_steps[i]);
+        ck_assert_double_le(relative_error(got.y, expected.y, expected.elements), 5 * fused[which].bound);
+        ck_assert_double_le(relative_error(got.du, expected.du, expected.elements), 5 * fused[which].bound);
+        layer_result_free(&expected);
+        layer_result_free(&got);
+    }
+    fixture_close(&oracle);
+    fixture_close(&f);
+}
+END_TEST
+
 /* What the fused kernels do not serve is refused when the model is opened. */
 START_TEST(level_layer_refuses)
 {
@@ -1036,6 +1071,41 @@ START_TEST(step_layer)
     free(embedding_apart);
     fixture_close(&f);
     fixture_close(&oracle);
+}
+END_TEST
+
+/* All gradients, with the masks of `step`. */
+static double *gradients_at(struct fixture *f, uint64_t step)
+{
+    const struct ps_step_state state = {.step = step};
+    OK(f->device->upload(f->device, PS_COMPUTE, f->state, &state, sizeof state));
+    OK(f->device->fill_zero(f->device, PS_COMPUTE, f->model->gradients, (size_t)f->count * ps_type_bytes(f->k->parameter)));
+    OK(ps_model_gradients(f->model, &f->windows, f->state, f->batch));
+    OK(f->device->synchronize(f->device));
+    return fixture_gradients(f);
+}
+
+/* As level_layer_draws, with the embedding's mask. */
+START_TEST(step_layer_draws)
+{
+    const struct ps_model_shape *shape = &step_shapes[_i % STEP_SHAPES];
+    const int which = _i / STEP_SHAPES;
+    if (!(shape->dropout > 0) || !has_layer(which, shape)) {
+        return;
+    }
+    struct fixture oracle = open_long("reference", "cpu", PS_FP64, shape, PS_LEVEL_GEMM);
+    struct fixture f = open_long("cuda", "cuda", fused[which].precision, shape, PS_LEVEL_LAYER);
+    for (int i = 0; i < 2; i++) {
+        double *expected = gradients_at(&oracle, long_steps[i]), *got = gradients_at(&f, long_steps[i]);
+        int worst = 0;
+        double error = gradient_error(f.model->layout, got, expected, &worst);
+        ck_assert_msg(error <= 5 * fused[which].bound, "step %llx: gradient of %s off by %.3g", (unsigned long long)long_steps[i],
+                      f.model->layout->table[worst].name, error);
+        free(expected);
+        free(got);
+    }
+    fixture_close(&oracle);
+    fixture_close(&f);
 }
 END_TEST
 
@@ -1469,6 +1539,10 @@ int main(void)
                     tcase_add_loop_test(layers[i], level_layer_nan, i * FUSED_SHAPES, (i + 1) * FUSED_SHAPES);
                 }
                 tcase_add_loop_test(layers[i], level_layer_many, i * MANY_SHAPES, i * MANY_SHAPES + (small ? 1 : MANY_SHAPES));
+                if (!small) {
+                    tcase_add_loop_test(layers[i], level_layer_draws, i * FUSED_SHAPES, (i + 1) * FUSED_SHAPES);
+                    tcase_add_loop_test(steps[i], step_layer_draws, i * STEP_SHAPES, (i + 1) * STEP_SHAPES);
+                }
                 tcase_add_loop_test(steps[i], step_layer, i * STEP_SHAPES, (i + 1) * STEP_SHAPES);
                 tcase_add_loop_test(steps[i], step_in_one, i * ONE_SHAPES, (i + 1) * ONE_SHAPES);
                 tcase_add_loop_test(every[i], every_instance, i, i + 1);
