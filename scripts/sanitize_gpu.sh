@@ -1,47 +1,95 @@
 #!/usr/bin/env bash
-# Runs the suites that reach the GPU's kernels under compute-sanitizer, small cases, every tool.
-# usage: scripts/sanitize_gpu.sh [TOOL...]     tools: memcheck, racecheck, synccheck, initcheck; else all
-# PS_TESTS: the folder of the suites, build/auto/tests if unset. PS_LOGS: a folder that keeps what the tools print.
-# Exit 0: no tool found anything and no suite failed. What racecheck says of cuBLASLt's own kernels (nvjet) is counted, not held
-# against us.
+# Runs the suites that reach the GPU's kernels under compute-sanitizer, small cases, every tool; before that it looks, without a
+# tool, whether these cases launch every kernel that the library has for this GPU.
+# usage: scripts/sanitize_gpu.sh [reached] [TOOL...]     tools: memcheck, racecheck, synccheck, initcheck; else all of these
+# PS_BUILD: the folder of the build, build/auto if unset. PS_LOGS: a folder that keeps what the tools print. PS_JOBS: processes at
+# once, else as many as there are processors.
+# Exit 0: no tool found anything, no suite failed, and every kernel was reached. What racecheck says of cuBLASLt's own kernels
+# (nvjet) is counted, not held against us.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-tests=${PS_TESTS:-build/auto/tests} tools=("$@")
-[ ${#tools[@]} -gt 0 ] || tools=(memcheck racecheck synccheck initcheck)
-command -v compute-sanitizer >/dev/null || { echo "sanitize_gpu: compute-sanitizer is missing: it comes with the CUDA Toolkit" >&2; exit 2; }
+build=${PS_BUILD:-build/auto} tools=("$@") jobs=${PS_JOBS:-$(nproc)}
+[ ${#tools[@]} -gt 0 ] || tools=(reached memcheck racecheck synccheck initcheck)
+for tool in "${tools[@]}"; do
+    case $tool in
+        reached | memcheck | racecheck | synccheck | initcheck) ;;
+        *) echo "sanitize_gpu: $tool: unknown: reached, memcheck, racecheck, synccheck or initcheck" >&2; exit 2 ;;
+    esac
+done
+for command in compute-sanitizer cuobjdump; do
+    command -v $command >/dev/null || { echo "sanitize_gpu: $command is missing: it comes with the CUDA Toolkit" >&2; exit 2; }
+done
 logs=${PS_LOGS:-$(mktemp -d)}
 [ -n "${PS_LOGS:-}" ] || trap 'rm -rf "$logs"' EXIT
-export PS_TEST_SMALL=1 OMP_WAIT_POLICY=passive
+export PS_TEST_SMALL=1 OMP_WAIT_POLICY=passive PS_PROGRAMS=$build
 
-# A tool's suites follow one another; the tools, slow on the host's side, run side by side.
-for tool in "${tools[@]}"; do
-    for suite in test_optim test_model test_session test_kernels; do
-        log=$logs/$tool.$suite
-        compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 10000 "$tests/$suite" >"$log" 2>&1 && rm -f "$log.failed" ||
+# A suite, or one of its cases (CK_RUN_CASE), is a process of its own: the tools are slow on the host's side.
+parts=(test_optim test_session test_random test_kernels:parity test_model:model "test_model:layer shifted" test_model:differences)
+for precision in fp32 tf32 fp16 bf16; do
+    parts+=("test_model:layer $precision" "test_model:step $precision" "test_model:every $precision")
+done
+
+# tool, part: its log's name
+log_of() {
+    local name=$1.${2// /_}
+    echo "$logs/${name//:/.}"
+}
+
+# tool, part
+run() {
+    local log suite=${2%%:*} case=
+    log=$(log_of "$1" "$2")
+    [[ $2 == *:* ]] && case=${2#*:}
+    rm -f "$log.failed"
+    if [ "$1" = reached ]; then
+        CK_RUN_CASE=$case CUDA_INJECTION64_PATH=$build/tests/libkernel_recorder.so PS_KERNELS_LAUNCHED=$log.kernels \
+            "$build/tests/$suite" >"$log" 2>&1 || echo $? >"$log.failed"
+    else
+        CK_RUN_CASE=$case compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 10000 "$build/tests/$suite" >"$log" 2>&1 ||
             echo $? >"$log.failed"
-    done &
+    fi
+}
+
+for tool in "${tools[@]}"; do
+    for part in "${parts[@]}"; do
+        while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do
+            wait -n || true
+        done
+        run "$tool" "$part" &
+    done
 done
 wait
+
 result=0
 for tool in "${tools[@]}"; do
-    for suite in test_optim test_model test_session test_kernels; do
-        log=$logs/$tool.$suite
+    for part in "${parts[@]}"; do
+        log=$(log_of "$tool" "$part")
         summary=$(sed -n 's/^=* *\(.*SUMMARY.*\)/\1/p' "$log" | tail -1)
         checks=$(sed -n '/Checks:/p' "$log" | tail -1)
         theirs=$(grep -c 'Race reported between .* at nvjet_' "$log" || true)
         if grep -q "no CUDA device" "$log"; then
-            echo "$tool $suite: skipped: no CUDA device"
+            echo "$tool $part: skipped: no CUDA device"
             result=1
-        elif [ "$theirs" -gt 0 ] && [ "$(cat "$log.failed")" = 9 ] && [[ $checks == 100%* ]] &&
+        elif [ "$theirs" -gt 0 ] && [ "$(cat "$log.failed" 2>/dev/null)" = 9 ] && [[ $checks == 100%* ]] &&
             [[ $summary =~ \ $theirs\ hazards?\ displayed\ \($theirs\ errors?, ]]; then
-            echo "$tool $suite: clean but for $theirs hazard(s) within cuBLASLt's kernels; $checks"
+            echo "$tool $part: clean but for $theirs hazard(s) within cuBLASLt's kernels; $checks"
         elif [ -e "$log.failed" ]; then
-            echo "$tool $suite: exit $(cat "$log.failed"); ${checks:-no result}; ${summary:-no summary}"
+            echo "$tool $part: exit $(cat "$log.failed"); ${checks:-no result}; ${summary:-no summary}"
             sed -n '/^=========     at/p' "$log" | sort | uniq -c | sort -rn | awk 'NR <= 10'
             result=1
         else
-            echo "$tool $suite: clean; $checks"
+            echo "$tool $part: clean; $checks"
         fi
     done
+    if [ "$tool" = reached ]; then
+        sort -u "$logs"/reached.*.kernels >"$logs/launched"
+        cuobjdump -symbols "$build/libpatchstep.so" | awk '/STO_ENTRY/ { print $NF }' | sort -u >"$logs/kernels"
+        comm -23 "$logs/kernels" "$logs/launched" >"$logs/unreached"
+        echo "kernels reached: $(comm -12 "$logs/kernels" "$logs/launched" | wc -l) of $(wc -l <"$logs/kernels")"
+        if [ -s "$logs/unreached" ]; then
+            c++filt <"$logs/unreached" | sed 's/^void /not reached: /'
+            result=1
+        fi
+    fi
 done
 exit $result
