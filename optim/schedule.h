@@ -17,8 +17,8 @@ struct ps_schedule {
 
 /* rates [steps_per_epoch * epochs].
  * constant: lr. cosine: warm-up, then half a cosine to min_lr (Loshchilov and Hutter 2017). onecycle: torch's OneCycleLR, cosine
- * annealing, from lr/25 to lr to lr/250000 (Smith and Topin 2018). type3: the PatchTST authors': epoch i (from 0) has lr for i < 3,
- * then lr 0.9^(i - 3). */
+ * annealing, from lr/25 to lr to lr/250000 (Smith and Topin 2018). type3: the PatchTST authors': epochs 0 to 3 have lr, epoch
+ * i > 3 has lr 0.9^(i - 3). */
 void ps_schedule_fill(const struct ps_schedule *schedule, double *rates);
 
 #endif
