@@ -98,6 +98,22 @@ START_TEST(run_folder)
 }
 END_TEST
 
+/* metrics.jsonl has the rate of each epoch's last step: cosine, from 2e-3 at step 0 to 0 at the run's last. */
+START_TEST(logged_rates)
+{
+    struct path dir = new_dir("rates");
+    expect_done(train(dir.text, ARGS("--set", "optim.schedule=cosine")));
+    int steps = steps_per_epoch(), last = EPOCHS * steps - 1;
+    json_t *metrics = expect_metrics(dir.text, EPOCHS, steps);
+    for (int epoch = 1; epoch <= EPOCHS; epoch++) {
+        double expected = 2e-3 * (1 + cos(acos(-1) * (epoch * steps - 1) / last)) / 2;
+        double lr = number_in(json_array_get(metrics, (size_t)epoch - 1), "lr");
+        ck_assert_msg(fabs(lr - expected) <= 1e-12, "epoch %d: lr %.15g, not %.15g", epoch, lr, expected);
+    }
+    json_decref(metrics);
+}
+END_TEST
+
 START_TEST(two_runs)
 {
     struct path dir = new_dir("two_runs");
@@ -485,6 +501,23 @@ START_TEST(stops_when_not_finite)
     /* And says so again, from where it was. */
     more[6] = "--resume";
     expect_refused(train(dir.text, more), 2, ARGS("in epoch 1: the loss is not finite"));
+}
+END_TEST
+
+/* A rate that overflows the parameters in a step whose gradients are finite: the run is one step, so no later gradient tells. Of
+ * that state nothing is written, and the one before it stays. */
+START_TEST(stops_when_parameters_overflow)
+{
+    struct path dir = new_dir("overflow"), last = in_run(dir.text, "checkpoints/last.h5");
+    expect_refused(train(dir.text, ARGS("--set", "optim.lr=1e39", "--set", "train.batch_size=1341", "--set", "train.epochs=1")), 2,
+                   ARGS("step 1: w_p has a value that is not finite, and is not written", "optim.lr"));
+    struct ps_checkpoint c = load(dir.text, "last.h5");
+    ck_assert_uint_eq(c.step, 0);
+    for (int64_t i = 0; i < c.layout->count; i++) {
+        ck_assert(isfinite(c.parameters[i]));
+    }
+    ps_checkpoint_free(&c);
+    ck_assert(!file_exists(in_run(dir.text, "checkpoints/best.h5").text) && !file_exists(in_run(dir.text, "test.json").text));
 }
 END_TEST
 
@@ -1061,6 +1094,7 @@ int main(void)
     tcase_set_timeout(tests, full ? 3000 : 500);
     tcase_add_unchecked_fixture(tests, set_up, tear_down);
     tcase_add_test(tests, run_folder);
+    tcase_add_test(tests, logged_rates);
     tcase_add_test(tests, two_runs);
     tcase_add_test(tests, existing_run);
     tcase_add_test(tests, default_run_dir);
@@ -1074,6 +1108,7 @@ int main(void)
     tcase_add_test(tests, resume_longer_or_changed);
     tcase_add_test(tests, patience);
     tcase_add_test(tests, stops_when_not_finite);
+    tcase_add_test(tests, stops_when_parameters_overflow);
     tcase_add_test(tests, skips_when_not_finite);
     tcase_add_test(tests, no_finite_epoch);
     tcase_add_test(tests, bad_config_or_data);
