@@ -1,6 +1,5 @@
 #include "data/files.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -496,6 +495,17 @@ enum ps_status ps_file_remove(enum ps_status status, const char *path)
     return call_unlink(path) != 0 ? not_removed(status, path) : folder_flushed(status, path);
 }
 
+enum ps_status ps_file_sweep(enum ps_status status, const char *path)
+{
+    char *partial;
+    if (asprintf(&partial, "%s.partial", path) < 0) {
+        return ps_fail(status, "%s: no memory", path);
+    }
+    enum ps_status result = ps_file_remove(status, partial);
+    free(partial);
+    return result;
+}
+
 enum ps_status ps_file_link(enum ps_status status, const char *path, const char *name)
 {
     if ((call_unlink(name) == 0 || errno == ENOENT) && call_link(path, name) == 0) {
@@ -516,37 +526,6 @@ enum ps_status ps_folder_make(enum ps_status status, const char *path)
         return errno == EEXIST ? PS_OK : ps_fail(status, "%s: cannot make the folder: %s", path, strerror(errno));
     }
     return folder_flushed(status, path);
-}
-
-static int is_partial(const struct dirent *entry)
-{
-    static const char end[] = ".partial";
-    size_t length = strlen(entry->d_name);
-    return length > sizeof end - 1 && strcmp(entry->d_name + length - (sizeof end - 1), end) == 0;
-}
-
-enum ps_status ps_folder_sweep(enum ps_status status, const char *path)
-{
-    struct dirent **entries;
-    int n = scandir(path, &entries, is_partial, alphasort);
-    if (n < 0) {
-        return ps_fail(status, "%s: cannot be listed: %s", path, strerror(errno));
-    }
-    enum ps_status result = PS_OK;
-    for (int i = 0; i < n; i++) {
-        char *entry = NULL;
-        if (result == PS_OK && asprintf(&entry, "%s/%s", path, entries[i]->d_name) < 0) {
-            entry = NULL;
-            result = ps_fail(status, "%s: no memory", path);
-        }
-        if (entry) {
-            result = ps_file_remove(status, entry);
-        }
-        free(entry);
-        free(entries[i]);
-    }
-    free(entries);
-    return result;
 }
 
 /* ---- locks ---- */

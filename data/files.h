@@ -57,8 +57,8 @@ enum ps_status ps_file_drop(enum ps_status status, const char *path);
 enum ps_status ps_file_remove(enum ps_status status, const char *path);
 enum ps_status ps_folder_make(enum ps_status status, const char *path);
 
-/* Removes what a crash left beside the files of a folder: each entry whose name ends in ".partial". No one may be writing there. */
-enum ps_status ps_folder_sweep(enum ps_status status, const char *path);
+/* Removes what a crash while `path` was written left beside it. No one may be writing it. */
+enum ps_status ps_file_sweep(enum ps_status status, const char *path);
 
 /* Takes the file (made when there is none, and left there) as a lock that no other process gets until this one unlocks it or
  * dies: POSIX record locks, which a child does not inherit. *lock: for ps_file_unlock. `status` when another has it: "path: held by

@@ -195,8 +195,10 @@ static enum ps_status run_begin(const struct arguments *a, struct run *run, stru
     PS_TRY(ps_folder_make(PS_USAGE, run->dir));
     PS_TRY(run_take(a, run)); /* another process may have come first */
     PS_TRY(ps_folder_make(PS_USAGE, run->kept.folder));
-    PS_TRY(ps_folder_sweep(PS_USAGE, run->dir));
-    PS_TRY(ps_folder_sweep(PS_USAGE, run->kept.folder));
+    const char *const written[] = {run->config, run->metrics, run->test, run->last, run->best};
+    for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+        PS_TRY(ps_file_sweep(PS_USAGE, written[i]));
+    }
     if (a->overwrite) {
         PS_TRY(ps_kept_discard(&run->kept));
         const char *const old[] = {run->metrics, run->test, run->config};

@@ -50,7 +50,7 @@ static int make_folder(void)
 
 static int sweep(void)
 {
-    return (int)ps_folder_sweep(PS_CHECKPOINT, folder.text);
+    return (int)ps_file_sweep(PS_CHECKPOINT, file.text);
 }
 
 static int link_file(void)
@@ -260,23 +260,22 @@ START_TEST(missing_folder)
     ck_assert_int_eq(ps_file_replace(PS_USAGE, nowhere.text, "", 0), PS_USAGE);
     ck_assert(strstr(ps_error_message(), "no/file.partial: cannot be written: No such file or directory"));
     ck_assert_int_eq(ps_folder_make(PS_USAGE, nowhere.text), PS_USAGE);
-    ck_assert_int_eq(ps_folder_sweep(PS_USAGE, nowhere.text), PS_USAGE);
+    ck_assert_int_eq(ps_file_sweep(PS_USAGE, nowhere.text), PS_OK);
     ck_assert_int_eq(ps_file_remove(PS_USAGE, nowhere.text), PS_OK);
 }
 END_TEST
 
-/* ".partial" files go, all others stay. */
+/* The file's own ".partial" goes, everything else stays. */
 START_TEST(sweeping)
 {
-    static const char *const names[] = {"a.h5.partial", "b.partial", "c.partially", ".partial", "partial", "d.h5"};
-    static const int stays[] = {0, 0, 1, 1, 1, 1};
+    static const char *const names[] = {"a.h5.partial", "a.h5", "b.partial", "a.partial", ".partial", "a.h5.partial.partial"};
     for (int i = 0; i < 6; i++) {
         file_write(path_of("%.400s/%s", folder.text, names[i]).text, "x", 1);
     }
-    OK(ps_folder_sweep(PS_USAGE, folder.text));
+    OK(ps_file_sweep(PS_USAGE, path_of("%.400s/a.h5", folder.text).text));
     for (int i = 0; i < 6; i++) {
         struct path path = path_of("%.400s/%s", folder.text, names[i]);
-        ck_assert_msg(file_exists(path.text) == stays[i], "%s", names[i]);
+        ck_assert_msg(file_exists(path.text) == (i > 0), "%s", names[i]);
         unlink(path.text);
     }
 }

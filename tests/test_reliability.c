@@ -209,8 +209,9 @@ static void make_crashed(const char *dir)
             copy_file(in_run(crashed.text, files[i]).text, in_run(dir, files[i]).text);
         }
     }
-    static const char *const left[] = {"checkpoints/best.h5.partial", "checkpoints/last-999.h5.partial", "test.json.partial"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const left[] = {"checkpoints/best.h5.partial", "checkpoints/last.h5.partial", "config.yaml.partial",
+                                       "metrics.jsonl.partial", "test.json.partial"};
+    for (int i = 0; i < 5; i++) {
         file_write(in_run(dir, left[i]).text, "half", 4);
     }
     FILE *metrics = fopen(in_run(dir, "metrics.jsonl").text, "a");
@@ -239,6 +240,22 @@ START_TEST(fault_at_every_call)
     }
     printf("faults in %s run: %d, all recovered\n", resumed ? "a resumed" : "a new", runs);
     ck_assert_int_gt(runs, 40);
+}
+END_TEST
+
+/* What others keep in the folder stays, whatever its name: the run's own files are known. */
+START_TEST(foreign_files)
+{
+    static const char *const names[] = {"notes.partial", "checkpoints/mine.h5.partial", "checkpoints/last-6.h5.partial"};
+    struct path dir = new_dir("foreign");
+    for (int i = 0; i < 3; i++) {
+        expect_done(train(dir.text, i == 0 ? ARGS() : i == 1 ? ARGS("--resume") : ARGS("--overwrite")));
+        for (int j = 0; j < 3; j++) {
+            struct path path = in_run(dir.text, names[j]);
+            ck_assert_msg(i == 0 || file_exists(path.text), "%s was removed", names[j]);
+            file_write(path.text, "theirs", 6);
+        }
+    }
 }
 END_TEST
 
@@ -810,6 +827,7 @@ int main(void)
     tcase_set_timeout(tests, full ? 3000 : 500);
     tcase_add_unchecked_fixture(tests, set_up, tear_down);
     tcase_add_loop_test(tests, fault_at_every_call, 0, 2);
+    tcase_add_test(tests, foreign_files);
     tcase_add_loop_test(tests, fault_at_every_call_of_an_output, 0, WRITERS);
     tcase_add_test(tests, killed);
     tcase_add_test(tests, second_process);
