@@ -14,15 +14,15 @@
 
 /* ---- what goes wrong, and where ---- */
 
-enum fault { FAULT_NONE, FAULT_ERROR, FAULT_SHORT, FAULT_DIE };
+enum fault { FAULT_NONE, FAULT_ERROR, FAULT_SHORT, FAULT_DIE, FAULT_SIGNAL };
 
 static const struct kind {
     const char *name;
     enum fault fault;
     int error;
-} kinds[] = {{"eio", FAULT_ERROR, EIO},       {"enospc", FAULT_ERROR, ENOSPC}, {"eintr", FAULT_ERROR, EINTR},
-             {"short", FAULT_SHORT, 0},       {"enosys", FAULT_ERROR, ENOSYS}, {"die", FAULT_DIE, 0},
-             {"invalid", FAULT_ERROR, EINVAL}};
+} kinds[] = {{"eio", FAULT_ERROR, EIO}, {"enospc", FAULT_ERROR, ENOSPC}, {"eintr", FAULT_ERROR, EINTR},
+             {"short", FAULT_SHORT, 0}, {"enosys", FAULT_ERROR, ENOSYS}, {"die", FAULT_DIE, 0},
+             {"term", FAULT_SIGNAL, 0}, {"invalid", FAULT_ERROR, EINVAL}};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
 static struct {
@@ -78,6 +78,10 @@ static enum fault fault_of(const char *call, const char *path)
     }
     if (plan.how->fault == FAULT_DIE && !is_write) {
         raise(SIGKILL);
+    }
+    if (plan.how->fault == FAULT_SIGNAL) {
+        kill(getpid(), SIGTERM); /* of the process: a thread that blocks signals leaves it to another */
+        return FAULT_NONE;
     }
     errno = plan.how->error;
     return plan.how->fault;

@@ -6,7 +6,8 @@
  *
  *   PS_IO_FAULT=N:KIND   call N, counted from 1, goes wrong; N+: that one and all later ones do. KIND: eio, enospc, enosys, eintr
  *                        (fails with that errno), short (a write takes half of its bytes; other calls do not mind), die (the
- *                        process is killed there, inside a write after half of its bytes).
+ *                        process is killed there, inside a write after half of its bytes), term (SIGTERM comes, and the call is
+ *                        made).
  *   PS_IO_TRACE=FILE     a line is appended for each call: number, name, path, and KIND where it went wrong.
  *
  * Unset, they change nothing; a PS_IO_FAULT that is none makes every call fail with EINVAL. */

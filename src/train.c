@@ -324,7 +324,7 @@ static enum ps_status train_epochs(struct ps_session *s, struct run *run, struct
 }
 
 /* The best weights on the test split, beside the naive forecasts, into test.json and a line. */
-static enum ps_status test(struct ps_session *s, const struct run *run)
+static enum ps_status test(struct ps_session *s, struct run *run)
 {
     uint64_t epoch = s->best_epoch;
     if (epoch > 0) {
@@ -336,7 +336,8 @@ static enum ps_status test(struct ps_session *s, const struct run *run)
     struct ps_accuracy accuracy;
     PS_TRY(ps_session_score(s, PS_TEST, &accuracy));
     if (accuracy.all.windows == 0) {
-        return PS_OK; /* a signal: tested when the run is resumed */
+        run->stopped = stop_signal; /* tested when the run is resumed */
+        return PS_OK;
     }
     int64_t count = s->splits.count[PS_TEST];
     struct ps_naive naive;
@@ -386,11 +387,11 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
             status = save_and_fail(s, run, status);
         }
     }
-    if (status == PS_OK && !stop_signal) {
+    run->stopped = stop_signal;
+    if (status == PS_OK && !run->stopped) {
         status = test(s, run);
     }
     ps_writer_close(run->writer);
-    run->stopped = stop_signal;
     if (status == PS_OK && run->stopped) {
         fprintf(stderr, "train: signal %d: checkpoint written to %s: go on with --resume\n", run->stopped, run->last);
     }

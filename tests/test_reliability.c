@@ -512,6 +512,42 @@ START_TEST(signal_at_the_end)
 }
 END_TEST
 
+/* The same at each call to the system from the last checkpoint on: it counts until the scores are there to be written. */
+START_TEST(signal_at_the_last_calls)
+{
+    struct path dir = new_dir("last_calls");
+    remove(trace.text);
+    setenv("PS_IO_TRACE", trace.text, 1);
+    expect_done(train(dir.text, ARGS()));
+    char *text = file_read(trace.text, NULL), *rest = text, call[16], path[1024];
+    int number, saved = 0, counted = 0, late = 0;
+    unsetenv("PS_IO_TRACE");
+    for (char *line; (line = strsep(&rest, "\n")) != NULL && sscanf(line, "%d %15s %1023s", &number, call, path) == 3;) {
+        saved += strcmp(call, "rename") == 0 && strstr(path, "last.h5") != NULL;
+        int writes = counted > 0 && (late > 0 || strstr(path, "test.json") != NULL);
+        if (saved < 1 + EPOCHS * STEPS / 2) {
+            continue; /* the first state's, and one every other step */
+        }
+        folder_remove(dir.text); /* what it holds would take more calls, or fewer */
+        setenv("PS_IO_FAULT", path_of("%d:term", number).text, 1);
+        struct result r = train(dir.text, ARGS());
+        unsetenv("PS_IO_FAULT");
+        if (writes) {
+            ck_assert_msg(r.code == 0 && !*r.err, "at %s: exit code %d, and on stderr: %s", line, r.code, r.err);
+            expect_same_run(whole.text, dir.text);
+            result_free(&r);
+            late++;
+        } else {
+            expect_refused(r, 128 + SIGTERM, ARGS("signal", "--resume"));
+            ck_assert(!file_exists(in_run(dir.text, "test.json").text));
+            counted++;
+        }
+    }
+    free(text);
+    ck_assert_msg(counted > 2 && late > 5, "signals: %d counted, %d came too late to", counted, late);
+}
+END_TEST
+
 /* ---- the disk ---- */
 
 /* Mounts of this test's own, which end with it. 0 where that is not permitted. */
@@ -835,6 +871,7 @@ int main(void)
     tcase_add_test(tests, no_locks);
     tcase_add_test(tests, simultaneous_writers);
     tcase_add_test(tests, signal_at_the_end);
+    tcase_add_test(tests, signal_at_the_last_calls);
     tcase_add_test(tests, full_disk);
     tcase_add_loop_test(tests, full_disk_for_an_output, 0, WRITERS);
     tcase_add_test(tests, read_only_folder);
