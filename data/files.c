@@ -562,7 +562,18 @@ void ps_file_unlock(int lock)
     }
 }
 
-/* ---- stdout ---- */
+/* ---- standard streams ---- */
+
+void ps_streams_open(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) {
+            /* The lowest free descriptor is fd. Not open for what it is there for, so that who uses it hears of it. */
+            int opened = open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+            (void)opened; /* without /dev/null there is nothing better */
+        }
+    }
+}
 
 enum ps_status ps_stdout_flush(enum ps_status status)
 {

@@ -68,6 +68,10 @@ enum ps_status ps_file_sweep(enum ps_status status, const char *path);
 enum ps_status ps_file_lock(enum ps_status status, const char *path, int *lock);
 void ps_file_unlock(int lock);
 
+/* What main calls first: stdin, stdout and stderr that are closed are taken, so that no file is opened in their place, and gets
+ * what is printed. Reading and writing them still fails. */
+void ps_streams_open(void);
+
 /* Whether all that was printed to stdout is out. */
 enum ps_status ps_stdout_flush(enum ps_status status);
 

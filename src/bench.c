@@ -582,6 +582,7 @@ static enum ps_status compare(const struct arguments *a, struct ps_config *confi
 
 int main(int argc, char **argv)
 {
+    ps_streams_open();
     struct arguments arguments = {0};
     struct ps_config config;
     enum ps_status status = parse(argc, argv, &arguments);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "data/files.h"
 #include "data/hdf5_util.h"
 #include "src/session.h"
 
@@ -229,6 +230,7 @@ static enum ps_status evaluate(const struct arguments *a)
 
 int main(int argc, char **argv)
 {
+    ps_streams_open();
     struct arguments arguments = {0};
     enum ps_status status = parse(argc, argv, &arguments);
     if (status == PS_OK) {

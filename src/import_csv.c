@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
+#include "data/files.h"
 #include "data/import.h"
 
 static const char usage[] =
@@ -42,6 +43,7 @@ static enum ps_status check_output(const char *in, const char *out, int overwrit
 
 int main(int argc, char **argv)
 {
+    ps_streams_open();
     static const struct option options[] = {{"time-column", required_argument, NULL, 't'},
                                             {"overwrite", no_argument, NULL, 'o'},
                                             {"help", no_argument, NULL, 'h'},

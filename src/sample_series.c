@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
+#include "data/files.h"
 #include "data/import.h"
 
 static const char usage[] =
@@ -101,6 +102,7 @@ static enum ps_status read_arguments(int argc, char **argv, struct arguments *a,
 
 int main(int argc, char **argv)
 {
+    ps_streams_open();
     struct arguments a = {.channels = 7, .seed = 1};
     int help = 0;
     enum ps_status status = read_arguments(argc, argv, &a, &help);

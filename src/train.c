@@ -401,6 +401,7 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
 
 int main(int argc, char **argv)
 {
+    ps_streams_open();
     struct arguments arguments = {0};
     struct ps_config config;
     struct run run = {.lock = -1};

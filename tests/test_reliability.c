@@ -776,6 +776,41 @@ START_TEST(full_stdout)
 }
 END_TEST
 
+/* A program whose standard streams are closed opens no file in their place, and writes no text into one. */
+START_TEST(closed_streams)
+{
+    struct path dir = new_dir("closed"), lock = in_run(dir.text, "lock"), copy = new_dir("closed.h5");
+    static const char *const closed[] = {">&-", "<&- >&- 2>&-", "<&-", "2>&-"};
+    for (int i = 0; i < 4; i++) {
+        struct path command = path_of("exec '%.250s/train' '%.250s' --device cpu --run-dir '%.250s' --overwrite %s", programs,
+                                      config.text, dir.text, closed[i]);
+        struct process p = process_start("/bin/sh", ARGS("-c", command.text), 0);
+        expect_done(process_end(&p));
+        struct stat about;
+        ck_assert_int_eq(stat(lock.text, &about), 0);
+        ck_assert_msg(about.st_size == 0, "with %s %lld bytes were written into the lock", closed[i], (long long)about.st_size);
+        expect_same_run(whole.text, dir.text);
+    }
+    /* What is printed is the point of some, and its loss is an error. */
+    static const char *const printing[] = {"evaluate' whole/checkpoints/best.h5 --device cpu --save-forecasts closed.h5",
+                                           "bench' tiny.yaml --device cpu --steps 6 --epochs 0"};
+    for (int i = 0; i < 2; i++) {
+        struct path command = path_of("cd '%.250s' && exec '%.250s/%s >&-", folder.text, programs, printing[i]);
+        struct process p = process_start("/bin/sh", ARGS("-c", command.text), 0);
+        expect_refused(process_end(&p), 2, ARGS("stdout: cannot be written", "Bad file descriptor"));
+    }
+    ck_assert(file_exists(copy.text));
+    for (int i = 0; i < 2; i++) {
+        struct path command = path_of("cd '%.250s' && exec '%.250s/%s <&- >&- 2>&-", folder.text, programs,
+                                      i == 0 ? "import_csv' small.csv closed.h5 --overwrite"
+                                             : "sample_series' closed.h5 --hours 320 --channels 2 --overwrite");
+        struct process p = process_start("/bin/sh", ARGS("-c", command.text), 0);
+        expect_done(process_end(&p));
+    }
+    ck_assert(files_equal(copy.text, new_dir("series.h5").text));
+}
+END_TEST
+
 /* ---- the clock ---- */
 
 /* The wall clock is set back and forth by a day at each look: durations stay what they are, and so do the results. */
@@ -877,6 +912,7 @@ int main(void)
     tcase_add_test(tests, read_only_folder);
     tcase_add_test(tests, every_exit);
     tcase_add_test(tests, full_stdout);
+    tcase_add_test(tests, closed_streams);
     tcase_add_test(tests, clock_that_jumps);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);
