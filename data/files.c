@@ -573,6 +573,7 @@ void ps_streams_open(void)
             (void)opened; /* without /dev/null there is nothing better */
         }
     }
+    signal(SIGPIPE, SIG_IGN);
 }
 
 enum ps_status ps_stdout_flush(enum ps_status status)

@@ -811,6 +811,28 @@ START_TEST(closed_streams)
 }
 END_TEST
 
+/* As with `train | head -1`: the reader has gone, and the run goes on to its end. What only prints says that it could not. */
+START_TEST(no_reader)
+{
+    struct path dir = new_dir("unread");
+    struct process p = start_train(dir.text, ARGS("--set", "train.epochs=40"));
+    process_read(&p, LONGEST_RUN, 1);
+    close(p.fd[0]);
+    p.fd[0] = -1;
+    expect_done(process_end(&p));
+    json_decref(expect_metrics(dir.text, 40, STEPS));
+    json_decref(read_test(dir.text));
+    p = start("evaluate", ARGS(in_run(dir.text, "checkpoints/best.h5").text, "--device", "cpu"));
+    close(p.fd[0]);
+    p.fd[0] = -1;
+    expect_refused(process_end(&p), 2, ARGS("stdout: cannot be written", "Broken pipe"));
+    p = start("bench", ARGS(config.text, "--device", "cpu", "--steps", "6", "--compare"));
+    close(p.fd[0]);
+    p.fd[0] = -1;
+    expect_refused(process_end(&p), 2, ARGS("stdout: cannot be written", "Broken pipe"));
+}
+END_TEST
+
 /* ---- the clock ---- */
 
 /* The wall clock is set back and forth by a day at each look: durations stay what they are, and so do the results. */
@@ -913,6 +935,7 @@ int main(void)
     tcase_add_test(tests, every_exit);
     tcase_add_test(tests, full_stdout);
     tcase_add_test(tests, closed_streams);
+    tcase_add_test(tests, no_reader);
     tcase_add_test(tests, clock_that_jumps);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);
