@@ -11,9 +11,9 @@ struct ps_epoch_record {
     uint64_t epoch, step; /* epochs completed, this one included (the first is 1); optimiser steps done */
     double train_loss;    /* mean over the epoch's windows */
     double val_mse, val_mae;
-    double lr; /* of the epoch's last step */
-    double seconds, windows_per_second;
-    uint64_t skipped; /* steps left out because loss or gradient was not finite */
+    double lr;                          /* of the epoch's last step */
+    double seconds, windows_per_second; /* of what the process did of the epoch; NaN: it only validated it */
+    uint64_t skipped;                   /* steps left out because loss or gradient was not finite */
 };
 
 /* Appends one line and flushes it. PS_USAGE naming the file when it cannot be written. */

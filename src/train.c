@@ -267,7 +267,7 @@ static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct 
                                      .val_mae = validation.all.mae,
                                      .lr = lr,
                                      .seconds = seconds,
-                                     .windows_per_second = (double)windows / seconds,
+                                     .windows_per_second = windows > 0 ? (double)windows / seconds : NAN,
                                      .skipped = s->ended.skipped};
     ps_progress_epoch(progress, &record);
     PS_TRY(ps_metrics_append(run->metrics, &record));

@@ -288,6 +288,34 @@ START_TEST(interrupted_while_scoring)
 }
 END_TEST
 
+/* An epoch that was trained and not yet validated, as a signal then leaves it: resuming it measures no training, and says so. */
+START_TEST(validated_when_resumed)
+{
+    struct path dir = new_dir("unvalidated"), last = in_run(dir.text, "checkpoints/last.h5");
+    expect_done(train(dir.text, ARGS("--set", "train.epochs=1")));
+    json_t *before = read_metrics(dir.text);
+    struct ps_checkpoint c = load(dir.text, "last.h5");
+    c.epoch = 0;
+    c.cursor = c.step * BATCH;
+    c.loss_sum = number_in(json_array_get(before, 0), "train_loss") * (double)c.cursor;
+    c.best_epoch = 0;
+    c.best_validation = HUGE_VAL;
+    OK(ps_checkpoint_save(last.text, &c));
+    ps_checkpoint_free(&c);
+    struct result r = train(dir.text, ARGS("--resume", "--set", "train.epochs=1"));
+    ck_assert_msg(r.code == 0 && !*r.err && strstr(r.out, "epoch 1/1: ") && !strstr(r.out, "windows/s"),
+                  "exit code %d; stdout: %s; stderr: %s", r.code, r.out, r.err);
+    result_free(&r);
+    json_t *after = read_metrics(dir.text), *record = json_array_get(after, 0);
+    ck_assert_uint_eq(json_array_size(after), 1);
+    ck_assert(json_is_null(json_object_get(record, "windows_per_second")));
+    ck_assert_double_gt(number_in(record, "seconds"), 0);
+    ck_assert_double_eq(number_in(record, "val_mse"), number_in(json_array_get(before, 0), "val_mse"));
+    json_decref(before);
+    json_decref(after);
+}
+END_TEST
+
 /* Killed outright, a run goes on from the last checkpoint inside the epoch. */
 START_TEST(checkpoint_every)
 {
@@ -1102,6 +1130,7 @@ int main(void)
     tcase_add_test(tests, disk_full);
     tcase_add_test(tests, interrupted);
     tcase_add_test(tests, interrupted_while_scoring);
+    tcase_add_test(tests, validated_when_resumed);
     tcase_add_test(tests, checkpoint_every);
     tcase_add_test(tests, best_and_last_apart);
     tcase_add_test(tests, falls_back);
