@@ -76,6 +76,9 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
             a->device = optarg;
             break;
         case 'r':
+            if (!*optarg) {
+                return ps_fail(PS_USAGE, "--run-dir: \"\" is no folder: name one, or leave the option out");
+            }
             a->run_dir = optarg;
             break;
         case 'c':
@@ -108,7 +111,12 @@ static enum ps_status run_paths(const struct arguments *a, struct run *run)
         snprintf(run->dir, sizeof run->dir, "%s", a->run_dir);
     } else {
         const char *slash = strrchr(a->config, '/'), *name = slash ? slash + 1 : a->config, *dot = strrchr(name, '.');
-        snprintf(run->dir, sizeof run->dir, "runs/%.*s", (int)(dot ? dot - name : (long)strlen(name)), name);
+        int length = (int)(dot ? dot - name : (long)strlen(name));
+        if ((int)strspn(name, ".") >= length) { /* runs/ itself, or what holds it */
+            return ps_fail(PS_USAGE, "%s: the run's folder takes its name from the config, which has none: give --run-dir",
+                           a->config);
+        }
+        snprintf(run->dir, sizeof run->dir, "runs/%.*s", length, name);
     }
     if (strlen(run->dir) + 64 > PATH_ROOM) {
         return ps_fail(PS_USAGE, "--run-dir: the path is too long");

@@ -152,6 +152,26 @@ START_TEST(default_run_dir)
 }
 END_TEST
 
+/* A config whose name is an ending alone names no folder, and neither does an empty --run-dir. */
+START_TEST(nameless_run_dir)
+{
+    static const char *const names[] = {".yaml", "..yaml", "...yaml", "named/.yaml"};
+    ck_assert_int_eq(chdir(folder.text), 0);
+    mkdir("nameless", 0777);
+    mkdir("nameless/named", 0777);
+    ck_assert_int_eq(chdir("nameless"), 0);
+    for (int i = 0; i < 4; i++) {
+        file_write(names[i], config_text, strlen(config_text));
+        expect_refused(run("train", ARGS((char *)names[i], "--set", "data.path=../series.h5")), 2,
+                       ARGS((char *)names[i], "--run-dir"));
+    }
+    expect_refused(run("train", ARGS(config.text, "--run-dir", "")), 2, ARGS("--run-dir"));
+    ck_assert(!file_exists("runs"));
+    expect_done(run("train", ARGS(".yaml", "--set", "data.path=../series.h5", "--device", (char *)device, "--set", "train.epochs=1",
+                                  "--run-dir", "named/run")));
+}
+END_TEST
+
 /* On a terminal one line is drawn again and again and cleared in the end; elsewhere stderr stays empty. */
 START_TEST(progress_bar)
 {
@@ -1126,6 +1146,7 @@ int main(void)
     tcase_add_test(tests, two_runs);
     tcase_add_test(tests, existing_run);
     tcase_add_test(tests, default_run_dir);
+    tcase_add_test(tests, nameless_run_dir);
     tcase_add_test(tests, progress_bar);
     tcase_add_test(tests, disk_full);
     tcase_add_test(tests, interrupted);
