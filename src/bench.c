@@ -233,7 +233,7 @@ static enum ps_status time_checkpoints(struct ps_session *s, const char *folder,
         int finished;
         double loss;
         status = ps_session_train_epoch(s, &(struct ps_epoch_watch){.max_steps = 2}, &finished, &loss);
-        s->best_epoch = (uint64_t)i + 1;
+        s->best_epoch = s->best_holds = (uint64_t)i + 1;
         if (status == PS_OK) {
             status = ps_writer_submit(writer, 1);
         }

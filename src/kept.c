@@ -116,14 +116,23 @@ enum ps_status ps_kept_save(struct ps_kept *kept, const struct ps_checkpoint *ch
     uint64_t *present = is_best ? &kept->best_epoch : &kept->last_step, number = is_best ? checkpoint->epoch : checkpoint->step;
     char path[PS_KEPT_PATH], older[PS_KEPT_PATH];
     plain_path(kept, kind, path);
-    if (keep > 1 && *known && *present != number) {
+    if ((keep > 1 || is_best) && *known && *present != number) {
         numbered_path(kept, kind, *present, older);
         PS_TRY(ps_file_link(PS_CHECKPOINT, path, older));
     }
     PS_TRY(ps_checkpoint_save(path, checkpoint));
     *known = 1;
     *present = number;
-    return prune(kept, kind, keep, number);
+    if (is_best) { /* the state on disk speaks of those before */
+        kept->best_pruned = 0;
+        return PS_OK;
+    }
+    PS_TRY(prune(kept, kind, keep, number));
+    if (kept->best_known && !kept->best_pruned) {
+        PS_TRY(prune(kept, "best", kept->keep_best, kept->best_epoch));
+        kept->best_pruned = 1;
+    }
+    return PS_OK;
 }
 
 enum ps_status ps_kept_discard(struct ps_kept *kept)

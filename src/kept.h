@@ -4,7 +4,8 @@
  *   last-STEP.h5   those before it             best-EPOCH.h5  those before them
  *
  * A newer file takes the plain name once it is durable; what stood there keeps its content under the numbered name, and the oldest
- * beyond the limit goes last. So there is an intact checkpoint at every moment, and a damaged one has another behind it. */
+ * beyond the limit goes last: best weights once the state that follows them is durable too, since the one before it speaks of older
+ * ones. So there is an intact checkpoint at every moment, and a damaged one has another behind it. */
 #ifndef PS_SRC_KEPT_H
 #define PS_SRC_KEPT_H
 
@@ -18,6 +19,7 @@ struct ps_kept {
     /* What the plainly named files hold, once they were written or found intact. */
     int last_known, best_known;
     uint64_t last_step, best_epoch;
+    int best_pruned; /* best weights beyond the limit are gone */
 };
 
 /* The plainly named files' paths. */
@@ -32,16 +34,16 @@ enum ps_status ps_kept_save(struct ps_kept *kept, const struct ps_checkpoint *ch
 
 /* What a run goes on from. */
 struct ps_resumption {
-    struct ps_checkpoint last, best; /* best: of last's best epoch, or of a later one that the run will reach again; empty before
-                                        the first */
+    struct ps_checkpoint last, best; /* best: of last's best epoch, or of a later one where its weights are lost: best.epoch; empty
+                                        before the first */
     char path[PS_KEPT_PATH];         /* of last */
     char passed[1024];               /* why newer ones were not taken: the newest's cause; "" when last is the newest */
     char best_passed[1024];          /* why best.h5 was not taken, when it cannot be read; else "" */
 };
 
 /* The newest state that is intact and whose best weights are: in a best*.h5 of that epoch, in a last*.h5 of that epoch's end, or,
- * where a crash came between the two files, in a best*.h5 of a later epoch. PS_CHECKPOINT with the newest's cause when there is
- * none. */
+ * when newer states were damaged, in a best.h5 of a later epoch, which the run will reach again unless it ends before.
+ * PS_CHECKPOINT with the newest's cause when there is none. */
 enum ps_status ps_kept_load(struct ps_kept *kept, struct ps_resumption *resumption);
 void ps_resumption_free(struct ps_resumption *resumption);
 

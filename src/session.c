@@ -488,6 +488,7 @@ enum ps_status ps_session_initialise(struct ps_session *s)
 
 enum ps_status ps_session_keep_best(struct ps_session *s)
 {
+    s->best_holds = s->epoch;
     return s->device->copy(s->device, PS_COMPUTE, s->best, s->model->parameters, flat_bytes(s));
 }
 
@@ -554,7 +555,7 @@ enum ps_status ps_snapshot_take(struct ps_snapshot *snapshot)
     struct ps_device *device = s->device;
     struct ps_checkpoint *c = &snapshot->checkpoint;
     size_t count = (size_t)s->model->layout->count;
-    c->epoch = s->epoch;
+    c->epoch = snapshot->best_weights ? s->best_holds : s->epoch;
     c->best_validation = s->best_validation;
     c->best_epoch = s->best_epoch;
     c->epochs_since_best = s->epochs_since_best;
@@ -580,8 +581,7 @@ enum ps_status ps_snapshot_wait(struct ps_snapshot *snapshot)
         ps_nap();
     }
     if (snapshot->best_weights) { /* of the moment when they were the present ones, whenever they are written */
-        c->epoch = c->best_epoch;
-        c->step = c->best_epoch * (uint64_t)s->steps_per_epoch;
+        c->step = c->epoch * (uint64_t)s->steps_per_epoch;
         c->epochs_since_best = 0;
     } else {
         c->step = snapshot->state->step;
@@ -613,7 +613,9 @@ enum ps_status ps_session_load_weights(struct ps_session *s, const struct ps_che
 {
     PS_TRY(same_layout(s->model->layout, c->layout));
     PS_TRY(s->device->upload(s->device, PS_COMPUTE, into_best ? s->best : s->model->parameters, c->parameters, flat_bytes(s)));
-    if (!into_best) {
+    if (into_best) {
+        s->best_holds = c->epoch;
+    } else {
         PS_TRY(ps_model_refresh_weights(s->model));
     }
     return s->device->synchronize(s->device);

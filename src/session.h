@@ -74,6 +74,7 @@ struct ps_session {
     uint64_t epoch;
     double best_validation;
     uint64_t best_epoch, epochs_since_best;
+    uint64_t best_holds;        /* the epoch whose weights `best` holds: best_epoch, or a later one when those are lost; 0: none */
     struct ps_step_state ended; /* the state in which the epoch ended that ended last */
 
     const volatile sig_atomic_t *stop; /* the caller's; nonzero: a loop finishes what is queued and returns. NULL: never */

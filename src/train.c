@@ -36,8 +36,8 @@ struct run {
     int warned; /* that there are none */
     struct ps_kept kept;
     struct ps_writer *writer;
-    uint64_t best_written; /* epoch of the best weights already on disk, or on their way there; 0: none */
-    int last_written;      /* last.h5 is, or will be, of this step and epoch */
+    int best_written; /* the best weights are in best.h5, or on their way there */
+    int last_written; /* last.h5 is, or will be, of this step and epoch */
     uint64_t last_step, last_epoch;
     uint64_t recorded; /* epochs whose validation is in metrics.jsonl */
     int stopped;       /* the signal that ended it before its time; 0: none. One that comes later no longer matters */
@@ -181,8 +181,8 @@ static enum ps_status write_checkpoints(struct ps_session *s, void *argument)
     if (run->last_written && run->last_step == s->now.step && run->last_epoch == s->epoch) {
         return PS_OK;
     }
-    PS_TRY(ps_writer_submit(run->writer, s->best_epoch != run->best_written));
-    run->best_written = s->best_epoch;
+    PS_TRY(ps_writer_submit(run->writer, s->best_holds > 0 && !run->best_written));
+    run->best_written = 1;
     run->last_written = 1;
     run->last_step = s->now.step;
     run->last_epoch = s->epoch;
@@ -240,8 +240,7 @@ static enum ps_status resume(struct ps_session *s, struct run *run)
     enum ps_status status = ps_session_restore(s, &r.last);
     if (status == PS_OK && s->best_epoch > 0) {
         status = ps_session_load_weights(s, &r.best, 1);
-        /* Weights of a later epoch stay there: the run was killed before it wrote last.h5, and will reach that epoch again. */
-        run->best_written = run->kept.best_known && run->kept.best_epoch >= s->best_epoch ? s->best_epoch : 0;
+        run->best_written = run->kept.best_known && run->kept.best_epoch == s->best_holds;
     }
     ps_resumption_free(&r);
     PS_TRY(status);
@@ -262,6 +261,7 @@ static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct 
         s->best_validation = validation.all.mse;
         s->best_epoch = s->epoch;
         s->epochs_since_best = 0;
+        run->best_written = 0;
         PS_TRY(ps_session_keep_best(s));
     } else {
         s->epochs_since_best++;
@@ -334,9 +334,13 @@ static enum ps_status train_epochs(struct ps_session *s, struct run *run, struct
 /* The best weights on the test split, beside the naive forecasts, into test.json and a line. */
 static enum ps_status test(struct ps_session *s, struct run *run)
 {
-    uint64_t epoch = s->best_epoch;
+    uint64_t epoch = s->best_holds;
     if (epoch > 0) {
         PS_TRY(ps_session_take_best(s));
+        if (epoch != s->best_epoch) {
+            fprintf(stderr, "train: warning: the weights of epoch %llu are lost: those of epoch %llu, in %s, are tested\n",
+                    (unsigned long long)s->best_epoch, (unsigned long long)epoch, run->best);
+        }
     } else {
         epoch = s->epoch;
         fprintf(stderr, "train: warning: no epoch's validation MSE was finite: the last weights are tested; lower optim.lr\n");

@@ -607,7 +607,7 @@ START_TEST(best_weights_that_are_left)
     char path[PATH_MAX];
     remove(kept_path(&kept, "best-2.h5", path));
     expect_none(&kept, "best.h5: altered");
-    /* A crash between best.h5 and last.h5: a later epoch's weights, which the run will reach again. */
+    /* A last.h5 from before: its best weights are gone, and a later epoch's are what there is. */
     OK(ps_kept_discard(&kept));
     kept.keep_best = 1;
     keep(&kept, 10, 1);
@@ -619,6 +619,32 @@ START_TEST(best_weights_that_are_left)
     put_file(kept_path(&kept, "last.h5", path), state, size);
     expect_resumption(&kept, 15, 20, NULL);
     free(state);
+}
+END_TEST
+
+/* Newer best weights do not drop the older ones before the state that speaks of them is there: a crash may come between. */
+START_TEST(best_weights_until_the_state)
+{
+    struct ps_kept kept = kept_in("between", 1, 1);
+    keep(&kept, 10, 1);
+    keep(&kept, 15, 0);
+    struct ps_checkpoint c = make(1);
+    c.step = 20;
+    c.epoch = c.best_epoch = 2;
+    c.cursor = 0;
+    c.parameters[0] = 20;
+    struct ps_checkpoint weights = c;
+    weights.m = NULL;
+    weights.v = NULL;
+    for (int i = 0; i < 2; i++) { /* once more, as a resumed run does */
+        OK(ps_kept_save(&kept, &weights));
+        EXPECT_FILES(&kept, "last.h5", "best.h5", "best-1.h5");
+        expect_resumption(&kept, 15, 10, NULL);
+    }
+    OK(ps_kept_save(&kept, &c));
+    EXPECT_FILES(&kept, "last.h5", "best.h5");
+    expect_resumption(&kept, 20, 20, NULL);
+    ps_checkpoint_free(&c);
 }
 END_TEST
 
@@ -965,6 +991,7 @@ int main(void)
     tcase_add_test(tests, as_many_as_asked);
     tcase_add_test(tests, newest_intact);
     tcase_add_test(tests, best_weights_that_are_left);
+    tcase_add_test(tests, best_weights_until_the_state);
     tcase_add_test(tests, failing_kept_save);
     tcase_add_test(tests, not_ours);
     tcase_add_test(tests, other_model);

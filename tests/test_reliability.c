@@ -5,6 +5,7 @@
 #include "tests/programs.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <sched.h>
 #include <sys/mount.h>
 
@@ -371,6 +372,113 @@ START_TEST(killed)
     printf("%d kills, %d of them of a run that had been killed before, %d with a temporary file left; %d of %d resumes to the same "
            "bits\n",
            kills, again, partial, resumes, resumes);
+}
+END_TEST
+
+/* The number of the last call whose line in the trace ends so. */
+static int last_call(const char *call, const char *end)
+{
+    char *text = file_read(trace.text, NULL), *rest = text, name[16], path[1024];
+    int number, found = 0;
+    for (char *line; (line = strsep(&rest, "\n")) != NULL && sscanf(line, "%d %15s %1023s", &number, name, path) == 3;) {
+        size_t length = strlen(path), least = strlen(end);
+        found = strcmp(name, call) == 0 && length > least && strcmp(path + length - least, end) == 0 ? number : found;
+    }
+    free(text);
+    return found;
+}
+
+/* test.json names the epoch whose weights were scored: they are in best.h5, which says the same. */
+static void expect_tested(const char *dir, int epoch)
+{
+    json_t *test = read_test(dir);
+    struct result r = run("evaluate", ARGS(in_run(dir, "checkpoints/best.h5").text, "--device", "cpu", "--json"));
+    ck_assert_msg(r.code == 0, "exit code %d: %s", r.code, r.err);
+    json_t *again = read_json(r.out);
+    ck_assert_msg(json_equal(test, again), "test.json and the scores of best.h5 differ: %s", r.out);
+    ck_assert_int_eq((int)number_in(test, "epoch"), epoch);
+    json_decref(test);
+    json_decref(again);
+    result_free(&r);
+}
+
+/* Killed after best.h5 of a late epoch and before last.h5, a run may end without coming to that epoch again: with less patience. So
+ * large a rate ruins the epochs after the first, and some epochs later a better one comes. */
+START_TEST(killed_between_best_and_last)
+{
+    struct path all = new_dir("noisy"), dir = new_dir("between"), patient = new_dir("patient");
+    char *more[] = {"--set", "optim.lr=0.3", "--set", "train.checkpoint_every=0", "--set", NULL, "--set", NULL, NULL, NULL, NULL};
+    int best = 0, later = 0;
+    struct path seed, epochs, patience;
+    for (int i = 1; i <= 20 && !later; i++) {
+        seed = path_of("train.seed=%d", i);
+        more[5] = seed.text;
+        more[7] = "train.epochs=12";
+        more[8] = "--overwrite";
+        expect_done(train(all.text, more));
+        json_t *metrics = read_metrics(all.text);
+        double least = HUGE_VAL;
+        best = 0;
+        for (int epoch = 1; epoch <= 12 && !later; epoch++) {
+            double mse = number_in(json_array_get(metrics, (size_t)epoch - 1), "val_mse");
+            if (mse < least) {
+                later = best && epoch - best >= 3 ? epoch : 0;
+                best = later ? best : epoch;
+                least = mse;
+            }
+        }
+        json_decref(metrics);
+    }
+    ck_assert_msg(later > 0, "no run of 20 has a best epoch, two worse ones and a better one");
+    epochs = path_of("train.epochs=%d", later);
+    more[7] = epochs.text;
+    remove(trace.text);
+    setenv("PS_IO_TRACE", trace.text, 1);
+    folder_remove(all.text);
+    more[8] = NULL;
+    expect_done(train(all.text, more));
+    unsetenv("PS_IO_TRACE");
+    struct path fault = path_of("%d:die", last_call("rename", "/last.h5"));
+    for (int i = 0; i < 2; i++) {
+        folder_remove(dir.text);
+        setenv("PS_IO_FAULT", fault.text, 1);
+        struct result r = train(dir.text, more);
+        unsetenv("PS_IO_FAULT");
+        ck_assert_int_eq(r.code, -1);
+        result_free(&r);
+        struct ps_checkpoint c = load(dir.text, "best.h5");
+        ck_assert_uint_eq(c.epoch, (uint64_t)later);
+        ps_checkpoint_free(&c);
+        c = load(dir.text, "last.h5");
+        ck_assert(c.epoch == (uint64_t)later - 1 && c.best_epoch == (uint64_t)best);
+        ps_checkpoint_free(&c);
+        more[8] = "--resume";
+        if (i == 0) { /* to the end */
+            expect_done(train(dir.text, more));
+            expect_same_results(all.text, dir.text);
+            ck_assert(!file_exists(path_of("%.400s/checkpoints/best-%d.h5", dir.text, best).text));
+            more[8] = NULL;
+        }
+    }
+    /* The state's own best weights are tested, and best.h5 holds them: as if the run had had so little patience from the start. */
+    patience = path_of("--set=train.patience=%d", later - 1 - best);
+    more[9] = patience.text;
+    expect_done(train(dir.text, more));
+    expect_tested(dir.text, best);
+    more[8] = patience.text;
+    more[9] = NULL;
+    expect_done(train(patient.text, more));
+    expect_same_results(patient.text, dir.text);
+    /* Where the state falls back behind the best weights, those are what there is, and are told by their epoch. */
+    struct path last = in_run(all.text, "checkpoints/last.h5");
+    remove(last.text);
+    file_write(last.text, "damaged", 7);
+    more[9] = "--resume";
+    struct result r = train(all.text, more);
+    ck_assert_msg(r.code == 0 && lines_of(r.err) == 2 && strstr(r.err, path_of("weights of epoch %d are lost", best).text),
+                  "exit code %d: %s", r.code, r.err);
+    result_free(&r);
+    expect_tested(all.text, later);
 }
 END_TEST
 
@@ -923,6 +1031,7 @@ int main(void)
     tcase_add_test(tests, foreign_files);
     tcase_add_loop_test(tests, fault_at_every_call_of_an_output, 0, WRITERS);
     tcase_add_test(tests, killed);
+    tcase_add_test(tests, killed_between_best_and_last);
     tcase_add_test(tests, second_process);
     tcase_add_test(tests, simultaneous_starts);
     tcase_add_test(tests, no_locks);
