@@ -13,18 +13,19 @@
 struct arguments {
     const char *checkpoint, *data, *device, *forecasts;
     enum ps_split split;
-    int json, original_units;
+    int json, original_units, overwrite;
 };
 
 static const char usage[] =
     "usage: evaluate CHECKPOINT [--data FILE] [--split train|val|test] [--device auto|cpu|cuda[:N]] [--json]\n"
-    "                [--save-forecasts OUT.h5] [--original-units]\n"
+    "                [--save-forecasts OUT.h5] [--original-units] [--overwrite]\n"
     "\n"
     "  --data FILE              another HDF5 file than the run's\n"
     "  --split SPLIT            which windows (default: test)\n"
     "  --json                   print one JSON object\n"
     "  --save-forecasts OUT.h5  write /forecasts and /targets [W, C, H] and /inputs [W, C, L]\n"
     "  --original-units         undo the scaling in what is saved\n"
+    "  --overwrite              replace OUT.h5 when it exists\n"
     "\n"
     "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device\n";
 
@@ -36,6 +37,7 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
                                             {"json", no_argument, NULL, 'j'},
                                             {"save-forecasts", required_argument, NULL, 'f'},
                                             {"original-units", no_argument, NULL, 'u'},
+                                            {"overwrite", no_argument, NULL, 'o'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
     a->split = PS_TEST;
@@ -63,6 +65,9 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
             break;
         case 'u':
             a->original_units = 1;
+            break;
+        case 'o':
+            a->overwrite = 1;
             break;
         case 'h':
             fputs(usage, stdout);
@@ -119,10 +124,23 @@ static enum ps_status write_batch(void *argument, int64_t first, int64_t n, cons
     return PS_OK;
 }
 
-static int same_file(const char *a, const char *b)
+/* What is being read is never written over, and other files only when that was asked for. */
+static enum ps_status check_output(const struct arguments *a, const char *data)
 {
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    const char *read[2] = {a->checkpoint, data};
+    struct stat out, in;
+    if (stat(a->forecasts, &out) != 0) {
+        return PS_OK;
+    }
+    for (int i = 0; i < 2; i++) {
+        if (stat(read[i], &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
+            return ps_fail(PS_USAGE, "--save-forecasts: %s is the %s that is evaluated: choose another name", a->forecasts,
+                           i == 0 ? "checkpoint" : "data");
+        }
+    }
+    return a->overwrite ? PS_OK
+                        : ps_fail(PS_USAGE, "--save-forecasts: %s exists: choose another name, or replace it with --overwrite",
+                                  a->forecasts);
 }
 
 static enum ps_status write_forecasts(struct output *o, enum ps_split split)
@@ -141,16 +159,9 @@ static enum ps_status write_forecasts(struct output *o, enum ps_split split)
     return ps_session_forecast(s, split, write_batch, o);
 }
 
-/* What stood there is lost only to a whole file; and nothing is written over what is being read. */
+/* What stood there is lost only to a whole file. */
 static enum ps_status save_forecasts(struct ps_session *s, const struct arguments *a)
 {
-    const char *read[2] = {a->checkpoint, s->series->path};
-    for (int i = 0; i < 2; i++) {
-        if (same_file(a->forecasts, read[i])) {
-            return ps_fail(PS_USAGE, "--save-forecasts: %s is the %s that is evaluated: choose another name", a->forecasts,
-                           i == 0 ? "checkpoint" : "data");
-        }
-    }
     struct output o = {
         .session = s, .original_units = a->original_units, .datasets = {H5I_INVALID_HID, H5I_INVALID_HID, H5I_INVALID_HID}};
     PS_TRY(ps_hdf5_create(a->forecasts, &o.file));
@@ -209,21 +220,24 @@ static enum ps_status evaluate(const struct arguments *a)
     struct ps_session *s = NULL;
     PS_TRY(ps_checkpoint_load(a->checkpoint, &checkpoint));
     enum ps_status status = ps_config_parse(checkpoint.config, a->checkpoint, NULL, 0, &config);
+    if (status == PS_OK && a->forecasts) {
+        status = check_output(a, a->data ? a->data : config.data.path);
+    }
     if (status == PS_OK) {
         status = ps_session_open(
             &config, &(struct ps_session_options){.data_path = a->data, .device = a->device, .scaler = &checkpoint.scaler}, &s);
-        if (status == PS_OK) {
-            status = ps_session_load_weights(s, &checkpoint, 0);
-        }
-        if (status == PS_OK && a->forecasts) {
-            status = save_forecasts(s, a);
-        }
-        if (status == PS_OK) {
-            status = score(s, a, &checkpoint);
-        }
-        ps_session_close(s);
-        ps_config_free(&config);
     }
+    if (status == PS_OK) {
+        status = ps_session_load_weights(s, &checkpoint, 0);
+    }
+    if (status == PS_OK && a->forecasts) {
+        status = save_forecasts(s, a);
+    }
+    if (status == PS_OK) {
+        status = score(s, a, &checkpoint);
+    }
+    ps_session_close(s);
+    ps_config_free(&config);
     ps_checkpoint_free(&checkpoint);
     return status;
 }

@@ -846,7 +846,7 @@ START_TEST(save_forecasts)
     struct ps_series *s;
     OK(ps_series_open(series.text, &s));
     for (int original = 0; original < 2; original++) {
-        struct result r = evaluate(best.text, original ? ARGS("--save-forecasts", out.text, "--original-units")
+        struct result r = evaluate(best.text, original ? ARGS("--save-forecasts", out.text, "--original-units", "--overwrite")
                                                        : ARGS("--save-forecasts", out.text));
         ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
         result_free(&r);
@@ -878,22 +878,52 @@ START_TEST(save_forecasts)
     ps_series_close(s);
     ps_checkpoint_free(&c);
     json_decref(test);
-    /* Never over what it reads. */
-    struct path copy = new_dir("precious.h5"), checkpoint = new_dir("checkpoint.h5");
+    expect_refused(evaluate(best.text, ARGS("--save-forecasts", new_dir("nowhere/out.h5").text)), 3, ARGS("nowhere/out.h5"));
+}
+END_TEST
+
+/* What exists stays unless it is told to be replaced, and what is read stays even then, by whatever name it is called. */
+START_TEST(save_forecasts_over)
+{
+    struct path data = new_dir("precious.h5"), checkpoint = new_dir("checkpoint.h5"), other = new_dir("other_file"),
+                links[4] = {new_dir("soft_data"), new_dir("hard_data"), new_dir("soft_checkpoint"), new_dir("hard_checkpoint")};
     size_t size;
     char *bytes = file_read(series.text, &size);
-    file_write(copy.text, bytes, size);
+    file_write(data.text, bytes, size);
     free(bytes);
-    bytes = file_read(best.text, &size);
+    bytes = file_read(in_run(whole.text, "checkpoints/best.h5").text, &size);
     file_write(checkpoint.text, bytes, size);
     free(bytes);
-    expect_refused(evaluate(checkpoint.text, ARGS("--data", copy.text, "--save-forecasts", copy.text)), 2,
-                   ARGS("--save-forecasts", "precious.h5"));
-    ck_assert(!file_exists(new_dir("precious.h5.partial").text));
-    expect_refused(evaluate(checkpoint.text, ARGS("--save-forecasts", checkpoint.text)), 2,
-                   ARGS("--save-forecasts", "checkpoint.h5"));
-    ck_assert(files_equal(series.text, copy.text) && files_equal(best.text, checkpoint.text));
-    expect_refused(evaluate(best.text, ARGS("--save-forecasts", new_dir("nowhere/out.h5").text)), 3, ARGS("nowhere/out.h5"));
+    file_write(other.text, "mine", 4);
+    for (int i = 0; i < 4; i++) {
+        const char *of = i < 2 ? data.text : checkpoint.text;
+        ck_assert_int_eq(i % 2 ? link(of, links[i].text) : symlink(of, links[i].text), 0);
+    }
+    struct listed before = list(folder.text);
+    const char *read[6] = {data.text, links[0].text, links[1].text, checkpoint.text, links[2].text, links[3].text};
+    for (int i = 0; i < 12; i++) {
+        expect_refused(evaluate(checkpoint.text, ARGS("--data", data.text, "--save-forecasts", (char *)read[i / 2],
+                                                      i % 2 ? "--overwrite" : "--json")),
+                       2, ARGS("--save-forecasts", (char *)read[i / 2], i < 6 ? "is the data" : "is the checkpoint"));
+    }
+    expect_refused(evaluate(checkpoint.text, ARGS("--save-forecasts", series.text, "--overwrite")), 2,
+                   ARGS("--save-forecasts", series.text, "is the data")); /* the config's own */
+    /* Refused before anything is computed: the device and the data, which would be refused too, are not opened. */
+    struct path run_last = in_run(whole.text, "checkpoints/last.h5");
+    const char *there[3] = {other.text, run_last.text, whole.text};
+    for (int i = 0; i < 3; i++) {
+        expect_refused(run("evaluate", ARGS(checkpoint.text, "--data", new_dir("none.h5").text, "--device", "abacus",
+                                            "--save-forecasts", (char *)there[i])),
+                       2, ARGS("--save-forecasts", (char *)there[i], "exists", "--overwrite"));
+    }
+    expect_untouched(folder.text, before, "refused forecasts");
+    free(before.text);
+    struct result r = evaluate(checkpoint.text, ARGS("--save-forecasts", other.text, "--overwrite"));
+    ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
+    result_free(&r);
+    free(read_array(other.text, "forecasts").values);
+    expect_refused(evaluate(checkpoint.text, ARGS("--save-forecasts", whole.text, "--overwrite")), 3,
+                   ARGS(whole.text, "cannot be replaced"));
 }
 END_TEST
 
@@ -1164,6 +1194,7 @@ int main(void)
     tcase_add_test(tests, constant_channel);
     tcase_add_test(tests, evaluate_scores);
     tcase_add_test(tests, save_forecasts);
+    tcase_add_test(tests, save_forecasts_over);
     tcase_add_test(tests, damaged_checkpoint);
     tcase_add_test(tests, bench_json);
     tcase_add_test(tests, bench_compare);

@@ -267,7 +267,7 @@ static const struct writer {
 } writers[] = {{"import_csv", {"small.csv", "{}", "--overwrite"}},
                {"sample_series", {"{}", "--hours", "5000", "--channels", "3", "--overwrite"}},
                {"sample_series", {"{}", "--windows", "600", "--seq-len", "24", "--pred-len", "8", "--overwrite"}},
-               {"evaluate", {"whole/checkpoints/best.h5", "--device", "cpu", "--save-forecasts", "{}"}}};
+               {"evaluate", {"whole/checkpoints/best.h5", "--device", "cpu", "--save-forecasts", "{}", "--overwrite"}}};
 enum { WRITERS = sizeof writers / sizeof *writers };
 
 static struct result write_output(const struct writer *w, const char *path)
@@ -814,7 +814,9 @@ static const struct exit_of {
     {2, "evaluate whole/checkpoints/best.h5 --split no"},
     {2, "evaluate whole/checkpoints/best.h5 --save-forecasts whole/checkpoints/best.h5"},
     {3, "evaluate whole/checkpoints/best.h5 --save-forecasts never/out.h5"},
-    {3, "evaluate whole/checkpoints/best.h5 --save-forecasts whole"},
+    {2, "evaluate whole/checkpoints/best.h5 --save-forecasts whole"},
+    {2, "evaluate whole/checkpoints/best.h5 --save-forecasts small.csv"},
+    {3, "evaluate whole/checkpoints/best.h5 --save-forecasts whole --overwrite"},
     {3, "evaluate whole/checkpoints/best.h5 --data small.csv"},
     {3, "evaluate whole/checkpoints/best.h5 --data none.h5"},
     {4, "evaluate none.h5"},

@@ -711,7 +711,7 @@ START_TEST(evaluates_the_same)
             forecasts[i] = path_of("%.400s/forecasts%d.h5", folder.text, i);
             struct result done =
                 run("evaluate", ARGS((char *)of[i], "--device", (char *)device, "--json", "--split", (char *)ps_split_name(split),
-                                     "--save-forecasts", forecasts[i].text, "--original-units"));
+                                     "--save-forecasts", forecasts[i].text, "--original-units", "--overwrite"));
             ck_assert_msg(done.code == 0, "%s", done.err);
             scores[i] = done.out;
             free(done.err);
