@@ -12,8 +12,8 @@ enum ps_status ps_series_write(const char *path, const float *values, int64_t ro
                                const int64_t *time, const char *frequency, const char *source);
 
 /* A CSV with a header row. time_column: the date column's name, or NULL: the first column when its values are dates ("2016-07-01
- * 00:00:00", "2016-07-01T00:00", "2016-07-01", with / for - too). Every other column must be numbers. PS_DATA naming file, line,
- * column and value. *imported says what was written; it may be NULL. */
+ * 00:00:00", "2016-07-01T00:00", "2016-07-01", with / for - too), each later than the one before. Every other column must be
+ * numbers. PS_DATA naming file, line, column and value. *imported says what was written; it may be NULL. */
 struct ps_imported {
     int64_t rows, channels;
     char period[32]; /* attribute frequency: "1h", "15min", "1d"; "" when there are no times or their steps differ */

@@ -28,8 +28,9 @@ struct csv {
     size_t columns;
     size_t time_at; /* column of the times, or NO_COLUMN */
 
-    float *values; /* [rows, channels] */
-    int64_t *time; /* [rows] */
+    float *values;               /* [rows, channels] */
+    int64_t *time;               /* [rows] */
+    struct ps_plain time_before; /* the last row's, as it is written */
     int64_t rows, rows_room, channels;
 };
 
@@ -345,6 +346,28 @@ static enum ps_status read_value(const struct csv *csv, size_t column, float *va
     return PS_OK;
 }
 
+/* Windows are cut by rows, so each row must follow the one before in time. */
+static enum ps_status read_time(struct csv *csv, size_t column)
+{
+    const char *text = csv->field[column];
+    int64_t *time = csv->time + csv->rows;
+    if (!read_date(text, time)) {
+        return ps_fail(PS_DATA,
+                       "%s:%" PRId64 ": column %zu (%s): \"%s\" is not a date such as 2016-07-01 00:00:00, "
+                       "2016-07-01T00:00 or 2016/07/01",
+                       csv->path, csv->line_number, column + 1, ps_text_plain(csv->names[column]).text, ps_text_plain(text).text);
+    }
+    if (csv->rows > 0 && time[0] <= time[-1]) {
+        return ps_fail(PS_DATA,
+                       "%s:%" PRId64 ": column %zu (%s): \"%s\" is not later than \"%s\" on the line before: sort the rows, "
+                       "oldest first, and keep each time once",
+                       csv->path, csv->line_number, column + 1, ps_text_plain(csv->names[column]).text, ps_text_plain(text).text,
+                       csv->time_before.text);
+    }
+    csv->time_before = ps_text_plain(text);
+    return PS_OK;
+}
+
 static enum ps_status read_row(struct csv *csv)
 {
     PS_TRY(split_line(csv));
@@ -361,12 +384,8 @@ static enum ps_status read_row(struct csv *csv)
     for (size_t i = 0; i < csv->columns; i++) {
         if (i != csv->time_at) {
             PS_TRY(read_value(csv, i, row++));
-        } else if (!read_date(csv->field[i], csv->time + csv->rows)) {
-            return ps_fail(PS_DATA,
-                           "%s:%" PRId64 ": column %zu (%s): \"%s\" is not a date such as 2016-07-01 00:00:00, "
-                           "2016-07-01T00:00 or 2016/07/01",
-                           csv->path, csv->line_number, i + 1, ps_text_plain(csv->names[i]).text,
-                           ps_text_plain(csv->field[i]).text);
+        } else {
+            PS_TRY(read_time(csv, i));
         }
     }
     csv->rows++;
@@ -395,14 +414,10 @@ static enum ps_status read_csv(struct csv *csv, const char *time_column)
     if (csv->rows == 0) {
         return ps_fail(PS_DATA, "%s: has a header and no rows", csv->path);
     }
-    if (csv->time_at != NO_COLUMN && csv->rows > 1 && csv->time[csv->rows - 1] <= csv->time[0]) {
-        return ps_fail(PS_DATA, "%s: column %zu (%s) does not run forward in time: sort the rows, oldest first", csv->path,
-                       csv->time_at + 1, ps_text_plain(csv->names[csv->time_at]).text);
-    }
     return PS_OK;
 }
 
-/* "1h", "15min", "1d", "10s" when all steps are equal and positive; otherwise "". */
+/* "1h", "15min", "1d", "10s" when all steps are equal; otherwise "". */
 static void deduce_period(const struct csv *csv, char text[32])
 {
     text[0] = '\0';

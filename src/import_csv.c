@@ -11,7 +11,7 @@ static const char usage[] =
     "usage: import_csv IN.csv OUT.h5 [--time-column NAME] [--overwrite]\n"
     "\n"
     "Reads a CSV with a header line and writes /series [rows, channels] as float32, with the channels' names, and /time when a\n"
-    "column holds dates. Every other column must hold finite numbers.\n"
+    "column holds dates, each later than the one before. Every other column must hold finite numbers.\n"
     "\n"
     "  --time-column NAME  the column of dates (default: the first one, when its values are dates)\n"
     "  --overwrite         replace OUT.h5 when it exists\n"
