@@ -45,13 +45,15 @@ static enum ps_status read_bytes(struct csv *csv, size_t *length)
 {
     int c = 0;
     for (*length = 0; c != '\n' && (c = getc_unlocked(csv->file)) != EOF;) {
+        if (*length == LONGEST_LINE && c != '\n') {
+            return ps_fail(PS_DATA, "%s:%" PRId64 ": a line of more than %d MiB: expected a text file", csv->path,
+                           csv->line_number + 1, LONGEST_LINE >> 20);
+        }
         if (*length + 2 > csv->line_room) {
             size_t room = csv->line_room > 0 ? 2 * csv->line_room : 4096;
-            char *grown = *length < LONGEST_LINE ? realloc(csv->line, room) : NULL;
+            char *grown = realloc(csv->line, room);
             if (grown == NULL) {
-                return *length < LONGEST_LINE ? out_of_memory(csv)
-                                              : ps_fail(PS_DATA, "%s:%" PRId64 ": a line of more than %d MiB: expected a text file",
-                                                        csv->path, csv->line_number + 1, LONGEST_LINE >> 20);
+                return out_of_memory(csv);
             }
             csv->line = grown;
             csv->line_room = room;

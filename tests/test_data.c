@@ -1080,6 +1080,18 @@ START_TEST(import_bad)
     ck_assert_int_eq(ps_import_csv(write_file("wide.csv", commas, 1 << 20), out, NULL, NULL), PS_DATA);
     check_message("wide.csv:1: more than 1048576 columns");
     free(commas);
+    /* A line of 64 MiB is the longest. */
+    size_t longest = (size_t)64 << 20;
+    char *spaces = malloc(longest + 4);
+    memset(spaces, ' ', longest + 4);
+    memcpy(spaces, "a\n", 2);
+    memcpy(spaces + 2 + longest - 1, "1\n", 2);
+    ck_assert_msg(ps_import_csv(write_file("long.csv", spaces, longest + 3), in_folder("long.h5"), NULL, NULL) == PS_OK, "%s",
+                  ps_error_message());
+    memcpy(spaces + 2 + longest - 1, " 1\n", 3);
+    ck_assert_int_eq(ps_import_csv(write_file("long.csv", spaces, longest + 4), out, NULL, NULL), PS_DATA);
+    check_message("long.csv:2: a line of more than 64 MiB");
+    free(spaces);
     ck_assert_int_eq(ps_import_csv("/dev/zero", out, NULL, NULL), PS_DATA); /* without an end, or lines */
     check_message("/dev/zero:1: a line of more than 64 MiB");
     /* Nothing was written over and nothing is left beside. */
