@@ -307,9 +307,6 @@ static enum ps_status grow_rows(struct csv *csv)
     if (csv->rows < csv->rows_room) {
         return PS_OK;
     }
-    if (csv->rows == INT32_MAX) {
-        return ps_fail(PS_DATA, "%s:%" PRId64 ": more than %d rows", csv->path, csv->line_number, INT32_MAX);
-    }
     int64_t room = csv->rows_room > 0 ? 2 * csv->rows_room : 1024, count;
     if (__builtin_mul_overflow(room, csv->channels, &count) || count > INT64_MAX / (int64_t)sizeof(float)) {
         return out_of_memory(csv);

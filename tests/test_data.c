@@ -232,6 +232,8 @@ START_TEST(series_round_trip)
     check_message("no/folder.h5|No such file or directory");
     ck_assert_int_eq(ps_series_write(path, values, 0, C, NULL, NULL, NULL, NULL), PS_DATA);
     check_message("series.h5|0 rows");
+    ck_assert_int_eq(ps_series_write(path, values, (int64_t)INT32_MAX + 1, 1, NULL, NULL, NULL, NULL), PS_DATA);
+    check_message("series.h5|2147483648 rows|1 to 2147483647");
 }
 END_TEST
 
