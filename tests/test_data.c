@@ -971,10 +971,36 @@ START_TEST(import_good)
     /* The time column in the middle, by name; days; a leap day and a year's end. */
     s = import_text("a,day,b\n1,2019-12-31,2\n3,2020-01-01,4\n5,2020-01-02,6", "day", &done);
     ck_assert_str_eq(done.period, "1d");
+    ck_assert_str_eq(s->channel_names[0], "a");
     ck_assert_str_eq(s->channel_names[1], "b");
     ck_assert_mem_eq(s->values, ((float[]){1, 2, 3, 4, 5, 6}), 6 * sizeof(float));
     ck_assert_int_eq(read_times(time, 8), 3);
     ck_assert_int_eq(time[0], 1577750400);
+    ps_series_close(s);
+
+    /* Wherever the times stand, names and values stay together. */
+    static const char *const headers[] = {"when,a,b,c", "a,when,b,c", "a,b,when,c", "a,b,c,when"};
+    static const char *const rows[] = {"2020-01-01,1,2,3", "1,2020-01-01,2,3", "1,2,2020-01-01,3", "1,2,3,2020-01-01"};
+    for (int i = 0; i < 4; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "%s\n%s\n", headers[i], rows[i]);
+        s = import_text(text, "when", &done);
+        ck_assert_int_eq(done.channels, 3);
+        for (int c = 0; c < 3; c++) {
+            ck_assert_str_eq(s->channel_names[c], ((const char *[]){"a", "b", "c"})[c]);
+            ck_assert(s->values[c] == (float)(c + 1));
+        }
+        ps_series_close(s);
+    }
+
+    /* Of the centuries those that 400 divides are leap years. */
+    s = import_text("date,a\n1900-02-28,1\n1900-03-01,2\n2000-02-29,3\n2000-03-01,4\n2100-02-28,5\n2100-03-01,6\n", NULL, &done);
+    ck_assert_int_eq(read_times(time, 8), 6);
+    ck_assert_int_eq(time[1] - time[0], 86400);
+    ck_assert_int_eq(time[3] - time[2], 86400);
+    ck_assert_int_eq(time[5] - time[4], 86400);
+    ck_assert_int_eq(time[0], -2203977600);
+    ck_assert_int_eq(time[5], 4107542400);
     ps_series_close(s);
 
     /* No times; columns that are named by their number; unequal steps; before 1970. */
@@ -1046,6 +1072,8 @@ START_TEST(import_bad)
         {"date\n2020-01-01\n", NULL, "in.csv: has a time column and no channel"},
         {"date,a\n2020-01-01,1\n2020-13-01,2\n", NULL, "in.csv:3: column 1 (date): \"2020-13-01\" is not a date such as"},
         {"date,a\n2020-01-01,1\n2021-02-29,2\n", NULL, "in.csv:3: column 1 (date): \"2021-02-29\" is not a date"},
+        {"date,a\n1900-02-28,0\n1900-02-29,1\n", NULL, "in.csv:3: column 1 (date): \"1900-02-29\" is not a date"},
+        {"date,a\n2100-02-28,0\n2100-02-29,1\n", NULL, "in.csv:3: column 1 (date): \"2100-02-29\" is not a date"},
         {"date,a\n2020-01-01,1\n2020-01-02 24:00,2\n", NULL, "in.csv:3: column 1 (date)"},
         {"date,a\n2020-01-01,1\n2020-01/02,2\n", NULL, "in.csv:3: column 1 (date)"},
         {"date,a\n2020-01-01,1\n2020-01-02 10,2\n", NULL, "in.csv:3: column 1 (date)"},
