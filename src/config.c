@@ -930,10 +930,10 @@ enum ps_status ps_config_parse(const char *text, const char *origin, char *const
     return status;
 }
 
-/* A relative *path becomes absolute, seen from the config file's folder. */
-static enum ps_status resolve(const char *config_path, char **path)
+/* A relative *path, key's value, becomes absolute, seen from the config file's folder. */
+static enum ps_status resolve(const char *config_path, const char *key, char **path)
 {
-    if (**path == '/') {
+    if (**path == '/' || !**path) {
         return PS_OK;
     }
     const char *slash = strrchr(config_path, '/');
@@ -941,7 +941,7 @@ static enum ps_status resolve(const char *config_path, char **path)
     char *real = folder ? realpath(folder, NULL) : NULL, *joined = NULL;
     free(folder);
     if (!real) {
-        return fail(config_path, "data.path: the config's folder cannot be resolved: %s", strerror(errno));
+        return fail(config_path, "%s: the config's folder cannot be resolved: %s", key, strerror(errno));
     }
     const char *rest = *path;
     while (strncmp(rest, "./", 2) == 0 || strncmp(rest, "../", 3) == 0) {
@@ -958,7 +958,7 @@ static enum ps_status resolve(const char *config_path, char **path)
     }
     free(real);
     if (!joined) {
-        return fail(config_path, "data.path: no memory");
+        return fail(config_path, "%s: no memory", key);
     }
     free(*path);
     *path = joined;
@@ -975,7 +975,10 @@ enum ps_status ps_config_load(const char *path, char *const *overrides, int n_ov
                                                 : ps_config_parse(text, path, overrides, n_overrides, config);
     free(text);
     if (status == PS_OK) {
-        status = resolve(path, &config->data.path);
+        status = resolve(path, "data.path", &config->data.path);
+    }
+    if (status == PS_OK) {
+        status = resolve(path, "runtime.tuning", &config->runtime.tuning);
     }
     /* The text of the resolved config is kept with the run, so it must read back: a folder's name may hold what YAML cannot. */
     if (status == PS_OK && (status = ps_config_text(config, &text)) == PS_OK) {

@@ -61,7 +61,7 @@ struct ps_config {
         int epilogue;                     /* level gemm: products add biases and residuals; default true */
         int merge_qkv;                    /* one product for q, k, v; default true */
         int tiny_gemm;                    /* own kernels for attention's products on CUDA; default true */
-        char *tuning;                     /* a table of bench --tune for CUDA's products; "": none */
+        char *tuning;                     /* a table of bench --tune for CUDA's products, as data.path; "": none */
         int64_t threads;                  /* CPU; 0: all processors */
     } runtime;
 };
@@ -69,7 +69,7 @@ struct ps_config {
 /* Reads the file, applies overrides "section.key=value" in order, fills defaults, and checks what can be checked without data.
  * PS_USAGE, one line: file:line, key, value, what would do. overrides' origin is named "--set". */
 enum ps_status ps_config_load(const char *path, char *const *overrides, int n_overrides, struct ps_config *config);
-/* The same from text; origin names it in messages. Relative data.path stays as it is. */
+/* The same from text; origin names it in messages. Relative data.path and runtime.tuning stay as they are. */
 enum ps_status ps_config_parse(const char *text, const char *origin, char *const *overrides, int n_overrides,
                                struct ps_config *config);
 /* Resolved YAML, every key; *text is malloc'ed. Parsing it gives the same config, bit for bit. */

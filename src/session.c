@@ -97,7 +97,7 @@ static enum ps_status open_device(struct ps_session *s, const struct ps_session_
         return ps_fail(PS_USAGE, "runtime.precision: fp64 is the tests' oracle: take fp32, tf32, bf16 or fp16");
     }
     char *tuning = NULL;
-    if (*c->runtime.tuning) {
+    if (*c->runtime.tuning && strcmp(s->device->kind, "cuda") == 0) { /* no other device has products to choose for */
         size_t size;
         PS_TRY(ps_file_read(PS_USAGE, c->runtime.tuning, LONGEST_TUNING, &tuning, &size));
         if (!ps_digest(tuning, size, s->tuning)) {

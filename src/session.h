@@ -45,7 +45,7 @@ struct ps_session {
     struct ps_optimizer optimizer; /* zero in a session that only scores */
     enum ps_level level;
     char *algorithms, *versions;
-    char tuning[PS_DIGEST_HEX]; /* of runtime.tuning's file; "": none */
+    char tuning[PS_DIGEST_HEX]; /* of runtime.tuning's file; "": none, or not on CUDA */
 
     struct ps_windows windows;   /* as the device reads them */
     int on_device;               /* the whole series is there; else batches stream through two slots */

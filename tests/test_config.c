@@ -445,7 +445,7 @@ START_TEST(files)
     ck_assert_int_eq(ps_config_load(path, NULL, 0, &c), PS_USAGE);
     ck_assert_ptr_nonnull(strstr(ps_error_message(), "at most 65536"));
 
-    /* A relative path is seen from the config's folder, by whatever name that is reached. */
+    /* A relative path, of the data or the tuning table, is seen from the config's folder, by whatever name that is reached. */
     static const struct {
         const char *given, *expected; /* after the folder */
     } cases[] = {{"s.h5", "sub/s.h5"}, {"./s.h5", "sub/s.h5"}, {"../runs/s.h5", "runs/s.h5"}, {"a/../s.h5", "sub/a/../s.h5"}};
@@ -453,12 +453,13 @@ START_TEST(files)
     ck_assert_ptr_nonnull(realpath(folder, real));
     mkdir(in_folder("sub", path), 0777);
     for (int i = 0; i < COUNT(cases); i++) {
-        char text[64];
-        int n = snprintf(text, sizeof text, "data:\n  path: %s\n", cases[i].given);
+        char text[96];
+        int n = snprintf(text, sizeof text, "data:\n  path: %s\nruntime:\n  tuning: %s\n", cases[i].given, cases[i].given);
         put_file(in_folder("sub/a.yaml", path), text, (size_t)n);
         snprintf(expected, sizeof expected, "%s/%s", real, cases[i].expected);
         ck_assert_msg(ps_config_load(path, NULL, 0, &c) == PS_OK, "%s", ps_error_message());
         ck_assert_str_eq(c.data.path, expected);
+        ck_assert_str_eq(c.runtime.tuning, expected);
         ps_config_free(&c);
         ck_assert_ptr_nonnull(getcwd(old, sizeof old));
         ck_assert_int_eq(chdir(in_folder("sub", path)), 0);
@@ -470,6 +471,7 @@ START_TEST(files)
     put_file(in_folder("sub/a.yaml", path), "data:\n  path: /x/y.h5\n", 22);
     ck_assert_int_eq(ps_config_load(path, NULL, 0, &c), PS_OK);
     ck_assert_str_eq(c.data.path, "/x/y.h5");
+    ck_assert_str_eq(c.runtime.tuning, ""); /* none stays none */
     ps_config_free(&c);
     put_file(path, "data:\n  path: ../../../../../../../x.h5\n", 40);
     ck_assert_int_eq(ps_config_load(path, NULL, 0, &c), PS_OK);

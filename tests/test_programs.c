@@ -927,6 +927,37 @@ START_TEST(save_forecasts_over)
 }
 END_TEST
 
+/* A tuning table is CUDA's: the CPU neither reads nor records it. It is seen from the config's folder, and evaluate finds it from
+ * any. */
+START_TEST(tuning_table)
+{
+    struct path dir = new_dir("tuned"), table = new_dir("gemm.tune");
+    if (!on_cpu) {
+        expect_refused(train(dir.text, ARGS("--set", "runtime.tuning=gemm.tune")), 2, ARGS(table.text, "No such file"));
+        return;
+    }
+    expect_done(train(dir.text, ARGS("--set", "runtime.tuning=gemm.tune", "--set", "train.epochs=1")));
+    struct ps_checkpoint c = load(dir.text, "best.h5"), untuned = load(whole.text, "best.h5");
+    ck_assert_msg(strstr(c.config, table.text) != NULL, "%s is not in: %s", table.text, c.config);
+    ck_assert_str_eq(c.algorithms, untuned.algorithms);
+    ps_checkpoint_free(&c);
+    ps_checkpoint_free(&untuned);
+    ck_assert_int_eq(chdir("/"), 0);
+    json_t *test = read_test(dir.text), *again = evaluate_json(in_run(dir.text, "checkpoints/best.h5").text, ARGS("--json"));
+    ck_assert(json_equal(test, again));
+    json_decref(test);
+    json_decref(again);
+    expect_done(train(dir.text, ARGS("--resume", "--set", "train.epochs=2"))); /* and without it goes on */
+    if (gpus > 0) {
+        expect_refused(
+            run("evaluate", ARGS(in_run(dir.text, "checkpoints/best.h5").text, "--device", "cuda", "--data", series.text)), 2,
+            ARGS(table.text, "No such file"));
+    } else {
+        printf("skipped: a tuning table that is missing: no CUDA device\n");
+    }
+}
+END_TEST
+
 /* Truncated, altered in one byte, not a checkpoint, missing: by evaluate, and by train --resume, which leaves the run as it is when
  * there is no other state to go on from. */
 START_TEST(damaged_checkpoint)
@@ -1081,7 +1112,6 @@ START_TEST(bench_trace)
     expect_refused(run("bench", ARGS(config.text, "--steps", "0")), 2, ARGS("--steps", "0"));
     expect_refused(run("bench", ARGS(config.text, "--epochs", "few")), 2, ARGS("--epochs", "few"));
     expect_refused(run("bench", ARGS(config.text, "--device", "cpu", "--tune", "none")), 2, ARGS("--tune", "cpu"));
-    expect_refused(run("bench", ARGS(config.text, "--set", "runtime.tuning=/nowhere/table")), 2, ARGS("/nowhere/table"));
     struct path taken = in_run(whole.text, "checkpoints");
     expect_refused(run("bench", ARGS(config.text, "--steps", "1", "--epochs", "0", "--checkpoint", taken.text)), 2,
                    ARGS("--checkpoint", taken.text, "holds checkpoints"));
@@ -1195,6 +1225,7 @@ int main(void)
     tcase_add_test(tests, evaluate_scores);
     tcase_add_test(tests, save_forecasts);
     tcase_add_test(tests, save_forecasts_over);
+    tcase_add_test(tests, tuning_table);
     tcase_add_test(tests, damaged_checkpoint);
     tcase_add_test(tests, bench_json);
     tcase_add_test(tests, bench_compare);
