@@ -151,6 +151,7 @@ enum ps_status ps_groups_open(const struct ps_series *series, const struct ps_sc
                               struct ps_groups **groups)
 {
     *groups = NULL;
+    PS_TRY(ps_scaler_check(scaler, series));
     struct ps_groups *s = calloc(1, sizeof *s);
     if (s == NULL) {
         return ps_fail(PS_DATA, "%s: out of host memory", series->path);

@@ -1,3 +1,4 @@
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -127,12 +128,57 @@ void ps_scaler_scale(const struct ps_scaler *scaler, float *values, int64_t oute
     }
 }
 
-void ps_scaler_apply(const struct ps_scaler *scaler, struct ps_series *series)
+/* A dataset that is looked through for what float32 does not hold once it is scaled. */
+struct check {
+    const struct ps_scaler *scaler;
+    const struct ps_series *series;
+    int dataset;
+    int64_t inner;
+};
+
+static enum ps_status check_rows(void *argument, int64_t first, int64_t rows, const float *x)
 {
+    const struct check *check = argument;
+    const struct ps_scaler *scaler = check->scaler;
+    int64_t row = scaler->channels * check->inner;
+    for (int64_t i = 0; i < rows * row; i++) {
+        int64_t c = i / check->inner % scaler->channels;
+        double scaled = (x[i] - scaler->mean[c]) / scaler->std[c];
+        if (!isfinite((float)scaled)) {
+            const char *name = check->series->layout == PS_LAYOUT_SERIES ? "/series" : check->dataset == 0 ? "/inputs" : "/targets";
+            return ps_fail(
+                PS_DATA,
+                "%s: %s holds %.9g in %s: standardised with the training rows' mean %.9g and deviation %.9g it is %.3g, and "
+                "float32 ends at %.3g: correct such rows, or leave the channel out",
+                check->series->path, name, (double)x[i], ps_series_place(check->series, check->dataset, first * row + i).text,
+                scaler->mean[c], scaler->std[c], scaled, (double)FLT_MAX);
+        }
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_scaler_check(const struct ps_scaler *scaler, const struct ps_series *series)
+{
+    int64_t safe = 0;
+    while (safe < scaler->channels && (series->largest + fabs(scaler->mean[safe])) / scaler->std[safe] <= FLT_MAX) {
+        safe++;
+    }
+    int is_series = series->layout == PS_LAYOUT_SERIES;
+    for (int i = 0; safe < scaler->channels && i < (is_series ? 1 : 2); i++) {
+        struct check check = {scaler, series, i, is_series ? 1 : i == 0 ? series->seq_len : series->pred_len};
+        PS_TRY(ps_series_each(series, i, series->rows, check_rows, &check));
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_scaler_apply(const struct ps_scaler *scaler, struct ps_series *series)
+{
+    PS_TRY(ps_scaler_check(scaler, series));
     if (series->layout == PS_LAYOUT_SERIES) {
         ps_scaler_scale(scaler, series->values, series->rows, 1);
     } else {
         ps_scaler_scale(scaler, series->inputs, series->rows, series->seq_len);
         ps_scaler_scale(scaler, series->targets, series->rows, series->pred_len);
     }
+    return PS_OK;
 }

@@ -181,25 +181,34 @@ static enum ps_status read_dataset(const struct ps_series *series, int dataset, 
     return ps_series_read(series, dataset, 0, d->size[0], *values);
 }
 
-/* Names the element `at` of the dataset, which is NaN or infinite. */
-static enum ps_status not_finite(const char *path, const struct ps_dataset *d, int64_t at, float x, char *const *names)
+struct ps_place ps_series_place(const struct ps_series *series, int dataset, int64_t at)
 {
-    const char *value = isnan(x) ? "NaN" : x > 0 ? "Inf" : "-Inf";
-    int64_t channel = d->rank == 2 ? at % d->size[1] : at / d->size[2] % d->size[1];
+    int is_series = series->layout == PS_LAYOUT_SERIES;
+    int64_t C = series->channels, length = is_series ? 1 : dataset == 0 ? series->seq_len : series->pred_len;
+    int64_t channel = at / length % C, row = at / (length * C);
+    struct ps_place place;
     char label[96] = "";
-    if (names != NULL) {
-        snprintf(label, sizeof label, " (%s)", ps_text_plain(names[channel]).text);
+    if (series->channel_names != NULL) {
+        snprintf(label, sizeof label, " (%s)", ps_text_plain(series->channel_names[channel]).text);
     }
-    if (d->rank == 2) {
-        return ps_fail(PS_DATA,
-                       "%s: %s holds %s in channel %" PRId64 "%s, row %" PRId64
-                       " (counted from 0): fill or cut such rows; every value must be finite in float32",
-                       path, d->name, value, channel, label, at / d->size[1]);
+    if (is_series) {
+        snprintf(place.text, sizeof place.text, "channel %" PRId64 "%s, row %" PRId64 " (counted from 0)", channel, label, row);
+    } else {
+        snprintf(place.text, sizeof place.text, "channel %" PRId64 "%s, window %" PRId64 ", row %" PRId64 " of it (counted from 0)",
+                 channel, label, row, at % length);
     }
-    return ps_fail(PS_DATA,
-                   "%s: %s holds %s in channel %" PRId64 "%s, window %" PRId64 ", row %" PRId64
-                   " of it (counted from 0): fill or leave out such windows; every value must be finite in float32",
-                   path, d->name, value, channel, label, at / (d->size[1] * d->size[2]), at % d->size[2]);
+    return place;
+}
+
+/* Names the element `at` of a dataset, which is NaN or infinite. */
+static enum ps_status not_finite(const struct ps_series *series, int dataset, const char *name, int64_t at, float x)
+{
+    return ps_fail(PS_DATA, "%s: %s holds %s in %s: fill or %s; every value must be finite in float32", series->path, name,
+                   isnan(x) ? "NaN"
+                   : x > 0  ? "Inf"
+                            : "-Inf",
+                   ps_series_place(series, dataset, at).text,
+                   series->layout == PS_LAYOUT_SERIES ? "cut such rows" : "leave out such windows");
 }
 
 /* Takes in element bits two at a time. Each step is a bijection of h for a fixed word and of the word for a fixed h, and the shift
@@ -215,6 +224,8 @@ static uint64_t hash_step(uint64_t h, uint64_t word)
 struct scan {
     const struct ps_series *series;
     const struct ps_dataset *dataset;
+    int which; /* dataset 0 or 1 */
+    float largest;
     uint64_t hash;
     uint32_t low; /* an element that waits for its pair */
     int waits;
@@ -225,11 +236,11 @@ static enum ps_status scan_rows(void *argument, int64_t first, int64_t rows, con
     struct scan *scan = argument;
     const struct ps_dataset *d = scan->dataset;
     int64_t row = d->count / d->size[0], n = rows * row, i = 0;
-    while (i < n && isfinite(values[i])) {
-        i++;
+    for (; i < n && isfinite(values[i]); i++) {
+        scan->largest = fabsf(values[i]) > scan->largest ? fabsf(values[i]) : scan->largest;
     }
     if (i < n) {
-        return not_finite(scan->series->path, d, first * row + i, values[i], scan->series->channel_names);
+        return not_finite(scan->series, scan->which, d->name, first * row + i, values[i]);
     }
     i = 0;
     if (scan->waits) {
@@ -251,14 +262,16 @@ static enum ps_status scan_rows(void *argument, int64_t first, int64_t rows, con
     return PS_OK;
 }
 
-static enum ps_status scan_dataset(const struct ps_series *series, const struct ps_dataset *d, int which, uint64_t *hash)
+static enum ps_status scan_dataset(struct ps_series *series, const struct ps_dataset *d, int which, uint64_t *hash)
 {
-    struct scan scan = {.series = series, .dataset = d, .hash = hash_step(*hash, (uint64_t)d->rank)};
+    struct scan scan = {
+        .series = series, .dataset = d, .which = which, .largest = series->largest, .hash = hash_step(*hash, (uint64_t)d->rank)};
     for (int i = 0; i < d->rank; i++) {
         scan.hash = hash_step(scan.hash, (uint64_t)d->size[i]);
     }
     PS_TRY(ps_series_each(series, which, d->size[0], scan_rows, &scan));
     *hash = scan.waits ? hash_step(scan.hash, scan.low) : scan.hash;
+    series->largest = scan.largest;
     return PS_OK;
 }
 

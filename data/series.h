@@ -26,6 +26,7 @@ struct ps_series {
     struct ps_series_file *file; /* too large for the memory it may take: open for reading. Else NULL */
     char **channel_names;        /* C names, or NULL */
     uint64_t fingerprint;        /* of shape and every element as stored, before scaling; checkpoints record it */
+    float largest;               /* of the elements' magnitudes, likewise */
 };
 
 /* Opens, checks and reads the whole file read-only. PS_DATA, one line naming file and dataset, for: missing file, not HDF5, neither
@@ -73,9 +74,10 @@ enum ps_status ps_scaler_fit(const struct ps_series *series, const struct ps_spl
 /* The identity, for `standardize: false`. */
 enum ps_status ps_scaler_identity(int64_t channels, struct ps_scaler *scaler);
 void ps_scaler_free(struct ps_scaler *scaler);
-/* values = (values - mean)/std, in place, inputs and targets alike; computed in double, stored as float32. */
-void ps_scaler_apply(const struct ps_scaler *scaler, struct ps_series *series);
-/* The same of values [outer, C, inner]. */
+/* values = (values - mean)/std, in place, inputs and targets alike; computed in double, stored as float32. PS_DATA, with nothing
+ * changed, when float32 does not hold one of them: naming file, dataset, row, channel, the value and the scaled one. */
+enum ps_status ps_scaler_apply(const struct ps_scaler *scaler, struct ps_series *series);
+/* The same of values [outer, C, inner], which float32 is known to hold. */
 void ps_scaler_scale(const struct ps_scaler *scaler, float *values, int64_t outer, int64_t inner);
 
 /* Strides, in elements, of the windows seen as inputs[w, c, l] from `inputs` and targets[w, c, t] from `targets` (both layouts, so

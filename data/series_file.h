@@ -46,4 +46,13 @@ enum ps_status ps_series_plan(const struct ps_series *series, struct ps_series_f
 typedef enum ps_status ps_rows_sink(void *argument, int64_t first, int64_t rows, const float *values);
 enum ps_status ps_series_each(const struct ps_series *series, int dataset, int64_t rows, ps_rows_sink *sink, void *argument);
 
+/* Where element `at` of dataset 0 or 1 stands, for messages: "channel 1 (load), row 3 (counted from 0)". */
+struct ps_place {
+    char text[192];
+};
+struct ps_place ps_series_place(const struct ps_series *series, int dataset, int64_t at);
+
+/* Whether float32 holds every element once it is scaled. Costs a pass over the data only where their largest might not be. */
+enum ps_status ps_scaler_check(const struct ps_scaler *scaler, const struct ps_series *series);
+
 #endif

@@ -63,8 +63,7 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
     if (s->series->file) {
         return ps_groups_open(s->series, &s->scaler, c->model.seq_len, c->model.pred_len, &s->groups);
     }
-    ps_scaler_apply(&s->scaler, s->series);
-    return PS_OK;
+    return ps_scaler_apply(&s->scaler, s->series);
 }
 
 static int is_device(const char *device)

@@ -1,5 +1,6 @@
 /* data/: files, splits, windows, scaling, shuffling, prefetch, import and the two programs that make files. */
 #include <check.h>
+#include <float.h>
 #include <ftw.h>
 #include <hdf5.h>
 #include <inttypes.h>
@@ -613,7 +614,7 @@ START_TEST(scaler_series)
     ck_assert(scaler.mean[2] == (double)0.1f);
     ck_assert(scaler.std[2] == 1);
     ck_assert_int_eq(scaler.constant, 1);
-    ps_scaler_apply(&scaler, &series);
+    ck_assert_int_eq(ps_scaler_apply(&scaler, &series), PS_OK);
     ck_assert(x[0] == (float)((1 - scaler.mean[0]) / scaler.std[0]));
     ck_assert(x[3 * 7] == (float)((8 - scaler.mean[0]) / scaler.std[0]));
     ck_assert(x[1] == (float)((1e6 - scaler.mean[1]) / scaler.std[1]));
@@ -625,7 +626,7 @@ START_TEST(scaler_series)
     float before[24];
     memcpy(before, x, sizeof before);
     ck_assert_int_eq(ps_scaler_identity(3, &scaler), PS_OK);
-    ps_scaler_apply(&scaler, &series);
+    ck_assert_int_eq(ps_scaler_apply(&scaler, &series), PS_OK);
     ck_assert_mem_eq(before, x, sizeof before);
     ps_scaler_free(&scaler);
 }
@@ -651,7 +652,7 @@ START_TEST(scaler_windows)
     ck_assert_double_eq_tol(scaler.mean[1], 15, 1e-15);
     ck_assert_double_eq_tol(scaler.std[1], sqrt(75), 1e-14);
     ck_assert_int_eq(scaler.constant, 0);
-    ps_scaler_apply(&scaler, &series);
+    ck_assert_int_eq(ps_scaler_apply(&scaler, &series), PS_OK);
     ck_assert(inputs[0][0][1] == (float)(-1 / scaler.std[0]));
     ck_assert(inputs[2][1][0] == (float)(85 / scaler.std[1]));
     ck_assert(targets[0][0][0] == 0 && targets[0][1][0] == 0);
@@ -662,6 +663,58 @@ START_TEST(scaler_windows)
 END_TEST
 
 /* ---- order ---- */
+
+/* What float32 holds until it is scaled is refused by name, and left as it was; the largest that it still holds passes. */
+START_TEST(scaler_overflow)
+{
+    enum { T = 8, C = 2, LAST = 7 * C + 1 };
+    float x[T * C], fits = FLT_MAX / 2;
+    struct ps_splits splits = {.train_rows = 6};
+    struct ps_scaler scaler;
+    char *names[C] = {"oil", "load"};
+    for (int side = -1; side <= 1; side += 2) {
+        for (int beyond = 0; beyond < 2; beyond++) {
+            for (int i = 0; i < T * C; i++) {
+                x[i] = i / C % 2 ? 0.5f : -0.5f; /* mean 0, deviation 0.5 */
+            }
+            x[LAST] = (float)side * (beyond ? nextafterf(fits, INFINITY) : fits);
+            ck_assert_int_eq(ps_series_write(in_folder("x.h5"), x, T, C, names, NULL, NULL, NULL), PS_OK);
+            struct ps_series *s = open_series(in_folder("x.h5"));
+            ck_assert(s->largest == fabsf(x[LAST]));
+            ck_assert_int_eq(ps_scaler_fit(s, &splits, &scaler), PS_OK);
+            ck_assert_int_eq(ps_scaler_apply(&scaler, s), beyond ? PS_DATA : PS_OK);
+            if (beyond) {
+                check_message(side > 0 ? "/series holds 1.70141183e+38|3.4e+38" : "/series holds -1.70141183e+38|-3.4e+38");
+                check_message("x.h5|in channel 1 (load), row 7 (counted from 0)|mean 0 and deviation 0.5|ends at 3.4e+38|correct");
+                ck_assert_mem_eq(s->values, x, sizeof x);
+            } else {
+                ck_assert(s->values[LAST] == (float)side * FLT_MAX);
+            }
+            ps_scaler_free(&scaler);
+            ps_series_close(s);
+        }
+    }
+
+    /* A deviation far below the later values, in the targets of ready-made windows. */
+    float inputs[3 * C * 2], targets[3 * C * 3];
+    for (int i = 0; i < 3 * C * 2; i++) {
+        inputs[i] = 1e-30f * (float)(i % 2);
+    }
+    memset(targets, 0, sizeof targets);
+    targets[(2 * C + 1) * 3 + 2] = 4e10f;
+    hid_t file = create_h5("w.h5");
+    put_floats(file, "inputs", 3, (hsize_t[]){3, C, 2}, inputs);
+    put_floats(file, "targets", 3, (hsize_t[]){3, C, 3}, targets);
+    H5Fclose(file);
+    struct ps_series *s = open_series(in_folder("w.h5"));
+    splits.train_rows = 1;
+    ck_assert_int_eq(ps_scaler_fit(s, &splits, &scaler), PS_OK);
+    ck_assert_int_eq(ps_scaler_apply(&scaler, s), PS_DATA);
+    check_message("w.h5: /targets holds 4e+10 in channel 1, window 2, row 2 of it (counted from 0)|it is 8e+40");
+    ps_scaler_free(&scaler);
+    ps_series_close(s);
+}
+END_TEST
 
 START_TEST(shuffle_is_a_permutation)
 {
@@ -1182,7 +1235,7 @@ START_TEST(sample_can_be_learnt)
             struct ps_scaler scaler;
             ck_assert_int_eq(ps_splits_make(s, (double[]){0.7, 0.1, 0.2}, 168, horizon, &splits), PS_OK);
             ck_assert_int_eq(ps_scaler_fit(s, &splits, &scaler), PS_OK);
-            ps_scaler_apply(&scaler, s);
+            ck_assert_int_eq(ps_scaler_apply(&scaler, s), PS_OK);
             struct ps_window_view view = ps_window_view_make(s, 168, horizon);
             struct ps_naive naive = ps_naive_score(&view, splits.first[PS_TEST], splits.count[PS_TEST], 168);
             ck_assert_double_lt(naive.seasonal_mse, 0.25 * naive.repeat_mse);
@@ -1325,6 +1378,7 @@ int main(void)
     tcase_add_test(c, gather_many_channels);
     tcase_add_test(c, scaler_series);
     tcase_add_test(c, scaler_windows);
+    tcase_add_test(c, scaler_overflow);
     tcase_add_test(c, shuffle_is_a_permutation);
     tcase_add_test(c, shuffle_is_unbiased);
     tcase_add_test(c, prefetch_epochs);

@@ -958,6 +958,25 @@ START_TEST(tuning_table)
 }
 END_TEST
 
+/* Values that float32 holds, and no longer once they are standardised: refused, not scored as NaN. */
+START_TEST(scaled_beyond_float)
+{
+    static float values[3 * 500];
+    struct path data = new_dir("steep.h5"), dir = new_dir("steep");
+    for (int i = 0; i < 3 * 500; i++) {
+        values[i] = i % 3 == 2 ? 1e-30f * (float)(i % 2) : (float)sin(0.1 * i);
+    }
+    write_series(data.text, H5T_NATIVE_FLOAT, 2, values);
+    expect_done(train(dir.text, ARGS("--set", "data.path=steep.h5", "--set", "train.epochs=1")));
+    values[3 * 480 + 2] = 1e10f; /* a row of the test part */
+    write_series(data.text, H5T_NATIVE_FLOAT, 2, values);
+    char *says[] = {data.text, "/series", "channel 2, row 480", "1e+10", "e+40", "3.4e+38", NULL};
+    expect_refused(evaluate(in_run(dir.text, "checkpoints/best.h5").text, ARGS()), 3, says);
+    expect_refused(train(new_dir("too_steep").text, ARGS("--set", "data.path=steep.h5")), 3, says);
+    ck_assert(!file_exists(new_dir("too_steep").text));
+}
+END_TEST
+
 /* Truncated, altered in one byte, not a checkpoint, missing: by evaluate, and by train --resume, which leaves the run as it is when
  * there is no other state to go on from. */
 START_TEST(damaged_checkpoint)
@@ -1225,6 +1244,7 @@ int main(void)
     tcase_add_test(tests, evaluate_scores);
     tcase_add_test(tests, save_forecasts);
     tcase_add_test(tests, save_forecasts_over);
+    tcase_add_test(tests, scaled_beyond_float);
     tcase_add_test(tests, tuning_table);
     tcase_add_test(tests, damaged_checkpoint);
     tcase_add_test(tests, bench_json);

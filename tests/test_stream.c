@@ -111,7 +111,7 @@ static void pair_open(struct pair *p, int64_t limit)
     OK(ps_splits_make(p->file, split, L, H, &p->splits));
     OK(ps_scaler_fit(p->whole, &p->splits, &p->scaler[0]));
     OK(ps_scaler_fit(p->file, &p->splits, &p->scaler[1]));
-    ps_scaler_apply(&p->scaler[0], p->whole);
+    OK(ps_scaler_apply(&p->scaler[0], p->whole));
     p->view = ps_window_view_make(p->whole, L, H);
     OK(ps_groups_open(p->file, &p->scaler[1], L, H, &p->groups));
     for (int i = 0; i < 2; i++) {
@@ -335,6 +335,41 @@ START_TEST(whole_or_refused)
     ck_assert_msg(strstr(ps_error_message(), "/series holds NaN in channel 4 (load), row 19000 (counted from 0)") != NULL, "%s",
                   ps_error_message());
     ck_assert_ptr_null(series);
+}
+END_TEST
+
+/* What float32 does not hold once it is scaled is refused before anything is read in groups, as it is in memory. */
+START_TEST(overflow_refused)
+{
+    static float values[ROWS * CHANNELS];
+    for (int64_t i = 0; i < ROWS * CHANNELS; i++) {
+        values[i] = value_at(i / CHANNELS, i % CHANNELS);
+    }
+    for (int64_t row = 0; row < ROWS; row++) {
+        values[row * CHANNELS + 4] = 1e-30f * (float)(row % 2);
+    }
+    values[19000 * CHANNELS + 4] = 1e10f;
+    OK(ps_series_write(data.text, values, ROWS, CHANNELS, NULL, NULL, NULL, NULL));
+    const struct ps_memory memory = memory_of(limit_of(&storages[0]));
+    struct ps_series *whole, *file;
+    struct ps_splits splits;
+    struct ps_scaler scaler;
+    struct ps_groups *groups;
+    OK(ps_series_open(data.text, &whole));
+    OK(ps_series_open_within(data.text, &memory, &file));
+    ck_assert(whole->largest == 1e10f && file->largest == 1e10f);
+    OK(ps_splits_make(file, (double[]){0.7, 0.1, 0.2}, L, H, &splits));
+    OK(ps_scaler_fit(file, &splits, &scaler));
+    ck_assert_int_eq(ps_groups_open(file, &scaler, L, H, &groups), PS_DATA);
+    ck_assert_ptr_null(groups);
+    char *said = strdup(ps_error_message());
+    ck_assert_msg(strstr(said, "/series holds 1e+10 in channel 4, row 19000 (counted from 0)") != NULL, "%s", said);
+    ck_assert_int_eq(ps_scaler_apply(&scaler, whole), PS_DATA);
+    ck_assert_str_eq(ps_error_message(), said);
+    free(said);
+    ps_scaler_free(&scaler);
+    ps_series_close(whole);
+    ps_series_close(file);
 }
 END_TEST
 
@@ -756,6 +791,7 @@ int main(int argc, char **argv)
     tcase_add_loop_test(c, shuffles_by_blocks, 0, STORAGES);
     tcase_add_test(c, passes_abandoned);
     tcase_add_test(c, whole_or_refused);
+    tcase_add_test(c, overflow_refused);
     tcase_add_loop_test(c, file_changes, 0, (int)(sizeof changes / sizeof *changes));
     tcase_add_test(c, opened_read_only);
     tcase_add_test(c, within_the_limit);
