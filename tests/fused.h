@@ -2,6 +2,8 @@
 #ifndef PS_TESTS_FUSED_H
 #define PS_TESTS_FUSED_H
 
+#include <check.h>
+
 #include "kernels/kernels.h"
 
 /* This build and the first CUDA device have the fused encoder. */
@@ -19,6 +21,22 @@ static inline int fused_encoder(void)
     }
     device->close(device);
     return there;
+}
+
+/* Counted over a training step at level layer: the encoder is one call each way, and beside it stand the ends alone: 5 products at
+ * most, and 3 sums for biases and positions. */
+static inline void expect_encoder_alone(const struct ps_counts *counts)
+{
+    ck_assert_int_eq(counts->calls[PS_OP_encoder_forward], 1);
+    ck_assert_int_eq(counts->calls[PS_OP_encoder_backward], 1);
+    for (int op = 0; op < PS_OP_COUNT; op++) {
+        enum ps_kind kind = ps_op_kind(op);
+        int layers = kind == PS_KIND_SUB || kind == PS_KIND_ELEMENTARY || kind == PS_KIND_GEMM || op == PS_OP_attention ||
+                     op == PS_OP_attention_backward;
+        int most = !layers ? 1 : op == PS_OP_gemm ? 5 : op == PS_OP_bias_grad ? 3 : 0;
+        ck_assert_msg(counts->calls[op] <= most, "%s is called %lld times beside the encoder", ps_op_name(op),
+                      (long long)counts->calls[op]);
+    }
 }
 
 #endif

@@ -1394,6 +1394,60 @@ START_TEST(level_none_is_made_of_cuda)
 }
 END_TEST
 
+static struct ps_encoder_needs stub_needs;
+
+static enum ps_status stub_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
+                                   const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs)
+{
+    (void)k, (void)sizes, (void)shape;
+    *needs = stub_needs;
+    return PS_OK;
+}
+
+static enum ps_status stub_forward(const struct ps_kernels *k, const struct ps_encoder_forward *a)
+{
+    (void)k;
+    ck_assert_int_eq(a->embed != NULL, stub_needs.embeds);
+    ck_assert_int_eq(a->head != NULL, stub_needs.embeds && stub_needs.heads);
+    return PS_OK;
+}
+
+static enum ps_status stub_backward(const struct ps_kernels *k, const struct ps_encoder_backward *a)
+{
+    (void)k;
+    ck_assert_int_eq(a->embed != NULL, stub_needs.embeds);
+    ck_assert_int_eq(a->head != NULL, stub_needs.embeds && stub_needs.heads && stub_needs.ends);
+    return PS_OK;
+}
+
+/* One call each way at level layer, whatever the encoder takes of the ends; all of them: nothing else. Of a table whose encoder
+ * computes nothing. */
+START_TEST(level_layer_calls)
+{
+    static const int64_t in_all[] = {14, 8, 2}; /* the embedding has 3 each way, the head 6 */
+    struct fixture f = fixture_open("reference", "cpu", PS_FP32, &shapes[0], 4, PS_LEVEL_GEMM, 0);
+    struct ps_kernels stub = *f.k, *counting;
+    struct ps_counts counts = {0};
+    struct ps_model *model;
+    stub.encoder_prepare = stub_prepare;
+    stub.encoder_forward = stub_forward;
+    stub.encoder_backward = stub_backward;
+    stub_needs = (struct ps_encoder_needs){.kept_bytes = 256, .embeds = _i > 0, .heads = _i > 1, .ends = _i > 1};
+    OK(ps_kernels_hooked(&stub, ps_count_hook, &counts, &counting));
+    OK(ps_model_open(counting, &shapes[0], f.batch, &(struct ps_model_options){.level = PS_LEVEL_LAYER, .seed = 5}, &model));
+    OK(ps_model_gradients(model, &f.windows, f.state, f.batch));
+    expect_encoder_alone(&counts);
+    int64_t calls = 0;
+    for (int op = 0; op < PS_OP_COUNT; op++) {
+        calls += counts.calls[op];
+    }
+    ck_assert_int_eq(calls, in_all[_i]);
+    ps_model_close(model);
+    counting->close(counting);
+    fixture_close(&f);
+}
+END_TEST
+
 START_TEST(impossible_shapes)
 {
     static const struct {
@@ -1525,8 +1579,11 @@ int main(void)
     tcase_add_loop_test(tests, levels_cpu, 0, LAYER_SHAPES);
     tcase_add_loop_test(tests, layer_is_made_of, 0, 8);
     tcase_add_loop_test(tests, level_none_is_made_of, 0, 2);
+    tcase_add_loop_test(tests, level_layer_calls, 0, 3);
     if (ps_cuda_device_count() > 0) {
-        tcase_add_loop_test(differences, differences_cuda, 0, SHAPES);
+        if (!asked("PS_TEST_SMALL")) {
+            tcase_add_loop_test(differences, differences_cuda, 0, SHAPES);
+        }
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
         tcase_add_loop_test(tests, step_bf16, 0, SHAPES);
         if (fused_encoder()) {
