@@ -15,7 +15,8 @@ enum { ROWS = 660, CHANNELS = 3, L = 48, H = 12, BATCH = 16, WINDOWS = 150, MANY
 
 static struct path folder, series_file, windows_file, large_file; /* large: more than LIMIT bytes */
 static const char *device_kind, *precision, *fusion;              /* of the tests that run now */
-static const char *sizes = "d_model: 16, n_heads: 4, d_ff: 32";
+#define SMALLEST "d_model: 16, n_heads: 4, d_ff: 32"
+static const char *sizes = SMALLEST;
 
 #define LIMIT "data.memory_limit=1200000"
 
@@ -177,6 +178,129 @@ START_TEST(capture_changes_nothing)
     bits_free(&after);
     bits_free(&stepped);
     run_close(&run);
+}
+END_TEST
+
+/* Every precision and level, and at level layer every family of kernels. */
+static const struct way {
+    const char *precision, *fusion, *sizes;
+} ways[] = {{"fp32", "none", SMALLEST},
+            {"fp32", "gemm", SMALLEST},
+            {"tf32", "gemm", SMALLEST}, /* the CPU's last */
+            {"bf16", "gemm", SMALLEST}, /* the last that needs no sm_90 */
+            {"tf32", "layer", SMALLEST},
+            {"fp16", "layer", SMALLEST},
+            {"bf16", "layer", SMALLEST},
+            {"fp16", "layer", "d_model: 16, n_heads: 4, d_ff: 128"},
+            {"bf16", "layer", "d_model: 16, n_heads: 4, d_ff: 128"},
+            {"fp32", "layer", "d_model: 64, n_heads: 4, d_ff: 128"},
+            {"tf32", "layer", "d_model: 64, n_heads: 4, d_ff: 128"},
+            {"fp16", "layer", "d_model: 64, n_heads: 4, d_ff: 128"},
+            {"bf16", "layer", "d_model: 64, n_heads: 4, d_ff: 128"},
+            {"tf32", "layer", "d_model: 64, n_heads: 8, d_ff: 128"},
+            {"fp32", "layer", "d_model: 128, n_heads: 16, d_ff: 128"},
+            {"tf32", "layer", "d_model: 128, n_heads: 16, d_ff: 192"},
+            {"fp16", "layer", "d_model: 128, n_heads: 16, d_ff: 256"},
+            {"bf16", "layer", "d_model: 128, n_heads: 16, d_ff: 256"}};
+enum { WAYS = sizeof ways / sizeof *ways, CPU_WAYS = 3, PLAIN_WAYS = 4 };
+
+static void take_way(int i)
+{
+    precision = ways[i].precision;
+    fusion = ways[i].fusion;
+    sizes = ways[i].sizes;
+}
+
+/* An epoch of replayed graphs, of several steps, of one and of a short batch, leaves the bits that the same steps leave whose
+ * operations are enqueued one by one. */
+START_TEST(replayed_is_uncaptured)
+{
+    char *clip = _i % 2 ? "optim.clip_norm=1" : "optim.clip_norm=0", *drop = "data.drop_last=false";
+    struct run replayed, direct;
+    take_way(_i / 2);
+    run_open(&replayed, series_file.text, OVERRIDES(clip, drop));
+    train(replayed.s, 0);
+    run_open(&direct, series_file.text, OVERRIDES(clip, drop));
+    struct ps_session *s = direct.s;
+    ck_assert_int_eq(s->train_windows, 402); /* 25 batches and 2 windows */
+    OK(ps_session_rewind(s));
+    for (int64_t left = s->train_windows; left > 0; left -= BATCH) {
+        OK(ps_session_step(s, left < BATCH ? left : BATCH));
+    }
+    ck_assert_uint_gt(replayed.s->device->counters.launches, 0);
+    ck_assert_uint_eq(s->device->counters.launches, 0);
+    struct bits a = bits_of(replayed.s), b = bits_of(s);
+    a.state = replayed.s->ended;
+    char what[256];
+    snprintf(what, sizeof what, "%s, level %s, {%s}, %s, uncaptured", precision, fusion, sizes, clip);
+    expect_equal(&a, &b, what);
+    ck_assert_uint_eq(b.state.step, 26);
+    bits_free(&a);
+    bits_free(&b);
+    run_close(&replayed);
+    run_close(&direct);
+}
+END_TEST
+
+/* A step at level layer calls the encoder once each way, however many layers there are. */
+START_TEST(one_call_each_way)
+{
+    static char *const layers[] = {"model.n_layers=1", "model.n_layers=3"};
+    take_way(_i / 2);
+    struct run run;
+    run_open(&run, series_file.text, OVERRIDES("optim.clip_norm=0", layers[_i % 2]));
+    struct ps_session *s = run.s;
+    struct ps_counts counts = {0};
+    struct ps_kernels *counting;
+    ck_assert_int_eq(s->level, PS_LEVEL_LAYER);
+    OK(ps_kernels_hooked(s->kernels, ps_count_hook, &counts, &counting));
+    s->model->k = s->optimizer.k = counting;
+    OK(ps_session_rewind(s));
+    OK(ps_session_step(s, BATCH));
+    OK(s->device->synchronize(s->device));
+    s->model->k = s->optimizer.k = s->kernels;
+    counting->close(counting);
+    expect_encoder_alone(&counts);
+    ck_assert_int_eq(counts.calls[PS_OP_adamw], !ps_model_steps(s->model));
+    run_close(&run);
+}
+END_TEST
+
+/* Kernels of a captured step in bf16 of the configs that come with the project, on shorter data of their shape. Those of d_model
+ * 128 divide their work by the device's multiprocessors: the figures are an H200's. */
+static const struct shipped {
+    const char *name;
+    int64_t rows, channels, kernels;
+} shipped[] = {{"seed28k", 0, 20, 3}, {"etth1", 14400, 7, 6}, {"weather", 3000, 21, 24}, {"electricity", 3000, 321, 51}};
+
+START_TEST(kernels_of_shipped)
+{
+    const struct shipped *c = &shipped[_i];
+    ck_assert_msg(getenv("PS_SOURCE") != NULL, "set PS_SOURCE to the project's root");
+    struct path data = path_of("%.400s/%s.h5", folder.text, c->name),
+                file = path_of("%.400s/configs/%s.yaml", getenv("PS_SOURCE"), c->name),
+                path = path_of("data.path=%.500s", data.text);
+    if (c->rows) {
+        OK(ps_sample_series(data.text, c->rows, c->channels, 3));
+    } else {
+        OK(ps_sample_windows(data.text, 1000, c->channels, 24, 1, 3));
+    }
+    struct ps_config config;
+    struct ps_session *s;
+    struct ps_graph *graph;
+    struct ps_graph_nodes nodes;
+    OK(ps_config_load(file.text, OVERRIDES(path.text, "runtime.precision=bf16"), 2, &config));
+    OK(ps_session_open(&config, &(struct ps_session_options){.device = device_kind, .training = 1}, &s));
+    ck_assert_int_eq(s->level, PS_LEVEL_LAYER);
+    OK(ps_session_initialise(s));
+    OK(ps_session_rewind(s));
+    OK(ps_session_full_step(s, &graph));
+    s->device->graph_nodes(s->device, graph, &nodes);
+    printf("%s in bf16: %d kernels a step\n", c->name, nodes.kernels);
+    ck_assert_msg(nodes.kernels == c->kernels, "%s in bf16: %d kernels a step, not %lld", c->name, nodes.kernels,
+                  (long long)c->kernels);
+    ps_session_close(s);
+    ps_config_free(&config);
 }
 END_TEST
 
@@ -760,6 +884,7 @@ static void set_up(const char *device, const char *with_precision, const char *w
 
 static void tear_down(void)
 {
+    sizes = SMALLEST;
     folder_remove(folder.text);
 }
 
@@ -825,6 +950,37 @@ static const struct {
             {"cuda tf32, level layer, d 64", on_cuda_tf32_d64},
             {"cuda tf32, level layer, d 128", on_cuda_tf32_d128}};
 
+/* What the table of kernels a step was counted on. */
+static int is_h200(void)
+{
+    struct ps_device *device;
+    if (ps_device_open("cuda", 0, &device) != PS_OK) {
+        return 0;
+    }
+    int is = strstr(device->name, "H200") != NULL;
+    device->close(device);
+    return is;
+}
+
+static void add_captured(Suite *suite, int fused)
+{
+    TCase *captured = tcase_create("captured, cuda");
+    tcase_add_unchecked_fixture(captured, on_cuda, tear_down);
+    tcase_add_loop_test(captured, replayed_is_uncaptured, 0, 2 * (fused ? WAYS : PLAIN_WAYS));
+    if (fused) {
+        tcase_add_loop_test(captured, one_call_each_way, 2 * PLAIN_WAYS, 2 * WAYS);
+    }
+    suite_add_tcase(suite, captured);
+    if (!fused || !is_h200()) {
+        printf("skipped: the shipped configs' kernels a step: the device is no H200, or the build has no sm_90\n");
+        return;
+    }
+    TCase *kernels = tcase_create("kernels a step");
+    tcase_add_unchecked_fixture(kernels, on_cuda, tear_down);
+    tcase_add_loop_test(kernels, kernels_of_shipped, 0, sizeof shipped / sizeof *shipped);
+    suite_add_tcase(suite, kernels);
+}
+
 int main(void)
 {
     Suite *suite = suite_create("session");
@@ -833,6 +989,10 @@ int main(void)
         tcase_add_unchecked_fixture(cpu, on_cpu, tear_down);
         add_tests(cpu);
         suite_add_tcase(suite, cpu);
+        TCase *captured = tcase_create("captured, cpu");
+        tcase_add_unchecked_fixture(captured, on_cpu, tear_down);
+        tcase_add_loop_test(captured, replayed_is_uncaptured, 0, 2 * CPU_WAYS);
+        suite_add_tcase(suite, captured);
     }
     if (ps_cuda_device_count() > 0) {
         TCase *cuda = tcase_create("cuda");
@@ -843,7 +1003,11 @@ int main(void)
         tcase_add_unchecked_fixture(bf16, on_cuda_bf16, tear_down);
         add_tests(bf16);
         suite_add_tcase(suite, bf16);
-        if (fused_encoder()) {
+        const int fused = fused_encoder();
+        if (!asked("PS_TEST_SMALL")) {
+            add_captured(suite, fused);
+        }
+        if (fused) {
             TCase *layer = tcase_create("cuda bf16, level layer");
             tcase_add_unchecked_fixture(layer, on_cuda_layer, tear_down);
             add_tests(layer);
@@ -866,7 +1030,7 @@ int main(void)
             printf("skipped: the session at level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
         }
     } else {
-        printf("skipped: the session on CUDA: no CUDA device\n");
+        printf("skipped: the session and the shipped configs' kernels on CUDA: no CUDA device\n");
     }
     SRunner *runner = srunner_create(suite);
     srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
