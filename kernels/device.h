@@ -38,6 +38,8 @@ struct ps_device {
     char version[64];       /* of driver and libraries, as checkpoints record them */
     int index;              /* of the GPU; 0 on the CPU */
     int compute_capability; /* 90 for sm_90; 0 on the CPU */
+    int threads_asked;      /* that the CPU was to compute with, and those that there are; 0 on a GPU */
+    int threads;
     struct ps_device_counters counters;
     void *context; /* the device's own */
 
@@ -84,7 +86,7 @@ struct ps_device {
 int ps_cuda_device_count(void);
 
 /* kind: "cpu", "cuda" or "cuda:N". PS_DEVICE with a message when there is no such device. threads: OpenMP threads on the CPU, 0 for
- * as many as there are processors. */
+ * as many as there are processors; fewer are taken where there are no more, and the device says so. */
 enum ps_status ps_device_open(const char *kind, int threads, struct ps_device **device);
 
 #ifdef __cplusplus

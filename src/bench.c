@@ -449,6 +449,7 @@ static enum ps_status tune(const struct arguments *a, struct ps_config *config)
     }
     struct ps_session *s;
     PS_TRY(ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s));
+    ps_session_warn_threads(s, "bench");
     enum ps_status status = tune_step(s, a->tune);
     ps_session_close(s);
     PS_TRY(status);
@@ -463,6 +464,7 @@ static enum ps_status bench(const struct arguments *a, const struct ps_config *c
     struct result result = {0};
     double begin = ps_seconds();
     PS_TRY(ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s));
+    ps_session_warn_threads(s, "bench");
     struct tracer *tracer = calloc(1, sizeof *tracer);
     enum ps_status status = tracer ? ps_session_initialise(s) : ps_fail(PS_DEVICE, "no memory for the trace");
     result.open_seconds = ps_seconds() - begin;
@@ -512,6 +514,7 @@ static enum ps_status time_level(const struct arguments *a, const struct ps_conf
     if (status != PS_OK) {
         return status == PS_USAGE || status == PS_DEVICE ? PS_OK : status;
     }
+    ps_session_warn_threads(s, "bench");
     struct ps_graph *graph;
     status = ps_session_initialise(s);
     if (status == PS_OK) {

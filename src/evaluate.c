@@ -228,6 +228,7 @@ static enum ps_status evaluate(const struct arguments *a)
             &config, &(struct ps_session_options){.data_path = a->data, .device = a->device, .scaler = &checkpoint.scaler}, &s);
     }
     if (status == PS_OK) {
+        ps_session_warn_threads(s, "evaluate");
         status = ps_session_load_weights(s, &checkpoint, 0);
     }
     if (status == PS_OK && a->forecasts) {

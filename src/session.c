@@ -382,6 +382,17 @@ enum ps_status ps_session_open(const struct ps_config *config, const struct ps_s
     return PS_OK;
 }
 
+void ps_session_warn_threads(const struct ps_session *s, const char *program)
+{
+    static int told;
+    const struct ps_device *d = s->device;
+    if (d->threads < d->threads_asked && !told) {
+        fprintf(stderr, "%s: warning: runtime.threads: %d of %d: OMP_THREAD_LIMIT, ulimit or memory allow no more\n", program,
+                d->threads, d->threads_asked);
+        told = 1;
+    }
+}
+
 static void release(struct ps_session *s, void *memory, size_t bytes)
 {
     if (memory) {

@@ -92,6 +92,9 @@ enum ps_status ps_session_open(const struct ps_config *config, const struct ps_s
                                struct ps_session **session);
 void ps_session_close(struct ps_session *session); /* NULL is fine */
 
+/* A line on stderr, once a process, when the CPU computes with fewer threads than were asked for. */
+void ps_session_warn_threads(const struct ps_session *session, const char *program);
+
 /* Initial parameters from the seed. */
 enum ps_status ps_session_initialise(struct ps_session *session);
 

@@ -378,6 +378,7 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
     PS_TRY(run_take(a, run));
     struct ps_session *s;
     PS_TRY(ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s));
+    ps_session_warn_threads(s, "train");
     if (s->scaler.constant) {
         warn_constant(s);
     }

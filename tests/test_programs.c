@@ -554,7 +554,7 @@ END_TEST
  * that state nothing is written, and the one before it stays. */
 START_TEST(stops_when_parameters_overflow)
 {
-    struct path dir = new_dir("overflow"), last = in_run(dir.text, "checkpoints/last.h5");
+    struct path dir = new_dir("overflow");
     expect_refused(train(dir.text, ARGS("--set", "optim.lr=1e39", "--set", "train.batch_size=1341", "--set", "train.epochs=1")), 2,
                    ARGS("step 1: w_p has a value that is not finite, and is not written", "optim.lr"));
     struct ps_checkpoint c = load(dir.text, "last.h5");
@@ -619,6 +619,111 @@ START_TEST(no_finite_epoch)
     ck_assert_int_eq((int)number_in(json_array_get(metrics, 1), "skipped"), steps_per_epoch());
     json_decref(test);
     json_decref(metrics);
+}
+END_TEST
+
+/* ---- threads ---- */
+
+/* The end of a run's record of versions: "..., 1 thread, avx2". */
+static void expect_threads(const char *dir, int threads)
+{
+    struct ps_checkpoint c = load(dir, "last.h5");
+    const struct path says = path_of(", %d thread%s, ", threads, threads == 1 ? "" : "s");
+    ck_assert_msg(strstr(c.versions, says.text) != NULL, "\"%s\" is not in \"%s\"", says.text, c.versions);
+    ps_checkpoint_free(&c);
+}
+
+/* Where OpenMP gives fewer threads than the config asks for, the run goes on with those, says so and records it. Products this
+ * large are OpenBLAS's, which would wait for threads that never come. */
+START_TEST(fewer_threads)
+{
+    static const char *const variables[] = {"OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS"}, *const values[] = {"1", "0"};
+    struct path dir = new_dir("fewer"), last = in_run(dir.text, "checkpoints/last.h5");
+    char *more[] = {"--overwrite",
+                    "--device",
+                    "cpu",
+                    "--set",
+                    "model.d_model=256",
+                    "--set",
+                    "model.d_ff=1024",
+                    "--set",
+                    "model.n_layers=1",
+                    "--set",
+                    "data.split=[200, 100, 100]",
+                    "--set",
+                    "train.epochs=1",
+                    NULL};
+    for (int i = 0; i < 2; i++) {
+        setenv(variables[i], values[i], 1);
+        expect_warned(train(dir.text, more), ARGS("runtime.threads: 1 of 2", "OMP_THREAD_LIMIT"));
+        struct result r = run("evaluate", ARGS(last.text, "--device", "cpu"));
+        ck_assert_msg(r.code == 0 && lines_of(r.err) == 1 && strstr(r.err, "evaluate: warning: runtime.threads: 1 of 2"),
+                      "exit code %d: %s", r.code, r.err);
+        result_free(&r);
+        unsetenv(variables[i]);
+        expect_threads(dir.text, 1);
+    }
+    more[0] = "--resume";
+    expect_refused(train(dir.text, more), 4, ARGS("device and versions", "2 threads", "1 thread"));
+    /* All processors, as far as the limit allows: nothing to warn of. */
+    setenv("OMP_THREAD_LIMIT", "1", 1);
+    expect_done(train(dir.text, ARGS("--overwrite", "--device", "cpu", "--set", "runtime.threads=0", "--set", "train.epochs=1")));
+    unsetenv("OMP_THREAD_LIMIT");
+    expect_threads(dir.text, 1);
+}
+END_TEST
+
+/* KiB of address space that train takes before it has done anything: while it waits for a config that is a pipe. */
+static long room_of_train(void)
+{
+    struct path pipe = new_dir("pipe.yaml");
+    ck_assert_int_eq(mkfifo(pipe.text, 0666), 0);
+    struct process p = start("train", ARGS(pipe.text));
+    long kib = 0;
+    for (char state = 'R'; state != 'S';) {
+        sleep_seconds(0.01);
+        FILE *status = fopen(path_of("/proc/%d/status", (int)p.pid).text, "r");
+        ck_assert(status != NULL);
+        for (char line[256]; fgets(line, sizeof line, status);) {
+            sscanf(line, "State: %c", &state);
+            sscanf(line, "VmSize: %ld", &kib);
+        }
+        fclose(status);
+        ck_assert_msg(state != 'Z', "it ended");
+    }
+    kill(p.pid, SIGKILL);
+    struct result r = process_end(&p);
+    result_free(&r);
+    return kib;
+}
+
+static struct result train_within(const char *dir, long kib)
+{
+    struct path command = path_of("ulimit -v %ld; exec '%.250s/train' '%.250s' --device cpu --run-dir '%.250s' --overwrite --set "
+                                  "runtime.threads=1000 --set train.epochs=1",
+                                  kib, programs, config.text, dir);
+    struct process p = process_start("/bin/sh", ARGS("-c", command.text), 0);
+    return process_end(&p);
+}
+
+/* More threads than the address space holds: as many as it does, or a line that says what is missing. */
+START_TEST(threads_without_room)
+{
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+    printf("skipped: the sanitizers take address space without measure\n");
+#else
+    struct path dir = new_dir("no_room");
+    setenv("OMP_NUM_THREADS", "1", 1); /* those that OpenBLAS makes room for when it is loaded */
+    long kib = room_of_train();
+    struct result r = train_within(dir.text, kib + 1200 * 1024);
+    const char *says = strstr(r.err, "runtime.threads: ");
+    int threads = says ? atoi(says + strlen("runtime.threads: ")) : 0;
+    ck_assert_msg(threads >= 1 && threads < 1000, "stderr: %s", r.err);
+    expect_warned(r, ARGS(" of 1000: ", "ulimit"));
+    expect_threads(dir.text, threads);
+    expect_refused(train_within(dir.text, kib + 100 * 1024), 5, ARGS("not enough memory", "ulimit -v"));
+    unsetenv("OMP_NUM_THREADS");
+#endif
 }
 END_TEST
 
@@ -1238,6 +1343,8 @@ int main(void)
     tcase_add_test(tests, stops_when_parameters_overflow);
     tcase_add_test(tests, skips_when_not_finite);
     tcase_add_test(tests, no_finite_epoch);
+    tcase_add_test(tests, fewer_threads);
+    tcase_add_test(tests, threads_without_room);
     tcase_add_test(tests, bad_config_or_data);
     tcase_add_test(tests, bad_config_file);
     tcase_add_test(tests, constant_channel);

@@ -28,6 +28,10 @@ static inline struct ps_cpu *ps_cpu(const struct ps_kernels *k)
 /* At least `bytes` of scratch, aligned to 64 bytes, valid until the next call of this. */
 enum ps_status ps_cpu_scratch(struct ps_cpu *cpu, size_t bytes, void **scratch);
 
+/* Sets OpenMP and OpenBLAS to `wanted` threads (0: one a processor, as far as OMP_THREAD_LIMIT allows), or to as many as there are:
+ * *threads; *asked: as many as there were to be. One setting of the process, made by one thread. PS_DEVICE: not even one. */
+enum ps_status ps_cpu_threads(int wanted, int *asked, int *threads);
+
 /* Overrides the entries of table that this folder computes faster. One for each instruction set: kernels/cpu/isa/. */
 void ps_cpu_fill_base(struct ps_kernels *table);
 void ps_cpu_fill_avx2(struct ps_kernels *table);

@@ -1,6 +1,5 @@
 /* The device table of the CPU: device memory is host memory, every call finishes before it returns, and a graph is its body. */
 #include <cblas.h>
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -244,18 +243,16 @@ enum ps_status ps_cpu_device_open(int threads, struct ps_device **device)
     if (threads < 0) {
         return ps_fail(PS_DEVICE, "threads is %d; it must be 0 (all processors) or more", threads);
     }
-    if (threads == 0) {
-        threads = omp_get_num_procs();
-    }
+    int asked;
+    PS_TRY(ps_cpu_threads(threads, &asked, &threads));
     struct ps_device *d = calloc(1, sizeof *d);
     if (d == NULL) {
         return ps_fail(PS_DEVICE, "not enough memory for the device's table (%zu bytes)", sizeof *d);
     }
-    omp_set_dynamic(0);
-    omp_set_num_threads(threads);
-    openblas_set_num_threads(threads);
     *d = (struct ps_device){
         .kind = "cpu",
+        .threads_asked = asked,
+        .threads = threads,
         .allocate = cpu_allocate,
         .release = cpu_release,
         .allocate_host = allocate_aligned,
