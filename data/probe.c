@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -44,7 +45,7 @@ static void limit(int resource, rlim_t value, rlim_t most)
     }
 }
 
-static void run_child(pid_t parent, int pipe, unsigned seconds, enum ps_status (*look)(const void *argument), const void *argument)
+static void run_child(pid_t parent, int pipe, rlim_t seconds, enum ps_status (*look)(const void *argument), const void *argument)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) {
@@ -76,14 +77,27 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+int64_t ps_probe_seconds(int64_t bytes)
+{
+    return 10 + (bytes >> 23);
+}
+
+int ps_probe_wait(double seconds)
+{
+    return seconds < 3600 ? (int)(1000 * seconds) + 1 : 3600 * 1000;
+}
+
 /* 1: the answer came whole. 0: the child ended without one. -1: the time is over. */
 static int wait_for_answer(int pipe, double end, struct answer *answer)
 {
     for (;;) {
         double left = end - now();
-        int ready = left > 0 ? poll(&(struct pollfd){.fd = pipe, .events = POLLIN}, 1, (int)(1000 * left) + 1) : 0;
-        if (ready == 0) {
+        if (left <= 0) {
             return -1;
+        }
+        int ready = poll(&(struct pollfd){.fd = pipe, .events = POLLIN}, 1, ps_probe_wait(left));
+        if (ready == 0) {
+            continue;
         }
         ssize_t n = ready > 0 ? read(pipe, answer, sizeof *answer) : -1;
         if (n >= 0 || errno != EINTR) {
@@ -92,7 +106,7 @@ static int wait_for_answer(int pipe, double end, struct answer *answer)
     }
 }
 
-enum ps_status ps_probe(enum ps_status failure, const char *path, unsigned seconds, enum ps_status (*look)(const void *argument),
+enum ps_status ps_probe(enum ps_status failure, const char *path, int64_t seconds, enum ps_status (*look)(const void *argument),
                         const void *argument)
 {
     int end[2];
@@ -101,7 +115,7 @@ enum ps_status ps_probe(enum ps_status failure, const char *path, unsigned secon
     }
     pid_t parent = getpid(), child = fork();
     if (child == 0) {
-        run_child(parent, end[1], seconds, look, argument);
+        run_child(parent, end[1], (rlim_t)seconds, look, argument);
     }
     int cause = errno;
     close(end[1]);
@@ -110,7 +124,7 @@ enum ps_status ps_probe(enum ps_status failure, const char *path, unsigned secon
         return ps_fail(failure, "%s: no process to look at it: %s", path, strerror(cause));
     }
     struct answer answer = {0};
-    int answered = wait_for_answer(end[0], now() + 10.0 * seconds, &answer), status = 0;
+    int answered = wait_for_answer(end[0], now() + 10.0 * (double)seconds, &answer), status = 0;
     close(end[0]);
     if (answered != 1) {
         kill(child, SIGKILL); /* nothing, when it has ended */
@@ -121,7 +135,8 @@ enum ps_status ps_probe(enum ps_status failure, const char *path, unsigned secon
         return answer.status == PS_OK ? PS_OK : ps_fail(answer.status, "%s", answer.message);
     }
     if (answered < 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU)) {
-        return ps_fail(failure, "%s: HDF5 did not come to an end with it in %u s: it is damaged, or made to harm", path, seconds);
+        return ps_fail(failure, "%s: HDF5 did not come to an end with it in %" PRId64 " s: it is damaged, or made to harm", path,
+                       seconds);
     }
     return ps_fail(failure, "%s: HDF5 crashed on it%s%s%s: it is damaged, or made to harm", path, WIFSIGNALED(status) ? " (" : "",
                    WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "", WIFSIGNALED(status) ? ")" : "");

@@ -587,8 +587,7 @@ enum ps_status ps_series_open_within(const char *path, const struct ps_memory *m
     if (access(path, R_OK) != 0) {
         return ps_fail(PS_DATA, "%s: cannot be opened: %s", path, strerror(errno));
     }
-    /* Inflating is what may take long: a second for each 8 MiB of the file, though a fourth of it would do. */
-    PS_TRY(ps_probe(PS_DATA, path, 10 + (unsigned)(st.st_size >> 23), look, path));
+    PS_TRY(ps_probe(PS_DATA, path, ps_probe_seconds(st.st_size), look, path));
     return open_series(path, memory, 0, series);
 }
 

@@ -153,6 +153,22 @@ START_TEST(child_that_waits)
 END_TEST
 
 /* Without a handler for it, the end of a child is lost; its answer is not. */
+/* The limit grows with the file, and no size is too large for it: not its seconds, not the tenfold in milliseconds. */
+START_TEST(time_limit)
+{
+    ck_assert_int_eq(ps_probe_seconds(0), 10);
+    ck_assert_int_eq(ps_probe_seconds((int64_t)1 << 30), 10 + 128);
+    ck_assert_int_eq(ps_probe_seconds((int64_t)3 << 40), 10 + 3 * 131072);
+    ck_assert_int_eq(ps_probe_seconds(INT64_MAX), 10 + (INT64_MAX >> 23));
+    ck_assert_int_eq(ps_probe_wait(0), 1);
+    ck_assert_int_eq(ps_probe_wait(0.0205), 21);
+    for (double seconds = 100; seconds < 1e14; seconds *= 1.5) { /* INT64_MAX's tenfold is 1.1e13 */
+        int wait = ps_probe_wait(seconds);
+        ck_assert_msg(wait > 0 && wait <= 1000 * seconds + 1 && wait >= 100000, "%d ms when %g s are left", wait, seconds);
+    }
+}
+END_TEST
+
 START_TEST(child_of_an_orphanage)
 {
     signal(SIGCHLD, SIG_IGN);
@@ -515,6 +531,7 @@ int main(void)
     TCase *c = tcase_create("child");
     tcase_set_timeout(c, 60);
     tcase_add_test(c, child);
+    tcase_add_test(c, time_limit);
     tcase_add_test(c, child_of_an_orphanage);
     if (getenv("PS_TEST_FULL") != NULL) {
         tcase_add_test(c, child_that_waits);
