@@ -561,6 +561,40 @@ static enum ps_status open_series(const char *path, const struct ps_memory *memo
     return PS_OK;
 }
 
+enum ps_status ps_series_names(const struct ps_series *series, char **names, uint64_t *bytes)
+{
+    *names = NULL;
+    *bytes = 0;
+    if (series->channel_names == NULL) {
+        return PS_OK;
+    }
+    for (int64_t c = 0; c < series->channels; c++) {
+        *bytes += strlen(series->channel_names[c]) + 1;
+    }
+    char *end = *names = malloc(*bytes);
+    if (end == NULL) {
+        return ps_fail(PS_DATA, "%s: out of host memory", series->path);
+    }
+    for (int64_t c = 0; c < series->channels; c++) {
+        end = stpcpy(end, series->channel_names[c]) + 1;
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_series_check_names(const struct ps_series *series, const char *names)
+{
+    for (int64_t c = 0; names != NULL && series->channel_names != NULL && c < series->channels; c++, names += strlen(names) + 1) {
+        if (strcmp(series->channel_names[c], names) != 0) {
+            return ps_fail(PS_DATA,
+                           "%s: channel %" PRId64
+                           " is \"%s\", and \"%s\" in the data that the checkpoint was trained on: store the "
+                           "channels in that order and by those names",
+                           series->path, c, ps_text_plain(series->channel_names[c]).text, ps_text_plain(names).text);
+        }
+    }
+    return PS_OK;
+}
+
 enum ps_status ps_series_look(const char *path)
 {
     struct ps_series *series;

@@ -37,6 +37,12 @@ enum ps_status ps_series_open(const char *path, struct ps_series **series);
 enum ps_status ps_series_look(const char *path);
 void ps_series_close(struct ps_series *series); /* NULL is fine */
 
+/* The channels' names, each with a zero byte behind it, malloc'ed; NULL and 0 bytes when the file has none. */
+enum ps_status ps_series_names(const struct ps_series *series, char **names, uint64_t *bytes);
+/* PS_DATA when channels have other names than these, or another order: naming the first that differs. A file without names, or
+ * NULL, is taken as it is. */
+enum ps_status ps_series_check_names(const struct ps_series *series, const char *names);
+
 /* Host memory that the data may take: series or groups of blocks, two batches, the windows' order, and what reading needs. The
  * model, threads' stacks and the libraries themselves are beside it. */
 struct ps_memory {

@@ -227,6 +227,7 @@ static void attributes(struct pass *pass, struct ps_checkpoint *c, uint64_t *has
     uint64_t channels = (uint64_t)c->scaler.channels, constant = (uint64_t)c->scaler.constant;
     attribute_u64(pass, "channels", &channels);
     attribute_u64(pass, "constant_channels", &constant);
+    attribute_u64_or_0(pass, "channel_names_bytes", &c->names_bytes);
     attribute_u64(pass, "has_moments", has_moments);
     attribute_u64(pass, "step", &c->step);
     attribute_u64(pass, "epoch", &c->epoch);
@@ -261,6 +262,10 @@ static void datasets(struct pass *pass, struct ps_checkpoint *c, uint64_t has_mo
     group(pass, "scaler");
     dataset(pass, "scaler", "mean", H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, 1, &c->scaler.channels, c->scaler.mean);
     dataset(pass, "scaler", "std", H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, 1, &c->scaler.channels, c->scaler.std);
+    if (c->names_bytes) {
+        const int64_t bytes = (int64_t)c->names_bytes;
+        dataset(pass, "", "channel_names", H5T_STD_U8LE, H5T_NATIVE_UINT8, 1, &bytes, c->names);
+    }
 }
 
 /* ---- saving ---- */
@@ -432,9 +437,10 @@ static enum ps_status check_size(const char *path, const struct ps_checkpoint *c
         expected += (size_t)(p->size[0] * p->size[1]) * each;
     }
     expected += (size_t)c->scaler.channels * (sizeof *c->scaler.mean + sizeof *c->scaler.std);
-    return expected <= size ? PS_OK
-                            : ps_fail(PS_CHECKPOINT, "%s: has %zu bytes, and its config and channels ask for at least %zu", path,
-                                      size, expected);
+    return expected <= size && c->names_bytes <= size - expected
+               ? PS_OK
+               : ps_fail(PS_CHECKPOINT, "%s: has %zu bytes, and its config and channels ask for at least %zu", path, size,
+                         expected);
 }
 
 static enum ps_status allocate(const char *path, struct ps_checkpoint *c, uint64_t has_moments)
@@ -446,10 +452,24 @@ static enum ps_status allocate(const char *path, struct ps_checkpoint *c, uint64
     c->v = has_moments ? calloc(count, sizeof *c->v) : NULL;
     c->scaler.mean = calloc(channels, sizeof *c->scaler.mean);
     c->scaler.std = calloc(channels, sizeof *c->scaler.std);
-    if (!c->parameters || !c->scaler.mean || !c->scaler.std || (has_moments && (!c->m || !c->v))) {
+    c->names = c->names_bytes ? malloc(c->names_bytes) : NULL;
+    if ((c->names_bytes && !c->names) || !c->parameters || !c->scaler.mean || !c->scaler.std || (has_moments && (!c->m || !c->v))) {
         return ps_fail(PS_CHECKPOINT, "%s: no memory for its %zu parameters", path, count);
     }
     return PS_OK;
+}
+
+/* As many names as channels, the last one with its end. */
+static enum ps_status check_names(const char *path, const struct ps_checkpoint *c)
+{
+    uint64_t ends = 0;
+    for (uint64_t i = 0; i < c->names_bytes; i++) {
+        ends += c->names[i] == 0;
+    }
+    return !c->names || (ends == (uint64_t)c->scaler.channels && c->names[c->names_bytes - 1] == 0)
+               ? PS_OK
+               : ps_fail(PS_CHECKPOINT, "%s: dataset /channel_names: not the names of %" PRId64 " channels", path,
+                         c->scaler.channels);
 }
 
 /* The bytes in memory as a file that HDF5 reads in place: the driver asks for a copy and gets the bytes themselves. */
@@ -516,6 +536,9 @@ static enum ps_status load(enum kind kind, const char *path, char *bytes, size_t
     if (pass.status == PS_OK) {
         datasets(&pass, checkpoint, has_moments);
     }
+    if (pass.status == PS_OK && kind == LOADING) {
+        pass.status = check_names(path, checkpoint);
+    }
     if (pass.file >= 0) {
         H5Fclose(pass.file);
     }
@@ -570,6 +593,7 @@ void ps_checkpoint_free(struct ps_checkpoint *checkpoint)
     free(checkpoint->m);
     free(checkpoint->v);
     ps_scaler_free(&checkpoint->scaler);
+    free(checkpoint->names);
     free(checkpoint->config);
     free(checkpoint->level);
     free(checkpoint->algorithms);

@@ -19,6 +19,8 @@ struct ps_checkpoint {
     float *m;          /* NULL in a checkpoint of weights alone (best.h5) */
     double *v;         /* NULL likewise */
     struct ps_scaler scaler;
+    char *names;          /* of the channels, each with a zero byte behind it; NULL: the data have none */
+    uint64_t names_bytes; /* of all, zero bytes included */
     uint64_t step, epoch; /* optimiser steps done; epochs completed */
     uint64_t cursor;      /* windows consumed of the epoch under way */
     double loss_sum;      /* and their losses */

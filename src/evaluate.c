@@ -225,7 +225,7 @@ static enum ps_status evaluate(const struct arguments *a)
     }
     if (status == PS_OK) {
         status = ps_session_open(
-            &config, &(struct ps_session_options){.data_path = a->data, .device = a->device, .scaler = &checkpoint.scaler}, &s);
+            &config, &(struct ps_session_options){.data_path = a->data, .device = a->device, .checkpoint = &checkpoint}, &s);
     }
     if (status == PS_OK) {
         ps_session_warn_threads(s, "evaluate");

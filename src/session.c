@@ -46,14 +46,16 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
                        (long long)c->model.pred_len);
     }
     PS_TRY(ps_splits_make(s->series, c->data.split, c->model.seq_len, c->model.pred_len, &s->splits));
-    if (options->scaler && options->scaler->channels != s->series->channels) {
+    const struct ps_scaler *scaler = options->checkpoint ? &options->checkpoint->scaler : NULL;
+    if (scaler && scaler->channels != s->series->channels) {
         return ps_fail(PS_DATA, "%s: %lld channels, the checkpoint's model has %lld", path, (long long)s->series->channels,
-                       (long long)options->scaler->channels);
+                       (long long)scaler->channels);
     }
-    if (options->scaler) {
+    if (scaler) {
+        PS_TRY(ps_series_check_names(s->series, options->checkpoint->names));
         PS_TRY(ps_scaler_identity(s->series->channels, &s->scaler));
-        memcpy(s->scaler.mean, options->scaler->mean, (size_t)s->series->channels * sizeof *s->scaler.mean);
-        memcpy(s->scaler.std, options->scaler->std, (size_t)s->series->channels * sizeof *s->scaler.std);
+        memcpy(s->scaler.mean, scaler->mean, (size_t)s->series->channels * sizeof *s->scaler.mean);
+        memcpy(s->scaler.std, scaler->std, (size_t)s->series->channels * sizeof *s->scaler.std);
     } else if (c->data.standardize) {
         PS_TRY(ps_scaler_fit(s->series, &s->splits, &s->scaler));
     } else {
@@ -523,6 +525,9 @@ enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct p
                                 .versions = s->versions};
     enum ps_status status = ps_config_text(s->config, &c->config);
     if (status == PS_OK) {
+        status = ps_series_names(s->series, &c->names, &c->names_bytes);
+    }
+    if (status == PS_OK) {
         status = device->allocate_host(device, sizeof *snapshot->state, (void **)&snapshot->state);
     }
     if (status == PS_OK) {
@@ -556,6 +561,7 @@ void ps_snapshot_close(struct ps_snapshot *snapshot)
         device->event_destroy(device, snapshot->copied);
     }
     free(snapshot->checkpoint.config);
+    free(snapshot->checkpoint.names);
     memset(snapshot, 0, sizeof *snapshot);
 }
 
@@ -648,6 +654,9 @@ enum ps_status ps_session_restore(struct ps_session *s, const struct ps_checkpoi
             return ps_fail(PS_CHECKPOINT, "cannot resume to the same bits: %s: \"%s\" here, \"%s\" in the checkpoint", same[i].what,
                            same[i].here, same[i].there);
         }
+    }
+    if (c->scaler.channels == s->series->channels) {
+        PS_TRY(ps_series_check_names(s->series, c->names));
     }
     if (c->fingerprint != s->series->fingerprint) {
         return ps_fail(PS_CHECKPOINT, "cannot resume: %s is not the data the checkpoint was trained on", s->series->path);

@@ -81,10 +81,11 @@ struct ps_session {
 };
 
 struct ps_session_options {
-    const char *data_path;          /* NULL: the config's */
-    const char *device;             /* "auto", "cpu", "cuda", "cuda:N"; NULL: the config's */
-    const struct ps_scaler *scaler; /* a checkpoint's; NULL: fitted on the training rows */
-    int training;                   /* 0: no optimiser */
+    const char *data_path; /* NULL: the config's */
+    const char *device;    /* "auto", "cpu", "cuda", "cuda:N"; NULL: the config's */
+    /* Its scaler is taken, and its channels are what the data must have; NULL: the scaler is fitted on the training rows. */
+    const struct ps_checkpoint *checkpoint;
+    int training; /* 0: no optimiser */
 };
 
 /* Messages name config keys. A constant channel is allowed: *session's scaler counts them. */
@@ -155,7 +156,8 @@ enum ps_status ps_snapshot_take(struct ps_snapshot *snapshot);
 enum ps_status ps_snapshot_wait(struct ps_snapshot *snapshot);
 void ps_snapshot_close(struct ps_snapshot *snapshot); /* zeroed structs are fine */
 
-/* A whole run's state from a checkpoint; refuses one of another model, data, level, algorithms or versions. */
+/* A whole run's state from a checkpoint; refuses one of another model, data, level, algorithms or versions, and with PS_DATA data
+ * whose channels have other names. */
 enum ps_status ps_session_restore(struct ps_session *session, const struct ps_checkpoint *checkpoint);
 /* Weights alone, into the model (evaluate) or into best. */
 enum ps_status ps_session_load_weights(struct ps_session *session, const struct ps_checkpoint *checkpoint, int into_best);

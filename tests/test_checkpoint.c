@@ -76,6 +76,7 @@ static const char config_text[] = "data:\n  path: a.h5\nmodel:\n  seq_len: 24\n 
                                   "  d_model: 6\n  n_heads: 2\n  d_ff: 10\n  n_layers: 2\n";
 
 enum { CHANNELS = 3 };
+static const char channel_names[] = "load\0\0\xc3\xb6l"; /* and the literal's own zero byte */
 
 static uint32_t noise(uint32_t *state)
 {
@@ -135,6 +136,9 @@ static struct ps_checkpoint make(int with_moments)
         c.scaler.std[i] = i + 0.1;
     }
     c.scaler.constant = 1;
+    c.names_bytes = sizeof channel_names;
+    c.names = malloc(sizeof channel_names);
+    memcpy(c.names, channel_names, sizeof channel_names);
     c.config = strdup(config_text);
     c.level = strdup("gemm");
     c.algorithms = strdup("");
@@ -158,6 +162,8 @@ static void same(const struct ps_checkpoint *a, const struct ps_checkpoint *b)
     ck_assert_int_eq(a->scaler.constant, b->scaler.constant);
     ck_assert_mem_eq(a->scaler.mean, b->scaler.mean, CHANNELS * sizeof(double));
     ck_assert_mem_eq(a->scaler.std, b->scaler.std, CHANNELS * sizeof(double));
+    ck_assert_uint_eq(a->names_bytes, b->names_bytes);
+    ck_assert(a->names_bytes > 0 ? memcmp(a->names, b->names, a->names_bytes) == 0 : b->names == NULL);
     ck_assert(a->step == b->step && a->epoch == b->epoch && a->cursor == b->cursor && a->seed == b->seed);
     ck_assert(a->lost == b->lost && a->skipped == b->skipped);
     ck_assert(a->loss_sum == b->loss_sum && a->best_validation == b->best_validation);
@@ -186,6 +192,32 @@ START_TEST(round_trip)
         ps_checkpoint_free(&b);
         ps_checkpoint_free(&b); /* twice is fine */
     }
+}
+END_TEST
+
+/* Data without names, as in files of versions that did not keep them; and what are no names of CHANNELS channels. */
+START_TEST(names)
+{
+    char path[PATH_MAX];
+    struct ps_checkpoint a = make(1), b;
+    const uint64_t all = a.names_bytes;
+    a.names_bytes = all - 1; /* the last one without its end */
+    save(in_folder("names.h5", path), &a);
+    must_refuse(path, "/channel_names: not the names of 3 channels");
+    a.names_bytes = 5; /* one name */
+    save(path, &a);
+    must_refuse(path, "/channel_names: not the names of 3 channels");
+    a.names_bytes = 0;
+    free(a.names);
+    a.names = NULL;
+    save(path, &a);
+    hid_t file = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT);
+    ck_assert(H5Aexists(file, "channel_names_bytes") == 0 && H5Lexists(file, "channel_names", H5P_DEFAULT) == 0);
+    H5Fclose(file);
+    ck_assert_msg(ps_checkpoint_load(path, &b) == PS_OK, "%s", ps_error_message());
+    same(&a, &b);
+    ps_checkpoint_free(&a);
+    ps_checkpoint_free(&b);
 }
 END_TEST
 
@@ -815,6 +847,19 @@ START_TEST(hostile)
         seal(path);
         must_refuse(path, sizes[i].cause);
     }
+    /* Names that say to be larger than the file, and that are larger than their dataset. */
+    for (int i = 0; i < 2; i++) {
+        struct ps_checkpoint c = make(1);
+        uint64_t bytes = i == 0 ? UINT64_MAX : c.names_bytes + 1;
+        save(in_folder("names.h5", path), &c);
+        ps_checkpoint_free(&c);
+        hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT), attribute = H5Aopen(file, "channel_names_bytes", H5P_DEFAULT);
+        ck_assert_int_ge(H5Awrite(attribute, H5T_NATIVE_UINT64, &bytes), 0);
+        H5Aclose(attribute);
+        H5Fclose(file);
+        seal(path);
+        must_refuse(path, i == 0 ? "its config and channels ask for at least" : "/channel_names: its shape is not [");
+    }
 }
 END_TEST
 
@@ -982,6 +1027,7 @@ int main(void)
     full = form && strcmp(form, "1") == 0;
     tcase_set_timeout(tests, full ? 3000 : 120);
     tcase_add_test(tests, round_trip);
+    tcase_add_test(tests, names);
     tcase_add_test(tests, same_state_same_bytes);
     tcase_add_test(tests, plain_hdf5);
     tcase_add_test(tests, digest);

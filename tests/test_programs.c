@@ -1082,6 +1082,55 @@ START_TEST(scaled_beyond_float)
 }
 END_TEST
 
+/* The run's data with other names or none; NULL: none. */
+static void write_named(const char *path, char *const *channel_names)
+{
+    struct ps_series *s;
+    OK(ps_series_open(series.text, &s));
+    OK(ps_series_write(path, s->values, s->rows, s->channels, channel_names, NULL, NULL, NULL));
+    ps_series_close(s);
+}
+
+/* A model's channels are those of its data, by order and name: others are refused, where both sides have names. */
+START_TEST(other_channels)
+{
+    struct path dir = new_dir("channels"), data = new_dir("named.h5"), last = in_run(dir.text, "checkpoints/last.h5");
+    static char *const same[] = {"channel_1", "channel_2", "channel_3"}, *const swapped[] = {"channel_1", "channel_3", "channel_2"},
+                       *const spelt[] = {"channel_1", "channel_2", "Channel_3"};
+    expect_done(train(dir.text, ARGS("--set", "train.epochs=1")));
+    struct ps_checkpoint c = load(dir.text, "last.h5");
+    ck_assert_uint_eq(c.names_bytes, 30);
+    ck_assert_mem_eq(c.names, "channel_1\0channel_2\0channel_3", 30);
+    ps_checkpoint_free(&c);
+    struct listed before = list(dir.text);
+    for (int i = 0; i < 2; i++) {
+        write_named(data.text, i == 0 ? swapped : spelt);
+        char *says[] = {data.text, i == 0 ? "channel 1 is \"channel_3\"" : "channel 2 is \"Channel_3\"",
+                        i == 0 ? "\"channel_2\" in the data" : "\"channel_3\" in the data", "order", NULL};
+        expect_refused(evaluate(last.text, ARGS("--data", data.text)), 3, says);
+        expect_refused(train(dir.text, ARGS("--resume", "--set", "train.epochs=1", "--set", "data.path=named.h5")), 3, says);
+    }
+    expect_untouched(dir.text, before, "data of other channels");
+    free(before.text);
+    json_t *alone = evaluate_json(last.text, ARGS("--json"));
+    for (int i = 0; i < 2; i++) { /* the same names, and none */
+        write_named(data.text, i == 0 ? same : NULL);
+        json_t *scores = evaluate_json(last.text, ARGS("--json", "--data", data.text));
+        ck_assert(json_equal(alone, scores));
+        json_decref(scores);
+        expect_done(train(dir.text, ARGS("--resume", "--set", "train.epochs=1", "--set", "data.path=named.h5")));
+    }
+    json_decref(alone);
+    /* A checkpoint without names takes any. */
+    expect_done(train(dir.text, ARGS("--overwrite", "--set", "train.epochs=1", "--set", "data.path=named.h5")));
+    c = load(dir.text, "last.h5");
+    ck_assert(c.names == NULL && c.names_bytes == 0);
+    ps_checkpoint_free(&c);
+    expect_done(evaluate(last.text, ARGS("--data", series.text)));
+    expect_done(train(dir.text, ARGS("--resume", "--set", "train.epochs=1")));
+}
+END_TEST
+
 /* Truncated, altered in one byte, not a checkpoint, missing: by evaluate, and by train --resume, which leaves the run as it is when
  * there is no other state to go on from. */
 START_TEST(damaged_checkpoint)
@@ -1353,6 +1402,7 @@ int main(void)
     tcase_add_test(tests, save_forecasts_over);
     tcase_add_test(tests, scaled_beyond_float);
     tcase_add_test(tests, tuning_table);
+    tcase_add_test(tests, other_channels);
     tcase_add_test(tests, damaged_checkpoint);
     tcase_add_test(tests, bench_json);
     tcase_add_test(tests, bench_compare);
