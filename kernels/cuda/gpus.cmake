@@ -1,7 +1,7 @@
 # PS_GPUS: the architectures that this machine's GPUs need; empty where there is none. Every architecture where the driver does not
 # tell, or where a GPU is of a kind that only PTX serves. Needs PS_ARCHITECTURES, that list.
 set(PS_GPUS "")
-find_program(ps_smi nvidia-smi HINTS /usr/lib/wsl/lib NO_CACHE)
+find_program(ps_smi nvidia-smi PATHS /usr/lib/wsl/lib NO_CACHE)
 set(ps_capabilities "")
 if(ps_smi)
   execute_process(COMMAND ${ps_smi} --query-gpu=compute_cap --format=csv,noheader
