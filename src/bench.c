@@ -8,6 +8,7 @@
 
 #include "data/files.h"
 #include "src/clock.h"
+#include "src/passive.h"
 #include "src/session.h"
 #include "src/writer.h"
 
@@ -595,6 +596,7 @@ int main(int argc, char **argv)
     if (status == PS_OK) {
         status = arguments.tune ? tune(&arguments, &config) : PS_OK;
         if (status == PS_OK) {
+    ps_wait_passively(argv);
             status = arguments.compare ? compare(&arguments, &config) : bench(&arguments, &config);
         }
         ps_config_free(&config);

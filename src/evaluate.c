@@ -8,6 +8,7 @@
 
 #include "data/files.h"
 #include "data/hdf5_util.h"
+#include "src/passive.h"
 #include "src/session.h"
 
 struct arguments {
@@ -246,6 +247,7 @@ static enum ps_status evaluate(const struct arguments *a)
 int main(int argc, char **argv)
 {
     ps_streams_open();
+    ps_wait_passively(argv);
     struct arguments arguments = {0};
     enum ps_status status = parse(argc, argv, &arguments);
     if (status == PS_OK) {

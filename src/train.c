@@ -10,6 +10,7 @@
 
 #include "data/files.h"
 #include "src/clock.h"
+#include "src/passive.h"
 #include "src/session.h"
 #include "src/writer.h"
 
@@ -415,6 +416,7 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
 int main(int argc, char **argv)
 {
     ps_streams_open();
+    ps_wait_passively(argv);
     struct arguments arguments = {0};
     struct ps_config config;
     struct run run = {.lock = -1};

@@ -159,7 +159,6 @@ static inline struct process process_start(const char *path, char *const *argume
             close(out[i]);
             close(err[i]);
         }
-        setenv("OMP_WAIT_POLICY", "passive", 1); /* the tests may share their processors with others */
         execv(path, argv);
         fprintf(stderr, "%s: %s\n", path, strerror(errno));
         _exit(127);

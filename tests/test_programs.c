@@ -1178,6 +1178,53 @@ START_TEST(damaged_checkpoint)
 }
 END_TEST
 
+/* ---- the programs' own folder ---- */
+
+/* A copy of the programs and the library is whole: it does not reach back for the library it was built with. */
+START_TEST(copied_programs)
+{
+    struct path copy = new_dir("copy");
+    mkdir(copy.text, 0777);
+    ck_assert_int_eq(system(path_of("cp -P %s/libpatchstep.so* %s/train %s", programs, programs, copy.text).text), 0);
+    ck_assert_int_eq(chdir("/"), 0);
+    setenv("LD_TRACE_LOADED_OBJECTS", "1", 1); /* as ldd */
+    struct process p = process_start(path_of("%.400s/train", copy.text).text, ARGS(), 0);
+    struct result r = process_end(&p);
+    ck_assert_msg(strstr(r.out, path_of("=> %.400s/libpatchstep.so", copy.text).text) != NULL, "%s%s", r.out, r.err);
+    result_free(&r);
+}
+END_TEST
+
+/* ---- threads that wait ---- */
+
+/* Unless the environment says how, they sleep: GOMP_SPINCOUNT as libgomp tells it, the last time if the program started twice. */
+START_TEST(waiting_threads)
+{
+    static const struct {
+        const char *name, *value, *spin;
+    } cases[] = {{"OMP_WAIT_POLICY", NULL, "'0'"}, {"OMP_WAIT_POLICY", "active", "'30000000000'"}, {"GOMP_SPINCOUNT", "7", "'7'"}};
+    static const char *const names[] = {"train", "evaluate", "bench"};
+    setenv("OMP_DISPLAY_ENV", "verbose", 1);
+    for (int i = 0; i < 9; i++) {
+        unsetenv("OMP_WAIT_POLICY");
+        unsetenv("GOMP_SPINCOUNT");
+        if (cases[i / 3].value) {
+            setenv(cases[i / 3].name, cases[i / 3].value, 1);
+        }
+        struct result r = run(names[i % 3], ARGS("--help"));
+        const char *told = NULL;
+        for (const char *next = r.err; (next = strstr(next, "GOMP_SPINCOUNT = ")) != NULL; told = next) {
+            next += strlen("GOMP_SPINCOUNT = ");
+        }
+        ck_assert_msg(told && strncmp(told, cases[i / 3].spin, strlen(cases[i / 3].spin)) == 0, "%s, %s=%s: not %s: %s",
+                      names[i % 3], cases[i / 3].name, cases[i / 3].value ? cases[i / 3].value : "", cases[i / 3].spin, r.err);
+        ck_assert_int_eq(r.code, 0);
+        ck_assert_msg(strstr(r.out, "usage: ") != NULL, "%s", r.out);
+        result_free(&r);
+    }
+}
+END_TEST
+
 /* ---- bench ---- */
 
 START_TEST(bench_json)
@@ -1416,3 +1463,5 @@ int main(void)
     srunner_free(runner);
     return failed != 0;
 }
+    tcase_add_test(tests, copied_programs);
+    tcase_add_test(tests, waiting_threads);
