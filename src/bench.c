@@ -120,9 +120,10 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
 
 struct result {
     double open_seconds, first_step_seconds;
-    double median, least, most;    /* ms a step */
-    int64_t steps, group;          /* timed; in groups of */
-    double epoch_seconds, waiting; /* NaN without an epoch; share of it */
+    double median, least, most;                     /* ms a step */
+    double processor;                               /* ms a step that processors spent on it, the median too */
+    int64_t steps, group;                           /* timed; in groups of */
+    double epoch_seconds, epoch_processor, waiting; /* NaN without an epoch; processors' seconds; share of it */
     struct ps_graph_nodes nodes;
     int64_t operations; /* of one step, as the table counts them */
     struct ps_writer_times checkpoints;
@@ -169,17 +170,18 @@ static enum ps_status time_steps(struct ps_session *s, int64_t steps, double mos
     int64_t groups = (steps + group - 1) / group;
     groups = fit < (double)((groups + 1) * group) ? (int64_t)(fit / (double)group) - 1 : groups;
     groups = groups < 1 ? 1 : groups;
-    double *ms = malloc((size_t)groups * sizeof *ms);
+    double *ms = malloc(2 * (size_t)groups * sizeof *ms);
     if (!ms) {
         return ps_fail(PS_DEVICE, "--steps: no memory for %lld timings", (long long)steps);
     }
+    double *processor = ms + groups;
     enum ps_status status = PS_OK;
     for (int64_t i = -1; i < groups && status == PS_OK; i++) {
         struct ps_epoch_watch watch = {.max_steps = group};
         int finished;
         double loss;
         status = ps_session_rewind(s);
-        const double begin = ps_seconds();
+        const double begin = ps_seconds(), processor_begin = ps_processor_seconds();
         if (status == PS_OK) {
             status = s->on_device ? ps_session_full_steps(s, group) : ps_session_train_epoch(s, &watch, &finished, &loss);
         }
@@ -188,10 +190,13 @@ static enum ps_status time_steps(struct ps_session *s, int64_t steps, double mos
         }
         if (i >= 0) {
             ms[i] = 1e3 * (ps_seconds() - begin) / (double)group;
+            processor[i] = 1e3 * (ps_processor_seconds() - processor_begin) / (double)group;
         }
     }
     qsort(ms, (size_t)groups, sizeof *ms, by_value);
+    qsort(processor, (size_t)groups, sizeof *processor, by_value);
     r->median = ms[groups / 2];
+    r->processor = processor[groups / 2];
     r->least = ms[0];
     r->most = ms[groups - 1];
     r->steps = groups * group;
@@ -202,16 +207,18 @@ static enum ps_status time_steps(struct ps_session *s, int64_t steps, double mos
 
 static enum ps_status time_epochs(struct ps_session *s, int64_t epochs, struct result *r)
 {
-    double seconds = 0;
+    double seconds = 0, processor = 0;
     s->waited = 0;
     for (int64_t i = 0; i < epochs; i++) {
         PS_TRY(ps_session_rewind(s));
         int finished;
-        double loss, begin = ps_seconds();
+        double loss, begin = ps_seconds(), processor_begin = ps_processor_seconds();
         PS_TRY(ps_session_train_epoch(s, &(struct ps_epoch_watch){0}, &finished, &loss));
         seconds += ps_seconds() - begin;
+        processor += ps_processor_seconds() - processor_begin;
     }
     r->epoch_seconds = epochs ? seconds / (double)epochs : NAN;
+    r->epoch_processor = epochs ? processor / (double)epochs : NAN;
     r->waiting = epochs ? s->waited / seconds : NAN;
     return PS_OK;
 }
@@ -352,11 +359,12 @@ static void print_text(const struct ps_session *s, const struct result *r, const
            ps_level_name(s->level), (long long)s->config->train.batch_size);
     printf("step            %.4f ms  (min %.4f  max %.4f, groups of %lld steps in %lld)\n", r->median, r->least, r->most,
            (long long)r->group, (long long)r->steps);
+    printf("processor time  %.4f ms a step: %.2f processors busy\n", r->processor, r->processor / r->median);
     printf("windows/s       %.0f\n", windows / (r->median * 1e-3));
     printf("FLOP/s          %.3f T  (%.3f GFLOP counted a step)\n", flops / (r->median * 1e9), flops / 1e9);
     if (r->epoch_seconds >= 0) {
-        printf("epoch           %.4f s  (%lld steps; %.1f %% of it waiting for data)\n", r->epoch_seconds,
-               (long long)s->steps_per_epoch, 100 * r->waiting);
+        printf("epoch           %.4f s, %.4f s of processor time  (%lld steps; %.1f %% of it waiting for data)\n", r->epoch_seconds,
+               r->epoch_processor, (long long)s->steps_per_epoch, 100 * r->waiting);
     }
     const struct ps_writer_times *c = &r->checkpoints;
     if (c->checkpoints) {
@@ -391,17 +399,18 @@ static enum ps_status print_json(const struct ps_session *s, const struct result
     }
     double flops = ps_model_step_flops(&s->model->shape, s->config->train.batch_size),
            windows = (double)s->config->train.batch_size;
-    json_t *root =
-        json_pack("{s:s, s:s, s:s, s:s, s:I, s:{s:f, s:f, s:f, s:I}, s:f, s:f, s:f, s:{s:i, s:i, s:i}, s:I, s:I, s:f, s:f, s:o}",
-                  "backend", s->kernels->backend, "device", s->device->name, "precision", ps_precision_name(s->kernels->precision),
-                  "level", ps_level_name(s->level), "batch", (json_int_t)s->config->train.batch_size, "ms_per_step", "median",
-                  r->median, "min", r->least, "max", r->most, "steps", (json_int_t)r->steps, "windows_per_second",
-                  windows / (r->median * 1e-3), "flops_per_step", flops, "flops_per_second", flops / (r->median * 1e-3), "graph",
-                  "kernels", r->nodes.kernels, "copies", r->nodes.copies, "fills", r->nodes.fills, "operations",
-                  (json_int_t)r->operations, "peak_device_bytes", (json_int_t)s->device->counters.peak_bytes, "open_seconds",
-                  r->open_seconds, "first_step_seconds", r->first_step_seconds, "parts", parts);
+    json_t *root = json_pack(
+        "{s:s, s:s, s:s, s:s, s:I, s:{s:f, s:f, s:f, s:f, s:I}, s:f, s:f, s:f, s:{s:i, s:i, s:i}, s:I, s:I, s:f, s:f, s:o}",
+        "backend", s->kernels->backend, "device", s->device->name, "precision", ps_precision_name(s->kernels->precision), "level",
+        ps_level_name(s->level), "batch", (json_int_t)s->config->train.batch_size, "ms_per_step", "median", r->median, "min",
+        r->least, "max", r->most, "processor", r->processor, "steps", (json_int_t)r->steps, "windows_per_second",
+        windows / (r->median * 1e-3), "flops_per_step", flops, "flops_per_second", flops / (r->median * 1e-3), "graph", "kernels",
+        r->nodes.kernels, "copies", r->nodes.copies, "fills", r->nodes.fills, "operations", (json_int_t)r->operations,
+        "peak_device_bytes", (json_int_t)s->device->counters.peak_bytes, "open_seconds", r->open_seconds, "first_step_seconds",
+        r->first_step_seconds, "parts", parts);
     if (root && r->epoch_seconds >= 0) {
         json_object_set_new(root, "seconds_per_epoch", json_real(r->epoch_seconds));
+        json_object_set_new(root, "processor_seconds_per_epoch", json_real(r->epoch_processor));
         json_object_set_new(root, "waiting_for_data", json_real(r->waiting));
     }
     const struct ps_writer_times *c = &r->checkpoints;
@@ -540,8 +549,8 @@ static enum ps_status compare(const struct arguments *a, struct ps_config *confi
     json_t *rows = json_array();
     int any = 0;
     if (!a->json) {
-        printf("%-10s %-6s %10s %10s %10s %6s %8s %10s\n", "precision", "level", "ms/step", "min", "max", "steps", "kernels",
-               "peak MiB");
+        printf("%-10s %-6s %10s %10s %10s %10s %6s %8s %10s\n", "precision", "level", "ms/step", "min", "max", "processor", "steps",
+               "kernels", "peak MiB");
     }
     for (size_t i = 0; i < 3 * sizeof precisions / sizeof *precisions; i++) {
         struct result r = {0};
@@ -559,13 +568,13 @@ static enum ps_status compare(const struct arguments *a, struct ps_config *confi
         if (a->json) {
             json_array_append_new(
                 rows, served
-                          ? json_pack("{s:s, s:s, s:f, s:f, s:f, s:I, s:i, s:I}", "precision", precision, "level", level, "median",
-                                      r.median, "min", r.least, "max", r.most, "steps", (json_int_t)r.steps, "kernels",
-                                      r.nodes.kernels, "peak_device_bytes", (json_int_t)peak)
+                          ? json_pack("{s:s, s:s, s:f, s:f, s:f, s:f, s:I, s:i, s:I}", "precision", precision, "level", level,
+                                      "median", r.median, "min", r.least, "max", r.most, "processor", r.processor, "steps",
+                                      (json_int_t)r.steps, "kernels", r.nodes.kernels, "peak_device_bytes", (json_int_t)peak)
                           : json_pack("{s:s, s:s, s:s}", "precision", precision, "level", level, "not_served", ps_error_message()));
         } else if (served) {
-            printf("%-10s %-6s %10.4f %10.4f %10.4f %6lld %8d %10.1f\n", precision, level, r.median, r.least, r.most,
-                   (long long)r.steps, r.nodes.kernels, (double)peak / 0x1p20);
+            printf("%-10s %-6s %10.4f %10.4f %10.4f %10.4f %6lld %8d %10.1f\n", precision, level, r.median, r.least, r.most,
+                   r.processor, (long long)r.steps, r.nodes.kernels, (double)peak / 0x1p20);
         } else {
             printf("%-10s %-6s not served: %s\n", precision, level, ps_error_message());
         }
@@ -587,6 +596,7 @@ static enum ps_status compare(const struct arguments *a, struct ps_config *confi
 int main(int argc, char **argv)
 {
     ps_streams_open();
+    ps_wait_passively(argv);
     struct arguments arguments = {0};
     struct ps_config config;
     enum ps_status status = parse(argc, argv, &arguments);
@@ -596,7 +606,6 @@ int main(int argc, char **argv)
     if (status == PS_OK) {
         status = arguments.tune ? tune(&arguments, &config) : PS_OK;
         if (status == PS_OK) {
-    ps_wait_passively(argv);
             status = arguments.compare ? compare(&arguments, &config) : bench(&arguments, &config);
         }
         ps_config_free(&config);

@@ -1,4 +1,4 @@
-/* The time that durations are measured with, and the nap between two looks at an event. */
+/* The times that durations are measured with, and the nap between two looks at an event. */
 #ifndef PS_SRC_CLOCK_H
 #define PS_SRC_CLOCK_H
 
@@ -9,6 +9,14 @@ static inline double ps_seconds(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Seconds that processors have spent on this process, all of its threads together. */
+static inline double ps_processor_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 

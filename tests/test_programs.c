@@ -1239,6 +1239,8 @@ START_TEST(bench_json)
     ck_assert_double_gt(number_in(step, "min"), 0);
     ck_assert_double_le(number_in(step, "min"), median);
     ck_assert_double_le(median, number_in(step, "max"));
+    ck_assert_double_gt(number_in(step, "processor"), 0);
+    ck_assert_double_gt(number_in(object, "processor_seconds_per_epoch"), 0);
     ck_assert_double_eq_tol(number_in(object, "windows_per_second") * median * 1e-3 / BATCH, 1, 1e-6);
     ck_assert_double_eq_tol(number_in(object, "flops_per_second") * median * 1e-3 / number_in(object, "flops_per_step"), 1, 1e-6);
     ck_assert_double_gt(number_in(object, "seconds_per_epoch"), 0);
@@ -1274,6 +1276,21 @@ START_TEST(bench_json)
 }
 END_TEST
 
+/* A processor spends no more time on one thread than passes; the slack is the clocks'. */
+START_TEST(bench_processor_time)
+{
+    struct result r = run("bench", ARGS(config.text, "--device", "cpu", "--set", "runtime.threads=1", "--json"));
+    ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
+    json_t *object = read_json(r.out), *step = json_object_get(object, "ms_per_step");
+    ck_assert_double_gt(number_in(step, "processor"), 0);
+    ck_assert_double_le(number_in(step, "processor"), 1.05 * number_in(step, "median"));
+    ck_assert_double_gt(number_in(object, "processor_seconds_per_epoch"), 0);
+    ck_assert_double_le(number_in(object, "processor_seconds_per_epoch"), 1.05 * number_in(object, "seconds_per_epoch"));
+    json_decref(object);
+    result_free(&r);
+}
+END_TEST
+
 /* Every level in every precision has its row, timed or with the reason why not. */
 START_TEST(bench_compare)
 {
@@ -1294,6 +1311,7 @@ START_TEST(bench_compare)
         timed++;
         ck_assert_double_gt(number_in(row, "min"), 0);
         ck_assert_double_le(number_in(row, "min"), number_in(row, "median"));
+        ck_assert_double_gt(number_in(row, "processor"), 0);
         ck_assert_double_gt(number_in(row, "peak_device_bytes"), 1e5);
         ck_assert(on_cpu == (number_in(row, "kernels") == 0));
     }
@@ -1451,7 +1469,12 @@ int main(void)
     tcase_add_test(tests, tuning_table);
     tcase_add_test(tests, other_channels);
     tcase_add_test(tests, damaged_checkpoint);
+    tcase_add_test(tests, copied_programs);
+    tcase_add_test(tests, waiting_threads);
     tcase_add_test(tests, bench_json);
+    if (on_cpu) { /* CUDA's driver has threads of its own */
+        tcase_add_test(tests, bench_processor_time);
+    }
     tcase_add_test(tests, bench_compare);
     tcase_add_test(tests, bench_trace);
     tcase_add_test(tests, bench_short_epochs);
@@ -1463,5 +1486,3 @@ int main(void)
     srunner_free(runner);
     return failed != 0;
 }
-    tcase_add_test(tests, copied_programs);
-    tcase_add_test(tests, waiting_threads);
