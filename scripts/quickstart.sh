@@ -3,8 +3,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=build/auto run=runs/quickstart
-# CPU threads that wait sleep instead of spinning: as fast on idle cores, several times faster on cores that others use too.
-export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
 scripts/setup.sh --plots
 scripts/build.sh --programs
