@@ -151,9 +151,11 @@ static void draw_lengths(struct draw *d, struct ps_model_shape *s)
     s->seq_len = whole_spread(d, 16, 900);
     s->patch_len = chance(d, 0.2) ? ONE_OF(d, 8, 12, 16, 24, 32) : whole_spread(d, 1, chance(d, 0.8) ? 40 : s->seq_len);
     s->patch_len = least_of(s->patch_len, s->seq_len);
-    s->stride = chance(d, 0.9) ? whole_spread(d, 1, s->patch_len) : whole_spread(d, 1, 2 * s->seq_len);
+    s->stride = chance(d, 0.5)   ? whole(d, (s->patch_len + 1) / 2, s->patch_len)
+                : chance(d, 0.8) ? whole_spread(d, 1, s->patch_len)
+                                 : whole_spread(d, 1, 2 * s->seq_len);
     s->pad_end = chance(d, 0.5);
-    if (chance(d, 0.2)) { /* many patches */
+    if (chance(d, 0.15)) { /* many patches */
         s->seq_len = whole(d, 200, 900);
         s->patch_len = whole(d, 1, 24);
         s->stride = whole(d, 1, 1 + s->seq_len / 300);
@@ -167,9 +169,9 @@ static void draw_lengths(struct draw *d, struct ps_model_shape *s)
 /* Widths: a share near what the fused kernels serve, the rest anything. */
 static void draw_widths(struct draw *d, struct ps_model_shape *s)
 {
-    if (chance(d, 0.4)) {
+    if (chance(d, 0.5)) {
         s->d_model = ONE_OF(d, 16, 16, 32, 48, 64, 64, 128, 128, 256);
-        int64_t e = ONE_OF(d, 2, 4, 8, 16, 32);
+        int64_t e = ONE_OF(d, 2, 4, 8, 8, 16, 16, 32);
         s->n_heads = s->d_model % e == 0 && chance(d, 0.8) ? s->d_model / e : divisor(d, s->d_model);
         s->d_ff = chance(d, 0.6)   ? s->d_model * ONE_OF(d, 1, 2, 2, 4)
                   : chance(d, 0.5) ? ONE_OF(d, 128, 256, 384, 512)
@@ -210,7 +212,7 @@ static struct model draw_model(uint64_t seed, int64_t number)
 {
     const int small = asked("PS_TEST_SMALL");
     const double most_parameters = small ? 3e5 : 4e6, most_scores = small ? 1e6 : 3e7;
-    const double least_work = small ? 3e6 : 3e7, most_work = small ? 1e8 : 1.5e10;
+    const double least_work = small ? 3e6 : 5e8, most_work = small ? 1e8 : 1.5e10;
     struct draw draw = {.seed = seed, .model = (uint64_t)number}, *d = &draw;
     for (;;) {
         struct model m = {.seed = (uint64_t)number + 1};
@@ -245,9 +247,9 @@ static struct model draw_model(uint64_t seed, int64_t number)
             if (m.work <= aim && scores_of(&m) <= most_scores) {
                 break;
             }
-            if (m.batch > 1 && (s->channels == 1 || chance(d, 0.5))) {
+            if (m.batch > 1 && chance(d, s->channels == 1 ? 0.8 : 0.5)) {
                 m.batch = (m.batch + 1) / 2;
-            } else if (s->channels > 1) {
+            } else if (s->channels > 1 && (s->n_layers == 1 || chance(d, 0.8))) {
                 s->channels = (s->channels + 1) / 2;
             } else if (s->n_layers > 1) {
                 s->n_layers--;
