@@ -626,8 +626,9 @@ static void count_unseen(const struct ps_parameters *layout, const struct traine
     }
 }
 
-/* Trains the variant and compares with `expected`, or is the baseline that fills it. */
-static void run_variant(const struct model *m, int64_t number, const struct variant *v, struct trained *expected, struct outcome *o)
+/* Trains the variant and compares with `expected`, or is the baseline that fills it. The status with which that ended. */
+static enum ps_status run_variant(const struct model *m, int64_t number, const struct variant *v, struct trained *expected,
+                                  struct outcome *o)
 {
     struct ps_config config;
     struct ps_session *s = NULL;
@@ -635,7 +636,7 @@ static void run_variant(const struct model *m, int64_t number, const struct vari
     int is_baseline = v == &baseline;
     if (write_config(m, number, v) != PS_OK) {
         fail_outcome(o, "%s", ps_error_message());
-        return;
+        return PS_DATA;
     }
     enum ps_status status = ps_config_load(config_path(number, v).text, NULL, 0, &config);
     int loaded = status == PS_OK;
@@ -687,6 +688,7 @@ static void run_variant(const struct model *m, int64_t number, const struct vari
         ps_config_free(&config);
     }
     trained_drop(&got);
+    return status;
 }
 
 /* Plain loops: only for models that take no more than a moment. */
@@ -703,8 +705,8 @@ static void begin(int64_t number, int variant, struct outcome *o)
     o->state = UNDER_WAY;
 }
 
-/* Models from `number` on, the first one's variants from `variant` on. alone: a process of its own, which ends after a failure,
- * since a device that failed once is of no more use. */
+/* Models from `number` on, the first one's variants from `variant` on. alone: a process of its own, which ends after an error
+ * that may have left the device of no more use. */
 static void work(int64_t number, int variant, int alone)
 {
     for (; number < first + models; number++, variant = 0) {
@@ -721,8 +723,8 @@ static void work(int64_t number, int variant, int alone)
             struct outcome *o = &of->outcome[variant];
             if (!too_slow(&variants[variant], &m)) {
                 begin(number, variant, o);
-                run_variant(&m, number, &variants[variant], &expected, o);
-                if (alone && o->state == FAILED) {
+                enum ps_status status = run_variant(&m, number, &variants[variant], &expected, o);
+                if (alone && status != PS_OK && status != PS_USAGE) {
                     _exit(AGAIN);
                 }
             }
@@ -1096,9 +1098,12 @@ static int cuda_is_there(void)
     if (pid == 0) {
         _exit(ps_cuda_device_count() > 0);
     }
-    int status = 0;
-    waitpid(pid, &status, 0);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 1;
+    int status;
+    if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status)) {
+        fprintf(stderr, "test_random: whether there is a CUDA device cannot be found out\n");
+        exit(1);
+    }
+    return WEXITSTATUS(status);
 }
 
 int main(void)
