@@ -1,5 +1,6 @@
 /* The model: its gradient against finite differences, its levels against each other, and what a layer is made of. */
 #include "tests/asked.h"
+#include "tests/forward.h"
 #include "tests/fused.h"
 #include "optim/optimizer.h"
 #include "tests/model_fixture.h"
@@ -177,6 +178,107 @@ START_TEST(differences_cuda)
 }
 END_TEST
 
+/* ---- against a forward pass of the tests' own ---- */
+
+static double relative_error(const double *a, const double *b, int64_t n)
+{
+    double delta = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) {
+        delta += (a[i] - b[i]) * (a[i] - b[i]);
+        norm += b[i] * b[i];
+    }
+    return sqrt(delta / norm);
+}
+
+/* How one runs: forecasts, scored and trained with, within `bound` of tests/forward.h's. */
+struct forward_case {
+    const char *backend, *device;
+    enum ps_precision precision;
+    struct ps_model_options options;
+    double bound;
+};
+
+/* Measured: fp64 1.2e-16 to 6.6e-16; fp32 on the CPU 1.2e-7 to 2.6e-7. On CUDA: the bounds of levels_cuda and level_layer. */
+static const struct forward_case forward_cases[] = {
+    {"reference", "cpu", PS_FP64, {.level = PS_LEVEL_NONE}, 5e-15},
+    {"reference", "cpu", PS_FP64, {.level = PS_LEVEL_GEMM}, 5e-15},
+    {"reference", "cpu", PS_FP64, {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1}, 5e-15},
+    {"cpu", "cpu", PS_FP32, {.level = PS_LEVEL_NONE}, 1e-6},
+    {"cpu", "cpu", PS_FP32, {.level = PS_LEVEL_GEMM}, 1e-6},
+    {"cpu", "cpu", PS_FP32, {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1}, 1e-6},
+    {"cuda", "cuda", PS_FP32, {.level = PS_LEVEL_NONE}, 1e-5},
+    {"cuda", "cuda", PS_FP32, {.level = PS_LEVEL_GEMM}, 1e-5},
+    {"cuda", "cuda", PS_TF32, {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1}, 2e-3},
+    {"cuda", "cuda", PS_PRECISION_BF16, {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1}, 1e-2},
+    {"cuda", "cuda", PS_FP32, {.level = PS_LEVEL_LAYER}, 1e-5},
+    {"cuda", "cuda", PS_TF32, {.level = PS_LEVEL_LAYER}, 2e-3},
+    {"cuda", "cuda", PS_FP16, {.level = PS_LEVEL_LAYER}, 2e-3},
+    {"cuda", "cuda", PS_PRECISION_BF16, {.level = PS_LEVEL_LAYER}, 1e-2}};
+enum { FORWARD_CPU = 6, FORWARD_CUDA = 10, FORWARD_CASES = sizeof forward_cases / sizeof *forward_cases };
+
+/* The windows in the order of the batch, [batch C, seq_len or pred_len]. */
+static double *in_order(struct fixture *f, const struct ps_tensor *windows)
+{
+    const int64_t each = windows->size[1] * windows->size[2];
+    double *values = from_device(f->device, windows->type, windows->data, ps_tensor_count(windows));
+    double *ordered = malloc((size_t)(f->batch * each) * sizeof *ordered);
+    for (int64_t b = 0; b < f->batch; b++) { /* the fixture's indices run backwards */
+        memcpy(ordered + b * each, values + (f->batch - 1 - b) * each, (size_t)each * sizeof *ordered);
+    }
+    free(values);
+    return ordered;
+}
+
+static void compare_forward(const struct forward_case *c, const struct ps_model_shape *shape)
+{
+    struct ps_model_options options = c->options;
+    options.seed = 0x123456789abcdef0;
+    struct fixture f = fixture_open_with(c->backend, c->device, c->precision, shape, 4, &options);
+    const int64_t S = f.batch * shape->channels, H = shape->pred_len;
+    double *theta = from_device(f.device, f.k->parameter, f.model->parameters, f.count);
+    double *x = in_order(&f, &f.windows.inputs), *targets = in_order(&f, &f.windows.targets);
+    void *out;
+    OK(f.device->allocate(f.device, (size_t)(S * H) * ps_type_bytes(f.k->parameter), &out));
+    for (int training = 0; training < 2; training++) {
+        const struct ps_step_state state = {.step = 0x300000005};
+        const struct forward_dropout dropout = {.p = training ? shape->dropout : 0, .seed = options.seed, .step = state.step};
+        OK(f.device->upload(f.device, PS_COMPUTE, f.state, &state, sizeof state));
+        OK(ps_model_forward(f.model, &f.windows, f.state, f.batch, training));
+        OK(ps_model_forecast(f.model, f.batch, ps_tensor_2d(out, f.k->parameter, S, H)));
+        double *got = from_device(f.device, f.k->parameter, out, S * H);
+        double *expected = forward_forecasts(shape, f.model->layout, theta, x, S, dropout);
+        double error = relative_error(got, expected, S * H);
+        printf("%s %s level %s%s, d %d, %s: forecasts %.2g\n", c->backend, ps_precision_name(c->precision),
+               ps_level_name(options.level), options.tiled_attention ? ", tiled, epilogues" : "", (int)shape->d_model,
+               training ? "training" : "scoring", error);
+        ck_assert_msg(error <= c->bound, "%s: forecasts off by %.3g", training ? "training" : "scoring", error);
+        free(got);
+        if (training) { /* a training pass takes its loss from the same forecasts */
+            struct ps_step_state after;
+            double loss = 0;
+            OK(f.device->upload(f.device, PS_COMPUTE, f.state, &state, sizeof state));
+            OK(ps_model_gradients(f.model, &f.windows, f.state, f.batch));
+            OK(f.device->download(f.device, PS_COMPUTE, &after, f.state, sizeof after));
+            for (int64_t i = 0; i < S * H; i++) {
+                loss += (expected[i] - targets[i]) * (expected[i] - targets[i]) / (double)(S * H);
+            }
+            ck_assert_double_le(fabs(after.loss_sum / (double)f.batch - loss) / loss, c->bound);
+        }
+        free(expected);
+    }
+    f.device->release(f.device, out, (size_t)(S * H) * ps_type_bytes(f.k->parameter));
+    free(theta);
+    free(x);
+    free(targets);
+    fixture_close(&f);
+}
+
+START_TEST(forward_plain)
+{
+    compare_forward(&forward_cases[_i / SHAPES], &shapes[_i % SHAPES]);
+}
+END_TEST
+
 /* One layer with unit-variance input and upstream gradient: output, du and weight gradients as doubles. */
 struct layer_result {
     double *y, *du, *gradients;
@@ -236,16 +338,6 @@ static double largest_difference(const double *a, const double *b, int64_t n)
         largest = !(fabs(a[i] - b[i]) <= largest) ? fabs(a[i] - b[i]) : largest;
     }
     return largest;
-}
-
-static double relative_error(const double *a, const double *b, int64_t n)
-{
-    double delta = 0, norm = 0;
-    for (int64_t i = 0; i < n; i++) {
-        delta += (a[i] - b[i]) * (a[i] - b[i]);
-        norm += b[i] * b[i];
-    }
-    return sqrt(delta / norm);
 }
 
 static const struct ps_model_shape layer_shapes[] = {
@@ -518,6 +610,18 @@ static int has_layer(int which, const struct ps_model_shape *shape)
     device->close(device);
     return 0;
 }
+
+/* Level layer's forecasts, which inference and training make by different kernels. */
+START_TEST(forward_plain_layer)
+{
+    const struct ps_model_shape *shape = &fused_shapes[_i % FUSED_SHAPES];
+    const int which = _i / FUSED_SHAPES;
+    ck_assert_int_eq(forward_cases[FORWARD_CUDA + which].precision, fused[which].precision);
+    if (shape->channels < 100 && has_layer(which, shape)) {
+        compare_forward(&forward_cases[FORWARD_CUDA + which], shape);
+    }
+}
+END_TEST
 
 START_TEST(level_layer)
 {
@@ -1473,6 +1577,79 @@ START_TEST(impossible_shapes)
 }
 END_TEST
 
+/* Where each tensor's draws begin and end: element i of tensor t is number i of Philox site 0x40000000 + t, times the bound of its
+ * kind; gamma is 1 and beta 0. */
+START_TEST(initial_values)
+{
+    static const struct {
+        const char *name;
+        double bound; /* 0: 1 / sqrt(fan_in), which is... */
+        int64_t fan_in;
+    } kinds[] = {{"w_p", 0, 6},  {"b_p", 0, 6},  {"w_pos", 0.02, 0}, {"w_qkv", 0, 12}, {"b_qkv", 0, 12},
+                 {"w_o", 0, 12}, {"b_o", 0, 12}, {"w_1", 0, 12},     {"b_1", 0, 12},   {"w_2", 0, 20},
+                 {"b_2", 0, 20}, {"w_h", 0, 72}, {"b_h", 0, 72}};
+    const uint64_t seed = 0xfedcba9876543210;
+    struct ps_parameters *layout;
+    OK(ps_parameters_layout(&shapes[0], &layout)); /* P 6, d 12, f 20, N 6 */
+    double *values = malloc((size_t)layout->count * sizeof *values);
+    ps_parameters_initialise(layout, seed, values);
+    int drawn = 0;
+    for (int t = 0; t < layout->n; t++) {
+        const struct ps_parameter *p = &layout->table[t];
+        const char *last = strrchr(p->name, '.') ? strrchr(p->name, '.') + 1 : p->name;
+        double bound = 0;
+        for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+            if (strcmp(last, kinds[i].name) == 0) {
+                bound = kinds[i].bound > 0 ? kinds[i].bound : 1 / sqrt((double)kinds[i].fan_in);
+                drawn++;
+            }
+        }
+        for (int64_t i = 0; i < p->size[0] * p->size[1]; i++) {
+            double expected = strstr(last, "gamma") ? 1 : 0;
+            if (bound > 0) {
+                expected = (double)(float)((2 * ps_uniform(seed, (uint64_t)i, 0x40000000 + (uint32_t)t, 0) - 1) * bound);
+            }
+            ck_assert_msg(values[p->offset + i] == expected, "%s[%lld] starts as %.9g, not %.9g", p->name, (long long)i,
+                          values[p->offset + i], expected);
+        }
+    }
+    ck_assert_int_eq(drawn, 5 + 8 * 2);
+    free(values);
+    ps_parameters_free(layout);
+}
+END_TEST
+
+/* What ps_model_bytes says is what opening takes from the device. */
+static void compare_bytes(const char *backend, const char *kind, enum ps_precision precision,
+                          const struct ps_model_options *options)
+{
+    struct ps_device *device;
+    struct ps_kernels *k;
+    struct ps_model *model;
+    OK(ps_device_open(kind, 2, &device));
+    OK(ps_kernels_open(backend, device, precision, NULL, &k));
+    const uint64_t before = device->counters.bytes;
+    OK(ps_model_open(k, &layer_shapes[1], 3, options, &model));
+    ck_assert_uint_eq(device->counters.bytes - before, ps_model_bytes(&layer_shapes[1], 3, options, k));
+    ps_model_close(model);
+    ck_assert_uint_eq(device->counters.bytes, before);
+    k->close(k);
+    device->close(device);
+}
+
+START_TEST(bytes)
+{
+    for (int i = 0; i < 3; i++) {
+        const struct ps_model_options options = {.level = i == 2 ? PS_LEVEL_NONE : PS_LEVEL_GEMM, .tiled_attention = i == 1};
+        compare_bytes("reference", "cpu", PS_FP64, &options);
+        compare_bytes("cpu", "cpu", PS_FP32, &options);
+        if (i < 2 && ps_cuda_device_count() > 0) {
+            compare_bytes("cuda", "cuda", PS_PRECISION_BF16, &options);
+        }
+    }
+}
+END_TEST
+
 /* Weights and biases within +-1/sqrt(fan_in) and of its variance; decayed tensors first; offsets aligned. */
 START_TEST(initialisation)
 {
@@ -1576,6 +1753,7 @@ int main(void)
     tcase_set_timeout(differences, 300);
     tcase_add_loop_test(tests, finite_differences, 0, 2 * SHAPES);
     tcase_add_loop_test(differences, differences_cpu, 0, SHAPES);
+    tcase_add_loop_test(tests, forward_plain, 0, FORWARD_CPU * SHAPES);
     tcase_add_loop_test(tests, levels_cpu, 0, LAYER_SHAPES);
     tcase_add_loop_test(tests, layer_is_made_of, 0, 8);
     tcase_add_loop_test(tests, level_none_is_made_of, 0, 2);
@@ -1584,6 +1762,7 @@ int main(void)
         if (!asked("PS_TEST_SMALL")) {
             tcase_add_loop_test(differences, differences_cuda, 0, SHAPES);
         }
+        tcase_add_loop_test(tests, forward_plain, FORWARD_CPU * SHAPES, FORWARD_CUDA * SHAPES);
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
         tcase_add_loop_test(tests, step_bf16, 0, SHAPES);
         if (fused_encoder()) {
@@ -1591,6 +1770,7 @@ int main(void)
             for (int i = 0; i < FUSED; i++) {
                 /* Small: the same kernels with larger weights are left out; and one case in bf16 always is. */
                 const int from = 2 * i * FUSED_SHAPES, larger = 2 * FUSED_SHAPES - (fused[i].precision == PS_PRECISION_BF16);
+                tcase_add_loop_test(layers[i], forward_plain_layer, i * FUSED_SHAPES, (i + 1) * FUSED_SHAPES);
                 tcase_add_loop_test(layers[i], level_layer, from, from + (small ? FUSED_SHAPES : larger));
                 if (fused[i].real == PS_F32) {
                     tcase_add_loop_test(layers[i], level_layer_nan, i * FUSED_SHAPES, (i + 1) * FUSED_SHAPES);
@@ -1613,10 +1793,12 @@ int main(void)
         tcase_add_loop_test(tests, layer_is_made_of_cuda, 0, 8);
         tcase_add_loop_test(tests, level_none_is_made_of_cuda, 0, 2);
     } else {
-        printf("skipped: levels, bf16 steps, differences and counts on CUDA: no CUDA device\n");
+        printf("skipped: forecasts, levels, bf16 steps, differences and counts on CUDA: no CUDA device\n");
     }
     tcase_add_test(tests, impossible_shapes);
     tcase_add_test(tests, initialisation);
+    tcase_add_test(tests, initial_values);
+    tcase_add_test(tests, bytes);
     suite_add_tcase(suite, tests);
     suite_add_tcase(suite, differences);
     suite_add_tcase(suite, shifted);
