@@ -189,21 +189,25 @@ struct held {
     struct ps_step_state state;
 };
 
-/* The gradients of a step: those of compare, with a NaN and an infinity at the step BAD. */
-static void spoil(float *gradients, int t, int spoilt)
+/* What is not finite at the step BAD. */
+enum spoilt { NOTHING, NAN_ALONE, INFINITY_ALONE, BOTH };
+
+static int is_spoilt(enum spoilt spoilt, int i)
+{
+    return (i == 5 && (spoilt & NAN_ALONE)) || (i == COUNT - 1 && (spoilt & INFINITY_ALONE));
+}
+
+/* The gradients of a step: those of compare, at the step BAD spoilt. */
+static void spoil(float *gradients, int t, enum spoilt spoilt)
 {
     for (int i = 0; i < COUNT; i++) {
-        gradients[i] = (float)gradient_at(t, i);
-    }
-    if (spoilt && t == BAD) {
-        gradients[5] = NAN;
-        gradients[COUNT - 1] = -INFINITY;
+        gradients[i] = t != BAD || !is_spoilt(spoilt, i) ? (float)gradient_at(t, i) : i == 5 ? NAN : -INFINITY;
     }
 }
 
 /* held[t]: after t steps of 6. */
 static void run_spoilt(const char *backend, const char *device_kind, enum ps_precision precision,
-                       const struct ps_optimizer_options *o, int spoilt, struct held held[7])
+                       const struct ps_optimizer_options *o, enum spoilt spoilt, struct held held[7])
 {
     struct ps_device *device;
     struct ps_kernels *k;
@@ -259,11 +263,12 @@ static void expect_held(const struct held *a, const struct held *b, const char *
     ck_assert_msg(memcmp(a->copy, b->copy, sizeof a->copy) == 0, "%s: the copy differs", what);
 }
 
-static void nonfinite(const char *backend, const char *device_kind, enum ps_precision precision, struct ps_optimizer_options o)
+static void nonfinite_by(const char *backend, const char *device_kind, enum ps_precision precision, struct ps_optimizer_options o,
+                         enum spoilt by)
 {
     static struct held plain[7], spoilt[7];
-    run_spoilt(backend, device_kind, precision, &o, 0, plain);
-    run_spoilt(backend, device_kind, precision, &o, 1, spoilt);
+    run_spoilt(backend, device_kind, precision, &o, NOTHING, plain);
+    run_spoilt(backend, device_kind, precision, &o, by, spoilt);
     expect_held(&plain[BAD], &spoilt[BAD], "before the step");
     ck_assert_uint_eq(spoilt[BAD].state.nonfinite, 0);
     /* The step that is spoilt says so, and m says where; then nothing changes but the counters. */
@@ -274,14 +279,14 @@ static void nonfinite(const char *backend, const char *device_kind, enum ps_prec
         expect_held(&spoilt[BAD + 1], &spoilt[t], "after the step");
     }
     for (int i = 0; i < COUNT; i++) {
-        ck_assert_msg(!isfinite(spoilt[6].m[i]) == (i == 5 || i == COUNT - 1), "m[%d] is %g", i, (double)spoilt[6].m[i]);
+        ck_assert_msg(is_spoilt(by, i) == !isfinite(spoilt[6].m[i]), "m[%d] is %g", i, (double)spoilt[6].m[i]);
     }
     /* Left out, it changes nothing, and the next ones go on. */
     o.skip_nonfinite = 1;
-    run_spoilt(backend, device_kind, precision, &o, 0, spoilt);
+    run_spoilt(backend, device_kind, precision, &o, NOTHING, spoilt);
     expect_held(&plain[6], &spoilt[6], "with nothing to skip");
     ck_assert_uint_eq(spoilt[6].state.skipped, 0);
-    run_spoilt(backend, device_kind, precision, &o, 1, spoilt);
+    run_spoilt(backend, device_kind, precision, &o, by, spoilt);
     expect_held(&plain[BAD], &spoilt[BAD + 1], "the step that is left out");
     ck_assert_uint_eq(spoilt[BAD].state.skipped, 0);
     for (int t = BAD + 1; t <= 6; t++) {
@@ -292,6 +297,13 @@ static void nonfinite(const char *backend, const char *device_kind, enum ps_prec
     }
     for (int i = 0; i < COUNT; i++) {
         ck_assert(isfinite(spoilt[6].theta[i]) && isfinite(spoilt[6].m[i]) && isfinite(spoilt[6].v[i]));
+    }
+}
+
+static void nonfinite(const char *backend, const char *device_kind, enum ps_precision precision, struct ps_optimizer_options o)
+{
+    for (enum spoilt by = NAN_ALONE; by <= BOTH; by++) {
+        nonfinite_by(backend, device_kind, precision, o, by);
     }
 }
 
