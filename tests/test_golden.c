@@ -49,6 +49,12 @@ struct golden_case {
     enum ps_level level;
 };
 
+/* How far off each may be. Measured, the largest of the cases: in fp64 2.9e-8 and 4.4e-8, which is the file's own rounding to
+ * float, and 3.3e-15 (its losses are double); in fp32 1.5e-7, 3.4e-7 and 1.8e-7. */
+static const struct {
+    double forecasts, gradients, losses;
+} bounds[] = {[PS_FP32] = {5e-7, 1e-6, 5e-7}, [PS_FP64] = {6e-8, 9e-8, 2e-14}};
+
 static void compare(const struct golden_case *c)
 {
     struct ps_model_shape shape = {.channels = (int64_t)attribute("channels"),
@@ -65,7 +71,6 @@ static void compare(const struct golden_case *c)
     int64_t batch = (int64_t)attribute("batch"), batches = (int64_t)attribute("batches"), steps = (int64_t)attribute("steps");
     struct fixture f = fixture_open(c->backend, c->device, c->precision, &shape, batch, c->level, 0);
     enum ps_type type = f.k->parameter;
-    double bound = 1e-4;
     const char *level = ps_level_name(c->level);
 
     double *parameters = flat(f.model->layout, "parameters"), *expected = flat(f.model->layout, "gradients");
@@ -125,9 +130,9 @@ static void compare(const struct golden_case *c)
     }
     printf("%s %s level %s: forecasts %.2g, gradients %.2g (%s), losses %.2g\n", c->backend, ps_precision_name(c->precision), level,
            sqrt(delta / norm), gradient, f.model->layout->table[worst].name, largest);
-    ck_assert_double_le(sqrt(delta / norm), bound);
-    ck_assert_double_le(gradient, bound);
-    ck_assert_double_le(largest, bound);
+    ck_assert_double_le(sqrt(delta / norm), bounds[c->precision].forecasts);
+    ck_assert_double_le(gradient, bounds[c->precision].gradients);
+    ck_assert_double_le(largest, bounds[c->precision].losses);
 
     ps_optimizer_close(&optimizer);
     f.device->release(f.device, memory, order_bytes);
