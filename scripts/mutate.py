@@ -130,19 +130,21 @@ def read_list(path):
 
 
 def function_lines(lines, name):
-    """The definition's lines [begin, end), from a line without indentation that holds the name, and `{` before any `;`."""
-    found = []
-    for begin, line in enumerate(lines):
-        if line[:1] in ("", " ", "\t", "}", "#", "/", "*") or not re.search(rf"\b{re.escape(name)}\b", line):
+    """The definition's lines [begin, end): it begins without indentation, and the name comes before its `{`, no `;` between."""
+    found, begin = [], 0
+    while begin < len(lines):
+        if lines[begin][:1] in ("", " ", "\t", "{", "}", "#", "/", "*"):
+            begin += 1
             continue
         end = begin
         while end < len(lines) and not re.search(r"[{;]", lines[end]):
             end += 1
-        if end == len(lines) or not re.match(r"[^;]*\{", lines[end]):
-            continue
-        while end < len(lines) and not lines[end].startswith("}") and not (end == begin and re.search(r"\};?$", line)):
-            end += 1
-        found.append((begin, min(end + 1, len(lines))))
+        head = re.split(r"[{;]", "\n".join(lines[begin:end + 1]), maxsplit=1)
+        if end < len(lines) and re.search(rf"\b{re.escape(name)}\b", head[0]) and "{" in lines[end].split(";")[0]:
+            while end < len(lines) and not lines[end].startswith("}") and not (end == begin and re.search(r"\};?$", lines[end])):
+                end += 1
+            found.append((begin, min(end + 1, len(lines))))
+        begin = end + 1
     return found
 
 

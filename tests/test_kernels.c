@@ -298,7 +298,7 @@ static int build_layernorm(struct call *c, int index)
     place(c, 3, REAL, IN, NORMAL, rows, d);
     place(c, 4, PARAMETER, IN, NORMAL, d);
     place(c, 5, PARAMETER, IN, NORMAL, d);
-    c->arguments.layernorm.epsilon = 1e-5;
+    c->arguments.layernorm.epsilon = index % 2 ? 0.5 : 1e-5; /* the first shows in every precision */
     call_label(c, "[%lld, %lld]", (long long)rows, (long long)d);
     return 1;
 }
@@ -696,7 +696,7 @@ static int build_gather_patches(struct call *c, int index)
     a->stride = w.stride;
     a->revin = w.revin;
     a->pad_end = w.pad_end;
-    a->epsilon = 1e-5;
+    a->epsilon = index % 3 ? 1e-5 : 0.5;
     call_state(c, offsetof(struct ps_gather_patches, state));
     call_label(c, "B %lld C %lld L %lld P %lld stride %lld%s%s%s", (long long)w.batch, (long long)w.channels, (long long)w.length,
                (long long)w.patch, (long long)w.stride, w.pad_end ? " padded" : "", w.revin ? " revin" : "",
@@ -1092,7 +1092,7 @@ static int build_embed_forward(struct call *c, int index)
     a->stride = w.stride;
     a->revin = w.revin;
     a->pad_end = w.pad_end;
-    a->epsilon = 1e-5;
+    a->epsilon = index % 3 ? 1e-5 : 0.5;
     call_state(c, offsetof(struct ps_embed_forward, state));
     const char *p = SET_DROPOUT(c, index, embed_forward);
     c->may_refuse = d % 8 != 0;

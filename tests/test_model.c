@@ -285,9 +285,9 @@ struct layer_result {
     int64_t elements;
 };
 
-/* held: what input and upstream gradient are rounded to, so that a model of that type and its oracle see the same. The gradient is
- * 2^exponent of unit variance. */
-static struct layer_result run_layer_scaled(struct fixture *f, enum ps_type held, uint64_t step, int exponent)
+/* held: what input and upstream gradient are rounded to, so that a model of that type and its oracle see the same. They are
+ * 2^input and 2^exponent of unit variance. */
+static struct layer_result run_layer_scaled(struct fixture *f, enum ps_type held, uint64_t step, int input, int exponent)
 {
     const struct ps_model_shape *s = &f->model->shape;
     int64_t R = f->batch * s->channels * ps_patches(s), n = R * s->d_model;
@@ -295,7 +295,7 @@ static struct layer_result run_layer_scaled(struct fixture *f, enum ps_type held
     for (int64_t i = 0; i < 2 * n; i++) {
         double value = normal(23, (uint64_t)i, 97);
         values[i] = rounded_to(held, value);
-        values[i] = i < n ? values[i] : ldexp(values[i], exponent);
+        values[i] = ldexp(values[i], i < n ? input : exponent);
     }
     enum ps_type real = f->k->real, parameter = f->k->parameter;
     struct ps_tensor u = ps_model_stream(f->model, 0, f->batch);
@@ -316,7 +316,7 @@ static struct layer_result run_layer_scaled(struct fixture *f, enum ps_type held
 
 static struct layer_result run_layer_at(struct fixture *f, enum ps_type held, uint64_t step)
 {
-    return run_layer_scaled(f, held, step, 0);
+    return run_layer_scaled(f, held, step, 0, 0);
 }
 
 static struct layer_result run_layer(struct fixture *f, enum ps_type held)
@@ -835,7 +835,7 @@ START_TEST(level_layer_scaled)
     fixture_parameters(&f, 0.02);
     struct layer_result plain = run_layer(&f, PS_F32);
     for (int exponent = -60; exponent <= 40; exponent += 100) {
-        struct layer_result scaled = run_layer_scaled(&f, PS_F32, 3, exponent);
+        struct layer_result scaled = run_layer_scaled(&f, PS_F32, 3, 0, exponent);
         int64_t other = 0, zeros = 0;
         for (int64_t i = 0; i < plain.elements; i++) {
             other += scaled.du[i] != ldexp(plain.du[i], exponent);
@@ -1730,6 +1730,29 @@ START_TEST(level_layer_shifted)
 }
 END_TEST
 
+/* Rows whose variance, 1.5e-5, is next to LayerNorm's epsilon. */
+START_TEST(level_layer_small_rows)
+{
+    const struct ps_model_shape *shape = &fused_shapes[_i % FUSED_SHAPES];
+    const int which = _i / FUSED_SHAPES;
+    if (!has_layer(which, shape)) {
+        return;
+    }
+    struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 3, PS_LEVEL_GEMM, 0);
+    struct fixture f = fixture_open("cuda", "cuda", fused[which].precision, shape, 3, PS_LEVEL_LAYER, 0);
+    struct layer_result expected = run_layer_scaled(&oracle, fused[which].real, 3, -8, 0);
+    struct layer_result got = run_layer_scaled(&f, fused[which].real, 3, -8, 0);
+    double y = relative_error(got.y, expected.y, expected.elements);
+    printf("cuda %s level layer, small rows, d %d, N %d: y %.2g\n", ps_precision_name(fused[which].precision), (int)shape->d_model,
+           (int)ps_patches(shape), y);
+    ck_assert_double_le(y, fused[which].bound);
+    layer_result_free(&expected);
+    layer_result_free(&got);
+    fixture_close(&oracle);
+    fixture_close(&f);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("model");
@@ -1785,6 +1808,7 @@ int main(void)
                 tcase_add_loop_test(every[i], every_instance, i, i + 1);
             }
             tcase_add_loop_test(shifted, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
+            tcase_add_loop_test(shifted, level_layer_small_rows, 0, FUSED * FUSED_SHAPES);
             tcase_add_loop_test(shifted, level_layer_scaled, 0, FUSED_SHAPES + (small ? 0 : MANY_SHAPES));
             tcase_add_test(shifted, level_layer_refuses);
         } else {
