@@ -452,24 +452,34 @@ def run_all(mutants, options, folder):
 LIBRARY = "libpatchstep.so"
 
 
+def loaded_library(program, environment=None):
+    """(name, path) of the library as the program would load it."""
+    code, output = run(["ldd", program], env={**os.environ, **(environment or {})})
+    found = re.search(rf"^\s*({re.escape(LIBRARY)}\S*) => (/\S+)", output, re.MULTILINE)
+    if code != 0 or not found:
+        raise Fault(f"{program} loads no {LIBRARY}:\n{output}")
+    return found[1], found[2]
+
+
 def prepare(mutants, options, folder):
     """DIR/base: the test programs and the library; DIR/NAME: the library with that mutant alone."""
     mutants = [m for m in mutants if m.cuda()]
     tree = Tree(os.path.join(folder, "prepare"), "90-real")
     code, output = tree.make()
-    built = os.path.join(tree.build, LIBRARY)
-    if code != 0 or not os.path.exists(built):
-        raise Fault(f"no {LIBRARY} without a mutant:\n{output[-4000:]}")
+    if code != 0:
+        raise Fault(f"does not build without a mutant:\n{output[-4000:]}")
     base = os.path.join(options.prepare, "base")
     os.makedirs(base, exist_ok=True)
-    tests = {}
+    tests, library, built = {}, None, None
     for name, (command, environment) in tree.tests(options.label).items():
+        library, built = loaded_library(command[0])
         shutil.copy2(command[0], base)
         places = [(key, value.replace(tree.build, "{build}").replace(tree.source, "{source}")) for key, value in environment]
         tests[name] = (os.path.basename(command[0]), command[1:], places)
+    shutil.copy2(built, os.path.join(base, library))
     for name in os.listdir(tree.build):
         path = os.path.join(tree.build, name)
-        if name == LIBRARY or (os.path.isfile(path) and os.access(path, os.X_OK) and "." not in name):
+        if os.path.isfile(path) and os.access(path, os.X_OK) and "." not in name:  # the programs
             shutil.copy2(path, base)
     with open(os.path.join(options.prepare, "tests.json"), "w", encoding="utf-8") as file:
         json.dump(tests, file, indent=1)
@@ -481,7 +491,7 @@ def prepare(mutants, options, folder):
         write(tree.source, files, 0)
         if code == 0:
             os.makedirs(os.path.join(options.prepare, mutant.name), exist_ok=True)
-            shutil.copy2(built, os.path.join(options.prepare, mutant.name))
+            shutil.copy2(built, os.path.join(options.prepare, mutant.name, library))
         else:
             errors = [line for line in output.splitlines() if "error" in line]
             faults += 1
@@ -492,7 +502,7 @@ def prepare(mutants, options, folder):
 def run_prepared(mutants, options):
     """Only the suites that mutants name or that are near kernels/cuda: the others reach no kernel."""
     folder = os.path.abspath(options.run_prepared)
-    mutants = [m for m in mutants if os.path.isfile(os.path.join(folder, m.name, LIBRARY))]
+    mutants = [m for m in mutants if os.path.isdir(os.path.join(folder, m.name))]
     results = Results()
     if not gpu_architecture():
         for mutant in mutants:
@@ -507,11 +517,11 @@ def run_prepared(mutants, options):
 
     def loading(name):
         """The environment in which programs take that folder's library; they must be seen to."""
-        library = os.path.join(folder, name)
-        environment = {"LD_LIBRARY_PATH": library + ":" + os.environ.get("LD_LIBRARY_PATH", "")}
-        code, output = run(["ldd", next(iter(tests.values()))[0][0]], env={**os.environ, **environment})
-        if code != 0 or os.path.join(library, LIBRARY) not in output:
-            raise Fault(f"{name}: its {LIBRARY} would not be loaded:\n{output}")
+        there = os.path.join(folder, name)
+        environment = {"LD_LIBRARY_PATH": there + ":" + os.environ.get("LD_LIBRARY_PATH", "")}
+        _, path = loaded_library(next(iter(tests.values()))[0][0], environment)
+        if os.path.dirname(os.path.abspath(path)) != there:
+            raise Fault(f"{name}: {path} would be loaded instead of its own library")
         return environment
 
     wanted = {suite for mutant in mutants for suite in mutant.suites + near(mutant)}
