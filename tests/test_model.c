@@ -198,7 +198,8 @@ struct forward_case {
     double bound;
 };
 
-/* Measured: fp64 1.2e-16 to 6.6e-16; fp32 on the CPU 1.2e-7 to 2.6e-7. On CUDA: the bounds of levels_cuda and level_layer. */
+/* Measured: fp64 1.2e-16 to 6.6e-16; fp32 on the CPU 1.2e-7 to 2.6e-7. On CUDA: the bounds of levels_cuda and level_layer, which are
+ * of one layer; level layer in bf16 has up to 1.3e-2 after two. */
 static const struct forward_case forward_cases[] = {
     {"reference", "cpu", PS_FP64, {.level = PS_LEVEL_NONE}, 5e-15},
     {"reference", "cpu", PS_FP64, {.level = PS_LEVEL_GEMM}, 5e-15},
@@ -213,7 +214,7 @@ static const struct forward_case forward_cases[] = {
     {"cuda", "cuda", PS_FP32, {.level = PS_LEVEL_LAYER}, 1e-5},
     {"cuda", "cuda", PS_TF32, {.level = PS_LEVEL_LAYER}, 2e-3},
     {"cuda", "cuda", PS_FP16, {.level = PS_LEVEL_LAYER}, 2e-3},
-    {"cuda", "cuda", PS_PRECISION_BF16, {.level = PS_LEVEL_LAYER}, 1e-2}};
+    {"cuda", "cuda", PS_PRECISION_BF16, {.level = PS_LEVEL_LAYER}, 2e-2}};
 enum { FORWARD_CPU = 6, FORWARD_CUDA = 10, FORWARD_CASES = sizeof forward_cases / sizeof *forward_cases };
 
 /* The windows in the order of the batch, [batch C, seq_len or pred_len]. */
@@ -1318,9 +1319,9 @@ static int instance_shape(int index, struct ps_model_shape *shape)
 {
     static const struct {
         int d_model, head, d_ff;
-    } widths[] = {{16, 4, 48},   {16, 16, 128},  {32, 8, 96},    {32, 16, 64}, {64, 8, 192},
-                  {64, 16, 128}, {64, 32, 256},  {96, 8, 200},   {96, 16, 96}, {96, 32, 136},
-                  {128, 8, 256}, {128, 16, 128}, {128, 32, 384}, {16, 4, 128}, {64, 16, 256}};
+    } widths[] = {{16, 4, 48},    {16, 16, 128}, {32, 8, 96},   {32, 16, 64},  {64, 8, 192},  {64, 16, 128},
+                  {64, 32, 256},  {96, 8, 200},  {96, 16, 96},  {96, 32, 136}, {128, 8, 256}, {128, 16, 128},
+                  {128, 32, 384}, {16, 4, 128},  {64, 16, 256}, {64, 4, 64},   {64, 16, 192}};
     static const struct {
         int seq_len, patch_len, stride; /* 5, 25, 42 and 60 patches */
     } windows[] = {{24, 8, 4}, {61, 13, 2}, {336, 16, 8}, {60, 1, 1}};
@@ -1380,6 +1381,54 @@ START_TEST(every_instance)
     printf("%s, level layer, %d sizes: gradients %.2g\n", ps_precision_name(fused[_i].precision), served, worst);
     ck_assert_int_gt(served, 40);
     ck_assert_msg(failed == 0, "%d of %d sizes are off, as printed above", failed, served);
+}
+END_TEST
+
+/* A batch shorter than the model was opened for is shared out among blocks otherwise, within the same memory: every length, against
+ * level gemm in fp32. At 980 sequences, 20 a window, a block has 8 of them, at 660 five. */
+START_TEST(shorter_batches)
+{
+    static const struct ps_model_shape shape = {.channels = 20,
+                                                .seq_len = 173,
+                                                .pred_len = 4,
+                                                .patch_len = 12,
+                                                .stride = 10,
+                                                .d_model = 16,
+                                                .n_heads = 1,
+                                                .d_ff = 16,
+                                                .n_layers = 3,
+                                                .revin = 1};
+    const int wide = _i % 2, which = _i / 2;
+    struct ps_model_shape s = shape;
+    if (wide) { /* several sequences a tile */
+        s.seq_len = 60;
+        s.d_model = 64;
+        s.n_heads = 4;
+        s.d_ff = 128;
+        s.n_layers = 2;
+    }
+    if (!has_layer(which, &s)) {
+        return;
+    }
+    struct fixture gemm = fixture_open("cuda", "cuda", PS_FP32, &s, 49, PS_LEVEL_GEMM, 0);
+    struct fixture f = fixture_open("cuda", "cuda", fused[which].precision, &s, 49, PS_LEVEL_LAYER, 0);
+    fixture_parameters(&gemm, 0.02);
+    fixture_parameters(&f, 0.02);
+    for (int64_t batch = 49; batch > 0; batch--) {
+        gemm.batch = f.batch = batch;
+        double expected_loss = fixture_loss(&gemm), loss = fixture_loss(&f);
+        double *expected = fixture_gradients(&gemm), *gradients = fixture_gradients(&f);
+        int worst = 0;
+        double error = gradient_error(f.model->layout, gradients, expected, &worst);
+        ck_assert_msg(fabs(loss / expected_loss - 1) <= fused[which].bound && error <= 5 * fused[which].bound,
+                      "%s, %d windows: loss %.9g, not %.9g, gradient of %s off by %.3g", ps_precision_name(fused[which].precision),
+                      (int)batch, loss, expected_loss, f.model->layout->table[worst].name, error);
+        free(expected);
+        free(gradients);
+    }
+    gemm.batch = f.batch = 49;
+    fixture_close(&gemm);
+    fixture_close(&f);
 }
 END_TEST
 
@@ -1808,6 +1857,7 @@ int main(void)
                 tcase_add_loop_test(every[i], every_instance, i, i + 1);
             }
             tcase_add_loop_test(shifted, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
+            tcase_add_loop_test(shifted, shorter_batches, 0, 2 * FUSED);
             tcase_add_loop_test(shifted, level_layer_small_rows, 0, FUSED * FUSED_SHAPES);
             tcase_add_loop_test(shifted, level_layer_scaled, 0, FUSED_SHAPES + (small ? 0 : MANY_SHAPES));
             tcase_add_test(shifted, level_layer_refuses);

@@ -110,6 +110,33 @@ static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder
     return status;
 }
 
+static size_t workspace_of(const struct ps_kernels *k, const struct ps_encoder_small *r, enum family family)
+{
+    switch (family) {
+    case SMALL:
+        return ps_encoder_small_workspace_bytes(r);
+    case LARGE: {
+        const struct ps_encoder_large l = large_sizes_of(k, r);
+        return ps_cuda_encoder_large_workspace(&l);
+    }
+    case FLOAT:
+        return ps_encoder_float_workspace_bytes(k, r);
+    case ROWS:
+        return ps_encoder_rows_workspace_bytes(k, r);
+    default:
+        return level_halves::ps_encoder_halves_workspace_bytes(k, r);
+    }
+}
+
+/* A batch shorter than the one that encoder_prepare saw may not need more than that. */
+static enum ps_status check_workspace(const struct ps_kernels *k, const struct ps_encoder_small *r, enum family family)
+{
+    const size_t needed = workspace_of(k, r, family), there = ps_cuda(k)->encoder_workspace_bytes;
+    return needed <= there ? PS_OK
+                           : ps_fail(PS_DEVICE, "encoder (cuda): %lld sequences need %zu bytes of workspace, %zu are there",
+                                     (long long)r->sequences, needed, there);
+}
+
 static bool can_embed(const struct ps_encoder_small *r, enum family family)
 {
     return family == SMALL ? ps_encoder_small_embeds(r) : family == FLOAT ? ps_encoder_float_embeds(r) : false;
@@ -128,31 +155,13 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
     r.pred_len = shape->pred_len;
     enum family family;
     PS_TRY(choose(k, &r, &family));
-    size_t workspace = 0;
-    switch (family) {
-    case SMALL:
-        workspace = ps_encoder_small_workspace_bytes(&r);
-        needs->kept_bytes = ps_encoder_small_kept_bytes(&r);
-        break;
-    case LARGE: {
-        struct ps_encoder_large l = large_sizes_of(k, &r);
-        workspace = ps_cuda_encoder_large_workspace(&l);
-        needs->kept_bytes = large_kept_bytes(&l) * (size_t)sizes->layers;
-        break;
-    }
-    case FLOAT:
-        workspace = ps_encoder_float_workspace_bytes(k, &r);
-        needs->kept_bytes = ps_encoder_float_kept_bytes(&r);
-        break;
-    case ROWS:
-        workspace = ps_encoder_rows_workspace_bytes(k, &r);
-        needs->kept_bytes = ps_encoder_rows_kept_bytes(&r);
-        break;
-    case HALVES:
-        workspace = level_halves::ps_encoder_halves_workspace_bytes(k, &r);
-        needs->kept_bytes = level_halves::ps_encoder_halves_kept_bytes(&r);
-        break;
-    }
+    const size_t workspace = workspace_of(k, &r, family);
+    const struct ps_encoder_large l = large_sizes_of(k, &r);
+    needs->kept_bytes = family == SMALL   ? ps_encoder_small_kept_bytes(&r)
+                        : family == LARGE ? large_kept_bytes(&l) * (size_t)sizes->layers
+                        : family == FLOAT ? ps_encoder_float_kept_bytes(&r)
+                        : family == ROWS  ? ps_encoder_rows_kept_bytes(&r)
+                                          : level_halves::ps_encoder_halves_kept_bytes(&r);
     needs->slower = (family == FLOAT && ps_encoder_float_slower(k, &r)) || (family == ROWS && ps_encoder_rows_slower(&r));
     needs->embeds = can_embed(&r, family);
     needs->heads = family == SMALL && ps_encoder_small_heads(&r);
@@ -321,6 +330,7 @@ enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct 
     if (a->head) {
         PS_TRY(check_head(&r, a->head));
     }
+    PS_TRY(check_workspace(k, &r, family));
     if (family == FLOAT) {
         return ps_encoder_float_forward(k, &r);
     }
@@ -360,6 +370,7 @@ enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct
     if (a->update) {
         PS_TRY(check_update(&r, a));
     }
+    PS_TRY(check_workspace(k, &r, family));
     if (family == FLOAT) {
         return ps_encoder_float_backward(k, &r);
     }

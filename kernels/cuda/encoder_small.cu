@@ -788,8 +788,17 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
 
 typedef void kernel_function(const struct small);
 
+/* d_model 64 with longer sequences and heads of 16 columns is encoder_large.cu's. */
+static constexpr bool heads_fit(int d, int tiles, bool narrow)
+{
+    return narrow || d < 64 || tiles == 1;
+}
+
 template <int D, int NT> static kernel_function *kernel_of_head(bool backward, bool narrow)
 {
+    if constexpr (!heads_fit(D, NT, false)) {
+        return backward ? backward_kernel<D, NT, true> : forward_kernel<D, NT, true>;
+    }
     if (backward) {
         return narrow ? backward_kernel<D, NT, true> : backward_kernel<D, NT, false>;
     }
@@ -836,8 +845,9 @@ static int sizes_fit(const struct ps_encoder_small *e)
 {
     const int64_t d = e->d_model, head = e->n_heads > 0 ? d / e->n_heads : 0;
     return (d == 16 || d == 32 || (d == 64 && PS_REAL16 != PS_F32)) && head * e->n_heads == d &&
-           (head == 4 || head == 8 || head == 16) && e->patches >= 1 && e->patches <= 64 && e->d_ff >= d && e->d_ff <= 256 &&
-           e->d_ff % d == 0 && e->layers >= 1 && e->layers <= 64 && e->sequences >= 1 && e->sequences <= INT32_MAX;
+           (head == 4 || head == 8 || head == 16) && e->patches >= 1 && e->patches <= 64 &&
+           heads_fit((int)d, ((int)e->patches + 15) / 16, head < 16) && e->d_ff >= d && e->d_ff <= 256 && e->d_ff % d == 0 &&
+           e->layers >= 1 && e->layers <= 64 && e->sequences >= 1 && e->sequences <= INT32_MAX;
 }
 
 static void units_of(const struct ps_encoder_small *e, struct plan *p)
@@ -877,6 +887,7 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
         *best = {};
         units_of(e, best);
         best->narrow = 1;
+        best->multiprocessors = multiprocessors;
         best->block_units = (int)((best->units + multiprocessors - 1) / multiprocessors);
         best->block_units = best->block_units < NARROW_LEAST_UNITS ? NARROW_LEAST_UNITS : best->block_units;
         best->blocks = (int)((best->units + best->block_units - 1) / best->block_units);
@@ -888,6 +899,7 @@ static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward,
         const int d = (int)e->d_model, f = (int)e->d_ff, W = sharing(d);
         struct plan p = {};
         units_of(e, &p);
+        p.multiprocessors = multiprocessors;
         const int warps = p.tiles * W;
         const int most = most_threads(d) / 32 / warps;
         const bool turns = backward && PS_REAL16 == PS_F32, stages = backward && !turns;
@@ -984,11 +996,13 @@ size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small *e)
     if (plan_make(e, true, &p) != PS_OK) {
         return 0;
     }
-    const size_t embed = ps_encoder_small_embeds(e) ? (size_t)p.blocks * embed_sums(e) : 0;
+    /* A shorter batch may have more blocks, of fewer units each: 980 units are 123 blocks of 8, 660 are 132 of 5. */
+    const size_t blocks = p.units < p.multiprocessors ? p.units : p.multiprocessors;
+    const size_t embed = ps_encoder_small_embeds(e) ? blocks * embed_sums(e) : 0;
     if (p.wide) {
         return ps_encoder_wide_workspace(e, p.units, p.multiprocessors) + embed;
     }
-    return counter_bytes(e) + norm_bytes(e) + (size_t)(p.blocks + 1) * sums_bytes(e) + embed;
+    return counter_bytes(e) + norm_bytes(e) + (blocks + 1) * sums_bytes(e) + embed;
 }
 
 /* Whether a unit's windows fit where they are gathered, and du and patches where they are staged. */
