@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/cuda.cuh"
 
 #ifdef PS_FUSED_ENCODER
@@ -197,6 +198,8 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->drop = ps_cuda_drop;
         k->attention = ps_cuda_attention;
         k->attention_backward = ps_cuda_attention_backward;
+        k->attention_patches = PS_ATTENTION_PATCHES;
+        k->attention_head = PS_ATTENTION_HEAD;
     }
     k->beside = cuda_beside;
 #define PS_X(of, name) k->name = of::ps_cuda_##name;
