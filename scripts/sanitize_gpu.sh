@@ -23,29 +23,36 @@ logs=${PS_LOGS:-$(mktemp -d)}
 [ -n "${PS_LOGS:-}" ] || trap 'rm -rf "$logs"' EXIT
 export PS_TEST_SMALL=1 OMP_WAIT_POLICY=passive PS_PROGRAMS=$build
 
-# A suite, or one of its cases (CK_RUN_CASE), is a process of its own: the tools are slow on the host's side.
-parts=(test_optim test_session test_random test_kernels:parity test_model:model "test_model:layer shifted" test_model:differences)
+# A suite, one of its cases (CK_RUN_CASE), or a share of a case (PS_TEST_SHARD) is a process of its own: the tools are slow on the
+# host's side.
+parts=(test_optim test_session test_random test_model:model "test_model:layer shifted" test_model:differences)
+shards=8
+for ((i = 0; i < shards; i++)); do
+    parts+=("test_kernels:parity:$i/$shards")
+done
 for precision in fp32 tf32 fp16 bf16; do
     parts+=("test_model:layer $precision" "test_model:step $precision" "test_model:every $precision")
 done
 
 # tool, part: its log's name
 log_of() {
-    local name=$1.${2// /_}
-    echo "$logs/${name//:/.}"
+    local name=$1.$2
+    echo "$logs/${name//[: \/]/_}"
 }
 
 # tool, part
 run() {
-    local log suite=${2%%:*} case=
+    local log suite case shard
     log=$(log_of "$1" "$2")
-    [[ $2 == *:* ]] && case=${2#*:}
+    IFS=: read -r suite case shard <<<"$2"
+    [ -z "$case" ] || export CK_RUN_CASE=$case
+    [ -z "$shard" ] || export PS_TEST_SHARD=$shard
     rm -f "$log.failed"
     if [ "$1" = reached ]; then
-        CK_RUN_CASE=$case CUDA_INJECTION64_PATH=$build/tests/libkernel_recorder.so PS_KERNELS_LAUNCHED=$log.kernels \
+        CUDA_INJECTION64_PATH=$build/tests/libkernel_recorder.so PS_KERNELS_LAUNCHED=$log.kernels \
             "$build/tests/$suite" >"$log" 2>&1 || echo $? >"$log.failed"
     else
-        CK_RUN_CASE=$case compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 10000 "$build/tests/$suite" >"$log" 2>&1 ||
+        compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 10000 "$build/tests/$suite" >"$log" 2>&1 ||
             echo $? >"$log.failed"
     fi
 }

@@ -2,7 +2,8 @@
  * definitions of kernels.h; and the small parts of kernels/ that need no table.
  *
  * PS_TEST_TIME=1 prints the time of every case; PS_TEST_FULL=1 adds the sizes of a training step and random ones; PS_TEST_SMALL=1
- * takes CUDA's tables and small cases alone, for compute-sanitizer (scripts/sanitize_gpu.sh). */
+ * takes CUDA's tables and small cases alone, for compute-sanitizer (scripts/sanitize_gpu.sh), in which PS_TEST_SHARD=I/N shares
+ * the operations out among N processes. */
 #include <check.h>
 #include <limits.h>
 #include <malloc.h>
@@ -1514,15 +1515,20 @@ START_TEST(test_shifted_attention)
 }
 END_TEST
 
-/* With PS_TEST_SMALL: what is left out, so that a run a hundred times slower ends in minutes. Of an operation's small cases, the
- * first eight and every eighth of the rest. */
-static int left_out(const struct call *c, int *taken)
+/* With PS_TEST_SMALL: what is left out, so that a run a hundred times slower ends in minutes. */
+static int left_out(const struct call *c)
 {
-    enum { MOST_VALUES = 20000, FIRST = 8, EVERY = 8 };
-    if (!asked("PS_TEST_SMALL")) {
-        return 0;
-    }
-    return c->used > MOST_VALUES || ((*taken)++ >= FIRST && *taken % EVERY != 0);
+    enum { MOST_VALUES = 400000 };
+    return asked("PS_TEST_SMALL") && c->used > MOST_VALUES;
+}
+
+/* With PS_TEST_SHARD=I/N: whether an operation belongs to the others of N processes, among which I, from 0 on, is this one. */
+static int elsewhere(int operation)
+{
+    int index = 0, count = 1;
+    const char *text = getenv("PS_TEST_SHARD");
+    ck_assert_msg(!text || (sscanf(text, "%d/%d", &index, &count) == 2 && index >= 0 && index < count), "PS_TEST_SHARD: %s", text);
+    return operation % count != index;
 }
 
 START_TEST(test_parity)
@@ -1538,11 +1544,11 @@ START_TEST(test_parity)
     static const enum ps_type kinds[] = {PS_F32, PS_BF16, PS_F16};
     for (int i = 0; i < LENGTH(kinds) * LENGTH(operations); i++) {
         enum ps_type kind = kinds[i % LENGTH(kinds)];
-        int operation = i / LENGTH(kinds), served = 0, taken = 0;
+        int operation = i / LENGTH(kinds), served = 0;
         for (int j = first; j < present(); j++) {
             served |= kind_of(&tables[j]) == kind && has_entry(&tables[j], operations[operation].op);
         }
-        if (!served) {
+        if (!served || elsewhere(operation)) {
             continue;
         }
         for (int index = 0;; index++) {
@@ -1550,7 +1556,7 @@ START_TEST(test_parity)
             if (!build_for(kind, &c, operations[operation].build, index)) {
                 break;
             }
-            if (left_out(&c, &taken)) {
+            if (left_out(&c)) {
                 continue;
             }
             struct image reference = {0};
@@ -1573,9 +1579,9 @@ START_TEST(test_parity)
                o->worst_error, o->worst_label);
         failures += o->failures;
         for (int op = 0; op < PS_OP_COUNT; op++) {
-            int elsewhere = op == PS_OP_encoder_forward || op == PS_OP_encoder_backward; /* in test_model */
-            ck_assert_msg(elsewhere || o->covered[op] > 0 || !has_entry(t, (enum ps_op)op), "%s has no case that %s serves",
-                          ps_op_name((enum ps_op)op), t->name);
+            int other = op == PS_OP_encoder_forward || op == PS_OP_encoder_backward; /* in test_model */
+            ck_assert_msg(other || getenv("PS_TEST_SHARD") || o->covered[op] > 0 || !has_entry(t, (enum ps_op)op),
+                          "%s has no case that %s serves", ps_op_name((enum ps_op)op), t->name);
         }
         for (int j = 0; j < LENGTH(aliases); j++) {
             ck_assert_msg(asked("PS_TEST_SMALL") || o->aliased[j] > 0 || !has_entry(t, aliases[j].op),

@@ -198,8 +198,8 @@ struct forward_case {
     double bound;
 };
 
-/* Measured: fp64 1.2e-16 to 6.6e-16; fp32 on the CPU 1.2e-7 to 2.6e-7. On CUDA: the bounds of levels_cuda and level_layer, which are
- * of one layer; level layer in bf16 has up to 1.3e-2 after two. */
+/* Measured: fp64 1.2e-16 to 6.6e-16; fp32 on the CPU 1.2e-7 to 2.6e-7. On CUDA: the bounds of levels_cuda and level_layer, which
+ * are of one layer; level layer in bf16 has up to 1.3e-2 after two. */
 static const struct forward_case forward_cases[] = {
     {"reference", "cpu", PS_FP64, {.level = PS_LEVEL_NONE}, 5e-15},
     {"reference", "cpu", PS_FP64, {.level = PS_LEVEL_GEMM}, 5e-15},
