@@ -896,7 +896,7 @@ START_TEST(evaluate_scores)
     again = evaluate_json(last.text, ARGS("--json", "--split", "train"));
     ck_assert_int_eq((int)number_in(again, "windows"), windows_of(PS_TRAIN));
     json_decref(again);
-    /* Another file of as many channels, standardised as the model was trained. */
+    /* The same data in another file, and a file of more channels. */
     struct path copy = new_dir("copy.h5"), other = new_dir("others.h5");
     size_t size;
     char *bytes = file_read(series.text, &size);
@@ -1060,6 +1060,56 @@ START_TEST(tuning_table)
     } else {
         printf("skipped: a tuning table that is missing: no CUDA device\n");
     }
+}
+END_TEST
+
+/* Another file is standardised as the model was trained, not by its own rows: figures worked out here from both files' values. */
+START_TEST(evaluate_other_data)
+{
+    struct path best = in_run(whole.text, "checkpoints/best.h5"), data = new_dir("shifted.h5"),
+                out = new_dir("shifted_forecasts.h5");
+    const int train_rows = HOURS * 7 / 10, first = HOURS * 8 / 10 - L, windows = windows_of(PS_TEST);
+    double mean[CHANNELS] = {0}, std[CHANNELS] = {0}, squares = 0, absolutes = 0;
+    struct ps_series *s;
+    OK(ps_series_open(series.text, &s));
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < train_rows * CHANNELS; i++) {
+            double x = s->values[i];
+            int c = i % CHANNELS;
+            if (pass == 0) {
+                mean[c] += x / train_rows;
+            } else {
+                std[c] += (x - mean[c]) * (x - mean[c]) / train_rows;
+            }
+        }
+    }
+    for (int i = 0; i < HOURS * CHANNELS; i++) {
+        s->values[i] = (float)(1 + i % CHANNELS) * s->values[i] + 20; /* each channel by a factor of its own */
+    }
+    OK(ps_series_write(data.text, s->values, HOURS, CHANNELS, s->channel_names, NULL, NULL, NULL));
+    for (int w = 0; w < windows; w++) {
+        for (int i = 0; i < H * CHANNELS; i++) {
+            int c = i % CHANNELS;
+            const float *last = s->values + (first + w + L - 1) * CHANNELS + c;
+            double e = ((double)last[(1 + i / CHANNELS) * CHANNELS] - (double)*last) / sqrt(std[c]);
+            squares += e * e;
+            absolutes += fabs(e);
+        }
+    }
+    json_t *scores = evaluate_json(best.text, ARGS("--json", "--data", data.text, "--save-forecasts", out.text));
+    const json_t *naive = json_object_get(scores, "repeat_last");
+    double n = (double)windows * H * CHANNELS;
+    ck_assert_double_eq_tol(number_in(naive, "mse") * n / squares, 1, 1e-5);
+    ck_assert_double_eq_tol(number_in(naive, "mae") * n / absolutes, 1, 1e-5);
+    struct array inputs = read_array(out.text, "inputs");
+    for (int i = 0; i < CHANNELS * L; i++) {
+        int c = i / L;
+        double expected = (s->values[(first + i % L) * CHANNELS + c] - mean[c]) / sqrt(std[c]);
+        ck_assert_double_eq_tol(inputs.values[i], expected, 1e-5 * (1 + fabs(expected)));
+    }
+    free(inputs.values);
+    json_decref(scores);
+    ps_series_close(s);
 }
 END_TEST
 
@@ -1465,6 +1515,7 @@ int main(void)
     tcase_add_test(tests, evaluate_scores);
     tcase_add_test(tests, save_forecasts);
     tcase_add_test(tests, save_forecasts_over);
+    tcase_add_test(tests, evaluate_other_data);
     tcase_add_test(tests, scaled_beyond_float);
     tcase_add_test(tests, tuning_table);
     tcase_add_test(tests, other_channels);
