@@ -1,6 +1,7 @@
 /* The way to the disk (data/files.h): what each function leaves behind when any one of its calls goes wrong. A plan of faults is
  * read once a process, so each case runs in a child. */
 #include "data/files.h"
+#include "data/import.h"
 #include "tests/run.h"
 
 static struct path folder, file, partial, trace;
@@ -202,6 +203,63 @@ START_TEST(every_call)
 }
 END_TEST
 
+/* ---- the order of flushes ---- */
+
+static int write_series(void)
+{
+    return (int)ps_series_write(file.text, (const float[]){1, 2, 3, 4}, 2, 2, NULL, NULL, NULL, NULL);
+}
+
+static int append_new(void)
+{
+    unlink(file.text);
+    return append();
+}
+
+/* What must come to the disk, and in which order; paths after the test's folder. Between the calls there may be others, but no
+ * write to a file that was flushed. */
+static const struct order {
+    const char *name;
+    int (*run)(void);
+    struct {
+        const char *call, *path;
+    } calls[5];
+} orders[] = {
+    {"replace", replace, {{"write", "file.partial"}, {"fsync", "file.partial"}, {"rename", "file"}, {"fsync", ""}}},
+    {"in parts", in_parts, {{"write", "file.partial"}, {"fsync", "file.partial"}, {"rename", "file"}, {"fsync", ""}}},
+    {"HDF5", write_series, {{"write", "file.partial"}, {"fsync", "file.partial"}, {"rename", "file"}, {"fsync", ""}}},
+    {"append", append, {{"write", "file"}, {"fsync", "file"}}},
+    {"append to none", append_new, {{"write", "file"}, {"fsync", "file"}, {"fsync", ""}}},
+    {"remove", discard_file, {{"unlink", "file"}, {"fsync", ""}}},
+    {"folder", make_folder, {{"mkdir", "made"}, {"fsync", ""}}},
+    {"sweep", sweep, {{"unlink", "file.partial"}, {"fsync", ""}}},
+};
+
+START_TEST(flushes_in_order)
+{
+    const struct order *o = &orders[_i];
+    char *message, call[16], path[512];
+    put_old(1);
+    ck_assert_msg(in_child(o->run, NULL, &message) == PS_OK, "%s: %s", o->name, message);
+    free(message);
+    char *text = file_read(trace.text, NULL), *copy = strdup(text), *rest = copy;
+    int found = 0;
+    for (char *line; (line = strsep(&rest, "\n")) != NULL && *line;) {
+        ck_assert_int_eq(sscanf(line, "%*d %15s %511s", call, path), 2);
+        const char *inside = path + strlen(folder.text) + 1; /* of the folder itself: nothing */
+        if (o->calls[found].call && strcmp(call, o->calls[found].call) == 0 && strcmp(inside, o->calls[found].path) == 0) {
+            found++;
+        }
+        int flushed = found > 0 && strcmp(o->calls[found - 1].call, "write") != 0;
+        ck_assert_msg(!flushed || strcmp(call, "write") != 0, "%s: written to after the flush:\n%s", o->name, text);
+    }
+    ck_assert_msg(!o->calls[found].call, "%s: %s of \"%s\" is missing, or comes too early:\n%s", o->name, o->calls[found].call,
+                  o->calls[found].path, text);
+    free(copy);
+    free(text);
+}
+END_TEST
+
 /* Not only one call, but all from there on, as a full disk does. */
 START_TEST(stays_wrong)
 {
@@ -327,6 +385,7 @@ int main(void)
     tcase_set_timeout(tests, 120);
     tcase_add_checked_fixture(tests, set_up, tear_down);
     tcase_add_loop_test(tests, every_call, 0, ACTIONS);
+    tcase_add_loop_test(tests, flushes_in_order, 0, sizeof orders / sizeof *orders);
     tcase_add_test(tests, stays_wrong);
     tcase_add_test(tests, given_up);
     tcase_add_test(tests, malformed_plan);
