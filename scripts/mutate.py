@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Puts small mistakes (mutants) into copies of the code, one at a time, and looks whether the tests fail.
 
-usage: scripts/mutate.py [--check] [--only NAME...] [--jobs N] [--build DIR] [--label quick|full] [--list FILE]
+usage: scripts/mutate.py [--check] [--only NAME...] [--jobs N] [--build DIR] [--label quick|full] [--suites SUITE...] [--list FILE]
        scripts/mutate.py --prepare DIR [--only NAME...]         here, with nvcc
        scripts/mutate.py --run-prepared DIR [--only NAME...]    there, with a GPU
 
@@ -301,13 +301,13 @@ class Tree:
         return run(command + (["--target", *targets] if targets else []), env=self.environment)
 
     def tests(self, label):
-        """What ctest would run: {name: (command, environment)}."""
+        """The suites that ctest would run: {name: (command, environment)}."""
         listed = subprocess.run(["ctest", "--test-dir", self.build, "--show-only=json-v1"], stdout=subprocess.PIPE, check=True)
         tests = {}
         for test in json.loads(listed.stdout)["tests"]:
             properties = {p["name"]: p["value"] for p in test.get("properties", [])}
             labels = properties.get("LABELS", [])
-            if test["name"].startswith("test_") and ("quick" in labels or label in labels):
+            if test["command"][0].startswith(self.build + os.sep) and ("quick" in labels or label in labels):
                 tests[test["name"]] = (test["command"], [e.split("=", 1) for e in properties.get("ENVIRONMENT", [])])
         return tests
 
@@ -343,7 +343,7 @@ def verdict_of(suites, tests, seconds, environment=None):
 
 
 def run_unmutated(tests, wanted=None, environment=None):
-    """Seconds of each suite; they must pass."""
+    """Seconds of each suite, or of those wanted; they must pass."""
     seconds = {}
     for suite, test in tests.items():
         if wanted is None or suite in wanted:
@@ -432,7 +432,7 @@ def run_all(mutants, options, folder):
         code, output = tree.make()
         if code != 0:
             raise Fault(f"does not build without a mutant:\n{output[-4000:]}")
-    seconds = run_unmutated(trees[0].tests(options.label))
+    seconds = run_unmutated(trees[0].tests(options.label), options.suites)
     todo, faults = queue.Queue(), []
     for mutant in chosen:
         todo.put(mutant)
@@ -462,8 +462,9 @@ def loaded_library(program, environment=None):
 
 
 def prepare(mutants, options, folder):
-    """DIR/base: the test programs and the library; DIR/NAME: the library with that mutant alone."""
+    """DIR/base: the suites that the mutants name or that are near, and the library; DIR/NAME: the library with that mutant alone."""
     mutants = [m for m in mutants if m.cuda()]
+    wanted = options.suites or {suite for mutant in mutants for suite in mutant.suites + near(mutant)}
     tree = Tree(os.path.join(folder, "prepare"), "90-real")
     code, output = tree.make()
     if code != 0:
@@ -472,6 +473,8 @@ def prepare(mutants, options, folder):
     os.makedirs(base, exist_ok=True)
     tests, library, built = {}, None, None
     for name, (command, environment) in tree.tests(options.label).items():
+        if name not in wanted:
+            continue
         library, built = loaded_library(command[0])
         shutil.copy2(command[0], base)
         places = [(key, value.replace(tree.build, "{build}").replace(tree.source, "{source}")) for key, value in environment]
@@ -500,7 +503,6 @@ def prepare(mutants, options, folder):
 
 
 def run_prepared(mutants, options):
-    """Only the suites that mutants name or that are near kernels/cuda: the others reach no kernel."""
     folder = os.path.abspath(options.run_prepared)
     mutants = [m for m in mutants if os.path.isdir(os.path.join(folder, m.name))]
     results = Results()
@@ -524,8 +526,7 @@ def run_prepared(mutants, options):
             raise Fault(f"{name}: {path} would be loaded instead of its own library")
         return environment
 
-    wanted = {suite for mutant in mutants for suite in mutant.suites + near(mutant)}
-    seconds = run_unmutated(tests, wanted, loading("base"))
+    seconds = run_unmutated(tests, options.suites, loading("base"))
     for mutant in mutants:
         killed = verdict_of(order(mutant, seconds), tests, seconds, loading(mutant.name))
         results.add(mutant, results.killed if killed else results.survived, killed or "SURVIVED")
@@ -543,6 +544,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trees side by side")
     parser.add_argument("--build", metavar="DIR", help="keeps the copies and their builds there, for the next time")
     parser.add_argument("--label", choices=("quick", "full"), default="quick", help="full: the suites' long forms too")
+    parser.add_argument("--suites", nargs="+", metavar="SUITE", help="these suites alone: what they leave, others may see")
     parser.add_argument("--check", action="store_true", help="only whether each mutant still applies")
     parser.add_argument("--prepare", metavar="DIR", help="builds the mutants of kernels/cuda, for --run-prepared")
     parser.add_argument("--run-prepared", metavar="DIR", help="runs those on this machine's GPU")
