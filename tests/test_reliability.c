@@ -270,12 +270,18 @@ static const struct writer {
                {"evaluate", {"whole/checkpoints/best.h5", "--device", "cpu", "--save-forecasts", "{}", "--overwrite"}}};
 enum { WRITERS = sizeof writers / sizeof *writers };
 
-static struct result write_output(const struct writer *w, const char *path)
+static void output_arguments(const struct writer *w, const char *path, char *arguments[ARGUMENTS + 1])
 {
-    char *arguments[ARGUMENTS + 1] = {NULL};
+    memset(arguments, 0, (ARGUMENTS + 1) * sizeof *arguments);
     for (int i = 0; w->arguments[i]; i++) {
         arguments[i] = strcmp(w->arguments[i], "{}") == 0 ? (char *)path : w->arguments[i];
     }
+}
+
+static struct result write_output(const struct writer *w, const char *path)
+{
+    char *arguments[ARGUMENTS + 1];
+    output_arguments(w, path, arguments);
     ck_assert_int_eq(chdir(folder.text), 0);
     return run(w->program, arguments);
 }
@@ -653,13 +659,13 @@ END_TEST
 
 /* ---- the disk ---- */
 
-/* Mounts of this test's own, which end with it. 0 where that is not permitted. */
-static int own_mounts(void)
+/* Mounts of this test's own, which end with it, for `what`. 0 where that is not permitted, and said so. */
+static int own_mounts(const char *what)
 {
     if (unshare(CLONE_NEWNS) != 0) {
         struct path user = path_of("0 %d 1", (int)geteuid()), group = path_of("0 %d 1", (int)getegid());
         if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) {
-            printf("skipped: mounts of one's own are not permitted here: %s\n", strerror(errno));
+            printf("skipped: %s: mounts of one's own are not permitted here: %s\n", what, strerror(errno));
             return 0;
         }
         file_write("/proc/self/setgroups", "deny", 4);
@@ -667,7 +673,7 @@ static int own_mounts(void)
         file_write("/proc/self/gid_map", group.text, strlen(group.text));
     }
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) {
-        printf("skipped: mounts of one's own are not permitted here: %s\n", strerror(errno));
+        printf("skipped: %s: mounts of one's own are not permitted here: %s\n", what, strerror(errno));
         return 0;
     }
     return 1;
@@ -678,7 +684,7 @@ START_TEST(full_disk)
 {
     struct path disk = new_dir("disk"), dir = new_dir("disk/run");
     mkdir(disk.text, 0777);
-    if (!own_mounts()) {
+    if (!own_mounts("a run on a full disk (limited_files does it to single files)")) {
         return;
     }
     int failures = 0, begun = 0;
@@ -718,7 +724,7 @@ START_TEST(full_disk_for_an_output)
     expect_written(w, good.text);
     struct stat about;
     ck_assert_int_eq(stat(good.text, &about), 0);
-    if (!own_mounts()) {
+    if (!own_mounts("a program's output on a full disk (limited_output limits its size)")) {
         return;
     }
     int failures = 0;
@@ -750,6 +756,106 @@ START_TEST(full_disk_for_an_output)
 }
 END_TEST
 
+/* A program whose files hold at most so many blocks of 512 bytes. The shell sets the limit: Check writes files of its own. */
+static struct result run_limited(long blocks, const char *program, char *const *arguments)
+{
+    struct path path = path_of("%s/%s", programs, program), most = path_of("%ld", blocks);
+    char *all[ARGUMENTS + 1] = {"-c", "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"", most.text, path.text};
+    for (int i = 0; arguments[i]; i++) {
+        ck_assert_int_lt(i + 4, ARGUMENTS);
+        all[i + 4] = arguments[i];
+    }
+    struct process p = process_start("/bin/sh", all, 0);
+    return process_end(&p);
+}
+
+/* Each size that the run's largest file may not have, in a new run and in one that is resumed: needs no mounts. */
+START_TEST(limited_files)
+{
+    int resumed = _i, failures = 0;
+    for (long blocks = 0;; blocks += full ? 1 : 8) {
+        struct path dir = new_dir("limited"), where = path_of("with files of %ld blocks", blocks);
+        if (resumed) {
+            make_crashed(dir.text);
+        }
+        struct result r = run_limited(
+            blocks, "train", ARGS(config.text, "--device", "cpu", "--run-dir", dir.text, resumed ? "--resume" : "--overwrite"));
+        int done = r.code == 0;
+        if (!done) {
+            ck_assert_msg((r.code == 2 || r.code == 4) && lines_of(r.err) == 1 && strstr(r.err, dir.text) &&
+                              strstr(r.err, "File too large"),
+                          "%s: exit code %d: %s", where.text, r.code, r.err);
+            ck_assert_msg(resumed || count_partial(dir.text) == 0, "%s: a temporary file is left", where.text);
+            ck_assert_int_ge(file_exists(in_run(dir.text, "checkpoints/last.h5").text), resumed);
+            failures++;
+        }
+        result_free(&r);
+        expect_sound(dir.text, where.text);
+        expect_recovery(dir.text, where.text);
+        folder_remove(dir.text);
+        if (done) {
+            break;
+        }
+    }
+    printf("limited files in %s run: %d failures, all recovered\n", resumed ? "a resumed" : "a new", failures);
+    ck_assert_int_ge(failures, 3);
+}
+END_TEST
+
+START_TEST(limited_output)
+{
+    const struct writer *w = &writers[_i];
+    struct path good = new_dir("good.h5"), out = new_dir("out.h5"), partial = new_dir("out.h5.partial");
+    char *arguments[ARGUMENTS + 1];
+    output_arguments(w, out.text, arguments);
+    expect_written(w, good.text);
+    struct stat about;
+    ck_assert_int_eq(stat(good.text, &about), 0);
+    for (int i = 0, steps = full ? 64 : 6; i <= steps; i++) {
+        long blocks = (long)(about.st_size - 1) / 512 * i / steps; /* at last all but the last bytes */
+        file_write(out.text, "old", 3);
+        struct result r = run_limited(blocks, w->program, arguments);
+        ck_assert_msg(r.code == 3 && lines_of(r.err) == 1 && strstr(r.err, partial.text) && strstr(r.err, "File too large"),
+                      "%s with %ld blocks: exit code %d: %s", w->program, blocks, r.code, r.err);
+        result_free(&r);
+        char *text = file_read(out.text, NULL);
+        ck_assert_msg(strcmp(text, "old") == 0 && !file_exists(partial.text),
+                      "%s with %ld blocks: the old file is gone, or a new one there", w->program, blocks);
+        free(text);
+    }
+    expect_done(run_limited((long)about.st_size / 512 + 1, w->program, arguments));
+    ck_assert(files_equal(out.text, good.text));
+}
+END_TEST
+
+static int take_writing(const char *path, const struct stat *about, int type, struct FTW *place)
+{
+    (void)type, (void)place;
+    return chmod(path, about->st_mode & 0555);
+}
+
+static int give_writing(const char *path, const struct stat *about, int type, struct FTW *place)
+{
+    (void)type, (void)place;
+    return chmod(path, about->st_mode | 0200);
+}
+
+/* What writing below the folder fails with from now on. NULL: neither mounts nor permissions are to be had. */
+static const char *make_read_only(const char *path)
+{
+    if (own_mounts("a folder mounted read-only")) {
+        ck_assert_int_eq(mount(path, path, NULL, MS_BIND, NULL), 0);
+        ck_assert_int_eq(mount(NULL, path, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY, NULL), 0);
+        return "Read-only file system";
+    }
+    if (geteuid() != 0) {
+        ck_assert_int_eq(nftw(path, take_writing, 16, FTW_DEPTH | FTW_PHYS), 0);
+        return "Permission denied";
+    }
+    printf("skipped: a folder without write permission does not stop root\n");
+    return NULL;
+}
+
 /* Nothing can be written: said so, and nothing else happens. What only reads does its work. */
 START_TEST(read_only_folder)
 {
@@ -759,18 +865,17 @@ START_TEST(read_only_folder)
     copy_file(series.text, copy.text);
     copy_file(config.text, new_dir("store/tiny.yaml").text);
     expect_done(train(dir.text, ARGS()));
-    if (!own_mounts()) {
+    const char *cause = make_read_only(store.text);
+    if (!cause) {
         return;
     }
-    ck_assert_int_eq(mount(store.text, store.text, NULL, MS_BIND, NULL), 0);
-    ck_assert_int_eq(mount(NULL, store.text, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY, NULL), 0);
-    char *says[] = {in_run(dir.text, "lock").text, "Read-only file system", NULL};
+    char *says[] = {in_run(dir.text, "lock").text, (char *)cause, NULL};
     expect_refused(train(dir.text, ARGS("--resume")), 2, says);
     expect_refused(train(dir.text, ARGS("--overwrite")), 2, says);
     expect_refused(train(dir.text, ARGS()), 2, says);
-    expect_refused(train(new_dir("store/new").text, ARGS()), 2, ARGS(new_dir("store/new").text, "Read-only file system"));
+    expect_refused(train(new_dir("store/new").text, ARGS()), 2, ARGS(new_dir("store/new").text, (char *)cause));
     struct path out = new_dir("store/out.h5.partial"), best = in_run(dir.text, "checkpoints/best.h5");
-    char *refused[] = {out.text, "Read-only file system", NULL};
+    char *refused[] = {out.text, (char *)cause, NULL};
     for (int i = 0; i < WRITERS; i++) {
         expect_refused(write_output(&writers[i], new_dir("store/out.h5").text), 3, refused);
     }
@@ -778,6 +883,7 @@ START_TEST(read_only_folder)
     struct path elsewhere = new_dir("elsewhere");
     expect_done(run("train", ARGS(new_dir("store/tiny.yaml").text, "--device", "cpu", "--run-dir", elsewhere.text)));
     expect_same_results(whole.text, elsewhere.text);
+    nftw(store.text, give_writing, 16, FTW_PHYS); /* so that the suite can remove it */
 }
 END_TEST
 
@@ -1037,6 +1143,8 @@ int main(void)
     tcase_add_test(tests, signal_at_the_last_calls);
     tcase_add_test(tests, full_disk);
     tcase_add_loop_test(tests, full_disk_for_an_output, 0, WRITERS);
+    tcase_add_loop_test(tests, limited_files, 0, 2);
+    tcase_add_loop_test(tests, limited_output, 0, WRITERS);
     tcase_add_test(tests, read_only_folder);
     tcase_add_test(tests, every_exit);
     tcase_add_test(tests, full_stdout);
