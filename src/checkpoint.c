@@ -188,7 +188,7 @@ static void dataset(struct pass *pass, const char *folder, const char *name, hid
             snprintf(cause, sizeof cause,
                      rank == 2 ? "its shape is not [%" PRId64 ", %" PRId64 "] as its config says"
                                : "its shape is not [%" PRId64 "] as its config says",
-                     size[0], size[1]);
+                     size[0], size[rank - 1]);
             fail(pass, "dataset", place, cause);
         }
         if (pass->status == PS_OK) {
