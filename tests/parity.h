@@ -61,6 +61,7 @@ struct call {
     int states;
     size_t state_at[4]; /* offsets of state pointers in the argument struct */
     uint64_t random;
+    int64_t shift; /* elements by which dense tensors are moved off their alignment */
 };
 
 /* ---- values ---- */
@@ -152,7 +153,7 @@ static inline void place_dense(struct call *c, int slot, enum role role, enum mo
                                const int64_t *size)
 {
     struct ps_tensor t = ps_tensor_nd(NULL, PS_F64, rank, size);
-    place_strided(c, slot, role, mode, fill, 0, rank, size, t.stride);
+    place_strided(c, slot, role, mode, fill, c->shift, rank, size, t.stride);
 }
 
 /* place(call, slot, role, mode, fill, sizes...) */

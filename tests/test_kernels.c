@@ -28,7 +28,7 @@ static int64_t random_between(uint64_t *random, int64_t low, int64_t high)
 static int row_size(int index, int64_t *rows, int64_t *width)
 {
     static const int64_t few_rows[] = {1, 7, 333}, widths[] = {1, 5, 16, 42, 63, 64, 65, 128};
-    static const int64_t more[][2] = {{3, 2100}, {4099, 64}, {66, 513}, {2, 1024}, {70001, 3}};
+    static const int64_t more[][2] = {{3, 2100}, {4099, 64}, {66, 513}, {2, 1024}, {70001, 3}, {5, 200}, {3, 384}};
     static const int64_t step[][2] = {{37632, 16}, {37632, 128}, {37632, 42}, {6400, 64}, {6400, 256}};
     if (index < LENGTH(few_rows) * LENGTH(widths)) {
         *rows = few_rows[index / LENGTH(widths)];
@@ -1531,6 +1531,12 @@ static int elsewhere(int operation)
     return operation % count != index;
 }
 
+/* Whether the cases come once more with every tensor one element off its alignment: kernels for that are of their own. */
+static int comes_unaligned(enum ps_op op)
+{
+    return op == PS_OP_softmax || op == PS_OP_softmax_backward || op == PS_OP_adamw;
+}
+
 START_TEST(test_parity)
 {
     static struct call c;
@@ -1551,10 +1557,16 @@ START_TEST(test_parity)
         if (!served || elsewhere(operation)) {
             continue;
         }
-        for (int index = 0;; index++) {
+        for (int index = 0, shift = 0;; index++) {
             call_begin(&c, operations[operation].op, (uint64_t)(1000 * operation + index));
+            c.shift = shift;
             if (!build_for(kind, &c, operations[operation].build, index)) {
-                break;
+                if (shift || !comes_unaligned(operations[operation].op)) {
+                    break;
+                }
+                shift = 1;
+                index = -1;
+                continue;
             }
             if (left_out(&c)) {
                 continue;

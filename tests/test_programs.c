@@ -1,6 +1,7 @@
 /* The programs, run as a person runs them, on generated data: train, evaluate, bench, and what they refuse.
  *
  * PS_TEST_DEVICE: the --device to run on (default cpu). PS_TEST_SEED: of the random moments of interruption (default: the time). */
+#include <dlfcn.h>
 #include <math.h>
 
 #include "data/import.h"
@@ -713,6 +714,12 @@ START_TEST(threads_without_room)
     printf("skipped: the sanitizers take address space without measure\n");
     return;
 #endif
+    int (*parallel)(void);
+    *(void **)&parallel = dlsym(RTLD_DEFAULT, "openblas_get_parallel");
+    if (!parallel || parallel() != 2) {
+        printf("skipped: threads without room: this OpenBLAS is not the one that computes with OpenMP's threads\n");
+        return;
+    }
     struct path dir = new_dir("no_room");
     setenv("OMP_NUM_THREADS", "1", 1); /* those that OpenBLAS makes room for when it is loaded */
     long kib = room_of_train();
@@ -1329,7 +1336,9 @@ END_TEST
 /* A processor spends no more time on one thread than passes; the slack is the clocks'. */
 START_TEST(bench_processor_time)
 {
+    setenv("OPENBLAS_NUM_THREADS", "1", 1); /* of an OpenBLAS with threads of its own, which spin */
     struct result r = run("bench", ARGS(config.text, "--device", "cpu", "--set", "runtime.threads=1", "--json"));
+    unsetenv("OPENBLAS_NUM_THREADS");
     ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
     json_t *object = read_json(r.out), *step = json_object_get(object, "ms_per_step");
     ck_assert_double_gt(number_in(step, "processor"), 0);

@@ -798,11 +798,11 @@ template <int D, int NT> static kernel_function *kernel_of_head(bool backward, b
 {
     if constexpr (!heads_fit(D, NT, false)) {
         return backward ? backward_kernel<D, NT, true> : forward_kernel<D, NT, true>;
-    }
-    if (backward) {
+    } else if (backward) {
         return narrow ? backward_kernel<D, NT, true> : backward_kernel<D, NT, false>;
+    } else {
+        return narrow ? forward_kernel<D, NT, true> : forward_kernel<D, NT, false>;
     }
-    return narrow ? forward_kernel<D, NT, true> : forward_kernel<D, NT, false>;
 }
 
 template <int D> static kernel_function *kernel_of_tiles(int tiles, bool backward, bool narrow)
@@ -1201,7 +1201,11 @@ enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void 
     PS_TRY(p.narrow ? ps_encoder_narrow_backward(x, ps_encoder_narrow_shared(e, p.block_units), (cudaStream_t)stream)
                     : ps_small_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, (cudaStream_t)stream,
                                       "encoder backward", x));
-    kernel_function *sum = d == 16 ? sum_kernel<16> : d == 32 ? sum_kernel<32> : sum_kernel<64>;
+#ifdef PS_COMPILE_TF32
+    kernel_function *const sum = d == 16 ? sum_kernel<16> : sum_kernel<32>;
+#else
+    kernel_function *const sum = d == 16 ? sum_kernel<16> : d == 32 ? sum_kernel<32> : sum_kernel<64>;
+#endif
     return ps_small_launch(sum,
                            dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
                            SUM_THREADS, 0, (cudaStream_t)stream, "encoder weight gradients", x);
