@@ -212,6 +212,7 @@ struct table {
     const char *name, *backend, *device_kind;
     enum ps_precision precision;
     int tiny_gemm;
+    void (*fill)(struct ps_kernels *table); /* another instruction set's entries in place of the best one's; or NULL */
     struct ps_device *device;
     struct ps_kernels *kernels;
     char *memory; /* device memory that calls are laid out in */
@@ -570,7 +571,11 @@ static inline enum ps_status table_open(struct table *t)
 {
     struct ps_kernels_options options = {.tiny_gemm = t->tiny_gemm};
     PS_TRY(ps_device_open(t->device_kind, 0, &t->device));
-    return ps_kernels_open(t->backend, t->device, t->precision, &options, &t->kernels);
+    PS_TRY(ps_kernels_open(t->backend, t->device, t->precision, &options, &t->kernels));
+    if (t->fill) {
+        t->fill(t->kernels);
+    }
+    return PS_OK;
 }
 
 static inline void table_close(struct table *t)

@@ -9,6 +9,7 @@
 #include <malloc.h>
 #include <stddef.h>
 
+#include "kernels/cpu/cpu.h"
 #include "kernels/philox.h"
 #include "tests/asked.h"
 #include "tests/fused.h"
@@ -1351,13 +1352,25 @@ static const struct {
 
 /* ---- every table against the double reference ---- */
 
-enum { CPU_TABLES = 4 }; /* come first */
+enum { CPU_TABLES = 5 }; /* come first */
+
+static void fill_avx2(struct ps_kernels *table)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        ps_cpu_fill_avx2(table);
+        return;
+    }
+#endif
+    ps_cpu_fill_base(table);
+}
 
 static struct table tables[] = {
     {.name = "reference fp64", .backend = "reference", .device_kind = "cpu", .precision = PS_FP64},
     {.name = "reference fp32", .backend = "reference", .device_kind = "cpu", .precision = PS_FP32},
     {.name = "cpu fp32", .backend = "cpu", .device_kind = "cpu", .precision = PS_FP32},
-    {.name = "cpu tf32", .backend = "cpu", .device_kind = "cpu", .precision = PS_TF32},
+    {.name = "cpu tf32, avx2", .backend = "cpu", .device_kind = "cpu", .precision = PS_TF32, .fill = fill_avx2},
+    {.name = "cpu fp32, base", .backend = "cpu", .device_kind = "cpu", .precision = PS_FP32, .fill = ps_cpu_fill_base},
     {.name = "cuda fp32", .backend = "cuda", .device_kind = "cuda", .precision = PS_FP32, .tiny_gemm = 1},
     {.name = "cuda fp32 tiny_gemm off", .backend = "cuda", .device_kind = "cuda", .precision = PS_FP32},
     {.name = "cuda tf32", .backend = "cuda", .device_kind = "cuda", .precision = PS_TF32, .tiny_gemm = 1},
