@@ -1603,6 +1603,23 @@ START_TEST(level_layer_calls)
 }
 END_TEST
 
+/* ps_model_step_flops is what the products of a training pass cost, each as it is called. */
+START_TEST(step_flops)
+{
+    struct fixture f = fixture_open("cpu", "cpu", PS_FP32, &shapes[_i], 3, PS_LEVEL_GEMM, _i % 2);
+    struct ps_counts counts = {0};
+    struct ps_kernels *counting;
+    OK(ps_kernels_hooked(f.k, ps_count_hook, &counts, &counting));
+    f.model->k = counting;
+    fixture_loss(&f);
+    f.model->k = f.k;
+    counting->close(counting);
+    double flops = ps_model_step_flops(&shapes[_i], 3);
+    ck_assert_double_eq_tol(counts.flops[PS_OP_gemm], flops, 1e-12 * flops);
+    fixture_close(&f);
+}
+END_TEST
+
 START_TEST(impossible_shapes)
 {
     static const struct {
@@ -1871,6 +1888,7 @@ int main(void)
     } else {
         printf("skipped: forecasts, levels, bf16 steps, differences and counts on CUDA: no CUDA device\n");
     }
+    tcase_add_loop_test(tests, step_flops, 0, SHAPES);
     tcase_add_test(tests, impossible_shapes);
     tcase_add_test(tests, initialisation);
     tcase_add_test(tests, initial_values);
