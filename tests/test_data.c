@@ -285,6 +285,18 @@ START_TEST(fingerprint)
     file = create_h5("shape.h5");
     put_floats(file, "series", 2, (hsize_t[]){4, 3}, x);
     H5Fclose(file);
+    /* An odd number of elements: the last one has no other beside it. */
+    uint64_t odd[2];
+    for (int i = 0; i < 2; i++) {
+        float y[11];
+        memcpy(y, x, sizeof y);
+        y[10] += (float)i;
+        file = create_h5("odd.h5");
+        put_floats(file, "series", 2, (hsize_t[]){11, 1}, y);
+        H5Fclose(file);
+        odd[i] = fingerprint_of(in_folder("odd.h5"));
+    }
+    ck_assert_uint_ne(odd[0], odd[1]);
     uint64_t first = fingerprint_of(in_folder("a.h5"));
     ck_assert_uint_eq(fingerprint_of(in_folder("chunked.h5")), first);
     ck_assert_uint_eq(fingerprint_of(in_folder("double.h5")), first);
@@ -499,6 +511,10 @@ START_TEST(splits_by_hand)
     check_splits(&s, (int64_t[]){0, 1, 1, 2, 3, 4, 5});
     ck_assert_int_eq(ps_splits_make(&eleven, (double[]){0.5, 0.2, 0.28}, 4, 1, &s), PS_OK);
     check_splits(&s, (int64_t[]){0, 1, 1, 2, 3, 3, 5});
+
+    /* As doubles 0.7, 0.2 and 0.1 add up to less than 1. */
+    ck_assert_int_eq(ps_splits_make(&eleven, (double[]){0.7, 0.2, 0.1}, 4, 1, &s), PS_OK);
+    check_splits(&s, (int64_t[]){0, 3, 3, 2, 5, 2, 7});
 
     struct ps_series ready = {
         .path = "memory", .layout = PS_LAYOUT_WINDOWS, .rows = 10, .channels = 2, .seq_len = 3, .pred_len = 2};
