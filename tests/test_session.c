@@ -617,6 +617,27 @@ START_TEST(checkpoints_within_an_epoch)
 }
 END_TEST
 
+/* Each epoch has an order of its own, that of the seed and the epoch's number. */
+START_TEST(orders)
+{
+    struct run run;
+    run_open(&run, series_file.text, OVERRIDES());
+    struct ps_session *s = run.s;
+    const int64_t count = s->splits.count[PS_TRAIN];
+    int32_t *expected = malloc((size_t)count * sizeof *expected);
+    for (uint64_t epoch = 0; epoch < 3; epoch++) {
+        const struct ps_epoch_watch watch = {0};
+        int finished;
+        double loss;
+        OK(ps_session_train_epoch(s, &watch, &finished, &loss));
+        ps_shuffle(s->config->train.seed, epoch, s->splits.first[PS_TRAIN], count, expected);
+        ck_assert_mem_eq(s->host_indices, expected, (size_t)count * sizeof *expected);
+    }
+    free(expected);
+    run_close(&run);
+}
+END_TEST
+
 /* ---- data larger than memory ---- */
 
 /* Each batch holds the windows that it holds in memory. */
@@ -629,12 +650,14 @@ static enum ps_status compare_batch(void *argument, int64_t first, int64_t n, co
     return add_batch(&sums, first, n, inputs, targets, forecasts);
 }
 
-/* The same data, scores and forecasts as from memory, to the bit; training differs by the order of windows alone. */
+/* The same data, scores and forecasts as from memory, to the bit; training differs by the order of windows alone. Batches of 16,
+ * and of 20, which begin elsewhere in each thousand of windows. */
 START_TEST(larger_than_memory)
 {
     struct run resident, streamed;
-    run_open(&resident, large_file.text, OVERRIDES());
-    run_open(&streamed, large_file.text, OVERRIDES(LIMIT));
+    char *batch = _i ? "train.batch_size=12" : "train.batch_size=16";
+    run_open(&resident, large_file.text, OVERRIDES(batch));
+    run_open(&streamed, large_file.text, OVERRIDES(LIMIT, batch));
     ck_assert_ptr_null(resident.s->groups);
     ck_assert_ptr_nonnull(streamed.s->groups);
     ck_assert(!streamed.s->on_device && !streamed.s->host_indices && !streamed.s->series->inputs);
@@ -841,7 +864,8 @@ static void add_tests(TCase *tests)
     if (small) {
         return;
     }
-    tcase_add_test(tests, larger_than_memory);
+    tcase_add_loop_test(tests, larger_than_memory, 0, 2);
+    tcase_add_test(tests, orders);
     tcase_add_test(tests, streaming_counters);
     tcase_add_loop_test(tests, streamed_resume, 0, 6);
     tcase_add_loop_test(tests, counters, 0, 2);
