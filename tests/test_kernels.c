@@ -2204,6 +2204,11 @@ START_TEST(test_softmax_definition)
     double large[] = {1000, 1001}, share[2];
     CALL(softmax, matrix(share, 1, 2), matrix(large, 1, 2));
     expect_close(share[1], 1 / (1 + exp(-1)), 1e-14);
+    for (int i = 0; i < 2; i++) { /* wherever it stands */
+        double one[2] = {i ? 0 : 1001, i ? 1001 : 0};
+        CALL(softmax, matrix(share, 1, 2), matrix(one, 1, 2));
+        ck_assert(share[i] == 1 && share[1 - i] == 0);
+    }
 }
 END_TEST
 
