@@ -2209,6 +2209,10 @@ START_TEST(test_softmax_definition)
         CALL(softmax, matrix(share, 1, 2), matrix(one, 1, 2));
         ck_assert(share[i] == 1 && share[1 - i] == 0);
     }
+    /* The maximum by itself, as level none takes it: of negative numbers too. */
+    double below[] = {-5, -3, -4}, largest;
+    CALL(reduce, ps_tensor_1d(&largest, PS_F64, 1), matrix(below, 1, 3), PS_MAX, 0);
+    ck_assert(largest == -3);
 }
 END_TEST
 
