@@ -920,8 +920,9 @@ static void place_heads(struct call *c, int slot, enum role role, enum mode mode
 static int attention_size(int index, int64_t *size)
 {
     static const int64_t patches[] = {1, 5, 42, 63, 64, 65, 200}, widths[] = {4, 8, 5, 16, 33, 64};
-    static const int64_t more[][4] = {{1, 1, 1024, 16}, {1, 1, 1000, 64}, {7001, 10, 2, 4}, {2, 4, 130, 32}, {3, 2, 9, 1},
-                                      {5, 3, 24, 16},   {2, 5, 13, 6},    {3, 3, 30, 8},    {2, 3, 14, 12},  {1, 2, 66, 24}};
+    static const int64_t more[][4] = {{1, 1, 1024, 16}, {1, 1, 1000, 64}, {7001, 10, 2, 4}, {2, 4, 130, 32},
+                                      {3, 2, 9, 1},     {5, 3, 24, 16},   {2, 5, 13, 6},    {3, 3, 30, 8},
+                                      {2, 3, 14, 12},   {1, 2, 66, 24},   {1, 1, 5, 300}};
     if (index < LENGTH(patches) * LENGTH(widths)) {
         size[0] = 2;
         size[1] = 1 + index % 3;
@@ -956,6 +957,7 @@ static int kept_attention_size(int index, int64_t *size)
 static void attention_call(struct call *c, const int64_t *size, enum role kept, int mixed_by_row, int by_row)
 {
     c->arguments.attention.scale = 0.5 / sqrt((double)size[3]); /* a score's rounding in tf32, of its size, is its weight's error */
+    c->may_refuse = size[3] > 64;
     place_heads(c, 0, kept, OUT, size, mixed_by_row);
     place_dense(c, 1, STATISTICS, OUT, NORMAL, 3, size);
     for (int slot = 2; slot < 5; slot++) {
@@ -1028,6 +1030,7 @@ static void fill_attention(struct call *c, const int64_t *size, double scale)
 static void attention_backward_call(struct call *c, const int64_t *size, enum role kept, int mixed_by_row, int by_row)
 {
     c->arguments.attention_backward.scale = 0.5 / sqrt((double)size[3]);
+    c->may_refuse = size[3] > 64;
     for (int slot = 0; slot < 3; slot++) {
         place_heads(c, slot, REAL, OUT, size, by_row);
     }
