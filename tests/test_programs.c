@@ -7,6 +7,7 @@
 #include "data/import.h"
 #include "data/series.h"
 #include "kernels/device.h"
+#include "src/progress.h"
 #include "tests/programs.h"
 
 enum { HOURS = 2000, CHANNELS = 3, L = 48, H = 12, BATCH = 16, EPOCHS = 3 };
@@ -193,6 +194,35 @@ START_TEST(progress_bar)
     }
     ck_assert_int_eq(lines_of(r.out), EPOCHS + 2);
     result_free(&r);
+}
+END_TEST
+
+/* Inside an epoch the time left is what an epoch takes, times the share of the epochs that is not done. */
+START_TEST(time_left)
+{
+    int terminal = posix_openpt(O_RDWR | O_NOCTTY), kept = dup(STDERR_FILENO);
+    ck_assert(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0);
+    int err = open(ptsname(terminal), O_RDWR | O_NOCTTY);
+    ck_assert_int_eq(ioctl(err, TIOCSWINSZ, &(struct winsize){.ws_row = 24, .ws_col = 200}), 0);
+    dup2(err, STDERR_FILENO);
+    struct ps_progress *progress = ps_progress_open(4, 10);
+    ps_progress_step(progress, 2, 0, NAN);
+    sleep_seconds(3);
+    ps_progress_step(progress, 2, 4, NAN);
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    close(err);
+    char text[1024] = "";
+    ssize_t used = 0, size;
+    while (used < (ssize_t)sizeof text - 1 && (size = read(terminal, text + used, sizeof text - 1 - (size_t)used)) > 0) {
+        used += size;
+    }
+    ps_progress_close(progress);
+    close(terminal);
+    const char *said = strstr(text, "step 4/10, ");
+    double epoch, left;
+    ck_assert_msg(said != NULL && sscanf(said, "step 4/10, %lf s an epoch, %lf s left", &epoch, &left) == 2, "no time: %s", text);
+    ck_assert_msg(epoch >= 7.5 && fabs(left - epoch * (2 + 0.6)) < 0.2, "%s", text);
 }
 END_TEST
 
@@ -1504,6 +1534,7 @@ int main(void)
     tcase_add_test(tests, default_run_dir);
     tcase_add_test(tests, nameless_run_dir);
     tcase_add_test(tests, progress_bar);
+    tcase_add_test(tests, time_left);
     tcase_add_test(tests, disk_full);
     tcase_add_test(tests, interrupted);
     tcase_add_test(tests, interrupted_while_scoring);

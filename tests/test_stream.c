@@ -761,6 +761,40 @@ START_TEST(run_loses_its_data)
 }
 END_TEST
 
+/* An epoch whose validation meets a changed file is validated once the run is resumed with the data back. */
+START_TEST(validation_loses_its_data)
+{
+    struct path whole = new_dir("validated"), run_dir, kept = path_of("%.400s/kept.h5", folder.text);
+    write_data(&storages[4]);
+    file_write(config.text, config_text, strlen(config_text));
+    /* Nearly all of an epoch's time is validation's. */
+    char *split = "data.split=[0.03, 0.94, 0.03]";
+    expect_done(train(whole.text, ARGS("--set", split)));
+    rename(data.text, kept.text);
+    size_t size;
+    char *bytes = file_read(kept.text, &size);
+    int validating = 0;
+    for (int run = 0; run < 8 && !validating; run++) {
+        run_dir = new_dir(path_of("cut%d", run).text);
+        file_write(data.text, bytes, size);
+        struct process p = start_train(run_dir.text, ARGS("--set", split));
+        for (int i = 0; i < 10000 && !file_exists(in_run(run_dir.text, "metrics.jsonl").text); i++) {
+            sleep_seconds(0.005);
+        }
+        shrink();
+        expect_refused(process_end(&p), 3, ARGS("train: ", data.text, "go on with --resume"));
+        struct ps_checkpoint c = load(run_dir.text, "last.h5");
+        validating = c.step % (WINDOWS * 3 / 100 / BATCH) == 0;
+        ps_checkpoint_free(&c);
+    }
+    ck_assert(validating);
+    file_write(data.text, bytes, size);
+    expect_done(train(run_dir.text, ARGS("--resume", "--set", split)));
+    expect_same_run(whole.text, run_dir.text);
+    free(bytes);
+}
+END_TEST
+
 START_TEST(evaluates_the_same)
 {
     struct path dir = new_dir("evaluated"), best = in_run(dir.text, "checkpoints/best.h5");
@@ -838,6 +872,7 @@ int main(int argc, char **argv)
     device = getenv("PS_TEST_DEVICE") ? getenv("PS_TEST_DEVICE") : "cpu";
     if (programs != NULL) {
         tcase_add_loop_test(c, run_loses_its_data, 0, 2);
+        tcase_add_test(c, validation_loses_its_data);
         tcase_add_test(c, evaluates_the_same);
     } else {
         printf("skipped: the programs, because PS_PROGRAMS is not set\n");
