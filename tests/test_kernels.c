@@ -240,7 +240,7 @@ static int build_gemm(struct call *c, int index)
     static const int64_t rows[][3] = {{1030, 34, 20},  {1091, 130, 68}, {1027, 66, 164},
                                       {1025, 34, 384}, {1025, 34, 800}, {1026, 34, 420}};
     static const int64_t sums[][3] = {{132, 36, 1100}, {68, 132, 1060},  {36, 36, 4099},  {16, 128, 2080},
-                                      {64, 64, 3000},  {100, 112, 1024}, {80, 132, 1600}, {88, 88, 1472}};
+                                      {64, 64, 3000},  {100, 120, 1792}, {80, 132, 1600}, {88, 88, 1472}};
     if (index < 2 * LENGTH(rows)) {
         build_gemm_case(c, index + index / 2, 0, NULL, rows[index / 2], index & 1 ? SLICE : DENSE, DENSE,
                         index & 1 ? TURNED : DENSE);
