@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/context.cuh"
 
 struct cuda_device {
     cudaStream_t streams[2]; /* by enum ps_stream */

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "kernels/cuda/attention.cuh"
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/attention/attention.cuh"
+#include "kernels/cuda/context.cuh"
 
 #ifdef PS_FUSED_ENCODER
 static const bool fused_encoder = true;

@@ -1,0 +1,160 @@
+/* What the CUDA backend's files share. No header of CUDA's is included outside this folder. */
+#ifndef PS_KERNELS_CUDA_CUDA_CUH
+#define PS_KERNELS_CUDA_CUDA_CUH
+
+#include <cuda_runtime.h>
+
+#include "kernels/backends.h"
+#include "kernels/philox.h"
+
+struct ps_cuda_gemm; /* cuBLASLt's handle and plans: gemm/choose.cu */
+
+/* ps_kernels.context. */
+struct ps_cuda_context {
+    cudaStream_t stream; /* PS_COMPUTE */
+    int multiprocessors;
+    int compute_capability;
+    /* Partial sums of the reductions; operations follow one another on the stream, so they share it. */
+    void *workspace;
+    size_t workspace_bytes;
+    int shared_bytes; /* the most shared memory that a block can have */
+    /* Level layer: partial gradients, packed weights; taken by encoder_prepare, zeroed then. */
+    void *encoder_workspace;
+    size_t encoder_workspace_bytes;
+    struct ps_cuda_gemm *gemm;
+    int tiny_gemm;
+    /* The stream of what runs beside (table.cu) and its events; while `beside` is set `stream` is that one. */
+    cudaStream_t beside_stream;
+    cudaEvent_t forked, ended;
+    bool beside;
+    mutable bool ordered; /* the next launch is a full dependency */
+    unsigned *done; /* blocks of the running kernel that have finished; 0 between kernels. From done + 2 on: ends/head_large.cu's */
+};
+
+static inline struct ps_cuda_context *ps_cuda(const struct ps_kernels *k)
+{
+    return (struct ps_cuda_context *)k->context;
+}
+
+/* The stream of a CUDA device. */
+cudaStream_t ps_cuda_stream(const struct ps_device *device, enum ps_stream s);
+
+/* PS_OK, or PS_DEVICE with "cuda: <what>: <CUDA's text>". */
+enum ps_status ps_cuda_check(cudaError_t error, const char *what);
+/* After a launch. */
+#define PS_CUDA_LAUNCHED(name) return ps_cuda_check(cudaGetLastError(), name)
+
+/* ---- launches ----
+ *
+ * Nearly every kernel of this folder begins with ps_grid_begin() and is launched by ps_cuda_launch, as a programmatic dependent of
+ * the kernel before it on the stream (a captured graph keeps that as a programmatic edge): from sm_90 on its blocks take their
+ * places while that kernel's last ones still run, and ps_grid_begin waits until that kernel has ended and its memory can be seen.
+ * Since a kernel lets the next one start only after its own wait, whatever was written two or more kernels ago can be read before
+ * ps_grid_begin; nothing may be written before it. Other launches (attention/tiled.cu's, gemm/split.cu's and gemm/panel.cu's
+ * products, the library's), and copies and fills, are full dependencies as ever. ps_grid_begin is ps_grid_wait and ps_grid_release.
+ */
+
+static __device__ __forceinline__ void ps_grid_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The next kernel may start. Its blocks take the multiprocessors that this one leaves free: a kernel beside which another is to run
+ * calls this late. */
+static __device__ __forceinline__ void ps_grid_release()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void ps_grid_begin()
+{
+    ps_grid_wait();
+    ps_grid_release();
+}
+
+/* kernel<<<blocks, threads, shared>>>(arguments...) on the context's stream; PS_CUDA_LAUNCHED has its error. */
+template <typename... P, typename... A>
+static inline void ps_cuda_launch(const struct ps_cuda_context *c, void (*kernel)(P...), dim3 blocks, unsigned threads,
+                                  size_t shared, A... arguments)
+{
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = c->stream;
+    config.attrs = &attribute;
+    config.numAttrs = c->compute_capability >= 90 && !c->ordered ? 1 : 0;
+    c->ordered = false;
+    (void)cudaLaunchKernelEx(&config, kernel, P(arguments)...);
+}
+
+/* True when 16-byte accesses may begin at the tensor's data. */
+static inline bool ps_cuda_aligned(const struct ps_tensor *t)
+{
+    return ((uintptr_t)t->data & 15) == 0;
+}
+
+/* Blocks of `each` items, at least 1. */
+static inline unsigned ps_cuda_blocks(int64_t items, int64_t each)
+{
+    int64_t blocks = (items + each - 1) / each;
+    return blocks < 1 ? 1u : (unsigned)blocks;
+}
+
+/* PS_OK when t is contiguous, of this type and of `count` elements (any rank); else PS_UNSUPPORTED with what is wrong. */
+enum ps_status ps_cuda_expect(const char *op, const char *name, const struct ps_tensor *t, enum ps_type type, int64_t count);
+/* The last size of t, its row length (1 for rank 0). */
+int64_t ps_cuda_width(const struct ps_tensor *t);
+/* PS_OK when the workspace holds this many bytes. */
+enum ps_status ps_cuda_workspace(const struct ps_cuda_context *c, const char *op, size_t bytes);
+
+/* first[i] += sum over rows of partials[row, i] for i < split, second[i - split] += the same for the columns from split on. The
+ * order of the sum depends on rows alone. One or two such jobs in one launch. ops/reduce.cu */
+struct ps_cuda_columns {
+    float *first, *second;
+    int64_t split;
+    const float *partials;
+    int64_t rows, columns;
+};
+enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_columns *jobs, int count);
+
+/* The entries of the table. gemm/choose.cu has ps_cuda_gemm and its state (workspace of its own, fixed size, so that a plan never
+ * depends on what ran before). */
+#define PS_X(name, kind, tensors, flops) \
+    extern "C" enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments);
+PS_KERNEL_LIST(PS_X)
+#undef PS_X
+/* Those of them that are compiled once for each type of 16 bits (tile/types.cuh), the ends of the model and the encoder. */
+#define PS_ENDS(X, of) X(of, embed_forward) X(of, embed_backward) X(of, head_step) X(of, window_loss) X(of, head_sums)
+#define PS_ENCODER(X, of) X(of, encoder_forward) X(of, encoder_backward)
+#define PS_X(of, name) enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments);
+#define PS_LEVEL(of)                                                                                              \
+    namespace of                                                                                                  \
+    {                                                                                                             \
+    PS_ENDS(PS_X, of)                                                                                             \
+    PS_ENCODER(PS_X, of)                                                                                          \
+    enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,      \
+                                           const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs); \
+    }
+PS_LEVEL(level_bf16)
+PS_LEVEL(level_fp16)
+PS_LEVEL(level_tf32) /* the encoder, window_loss and head_sums */
+PS_LEVEL(level_fp32) /* the same */
+#undef PS_LEVEL
+#undef PS_X
+
+enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm **gemm);
+/* ps_kernels_options.tuning, ps_kernels.tune and ps_kernels.tuning. */
+enum ps_status ps_cuda_gemm_load(const struct ps_kernels *k, const char *text);
+extern "C" enum ps_status ps_cuda_gemm_tune(const struct ps_kernels *k);
+extern "C" enum ps_status ps_cuda_gemm_tuning(const struct ps_kernels *k, char **text);
+void ps_cuda_gemm_close(const struct ps_kernels *k, struct ps_cuda_gemm *gemm);
+
+#endif

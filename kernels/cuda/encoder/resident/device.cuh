@@ -1,0 +1,1244 @@
+/* What the kernels of small encoders (encoder/resident/resident.cu, encoder/resident/d64_short.cu) share: what they are told, a
+ * warp's place, and the parts of a layer that work on a warp's 16 rows by 16 columns. */
+#ifndef PS_KERNELS_CUDA_ENCODER_SMALL_DEVICE_CUH
+#define PS_KERNELS_CUDA_ENCODER_SMALL_DEVICE_CUH
+
+#include "kernels/cuda/ops/adamw.cuh"
+#include "kernels/cuda/encoder/request.cuh"
+#include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/tile/windows.cuh"
+
+namespace PS_REAL16_SPACE
+{
+
+/* A layer's partial sums, all rows of d: W_qkv' [3d], W_o' [d], W_1' [f], W_2 [f]; then b_qkv, b_o, b_1 (one for each of the
+ * first 4d + f rows) and b_2 [d]. */
+static __host__ __device__ constexpr int layer_sums(int d, int f)
+{
+    return (4 * d + 2 * f) * d + 5 * d + f;
+}
+
+/* from[i stride] for i = first, first + step, .. below count, added up in that order, FLIGHT of them on their way at once. ONCE:
+ * they are not read again. */
+template <int FLIGHT, bool ONCE>
+static __device__ __forceinline__ float4 sum_every(const float4 *from, int64_t stride, int first, int step, int count)
+{
+    float4 sum = make_float4(0, 0, 0, 0);
+    for (int begin = first; begin < count; begin += step * FLIGHT) {
+        float4 v[FLIGHT];
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            const int at = begin + i * step;
+            v[i] = at >= count ? make_float4(0, 0, 0, 0) : ONCE ? __ldcs(from + at * stride) : __ldcg(from + at * stride);
+        }
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            sum.x += v[i].x;
+            sum.y += v[i].y;
+            sum.z += v[i].z;
+            sum.w += v[i].w;
+        }
+    }
+    return sum;
+}
+
+/* sum += parts[step], parts[2 step], .., the last of `count` parts whose first is the thread's own. */
+static __device__ __forceinline__ void add_parts(float4 &sum, const float4 *parts, int step, int count)
+{
+    for (int i = 1; i < count; i++) {
+        const float4 v = parts[i * step];
+        sum.x += v.x;
+        sum.y += v.y;
+        sum.z += v.z;
+        sum.w += v.w;
+    }
+}
+
+/* Warps that share a tile of rows. */
+static __host__ __device__ constexpr int sharing(int d)
+{
+    return d / 16;
+}
+
+static __host__ __device__ constexpr int most_threads(int d)
+{
+    return d == 16 ? 672 : 512;
+}
+
+/* The embedding's part of it: encoder/embed.cuh. Forward it is asked for when `weight` is there, backward when `partial` is. */
+struct small_embedding {
+    const ps_real *weight;
+    const float *bias, *position;
+    ps_real *patches;
+    float *mean, *std;
+    struct ps_cuda_windows windows;
+    const struct ps_step_state *state;
+    int length, patch, stride, sequences /* of a unit */, revin;
+    uint32_t all; /* S */
+    float epsilon;
+    struct ps_divisor by_channels, by_length, by_count;
+    uint32_t site;
+    uint32_t *masks; /* [tiles, d/16, 8] */
+    float *partial;  /* [blocks, P + 1 + N, d] */
+    float *d_weight, *d_bias, *d_position;
+};
+
+/* The head's: encoder/head.cuh. It is asked for when `weight` is there, with the embedding. */
+struct small_head {
+    const ps_real *weight; /* [N d, H] */
+    const float *bias;
+    struct ps_cuda_windows targets;
+    ps_real *dx, *dz;
+    double *partials; /* [rows, H + 1] */
+    int rows, horizon;
+    float scale; /* 2 / (S H) */
+    int at;      /* W_h's place in shared memory, bytes */
+    /* Backward, encoder/resident/d64_short.cu alone: it is asked for when d_weight is there. */
+    float *d_weight, *d_bias;
+    float *parts;                /* [jobs, N d, H]: of d_weight */
+    struct ps_step_state *state; /* of the loss */
+    double loss_scale;           /* B / (S H) */
+    int64_t batch;
+};
+
+/* AdamW's, encoder/resident/d64_short.cu alone: it is asked for when `parameters` is there. */
+struct small_update {
+    float *parameters, *m;
+    double *v;
+    ps_real *copy;
+    const double *learning_rates;
+    struct ps_step_state *state;
+    struct ps_adamw_plain plain;
+};
+
+/* The residual stream and its gradient in memory. */
+#ifdef PS_COMPILE_HALVES
+typedef float ps_stream;
+#else
+typedef ps_real ps_stream;
+#endif
+
+/* What the kernels are told. */
+struct small {
+    int n, unit_rows; /* N; rows of a unit that exist: N, or N times the sequences in a tile */
+    int e, f, heads, layers;
+    int64_t rows, units;       /* R */
+    int block_units, resident; /* units a block works on at once; all layers' weights are in shared memory, in
+                                * encoder/resident/backward_tf32.cuh: how many layers' */
+    int staged;                /* columns of f staged at once */
+    struct ps_encoder_layout at;
+    const ps_real *weights;
+    const float *parameters;
+    float *gradients;
+    ps_stream *u;
+    ps_real *r;
+    ps_stream *du;
+    const ps_stream *dy;
+    float *lse;         /* [layers, heads, R]: log2 of softmax's sums */
+    float *rstd;        /* encoder/resident/d64_short.cu: [layers, 2, R]: 1 / deviation of LN1's rows, LN2's */
+    uint32_t *masks;    /* [layers, tiles, f/16 + 2d/16, 8] */
+    int64_t kept_tiles; /* encoder/resident/d16_e4_f128.cu: tiles of a layer that masks has room for */
+    float *partial;     /* [blocks, layers, layer_sums]; encoder/resident/d64_short.cu: [layers, pairs, splits, 2, 64, 64] */
+    float *norms;       /* [layers, row blocks, 2, d]; encoder/resident/d64_short.cu: [groups of 64 rows, layers, 4, d] */
+    unsigned *arrived;  /* [layers, 2]; encoder/resident/d64_short.cu's counters */
+    int blocks;
+    /* encoder/resident/d16_e4_f128.cu: backward's sums over the blocks, as in partial, of all but the first layer's attention; or
+     * NULL. */
+    float *summed;
+    unsigned *finished; /* [layers, 2]: blocks whose sums of the layer's feed-forward, attention are in memory */
+    /* encoder/resident/d64_short.cu alone: */
+    int splits; /* of the rows, for weight gradients: groups of 64 in each, and in how many one more */
+    int split_groups, split_more;
+    uint4 *left;        /* [groups of 64 rows, layers, 5, threads]: what forward's warps leave for backward's; or NULL */
+    char *operands;     /* [groups of 64 rows, layers, panels]: what weight gradients are made of */
+    unsigned *flags;    /* [layers, groups of 64 rows]: they are there */
+    float *column_sums; /* [splits, 2, layers, vectors] */
+    float scale, scale_log2e, epsilon; /* scale = 1 / sqrt(e) */
+    uint32_t threshold, below, minus_below, site;
+    float drop_scale, half_scale; /* 1 without dropout; half of it */
+    uint32_t key[10][2];
+    const struct ps_step_state *state;
+    bool fresh; /* nothing is read before ps_grid_begin: the kernel before may have written weights */
+    struct small_embedding embed;
+    struct small_head head;
+    struct small_update update;
+    ps_real *merged; /* encoder/resident/backward_tf32.cuh: [layers, R, d]: attention's output before W_o */
+};
+
+struct sizes {
+    int f, e, staged;
+    bool drop;
+};
+
+static __device__ __forceinline__ struct sizes sizes_of(const struct small &x)
+{
+    return {x.f, x.e, x.staged, x.threshold != 0};
+}
+
+/* ---- shared memory ---- */
+
+enum { REAL_BYTES = (int)sizeof(ps_real) };
+
+/* One layer's parameters. Rows are 8 elements longer than the matrix, a multiple of 16: see store_operand. */
+template <int D> struct layer_weights {
+    ps_real *w_qkv, *w_o, *w_1, *w_2;
+    float *b_qkv, *b_o, *b_1, *b_2, *ln1_gamma, *ln1_beta, *ln2_gamma, *ln2_beta;
+    static constexpr int LD_QKV = 3 * D + 8, LD = D + 8;
+
+    __device__ __forceinline__ layer_weights(char *p, int f)
+    {
+        w_qkv = (ps_real *)p;
+        w_o = w_qkv + D * LD_QKV;
+        w_1 = w_o + D * LD;
+        w_2 = w_1 + D * (f + 8);
+        b_qkv = (float *)(w_2 + f * LD);
+        b_o = b_qkv + 3 * D;
+        b_2 = b_o + D;
+        ln1_gamma = b_2 + D;
+        ln1_beta = ln1_gamma + D;
+        ln2_gamma = ln1_beta + D;
+        ln2_beta = ln2_gamma + D;
+        b_1 = ln2_beta + D;
+    }
+};
+
+static __host__ __device__ constexpr int layer_bytes(int d, int f)
+{
+    return REAL_BYTES * (d * (3 * d + 8) + d * (d + 8) + d * (f + 8) + f * (d + 8)) + 4 * (9 * d + f);
+}
+
+/* Bytes of hidden scores' table (place::hidden), which lies first. */
+enum { TABLE_BYTES = 1024 };
+
+/* Bytes of a unit's statistics: 4 kinds of two floats a row and warp. */
+static __host__ __device__ constexpr int statistics_bytes(int d, int tiles)
+{
+    return d == 16 ? 0 : 4 * tiles * sharing(d) * 16 * 8;
+}
+
+/* Bytes of a row in the buffers: forward A [d] (d > 16) and QKV [3d]; backward X, G, M [d] and QKV. */
+static __host__ __device__ constexpr int row_bytes(int d, bool backward)
+{
+    return REAL_BYTES * ((backward ? 3 : d > 16 ? 1 : 0) * (d + 8) + 3 * d + 8);
+}
+
+/* Bytes of what comes last in a unit backward: each warp's A and its gradient, or the staged columns of d_ff. */
+static __host__ __device__ constexpr int scratch_bytes(int d, int tiles, int staged)
+{
+    const int pairs = sharing(d) * 2 * tiles * 16 * (tiles * 16 + 8), staging = tiles * 16 * (2 * staged + 8);
+    return REAL_BYTES * (pairs > staging ? pairs : staging);
+}
+
+/* Bytes of a unit: its rows' buffers, its statistics, and what comes last: forward the warps' partial sums, backward the
+ * scratch above. */
+static __host__ __device__ constexpr int unit_bytes(int d, int tiles, bool backward, int staged)
+{
+    const int W = sharing(d), partial = W > 1 ? tiles * W * 16 * d * 4 : 0;
+    return tiles * 16 * row_bytes(d, backward) + statistics_bytes(d, tiles) +
+           (backward ? scratch_bytes(d, tiles, staged) : partial);
+}
+
+/* Where row r of a matrix lies. */
+static __device__ __forceinline__ int ps_place(int r)
+{
+#ifdef PS_COMPILE_TF32
+    return (r & ~3) + (((r & 1) << 1 | (r >> 1 & 1)) ^ (r >> 1 & 2)); /* 0 2 1 3 6 4 7 5 */
+#else
+    return r;
+#endif
+}
+
+/* rows x columns of ps_real, to rows of ld elements; a row is `pieces` pieces of 16 bytes. ROUND: what the thread has copied so is
+ * rounded where it lies. */
+template <bool ROUND = false>
+static __device__ __forceinline__ void stage_matrix(ps_real *to, int ld, const ps_real *from, int rows, int pieces)
+{
+    const int step_row = (int)blockDim.x / pieces, step_piece = (int)blockDim.x - step_row * pieces;
+    int row = (int)threadIdx.x / pieces, piece = (int)threadIdx.x - row * pieces;
+    while (row < rows) {
+        ps_real *const at = to + ps_place(row) * ld + piece * ps_vector<ps_real>;
+#ifdef PS_COMPILE_TF32
+        if constexpr (ROUND) {
+            const float4 v = *(const float4 *)at;
+            *(uint4 *)at = make_uint4(ps_round_up(v.x), ps_round_up(v.y), ps_round_up(v.z), ps_round_up(v.w));
+        } else
+#endif
+            ps_copy_async(at, from + (row * pieces + piece) * ps_vector<ps_real>);
+        row += step_row;
+        piece += step_piece;
+        if (piece >= pieces) {
+            piece -= pieces;
+            row++;
+        }
+    }
+}
+
+static __device__ __forceinline__ void stage_vector(float *to, const float *from, int n)
+{
+    for (int i = (int)threadIdx.x * 4; i < n; i += (int)blockDim.x * 4) {
+        ps_copy_async(to + i, from + i);
+    }
+}
+
+/* Begins to copy a layer's parameters. */
+template <int D>
+static __device__ __forceinline__ void stage_layer(const struct small &x, const struct sizes &z, int layer,
+                                                   const layer_weights<D> &to)
+{
+    constexpr int PIECE = ps_vector<ps_real>;
+    const ps_real *w = x.weights + layer * x.at.matrix_stride;
+    const float *p = x.parameters + layer * x.at.vector_stride;
+    stage_matrix(to.w_qkv, to.LD_QKV, w + x.at.w_qkv, D, 3 * D / PIECE);
+    stage_matrix(to.w_o, to.LD, w + x.at.w_o, D, D / PIECE);
+    stage_matrix(to.w_1, z.f + 8, w + x.at.w_1, D, z.f / PIECE);
+    stage_matrix(to.w_2, to.LD, w + x.at.w_2, z.f, D / PIECE);
+    stage_vector(to.b_qkv, p + x.at.b_qkv, 3 * D);
+    stage_vector(to.b_o, p + x.at.b_o, D);
+    stage_vector(to.b_2, p + x.at.b_2, D);
+    stage_vector(to.ln1_gamma, p + x.at.ln1_gamma, D);
+    stage_vector(to.ln1_beta, p + x.at.ln1_beta, D);
+    stage_vector(to.ln2_gamma, p + x.at.ln2_gamma, D);
+    stage_vector(to.ln2_beta, p + x.at.ln2_beta, D);
+    stage_vector(to.b_1, p + x.at.b_1, z.f);
+}
+
+/* After ps_copy_wait, and before others read them: this thread's copies, rounded. */
+template <int D> static __device__ __forceinline__ void round_layer(const struct sizes &z, const layer_weights<D> &to)
+{
+#ifdef PS_COMPILE_TF32
+    constexpr int PIECE = ps_vector<ps_real>;
+    stage_matrix<true>(to.w_qkv, to.LD_QKV, NULL, D, 3 * D / PIECE);
+    stage_matrix<true>(to.w_o, to.LD, NULL, D, D / PIECE);
+    stage_matrix<true>(to.w_1, z.f + 8, NULL, D, z.f / PIECE);
+    stage_matrix<true>(to.w_2, to.LD, NULL, z.f, D / PIECE);
+#endif
+}
+
+/* ---- a warp's place ---- */
+
+template <int D, int NT> struct place {
+    static constexpr int W = sharing(D), TEAM = NT * W;
+    int lane, g, q;        /* g = lane / 4, q = lane % 4: see tile/mma.cuh */
+    int unit, tile, share; /* of the block; of the unit; of the tile */
+    int row;               /* the tile's first row in the unit's buffers */
+#ifdef PS_COMPILE_TF32
+    int straight, even, down; /* where rows g and 2q lie, and from there to 2q + 1 */
+#else
+    int near, far;     /* lane's row and column for operands as they lie .. */
+    int other, across; /* .. and for transposed ones */
+#endif
+    /* Of the unit at hand: */
+    int64_t first; /* row g of the tile in [R, ..] */
+    bool here[2];  /* rows g and g + 8 exist */
+    int64_t global_tile;
+
+    __device__ __forceinline__ place() : place((int)threadIdx.x)
+    {
+    }
+    __device__ __forceinline__ explicit place(int thread)
+    {
+        const int warp = thread / 32;
+        lane = thread % 32;
+        g = lane / 4;
+        q = lane % 4;
+        unit = warp / TEAM;
+        tile = warp % TEAM / W;
+        share = warp % W;
+        row = tile * 16;
+#ifdef PS_COMPILE_TF32
+        straight = ps_place(g);
+        even = ps_place(2 * q);
+        down = ps_place(2 * q + 1) - even;
+#else
+        near = lane % 16;
+        far = lane / 16 * 8;
+        other = (lane & 7) + (lane >> 1 & 8);
+        across = lane & 8;
+#endif
+    }
+    __device__ __forceinline__ void take(const struct small &x, int64_t u)
+    {
+        const int i = tile * 16 + g;
+        first = u * x.unit_rows + i;
+        here[0] = u < x.units && i < x.unit_rows && first < x.rows;
+        here[1] = u < x.units && i + 8 < x.unit_rows && first + 8 < x.rows;
+        global_tile = u * NT + tile;
+    }
+    /* All warps of the unit. */
+    __device__ __forceinline__ void sync() const
+    {
+        if (TEAM == 1) {
+            __syncwarp();
+        } else {
+            ps_barrier(1 + unit, TEAM * 32);
+        }
+    }
+};
+
+/* ---- operands in shared memory ----
+ *
+ * p is the first element of 16 rows by 16 columns in rows of ld elements; ld is 8 beyond a multiple of 16. In tf32, whose lanes
+ * load and store pairs of a row or, across rows, single elements, each 8 rows lie in another order (ps_place), so that neither
+ * meets another lane's bank: ps_place(0 .. 3), (4 .. 7), (0, 2, 4, 6) and (1, 3, 5, 7) are all different modulo 4. */
+
+#ifdef PS_COMPILE_TF32
+/* The A operand to its rows. */
+template <class P> static __device__ __forceinline__ void store_operand(ps_real *p, int ld, const ps_pair (&r)[4], const P &at)
+{
+    p += at.straight * ld + at.q * 2;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        *(ps_pair *)(p + i % 2 * 8 * ld + i / 2 * 8) = r[i];
+    }
+}
+
+/* What lane loads from, for load_a .. */
+template <class P> static __device__ __forceinline__ const ps_real *lane_a(const ps_real *p, int ld, const P &at)
+{
+    return p + at.straight * ld + at.q * 2;
+}
+
+/* .. and load_b. */
+template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b(const ps_real *p, int ld, const P &at)
+{
+    return p + at.even * ld + at.g;
+}
+
+template <class P> static __device__ __forceinline__ const ps_real *lane_a_transposed(const ps_real *p, int ld, const P &at)
+{
+    return lane_b<4>(p, ld, at);
+}
+
+template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b_transposed(const ps_real *p, int ld, const P &at)
+{
+    return lane_a(p, ld, at);
+}
+
+/* The A operand of these rows. */
+template <class P> static __device__ __forceinline__ void load_a(ps_pair (&r)[4], const ps_real *p, int ld, const P &)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        r[i] = *(const ps_pair *)(p + i % 2 * 8 * ld + i / 2 * 8);
+    }
+}
+
+/* Two neighbours of a column. */
+template <class P> static __device__ __forceinline__ ps_pair load_down(const ps_real *p, int ld, const P &at)
+{
+    return make_uint2(__float_as_uint(*p), __float_as_uint(p[at.down * ld]));
+}
+
+/* The A operand of the matrix transposed. */
+template <class P> static __device__ __forceinline__ void load_a_transposed(ps_pair (&r)[4], const ps_real *p, int ld, const P &at)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        r[i] = load_down(p + i / 2 * 8 * ld + i % 2 * 8, ld, at);
+    }
+}
+
+/* The B operands of 16 columns, r[0] and r[1] the first 8's, or of 8. */
+template <int R, class P> static __device__ __forceinline__ void load_b(ps_pair (&r)[R], const ps_real *p, int ld, const P &at)
+{
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        r[i] = load_down(p + i % 2 * 8 * ld + i / 2 * 8, ld, at);
+    }
+}
+
+/* The B operands of the matrix transposed; two of them are the first half of k for 16 columns. */
+template <int R, class P>
+static __device__ __forceinline__ void load_b_transposed(ps_pair (&r)[R], const ps_real *p, int ld, const P &)
+{
+#pragma unroll
+    for (int i = 0; i < R; i++) {
+        r[i] = *(const ps_pair *)(p + (R == 4 ? i / 2 : i) * 8 * ld + (R == 4 ? i % 2 * 8 : 0));
+    }
+}
+#else
+template <class P> static __device__ __forceinline__ void store_operand(ps_real *p, int ld, const ps_pair (&r)[4], const P &)
+{
+    ps_store_operand(p, ld * 2, r);
+}
+
+template <class P> static __device__ __forceinline__ const ps_real *lane_a(const ps_real *p, int ld, const P &at)
+{
+    return p + at.near * ld + at.far;
+}
+
+template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b(const ps_real *p, int ld, const P &at)
+{
+    return R == 4 ? p + at.near * ld + at.far : p + at.near * ld;
+}
+
+template <class P> static __device__ __forceinline__ const ps_real *lane_a_transposed(const ps_real *p, int ld, const P &at)
+{
+    return p + at.other * ld + at.across;
+}
+
+template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b_transposed(const ps_real *p, int ld, const P &at)
+{
+    return R == 4 ? p + at.other * ld + at.across : p + at.near * ld;
+}
+
+template <class P> static __device__ __forceinline__ void load_a(ps_pair (&r)[4], const ps_real *p, int, const P &)
+{
+    ps_ldmatrix4(r, p);
+}
+
+template <class P> static __device__ __forceinline__ void load_a_transposed(ps_pair (&r)[4], const ps_real *p, int, const P &)
+{
+    ps_ldmatrix4_transposed(r, p);
+}
+
+template <class P> static __device__ __forceinline__ void load_b(ps_pair (&r)[4], const ps_real *p, int, const P &)
+{
+    ps_ldmatrix4_transposed(r, p);
+}
+
+template <class P> static __device__ __forceinline__ void load_b(ps_pair (&r)[2], const ps_real *p, int, const P &)
+{
+    ps_ldmatrix2_transposed(r, p);
+}
+
+template <class P> static __device__ __forceinline__ void load_b_transposed(ps_pair (&r)[4], const ps_real *p, int, const P &)
+{
+    ps_ldmatrix4(r, p);
+}
+
+template <class P> static __device__ __forceinline__ void load_b_transposed(ps_pair (&r)[2], const ps_real *p, int, const P &)
+{
+    ps_ldmatrix2(r, p);
+}
+#endif
+
+/* ---- 16 rows x 16 columns in registers: x[t] is columns 8t .. 8t + 7 of the warp's ---- */
+
+template <int D, int NT, typename T>
+static __device__ __forceinline__ void load_rows(float (&x)[2][4], const T *from, const place<D, NT> &at)
+{
+    const T *p = from + at.first * D + at.share * 16 + at.q * 2;
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            ps_get_pair(x[t][2 * h], x[t][2 * h + 1], p + h * 8 * D + t * 8, at.here[h]);
+        }
+    }
+}
+
+/* The floats of an operand of two tiles. */
+static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const ps_pair (&v)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[i / 2][i % 2 * 2] = ps_low(v[i]);
+        x[i / 2][i % 2 * 2 + 1] = ps_high(v[i]);
+    }
+}
+
+template <int D, int NT, typename T>
+static __device__ __forceinline__ void store_rows(T *to, const float (&x)[2][4], const place<D, NT> &at)
+{
+    T *p = to + at.first * D + at.share * 16 + at.q * 2;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (at.here[h]) {
+            ps_put_pair(p + h * 8 * D, x[0][2 * h], x[0][2 * h + 1]);
+            ps_put_pair(p + h * 8 * D + 8, x[1][2 * h], x[1][2 * h + 1]);
+        }
+    }
+}
+
+static __device__ __forceinline__ float quad_sum(float v)
+{
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+static __device__ __forceinline__ float quad_max(float v)
+{
+    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
+    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+
+template <int T> static __device__ __forceinline__ void clear(float (&c)[T][4])
+{
+#pragma unroll
+    for (int t = 0; t < T; t++) {
+        c[t][0] = c[t][1] = c[t][2] = c[t][3] = 0;
+    }
+}
+
+/* c = the bias of 16 columns. */
+static __device__ __forceinline__ void set_bias(float (&c)[2][4], const float *bias, int q)
+{
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+        const float2 v = *(const float2 *)(bias + t * 8 + q * 2);
+        c[t][0] = c[t][2] = v.x;
+        c[t][1] = c[t][3] = v.y;
+    }
+}
+
+/* Two tiles as an operand. */
+static __device__ __forceinline__ void pack_operand(ps_pair (&a)[4], const float (&low)[4], const float (&high)[4])
+{
+    a[0] = ps_pack(low[0], low[1]);
+    a[1] = ps_pack(low[2], low[3]);
+    a[2] = ps_pack(high[0], high[1]);
+    a[3] = ps_pack(high[2], high[3]);
+}
+
+/* The operands of a tile's d columns from those of its warps, through rows of a buffer [.., d]. */
+template <int D, int NT>
+static __device__ __forceinline__ void gather(ps_pair (&all)[D / 16][4], const ps_pair (&own)[4], ps_real *buffer,
+                                              const place<D, NT> &at)
+{
+    constexpr int LD = D + 8;
+    if constexpr (D == 16) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            all[0][i] = own[i];
+        }
+    } else {
+        store_operand(buffer + at.row * LD + at.share * 16, LD, own, at);
+        at.sync();
+#pragma unroll
+        for (int k = 0; k < D / 16; k++) {
+            load_a(all[k], lane_a(buffer + at.row * LD, LD, at) + k * 16, LD, at);
+        }
+    }
+}
+
+/* One of the unit's 4 kinds of statistics, the tile's: [W][16]. */
+template <int D, int NT> static __device__ __forceinline__ float2 *statistics_at(char *statistics, int kind, const place<D, NT> &at)
+{
+    return (float2 *)statistics + (kind * NT + at.tile) * (sharing(D) * 16);
+}
+
+/* xhat = (x - mean) rstd, statistics over the row's d columns (the warps' moments are put together as Chan et al. 1979). */
+template <int D, int NT>
+static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rstd)[2], float (&mean)[2], const float (&x)[2][4],
+                                                 float epsilon, float2 *statistics, const place<D, NT> &at)
+{
+    constexpr int W = sharing(D);
+    float squares[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        mean[h] = quad_sum(x[0][2 * h] + x[0][2 * h + 1] + x[1][2 * h] + x[1][2 * h + 1]) * (1.0f / 16);
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float v = x[i / 2][2 * h + i % 2] - mean[h];
+            sum += v * v;
+        }
+        squares[h] = quad_sum(sum);
+    }
+    if constexpr (W > 1) {
+        if (at.q == 0) {
+            statistics[at.share * 16 + at.g] = make_float2(mean[0], squares[0]);
+            statistics[at.share * 16 + at.g + 8] = make_float2(mean[1], squares[1]);
+        }
+        at.sync();
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float2 v[W];
+            float sum = 0, spread = 0, within = 0;
+#pragma unroll
+            for (int w = 0; w < W; w++) {
+                v[w] = statistics[w * 16 + at.g + 8 * h];
+                sum += v[w].x;
+                within += v[w].y;
+            }
+            mean[h] = sum * (1.0f / W);
+#pragma unroll
+            for (int w = 0; w < W; w++) {
+                spread += (v[w].x - mean[h]) * (v[w].x - mean[h]);
+            }
+            squares[h] = fmaf(16.0f, spread, within);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        rstd[h] = rsqrtf(fmaf(squares[h], 1.0f / D, epsilon));
+        const float shift = -mean[h] * rstd[h];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            xhat[i / 2][2 * h + i % 2] = fmaf(x[i / 2][2 * h + i % 2], rstd[h], shift);
+        }
+    }
+}
+
+template <int D, int NT>
+static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rstd)[2], const float (&x)[2][4], float epsilon,
+                                                 float2 *statistics, const place<D, NT> &at)
+{
+    float mean[2];
+    normalise<D, NT>(xhat, rstd, mean, x, epsilon, statistics, at);
+}
+
+/* The operand gamma xhat + beta. */
+static __device__ __forceinline__ void scale_shift(ps_pair (&a)[4], const float (&xhat)[2][4], const float *gamma,
+                                                   const float *beta, int q)
+{
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+        const float2 m = *(const float2 *)(gamma + t * 8 + q * 2), b = *(const float2 *)(beta + t * 8 + q * 2);
+        a[2 * t] = ps_pack(fmaf(xhat[t][0], m.x, b.x), fmaf(xhat[t][1], m.y, b.y));
+        a[2 * t + 1] = ps_pack(fmaf(xhat[t][2], m.x, b.x), fmaf(xhat[t][3], m.y, b.y));
+    }
+}
+
+/* With dxhat = dx gamma: g += rstd (dxhat - mean_d(dxhat) - xhat mean_d(dxhat xhat)). */
+template <int D, int NT>
+static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], float (&dx)[2][4], const float *gamma,
+                                                          const ps_pair (&xhat)[4], const float (&rstd)[2], float2 *statistics,
+                                                          const place<D, NT> &at)
+{
+    constexpr int W = sharing(D);
+    float sum[2] = {0, 0}, dot[2] = {0, 0};
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+        const float2 m = *(const float2 *)(gamma + t * 8 + at.q * 2);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const ps_pair v = xhat[2 * t + h];
+            dx[t][2 * h] *= m.x;
+            dx[t][2 * h + 1] *= m.y;
+            sum[h] += dx[t][2 * h] + dx[t][2 * h + 1];
+            dot[h] += dx[t][2 * h] * ps_low(v) + dx[t][2 * h + 1] * ps_high(v);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        sum[h] = quad_sum(sum[h]);
+        dot[h] = quad_sum(dot[h]);
+    }
+    if constexpr (W > 1) {
+        if (at.q == 0) {
+            statistics[at.share * 16 + at.g] = make_float2(sum[0], dot[0]);
+            statistics[at.share * 16 + at.g + 8] = make_float2(sum[1], dot[1]);
+        }
+        at.sync();
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            sum[h] = dot[h] = 0;
+#pragma unroll
+            for (int w = 0; w < W; w++) {
+                const float2 v = statistics[w * 16 + at.g + 8 * h];
+                sum[h] += v.x;
+                dot[h] += v.y;
+            }
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const ps_pair v = xhat[2 * t + h];
+            const float mean = sum[h] * (1.0f / D), slope = dot[h] * (1.0f / D);
+            g[t][2 * h] += rstd[h] * (dx[t][2 * h] - mean - ps_low(v) * slope);
+            g[t][2 * h + 1] += rstd[h] * (dx[t][2 * h + 1] - mean - ps_high(v) * slope);
+        }
+    }
+}
+
+/* ---- products with weights in shared memory; the result is 16 columns unless it says d ---- */
+
+/* c += a w, w [16 rows, d columns]; c has d columns. */
+template <int D, int NT>
+static __device__ __forceinline__ void multiply_wide(float (&c)[D / 8][4], const ps_pair (&a)[4], const ps_real *w, int ld,
+                                                     const place<D, NT> &at)
+{
+    const ps_real *p = lane_b<4>(w, ld, at);
+#pragma unroll
+    for (int n = 0; n < D / 16; n++) {
+        ps_pair b[4];
+        load_b(b, p + n * 16, ld, at);
+        ps_mma16(c[2 * n], a, b[0], b[1], c[2 * n]);
+        ps_mma16(c[2 * n + 1], a, b[2], b[3], c[2 * n + 1]);
+    }
+}
+
+/* c += a w, w [d rows, 16 columns]. */
+template <int D, int NT>
+static __device__ __forceinline__ void multiply(float (&c)[2][4], const ps_pair (&a)[D / 16][4], const ps_real *w, int ld,
+                                                const place<D, NT> &at)
+{
+    const ps_real *p = lane_b<4>(w, ld, at);
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        ps_pair b[4];
+        load_b(b, p + k * 16 * ld, ld, at);
+        ps_mma16(c[0], a[k], b[0], b[1], c[0]);
+        ps_mma16(c[1], a[k], b[2], b[3], c[1]);
+    }
+}
+
+/* c += a w', w [16 rows, d columns]. */
+template <int D, int NT>
+static __device__ __forceinline__ void multiply_transposed(float (&c)[2][4], const ps_pair (&a)[D / 16][4], const ps_real *w,
+                                                           int ld, const place<D, NT> &at)
+{
+    const ps_real *p = lane_b_transposed<4>(w, ld, at);
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        ps_pair b[4];
+        load_b_transposed(b, p + k * 16, ld, at);
+        ps_mma16(c[0], a[k], b[0], b[1], c[0]);
+        ps_mma16(c[1], a[k], b[2], b[3], c[1]);
+    }
+}
+
+/* c += a w', 16 x k times k x 16 columns, both operands in shared memory as they lie. */
+template <int D, int NT>
+static __device__ __forceinline__ void multiply_shared(float (&c)[2][4], const ps_real *a, int lda, const ps_real *w, int ldw,
+                                                       int k, const place<D, NT> &at)
+{
+    const ps_real *pa = lane_a(a, lda, at), *pw = lane_b_transposed<4>(w, ldw, at);
+#pragma unroll 4
+    for (int i = 0; i < k; i += 16) {
+        ps_pair ra[4], b[4];
+        load_a(ra, pa + i, lda, at);
+        load_b_transposed(b, pw + i, ldw, at);
+        ps_mma16(c[0], ra, b[0], b[1], c[0]);
+        ps_mma16(c[1], ra, b[2], b[3], c[1]);
+    }
+}
+
+/* The warp's columns of q, k and v to its rows of qkv [.., 3d]. */
+template <int D, int NT>
+static __device__ __forceinline__ void project(ps_real *qkv, const ps_pair (&a)[D / 16][4], const layer_weights<D> &w,
+                                               const place<D, NT> &at)
+{
+    constexpr int LD = layer_weights<D>::LD_QKV;
+#pragma unroll
+    for (int part = 0; part < 3; part++) {
+        const int column = part * D + at.share * 16;
+        float c[2][4];
+        ps_pair packed[4];
+        set_bias(c, w.b_qkv + column, at.q);
+        multiply<D, NT>(c, a, w.w_qkv + column, LD, at);
+        pack_operand(packed, c[0], c[1]);
+        store_operand(qkv + at.row * LD + column, LD, packed, at);
+    }
+}
+
+/* ---- attention ---- */
+
+/* y += the column sums of p's rows: every column of y [16, 8] is the same. */
+static __device__ __forceinline__ void add_ones(float (&y)[4], const ps_pair (&p)[4])
+{
+    ps_mma16(y, p, ps_ones(), ps_ones(), y);
+}
+
+/* One head of the warp's 16 columns. Narrow heads (e 4 or 8) work on the 8 columns that hold them, where operands of the rows'
+ * side are zero in the other head's columns. */
+struct head {
+    int half;    /* which 8 columns; 0 when not narrow */
+    bool active; /* the lane's two columns of those 8 are this head's */
+};
+
+static __device__ __forceinline__ struct head head_at(int i, int e, int q)
+{
+    return {i * e / 8, e == 8 || q / 2 == i % 2};
+}
+
+/* s[j] = a b', added to `last[0]`, `last[1]` in the last two tiles and to `rest` in the others. b has a row for each of the unit's,
+ * columns of the warp's share. */
+template <int D, int NT, bool NARROW>
+static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const ps_pair (&a)[4], const struct head &h, const ps_real *b,
+                                              int ld, const float (&rest)[4], const float (&last0)[4], const float (&last1)[4],
+                                              const place<D, NT> &at)
+{
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+        if constexpr (NARROW) {
+            ps_pair k[2];
+            load_b_transposed(k, lane_b_transposed<2>(b + j * 16 * ld, ld, at) + h.half * 8, ld, at);
+            ps_mma8(s[2 * j], a[0], a[1], k[0], j == NT - 1 ? last0 : rest);
+            ps_mma8(s[2 * j + 1], a[0], a[1], k[1], j == NT - 1 ? last1 : rest);
+        } else {
+            ps_pair k[4];
+            load_b_transposed(k, lane_b_transposed<4>(b + j * 16 * ld, ld, at), ld, at);
+            ps_mma16(s[2 * j], a, k[0], k[1], j == NT - 1 ? last0 : rest);
+            ps_mma16(s[2 * j + 1], a, k[2], k[3], j == NT - 1 ? last1 : rest);
+        }
+    }
+}
+
+/* o += p b for 16 of the summed rows; b points at them. */
+template <int D, int NT, bool NARROW>
+static __device__ __forceinline__ void mix(float (&o)[NARROW ? 1 : 2][4], const ps_pair (&p)[4], const struct head &h,
+                                           const ps_real *b, int ld, const place<D, NT> &at)
+{
+    if constexpr (NARROW) {
+        ps_pair v[2];
+        load_b(v, lane_b<2>(b, ld, at) + h.half * 8, ld, at);
+        ps_mma16(o[0], p, v[0], v[1], o[0]);
+    } else {
+        ps_pair v[4];
+        load_b(v, lane_b<4>(b, ld, at), ld, at);
+        ps_mma16(o[0], p, v[0], v[1], o[0]);
+        ps_mma16(o[1], p, v[2], v[3], o[1]);
+    }
+}
+
+/* The head's columns of the tile's rows, scaled, to a buffer whose first element of the warp's share is `to`. */
+template <int D, int NT, bool NARROW>
+static __device__ __forceinline__ void put_head(ps_real *to, int ld, const float (&o)[NARROW ? 1 : 2][4], float scale0,
+                                                float scale1, const struct head &h, const place<D, NT> &at)
+{
+#pragma unroll
+    for (int t = 0; t < (NARROW ? 1 : 2); t++) {
+        if (!NARROW || h.active) {
+            ps_real *p = to + ps_place(at.g) * ld + (NARROW ? h.half : t) * 8 + at.q * 2;
+            *(ps_pair *)p = ps_pack(o[t][0] * scale0, o[t][1] * scale0);
+            *(ps_pair *)(p + 8 * ld) = ps_pack(o[t][2] * scale1, o[t][3] * scale1);
+        }
+    }
+}
+
+/* The rows' operand of one head from that of the warp's 16 columns. */
+template <bool NARROW>
+static __device__ __forceinline__ void head_operand(ps_pair (&a)[4], const ps_pair (&all)[4], const struct head &h)
+{
+    if constexpr (NARROW) {
+        a[0] = h.active ? h.half ? all[2] : all[0] : ps_pair();
+        a[1] = h.active ? h.half ? all[3] : all[1] : ps_pair();
+        a[2] = a[3] = ps_pair();
+    } else {
+        a[0] = all[0];
+        a[1] = all[1];
+        a[2] = all[2];
+        a[3] = all[3];
+    }
+}
+
+/* table[t][lane]: what is added to the scores of the last two tiles: 0 where the row may see the column, else so low that its
+ * exponential is 0. Rows that do not exist see some column, so that they stay finite. */
+template <int D, int NT> static __device__ __forceinline__ void fill_table(float4 *table, int n, const place<D, NT> &at)
+{
+    if (threadIdx.x < 32) {
+        for (int t = 0; t < 2; t++) {
+            float v[4];
+            for (int i = 0; i < 4; i++) {
+                const int column = (2 * NT - 2 + t) * 8 + at.q * 2 + i % 2, row = at.g + i / 2 * 8;
+                v[i] = (NT == 1 ? column / n == row / n : column < n) ? 0.0f : -1e30f;
+            }
+            table[t * 32 + at.lane] = make_float4(v[0], v[1], v[2], v[3]);
+        }
+    }
+}
+
+/* s = q k' of one head, hidden where it must be. */
+template <int D, int NT, bool NARROW>
+static __device__ __forceinline__ void masked_scores(float (&s)[2 * NT][4], const ps_pair (&a)[4], const struct head &h,
+                                                     const ps_real *keys, int ld, const float4 *table, const place<D, NT> &at)
+{
+    const float4 low = table[at.lane], high = table[32 + at.lane];
+    const float zero[4] = {0, 0, 0, 0}, last0[4] = {low.x, low.y, low.z, low.w}, last1[4] = {high.x, high.y, high.z, high.w};
+    scores<D, NT, NARROW>(s, a, h, keys, ld, zero, last0, last1, at);
+}
+
+/* ---- dropout ---- */
+
+/* Philox4x32-10 (Salmon et al. 2011) counted by (block, site, step): what its first three rounds have that block does not change.
+ */
+struct philox_site {
+    uint32_t step_high, first, second_low, second_high;
+};
+
+static __device__ __forceinline__ struct philox_site philox_site_at(const struct small &x, uint64_t step, uint32_t site)
+{
+    const uint64_t b = (uint64_t)0xCD9E8D57u * (uint32_t)step;
+    const uint64_t a = (uint64_t)0xD2511F53u * ((uint32_t)(b >> 32) ^ site ^ x.key[0][0]);
+    return {(uint32_t)(step >> 32) ^ x.key[0][1], (uint32_t)b ^ x.key[1][0], (uint32_t)a ^ x.key[2][1],
+            (uint32_t)(a >> 32) ^ x.key[1][1]};
+}
+
+static __device__ __forceinline__ void philox_draw(uint32_t (&c)[4], const struct small &x, const struct philox_site &s,
+                                                   uint32_t block)
+{
+    uint64_t a = (uint64_t)0xD2511F53u * block, b = (uint64_t)0xCD9E8D57u * ((uint32_t)(a >> 32) ^ s.step_high);
+    c[0] = (uint32_t)(b >> 32) ^ s.first;
+    c[1] = (uint32_t)b;
+    c[2] = (uint32_t)a ^ s.second_high;
+    c[3] = s.second_low; /* key and all */
+#pragma unroll
+    for (int i = 2; i < 10; i++) {
+        a = (uint64_t)0xD2511F53u * c[0];
+        b = (uint64_t)0xCD9E8D57u * c[2];
+        c[0] = (uint32_t)(b >> 32) ^ c[1] ^ x.key[i][0];
+        c[1] = (uint32_t)b;
+        c[2] = (uint32_t)(a >> 32) ^ (i == 2 ? c[3] : c[3] ^ x.key[i][1]);
+        c[3] = (uint32_t)a;
+    }
+}
+
+/* Masks of 16 columns of the tile, all of them in each lane, moved down by q: element (g + 8h, 8t + 2q + i) of a pair of tiles t is
+ * kept when bit 8h + 4t + 16i is set. Each lane draws one block of 8 elements: row g + 8 (q / 2), tile q % 2. */
+static __device__ __forceinline__ uint32_t draw_masks(const struct small &x, uint64_t step, uint32_t site, uint32_t block, int q)
+{
+    uint32_t c[4];
+    philox_draw(c, x, philox_site_at(x, step, site), block);
+    uint32_t bits = ps_kept2(c[0], x.below, x.minus_below) + 2 * ps_kept2(c[1], x.below, x.minus_below) +
+                    4 * ps_kept2(c[2], x.below, x.minus_below) + 8 * ps_kept2(c[3], x.below, x.minus_below);
+    bits <<= 4 * q;
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
+    return bits;
+}
+
+/* The masks of the tile, for lane's g: [f/16 + 2d/16][8] words: d/16 after W_o, f/16 of the hidden, d/16 after W_2, a word for 16
+ * columns and 2 rows. */
+template <int D, int NT>
+static __device__ __forceinline__ uint32_t *masks_at(const struct small &x, const struct sizes &z, int layer,
+                                                     const place<D, NT> &at)
+{
+    const int chunks = z.f / 16 + D / 8;
+    return x.masks + ((int64_t)layer * x.units * NT + at.global_tile) * chunks * 8 + at.g;
+}
+
+/* Draws the masks of 16 columns of a tensor `width` wide and keeps them. */
+template <int D, int NT>
+static __device__ __forceinline__ uint32_t new_masks(const struct small &x, uint64_t step, int site, int width, int column,
+                                                     uint32_t *keep, const place<D, NT> &at)
+{
+    const uint32_t row = (uint32_t)at.first + at.q / 2 * 8;
+    const uint32_t bits = draw_masks(x, step, x.site + site, row * (width / 8) + column / 8 + at.q % 2, at.q);
+    if (keep && at.q == 0) {
+        *keep = bits;
+    }
+    return bits >> at.q;
+}
+
+#ifdef PS_COMPILE_TF32
+static __device__ __forceinline__ ps_pair kept_pair(ps_pair x, uint32_t bits, int h, int t)
+{
+    return make_uint2(bits & 1u << (8 * h + 4 * t) ? x.x : 0, bits & 1u << (8 * h + 4 * t + 16) ? x.y : 0);
+}
+#else
+/* All ones in the halves whose element is kept: rows g + 8h, tile t. */
+static __device__ __forceinline__ uint32_t mask_pair(uint32_t bits, int h, int t)
+{
+    return (bits >> (8 * h + 4 * t) & 0x00010001u) * 0xffffu;
+}
+
+static __device__ __forceinline__ ps_pair kept_pair(ps_pair x, uint32_t bits, int h, int t)
+{
+    return x & mask_pair(bits, h, t);
+}
+#endif
+
+/* The operand, zero where dropped. */
+static __device__ __forceinline__ void drop_operand(ps_pair (&a)[4], uint32_t bits)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        a[i] = kept_pair(a[i], bits, i % 2, i / 2);
+    }
+}
+
+/* u += scale x where kept. */
+static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&x)[2][4], uint32_t bits, float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        u[i / 4][i % 4] += bits >> (i % 4 / 2 * 8 + i % 2 * 16 + i / 4 * 4) & 1 ? x[i / 4][i % 4] * scale : 0.0f;
+    }
+}
+
+/* ---- gelu ---- */
+
+#define GELU_A 0.7978845608028654f  /* sqrt(2/pi) */
+#define GELU_B 0.03567740813636141f /* 0.044715 sqrt(2/pi) */
+
+/* ---- backward ---- */
+
+/* The hidden columns from `column` on, 16 of them: x (1 + tanh) and the gradient before gelu as operands. */
+template <int D, int NT>
+static __device__ __forceinline__ void hidden_backward(ps_pair (&hidden)[4], ps_pair (&d_hidden)[4], const ps_pair (&a)[D / 16][4],
+                                                       const ps_pair (&dm)[D / 16][4], int column, const struct sizes &s,
+                                                       const layer_weights<D> &w, const place<D, NT> &at)
+{
+    float z[2][4], dz[2][4];
+    set_bias(z, w.b_1 + column, at.q);
+    multiply<D, NT>(z, a, w.w_1 + column, s.f + 8, at);
+    clear(dz);
+    multiply_transposed<D, NT>(dz, dm, w.w_2 + column * w.LD, w.LD, at);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float &v = z[j / 4][j % 4];
+        const float square = v * v, t = ps_tanh(v * fmaf(square, GELU_B, GELU_A)), one = 1.0f + t;
+        dz[j / 4][j % 4] *= fmaf(v * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), one);
+        v *= one;
+    }
+    pack_operand(hidden, z[0], z[1]);
+    pack_operand(d_hidden, dz[0], dz[1]);
+}
+
+/* The sums of 16 rows, from their product with ones, to or onto sum. */
+template <int D, int NT>
+static __device__ __forceinline__ void put_ones(float *sum, const float (&ones)[4], bool first, const place<D, NT> &at)
+{
+    sum[at.g] = first ? ones[0] : sum[at.g] + ones[0];
+    sum[at.g + 8] = first ? ones[2] : sum[at.g + 8] + ones[2];
+}
+
+/* ---- launches ---- */
+
+/* As ps_cuda_launch does. */
+template <typename... P>
+static inline enum ps_status ps_small_launch(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t stream,
+                                             const char *what, const P &...arguments)
+{
+    if (shared > 48 * 1024) {
+        PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
+                             what));
+    }
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return ps_cuda_check(cudaLaunchKernelEx(&config, kernel, arguments...), what);
+}
+
+/* Sequences of a unit, which may share a tile of 16 rows; units. */
+static inline int64_t ps_small_sequences(const struct ps_encoder_small *e)
+{
+    return e->patches <= 16 ? 16 / e->patches : 1;
+}
+
+static inline int64_t ps_small_units(const struct ps_encoder_small *e)
+{
+    return (e->sequences + ps_small_sequences(e) - 1) / ps_small_sequences(e);
+}
+
+/* Bytes of what is kept: softmax's sums; encoder/resident/d64_short.cu's deviations; dropout's masks, of units of so many tiles. */
+static inline size_t ps_small_lse_bytes(const struct ps_encoder_small *e)
+{
+    return ((size_t)(e->layers * e->n_heads * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
+}
+
+static inline size_t ps_small_deviation_bytes(const struct ps_encoder_small *e)
+{
+    return ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
+}
+
+static inline size_t ps_small_mask_bytes(const struct ps_encoder_small *e, int64_t tiles)
+{
+    const int64_t words = e->layers * ps_small_units(e) * tiles * (e->d_ff / 16 + e->d_model / 8) * 8;
+    return e->dropout.threshold ? (size_t)words * sizeof(uint32_t) : 0;
+}
+
+/* The request, as kernels are told; what is kept, embedding, head and update are for the caller to add. */
+static inline struct small ps_small_of(const struct ps_encoder_small *e, int blocks)
+{
+    const int head = (int)(e->d_model / e->n_heads);
+    const float scale = 1.0f / sqrtf((float)head);
+    struct small x = {};
+    x.n = (int)e->patches;
+    x.unit_rows = (int)(ps_small_sequences(e) * e->patches);
+    x.e = head;
+    x.f = (int)e->d_ff;
+    x.heads = (int)e->n_heads;
+    x.layers = (int)e->layers;
+    x.rows = e->sequences * e->patches;
+    x.units = ps_small_units(e);
+    x.at = e->offsets;
+    x.weights = (const ps_real *)e->weights;
+    x.parameters = e->parameters;
+    x.gradients = e->gradients;
+    x.u = (ps_stream *)e->u;
+    x.du = (ps_stream *)e->du;
+    x.dy = (const ps_stream *)e->dy;
+    x.blocks = blocks;
+    x.scale = scale;
+    x.scale_log2e = scale * PS_LOG2_E;
+    x.epsilon = (float)e->epsilon;
+    x.threshold = e->dropout.threshold;
+    x.below = ps_below(x.threshold);
+    x.minus_below = ps_minus_below(x.threshold);
+    x.site = e->dropout.site;
+    x.drop_scale = x.threshold ? e->dropout.scale : 1.0f;
+    x.half_scale = 0.5f * x.drop_scale;
+    for (uint32_t i = 0; i < 10; i++) { /* Philox's key schedule */
+        x.key[i][0] = (uint32_t)e->dropout.seed + i * 0x9E3779B9u;
+        x.key[i][1] = (uint32_t)(e->dropout.seed >> 32) + i * 0xBB67AE85u;
+    }
+    x.state = e->dropout.state;
+    x.fresh = e->fresh;
+    return x;
+}
+
+enum { NARROW_LEAST_UNITS = 4 }; /* of a block: encoder/resident/d16_e4_f128.cu */
+
+#ifdef PS_COMPILE_TF32
+/* It has neither of the two below. */
+PS_ABSENT(bool, ps_encoder_wide_fits, false)
+PS_ABSENT(bool, ps_encoder_wide_serves, false)
+PS_ABSENT(int, ps_encoder_wide_blocks, 0)
+PS_ABSENT(bool, ps_encoder_wide_heads, false)
+PS_ABSENT(int, ps_encoder_wide_window_floats, 0)
+PS_ABSENT(size_t, ps_encoder_wide_workspace, 0)
+PS_ABSENT(ps_status, ps_encoder_wide_forward, PS_UNSUPPORTED)
+PS_ABSENT(ps_status, ps_encoder_wide_backward, PS_UNSUPPORTED)
+PS_ABSENT(bool, ps_encoder_narrow_serves, false)
+PS_ABSENT(size_t, ps_encoder_narrow_shared, 0)
+PS_ABSENT(int, ps_encoder_narrow_window_floats, 0)
+PS_ABSENT(bool, ps_encoder_narrow_heads, false)
+PS_ABSENT(int64_t, ps_encoder_narrow_tiles, 0)
+PS_ABSENT(size_t, ps_encoder_narrow_layers_bytes, 0)
+PS_ABSENT(size_t, ps_encoder_narrow_kept_bytes, 0)
+PS_ABSENT(ps_status, ps_encoder_narrow_forward, PS_UNSUPPORTED)
+PS_ABSENT(ps_status, ps_encoder_narrow_backward, PS_UNSUPPORTED)
+#else
+/* ---- encoder/resident/d64_short.cu ---- */
+
+/* Whether it serves these sizes, with so much shared memory a block. */
+bool ps_encoder_wide_fits(const struct ps_encoder_small *e);
+bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared);
+int ps_encoder_wide_blocks(int64_t units, int multiprocessors);
+/* Whether forward can do the head. */
+bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int shared);
+/* Floats of a unit's windows that it has room for. */
+int ps_encoder_wide_window_floats(void);
+size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units, int multiprocessors);
+#ifdef PS_COMPILE_HALVES
+/* In the workspace: what must be zero before a step, and, one of it, the bits of dy's largest magnitude, found before backward,
+ * whose last kernel takes it away. */
+unsigned *ps_encoder_wide_counters(char *workspace, int *count);
+unsigned *ps_encoder_wide_peak(char *workspace);
+#endif
+enum ps_status ps_encoder_wide_forward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);
+enum ps_status ps_encoder_wide_backward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);
+
+/* ---- encoder/resident/d16_e4_f128.cu ---- */
+
+/* Whether it serves these sizes; with so much shared memory for so many units a block. */
+bool ps_encoder_narrow_serves(const struct ps_encoder_small *e);
+size_t ps_encoder_narrow_shared(const struct ps_encoder_small *e, int block_units);
+int ps_encoder_narrow_window_floats();
+/* Whether forward can do the head. */
+bool ps_encoder_narrow_heads(const struct ps_encoder_small *e, int block_units, int shared);
+/* Tiles of a layer that it keeps: more than there are, since no unit of a block is left out. Then bytes of all layers', and with
+ * the embedding's masks. */
+int64_t ps_encoder_narrow_tiles(const struct ps_encoder_small *e);
+size_t ps_encoder_narrow_layers_bytes(const struct ps_encoder_small *e);
+size_t ps_encoder_narrow_kept_bytes(const struct ps_encoder_small *e);
+enum ps_status ps_encoder_narrow_forward(struct small x, size_t shared, cudaStream_t stream);
+enum ps_status ps_encoder_narrow_backward(const struct small &x, size_t shared, cudaStream_t stream);
+#endif
+
+} // namespace PS_REAL16_SPACE
+
+#endif

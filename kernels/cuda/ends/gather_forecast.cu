@@ -1,0 +1,364 @@
+/* The two ends of the model: gather_patches and gather_targets; forecast, forecast_loss and forecast_error.
+ *
+ * Why: windows are gathered on the device by index, so a step never waits for the host. In a series the channels of one time are
+ * neighbours and a window's values lie C apart, so a block fetches 8 neighbouring channels at once (one sector of 32 bytes), keeps
+ * them in shared memory, and a warp a channel takes mean, deviation and patches from there.
+ * The loss needs no pass of its own: the pass that makes the gradient leaves a partial sum a block, in double, and one block
+ * adds them in a fixed order.
+ *
+ * gather_patches: patches, mean, std =. Bytes: 4 S L + 4 R P. Flops: 6 R P.   gather_targets: y =. Bytes: 8 S H.
+ * forecast: y =. Bytes: 8 S H. Flops: 3 S H.   forecast_loss: dx =, loss_sum +=. Bytes: 12 S H. Flops: 8 S H.
+ * forecast_error: one slot of errors =. Bytes: 8 S H. Flops: 8 S H. In bf16 patches and dx are half as long. */
+#include "kernels/cuda/tile/windows.cuh"
+
+static const int block = 256;
+static const int channels_at_once = 8;
+
+/* ---- gather ---- */
+
+struct patching {
+    int channels, length, patch, stride, patches, tile /* channels a block */, tiles, pitch;
+    int revin;
+    float epsilon;
+    struct ps_divisor by_patch, by_tile, by_length;
+};
+
+/* Grid: batch * tiles. STAGED: the block's channels fit into shared memory [tile][pitch]; otherwise every read goes to memory. */
+template <typename T, bool STAGED>
+static __global__ void __launch_bounds__(block)
+    gather_block(T *__restrict__ patches, float *__restrict__ mean, float *__restrict__ std, const struct ps_cuda_windows w,
+                 const struct ps_step_state *__restrict__ state, const struct patching p)
+{
+    ps_grid_begin();
+    extern __shared__ float shared[];
+    const int64_t b = blockIdx.x / p.tiles;
+    const int first = (int)(blockIdx.x % p.tiles) * p.tile, live = p.channels - first < p.tile ? p.channels - first : p.tile;
+    const float *window = ps_window_of(w, state, b);
+    const float *from = window ? window + first * w.by_channel : NULL;
+    if constexpr (STAGED) {
+        const bool channels_fastest = w.by_channel < w.by_time;
+#pragma unroll 4
+        for (int i = threadIdx.x; i < p.tile * p.length; i += block) {
+            int c, l;
+            if (channels_fastest) {
+                l = (int)ps_divide(i, p.by_tile);
+                c = i - l * p.tile;
+            } else {
+                c = (int)ps_divide(i, p.by_length);
+                l = i - c * p.length;
+            }
+            if (c < live) {
+                shared[c * p.pitch + l] = from ? from[c * w.by_channel + l * w.by_time] : NAN;
+            }
+        }
+        __syncthreads();
+    }
+    const int lane = threadIdx.x % 32;
+    for (int c = threadIdx.x / 32; c < live; c += block / 32) {
+        const int64_t sequence = b * p.channels + first + c;
+        auto value = [&](int l) -> float {
+            if constexpr (STAGED) {
+                return shared[c * p.pitch + l];
+            } else {
+                return from ? from[c * w.by_channel + l * w.by_time] : NAN;
+            }
+        };
+        float mu = 0.0f, deviation = 1.0f;
+        if (p.revin) {
+            float sum = 0.0f, squares = 0.0f;
+            for (int l = lane; l < p.length; l += 32) {
+                sum += value(l);
+            }
+            mu = ps_group_sum<32>(sum) / (float)p.length;
+            for (int l = lane; l < p.length; l += 32) {
+                const float difference = value(l) - mu;
+                squares += difference * difference;
+            }
+            deviation = sqrtf(ps_group_sum<32>(squares) / (float)p.length + p.epsilon);
+        }
+        if (lane == 0) {
+            mean[sequence] = mu;
+            std[sequence] = deviation;
+        }
+        const float scale = 1.0f / deviation;
+        const int total = p.patches * p.patch;
+        T *to = patches + sequence * total;
+        for (int i = lane; i < total; i += 32) {
+            const int n = (int)ps_divide(i, p.by_patch), at = n * p.stride + (i - n * p.patch);
+            ps_put(to + i, (value(at < p.length ? at : p.length - 1) - mu) * scale); /* beyond the end the last value repeats */
+        }
+    }
+}
+
+template <typename T> static enum ps_status gather_patches(const struct ps_kernels *k, const struct ps_gather_patches *a)
+{
+    const char *op = "gather_patches";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    struct ps_cuda_windows w;
+    PS_TRY(ps_windows_make(op, "inputs", &a->inputs, &a->indices, a->state, a->batch, &w));
+    const int64_t channels = a->inputs.size[1], length = a->inputs.size[2], patch = ps_cuda_width(&a->patches);
+    if (channels < 1 || patch < 1 || patch > length || a->stride < 1) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): patches of %lld every %lld do not fit %lld channels of %lld", op,
+                       (long long)patch, (long long)a->stride, (long long)channels, (long long)length);
+    }
+    const int64_t patches = (length - patch) / a->stride + 1 + (a->pad_end ? 1 : 0), sequences = a->batch * channels;
+    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, ps_type_of<T>, sequences * patches * patch));
+    PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, sequences));
+    PS_TRY(ps_cuda_expect(op, "std", &a->std, PS_F32, sequences));
+    if (patches * patch + a->stride > INT32_MAX || channels_at_once * length > INT32_MAX || sequences > INT32_MAX) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld sequences of %lld patches of %lld are too many", op, (long long)sequences,
+                       (long long)patches, (long long)patch);
+    }
+    if (sequences == 0) {
+        return PS_OK;
+    }
+    const int64_t pitch = length | 1; /* odd: the channels of one time lie in different banks */
+    int64_t tile = 48 * 1024 / (int64_t)sizeof(float) / pitch;
+    const bool staged = tile > 0;
+    tile = !staged || tile > channels_at_once ? channels_at_once : tile;
+    tile = tile < channels ? tile : channels;
+    const struct patching p = {(int)channels,
+                               (int)length,
+                               (int)patch,
+                               (int)a->stride,
+                               (int)patches,
+                               (int)tile,
+                               (int)((channels + tile - 1) / tile),
+                               (int)pitch,
+                               a->revin,
+                               (float)a->epsilon,
+                               ps_divisor_make(patch),
+                               ps_divisor_make(tile),
+                               ps_divisor_make(length)};
+    T *to = (T *)a->patches.data;
+    float *mean = (float *)a->mean.data, *std = (float *)a->std.data;
+    const unsigned blocks = (unsigned)(a->batch * p.tiles);
+    if (staged) {
+        const size_t bytes = (size_t)(tile * pitch) * sizeof(float);
+        ps_cuda_launch(c, gather_block<T, true>, blocks, block, bytes, to, mean, std, w, a->state, p);
+    } else {
+        ps_cuda_launch(c, gather_block<T, false>, blocks, block, 0, to, mean, std, w, a->state, p);
+    }
+    PS_CUDA_LAUNCHED(op);
+}
+
+extern "C" enum ps_status ps_cuda_gather_patches(const struct ps_kernels *k, const struct ps_gather_patches *a)
+{
+    return PS_BY_ANY_REAL(k, gather_patches, k, a);
+}
+
+/* A block a sequence. */
+static __global__ void __launch_bounds__(block)
+    copy_targets(float *__restrict__ y, const struct ps_cuda_windows w, const struct ps_step_state *__restrict__ state,
+                 int channels, int horizon)
+{
+    ps_grid_begin();
+    const int64_t b = blockIdx.x / channels, c = blockIdx.x % channels;
+    const float *window = ps_window_of(w, state, b);
+    for (int t = threadIdx.x; t < horizon; t += blockDim.x) {
+        y[(int64_t)blockIdx.x * horizon + t] = window ? window[c * w.by_channel + t * w.by_time] : NAN;
+    }
+}
+
+extern "C" enum ps_status ps_cuda_gather_targets(const struct ps_kernels *k, const struct ps_gather_targets *a)
+{
+    const char *op = "gather_targets";
+    struct ps_cuda_windows w;
+    PS_TRY(ps_windows_make(op, "targets", &a->targets, &a->indices, a->state, a->batch, &w));
+    const int64_t channels = a->targets.size[1], horizon = a->targets.size[2], sequences = a->batch * channels;
+    PS_TRY(ps_cuda_expect(op, "y", &a->y, PS_F32, sequences * horizon));
+    if (sequences > INT32_MAX || horizon > INT32_MAX / 2) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld sequences of %lld are too many", op, (long long)sequences,
+                       (long long)horizon);
+    }
+    if (sequences * horizon == 0) {
+        return PS_OK;
+    }
+    const unsigned threads = horizon >= block ? (unsigned)block : (unsigned)((horizon + 31) / 32 * 32);
+    ps_cuda_launch(ps_cuda(k), copy_targets, (unsigned)sequences, threads, 0, (float *)a->y.data, w, a->state, (int)channels,
+                   (int)horizon);
+    PS_CUDA_LAUNCHED(op);
+}
+
+/* ---- forecast and loss ---- */
+
+/* What turns x [S, H] into a forecast. */
+struct head {
+    const float *x, *bias, *mean, *std;
+    int64_t count; /* S H */
+    uint32_t horizon;
+};
+
+static __device__ __forceinline__ float forecast_of(const struct head &h, int64_t i, float *std)
+{
+    const int64_t s = (uint64_t)i >> 32 ? i / h.horizon : (int64_t)((uint32_t)i / h.horizon);
+    *std = h.std[s];
+    return (h.x[i] + h.bias[i - s * h.horizon]) * *std + h.mean[s];
+}
+
+static __global__ void __launch_bounds__(block) write_forecast(float *y, const struct head h)
+{
+    ps_grid_begin();
+    const int64_t i = (int64_t)blockIdx.x * block + threadIdx.x;
+    if (i < h.count) {
+        float std;
+        y[i] = forecast_of(h, i, &std);
+    }
+}
+
+/* partials [gridDim.x]; scale = gradient_scale 2 / (S H). */
+template <typename T>
+static __global__ void __launch_bounds__(block)
+    loss_partials(double *__restrict__ partials, T *dx, const float *__restrict__ targets, const struct head h, float scale)
+{
+    ps_grid_begin();
+    __shared__ double shared[block / 32];
+    double sum = 0.0;
+    for (int64_t i = (int64_t)blockIdx.x * block + threadIdx.x; i < h.count; i += (int64_t)gridDim.x * block) {
+        float std;
+        const float error = forecast_of(h, i, &std) - targets[i];
+        ps_put(dx + i, scale * std * error);
+        sum += (double)error * error;
+    }
+    sum = ps_block_sum<block>(sum, shared);
+    if (threadIdx.x == 0) {
+        partials[blockIdx.x] = sum;
+    }
+}
+
+/* scale = B / (S H). */
+static __global__ void __launch_bounds__(block)
+    finish_loss(struct ps_step_state *state, const double *__restrict__ partials, int count, double scale, int64_t batch)
+{
+    ps_grid_begin();
+    __shared__ double shared[block / 32];
+    const double sum = ps_sum_partials<block>(partials, count, 1, shared);
+    if (threadIdx.x == 0) {
+        if (isfinite(scale * sum)) {
+            state->loss_sum += scale * sum;
+        } else if (state->nonfinite == 0) {
+            state->lost += (uint64_t)batch;
+        }
+    }
+}
+
+/* partials [gridDim.x, 2]: squares, absolute values. */
+static __global__ void __launch_bounds__(block)
+    error_partials(double *__restrict__ partials, const float *__restrict__ targets, const struct head h)
+{
+    ps_grid_begin();
+    __shared__ double shared[block / 32];
+    double squares = 0.0, absolutes = 0.0;
+    for (int64_t i = (int64_t)blockIdx.x * block + threadIdx.x; i < h.count; i += (int64_t)gridDim.x * block) {
+        float std;
+        const double error = (double)(forecast_of(h, i, &std) - targets[i]);
+        squares += error * error;
+        absolutes += fabs(error);
+    }
+    squares = ps_block_sum<block>(squares, shared);
+    absolutes = ps_block_sum<block>(absolutes, shared);
+    if (threadIdx.x == 0) {
+        partials[2 * blockIdx.x] = squares;
+        partials[2 * blockIdx.x + 1] = absolutes;
+    }
+}
+
+/* A slot that does not exist is not written: the caller finds it as it left it. */
+static __global__ void __launch_bounds__(block)
+    finish_error(double *__restrict__ errors, int64_t slots, int64_t slot_windows, const struct ps_step_state *__restrict__ state,
+                 const double *__restrict__ partials, int count)
+{
+    ps_grid_begin();
+    __shared__ double shared[block / 32];
+    const double squares = ps_sum_partials<block>(partials, count, 2, shared);
+    const double absolutes = ps_sum_partials<block>(partials + 1, count, 2, shared);
+    const uint64_t slot = state->cursor / (uint64_t)slot_windows;
+    if (threadIdx.x == 0 && slot < (uint64_t)slots) {
+        errors[2 * slot] = squares;
+        errors[2 * slot + 1] = absolutes;
+    }
+}
+
+static enum ps_status head_make(const char *op, const struct ps_tensor *x, const struct ps_tensor *bias,
+                                const struct ps_tensor *mean, const struct ps_tensor *std, struct head *h)
+{
+    const int64_t count = ps_tensor_count(x), horizon = ps_tensor_count(bias);
+    if (horizon < 1 || horizon > INT32_MAX || count % horizon != 0) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld elements are not rows of a bias of %lld", op, (long long)count,
+                       (long long)horizon);
+    }
+    PS_TRY(ps_cuda_expect(op, "x", x, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "bias", bias, PS_F32, horizon));
+    PS_TRY(ps_cuda_expect(op, "mean", mean, PS_F32, count / horizon));
+    PS_TRY(ps_cuda_expect(op, "std", std, PS_F32, count / horizon));
+    *h = {(const float *)x->data, (const float *)bias->data, (const float *)mean->data, (const float *)std->data, count,
+          (uint32_t)horizon};
+    return PS_OK;
+}
+
+/* Blocks of a pass that leaves a partial sum each. */
+static unsigned partial_blocks(const struct ps_cuda_context *c, int64_t count)
+{
+    const unsigned blocks = ps_cuda_blocks(count, 2 * block), most = 4u * (unsigned)c->multiprocessors;
+    return blocks < most ? blocks : most;
+}
+
+extern "C" enum ps_status ps_cuda_forecast(const struct ps_kernels *k, const struct ps_forecast *a)
+{
+    struct head h;
+    PS_TRY(head_make("forecast", &a->x, &a->bias, &a->mean, &a->std, &h));
+    PS_TRY(ps_cuda_expect("forecast", "y", &a->y, PS_F32, h.count));
+    if (h.count == 0) {
+        return PS_OK;
+    }
+    ps_cuda_launch(ps_cuda(k), write_forecast, ps_cuda_blocks(h.count, block), block, 0, (float *)a->y.data, h);
+    PS_CUDA_LAUNCHED("forecast");
+}
+
+template <typename T> static enum ps_status forecast_loss(const struct ps_kernels *k, const struct ps_forecast_loss *a)
+{
+    const char *op = "forecast_loss";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    struct head h;
+    PS_TRY(head_make(op, &a->x, &a->bias, &a->mean, &a->std, &h));
+    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, ps_type_of<T>, h.count));
+    PS_TRY(ps_cuda_expect(op, "targets", &a->targets, PS_F32, h.count));
+    if (h.count == 0) {
+        return PS_OK;
+    }
+    const unsigned blocks = partial_blocks(c, h.count);
+    PS_TRY(ps_cuda_workspace(c, op, blocks * sizeof(double)));
+    ps_cuda_launch(c, loss_partials<T>, blocks, block, 0, (double *)c->workspace, (T *)a->dx.data, (const float *)a->targets.data,
+                   h, (float)(2.0 * ps_gradient_scale(a->gradient_scale) / (double)h.count));
+    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    ps_cuda_launch(c, finish_loss, 1, block, 0, a->state, (const double *)c->workspace, (int)blocks,
+                   (double)a->batch / (double)h.count, a->batch);
+    PS_CUDA_LAUNCHED(op);
+}
+
+extern "C" enum ps_status ps_cuda_forecast_loss(const struct ps_kernels *k, const struct ps_forecast_loss *a)
+{
+    return PS_BY_ANY_REAL(k, forecast_loss, k, a);
+}
+
+extern "C" enum ps_status ps_cuda_forecast_error(const struct ps_kernels *k, const struct ps_forecast_error *a)
+{
+    const char *op = "forecast_error";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    struct head h;
+    PS_TRY(head_make(op, &a->x, &a->bias, &a->mean, &a->std, &h));
+    PS_TRY(ps_cuda_expect(op, "targets", &a->targets, PS_F32, h.count));
+    const int64_t errors = ps_tensor_count(&a->errors);
+    PS_TRY(ps_cuda_expect(op, "errors", &a->errors, PS_F64, errors));
+    if (a->slot_windows < 1 || ps_cuda_width(&a->errors) != 2) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): slots of %lld errors and of %lld windows do not fit, 2 and at least 1 do", op,
+                       (long long)ps_cuda_width(&a->errors), (long long)a->slot_windows);
+    }
+    const unsigned blocks = partial_blocks(c, h.count);
+    PS_TRY(ps_cuda_workspace(c, op, 2 * blocks * sizeof(double)));
+    ps_cuda_launch(c, error_partials, blocks, block, 0, (double *)c->workspace, (const float *)a->targets.data, h);
+    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    ps_cuda_launch(c, finish_error, 1, block, 0, (double *)a->errors.data, errors / 2, a->slot_windows, a->state,
+                   (const double *)c->workspace, (int)blocks);
+    PS_CUDA_LAUNCHED(op);
+}

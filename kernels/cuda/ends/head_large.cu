@@ -1,0 +1,379 @@
+/* head_step of a weight that no block's shared memory holds, on sm_90.
+ *
+ * Why: products of the library's, a sum of their parts and a kernel for the loss between them read z once and write dz once, but
+ * wait for one another: 36 us at weather for 58 MB. Here W_h is cut into slices of its rows, one a block, which stay in shared
+ * memory for both products. The blocks of 128 sequences leave their parts of x in L2, meet, add them up in order, each for some of
+ * the sequences, meet again, and have the whole dx for their slice's part of dz.
+ *
+ * dz, dx, partials =. Bytes: 4 S K + 10 S H, from L2 8 S H a slice and 2 K H a tile. Flops: 4 S K H. Weather
+ * (S 2,688, K 5,376, H 96): 6 slices of 896 rows for each of 21 tiles; 58 MB, 14 us at 4.2 TB/s. It takes 33 us alone: 8 for z, 7
+ * in the two meetings, 11 for dz; in the step 8 less than the three kernels. Where the blocks are more than the multiprocessors the
+ * library's products are faster (electricity: 45 us of 7,250). */
+#include "kernels/cuda/encoder/streamed/device.cuh"
+#include "kernels/cuda/ends/head.cuh"
+
+namespace PS_REAL16_SPACE
+{
+
+enum {
+    ROWS = 128, /* sequences of a tile */
+    COLUMNS = 96,
+    CHUNK = 64, /* rows of the weight at once */
+    STAGES = 3,
+    STAGE_BYTES = ROWS * CHUNK * 2,
+    LOW_BYTES = CHUNK * 64 * 2, /* a chunk's first 64 columns, and the other 32 */
+    HIGH_BYTES = CHUNK * 32 * 2,
+    ASIDE_BYTES = ROWS * 32 * 2, /* dx's last 32 columns; before, the loss's slopes */
+    THREADS = 512,
+    GROUP = PS_PARTIAL_ROWS,
+    EACH = GROUP * COLUMNS / THREADS,
+};
+static_assert(GROUP * COLUMNS * 4 <= ASIDE_BYTES && EACH * THREADS == GROUP * COLUMNS, "the slopes of a group");
+
+/* Blocks that wait for one another: those that have come, and how often all had come. */
+struct meeting {
+    unsigned arrived, met;
+};
+
+struct arguments {
+    CUtensorMap z, low, high; /* boxes: of z 64 x 128, of the weight 64 x 64 and 32 x 64 */
+    struct ps_cuda_loss loss;
+    real16 *dz;
+    float *parts;             /* [tiles][slices][128][96] */
+    struct meeting *meetings; /* [tiles] */
+    int k, slices, chunks /* of a slice */;
+};
+
+/* A box of a tensor of two dimensions. */
+static __device__ __forceinline__ void box_copy(uint32_t to, const CUtensorMap *map, int x, int y, uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+        "l"(map), "r"(x), "r"(y), "r"(barrier)
+        : "memory");
+}
+
+/* As ps_wgmma_operand, in panels of 64-byte rows, units exchanged by half the row's number modulo 4. */
+static __device__ __forceinline__ uint64_t narrow_operand(uint32_t place, int further)
+{
+    return (uint64_t)(2u << 30 | 512 >> 4) << 32 | (place + (further >> 4));
+}
+
+/* Until the blocks that share the sequences are all here; what they wrote before can be read past L1. */
+static __device__ __forceinline__ void meet(struct meeting *meeting, unsigned all)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned before, now, come;
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(&meeting->met) : "memory");
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(come) : "l"(&meeting->arrived) : "memory");
+        if (come == all - 1) {
+            asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(&meeting->arrived) : "memory");
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&meeting->met) : "memory");
+        } else {
+            do {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(&meeting->met) : "memory");
+            } while (now == before);
+        }
+    }
+    __syncthreads();
+}
+
+static __device__ __forceinline__ float past_l1(const float *p)
+{
+    float x;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(p));
+    return x;
+}
+
+static __device__ __forceinline__ uint4 past_l1(const uint4 *p)
+{
+    uint4 x;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
+    return x;
+}
+
+/* 8 columns on from column 8 c of a row of dx: in the stage, or aside. */
+static __device__ __forceinline__ unsigned char *dx_at(unsigned char *stage, unsigned char *aside, int row, int c)
+{
+    return c < 8 ? stage + row * 128 + (c ^ row & 7) * 16 : aside + row * 64 + (c - 8 ^ row >> 1 & 3) * 16;
+}
+
+/* A lane's sums of N groups of 8 columns, in its two rows. */
+template <int N> static __device__ __forceinline__ void parts_store(float *to, const float (&sums)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        *(float2 *)(to + 8 * n) = make_float2(sums[n][0], sums[n][1]);
+        *(float2 *)(to + 8 * n + 8 * COLUMNS) = make_float2(sums[n][2], sums[n][3]);
+    }
+}
+
+/* Grid: tiles * slices, no more than there are multiprocessors, since the blocks of a tile wait for one another. Four warpgroups:
+ * two halves of 64 sequences by two sides, of the steps ahead (64 and 32), later of the weight's rows. Shared memory: W_h's first
+ * 64 columns and the others in panels, stages of z, what is aside. */
+static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_constant__ struct arguments e)
+{
+    extern __shared__ __align__(1024) unsigned char shared[];
+    __shared__ double squares[THREADS / 32];
+    __shared__ uint64_t barriers[STAGES + 1];
+    const struct ps_cuda_loss &l = e.loss;
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), g = lane / 4, q = lane % 4;
+    const int half = warp / 8, side = warp / 4 % 2, own_row = 64 * half + warp % 4 * 16 + g, horizon = l.horizon;
+    const int slice = (int)blockIdx.x % e.slices, tile = (int)blockIdx.x / e.slices;
+    const int k0 = slice * e.chunks * CHUNK, width = e.k - k0 < e.chunks * CHUNK ? e.k - k0 : e.chunks * CHUNK;
+    unsigned char *high = shared + e.chunks * LOW_BYTES, *stages = high + e.chunks * HIGH_BYTES,
+                  *aside = stages + STAGES * STAGE_BYTES;
+    const uint32_t low_address = __shfl_sync(0xffffffffu, ps_shared_address(shared), 0);
+    const uint32_t high_address = low_address + e.chunks * LOW_BYTES, stages_address = high_address + e.chunks * HIGH_BYTES;
+    const uint32_t aside_address = stages_address + STAGES * STAGE_BYTES;
+    const uint32_t full = ps_shared_address(barriers), ready = full + 8 * STAGES;
+    /* One thread: for a chunk of z. */
+    const auto ask = [&](int chunk, int slot) {
+        ps_mbarrier_expect(full + 8 * slot, STAGE_BYTES);
+        box_copy(stages_address + slot * STAGE_BYTES, &e.z, k0 + chunk * CHUNK, tile * ROWS, full + 8 * slot);
+    };
+    if (threadIdx.x == 0) {
+        for (int i = 0; i <= STAGES; i++) {
+            ps_mbarrier_init(full + 8 * i, 1);
+        }
+        ps_mbarrier_publish();
+        ps_mbarrier_expect(ready, e.chunks * (LOW_BYTES + HIGH_BYTES));
+        for (int i = 0; i < e.chunks; i++) { /* AdamW wrote it */
+            box_copy(low_address + i * LOW_BYTES, &e.low, 0, k0 + i * CHUNK, ready);
+            box_copy(high_address + i * HIGH_BYTES, &e.high, 64, k0 + i * CHUNK, ready);
+        }
+    }
+    ps_grid_begin();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES && i < e.chunks; i++) {
+            ask(i, i);
+        }
+    }
+    const uint64_t cursor = l.state->cursor;
+    /* What the loss needs beside x. Every so manieth 16 of the sequences are this slice's; those of the first come early. */
+    float target[EACH], mean[EACH], std[EACH], bias[EACH];
+    bool there[EACH];
+    const auto look = [&](int part) {
+        int64_t window[EACH], from[EACH];
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const int i = j * THREADS + threadIdx.x, column = i % COLUMNS < horizon ? i % COLUMNS : 0;
+            int64_t s = (int64_t)tile * ROWS + part * GROUP + i / COLUMNS;
+            s = s < l.sequences ? s : 0;
+            const int b = (int)ps_divide((uint32_t)s, l.by_channels);
+            const uint64_t at = cursor + (uint64_t)b;
+            const bool listed = at < (uint64_t)l.windows.index_count;
+            window[j] = l.windows.indices[listed ? at : 0];
+            window[j] = listed ? window[j] : -1;
+            from[j] = (s - (int64_t)b * l.channels) * l.windows.by_channel + column * l.windows.by_time;
+            mean[j] = l.mean[s];
+            std[j] = l.std[s];
+            bias[j] = l.bias[column];
+        }
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            there[j] = window[j] >= 0 && window[j] < l.windows.count;
+            target[j] = l.windows.data[(there[j] ? window[j] : 0) * l.windows.by_window + from[j]];
+        }
+    };
+    if (slice < ROWS / GROUP) {
+        look(slice);
+    }
+    /* x = z W_h: this slice's part of it. */
+    float x_low[8][4], x_high[4][4];
+    ps_zero(x_low);
+    ps_zero(x_high);
+    ps_mbarrier_wait(ready, 0);
+    int stage = 0;
+    uint32_t parity = 0;
+    for (int chunk = 0; chunk < e.chunks; chunk++) {
+        ps_mbarrier_wait(full + 8 * stage, parity);
+        const uint32_t left = ps_wgmma_place(stages_address + stage * STAGE_BYTES + half * (STAGE_BYTES / 2));
+        ps_wgmma_begin();
+        if (side == 0) {
+            const uint32_t right = ps_wgmma_place(low_address + chunk * LOW_BYTES);
+#pragma unroll
+            for (int k = 0; k < CHUNK / 16; k++) {
+                ps_wgmma_shared<64, 1>(x_low, ps_wgmma_operand(left, 32 * k), ps_wgmma_operand(right, 2048 * k));
+            }
+        } else {
+            const uint32_t right = ps_wgmma_place(high_address + chunk * HIGH_BYTES);
+#pragma unroll
+            for (int k = 0; k < CHUNK / 16; k++) {
+                ps_wgmma_shared<32, 1>(x_high, ps_wgmma_operand(left, 32 * k), narrow_operand(right, 1024 * k));
+            }
+        }
+        ps_wgmma_commit();
+        ps_wgmma_wait<0>();
+        ps_pin(x_low);
+        ps_pin(x_high);
+        __syncthreads();
+        if (threadIdx.x == 0 && chunk + STAGES < e.chunks) {
+            ask(chunk + STAGES, stage);
+        }
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        parity ^= stage == 0;
+    }
+    float *parts = e.parts + (int64_t)tile * e.slices * (ROWS * COLUMNS);
+    float *to = parts + (slice * ROWS + own_row) * COLUMNS + 2 * q;
+    if (side == 0) {
+        parts_store(to, x_low);
+    } else {
+        parts_store(to + 64, x_high);
+    }
+    meet(e.meetings + tile, e.slices);
+    for (int part = slice; part < ROWS / GROUP; part += e.slices) {
+        const int64_t first = (int64_t)tile * ROWS + part * GROUP;
+        if (first >= l.sequences) {
+            break;
+        }
+        if (part != slice) {
+            look(part);
+        }
+        float x[EACH] = {};
+#pragma unroll 6
+        for (int w = 0; w < e.slices; w++) {
+            float v[EACH];
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                v[j] = past_l1(parts + (w * ROWS + part * GROUP) * COLUMNS + j * THREADS + threadIdx.x);
+            }
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                x[j] += v[j];
+            }
+        }
+        double square = 0.0;
+        float *slopes = (float *)aside;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const int i = j * THREADS + threadIdx.x, row = i / COLUMNS, column = i % COLUMNS;
+            float slope = 0.0f;
+            if (first + row < l.sequences && column < horizon) {
+                const float error = (x[j] + bias[j]) * std[j] + mean[j] - (there[j] ? target[j] : NAN);
+                slope = l.scale * std[j] * error;
+                square += (double)error * error;
+                ps_put(l.dx + (first + row) * horizon + column, slope);
+            }
+            slopes[i] = slope;
+        }
+        square = ps_block_sum<THREADS>(square, squares);
+        double *partials = l.partials + first / GROUP * (horizon + 1);
+        if ((int)threadIdx.x < horizon) {
+            double total = 0.0;
+#pragma unroll
+            for (int row = 0; row < GROUP; row++) {
+                total += slopes[row * COLUMNS + threadIdx.x];
+            }
+            partials[threadIdx.x] = total;
+        }
+        if (threadIdx.x == THREADS - 1) {
+            partials[horizon] = square;
+        }
+        __syncthreads();
+    }
+    meet(e.meetings + tile, e.slices);
+    /* dz = dx W_h'; dx lies in the first stage, and aside. */
+    for (int i = threadIdx.x; i < ROWS * (COLUMNS / 8); i += THREADS) {
+        const int row = i / (COLUMNS / 8), c = i % (COLUMNS / 8);
+        const int64_t s = (int64_t)tile * ROWS + row;
+        *(uint4 *)dx_at(stages, aside, row, c) =
+            s < l.sequences && 8 * c < horizon ? past_l1((const uint4 *)(l.dx + s * horizon + 8 * c)) : make_uint4(0, 0, 0, 0);
+    }
+    ps_publish();
+    __syncthreads();
+    const uint32_t dx_low = ps_wgmma_place(stages_address + half * (STAGE_BYTES / 2));
+    const uint32_t dx_high = ps_wgmma_place(aside_address + half * (ASIDE_BYTES / 2));
+    for (int column = CHUNK * side; column < width; column += 2 * CHUNK) {
+        const uint32_t low_right = ps_wgmma_place(low_address + column * 128);
+        const uint32_t high_right = ps_wgmma_place(high_address + column * 64);
+        float out[8][4];
+        ps_zero(out);
+        ps_wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            ps_wgmma_shared<64, 0>(out, ps_wgmma_operand(dx_low, 32 * k), ps_wgmma_operand(low_right, 32 * k));
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            ps_wgmma_shared<64, 0>(out, narrow_operand(dx_high, 32 * k), narrow_operand(high_right, 32 * k));
+        }
+        ps_wgmma_commit();
+        ps_wgmma_wait<0>();
+        ps_pin(out);
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* 32 columns of a row of the lane's two */
+            const int n = i / 2 * 4, second = i % 2, at = column + 8 * n + 8 * q;
+            uint32_t words[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                words[j] = ps_pack(out[n + j][2 * second], out[n + j][2 * second + 1]);
+            }
+            ps_quad_transpose(words);
+            const int64_t s = (int64_t)tile * ROWS + own_row + 8 * second;
+            if (s < l.sequences && at < width) {
+                *(uint4 *)(e.dz + s * e.k + k0 + at) = make_uint4(words[0], words[1], words[2], words[3]);
+            }
+        }
+    }
+}
+
+/* Of a real16 tensor [rows, columns]: boxes of `tall` rows and `wide` columns, in panels of so many columns. */
+static enum ps_status map_of(CUtensorMap *map, const void *tensor, int64_t rows, int64_t columns, int tall, int wide)
+{
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found;
+    PS_TRY(ps_cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
+                         "cuTensorMapEncodeTiled"));
+    const cuuint64_t sizes[] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[] = {(cuuint64_t)(2 * columns)};
+    const cuuint32_t box[] = {(cuuint32_t)wide, (cuuint32_t)tall}, every[] = {1, 1};
+    if (!function || ((PFN_cuTensorMapEncodeTiled_v12000)function)(
+                         map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, (void *)tensor, sizes, strides, box, every,
+                         CU_TENSOR_MAP_INTERLEAVE_NONE, wide == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                         CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+        return ps_fail(PS_DEVICE, "cuda: head_step: no tensor map of [%lld, %lld]", (long long)rows, (long long)columns);
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_loss *loss, real16 *dz,
+                                  const real16 *z, const real16 *weight, int k)
+{
+    const int chunks = (k + CHUNK - 1) / CHUNK, rest = STAGES * STAGE_BYTES + ASIDE_BYTES;
+    const int most = (c->shared_bytes - 1024 - rest) / (LOW_BYTES + HIGH_BYTES); /* of a slice */
+    struct arguments e = {};
+    e.loss = *loss;
+    e.dz = dz;
+    e.k = k;
+    e.slices = most < 1 ? chunks : (chunks + most - 1) / most;
+    e.chunks = (chunks + e.slices - 1) / e.slices;
+    e.slices = (chunks + e.chunks - 1) / e.chunks;
+    const int64_t blocks = (loss->sequences + ROWS - 1) / ROWS * e.slices;
+    if (k % 8 != 0 || loss->horizon % 8 != 0 || loss->horizon > COLUMNS ||
+        ((uintptr_t)z | (uintptr_t)dz | (uintptr_t)weight | (uintptr_t)loss->dx) % 16 != 0 || most < 1 ||
+        blocks > c->multiprocessors) {
+        return ps_fail(
+            PS_UNSUPPORTED,
+            "%s (cuda): %lld sequences and a weight of %d x %d: multiples of 8, aligned, are served where %lld blocks have a "
+            "multiprocessor each, here %d",
+            op, (long long)loss->sequences, k, loss->horizon, (long long)blocks, c->multiprocessors);
+    }
+    if (loss->sequences == 0) {
+        return PS_OK;
+    }
+    PS_TRY(map_of(&e.z, z, loss->sequences, k, ROWS, CHUNK));
+    PS_TRY(map_of(&e.low, weight, k, loss->horizon, CHUNK, 64));
+    PS_TRY(map_of(&e.high, weight, k, loss->horizon, CHUNK, 32));
+    const size_t bytes = (size_t)(e.chunks * (LOW_BYTES + HIGH_BYTES) + rest);
+    PS_TRY(ps_cuda_workspace(c, op, (size_t)blocks * ROWS * COLUMNS * sizeof(float)));
+    e.parts = (float *)c->workspace;
+    e.meetings = (struct meeting *)(c->done + 2);
+    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)head_slices, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+                         op));
+    ps_cuda_launch(c, head_slices, (unsigned)blocks, THREADS, bytes, e);
+    PS_CUDA_LAUNCHED(op);
+}
+
+} // namespace PS_REAL16_SPACE

@@ -1,0 +1,409 @@
+/* LayerNorm (Ba et al. 2016), forward and backward.
+ *
+ * Why: the rows are short (16 to 1024) and many, so a row is held in the registers of 4 to 32 neighbouring lanes, read once, and
+ * its two statistics are sums over those lanes. The variance is that of the differences from the mean, never E[x^2] - E[x]^2.
+ *
+ * Forward: y, mean, rstd =. Bytes: 8 R d. Flops: 8 R d.
+ * Backward: dx =; dgamma, dbeta +=. Bytes: 12 R d, and 8 d for each block's partial row (L2). Flops: 14 R d.
+ * In bf16 half the bytes of rows; gamma, beta, statistics and sums are fp32. */
+#include "kernels/cuda/tile/primitives.cuh"
+
+static const int block = 256;
+
+/* A row in LANES lanes: lane l holds VEC elements at (item * LANES + l) * VEC. */
+template <typename T, int LANES, int VEC, int ITEMS>
+static __global__ void __launch_bounds__(block)
+    layernorm_rows(T *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const T *__restrict__ x,
+                   const float *__restrict__ gamma, const float *__restrict__ beta, int64_t rows, int d, float epsilon)
+{
+    ps_grid_begin();
+    const int lane = threadIdx.x % LANES;
+    const int64_t row = (int64_t)blockIdx.x * (block / LANES) + threadIdx.x / LANES;
+    const bool live = row < rows;
+    float v[ITEMS * VEC];
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const int column = (i * LANES + lane) * VEC;
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            v[i * VEC + j] = 0.0f;
+        }
+        if (live && column < d) {
+            ps_load<VEC>(v + i * VEC, x + row * d + column);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS * VEC; i++) {
+        sum += v[i];
+    }
+    const float mu = ps_group_sum<LANES>(sum) / (float)d;
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        if ((i * LANES + lane) * VEC < d) {
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                const float difference = v[i * VEC + j] - mu;
+                squares += difference * difference;
+            }
+        }
+    }
+    const float rs = rsqrtf(ps_group_sum<LANES>(squares) / (float)d + epsilon);
+    if (!live) {
+        return;
+    }
+    if (lane == 0) {
+        mean[row] = mu;
+        rstd[row] = rs;
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const int column = (i * LANES + lane) * VEC;
+        if (column < d) {
+            float g[VEC], b[VEC], out[VEC];
+            ps_load<VEC>(g, gamma + column);
+            ps_load<VEC>(b, beta + column);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                out[j] = (v[i * VEC + j] - mu) * rs * g[j] + b[j];
+            }
+            ps_store<VEC>(y + row * d + column, out);
+        }
+    }
+}
+
+/* Any d: a block a row, which it reads three times (twice from the caches). */
+template <typename T>
+static __global__ void __launch_bounds__(block)
+    layernorm_long_rows(T *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const T *__restrict__ x,
+                        const float *__restrict__ gamma, const float *__restrict__ beta, int d, float epsilon)
+{
+    ps_grid_begin();
+    __shared__ float shared[block / 32];
+    const int64_t row = blockIdx.x;
+    const T *in = x + row * d;
+    float sum = 0.0f, squares = 0.0f;
+    for (int i = threadIdx.x; i < d; i += block) {
+        sum += ps_float(in[i]);
+    }
+    const float mu = ps_block_sum<block>(sum, shared) / (float)d;
+    for (int i = threadIdx.x; i < d; i += block) {
+        const float difference = ps_float(in[i]) - mu;
+        squares += difference * difference;
+    }
+    const float rs = rsqrtf(ps_block_sum<block>(squares, shared) / (float)d + epsilon);
+    if (threadIdx.x == 0) {
+        mean[row] = mu;
+        rstd[row] = rs;
+    }
+    for (int i = threadIdx.x; i < d; i += block) {
+        ps_put(y + row * d + i, (ps_float(in[i]) - mu) * rs * gamma[i] + beta[i]);
+    }
+}
+
+template <typename T, int LANES, int VEC, int ITEMS>
+static void launch_rows(const struct ps_cuda_context *c, const struct ps_layernorm *a, int64_t rows, int d)
+{
+    ps_cuda_launch(c, layernorm_rows<T, LANES, VEC, ITEMS>, ps_cuda_blocks(rows, block / LANES), block, 0, (T *)a->y.data,
+                   (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->x.data, (const float *)a->gamma.data,
+                   (const float *)a->beta.data, rows, d, (float)a->epsilon);
+}
+
+template <typename T> static enum ps_status layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
+{
+    const char *op = "layernorm";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const int64_t d = ps_cuda_width(&a->gamma), count = ps_tensor_count(&a->x), rows = d > 0 ? count / d : 0;
+    PS_TRY(ps_cuda_expect(op, "x", &a->x, ps_type_of<T>, rows * d));
+    PS_TRY(ps_cuda_expect(op, "y", &a->y, ps_type_of<T>, rows * d));
+    PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows));
+    PS_TRY(ps_cuda_expect(op, "rstd", &a->rstd, PS_F32, rows));
+    PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
+    PS_TRY(ps_cuda_expect(op, "beta", &a->beta, PS_F32, d));
+    if (rows == 0) {
+        return PS_OK;
+    }
+    const bool vector = d % ps_vector<T> == 0 && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->y) && ps_cuda_aligned(&a->gamma) &&
+                        ps_cuda_aligned(&a->beta);
+    const int n = (int)d;
+    if (d > 1024) {
+        ps_cuda_launch(c, layernorm_long_rows<T>, (unsigned)rows, block, 0, (T *)a->y.data, (float *)a->mean.data,
+                       (float *)a->rstd.data, (const T *)a->x.data, (const float *)a->gamma.data, (const float *)a->beta.data, n,
+                       (float)a->epsilon);
+    } else if (!vector) {
+        if (d <= 32) {
+            launch_rows<T, 8, 1, 4>(c, a, rows, n);
+        } else if (d <= 128) {
+            launch_rows<T, 32, 1, 4>(c, a, rows, n);
+        } else {
+            launch_rows<T, 32, 1, 32>(c, a, rows, n);
+        }
+    } else if constexpr (ps_vector<T> == 8) {
+        if (d <= 16) {
+            launch_rows<T, 2, 8, 1>(c, a, rows, n);
+        } else if (d <= 32) {
+            launch_rows<T, 4, 8, 1>(c, a, rows, n);
+        } else if (d <= 64) {
+            launch_rows<T, 8, 8, 1>(c, a, rows, n);
+        } else if (d <= 128) {
+            launch_rows<T, 8, 8, 2>(c, a, rows, n);
+        } else if (d <= 256) {
+            launch_rows<T, 16, 8, 2>(c, a, rows, n);
+        } else if (d <= 512) {
+            launch_rows<T, 32, 8, 2>(c, a, rows, n);
+        } else {
+            launch_rows<T, 32, 8, 4>(c, a, rows, n);
+        }
+    } else if (d <= 16) {
+        launch_rows<T, 4, 4, 1>(c, a, rows, n);
+    } else if (d <= 32) {
+        launch_rows<T, 8, 4, 1>(c, a, rows, n);
+    } else if (d <= 64) {
+        launch_rows<T, 8, 4, 2>(c, a, rows, n);
+    } else if (d <= 128) {
+        launch_rows<T, 8, 4, 4>(c, a, rows, n);
+    } else if (d <= 256) {
+        launch_rows<T, 16, 4, 4>(c, a, rows, n);
+    } else if (d <= 512) {
+        launch_rows<T, 32, 4, 4>(c, a, rows, n);
+    } else {
+        launch_rows<T, 32, 4, 8>(c, a, rows, n);
+    }
+    PS_CUDA_LAUNCHED(op);
+}
+
+extern "C" enum ps_status ps_cuda_layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
+{
+    return PS_BY_REAL(k, layernorm, k, a);
+}
+
+/* Blocks a multiprocessor holds, by elements a lane (its registers). */
+static constexpr int resident(int width)
+{
+    return width <= 8 ? 4 : width <= 16 ? 2 : 1;
+}
+
+/* The block's sum of v over its groups of lanes, by column, to out [d]. */
+template <int LANES, int VEC, int ITEMS>
+static __device__ __forceinline__ void sum_groups(float *out, float (&v)[ITEMS * VEC], float (*shared)[LANES * ITEMS * VEC], int d)
+{
+    const int lane = threadIdx.x % LANES;
+#pragma unroll
+    for (int i = 0; i < ITEMS * VEC; i++) {
+#pragma unroll
+        for (int offset = LANES; offset < 32; offset *= 2) {
+            v[i] += __shfl_xor_sync(0xffffffffu, v[i], offset);
+        }
+        if (threadIdx.x % 32 < LANES) {
+            shared[threadIdx.x / 32][(i / VEC * LANES + lane) * VEC + i % VEC] = v[i];
+        }
+    }
+    __syncthreads();
+    for (int column = threadIdx.x; column < d; column += block) {
+        float sum = shared[0][column];
+#pragma unroll
+        for (int warp = 1; warp < block / 32; warp++) {
+            sum += shared[warp][column];
+        }
+        out[column] = sum;
+    }
+    __syncthreads();
+}
+
+/* partials [gridDim.x, 2 d]: a block's dgamma, then its dbeta. dx may be dy or addend, which may be NULL. */
+template <typename T, int LANES, int VEC, int ITEMS>
+static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
+    layernorm_backward_rows(T *dx, float *__restrict__ partials, const T *dy, const T *__restrict__ x,
+                            const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
+                            const T *addend, int64_t rows, int d)
+{
+    ps_grid_begin();
+    constexpr int width = ITEMS * VEC, groups = block / LANES;
+    __shared__ float shared[block / 32][LANES * width];
+    const int lane = threadIdx.x % LANES;
+    float g[width], sum_gamma[width], sum_beta[width];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        const int column = (i * LANES + lane) * VEC;
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            g[i * VEC + j] = sum_gamma[i * VEC + j] = sum_beta[i * VEC + j] = 0.0f;
+        }
+        if (column < d) {
+            ps_load<VEC>(g + i * VEC, gamma + column);
+        }
+    }
+    /* The bound is the same for all threads of a warp: its lanes stay together. */
+    for (int64_t first = (int64_t)blockIdx.x * groups; first < rows; first += (int64_t)gridDim.x * groups) {
+        const int64_t row = first + threadIdx.x / LANES;
+        const bool live = row < rows;
+        float up[width], xhat[width];
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            const int column = (i * LANES + lane) * VEC;
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                up[i * VEC + j] = xhat[i * VEC + j] = 0.0f;
+            }
+            if (live && column < d) {
+                ps_load<VEC>(up + i * VEC, dy + row * d + column);
+                ps_load<VEC>(xhat + i * VEC, x + row * d + column);
+            }
+        }
+        const float mu = live ? mean[row] : 0.0f, rs = live ? rstd[row] : 0.0f;
+        float sum = 0.0f, product = 0.0f;
+#pragma unroll
+        for (int i = 0; i < width; i++) {
+            xhat[i] = (xhat[i] - mu) * rs;
+            sum_beta[i] += up[i]; /* 0 beyond d */
+            sum_gamma[i] += up[i] * xhat[i];
+            up[i] *= g[i];
+            sum += up[i];
+            product += up[i] * xhat[i];
+        }
+        sum = ps_group_sum<LANES>(sum) / (float)d;
+        product = ps_group_sum<LANES>(product) / (float)d;
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            const int column = (i * LANES + lane) * VEC;
+            if (live && column < d) {
+                float out[VEC] = {};
+                if (addend) {
+                    ps_load<VEC>(out, addend + row * d + column);
+                }
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    out[j] += rs * (up[i * VEC + j] - sum - xhat[i * VEC + j] * product);
+                }
+                ps_store<VEC>(dx + row * d + column, out);
+            }
+        }
+    }
+    float *out = partials + (int64_t)blockIdx.x * 2 * d;
+    sum_groups<LANES, VEC, ITEMS>(out, sum_gamma, shared, d);
+    sum_groups<LANES, VEC, ITEMS>(out + d, sum_beta, shared, d);
+}
+
+/* Any d: a block a row at a time; its sums grow in its own partial row, a column always by the same thread. */
+template <typename T>
+static __global__ void __launch_bounds__(block)
+    layernorm_backward_long_rows(T *dx, float *__restrict__ partials, const T *dy, const T *__restrict__ x,
+                                 const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
+                                 const T *addend, int64_t rows, int d)
+{
+    ps_grid_begin();
+    __shared__ float shared[block / 32];
+    float *out = partials + (int64_t)blockIdx.x * 2 * d;
+    for (int i = threadIdx.x; i < d; i += block) {
+        out[i] = out[d + i] = 0.0f;
+    }
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        const float mu = mean[row], rs = rstd[row];
+        float sum = 0.0f, product = 0.0f;
+        for (int i = threadIdx.x; i < d; i += block) {
+            const float up = ps_float(dy[row * d + i]), xhat = (ps_float(x[row * d + i]) - mu) * rs;
+            out[i] += up * xhat;
+            out[d + i] += up;
+            sum += up * gamma[i];
+            product += up * gamma[i] * xhat;
+        }
+        sum = ps_block_sum<block>(sum, shared) / (float)d;
+        product = ps_block_sum<block>(product, shared) / (float)d;
+        for (int i = threadIdx.x; i < d; i += block) {
+            const float xhat = (ps_float(x[row * d + i]) - mu) * rs;
+            const float old = addend ? ps_float(addend[row * d + i]) : 0.0f;
+            ps_put(dx + row * d + i, old + rs * (ps_float(dy[row * d + i]) * gamma[i] - sum - xhat * product));
+        }
+    }
+}
+
+/* Returns the number of blocks: as many as the device holds at once, fewer when there are fewer rows. */
+template <typename T, int LANES, int VEC, int ITEMS>
+static unsigned launch_backward(const struct ps_cuda_context *c, const struct ps_layernorm_backward *a, int64_t rows, int d)
+{
+    const unsigned most = (unsigned)(c->multiprocessors * resident(VEC * ITEMS));
+    unsigned blocks = ps_cuda_blocks(rows, block / LANES);
+    blocks = blocks < most ? blocks : most;
+    ps_cuda_launch(c, layernorm_backward_rows<T, LANES, VEC, ITEMS>, blocks, block, 0, (T *)a->dx.data, (float *)c->workspace,
+                   (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data, (const float *)a->rstd.data,
+                   (const float *)a->gamma.data, (const T *)a->addend.data, rows, d);
+    return blocks;
+}
+
+template <typename T> static enum ps_status layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
+{
+    const char *op = "layernorm_backward";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const int64_t d = ps_cuda_width(&a->gamma), count = ps_tensor_count(&a->x), rows = d > 0 ? count / d : 0;
+    PS_TRY(ps_cuda_expect(op, "x", &a->x, ps_type_of<T>, rows * d));
+    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, ps_type_of<T>, rows * d));
+    PS_TRY(ps_cuda_expect(op, "dy", &a->dy, ps_type_of<T>, rows * d));
+    PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows));
+    PS_TRY(ps_cuda_expect(op, "rstd", &a->rstd, PS_F32, rows));
+    PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
+    PS_TRY(ps_cuda_expect(op, "dgamma", &a->dgamma, PS_F32, d));
+    PS_TRY(ps_cuda_expect(op, "dbeta", &a->dbeta, PS_F32, d));
+    PS_TRY(a->addend.data ? ps_cuda_expect(op, "addend", &a->addend, ps_type_of<T>, rows * d) : PS_OK);
+    if (rows == 0) {
+        return PS_OK;
+    }
+    const bool vector = d % ps_vector<T> == 0 && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->dx) && ps_cuda_aligned(&a->dy) &&
+                        ps_cuda_aligned(&a->gamma) && ps_cuda_aligned(&a->addend);
+    const int n = (int)d;
+    PS_TRY(ps_cuda_workspace(c, op, (size_t)c->multiprocessors * (d <= 1024 ? 4 : 1) * 2 * (size_t)d * sizeof(float)));
+    unsigned blocks;
+    if (d > 1024) {
+        blocks = rows < c->multiprocessors ? (unsigned)rows : (unsigned)c->multiprocessors;
+        ps_cuda_launch(c, layernorm_backward_long_rows<T>, blocks, block, 0, (T *)a->dx.data, (float *)c->workspace,
+                       (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data, (const float *)a->rstd.data,
+                       (const float *)a->gamma.data, (const T *)a->addend.data, rows, n);
+    } else if (!vector) {
+        if (d <= 32) {
+            blocks = launch_backward<T, 8, 1, 4>(c, a, rows, n);
+        } else if (d <= 128) {
+            blocks = launch_backward<T, 32, 1, 4>(c, a, rows, n);
+        } else {
+            blocks = launch_backward<T, 32, 1, 32>(c, a, rows, n);
+        }
+    } else if constexpr (ps_vector<T> == 8) {
+        if (d <= 16) {
+            blocks = launch_backward<T, 2, 8, 1>(c, a, rows, n);
+        } else if (d <= 32) {
+            blocks = launch_backward<T, 4, 8, 1>(c, a, rows, n);
+        } else if (d <= 64) {
+            blocks = launch_backward<T, 8, 8, 1>(c, a, rows, n);
+        } else if (d <= 128) {
+            blocks = launch_backward<T, 16, 8, 1>(c, a, rows, n);
+        } else if (d <= 256) {
+            blocks = launch_backward<T, 32, 8, 1>(c, a, rows, n);
+        } else if (d <= 512) {
+            blocks = launch_backward<T, 32, 8, 2>(c, a, rows, n);
+        } else {
+            blocks = launch_backward<T, 32, 8, 4>(c, a, rows, n);
+        }
+    } else if (d <= 16) {
+        blocks = launch_backward<T, 4, 4, 1>(c, a, rows, n);
+    } else if (d <= 32) {
+        blocks = launch_backward<T, 8, 4, 1>(c, a, rows, n);
+    } else if (d <= 64) {
+        blocks = launch_backward<T, 16, 4, 1>(c, a, rows, n);
+    } else if (d <= 128) {
+        blocks = launch_backward<T, 16, 4, 2>(c, a, rows, n);
+    } else if (d <= 256) {
+        blocks = launch_backward<T, 32, 4, 2>(c, a, rows, n);
+    } else if (d <= 512) {
+        blocks = launch_backward<T, 32, 4, 4>(c, a, rows, n);
+    } else {
+        blocks = launch_backward<T, 32, 4, 8>(c, a, rows, n);
+    }
+    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    const struct ps_cuda_columns job = {
+        (float *)a->dgamma.data, (float *)a->dbeta.data, d, (const float *)c->workspace, blocks, 2 * d};
+    return ps_cuda_add_columns(c, op, &job, 1);
+}
+
+extern "C" enum ps_status ps_cuda_layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
+{
+    return PS_BY_REAL(k, layernorm_backward, k, a);
+}

@@ -1,0 +1,215 @@
+/* sum_squares, adamw, advance.
+ *
+ * Why: the optimiser is one pass over the flat buffers. What depends on the step alone is worked out once a block (ops/adamw.cuh),
+ * while the block's loads are on their way.
+ *
+ * sum_squares: gradient_squares =. Bytes: 4 n. Flops: 2 n; double partials a block, summed in a fixed order by a second kernel.
+ * adamw: parameters, m, v =, gradients = 0; step, cursor +=. Bytes: 40 n, and 2 n for the copy of 16 bits. Flops: 16 n.
+ * advance: step, cursor +=. */
+#include "kernels/cuda/ops/adamw.cuh"
+#include "kernels/cuda/tile/primitives.cuh"
+
+static const int block = 256;
+
+/* ---- sum_squares ---- */
+
+/* partials [gridDim.x]; quads float4 from x, then the last few elements by the first threads of block 0. */
+static __global__ void __launch_bounds__(block)
+    square_partials(double *__restrict__ partials, const float *__restrict__ x, int64_t quads, int64_t count)
+{
+    ps_grid_begin();
+    __shared__ double shared[block / 32];
+    const int64_t thread = (int64_t)blockIdx.x * block + threadIdx.x, threads = (int64_t)gridDim.x * block;
+    double sum = 0.0;
+#pragma unroll 4
+    for (int64_t i = thread; i < quads; i += threads) {
+        const float4 v = ((const float4 *)x)[i];
+        sum += (double)v.x * v.x + (double)v.y * v.y + ((double)v.z * v.z + (double)v.w * v.w);
+    }
+    for (int64_t i = 4 * quads + thread; i < count; i += threads) {
+        sum += (double)x[i] * x[i];
+    }
+    sum = ps_block_sum<block>(sum, shared);
+    if (threadIdx.x == 0) {
+        partials[blockIdx.x] = sum;
+    }
+}
+
+static __global__ void __launch_bounds__(block)
+    finish_squares(struct ps_step_state *state, const double *__restrict__ partials, int count)
+{
+    ps_grid_begin();
+    __shared__ double shared[block / 32];
+    const double sum = ps_sum_partials<block>(partials, count, 1, shared);
+    if (threadIdx.x == 0) {
+        state->gradient_squares = sum;
+    }
+}
+
+extern "C" enum ps_status ps_cuda_sum_squares(const struct ps_kernels *k, const struct ps_sum_squares *a)
+{
+    const char *op = "sum_squares";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const int64_t count = ps_tensor_count(&a->x);
+    PS_TRY(ps_cuda_expect(op, "x", &a->x, PS_F32, count));
+    const int64_t quads = ps_cuda_aligned(&a->x) ? count / 4 : 0;
+    unsigned blocks = ps_cuda_blocks(quads ? quads : count, 2 * block);
+    const unsigned most = 4u * (unsigned)c->multiprocessors;
+    blocks = blocks < most ? blocks : most;
+    PS_TRY(ps_cuda_workspace(c, op, blocks * sizeof(double)));
+    ps_cuda_launch(c, square_partials, blocks, block, 0, (double *)c->workspace, (const float *)a->x.data, quads, count);
+    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    ps_cuda_launch(c, finish_squares, 1, block, 0, a->state, (const double *)c->workspace, (int)blocks);
+    PS_CUDA_LAUNCHED(op);
+}
+
+/* ---- adamw ---- */
+
+/* VEC elements a thread; VEC 4 wants every buffer aligned to 16 bytes, and its last thread takes what is left over. COPY: the type
+ * of copy, or void. done [1], zero before and after: the last block to come there advances the state.
+ *
+ * What no kernel between two steps writes (parameters, m, v, the step) is read before the gradients are there. */
+template <int VEC, typename COPY>
+static __global__ void __launch_bounds__(block, 4)
+    adamw_elements(float *parameters, float *gradients, float *m, double *v, COPY *copy, const double *learning_rates,
+                   struct ps_step_state *state, unsigned *done, const struct ps_adamw_plain a)
+{
+    __shared__ struct ps_adamw_step shared;
+    const int64_t i = ((int64_t)blockIdx.x * block + threadIdx.x) * VEC;
+    const bool whole = i + VEC <= a.count;
+    float p[VEC], g[VEC], first[VEC];
+    double second[VEC];
+    if (whole) {
+        ps_load<VEC>(p, parameters + i);
+        ps_load<VEC>(first, m + i);
+        if constexpr (VEC == 4) {
+            const double2 low = ((const double2 *)(v + i))[0], high = ((const double2 *)(v + i))[1];
+            second[0] = low.x;
+            second[1] = low.y;
+            second[2] = high.x;
+            second[3] = high.y;
+        } else {
+            second[0] = v[i];
+        }
+    }
+    ps_adamw_begin(shared, a, learning_rates, state);
+    ps_grid_begin();
+    if (whole) {
+        ps_load<VEC>(g, gradients + i);
+    }
+    if (threadIdx.x == 64 && ps_adamw_judge(shared, a, state) && blockIdx.x == 0) {
+        state->skipped++;
+    }
+    __syncthreads();
+    /* The block has read the state: the last to come here may change it. The answer is not waited for until the end. */
+    const unsigned before = threadIdx.x == 0 ? atomicAdd(done, 1) : 0;
+    const auto advance = [&]() {
+        if (threadIdx.x == 0 && before == gridDim.x - 1) {
+            *done = 0;
+            ps_adamw_end(a, state);
+        }
+    };
+    const struct ps_adamw_step s = shared;
+    if (s.halted) {
+        for (int64_t j = i; j < i + VEC && j < a.count; j++) {
+            gradients[j] = 0.0f;
+        }
+        advance();
+        return;
+    }
+    bool finite = true;
+    if (whole) {
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            finite = finite && isfinite(g[j]);
+            ps_adamw_update(p[j], g[j], first[j], second[j], a, s, i + j < a.decayed);
+            g[j] = 0.0f;
+        }
+        ps_store<VEC>(parameters + i, p);
+        if constexpr (!std::is_void<COPY>::value) {
+            ps_store<VEC>(copy + i, p);
+        }
+        ps_store<VEC>(gradients + i, g);
+        ps_store<VEC>(m + i, first);
+        if constexpr (VEC == 4) {
+            ((double2 *)(v + i))[0] = make_double2(second[0], second[1]);
+            ((double2 *)(v + i))[1] = make_double2(second[2], second[3]);
+        } else {
+            v[i] = second[0];
+        }
+    } else {
+#pragma unroll 1
+        for (int64_t j = i; j < a.count; j++) { /* the last few */
+            finite = finite && isfinite(gradients[j]);
+            ps_adamw_update(parameters[j], gradients[j], m[j], v[j], a, s, j < a.decayed);
+            gradients[j] = 0.0f;
+            if constexpr (!std::is_void<COPY>::value) {
+                ps_put(copy + j, parameters[j]);
+            }
+        }
+    }
+    if (!finite) {
+        state->nonfinite = s.nonfinite;
+    }
+    advance();
+}
+
+template <int VEC, typename COPY>
+static void launch_items(const struct ps_cuda_context *c, const struct ps_adamw *a, const struct ps_adamw_plain &plain)
+{
+    ps_cuda_launch(c, adamw_elements<VEC, COPY>, ps_cuda_blocks(plain.count, VEC * block), block, 0, (float *)a->parameters.data,
+                   (float *)a->gradients.data, (float *)a->m.data, (double *)a->v.data, (COPY *)a->copy.data,
+                   (const double *)a->learning_rates.data, a->state, c->done, plain);
+}
+
+template <typename COPY>
+static void launch_adamw(const struct ps_cuda_context *c, const struct ps_adamw *a, const struct ps_adamw_plain &plain)
+{
+    if (ps_cuda_aligned(&a->parameters) && ps_cuda_aligned(&a->gradients) && ps_cuda_aligned(&a->m) && ps_cuda_aligned(&a->v) &&
+        ps_cuda_aligned(&a->copy)) {
+        launch_items<4, COPY>(c, a, plain);
+    } else {
+        launch_items<1, COPY>(c, a, plain);
+    }
+    c->ordered = true; /* adamw again would read early what this one writes */
+}
+
+extern "C" enum ps_status ps_cuda_adamw(const struct ps_kernels *k, const struct ps_adamw *a)
+{
+    const char *op = "adamw";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const int64_t count = ps_tensor_count(&a->parameters), steps = ps_tensor_count(&a->learning_rates);
+    PS_TRY(ps_cuda_expect(op, "parameters", &a->parameters, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "gradients", &a->gradients, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "m", &a->m, PS_F32, count));
+    PS_TRY(ps_cuda_expect(op, "v", &a->v, PS_F64, count));
+    PS_TRY(ps_cuda_expect(op, "learning_rates", &a->learning_rates, PS_F64, steps));
+    if (a->copy.data) {
+        PS_TRY(ps_cuda_expect(op, "copy", &a->copy, a->copy.type == PS_F16 ? PS_F16 : PS_BF16, count));
+    }
+    const struct ps_adamw_plain plain = ps_adamw_plain_of(a);
+    if (!a->copy.data) {
+        launch_adamw<void>(c, a, plain);
+    } else if (a->copy.type == PS_F16) {
+        launch_adamw<ps_fp16>(c, a, plain);
+    } else {
+        launch_adamw<ps_bf16>(c, a, plain);
+    }
+    PS_CUDA_LAUNCHED(op);
+}
+
+/* ---- advance ---- */
+
+static __global__ void advance_state(struct ps_step_state *state, uint64_t steps, uint64_t windows)
+{
+    ps_grid_begin();
+    state->step += steps;
+    state->cursor += windows;
+}
+
+extern "C" enum ps_status ps_cuda_advance(const struct ps_kernels *k, const struct ps_advance *a)
+{
+    ps_cuda_launch(ps_cuda(k), advance_state, 1, 1, 0, a->state, a->steps, a->windows);
+    ps_cuda(k)->ordered = true; /* adamw reads the step early */
+    PS_CUDA_LAUNCHED("advance");
+}

@@ -1,0 +1,60 @@
+/* The last step of every sum over rows: partial rows, one a block of the kernel before, are summed by column.
+ *
+ * Why: gradients are sums over all R rows, and floating-point atomics would make them differ from run to run. One kernel leaves a
+ * partial row a block in the workspace, this one sums them in an order that depends on their number alone.
+ * += both outputs. Bytes: 4 rows columns read; the partials come from L2. Flops: rows columns. */
+#include "kernels/cuda/tile/primitives.cuh"
+
+struct sums {
+    struct ps_cuda_columns job[2];
+    unsigned first_blocks; /* of the first job */
+};
+
+/* Blocks of 8 columns (one sector of 32 bytes) by 32 threads down the rows. */
+static __global__ void __launch_bounds__(256) add_columns(const __grid_constant__ struct sums sums)
+{
+    __shared__ float shared[8][8];
+    const bool other = blockIdx.x >= sums.first_blocks;
+    const struct ps_cuda_columns &job = sums.job[other];
+    const int x = threadIdx.x % 8, warp = threadIdx.x / 32;
+    const int64_t column = (int64_t)(blockIdx.x - (other ? sums.first_blocks : 0)) * 8 + x;
+    ps_grid_begin();
+    float sum = 0.0f;
+    if (column < job.columns) {
+#pragma unroll 4
+        for (int64_t row = threadIdx.x / 8; row < job.rows; row += 32) {
+            sum += job.partials[row * job.columns + column];
+        }
+    }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+    if (threadIdx.x % 32 < 8) {
+        shared[warp][x] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x < 8 && column < job.columns) {
+        float total = shared[0][x];
+#pragma unroll
+        for (int i = 1; i < 8; i++) {
+            total += shared[i][x];
+        }
+        if (column < job.split) {
+            job.first[column] += total;
+        } else {
+            job.second[column - job.split] += total;
+        }
+    }
+}
+
+enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_columns *jobs, int count)
+{
+    struct sums sums = {};
+    unsigned blocks = 0;
+    for (int i = 0; i < count; i++) {
+        sums.job[i] = jobs[i];
+        sums.first_blocks = i == 0 ? ps_cuda_blocks(jobs[i].columns, 8) : sums.first_blocks;
+        blocks += ps_cuda_blocks(jobs[i].columns, 8);
+    }
+    ps_cuda_launch(c, add_columns, blocks, 256, 0, sums);
+    PS_CUDA_LAUNCHED(op);
+}

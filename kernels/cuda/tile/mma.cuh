@@ -1,0 +1,346 @@
+/* What a warp does as one: tensor-core products (mma.sync), matrix loads and stores of shared memory, barriers of some warps. PTX
+ * ISA sections mma.m16n8k16, ldmatrix, stmatrix, bar. With group g = lane / 4 and q = lane % 4 an accumulator tile m16n8 holds
+ * (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1); two neighbouring tiles packed to pairs are the A operand of the next product.
+ */
+#ifndef PS_KERNELS_CUDA_WARP_MMA_CUH
+#define PS_KERNELS_CUDA_WARP_MMA_CUH
+
+#include "kernels/cuda/tile/types.cuh"
+
+/* d = a b + c in tf32; a m16k8, b k8n8. Lane q holds k = q and q + 4: a rows g, g + 8 of the first, then of the second. */
+static __device__ __forceinline__ void ps_mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                                   const float (&c)[4])
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
+#ifdef PS_COMPILE_TF32
+/* d = a b + c; a m16k16, b k16n8, in two products of 8, whose k q and q + 4 are columns 2q and 2q + 1. c may be d. */
+static __device__ __forceinline__ void ps_mma16(float (&d)[4], const ps_pair (&a)[4], ps_pair b0, ps_pair b1, const float (&c)[4])
+{
+    const uint32_t first[4] = {a[0].x, a[1].x, a[0].y, a[1].y}, second[4] = {a[2].x, a[3].x, a[2].y, a[3].y};
+    ps_mma_tf32(d, first, b0.x, b0.y, c);
+    ps_mma_tf32(d, second, b1.x, b1.y, d);
+}
+
+/* d = a b + c; a m16k8, b k8n8. */
+static __device__ __forceinline__ void ps_mma8(float (&d)[4], ps_pair a0, ps_pair a1, ps_pair b, const float (&c)[4])
+{
+    const uint32_t a[4] = {a0.x, a1.x, a0.y, a1.y};
+    ps_mma_tf32(d, a, b.x, b.y, c);
+}
+#else
+/* d = a b + c; a m16k16, b k16n8. c may be d. */
+static __device__ __forceinline__ void ps_mma16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                                const float (&c)[4])
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
+/* d = a b + c; a m16k8, b k8n8. */
+static __device__ __forceinline__ void ps_mma8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const float (&c)[4])
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+        ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+#endif
+
+/* x as the tensor cores' tf32 takes it. EXACT: hi + lo = x but for a part in 2^23 (they leave out lo's last bit or two); else hi
+ * alone. A NaN stays one. */
+template <bool EXACT> static __device__ __forceinline__ void ps_split(uint32_t &hi, uint32_t &lo, float x)
+{
+    if constexpr (EXACT) {
+        hi = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+        lo = __float_as_uint(x - __uint_as_float(hi));
+    } else {
+        hi = ps_round_up(x);
+        lo = 0;
+    }
+}
+
+/* d = a b, or d += a b, of operands split so. EXACT: three products, whose sum over these 8 of k is added in FADD. */
+template <bool EXACT, bool ADD>
+static __device__ __forceinline__ void ps_mma_split(float (&d)[4], const uint32_t (&a_hi)[4], const uint32_t (&a_lo)[4],
+                                                    const uint32_t (&b_hi)[2], const uint32_t (&b_lo)[2])
+{
+    const float zero[4] = {0, 0, 0, 0};
+    if constexpr (EXACT) {
+        float part[4];
+        ps_mma_tf32(part, a_lo, b_hi[0], b_hi[1], zero);
+        ps_mma_tf32(part, a_hi, b_lo[0], b_lo[1], part);
+        ps_mma_tf32(part, a_hi, b_hi[0], b_hi[1], part);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            d[i] = ADD ? d[i] + part[i] : part[i];
+        }
+    } else if constexpr (ADD) {
+        ps_mma_tf32(d, a_hi, b_hi[0], b_hi[1], d);
+    } else {
+        ps_mma_tf32(d, a_hi, b_hi[0], b_hi[1], zero);
+    }
+}
+
+static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+static __device__ __forceinline__ float2 ps_shared_load2(uint32_t address)
+{
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void ps_shared_store2(uint32_t address, float2 v)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
+}
+
+/* Four 8 x 8 matrices of real16; lanes 8i .. 8i + 7 give the addresses of matrix i's rows: in shared memory (_at), or pointers. */
+static __device__ __forceinline__ void ps_ldmatrix4_at(uint32_t (&r)[4], uint32_t p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(p)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ps_ldmatrix4(uint32_t (&r)[4], const void *p)
+{
+    ps_ldmatrix4_at(r, ps_shared_address(p));
+}
+
+static __device__ __forceinline__ void ps_ldmatrix4_transposed_at(uint32_t (&r)[4], uint32_t p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(p)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ps_ldmatrix4_transposed(uint32_t (&r)[4], const void *p)
+{
+    ps_ldmatrix4_transposed_at(r, ps_shared_address(p));
+}
+
+/* Two matrices; lanes 0 .. 15 give the addresses. */
+static __device__ __forceinline__ void ps_ldmatrix2_at(uint32_t (&r)[2], uint32_t p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(p) : "memory");
+}
+
+static __device__ __forceinline__ void ps_ldmatrix2(uint32_t (&r)[2], const void *p)
+{
+    ps_ldmatrix2_at(r, ps_shared_address(p));
+}
+
+static __device__ __forceinline__ void ps_ldmatrix2_transposed_at(uint32_t (&r)[2], uint32_t p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(p) : "memory");
+}
+
+static __device__ __forceinline__ void ps_ldmatrix2_transposed(uint32_t (&r)[2], const void *p)
+{
+    ps_ldmatrix2_transposed_at(r, ps_shared_address(p));
+}
+
+/* The transpose of an 8 x 8 matrix of 16-bit elements in ldmatrix's layout. */
+static __device__ __forceinline__ uint32_t ps_movmatrix(uint32_t x)
+{
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+/* r to four matrices, of sm_90. */
+static __device__ __forceinline__ void ps_stmatrix4_at(uint32_t p, const uint32_t (&r)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+                 "r"(r[3])
+                 : "memory");
+}
+
+/* The A operand r (m16k16) to 16 rows of shared memory, `stride` bytes apart. */
+static __device__ __forceinline__ void ps_store_operand(void *p, int stride, const uint32_t (&r)[4])
+{
+    const int lane = (int)threadIdx.x % 32;
+#if __CUDA_ARCH__ >= 900
+    ps_stmatrix4_at(ps_shared_address((const char *)p + (lane % 16) * stride + lane / 16 * 16), r);
+#else
+    char *at = (char *)p + lane / 4 * stride + lane % 4 * 4;
+    *(uint32_t *)at = r[0];
+    *(uint32_t *)(at + 8 * stride) = r[1];
+    *(uint32_t *)(at + 16) = r[2];
+    *(uint32_t *)(at + 8 * stride + 16) = r[3];
+#endif
+}
+
+/* 16 bytes from global to shared memory, behind the thread's back. */
+static __device__ __forceinline__ void ps_copy_async(void *shared, const void *global)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(ps_shared_address(shared)), "l"(global) : "memory");
+}
+
+/* 16 bytes, of which the first so many are there, and zeros; where none is, `global` is any address. */
+template <typename T> static __device__ __forceinline__ void ps_copy_async_part(uint32_t shared, const T *global, int bytes)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+
+template <typename T> static __device__ __forceinline__ void ps_copy_async_part(T *shared, const T *global, int bytes)
+{
+    ps_copy_async_part(ps_shared_address(shared), global, bytes);
+}
+
+/* 8 and 4 bytes. */
+static __device__ __forceinline__ void ps_copy_async8(void *shared, const void *global)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(ps_shared_address(shared)), "l"(global) : "memory");
+}
+
+static __device__ __forceinline__ void ps_copy_async4(void *shared, const void *global)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(ps_shared_address(shared)), "l"(global) : "memory");
+}
+
+/* The same; zero where it is not there. */
+template <typename T> static __device__ __forceinline__ void ps_copy_async4_if(T *shared, const T *global, bool there)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(ps_shared_address(shared)), "l"(global), "r"(there ? 4 : 0)
+                 : "memory");
+}
+
+/* Waits for all of the thread's copies. */
+static __device__ __forceinline__ void ps_copy_wait()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* The copies since the last group are one. */
+static __device__ __forceinline__ void ps_copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until at most PENDING of the thread's groups are under way. */
+template <int PENDING> static __device__ __forceinline__ void ps_copy_wait_group()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* ---- wgmma, of sm_90 ---- */
+
+/* This thread's ordinary stores to shared memory (cp.async too), for the tensor cores' reads after the next barrier. */
+static __device__ __forceinline__ void ps_publish()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Before the first product of a batch: registers are as the program has them. */
+static __device__ __forceinline__ void ps_wgmma_begin()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+/* The products asked for since the last commit are a batch. */
+static __device__ __forceinline__ void ps_wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+/* Until at most PENDING batches are under way. */
+template <int PENDING> static __device__ __forceinline__ void ps_wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Operand in panels of 128-byte rows, 16-byte units exchanged by the row's number modulo 8; the panel aligned to 1,024 bytes.
+ * Groups of 8 rows follow one another; panels that stand side by side (of a right operand read transposed) are `far` bytes apart.
+ */
+static __device__ __forceinline__ uint32_t ps_wgmma_place(uint32_t address, uint32_t far = 0)
+{
+    return address >> 4 | (far >> 4) << 16;
+}
+
+/* `further` bytes from there. */
+static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t place, int further)
+{
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | (place + (further >> 4));
+}
+
+/* Registers that products write or read stay where they are until here. */
+template <int N> static __device__ __forceinline__ void ps_pin(float (&sums)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
+    }
+}
+
+template <int N> static __device__ __forceinline__ void ps_pin(const uint32_t (&fragment)[N][4])
+{
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        asm volatile("" ::"r"(fragment[n][0]), "r"(fragment[n][1]), "r"(fragment[n][2]), "r"(fragment[n][3]) : "memory");
+    }
+}
+
+/* Barrier `id` of `threads` threads, whole warps. */
+static __device__ __forceinline__ void ps_barrier(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Comes to it, and does not wait. */
+static __device__ __forceinline__ void ps_barrier_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ float ps_tanh(float x)
+{
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float ps_exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ float ps_log2(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* threshold - 1 and its negative, of 16 bits, in both halves. threshold > 0. */
+static __host__ __device__ __forceinline__ uint32_t ps_below(uint32_t threshold)
+{
+    return (threshold - 1) * 0x10001u;
+}
+
+static __host__ __device__ __forceinline__ uint32_t ps_minus_below(uint32_t threshold)
+{
+    return (1 - threshold & 0xffffu) * 0x10001u;
+}
+
+/* In each half: 1 where draw >= threshold, else 0. */
+static __device__ __forceinline__ uint32_t ps_kept2(uint32_t draws, uint32_t below, uint32_t minus_below)
+{
+    return __viaddmin_u16x2(__vmaxu2(draws, below), minus_below, 0x00010001u);
+}
+
+#endif
