@@ -3,23 +3,6 @@
 
 #include "kernels/backends.h"
 
-const char *ps_precision_name(enum ps_precision precision)
-{
-    switch (precision) {
-    case PS_FP64:
-        return "fp64";
-    case PS_FP32:
-        return "fp32";
-    case PS_TF32:
-        return "tf32";
-    case PS_PRECISION_BF16:
-        return "bf16";
-    case PS_FP16:
-        return "fp16";
-    }
-    return "?";
-}
-
 struct ps_dropout ps_dropout_make(double p, uint64_t seed, uint32_t site, const struct ps_step_state *state)
 {
     /* At most 65535, so that the scale of what is kept stays finite. */

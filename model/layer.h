@@ -2,7 +2,7 @@
 #ifndef PS_MODEL_LAYER_H
 #define PS_MODEL_LAYER_H
 
-#include "model/model.h"
+#include "model/cache.h"
 
 #define PS_LAYERNORM_EPSILON 1e-5
 
@@ -27,6 +27,10 @@ struct ps_tensor ps_layer_head_rows(const struct ps_layer *layer, void *buffer, 
 struct ps_tensor ps_layer_head_statistics(const struct ps_layer *layer, void *buffer); /* [S, h, N] */
 struct ps_tensor ps_layer_attention(const struct ps_layer *layer, void *buffer);       /* [S*h, N, N] */
 struct ps_tensor ps_layer_statistics(const struct ps_layer *layer, void *buffer);      /* [R] */
+
+struct ps_model;
+/* What layer `layer` reads and the one below it writes; layer n_layers: what the head reads. [R, d] for `batch` windows. */
+struct ps_tensor ps_model_stream(const struct ps_model *m, int64_t layer, int64_t batch);
 
 /* c = alpha a b + beta c. */
 enum ps_status ps_product(const struct ps_kernels *k, struct ps_tensor c, struct ps_tensor a, struct ps_tensor b, double alpha,

@@ -8,56 +8,6 @@
 #include "model/embedding.h"
 #include "model/layer.h"
 
-/* ---- descriptors ---- */
-
-struct ps_tensor ps_layer_rows(const struct ps_layer *l, void *buffer, int64_t columns)
-{
-    return ps_tensor_2d(buffer, l->k->real, l->R, columns);
-}
-
-struct ps_tensor ps_layer_heads(const struct ps_layer *l, void *buffer, int64_t parts)
-{
-    return ps_tensor_nd(buffer, l->k->real, 5, (int64_t[]){parts, l->S, l->h, l->N, l->e});
-}
-
-struct ps_tensor ps_layer_head(const struct ps_layer *l, void *buffer, int64_t part)
-{
-    char *begin = (char *)buffer + (size_t)(part * l->R * l->d) * ps_type_bytes(l->k->real);
-    return ps_tensor_3d(begin, l->k->real, l->S * l->h, l->N, l->e);
-}
-
-struct ps_tensor ps_layer_head_rows(const struct ps_layer *l, void *buffer, int64_t columns, int64_t part)
-{
-    char *begin = (char *)buffer + (size_t)(part * l->d) * ps_type_bytes(l->k->real);
-    return ps_tensor_heads(begin, l->k->real, l->S, l->h, l->N, l->e, columns);
-}
-
-struct ps_tensor ps_layer_head_statistics(const struct ps_layer *l, void *buffer)
-{
-    return ps_tensor_3d(buffer, l->k->statistics, l->S, l->h, l->N);
-}
-
-struct ps_tensor ps_layer_attention(const struct ps_layer *l, void *buffer)
-{
-    return ps_tensor_3d(buffer, l->k->real, l->S * l->h, l->N, l->N);
-}
-
-struct ps_tensor ps_layer_statistics(const struct ps_layer *l, void *buffer)
-{
-    return ps_tensor_1d(buffer, l->k->statistics, l->R);
-}
-
-struct ps_tensor ps_transposed(struct ps_tensor t)
-{
-    return ps_tensor_transpose(t, t.rank - 2, t.rank - 1);
-}
-
-enum ps_status ps_product(const struct ps_kernels *k, struct ps_tensor c, struct ps_tensor a, struct ps_tensor b, double alpha,
-                          double beta)
-{
-    return k->gemm(k, &(struct ps_gemm){.c = c, .a = a, .b = b, .alpha = alpha, .beta = beta});
-}
-
 /* ---- dropout sites: 0 the embedding; three a layer ---- */
 
 enum { SITES_A_LAYER = 3 };
@@ -94,13 +44,6 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
     l.hidden_dropout = dropout_at(m, 2 + SITES_A_LAYER * index, state, training);
     l.output_dropout = dropout_at(m, 3 + SITES_A_LAYER * index, state, training);
     return l;
-}
-
-struct ps_tensor ps_model_stream(const struct ps_model *m, int64_t layer, int64_t batch)
-{
-    int64_t R = batch * m->shape.channels * ps_patches(&m->shape), d = m->shape.d_model;
-    char *begin = (char *)m->cache.shared.stream + (size_t)(layer * R * d) * ps_type_bytes(m->k->real);
-    return ps_tensor_2d(begin, m->k->real, R, d);
 }
 
 /* The same as a fused encoder's table entries take it. */

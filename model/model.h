@@ -72,8 +72,6 @@ enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *wind
 /* After a forward: yhat into y [batch*C, H]. */
 enum ps_status ps_model_forecast(struct ps_model *m, int64_t batch, struct ps_tensor y);
 
-/* What layer `layer` reads and the one below it writes; layer n_layers: what the head reads. [R, d] for `batch` windows. */
-struct ps_tensor ps_model_stream(const struct ps_model *m, int64_t layer, int64_t batch);
 /* All encoder layers: from stream 0 to stream n_layers. training as above (state may be NULL when 0). */
 enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training);
 /* Their backward: cache.shared.gradient holds dy and then du; weight gradients +=. */
