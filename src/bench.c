@@ -1,5 +1,4 @@
 /* bench: how long a config's step and epoch take, and where the time goes. */
-#include <getopt.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,17 +7,18 @@
 
 #include "data/files.h"
 #include "src/clock.h"
+#include "src/options.h"
 #include "src/passive.h"
 #include "src/session.h"
 #include "src/writer.h"
 
-enum { OVERRIDES = 64, GROUP = 20, PARTS = 256, CHECKPOINTS = 20, COMPARED_SECONDS = 2 };
+enum { GROUP = 20, PARTS = 256, CHECKPOINTS = 20, COMPARED_SECONDS = 2 };
 
 struct arguments {
     const char *config, *device, *checkpoints, *tune;
-    char *overrides[OVERRIDES];
-    int n_overrides, json, trace, compare;
-    int64_t epochs, steps;
+    struct ps_overrides overrides;
+    int json, trace, compare;
+    uint64_t epochs, steps;
 };
 
 static const char usage[] =
@@ -38,83 +38,28 @@ static const char usage[] =
     "\n"
     "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device\n";
 
-static enum ps_status count_of(const char *option, const char *text, int64_t least, int64_t *value)
-{
-    char *end;
-    long long number = strtoll(text, &end, 10);
-    if (*text == 0 || *end != 0 || number < least || number > 1000000) {
-        return ps_fail(PS_USAGE, "%s: \"%s\": a whole number from %lld to 1000000", option, text, (long long)least);
-    }
-    *value = number;
-    return PS_OK;
-}
-
 static enum ps_status parse(int argc, char **argv, struct arguments *a)
 {
-    static const struct option options[] = {{"set", required_argument, NULL, 's'},
-                                            {"device", required_argument, NULL, 'd'},
-                                            {"epochs", required_argument, NULL, 'e'},
-                                            {"steps", required_argument, NULL, 'n'},
-                                            {"checkpoint", required_argument, NULL, 'c'},
-                                            {"json", no_argument, NULL, 'j'},
-                                            {"trace", no_argument, NULL, 't'},
-                                            {"compare", no_argument, NULL, 'x'},
-                                            {"tune", required_argument, NULL, 'u'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
+    const struct ps_option options[] = {{"set", .overrides = &a->overrides},
+                                        {"device", .text = &a->device},
+                                        {"epochs", .number = &a->epochs, .most = 1000000},
+                                        {"steps", .number = &a->steps, .least = 1, .most = 1000000},
+                                        {"checkpoint", .text = &a->checkpoints},
+                                        {"json", .given = &a->json},
+                                        {"trace", .given = &a->trace},
+                                        {"compare", .given = &a->compare},
+                                        {"tune", .text = &a->tune},
+                                        {0}};
     a->epochs = 1;
     a->steps = 100;
-    opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
-        switch (option) {
-        case 's':
-            if (a->n_overrides == OVERRIDES) {
-                return ps_fail(PS_USAGE, "--set: more than %d of them: write a config", OVERRIDES);
-            }
-            a->overrides[a->n_overrides++] = optarg;
-            break;
-        case 'd':
-            a->device = optarg;
-            break;
-        case 'e':
-            PS_TRY(count_of("--epochs", optarg, 0, &a->epochs));
-            break;
-        case 'n':
-            PS_TRY(count_of("--steps", optarg, 1, &a->steps));
-            break;
-        case 'c':
-            a->checkpoints = optarg;
-            break;
-        case 'j':
-            a->json = 1;
-            break;
-        case 't':
-            a->trace = 1;
-            break;
-        case 'x':
-            a->compare = 1;
-            break;
-        case 'u':
-            a->tune = optarg;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            exit(0);
-        default:
-            return ps_fail(PS_USAGE, "%s: unknown option or missing value: see bench --help", argv[optind - 1]);
-        }
-    }
-    if (optind + 1 != argc) {
-        return ps_fail(PS_USAGE, "%s",
-                       optind == argc ? "which config? see bench --help" : "one config at a time: see bench --help");
-    }
+    PS_TRY(ps_options_read(argc, argv, options, 1, "one CONFIG", usage));
+    a->config = argv[argc - 1];
     if (a->trace && (a->json || a->compare)) {
         return ps_fail(PS_USAGE, "--trace: prints lines of one step: leave out %s", a->json ? "--json" : "--compare");
     }
     if (a->tune && a->compare) {
         return ps_fail(PS_USAGE, "--tune: a table is of one precision: leave out --compare");
     }
-    a->config = argv[optind];
     return PS_OK;
 }
 
@@ -482,10 +427,10 @@ static enum ps_status bench(const struct arguments *a, const struct ps_config *c
         status = trace_step(s, tracer, 1);
     }
     if (status == PS_OK) {
-        status = time_steps(s, a->steps, INFINITY, &result);
+        status = time_steps(s, (int64_t)a->steps, INFINITY, &result);
     }
     if (status == PS_OK) {
-        status = time_epochs(s, a->epochs, &result);
+        status = time_epochs(s, (int64_t)a->epochs, &result);
     }
     if (status == PS_OK && a->checkpoints) {
         status = time_checkpoints(s, a->checkpoints, &result);
@@ -528,7 +473,7 @@ static enum ps_status time_level(const struct arguments *a, const struct ps_conf
     struct ps_graph *graph;
     status = ps_session_initialise(s);
     if (status == PS_OK) {
-        status = time_steps(s, a->steps, COMPARED_SECONDS, r);
+        status = time_steps(s, (int64_t)a->steps, COMPARED_SECONDS, r);
     }
     if (status == PS_OK) {
         status = ps_session_full_step(s, &graph);
@@ -601,7 +546,7 @@ int main(int argc, char **argv)
     struct ps_config config;
     enum ps_status status = parse(argc, argv, &arguments);
     if (status == PS_OK) {
-        status = ps_config_load(arguments.config, arguments.overrides, arguments.n_overrides, &config);
+        status = ps_config_load(arguments.config, arguments.overrides.text, arguments.overrides.n, &config);
     }
     if (status == PS_OK) {
         status = arguments.tune ? tune(&arguments, &config) : PS_OK;

@@ -1,5 +1,4 @@
 /* evaluate: a checkpoint's accuracy on a split, beside naive forecasts; and its forecasts themselves. */
-#include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +7,7 @@
 
 #include "data/files.h"
 #include "data/hdf5_util.h"
+#include "src/options.h"
 #include "src/passive.h"
 #include "src/session.h"
 
@@ -32,56 +32,20 @@ static const char usage[] =
 
 static enum ps_status parse(int argc, char **argv, struct arguments *a)
 {
-    static const struct option options[] = {{"data", required_argument, NULL, 'd'},
-                                            {"split", required_argument, NULL, 's'},
-                                            {"device", required_argument, NULL, 'v'},
-                                            {"json", no_argument, NULL, 'j'},
-                                            {"save-forecasts", required_argument, NULL, 'f'},
-                                            {"original-units", no_argument, NULL, 'u'},
-                                            {"overwrite", no_argument, NULL, 'o'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
-    a->split = PS_TEST;
-    opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
-        switch (option) {
-        case 'd':
-            a->data = optarg;
-            break;
-        case 's':
-            for (a->split = PS_TRAIN; a->split < PS_SPLITS && strcmp(optarg, ps_split_name(a->split)) != 0; a->split++) {
-            }
-            if (a->split == PS_SPLITS) {
-                return ps_fail(PS_USAGE, "--split: \"%s\": train, val or test", optarg);
-            }
-            break;
-        case 'v':
-            a->device = optarg;
-            break;
-        case 'j':
-            a->json = 1;
-            break;
-        case 'f':
-            a->forecasts = optarg;
-            break;
-        case 'u':
-            a->original_units = 1;
-            break;
-        case 'o':
-            a->overwrite = 1;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            exit(0);
-        default:
-            return ps_fail(PS_USAGE, "%s: unknown option or missing value: see evaluate --help", argv[optind - 1]);
-        }
+    const char *split = ps_split_name(PS_TEST);
+    const struct ps_option options[] = {{"data", .text = &a->data},
+                                        {"split", .text = &split},
+                                        {"device", .text = &a->device},
+                                        {"json", .given = &a->json},
+                                        {"save-forecasts", .text = &a->forecasts},
+                                        {"original-units", .given = &a->original_units},
+                                        {"overwrite", .given = &a->overwrite},
+                                        {0}};
+    PS_TRY(ps_options_read(argc, argv, options, 1, "one CHECKPOINT", usage));
+    a->checkpoint = argv[argc - 1];
+    for (a->split = PS_TRAIN; a->split < PS_SPLITS && strcmp(split, ps_split_name(a->split)) != 0; a->split++) {
     }
-    if (optind + 1 != argc) {
-        return ps_fail(PS_USAGE, "%s", optind == argc ? "which checkpoint? see evaluate --help" : "one checkpoint at a time");
-    }
-    a->checkpoint = argv[optind];
-    return PS_OK;
+    return a->split < PS_SPLITS ? PS_OK : ps_fail(PS_USAGE, "--split: \"%s\": train, val or test", split);
 }
 
 /* ---- forecasts into a file ---- */

@@ -1,6 +1,5 @@
 /* train: a config in, a trained and tested model out. */
 #include <errno.h>
-#include <getopt.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -10,11 +9,12 @@
 
 #include "data/files.h"
 #include "src/clock.h"
+#include "src/options.h"
 #include "src/passive.h"
 #include "src/session.h"
 #include "src/writer.h"
 
-enum { PATH_ROOM = 4096, OVERRIDES = 64 };
+enum { PATH_ROOM = 4096 };
 
 static volatile sig_atomic_t stop_signal;
 
@@ -25,8 +25,8 @@ static void on_signal(int number)
 
 struct arguments {
     const char *config, *device, *run_dir;
-    char *overrides[OVERRIDES];
-    int n_overrides, resume, overwrite;
+    struct ps_overrides overrides;
+    int resume, overwrite;
 };
 
 /* Where a run keeps what. */
@@ -57,52 +57,17 @@ static const char usage[] =
 
 static enum ps_status parse(int argc, char **argv, struct arguments *a)
 {
-    static const struct option options[] = {{"set", required_argument, NULL, 's'},
-                                            {"device", required_argument, NULL, 'd'},
-                                            {"run-dir", required_argument, NULL, 'r'},
-                                            {"resume", no_argument, NULL, 'c'},
-                                            {"overwrite", no_argument, NULL, 'o'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
-    opterr = 0;
-    for (int option; (option = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
-        switch (option) {
-        case 's':
-            if (a->n_overrides == OVERRIDES) {
-                return ps_fail(PS_USAGE, "--set: more than %d of them: write a config", OVERRIDES);
-            }
-            a->overrides[a->n_overrides++] = optarg;
-            break;
-        case 'd':
-            a->device = optarg;
-            break;
-        case 'r':
-            if (!*optarg) {
-                return ps_fail(PS_USAGE, "--run-dir: \"\" is no folder: name one, or leave the option out");
-            }
-            a->run_dir = optarg;
-            break;
-        case 'c':
-            a->resume = 1;
-            break;
-        case 'o':
-            a->overwrite = 1;
-            break;
-        case 'h':
-            fputs(usage, stdout);
-            exit(0);
-        default:
-            return ps_fail(PS_USAGE, "%s: unknown option or missing value: see train --help", argv[optind - 1]);
-        }
-    }
-    if (optind + 1 != argc) {
-        return ps_fail(PS_USAGE, "%s",
-                       optind == argc ? "which config? see train --help" : "one config at a time: see train --help");
+    const struct ps_option options[] = {{"set", .overrides = &a->overrides},   {"device", .text = &a->device},
+                                        {"run-dir", .text = &a->run_dir},      {"resume", .given = &a->resume},
+                                        {"overwrite", .given = &a->overwrite}, {NULL}};
+    PS_TRY(ps_options_read(argc, argv, options, 1, "one CONFIG", usage));
+    a->config = argv[argc - 1];
+    if (a->run_dir && !*a->run_dir) {
+        return ps_fail(PS_USAGE, "--run-dir: \"\" is no folder: name one, or leave the option out");
     }
     if (a->resume && a->overwrite) {
         return ps_fail(PS_USAGE, "--resume and --overwrite exclude each other");
     }
-    a->config = argv[optind];
     return PS_OK;
 }
 
@@ -425,7 +390,7 @@ int main(int argc, char **argv)
         struct sigaction action = {.sa_handler = on_signal};
         sigaction(SIGINT, &action, NULL);
         sigaction(SIGTERM, &action, NULL);
-        status = ps_config_load(arguments.config, arguments.overrides, arguments.n_overrides, &config);
+        status = ps_config_load(arguments.config, arguments.overrides.text, arguments.overrides.n, &config);
         if (status == PS_OK) {
             status = train(&arguments, &config, &run);
             ps_file_unlock(run.lock);
