@@ -1,0 +1,140 @@
+/* What one key alone cannot tell: which values go together, and which may differ where a run is resumed. */
+#include "src/config_keys.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Where the first of the keys that is not a preset came from: the one to blame. */
+static const char *blame(const struct ps_config_reader *reader, const char *origin, const char *section, const char *first,
+                         const char *second)
+{
+    const char *where = reader->where[ps_key_index(section, first)];
+    if (!*where && second) {
+        where = reader->where[ps_key_index(section, second)];
+    }
+    return *where ? where : origin;
+}
+
+static enum ps_status check_split(const double split[3], const char *where)
+{
+    double sum = split[0] + split[1] + split[2];
+    if (split[0] <= 1 && split[1] <= 1 && split[2] <= 1) {
+        return sum <= 1 + 1e-9
+                   ? PS_OK
+                   : ps_config_fail(where, "data.split: the fractions %g, %g and %g sum to %g; they must sum to at most 1",
+                                    split[0], split[1], split[2], sum);
+    }
+    for (int i = 0; i < 3; i++) {
+        if (split[i] != floor(split[i]) || split[i] > INT32_MAX) {
+            return ps_config_fail(
+                where, "data.split: %g is not a count of rows; give three whole numbers, or three fractions that sum to at most 1",
+                split[i]);
+        }
+    }
+    return PS_OK;
+}
+
+/* Each size alone may be large; together they must not overflow where tensors are laid out. */
+static enum ps_status check_parameters(const struct ps_config *c, const char *where)
+{
+    double d = (double)c->model.d_model, patches = (double)((c->model.seq_len - c->model.patch_len) / c->model.stride + 2);
+    double count = d * (double)c->model.patch_len + patches * d * (1 + (double)c->model.pred_len) +
+                   (double)c->model.n_layers * d * (4 * d + 2 * (double)c->model.d_ff);
+    return count <= 0x1p40 ? PS_OK : ps_config_fail(where, "model: has %.2g parameters; at most %.2g can be served", count, 0x1p40);
+}
+
+static int is_device(const char *device)
+{
+    if (strncmp(device, "cuda:", 5) == 0) {
+        size_t digits = strspn(device + 5, "0123456789");
+        return digits >= 1 && digits <= 4 && !device[5 + digits];
+    }
+    return strcmp(device, "auto") == 0 || strcmp(device, "cpu") == 0 || strcmp(device, "cuda") == 0;
+}
+
+enum ps_status ps_config_check(const struct ps_config_reader *reader, const char *origin)
+{
+    const struct ps_config *c = reader->config;
+    if (!*c->data.path) {
+        return ps_config_fail(blame(reader, origin, "data", "path", NULL),
+                              "data.path: missing; name the HDF5 file, as \"path: series.h5\"");
+    }
+    PS_TRY(check_split(c->data.split, blame(reader, origin, "data", "split", NULL)));
+    if (c->model.d_model % c->model.n_heads != 0) {
+        return ps_config_fail(blame(reader, origin, "model", "n_heads", "d_model"),
+                              "model.n_heads: d_model %" PRId64 " is not divisible by %" PRId64 " heads; change one of them",
+                              c->model.d_model, c->model.n_heads);
+    }
+    if (c->model.patch_len > c->model.seq_len) {
+        return ps_config_fail(blame(reader, origin, "model", "patch_len", "seq_len"),
+                              "model.patch_len: %" PRId64 " is longer than the window; it must be at most seq_len, %" PRId64,
+                              c->model.patch_len, c->model.seq_len);
+    }
+    PS_TRY(check_parameters(c, blame(reader, origin, "model", "d_model", "seq_len")));
+    if (c->optim.min_lr > c->optim.lr) {
+        return ps_config_fail(blame(reader, origin, "optim", "min_lr", "lr"), "optim.min_lr: %g is above lr; it must be at most %g",
+                              c->optim.min_lr, c->optim.lr);
+    }
+    const char *device = c->runtime.device, *backend = c->runtime.backend, *precision = ps_precision_name(c->runtime.precision);
+    if (!is_device(device)) {
+        return ps_config_fail(blame(reader, origin, "runtime", "device", NULL),
+                              "runtime.device: \"%.60s\" is not one of auto, cpu, cuda, cuda:N", device);
+    }
+    int on_gpu = strncmp(device, "cuda", 4) == 0;
+    if ((strcmp(backend, "cuda") == 0 && strcmp(device, "cpu") == 0) ||
+        ((strcmp(backend, "cpu") == 0 || strcmp(backend, "reference") == 0) && on_gpu)) {
+        return ps_config_fail(blame(reader, origin, "runtime", "backend", "device"),
+                              "runtime.backend: %s does not run on device %s; use backend auto, or device %s", backend, device,
+                              on_gpu ? "cpu" : "cuda");
+    }
+    int reference = strcmp(backend, "reference") == 0;
+    if (c->runtime.precision == PS_FP64 && !reference) {
+        return ps_config_fail(blame(reader, origin, "runtime", "precision", "backend"),
+                              "runtime.precision: fp64 needs backend reference, not %s; set precision: fp32", backend);
+    }
+    if (reference && c->runtime.precision != PS_FP64 && c->runtime.precision != PS_FP32) {
+        return ps_config_fail(blame(reader, origin, "runtime", "precision", "backend"),
+                              "runtime.precision: backend reference computes in fp32 or fp64, not %s", precision);
+    }
+    if (c->runtime.fusion == PS_FUSION_NONE && c->runtime.precision != PS_FP64 && c->runtime.precision != PS_FP32) {
+        return ps_config_fail(blame(reader, origin, "runtime", "fusion", "precision"),
+                              "runtime.fusion: none computes in fp32 or fp64, not %s; set fusion: gemm, or precision: fp32",
+                              precision);
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_config_compatible(const struct ps_config *saved, const struct ps_config *now)
+{
+    enum ps_status status = PS_OK;
+    for (int i = 0; i < PS_KEYS && status == PS_OK; i++) {
+        const struct ps_key *key = &ps_keys[i];
+        if (key->free_on_resume) {
+            continue;
+        }
+        char *then = ps_config_value_text(saved, key), *text = ps_config_value_text(now, key);
+        if (!then || !text) {
+            status = ps_fail(PS_CHECKPOINT, "%s.%s: no memory to compare", key->section, key->name);
+        } else if (strcmp(key->name, "device") == 0) {
+            if (strcspn(then, ":") != strcspn(text, ":") || strncmp(then, text, strcspn(then, ":")) != 0) {
+                status = ps_fail(PS_CHECKPOINT,
+                                 "runtime.device: the checkpoint was made with %.60s, this run has %.60s; resume with "
+                                 "the same",
+                                 then, text);
+            }
+        } else if (strcmp(key->name, "epochs") == 0 && now->train.epochs > saved->train.epochs &&
+                   (saved->optim.schedule == PS_SCHEDULE_CONSTANT || saved->optim.schedule == PS_SCHEDULE_TYPE3)) {
+            /* A longer run whose learning rates so far are the same. */
+        } else if (strcmp(then, text) != 0) {
+            status = ps_fail(PS_CHECKPOINT,
+                             "%s.%s: the checkpoint was made with %.60s, this run has %.60s; resume with the same, or "
+                             "begin a new run",
+                             key->section, key->name, then, text);
+        }
+        free(then);
+        free(text);
+    }
+    return status;
+}

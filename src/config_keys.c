@@ -1,0 +1,80 @@
+#include "src/config_keys.h"
+
+#include <string.h>
+
+static const char *const paddings[] = {"none", "end", NULL};
+static const char *const placements[] = {"auto", "device", "host", NULL};
+static const char *const fusions[] = {"auto", "none", "gemm", "layer", NULL};
+static const char *const attentions[] = {"auto", "gemm", "tiled", NULL};
+static const char *const on_nonfinites[] = {"stop", "skip", NULL};
+static const char *const schedules[] = {"constant", "cosine", "onecycle", "type3", NULL};
+static const char *const precisions[] = {"fp64", "fp32", "tf32", "bf16", "fp16", NULL}; /* as enum ps_precision */
+static const char *const backends[] = {"auto", "reference", "cpu", "cuda", NULL};
+
+#define KEY(in, key, kind, ...)                                                                                                  \
+    {                                                                                                                            \
+        .section = #in, .name = #key, .type = PS_KEY_##kind, .offset = offsetof(struct ps_config, in.key), .preset = __VA_ARGS__ \
+    }
+
+static const struct ps_key table[] = {
+    KEY(data, path, TEXT, {""}, .free_on_resume = 1),
+    KEY(data, split, SPLIT, {"0.7", "0.1", "0.2"}, .range = PS_RANGE_NOT_NEGATIVE),
+    KEY(data, standardize, SWITCH, {"true"}),
+    KEY(data, drop_last, SWITCH, {"true"}),
+    KEY(data, placement, CHOICE, {"auto"}, .choices = placements, .free_on_resume = 1),
+    KEY(data, memory_limit, BYTES, {"0"}),
+    KEY(data, season, WHOLE, {"24"}, .range = PS_RANGE_LIMIT, .free_on_resume = 1),
+    KEY(model, seq_len, WHOLE, {"336"}, .range = PS_RANGE_SIZE),
+    KEY(model, pred_len, WHOLE, {"96"}, .range = PS_RANGE_SIZE),
+    KEY(model, patch_len, WHOLE, {"16"}, .range = PS_RANGE_SIZE),
+    KEY(model, stride, WHOLE, {"8"}, .range = PS_RANGE_SIZE),
+    KEY(model, padding, CHOICE, {"end"}, .choices = paddings),
+    KEY(model, d_model, WHOLE, {"128"}, .range = PS_RANGE_SIZE),
+    KEY(model, n_heads, WHOLE, {"16"}, .range = PS_RANGE_SIZE),
+    KEY(model, d_ff, WHOLE, {"256"}, .range = PS_RANGE_SIZE),
+    KEY(model, n_layers, WHOLE, {"3"}, .range = PS_RANGE_LAYERS),
+    KEY(model, dropout, REAL, {"0.2"}, .range = PS_RANGE_FRACTION),
+    KEY(model, revin, SWITCH, {"true"}),
+    KEY(optim, lr, REAL, {"1e-4"}, .range = PS_RANGE_POSITIVE),
+    KEY(optim, weight_decay, REAL, {"1e-2"}, .range = PS_RANGE_NOT_NEGATIVE),
+    KEY(optim, beta1, REAL, {"0.9"}, .range = PS_RANGE_FRACTION),
+    KEY(optim, beta2, REAL, {"0.999"}, .range = PS_RANGE_FRACTION),
+    KEY(optim, eps, REAL, {"1e-8"}, .range = PS_RANGE_POSITIVE),
+    KEY(optim, clip_norm, REAL, {"0"}, .range = PS_RANGE_NOT_NEGATIVE),
+    KEY(optim, schedule, CHOICE, {"cosine"}, .choices = schedules),
+    KEY(optim, warmup_steps, WHOLE, {"0"}, .range = PS_RANGE_LIMIT),
+    KEY(optim, min_lr, REAL, {"0"}, .range = PS_RANGE_NOT_NEGATIVE),
+    KEY(optim, pct_start, REAL, {"0.3"}, .range = PS_RANGE_INSIDE),
+    KEY(train, epochs, WHOLE, {"100"}, .range = PS_RANGE_COUNT),
+    KEY(train, batch_size, WHOLE, {"128"}, .range = PS_RANGE_COUNT),
+    KEY(train, seed, SEED, {"1"}, .range = PS_RANGE_ANY),
+    KEY(train, patience, WHOLE, {"0"}, .range = PS_RANGE_LIMIT, .free_on_resume = 1),
+    KEY(train, checkpoint_every, WHOLE, {"0"}, .range = PS_RANGE_LIMIT, .free_on_resume = 1),
+    KEY(train, keep_last, WHOLE, {"2"}, .range = PS_RANGE_COUNT, .free_on_resume = 1),
+    KEY(train, keep_best, WHOLE, {"1"}, .range = PS_RANGE_COUNT, .free_on_resume = 1),
+    KEY(train, on_nonfinite, CHOICE, {"stop"}, .choices = on_nonfinites, .free_on_resume = 1),
+    KEY(runtime, device, TEXT, {"auto"}),
+    KEY(runtime, precision, CHOICE, {"fp32"}, .choices = precisions),
+    KEY(runtime, backend, TEXT, {"auto"}, .choices = backends),
+    KEY(runtime, fusion, CHOICE, {"auto"}, .choices = fusions),
+    KEY(runtime, attention, CHOICE, {"auto"}, .choices = attentions),
+    KEY(runtime, merge_qkv, SWITCH, {"true"}),
+    KEY(runtime, epilogue, SWITCH, {"true"}),
+    KEY(runtime, tiny_gemm, SWITCH, {"true"}),
+    KEY(runtime, tuning, TEXT, {""}, .free_on_resume = 1), /* the algorithms that are recorded say which */
+    KEY(runtime, threads, WHOLE, {"0"}, .range = PS_RANGE_LIMIT),
+};
+_Static_assert(sizeof table / sizeof *table == PS_KEYS, "PS_KEYS counts the table");
+const struct ps_key *const ps_keys = table;
+
+const char *const ps_sections[PS_SECTIONS] = {"data", "model", "optim", "train", "runtime"};
+
+int ps_key_index(const char *section, const char *name)
+{
+    for (int i = 0; i < PS_KEYS; i++) {
+        if (strcmp(section, ps_keys[i].section) == 0 && strcmp(name, ps_keys[i].name) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}

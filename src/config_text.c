@@ -1,0 +1,117 @@
+/* The config as text, every key, which reads back as the same bits. */
+#include "src/config_keys.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* The shortest text that reads back as the same double; whole numbers without an exponent. */
+static void print_real(FILE *out, double value)
+{
+    char text[40];
+    int digits = 1;
+    if (value == floor(value) && fabs(value) < 1e15) {
+        fprintf(out, "%.0f", value);
+        return;
+    }
+    do {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+    } while (strtod(text, NULL) != value && ++digits <= 17);
+    fputs(text, out);
+}
+
+void ps_config_print_text(FILE *out, const char *text)
+{
+    static const char *const reserved[] = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"};
+    int plain = (*text >= 'a' && *text <= 'z') || (*text >= 'A' && *text <= 'Z') || *text == '/';
+    for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++) {
+        plain = plain && strcasecmp(text, reserved[i]) != 0;
+    }
+    plain = plain && strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./:-") == strlen(text) &&
+            text[strlen(text) - 1] != ':';
+    if (plain) {
+        fputs(text, out);
+        return;
+    }
+    fputc('"', out);
+    for (const char *c = text; *c; c++) {
+        if (*c == '"' || *c == '\\') {
+            fprintf(out, "\\%c", *c);
+        } else if ((unsigned char)*c < ' ' || *c == 0x7f) {
+            fprintf(out, "\\x%02X", *c);
+        } else {
+            fputc(*c, out);
+        }
+    }
+    fputc('"', out);
+}
+
+static void print_value(FILE *out, const struct ps_key *key, const struct ps_config *config)
+{
+    const void *place = (const char *)config + key->offset;
+    switch (key->type) {
+    case PS_KEY_TEXT:
+        ps_config_print_text(out, *(char *const *)place);
+        break;
+    case PS_KEY_WHOLE:
+    case PS_KEY_BYTES:
+        fprintf(out, "%" PRId64, *(const int64_t *)place);
+        break;
+    case PS_KEY_SEED:
+        fprintf(out, "%" PRIu64, *(const uint64_t *)place);
+        break;
+    case PS_KEY_REAL:
+        print_real(out, *(const double *)place);
+        break;
+    case PS_KEY_SPLIT:
+        for (int i = 0; i < 3; i++) {
+            fputs(i ? ", " : "[", out);
+            print_real(out, ((const double *)place)[i]);
+        }
+        fputc(']', out);
+        break;
+    case PS_KEY_SWITCH:
+        fputs(*(const int *)place ? "true" : "false", out);
+        break;
+    case PS_KEY_CHOICE:
+        fputs(key->choices[*(const int *)place], out);
+        break;
+    }
+}
+
+char *ps_config_value_text(const struct ps_config *config, const struct ps_key *key)
+{
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    if (!out) {
+        return NULL;
+    }
+    print_value(out, key, config);
+    return fclose(out) == 0 ? text : NULL;
+}
+
+enum ps_status ps_config_text(const struct ps_config *config, char **text)
+{
+    *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(text, &size);
+    if (out) {
+        for (int i = 0; i < PS_KEYS; i++) {
+            if (i == 0 || strcmp(ps_keys[i].section, ps_keys[i - 1].section) != 0) {
+                fprintf(out, "%s:\n", ps_keys[i].section);
+            }
+            fprintf(out, "  %s: ", ps_keys[i].name);
+            print_value(out, &ps_keys[i], config);
+            fputc('\n', out);
+        }
+    }
+    if (!out || fclose(out) != 0) {
+        free(*text);
+        *text = NULL;
+        return ps_fail(PS_USAGE, "config: no memory for its text");
+    }
+    return PS_OK;
+}
