@@ -76,6 +76,9 @@ enum ps_status ps_config_parse(const char *text, const char *origin, char *const
 enum ps_status ps_config_text(const struct ps_config *config, char **text);
 void ps_config_free(struct ps_config *config);
 
+/* Whether runtime.device may be this: auto, cpu, cuda or cuda:N, N of at most 4 digits. */
+int ps_config_is_device(const char *device);
+
 /* PS_OK when a run of `saved` may be resumed with `now`: every key equal, but for those that cannot change the result
  * (runtime.device's index, data.path, data.placement, data.season, train.patience, train.checkpoint_every, train.keep_last,
  * train.keep_best, train.on_nonfinite) and train.epochs, which may grow. Otherwise PS_CHECKPOINT naming key, both values. (A

@@ -45,7 +45,7 @@ static enum ps_status check_parameters(const struct ps_config *c, const char *wh
     return count <= 0x1p40 ? PS_OK : ps_config_fail(where, "model: has %.2g parameters; at most %.2g can be served", count, 0x1p40);
 }
 
-static int is_device(const char *device)
+int ps_config_is_device(const char *device)
 {
     if (strncmp(device, "cuda:", 5) == 0) {
         size_t digits = strspn(device + 5, "0123456789");
@@ -78,7 +78,7 @@ enum ps_status ps_config_check(const struct ps_config_reader *reader, const char
                               c->optim.min_lr, c->optim.lr);
     }
     const char *device = c->runtime.device, *backend = c->runtime.backend, *precision = ps_precision_name(c->runtime.precision);
-    if (!is_device(device)) {
+    if (!ps_config_is_device(device)) {
         return ps_config_fail(blame(reader, origin, "runtime", "device", NULL),
                               "runtime.device: \"%.60s\" is not one of auto, cpu, cuda, cuda:N", device);
     }

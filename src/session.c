@@ -68,19 +68,11 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
     return ps_scaler_apply(&s->scaler, s->series);
 }
 
-static int is_device(const char *device)
-{
-    if (strncmp(device, "cuda:", 5) == 0) {
-        return device[5] && strspn(device + 5, "0123456789") == strlen(device + 5);
-    }
-    return strcmp(device, "auto") == 0 || strcmp(device, "cpu") == 0 || strcmp(device, "cuda") == 0;
-}
-
 static enum ps_status open_device(struct ps_session *s, const struct ps_session_options *options)
 {
     const struct ps_config *c = s->config;
     const char *device = options->device ? options->device : c->runtime.device;
-    if (!is_device(device)) {
+    if (!ps_config_is_device(device)) {
         return ps_fail(PS_USAGE, "--device: \"%.60s\" is not one of auto, cpu, cuda, cuda:N", device);
     }
     const char *backend = c->runtime.backend;
