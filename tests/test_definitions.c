@@ -1,0 +1,350 @@
+/* The double reference, which all other tables are compared with, against the definitions of kernels.h: values computed here, and
+ * slopes for what goes backward. */
+#include <check.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/philox.h"
+#include "tests/reference.h"
+
+/* Calls an entry of the double reference. */
+#define CALL(name, ...) \
+    ck_assert_msg(oracle.kernels->name(oracle.kernels, &(struct ps_##name){__VA_ARGS__}) == PS_OK, "%s", ps_error_message())
+
+/* d/dh of f(x + h direction) at h = 0, five-point stencil (error h^4). */
+static double slope(double (*f)(const double *x), const double *x, const double *direction, int n)
+{
+    static const double h = 1e-3, weight[] = {1, -8, 8, -1}, at[] = {-2, -1, 1, 2};
+    double sum = 0, moved[256];
+    ck_assert_int_le(n, 256);
+    for (int i = 0; i < 4; i++) {
+        for (int j = 0; j < n; j++) {
+            moved[j] = x[j] + at[i] * h * direction[j];
+        }
+        sum += weight[i] * f(moved);
+    }
+    return sum / (12 * h);
+}
+
+static double dot(const double *a, const double *b, int n)
+{
+    double sum = 0;
+    for (int i = 0; i < n; i++) {
+        sum += a[i] * b[i];
+    }
+    return sum;
+}
+
+/* A scalar of the outputs, so that dy of each backward is `upstream`. */
+enum { R = 4, D = 6 };
+static double upstream[R * D];
+
+/* x [R, D], gamma [D], beta [D] */
+static double layernorm_scalar(const double *x)
+{
+    double y[R * D], mean[R], rstd[R];
+    double *in = (double *)(uintptr_t)x;
+    CALL(layernorm, matrix(y, R, D), vector(mean, R), vector(rstd, R), matrix(in, R, D), vector(in + R * D, D),
+         vector(in + R * D + D, D), 1e-5);
+    return dot(y, upstream, R * D);
+}
+
+START_TEST(test_layernorm_definition)
+{
+    double x[R * D + 2 * D], direction[R * D + 2 * D], gradient[R * D + 2 * D] = {0}, y[R * D], mean[R], rstd[R];
+    fill_normal(x, R * D + 2 * D, 1);
+    fill_normal(direction, R * D + 2 * D, 2);
+    fill_normal(upstream, R * D, 3);
+    CALL(layernorm, matrix(y, R, D), vector(mean, R), vector(rstd, R), matrix(x, R, D), vector(x + R * D, D),
+         vector(x + R * D + D, D), 1e-5);
+    for (int r = 0; r < R; r++) {
+        double sum = 0, squares = 0;
+        for (int i = 0; i < D; i++) {
+            sum += x[r * D + i] / D;
+        }
+        for (int i = 0; i < D; i++) {
+            squares += pow(x[r * D + i] - sum, 2) / D;
+        }
+        expect_close(mean[r], sum, 1e-13);
+        expect_close(rstd[r], 1 / sqrt(squares + 1e-5), 1e-13);
+        for (int i = 0; i < D; i++) {
+            expect_close(y[r * D + i], (x[r * D + i] - sum) / sqrt(squares + 1e-5) * x[R * D + i] + x[R * D + D + i], 1e-12);
+        }
+    }
+    CALL(layernorm_backward, matrix(gradient, R, D), vector(gradient + R * D, D), vector(gradient + R * D + D, D),
+         matrix(upstream, R, D), matrix(x, R, D), vector(mean, R), vector(rstd, R), vector(x + R * D, D), (struct ps_tensor){0});
+    expect_close(dot(gradient, direction, R * D + 2 * D), slope(layernorm_scalar, x, direction, R * D + 2 * D), 1e-8);
+}
+END_TEST
+
+/* x [R, D], bias [D]; dropout on, its mask fixed by the state. */
+static struct ps_step_state fixed_state = {.step = 5};
+
+static double gelu_scalar(const double *x)
+{
+    double y[R * D];
+    double *in = (double *)(uintptr_t)x;
+    CALL(bias_gelu, matrix(y, R, D), matrix(in, R, D), vector(in + R * D, D), ps_dropout_make(0.3, 9, 2, &fixed_state));
+    return dot(y, upstream, R * D);
+}
+
+START_TEST(test_gelu_definition)
+{
+    double x[R * D + D], direction[R * D + D], dx[R * D], bias_gradient[D] = {0}, y[R * D];
+    fill_normal(x, R * D + D, 4);
+    fill_normal(direction, R * D + D, 5);
+    fill_normal(upstream, R * D, 6);
+    CALL(bias_gelu, matrix(y, R, D), matrix(x, R, D), vector(x + R * D, D), {0});
+    for (int i = 0; i < R * D; i++) {
+        double t = x[i] + x[R * D + i % D];
+        expect_close(y[i], 0.5 * t * (1 + tanh(sqrt(2 / M_PI) * (t + 0.044715 * t * t * t))), 1e-14);
+    }
+    CALL(gelu_backward, matrix(dx, R, D), matrix(upstream, R, D), matrix(x, R, D), vector(x + R * D, D),
+         ps_dropout_make(0.3, 9, 2, &fixed_state));
+    CALL(bias_grad, vector(bias_gradient, D), {0}, matrix(dx, R, D), {0});
+    expect_close(dot(dx, direction, R * D) + dot(bias_gradient, direction + R * D, D), slope(gelu_scalar, x, direction, R * D + D),
+                 1e-8);
+}
+END_TEST
+
+static double softmax_scalar(const double *x)
+{
+    double y[R * D];
+    CALL(softmax, matrix(y, R, D), matrix((double *)(uintptr_t)x, R, D));
+    return dot(y, upstream, R * D);
+}
+
+START_TEST(test_softmax_definition)
+{
+    double x[R * D], direction[R * D], dx[R * D], y[R * D];
+    fill_normal(x, R * D, 7);
+    fill_normal(direction, R * D, 8);
+    fill_normal(upstream, R * D, 9);
+    CALL(softmax, matrix(y, R, D), matrix(x, R, D));
+    for (int r = 0; r < R; r++) {
+        double sum = 0;
+        for (int i = 0; i < D; i++) {
+            sum += exp(x[r * D + i]);
+        }
+        for (int i = 0; i < D; i++) {
+            expect_close(y[r * D + i], exp(x[r * D + i]) / sum, 1e-14);
+        }
+    }
+    CALL(softmax_backward, matrix(dx, R, D), matrix(upstream, R, D), matrix(y, R, D));
+    expect_close(dot(dx, direction, R * D), slope(softmax_scalar, x, direction, R * D), 1e-8);
+    /* No overflow: the maximum is subtracted. */
+    double large[] = {1000, 1001}, share[2];
+    CALL(softmax, matrix(share, 1, 2), matrix(large, 1, 2));
+    expect_close(share[1], 1 / (1 + exp(-1)), 1e-14);
+    for (int i = 0; i < 2; i++) { /* wherever it stands */
+        double one[2] = {i ? 0 : 1001, i ? 1001 : 0};
+        CALL(softmax, matrix(share, 1, 2), matrix(one, 1, 2));
+        ck_assert(share[i] == 1 && share[1 - i] == 0);
+    }
+    /* The maximum by itself, as level none takes it: of negative numbers too. */
+    double below[] = {-5, -3, -4}, largest;
+    CALL(reduce, ps_tensor_1d(&largest, PS_F64, 1), matrix(below, 1, 3), PS_MAX, 0);
+    ck_assert(largest == -3);
+}
+END_TEST
+
+/* x [R, D], bias [D] */
+static double mean[R], deviation[R], targets[R * D];
+
+static double loss_of(const double *x)
+{
+    double dx[R * D];
+    double *in = (double *)(uintptr_t)x;
+    struct ps_step_state state = {0};
+    CALL(forecast_loss, matrix(dx, R, D), matrix(in, R, D), vector(in + R * D, D), vector(mean, R), vector(deviation, R),
+         matrix(targets, R, D), &state, 1, 0);
+    return state.loss_sum;
+}
+
+START_TEST(test_forecast_definition)
+{
+    double x[R * D + D], direction[R * D + D], dx[R * D], bias_gradient[D] = {0}, y[R * D], errors[2][2] = {{7, 7}, {7, 7}};
+    fill_normal(x, R * D + D, 10);
+    fill_normal(direction, R * D + D, 11);
+    fill_normal(mean, R, 12);
+    fill_normal(deviation, R, 13);
+    fill_normal(targets, R * D, 14);
+    struct ps_step_state state = {.cursor = 8, .loss_sum = 2};
+    CALL(forecast, matrix(y, R, D), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R));
+    CALL(forecast_loss, matrix(dx, R, D), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R),
+         matrix(targets, R, D), &state, 2, 0);
+    CALL(forecast_error, matrix(errors[0], 2, 2), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R),
+         matrix(targets, R, D), &state, 8);
+    double squares = 0, absolutes = 0;
+    for (int i = 0; i < R * D; i++) {
+        expect_close(y[i], (x[i] + x[R * D + i % D]) * deviation[i / D] + mean[i / D], 1e-14);
+        squares += pow(y[i] - targets[i], 2);
+        absolutes += fabs(y[i] - targets[i]);
+    }
+    expect_close(state.loss_sum, 2 + 2 * squares / (R * D), 1e-13);
+    expect_close(errors[1][0], squares, 1e-13);
+    expect_close(errors[1][1], absolutes, 1e-13);
+    ck_assert(errors[0][0] == 7 && errors[0][1] == 7);
+    CALL(bias_grad, vector(bias_gradient, D), {0}, matrix(dx, R, D), {0});
+    expect_close(dot(dx, direction, R * D) + dot(bias_gradient, direction + R * D, D), slope(loss_of, x, direction, R * D + D),
+                 1e-8);
+}
+END_TEST
+
+START_TEST(test_gemm_definition)
+{
+    enum { B = 3, M = 5, N = 7, K = 300 };
+    static double a[B * M * K], b[B * N * K], c[B * M * N], before[B * M * N];
+    fill_normal(a, B * M * K, 15);
+    fill_normal(b, B * N * K, 16);
+    fill_normal(c, B * M * N, 17);
+    memcpy(before, c, sizeof c);
+    struct ps_tensor bt = ps_tensor_transpose(ps_tensor_3d(b, PS_F64, B, N, K), 1, 2);
+    CALL(gemm, ps_tensor_3d(c, PS_F64, B, M, N), ps_tensor_3d(a, PS_F64, B, M, K), bt, 0.5, -2);
+    for (int i = 0; i < B * M * N; i++) {
+        int batch = i / (M * N), row = i / N % M, column = i % N;
+        double sum = dot(a + (batch * M + row) * K, b + (batch * N + column) * K, K);
+        expect_close(c[i], 0.5 * sum - 2 * before[i], 1e-12);
+    }
+    /* beta 0 overwrites, NaN included. */
+    double nan_output = NAN, one[] = {2, 3}, two[] = {5, 7};
+    CALL(gemm, matrix(&nan_output, 1, 1), matrix(one, 1, 2), matrix(two, 2, 1), 1, 0);
+    ck_assert(nan_output == 31);
+}
+END_TEST
+
+START_TEST(test_heads_definition)
+{
+    enum { PARTS = 3, S = 2, H = 4, N = 5, E = 3, COUNT = PARTS * S * H * N * E };
+    double rows[COUNT], heads[COUNT], back[COUNT];
+    fill_normal(rows, COUNT, 18);
+    struct ps_tensor split = ps_tensor_nd(heads, PS_F64, 5, (int64_t[]){PARTS, S, H, N, E});
+    CALL(head_split, split, matrix(rows, S * N, PARTS * H * E));
+    for (int i = 0; i < COUNT; i++) {
+        int e = i % E, n = i / E % N, j = i / (E * N) % H, s = i / (E * N * H) % S, p = i / (E * N * H * S);
+        ck_assert(heads[i] == rows[(s * N + n) * PARTS * H * E + (p * H + j) * E + e]);
+    }
+    CALL(head_merge, matrix(back, S * N, PARTS * H * E), split);
+    ck_assert_mem_eq(back, rows, sizeof rows);
+}
+END_TEST
+
+START_TEST(test_gather_definition)
+{
+    /* A series of 2 channels, x[t, c] = 10 t + c: windows of 5, patches of 2 every 2, padded. */
+    enum { T = 12, C = 2, L = 5, P = 2, STRIDE = 2, N = (L - P) / STRIDE + 2 };
+    double series[T * C], patches[C * N * P], means[C], stds[C], y[C * 3];
+    for (int i = 0; i < T * C; i++) {
+        series[i] = 10 * (i / C) + i % C;
+    }
+    int32_t indices[] = {0, 4, 9};
+    struct ps_step_state state = {.cursor = 1};
+    struct ps_tensor windows = {.data = series, .type = PS_F64, .rank = 3, .size = {T - L - 2, C, L}, .stride = {C, 1, C}};
+    struct ps_tensor which = ps_tensor_1d(indices, PS_I32, 3);
+    CALL(gather_patches, matrix(patches, C * N, P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 0, 1,
+         1e-5);
+    for (int i = 0; i < C * N * P; i++) {
+        static const int time[N * P] = {4, 5, 6, 7, 8, 8}; /* of window 4, whose last value is repeated */
+        ck_assert(patches[i] == 10 * time[i % (N * P)] + i / (N * P));
+    }
+    ck_assert(means[0] == 0 && stds[0] == 1);
+    CALL(gather_patches, matrix(patches, C * N, P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 1, 1,
+         1e-5);
+    expect_close(means[1], 61, 1e-14);
+    expect_close(stds[1], sqrt(200 + 1e-5), 1e-14);
+    expect_close(patches[N * P], (41 - 61) / sqrt(200 + 1e-5), 1e-14);
+    struct ps_tensor ahead = {.data = series + L * C, .type = PS_F64, .rank = 3, .size = {T - L - 2, C, 3}, .stride = {C, 1, C}};
+    CALL(gather_targets, matrix(y, C, 3), ahead, which, &state, 1);
+    for (int i = 0; i < C * 3; i++) {
+        ck_assert(y[i] == 10 * (9 + i % 3) + i / 3);
+    }
+}
+END_TEST
+
+START_TEST(test_dropout_definition)
+{
+    enum { COUNT = 40000 };
+    static double x[COUNT], y[COUNT];
+    struct ps_step_state state = {.step = 0x300000002u};
+    struct ps_dropout dropout = ps_dropout_make(0.2, 0xfeedface12345678u, 11, &state);
+    ck_assert_uint_eq(dropout.threshold, 13107);
+    ck_assert(dropout.scale == (float)(65536.0 / (65536 - 13107)));
+    ck_assert_uint_eq(ps_dropout_make(0, 1, 2, NULL).threshold, 0);
+    ck_assert(ps_dropout_make(0, 1, 2, NULL).scale == 1);
+    ck_assert(isfinite(ps_dropout_make(0.999999, 1, 2, NULL).scale));
+    int kept = 0;
+    for (int i = 0; i < COUNT; i++) {
+        x[i] = 1;
+    }
+    CALL(drop, vector(y, COUNT), vector(x, COUNT), dropout);
+    for (int i = 0; i < COUNT; i++) {
+        philox4x32_ctr_t counter = {{(uint32_t)i / 8, 11, 2, 3}};
+        philox4x32_key_t key = {{0x12345678u, 0xfeedfaceu}};
+        uint32_t word = philox4x32(counter, key).v[i % 8 / 2], draw = i % 2 ? word >> 16 : word & 0xffff;
+        ck_assert(y[i] == (draw >= 13107 ? (double)dropout.scale : 0));
+        kept += draw >= 13107;
+    }
+    ck_assert_msg(abs(kept - COUNT * 4 / 5) < 400, "%d kept", kept); /* 5 standard deviations */
+    /* Wherever an operation drops, it drops the same elements. */
+    static double zeros[COUNT], ones[COUNT / 100], result[COUNT];
+    struct ps_tensor all = matrix(result, 100, COUNT / 100), bias = vector(zeros, COUNT / 100), in = matrix(x, 100, COUNT / 100);
+    CALL(bias_residual_add, all, in, bias, matrix(zeros, 100, COUNT / 100), dropout);
+    ck_assert_mem_eq(result, y, sizeof y);
+    CALL(bias_position_add, all, in, bias, matrix(zeros, 10, COUNT / 100), dropout);
+    ck_assert_mem_eq(result, y, sizeof y);
+    CALL(bias_grad, vector(ones, COUNT / 100), all, in, dropout);
+    ck_assert_mem_eq(result, y, sizeof y);
+    CALL(bias_gelu, all, in, bias, dropout);
+    for (int i = 0; i < COUNT; i++) {
+        ck_assert((result[i] == 0) == (y[i] == 0));
+    }
+}
+END_TEST
+
+START_TEST(test_adamw_definition)
+{
+    double p[] = {1, -2}, g[] = {3, 4}, m[] = {0.1, 0.2}, v[] = {0.3, 0.4}, rates[] = {9, 9, 0.01}, copy[2];
+    struct ps_step_state state = {.step = 2};
+    CALL(sum_squares, vector(g, 2), &state);
+    ck_assert(state.gradient_squares == 25);
+    CALL(adamw, vector(p, 2), vector(g, 2), vector(m, 2), vector(v, 2), vector(rates, 3), vector(copy, 2), 1, 0.9, 0.99, 1e-8, 0.1,
+         2.5, 0, 0, &state, 32);
+    /* Clipped by half: g = 1.5, 2. */
+    double m0 = 0.9 * 0.1 + 0.1 * 1.5, v0 = 0.99 * 0.3 + 0.01 * 2.25, m1 = 0.9 * 0.2 + 0.1 * 2, v1 = 0.99 * 0.4 + 0.01 * 4;
+    double bias_m = 1 - pow(0.9, 3), bias_v = 1 - pow(0.99, 3);
+    expect_close(m[0], m0, 1e-15);
+    expect_close(v[1], v1, 1e-15);
+    expect_close(p[0], 1 - 0.01 * (m0 / bias_m / (sqrt(v0 / bias_v) + 1e-8) + 0.1 * 1), 1e-15);
+    expect_close(p[1], -2 - 0.01 * (m1 / bias_m / (sqrt(v1 / bias_v) + 1e-8)), 1e-15);
+    ck_assert(g[0] == 0 && g[1] == 0);
+    ck_assert_mem_eq(copy, p, sizeof p);
+    CALL(advance, &state, 1, 64);
+    ck_assert(state.step == 4 && state.cursor == 96);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("definitions");
+    TCase *definitions = tcase_create("definitions");
+    tcase_add_checked_fixture(definitions, open_oracle, close_oracle);
+    tcase_add_test(definitions, test_layernorm_definition);
+    tcase_add_test(definitions, test_gelu_definition);
+    tcase_add_test(definitions, test_softmax_definition);
+    tcase_add_test(definitions, test_forecast_definition);
+    tcase_add_test(definitions, test_gemm_definition);
+    tcase_add_test(definitions, test_heads_definition);
+    tcase_add_test(definitions, test_gather_definition);
+    tcase_add_test(definitions, test_dropout_definition);
+    tcase_add_test(definitions, test_adamw_definition);
+    suite_add_tcase(suite, definitions);
+
+    SRunner *runner = srunner_create(suite);
+    srunner_set_fork_status(runner, CK_NOFORK);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}

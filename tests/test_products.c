@@ -1,0 +1,283 @@
+/* CUDA's products beyond the cases of parity: of more than 2^31 elements, sums of many terms, and tables of the library's
+ * algorithms that were chosen by timing. */
+#include <check.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/asked.h"
+#include "tests/random_values.h"
+#include "tests/real16.h"
+#include "tests/tables.h"
+
+/* A product of more than 2^31 elements, and the two sums over it that a weight's and a bias's gradient are: a [M, K] of zeros and
+ * ones and b [K, N] of 0, 1, 2 make every element of c = a b exact, and all that is summed over its rows is known from a' a. */
+START_TEST(test_far)
+{
+    enum { K = 8, N = 512 };
+    const int64_t M = ((int64_t)1 << 22) + 5;
+    struct table t = {
+        .name = "cuda bf16", .backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16, .tiny_gemm = 1};
+    ck_assert_msg(table_open(&t) == PS_OK, "%s", ps_error_message());
+    struct ps_device *d = t.device;
+    size_t free_bytes, total_bytes;
+    ck_assert_int_eq(d->memory(d, &free_bytes, &total_bytes), PS_OK);
+    if (free_bytes < (size_t)M * N * 2 + ((size_t)1 << 29)) {
+        printf("skipped: a product of more than 2^31 elements needs 5 GiB, %.1f GiB are free\n", (double)free_bytes / 0x1p30);
+        table_close(&t);
+        return;
+    }
+    uint16_t *a = malloc((size_t)M * K * sizeof *a), b[K * N], row[N];
+    float weight[K * N], bias[N];
+    ck_assert_ptr_nonnull(a);
+    uint64_t random = 77;
+    double both[K][K] = {{0}}, alone[K] = {0};
+    for (int64_t i = 0; i < M; i++) {
+        uint64_t bits = random_bits(&random);
+        for (int p = 0; p < K; p++) {
+            a[i * K + p] = bf16_bits((double)(bits >> p & 1));
+            alone[p] += (double)(bits >> p & 1);
+            for (int q = 0; q < K; q++) {
+                both[p][q] += (double)(bits >> p & bits >> q & 1);
+            }
+        }
+    }
+    for (int i = 0; i < K * N; i++) {
+        b[i] = bf16_bits((double)(random_bits(&random) % 3));
+    }
+    void *da, *db, *dc, *dw, *dbias;
+    ck_assert_int_eq(d->allocate(d, (size_t)M * K * 2, &da), PS_OK);
+    ck_assert_int_eq(d->allocate(d, sizeof b, &db), PS_OK);
+    ck_assert_int_eq(d->allocate(d, (size_t)M * N * 2, &dc), PS_OK);
+    ck_assert_int_eq(d->allocate(d, sizeof weight, &dw), PS_OK);
+    ck_assert_int_eq(d->allocate(d, sizeof bias, &dbias), PS_OK);
+    ck_assert_int_eq(d->upload(d, PS_COMPUTE, da, a, (size_t)M * K * 2), PS_OK);
+    ck_assert_int_eq(d->upload(d, PS_COMPUTE, db, b, sizeof b), PS_OK);
+    struct ps_tensor ta = ps_tensor_2d(da, PS_BF16, M, K), tb = ps_tensor_2d(db, PS_BF16, K, N),
+                     tc = ps_tensor_2d(dc, PS_BF16, M, N);
+    const struct ps_kernels *k = t.kernels;
+    ck_assert_msg(k->gemm(k, &(struct ps_gemm){tc, ta, tb, 1, 0}) == PS_OK, "%s", ps_error_message());
+    ck_assert_msg(k->bias_grad(k, &(struct ps_bias_grad){.dbias = ps_tensor_1d(dbias, PS_F32, N), .dy = tc}) == PS_OK, "%s",
+                  ps_error_message());
+    ck_assert_msg(k->gemm(k, &(struct ps_gemm){ps_tensor_2d(dw, PS_F32, K, N), ps_tensor_transpose(ta, 0, 1), tc, 1, 0}) == PS_OK,
+                  "%s", ps_error_message());
+    static const int64_t back[] = {1, 2, 3000, (int64_t)1 << 20, (int64_t)1 << 21, ((int64_t)1 << 22) + 5};
+    for (int s = 0; s < LENGTH(back); s++) {
+        int64_t i = M - back[s];
+        ck_assert_int_eq(d->download(d, PS_COMPUTE, row, (char *)dc + (size_t)i * sizeof row, sizeof row), PS_OK);
+        for (int j = 0; j < N; j++) {
+            double expected = 0;
+            for (int p = 0; p < K; p++) {
+                expected += bf16_value(a[i * K + p]) * bf16_value(b[p * N + j]);
+            }
+            ck_assert_msg(bf16_value(row[j]) == expected, "row %lld, column %d: %g instead of %g", (long long)i, j,
+                          bf16_value(row[j]), expected);
+        }
+    }
+    ck_assert_int_eq(d->download(d, PS_COMPUTE, bias, dbias, sizeof bias), PS_OK);
+    ck_assert_int_eq(d->download(d, PS_COMPUTE, weight, dw, sizeof weight), PS_OK);
+    for (int j = 0; j < N; j++) {
+        double sum = 0;
+        for (int p = 0; p < K; p++) {
+            double product = 0;
+            for (int q = 0; q < K; q++) {
+                product += both[p][q] * bf16_value(b[q * N + j]);
+            }
+            sum += alone[p] * bf16_value(b[p * N + j]);
+            ck_assert_double_eq_tol(weight[p * N + j], product, 1e-5 * product + 1e-3);
+        }
+        ck_assert_double_eq_tol(bias[j], sum, 1e-5 * sum + 1e-3);
+    }
+    d->release(d, da, (size_t)M * K * 2);
+    d->release(d, db, sizeof b);
+    d->release(d, dc, (size_t)M * N * 2);
+    d->release(d, dw, sizeof weight);
+    d->release(d, dbias, sizeof bias);
+    free(a);
+    table_close(&t);
+}
+END_TEST
+
+static enum ps_status open_tuned(struct ps_device *d, enum ps_precision precision, const char *tuning, struct ps_kernels **k)
+{
+    return ps_kernels_open("cuda", d, precision, &(struct ps_kernels_options){.tiny_gemm = 1, .tuning = tuning}, k);
+}
+
+/* The shortest of 5 runs, in ms. */
+static double product_ms(const struct ps_kernels *k, const struct ps_gemm *product)
+{
+    struct ps_device *d = k->device;
+    struct ps_event *before, *after;
+    double least = INFINITY, ms;
+    ck_assert_int_eq(d->event_create(d, &before), PS_OK);
+    ck_assert_int_eq(d->event_create(d, &after), PS_OK);
+    for (int i = 0; i < 5; i++) {
+        ck_assert_int_eq(d->event_record(d, PS_COMPUTE, before), PS_OK);
+        ck_assert_msg(k->gemm(k, product) == PS_OK, "%s", ps_error_message());
+        ck_assert_int_eq(d->event_record(d, PS_COMPUTE, after), PS_OK);
+        ck_assert_int_eq(d->synchronize(d), PS_OK);
+        ck_assert_int_eq(d->event_elapsed(d, before, after, &ms), PS_OK);
+        least = ms < least ? ms : least;
+    }
+    d->event_destroy(d, before);
+    d->event_destroy(d, after);
+    return least;
+}
+
+/* ||c - a b|| / ||a b|| of 16 of c's columns, and the same for chains of fmaf. */
+static void product_errors(const float *c, const float *a, int64_t a_row, int64_t a_column, const float *b, int m, int n, int k,
+                           double *error, double *chain_error)
+{
+    double norm = 0, squares = 0, chain_squares = 0;
+    for (int i = 0; i < m; i++) {
+        for (int j = 0; j < n; j += n / 16) {
+            double sum = 0;
+            float chain = 0;
+            for (int p = 0; p < k; p++) {
+                const float x = a[i * a_row + p * a_column], y = b[(int64_t)p * n + j];
+                sum += (double)x * y;
+                chain = fmaf(x, y, chain);
+            }
+            norm += sum * sum;
+            squares += (c[(int64_t)i * n + j] - sum) * (c[(int64_t)i * n + j] - sum);
+            chain_squares += (chain - sum) * (chain - sum);
+        }
+    }
+    *error = sqrt(squares / norm);
+    *chain_error = sqrt(chain_squares / norm);
+}
+
+/* Rows times a weight, and the weight's gradient: in fp32 no less exact than chains of fmaf, and the gradient, as many FLOPs, takes
+ * no more than 4 times as long: it did when the library got too little workspace to split its sum. */
+START_TEST(test_long_products)
+{
+    enum { R = 20000, K = 128, N = 256 };
+    const enum ps_precision precision = _i ? PS_TF32 : PS_FP32;
+    const int64_t counts[4] = {(int64_t)R * K, (int64_t)R * N, (int64_t)K * N, (int64_t)K * N}; /* x, y, w, dw */
+    float *host[4];
+    void *memory[4];
+    struct ps_device *d;
+    struct ps_kernels *k;
+    uint64_t random = 9;
+    ck_assert_int_eq(ps_device_open("cuda", 0, &d), PS_OK);
+    ck_assert_int_eq(open_tuned(d, precision, NULL, &k), PS_OK);
+    for (int i = 0; i < 4; i++) {
+        const size_t bytes = (size_t)counts[i] * sizeof(float);
+        host[i] = malloc(bytes);
+        for (int64_t j = 0; j < counts[i]; j++) {
+            host[i][j] = (float)((double)random_bits(&random) * 0x1p-63 - 1);
+        }
+        ck_assert_int_eq(d->allocate(d, bytes, &memory[i]), PS_OK);
+        ck_assert_int_eq(d->upload(d, PS_COMPUTE, memory[i], host[i], bytes), PS_OK);
+    }
+    const struct ps_tensor x = ps_tensor_2d(memory[0], PS_F32, R, K), y = ps_tensor_2d(memory[1], PS_F32, R, N);
+    const struct ps_gemm gradient = {ps_tensor_2d(memory[3], PS_F32, K, N), ps_tensor_transpose(x, 0, 1), y, 1, 0};
+    const struct ps_gemm rows = {y, x, ps_tensor_2d(memory[2], PS_F32, K, N), 1, 0};
+    double error, chain_error;
+    const double gradient_ms = product_ms(k, &gradient);
+    ck_assert_int_eq(d->download(d, PS_COMPUTE, host[3], memory[3], (size_t)counts[3] * sizeof(float)), PS_OK);
+    product_errors(host[3], host[0], 1, K, host[1], K / 8, N, R, &error, &chain_error);
+    printf("%s: gradient's relative error %.2g, by chains of fmaf %.2g\n", ps_precision_name(precision), error, chain_error);
+    ck_assert(error <= (precision == PS_FP32 ? chain_error : 2e-3));
+    const double rows_ms = product_ms(k, &rows);
+    ck_assert_int_eq(d->download(d, PS_COMPUTE, host[1], memory[1], (size_t)counts[1] * sizeof(float)), PS_OK);
+    product_errors(host[1], host[0], K, 1, host[2], R / 10, N, K, &error, &chain_error);
+    printf("%s: rows' relative error %.2g, by chains of fmaf %.2g; %.3f ms, the gradient %.3f ms\n", ps_precision_name(precision),
+           error, chain_error, rows_ms, gradient_ms);
+    ck_assert(error <= (precision == PS_FP32 ? chain_error : 2e-3));
+    ck_assert(gradient_ms < 4 * rows_ms);
+    k->close(k);
+    for (int i = 0; i < 4; i++) {
+        d->release(d, memory[i], (size_t)counts[i] * sizeof(float));
+        free(host[i]);
+    }
+    d->close(d);
+}
+END_TEST
+
+/* A table of algorithms: made by one, used by another, and refused where it does not belong or is none. */
+START_TEST(test_tuning)
+{
+    enum { M = 3000, K = 130, N = 256 }; /* a k that the library has to itself */
+    struct ps_device *d;
+    struct ps_kernels *k, *other;
+    float *a = malloc(M * K * sizeof *a), *c = malloc(M * N * sizeof *c), *again = malloc(M * N * sizeof *again);
+    void *memory[3];
+    const size_t bytes[3] = {M * K * sizeof *a, K * N * sizeof *a, M * N * sizeof *c};
+    uint64_t random = 5;
+    for (int i = 0; i < M * K; i++) {
+        a[i] = (float)random_between(&random, -8, 8);
+    }
+    ck_assert_int_eq(ps_device_open("cuda", 0, &d), PS_OK);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(d->allocate(d, bytes[i], &memory[i]), PS_OK);
+        ck_assert_int_eq(i < 2 ? d->upload(d, PS_COMPUTE, memory[i], a, bytes[i]) : PS_OK, PS_OK);
+    }
+    const struct ps_gemm product = {ps_tensor_2d(memory[2], PS_F32, M, N), ps_tensor_2d(memory[0], PS_F32, M, K),
+                                    ps_tensor_2d(memory[1], PS_F32, K, N), 1, 0};
+    char *text, *longer;
+    ck_assert_int_eq(open_tuned(d, PS_TF32, NULL, &k), PS_OK);
+    ck_assert_int_eq(k->tune(k), PS_OK);
+    ck_assert_msg(k->gemm(k, &product) == PS_OK, "%s", ps_error_message());
+    ck_assert_int_eq(d->download(d, PS_COMPUTE, c, memory[2], bytes[2]), PS_OK);
+    ck_assert_int_eq(k->tuning(k, &text), PS_OK);
+    ck_assert_ptr_nonnull(strstr(text, "m 256 n 3000 k 130 batch 1: "));
+    k->close(k);
+
+    ck_assert_msg(open_tuned(d, PS_TF32, text, &k) == PS_OK, "%s", ps_error_message());
+    ck_assert_int_eq(d->fill_zero(d, PS_COMPUTE, memory[2], bytes[2]), PS_OK);
+    ck_assert_msg(k->gemm(k, &product) == PS_OK, "%s", ps_error_message());
+    ck_assert_int_eq(d->download(d, PS_COMPUTE, again, memory[2], bytes[2]), PS_OK);
+    ck_assert(memcmp(c, again, bytes[2]) == 0);
+    for (int j = 0; j < N; j++) { /* whole numbers, exact in tf32 */
+        double sum = 0;
+        for (int p = 0; p < K; p++) {
+            sum += (double)a[(M - 1) * K + p] * a[p * N + j];
+        }
+        ck_assert(c[(M - 1) * N + j] == (float)sum);
+    }
+    k->close(k);
+
+    ck_assert_int_eq(open_tuned(d, PS_FP32, text, &other), PS_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(ps_error_message(), "tune again"));
+    ck_assert_int_eq(open_tuned(d, PS_TF32, "", &other), PS_UNSUPPORTED);
+    longer = malloc(strlen(text) + 16);
+    sprintf(longer, "%s00 ff\n", text);
+    ck_assert_int_eq(open_tuned(d, PS_TF32, longer, &other), PS_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(ps_error_message(), "line 3"));
+    for (int i = 0; i < 3; i++) {
+        d->release(d, memory[i], bytes[i]);
+    }
+    ck_assert_uint_eq(d->counters.bytes, 0);
+    d->close(d);
+    free(longer);
+    free(text);
+    free(a);
+    free(c);
+    free(again);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("products");
+    TCase *products = tcase_create("products");
+    tcase_set_timeout(products, 0);
+    if (ps_cuda_device_count() == 0) {
+        printf("skipped: products on CUDA: no CUDA device\n");
+    } else if (!asked("PS_TEST_SMALL")) {
+        tcase_add_test(products, test_far);
+        tcase_add_test(products, test_tuning);
+        tcase_add_loop_test(products, test_long_products, 0, 2);
+    }
+    suite_add_tcase(suite, products);
+
+    SRunner *runner = srunner_create(suite);
+    srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
