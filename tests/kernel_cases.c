@@ -1,0 +1,1243 @@
+/* A build_ function for each operation, or two, which makes one of its cases; at the end the table of all. PS_TEST_FULL=1 adds the
+ * sizes of a training step and random ones. */
+#include <check.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/asked.h"
+#include "tests/kernel_cases.h"
+#include "tests/length.h"
+
+/* ---- sizes and dropout ---- */
+
+/* Rows and width number `index`: all pairs of the two lists, a few more, and in full those of a training step. 0 when past the
+ * end. */
+static int row_size(int index, int64_t *rows, int64_t *width)
+{
+    static const int64_t few_rows[] = {1, 7, 333}, widths[] = {1, 5, 16, 42, 63, 64, 65, 128};
+    static const int64_t more[][2] = {{3, 2100}, {4099, 64}, {66, 513}, {2, 1024}, {70001, 3}, {5, 200}, {3, 384}, {9, 24}};
+    static const int64_t step[][2] = {{37632, 16}, {37632, 128}, {37632, 42}, {6400, 64}, {6400, 256}};
+    if (index < LENGTH(few_rows) * LENGTH(widths)) {
+        *rows = few_rows[index / LENGTH(widths)];
+        *width = widths[index % LENGTH(widths)];
+        return 1;
+    }
+    index -= LENGTH(few_rows) * LENGTH(widths);
+    if (index < LENGTH(more)) {
+        *rows = more[index][0];
+        *width = more[index][1];
+        return 1;
+    }
+    index -= LENGTH(more);
+    if (asked("PS_TEST_FULL") && index < LENGTH(step)) {
+        *rows = step[index][0];
+        *width = step[index][1];
+        return 1;
+    }
+    index -= LENGTH(step);
+    if (asked("PS_TEST_FULL") && index < 12) {
+        uint64_t random = 1000 + (uint64_t)index;
+        *width = random_between(&random, 1, 700);
+        *rows = random_between(&random, 1, 1 + 300000 / *width);
+        return 1;
+    }
+    return 0;
+}
+
+/* Without dropout and, alternating, with p 0.1 and 0.5. The step needs both of its words. */
+static const char *set_dropout(struct call *c, int index, struct ps_dropout *dropout, size_t state_offset)
+{
+    static const double p[] = {0, 0.1, 0, 0.5};
+    static const char *const names[] = {"", " p 0.1", "", " p 0.5"};
+    *dropout = ps_dropout_make(p[index % 4], 0x123456789abcdefu, 17, NULL);
+    if (dropout->threshold) {
+        c->has_dropout = 1;
+        c->state.step = 0x100000007u;
+        call_state(c, state_offset);
+    }
+    return names[index % 4];
+}
+
+#define SET_DROPOUT(c, index, operation) \
+    set_dropout(c, index, &(c)->arguments.operation.dropout, offsetof(struct ps_##operation, dropout.state))
+
+/* ---- products ---- */
+
+/* How a matrix [.., rows, columns] lies in memory. */
+enum gemm_layout {
+    DENSE,
+    TURNED,       /* the transpose of a dense matrix */
+    SLICE,        /* the middle third of rows three times as long */
+    TURNED_SLICE, /* the transpose of a slice */
+    HEADS,        /* the second batch dimension lies inside the rows: q, k or v within rows of W_qkv's product */
+    TURNED_HEADS,
+    SPREAD,   /* every second element */
+    REPEATED, /* one matrix for the whole batch */
+};
+
+static const char *const gemm_layout_names[] = {"", "^T", "slice", "slice^T", "heads", "heads^T", "spread", "repeated"};
+
+static void place_matrix(struct call *c, int slot, enum role role, enum mode mode, enum fill fill, int batch_rank,
+                         const int64_t *batch, int64_t rows, int64_t columns, enum gemm_layout layout)
+{
+    int64_t size[4], stride[4], lead = 0, matrix = rows * columns;
+    int64_t row_stride = columns, column_stride = 1, heads = batch_rank == 2 ? batch[1] : 1;
+    switch (layout) {
+    case DENSE:
+    case REPEATED:
+        break;
+    case TURNED:
+        row_stride = 1;
+        column_stride = rows;
+        break;
+    case SLICE:
+        row_stride = 3 * columns;
+        lead = columns;
+        matrix *= 3;
+        break;
+    case TURNED_SLICE:
+        row_stride = 1;
+        column_stride = 3 * rows;
+        lead = rows;
+        matrix *= 3;
+        break;
+    case HEADS:
+        row_stride = 3 * heads * columns;
+        lead = heads * columns;
+        matrix = 3 * heads * rows * columns;
+        break;
+    case TURNED_HEADS:
+        row_stride = 1;
+        column_stride = 3 * heads * rows;
+        lead = heads * rows;
+        matrix = 3 * heads * rows * columns;
+        break;
+    case SPREAD:
+        row_stride = 2 * columns;
+        column_stride = 2;
+        matrix *= 2;
+        break;
+    }
+    for (int i = 0; i < batch_rank; i++) {
+        size[i] = batch[i];
+        stride[i] = layout == REPEATED ? 0 : i == batch_rank - 1 ? matrix : matrix * batch[i + 1];
+    }
+    if (batch_rank == 2 && (layout == HEADS || layout == TURNED_HEADS)) {
+        stride[0] = matrix;
+        stride[1] = layout == HEADS ? columns : rows;
+    }
+    size[batch_rank] = rows;
+    size[batch_rank + 1] = columns;
+    stride[batch_rank] = row_stride;
+    stride[batch_rank + 1] = column_stride;
+    place_strided(c, slot, role, mode, fill, lead, batch_rank + 2, size, stride);
+}
+
+static void build_gemm_case(struct call *c, int scales, int batch_rank, const int64_t *batch, const int64_t *mnk,
+                            enum gemm_layout to, enum gemm_layout left, enum gemm_layout right)
+{
+    static const double alphas[] = {1, 1, 0.5, -1.25}, betas[] = {0, 1, 0, 0.75};
+    int64_t m = mnk[0], n = mnk[1], k = mnk[2], batches = 1;
+    for (int i = 0; i < batch_rank; i++) {
+        batches *= batch[i];
+    }
+    /* The relative error of a few sums of normal values says more about their cancellation than about the product. */
+    enum fill fill = batches * m * n < 16 ? POSITIVE : NORMAL;
+    double alpha = fill == POSITIVE ? fabs(alphas[scales % 4]) : alphas[scales % 4], beta = betas[scales % 4];
+    c->arguments.gemm.alpha = alpha;
+    c->arguments.gemm.beta = beta;
+    /* As a weight's gradient or the head's output, or as an activation. */
+    enum role role = (scales + batch_rank) % 3 == 1 ? PARAMETER : REAL;
+    place_matrix(c, 0, role, beta == 0 ? OUT : ADD, fill, batch_rank, batch, m, n, to);
+    place_matrix(c, 1, REAL, IN, fill, batch_rank, batch, m, k, left);
+    place_matrix(c, 2, REAL, IN, fill, batch_rank, batch, k, n, right);
+    c->may_refuse = to == SPREAD || left == SPREAD || right == SPREAD;
+    char batches_text[32] = "";
+    if (batch_rank) {
+        snprintf(batches_text, sizeof batches_text, "%lldx%lld of ", (long long)batch[0],
+                 (long long)(batch_rank == 2 ? batch[1] : 1));
+    }
+    call_label(c, "%sm %lld n %lld k %lld c%s a%s b%s alpha %g beta %g", batches_text, (long long)m, (long long)n, (long long)k,
+               gemm_layout_names[to], gemm_layout_names[left], gemm_layout_names[right], alpha, beta);
+}
+
+static int build_gemm(struct call *c, int index)
+{
+    /* Plain products, with every transpose. */
+    static const int64_t flat[][3] = {{1, 1, 1},      {1, 1, 128},     {5, 42, 63},   {64, 64, 64},    {65, 1, 5},
+                                      {1, 65, 42},    {128, 5, 64},    {63, 128, 65}, {42, 42, 1},     {16, 48, 5000},
+                                      {333, 128, 64}, {333, 64, 16},   {7, 63, 128},  {128, 128, 128}, {129, 127, 130},
+                                      {5, 5, 5},      {64, 192, 333},  {210, 16, 16}, {256, 64, 210},  {96, 672, 35},
+                                      {2, 3, 1000},   {131, 1030, 129}};
+    static const enum gemm_layout outputs[] = {DENSE, DENSE, SLICE, TURNED};
+    if (index < 4 * LENGTH(flat)) {
+        int i = index / 4;
+        build_gemm_case(c, i + index, 0, NULL, flat[i], outputs[(i + index / 2) % 4], index & 1 ? TURNED : DENSE,
+                        index & 2 ? TURNED : DENSE);
+        return 1;
+    }
+    index -= 4 * LENGTH(flat);
+    /* One of q, k and v out of W_qkv: leading dimension 3d. */
+    static const int64_t sliced[][3] = {{63, 64, 65}, {333, 16, 128}, {7, 128, 64}, {128, 64, 333}, {5, 5, 5}};
+    if (index < 8 * LENGTH(sliced)) {
+        build_gemm_case(c, index, 0, NULL, sliced[index / 8], index & 4 ? SLICE : DENSE, index & 1 ? TURNED_SLICE : SLICE,
+                        index & 2 ? TURNED_SLICE : SLICE);
+        return 1;
+    }
+    index -= 8 * LENGTH(sliced);
+    /* Attention: tiny products, one and two batch dimensions, every transpose. */
+    static const int64_t tiny[][3] = {{12, 12, 64}, {12, 64, 12}, {42, 42, 8}, {42, 8, 42},  {42, 42, 4},  {42, 4, 42},
+                                      {5, 5, 16},   {5, 16, 5},   {1, 1, 1},   {64, 64, 64}, {65, 65, 9},  {65, 9, 65},
+                                      {10, 20, 28}, {16, 36, 20}, {4, 64, 4},  {7, 8, 64},   {16, 16, 16}, {41, 43, 4},
+                                      {33, 62, 4},  {63, 34, 8},  {17, 64, 4}};
+    static const int64_t one[] = {11}, two[] = {7, 4};
+    if (index < 4 * LENGTH(tiny)) {
+        build_gemm_case(c, index / 4, 1, one, tiny[index / 4], index & 1 ? DENSE : TURNED, index & 1 ? TURNED : DENSE,
+                        index & 2 ? TURNED : DENSE);
+        return 1;
+    }
+    index -= 4 * LENGTH(tiny);
+    if (index < 8 * LENGTH(tiny)) {
+        enum gemm_layout plain = index & 4 ? HEADS : DENSE, turned = index & 4 ? TURNED_HEADS : TURNED;
+        build_gemm_case(c, index / 8 + index, 2, two, tiny[index / 8], plain, index & 1 ? turned : plain,
+                        index & 2 ? turned : plain);
+        return 1;
+    }
+    index -= 8 * LENGTH(tiny);
+    static const struct {
+        int batch_rank;
+        int64_t batch[2], mnk[3];
+        enum gemm_layout to, left, right;
+    } others[] = {{1, {6, 0}, {9, 20, 13}, DENSE, DENSE, REPEATED},     {2, {3, 5}, {9, 20, 13}, DENSE, REPEATED, DENSE},
+                  {0, {0, 0}, {9, 20, 13}, SPREAD, DENSE, DENSE},       {0, {0, 0}, {9, 20, 13}, DENSE, SPREAD, SPREAD},
+                  {2, {1, 1}, {42, 42, 8}, DENSE, HEADS, TURNED_HEADS}, {2, {300, 2}, {12, 12, 16}, DENSE, HEADS, TURNED_HEADS},
+                  {1, {3, 0}, {130, 70, 90}, DENSE, DENSE, TURNED},     {2, {2, 2}, {100, 40, 65}, HEADS, DENSE, HEADS},
+                  {2, {1, 9}, {17, 19, 23}, HEADS, TURNED, HEADS},      {2, {9, 1}, {17, 19, 23}, HEADS, TURNED, HEADS},
+                  {1, {70001, 0}, {5, 3, 2}, DENSE, DENSE, TURNED},     {2, {3, 5}, {33, 50, 4}, HEADS, HEADS, TURNED_HEADS},
+                  {2, {4, 7}, {63, 34, 4}, DENSE, DENSE, TURNED},       {2, {4, 7}, {64, 16, 4}, DENSE, DENSE, TURNED},
+                  {2, {4, 7}, {63, 34, 8}, DENSE, DENSE, TURNED}};
+    if (index < LENGTH(others)) {
+        build_gemm_case(c, 0, others[index].batch_rank, others[index].batch, others[index].mnk, others[index].to,
+                        others[index].left, others[index].right);
+        return 1;
+    }
+    index -= LENGTH(others);
+    /* Many rows, and sums over many: all dense, or c or one operand a slice and b or c turned. */
+    static const int64_t rows[][3] = {{1030, 34, 20},  {1091, 130, 68}, {1027, 66, 164},
+                                      {1025, 34, 384}, {1025, 34, 800}, {1026, 34, 420}};
+    static const int64_t sums[][3] = {{132, 36, 1100}, {68, 132, 1060},  {36, 36, 4099},  {16, 128, 2080},
+                                      {64, 64, 3000},  {100, 120, 1792}, {80, 132, 1600}, {88, 88, 1472}};
+    if (index < 2 * LENGTH(rows)) {
+        build_gemm_case(c, index + index / 2, 0, NULL, rows[index / 2], index & 1 ? SLICE : DENSE, DENSE,
+                        index & 1 ? TURNED : DENSE);
+        return 1;
+    }
+    index -= 2 * LENGTH(rows);
+    if (index < 2 * LENGTH(sums)) {
+        build_gemm_case(c, index + 1, 0, NULL, sums[index / 2], index & 1 ? TURNED : DENSE, TURNED, index & 1 ? SLICE : DENSE);
+        return 1;
+    }
+    index -= 2 * LENGTH(sums);
+    static const struct {
+        int batch_rank;
+        int64_t batch[2], mnk[3];
+        enum gemm_layout to, left, right;
+        int scales;
+    } step[] = {{0, {0, 0}, {37632, 48, 16}, DENSE, DENSE, DENSE, 0},      {0, {0, 0}, {37632, 128, 16}, DENSE, DENSE, DENSE, 0},
+                {0, {0, 0}, {37632, 16, 128}, DENSE, DENSE, TURNED, 0},    {0, {0, 0}, {16, 48, 37632}, DENSE, TURNED, DENSE, 1},
+                {0, {0, 0}, {128, 16, 37632}, DENSE, TURNED, DENSE, 1},    {0, {0, 0}, {896, 96, 672}, DENSE, DENSE, DENSE, 0},
+                {0, {0, 0}, {672, 96, 896}, DENSE, TURNED, DENSE, 1},      {0, {0, 0}, {26880, 384, 128}, DENSE, DENSE, DENSE, 0},
+                {0, {0, 0}, {26880, 128, 128}, DENSE, DENSE, SLICE, 0},    {0, {0, 0}, {128, 256, 26880}, DENSE, TURNED, DENSE, 1},
+                {0, {0, 0}, {6400, 256, 64}, DENSE, DENSE, DENSE, 0},      {0, {0, 0}, {6400, 64, 192}, DENSE, DENSE, TURNED, 0},
+                {2, {896, 4}, {42, 42, 4}, DENSE, HEADS, TURNED_HEADS, 2}, {2, {896, 4}, {42, 4, 42}, HEADS, DENSE, HEADS, 0},
+                {2, {640, 16}, {42, 42, 8}, DENSE, DENSE, TURNED, 2},      {2, {640, 16}, {42, 8, 42}, DENSE, DENSE, DENSE, 0},
+                {2, {640, 16}, {42, 8, 42}, DENSE, TURNED, DENSE, 0},      {2, {1280, 4}, {5, 5, 16}, DENSE, DENSE, TURNED, 2},
+                {2, {1280, 4}, {5, 16, 5}, DENSE, DENSE, DENSE, 0},        {2, {100, 8}, {64, 64, 64}, DENSE, DENSE, TURNED, 0}};
+    if (asked("PS_TEST_FULL") && index < LENGTH(step)) {
+        build_gemm_case(c, step[index].scales, step[index].batch_rank, step[index].batch, step[index].mnk, step[index].to,
+                        step[index].left, step[index].right);
+        return 1;
+    }
+    index -= LENGTH(step);
+    if (asked("PS_TEST_FULL") && index < 30) {
+        uint64_t random = 2000 + (uint64_t)index;
+        int64_t mnk[3], batch[2];
+        int64_t largest = index % 3 ? 70 : 700;
+        for (int i = 0; i < 3; i++) {
+            mnk[i] = random_between(&random, 1, largest);
+        }
+        batch[0] = random_between(&random, 1, 40);
+        batch[1] = random_between(&random, 1, 9);
+        static const enum gemm_layout any[] = {DENSE, TURNED, SLICE, TURNED_SLICE, HEADS, TURNED_HEADS};
+        build_gemm_case(c, index, index % 3, batch, mnk, any[random_between(&random, 0, 5)], any[random_between(&random, 0, 5)],
+                        any[random_between(&random, 0, 5)]);
+        return 1;
+    }
+    return 0;
+}
+
+/* Every other case with an addend, c and it dense or slices of wider rows, the bias aligned or not. */
+static int build_gemm_bias(struct call *c, int index)
+{
+    static const int64_t mnk[][3] = {{333, 64, 16}, {210, 192, 64},  {129, 63, 42}, {7, 5, 3},       {1, 16, 16},
+                                     {64, 64, 64},  {500, 384, 128}, {33, 1, 9},    {4099, 128, 32}, {40, 48, 672}};
+    if (index >= 8 * LENGTH(mnk)) {
+        return 0;
+    }
+    const int64_t *size = mnk[index / 8], result[2] = {size[0], size[1]}, one = 1;
+    int addend = index & 1, slice = index & 2, shifted = index & 4;
+    const int64_t stride[2] = {slice ? 3 * size[1] : size[1], 1};
+    place_strided(c, 0, REAL, OUT, NORMAL, slice ? size[1] : 0, 2, result, stride);
+    place(c, 1, REAL, IN, NORMAL, size[0], size[2]);
+    place(c, 2, REAL, IN, NORMAL, size[2], size[1]);
+    place_strided(c, 3, PARAMETER, IN, NORMAL, shifted ? 1 : 0, 1, &size[1], &one);
+    if (addend) {
+        place_strided(c, 4, REAL, IN, NORMAL, slice ? size[1] : 0, 2, result, stride);
+    }
+    call_label(c, "m %lld n %lld k %lld%s%s%s", (long long)size[0], (long long)size[1], (long long)size[2],
+               addend ? " with an addend" : "", slice ? " slice" : "", shifted ? " bias shifted" : "");
+    return 1;
+}
+
+static int build_gemm_gradient(struct call *c, int index)
+{
+    static const int64_t mnk[][3] = {{64, 16, 333},  {5, 3, 7},       {1, 1, 16},      {132, 36, 1100},  {68, 132, 1060},
+                                     {36, 36, 4099}, {40, 136, 1024}, {136, 40, 1025}, {132, 132, 1030}, {33, 65, 1500}};
+    if (index >= LENGTH(mnk)) {
+        return 0;
+    }
+    const int64_t *size = mnk[index];
+    place(c, 0, PARAMETER, ADD, NORMAL, size[0], size[1]);
+    place(c, 1, PARAMETER, ADD, NORMAL, size[1]);
+    place(c, 2, REAL, IN, NORMAL, size[2], size[0]);
+    place(c, 3, REAL, IN, NORMAL, size[2], size[1]);
+    call_label(c, "m %lld n %lld k %lld", (long long)size[0], (long long)size[1], (long long)size[2]);
+    return 1;
+}
+
+/* ---- within rows, and sums over them ---- */
+
+static int build_layernorm(struct call *c, int index)
+{
+    int64_t rows, d;
+    if (!row_size(index, &rows, &d)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, STATISTICS, OUT, NORMAL, rows);
+    place(c, 2, STATISTICS, OUT, NORMAL, rows);
+    place(c, 3, REAL, IN, NORMAL, rows, d);
+    place(c, 4, PARAMETER, IN, NORMAL, d);
+    place(c, 5, PARAMETER, IN, NORMAL, d);
+    c->arguments.layernorm.epsilon = index % 2 ? 0.5 : 1e-5; /* the first shows in every precision */
+    call_label(c, "[%lld, %lld]", (long long)rows, (long long)d);
+    return 1;
+}
+
+static int build_layernorm_backward(struct call *c, int index)
+{
+    int64_t rows, d;
+    if (!row_size(index, &rows, &d)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, PARAMETER, ADD, NORMAL, d);
+    place(c, 2, PARAMETER, ADD, NORMAL, d);
+    place(c, 3, REAL, IN, NORMAL, rows, d);
+    place(c, 4, REAL, IN, NORMAL, rows, d);
+    place(c, 5, STATISTICS, IN, NORMAL, rows);
+    place(c, 6, STATISTICS, IN, POSITIVE, rows);
+    place(c, 7, PARAMETER, IN, NORMAL, d);
+    if (index & 1) {
+        place(c, 8, REAL, IN, NORMAL, rows, d);
+    }
+    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)d, index & 1 ? " with an addend" : "");
+    return 1;
+}
+
+static int build_bias_add(struct call *c, int index)
+{
+    int64_t rows, n;
+    if (!row_size(index, &rows, &n)) {
+        return 0;
+    }
+    place(c, 0, REAL, ADD, NORMAL, rows, n);
+    place(c, 1, PARAMETER, IN, NORMAL, n);
+    call_label(c, "[%lld, %lld]", (long long)rows, (long long)n);
+    return 1;
+}
+
+/* parts, S, h, N, e */
+static int head_size(int index, int64_t *size)
+{
+    static const int64_t sizes[][5] = {{3, 7, 4, 42, 4}, {1, 1, 1, 1, 1}, {3, 5, 2, 5, 8},  {1, 33, 16, 42, 8},
+                                       {3, 2, 3, 13, 7}, {1, 7, 5, 1, 9}, {3, 9, 4, 5, 16}, {2, 3, 1, 65, 63}};
+    static const int64_t step[][5] = {{3, 896, 4, 42, 4}, {1, 640, 16, 42, 8}, {3, 640, 16, 42, 8}};
+    if (index < LENGTH(sizes)) {
+        memcpy(size, sizes[index], sizeof sizes[index]);
+        return 1;
+    }
+    index -= LENGTH(sizes);
+    if (asked("PS_TEST_FULL") && index < LENGTH(step)) {
+        memcpy(size, step[index], sizeof step[index]);
+        return 1;
+    }
+    return 0;
+}
+
+static int build_heads(struct call *c, int index, int heads_slot)
+{
+    int64_t s[5];
+    if (!head_size(index, s)) {
+        return 0;
+    }
+    place(c, heads_slot, REAL, heads_slot == 0 ? OUT : IN, NORMAL, s[0], s[1], s[2], s[3], s[4]);
+    place(c, 1 - heads_slot, REAL, heads_slot == 0 ? IN : OUT, NORMAL, s[1] * s[3], s[0] * s[2] * s[4]);
+    call_label(c, "parts %lld S %lld h %lld N %lld e %lld", (long long)s[0], (long long)s[1], (long long)s[2], (long long)s[3],
+               (long long)s[4]);
+    return 1;
+}
+
+static int build_head_split(struct call *c, int index)
+{
+    return build_heads(c, index, 0);
+}
+
+static int build_head_merge(struct call *c, int index)
+{
+    return build_heads(c, index, 1);
+}
+
+/* Same-shaped dense tensors: rank 2, or rank 4 for every third. */
+static int build_rows(struct call *c, int index, enum role role, int outputs, int inputs)
+{
+    int64_t rows, n;
+    if (!row_size(index, &rows, &n)) {
+        return 0;
+    }
+    int rank = index % 3 == 2 ? 4 : 2;
+    int64_t size[4] = {1, 3, rows, n};
+    for (int slot = 0; slot < outputs + inputs; slot++) {
+        place_dense(c, slot, role, slot < outputs ? OUT : IN, NORMAL, rank, size + 4 - rank);
+    }
+    call_label(c, "%s[%lld, %lld]", rank == 4 ? "3 x " : "", (long long)rows, (long long)n);
+    return 1;
+}
+
+static int build_softmax(struct call *c, int index)
+{
+    return build_rows(c, index, REAL, 1, 1);
+}
+
+static int build_softmax_backward(struct call *c, int index)
+{
+    return build_rows(c, index, REAL, 1, 2);
+}
+
+static int build_add(struct call *c, int index)
+{
+    return build_rows(c, index, REAL, 1, 2);
+}
+
+static int build_drop(struct call *c, int index)
+{
+    int built = build_rows(c, index / 4, PARAMETER, 1, 1);
+    if (built) {
+        const char *p = SET_DROPOUT(c, index, drop);
+        strncat(c->label, p, sizeof c->label - strlen(c->label) - 1);
+    }
+    return built;
+}
+
+static int build_bias_residual_add(struct call *c, int index)
+{
+    int64_t rows, d;
+    if (!row_size(index / 2, &rows, &d)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, REAL, IN, NORMAL, rows, d);
+    place(c, 2, PARAMETER, IN, NORMAL, d);
+    place(c, 3, REAL, IN, NORMAL, rows, d);
+    const char *p = SET_DROPOUT(c, index, bias_residual_add);
+    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)d, p);
+    return 1;
+}
+
+static int build_bias_gelu(struct call *c, int index)
+{
+    int64_t rows, f;
+    if (!row_size(index / 2, &rows, &f)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, rows, f);
+    place(c, 1, REAL, IN, NORMAL, rows, f);
+    place(c, 2, PARAMETER, IN, NORMAL, f);
+    const char *p = SET_DROPOUT(c, index, bias_gelu);
+    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)f, p);
+    return 1;
+}
+
+static int build_gelu_backward(struct call *c, int index)
+{
+    int64_t rows, f;
+    if (!row_size(index / 2, &rows, &f)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, rows, f);
+    place(c, 1, REAL, IN, NORMAL, rows, f);
+    place(c, 2, REAL, IN, NORMAL, rows, f);
+    place(c, 3, PARAMETER, IN, NORMAL, f);
+    const char *p = SET_DROPOUT(c, index, gelu_backward);
+    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)f, p);
+    return 1;
+}
+
+static int build_bias_grad(struct call *c, int index)
+{
+    int64_t rows, n;
+    if (!row_size(index / 3, &rows, &n)) {
+        return 0;
+    }
+    place(c, 0, PARAMETER, ADD, NORMAL, n);
+    if (index % 3) {
+        place(c, 1, REAL, OUT, NORMAL, rows, n);
+    }
+    place(c, 2, REAL, IN, NORMAL, rows, n);
+    const char *p = SET_DROPOUT(c, index % 3 == 2 ? 1 + 2 * (index / 3 % 2) : 0, bias_grad);
+    call_label(c, "[%lld, %lld]%s%s", (long long)rows, (long long)n, index % 3 ? "" : " no masked", p);
+    return 1;
+}
+
+/* ---- elementary operations ---- */
+
+/* How an operand of an elementary operation lies in memory. */
+enum layout {
+    PLAIN,
+    PERMUTED,      /* the dimensions in reverse order */
+    GAPPED,        /* a slice: 3 elements after each row, 5 before the first */
+    REPEAT_LAST,   /* stride 0 in the last dimension: a value a row */
+    REPEAT_LEADING /* stride 0 in all but the last: one row */
+};
+
+static const char *const layout_names[] = {"plain", "permuted", "gapped", "repeat last", "repeat leading"};
+
+static void place_layout(struct call *c, int slot, enum role role, enum mode mode, enum fill fill, int rank, const int64_t *size,
+                         enum layout layout)
+{
+    int64_t stride[PS_MAX_RANK] = {0}, step = 1;
+    if (layout == PERMUTED) {
+        for (int i = 0; i < rank; i++) {
+            stride[i] = step;
+            step *= size[i];
+        }
+    } else {
+        for (int i = rank - 1; i >= 0; i--) {
+            int repeated = (layout == REPEAT_LAST && i == rank - 1) || (layout == REPEAT_LEADING && i < rank - 1);
+            stride[i] = repeated ? 0 : step;
+            step *= repeated ? 1 : size[i];
+            step += layout == GAPPED && i == rank - 1 ? 3 : 0;
+        }
+    }
+    place_strided(c, slot, role, mode, fill, layout == GAPPED ? 5 : 0, rank, size, stride);
+}
+
+static const struct {
+    int rank;
+    int64_t size[PS_MAX_RANK];
+} elementary_sizes[] = {{1, {7}},
+                        {2, {1, 1}},
+                        {2, {333, 5}},
+                        {2, {42, 64}},
+                        {4, {2, 3, 42, 16}},
+                        {5, {2, 3, 5, 7, 11}},
+                        {4, {1, 65, 1, 63}},
+                        {2, {3, 2100}},
+                        {3, {128, 5, 42}},
+                        /* of a training step, in full only */
+                        {2, {37632, 16}},
+                        {5, {3, 224, 4, 42, 4}},
+                        {3, {896, 42, 42}}};
+
+static int elementary_count(void)
+{
+    return asked("PS_TEST_FULL") ? LENGTH(elementary_sizes) : LENGTH(elementary_sizes) - 3;
+}
+
+static void label_elementary(struct call *c, int shape, const char *what, const char *y, const char *a, const char *b)
+{
+    char sizes[80] = "";
+    for (int i = 0; i < elementary_sizes[shape].rank; i++) {
+        size_t used = strlen(sizes);
+        snprintf(sizes + used, sizeof sizes - used, "%s%lld", i ? "x" : "", (long long)elementary_sizes[shape].size[i]);
+    }
+    call_label(c, "%s %s: %s <- %s%s%s", what, sizes, y, a, b ? ", " : "", b ? b : "");
+}
+
+/* y and x of a unary, affine or copying operation. */
+static int build_pair(struct call *c, int index, enum role y, enum role x, enum fill fill, const char *what)
+{
+    static const enum layout pairs[][2] = {{PLAIN, PLAIN},     {PLAIN, PERMUTED},      {PERMUTED, PLAIN},
+                                           {GAPPED, GAPPED},   {PLAIN, REPEAT_LAST},   {PLAIN, REPEAT_LEADING},
+                                           {GAPPED, PERMUTED}, {PERMUTED, REPEAT_LAST}};
+    int shape = index / LENGTH(pairs), pair = index % LENGTH(pairs);
+    if (shape >= elementary_count()) {
+        return 0;
+    }
+    int rank = elementary_sizes[shape].rank;
+    place_layout(c, 0, y, OUT, NORMAL, rank, elementary_sizes[shape].size, pairs[pair][0]);
+    place_layout(c, 1, x, IN, fill, rank, elementary_sizes[shape].size, pairs[pair][1]);
+    label_elementary(c, shape, what, layout_names[pairs[pair][0]], layout_names[pairs[pair][1]], NULL);
+    return 1;
+}
+
+static int build_affine(struct call *c, int index)
+{
+    static const double values[][2] = {{1, 0}, {0.125, 0}, {-2.5, 0.75}, {0, 1.5}};
+    c->arguments.affine.scale = values[index % 4][0];
+    c->arguments.affine.shift = values[index % 4][1];
+    return build_pair(c, index, PARAMETER, PARAMETER, NORMAL, "affine");
+}
+
+static int build_unary(struct call *c, int index)
+{
+    static const char *const names[] = {"exp", "tanh", "square", "rsqrt", "reciprocal"};
+    enum ps_unary_function function = (enum ps_unary_function)(index % 5);
+    c->arguments.unary.function = function;
+    return build_pair(c, index / 5, PARAMETER, PARAMETER, function == PS_RSQRT || function == PS_RECIPROCAL ? POSITIVE : NORMAL,
+                      names[function]);
+}
+
+static int build_strided_copy(struct call *c, int index)
+{
+    static const enum role roles[][2] = {{PARAMETER, PARAMETER}, {REAL, PARAMETER}, {PARAMETER, REAL}, {REAL, REAL}};
+    return build_pair(c, index / 4, roles[index % 4][0], roles[index % 4][1], NORMAL, "copy");
+}
+
+static int build_binary(struct call *c, int index)
+{
+    static const char *const names[] = {"add", "subtract", "multiply", "divide"};
+    static const enum layout triples[][3] = {
+        {PLAIN, PLAIN, PLAIN},    {PLAIN, PLAIN, REPEAT_LAST}, {PLAIN, PLAIN, REPEAT_LEADING}, {PLAIN, REPEAT_LAST, PLAIN},
+        {GAPPED, GAPPED, GAPPED}, {PERMUTED, PLAIN, GAPPED},   {PLAIN, PERMUTED, PLAIN},       {GAPPED, REPEAT_LEADING, PERMUTED}};
+    enum ps_binary_function function = (enum ps_binary_function)(index % 4);
+    const enum layout *triple = triples[index / 4 % LENGTH(triples)];
+    int shape = index / 4 / LENGTH(triples);
+    if (shape >= elementary_count()) {
+        return 0;
+    }
+    int rank = elementary_sizes[shape].rank;
+    const int64_t *size = elementary_sizes[shape].size;
+    c->arguments.binary.function = function;
+    place_layout(c, 0, PARAMETER, OUT, NORMAL, rank, size, triple[0]);
+    place_layout(c, 1, PARAMETER, IN, NORMAL, rank, size, triple[1]);
+    place_layout(c, 2, PARAMETER, IN, function == PS_DIVIDE ? POSITIVE : NORMAL, rank, size, triple[2]);
+    label_elementary(c, shape, names[function], layout_names[triple[0]], layout_names[triple[1]], layout_names[triple[2]]);
+    return 1;
+}
+
+static int build_reduce(struct call *c, int index)
+{
+    static const char *const names[] = {"sum", "sum +=", "max"};
+    static const enum layout pairs[][2] = {{PLAIN, PLAIN},   {PLAIN, PERMUTED},       {PERMUTED, PLAIN},
+                                           {GAPPED, GAPPED}, {PLAIN, REPEAT_LEADING}, {PERMUTED, REPEAT_LAST}};
+    int what = index % 3, shape = index / 3 / LENGTH(pairs);
+    const enum layout *pair = pairs[index / 3 % LENGTH(pairs)];
+    if (shape >= elementary_count()) {
+        return 0;
+    }
+    int rank = elementary_sizes[shape].rank;
+    const int64_t *size = elementary_sizes[shape].size;
+    int64_t sums = 1;
+    for (int i = 0; i < rank - 1; i++) {
+        sums *= size[i];
+    }
+    enum fill fill = sums < 16 ? POSITIVE : NORMAL; /* as in gemm */
+    c->arguments.reduce.function = what == 2 ? PS_MAX : PS_SUM;
+    c->arguments.reduce.accumulate = what == 1;
+    place_layout(c, 0, PARAMETER, what == 1 ? ADD : OUT, fill, rank - 1, size, pair[0]);
+    place_layout(c, 1, PARAMETER, IN, fill, rank, size, pair[1]);
+    label_elementary(c, shape, names[what], layout_names[pair[0]], layout_names[pair[1]], NULL);
+    return 1;
+}
+
+/* ---- windows in, forecasts out ---- */
+
+/* Windows: B of them out of W, L (or H) values of C channels; ready made, or views of a series in which they overlap. */
+struct window_size {
+    int64_t batch, channels, windows, length, horizon, patch, stride;
+    int pad_end, revin, series;
+    uint64_t cursor;
+};
+
+static const struct window_size window_sizes[] = {{4, 7, 30, 336, 96, 16, 8, 1, 1, 1, 3},
+                                                  {3, 20, 9, 24, 1, 8, 4, 0, 1, 0, 6},
+                                                  {5, 3, 11, 37, 5, 5, 3, 1, 1, 1, 0},
+                                                  {5, 3, 11, 37, 5, 5, 3, 0, 0, 0, 5},
+                                                  {1, 1, 1, 16, 1, 16, 8, 0, 1, 0, 0},
+                                                  {1, 1, 2, 5, 63, 1, 1, 1, 0, 1, 1},
+                                                  {2, 65, 5, 65, 42, 7, 9, 1, 1, 1, 2},
+                                                  {7, 2, 40, 512, 7, 64, 32, 1, 1, 0, 9},
+                                                  {2, 1, 4, 96, 720, 16, 8, 1, 0, 1, 1},
+                                                  {3, 50, 9, 24, 96, 8, 4, 0, 1, 1, 2},
+                                                  {2, 2, 3, 12301, 5, 100, 90, 1, 1, 0, 1}, /* longer than shared memory */
+                                                  /* in full only: ETTh1, seed28k, 321 channels */
+                                                  {128, 7, 8209, 336, 96, 16, 8, 1, 1, 1, 4096},
+                                                  {64, 20, 2000, 24, 1, 8, 4, 0, 1, 0, 640},
+                                                  {4, 321, 200, 336, 96, 16, 8, 1, 1, 1, 64}};
+
+static int window_size(int index, struct window_size *w)
+{
+    if (index >= (asked("PS_TEST_FULL") ? LENGTH(window_sizes) : LENGTH(window_sizes) - 3)) {
+        return 0;
+    }
+    *w = window_sizes[index];
+    return 1;
+}
+
+static void place_windows(struct call *c, int slot, const struct window_size *w, int64_t length)
+{
+    int64_t size[] = {w->windows, w->channels, length};
+    int64_t ready[] = {w->channels * length, length, 1}, series[] = {w->channels, 1, w->channels};
+    place_strided(c, slot, PARAMETER, IN, NORMAL, 0, 3, size, w->series ? series : ready);
+}
+
+/* Indices of the epoch's windows; those before the cursor must not be looked at. */
+static void place_indices(struct call *c, int slot, const struct window_size *w)
+{
+    int64_t count = (int64_t)w->cursor + w->batch + 2;
+    place(c, slot, INDEX, IN, NORMAL, count);
+    for (int64_t i = 0; i < count; i++) {
+        int needed = i >= (int64_t)w->cursor && i < (int64_t)w->cursor + w->batch;
+        set_value(c, slot, i, needed ? (double)random_between(&c->random, 0, w->windows - 1) : -1);
+    }
+    set_value(c, slot, (int64_t)w->cursor, (double)(w->windows - 1));
+    c->state.cursor = w->cursor;
+}
+
+static int build_gather_patches(struct call *c, int index)
+{
+    struct window_size w;
+    if (!window_size(index, &w)) {
+        return 0;
+    }
+    int64_t sequences = w.batch * w.channels, patches = (w.length - w.patch) / w.stride + 1 + w.pad_end;
+    place(c, 0, REAL, OUT, NORMAL, sequences * patches, w.patch);
+    place(c, 1, STATISTICS, OUT, NORMAL, sequences);
+    place(c, 2, STATISTICS, OUT, NORMAL, sequences);
+    place_windows(c, 3, &w, w.length);
+    place_indices(c, 4, &w);
+    struct ps_gather_patches *a = &c->arguments.gather_patches;
+    a->batch = w.batch;
+    a->stride = w.stride;
+    a->revin = w.revin;
+    a->pad_end = w.pad_end;
+    a->epsilon = index % 3 ? 1e-5 : 0.5;
+    call_state(c, offsetof(struct ps_gather_patches, state));
+    call_label(c, "B %lld C %lld L %lld P %lld stride %lld%s%s%s", (long long)w.batch, (long long)w.channels, (long long)w.length,
+               (long long)w.patch, (long long)w.stride, w.pad_end ? " padded" : "", w.revin ? " revin" : "",
+               w.series ? " series" : "");
+    return 1;
+}
+
+static int build_gather_targets(struct call *c, int index)
+{
+    struct window_size w;
+    if (!window_size(index, &w)) {
+        return 0;
+    }
+    place(c, 0, PARAMETER, OUT, NORMAL, w.batch * w.channels, w.horizon);
+    place_windows(c, 1, &w, w.horizon);
+    place_indices(c, 2, &w);
+    c->arguments.gather_targets.batch = w.batch;
+    call_state(c, offsetof(struct ps_gather_targets, state));
+    call_label(c, "B %lld C %lld H %lld%s", (long long)w.batch, (long long)w.channels, (long long)w.horizon,
+               w.series ? " series" : "");
+    return 1;
+}
+
+static int build_bias_position_add(struct call *c, int index)
+{
+    static const int64_t sizes[][3] = {{7, 42, 16}, {1, 1, 1},   {5, 5, 64},   {33, 42, 128}, {3, 13, 63},
+                                       {2, 65, 65}, {9, 1, 130}, {1, 12, 300}, {896, 42, 16}, {640, 42, 128}}; /* S, N, d */
+    int shape = index / 4;
+    if (shape >= (asked("PS_TEST_FULL") ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
+        return 0;
+    }
+    int64_t rows = sizes[shape][0] * sizes[shape][1], patches = sizes[shape][1], d = sizes[shape][2];
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, REAL, IN, NORMAL, rows, d);
+    place(c, 2, PARAMETER, IN, NORMAL, d);
+    place(c, 3, PARAMETER, IN, NORMAL, patches, d);
+    const char *p = SET_DROPOUT(c, index, bias_position_add);
+    call_label(c, "S %lld N %lld d %lld%s", (long long)sizes[shape][0], (long long)patches, (long long)d, p);
+    return 1;
+}
+
+/* S, H */
+static int forecast_size(int index, int64_t *sequences, int64_t *horizon)
+{
+    static const int64_t sizes[][2] = {{28, 96}, {1, 1}, {60, 1}, {7, 5}, {333, 42}, {130, 65}, {1, 720}, {896, 96}, {1280, 1}};
+    if (index >= LENGTH(sizes)) {
+        return 0;
+    }
+    *sequences = sizes[index][0];
+    *horizon = sizes[index][1];
+    return 1;
+}
+
+/* bias, mean and std from slot `first` on. */
+static void place_forecast(struct call *c, int first, int64_t sequences, int64_t horizon)
+{
+    place(c, first, PARAMETER, IN, NORMAL, horizon);
+    place(c, first + 1, STATISTICS, IN, NORMAL, sequences);
+    place(c, first + 2, STATISTICS, IN, POSITIVE, sequences);
+    call_label(c, "[%lld, %lld]", (long long)sequences, (long long)horizon);
+}
+
+static int build_forecast(struct call *c, int index)
+{
+    int64_t sequences, horizon;
+    if (!forecast_size(index, &sequences, &horizon)) {
+        return 0;
+    }
+    place(c, 0, PARAMETER, OUT, NORMAL, sequences, horizon);
+    place(c, 1, PARAMETER, IN, NORMAL, sequences, horizon);
+    place_forecast(c, 2, sequences, horizon);
+    return 1;
+}
+
+static int build_forecast_loss(struct call *c, int index)
+{
+    int64_t sequences, horizon;
+    if (!forecast_size(index, &sequences, &horizon)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, sequences, horizon);
+    place(c, 1, PARAMETER, IN, NORMAL, sequences, horizon);
+    place_forecast(c, 2, sequences, horizon);
+    place(c, 5, PARAMETER, IN, NORMAL, sequences, horizon);
+    c->arguments.forecast_loss.batch = 1 + index;
+    c->arguments.forecast_loss.gradient_scale = index % 3 == 1 ? 64 : 0;
+    call_state(c, offsetof(struct ps_forecast_loss, state));
+    return 1;
+}
+
+static int build_forecast_error(struct call *c, int index)
+{
+    int64_t sequences, horizon;
+    if (!forecast_size(index, &sequences, &horizon)) {
+        return 0;
+    }
+    place(c, 0, DOUBLE, ADD, NORMAL, 4, 2); /* preloaded: the other slots keep what they hold */
+    place(c, 1, PARAMETER, IN, NORMAL, sequences, horizon);
+    place_forecast(c, 2, sequences, horizon);
+    place(c, 5, PARAMETER, IN, NORMAL, sequences, horizon);
+    c->arguments.forecast_error.slot_windows = 32;
+    c->state.cursor = 32 * (uint64_t)(index % 4) + (index % 2 ? 31 : 0);
+    call_state(c, offsetof(struct ps_forecast_error, state));
+    return 1;
+}
+
+/* ---- the optimiser ---- */
+
+static int build_sum_squares(struct call *c, int index)
+{
+    static const int64_t sizes[] = {1, 5, 63, 64, 65, 1000, 4097, 100003, 1 << 20, 5000011};
+    if (index >= (asked("PS_TEST_FULL") ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
+        return 0;
+    }
+    place(c, 0, PARAMETER, IN, NORMAL, sizes[index]);
+    call_state(c, offsetof(struct ps_sum_squares, state));
+    call_label(c, "[%lld]", (long long)sizes[index]);
+    return 1;
+}
+
+static int build_adamw(struct call *c, int index)
+{
+    static const int64_t sizes[] = {1, 7, 64, 65, 1000, 40003, 1 << 20, 3000001};
+    static const uint64_t steps[] = {0, 9, 1234};
+    static const double clips[] = {0, 1, 1e6}; /* off; active; too large to act */
+    int shape = index / 3;
+    if (shape >= (asked("PS_TEST_FULL") ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
+        return 0;
+    }
+    int64_t n = sizes[shape];
+    place(c, 0, PARAMETER, ADD, NORMAL, n);
+    place(c, 1, PARAMETER, ADD, NORMAL, n);
+    place(c, 2, PARAMETER, ADD, NORMAL, n);
+    place(c, 3, DOUBLE, ADD, POSITIVE, n);
+    place(c, 4, DOUBLE, IN, POSITIVE, 1235);
+    place(c, 5, REAL, OUT, NORMAL, n);
+    struct ps_adamw *a = &c->arguments.adamw;
+    *a = (struct ps_adamw){.decayed = (shape + index) % 3 * n / 2,
+                           .beta1 = 0.9,
+                           .beta2 = 0.999,
+                           .epsilon = 1e-8,
+                           .weight_decay = 0.01,
+                           .clip_norm = clips[index % 3],
+                           .gradient_scale = index % 2 ? 1024 : 0,
+                           .windows = (uint64_t)(64 * index)};
+    c->state.step = steps[(shape + index) % 3];
+    c->state.gradient_squares = 7.5 * (double)n;
+    call_state(c, offsetof(struct ps_adamw, state));
+    call_label(c, "[%lld] step %llu decayed %lld clip %g", (long long)n, (unsigned long long)c->state.step, (long long)a->decayed,
+               a->clip_norm);
+    return 1;
+}
+
+static int build_advance(struct call *c, int index)
+{
+    static const uint64_t counts[][2] = {{1, 128}, {0, 64}, {7, 0}};
+    if (index >= LENGTH(counts)) {
+        return 0;
+    }
+    c->arguments.advance.steps = counts[index][0];
+    c->arguments.advance.windows = counts[index][1];
+    c->state.step = 0xffffffffu;
+    c->state.cursor = 0xfffffff0u;
+    call_state(c, offsetof(struct ps_advance, state));
+    call_label(c, "steps %llu windows %llu", (unsigned long long)counts[index][0], (unsigned long long)counts[index][1]);
+    return 1;
+}
+
+/* ---- attention ---- */
+
+/* q, k, v or the like, [S, h, N, e]: dense, or heads side by side in rows three times as long. */
+static void place_heads(struct call *c, int slot, enum role role, enum mode mode, const int64_t *size, int by_row)
+{
+    int64_t row = 3 * size[1] * size[3], stride[4] = {size[2] * row, size[3], row, 1};
+    if (by_row) {
+        place_strided(c, slot, role, mode, NORMAL, size[1] * size[3], 4, size, stride);
+    } else {
+        place_dense(c, slot, role, mode, NORMAL, 4, size);
+    }
+}
+
+/* 0 when there is no such case. */
+static int attention_size(int index, int64_t *size)
+{
+    static const int64_t patches[] = {1, 5, 42, 63, 64, 65, 200}, widths[] = {4, 8, 5, 16, 33, 64};
+    static const int64_t more[][4] = {{1, 1, 1024, 16}, {1, 1, 1000, 64}, {7001, 10, 2, 4}, {2, 4, 130, 32},
+                                      {3, 2, 9, 1},     {5, 3, 24, 16},   {2, 5, 13, 6},    {3, 3, 30, 8},
+                                      {2, 3, 14, 12},   {1, 2, 66, 24},   {1, 1, 5, 300}};
+    if (index < LENGTH(patches) * LENGTH(widths)) {
+        size[0] = 2;
+        size[1] = 1 + index % 3;
+        size[2] = patches[index / LENGTH(widths)];
+        size[3] = widths[index % LENGTH(widths)];
+        return 1;
+    }
+    index -= LENGTH(patches) * LENGTH(widths);
+    if (index < LENGTH(more)) {
+        memcpy(size, more[index], sizeof more[index]);
+        return 1;
+    }
+    return 0;
+}
+
+/* The same where q, k, v and mixed may be of fp16. */
+static int kept_attention_size(int index, int64_t *size)
+{
+    static const int64_t patches[] = {1, 15, 16, 17, 42, 48, 49, 64, 65, 130},
+                         heads[][2] = {{2, 8}, {4, 16}, {5, 8}, {2, 4}, {1, 32}, {3, 64}};
+    if (index >= LENGTH(patches) * LENGTH(heads)) {
+        return 0;
+    }
+    size[0] = 3;
+    size[1] = heads[index % LENGTH(heads)][0];
+    size[2] = patches[index / LENGTH(heads)];
+    size[3] = heads[index % LENGTH(heads)][1];
+    return 1;
+}
+
+void ps_attention_call(struct call *c, const int64_t *size, enum role kept, int mixed_by_row, int by_row)
+{
+    c->arguments.attention.scale = 0.5 / sqrt((double)size[3]); /* a score's rounding in tf32, of its size, is its weight's error */
+    c->may_refuse = size[3] > 64;
+    place_heads(c, 0, kept, OUT, size, mixed_by_row);
+    place_dense(c, 1, STATISTICS, OUT, NORMAL, 3, size);
+    for (int slot = 2; slot < 5; slot++) {
+        place_heads(c, slot, kept, IN, size, by_row);
+    }
+    call_label(c, "[%lld, %lld, %lld, %lld]%s%s", (long long)size[0], (long long)size[1], (long long)size[2], (long long)size[3],
+               by_row ? " by row" : "", kept == KEPT ? " kept" : "");
+}
+
+static int build_attention(struct call *c, int index)
+{
+    int64_t size[4];
+    if (!attention_size(index, size)) {
+        return 0;
+    }
+    ps_attention_call(c, size, REAL, index % 3 == 1, index % 2);
+    return 1;
+}
+
+static int build_kept_attention(struct call *c, int index)
+{
+    int64_t size[4];
+    if (!kept_attention_size(index, size)) {
+        return 0;
+    }
+    ps_attention_call(c, size, KEPT, index % 5 > 0, index % 4 > 0);
+    return 1;
+}
+
+/* mixed and logsum that belong to q, k, v (slots 5 to 9), whose values are first made such as bf16 holds. */
+static void fill_attention(struct call *c, const int64_t *size, double scale)
+{
+    int64_t matrices = size[0] * size[1], N = size[2], e = size[3], count = matrices * N * e;
+    double *heads = malloc((size_t)(3 * count + N) * sizeof *heads), *weight = heads + 3 * count;
+    ck_assert_ptr_nonnull(heads);
+    for (int64_t i = 0; i < 3 * count; i++) {
+        int slot = 7 + (int)(i / count);
+        heads[i] = bf16_value(bf16_bits(get_value(c, slot, i % count)));
+        set_value(c, slot, i % count, heads[i]);
+    }
+    for (int64_t r = 0; r < matrices * N; r++) {
+        const double *q = heads + r * e, *k = heads + count + r / N * N * e, *v = k + count;
+        double sum = 0;
+        for (int64_t j = 0; j < N; j++) {
+            double score = 0;
+            for (int64_t i = 0; i < e; i++) {
+                score += q[i] * k[j * e + i];
+            }
+            weight[j] = exp(scale * score);
+            sum += weight[j];
+        }
+        set_value(c, 6, r, log(sum));
+        for (int64_t i = 0; i < e; i++) {
+            double mixed = 0;
+            for (int64_t j = 0; j < N; j++) {
+                mixed += weight[j] * v[j * e + i];
+            }
+            set_value(c, 5, r * e + i, mixed / sum);
+        }
+    }
+    free(heads);
+}
+
+static void attention_backward_call(struct call *c, const int64_t *size, enum role kept, int mixed_by_row, int by_row)
+{
+    c->arguments.attention_backward.scale = 0.5 / sqrt((double)size[3]);
+    c->may_refuse = size[3] > 64;
+    for (int slot = 0; slot < 3; slot++) {
+        place_heads(c, slot, REAL, OUT, size, by_row);
+    }
+    place_dense(c, 3, STATISTICS, OUT, NORMAL, 3, size);
+    place_heads(c, 4, REAL, IN, size, mixed_by_row);
+    place_heads(c, 5, kept, IN, size, mixed_by_row);
+    place_dense(c, 6, STATISTICS, IN, NORMAL, 3, size);
+    for (int slot = 7; slot < 10; slot++) {
+        place_heads(c, slot, kept, IN, size, by_row);
+    }
+    fill_attention(c, size, c->arguments.attention_backward.scale);
+    call_label(c, "[%lld, %lld, %lld, %lld]%s%s", (long long)size[0], (long long)size[1], (long long)size[2], (long long)size[3],
+               by_row ? " by row" : "", kept == KEPT ? " kept" : "");
+}
+
+static int build_attention_backward(struct call *c, int index)
+{
+    int64_t size[4];
+    if (!attention_size(index, size)) {
+        return 0;
+    }
+    size[2] += size[2] == 1; /* of one patch dq and dk are 0: nothing for a relative bound */
+    attention_backward_call(c, size, REAL, index % 3 == 1, index % 2);
+    return 1;
+}
+
+/* Gradients of fp16's range must be made: every other case has heads far below it, each 64 times the one before or its 64th. */
+static int build_kept_attention_backward(struct call *c, int index)
+{
+    int64_t size[4];
+    if (!kept_attention_size(index, size)) {
+        return 0;
+    }
+    size[2] += size[2] == 1;
+    attention_backward_call(c, size, KEPT, index % 5 > 0, index % 4 > 0);
+    const int64_t head = size[2] * size[3];
+    for (int64_t i = 0; index % 2 && i < size[0] * size[1] * head; i++) {
+        set_value(c, 4, i, ldexp(get_value(c, 4, i), (int)(index % 4 == 1 ? -30 - i / head * 6 : -100 + i / head * 6)));
+    }
+    return 1;
+}
+
+/* ---- the ends of the model in one: bf16 on CUDA ---- */
+
+static int build_embed_forward(struct call *c, int index)
+{
+    static const int64_t widths[] = {16, 64, 40, 24, 8, 128, 136, 32, 7};
+    struct window_size w;
+    if (!window_size(index / 4, &w)) {
+        return 0;
+    }
+    int64_t d = widths[index % LENGTH(widths)], sequences = w.batch * w.channels;
+    int64_t patches = (w.length - w.patch) / w.stride + 1 + w.pad_end;
+    place(c, 0, REAL, OUT, NORMAL, sequences * patches, d);
+    place(c, 1, REAL, OUT, NORMAL, sequences * patches, w.patch);
+    place(c, 2, STATISTICS, OUT, NORMAL, sequences);
+    place(c, 3, STATISTICS, OUT, NORMAL, sequences);
+    place_windows(c, 4, &w, w.length);
+    place_indices(c, 5, &w);
+    place(c, 6, REAL, IN, NORMAL, w.patch, d);
+    place(c, 7, PARAMETER, IN, NORMAL, d);
+    place(c, 8, PARAMETER, IN, NORMAL, patches, d);
+    struct ps_embed_forward *a = &c->arguments.embed_forward;
+    a->batch = w.batch;
+    a->stride = w.stride;
+    a->revin = w.revin;
+    a->pad_end = w.pad_end;
+    a->epsilon = index % 3 ? 1e-5 : 0.5;
+    call_state(c, offsetof(struct ps_embed_forward, state));
+    const char *p = SET_DROPOUT(c, index, embed_forward);
+    c->may_refuse = d % 8 != 0 || w.patch > 64 || w.length > 4096;
+    call_label(c, "B %lld C %lld L %lld P %lld stride %lld%s%s%s d %lld%s", (long long)w.batch, (long long)w.channels,
+               (long long)w.length, (long long)w.patch, (long long)w.stride, w.pad_end ? " padded" : "", w.revin ? " revin" : "",
+               w.series ? " series" : "", (long long)d, p);
+    return 1;
+}
+
+static int build_embed_backward(struct call *c, int index)
+{
+    static const int64_t sizes[][4] = {{28, 42, 16, 16},   {60, 5, 8, 64},    {1, 1, 1, 8},      {333, 7, 16, 128},
+                                       {400, 42, 16, 128}, {5, 13, 33, 24},   {65, 9, 7, 40},    {3, 64, 64, 512},
+                                       {17, 3, 47, 256},   {3500, 5, 8, 64},  {1700, 9, 15, 16}, {31, 70, 32, 8},
+                                       {9, 4, 5, 7},                            /* in full only */
+                                       {896, 42, 16, 16},  {640, 42, 16, 128}}; /* S, N, P, d */
+    int shape = index / 4;
+    if (shape >= (asked("PS_TEST_FULL") ? LENGTH(sizes) : LENGTH(sizes) - 2)) {
+        return 0;
+    }
+    int64_t sequences = sizes[shape][0], patches = sizes[shape][1], patch = sizes[shape][2], d = sizes[shape][3];
+    place(c, 0, PARAMETER, ADD, NORMAL, patch, d);
+    place(c, 1, PARAMETER, ADD, NORMAL, d);
+    place(c, 2, PARAMETER, ADD, NORMAL, patches, d);
+    place(c, 3, REAL, IN, NORMAL, sequences * patches, d);
+    place(c, 4, REAL, IN, NORMAL, sequences * patches, patch);
+    const char *p = SET_DROPOUT(c, index, embed_backward);
+    c->has_dropout = 0; /* no output is dropped itself */
+    c->may_refuse = d % 8 != 0;
+    call_label(c, "S %lld N %lld P %lld d %lld%s", (long long)sequences, (long long)patches, (long long)patch, (long long)d, p);
+    return 1;
+}
+
+static int64_t groups_of(int64_t sequences)
+{
+    return (sequences + PS_PARTIAL_ROWS - 1) / PS_PARTIAL_ROWS;
+}
+
+/* bias, mean, std, targets, indices from slot `first` on. */
+static void place_loss(struct call *c, int first, const struct window_size *w)
+{
+    place(c, first, PARAMETER, IN, NORMAL, w->horizon);
+    place(c, first + 1, STATISTICS, IN, NORMAL, w->batch * w->channels);
+    place(c, first + 2, STATISTICS, IN, POSITIVE, w->batch * w->channels);
+    place_windows(c, first + 3, w, w->horizon);
+    place_indices(c, first + 4, w);
+}
+
+static int build_head_step(struct call *c, int index)
+{
+    static const int64_t widths[] = {672, 320, 34, 2, 5, 800, 96, 2104};
+    struct window_size w;
+    if (!window_size(index / LENGTH(widths), &w)) {
+        return 0;
+    }
+    int64_t K = widths[index % LENGTH(widths)], sequences = w.batch * w.channels;
+    place(c, 0, REAL, OUT, NORMAL, sequences, K);
+    place(c, 1, REAL, OUT, NORMAL, sequences, w.horizon);
+    place(c, 2, DOUBLE, OUT, NORMAL, groups_of(sequences), w.horizon + 1);
+    place(c, 3, REAL, IN, NORMAL, sequences, K);
+    place(c, 4, REAL, IN, NORMAL, K, w.horizon);
+    place_loss(c, 5, &w);
+    c->arguments.head_step.batch = w.batch;
+    c->arguments.head_step.gradient_scale = index % 3 == 1 ? 64 : 0;
+    call_state(c, offsetof(struct ps_head_step, state));
+    c->may_refuse = K % 2 != 0 || w.horizon > 96 || (K > 700 && (w.horizon > 48 || K > 800) && w.horizon % 8 != 0);
+    call_label(c, "B %lld C %lld K %lld H %lld%s", (long long)w.batch, (long long)w.channels, (long long)K, (long long)w.horizon,
+               w.series ? " series" : "");
+    return 1;
+}
+
+static int build_window_loss(struct call *c, int index)
+{
+    struct window_size w;
+    if (!window_size(index, &w)) {
+        return 0;
+    }
+    int64_t sequences = w.batch * w.channels;
+    place(c, 0, REAL, OUT, NORMAL, sequences, w.horizon);
+    place(c, 1, DOUBLE, OUT, NORMAL, groups_of(sequences), w.horizon + 1);
+    place(c, 2, PARAMETER, IN, NORMAL, sequences, w.horizon);
+    place_loss(c, 3, &w);
+    c->arguments.window_loss.batch = w.batch;
+    c->arguments.window_loss.gradient_scale = index % 3 == 1 ? 64 : 0;
+    call_state(c, offsetof(struct ps_window_loss, state));
+    call_label(c, "B %lld C %lld H %lld%s", (long long)w.batch, (long long)w.channels, (long long)w.horizon,
+               w.series ? " series" : "");
+    return 1;
+}
+
+static int build_head_sums(struct call *c, int index)
+{
+    int64_t sequences, horizon;
+    if (!forecast_size(index, &sequences, &horizon)) {
+        return 0;
+    }
+    place(c, 0, PARAMETER, ADD, NORMAL, horizon);
+    place(c, 1, DOUBLE, IN, NORMAL, groups_of(sequences), horizon + 1);
+    c->arguments.head_sums.batch = 1 + index;
+    c->arguments.head_sums.sequences = sequences;
+    call_state(c, offsetof(struct ps_head_sums, state));
+    call_label(c, "S %lld H %lld", (long long)sequences, (long long)horizon);
+    return 1;
+}
+
+/* ---- all of them ---- */
+
+const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
+                                          {PS_OP_layernorm, build_layernorm, 0},
+                                          {PS_OP_bias_add, build_bias_add, 0},
+                                          {PS_OP_head_split, build_head_split, 0},
+                                          {PS_OP_softmax, build_softmax, 0},
+                                          {PS_OP_head_merge, build_head_merge, 0},
+                                          {PS_OP_bias_residual_add, build_bias_residual_add, 0},
+                                          {PS_OP_bias_gelu, build_bias_gelu, 0},
+                                          {PS_OP_layernorm_backward, build_layernorm_backward, 0},
+                                          {PS_OP_gelu_backward, build_gelu_backward, 0},
+                                          {PS_OP_softmax_backward, build_softmax_backward, 0},
+                                          {PS_OP_bias_grad, build_bias_grad, 0},
+                                          {PS_OP_add, build_add, 0},
+                                          {PS_OP_affine, build_affine, 0},
+                                          {PS_OP_unary, build_unary, 0},
+                                          {PS_OP_binary, build_binary, 0},
+                                          {PS_OP_reduce, build_reduce, 1u << 1},
+                                          {PS_OP_strided_copy, build_strided_copy, 0},
+                                          {PS_OP_drop, build_drop, 0},
+                                          {PS_OP_gather_patches, build_gather_patches, 1u << 0 | 1u << 3 | 1u << 4},
+                                          {PS_OP_gather_targets, build_gather_targets, 1u << 2},
+                                          {PS_OP_bias_position_add, build_bias_position_add, 0},
+                                          {PS_OP_forecast, build_forecast, 0},
+                                          {PS_OP_forecast_loss, build_forecast_loss, 0},
+                                          {PS_OP_forecast_error, build_forecast_error, 0},
+                                          {PS_OP_sum_squares, build_sum_squares, 1u << 0},
+                                          {PS_OP_adamw, build_adamw, 1u << 4},
+                                          {PS_OP_advance, build_advance, 0},
+                                          {PS_OP_gemm_bias, build_gemm_bias, 0},
+                                          {PS_OP_gemm_gradient, build_gemm_gradient, 0},
+                                          {PS_OP_attention, build_attention, 0},
+                                          {PS_OP_attention_backward, build_attention_backward, 0},
+                                          {PS_OP_embed_forward, build_embed_forward, 1u << 4 | 1u << 5},
+                                          {PS_OP_embed_backward, build_embed_backward, 0},
+                                          {PS_OP_head_step, build_head_step, 1u << 9},
+                                          {PS_OP_window_loss, build_window_loss, 1u << 7},
+                                          {PS_OP_head_sums, build_head_sums, 0},
+                                          {PS_OP_attention, build_kept_attention, 0},
+                                          {PS_OP_attention_backward, build_kept_attention_backward, 0}};
+
+const int ps_operation_count = LENGTH(ps_operations);
