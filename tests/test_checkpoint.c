@@ -23,6 +23,7 @@
 #include "src/digest.h"
 #include "src/kept.h"
 #include "src/metrics.h"
+#include "tests/suite.h"
 
 static char folder[] = "/tmp/ps_checkpoint_XXXXXX";
 static int full;
@@ -1046,11 +1047,7 @@ int main(void)
     tcase_add_test(tests, metrics);
     tcase_add_test(tests, test_scores);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    int failed = run_suite(suite, CK_NOFORK);
     char command[PATH_MAX];
     snprintf(command, sizeof command, "rm -rf %s", folder);
     return system(command) != 0 || failed > 0;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "src/config.h"
+#include "tests/suite.h"
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
 
@@ -618,11 +619,7 @@ int main(void)
     tcase_add_test(tests, committed_configs);
     tcase_add_test(tests, resume);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    int failed = run_suite(suite, CK_NOFORK);
     char command[PATH_MAX];
     snprintf(command, sizeof command, "rm -rf %s", folder);
     return system(command) != 0 || failed > 0;

@@ -15,6 +15,7 @@
 #include "data/import.h"
 #include "data/batches.h"
 #include "data/series.h"
+#include "tests/suite.h"
 
 /* ---- a folder for each test ---- */
 
@@ -1414,10 +1415,5 @@ int main(void)
         printf("skipped: the programs, because PS_PROGRAMS is not set\n");
     }
     suite_add_tcase(suite, c);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK); /* OpenMP is used */
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed > 0;
+    return run_suite(suite, CK_NOFORK) != 0; /* OpenMP is used */
 }

@@ -8,6 +8,7 @@
 
 #include "kernels/philox.h"
 #include "tests/reference.h"
+#include "tests/suite.h"
 
 /* Calls an entry of the double reference. */
 #define CALL(name, ...) \
@@ -341,10 +342,5 @@ int main(void)
     tcase_add_test(definitions, test_adamw_definition);
     suite_add_tcase(suite, definitions);
 
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_NOFORK) != 0;
 }

@@ -3,6 +3,7 @@
 #include "data/files.h"
 #include "data/import.h"
 #include "tests/run.h"
+#include "tests/suite.h"
 
 static struct path folder, file, partial, trace;
 
@@ -394,9 +395,5 @@ int main(void)
     tcase_add_test(tests, sweeping);
     tcase_add_test(tests, locking);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_FORK_GETENV) != 0;
 }

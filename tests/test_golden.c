@@ -4,6 +4,7 @@
 
 #include "optim/optimizer.h"
 #include "tests/model_fixture.h"
+#include "tests/suite.h"
 
 static hid_t file;
 
@@ -179,11 +180,7 @@ int main(void)
     tcase_set_timeout(tests, 120);
     tcase_add_loop_test(tests, golden, 0, gpu ? CASES : CPU_CASES);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    int failed = run_suite(suite, CK_NOFORK);
     H5Fclose(file);
     return failed != 0;
 }

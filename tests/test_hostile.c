@@ -16,6 +16,7 @@
 #include "data/series.h"
 #include "src/checkpoint.h"
 #include "src/digest.h"
+#include "tests/suite.h"
 
 /* ---- a folder for each test ---- */
 
@@ -555,9 +556,5 @@ int main(void)
         puts("skipped: the inputs that fuzzing found, because PS_SOURCE is not set");
     }
     suite_add_tcase(suite, c);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? 1 : 0;
+    return run_suite(suite, CK_FORK_GETENV) != 0;
 }

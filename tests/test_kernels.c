@@ -15,6 +15,7 @@
 #include "tests/asked.h"
 #include "tests/kernel_cases.h"
 #include "tests/parity.h"
+#include "tests/suite.h"
 
 /* Outputs that may be an input, as kernels.h says. */
 static const struct {
@@ -427,10 +428,5 @@ int main(void)
     }
     suite_add_tcase(suite, parity);
 
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_NOFORK) != 0; /* CUDA and OpenMP do not survive a fork */
 }

@@ -4,6 +4,7 @@
 #include "tests/fused.h"
 #include "optim/optimizer.h"
 #include "tests/model_fixture.h"
+#include "tests/suite.h"
 
 static const struct ps_model_shape shapes[] = {
     {.channels = 3,
@@ -1902,10 +1903,5 @@ int main(void)
         suite_add_tcase(suite, steps[i]);
         suite_add_tcase(suite, every[i]);
     }
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_NOFORK) != 0; /* CUDA and OpenMP do not survive a fork */
 }

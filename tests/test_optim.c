@@ -10,6 +10,7 @@
 #include "optim/schedule.h"
 #include "tests/fused.h"
 #include "tests/real16.h"
+#include "tests/suite.h"
 
 #define OK(expression) ck_assert_msg((expression) == PS_OK, "%s: %s", #expression, ps_error_message())
 
@@ -421,10 +422,5 @@ int main(void)
     tcase_add_test(tests, cosine);
     tcase_add_test(tests, onecycle);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_NOFORK) != 0; /* CUDA and OpenMP do not survive a fork */
 }

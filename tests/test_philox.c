@@ -8,6 +8,7 @@
 
 #include "kernels/philox.h"
 #include "tests/asked.h"
+#include "tests/suite.h"
 #include "tests/tables.h"
 
 /* Known answers of Random123's kat_vectors, philox4x32 10 rounds. */
@@ -134,10 +135,5 @@ int main(void)
     tcase_add_loop_test(drawn, test_philox_drawn, asked("PS_TEST_SMALL") ? CPU_TABLES : 0, present());
     suite_add_tcase(suite, drawn);
 
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_NOFORK) != 0; /* CUDA and OpenMP do not survive a fork */
 }

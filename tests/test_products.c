@@ -10,6 +10,7 @@
 #include "tests/asked.h"
 #include "tests/random_values.h"
 #include "tests/real16.h"
+#include "tests/suite.h"
 #include "tests/tables.h"
 
 /* A product of more than 2^31 elements, and the two sums over it that a weight's and a bias's gradient are: a [M, K] of zeros and
@@ -274,10 +275,5 @@ int main(void)
     }
     suite_add_tcase(suite, products);
 
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_NOFORK) != 0; /* CUDA and OpenMP do not survive a fork */
 }

@@ -9,6 +9,7 @@
 #include "kernels/device.h"
 #include "src/progress.h"
 #include "tests/programs.h"
+#include "tests/suite.h"
 
 enum { HOURS = 2000, CHANNELS = 3, L = 48, H = 12, BATCH = 16, EPOCHS = 3 };
 
@@ -1572,9 +1573,5 @@ int main(void)
     tcase_add_test(tests, bench_short_epochs);
     tcase_add_test(tests, csv_to_forecasts);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_FORK_GETENV) != 0;
 }

@@ -22,6 +22,7 @@
 #include "tests/asked.h"
 #include "tests/model_fixture.h"
 #include "tests/run.h"
+#include "tests/suite.h"
 
 enum { QUICK = 40, FULL = 1000, SMALL = 6, HANGS = 300 /* seconds for one run, on a machine under load */ };
 enum { TEXT = 600, KINDS = 32, AGAIN = 77 /* exit code: go on in a new process */ };
@@ -1126,10 +1127,5 @@ int main(void)
     tcase_add_test(tests, random_models);
     tcase_add_test(tests, wrong_is_seen); /* last: it uses OpenMP, which does not survive a fork */
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK); /* it forks itself */
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_NOFORK) != 0; /* it forks itself */
 }

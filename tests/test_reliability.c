@@ -3,6 +3,7 @@
  *
  * PS_TEST_SEED: of the random moments (default: the time). PS_TEST_FULL=1: every kind of fault at every call, 200 kills. */
 #include "tests/programs.h"
+#include "tests/suite.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -1152,9 +1153,5 @@ int main(void)
     tcase_add_test(tests, no_reader);
     tcase_add_test(tests, clock_that_jumps);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_FORK_GETENV) != 0;
 }

@@ -10,6 +10,7 @@
 #include "tests/real16.h"
 #include "tests/fused.h"
 #include "tests/run.h"
+#include "tests/suite.h"
 
 enum { ROWS = 660, CHANNELS = 3, L = 48, H = 12, BATCH = 16, WINDOWS = 150, MANY = 2400 };
 
@@ -1056,10 +1057,5 @@ int main(void)
     } else {
         printf("skipped: the session and the shipped configs' kernels on CUDA: no CUDA device\n");
     }
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK); /* CUDA and OpenMP do not survive a fork */
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_NOFORK) != 0; /* CUDA and OpenMP do not survive a fork */
 }

@@ -2,6 +2,7 @@
  *
  * PS_TEST_FULL=1: files of 4 GiB under 1 GiB of address space; else of 64 MiB. */
 #include "tests/programs.h"
+#include "tests/suite.h"
 
 #include <math.h>
 #include <sys/resource.h>
@@ -878,10 +879,5 @@ int main(int argc, char **argv)
         printf("skipped: the programs, because PS_PROGRAMS is not set\n");
     }
     suite_add_tcase(suite, c);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK); /* OpenMP is used */
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed > 0;
+    return run_suite(suite, CK_NOFORK) != 0; /* OpenMP is used */
 }

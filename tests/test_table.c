@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "tests/reference.h"
+#include "tests/suite.h"
 
 START_TEST(test_tensor)
 {
@@ -276,10 +277,5 @@ int main(void)
     tcase_add_test(opened, test_counts);
     suite_add_tcase(suite, opened);
 
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_NOFORK) != 0;
 }
