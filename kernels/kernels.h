@@ -432,13 +432,22 @@ struct ps_encoder_shape {
     int64_t seq_len, patch_len, pred_len; /* L, P of the embedding, H of the head */
 };
 
+/* How much of a training step both calls can be asked for; each takes what stands before it. */
+enum ps_encoder_span {
+    PS_SPAN_LAYERS,
+    PS_SPAN_EMBEDDING, /* the embedding too, both ways */
+    PS_SPAN_LOSS,      /* and forward the head and the loss (head_step) */
+    PS_SPAN_UPDATE     /* and backward what that leaves to do, and AdamW */
+};
+
+enum { PS_KERNELS_NAME = 128 };
+
 /* .. and says. */
 struct ps_encoder_needs {
     size_t kept_bytes; /* to keep between forward and backward */
     int slower;        /* than level gemm's operations, as far as measured */
-    int embeds;        /* both can do the embedding too */
-    int heads;         /* and forward the head of a training step */
-    int ends;          /* and backward what that leaves to do, and AdamW */
+    enum ps_encoder_span span;
+    char kernels[PS_KERNELS_NAME]; /* which: their name, the type, the sizes, the span */
 };
 
 /* The ends of the model. Their backends may refuse a shape (PS_UNSUPPORTED): the operations above then do the same. */

@@ -313,7 +313,7 @@ static enum ps_status embed_and_encode(struct ps_model *m, const struct ps_windo
                                        int64_t batch, int training, const struct ps_head_step *head)
 {
     struct ps_dropout dropout = dropout_at(m, 0, state, training);
-    if (m->encoder.embeds) {
+    if (m->encoder.span >= PS_SPAN_EMBEDDING) {
         const struct ps_embed_forward embed = ps_embed_forward_of(m, windows, state, batch, dropout);
         return encode(m, state, batch, training, &embed, head);
     }
@@ -334,7 +334,7 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
 {
     struct ps_dropout dropout = dropout_at(m, 0, state, 1);
     const struct ps_head_step head = ps_head_step_of(m, windows, state, batch, ps_partial_rows(batch * m->shape.channels));
-    const struct ps_head_step *within = m->encoder.embeds && m->encoder.heads ? &head : NULL;
+    const struct ps_head_step *within = m->encoder.span >= PS_SPAN_LOSS ? &head : NULL;
     PS_TRY(embed_and_encode(m, windows, state, batch, 1, within));
     const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
     if (ps_model_steps(m)) {
@@ -342,7 +342,7 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
         return encode_backward(m, state, batch, 1, &embed, &rest, update);
     }
     PS_TRY(ps_head_train(m, windows, state, batch, within));
-    if (m->encoder.embeds) {
+    if (m->encoder.span >= PS_SPAN_EMBEDDING) {
         PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL));
     } else {
         PS_TRY(encode_backward(m, state, batch, 1, NULL, NULL, NULL));
@@ -358,7 +358,7 @@ enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *w
 
 int ps_model_steps(const struct ps_model *m)
 {
-    return m->encoder.embeds && m->encoder.heads && m->encoder.ends;
+    return m->encoder.span >= PS_SPAN_UPDATE;
 }
 
 enum ps_status ps_model_step(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,

@@ -1131,8 +1131,9 @@ START_TEST(step_layer)
     const int same = fused[which].real != PS_F32; /* in tf32 roundings of the embedding's and the head's operands differ */
     struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 3, PS_LEVEL_GEMM, 0);
     struct fixture f = fixture_open("cuda", "cuda", fused[which].precision, shape, 3, PS_LEVEL_LAYER, 0);
-    ck_assert_int_eq(f.model->encoder.embeds, _i % STEP_SHAPES < STEP_SHAPES - 1 && !by_halves(which, shape));
-    ck_assert_int_eq(f.model->encoder.heads, same && (shape->pred_len >= 8 || (shape->d_model == 64 && shape->pred_len == 3)));
+    ck_assert_int_eq(f.model->encoder.span >= PS_SPAN_EMBEDDING, _i % STEP_SHAPES < STEP_SHAPES - 1 && !by_halves(which, shape));
+    ck_assert_int_eq(f.model->encoder.span >= PS_SPAN_LOSS,
+                     same && (shape->pred_len >= 8 || (shape->d_model == 64 && shape->pred_len == 3)));
     if (_i % 2) { /* a series: channels beside one another */
         oracle.windows.inputs.stride[1] = f.windows.inputs.stride[1] = 1;
         oracle.windows.inputs.stride[2] = f.windows.inputs.stride[2] = shape->channels;
@@ -1146,8 +1147,8 @@ START_TEST(step_layer)
     double *again = fixture_gradients(&f);
     ck_assert(memcmp(gradients, again, (size_t)f.count * sizeof *gradients) == 0);
     free(again);
-    int heads = f.model->encoder.heads;
-    f.model->encoder.embeds = f.model->encoder.heads = 0;
+    const enum ps_encoder_span span = f.model->encoder.span;
+    f.model->encoder.span = PS_SPAN_LAYERS;
     double loss_apart = fixture_loss(&f);
     ck_assert_double_le(fabs(loss_apart / loss - 1), same ? 1e-6 : fused[which].bound);
     double *apart = fixture_gradients(&f), *embedding_apart = embedding_of(&f, &n);
@@ -1166,9 +1167,9 @@ START_TEST(step_layer)
     ck_assert_double_le(fabs(loss / expected_loss - 1), fused[which].bound);
     ck_assert_msg(error <= 5 * fused[which].bound, "gradient of %s off by %.3g", layout->table[worst].name, error);
     /* The head's sums in another order may round to the next number. */
-    ck_assert_msg(order <= (!same   ? 5 * fused[which].bound
-                            : heads ? 1e-3
-                                    : 1e-5),
+    ck_assert_msg(order <= (!same                  ? 5 * fused[which].bound
+                            : span >= PS_SPAN_LOSS ? 1e-3
+                                                   : 1e-5),
                   "gradient of %s changes by %.3g", layout->table[worst_apart].name, order);
     free(expected);
     free(gradients);
@@ -1564,16 +1565,16 @@ static enum ps_status stub_prepare(const struct ps_kernels *k, const struct ps_e
 static enum ps_status stub_forward(const struct ps_kernels *k, const struct ps_encoder_forward *a)
 {
     (void)k;
-    ck_assert_int_eq(a->embed != NULL, stub_needs.embeds);
-    ck_assert_int_eq(a->head != NULL, stub_needs.embeds && stub_needs.heads);
+    ck_assert_int_eq(a->embed != NULL, stub_needs.span >= PS_SPAN_EMBEDDING);
+    ck_assert_int_eq(a->head != NULL, stub_needs.span >= PS_SPAN_LOSS);
     return PS_OK;
 }
 
 static enum ps_status stub_backward(const struct ps_kernels *k, const struct ps_encoder_backward *a)
 {
     (void)k;
-    ck_assert_int_eq(a->embed != NULL, stub_needs.embeds);
-    ck_assert_int_eq(a->head != NULL, stub_needs.embeds && stub_needs.heads && stub_needs.ends);
+    ck_assert_int_eq(a->embed != NULL, stub_needs.span >= PS_SPAN_EMBEDDING);
+    ck_assert_int_eq(a->head != NULL, stub_needs.span >= PS_SPAN_UPDATE);
     return PS_OK;
 }
 
@@ -1589,7 +1590,8 @@ START_TEST(level_layer_calls)
     stub.encoder_prepare = stub_prepare;
     stub.encoder_forward = stub_forward;
     stub.encoder_backward = stub_backward;
-    stub_needs = (struct ps_encoder_needs){.kept_bytes = 256, .embeds = _i > 0, .heads = _i > 1, .ends = _i > 1};
+    static const enum ps_encoder_span spans[] = {PS_SPAN_LAYERS, PS_SPAN_EMBEDDING, PS_SPAN_UPDATE};
+    stub_needs = (struct ps_encoder_needs){.kept_bytes = 256, .span = spans[_i]};
     OK(ps_kernels_hooked(&stub, ps_count_hook, &counts, &counting));
     OK(ps_model_open(counting, &shapes[0], f.batch, &(struct ps_model_options){.level = PS_LEVEL_LAYER, .seed = 5}, &model));
     OK(ps_model_gradients(model, &f.windows, f.state, f.batch));

@@ -7,7 +7,8 @@
 #include "kernels/backends.h"
 #include "kernels/philox.h"
 
-struct ps_cuda_gemm; /* cuBLASLt's handle and plans: gemm/choose.cu */
+struct ps_cuda_gemm;       /* cuBLASLt's handle and plans: gemm/choose.cu */
+struct ps_encoder_planned; /* plans of level layer: encoder/choose.cu */
 
 /* ps_kernels.context. */
 struct ps_cuda_context {
@@ -21,6 +22,7 @@ struct ps_cuda_context {
     /* Level layer: partial gradients, packed weights; taken by encoder_prepare, zeroed then. */
     void *encoder_workspace;
     size_t encoder_workspace_bytes;
+    struct ps_encoder_planned *encoder_plans;
     struct ps_cuda_gemm *gemm;
     int tiny_gemm;
     /* The stream of what runs beside (table.cu) and its events; while `beside` is set `stream` is that one. */
@@ -131,24 +133,23 @@ enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *
     extern "C" enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments);
 PS_KERNEL_LIST(PS_X)
 #undef PS_X
-/* Those of them that are compiled once for each type of 16 bits (tile/types.cuh), the ends of the model and the encoder. */
+/* Those of them that are compiled once for each type of 16 bits (tile/types.cuh): the ends of the model. */
 #define PS_ENDS(X, of) X(of, embed_forward) X(of, embed_backward) X(of, head_step) X(of, window_loss) X(of, head_sums)
-#define PS_ENCODER(X, of) X(of, encoder_forward) X(of, encoder_backward)
 #define PS_X(of, name) enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments);
-#define PS_LEVEL(of)                                                                                              \
-    namespace of                                                                                                  \
-    {                                                                                                             \
-    PS_ENDS(PS_X, of)                                                                                             \
-    PS_ENCODER(PS_X, of)                                                                                          \
-    enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,      \
-                                           const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs); \
+#define PS_LEVEL(of)  \
+    namespace of      \
+    {                 \
+    PS_ENDS(PS_X, of) \
     }
 PS_LEVEL(level_bf16)
 PS_LEVEL(level_fp16)
-PS_LEVEL(level_tf32) /* the encoder, window_loss and head_sums */
+PS_LEVEL(level_tf32) /* window_loss and head_sums */
 PS_LEVEL(level_fp32) /* the same */
 #undef PS_LEVEL
 #undef PS_X
+enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
+                                       const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs);
+void ps_cuda_encoder_plans_free(struct ps_cuda_context *c);
 
 enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm **gemm);
 /* ps_kernels_options.tuning, ps_kernels.tune and ps_kernels.tuning. */

@@ -71,6 +71,9 @@ static void table_close(struct ps_kernels *k)
     if (c->ended) {
         (void)cudaEventDestroy(c->ended);
     }
+#ifdef PS_FUSED_ENCODER
+    ps_cuda_encoder_plans_free(c);
+#endif
     if (c->encoder_workspace) {
         k->device->release(k->device, c->encoder_workspace, c->encoder_workspace_bytes);
     }
@@ -207,26 +210,19 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         PS_ENDS(PS_X, level_bf16)
     }
 #ifdef PS_FUSED_ENCODER
-    if (precision == PS_PRECISION_BF16 && device->compute_capability == 90) {
-        PS_ENCODER(PS_X, level_bf16)
-        k->encoder_prepare = level_bf16::ps_cuda_encoder_prepare;
-    }
-    if (precision == PS_TF32 && device->compute_capability == 90) {
-        PS_ENCODER(PS_X, level_tf32)
-        PS_X(level_tf32, window_loss)
-        PS_X(level_tf32, head_sums)
-        k->encoder_prepare = level_tf32::ps_cuda_encoder_prepare;
-    }
-    if (precision == PS_FP32 && device->compute_capability == 90) {
-        PS_ENCODER(PS_X, level_fp32)
-        PS_X(level_fp32, window_loss)
-        PS_X(level_fp32, head_sums)
-        k->encoder_prepare = level_fp32::ps_cuda_encoder_prepare;
-    }
-    if (precision == PS_FP16) {
-        PS_ENDS(PS_X, level_fp16)
-        PS_ENCODER(PS_X, level_fp16)
-        k->encoder_prepare = level_fp16::ps_cuda_encoder_prepare;
+    if (device->compute_capability == 90) {
+        k->encoder_forward = ps_cuda_encoder_forward;
+        k->encoder_backward = ps_cuda_encoder_backward;
+        k->encoder_prepare = ps_cuda_encoder_prepare;
+        if (precision == PS_FP16) {
+            PS_ENDS(PS_X, level_fp16)
+        } else if (precision == PS_TF32) {
+            PS_X(level_tf32, window_loss)
+            PS_X(level_tf32, head_sums)
+        } else if (precision == PS_FP32) {
+            PS_X(level_fp32, window_loss)
+            PS_X(level_fp32, head_sums)
+        }
     }
 #endif
 #undef PS_X

@@ -1,21 +1,122 @@
-/* Level `layer`: the table's fused encoder entries. Five families of kernels serve them: encoder/resident/resident.cu, the whole
- * encoder in one launch each way, where a layer's weights stay on one multiprocessor, in bf16, fp16 and tf32;
- * encoder/streamed/real16.cu, a layer a launch with weights streamed from L2, in bf16 and fp16; encoder/streamed/float.cu, the
- * whole encoder in one launch with weights streamed, in tf32 and fp32; encoder/split/rows.cu, a layer in kernels by rows around
- * attention's, in tf32; encoder/resident/d64_short_tf32.cu, the small one's kernels of 16 bits for tf32. All are for sm_90; every
- * other case is refused here and runs at level gemm. */
+/* Level `layer`: which kernels run the whole encoder, in order of preference. All are for sm_90; every other shape is refused here
+ * and runs at level gemm. d is d_model, e = d / n_heads, N the patches, f d_ff; a family's own limits stand in its plan.
+ *
+ * precision   shape                        kernels                                     calls take (at most)
+ * bf16, fp16  d <= 32, or N <= 16          resident/: a layer's weights on every       layers, embedding; the head and the loss
+ *                                          multiprocessor, the encoder in one launch   (d16_e4_f128, d64_short), the update
+ * (d64_short) d <= 128, N <= 64            streamed/real16.cu: a layer a launch,       layers weights from L2 d 64, 16 < N, what
+ * streamed  resident/                                   as above refuses tf32        d 64, e 16, N <= 16 resident/d64_short.cu with
+ * fp16 operands    layers d <= 32                      resident/                                   layers, embedding d 64
+ * streamed/float.cu: the encoder in one       layers, embedding launch, weights from L2 d 128                        split/: a
+ * layer in kernels around           layers attention's fp32        d 64                         streamed/float.cu layers, embedding
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "kernels/cuda/context.cuh"
-#include "kernels/cuda/encoder/streamed/float.cuh"
-#include "kernels/cuda/encoder/resident/d64_short_tf32.cuh"
-#include "kernels/cuda/encoder/streamed/real16.cuh"
-#include "kernels/cuda/encoder/split/rows.cuh"
 #include "kernels/cuda/encoder/request.cuh"
 #include "kernels/cuda/tile/windows.cuh"
 
-namespace PS_REAL16_SPACE
+static bool narrow_or_short(const struct ps_encoder_small *r)
 {
+    return r->d_model <= 32 || r->patches <= 16;
+}
 
-/* What both directions are asked for, of whichever family: the large one's arguments are made from the small one's. */
+static bool wide_and_long(const struct ps_encoder_small *r)
+{
+    return !narrow_or_short(r);
+}
+
+static bool to_32(const struct ps_encoder_small *r)
+{
+    return r->d_model <= 32;
+}
+
+static bool to_64(const struct ps_encoder_small *r)
+{
+    return r->d_model > 32 && r->d_model <= 64;
+}
+
+static bool from_65(const struct ps_encoder_small *r)
+{
+    return r->d_model > 64;
+}
+
+static const struct {
+    enum ps_precision precision;
+    const struct ps_encoder_family *family;
+    bool (*when)(const struct ps_encoder_small *r); /* NULL: asked whatever the shape */
+} choices[] = {
+    {PS_PRECISION_BF16, &level_bf16::ps_encoder_resident, narrow_or_short},
+    {PS_PRECISION_BF16, &level_bf16::ps_encoder_streamed, NULL},
+    {PS_PRECISION_BF16, &level_bf16::ps_encoder_resident, wide_and_long},
+    {PS_FP16, &level_fp16::ps_encoder_resident, narrow_or_short},
+    {PS_FP16, &level_fp16::ps_encoder_streamed, NULL},
+    {PS_FP16, &level_fp16::ps_encoder_resident, wide_and_long},
+    {PS_TF32, &level_halves::ps_encoder_resident, to_64},
+    {PS_TF32, &level_tf32::ps_encoder_resident, to_32},
+    {PS_TF32, &level_tf32::ps_encoder_streamed, to_64},
+    {PS_TF32, &level_tf32::ps_encoder_split, from_65},
+    {PS_FP32, &level_fp32::ps_encoder_streamed, NULL},
+};
+
+/* The first that serves the request; when none does, what the last one asked says. */
+static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_small *r, struct ps_encoder_plan *plan)
+{
+    enum ps_status status = ps_fail(PS_UNSUPPORTED, "encoder (cuda): no kernels for %s", ps_precision_name(k->precision));
+    for (size_t i = 0; i < sizeof choices / sizeof *choices && status == PS_UNSUPPORTED; i++) {
+        if (choices[i].precision == k->precision && (!choices[i].when || choices[i].when(r))) {
+            *plan = {};
+            plan->family = choices[i].family;
+            status = plan->family->plan(k, r, plan);
+        }
+    }
+    return status;
+}
+
+/* A plan for each number of sequences of each model that the table has served. */
+struct ps_encoder_planned {
+    struct ps_encoder_planned *next;
+    int64_t sequences, patches, d_model, n_heads, d_ff, layers;
+    bool dropout;
+    struct ps_encoder_plan plan;
+};
+
+static enum ps_status plan_of(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan **plan)
+{
+    struct ps_cuda_context *c = ps_cuda(k);
+    for (struct ps_encoder_planned *p = c->encoder_plans; p; p = p->next) {
+        if (p->sequences == r->sequences && p->patches == r->patches && p->d_model == r->d_model && p->n_heads == r->n_heads &&
+            p->d_ff == r->d_ff && p->layers == r->layers && p->dropout == (r->dropout.threshold != 0)) {
+            *plan = &p->plan;
+            return PS_OK;
+        }
+    }
+    struct ps_encoder_planned *p = (struct ps_encoder_planned *)malloc(sizeof *p);
+    if (!p) {
+        return ps_fail(PS_DEVICE, "encoder: out of host memory");
+    }
+    *p = {c->encoder_plans, r->sequences, r->patches, r->d_model, r->n_heads, r->d_ff, r->layers, r->dropout.threshold != 0, {}};
+    const enum ps_status status = choose(k, r, &p->plan);
+    if (status != PS_OK) {
+        free(p);
+        return status;
+    }
+    c->encoder_plans = p;
+    *plan = &p->plan;
+    return PS_OK;
+}
+
+void ps_cuda_encoder_plans_free(struct ps_cuda_context *c)
+{
+    while (c->encoder_plans) {
+        struct ps_encoder_planned *p = c->encoder_plans;
+        c->encoder_plans = p->next;
+        free(p->plan.own);
+        free(p);
+    }
+}
+
 static struct ps_encoder_small request_of(const struct ps_kernels *k, const struct ps_encoder_sizes *s)
 {
     struct ps_encoder_small e = {};
@@ -30,123 +131,20 @@ static struct ps_encoder_small request_of(const struct ps_kernels *k, const stru
     return e;
 }
 
-/* The large family keeps, for each layer, r (real16 [S, N, d]), the logarithm of softmax's sums (fp32 [S, h, N]) and
- * dropout's bits. */
-static size_t large_kept_bytes(const struct ps_encoder_large *e)
-{
-    int64_t rows = e->sequences * e->patches;
-    size_t one = (size_t)(2 * rows * e->d_model + 4 * rows * e->n_heads) + ps_cuda_encoder_large_kept_bytes(e);
-    return (one + 255) / 256 * 256;
-}
-
-/* Of any layer, without its memory: what support, kept bytes and workspace are asked with. The kept bytes of sizes that are not
- * supported may not be asked. */
-static struct ps_encoder_large large_sizes_of(const struct ps_kernels *k, const struct ps_encoder_small *r)
-{
-    struct ps_encoder_large e = {};
-    e.sequences = r->sequences;
-    e.patches = r->patches;
-    e.d_model = r->d_model;
-    e.n_heads = r->n_heads;
-    e.d_ff = r->d_ff;
-    e.layers = r->layers;
-    e.epsilon = (float)r->epsilon;
-    e.attention = e.hidden = e.output = r->dropout;
-    e.context = ps_cuda(k);
-    return e;
-}
-
-static struct ps_encoder_large large_of(const struct ps_kernels *k, const struct ps_encoder_small *r, int64_t layer)
-{
-    const struct ps_encoder_layout *l = &r->offsets;
-    int64_t rows = r->sequences * r->patches * r->d_model, matrix = layer * l->matrix_stride, vector = layer * l->vector_stride;
-    const char *weights = (const char *)r->weights;
-    struct ps_encoder_large e = large_sizes_of(k, r);
-    e.number = r->layers - 1 - layer;
-    e.attention.site += 3 * (uint32_t)layer;
-    e.hidden.site += 3 * (uint32_t)layer + 1;
-    e.output.site += 3 * (uint32_t)layer + 2;
-    e.u = (const char *)r->u + 2 * layer * rows;
-    e.residual = (char *)r->kept + (size_t)layer * large_kept_bytes(&e);
-    e.softmax = (float *)((char *)e.residual + 2 * rows);
-    e.kept = e.softmax + r->sequences * r->patches * r->n_heads;
-    e.w_qkv = weights + 2 * (l->w_qkv + matrix);
-    e.w_o = weights + 2 * (l->w_o + matrix);
-    e.w_1 = weights + 2 * (l->w_1 + matrix);
-    e.w_2 = weights + 2 * (l->w_2 + matrix);
-    const float *p = r->parameters + vector;
-    e.vectors = {p + l->ln1_gamma, p + l->ln1_beta, p + l->b_qkv, p + l->b_o,
-                 p + l->ln2_gamma, p + l->ln2_beta, p + l->b_1,   p + l->b_2};
-    return e;
-}
-
-enum family { SMALL, LARGE, FLOAT, ROWS, HALVES };
-
-/* Narrow models are the small one's, but in fp32; in 16 bits so are short sequences of which one tile holds several, whose kernels
- * tf32 takes too. */
-static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_small *r, enum family *family)
-{
-    if (PS_REAL16 == PS_F32) {
-        const bool fp32 = k->precision == PS_FP32;
-        if (!fp32 && r->d_model == 64) {
-            *family = HALVES;
-            const enum ps_status status = level_halves::ps_encoder_halves_supported(r);
-            if (status != PS_UNSUPPORTED) {
-                return status;
-            }
-        }
-        *family = fp32 ? FLOAT : r->d_model <= 32 ? SMALL : r->d_model <= 64 ? FLOAT : ROWS;
-        return *family == SMALL   ? ps_encoder_small_supported(r)
-               : *family == FLOAT ? ps_encoder_float_supported(r)
-                                  : ps_encoder_rows_supported(r);
-    }
-    struct ps_encoder_large l = large_sizes_of(k, r);
-    int narrow = r->d_model <= 32 || r->patches <= 16;
-    *family = narrow ? SMALL : LARGE;
-    enum ps_status status = narrow ? ps_encoder_small_supported(r) : ps_cuda_encoder_large_supported(&l);
-    if (status == PS_UNSUPPORTED) {
-        *family = narrow ? LARGE : SMALL;
-        status = narrow ? ps_cuda_encoder_large_supported(&l) : ps_encoder_small_supported(r);
-    }
-    return status;
-}
-
-static size_t workspace_of(const struct ps_kernels *k, const struct ps_encoder_small *r, enum family family)
-{
-    switch (family) {
-    case SMALL:
-        return ps_encoder_small_workspace_bytes(r);
-    case LARGE: {
-        const struct ps_encoder_large l = large_sizes_of(k, r);
-        return ps_cuda_encoder_large_workspace(&l);
-    }
-    case FLOAT:
-        return ps_encoder_float_workspace_bytes(k, r);
-    case ROWS:
-        return ps_encoder_rows_workspace_bytes(k, r);
-    default:
-        return level_halves::ps_encoder_halves_workspace_bytes(k, r);
-    }
-}
-
 /* A batch shorter than the one that encoder_prepare saw may not need more than that. */
-static enum ps_status check_workspace(const struct ps_kernels *k, const struct ps_encoder_small *r, enum family family)
+static enum ps_status check_workspace(const struct ps_kernels *k, const struct ps_encoder_small *r,
+                                      const struct ps_encoder_plan *plan)
 {
-    const size_t needed = workspace_of(k, r, family), there = ps_cuda(k)->encoder_workspace_bytes;
+    const size_t needed = plan->family->workspace_bytes(k, r, plan), there = ps_cuda(k)->encoder_workspace_bytes;
     return needed <= there ? PS_OK
                            : ps_fail(PS_DEVICE, "encoder (cuda): %lld sequences need %zu bytes of workspace, %zu are there",
                                      (long long)r->sequences, needed, there);
 }
 
-static bool can_embed(const struct ps_encoder_small *r, enum family family)
+static enum ps_status needs_of(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
+                               const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs, size_t *workspace)
 {
-    return family == SMALL ? ps_encoder_small_embeds(r) : family == FLOAT ? ps_encoder_float_embeds(r) : false;
-}
-
-enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
-                                       const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs)
-{
-    struct ps_cuda_context *c = ps_cuda(k);
+    static const char *const spans[] = {"layers", "with the embedding", "with the embedding and the loss", "with the update"};
     struct ps_encoder_small r = request_of(k, sizes);
     r.sequences = shape->sequences;
     r.patches = shape->patches;
@@ -154,36 +152,58 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
     r.seq_len = shape->seq_len;
     r.patch_len = shape->patch_len;
     r.pred_len = shape->pred_len;
-    enum family family;
-    PS_TRY(choose(k, &r, &family));
-    const size_t workspace = workspace_of(k, &r, family);
-    const struct ps_encoder_large l = large_sizes_of(k, &r);
-    needs->kept_bytes = family == SMALL   ? ps_encoder_small_kept_bytes(&r)
-                        : family == LARGE ? large_kept_bytes(&l) * (size_t)sizes->layers
-                        : family == FLOAT ? ps_encoder_float_kept_bytes(&r)
-                        : family == ROWS  ? ps_encoder_rows_kept_bytes(&r)
-                                          : level_halves::ps_encoder_halves_kept_bytes(&r);
-    needs->slower = (family == FLOAT && ps_encoder_float_slower(k, &r)) || (family == ROWS && ps_encoder_rows_slower(&r));
-    needs->embeds = can_embed(&r, family);
-    needs->heads = family == SMALL && ps_encoder_small_heads(&r);
-    needs->ends = family == SMALL && ps_encoder_small_ends(&r);
+    const struct ps_encoder_plan *plan;
+    PS_TRY(plan_of(k, &r, &plan));
+    *workspace = plan->family->workspace_bytes(k, &r, plan);
+    needs->kept_bytes = plan->kept_bytes;
+    needs->slower = plan->slower;
+    needs->span = plan->family->span(k, &r, plan);
+    snprintf(needs->kernels, sizeof needs->kernels, "%s %s, d_model %lld, %lld heads, d_ff %lld, %lld patches, %s", plan->kernels,
+             ps_precision_name(k->precision), (long long)r.d_model, (long long)r.n_heads, (long long)r.d_ff, (long long)r.patches,
+             spans[needs->span]);
+    return PS_OK;
+}
+
+extern "C" enum ps_status ps_cuda_encoder_choice(const struct ps_cuda_gpu *gpu, enum ps_precision precision,
+                                                 const struct ps_encoder_sizes *sizes, const struct ps_encoder_shape *shape,
+                                                 struct ps_encoder_needs *needs)
+{
+    struct ps_kernels k = {};
+    struct ps_cuda_context c = {};
+    c.multiprocessors = gpu->multiprocessors;
+    c.compute_capability = gpu->compute_capability;
+    c.shared_bytes = gpu->shared_bytes;
+    k.precision = precision;
+    k.context = &c;
+    size_t workspace;
+    const enum ps_status status = needs_of(&k, sizes, shape, needs, &workspace);
+    ps_cuda_encoder_plans_free(&c);
+    return status;
+}
+
+enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
+                                       const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs)
+{
+    struct ps_cuda_context *c = ps_cuda(k);
+    size_t workspace;
+    PS_TRY(needs_of(k, sizes, shape, needs, &workspace));
     if (workspace > c->encoder_workspace_bytes) {
         if (c->encoder_workspace) {
             k->device->release(k->device, c->encoder_workspace, c->encoder_workspace_bytes);
             c->encoder_workspace = NULL;
             c->encoder_workspace_bytes = 0;
         }
-        PS_TRY(k->device->allocate(k->device, workspace, &c->encoder_workspace)); /* zeroed, as encoder_small asks */
+        PS_TRY(k->device->allocate(k->device, workspace, &c->encoder_workspace)); /* zeroed, as families ask */
         c->encoder_workspace_bytes = workspace;
     }
     return PS_OK;
 }
 
 /* The stream and the parameters to the request. */
-static enum ps_status take(struct ps_encoder_small *r, const struct ps_tensor *stream, const struct ps_tensor *weights,
-                           const struct ps_tensor *parameters, void *kept)
+static enum ps_status take(const struct ps_kernels *k, struct ps_encoder_small *r, const struct ps_tensor *stream,
+                           const struct ps_tensor *weights, const struct ps_tensor *parameters, void *kept)
 {
-    if (stream->rank != 4 || stream->size[0] != r->layers + 1 || stream->type != PS_REAL16 || weights->type != PS_REAL16 ||
+    if (stream->rank != 4 || stream->size[0] != r->layers + 1 || stream->type != k->real || weights->type != k->real ||
         parameters->type != PS_F32 || !ps_tensor_contiguous(stream)) {
         return ps_fail(PS_UNSUPPORTED,
                        "encoder: stream must be [%lld, S, N, d] of the activations' type, weights too, parameters float32",
@@ -200,17 +220,20 @@ static enum ps_status take(struct ps_encoder_small *r, const struct ps_tensor *s
 }
 
 /* The embedding is the request's, and the whole is served. */
-static enum ps_status check_embed(const struct ps_encoder_small *r, enum family family, const struct ps_dropout *dropout)
+static enum ps_status check_embed(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *plan,
+                                  const struct ps_dropout *dropout)
 {
     const struct ps_dropout *of = &r->dropout;
-    if (!can_embed(r, family) || dropout->threshold != of->threshold || dropout->seed != of->seed || dropout->state != of->state) {
+    if (plan->family->span(k, r, plan) < PS_SPAN_EMBEDDING || dropout->threshold != of->threshold || dropout->seed != of->seed ||
+        dropout->state != of->state) {
         return ps_fail(PS_UNSUPPORTED, "encoder: windows of %lld and patches of %lld are not embedded for d_model %lld",
                        (long long)r->seq_len, (long long)r->patch_len, (long long)r->d_model);
     }
     return PS_OK;
 }
 
-static enum ps_status check_embed_forward(struct ps_encoder_small *r, enum family family, const struct ps_embed_forward *a)
+static enum ps_status check_embed_forward(const struct ps_kernels *k, struct ps_encoder_small *r,
+                                          const struct ps_encoder_plan *plan, const struct ps_embed_forward *a)
 {
     const char *op = "encoder_forward";
     struct ps_cuda_windows windows;
@@ -219,22 +242,23 @@ static enum ps_status check_embed_forward(struct ps_encoder_small *r, enum famil
     r->embed = a;
     r->seq_len = a->inputs.size[2];
     r->patch_len = ps_cuda_width(&a->patches);
-    PS_TRY(check_embed(r, family, &a->dropout));
+    PS_TRY(check_embed(k, r, plan, &a->dropout));
     if (a->u.data != r->u || channels < 1 || a->batch * channels != r->sequences || a->stride < 1 ||
         (r->seq_len - r->patch_len) / a->stride + 1 + (a->pad_end ? 1 : 0) != r->patches) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): patches of %lld every %lld of %lld x %lld windows of %lld are not [%lld, %lld]",
                        op, (long long)r->patch_len, (long long)a->stride, (long long)a->batch, (long long)channels,
                        (long long)r->seq_len, (long long)r->sequences, (long long)r->patches);
     }
-    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_REAL16, rows * r->patch_len));
+    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, k->real, rows * r->patch_len));
     PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, r->sequences));
     PS_TRY(ps_cuda_expect(op, "std", &a->std, PS_F32, r->sequences));
-    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_REAL16, r->patch_len * r->d_model));
+    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, k->real, r->patch_len * r->d_model));
     PS_TRY(ps_cuda_expect(op, "bias", &a->bias, PS_F32, r->d_model));
     return ps_cuda_expect(op, "position", &a->position, PS_F32, r->patches * r->d_model);
 }
 
-static enum ps_status check_head(struct ps_encoder_small *r, const struct ps_head_step *a)
+static enum ps_status check_head(const struct ps_kernels *k, struct ps_encoder_small *r, const struct ps_encoder_plan *plan,
+                                 const struct ps_head_step *a)
 {
     const char *op = "encoder_forward";
     const int64_t rows = a->partials.rank > 0 ? a->partials.size[0] : 0, width = r->patches * r->d_model;
@@ -242,48 +266,51 @@ static enum ps_status check_head(struct ps_encoder_small *r, const struct ps_hea
     PS_TRY(ps_windows_make(op, "targets", &a->targets, &a->indices, a->state, a->batch, &windows));
     r->head = a;
     r->pred_len = a->targets.size[2];
-    if (!r->embed || !ps_encoder_small_heads(r) || a->state != r->embed->state || a->batch != r->embed->batch ||
+    if (!r->embed || plan->family->span(k, r, plan) < PS_SPAN_LOSS || a->state != r->embed->state || a->batch != r->embed->batch ||
         a->targets.size[1] != r->embed->inputs.size[1] || a->mean.data != r->embed->mean.data ||
         a->std.data != r->embed->std.data || rows < (r->sequences < PS_PARTIAL_BLOCKS ? r->sequences : PS_PARTIAL_BLOCKS) ||
-        !ps_cuda_aligned(&a->weight) || a->z.data != (const char *)r->u + sizeof(ps_real) * r->layers * r->sequences * width) {
+        !ps_cuda_aligned(&a->weight) ||
+        a->z.data != (const char *)r->u + ps_type_bytes(k->real) * r->layers * r->sequences * width) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a head of %lld x %lld with %lld rows of sums is not served with %lld windows",
                        op, (long long)width, (long long)r->pred_len, (long long)rows, (long long)a->batch);
     }
-    PS_TRY(ps_cuda_expect(op, "dz", &a->dz, PS_REAL16, r->sequences * width));
-    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, PS_REAL16, r->sequences * r->pred_len));
+    PS_TRY(ps_cuda_expect(op, "dz", &a->dz, k->real, r->sequences * width));
+    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, k->real, r->sequences * r->pred_len));
     PS_TRY(ps_cuda_expect(op, "partials", &a->partials, PS_F64, rows * (r->pred_len + 1)));
-    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_REAL16, width * r->pred_len));
+    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, k->real, width * r->pred_len));
     return ps_cuda_expect(op, "bias", &a->bias, PS_F32, r->pred_len);
 }
 
-static enum ps_status check_embed_backward(struct ps_encoder_small *r, enum family family, const struct ps_embed_backward *a)
+static enum ps_status check_embed_backward(const struct ps_kernels *k, struct ps_encoder_small *r,
+                                           const struct ps_encoder_plan *plan, const struct ps_embed_backward *a)
 {
     const char *op = "encoder_backward";
     r->embed_gradient = a;
     r->patch_len = ps_cuda_width(&a->patches);
     r->seq_len = r->patch_len; /* the windows are not needed again */
-    PS_TRY(check_embed(r, family, &a->dropout));
-    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_REAL16, r->sequences * r->patches * r->patch_len));
+    PS_TRY(check_embed(k, r, plan, &a->dropout));
+    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, k->real, r->sequences * r->patches * r->patch_len));
     PS_TRY(ps_cuda_expect(op, "d_weight", &a->d_weight, PS_F32, r->patch_len * r->d_model));
     PS_TRY(ps_cuda_expect(op, "d_bias", &a->d_bias, PS_F32, r->d_model));
     return ps_cuda_expect(op, "d_position", &a->d_position, PS_F32, r->patches * r->d_model);
 }
 
-static enum ps_status check_head_gradient(struct ps_encoder_small *r, const struct ps_head_gradient *a)
+static enum ps_status check_head_gradient(const struct ps_kernels *k, struct ps_encoder_small *r,
+                                          const struct ps_encoder_plan *plan, const struct ps_head_gradient *a)
 {
     const char *op = "encoder_backward";
     const int64_t rows = a->partials.rank > 0 ? a->partials.size[0] : 0, width = r->patches * r->d_model;
     r->head_gradient = a;
     r->pred_len = ps_tensor_count(&a->d_bias);
-    if (!r->embed_gradient || !ps_encoder_small_ends(r) || !a->state ||
+    if (!r->embed_gradient || plan->family->span(k, r, plan) < PS_SPAN_UPDATE || !a->state ||
         a->z.data != (const char *)r->u + 2 * r->layers * r->sequences * width || !ps_cuda_aligned(&a->d_weight)) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): the gradient of a head of %lld x %lld is not served with %lld sequences", op,
                        (long long)width, (long long)r->pred_len, (long long)r->sequences);
     }
     PS_TRY(ps_cuda_expect(op, "d_weight", &a->d_weight, PS_F32, width * r->pred_len));
     PS_TRY(ps_cuda_expect(op, "d_bias", &a->d_bias, PS_F32, r->pred_len));
-    PS_TRY(ps_cuda_expect(op, "z", &a->z, PS_REAL16, r->sequences * width));
-    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, PS_REAL16, r->sequences * r->pred_len));
+    PS_TRY(ps_cuda_expect(op, "z", &a->z, k->real, r->sequences * width));
+    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, k->real, r->sequences * r->pred_len));
     return ps_cuda_expect(op, "partials", &a->partials, PS_F64, rows * (r->pred_len + 1));
 }
 
@@ -294,7 +321,7 @@ static bool is_part(const struct ps_tensor *flat, const struct ps_tensor *t)
     return part >= from && part + ps_tensor_count(t) <= from + ps_tensor_count(flat);
 }
 
-static enum ps_status check_update(struct ps_encoder_small *r, const struct ps_encoder_backward *a)
+static enum ps_status check_update(const struct ps_kernels *k, struct ps_encoder_small *r, const struct ps_encoder_backward *a)
 {
     const char *op = "encoder_backward";
     const struct ps_adamw *u = a->update;
@@ -315,90 +342,44 @@ static enum ps_status check_update(struct ps_encoder_small *r, const struct ps_e
     PS_TRY(ps_cuda_expect(op, "gradients", &u->gradients, PS_F32, count));
     PS_TRY(ps_cuda_expect(op, "m", &u->m, PS_F32, count));
     PS_TRY(ps_cuda_expect(op, "v", &u->v, PS_F64, count));
-    PS_TRY(ps_cuda_expect(op, "copy", &u->copy, PS_REAL16, count));
+    PS_TRY(ps_cuda_expect(op, "copy", &u->copy, k->real, count));
     return ps_cuda_expect(op, "learning_rates", &u->learning_rates, PS_F64, ps_tensor_count(&u->learning_rates));
 }
 
 enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct ps_encoder_forward *a)
 {
     struct ps_encoder_small r = request_of(k, &a->sizes);
-    PS_TRY(take(&r, &a->stream, &a->weights, &a->parameters, a->kept));
-    enum family family;
-    PS_TRY(choose(k, &r, &family));
+    const struct ps_encoder_plan *plan;
+    PS_TRY(take(k, &r, &a->stream, &a->weights, &a->parameters, a->kept));
+    PS_TRY(plan_of(k, &r, &plan));
     if (a->embed) {
-        PS_TRY(check_embed_forward(&r, family, a->embed));
+        PS_TRY(check_embed_forward(k, &r, plan, a->embed));
     }
     if (a->head) {
-        PS_TRY(check_head(&r, a->head));
+        PS_TRY(check_head(k, &r, plan, a->head));
     }
-    PS_TRY(check_workspace(k, &r, family));
-    if (family == FLOAT) {
-        return ps_encoder_float_forward(k, &r);
-    }
-    if (family == ROWS) {
-        return ps_encoder_rows_forward(k, &r);
-    }
-    if (family == HALVES) {
-        return level_halves::ps_encoder_halves_forward(k, &r);
-    }
-    if (family == SMALL) {
-        ps_cuda(k)->ordered = false; /* `fresh` takes care of it */
-        return ps_encoder_small_forward(&r, ps_cuda(k)->stream);
-    }
-    int64_t rows = r.sequences * r.patches * r.d_model;
-    for (int64_t layer = 0; layer < r.layers; layer++) {
-        struct ps_encoder_large e = large_of(k, &r, layer);
-        PS_TRY(ps_cuda_encoder_large_forward(&e, (char *)r.u + 2 * (layer + 1) * rows));
-    }
-    return PS_OK;
+    PS_TRY(check_workspace(k, &r, plan));
+    return plan->family->forward(k, &r, plan);
 }
 
 enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct ps_encoder_backward *a)
 {
     struct ps_encoder_small r = request_of(k, &a->sizes);
-    PS_TRY(take(&r, &a->stream, &a->weights, &a->parameters, a->kept));
+    const struct ps_encoder_plan *plan;
+    PS_TRY(take(k, &r, &a->stream, &a->weights, &a->parameters, a->kept));
+    PS_TRY(plan_of(k, &r, &plan));
     r.gradients = (float *)a->gradients.data;
     r.du = a->du.data;
     r.dy = a->dy.data;
-    enum family family;
-    PS_TRY(choose(k, &r, &family));
     if (a->embed) {
-        PS_TRY(check_embed_backward(&r, family, a->embed));
+        PS_TRY(check_embed_backward(k, &r, plan, a->embed));
     }
     if (a->head) {
-        PS_TRY(check_head_gradient(&r, a->head));
+        PS_TRY(check_head_gradient(k, &r, plan, a->head));
     }
     if (a->update) {
-        PS_TRY(check_update(&r, a));
+        PS_TRY(check_update(k, &r, a));
     }
-    PS_TRY(check_workspace(k, &r, family));
-    if (family == FLOAT) {
-        return ps_encoder_float_backward(k, &r);
-    }
-    if (family == ROWS) {
-        return ps_encoder_rows_backward(k, &r);
-    }
-    if (family == HALVES) {
-        return level_halves::ps_encoder_halves_backward(k, &r);
-    }
-    if (family == SMALL) {
-        ps_cuda(k)->ordered =
-            a->update != NULL; /* `fresh` takes care of what was; the next one would read early what this one writes */
-        return ps_encoder_small_backward(&r, ps_cuda(k)->stream);
-    }
-    const struct ps_encoder_layout *l = &r.offsets;
-    for (int64_t layer = r.layers; layer-- > 0;) {
-        struct ps_encoder_large e = large_of(k, &r, layer);
-        float *matrix = r.gradients + layer * l->matrix_stride, *vector = r.gradients + layer * l->vector_stride;
-        struct ps_encoder_large_gradients g = {matrix + l->w_qkv,     matrix + l->w_o,      matrix + l->w_1,   matrix + l->w_2,
-                                               vector + l->ln1_gamma, vector + l->ln1_beta, vector + l->b_qkv, vector + l->b_o,
-                                               vector + l->ln2_gamma, vector + l->ln2_beta, vector + l->b_1,   vector + l->b_2,
-                                               l->matrix_stride,      l->vector_stride};
-        const void *dy = layer == r.layers - 1 ? r.dy : r.du;
-        PS_TRY(
-            ps_cuda_encoder_large_backward(&e, r.du, dy, &g, ps_cuda(k)->encoder_workspace, ps_cuda(k)->encoder_workspace_bytes));
-    }
-    return PS_OK;
+    PS_TRY(check_workspace(k, &r, plan));
+    return plan->family->backward(k, &r, plan);
 }
-
-} // namespace PS_REAL16_SPACE

@@ -1,9 +1,6 @@
-/* The whole encoder forward in one kernel and backward in one (plus the sum of the weight gradients), for models whose layer stays
- * on one multiprocessor: d_model 16, 32 or 64, heads of 4, 8 or 16 columns, N <= 64, d_ff <= 256. Operands of 16 bits, fp32 sums.
- * encoder/resident/resident.cu chooses and launches; encoder/resident/d64_short.cu has the kernels for d_model 64 with short
- * sequences. */
-#ifndef PS_KERNELS_CUDA_ENCODER_SMALL_CUH
-#define PS_KERNELS_CUDA_ENCODER_SMALL_CUH
+/* What the families of kernels for the whole encoder are asked, and what they answer (encoder/choose.cu asks). */
+#ifndef PS_KERNELS_CUDA_ENCODER_REQUEST_CUH
+#define PS_KERNELS_CUDA_ENCODER_REQUEST_CUH
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,11 +17,10 @@ struct ps_encoder_small {
     const float *parameters; /* flat, fp32: biases, gamma and beta are read here */
     float *gradients;        /* flat, fp32, +=; backward only */
     void *u;                 /* real [layers + 1, R, d]: u[0] is read, the others are written */
-    void *kept;              /* what backward reads again: the family's kept_bytes; NULL forward: nothing is kept (inference) */
+    void *kept;              /* what backward reads again: the plan's kept_bytes; NULL forward: nothing is kept (inference) */
     const void *dy;          /* real [R, d], gradient of u[layers] */
     void *du;                /* real [R, d], gradient of u[0]; may be dy */
-    void *workspace;         /* of the family's workspace_bytes, zeroed once when it is allocated; the small family's is backward's
-                                alone */
+    void *workspace;         /* of the family's workspace_bytes, zeroed once when it is allocated */
     /* The first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); three more a layer. */
     struct ps_dropout dropout;
     double epsilon;
@@ -39,37 +35,47 @@ struct ps_encoder_small {
     bool fresh;                                     /* the kernel before may have written weights or parameters */
 };
 
-namespace PS_REAL16_SPACE
+/* Which kernels serve a request, found once for each number of sequences and kept (encoder/choose.cu). */
+struct ps_encoder_plan {
+    const struct ps_encoder_family *family;
+    const char *kernels; /* of the family: the name of those that run */
+    void *own;           /* the family's, from malloc; or NULL */
+    size_t kept_bytes;
+    bool slower; /* than level gemm, as far as measured */
+};
+
+/* A set of kernels for the whole encoder. All but `plan` get a plan of its own for the request's sizes. */
+struct ps_encoder_family {
+    /* PS_UNSUPPORTED with sizes and limits when it does not serve them. Pointers are not looked at. */
+    enum ps_status (*plan)(const struct ps_kernels *k, const struct ps_encoder_small *r, struct ps_encoder_plan *plan);
+    /* How much of a step it can be asked for. */
+    enum ps_encoder_span (*span)(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *plan);
+    /* Bytes of both directions' workspace, for all shorter batches too. */
+    size_t (*workspace_bytes)(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *plan);
+    /* Enqueued on the context's stream; may be captured. */
+    enum ps_status (*forward)(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *plan);
+    enum ps_status (*backward)(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *plan);
+};
+
+namespace level_bf16
 {
-
-#ifndef PS_COMPILE_FP32
-/* Bytes kept between forward and backward: the residual stream after attention (real), log of softmax's sums (fp32), and one bit
- * an element of dropout's masks when `dropout`. 0 for sizes that are not served. */
-size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e);
-/* Bytes of the partial weight gradients, on the current device. 0 for sizes that are not served. */
-size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small *e);
-/* Whether it can be asked for the embedding too. */
-int ps_encoder_small_embeds(const struct ps_encoder_small *e);
-/* Whether forward can be asked for the head too; and backward for the rest of it. */
-int ps_encoder_small_heads(const struct ps_encoder_small *e);
-int ps_encoder_small_ends(const struct ps_encoder_small *e);
-/* PS_OK when the current device serves these sizes, else PS_UNSUPPORTED with the sizes and limits. Pointers are not looked at. */
-enum ps_status ps_encoder_small_supported(const struct ps_encoder_small *e);
-
-/* Enqueued on `stream` (a cudaStream_t); may be captured. */
-enum ps_status ps_encoder_small_forward(const struct ps_encoder_small *e, void *stream);
-enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void *stream);
-#else
-PS_ABSENT(size_t, ps_encoder_small_kept_bytes, 0)
-PS_ABSENT(size_t, ps_encoder_small_workspace_bytes, 0)
-PS_ABSENT(int, ps_encoder_small_embeds, 0)
-PS_ABSENT(int, ps_encoder_small_heads, 0)
-PS_ABSENT(int, ps_encoder_small_ends, 0)
-PS_ABSENT(ps_status, ps_encoder_small_supported, PS_UNSUPPORTED)
-PS_ABSENT(ps_status, ps_encoder_small_forward, PS_UNSUPPORTED)
-PS_ABSENT(ps_status, ps_encoder_small_backward, PS_UNSUPPORTED)
-#endif
-
-} // namespace PS_REAL16_SPACE
+extern const struct ps_encoder_family ps_encoder_resident, ps_encoder_streamed;
+}
+namespace level_fp16
+{
+extern const struct ps_encoder_family ps_encoder_resident, ps_encoder_streamed;
+}
+namespace level_tf32
+{
+extern const struct ps_encoder_family ps_encoder_resident, ps_encoder_streamed, ps_encoder_split;
+}
+namespace level_halves
+{
+extern const struct ps_encoder_family ps_encoder_resident;
+}
+namespace level_fp32
+{
+extern const struct ps_encoder_family ps_encoder_streamed;
+}
 
 #endif

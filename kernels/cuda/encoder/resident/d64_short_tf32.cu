@@ -10,8 +10,6 @@
  *
  * Beside encoder/resident/d64_short.cu's kernels: weights to fp16, 6 bytes an element, and the peak, 4 R d bytes. seed28k (105,000
  * elements, 6,400 rows): 0.6 MB and 1.6 MB, from L2. */
-#include "kernels/cuda/encoder/resident/d64_short_tf32.cuh"
-
 #include "kernels/cuda/context.cuh"
 #include "kernels/cuda/encoder/resident/device.cuh"
 
@@ -64,11 +62,9 @@ static __global__ void __launch_bounds__(PEAK_THREADS) peak(unsigned *most, cons
 
 /* ---- the host's side ---- */
 
-enum ps_status ps_encoder_halves_supported(const struct ps_encoder_small *e)
+static enum ps_status halves_plan(const struct ps_kernels *k, const struct ps_encoder_small *e, struct ps_encoder_plan *plan)
 {
-    int device = 0, shared = 0;
-    PS_TRY(ps_cuda_check(cudaGetDevice(&device), "cudaGetDevice"));
-    PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "shared memory"));
+    const int shared = ps_cuda(k)->shared_bytes;
     if (e->patches < 1 || e->layers < 1 || e->layers > 64 || e->sequences < 1 || e->sequences > INT32_MAX ||
         !ps_encoder_wide_serves(e, shared)) {
         return ps_fail(
@@ -77,12 +73,14 @@ enum ps_status ps_encoder_halves_supported(const struct ps_encoder_small *e)
             "heads, d_ff 128 or 256, up to 16 patches, are served where the layers' vectors fit %d bytes of shared memory",
             (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared);
     }
+    plan->kernels = "resident/d64_short, fp16 operands";
+    plan->kept_bytes = ps_small_lse_bytes(e) + ps_small_deviation_bytes(e) + ps_small_mask_bytes(e, 1);
     return PS_OK;
 }
 
-size_t ps_encoder_halves_kept_bytes(const struct ps_encoder_small *e)
+static enum ps_encoder_span halves_span(const struct ps_kernels *, const struct ps_encoder_small *, const struct ps_encoder_plan *)
 {
-    return ps_small_lse_bytes(e) + ps_small_deviation_bytes(e) + ps_small_mask_bytes(e, 1);
+    return PS_SPAN_LAYERS;
 }
 
 /* Elements of the flat weights that hold the layers' matrices, from the first on, whose place keeps its alignment. */
@@ -112,7 +110,7 @@ static size_t weights_at(const struct ps_kernels *k, const struct ps_encoder_sma
     return (ps_encoder_wide_workspace(e, ps_small_units(e), ps_cuda(k)->multiprocessors) + 255) / 256 * 256;
 }
 
-size_t ps_encoder_halves_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static size_t halves_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
 {
     return weights_at(k, e) + (size_t)matrices_of(e).count * sizeof(real16);
 }
@@ -131,7 +129,7 @@ static struct small halves_of(const struct ps_kernels *k, const struct ps_encode
     return x;
 }
 
-enum ps_status ps_encoder_halves_forward(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const struct matrices m = matrices_of(e);
@@ -145,7 +143,7 @@ enum ps_status ps_encoder_halves_forward(const struct ps_kernels *k, const struc
     return ps_encoder_wide_forward(halves_of(k, e), workspace, c->multiprocessors, c->stream);
 }
 
-enum ps_status ps_encoder_halves_backward(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static enum ps_status halves_backward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const struct small x = halves_of(k, e);
@@ -156,5 +154,8 @@ enum ps_status ps_encoder_halves_backward(const struct ps_kernels *k, const stru
     PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder_backward"));
     return ps_encoder_wide_backward(x, (char *)e->workspace, c->multiprocessors, c->stream);
 }
+
+const struct ps_encoder_family ps_encoder_resident = {halves_plan, halves_span, halves_workspace_bytes, halves_forward,
+                                                      halves_backward};
 
 } // namespace PS_REAL16_SPACE

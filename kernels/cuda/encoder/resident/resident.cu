@@ -868,12 +868,9 @@ static int64_t unit_of(int d, int tiles, bool backward, int staged)
 }
 
 /* Fewest rounds over the units first, then weights that stay, then the fewest stages of d_ff. */
-static enum ps_status plan_make(const struct ps_encoder_small *e, bool backward, struct plan *best)
+static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps_encoder_small *e, bool backward, struct plan *best)
 {
-    int device = 0, multiprocessors = 0, shared = 0;
-    PS_TRY(ps_cuda_check(cudaGetDevice(&device), "cudaGetDevice"));
-    PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "multiprocessors"));
-    PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "shared memory"));
+    const int multiprocessors = c->multiprocessors, shared = c->shared_bytes;
     int64_t best_rounds = INT64_MAX;
     if (sizes_fit(e) && ps_encoder_wide_serves(e, shared)) {
         *best = {};
@@ -954,18 +951,14 @@ static size_t kept_beside(const struct ps_encoder_small *e)
     return PS_REAL16 == PS_F32 ? kept_r(e) : ps_encoder_wide_fits(e) ? ps_small_deviation_bytes(e) : 0;
 }
 
-size_t ps_encoder_small_kept_bytes(const struct ps_encoder_small *e)
+/* The batch size decides which kernels run: the larger of what they keep. */
+static size_t kept_bytes(const struct ps_encoder_small *e, const struct plan &p)
 {
-    struct plan p;
-    if (!sizes_fit(e)) {
-        return 0;
-    }
-    units_of(e, &p);
     const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
     const size_t bytes =
         kept_r(e) + ps_small_lse_bytes(e) + kept_beside(e) + ps_small_mask_bytes(e, p.tiles) + (size_t)words * sizeof(uint32_t);
     const size_t narrow = ps_encoder_narrow_serves(e) ? ps_encoder_narrow_kept_bytes(e) : 0;
-    return bytes > narrow ? bytes : narrow; /* which kernels run, the number of sequences tells */
+    return bytes > narrow ? bytes : narrow;
 }
 
 /* The workspace, in order: counters (256 bytes a 16 layers), norms, encoder/resident/d16_e4_f128.cu's sums, partial sums, the
@@ -991,27 +984,36 @@ static size_t norm_bytes(const struct ps_encoder_small *e)
     return ((size_t)e->layers * row_blocks * 2 * (size_t)e->d_model * sizeof(float) + 255) / 256 * 256;
 }
 
-size_t ps_encoder_small_workspace_bytes(const struct ps_encoder_small *e)
+/* Of both directions. */
+struct plans {
+    struct plan forward, backward;
+};
+
+static const struct plans &plans_of(const struct ps_encoder_plan *plan)
 {
-    struct plan p;
-    if (plan_make(e, true, &p) != PS_OK) {
-        return 0;
+    return *(const struct plans *)plan->own;
+}
+
+static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_encoder_small *e, struct ps_encoder_plan *plan)
+{
+    struct plans p;
+    PS_TRY(plan_make(ps_cuda(k), e, false, &p.forward));
+    PS_TRY(plan_make(ps_cuda(k), e, true, &p.backward));
+    plan->own = malloc(sizeof p);
+    if (!plan->own) {
+        return ps_fail(PS_DEVICE, "encoder: out of host memory");
     }
-    /* A shorter batch may have more blocks, of fewer units each: 980 units are 123 blocks of 8, 660 are 132 of 5. */
-    const size_t blocks = p.units < p.multiprocessors ? p.units : p.multiprocessors;
-    const size_t embed = ps_encoder_small_embeds(e) ? blocks * embed_sums(e) : 0;
-    if (p.wide) {
-        return ps_encoder_wide_workspace(e, p.units, p.multiprocessors) + embed;
-    }
-    return counter_bytes(e) + norm_bytes(e) + (blocks + 1) * sums_bytes(e) + embed;
+    memcpy(plan->own, &p, sizeof p);
+    plan->kernels = p.forward.wide ? "resident/d64_short" : p.forward.narrow ? "resident/d16_e4_f128" : "resident";
+    plan->kept_bytes = kept_bytes(e, p.forward);
+    return PS_OK;
 }
 
 /* Whether a unit's windows fit where they are gathered, and du and patches where they are staged. */
-int ps_encoder_small_embeds(const struct ps_encoder_small *e)
+static bool can_embed(const struct ps_encoder_small *e, const struct plan &p)
 {
-    struct plan p;
-    if (plan_make(e, true, &p) != PS_OK || e->seq_len < e->patch_len || e->patch_len < 1 || e->patch_len > 32) {
-        return 0;
+    if (e->seq_len < e->patch_len || e->patch_len < 1 || e->patch_len > 32) {
+        return false;
     }
     const int64_t d = e->d_model, floats = p.unit_rows / e->patches * e->seq_len;
     if (p.wide) {
@@ -1030,32 +1032,34 @@ int ps_encoder_small_embeds(const struct ps_encoder_small *e)
            (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(ps_real) <= room;
 }
 
-enum ps_status ps_encoder_small_supported(const struct ps_encoder_small *e)
+static enum ps_encoder_span resident_span(const struct ps_kernels *k, const struct ps_encoder_small *e,
+                                          const struct ps_encoder_plan *plan)
 {
-    struct plan p;
-    PS_TRY(plan_make(e, false, &p));
-    return plan_make(e, true, &p);
-}
-
-int ps_encoder_small_heads(const struct ps_encoder_small *e)
-{
-    struct plan p;
-    int device = 0, shared = 0;
-    if (plan_make(e, false, &p) != PS_OK || !ps_encoder_small_embeds(e) || p.blocks > PS_PARTIAL_BLOCKS || e->pred_len < 1 ||
-        cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
-        return 0;
+    const struct plan &p = plans_of(plan).forward;
+    const int shared = ps_cuda(k)->shared_bytes;
+    if (!can_embed(e, plans_of(plan).backward)) {
+        return PS_SPAN_LAYERS;
+    }
+    if (p.blocks > PS_PARTIAL_BLOCKS || e->pred_len < 1) {
+        return PS_SPAN_EMBEDDING;
     }
     if (p.wide) {
-        return ps_encoder_wide_heads(e, p.blocks, shared);
+        return ps_encoder_wide_heads(e, p.blocks, shared) ? PS_SPAN_UPDATE : PS_SPAN_EMBEDDING;
     }
-    return p.narrow && ps_encoder_narrow_heads(e, p.block_units, shared);
+    return p.narrow && ps_encoder_narrow_heads(e, p.block_units, shared) ? PS_SPAN_LOSS : PS_SPAN_EMBEDDING;
 }
 
-int ps_encoder_small_ends(const struct ps_encoder_small *e)
+static size_t resident_workspace_bytes(const struct ps_kernels *, const struct ps_encoder_small *e,
+                                       const struct ps_encoder_plan *plan)
 {
-    struct plan p;
-    return plan_make(e, true, &p) == PS_OK && p.wide && ps_encoder_small_heads(e);
+    const struct plan &p = plans_of(plan).backward;
+    /* A shorter batch may have more blocks, of fewer units each: 980 units are 123 blocks of 8, 660 are 132 of 5. */
+    const size_t blocks = p.units < p.multiprocessors ? p.units : p.multiprocessors;
+    const size_t embed = can_embed(e, p) ? blocks * embed_sums(e) : 0;
+    if (p.wide) {
+        return ps_encoder_wide_workspace(e, p.units, p.multiprocessors) + embed;
+    }
+    return counter_bytes(e) + norm_bytes(e) + (blocks + 1) * sums_bytes(e) + embed;
 }
 
 static void embed_make(const struct ps_encoder_small *e, const struct plan *p, struct small_embedding *x)
@@ -1162,25 +1166,30 @@ static struct small small_make(const struct ps_encoder_small *e, const struct pl
     return x;
 }
 
-enum ps_status ps_encoder_small_forward(const struct ps_encoder_small *e, void *stream)
+static enum ps_status resident_forward(const struct ps_kernels *k, const struct ps_encoder_small *e,
+                                       const struct ps_encoder_plan *plan)
 {
-    struct plan p;
-    PS_TRY(plan_make(e, false, &p));
+    const struct plan &p = plans_of(plan).forward;
+    const cudaStream_t stream = ps_cuda(k)->stream;
+    ps_cuda(k)->ordered = false; /* `fresh` takes care of what was */
     struct small x = small_make(e, &p);
     if (p.wide) {
-        return ps_encoder_wide_forward(x, (char *)e->workspace, p.multiprocessors, (cudaStream_t)stream);
+        return ps_encoder_wide_forward(x, (char *)e->workspace, p.multiprocessors, stream);
     }
     if (p.narrow) {
-        return ps_encoder_narrow_forward(x, ps_encoder_narrow_shared(e, p.block_units), (cudaStream_t)stream);
+        return ps_encoder_narrow_forward(x, ps_encoder_narrow_shared(e, p.block_units), stream);
     }
-    return ps_small_launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared,
-                           (cudaStream_t)stream, "encoder forward", x);
+    return ps_small_launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
+                           "encoder forward", x);
 }
 
-enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void *stream)
+static enum ps_status resident_backward(const struct ps_kernels *k, const struct ps_encoder_small *e,
+                                        const struct ps_encoder_plan *plan)
 {
-    struct plan p;
-    PS_TRY(plan_make(e, true, &p));
+    const struct plan &p = plans_of(plan).backward;
+    const cudaStream_t stream = ps_cuda(k)->stream;
+    /* `fresh` takes care of what was. With an update the weights have just been written: the next kernel must not prefetch them. */
+    ps_cuda(k)->ordered = e->update != NULL;
     struct small x = small_make(e, &p);
     const int d = (int)e->d_model, f = (int)e->d_ff;
     char *workspace = (char *)e->workspace;
@@ -1188,7 +1197,7 @@ enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void 
         if (e->embed_gradient) {
             x.embed.partial = (float *)(workspace + ps_encoder_wide_workspace(e, p.units, p.multiprocessors));
         }
-        return ps_encoder_wide_backward(x, workspace, p.multiprocessors, (cudaStream_t)stream);
+        return ps_encoder_wide_backward(x, workspace, p.multiprocessors, stream);
     }
     x.arrived = (unsigned *)workspace;
     x.norms = (float *)(workspace + counter_bytes(e));
@@ -1199,8 +1208,8 @@ enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void 
     if (e->embed_gradient) {
         x.embed.partial = (float *)((char *)x.partial + (size_t)p.blocks * sums_bytes(e));
     }
-    PS_TRY(p.narrow ? ps_encoder_narrow_backward(x, ps_encoder_narrow_shared(e, p.block_units), (cudaStream_t)stream)
-                    : ps_small_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, (cudaStream_t)stream,
+    PS_TRY(p.narrow ? ps_encoder_narrow_backward(x, ps_encoder_narrow_shared(e, p.block_units), stream)
+                    : ps_small_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
                                       "encoder backward", x));
 #ifdef PS_COMPILE_TF32
     kernel_function *const sum = d == 16 ? sum_kernel<16> : sum_kernel<32>;
@@ -1209,7 +1218,10 @@ enum ps_status ps_encoder_small_backward(const struct ps_encoder_small *e, void 
 #endif
     return ps_small_launch(sum,
                            dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
-                           SUM_THREADS, 0, (cudaStream_t)stream, "encoder weight gradients", x);
+                           SUM_THREADS, 0, stream, "encoder weight gradients", x);
 }
+
+const struct ps_encoder_family ps_encoder_resident = {resident_plan, resident_span, resident_workspace_bytes, resident_forward,
+                                                      resident_backward};
 
 } // namespace PS_REAL16_SPACE

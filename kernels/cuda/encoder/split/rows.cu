@@ -1255,7 +1255,7 @@ static __global__ void __launch_bounds__(THREADS, 1) leave(const __grid_constant
 
 /* ---- launches ---- */
 
-enum ps_status ps_encoder_rows_supported(const struct ps_encoder_small *e)
+static enum ps_status supported(const struct ps_encoder_small *e)
 {
     if (e->d_model != D || e->n_heads < D / PS_ATTENTION_HEAD || e->n_heads > D / 2 || D % e->n_heads != 0 || e->patches < 1 ||
         e->patches > PS_ATTENTION_PATCHES || e->d_ff < COLUMNS || e->d_ff > MOST_HIDDEN || e->d_ff % COLUMNS != 0) {
@@ -1269,20 +1269,24 @@ enum ps_status ps_encoder_rows_supported(const struct ps_encoder_small *e)
     return PS_OK;
 }
 
-int ps_encoder_rows_slower(const struct ps_encoder_small *e)
-{
-    return e->sequences * e->patches < 768; /* at weather with a batch of 1, 882 rows, it is faster */
-}
-
 /* Floats of a layer in what is kept; dropout's bits are always there. */
 static int64_t kept_floats(const struct ps_encoder_small *e)
 {
     return padded_rows(e) * (6 * D / 2 + e->n_heads + 2 + (2 * D + e->d_ff) / 32);
 }
 
-size_t ps_encoder_rows_kept_bytes(const struct ps_encoder_small *e)
+static enum ps_status split_plan(const struct ps_kernels *, const struct ps_encoder_small *e, struct ps_encoder_plan *plan)
 {
-    return (size_t)(kept_floats(e) * e->layers) * sizeof(float);
+    PS_TRY(supported(e));
+    plan->kernels = "split/rows";
+    plan->kept_bytes = (size_t)(kept_floats(e) * e->layers) * sizeof(float);
+    plan->slower = e->sequences * e->patches < 768; /* at weather with a batch of 1, 882 rows, it is faster */
+    return PS_OK;
+}
+
+static enum ps_encoder_span split_span(const struct ps_kernels *, const struct ps_encoder_small *, const struct ps_encoder_plan *)
+{
+    return PS_SPAN_LAYERS;
 }
 
 /* The workspace, in floats: where things begin, the pieces first. */
@@ -1307,7 +1311,7 @@ static struct row_workspace workspace_of(const struct ps_kernels *k, const struc
     return w;
 }
 
-size_t ps_encoder_rows_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static size_t split_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
 {
     return (size_t)workspace_of(k, e).all * sizeof(float);
 }
@@ -1387,7 +1391,7 @@ static enum ps_status launch_rows(const struct ps_cuda_context *c, void (*run)(c
     return launch(c, run, dim3((unsigned)(tiles < c->multiprocessors ? tiles : c->multiprocessors)), threads, shared, what, x);
 }
 
-enum ps_status ps_encoder_rows_forward(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static enum ps_status split_forward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const char *name = "encoder_forward";
@@ -1414,7 +1418,7 @@ enum ps_status ps_encoder_rows_forward(const struct ps_kernels *k, const struct 
     return PS_OK;
 }
 
-enum ps_status ps_encoder_rows_backward(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static enum ps_status split_backward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const char *name = "encoder_backward";
@@ -1443,5 +1447,7 @@ enum ps_status ps_encoder_rows_backward(const struct ps_kernels *k, const struct
     }
     return ps_encoder_float_add(k, e, workspace + at.parts, ps_encoder_rows_slabs(k, e));
 }
+
+const struct ps_encoder_family ps_encoder_split = {split_plan, split_span, split_workspace_bytes, split_forward, split_backward};
 
 } // namespace PS_REAL16_SPACE

@@ -1883,7 +1883,7 @@ static struct kernels_of kernels_for(int64_t d, int64_t heads)
     }
 }
 
-enum ps_status ps_encoder_float_supported(const struct ps_encoder_small *e)
+static enum ps_status supported(const struct ps_encoder_small *e)
 {
     const struct kernels_of k = kernels_for(e->d_model, e->n_heads);
     if (!k.rows || e->patches < 1 || e->patches > 64 || e->d_ff < HIDDEN || e->d_ff > MOST_HIDDEN || e->d_ff % HIDDEN != 0) {
@@ -1900,11 +1900,6 @@ enum ps_status ps_encoder_float_supported(const struct ps_encoder_small *e)
 static int64_t kept_floats(const struct ps_encoder_small *e)
 {
     return padded_rows(e) * (8 * e->d_model + 2 * e->d_ff + e->n_heads + 2);
-}
-
-size_t ps_encoder_float_kept_bytes(const struct ps_encoder_small *e)
-{
-    return (size_t)(kept_floats(e) * e->layers) * sizeof(float);
 }
 
 /* Of the rows, for weights' gradients; the workspace is of the most. */
@@ -1931,22 +1926,28 @@ static int64_t split_floats(const struct ps_encoder_small *e)
     return ps_encoder_float_parts(e) + (EDGE + 1) * e->d_model;
 }
 
-int ps_encoder_float_slower(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static enum ps_status float_plan(const struct ps_kernels *k, const struct ps_encoder_small *e, struct ps_encoder_plan *plan)
 {
+    PS_TRY(supported(e));
     const int rows = kernels_for(e->d_model, e->n_heads).rows;
     const int turns = exact ? 1 : 3; /* measured at seed28k and weather with d 64 */
-    return e->d_model > 64 || e->sequences > turns * (rows / e->patches) * ps_cuda(k)->multiprocessors;
+    plan->kernels = "streamed/float";
+    plan->kept_bytes = (size_t)(kept_floats(e) * e->layers) * sizeof(float);
+    plan->slower = e->d_model > 64 || e->sequences > turns * (rows / e->patches) * ps_cuda(k)->multiprocessors;
+    return PS_OK;
 }
 
-int ps_encoder_float_embeds(const struct ps_encoder_small *e)
+static enum ps_encoder_span float_span(const struct ps_kernels *, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
 {
     const struct kernels_of k = kernels_for(e->d_model, e->n_heads);
     const int64_t most = k.rows / e->patches;
     return !by_table(e) && e->patch_len >= 1 && e->patch_len + e->patches <= EDGE && e->patch_len * e->d_model <= k.rows * HIDDEN &&
-           most * (e->seq_len + 2) + 2 <= k.rows * HIDDEN;
+                   most * (e->seq_len + 2) + 2 <= k.rows * HIDDEN
+               ? PS_SPAN_EMBEDDING
+               : PS_SPAN_LAYERS;
 }
 
-size_t ps_encoder_float_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static size_t float_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
 {
     return packed_bytes(e) + (size_t)split_floats(e) * (size_t)splits_of(e, ps_cuda(k)->multiprocessors) * sizeof(float);
 }
@@ -2023,7 +2024,7 @@ static dim3 blocks_of(const struct ps_cuda_context *c, const struct floats &x)
     return dim3((unsigned)(x.tiles < c->multiprocessors ? x.tiles : c->multiprocessors));
 }
 
-enum ps_status ps_encoder_float_forward(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static enum ps_status float_forward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const struct kernels_of kernels = kernels_for(e->d_model, e->n_heads);
@@ -2101,7 +2102,7 @@ static enum ps_status by_products(const struct ps_kernels *k, const struct ps_en
                   "encoder_backward", x);
 }
 
-enum ps_status ps_encoder_float_backward(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static enum ps_status float_backward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const struct kernels_of kernels = kernels_for(e->d_model, e->n_heads);
@@ -2126,5 +2127,7 @@ enum ps_status ps_encoder_float_backward(const struct ps_kernels *k, const struc
     PS_TRY(launch(c, products, dim3(tiles, (unsigned)x.splits), PRODUCT_THREADS, 0, name, x));
     return launch(c, sum_up<false>, dim3((3 * d + f) / SUM_ROWS, layers + embeds), SUM_THREADS, 0, name, x);
 }
+
+const struct ps_encoder_family ps_encoder_streamed = {float_plan, float_span, float_workspace_bytes, float_forward, float_backward};
 
 } // namespace PS_REAL16_SPACE

@@ -2227,7 +2227,7 @@ static int group_of(const struct ps_encoder_large *l)
     return (int)(ROWS / l->patches);
 }
 
-enum ps_status ps_cuda_encoder_large_supported(const struct ps_encoder_large *l)
+static enum ps_status supported(const struct ps_encoder_large *l)
 {
     const int64_t d = l->d_model, e = l->n_heads > 0 && d % l->n_heads == 0 ? d / l->n_heads : 0;
     if (d > D || d % 8 || l->d_ff > MAX_F || l->d_ff % 8 || l->patches > 64 || (e != 8 && e != 16 && e != 32) ||
@@ -2278,11 +2278,6 @@ static struct kept_places kept_places_of(const struct ps_encoder_large *l)
     places.output = places.attention + (l->attention.threshold ? tiles * THREADS * sizeof(uint32_t) : 0);
     places.bytes = places.output + (l->output.threshold ? tiles * THREADS * sizeof(uint32_t) : 0);
     return places;
-}
-
-size_t ps_cuda_encoder_large_kept_bytes(const struct ps_encoder_large *l)
-{
-    return kept_places_of(l).bytes;
 }
 
 static enum ps_status arguments_of(const struct ps_encoder_large *l, struct arguments *arguments)
@@ -2338,9 +2333,10 @@ static enum ps_status shared_bytes(const void *kernel, int bytes)
                          "encoder layer: shared memory");
 }
 
-enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *l, void *y)
+/* y = the layer of u; residual = r. y real16 [S, N, d], 16-byte aligned like every such tensor here. */
+static enum ps_status forward_layer(const struct ps_encoder_large *l, void *y)
 {
-    PS_TRY(ps_cuda_encoder_large_supported(l));
+    PS_TRY(supported(l));
     struct arguments p;
     PS_TRY(arguments_of(l, &p));
     p.y = (real16 *)y;
@@ -2429,11 +2425,6 @@ static struct plan plan_of(const struct ps_encoder_large *l)
     return plan;
 }
 
-size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *l)
-{
-    return plan_of(l).bytes;
-}
-
 /* Operands of launch number n. */
 static struct operands operands_of(const struct plan &plan, char *workspace, int64_t n)
 {
@@ -2485,16 +2476,13 @@ static struct gradient_arguments gradients_of(const struct ps_encoder_large *l, 
     return g;
 }
 
-enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, void *du, const void *dy,
-                                              const struct ps_encoder_large_gradients *gradients, void *workspace,
-                                              size_t workspace_bytes)
+/* du =, gradients += (fp32). du may be dy; dy, du real16 [S, N, d]. To be called for the last layer first, each with the same
+ * workspace: the weights' gradients of all layers are complete after the first layer's call, which is given its own. */
+static enum ps_status backward_layer(const struct ps_encoder_large *l, void *du, const void *dy,
+                                     const struct ps_encoder_large_gradients *gradients, void *workspace)
 {
-    PS_TRY(ps_cuda_encoder_large_supported(l));
+    PS_TRY(supported(l));
     const struct plan plan = plan_of(l);
-    if (workspace_bytes < plan.bytes) {
-        return ps_fail(PS_UNSUPPORTED, "encoder layer, backward: needs %zu bytes of workspace, has %zu", plan.bytes,
-                       workspace_bytes);
-    }
     const int64_t e = l->d_model / l->n_heads, tiles = (l->sequences + group_of(l) - 1) / group_of(l), number = l->number;
     const int all = l->context->multiprocessors;
     backward_kernel *kernel = e == 8    ? backward_for<8>(l->patches)
@@ -2555,5 +2543,106 @@ enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *l, 
                    32 * ADD_WARPS, 0, g);
     return ps_cuda_check(cudaGetLastError(), "encoder layer, sums of gradients");
 }
+
+/* ---- all layers ---- */
+
+/* What a layer keeps: r (real16 [S, N, d]), the logarithm of softmax's sums (fp32 [S, h, N]) and dropout's bits. */
+static size_t layer_kept_bytes(const struct ps_encoder_large *l)
+{
+    const int64_t rows = l->sequences * l->patches;
+    const size_t one = (size_t)(2 * rows * l->d_model + 4 * rows * l->n_heads) + kept_places_of(l).bytes;
+    return (one + 255) / 256 * 256;
+}
+
+/* Of any layer, without its memory. */
+static struct ps_encoder_large sizes_of(const struct ps_kernels *k, const struct ps_encoder_small *r)
+{
+    struct ps_encoder_large l = {};
+    l.sequences = r->sequences;
+    l.patches = r->patches;
+    l.d_model = r->d_model;
+    l.n_heads = r->n_heads;
+    l.d_ff = r->d_ff;
+    l.layers = r->layers;
+    l.epsilon = (float)r->epsilon;
+    l.attention = l.hidden = l.output = r->dropout;
+    l.context = ps_cuda(k);
+    return l;
+}
+
+static struct ps_encoder_large layer_of(const struct ps_kernels *k, const struct ps_encoder_small *r, int64_t layer)
+{
+    const struct ps_encoder_layout *at = &r->offsets;
+    const int64_t rows = r->sequences * r->patches * r->d_model, matrix = layer * at->matrix_stride;
+    const char *weights = (const char *)r->weights;
+    struct ps_encoder_large l = sizes_of(k, r);
+    l.number = r->layers - 1 - layer;
+    l.attention.site += 3 * (uint32_t)layer;
+    l.hidden.site += 3 * (uint32_t)layer + 1;
+    l.output.site += 3 * (uint32_t)layer + 2;
+    l.u = (const char *)r->u + 2 * layer * rows;
+    l.residual = (char *)r->kept + (size_t)layer * layer_kept_bytes(&l);
+    l.softmax = (float *)((char *)l.residual + 2 * rows);
+    l.kept = l.softmax + r->sequences * r->patches * r->n_heads;
+    l.w_qkv = weights + 2 * (at->w_qkv + matrix);
+    l.w_o = weights + 2 * (at->w_o + matrix);
+    l.w_1 = weights + 2 * (at->w_1 + matrix);
+    l.w_2 = weights + 2 * (at->w_2 + matrix);
+    const float *p = r->parameters + layer * at->vector_stride;
+    l.vectors = {p + at->ln1_gamma, p + at->ln1_beta, p + at->b_qkv, p + at->b_o,
+                 p + at->ln2_gamma, p + at->ln2_beta, p + at->b_1,   p + at->b_2};
+    return l;
+}
+
+static enum ps_status streamed_plan(const struct ps_kernels *k, const struct ps_encoder_small *r, struct ps_encoder_plan *plan)
+{
+    const struct ps_encoder_large l = sizes_of(k, r);
+    PS_TRY(supported(&l));
+    plan->kernels = "streamed/real16";
+    plan->kept_bytes = layer_kept_bytes(&l) * (size_t)r->layers;
+    return PS_OK;
+}
+
+static enum ps_encoder_span streamed_span(const struct ps_kernels *, const struct ps_encoder_small *,
+                                          const struct ps_encoder_plan *)
+{
+    return PS_SPAN_LAYERS;
+}
+
+/* The rows are taken in chunks, so that it stays below 400 MiB whatever S, and 4 to 6 MB a layer. */
+static size_t streamed_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *)
+{
+    const struct ps_encoder_large l = sizes_of(k, r);
+    return plan_of(&l).bytes;
+}
+
+static enum ps_status streamed_forward(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *)
+{
+    const int64_t rows = r->sequences * r->patches * r->d_model;
+    for (int64_t layer = 0; layer < r->layers; layer++) {
+        const struct ps_encoder_large l = layer_of(k, r, layer);
+        PS_TRY(forward_layer(&l, (char *)r->u + 2 * (layer + 1) * rows));
+    }
+    return PS_OK;
+}
+
+static enum ps_status streamed_backward(const struct ps_kernels *k, const struct ps_encoder_small *r,
+                                        const struct ps_encoder_plan *)
+{
+    const struct ps_encoder_layout *at = &r->offsets;
+    for (int64_t layer = r->layers; layer-- > 0;) {
+        const struct ps_encoder_large l = layer_of(k, r, layer);
+        float *matrix = r->gradients + layer * at->matrix_stride, *vector = r->gradients + layer * at->vector_stride;
+        const struct ps_encoder_large_gradients g = {
+            matrix + at->w_qkv,    matrix + at->w_o,   matrix + at->w_1,  matrix + at->w_2,       vector + at->ln1_gamma,
+            vector + at->ln1_beta, vector + at->b_qkv, vector + at->b_o,  vector + at->ln2_gamma, vector + at->ln2_beta,
+            vector + at->b_1,      vector + at->b_2,   at->matrix_stride, at->vector_stride};
+        PS_TRY(backward_layer(&l, r->du, layer == r->layers - 1 ? r->dy : r->du, &g, r->workspace));
+    }
+    return PS_OK;
+}
+
+const struct ps_encoder_family ps_encoder_streamed = {streamed_plan, streamed_span, streamed_workspace_bytes, streamed_forward,
+                                                      streamed_backward};
 
 } // namespace PS_REAL16_SPACE

@@ -4,6 +4,7 @@
 #define PS_KERNELS_CUDA_ENCODER_LARGE_CUH
 
 #include "kernels/cuda/context.cuh"
+#include "kernels/cuda/encoder/request.cuh"
 #include "kernels/cuda/tile/types.cuh"
 
 namespace PS_REAL16_SPACE
@@ -35,32 +36,6 @@ struct ps_encoder_large {
     struct ps_encoder_large_vectors vectors; /* fp32 */
     const struct ps_cuda_context *context;
 };
-
-#ifndef PS_COMPILE_TF32
-/* y = the layer of u; residual = r. y real16 [S, N, d], 16-byte aligned like every such tensor here. */
-enum ps_status ps_cuda_encoder_large_forward(const struct ps_encoder_large *layer, void *y);
-
-/* du =, gradients += (fp32). du may be dy; dy, du real16 [S, N, d]. To be called for the last layer first, each with the same
- * workspace: the weights' gradients of all layers are complete after the first layer's call, which is given its own. */
-enum ps_status ps_cuda_encoder_large_backward(const struct ps_encoder_large *layer, void *du, const void *dy,
-                                              const struct ps_encoder_large_gradients *gradients, void *workspace,
-                                              size_t workspace_bytes);
-
-/* Bytes of layer->kept: 0 without dropout. */
-size_t ps_cuda_encoder_large_kept_bytes(const struct ps_encoder_large *layer);
-
-/* Bytes of backward's workspace; the rows are taken in chunks, so that it stays below 400 MiB whatever S, and 4 to 6 MB a layer. */
-size_t ps_cuda_encoder_large_workspace(const struct ps_encoder_large *layer);
-
-/* PS_OK, or PS_UNSUPPORTED with the sizes: what neither launcher can serve. */
-enum ps_status ps_cuda_encoder_large_supported(const struct ps_encoder_large *layer);
-#else
-PS_ABSENT(ps_status, ps_cuda_encoder_large_forward, PS_UNSUPPORTED)
-PS_ABSENT(ps_status, ps_cuda_encoder_large_backward, PS_UNSUPPORTED)
-PS_ABSENT(size_t, ps_cuda_encoder_large_kept_bytes, 0)
-PS_ABSENT(size_t, ps_cuda_encoder_large_workspace, 0)
-PS_ABSENT(ps_status, ps_cuda_encoder_large_supported, PS_UNSUPPORTED)
-#endif
 
 } // namespace PS_REAL16_SPACE
 
