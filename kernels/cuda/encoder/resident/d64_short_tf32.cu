@@ -73,7 +73,7 @@ static enum ps_status halves_plan(const struct ps_kernels *k, const struct ps_en
             "heads, d_ff 128 or 256, up to 16 patches, are served where the layers' vectors fit %d bytes of shared memory",
             (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared);
     }
-    plan->kernels = "resident/d64_short, fp16 operands";
+    plan->kernels = "resident/d64_short (fp16 operands)";
     plan->kept_bytes = ps_small_lse_bytes(e) + ps_small_deviation_bytes(e) + ps_small_mask_bytes(e, 1);
     return PS_OK;
 }

@@ -1,0 +1,118 @@
+/* Which kernels of level layer serve which shape on an H200 (132 multiprocessors, 227 KB of shared memory a block), by the name
+ * that bench and train print and checkpoints record: another choice means other bits, and shows here first. Needs no GPU. */
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/backends.h"
+#include "tests/length.h"
+#include "tests/suite.h"
+
+#ifdef PS_FUSED_ENCODER
+
+static const struct choice {
+    enum ps_precision precision;
+    int64_t batch, channels, seq_len, pred_len, patch_len, patches, d_model, n_heads, d_ff, layers;
+    double dropout;
+    const char *kernels; /* NULL: refused */
+} choices[] = {
+#define SEED28K 64, 20, 24, 1, 8, 5, 64, 4, 256, 2, 0.0
+#define ETTH1 128, 7, 336, 96, 16, 42, 16, 4, 128, 3, 0.3
+#define WEATHER 128, 21, 336, 96, 16, 42, 128, 16, 256, 3, 0.2
+#define ELECTRICITY 32, 321, 336, 96, 16, 42, 128, 16, 256, 3, 0.2
+    {PS_PRECISION_BF16, SEED28K, "resident/d64_short bf16, d_model 64, 4 heads, d_ff 256, 5 patches, with the update"},
+    {PS_FP16, SEED28K, "resident/d64_short fp16, d_model 64, 4 heads, d_ff 256, 5 patches, with the update"},
+    {PS_TF32, SEED28K, "resident/d64_short (fp16 operands) tf32, d_model 64, 4 heads, d_ff 256, 5 patches, layers"},
+    {PS_FP32, SEED28K, "streamed/float fp32, d_model 64, 4 heads, d_ff 256, 5 patches, with the embedding"},
+    {PS_PRECISION_BF16, ETTH1,
+     "resident/d16_e4_f128 bf16, d_model 16, 4 heads, d_ff 128, 42 patches, with the embedding and the loss"},
+    {PS_FP16, ETTH1, "resident/d16_e4_f128 fp16, d_model 16, 4 heads, d_ff 128, 42 patches, with the embedding and the loss"},
+    {PS_TF32, ETTH1, "resident tf32, d_model 16, 4 heads, d_ff 128, 42 patches, with the embedding"},
+    {PS_FP32, ETTH1, NULL},
+    {PS_PRECISION_BF16, WEATHER, "streamed/real16 bf16, d_model 128, 16 heads, d_ff 256, 42 patches, layers"},
+    {PS_FP16, WEATHER, "streamed/real16 fp16, d_model 128, 16 heads, d_ff 256, 42 patches, layers"},
+    {PS_TF32, WEATHER, "split/rows tf32, d_model 128, 16 heads, d_ff 256, 42 patches, layers"},
+    {PS_FP32, WEATHER, "streamed/float fp32, d_model 128, 16 heads, d_ff 256, 42 patches, layers, slower"},
+    {PS_PRECISION_BF16, ELECTRICITY, "streamed/real16 bf16, d_model 128, 16 heads, d_ff 256, 42 patches, layers"},
+    {PS_TF32, ELECTRICITY, "split/rows tf32, d_model 128, 16 heads, d_ff 256, 42 patches, layers"},
+    {PS_PRECISION_BF16, 1, 7, 336, 96, 16, 42, 16, 4, 128, 3, 0,
+     "resident/d16_e4_f128 bf16, d_model 16, 4 heads, d_ff 128, 42 patches, with the embedding and the loss"},
+    {PS_PRECISION_BF16, 128, 7, 336, 96, 16, 32, 16, 4, 128, 3, 0,
+     "resident bf16, d_model 16, 4 heads, d_ff 128, 32 patches, with the embedding"},
+    {PS_PRECISION_BF16, 128, 7, 336, 192, 16, 42, 16, 4, 128, 3, 0,
+     "resident/d16_e4_f128 bf16, d_model 16, 4 heads, d_ff 128, 42 patches, with the embedding"},
+    {PS_PRECISION_BF16, 128, 7, 512, 720, 16, 64, 16, 4, 128, 3, 0,
+     "resident bf16, d_model 16, 4 heads, d_ff 128, 64 patches, with the embedding"},
+    {PS_PRECISION_BF16, 128, 7, 336, 96, 16, 42, 32, 4, 128, 3, 0,
+     "resident bf16, d_model 32, 4 heads, d_ff 128, 42 patches, with the embedding"},
+    {PS_PRECISION_BF16, 128, 7, 336, 96, 16, 42, 64, 8, 256, 3, 0,
+     "streamed/real16 bf16, d_model 64, 8 heads, d_ff 256, 42 patches, layers"},
+    {PS_PRECISION_BF16, 128, 7, 336, 96, 16, 42, 64, 16, 256, 3, 0,
+     "resident bf16, d_model 64, 16 heads, d_ff 256, 42 patches, with the embedding"},
+    {PS_PRECISION_BF16, 128, 7, 96, 96, 16, 11, 128, 16, 256, 3, 0,
+     "streamed/real16 bf16, d_model 128, 16 heads, d_ff 256, 11 patches, layers"},
+    {PS_PRECISION_BF16, 128, 7, 96, 96, 16, 11, 64, 4, 192, 3, 0,
+     "resident bf16, d_model 64, 4 heads, d_ff 192, 11 patches, with the embedding"},
+    {PS_PRECISION_BF16, 64, 20, 24, 3, 8, 16, 64, 4, 256, 2, 0,
+     "resident/d64_short bf16, d_model 64, 4 heads, d_ff 256, 16 patches, with the embedding"},
+    {PS_PRECISION_BF16, 64, 20, 24, 9, 8, 5, 64, 4, 128, 2, 0,
+     "resident/d64_short bf16, d_model 64, 4 heads, d_ff 128, 5 patches, with the embedding"},
+    {PS_PRECISION_BF16, 64, 20, 24, 3, 8, 17, 64, 4, 128, 2, 0,
+     "streamed/real16 bf16, d_model 64, 4 heads, d_ff 128, 17 patches, layers"},
+    {PS_PRECISION_BF16, 128, 7, 336, 96, 16, 42, 256, 16, 512, 3, 0, NULL},
+    {PS_PRECISION_BF16, 128, 7, 1024, 96, 16, 128, 128, 16, 256, 3, 0, NULL},
+    {PS_FP16, 128, 7, 1024, 96, 16, 65, 16, 4, 128, 3, 0, NULL},
+    {PS_TF32, 128, 7, 336, 96, 16, 42, 32, 4, 128, 3, 0,
+     "resident tf32, d_model 32, 4 heads, d_ff 128, 42 patches, with the embedding"},
+    {PS_TF32, 128, 7, 336, 96, 16, 42, 64, 8, 128, 3, 0,
+     "streamed/float tf32, d_model 64, 8 heads, d_ff 128, 42 patches, layers, slower"},
+    {PS_TF32, 64, 20, 24, 3, 8, 5, 64, 8, 128, 2, 0,
+     "streamed/float tf32, d_model 64, 8 heads, d_ff 128, 5 patches, with the embedding"},
+    {PS_TF32, 128, 7, 512, 96, 16, 128, 128, 8, 512, 3, 0, "split/rows tf32, d_model 128, 8 heads, d_ff 512, 128 patches, layers"},
+    {PS_TF32, 128, 7, 336, 96, 16, 42, 48, 8, 128, 3, 0, NULL},
+    {PS_FP32, 128, 7, 336, 96, 16, 42, 64, 8, 256, 3, 0,
+     "streamed/float fp32, d_model 64, 8 heads, d_ff 256, 42 patches, layers, slower"},
+};
+
+START_TEST(encoder_kernels)
+{
+    static const struct ps_cuda_gpu h200 = {90, 132, 232448};
+    const struct choice *c = &choices[_i];
+    const struct ps_encoder_sizes sizes = {.n_heads = c->n_heads,
+                                           .d_ff = c->d_ff,
+                                           .layers = c->layers,
+                                           .epsilon = 1e-5,
+                                           .dropout = ps_dropout_make(c->dropout, 0, 0, NULL)};
+    const struct ps_encoder_shape shape = {.sequences = c->batch * c->channels,
+                                           .patches = c->patches,
+                                           .d_model = c->d_model,
+                                           .seq_len = c->seq_len,
+                                           .patch_len = c->patch_len,
+                                           .pred_len = c->pred_len};
+    struct ps_encoder_needs needs;
+    const enum ps_status status = ps_cuda_encoder_choice(&h200, c->precision, &sizes, &shape, &needs);
+    if (!c->kernels) {
+        ck_assert_msg(status == PS_UNSUPPORTED, "row %d is served: %s", _i, needs.kernels);
+        return;
+    }
+    ck_assert_msg(status == PS_OK, "row %d: %s", _i, ps_error_message());
+    char name[sizeof needs.kernels + 16];
+    snprintf(name, sizeof name, "%s%s", needs.kernels, needs.slower ? ", slower" : "");
+    ck_assert_msg(strcmp(name, c->kernels) == 0, "row %d: %s, not %s", _i, name, c->kernels);
+}
+END_TEST
+
+#endif
+
+int main(void)
+{
+    Suite *suite = suite_create("encoder kernels");
+    TCase *tests = tcase_create("encoder kernels");
+#ifdef PS_FUSED_ENCODER
+    tcase_add_loop_test(tests, encoder_kernels, 0, LENGTH(choices));
+#else
+    printf("skipped: which kernels serve level layer: this build has none\n");
+#endif
+    suite_add_tcase(suite, tests);
+    return run_suite(suite, CK_FORK_GETENV) != 0;
+}
