@@ -117,6 +117,34 @@ static double softmax_scalar(const double *x)
     return dot(y, upstream, R * D);
 }
 
+/* The CPU's softmax of rows of every length up to two vectors, all far below zero: a lane beyond the row must not count; and a NaN
+ * in a row shows in all of it. */
+START_TEST(test_softmax_far)
+{
+    struct ps_device *device;
+    struct ps_kernels *k;
+    ck_assert_int_eq(ps_device_open("cpu", 1, &device), PS_OK);
+    ck_assert_int_eq(ps_kernels_open("cpu", device, PS_FP32, NULL, &k), PS_OK);
+    for (int n = 1; n <= 33; n++) {
+        float x[66], y[66];
+        double sum = 0;
+        for (int i = 0; i < n; i++) {
+            x[i] = -200 - (float)(i % 5);
+            x[n + i] = i == n / 2 ? NAN : 1;
+            sum += exp(-(double)(i % 5));
+        }
+        const struct ps_softmax a = {.y = ps_tensor_2d(y, PS_F32, 2, n), .x = ps_tensor_2d(x, PS_F32, 2, n)};
+        ck_assert_int_eq(k->softmax(k, &a), PS_OK);
+        for (int i = 0; i < n; i++) {
+            ck_assert_double_eq_tol(y[i], exp(-(double)(i % 5)) / sum, 1e-5);
+            ck_assert_msg(isnan(y[n + i]), "of %d elements, one NaN, the softmax of number %d is %g", n, i, (double)y[n + i]);
+        }
+    }
+    k->close(k);
+    device->close(device);
+}
+END_TEST
+
 START_TEST(test_softmax_definition)
 {
     double x[R * D], direction[R * D], dx[R * D], y[R * D];
@@ -334,6 +362,7 @@ int main(void)
     tcase_add_test(definitions, test_layernorm_definition);
     tcase_add_test(definitions, test_gelu_definition);
     tcase_add_test(definitions, test_softmax_definition);
+    tcase_add_test(definitions, test_softmax_far);
     tcase_add_test(definitions, test_forecast_definition);
     tcase_add_test(definitions, test_gemm_definition);
     tcase_add_test(definitions, test_heads_definition);

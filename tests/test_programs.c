@@ -1026,6 +1026,23 @@ START_TEST(save_forecasts)
 }
 END_TEST
 
+/* Forecasts that are longer than the window, in original units: the buffer is for the longer of both. */
+START_TEST(save_long_forecasts)
+{
+    struct path dir = new_dir("beyond"), out = new_dir("beyond.h5");
+    expect_done(train(dir.text, ARGS("--set", "train.epochs=1", "--set", "model.seq_len=16", "--set", "model.pred_len=96")));
+    struct path best = in_run(dir.text, "checkpoints/best.h5");
+    expect_done(evaluate(best.text, ARGS("--save-forecasts", out.text, "--original-units")));
+    struct array forecasts = read_array(out.text, "forecasts"), targets = read_array(out.text, "targets");
+    ck_assert(forecasts.size[2] == 96 && targets.size[2] == 96);
+    for (hsize_t i = 0; i < forecasts.size[0] * forecasts.size[1] * 96; i++) {
+        ck_assert(isfinite(forecasts.values[i]));
+    }
+    free(forecasts.values);
+    free(targets.values);
+}
+END_TEST
+
 /* What exists stays unless it is told to be replaced, and what is read stays even then, by whatever name it is called. */
 START_TEST(save_forecasts_over)
 {
@@ -1556,6 +1573,7 @@ int main(void)
     tcase_add_test(tests, constant_channel);
     tcase_add_test(tests, evaluate_scores);
     tcase_add_test(tests, save_forecasts);
+    tcase_add_test(tests, save_long_forecasts);
     tcase_add_test(tests, save_forecasts_over);
     tcase_add_test(tests, evaluate_other_data);
     tcase_add_test(tests, scaled_beyond_float);
