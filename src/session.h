@@ -139,23 +139,6 @@ enum ps_status ps_session_naive(struct ps_session *session, enum ps_split split,
 enum ps_status ps_session_keep_best(struct ps_session *session);
 enum ps_status ps_session_take_best(struct ps_session *session);
 
-/* What a checkpoint is written from: a copy in pinned host memory, which the device fills while the steps go on. */
-struct ps_snapshot {
-    struct ps_session *session;
-    struct ps_checkpoint checkpoint; /* its buffers are the snapshot's; whole once ps_snapshot_wait has returned */
-    struct ps_step_state *state;     /* pinned: training's state at that moment */
-    struct ps_event *copied;
-    int best_weights;
-};
-
-/* best_weights: the best weights and no moments, else everything. */
-enum ps_status ps_snapshot_open(struct ps_session *session, int best_weights, struct ps_snapshot *snapshot);
-/* Enqueues the copy behind the steps enqueued so far; the host does not wait for it. */
-enum ps_status ps_snapshot_take(struct ps_snapshot *snapshot);
-/* Waits for the copy; any thread may. */
-enum ps_status ps_snapshot_wait(struct ps_snapshot *snapshot);
-void ps_snapshot_close(struct ps_snapshot *snapshot); /* zeroed structs are fine */
-
 /* A whole run's state from a checkpoint; refuses one of another model, data, level, algorithms or versions, and with PS_DATA data
  * whose channels have other names. */
 enum ps_status ps_session_restore(struct ps_session *session, const struct ps_checkpoint *checkpoint);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "src/clock.h"
+#include "src/snapshot.h"
 
 struct copy {
     struct ps_snapshot last, best;

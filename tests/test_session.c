@@ -5,6 +5,7 @@
 
 #include "data/import.h"
 #include "src/session.h"
+#include "src/snapshot.h"
 #include "src/writer.h"
 #include "tests/asked.h"
 #include "tests/real16.h"

@@ -1,0 +1,105 @@
+#include "src/snapshot.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "src/clock.h"
+
+enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct ps_snapshot *snapshot)
+{
+    struct ps_device *device = s->device;
+    size_t count = (size_t)s->model->layout->count;
+    *snapshot = (struct ps_snapshot){.session = s, .best_weights = best_weights};
+    struct ps_checkpoint *c = &snapshot->checkpoint;
+    *c = (struct ps_checkpoint){.layout = s->model->layout,
+                                .scaler = s->scaler,
+                                .seed = s->config->train.seed,
+                                .fingerprint = s->series->fingerprint,
+                                .level = (char *)ps_level_name(s->level),
+                                .algorithms = s->algorithms,
+                                .versions = s->versions};
+    enum ps_status status = ps_config_text(s->config, &c->config);
+    if (status == PS_OK) {
+        status = ps_series_names(s->series, &c->names, &c->names_bytes);
+    }
+    if (status == PS_OK) {
+        status = device->allocate_host(device, sizeof *snapshot->state, (void **)&snapshot->state);
+    }
+    if (status == PS_OK) {
+        status = device->allocate_host(device, count * sizeof *c->parameters, (void **)&c->parameters);
+    }
+    if (status == PS_OK && !best_weights) {
+        status = device->allocate_host(device, count * sizeof *c->m, (void **)&c->m);
+    }
+    if (status == PS_OK && !best_weights) {
+        status = device->allocate_host(device, count * sizeof *c->v, (void **)&c->v);
+    }
+    if (status == PS_OK) {
+        status = device->event_create(device, &snapshot->copied);
+    }
+    if (status != PS_OK) {
+        ps_snapshot_close(snapshot);
+    }
+    return status;
+}
+
+void ps_snapshot_close(struct ps_snapshot *snapshot)
+{
+    struct ps_device *device = snapshot->session ? snapshot->session->device : NULL;
+    void *const pinned[] = {snapshot->state, snapshot->checkpoint.parameters, snapshot->checkpoint.m, snapshot->checkpoint.v};
+    for (size_t i = 0; i < sizeof pinned / sizeof *pinned; i++) {
+        if (pinned[i]) {
+            device->release_host(device, pinned[i]);
+        }
+    }
+    if (snapshot->copied) {
+        device->event_destroy(device, snapshot->copied);
+    }
+    free(snapshot->checkpoint.config);
+    free(snapshot->checkpoint.names);
+    memset(snapshot, 0, sizeof *snapshot);
+}
+
+enum ps_status ps_snapshot_take(struct ps_snapshot *snapshot)
+{
+    const struct ps_session *s = snapshot->session;
+    struct ps_device *device = s->device;
+    struct ps_checkpoint *c = &snapshot->checkpoint;
+    size_t count = (size_t)s->model->layout->count;
+    c->epoch = snapshot->best_weights ? s->best_holds : s->epoch;
+    c->best_validation = s->best_validation;
+    c->best_epoch = s->best_epoch;
+    c->epochs_since_best = s->epochs_since_best;
+    PS_TRY(device->download_async(device, PS_COMPUTE, snapshot->state, s->state, sizeof *snapshot->state));
+    PS_TRY(device->download_async(device, PS_COMPUTE, c->parameters, snapshot->best_weights ? s->best : s->model->parameters,
+                                  count * sizeof *c->parameters));
+    if (!snapshot->best_weights) {
+        PS_TRY(device->download_async(device, PS_COMPUTE, c->m, s->optimizer.m, count * sizeof *c->m));
+        PS_TRY(device->download_async(device, PS_COMPUTE, c->v, s->optimizer.v, count * sizeof *c->v));
+    }
+    return device->event_record(device, PS_COMPUTE, snapshot->copied);
+}
+
+enum ps_status ps_snapshot_wait(struct ps_snapshot *snapshot)
+{
+    const struct ps_session *s = snapshot->session;
+    struct ps_checkpoint *c = &snapshot->checkpoint;
+    for (int happened = 0;;) {
+        PS_TRY(s->device->event_query(s->device, snapshot->copied, &happened));
+        if (happened) {
+            break;
+        }
+        ps_nap();
+    }
+    if (snapshot->best_weights) { /* of the moment when they were the present ones, whenever they are written */
+        c->step = c->epoch * (uint64_t)s->steps_per_epoch;
+        c->epochs_since_best = 0;
+    } else {
+        c->step = snapshot->state->step;
+        c->cursor = snapshot->state->cursor;
+        c->loss_sum = snapshot->state->loss_sum;
+        c->lost = snapshot->state->lost;
+        c->skipped = snapshot->state->skipped;
+    }
+    return PS_OK;
+}
