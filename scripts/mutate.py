@@ -55,6 +55,7 @@ NEAR = {
     "src/checkpoint": "test_checkpoint test_hostile test_session test_reliability",
     "src/kept": "test_checkpoint test_reliability test_session",
     "src/writer": "test_checkpoint test_session test_reliability",
+    "src/feed": "test_session test_stream test_programs",
     "src/snapshot": "test_checkpoint test_session test_reliability",
     "src/loop": "test_session test_stream test_programs",
     "src/": "test_session test_programs test_checkpoint test_reliability",

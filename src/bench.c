@@ -88,8 +88,8 @@ static enum ps_status warm_up(struct ps_session *s, double *first_seconds, doubl
         int finished;
         double loss;
         PS_TRY(ps_session_rewind(s));
-        PS_TRY(s->on_device ? ps_session_full_steps(s, 1)
-                            : ps_session_train_epoch(s, &(struct ps_epoch_watch){.max_steps = 1}, &finished, &loss));
+        PS_TRY(ps_feed_resident(s->feed) ? ps_session_full_steps(s, 1)
+                                         : ps_session_train_epoch(s, &(struct ps_epoch_watch){.max_steps = 1}, &finished, &loss));
         PS_TRY(s->device->synchronize(s->device));
         *(i == 0 ? first_seconds : seconds) = ps_seconds() - begin;
     }
@@ -128,7 +128,8 @@ static enum ps_status time_steps(struct ps_session *s, int64_t steps, double mos
         status = ps_session_rewind(s);
         const double begin = ps_seconds(), processor_begin = ps_processor_seconds();
         if (status == PS_OK) {
-            status = s->on_device ? ps_session_full_steps(s, group) : ps_session_train_epoch(s, &watch, &finished, &loss);
+            status =
+                ps_feed_resident(s->feed) ? ps_session_full_steps(s, group) : ps_session_train_epoch(s, &watch, &finished, &loss);
         }
         if (status == PS_OK) {
             status = s->device->synchronize(s->device);
@@ -153,7 +154,7 @@ static enum ps_status time_steps(struct ps_session *s, int64_t steps, double mos
 static enum ps_status time_epochs(struct ps_session *s, int64_t epochs, struct result *r)
 {
     double seconds = 0, processor = 0;
-    s->waited = 0;
+    const double waited = ps_feed_waited(s->feed);
     for (int64_t i = 0; i < epochs; i++) {
         PS_TRY(ps_session_rewind(s));
         int finished;
@@ -164,7 +165,7 @@ static enum ps_status time_epochs(struct ps_session *s, int64_t epochs, struct r
     }
     r->epoch_seconds = epochs ? seconds / (double)epochs : NAN;
     r->epoch_processor = epochs ? processor / (double)epochs : NAN;
-    r->waiting = epochs ? s->waited / seconds : NAN;
+    r->waiting = epochs ? (ps_feed_waited(s->feed) - waited) / seconds : NAN;
     return PS_OK;
 }
 

@@ -12,17 +12,17 @@ enum ps_status ps_session_step(struct ps_session *s, int64_t batch)
     struct ps_model *m = s->model;
     if (ps_model_steps(m) && !ps_optimizer_looks_first(&s->optimizer)) {
         const struct ps_adamw update = ps_optimizer_adamw(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);
-        return ps_model_step(m, &s->windows, s->state, batch, &update);
+        return ps_model_step(m, ps_feed_windows(s->feed), s->state, batch, &update);
     }
-    PS_TRY(ps_model_gradients(m, &s->windows, s->state, batch));
+    PS_TRY(ps_model_gradients(m, ps_feed_windows(s->feed), s->state, batch));
     return ps_optimizer_step(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);
 }
 
 static enum ps_status score_batch(struct ps_session *s, int64_t batch)
 {
     struct ps_tensor errors = ps_tensor_2d(s->errors, PS_F64, s->slots, 2);
-    PS_TRY(ps_model_forward(s->model, &s->windows, s->scoring_state, batch, 0));
-    PS_TRY(ps_model_errors(s->model, &s->windows, s->scoring_state, batch, errors, s->config->train.batch_size));
+    PS_TRY(ps_model_forward(s->model, ps_feed_windows(s->feed), s->scoring_state, batch, 0));
+    PS_TRY(ps_model_errors(s->model, ps_feed_windows(s->feed), s->scoring_state, batch, errors, s->config->train.batch_size));
     return s->kernels->advance(s->kernels, &(struct ps_advance){.state = s->scoring_state, .windows = (uint64_t)batch});
 }
 
@@ -151,8 +151,6 @@ struct pass {
     int64_t begin, end; /* positions in the order of windows */
     int64_t position;   /* done */
     int64_t batches;    /* so far */
-    int slot;           /* of the last batch; when they stream */
-    int held[2];        /* slots whose host buffer is in use */
     struct throttle throttle;
 };
 
@@ -166,73 +164,12 @@ static struct ps_order order_of(const struct ps_session *s, enum ps_split split,
                              .epoch = s->epoch};
 }
 
-/* The order into host_indices; a stream draws its own. */
-static void draw(struct ps_session *s, const struct ps_order *order)
-{
-    if (!s->groups && order->shuffled) {
-        ps_shuffle(order->seed, order->epoch, order->first, order->count, s->host_indices);
-    } else if (!s->groups) {
-        ps_sequence(order->first, order->count, s->host_indices);
-    }
-}
-
-/* Windows [begin, end) of the order: uploads it, or starts the reader. */
+/* Windows [begin, end) of the order. */
 static enum ps_status pass_open(struct ps_session *s, const struct ps_order *order, int64_t begin, int64_t end, struct pass *pass)
 {
     *pass = (struct pass){.session = s, .training = order->shuffled, .begin = begin, .end = end, .position = begin};
-    draw(s, order);
-    if (!s->on_device) {
-        ps_batches_start(s->batches, order, s->host_indices, begin, end);
-    } else {
-        PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->windows.indices.data, s->host_indices,
-                                 (size_t)end * sizeof *s->host_indices));
-    }
+    PS_TRY(ps_feed_start(s->feed, order, begin, end));
     return throttle_open(s, pass->training, &pass->throttle);
-}
-
-/* Gives back the host's buffers that the device has taken; waits for the one that the next batch needs. */
-static enum ps_status release_slots(struct pass *pass, int needed)
-{
-    struct ps_session *s = pass->session;
-    for (int slot = 0; slot < 2; slot++) {
-        int happened = 0;
-        while (pass->held[slot]) {
-            PS_TRY(s->device->event_query(s->device, s->slot_uploaded[slot], &happened));
-            if (happened) {
-                ps_batches_release(s->batches, slot);
-                pass->held[slot] = 0;
-            } else if (slot == needed) {
-                ps_nap();
-            } else {
-                break;
-            }
-        }
-    }
-    return PS_OK;
-}
-
-/* The next batch of a streamed pass, on its way to its slot; the step waits for it on the device. */
-static enum ps_status stream_in(struct pass *pass)
-{
-    struct ps_session *s = pass->session;
-    struct ps_device *device = s->device;
-    int64_t B = s->config->train.batch_size, C = s->view.channels, n;
-    int slot = (int)(pass->position / B % 2), idle = 0;
-    double waited = 0;
-    PS_TRY(release_slots(pass, slot));
-    PS_TRY(ps_batches_next(s->batches, &pass->slot, &n, &waited));
-    pass->held[slot] = 1;
-    PS_TRY(device->event_query(device, s->slot_free[1 - slot], &idle)); /* the step before is done: nothing is queued */
-    s->waited += idle ? waited : 0;
-    PS_TRY(device->event_wait(device, PS_COPY, s->slot_free[slot]));
-    char *inputs = (char *)s->data[0] + (size_t)(slot * B * C * s->view.seq_len) * sizeof(float);
-    char *targets = (char *)s->data[1] + (size_t)(slot * B * C * s->view.pred_len) * sizeof(float);
-    if (inputs != (char *)s->slot_inputs[slot]) {
-        PS_TRY(device->upload(device, PS_COPY, inputs, s->slot_inputs[slot], (size_t)(n * C * s->view.seq_len) * sizeof(float)));
-        PS_TRY(device->upload(device, PS_COPY, targets, s->slot_targets[slot], (size_t)(n * C * s->view.pred_len) * sizeof(float)));
-    }
-    PS_TRY(device->event_record(device, PS_COPY, s->slot_uploaded[slot]));
-    return device->event_wait(device, PS_COMPUTE, s->slot_uploaded[slot]);
 }
 
 /* Enqueues the next batches, `most` at most; *batches 0 when the pass is over. */
@@ -247,13 +184,9 @@ static enum ps_status pass_step(struct pass *pass, int64_t most, int64_t *batche
     struct ps_graph *graph;
     int64_t steps = n < B ? 1 : steps_at_once(s, left / B < most ? left / B : most);
     PS_TRY(graph_of(s, n, steps, pass->training, &graph));
-    if (!s->on_device) {
-        PS_TRY(stream_in(pass));
-    }
+    PS_TRY(ps_feed_next(s->feed));
     PS_TRY(s->device->replay(s->device, graph));
-    if (!s->on_device) {
-        PS_TRY(s->device->event_record(s->device, PS_COMPUTE, s->slot_free[pass->slot]));
-    }
+    PS_TRY(ps_feed_used(s->feed));
     pass->position += steps * n;
     pass->batches += steps;
     *batches = steps;
@@ -264,14 +197,7 @@ static enum ps_status pass_close(struct pass *pass, enum ps_status status)
 {
     struct ps_session *s = pass->session;
     enum ps_status finished = s->device->synchronize(s->device);
-    for (int slot = 0; slot < 2; slot++) {
-        if (pass->held[slot]) {
-            ps_batches_release(s->batches, slot);
-        }
-    }
-    if (!s->on_device) { /* a pass that was cut short leaves the reader at work: host_indices is about to be written again */
-        ps_batches_stop(s->batches);
-    }
+    ps_feed_stop(s->feed);
     throttle_close(&pass->throttle);
     return status != PS_OK ? status : finished;
 }
@@ -420,11 +346,9 @@ enum ps_status ps_session_rewind(struct ps_session *s)
 {
     s->epoch = 0;
     s->now = (struct ps_step_state){0};
-    if (s->on_device) {
+    if (ps_feed_resident(s->feed)) {
         const struct ps_order order = order_of(s, PS_TRAIN, 1);
-        draw(s, &order);
-        PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->windows.indices.data, s->host_indices,
-                                 (size_t)s->train_windows * sizeof *s->host_indices));
+        PS_TRY(ps_feed_start(s->feed, &order, 0, s->train_windows));
     }
     PS_TRY(write_state(s, s->state, &s->now));
     return s->device->synchronize(s->device);
@@ -485,15 +409,16 @@ static enum ps_status forecast_batch(const struct pass *pass, int64_t first, int
 {
     struct ps_session *s = pass->session;
     int64_t B = s->config->train.batch_size, C = s->view.channels, H = s->view.pred_len;
-    float *inputs = host + 2 * B * C * H, *targets = host + B * C * H;
     /* The targets have been used: their buffer takes the forecasts. */
     struct ps_tensor y = ps_tensor_2d(s->model->cache.shared.targets, s->kernels->parameter, n * C, H);
     PS_TRY(ps_model_forecast(s->model, n, y));
     PS_TRY(s->device->download(s->device, PS_COMPUTE, host, y.data, (size_t)(n * C * H) * sizeof *host));
-    if (!s->on_device) {
-        return sink(argument, first, n, s->slot_inputs[pass->slot], s->slot_targets[pass->slot], host);
+    const float *inputs = host + 2 * B * C * H, *targets = host + B * C * H;
+    if (ps_feed_resident(s->feed)) {
+        ps_windows_gather(&s->view, ps_feed_order(s->feed) + first, n, host + 2 * B * C * H, host + B * C * H);
+    } else {
+        ps_feed_batch(s->feed, &inputs, &targets);
     }
-    ps_windows_gather(&s->view, s->host_indices + first, n, inputs, targets);
     return sink(argument, first, n, inputs, targets, host);
 }
 

@@ -142,7 +142,16 @@ static enum ps_status record_algorithms(struct ps_session *s)
     return s->algorithms ? PS_OK : ps_fail(PS_DEVICE, "no memory for the session");
 }
 
-/* Model, optimiser and what the loops need on the device. */
+/* A graph of several steps saves the gap between graphs, a few microseconds. Large steps would not notice, and many would keep a
+ * signal waiting; streamed batches come one by one; on the CPU a graph is a call. */
+static int64_t graph_steps(const struct ps_session *s)
+{
+    enum { SEVERAL = 20 };
+    int64_t steps = (int64_t)(SEVERAL * 50e9 / ps_model_step_flops(&s->model->shape, s->config->train.batch_size));
+    return !ps_feed_resident(s->feed) || strcmp(s->device->kind, "cpu") == 0 || steps < 2 ? 1 : steps < SEVERAL ? steps : SEVERAL;
+}
+
+/* Model, optimiser, feed and what the loops need on the device. */
 static enum ps_status open_model(struct ps_session *s, int training)
 {
     const struct ps_config *c = s->config;
@@ -221,127 +230,16 @@ static enum ps_status open_model(struct ps_session *s, int training)
     }
     int64_t scored =
         s->splits.count[PS_VALIDATION] > s->splits.count[PS_TEST] ? s->splits.count[PS_VALIDATION] : s->splits.count[PS_TEST];
-    s->index_room = s->splits.count[PS_TRAIN] > scored ? s->splits.count[PS_TRAIN] : scored;
-    s->slots = (s->index_room + batch - 1) / batch;
+    int64_t longest = s->splits.count[PS_TRAIN] > scored ? s->splits.count[PS_TRAIN] : scored;
+    s->slots = (longest + batch - 1) / batch;
     PS_TRY(device->allocate(device, (size_t)s->slots * 2 * sizeof *s->errors, (void **)&s->errors));
-    if (!s->groups) { /* which draws the order of one group at a time */
-        PS_TRY(device->allocate_host(device, (size_t)s->index_room * sizeof *s->host_indices, (void **)&s->host_indices));
-    }
     s->host_errors = malloc((size_t)s->slots * 2 * sizeof *s->host_errors);
     if (!s->host_errors) {
         return ps_fail(PS_DEVICE, "no memory for the scores of %lld batches", (long long)s->slots);
     }
-    void *indices;
-    PS_TRY(device->allocate(device, (size_t)s->index_room * sizeof(int32_t), &indices));
-    s->windows.indices = ps_tensor_1d(indices, PS_I32, s->index_room);
+    PS_TRY(ps_feed_open(device, c, s->series, s->groups, longest, &s->feed));
+    s->graph_steps = graph_steps(s);
     return PS_OK;
-}
-
-/* A view's windows as the device reads them, from `data`. */
-static struct ps_tensor window_tensor(const void *data, int64_t windows, int64_t channels, int64_t length, const int64_t stride[3])
-{
-    struct ps_tensor t = ps_tensor_3d((void *)data, PS_F32, windows, channels, length);
-    memcpy(t.stride, stride, 3 * sizeof *stride);
-    return t;
-}
-
-static enum ps_status device_copy(struct ps_session *s, int which, const float *host, size_t bytes)
-{
-    s->data_bytes[which] = bytes;
-    PS_TRY(s->device->allocate(s->device, bytes, &s->data[which]));
-    return host ? s->device->upload(s->device, PS_COMPUTE, s->data[which], host, bytes) : PS_OK;
-}
-
-/* A graph of several steps saves the gap between graphs, a few microseconds. Large steps would not notice, and many would keep a
- * signal waiting; streamed batches come one by one; on the CPU a graph is a call. */
-static int64_t graph_steps(const struct ps_session *s)
-{
-    enum { SEVERAL = 20 };
-    int64_t steps = (int64_t)(SEVERAL * 50e9 / ps_model_step_flops(&s->model->shape, s->config->train.batch_size));
-    return !s->on_device || strcmp(s->device->kind, "cpu") == 0 || steps < 2 ? 1 : steps < SEVERAL ? steps : SEVERAL;
-}
-
-/* Two slots through which batches stream: the batch of window w of a pass lies in slot w / batch % 2. The reader fills buffers of
- * the host that are uploaded to the slots, and on the CPU the slots themselves. */
-static enum ps_status place_slots(struct ps_session *s)
-{
-    struct ps_device *device = s->device;
-    int64_t C = s->view.channels, L = s->view.seq_len, H = s->view.pred_len, B = s->config->train.batch_size;
-    int64_t inputs = B * C * L, targets = B * C * H;
-    int on_cpu = strcmp(device->kind, "cpu") == 0;
-    PS_TRY(device_copy(s, 0, NULL, 2 * (size_t)inputs * sizeof(float)));
-    PS_TRY(device_copy(s, 1, NULL, 2 * (size_t)targets * sizeof(float)));
-    s->windows.inputs = ps_tensor_3d(s->data[0], PS_F32, 2 * B, C, L);
-    s->windows.targets = ps_tensor_3d(s->data[1], PS_F32, 2 * B, C, H);
-    for (int slot = 0; slot < 2; slot++) {
-        if (on_cpu) {
-            s->slot_inputs[slot] = (float *)s->data[0] + slot * inputs;
-            s->slot_targets[slot] = (float *)s->data[1] + slot * targets;
-        } else {
-            PS_TRY(device->allocate_host(device, (size_t)inputs * sizeof(float), (void **)&s->slot_inputs[slot]));
-            PS_TRY(device->allocate_host(device, (size_t)targets * sizeof(float), (void **)&s->slot_targets[slot]));
-        }
-        PS_TRY(device->event_create(device, &s->slot_uploaded[slot]));
-        PS_TRY(device->event_create(device, &s->slot_free[slot]));
-    }
-    int32_t places[1024];
-    int64_t room = sizeof places / sizeof *places;
-    for (int64_t first = 0; first < s->index_room; first += room) {
-        int64_t n = s->index_room - first < room ? s->index_room - first : room;
-        for (int64_t i = 0; i < n; i++) {
-            places[i] = (int32_t)((first + i) / B % 2 * B + (first + i) % B);
-        }
-        PS_TRY(device->upload(device, PS_COMPUTE, (int32_t *)s->windows.indices.data + first, places, (size_t)n * sizeof *places));
-    }
-    return ps_batches_open(&s->view, s->groups, B, s->slot_inputs, s->slot_targets, &s->batches);
-}
-
-/* The whole series on the device, or the slots. */
-static enum ps_status place_data(struct ps_session *s)
-{
-    struct ps_device *device = s->device;
-    const struct ps_window_view *v = &s->view;
-    enum ps_placement placement = s->config->data.placement;
-    if (s->groups && placement == PS_PLACEMENT_DEVICE) {
-        return ps_fail(PS_USAGE,
-                       "data.placement: device needs the whole series in host memory first, and data.memory_limit %lld is less: "
-                       "raise it, or set data.placement: auto",
-                       (long long)s->config->data.memory_limit);
-    }
-    if (s->groups || placement == PS_PLACEMENT_HOST) {
-        return place_slots(s);
-    }
-    int is_series = s->series->layout == PS_LAYOUT_SERIES, on_cpu = strcmp(device->kind, "cpu") == 0;
-    int64_t C = v->channels, L = v->seq_len, H = v->pred_len;
-    size_t bytes[2] = {(size_t)(s->series->rows * C) * sizeof(float), 0};
-    if (!is_series) {
-        bytes[0] *= (size_t)L;
-        bytes[1] = (size_t)(s->series->rows * C * H) * sizeof(float);
-    }
-    size_t free_bytes, total_bytes;
-    PS_TRY(device->memory(device, &free_bytes, &total_bytes));
-    s->on_device = placement == PS_PLACEMENT_DEVICE || on_cpu || bytes[0] + bytes[1] <= free_bytes / 2;
-    if (!s->on_device) {
-        return place_slots(s);
-    }
-    if (on_cpu) {
-        s->windows.inputs = window_tensor(v->inputs, v->windows, C, L, v->input_stride);
-        s->windows.targets = window_tensor(v->targets, v->windows, C, H, v->target_stride);
-        return PS_OK;
-    }
-    if (bytes[0] + bytes[1] > free_bytes) {
-        return ps_fail(PS_DEVICE, "data.placement: the data needs %.0f MiB on the device, %.0f MiB are free: set it to host",
-                       (double)(bytes[0] + bytes[1]) / 0x1p20, (double)free_bytes / 0x1p20);
-    }
-    PS_TRY(device_copy(s, 0, v->inputs, bytes[0]));
-    const float *targets = (const float *)s->data[0] + (v->targets - v->inputs);
-    if (!is_series) {
-        PS_TRY(device_copy(s, 1, v->targets, bytes[1]));
-        targets = s->data[1];
-    }
-    s->windows.inputs = window_tensor(s->data[0], v->windows, C, L, v->input_stride);
-    s->windows.targets = window_tensor(targets, v->windows, C, H, v->target_stride);
-    return device->synchronize(device);
 }
 
 enum ps_status ps_session_open(const struct ps_config *config, const struct ps_session_options *options,
@@ -360,12 +258,6 @@ enum ps_status ps_session_open(const struct ps_config *config, const struct ps_s
     }
     if (status == PS_OK) {
         status = open_model(s, options->training);
-    }
-    if (status == PS_OK) {
-        status = place_data(s);
-    }
-    if (status == PS_OK) {
-        s->graph_steps = graph_steps(s);
     }
     if (status != PS_OK) {
         ps_session_close(s);
@@ -393,7 +285,7 @@ static void release(struct ps_session *s, void *memory, size_t bytes)
     }
 }
 
-/* What open_model and place_data took from the device. */
+/* What open_model took from the device. */
 static void close_on_device(struct ps_session *s)
 {
     struct ps_device *device = s->device;
@@ -405,28 +297,10 @@ static void close_on_device(struct ps_session *s)
             device->graph_destroy(device, graph);
         }
     }
-    for (int slot = 0; slot < 2; slot++) {
-        if (s->slot_inputs[slot] && strcmp(device->kind, "cpu") != 0) {
-            device->release_host(device, s->slot_inputs[slot]);
-        }
-        if (s->slot_targets[slot] && strcmp(device->kind, "cpu") != 0) {
-            device->release_host(device, s->slot_targets[slot]);
-        }
-        if (s->slot_uploaded[slot]) {
-            device->event_destroy(device, s->slot_uploaded[slot]);
-        }
-        if (s->slot_free[slot]) {
-            device->event_destroy(device, s->slot_free[slot]);
-        }
-        release(s, s->data[slot], s->data_bytes[slot]);
-    }
-    release(s, s->windows.indices.data, (size_t)s->index_room * sizeof(int32_t));
+    ps_feed_close(s->feed);
     release(s, s->errors, (size_t)s->slots * 2 * sizeof *s->errors);
     release(s, s->state, sizeof *s->state);
     release(s, s->scoring_state, sizeof *s->scoring_state);
-    if (s->host_indices) {
-        device->release_host(device, s->host_indices);
-    }
     if (s->seen) {
         device->release_host(device, s->seen);
     }
@@ -446,11 +320,10 @@ void ps_session_close(struct ps_session *s)
     if (!s) {
         return;
     }
-    ps_batches_close(s->batches);
-    ps_groups_close(s->groups);
     if (s->device) {
         close_on_device(s);
     }
+    ps_groups_close(s->groups);
     free(s->host_errors);
     ps_series_close(s->series);
     ps_scaler_free(&s->scaler);

@@ -9,12 +9,12 @@
 
 #include <signal.h>
 
-#include "data/batches.h"
 #include "model/model.h"
 #include "optim/optimizer.h"
 #include "src/checkpoint.h"
 #include "src/config.h"
 #include "src/digest.h"
+#include "src/feed.h"
 #include "src/metrics.h"
 #include "src/progress.h"
 
@@ -47,27 +47,18 @@ struct ps_session {
     char *algorithms, *versions;
     char tuning[PS_DIGEST_HEX]; /* of runtime.tuning's file; "": none, or not on CUDA */
 
-    struct ps_windows windows;   /* as the device reads them */
-    int on_device;               /* the whole series is there; else batches stream through two slots */
+    struct ps_feed *feed;        /* of windows to the device */
     struct ps_step_state *state; /* device: training's; scoring_state beside it */
     struct ps_step_state *scoring_state;
     struct ps_step_state now;   /* as last read from or written to the device */
     struct ps_step_state *seen; /* pinned [PS_GROUPS]: training's, as it was at the events that the loop watches */
-    int32_t *host_indices;      /* pinned, room for the longest split */
-    int64_t index_room;
-    double *errors; /* device [slots, 2] */
+    double *errors;             /* device [slots, 2] */
     double *host_errors;
     int64_t slots;
-    void *best;    /* device: the best-validation weights */
-    void *data[2]; /* device memory behind windows, when it is the session's own */
-    size_t data_bytes[2];
+    void *best; /* device: the best-validation weights */
 
     struct ps_replay replays[2][PS_REPLAY_KINDS]; /* scoring, training */
     int64_t graph_steps;                          /* that PS_REPLAY_SEVERAL holds; 1: there is none */
-    struct ps_batches *batches;
-    float *slot_inputs[2], *slot_targets[2]; /* pinned; on the CPU, parts of data[] */
-    struct ps_event *slot_uploaded[2], *slot_free[2];
-    double waited; /* seconds that the device had nothing to do because the host waited for data, at most */
 
     int64_t steps_per_epoch, train_windows; /* windows of an epoch, after drop_last */
     /* The run so far, as checkpoints record it. */

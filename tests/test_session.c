@@ -315,7 +315,7 @@ START_TEST(counters)
     struct run run;
     run_open(&run, series_file.text, OVERRIDES((char *)placements[_i]));
     struct ps_session *s = run.s;
-    ck_assert_int_eq(s->on_device, _i == 0);
+    ck_assert_int_eq(ps_feed_resident(s->feed), _i == 0);
     train(s, 1);
     struct ps_device_counters start = s->device->counters, few, whole;
     train(s, 2);
@@ -633,7 +633,7 @@ START_TEST(orders)
         double loss;
         OK(ps_session_train_epoch(s, &watch, &finished, &loss));
         ps_shuffle(s->config->train.seed, epoch, s->splits.first[PS_TRAIN], count, expected);
-        ck_assert_mem_eq(s->host_indices, expected, (size_t)count * sizeof *expected);
+        ck_assert_mem_eq(ps_feed_order(s->feed), expected, (size_t)count * sizeof *expected);
     }
     free(expected);
     run_close(&run);
@@ -662,7 +662,7 @@ START_TEST(larger_than_memory)
     run_open(&streamed, large_file.text, OVERRIDES(LIMIT, batch));
     ck_assert_ptr_null(resident.s->groups);
     ck_assert_ptr_nonnull(streamed.s->groups);
-    ck_assert(!streamed.s->on_device && !streamed.s->host_indices && !streamed.s->series->inputs);
+    ck_assert(!ps_feed_resident(streamed.s->feed) && !ps_feed_order(streamed.s->feed) && !streamed.s->series->inputs);
     ck_assert_uint_eq(streamed.s->series->fingerprint, resident.s->series->fingerprint);
     for (int split = PS_TRAIN; split < PS_SPLITS; split++) {
         struct ps_accuracy a, b;
@@ -707,7 +707,7 @@ START_TEST(streaming_counters)
     ck_assert_uint_eq(whole.launches - few.launches, (uint64_t)(s->steps_per_epoch - 3));
     ck_assert_uint_eq(whole.synchronizations - few.synchronizations, few.synchronizations - start.synchronizations);
     ck_assert_uint_eq(whole.allocations, start.allocations);
-    ck_assert_double_ge(s->waited, 0);
+    ck_assert_double_ge(ps_feed_waited(s->feed), 0);
     run_close(&run);
 }
 END_TEST
