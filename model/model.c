@@ -138,6 +138,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     m->shape = *shape;
     m->batch = batch;
     m->options = *options;
+    snprintf(m->kernels, sizeof m->kernels, "%s", ps_level_name(options->level));
     m->gradient_scale =
         k->precision == PS_FP16 ? exp2(floor(log2((double)batch * (double)shape->channels * (double)shape->pred_len))) : 1;
     struct ps_device *device = k->device;
@@ -222,6 +223,11 @@ void ps_model_close(struct ps_model *m)
     ps_cache_close(device, &m->cache);
     ps_parameters_free(m->layout);
     free(m);
+}
+
+const char *ps_model_kernels(const struct ps_model *m)
+{
+    return m->kernels;
 }
 
 enum ps_status ps_model_refresh_weights(struct ps_model *m)

@@ -32,6 +32,7 @@ struct ps_model {
     struct ps_cache cache;
     struct ps_encoder_needs encoder; /* level layer: what encoder_prepare said */
     void *kept;                      /* level layer: what the encoder's backward reads again */
+    char kernels[128];               /* ps_model_kernels */
 };
 
 /* Windows on the device, as gather_patches and gather_targets read them. */
@@ -49,6 +50,9 @@ size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, const s
 enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
                              const struct ps_model_options *options, struct ps_model **model);
 void ps_model_close(struct ps_model *model); /* NULL is fine */
+
+/* The name of the kernels that serve the model, as checkpoints record it; the level's where that says which. */
+const char *ps_model_kernels(const struct ps_model *model);
 
 /* Enqueues weights = parameters, rounded; nothing where they are one. After every write to the parameters but AdamW's. */
 enum ps_status ps_model_refresh_weights(struct ps_model *m);
