@@ -10,6 +10,7 @@
 #include "src/options.h"
 #include "src/passive.h"
 #include "src/session.h"
+#include "src/version.h"
 #include "src/writer.h"
 
 enum { GROUP = 20, PARTS = 256, CHECKPOINTS = 20, COMPARED_SECONDS = 2 };
@@ -301,8 +302,9 @@ static void print_text(const struct ps_session *s, const struct result *r, const
 {
     double flops = ps_model_step_flops(&s->model->shape, s->config->train.batch_size),
            windows = (double)s->config->train.batch_size;
-    printf("%s on %s, %s, level %s, batch %lld\n", s->kernels->backend, s->device->name, ps_precision_name(s->kernels->precision),
-           ps_level_name(s->level), (long long)s->config->train.batch_size);
+    char description[PS_SESSION_TEXT];
+    ps_session_describe(s, description);
+    printf("%s, batch %lld\n", description, (long long)s->config->train.batch_size);
     printf("step            %.4f ms  (min %.4f  max %.4f, groups of %lld steps in %lld)\n", r->median, r->least, r->most,
            (long long)r->group, (long long)r->steps);
     printf("processor time  %.4f ms a step: %.2f processors busy\n", r->processor, r->processor / r->median);
@@ -346,14 +348,15 @@ static enum ps_status print_json(const struct ps_session *s, const struct result
     double flops = ps_model_step_flops(&s->model->shape, s->config->train.batch_size),
            windows = (double)s->config->train.batch_size;
     json_t *root = json_pack(
-        "{s:s, s:s, s:s, s:s, s:I, s:{s:f, s:f, s:f, s:f, s:I}, s:f, s:f, s:f, s:{s:i, s:i, s:i}, s:I, s:I, s:f, s:f, s:o}",
-        "backend", s->kernels->backend, "device", s->device->name, "precision", ps_precision_name(s->kernels->precision), "level",
-        ps_level_name(s->level), "batch", (json_int_t)s->config->train.batch_size, "ms_per_step", "median", r->median, "min",
-        r->least, "max", r->most, "processor", r->processor, "steps", (json_int_t)r->steps, "windows_per_second",
-        windows / (r->median * 1e-3), "flops_per_step", flops, "flops_per_second", flops / (r->median * 1e-3), "graph", "kernels",
-        r->nodes.kernels, "copies", r->nodes.copies, "fills", r->nodes.fills, "operations", (json_int_t)r->operations,
-        "peak_device_bytes", (json_int_t)s->device->counters.peak_bytes, "open_seconds", r->open_seconds, "first_step_seconds",
-        r->first_step_seconds, "parts", parts);
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:{s:f, s:f, s:f, s:f, s:I}, s:f, s:f, s:f, s:{s:i, s:i, s:i}, s:I, s:I, s:f, s:f, "
+        "s:o}",
+        "version", ps_version, "backend", s->kernels->backend, "device", s->device->name, "precision",
+        ps_precision_name(s->kernels->precision), "level", ps_level_name(s->level), "kernels", ps_model_kernels(s->model), "batch",
+        (json_int_t)s->config->train.batch_size, "ms_per_step", "median", r->median, "min", r->least, "max", r->most, "processor",
+        r->processor, "steps", (json_int_t)r->steps, "windows_per_second", windows / (r->median * 1e-3), "flops_per_step", flops,
+        "flops_per_second", flops / (r->median * 1e-3), "graph", "kernels", r->nodes.kernels, "copies", r->nodes.copies, "fills",
+        r->nodes.fills, "operations", (json_int_t)r->operations, "peak_device_bytes", (json_int_t)s->device->counters.peak_bytes,
+        "open_seconds", r->open_seconds, "first_step_seconds", r->first_step_seconds, "parts", parts);
     if (root && r->epoch_seconds >= 0) {
         json_object_set_new(root, "seconds_per_epoch", json_real(r->epoch_seconds));
         json_object_set_new(root, "processor_seconds_per_epoch", json_real(r->epoch_processor));

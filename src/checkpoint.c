@@ -89,10 +89,16 @@ static void attribute_f64(struct pass *pass, const char *name, double *value)
     attribute(pass, name, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, value);
 }
 
-/* Absent when it is 0, as in files of versions that did not know it. */
+/* Whether an attribute is to be written, or is there: files of versions that did not know it do not have it. */
+static int present(const struct pass *pass, const char *name, int has_value)
+{
+    return pass->status == PS_OK && (pass->kind == SAVING ? has_value : H5Aexists(pass->file, name) > 0);
+}
+
+/* Absent when it is 0. */
 static void attribute_u64_or_0(struct pass *pass, const char *name, uint64_t *value)
 {
-    if (pass->status == PS_OK && (pass->kind == SAVING ? *value != 0 : H5Aexists(pass->file, name) > 0)) {
+    if (present(pass, name, *value != 0)) {
         attribute_u64(pass, name, value);
     }
 }
@@ -129,6 +135,14 @@ static void attribute_text(struct pass *pass, const char *name, char **text)
     H5Tset_cset(type, H5T_CSET_UTF8);
     attribute(pass, name, type, type, *text);
     H5Tclose(type);
+}
+
+/* Absent when it is NULL. */
+static void attribute_text_or_null(struct pass *pass, const char *name, char **text)
+{
+    if (present(pass, name, *text != NULL)) {
+        attribute_text(pass, name, text);
+    }
 }
 
 static void group(struct pass *pass, const char *name)
@@ -244,6 +258,9 @@ static void attributes(struct pass *pass, struct ps_checkpoint *c, uint64_t *has
     attribute_text(pass, "level", &c->level);
     attribute_text(pass, "algorithms", &c->algorithms);
     attribute_text(pass, "versions", &c->versions);
+    attribute_text_or_null(pass, "program_version", &c->program_version);
+    attribute_text_or_null(pass, "kernel_sources", &c->kernel_sources);
+    attribute_text_or_null(pass, "kernels", &c->kernels);
     c->scaler.channels = (int64_t)channels;
     c->scaler.constant = (int)constant;
 }
@@ -598,5 +615,8 @@ void ps_checkpoint_free(struct ps_checkpoint *checkpoint)
     free(checkpoint->level);
     free(checkpoint->algorithms);
     free(checkpoint->versions);
+    free(checkpoint->program_version);
+    free(checkpoint->kernel_sources);
+    free(checkpoint->kernels);
     memset(checkpoint, 0, sizeof *checkpoint);
 }

@@ -32,6 +32,8 @@ struct ps_checkpoint {
     char *config;                        /* resolved YAML */
     uint64_t fingerprint;                /* ps_series.fingerprint */
     char *level, *algorithms, *versions; /* as text: fusion level, GEMM algorithm rule, backend and library versions */
+    /* Who wrote it: ps_version, ps_kernel_sources, ps_model_kernels. NULL: unknown, as in files of versions that did not say. */
+    char *program_version, *kernel_sources, *kernels;
 };
 
 /* Written beside (path + ".partial"), flushed, renamed over path, folder flushed. PS_CHECKPOINT with file and cause. */

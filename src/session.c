@@ -278,6 +278,14 @@ void ps_session_warn_threads(const struct ps_session *s, const char *program)
     }
 }
 
+void ps_session_describe(const struct ps_session *s, char text[PS_SESSION_TEXT])
+{
+    const char *level = ps_level_name(s->level), *kernels = ps_model_kernels(s->model);
+    int named = strcmp(kernels, level) != 0;
+    snprintf(text, PS_SESSION_TEXT, "%s on %s, %s, level %s%s%s", s->kernels->backend, s->device->name,
+             ps_precision_name(s->kernels->precision), level, named ? ", " : "", named ? kernels : "");
+}
+
 static void release(struct ps_session *s, void *memory, size_t bytes)
 {
     if (memory) {

@@ -87,6 +87,10 @@ void ps_session_close(struct ps_session *session); /* NULL is fine */
 /* A line on stderr, once a process, when the CPU computes with fewer threads than were asked for. */
 void ps_session_warn_threads(const struct ps_session *session, const char *program);
 
+/* "BACKEND on DEVICE, PRECISION, level LEVEL", and the kernels that serve the model, where they have a name of their own. */
+enum { PS_SESSION_TEXT = 512 };
+void ps_session_describe(const struct ps_session *session, char text[PS_SESSION_TEXT]);
+
 /* Initial parameters from the seed. */
 enum ps_status ps_session_initialise(struct ps_session *session);
 

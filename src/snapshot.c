@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "src/clock.h"
+#include "src/version.h"
 
 enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct ps_snapshot *snapshot)
 {
@@ -17,7 +18,10 @@ enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct p
                                 .fingerprint = s->series->fingerprint,
                                 .level = (char *)ps_level_name(s->level),
                                 .algorithms = s->algorithms,
-                                .versions = s->versions};
+                                .versions = s->versions,
+                                .program_version = (char *)ps_version,
+                                .kernel_sources = (char *)ps_kernel_sources,
+                                .kernels = (char *)ps_model_kernels(s->model)};
     enum ps_status status = ps_config_text(s->config, &c->config);
     if (status == PS_OK) {
         status = ps_series_names(s->series, &c->names, &c->names_bytes);

@@ -12,6 +12,7 @@
 #include "src/options.h"
 #include "src/passive.h"
 #include "src/session.h"
+#include "src/version.h"
 #include "src/writer.h"
 
 enum { PATH_ROOM = 4096 };
@@ -192,6 +193,35 @@ static enum ps_status run_begin(const struct arguments *a, struct run *run, stru
     return status;
 }
 
+/* One line, when the checkpoint is of another program version, other kernel sources or other kernels: what differs. */
+static void warn_another_program(const struct ps_session *s, const char *path, const struct ps_checkpoint *c)
+{
+    const struct {
+        const char *what, *here, *there;
+    } parts[] = {{"version", ps_version, c->program_version},
+                 {"kernel sources", ps_kernel_sources, c->kernel_sources},
+                 {"kernels", ps_model_kernels(s->model), c->kernels}};
+    char here[512] = "", there[512] = "";
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const char *was = parts[i].there ? parts[i].there : "unknown", *comma = *here ? ", " : "";
+        if (strcmp(parts[i].here, was) != 0) {
+            size_t n = strlen(here), m = strlen(there);
+            snprintf(here + n, sizeof here - n, "%s%s %.127s", comma, parts[i].what, parts[i].here);
+            snprintf(there + m, sizeof there - m, "%s%s %.127s", comma, parts[i].what, was);
+        }
+    }
+    for (char *t = there; *t; t++) { /* a file may say anything, a message is one line */
+        *t = (unsigned char)*t < ' ' || *t == 0x7f ? '?' : *t;
+    }
+    if (*here) {
+        fprintf(
+            stderr,
+            "train: warning: %s was written with %s, this program has %s: the run goes on, its bits may differ from those of an "
+            "uninterrupted one\n",
+            path, there, here);
+    }
+}
+
 static enum ps_status resume(struct ps_session *s, struct run *run)
 {
     struct ps_resumption r;
@@ -207,6 +237,9 @@ static enum ps_status resume(struct ps_session *s, struct run *run)
     if (status == PS_OK && s->best_epoch > 0) {
         status = ps_session_load_weights(s, &r.best, 1);
         run->best_written = run->kept.best_known && run->kept.best_epoch == s->best_holds;
+    }
+    if (status == PS_OK) {
+        warn_another_program(s, r.path, &r.last);
     }
     ps_resumption_free(&r);
     PS_TRY(status);
@@ -354,10 +387,11 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
         status = run_begin(a, run, s);
     }
     if (status == PS_OK) {
-        printf("%s: %lld channels, %lld + %lld + %lld windows, %lld steps an epoch; %s on %s, %s, level %s\n", s->series->path,
+        char description[PS_SESSION_TEXT];
+        ps_session_describe(s, description);
+        printf("%s: %lld channels, %lld + %lld + %lld windows, %lld steps an epoch; %s\n", s->series->path,
                (long long)s->series->channels, (long long)s->splits.count[PS_TRAIN], (long long)s->splits.count[PS_VALIDATION],
-               (long long)s->splits.count[PS_TEST], (long long)s->steps_per_epoch, s->kernels->backend, s->device->name,
-               ps_precision_name(s->kernels->precision), ps_level_name(s->level));
+               (long long)s->splits.count[PS_TEST], (long long)s->steps_per_epoch, description);
         fflush(stdout);
         struct ps_progress *progress = ps_progress_open(config->train.epochs, s->steps_per_epoch);
         status = train_epochs(s, run, progress);

@@ -8,7 +8,9 @@
 #include "data/series.h"
 #include "kernels/device.h"
 #include "src/progress.h"
+#include "src/version.h"
 #include "tests/programs.h"
+#include "tests/seal.h"
 #include "tests/suite.h"
 
 enum { HOURS = 2000, CHANNELS = 3, L = 48, H = 12, BATCH = 16, EPOCHS = 3 };
@@ -519,6 +521,71 @@ START_TEST(resume_longer_or_changed)
     free(before.text);
     expect_done(train(dir.text, ARGS("--resume")));
     expect_same_results(whole.text, dir.text);
+}
+END_TEST
+
+/* A text that last.h5 records, changed with HDF5's own calls; NULL: removed. */
+static void record(const char *dir, const char *name, const char *text)
+{
+    struct path path = in_run(dir, "checkpoints/last.h5");
+    hid_t file = H5Fopen(path.text, H5F_ACC_RDWR, H5P_DEFAULT);
+    ck_assert_msg(H5Adelete(file, name) >= 0, "%s has no attribute %s", path.text, name);
+    if (text) {
+        hid_t type = H5Tcopy(H5T_C_S1), space = H5Screate(H5S_SCALAR);
+        H5Tset_size(type, strlen(text) + 1);
+        H5Tset_cset(type, H5T_CSET_UTF8);
+        hid_t attribute = H5Acreate2(file, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
+        ck_assert_int_ge(H5Awrite(attribute, type, text), 0);
+        H5Aclose(attribute);
+        H5Sclose(space);
+        H5Tclose(type);
+    }
+    H5Fclose(file);
+    seal(path.text);
+}
+
+/* What another program wrote, or other kernels, is gone on from with one warning, and here to the same bits, since it only says so.
+ */
+START_TEST(resume_of_another_program)
+{
+    struct path dir = new_dir("another"), last = in_run(dir.text, "checkpoints/last.h5");
+    expect_done(train(dir.text, ARGS("--set", "train.epochs=2")));
+    struct ps_checkpoint c = load(dir.text, "last.h5");
+    ck_assert_str_eq(c.program_version, ps_version);
+    ck_assert_str_eq(c.kernel_sources, ps_kernel_sources);
+    ck_assert_msg(*c.kernels && (!on_cpu || strcmp(c.kernels, c.level) == 0), "kernels %s at level %s", c.kernels, c.level);
+    ck_assert_uint_eq(strlen(ps_kernel_sources), 16);
+    ck_assert_uint_eq(strspn(ps_kernel_sources, "0123456789abcdef"), 16);
+    ps_checkpoint_free(&c);
+    record(dir.text, "kernel_sources", "0000000000000000");
+    expect_done(run("evaluate", ARGS(last.text, "--device", (char *)device)));
+    struct path line =
+        path_of("train: warning: %s was written with kernel sources 0000000000000000, this program has kernel sources %s: the run "
+                "goes on, its bits may differ from those of an uninterrupted one\n",
+                last.text, ps_kernel_sources);
+    struct result r = train(dir.text, ARGS("--resume"));
+    ck_assert_int_eq(r.code, 0);
+    ck_assert_str_eq(r.err, line.text);
+    result_free(&r);
+    expect_same_results(whole.text, dir.text);
+    expect_done(train(dir.text, ARGS("--resume"))); /* nothing is left to do, and the checkpoint is this program's */
+    /* Each of the three, and all of them, where they differ and where they are unknown. */
+    record(dir.text, "program_version", "0.0.9");
+    expect_warned(train(dir.text, ARGS("--resume")), ARGS("with version 0.0.9, this program has version"));
+    record(dir.text, "kernels", "one\nof another name");
+    expect_warned(train(dir.text, ARGS("--resume")), ARGS("with kernels one?of another name, this program has kernels"));
+    record(dir.text, "program_version", NULL);
+    record(dir.text, "kernel_sources", NULL);
+    record(dir.text, "kernels", NULL);
+    expect_warned(train(dir.text, ARGS("--resume")),
+                  ARGS("with version unknown, kernel sources unknown, kernels unknown, this", (char *)ps_version));
+    /* What is refused is refused in one line. */
+    record(dir.text, "kernel_sources", "0000000000000000");
+    record(dir.text, "algorithms", "others");
+    struct listed before = list(dir.text);
+    expect_refused(train(dir.text, ARGS("--resume")), 4, ARGS("cannot resume to the same bits: algorithms", "others"));
+    expect_untouched(dir.text, before, "a refused run");
+    free(before.text);
 }
 END_TEST
 
@@ -1354,6 +1421,9 @@ START_TEST(bench_json)
     ck_assert_double_ge(number_in(object, "waiting_for_data"), 0);
     ck_assert_double_lt(number_in(object, "waiting_for_data"), 1);
     ck_assert_int_eq((int)number_in(object, "batch"), BATCH);
+    ck_assert_str_eq(json_string_value(json_object_get(object, "version")), ps_version);
+    const char *kernels = json_string_value(json_object_get(object, "kernels"));
+    ck_assert(kernels && (!on_cpu || strcmp(kernels, json_string_value(json_object_get(object, "level"))) == 0));
     const json_t *checkpoint = json_object_get(object, "checkpoint_ms");
     ck_assert_double_gt(number_in(checkpoint, "write"), 0);
     ck_assert_double_gt(number_in(checkpoint, "stall"), 0);
@@ -1561,6 +1631,7 @@ int main(void)
     tcase_add_test(tests, best_and_last_apart);
     tcase_add_test(tests, falls_back);
     tcase_add_test(tests, resume_longer_or_changed);
+    tcase_add_test(tests, resume_of_another_program);
     tcase_add_test(tests, patience);
     tcase_add_test(tests, stops_when_not_finite);
     tcase_add_test(tests, stops_when_parameters_overflow);

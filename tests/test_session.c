@@ -183,6 +183,26 @@ START_TEST(capture_changes_nothing)
 }
 END_TEST
 
+/* The kernels are named where the level does not say which they are. */
+START_TEST(described)
+{
+    struct run run;
+    char text[PS_SESSION_TEXT], expected[PS_SESSION_TEXT];
+    run_open(&run, series_file.text, OVERRIDES());
+    struct ps_session *s = run.s;
+    snprintf(expected, sizeof expected, "%s on %s, %s, level %s", s->kernels->backend, s->device->name, precision, fusion);
+    snprintf(s->model->kernels, sizeof s->model->kernels, "%s", fusion);
+    ps_session_describe(s, text);
+    ck_assert_str_eq(text, expected);
+    snprintf(s->model->kernels, sizeof s->model->kernels, "two kernels");
+    snprintf(expected, sizeof expected, "%s on %s, %s, level %s, two kernels", s->kernels->backend, s->device->name, precision,
+             fusion);
+    ps_session_describe(s, text);
+    ck_assert_str_eq(text, expected);
+    run_close(&run);
+}
+END_TEST
+
 /* Every precision and level, and at level layer every family of kernels. */
 static const struct way {
     const char *precision, *fusion, *sizes;
@@ -873,6 +893,7 @@ static void add_tests(TCase *tests)
     tcase_add_loop_test(tests, counters, 0, 2);
     tcase_add_loop_test(tests, streamed_is_resident, 0, 4);
     tcase_add_test(tests, drop_last);
+    tcase_add_test(tests, described);
     tcase_add_loop_test(tests, scoring_leaves_training_alone, 0, 2);
     tcase_add_test(tests, two_sessions);
     tcase_add_test(tests, best_weights);
