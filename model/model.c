@@ -165,6 +165,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                         (long long)shape->d_model, (long long)(batch * shape->channels), (long long)ps_patches(shape));
         }
         if (status == PS_OK) {
+            snprintf(m->kernels, sizeof m->kernels, "%s", m->encoder.kernels);
             status = device->allocate(device, m->encoder.kept_bytes, &m->kept);
         }
     }

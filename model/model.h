@@ -32,7 +32,7 @@ struct ps_model {
     struct ps_cache cache;
     struct ps_encoder_needs encoder; /* level layer: what encoder_prepare said */
     void *kept;                      /* level layer: what the encoder's backward reads again */
-    char kernels[128];               /* ps_model_kernels */
+    char kernels[PS_KERNELS_NAME];   /* ps_model_kernels */
 };
 
 /* Windows on the device, as gather_patches and gather_targets read them. */
