@@ -19,6 +19,8 @@ enum ps_status ps_cpu_kernels_open(struct ps_device *device, enum ps_precision p
 enum ps_status ps_cuda_device_open(int index, struct ps_device **device);
 enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps_precision precision, const struct ps_kernels_options *options,
                                     struct ps_kernels **kernels);
+enum ps_status ps_cuda_kernels_choices(const struct ps_gpu *gpu, enum ps_precision precision,
+                                       const struct ps_kernels_options *options, struct ps_kernels **kernels);
 
 /* What level layer's kernels are chosen by, and the choice as encoder_prepare makes it, without a GPU. Only where the build has the
  * fused encoder (PS_FUSED_ENCODER). */

@@ -269,6 +269,12 @@ static enum ps_status hooked_beside(const struct ps_kernels *k, enum ps_beside w
     return h->inner->beside(h->inner, what);
 }
 
+static const char *hooked_way(const struct ps_kernels *k, enum ps_op op, const void *arguments)
+{
+    const struct hooked *h = k->context;
+    return h->inner->way(h->inner, op, arguments);
+}
+
 static void hooked_close(struct ps_kernels *k)
 {
     free(k->context);
@@ -290,6 +296,7 @@ enum ps_status ps_kernels_hooked(const struct ps_kernels *inner, ps_hook *hook, 
     k->close = hooked_close;
     k->tune = NULL; /* the inner table's own business */
     k->tuning = NULL;
+    k->way = inner->way ? hooked_way : NULL;
     k->beside = inner->beside ? hooked_beside : NULL;
 #define PS_X(name, kind, tensors, flops) k->name = inner->name ? hooked_##name : NULL;
     PS_KERNEL_LIST(PS_X)

@@ -530,6 +530,11 @@ struct ps_kernels {
     enum ps_status (*tune)(const struct ps_kernels *k);
     /* *text, malloc'ed: what `tune` has found, one line a product, for ps_kernels_options.tuning. NULL where tune is. */
     enum ps_status (*tuning)(const struct ps_kernels *k, char **text);
+    /* The name of the way that an operation would take with these arguments; nothing runs, and no tensor's memory is read. NULL: it
+     * would refuse them, or has one way only. Products: warp, tiny, split, rows, gradient, panel, cublaslt; gemm_bias and
+     * gemm_gradient also apart, when their parts follow one another as operations of their own. Attention: warp_fp16, warp_float,
+     * tiled. docs/kernels.md says which takes what. NULL where no operation has several. */
+    const char *(*way)(const struct ps_kernels *k, enum ps_op op, const void *arguments);
     /* What is enqueued between BEGIN and END runs beside what follows END, until JOIN: what follows that waits for both. One at a
      * time; each BEGIN wants its JOIN before a capture ends. NULL where nothing runs beside anything. */
     enum ps_status (*beside)(const struct ps_kernels *k, enum ps_beside what);
@@ -547,6 +552,17 @@ struct ps_kernels_options {
  */
 enum ps_status ps_kernels_open(const char *backend, struct ps_device *device, enum ps_precision precision,
                                const struct ps_kernels_options *options, struct ps_kernels **kernels);
+
+/* What the choice between CUDA's ways asks of a GPU. */
+struct ps_gpu {
+    int compute_capability, multiprocessors; /* 90 for 9.0 */
+    int shared_bytes;                        /* the most shared memory that a block can have */
+};
+
+/* CUDA's table for a GPU that need not be here: of its entries only `way` and `close` may be called. PS_UNSUPPORTED when the build
+ * has no kernels for it. */
+enum ps_status ps_kernels_choices(const struct ps_gpu *gpu, enum ps_precision precision, const struct ps_kernels_options *options,
+                                  struct ps_kernels **kernels);
 
 /* ---- a table around another (counting.c) ---- */
 

@@ -24,6 +24,10 @@ static enum ps_status needs_device(const char *backend, const char *kind, const 
     return PS_OK;
 }
 
+#ifdef PS_HAVE_CUDA
+static const struct ps_kernels_options defaults = {.tiny_gemm = 1};
+#endif
+
 enum ps_status ps_kernels_open(const char *backend, struct ps_device *device, enum ps_precision precision,
                                const struct ps_kernels_options *options, struct ps_kernels **kernels)
 {
@@ -37,7 +41,6 @@ enum ps_status ps_kernels_open(const char *backend, struct ps_device *device, en
     }
     if (strcmp(backend, "cuda") == 0) {
 #ifdef PS_HAVE_CUDA
-        static const struct ps_kernels_options defaults = {.tiny_gemm = 1};
         PS_TRY(needs_device(backend, "cuda", device));
         return ps_cuda_kernels_open(device, precision, options ? options : &defaults, kernels);
 #else
@@ -46,4 +49,15 @@ enum ps_status ps_kernels_open(const char *backend, struct ps_device *device, en
 #endif
     }
     return ps_fail(PS_USAGE, "backend \"%s\" does not exist; reference, cpu and cuda do", backend);
+}
+
+enum ps_status ps_kernels_choices(const struct ps_gpu *gpu, enum ps_precision precision, const struct ps_kernels_options *options,
+                                  struct ps_kernels **kernels)
+{
+#ifdef PS_HAVE_CUDA
+    return ps_cuda_kernels_choices(gpu, precision, options ? options : &defaults, kernels);
+#else
+    (void)gpu, (void)precision, (void)options, (void)kernels;
+    return ps_fail(PS_UNSUPPORTED, "this build has no CUDA backend");
+#endif
 }

@@ -7,7 +7,7 @@
 #include "kernels/backends.h"
 #include "kernels/philox.h"
 
-struct ps_cuda_gemm;       /* cuBLASLt's handle and plans: gemm/choose.cu */
+struct ps_cuda_gemm;       /* cuBLASLt's handle and plans: gemm/cublaslt_plans.cu */
 struct ps_encoder_planned; /* plans of level layer: encoder/choose.cu */
 
 /* ps_kernels.context. */
@@ -127,8 +127,7 @@ struct ps_cuda_columns {
 };
 enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_columns *jobs, int count);
 
-/* The entries of the table. gemm/choose.cu has ps_cuda_gemm and its state (workspace of its own, fixed size, so that a plan never
- * depends on what ran before). */
+/* The entries of the table. */
 #define PS_X(name, kind, tensors, flops) \
     extern "C" enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments);
 PS_KERNEL_LIST(PS_X)
@@ -151,6 +150,11 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
                                        const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs);
 void ps_cuda_encoder_plans_free(struct ps_cuda_context *c);
 
+/* ps_kernels.way of products (gemm/choose.cu) and of attention (attention/choose.cu). */
+const char *ps_cuda_gemm_way(const struct ps_kernels *k, enum ps_op op, const void *arguments);
+const char *ps_cuda_attention_way(const struct ps_kernels *k, enum ps_op op, const void *arguments);
+
+/* The library's workspace is its own, of fixed size, so that a plan never depends on what ran before. gemm/cublaslt_plans.cu */
 enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm **gemm);
 /* ps_kernels_options.tuning, ps_kernels.tune and ps_kernels.tuning. */
 enum ps_status ps_cuda_gemm_load(const struct ps_kernels *k, const char *text);

@@ -86,7 +86,6 @@ static enum ps_status open_context(struct ps_kernels *k)
 {
     struct ps_cuda_context *c = ps_cuda(k);
     c->stream = ps_cuda_stream(k->device, PS_COMPUTE);
-    c->compute_capability = k->device->compute_capability;
     PS_TRY(ps_cuda_check(cudaSetDevice(k->device->index), "choosing the device"));
     PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&c->multiprocessors, cudaDevAttrMultiProcessorCount, k->device->index),
                          "asking for the number of multiprocessors"));
@@ -136,18 +135,30 @@ static enum ps_status cuda_beside(const struct ps_kernels *k, enum ps_beside wha
     return ps_fail(PS_UNSUPPORTED, "beside (cuda): no such step %d", (int)what);
 }
 
-extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps_precision precision,
-                                               const struct ps_kernels_options *options, struct ps_kernels **kernels)
+static const char *cuda_way(const struct ps_kernels *k, enum ps_op op, const void *arguments)
 {
-    *kernels = NULL;
-    if (strcmp(device->kind, "cuda") != 0) {
-        return ps_fail(PS_UNSUPPORTED, "the cuda backend works on a cuda device, not on %s", device->kind);
+    switch (op) {
+    case PS_OP_gemm:
+    case PS_OP_gemm_bias:
+    case PS_OP_gemm_gradient:
+        return ps_cuda_gemm_way(k, op, arguments);
+    case PS_OP_attention:
+    case PS_OP_attention_backward:
+        return ps_cuda_attention_way(k, op, arguments);
+    default:
+        return NULL;
     }
+}
+
+/* A table without entries and its context, which has nothing of a device yet. */
+static enum ps_status table_make(enum ps_precision precision, int compute_capability, const struct ps_kernels_options *options,
+                                 struct ps_kernels **kernels)
+{
     if (precision != PS_FP32 && precision != PS_TF32 && precision != PS_PRECISION_BF16 && precision != PS_FP16) {
         return ps_fail(PS_UNSUPPORTED, "the cuda backend has no precision %s: fp32, tf32, bf16 or fp16",
                        ps_precision_name(precision));
     }
-    if (precision == PS_FP16 && !(fused_encoder && device->compute_capability == 90)) {
+    if (precision == PS_FP16 && !(fused_encoder && compute_capability == 90)) {
         return ps_fail(PS_UNSUPPORTED, "precision fp16 is for the fused encoder, of sm_90, which this %s: take tf32 or bf16",
                        fused_encoder ? "GPU is not" : "build leaves out");
     }
@@ -159,13 +170,48 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         return ps_fail(PS_DEVICE, "cuda: no host memory for the table of operations");
     }
     c->tiny_gemm = options ? options->tiny_gemm : 1;
+    c->compute_capability = compute_capability;
     k->backend = "cuda";
     k->precision = precision;
     k->real = precision == PS_PRECISION_BF16 ? PS_BF16 : precision == PS_FP16 ? PS_F16 : PS_F32;
     k->parameter = PS_F32;
     k->statistics = PS_F32;
-    k->device = device;
     k->context = c;
+    k->way = cuda_way;
+    *kernels = k;
+    return PS_OK;
+}
+
+static void choices_close(struct ps_kernels *k)
+{
+    delete ps_cuda(k);
+    delete k;
+}
+
+extern "C" enum ps_status ps_cuda_kernels_choices(const struct ps_gpu *gpu, enum ps_precision precision,
+                                                  const struct ps_kernels_options *options, struct ps_kernels **kernels)
+{
+    if (gpu->compute_capability == 90 && !fused_encoder) {
+        return ps_fail(PS_UNSUPPORTED, "this build leaves out the kernels of sm_90");
+    }
+    PS_TRY(table_make(precision, gpu->compute_capability, options, kernels));
+    struct ps_cuda_context *c = ps_cuda(*kernels);
+    c->multiprocessors = gpu->multiprocessors;
+    c->shared_bytes = gpu->shared_bytes;
+    (*kernels)->close = choices_close;
+    return PS_OK;
+}
+
+extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps_precision precision,
+                                               const struct ps_kernels_options *options, struct ps_kernels **kernels)
+{
+    *kernels = NULL;
+    if (strcmp(device->kind, "cuda") != 0) {
+        return ps_fail(PS_UNSUPPORTED, "the cuda backend works on a cuda device, not on %s", device->kind);
+    }
+    struct ps_kernels *k;
+    PS_TRY(table_make(precision, device->compute_capability, options, &k));
+    k->device = device;
     k->gemm = ps_cuda_gemm;
     k->bias_grad = ps_cuda_bias_grad;
     k->strided_copy = ps_cuda_strided_copy;

@@ -1,11 +1,11 @@
-/* What attention/tiled.cu, attention/warp_float.cu and attention/warp_fp16.cu share. */
+/* What the ways of attention share; attention/choose.cu chooses. */
 #ifndef PS_KERNELS_CUDA_ATTENTION_CUH
 #define PS_KERNELS_CUDA_ATTENTION_CUH
 
 #include "kernels/cuda/context.cuh"
 
-/* The most patches, and columns of a head. */
-enum { PS_ATTENTION_PATCHES = 1024, PS_ATTENTION_HEAD = 64 };
+/* The most patches, and columns of a head; queries and keys of a tile of attention/tiled.cu. */
+enum { PS_ATTENTION_PATCHES = 1024, PS_ATTENTION_HEAD = 64, PS_ATTENTION_TILE = 64 };
 
 /* A tensor [S, h, N, e], its last stride 1. */
 struct ps_attention_view {
@@ -13,6 +13,7 @@ struct ps_attention_view {
     int64_t sequence, head, row; /* strides */
 };
 
+/* What kernels are told. */
 struct ps_attention_launch {
     struct ps_attention_view mixed, q, k, v, dq, dk, dv, d_mixed;
     float *logsum, *delta; /* [S, h, N]; of backward: sum over e of d_mixed mixed */
@@ -23,14 +24,27 @@ struct ps_attention_launch {
     bool pairs; /* every row begins at a multiple of two elements, rows follow one another, and e is even */
 };
 
-/* attention/warp_float.cu: float32, short sequences of narrow heads. exact: as good as float32's own products, else tf32. */
-int ps_cuda_attention_small_wanted(const struct ps_attention_launch *x);
-enum ps_status ps_cuda_attention_small(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch *x,
-                                       bool backward, bool exact);
+struct ps_attention_call {
+    struct ps_attention_launch x;
+    enum ps_type kept; /* of q, k, v and mixed: the table's real, or in tf32 fp16 */
+    bool backward;     /* dq, dk, dv and d_mixed are there */
+};
+
+/* ---- the ways, a file each ----
+ *
+ * _wanted: whether the way takes the call, from the table's precision, shape and layout alone; no GPU is asked. */
+typedef enum ps_status ps_attention_function(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call);
 
 /* attention/warp_fp16.cu: tf32 with q, k, v and mixed of fp16, short sequences, heads of 8 or 16. */
-int ps_cuda_attention_half_wanted(const struct ps_attention_launch *x, bool backward);
-enum ps_status ps_cuda_attention_half(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch *x,
-                                      bool backward);
+bool ps_cuda_attention_warp_fp16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);
+ps_attention_function ps_cuda_attention_warp_fp16, ps_cuda_attention_warp_fp16_backward;
+
+/* attention/warp_float.cu: float32, short sequences of narrow heads. */
+bool ps_cuda_attention_warp_float_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);
+ps_attention_function ps_cuda_attention_warp_float, ps_cuda_attention_warp_float_backward;
+
+/* attention/tiled.cu: all types; rows of fp16 in pairs. */
+bool ps_cuda_attention_tiled_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);
+ps_attention_function ps_cuda_attention_tiled, ps_cuda_attention_tiled_backward;
 
 #endif

@@ -1,8 +1,7 @@
-/* Attention without its N x N scores in memory (but attention/warp_float.cu's shapes, and of fp16 rows in tf32
- * attention/warp_fp16.cu's): softmax(scale q k') v by tiles of 64 queries and 64 keys, with the softmax's maximum and sum carried
- * along (Milakov and Gimelshein 2018; Dao et al. 2022). Forward keeps the logarithm of each row's sum; backward computes the scores
- * again from it, once for dq, by tiles of queries, and once for dk and dv, by tiles of keys, so that no sum is shared between
- * blocks and every one has a fixed order.
+/* Attention without its N x N scores in memory: softmax(scale q k') v by tiles of 64 queries and 64 keys, with the softmax's
+ * maximum and sum carried along (Milakov and Gimelshein 2018; Dao et al. 2022). Forward keeps the logarithm of each row's sum;
+ * backward computes the scores again from it, once for dq, by tiles of queries, and once for dk and dv, by tiles of keys, so that
+ * no sum is shared between blocks and every one has a fixed order.
  *
  * A warp owns 16 rows of a tile: products are mma.sync (bf16; tf32, operands rounded to nearest) or FFMA (fp32), operands in shared
  * memory, results in registers; a matrix of scores becomes an operand through the warp's own lines of shared memory. On tensor
@@ -14,7 +13,7 @@
 #include "kernels/cuda/tile/primitives.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 
-#define TILE 64 /* queries, keys */
+#define TILE PS_ATTENTION_TILE /* queries, keys */
 #define WARPS 4
 #define THREADS (WARPS * 32)
 
@@ -425,58 +424,6 @@ __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_cons
 
 /* ---- launching ---- */
 
-struct shape {
-    int64_t sequences, heads, patches, e;
-};
-
-/* A tensor [S, h, N, e] of this shape, any strides but the last, which is 1. */
-static enum ps_status view_of(const char *op, const char *name, const struct ps_tensor *t, enum ps_type type, const struct shape *s,
-                              struct ps_attention_launch *x, struct ps_attention_view *v)
-{
-    const int64_t size[4] = {s->sequences, s->heads, s->patches, s->e}, vector = 16 / (int64_t)ps_type_bytes(type);
-    bool fits = t->rank == 4 && t->type == type && t->data;
-    for (int i = 0; i < 4 && fits; i++) {
-        fits = t->size[i] == size[i];
-    }
-    if (!fits || (t->stride[3] != 1 && s->e > 1)) {
-        return ps_fail(
-            PS_UNSUPPORTED,
-            "%s (cuda): %s of rank %d and element type %d is not [%lld, %lld, %lld, %lld] of type %d with rows of stride 1", op,
-            name, t->rank, (int)t->type, (long long)s->sequences, (long long)s->heads, (long long)s->patches, (long long)s->e,
-            (int)type);
-    }
-    *v = {(char *)t->data, t->stride[0], t->stride[1], t->stride[2]};
-    x->pairs = x->pairs && (uintptr_t)t->data % 8 == 0 && t->stride[0] % 2 == 0 && t->stride[1] % 2 == 0 && t->stride[2] % 2 == 0 &&
-               t->stride[2] >= 0;
-    x->wide = x->wide && ps_cuda_aligned(t) && t->stride[0] % vector == 0 && t->stride[1] % vector == 0 &&
-              t->stride[2] % vector == 0 && s->e % vector == 0;
-    return PS_OK;
-}
-
-static enum ps_status shape_of(const char *op, const struct ps_tensor *q, struct shape *s, struct ps_attention_launch *x)
-{
-    if (q->rank != 4) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): q has rank %d, 4 is needed", op, q->rank);
-    }
-    *s = {q->size[0], q->size[1], q->size[2], q->size[3]};
-    const int64_t tiles = (s->patches + TILE - 1) / TILE;
-    if (s->patches > PS_ATTENTION_PATCHES || s->e > PS_ATTENTION_HEAD || s->sequences * s->heads * tiles > INT32_MAX) {
-        return ps_fail(
-            PS_UNSUPPORTED,
-            "%s (cuda): %lld x %lld matrices of %lld patches, heads of %lld: at most 2^31 blocks, %d patches, heads of %d", op,
-            (long long)s->sequences, (long long)s->heads, (long long)s->patches, (long long)s->e, PS_ATTENTION_PATCHES,
-            PS_ATTENTION_HEAD);
-    }
-    x->heads = (int)s->heads;
-    x->patches = (int)s->patches;
-    x->e = (int)s->e;
-    x->tiles = (int)tiles;
-    x->matrices = s->sequences * s->heads;
-    x->wide = true;
-    x->pairs = s->e % 2 == 0;
-    return PS_OK;
-}
-
 typedef void attention_kernel_type(struct ps_attention_launch);
 
 template <typename T, typename KEPT, enum arithmetic ARITHMETIC, int ET>
@@ -509,74 +456,28 @@ static enum ps_status launch_arithmetic(const struct ps_cuda_context *c, const c
                        : launch_width<T, KEPT, ARITHMETIC, 8>(c, op, x, blocks, backward);
 }
 
-static enum ps_status launch(const struct ps_kernels *k, const char *op, const struct ps_attention_launch &x, const struct shape &s,
-                             enum ps_type kept, bool backward)
+bool ps_cuda_attention_tiled_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
 {
-    const unsigned blocks = (unsigned)(s.sequences * s.heads * x.tiles);
-    if (blocks == 0 || s.e == 0) {
-        return PS_OK;
-    }
-    if (kept != k->real) {
-        if (!x.pairs) {
-            return ps_fail(PS_UNSUPPORTED,
-                           "%s (cuda): rows of fp16 in heads of %lld: rows and heads that begin at even elements, of tensors at "
-                           "multiples of 8 bytes, are served",
-                           op, (long long)s.e);
-        }
-        return ps_cuda_attention_half_wanted(&x, backward)
-                   ? ps_cuda_attention_half(ps_cuda(k), op, &x, backward)
-                   : launch_arithmetic<float, ps_fp16, TF32>(ps_cuda(k), op, x, blocks, backward);
-    }
-    if (k->real == PS_F32 && ps_cuda_attention_small_wanted(&x)) {
-        return ps_cuda_attention_small(ps_cuda(k), op, &x, backward, k->precision == PS_FP32);
-    }
-    return k->real == PS_BF16        ? launch_arithmetic<ps_bf16, ps_bf16, BF16>(ps_cuda(k), op, x, blocks, backward)
-           : k->precision == PS_TF32 ? launch_arithmetic<float, float, TF32>(ps_cuda(k), op, x, blocks, backward)
-                                     : launch_arithmetic<float, float, FFMA>(ps_cuda(k), op, x, blocks, backward);
+    return call->kept == k->real || call->x.pairs;
 }
 
-/* Of q, k, v and mixed: the table's, or in tf32 fp16. */
-static enum ps_type kept_type(const struct ps_kernels *k, const struct ps_tensor *q)
+static enum ps_status launch(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call, bool backward)
 {
-    return k->precision == PS_TF32 && q->type == PS_F16 ? PS_F16 : k->real;
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const struct ps_attention_launch &x = call->x;
+    const unsigned blocks = (unsigned)(x.matrices * x.tiles);
+    return k->real == PS_BF16        ? launch_arithmetic<ps_bf16, ps_bf16, BF16>(c, op, x, blocks, backward)
+           : call->kept == PS_F16    ? launch_arithmetic<float, ps_fp16, TF32>(c, op, x, blocks, backward)
+           : k->precision == PS_TF32 ? launch_arithmetic<float, float, TF32>(c, op, x, blocks, backward)
+                                     : launch_arithmetic<float, float, FFMA>(c, op, x, blocks, backward);
 }
 
-extern "C" enum ps_status ps_cuda_attention(const struct ps_kernels *k, const struct ps_attention *a)
+enum ps_status ps_cuda_attention_tiled(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call)
 {
-    const char *op = "attention";
-    struct shape s;
-    struct ps_attention_launch x = {};
-    const enum ps_type kept = kept_type(k, &a->q);
-    PS_TRY(shape_of(op, &a->q, &s, &x));
-    PS_TRY(view_of(op, "q", &a->q, kept, &s, &x, &x.q));
-    PS_TRY(view_of(op, "k", &a->k, kept, &s, &x, &x.k));
-    PS_TRY(view_of(op, "v", &a->v, kept, &s, &x, &x.v));
-    PS_TRY(view_of(op, "mixed", &a->mixed, kept, &s, &x, &x.mixed));
-    PS_TRY(ps_cuda_expect(op, "logsum", &a->logsum, PS_F32, s.sequences * s.heads * s.patches));
-    x.logsum = (float *)a->logsum.data;
-    x.scale = (float)a->scale;
-    return launch(k, op, x, s, kept, false);
+    return launch(k, op, call, false);
 }
 
-extern "C" enum ps_status ps_cuda_attention_backward(const struct ps_kernels *k, const struct ps_attention_backward *a)
+enum ps_status ps_cuda_attention_tiled_backward(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call)
 {
-    const char *op = "attention_backward";
-    struct shape s;
-    struct ps_attention_launch x = {};
-    const enum ps_type kept = kept_type(k, &a->q);
-    PS_TRY(shape_of(op, &a->q, &s, &x));
-    PS_TRY(view_of(op, "q", &a->q, kept, &s, &x, &x.q));
-    PS_TRY(view_of(op, "k", &a->k, kept, &s, &x, &x.k));
-    PS_TRY(view_of(op, "v", &a->v, kept, &s, &x, &x.v));
-    PS_TRY(view_of(op, "mixed", &a->mixed, kept, &s, &x, &x.mixed));
-    PS_TRY(view_of(op, "d_mixed", &a->d_mixed, k->real, &s, &x, &x.d_mixed));
-    PS_TRY(view_of(op, "dq", &a->dq, k->real, &s, &x, &x.dq));
-    PS_TRY(view_of(op, "dk", &a->dk, k->real, &s, &x, &x.dk));
-    PS_TRY(view_of(op, "dv", &a->dv, k->real, &s, &x, &x.dv));
-    PS_TRY(ps_cuda_expect(op, "logsum", &a->logsum, PS_F32, s.sequences * s.heads * s.patches));
-    PS_TRY(ps_cuda_expect(op, "delta", &a->delta, PS_F32, s.sequences * s.heads * s.patches));
-    x.logsum = (float *)a->logsum.data;
-    x.delta = (float *)a->delta.data;
-    x.scale = (float)a->scale;
-    return launch(k, op, x, s, kept, true);
+    return launch(k, op, call, true);
 }

@@ -402,9 +402,11 @@ static __global__ void __launch_bounds__(THREADS, ET *KT > 6 ? 1
 /* ---- launching ---- */
 
 /* More would not fit the registers. */
-int ps_cuda_attention_small_wanted(const struct ps_attention_launch *x)
+bool ps_cuda_attention_warp_float_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
 {
-    return x->pairs && ((x->e <= 8 && x->patches <= 64) || (x->e <= 16 && x->patches <= 32));
+    const struct ps_attention_launch *x = &call->x;
+    return call->kept == PS_F32 && k->real == PS_F32 && x->pairs &&
+           ((x->e <= 8 && x->patches <= 64) || (x->e <= 16 && x->patches <= 32));
 }
 
 template <int ET, int KT, bool EXACT>
@@ -431,8 +433,20 @@ static enum ps_status launch_size(const struct ps_cuda_context *c, const char *o
                              : launch<2, 4, EXACT>(c, op, x, backward);
 }
 
-enum ps_status ps_cuda_attention_small(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch *x,
-                                       bool backward, bool exact)
+static enum ps_status launch_precision(const struct ps_kernels *k, const char *op, const struct ps_attention_launch &x,
+                                       bool backward)
 {
-    return exact ? launch_size<true>(c, op, *x, backward) : launch_size<false>(c, op, *x, backward);
+    return k->precision == PS_FP32 ? launch_size<true>(ps_cuda(k), op, x, backward)
+                                   : launch_size<false>(ps_cuda(k), op, x, backward);
+}
+
+enum ps_status ps_cuda_attention_warp_float(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call)
+{
+    return launch_precision(k, op, call->x, false);
+}
+
+enum ps_status ps_cuda_attention_warp_float_backward(const struct ps_kernels *k, const char *op,
+                                                     const struct ps_attention_call *call)
+{
+    return launch_precision(k, op, call->x, true);
 }

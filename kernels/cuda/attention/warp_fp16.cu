@@ -400,11 +400,14 @@ static bool in_pairs(const struct ps_attention_view &v, int e)
     return (e == COLUMNS || v.head == e) && v.row >= 0 && v.row < 1 << 24;
 }
 
-int ps_cuda_attention_half_wanted(const struct ps_attention_launch *x, bool backward)
+bool ps_cuda_attention_warp_fp16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
 {
-    return x->wide && x->scale > 0 && x->patches <= 64 && (x->e == COLUMNS || (x->e == COLUMNS / 2 && x->heads % 2 == 0)) &&
-           in_pairs(x->q, x->e) && in_pairs(x->k, x->e) && in_pairs(x->v, x->e) && in_pairs(x->mixed, x->e) &&
-           (!backward || (in_pairs(x->d_mixed, x->e) && in_pairs(x->dq, x->e) && in_pairs(x->dk, x->e) && in_pairs(x->dv, x->e)));
+    const struct ps_attention_launch *x = &call->x;
+    return call->kept != k->real && x->pairs && x->wide && x->scale > 0 && x->patches <= 64 &&
+           (x->e == COLUMNS || (x->e == COLUMNS / 2 && x->heads % 2 == 0)) && in_pairs(x->q, x->e) && in_pairs(x->k, x->e) &&
+           in_pairs(x->v, x->e) && in_pairs(x->mixed, x->e) &&
+           (!call->backward ||
+            (in_pairs(x->d_mixed, x->e) && in_pairs(x->dq, x->e) && in_pairs(x->dk, x->e) && in_pairs(x->dv, x->e)));
 }
 
 template <int ET, int TILES>
@@ -425,8 +428,13 @@ static enum ps_status launch_size(const struct ps_cuda_context *c, const char *o
                              : launch<ET, 4>(c, op, x, backward);
 }
 
-enum ps_status ps_cuda_attention_half(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch *x,
-                                      bool backward)
+enum ps_status ps_cuda_attention_warp_fp16(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call)
 {
-    return x->e == COLUMNS ? launch_size<2>(c, op, *x, backward) : launch_size<1>(c, op, *x, backward);
+    return call->x.e == COLUMNS ? launch_size<2>(ps_cuda(k), op, call->x, false) : launch_size<1>(ps_cuda(k), op, call->x, false);
+}
+
+enum ps_status ps_cuda_attention_warp_fp16_backward(const struct ps_kernels *k, const char *op,
+                                                    const struct ps_attention_call *call)
+{
+    return call->x.e == COLUMNS ? launch_size<2>(ps_cuda(k), op, call->x, true) : launch_size<1>(ps_cuda(k), op, call->x, true);
 }

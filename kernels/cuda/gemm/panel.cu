@@ -190,8 +190,9 @@ static int edge_of(const struct ps_product *p)
     return p->k <= 256 ? 2 : 1;
 }
 
-int ps_cuda_panel_wanted(const struct ps_product *p)
+bool ps_cuda_panel_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
+    (void)k;
     struct panel panel;
     bool transposed;
     const int64_t tile = edge_of(p) * WARP_TILE;
@@ -200,8 +201,9 @@ int ps_cuda_panel_wanted(const struct ps_product *p)
            panel_of(p->a, p->m, p->k, &panel, &transposed) && panel_of(p->b, p->k, p->n, &panel, &transposed);
 }
 
-enum ps_status ps_cuda_panel_product(const struct ps_cuda_context *context, const struct ps_product *p)
+enum ps_status ps_cuda_panel_product(const struct ps_kernels *k, const struct ps_product *p)
 {
+    const struct ps_cuda_context *context = ps_cuda(k);
     struct panels x = {};
     bool a_t, b_t;
     panel_of(p->a, p->m, p->k, &x.a, &a_t);

@@ -1,6 +1,4 @@
-/* A product's sizes and strides, taken apart once for the six ways to compute it: cuBLASLt (gemm/choose.cu), a long sum over few
- * outputs (gemm/split.cu), many rows and sums over many rows on Hopper (gemm/wgmma.cu), many small matrices (gemm/tiny.cu), of few
- * rows or terms (gemm/warp.cu), a single small one of bf16 (gemm/panel.cu). */
+/* A product's sizes and strides, taken apart once for all ways to compute it, and the ways: gemm/choose.cu chooses. */
 #ifndef PS_KERNELS_CUDA_GEMM_CUH
 #define PS_KERNELS_CUDA_GEMM_CUH
 
@@ -31,24 +29,62 @@ struct ps_product {
     float *sums;
 };
 
-/* Checks ranks, types and sizes (all at least 1). PS_UNSUPPORTED with the sizes in the message. */
+/* Checks ranks, types and sizes (all at least 1). PS_UNSUPPORTED with the sizes in the message. gemm/product.cu */
 enum ps_status ps_cuda_product(const struct ps_gemm *arguments, struct ps_product *product);
 
 /* How a small product multiplies: EXACT as three tf32 products of split float32. */
 enum arithmetic { EXACT, TF32, BF16 };
 
-/* gemm/tiny.cu, m, n, k <= 64, PS_UNSUPPORTED otherwise. exact: as good as float32's own products, else tf32. */
-enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *product, bool exact);
-/* gemm/warp.cu: what ps_cuda_warp_wanted takes, from the shape and layout alone. */
-int ps_cuda_warp_wanted(const struct ps_product *product);
-enum ps_status ps_cuda_warp_product(const struct ps_cuda_context *context, const struct ps_product *product, bool exact);
+/* Products of float32 as good as float32's own; else operands are rounded to tf32. */
+static inline bool ps_cuda_exact(const struct ps_kernels *k)
+{
+    return k->precision == PS_FP32;
+}
+
+/* ---- the ways, a file each ----
+ *
+ * _wanted: whether the way takes the product, from the table's precision, the context's numbers, shape and layout alone; no GPU is
+ * asked. _product computes one. */
+
+/* gemm/tiny.cu: m, n, k <= 64, PS_UNSUPPORTED otherwise. */
+enum ps_status ps_cuda_tiny_product(const struct ps_kernels *k, const struct ps_product *product);
+
+/* gemm/warp.cu: of those the ones of few rows or terms. */
+bool ps_cuda_warp_wanted(const struct ps_kernels *k, const struct ps_product *product);
+enum ps_status ps_cuda_warp_product(const struct ps_kernels *k, const struct ps_product *product);
 
 /* gemm/split.cu: batch 1, a and b both laid out with the summed dimension slow (a transposed view times rows), float32, 16-byte
- * aligned rows; PS_UNSUPPORTED otherwise. tensor_cores: operands rounded to tf32. workspace holds the partial sums. */
-enum ps_status ps_cuda_split_product(const struct ps_cuda_context *context, const struct ps_product *product, bool tensor_cores,
-                                     void *workspace, size_t workspace_bytes);
-/* Whether ps_cuda_gemm takes it, from the shape and layout alone. */
-int ps_cuda_split_wanted(const struct ps_product *product);
+ * aligned rows; PS_UNSUPPORTED otherwise. */
+bool ps_cuda_split_wanted(const struct ps_kernels *k, const struct ps_product *product);
+enum ps_status ps_cuda_split_product(const struct ps_kernels *k, const struct ps_product *product);
+
+/* gemm/wgmma.cu: float32 on sm_90; rows times a weight, and sums over many rows. */
+bool ps_cuda_rows_wanted(const struct ps_kernels *k, const struct ps_product *product);
+enum ps_status ps_cuda_rows_product(const struct ps_kernels *k, const struct ps_product *product);
+bool ps_cuda_gradient_wanted(const struct ps_kernels *k, const struct ps_product *product);
+enum ps_status ps_cuda_gradient_product(const struct ps_kernels *k, const struct ps_product *product);
+
+/* gemm/panel.cu: a single small one of 16 bits. */
+namespace level_bf16
+{
+bool ps_cuda_panel_wanted(const struct ps_kernels *k, const struct ps_product *product);
+enum ps_status ps_cuda_panel_product(const struct ps_kernels *k, const struct ps_product *product);
+} // namespace level_bf16
+namespace level_fp16
+{
+bool ps_cuda_panel_wanted(const struct ps_kernels *k, const struct ps_product *product);
+enum ps_status ps_cuda_panel_product(const struct ps_kernels *k, const struct ps_product *product);
+} // namespace level_fp16
+
+/* gemm/cublaslt_plans.cu: strides that the library takes; else the message says which it does not. With a bias it wants c turned
+ * into its transpose, since the library's bias is a number a row, and the bias aligned. */
+bool ps_cuda_cublaslt_wanted(const struct ps_kernels *k, const struct ps_product *product);
+enum ps_status ps_cuda_cublaslt_product(const struct ps_kernels *k, const struct ps_product *product);
+
+/* ---- what ways share ---- */
+
+/* For partial sums: the library's workspace, or its second half for what runs beside. gemm/cublaslt_plans.cu */
+void *ps_cuda_gemm_workspace(const struct ps_cuda_context *context, size_t *bytes);
 
 /* c = alpha the sum of slabs' partial tiles [tiles, tile_m, tile_n] + beta c. Where the product has sums, n_sums of them follow a
  * slab's tiles, padded to ps_cuda_split_sums. gemm/split.cu */
@@ -58,25 +94,5 @@ static inline int ps_cuda_split_sums(const float *sums, int64_t n_sums)
 }
 enum ps_status ps_cuda_split_sum(const struct ps_cuda_context *context, const struct ps_product *product, const float *partial,
                                  int slabs, int tile_m, int tile_n, int64_t n_sums);
-
-/* gemm/wgmma.cu: float32 on sm_90. exact: as good as float32's own products, else operands rounded to tf32. The second pair splits
- * the summed dimension; workspace holds the partial sums. */
-int ps_cuda_rows_wanted(const struct ps_cuda_context *context, const struct ps_product *product, bool exact);
-enum ps_status ps_cuda_rows_product(const struct ps_cuda_context *context, const struct ps_product *product, bool exact);
-int ps_cuda_gradient_wanted(const struct ps_cuda_context *context, const struct ps_product *product);
-enum ps_status ps_cuda_gradient_product(const struct ps_cuda_context *context, const struct ps_product *product, bool exact,
-                                        void *workspace, size_t workspace_bytes);
-
-/* gemm/panel.cu: what ps_cuda_panel_wanted takes, from the shape and layout alone. */
-namespace level_bf16
-{
-int ps_cuda_panel_wanted(const struct ps_product *product);
-enum ps_status ps_cuda_panel_product(const struct ps_cuda_context *context, const struct ps_product *product);
-} // namespace level_bf16
-namespace level_fp16
-{
-int ps_cuda_panel_wanted(const struct ps_product *product);
-enum ps_status ps_cuda_panel_product(const struct ps_cuda_context *context, const struct ps_product *product);
-} // namespace level_fp16
 
 #endif

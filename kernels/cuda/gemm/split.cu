@@ -346,17 +346,21 @@ static int rows_aligned(const struct ps_operand *o, int64_t ld)
 
 /* Measured on an H200 against cuBLASLt's first heuristic: 0.4 to 0.85 of its time up to 16 x 128, 0.8 to 1.0 at 64 x 64 to 64 x
  * 192, more beyond. */
-int ps_cuda_split_wanted(const struct ps_product *p)
+bool ps_cuda_split_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
+    (void)k;
     int64_t narrow = p->m < p->n ? p->m : p->n, outputs = p->m * p->n;
     return p->type == PS_F32 && p->batch[0] * p->batch[1] == 1 && p->a.row == 1 && p->b.column == 1 &&
            rows_aligned(&p->a, p->a.column) && rows_aligned(&p->b, p->b.row) && p->k >= 1024 &&
            (narrow <= 16 ? outputs <= 16 * 512 : outputs <= 64 * 192);
 }
 
-enum ps_status ps_cuda_split_product(const struct ps_cuda_context *context, const struct ps_product *product, bool tensor_cores,
-                                     void *workspace, size_t workspace_bytes)
+enum ps_status ps_cuda_split_product(const struct ps_kernels *k, const struct ps_product *product)
 {
+    const struct ps_cuda_context *context = ps_cuda(k);
+    const bool tensor_cores = k->precision == PS_TF32;
+    size_t workspace_bytes;
+    void *const workspace = ps_cuda_gemm_workspace(context, &workspace_bytes);
     struct ps_product p = *product;
     if (!(p.type == PS_F32 && p.batch[0] * p.batch[1] == 1 && p.a.row == 1 && p.b.column == 1 && rows_aligned(&p.a, p.a.column) &&
           rows_aligned(&p.b, p.b.row) && p.m <= 4096 && p.n <= 4096)) {

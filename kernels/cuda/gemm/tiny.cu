@@ -428,8 +428,9 @@ static int shared_bytes(const struct side *s, enum ps_type type, int matrices)
     return (matrices * s->size * (int)ps_type_bytes(type) + 15) / 16 * 16 + (s->copy == RUN ? 16 : 0);
 }
 
-enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const struct ps_product *p, bool exact)
+enum ps_status ps_cuda_tiny_product(const struct ps_kernels *k, const struct ps_product *p)
 {
+    const struct ps_cuda_context *context = ps_cuda(k);
     if (p->type != p->c_type || p->type == PS_F16 || p->m > LIMIT || p->n > LIMIT || p->k > LIMIT) {
         return ps_fail(
             PS_UNSUPPORTED,
@@ -478,7 +479,7 @@ enum ps_status ps_cuda_tiny_product(const struct ps_cuda_context *context, const
     x.c.offset = x.overlay ? 0 : inputs;
 
     tiny_kernel_type *kernel = p->type == PS_BF16 ? kernel_of_width<ps_bf16, BF16>(nt, a_pairs, b_pairs)
-                               : exact            ? kernel_of_width<float, EXACT>(nt, a_pairs, b_pairs)
+                               : ps_cuda_exact(k) ? kernel_of_width<float, EXACT>(nt, a_pairs, b_pairs)
                                                   : kernel_of_width<float, TF32>(nt, a_pairs, b_pairs);
     const int bytes = !x.overlay ? inputs + outputs : inputs > outputs ? inputs : outputs; /* at most 48 KiB */
     ps_cuda_launch(context, kernel, (unsigned)ceil_div(x.batch, x.per_block), THREADS, (size_t)bytes, x);

@@ -356,16 +356,18 @@ static bool of_few_terms(const struct ps_product *p, bool across)
            !across && llabs(p->c.row) <= most && llabs(p->a.row) <= most;
 }
 
-int ps_cuda_warp_wanted(const struct ps_product *p)
+bool ps_cuda_warp_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
+    (void)k;
     bool a_across, b_across;
     return p->type == p->c_type && p->type != PS_F16 && p->n <= MOST && p->k <= MOST &&
            p->batch[0] * p->batch[1] <= INT32_MAX / 4 && p->c.column == 1 && orient(p, &a_across, &b_across) &&
            (p->m <= ROWS || of_few_terms(p, a_across || b_across)) && in_pieces(p, &p->c, p->c.row, p->n, b_across ? 4 : 2);
 }
 
-enum ps_status ps_cuda_warp_product(const struct ps_cuda_context *context, const struct ps_product *p, bool exact)
+enum ps_status ps_cuda_warp_product(const struct ps_kernels *k, const struct ps_product *p)
 {
+    const struct ps_cuda_context *context = ps_cuda(k);
     bool a_across, b_across;
     (void)orient(p, &a_across, &b_across);
     const struct ps_operand *const from[3] = {&p->c, &p->a, &p->b};
@@ -402,7 +404,7 @@ enum ps_status ps_cuda_warp_product(const struct ps_cuda_context *context, const
         PS_CUDA_LAUNCHED("gemm of few terms");
     }
     kernel_type *const kernel = p->type == PS_BF16 ? kernel_of_depth<ps_bf16, BF16>(x.k, a_across, b_across, nt)
-                                : exact            ? kernel_of_depth<float, EXACT>(x.k, a_across, b_across, nt)
+                                : ps_cuda_exact(k) ? kernel_of_depth<float, EXACT>(x.k, a_across, b_across, nt)
                                                    : kernel_of_depth<float, TF32>(x.k, a_across, b_across, nt);
     ps_cuda_launch(context, kernel, ps_cuda_blocks((int64_t)x.matrices << x.shared, WARPS), THREADS, 0, x);
     PS_CUDA_LAUNCHED("warp gemm");

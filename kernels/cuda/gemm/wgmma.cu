@@ -399,11 +399,13 @@ static int64_t rows_bytes(int64_t k, int64_t columns, bool exact, int warpgroups
     return ceil_div(k, DEEP) * LINE * columns * (exact ? 2 : 1) + warpgroups * 4 * stages * WARP_STAGE + columns * 4 + 1024;
 }
 
-int ps_cuda_rows_wanted(const struct ps_cuda_context *context, const struct ps_product *p, bool exact)
+bool ps_cuda_rows_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
+    const struct ps_cuda_context *context = ps_cuda(k);
     return served(context, p) && p->m >= 1024 && p->n >= 32 && p->n <= 64 * (int64_t)context->multiprocessors && p->n % 2 == 0 &&
-           p->k % 4 == 0 && rows_bytes(p->k, 64, exact, 2, 2) <= context->shared_bytes && p->a.column == 1 && p->c.column == 1 &&
-           aligned(p->a.data, p->a.row, 4) && aligned(p->c.data, p->c.row, 2) && aligned(p->addend, 0, 2) && aligned(p->bias, 0, 2);
+           p->k % 4 == 0 && rows_bytes(p->k, 64, ps_cuda_exact(k), 2, 2) <= context->shared_bytes && p->a.column == 1 &&
+           p->c.column == 1 && aligned(p->a.data, p->a.row, 4) && aligned(p->c.data, p->c.row, 2) && aligned(p->addend, 0, 2) &&
+           aligned(p->bias, 0, 2);
 }
 
 template <int N, int WARPGROUPS, int STAGES, bool EXACT>
@@ -417,8 +419,10 @@ static enum ps_status rows_launch(const struct ps_cuda_context *context, const s
     PS_CUDA_LAUNCHED("gemm");
 }
 
-enum ps_status ps_cuda_rows_product(const struct ps_cuda_context *context, const struct ps_product *p, bool exact)
+enum ps_status ps_cuda_rows_product(const struct ps_kernels *k, const struct ps_product *p)
 {
+    const struct ps_cuda_context *context = ps_cuda(k);
+    const bool exact = ps_cuda_exact(k);
     struct rows_product x = {};
     x.a = (const float *)p->a.data;
     x.b = (const float *)p->b.data;
@@ -448,8 +452,9 @@ enum ps_status ps_cuda_rows_product(const struct ps_cuda_context *context, const
                                                         : rows_launch<64, 2, 2, false>(context, x);
 }
 
-int ps_cuda_gradient_wanted(const struct ps_cuda_context *context, const struct ps_product *p)
+bool ps_cuda_gradient_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
+    const struct ps_cuda_context *context = ps_cuda(k);
     const int64_t tiles = ceil_div(p->m > p->n ? p->m : p->n, HIGH) * ceil_div(p->m > p->n ? p->n : p->m, 64);
     return served(context, p) && p->k >= 1024 && p->m >= 32 && p->n >= 32 && tiles <= 2 * context->multiprocessors &&
            p->a.row == 1 && p->b.column == 1 && !p->bias && !p->addend && aligned(p->a.data, p->a.column, 4) &&
@@ -457,9 +462,10 @@ int ps_cuda_gradient_wanted(const struct ps_cuda_context *context, const struct 
 }
 
 template <int N, bool EXACT>
-static enum ps_status gradient_launch(const struct ps_cuda_context *context, const struct ps_product *p, void *workspace,
-                                      size_t workspace_bytes, bool sum_a)
+static enum ps_status gradient_launch(const struct ps_cuda_context *context, const struct ps_product *p, bool sum_a)
 {
+    size_t workspace_bytes;
+    void *const workspace = ps_cuda_gemm_workspace(context, &workspace_bytes);
     struct gradient x = {};
     void (*const kernel)(struct gradient) = gradient_kernel<N, EXACT>;
     const int bytes = 2 * N * LINE * (EXACT ? 2 : 1) + STAGES * stage_floats<N> * (int)sizeof(float) + 1024;
@@ -493,9 +499,9 @@ static enum ps_status gradient_launch(const struct ps_cuda_context *context, con
     return ps_cuda_split_sum(context, p, x.partial, (int)slabs, HIGH, N, n_sums);
 }
 
-enum ps_status ps_cuda_gradient_product(const struct ps_cuda_context *context, const struct ps_product *product, bool exact,
-                                        void *workspace, size_t workspace_bytes)
+enum ps_status ps_cuda_gradient_product(const struct ps_kernels *k, const struct ps_product *product)
 {
+    const struct ps_cuda_context *context = ps_cuda(k);
     struct ps_product p = *product;
     const bool turned = p.m < p.n; /* tiles are higher than wide */
     if (turned) {
@@ -506,8 +512,8 @@ enum ps_status ps_cuda_gradient_product(const struct ps_cuda_context *context, c
         p.c = ps_operand_transposed(product->c);
     }
     const bool wide = p.n > 64;
-    return exact  ? wide ? gradient_launch<128, true>(context, &p, workspace, workspace_bytes, turned)
-                         : gradient_launch<64, true>(context, &p, workspace, workspace_bytes, turned)
-            : wide ? gradient_launch<128, false>(context, &p, workspace, workspace_bytes, turned)
-                  : gradient_launch<64, false>(context, &p, workspace, workspace_bytes, turned);
+    return ps_cuda_exact(k)
+               ? wide ? gradient_launch<128, true>(context, &p, turned) : gradient_launch<64, true>(context, &p, turned)
+           : wide ? gradient_launch<128, false>(context, &p, turned)
+                  : gradient_launch<64, false>(context, &p, turned);
 }

@@ -1,0 +1,167 @@
+/* Which way computes attention without its scores in memory: the first that wants the call, by type, shape and layout alone, so
+ * that a run always takes the same. What the ways are told is checked here. */
+#include "kernels/cuda/attention/attention.cuh"
+
+struct way {
+    const char *name;
+    bool (*wanted)(const struct ps_kernels *k, const struct ps_attention_call *call);
+    ps_attention_function *forward, *backward;
+};
+
+static const struct way ways[] = {
+    {"warp_fp16", ps_cuda_attention_warp_fp16_wanted, ps_cuda_attention_warp_fp16, ps_cuda_attention_warp_fp16_backward},
+    {"warp_float", ps_cuda_attention_warp_float_wanted, ps_cuda_attention_warp_float, ps_cuda_attention_warp_float_backward},
+    {"tiled", ps_cuda_attention_tiled_wanted, ps_cuda_attention_tiled, ps_cuda_attention_tiled_backward},
+};
+
+/* NULL where none wants it. */
+static const struct way *way_of(const struct ps_kernels *k, const struct ps_attention_call *call)
+{
+    for (const struct way &way : ways) {
+        if (way.wanted(k, call)) {
+            return &way;
+        }
+    }
+    return NULL;
+}
+
+/* ---- the operations, checked ---- */
+
+struct shape {
+    int64_t sequences, heads, patches, e;
+};
+
+/* A tensor [S, h, N, e] of this shape, any strides but the last, which is 1. */
+static enum ps_status view_of(const char *op, const char *name, const struct ps_tensor *t, enum ps_type type, const struct shape *s,
+                              struct ps_attention_launch *x, struct ps_attention_view *v)
+{
+    const int64_t size[4] = {s->sequences, s->heads, s->patches, s->e}, vector = 16 / (int64_t)ps_type_bytes(type);
+    bool fits = t->rank == 4 && t->type == type && t->data;
+    for (int i = 0; i < 4 && fits; i++) {
+        fits = t->size[i] == size[i];
+    }
+    if (!fits || (t->stride[3] != 1 && s->e > 1)) {
+        return ps_fail(
+            PS_UNSUPPORTED,
+            "%s (cuda): %s of rank %d and element type %d is not [%lld, %lld, %lld, %lld] of type %d with rows of stride 1", op,
+            name, t->rank, (int)t->type, (long long)s->sequences, (long long)s->heads, (long long)s->patches, (long long)s->e,
+            (int)type);
+    }
+    *v = {(char *)t->data, t->stride[0], t->stride[1], t->stride[2]};
+    x->pairs = x->pairs && (uintptr_t)t->data % 8 == 0 && t->stride[0] % 2 == 0 && t->stride[1] % 2 == 0 && t->stride[2] % 2 == 0 &&
+               t->stride[2] >= 0;
+    x->wide = x->wide && ps_cuda_aligned(t) && t->stride[0] % vector == 0 && t->stride[1] % vector == 0 &&
+              t->stride[2] % vector == 0 && s->e % vector == 0;
+    return PS_OK;
+}
+
+static enum ps_status shape_of(const char *op, const struct ps_tensor *q, struct shape *s, struct ps_attention_launch *x)
+{
+    if (q->rank != 4) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): q has rank %d, 4 is needed", op, q->rank);
+    }
+    *s = {q->size[0], q->size[1], q->size[2], q->size[3]};
+    const int64_t tiles = (s->patches + PS_ATTENTION_TILE - 1) / PS_ATTENTION_TILE;
+    if (s->patches > PS_ATTENTION_PATCHES || s->e > PS_ATTENTION_HEAD || s->sequences * s->heads * tiles > INT32_MAX) {
+        return ps_fail(
+            PS_UNSUPPORTED,
+            "%s (cuda): %lld x %lld matrices of %lld patches, heads of %lld: at most 2^31 blocks, %d patches, heads of %d", op,
+            (long long)s->sequences, (long long)s->heads, (long long)s->patches, (long long)s->e, PS_ATTENTION_PATCHES,
+            PS_ATTENTION_HEAD);
+    }
+    x->heads = (int)s->heads;
+    x->patches = (int)s->patches;
+    x->e = (int)s->e;
+    x->tiles = (int)tiles;
+    x->matrices = s->sequences * s->heads;
+    x->wide = true;
+    x->pairs = s->e % 2 == 0;
+    return PS_OK;
+}
+
+/* Of q, k, v and mixed: the table's, or in tf32 fp16. */
+static enum ps_type kept_type(const struct ps_kernels *k, const struct ps_tensor *q)
+{
+    return k->precision == PS_TF32 && q->type == PS_F16 ? PS_F16 : k->real;
+}
+
+static enum ps_status forward_of(const struct ps_kernels *k, const struct ps_attention *a, struct ps_attention_call *call)
+{
+    const char *op = "attention";
+    struct shape s;
+    struct ps_attention_launch &x = call->x;
+    const enum ps_type kept = call->kept = kept_type(k, &a->q);
+    PS_TRY(shape_of(op, &a->q, &s, &x));
+    PS_TRY(view_of(op, "q", &a->q, kept, &s, &x, &x.q));
+    PS_TRY(view_of(op, "k", &a->k, kept, &s, &x, &x.k));
+    PS_TRY(view_of(op, "v", &a->v, kept, &s, &x, &x.v));
+    PS_TRY(view_of(op, "mixed", &a->mixed, kept, &s, &x, &x.mixed));
+    PS_TRY(ps_cuda_expect(op, "logsum", &a->logsum, PS_F32, s.sequences * s.heads * s.patches));
+    x.logsum = (float *)a->logsum.data;
+    x.scale = (float)a->scale;
+    return PS_OK;
+}
+
+static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_attention_backward *a, struct ps_attention_call *call)
+{
+    const char *op = "attention_backward";
+    struct shape s;
+    struct ps_attention_launch &x = call->x;
+    const enum ps_type kept = call->kept = kept_type(k, &a->q);
+    call->backward = true;
+    PS_TRY(shape_of(op, &a->q, &s, &x));
+    PS_TRY(view_of(op, "q", &a->q, kept, &s, &x, &x.q));
+    PS_TRY(view_of(op, "k", &a->k, kept, &s, &x, &x.k));
+    PS_TRY(view_of(op, "v", &a->v, kept, &s, &x, &x.v));
+    PS_TRY(view_of(op, "mixed", &a->mixed, kept, &s, &x, &x.mixed));
+    PS_TRY(view_of(op, "d_mixed", &a->d_mixed, k->real, &s, &x, &x.d_mixed));
+    PS_TRY(view_of(op, "dq", &a->dq, k->real, &s, &x, &x.dq));
+    PS_TRY(view_of(op, "dk", &a->dk, k->real, &s, &x, &x.dk));
+    PS_TRY(view_of(op, "dv", &a->dv, k->real, &s, &x, &x.dv));
+    PS_TRY(ps_cuda_expect(op, "logsum", &a->logsum, PS_F32, s.sequences * s.heads * s.patches));
+    PS_TRY(ps_cuda_expect(op, "delta", &a->delta, PS_F32, s.sequences * s.heads * s.patches));
+    x.logsum = (float *)a->logsum.data;
+    x.delta = (float *)a->delta.data;
+    x.scale = (float)a->scale;
+    return PS_OK;
+}
+
+/* ---- the operations ---- */
+
+static enum ps_status run(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call)
+{
+    if (call->x.matrices * call->x.tiles == 0 || call->x.e == 0) {
+        return PS_OK;
+    }
+    const struct way *way = way_of(k, call);
+    if (!way) {
+        return ps_fail(PS_UNSUPPORTED,
+                       "%s (cuda): rows of fp16 in heads of %lld: rows and heads that begin at even elements, of tensors at "
+                       "multiples of 8 bytes, are served",
+                       op, (long long)call->x.e);
+    }
+    return (call->backward ? way->backward : way->forward)(k, op, call);
+}
+
+extern "C" enum ps_status ps_cuda_attention(const struct ps_kernels *k, const struct ps_attention *a)
+{
+    struct ps_attention_call call = {};
+    PS_TRY(forward_of(k, a, &call));
+    return run(k, "attention", &call);
+}
+
+extern "C" enum ps_status ps_cuda_attention_backward(const struct ps_kernels *k, const struct ps_attention_backward *a)
+{
+    struct ps_attention_call call = {};
+    PS_TRY(backward_of(k, a, &call));
+    return run(k, "attention_backward", &call);
+}
+
+const char *ps_cuda_attention_way(const struct ps_kernels *k, enum ps_op op, const void *arguments)
+{
+    struct ps_attention_call call = {};
+    const enum ps_status status = op == PS_OP_attention ? forward_of(k, (const struct ps_attention *)arguments, &call)
+                                                        : backward_of(k, (const struct ps_attention_backward *)arguments, &call);
+    const struct way *way = status == PS_OK ? way_of(k, &call) : NULL;
+    return way ? way->name : NULL;
+}
