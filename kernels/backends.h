@@ -22,15 +22,6 @@ enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps_precision 
 enum ps_status ps_cuda_kernels_choices(const struct ps_gpu *gpu, enum ps_precision precision,
                                        const struct ps_kernels_options *options, struct ps_kernels **kernels);
 
-/* What level layer's kernels are chosen by, and the choice as encoder_prepare makes it, without a GPU. Only where the build has the
- * fused encoder (PS_FUSED_ENCODER). */
-struct ps_cuda_gpu {
-    int compute_capability, multiprocessors, shared_bytes; /* shared_bytes: the most that a block can have */
-};
-enum ps_status ps_cuda_encoder_choice(const struct ps_cuda_gpu *gpu, enum ps_precision precision,
-                                      const struct ps_encoder_sizes *sizes, const struct ps_encoder_shape *shape,
-                                      struct ps_encoder_needs *needs);
-
 #ifdef __cplusplus
 }
 #endif

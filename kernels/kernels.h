@@ -559,8 +559,8 @@ struct ps_gpu {
     int shared_bytes;                        /* the most shared memory that a block can have */
 };
 
-/* CUDA's table for a GPU that need not be here: of its entries only `way` and `close` may be called. PS_UNSUPPORTED when the build
- * has no kernels for it. */
+/* CUDA's table for a GPU that need not be here: of its entries only `way`, `encoder_prepare`, which takes no memory, and `close`
+ * may be called. PS_UNSUPPORTED when the build has no kernels for it. */
 enum ps_status ps_kernels_choices(const struct ps_gpu *gpu, enum ps_precision precision, const struct ps_kernels_options *options,
                                   struct ps_kernels **kernels);
 

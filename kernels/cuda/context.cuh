@@ -148,6 +148,9 @@ PS_LEVEL(level_fp32) /* the same */
 #undef PS_X
 enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
                                        const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs);
+/* The same, but for the workspace. */
+enum ps_status ps_cuda_encoder_choose(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
+                                      const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs);
 void ps_cuda_encoder_plans_free(struct ps_cuda_context *c);
 
 /* ps_kernels.way of products (gemm/choose.cu) and of attention (attention/choose.cu). */

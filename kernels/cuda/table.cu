@@ -184,6 +184,9 @@ static enum ps_status table_make(enum ps_precision precision, int compute_capabi
 
 static void choices_close(struct ps_kernels *k)
 {
+#ifdef PS_FUSED_ENCODER
+    ps_cuda_encoder_plans_free(ps_cuda(k));
+#endif
     delete ps_cuda(k);
     delete k;
 }
@@ -199,6 +202,11 @@ extern "C" enum ps_status ps_cuda_kernels_choices(const struct ps_gpu *gpu, enum
     c->multiprocessors = gpu->multiprocessors;
     c->shared_bytes = gpu->shared_bytes;
     (*kernels)->close = choices_close;
+#ifdef PS_FUSED_ENCODER
+    if (gpu->compute_capability == 90) {
+        (*kernels)->encoder_prepare = ps_cuda_encoder_choose;
+    }
+#endif
     return PS_OK;
 }
 

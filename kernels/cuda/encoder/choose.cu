@@ -164,21 +164,11 @@ static enum ps_status needs_of(const struct ps_kernels *k, const struct ps_encod
     return PS_OK;
 }
 
-extern "C" enum ps_status ps_cuda_encoder_choice(const struct ps_cuda_gpu *gpu, enum ps_precision precision,
-                                                 const struct ps_encoder_sizes *sizes, const struct ps_encoder_shape *shape,
-                                                 struct ps_encoder_needs *needs)
+enum ps_status ps_cuda_encoder_choose(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
+                                      const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs)
 {
-    struct ps_kernels k = {};
-    struct ps_cuda_context c = {};
-    c.multiprocessors = gpu->multiprocessors;
-    c.compute_capability = gpu->compute_capability;
-    c.shared_bytes = gpu->shared_bytes;
-    k.precision = precision;
-    k.context = &c;
     size_t workspace;
-    const enum ps_status status = needs_of(&k, sizes, shape, needs, &workspace);
-    ps_cuda_encoder_plans_free(&c);
-    return status;
+    return needs_of(k, sizes, shape, needs, &workspace);
 }
 
 enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,

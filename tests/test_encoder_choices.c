@@ -4,11 +4,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/backends.h"
+#include "kernels/kernels.h"
 #include "tests/length.h"
 #include "tests/suite.h"
 
-#ifdef PS_FUSED_ENCODER
+static const struct ps_gpu h200 = {90, 132, 232448};
 
 static const struct choice {
     enum ps_precision precision;
@@ -76,7 +76,6 @@ static const struct choice {
 
 START_TEST(encoder_kernels)
 {
-    static const struct ps_cuda_gpu h200 = {90, 132, 232448};
     const struct choice *c = &choices[_i];
     const struct ps_encoder_sizes sizes = {.n_heads = c->n_heads,
                                            .d_ff = c->d_ff,
@@ -90,7 +89,10 @@ START_TEST(encoder_kernels)
                                            .patch_len = c->patch_len,
                                            .pred_len = c->pred_len};
     struct ps_encoder_needs needs;
-    const enum ps_status status = ps_cuda_encoder_choice(&h200, c->precision, &sizes, &shape, &needs);
+    struct ps_kernels *k;
+    ck_assert_int_eq(ps_kernels_choices(&h200, c->precision, NULL, &k), PS_OK);
+    const enum ps_status status = k->encoder_prepare(k, &sizes, &shape, &needs);
+    k->close(k);
     if (!c->kernels) {
         ck_assert_msg(status == PS_UNSUPPORTED, "row %d is served: %s", _i, needs.kernels);
         return;
@@ -102,17 +104,17 @@ START_TEST(encoder_kernels)
 }
 END_TEST
 
-#endif
-
 int main(void)
 {
     Suite *suite = suite_create("encoder kernels");
     TCase *tests = tcase_create("encoder kernels");
-#ifdef PS_FUSED_ENCODER
-    tcase_add_loop_test(tests, encoder_kernels, 0, LENGTH(choices));
-#else
-    printf("skipped: which kernels serve level layer: this build has none\n");
-#endif
+    struct ps_kernels *k;
+    if (ps_kernels_choices(&h200, PS_PRECISION_BF16, NULL, &k) == PS_OK) {
+        k->close(k);
+        tcase_add_loop_test(tests, encoder_kernels, 0, LENGTH(choices));
+    } else {
+        printf("skipped: which kernels serve level layer: %s\n", ps_error_message());
+    }
     suite_add_tcase(suite, tests);
     return run_suite(suite, CK_FORK_GETENV) != 0;
 }
