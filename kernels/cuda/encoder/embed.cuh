@@ -23,7 +23,7 @@ static __host__ __device__ __forceinline__ int embed_rows_of(int patch, int n)
 }
 
 /* Where the masks of the tile's 16 columns of u are kept, for lane's g: [tiles][d/16][8] words. */
-template <int D, int NT> static __device__ __forceinline__ uint32_t *embed_masks_at(const struct small &x, const place<D, NT> &at)
+template <int D, int NT> static __device__ __forceinline__ uint32_t *embed_masks_at(const struct encoder &x, const place<D, NT> &at)
 {
     return x.embed.masks + (at.global_tile * sharing(D) + at.share) * 8 + at.g;
 }
@@ -31,7 +31,7 @@ template <int D, int NT> static __device__ __forceinline__ uint32_t *embed_masks
 /* ---- forward ---- */
 
 /* Where sequence `sequence`'s part of its window begins; NULL when there is no such window. */
-static __device__ __forceinline__ const float *window_at(const struct small &x, const struct ps_cuda_windows &w, uint64_t cursor,
+static __device__ __forceinline__ const float *window_at(const struct encoder &x, const struct ps_cuda_windows &w, uint64_t cursor,
                                                          uint32_t sequence)
 {
     const bool live = sequence < x.embed.all;
@@ -45,7 +45,7 @@ static __device__ __forceinline__ const float *window_at(const struct small &x, 
 
 /* The windows of unit u to values [sequences][length], from value `from` on, by the unit's warps; NaN for what is not there. */
 template <int D, int NT>
-static __device__ __forceinline__ void gather_windows(float *values, const struct small &x, int64_t u, uint64_t cursor, int from,
+static __device__ __forceinline__ void gather_windows(float *values, const struct encoder &x, int64_t u, uint64_t cursor, int from,
                                                       const place<D, NT> &at)
 {
     constexpr int TEAM = place<D, NT>::TEAM * 32, FLIGHT = 4; /* loads under way: no branch may stand between them */
@@ -75,7 +75,7 @@ static __device__ __forceinline__ void gather_windows(float *values, const struc
 
 /* W_P's operand: rows from .. from + 15, the warp's 16 columns; zero from row P on. */
 template <int D, int NT>
-static __device__ __forceinline__ void load_embed_weight(ps_pair (&b)[2][2], const struct small &x, int from,
+static __device__ __forceinline__ void load_embed_weight(ps_pair (&b)[2][2], const struct encoder &x, int from,
                                                          const place<D, NT> &at)
 {
     const ps_bits *const p = (const ps_bits *)x.embed.weight + at.share * 16 + at.g;
@@ -92,7 +92,8 @@ static __device__ __forceinline__ void load_embed_weight(ps_pair (&b)[2][2], con
 
 /* Where the warp's rows are: sequence of the unit, patch. */
 template <int D, int NT>
-static __device__ __forceinline__ void embed_places(int (&sequence)[2], int (&n)[2], const struct small &x, const place<D, NT> &at)
+static __device__ __forceinline__ void embed_places(int (&sequence)[2], int (&n)[2], const struct encoder &x,
+                                                    const place<D, NT> &at)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -104,10 +105,10 @@ static __device__ __forceinline__ void embed_places(int (&sequence)[2], int (&n)
 
 /* sum = b_P and W_pos of patches n. */
 template <int D, int NT>
-static __device__ __forceinline__ void load_embed_sum(float (&sum)[2][4], const int (&n)[2], const struct small &x,
+static __device__ __forceinline__ void load_embed_sum(float (&sum)[2][4], const int (&n)[2], const struct encoder &x,
                                                       const place<D, NT> &at)
 {
-    const struct small_embedding &e = x.embed;
+    const struct encoder_embedding &e = x.embed;
 #pragma unroll
     for (int t = 0; t < 2; t++) {
         const int column = at.share * 16 + t * 8 + at.q * 2;
@@ -125,9 +126,9 @@ static __device__ __forceinline__ void load_embed_sum(float (&sum)[2][4], const 
 template <int D, int NT>
 static __device__ __forceinline__ void patch_operand(ps_pair (&a)[4], int from, const float *values, const int (&sequence)[2],
                                                      const int (&n)[2], const float (&centre)[2], const float (&factor)[2],
-                                                     const struct small &x, const place<D, NT> &at)
+                                                     const struct encoder &x, const place<D, NT> &at)
 {
-    const struct small_embedding &e = x.embed;
+    const struct encoder_embedding &e = x.embed;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int h = i % 2, k = from + i / 2 * 8 + 2 * at.q;
@@ -149,9 +150,9 @@ template <int D, int NT, bool DROP>
 static __device__ __forceinline__ void embed_product(ps_pair (&rows)[4], ps_pair (&a)[4], float (&sum)[2][4],
                                                      ps_pair (&weight)[2][2], uint32_t bits, const float *values,
                                                      const int (&sequence)[2], const int (&n)[2], const float (&centre)[2],
-                                                     const float (&factor)[2], const struct small &x, const place<D, NT> &at)
+                                                     const float (&factor)[2], const struct encoder &x, const place<D, NT> &at)
 {
-    const struct small_embedding &e = x.embed;
+    const struct encoder_embedding &e = x.embed;
 #pragma unroll 1
     for (int from = 0;;) {
 #pragma unroll
@@ -204,10 +205,10 @@ struct embed_ready {
 
 /* Asks for what embed_product will use; it waits for none of it. */
 template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_begin(struct embed_ready &r, const int (&n)[2], const struct small &x, uint64_t step,
+static __device__ __forceinline__ void embed_begin(struct embed_ready &r, const int (&n)[2], const struct encoder &x, uint64_t step,
                                                    const place<D, NT> &at)
 {
-    const struct small_embedding &e = x.embed;
+    const struct encoder_embedding &e = x.embed;
     r.cursor = e.state->cursor;
     r.bits = 0xffffffffu;
     load_embed_sum<D, NT>(r.sum, n, x, at);
@@ -221,10 +222,10 @@ static __device__ __forceinline__ void embed_begin(struct embed_ready &r, const 
 /* rows = the warp's 16 rows and columns of u, as an operand; also to x.u, with patches, mean and std. All warps of unit u take part
  * at once; `values` is scratch of the unit, free for others after the next wait for one another. */
 template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_unit(ps_pair (&rows)[4], float *values, const struct small &x, int64_t u,
+static __device__ __forceinline__ void embed_unit(ps_pair (&rows)[4], float *values, const struct encoder &x, int64_t u,
                                                   uint64_t step, const place<D, NT> &at)
 {
-    const struct small_embedding &e = x.embed;
+    const struct encoder_embedding &e = x.embed;
     struct embed_ready r;
     int sequence[2], n[2];
     embed_places<D, NT>(sequence, n, x, at);
@@ -258,7 +259,7 @@ static __device__ __forceinline__ void embed_unit(ps_pair (&rows)[4], float *val
 
 /* The operand g, zero where dropped or where there is no row; not scaled yet. */
 template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_operand(ps_pair (&a)[4], const float (&g)[2][4], const struct small &x,
+static __device__ __forceinline__ void embed_operand(ps_pair (&a)[4], const float (&g)[2][4], const struct encoder &x,
                                                      const place<D, NT> &at)
 {
     pack_operand(a, g[0], g[1]);
@@ -306,7 +307,7 @@ static __host__ __device__ __forceinline__ int embed_pitch(int d, int patch)
 
 /* Begins to copy the patches of unit u behind the d columns of `to` [rows][embed_pitch]. */
 template <int D, int NT>
-static __device__ __forceinline__ void stage_patches(ps_real *to, const struct small &x, int64_t u, const place<D, NT> &at)
+static __device__ __forceinline__ void stage_patches(ps_real *to, const struct encoder &x, int64_t u, const place<D, NT> &at)
 {
     constexpr int SHARE = 2 * sharing(D); /* threads a row */
     const int thread = (at.tile * sharing(D) + at.share) * 32 + at.lane, i = thread / SHARE,
@@ -321,7 +322,7 @@ static __device__ __forceinline__ void stage_patches(ps_real *to, const struct s
 }
 
 /* Jobs of a warp: 16 rows by 8 columns of W_P's gradient each (b_P's with the first), then 32 pairs of columns of W_pos's each. */
-template <int D> static __device__ __forceinline__ int embed_jobs(const struct small &x)
+template <int D> static __device__ __forceinline__ int embed_jobs(const struct encoder &x)
 {
     return patch_columns(x.embed.patch) / 16 * (D / 8) + (x.n * (D / 2) + 31) / 32;
 }
@@ -339,7 +340,7 @@ static __device__ __forceinline__ void add_pair(float *to, float low, float high
 
 /* One of them, to or onto the block's sums; staged [units][rows][embed_pitch], unit elements apart. */
 template <int D, int NT>
-static __device__ __forceinline__ void embed_gradient(const struct small &x, int job, const ps_real *staged, int unit, bool first,
+static __device__ __forceinline__ void embed_gradient(const struct encoder &x, int job, const ps_real *staged, int unit, bool first,
                                                       const place<D, NT> &at)
 {
     const int patch = x.embed.patch, pitch = embed_pitch(D, patch), products = patch_columns(patch) / 16 * (D / 8);
@@ -386,7 +387,7 @@ static __device__ __forceinline__ void embed_gradient(const struct small &x, int
 }
 
 /* Where a float4 of [P + 1 + N, d] stands among the gradients. */
-template <int D> static __device__ __forceinline__ float4 *embed_item_at(const struct small &x, int item)
+template <int D> static __device__ __forceinline__ float4 *embed_item_at(const struct encoder &x, int item)
 {
     const int weights = x.embed.patch * D / 4, positions = weights + D / 4;
     return item < weights     ? (float4 *)x.embed.d_weight + item
@@ -394,7 +395,7 @@ template <int D> static __device__ __forceinline__ float4 *embed_item_at(const s
                               : (float4 *)x.embed.d_position + item - positions;
 }
 
-template <int D> static __device__ __forceinline__ void add_embed_item(const struct small &x, int item, const float4 &sum)
+template <int D> static __device__ __forceinline__ void add_embed_item(const struct encoder &x, int item, const float4 &sum)
 {
     float4 *const to = embed_item_at<D>(x, item);
     const float4 old = *to;
@@ -404,7 +405,7 @@ template <int D> static __device__ __forceinline__ void add_embed_item(const str
 /* The blocks' sums to the gradients, 64 float4 a block of THREADS threads at once, in THREADS / 64 parts and then those in order;
  * parts [THREADS]. This block is `block` of `blocks`. */
 template <int D, int THREADS>
-static __device__ __forceinline__ void add_embedding(const struct small &x, float4 *parts, int block, int blocks)
+static __device__ __forceinline__ void add_embedding(const struct encoder &x, float4 *parts, int block, int blocks)
 {
     constexpr int PARTS = THREADS / 64;
     const int items = embed_rows_of(x.embed.patch, x.n) * D / 4, thread = (int)threadIdx.x;

@@ -14,7 +14,7 @@ namespace PS_REAL16_SPACE
 {
 
 /* A row of the partial sums a block, zeros in those of no block: sums[t], the last the squared errors'. */
-static __device__ __forceinline__ void put_head_sum(const struct small &x, int t, double sum)
+static __device__ __forceinline__ void put_head_sum(const struct encoder &x, int t, double sum)
 {
 #pragma unroll 1
     for (int row = (int)blockIdx.x; row < x.head.rows; row += (int)gridDim.x) {
@@ -23,7 +23,7 @@ static __device__ __forceinline__ void put_head_sum(const struct small &x, int t
 }
 
 /* dx and the squared error of a forecast. */
-static __device__ __forceinline__ float head_slope(const struct small &x, float product, float bias, float target, float mean,
+static __device__ __forceinline__ float head_slope(const struct encoder &x, float product, float bias, float target, float mean,
                                                    float std, double *square)
 {
     const float error = (product + bias) * std + mean - target;
@@ -41,19 +41,20 @@ template <int NT> static __host__ __device__ constexpr int head_z_pitch()
 }
 
 /* Bytes for W_h [16 N, pitch] and a target a thread; and for z, the units' parts of x, and dx, where the units' buffers lie. */
-static inline size_t head_bytes(int n, int units)
+static inline size_t head_bytes_d16(int n, int units)
 {
     return (size_t)n * 16 * HEAD_PITCH * sizeof(real16) + (size_t)units * HEAD_COLUMNS * sizeof(float);
 }
 
-template <int NT> static constexpr size_t head_scratch(int units)
+template <int NT> static constexpr size_t head_scratch_d16(int units)
 {
     return (size_t)HEAD_SEQUENCES * (head_z_pitch<NT>() + HEAD_PITCH) * sizeof(real16) +
            (size_t)units * HEAD_SEQUENCES * HEAD_PART * sizeof(float);
 }
 
 /* Begins to copy W_h, and keeps the thread's target: of the unit's sequence, a column a thread (NT 3). */
-template <int D, int NT> static __device__ __forceinline__ void stage_head(const struct small &x, real16 *weight, float target)
+template <int D, int NT>
+static __device__ __forceinline__ void stage_head_d16(const struct encoder &x, real16 *weight, float target)
 {
     const int horizon = x.head.horizon, rows = x.n * D, zeros = (HEAD_COLUMNS - horizon) / 8;
     stage_matrix(weight, HEAD_PITCH, x.head.weight, rows, horizon / 8);
@@ -66,8 +67,8 @@ template <int D, int NT> static __device__ __forceinline__ void stage_head(const
 /* u: the warp's rows of the last layer's output; u0: the block's first unit, all of whose warps take part; `scratch` is the units'
  * buffers. The warp's place is found anew: kept through the layers it would fill the registers. */
 template <int D, int NT>
-static __device__ __forceinline__ void head_narrow(const float (&u)[2][4], const struct small &x, real16 *scratch,
-                                                   const real16 *weight, int64_t u0)
+static __device__ __forceinline__ void head_d16(const float (&u)[2][4], const struct encoder &x, real16 *scratch,
+                                                const real16 *weight, int64_t u0)
 {
     static_assert(D == 16 && NT == 3, "a column of the forecast a thread of the unit");
     int thread;
@@ -179,15 +180,15 @@ static __device__ __forceinline__ void head_narrow(const float (&u)[2][4], const
 
 /* ---- encoder/resident/d64_short.cu: four units of 16 rows, 64 columns ---- */
 
-enum { WIDE_HORIZON = 8, WIDE_HEAD_UNITS = 4 };
+enum { D64_HORIZON = 8, D64_HEAD_UNITS = 4 };
 
-static inline size_t wide_head_bytes(int n, int horizon)
+static inline size_t head_bytes_d64(int n, int horizon)
 {
     return (size_t)n * 64 * (size_t)horizon * sizeof(real16);
 }
 
 /* Begins to copy W_h. */
-static __device__ __forceinline__ void stage_wide_head(const struct small &x, real16 *weight)
+static __device__ __forceinline__ void stage_head_d64(const struct encoder &x, real16 *weight)
 {
     for (int i = (int)threadIdx.x * 8; i < x.n * 64 * x.head.horizon; i += (int)blockDim.x * 8) {
         ps_copy_async(weight + i, x.head.weight + i);
@@ -197,12 +198,12 @@ static __device__ __forceinline__ void stage_wide_head(const struct small &x, re
 /* u: the warp's 16 rows and columns of the last layer's output; parts: [4 shares][64 rows][H] and more, of 16 KB; target: the
  * thread's. */
 template <typename AT>
-static __device__ __forceinline__ void head_wide(const float (&u)[2][4], const struct small &x, float *parts, const real16 *weight,
-                                                 int64_t u0, float target, const AT &at)
+static __device__ __forceinline__ void head_d64(const float (&u)[2][4], const struct encoder &x, float *parts, const real16 *weight,
+                                                int64_t u0, float target, const AT &at)
 {
-    const int horizon = x.head.horizon, sequences = x.embed.sequences, count = WIDE_HEAD_UNITS * sequences * horizon;
-    float *const rounded = parts + 4 * 64 * WIDE_HORIZON, *const slopes = rounded + 64 * WIDE_HORIZON;
-    double *const squares = (double *)(slopes + 64 * WIDE_HORIZON);
+    const int horizon = x.head.horizon, sequences = x.embed.sequences, count = D64_HEAD_UNITS * sequences * horizon;
+    float *const rounded = parts + 4 * 64 * D64_HORIZON, *const slopes = rounded + 64 * D64_HORIZON;
+    double *const squares = (double *)(slopes + 64 * D64_HORIZON);
     const int thread = (int)threadIdx.x, s = thread / horizon, column = thread - s * horizon;
     const uint32_t sequence = (uint32_t)u0 * sequences + s;
     const bool mine = thread < count && sequence < x.embed.all;

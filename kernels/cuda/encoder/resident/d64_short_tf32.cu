@@ -115,9 +115,9 @@ static size_t halves_workspace_bytes(const struct ps_kernels *k, const struct ps
     return weights_at(k, e) + (size_t)matrices_of(e).count * sizeof(real16);
 }
 
-static struct small halves_of(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static struct encoder halves_of(const struct ps_kernels *k, const struct ps_encoder_small *e)
 {
-    struct small x = ps_small_of(e, ps_encoder_wide_blocks(ps_small_units(e), ps_cuda(k)->multiprocessors));
+    struct encoder x = ps_small_of(e, ps_encoder_wide_blocks(ps_small_units(e), ps_cuda(k)->multiprocessors));
     x.weights = (const real16 *)((char *)e->workspace + weights_at(k, e)) - matrices_of(e).first;
     if (e->kept) {
         x.lse = (float *)e->kept;
@@ -146,7 +146,7 @@ static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps
 static enum ps_status halves_backward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
-    const struct small x = halves_of(k, e);
+    const struct encoder x = halves_of(k, e);
     const int64_t fours = x.rows * e->d_model / 4;
     const unsigned blocks = ps_cuda_blocks(fours, 4 * PEAK_THREADS), most = (unsigned)c->multiprocessors;
     ps_cuda_launch(c, peak, blocks < most ? blocks : most, PEAK_THREADS, 0, ps_encoder_wide_peak((char *)e->workspace),

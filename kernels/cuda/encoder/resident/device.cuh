@@ -1,22 +1,12 @@
-/* What the kernels of small encoders (encoder/resident/resident.cu, encoder/resident/d64_short.cu) share: what they are told, a
- * warp's place, and the parts of a layer that work on a warp's 16 rows by 16 columns. */
-#ifndef PS_KERNELS_CUDA_ENCODER_SMALL_DEVICE_CUH
-#define PS_KERNELS_CUDA_ENCODER_SMALL_DEVICE_CUH
+/* What the resident kernels share: a layer's weights in shared memory, a warp's place, and the parts of a layer that work on a
+ * warp's 16 rows by 16 columns. */
+#ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_DEVICE_CUH
+#define PS_KERNELS_CUDA_ENCODER_RESIDENT_DEVICE_CUH
 
-#include "kernels/cuda/ops/adamw.cuh"
-#include "kernels/cuda/encoder/request.cuh"
-#include "kernels/cuda/tile/mma.cuh"
-#include "kernels/cuda/tile/windows.cuh"
+#include "kernels/cuda/encoder/resident/arguments.cuh"
 
 namespace PS_REAL16_SPACE
 {
-
-/* A layer's partial sums, all rows of d: W_qkv' [3d], W_o' [d], W_1' [f], W_2 [f]; then b_qkv, b_o, b_1 (one for each of the
- * first 4d + f rows) and b_2 [d]. */
-static __host__ __device__ constexpr int layer_sums(int d, int f)
-{
-    return (4 * d + 2 * f) * d + 5 * d + f;
-}
 
 /* from[i stride] for i = first, first + step, .. below count, added up in that order, FLIGHT of them on their way at once. ONCE:
  * they are not read again. */
@@ -63,116 +53,6 @@ static __host__ __device__ constexpr int sharing(int d)
 static __host__ __device__ constexpr int most_threads(int d)
 {
     return d == 16 ? 672 : 512;
-}
-
-/* The embedding's part of it: encoder/embed.cuh. Forward it is asked for when `weight` is there, backward when `partial` is. */
-struct small_embedding {
-    const ps_real *weight;
-    const float *bias, *position;
-    ps_real *patches;
-    float *mean, *std;
-    struct ps_cuda_windows windows;
-    const struct ps_step_state *state;
-    int length, patch, stride, sequences /* of a unit */, revin;
-    uint32_t all; /* S */
-    float epsilon;
-    struct ps_divisor by_channels, by_length, by_count;
-    uint32_t site;
-    uint32_t *masks; /* [tiles, d/16, 8] */
-    float *partial;  /* [blocks, P + 1 + N, d] */
-    float *d_weight, *d_bias, *d_position;
-};
-
-/* The head's: encoder/head.cuh. It is asked for when `weight` is there, with the embedding. */
-struct small_head {
-    const ps_real *weight; /* [N d, H] */
-    const float *bias;
-    struct ps_cuda_windows targets;
-    ps_real *dx, *dz;
-    double *partials; /* [rows, H + 1] */
-    int rows, horizon;
-    float scale; /* 2 / (S H) */
-    int at;      /* W_h's place in shared memory, bytes */
-    /* Backward, encoder/resident/d64_short.cu alone: it is asked for when d_weight is there. */
-    float *d_weight, *d_bias;
-    float *parts;                /* [jobs, N d, H]: of d_weight */
-    struct ps_step_state *state; /* of the loss */
-    double loss_scale;           /* B / (S H) */
-    int64_t batch;
-};
-
-/* AdamW's, encoder/resident/d64_short.cu alone: it is asked for when `parameters` is there. */
-struct small_update {
-    float *parameters, *m;
-    double *v;
-    ps_real *copy;
-    const double *learning_rates;
-    struct ps_step_state *state;
-    struct ps_adamw_plain plain;
-};
-
-/* The residual stream and its gradient in memory. */
-#ifdef PS_COMPILE_HALVES
-typedef float ps_stream;
-#else
-typedef ps_real ps_stream;
-#endif
-
-/* What the kernels are told. */
-struct small {
-    int n, unit_rows; /* N; rows of a unit that exist: N, or N times the sequences in a tile */
-    int e, f, heads, layers;
-    int64_t rows, units;       /* R */
-    int block_units, resident; /* units a block works on at once; all layers' weights are in shared memory, in
-                                * encoder/resident/backward_tf32.cuh: how many layers' */
-    int staged;                /* columns of f staged at once */
-    struct ps_encoder_layout at;
-    const ps_real *weights;
-    const float *parameters;
-    float *gradients;
-    ps_stream *u;
-    ps_real *r;
-    ps_stream *du;
-    const ps_stream *dy;
-    float *lse;         /* [layers, heads, R]: log2 of softmax's sums */
-    float *rstd;        /* encoder/resident/d64_short.cu: [layers, 2, R]: 1 / deviation of LN1's rows, LN2's */
-    uint32_t *masks;    /* [layers, tiles, f/16 + 2d/16, 8] */
-    int64_t kept_tiles; /* encoder/resident/d16_e4_f128.cu: tiles of a layer that masks has room for */
-    float *partial;     /* [blocks, layers, layer_sums]; encoder/resident/d64_short.cu: [layers, pairs, splits, 2, 64, 64] */
-    float *norms;       /* [layers, row blocks, 2, d]; encoder/resident/d64_short.cu: [groups of 64 rows, layers, 4, d] */
-    unsigned *arrived;  /* [layers, 2]; encoder/resident/d64_short.cu's counters */
-    int blocks;
-    /* encoder/resident/d16_e4_f128.cu: backward's sums over the blocks, as in partial, of all but the first layer's attention; or
-     * NULL. */
-    float *summed;
-    unsigned *finished; /* [layers, 2]: blocks whose sums of the layer's feed-forward, attention are in memory */
-    /* encoder/resident/d64_short.cu alone: */
-    int splits; /* of the rows, for weight gradients: groups of 64 in each, and in how many one more */
-    int split_groups, split_more;
-    uint4 *left;        /* [groups of 64 rows, layers, 5, threads]: what forward's warps leave for backward's; or NULL */
-    char *operands;     /* [groups of 64 rows, layers, panels]: what weight gradients are made of */
-    unsigned *flags;    /* [layers, groups of 64 rows]: they are there */
-    float *column_sums; /* [splits, 2, layers, vectors] */
-    float scale, scale_log2e, epsilon; /* scale = 1 / sqrt(e) */
-    uint32_t threshold, below, minus_below, site;
-    float drop_scale, half_scale; /* 1 without dropout; half of it */
-    uint32_t key[10][2];
-    const struct ps_step_state *state;
-    bool fresh; /* nothing is read before ps_grid_begin: the kernel before may have written weights */
-    struct small_embedding embed;
-    struct small_head head;
-    struct small_update update;
-    ps_real *merged; /* encoder/resident/backward_tf32.cuh: [layers, R, d]: attention's output before W_o */
-};
-
-struct sizes {
-    int f, e, staged;
-    bool drop;
-};
-
-static __device__ __forceinline__ struct sizes sizes_of(const struct small &x)
-{
-    return {x.f, x.e, x.staged, x.threshold != 0};
 }
 
 /* ---- shared memory ---- */
@@ -282,7 +162,7 @@ static __device__ __forceinline__ void stage_vector(float *to, const float *from
 
 /* Begins to copy a layer's parameters. */
 template <int D>
-static __device__ __forceinline__ void stage_layer(const struct small &x, const struct sizes &z, int layer,
+static __device__ __forceinline__ void stage_layer(const struct encoder &x, const struct sizes &z, int layer,
                                                    const layer_weights<D> &to)
 {
     constexpr int PIECE = ps_vector<ps_real>;
@@ -356,7 +236,7 @@ template <int D, int NT> struct place {
         across = lane & 8;
 #endif
     }
-    __device__ __forceinline__ void take(const struct small &x, int64_t u)
+    __device__ __forceinline__ void take(const struct encoder &x, int64_t u)
     {
         const int i = tile * 16 + g;
         first = u * x.unit_rows + i;
@@ -749,8 +629,8 @@ static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], floa
 
 /* c += a w, w [16 rows, d columns]; c has d columns. */
 template <int D, int NT>
-static __device__ __forceinline__ void multiply_wide(float (&c)[D / 8][4], const ps_pair (&a)[4], const ps_real *w, int ld,
-                                                     const place<D, NT> &at)
+static __device__ __forceinline__ void multiply_columns(float (&c)[D / 8][4], const ps_pair (&a)[4], const ps_real *w, int ld,
+                                                        const place<D, NT> &at)
 {
     const ps_real *p = lane_b<4>(w, ld, at);
 #pragma unroll
@@ -834,10 +714,10 @@ static __device__ __forceinline__ void add_ones(float (&y)[4], const ps_pair (&p
     ps_mma16(y, p, ps_ones(), ps_ones(), y);
 }
 
-/* One head of the warp's 16 columns. Narrow heads (e 4 or 8) work on the 8 columns that hold them, where operands of the rows'
- * side are zero in the other head's columns. */
+/* One head of the warp's 16 columns. E8: heads of 4 or 8 columns, which work on the 8 columns that hold them, where operands of the
+ * rows' side are zero in the other head's columns. */
 struct head {
-    int half;    /* which 8 columns; 0 when not narrow */
+    int half;    /* which 8 columns; 0 unless E8 */
     bool active; /* the lane's two columns of those 8 are this head's */
 };
 
@@ -848,14 +728,14 @@ static __device__ __forceinline__ struct head head_at(int i, int e, int q)
 
 /* s[j] = a b', added to `last[0]`, `last[1]` in the last two tiles and to `rest` in the others. b has a row for each of the unit's,
  * columns of the warp's share. */
-template <int D, int NT, bool NARROW>
+template <int D, int NT, bool E8>
 static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const ps_pair (&a)[4], const struct head &h, const ps_real *b,
                                               int ld, const float (&rest)[4], const float (&last0)[4], const float (&last1)[4],
                                               const place<D, NT> &at)
 {
 #pragma unroll
     for (int j = 0; j < NT; j++) {
-        if constexpr (NARROW) {
+        if constexpr (E8) {
             ps_pair k[2];
             load_b_transposed(k, lane_b_transposed<2>(b + j * 16 * ld, ld, at) + h.half * 8, ld, at);
             ps_mma8(s[2 * j], a[0], a[1], k[0], j == NT - 1 ? last0 : rest);
@@ -870,11 +750,11 @@ static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const ps_pa
 }
 
 /* o += p b for 16 of the summed rows; b points at them. */
-template <int D, int NT, bool NARROW>
-static __device__ __forceinline__ void mix(float (&o)[NARROW ? 1 : 2][4], const ps_pair (&p)[4], const struct head &h,
-                                           const ps_real *b, int ld, const place<D, NT> &at)
+template <int D, int NT, bool E8>
+static __device__ __forceinline__ void mix(float (&o)[E8 ? 1 : 2][4], const ps_pair (&p)[4], const struct head &h, const ps_real *b,
+                                           int ld, const place<D, NT> &at)
 {
-    if constexpr (NARROW) {
+    if constexpr (E8) {
         ps_pair v[2];
         load_b(v, lane_b<2>(b, ld, at) + h.half * 8, ld, at);
         ps_mma16(o[0], p, v[0], v[1], o[0]);
@@ -887,14 +767,14 @@ static __device__ __forceinline__ void mix(float (&o)[NARROW ? 1 : 2][4], const 
 }
 
 /* The head's columns of the tile's rows, scaled, to a buffer whose first element of the warp's share is `to`. */
-template <int D, int NT, bool NARROW>
-static __device__ __forceinline__ void put_head(ps_real *to, int ld, const float (&o)[NARROW ? 1 : 2][4], float scale0,
-                                                float scale1, const struct head &h, const place<D, NT> &at)
+template <int D, int NT, bool E8>
+static __device__ __forceinline__ void put_head(ps_real *to, int ld, const float (&o)[E8 ? 1 : 2][4], float scale0, float scale1,
+                                                const struct head &h, const place<D, NT> &at)
 {
 #pragma unroll
-    for (int t = 0; t < (NARROW ? 1 : 2); t++) {
-        if (!NARROW || h.active) {
-            ps_real *p = to + ps_place(at.g) * ld + (NARROW ? h.half : t) * 8 + at.q * 2;
+    for (int t = 0; t < (E8 ? 1 : 2); t++) {
+        if (!E8 || h.active) {
+            ps_real *p = to + ps_place(at.g) * ld + (E8 ? h.half : t) * 8 + at.q * 2;
             *(ps_pair *)p = ps_pack(o[t][0] * scale0, o[t][1] * scale0);
             *(ps_pair *)(p + 8 * ld) = ps_pack(o[t][2] * scale1, o[t][3] * scale1);
         }
@@ -902,10 +782,10 @@ static __device__ __forceinline__ void put_head(ps_real *to, int ld, const float
 }
 
 /* The rows' operand of one head from that of the warp's 16 columns. */
-template <bool NARROW>
+template <bool E8>
 static __device__ __forceinline__ void head_operand(ps_pair (&a)[4], const ps_pair (&all)[4], const struct head &h)
 {
-    if constexpr (NARROW) {
+    if constexpr (E8) {
         a[0] = h.active ? h.half ? all[2] : all[0] : ps_pair();
         a[1] = h.active ? h.half ? all[3] : all[1] : ps_pair();
         a[2] = a[3] = ps_pair();
@@ -934,13 +814,13 @@ template <int D, int NT> static __device__ __forceinline__ void fill_table(float
 }
 
 /* s = q k' of one head, hidden where it must be. */
-template <int D, int NT, bool NARROW>
+template <int D, int NT, bool E8>
 static __device__ __forceinline__ void masked_scores(float (&s)[2 * NT][4], const ps_pair (&a)[4], const struct head &h,
                                                      const ps_real *keys, int ld, const float4 *table, const place<D, NT> &at)
 {
     const float4 low = table[at.lane], high = table[32 + at.lane];
     const float zero[4] = {0, 0, 0, 0}, last0[4] = {low.x, low.y, low.z, low.w}, last1[4] = {high.x, high.y, high.z, high.w};
-    scores<D, NT, NARROW>(s, a, h, keys, ld, zero, last0, last1, at);
+    scores<D, NT, E8>(s, a, h, keys, ld, zero, last0, last1, at);
 }
 
 /* ---- dropout ---- */
@@ -951,7 +831,7 @@ struct philox_site {
     uint32_t step_high, first, second_low, second_high;
 };
 
-static __device__ __forceinline__ struct philox_site philox_site_at(const struct small &x, uint64_t step, uint32_t site)
+static __device__ __forceinline__ struct philox_site philox_site_at(const struct encoder &x, uint64_t step, uint32_t site)
 {
     const uint64_t b = (uint64_t)0xCD9E8D57u * (uint32_t)step;
     const uint64_t a = (uint64_t)0xD2511F53u * ((uint32_t)(b >> 32) ^ site ^ x.key[0][0]);
@@ -959,7 +839,7 @@ static __device__ __forceinline__ struct philox_site philox_site_at(const struct
             (uint32_t)(a >> 32) ^ x.key[1][1]};
 }
 
-static __device__ __forceinline__ void philox_draw(uint32_t (&c)[4], const struct small &x, const struct philox_site &s,
+static __device__ __forceinline__ void philox_draw(uint32_t (&c)[4], const struct encoder &x, const struct philox_site &s,
                                                    uint32_t block)
 {
     uint64_t a = (uint64_t)0xD2511F53u * block, b = (uint64_t)0xCD9E8D57u * ((uint32_t)(a >> 32) ^ s.step_high);
@@ -980,7 +860,7 @@ static __device__ __forceinline__ void philox_draw(uint32_t (&c)[4], const struc
 
 /* Masks of 16 columns of the tile, all of them in each lane, moved down by q: element (g + 8h, 8t + 2q + i) of a pair of tiles t is
  * kept when bit 8h + 4t + 16i is set. Each lane draws one block of 8 elements: row g + 8 (q / 2), tile q % 2. */
-static __device__ __forceinline__ uint32_t draw_masks(const struct small &x, uint64_t step, uint32_t site, uint32_t block, int q)
+static __device__ __forceinline__ uint32_t draw_masks(const struct encoder &x, uint64_t step, uint32_t site, uint32_t block, int q)
 {
     uint32_t c[4];
     philox_draw(c, x, philox_site_at(x, step, site), block);
@@ -995,7 +875,7 @@ static __device__ __forceinline__ uint32_t draw_masks(const struct small &x, uin
 /* The masks of the tile, for lane's g: [f/16 + 2d/16][8] words: d/16 after W_o, f/16 of the hidden, d/16 after W_2, a word for 16
  * columns and 2 rows. */
 template <int D, int NT>
-static __device__ __forceinline__ uint32_t *masks_at(const struct small &x, const struct sizes &z, int layer,
+static __device__ __forceinline__ uint32_t *masks_at(const struct encoder &x, const struct sizes &z, int layer,
                                                      const place<D, NT> &at)
 {
     const int chunks = z.f / 16 + D / 8;
@@ -1004,7 +884,7 @@ static __device__ __forceinline__ uint32_t *masks_at(const struct small &x, cons
 
 /* Draws the masks of 16 columns of a tensor `width` wide and keeps them. */
 template <int D, int NT>
-static __device__ __forceinline__ uint32_t new_masks(const struct small &x, uint64_t step, int site, int width, int column,
+static __device__ __forceinline__ uint32_t new_masks(const struct encoder &x, uint64_t step, int site, int width, int column,
                                                      uint32_t *keep, const place<D, NT> &at)
 {
     const uint32_t row = (uint32_t)at.first + at.q / 2 * 8;
@@ -1141,11 +1021,11 @@ static inline size_t ps_small_mask_bytes(const struct ps_encoder_small *e, int64
 }
 
 /* The request, as kernels are told; what is kept, embedding, head and update are for the caller to add. */
-static inline struct small ps_small_of(const struct ps_encoder_small *e, int blocks)
+static inline struct encoder ps_small_of(const struct ps_encoder_small *e, int blocks)
 {
     const int head = (int)(e->d_model / e->n_heads);
     const float scale = 1.0f / sqrtf((float)head);
-    struct small x = {};
+    struct encoder x = {};
     x.n = (int)e->patches;
     x.unit_rows = (int)(ps_small_sequences(e) * e->patches);
     x.e = head;
@@ -1180,7 +1060,7 @@ static inline struct small ps_small_of(const struct ps_encoder_small *e, int blo
     return x;
 }
 
-enum { NARROW_LEAST_UNITS = 4 }; /* of a block: encoder/resident/d16_e4_f128.cu */
+enum { D16_LEAST_UNITS = 4 }; /* of a block: encoder/resident/d16_e4_f128.cu */
 
 #ifdef PS_COMPILE_TF32
 /* It has neither of the two below. */
@@ -1219,8 +1099,8 @@ size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units
 unsigned *ps_encoder_wide_counters(char *workspace, int *count);
 unsigned *ps_encoder_wide_peak(char *workspace);
 #endif
-enum ps_status ps_encoder_wide_forward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);
-enum ps_status ps_encoder_wide_backward(const struct small &x, char *workspace, int multiprocessors, cudaStream_t stream);
+enum ps_status ps_encoder_wide_forward(const struct encoder &x, char *workspace, int multiprocessors, cudaStream_t stream);
+enum ps_status ps_encoder_wide_backward(const struct encoder &x, char *workspace, int multiprocessors, cudaStream_t stream);
 
 /* ---- encoder/resident/d16_e4_f128.cu ---- */
 
@@ -1235,8 +1115,8 @@ bool ps_encoder_narrow_heads(const struct ps_encoder_small *e, int block_units, 
 int64_t ps_encoder_narrow_tiles(const struct ps_encoder_small *e);
 size_t ps_encoder_narrow_layers_bytes(const struct ps_encoder_small *e);
 size_t ps_encoder_narrow_kept_bytes(const struct ps_encoder_small *e);
-enum ps_status ps_encoder_narrow_forward(struct small x, size_t shared, cudaStream_t stream);
-enum ps_status ps_encoder_narrow_backward(const struct small &x, size_t shared, cudaStream_t stream);
+enum ps_status ps_encoder_narrow_forward(struct encoder x, size_t shared, cudaStream_t stream);
+enum ps_status ps_encoder_narrow_backward(const struct encoder &x, size_t shared, cudaStream_t stream);
 #endif
 
 } // namespace PS_REAL16_SPACE

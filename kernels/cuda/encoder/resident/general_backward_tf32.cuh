@@ -13,8 +13,8 @@
  * tanh and 400 products m16n8k8 a lane, 108 of them for weight gradients. u, r and merged are 7.2 MB each, partial gradients 7.9
  * MB.
  */
-#ifndef PS_KERNELS_CUDA_ENCODER_SMALL_TF32_CUH
-#define PS_KERNELS_CUDA_ENCODER_SMALL_TF32_CUH
+#ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_GENERAL_BACKWARD_TF32_CUH
+#define PS_KERNELS_CUDA_ENCODER_RESIDENT_GENERAL_BACKWARD_TF32_CUH
 
 #include "kernels/cuda/encoder/embed.cuh"
 
@@ -214,10 +214,9 @@ static __host__ __device__ constexpr struct unit_places places_of(int d, int til
 /* ---- attention ---- */
 
 /* The rows' operand of one head from the warp's 16 columns, `p` as lane_a has it. */
-template <bool NARROW>
-static __device__ __forceinline__ void load_head(ps_pair (&a)[4], const ps_real *p, int ld, const struct head &h)
+template <bool E8> static __device__ __forceinline__ void load_head(ps_pair (&a)[4], const ps_real *p, int ld, const struct head &h)
 {
-    if constexpr (NARROW) {
+    if constexpr (E8) {
         p += h.half * 8;
         a[0] = h.active ? *(const ps_pair *)p : ps_pair();
         a[1] = h.active ? *(const ps_pair *)(p + 8 * ld) : ps_pair();
@@ -228,11 +227,11 @@ static __device__ __forceinline__ void load_head(ps_pair (&a)[4], const ps_real 
 }
 
 /* s = a b' + c for 16 rows of b. */
-template <int D, int NT, bool NARROW>
+template <int D, int NT, bool E8>
 static __device__ __forceinline__ void score_tile(float (&s)[2][4], const ps_pair (&a)[4], const struct head &h, const ps_real *b,
                                                   int ld, const float (&c0)[4], const float (&c1)[4], const place<D, NT> &at)
 {
-    if constexpr (NARROW) {
+    if constexpr (E8) {
         ps_pair k[2];
         load_b_transposed(k, lane_b_transposed<2>(b, ld, at) + h.half * 8, ld, at);
         ps_mma8(s[0], a[0], a[1], k[0], c0);
@@ -249,7 +248,7 @@ static __device__ __forceinline__ void score_tile(float (&s)[2][4], const ps_pai
  * columns, to rows [heads][rows]. */
 template <int D, int NT>
 static __device__ __forceinline__ void put_sums(float2 *rows, const float (&merged)[2][4], const float (&gradient)[2][4],
-                                                const float *log_sums, const struct small &x, const struct sizes &z,
+                                                const float *log_sums, const struct encoder &x, const struct sizes &z,
                                                 const place<D, NT> &at)
 {
     float sum[2][2];
@@ -276,12 +275,12 @@ static __device__ __forceinline__ void put_sums(float2 *rows, const float (&merg
 
 /* From q, k, v and the gradient of merged, all by rows, the operands of the gradients of the warp's rows and columns of q, k and v.
  * rows: put_sums's, of the warp's heads. Ends when the unit's warps have done with what they have read. */
-template <int D, int NT, bool NARROW>
+template <int D, int NT, bool E8>
 static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], const float2 *rows, ps_real *qkv,
-                                                          const ps_real *d_merged, const float4 *table, const struct small &x,
+                                                          const ps_real *d_merged, const float4 *table, const struct encoder &x,
                                                           const struct sizes &z, const place<D, NT> &at)
 {
-    constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, HT = NARROW ? 1 : 2;
+    constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, HT = E8 ? 1 : 2;
     const int heads = 16 / z.e;
     ps_real *const queries = qkv + at.share * 16, *const keys = queries + D, *const values = keys + D;
     const ps_real *const mine = lane_a(queries + at.row * LD_QKV, LD_QKV, at);
@@ -295,8 +294,8 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
         const float2 sum[2] = {rows[i * (NT * 16) + at.row + at.g], rows[i * (NT * 16) + at.row + at.g + 8]};
         ps_pair query[4], gradient[4];
         float dq[HT][4];
-        load_head<NARROW>(query, mine, LD_QKV, h);
-        load_head<NARROW>(gradient, lane_a(d_merged + at.row * LD, LD, at), LD, h);
+        load_head<E8>(query, mine, LD_QKV, h);
+        load_head<E8>(gradient, lane_a(d_merged + at.row * LD, LD, at), LD, h);
         clear(dq);
 #pragma unroll
         for (int j = 0; j < NT; j++) {
@@ -305,22 +304,22 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
             if (j == NT - 1) {
                 const float4 low = table[at.lane], high = table[32 + at.lane];
                 const float hide0[4] = {low.x, low.y, low.z, low.w}, hide1[4] = {high.x, high.y, high.z, high.w};
-                score_tile<D, NT, NARROW>(s, query, h, keys + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
+                score_tile<D, NT, E8>(s, query, h, keys + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
             } else {
-                score_tile<D, NT, NARROW>(s, query, h, keys + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
+                score_tile<D, NT, E8>(s, query, h, keys + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
             }
-            score_tile<D, NT, NARROW>(ds, gradient, h, values + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
+            score_tile<D, NT, E8>(ds, gradient, h, values + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
                 float &v = ds[k / 4][k % 4];
                 v = (v + sum[k % 4 / 2].y) * ps_exp2(fmaf(s[k / 4][k % 4], x.scale_log2e, -sum[k % 4 / 2].x));
             }
             pack_operand(a, ds[0], ds[1]);
-            mix<D, NT, NARROW>(dq, a, h, keys + j * 16 * LD_QKV, LD_QKV, at);
+            mix<D, NT, E8>(dq, a, h, keys + j * 16 * LD_QKV, LD_QKV, at);
         }
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            if constexpr (NARROW) {
+            if constexpr (E8) {
                 d[k / 4][k % 4] = h.active && h.half == k / 4 ? dq[0][k % 4] : d[k / 4][k % 4];
             } else {
                 d[k / 4][k % 4] = dq[k / 4][k % 4];
@@ -338,8 +337,8 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
         const struct head h = head_at(i, z.e, at.q);
         ps_pair key[4], value[4];
         float dk[HT][4], dv[HT][4];
-        load_head<NARROW>(key, mine + D, LD_QKV, h);
-        load_head<NARROW>(value, mine + 2 * D, LD_QKV, h);
+        load_head<E8>(key, mine + D, LD_QKV, h);
+        load_head<E8>(value, mine + 2 * D, LD_QKV, h);
         clear(dk);
         clear(dv);
 #pragma unroll
@@ -351,11 +350,11 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
             if (NT == 1) { /* what does not see one another: the table is its own transpose */
                 const float4 low = table[at.lane], high = table[32 + at.lane];
                 const float hide0[4] = {low.x, low.y, low.z, low.w}, hide1[4] = {high.x, high.y, high.z, high.w};
-                score_tile<D, NT, NARROW>(s, key, h, queries + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
+                score_tile<D, NT, E8>(s, key, h, queries + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
             } else {
-                score_tile<D, NT, NARROW>(s, key, h, queries + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
+                score_tile<D, NT, E8>(s, key, h, queries + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
             }
-            score_tile<D, NT, NARROW>(ds, value, h, d_merged + j * 16 * LD, LD, zero, zero, at);
+            score_tile<D, NT, E8>(ds, value, h, d_merged + j * 16 * LD, LD, zero, zero, at);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
                 float &v = s[k / 4][k % 4];
@@ -363,9 +362,9 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
                 ds[k / 4][k % 4] = (ds[k / 4][k % 4] + (k % 2 ? sum[k / 4].w : sum[k / 4].y)) * v;
             }
             pack_operand(a, s[0], s[1]);
-            mix<D, NT, NARROW>(dv, a, h, d_merged + j * 16 * LD, LD, at);
+            mix<D, NT, E8>(dv, a, h, d_merged + j * 16 * LD, LD, at);
             pack_operand(a, ds[0], ds[1]);
-            mix<D, NT, NARROW>(dk, a, h, queries + j * 16 * LD_QKV, LD_QKV, at);
+            mix<D, NT, E8>(dk, a, h, queries + j * 16 * LD_QKV, LD_QKV, at);
         }
         /* Keys that do not exist. */
 #pragma unroll
@@ -374,8 +373,8 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
             dv[k / 4][k % 4] = at.here[k % 4 / 2] ? dv[k / 4][k % 4] : 0.0f;
         }
         __syncwarp(); /* all lanes have the operands */
-        put_head<D, NT, NARROW>(keys + at.row * LD_QKV, LD_QKV, dk, x.scale, x.scale, h, at);
-        put_head<D, NT, NARROW>(values + at.row * LD_QKV, LD_QKV, dv, 1.0f, 1.0f, h, at);
+        put_head<D, NT, E8>(keys + at.row * LD_QKV, LD_QKV, dk, x.scale, x.scale, h, at);
+        put_head<D, NT, E8>(values + at.row * LD_QKV, LD_QKV, dv, 1.0f, 1.0f, h, at);
     }
     __syncwarp();
     load_a(da[1], mine + D, LD_QKV, at);
@@ -435,8 +434,8 @@ static __device__ __forceinline__ void branch_operand(ps_pair (&a)[4], const flo
     }
 }
 
-template <int D, int NT, bool NARROW>
-static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const __grid_constant__ struct small x)
+template <int D, int NT, bool E8>
+static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const __grid_constant__ struct encoder x)
 {
     ps_grid_begin();
     constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, W = sharing(D), COLUMNS = job_columns(D);
@@ -586,7 +585,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             project<D, NT>(qkv, all, w, at);
             at.sync();
             ps_pair da[3][4];
-            attention_backward<D, NT, NARROW>(da, rows, qkv, X, table, x, z, at);
+            attention_backward<D, NT, E8>(da, rows, qkv, X, table, x, z, at);
             branch_operand(a, g, x.drop_scale, z.drop ? masks + at.share * 8 : NULL, at.q);
             put_left<NT>(X + left_size(NT, at.share * 16) + at.row * 2, a, at);
             if (W > 1) { /* M is free now */

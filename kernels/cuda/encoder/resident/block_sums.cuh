@@ -1,0 +1,147 @@
+/* The weights' gradients of encoder/resident/resident.cu and encoder/resident/d16_e4_f128.cu from what backward's blocks have left:
+ * the sum over the blocks, in a fixed order. */
+#ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_BLOCK_SUMS_CUH
+#define PS_KERNELS_CUDA_ENCODER_RESIDENT_BLOCK_SUMS_CUH
+
+#include "kernels/cuda/encoder/embed.cuh"
+
+namespace PS_REAL16_SPACE
+{
+
+enum { SUM_THREADS = 512, SUM_TILE = 256, SUM_PARTS = SUM_THREADS / (SUM_TILE / 4), SUM_FLIGHT = 14 };
+
+/* A block adds 256 / d rows of a layer's partial sums over all blocks, in 8 parts and then those in order, and adds them to the
+ * gradients; the last block of a matrix that follows a LayerNorm adds up what the others found of gamma's and beta's. Grid
+ * ((4d + 2f) d / 256, layers), and a row of blocks for the embedding. */
+template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant__ struct encoder x)
+{
+    constexpr int ROWS = SUM_TILE / D;
+    __shared__ float4 sums[SUM_PARTS][SUM_TILE / 4];
+    __shared__ float bias_sums[SUM_PARTS][2 * ROWS], total[ROWS], found[2][SUM_TILE];
+    __shared__ bool last;
+    const int f = x.f, thread = (int)threadIdx.x, l = (int)blockIdx.y, row0 = (int)blockIdx.x * ROWS, size = layer_sums(D, f);
+    const int64_t stride = (int64_t)x.layers * size;
+    const bool of_o = row0 >= 3 * D && row0 < 4 * D; /* W_o's blocks add b_2 as well */
+    const bool after_norm = row0 < 4 * D + f && !of_o;
+    const int which = row0 >= 4 * D; /* LN2 */
+    float *const matrices = x.gradients + l * x.at.matrix_stride, *const vectors = x.gradients + l * x.at.vector_stride;
+    /* The thread's element of the matrices and what it needs beside the sums, all of it written before the backward. */
+    int64_t at = 0;
+    float weight = 0, gamma = 1, beta = 0, old = 0;
+    if (thread < SUM_TILE && l < x.layers) {
+        const int j = thread % D, row = row0 + thread / D;
+        at = of_o          ? x.at.w_o + j * D + row - 3 * D
+             : !after_norm ? x.at.w_2 + (int64_t)(row - 4 * D - f) * D + j
+             : which       ? x.at.w_1 + (int64_t)j * f + row - 4 * D
+                           : x.at.w_qkv + j * 3 * D + row;
+        old = matrices[at];
+        if (after_norm) {
+            const float *const p = x.parameters + l * x.at.vector_stride;
+            weight = ps_float(x.weights[l * x.at.matrix_stride + at]);
+            gamma = p[(which ? x.at.ln2_gamma : x.at.ln1_gamma) + j];
+            beta = p[(which ? x.at.ln2_beta : x.at.ln1_beta) + j];
+        }
+    }
+    ps_grid_begin();
+    /* Backward may have added the blocks itself. */
+    const bool added = x.summed && (l > 0 || row0 >= 4 * D);
+    const float *const from = (added ? x.summed : x.partial) + (int64_t)l * size;
+    const int blocks_here = added ? 1 : x.blocks;
+    if (x.summed && l + blockIdx.x == 0 && thread < 2 * x.layers) {
+        x.finished[thread] = 0; /* for the next time */
+    }
+    if (l == x.layers) {
+        add_embedding<D, SUM_THREADS>(x, sums[0], (int)blockIdx.x, (int)gridDim.x);
+        return;
+    }
+    float bias_part = 0;
+    if (thread < SUM_PARTS * 2 * ROWS && row0 < 4 * D + f) {
+        const int part = thread / (2 * ROWS), i = thread % (2 * ROWS);
+        if (i < ROWS || of_o) {
+            const bool b_2 = i >= ROWS;
+            const float *p = (b_2 && x.summed ? x.summed + (int64_t)l * size : from) + (4 * D + 2 * f) * D +
+                             (b_2 ? 4 * D + f + row0 - 3 * D + i - ROWS : row0 + i);
+            const int count = b_2 && x.summed ? 1 : blocks_here;
+#pragma unroll 16
+            for (int b = part; b < count; b += SUM_PARTS) {
+                bias_part += p[b * stride];
+            }
+        }
+    }
+    {
+        const int part = thread / (SUM_TILE / 4), i = thread % (SUM_TILE / 4);
+        const float4 *const parts = (const float4 *)(from + (int64_t)row0 * D) + i;
+        sums[part][i] = sum_every<SUM_FLIGHT, true>(parts, stride / 4, part, SUM_PARTS, blocks_here);
+    }
+    if (thread < SUM_PARTS * 2 * ROWS) {
+        bias_sums[thread / (2 * ROWS)][thread % (2 * ROWS)] = bias_part;
+    }
+    __syncthreads();
+    if (thread < 2 * ROWS && row0 < 4 * D + f && (thread < ROWS || of_o)) {
+        float sum = bias_sums[0][thread];
+        for (int part = 1; part < SUM_PARTS; part++) {
+            sum += bias_sums[part][thread];
+        }
+        const int row = row0 + thread % ROWS;
+        if (thread >= ROWS) {
+            vectors[x.at.b_2 + row - 3 * D] += sum / x.half_scale; /* see feed_forward_backward */
+        } else {
+            total[thread] = sum;
+            vectors[row < 3 * D ? x.at.b_qkv + row : row < 4 * D ? x.at.b_o + row - 3 * D : x.at.b_1 + row - 4 * D] += sum;
+        }
+    }
+    __syncthreads();
+    if (thread < SUM_TILE) {
+        float sum = ((const float *)sums[0])[thread];
+        for (int part = 1; part < SUM_PARTS; part++) {
+            sum += ((const float *)sums[part])[thread];
+        }
+        if (after_norm) {
+            const float by = total[thread / D];
+            matrices[at] = old + (gamma * sum + beta * by);
+            found[0][thread] = weight * sum;
+            found[1][thread] = weight * by;
+        } else {
+            matrices[at] = old + sum;
+        }
+    }
+    if (!after_norm) {
+        return;
+    }
+    const int block0 = which ? 4 * D / ROWS : 0, blocks = (which ? f : 3 * D) / ROWS;
+    float *const norms = x.norms + (int64_t)l * gridDim.x * 2 * D;
+    __syncthreads();
+    if (thread < 2 * D) {
+        const int j = thread % D;
+        float sum = 0;
+        for (int i = 0; i < ROWS; i++) {
+            sum += found[thread / D][i * D + j];
+        }
+        norms[blockIdx.x * 2 * D + thread] = sum;
+        __threadfence();
+    }
+    __syncthreads();
+    if (thread == 0) {
+        last = atomicAdd(&x.arrived[2 * l + which], 1u) == (unsigned)blocks - 1;
+    }
+    __syncthreads();
+    if (last) {
+        __threadfence();
+        if (thread < 2 * D) {
+            float sum = 0;
+#pragma unroll 8
+            for (int b = 0; b < blocks; b++) {
+                sum += __ldcg(norms + (block0 + b) * 2 * D + thread);
+            }
+            const int64_t at = which ? thread < D ? x.at.ln2_gamma : x.at.ln2_beta : thread < D ? x.at.ln1_gamma : x.at.ln1_beta;
+            vectors[at + thread % D] += sum;
+        }
+        if (thread == 0) {
+            x.arrived[2 * l + which] = 0;
+        }
+    }
+}
+
+} // namespace PS_REAL16_SPACE
+
+#endif

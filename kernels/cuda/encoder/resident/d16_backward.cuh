@@ -1,0 +1,621 @@
+/* The backward of encoder/resident/d16_e4_f128.cu; beside it warps that draw the masks of the next step and add the blocks' sums.
+ */
+#ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_BACKWARD_CUH
+#define PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_BACKWARD_CUH
+
+#include "kernels/cuda/encoder/resident/d16_units.cuh"
+
+namespace PS_REAL16_SPACE
+{
+
+/* A unit's matrices, 6 rows of so many:
+ * COLUMNS: q, k, v and the gradient of merged, two each (a pair of heads each); then the gradients of q, k, v and of W_o's output.
+ * ROWS: xhat of LN1, ones, merged. NORMED: xhat of LN2, ones, the gradient of W_2's output.
+ * STAGED: 64 columns of d_ff and of their gradient. In its place, at its end, a head's probabilities and their gradient, 6 matrices
+ * each; before those the gradient of W_o's output, and, in the first layer, from NORMED on, the embedding's operands. */
+enum {
+    COLUMNS_ROW = 8 * MATRIX,
+    ROWS_ROW = 5 * MATRIX,
+    STAGED_ROW = 16 * MATRIX,
+    SCORES_ROW = 6 * MATRIX,
+    TO_ROWS = 6 * COLUMNS_ROW,
+    TO_NORMED = TO_ROWS + 6 * ROWS_ROW,
+    TO_STAGED = TO_NORMED + 6 * ROWS_ROW,
+    UNIT_BYTES = TO_STAGED + 6 * STAGED_ROW,
+    TO_SCORES = UNIT_BYTES - 12 * SCORES_ROW,
+    TO_GRADIENTS = 6 * SCORES_ROW /* from SCORES: of the scores */
+};
+
+/* d += a' b, 16 rows deep, 64 columns of a; both lie as matrices, a row of which is `row` bytes. */
+static __device__ __forceinline__ uint64_t operand(uint32_t address, int row)
+{
+    return (uint64_t)(MATRIX / 16) << 32 | (uint32_t)(row / 16) << 16 | (address >> 4 & 0x3fff);
+}
+
+static __device__ __forceinline__ void rows_product(float (&d)[2][4], uint64_t a, uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+                 " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, 1, 1, 1, 1, 1;"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                   "+f"(d[1][3])
+                 : "l"(a), "l"(b));
+}
+
+static __device__ __forceinline__ void rows_product(float (&d)[3][4], uint64_t a, uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n24k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, %12, "
+                 "%13, 1, 1, 1, 1, 1;"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
+                 : "l"(a), "l"(b));
+}
+
+static __device__ __forceinline__ void rows_product(float (&d)[5][4], uint64_t a, uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n40k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
+                 "%14, %15, %16, %17, %18, %19}, %20, %21, 1, 1, 1, 1, 1;"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
+                   "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
+                 : "l"(a), "l"(b));
+}
+
+/* The compiler holds them in their registers here. */
+template <int TILES> static __device__ __forceinline__ void settle(float (&d)[TILES][4])
+{
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        asm volatile("" : "+f"(d[t][0]), "+f"(d[t][1]), "+f"(d[t][2]), "+f"(d[t][3])::"memory");
+    }
+}
+
+/* d = a' b over the rows of the block's units; a and b are addresses of the first unit's. */
+template <int TILES>
+static __device__ __forceinline__ void block_product(float (&d)[TILES][4], uint32_t a, int a_row, uint32_t b, int b_row, int units)
+{
+    uint64_t from = operand(a, a_row), by = operand(b, b_row);
+    clear(d);
+    settle(d);
+    ps_wgmma_begin();
+#pragma unroll 1
+    for (int unit = 0; unit < units; unit++) {
+#pragma unroll
+        for (int tile = 0; tile < NT; tile++) {
+            rows_product(d, from + (uint32_t)(tile * 2 * a_row / 16), by + (uint32_t)(tile * 2 * b_row / 16));
+        }
+        from += UNIT_BYTES / 16;
+        by += UNIT_BYTES / 16;
+    }
+    ps_wgmma_commit();
+    ps_wgmma_wait<0>();
+    settle(d);
+}
+
+/* The threads' stores to shared memory are seen by all of them, wgmma too. */
+static __device__ __forceinline__ void publish(int threads)
+{
+    ps_publish();
+    ps_barrier(0, threads);
+}
+
+/* 16 columns of rows `row` and `other` of a layer's sums. */
+static __device__ __forceinline__ void put_sums(float *sums, int row, int other, const float (&low)[4], const float (&high)[4],
+                                                int q)
+{
+    float *const p = sums + row * D + q * 2, *const o = sums + other * D + q * 2;
+    *(float2 *)p = make_float2(low[0], low[1]);
+    *(float2 *)(p + 8) = make_float2(high[0], high[1]);
+    *(float2 *)o = make_float2(low[2], low[3]);
+    *(float2 *)(o + 8) = make_float2(high[2], high[3]);
+}
+
+/* The operand gamma xhat + beta of xhat as it is kept. */
+static __device__ __forceinline__ void scale_shift_kept(uint32_t (&a)[4], const uint32_t (&xhat)[4], const float *gamma,
+                                                        const float *beta, int q)
+{
+    float v[2][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[i / 2][i % 2 * 2] = ps_low(xhat[i]);
+        v[i / 2][i % 2 * 2 + 1] = ps_high(xhat[i]);
+    }
+    scale_shift(a, v, gamma, beta, q);
+}
+
+/* The operand scale g, zero where dropped: bit 8h + 4t + 16i, moved up by `shift`. */
+template <bool DROP>
+static __device__ __forceinline__ void branch_operand(uint32_t (&a)[4], const float (&g)[2][4], float scale, uint32_t bits,
+                                                      int shift)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        a[i] = ps_pack(g[i / 2][i % 2 * 2] * scale, g[i / 2][i % 2 * 2 + 1] * scale);
+        if constexpr (DROP) {
+            a[i] &= spread(bits, i % 2 * 8 + i / 2 * 4 + shift);
+        }
+    }
+}
+
+/* c += a w', w [16, 16]. */
+static __device__ __forceinline__ void multiply16_transposed(float (&c)[2][4], const uint32_t (&a)[4], const real16 *w, int ld,
+                                                             const d16_place &at)
+{
+    uint32_t b[4];
+    ps_ldmatrix4(b, w + at.other * ld + at.across);
+    ps_mma16(c[0], a, b[0], b[1], c[0]);
+    ps_mma16(c[1], a, b[2], b[3], c[1]);
+}
+
+/* What backward reads first of a layer. */
+struct kept_first {
+    uint4 xhat;
+    uint32_t masks[3];
+    float2 rstd; /* of LN2 */
+};
+
+template <bool DROP>
+static __device__ __forceinline__ void read_first(struct kept_first &k, const struct encoder &x, uint64_t step, int layer,
+                                                  const d16_place &at)
+{
+    const char *const p = kept_at(x, layer, at);
+    k.xhat = *(const uint4 *)(p + KEPT_XHAT2 + at.lane * 16);
+    k.rstd = *(const float2 *)(p + KEPT_ROWS + (at.g * 4 + 1) * 16 + 8);
+    if constexpr (DROP) {
+        const uint32_t *const m = masks_at(x, step, layer, at.global_tile, at.lane);
+        k.masks[0] = m[0], k.masks[1] = m[32], k.masks[2] = m[64];
+    }
+}
+
+/* Barriers beside 0 and those of the units: of the threads that draw, and of all: those that draw have copied weights, and do not
+ * wait. */
+enum { WEIGHTS_BARRIER = 14, DRAWING_BARRIER };
+
+/* A block's sums of a layer, in pieces of 16 bytes: the attention's, the feed-forward's, the vectors of each. */
+enum { SUMS = layer_sums(D, F) / 4, OF_ATTENTION = 4 * D * D / 4, OF_HIDDEN = 2 * F * D / 4 };
+enum { TO_VECTORS = OF_ATTENTION + OF_HIDDEN, VECTORS_OF_ATTENTION = 4 * D / 4, VECTORS_OF_HIDDEN = (F + D) / 4 };
+/* Warps that write them. */
+enum { HIDDEN_WARPS = 9, ATTENTION_WARPS = 4 };
+
+/* In shared memory behind the units: a place a thread that draws, and a barrier for each section of the sums: [layer][hidden,
+ * attention]. */
+static __host__ __device__ constexpr int helper_bytes(int layers)
+{
+    return DRAWING * 16 + layers * 2 * 8;
+}
+
+/* Sections in the order in which they come: a layer's feed-forward first, and not the first one's attention. */
+static __device__ __forceinline__ int section_at(const struct encoder &x, int i)
+{
+    return 2 * (x.layers - 1 - i / 2) + i % 2;
+}
+
+/* The block's sums of it are in memory. */
+static __device__ __forceinline__ void announce_section(const struct encoder &x, int section)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(x.finished + section) : "memory");
+}
+
+/* The masks of a step's block, by the DRAWING threads that take no part in the rest: what the schedulers with a warp fewer have
+ * time for. `warp` of theirs. Between tiles the first of them announces sections of the sums; the result is how many it has. */
+static __device__ __forceinline__ int draw_next(const struct encoder &x, uint64_t step, int warp, uint32_t barriers,
+                                                const d16_place &at)
+{
+    const int64_t unit = (int64_t)blockIdx.x * x.block_units;
+    int announced = 0;
+#pragma unroll 1
+    for (int i = warp; i < x.block_units * NT * x.layers; i += DRAWING / 32) {
+        const int layer = i / (x.block_units * NT), tile = i - layer * (x.block_units * NT);
+        uint32_t words[3], *const masks = masks_at(x, step, layer, unit * NT + tile, at.lane);
+        draw_tile(words, x, step, layer, (uint32_t)((unit + tile / NT) * x.n + tile % NT * 16 + at.g), at.q);
+        masks[0] = words[0], masks[32] = words[1], masks[64] = words[2];
+        if (warp == 0 && at.lane == 0 && announced < 2 * x.layers - 1 &&
+            ps_mbarrier_ended(barriers + section_at(x, announced) * 8, 0)) {
+            announce_section(x, section_at(x, announced++));
+        }
+    }
+    ps_barrier(DRAWING_BARRIER, DRAWING);
+    if (warp == 0 && at.lane == 0) {
+        *tag_at(x, step) = tag_of(x, step);
+    }
+    return announced;
+}
+
+/* Adds the block's slice of what all blocks have left in partial, by the threads that draw; `thread` of theirs,
+ * the first of which has announced so many of the block's sections. */
+static __device__ __forceinline__ void sum_sections(const struct encoder &x, float4 *parts, uint32_t barriers, int announced,
+                                                    int thread)
+{
+    const int blocks = (int)gridDim.x;
+    const int64_t stride = (int64_t)x.layers * SUMS;
+#pragma unroll 1
+    for (int i = 0; i < 2 * x.layers - 1; i++) {
+        const int section = section_at(x, i), l = section / 2;
+        const bool hidden = section % 2 == 0;
+        if (thread == 0) {
+            if (i >= announced) {
+                ps_mbarrier_wait(barriers + section * 8, 0);
+                announce_section(x, section);
+            }
+            unsigned seen;
+            do {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(x.finished + section) : "memory");
+            } while (seen < (unsigned)blocks);
+        }
+        ps_barrier(DRAWING_BARRIER, DRAWING);
+        const int matrices = hidden ? OF_HIDDEN : OF_ATTENTION,
+                  items = matrices + (hidden ? VECTORS_OF_HIDDEN : VECTORS_OF_ATTENTION);
+        const int each = (items + blocks - 1) / blocks, end = min(((int)blockIdx.x + 1) * each, items);
+        const int lanes = min(each, (int)DRAWING), shares = DRAWING / lanes, share = thread / lanes;
+        const float4 *const from = (const float4 *)x.partial + l * SUMS;
+        for (int first = (int)blockIdx.x * each; first < end; first += lanes) {
+            const int item = first + thread - share * lanes;
+            const int at = item < matrices ? item + (hidden ? OF_ATTENTION : 0)
+                                           : item - matrices + TO_VECTORS + (hidden ? VECTORS_OF_ATTENTION : 0);
+            const bool mine = item < end && share < shares;
+            float4 sum = sum_every<8, false>(from + at, stride, share, shares, mine ? blocks : 0);
+            parts[thread] = sum;
+            ps_barrier(DRAWING_BARRIER, DRAWING);
+            if (share == 0 && mine) {
+                add_parts(sum, parts + thread, lanes, shares);
+                ((float4 *)x.summed)[l * SUMS + at] = sum;
+            }
+            ps_barrier(DRAWING_BARRIER, DRAWING);
+        }
+    }
+}
+
+template <bool DROP>
+static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const __grid_constant__ struct encoder x)
+{
+    extern __shared__ uint4 shared_memory[];
+    char *const weights = (char *)shared_memory;
+    d16_place at;
+    const uint32_t units = ps_shared_address(weights + x.layers * LAYER_BYTES), unit = units + (uint32_t)(at.unit * UNIT_BYTES);
+    /* Which of four matrices the lane gives the rows of: a row of matrices, and a column. */
+    const uint32_t piece = (uint32_t)(at.lane % 8 * 16), odd = (uint32_t)(at.lane / 8 % 2), half = (uint32_t)(at.lane / 16);
+    const uint32_t all_columns = unit + (uint32_t)(at.lane / 8 * COLUMNS_ROW) + piece;
+    const uint32_t own_columns = unit + ((uint32_t)(at.tile * 2) + odd) * COLUMNS_ROW + half * MATRIX + piece;
+    const uint32_t own_rows = unit + TO_ROWS + ((uint32_t)(at.tile * 2) + odd) * ROWS_ROW + half * MATRIX + piece;
+    const uint32_t own_staged = unit + TO_STAGED + ((uint32_t)(at.tile * 2) + odd) * STAGED_ROW + half * MATRIX + piece;
+    const uint32_t own_branch =
+        unit + TO_SCORES - 48 * D * 2 + (uint32_t)(at.tile * 2 + at.lane / 16) * 2 * MATRIX + odd * MATRIX + piece;
+    const uint32_t own_scores = unit + TO_SCORES + ((uint32_t)(at.tile * 2) + odd) * SCORES_ROW + half * MATRIX + piece;
+    const uint32_t own_keys = unit + TO_SCORES + half * SCORES_ROW + ((uint32_t)(at.tile * 2) + odd) * MATRIX + piece;
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+    stage_weights(x, (d16_weights *)weights, 0, x.layers); /* written before the forward, like the step */
+    const uint64_t step = DROP ? x.state->step : 0;
+    at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
+    ps_grid_wait();
+    const int threads = x.block_units * NT * 32; /* but those that draw */
+    char *const helpers = weights + x.layers * LAYER_BYTES + x.block_units * UNIT_BYTES;
+    const uint32_t section_barriers = ps_shared_address(helpers) + DRAWING * 16;
+    if ((int)threadIdx.x >= threads) {
+        const int thread = (int)threadIdx.x - threads;
+        for (int i = thread; i < 2 * x.layers; i += DRAWING) {
+            ps_mbarrier_init(section_barriers + i * 8, i % 2 ? ATTENTION_WARPS : HIDDEN_WARPS);
+        }
+        ps_copy_wait();
+        ps_barrier_arrive(WEIGHTS_BARRIER, (int)blockDim.x);
+        if constexpr (DROP) {
+            const int announced = draw_next(x, step + 1, warp - threads / 32, section_barriers, at);
+            sum_sections(x, (float4 *)helpers, section_barriers, announced, thread);
+        }
+        return;
+    }
+    for (int row = (int)threadIdx.x % (NT * 32); row < 48 * 2; row += NT * 32) { /* ones, in ROWS and NORMED */
+        char *const p = (char *)shared_memory + x.layers * LAYER_BYTES + at.unit * UNIT_BYTES + TO_ROWS + row / 8 * ROWS_ROW +
+                        2 * MATRIX + row % 8 * 16;
+        *(uint4 *)p = make_uint4(PS_REAL16_ONES, PS_REAL16_ONES, PS_REAL16_ONES, PS_REAL16_ONES);
+    }
+    const bool low = at.q < 2; /* the first head of a pair */
+    const int last_keys = x.n - 32 - at.q * 2;
+    const uint32_t last0 = (last_keys > 0 ? 0xffffu : 0u) | (last_keys > 1 ? 0xffff0000u : 0u);
+    const uint32_t last1 = (last_keys > 8 ? 0xffffu : 0u) | (last_keys > 9 ? 0xffff0000u : 0u);
+    float g[2][4];
+    struct kept_first kept;
+    load_rows<D, NT>(g, x.dy, at);
+    read_first<DROP>(kept, x, step, x.layers - 1, at);
+    ps_copy_wait();
+    ps_barrier(WEIGHTS_BARRIER, (int)blockDim.x);
+#pragma unroll 1
+    for (int l = x.layers - 1; l >= 0; l--) {
+        const d16_weights &w = ((const d16_weights *)weights)[l];
+        float *const sums = x.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, F);
+        float *const bias_sums = sums + (4 * D + 2 * F) * D;
+        const char *const keep = kept_at(x, l, at);
+        if (l == 0) { /* W_h's gradient has had the free multiprocessors */
+            ps_grid_release();
+        }
+        uint32_t xhat[4] = {kept.xhat.x, kept.xhat.y, kept.xhat.z, kept.xhat.w}, a[4];
+        const uint32_t row_bits = kept.masks[2];
+        float dx[2][4];
+
+        /* y = r + drop(hidden W_2 + b_2) */
+        {
+            const float rstd[2] = {kept.rstd.x, kept.rstd.y};
+            uint32_t dm[4];
+            ps_stmatrix4_at(own_rows + TO_NORMED - TO_ROWS, xhat);
+            scale_shift_kept(a, xhat, w.ln2_gamma, w.ln2_beta, at.q);
+            branch_operand<DROP>(dm, g, x.drop_scale * x.half_scale, row_bits, 1);
+            ps_stmatrix4_at(own_rows + TO_NORMED - TO_ROWS + 3 * MATRIX, dm);
+            clear(dx);
+#pragma unroll 1
+            for (int stage = 0; stage < 2; stage++) {
+                const uint32_t bits = stage ? kept.masks[1] : kept.masks[0];
+                const real16 *const w_1 = w.w_1 + stage * 64, *const w_2 = w.w_2 + stage * 64 * LD;
+                const float4 *const bias = w.b_1 + stage * 32;
+                if (stage > 0) {
+                    ps_barrier(0, threads);
+                }
+                /* The products of a chunk of 16 columns are made while the one before is worked on. */
+                float next_z[2][4], next_dz[2][4];
+                const auto begin = [&](int chunk) {
+                    uint32_t b[4];
+                    set_bias(next_z[0], bias + chunk * 8, at.q);
+                    set_bias(next_z[1], bias + chunk * 8 + 4, at.q);
+                    ps_ldmatrix4_transposed(b, w_1 + chunk * 16 + at.near * LD_F + at.far);
+                    ps_mma16(next_z[0], a, b[0], b[1], next_z[0]);
+                    ps_mma16(next_z[1], a, b[2], b[3], next_z[1]);
+                    clear(next_dz);
+                    multiply16_transposed(next_dz, dm, w_2 + chunk * 16 * LD, LD, at);
+                };
+                begin(0);
+#pragma unroll
+                for (int chunk = 0; chunk < 4; chunk++) {
+                    uint32_t hidden[4], d_hidden[4];
+                    float z[2][4], dz[2][4];
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        z[i / 4][i % 4] = next_z[i / 4][i % 4];
+                        dz[i / 4][i % 4] = next_dz[i / 4][i % 4];
+                    }
+                    if (chunk < 3) {
+                        begin(chunk + 1);
+                    }
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        float &v = z[i / 4][i % 4];
+                        const float square = v * v, t = ps_tanh(v * fmaf(square, GELU_B, GELU_A));
+                        const float slope = fmaf(v * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), t); /* less 1 */
+                        dz[i / 4][i % 4] = fmaf(dz[i / 4][i % 4], slope, dz[i / 4][i % 4]);
+                        v = fmaf(v, t, v);
+                    }
+                    pack_operand(hidden, z[0], z[1]);
+                    pack_operand(d_hidden, dz[0], dz[1]);
+                    if constexpr (DROP) {
+#pragma unroll
+                        for (int i = 0; i < 4; i++) {
+                            const uint32_t mask = spread(bits, chunk % 2 * 2 + i / 2 + i % 2 * 4 + chunk / 2 * 8);
+                            hidden[i] &= mask;
+                            d_hidden[i] &= mask;
+                        }
+                    }
+                    ps_stmatrix4_at(own_staged + chunk * 2 * MATRIX, hidden);
+                    ps_stmatrix4_at(own_staged + (8 + chunk * 2) * MATRIX, d_hidden);
+                    multiply16_transposed(dx, d_hidden, w_1 + chunk * 16, LD_F, at);
+                }
+                publish(threads);
+                /* Position 16 w + g of the 64 columns, and the one 8 further. */
+                const int column = column_of(stage * 64 + warp % 4 * 16 + at.g);
+                if (warp < 4) {
+                    float d[3][4];
+                    block_product(d, units + TO_STAGED + 8 * MATRIX, STAGED_ROW, units + TO_NORMED, ROWS_ROW, x.block_units);
+                    put_sums(sums, 4 * D + column, 4 * D + column + 2, d[0], d[1], at.q);
+                    if (at.q == 0) {
+                        bias_sums[4 * D + column] = d[2][0];
+                        bias_sums[4 * D + column + 2] = d[2][2];
+                    }
+                } else if (warp < 8) {
+                    float d[2][4];
+                    block_product(d, units + TO_STAGED, STAGED_ROW, units + TO_NORMED + 3 * MATRIX, ROWS_ROW, x.block_units);
+                    put_sums(sums, 4 * D + F + column, 4 * D + F + column + 2, d[0], d[1], at.q);
+                } else if (warp == 8 && stage == 0) { /* b_2 */
+                    float d[4] = {0, 0, 0, 0};
+                    uint32_t p = units + TO_NORMED + half * ROWS_ROW + (3 + odd) * MATRIX + piece;
+                    for (int i = 0; i < x.block_units; i++, p += UNIT_BYTES) {
+#pragma unroll
+                        for (int tile = 0; tile < NT; tile++) {
+                            uint32_t r[4];
+                            ps_ldmatrix4_transposed_at(r, p + tile * 2 * ROWS_ROW);
+                            add_ones(d, r);
+                        }
+                    }
+                    if (at.q == 0) {
+                        bias_sums[4 * D + F + at.g] = d[0];
+                        bias_sums[4 * D + F + at.g + 8] = d[2];
+                    }
+                }
+                if (DROP && warp < HIDDEN_WARPS && stage == (warp < 8)) { /* its sums of this half of the layer are written */
+                    __syncwarp();
+                    if (at.lane == 0) {
+                        ps_mbarrier_arrive(section_barriers + 2 * l * 8);
+                    }
+                }
+            }
+            ps_ldmatrix4_at(xhat, own_rows + TO_NORMED - TO_ROWS);
+            normalise_backward<D, NT>(g, dx, w.ln2_gamma, xhat, rstd, NULL, at);
+        }
+
+        /* r = u + drop(merged W_o + b_o) */
+        const uint4 kept_xhat = *(const uint4 *)(keep + KEPT_XHAT1 + at.lane * 16);
+        const uint4 kept_merged = *(const uint4 *)(keep + KEPT_MERGED + at.lane * 16);
+        const float4 sums0 = *(const float4 *)(keep + KEPT_ROWS + at.g * 64),
+                     sums1 = *(const float4 *)(keep + KEPT_ROWS + at.g * 64 + 32);
+        float delta[2][2][2]; /* less sum_j A dA, of head, pair, row */
+        uint32_t branch[4];
+        branch_operand<DROP>(branch, g, x.drop_scale, row_bits, 0);
+        clear(dx);
+        multiply16_transposed(dx, branch, w.w_o, LD, at);
+        {
+            const uint32_t merged[4] = {kept_merged.x, kept_merged.y, kept_merged.z, kept_merged.w};
+            ps_stmatrix4_at(own_rows + 3 * MATRIX, merged);
+#pragma unroll
+            for (int i = 0; i < 4; i++) { /* pair i / 2, row i % 2 */
+                float v = -dx[i / 2][i % 2 * 2] * ps_low(merged[i]) - dx[i / 2][i % 2 * 2 + 1] * ps_high(merged[i]);
+                v += __shfl_xor_sync(0xffffffffu, v, 1);
+                const float other = __shfl_xor_sync(0xffffffffu, v, 2);
+                delta[0][i / 2][i % 2] = low ? v : other;
+                delta[1][i / 2][i % 2] = low ? other : v;
+            }
+        }
+        pack_operand(a, dx[0], dx[1]);
+        ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
+        xhat[0] = kept_xhat.x, xhat[1] = kept_xhat.y, xhat[2] = kept_xhat.z, xhat[3] = kept_xhat.w;
+        ps_stmatrix4_at(own_rows, xhat);
+        scale_shift_kept(a, xhat, w.ln1_gamma, w.ln1_beta, at.q);
+        {
+            uint32_t packed[4];
+            project16(dx, a, w.w_qkv, LD_QKV, w.b_qkv, at);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                dx[i / 4][i % 4] *= x.scale_log2e;
+            }
+            pack_operand(packed, dx[0], dx[1]);
+            ps_stmatrix4_at(own_columns, packed);
+            project16(dx, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
+            pack_operand(packed, dx[0], dx[1]);
+            ps_stmatrix4_at(own_columns + 2 * MATRIX, packed);
+            project16(dx, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
+            pack_operand(packed, dx[0], dx[1]);
+            ps_stmatrix4_at(own_columns + 4 * MATRIX, packed);
+        }
+        ps_barrier(0, threads); /* and the staged columns have been read */
+        ps_stmatrix4_at(own_branch, branch);
+        const bool embed = l == 0 && x.embed.partial;
+        real16 *const embedding = (real16 *)((char *)shared_memory + x.layers * LAYER_BYTES + TO_NORMED), /* of the first unit */
+            *const own_embedding = embedding + at.unit * (UNIT_BYTES / 2);
+        if (embed) {
+            stage_patches<D, NT>(own_embedding, x, (int64_t)blockIdx.x * x.block_units + at.unit, at);
+        }
+
+        /* A = softmax(q k' / sqrt(e)), merged = A v */
+        uint32_t dq[4], dk[4], dv[4];
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            float dq_of[2][4], dk_of[2][4], dv_of[2][4];
+            clear(dq_of);
+            clear(dk_of);
+            clear(dv_of);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const bool mine = low == (h == 0);
+                const float4 logs = h == 0 ? sums0 : sums1;
+                const float log0 = p == 0 ? logs.x : logs.z, log1 = p == 0 ? logs.y : logs.w;
+                const float less[4] = {-log0, -log0, -log1, -log1};
+                const float less_delta[4] = {delta[h][p][0], delta[h][p][0], delta[h][p][1], delta[h][p][1]};
+                uint32_t q[2], d_merged[2], keys[6], values[6], keys_across[6];
+                ps_ldmatrix2_at(q, own_columns + p * MATRIX);
+                ps_ldmatrix2_at(d_merged, own_columns + (6 + p) * MATRIX);
+                const uint32_t q0 = mine ? q[0] : 0, q1 = mine ? q[1] : 0;
+                const uint32_t d0 = mine ? d_merged[0] : 0, d1 = mine ? d_merged[1] : 0;
+                load_rows48(keys, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
+                load_rows48(values, all_columns + (4 + p) * MATRIX, COLUMNS_ROW);
+                load_rows48_transposed(keys_across, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
+                if (p + h > 0) {
+                    at.sync(); /* the head before has been read */
+                }
+#pragma unroll
+                for (int j = 0; j < 3; j++) {
+                    float s[2][4], ds[2][4];
+                    ps_mma8(s[0], q0, q1, keys[2 * j], less);
+                    ps_mma8(s[1], q0, q1, keys[2 * j + 1], less);
+                    ps_mma8(ds[0], d0, d1, values[2 * j], less_delta);
+                    ps_mma8(ds[1], d0, d1, values[2 * j + 1], less_delta);
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        s[i / 4][i % 4] = ps_exp2(s[i / 4][i % 4]);
+                        ds[i / 4][i % 4] *= s[i / 4][i % 4];
+                    }
+                    uint32_t packed[4], d_packed[4];
+                    pack_operand(packed, s[0], s[1]);
+                    pack_operand(d_packed, ds[0], ds[1]);
+                    if (j == 2) {
+                        packed[0] &= last0, packed[1] &= last0, packed[2] &= last1, packed[3] &= last1;
+                        d_packed[0] &= last0, d_packed[1] &= last0, d_packed[2] &= last1, d_packed[3] &= last1;
+                    }
+                    ps_stmatrix4_at(own_scores + j * 2 * MATRIX, packed);
+                    ps_stmatrix4_at(own_scores + TO_GRADIENTS + j * 2 * MATRIX, d_packed);
+                    ps_mma16(dq_of[h], d_packed, keys_across[2 * j], keys_across[2 * j + 1], dq_of[h]);
+                }
+                uint32_t queries[6], d_mixed[6];
+                load_rows48_transposed(queries, all_columns + p * MATRIX, COLUMNS_ROW);
+                load_rows48_transposed(d_mixed, all_columns + (6 + p) * MATRIX, COLUMNS_ROW);
+                at.sync(); /* A and its gradient are there */
+#pragma unroll
+                for (int j = 0; j < 3; j++) {
+                    uint32_t r[4];
+                    ps_ldmatrix4_transposed_at(r, own_keys + j * 2 * SCORES_ROW);
+                    ps_mma16(dv_of[h], r, d_mixed[2 * j], d_mixed[2 * j + 1], dv_of[h]);
+                    ps_ldmatrix4_transposed_at(r, own_keys + TO_GRADIENTS + j * 2 * SCORES_ROW);
+                    ps_mma16(dk_of[h], r, queries[2 * j], queries[2 * j + 1], dk_of[h]);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float ln2 = 0.6931471805599453f; /* q was scaled */
+                dq[2 * p + i] = ps_pack((low ? dq_of[0][2 * i] : dq_of[1][2 * i]) * x.scale,
+                                        (low ? dq_of[0][2 * i + 1] : dq_of[1][2 * i + 1]) * x.scale);
+                dk[2 * p + i] = ps_pack((low ? dk_of[0][2 * i] : dk_of[1][2 * i]) * ln2,
+                                        (low ? dk_of[0][2 * i + 1] : dk_of[1][2 * i + 1]) * ln2);
+                dv[2 * p + i] = ps_pack(low ? dv_of[0][2 * i] : dv_of[1][2 * i], low ? dv_of[0][2 * i + 1] : dv_of[1][2 * i + 1]);
+            }
+        }
+        const float2 kept_rstd = *(const float2 *)(keep + KEPT_ROWS + (at.g * 4 + 1) * 16);
+        at.sync(); /* q, k, v and merged's gradient have been read */
+        ps_stmatrix4_at(own_columns, dq);
+        ps_stmatrix4_at(own_columns + 2 * MATRIX, dk);
+        ps_stmatrix4_at(own_columns + 4 * MATRIX, dv);
+        ps_ldmatrix4_at(a, own_branch);
+        ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
+        clear(dx);
+        multiply16_transposed(dx, dq, w.w_qkv, LD_QKV, at);
+        multiply16_transposed(dx, dk, w.w_qkv + D, LD_QKV, at);
+        multiply16_transposed(dx, dv, w.w_qkv + 2 * D, LD_QKV, at);
+        ps_ldmatrix4_at(xhat, own_rows);
+        const float rstd1[2] = {kept_rstd.x, kept_rstd.y};
+        normalise_backward<D, NT>(g, dx, w.ln1_gamma, xhat, rstd1, NULL, at);
+        if (l > 0) {
+            read_first<DROP>(kept, x, step, l - 1, at);
+        }
+        if (embed) {
+            const int pitch = embed_pitch(D, x.embed.patch);
+            embed_operand<D, NT, DROP>(a, g, x, at);
+            ps_store_operand(own_embedding + at.row * pitch, pitch * 2, a);
+            ps_copy_wait();
+        }
+        publish(threads);
+        if (warp >= 8 && warp < 12) {
+            float d[5][4];
+            block_product(d, units, COLUMNS_ROW, units + TO_ROWS, ROWS_ROW, x.block_units);
+            const int row = warp % 4 * 16 + at.g;
+            if (warp == 11) {
+                put_sums(sums, row, row + 8, d[3], d[4], at.q);
+            } else {
+                put_sums(sums, row, row + 8, d[0], d[1], at.q);
+            }
+            if (at.q == 0) {
+                bias_sums[row] = d[2][0];
+                bias_sums[row + 8] = d[2][2];
+            }
+            if (DROP) {
+                __syncwarp();
+                if (at.lane == 0) {
+                    ps_mbarrier_arrive(section_barriers + (2 * l + 1) * 8);
+                }
+            }
+        } else if (embed) {
+            for (int job = warp < 8 ? warp : warp - 4; job < embed_jobs<D>(x); job += threads / 32 - 4) {
+                embed_gradient<D, NT>(x, job, embedding, UNIT_BYTES / 2, true, at);
+            }
+        }
+    }
+    if (!x.embed.partial) {
+        store_rows<D, NT>(x.du, g, at);
+    }
+}
+
+} // namespace PS_REAL16_SPACE
+
+#endif

@@ -1,0 +1,390 @@
+/* The forward of encoder/resident/d16_e4_f128.cu: embedding, layers, head. */
+#ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_FORWARD_CUH
+#define PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_FORWARD_CUH
+
+#include "kernels/cuda/encoder/resident/d16_units.cuh"
+
+namespace PS_REAL16_SPACE
+{
+
+/* K and V of a unit: 6 x 8 rows by 4 matrices: columns of the first pair of heads and of the second, of K and of V. */
+enum { KV_ROW = 4 * MATRIX, KV_BYTES = 6 * KV_ROW };
+
+/* o = sum over keys of exp2(s) v, sum = that of exp2(s), most = what was taken off s: 0 unless MOST. */
+template <bool MOST>
+static __device__ __forceinline__ void attend(float (&o)[4], float (&sum)[4], float (&most)[2], uint32_t a0, uint32_t a1,
+                                              const uint32_t (&keys)[6], const uint32_t (&values)[6], uint32_t last0,
+                                              uint32_t last1, int n, const d16_place &at)
+{
+    float s[6][4], zero[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int t = 0; t < 6; t++) {
+        ps_mma8(s[t], a0, a1, keys[t], zero);
+    }
+    most[0] = most[1] = 0;
+    if constexpr (MOST) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            most[r] = -INFINITY;
+#pragma unroll
+            for (int i = 0; i < 12; i++) {
+                const int column = i / 2 * 8 + at.q * 2 + i % 2;
+                float &v = s[i / 2][2 * r + i % 2];
+                v = column < n ? v : -INFINITY;
+                most[r] = fmaxf(most[r], v);
+            }
+            most[r] = quad_max(most[r]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        o[i] = sum[i] = 0;
+    }
+#pragma unroll
+    for (int j = 0; j < 3; j++) {
+        uint32_t a[4];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            float &v = s[2 * j + k / 4][k % 4];
+            v = ps_exp2(MOST ? v - most[k % 4 / 2] : v);
+        }
+        pack_operand(a, s[2 * j], s[2 * j + 1]);
+        ps_mma16(o, a, values[2 * j], values[2 * j + 1], o);
+        ps_mma16(sum, a, j == 2 ? last0 : PS_REAL16_ONES, j == 2 ? last1 : PS_REAL16_ONES, sum);
+    }
+}
+
+/* u += scale x where kept; bit 8h + 4t + 16i of bits is element (g + 8h, 8t + 2q + i). */
+static __device__ __forceinline__ void add_where(float (&u)[2][4], const float (&x)[2][4], uint32_t bits, float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (bits & 1u << (i % 4 / 2 * 8 + i % 2 * 16 + i / 4 * 4)) {
+            u[i / 4][i % 4] = fmaf(x[i / 4][i % 4], scale, u[i / 4][i % 4]);
+        }
+    }
+}
+
+/* The first values of a unit's window, EARLY a thread, and its thread's target, on their way; known: they exist. */
+enum { EARLY = 4 };
+
+struct early {
+    float window[EARLY], target;
+    bool known, target_known;
+};
+
+static __device__ __forceinline__ void fetch_early(struct early &v, const struct encoder &x, int64_t u, uint64_t cursor,
+                                                   const d16_place &at)
+{
+    const struct ps_cuda_windows &w = x.embed.windows, &t = x.head.targets;
+    const int thread = at.tile * 32 + at.lane;
+    const float *const from = window_at(x, w, cursor, (uint32_t)u);
+    const float *const target = x.head.weight ? window_at(x, t, cursor, (uint32_t)u) : NULL;
+    v.known = from;
+    v.target_known = target && thread < x.head.horizon;
+#pragma unroll
+    for (int j = 0; j < EARLY; j++) {
+        const int i = thread + j * (NT * 32);
+        v.window[j] = *(from && i < x.embed.length ? from + i * w.by_time : w.data);
+    }
+    v.target = *(v.target_known ? target + thread * t.by_time : w.data);
+}
+
+/* Those, and what is left of the window, to `values`. */
+static __device__ __forceinline__ void put_window(float *values, const struct early &v, const struct encoder &x, int64_t u,
+                                                  uint64_t cursor, const d16_place &at)
+{
+    const struct ps_cuda_windows &w = x.embed.windows;
+    const int thread = at.tile * 32 + at.lane, length = x.embed.length;
+#pragma unroll
+    for (int j = 0; j < EARLY; j++) {
+        if (thread + j * (NT * 32) < length) {
+            values[thread + j * (NT * 32)] = v.known ? v.window[j] : NAN;
+        }
+    }
+    if (length > EARLY * NT * 32) {
+        const float *const from = window_at(x, w, cursor, (uint32_t)u);
+#pragma unroll 1
+        for (int i = EARLY * NT * 32 + thread; i < length; i += NT * 32) {
+            values[i] = from ? from[i * w.by_time] : NAN;
+        }
+    }
+}
+
+/* The warp's place, found anew: what follows from it would fill the registers, and spills leave the multiprocessor, most of whose
+ * first cache is shared memory. */
+static __device__ __forceinline__ d16_place place_again(const struct encoder &x)
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    d16_place at(thread);
+    at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
+    return at;
+}
+
+template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forward(const __grid_constant__ struct encoder x)
+{
+    extern __shared__ uint4 shared_memory[];
+    __shared__ uint64_t staged_barrier;
+    const uint32_t staged = ps_shared_address(&staged_barrier);
+    char *const weights = (char *)shared_memory;
+    d16_place at;
+    const int64_t own_unit = (int64_t)blockIdx.x * x.block_units + at.unit;
+    at.take(x, own_unit);
+    float *const values = (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES);
+    struct ahead now = {0, 0};
+    struct early early = {};
+    const bool expects = x.embed.weight && x.masks;
+    if (expects) {
+        now = *ahead_at(x);
+    }
+    int sequence[2], patch[2];
+    float u[2][4], mean = 0, deviation = 1;
+    uint32_t embed_weight[2][2], patches[4], embed_bits = 0xffffffffu;
+    uint64_t step = 0;
+    embed_places<D, NT>(sequence, patch, x, at);
+    /* Round 0: windows and draws of the step that is expected, before the kernel before has ended: no kernel writes what they
+     * depend on. Round 1: all else, and windows and draws if they are others. */
+#pragma unroll 1
+    for (int round = expects ? 0 : 1;; round++) {
+        if (round == 1) {
+            ps_grid_begin();
+            if (x.embed.weight) {
+                load_embed_sum<D, NT>(u, patch, x, at);
+                load_embed_weight<D, NT>(embed_weight, x, 0, at);
+            }
+            const struct ahead found = {DROP ? x.state->step : 0, x.embed.weight ? x.embed.state->cursor : 0};
+            stage_weights(x, (d16_weights *)weights, 0, 1);
+            if (threadIdx.x == 0) {
+                ps_mbarrier_init(staged, (int)blockDim.x);
+            }
+            step = found.step;
+            if (!x.embed.weight || (expects && found.step == now.step && found.cursor == now.cursor)) {
+                break;
+            }
+            now = found;
+        }
+        fetch_early(early, x, own_unit, now.cursor, at);
+        if constexpr (DROP) {
+            embed_bits = draw_masks(x, now.step, x.embed.site, ((uint32_t)at.first + at.q / 2 * 8) * (D / 8) + at.q % 2, at.q);
+        }
+        put_window(values, early, x, own_unit, now.cursor, at);
+        at.sync();
+        if (x.embed.revin) {
+            ps_window_statistics<12, true>(values, x.embed.length, x.embed.epsilon, mean, deviation);
+        }
+        const float centre[2] = {mean, mean}, factor[2] = {1.0f / deviation, 1.0f / deviation};
+        patch_operand<D, NT>(patches, 0, values, sequence, patch, centre, factor, x, at);
+        if (round == 1) {
+            break;
+        }
+        at.sync(); /* the values may be others yet */
+    }
+    bool drawn = false; /* by the backward of the step before */
+    if (DROP && x.masks) {
+        const struct tag found = *tag_at(x, step), own = tag_of(x, step);
+        drawn = found.step == own.step && found.seed == own.seed && found.draws == own.draws && found.tiles == own.tiles;
+    }
+    if (x.embed.weight) {
+        uint32_t rows[4];
+        if (DROP && x.embed.masks && at.q == 0 && at.global_tile < x.units * NT) {
+            *embed_masks_at<D, NT>(x, at) = embed_bits;
+        }
+        if (at.lane == 0 && at.tile == 0 && own_unit < x.units) {
+            x.embed.mean[own_unit] = mean;
+            x.embed.std[own_unit] = deviation;
+        }
+        const float centre[2] = {mean, mean}, factor[2] = {1.0f / deviation, 1.0f / deviation};
+        embed_product<D, NT, DROP>(rows, patches, u, embed_weight, embed_bits >> at.q, values, sequence, patch, centre, factor, x,
+                                   at);
+        unpack_operand(u, rows);
+    } else {
+        load_rows<D, NT>(u, x.u, at);
+    }
+    ps_copy_wait();
+    __syncthreads();
+    if (x.layers > 1) { /* the other layers' while the first is worked on */
+        stage_weights(x, (d16_weights *)weights, 1, x.layers);
+        ps_mbarrier_arrive_copied(staged);
+    }
+    if (x.head.weight) { /* behind all layers' work */
+        stage_head_d16<D, NT>(x, (real16 *)(weights + x.head.at), early.target_known ? early.target : NAN);
+    }
+#pragma unroll 1
+    for (int l = 0; l < x.layers; l++) {
+        const d16_weights &w = ((const d16_weights *)weights)[l];
+        const d16_place at = place_again(x);
+        if (l == 1) {
+            ps_mbarrier_wait(staged, 0);
+        }
+        char *const keep = x.masks ? kept_at(x, l, at) + at.lane * 16 : NULL;
+        /* The lane's place in the unit's matrices: of operands of all rows, and of its own tile's. */
+        const uint32_t kv = ps_shared_address(weights + x.layers * LAYER_BYTES) + (uint32_t)(at.unit * 2 * KV_BYTES);
+        const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
+        const uint32_t own_rows =
+            kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
+        const bool low = at.q < 2; /* the first head of a pair */
+        /* Ones where keys 32 .. 47 exist: the operand that adds up the last probabilities. */
+        const int last_keys = x.n - 32 - at.q * 2;
+        const uint32_t last0 = (last_keys > 0 ? PS_REAL16_ONE : 0u) | (last_keys > 1 ? PS_REAL16_ONE << 16 : 0u);
+        const uint32_t last1 = (last_keys > 8 ? PS_REAL16_ONE : 0u) | (last_keys > 9 ? PS_REAL16_ONE << 16 : 0u);
+        const uint32_t here0 = at.here[0] ? 0xffffffffu : 0u, here1 = at.here[1] ? 0xffffffffu : 0u;
+        const uint32_t buffer = (uint32_t)(l % 2 * KV_BYTES);
+        uint32_t a[4], q[4], words[3] = {0, 0, 0xffffffffu};
+        float rstd[2], xhat[2][4], c[2][4];
+        if constexpr (DROP) {
+            uint32_t *const masks = masks_at(x, step, l, at.global_tile, at.lane);
+            if (drawn) {
+                words[0] = masks[0], words[1] = masks[32], words[2] = masks[64];
+            } else {
+                draw_tile(words, x, step, l, (uint32_t)at.first, at.q);
+                if (keep) {
+                    masks[0] = words[0], masks[32] = words[1], masks[64] = words[2];
+                }
+            }
+        }
+        normalise<D, NT>(xhat, rstd, u, x.epsilon, NULL, at);
+        scale_shift(a, xhat, w.ln1_gamma, w.ln1_beta, at.q);
+        project16(c, a, w.w_qkv, LD_QKV, w.b_qkv, at);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            c[i / 4][i % 4] *= x.scale_log2e;
+        }
+        pack_operand(q, c[0], c[1]);
+        {
+            uint32_t packed[4];
+            project16(c, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
+            pack_operand(packed, c[0], c[1]);
+            ps_stmatrix4_at(own_rows + buffer, packed);
+            project16(c, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
+            pack_operand(packed, c[0], c[1]);
+            packed[0] &= here0, packed[1] &= here1, packed[2] &= here0, packed[3] &= here1;
+            ps_stmatrix4_at(own_rows + buffer + 2 * MATRIX, packed);
+        }
+        if (keep) {
+            uint32_t packed[4];
+            pack_operand(packed, xhat[0], xhat[1]);
+            *(uint4 *)(keep + KEPT_XHAT1) = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+            if (at.q == 1) {
+                *(float2 *)(keep + KEPT_ROWS) = make_float2(rstd[0], rstd[1]);
+            }
+        }
+        at.sync(); /* twice as many buffers: the layer before the last has been read */
+
+        /* merged = softmax(q k' / sqrt(e)) v */
+        float lse[4];
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            uint32_t keys[6], values[6];
+            float o[4], sum[2], most[2] = {0, 0}, first_o[4], first_sum[4], second_o[4], second_sum[4], none[2];
+            load_rows48(keys, all_rows + buffer + p * MATRIX, KV_ROW);
+            load_rows48_transposed(values, all_rows + buffer + (2 + p) * MATRIX, KV_ROW);
+            const uint32_t q0 = q[2 * p], q1 = q[2 * p + 1];
+            attend<false>(first_o, first_sum, none, low ? q0 : 0, low ? q1 : 0, keys, values, last0, last1, x.n, at);
+            attend<false>(second_o, second_sum, none, low ? 0 : q0, low ? 0 : q1, keys, values, last0, last1, x.n, at);
+            sum[0] = low ? first_sum[0] : second_sum[0];
+            sum[1] = low ? first_sum[2] : second_sum[2];
+            const bool fine = ps_sums_hold(fminf(sum[0], sum[1]), fmaxf(sum[0], sum[1]));
+            if (!__all_sync(0xffffffffu, fine)) {
+                float second_most[2];
+                attend<true>(first_o, first_sum, most, low ? q0 : 0, low ? q1 : 0, keys, values, last0, last1, x.n, at);
+                attend<true>(second_o, second_sum, second_most, low ? 0 : q0, low ? 0 : q1, keys, values, last0, last1, x.n, at);
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    sum[r] = low ? first_sum[2 * r] : second_sum[2 * r];
+                    most[r] = low ? most[r] : second_most[r];
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                o[i] = (low ? first_o[i] : second_o[i]) * __fdividef(1.0f, sum[i / 2]);
+            }
+            a[2 * p] = ps_pack(o[0], o[1]);
+            a[2 * p + 1] = ps_pack(o[2], o[3]);
+            lse[2 * p] = most[0] + ps_log2(sum[0]);
+            lse[2 * p + 1] = most[1] + ps_log2(sum[1]);
+        }
+
+        const d16_place again = place_again(x);
+        /* u = r = u + drop(merged W_o + b_o) */
+        project16(c, a, w.w_o, LD, w.b_o, again);
+        add_where(u, c, words[2], x.drop_scale);
+
+        /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
+        normalise<D, NT>(xhat, rstd, u, x.epsilon, NULL, again);
+        if (x.masks) {
+            char *const keep = kept_at(x, l, again) + again.lane * 16;
+            uint32_t packed[4];
+            *(uint4 *)(keep + KEPT_MERGED) = make_uint4(a[0], a[1], a[2], a[3]);
+            pack_operand(packed, xhat[0], xhat[1]);
+            *(uint4 *)(keep + KEPT_XHAT2) = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+            if (again.q == 1) {
+                *(float2 *)(keep + KEPT_ROWS + 8) = make_float2(rstd[0], rstd[1]);
+            }
+            if (again.q % 2 == 0) {
+                *(float4 *)(keep + KEPT_ROWS) = make_float4(lse[0], lse[1], lse[2], lse[3]);
+            }
+        }
+        scale_shift(a, xhat, w.ln2_gamma, w.ln2_beta, again.q);
+        clear(c);
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            const uint32_t bits = half ? words[1] : words[0];
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+                const int column = half * 64 + part * 32;
+                float z[4][4];
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    uint32_t b[4];
+                    set_bias(z[2 * j], w.b_1 + column / 2 + j * 8, again.q);
+                    set_bias(z[2 * j + 1], w.b_1 + column / 2 + j * 8 + 4, again.q);
+                    ps_ldmatrix4_transposed(b, w.w_1 + column + j * 16 + again.near * LD_F + again.far);
+                    ps_mma16(z[2 * j], a, b[0], b[1], z[2 * j]);
+                    ps_mma16(z[2 * j + 1], a, b[2], b[3], z[2 * j + 1]);
+                }
+#pragma unroll
+                for (int i = 0; i < 16; i++) {
+                    float &v = z[i / 4][i % 4];
+                    v = fmaf(v, ps_tanh(v * fmaf(v * v, GELU_B, GELU_A)), v);
+                }
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    uint32_t hidden[4], b[4];
+                    pack_operand(hidden, z[2 * j], z[2 * j + 1]);
+                    if constexpr (DROP) {
+#pragma unroll
+                        for (int i = 0; i < 4; i++) {
+                            hidden[i] &= spread(bits, 2 * j + i / 2 + i % 2 * 4 + part * 8);
+                        }
+                    }
+                    ps_ldmatrix4_transposed(b, w.w_2 + (column + j * 16 + again.near) * LD + again.far);
+                    ps_mma16(c[0], hidden, b[0], b[1], c[0]);
+                    ps_mma16(c[1], hidden, b[2], b[3], c[1]);
+                }
+            }
+        }
+        set_bias(xhat[0], w.b_2, again.q);
+        set_bias(xhat[1], w.b_2 + 4, again.q);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            c[i / 4][i % 4] = fmaf(c[i / 4][i % 4], x.half_scale, xhat[i / 4][i % 4]);
+        }
+        add_where(u, c, words[2] >> 1, x.drop_scale);
+    }
+    if (DROP && x.masks && !drawn && threadIdx.x == 0) {
+        *tag_at(x, step) = tag_of(x, step);
+    }
+    if (x.embed.weight && x.masks && blockIdx.x == 0 && threadIdx.x == 0) {
+        *ahead_at(x) = {DROP ? step + 1 : 0, x.embed.state->cursor + x.embed.all / x.embed.by_channels.divisor};
+    }
+    store_rows<D, NT>(x.u + x.layers * x.rows * D, u, at);
+    if (x.head.weight) {
+        head_d16<D, NT>(u, x, (real16 *)(weights + x.layers * LAYER_BYTES), (const real16 *)(weights + x.head.at),
+                        (int64_t)blockIdx.x * x.block_units);
+    }
+}
+
+} // namespace PS_REAL16_SPACE
+
+#endif

@@ -1,0 +1,391 @@
+/* What encoder/resident/d64_short.cu's kernels share: a warp's place, products by wgmma, the panels of weights and of rows, what
+ * forward leaves for backward and for the weights' gradients, and the counters that tell one another how far they are. */
+#ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_D64_PANELS_CUH
+#define PS_KERNELS_CUDA_ENCODER_RESIDENT_D64_PANELS_CUH
+
+#include "kernels/cuda/tile/bulk.cuh"
+#include "kernels/cuda/encoder/head.cuh"
+
+namespace PS_REAL16_SPACE
+{
+
+enum { D = 64, UNITS = 4, THREADS = 512, PANEL = 64 * 64 * 2, STEP = 16 * 128 };
+static_assert((int)UNITS == (int)D64_HEAD_UNITS, "the head's threads fetch their targets as forward begins");
+
+typedef place<D, 1> tile_place;
+
+/* warpgroup = share, warp of it = unit. Addresses in shared memory are of a panel 0; others are so many panels further. */
+struct panel_place : tile_place {
+    uint32_t begin; /* where the warp's rows begin in a panel; 16 i columns further: exclusive or 32 i */
+    uint32_t panel; /* of wgmma's operand: its lower word */
+    __device__ __forceinline__ panel_place(const void *memory)
+    {
+        /* The same in all lanes, so that the compiler keeps what follows from it once a warp. */
+        const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+        const uint32_t address = ps_shared_address(memory);
+        unit = warp % UNITS;
+        share = warp / UNITS;
+        tile = 0;
+        row = 0;
+        begin = address + (uint32_t)((unit * 16 + lane % 16) * 128 + ((lane / 16) ^ (lane & 7)) * 16);
+        panel = (address >> 4 & 0x3fff) | 1 << 16;
+    }
+    /* What follows from the warp's place is found anew: kept for all of the kernel it would fill the registers. */
+    __device__ __forceinline__ void refresh()
+    {
+        asm volatile("" : "+r"(panel), "+r"(share), "+r"(begin), "+r"(g), "+r"(q));
+    }
+    /* The warp's 16 columns. */
+    __device__ __forceinline__ uint32_t own() const
+    {
+        return begin ^ (uint32_t)share * 32;
+    }
+    /* The operand in another panel; further to the warpgroup's 16 columns, 16 rows, panel. */
+    __device__ __forceinline__ uint32_t of(int panels_further) const
+    {
+        return panel + (uint32_t)panels_further * (PANEL / 16);
+    }
+    __device__ __forceinline__ uint32_t columns() const
+    {
+        return (uint32_t)share * 2;
+    }
+    __device__ __forceinline__ uint32_t rows() const
+    {
+        return (uint32_t)share * (STEP / 16);
+    }
+    /* The warpgroup's panel of d_ff; when there are fewer than warpgroups, some do the same. */
+    template <int P> __device__ __forceinline__ int mine() const
+    {
+        return P == 4 ? share : share % P;
+    }
+};
+
+/* ---- wgmma ---- */
+
+/* An operand in a panel: rows of 128 bytes, 16-byte pieces exchanged by the row's number modulo 8, groups of 8 rows after one
+ * another. Its address, in 16 bytes, is the lower word's. */
+static __device__ __forceinline__ uint64_t operand_at(uint32_t low)
+{
+    return (uint64_t)(1024 >> 4 | 1 << 30) << 32 | low;
+}
+
+/* d = or += a b, 16 deep, for the warpgroup's 64 rows and 16, 32 or 64 columns. A_ROWS, B_ROWS: the depth runs over the operand's
+ * rows.
+ */
+template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[2][4], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
+                 " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, %11, %12;\n}"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                   "+f"(d[1][3])
+                 : "l"(a), "l"(b), "r"((int)add), "n"((int)A_ROWS), "n"((int)B_ROWS));
+}
+
+template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[4][4], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX " {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+                 "}, %16, %17, p, 1, 1, %19, %20;\n}"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
+                   "+f"(d[3][2]), "+f"(d[3][3])
+                 : "l"(a), "l"(b), "r"((int)add), "n"((int)A_ROWS), "n"((int)B_ROWS));
+}
+
+/* d += a b, 16 deep, 48 columns: three slices of 16. a as it lies in a panel, b's depth runs over its rows. */
+static __device__ __forceinline__ void step_slices(float (&d)[6][4], uint64_t a, uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n48k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX " {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+                 "}, %24, %25, 1, 1, 1, 0, 1;"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
+                   "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
+                   "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3])
+                 : "l"(a), "l"(b));
+}
+
+template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[8][4], uint64_t a, uint64_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX " {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+                 "}, %32, %33, p, 1, 1, %35, %36;\n}"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
+                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
+                   "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
+                   "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+                   "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+                 : "l"(a), "l"(b), "r"((int)add), "n"((int)A_ROWS), "n"((int)B_ROWS));
+}
+
+/* The same, 64 deep: a and b are panels, or the part of one where the columns begin. */
+template <bool A_ROWS, bool B_ROWS, int T>
+static __device__ __forceinline__ void product(float (&d)[T][4], uint32_t a, uint32_t b, bool add)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        step<A_ROWS, B_ROWS>(d, operand_at(a + k * (A_ROWS ? STEP / 16 : 2)), operand_at(b + k * (B_ROWS ? STEP / 16 : 2)),
+                             add || k > 0);
+    }
+}
+
+/* d += the warpgroup's columns of q, k and v, 64 deep: W_qkv lies as slices of 64 rows by 16 columns, rows of 32 bytes whose halves
+ * are exchanged by the row's number / 4 modulo 2, q's 64 columns, k's, v's. */
+static __device__ __forceinline__ void product_slices(float (&d)[6][4], uint32_t a, uint32_t b)
+{
+    b = (b & 0x3fff) | (PANEL >> 4) << 16; /* from q's columns to k's, to v's */
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        step_slices(d, operand_at(a + k * 2), (uint64_t)(256 >> 4 | 3u << 30) << 32 | (b + k * (16 * 32 / 16)));
+    }
+}
+
+/* The values are in their registers now: no product under way meets a move of them. */
+template <int T> static __device__ __forceinline__ void settle(float (&d)[T][4])
+{
+#pragma unroll
+    for (int t = 0; t < T; t++) {
+        asm volatile("" : "+f"(d[t][0]), "+f"(d[t][1]), "+f"(d[t][2]), "+f"(d[t][3])::"memory");
+    }
+}
+
+/* Before a batch of products with these sums. Operands' addresses are found anew: kept for all of the kernel they would fill the
+ * registers. */
+template <typename... SUMS> static __device__ __forceinline__ void products_begin(panel_place &at, SUMS &...sums)
+{
+    at.refresh();
+    (settle(sums), ...);
+    ps_wgmma_begin();
+}
+
+/* Until at most PENDING batches are under way, these sums' not among them. */
+template <int PENDING, typename... SUMS> static __device__ __forceinline__ void products_wait(SUMS &...sums)
+{
+    ps_wgmma_wait<PENDING>();
+    (settle(sums), ...);
+}
+
+/* All the block's stores to shared memory are seen by all, wgmma too. */
+static __device__ __forceinline__ void publish()
+{
+    ps_publish();
+    __syncthreads();
+}
+
+/* ---- panels ---- */
+
+/* The weights as panels: [layers][panels][64 rows][64 columns] of a matrix; W_qkv forward as slices of 16 columns (product_slices).
+ */
+struct weight_panels {
+    CUtensorMap qkv, o, w_1, w_2;
+};
+
+/* Begins to copy layer l's PANELS panels; by one thread. The barrier's phase ends when they are there. */
+template <int PANELS>
+static __device__ __forceinline__ void fetch_panels(const char *to, const CUtensorMap &from, int l, uint32_t barrier)
+{
+    ps_mbarrier_expect(barrier, PANELS * PANEL);
+    ps_tensor_copy4(ps_shared_address(to), &from, 0, 0, 0, l, barrier);
+}
+
+/* Layer's vectors in shared memory, in order: b_qkv, b_o, b_2, ln1 gamma, beta, ln2 gamma, beta, b_1. */
+enum { B_QKV = 0, B_O = 3 * D, B_2 = 4 * D, LN1_GAMMA = 5 * D, LN1_BETA = 6 * D, LN2_GAMMA = 7 * D, LN2_BETA = 8 * D, B_1 = 9 * D };
+
+static __host__ __device__ constexpr int vector_floats(int f)
+{
+    return 9 * D + f;
+}
+
+static __device__ __forceinline__ void stage_vectors(const struct encoder &x, float *to, int f)
+{
+#pragma unroll 1
+    for (int i = (int)threadIdx.x * 4; i < vector_floats(f); i += THREADS * 4) {
+        const int64_t of = i < B_O         ? x.at.b_qkv + i
+                           : i < B_2       ? x.at.b_o + i - B_O
+                           : i < LN1_GAMMA ? x.at.b_2 + i - B_2
+                           : i < LN1_BETA  ? x.at.ln1_gamma + i - LN1_GAMMA
+                           : i < LN2_GAMMA ? x.at.ln1_beta + i - LN1_BETA
+                           : i < LN2_BETA  ? x.at.ln2_gamma + i - LN2_GAMMA
+                           : i < B_1       ? x.at.ln2_beta + i - LN2_BETA
+                                           : x.at.b_1 + i - B_1;
+#pragma unroll 1
+        for (int l = 0; l < x.layers; l++) {
+            ps_copy_async(to + l * vector_floats(f) + i, x.parameters + l * x.at.vector_stride + of);
+        }
+    }
+}
+
+/* Shared memory: panels of W_qkv (3), W_o, W_1 and W_2 (f / 64 each), the working ones, hidden scores' table, statistics, backward
+ * column sums [2][units][2][64], the vectors of all layers, backward their rows' 1 / deviation [layers][2][64]. */
+enum { STATISTICS = 2 * 4 * 16 * 8, COLUMN_SUMS = 2 * UNITS * 2 * D * 4, RSTD = 2 * 64 * 4 };
+
+/* Beside it, of copies: bytes, as many as either direction has. */
+enum { BARRIERS = 4 * 8 };
+
+static __host__ __device__ constexpr int panels_of(int p, bool backward)
+{
+    return 4 + 2 * p + (backward ? 6 + p : 2 + p);
+}
+
+static size_t shared_bytes(int f, int64_t layers, bool backward)
+{
+    return (size_t)panels_of(f / 64, backward) * PANEL + TABLE_BYTES + UNITS * STATISTICS + (backward ? COLUMN_SUMS : 0) +
+           (size_t)layers * ((size_t)vector_floats(f) * 4 + (backward ? RSTD : 0));
+}
+
+/* ---- rows ---- */
+
+/* Two neighbours of row g and of row g + 8, and again 8 columns on, as they lie in memory. */
+#ifdef PS_COMPILE_HALVES
+static __device__ __forceinline__ void fetch_rows(float (&v)[2][4], const float *from, const tile_place &at)
+{
+    load_rows<D, 1>(v, from, at);
+}
+
+/* Rows as they came. */
+static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const float (&v)[2][4])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        x[i / 4][i % 4] = v[i / 4][i % 4];
+    }
+}
+
+typedef float stream_rows[2][4];
+
+/* Gradients are multiplied with the power of two that brings dy's largest element, whose bits are `peak`, to 1 .. 2; back: by its
+ * reciprocal. */
+static __device__ __forceinline__ float gradient_range(const unsigned *peak, bool back)
+{
+    const int exponent = max(-120, min(120, 127 - (int)(__ldcg(peak) >> 23)));
+    return __int_as_float(((back ? -exponent : exponent) + 127) << 23);
+}
+#else
+static __device__ __forceinline__ void fetch_rows(uint32_t (&v)[4], const real16 *from, const tile_place &at)
+{
+    const real16 *p = from + at.first * D + at.share * 16 + at.q * 2;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[i] = at.here[i % 2] ? *(const uint32_t *)(p + i % 2 * 8 * D + i / 2 * 8) : 0;
+    }
+}
+
+typedef uint32_t stream_rows[4];
+
+static __device__ __forceinline__ float gradient_range(const unsigned *, bool)
+{
+    return 1.0f;
+}
+#endif
+
+static __device__ __forceinline__ void scale_rows(float (&v)[2][4], float by)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i / 4][i % 4] *= by;
+    }
+}
+
+/* y = a b', b [16 rows, 16] in registers as it lies. */
+static __device__ __forceinline__ void times_transposed(float (&y)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4],
+                                                        const float (&c0)[4], const float (&c1)[4])
+{
+    ps_mma16(y[0], a, b[0], b[2], c0);
+    ps_mma16(y[1], a, b[1], b[3], c1);
+}
+
+/* y = a b, b [16 rows, 16] in registers as it lies. */
+static __device__ __forceinline__ void times(float (&y)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4])
+{
+    const float zero[4] = {0, 0, 0, 0};
+    ps_mma16(y[0], a, ps_movmatrix(b[0]), ps_movmatrix(b[1]), zero);
+    ps_mma16(y[1], a, ps_movmatrix(b[2]), ps_movmatrix(b[3]), zero);
+}
+
+/* The operand a'. */
+static __device__ __forceinline__ void transpose_operand(uint32_t (&y)[4], const uint32_t (&a)[4])
+{
+    y[0] = ps_movmatrix(a[0]);
+    y[1] = ps_movmatrix(a[2]);
+    y[2] = ps_movmatrix(a[1]);
+    y[3] = ps_movmatrix(a[3]);
+}
+
+/* What weight gradients are made of, of each layer for each 64 rows, in panels, as backward names them: E's first two, M, E's
+ * others; H's first two, G, H's others; the gradients of q and k, N, that of v, merged, K. So what a pair of products needs lies
+ * together. Forward leaves M, H, N and merged, backward the others. */
+static __host__ __device__ constexpr int kept_panels(int p)
+{
+    return 8 + 2 * p;
+}
+
+/* Where M or G stands among E or H, and where H and the gradient of q begin. */
+enum { KEPT_MIDDLE = 2 };
+
+static __host__ __device__ constexpr int kept_hidden(int p)
+{
+    return p + 1;
+}
+
+static __host__ __device__ constexpr int kept_attention(int p)
+{
+    return 2 * p + 2;
+}
+
+static __device__ __forceinline__ char *kept_at(const struct encoder &x, int group, int l)
+{
+    return x.operands + ((int64_t)group * x.layers + l) * (kept_panels(x.f / 64) * PANEL);
+}
+
+/* Those from `first` on to global memory, behind the thread's back. */
+static __device__ __forceinline__ void store_panels(char *kept, int first, const char *memory, int from, int panels)
+{
+    ps_bulk_store(kept + first * PANEL, ps_shared_address(memory + from * PANEL), (uint32_t)panels * PANEL);
+}
+
+/* The same of the P panels of E or H, around the one in their middle. */
+template <int P> static __device__ __forceinline__ void store_around(char *kept, int first, const char *memory, int from)
+{
+    store_panels(kept, first, memory, from, KEPT_MIDDLE);
+    if (P > KEPT_MIDDLE) {
+        store_panels(kept, first + KEPT_MIDDLE + 1, memory, from + KEPT_MIDDLE, P - KEPT_MIDDLE);
+    }
+}
+
+/* What forward leaves of the warp's own for backward, operands: q, k, v, LN1's xhat, LN2's. */
+enum { LEFT_Q, LEFT_K, LEFT_V, LEFT_1, LEFT_2, LEFT };
+
+static __device__ __forceinline__ uint4 *left_at(const struct encoder &x, int group, int l, int which)
+{
+    return x.left + (((int64_t)group * x.layers + l) * LEFT + which) * THREADS + threadIdx.x;
+}
+
+static __device__ __forceinline__ void leave_own(uint4 *to, const uint32_t (&a)[4])
+{
+    *to = make_uint4(a[0], a[1], a[2], a[3]);
+}
+
+static __device__ __forceinline__ void take_own(uint32_t (&a)[4], const uint4 *from)
+{
+    const uint4 v = *from;
+    a[0] = v.x;
+    a[1] = v.y;
+    a[2] = v.z;
+    a[3] = v.w;
+}
+
+/* A unit's windows are gathered where its rows of a panel will lie. */
+enum { WINDOW_FLOATS = 16 * 128 / 4 };
+
+/* Counters: tickets of products' jobs taken, products' jobs done and parts of W_h's gradient, blocks that wait for nothing any
+ * more, tickets of slices taken; the place in the order of windows that a forward expects of the next one, 8 bytes, or, where the
+ * embedding is not asked for, encoder/resident/d64_short_tf32.cu's peak; then flags [layers, groups]. */
+enum { TICKETS, DONE, ENDED, SLICE_TICKETS, AHEAD, PEAK = AHEAD, FLAGS = 6 };
+
+} // namespace PS_REAL16_SPACE
+
+#endif

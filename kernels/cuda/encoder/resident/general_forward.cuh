@@ -1,0 +1,243 @@
+/* The forward of encoder/resident/resident.cu. */
+#ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_GENERAL_FORWARD_CUH
+#define PS_KERNELS_CUDA_ENCODER_RESIDENT_GENERAL_FORWARD_CUH
+
+#include "kernels/cuda/encoder/embed.cuh"
+
+namespace PS_REAL16_SPACE
+{
+
+/* c [d columns] = W_2 of the warp's share of the hidden columns. */
+template <int D, int NT, bool DROP>
+static __device__ __forceinline__ void feed_forward(float (&c)[D / 8][4], const ps_pair (&a)[D / 16][4], const struct encoder &x,
+                                                    const struct sizes &z, const layer_weights<D> &w, uint64_t step, int site,
+                                                    uint32_t *keep, const place<D, NT> &at)
+{
+    const int share_f = z.f / sharing(D);
+    clear(c);
+#pragma unroll 1
+    for (int column = at.share * share_f; column < (at.share + 1) * share_f; column += 16) {
+        ps_pair hidden[4];
+        uint32_t bits = 0;
+        float y[2][4];
+        if constexpr (DROP) {
+            bits = new_masks<D, NT>(x, step, site, z.f, column, keep ? keep + column / 2 : NULL, at);
+        }
+        set_bias(y, w.b_1 + column, at.q);
+        multiply<D, NT>(y, a, w.w_1 + column, z.f + 8, at);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float &v = y[i / 4][i % 4];
+            v = fmaf(v, ps_tanh(v * fmaf(v * v, GELU_B, GELU_A)), v);
+        }
+        pack_operand(hidden, y[0], y[1]);
+        if constexpr (DROP) {
+            drop_operand(hidden, bits);
+        }
+        multiply_columns<D, NT>(c, hidden, w.w_2 + column * w.LD, w.LD, at);
+    }
+}
+
+/* own = the warp's 16 columns of the sum of c over the warps that share a tile, in a fixed order; partial is the unit's. */
+template <int D, int NT>
+static __device__ __forceinline__ void add_shares(float (&own)[2][4], const float (&c)[D / 8][4], float4 *partial,
+                                                  const place<D, NT> &at)
+{
+    constexpr int W = sharing(D);
+    if constexpr (W == 1) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            own[i / 4][i % 4] = c[i / 4][i % 4];
+        }
+    } else {
+        float4 *const tile = partial + at.tile * (W * W * 64) + at.lane; /* [to][from][2][32] */
+#pragma unroll
+        for (int t = 0; t < D / 8; t++) {
+            tile[((t / 2 * W + at.share) * 2 + t % 2) * 32] = make_float4(c[t][0], c[t][1], c[t][2], c[t][3]);
+        }
+        at.sync();
+        clear(own);
+#pragma unroll
+        for (int w = 0; w < W; w++) {
+#pragma unroll
+            for (int t = 0; t < 2; t++) {
+                const float4 v = tile[((at.share * W + w) * 2 + t) * 32];
+                own[t][0] += v.x;
+                own[t][1] += v.y;
+                own[t][2] += v.z;
+                own[t][3] += v.w;
+            }
+        }
+    }
+}
+
+template <int D, int NT, bool E8>
+static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const __grid_constant__ struct encoder x)
+{
+    ps_grid_begin();
+    constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, W = sharing(D);
+    extern __shared__ uint4 shared_memory[];
+    float4 *const table = (float4 *)shared_memory;
+    char *const weights = (char *)shared_memory + TABLE_BYTES;
+    const struct sizes z = sizes_of(x);
+    const int bytes = layer_bytes(D, z.f);
+    place<D, NT> at;
+    ps_real *const A = (ps_real *)(weights + (x.resident ? x.layers : 1) * bytes + at.unit * unit_bytes(D, NT, false, z.f));
+    ps_real *const qkv = A + (W > 1 ? NT * 16 * LD : 0);
+    char *const statistics = (char *)(qkv + NT * 16 * LD_QKV);
+    float4 *const partial = (float4 *)(statistics + statistics_bytes(D, NT));
+    const uint64_t step = z.drop ? x.state->step : 0;
+    const int heads = 16 / z.e;
+    fill_table<D, NT>(table, x.n, at);
+    if (x.resident) {
+        for (int l = 0; l < x.layers; l++) {
+            stage_layer(x, z, l, layer_weights<D>(weights + l * bytes, z.f));
+        }
+    }
+    for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
+        at.take(x, group * x.block_units + at.unit);
+        float u[2][4];
+        if (x.embed.weight) {
+            ps_pair rows[4];
+            if (group != blockIdx.x) {
+                at.sync(); /* the units before have done with qkv */
+            }
+            if (z.drop) {
+                embed_unit<D, NT, true>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, at);
+            } else {
+                embed_unit<D, NT, false>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, at);
+            }
+            if (NT * W == 1) {
+                at.sync(); /* others wait for one another before qkv is written */
+            }
+            unpack_operand(u, rows);
+        } else {
+            load_rows<D, NT>(u, x.u, at);
+        }
+        for (int l = 0; l < x.layers; l++) {
+            const layer_weights<D> w(weights + (x.resident ? l : 0) * bytes, z.f);
+            uint32_t *const keep = (z.drop && x.masks) && at.global_tile < x.units * NT ? masks_at<D, NT>(x, z, l, at) : NULL;
+            if (!x.resident) {
+                __syncthreads();
+                stage_layer(x, z, l, w);
+            }
+            if (!x.resident || (group == blockIdx.x && l == 0)) {
+                ps_copy_wait();
+                for (int i = 0; i < (x.resident ? x.layers : 1); i++) {
+                    round_layer(z, layer_weights<D>(weights + i * bytes, z.f));
+                }
+                __syncthreads();
+            }
+            ps_pair all[D / 16][4], a[4];
+            float rstd[2], xhat[2][4], own[2][4], c[D / 8][4];
+            normalise<D, NT>(xhat, rstd, u, x.epsilon, statistics_at<D, NT>(statistics, 0, at), at);
+            scale_shift(a, xhat, w.ln1_gamma + at.share * 16, w.ln1_beta + at.share * 16, at.q);
+            if (NT > 1 && W == 1) {
+                at.sync(); /* the layer before has read k and v; otherwise normalise has waited */
+            }
+            gather<D, NT>(all, a, A, at);
+            project<D, NT>(qkv, all, w, at);
+            at.sync();
+
+            /* merged = softmax(q k' / sqrt(e)) v, in the place of q */
+            const ps_real *const keys = qkv + D + at.share * 16, *const values = keys + D;
+            ps_real *const mine = qkv + at.row * LD_QKV + at.share * 16;
+            ps_pair queries[4];
+            load_a(queries, lane_a(mine, LD_QKV, at), LD_QKV, at);
+            __syncwarp();
+#pragma unroll 1
+            for (int i = 0; i < heads; i++) {
+                const struct head h = head_at(i, z.e, at.q);
+                float s[2 * NT][4], o[E8 ? 1 : 2][4], most[2], sum[1][4];
+                head_operand<E8>(a, queries, h);
+                masked_scores<D, NT, E8>(s, a, h, keys, LD_QKV, table, at);
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    most[r] = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
+#pragma unroll
+                    for (int t = 1; t < 2 * NT; t++) {
+                        most[r] = fmaxf(most[r], fmaxf(s[t][2 * r], s[t][2 * r + 1]));
+                    }
+                    most[r] = quad_max(most[r]) * x.scale_log2e;
+                }
+                clear(o);
+                clear(sum);
+#pragma unroll
+                for (int j = 0; j < NT; j++) {
+#pragma unroll
+                    for (int k = 0; k < 8; k++) {
+                        float &v = s[2 * j + k / 4][k % 4];
+                        v = ps_exp2(fmaf(v, x.scale_log2e, -most[k % 4 / 2]));
+                    }
+                    pack_operand(a, s[2 * j], s[2 * j + 1]);
+                    mix<D, NT, E8>(o, a, h, values + j * 16 * LD_QKV, LD_QKV, at);
+                    add_ones(sum[0], a);
+                }
+                put_head<D, NT, E8>(mine, LD_QKV, o, __fdividef(1.0f, sum[0][0]), __fdividef(1.0f, sum[0][2]), h, at);
+                if (x.lse && at.q == 0) {
+                    float *lse = x.lse + ((int64_t)l * x.heads + at.share * heads + i) * x.rows + at.first;
+                    if (at.here[0]) {
+                        lse[0] = most[0] + ps_log2(sum[0][0]);
+                    }
+                    if (at.here[1]) {
+                        lse[8] = most[1] + ps_log2(sum[0][2]);
+                    }
+                }
+            }
+
+            /* u = r = u + drop(merged W_o + b_o) */
+            if (W > 1) {
+                at.sync();
+            } else {
+                __syncwarp();
+            }
+#pragma unroll
+            for (int k = 0; k < D / 16; k++) {
+                load_a(all[k], lane_a(qkv + at.row * LD_QKV, LD_QKV, at) + k * 16, LD_QKV, at);
+            }
+#pragma unroll
+            for (int k = 0; k < W; k++) {
+                if (REAL_BYTES == 4 && x.merged && k == at.share) {
+                    unpack_operand(own, all[k]);
+                    store_rows<D, NT>(x.merged + l * x.rows * D, own, at);
+                }
+            }
+            set_bias(own, w.b_o + at.share * 16, at.q);
+            multiply<D, NT>(own, all, w.w_o + at.share * 16, LD, at);
+            uint32_t bits = 0xffffffffu;
+            if (z.drop) {
+                bits = new_masks<D, NT>(x, step, 3 * l, D, at.share * 16, keep ? keep + at.share * 8 : NULL, at);
+            }
+            add_kept(u, own, bits, x.drop_scale);
+            if (x.r) {
+                store_rows<D, NT>(x.r + l * x.rows * D, u, at);
+            }
+
+            /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
+            normalise<D, NT>(xhat, rstd, u, x.epsilon, statistics_at<D, NT>(statistics, 1, at), at);
+            scale_shift(a, xhat, w.ln2_gamma + at.share * 16, w.ln2_beta + at.share * 16, at.q);
+            gather<D, NT>(all, a, A, at);
+            if (z.drop) {
+                feed_forward<D, NT, true>(c, all, x, z, w, step, 3 * l + 1, keep ? keep + D / 2 : NULL, at);
+            } else {
+                feed_forward<D, NT, false>(c, all, x, z, w, step, 0, NULL, at);
+            }
+            add_shares<D, NT>(own, c, partial, at);
+            set_bias(xhat, w.b_2 + at.share * 16, at.q);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                own[i / 4][i % 4] = fmaf(own[i / 4][i % 4], x.half_scale, xhat[i / 4][i % 4]);
+            }
+            if (z.drop) {
+                const int chunk = D / 16 + z.f / 16 + at.share;
+                bits = new_masks<D, NT>(x, step, 3 * l + 2, D, at.share * 16, keep ? keep + chunk * 8 : NULL, at);
+            }
+            add_kept(u, own, bits, x.drop_scale);
+            store_rows<D, NT>(x.u + (l + 1) * x.rows * D, u, at);
+        }
+    }
+}
+
+} // namespace PS_REAL16_SPACE
+
+#endif
