@@ -45,22 +45,6 @@ struct encoder_head {
     int rows, horizon;
     float scale; /* 2 / (S H) */
     int at;      /* W_h's place in shared memory, bytes */
-    /* Backward, encoder/resident/d64_short.cu alone: it is asked for when d_weight is there. */
-    float *d_weight, *d_bias;
-    float *parts;                /* [jobs, N d, H]: of d_weight */
-    struct ps_step_state *state; /* of the loss */
-    double loss_scale;           /* B / (S H) */
-    int64_t batch;
-};
-
-/* AdamW's, encoder/resident/d64_short.cu alone: it is asked for when `parameters` is there. */
-struct encoder_update {
-    float *parameters, *m;
-    double *v;
-    ps_real *copy;
-    const double *learning_rates;
-    struct ps_step_state *state;
-    struct ps_adamw_plain plain;
 };
 
 /* The residual stream and its gradient in memory. */
@@ -70,51 +54,91 @@ typedef float ps_stream;
 typedef ps_real ps_stream;
 #endif
 
+/* encoder/resident/resident.cu's own. */
+struct general_arguments {
+    int resident; /* all layers' weights are in shared memory; in general_backward_tf32.cuh: how many layers' */
+    int staged;   /* columns of f staged at once */
+    ps_real *r;
+    ps_real *merged; /* general_backward_tf32.cuh: [layers, R, d]: attention's output before W_o */
+};
+
+/* encoder/resident/d16_e4_f128.cu's own: what is kept, d16_units.cuh; tiles of a layer that it has room for. */
+struct d16_arguments {
+    char *kept;
+    int64_t tiles;
+};
+
+/* What the blocks of both leave of the weights' gradients, and block_sums.cuh adds. */
+struct block_sums {
+    float *partial;    /* [blocks, layers, layer_sums] */
+    float *norms;      /* [layers, row blocks, 2, d] */
+    unsigned *arrived; /* [layers, 2] */
+    /* d16_backward.cuh's sums over the blocks, as in partial, of all but the first layer's attention; or NULL. */
+    float *summed;
+    unsigned *finished; /* [layers, 2]: blocks whose sums of the layer's feed-forward, attention are in memory */
+};
+
+/* The rest of the head's backward. It is asked for when d_weight is there. */
+struct d64_head {
+    float *d_weight, *d_bias;
+    float *parts;                /* [jobs, N d, H]: of d_weight */
+    struct ps_step_state *state; /* of the loss */
+    double loss_scale;           /* B / (S H) */
+    int64_t batch;
+};
+
+/* AdamW's: update.cuh. It is asked for when `parameters` is there. */
+struct d64_update {
+    float *parameters, *m;
+    double *v;
+    ps_real *copy;
+    const double *learning_rates;
+    struct ps_step_state *state;
+    struct ps_adamw_plain plain;
+};
+
+/* encoder/resident/d64_short.cu's own. A group is 64 rows. */
+struct d64_arguments {
+    bool fresh;         /* nothing is read before ps_grid_begin: the kernel before may have written weights */
+    float *rstd;        /* [layers, 2, R]: 1 / deviation of LN1's rows, LN2's */
+    unsigned *counters; /* d64_panels.cuh */
+    unsigned *flags;    /* [layers, groups]: operands are there */
+    uint4 *left;        /* [groups, layers, 5, threads]: what forward's warps leave for backward's; or NULL */
+    /* The weights' gradients: what they are made of, and the rows' splits: groups in each, and in how many one more. */
+    char *operands; /* [groups, layers, panels] */
+    int splits, split_groups, split_more;
+    float *products;    /* [layers, pairs, splits, 2, 64, 64] */
+    float *column_sums; /* [splits, 2, layers, vectors] */
+    float *norms;       /* [groups, layers, 4, d] */
+    struct d64_head head;
+    struct d64_update update;
+};
+
 /* What the kernels are told. */
 struct encoder {
     int n, unit_rows; /* N; rows of a unit that exist: N, or N times the sequences in a tile */
     int e, f, heads, layers;
-    int64_t rows, units;       /* R */
-    int block_units, resident; /* units a block works on at once; all layers' weights are in shared memory, in
-                                * encoder/resident/general_backward_tf32.cuh: how many layers' */
-    int staged;                /* columns of f staged at once */
+    int64_t rows, units;     /* R */
+    int blocks, block_units; /* units a block works on at once */
     struct ps_encoder_layout at;
     const ps_real *weights;
     const float *parameters;
     float *gradients;
-    ps_stream *u;
-    ps_real *r;
-    ps_stream *du;
+    ps_stream *u, *du;
     const ps_stream *dy;
-    float *lse;         /* [layers, heads, R]: log2 of softmax's sums */
-    float *rstd;        /* encoder/resident/d64_short.cu: [layers, 2, R]: 1 / deviation of LN1's rows, LN2's */
-    uint32_t *masks;    /* [layers, tiles, f/16 + 2d/16, 8] */
-    int64_t kept_tiles; /* encoder/resident/d16_e4_f128.cu: tiles of a layer that masks has room for */
-    float *partial;     /* [blocks, layers, layer_sums]; encoder/resident/d64_short.cu: [layers, pairs, splits, 2, 64, 64] */
-    float *norms;       /* [layers, row blocks, 2, d]; encoder/resident/d64_short.cu: [groups of 64 rows, layers, 4, d] */
-    unsigned *arrived;  /* [layers, 2]; encoder/resident/d64_short.cu's counters */
-    int blocks;
-    /* encoder/resident/d16_e4_f128.cu: backward's sums over the blocks, as in partial, of all but the first layer's attention; or
-     * NULL. */
-    float *summed;
-    unsigned *finished; /* [layers, 2]: blocks whose sums of the layer's feed-forward, attention are in memory */
-    /* encoder/resident/d64_short.cu alone: */
-    int splits; /* of the rows, for weight gradients: groups of 64 in each, and in how many one more */
-    int split_groups, split_more;
-    uint4 *left;        /* [groups of 64 rows, layers, 5, threads]: what forward's warps leave for backward's; or NULL */
-    char *operands;     /* [groups of 64 rows, layers, panels]: what weight gradients are made of */
-    unsigned *flags;    /* [layers, groups of 64 rows]: they are there */
-    float *column_sums; /* [splits, 2, layers, vectors] */
+    float *lse;                        /* [layers, heads, R]: log2 of softmax's sums */
+    uint32_t *masks;                   /* [layers, tiles, f/16 + 2d/16, 8] */
     float scale, scale_log2e, epsilon; /* scale = 1 / sqrt(e) */
     uint32_t threshold, below, minus_below, site;
     float drop_scale, half_scale; /* 1 without dropout; half of it */
     uint32_t key[10][2];
     const struct ps_step_state *state;
-    bool fresh; /* nothing is read before ps_grid_begin: the kernel before may have written weights */
     struct encoder_embedding embed;
     struct encoder_head head;
-    struct encoder_update update;
-    ps_real *merged; /* encoder/resident/general_backward_tf32.cuh: [layers, R, d]: attention's output before W_o */
+    struct general_arguments general;
+    struct d16_arguments d16;
+    struct block_sums sums;
+    struct d64_arguments d64;
 };
 
 struct sizes {
@@ -124,7 +148,7 @@ struct sizes {
 
 static __device__ __forceinline__ struct sizes sizes_of(const struct encoder &x)
 {
-    return {x.f, x.e, x.staged, x.threshold != 0};
+    return {x.f, x.e, x.general.staged, x.threshold != 0};
 }
 
 } // namespace PS_REAL16_SPACE

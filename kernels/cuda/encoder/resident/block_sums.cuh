@@ -44,11 +44,11 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
     }
     ps_grid_begin();
     /* Backward may have added the blocks itself. */
-    const bool added = x.summed && (l > 0 || row0 >= 4 * D);
-    const float *const from = (added ? x.summed : x.partial) + (int64_t)l * size;
+    const bool added = x.sums.summed && (l > 0 || row0 >= 4 * D);
+    const float *const from = (added ? x.sums.summed : x.sums.partial) + (int64_t)l * size;
     const int blocks_here = added ? 1 : x.blocks;
-    if (x.summed && l + blockIdx.x == 0 && thread < 2 * x.layers) {
-        x.finished[thread] = 0; /* for the next time */
+    if (x.sums.summed && l + blockIdx.x == 0 && thread < 2 * x.layers) {
+        x.sums.finished[thread] = 0; /* for the next time */
     }
     if (l == x.layers) {
         add_embedding<D, SUM_THREADS>(x, sums[0], (int)blockIdx.x, (int)gridDim.x);
@@ -59,9 +59,9 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
         const int part = thread / (2 * ROWS), i = thread % (2 * ROWS);
         if (i < ROWS || of_o) {
             const bool b_2 = i >= ROWS;
-            const float *p = (b_2 && x.summed ? x.summed + (int64_t)l * size : from) + (4 * D + 2 * f) * D +
+            const float *p = (b_2 && x.sums.summed ? x.sums.summed + (int64_t)l * size : from) + (4 * D + 2 * f) * D +
                              (b_2 ? 4 * D + f + row0 - 3 * D + i - ROWS : row0 + i);
-            const int count = b_2 && x.summed ? 1 : blocks_here;
+            const int count = b_2 && x.sums.summed ? 1 : blocks_here;
 #pragma unroll 16
             for (int b = part; b < count; b += SUM_PARTS) {
                 bias_part += p[b * stride];
@@ -109,7 +109,7 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
         return;
     }
     const int block0 = which ? 4 * D / ROWS : 0, blocks = (which ? f : 3 * D) / ROWS;
-    float *const norms = x.norms + (int64_t)l * gridDim.x * 2 * D;
+    float *const norms = x.sums.norms + (int64_t)l * gridDim.x * 2 * D;
     __syncthreads();
     if (thread < 2 * D) {
         const int j = thread % D;
@@ -122,7 +122,7 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
     }
     __syncthreads();
     if (thread == 0) {
-        last = atomicAdd(&x.arrived[2 * l + which], 1u) == (unsigned)blocks - 1;
+        last = atomicAdd(&x.sums.arrived[2 * l + which], 1u) == (unsigned)blocks - 1;
     }
     __syncthreads();
     if (last) {
@@ -137,7 +137,7 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
             vectors[at + thread % D] += sum;
         }
         if (thread == 0) {
-            x.arrived[2 * l + which] = 0;
+            x.sums.arrived[2 * l + which] = 0;
         }
     }
 }

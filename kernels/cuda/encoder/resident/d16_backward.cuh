@@ -194,7 +194,7 @@ static __device__ __forceinline__ int section_at(const struct encoder &x, int i)
 /* The block's sums of it are in memory. */
 static __device__ __forceinline__ void announce_section(const struct encoder &x, int section)
 {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(x.finished + section) : "memory");
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(x.sums.finished + section) : "memory");
 }
 
 /* The masks of a step's block, by the DRAWING threads that take no part in the rest: what the schedulers with a warp fewer have
@@ -240,7 +240,7 @@ static __device__ __forceinline__ void sum_sections(const struct encoder &x, flo
             }
             unsigned seen;
             do {
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(x.finished + section) : "memory");
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(x.sums.finished + section) : "memory");
             } while (seen < (unsigned)blocks);
         }
         ps_barrier(DRAWING_BARRIER, DRAWING);
@@ -248,7 +248,7 @@ static __device__ __forceinline__ void sum_sections(const struct encoder &x, flo
                   items = matrices + (hidden ? VECTORS_OF_HIDDEN : VECTORS_OF_ATTENTION);
         const int each = (items + blocks - 1) / blocks, end = min(((int)blockIdx.x + 1) * each, items);
         const int lanes = min(each, (int)DRAWING), shares = DRAWING / lanes, share = thread / lanes;
-        const float4 *const from = (const float4 *)x.partial + l * SUMS;
+        const float4 *const from = (const float4 *)x.sums.partial + l * SUMS;
         for (int first = (int)blockIdx.x * each; first < end; first += lanes) {
             const int item = first + thread - share * lanes;
             const int at = item < matrices ? item + (hidden ? OF_ATTENTION : 0)
@@ -259,7 +259,7 @@ static __device__ __forceinline__ void sum_sections(const struct encoder &x, flo
             ps_barrier(DRAWING_BARRIER, DRAWING);
             if (share == 0 && mine) {
                 add_parts(sum, parts + thread, lanes, shares);
-                ((float4 *)x.summed)[l * SUMS + at] = sum;
+                ((float4 *)x.sums.summed)[l * SUMS + at] = sum;
             }
             ps_barrier(DRAWING_BARRIER, DRAWING);
         }
@@ -322,7 +322,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
 #pragma unroll 1
     for (int l = x.layers - 1; l >= 0; l--) {
         const d16_weights &w = ((const d16_weights *)weights)[l];
-        float *const sums = x.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, F);
+        float *const sums = x.sums.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, F);
         float *const bias_sums = sums + (4 * D + 2 * F) * D;
         const char *const keep = kept_at(x, l, at);
         if (l == 0) { /* W_h's gradient has had the free multiprocessors */

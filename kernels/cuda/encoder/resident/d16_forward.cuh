@@ -134,7 +134,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
     float *const values = (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES);
     struct ahead now = {0, 0};
     struct early early = {};
-    const bool expects = x.embed.weight && x.masks;
+    const bool expects = x.embed.weight && x.d16.kept;
     if (expects) {
         now = *ahead_at(x);
     }
@@ -181,7 +181,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
         at.sync(); /* the values may be others yet */
     }
     bool drawn = false; /* by the backward of the step before */
-    if (DROP && x.masks) {
+    if (DROP && x.d16.kept) {
         const struct tag found = *tag_at(x, step), own = tag_of(x, step);
         drawn = found.step == own.step && found.seed == own.seed && found.draws == own.draws && found.tiles == own.tiles;
     }
@@ -217,7 +217,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
         if (l == 1) {
             ps_mbarrier_wait(staged, 0);
         }
-        char *const keep = x.masks ? kept_at(x, l, at) + at.lane * 16 : NULL;
+        char *const keep = x.d16.kept ? kept_at(x, l, at) + at.lane * 16 : NULL;
         /* The lane's place in the unit's matrices: of operands of all rows, and of its own tile's. */
         const uint32_t kv = ps_shared_address(weights + x.layers * LAYER_BYTES) + (uint32_t)(at.unit * 2 * KV_BYTES);
         const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
@@ -312,7 +312,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
 
         /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
         normalise<D, NT>(xhat, rstd, u, x.epsilon, NULL, again);
-        if (x.masks) {
+        if (x.d16.kept) {
             char *const keep = kept_at(x, l, again) + again.lane * 16;
             uint32_t packed[4];
             *(uint4 *)(keep + KEPT_MERGED) = make_uint4(a[0], a[1], a[2], a[3]);
@@ -372,10 +372,10 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
         }
         add_where(u, c, words[2] >> 1, x.drop_scale);
     }
-    if (DROP && x.masks && !drawn && threadIdx.x == 0) {
+    if (DROP && x.d16.kept && !drawn && threadIdx.x == 0) {
         *tag_at(x, step) = tag_of(x, step);
     }
-    if (x.embed.weight && x.masks && blockIdx.x == 0 && threadIdx.x == 0) {
+    if (x.embed.weight && x.d16.kept && blockIdx.x == 0 && threadIdx.x == 0) {
         *ahead_at(x) = {DROP ? step + 1 : 0, x.embed.state->cursor + x.embed.all / x.embed.by_channels.divisor};
     }
     store_rows<D, NT>(x.u + x.layers * x.rows * D, u, at);

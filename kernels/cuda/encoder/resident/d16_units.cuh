@@ -35,7 +35,7 @@ enum {
 
 static __device__ __forceinline__ char *kept_at(const struct encoder &x, int layer, const d16_place &at)
 {
-    return (char *)x.masks + ((int64_t)layer * x.kept_tiles + at.global_tile) * KEPT_BYTES;
+    return x.d16.kept + ((int64_t)layer * x.d16.tiles + at.global_tile) * KEPT_BYTES;
 }
 
 /* Three words a lane: columns 0 .. 63 of d_ff: bit t + 4h + 8 (group of 32) + 16i of position 8t + 2q + i, row g + 8h; 64 .. 127;
@@ -44,8 +44,8 @@ enum { MASKS_BYTES = 3 * 128 };
 
 static __device__ __forceinline__ uint32_t *masks_at(const struct encoder &x, uint64_t step, int layer, int64_t tile, int lane)
 {
-    char *const p = (char *)x.masks + x.layers * x.kept_tiles * KEPT_BYTES;
-    return (uint32_t *)(p + (((int64_t)(step & 1) * x.layers + layer) * x.kept_tiles + tile) * MASKS_BYTES) + lane;
+    char *const p = x.d16.kept + x.layers * x.d16.tiles * KEPT_BYTES;
+    return (uint32_t *)(p + (((int64_t)(step & 1) * x.layers + layer) * x.d16.tiles + tile) * MASKS_BYTES) + lane;
 }
 
 /* What masks depend on: says of a block's in memory whose they are. */
@@ -60,8 +60,8 @@ static __host__ __device__ constexpr int64_t tags_of(int64_t tiles)
 
 static __device__ __forceinline__ struct tag *tag_at(const struct encoder &x, uint64_t step)
 {
-    char *const p = (char *)x.masks + x.layers * x.kept_tiles * (KEPT_BYTES + 2 * MASKS_BYTES);
-    return (struct tag *)p + (int64_t)(step & 1) * tags_of(x.kept_tiles) + blockIdx.x;
+    char *const p = x.d16.kept + x.layers * x.d16.tiles * (KEPT_BYTES + 2 * MASKS_BYTES);
+    return (struct tag *)p + (int64_t)(step & 1) * tags_of(x.d16.tiles) + blockIdx.x;
 }
 
 static __device__ __forceinline__ struct tag tag_of(const struct encoder &x, uint64_t step)
@@ -77,8 +77,8 @@ struct ahead {
 
 static __device__ __forceinline__ struct ahead *ahead_at(const struct encoder &x)
 {
-    char *const p = (char *)x.masks + x.layers * x.kept_tiles * (KEPT_BYTES + 2 * MASKS_BYTES);
-    return (struct ahead *)(p + 2 * tags_of(x.kept_tiles) * sizeof(struct tag));
+    char *const p = x.d16.kept + x.layers * x.d16.tiles * (KEPT_BYTES + 2 * MASKS_BYTES);
+    return (struct ahead *)(p + 2 * tags_of(x.d16.tiles) * sizeof(struct tag));
 }
 
 /* Draws the masks of a layer's tile whose row g is `first`. */

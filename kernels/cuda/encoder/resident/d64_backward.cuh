@@ -69,7 +69,7 @@ static __device__ __forceinline__ void stage_rstd(float *to, const struct encode
     for (int i = (int)threadIdx.x; i < x.layers * 128; i += THREADS) {
         const int64_t unit = (int64_t)group * UNITS + i % 64 / 16, row = unit * x.unit_rows + i % 16;
         const bool here = unit < x.units && i % 16 < x.unit_rows && row < x.rows;
-        to[i] = here ? x.rstd[i / 64 * x.rows + row] : 0.0f;
+        to[i] = here ? x.d64.rstd[i / 64 * x.rows + row] : 0.0f;
     }
 }
 
@@ -152,7 +152,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         ps_mbarrier_expect(came + 16, PANEL);
         ps_bulk_fetch(ps_shared_address(memory) + M * PANEL, kept_at(x, group, l) + KEPT_MIDDLE * PANEL, PANEL, came + 16);
     };
-    if (x.fresh) {
+    if (x.d64.fresh) {
         ps_grid_begin();
     }
     if (asks) {
@@ -171,7 +171,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int i = (int)threadIdx.x; i < x.layers; i += 32) {
 #pragma unroll 1
             for (int group = (int)blockIdx.x; group < groups; group += (int)gridDim.x) {
-                x.flags[(int64_t)i * groups + group] = 0;
+                x.d64.flags[(int64_t)i * groups + group] = 0;
             }
         }
         __threadfence();
@@ -192,13 +192,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
         __syncthreads();
         float g[2][4];
         unpack_operand(g, gradient);
-        scale_rows(g, gradient_range(x.arrived + PEAK, false));
+        scale_rows(g, gradient_range(x.d64.counters + PEAK, false));
 #pragma unroll 1
         for (int l = x.layers - 1; l >= 0; l--) {
             const float *const vectors = all_vectors + l * vector_floats(F), *const own_vectors = vectors + at.share * 16;
             /* What the first thread leaves of the layer. */
             const auto kept = [&]() { return kept_at(x, group, l); };
-            const auto norms_to = [&](int layer) { return x.norms + ((int64_t)group * x.layers + layer) * (4 * D); };
+            const auto norms_to = [&](int layer) { return x.d64.norms + ((int64_t)group * x.layers + layer) * (4 * D); };
             const float *const own_rstd = all_rstd + 2 * l * 64 + at.unit * 16 + at.g; /* LN1's rows; LN2's 64 further */
             /* Units beyond the last read some masks: their gradients are zero. */
             const uint32_t *const masks = !DROP ? NULL : at.global_tile < x.units ? masks_at<D, 1>(x, z, l, at) : x.masks + at.g;
@@ -236,7 +236,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 product<false, false>(c, at.of(G), at.of(W_2 + at.mine<P>()), false);
                 ps_wgmma_commit();
                 if (threadIdx.x == 0 && l + 1 < x.layers) {
-                    announce<1>(x.flags + (int64_t)(l + 1) * groups + group, 2); /* G's is of this layer */
+                    announce<1>(x.d64.flags + (int64_t)(l + 1) * groups + group, 2); /* G's is of this layer */
                 }
                 if (DROP) {
 #pragma unroll
@@ -290,7 +290,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 log_sum[1] = at.here[1] ? lse[8] : 1e30f;
             }
             if (threadIdx.x == 0 && l > 0) { /* the first layer's: all at once, soon enough, and nobody waits for this thread */
-                announce<0>(x.flags + (int64_t)l * groups + group, 1);
+                announce<0>(x.d64.flags + (int64_t)l * groups + group, 1);
             }
             publish();
             if (threadIdx.x == 0) {
@@ -388,7 +388,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             normalise_backward<D, 1>(g, dx, own_vectors + LN1_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 1, at), at);
         }
         if (threadIdx.x == 0) {
-            announce<0>(x.flags + group, 2);
+            announce<0>(x.d64.flags + group, 2);
         }
         if (x.embed.partial) {
             uint32_t a[4];
@@ -402,10 +402,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
             }
         } else {
             __syncthreads();
-            scale_rows(g, gradient_range(x.arrived + PEAK, true));
+            scale_rows(g, gradient_range(x.d64.counters + PEAK, true));
             store_rows<D, 1>(x.du, g, at);
         }
-        put_norm_sums(x.norms + (int64_t)group * x.layers * (4 * D), column_sums + UNITS * 2 * D);
+        put_norm_sums(x.d64.norms + (int64_t)group * x.layers * (4 * D), column_sums + UNITS * 2 * D);
     }
 }
 

@@ -12,8 +12,8 @@ namespace PS_REAL16_SPACE
 static __device__ __forceinline__ void keep_rstd(const struct encoder &x, int which, int share, const float (&rstd)[2],
                                                  const panel_place &at)
 {
-    if (x.rstd && at.share == share && at.q == 0) {
-        float *const to = x.rstd + which * x.rows + at.first;
+    if (x.d64.rstd && at.share == share && at.q == 0) {
+        float *const to = x.d64.rstd + which * x.rows + at.first;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             if (at.here[h]) {
@@ -87,9 +87,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     stream_rows &given = rows;
 #endif
     /* The windows that are expected, before the kernel before has ended: no kernel writes what they depend on. */
-    const bool expects = x.embed.weight && x.left;
+    const bool expects = x.embed.weight && x.d64.left;
     struct early early = {};
-    uint64_t *const ahead = (uint64_t *)(x.arrived + AHEAD);
+    uint64_t *const ahead = (uint64_t *)(x.d64.counters + AHEAD);
     const int64_t u0 = (int64_t)blockIdx.x * UNITS;
     if (expects) {
         cursor = *ahead;
@@ -195,12 +195,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
             const int next = l + 1 < x.layers ? l + 1 : 0;
             /* By the first thread, when there will be a backward; and before what lies in the panels is overwritten. */
             const auto leave = [&](int panel, int from) {
-                if (x.left && threadIdx.x == 0) {
+                if (x.d64.left && threadIdx.x == 0) {
                     store_panels(kept_at(x, group, l), panel, memory, from, 1);
                 }
             };
             const auto left = [&]() {
-                if (x.left && threadIdx.x == 0) {
+                if (x.d64.left && threadIdx.x == 0) {
                     ps_bulk_wait_read();
                 }
             };
@@ -231,7 +231,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 ps_wgmma_commit();
                 const float4 low = table[at.lane], high = table[32 + at.lane];
                 const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
-                if (x.left) { /* stores and sums that the products hide */
+                if (x.d64.left) { /* stores and sums that the products hide */
                     pack_operand(rows, xhat[0], xhat[1]);
                     leave_own(left_at(x, group, l, LEFT_1), rows);
                     keep_rstd(x, 2 * l, 0, rstd, at);
@@ -240,7 +240,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 pack_operand(rows, qkv[0], qkv[1]);
                 pack_operand(others, qkv[2], qkv[3]);
                 times_transposed(p, rows, others, hidden0, hidden1);
-                if (x.left) {
+                if (x.d64.left) {
                     leave_own(left_at(x, group, l, LEFT_Q), rows);
                     leave_own(left_at(x, group, l, LEFT_K), others);
                 }
@@ -256,7 +256,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 pack_operand(rows, p[0], p[1]);
                 pack_operand(others, qkv[4], qkv[5]);
                 times(own, rows, others);
-                if (x.left) {
+                if (x.d64.left) {
                     leave_own(left_at(x, group, l, LEFT_V), others);
                 }
                 sum[0] = sum[1] = sum[2] = sum[3] = 0;
@@ -320,7 +320,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 products_begin(at, y);
                 product<false, true>(y, at.of(A), at.of(W_1 + at.mine<P>()), true);
                 ps_wgmma_commit();
-                if (x.left) {
+                if (x.d64.left) {
                     pack_operand(a, xhat[0], xhat[1]);
                     leave_own(left_at(x, group, l, LEFT_2), a);
                     keep_rstd(x, 2 * l + 1, 1, rstd, at);
@@ -349,7 +349,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             }
             left();
             publish();
-            if (x.left && threadIdx.x == 0) {
+            if (x.d64.left && threadIdx.x == 0) {
                 store_around<P>(kept_at(x, group, l), kept_hidden(P), memory, H);
             }
             if (asks && stage) {
@@ -382,7 +382,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             head_d64(u, x, (float *)(memory + A * PANEL), head, u0, early.target, at); /* A and M are free */
         }
     }
-    if (threadIdx.x == 0 && x.left) {
+    if (threadIdx.x == 0 && x.d64.left) {
         ps_bulk_wait_read();
         if (expects && blockIdx.x == 0) {
             *ahead = cursor + ps_divide(x.embed.all, x.embed.by_channels);

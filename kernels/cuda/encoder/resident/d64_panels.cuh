@@ -338,7 +338,7 @@ static __host__ __device__ constexpr int kept_attention(int p)
 
 static __device__ __forceinline__ char *kept_at(const struct encoder &x, int group, int l)
 {
-    return x.operands + ((int64_t)group * x.layers + l) * (kept_panels(x.f / 64) * PANEL);
+    return x.d64.operands + ((int64_t)group * x.layers + l) * (kept_panels(x.f / 64) * PANEL);
 }
 
 /* Those from `first` on to global memory, behind the thread's back. */
@@ -361,7 +361,7 @@ enum { LEFT_Q, LEFT_K, LEFT_V, LEFT_1, LEFT_2, LEFT };
 
 static __device__ __forceinline__ uint4 *left_at(const struct encoder &x, int group, int l, int which)
 {
-    return x.left + (((int64_t)group * x.layers + l) * LEFT + which) * THREADS + threadIdx.x;
+    return x.d64.left + (((int64_t)group * x.layers + l) * LEFT + which) * THREADS + threadIdx.x;
 }
 
 static __device__ __forceinline__ void leave_own(uint4 *to, const uint32_t (&a)[4])

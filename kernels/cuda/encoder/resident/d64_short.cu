@@ -76,17 +76,17 @@ static size_t workspace_take(struct encoder *x, char *workspace, int multiproces
         at += ((size_t)bytes + 255) / 256 * 256;
         return begin;
     };
-    x->splits = splits_of(*x, groups, multiprocessors);
-    x->split_groups = (int)(groups / x->splits);
-    x->split_more = (int)(groups % x->splits);
-    x->arrived = (unsigned *)take((FLAGS + x->layers * groups) * (int64_t)sizeof(unsigned));
-    x->flags = x->arrived + FLAGS;
-    x->norms = (float *)take(groups * x->layers * (4 * D) * (int64_t)sizeof(float));
-    x->left = (uint4 *)take(groups * x->layers * LEFT * (THREADS * (int64_t)sizeof(uint4)));
-    x->operands = take(groups * x->layers * (kept_panels(p) * PANEL));
-    x->column_sums = (float *)take(2 * (int64_t)x->splits * x->layers * vector_floats(x->f) * (int64_t)sizeof(float));
-    x->partial = (float *)take((int64_t)x->layers * pairs_of(p) * x->splits * JOB_FLOATS * (int64_t)sizeof(float));
-    x->head.parts = (float *)take((int64_t)HEAD_JOBS * x->n * D * x->head.horizon * (int64_t)sizeof(float));
+    x->d64.splits = splits_of(*x, groups, multiprocessors);
+    x->d64.split_groups = (int)(groups / x->d64.splits);
+    x->d64.split_more = (int)(groups % x->d64.splits);
+    x->d64.counters = (unsigned *)take((FLAGS + x->layers * groups) * (int64_t)sizeof(unsigned));
+    x->d64.flags = x->d64.counters + FLAGS;
+    x->d64.norms = (float *)take(groups * x->layers * (4 * D) * (int64_t)sizeof(float));
+    x->d64.left = (uint4 *)take(groups * x->layers * LEFT * (THREADS * (int64_t)sizeof(uint4)));
+    x->d64.operands = take(groups * x->layers * (kept_panels(p) * PANEL));
+    x->d64.column_sums = (float *)take(2 * (int64_t)x->d64.splits * x->layers * vector_floats(x->f) * (int64_t)sizeof(float));
+    x->d64.products = (float *)take((int64_t)x->layers * pairs_of(p) * x->d64.splits * JOB_FLOATS * (int64_t)sizeof(float));
+    x->d64.head.parts = (float *)take((int64_t)HEAD_JOBS * x->n * D * x->head.horizon * (int64_t)sizeof(float));
     return at;
 }
 

@@ -121,9 +121,9 @@ static struct encoder halves_of(const struct ps_kernels *k, const struct ps_enco
     x.weights = (const real16 *)((char *)e->workspace + weights_at(k, e)) - matrices_of(e).first;
     if (e->kept) {
         x.lse = (float *)e->kept;
-        x.rstd = (float *)((char *)e->kept + ps_small_lse_bytes(e));
+        x.d64.rstd = (float *)((char *)e->kept + ps_small_lse_bytes(e));
         if (e->dropout.threshold) {
-            x.masks = (uint32_t *)((char *)x.rstd + ps_small_deviation_bytes(e));
+            x.masks = (uint32_t *)((char *)x.d64.rstd + ps_small_deviation_bytes(e));
         }
     }
     return x;

@@ -61,15 +61,15 @@ struct weight_job {
     __device__ __forceinline__ weight_job(const struct encoder &x, int ticket)
     {
         /* A layer's feed-forward comes first. No divisions: the loader is one warp, for which all of the block wait. */
-        const int P = x.f >> 6, products = pairs_of(P) * x.splits; /* P is 2 or 4 */
+        const int P = x.f >> 6, products = pairs_of(P) * x.d64.splits; /* P is 2 or 4 */
         for (l = x.layers - 1; ticket >= products; l--) {
             ticket -= products;
         }
-        const int later = ticket - P * x.splits;
+        const int later = ticket - P * x.d64.splits;
         pair = later < 0 ? ticket & (P - 1) : P + (later & 1);
         split = later < 0 ? ticket >> (P >> 1) : later >> 1;
-        begin = split * x.split_groups + min(split, x.split_more);
-        end = begin + x.split_groups + (split < x.split_more);
+        begin = split * x.d64.split_groups + min(split, x.d64.split_more);
+        end = begin + x.d64.split_groups + (split < x.d64.split_more);
     }
 };
 
@@ -77,7 +77,7 @@ struct weight_job {
 static __device__ __forceinline__ int take_ticket(const struct encoder &x)
 {
     int ticket;
-    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(ticket) : "l"(x.arrived + TICKETS) : "memory");
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(ticket) : "l"(x.d64.counters + TICKETS) : "memory");
     return ticket;
 }
 
@@ -92,7 +92,7 @@ template <bool AWAIT>
 static __device__ __forceinline__ bool announced(const struct encoder &x, const struct weight_job &job, int group)
 {
     const int lane = (int)threadIdx.x % 32, groups = (int)((x.units + UNITS - 1) / UNITS);
-    const unsigned *const flag = x.flags + (int64_t)job.l * groups + group + lane;
+    const unsigned *const flag = x.d64.flags + (int64_t)job.l * groups + group + lane;
     const unsigned wanted = job.pair < x.f / 64 ? 1 : 2;
     unsigned seen = wanted;
     if (group + lane < job.end) {
@@ -111,7 +111,7 @@ static __device__ __forceinline__ bool announced(const struct encoder &x, const 
 static __device__ __forceinline__ void load_products(const struct encoder &x, const char *memory, uint32_t full, uint32_t empty,
                                                      int4 *jobs, int first)
 {
-    const int P = x.f / 64, lane = (int)threadIdx.x % 32, all = x.layers * pairs_of(P) * x.splits;
+    const int P = x.f / 64, lane = (int)threadIdx.x % 32, all = x.layers * pairs_of(P) * x.d64.splits;
     const int64_t stride = (int64_t)x.layers * (kept_panels(P) * PANEL); /* from group to group */
     const uint32_t stages = ps_shared_address(memory);
     const uint64_t once = ps_cache_once();
@@ -163,7 +163,7 @@ static __device__ __forceinline__ void load_products(const struct encoder &x, co
             parity ^= slot == 0;
             ps_mbarrier_wait(empty + slot * 8, parity);
         }
-        count_up(x.arrived + DONE, taken);
+        count_up(x.d64.counters + DONE, taken);
     }
 }
 
@@ -175,7 +175,7 @@ enum {
     WEIGHTS_STATIC = STAGES * (2 * 8 + 16) + (int)sizeof(struct ps_adamw_step) + 8
 };
 
-/* The products, to x.partial, and the column sums that are the biases' gradients. Two warpgroups have a product, half of its
+/* The products, to x.d64.products, and the column sums that are the biases' gradients. Two warpgroups have a product, half of its
  * columns each, and the column sums of half of its rows. */
 static __device__ __forceinline__ void weight_products(const struct encoder &x, char *memory, uint32_t full, uint32_t empty,
                                                        const int4 *jobs, panel_place &at)
@@ -215,7 +215,8 @@ static __device__ __forceinline__ void weight_products(const struct encoder &x, 
             parity ^= slot == 0;
         }
         products_wait<0>(c, columns);
-        float4 *const to = (float4 *)x.partial + ((int64_t)(l * pairs_of(P) + pair) * x.splits + split) * (JOB_FLOATS / 4) +
+        float4 *const to = (float4 *)x.d64.products +
+                           ((int64_t)(l * pairs_of(P) + pair) * x.d64.splits + split) * (JOB_FLOATS / 4) +
                            (half * 8 + part * 4) * 128 + threadIdx.x % 128;
 #pragma unroll
         for (int t = 0; t < 4; t++) {
@@ -227,7 +228,7 @@ static __device__ __forceinline__ void weight_products(const struct encoder &x, 
                               : pair == P  ? B_QKV + half * D
                               : half       ? (int)B_O
                                            : B_QKV + 2 * D;
-            float *const vector = x.column_sums + ((int64_t)(2 * split + part) * x.layers + l) * vector_floats(x.f) + first;
+            float *const vector = x.d64.column_sums + ((int64_t)(2 * split + part) * x.layers + l) * vector_floats(x.f) + first;
             vector[at.unit * 16 + at.g] = columns[0][0];
             vector[at.unit * 16 + at.g + 8] = columns[0][2];
         }
@@ -241,10 +242,10 @@ enum { HEAD_JOBS = 24 };
 static __host__ __device__ __forceinline__ int head_jobs(const struct encoder &x)
 {
     const int64_t groups = (x.units + UNITS - 1) / UNITS;
-    return !x.head.d_weight ? 0 : groups < HEAD_JOBS ? (int)groups : (int)HEAD_JOBS;
+    return !x.d64.head.d_weight ? 0 : groups < HEAD_JOBS ? (int)groups : (int)HEAD_JOBS;
 }
 
-/* A part: z' dx over some of the sequences, to x.head.parts; all of the block but the loader. parts: [threads][8]. forward, two
+/* A part: z' dx over some of the sequences, to x.d64.head.parts; all of the block but the loader. parts: [threads][8]. forward, two
  * kernels ago, has written both: backward's blocks, all of which have begun, have waited for its end. */
 static __device__ __forceinline__ void head_products(const struct encoder &x, float4 *parts, int job)
 {
@@ -276,12 +277,12 @@ static __device__ __forceinline__ void head_products(const struct encoder &x, fl
             for (int i = 1; i < rows; i++) {
                 all_rows += part[i * pieces * 8];
             }
-            x.head.parts[((int64_t)job * pieces * 8 + k) * horizon + t] = all_rows;
+            x.d64.head.parts[((int64_t)job * pieces * 8 + k) * horizon + t] = all_rows;
         }
         ps_barrier(0, THREADS);
     }
     if (thread == 0) {
-        count_up(x.arrived + DONE, 1);
+        count_up(x.d64.counters + DONE, 1);
     }
 }
 
@@ -294,7 +295,7 @@ static __device__ __forceinline__ int embed_items(const struct encoder &x)
 /* .. and of W_h's. */
 static __device__ __forceinline__ int head_items(const struct encoder &x)
 {
-    return x.head.d_weight ? x.n * D / 4 * x.head.horizon : 0;
+    return x.d64.head.d_weight ? x.n * D / 4 * x.head.horizon : 0;
 }
 
 /* What a thread has of a slice of partial sums: from[i] for i < count, `stride` apart, go onto low and high, times scale. A slice
@@ -328,9 +329,9 @@ struct summands {
         }
         low = (float2 *)(to + row * ld + column);
         high = (float2 *)(to + (row + 8) * ld + column);
-        from = (const float4 *)x.partial + (int64_t)(l * pairs + pair) * x.splits * (JOB_FLOATS / 4) + item;
+        from = (const float4 *)x.d64.products + (int64_t)(l * pairs + pair) * x.d64.splits * (JOB_FLOATS / 4) + item;
         stride = JOB_FLOATS / 4;
-        count = x.splits;
+        count = x.d64.splits;
         items = SLICE;
         scale = 1.0f;
     }
@@ -352,9 +353,9 @@ struct summands {
                          : here          ? p + x.at.b_1 + i - B_1
                                          : p);
         high = low + 1;
-        from = (const float4 *)(of_norm ? x.norms + l * 4 * D + i - LN1_GAMMA : x.column_sums + l * vector_floats(x.f) + i);
+        from = (const float4 *)(of_norm ? x.d64.norms + l * 4 * D + i - LN1_GAMMA : x.d64.column_sums + l * vector_floats(x.f) + i);
         stride = (int64_t)x.layers * (width / 4);
-        count = !here ? 0 : of_norm ? groups : 2 * x.splits;
+        count = !here ? 0 : of_norm ? groups : 2 * x.d64.splits;
         items = VECTOR_SLICE;
         scale = i / D == B_2 / D ? 1.0f / x.half_scale : 1.0f; /* G holds half_scale times the gradient */
     }
@@ -376,9 +377,9 @@ struct summands {
     __device__ __forceinline__ void of_head(const struct encoder &x, int slice)
     {
         const int all = head_items(x), item = slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE;
-        low = (float2 *)(x.head.d_weight + (item < all ? item : 0) * 4);
+        low = (float2 *)(x.d64.head.d_weight + (item < all ? item : 0) * 4);
         high = low + 1;
-        from = (const float4 *)x.head.parts + item;
+        from = (const float4 *)x.d64.head.parts + item;
         stride = all;
         count = item < all ? head_jobs(x) : 0;
         items = VECTOR_SLICE;
@@ -451,14 +452,14 @@ static __device__ __forceinline__ void add_head_sums(const struct encoder &x, co
         for (int i = 1; i < GROUP / 32; i++) {
             sum += part[i * 8];
         }
-        const double loss = x.head.loss_scale * sum;
-        struct ps_step_state *const state = x.head.state;
+        const double loss = x.d64.head.loss_scale * sum;
+        struct ps_step_state *const state = x.d64.head.state;
         if (column < horizon) {
-            put_single(x, s, x.head.d_bias + column, (float)(x.head.d_bias[column] + sum));
+            put_single(x, s, x.d64.head.d_bias + column, (float)(x.d64.head.d_bias[column] + sum));
         } else if (isfinite(loss)) {
             state->loss_sum += loss;
-        } else if (x.update.parameters ? !s.halted : state->nonfinite == 0) { /* this launch may have left its note there */
-            state->lost += (uint64_t)x.head.batch;
+        } else if (x.d64.update.parameters ? !s.halted : state->nonfinite == 0) { /* this launch may have left its note there */
+            state->lost += (uint64_t)x.d64.head.batch;
         }
     }
     ps_barrier(0, THREADS);
@@ -478,7 +479,7 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) d64_weights(const __g
     __shared__ struct ps_adamw_step step;
     __shared__ int ticket;
     const uint32_t full = ps_shared_address(barriers), empty = full + 8 * STAGES;
-    unsigned *const counters = x.arrived;
+    unsigned *const counters = x.d64.counters;
     const int first = threadIdx.x == LOADER ? take_ticket(x) : 0;
     if (threadIdx.x < STAGES) {
         ps_mbarrier_init(full + threadIdx.x * 8, 1);
@@ -493,10 +494,10 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) d64_weights(const __g
         load_products(x, memory, full, empty, jobs, first);
         return;
     }
-    if (x.update.parameters) {
-        ps_adamw_begin(step, x.update.plain, x.update.learning_rates, x.update.state);
+    if (x.d64.update.parameters) {
+        ps_adamw_begin(step, x.d64.update.plain, x.d64.update.learning_rates, x.d64.update.state);
         if (threadIdx.x == 96) {
-            (void)ps_adamw_judge(step, x.update.plain, x.update.state);
+            (void)ps_adamw_judge(step, x.d64.update.plain, x.d64.update.state);
         }
     }
     panel_place at(memory);
@@ -507,7 +508,7 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) d64_weights(const __g
     weight_products(x, memory, full, empty, jobs, at);
     const int P = x.f / 64, sums = x.layers * (pairs_of(P) * SLICES + vector_slices(P)) + items_slices(embed_items(x)) +
                                    items_slices(head_items(x));
-    const int slices = sums + (x.head.d_weight ? 1 : 0), parts = x.layers * pairs_of(P) * x.splits + head_jobs(x);
+    const int slices = sums + (x.d64.head.d_weight ? 1 : 0), parts = x.layers * pairs_of(P) * x.d64.splits + head_jobs(x);
     /* In the order in which the blocks come here: the last ones, for which all wait, have none where there are more blocks. */
     if (threadIdx.x == 0) {
         ticket = (int)atomicAdd(counters + SLICE_TICKETS, 1);
@@ -547,8 +548,8 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) d64_weights(const __g
 #ifdef PS_COMPILE_HALVES
         counters[PEAK] = 0;
 #endif
-        if (x.update.parameters) {
-            ps_adamw_end(x.update.plain, x.update.state);
+        if (x.d64.update.parameters) {
+            ps_adamw_end(x.d64.update.plain, x.d64.update.state);
         }
     }
 }

@@ -1,5 +1,5 @@
-/* What the resident kernels share: a layer's weights in shared memory, a warp's place, and the parts of a layer that work on a
- * warp's 16 rows by 16 columns. */
+/* What the resident kernels share: a layer's weights in shared memory, a warp's place, and the parts of a layer that work on a warp's
+ * 16 rows by 16 columns. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_DEVICE_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_DEVICE_CUH
 
@@ -1056,7 +1056,7 @@ static inline struct encoder ps_small_of(const struct ps_encoder_small *e, int b
         x.key[i][1] = (uint32_t)(e->dropout.seed >> 32) + i * 0xBB67AE85u;
     }
     x.state = e->dropout.state;
-    x.fresh = e->fresh;
+    x.d64.fresh = e->fresh;
     return x;
 }
 

@@ -159,7 +159,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
     const struct sizes z = sizes_of(x);
     const int bytes = layer_bytes(D, z.f), unit_stride = unit_bytes(D, NT, true, z.staged) / REAL_BYTES;
     place<D, NT> at;
-    ps_real *const units = (ps_real *)(weights + (x.resident ? x.layers : 1) * bytes);
+    ps_real *const units = (ps_real *)(weights + (x.general.resident ? x.layers : 1) * bytes);
     /* X: xhat of LN2, then the gradient of merged, then xhat of LN1. G: the gradient entering W_2, then W_o. M: LN2's output, LN1's
      * output, merged. */
     constexpr int TO_G = NT * 16 * LD, TO_M = 2 * TO_G, TO_QKV = 3 * TO_G, TO_STATISTICS = TO_QKV + NT * 16 * LD_QKV;
@@ -170,7 +170,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
     const int share_f = z.f / W, share_staged = z.staged / W, heads = 16 / z.e, warps = (int)blockDim.x / 32;
     const int warp = (int)threadIdx.x / 32, ld_staged = 2 * z.staged + 8;
     fill_table<D, NT>(table, x.n, at);
-    if (x.resident) {
+    if (x.general.resident) {
         for (int l = 0; l < x.layers; l++) {
             stage_layer(x, z, l, layer_weights<D>(weights + l * bytes, z.f));
         }
@@ -181,8 +181,8 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
         float g[2][4];
         load_rows<D, NT>(g, x.dy, at);
         for (int l = x.layers - 1; l >= 0; l--) {
-            const layer_weights<D> w(weights + (x.resident ? l : 0) * bytes, z.f);
-            float *const sums = x.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, z.f);
+            const layer_weights<D> w(weights + (x.general.resident ? l : 0) * bytes, z.f);
+            float *const sums = x.sums.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, z.f);
             float *const bias_sums = sums + (4 * D + 2 * z.f) * D;
             /* Units beyond the last read some masks: their gradients are zero. */
             const uint32_t *const masks = !z.drop                         ? NULL
@@ -193,11 +193,11 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
 
             /* y = r + drop(hidden W_2 + b_2) */
             __syncthreads(); /* the layer before has done with all buffers */
-            if (!x.resident) {
+            if (!x.general.resident) {
                 stage_layer(x, z, l, w);
             }
-            load_rows<D, NT>(dx, x.r + l * x.rows * D, at);
-            if (!x.resident || (first && l == x.layers - 1)) {
+            load_rows<D, NT>(dx, x.general.r + l * x.rows * D, at);
+            if (!x.general.resident || (first && l == x.layers - 1)) {
                 ps_copy_wait();
                 __syncthreads();
             }

@@ -447,13 +447,13 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
     const struct sizes z = sizes_of(x);
     const int bytes = layer_bytes(D, z.f);
     place<D, NT> at;
-    ps_real *const units = (ps_real *)(weights + x.resident * bytes);
+    ps_real *const units = (ps_real *)(weights + x.general.resident * bytes);
     ps_real *const X = units + at.unit * to.size, *const G = X + to.g, *const M = X + to.m, *const qkv = X + to.qkv;
     char *const statistics = (char *)(X + to.statistics);
     const int share_f = z.f / W, heads = 16 / z.e, warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
     fill_table<D, NT>(table, x.n, at);
     /* All layers' weights are there, or those of one, or two by turns. */
-    const bool resident = x.resident == x.layers, turns = !resident && x.resident > 1;
+    const bool resident = x.general.resident == x.layers, turns = !resident && x.general.resident > 1;
     for (int l = resident ? 0 : x.layers - 1; l < x.layers; l++) {
         stage_layer(x, z, l, layer_weights<D>(weights + (resident ? l : 0) * bytes, z.f));
     }
@@ -465,7 +465,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
         load_rows<D, NT>(g, x.dy, at);
         for (int l = x.layers - 1; l >= 0; l--) {
             const layer_weights<D> w(weights + (resident ? l : slot) * bytes, z.f);
-            float *const sums = x.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, z.f);
+            float *const sums = x.sums.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, z.f);
             float *const bias_sums = sums + (4 * D + 2 * z.f) * D;
             /* Units beyond the last read some masks: their gradients are zero. */
             const uint32_t *const masks = !z.drop                         ? NULL
@@ -475,7 +475,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             float rstd[2], dx[2][4], v[2][4];
 
             /* y = r + drop(hidden W_2 + b_2) */
-            load_rows<D, NT>(dx, x.r + l * x.rows * D, at);
+            load_rows<D, NT>(dx, x.general.r + l * x.rows * D, at);
             if (first && l == x.layers - 1) {
                 ps_copy_wait();
                 for (int i = resident ? 0 : l; i < x.layers; i++) {
@@ -560,7 +560,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             }
             get_columns<NT>(a, X + columns_size(NT, at.share * 16) + at.row, at);
             normalise_backward<D, NT>(g, dx, w.ln2_gamma + at.share * 16, a, rstd, statistics_at<D, NT>(statistics, 1, at), at);
-            load_rows<D, NT>(v, x.merged + l * x.rows * D, at);
+            load_rows<D, NT>(v, x.general.merged + l * x.rows * D, at);
             __syncthreads();
 
             /* r = u + drop(merged W_o + b_o) */
@@ -589,7 +589,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             branch_operand(a, g, x.drop_scale, z.drop ? masks + at.share * 8 : NULL, at.q);
             put_left<NT>(X + left_size(NT, at.share * 16) + at.row * 2, a, at);
             if (W > 1) { /* M is free now */
-                load_rows<D, NT>(v, x.merged + l * x.rows * D, at);
+                load_rows<D, NT>(v, x.general.merged + l * x.rows * D, at);
                 pack_operand(a, v[0], v[1]);
                 put_columns<NT>(M + columns_size(NT, at.share * 16) + at.row, a, at);
             }

@@ -82,14 +82,14 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
     const struct sizes z = sizes_of(x);
     const int bytes = layer_bytes(D, z.f);
     place<D, NT> at;
-    ps_real *const A = (ps_real *)(weights + (x.resident ? x.layers : 1) * bytes + at.unit * unit_bytes(D, NT, false, z.f));
+    ps_real *const A = (ps_real *)(weights + (x.general.resident ? x.layers : 1) * bytes + at.unit * unit_bytes(D, NT, false, z.f));
     ps_real *const qkv = A + (W > 1 ? NT * 16 * LD : 0);
     char *const statistics = (char *)(qkv + NT * 16 * LD_QKV);
     float4 *const partial = (float4 *)(statistics + statistics_bytes(D, NT));
     const uint64_t step = z.drop ? x.state->step : 0;
     const int heads = 16 / z.e;
     fill_table<D, NT>(table, x.n, at);
-    if (x.resident) {
+    if (x.general.resident) {
         for (int l = 0; l < x.layers; l++) {
             stage_layer(x, z, l, layer_weights<D>(weights + l * bytes, z.f));
         }
@@ -115,15 +115,15 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             load_rows<D, NT>(u, x.u, at);
         }
         for (int l = 0; l < x.layers; l++) {
-            const layer_weights<D> w(weights + (x.resident ? l : 0) * bytes, z.f);
+            const layer_weights<D> w(weights + (x.general.resident ? l : 0) * bytes, z.f);
             uint32_t *const keep = (z.drop && x.masks) && at.global_tile < x.units * NT ? masks_at<D, NT>(x, z, l, at) : NULL;
-            if (!x.resident) {
+            if (!x.general.resident) {
                 __syncthreads();
                 stage_layer(x, z, l, w);
             }
-            if (!x.resident || (group == blockIdx.x && l == 0)) {
+            if (!x.general.resident || (group == blockIdx.x && l == 0)) {
                 ps_copy_wait();
-                for (int i = 0; i < (x.resident ? x.layers : 1); i++) {
+                for (int i = 0; i < (x.general.resident ? x.layers : 1); i++) {
                     round_layer(z, layer_weights<D>(weights + i * bytes, z.f));
                 }
                 __syncthreads();
@@ -197,9 +197,9 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             }
 #pragma unroll
             for (int k = 0; k < W; k++) {
-                if (REAL_BYTES == 4 && x.merged && k == at.share) {
+                if (REAL_BYTES == 4 && x.general.merged && k == at.share) {
                     unpack_operand(own, all[k]);
-                    store_rows<D, NT>(x.merged + l * x.rows * D, own, at);
+                    store_rows<D, NT>(x.general.merged + l * x.rows * D, own, at);
                 }
             }
             set_bias(own, w.b_o + at.share * 16, at.q);
@@ -209,8 +209,8 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
                 bits = new_masks<D, NT>(x, step, 3 * l, D, at.share * 16, keep ? keep + at.share * 8 : NULL, at);
             }
             add_kept(u, own, bits, x.drop_scale);
-            if (x.r) {
-                store_rows<D, NT>(x.r + l * x.rows * D, u, at);
+            if (x.general.r) {
+                store_rows<D, NT>(x.general.r + l * x.rows * D, u, at);
             }
 
             /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */

@@ -344,7 +344,7 @@ static void embed_make(const struct ps_encoder_small *e, const struct plan *p, s
     }
 }
 
-static void head_make(const struct ps_encoder_small *e, struct encoder_head *x)
+static void head_make(const struct ps_encoder_small *e, struct encoder_head *x, struct d64_head *rest)
 {
     const struct ps_head_step *h = e->head;
     const struct ps_head_gradient *g = e->head_gradient;
@@ -360,19 +360,19 @@ static void head_make(const struct ps_encoder_small *e, struct encoder_head *x)
         x->scale = (float)(2.0 * ps_gradient_scale(h->gradient_scale) / ((double)e->sequences * (double)e->pred_len));
     }
     if (g) {
-        x->d_weight = (float *)g->d_weight.data;
-        x->d_bias = (float *)g->d_bias.data;
+        rest->d_weight = (float *)g->d_weight.data;
+        rest->d_bias = (float *)g->d_bias.data;
         x->dx = (ps_real *)g->dx.data;
         x->partials = (double *)g->partials.data;
         x->rows = (int)g->partials.size[0];
         x->horizon = (int)e->pred_len;
-        x->state = g->state;
-        x->loss_scale = (double)g->batch / ((double)e->sequences * (double)e->pred_len);
-        x->batch = g->batch;
+        rest->state = g->state;
+        rest->loss_scale = (double)g->batch / ((double)e->sequences * (double)e->pred_len);
+        rest->batch = g->batch;
     }
 }
 
-static void update_make(const struct ps_encoder_small *e, struct encoder_update *x)
+static void update_make(const struct ps_encoder_small *e, struct d64_update *x)
 {
     const struct ps_adamw *u = e->update;
     if (u) {
@@ -390,28 +390,28 @@ static struct encoder small_make(const struct ps_encoder_small *e, const struct 
 {
     struct encoder x = ps_small_of(e, p->blocks);
     x.block_units = p->block_units;
-    x.resident = p->resident;
-    x.staged = p->staged;
+    x.general.resident = p->resident;
+    x.general.staged = p->staged;
     if (p->narrow) {
-        x.masks = (uint32_t *)e->kept;
-        x.kept_tiles = ps_encoder_narrow_tiles(e);
+        x.d16.kept = (char *)e->kept;
+        x.d16.tiles = ps_encoder_narrow_tiles(e);
         if (e->kept && e->dropout.threshold) {
             x.embed.masks = (uint32_t *)((char *)e->kept + ps_encoder_narrow_layers_bytes(e));
         }
     } else if (e->kept) {
         char *kept = (char *)e->kept;
-        x.r = (ps_real *)kept;
+        x.general.r = (ps_real *)kept;
         x.lse = (float *)(kept + kept_r(e));
-        x.rstd = (float *)(kept + kept_r(e) + ps_small_lse_bytes(e));
-        x.merged = (ps_real *)x.rstd;
+        x.d64.rstd = (float *)(kept + kept_r(e) + ps_small_lse_bytes(e));
+        x.general.merged = (ps_real *)x.d64.rstd;
         if (e->dropout.threshold) {
             x.masks = (uint32_t *)(kept + kept_r(e) + ps_small_lse_bytes(e) + kept_beside(e));
             x.embed.masks = (uint32_t *)((char *)x.masks + ps_small_mask_bytes(e, p->tiles));
         }
     }
     embed_make(e, p, &x.embed);
-    head_make(e, &x.head);
-    update_make(e, &x.update);
+    head_make(e, &x.head, &x.d64.head);
+    update_make(e, &x.d64.update);
     return x;
 }
 
@@ -448,14 +448,14 @@ static enum ps_status resident_backward(const struct ps_kernels *k, const struct
         }
         return ps_encoder_wide_backward(x, workspace, p.multiprocessors, stream);
     }
-    x.arrived = (unsigned *)workspace;
-    x.norms = (float *)(workspace + counter_bytes(e));
+    x.sums.arrived = (unsigned *)workspace;
+    x.sums.norms = (float *)(workspace + counter_bytes(e));
     float *const summed = (float *)(workspace + counter_bytes(e) + norm_bytes(e));
-    x.summed = p.narrow && x.threshold ? summed : NULL;
-    x.finished = x.arrived + 2 * e->layers;
-    x.partial = (float *)((char *)summed + sums_bytes(e));
+    x.sums.summed = p.narrow && x.threshold ? summed : NULL;
+    x.sums.finished = x.sums.arrived + 2 * e->layers;
+    x.sums.partial = (float *)((char *)summed + sums_bytes(e));
     if (e->embed_gradient) {
-        x.embed.partial = (float *)((char *)x.partial + (size_t)p.blocks * sums_bytes(e));
+        x.embed.partial = (float *)((char *)x.sums.partial + (size_t)p.blocks * sums_bytes(e));
     }
     PS_TRY(p.narrow ? ps_encoder_narrow_backward(x, ps_encoder_narrow_shared(e, p.block_units), stream)
                     : ps_small_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,

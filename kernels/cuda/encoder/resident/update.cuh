@@ -22,11 +22,11 @@ struct pair {
         v = make_double2(0, 0);
         if (to) {
             gradient = __ldcg(to);
-            if (x.update.parameters) {
+            if (x.d64.update.parameters) {
                 const int64_t at = (float *)to - x.gradients;
-                parameter = __ldcg((const float2 *)(x.update.parameters + at));
-                m = __ldcg((const float2 *)(x.update.m + at));
-                v = __ldcg((const double2 *)(x.update.v + at));
+                parameter = __ldcg((const float2 *)(x.d64.update.parameters + at));
+                m = __ldcg((const float2 *)(x.d64.update.m + at));
+                v = __ldcg((const double2 *)(x.d64.update.v + at));
             }
         }
     }
@@ -34,7 +34,7 @@ struct pair {
     /* The gradient is `sum` now; or AdamW takes it, and it is zero. */
     __device__ __forceinline__ void put(const struct encoder &x, const struct ps_adamw_step &s, float2 sum)
     {
-        if (!x.update.parameters) {
+        if (!x.d64.update.parameters) {
             *to = sum;
             return;
         }
@@ -44,16 +44,16 @@ struct pair {
         if (s.halted) {
             return;
         }
-        const struct ps_adamw_plain &a = x.update.plain;
+        const struct ps_adamw_plain &a = x.d64.update.plain;
         const int64_t at = (float *)to - x.gradients;
         ps_adamw_update(parameter.x, sum.x, m.x, v.x, a, s, at < a.decayed);
         ps_adamw_update(parameter.y, sum.y, m.y, v.y, a, s, at < a.decayed);
-        *(float2 *)(x.update.parameters + at) = parameter;
-        *(uint32_t *)(x.update.copy + at) = ps_pack(parameter.x, parameter.y);
-        *(float2 *)(x.update.m + at) = m;
-        *(double2 *)(x.update.v + at) = v;
+        *(float2 *)(x.d64.update.parameters + at) = parameter;
+        *(uint32_t *)(x.d64.update.copy + at) = ps_pack(parameter.x, parameter.y);
+        *(float2 *)(x.d64.update.m + at) = m;
+        *(double2 *)(x.d64.update.v + at) = v;
         if (!isfinite(sum.x) || !isfinite(sum.y)) {
-            x.update.state->nonfinite = s.nonfinite;
+            x.d64.update.state->nonfinite = s.nonfinite;
         }
     }
 };
@@ -61,7 +61,7 @@ struct pair {
 /* The same of one. */
 static __device__ __forceinline__ void put_single(const struct encoder &x, const struct ps_adamw_step &s, float *to, float sum)
 {
-    if (!x.update.parameters) {
+    if (!x.d64.update.parameters) {
         *to = sum;
         return;
     }
@@ -70,15 +70,15 @@ static __device__ __forceinline__ void put_single(const struct encoder &x, const
         return;
     }
     const int64_t at = to - x.gradients;
-    float parameter = x.update.parameters[at], m = x.update.m[at];
-    double v = x.update.v[at];
-    ps_adamw_update(parameter, sum, m, v, x.update.plain, s, at < x.update.plain.decayed);
-    x.update.parameters[at] = parameter;
-    x.update.copy[at] = ps_round(parameter);
-    x.update.m[at] = m;
-    x.update.v[at] = v;
+    float parameter = x.d64.update.parameters[at], m = x.d64.update.m[at];
+    double v = x.d64.update.v[at];
+    ps_adamw_update(parameter, sum, m, v, x.d64.update.plain, s, at < x.d64.update.plain.decayed);
+    x.d64.update.parameters[at] = parameter;
+    x.d64.update.copy[at] = ps_round(parameter);
+    x.d64.update.m[at] = m;
+    x.d64.update.v[at] = v;
     if (!isfinite(sum)) {
-        x.update.state->nonfinite = s.nonfinite;
+        x.d64.update.state->nonfinite = s.nonfinite;
     }
 }
 
