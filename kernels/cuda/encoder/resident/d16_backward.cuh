@@ -62,15 +62,6 @@ static __device__ __forceinline__ void rows_product(float (&d)[5][4], uint64_t a
                  : "l"(a), "l"(b));
 }
 
-/* The compiler holds them in their registers here. */
-template <int TILES> static __device__ __forceinline__ void settle(float (&d)[TILES][4])
-{
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-        asm volatile("" : "+f"(d[t][0]), "+f"(d[t][1]), "+f"(d[t][2]), "+f"(d[t][3])::"memory");
-    }
-}
-
 /* d = a' b over the rows of the block's units; a and b are addresses of the first unit's. */
 template <int TILES>
 static __device__ __forceinline__ void block_product(float (&d)[TILES][4], uint32_t a, int a_row, uint32_t b, int b_row, int units)
@@ -116,11 +107,7 @@ static __device__ __forceinline__ void scale_shift_kept(uint32_t (&a)[4], const 
                                                         const float *beta, int q)
 {
     float v[2][4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        v[i / 2][i % 2 * 2] = ps_low(xhat[i]);
-        v[i / 2][i % 2 * 2 + 1] = ps_high(xhat[i]);
-    }
+    unpack_operand(v, xhat);
     scale_shift(a, v, gamma, beta, q);
 }
 
@@ -191,12 +178,6 @@ static __device__ __forceinline__ int section_at(const struct encoder &x, int i)
     return 2 * (x.layers - 1 - i / 2) + i % 2;
 }
 
-/* The block's sums of it are in memory. */
-static __device__ __forceinline__ void announce_section(const struct encoder &x, int section)
-{
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(x.sums.finished + section) : "memory");
-}
-
 /* The masks of a step's block, by the DRAWING threads that take no part in the rest: what the schedulers with a warp fewer have
  * time for. `warp` of theirs. Between tiles the first of them announces sections of the sums; the result is how many it has. */
 static __device__ __forceinline__ int draw_next(const struct encoder &x, uint64_t step, int warp, uint32_t barriers,
@@ -212,7 +193,7 @@ static __device__ __forceinline__ int draw_next(const struct encoder &x, uint64_
         masks[0] = words[0], masks[32] = words[1], masks[64] = words[2];
         if (warp == 0 && at.lane == 0 && announced < 2 * x.layers - 1 &&
             ps_mbarrier_ended(barriers + section_at(x, announced) * 8, 0)) {
-            announce_section(x, section_at(x, announced++));
+            count_up(x.sums.finished + section_at(x, announced++), 1);
         }
     }
     ps_barrier(DRAWING_BARRIER, DRAWING);
@@ -236,12 +217,10 @@ static __device__ __forceinline__ void sum_sections(const struct encoder &x, flo
         if (thread == 0) {
             if (i >= announced) {
                 ps_mbarrier_wait(barriers + section * 8, 0);
-                announce_section(x, section);
+                count_up(x.sums.finished + section, 1);
             }
-            unsigned seen;
-            do {
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(x.sums.finished + section) : "memory");
-            } while (seen < (unsigned)blocks);
+            while (look(x.sums.finished + section) < (unsigned)blocks) {
+            }
         }
         ps_barrier(DRAWING_BARRIER, DRAWING);
         const int matrices = hidden ? OF_HIDDEN : OF_ATTENTION,
@@ -512,7 +491,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
                 const uint32_t d0 = mine ? d_merged[0] : 0, d1 = mine ? d_merged[1] : 0;
                 load_rows48(keys, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
                 load_rows48(values, all_columns + (4 + p) * MATRIX, COLUMNS_ROW);
-                load_rows48_transposed(keys_across, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
+                load_rows48<true>(keys_across, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
                 if (p + h > 0) {
                     at.sync(); /* the head before has been read */
                 }
@@ -540,8 +519,8 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
                     ps_mma16(dq_of[h], d_packed, keys_across[2 * j], keys_across[2 * j + 1], dq_of[h]);
                 }
                 uint32_t queries[6], d_mixed[6];
-                load_rows48_transposed(queries, all_columns + p * MATRIX, COLUMNS_ROW);
-                load_rows48_transposed(d_mixed, all_columns + (6 + p) * MATRIX, COLUMNS_ROW);
+                load_rows48<true>(queries, all_columns + p * MATRIX, COLUMNS_ROW);
+                load_rows48<true>(d_mixed, all_columns + (6 + p) * MATRIX, COLUMNS_ROW);
                 at.sync(); /* A and its gradient are there */
 #pragma unroll
                 for (int j = 0; j < 3; j++) {

@@ -264,7 +264,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
         if (keep) {
             uint32_t packed[4];
             pack_operand(packed, xhat[0], xhat[1]);
-            *(uint4 *)(keep + KEPT_XHAT1) = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+            leave_operand(keep + KEPT_XHAT1, packed);
             if (at.q == 1) {
                 *(float2 *)(keep + KEPT_ROWS) = make_float2(rstd[0], rstd[1]);
             }
@@ -278,7 +278,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
             uint32_t keys[6], values[6];
             float o[4], sum[2], most[2] = {0, 0}, first_o[4], first_sum[4], second_o[4], second_sum[4], none[2];
             load_rows48(keys, all_rows + buffer + p * MATRIX, KV_ROW);
-            load_rows48_transposed(values, all_rows + buffer + (2 + p) * MATRIX, KV_ROW);
+            load_rows48<true>(values, all_rows + buffer + (2 + p) * MATRIX, KV_ROW);
             const uint32_t q0 = q[2 * p], q1 = q[2 * p + 1];
             attend<false>(first_o, first_sum, none, low ? q0 : 0, low ? q1 : 0, keys, values, last0, last1, x.n, at);
             attend<false>(second_o, second_sum, none, low ? 0 : q0, low ? 0 : q1, keys, values, last0, last1, x.n, at);
@@ -315,9 +315,9 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
         if (x.d16.kept) {
             char *const keep = kept_at(x, l, again) + again.lane * 16;
             uint32_t packed[4];
-            *(uint4 *)(keep + KEPT_MERGED) = make_uint4(a[0], a[1], a[2], a[3]);
+            leave_operand(keep + KEPT_MERGED, a);
             pack_operand(packed, xhat[0], xhat[1]);
-            *(uint4 *)(keep + KEPT_XHAT2) = make_uint4(packed[0], packed[1], packed[2], packed[3]);
+            leave_operand(keep + KEPT_XHAT2, packed);
             if (again.q == 1) {
                 *(float2 *)(keep + KEPT_ROWS + 8) = make_float2(rstd[0], rstd[1]);
             }
@@ -345,8 +345,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
                 }
 #pragma unroll
                 for (int i = 0; i < 16; i++) {
-                    float &v = z[i / 4][i % 4];
-                    v = fmaf(v, ps_tanh(v * fmaf(v * v, GELU_B, GELU_A)), v);
+                    z[i / 4][i % 4] = twice_gelu(z[i / 4][i % 4]);
                 }
 #pragma unroll
                 for (int j = 0; j < 2; j++) {

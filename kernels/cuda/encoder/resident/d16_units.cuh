@@ -192,19 +192,16 @@ static __device__ __forceinline__ void project16(float (&c)[2][4], const uint32_
 }
 
 /* Operands from 6 matrices, `stride` bytes apart, of 48 rows by 8 columns; p is the lane's place in the first. */
-static __device__ __forceinline__ void load_rows48(uint32_t (&r)[6], uint32_t p, int stride)
+template <bool TRANSPOSED = false> static __device__ __forceinline__ void load_rows48(uint32_t (&r)[6], uint32_t p, int stride)
 {
     uint32_t low[4], high[2];
-    ps_ldmatrix4_at(low, p);
-    ps_ldmatrix2_at(high, p + 4 * stride);
-    r[0] = low[0], r[1] = low[1], r[2] = low[2], r[3] = low[3], r[4] = high[0], r[5] = high[1];
-}
-
-static __device__ __forceinline__ void load_rows48_transposed(uint32_t (&r)[6], uint32_t p, int stride)
-{
-    uint32_t low[4], high[2];
-    ps_ldmatrix4_transposed_at(low, p);
-    ps_ldmatrix2_transposed_at(high, p + 4 * stride);
+    if constexpr (TRANSPOSED) {
+        ps_ldmatrix4_transposed_at(low, p);
+        ps_ldmatrix2_transposed_at(high, p + 4 * stride);
+    } else {
+        ps_ldmatrix4_at(low, p);
+        ps_ldmatrix2_at(high, p + 4 * stride);
+    }
     r[0] = low[0], r[1] = low[1], r[2] = low[2], r[3] = low[3], r[4] = high[0], r[5] = high[1];
 }
 

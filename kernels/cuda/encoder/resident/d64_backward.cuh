@@ -77,12 +77,7 @@ static __device__ __forceinline__ void stage_rstd(float *to, const struct encode
 template <bool DROP>
 static __device__ __forceinline__ void branch_operand(uint32_t (&a)[4], const float (&g)[2][4], float scale, uint32_t bits)
 {
-    float v[2][4];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        v[i / 4][i % 4] = g[i / 4][i % 4] * scale;
-    }
-    pack_operand(a, v[0], v[1]);
+    scale_operand(a, g, scale);
     if (DROP) {
         drop_operand(a, bits);
     }
@@ -165,7 +160,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     stage_vectors(x, all_vectors, F);
     fill_table<D, 1>(table, x.n, at);
     /* Nothing of this block's is there yet: d64_weights, whose blocks may begin once all of these have, must find that. */
-    const int groups = (int)((x.units + UNITS - 1) / UNITS);
+    const int groups = groups_of(x);
     if (threadIdx.x < 32) {
 #pragma unroll 1
         for (int i = (int)threadIdx.x; i < x.layers; i += 32) {
@@ -186,7 +181,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             fetch_normalised(group, x.layers - 1);
         }
         fetch_rows(gradient, x.dy, at);
-        take_own(after, left_at(x, group, x.layers - 1, LEFT_2));
+        take_operand(after, left_at(x, group, x.layers - 1, LEFT_2));
         stage_rstd(all_rstd, x, group);
         ps_copy_wait(); /* vectors */
         __syncthreads();
@@ -225,12 +220,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             {
                 float y[8][4], c[8][4];
                 uint32_t bits[4];
-#pragma unroll
-                for (int t = 0; t < 8; t++) {
-                    const float2 b = *(const float2 *)(vectors + B_1 + at.mine<P>() * 64 + t * 8 + at.q * 2);
-                    y[t][0] = y[t][2] = b.x;
-                    y[t][1] = y[t][3] = b.y;
-                }
+                set_bias(y, vectors + B_1 + at.mine<P>() * 64, at.q);
                 products_begin(at, y, c);
                 product<false, true>(y, at.of(M), at.of(W_1 + at.mine<P>()), true);
                 product<false, false>(c, at.of(G), at.of(W_2 + at.mine<P>()), false);
@@ -250,9 +240,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                     uint32_t d_hidden[4];
 #pragma unroll
                     for (int j = 0; j < 8; j++) {
-                        const float h = y[2 * i + j / 4][j % 4];
-                        const float square = h * h, t = ps_tanh(h * fmaf(square, GELU_B, GELU_A)), one = 1.0f + t;
-                        c[2 * i + j / 4][j % 4] *= fmaf(h * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), one);
+                        twice_gelu_backward(y[2 * i + j / 4][j % 4], c[2 * i + j / 4][j % 4]);
                     }
                     pack_operand(d_hidden, c[2 * i], c[2 * i + 1]);
                     if (DROP) {
@@ -307,7 +295,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 stage_embed_panel(memory + M * PANEL, x, (int64_t)group * UNITS);
             }
             if (l > 0) {
-                take_own(after, left_at(x, group, l - 1, LEFT_2));
+                take_operand(after, left_at(x, group, l - 1, LEFT_2));
             }
             ps_mbarrier_wait(came + 8, parity);
             parity ^= 1;
@@ -381,7 +369,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             }
             ps_wgmma_commit();
             products_wait<0>(dx);
-            take_own(xhat, &x4);
+            take_operand(xhat, &x4);
             norm_sums(norms + UNITS * 2 * D, dx, xhat, at);
             rstd[0] = own_rstd[0];
             rstd[1] = own_rstd[8];

@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         ps_tensor_prefetch(&panels.w_1);
         ps_tensor_prefetch(&panels.w_2);
     }
-    const int groups = (int)((x.units + UNITS - 1) / UNITS);
+    const int groups = groups_of(x);
 #pragma unroll 1
     for (int group = (int)blockIdx.x; group < groups; group += (int)gridDim.x) {
         const bool more = group + (int)gridDim.x < groups, first = group == (int)blockIdx.x;
@@ -233,7 +233,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
                 if (x.d64.left) { /* stores and sums that the products hide */
                     pack_operand(rows, xhat[0], xhat[1]);
-                    leave_own(left_at(x, group, l, LEFT_1), rows);
+                    leave_operand(left_at(x, group, l, LEFT_1), rows);
                     keep_rstd(x, 2 * l, 0, rstd, at);
                 }
                 products_wait<0>(qkv);
@@ -241,8 +241,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 pack_operand(others, qkv[2], qkv[3]);
                 times_transposed(p, rows, others, hidden0, hidden1);
                 if (x.d64.left) {
-                    leave_own(left_at(x, group, l, LEFT_Q), rows);
-                    leave_own(left_at(x, group, l, LEFT_K), others);
+                    leave_operand(left_at(x, group, l, LEFT_Q), rows);
+                    leave_operand(left_at(x, group, l, LEFT_K), others);
                 }
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
@@ -257,7 +257,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 pack_operand(others, qkv[4], qkv[5]);
                 times(own, rows, others);
                 if (x.d64.left) {
-                    leave_own(left_at(x, group, l, LEFT_V), others);
+                    leave_operand(left_at(x, group, l, LEFT_V), others);
                 }
                 sum[0] = sum[1] = sum[2] = sum[3] = 0;
                 add_ones(sum, rows);
@@ -268,15 +268,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 }
                 pack_operand(a, own[0], own[1]);
                 ps_stmatrix4_at(at.own() + M * PANEL, a);
-                if (x.lse && at.q == 0) {
-                    float *lse = x.lse + ((int64_t)l * x.heads + at.share) * x.rows + at.first;
-                    if (at.here[0]) {
-                        lse[0] = most[0] + ps_log2(sum[0]);
-                    }
-                    if (at.here[1]) {
-                        lse[8] = most[1] + ps_log2(sum[2]);
-                    }
-                }
+                keep_log_sums<D, 1>(x, l, at.share, most, sum[0], sum[2], at);
             }
 
             /* u = r = u + drop(merged W_o + b_o) */
@@ -311,18 +303,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
             {
                 float y[8][4];
                 uint32_t drawn[4];
-#pragma unroll
-                for (int t = 0; t < 8; t++) {
-                    const float2 b = *(const float2 *)(vectors + B_1 + at.mine<P>() * 64 + t * 8 + at.q * 2);
-                    y[t][0] = y[t][2] = b.x;
-                    y[t][1] = y[t][3] = b.y;
-                }
+                set_bias(y, vectors + B_1 + at.mine<P>() * 64, at.q);
                 products_begin(at, y);
                 product<false, true>(y, at.of(A), at.of(W_1 + at.mine<P>()), true);
                 ps_wgmma_commit();
                 if (x.d64.left) {
                     pack_operand(a, xhat[0], xhat[1]);
-                    leave_own(left_at(x, group, l, LEFT_2), a);
+                    leave_operand(left_at(x, group, l, LEFT_2), a);
                     keep_rstd(x, 2 * l + 1, 1, rstd, at);
                 }
                 if (DROP) {
@@ -335,8 +322,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 products_wait<0>(y);
 #pragma unroll
                 for (int i = 0; i < 32; i++) {
-                    float &v = y[i / 4][i % 4];
-                    v = fmaf(v, ps_tanh(v * fmaf(v * v, GELU_B, GELU_A)), v);
+                    y[i / 4][i % 4] = twice_gelu(y[i / 4][i % 4]);
                 }
 #pragma unroll
                 for (int i = 0; i < 4; i++) {

@@ -144,15 +144,6 @@ static __device__ __forceinline__ void product_slices(float (&d)[6][4], uint32_t
     }
 }
 
-/* The values are in their registers now: no product under way meets a move of them. */
-template <int T> static __device__ __forceinline__ void settle(float (&d)[T][4])
-{
-#pragma unroll
-    for (int t = 0; t < T; t++) {
-        asm volatile("" : "+f"(d[t][0]), "+f"(d[t][1]), "+f"(d[t][2]), "+f"(d[t][3])::"memory");
-    }
-}
-
 /* Before a batch of products with these sums. Operands' addresses are found anew: kept for all of the kernel they would fill the
  * registers. */
 template <typename... SUMS> static __device__ __forceinline__ void products_begin(panel_place &at, SUMS &...sums)
@@ -200,18 +191,24 @@ static __host__ __device__ constexpr int vector_floats(int f)
     return 9 * D + f;
 }
 
+/* Where the layer's float i of them stands among the parameters, and among their gradients. */
+static __device__ __forceinline__ int64_t vector_at(const struct encoder &x, int i)
+{
+    return i < B_O         ? x.at.b_qkv + i
+           : i < B_2       ? x.at.b_o + i - B_O
+           : i < LN1_GAMMA ? x.at.b_2 + i - B_2
+           : i < LN1_BETA  ? x.at.ln1_gamma + i - LN1_GAMMA
+           : i < LN2_GAMMA ? x.at.ln1_beta + i - LN1_BETA
+           : i < LN2_BETA  ? x.at.ln2_gamma + i - LN2_GAMMA
+           : i < B_1       ? x.at.ln2_beta + i - LN2_BETA
+                           : x.at.b_1 + i - B_1;
+}
+
 static __device__ __forceinline__ void stage_vectors(const struct encoder &x, float *to, int f)
 {
 #pragma unroll 1
     for (int i = (int)threadIdx.x * 4; i < vector_floats(f); i += THREADS * 4) {
-        const int64_t of = i < B_O         ? x.at.b_qkv + i
-                           : i < B_2       ? x.at.b_o + i - B_O
-                           : i < LN1_GAMMA ? x.at.b_2 + i - B_2
-                           : i < LN1_BETA  ? x.at.ln1_gamma + i - LN1_GAMMA
-                           : i < LN2_GAMMA ? x.at.ln1_beta + i - LN1_BETA
-                           : i < LN2_BETA  ? x.at.ln2_gamma + i - LN2_GAMMA
-                           : i < B_1       ? x.at.ln2_beta + i - LN2_BETA
-                                           : x.at.b_1 + i - B_1;
+        const int64_t of = vector_at(x, i);
 #pragma unroll 1
         for (int l = 0; l < x.layers; l++) {
             ps_copy_async(to + l * vector_floats(f) + i, x.parameters + l * x.at.vector_stride + of);
@@ -315,6 +312,12 @@ static __device__ __forceinline__ void transpose_operand(uint32_t (&y)[4], const
     y[3] = ps_movmatrix(a[3]);
 }
 
+/* Groups of 64 rows. */
+static __host__ __device__ __forceinline__ int groups_of(const struct encoder &x)
+{
+    return (int)((x.units + UNITS - 1) / UNITS);
+}
+
 /* What weight gradients are made of, of each layer for each 64 rows, in panels, as backward names them: E's first two, M, E's
  * others; H's first two, G, H's others; the gradients of q and k, N, that of v, merged, K. So what a pair of products needs lies
  * together. Forward leaves M, H, N and merged, backward the others. */
@@ -362,20 +365,6 @@ enum { LEFT_Q, LEFT_K, LEFT_V, LEFT_1, LEFT_2, LEFT };
 static __device__ __forceinline__ uint4 *left_at(const struct encoder &x, int group, int l, int which)
 {
     return x.d64.left + (((int64_t)group * x.layers + l) * LEFT + which) * THREADS + threadIdx.x;
-}
-
-static __device__ __forceinline__ void leave_own(uint4 *to, const uint32_t (&a)[4])
-{
-    *to = make_uint4(a[0], a[1], a[2], a[3]);
-}
-
-static __device__ __forceinline__ void take_own(uint32_t (&a)[4], const uint4 *from)
-{
-    const uint4 v = *from;
-    a[0] = v.x;
-    a[1] = v.y;
-    a[2] = v.z;
-    a[3] = v.w;
 }
 
 /* A unit's windows are gathered where its rows of a panel will lie. */

@@ -27,13 +27,6 @@ static __host__ __device__ constexpr int vector_slices(int p)
     return items_slices(vector_floats(p * 64) / 4);
 }
 
-static __device__ __forceinline__ unsigned look(const unsigned *at)
-{
-    unsigned seen;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(at) : "memory");
-    return seen;
-}
-
 /* Until the counter has come so far; then what was written before can be read. */
 static __device__ __forceinline__ void await_count(const unsigned *counter, unsigned count)
 {
@@ -81,17 +74,11 @@ static __device__ __forceinline__ int take_ticket(const struct encoder &x)
     return ticket;
 }
 
-/* What the thread, and those whom it has met at a barrier, wrote before can be read by who sees this. */
-static __device__ __forceinline__ void count_up(unsigned *counter, int by)
-{
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(by) : "memory");
-}
-
 /* Whether the job's operands of up to 32 groups from `group` on are there; AWAIT: until they are. All of the warp. */
 template <bool AWAIT>
 static __device__ __forceinline__ bool announced(const struct encoder &x, const struct weight_job &job, int group)
 {
-    const int lane = (int)threadIdx.x % 32, groups = (int)((x.units + UNITS - 1) / UNITS);
+    const int lane = (int)threadIdx.x % 32, groups = groups_of(x);
     const unsigned *const flag = x.d64.flags + (int64_t)job.l * groups + group + lane;
     const unsigned wanted = job.pair < x.f / 64 ? 1 : 2;
     unsigned seen = wanted;
@@ -241,8 +228,8 @@ enum { HEAD_JOBS = 24 };
 
 static __host__ __device__ __forceinline__ int head_jobs(const struct encoder &x)
 {
-    const int64_t groups = (x.units + UNITS - 1) / UNITS;
-    return !x.d64.head.d_weight ? 0 : groups < HEAD_JOBS ? (int)groups : (int)HEAD_JOBS;
+    const int groups = groups_of(x);
+    return !x.d64.head.d_weight ? 0 : groups < HEAD_JOBS ? groups : (int)HEAD_JOBS;
 }
 
 /* A part: z' dx over some of the sequences, to x.d64.head.parts; all of the block but the loader. parts: [threads][8]. forward, two
@@ -341,17 +328,9 @@ struct summands {
     {
         const int i = (slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE) * 4;
         const bool here = i < vector_floats(x.f), of_norm = i >= LN1_GAMMA && i < B_1;
-        const int groups = (int)((x.units + UNITS - 1) / UNITS), width = of_norm ? 4 * D : vector_floats(x.f);
+        const int groups = groups_of(x), width = of_norm ? 4 * D : vector_floats(x.f);
         float *const p = x.gradients + l * x.at.vector_stride;
-        low = (float2 *)(i < B_O         ? p + x.at.b_qkv + i
-                         : i < B_2       ? p + x.at.b_o + i - B_O
-                         : i < LN1_GAMMA ? p + x.at.b_2 + i - B_2
-                         : i < LN1_BETA  ? p + x.at.ln1_gamma + i - LN1_GAMMA
-                         : i < LN2_GAMMA ? p + x.at.ln1_beta + i - LN1_BETA
-                         : i < LN2_BETA  ? p + x.at.ln2_gamma + i - LN2_GAMMA
-                         : i < B_1       ? p + x.at.ln2_beta + i - LN2_BETA
-                         : here          ? p + x.at.b_1 + i - B_1
-                                         : p);
+        low = (float2 *)(here ? p + vector_at(x, i) : p);
         high = low + 1;
         from = (const float4 *)(of_norm ? x.d64.norms + l * 4 * D + i - LN1_GAMMA : x.d64.column_sums + l * vector_floats(x.f) + i);
         stride = (int64_t)x.layers * (width / 4);
@@ -360,17 +339,23 @@ struct summands {
         scale = i / D == B_2 / D ? 1.0f / x.half_scale : 1.0f; /* G holds half_scale times the gradient */
     }
 
+    /* Of `all` items of 16 bytes, of which `parts` sums follow one another in memory. */
+    __device__ __forceinline__ void of_items(const float *partial, int item, int all, int parts)
+    {
+        high = low + 1;
+        from = (const float4 *)partial + item;
+        stride = all;
+        count = item < all ? parts : 0;
+        items = VECTOR_SLICE;
+        scale = 1.0f;
+    }
+
     /* Of the embedding, over backward's blocks. */
     __device__ __forceinline__ void of_embedding(const struct encoder &x, int slice)
     {
         const int all = embed_items(x), item = slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE;
         low = (float2 *)embed_item_at<D>(x, item < all ? item : 0);
-        high = low + 1;
-        from = (const float4 *)x.embed.partial + item;
-        stride = all;
-        count = item < all ? x.blocks : 0;
-        items = VECTOR_SLICE;
-        scale = 1.0f;
+        of_items(x.embed.partial, item, all, x.blocks);
     }
 
     /* Of W_h, over its parts. */
@@ -378,12 +363,7 @@ struct summands {
     {
         const int all = head_items(x), item = slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE;
         low = (float2 *)(x.d64.head.d_weight + (item < all ? item : 0) * 4);
-        high = low + 1;
-        from = (const float4 *)x.d64.head.parts + item;
-        stride = all;
-        count = item < all ? head_jobs(x) : 0;
-        items = VECTOR_SLICE;
-        scale = 1.0f;
+        of_items(x.d64.head.parts, item, all, head_jobs(x));
     }
 
     __device__ __forceinline__ summands(const struct encoder &x, int job)

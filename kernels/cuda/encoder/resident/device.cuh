@@ -1,5 +1,5 @@
-/* What the resident kernels share: a layer's weights in shared memory, a warp's place, and the parts of a layer that work on a warp's
- * 16 rows by 16 columns. */
+/* What the resident kernels share: a layer's weights in shared memory, a warp's place, and the parts of a layer that work on a
+ * warp's 16 rows by 16 columns. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_DEVICE_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_DEVICE_CUH
 
@@ -42,6 +42,20 @@ static __device__ __forceinline__ void add_parts(float4 &sum, const float4 *part
         sum.z += v.z;
         sum.w += v.w;
     }
+}
+
+/* Counters of memory. What the thread, and those whom it has met at a barrier, wrote before it counted up can be read by who then
+ * looks. */
+static __device__ __forceinline__ void count_up(unsigned *counter, int by)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(by) : "memory");
+}
+
+static __device__ __forceinline__ unsigned look(const unsigned *at)
+{
+    unsigned seen;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(at) : "memory");
+    return seen;
 }
 
 /* Warps that share a tile of rows. */
@@ -121,11 +135,7 @@ static __host__ __device__ constexpr int unit_bytes(int d, int tiles, bool backw
 /* Where row r of a matrix lies. */
 static __device__ __forceinline__ int ps_place(int r)
 {
-#ifdef PS_COMPILE_TF32
-    return (r & ~3) + (((r & 1) << 1 | (r >> 1 & 1)) ^ (r >> 1 & 2)); /* 0 2 1 3 6 4 7 5 */
-#else
-    return r;
-#endif
+    return REAL_BYTES == 4 ? (r & ~3) + (((r & 1) << 1 | (r >> 1 & 1)) ^ (r >> 1 & 2)) /* 0 2 1 3 6 4 7 5 */ : r;
 }
 
 /* rows x columns of ps_real, to rows of ld elements; a row is `pieces` pieces of 16 bytes. ROUND: what the thread has copied so is
@@ -137,13 +147,12 @@ static __device__ __forceinline__ void stage_matrix(ps_real *to, int ld, const p
     int row = (int)threadIdx.x / pieces, piece = (int)threadIdx.x - row * pieces;
     while (row < rows) {
         ps_real *const at = to + ps_place(row) * ld + piece * ps_vector<ps_real>;
-#ifdef PS_COMPILE_TF32
         if constexpr (ROUND) {
             const float4 v = *(const float4 *)at;
             *(uint4 *)at = make_uint4(ps_round_up(v.x), ps_round_up(v.y), ps_round_up(v.z), ps_round_up(v.w));
-        } else
-#endif
+        } else {
             ps_copy_async(at, from + (row * pieces + piece) * ps_vector<ps_real>);
+        }
         row += step_row;
         piece += step_piece;
         if (piece >= pieces) {
@@ -185,13 +194,13 @@ static __device__ __forceinline__ void stage_layer(const struct encoder &x, cons
 /* After ps_copy_wait, and before others read them: this thread's copies, rounded. */
 template <int D> static __device__ __forceinline__ void round_layer(const struct sizes &z, const layer_weights<D> &to)
 {
-#ifdef PS_COMPILE_TF32
-    constexpr int PIECE = ps_vector<ps_real>;
-    stage_matrix<true>(to.w_qkv, to.LD_QKV, NULL, D, 3 * D / PIECE);
-    stage_matrix<true>(to.w_o, to.LD, NULL, D, D / PIECE);
-    stage_matrix<true>(to.w_1, z.f + 8, NULL, D, z.f / PIECE);
-    stage_matrix<true>(to.w_2, to.LD, NULL, z.f, D / PIECE);
-#endif
+    if constexpr (REAL_BYTES == 4) {
+        constexpr int PIECE = ps_vector<ps_real>;
+        stage_matrix<true>(to.w_qkv, to.LD_QKV, NULL, D, 3 * D / PIECE);
+        stage_matrix<true>(to.w_o, to.LD, NULL, D, D / PIECE);
+        stage_matrix<true>(to.w_1, z.f + 8, NULL, D, z.f / PIECE);
+        stage_matrix<true>(to.w_2, to.LD, NULL, z.f, D / PIECE);
+    }
 }
 
 /* ---- a warp's place ---- */
@@ -451,11 +460,20 @@ template <int T> static __device__ __forceinline__ void clear(float (&c)[T][4])
     }
 }
 
-/* c = the bias of 16 columns. */
-static __device__ __forceinline__ void set_bias(float (&c)[2][4], const float *bias, int q)
+/* The values are in their registers now: no product under way (wgmma) meets a move of them. */
+template <int T> static __device__ __forceinline__ void settle(float (&c)[T][4])
 {
 #pragma unroll
-    for (int t = 0; t < 2; t++) {
+    for (int t = 0; t < T; t++) {
+        asm volatile("" : "+f"(c[t][0]), "+f"(c[t][1]), "+f"(c[t][2]), "+f"(c[t][3])::"memory");
+    }
+}
+
+/* c = the bias of the tiles' columns. */
+template <int T> static __device__ __forceinline__ void set_bias(float (&c)[T][4], const float *bias, int q)
+{
+#pragma unroll
+    for (int t = 0; t < T; t++) {
         const float2 v = *(const float2 *)(bias + t * 8 + q * 2);
         c[t][0] = c[t][2] = v.x;
         c[t][1] = c[t][3] = v.y;
@@ -471,6 +489,42 @@ static __device__ __forceinline__ void pack_operand(ps_pair (&a)[4], const float
     a[3] = ps_pack(high[2], high[3]);
 }
 
+static __device__ __forceinline__ void copy_operand(ps_pair (&to)[4], const ps_pair (&from)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        to[i] = from[i];
+    }
+}
+
+/* An operand of 16 bits to memory and from there. */
+#ifndef PS_COMPILE_TF32
+static __device__ __forceinline__ void leave_operand(void *to, const uint32_t (&a)[4])
+{
+    *(uint4 *)to = make_uint4(a[0], a[1], a[2], a[3]);
+}
+
+static __device__ __forceinline__ void take_operand(uint32_t (&a)[4], const void *from)
+{
+    const uint4 v = *(const uint4 *)from;
+    a[0] = v.x;
+    a[1] = v.y;
+    a[2] = v.z;
+    a[3] = v.w;
+}
+#endif
+
+/* The operand scale * x. */
+static __device__ __forceinline__ void scale_operand(ps_pair (&a)[4], const float (&x)[2][4], float scale)
+{
+    float v[2][4];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i / 4][i % 4] = x[i / 4][i % 4] * scale;
+    }
+    pack_operand(a, v[0], v[1]);
+}
+
 /* The operands of a tile's d columns from those of its warps, through rows of a buffer [.., d]. */
 template <int D, int NT>
 static __device__ __forceinline__ void gather(ps_pair (&all)[D / 16][4], const ps_pair (&own)[4], ps_real *buffer,
@@ -478,10 +532,7 @@ static __device__ __forceinline__ void gather(ps_pair (&all)[D / 16][4], const p
 {
     constexpr int LD = D + 8;
     if constexpr (D == 16) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            all[0][i] = own[i];
-        }
+        copy_operand(all[0], own);
     } else {
         store_operand(buffer + at.row * LD + at.share * 16, LD, own, at);
         at.sync();
@@ -500,11 +551,11 @@ template <int D, int NT> static __device__ __forceinline__ float2 *statistics_at
 
 /* xhat = (x - mean) rstd, statistics over the row's d columns (the warps' moments are put together as Chan et al. 1979). */
 template <int D, int NT>
-static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rstd)[2], float (&mean)[2], const float (&x)[2][4],
-                                                 float epsilon, float2 *statistics, const place<D, NT> &at)
+static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rstd)[2], const float (&x)[2][4], float epsilon,
+                                                 float2 *statistics, const place<D, NT> &at)
 {
     constexpr int W = sharing(D);
-    float squares[2];
+    float mean[2], squares[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         mean[h] = quad_sum(x[0][2 * h] + x[0][2 * h + 1] + x[1][2 * h] + x[1][2 * h + 1]) * (1.0f / 16);
@@ -549,14 +600,6 @@ static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rs
             xhat[i / 2][2 * h + i % 2] = fmaf(x[i / 2][2 * h + i % 2], rstd[h], shift);
         }
     }
-}
-
-template <int D, int NT>
-static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rstd)[2], const float (&x)[2][4], float epsilon,
-                                                 float2 *statistics, const place<D, NT> &at)
-{
-    float mean[2];
-    normalise<D, NT>(xhat, rstd, mean, x, epsilon, statistics, at);
 }
 
 /* The operand gamma xhat + beta. */
@@ -726,6 +769,25 @@ static __device__ __forceinline__ struct head head_at(int i, int e, int q)
     return {i * e / 8, e == 8 || q / 2 == i % 2};
 }
 
+/* s = a b' + c for 16 rows of b. */
+template <int D, int NT, bool E8>
+static __device__ __forceinline__ void score_tile(float (&s0)[4], float (&s1)[4], const ps_pair (&a)[4], const struct head &h,
+                                                  const ps_real *b, int ld, const float (&c0)[4], const float (&c1)[4],
+                                                  const place<D, NT> &at)
+{
+    if constexpr (E8) {
+        ps_pair k[2];
+        load_b_transposed(k, lane_b_transposed<2>(b, ld, at) + h.half * 8, ld, at);
+        ps_mma8(s0, a[0], a[1], k[0], c0);
+        ps_mma8(s1, a[0], a[1], k[1], c1);
+    } else {
+        ps_pair k[4];
+        load_b_transposed(k, lane_b_transposed<4>(b, ld, at), ld, at);
+        ps_mma16(s0, a, k[0], k[1], c0);
+        ps_mma16(s1, a, k[2], k[3], c1);
+    }
+}
+
 /* s[j] = a b', added to `last[0]`, `last[1]` in the last two tiles and to `rest` in the others. b has a row for each of the unit's,
  * columns of the warp's share. */
 template <int D, int NT, bool E8>
@@ -735,17 +797,8 @@ static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const ps_pa
 {
 #pragma unroll
     for (int j = 0; j < NT; j++) {
-        if constexpr (E8) {
-            ps_pair k[2];
-            load_b_transposed(k, lane_b_transposed<2>(b + j * 16 * ld, ld, at) + h.half * 8, ld, at);
-            ps_mma8(s[2 * j], a[0], a[1], k[0], j == NT - 1 ? last0 : rest);
-            ps_mma8(s[2 * j + 1], a[0], a[1], k[1], j == NT - 1 ? last1 : rest);
-        } else {
-            ps_pair k[4];
-            load_b_transposed(k, lane_b_transposed<4>(b + j * 16 * ld, ld, at), ld, at);
-            ps_mma16(s[2 * j], a, k[0], k[1], j == NT - 1 ? last0 : rest);
-            ps_mma16(s[2 * j + 1], a, k[2], k[3], j == NT - 1 ? last1 : rest);
-        }
+        score_tile<D, NT, E8>(s[2 * j], s[2 * j + 1], a, h, b + j * 16 * ld, ld, j == NT - 1 ? last0 : rest,
+                              j == NT - 1 ? last1 : rest, at);
     }
 }
 
@@ -790,10 +843,7 @@ static __device__ __forceinline__ void head_operand(ps_pair (&a)[4], const ps_pa
         a[1] = h.active ? h.half ? all[3] : all[1] : ps_pair();
         a[2] = a[3] = ps_pair();
     } else {
-        a[0] = all[0];
-        a[1] = all[1];
-        a[2] = all[2];
-        a[3] = all[3];
+        copy_operand(a, all);
     }
 }
 
@@ -821,6 +871,22 @@ static __device__ __forceinline__ void masked_scores(float (&s)[2 * NT][4], cons
     const float4 low = table[at.lane], high = table[32 + at.lane];
     const float zero[4] = {0, 0, 0, 0}, last0[4] = {low.x, low.y, low.z, low.w}, last1[4] = {high.x, high.y, high.z, high.w};
     scores<D, NT, E8>(s, a, h, keys, ld, zero, last0, last1, at);
+}
+
+/* log2 of the sums of the tile's rows of a head, the first of which are `most` high, where they are kept. */
+template <int D, int NT>
+static __device__ __forceinline__ void keep_log_sums(const struct encoder &x, int layer, int head, const float (&most)[2],
+                                                     float low, float high, const place<D, NT> &at)
+{
+    if (x.lse && at.q == 0) {
+        float *lse = x.lse + ((int64_t)layer * x.heads + head) * x.rows + at.first;
+        if (at.here[0]) {
+            lse[0] = most[0] + ps_log2(low);
+        }
+        if (at.here[1]) {
+            lse[8] = most[1] + ps_log2(high);
+        }
+    }
 }
 
 /* ---- dropout ---- */
@@ -895,21 +961,16 @@ static __device__ __forceinline__ uint32_t new_masks(const struct encoder &x, ui
     return bits >> at.q;
 }
 
+/* Rows g + 8h, tile t of an operand, zero where dropped. */
 #ifdef PS_COMPILE_TF32
 static __device__ __forceinline__ ps_pair kept_pair(ps_pair x, uint32_t bits, int h, int t)
 {
     return make_uint2(bits & 1u << (8 * h + 4 * t) ? x.x : 0, bits & 1u << (8 * h + 4 * t + 16) ? x.y : 0);
 }
 #else
-/* All ones in the halves whose element is kept: rows g + 8h, tile t. */
-static __device__ __forceinline__ uint32_t mask_pair(uint32_t bits, int h, int t)
-{
-    return (bits >> (8 * h + 4 * t) & 0x00010001u) * 0xffffu;
-}
-
 static __device__ __forceinline__ ps_pair kept_pair(ps_pair x, uint32_t bits, int h, int t)
 {
-    return x & mask_pair(bits, h, t);
+    return x & (bits >> (8 * h + 4 * t) & 0x00010001u) * 0xffffu;
 }
 #endif
 
@@ -936,7 +997,21 @@ static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&
 #define GELU_A 0.7978845608028654f  /* sqrt(2/pi) */
 #define GELU_B 0.03567740813636141f /* 0.044715 sqrt(2/pi) */
 
+/* 2 gelu(x). */
+static __device__ __forceinline__ float twice_gelu(float x)
+{
+    return fmaf(x, ps_tanh(x * fmaf(x * x, GELU_B, GELU_A)), x);
+}
+
 /* ---- backward ---- */
+
+/* x becomes 2 gelu(x), and `gradient`, of gelu(x), twice that of x. */
+static __device__ __forceinline__ void twice_gelu_backward(float &x, float &gradient)
+{
+    const float square = x * x, t = ps_tanh(x * fmaf(square, GELU_B, GELU_A)), one = 1.0f + t;
+    gradient *= fmaf(x * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), one);
+    x *= one;
+}
 
 /* The hidden columns from `column` on, 16 of them: x (1 + tanh) and the gradient before gelu as operands. */
 template <int D, int NT>
@@ -951,13 +1026,27 @@ static __device__ __forceinline__ void hidden_backward(ps_pair (&hidden)[4], ps_
     multiply_transposed<D, NT>(dz, dm, w.w_2 + column * w.LD, w.LD, at);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        float &v = z[j / 4][j % 4];
-        const float square = v * v, t = ps_tanh(v * fmaf(square, GELU_B, GELU_A)), one = 1.0f + t;
-        dz[j / 4][j % 4] *= fmaf(v * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), one);
-        v *= one;
+        twice_gelu_backward(z[j / 4][j % 4], dz[j / 4][j % 4]);
     }
     pack_operand(hidden, z[0], z[1]);
     pack_operand(d_hidden, dz[0], dz[1]);
+}
+
+/* c to or onto 16 rows of d, from row g's column 2 q on. */
+template <int D, int T> static __device__ __forceinline__ void put_tiles(float *out, const float (&c)[T][4], bool first)
+{
+#pragma unroll
+    for (int t = 0; t < T; t++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float2 *p = (float2 *)(out + 8 * h * D + t * 8), v = make_float2(c[t][2 * h], c[t][2 * h + 1]);
+            if (!first) {
+                v.x += p->x;
+                v.y += p->y;
+            }
+            *p = v;
+        }
+    }
 }
 
 /* The sums of 16 rows, from their product with ones, to or onto sum. */

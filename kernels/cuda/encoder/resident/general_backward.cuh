@@ -51,18 +51,7 @@ static __device__ __forceinline__ void weight_gradient(float *out, float *bias, 
             add_ones(ones[0], ra);
         }
     }
-#pragma unroll
-    for (int t = 0; t < COLUMNS / 8; t++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float2 *p = (float2 *)(out + (at.g + 8 * h) * D + t * 8 + at.q * 2), v = make_float2(c[t][2 * h], c[t][2 * h + 1]);
-            if (!first) {
-                v.x += p->x;
-                v.y += p->y;
-            }
-            *p = v;
-        }
-    }
+    put_tiles<D>(out + at.g * D + at.q * 2, c, first);
     if (bias && at.q == 0) {
         put_ones(bias, ones[0], first, at);
     }
@@ -95,12 +84,7 @@ static __device__ __forceinline__ void branch_gradient(ps_pair (&all)[D / 16][4]
                                                        const uint32_t *masks, const place<D, NT> &at)
 {
     ps_pair a[4];
-    float v[2][4];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        v[i / 4][i % 4] = g[i / 4][i % 4] * scale;
-    }
-    pack_operand(a, v[0], v[1]);
+    scale_operand(a, g, scale);
     if (masks) {
         drop_operand(a, *masks >> at.q);
     }
@@ -129,12 +113,8 @@ feed_forward_backward(float (&dx)[2][4], const ps_pair (&a)[D / 16][4], const ps
         }
         hidden_backward<D, NT>(hidden, d_hidden, a, dm, column, s, w, at);
         if constexpr (DROP) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const uint32_t m = mask_pair(bits, j % 2, j / 2);
-                hidden[j] &= m;
-                d_hidden[j] &= m;
-            }
+            drop_operand(hidden, bits);
+            drop_operand(d_hidden, bits);
         }
         store_operand(to, ld_staged, hidden, at);
         store_operand(to + s.staged, ld_staged, d_hidden, at);

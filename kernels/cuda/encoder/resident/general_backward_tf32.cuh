@@ -133,23 +133,13 @@ static __device__ __forceinline__ void columns_gradient(float *out, float *bias,
             }
         }
     }
+    if constexpr (SETS == 2) {
 #pragma unroll
-    for (int t = 0; t < N; t++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float2 *p = (float2 *)(out + (at.g + 8 * h) * D + t * 8 + at.q * 2),
-                   v = make_float2(c[0][t][2 * h], c[0][t][2 * h + 1]);
-            if (SETS == 2) {
-                v.x += c[SETS - 1][t][2 * h];
-                v.y += c[SETS - 1][t][2 * h + 1];
-            }
-            if (!first) {
-                v.x += p->x;
-                v.y += p->y;
-            }
-            *p = v;
+        for (int i = 0; i < 4 * N; i++) {
+            c[0][i / 4][i % 4] += c[1][i / 4][i % 4];
         }
     }
+    put_tiles<D>(out + at.g * D + at.q * 2, c[0], first);
     if (bias && at.q == 0) {
         put_ones(bias, ones[0], first, at);
     }
@@ -226,24 +216,6 @@ template <bool E8> static __device__ __forceinline__ void load_head(ps_pair (&a)
     }
 }
 
-/* s = a b' + c for 16 rows of b. */
-template <int D, int NT, bool E8>
-static __device__ __forceinline__ void score_tile(float (&s)[2][4], const ps_pair (&a)[4], const struct head &h, const ps_real *b,
-                                                  int ld, const float (&c0)[4], const float (&c1)[4], const place<D, NT> &at)
-{
-    if constexpr (E8) {
-        ps_pair k[2];
-        load_b_transposed(k, lane_b_transposed<2>(b, ld, at) + h.half * 8, ld, at);
-        ps_mma8(s[0], a[0], a[1], k[0], c0);
-        ps_mma8(s[1], a[0], a[1], k[1], c1);
-    } else {
-        ps_pair k[4];
-        load_b_transposed(k, lane_b_transposed<4>(b, ld, at), ld, at);
-        ps_mma16(s[0], a, k[0], k[1], c0);
-        ps_mma16(s[1], a, k[2], k[3], c1);
-    }
-}
-
 /* Softmax's sums of the warp's rows and columns' heads, and -sum_j A dA, which is that of merged and its gradient over the head's
  * columns, to rows [heads][rows]. */
 template <int D, int NT>
@@ -304,11 +276,11 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
             if (j == NT - 1) {
                 const float4 low = table[at.lane], high = table[32 + at.lane];
                 const float hide0[4] = {low.x, low.y, low.z, low.w}, hide1[4] = {high.x, high.y, high.z, high.w};
-                score_tile<D, NT, E8>(s, query, h, keys + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
+                score_tile<D, NT, E8>(s[0], s[1], query, h, keys + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
             } else {
-                score_tile<D, NT, E8>(s, query, h, keys + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
+                score_tile<D, NT, E8>(s[0], s[1], query, h, keys + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
             }
-            score_tile<D, NT, E8>(ds, gradient, h, values + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
+            score_tile<D, NT, E8>(ds[0], ds[1], gradient, h, values + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
                 float &v = ds[k / 4][k % 4];
@@ -350,11 +322,11 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
             if (NT == 1) { /* what does not see one another: the table is its own transpose */
                 const float4 low = table[at.lane], high = table[32 + at.lane];
                 const float hide0[4] = {low.x, low.y, low.z, low.w}, hide1[4] = {high.x, high.y, high.z, high.w};
-                score_tile<D, NT, E8>(s, key, h, queries + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
+                score_tile<D, NT, E8>(s[0], s[1], key, h, queries + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
             } else {
-                score_tile<D, NT, E8>(s, key, h, queries + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
+                score_tile<D, NT, E8>(s[0], s[1], key, h, queries + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
             }
-            score_tile<D, NT, E8>(ds, value, h, d_merged + j * 16 * LD, LD, zero, zero, at);
+            score_tile<D, NT, E8>(ds[0], ds[1], value, h, d_merged + j * 16 * LD, LD, zero, zero, at);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
                 float &v = s[k / 4][k % 4];
@@ -391,10 +363,7 @@ static __device__ __forceinline__ void gather_columns(ps_pair (&all)[D / 16][4],
 {
     put_columns<NT>(buffer + columns_size(NT, at.share * 16) + at.row, own, at);
     if constexpr (D == 16) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            all[0][i] = own[i];
-        }
+        copy_operand(all[0], own);
     } else {
         at.sync();
 #pragma unroll
@@ -410,10 +379,7 @@ static __device__ __forceinline__ void gather_rows(ps_pair (&all)[D / 16][4], co
                                                    const place<D, NT> &at)
 {
     if constexpr (D == 16) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            all[0][i] = own[i];
-        }
+        copy_operand(all[0], own);
     } else {
         gather_columns<D, NT>(all, own, buffer, at);
     }
@@ -423,12 +389,7 @@ static __device__ __forceinline__ void gather_rows(ps_pair (&all)[D / 16][4], co
 static __device__ __forceinline__ void branch_operand(ps_pair (&a)[4], const float (&g)[2][4], float scale, const uint32_t *masks,
                                                       int q)
 {
-    float v[2][4];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        v[i / 4][i % 4] = g[i / 4][i % 4] * scale;
-    }
-    pack_operand(a, v[0], v[1]);
+    scale_operand(a, g, scale);
     if (masks) {
         drop_operand(a, *masks >> q);
     }
@@ -609,10 +570,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                         get_left<NT>(all[k], qkv + left_size(NT, i * D + k * 16) + at.row * 2, at);
                     }
                 } else {
-#pragma unroll
-                    for (int k = 0; k < 4; k++) {
-                        all[0][k] = da[i][k];
-                    }
+                    copy_operand(all[0], da[i]);
                 }
                 multiply_transposed<D, NT>(dx, all, w.w_qkv + at.share * 16 * LD_QKV + i * D, LD_QKV, at);
             }

@@ -27,8 +27,7 @@ static __device__ __forceinline__ void feed_forward(float (&c)[D / 8][4], const 
         multiply<D, NT>(y, a, w.w_1 + column, z.f + 8, at);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            float &v = y[i / 4][i % 4];
-            v = fmaf(v, ps_tanh(v * fmaf(v * v, GELU_B, GELU_A)), v);
+            y[i / 4][i % 4] = twice_gelu(y[i / 4][i % 4]);
         }
         pack_operand(hidden, y[0], y[1]);
         if constexpr (DROP) {
@@ -174,15 +173,7 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
                     add_ones(sum[0], a);
                 }
                 put_head<D, NT, E8>(mine, LD_QKV, o, __fdividef(1.0f, sum[0][0]), __fdividef(1.0f, sum[0][2]), h, at);
-                if (x.lse && at.q == 0) {
-                    float *lse = x.lse + ((int64_t)l * x.heads + at.share * heads + i) * x.rows + at.first;
-                    if (at.here[0]) {
-                        lse[0] = most[0] + ps_log2(sum[0][0]);
-                    }
-                    if (at.here[1]) {
-                        lse[8] = most[1] + ps_log2(sum[0][2]);
-                    }
-                }
+                keep_log_sums<D, NT>(x, l, at.share * heads + i, most, sum[0][0], sum[0][2], at);
             }
 
             /* u = r = u + drop(merged W_o + b_o) */
