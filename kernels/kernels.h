@@ -516,7 +516,10 @@ struct ps_kernels {
     enum ps_type statistics; /* mean, rstd, std: PS_F64 for fp64, else PS_F32 */
     struct ps_device *device;
     int64_t attention_patches, attention_head; /* the most patches, and columns of a head, of attention and its backward; 0: any */
-    void *context;                             /* the backend's own */
+    /* Whether attention and its backward are faster than the products and softmax that they stand for, as measured
+     * (docs/experiments/attention.md). NULL: they are not, or not there. */
+    int (*attention_faster)(const struct ps_kernels *k, int64_t patches, int64_t head);
+    void *context; /* the backend's own */
 #define PS_X(name, kind, tensors, flops) enum ps_status (*name)(const struct ps_kernels *k, const struct ps_##name *arguments);
     PS_KERNEL_LIST(PS_X)
 #undef PS_X

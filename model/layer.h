@@ -38,6 +38,8 @@ enum ps_status ps_product(const struct ps_kernels *k, struct ps_tensor c, struct
 /* The transpose of the last two dimensions. */
 struct ps_tensor ps_transposed(struct ps_tensor t);
 
+/* The kernels' own name of the way that attention by tiles takes; NULL where they have one way. */
+const char *ps_layer_attention_way(const struct ps_layer *layer);
 enum ps_status ps_layer_gemm_forward(const struct ps_layer *layer);
 enum ps_status ps_layer_gemm_backward(const struct ps_layer *layer);
 enum ps_status ps_layer_none_forward(const struct ps_layer *layer);

@@ -21,15 +21,27 @@ static enum ps_status heads_forward(const struct ps_layer *l, struct ps_tensor r
 }
 
 /* or by tiles, in one. */
-static enum ps_status tiled_forward(const struct ps_layer *l)
+static struct ps_attention tiled(const struct ps_layer *l)
 {
     const struct ps_layer_cache *c = l->cache;
-    return l->k->attention(l->k, &(struct ps_attention){.mixed = ps_layer_head_rows(l, c->merged, l->d, 0),
-                                                        .logsum = ps_layer_head_statistics(l, c->logsum),
-                                                        .q = ps_layer_head_rows(l, c->heads, 3 * l->d, 0),
-                                                        .k = ps_layer_head_rows(l, c->heads, 3 * l->d, 1),
-                                                        .v = ps_layer_head_rows(l, c->heads, 3 * l->d, 2),
-                                                        .scale = 1 / sqrt((double)l->e)});
+    return (struct ps_attention){.mixed = ps_layer_head_rows(l, c->merged, l->d, 0),
+                                 .logsum = ps_layer_head_statistics(l, c->logsum),
+                                 .q = ps_layer_head_rows(l, c->heads, 3 * l->d, 0),
+                                 .k = ps_layer_head_rows(l, c->heads, 3 * l->d, 1),
+                                 .v = ps_layer_head_rows(l, c->heads, 3 * l->d, 2),
+                                 .scale = 1 / sqrt((double)l->e)};
+}
+
+static enum ps_status tiled_forward(const struct ps_layer *l)
+{
+    const struct ps_attention attention = tiled(l);
+    return l->k->attention(l->k, &attention);
+}
+
+const char *ps_layer_attention_way(const struct ps_layer *l)
+{
+    const struct ps_attention attention = tiled(l);
+    return l->k->way ? l->k->way(l->k, PS_OP_attention, &attention) : NULL;
 }
 
 /* y = residual + drop(x weight + bias); an epilogue cannot drop out. */

@@ -198,6 +198,13 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         ps_model_close(m);
         return status;
     }
+    if (options->level == PS_LEVEL_GEMM && options->tiled_attention) {
+        const struct ps_layer first = layer_of(m, 0, NULL, batch, 0);
+        const char *way = ps_layer_attention_way(&first);
+        if (way) {
+            snprintf(m->kernels, sizeof m->kernels, "%s, attention %s", ps_level_name(options->level), way);
+        }
+    }
     *model = m;
     return PS_OK;
 }

@@ -109,24 +109,13 @@ static enum ps_status open_device(struct ps_session *s, const struct ps_session_
     return s->versions ? PS_OK : ps_fail(PS_DEVICE, "no memory for the session");
 }
 
-/* auto: by tiles where that was measured to be faster, docs/benchmarks.md. */
+/* Whether attention is one operation, by tiles, or products around softmax. */
 static int tiled_attention(const struct ps_session *s, const struct ps_model_shape *shape)
 {
-    enum { LEAST = 42, LEAST_FP32 = 128, NARROW = 32, MOST_CPU = 128 };
-    int64_t patches = ps_patches(shape), head = shape->d_model / shape->n_heads, most = s->kernels->attention_patches;
-    enum ps_precision precision = s->kernels->precision;
-    if (s->config->runtime.attention != PS_ATTENTION_AUTO) {
-        return s->config->runtime.attention == PS_ATTENTION_TILED;
-    }
-    if (strcmp(s->kernels->backend, "cuda") != 0) {
-        return strcmp(s->kernels->backend, "cpu") == 0 && patches <= MOST_CPU;
-    }
-    if (precision == PS_PRECISION_BF16) {
-        return patches >= LEAST && patches <= most && head <= s->kernels->attention_head;
-    }
-    /* Scores that a warp's registers hold, else tiles in shared memory. */
-    int held = head % 2 == 0 && ((patches <= 64 && head <= 8) || (patches <= 32 && head <= 16));
-    return held || (patches >= (precision == PS_FP32 ? LEAST_FP32 : LEAST) && patches <= most && head <= NARROW);
+    const struct ps_kernels *k = s->kernels;
+    return s->config->runtime.attention == PS_ATTENTION_AUTO
+               ? k->attention_faster && k->attention_faster(k, ps_patches(shape), shape->d_model / shape->n_heads)
+               : s->config->runtime.attention == PS_ATTENTION_TILED;
 }
 
 /* What the checkpoint records of the ways that products are computed. */

@@ -497,6 +497,38 @@ START_TEST(of_attention)
 }
 END_TEST
 
+/* What runtime.attention: auto takes, at the edges of what was measured. */
+START_TEST(of_attention_or_products)
+{
+    static const struct {
+        enum ps_precision precision;
+        int64_t patches, head;
+        int faster;
+    } cases[] = {
+        {PS_PRECISION_BF16, 41, 8, 0},
+        {PS_PRECISION_BF16, 42, 64, 1},
+        {PS_PRECISION_BF16, 42, 65, 0},
+        {PS_TF32, 5, 16, 1},
+        {PS_TF32, 33, 16, 0},
+        {PS_TF32, 64, 8, 1},
+        {PS_TF32, 41, 9, 0},
+        {PS_TF32, 42, 32, 1},
+        {PS_TF32, 42, 33, 0},
+        {PS_FP32, 64, 8, 1},
+        {PS_FP32, 65, 8, 0},
+        {PS_FP32, 127, 32, 0},
+        {PS_FP32, 128, 32, 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ps_kernels *k = table(&h200, cases[i].precision, 1);
+        const int faster = k->attention_faster(k, cases[i].patches, cases[i].head);
+        ck_assert_msg(faster == cases[i].faster, "%s, %d patches, heads of %d: %d", ps_precision_name(cases[i].precision),
+                      (int)cases[i].patches, (int)cases[i].head, faster);
+        k->close(k);
+    }
+}
+END_TEST
+
 int main(void)
 {
     struct ps_kernels *k;
@@ -512,6 +544,7 @@ int main(void)
     tcase_add_test(tests, of_strides);
     tcase_add_test(tests, of_biases);
     tcase_add_test(tests, of_attention);
+    tcase_add_test(tests, of_attention_or_products);
     suite_add_tcase(suite, tests);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);

@@ -31,6 +31,12 @@ static void cpu_close(struct ps_kernels *k)
     free(cpu);
 }
 
+static int attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head)
+{
+    (void)k, (void)head;
+    return patches <= 128;
+}
+
 enum ps_status ps_cpu_kernels_open(struct ps_device *device, enum ps_precision precision, struct ps_kernels **kernels)
 {
     *kernels = NULL;
@@ -59,6 +65,7 @@ enum ps_status ps_cpu_kernels_open(struct ps_device *device, enum ps_precision p
     cpu->table.backend = "cpu";
     cpu->table.precision = precision;
     cpu->table.close = cpu_close;
+    cpu->table.attention_faster = attention_faster;
     cpu->table.gemm_gradient = NULL;
     cpu->table.gemm_bias = NULL; /* a product of its own and a pass over it are faster than the reference's */
     switch (ps_cpu_isa_best()) {

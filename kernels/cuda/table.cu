@@ -178,6 +178,7 @@ static enum ps_status table_make(enum ps_precision precision, int compute_capabi
     k->statistics = PS_F32;
     k->context = c;
     k->way = cuda_way;
+    k->attention_faster = precision == PS_FP16 ? NULL : ps_cuda_attention_faster;
     *kernels = k;
     return PS_OK;
 }

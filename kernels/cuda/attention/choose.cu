@@ -165,3 +165,15 @@ const char *ps_cuda_attention_way(const struct ps_kernels *k, enum ps_op op, con
     const struct way *way = status == PS_OK ? way_of(k, &call) : NULL;
     return way ? way->name : NULL;
 }
+
+int ps_cuda_attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head)
+{
+    enum { LEAST = 42, LEAST_FP32 = 128, NARROW = 32 };
+    const bool served = patches <= PS_ATTENTION_PATCHES && head <= PS_ATTENTION_HEAD;
+    if (k->precision == PS_PRECISION_BF16) {
+        return served && patches >= LEAST;
+    }
+    /* Scores that a warp's registers hold (warp_float), else tiles in shared memory. */
+    const bool held = head % 2 == 0 && ((patches <= 64 && head <= 8) || (patches <= 32 && head <= 16));
+    return held || (served && patches >= (k->precision == PS_FP32 ? LEAST_FP32 : LEAST) && head <= NARROW);
+}
