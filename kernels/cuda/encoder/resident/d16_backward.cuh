@@ -245,6 +245,184 @@ static __device__ __forceinline__ void sum_sections(const struct encoder &x, flo
     }
 }
 
+/* Half of the hidden columns, 2 gelu of them and the gradient before gelu, to the tile's staged columns; dx += that gradient W_1'.
+ */
+template <bool DROP>
+static __device__ __forceinline__ void hidden_backward(float (&dx)[2][4], const uint32_t (&a)[4], const uint32_t (&dm)[4],
+                                                       int stage, uint32_t bits, uint32_t own_staged, const d16_weights &w,
+                                                       const d16_place &at)
+{
+    const real16 *const w_1 = w.w_1 + stage * 64, *const w_2 = w.w_2 + stage * 64 * LD;
+    const float4 *const bias = w.b_1 + stage * 32;
+    /* The products of a chunk of 16 columns are made while the one before is worked on. */
+    float next_z[2][4], next_dz[2][4];
+    const auto begin = [&](int chunk) {
+        uint32_t b[4];
+        set_bias(next_z[0], bias + chunk * 8, at.q);
+        set_bias(next_z[1], bias + chunk * 8 + 4, at.q);
+        ps_ldmatrix4_transposed(b, w_1 + chunk * 16 + at.near * LD_F + at.far);
+        ps_mma16(next_z[0], a, b[0], b[1], next_z[0]);
+        ps_mma16(next_z[1], a, b[2], b[3], next_z[1]);
+        clear(next_dz);
+        multiply16_transposed(next_dz, dm, w_2 + chunk * 16 * LD, LD, at);
+    };
+    begin(0);
+#pragma unroll
+    for (int chunk = 0; chunk < 4; chunk++) {
+        uint32_t hidden[4], d_hidden[4];
+        float z[2][4], dz[2][4];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            z[i / 4][i % 4] = next_z[i / 4][i % 4];
+            dz[i / 4][i % 4] = next_dz[i / 4][i % 4];
+        }
+        if (chunk < 3) {
+            begin(chunk + 1);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float &v = z[i / 4][i % 4];
+            const float square = v * v, t = ps_tanh(v * fmaf(square, GELU_B, GELU_A));
+            const float slope = fmaf(v * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), t); /* less 1 */
+            dz[i / 4][i % 4] = fmaf(dz[i / 4][i % 4], slope, dz[i / 4][i % 4]);
+            v = fmaf(v, t, v);
+        }
+        pack_operand(hidden, z[0], z[1]);
+        pack_operand(d_hidden, dz[0], dz[1]);
+        if constexpr (DROP) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const uint32_t mask = spread(bits, chunk % 2 * 2 + i / 2 + i % 2 * 4 + chunk / 2 * 8);
+                hidden[i] &= mask;
+                d_hidden[i] &= mask;
+            }
+        }
+        ps_stmatrix4_at(own_staged + chunk * 2 * MATRIX, hidden);
+        ps_stmatrix4_at(own_staged + (8 + chunk * 2) * MATRIX, d_hidden);
+        multiply16_transposed(dx, d_hidden, w_1 + chunk * 16, LD_F, at);
+    }
+}
+
+/* The block's sums of what hidden_backward has staged: of W_1 and b_1 by four warps, of W_2 by four, once of b_2 by one. */
+static __device__ __forceinline__ void put_hidden_sums(float *sums, int stage, int warp, uint32_t units, int block_units,
+                                                       const d16_place &at)
+{
+    float *const bias_sums = sums + (4 * D + 2 * F) * D;
+    /* Position 16 w + g of the 64 columns, and the one 8 further. */
+    const int column = column_of(stage * 64 + warp % 4 * 16 + at.g);
+    if (warp < 4) {
+        float d[3][4];
+        block_product(d, units + TO_STAGED + 8 * MATRIX, STAGED_ROW, units + TO_NORMED, ROWS_ROW, block_units);
+        put_sums(sums, 4 * D + column, 4 * D + column + 2, d[0], d[1], at.q);
+        if (at.q == 0) {
+            bias_sums[4 * D + column] = d[2][0];
+            bias_sums[4 * D + column + 2] = d[2][2];
+        }
+    } else if (warp < 8) {
+        float d[2][4];
+        block_product(d, units + TO_STAGED, STAGED_ROW, units + TO_NORMED + 3 * MATRIX, ROWS_ROW, block_units);
+        put_sums(sums, 4 * D + F + column, 4 * D + F + column + 2, d[0], d[1], at.q);
+    } else if (warp == 8 && stage == 0) { /* b_2 */
+        float d[4] = {0, 0, 0, 0};
+        uint32_t p = units + TO_NORMED + (uint32_t)(at.lane / 16 * ROWS_ROW + (3 + at.lane / 8 % 2) * MATRIX + at.lane % 8 * 16);
+        for (int i = 0; i < block_units; i++, p += UNIT_BYTES) {
+#pragma unroll
+            for (int tile = 0; tile < NT; tile++) {
+                uint32_t r[4];
+                ps_ldmatrix4_transposed_at(r, p + tile * 2 * ROWS_ROW);
+                add_ones(d, r);
+            }
+        }
+        if (at.q == 0) {
+            bias_sums[4 * D + F + at.g] = d[0];
+            bias_sums[4 * D + F + at.g + 8] = d[2];
+        }
+    }
+}
+
+/* The gradients of q, k and v of the warp's rows. delta, logs: of the heads, their sums' logarithms; addresses: the lane's places.
+ */
+static __device__ __forceinline__ void attention_backward(uint32_t (&dq)[4], uint32_t (&dk)[4], uint32_t (&dv)[4],
+                                                          const float (&delta)[2][2][2], const float4 &sums0, const float4 &sums1,
+                                                          uint32_t all_columns, uint32_t own_columns, uint32_t own_scores,
+                                                          uint32_t own_keys, const struct encoder &x, const d16_place &at)
+{
+    const bool low = at.q < 2; /* the first head of a pair */
+    const int last_keys = x.n - 32 - at.q * 2;
+    const uint32_t last0 = (last_keys > 0 ? 0xffffu : 0u) | (last_keys > 1 ? 0xffff0000u : 0u);
+    const uint32_t last1 = (last_keys > 8 ? 0xffffu : 0u) | (last_keys > 9 ? 0xffff0000u : 0u);
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+        float dq_of[2][4], dk_of[2][4], dv_of[2][4];
+        clear(dq_of);
+        clear(dk_of);
+        clear(dv_of);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const bool mine = low == (h == 0);
+            const float4 logs = h == 0 ? sums0 : sums1;
+            const float log0 = p == 0 ? logs.x : logs.z, log1 = p == 0 ? logs.y : logs.w;
+            const float less[4] = {-log0, -log0, -log1, -log1};
+            const float less_delta[4] = {delta[h][p][0], delta[h][p][0], delta[h][p][1], delta[h][p][1]};
+            uint32_t q[2], d_merged[2], keys[6], values[6], keys_across[6];
+            ps_ldmatrix2_at(q, own_columns + p * MATRIX);
+            ps_ldmatrix2_at(d_merged, own_columns + (6 + p) * MATRIX);
+            const uint32_t q0 = mine ? q[0] : 0, q1 = mine ? q[1] : 0;
+            const uint32_t d0 = mine ? d_merged[0] : 0, d1 = mine ? d_merged[1] : 0;
+            load_rows48(keys, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
+            load_rows48(values, all_columns + (4 + p) * MATRIX, COLUMNS_ROW);
+            load_rows48<true>(keys_across, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
+            if (p + h > 0) {
+                at.sync(); /* the head before has been read */
+            }
+#pragma unroll
+            for (int j = 0; j < 3; j++) {
+                float s[2][4], ds[2][4];
+                ps_mma8(s[0], q0, q1, keys[2 * j], less);
+                ps_mma8(s[1], q0, q1, keys[2 * j + 1], less);
+                ps_mma8(ds[0], d0, d1, values[2 * j], less_delta);
+                ps_mma8(ds[1], d0, d1, values[2 * j + 1], less_delta);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    s[i / 4][i % 4] = ps_exp2(s[i / 4][i % 4]);
+                    ds[i / 4][i % 4] *= s[i / 4][i % 4];
+                }
+                uint32_t packed[4], d_packed[4];
+                pack_operand(packed, s[0], s[1]);
+                pack_operand(d_packed, ds[0], ds[1]);
+                if (j == 2) {
+                    packed[0] &= last0, packed[1] &= last0, packed[2] &= last1, packed[3] &= last1;
+                    d_packed[0] &= last0, d_packed[1] &= last0, d_packed[2] &= last1, d_packed[3] &= last1;
+                }
+                ps_stmatrix4_at(own_scores + j * 2 * MATRIX, packed);
+                ps_stmatrix4_at(own_scores + TO_GRADIENTS + j * 2 * MATRIX, d_packed);
+                ps_mma16(dq_of[h], d_packed, keys_across[2 * j], keys_across[2 * j + 1], dq_of[h]);
+            }
+            uint32_t queries[6], d_mixed[6];
+            load_rows48<true>(queries, all_columns + p * MATRIX, COLUMNS_ROW);
+            load_rows48<true>(d_mixed, all_columns + (6 + p) * MATRIX, COLUMNS_ROW);
+            at.sync(); /* A and its gradient are there */
+#pragma unroll
+            for (int j = 0; j < 3; j++) {
+                uint32_t r[4];
+                ps_ldmatrix4_transposed_at(r, own_keys + j * 2 * SCORES_ROW);
+                ps_mma16(dv_of[h], r, d_mixed[2 * j], d_mixed[2 * j + 1], dv_of[h]);
+                ps_ldmatrix4_transposed_at(r, own_keys + TO_GRADIENTS + j * 2 * SCORES_ROW);
+                ps_mma16(dk_of[h], r, queries[2 * j], queries[2 * j + 1], dk_of[h]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float ln2 = 0.6931471805599453f; /* q was scaled */
+            dq[2 * p + i] = ps_pack((low ? dq_of[0][2 * i] : dq_of[1][2 * i]) * x.scale,
+                                    (low ? dq_of[0][2 * i + 1] : dq_of[1][2 * i + 1]) * x.scale);
+            dk[2 * p + i] =
+                ps_pack((low ? dk_of[0][2 * i] : dk_of[1][2 * i]) * ln2, (low ? dk_of[0][2 * i + 1] : dk_of[1][2 * i + 1]) * ln2);
+            dv[2 * p + i] = ps_pack(low ? dv_of[0][2 * i] : dv_of[1][2 * i], low ? dv_of[0][2 * i + 1] : dv_of[1][2 * i + 1]);
+        }
+    }
+}
+
 template <bool DROP>
 static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const __grid_constant__ struct encoder x)
 {
@@ -289,9 +467,6 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
         *(uint4 *)p = make_uint4(PS_REAL16_ONES, PS_REAL16_ONES, PS_REAL16_ONES, PS_REAL16_ONES);
     }
     const bool low = at.q < 2; /* the first head of a pair */
-    const int last_keys = x.n - 32 - at.q * 2;
-    const uint32_t last0 = (last_keys > 0 ? 0xffffu : 0u) | (last_keys > 1 ? 0xffff0000u : 0u);
-    const uint32_t last1 = (last_keys > 8 ? 0xffffu : 0u) | (last_keys > 9 ? 0xffff0000u : 0u);
     float g[2][4];
     struct kept_first kept;
     load_rows<D, NT>(g, x.dy, at);
@@ -323,89 +498,12 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
 #pragma unroll 1
             for (int stage = 0; stage < 2; stage++) {
                 const uint32_t bits = stage ? kept.masks[1] : kept.masks[0];
-                const real16 *const w_1 = w.w_1 + stage * 64, *const w_2 = w.w_2 + stage * 64 * LD;
-                const float4 *const bias = w.b_1 + stage * 32;
                 if (stage > 0) {
                     ps_barrier(0, threads);
                 }
-                /* The products of a chunk of 16 columns are made while the one before is worked on. */
-                float next_z[2][4], next_dz[2][4];
-                const auto begin = [&](int chunk) {
-                    uint32_t b[4];
-                    set_bias(next_z[0], bias + chunk * 8, at.q);
-                    set_bias(next_z[1], bias + chunk * 8 + 4, at.q);
-                    ps_ldmatrix4_transposed(b, w_1 + chunk * 16 + at.near * LD_F + at.far);
-                    ps_mma16(next_z[0], a, b[0], b[1], next_z[0]);
-                    ps_mma16(next_z[1], a, b[2], b[3], next_z[1]);
-                    clear(next_dz);
-                    multiply16_transposed(next_dz, dm, w_2 + chunk * 16 * LD, LD, at);
-                };
-                begin(0);
-#pragma unroll
-                for (int chunk = 0; chunk < 4; chunk++) {
-                    uint32_t hidden[4], d_hidden[4];
-                    float z[2][4], dz[2][4];
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        z[i / 4][i % 4] = next_z[i / 4][i % 4];
-                        dz[i / 4][i % 4] = next_dz[i / 4][i % 4];
-                    }
-                    if (chunk < 3) {
-                        begin(chunk + 1);
-                    }
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        float &v = z[i / 4][i % 4];
-                        const float square = v * v, t = ps_tanh(v * fmaf(square, GELU_B, GELU_A));
-                        const float slope = fmaf(v * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), t); /* less 1 */
-                        dz[i / 4][i % 4] = fmaf(dz[i / 4][i % 4], slope, dz[i / 4][i % 4]);
-                        v = fmaf(v, t, v);
-                    }
-                    pack_operand(hidden, z[0], z[1]);
-                    pack_operand(d_hidden, dz[0], dz[1]);
-                    if constexpr (DROP) {
-#pragma unroll
-                        for (int i = 0; i < 4; i++) {
-                            const uint32_t mask = spread(bits, chunk % 2 * 2 + i / 2 + i % 2 * 4 + chunk / 2 * 8);
-                            hidden[i] &= mask;
-                            d_hidden[i] &= mask;
-                        }
-                    }
-                    ps_stmatrix4_at(own_staged + chunk * 2 * MATRIX, hidden);
-                    ps_stmatrix4_at(own_staged + (8 + chunk * 2) * MATRIX, d_hidden);
-                    multiply16_transposed(dx, d_hidden, w_1 + chunk * 16, LD_F, at);
-                }
+                hidden_backward<DROP>(dx, a, dm, stage, bits, own_staged, w, at);
                 publish(threads);
-                /* Position 16 w + g of the 64 columns, and the one 8 further. */
-                const int column = column_of(stage * 64 + warp % 4 * 16 + at.g);
-                if (warp < 4) {
-                    float d[3][4];
-                    block_product(d, units + TO_STAGED + 8 * MATRIX, STAGED_ROW, units + TO_NORMED, ROWS_ROW, x.block_units);
-                    put_sums(sums, 4 * D + column, 4 * D + column + 2, d[0], d[1], at.q);
-                    if (at.q == 0) {
-                        bias_sums[4 * D + column] = d[2][0];
-                        bias_sums[4 * D + column + 2] = d[2][2];
-                    }
-                } else if (warp < 8) {
-                    float d[2][4];
-                    block_product(d, units + TO_STAGED, STAGED_ROW, units + TO_NORMED + 3 * MATRIX, ROWS_ROW, x.block_units);
-                    put_sums(sums, 4 * D + F + column, 4 * D + F + column + 2, d[0], d[1], at.q);
-                } else if (warp == 8 && stage == 0) { /* b_2 */
-                    float d[4] = {0, 0, 0, 0};
-                    uint32_t p = units + TO_NORMED + half * ROWS_ROW + (3 + odd) * MATRIX + piece;
-                    for (int i = 0; i < x.block_units; i++, p += UNIT_BYTES) {
-#pragma unroll
-                        for (int tile = 0; tile < NT; tile++) {
-                            uint32_t r[4];
-                            ps_ldmatrix4_transposed_at(r, p + tile * 2 * ROWS_ROW);
-                            add_ones(d, r);
-                        }
-                    }
-                    if (at.q == 0) {
-                        bias_sums[4 * D + F + at.g] = d[0];
-                        bias_sums[4 * D + F + at.g + 8] = d[2];
-                    }
-                }
+                put_hidden_sums(sums, stage, warp, units, x.block_units, at);
                 if (DROP && warp < HIDDEN_WARPS && stage == (warp < 8)) { /* its sums of this half of the layer are written */
                     __syncwarp();
                     if (at.lane == 0) {
@@ -471,76 +569,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
 
         /* A = softmax(q k' / sqrt(e)), merged = A v */
         uint32_t dq[4], dk[4], dv[4];
-#pragma unroll
-        for (int p = 0; p < 2; p++) {
-            float dq_of[2][4], dk_of[2][4], dv_of[2][4];
-            clear(dq_of);
-            clear(dk_of);
-            clear(dv_of);
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const bool mine = low == (h == 0);
-                const float4 logs = h == 0 ? sums0 : sums1;
-                const float log0 = p == 0 ? logs.x : logs.z, log1 = p == 0 ? logs.y : logs.w;
-                const float less[4] = {-log0, -log0, -log1, -log1};
-                const float less_delta[4] = {delta[h][p][0], delta[h][p][0], delta[h][p][1], delta[h][p][1]};
-                uint32_t q[2], d_merged[2], keys[6], values[6], keys_across[6];
-                ps_ldmatrix2_at(q, own_columns + p * MATRIX);
-                ps_ldmatrix2_at(d_merged, own_columns + (6 + p) * MATRIX);
-                const uint32_t q0 = mine ? q[0] : 0, q1 = mine ? q[1] : 0;
-                const uint32_t d0 = mine ? d_merged[0] : 0, d1 = mine ? d_merged[1] : 0;
-                load_rows48(keys, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
-                load_rows48(values, all_columns + (4 + p) * MATRIX, COLUMNS_ROW);
-                load_rows48<true>(keys_across, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
-                if (p + h > 0) {
-                    at.sync(); /* the head before has been read */
-                }
-#pragma unroll
-                for (int j = 0; j < 3; j++) {
-                    float s[2][4], ds[2][4];
-                    ps_mma8(s[0], q0, q1, keys[2 * j], less);
-                    ps_mma8(s[1], q0, q1, keys[2 * j + 1], less);
-                    ps_mma8(ds[0], d0, d1, values[2 * j], less_delta);
-                    ps_mma8(ds[1], d0, d1, values[2 * j + 1], less_delta);
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        s[i / 4][i % 4] = ps_exp2(s[i / 4][i % 4]);
-                        ds[i / 4][i % 4] *= s[i / 4][i % 4];
-                    }
-                    uint32_t packed[4], d_packed[4];
-                    pack_operand(packed, s[0], s[1]);
-                    pack_operand(d_packed, ds[0], ds[1]);
-                    if (j == 2) {
-                        packed[0] &= last0, packed[1] &= last0, packed[2] &= last1, packed[3] &= last1;
-                        d_packed[0] &= last0, d_packed[1] &= last0, d_packed[2] &= last1, d_packed[3] &= last1;
-                    }
-                    ps_stmatrix4_at(own_scores + j * 2 * MATRIX, packed);
-                    ps_stmatrix4_at(own_scores + TO_GRADIENTS + j * 2 * MATRIX, d_packed);
-                    ps_mma16(dq_of[h], d_packed, keys_across[2 * j], keys_across[2 * j + 1], dq_of[h]);
-                }
-                uint32_t queries[6], d_mixed[6];
-                load_rows48<true>(queries, all_columns + p * MATRIX, COLUMNS_ROW);
-                load_rows48<true>(d_mixed, all_columns + (6 + p) * MATRIX, COLUMNS_ROW);
-                at.sync(); /* A and its gradient are there */
-#pragma unroll
-                for (int j = 0; j < 3; j++) {
-                    uint32_t r[4];
-                    ps_ldmatrix4_transposed_at(r, own_keys + j * 2 * SCORES_ROW);
-                    ps_mma16(dv_of[h], r, d_mixed[2 * j], d_mixed[2 * j + 1], dv_of[h]);
-                    ps_ldmatrix4_transposed_at(r, own_keys + TO_GRADIENTS + j * 2 * SCORES_ROW);
-                    ps_mma16(dk_of[h], r, queries[2 * j], queries[2 * j + 1], dk_of[h]);
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const float ln2 = 0.6931471805599453f; /* q was scaled */
-                dq[2 * p + i] = ps_pack((low ? dq_of[0][2 * i] : dq_of[1][2 * i]) * x.scale,
-                                        (low ? dq_of[0][2 * i + 1] : dq_of[1][2 * i + 1]) * x.scale);
-                dk[2 * p + i] = ps_pack((low ? dk_of[0][2 * i] : dk_of[1][2 * i]) * ln2,
-                                        (low ? dk_of[0][2 * i + 1] : dk_of[1][2 * i + 1]) * ln2);
-                dv[2 * p + i] = ps_pack(low ? dv_of[0][2 * i] : dv_of[1][2 * i], low ? dv_of[0][2 * i + 1] : dv_of[1][2 * i + 1]);
-            }
-        }
+        attention_backward(dq, dk, dv, delta, sums0, sums1, all_columns, own_columns, own_scores, own_keys, x, at);
         const float2 kept_rstd = *(const float2 *)(keep + KEPT_ROWS + (at.g * 4 + 1) * 16);
         at.sync(); /* q, k, v and merged's gradient have been read */
         ps_stmatrix4_at(own_columns, dq);

@@ -122,6 +122,88 @@ static __device__ __forceinline__ d16_place place_again(const struct encoder &x)
     return at;
 }
 
+/* merged = softmax(q k' / sqrt(e)) v of the warp's rows; kv: the lane's place in the unit's k; logs: log2 of softmax's sums. */
+static __device__ __forceinline__ void attention(uint32_t (&merged)[4], float (&logs)[4], const uint32_t (&q)[4], uint32_t kv,
+                                                 uint32_t last0, uint32_t last1, int n, const d16_place &at)
+{
+    const bool low = at.q < 2; /* the first head of a pair */
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+        uint32_t keys[6], values[6];
+        float o[4], sum[2], most[2] = {0, 0}, first_o[4], first_sum[4], second_o[4], second_sum[4], none[2];
+        load_rows48(keys, kv + p * MATRIX, KV_ROW);
+        load_rows48<true>(values, kv + (2 + p) * MATRIX, KV_ROW);
+        const uint32_t q0 = q[2 * p], q1 = q[2 * p + 1];
+        attend<false>(first_o, first_sum, none, low ? q0 : 0, low ? q1 : 0, keys, values, last0, last1, n, at);
+        attend<false>(second_o, second_sum, none, low ? 0 : q0, low ? 0 : q1, keys, values, last0, last1, n, at);
+        sum[0] = low ? first_sum[0] : second_sum[0];
+        sum[1] = low ? first_sum[2] : second_sum[2];
+        const bool fine = ps_sums_hold(fminf(sum[0], sum[1]), fmaxf(sum[0], sum[1]));
+        if (!__all_sync(0xffffffffu, fine)) {
+            float second_most[2];
+            attend<true>(first_o, first_sum, most, low ? q0 : 0, low ? q1 : 0, keys, values, last0, last1, n, at);
+            attend<true>(second_o, second_sum, second_most, low ? 0 : q0, low ? 0 : q1, keys, values, last0, last1, n, at);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                sum[r] = low ? first_sum[2 * r] : second_sum[2 * r];
+                most[r] = low ? most[r] : second_most[r];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            o[i] = (low ? first_o[i] : second_o[i]) * __fdividef(1.0f, sum[i / 2]);
+        }
+        merged[2 * p] = ps_pack(o[0], o[1]);
+        merged[2 * p + 1] = ps_pack(o[2], o[3]);
+        logs[2 * p] = most[0] + ps_log2(sum[0]);
+        logs[2 * p + 1] = most[1] + ps_log2(sum[1]);
+    }
+}
+
+/* c = hidden W_2. */
+template <bool DROP>
+static __device__ __forceinline__ void feed_forward(float (&c)[2][4], const uint32_t (&a)[4], const uint32_t (&words)[3],
+                                                    const d16_weights &w, const d16_place &at)
+{
+    clear(c);
+#pragma unroll 1
+    for (int half = 0; half < 2; half++) {
+        const uint32_t bits = half ? words[1] : words[0];
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            const int column = half * 64 + part * 32;
+            float z[4][4];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                uint32_t b[4];
+                set_bias(z[2 * j], w.b_1 + column / 2 + j * 8, at.q);
+                set_bias(z[2 * j + 1], w.b_1 + column / 2 + j * 8 + 4, at.q);
+                ps_ldmatrix4_transposed(b, w.w_1 + column + j * 16 + at.near * LD_F + at.far);
+                ps_mma16(z[2 * j], a, b[0], b[1], z[2 * j]);
+                ps_mma16(z[2 * j + 1], a, b[2], b[3], z[2 * j + 1]);
+            }
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                z[i / 4][i % 4] = twice_gelu(z[i / 4][i % 4]);
+            }
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                uint32_t hidden[4], b[4];
+                pack_operand(hidden, z[2 * j], z[2 * j + 1]);
+                if constexpr (DROP) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        hidden[i] &= spread(bits, 2 * j + i / 2 + i % 2 * 4 + part * 8);
+                    }
+                }
+                ps_ldmatrix4_transposed(b, w.w_2 + (column + j * 16 + at.near) * LD + at.far);
+                ps_mma16(c[0], hidden, b[0], b[1], c[0]);
+                ps_mma16(c[1], hidden, b[2], b[3], c[1]);
+            }
+        }
+    }
+}
+
 template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forward(const __grid_constant__ struct encoder x)
 {
     extern __shared__ uint4 shared_memory[];
@@ -223,7 +305,6 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
         const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
         const uint32_t own_rows =
             kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
-        const bool low = at.q < 2; /* the first head of a pair */
         /* Ones where keys 32 .. 47 exist: the operand that adds up the last probabilities. */
         const int last_keys = x.n - 32 - at.q * 2;
         const uint32_t last0 = (last_keys > 0 ? PS_REAL16_ONE : 0u) | (last_keys > 1 ? PS_REAL16_ONE << 16 : 0u);
@@ -273,37 +354,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
 
         /* merged = softmax(q k' / sqrt(e)) v */
         float lse[4];
-#pragma unroll
-        for (int p = 0; p < 2; p++) {
-            uint32_t keys[6], values[6];
-            float o[4], sum[2], most[2] = {0, 0}, first_o[4], first_sum[4], second_o[4], second_sum[4], none[2];
-            load_rows48(keys, all_rows + buffer + p * MATRIX, KV_ROW);
-            load_rows48<true>(values, all_rows + buffer + (2 + p) * MATRIX, KV_ROW);
-            const uint32_t q0 = q[2 * p], q1 = q[2 * p + 1];
-            attend<false>(first_o, first_sum, none, low ? q0 : 0, low ? q1 : 0, keys, values, last0, last1, x.n, at);
-            attend<false>(second_o, second_sum, none, low ? 0 : q0, low ? 0 : q1, keys, values, last0, last1, x.n, at);
-            sum[0] = low ? first_sum[0] : second_sum[0];
-            sum[1] = low ? first_sum[2] : second_sum[2];
-            const bool fine = ps_sums_hold(fminf(sum[0], sum[1]), fmaxf(sum[0], sum[1]));
-            if (!__all_sync(0xffffffffu, fine)) {
-                float second_most[2];
-                attend<true>(first_o, first_sum, most, low ? q0 : 0, low ? q1 : 0, keys, values, last0, last1, x.n, at);
-                attend<true>(second_o, second_sum, second_most, low ? 0 : q0, low ? 0 : q1, keys, values, last0, last1, x.n, at);
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    sum[r] = low ? first_sum[2 * r] : second_sum[2 * r];
-                    most[r] = low ? most[r] : second_most[r];
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                o[i] = (low ? first_o[i] : second_o[i]) * __fdividef(1.0f, sum[i / 2]);
-            }
-            a[2 * p] = ps_pack(o[0], o[1]);
-            a[2 * p + 1] = ps_pack(o[2], o[3]);
-            lse[2 * p] = most[0] + ps_log2(sum[0]);
-            lse[2 * p + 1] = most[1] + ps_log2(sum[1]);
-        }
+        attention(a, lse, q, all_rows + buffer, last0, last1, x.n, at);
 
         const d16_place again = place_again(x);
         /* u = r = u + drop(merged W_o + b_o) */
@@ -326,43 +377,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
             }
         }
         scale_shift(a, xhat, w.ln2_gamma, w.ln2_beta, again.q);
-        clear(c);
-#pragma unroll 1
-        for (int half = 0; half < 2; half++) {
-            const uint32_t bits = half ? words[1] : words[0];
-#pragma unroll
-            for (int part = 0; part < 2; part++) {
-                const int column = half * 64 + part * 32;
-                float z[4][4];
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    uint32_t b[4];
-                    set_bias(z[2 * j], w.b_1 + column / 2 + j * 8, again.q);
-                    set_bias(z[2 * j + 1], w.b_1 + column / 2 + j * 8 + 4, again.q);
-                    ps_ldmatrix4_transposed(b, w.w_1 + column + j * 16 + again.near * LD_F + again.far);
-                    ps_mma16(z[2 * j], a, b[0], b[1], z[2 * j]);
-                    ps_mma16(z[2 * j + 1], a, b[2], b[3], z[2 * j + 1]);
-                }
-#pragma unroll
-                for (int i = 0; i < 16; i++) {
-                    z[i / 4][i % 4] = twice_gelu(z[i / 4][i % 4]);
-                }
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    uint32_t hidden[4], b[4];
-                    pack_operand(hidden, z[2 * j], z[2 * j + 1]);
-                    if constexpr (DROP) {
-#pragma unroll
-                        for (int i = 0; i < 4; i++) {
-                            hidden[i] &= spread(bits, 2 * j + i / 2 + i % 2 * 4 + part * 8);
-                        }
-                    }
-                    ps_ldmatrix4_transposed(b, w.w_2 + (column + j * 16 + again.near) * LD + again.far);
-                    ps_mma16(c[0], hidden, b[0], b[1], c[0]);
-                    ps_mma16(c[1], hidden, b[2], b[3], c[1]);
-                }
-            }
-        }
+        feed_forward<DROP>(c, a, words, w, again);
         set_bias(xhat[0], w.b_2, again.q);
         set_bias(xhat[1], w.b_2 + 4, again.q);
 #pragma unroll

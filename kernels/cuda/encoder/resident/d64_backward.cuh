@@ -115,6 +115,105 @@ static __device__ __forceinline__ void embed_gradient_panels(const struct encode
     }
 }
 
+/* The gradient before gelu of the unit's rows and the warpgroup's panel of d_ff, of LN2's output in panel m and the gradient that
+ * enters W_2 in panel g, to the panels from `to` on. Meanwhile the layer before is announced. */
+template <int P, bool DROP>
+static __device__ __forceinline__ void hidden_gradient(int m, int g, int to, const float *vectors, const uint32_t *masks,
+                                                       const struct encoder &x, int group, int groups, int l, panel_place &at)
+{
+    float y[8][4], c[8][4];
+    uint32_t bits[4];
+    set_bias(y, vectors + B_1 + at.mine<P>() * 64, at.q);
+    products_begin(at, y, c);
+    product<false, true>(y, at.of(m), at.of(W_1 + at.mine<P>()), true);
+    product<false, false>(c, at.of(g), at.of(W_1 + P + at.mine<P>()), false);
+    ps_wgmma_commit();
+    if (threadIdx.x == 0 && l + 1 < x.layers) {
+        announce<1>(x.d64.flags + (int64_t)(l + 1) * groups + group, 2); /* G's is of this layer */
+    }
+    if (DROP) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            bits[i] = masks[D / 2 + at.mine<P>() * 32 + i * 8] >> at.q;
+        }
+    }
+    products_wait<0>(y, c);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t d_hidden[4];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            twice_gelu_backward(y[2 * i + j / 4][j % 4], c[2 * i + j / 4][j % 4]);
+        }
+        pack_operand(d_hidden, c[2 * i], c[2 * i + 1]);
+        if (DROP) {
+            drop_operand(d_hidden, bits[i]);
+        }
+        ps_stmatrix4_at((at.begin ^ i * 32) + (to + at.mine<P>()) * PANEL, d_hidden);
+    }
+}
+
+/* The gradients of q, k and v of the warp's rows and head, to three panels from `to` on, of that which enters W_o in panel `from`.
+ */
+static __device__ __forceinline__ void attention_gradient(int from, int to, const uint4 &q4, const uint4 &k4, const uint4 &v4,
+                                                          const float (&log_sum)[2], const float4 *table, const struct encoder &x,
+                                                          panel_place &at)
+{
+    float dx[2][4], v[2][4];
+    uint32_t a[4];
+    const uint32_t queries[4] = {q4.x, q4.y, q4.z, q4.w}, keys[4] = {k4.x, k4.y, k4.z, k4.w};
+    const uint32_t values[4] = {v4.x, v4.y, v4.z, v4.w};
+    uint32_t d_merged[4], p_operand[4], operand[4];
+    products_begin(at, dx);
+    product<false, false>(dx, at.of(from), at.of(W_O) + at.rows(), false);
+    ps_wgmma_commit();
+    float p[2][4], y[2][4];
+    {
+        const float4 low = table[at.lane], high = table[32 + at.lane];
+        const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
+        times_transposed(p, queries, keys, hidden0, hidden1);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        p[i / 4][i % 4] = ps_exp2(fmaf(p[i / 4][i % 4], x.scale_log2e, -log_sum[i % 4 / 2]));
+    }
+    pack_operand(p_operand, p[0], p[1]);
+    transpose_operand(operand, p_operand);
+    products_wait<0>(dx);
+    pack_operand(d_merged, dx[0], dx[1]);
+    const float zero[4] = {0, 0, 0, 0};
+    times_transposed(y, d_merged, values, zero, zero); /* of A */
+    times(v, operand, d_merged);                       /* of values */
+    pack_operand(a, v[0], v[1]);
+    ps_stmatrix4_at(at.own() + (to + 2) * PANEL, a);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sum = fmaf(p[i / 2][2 * r + i % 2], y[i / 2][2 * r + i % 2], sum);
+        }
+        sum = quad_sum(sum);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            y[i / 2][2 * r + i % 2] = p[i / 2][2 * r + i % 2] * (y[i / 2][2 * r + i % 2] - sum);
+        }
+    }
+    pack_operand(p_operand, y[0], y[1]);
+    times(v, p_operand, keys); /* of queries */
+    transpose_operand(operand, p_operand);
+    times(y, operand, queries); /* of keys */
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i / 4][i % 4] *= x.scale;
+        y[i / 4][i % 4] *= x.scale;
+    }
+    pack_operand(a, v[0], v[1]);
+    ps_stmatrix4_at(at.own() + to * PANEL, a);
+    pack_operand(a, y[0], y[1]);
+    ps_stmatrix4_at(at.own() + (to + 1) * PANEL, a);
+}
+
 template <int P, bool DROP>
 static __global__ void __launch_bounds__(THREADS, 1)
     d64_backward(const __grid_constant__ struct encoder x, const __grid_constant__ struct weight_panels panels)
@@ -123,7 +222,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __shared__ uint64_t barriers[3];
     constexpr int F = P * 64;
     /* Panels. M: LN2's output. G, K: the gradient that enters W_2, W_o. H: the gradients of q, k, v. E: of hidden. */
-    enum { W_QKV = 0, W_O = 3, W_1 = 4, W_2 = 4 + P, M = 4 + 2 * P, G, K, H, E = H + 3 };
+    enum { W_2 = W_1 + P, M = W_2 + P, G, K, H, E = H + 3 };
     float4 *const table = (float4 *)(memory + panels_of(P, true) * PANEL);
     panel_place at(memory);
     char *const statistics = memory + panels_of(P, true) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
@@ -198,7 +297,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             /* Units beyond the last read some masks: their gradients are zero. */
             const uint32_t *const masks = !DROP ? NULL : at.global_tile < x.units ? masks_at<D, 1>(x, z, l, at) : x.masks + at.g;
             uint32_t xhat[4], a[4];
-            float rstd[2], dx[2][4], v[2][4];
+            float rstd[2], dx[2][4];
 
             /* y = r + drop(hidden W_2 + b_2) */
             branch_operand<DROP>(a, g, x.drop_scale * x.half_scale, DROP ? masks[(D / 16 + F / 16 + at.share) * 8] >> at.q : 0);
@@ -217,38 +316,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             }
             ps_mbarrier_wait(came, parity);
             ps_mbarrier_wait(came + 16, parity);
-            {
-                float y[8][4], c[8][4];
-                uint32_t bits[4];
-                set_bias(y, vectors + B_1 + at.mine<P>() * 64, at.q);
-                products_begin(at, y, c);
-                product<false, true>(y, at.of(M), at.of(W_1 + at.mine<P>()), true);
-                product<false, false>(c, at.of(G), at.of(W_2 + at.mine<P>()), false);
-                ps_wgmma_commit();
-                if (threadIdx.x == 0 && l + 1 < x.layers) {
-                    announce<1>(x.d64.flags + (int64_t)(l + 1) * groups + group, 2); /* G's is of this layer */
-                }
-                if (DROP) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        bits[i] = masks[D / 2 + at.mine<P>() * 32 + i * 8] >> at.q;
-                    }
-                }
-                products_wait<0>(y, c);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    uint32_t d_hidden[4];
-#pragma unroll
-                    for (int j = 0; j < 8; j++) {
-                        twice_gelu_backward(y[2 * i + j / 4][j % 4], c[2 * i + j / 4][j % 4]);
-                    }
-                    pack_operand(d_hidden, c[2 * i], c[2 * i + 1]);
-                    if (DROP) {
-                        drop_operand(d_hidden, bits[i]);
-                    }
-                    ps_stmatrix4_at((at.begin ^ i * 32) + (E + at.mine<P>()) * PANEL, d_hidden);
-                }
-            }
+            hidden_gradient<P, DROP>(M, G, E, vectors, masks, x, group, groups, l, at);
             publish();
             if (threadIdx.x == 0) {
                 store_around<P>(kept(), 0, memory, E);
@@ -301,59 +369,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             parity ^= 1;
 
             /* A = softmax(q k' / sqrt(e)), merged = A v */
-            {
-                const uint32_t queries[4] = {q4.x, q4.y, q4.z, q4.w}, keys[4] = {k4.x, k4.y, k4.z, k4.w};
-                const uint32_t values[4] = {v4.x, v4.y, v4.z, v4.w};
-                uint32_t d_merged[4], p_operand[4], operand[4];
-                products_begin(at, dx);
-                product<false, false>(dx, at.of(K), at.of(W_O) + at.rows(), false);
-                ps_wgmma_commit();
-                float p[2][4], y[2][4];
-                {
-                    const float4 low = table[at.lane], high = table[32 + at.lane];
-                    const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
-                    times_transposed(p, queries, keys, hidden0, hidden1);
-                }
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    p[i / 4][i % 4] = ps_exp2(fmaf(p[i / 4][i % 4], x.scale_log2e, -log_sum[i % 4 / 2]));
-                }
-                pack_operand(p_operand, p[0], p[1]);
-                transpose_operand(operand, p_operand);
-                products_wait<0>(dx);
-                pack_operand(d_merged, dx[0], dx[1]);
-                const float zero[4] = {0, 0, 0, 0};
-                times_transposed(y, d_merged, values, zero, zero); /* of A */
-                times(v, operand, d_merged);                       /* of values */
-                pack_operand(a, v[0], v[1]);
-                ps_stmatrix4_at(at.own() + (H + 2) * PANEL, a);
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    float sum = 0;
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        sum = fmaf(p[i / 2][2 * r + i % 2], y[i / 2][2 * r + i % 2], sum);
-                    }
-                    sum = quad_sum(sum);
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        y[i / 2][2 * r + i % 2] = p[i / 2][2 * r + i % 2] * (y[i / 2][2 * r + i % 2] - sum);
-                    }
-                }
-                pack_operand(p_operand, y[0], y[1]);
-                times(v, p_operand, keys); /* of queries */
-                transpose_operand(operand, p_operand);
-                times(y, operand, queries); /* of keys */
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    v[i / 4][i % 4] *= x.scale;
-                    y[i / 4][i % 4] *= x.scale;
-                }
-                pack_operand(a, v[0], v[1]);
-                ps_stmatrix4_at(at.own() + H * PANEL, a);
-                pack_operand(a, y[0], y[1]);
-                ps_stmatrix4_at(at.own() + (H + 1) * PANEL, a);
-            }
+            attention_gradient(K, H, q4, k4, v4, log_sum, table, x, at);
             if (threadIdx.x == 0) {
                 ps_bulk_wait_read(); /* M, G, E and K will be written */
             }

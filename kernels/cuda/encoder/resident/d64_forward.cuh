@@ -66,6 +66,157 @@ static __device__ __forceinline__ void embed_scales(float2 *scales, const float 
     }
 }
 
+/* The unit's means and deviations to memory. */
+static __device__ __forceinline__ void keep_scales(const struct encoder &x, const float2 *scales, int64_t unit,
+                                                   const panel_place &at)
+{
+    const uint32_t of = (uint32_t)unit * x.embed.sequences + at.lane;
+    if (at.share == 0 && at.lane < x.embed.sequences && of < x.embed.all) {
+        x.embed.mean[of] = scales[at.lane].x;
+        x.embed.std[of] = scales[at.lane].y;
+    }
+}
+
+/* The unit's windows to `values`, what brings them to mean 0 and deviation 1, and the operand of their patches' first values.
+ * first: the block's first units, of which the thread's early values come too. */
+static __device__ __forceinline__ void first_patches(uint32_t (&patches)[4], float (&centre)[2], float (&factor)[2],
+                                                     struct early &early, float *values, float2 *scales, const int (&sequence)[2],
+                                                     const int (&n)[2], const struct encoder &x, int64_t unit, uint64_t cursor,
+                                                     bool first, const panel_place &at)
+{
+    if (first) {
+        fetch_early(early, x, (int64_t)blockIdx.x * UNITS, cursor, at);
+        values[at.share * 32 + at.lane] = early.value;
+    }
+    gather_windows<D, 1>(values, x, unit, cursor, first ? THREADS / UNITS : 0, at);
+    at.sync();
+    embed_scales(scales, values, x, at);
+    at.sync();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float2 v = scales[at.here[h] ? sequence[h] : 0];
+        centre[h] = v.x;
+        factor[h] = 1.0f / v.y;
+    }
+    patch_operand<D, 1>(patches, 0, values, sequence, n, centre, factor, x, at);
+}
+
+/* By the thread that asks for panels: its barriers, of W_qkv, W_o, W_1, W_2. */
+static __device__ __forceinline__ void panels_begin(uint32_t came, const struct weight_panels &panels)
+{
+    for (int i = 0; i < 4; i++) {
+        ps_mbarrier_init(came + i * 8, 1);
+    }
+    ps_mbarrier_publish();
+    ps_tensor_prefetch(&panels.qkv);
+    ps_tensor_prefetch(&panels.o);
+    ps_tensor_prefetch(&panels.w_1);
+    ps_tensor_prefetch(&panels.w_2);
+}
+
+/* softmax(q k' / sqrt(e)) v of the warp's rows and head, of LN1's output in panel `from`, to panel `to`; vectors: from the warp's
+ * columns on. LN1's xhat and 1 / deviation are left for backward meanwhile. */
+static __device__ __forceinline__ void attention(int from, int to, const float (&xhat)[2][4], const float (&rstd)[2],
+                                                 const float *vectors, const float4 *table, const struct encoder &x, int group,
+                                                 int l, panel_place &at)
+{
+    float own[2][4];
+    uint32_t a[4];
+    float qkv[6][4], p[2][4], sum[4], most[2];
+    uint32_t rows[4], others[4];
+#pragma unroll
+    for (int t = 0; t < 6; t++) {
+        const float2 b = *(const float2 *)(vectors + B_QKV + t / 2 * D + t % 2 * 8 + at.q * 2);
+        qkv[t][0] = qkv[t][2] = b.x;
+        qkv[t][1] = qkv[t][3] = b.y;
+    }
+    products_begin(at, qkv);
+    product_slices(qkv, at.of(from), at.of(W_QKV) + (uint32_t)at.share * (64 * 32 / 16));
+    ps_wgmma_commit();
+    const float4 low = table[at.lane], high = table[32 + at.lane];
+    const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
+    if (x.d64.left) { /* stores and sums that the products hide */
+        pack_operand(rows, xhat[0], xhat[1]);
+        leave_operand(left_at(x, group, l, LEFT_1), rows);
+        keep_rstd(x, 2 * l, 0, rstd, at);
+    }
+    products_wait<0>(qkv);
+    pack_operand(rows, qkv[0], qkv[1]);
+    pack_operand(others, qkv[2], qkv[3]);
+    times_transposed(p, rows, others, hidden0, hidden1);
+    if (x.d64.left) {
+        leave_operand(left_at(x, group, l, LEFT_Q), rows);
+        leave_operand(left_at(x, group, l, LEFT_K), others);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        most[r] = fmaxf(fmaxf(p[0][2 * r], p[0][2 * r + 1]), fmaxf(p[1][2 * r], p[1][2 * r + 1]));
+        most[r] = quad_max(most[r]) * x.scale_log2e;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        p[i / 4][i % 4] = ps_exp2(fmaf(p[i / 4][i % 4], x.scale_log2e, -most[i % 4 / 2]));
+    }
+    pack_operand(rows, p[0], p[1]);
+    pack_operand(others, qkv[4], qkv[5]);
+    times(own, rows, others);
+    if (x.d64.left) {
+        leave_operand(left_at(x, group, l, LEFT_V), others);
+    }
+    sum[0] = sum[1] = sum[2] = sum[3] = 0;
+    add_ones(sum, rows);
+    const float scale[2] = {__fdividef(1.0f, sum[0]), __fdividef(1.0f, sum[2])};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        own[i / 4][i % 4] *= scale[i % 4 / 2];
+    }
+    pack_operand(a, own[0], own[1]);
+    ps_stmatrix4_at(at.own() + to * PANEL, a);
+    keep_log_sums<D, 1>(x, l, at.share, most, sum[0], sum[2], at);
+}
+
+/* 2 gelu(LN2(r) W_1 + b_1), zero where dropped, of the unit's rows and the warpgroup's panel of d_ff, of LN2's output in panel
+ * `from`, to the panels from `to` on. LN2's xhat and 1 / deviation are left for backward meanwhile. */
+template <int P, bool DROP>
+static __device__ __forceinline__ void hidden_columns(int from, int to, const float (&xhat)[2][4], const float (&rstd)[2],
+                                                      const float *vectors, uint64_t now, uint32_t *keep, const struct encoder &x,
+                                                      int group, int l, panel_place &at)
+{
+    constexpr int F = P * 64;
+    uint32_t a[4];
+    float y[8][4];
+    uint32_t drawn[4];
+    set_bias(y, vectors + B_1 + at.mine<P>() * 64, at.q);
+    products_begin(at, y);
+    product<false, true>(y, at.of(from), at.of(W_1 + at.mine<P>()), true);
+    ps_wgmma_commit();
+    if (x.d64.left) {
+        pack_operand(a, xhat[0], xhat[1]);
+        leave_operand(left_at(x, group, l, LEFT_2), a);
+        keep_rstd(x, 2 * l + 1, 1, rstd, at);
+    }
+    if (DROP) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int column = at.mine<P>() * 64 + i * 16;
+            drawn[i] = new_masks<D, 1>(x, now, 3 * l + 1, F, column, keep ? keep + D / 2 + column / 2 : NULL, at);
+        }
+    }
+    products_wait<0>(y);
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        y[i / 4][i % 4] = twice_gelu(y[i / 4][i % 4]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        pack_operand(a, y[2 * i], y[2 * i + 1]);
+        if (DROP) {
+            drop_operand(a, drawn[i]);
+        }
+        ps_stmatrix4_at((at.begin ^ i * 32) + (to + at.mine<P>()) * PANEL, a);
+    }
+}
+
 template <int P, bool DROP>
 static __global__ void __launch_bounds__(THREADS, 1)
     d64_forward(const __grid_constant__ struct encoder x, const __grid_constant__ struct weight_panels panels)
@@ -73,7 +224,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) char memory[];
     __shared__ uint64_t barriers[4];
     constexpr int F = P * 64;
-    enum { W_QKV = 0, W_O = 3, W_1 = 4, W_2 = 4 + P, A = 4 + 2 * P, M, H }; /* panels */
+    enum { W_2 = W_1 + P, A = W_2 + P, M, H }; /* panels */
     float4 *const table = (float4 *)(memory + panels_of(P, false) * PANEL);
     panel_place at(memory);
     char *const statistics = memory + panels_of(P, false) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
@@ -103,14 +254,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     const bool asks = threadIdx.x == 32;
     uint32_t parity = 0;
     if (asks) {
-        for (int i = 0; i < 4; i++) {
-            ps_mbarrier_init(came + i * 8, 1);
-        }
-        ps_mbarrier_publish();
-        ps_tensor_prefetch(&panels.qkv);
-        ps_tensor_prefetch(&panels.o);
-        ps_tensor_prefetch(&panels.w_1);
-        ps_tensor_prefetch(&panels.w_2);
+        panels_begin(came, panels);
     }
     const int groups = groups_of(x);
 #pragma unroll 1
@@ -152,32 +296,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 }
                 cursor = ready.cursor;
             }
-            if (first) {
-                fetch_early(early, x, u0, cursor, at);
-                values[at.share * 32 + at.lane] = early.value;
-            }
-            gather_windows<D, 1>(values, x, unit, cursor, first ? THREADS / UNITS : 0, at);
-            at.sync();
-            embed_scales(scales, values, x, at);
-            at.sync();
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const float2 v = scales[at.here[h] ? sequence[h] : 0];
-                centre[h] = v.x;
-                factor[h] = 1.0f / v.y;
-            }
-            patch_operand<D, 1>(patches, 0, values, sequence, n, centre, factor, x, at);
+            first_patches(patches, centre, factor, early, values, scales, sequence, n, x, unit, cursor, first, at);
             if (round == 1) {
                 break;
             }
             at.sync(); /* the values may be others yet */
         }
         if (x.embed.weight) {
-            const uint32_t of = (uint32_t)unit * x.embed.sequences + at.lane;
-            if (at.share == 0 && at.lane < x.embed.sequences && of < x.embed.all) {
-                x.embed.mean[of] = scales[at.lane].x;
-                x.embed.std[of] = scales[at.lane].y;
-            }
+            keep_scales(x, scales, unit, at);
             embed_product<D, 1, DROP>(rows, patches, ready.sum, ready.weight, ready.bits, values, sequence, n, centre, factor, x,
                                       at);
         }
@@ -217,59 +343,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             ps_mbarrier_wait(came, parity);
 
             /* merged = softmax(q k' / sqrt(e)) v */
-            {
-                float qkv[6][4], p[2][4], sum[4], most[2];
-                uint32_t rows[4], others[4];
-#pragma unroll
-                for (int t = 0; t < 6; t++) {
-                    const float2 b = *(const float2 *)(own_vectors + B_QKV + t / 2 * D + t % 2 * 8 + at.q * 2);
-                    qkv[t][0] = qkv[t][2] = b.x;
-                    qkv[t][1] = qkv[t][3] = b.y;
-                }
-                products_begin(at, qkv);
-                product_slices(qkv, at.of(A), at.of(W_QKV) + (uint32_t)at.share * (64 * 32 / 16));
-                ps_wgmma_commit();
-                const float4 low = table[at.lane], high = table[32 + at.lane];
-                const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
-                if (x.d64.left) { /* stores and sums that the products hide */
-                    pack_operand(rows, xhat[0], xhat[1]);
-                    leave_operand(left_at(x, group, l, LEFT_1), rows);
-                    keep_rstd(x, 2 * l, 0, rstd, at);
-                }
-                products_wait<0>(qkv);
-                pack_operand(rows, qkv[0], qkv[1]);
-                pack_operand(others, qkv[2], qkv[3]);
-                times_transposed(p, rows, others, hidden0, hidden1);
-                if (x.d64.left) {
-                    leave_operand(left_at(x, group, l, LEFT_Q), rows);
-                    leave_operand(left_at(x, group, l, LEFT_K), others);
-                }
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    most[r] = fmaxf(fmaxf(p[0][2 * r], p[0][2 * r + 1]), fmaxf(p[1][2 * r], p[1][2 * r + 1]));
-                    most[r] = quad_max(most[r]) * x.scale_log2e;
-                }
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    p[i / 4][i % 4] = ps_exp2(fmaf(p[i / 4][i % 4], x.scale_log2e, -most[i % 4 / 2]));
-                }
-                pack_operand(rows, p[0], p[1]);
-                pack_operand(others, qkv[4], qkv[5]);
-                times(own, rows, others);
-                if (x.d64.left) {
-                    leave_operand(left_at(x, group, l, LEFT_V), others);
-                }
-                sum[0] = sum[1] = sum[2] = sum[3] = 0;
-                add_ones(sum, rows);
-                const float scale[2] = {__fdividef(1.0f, sum[0]), __fdividef(1.0f, sum[2])};
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    own[i / 4][i % 4] *= scale[i % 4 / 2];
-                }
-                pack_operand(a, own[0], own[1]);
-                ps_stmatrix4_at(at.own() + M * PANEL, a);
-                keep_log_sums<D, 1>(x, l, at.share, most, sum[0], sum[2], at);
-            }
+            attention(A, M, xhat, rstd, own_vectors, table, x, group, l, at);
 
             /* u = r = u + drop(merged W_o + b_o) */
             left();
@@ -300,39 +374,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 fetch_panels<1>(memory + W_O * PANEL, panels.o, next, came + 8);
             }
             ps_mbarrier_wait(came + 16, parity);
-            {
-                float y[8][4];
-                uint32_t drawn[4];
-                set_bias(y, vectors + B_1 + at.mine<P>() * 64, at.q);
-                products_begin(at, y);
-                product<false, true>(y, at.of(A), at.of(W_1 + at.mine<P>()), true);
-                ps_wgmma_commit();
-                if (x.d64.left) {
-                    pack_operand(a, xhat[0], xhat[1]);
-                    leave_operand(left_at(x, group, l, LEFT_2), a);
-                    keep_rstd(x, 2 * l + 1, 1, rstd, at);
-                }
-                if (DROP) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        const int column = at.mine<P>() * 64 + i * 16;
-                        drawn[i] = new_masks<D, 1>(x, now, 3 * l + 1, F, column, keep ? keep + D / 2 + column / 2 : NULL, at);
-                    }
-                }
-                products_wait<0>(y);
-#pragma unroll
-                for (int i = 0; i < 32; i++) {
-                    y[i / 4][i % 4] = twice_gelu(y[i / 4][i % 4]);
-                }
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    pack_operand(a, y[2 * i], y[2 * i + 1]);
-                    if (DROP) {
-                        drop_operand(a, drawn[i]);
-                    }
-                    ps_stmatrix4_at((at.begin ^ i * 32) + (H + at.mine<P>()) * PANEL, a);
-                }
-            }
+            hidden_columns<P, DROP>(A, H, xhat, rstd, vectors, now, keep, x, group, l, at);
             left();
             publish();
             if (x.d64.left && threadIdx.x == 0) {

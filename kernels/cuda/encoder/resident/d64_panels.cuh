@@ -169,6 +169,9 @@ static __device__ __forceinline__ void publish()
 
 /* ---- panels ---- */
 
+/* Panels of a layer's weights, in both directions; W_2 follows W_1. */
+enum { W_QKV = 0, W_O = 3, W_1 = 4 };
+
 /* The weights as panels: [layers][panels][64 rows][64 columns] of a matrix; W_qkv forward as slices of 16 columns (product_slices).
  */
 struct weight_panels {

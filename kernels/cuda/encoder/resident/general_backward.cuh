@@ -127,11 +127,94 @@ feed_forward_backward(float (&dx)[2][4], const ps_pair (&a)[D / 16][4], const ps
     }
 }
 
+/* The gradients of q, k and v in their places; merged to M, whose gradient is in X. */
+template <int D, int NT, bool E8>
+static __device__ __forceinline__ void attention_backward(ps_real *qkv, const ps_real *X, ps_real *M, ps_real *scratch,
+                                                          const float4 *table, int l, int heads, const struct encoder &x,
+                                                          const place<D, NT> &at)
+{
+    constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, LD_P = NT * 16 + 8;
+    ps_pair a[4];
+    ps_real *const mine = qkv + at.row * LD_QKV + at.share * 16;
+    const ps_real *const queries = qkv + at.share * 16, *const keys = queries + D;
+    const ps_real *const values = keys + D, *const d_merged = X + at.share * 16;
+    ps_real *const P = scratch + at.share * (2 * NT * 16 * LD_P), *const S = P + NT * 16 * LD_P;
+    ps_pair all_queries[4], all_d_merged[4];
+    load_a(all_queries, lane_a(mine, LD_QKV, at), LD_QKV, at);
+    load_a(all_d_merged, lane_a(d_merged + at.tile * 16 * LD, LD, at), LD, at);
+#pragma unroll 1
+    for (int i = 0; i < heads; i++) {
+        constexpr int HT = E8 ? 1 : 2;
+        const struct head h = head_at(i, x.e, at.q);
+        float p[2 * NT][4], dp[2 * NT][4], dq[HT][4], delta[4];
+        const float *lse = x.lse + ((int64_t)l * x.heads + at.share * heads + i) * x.rows + at.first;
+        const float log_sum[2] = {at.here[0] ? lse[0] : 0.0f, at.here[1] ? lse[8] : 0.0f};
+        head_operand<E8>(a, all_queries, h);
+        masked_scores<D, NT, E8>(p, a, h, keys, LD_QKV, table, at);
+        {
+            float o[HT][4];
+            clear(o);
+#pragma unroll
+            for (int j = 0; j < NT; j++) {
+#pragma unroll
+                for (int k = 0; k < 8; k++) {
+                    float &s = p[2 * j + k / 4][k % 4];
+                    s = ps_exp2(fmaf(s, x.scale_log2e, -log_sum[k % 4 / 2]));
+                }
+                pack_operand(a, p[2 * j], p[2 * j + 1]);
+                store_operand(P + at.tile * 16 * LD_P + j * 16, LD_P, a, at);
+                mix<D, NT, E8>(o, a, h, values + j * 16 * LD_QKV, LD_QKV, at);
+            }
+            put_head<D, NT, E8>(M + at.row * LD + at.share * 16, LD, o, 1.0f, 1.0f, h, at);
+            /* sum_j A dA = sum over the head's columns of merged and its gradient */
+            head_operand<E8>(a, all_d_merged, h);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float sum = 0;
+#pragma unroll
+                for (int t = 0; t < HT; t++) {
+                    sum -= o[t][2 * r] * ps_low(a[2 * t + r]);
+                    sum -= o[t][2 * r + 1] * ps_high(a[2 * t + r]);
+                }
+                delta[2 * r] = delta[2 * r + 1] = quad_sum(sum);
+            }
+        }
+        scores<D, NT, E8>(dp, a, h, values, LD_QKV, delta, delta, delta, at);
+        clear(dq);
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                dp[2 * j + k / 4][k % 4] *= p[2 * j + k / 4][k % 4];
+            }
+            pack_operand(a, dp[2 * j], dp[2 * j + 1]);
+            store_operand(S + at.tile * 16 * LD_P + j * 16, LD_P, a, at);
+            mix<D, NT, E8>(dq, a, h, keys + j * 16 * LD_QKV, LD_QKV, at);
+        }
+        at.sync(); /* the head's k and v are free, A and its gradient are there */
+        float dk[HT][4], dv[HT][4];
+        clear(dk);
+        clear(dv);
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+            const int from = j * 16 * LD_P + at.tile * 16;
+            load_a_transposed(a, lane_a_transposed(P, LD_P, at) + from, LD_P, at);
+            mix<D, NT, E8>(dv, a, h, d_merged + j * 16 * LD, LD, at);
+            load_a_transposed(a, lane_a_transposed(S, LD_P, at) + from, LD_P, at);
+            mix<D, NT, E8>(dk, a, h, queries + j * 16 * LD_QKV, LD_QKV, at);
+        }
+        put_head<D, NT, E8>(mine + D, LD_QKV, dk, x.scale, x.scale, h, at);
+        put_head<D, NT, E8>(mine + 2 * D, LD_QKV, dv, 1.0f, 1.0f, h, at);
+        at.sync();
+        put_head<D, NT, E8>(mine, LD_QKV, dq, x.scale, x.scale, h, at);
+    }
+}
+
 template <int D, int NT, bool E8>
 static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const __grid_constant__ struct encoder x)
 {
     ps_grid_begin();
-    constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, W = sharing(D), LD_P = NT * 16 + 8;
+    constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, W = sharing(D);
     constexpr int COLUMNS = job_columns<D>(), PARTS = D / COLUMNS;
     extern __shared__ uint4 shared_memory[];
     float4 *const table = (float4 *)shared_memory;
@@ -250,79 +333,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             at.sync();
 
             /* A = softmax(q k' / sqrt(e)), merged = A v */
-            ps_real *const mine = qkv + at.row * LD_QKV + at.share * 16;
-            const ps_real *const queries = qkv + at.share * 16, *const keys = queries + D;
-            const ps_real *const values = keys + D, *const d_merged = X + at.share * 16;
-            ps_real *const P = scratch + at.share * (2 * NT * 16 * LD_P), *const S = P + NT * 16 * LD_P;
-            ps_pair all_queries[4], all_d_merged[4];
-            load_a(all_queries, lane_a(mine, LD_QKV, at), LD_QKV, at);
-            load_a(all_d_merged, lane_a(d_merged + at.tile * 16 * LD, LD, at), LD, at);
-#pragma unroll 1
-            for (int i = 0; i < heads; i++) {
-                constexpr int HT = E8 ? 1 : 2;
-                const struct head h = head_at(i, z.e, at.q);
-                float p[2 * NT][4], dp[2 * NT][4], dq[HT][4], delta[4];
-                const float *lse = x.lse + ((int64_t)l * x.heads + at.share * heads + i) * x.rows + at.first;
-                const float log_sum[2] = {at.here[0] ? lse[0] : 0.0f, at.here[1] ? lse[8] : 0.0f};
-                head_operand<E8>(a, all_queries, h);
-                masked_scores<D, NT, E8>(p, a, h, keys, LD_QKV, table, at);
-                {
-                    float o[HT][4];
-                    clear(o);
-#pragma unroll
-                    for (int j = 0; j < NT; j++) {
-#pragma unroll
-                        for (int k = 0; k < 8; k++) {
-                            float &s = p[2 * j + k / 4][k % 4];
-                            s = ps_exp2(fmaf(s, x.scale_log2e, -log_sum[k % 4 / 2]));
-                        }
-                        pack_operand(a, p[2 * j], p[2 * j + 1]);
-                        store_operand(P + at.tile * 16 * LD_P + j * 16, LD_P, a, at);
-                        mix<D, NT, E8>(o, a, h, values + j * 16 * LD_QKV, LD_QKV, at);
-                    }
-                    put_head<D, NT, E8>(M + at.row * LD + at.share * 16, LD, o, 1.0f, 1.0f, h, at);
-                    /* sum_j A dA = sum over the head's columns of merged and its gradient */
-                    head_operand<E8>(a, all_d_merged, h);
-#pragma unroll
-                    for (int r = 0; r < 2; r++) {
-                        float sum = 0;
-#pragma unroll
-                        for (int t = 0; t < HT; t++) {
-                            sum -= o[t][2 * r] * ps_low(a[2 * t + r]);
-                            sum -= o[t][2 * r + 1] * ps_high(a[2 * t + r]);
-                        }
-                        delta[2 * r] = delta[2 * r + 1] = quad_sum(sum);
-                    }
-                }
-                scores<D, NT, E8>(dp, a, h, values, LD_QKV, delta, delta, delta, at);
-                clear(dq);
-#pragma unroll
-                for (int j = 0; j < NT; j++) {
-#pragma unroll
-                    for (int k = 0; k < 8; k++) {
-                        dp[2 * j + k / 4][k % 4] *= p[2 * j + k / 4][k % 4];
-                    }
-                    pack_operand(a, dp[2 * j], dp[2 * j + 1]);
-                    store_operand(S + at.tile * 16 * LD_P + j * 16, LD_P, a, at);
-                    mix<D, NT, E8>(dq, a, h, keys + j * 16 * LD_QKV, LD_QKV, at);
-                }
-                at.sync(); /* the head's k and v are free, A and its gradient are there */
-                float dk[HT][4], dv[HT][4];
-                clear(dk);
-                clear(dv);
-#pragma unroll
-                for (int j = 0; j < NT; j++) {
-                    const int from = j * 16 * LD_P + at.tile * 16;
-                    load_a_transposed(a, lane_a_transposed(P, LD_P, at) + from, LD_P, at);
-                    mix<D, NT, E8>(dv, a, h, d_merged + j * 16 * LD, LD, at);
-                    load_a_transposed(a, lane_a_transposed(S, LD_P, at) + from, LD_P, at);
-                    mix<D, NT, E8>(dk, a, h, queries + j * 16 * LD_QKV, LD_QKV, at);
-                }
-                put_head<D, NT, E8>(mine + D, LD_QKV, dk, x.scale, x.scale, h, at);
-                put_head<D, NT, E8>(mine + 2 * D, LD_QKV, dv, 1.0f, 1.0f, h, at);
-                at.sync();
-                put_head<D, NT, E8>(mine, LD_QKV, dq, x.scale, x.scale, h, at);
-            }
+            attention_backward<D, NT, E8>(qkv, X, M, scratch, table, l, heads, x, at);
             store_operand(X + at.row * LD + at.share * 16, LD, xhat, at);
             const bool embed = l == 0 && x.embed.partial;
             if (embed) {

@@ -395,13 +395,77 @@ static __device__ __forceinline__ void branch_operand(ps_pair (&a)[4], const flo
     }
 }
 
+/* dx += the gradient before gelu W_1', 16 columns of the share at a time; the block's sums of W_1, b_1, W_2 and b_2 to or onto
+ * sums. M: the unit's; units: the block's. */
+template <int D, int NT>
+static __device__ __forceinline__ void
+feed_forward_backward(float (&dx)[2][4], const ps_pair (&all)[D / 16][4], const ps_pair (&dm)[D / 16][4], const uint32_t *masks,
+                      ps_real *M, const ps_real *units, float *sums, bool first, const struct encoder &x, const struct sizes &z,
+                      const layer_weights<D> &w, const place<D, NT> &at)
+{
+    constexpr int W = sharing(D), COLUMNS = job_columns(D), STAGED = left_size(NT, 16 * W); /* of one kind */
+    constexpr struct unit_places to = places_of(D, NT);
+    const int share_f = z.f / W, warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
+    float *const bias_sums = sums + (4 * D + 2 * z.f) * D;
+    const uint32_t *const hidden_masks = masks + D / 2 + at.share * share_f / 2;
+    uint32_t bits = z.drop ? *hidden_masks : 0xffffffffu;
+    int turn = 0; /* the warp that has the round's first job */
+#pragma unroll 1
+    for (int column = 0; column < share_f; column += 16) {
+        ps_pair hidden[4], d_hidden[4];
+        ps_real *const staged = M + column / 16 % 2 * 2 * STAGED, *const d_staged = staged + STAGED;
+        const uint32_t kept = bits >> at.q;
+        if (z.drop && column + 16 < share_f) {
+            bits = hidden_masks[column / 2 + 8];
+        }
+        hidden_backward<D, NT>(hidden, d_hidden, all, dm, at.share * share_f + column, z, w, at);
+        drop_operand(hidden, kept);
+        drop_operand(d_hidden, kept);
+        put_left<NT>(staged + left_size(NT, at.share * 16) + at.row * 2, hidden, at);
+        put_left<NT>(d_staged + left_size(NT, at.share * 16) + at.row * 2, d_hidden, at);
+        if constexpr (W == 1) {
+            ps_pair b[4];
+            load_b_transposed(b, lane_b_transposed<4>(w.w_1 + column, z.f + 8, at), z.f + 8, at);
+            ps_mma16(dx[0], d_hidden, b[0], b[1], dx[0]);
+            ps_mma16(dx[1], d_hidden, b[2], b[3], dx[1]);
+        }
+        __syncthreads();
+        if constexpr (W > 1) {
+#pragma unroll
+            for (int i = 0; i < W; i++) {
+                ps_pair b[4];
+                get_left<NT>(d_hidden, d_staged + left_size(NT, i * 16) + at.row * 2, at);
+                load_b_transposed(b, lane_b_transposed<4>(w.w_1 + at.share * 16 * (z.f + 8) + i * share_f + column, z.f + 8, at),
+                                  z.f + 8, at);
+                ps_mma16(dx[0], d_hidden, b[0], b[1], dx[0]);
+                ps_mma16(dx[1], d_hidden, b[2], b[3], dx[1]);
+            }
+        }
+        const bool end = column + 16 == share_f;
+        for (int job = warp >= turn ? warp - turn : warp - turn + warps; job < 4 * W + (end ? 1 : 0); job += warps) {
+            if (job == 4 * W) {
+                columns_sum<D, NT>(bias_sums + 4 * D + z.f, first, units + to.g, to.size, x.block_units, at);
+                continue;
+            }
+            const bool second = job >= 2 * W; /* W_2 */
+            const int share = job / 2 % W, part = job % 2 * COLUMNS;
+            const int row = 4 * D + (second ? z.f : 0) + share * share_f + column;
+            const ps_real *const from = units + to.m + (second ? 0 : STAGED) + (column / 16 % 2) * 2 * STAGED;
+            columns_gradient<D, NT>(sums + row * D + part, second || part > 0 ? NULL : bias_sums + row, first,
+                                    from + left_size(NT, share * 16), units + (second ? to.g : 0) + columns_size(NT, part), to.size,
+                                    x.block_units, at);
+        }
+        turn += 4 * W;
+        turn = turn >= warps ? turn % warps : turn;
+    }
+}
+
 template <int D, int NT, bool E8>
 static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const __grid_constant__ struct encoder x)
 {
     ps_grid_begin();
     constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, W = sharing(D), COLUMNS = job_columns(D);
     constexpr struct unit_places to = places_of(D, NT);
-    constexpr int STAGED = left_size(NT, 16 * W); /* of one kind */
     extern __shared__ uint4 shared_memory[];
     float4 *const table = (float4 *)shared_memory;
     char *const weights = (char *)shared_memory + TABLE_BYTES;
@@ -411,7 +475,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
     ps_real *const units = (ps_real *)(weights + x.general.resident * bytes);
     ps_real *const X = units + at.unit * to.size, *const G = X + to.g, *const M = X + to.m, *const qkv = X + to.qkv;
     char *const statistics = (char *)(X + to.statistics);
-    const int share_f = z.f / W, heads = 16 / z.e, warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
+    const int heads = 16 / z.e, warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
     fill_table<D, NT>(table, x.n, at);
     /* All layers' weights are there, or those of one, or two by turns. */
     const bool resident = x.general.resident == x.layers, turns = !resident && x.general.resident > 1;
@@ -466,58 +530,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                 ps_pair dm[D / 16][4];
                 branch_operand(a, g, x.drop_scale * x.half_scale, z.drop ? masks + (D / 16 + z.f / 16 + at.share) * 8 : NULL, at.q);
                 gather_columns<D, NT>(dm, a, G, at);
-                const uint32_t *const hidden_masks = masks + D / 2 + at.share * share_f / 2;
-                uint32_t bits = z.drop ? *hidden_masks : 0xffffffffu;
-                int turn = 0; /* the warp that has the round's first job */
-#pragma unroll 1
-                for (int column = 0; column < share_f; column += 16) {
-                    ps_pair hidden[4], d_hidden[4];
-                    ps_real *const staged = M + column / 16 % 2 * 2 * STAGED, *const d_staged = staged + STAGED;
-                    const uint32_t kept = bits >> at.q;
-                    if (z.drop && column + 16 < share_f) {
-                        bits = hidden_masks[column / 2 + 8];
-                    }
-                    hidden_backward<D, NT>(hidden, d_hidden, all, dm, at.share * share_f + column, z, w, at);
-                    drop_operand(hidden, kept);
-                    drop_operand(d_hidden, kept);
-                    put_left<NT>(staged + left_size(NT, at.share * 16) + at.row * 2, hidden, at);
-                    put_left<NT>(d_staged + left_size(NT, at.share * 16) + at.row * 2, d_hidden, at);
-                    if constexpr (W == 1) {
-                        ps_pair b[4];
-                        load_b_transposed(b, lane_b_transposed<4>(w.w_1 + column, z.f + 8, at), z.f + 8, at);
-                        ps_mma16(dx[0], d_hidden, b[0], b[1], dx[0]);
-                        ps_mma16(dx[1], d_hidden, b[2], b[3], dx[1]);
-                    }
-                    __syncthreads();
-                    if constexpr (W > 1) {
-#pragma unroll
-                        for (int i = 0; i < W; i++) {
-                            ps_pair b[4];
-                            get_left<NT>(d_hidden, d_staged + left_size(NT, i * 16) + at.row * 2, at);
-                            load_b_transposed(
-                                b, lane_b_transposed<4>(w.w_1 + at.share * 16 * (z.f + 8) + i * share_f + column, z.f + 8, at),
-                                z.f + 8, at);
-                            ps_mma16(dx[0], d_hidden, b[0], b[1], dx[0]);
-                            ps_mma16(dx[1], d_hidden, b[2], b[3], dx[1]);
-                        }
-                    }
-                    const bool end = column + 16 == share_f;
-                    for (int job = warp >= turn ? warp - turn : warp - turn + warps; job < 4 * W + (end ? 1 : 0); job += warps) {
-                        if (job == 4 * W) {
-                            columns_sum<D, NT>(bias_sums + 4 * D + z.f, first, units + to.g, to.size, x.block_units, at);
-                            continue;
-                        }
-                        const bool second = job >= 2 * W; /* W_2 */
-                        const int share = job / 2 % W, part = job % 2 * COLUMNS;
-                        const int row = 4 * D + (second ? z.f : 0) + share * share_f + column;
-                        const ps_real *const from = units + to.m + (second ? 0 : STAGED) + (column / 16 % 2) * 2 * STAGED;
-                        columns_gradient<D, NT>(sums + row * D + part, second || part > 0 ? NULL : bias_sums + row, first,
-                                                from + left_size(NT, share * 16),
-                                                units + (second ? to.g : 0) + columns_size(NT, part), to.size, x.block_units, at);
-                    }
-                    turn += 4 * W;
-                    turn = turn >= warps ? turn % warps : turn;
-                }
+                feed_forward_backward<D, NT>(dx, all, dm, masks, M, units, sums, first, x, z, w, at);
             }
             get_columns<NT>(a, X + columns_size(NT, at.share * 16) + at.row, at);
             normalise_backward<D, NT>(g, dx, w.ln2_gamma + at.share * 16, a, rstd, statistics_at<D, NT>(statistics, 1, at), at);
