@@ -1,0 +1,284 @@
+/* What all of encoder/streamed/real16.cu's kernels stand on: sizes and places in shared memory, the kernels' arguments, which rows
+ * of a tile a thread owns, which tiles a block takes, dropout's draws. */
+#ifndef PS_KERNELS_CUDA_ENCODER_REAL16_TILE_CUH
+#define PS_KERNELS_CUDA_ENCODER_REAL16_TILE_CUH
+
+#include "kernels/cuda/encoder/request.cuh"
+#include "kernels/cuda/encoder/streamed/device.cuh"
+
+namespace PS_REAL16_SPACE
+{
+
+enum {
+    D = 128,    /* d_model, padded with zeros */
+    ROWS = 128, /* of a tile */
+    WARPS = 16,
+    THREADS = 32 * WARPS,
+    CHUNK = 64, /* columns or rows of a weight staged at once */
+    STAGES = 5,
+    STAGE_BYTES = CHUNK * D * 2,
+    PANEL_BYTES = 64 * 64 * 2,
+    WARP_ROWS = ROWS / WARPS, /* that a warp has between the products */
+    MAX_F = 512,
+    /* a half's panels: operands of the products, and sums of products in fp32 over four of them. v, k and q are made in this order,
+     * so that LN1's output can lie where q will */
+    Q_PANEL = 0,
+    K_PANEL = 2,
+    V_PANEL = 4,
+    HEADS_PANEL = 6, /* A v, and its gradient */
+    HALF_PANELS = 8,
+    HALF_BYTES = HALF_PANELS * PANEL_BYTES,
+    /* fp32 vectors in shared memory, zero beyond d or f */
+    LN1_GAMMA = 0,
+    LN1_BETA = LN1_GAMMA + D,
+    B_QKV = LN1_BETA + D,
+    B_O = B_QKV + 3 * D,
+    LN2_GAMMA = B_O + D,
+    LN2_BETA = LN2_GAMMA + D,
+    B_2 = LN2_BETA + D,
+    B_1 = B_2 + D,
+    VECTORS = B_1 + MAX_F,
+    /* column sums that a backward block keeps: dgamma and dbeta of both LayerNorms */
+    NORM_SUMS = 4 * D,
+    ASIDE_BYTES = 16 * WARPS,     /* where rows that do not exist are stored, 16 bytes a warp */
+    MAX_SOFTMAX = ROWS * (D / 8), /* statistics of a tile: rows times heads */
+    FORWARD_BYTES = STAGES * STAGE_BYTES + 2 * HALF_BYTES + VECTORS * 4 + ASIDE_BYTES,
+    BACKWARD_BYTES = FORWARD_BYTES + ROWS * 8 + MAX_SOFTMAX * 4, /* the mean and 1/deviation of each row, and softmax's sums */
+};
+
+/* The operands of the weights' gradients, as the tensor cores and the copy engine take them: each tile's 128 rows in two halves of
+ * 64, a half in panels of 64 columns, a panel as in shared memory. In the rows without a sequence the right operands (dqkv, dr,
+ * d_hidden, dy) are zero and the left ones finite. Panels: dqkv 6 (2 each for q, k and v), hidden and d_hidden f/64, the rest 2. */
+struct operands {
+    real16 *a, *dqkv, *merged, *dr, *ln2, *d_hidden, *hidden, *dy;
+};
+
+/* What dropout keeps, a bit an element, the first in the lowest. hidden: words of a row, [rows][2 f/64]; the others by threads, in
+ * whose rows (see below) they are: [tiles][THREADS], the first pass's 16 in the lower half. */
+struct kept {
+    uint32_t *hidden, *attention, *output;
+};
+
+enum weight { WEIGHT_QKV, WEIGHT_O, WEIGHT_1, WEIGHT_2, WEIGHTS };
+
+/* Parameters of a layer as model/parameters.h names them. */
+struct layer_vectors {
+    const float *ln1_gamma, *ln1_beta, *b_qkv, *b_o, *ln2_gamma, *ln2_beta, *b_1, *b_2;
+};
+
+struct arguments {
+    CUtensorMap weights[WEIGHTS];  /* boxes of 64 x 64 of them for the copy engine */
+    int sequences, N, d, heads, f; /* sequences of this launch */
+    int blocks;                    /* that have tiles: all but, in backward, those of weights' gradients */
+    int group;                     /* sequences of a tile */
+    int64_t first;                 /* the launch's first row */
+    int first_tile;
+    float epsilon, scale, per; /* scale: 1/sqrt(e); per: 1/d */
+    struct ps_dropout attention, hidden, output;
+    const real16 *u;
+    struct layer_vectors vectors;
+    real16 *r, *y;    /* forward's outputs; backward reads r and softmax */
+    float *softmax;   /* [S][h][N]: log2 of each query's sum of exponentials */
+    struct kept kept; /* forward writes it */
+    const real16 *dy;
+    real16 *du;
+    struct operands operands;
+    float *parked;    /* [blocks][ROWS * D]: dr while attention runs */
+    float *warp_sums; /* [blocks][WARPS][NORM_SUMS] */
+    float *norm_sums; /* [blocks][NORM_SUMS] */
+    bool first_norms; /* warp_sums begin here, */
+    bool last_norms;  /* and are added up here, */
+    int norm_blocks;  /* or, in blocks from this one on, which later launches do not have, always */
+    bool wait;        /* u, or dy, is from the kernel before */
+};
+
+/* ---- who owns what. A tile's rows are two halves of 64, each of two warpgroups (sides), which share its products by columns or
+ * by depth. In a product lane 4 g + t of the side's warp w owns rows 16 w + g and 16 w + g + 8 of the half, and of every 8 columns
+ * 2 t and 2 t + 1. ---- */
+
+static __device__ __forceinline__ int lane_id()
+{
+    return threadIdx.x % 32;
+}
+
+static __device__ __forceinline__ int warp_id()
+{
+    return threadIdx.x / 32;
+}
+
+/* The same, known to be one for all lanes: what products' operands are made of. */
+static __device__ __forceinline__ int uniform_warp_id()
+{
+    return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+}
+
+static __device__ __forceinline__ int half_id()
+{
+    return threadIdx.x / (THREADS / 2);
+}
+
+static __device__ __forceinline__ int side_id()
+{
+    return threadIdx.x / 128 % 2;
+}
+
+/* The warp's first row in a product, of its half; lane_id() / 4 further is the lane's first. */
+static __device__ __forceinline__ int product_row()
+{
+    return 16 * (warp_id() % 4);
+}
+
+/* Local row, of the tile, of the lane's first or second row. */
+static __device__ __forceinline__ int own_row(int second)
+{
+    return 64 * half_id() + product_row() + lane_id() / 4 + 8 * second;
+}
+
+/* The first of the rows of the half that the warp has between products: the two sides share those of a product. */
+static __device__ __forceinline__ int first_row()
+{
+    return product_row() + WARP_ROWS * side_id();
+}
+
+/* Barrier of a half's threads. */
+static __device__ __forceinline__ void half_sync()
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + half_id()), "n"(THREADS / 2) : "memory");
+}
+
+/* The thread that asks the copy engine to store the half's operands. warp: uniform. */
+static __device__ __forceinline__ bool half_leader(int warp)
+{
+    return warp % (WARPS / 2) == 0 && ps_elect();
+}
+
+/* Before a barrier after which the half's panels are written again: its stores have read them. */
+static __device__ __forceinline__ void half_stores_wait(int warp)
+{
+    if (half_leader(warp)) {
+        ps_bulk_wait_read();
+    }
+}
+
+static __device__ __forceinline__ float quad_sum(float x)
+{
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+static __device__ __forceinline__ float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+static __device__ __forceinline__ int at_most(int x, int most)
+{
+    return x < most ? x : most;
+}
+
+struct tile {
+    int index, number;         /* in the launch; in the tensors */
+    int sequences, all, valid; /* sequences, their rows, and how many of those are in this thread's half or after it */
+    int64_t row;               /* the first, in the tensors */
+    int64_t half_row;          /* the first of this thread's half */
+};
+
+static __device__ __forceinline__ struct tile tile_at(const struct arguments &p, int index, int half)
+{
+    struct tile t;
+    t.index = index;
+    t.number = p.first_tile + index;
+    t.sequences = at_most(p.group, p.sequences - index * p.group);
+    t.all = t.sequences * p.N;
+    t.valid = t.all - 64 * half;
+    t.row = p.first + (int64_t)index * p.group * p.N;
+    t.half_row = t.row + 64 * half;
+    return t;
+}
+
+/* The rows of the block's first tile to L2. */
+static __device__ __forceinline__ void first_prefetch(const struct arguments &p, const real16 *rows)
+{
+    int index = blockIdx.x, thread = threadIdx.x;
+    asm volatile("" : "+r"(index), "+r"(thread)); /* else what both have in common with the tiles' loop would be kept, in memory */
+    const int line = thread * 64, rest = at_most(p.group, p.sequences - index * p.group) * p.N * p.d;
+    if (line < rest) {
+        ps_prefetch(rows + (p.first + (int64_t)index * p.group * p.N) * p.d + line);
+    }
+}
+
+static __device__ __forceinline__ int tiles_of_block(const struct arguments &p)
+{
+    const int tiles = (p.sequences + p.group - 1) / p.group;
+    return ((int)blockIdx.x < tiles) ? (tiles - 1 - (int)blockIdx.x) / p.blocks + 1 : 0;
+}
+
+/* Where nothing is from the kernel before, its last blocks are still at work while these are: they wait for it before their last
+ * tile only, because the kernel after this one relies on that. */
+static __device__ __forceinline__ void grid_begin_once(const struct arguments &p, int i, int tiles)
+{
+    if (i == (p.wait ? 0 : tiles - 1)) {
+        ps_grid_begin();
+    }
+}
+
+/* All at once, since each would be waited for. */
+static __device__ __forceinline__ void load_vectors(const struct arguments &p, float *vectors)
+{
+    constexpr int EACH = (VECTORS + THREADS - 1) / THREADS;
+    const struct layer_vectors &v = p.vectors;
+    float x[EACH];
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const int i = threadIdx.x + k * THREADS, vector = at_most(i / D, B_1 / D), place = i - vector * D;
+        const float *from = vector == LN1_GAMMA / D   ? v.ln1_gamma
+                            : vector == LN1_BETA / D  ? v.ln1_beta
+                            : vector < B_O / D        ? v.b_qkv + (vector - B_QKV / D) * p.d
+                            : vector == B_O / D       ? v.b_o
+                            : vector == LN2_GAMMA / D ? v.ln2_gamma
+                            : vector == LN2_BETA / D  ? v.ln2_beta
+                            : vector == B_2 / D       ? v.b_2
+                                                      : v.b_1;
+        x[k] = place < (vector == B_1 / D ? p.f : p.d) ? from[place] : 0.0f;
+    }
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        if (threadIdx.x + k * THREADS < VECTORS) {
+            vectors[threadIdx.x + k * THREADS] = x[k];
+        }
+    }
+}
+
+/* ---- dropout: forward draws, and keeps a bit an element for backward ---- */
+
+/* Bit i: element i of a Philox block of 8 is kept. */
+static __device__ __forceinline__ uint32_t kept_bits(const struct ps_dropout &d, uint64_t step, uint32_t index)
+{
+    const struct ps_block block = ps_philox(d.seed, index, d.site, step);
+    const uint32_t below = ps_below(d.threshold), minus = ps_minus_below(d.threshold);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        bits += ps_kept2(block.word[k], below, minus) << 2 * k;
+    }
+    return (bits | bits >> 15) & 0xffu;
+}
+
+/* Kept bits of 32 columns of a row, of which each lane of the quad has drawn a block. */
+static __device__ __forceinline__ uint32_t quad_bits(uint32_t bits)
+{
+    bits <<= 8 * (lane_id() % 4);
+    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+    return bits | __shfl_xor_sync(0xffffffffu, bits, 2);
+}
+
+static __device__ __forceinline__ uint64_t dropout_step(const struct arguments &p)
+{
+    const struct ps_step_state *state = p.attention.state ? p.attention.state : p.hidden.state ? p.hidden.state : p.output.state;
+    return state ? state->step : 0;
+}
+
+} // namespace PS_REAL16_SPACE
+
+#endif
