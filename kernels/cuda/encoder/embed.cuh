@@ -258,12 +258,12 @@ static __device__ __forceinline__ void embed_unit(ps_pair (&rows)[4], float *val
 /* ---- backward ---- */
 
 /* The operand g, zero where dropped or where there is no row; not scaled yet. */
-template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_operand(ps_pair (&a)[4], const float (&g)[2][4], const struct encoder &x,
+template <int D, int NT>
+static __device__ __forceinline__ void embed_operand(ps_pair (&a)[4], const float (&g)[2][4], const struct encoder &x, bool drop,
                                                      const place<D, NT> &at)
 {
     pack_operand(a, g[0], g[1]);
-    if (DROP) {
+    if (drop) {
         drop_operand(a, at.global_tile < x.units * NT ? *embed_masks_at<D, NT>(x, at) >> at.q : 0);
     }
 }

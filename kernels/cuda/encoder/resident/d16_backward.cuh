@@ -589,7 +589,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
         }
         if (embed) {
             const int pitch = embed_pitch(D, x.embed.patch);
-            embed_operand<D, NT, DROP>(a, g, x, at);
+            embed_operand<D, NT>(a, g, x, DROP, at);
             ps_store_operand(own_embedding + at.row * pitch, pitch * 2, a);
             ps_copy_wait();
         }

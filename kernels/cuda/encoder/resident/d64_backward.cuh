@@ -396,7 +396,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         }
         if (x.embed.partial) {
             uint32_t a[4];
-            embed_operand<D, 1, DROP>(a, g, x, at);
+            embed_operand<D, 1>(a, g, x, DROP, at);
             ps_stmatrix4_at(at.own() + G * PANEL, a);
             ps_copy_wait(); /* the patches */
             publish();

@@ -210,12 +210,10 @@ template <int D, int NT> struct place {
     int lane, g, q;        /* g = lane / 4, q = lane % 4: see tile/mma.cuh */
     int unit, tile, share; /* of the block; of the unit; of the tile */
     int row;               /* the tile's first row in the unit's buffers */
-#ifdef PS_COMPILE_TF32
-    int straight, even, down; /* where rows g and 2q lie, and from there to 2q + 1 */
-#else
-    int near, far;     /* lane's row and column for operands as they lie .. */
-    int other, across; /* .. and for transposed ones */
-#endif
+    /* The lane's row and column of 16-bit operands as they lie, and of transposed ones. */
+    int near, far, other, across;
+    /* In tf32: where rows g and 2q lie, and from there to 2q + 1. */
+    int straight, even, down;
     /* Of the unit at hand: */
     int64_t first; /* row g of the tile in [R, ..] */
     bool here[2];  /* rows g and g + 8 exist */
@@ -234,16 +232,13 @@ template <int D, int NT> struct place {
         tile = warp % TEAM / W;
         share = warp % W;
         row = tile * 16;
-#ifdef PS_COMPILE_TF32
-        straight = ps_place(g);
-        even = ps_place(2 * q);
-        down = ps_place(2 * q + 1) - even;
-#else
         near = lane % 16;
         far = lane / 16 * 8;
         other = (lane & 7) + (lane >> 1 & 8);
         across = lane & 8;
-#endif
+        straight = ps_place(g);
+        even = ps_place(2 * q);
+        down = ps_place(2 * q + 1) - even;
     }
     __device__ __forceinline__ void take(const struct encoder &x, int64_t u)
     {
@@ -270,6 +265,28 @@ template <int D, int NT> struct place {
  * load and store pairs of a row or, across rows, single elements, each 8 rows lie in another order (ps_place), so that neither
  * meets another lane's bank: ps_place(0 .. 3), (4 .. 7), (0, 2, 4, 6) and (1, 3, 5, 7) are all different modulo 4. */
 
+/* What lane loads from, for load_a .. */
+template <class P> static __device__ __forceinline__ const ps_real *lane_a(const ps_real *p, int ld, const P &at)
+{
+    return REAL_BYTES == 4 ? p + at.straight * ld + at.q * 2 : p + at.near * ld + at.far;
+}
+
+/* .. and load_b. */
+template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b(const ps_real *p, int ld, const P &at)
+{
+    return REAL_BYTES == 4 ? p + at.even * ld + at.g : p + at.near * ld + (R == 4 ? at.far : 0);
+}
+
+template <class P> static __device__ __forceinline__ const ps_real *lane_a_transposed(const ps_real *p, int ld, const P &at)
+{
+    return REAL_BYTES == 4 ? lane_b<4>(p, ld, at) : p + at.other * ld + at.across;
+}
+
+template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b_transposed(const ps_real *p, int ld, const P &at)
+{
+    return REAL_BYTES == 4 ? lane_a(p, ld, at) : R == 4 ? p + at.other * ld + at.across : p + at.near * ld;
+}
+
 #ifdef PS_COMPILE_TF32
 /* The A operand to its rows. */
 template <class P> static __device__ __forceinline__ void store_operand(ps_real *p, int ld, const ps_pair (&r)[4], const P &at)
@@ -279,28 +296,6 @@ template <class P> static __device__ __forceinline__ void store_operand(ps_real 
     for (int i = 0; i < 4; i++) {
         *(ps_pair *)(p + i % 2 * 8 * ld + i / 2 * 8) = r[i];
     }
-}
-
-/* What lane loads from, for load_a .. */
-template <class P> static __device__ __forceinline__ const ps_real *lane_a(const ps_real *p, int ld, const P &at)
-{
-    return p + at.straight * ld + at.q * 2;
-}
-
-/* .. and load_b. */
-template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b(const ps_real *p, int ld, const P &at)
-{
-    return p + at.even * ld + at.g;
-}
-
-template <class P> static __device__ __forceinline__ const ps_real *lane_a_transposed(const ps_real *p, int ld, const P &at)
-{
-    return lane_b<4>(p, ld, at);
-}
-
-template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b_transposed(const ps_real *p, int ld, const P &at)
-{
-    return lane_a(p, ld, at);
 }
 
 /* The A operand of these rows. */
@@ -351,26 +346,6 @@ template <class P> static __device__ __forceinline__ void store_operand(ps_real 
     ps_store_operand(p, ld * 2, r);
 }
 
-template <class P> static __device__ __forceinline__ const ps_real *lane_a(const ps_real *p, int ld, const P &at)
-{
-    return p + at.near * ld + at.far;
-}
-
-template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b(const ps_real *p, int ld, const P &at)
-{
-    return R == 4 ? p + at.near * ld + at.far : p + at.near * ld;
-}
-
-template <class P> static __device__ __forceinline__ const ps_real *lane_a_transposed(const ps_real *p, int ld, const P &at)
-{
-    return p + at.other * ld + at.across;
-}
-
-template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b_transposed(const ps_real *p, int ld, const P &at)
-{
-    return R == 4 ? p + at.other * ld + at.across : p + at.near * ld;
-}
-
 template <class P> static __device__ __forceinline__ void load_a(ps_pair (&r)[4], const ps_real *p, int, const P &)
 {
     ps_ldmatrix4(r, p);
@@ -381,24 +356,23 @@ template <class P> static __device__ __forceinline__ void load_a_transposed(ps_p
     ps_ldmatrix4_transposed(r, p);
 }
 
-template <class P> static __device__ __forceinline__ void load_b(ps_pair (&r)[4], const ps_real *p, int, const P &)
+template <int R, class P> static __device__ __forceinline__ void load_b(ps_pair (&r)[R], const ps_real *p, int, const P &)
 {
-    ps_ldmatrix4_transposed(r, p);
+    if constexpr (R == 4) {
+        ps_ldmatrix4_transposed(r, p);
+    } else {
+        ps_ldmatrix2_transposed(r, p);
+    }
 }
 
-template <class P> static __device__ __forceinline__ void load_b(ps_pair (&r)[2], const ps_real *p, int, const P &)
+template <int R, class P>
+static __device__ __forceinline__ void load_b_transposed(ps_pair (&r)[R], const ps_real *p, int, const P &)
 {
-    ps_ldmatrix2_transposed(r, p);
-}
-
-template <class P> static __device__ __forceinline__ void load_b_transposed(ps_pair (&r)[4], const ps_real *p, int, const P &)
-{
-    ps_ldmatrix4(r, p);
-}
-
-template <class P> static __device__ __forceinline__ void load_b_transposed(ps_pair (&r)[2], const ps_real *p, int, const P &)
-{
-    ps_ldmatrix2(r, p);
+    if constexpr (R == 4) {
+        ps_ldmatrix4(r, p);
+    } else {
+        ps_ldmatrix2(r, p);
+    }
 }
 #endif
 

@@ -349,11 +349,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             normalise_backward<D, NT>(g, dx, w.ln1_gamma + at.share * 16, xhat, rstd, statistics_at<D, NT>(statistics, 3, at), at);
             if (embed) {
                 const int pitch = embed_pitch(D, x.embed.patch);
-                if (z.drop) {
-                    embed_operand<D, NT, true>(a, g, x, at);
-                } else {
-                    embed_operand<D, NT, false>(a, g, x, at);
-                }
+                embed_operand<D, NT>(a, g, x, z.drop, at);
                 store_operand(scratch + at.row * pitch + at.share * 16, pitch, a, at);
                 ps_copy_wait();
             }

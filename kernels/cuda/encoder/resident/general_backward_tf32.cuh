@@ -605,11 +605,7 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                 const int pitch = embed_pitch(D, x.embed.patch);
                 __syncthreads();
                 stage_patches<D, NT>(M, x, group * x.block_units + at.unit, at);
-                if (z.drop) {
-                    embed_operand<D, NT, true>(a, g, x, at);
-                } else {
-                    embed_operand<D, NT, false>(a, g, x, at);
-                }
+                embed_operand<D, NT>(a, g, x, z.drop, at);
                 store_operand(M + at.row * pitch + at.share * 16, pitch, a, at);
                 ps_copy_wait();
                 __syncthreads();
