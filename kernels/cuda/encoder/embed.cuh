@@ -1,5 +1,4 @@
-/* The embedding inside the kernels of small encoders (encoder/resident/resident.cu, encoder/resident/d64_short.cu): what
- * ends/embed.cu does in kernels of its own, with the same roundings and draws.
+/* The embedding inside the resident kernels: what ends/embed.cu does in kernels of its own, with the same roundings and draws.
  *
  * Forward: the warps of a unit gather its windows into shared memory, each takes mean and deviation of the sequences it has rows
  * of, and its 16 rows of patches are the operand of mma.sync as they are made; W_P's operand comes straight from L2. Bytes: 4 S L +

@@ -1,4 +1,4 @@
-/* The head and the loss of a training step at the end of a small encoder's forward: what ends/head.cu's head_step does, with the
+/* The head and the loss of a training step at the end of a resident encoder's forward: what ends/head.cu's head_step does, with the
  * same roundings, by blocks that have whole sequences in their registers. dz, which backward begins with, dx and a block's sums of
  * dx and of the squared errors go to memory; W_h and the targets were fetched before.
  *

@@ -1,6 +1,7 @@
-/* AdamW's arithmetic, for the kernels that do it: ops/optimizer.cu's own, and encoder/resident/d64_short.cu's sums of weight
- * gradients. What depends on the step alone (learning rate, bias corrections, clipping) is worked out once a block, in double. The
- * second moment is kept in double because 1 - beta2 is far below float's resolution against a long history. */
+/* AdamW's arithmetic, for the kernels that do it: ops/optimizer.cu's own, and, inside the sums of weight gradients,
+ * encoder/resident/update.cuh. What depends on the step alone (learning rate, bias corrections, clipping) is worked out once a
+ * block, in double. The second moment is kept in double because 1 - beta2 is far below float's resolution against a long history.
+ */
 #ifndef PS_KERNELS_CUDA_ADAMW_CUH
 #define PS_KERNELS_CUDA_ADAMW_CUH
 

@@ -1,4 +1,4 @@
-/* The whole encoder of a small model with d_model 16, heads of 4 columns, d_ff 128 and 33 <= N <= 48, forward and backward: what
+/* The whole encoder of a model with d_model 16, heads of 4 columns, d_ff 128 and 33 <= N <= 48, forward and backward: what
  * encoder/resident/resident.cu does with fewer instructions, which are what bounds it. Equations: docs/design.md section 3.
  *
  * A warp owns 16 rows of the residual stream, in registers (fp32); a unit is a sequence in 3 tiles; a block works on up to 7 units
@@ -27,7 +27,10 @@
  * Counts, etth1 (3 layers, S 896; 128 blocks of 21 warps): a tile and layer take 96 exponentials, 64 tanh and 88 products m16n8k16
  * and m16n8k8 a lane forward, about 1,250 instructions a warp; backward the same exponentials and tanh, 146 products, about 2,500
  * instructions. Forward writes 16.5 MB of rows; 3.1 MB of masks are read twice and written once; partial gradients 8.2 MB are
- * written, all but 0.6 MB of them read again by backward itself. */
+ * written, all but 0.6 MB of them read again by backward itself.
+ *
+ * The kernels are d16_forward.cuh and d16_backward.cuh, and block_sums.cuh's; what the two share is d16_units.cuh. Here is the
+ * host's side. */
 #include "kernels/cuda/encoder/resident/d16_backward.cuh"
 #include "kernels/cuda/encoder/resident/d16_forward.cuh"
 

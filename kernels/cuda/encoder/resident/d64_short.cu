@@ -1,4 +1,4 @@
-/* The whole encoder of a small model with d_model 64, heads of 16 columns, N <= 16 and d_ff 128 or 256, forward and backward:
+/* The whole encoder of a model with d_model 64, heads of 16 columns, N <= 16 and d_ff 128 or 256, forward and backward:
  * what encoder/resident/resident.cu does, with the products by wgmma. Equations: docs/design.md section 3.
  *
  * A block works on four units of 16 rows, a product's 64 rows. Its four warpgroups have 16 of the 64 columns each, and so a head,
@@ -20,6 +20,9 @@
  * 20 products m64n16k16, 4 m64n48k16 and 4 m64n64k16 forward, 32, none and 8 backward, and 24 movmatrix a warp in place of
  * attention's transposes; 6 barriers each way. q, k, v and xhat 8.8 MB. Weight gradients: operands 28 MB, read 1.2 times, a
  * multiprocessor's copy engine has 24 KB in 600 clocks; partial sums 7 MB (one a block would be 43).
+ *
+ * The kernels are d64_forward.cuh, d64_backward.cuh and d64_weights.cuh, the update in it update.cuh; what they share is
+ * d64_panels.cuh. Here is the host's side.
  *
  * Compiled with PS_COMPILE_HALVES it is tf32's: fp16 operands, u and gradients in memory of fp32, no ends:
  * encoder/resident/d64_short_tf32.cu. */

@@ -1,4 +1,5 @@
-/* The whole encoder of a small model, forward and backward, each in one kernel. Equations: docs/design.md section 3.
+/* The whole encoder of a model whose layer fits a multiprocessor, forward and backward, each in one kernel. Equations:
+ * docs/design.md section 3.
  *
  * A warp owns 16 rows by 16 columns of the residual stream, in registers (fp32), with the heads in those columns of q, k and v and
  * d / 16th of d_ff. The d / 16 warps that share a tile of 16 rows give each other operands and partial sums through shared memory;
@@ -22,7 +23,10 @@
  * 7.9 MB. In tf32 u and r are 7.2 MB each, and so is merged, which its backward reads.
  *
  * d_ff, the head's size and what is staged are told at run time. encoder/resident/d64_short.cu serves d_model 64 with heads of 16
- * columns and N <= 16, encoder/resident/d16_e4_f128.cu d_model 16 with heads of 4 columns and N from 33 to 48. */
+ * columns and N <= 16, encoder/resident/d16_e4_f128.cu d_model 16 with heads of 4 columns and N from 33 to 48.
+ *
+ * The kernels are general_forward.cuh, general_backward.cuh or, in tf32, general_backward_tf32.cuh, and block_sums.cuh; here is the
+ * host's side. */
 #include "kernels/cuda/encoder/resident/block_sums.cuh"
 #include "kernels/cuda/encoder/resident/general_forward.cuh"
 
