@@ -46,68 +46,10 @@ enum ps_status ps_cuda_check(cudaError_t error, const char *what);
 /* After a launch. */
 #define PS_CUDA_LAUNCHED(name) return ps_cuda_check(cudaGetLastError(), name)
 
-/* ---- launches ----
- *
- * Nearly every kernel of this folder begins with ps_grid_begin() and is launched by ps_cuda_launch, as a programmatic dependent of
- * the kernel before it on the stream (a captured graph keeps that as a programmatic edge): from sm_90 on its blocks take their
- * places while that kernel's last ones still run, and ps_grid_begin waits until that kernel has ended and its memory can be seen.
- * Since a kernel lets the next one start only after its own wait, whatever was written two or more kernels ago can be read before
- * ps_grid_begin; nothing may be written before it. Other launches (attention/tiled.cu's, gemm/split.cu's and gemm/panel.cu's
- * products, the library's), and copies and fills, are full dependencies as ever. ps_grid_begin is ps_grid_wait and ps_grid_release.
- */
-
-static __device__ __forceinline__ void ps_grid_wait()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/* The next kernel may start. Its blocks take the multiprocessors that this one leaves free: a kernel beside which another is to run
- * calls this late. */
-static __device__ __forceinline__ void ps_grid_release()
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-static __device__ __forceinline__ void ps_grid_begin()
-{
-    ps_grid_wait();
-    ps_grid_release();
-}
-
-/* kernel<<<blocks, threads, shared>>>(arguments...) on the context's stream; PS_CUDA_LAUNCHED has its error. */
-template <typename... P, typename... A>
-static inline void ps_cuda_launch(const struct ps_cuda_context *c, void (*kernel)(P...), dim3 blocks, unsigned threads,
-                                  size_t shared, A... arguments)
-{
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = blocks;
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = c->stream;
-    config.attrs = &attribute;
-    config.numAttrs = c->compute_capability >= 90 && !c->ordered ? 1 : 0;
-    c->ordered = false;
-    (void)cudaLaunchKernelEx(&config, kernel, P(arguments)...);
-}
-
 /* True when 16-byte accesses may begin at the tensor's data. */
 static inline bool ps_cuda_aligned(const struct ps_tensor *t)
 {
     return ((uintptr_t)t->data & 15) == 0;
-}
-
-/* Blocks of `each` items, at least 1. */
-static inline unsigned ps_cuda_blocks(int64_t items, int64_t each)
-{
-    int64_t blocks = (items + each - 1) / each;
-    return blocks < 1 ? 1u : (unsigned)blocks;
 }
 
 /* PS_OK when t is contiguous, of this type and of `count` elements (any rank); else PS_UNSUPPORTED with what is wrong. */

@@ -10,8 +10,9 @@
  * Bytes, forward: 4 S h N e elements and S h N sums, q once, k and v once a tile of queries (from L2 but for the first); backward
  * 9 S h N e. FLOPs: 4 S h N^2 e forward, 14 S h N^2 e backward. The scores would be 2 S h N^2 elements forward, 6 backward. */
 #include "kernels/cuda/attention/attention.cuh"
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 
 #define TILE PS_ATTENTION_TILE /* queries, keys */
 #define WARPS 4

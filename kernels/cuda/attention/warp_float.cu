@@ -17,8 +17,10 @@
  * tf32 about 1,200 and 2,200 instructions a matrix, 55 and 100 us at one a clock of each scheduler. Measured in tf32 85 and 201 us:
  * what is short is warps to hide the waits, for the operands of a matrix take 77 to 128 registers a lane. */
 #include "kernels/cuda/attention/attention.cuh"
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 
 enum { WARPS = 4, THREADS = WARPS * 32 };
 

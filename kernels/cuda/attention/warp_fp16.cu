@@ -11,10 +11,11 @@
  * 43,008 matrices: 116 and 347 MB, 28 and 83 us at 4.2 TB/s; about 630 and 1,150 instructions a matrix. Measured 59 and 127
  * (attention/warp_float.cu on fp32: 85 and 201): forward issues in half of the clocks, backward, of 16 warps a multiprocessor, in
  * less; in 80 or 96 registers it spills a few words in its loop and takes 139. */
-#define PS_COMPILE_FP16 1 /* what tile/mma.cuh multiplies */
 #include "kernels/cuda/attention/attention.cuh"
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 
 enum { WARPS = 4, THREADS = WARPS * 32, COLUMNS = 16 };
 
@@ -95,7 +96,7 @@ static __device__ __forceinline__ void scores(float (&sum)[4], const uint32_t (&
 {
 #pragma unroll
     for (int t = 0; t < ET; t++) {
-        ps_mma8(sum, a[t][0], a[t][1], b[t][which], sum);
+        ps_mma8<ps_fp16>(sum, a[t][0], a[t][1], b[t][which], sum);
     }
 }
 
@@ -160,12 +161,12 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
                     const int r = i % 2;
                     w[2 * r] = ps_exp2(fmaf(w[2 * r], factor, -most[r]));
                     w[2 * r + 1] = ps_exp2(fmaf(w[2 * r + 1], factor, -most[r]));
-                    weights[i] = ps_pack(w[2 * r], w[2 * r + 1]);
+                    weights[i] = ps_pack<ps_fp16>(w[2 * r], w[2 * r + 1]);
                 }
-                ps_mma16(sum[0], weights, PS_REAL16_ONES, PS_REAL16_ONES, sum[0]); /* in every column */
+                ps_mma16<ps_fp16>(sum[0], weights, ps_ones_of<ps_fp16>, ps_ones_of<ps_fp16>, sum[0]); /* in every column */
 #pragma unroll
                 for (int t = 0; t < ET; t++) {
-                    ps_mma16(out[t], weights, values[j][t][0], values[j][t][1], out[t]);
+                    ps_mma16<ps_fp16>(out[t], weights, values[j][t][0], values[j][t][1], out[t]);
                 }
             }
             __syncwarp(); /* all have read the tile of q, whose place mixed takes */
@@ -179,7 +180,7 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
 #pragma unroll
                 for (int t = 0; t < ET; t++) {
                     asm volatile("st.shared.b32 [%0], %1;" ::"r"(q + block + t * S::BLOCK + row * 16 + at.q * 4),
-                                 "r"(ps_pack(out[t][2 * r] * share, out[t][2 * r + 1] * share))
+                                 "r"(ps_pack<ps_fp16>(out[t][2 * r] * share, out[t][2 * r + 1] * share))
                                  : "memory");
                 }
             }
@@ -304,15 +305,16 @@ static __global__ void __launch_bounds__(THREADS, ET *TILES > 4    ? 1
     for (int i = 0; i < 2 * TILES; i++) {
         const uint32_t row = at.g + 8 * i;
         const float delta = ps_group_sum<2 * ET>(
-            fmaf(ps_low(m[i].x), u[i].x, fmaf(ps_high(m[i].x), u[i].y, fmaf(ps_low(m[i].y), u[i].z, ps_high(m[i].y) * u[i].w))));
+            fmaf(ps_low<ps_fp16>(m[i].x), u[i].x,
+                 fmaf(ps_high<ps_fp16>(m[i].x), u[i].y, fmaf(ps_low<ps_fp16>(m[i].y), u[i].z, ps_high<ps_fp16>(m[i].y) * u[i].w))));
         if (part % (2 * ET) == 0) {
             own.delta[mine][row] = delta * own_power;
             if (row < count) {
                 delta_of[row] = delta;
             }
         }
-        *(uint2 *)(own.rows[3] + part / 2 * S::BLOCK + row * 16 + part % 2 * 8) =
-            make_uint2(ps_pack(u[i].x * own_power, u[i].y * own_power), ps_pack(u[i].z * own_power, u[i].w * own_power));
+        *(uint2 *)(own.rows[3] + part / 2 * S::BLOCK + row * 16 + part % 2 * 8) = make_uint2(
+            ps_pack<ps_fp16>(u[i].x * own_power, u[i].y * own_power), ps_pack<ps_fp16>(u[i].z * own_power, u[i].w * own_power));
     }
     __syncwarp();
     const float factor = x.scale * PS_LOG2_E;
@@ -365,20 +367,20 @@ static __global__ void __launch_bounds__(THREADS, ET *TILES > 4    ? 1
                         s[j] = i < TILES - 1 || i * 16 + j / 2 * 8 + at.g < count ? there : 0.0f;
                         d[j] *= s[j];
                     }
-                    weights[2 * w] = ps_pack(s[0], s[1]);
-                    weights[2 * w + 1] = ps_pack(s[2], s[3]);
-                    gradients[2 * w] = ps_pack(d[0], d[1]);
-                    gradients[2 * w + 1] = ps_pack(d[2], d[3]);
+                    weights[2 * w] = ps_pack<ps_fp16>(s[0], s[1]);
+                    weights[2 * w + 1] = ps_pack<ps_fp16>(s[2], s[3]);
+                    gradients[2 * w] = ps_pack<ps_fp16>(d[0], d[1]);
+                    gradients[2 * w + 1] = ps_pack<ps_fp16>(d[2], d[3]);
                 }
                 const uint32_t back_turned[4] = {ps_movmatrix(gradients[0]), ps_movmatrix(gradients[2]), ps_movmatrix(gradients[1]),
                                                  ps_movmatrix(gradients[3])};
 #pragma unroll
                 for (int t = 0; t < ET; t++) {
-                    ps_mma16(dv[i][t], weights, ups_turned[t][0], ups_turned[t][1], dv[i][t]);
-                    ps_mma16(dk[i][t], gradients, queries_turned[t][0], queries_turned[t][1], dk[i][t]);
+                    ps_mma16<ps_fp16>(dv[i][t], weights, ups_turned[t][0], ups_turned[t][1], dv[i][t]);
+                    ps_mma16<ps_fp16>(dk[i][t], gradients, queries_turned[t][0], queries_turned[t][1], dk[i][t]);
                     uint32_t keys_turned[2];
                     load_turned(keys_turned, k + block + t * S::BLOCK, i, at.lane);
-                    ps_mma16(dq[t], back_turned, keys_turned[0], keys_turned[1], dq[t]);
+                    ps_mma16<ps_fp16>(dq[t], back_turned, keys_turned[0], keys_turned[1], dq[t]);
                 }
             }
             put<ET>(dq_rows, tile * 16, dq, x.scale * back, count, at);

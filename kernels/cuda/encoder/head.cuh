@@ -9,6 +9,7 @@
 #define PS_KERNELS_CUDA_ENCODER_HEAD_CUH
 
 #include "kernels/cuda/encoder/embed.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 
 namespace PS_REAL16_SPACE
 {

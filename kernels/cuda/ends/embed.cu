@@ -13,6 +13,9 @@
  * W_P, and du' times ones for W_pos and b_P. Partial sums a block, added in a fixed order by ops/reduce.cu. d_weight, d_bias,
  * d_position +=. Bytes: 2 R d + 2 R P (d / 32 times from L2), and the partial sums, which stay in L2. Flops: 2 R P d. Weather: 9.1
  * M instructions of warps, a third of them Philox, 20 us alone. */
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/divide.cuh"
+#include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/windows.cuh"
 

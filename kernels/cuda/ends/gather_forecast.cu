@@ -9,6 +9,10 @@
  * gather_patches: patches, mean, std =. Bytes: 4 S L + 4 R P. Flops: 6 R P.   gather_targets: y =. Bytes: 8 S H.
  * forecast: y =. Bytes: 8 S H. Flops: 3 S H.   forecast_loss: dx =, loss_sum +=. Bytes: 12 S H. Flops: 8 S H.
  * forecast_error: one slot of errors =. Bytes: 8 S H. Flops: 8 S H. In bf16 patches and dx are half as long. */
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/divide.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
+#include "kernels/cuda/tile/vector.cuh"
 #include "kernels/cuda/tile/windows.cuh"
 
 static const int block = 256;

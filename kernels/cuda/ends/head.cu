@@ -10,7 +10,9 @@
  * head_step: dz, dx, partials =. Bytes: 4 S K + 6 S H, and K H from L2 for each block. Flops: 4 S K H.
  * window_loss: dx, partials =. Bytes: 10 S H. Flops: 8 S H.   head_sums: d_bias, loss_sum +=. Bytes: 8 H groups. */
 #include "kernels/cuda/ends/head.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 
 namespace PS_REAL16_SPACE
 {
@@ -408,27 +410,11 @@ static __global__ void __launch_bounds__(block) add_head(float *d_bias, struct p
                                                          int64_t rows, int horizon, double scale, int64_t batch)
 {
     __shared__ double shared[warps][8];
-    const int x = threadIdx.x % 8, column = (int)blockIdx.x * 8 + x;
+    const int column = (int)blockIdx.x * 8 + threadIdx.x % 8;
     ps_grid_begin();
-    double sum = 0.0;
-    if (column <= horizon) {
-#pragma unroll 4
-        for (int64_t row = threadIdx.x / 8; row < rows; row += 32) {
-            sum += partials[row * (horizon + 1) + column];
-        }
-    }
-    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-    if (threadIdx.x % 32 < 8) {
-        shared[threadIdx.x / 32][x] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x < 8 && column <= horizon) {
-        double total = shared[0][x];
-#pragma unroll
-        for (int i = 1; i < warps; i++) {
-            total += shared[i][x];
-        }
+    const bool live = column <= horizon;
+    const double total = ps_column_sum<block>(partials, rows, horizon + 1, column, live, shared);
+    if (threadIdx.x < 8 && live) {
         if (column < horizon) {
             d_bias[column] = (float)(d_bias[column] + total);
         } else if (isfinite(scale * total)) {

@@ -2,6 +2,7 @@
 #ifndef PS_KERNELS_CUDA_HEAD_CUH
 #define PS_KERNELS_CUDA_HEAD_CUH
 
+#include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/types.cuh"
 #include "kernels/cuda/tile/windows.cuh"
 

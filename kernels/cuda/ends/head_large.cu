@@ -9,8 +9,14 @@
  * (S 2,688, K 5,376, H 96): 6 slices of 896 rows for each of 21 tiles; 58 MB, 14 us at 4.2 TB/s. It takes 33 us alone: 8 for z, 7
  * in the two meetings, 11 for dz; in the step 8 less than the three kernels. Where the blocks are more than the multiprocessors the
  * library's products are faster (electricity: 45 us of 7,250). */
-#include "kernels/cuda/encoder/streamed/device.cuh"
+#include <cudaTypedefs.h>
+
 #include "kernels/cuda/ends/head.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/bulk.cuh"
+#include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
+#include "kernels/cuda/tile/wgmma.cuh"
 
 namespace PS_REAL16_SPACE
 {
@@ -196,13 +202,13 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
             const uint32_t right = ps_wgmma_place(low_address + chunk * LOW_BYTES);
 #pragma unroll
             for (int k = 0; k < CHUNK / 16; k++) {
-                ps_wgmma_shared<64, 1>(x_low, ps_wgmma_operand(left, 32 * k), ps_wgmma_operand(right, 2048 * k));
+                ps_wgmma<real16, 0, 1>(x_low, ps_wgmma_operand(left, 32 * k), ps_wgmma_operand(right, 2048 * k), 1);
             }
         } else {
             const uint32_t right = ps_wgmma_place(high_address + chunk * HIGH_BYTES);
 #pragma unroll
             for (int k = 0; k < CHUNK / 16; k++) {
-                ps_wgmma_shared<32, 1>(x_high, ps_wgmma_operand(left, 32 * k), narrow_operand(right, 1024 * k));
+                ps_wgmma<real16, 0, 1>(x_high, ps_wgmma_operand(left, 32 * k), narrow_operand(right, 1024 * k), 1);
             }
         }
         ps_wgmma_commit();
@@ -294,11 +300,11 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
         ps_wgmma_begin();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            ps_wgmma_shared<64, 0>(out, ps_wgmma_operand(dx_low, 32 * k), ps_wgmma_operand(low_right, 32 * k));
+            ps_wgmma<real16>(out, ps_wgmma_operand(dx_low, 32 * k), ps_wgmma_operand(low_right, 32 * k), 1);
         }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            ps_wgmma_shared<64, 0>(out, narrow_operand(dx_high, 32 * k), narrow_operand(high_right, 32 * k));
+            ps_wgmma<real16>(out, narrow_operand(dx_high, 32 * k), narrow_operand(high_right, 32 * k), 1);
         }
         ps_wgmma_commit();
         ps_wgmma_wait<0>();

@@ -7,6 +7,7 @@
  * tiles of 64 x 64): meant for products of at most 2^27 multiplications, where cuBLASLt's few microseconds are latency, and its
  * initialisation, a tenth of a second, is dear. */
 #include "kernels/cuda/gemm/product.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 
 namespace PS_REAL16_SPACE

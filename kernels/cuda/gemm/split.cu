@@ -7,6 +7,7 @@
  * Bytes: 4 k (m tiles_n + n tiles_m) read, 8 slabs m n partial sums (they stay in L2), 4 m n or 8 m n of c. FLOPs 2 m n k.
  * 128 x 256 with k = 112,896 in one tile: 173 MB and 7.4 GFLOP; partial sums 2 x 17 MB on 132 multiprocessors. */
 #include "kernels/cuda/gemm/product.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 
 #define THREADS 256

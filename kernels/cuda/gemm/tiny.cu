@@ -8,9 +8,10 @@
  * instruction's own, the same for a and b, and one 8-byte read a row. Few rows or terms in whole pieces go without shared
  * memory (gemm/warp.cu). Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0. FLOPs 2 m n k
  * batch, three times that in fp32. 42 x 42 x 8, batch 43,008: 419 MB, 1.2 GFLOP. */
-#include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/gemm/product.cuh"
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/bulk.cuh"
+#include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 
 #include <stdlib.h>

@@ -13,7 +13,8 @@
  * by FFMA: 740 instructions for 42 x 42 x 4, in tf32 the same as in fp32. Only where beta is 0, in bf16 only for n > 32. Bytes:
  * as above. FLOPs 2 m n k batch. 42 x 42 x 4, batch 3,584: 30.1 MB, 51 MFLOP. */
 #include "kernels/cuda/gemm/product.cuh"
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 
 #include <stdlib.h>

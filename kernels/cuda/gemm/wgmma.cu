@@ -19,6 +19,8 @@
  * Why not cuBLASLt: its fp32 is FFMA's, 51 TFLOP/s at best; its first heuristic for tf32 moves 0.5 to 0.77 of the bytes a second
  * that a copy does, and for gradients depends on the workspace: with 16 MiB it does not split the sum, 17 ms instead of 0.1. */
 #include "kernels/cuda/gemm/product.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
 enum { ROWS = 64, DEEP = 32, LINE = DEEP * 4 }; /* rows of a warpgroup; of the summed dimension at once; its bytes */
@@ -44,13 +46,13 @@ static __device__ __forceinline__ void piece(float (&d)[N / 8][4], const uint32_
     if constexpr (EXACT) { /* small ones first */
 #pragma unroll
         for (int s = 0; s < 4; s++) {
-            ps_wgmma_tf32<N>(d, lo[s], ps_wgmma_operand(place, s * 32), add | s);
-            ps_wgmma_tf32<N>(d, hi[s], ps_wgmma_operand(place, s * 32 + further), 1);
+            ps_wgmma<float>(d, lo[s], ps_wgmma_operand(place, s * 32), add | s);
+            ps_wgmma<float>(d, hi[s], ps_wgmma_operand(place, s * 32 + further), 1);
         }
     }
 #pragma unroll
     for (int s = 0; s < 4; s++) {
-        ps_wgmma_tf32<N>(d, hi[s], ps_wgmma_operand(place, s * 32), EXACT ? 1 : add | s);
+        ps_wgmma<float>(d, hi[s], ps_wgmma_operand(place, s * 32), EXACT ? 1 : add | s);
     }
     ps_wgmma_commit();
 }

@@ -8,7 +8,11 @@
  * All =, in place where kernels.h says so: an element is read and written by the same thread.
  * Bytes, in float and half of them in bf16: bias_add, drop 8 R n; bias_gelu, bias_position_add 8 R n; bias_residual_add,
  * gelu_backward 12 R n. Flops: 1 to 18 an element, and about 60 integer operations for each 8 elements with dropout. */
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/activation.cuh"
+#include "kernels/cuda/tile/divide.cuh"
+#include "kernels/cuda/tile/dropout.cuh"
+#include "kernels/cuda/tile/vector.cuh"
 
 static const int block = 128;
 

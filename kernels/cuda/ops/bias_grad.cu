@@ -6,7 +6,9 @@
  * Philox block; the sums are of the gradient before masked is rounded.
  *
  * masked =, dbias +=. Bytes: 4 R n, 8 R n with masked; half of that in bf16. Flops: 2 R n. */
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/dropout.cuh"
+#include "kernels/cuda/tile/vector.cuh"
 
 static const int block = 256;
 

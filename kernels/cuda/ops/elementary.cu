@@ -7,7 +7,10 @@
  *
  * All =, in place where the operands are the same view; reduce = or += by its argument. Bytes: those of the elements named. Flops:
  * at most 2 an element. */
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/divide.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
+#include "kernels/cuda/tile/vector.cuh"
 
 static const int block = 256;
 

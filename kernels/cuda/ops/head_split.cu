@@ -5,7 +5,9 @@
  * sectors in its multiprocessor's cache when an element of e floats is shorter than one.
  *
  * Both =. Bytes: 8 parts R h e, half of that in bf16. Flops: none. */
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/divide.cuh"
+#include "kernels/cuda/tile/vector.cuh"
 
 /* T: an element, or a vector of them with e counted in vectors. Grid: parts * S. width = parts*h*e. */
 template <typename T, bool MERGE>

@@ -6,7 +6,9 @@
  * Forward: y, mean, rstd =. Bytes: 8 R d. Flops: 8 R d.
  * Backward: dx =; dgamma, dbeta +=. Bytes: 12 R d, and 8 d for each block's partial row (L2). Flops: 14 R d.
  * In bf16 half the bytes of rows; gamma, beta, statistics and sums are fp32. */
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
+#include "kernels/cuda/tile/vector.cuh"
 
 static const int block = 256;
 
@@ -191,10 +193,7 @@ static __device__ __forceinline__ void sum_groups(float *out, float (&v)[ITEMS *
     const int lane = threadIdx.x % LANES;
 #pragma unroll
     for (int i = 0; i < ITEMS * VEC; i++) {
-#pragma unroll
-        for (int offset = LANES; offset < 32; offset *= 2) {
-            v[i] += __shfl_xor_sync(0xffffffffu, v[i], offset);
-        }
+        v[i] = ps_across_sum<LANES>(v[i]);
         if (threadIdx.x % 32 < LANES) {
             shared[threadIdx.x / 32][(i / VEC * LANES + lane) * VEC + i % VEC] = v[i];
         }

@@ -7,7 +7,9 @@
  * adamw: parameters, m, v =, gradients = 0; step, cursor +=. Bytes: 40 n, and 2 n for the copy of 16 bits. Flops: 16 n.
  * advance: step, cursor +=. */
 #include "kernels/cuda/ops/adamw.cuh"
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
+#include "kernels/cuda/tile/vector.cuh"
 
 static const int block = 256;
 

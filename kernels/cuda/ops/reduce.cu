@@ -3,7 +3,8 @@
  * Why: gradients are sums over all R rows, and floating-point atomics would make them differ from run to run. One kernel leaves a
  * partial row a block in the workspace, this one sums them in an order that depends on their number alone.
  * += both outputs. Bytes: 4 rows columns read; the partials come from L2. Flops: rows columns. */
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 
 struct sums {
     struct ps_cuda_columns job[2];
@@ -16,28 +17,11 @@ static __global__ void __launch_bounds__(256) add_columns(const __grid_constant_
     __shared__ float shared[8][8];
     const bool other = blockIdx.x >= sums.first_blocks;
     const struct ps_cuda_columns &job = sums.job[other];
-    const int x = threadIdx.x % 8, warp = threadIdx.x / 32;
-    const int64_t column = (int64_t)(blockIdx.x - (other ? sums.first_blocks : 0)) * 8 + x;
+    const int64_t column = (int64_t)(blockIdx.x - (other ? sums.first_blocks : 0)) * 8 + threadIdx.x % 8;
     ps_grid_begin();
-    float sum = 0.0f;
-    if (column < job.columns) {
-#pragma unroll 4
-        for (int64_t row = threadIdx.x / 8; row < job.rows; row += 32) {
-            sum += job.partials[row * job.columns + column];
-        }
-    }
-    sum += __shfl_xor_sync(0xffffffffu, sum, 8);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-    if (threadIdx.x % 32 < 8) {
-        shared[warp][x] = sum;
-    }
-    __syncthreads();
-    if (threadIdx.x < 8 && column < job.columns) {
-        float total = shared[0][x];
-#pragma unroll
-        for (int i = 1; i < 8; i++) {
-            total += shared[i][x];
-        }
+    const bool live = column < job.columns;
+    const float total = ps_column_sum<256>(job.partials, job.rows, job.columns, column, live, shared);
+    if (threadIdx.x < 8 && live) {
         if (column < job.split) {
             job.first[column] += total;
         } else {

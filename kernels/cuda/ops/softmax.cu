@@ -10,7 +10,9 @@
  * it, before. */
 #include <cuda_pipeline.h>
 
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
+#include "kernels/cuda/tile/vector.cuh"
 
 static const int warps = 4; /* a block */
 

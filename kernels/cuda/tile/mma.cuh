@@ -32,23 +32,16 @@ static __device__ __forceinline__ void ps_mma8(float (&d)[4], ps_pair a0, ps_pai
     ps_mma_tf32(d, a, b.x, b.y, c);
 }
 #else
-/* d = a b + c; a m16k16, b k16n8. c may be d. */
+/* tile/operands.cuh's, of the file's type. */
 static __device__ __forceinline__ void ps_mma16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
                                                 const float (&c)[4])
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." PS_REAL16_PTX "." PS_REAL16_PTX
-        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+    ps_mma16<real16>(d, a, b0, b1, c);
 }
 
-/* d = a b + c; a m16k8, b k8n8. */
 static __device__ __forceinline__ void ps_mma8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const float (&c)[4])
 {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32." PS_REAL16_PTX "." PS_REAL16_PTX
-        ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a0), "r"(a1), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+    ps_mma8<real16>(d, a0, a1, b, c);
 }
 #endif
 
@@ -236,63 +229,6 @@ template <int PENDING> static __device__ __forceinline__ void ps_copy_wait_group
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* ---- wgmma, of sm_90 ---- */
-
-/* This thread's ordinary stores to shared memory (cp.async too), for the tensor cores' reads after the next barrier. */
-static __device__ __forceinline__ void ps_publish()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* Before the first product of a batch: registers are as the program has them. */
-static __device__ __forceinline__ void ps_wgmma_begin()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-/* The products asked for since the last commit are a batch. */
-static __device__ __forceinline__ void ps_wgmma_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-/* Until at most PENDING batches are under way. */
-template <int PENDING> static __device__ __forceinline__ void ps_wgmma_wait()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-/* Operand in panels of 128-byte rows, 16-byte units exchanged by the row's number modulo 8; the panel aligned to 1,024 bytes.
- * Groups of 8 rows follow one another; panels that stand side by side (of a right operand read transposed) are `far` bytes apart.
- */
-static __device__ __forceinline__ uint32_t ps_wgmma_place(uint32_t address, uint32_t far = 0)
-{
-    return address >> 4 | (far >> 4) << 16;
-}
-
-/* `further` bytes from there. */
-static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t place, int further)
-{
-    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | (place + (further >> 4));
-}
-
-/* Registers that products write or read stay where they are until here. */
-template <int N> static __device__ __forceinline__ void ps_pin(float (&sums)[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        asm volatile("" : "+f"(sums[n][0]), "+f"(sums[n][1]), "+f"(sums[n][2]), "+f"(sums[n][3])::"memory");
-    }
-}
-
-template <int N> static __device__ __forceinline__ void ps_pin(const uint32_t (&fragment)[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        asm volatile("" ::"r"(fragment[n][0]), "r"(fragment[n][1]), "r"(fragment[n][2]), "r"(fragment[n][3]) : "memory");
-    }
-}
-
 /* Barrier `id` of `threads` threads, whole warps. */
 static __device__ __forceinline__ void ps_barrier(int id, int threads)
 {
@@ -305,42 +241,36 @@ static __device__ __forceinline__ void ps_barrier_arrive(int id, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-static __device__ __forceinline__ float ps_tanh(float x)
+/* ---- accumulators ---- */
+
+template <int N> static __device__ __forceinline__ void ps_zero(float (&sums)[N][4])
 {
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sums[n][i] = 0.0f;
+        }
+    }
 }
 
-static __device__ __forceinline__ float ps_exp2(float x)
+/* v[i] of lane t and v[t] of lane i of each quad change places: 16 bytes that one lane holds of one group of 8 columns become its
+ * 4 bytes of four groups, and back. */
+static __device__ __forceinline__ void ps_quad_transpose(uint32_t (&v)[4])
 {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ float ps_log2(float x)
-{
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* threshold - 1 and its negative, of 16 bits, in both halves. threshold > 0. */
-static __host__ __device__ __forceinline__ uint32_t ps_below(uint32_t threshold)
-{
-    return (threshold - 1) * 0x10001u;
-}
-
-static __host__ __device__ __forceinline__ uint32_t ps_minus_below(uint32_t threshold)
-{
-    return (1 - threshold & 0xffffu) * 0x10001u;
-}
-
-/* In each half: 1 where draw >= threshold, else 0. */
-static __device__ __forceinline__ uint32_t ps_kept2(uint32_t draws, uint32_t below, uint32_t minus_below)
-{
-    return __viaddmin_u16x2(__vmaxu2(draws, below), minus_below, 0x00010001u);
+    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 1);
+        v[i] = odd ? got : v[i];
+        v[i + 1] = odd ? v[i + 1] : got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 2);
+        v[i] = high ? got : v[i];
+        v[i + 2] = high ? v[i + 2] : got;
+    }
 }
 
 #endif

@@ -5,7 +5,7 @@
 #ifndef PS_KERNELS_CUDA_REAL16_CUH
 #define PS_KERNELS_CUDA_REAL16_CUH
 
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/tile/operands.cuh"
 
 #if defined PS_COMPILE_TF32
 typedef float ps_real;
@@ -144,7 +144,7 @@ static __device__ __forceinline__ float ps_high(ps_pair pair)
 typedef real16 ps_real;
 typedef uint32_t ps_pair;
 typedef uint16_t ps_bits;
-#define PS_REAL16_ONES (PS_REAL16_ONE << 16 | PS_REAL16_ONE) /* two, in a word */
+#define PS_REAL16_ONES ps_ones_of<real16>
 
 /* Rounded to nearest, ties to even, here and below. */
 static __device__ __forceinline__ real16 ps_round(float x)
@@ -159,32 +159,18 @@ static __device__ __forceinline__ real16 ps_round(float x)
 /* Two in a word, the first in its low half. */
 static __device__ __forceinline__ uint32_t ps_pack(float low, float high)
 {
-    uint32_t pair;
-    asm("cvt.rn." PS_REAL16_PTX "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
+    return ps_pack<real16>(low, high);
 }
 
-#ifdef PS_COMPILE_FP16
 static __device__ __forceinline__ float ps_low(uint32_t pair)
 {
-    return __half2float(__ushort_as_half((unsigned short)pair));
+    return ps_low<real16>(pair);
 }
 
 static __device__ __forceinline__ float ps_high(uint32_t pair)
 {
-    return __half2float(__ushort_as_half((unsigned short)(pair >> 16)));
+    return ps_high<real16>(pair);
 }
-#else /* a bf16 is the high half of a float */
-static __device__ __forceinline__ float ps_low(uint32_t pair)
-{
-    return __uint_as_float(pair << 16);
-}
-
-static __device__ __forceinline__ float ps_high(uint32_t pair)
-{
-    return __uint_as_float(pair & 0xffff0000u);
-}
-#endif
 
 static __device__ __forceinline__ ps_pair ps_ones()
 {

@@ -3,7 +3,8 @@
 #ifndef PS_KERNELS_CUDA_WINDOWS_CUH
 #define PS_KERNELS_CUDA_WINDOWS_CUH
 
-#include "kernels/cuda/tile/primitives.cuh"
+#include "kernels/cuda/context.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 
 /* Where windows lie: element (w, c, l) at w*by_window + c*by_channel + l*by_time. */
 struct ps_cuda_windows {

@@ -4,6 +4,10 @@
 
 #include "kernels/cuda/ops/adamw.cuh"
 #include "kernels/cuda/encoder/request.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/divide.cuh"
+#include "kernels/cuda/tile/dropout.cuh"
+#include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/windows.cuh"
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/encoder/head.cuh"
+#include "kernels/cuda/tile/wgmma.cuh"
 
 namespace PS_REAL16_SPACE
 {

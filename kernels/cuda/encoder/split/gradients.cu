@@ -16,6 +16,7 @@
 
 #include "kernels/cuda/encoder/streamed/float.cuh"
 #include "kernels/cuda/encoder/streamed/float_device.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
 namespace PS_REAL16_SPACE
@@ -155,7 +156,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_gradients(const __gri
         ps_wgmma_begin();
 #pragma unroll
         for (int s = 0; s < 4; s++) {
-            ps_wgmma_tf32<EDGE>(sum, a[s], ps_wgmma_operand(place + ((p % 2 * PANEL_BYTES) >> 4), s * 32), 1);
+            ps_wgmma<float>(sum, a[s], ps_wgmma_operand(place + ((p % 2 * PANEL_BYTES) >> 4), s * 32), 1);
         }
         ps_wgmma_commit();
         stage = stage + 1 == STAGES ? 0 : stage + 1;

@@ -5,6 +5,8 @@
 
 #include "kernels/cuda/encoder/split/pieces.cuh"
 #include "kernels/cuda/encoder/streamed/float_device.cuh"
+#include "kernels/cuda/tile/activation.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
 namespace PS_REAL16_SPACE
@@ -248,7 +250,7 @@ template <bool HALF> static __device__ __forceinline__ void multiply_columns(flo
     for (int k = 0; k < (HALF ? 8 : 16); k++) {
         const int further = k / 4 * PANEL_BYTES + k % 4 * 32;
         const uint64_t left_at = ps_wgmma_operand(a, further), piece_at = ps_wgmma_operand(piece, further);
-        HALF ? ps_wgmma_fp16<64>(c, left_at, piece_at, k > 0) : ps_wgmma_tf32<64>(c, left_at, piece_at, k > 0);
+        HALF ? ps_wgmma<ps_fp16>(c, left_at, piece_at, k > 0) : ps_wgmma<float>(c, left_at, piece_at, k > 0);
     }
 }
 
@@ -258,8 +260,8 @@ static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], uint32_t
     const uint32_t a = ps_wgmma_place(left);
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        ps_wgmma_tf32<128>(c, ps_wgmma_operand(a, k / 4 * PANEL_BYTES + k % 4 * 32),
-                           ps_wgmma_operand(piece, k / 4 * (D * 128) + k % 4 * 32), add | k);
+        ps_wgmma<float>(c, ps_wgmma_operand(a, k / 4 * PANEL_BYTES + k % 4 * 32),
+                        ps_wgmma_operand(piece, k / 4 * (D * 128) + k % 4 * 32), add | k);
     }
 }
 
@@ -268,7 +270,7 @@ static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], const ui
 {
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        ps_wgmma_tf32<128>(c, left[k], ps_wgmma_operand(piece, k / 4 * (D * 128) + k % 4 * 32), add | k);
+        ps_wgmma<float>(c, left[k], ps_wgmma_operand(piece, k / 4 * (D * 128) + k % 4 * 32), add | k);
     }
 }
 
@@ -277,7 +279,7 @@ static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], const ui
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        ps_wgmma_fp16<128>(c, left[k], ps_wgmma_operand(piece, k * 32), add | k);
+        ps_wgmma<ps_fp16>(c, left[k], ps_wgmma_operand(piece, k * 32), add | k);
     }
 }
 

@@ -5,8 +5,8 @@
 #include <cudaTypedefs.h>
 
 #include "kernels/cuda/tile/bulk.cuh"
-#include "kernels/cuda/tile/primitives.cuh"
 #include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/tile/wgmma.cuh"
 
 /* Two matrices to shared memory, the addresses as for ldmatrix. */
 static __device__ __forceinline__ void ps_stmatrix_x2(uint32_t address, uint32_t r0, uint32_t r1)
@@ -39,13 +39,6 @@ static __device__ __forceinline__ bool ps_elect()
 static __device__ __forceinline__ void ps_prefetch(const void *p)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
-static __device__ __forceinline__ float ps_reciprocal(float x)
-{
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 /* ---- sm_90a: a warpgroup's product, its right operand read from shared memory by the tensor cores ---- */
@@ -113,38 +106,6 @@ static __device__ __forceinline__ void ps_box_copy(uint32_t to, const CUtensorMa
             to),
         "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
         : "memory");
-}
-
-/* ---- registers ---- */
-
-template <int N> static __device__ __forceinline__ void ps_zero(float (&sums)[N][4])
-{
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sums[n][i] = 0.0f;
-        }
-    }
-}
-
-/* v[i] of lane t and v[t] of lane i of each quad change places: 16 bytes that one lane holds of one group of 8 columns become its
- * 4 bytes of four groups, and back. */
-static __device__ __forceinline__ void ps_quad_transpose(uint32_t (&v)[4])
-{
-    const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? v[i] : v[i + 1], 1);
-        v[i] = odd ? got : v[i];
-        v[i + 1] = odd ? v[i + 1] : got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? v[i] : v[i + 2], 2);
-        v[i] = high ? got : v[i];
-        v[i + 2] = high ? v[i + 2] : got;
-    }
 }
 
 #endif

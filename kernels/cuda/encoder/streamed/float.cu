@@ -23,6 +23,10 @@
 #include "kernels/cuda/encoder/streamed/float.cuh"
 
 #include "kernels/cuda/encoder/streamed/float_device.cuh"
+#include "kernels/cuda/tile/activation.cuh"
+#include "kernels/cuda/tile/divide.cuh"
+#include "kernels/cuda/tile/math.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/windows.cuh"
 
 namespace PS_REAL16_SPACE

@@ -4,6 +4,8 @@
 
 #include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/encoder/request.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 
 namespace PS_REAL16_SPACE

@@ -5,6 +5,9 @@
 
 #include "kernels/cuda/encoder/request.cuh"
 #include "kernels/cuda/encoder/streamed/device.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/dropout.cuh"
+#include "kernels/cuda/tile/math.cuh"
 
 namespace PS_REAL16_SPACE
 {

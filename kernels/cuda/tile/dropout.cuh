@@ -1,0 +1,61 @@
+/* Dropout's draws. */
+#ifndef PS_KERNELS_CUDA_DROPOUT_CUH
+#define PS_KERNELS_CUDA_DROPOUT_CUH
+
+#include "kernels/kernels.h"
+#include "kernels/philox.h"
+
+/* Element of a dropped tensor whose draw is given. */
+static __device__ __forceinline__ float ps_dropped(const struct ps_dropout &d, uint32_t draw, float value)
+{
+    return draw >= d.threshold ? value * d.scale : 0.0f;
+}
+
+/* The draw of one element. */
+static __device__ __forceinline__ uint32_t ps_draw(const struct ps_dropout &d, uint64_t step, uint64_t element)
+{
+    const struct ps_block block = ps_philox(d.seed, (uint32_t)(element / 8), d.site, step);
+    const uint32_t part = (uint32_t)element % 8;
+    const uint32_t low = part / 2 & 1 ? block.word[1] : block.word[0], high = part / 2 & 1 ? block.word[3] : block.word[2];
+    return (part & 4 ? high : low) >> (16 * (part & 1)) & 0xffffu;
+}
+
+/* Draws for two float4 a lane with one Philox block a lane. Even lanes hold the first half of a block of 8 elements and the lane
+ * beside the second half; `first` and `second` number the blocks of the lane's two float4. The even lane draws the first, the odd
+ * lane the second, and they exchange halves. All lanes of the warp take part. Draw j of a float4 is ps_pair_draw(words, j). */
+static __device__ __forceinline__ void ps_draw_pair(const struct ps_dropout &d, uint64_t step, uint64_t first, uint64_t second,
+                                                    uint32_t (&first_words)[2], uint32_t (&second_words)[2])
+{
+    const bool odd = threadIdx.x & 1;
+    const struct ps_block block = ps_philox(d.seed, (uint32_t)(odd ? second : first), d.site, step);
+    const uint32_t low = __shfl_xor_sync(0xffffffffu, odd ? block.word[0] : block.word[2], 1);
+    const uint32_t high = __shfl_xor_sync(0xffffffffu, odd ? block.word[1] : block.word[3], 1);
+    first_words[0] = odd ? low : block.word[0];
+    first_words[1] = odd ? high : block.word[1];
+    second_words[0] = odd ? block.word[2] : low;
+    second_words[1] = odd ? block.word[3] : high;
+}
+
+static __device__ __forceinline__ uint32_t ps_pair_draw(const uint32_t (&words)[2], int j)
+{
+    return words[j / 2] >> (16 * (j % 2)) & 0xffffu;
+}
+
+/* threshold - 1 and its negative, of 16 bits, in both halves. threshold > 0. */
+static __host__ __device__ __forceinline__ uint32_t ps_below(uint32_t threshold)
+{
+    return (threshold - 1) * 0x10001u;
+}
+
+static __host__ __device__ __forceinline__ uint32_t ps_minus_below(uint32_t threshold)
+{
+    return (1 - threshold & 0xffffu) * 0x10001u;
+}
+
+/* In each half: 1 where draw >= threshold, else 0. */
+static __device__ __forceinline__ uint32_t ps_kept2(uint32_t draws, uint32_t below, uint32_t minus_below)
+{
+    return __viaddmin_u16x2(__vmaxu2(draws, below), minus_below, 0x00010001u);
+}
+
+#endif

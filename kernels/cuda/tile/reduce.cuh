@@ -1,0 +1,107 @@
+/* Reductions in a fixed order. Every lane of the warp takes part; a group is LANES neighbouring lanes, and all of it gets the
+ * result. */
+#ifndef PS_KERNELS_CUDA_REDUCE_CUH
+#define PS_KERNELS_CUDA_REDUCE_CUH
+
+#include <stdint.h>
+
+template <int LANES, typename T> static __device__ __forceinline__ T ps_group_sum(T value)
+{
+#pragma unroll
+    for (int offset = LANES / 2; offset > 0; offset /= 2) {
+        value += __shfl_xor_sync(0xffffffffu, value, offset);
+    }
+    return value;
+}
+
+template <int LANES> static __device__ __forceinline__ float ps_group_max(float value)
+{
+#pragma unroll
+    for (int offset = LANES / 2; offset > 0; offset /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+    }
+    return value;
+}
+
+/* The sum over the lanes whose numbers are the same modulo LANES, in all of them. */
+template <int LANES, typename T> static __device__ __forceinline__ T ps_across_sum(T value)
+{
+#pragma unroll
+    for (int offset = LANES; offset < 32; offset *= 2) {
+        value += __shfl_xor_sync(0xffffffffu, value, offset);
+    }
+    return value;
+}
+
+/* The sum over rows of partials[row, column] in threads 0 .. 7, `column` being a block's first + threadIdx.x % 8. BLOCK threads go
+ * down the rows; live: there is such a column. */
+template <int BLOCK, typename T>
+static __device__ __forceinline__ T ps_column_sum(const T *partials, int64_t rows, int64_t columns, int64_t column, bool live,
+                                                  T (*shared)[8])
+{
+    const int x = threadIdx.x % 8;
+    T sum = 0;
+    if (live) {
+#pragma unroll 4
+        for (int64_t row = threadIdx.x / 8; row < rows; row += BLOCK / 8) {
+            sum += partials[row * columns + column];
+        }
+    }
+    sum = ps_across_sum<8>(sum);
+    if (threadIdx.x % 32 < 8) {
+        shared[threadIdx.x / 32][x] = sum;
+    }
+    __syncthreads();
+    T total = shared[0][x];
+#pragma unroll
+    for (int i = 1; i < BLOCK / 32; i++) {
+        total += shared[i][x];
+    }
+    return total;
+}
+
+/* The block's sum, in all its threads; BLOCK threads, a multiple of 32. shared [BLOCK / 32] may be used again at once. */
+template <int BLOCK, typename T> static __device__ __forceinline__ T ps_block_sum(T value, T *shared)
+{
+    value = ps_group_sum<32>(value);
+    if (threadIdx.x % 32 == 0) {
+        shared[threadIdx.x / 32] = value;
+    }
+    __syncthreads();
+    T sum = shared[0];
+#pragma unroll
+    for (int i = 1; i < BLOCK / 32; i++) {
+        sum += shared[i];
+    }
+    __syncthreads();
+    return sum;
+}
+
+template <int BLOCK> static __device__ __forceinline__ float ps_block_max(float value, float *shared)
+{
+    value = ps_group_max<32>(value);
+    if (threadIdx.x % 32 == 0) {
+        shared[threadIdx.x / 32] = value;
+    }
+    __syncthreads();
+    float max = shared[0];
+#pragma unroll
+    for (int i = 1; i < BLOCK / 32; i++) {
+        max = fmaxf(max, shared[i]);
+    }
+    __syncthreads();
+    return max;
+}
+
+/* The block's sum of partials[i * stride] for i < count, in a fixed order. */
+template <int BLOCK>
+static __device__ __forceinline__ double ps_sum_partials(const double *partials, int count, int stride, double *shared)
+{
+    double sum = 0.0;
+    for (int i = threadIdx.x; i < count; i += BLOCK) {
+        sum += partials[(int64_t)i * stride];
+    }
+    return ps_block_sum<BLOCK>(sum, shared);
+}
+
+#endif
