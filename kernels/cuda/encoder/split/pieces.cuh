@@ -6,7 +6,7 @@
 #include "kernels/cuda/encoder/request.cuh"
 #include "kernels/cuda/encoder/streamed/float_device.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
-#include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/tile/wgmma.cuh"
 
 namespace PS_REAL16_SPACE
 {
