@@ -32,13 +32,6 @@ static bool warp_wanted(const struct ps_kernels *k, const struct ps_product *p)
     return tiny_wanted(k, p) && ps_cuda_warp_wanted(k, p);
 }
 
-#ifdef PS_FUSED_ENCODER
-static bool panel_fp16_wanted(const struct ps_kernels *k, const struct ps_product *p)
-{
-    return ps_cuda(k)->compute_capability == 90 && level_fp16::ps_cuda_panel_wanted(k, p);
-}
-#endif
-
 static const struct way ways[] = {
     {"warp", warp_wanted, ps_cuda_warp_product}, /* up to 16 rows, or sums of 4 terms, in whole pieces */
     {"tiny", tiny_wanted, ps_cuda_tiny_product},
@@ -47,10 +40,7 @@ static const struct way ways[] = {
     {"rows", ps_cuda_rows_wanted, ps_cuda_rows_product},             /* many rows times a weight */
     {"gradient", ps_cuda_gradient_wanted, ps_cuda_gradient_product}, /* a sum over many rows */
 #endif
-    {"panel", level_bf16::ps_cuda_panel_wanted, level_bf16::ps_cuda_panel_product}, /* a single small one */
-#ifdef PS_FUSED_ENCODER
-    {"panel", panel_fp16_wanted, level_fp16::ps_cuda_panel_product},
-#endif
+    {"panel", ps_cuda_panel_wanted, ps_cuda_panel_product}, /* a single small one of 16 bits */
     {"cublaslt", ps_cuda_cublaslt_wanted, ps_cuda_cublaslt_product},
     {"tiny", small, ps_cuda_tiny_product}, /* strides that the library does not take */
 };

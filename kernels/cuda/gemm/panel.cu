@@ -1,7 +1,7 @@
-/* Small single products of real16 (the head's, forward and backward): a block computes a tile of outputs; it copies its panels of a
- * and b into shared memory, up to 1,024 (448 where it runs beside another kernel) of the summed dimension at once, all loads in
- * flight together; its 8 warps own 32 x 32 outputs each and share the summed dimension (mma m16n8k16), and their sums are added in
- * order. No handle, no workspace, one launch.
+/* Small single products of bf16 and fp16 (the head's, forward and backward): a block computes a tile of outputs; it copies its
+ * panels of a and b into shared memory, up to 1,024 (448 where it runs beside another kernel) of the summed dimension at once, all
+ * loads in flight together; its 8 warps own 32 x 32 outputs each and share the summed dimension (mma m16n8k16), and their sums are
+ * added in order. No handle, no workspace, one launch.
  *
  * A block of 32 x 32 outputs reads 64 k elements for 2048 k FLOPs, so the product moves m n k / 8 bytes, from L2 (half of that with
  * tiles of 64 x 64): meant for products of at most 2^27 multiplications, where cuBLASLt's few microseconds are latency, and its
@@ -10,20 +10,17 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 
-namespace PS_REAL16_SPACE
-{
-
 enum { WARPS = 8, THREADS = WARPS * 32, WARP_TILE = 32, CHUNK = 1024, CHUNK_BESIDE = 448, PAD = 8 };
 
 /* A matrix whose rows lie `stride` elements apart and are contiguous. */
-struct panel {
-    const real16 *data;
+template <typename T> struct panel {
+    const T *data;
     int64_t stride;
     int aligned; /* 16-byte copies may be used */
 };
 
-struct panels {
-    struct panel a, b;
+template <typename T> struct panels {
+    struct panel<T> a, b;
     void *c;
     int64_t c_row, c_column;
     int m, n, k, chunk;
@@ -32,7 +29,7 @@ struct panels {
 };
 
 /* 8 elements, of which `here` exist and the rest is zero. */
-static __device__ __forceinline__ void stage_piece(real16 *to, const real16 *from, int here, int aligned)
+template <typename T> static __device__ __forceinline__ void stage_piece(T *to, const T *from, int here, int aligned)
 {
     if (here >= 8 && aligned) {
         ps_copy_async(to, from);
@@ -41,14 +38,14 @@ static __device__ __forceinline__ void stage_piece(real16 *to, const real16 *fro
     } else {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            to[j] = j < here ? from[j] : ps_round(0.0f);
+            to[j] = j < here ? from[j] : T(0.0f);
         }
     }
 }
 
 /* rows x columns (a multiple of 8) from `from`, of which rows_here x columns_here exist. NARROW: that many columns, 0: many. */
-template <int NARROW>
-static __device__ __forceinline__ void stage(real16 *to, int ld, const struct panel &p, const real16 *from, int rows, int columns,
+template <int NARROW, typename T>
+static __device__ __forceinline__ void stage(T *to, int ld, const struct panel<T> &p, const T *from, int rows, int columns,
                                              int rows_here, int columns_here)
 {
     if constexpr (NARROW > 0) {
@@ -76,12 +73,12 @@ static __host__ __device__ constexpr int panel_elements(bool t, int tile, int ch
 
 /* EDGE x EDGE warps side by side, the others share the summed dimension with them. A_T: a's rows (m) are contiguous in memory, not
  * its columns; B_T: b's rows (k) are. */
-template <int EDGE, bool A_T, bool B_T>
-static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_constant__ struct panels x)
+template <typename T, int EDGE, bool A_T, bool B_T>
+static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_constant__ struct panels<T> x)
 {
     constexpr int TILE = EDGE * WARP_TILE, SHARES = WARPS / (EDGE * EDGE);
     extern __shared__ uint4 shared_memory[];
-    real16 *const as = (real16 *)shared_memory, *const bs = as + panel_elements(A_T, TILE, x.chunk);
+    T *const as = (T *)shared_memory, *const bs = as + panel_elements(A_T, TILE, x.chunk);
     const int ld_k = x.chunk + PAD, ld_tile = TILE + PAD, lda = A_T ? ld_tile : ld_k, ldb = B_T ? ld_k : ld_tile;
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int share = warp / (EDGE * EDGE), mw = warp / EDGE % EDGE * WARP_TILE, nw = warp % EDGE * WARP_TILE;
@@ -127,7 +124,7 @@ static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_cons
             }
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                ps_mma16(c[i / 4][i % 4], a[i / 4], b[i % 4 / 2][i % 2 * 2], b[i % 4 / 2][i % 2 * 2 + 1], c[i / 4][i % 4]);
+                ps_mma16<T>(c[i / 4][i % 4], a[i / 4], b[i % 4 / 2][i % 2 * 2], b[i % 4 / 2][i % 2 * 2 + 1], c[i / 4][i % 4]);
             }
         }
     }
@@ -158,28 +155,29 @@ static __global__ void __launch_bounds__(THREADS) panel_kernel(const __grid_cons
                 float *const p = (float *)x.c + to;
                 *p = x.beta == 0.0f ? sum : fmaf(x.beta, *p, sum);
             } else {
-                real16 *const p = (real16 *)x.c + to;
-                *p = ps_round(x.beta == 0.0f ? sum : fmaf(x.beta, ps_float(*p), sum));
+                T *const p = (T *)x.c + to;
+                ps_put(p, x.beta == 0.0f ? sum : fmaf(x.beta, ps_float(*p), sum));
             }
         }
     }
 }
 
-typedef void kernel_function(const struct panels);
+template <typename T> using kernel_function = void(const struct panels<T>);
 
-template <int EDGE> static kernel_function *kernel_of(bool a_t, bool b_t)
+template <typename T, int EDGE> static kernel_function<T> *kernel_of(bool a_t, bool b_t)
 {
-    return a_t   ? b_t ? panel_kernel<EDGE, true, true> : panel_kernel<EDGE, true, false>
-             : b_t ? panel_kernel<EDGE, false, true>
-                 : panel_kernel<EDGE, false, false>;
+    return a_t   ? b_t ? panel_kernel<T, EDGE, true, true> : panel_kernel<T, EDGE, true, false>
+             : b_t ? panel_kernel<T, EDGE, false, true>
+                 : panel_kernel<T, EDGE, false, false>;
 }
 
 /* The operand as a panel, its rows or its columns, whichever are contiguous. A single one has no stride that matters. */
-static bool panel_of(const struct ps_operand &o, int64_t rows, int64_t columns, struct panel *p, bool *transposed)
+template <typename T>
+static bool panel_of(const struct ps_operand &o, int64_t rows, int64_t columns, struct panel<T> *p, bool *transposed)
 {
     *transposed = o.row == 1 && (o.column != 1 || rows > 1);
     const int64_t lines = *transposed ? columns : rows;
-    p->data = (const real16 *)o.data;
+    p->data = (const T *)o.data;
     p->stride = lines == 1 ? 0 : *transposed ? o.column : o.row;
     p->aligned = (uintptr_t)o.data % 16 == 0 && p->stride % 8 == 0;
     return *transposed || o.column == 1 || columns == 1;
@@ -193,19 +191,18 @@ static int edge_of(const struct ps_product *p)
 
 bool ps_cuda_panel_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
-    (void)k;
-    struct panel panel;
+    struct panel<ps_bf16> panel; /* of fp16 it lies alike */
     bool transposed;
     const int64_t tile = edge_of(p) * WARP_TILE;
-    return p->type == PS_REAL16 && p->batch[0] * p->batch[1] == 1 && p->k <= 2048 && p->m <= 1 << 20 && p->n <= 1 << 20 &&
+    return (p->type == PS_BF16 || (p->type == PS_F16 && ps_cuda(k)->compute_capability == 90)) && p->batch[0] * p->batch[1] == 1 &&
+           p->k <= 2048 && p->m <= 1 << 20 && p->n <= 1 << 20 &&
            ps_cuda_blocks(p->m, tile) * (int64_t)ps_cuda_blocks(p->n, tile) <= 528 && p->m * p->n * p->k <= 1 << 27 &&
            panel_of(p->a, p->m, p->k, &panel, &transposed) && panel_of(p->b, p->k, p->n, &panel, &transposed);
 }
 
-enum ps_status ps_cuda_panel_product(const struct ps_kernels *k, const struct ps_product *p)
+template <typename T> static enum ps_status product(const struct ps_cuda_context *context, const struct ps_product *p)
 {
-    const struct ps_cuda_context *context = ps_cuda(k);
-    struct panels x = {};
+    panels<T> x = {};
     bool a_t, b_t;
     panel_of(p->a, p->m, p->k, &x.a, &a_t);
     panel_of(p->b, p->k, p->n, &x.b, &b_t);
@@ -219,12 +216,12 @@ enum ps_status ps_cuda_panel_product(const struct ps_kernels *k, const struct ps
     x.alpha = p->alpha;
     x.beta = p->beta;
     const int edge = edge_of(p), tile = edge * WARP_TILE;
-    kernel_function *const kernel = edge == 2 ? kernel_of<2>(a_t, b_t) : kernel_of<1>(a_t, b_t);
+    kernel_function<T> *const kernel = edge == 2 ? kernel_of<T, 2>(a_t, b_t) : kernel_of<T, 1>(a_t, b_t);
     size_t shared;
     /* CHUNK is twice what fits some devices. Beside another kernel, which leaves few multiprocessors free, two blocks share one. */
     const int most = context->beside ? CHUNK_BESIDE : CHUNK;
     for (x.chunk = p->k >= most ? most : ((int)p->k + 15) / 16 * 16;; x.chunk /= 2) {
-        const size_t staged = sizeof(real16) * (size_t)(panel_elements(a_t, tile, x.chunk) + panel_elements(!b_t, tile, x.chunk));
+        const size_t staged = sizeof(T) * (size_t)(panel_elements(a_t, tile, x.chunk) + panel_elements(!b_t, tile, x.chunk));
         const size_t sums = sizeof(float) * WARPS * WARP_TILE * WARP_TILE;
         shared = staged > sums ? staged : sums;
         if (shared <= (size_t)context->shared_bytes) {
@@ -238,4 +235,7 @@ enum ps_status ps_cuda_panel_product(const struct ps_kernels *k, const struct ps
     PS_CUDA_LAUNCHED("panel gemm");
 }
 
-} // namespace PS_REAL16_SPACE
+enum ps_status ps_cuda_panel_product(const struct ps_kernels *k, const struct ps_product *p)
+{
+    return p->type == PS_BF16 ? product<ps_bf16>(ps_cuda(k), p) : product<ps_fp16>(ps_cuda(k), p);
+}

@@ -64,17 +64,9 @@ enum ps_status ps_cuda_rows_product(const struct ps_kernels *k, const struct ps_
 bool ps_cuda_gradient_wanted(const struct ps_kernels *k, const struct ps_product *product);
 enum ps_status ps_cuda_gradient_product(const struct ps_kernels *k, const struct ps_product *product);
 
-/* gemm/panel.cu: a single small one of 16 bits. */
-namespace level_bf16
-{
+/* gemm/panel.cu: a single small one of bf16, and on Hopper of fp16. */
 bool ps_cuda_panel_wanted(const struct ps_kernels *k, const struct ps_product *product);
 enum ps_status ps_cuda_panel_product(const struct ps_kernels *k, const struct ps_product *product);
-} // namespace level_bf16
-namespace level_fp16
-{
-bool ps_cuda_panel_wanted(const struct ps_kernels *k, const struct ps_product *product);
-enum ps_status ps_cuda_panel_product(const struct ps_kernels *k, const struct ps_product *product);
-} // namespace level_fp16
 
 /* gemm/cublaslt_plans.cu: strides that the library takes; else the message says which it does not. With a bias it wants c turned
  * into its transpose, since the library's bias is a number a row, and the bias aligned. */
