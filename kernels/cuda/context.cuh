@@ -74,20 +74,6 @@ enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *
     extern "C" enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments);
 PS_KERNEL_LIST(PS_X)
 #undef PS_X
-/* Those of them that are compiled once for each type of 16 bits (tile/types.cuh): the ends of the model. */
-#define PS_ENDS(X, of) X(of, embed_forward) X(of, embed_backward) X(of, head_step) X(of, window_loss) X(of, head_sums)
-#define PS_X(of, name) enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments);
-#define PS_LEVEL(of)  \
-    namespace of      \
-    {                 \
-    PS_ENDS(PS_X, of) \
-    }
-PS_LEVEL(level_bf16)
-PS_LEVEL(level_fp16)
-PS_LEVEL(level_tf32) /* window_loss and head_sums */
-PS_LEVEL(level_fp32) /* the same */
-#undef PS_LEVEL
-#undef PS_X
 enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
                                        const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs);
 /* The same, but for the workspace. */

@@ -260,27 +260,22 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->attention_head = PS_ATTENTION_HEAD;
     }
     k->beside = cuda_beside;
-#define PS_X(of, name) k->name = of::ps_cuda_##name;
-    if (precision == PS_PRECISION_BF16) {
-        PS_ENDS(PS_X, level_bf16)
+    if (k->real != PS_F32) {
+        k->embed_forward = ps_cuda_embed_forward;
+        k->embed_backward = ps_cuda_embed_backward;
+        k->head_step = ps_cuda_head_step;
+    }
+    if (k->real != PS_F32 || (fused_encoder && device->compute_capability == 90)) {
+        k->window_loss = ps_cuda_window_loss;
+        k->head_sums = ps_cuda_head_sums;
     }
 #ifdef PS_FUSED_ENCODER
     if (device->compute_capability == 90) {
         k->encoder_forward = ps_cuda_encoder_forward;
         k->encoder_backward = ps_cuda_encoder_backward;
         k->encoder_prepare = ps_cuda_encoder_prepare;
-        if (precision == PS_FP16) {
-            PS_ENDS(PS_X, level_fp16)
-        } else if (precision == PS_TF32) {
-            PS_X(level_tf32, window_loss)
-            PS_X(level_tf32, head_sums)
-        } else if (precision == PS_FP32) {
-            PS_X(level_fp32, window_loss)
-            PS_X(level_fp32, head_sums)
-        }
     }
 #endif
-#undef PS_X
     k->tune = ps_cuda_gemm_tune;
     k->tuning = ps_cuda_gemm_tuning;
     k->close = table_close;

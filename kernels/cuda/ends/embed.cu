@@ -19,12 +19,9 @@
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/windows.cuh"
 
-namespace PS_REAL16_SPACE
-{
-
 static const int channels_at_once = 8;
 
-/* The words of a Philox block as masks of pairs of real16: all ones where the draw is kept. threshold > 0. */
+/* The words of a Philox block as masks of pairs of 16 bits: all ones where the draw is kept. threshold > 0. */
 static __device__ __forceinline__ void masks_of(struct ps_block &block, uint32_t threshold)
 {
     const uint32_t below = ps_below(threshold), minus_below = ps_minus_below(threshold);
@@ -38,10 +35,10 @@ static __device__ __forceinline__ void masks_of(struct ps_block &block, uint32_t
 
 static const int embed_threads = 256, embed_warps = embed_threads / 32;
 
-struct embedding {
-    real16 *u, *patches;
+template <typename T> struct embedding {
+    T *u, *patches;
     float *mean, *std;
-    const real16 *weight;
+    const T *weight;
     const float *bias, *position;
     struct ps_cuda_windows windows;
     const struct ps_step_state *state;
@@ -69,16 +66,16 @@ template <int STEPS, int SPAN> struct embed_shape {
         return 32 * groups + 8;
     }
     /* W_pos + b_P [N][pitch], values [tile][pitch], W_P [depth][pitch], patches [tile][z_pitch] */
-    static size_t bytes(const struct embedding *e)
+    template <typename T> static size_t bytes(const struct embedding<T> *e)
     {
         return (size_t)(e->count * table_pitch(e->groups) + (e->tile * e->pitch + 3) / 4 * 4) * sizeof(float) +
-               (size_t)(depth * weight_pitch(e->groups) + e->tile * e->z_pitch) * sizeof(real16);
+               (size_t)(depth * weight_pitch(e->groups) + e->tile * e->z_pitch) * sizeof(T);
     }
 };
 
 /* Mean and deviation of a channel, and its patches normalised. */
-template <int DEPTH>
-static __device__ __forceinline__ void normalise(const struct embedding &e, const float *value, bool there, real16 *z, int sequence)
+template <int DEPTH, typename T>
+static __device__ __forceinline__ void normalise(const struct embedding<T> &e, const float *value, bool there, T *z, int sequence)
 {
     const int lane = threadIdx.x % 32;
     float mu = 0.0f, deviation = 1.0f;
@@ -107,16 +104,16 @@ static __device__ __forceinline__ void normalise(const struct embedding &e, cons
 }
 
 /* Grid: batch * tiles. */
-template <int STEPS, int SPAN>
+template <typename T, int STEPS, int SPAN>
 static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>::blocks)
-    embed_block(const __grid_constant__ struct embedding e)
+    embed_block(const __grid_constant__ struct embedding<T> e)
 {
     typedef embed_shape<STEPS, SPAN> shape;
     extern __shared__ uint4 shared[];
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), g = lane / 4, q = lane % 4;
     const int table_pitch = shape::table_pitch(e.groups), weight_pitch = shape::weight_pitch(e.groups);
     float *table = (float *)shared, *values = table + e.count * table_pitch;
-    real16 *weight = (real16 *)(values + (e.tile * e.pitch + 3) / 4 * 4), *patches = weight + shape::depth * weight_pitch;
+    T *weight = (T *)(values + (e.tile * e.pitch + 3) / 4 * 4), *patches = weight + shape::depth * weight_pitch;
     const int64_t b = blockIdx.x / e.tiles;
     const int first = (int)(blockIdx.x % e.tiles) * e.tile, live = e.channels - first < e.tile ? e.channels - first : e.tile;
     ps_grid_begin();
@@ -225,7 +222,7 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>
             }
         }
         const int column = span * shape::span * 32 + 8 * q, wide = e.d / 8;
-        real16 *u = e.u + base * e.d + column;
+        T *u = e.u + base * e.d + column;
         const uint32_t octets = (uint32_t)base * (uint32_t)wide + (uint32_t)column / 8;
         for (int tile = warp % e.down; tile * 16 < rows; tile += e.down) {
             const int own = tile * 16 + lane % 16, row = own < rows ? own : 0, c = (int)ps_divide(row, e.by_count),
@@ -256,14 +253,14 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>
                 for (int s = 0; s < STEPS; s++) {
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        ps_mma16(sum[j], left[s], right[group][s][j][0], right[group][s][j][1], sum[j]);
+                        ps_mma16<T>(sum[j], left[s], right[group][s][j][0], right[group][s][j][1], sum[j]);
                     }
                 }
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
-                        out[group][half][j] = ps_pack(sum[j][2 * half] * factor_kept, sum[j][2 * half + 1] * factor_kept);
+                        out[group][half][j] = ps_pack<T>(sum[j][2 * half] * factor_kept, sum[j][2 * half + 1] * factor_kept);
                     }
                 }
             }
@@ -281,7 +278,7 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>
                     }
                 }
             }
-            real16 *to = u + r * e.d;
+            T *to = u + r * e.d;
 #pragma unroll
             for (int half = 0; half < 2; half++) {
 #pragma unroll
@@ -297,8 +294,8 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>
     }
 }
 
-template <int STEPS, int SPAN>
-static enum ps_status launch_embedding(const struct ps_cuda_context *c, const char *op, unsigned blocks, struct embedding *e)
+template <typename T, int STEPS, int SPAN>
+static enum ps_status launch_embedding(const struct ps_cuda_context *c, const char *op, unsigned blocks, struct embedding<T> *e)
 {
     typedef embed_shape<STEPS, SPAN> shape;
     e->overlapping = e->stride % 8 == 0;
@@ -312,16 +309,17 @@ static enum ps_status launch_embedding(const struct ps_cuda_context *c, const ch
                        e->length, e->count, bytes);
     }
     PS_TRY(ps_cuda_check(
-        cudaFuncSetAttribute((const void *)embed_block<STEPS, SPAN>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
-    ps_cuda_launch(c, embed_block<STEPS, SPAN>, blocks, embed_threads, bytes, *e);
+        cudaFuncSetAttribute((const void *)embed_block<T, STEPS, SPAN>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+        op));
+    ps_cuda_launch(c, embed_block<T, STEPS, SPAN>, blocks, embed_threads, bytes, *e);
     PS_CUDA_LAUNCHED(op);
 }
 
-enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, const struct ps_embed_forward *a)
+template <typename T> static enum ps_status embed_forward(const struct ps_kernels *k, const struct ps_embed_forward *a)
 {
     const char *op = "embed_forward";
     const struct ps_cuda_context *c = ps_cuda(k);
-    struct embedding e = {};
+    embedding<T> e = {};
     PS_TRY(ps_windows_make(op, "inputs", &a->inputs, &a->indices, a->state, a->batch, &e.windows));
     const int64_t channels = a->inputs.size[1], length = a->inputs.size[2], patch = ps_cuda_width(&a->patches),
                   d = ps_cuda_width(&a->u);
@@ -332,11 +330,11 @@ enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, const struct ps
                        op, (long long)patch, (long long)a->stride, (long long)channels, (long long)length, (long long)d);
     }
     const int64_t count = (length - patch) / a->stride + 1 + (a->pad_end ? 1 : 0), sequences = a->batch * channels;
-    PS_TRY(ps_cuda_expect(op, "u", &a->u, PS_REAL16, sequences * count * d));
-    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_REAL16, sequences * count * patch));
+    PS_TRY(ps_cuda_expect(op, "u", &a->u, ps_type_of<T>, sequences * count * d));
+    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, ps_type_of<T>, sequences * count * patch));
     PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, sequences));
     PS_TRY(ps_cuda_expect(op, "std", &a->std, PS_F32, sequences));
-    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_REAL16, patch * d));
+    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, ps_type_of<T>, patch * d));
     PS_TRY(ps_cuda_expect(op, "bias", &a->bias, PS_F32, d));
     PS_TRY(ps_cuda_expect(op, "position", &a->position, PS_F32, count * d));
     if (a->dropout.threshold && !a->dropout.state) {
@@ -350,11 +348,11 @@ enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, const struct ps
     if (sequences == 0) {
         return PS_OK;
     }
-    e.u = (real16 *)a->u.data;
-    e.patches = (real16 *)a->patches.data;
+    e.u = (T *)a->u.data;
+    e.patches = (T *)a->patches.data;
     e.mean = (float *)a->mean.data;
     e.std = (float *)a->std.data;
-    e.weight = (const real16 *)a->weight.data;
+    e.weight = (const T *)a->weight.data;
     e.bias = (const float *)a->bias.data;
     e.position = (const float *)a->position.data;
     e.state = a->state;
@@ -375,15 +373,20 @@ enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, const struct ps
     e.by_patch = ps_divisor_make(patch % 8 == 0 ? patch / 8 : patch);
     const unsigned blocks = (unsigned)(a->batch * e.tiles);
     const bool narrow = e.groups == 1;
-    return patch <= 16   ? narrow ? launch_embedding<1, 1>(c, op, blocks, &e) : launch_embedding<1, 2>(c, op, blocks, &e)
-             : patch <= 32 ? narrow ? launch_embedding<2, 1>(c, op, blocks, &e) : launch_embedding<2, 2>(c, op, blocks, &e)
-                           : launch_embedding<4, 1>(c, op, blocks, &e);
+    return patch <= 16   ? narrow ? launch_embedding<T, 1, 1>(c, op, blocks, &e) : launch_embedding<T, 1, 2>(c, op, blocks, &e)
+             : patch <= 32 ? narrow ? launch_embedding<T, 2, 1>(c, op, blocks, &e) : launch_embedding<T, 2, 2>(c, op, blocks, &e)
+                           : launch_embedding<T, 4, 1>(c, op, blocks, &e);
+}
+
+extern "C" enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, const struct ps_embed_forward *a)
+{
+    return k->real == PS_F16 ? embed_forward<ps_fp16>(k, a) : embed_forward<ps_bf16>(k, a);
 }
 
 /* ---- backward ---- */
 
-struct embed_grad {
-    const real16 *du, *patches;
+template <typename T> struct embed_grad {
+    const T *du, *patches;
     float *position, *product; /* partial sums [shares, N d], [shares N, (P + 1) d] */
     int sequences, count /* N */, d, patch;
     int stages, share;           /* of all the sequences; that a block takes */
@@ -418,9 +421,9 @@ template <int W> static __device__ __forceinline__ int piece_at(int row, int c)
 }
 
 /* 8 (NT - 1) >= P. Grid (share, n, side), sides fastest. No warp waits for another before the sums. */
-template <int CT, int NT>
+template <typename T, int CT, int NT>
 static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
-    embed_gradients(const __grid_constant__ struct embed_grad e)
+    embed_gradients(const __grid_constant__ struct embed_grad<T> e)
 {
     typedef grad_shape<CT, NT> shape;
     constexpr int loads = 4, apart = 16 / CT /* rows from one of a lane's loads to the next */, pieces = shape::pieces;
@@ -439,7 +442,7 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
     __syncwarp();
     const int wide = e.count * e.d, stride = e.down * shape::rows; /* sequences from a stage of the warp to its next */
     int stage = begin + warp / e.across, left = e.sequences - (stage * shape::rows + row); /* sequences from the lane's first on */
-    const real16 *from = e.du + (int64_t)(stage * shape::rows + row) * wide + n * e.d + column;
+    const T *from = e.du + (int64_t)(stage * shape::rows + row) * wide + n * e.d + column;
     uint32_t octet = (uint32_t)(stage * shape::rows + row) * (uint32_t)(wide / 8) + (uint32_t)(n * e.d + column) / 8;
     uint4 words[loads];
     const auto fetch = [&](bool there) {
@@ -466,8 +469,7 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
             for (int i = lane; i < shape::rows * e.patch; i += 32) {
                 const int s = (int)ps_divide(i, e.by_pieces), c = i - s * e.patch;
                 if (s0 + s < e.sequences) {
-                    ((real16 *)(to + piece_at<pieces>(s, c / 8)))[c % 8] =
-                        e.patches[((int64_t)(s0 + s) * e.count + n) * e.patch + c];
+                    ((T *)(to + piece_at<pieces>(s, c / 8)))[c % 8] = e.patches[((int64_t)(s0 + s) * e.count + n) * e.patch + c];
                 }
             }
         }
@@ -522,9 +524,9 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
                     ps_ldmatrix4_transposed(a, masked + piece_at<2 * CT>(k + lane % 8 + lane / 16 * 8, 2 * m + lane / 8 % 2));
 #pragma unroll
                     for (int j = 0; j < pieces; j++) {
-                        ps_mma16(sums[m][j], a, right[j][0], right[j][1], sums[m][j]);
+                        ps_mma16<T>(sums[m][j], a, right[j][0], right[j][1], sums[m][j]);
                     }
-                    ps_mma16(sums[m][pieces], a, PS_REAL16_ONES, PS_REAL16_ONES, sums[m][pieces]);
+                    ps_mma16<T>(sums[m][pieces], a, ps_ones_of<T>, ps_ones_of<T>, sums[m][pieces]);
                 }
             }
             __syncwarp();
@@ -569,9 +571,9 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
     }
 }
 
-template <int CT, int NT>
+template <typename T, int CT, int NT>
 static enum ps_status launch_gradients(const struct ps_cuda_context *c, const char *op, const struct ps_embed_backward *a,
-                                       struct embed_grad *e)
+                                       struct embed_grad<T> *e)
 {
     typedef grad_shape<CT, NT> shape;
     const int tiles = (e->d + 16 * CT - 1) / (16 * CT);
@@ -593,8 +595,9 @@ static enum ps_status launch_gradients(const struct ps_cuda_context *c, const ch
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): patches of %d need %zu bytes of shared memory", op, e->patch, bytes);
     }
     PS_TRY(ps_cuda_check(
-        cudaFuncSetAttribute((const void *)embed_gradients<CT, NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
-    ps_cuda_launch(c, embed_gradients<CT, NT>, (unsigned)(parts * e->sides), shape::threads, bytes, *e);
+        cudaFuncSetAttribute((const void *)embed_gradients<T, CT, NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+        op));
+    ps_cuda_launch(c, embed_gradients<T, CT, NT>, (unsigned)(parts * e->sides), shape::threads, bytes, *e);
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
     const struct ps_cuda_columns jobs[2] = {
         {(float *)a->d_position.data, (float *)a->d_position.data, positions, e->position, shares, positions},
@@ -602,11 +605,11 @@ static enum ps_status launch_gradients(const struct ps_cuda_context *c, const ch
     return ps_cuda_add_columns(c, op, jobs, 2);
 }
 
-enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, const struct ps_embed_backward *a)
+template <typename T> static enum ps_status embed_backward(const struct ps_kernels *k, const struct ps_embed_backward *a)
 {
     const char *op = "embed_backward";
     const struct ps_cuda_context *c = ps_cuda(k);
-    struct embed_grad e = {};
+    embed_grad<T> e = {};
     const int64_t d = ps_tensor_count(&a->d_bias), patch = ps_cuda_width(&a->patches), positions = ps_tensor_count(&a->d_position),
                   elements = ps_tensor_count(&a->du);
     if (d < 8 || d % 8 != 0 || d > 4096 || patch < 1 || patch > 80 || positions < d || positions % d != 0 ||
@@ -618,8 +621,8 @@ enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, const struct p
     }
     e.sequences = (int)(elements / positions);
     e.count = (int)(positions / d);
-    PS_TRY(ps_cuda_expect(op, "du", &a->du, PS_REAL16, elements));
-    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, PS_REAL16, elements / d * patch));
+    PS_TRY(ps_cuda_expect(op, "du", &a->du, ps_type_of<T>, elements));
+    PS_TRY(ps_cuda_expect(op, "patches", &a->patches, ps_type_of<T>, elements / d * patch));
     PS_TRY(ps_cuda_expect(op, "d_weight", &a->d_weight, PS_F32, patch * d));
     PS_TRY(ps_cuda_expect(op, "d_bias", &a->d_bias, PS_F32, d));
     PS_TRY(ps_cuda_expect(op, "d_position", &a->d_position, PS_F32, positions));
@@ -632,17 +635,20 @@ enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, const struct p
     if (elements == 0) {
         return PS_OK;
     }
-    e.du = (const real16 *)a->du.data;
-    e.patches = (const real16 *)a->patches.data;
+    e.du = (const T *)a->du.data;
+    e.patches = (const T *)a->patches.data;
     e.d = (int)d;
     e.patch = (int)patch;
     e.by_vectors = patch % 8 == 0;
     e.by_pieces = ps_divisor_make(patch);
     e.dropout = a->dropout;
-    return patch > 32   ? launch_gradients<1, 11>(c, op, a, &e)
-           : patch > 16 ? launch_gradients<2, 5>(c, op, a, &e)
-           : d > 16     ? launch_gradients<2, 3>(c, op, a, &e)
-                        : launch_gradients<1, 3>(c, op, a, &e);
+    return patch > 32   ? launch_gradients<T, 1, 11>(c, op, a, &e)
+           : patch > 16 ? launch_gradients<T, 2, 5>(c, op, a, &e)
+           : d > 16     ? launch_gradients<T, 2, 3>(c, op, a, &e)
+                        : launch_gradients<T, 1, 3>(c, op, a, &e);
 }
 
-} // namespace PS_REAL16_SPACE
+extern "C" enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, const struct ps_embed_backward *a)
+{
+    return k->real == PS_F16 ? embed_backward<ps_fp16>(k, a) : embed_backward<ps_bf16>(k, a);
+}

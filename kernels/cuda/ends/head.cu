@@ -14,18 +14,14 @@
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 
-namespace PS_REAL16_SPACE
-{
-
 static const int block = 256, warps = block / 32, group = PS_PARTIAL_ROWS;
 
 /* ---- head_step ---- */
 
-#ifndef PS_COMPILE_TF32
-struct head_step {
-    struct ps_cuda_loss loss;
-    real16 *dz;
-    const real16 *z, *weight;
+template <typename T> struct head_step {
+    struct ps_cuda_loss<T> loss;
+    T *dz;
+    const T *z, *weight;
     int k /* even */, steps /* of 16 rows of the weight */;
     bool by_vectors; /* weight is copied by 16 bytes */
     struct ps_divisor by_horizon;
@@ -35,30 +31,31 @@ template <int H> struct head_shape {
     static constexpr int columns = 16 * H, weight_pitch = columns + 8, part_pitch = columns + 4;
     static size_t bytes(int rows)
     {
-        return ((size_t)rows * weight_pitch + group * weight_pitch) * sizeof(real16) +
+        return ((size_t)rows * weight_pitch + group * weight_pitch) * sizeof(uint16_t) +
                (size_t)warps * group * part_pitch * sizeof(float);
     }
 };
 
 /* 16 H >= horizon. A block a group of sequences. Shared memory: W_h [steps * 16][pitch], dx [16][pitch], the warps' parts of x
  * [warps][16][pitch]. */
-template <int H> static __global__ void __launch_bounds__(block, 1) head_block(const __grid_constant__ struct head_step e)
+template <typename T, int H>
+static __global__ void __launch_bounds__(block, 1) head_block(const __grid_constant__ struct head_step<T> e)
 {
     typedef head_shape<H> shape;
     extern __shared__ uint4 shared[];
     __shared__ double squares[warps];
-    const struct ps_cuda_loss &l = e.loss;
+    const struct ps_cuda_loss<T> &l = e.loss;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
     const int64_t first = (int64_t)blockIdx.x * group;
     const int steps = e.steps, rows = steps * 16;
-    real16 *weight = (real16 *)shared, *dx = weight + rows * shape::weight_pitch;
+    T *weight = (T *)shared, *dx = weight + rows * shape::weight_pitch;
     float *parts = (float *)(dx + group * shape::weight_pitch);
     if (e.by_vectors) {
         /* A thread copies one of the pieces of every row that it comes to. */
         constexpr int pieces = shape::columns / 8, at_once = block / pieces;
         const int column = threadIdx.x % pieces * 8, begin = threadIdx.x / pieces;
-        real16 *to = weight + begin * shape::weight_pitch + column;
-        const real16 *from = e.weight + (int64_t)begin * l.horizon + column;
+        T *to = weight + begin * shape::weight_pitch + column;
+        const T *from = e.weight + (int64_t)begin * l.horizon + column;
         for (int row = begin < at_once ? begin : rows; row < rows; row += at_once) {
             if (row < e.k && column < l.horizon) {
                 ps_copy_async(to, from);
@@ -107,7 +104,7 @@ template <int H> static __global__ void __launch_bounds__(block, 1) head_block(c
     }
     ps_grid_begin();
     const bool inside[2] = {first + g < l.sequences, first + g + 8 < l.sequences};
-    const real16 *z[2] = {e.z + (first + g) * e.k + 2 * q, e.z + (first + g + 8) * e.k + 2 * q};
+    const T *z[2] = {e.z + (first + g) * e.k + 2 * q, e.z + (first + g + 8) * e.k + 2 * q};
     constexpr int ahead = 6;
     uint32_t a[ahead][4];
     auto fetch = [&](int from) {
@@ -145,8 +142,8 @@ template <int H> static __global__ void __launch_bounds__(block, 1) head_block(c
                 for (int h = 0; h < H; h++) {
                     uint32_t b[4];
                     ps_ldmatrix4_transposed(b, weight + (step * 16 + lane % 16) * shape::weight_pitch + h * 16 + lane / 16 * 8);
-                    ps_mma16(sum[2 * h], a[i], b[0], b[1], sum[2 * h]);
-                    ps_mma16(sum[2 * h + 1], a[i], b[2], b[3], sum[2 * h + 1]);
+                    ps_mma16<T>(sum[2 * h], a[i], b[0], b[1], sum[2 * h]);
+                    ps_mma16<T>(sum[2 * h + 1], a[i], b[2], b[3], sum[2 * h + 1]);
                 }
             }
         }
@@ -212,35 +209,34 @@ template <int H> static __global__ void __launch_bounds__(block, 1) head_block(c
         for (int h = 0; h < H; h++) {
             uint32_t b[4]; /* columns step * 16 .. + 15 of W_h' */
             ps_ldmatrix4(b, weight + (step * 16 + lane % 8 + lane / 16 * 8) * shape::weight_pitch + h * 16 + lane / 8 % 2 * 8);
-            ps_mma16(out[0], left[h], b[0], b[1], out[0]);
-            ps_mma16(out[1], left[h], b[2], b[3], out[1]);
+            ps_mma16<T>(out[0], left[h], b[0], b[1], out[0]);
+            ps_mma16<T>(out[1], left[h], b[2], b[3], out[1]);
         }
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const int column = step * 16 + j * 8 + 2 * q;
             if (column < e.k) {
                 if (inside[0]) {
-                    *(uint32_t *)(e.dz + (first + g) * e.k + column) = ps_pack(out[j][0], out[j][1]);
+                    *(uint32_t *)(e.dz + (first + g) * e.k + column) = ps_pack<T>(out[j][0], out[j][1]);
                 }
                 if (inside[1]) {
-                    *(uint32_t *)(e.dz + (first + g + 8) * e.k + column) = ps_pack(out[j][2], out[j][3]);
+                    *(uint32_t *)(e.dz + (first + g + 8) * e.k + column) = ps_pack<T>(out[j][2], out[j][3]);
                 }
             }
         }
     }
 }
 
-#endif
-
 /* What both ways check. */
+template <typename T>
 static enum ps_status loss_make(const char *op, const struct ps_tensor *dx, const struct ps_tensor *partials,
                                 const struct ps_tensor *bias, const struct ps_tensor *mean, const struct ps_tensor *std,
                                 const struct ps_tensor *targets, const struct ps_tensor *indices, const struct ps_step_state *state,
-                                int64_t batch, double gradient_scale, struct ps_cuda_loss *l)
+                                int64_t batch, double gradient_scale, struct ps_cuda_loss<T> *l)
 {
     PS_TRY(ps_windows_make(op, "targets", targets, indices, state, batch, &l->windows));
     const int64_t channels = targets->size[1], horizon = targets->size[2], sequences = batch * channels;
-    PS_TRY(ps_cuda_expect(op, "dx", dx, PS_REAL16, sequences * horizon));
+    PS_TRY(ps_cuda_expect(op, "dx", dx, ps_type_of<T>, sequences * horizon));
     PS_TRY(ps_cuda_expect(op, "partials", partials, PS_F64, (sequences + group - 1) / group * (horizon + 1)));
     PS_TRY(ps_cuda_expect(op, "bias", bias, PS_F32, horizon));
     PS_TRY(ps_cuda_expect(op, "mean", mean, PS_F32, sequences));
@@ -250,7 +246,7 @@ static enum ps_status loss_make(const char *op, const struct ps_tensor *dx, cons
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld sequences, %lld steps ahead: up to 1024 are served", op,
                        (long long)sequences, (long long)horizon);
     }
-    l->dx = (ps_real *)dx->data;
+    l->dx = (T *)dx->data;
     l->partials = (double *)partials->data;
     l->bias = (const float *)bias->data;
     l->mean = (const float *)mean->data;
@@ -264,8 +260,8 @@ static enum ps_status loss_make(const char *op, const struct ps_tensor *dx, cons
     return PS_OK;
 }
 
-#ifndef PS_COMPILE_TF32
-template <int H> static enum ps_status launch_head(const struct ps_cuda_context *c, const char *op, const struct head_step *e)
+template <typename T, int H>
+static enum ps_status launch_head(const struct ps_cuda_context *c, const char *op, const struct head_step<T> *e)
 {
     const size_t bytes = head_shape<H>::bytes(e->steps * 16);
     if (bytes > (size_t)c->shared_bytes - 1024) {
@@ -280,46 +276,49 @@ template <int H> static enum ps_status launch_head(const struct ps_cuda_context 
     if (e->loss.sequences == 0) {
         return PS_OK;
     }
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)head_block<H>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                         op));
-    ps_cuda_launch(c, head_block<H>, ps_cuda_blocks(e->loss.sequences, group), block, bytes, *e);
+    PS_TRY(ps_cuda_check(
+        cudaFuncSetAttribute((const void *)head_block<T, H>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
+    ps_cuda_launch(c, head_block<T, H>, ps_cuda_blocks(e->loss.sequences, group), block, bytes, *e);
     PS_CUDA_LAUNCHED(op);
 }
 
-enum ps_status ps_cuda_head_step(const struct ps_kernels *k, const struct ps_head_step *a)
+template <typename T> static enum ps_status step(const struct ps_kernels *k, const struct ps_head_step *a)
 {
     const char *op = "head_step";
-    struct head_step e = {};
+    head_step<T> e = {};
     PS_TRY(loss_make(op, &a->dx, &a->partials, &a->bias, &a->mean, &a->std, &a->targets, &a->indices, a->state, a->batch,
                      a->gradient_scale, &e.loss));
     const int64_t width = ps_cuda_width(&a->z), horizon = e.loss.horizon;
-    PS_TRY(ps_cuda_expect(op, "z", &a->z, PS_REAL16, e.loss.sequences * width));
-    PS_TRY(ps_cuda_expect(op, "dz", &a->dz, PS_REAL16, e.loss.sequences * width));
-    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, PS_REAL16, width * horizon));
+    PS_TRY(ps_cuda_expect(op, "z", &a->z, ps_type_of<T>, e.loss.sequences * width));
+    PS_TRY(ps_cuda_expect(op, "dz", &a->dz, ps_type_of<T>, e.loss.sequences * width));
+    PS_TRY(ps_cuda_expect(op, "weight", &a->weight, ps_type_of<T>, width * horizon));
     if (width % 2 != 0 || width > 65536 || horizon > 96 || (uintptr_t)a->z.data % 4 != 0 || (uintptr_t)a->dz.data % 4 != 0) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a weight of %lld x %lld: an even number of rows and up to 96 columns are served",
                        op, (long long)width, (long long)horizon);
     }
-    e.dz = (real16 *)a->dz.data;
-    e.z = (const real16 *)a->z.data;
-    e.weight = (const real16 *)a->weight.data;
+    e.dz = (T *)a->dz.data;
+    e.z = (const T *)a->z.data;
+    e.weight = (const T *)a->weight.data;
     e.k = (int)width;
     e.steps = (e.k + 15) / 16;
     e.by_horizon = ps_divisor_make(horizon);
     e.by_vectors = horizon % 8 == 0 && ps_cuda_aligned(&a->weight);
     const struct ps_cuda_context *c = ps_cuda(k);
-    return horizon <= 16   ? launch_head<1>(c, op, &e)
-           : horizon <= 32 ? launch_head<2>(c, op, &e)
-           : horizon <= 48 ? launch_head<3>(c, op, &e)
-                           : launch_head<6>(c, op, &e);
+    return horizon <= 16   ? launch_head<T, 1>(c, op, &e)
+           : horizon <= 32 ? launch_head<T, 2>(c, op, &e)
+           : horizon <= 48 ? launch_head<T, 3>(c, op, &e)
+                           : launch_head<T, 6>(c, op, &e);
 }
 
-#endif
+extern "C" enum ps_status ps_cuda_head_step(const struct ps_kernels *k, const struct ps_head_step *a)
+{
+    return k->real == PS_F16 ? step<ps_fp16>(k, a) : step<ps_bf16>(k, a);
+}
 
 /* ---- window_loss ---- */
 
 /* A block 16 sequences, a warp two of them. Shared memory: sums [warps][horizon]. */
-static __global__ void __launch_bounds__(block) loss_block(const __grid_constant__ struct ps_cuda_loss l)
+template <typename T> static __global__ void __launch_bounds__(block) loss_block(const __grid_constant__ struct ps_cuda_loss<T> l)
 {
     extern __shared__ float sums[];
     __shared__ double squares[warps];
@@ -387,10 +386,10 @@ static __global__ void __launch_bounds__(block) loss_block(const __grid_constant
     }
 }
 
-enum ps_status ps_cuda_window_loss(const struct ps_kernels *k, const struct ps_window_loss *a)
+template <typename T> static enum ps_status window_loss(const struct ps_kernels *k, const struct ps_window_loss *a)
 {
     const char *op = "window_loss";
-    struct ps_cuda_loss l = {};
+    ps_cuda_loss<T> l = {};
     PS_TRY(loss_make(op, &a->dx, &a->partials, &a->bias, &a->mean, &a->std, &a->targets, &a->indices, a->state, a->batch,
                      a->gradient_scale, &l));
     PS_TRY(ps_cuda_expect(op, "x", &a->x, PS_F32, l.sequences * l.horizon));
@@ -398,9 +397,14 @@ enum ps_status ps_cuda_window_loss(const struct ps_kernels *k, const struct ps_w
         return PS_OK;
     }
     l.x = (const float *)a->x.data;
-    ps_cuda_launch(ps_cuda(k), loss_block, ps_cuda_blocks(l.sequences, group), block, (size_t)(warps * l.horizon) * sizeof(float),
-                   l);
+    ps_cuda_launch(ps_cuda(k), loss_block<T>, ps_cuda_blocks(l.sequences, group), block,
+                   (size_t)(warps * l.horizon) * sizeof(float), l);
     PS_CUDA_LAUNCHED(op);
+}
+
+extern "C" enum ps_status ps_cuda_window_loss(const struct ps_kernels *k, const struct ps_window_loss *a)
+{
+    return PS_BY_ANY_REAL(k, window_loss, k, a);
 }
 
 /* ---- head_sums ---- */
@@ -425,7 +429,7 @@ static __global__ void __launch_bounds__(block) add_head(float *d_bias, struct p
     }
 }
 
-enum ps_status ps_cuda_head_sums(const struct ps_kernels *k, const struct ps_head_sums *a)
+extern "C" enum ps_status ps_cuda_head_sums(const struct ps_kernels *k, const struct ps_head_sums *a)
 {
     const char *op = "head_sums";
     const int64_t horizon = ps_tensor_count(&a->d_bias), rows = a->partials.rank > 0 ? a->partials.size[0] : 0;
@@ -440,5 +444,3 @@ enum ps_status ps_cuda_head_sums(const struct ps_kernels *k, const struct ps_hea
                    (double)a->batch / ((double)a->sequences * (double)horizon), a->batch);
     PS_CUDA_LAUNCHED(op);
 }
-
-} // namespace PS_REAL16_SPACE

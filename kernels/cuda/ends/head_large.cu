@@ -18,9 +18,6 @@
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
-namespace PS_REAL16_SPACE
-{
-
 enum {
     ROWS = 128, /* sequences of a tile */
     COLUMNS = 96,
@@ -41,10 +38,10 @@ struct meeting {
     unsigned arrived, met;
 };
 
-struct arguments {
+template <typename T> struct arguments {
     CUtensorMap z, low, high; /* boxes: of z 64 x 128, of the weight 64 x 64 and 32 x 64 */
-    struct ps_cuda_loss loss;
-    real16 *dz;
+    struct ps_cuda_loss<T> loss;
+    T *dz;
     float *parts;             /* [tiles][slices][128][96] */
     struct meeting *meetings; /* [tiles] */
     int k, slices, chunks /* of a slice */;
@@ -118,12 +115,13 @@ template <int N> static __device__ __forceinline__ void parts_store(float *to, c
 /* Grid: tiles * slices, no more than there are multiprocessors, since the blocks of a tile wait for one another. Four warpgroups:
  * two halves of 64 sequences by two sides, of the steps ahead (64 and 32), later of the weight's rows. Shared memory: W_h's first
  * 64 columns and the others in panels, stages of z, what is aside. */
-static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_constant__ struct arguments e)
+template <typename T>
+static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_constant__ struct arguments<T> e)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     __shared__ double squares[THREADS / 32];
     __shared__ uint64_t barriers[STAGES + 1];
-    const struct ps_cuda_loss &l = e.loss;
+    const struct ps_cuda_loss<T> &l = e.loss;
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), g = lane / 4, q = lane % 4;
     const int half = warp / 8, side = warp / 4 % 2, own_row = 64 * half + warp % 4 * 16 + g, horizon = l.horizon;
     const int slice = (int)blockIdx.x % e.slices, tile = (int)blockIdx.x / e.slices;
@@ -202,13 +200,13 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
             const uint32_t right = ps_wgmma_place(low_address + chunk * LOW_BYTES);
 #pragma unroll
             for (int k = 0; k < CHUNK / 16; k++) {
-                ps_wgmma<real16, 0, 1>(x_low, ps_wgmma_operand(left, 32 * k), ps_wgmma_operand(right, 2048 * k), 1);
+                ps_wgmma<T, 0, 1>(x_low, ps_wgmma_operand(left, 32 * k), ps_wgmma_operand(right, 2048 * k), 1);
             }
         } else {
             const uint32_t right = ps_wgmma_place(high_address + chunk * HIGH_BYTES);
 #pragma unroll
             for (int k = 0; k < CHUNK / 16; k++) {
-                ps_wgmma<real16, 0, 1>(x_high, ps_wgmma_operand(left, 32 * k), narrow_operand(right, 1024 * k), 1);
+                ps_wgmma<T, 0, 1>(x_high, ps_wgmma_operand(left, 32 * k), narrow_operand(right, 1024 * k), 1);
             }
         }
         ps_wgmma_commit();
@@ -300,11 +298,11 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
         ps_wgmma_begin();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            ps_wgmma<real16>(out, ps_wgmma_operand(dx_low, 32 * k), ps_wgmma_operand(low_right, 32 * k), 1);
+            ps_wgmma<T>(out, ps_wgmma_operand(dx_low, 32 * k), ps_wgmma_operand(low_right, 32 * k), 1);
         }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            ps_wgmma<real16>(out, narrow_operand(dx_high, 32 * k), narrow_operand(high_right, 32 * k), 1);
+            ps_wgmma<T>(out, narrow_operand(dx_high, 32 * k), narrow_operand(high_right, 32 * k), 1);
         }
         ps_wgmma_commit();
         ps_wgmma_wait<0>();
@@ -315,7 +313,7 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
             uint32_t words[4];
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                words[j] = ps_pack(out[n + j][2 * second], out[n + j][2 * second + 1]);
+                words[j] = ps_pack<T>(out[n + j][2 * second], out[n + j][2 * second + 1]);
             }
             ps_quad_transpose(words);
             const int64_t s = (int64_t)tile * ROWS + own_row + 8 * second;
@@ -326,7 +324,7 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
     }
 }
 
-/* Of a real16 tensor [rows, columns]: boxes of `tall` rows and `wide` columns, in panels of so many columns. */
+/* Of a tensor of 16 bits [rows, columns]: boxes of `tall` rows and `wide` columns, in panels of so many columns. */
 static enum ps_status map_of(CUtensorMap *map, const void *tensor, int64_t rows, int64_t columns, int tall, int wide)
 {
     void *function = NULL;
@@ -344,12 +342,13 @@ static enum ps_status map_of(CUtensorMap *map, const void *tensor, int64_t rows,
     return PS_OK;
 }
 
-enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_loss *loss, real16 *dz,
-                                  const real16 *z, const real16 *weight, int k)
+template <typename T>
+enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_loss<T> *loss, T *dz,
+                                  const T *z, const T *weight, int k)
 {
     const int chunks = (k + CHUNK - 1) / CHUNK, rest = STAGES * STAGE_BYTES + ASIDE_BYTES;
     const int most = (c->shared_bytes - 1024 - rest) / (LOW_BYTES + HIGH_BYTES); /* of a slice */
-    struct arguments e = {};
+    arguments<T> e = {};
     e.loss = *loss;
     e.dz = dz;
     e.k = k;
@@ -376,10 +375,15 @@ enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *o
     PS_TRY(ps_cuda_workspace(c, op, (size_t)blocks * ROWS * COLUMNS * sizeof(float)));
     e.parts = (float *)c->workspace;
     e.meetings = (struct meeting *)(c->done + 2);
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)head_slices, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                         op));
-    ps_cuda_launch(c, head_slices, (unsigned)blocks, THREADS, bytes, e);
+    PS_TRY(ps_cuda_check(
+        cudaFuncSetAttribute((const void *)head_slices<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
+    ps_cuda_launch(c, head_slices<T>, (unsigned)blocks, THREADS, bytes, e);
     PS_CUDA_LAUNCHED(op);
 }
 
-} // namespace PS_REAL16_SPACE
+template enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *op,
+                                           const struct ps_cuda_loss<ps_bf16> *loss, ps_bf16 *dz, const ps_bf16 *z,
+                                           const ps_bf16 *weight, int k);
+template enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *op,
+                                           const struct ps_cuda_loss<ps_fp16> *loss, ps_fp16 *dz, const ps_fp16 *z,
+                                           const ps_fp16 *weight, int k);
