@@ -42,7 +42,7 @@ struct seat {
     int lane, g, q, warp, group; /* the warp in its warpgroup; the warpgroup */
     __device__ __forceinline__ seat()
     {
-        const int all = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); /* said to be one for the warp */
+        const int all = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0); /* a uniform register */
         lane = (int)threadIdx.x % 32;
         g = lane / 4;
         q = lane % 4;
@@ -470,7 +470,7 @@ static __device__ __forceinline__ void as_left(uint32_t (&left)[4][4], const flo
     }
 }
 
-/* Vectors to shared memory, by all threads before the ring's barrier. */
+/* Copies a vector to shared memory; all threads, before the ring's barrier. */
 static __device__ __forceinline__ void stage_vector(float *to, const float *from, int count)
 {
     for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) {
@@ -544,7 +544,7 @@ static __device__ __forceinline__ int turns_of(int64_t rows)
     return (tiles_of(rows, TILE) - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x;
 }
 
-/* Rows [.., columns] of a tile to L2, while the warpgroups have the one before in hand. */
+/* Brings rows [.., columns] of a tile to L2, while the warpgroups work on the tile before. */
 template <typename T> static __device__ __forceinline__ void prefetch_tile(int64_t tile, int64_t rows, const T *from, int columns)
 {
     const int64_t row0 = tile * TILE;

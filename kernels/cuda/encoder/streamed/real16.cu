@@ -74,6 +74,12 @@ static int group_of(const struct layer *l)
     return (int)(ROWS / l->patches);
 }
 
+/* Tiles of a layer. */
+static int64_t tiles_of(const struct layer *l)
+{
+    return (l->sequences + group_of(l) - 1) / group_of(l);
+}
+
 static enum ps_status supported(const struct layer *l)
 {
     const int64_t d = l->d_model, e = l->n_heads > 0 && d % l->n_heads == 0 ? d / l->n_heads : 0;
@@ -119,7 +125,7 @@ struct kept_places {
 
 static struct kept_places kept_places_of(const struct layer *l)
 {
-    const size_t rows = (size_t)(l->sequences * l->patches), tiles = (size_t)((l->sequences + group_of(l) - 1) / group_of(l));
+    const size_t rows = (size_t)(l->sequences * l->patches), tiles = (size_t)tiles_of(l);
     struct kept_places places = {};
     places.attention = l->hidden.threshold ? rows * 2 * sizeof(uint32_t) * (size_t)((l->d_ff + CHUNK - 1) / CHUNK) : 0;
     places.output = places.attention + (l->attention.threshold ? tiles * THREADS * sizeof(uint32_t) : 0);
@@ -158,20 +164,35 @@ static enum ps_status arguments_of(const struct layer *l, struct arguments *argu
     return PS_OK;
 }
 
+/* What depends on the launch, which takes this many tiles of the layer, from tile `first` on. */
+static void arguments_tiles(struct arguments *p, const struct layer *l, int64_t first, int64_t tiles)
+{
+    const int64_t before = first * p->group, rest = l->sequences - before;
+    p->sequences = (int)(rest < tiles * p->group ? rest : tiles * p->group);
+    p->first = before * l->patches;
+    p->first_tile = (int)first;
+}
+
 typedef void forward_kernel(const struct arguments);
 typedef void backward_kernel(const struct arguments, const struct gradient_arguments);
 
-template <int E> static forward_kernel *forward_for(int64_t N)
+/* By heads of 8, 16 and 32 columns (8, 16 and 32 divided by 16 are the rows), and sequences of up to 16, 32, 48 and 64 patches. */
+static forward_kernel *forward_of(const struct layer *l)
 {
-    static forward_kernel *const kernels[4] = {layer_forward<1, E>, layer_forward<2, E>, layer_forward<3, E>, layer_forward<4, E>};
-    return kernels[(N - 1) / 16];
+    static forward_kernel *const kernels[3][4] = {
+        {layer_forward<1, 8>, layer_forward<2, 8>, layer_forward<3, 8>, layer_forward<4, 8>},
+        {layer_forward<1, 16>, layer_forward<2, 16>, layer_forward<3, 16>, layer_forward<4, 16>},
+        {layer_forward<1, 32>, layer_forward<2, 32>, layer_forward<3, 32>, layer_forward<4, 32>}};
+    return kernels[l->d_model / l->n_heads / 16][(l->patches - 1) / 16];
 }
 
-template <int E> static backward_kernel *backward_for(int64_t N)
+static backward_kernel *backward_of(const struct layer *l)
 {
-    static backward_kernel *const kernels[4] = {layer_backward<1, E>, layer_backward<2, E>, layer_backward<3, E>,
-                                                layer_backward<4, E>};
-    return kernels[(N - 1) / 16];
+    static backward_kernel *const kernels[3][4] = {
+        {layer_backward<1, 8>, layer_backward<2, 8>, layer_backward<3, 8>, layer_backward<4, 8>},
+        {layer_backward<1, 16>, layer_backward<2, 16>, layer_backward<3, 16>, layer_backward<4, 16>},
+        {layer_backward<1, 32>, layer_backward<2, 32>, layer_backward<3, 32>, layer_backward<4, 32>}};
+    return kernels[l->d_model / l->n_heads / 16][(l->patches - 1) / 16];
 }
 
 static enum ps_status shared_bytes(const void *kernel, int bytes)
@@ -187,18 +208,14 @@ static enum ps_status forward_layer(const struct layer *l, void *y)
     struct arguments p;
     PS_TRY(arguments_of(l, &p));
     p.y = (real16 *)y;
-    const int64_t e = l->d_model / l->n_heads, tiles = (l->sequences + p.group - 1) / p.group, all = l->context->multiprocessors;
-    forward_kernel *kernel = e == 8    ? forward_for<8>(l->patches)
-                             : e == 16 ? forward_for<16>(l->patches)
-                                       : forward_for<32>(l->patches);
+    const int64_t tiles = tiles_of(l), all = l->context->multiprocessors;
+    forward_kernel *const kernel = forward_of(l);
     PS_TRY(shared_bytes((const void *)kernel, FORWARD_BYTES));
     /* Two launches of whole waves, so that blocks of the next fill those that are left empty by the last one of a layer. */
     const int64_t waves = (tiles + all - 1) / all, most = (waves + 1) / 2 * all;
     for (int64_t first = 0; first < tiles; first += most) {
-        const int64_t mine = tiles - first < most ? tiles - first : most, sequences = first * p.group;
-        p.sequences = (int)(l->sequences - sequences < mine * p.group ? l->sequences - sequences : mine * p.group);
-        p.first = sequences * l->patches;
-        p.first_tile = (int)first;
+        const int64_t mine = tiles - first < most ? tiles - first : most;
+        arguments_tiles(&p, l, first, mine);
         p.blocks = (int)(mine < all ? mine : all);
         p.wait = waves == 1 || (first == 0 && l->number + 1 == l->layers);
         ps_cuda_launch(l->context, kernel, (unsigned)p.blocks, THREADS, FORWARD_BYTES, p);
@@ -246,7 +263,7 @@ static struct plan plan_of(const struct layer *l)
     plan.gradient_blocks = plan.slices * (plan.jobs - 1) + plan.most_slices;
     plan.blocks = all > plan.gradient_blocks ? all - plan.gradient_blocks : 1;
     plan.last_slices = all / plan.jobs > plan.most_slices ? all / plan.jobs : plan.most_slices;
-    const int64_t tiles = (l->sequences + group_of(l) - 1) / group_of(l), fit = ((int64_t)351 << 20) / (3 * tile);
+    const int64_t tiles = tiles_of(l), fit = ((int64_t)351 << 20) / (3 * tile);
     const int64_t three = 3 * plan.blocks, most = three < fit ? three : fit;
     plan.chunks = (int)((tiles + most - 1) / most);
     plan.tiles = (int)((tiles + plan.chunks - 1) / plan.chunks);
@@ -285,7 +302,7 @@ static struct gradient_arguments gradients_of(const struct layer *l, const struc
 {
     const struct operands o = operands_of(plan, workspace, n);
     const int panels = ((int)l->d_ff + 63) / 64, chunk = (int)(n % plan.chunks);
-    const int64_t tiles = (l->sequences + group_of(l) - 1) / group_of(l), number = n / plan.chunks;
+    const int64_t tiles = tiles_of(l), number = n / plan.chunks;
     struct gradient_arguments g = {};
     g.d = (int)l->d_model;
     g.f = (int)l->d_ff;
@@ -329,11 +346,9 @@ static enum ps_status backward_layer(const struct layer *l, void *du, const void
 {
     PS_TRY(supported(l));
     const struct plan plan = plan_of(l);
-    const int64_t e = l->d_model / l->n_heads, tiles = (l->sequences + group_of(l) - 1) / group_of(l), number = l->number;
+    const int64_t tiles = tiles_of(l), number = l->number;
     const int all = l->context->multiprocessors;
-    backward_kernel *kernel = e == 8    ? backward_for<8>(l->patches)
-                              : e == 16 ? backward_for<16>(l->patches)
-                                        : backward_for<32>(l->patches);
+    backward_kernel *const kernel = backward_of(l);
     PS_TRY(shared_bytes((const void *)kernel, BACKWARD_BYTES));
     char *w = (char *)workspace;
     struct arguments p;
@@ -342,12 +357,10 @@ static enum ps_status backward_layer(const struct layer *l, void *du, const void
     p.du = (real16 *)du;
     int norm_blocks[2] = {}; /* of this layer's even and odd chunks */
     for (int chunk = 0; chunk < plan.chunks; chunk++) {
-        const int64_t n = number * plan.chunks + chunk, first = (int64_t)chunk * plan.tiles, sequences = first * p.group;
+        const int64_t n = number * plan.chunks + chunk, first = (int64_t)chunk * plan.tiles;
         const int64_t mine = tiles - first < plan.tiles ? tiles - first : plan.tiles, most = n ? plan.blocks : all;
         char *const of_launch = w + 3 * plan.operands + n % 2 * (plan.parked + plan.warp_sums);
-        p.sequences = (int)(l->sequences - sequences < mine * p.group ? l->sequences - sequences : mine * p.group);
-        p.first = sequences * l->patches;
-        p.first_tile = (int)first;
+        arguments_tiles(&p, l, first, mine);
         p.blocks = (int)(plan.chunks == 1 && mine < most ? mine : most);
         p.operands = operands_of(plan, w, n);
         p.parked = (float *)of_launch;

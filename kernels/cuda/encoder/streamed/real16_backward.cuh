@@ -20,8 +20,8 @@ static __device__ __forceinline__ void store_operand(real16 *operand, int panels
     }
 }
 
-/* What a tile begins with, behind the threads' backs: r, dy and what dropout keeps of that, to where u and softmax's sums will be.
- * Reading them when the tile begins takes longer than all that is done with them. */
+/* Copies by cp.async what a tile begins with, r, dy and dropout's bits for dy, to where u and softmax's sums will be. Reading them
+ * when the tile begins takes longer than all that is done with them. */
 static __device__ __forceinline__ void feed_forward_stage(const struct arguments &p, const struct tile &tile,
                                                           const unsigned char *r_panels, const unsigned char *dy_panels,
                                                           float *kept)
@@ -70,7 +70,7 @@ static __device__ __forceinline__ void feed_forward_backward(const struct argume
                                                              const struct tile &tile, const float *vectors, int side, uint32_t ln2,
                                                              uint32_t dy, uint32_t (&kept_ahead)[2], float (&d_r)[D / 8][4])
 {
-    const int hidden_chunks = (p.f + CHUNK - 1) / CHUNK;
+    const int hidden_chunks = hidden_chunks_of(p);
     ps_zero(d_r);
 #pragma unroll 1
     for (int j = 0; j < hidden_chunks; j++) {
@@ -131,11 +131,7 @@ static __device__ __forceinline__ void rest_next(float (&x)[LANE_COLUMNS], struc
 {
 #pragma unroll
     for (int k = 0; k < LANE_COLUMNS / 4; k++) {
-        const float4 v = ahead.pass[0][k];
-        x[4 * k] = v.x;
-        x[4 * k + 1] = v.y;
-        x[4 * k + 2] = v.z;
-        x[4 * k + 3] = v.w;
+        row_four(x, k, ahead.pass[0][k]);
 #pragma unroll
         for (int i = 1; i < PASSES; i++) {
             ahead.pass[i - 1][k] = ahead.pass[i][k];
@@ -288,13 +284,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         {
             float d_heads[8][4];
             ps_zero(d_heads);
-            const uint32_t left = weights.take(), right = weights.take();
-            ps_wgmma_begin();
-            product_transposed<8>(d_heads, half_address + 4 * PANEL_BYTES, side ? right : left);
-            ps_wgmma_commit();
-            ps_wgmma_wait<0>();
-            ps_pin(d_heads);
-            weights.release();
+            side_product<true>(d_heads, half_address + 4 * PANEL_BYTES, weights, side);
             store_panel(heads + side * PANEL_BYTES, d_heads, 64);
         }
         half_stores_wait(warp);

@@ -20,7 +20,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
     unsigned char *r_sums = half, *y_sums = half + 4 * PANEL_BYTES, *heads = half + HEADS_PANEL * PANEL_BYTES;
     float *vectors = (float *)(halves + 2 * HALF_BYTES);
     unsigned char *aside = (unsigned char *)(vectors + VECTORS) + 16 * warp;
-    const int d = p.d, first = first_row(), hidden_chunks = (p.f + CHUNK - 1) / CHUNK;
+    const int d = p.d, first = first_row(), hidden_chunks = hidden_chunks_of(p);
     const uint32_t half_address = ps_shared_address(halves) + half_index * HALF_BYTES;
     const uint32_t heads_address = half_address + HEADS_PANEL * PANEL_BYTES;
     const uint64_t step = dropout_step(p);
@@ -60,13 +60,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
         {
             float sums[8][4];
             ps_zero(sums);
-            const uint32_t left = weights.take(), right = weights.take();
-            ps_wgmma_begin();
-            product<8>(sums, heads_address, side ? right : left);
-            ps_wgmma_commit();
-            ps_wgmma_wait<0>();
-            ps_pin(sums);
-            weights.release();
+            side_product<false>(sums, heads_address, weights, side);
             sums_store<0, false>(r_sums, side, sums);
         }
         {
@@ -82,17 +76,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
                 float r[LANE_COLUMNS], x[LANE_COLUMNS];
                 row_unpack(x, rows_next(u));
                 sum_row(r, r_sums, row);
-#pragma unroll
-                for (int k = 0; k < LANE_COLUMNS; k++) {
-                    r[k] += bias[k];
-                }
-                const uint32_t bits = row_draw(p.attention, step, tile.half_row + row, d);
-                kept |= (bits & 0xffffu) << LANE_COLUMNS * pass;
-                row_drop(r, p.attention, bits);
-#pragma unroll
-                for (int k = 0; k < LANE_COLUMNS; k++) {
-                    r[k] += x[k];
-                }
+                row_branch(r, bias, x, p.attention, step, tile.half_row + row, d, pass, kept);
                 sum_row_store(r_sums, row, r);
                 row_write(p.r + tile.half_row * d, d, row, tile.valid, row_pack(r));
                 row_normalise(r, d, p.per, p.epsilon);
@@ -157,17 +141,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
             float y[LANE_COLUMNS], r[LANE_COLUMNS];
             sum_row(y, y_sums, row);
             sum_row(r, r_sums, row);
-#pragma unroll
-            for (int k = 0; k < LANE_COLUMNS; k++) {
-                y[k] += bias[k];
-            }
-            const uint32_t bits = row_draw(p.output, step, tile.half_row + row, d);
-            kept |= (bits & 0xffffu) << LANE_COLUMNS * pass;
-            row_drop(y, p.output, bits);
-#pragma unroll
-            for (int k = 0; k < LANE_COLUMNS; k++) {
-                y[k] += r[k];
-            }
+            row_branch(y, bias, r, p.output, step, tile.half_row + row, d, pass, kept);
             row_write(p.y + tile.half_row * d, d, row, tile.valid, row_pack(y));
         }
         if (p.output.threshold) {

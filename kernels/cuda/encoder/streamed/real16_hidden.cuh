@@ -67,7 +67,7 @@ static __device__ __forceinline__ void hidden_draw(uint32_t (&kept)[2], const st
 {
     kept[0] = kept[1] = ~0u;
     if (p.hidden.threshold) {
-        const int t = lane_id() % 4, words = (p.f + CHUNK - 1) / CHUNK * 2;
+        const int t = lane_id() % 4, words = 2 * hidden_chunks_of(p);
 #pragma unroll
         for (int second = 0; second < 2; second++) {
             const uint32_t index = (uint32_t)(tile.row + own_row(second)) * (uint32_t)(p.f / 8) + 8 * j + 4 * side + t;
@@ -85,7 +85,7 @@ static __device__ __forceinline__ void hidden_draw(uint32_t (&kept)[2], const st
 static __device__ __forceinline__ void hidden_read(uint32_t (&kept)[2], const struct arguments &p, const struct tile &tile, int j,
                                                    int side)
 {
-    const int words = (p.f + CHUNK - 1) / CHUNK * 2;
+    const int words = 2 * hidden_chunks_of(p);
 #pragma unroll
     for (int second = 0; second < 2; second++) {
         kept[second] = ~0u;
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void hidden_read(uint32_t (&kept)[2], const st
 /* What backward will read of dropout's bits of a tile, to L2. */
 static __device__ __forceinline__ void kept_prefetch(const struct arguments &p, const struct tile &tile)
 {
-    const int lane = lane_id(), row = 64 * half_id() + first_row() + lane, words = (p.f + CHUNK - 1) / CHUNK * 2;
+    const int lane = lane_id(), row = 64 * half_id() + first_row() + lane, words = 2 * hidden_chunks_of(p);
     if (p.hidden.threshold && lane < WARP_ROWS && row < tile.all) {
         ps_prefetch(p.kept.hidden + (tile.row + row) * words);
     }

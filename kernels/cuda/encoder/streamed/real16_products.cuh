@@ -81,7 +81,7 @@ template <bool BACKWARD> struct weight_ring {
         base = __shfl_sync(0xffffffffu, shared, 0); /* so that they stay in registers */
         full = __shfl_sync(0xffffffffu, barriers, 0);
         readers = full + 8 * STAGES;
-        hidden = (p.f + CHUNK - 1) / CHUNK;
+        hidden = hidden_chunks_of(p);
         chunks = 2 * hidden + (BACKWARD ? 14 : 8);
         left = tiles * chunks;
         next = slot = release_slot = 0;
@@ -130,7 +130,7 @@ template <bool BACKWARD> struct weight_ring {
 };
 
 /* ---- products: 64 rows of a half times a weight. Left operands in a half's panels, or a warp's fragments. All are under way until
- * product_wait ---- */
+ * ps_wgmma_wait ---- */
 
 /* sums += left B, 16 K deep, for 8 NT columns: B's row k and column n at row k, column n of the panel. */
 template <int K, int NT> static __device__ __forceinline__ void product(float (&sums)[NT][4], uint32_t left, uint32_t panel)
@@ -152,6 +152,24 @@ static __device__ __forceinline__ void product_transposed(float (&sums)[NT][4], 
         const int column = k / 4 * PANEL_BYTES + k % 4 * 32;
         ps_wgmma_shared<8 * NT, 0>(sums, ps_wgmma_operand(a, column), ps_wgmma_operand(b, column));
     }
+}
+
+/* sums += left times the side's chunk of the next two, of which each side takes one; TRANSPOSED as above. It has ended. */
+template <bool TRANSPOSED, bool BACKWARD>
+static __device__ __forceinline__ void side_product(float (&sums)[8][4], uint32_t left, struct weight_ring<BACKWARD> &weights,
+                                                    int side)
+{
+    const uint32_t first = weights.take(), second = weights.take();
+    ps_wgmma_begin();
+    if (TRANSPOSED) {
+        product_transposed<8>(sums, left, side ? second : first);
+    } else {
+        product<8>(sums, left, side ? second : first);
+    }
+    ps_wgmma_commit();
+    ps_wgmma_wait<0>();
+    ps_pin(sums);
+    weights.release();
 }
 
 /* What a product's sums begin with. */
@@ -193,13 +211,7 @@ static __device__ __forceinline__ void project_qkv(struct weight_ring<BACKWARD> 
     for (int part = 2; part >= 0; part--) {
         float sums[8][4];
         add_bias_first(sums, vectors + B_QKV + part * D + CHUNK * side);
-        const uint32_t first = weights.take(), second = weights.take();
-        ps_wgmma_begin();
-        product<8>(sums, a, side ? second : first);
-        ps_wgmma_commit();
-        ps_wgmma_wait<0>();
-        ps_pin(sums);
-        weights.release();
+        side_product<false>(sums, a, weights, side);
         if (part == 0) {
             half_stores_wait(warp);
             half_sync();

@@ -103,16 +103,21 @@ static __device__ __forceinline__ struct row_words row_pack(const float (&x)[LAN
     return w;
 }
 
+/* x[4 i .. 4 i + 3] = v. */
+static __device__ __forceinline__ void row_four(float (&x)[LANE_COLUMNS], int i, float4 v)
+{
+    x[4 * i] = v.x;
+    x[4 * i + 1] = v.y;
+    x[4 * i + 2] = v.z;
+    x[4 * i + 3] = v.w;
+}
+
 /* A lane's columns of an fp32 vector. */
 static __device__ __forceinline__ void row_vector(float (&x)[LANE_COLUMNS], const float *vector)
 {
 #pragma unroll
     for (int i = 0; i < LANE_COLUMNS / 4; i++) {
-        const float4 v = *(const float4 *)(vector + lane_column(i / 2) + 4 * (i % 2));
-        x[4 * i] = v.x;
-        x[4 * i + 1] = v.y;
-        x[4 * i + 2] = v.z;
-        x[4 * i + 3] = v.w;
+        row_four(x, i, *(const float4 *)(vector + lane_column(i / 2) + 4 * (i % 2)));
     }
 }
 
@@ -180,11 +185,7 @@ static __device__ __forceinline__ void sum_row(float (&x)[LANE_COLUMNS], unsigne
 {
 #pragma unroll
     for (int i = 0; i < LANE_COLUMNS / 4; i++) {
-        const float4 v = *sum_row_at(stage, row, i);
-        x[4 * i] = v.x;
-        x[4 * i + 1] = v.y;
-        x[4 * i + 2] = v.z;
-        x[4 * i + 3] = v.w;
+        row_four(x, i, *sum_row_at(stage, row, i));
     }
 }
 
@@ -227,6 +228,24 @@ static __device__ __forceinline__ void row_drop(float (&x)[LANE_COLUMNS], const 
 #pragma unroll
     for (int i = 0; i < LANE_COLUMNS; i++) {
         x[i] = bits & 1u << i ? x[i] * scale : 0.0f;
+    }
+}
+
+/* x = drop(x + bias) + residual, of forward. row: in the tensor; kept: the bits of this pass are put to those before. */
+static __device__ __forceinline__ void row_branch(float (&x)[LANE_COLUMNS], const float (&bias)[LANE_COLUMNS],
+                                                  const float (&residual)[LANE_COLUMNS], const struct ps_dropout &drop,
+                                                  uint64_t step, int64_t row, int d, int pass, uint32_t &kept)
+{
+#pragma unroll
+    for (int k = 0; k < LANE_COLUMNS; k++) {
+        x[k] += bias[k];
+    }
+    const uint32_t bits = row_draw(drop, step, row, d);
+    kept |= (bits & 0xffffu) << LANE_COLUMNS * pass;
+    row_drop(x, drop, bits);
+#pragma unroll
+    for (int k = 0; k < LANE_COLUMNS; k++) {
+        x[k] += residual[k];
     }
 }
 
@@ -307,8 +326,8 @@ static __device__ __forceinline__ void add_column_sums(float *to, float (&v)[2 *
     }
 }
 
-/* The lane's parts of the warp's rows, asked for before they are needed; loops over them are rolled, so the first is always the
- * next. */
+/* The lane's parts of the warp's rows, asked for before they are needed. Loops over passes are rolled, so that registers cannot be
+ * indexed by the pass: rows_next takes the first and moves the others up. */
 struct rows_ahead {
     struct row_words pass[PASSES];
 };
@@ -344,7 +363,7 @@ static __device__ __forceinline__ void rows_prefetch(const real16 *rows, int d, 
     }
 }
 
-/* The same to panels, behind the threads' backs: for rows_staged, of the same thread, after ps_copy_wait. */
+/* The same by cp.async to panels: for rows_staged, of the same thread, after ps_copy_wait. */
 static __device__ __forceinline__ void rows_stage(const unsigned char *panels, const real16 *rows, int d, int valid)
 {
 #pragma unroll

@@ -89,9 +89,9 @@ struct arguments {
     float *parked;    /* [blocks][ROWS * D]: dr while attention runs */
     float *warp_sums; /* [blocks][WARPS][NORM_SUMS] */
     float *norm_sums; /* [blocks][NORM_SUMS] */
-    bool first_norms; /* warp_sums begin here, */
-    bool last_norms;  /* and are added up here, */
-    int norm_blocks;  /* or, in blocks from this one on, which later launches do not have, always */
+    bool first_norms; /* the launch sets warp_sums to zero first */
+    bool last_norms;  /* the launch adds warp_sums up to norm_sums */
+    int norm_blocks;  /* blocks from this one on always do that: later launches do not have them */
     bool wait;        /* u, or dy, is from the kernel before */
 };
 
@@ -109,7 +109,7 @@ static __device__ __forceinline__ int warp_id()
     return threadIdx.x / 32;
 }
 
-/* The same, known to be one for all lanes: what products' operands are made of. */
+/* The same in a uniform register: wgmma's operands are made of it. */
 static __device__ __forceinline__ int uniform_warp_id()
 {
     return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
@@ -175,6 +175,12 @@ static __device__ __forceinline__ float quad_max(float x)
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
+/* Chunks of the hidden layer. */
+static __device__ __forceinline__ int hidden_chunks_of(const struct arguments &p)
+{
+    return (p.f + CHUNK - 1) / CHUNK;
+}
+
 static __device__ __forceinline__ int at_most(int x, int most)
 {
     return x < most ? x : most;
@@ -200,7 +206,7 @@ static __device__ __forceinline__ struct tile tile_at(const struct arguments &p,
     return t;
 }
 
-/* The rows of the block's first tile to L2. */
+/* Brings the rows of the block's first tile to L2. */
 static __device__ __forceinline__ void first_prefetch(const struct arguments &p, const real16 *rows)
 {
     int index = blockIdx.x, thread = threadIdx.x;
@@ -226,7 +232,7 @@ static __device__ __forceinline__ void grid_begin_once(const struct arguments &p
     }
 }
 
-/* All at once, since each would be waited for. */
+/* The layer's vectors to shared memory. All are asked for before the first is stored, so that their latencies overlap. */
 static __device__ __forceinline__ void load_vectors(const struct arguments &p, float *vectors)
 {
     constexpr int EACH = (VECTORS + THREADS - 1) / THREADS;

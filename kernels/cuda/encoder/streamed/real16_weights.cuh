@@ -15,9 +15,10 @@ struct layer_gradients {
     int64_t matrix_stride, vector_stride; /* to the next layer's: of the first four, and of the others */
 };
 
-/* A block of backward's launch, or of one of its own, forms a job of products over every so manieth block of 64 rows of the chunk
- * before: a warpgroup each has 64 columns of the right operand times 128 of the left (a part: that much of the gradient,
- * transposed), since what bounds it is shared memory, and so the right operand's columns are read once for product and sums. A
+/* A block of backward's launch, or of one of its own, takes a slice of a job: with `slices` blocks a job, every slices-th
+ * block of 64 rows of the chunk before. Each warpgroup forms a part, 64 columns of the right operand times 128 of the left (that
+ * much of the gradient, transposed). Shared memory bounds it; so cut, the right operand's columns are read once for product and
+ * column sums. A
  * stage is 64 rows of the operands, in pairs of panels; the first thread of each warpgroup asks the copy engine for one of them:
  * one thread that asks for all holds its warpgroup up, and so the others. */
 enum {
@@ -85,7 +86,8 @@ static __device__ __forceinline__ void ask_pair(const struct gradient_pair &pair
     ps_bulk_copy(to, from, pair.panels * PANEL_BYTES, full, ps_cache_once());
 }
 
-/* Block `index` of them. The chunk's last tiles may still be in L2, so the row blocks are taken from the last to the first. */
+/* What block `index` of those that form gradients does. The chunk's last tiles may still be in L2, so the row blocks are taken from
+ * the last to the first. */
 static __device__ __forceinline__ void gradient_block(const struct gradient_arguments &p, unsigned char *shared, int index)
 {
     __shared__ uint64_t gradient_barriers[2 * MAX_STAGES];
