@@ -1,10 +1,11 @@
-/* gelu, tanh's form. */
+/* gelu(x) = x (1 + tanh(u)) / 2, u = sqrt(2/pi) (x + 0.044715 x^3) (Hendrycks and Gimpel 2016), and its derivative, written in two
+ * ways: by an exponential and a division, which fp32 needs, and by the instruction for tanh, whose error 16 bits and tf32 hide. */
 #ifndef PS_KERNELS_CUDA_ACTIVATION_CUH
 #define PS_KERNELS_CUDA_ACTIVATION_CUH
 
 #include "kernels/cuda/tile/math.cuh"
 
-/* Its weight s: 0.5 t (1 + tanh(u)) = t / (1 + exp(-2u)) = t s, 2u = t (a + b t^2). */
+/* gelu's weight s: 0.5 t (1 + tanh(u)) = t / (1 + exp(-2u)) = t s, 2u = t (a + b t^2). */
 static __device__ __forceinline__ float ps_gelu_sigmoid(float t)
 {
     const float a = -1.59576912160573f * PS_LOG2_E, b = -0.0713548162726f * PS_LOG2_E; /* 2 sqrt(2/pi), that times 0.044715 */
@@ -16,6 +17,23 @@ static __device__ __forceinline__ float ps_gelu_slope(float t, float s)
 {
     const float slope = 1.59576912160573f + 0.2140644488178f * t * t;
     return s + t * s * (1.0f - s) * slope;
+}
+
+#define PS_GELU_A 0.7978845608028654f  /* sqrt(2/pi) */
+#define PS_GELU_B 0.03567740813636141f /* 0.044715 sqrt(2/pi) */
+
+/* 2 gelu(x). */
+static __device__ __forceinline__ float ps_gelu_twice(float x)
+{
+    return fmaf(x, ps_tanh(x * fmaf(x * x, PS_GELU_B, PS_GELU_A)), x);
+}
+
+/* x becomes 2 gelu(x), and `gradient`, of gelu(x), twice that of x. */
+static __device__ __forceinline__ void ps_gelu_twice_backward(float &x, float &gradient)
+{
+    const float square = x * x, t = ps_tanh(x * fmaf(square, PS_GELU_B, PS_GELU_A)), one = 1.0f + t;
+    gradient *= fmaf(x * fmaf(square, 3 * PS_GELU_B, PS_GELU_A), fmaf(-t, t, 1.0f), one);
+    x *= one;
 }
 
 #endif

@@ -282,8 +282,8 @@ static __device__ __forceinline__ void hidden_backward(float (&dx)[2][4], const 
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             float &v = z[i / 4][i % 4];
-            const float square = v * v, t = ps_tanh(v * fmaf(square, GELU_B, GELU_A));
-            const float slope = fmaf(v * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), t); /* less 1 */
+            const float square = v * v, t = ps_tanh(v * fmaf(square, PS_GELU_B, PS_GELU_A));
+            const float slope = fmaf(v * fmaf(square, 3 * PS_GELU_B, PS_GELU_A), fmaf(-t, t, 1.0f), t); /* less 1 */
             dz[i / 4][i % 4] = fmaf(dz[i / 4][i % 4], slope, dz[i / 4][i % 4]);
             v = fmaf(v, t, v);
         }

@@ -184,7 +184,7 @@ static __device__ __forceinline__ void feed_forward(float (&c)[2][4], const uint
             }
 #pragma unroll
             for (int i = 0; i < 16; i++) {
-                z[i / 4][i % 4] = twice_gelu(z[i / 4][i % 4]);
+                z[i / 4][i % 4] = ps_gelu_twice(z[i / 4][i % 4]);
             }
 #pragma unroll
             for (int j = 0; j < 2; j++) {

@@ -143,7 +143,7 @@ static __device__ __forceinline__ void hidden_gradient(int m, int g, int to, con
         uint32_t d_hidden[4];
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            twice_gelu_backward(y[2 * i + j / 4][j % 4], c[2 * i + j / 4][j % 4]);
+            ps_gelu_twice_backward(y[2 * i + j / 4][j % 4], c[2 * i + j / 4][j % 4]);
         }
         pack_operand(d_hidden, c[2 * i], c[2 * i + 1]);
         if (DROP) {

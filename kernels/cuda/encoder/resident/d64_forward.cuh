@@ -205,7 +205,7 @@ static __device__ __forceinline__ void hidden_columns(int from, int to, const fl
     products_wait<0>(y);
 #pragma unroll
     for (int i = 0; i < 32; i++) {
-        y[i / 4][i % 4] = twice_gelu(y[i / 4][i % 4]);
+        y[i / 4][i % 4] = ps_gelu_twice(y[i / 4][i % 4]);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {

@@ -4,6 +4,7 @@
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_DEVICE_CUH
 
 #include "kernels/cuda/encoder/resident/arguments.cuh"
+#include "kernels/cuda/tile/activation.cuh"
 
 namespace PS_REAL16_SPACE
 {
@@ -966,26 +967,7 @@ static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&
     }
 }
 
-/* ---- gelu ---- */
-
-#define GELU_A 0.7978845608028654f  /* sqrt(2/pi) */
-#define GELU_B 0.03567740813636141f /* 0.044715 sqrt(2/pi) */
-
-/* 2 gelu(x). */
-static __device__ __forceinline__ float twice_gelu(float x)
-{
-    return fmaf(x, ps_tanh(x * fmaf(x * x, GELU_B, GELU_A)), x);
-}
-
 /* ---- backward ---- */
-
-/* x becomes 2 gelu(x), and `gradient`, of gelu(x), twice that of x. */
-static __device__ __forceinline__ void twice_gelu_backward(float &x, float &gradient)
-{
-    const float square = x * x, t = ps_tanh(x * fmaf(square, GELU_B, GELU_A)), one = 1.0f + t;
-    gradient *= fmaf(x * fmaf(square, 3 * GELU_B, GELU_A), fmaf(-t, t, 1.0f), one);
-    x *= one;
-}
 
 /* The hidden columns from `column` on, 16 of them: x (1 + tanh) and the gradient before gelu as operands. */
 template <int D, int NT>
@@ -1000,7 +982,7 @@ static __device__ __forceinline__ void hidden_backward(ps_pair (&hidden)[4], ps_
     multiply_transposed<D, NT>(dz, dm, w.w_2 + column * w.LD, w.LD, at);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        twice_gelu_backward(z[j / 4][j % 4], dz[j / 4][j % 4]);
+        ps_gelu_twice_backward(z[j / 4][j % 4], dz[j / 4][j % 4]);
     }
     pack_operand(hidden, z[0], z[1]);
     pack_operand(d_hidden, dz[0], dz[1]);

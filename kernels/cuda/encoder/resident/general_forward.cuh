@@ -27,7 +27,7 @@ static __device__ __forceinline__ void feed_forward(float (&c)[D / 8][4], const 
         multiply<D, NT>(y, a, w.w_1 + column, z.f + 8, at);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            y[i / 4][i % 4] = twice_gelu(y[i / 4][i % 4]);
+            y[i / 4][i % 4] = ps_gelu_twice(y[i / 4][i % 4]);
         }
         pack_operand(hidden, y[0], y[1]);
         if constexpr (DROP) {
