@@ -32,7 +32,7 @@ static const struct choice {
     {PS_PRECISION_BF16, WEATHER, "streamed/real16 bf16, d_model 128, 16 heads, d_ff 256, 42 patches, layers"},
     {PS_FP16, WEATHER, "streamed/real16 fp16, d_model 128, 16 heads, d_ff 256, 42 patches, layers"},
     {PS_TF32, WEATHER, "split/rows tf32, d_model 128, 16 heads, d_ff 256, 42 patches, layers"},
-    {PS_FP32, WEATHER, "streamed/float fp32, d_model 128, 16 heads, d_ff 256, 42 patches, layers, slower"},
+    {PS_FP32, WEATHER, NULL},
     {PS_PRECISION_BF16, ELECTRICITY, "streamed/real16 bf16, d_model 128, 16 heads, d_ff 256, 42 patches, layers"},
     {PS_TF32, ELECTRICITY, "split/rows tf32, d_model 128, 16 heads, d_ff 256, 42 patches, layers"},
     {PS_PRECISION_BF16, 1, 7, 336, 96, 16, 42, 16, 4, 128, 3, 0,

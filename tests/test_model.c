@@ -597,7 +597,7 @@ static int by_halves(int which, const struct ps_model_shape *shape)
 static int has_layer(int which, const struct ps_model_shape *shape)
 {
     int64_t d = shape->d_model, e = d / shape->n_heads;
-    int wide = (d == 64 || d == 128) && (e == 8 || e == 16 || e == 32) && shape->d_ff % 128 == 0 && ps_patches(shape) <= 64;
+    int wide = d == 64 && (e == 8 || e == 16 || e == 32) && shape->d_ff % 128 == 0 && ps_patches(shape) <= 64;
     int rows = fused[which].precision == PS_TF32 && d == 128 && shape->d_ff % 64 == 0;
     if (fused[which].real != PS_F32 || (d <= 32 ? fused[which].precision == PS_TF32 : wide || rows)) {
         return 1;
@@ -742,6 +742,18 @@ static const struct ps_model_shape many_shapes[] = {
      .n_heads = 8,
      .d_ff = 192,
      .n_layers = 3,
+     .dropout = 0.2,
+     .revin = 1},
+    {.channels = 530,
+     .seq_len = 64,
+     .pred_len = 1,
+     .patch_len = 4,
+     .stride = 3,
+     .pad_end = 0,
+     .d_model = 64,
+     .n_heads = 8,
+     .d_ff = 256,
+     .n_layers = 2,
      .dropout = 0.2,
      .revin = 1},
 };
@@ -1321,9 +1333,9 @@ static int instance_shape(int index, struct ps_model_shape *shape)
 {
     static const struct {
         int d_model, head, d_ff; /* the last three: of kernels for these sizes alone, with dropout and without */
-    } widths[] = {{16, 4, 48},    {16, 16, 128},  {32, 8, 96},  {32, 16, 64},  {64, 8, 192},  {64, 4, 64},
-                  {64, 16, 192},  {64, 32, 256},  {96, 8, 200}, {96, 16, 96},  {96, 32, 136}, {128, 8, 256},
-                  {128, 16, 128}, {128, 32, 384}, {16, 4, 128}, {64, 16, 128}, {64, 16, 256}};
+    } widths[] = {{16, 4, 48},    {16, 16, 128},  {32, 8, 96},  {32, 16, 64}, {64, 8, 192},  {64, 4, 64},
+                  {64, 16, 192},  {64, 32, 256},  {96, 8, 200}, {96, 16, 96}, {96, 32, 136}, {128, 8, 256},
+                  {128, 16, 128}, {128, 32, 384}, {64, 8, 256}, {16, 4, 128}, {64, 16, 128}, {64, 16, 256}};
     static const struct {
         int seq_len, patch_len, stride; /* 5, 23, 42 and 60 patches */
     } windows[] = {{24, 8, 4}, {205, 25, 8}, {336, 16, 8}, {60, 1, 1}};
