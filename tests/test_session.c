@@ -220,7 +220,6 @@ static const struct way {
             {"fp16", "layer", "d_model: 64, n_heads: 4, d_ff: 128"},
             {"bf16", "layer", "d_model: 64, n_heads: 4, d_ff: 128"},
             {"tf32", "layer", "d_model: 64, n_heads: 8, d_ff: 128"},
-            {"fp32", "layer", "d_model: 128, n_heads: 16, d_ff: 128"},
             {"tf32", "layer", "d_model: 128, n_heads: 16, d_ff: 192"},
             {"fp16", "layer", "d_model: 128, n_heads: 16, d_ff: 256"},
             {"bf16", "layer", "d_model: 128, n_heads: 16, d_ff: 256"}};
@@ -971,12 +970,6 @@ static void on_cuda_fp32_d64(void)
     set_up("cuda", "fp32", "layer");
 }
 
-static void on_cuda_fp32_d128(void)
-{
-    sizes = "d_model: 128, n_heads: 16, d_ff: 128";
-    set_up("cuda", "fp32", "layer");
-}
-
 static void on_cuda_tf32_d64(void)
 {
     sizes = "d_model: 64, n_heads: 4, d_ff: 128";
@@ -993,7 +986,6 @@ static const struct {
     const char *name;
     void (*set_up)(void);
 } wide[] = {{"cuda fp32, level layer, d 64", on_cuda_fp32_d64},
-            {"cuda fp32, level layer, d 128", on_cuda_fp32_d128},
             {"cuda tf32, level layer, d 64", on_cuda_tf32_d64},
             {"cuda tf32, level layer, d 128", on_cuda_tf32_d128}};
 
