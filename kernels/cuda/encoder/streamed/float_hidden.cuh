@@ -9,6 +9,13 @@ namespace PS_REAL16_SPACE
 
 enum { HT = HIDDEN / 8 / ACROSS }; /* a warp's tiles of 8 of the hidden columns at hand */
 
+/* quad_mask of a row's columns from `column` on; all ones without dropout. */
+static __device__ __forceinline__ uint32_t hidden_mask(const struct ps_dropout &dropout, uint64_t step, int64_t row, int f,
+                                                       int column, const lane_place &at)
+{
+    return dropout.threshold ? quad_mask(dropout, step, (uint32_t)(((uint64_t)row * f + column) / 8 + at.q), at.q) : 0xffffffffu;
+}
+
 /* From products c of columns `chunk` on of the hidden layer: z = c + bias to memory (hidden NULL: not) and drop(gelu(z)) to h.
  * hidden: of the tile's first row on. */
 static __device__ __forceinline__ void hidden_forward(float *h, float (&c)[HT][4], const float *bias, float *hidden, int f,
@@ -20,9 +27,7 @@ static __device__ __forceinline__ void hidden_forward(float *h, float (&c)[HT][4
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int row = at.down * 16 + i * 8 + at.g;
-        const uint32_t mask = dropout.threshold
-                                  ? quad_mask(dropout, step, (uint32_t)(((uint64_t)(row0 + row) * f + column) / 8 + at.q), at.q)
-                                  : 0xffffffffu;
+        const uint32_t mask = hidden_mask(dropout, step, row0 + row, f, column, at);
 #pragma unroll
         for (int t = 0; t < HT; t++) {
             const float2 b = *(const float2 *)(bias + column + t * 8 + 2 * at.q);
@@ -74,9 +79,7 @@ static __device__ __forceinline__ void hidden_backward(float *h, float (&c)[HT][
         for (int t = 0; t < HT; t++) {
             z[t] = ahead.z[i][t];
         }
-        const uint32_t mask = dropout.threshold
-                                  ? quad_mask(dropout, step, (uint32_t)(((uint64_t)(row0 + row) * f + column) / 8 + at.q), at.q)
-                                  : 0xffffffffu;
+        const uint32_t mask = hidden_mask(dropout, step, row0 + row, f, column, at);
 #pragma unroll
         for (int t = 0; t < HT; t++) {
             float *d = &c[t][i * 2];
