@@ -1,14 +1,19 @@
 /* Level `layer`: which kernels run the whole encoder, in order of preference. All are for sm_90; every other shape is refused here
- * and runs at level gemm. d is d_model, e = d / n_heads, N the patches, f d_ff; a family's own limits stand in its plan.
+ * and runs at level gemm. d is d_model, e = d / n_heads, N the patches, f d_ff; a family's own limits stand in its plan. Resident:
+ * a layer's weights lie on every multiprocessor, and the encoder is one launch each way. Streamed: weights come from L2, in 16 bits
+ * a layer a launch, in fp32 and tf32 the encoder one launch. Split: a layer in several kernels around attention's.
  *
- * precision   shape                        kernels                                     calls take (at most)
- * bf16, fp16  d <= 32, or N <= 16          resident/: a layer's weights on every       layers, embedding; the head and the loss
- *                                          multiprocessor, the encoder in one launch   (d16_e4_f128, d64_short), the update
- * (d64_short) d <= 128, N <= 64            streamed/real16.cu: a layer a launch,       layers weights from L2 d 64, 16 < N, what
- * streamed  resident/                                   as above refuses tf32        d 64, e 16, N <= 16 resident/d64_short.cu with
- * fp16 operands    layers d <= 32                      resident/                                   layers, embedding d 64
- * streamed/float.cu: the encoder in one       layers, embedding launch, weights from L2 d 128                        split/: a
- * layer in kernels around           layers attention's fp32        d 64                         streamed/float.cu layers, embedding
+ *     precision    shape                                     kernels                          calls take, at most
+ *     bf16, fp16   d 16, e 4, f 128, N 33 to 48              resident/d16_e4_f128.cu          embedding, loss
+ *                  d 64, e 16, f 128 or 256, N up to 16      resident/d64_short.cu            embedding, loss, update
+ *                  d up to 32, or N up to 16                 resident/resident.cu             embedding
+ *                  d up to 128, N up to 64                   streamed/real16.cu               layers
+ *                  d 64, e 4, which that refuses             resident/resident.cu             embedding
+ *     tf32         d 64, e 16, f 128 or 256, N up to 16      resident/d64_short_tf32.cu       layers
+ *                  d 16 or 32                                resident/resident.cu             embedding
+ *                  d 64                                      streamed/float.cu                embedding
+ *                  d 128                                     split/rows.cu                    layers
+ *     fp32         d 64                                      streamed/float.cu                embedding
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,27 +22,27 @@
 #include "kernels/cuda/encoder/request.cuh"
 #include "kernels/cuda/tile/windows.cuh"
 
-static bool narrow_or_short(const struct ps_encoder_small *r)
+static bool narrow_or_short(const struct ps_encoder_request *r)
 {
     return r->d_model <= 32 || r->patches <= 16;
 }
 
-static bool wide_and_long(const struct ps_encoder_small *r)
+static bool wide_and_long(const struct ps_encoder_request *r)
 {
     return !narrow_or_short(r);
 }
 
-static bool to_32(const struct ps_encoder_small *r)
+static bool to_32(const struct ps_encoder_request *r)
 {
     return r->d_model <= 32;
 }
 
-static bool to_64(const struct ps_encoder_small *r)
+static bool to_64(const struct ps_encoder_request *r)
 {
     return r->d_model > 32 && r->d_model <= 64;
 }
 
-static bool from_65(const struct ps_encoder_small *r)
+static bool from_65(const struct ps_encoder_request *r)
 {
     return r->d_model > 64;
 }
@@ -45,7 +50,7 @@ static bool from_65(const struct ps_encoder_small *r)
 static const struct {
     enum ps_precision precision;
     const struct ps_encoder_family *family;
-    bool (*when)(const struct ps_encoder_small *r); /* NULL: asked whatever the shape */
+    bool (*when)(const struct ps_encoder_request *r); /* NULL: asked whatever the shape */
 } choices[] = {
     {PS_PRECISION_BF16, &level_bf16::ps_encoder_resident, narrow_or_short},
     {PS_PRECISION_BF16, &level_bf16::ps_encoder_streamed, NULL},
@@ -61,7 +66,7 @@ static const struct {
 };
 
 /* The first that serves the request; when none does, what the last one asked says. */
-static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_small *r, struct ps_encoder_plan *plan)
+static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan)
 {
     enum ps_status status = ps_fail(PS_UNSUPPORTED, "encoder (cuda): no kernels for %s", ps_precision_name(k->precision));
     for (size_t i = 0; i < sizeof choices / sizeof *choices && status == PS_UNSUPPORTED; i++) {
@@ -82,7 +87,7 @@ struct ps_encoder_planned {
     struct ps_encoder_plan plan;
 };
 
-static enum ps_status plan_of(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan **plan)
+static enum ps_status plan_of(const struct ps_kernels *k, const struct ps_encoder_request *r, const struct ps_encoder_plan **plan)
 {
     struct ps_cuda_context *c = ps_cuda(k);
     for (struct ps_encoder_planned *p = c->encoder_plans; p; p = p->next) {
@@ -117,9 +122,9 @@ void ps_cuda_encoder_plans_free(struct ps_cuda_context *c)
     }
 }
 
-static struct ps_encoder_small request_of(const struct ps_kernels *k, const struct ps_encoder_sizes *s)
+static struct ps_encoder_request request_of(const struct ps_kernels *k, const struct ps_encoder_sizes *s)
 {
-    struct ps_encoder_small e = {};
+    struct ps_encoder_request e = {};
     e.n_heads = s->n_heads;
     e.d_ff = s->d_ff;
     e.layers = s->layers;
@@ -132,7 +137,7 @@ static struct ps_encoder_small request_of(const struct ps_kernels *k, const stru
 }
 
 /* A batch shorter than the one that encoder_prepare saw may not need more than that. */
-static enum ps_status check_workspace(const struct ps_kernels *k, const struct ps_encoder_small *r,
+static enum ps_status check_workspace(const struct ps_kernels *k, const struct ps_encoder_request *r,
                                       const struct ps_encoder_plan *plan)
 {
     const size_t needed = plan->family->workspace_bytes(k, r, plan), there = ps_cuda(k)->encoder_workspace_bytes;
@@ -145,7 +150,7 @@ static enum ps_status needs_of(const struct ps_kernels *k, const struct ps_encod
                                const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs, size_t *workspace)
 {
     static const char *const spans[] = {"layers", "with the embedding", "with the embedding and the loss", "with the update"};
-    struct ps_encoder_small r = request_of(k, sizes);
+    struct ps_encoder_request r = request_of(k, sizes);
     r.sequences = shape->sequences;
     r.patches = shape->patches;
     r.d_model = shape->d_model;
@@ -190,7 +195,7 @@ enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct 
 }
 
 /* The stream and the parameters to the request. */
-static enum ps_status take(const struct ps_kernels *k, struct ps_encoder_small *r, const struct ps_tensor *stream,
+static enum ps_status take(const struct ps_kernels *k, struct ps_encoder_request *r, const struct ps_tensor *stream,
                            const struct ps_tensor *weights, const struct ps_tensor *parameters, void *kept)
 {
     if (stream->rank != 4 || stream->size[0] != r->layers + 1 || stream->type != k->real || weights->type != k->real ||
@@ -210,8 +215,8 @@ static enum ps_status take(const struct ps_kernels *k, struct ps_encoder_small *
 }
 
 /* The embedding is the request's, and the whole is served. */
-static enum ps_status check_embed(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *plan,
-                                  const struct ps_dropout *dropout)
+static enum ps_status check_embed(const struct ps_kernels *k, const struct ps_encoder_request *r,
+                                  const struct ps_encoder_plan *plan, const struct ps_dropout *dropout)
 {
     const struct ps_dropout *of = &r->dropout;
     if (plan->family->span(k, r, plan) < PS_SPAN_EMBEDDING || dropout->threshold != of->threshold || dropout->seed != of->seed ||
@@ -222,7 +227,7 @@ static enum ps_status check_embed(const struct ps_kernels *k, const struct ps_en
     return PS_OK;
 }
 
-static enum ps_status check_embed_forward(const struct ps_kernels *k, struct ps_encoder_small *r,
+static enum ps_status check_embed_forward(const struct ps_kernels *k, struct ps_encoder_request *r,
                                           const struct ps_encoder_plan *plan, const struct ps_embed_forward *a)
 {
     const char *op = "encoder_forward";
@@ -247,7 +252,7 @@ static enum ps_status check_embed_forward(const struct ps_kernels *k, struct ps_
     return ps_cuda_expect(op, "position", &a->position, PS_F32, r->patches * r->d_model);
 }
 
-static enum ps_status check_head(const struct ps_kernels *k, struct ps_encoder_small *r, const struct ps_encoder_plan *plan,
+static enum ps_status check_head(const struct ps_kernels *k, struct ps_encoder_request *r, const struct ps_encoder_plan *plan,
                                  const struct ps_head_step *a)
 {
     const char *op = "encoder_forward";
@@ -271,7 +276,7 @@ static enum ps_status check_head(const struct ps_kernels *k, struct ps_encoder_s
     return ps_cuda_expect(op, "bias", &a->bias, PS_F32, r->pred_len);
 }
 
-static enum ps_status check_embed_backward(const struct ps_kernels *k, struct ps_encoder_small *r,
+static enum ps_status check_embed_backward(const struct ps_kernels *k, struct ps_encoder_request *r,
                                            const struct ps_encoder_plan *plan, const struct ps_embed_backward *a)
 {
     const char *op = "encoder_backward";
@@ -285,7 +290,7 @@ static enum ps_status check_embed_backward(const struct ps_kernels *k, struct ps
     return ps_cuda_expect(op, "d_position", &a->d_position, PS_F32, r->patches * r->d_model);
 }
 
-static enum ps_status check_head_gradient(const struct ps_kernels *k, struct ps_encoder_small *r,
+static enum ps_status check_head_gradient(const struct ps_kernels *k, struct ps_encoder_request *r,
                                           const struct ps_encoder_plan *plan, const struct ps_head_gradient *a)
 {
     const char *op = "encoder_backward";
@@ -311,7 +316,7 @@ static bool is_part(const struct ps_tensor *flat, const struct ps_tensor *t)
     return part >= from && part + ps_tensor_count(t) <= from + ps_tensor_count(flat);
 }
 
-static enum ps_status check_update(const struct ps_kernels *k, struct ps_encoder_small *r, const struct ps_encoder_backward *a)
+static enum ps_status check_update(const struct ps_kernels *k, struct ps_encoder_request *r, const struct ps_encoder_backward *a)
 {
     const char *op = "encoder_backward";
     const struct ps_adamw *u = a->update;
@@ -338,7 +343,7 @@ static enum ps_status check_update(const struct ps_kernels *k, struct ps_encoder
 
 enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct ps_encoder_forward *a)
 {
-    struct ps_encoder_small r = request_of(k, &a->sizes);
+    struct ps_encoder_request r = request_of(k, &a->sizes);
     const struct ps_encoder_plan *plan;
     PS_TRY(take(k, &r, &a->stream, &a->weights, &a->parameters, a->kept));
     PS_TRY(plan_of(k, &r, &plan));
@@ -354,7 +359,7 @@ enum ps_status ps_cuda_encoder_forward(const struct ps_kernels *k, const struct 
 
 enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct ps_encoder_backward *a)
 {
-    struct ps_encoder_small r = request_of(k, &a->sizes);
+    struct ps_encoder_request r = request_of(k, &a->sizes);
     const struct ps_encoder_plan *plan;
     PS_TRY(take(k, &r, &a->stream, &a->weights, &a->parameters, a->kept));
     PS_TRY(plan_of(k, &r, &plan));

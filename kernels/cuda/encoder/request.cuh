@@ -10,7 +10,7 @@
 #include "kernels/kernels.h"
 
 /* R = sequences * patches rows. real: the table's activations. */
-struct ps_encoder_small {
+struct ps_encoder_request {
     int64_t sequences, patches, d_model, n_heads, d_ff, layers; /* S, N, d, h, f */
     struct ps_encoder_layout offsets;
     const void *weights;     /* flat, real */
@@ -47,14 +47,15 @@ struct ps_encoder_plan {
 /* A set of kernels for the whole encoder. All but `plan` get a plan of its own for the request's sizes. */
 struct ps_encoder_family {
     /* PS_UNSUPPORTED with sizes and limits when it does not serve them. Pointers are not looked at. */
-    enum ps_status (*plan)(const struct ps_kernels *k, const struct ps_encoder_small *r, struct ps_encoder_plan *plan);
+    enum ps_status (*plan)(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan);
     /* How much of a step it can be asked for. */
-    enum ps_encoder_span (*span)(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *plan);
+    enum ps_encoder_span (*span)(const struct ps_kernels *k, const struct ps_encoder_request *r,
+                                 const struct ps_encoder_plan *plan);
     /* Bytes of both directions' workspace, for all shorter batches too. */
-    size_t (*workspace_bytes)(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *plan);
+    size_t (*workspace_bytes)(const struct ps_kernels *k, const struct ps_encoder_request *r, const struct ps_encoder_plan *plan);
     /* Enqueued on the context's stream; may be captured. */
-    enum ps_status (*forward)(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *plan);
-    enum ps_status (*backward)(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *plan);
+    enum ps_status (*forward)(const struct ps_kernels *k, const struct ps_encoder_request *r, const struct ps_encoder_plan *plan);
+    enum ps_status (*backward)(const struct ps_kernels *k, const struct ps_encoder_request *r, const struct ps_encoder_plan *plan);
 };
 
 namespace level_bf16

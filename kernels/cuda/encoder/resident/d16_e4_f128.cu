@@ -37,36 +37,36 @@
 namespace PS_REAL16_SPACE
 {
 
-bool ps_encoder_narrow_serves(const struct ps_encoder_small *e)
+bool ps_encoder_d16_serves(const struct ps_encoder_request *e)
 {
     return e->d_model == D && e->n_heads == 4 && e->d_ff == F && e->patches > 32 && e->patches <= 48;
 }
 
-size_t ps_encoder_narrow_shared(const struct ps_encoder_small *e, int block_units)
+size_t ps_encoder_d16_shared(const struct ps_encoder_request *e, int block_units)
 {
     return (size_t)(e->layers * LAYER_BYTES +
                     (block_units > 7 ? 1 << 20 : block_units * (UNIT_BYTES > 2 * KV_BYTES ? UNIT_BYTES : 2 * KV_BYTES))) +
            helper_bytes((int)e->layers);
 }
 
-int64_t ps_encoder_narrow_tiles(const struct ps_encoder_small *e)
+int64_t ps_encoder_d16_tiles(const struct ps_encoder_request *e)
 {
     return (e->sequences + 6) * NT;
 }
 
-size_t ps_encoder_narrow_layers_bytes(const struct ps_encoder_small *e)
+size_t ps_encoder_d16_layers_bytes(const struct ps_encoder_request *e)
 {
-    const int64_t tiles = ps_encoder_narrow_tiles(e);
+    const int64_t tiles = ps_encoder_d16_tiles(e);
     return (size_t)(e->layers * tiles * (KEPT_BYTES + 2 * MASKS_BYTES)) + (size_t)(2 * tags_of(tiles)) * sizeof(struct tag) +
            sizeof(struct ahead);
 }
 
-size_t ps_encoder_narrow_kept_bytes(const struct ps_encoder_small *e)
+size_t ps_encoder_d16_kept_bytes(const struct ps_encoder_request *e)
 {
-    return ps_encoder_narrow_layers_bytes(e) + (size_t)ps_encoder_narrow_tiles(e) * 8 * sizeof(uint32_t);
+    return ps_encoder_d16_layers_bytes(e) + (size_t)ps_encoder_d16_tiles(e) * 8 * sizeof(uint32_t);
 }
 
-int ps_encoder_narrow_window_floats()
+int ps_encoder_d16_window_floats()
 {
     return 2 * KV_BYTES / (int)sizeof(float);
 }
@@ -78,27 +78,27 @@ static size_t head_at(int64_t layers, int block_units)
     return (size_t)layers * LAYER_BYTES + (units > head ? units : head);
 }
 
-bool ps_encoder_narrow_heads(const struct ps_encoder_small *e, int block_units, int shared)
+bool ps_encoder_d16_heads(const struct ps_encoder_request *e, int block_units, int shared)
 {
     return e->pred_len % 8 == 0 && e->pred_len <= HEAD_COLUMNS &&
            head_at(e->layers, block_units) + head_bytes_d16((int)e->patches, block_units) + 16 <=
                (size_t)shared; /* and a barrier */
 }
 
-enum ps_status ps_encoder_narrow_forward(struct encoder x, size_t shared, cudaStream_t stream)
+enum ps_status ps_encoder_d16_forward(struct encoder x, size_t shared, cudaStream_t stream)
 {
     if (x.head.weight) {
         x.head.at = (int)head_at(x.layers, x.block_units);
         shared = (size_t)x.head.at + head_bytes_d16(x.n, x.block_units);
     }
-    return ps_small_launch(x.threshold ? d16_forward<true> : d16_forward<false>, dim3((unsigned)x.blocks), x.block_units * NT * 32,
-                           shared, stream, "encoder forward", x);
+    return ps_resident_launch(x.threshold ? d16_forward<true> : d16_forward<false>, dim3((unsigned)x.blocks),
+                              x.block_units * NT * 32, shared, stream, "encoder forward", x);
 }
 
-enum ps_status ps_encoder_narrow_backward(const struct encoder &x, size_t shared, cudaStream_t stream)
+enum ps_status ps_encoder_d16_backward(const struct encoder &x, size_t shared, cudaStream_t stream)
 {
-    return ps_small_launch(x.threshold ? d16_backward<true> : d16_backward<false>, dim3((unsigned)x.blocks),
-                           x.block_units * NT * 32 + (x.threshold ? DRAWING : 0), shared, stream, "encoder backward", x);
+    return ps_resident_launch(x.threshold ? d16_backward<true> : d16_backward<false>, dim3((unsigned)x.blocks),
+                              x.block_units * NT * 32 + (x.threshold ? DRAWING : 0), shared, stream, "encoder backward", x);
 }
 
 } // namespace PS_REAL16_SPACE

@@ -35,24 +35,24 @@
 namespace PS_REAL16_SPACE
 {
 
-bool ps_encoder_wide_fits(const struct ps_encoder_small *e)
+bool ps_encoder_d64_fits(const struct ps_encoder_request *e)
 {
     return e->d_model == D && e->n_heads == 4 && e->patches <= 16 && (e->d_ff == 128 || e->d_ff == 256);
 }
 
-bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared)
+bool ps_encoder_d64_serves(const struct ps_encoder_request *e, int shared)
 {
-    return ps_encoder_wide_fits(e) && shared_bytes((int)e->d_ff, e->layers, true) + BARRIERS <= (size_t)shared &&
+    return ps_encoder_d64_fits(e) && shared_bytes((int)e->d_ff, e->layers, true) + BARRIERS <= (size_t)shared &&
            WEIGHTS_SHARED + WEIGHTS_STATIC <= shared;
 }
 
-int ps_encoder_wide_blocks(int64_t units, int multiprocessors)
+int ps_encoder_d64_blocks(int64_t units, int multiprocessors)
 {
     const int64_t groups = (units + UNITS - 1) / UNITS, rounds = (groups + multiprocessors - 1) / multiprocessors;
     return (int)((groups + rounds - 1) / rounds);
 }
 
-int ps_encoder_wide_window_floats(void)
+int ps_encoder_d64_window_floats(void)
 {
     return WINDOW_FLOATS;
 }
@@ -62,7 +62,7 @@ int ps_encoder_wide_window_floats(void)
  * of rows than that leaves, rounded down: the largest is what is waited for. */
 static int splits_of(const struct encoder &x, int64_t groups, int multiprocessors)
 {
-    const int64_t blocks = ps_encoder_wide_blocks(x.units, multiprocessors);
+    const int64_t blocks = ps_encoder_d64_blocks(x.units, multiprocessors);
     const int64_t splits = (blocks + 2 * x.layers * (multiprocessors - blocks)) / (x.layers * pairs_of(x.f / 64));
     const int64_t each = splits < 1 ? groups : splits > groups ? 1 : groups / splits;
     return (int)((groups + each - 1) / each);
@@ -93,7 +93,7 @@ static size_t workspace_take(struct encoder *x, char *workspace, int multiproces
     return at;
 }
 
-size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units, int multiprocessors)
+size_t ps_encoder_d64_workspace(const struct ps_encoder_request *e, int64_t units, int multiprocessors)
 {
     struct encoder x = {};
     x.f = (int)e->d_ff;
@@ -112,13 +112,13 @@ size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units
 }
 
 #ifdef PS_COMPILE_HALVES
-unsigned *ps_encoder_wide_counters(char *workspace, int *count)
+unsigned *ps_encoder_d64_counters(char *workspace, int *count)
 {
     *count = FLAGS;
     return (unsigned *)workspace;
 }
 
-unsigned *ps_encoder_wide_peak(char *workspace)
+unsigned *ps_encoder_d64_peak(char *workspace)
 {
     return (unsigned *)workspace + PEAK;
 }
@@ -169,14 +169,14 @@ static d64_kernel *kernel_of(const struct encoder &x, bool backward)
     return backward ? drop ? d64_backward<4, true> : d64_backward<4, false> : drop ? d64_forward<4, true> : d64_forward<4, false>;
 }
 
-bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int shared)
+bool ps_encoder_d64_heads(const struct ps_encoder_request *e, int blocks, int shared)
 {
-    return e->pred_len <= D64_HORIZON && (int64_t)blocks * UNITS >= ps_small_units(e) &&
+    return e->pred_len <= D64_HORIZON && (int64_t)blocks * UNITS >= ps_resident_units(e) &&
            shared_bytes((int)e->d_ff, e->layers, false) + BARRIERS + head_bytes_d64((int)e->patches, (int)e->pred_len) <=
                (size_t)shared;
 }
 
-enum ps_status ps_encoder_wide_forward(const struct encoder &given, char *workspace, int multiprocessors, cudaStream_t stream)
+enum ps_status ps_encoder_d64_forward(const struct encoder &given, char *workspace, int multiprocessors, cudaStream_t stream)
 {
     struct encoder x = given;
     struct weight_panels panels;
@@ -186,20 +186,21 @@ enum ps_status ps_encoder_wide_forward(const struct encoder &given, char *worksp
     PS_TRY(panels_of(x, false, &panels));
     const size_t bytes = shared_bytes(x.f, x.layers, false);
     x.head.at = (int)bytes;
-    return ps_small_launch(kernel_of(x, false), dim3((unsigned)x.blocks), THREADS,
-                           bytes + (x.head.weight ? head_bytes_d64(x.n, x.head.horizon) : 0), stream, "encoder forward", x, panels);
+    return ps_resident_launch(kernel_of(x, false), dim3((unsigned)x.blocks), THREADS,
+                              bytes + (x.head.weight ? head_bytes_d64(x.n, x.head.horizon) : 0), stream, "encoder forward", x,
+                              panels);
 }
 
-enum ps_status ps_encoder_wide_backward(const struct encoder &given, char *workspace, int multiprocessors, cudaStream_t stream)
+enum ps_status ps_encoder_d64_backward(const struct encoder &given, char *workspace, int multiprocessors, cudaStream_t stream)
 {
     struct encoder x = given;
     struct weight_panels panels;
     (void)workspace_take(&x, workspace, multiprocessors);
     PS_TRY(panels_of(x, true, &panels));
-    PS_TRY(ps_small_launch(kernel_of(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true), stream,
-                           "encoder backward", x, panels));
-    return ps_small_launch(d64_weights, dim3((unsigned)multiprocessors), THREADS + 32, WEIGHTS_SHARED, stream,
-                           "encoder weight gradients", x);
+    PS_TRY(ps_resident_launch(kernel_of(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true), stream,
+                              "encoder backward", x, panels));
+    return ps_resident_launch(d64_weights, dim3((unsigned)multiprocessors), THREADS + 32, WEIGHTS_SHARED, stream,
+                              "encoder weight gradients", x);
 }
 
 } // namespace PS_REAL16_SPACE

@@ -62,11 +62,11 @@ static __global__ void __launch_bounds__(PEAK_THREADS) peak(unsigned *most, cons
 
 /* ---- the host's side ---- */
 
-static enum ps_status halves_plan(const struct ps_kernels *k, const struct ps_encoder_small *e, struct ps_encoder_plan *plan)
+static enum ps_status halves_plan(const struct ps_kernels *k, const struct ps_encoder_request *e, struct ps_encoder_plan *plan)
 {
     const int shared = ps_cuda(k)->shared_bytes;
     if (e->patches < 1 || e->layers < 1 || e->layers > 64 || e->sequences < 1 || e->sequences > INT32_MAX ||
-        !ps_encoder_wide_serves(e, shared)) {
+        !ps_encoder_d64_serves(e, shared)) {
         return ps_fail(
             PS_UNSUPPORTED,
             "encoder (cuda, halves): d_model %lld, n_heads %lld, d_ff %lld, %lld patches, %lld layers: d_model 64 with 4 "
@@ -74,11 +74,12 @@ static enum ps_status halves_plan(const struct ps_kernels *k, const struct ps_en
             (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared);
     }
     plan->kernels = "resident/d64_short (fp16 operands)";
-    plan->kept_bytes = ps_small_lse_bytes(e) + ps_small_deviation_bytes(e) + ps_small_mask_bytes(e, 1);
+    plan->kept_bytes = ps_resident_lse_bytes(e) + ps_resident_deviation_bytes(e) + ps_resident_mask_bytes(e, 1);
     return PS_OK;
 }
 
-static enum ps_encoder_span halves_span(const struct ps_kernels *, const struct ps_encoder_small *, const struct ps_encoder_plan *)
+static enum ps_encoder_span halves_span(const struct ps_kernels *, const struct ps_encoder_request *,
+                                        const struct ps_encoder_plan *)
 {
     return PS_SPAN_LAYERS;
 }
@@ -88,7 +89,7 @@ struct matrices {
     int64_t first, count;
 };
 
-static struct matrices matrices_of(const struct ps_encoder_small *e)
+static struct matrices matrices_of(const struct ps_encoder_request *e)
 {
     const struct ps_encoder_layout *l = &e->offsets;
     const int64_t d = e->d_model, f = e->d_ff, at[4] = {l->w_qkv, l->w_o, l->w_1, l->w_2},
@@ -105,54 +106,55 @@ static struct matrices matrices_of(const struct ps_encoder_small *e)
 }
 
 /* The workspace: encoder/resident/d64_short.cu's, then the weights. */
-static size_t weights_at(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static size_t weights_at(const struct ps_kernels *k, const struct ps_encoder_request *e)
 {
-    return (ps_encoder_wide_workspace(e, ps_small_units(e), ps_cuda(k)->multiprocessors) + 255) / 256 * 256;
+    return (ps_encoder_d64_workspace(e, ps_resident_units(e), ps_cuda(k)->multiprocessors) + 255) / 256 * 256;
 }
 
-static size_t halves_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
+static size_t halves_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
 {
     return weights_at(k, e) + (size_t)matrices_of(e).count * sizeof(real16);
 }
 
-static struct encoder halves_of(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static struct encoder halves_of(const struct ps_kernels *k, const struct ps_encoder_request *e)
 {
-    struct encoder x = ps_small_of(e, ps_encoder_wide_blocks(ps_small_units(e), ps_cuda(k)->multiprocessors));
+    struct encoder x = ps_resident_of(e, ps_encoder_d64_blocks(ps_resident_units(e), ps_cuda(k)->multiprocessors));
     x.weights = (const real16 *)((char *)e->workspace + weights_at(k, e)) - matrices_of(e).first;
     if (e->kept) {
         x.lse = (float *)e->kept;
-        x.d64.rstd = (float *)((char *)e->kept + ps_small_lse_bytes(e));
+        x.d64.rstd = (float *)((char *)e->kept + ps_resident_lse_bytes(e));
         if (e->dropout.threshold) {
-            x.masks = (uint32_t *)((char *)x.d64.rstd + ps_small_deviation_bytes(e));
+            x.masks = (uint32_t *)((char *)x.d64.rstd + ps_resident_deviation_bytes(e));
         }
     }
     return x;
 }
 
-static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
+static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const struct matrices m = matrices_of(e);
     char *const workspace = (char *)e->workspace;
     int count;
-    unsigned *const counters = ps_encoder_wide_counters(workspace, &count);
+    unsigned *const counters = ps_encoder_d64_counters(workspace, &count);
     ps_cuda_launch(c, to_halves, ps_cuda_blocks(m.count / 4, CONVERT_THREADS), CONVERT_THREADS, 0,
                    (uint2 *)(workspace + weights_at(k, e)), (const float4 *)((const float *)e->weights + m.first), m.count / 4,
                    counters, count);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder_forward"));
-    return ps_encoder_wide_forward(halves_of(k, e), workspace, c->multiprocessors, c->stream);
+    return ps_encoder_d64_forward(halves_of(k, e), workspace, c->multiprocessors, c->stream);
 }
 
-static enum ps_status halves_backward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
+static enum ps_status halves_backward(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                      const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const struct encoder x = halves_of(k, e);
     const int64_t fours = x.rows * e->d_model / 4;
     const unsigned blocks = ps_cuda_blocks(fours, 4 * PEAK_THREADS), most = (unsigned)c->multiprocessors;
-    ps_cuda_launch(c, peak, blocks < most ? blocks : most, PEAK_THREADS, 0, ps_encoder_wide_peak((char *)e->workspace),
+    ps_cuda_launch(c, peak, blocks < most ? blocks : most, PEAK_THREADS, 0, ps_encoder_d64_peak((char *)e->workspace),
                    (const float4 *)e->dy, fours);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder_backward"));
-    return ps_encoder_wide_backward(x, (char *)e->workspace, c->multiprocessors, c->stream);
+    return ps_encoder_d64_backward(x, (char *)e->workspace, c->multiprocessors, c->stream);
 }
 
 const struct ps_encoder_family ps_encoder_resident = {halves_plan, halves_span, halves_workspace_bytes, halves_forward,

@@ -1017,8 +1017,8 @@ static __device__ __forceinline__ void put_ones(float *sum, const float (&ones)[
 
 /* As ps_cuda_launch does. */
 template <typename... P>
-static inline enum ps_status ps_small_launch(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t stream,
-                                             const char *what, const P &...arguments)
+static inline enum ps_status ps_resident_launch(void (*kernel)(P...), dim3 grid, int threads, size_t shared, cudaStream_t stream,
+                                                const char *what, const P &...arguments)
 {
     if (shared > 48 * 1024) {
         PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
@@ -1038,47 +1038,47 @@ static inline enum ps_status ps_small_launch(void (*kernel)(P...), dim3 grid, in
 }
 
 /* Sequences of a unit, which may share a tile of 16 rows; units. */
-static inline int64_t ps_small_sequences(const struct ps_encoder_small *e)
+static inline int64_t ps_resident_sequences(const struct ps_encoder_request *e)
 {
     return e->patches <= 16 ? 16 / e->patches : 1;
 }
 
-static inline int64_t ps_small_units(const struct ps_encoder_small *e)
+static inline int64_t ps_resident_units(const struct ps_encoder_request *e)
 {
-    return (e->sequences + ps_small_sequences(e) - 1) / ps_small_sequences(e);
+    return (e->sequences + ps_resident_sequences(e) - 1) / ps_resident_sequences(e);
 }
 
 /* Bytes of what is kept: softmax's sums; encoder/resident/d64_short.cu's deviations; dropout's masks, of units of so many tiles. */
-static inline size_t ps_small_lse_bytes(const struct ps_encoder_small *e)
+static inline size_t ps_resident_lse_bytes(const struct ps_encoder_request *e)
 {
     return ((size_t)(e->layers * e->n_heads * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
 }
 
-static inline size_t ps_small_deviation_bytes(const struct ps_encoder_small *e)
+static inline size_t ps_resident_deviation_bytes(const struct ps_encoder_request *e)
 {
     return ((size_t)(e->layers * 2 * e->sequences * e->patches) * sizeof(float) + 255) / 256 * 256;
 }
 
-static inline size_t ps_small_mask_bytes(const struct ps_encoder_small *e, int64_t tiles)
+static inline size_t ps_resident_mask_bytes(const struct ps_encoder_request *e, int64_t tiles)
 {
-    const int64_t words = e->layers * ps_small_units(e) * tiles * (e->d_ff / 16 + e->d_model / 8) * 8;
+    const int64_t words = e->layers * ps_resident_units(e) * tiles * (e->d_ff / 16 + e->d_model / 8) * 8;
     return e->dropout.threshold ? (size_t)words * sizeof(uint32_t) : 0;
 }
 
 /* The request, as kernels are told; what is kept, embedding, head and update are for the caller to add. */
-static inline struct encoder ps_small_of(const struct ps_encoder_small *e, int blocks)
+static inline struct encoder ps_resident_of(const struct ps_encoder_request *e, int blocks)
 {
     const int head = (int)(e->d_model / e->n_heads);
     const float scale = 1.0f / sqrtf((float)head);
     struct encoder x = {};
     x.n = (int)e->patches;
-    x.unit_rows = (int)(ps_small_sequences(e) * e->patches);
+    x.unit_rows = (int)(ps_resident_sequences(e) * e->patches);
     x.e = head;
     x.f = (int)e->d_ff;
     x.heads = (int)e->n_heads;
     x.layers = (int)e->layers;
     x.rows = e->sequences * e->patches;
-    x.units = ps_small_units(e);
+    x.units = ps_resident_units(e);
     x.at = e->offsets;
     x.weights = (const ps_real *)e->weights;
     x.parameters = e->parameters;
@@ -1109,59 +1109,59 @@ enum { D16_LEAST_UNITS = 4 }; /* of a block: encoder/resident/d16_e4_f128.cu */
 
 #ifdef PS_COMPILE_TF32
 /* It has neither of the two below. */
-PS_ABSENT(bool, ps_encoder_wide_fits, false)
-PS_ABSENT(bool, ps_encoder_wide_serves, false)
-PS_ABSENT(int, ps_encoder_wide_blocks, 0)
-PS_ABSENT(bool, ps_encoder_wide_heads, false)
-PS_ABSENT(int, ps_encoder_wide_window_floats, 0)
-PS_ABSENT(size_t, ps_encoder_wide_workspace, 0)
-PS_ABSENT(ps_status, ps_encoder_wide_forward, PS_UNSUPPORTED)
-PS_ABSENT(ps_status, ps_encoder_wide_backward, PS_UNSUPPORTED)
-PS_ABSENT(bool, ps_encoder_narrow_serves, false)
-PS_ABSENT(size_t, ps_encoder_narrow_shared, 0)
-PS_ABSENT(int, ps_encoder_narrow_window_floats, 0)
-PS_ABSENT(bool, ps_encoder_narrow_heads, false)
-PS_ABSENT(int64_t, ps_encoder_narrow_tiles, 0)
-PS_ABSENT(size_t, ps_encoder_narrow_layers_bytes, 0)
-PS_ABSENT(size_t, ps_encoder_narrow_kept_bytes, 0)
-PS_ABSENT(ps_status, ps_encoder_narrow_forward, PS_UNSUPPORTED)
-PS_ABSENT(ps_status, ps_encoder_narrow_backward, PS_UNSUPPORTED)
+PS_ABSENT(bool, ps_encoder_d64_fits, false)
+PS_ABSENT(bool, ps_encoder_d64_serves, false)
+PS_ABSENT(int, ps_encoder_d64_blocks, 0)
+PS_ABSENT(bool, ps_encoder_d64_heads, false)
+PS_ABSENT(int, ps_encoder_d64_window_floats, 0)
+PS_ABSENT(size_t, ps_encoder_d64_workspace, 0)
+PS_ABSENT(ps_status, ps_encoder_d64_forward, PS_UNSUPPORTED)
+PS_ABSENT(ps_status, ps_encoder_d64_backward, PS_UNSUPPORTED)
+PS_ABSENT(bool, ps_encoder_d16_serves, false)
+PS_ABSENT(size_t, ps_encoder_d16_shared, 0)
+PS_ABSENT(int, ps_encoder_d16_window_floats, 0)
+PS_ABSENT(bool, ps_encoder_d16_heads, false)
+PS_ABSENT(int64_t, ps_encoder_d16_tiles, 0)
+PS_ABSENT(size_t, ps_encoder_d16_layers_bytes, 0)
+PS_ABSENT(size_t, ps_encoder_d16_kept_bytes, 0)
+PS_ABSENT(ps_status, ps_encoder_d16_forward, PS_UNSUPPORTED)
+PS_ABSENT(ps_status, ps_encoder_d16_backward, PS_UNSUPPORTED)
 #else
 /* ---- encoder/resident/d64_short.cu ---- */
 
 /* Whether it serves these sizes, with so much shared memory a block. */
-bool ps_encoder_wide_fits(const struct ps_encoder_small *e);
-bool ps_encoder_wide_serves(const struct ps_encoder_small *e, int shared);
-int ps_encoder_wide_blocks(int64_t units, int multiprocessors);
+bool ps_encoder_d64_fits(const struct ps_encoder_request *e);
+bool ps_encoder_d64_serves(const struct ps_encoder_request *e, int shared);
+int ps_encoder_d64_blocks(int64_t units, int multiprocessors);
 /* Whether forward can do the head. */
-bool ps_encoder_wide_heads(const struct ps_encoder_small *e, int blocks, int shared);
+bool ps_encoder_d64_heads(const struct ps_encoder_request *e, int blocks, int shared);
 /* Floats of a unit's windows that it has room for. */
-int ps_encoder_wide_window_floats(void);
-size_t ps_encoder_wide_workspace(const struct ps_encoder_small *e, int64_t units, int multiprocessors);
+int ps_encoder_d64_window_floats(void);
+size_t ps_encoder_d64_workspace(const struct ps_encoder_request *e, int64_t units, int multiprocessors);
 #ifdef PS_COMPILE_HALVES
 /* In the workspace: what must be zero before a step, and, one of it, the bits of dy's largest magnitude, found before backward,
  * whose last kernel takes it away. */
-unsigned *ps_encoder_wide_counters(char *workspace, int *count);
-unsigned *ps_encoder_wide_peak(char *workspace);
+unsigned *ps_encoder_d64_counters(char *workspace, int *count);
+unsigned *ps_encoder_d64_peak(char *workspace);
 #endif
-enum ps_status ps_encoder_wide_forward(const struct encoder &x, char *workspace, int multiprocessors, cudaStream_t stream);
-enum ps_status ps_encoder_wide_backward(const struct encoder &x, char *workspace, int multiprocessors, cudaStream_t stream);
+enum ps_status ps_encoder_d64_forward(const struct encoder &x, char *workspace, int multiprocessors, cudaStream_t stream);
+enum ps_status ps_encoder_d64_backward(const struct encoder &x, char *workspace, int multiprocessors, cudaStream_t stream);
 
 /* ---- encoder/resident/d16_e4_f128.cu ---- */
 
 /* Whether it serves these sizes; with so much shared memory for so many units a block. */
-bool ps_encoder_narrow_serves(const struct ps_encoder_small *e);
-size_t ps_encoder_narrow_shared(const struct ps_encoder_small *e, int block_units);
-int ps_encoder_narrow_window_floats();
+bool ps_encoder_d16_serves(const struct ps_encoder_request *e);
+size_t ps_encoder_d16_shared(const struct ps_encoder_request *e, int block_units);
+int ps_encoder_d16_window_floats();
 /* Whether forward can do the head. */
-bool ps_encoder_narrow_heads(const struct ps_encoder_small *e, int block_units, int shared);
+bool ps_encoder_d16_heads(const struct ps_encoder_request *e, int block_units, int shared);
 /* Tiles of a layer that it keeps: more than there are, since no unit of a block is left out. Then bytes of all layers', and with
  * the embedding's masks. */
-int64_t ps_encoder_narrow_tiles(const struct ps_encoder_small *e);
-size_t ps_encoder_narrow_layers_bytes(const struct ps_encoder_small *e);
-size_t ps_encoder_narrow_kept_bytes(const struct ps_encoder_small *e);
-enum ps_status ps_encoder_narrow_forward(struct encoder x, size_t shared, cudaStream_t stream);
-enum ps_status ps_encoder_narrow_backward(const struct encoder &x, size_t shared, cudaStream_t stream);
+int64_t ps_encoder_d16_tiles(const struct ps_encoder_request *e);
+size_t ps_encoder_d16_layers_bytes(const struct ps_encoder_request *e);
+size_t ps_encoder_d16_kept_bytes(const struct ps_encoder_request *e);
+enum ps_status ps_encoder_d16_forward(struct encoder x, size_t shared, cudaStream_t stream);
+enum ps_status ps_encoder_d16_backward(const struct encoder &x, size_t shared, cudaStream_t stream);
 #endif
 
 } // namespace PS_REAL16_SPACE

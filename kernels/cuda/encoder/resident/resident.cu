@@ -76,8 +76,7 @@ struct plan {
     int tiles, unit_rows; /* of a unit */
     int64_t units;
     int block_units, resident, staged, blocks, threads;
-    int wide;   /* encoder/resident/d64_short.cu's kernels */
-    int narrow; /* encoder/resident/d16_e4_f128.cu's */
+    int d64_short, d16_e4_f128; /* that file's kernels, not the general ones */
     int multiprocessors;
     size_t shared;
 };
@@ -94,7 +93,7 @@ static kernel_function *kernel_of(int d, const struct plan &p, bool backward, co
     return d == 16 ? kernel_of_tiles<16>(tiles, backward, e8) : kernel_of_tiles<32>(tiles, backward, e8);
 }
 
-static int sizes_fit(const struct ps_encoder_small *e)
+static int sizes_fit(const struct ps_encoder_request *e)
 {
     const int64_t d = e->d_model, head = e->n_heads > 0 ? d / e->n_heads : 0;
     return (d == 16 || d == 32 || (d == 64 && PS_REAL16 != PS_F32)) && head * e->n_heads == d &&
@@ -103,11 +102,11 @@ static int sizes_fit(const struct ps_encoder_small *e)
            e->layers >= 1 && e->layers <= 64 && e->sequences >= 1 && e->sequences <= INT32_MAX;
 }
 
-static void units_of(const struct ps_encoder_small *e, struct plan *p)
+static void units_of(const struct ps_encoder_request *e, struct plan *p)
 {
     p->tiles = ((int)e->patches + 15) / 16;
-    p->unit_rows = (int)(ps_small_sequences(e) * e->patches);
-    p->units = ps_small_units(e);
+    p->unit_rows = (int)(ps_resident_sequences(e) * e->patches);
+    p->units = ps_resident_units(e);
 }
 
 static int64_t unit_of(int d, int tiles, bool backward, int staged)
@@ -121,27 +120,28 @@ static int64_t unit_of(int d, int tiles, bool backward, int staged)
 }
 
 /* Fewest rounds over the units first, then weights that stay, then the fewest stages of d_ff. */
-static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps_encoder_small *e, bool backward, struct plan *best)
+static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps_encoder_request *e, bool backward,
+                                struct plan *best)
 {
     const int multiprocessors = c->multiprocessors, shared = c->shared_bytes;
     int64_t best_rounds = INT64_MAX;
-    if (sizes_fit(e) && ps_encoder_wide_serves(e, shared)) {
+    if (sizes_fit(e) && ps_encoder_d64_serves(e, shared)) {
         *best = {};
         units_of(e, best);
-        best->wide = 1;
-        best->blocks = ps_encoder_wide_blocks(best->units, multiprocessors);
+        best->d64_short = 1;
+        best->blocks = ps_encoder_d64_blocks(best->units, multiprocessors);
         best->multiprocessors = multiprocessors;
         return PS_OK;
     }
-    if (sizes_fit(e) && ps_encoder_narrow_serves(e)) {
+    if (sizes_fit(e) && ps_encoder_d16_serves(e)) {
         *best = {};
         units_of(e, best);
-        best->narrow = 1;
+        best->d16_e4_f128 = 1;
         best->multiprocessors = multiprocessors;
         best->block_units = (int)((best->units + multiprocessors - 1) / multiprocessors);
         best->block_units = best->block_units < D16_LEAST_UNITS ? D16_LEAST_UNITS : best->block_units;
         best->blocks = (int)((best->units + best->block_units - 1) / best->block_units);
-        if (ps_encoder_narrow_shared(e, best->block_units) <= (size_t)shared) {
+        if (ps_encoder_d16_shared(e, best->block_units) <= (size_t)shared) {
             return PS_OK;
         }
     }
@@ -193,45 +193,45 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
 }
 
 /* What is kept, in order: r, lse, deviations or merged, masks, the embedding's masks. */
-static size_t kept_r(const struct ps_encoder_small *e)
+static size_t kept_r(const struct ps_encoder_request *e)
 {
     return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(ps_real) + 255) / 256 * 256;
 }
 
 /* encoder/resident/d64_short.cu's deviations, or tf32's merged. */
-static size_t kept_beside(const struct ps_encoder_small *e)
+static size_t kept_beside(const struct ps_encoder_request *e)
 {
-    return PS_REAL16 == PS_F32 ? kept_r(e) : ps_encoder_wide_fits(e) ? ps_small_deviation_bytes(e) : 0;
+    return PS_REAL16 == PS_F32 ? kept_r(e) : ps_encoder_d64_fits(e) ? ps_resident_deviation_bytes(e) : 0;
 }
 
 /* The batch size decides which kernels run: the larger of what they keep. */
-static size_t kept_bytes(const struct ps_encoder_small *e, const struct plan &p)
+static size_t kept_bytes(const struct ps_encoder_request *e, const struct plan &p)
 {
     const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
-    const size_t bytes =
-        kept_r(e) + ps_small_lse_bytes(e) + kept_beside(e) + ps_small_mask_bytes(e, p.tiles) + (size_t)words * sizeof(uint32_t);
-    const size_t narrow = ps_encoder_narrow_serves(e) ? ps_encoder_narrow_kept_bytes(e) : 0;
-    return bytes > narrow ? bytes : narrow;
+    const size_t bytes = kept_r(e) + ps_resident_lse_bytes(e) + kept_beside(e) + ps_resident_mask_bytes(e, p.tiles) +
+                         (size_t)words * sizeof(uint32_t);
+    const size_t d16 = ps_encoder_d16_serves(e) ? ps_encoder_d16_kept_bytes(e) : 0;
+    return bytes > d16 ? bytes : d16;
 }
 
 /* The workspace, in order: counters (256 bytes a 16 layers), norms, encoder/resident/d16_e4_f128.cu's sums, partial sums, the
  * embedding's. */
-static size_t counter_bytes(const struct ps_encoder_small *e)
+static size_t counter_bytes(const struct ps_encoder_request *e)
 {
     return (size_t)(e->layers * 4 * sizeof(unsigned) + 255) / 256 * 256;
 }
 
-static size_t sums_bytes(const struct ps_encoder_small *e)
+static size_t sums_bytes(const struct ps_encoder_request *e)
 {
     return (size_t)e->layers * (size_t)layer_sums((int)e->d_model, (int)e->d_ff) * sizeof(float);
 }
 
-static size_t embed_sums(const struct ps_encoder_small *e)
+static size_t embed_sums(const struct ps_encoder_request *e)
 {
     return (size_t)embed_rows_of((int)e->patch_len, (int)e->patches) * (size_t)e->d_model * sizeof(float);
 }
 
-static size_t norm_bytes(const struct ps_encoder_small *e)
+static size_t norm_bytes(const struct ps_encoder_request *e)
 {
     const size_t row_blocks = (size_t)((4 * e->d_model + 2 * e->d_ff) * e->d_model / SUM_TILE);
     return ((size_t)e->layers * row_blocks * 2 * (size_t)e->d_model * sizeof(float) + 255) / 256 * 256;
@@ -247,7 +247,7 @@ static const struct plans &plans_of(const struct ps_encoder_plan *plan)
     return *(const struct plans *)plan->own;
 }
 
-static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_encoder_small *e, struct ps_encoder_plan *plan)
+static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_encoder_request *e, struct ps_encoder_plan *plan)
 {
     struct plans p;
     PS_TRY(plan_make(ps_cuda(k), e, false, &p.forward));
@@ -257,23 +257,23 @@ static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_
         return ps_fail(PS_DEVICE, "encoder: out of host memory");
     }
     memcpy(plan->own, &p, sizeof p);
-    plan->kernels = p.forward.wide ? "resident/d64_short" : p.forward.narrow ? "resident/d16_e4_f128" : "resident";
+    plan->kernels = p.forward.d64_short ? "resident/d64_short" : p.forward.d16_e4_f128 ? "resident/d16_e4_f128" : "resident";
     plan->kept_bytes = kept_bytes(e, p.forward);
     return PS_OK;
 }
 
 /* Whether a unit's windows fit where they are gathered, and du and patches where they are staged. */
-static bool can_embed(const struct ps_encoder_small *e, const struct plan &p)
+static bool can_embed(const struct ps_encoder_request *e, const struct plan &p)
 {
     if (e->seq_len < e->patch_len || e->patch_len < 1 || e->patch_len > 32) {
         return false;
     }
     const int64_t d = e->d_model, floats = p.unit_rows / e->patches * e->seq_len;
-    if (p.wide) {
-        return floats <= ps_encoder_wide_window_floats();
+    if (p.d64_short) {
+        return floats <= ps_encoder_d64_window_floats();
     }
-    if (p.narrow) {
-        return floats <= ps_encoder_narrow_window_floats();
+    if (p.d16_e4_f128) {
+        return floats <= ps_encoder_d16_window_floats();
     }
 #ifdef PS_COMPILE_TF32
     const struct unit_places places = places_of((int)d, p.tiles);
@@ -285,7 +285,7 @@ static bool can_embed(const struct ps_encoder_small *e, const struct plan &p)
            (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(ps_real) <= room;
 }
 
-static enum ps_encoder_span resident_span(const struct ps_kernels *k, const struct ps_encoder_small *e,
+static enum ps_encoder_span resident_span(const struct ps_kernels *k, const struct ps_encoder_request *e,
                                           const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).forward;
@@ -296,26 +296,26 @@ static enum ps_encoder_span resident_span(const struct ps_kernels *k, const stru
     if (p.blocks > PS_PARTIAL_BLOCKS || e->pred_len < 1) {
         return PS_SPAN_EMBEDDING;
     }
-    if (p.wide) {
-        return ps_encoder_wide_heads(e, p.blocks, shared) ? PS_SPAN_UPDATE : PS_SPAN_EMBEDDING;
+    if (p.d64_short) {
+        return ps_encoder_d64_heads(e, p.blocks, shared) ? PS_SPAN_UPDATE : PS_SPAN_EMBEDDING;
     }
-    return p.narrow && ps_encoder_narrow_heads(e, p.block_units, shared) ? PS_SPAN_LOSS : PS_SPAN_EMBEDDING;
+    return p.d16_e4_f128 && ps_encoder_d16_heads(e, p.block_units, shared) ? PS_SPAN_LOSS : PS_SPAN_EMBEDDING;
 }
 
-static size_t resident_workspace_bytes(const struct ps_kernels *, const struct ps_encoder_small *e,
+static size_t resident_workspace_bytes(const struct ps_kernels *, const struct ps_encoder_request *e,
                                        const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).backward;
     /* A shorter batch may have more blocks, of fewer units each: 980 units are 123 blocks of 8, 660 are 132 of 5. */
     const size_t blocks = p.units < p.multiprocessors ? p.units : p.multiprocessors;
     const size_t embed = can_embed(e, p) ? blocks * embed_sums(e) : 0;
-    if (p.wide) {
-        return ps_encoder_wide_workspace(e, p.units, p.multiprocessors) + embed;
+    if (p.d64_short) {
+        return ps_encoder_d64_workspace(e, p.units, p.multiprocessors) + embed;
     }
     return counter_bytes(e) + norm_bytes(e) + (blocks + 1) * sums_bytes(e) + embed;
 }
 
-static void embed_make(const struct ps_encoder_small *e, const struct plan *p, struct encoder_embedding *x)
+static void embed_make(const struct ps_encoder_request *e, const struct plan *p, struct encoder_embedding *x)
 {
     const struct ps_embed_forward *f = e->embed;
     const struct ps_embed_backward *b = e->embed_gradient;
@@ -348,7 +348,7 @@ static void embed_make(const struct ps_encoder_small *e, const struct plan *p, s
     }
 }
 
-static void head_make(const struct ps_encoder_small *e, struct encoder_head *x, struct d64_head *rest)
+static void head_make(const struct ps_encoder_request *e, struct encoder_head *x, struct d64_head *rest)
 {
     const struct ps_head_step *h = e->head;
     const struct ps_head_gradient *g = e->head_gradient;
@@ -376,7 +376,7 @@ static void head_make(const struct ps_encoder_small *e, struct encoder_head *x, 
     }
 }
 
-static void update_make(const struct ps_encoder_small *e, struct d64_update *x)
+static void update_make(const struct ps_encoder_request *e, struct d64_update *x)
 {
     const struct ps_adamw *u = e->update;
     if (u) {
@@ -390,27 +390,27 @@ static void update_make(const struct ps_encoder_small *e, struct d64_update *x)
     }
 }
 
-static struct encoder small_make(const struct ps_encoder_small *e, const struct plan *p)
+static struct encoder arguments_make(const struct ps_encoder_request *e, const struct plan *p)
 {
-    struct encoder x = ps_small_of(e, p->blocks);
+    struct encoder x = ps_resident_of(e, p->blocks);
     x.block_units = p->block_units;
     x.general.resident = p->resident;
     x.general.staged = p->staged;
-    if (p->narrow) {
+    if (p->d16_e4_f128) {
         x.d16.kept = (char *)e->kept;
-        x.d16.tiles = ps_encoder_narrow_tiles(e);
+        x.d16.tiles = ps_encoder_d16_tiles(e);
         if (e->kept && e->dropout.threshold) {
-            x.embed.masks = (uint32_t *)((char *)e->kept + ps_encoder_narrow_layers_bytes(e));
+            x.embed.masks = (uint32_t *)((char *)e->kept + ps_encoder_d16_layers_bytes(e));
         }
     } else if (e->kept) {
         char *kept = (char *)e->kept;
         x.general.r = (ps_real *)kept;
         x.lse = (float *)(kept + kept_r(e));
-        x.d64.rstd = (float *)(kept + kept_r(e) + ps_small_lse_bytes(e));
+        x.d64.rstd = (float *)(kept + kept_r(e) + ps_resident_lse_bytes(e));
         x.general.merged = (ps_real *)x.d64.rstd;
         if (e->dropout.threshold) {
-            x.masks = (uint32_t *)(kept + kept_r(e) + ps_small_lse_bytes(e) + kept_beside(e));
-            x.embed.masks = (uint32_t *)((char *)x.masks + ps_small_mask_bytes(e, p->tiles));
+            x.masks = (uint32_t *)(kept + kept_r(e) + ps_resident_lse_bytes(e) + kept_beside(e));
+            x.embed.masks = (uint32_t *)((char *)x.masks + ps_resident_mask_bytes(e, p->tiles));
         }
     }
     embed_make(e, p, &x.embed);
@@ -419,59 +419,59 @@ static struct encoder small_make(const struct ps_encoder_small *e, const struct 
     return x;
 }
 
-static enum ps_status resident_forward(const struct ps_kernels *k, const struct ps_encoder_small *e,
+static enum ps_status resident_forward(const struct ps_kernels *k, const struct ps_encoder_request *e,
                                        const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).forward;
     const cudaStream_t stream = ps_cuda(k)->stream;
     ps_cuda(k)->ordered = false; /* `fresh` takes care of what was */
-    struct encoder x = small_make(e, &p);
-    if (p.wide) {
-        return ps_encoder_wide_forward(x, (char *)e->workspace, p.multiprocessors, stream);
+    struct encoder x = arguments_make(e, &p);
+    if (p.d64_short) {
+        return ps_encoder_d64_forward(x, (char *)e->workspace, p.multiprocessors, stream);
     }
-    if (p.narrow) {
-        return ps_encoder_narrow_forward(x, ps_encoder_narrow_shared(e, p.block_units), stream);
+    if (p.d16_e4_f128) {
+        return ps_encoder_d16_forward(x, ps_encoder_d16_shared(e, p.block_units), stream);
     }
-    return ps_small_launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
-                           "encoder forward", x);
+    return ps_resident_launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
+                              "encoder forward", x);
 }
 
-static enum ps_status resident_backward(const struct ps_kernels *k, const struct ps_encoder_small *e,
+static enum ps_status resident_backward(const struct ps_kernels *k, const struct ps_encoder_request *e,
                                         const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).backward;
     const cudaStream_t stream = ps_cuda(k)->stream;
     /* `fresh` takes care of what was. With an update the weights have just been written: the next kernel must not prefetch them. */
     ps_cuda(k)->ordered = e->update != NULL;
-    struct encoder x = small_make(e, &p);
+    struct encoder x = arguments_make(e, &p);
     const int d = (int)e->d_model, f = (int)e->d_ff;
     char *workspace = (char *)e->workspace;
-    if (p.wide) {
+    if (p.d64_short) {
         if (e->embed_gradient) {
-            x.embed.partial = (float *)(workspace + ps_encoder_wide_workspace(e, p.units, p.multiprocessors));
+            x.embed.partial = (float *)(workspace + ps_encoder_d64_workspace(e, p.units, p.multiprocessors));
         }
-        return ps_encoder_wide_backward(x, workspace, p.multiprocessors, stream);
+        return ps_encoder_d64_backward(x, workspace, p.multiprocessors, stream);
     }
     x.sums.arrived = (unsigned *)workspace;
     x.sums.norms = (float *)(workspace + counter_bytes(e));
     float *const summed = (float *)(workspace + counter_bytes(e) + norm_bytes(e));
-    x.sums.summed = p.narrow && x.threshold ? summed : NULL;
+    x.sums.summed = p.d16_e4_f128 && x.threshold ? summed : NULL;
     x.sums.finished = x.sums.arrived + 2 * e->layers;
     x.sums.partial = (float *)((char *)summed + sums_bytes(e));
     if (e->embed_gradient) {
         x.embed.partial = (float *)((char *)x.sums.partial + (size_t)p.blocks * sums_bytes(e));
     }
-    PS_TRY(p.narrow ? ps_encoder_narrow_backward(x, ps_encoder_narrow_shared(e, p.block_units), stream)
-                    : ps_small_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
-                                      "encoder backward", x));
+    PS_TRY(p.d16_e4_f128 ? ps_encoder_d16_backward(x, ps_encoder_d16_shared(e, p.block_units), stream)
+                         : ps_resident_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
+                                              "encoder backward", x));
 #ifdef PS_COMPILE_TF32
     kernel_function *const sum = d == 16 ? sum_kernel<16> : sum_kernel<32>;
 #else
     kernel_function *const sum = d == 16 ? sum_kernel<16> : d == 32 ? sum_kernel<32> : sum_kernel<64>;
 #endif
-    return ps_small_launch(sum,
-                           dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
-                           SUM_THREADS, 0, stream, "encoder weight gradients", x);
+    return ps_resident_launch(sum,
+                              dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
+                              SUM_THREADS, 0, stream, "encoder weight gradients", x);
 }
 
 const struct ps_encoder_family ps_encoder_resident = {resident_plan, resident_span, resident_workspace_bytes, resident_forward,

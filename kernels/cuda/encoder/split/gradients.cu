@@ -46,12 +46,12 @@ struct layer_products {
     int tiles, hidden_tiles;
 };
 
-static int tiles_of(const struct ps_encoder_small *e)
+static int tiles_of(const struct ps_encoder_request *e)
 {
     return 4 + 2 * (int)((e->d_ff + EDGE - 1) / EDGE);
 }
 
-int ps_encoder_rows_slabs(const struct ps_kernels *k, const struct ps_encoder_small *e)
+int ps_encoder_rows_slabs(const struct ps_kernels *k, const struct ps_encoder_request *e)
 {
     const int64_t most = (e->sequences * e->patches + DEEP - 1) / DEEP;
     const int slabs = ps_cuda(k)->multiprocessors / tiles_of(e);
@@ -198,7 +198,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_gradients(const __gri
     }
 }
 
-enum ps_status ps_encoder_rows_gradients(const struct ps_kernels *k, const struct ps_encoder_small *e, int layer,
+enum ps_status ps_encoder_rows_gradients(const struct ps_kernels *k, const struct ps_encoder_request *e, int layer,
                                          const struct ps_encoder_rows_operands *operands, float *parts)
 {
     const struct ps_cuda_context *c = ps_cuda(k);

@@ -14,9 +14,9 @@ struct ps_encoder_rows_operands {
     const __half *x[4];
 };
 /* Into how many slabs of rows the sums are cut. */
-int ps_encoder_rows_slabs(const struct ps_kernels *k, const struct ps_encoder_small *e);
+int ps_encoder_rows_slabs(const struct ps_kernels *k, const struct ps_encoder_request *e);
 /* A layer's, to each slab's place in `parts` as encoder/streamed/float.cuh lays them out. */
-enum ps_status ps_encoder_rows_gradients(const struct ps_kernels *k, const struct ps_encoder_small *e, int layer,
+enum ps_status ps_encoder_rows_gradients(const struct ps_kernels *k, const struct ps_encoder_request *e, int layer,
                                          const struct ps_encoder_rows_operands *operands, float *parts);
 
 } // namespace PS_REAL16_SPACE

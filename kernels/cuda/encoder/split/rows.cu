@@ -47,7 +47,7 @@
 namespace PS_REAL16_SPACE
 {
 
-static enum ps_status supported(const struct ps_encoder_small *e)
+static enum ps_status supported(const struct ps_encoder_request *e)
 {
     if (e->d_model != D || e->n_heads < D / PS_ATTENTION_HEAD || e->n_heads > D / 2 || D % e->n_heads != 0 || e->patches < 1 ||
         e->patches > PS_ATTENTION_PATCHES || e->d_ff < COLUMNS || e->d_ff > MOST_HIDDEN || e->d_ff % COLUMNS != 0) {
@@ -62,12 +62,12 @@ static enum ps_status supported(const struct ps_encoder_small *e)
 }
 
 /* Floats of a layer in what is kept; dropout's bits are always there. */
-static int64_t kept_floats(const struct ps_encoder_small *e)
+static int64_t kept_floats(const struct ps_encoder_request *e)
 {
     return padded_rows(e) * (6 * D / 2 + e->n_heads + 2 + (2 * D + e->d_ff) / 32);
 }
 
-static enum ps_status split_plan(const struct ps_kernels *, const struct ps_encoder_small *e, struct ps_encoder_plan *plan)
+static enum ps_status split_plan(const struct ps_kernels *, const struct ps_encoder_request *e, struct ps_encoder_plan *plan)
 {
     PS_TRY(supported(e));
     plan->kernels = "split/rows";
@@ -76,7 +76,7 @@ static enum ps_status split_plan(const struct ps_kernels *, const struct ps_enco
     return PS_OK;
 }
 
-static enum ps_encoder_span split_span(const struct ps_kernels *, const struct ps_encoder_small *, const struct ps_encoder_plan *)
+static enum ps_encoder_span split_span(const struct ps_kernels *, const struct ps_encoder_request *, const struct ps_encoder_plan *)
 {
     return PS_SPAN_LAYERS;
 }
@@ -86,7 +86,7 @@ struct row_workspace {
     int64_t biases, parts, hidden, d_hidden, masked_2, masked_o, d_merged, d_qkv, delta, all;
 };
 
-static struct row_workspace workspace_of(const struct ps_kernels *k, const struct ps_encoder_small *e)
+static struct row_workspace workspace_of(const struct ps_kernels *k, const struct ps_encoder_request *e)
 {
     const int64_t R = padded_rows(e);
     struct row_workspace w = {};
@@ -103,12 +103,12 @@ static struct row_workspace workspace_of(const struct ps_kernels *k, const struc
     return w;
 }
 
-static size_t split_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
+static size_t split_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
 {
     return (size_t)workspace_of(k, e).all * sizeof(float);
 }
 
-static struct rows_layer layer_of(const struct ps_kernels *k, const struct ps_encoder_small *e, int layer)
+static struct rows_layer layer_of(const struct ps_kernels *k, const struct ps_encoder_request *e, int layer)
 {
     const struct row_workspace at = workspace_of(k, e);
     const struct ps_encoder_layout *const l = &e->offsets;
@@ -160,17 +160,17 @@ static struct rows_layer layer_of(const struct ps_kernels *k, const struct ps_en
 }
 
 /* [S, h, N, e] of rows of `columns`, fp16 what is kept, fp32 gradients. */
-static struct ps_tensor heads_of(const struct ps_encoder_small *e, const __half *rows, int64_t columns)
+static struct ps_tensor heads_of(const struct ps_encoder_request *e, const __half *rows, int64_t columns)
 {
     return ps_tensor_heads((void *)rows, PS_F16, e->sequences, e->n_heads, e->patches, D / e->n_heads, columns);
 }
 
-static struct ps_tensor heads_of(const struct ps_encoder_small *e, const float *rows, int64_t columns)
+static struct ps_tensor heads_of(const struct ps_encoder_request *e, const float *rows, int64_t columns)
 {
     return ps_tensor_heads((void *)rows, PS_F32, e->sequences, e->n_heads, e->patches, D / e->n_heads, columns);
 }
 
-static struct ps_tensor statistics_of(const struct ps_encoder_small *e, float *data)
+static struct ps_tensor statistics_of(const struct ps_encoder_request *e, float *data)
 {
     return ps_tensor_3d(data, PS_F32, e->sequences, e->n_heads, e->patches);
 }
@@ -183,7 +183,7 @@ static enum ps_status launch_rows(const struct ps_cuda_context *c, void (*run)(c
     return launch(c, run, dim3((unsigned)(tiles < c->multiprocessors ? tiles : c->multiprocessors)), threads, shared, what, x);
 }
 
-static enum ps_status split_forward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
+static enum ps_status split_forward(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const char *name = "encoder_forward";
@@ -210,7 +210,7 @@ static enum ps_status split_forward(const struct ps_kernels *k, const struct ps_
     return PS_OK;
 }
 
-static enum ps_status split_backward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
+static enum ps_status split_backward(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const char *name = "encoder_backward";

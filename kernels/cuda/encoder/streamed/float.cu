@@ -24,6 +24,7 @@
 #include "kernels/cuda/encoder/streamed/float_backward.cuh"
 #include "kernels/cuda/encoder/streamed/float_forward.cuh"
 #include "kernels/cuda/encoder/streamed/float_gradients.cuh"
+#include "kernels/cuda/tile/math.cuh"
 
 namespace PS_REAL16_SPACE
 {
@@ -55,7 +56,7 @@ static struct kernels_of kernels_for(int64_t d, int64_t heads)
     }
 }
 
-static enum ps_status supported(const struct ps_encoder_small *e)
+static enum ps_status supported(const struct ps_encoder_request *e)
 {
     if (!kernels_for(e->d_model, e->n_heads).forward || e->patches < 1 || e->patches > 64 || e->d_ff < HIDDEN ||
         e->d_ff > MOST_HIDDEN || e->d_ff % HIDDEN != 0) {
@@ -69,36 +70,36 @@ static enum ps_status supported(const struct ps_encoder_small *e)
 }
 
 /* Floats of a layer in what is kept. */
-static int64_t kept_floats(const struct ps_encoder_small *e)
+static int64_t kept_floats(const struct ps_encoder_request *e)
 {
     return padded_rows(e) * (8 * e->d_model + 2 * e->d_ff + e->n_heads + 2);
 }
 
 /* Of the rows, for weights' gradients; the workspace is of the most. */
-static int splits_of(const struct ps_encoder_small *e, int multiprocessors)
+static int splits_of(const struct ps_encoder_request *e, int multiprocessors)
 {
     const int64_t d = e->d_model / EDGE, f = e->d_ff / EDGE, tiles = e->layers * (4 * d * d + 2 * d * f);
     return (int)(4 * multiprocessors > tiles ? 4 * multiprocessors / tiles : 1);
 }
 
 /* Whether weights' gradients are the products of level gemm's table, one by one: of many rows. */
-static bool by_table(const struct ps_encoder_small *e)
+static bool by_table(const struct ps_encoder_request *e)
 {
     return e->sequences * e->patches >= 32768;
 }
 
-static size_t packed_bytes(const struct ps_encoder_small *e)
+static size_t packed_bytes(const struct ps_encoder_request *e)
 {
     return (size_t)e->layers * (size_t)places_of(D, (int)e->d_ff).all * sizeof(uint4);
 }
 
 /* Floats of all sums of a split. */
-static int64_t split_floats(const struct ps_encoder_small *e)
+static int64_t split_floats(const struct ps_encoder_request *e)
 {
     return ps_encoder_float_parts(e) + (EDGE + 1) * e->d_model;
 }
 
-static enum ps_status float_plan(const struct ps_kernels *k, const struct ps_encoder_small *e, struct ps_encoder_plan *plan)
+static enum ps_status float_plan(const struct ps_kernels *k, const struct ps_encoder_request *e, struct ps_encoder_plan *plan)
 {
     PS_TRY(supported(e));
     const int turns = exact ? 1 : 3; /* measured at seed28k, and at weather with d 64 */
@@ -108,7 +109,8 @@ static enum ps_status float_plan(const struct ps_kernels *k, const struct ps_enc
     return PS_OK;
 }
 
-static enum ps_encoder_span float_span(const struct ps_kernels *, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
+static enum ps_encoder_span float_span(const struct ps_kernels *, const struct ps_encoder_request *e,
+                                       const struct ps_encoder_plan *)
 {
     const int64_t most = ROWS / e->patches;
     return !by_table(e) && e->patch_len >= 1 && e->patch_len + e->patches <= EDGE && e->patch_len * D <= ROWS * HIDDEN &&
@@ -117,12 +119,12 @@ static enum ps_encoder_span float_span(const struct ps_kernels *, const struct p
                : PS_SPAN_LAYERS;
 }
 
-static size_t float_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
+static size_t float_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
 {
     return packed_bytes(e) + (size_t)split_floats(e) * (size_t)splits_of(e, ps_cuda(k)->multiprocessors) * sizeof(float);
 }
 
-static struct floats floats_of(const struct ps_encoder_small *e, int blocks)
+static struct floats floats_of(const struct ps_encoder_request *e, int blocks)
 {
     struct floats x = {};
     x.rows = e->sequences * e->patches;
@@ -194,7 +196,7 @@ static dim3 blocks_of(const struct ps_cuda_context *c, const struct floats &x)
     return dim3((unsigned)(x.tiles < c->multiprocessors ? x.tiles : c->multiprocessors));
 }
 
-static enum ps_status float_forward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
+static enum ps_status float_forward(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const struct kernels_of kernels = kernels_for(e->d_model, e->n_heads);
@@ -206,12 +208,12 @@ static enum ps_status float_forward(const struct ps_kernels *k, const struct ps_
     return launch(c, kernels.forward, blocks_of(c, x), THREADS, shared_bytes(false), "encoder_forward", x, list_pieces(x.f, false));
 }
 
-int64_t ps_encoder_float_parts(const struct ps_encoder_small *e)
+int64_t ps_encoder_float_parts(const struct ps_encoder_request *e)
 {
     return e->layers * sums_of((int)e->d_model, (int)e->d_ff).all;
 }
 
-void ps_encoder_float_part(const struct ps_encoder_small *e, int layer, int which, float *parts, float **products, float **sums)
+void ps_encoder_float_part(const struct ps_encoder_request *e, int layer, int which, float *parts, float **products, float **sums)
 {
     const struct sum_places places = sums_of((int)e->d_model, (int)e->d_ff);
     parts += (int64_t)layer * places.all;
@@ -219,7 +221,7 @@ void ps_encoder_float_part(const struct ps_encoder_small *e, int layer, int whic
     *sums = parts + places.b[which];
 }
 
-static struct float_sums adding(const struct ps_encoder_small *e, const float *parts, int splits)
+static struct float_sums adding(const struct ps_encoder_request *e, const float *parts, int splits)
 {
     struct float_sums x = {};
     x.of.f = (int)e->d_ff;
@@ -234,7 +236,7 @@ static struct float_sums adding(const struct ps_encoder_small *e, const float *p
     return x;
 }
 
-enum ps_status ps_encoder_float_add(const struct ps_kernels *k, const struct ps_encoder_small *e, const float *parts, int splits)
+enum ps_status ps_encoder_float_add(const struct ps_kernels *k, const struct ps_encoder_request *e, const float *parts, int splits)
 {
     const struct float_sums x = adding(e, parts, splits);
     return launch(ps_cuda(k), sum_up<false>, dim3((3 * (unsigned)x.d + (unsigned)x.of.f) / SUM_ROWS, (unsigned)x.of.layers),
@@ -243,7 +245,7 @@ enum ps_status ps_encoder_float_add(const struct ps_kernels *k, const struct ps_
 
 /* Weights' gradients of many rows by the table's products: W_o's and W_2's to the gradients (+=), the others' to parts, and from
  * there with LayerNorm's to the gradients. */
-static enum ps_status by_products(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct floats &o,
+static enum ps_status by_products(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct floats &o,
                                   float *parts)
 {
     const struct ps_encoder_layout &at = e->offsets;
@@ -272,7 +274,7 @@ static enum ps_status by_products(const struct ps_kernels *k, const struct ps_en
                   "encoder_backward", x);
 }
 
-static enum ps_status float_backward(const struct ps_kernels *k, const struct ps_encoder_small *e, const struct ps_encoder_plan *)
+static enum ps_status float_backward(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
     const struct kernels_of kernels = kernels_for(e->d_model, e->n_heads);

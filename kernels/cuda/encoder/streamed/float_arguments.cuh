@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/encoder/streamed/float_device.cuh"
 #include "kernels/cuda/tile/windows.cuh"
+#include "kernels/cuda/tile/divide.cuh"
 
 namespace PS_REAL16_SPACE
 {

@@ -4,6 +4,8 @@
 
 #include "kernels/cuda/encoder/streamed/float_arguments.cuh"
 #include "kernels/cuda/encoder/streamed/float_operands.cuh"
+#include "kernels/cuda/tile/math.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 
 namespace PS_REAL16_SPACE
 {

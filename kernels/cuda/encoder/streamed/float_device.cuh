@@ -20,7 +20,7 @@ static constexpr bool exact = false;
 enum { MOST_HIDDEN = 512 }; /* d_ff */
 
 /* R, so that what follows a tensor of rows is aligned. */
-static int64_t padded_rows(const struct ps_encoder_small *e)
+static int64_t padded_rows(const struct ps_encoder_request *e)
 {
     return (e->sequences * e->patches + 3) / 4 * 4;
 }

@@ -3,6 +3,7 @@
 #define PS_KERNELS_CUDA_ENCODER_FLOAT_HIDDEN_CUH
 
 #include "kernels/cuda/encoder/streamed/float_operands.cuh"
+#include "kernels/cuda/tile/activation.cuh"
 
 namespace PS_REAL16_SPACE
 {

@@ -414,7 +414,7 @@ static size_t layer_kept_bytes(const struct layer *l)
 }
 
 /* Of any layer, without its memory. */
-static struct layer sizes_of(const struct ps_kernels *k, const struct ps_encoder_small *r)
+static struct layer sizes_of(const struct ps_kernels *k, const struct ps_encoder_request *r)
 {
     struct layer l = {};
     l.sequences = r->sequences;
@@ -429,7 +429,7 @@ static struct layer sizes_of(const struct ps_kernels *k, const struct ps_encoder
     return l;
 }
 
-static struct layer layer_of(const struct ps_kernels *k, const struct ps_encoder_small *r, int64_t layer)
+static struct layer layer_of(const struct ps_kernels *k, const struct ps_encoder_request *r, int64_t layer)
 {
     const struct ps_encoder_layout *at = &r->offsets;
     const int64_t rows = r->sequences * r->patches * r->d_model, matrix = layer * at->matrix_stride;
@@ -453,7 +453,7 @@ static struct layer layer_of(const struct ps_kernels *k, const struct ps_encoder
     return l;
 }
 
-static enum ps_status streamed_plan(const struct ps_kernels *k, const struct ps_encoder_small *r, struct ps_encoder_plan *plan)
+static enum ps_status streamed_plan(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan)
 {
     const struct layer l = sizes_of(k, r);
     PS_TRY(supported(&l));
@@ -462,20 +462,22 @@ static enum ps_status streamed_plan(const struct ps_kernels *k, const struct ps_
     return PS_OK;
 }
 
-static enum ps_encoder_span streamed_span(const struct ps_kernels *, const struct ps_encoder_small *,
+static enum ps_encoder_span streamed_span(const struct ps_kernels *, const struct ps_encoder_request *,
                                           const struct ps_encoder_plan *)
 {
     return PS_SPAN_LAYERS;
 }
 
 /* The rows are taken in chunks, so that it stays below 400 MiB whatever S, and 4 to 6 MB a layer. */
-static size_t streamed_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *)
+static size_t streamed_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *r,
+                                       const struct ps_encoder_plan *)
 {
     const struct layer l = sizes_of(k, r);
     return plan_of(&l).bytes;
 }
 
-static enum ps_status streamed_forward(const struct ps_kernels *k, const struct ps_encoder_small *r, const struct ps_encoder_plan *)
+static enum ps_status streamed_forward(const struct ps_kernels *k, const struct ps_encoder_request *r,
+                                       const struct ps_encoder_plan *)
 {
     const int64_t rows = r->sequences * r->patches * r->d_model;
     for (int64_t layer = 0; layer < r->layers; layer++) {
@@ -485,7 +487,7 @@ static enum ps_status streamed_forward(const struct ps_kernels *k, const struct 
     return PS_OK;
 }
 
-static enum ps_status streamed_backward(const struct ps_kernels *k, const struct ps_encoder_small *r,
+static enum ps_status streamed_backward(const struct ps_kernels *k, const struct ps_encoder_request *r,
                                         const struct ps_encoder_plan *)
 {
     const struct ps_encoder_layout *at = &r->offsets;
