@@ -3,6 +3,7 @@
 #include "tests/run.h"
 
 #include "kernels/kernels.h"
+#include "tests/suite.h"
 
 static const struct ps_gpu h200 = {90, 132, 232448}, a100 = {80, 108, 166912};
 
@@ -546,9 +547,5 @@ int main(void)
     tcase_add_test(tests, of_attention);
     tcase_add_test(tests, of_attention_or_products);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite, CK_FORK_GETENV) != 0;
 }

@@ -1,6 +1,6 @@
 /* What the CUDA backend's files share. No header of CUDA's is included outside this folder. */
-#ifndef PS_KERNELS_CUDA_CUDA_CUH
-#define PS_KERNELS_CUDA_CUDA_CUH
+#ifndef PS_KERNELS_CUDA_CONTEXT_CUH
+#define PS_KERNELS_CUDA_CONTEXT_CUH
 
 #include <cuda_runtime.h>
 

@@ -65,10 +65,10 @@ static const struct {
     {PS_FP32, &level_fp32::ps_encoder_streamed, NULL},
 };
 
-/* The first that serves the request; when none does, what the last one asked says. */
+/* The first that serves the request; when none does, what the last one asked says. Each precision has a row for every shape. */
 static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan)
 {
-    enum ps_status status = ps_fail(PS_UNSUPPORTED, "encoder (cuda): no kernels for %s", ps_precision_name(k->precision));
+    enum ps_status status = PS_UNSUPPORTED;
     for (size_t i = 0; i < sizeof choices / sizeof *choices && status == PS_UNSUPPORTED; i++) {
         if (choices[i].precision == k->precision && (!choices[i].when || choices[i].when(r))) {
             *plan = {};

@@ -1,6 +1,6 @@
 /* A product's sizes and strides, taken apart once for all ways to compute it, and the ways: gemm/choose.cu chooses. */
-#ifndef PS_KERNELS_CUDA_GEMM_CUH
-#define PS_KERNELS_CUDA_GEMM_CUH
+#ifndef PS_KERNELS_CUDA_PRODUCT_CUH
+#define PS_KERNELS_CUDA_PRODUCT_CUH
 
 #include "kernels/cuda/context.cuh"
 

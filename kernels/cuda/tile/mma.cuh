@@ -2,8 +2,8 @@
  * ISA sections mma.m16n8k16, ldmatrix, stmatrix, bar. With group g = lane / 4 and q = lane % 4 an accumulator tile m16n8 holds
  * (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1); two neighbouring tiles packed to pairs are the A operand of the next product.
  */
-#ifndef PS_KERNELS_CUDA_WARP_MMA_CUH
-#define PS_KERNELS_CUDA_WARP_MMA_CUH
+#ifndef PS_KERNELS_CUDA_MMA_CUH
+#define PS_KERNELS_CUDA_MMA_CUH
 
 #include "kernels/cuda/tile/types.cuh"
 

@@ -2,8 +2,8 @@
  * PS_COMPILE_FP16; and fp32, rounded to tf32 as operands, with PS_COMPILE_TF32, which some of the files know (ps_real), and as it
  * is with PS_COMPILE_FP32 besides. The kernels are compiled once for each (CMakeLists.txt), encoder/resident/d64_short.cu's for
  * fp16 a second time with a stream of fp32 (PS_COMPILE_HALVES), and share no name: namespace PS_REAL16_SPACE. */
-#ifndef PS_KERNELS_CUDA_REAL16_CUH
-#define PS_KERNELS_CUDA_REAL16_CUH
+#ifndef PS_KERNELS_CUDA_TYPES_CUH
+#define PS_KERNELS_CUDA_TYPES_CUH
 
 #include "kernels/cuda/tile/operands.cuh"
 

@@ -4,8 +4,8 @@
  * ps_wgmma<T>(d, a, b, add): d = a b (add: d += a b), under way until ps_wgmma_wait; d [N / 8][4] says how many columns. T:
  * ps_bf16, ps_fp16, or float, whose words are read as tf32. A panel's lines run along the summed dimension; of 16 bits, A_ACROSS
  * and B_ACROSS say that the operand's lines run across it. PTX ISA, wgmma.mma_async. */
-#ifndef PS_KERNELS_CUDA_WGMMA_PANELS_CUH
-#define PS_KERNELS_CUDA_WGMMA_PANELS_CUH
+#ifndef PS_KERNELS_CUDA_WGMMA_CUH
+#define PS_KERNELS_CUDA_WGMMA_CUH
 
 #include <stdint.h>
 

@@ -1,6 +1,6 @@
 /* The instructions that encoder/streamed/real16.cu is made of beside tile/mma.cuh's, one function each. */
-#ifndef PS_KERNELS_CUDA_ENCODER_LARGE_DEVICE_CUH
-#define PS_KERNELS_CUDA_ENCODER_LARGE_DEVICE_CUH
+#ifndef PS_KERNELS_CUDA_ENCODER_STREAMED_DEVICE_CUH
+#define PS_KERNELS_CUDA_ENCODER_STREAMED_DEVICE_CUH
 
 #include <cudaTypedefs.h>
 
