@@ -84,7 +84,13 @@ static int in_place(enum ps_op op, const void *arguments, int i)
     case PS_OP_gemm_gradient:
         return i < 2;
     case PS_OP_layernorm_backward:
+    case PS_OP_batchnorm_backward:
+    case PS_OP_channel_affine_backward:
         return i == 1 || i == 2;
+    case PS_OP_batchnorm_statistics:
+        return i == 2 || i == 3;
+    case PS_OP_bias_residual_statistics:
+        return i == 3 || i == 4;
     case PS_OP_adamw:
         return i < 4;
     case PS_OP_encoder_backward:

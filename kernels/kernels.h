@@ -44,45 +44,52 @@ enum ps_kind {
 };
 
 /* X(name, kind, tensors, flops an element of the largest tensor). GEMMs and fused layers count their own FLOPs. */
-#define PS_KERNEL_LIST(X)                       \
-    X(gemm, PS_KIND_GEMM, 3, 0)                 \
-    X(layernorm, PS_KIND_SUB, 6, 8)             \
-    X(bias_add, PS_KIND_SUB, 2, 1)              \
-    X(head_split, PS_KIND_SUB, 2, 0)            \
-    X(softmax, PS_KIND_SUB, 2, 5)               \
-    X(head_merge, PS_KIND_SUB, 2, 0)            \
-    X(bias_residual_add, PS_KIND_SUB, 4, 3)     \
-    X(bias_gelu, PS_KIND_SUB, 3, 12)            \
-    X(layernorm_backward, PS_KIND_SUB, 9, 14)   \
-    X(gelu_backward, PS_KIND_SUB, 4, 18)        \
-    X(softmax_backward, PS_KIND_SUB, 3, 4)      \
-    X(bias_grad, PS_KIND_SUB, 3, 2)             \
-    X(add, PS_KIND_SUB, 3, 1)                   \
-    X(affine, PS_KIND_ELEMENTARY, 2, 2)         \
-    X(unary, PS_KIND_ELEMENTARY, 2, 1)          \
-    X(binary, PS_KIND_ELEMENTARY, 3, 1)         \
-    X(reduce, PS_KIND_ELEMENTARY, 2, 1)         \
-    X(strided_copy, PS_KIND_ELEMENTARY, 2, 0)   \
-    X(drop, PS_KIND_ELEMENTARY, 2, 1)           \
-    X(gather_patches, PS_KIND_MODEL, 5, 6)      \
-    X(gather_targets, PS_KIND_MODEL, 3, 0)      \
-    X(bias_position_add, PS_KIND_MODEL, 4, 3)   \
-    X(forecast, PS_KIND_MODEL, 5, 3)            \
-    X(forecast_loss, PS_KIND_MODEL, 6, 8)       \
-    X(forecast_error, PS_KIND_MODEL, 6, 8)      \
-    X(sum_squares, PS_KIND_OPTIM, 1, 2)         \
-    X(adamw, PS_KIND_OPTIM, 6, 16)              \
-    X(advance, PS_KIND_OPTIM, 0, 0)             \
-    X(attention, PS_KIND_FUSED, 5, 0)           \
-    X(attention_backward, PS_KIND_FUSED, 10, 0) \
-    X(encoder_forward, PS_KIND_FUSED, 3, 0)     \
-    X(encoder_backward, PS_KIND_FUSED, 6, 0)    \
-    X(gemm_bias, PS_KIND_GEMM, 5, 0)            \
-    X(gemm_gradient, PS_KIND_GEMM, 4, 0)        \
-    X(embed_forward, PS_KIND_FUSED, 9, 0)       \
-    X(embed_backward, PS_KIND_FUSED, 5, 0)      \
-    X(head_step, PS_KIND_FUSED, 10, 0)          \
-    X(window_loss, PS_KIND_FUSED, 8, 8)         \
+#define PS_KERNEL_LIST(X)                           \
+    X(gemm, PS_KIND_GEMM, 3, 0)                     \
+    X(layernorm, PS_KIND_SUB, 6, 8)                 \
+    X(bias_add, PS_KIND_SUB, 2, 1)                  \
+    X(head_split, PS_KIND_SUB, 2, 0)                \
+    X(softmax, PS_KIND_SUB, 2, 5)                   \
+    X(head_merge, PS_KIND_SUB, 2, 0)                \
+    X(bias_residual_add, PS_KIND_SUB, 4, 3)         \
+    X(bias_activation, PS_KIND_SUB, 3, 12)          \
+    X(batchnorm_statistics, PS_KIND_SUB, 5, 4)      \
+    X(batchnorm, PS_KIND_SUB, 6, 4)                 \
+    X(rope, PS_KIND_SUB, 3, 3)                      \
+    X(layernorm_backward, PS_KIND_SUB, 9, 14)       \
+    X(activation_backward, PS_KIND_SUB, 4, 18)      \
+    X(softmax_backward, PS_KIND_SUB, 4, 4)          \
+    X(batchnorm_backward, PS_KIND_SUB, 10, 10)      \
+    X(bias_grad, PS_KIND_SUB, 3, 2)                 \
+    X(add, PS_KIND_SUB, 3, 1)                       \
+    X(affine, PS_KIND_ELEMENTARY, 2, 2)             \
+    X(unary, PS_KIND_ELEMENTARY, 2, 1)              \
+    X(binary, PS_KIND_ELEMENTARY, 3, 1)             \
+    X(reduce, PS_KIND_ELEMENTARY, 2, 1)             \
+    X(strided_copy, PS_KIND_ELEMENTARY, 2, 0)       \
+    X(drop, PS_KIND_ELEMENTARY, 2, 1)               \
+    X(gather_patches, PS_KIND_MODEL, 5, 6)          \
+    X(gather_targets, PS_KIND_MODEL, 3, 0)          \
+    X(bias_position_add, PS_KIND_MODEL, 4, 3)       \
+    X(channel_affine, PS_KIND_MODEL, 5, 2)          \
+    X(channel_affine_backward, PS_KIND_MODEL, 6, 4) \
+    X(forecast, PS_KIND_MODEL, 5, 3)                \
+    X(forecast_loss, PS_KIND_MODEL, 6, 8)           \
+    X(forecast_error, PS_KIND_MODEL, 6, 8)          \
+    X(sum_squares, PS_KIND_OPTIM, 1, 2)             \
+    X(adamw, PS_KIND_OPTIM, 6, 16)                  \
+    X(advance, PS_KIND_OPTIM, 0, 0)                 \
+    X(attention, PS_KIND_FUSED, 5, 0)               \
+    X(attention_backward, PS_KIND_FUSED, 10, 0)     \
+    X(encoder_forward, PS_KIND_FUSED, 3, 0)         \
+    X(encoder_backward, PS_KIND_FUSED, 6, 0)        \
+    X(bias_residual_statistics, PS_KIND_SUB, 8, 7)  \
+    X(gemm_bias, PS_KIND_GEMM, 5, 0)                \
+    X(gemm_gradient, PS_KIND_GEMM, 4, 0)            \
+    X(embed_forward, PS_KIND_FUSED, 9, 0)           \
+    X(embed_backward, PS_KIND_FUSED, 5, 0)          \
+    X(head_step, PS_KIND_FUSED, 10, 0)              \
+    X(window_loss, PS_KIND_FUSED, 8, 8)             \
     X(head_sums, PS_KIND_FUSED, 2, 1)
 
 enum ps_op {
@@ -143,7 +150,8 @@ struct ps_gemm {
 /* ---- sub-kernels of a layer, forward ---- */
 
 /* y = (x - mean) * rstd * gamma + beta for each row; mean, rstd = (type k->statistics). y, x [R, d]; mean, rstd [R]; gamma, beta
- * [d] (type parameter). Population variance, rstd = 1/sqrt(var + epsilon). Ba et al. 2016. */
+ * [d] (type parameter). Population variance, rstd = 1/sqrt(var + epsilon). Ba et al. 2016. Without mean and beta, both, it is
+ * RMSNorm: y = x * rstd * gamma, rstd = 1/sqrt(mean_d(x^2) + epsilon). Zhang and Sennrich 2019. */
 struct ps_layernorm {
     struct ps_tensor y, mean, rstd, x, gamma, beta;
     double epsilon;
@@ -170,38 +178,77 @@ struct ps_head_merge {
     struct ps_tensor rows, heads;
 };
 
+/* mean, var = those of each column of x, the population's, as exact as sums in double of x - mean in fp32 would be; then
+ * running_mean += momentum (mean - running_mean), and running_var likewise of var R/(R-1), unless mean or var is not finite.
+ * x [R, d], R at least 2; the others [d] (type k->statistics). Ioffe and Szegedy 2015. */
+struct ps_batchnorm_statistics {
+    struct ps_tensor mean, var, running_mean, running_var, x;
+    double momentum;
+};
+
+/* y = (x - mean) / sqrt(var + epsilon) * gamma + beta. y, x [R, d]; mean, var [d] (type k->statistics): a batch's in training, the
+ * running ones else; gamma, beta [d] (type parameter). y may be x. */
+struct ps_batchnorm {
+    struct ps_tensor y, x, mean, var, gamma, beta;
+    double epsilon;
+};
+
 /* y = residual + drop(x + bias). All [R, d], bias [d] (type parameter). y may be x or residual. */
 struct ps_bias_residual_add {
     struct ps_tensor y, x, bias, residual;
     struct ps_dropout dropout;
 };
 
-/* y = drop(gelu(x + bias)); gelu(t) = 0.5 t (1 + tanh(sqrt(2/pi) (t + 0.044715 t^3))). y, x [R, f], bias [f] (type
- * parameter). y may be x. Hendrycks and Gimpel 2016. */
-struct ps_bias_gelu {
+/* Of t: gelu_tanh 0.5 t (1 + tanh(sqrt(2/pi) (t + 0.044715 t^3))); gelu t/2 (1 + erf(t/sqrt(2))) (Hendrycks and Gimpel 2016); relu
+ * max(t, 0); swiglu of t and g: silu(g) t, silu(g) = g / (1 + exp(-g)) (Shazeer 2020). */
+enum ps_activation { PS_GELU_TANH, PS_GELU, PS_RELU, PS_SWIGLU };
+
+/* y = drop(activation(x + bias)). y, x [R, f], bias [f] (type parameter); y may be x. Of swiglu x [R, 2f] and bias [2f], g in the
+ * first f columns, and y is not x. */
+struct ps_bias_activation {
     struct ps_tensor y, x, bias;
     struct ps_dropout dropout;
+    enum ps_activation activation;
+};
+
+/* Rotates each pair of columns (2i, 2i + 1) of row n by the angle a(n, i) of which angles[n, 2i] is the cosine and [n, 2i + 1] the
+ * sine, by -a with `inverse` (its gradient): y_2i = x_2i cos a - x_2i+1 sin a, y_2i+1 = x_2i sin a + x_2i+1 cos a. y, x [S, h, N,
+ * e], any strides but the last, 1; angles [N, e] (type parameter). y may be x. Su et al. 2021. */
+struct ps_rope {
+    struct ps_tensor y, x, angles;
+    int inverse;
 };
 
 /* ---- sub-kernels of a layer, backward ---- */
 
 /* With xhat = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean_d(g) - xhat mean_d(g xhat)), + addend where there is one;
  * dgamma += sum_R dy xhat; dbeta += sum_R dy. dx, dy, x, addend [R, d]; dgamma, dbeta, gamma [d] (type parameter); mean, rstd [R]
- * (type statistics). dx may be dy or addend. */
+ * (type statistics). dx may be dy or addend. Of RMSNorm mean and dbeta are absent: xhat = x rstd, dx = rstd (g - xhat mean_d(g
+ * xhat)), + addend. */
 struct ps_layernorm_backward {
     struct ps_tensor dx, dgamma, dbeta, dy, x, mean, rstd, gamma, addend;
 };
 
-/* dx = gelu'(x + bias) * drop'(dy), the mask of bias_gelu drawn again. dx, dy, x [R, f], bias [f] (type parameter). dx may be dy.
- */
-struct ps_gelu_backward {
-    struct ps_tensor dx, dy, x, bias;
-    struct ps_dropout dropout;
+/* Of a batch's statistics, with g = dy, + more where there is one, rstd = 1/sqrt(var + epsilon) and xhat = (x - mean) rstd:
+ * dx = gamma rstd (g - mean_R(g) - xhat mean_R(g xhat)), + addend where there is one; dgamma += sum_R g xhat; dbeta += sum_R g.
+ * dx, dy, more, x, addend [R, d]; dgamma, dbeta, gamma [d] (type parameter); mean, var [d] (type statistics). dx may be dy, or
+ * addend; never both of more and addend. */
+struct ps_batchnorm_backward {
+    struct ps_tensor dx, dgamma, dbeta, dy, more, x, mean, var, gamma, addend;
+    double epsilon;
 };
 
-/* dx = y (dy - sum_row(dy y)). All [.., n]. dx may be dy. */
+/* dx = activation'(x + bias) * drop'(dy), the mask of bias_activation drawn again. dx, dy, x [R, f], bias [f] (type parameter); dx
+ * may be dy. Of swiglu dx, x [R, 2f], bias [2f], and dx is not dy. */
+struct ps_activation_backward {
+    struct ps_tensor dx, dy, x, bias;
+    struct ps_dropout dropout;
+    enum ps_activation activation;
+};
+
+/* dx = y (dy - sum_row(dy y)), + addend where there is one. All [.., n]. dx may be dy or addend. */
 struct ps_softmax_backward {
-    struct ps_tensor dx, dy, y;
+    struct ps_tensor dx, dy, y, addend;
 };
 
 /* masked = drop'(dy) (absent: not written; then dropout must be off or dy already masked); dbias += sum over rows of drop'(dy).
@@ -224,7 +271,8 @@ struct ps_affine {
     double scale, shift;
 };
 
-enum ps_unary_function { PS_EXP, PS_TANH, PS_SQUARE, PS_RSQRT, PS_RECIPROCAL };
+/* max_0: max(x, 0); step: 1 where x > 0, else 0. */
+enum ps_unary_function { PS_EXP, PS_TANH, PS_SQUARE, PS_RSQRT, PS_RECIPROCAL, PS_ERF, PS_MAX_0, PS_STEP };
 /* y = function(x). y may be x. */
 struct ps_unary {
     struct ps_tensor y, x;
@@ -251,7 +299,7 @@ struct ps_strided_copy {
     struct ps_tensor y, x;
 };
 
-/* y = drop(x), and of a gradient drop'(x): the same. Contiguous; y may be x. */
+/* y = drop(x), and of a gradient drop'(x): the same. Contiguous, both of type real or both parameter; y may be x. */
 struct ps_drop {
     struct ps_tensor y, x;
     struct ps_dropout dropout;
@@ -260,15 +308,15 @@ struct ps_drop {
 /* ---- gather, embedding, head, loss ---- */
 
 /* Windows -> patches. Batch element b is window w = indices[state->cursor + b]; its channel c is x_l = inputs[w, c, l]. With revin
- * mean, std = (type k->statistics) its mean and sqrt(var + epsilon) over l, else 0 and 1; z = (x - mean)/std; then the last value
- * repeats `stride` times when pad_end; patches[(b*C + c)*N + n, p] = z[n*stride + p]. patches [B*C*N, P]; mean, std [B*C]; inputs
- * [W, C, L] float32 (float64 for fp64), any strides (a series is a view in which windows overlap); indices int32 [at least cursor +
- * B]. Kim et al. 2022 (RevIN), Nie et al. 2023 (patching). */
+ * mean, std = (type k->statistics) its mean and sqrt(var + epsilon) over l, else 0 and 1; with subtract_last mean = x_(L-1), std as
+ * before; z = (x - mean)/std; then the last value repeats `stride` times when pad_end; patches[(b*C + c)*N + n, p] = z[first +
+ * n*stride + p]. patches [B*C*N, P]; mean, std [B*C]; inputs [W, C, L] float32 (float64 for fp64), any strides (a series is a view
+ * in which windows overlap); indices int32 [at least cursor + B]. Kim et al. 2022 (RevIN), Nie et al. 2023 (patching). */
 struct ps_gather_patches {
     struct ps_tensor patches, mean, std, inputs, indices;
     const struct ps_step_state *state; /* device memory */
-    int64_t batch, stride;
-    int revin, pad_end;
+    int64_t batch, stride, first;
+    int revin, subtract_last, pad_end;
     double epsilon;
 };
 
@@ -284,6 +332,24 @@ struct ps_gather_targets {
 struct ps_bias_position_add {
     struct ps_tensor y, x, bias, position;
     struct ps_dropout dropout;
+};
+
+/* Row s of [S, n] has channel c = s % channels: y = (x + offset) w_c + b_c, with `inverse` ((x + offset) - b_c) / (w_c + 1e-10).
+ * y, x [S, n], both of type real or both parameter; offset [n] or [C, n], weight (w), bias (b) [C] (type parameter), each of which
+ * may be absent, weight and bias together: 0; 1 and 0. y may be x. Kim et al. 2022: RevIN's affine, and what undoes it. */
+struct ps_channel_affine {
+    struct ps_tensor y, x, offset, weight, bias;
+    int64_t channels;
+    int inverse;
+};
+
+/* Its gradient: dx = dy w_c, d_weight_c += sum dy x, d_bias_c += sum dy; with `inverse` dx = dy / (w_c + 1e-10), d_weight_c -= sum
+ * dx y, d_bias_c -= sum dx: `kept` is x, or y with `inverse`. dx, dy [S, n] of one type, kept [S, n], each of type real or
+ * parameter; d_weight, d_bias, weight [C] (type parameter). dx may be dy; where it is absent it is not written. */
+struct ps_channel_affine_backward {
+    struct ps_tensor dx, d_weight, d_bias, dy, kept, weight;
+    int64_t channels;
+    int inverse;
 };
 
 /* y = (x + bias) * std + mean. y, x [S, H], bias [H] (type parameter); mean, std [S] (type statistics). */
@@ -348,6 +414,13 @@ struct ps_advance {
  * 1, as far apart; bias [n] (type parameter), contiguous. Where products have no such epilogue, or it is slower: NULL. */
 struct ps_gemm_bias {
     struct ps_tensor c, a, b, bias, addend;
+};
+
+/* bias_residual_add, and batchnorm_statistics of its y. */
+struct ps_bias_residual_statistics {
+    struct ps_tensor y, mean, var, running_mean, running_var, x, bias, residual;
+    struct ps_dropout dropout;
+    double momentum;
 };
 
 /* The gradients of y = x w + b: dw += x' dy, db += sum_R dy. x [R, m], dy [R, n]; dw [m, n], db [n] (type parameter); all
@@ -457,14 +530,15 @@ struct ps_encoder_needs {
 struct ps_embed_forward {
     struct ps_tensor u, patches, mean, std, inputs, indices, weight, bias, position;
     const struct ps_step_state *state;
-    int64_t batch, stride;
-    int revin, pad_end;
+    int64_t batch, stride, first;
+    int revin, subtract_last, pad_end;
     double epsilon;
     struct ps_dropout dropout;
 };
 
 /* Its gradients, with g = drop'(du), the mask drawn again: d_weight += patches' g, d_bias += sum over rows of g, d_position[n] +=
- * sum over sequences of g. d_weight [P, d], d_bias [d], d_position [N, d] (type parameter); du [S*N, d], patches [S*N, P]. */
+ * sum over sequences of g. d_weight [P, d], d_bias [d], d_position [N, d] (type parameter), which may be absent; du [S*N, d],
+ * patches [S*N, P]. */
 struct ps_embed_backward {
     struct ps_tensor d_weight, d_bias, d_position, du, patches;
     struct ps_dropout dropout;

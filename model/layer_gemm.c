@@ -102,7 +102,7 @@ enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
                                                   .beta = w[PS_LN2_BETA],
                                                   .epsilon = PS_LAYERNORM_EPSILON}));
     PS_TRY(ps_product(k, hidden_in, ln2_out, w[PS_W_1], 1, 0));
-    PS_TRY(k->bias_gelu(k, &(struct ps_bias_gelu){.y = hidden, .x = hidden_in, .bias = w[PS_B_1], .dropout = l->hidden_dropout}));
+    PS_TRY(k->bias_activation(k, &(struct ps_bias_activation){.y = hidden, .x = hidden_in, .bias = w[PS_B_1], .dropout = l->hidden_dropout}));
     return branch_end(l, l->y, hidden, w[PS_W_2], w[PS_B_2], residual, l->output_dropout);
 }
 
@@ -200,7 +200,7 @@ enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
     PS_TRY(branch_gradient(l, g[PS_W_2], g[PS_B_2], ps_layer_rows(l, c->hidden, l->f), gradient, l->output_dropout, &m));
     PS_TRY(ps_product(k, d_hidden, m, ps_transposed(w[PS_W_2]), 1, 0));
     PS_TRY(
-        k->gelu_backward(k, &(struct ps_gelu_backward){
+        k->activation_backward(k, &(struct ps_activation_backward){
                                 .dx = d_hidden, .dy = d_hidden, .x = hidden_in, .bias = w[PS_B_1], .dropout = l->hidden_dropout}));
     PS_TRY(weight_gradient(l, g[PS_W_1], g[PS_B_1], ps_layer_rows(l, c->ln2_out, d), d_hidden));
     PS_TRY(ps_product(k, branch, d_hidden, ps_transposed(w[PS_W_1]), 1, 0));

@@ -180,7 +180,7 @@ enum ps_status ps_layer_none_forward(const struct ps_layer *l)
 }
 
 /* dx = dy gelu'(x), gelu' = (1 + t)/2 + x (1 - t^2) SLOPE (1 + 3 CUBIC x^2)/2, t the saved tanh; in place on dy. */
-static enum ps_status gelu_backward(const struct ps_layer *l, struct ps_tensor dy, struct ps_tensor x, struct ps_tensor t)
+static enum ps_status activation_backward(const struct ps_layer *l, struct ps_tensor dy, struct ps_tensor x, struct ps_tensor t)
 {
     const struct ps_kernels *k = l->k;
     struct ps_tensor p = ps_layer_rows(l, l->shared->wide_a, l->f), q = ps_layer_rows(l, l->shared->wide_b, l->f);
@@ -213,7 +213,7 @@ enum ps_status ps_layer_none_backward(const struct ps_layer *l)
 
     /* hidden = drop(gelu(LN2(r) W_1 + b_1)) */
     PS_TRY(drop(k, d_hidden, d_hidden, l->hidden_dropout));
-    PS_TRY(gelu_backward(l, d_hidden, ps_layer_rows(l, c->hidden_in, l->f), ps_layer_rows(l, c->hidden_tanh, l->f)));
+    PS_TRY(activation_backward(l, d_hidden, ps_layer_rows(l, c->hidden_in, l->f), ps_layer_rows(l, c->hidden_tanh, l->f)));
     PS_TRY(sum_rows(k, g[PS_B_1], d_hidden));
     PS_TRY(ps_product(k, g[PS_W_1], ps_transposed(ps_layer_rows(l, c->ln2_out, d)), d_hidden, 1, 1));
     PS_TRY(ps_product(k, branch, d_hidden, ps_transposed(w[PS_W_1]), 1, 0));

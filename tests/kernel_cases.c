@@ -467,7 +467,7 @@ static int build_bias_residual_add(struct call *c, int index)
     return 1;
 }
 
-static int build_bias_gelu(struct call *c, int index)
+static int build_bias_activation(struct call *c, int index)
 {
     int64_t rows, f;
     if (!row_size(index / 2, &rows, &f)) {
@@ -476,12 +476,12 @@ static int build_bias_gelu(struct call *c, int index)
     place(c, 0, REAL, OUT, NORMAL, rows, f);
     place(c, 1, REAL, IN, NORMAL, rows, f);
     place(c, 2, PARAMETER, IN, NORMAL, f);
-    const char *p = SET_DROPOUT(c, index, bias_gelu);
+    const char *p = SET_DROPOUT(c, index, bias_activation);
     call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)f, p);
     return 1;
 }
 
-static int build_gelu_backward(struct call *c, int index)
+static int build_activation_backward(struct call *c, int index)
 {
     int64_t rows, f;
     if (!row_size(index / 2, &rows, &f)) {
@@ -491,7 +491,7 @@ static int build_gelu_backward(struct call *c, int index)
     place(c, 1, REAL, IN, NORMAL, rows, f);
     place(c, 2, REAL, IN, NORMAL, rows, f);
     place(c, 3, PARAMETER, IN, NORMAL, f);
-    const char *p = SET_DROPOUT(c, index, gelu_backward);
+    const char *p = SET_DROPOUT(c, index, activation_backward);
     call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)f, p);
     return 1;
 }
@@ -1207,9 +1207,9 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_softmax, build_softmax, 0},
                                           {PS_OP_head_merge, build_head_merge, 0},
                                           {PS_OP_bias_residual_add, build_bias_residual_add, 0},
-                                          {PS_OP_bias_gelu, build_bias_gelu, 0},
+                                          {PS_OP_bias_activation, build_bias_activation, 0},
                                           {PS_OP_layernorm_backward, build_layernorm_backward, 0},
-                                          {PS_OP_gelu_backward, build_gelu_backward, 0},
+                                          {PS_OP_activation_backward, build_activation_backward, 0},
                                           {PS_OP_softmax_backward, build_softmax_backward, 0},
                                           {PS_OP_bias_grad, build_bias_grad, 0},
                                           {PS_OP_add, build_add, 0},

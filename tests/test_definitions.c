@@ -87,7 +87,8 @@ static double gelu_scalar(const double *x)
 {
     double y[R * D];
     double *in = (double *)(uintptr_t)x;
-    CALL(bias_gelu, matrix(y, R, D), matrix(in, R, D), vector(in + R * D, D), ps_dropout_make(0.3, 9, 2, &fixed_state));
+    CALL(bias_activation, matrix(y, R, D), matrix(in, R, D), vector(in + R * D, D), ps_dropout_make(0.3, 9, 2, &fixed_state),
+         PS_GELU_TANH);
     return dot(y, upstream, R * D);
 }
 
@@ -97,13 +98,13 @@ START_TEST(test_gelu_definition)
     fill_normal(x, R * D + D, 4);
     fill_normal(direction, R * D + D, 5);
     fill_normal(upstream, R * D, 6);
-    CALL(bias_gelu, matrix(y, R, D), matrix(x, R, D), vector(x + R * D, D), {0});
+    CALL(bias_activation, matrix(y, R, D), matrix(x, R, D), vector(x + R * D, D), {0}, PS_GELU_TANH);
     for (int i = 0; i < R * D; i++) {
         double t = x[i] + x[R * D + i % D];
         expect_close(y[i], 0.5 * t * (1 + tanh(sqrt(2 / M_PI) * (t + 0.044715 * t * t * t))), 1e-14);
     }
-    CALL(gelu_backward, matrix(dx, R, D), matrix(upstream, R, D), matrix(x, R, D), vector(x + R * D, D),
-         ps_dropout_make(0.3, 9, 2, &fixed_state));
+    CALL(activation_backward, matrix(dx, R, D), matrix(upstream, R, D), matrix(x, R, D), vector(x + R * D, D),
+         ps_dropout_make(0.3, 9, 2, &fixed_state), PS_GELU_TANH);
     CALL(bias_grad, vector(bias_gradient, D), {0}, matrix(dx, R, D), {0});
     expect_close(dot(dx, direction, R * D) + dot(bias_gradient, direction + R * D, D), slope(gelu_scalar, x, direction, R * D + D),
                  1e-8);
@@ -161,7 +162,7 @@ START_TEST(test_softmax_definition)
             expect_close(y[r * D + i], exp(x[r * D + i]) / sum, 1e-14);
         }
     }
-    CALL(softmax_backward, matrix(dx, R, D), matrix(upstream, R, D), matrix(y, R, D));
+    CALL(softmax_backward, matrix(dx, R, D), matrix(upstream, R, D), matrix(y, R, D), {0});
     expect_close(dot(dx, direction, R * D), slope(softmax_scalar, x, direction, R * D), 1e-8);
     /* No overflow: the maximum is subtracted. */
     double large[] = {1000, 1001}, share[2];
@@ -272,15 +273,15 @@ START_TEST(test_gather_definition)
     struct ps_step_state state = {.cursor = 1};
     struct ps_tensor windows = {.data = series, .type = PS_F64, .rank = 3, .size = {T - L - 2, C, L}, .stride = {C, 1, C}};
     struct ps_tensor which = ps_tensor_1d(indices, PS_I32, 3);
-    CALL(gather_patches, matrix(patches, C * N, P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 0, 1,
-         1e-5);
+    CALL(gather_patches, matrix(patches, C * N, P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 0, 0, 0,
+         1, 1e-5);
     for (int i = 0; i < C * N * P; i++) {
         static const int time[N * P] = {4, 5, 6, 7, 8, 8}; /* of window 4, whose last value is repeated */
         ck_assert(patches[i] == 10 * time[i % (N * P)] + i / (N * P));
     }
     ck_assert(means[0] == 0 && stds[0] == 1);
-    CALL(gather_patches, matrix(patches, C * N, P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 1, 1,
-         1e-5);
+    CALL(gather_patches, matrix(patches, C * N, P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 0, 1, 0,
+         1, 1e-5);
     expect_close(means[1], 61, 1e-14);
     expect_close(stds[1], sqrt(200 + 1e-5), 1e-14);
     expect_close(patches[N * P], (41 - 61) / sqrt(200 + 1e-5), 1e-14);
@@ -325,7 +326,7 @@ START_TEST(test_dropout_definition)
     ck_assert_mem_eq(result, y, sizeof y);
     CALL(bias_grad, vector(ones, COUNT / 100), all, in, dropout);
     ck_assert_mem_eq(result, y, sizeof y);
-    CALL(bias_gelu, all, in, bias, dropout);
+    CALL(bias_activation, all, in, bias, dropout, PS_GELU_TANH);
     for (int i = 0; i < COUNT; i++) {
         ck_assert((result[i] == 0) == (y[i] == 0));
     }

@@ -24,8 +24,8 @@ static const struct {
 } aliases[] = {{PS_OP_softmax, 0, 1},
                {PS_OP_bias_residual_add, 0, 1},
                {PS_OP_bias_residual_add, 0, 3},
-               {PS_OP_bias_gelu, 0, 1},
-               {PS_OP_gelu_backward, 0, 1},
+               {PS_OP_bias_activation, 0, 1},
+               {PS_OP_activation_backward, 0, 1},
                {PS_OP_layernorm_backward, 0, 3},
                {PS_OP_layernorm_backward, 0, 8},
                {PS_OP_softmax_backward, 0, 1},
@@ -55,8 +55,9 @@ static int lay_over(struct call *c, int output, int input)
 
 static enum ps_status compose_embed_forward(const struct ps_kernels *k, const struct ps_embed_forward *a)
 {
-    PS_TRY(k->gather_patches(k, &(struct ps_gather_patches){a->patches, a->mean, a->std, a->inputs, a->indices, a->state, a->batch,
-                                                            a->stride, a->revin, a->pad_end, a->epsilon}));
+    PS_TRY(
+        k->gather_patches(k, &(struct ps_gather_patches){a->patches, a->mean, a->std, a->inputs, a->indices, a->state, a->batch,
+                                                         a->stride, a->first, a->revin, a->subtract_last, a->pad_end, a->epsilon}));
     PS_TRY(k->gemm(k, &(struct ps_gemm){a->u, a->patches, a->weight, 1, 0}));
     return k->bias_position_add(k, &(struct ps_bias_position_add){a->u, a->u, a->bias, a->position, a->dropout});
 }

@@ -244,9 +244,9 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->softmax = ps_cuda_softmax;
         k->head_merge = ps_cuda_head_merge;
         k->bias_residual_add = ps_cuda_bias_residual_add;
-        k->bias_gelu = ps_cuda_bias_gelu;
+        k->bias_activation = ps_cuda_bias_activation;
         k->layernorm_backward = ps_cuda_layernorm_backward;
-        k->gelu_backward = ps_cuda_gelu_backward;
+        k->activation_backward = ps_cuda_activation_backward;
         k->softmax_backward = ps_cuda_softmax_backward;
         k->add = ps_cuda_add;
         k->affine = ps_cuda_affine;

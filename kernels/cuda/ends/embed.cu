@@ -380,6 +380,9 @@ template <typename T> static enum ps_status embed_forward(const struct ps_kernel
 
 extern "C" enum ps_status ps_cuda_embed_forward(const struct ps_kernels *k, const struct ps_embed_forward *a)
 {
+    if (a->first || a->subtract_last) {
+        return ps_fail(PS_UNSUPPORTED, "embed_forward (cuda): patches from the start, and the mean, only");
+    }
     return k->real == PS_F16 ? embed_forward<ps_fp16>(k, a) : embed_forward<ps_bf16>(k, a);
 }
 
@@ -650,5 +653,8 @@ template <typename T> static enum ps_status embed_backward(const struct ps_kerne
 
 extern "C" enum ps_status ps_cuda_embed_backward(const struct ps_kernels *k, const struct ps_embed_backward *a)
 {
+    if (!a->d_position.data) {
+        return ps_fail(PS_UNSUPPORTED, "embed_backward (cuda): with learned positions only");
+    }
     return k->real == PS_F16 ? embed_backward<ps_fp16>(k, a) : embed_backward<ps_bf16>(k, a);
 }

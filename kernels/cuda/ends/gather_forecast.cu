@@ -148,6 +148,9 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
 
 extern "C" enum ps_status ps_cuda_gather_patches(const struct ps_kernels *k, const struct ps_gather_patches *a)
 {
+    if (a->first || a->subtract_last) {
+        return ps_fail(PS_UNSUPPORTED, "gather_patches (cuda): first and subtract_last are not there");
+    }
     return PS_BY_ANY_REAL(k, gather_patches, k, a);
 }
 

@@ -1,4 +1,5 @@
-/* Elementwise operations with a bias and dropout: bias_add, bias_residual_add, bias_gelu, gelu_backward, bias_position_add, drop.
+/* Elementwise operations with a bias and dropout: bias_add, bias_residual_add, bias_activation, activation_backward,
+ * bias_position_add, drop.
  *
  * Why: between two products each is one pass over [R, n], so the bias, the activation, the residual and the mask share it. A warp
  * takes 256 consecutive elements and 32 Philox blocks, and a lane draws one of them: no bit is drawn twice. In float a lane holds
@@ -6,8 +7,8 @@
  * elements of one block, one by one.
  *
  * All =, in place where kernels.h says so: an element is read and written by the same thread.
- * Bytes, in float and half of them in bf16: bias_add, drop 8 R n; bias_gelu, bias_position_add 8 R n; bias_residual_add,
- * gelu_backward 12 R n. Flops: 1 to 18 an element, and about 60 integer operations for each 8 elements with dropout. */
+ * Bytes, in float and half of them in bf16: bias_add, drop 8 R n; bias_activation, bias_position_add 8 R n; bias_residual_add,
+ * activation_backward 12 R n. Flops: 1 to 18 an element, and about 60 integer operations for each 8 elements with dropout. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/activation.cuh"
 #include "kernels/cuda/tile/divide.cuh"
@@ -352,9 +353,9 @@ extern "C" enum ps_status ps_cuda_bias_residual_add(const struct ps_kernels *k, 
     return PS_BY_REAL(k, bias_residual_add, k, a);
 }
 
-template <typename T> static enum ps_status bias_gelu(const struct ps_kernels *k, const struct ps_bias_gelu *a)
+template <typename T> static enum ps_status bias_activation(const struct ps_kernels *k, const struct ps_bias_activation *a)
 {
-    const char *op = "bias_gelu";
+    const char *op = "bias_activation";
     const int64_t count = ps_tensor_count(&a->x);
     int64_t n;
     PS_TRY(bias_width(op, &a->x, ps_type_of<T>, &a->bias, &n));
@@ -364,14 +365,17 @@ template <typename T> static enum ps_status bias_gelu(const struct ps_kernels *k
                   n % ps_vector<T> == 0 && ps_cuda_aligned(&a->y) && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->bias));
 }
 
-extern "C" enum ps_status ps_cuda_bias_gelu(const struct ps_kernels *k, const struct ps_bias_gelu *a)
+extern "C" enum ps_status ps_cuda_bias_activation(const struct ps_kernels *k, const struct ps_bias_activation *a)
 {
-    return PS_BY_REAL(k, bias_gelu, k, a);
+    if (a->activation != PS_GELU_TANH) {
+        return ps_fail(PS_UNSUPPORTED, "bias_activation (cuda): gelu_tanh only");
+    }
+    return PS_BY_REAL(k, bias_activation, k, a);
 }
 
-template <typename T> static enum ps_status gelu_backward(const struct ps_kernels *k, const struct ps_gelu_backward *a)
+template <typename T> static enum ps_status activation_backward(const struct ps_kernels *k, const struct ps_activation_backward *a)
 {
-    const char *op = "gelu_backward";
+    const char *op = "activation_backward";
     const int64_t count = ps_tensor_count(&a->x);
     int64_t n;
     PS_TRY(bias_width(op, &a->x, ps_type_of<T>, &a->bias, &n));
@@ -384,9 +388,12 @@ template <typename T> static enum ps_status gelu_backward(const struct ps_kernel
                       ps_cuda_aligned(&a->bias));
 }
 
-extern "C" enum ps_status ps_cuda_gelu_backward(const struct ps_kernels *k, const struct ps_gelu_backward *a)
+extern "C" enum ps_status ps_cuda_activation_backward(const struct ps_kernels *k, const struct ps_activation_backward *a)
 {
-    return PS_BY_REAL(k, gelu_backward, k, a);
+    if (a->activation != PS_GELU_TANH) {
+        return ps_fail(PS_UNSUPPORTED, "activation_backward (cuda): gelu_tanh only");
+    }
+    return PS_BY_REAL(k, activation_backward, k, a);
 }
 
 template <typename T> static enum ps_status bias_position_add(const struct ps_kernels *k, const struct ps_bias_position_add *a)

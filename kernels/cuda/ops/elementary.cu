@@ -305,6 +305,9 @@ extern "C" enum ps_status ps_cuda_affine(const struct ps_kernels *k, const struc
 extern "C" enum ps_status ps_cuda_unary(const struct ps_kernels *k, const struct ps_unary *a)
 {
     const struct ps_tensor *const t[2] = {&a->y, &a->x};
+    if (a->function > PS_RECIPROCAL) {
+        return ps_fail(PS_UNSUPPORTED, "unary (cuda): no such function");
+    }
     return apply<float, float>(k, "unary", t, unary_function{a->function});
 }
 

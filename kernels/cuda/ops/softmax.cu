@@ -274,5 +274,8 @@ extern "C" enum ps_status ps_cuda_softmax(const struct ps_kernels *k, const stru
 
 extern "C" enum ps_status ps_cuda_softmax_backward(const struct ps_kernels *k, const struct ps_softmax_backward *a)
 {
+    if (a->addend.data) {
+        return ps_fail(PS_UNSUPPORTED, "softmax_backward (cuda): no addend");
+    }
     return launch_real<true>(k, "softmax_backward", &a->dx, &a->dy, &a->y);
 }
