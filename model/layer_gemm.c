@@ -73,8 +73,8 @@ enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
                                                   .mean = ps_layer_statistics(l, c->ln1_mean),
                                                   .rstd = ps_layer_statistics(l, c->ln1_rstd),
                                                   .x = l->u,
-                                                  .gamma = w[PS_LN1_GAMMA],
-                                                  .beta = w[PS_LN1_BETA],
+                                                  .gamma = w[PS_NORM1_GAMMA],
+                                                  .beta = w[PS_NORM1_BETA],
                                                   .epsilon = PS_LAYERNORM_EPSILON}));
     struct ps_tensor bias = w[PS_B_QKV];
     int parts = l->merge_qkv ? 1 : 3;
@@ -98,8 +98,8 @@ enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
                                                   .mean = ps_layer_statistics(l, c->ln2_mean),
                                                   .rstd = ps_layer_statistics(l, c->ln2_rstd),
                                                   .x = residual,
-                                                  .gamma = w[PS_LN2_GAMMA],
-                                                  .beta = w[PS_LN2_BETA],
+                                                  .gamma = w[PS_NORM2_GAMMA],
+                                                  .beta = w[PS_NORM2_BETA],
                                                   .epsilon = PS_LAYERNORM_EPSILON}));
     PS_TRY(ps_product(k, hidden_in, ln2_out, w[PS_W_1], 1, 0));
     PS_TRY(k->bias_activation(k, &(struct ps_bias_activation){.y = hidden, .x = hidden_in, .bias = w[PS_B_1], .dropout = l->hidden_dropout}));
@@ -205,7 +205,7 @@ enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
     PS_TRY(weight_gradient(l, g[PS_W_1], g[PS_B_1], ps_layer_rows(l, c->ln2_out, d), d_hidden));
     PS_TRY(ps_product(k, branch, d_hidden, ps_transposed(w[PS_W_1]), 1, 0));
     PS_TRY(stream_gradient(l, gradient, branch, ps_layer_rows(l, c->residual, d), ps_layer_statistics(l, c->ln2_mean),
-                           ps_layer_statistics(l, c->ln2_rstd), w[PS_LN2_GAMMA], g[PS_LN2_GAMMA], g[PS_LN2_BETA]));
+                           ps_layer_statistics(l, c->ln2_rstd), w[PS_NORM2_GAMMA], g[PS_NORM2_GAMMA], g[PS_NORM2_BETA]));
 
     /* r = u + drop(merged W_o + b_o) */
     PS_TRY(branch_gradient(l, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, c->merged, d), gradient, l->attention_dropout, &m));
@@ -224,5 +224,5 @@ enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
     }
     PS_TRY(ps_product(k, branch, rows, ps_transposed(w[PS_W_QKV]), 1, 0));
     return stream_gradient(l, gradient, branch, l->u, ps_layer_statistics(l, c->ln1_mean), ps_layer_statistics(l, c->ln1_rstd),
-                           w[PS_LN1_GAMMA], g[PS_LN1_GAMMA], g[PS_LN1_BETA]);
+                           w[PS_NORM1_GAMMA], g[PS_NORM1_GAMMA], g[PS_NORM1_BETA]);
 }

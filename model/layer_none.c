@@ -127,7 +127,7 @@ enum ps_status ps_layer_none_forward(const struct ps_layer *l)
     const struct ps_tensor *w = l->weight;
     int64_t d = l->d, R = l->R;
     struct ps_tensor a = ps_layer_rows(l, c->ln1_out, d), rows = ps_layer_rows(l, s->rows, 3 * d);
-    PS_TRY(layernorm(l, a, ps_layer_rows(l, c->ln1_xhat, d), c->ln1_rstd, l->u, w[PS_LN1_GAMMA], w[PS_LN1_BETA]));
+    PS_TRY(layernorm(l, a, ps_layer_rows(l, c->ln1_xhat, d), c->ln1_rstd, l->u, w[PS_NORM1_GAMMA], w[PS_NORM1_BETA]));
     for (int p = 0; p < 3; p++) {
         struct ps_tensor part = ps_tensor_slice(rows, 1, p * d, d);
         PS_TRY(ps_product(k, part, a, ps_tensor_slice(w[PS_W_QKV], 1, p * d, d), 1, 0));
@@ -160,7 +160,7 @@ enum ps_status ps_layer_none_forward(const struct ps_layer *l)
     /* hidden = drop(gelu(LN2(r) W_1 + b_1)) */
     struct ps_tensor ln2_out = ps_layer_rows(l, c->ln2_out, d), x = ps_layer_rows(l, c->hidden_in, l->f);
     struct ps_tensor t = ps_layer_rows(l, c->hidden_tanh, l->f), hidden = ps_layer_rows(l, c->hidden, l->f);
-    PS_TRY(layernorm(l, ln2_out, ps_layer_rows(l, c->ln2_xhat, d), c->ln2_rstd, r, w[PS_LN2_GAMMA], w[PS_LN2_BETA]));
+    PS_TRY(layernorm(l, ln2_out, ps_layer_rows(l, c->ln2_xhat, d), c->ln2_rstd, r, w[PS_NORM2_GAMMA], w[PS_NORM2_BETA]));
     PS_TRY(ps_product(k, x, ln2_out, w[PS_W_1], 1, 0));
     PS_TRY(binary(k, x, x, PS_ADD, across_rows(w[PS_B_1], R)));
     PS_TRY(unary(k, t, PS_SQUARE, x));
@@ -217,8 +217,8 @@ enum ps_status ps_layer_none_backward(const struct ps_layer *l)
     PS_TRY(sum_rows(k, g[PS_B_1], d_hidden));
     PS_TRY(ps_product(k, g[PS_W_1], ps_transposed(ps_layer_rows(l, c->ln2_out, d)), d_hidden, 1, 1));
     PS_TRY(ps_product(k, branch, d_hidden, ps_transposed(w[PS_W_1]), 1, 0));
-    PS_TRY(layernorm_backward(l, branch, g[PS_LN2_GAMMA], g[PS_LN2_BETA], branch, ps_layer_rows(l, c->ln2_xhat, d), c->ln2_rstd,
-                              w[PS_LN2_GAMMA]));
+    PS_TRY(layernorm_backward(l, branch, g[PS_NORM2_GAMMA], g[PS_NORM2_BETA], branch, ps_layer_rows(l, c->ln2_xhat, d), c->ln2_rstd,
+                              w[PS_NORM2_GAMMA]));
     PS_TRY(binary(k, gradient, gradient, PS_ADD, branch));
 
     /* r = u + drop(merged W_o + b_o) */
@@ -251,7 +251,7 @@ enum ps_status ps_layer_none_backward(const struct ps_layer *l)
         PS_TRY(ps_product(k, ps_tensor_slice(g[PS_W_QKV], 1, p * d, d), a, part, 1, 1));
     }
     PS_TRY(ps_product(k, branch, rows, ps_transposed(w[PS_W_QKV]), 1, 0));
-    PS_TRY(layernorm_backward(l, branch, g[PS_LN1_GAMMA], g[PS_LN1_BETA], branch, ps_layer_rows(l, c->ln1_xhat, d), c->ln1_rstd,
-                              w[PS_LN1_GAMMA]));
+    PS_TRY(layernorm_backward(l, branch, g[PS_NORM1_GAMMA], g[PS_NORM1_BETA], branch, ps_layer_rows(l, c->ln1_xhat, d), c->ln1_rstd,
+                              w[PS_NORM1_GAMMA]));
     return binary(k, gradient, gradient, PS_ADD, branch);
 }

@@ -12,6 +12,44 @@ int64_t ps_patches(const struct ps_model_shape *shape)
     return (shape->seq_len - shape->patch_len) / shape->stride + 1 + (shape->pad_end ? 1 : 0);
 }
 
+double ps_dropout_rate(const struct ps_model_shape *s, enum ps_dropout_place place)
+{
+    if (s->dropout_at[place].set) {
+        return s->dropout_at[place].rate;
+    }
+    return place == PS_DROP_ATTENTION_WEIGHTS || place == PS_DROP_HEAD ? 0 : s->dropout;
+}
+
+int64_t ps_parameter_count(const struct ps_parameter *p)
+{
+    return p->size[0] * p->size[1] * p->size[2];
+}
+
+/* Variants that have no meaning together. */
+static enum ps_status check_variants(const struct ps_model_shape *s)
+{
+    static const char *const places[PS_DROP_PLACES] = {"embedding", "attention_weights", "attention", "hidden", "output", "head"};
+    if (!(s->dropout >= 0 && s->dropout < 1)) {
+        return ps_fail(PS_USAGE, "model.dropout: %g is not in [0, 1)", s->dropout);
+    }
+    for (int i = 0; i < PS_DROP_PLACES; i++) {
+        double rate = ps_dropout_rate(s, (enum ps_dropout_place)i);
+        if (!(rate >= 0 && rate < 1)) {
+            return ps_fail(PS_USAGE, "model.dropout_%s: %g is not in [0, 1)", places[i], rate);
+        }
+    }
+    if (s->positions == PS_POSITIONS_ROPE && s->d_model / s->n_heads % 2 != 0) {
+        return ps_fail(PS_USAGE,
+                       "model.positions: rope turns pairs of columns, and heads of d_model %lld / n_heads %lld have an odd %lld",
+                       (long long)s->d_model, (long long)s->n_heads, (long long)(s->d_model / s->n_heads));
+    }
+    if ((s->revin_affine || s->revin_subtract_last) && !s->revin) {
+        return ps_fail(PS_USAGE, "model.%s: is a part of RevIN, and model.revin is false",
+                       s->revin_affine ? "revin_affine" : "revin_subtract_last");
+    }
+    return PS_OK;
+}
+
 enum ps_status ps_model_shape_check(const struct ps_model_shape *s)
 {
     const struct {
@@ -34,36 +72,49 @@ enum ps_status ps_model_shape_check(const struct ps_model_shape *s)
         return ps_fail(PS_USAGE, "model.patch_len: %lld is longer than the window, seq_len %lld", (long long)s->patch_len,
                        (long long)s->seq_len);
     }
-    if (!(s->dropout >= 0 && s->dropout < 1)) {
-        return ps_fail(PS_USAGE, "model.dropout: %g is not in [0, 1)", s->dropout);
-    }
-    return PS_OK;
+    return check_variants(s);
 }
 
-/* Appends a tensor of the given sizes (n1 0: rank 1) and returns its place. */
-static int append(struct ps_parameters *p, const char *prefix, const char *name, int64_t n0, int64_t n1)
+/* Appends a tensor of the given sizes (0 beyond the rank) and returns its place. */
+static int append3(struct ps_parameters *p, const char *prefix, const char *name, int64_t n0, int64_t n1, int64_t n2)
 {
-    struct ps_parameter *t = &p->table[p->n];
+    struct ps_parameter *t = &p->table[p->all];
     snprintf(t->name, sizeof t->name, "%s%s", prefix, name);
-    t->rank = n1 ? 2 : 1;
+    t->rank = n2 ? 3 : n1 ? 2 : 1;
     t->size[0] = n0;
     t->size[1] = n1 ? n1 : 1;
-    t->offset = p->count;
-    int64_t elements = t->size[0] * t->size[1];
-    p->count += (elements + PS_PARAMETER_ALIGN - 1) / PS_PARAMETER_ALIGN * PS_PARAMETER_ALIGN;
-    return p->n++;
+    t->size[2] = n2 ? n2 : 1;
+    t->offset = p->stored;
+    p->stored += (ps_parameter_count(t) + PS_PARAMETER_ALIGN - 1) / PS_PARAMETER_ALIGN * PS_PARAMETER_ALIGN;
+    return p->all++;
+}
+
+static int append(struct ps_parameters *p, const char *prefix, const char *name, int64_t n0, int64_t n1)
+{
+    return append3(p, prefix, name, n0, n1, 0);
+}
+
+/* "layers.0.bn1_" and what follows. */
+static int append_norm(struct ps_parameters *p, const struct ps_model_shape *s, const char *prefix, int norm, const char *name)
+{
+    static const char *const kinds[] = {[PS_NORM_LAYER] = "ln", [PS_NORM_BATCH] = "bn", [PS_NORM_RMS] = "rms"};
+    char full[16];
+    snprintf(full, sizeof full, "%s%d_%s", kinds[s->norm], norm, name);
+    return append(p, prefix, full, s->d_model, 0);
 }
 
 enum ps_status ps_parameters_layout(const struct ps_model_shape *s, struct ps_parameters **parameters)
 {
     PS_TRY(ps_model_shape_check(s));
     int64_t d = s->d_model, f = s->d_ff, layers = s->n_layers, patches = ps_patches(s);
+    int64_t inner = s->activation == PS_SWIGLU ? 2 * f : f;
     struct ps_parameters *p = calloc(1, sizeof *p);
     if (p) {
-        p->table = calloc((size_t)(5 + layers * PS_LAYER_PARAMETERS), sizeof *p->table);
+        p->table = calloc((size_t)(7 + layers * (PS_LAYER_PARAMETERS + PS_LAYER_STATISTICS)), sizeof *p->table);
         p->layer = calloc((size_t)layers, sizeof *p->layer);
+        p->statistics = calloc((size_t)layers, sizeof *p->statistics);
     }
-    if (!p || !p->table || !p->layer) {
+    if (!p || !p->table || !p->layer || !p->statistics) {
         ps_parameters_free(p);
         return ps_fail(PS_USAGE, "model.n_layers: no memory for the table of %lld layers", (long long)layers);
     }
@@ -73,25 +124,38 @@ enum ps_status ps_parameters_layout(const struct ps_model_shape *s, struct ps_pa
         snprintf(prefix, sizeof prefix, "layers.%lld.", (long long)l);
         p->layer[l][PS_W_QKV] = append(p, prefix, "w_qkv", d, 3 * d);
         p->layer[l][PS_W_O] = append(p, prefix, "w_o", d, d);
-        p->layer[l][PS_W_1] = append(p, prefix, "w_1", d, f);
+        p->layer[l][PS_W_1] = append(p, prefix, "w_1", d, inner);
         p->layer[l][PS_W_2] = append(p, prefix, "w_2", f, d);
     }
-    p->w_h = append(p, "", "w_h", patches * d, s->pred_len);
-    p->decayed = p->count;
+    p->w_h = s->individual_head ? append3(p, "", "w_h", s->channels, patches * d, s->pred_len)
+                                : append(p, "", "w_h", patches * d, s->pred_len);
+    p->decayed = p->stored;
     p->b_p = append(p, "", "b_p", d, 0);
-    p->w_pos = append(p, "", "w_pos", patches, d);
+    p->w_pos = s->positions == PS_POSITIONS_LEARNED ? append(p, "", "w_pos", patches, d) : -1;
     for (int64_t l = 0; l < layers; l++) {
+        const int beta = s->norm != PS_NORM_RMS;
         snprintf(prefix, sizeof prefix, "layers.%lld.", (long long)l);
-        p->layer[l][PS_LN1_GAMMA] = append(p, prefix, "ln1_gamma", d, 0);
-        p->layer[l][PS_LN1_BETA] = append(p, prefix, "ln1_beta", d, 0);
+        p->layer[l][PS_NORM1_GAMMA] = append_norm(p, s, prefix, 1, "gamma");
+        p->layer[l][PS_NORM1_BETA] = beta ? append_norm(p, s, prefix, 1, "beta") : -1;
         p->layer[l][PS_B_QKV] = append(p, prefix, "b_qkv", 3 * d, 0);
         p->layer[l][PS_B_O] = append(p, prefix, "b_o", d, 0);
-        p->layer[l][PS_LN2_GAMMA] = append(p, prefix, "ln2_gamma", d, 0);
-        p->layer[l][PS_LN2_BETA] = append(p, prefix, "ln2_beta", d, 0);
-        p->layer[l][PS_B_1] = append(p, prefix, "b_1", f, 0);
+        p->layer[l][PS_NORM2_GAMMA] = append_norm(p, s, prefix, 2, "gamma");
+        p->layer[l][PS_NORM2_BETA] = beta ? append_norm(p, s, prefix, 2, "beta") : -1;
+        p->layer[l][PS_B_1] = append(p, prefix, "b_1", inner, 0);
         p->layer[l][PS_B_2] = append(p, prefix, "b_2", d, 0);
     }
-    p->b_h = append(p, "", "b_h", s->pred_len, 0);
+    p->b_h = s->individual_head ? append(p, "", "b_h", s->channels, s->pred_len) : append(p, "", "b_h", s->pred_len, 0);
+    p->revin_weight = s->revin_affine ? append(p, "", "revin_weight", s->channels, 0) : -1;
+    p->revin_bias = s->revin_affine ? append(p, "", "revin_bias", s->channels, 0) : -1;
+    p->n = p->all;
+    p->count = p->stored;
+    for (int64_t l = 0; l < layers && s->norm == PS_NORM_BATCH; l++) {
+        snprintf(prefix, sizeof prefix, "layers.%lld.", (long long)l);
+        p->statistics[l][PS_RUNNING_MEAN_1] = append_norm(p, s, prefix, 1, "mean");
+        p->statistics[l][PS_RUNNING_VAR_1] = append_norm(p, s, prefix, 1, "var");
+        p->statistics[l][PS_RUNNING_MEAN_2] = append_norm(p, s, prefix, 2, "mean");
+        p->statistics[l][PS_RUNNING_VAR_2] = append_norm(p, s, prefix, 2, "var");
+    }
     *parameters = p;
     return PS_OK;
 }
@@ -101,6 +165,7 @@ void ps_parameters_free(struct ps_parameters *p)
     if (p) {
         free(p->table);
         free(p->layer);
+        free(p->statistics);
         free(p);
     }
 }
@@ -112,11 +177,11 @@ static double bound_of(const struct ps_parameters *p, int t, double *constant)
     const char *dot = strrchr(name, '.');
     const char *last = dot ? dot + 1 : name;
     *constant = 0;
-    if (strstr(last, "gamma")) {
+    if (t == p->revin_weight || strstr(last, "gamma") || strstr(last, "_var")) {
         *constant = 1;
         return 0;
     }
-    if (strstr(last, "beta")) {
+    if (t == p->revin_bias || strstr(last, "beta") || strstr(last, "_mean")) {
         return 0;
     }
     if (t == p->w_pos) {
@@ -130,21 +195,57 @@ static double bound_of(const struct ps_parameters *p, int t, double *constant)
         for (weight = 0; strcmp(p->table[weight].name, sought) != 0; weight++) {
         }
     }
-    return 1 / sqrt((double)p->table[weight].size[0]);
+    return 1 / sqrt((double)p->table[weight].size[p->table[weight].rank - 2]);
 }
 
 void ps_parameters_initialise(const struct ps_parameters *p, uint64_t seed, double *values)
 {
-    memset(values, 0, (size_t)p->count * sizeof *values);
-    for (int t = 0; t < p->n; t++) {
+    memset(values, 0, (size_t)p->stored * sizeof *values);
+    for (int t = 0; t < p->all; t++) {
         double constant, bound = bound_of(p, t, &constant);
         double *tensor = values + p->table[t].offset;
-        int64_t count = p->table[t].size[0] * p->table[t].size[1];
+        int64_t count = ps_parameter_count(&p->table[t]);
         for (int64_t i = 0; i < count; i++) {
             /* Rounded to float, so that every precision starts from the same numbers. */
             tensor[i] = bound == 0
                             ? constant
                             : (double)(float)((2 * ps_uniform(seed, (uint64_t)i, PS_SITE_INIT + (uint32_t)t, 0) - 1) * bound);
+        }
+    }
+}
+
+void ps_positions_fill(const struct ps_model_shape *s, double *values)
+{
+    int64_t patches = ps_patches(s), d = s->d_model, count = patches * d;
+    memset(values, 0, (size_t)count * sizeof *values);
+    if (s->positions != PS_POSITIONS_SINCOS) {
+        return;
+    }
+    double mean = 0, squares = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t n = i / d, j = i % d;
+        double angle = (double)n * exp((double)(j - j % 2) * -(log(10000.0) / (double)d));
+        values[i] = j % 2 ? cos(angle) : sin(angle);
+        mean += values[i] / (double)count;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        values[i] -= mean;
+        squares += values[i] * values[i];
+    }
+    double scale = count > 1 && squares > 0 ? 1 / (10 * sqrt(squares / (double)(count - 1))) : 0;
+    for (int64_t i = 0; i < count; i++) {
+        values[i] *= scale;
+    }
+}
+
+void ps_rope_angles(const struct ps_model_shape *s, double *values)
+{
+    int64_t patches = ps_patches(s), e = s->d_model / s->n_heads;
+    for (int64_t n = 0; n < patches; n++) {
+        for (int64_t i = 0; i + 1 < e; i += 2) {
+            double angle = (double)n * pow(10000, -(double)i / (double)e);
+            values[n * e + i] = cos(angle);
+            values[n * e + i + 1] = sin(angle);
         }
     }
 }

@@ -14,7 +14,7 @@
 #include "src/config.h"
 #include "src/digest.h"
 
-enum { BLOCK = 512, GROWTH = 1 << 20, LONGEST_TEXT = 32768 /* an HDF5 attribute holds less than 64 KiB */ };
+enum { BLOCK = 512, GROWTH = 1 << 20, RANKS = 3, LONGEST_TEXT = 32768 /* an HDF5 attribute holds less than 64 KiB */ };
 
 static const char magic[] = "PatchStep checkpoint\n";
 /* HDF5 wants a name for a file in memory, and that no file of that name exists. */
@@ -163,11 +163,11 @@ static void group(struct pass *pass, const char *name)
 
 static int same_shape(hid_t space, int rank, const hsize_t *size)
 {
-    hsize_t found[2] = {0, 0};
+    hsize_t found[RANKS] = {0};
     if (H5Sget_simple_extent_ndims(space) != rank || H5Sget_simple_extent_dims(space, found, NULL) != rank) {
         return 0;
     }
-    return found[0] == size[0] && (rank == 1 || found[1] == size[1]);
+    return memcmp(found, size, (size_t)rank * sizeof *size) == 0;
 }
 
 static void dataset(struct pass *pass, const char *folder, const char *name, hid_t stored, hid_t native, int rank,
@@ -178,7 +178,10 @@ static void dataset(struct pass *pass, const char *folder, const char *name, hid
     }
     char place[96];
     snprintf(place, sizeof place, "%s/%s", folder, name);
-    hsize_t extent[2] = {(hsize_t)size[0], rank == 2 ? (hsize_t)size[1] : 1};
+    hsize_t extent[RANKS];
+    for (int i = 0; i < rank; i++) {
+        extent[i] = (hsize_t)size[i];
+    }
     hid_t id, space;
     if (pass->kind == SAVING) {
         hid_t create = H5Pcreate(H5P_DATASET_CREATE);
@@ -198,11 +201,12 @@ static void dataset(struct pass *pass, const char *folder, const char *name, hid
         if (pass->status == PS_OK && H5Tequal(type, stored) <= 0) {
             fail(pass, "dataset", place, "of another type");
         } else if (pass->status == PS_OK && !same_shape(space, rank, extent)) {
-            char cause[96];
-            snprintf(cause, sizeof cause,
-                     rank == 2 ? "its shape is not [%" PRId64 ", %" PRId64 "] as its config says"
-                               : "its shape is not [%" PRId64 "] as its config says",
-                     size[0], size[rank - 1]);
+            char cause[160] = "its shape is not [";
+            for (int i = 0; i < rank; i++) {
+                size_t used = strlen(cause);
+                snprintf(cause + used, sizeof cause - used, "%s%" PRId64, i ? ", " : "", size[i]);
+            }
+            strncat(cause, "] as its config says", sizeof cause - strlen(cause) - 1);
             fail(pass, "dataset", place, cause);
         }
         if (pass->status == PS_OK) {
@@ -225,11 +229,11 @@ static void dataset(struct pass *pass, const char *folder, const char *name, hid
     }
 }
 
-/* The tensors of one flat buffer. */
-static void tensors(struct pass *pass, const char *folder, const struct ps_parameters *layout, hid_t stored, hid_t native,
-                    size_t element, void *flat)
+/* Tensors first .. end - 1 of one flat buffer. */
+static void tensors(struct pass *pass, const char *folder, const struct ps_parameters *layout, int first, int end, hid_t stored,
+                    hid_t native, size_t element, void *flat)
 {
-    for (int t = 0; t < layout->n; t++) {
+    for (int t = first; t < end; t++) {
         const struct ps_parameter *p = &layout->table[t];
         void *values = pass->kind == LOOKING ? NULL : (char *)flat + (size_t)p->offset * element;
         dataset(pass, folder, p->name, stored, native, p->rank, p->size, values);
@@ -268,13 +272,18 @@ static void attributes(struct pass *pass, struct ps_checkpoint *c, uint64_t *has
 static void datasets(struct pass *pass, struct ps_checkpoint *c, uint64_t has_moments)
 {
     group(pass, "parameters");
-    tensors(pass, "parameters", c->layout, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, sizeof(float), c->parameters);
+    const int n = c->layout->n;
+    tensors(pass, "parameters", c->layout, 0, n, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, sizeof(float), c->parameters);
+    if (c->layout->all > n) {
+        group(pass, "statistics");
+        tensors(pass, "statistics", c->layout, n, c->layout->all, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, sizeof(float), c->parameters);
+    }
     if (has_moments) {
         group(pass, "optimizer");
         group(pass, "optimizer/m");
-        tensors(pass, "optimizer/m", c->layout, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, sizeof(float), c->m);
+        tensors(pass, "optimizer/m", c->layout, 0, n, H5T_IEEE_F32LE, H5T_NATIVE_FLOAT, sizeof(float), c->m);
         group(pass, "optimizer/v");
-        tensors(pass, "optimizer/v", c->layout, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, sizeof(double), c->v);
+        tensors(pass, "optimizer/v", c->layout, 0, n, H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, sizeof(double), c->v);
     }
     group(pass, "scaler");
     dataset(pass, "scaler", "mean", H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, 1, &c->scaler.channels, c->scaler.mean);
@@ -423,20 +432,7 @@ static enum ps_status make_layout(const char *path, struct ps_checkpoint *c)
     if (ps_config_parse(c->config, "config", NULL, 0, &config) != PS_OK) {
         return ps_fail(PS_CHECKPOINT, "%s: attribute config: %s", path, ps_error_message());
     }
-    struct ps_model_shape shape = {
-        .channels = c->scaler.channels,
-        .seq_len = config.model.seq_len,
-        .pred_len = config.model.pred_len,
-        .patch_len = config.model.patch_len,
-        .stride = config.model.stride,
-        .pad_end = config.model.padding == PS_PADDING_END,
-        .d_model = config.model.d_model,
-        .n_heads = config.model.n_heads,
-        .d_ff = config.model.d_ff,
-        .n_layers = config.model.n_layers,
-        .dropout = config.model.dropout,
-        .revin = config.model.revin,
-    };
+    struct ps_model_shape shape = ps_config_shape(&config, c->scaler.channels);
     ps_config_free(&config);
     if (ps_parameters_layout(&shape, &c->layout) != PS_OK) {
         return ps_fail(PS_CHECKPOINT, "%s: its model cannot be laid out: %s", path, ps_error_message());
@@ -448,10 +444,9 @@ static enum ps_status make_layout(const char *path, struct ps_checkpoint *c)
 /* Whether the file is as large as the tensors that its config asks for. */
 static enum ps_status check_size(const char *path, const struct ps_checkpoint *c, uint64_t has_moments, size_t size)
 {
-    size_t each = sizeof *c->parameters + (has_moments ? sizeof *c->m + sizeof *c->v : 0), expected = 0;
-    for (int t = 0; t < c->layout->n; t++) {
-        const struct ps_parameter *p = &c->layout->table[t];
-        expected += (size_t)(p->size[0] * p->size[1]) * each;
+    size_t moments = has_moments ? sizeof *c->m + sizeof *c->v : 0, expected = 0;
+    for (int t = 0; t < c->layout->all; t++) {
+        expected += (size_t)ps_parameter_count(&c->layout->table[t]) * (sizeof *c->parameters + (t < c->layout->n ? moments : 0));
     }
     expected += (size_t)c->scaler.channels * (sizeof *c->scaler.mean + sizeof *c->scaler.std);
     return expected <= size && c->names_bytes <= size - expected
@@ -464,7 +459,7 @@ static enum ps_status allocate(const char *path, struct ps_checkpoint *c, uint64
 {
     /* Zeroed: the gaps between tensors stay 0. */
     size_t count = (size_t)c->layout->count, channels = (size_t)c->scaler.channels;
-    c->parameters = calloc(count, sizeof *c->parameters);
+    c->parameters = calloc((size_t)c->layout->stored, sizeof *c->parameters);
     c->m = has_moments ? calloc(count, sizeof *c->m) : NULL;
     c->v = has_moments ? calloc(count, sizeof *c->v) : NULL;
     c->scaler.mean = calloc(channels, sizeof *c->scaler.mean);

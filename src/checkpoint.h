@@ -15,8 +15,8 @@ struct ps_checkpoint {
     /* layout names, shapes and offsets of the flat buffers below; borrowed when saving, owned (own_layout) after loading */
     struct ps_parameters *layout;
     int own_layout;
-    float *parameters; /* [layout->count] */
-    float *m;          /* NULL in a checkpoint of weights alone (best.h5) */
+    float *parameters; /* [layout->stored] */
+    float *m;          /* [layout->count]; NULL in a checkpoint of weights alone (best.h5) */
     double *v;         /* NULL likewise */
     struct ps_scaler scaler;
     char *names;          /* of the channels, each with a zero byte behind it; NULL: the data have none */

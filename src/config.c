@@ -152,3 +152,33 @@ void ps_config_free(struct ps_config *config)
         }
     }
 }
+
+struct ps_model_shape ps_config_shape(const struct ps_config *c, int64_t channels)
+{
+    struct ps_model_shape shape = {.channels = channels,
+                                   .seq_len = c->model.seq_len,
+                                   .pred_len = c->model.pred_len,
+                                   .patch_len = c->model.patch_len,
+                                   .stride = c->model.stride,
+                                   .pad_end = c->model.padding == PS_PADDING_END,
+                                   .d_model = c->model.d_model,
+                                   .n_heads = c->model.n_heads,
+                                   .d_ff = c->model.d_ff,
+                                   .n_layers = c->model.n_layers,
+                                   .dropout = c->model.dropout,
+                                   .revin = c->model.revin,
+                                   .norm = c->model.norm,
+                                   .norm_place = c->model.norm_place,
+                                   .activation = c->model.activation,
+                                   .positions = c->model.positions,
+                                   .residual_attention = c->model.residual_attention,
+                                   .individual_head = c->model.head == PS_HEAD_INDIVIDUAL,
+                                   .revin_affine = c->model.revin_affine,
+                                   .revin_subtract_last = c->model.revin_subtract_last,
+                                   .patches_from_end = c->model.patches_from == PS_PATCHES_FROM_END};
+    for (int i = 0; i < PS_DROP_PLACES; i++) {
+        shape.dropout_at[i].set = c->model.dropout_at[i] >= 0;
+        shape.dropout_at[i].rate = c->model.dropout_at[i];
+    }
+    return shape;
+}

@@ -6,8 +6,11 @@
 #include <stdint.h>
 
 #include "kernels/kernels.h"
+#include "model/parameters.h"
 #include "optim/schedule.h"
 
+enum ps_head { PS_HEAD_SHARED, PS_HEAD_INDIVIDUAL };
+enum ps_patches_from { PS_PATCHES_FROM_START, PS_PATCHES_FROM_END };
 enum ps_padding { PS_PADDING_NONE, PS_PADDING_END };
 enum ps_placement { PS_PLACEMENT_AUTO, PS_PLACEMENT_DEVICE, PS_PLACEMENT_HOST };
 enum ps_attention_kind { PS_ATTENTION_AUTO, PS_ATTENTION_GEMM, PS_ATTENTION_TILED };
@@ -30,7 +33,16 @@ struct ps_config {
         enum ps_padding padding;                  /* end */
         int64_t d_model, n_heads, d_ff, n_layers; /* 128, 16, 256, 3 */
         double dropout;                           /* [0, 1); 0.2 */
-        int revin;                                /* true */
+        double dropout_at[PS_DROP_PLACES]; /* negative: auto, which is dropout; presets auto, but 0 of softmax's weights and head */
+        int revin;                         /* true */
+        int revin_affine, revin_subtract_last; /* false */
+        enum ps_norm norm;                     /* layer */
+        enum ps_norm_place norm_place;         /* pre */
+        int residual_attention;                /* false */
+        enum ps_activation activation;         /* gelu_tanh */
+        enum ps_positions positions;           /* learned */
+        enum ps_head head;                     /* shared */
+        enum ps_patches_from patches_from;     /* start */
     } model;
     struct {
         double lr;                      /* 1e-4 */
@@ -75,6 +87,9 @@ enum ps_status ps_config_parse(const char *text, const char *origin, char *const
 /* Resolved YAML, every key; *text is malloc'ed. Parsing it gives the same config, bit for bit. */
 enum ps_status ps_config_text(const struct ps_config *config, char **text);
 void ps_config_free(struct ps_config *config);
+
+/* The model's shape for data of so many channels. */
+struct ps_model_shape ps_config_shape(const struct ps_config *config, int64_t channels);
 
 /* Whether runtime.device may be this: auto, cpu, cuda or cuda:N, N of at most 4 digits. */
 int ps_config_is_device(const char *device);

@@ -72,6 +72,17 @@ enum ps_status ps_config_check(const struct ps_config_reader *reader, const char
                               "model.patch_len: %" PRId64 " is longer than the window; it must be at most seq_len, %" PRId64,
                               c->model.patch_len, c->model.seq_len);
     }
+    if (c->model.positions == PS_POSITIONS_ROPE && c->model.d_model / c->model.n_heads % 2 != 0) {
+        return ps_config_fail(blame(reader, origin, "model", "positions", "n_heads"),
+                              "model.positions: rope turns pairs of columns, and heads of %" PRId64
+                              " columns are odd; change n_heads",
+                              c->model.d_model / c->model.n_heads);
+    }
+    if (!c->model.revin && (c->model.revin_affine || c->model.revin_subtract_last)) {
+        const char *key = c->model.revin_affine ? "revin_affine" : "revin_subtract_last";
+        return ps_config_fail(blame(reader, origin, "model", key, "revin"),
+                              "model.%s: is a part of RevIN, and model.revin is false", key);
+    }
     PS_TRY(check_parameters(c, blame(reader, origin, "model", "d_model", "seq_len")));
     if (c->optim.min_lr > c->optim.lr) {
         return ps_config_fail(blame(reader, origin, "optim", "min_lr", "lr"), "optim.min_lr: %g is above lr; it must be at most %g",

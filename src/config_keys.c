@@ -2,6 +2,12 @@
 
 #include <string.h>
 
+static const char *const norms[] = {"layer", "batch", "rms", NULL};
+static const char *const norm_places[] = {"pre", "post", NULL};
+static const char *const activations[] = {"gelu_tanh", "gelu", "relu", "swiglu", NULL};
+static const char *const positions[] = {"learned", "sincos", "rope", "none", NULL};
+static const char *const heads[] = {"shared", "individual", NULL};
+static const char *const patches_from[] = {"start", "end", NULL};
 static const char *const paddings[] = {"none", "end", NULL};
 static const char *const placements[] = {"auto", "device", "host", NULL};
 static const char *const fusions[] = {"auto", "none", "gemm", "layer", NULL};
@@ -14,6 +20,13 @@ static const char *const backends[] = {"auto", "reference", "cpu", "cuda", NULL}
 #define KEY(in, key, kind, ...)                                                                                                  \
     {                                                                                                                            \
         .section = #in, .name = #key, .type = PS_KEY_##kind, .offset = offsetof(struct ps_config, in.key), .preset = __VA_ARGS__ \
+    }
+
+#define DROPOUT_KEY(key, place, ...)                                                                              \
+    {                                                                                                             \
+        .section = "model", .name = "dropout_" #key, .type = PS_KEY_RATE,                                         \
+        .offset = offsetof(struct ps_config, model.dropout_at) + (place) * sizeof(double), .preset = __VA_ARGS__, \
+        .range = PS_RANGE_FRACTION                                                                                \
     }
 
 static const struct ps_key table[] = {
@@ -34,7 +47,22 @@ static const struct ps_key table[] = {
     KEY(model, d_ff, WHOLE, {"256"}, .range = PS_RANGE_SIZE),
     KEY(model, n_layers, WHOLE, {"3"}, .range = PS_RANGE_LAYERS),
     KEY(model, dropout, REAL, {"0.2"}, .range = PS_RANGE_FRACTION),
+    DROPOUT_KEY(embedding, PS_DROP_EMBEDDING, {"auto"}),
+    DROPOUT_KEY(attention_weights, PS_DROP_ATTENTION_WEIGHTS, {"0"}),
+    DROPOUT_KEY(attention, PS_DROP_ATTENTION, {"auto"}),
+    DROPOUT_KEY(hidden, PS_DROP_HIDDEN, {"auto"}),
+    DROPOUT_KEY(output, PS_DROP_OUTPUT, {"auto"}),
+    DROPOUT_KEY(head, PS_DROP_HEAD, {"0"}),
     KEY(model, revin, SWITCH, {"true"}),
+    KEY(model, revin_affine, SWITCH, {"false"}),
+    KEY(model, revin_subtract_last, SWITCH, {"false"}),
+    KEY(model, norm, CHOICE, {"layer"}, .choices = norms),
+    KEY(model, norm_place, CHOICE, {"pre"}, .choices = norm_places),
+    KEY(model, residual_attention, SWITCH, {"false"}),
+    KEY(model, activation, CHOICE, {"gelu_tanh"}, .choices = activations),
+    KEY(model, positions, CHOICE, {"learned"}, .choices = positions),
+    KEY(model, head, CHOICE, {"shared"}, .choices = heads),
+    KEY(model, patches_from, CHOICE, {"start"}, .choices = patches_from),
     KEY(optim, lr, REAL, {"1e-4"}, .range = PS_RANGE_POSITIVE),
     KEY(optim, weight_decay, REAL, {"1e-2"}, .range = PS_RANGE_NOT_NEGATIVE),
     KEY(optim, beta1, REAL, {"0.9"}, .range = PS_RANGE_FRACTION),

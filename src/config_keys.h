@@ -7,7 +7,18 @@
 
 #include "src/config.h"
 
-enum ps_key_type { PS_KEY_TEXT, PS_KEY_WHOLE, PS_KEY_SEED, PS_KEY_BYTES, PS_KEY_REAL, PS_KEY_SWITCH, PS_KEY_CHOICE, PS_KEY_SPLIT };
+/* RATE: a real number, or auto, which is -1. */
+enum ps_key_type {
+    PS_KEY_TEXT,
+    PS_KEY_WHOLE,
+    PS_KEY_SEED,
+    PS_KEY_BYTES,
+    PS_KEY_REAL,
+    PS_KEY_RATE,
+    PS_KEY_SWITCH,
+    PS_KEY_CHOICE,
+    PS_KEY_SPLIT
+};
 enum ps_key_range {
     PS_RANGE_ANY,
     PS_RANGE_SIZE,
@@ -31,7 +42,7 @@ struct ps_key {
 };
 
 /* In the order of struct ps_config, which is the order of the resolved text. */
-enum { PS_KEYS = 46, PS_SECTIONS = 5 };
+enum { PS_KEYS = 61, PS_SECTIONS = 5 };
 extern const struct ps_key *const ps_keys; /* [PS_KEYS] */
 extern const char *const ps_sections[PS_SECTIONS];
 int ps_key_index(const char *section, const char *name); /* -1: there is none */

@@ -65,6 +65,13 @@ static void print_value(FILE *out, const struct ps_key *key, const struct ps_con
     case PS_KEY_REAL:
         print_real(out, *(const double *)place);
         break;
+    case PS_KEY_RATE:
+        if (*(const double *)place < 0) {
+            fputs("auto", out);
+        } else {
+            print_real(out, *(const double *)place);
+        }
+        break;
     case PS_KEY_SPLIT:
         for (int i = 0; i < 3; i++) {
             fputs(i ? ", " : "[", out);

@@ -184,6 +184,12 @@ enum ps_status ps_config_put(struct ps_config_reader *reader, const struct ps_ke
         return put_bytes(key, *text, where, place);
     case PS_KEY_REAL:
         return put_real(key, *text, where, place);
+    case PS_KEY_RATE:
+        if (strcmp(*text, "auto") == 0) {
+            *(double *)place = -1;
+            return PS_OK;
+        }
+        return put_real(key, *text, where, place);
     case PS_KEY_SPLIT:
         for (int i = 0; i < 3; i++) {
             PS_TRY(put_real(key, text[i], where, (double *)place + i));

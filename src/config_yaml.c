@@ -235,6 +235,7 @@ static const char *form(const struct ps_key *key)
     case PS_KEY_BYTES:
         return "a number of bytes, such as 512M";
     case PS_KEY_REAL:
+    case PS_KEY_RATE:
         return "a number";
     case PS_KEY_SPLIT:
         return "a list of three numbers [train, validation, test], such as [0.7, 0.1, 0.2]";

@@ -256,7 +256,7 @@ static enum ps_status train_pass(struct pass *pass, const struct ps_epoch_watch 
 static int is_spoilt(const struct ps_parameters *layout, int t, const float *m)
 {
     const struct ps_parameter *p = &layout->table[t];
-    for (int64_t i = 0; i < p->size[0] * (p->rank == 2 ? p->size[1] : 1); i++) {
+    for (int64_t i = 0; i < ps_parameter_count(p); i++) {
         if (!isfinite(m[p->offset + i])) {
             return 1;
         }
@@ -264,33 +264,56 @@ static int is_spoilt(const struct ps_parameters *layout, int t, const float *m)
     return 0;
 }
 
+/* Appends the places that the model has of `count`. */
+static void append_places(int *order, int *n, const int *places, int count)
+{
+    for (int i = 0; i < count; i++) {
+        if (places[i] >= 0) {
+            order[(*n)++] = places[i];
+        }
+    }
+}
+
+/* The places in the table in the order in which backward comes to them: [n]. */
+static void backward_order(const struct ps_parameters *layout, int layers, int post, int *order)
+{
+    const int head[] = {layout->revin_bias, layout->revin_weight, layout->b_h, layout->w_h};
+    const int embedding[] = {layout->w_pos, layout->b_p, layout->w_p};
+    int n = 0;
+    append_places(order, &n, head, 4);
+    for (int l = layers; l-- > 0;) {
+        const int *p = layout->layer[l];
+        const int norms[2][2] = {{p[PS_NORM2_BETA], p[PS_NORM2_GAMMA]}, {p[PS_NORM1_BETA], p[PS_NORM1_GAMMA]}};
+        const int branches[2][4] = {{p[PS_B_2], p[PS_W_2], p[PS_B_1], p[PS_W_1]}, {p[PS_B_O], p[PS_W_O], p[PS_B_QKV], p[PS_W_QKV]}};
+        for (int i = 0; i < 2; i++) { /* the feed-forward, attention */
+            append_places(order, &n, norms[i], post ? 2 : 0);
+            append_places(order, &n, branches[i], 4);
+            append_places(order, &n, norms[i], post ? 0 : 2);
+        }
+    }
+    append_places(order, &n, embedding, 3);
+}
+
 /* Says at which step what was not finite. AdamW's m has kept, since then, which gradients were not; the first is the one that
  * backward comes to first. */
 static enum ps_status went_wrong(struct ps_session *s)
 {
-    static const enum ps_layer_parameter backward[PS_LAYER_PARAMETERS] = {
-        PS_B_2, PS_W_2, PS_B_1, PS_W_1, PS_LN2_BETA, PS_LN2_GAMMA, PS_B_O, PS_W_O, PS_B_QKV, PS_W_QKV, PS_LN1_BETA, PS_LN1_GAMMA};
     const struct ps_parameters *layout = s->model->layout;
     size_t bytes = (size_t)layout->count * sizeof(float);
     float *m = malloc(bytes);
-    enum ps_status status = m ? s->device->download(s->device, PS_COMPUTE, m, s->optimizer.m, bytes)
-                              : ps_fail(PS_DEVICE, "no memory for %lld moments", (long long)layout->count);
-    int n = 0, first = -1, layers = (int)s->config->model.n_layers;
+    int *order = malloc((size_t)layout->n * sizeof *order), n = 0, first = -1;
+    enum ps_status status = m && order ? s->device->download(s->device, PS_COMPUTE, m, s->optimizer.m, bytes)
+                                       : ps_fail(PS_DEVICE, "no memory for %lld moments", (long long)layout->count);
+    if (order) {
+        backward_order(layout, (int)s->config->model.n_layers, s->model->shape.norm_place == PS_NORM_POST, order);
+    }
     for (int i = 0; i < layout->n && status == PS_OK; i++) {
-        int inner = i - 2, t;
-        if (i < 2) {
-            t = i == 0 ? layout->b_h : layout->w_h;
-        } else if (inner < layers * PS_LAYER_PARAMETERS) {
-            t = layout->layer[layers - 1 - inner / PS_LAYER_PARAMETERS][backward[inner % PS_LAYER_PARAMETERS]];
-        } else {
-            int last = layout->n - 1 - i;
-            t = last == 0 ? layout->w_p : last == 1 ? layout->b_p : layout->w_pos;
-        }
-        if (is_spoilt(layout, t, m)) {
-            first = first < 0 ? t : first;
+        if (is_spoilt(layout, order[i], m)) {
+            first = first < 0 ? order[i] : first;
             n++;
         }
     }
+    free(order);
     free(m);
     PS_TRY(status);
     uint64_t step = s->now.nonfinite;

@@ -11,22 +11,6 @@ enum { LONGEST_TUNING = 1 << 20 };
 
 /* ---- from the config ---- */
 
-static struct ps_model_shape shape_of(const struct ps_config *c, int64_t channels)
-{
-    return (struct ps_model_shape){.channels = channels,
-                                   .seq_len = c->model.seq_len,
-                                   .pred_len = c->model.pred_len,
-                                   .patch_len = c->model.patch_len,
-                                   .stride = c->model.stride,
-                                   .pad_end = c->model.padding == PS_PADDING_END,
-                                   .d_model = c->model.d_model,
-                                   .n_heads = c->model.n_heads,
-                                   .d_ff = c->model.d_ff,
-                                   .n_layers = c->model.n_layers,
-                                   .dropout = c->model.dropout,
-                                   .revin = c->model.revin};
-}
-
 /* Reads the data, splits and standardises it. */
 static enum ps_status open_data(struct ps_session *s, const struct ps_session_options *options)
 {
@@ -140,11 +124,17 @@ static int64_t graph_steps(const struct ps_session *s)
     return !ps_feed_resident(s->feed) || strcmp(s->device->kind, "cpu") == 0 || steps < 2 ? 1 : steps < SEVERAL ? steps : SEVERAL;
 }
 
+/* Bytes of the parameters and the running statistics. */
+static size_t stored_bytes(const struct ps_session *s)
+{
+    return (size_t)s->model->layout->stored * ps_type_bytes(s->kernels->parameter);
+}
+
 /* Model, optimiser, feed and what the loops need on the device. */
 static enum ps_status open_model(struct ps_session *s, int training)
 {
     const struct ps_config *c = s->config;
-    struct ps_model_shape shape = shape_of(c, s->series->channels);
+    struct ps_model_shape shape = ps_config_shape(c, s->series->channels);
     struct ps_device *device = s->device;
     int64_t batch = c->train.batch_size;
     /* auto: the fastest level that serves the model. */
@@ -184,7 +174,6 @@ static enum ps_status open_model(struct ps_session *s, int training)
     PS_TRY(device->allocate(device, sizeof *s->state, (void **)&s->state));
     PS_TRY(device->allocate(device, sizeof *s->scoring_state, (void **)&s->scoring_state));
     PS_TRY(device->allocate_host(device, PS_GROUPS * sizeof *s->seen, (void **)&s->seen));
-    size_t flat = (size_t)s->model->layout->count * ps_type_bytes(s->kernels->parameter);
     if (training) {
         if (s->steps_per_epoch == 0) {
             return ps_fail(PS_USAGE,
@@ -215,7 +204,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
             ps_optimizer_open(s->kernels, s->model->layout->count, s->model->layout->decayed, &adamw, rates, steps, &s->optimizer);
         free(rates);
         PS_TRY(status);
-        PS_TRY(device->allocate(device, flat, &s->best));
+        PS_TRY(device->allocate(device, stored_bytes(s), &s->best));
     }
     int64_t scored =
         s->splits.count[PS_VALIDATION] > s->splits.count[PS_TEST] ? s->splits.count[PS_VALIDATION] : s->splits.count[PS_TEST];
@@ -302,7 +291,7 @@ static void close_on_device(struct ps_session *s)
         device->release_host(device, s->seen);
     }
     if (s->model) {
-        release(s, s->best, (size_t)s->model->layout->count * ps_type_bytes(s->kernels->parameter));
+        release(s, s->best, stored_bytes(s));
     }
     ps_optimizer_close(&s->optimizer);
     ps_model_close(s->model);
@@ -331,14 +320,9 @@ void ps_session_close(struct ps_session *s)
 
 /* ---- weights and state ---- */
 
-static size_t flat_bytes(const struct ps_session *s)
-{
-    return (size_t)s->model->layout->count * ps_type_bytes(s->kernels->parameter);
-}
-
 enum ps_status ps_session_initialise(struct ps_session *s)
 {
-    int64_t count = s->model->layout->count;
+    int64_t count = s->model->layout->stored;
     double *values = malloc((size_t)count * sizeof *values);
     float *parameters = malloc((size_t)count * sizeof *parameters);
     enum ps_status status = PS_OK;
@@ -349,7 +333,7 @@ enum ps_status ps_session_initialise(struct ps_session *s)
         for (int64_t i = 0; i < count; i++) {
             parameters[i] = (float)values[i];
         }
-        status = s->device->upload(s->device, PS_COMPUTE, s->model->parameters, parameters, flat_bytes(s));
+        status = s->device->upload(s->device, PS_COMPUTE, s->model->parameters, parameters, stored_bytes(s));
         if (status == PS_OK) {
             status = ps_model_refresh_weights(s->model);
         }
@@ -362,35 +346,35 @@ enum ps_status ps_session_initialise(struct ps_session *s)
 enum ps_status ps_session_keep_best(struct ps_session *s)
 {
     s->best_holds = s->epoch;
-    return s->device->copy(s->device, PS_COMPUTE, s->best, s->model->parameters, flat_bytes(s));
+    return s->device->copy(s->device, PS_COMPUTE, s->best, s->model->parameters, stored_bytes(s));
 }
 
 enum ps_status ps_session_take_best(struct ps_session *s)
 {
-    PS_TRY(s->device->copy(s->device, PS_COMPUTE, s->model->parameters, s->best, flat_bytes(s)));
+    PS_TRY(s->device->copy(s->device, PS_COMPUTE, s->model->parameters, s->best, stored_bytes(s)));
     return ps_model_refresh_weights(s->model);
 }
 
 /* The same tensors, or which one differs. */
 static enum ps_status same_layout(const struct ps_parameters *ours, const struct ps_parameters *theirs)
 {
-    for (int t = 0; t < ours->n; t++) {
-        const struct ps_parameter *a = &ours->table[t], *b = t < theirs->n ? &theirs->table[t] : NULL;
-        if (!b || strcmp(a->name, b->name) != 0 || a->size[0] != b->size[0] || a->size[1] != b->size[1]) {
+    for (int t = 0; t < ours->all; t++) {
+        const struct ps_parameter *a = &ours->table[t], *b = t < theirs->all ? &theirs->table[t] : NULL;
+        if (!b || strcmp(a->name, b->name) != 0 || memcmp(a->size, b->size, sizeof a->size) != 0) {
             return ps_fail(PS_CHECKPOINT, "the checkpoint is of another model: %s is [%lld, %lld] here and %s [%lld, %lld] there",
                            a->name, (long long)a->size[0], (long long)a->size[1], b ? b->name : "nothing",
                            b ? (long long)b->size[0] : 0LL, b ? (long long)b->size[1] : 0LL);
         }
     }
-    return ours->n == theirs->n
+    return ours->all == theirs->all
                ? PS_OK
-               : ps_fail(PS_CHECKPOINT, "the checkpoint is of another model: %d tensors here, %d there", ours->n, theirs->n);
+               : ps_fail(PS_CHECKPOINT, "the checkpoint is of another model: %d tensors here, %d there", ours->all, theirs->all);
 }
 
 enum ps_status ps_session_load_weights(struct ps_session *s, const struct ps_checkpoint *c, int into_best)
 {
     PS_TRY(same_layout(s->model->layout, c->layout));
-    PS_TRY(s->device->upload(s->device, PS_COMPUTE, into_best ? s->best : s->model->parameters, c->parameters, flat_bytes(s)));
+    PS_TRY(s->device->upload(s->device, PS_COMPUTE, into_best ? s->best : s->model->parameters, c->parameters, stored_bytes(s)));
     if (into_best) {
         s->best_holds = c->epoch;
     } else {

@@ -9,7 +9,7 @@
 enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct ps_snapshot *snapshot)
 {
     struct ps_device *device = s->device;
-    size_t count = (size_t)s->model->layout->count;
+    size_t count = (size_t)s->model->layout->count, stored = (size_t)s->model->layout->stored;
     *snapshot = (struct ps_snapshot){.session = s, .best_weights = best_weights};
     struct ps_checkpoint *c = &snapshot->checkpoint;
     *c = (struct ps_checkpoint){.layout = s->model->layout,
@@ -30,7 +30,7 @@ enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct p
         status = device->allocate_host(device, sizeof *snapshot->state, (void **)&snapshot->state);
     }
     if (status == PS_OK) {
-        status = device->allocate_host(device, count * sizeof *c->parameters, (void **)&c->parameters);
+        status = device->allocate_host(device, stored * sizeof *c->parameters, (void **)&c->parameters);
     }
     if (status == PS_OK && !best_weights) {
         status = device->allocate_host(device, count * sizeof *c->m, (void **)&c->m);
@@ -69,14 +69,14 @@ enum ps_status ps_snapshot_take(struct ps_snapshot *snapshot)
     const struct ps_session *s = snapshot->session;
     struct ps_device *device = s->device;
     struct ps_checkpoint *c = &snapshot->checkpoint;
-    size_t count = (size_t)s->model->layout->count;
+    size_t count = (size_t)s->model->layout->count, stored = (size_t)s->model->layout->stored;
     c->epoch = snapshot->best_weights ? s->best_holds : s->epoch;
     c->best_validation = s->best_validation;
     c->best_epoch = s->best_epoch;
     c->epochs_since_best = s->epochs_since_best;
     PS_TRY(device->download_async(device, PS_COMPUTE, snapshot->state, s->state, sizeof *snapshot->state));
     PS_TRY(device->download_async(device, PS_COMPUTE, c->parameters, snapshot->best_weights ? s->best : s->model->parameters,
-                                  count * sizeof *c->parameters));
+                                  stored * sizeof *c->parameters));
     if (!snapshot->best_weights) {
         PS_TRY(device->download_async(device, PS_COMPUTE, c->m, s->optimizer.m, count * sizeof *c->m));
         PS_TRY(device->download_async(device, PS_COMPUTE, c->v, s->optimizer.v, count * sizeof *c->v));

@@ -36,9 +36,9 @@ struct ps_writer {
 static enum ps_status check_finite(const struct ps_checkpoint *c)
 {
     const struct ps_parameters *layout = c->layout;
-    for (int t = 0; t < layout->n; t++) {
+    for (int t = 0; t < layout->all; t++) {
         const struct ps_parameter *p = &layout->table[t];
-        for (int64_t i = 0; i < p->size[0] * (p->rank == 2 ? p->size[1] : 1); i++) {
+        for (int64_t i = 0; i < ps_parameter_count(p); i++) {
             if (!isfinite(c->parameters[p->offset + i])) {
                 return ps_fail(PS_USAGE, "step %llu: %s has a value that is not finite, and is not written: lower optim.lr",
                                (unsigned long long)c->step, p->name);

@@ -1759,7 +1759,7 @@ START_TEST(initialisation)
     ck_assert_double_ge(largest, 0.062);
     ck_assert_double_eq_tol(squares / (double)n, 0.0625 * 0.0625 / 3, 2e-5);
     ck_assert_double_le(fabs(values[layout->table[layout->layer[0][PS_B_2]].offset]), 0.0625);
-    ck_assert_double_eq(values[layout->table[layout->layer[0][PS_LN1_GAMMA]].offset], 1);
+    ck_assert_double_eq(values[layout->table[layout->layer[0][PS_NORM1_GAMMA]].offset], 1);
     free(values);
     ps_parameters_free(layout);
 }
