@@ -28,7 +28,12 @@ static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *s
     int64_t S = batch * shape->channels, N = ps_patches(shape), R = S * N, P = shape->patch_len, H = shape->pred_len;
     int64_t d = shape->d_model, f = shape->d_ff, h = shape->n_heads, layers = shape->n_layers;
     int64_t scores = level & PS_LEVEL_TILED ? 0 : S * h * N * N, split = level & PS_LEVEL_TILED ? 0 : R * d;
-    int64_t groups = ps_partial_rows(S);
+    int64_t groups = ps_partial_rows(S), inner = shape->activation == PS_SWIGLU ? 2 * f : f;
+    int64_t spreads = shape->norm == PS_NORM_BATCH ? d : R, means = shape->norm == PS_NORM_RMS ? 0 : spreads;
+    int64_t post = shape->norm_place == PS_NORM_POST ? R * d : 0, pre = R * d - post;
+    int64_t affine = shape->revin_affine != 0, residual = shape->residual_attention != 0;
+    int64_t weights_dropout = ps_dropout_rate(shape, PS_DROP_ATTENTION_WEIGHTS) > 0;
+    int64_t head_dropout = ps_dropout_rate(shape, PS_DROP_HEAD) > 0;
     size_t offset = 0;
     for (int64_t l = 0; l < layers; l++) {
         struct ps_layer_cache layer;

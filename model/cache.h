@@ -15,32 +15,37 @@ enum { PS_LEVEL_TILED = 8 };
 
 enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BOTH | PS_LEVEL_LAYER };
 
-/* Once a layer: what backward needs again. X(name, levels, elements, type) */
-#define PS_LAYER_BUFFERS(X)                                                                             \
-    X(ln1_rstd, PS_LEVEL_BOTH, R, statistics)      /* [R] */                                            \
-    X(ln1_mean, PS_LEVEL_GEMM, R, statistics)      /* [R] */                                            \
-    X(ln1_xhat, PS_LEVEL_NONE, R *d, real)         /* (u - mean) rstd [R, d] */                         \
-    X(ln1_out, PS_LEVEL_BOTH, R *d, real)          /* a = LN1(u) [R, d] */                              \
-    X(heads, PS_LEVEL_BOTH, 3 * R * d, real)       /* q, k, v [3, S, h, N, e]; tiled: by row [R, 3d] */ \
-    X(attention, PS_LEVEL_BOTH, scores, real)      /* A [S, h, N, N]; not when tiled */                 \
-    X(logsum, PS_LEVEL_TILED, S *h *N, statistics) /* tiled: log of the softmax's sums [S, h, N] */     \
-    X(merged, PS_LEVEL_BOTH, R *d, real)           /* A v, heads merged [R, d] */                       \
-    X(residual, PS_LEVEL_BOTH, R *d, real)         /* r [R, d] */                                       \
-    X(ln2_rstd, PS_LEVEL_BOTH, R, statistics)      /* [R] */                                            \
-    X(ln2_mean, PS_LEVEL_GEMM, R, statistics)      /* [R] */                                            \
-    X(ln2_xhat, PS_LEVEL_NONE, R *d, real)         /* (r - mean) rstd [R, d] */                         \
-    X(ln2_out, PS_LEVEL_BOTH, R *d, real)          /* LN2(r) [R, d] */                                  \
-    X(hidden_in, PS_LEVEL_BOTH, R *f, real)        /* gemm: LN2(r) W_1; none: with b_1 too [R, f] */    \
-    X(hidden_tanh, PS_LEVEL_NONE, R *f, real)      /* gelu's tanh [R, f] */                             \
-    X(hidden, PS_LEVEL_BOTH, R *f, real)           /* drop(gelu(..)) [R, f] */
+/* Once a layer: what backward needs again. X(name, levels, elements, type). Statistics of a norm: `means` and `spreads` are [R], or
+ * of BatchNorm [d]; RMSNorm has no means. */
+#define PS_LAYER_BUFFERS(X)                                                                                   \
+    X(norm1_spread, PS_LEVEL_BOTH, spreads, statistics) /* rstd [R]; of BatchNorm the variance [d] */         \
+    X(norm1_mean, PS_LEVEL_BOTH, means, statistics)     /* [R] or [d] */                                      \
+    X(norm1_xhat, PS_LEVEL_NONE, R *d, real)            /* (norm 1's input - mean) rstd [R, d] */             \
+    X(norm1_out, PS_LEVEL_BOTH, R *d, real)             /* what norm 1 gives [R, d] */                        \
+    X(heads, PS_LEVEL_BOTH, 3 * R * d, real)            /* q, k, v [3, S, h, N, e]; tiled: by row [R, 3d] */  \
+    X(attention, PS_LEVEL_BOTH, scores, real)           /* A [S, h, N, N]; not when tiled */                  \
+    X(logsum, PS_LEVEL_TILED, S *h *N, statistics)      /* tiled: log of the softmax's sums [S, h, N] */      \
+    X(merged, PS_LEVEL_BOTH, R *d, real)                /* A v, heads merged [R, d] */                        \
+    X(residual, PS_LEVEL_BOTH, R *d, real)              /* u + attention's branch [R, d] */                   \
+    X(norm2_spread, PS_LEVEL_BOTH, spreads, statistics) /* as norm 1's */                                     \
+    X(norm2_mean, PS_LEVEL_BOTH, means, statistics)                                                           \
+    X(norm2_xhat, PS_LEVEL_NONE, R *d, real)                                                                  \
+    X(norm2_out, PS_LEVEL_BOTH, pre, real)      /* what norm 2 gives [R, d]; post-norm: the stream has it */  \
+    X(sum, PS_LEVEL_BOTH, post, real)           /* post-norm: norm 2's input [R, d] */                        \
+    X(hidden_in, PS_LEVEL_BOTH, R *inner, real) /* gemm: W_1's product; none: with b_1 too [R, f or 2f] */    \
+    X(hidden_curve, PS_LEVEL_NONE, R *f, real)  /* gelu's tanh or erf, the sigmoid of swiglu's gate [R, f] */ \
+    X(hidden, PS_LEVEL_BOTH, R *f, real)        /* drop(activation(..)) [R, f] */
 
 /* Once a model: embedding, head, and scratch that every layer uses in turn. */
 #define PS_SHARED_BUFFERS(X)                                                                                                 \
     X(patches, PS_LEVEL_ALL, R *P, real)                        /* [R, P] */                                                 \
+    X(normalised, PS_LEVEL_BOTH, affine *R *P, real)            /* the same before RevIN's affine [R, P] */                  \
+    X(d_patches, PS_LEVEL_BOTH, affine *R *P, real)             /* their gradient [R, P] */                                  \
     X(revin_mean, PS_LEVEL_ALL, S, statistics)                  /* [S] */                                                    \
     X(revin_std, PS_LEVEL_ALL, S, statistics)                   /* [S] */                                                    \
     X(targets, PS_LEVEL_ALL, S *H, parameter)                   /* [S, H] */                                                 \
     X(stream, PS_LEVEL_ALL, (layers + 1) * R * d, real)         /* what each layer reads, and the head [layers + 1, R, d] */ \
+    X(head_in, PS_LEVEL_BOTH, head_dropout *R *d, real)         /* what the head reads, dropped out [S, N d] */              \
     X(head_out, PS_LEVEL_ALL, S *H, parameter)                  /* head product, before bias and denormalising [S, H] */     \
     X(d_head_out, PS_LEVEL_ALL, S *H, real)                     /* its gradient [S, H] */                                    \
     X(head_partials, PS_LEVEL_ALL, groups *(H + 1), PS_F64)     /* of the loss and b_h's gradient [rows, H + 1] */           \
@@ -51,8 +56,12 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(mixed, PS_LEVEL_BOTH, split, real)                        /* A v; its gradient [S, h, N, e]; not when tiled */         \
     X(d_heads, PS_LEVEL_BOTH, 3 * split, real)                  /* [3, S, h, N, e]; not when tiled */                        \
     X(d_attention, PS_LEVEL_BOTH, scores, real)                 /* [S, h, N, N]; not when tiled */                           \
+    X(scores, PS_LEVEL_BOTH, residual *scores, real)            /* residual attention: the sum so far [S, h, N, N] */        \
+    X(d_scores, PS_LEVEL_BOTH, residual *scores, real)          /* its gradient [S, h, N, N] */                              \
+    X(dropped, PS_LEVEL_BOTH, weights_dropout *scores, real)    /* drop(A) [S, h, N, N] */                                   \
     X(delta, PS_LEVEL_TILED, S *h *N, statistics)               /* tiled: of attention_backward [S, h, N] */                 \
     X(d_hidden, PS_LEVEL_BOTH, R *f, real)                      /* [R, f] */                                                 \
+    X(d_hidden_in, PS_LEVEL_BOTH, R *(inner - f) * 2, real)     /* of swiglu [R, 2f] */                                      \
     X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real) /* elementary temporaries */                                 \
     X(wide_b, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)                                                              \
     X(narrow_a, PS_LEVEL_NONE, R *d, real)                                                                                   \

@@ -20,6 +20,18 @@ static struct ps_tensor gradient(const struct ps_model *m, int t)
     return ps_parameter_tensor(m->layout, t, m->gradients, m->k->parameter);
 }
 
+/* The row of the (padded) window where its first patch begins. */
+static int64_t first_row(const struct ps_model *m)
+{
+    return m->shape.patches_from_end ? (m->shape.seq_len - m->shape.patch_len) % m->shape.stride : 0;
+}
+
+/* Patches seen as channel_affine takes them, [S, N*P]. */
+static struct ps_tensor by_channel(const struct ps_model *m, void *patches, int64_t batch)
+{
+    return ps_tensor_2d(patches, m->k->real, batch * m->shape.channels, ps_patches(&m->shape) * m->shape.patch_len);
+}
+
 struct ps_embed_forward ps_embed_forward_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                             int64_t batch, struct ps_dropout dropout)
 {
@@ -33,11 +45,13 @@ struct ps_embed_forward ps_embed_forward_of(struct ps_model *m, const struct ps_
                                      .indices = windows->indices,
                                      .weight = weight(m, m->layout->w_p),
                                      .bias = parameter(m, m->layout->b_p),
-                                     .position = parameter(m, m->layout->w_pos),
+                                     .position = m->positions.data ? m->positions : parameter(m, m->layout->w_pos),
                                      .state = state,
                                      .batch = batch,
                                      .stride = m->shape.stride,
+                                     .first = first_row(m),
                                      .revin = m->shape.revin,
+                                     .subtract_last = m->shape.revin_subtract_last,
                                      .pad_end = m->shape.pad_end,
                                      .epsilon = PS_REVIN_EPSILON,
                                      .dropout = dropout};
@@ -47,9 +61,10 @@ struct ps_embed_backward ps_embed_backward_of(struct ps_model *m, int64_t batch,
 {
     const struct ps_shared_cache *s = &m->cache.shared;
     int64_t R = batch * m->shape.channels * ps_patches(&m->shape);
+    const struct ps_tensor no_gradient = {.data = NULL};
     return (struct ps_embed_backward){.d_weight = gradient(m, m->layout->w_p),
                                       .d_bias = gradient(m, m->layout->b_p),
-                                      .d_position = gradient(m, m->layout->w_pos),
+                                      .d_position = m->positions.data ? no_gradient : gradient(m, m->layout->w_pos),
                                       .du = ps_tensor_2d(s->gradient, m->k->real, R, m->shape.d_model),
                                       .patches = ps_tensor_2d(s->patches, m->k->real, R, m->shape.patch_len),
                                       .dropout = dropout};
@@ -60,13 +75,16 @@ enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows 
 {
     const struct ps_kernels *k = m->k;
     const struct ps_embed_forward e = ps_embed_forward_of(m, windows, state, batch, dropout);
-    if (k->embed_forward) {
+    const int affine = m->shape.revin_affine;
+    if (k->embed_forward && !affine) {
         enum ps_status status = k->embed_forward(k, &e);
         if (status != PS_UNSUPPORTED) {
             return status;
         }
     }
-    PS_TRY(k->gather_patches(k, &(struct ps_gather_patches){.patches = e.patches,
+    struct ps_tensor normalised = e.patches;
+    normalised.data = affine ? m->cache.shared.normalised : e.patches.data;
+    PS_TRY(k->gather_patches(k, &(struct ps_gather_patches){.patches = normalised,
                                                             .mean = e.mean,
                                                             .std = e.std,
                                                             .inputs = e.inputs,
@@ -74,35 +92,71 @@ enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows 
                                                             .state = e.state,
                                                             .batch = e.batch,
                                                             .stride = e.stride,
+                                                            .first = e.first,
                                                             .revin = e.revin,
+                                                            .subtract_last = e.subtract_last,
                                                             .pad_end = e.pad_end,
                                                             .epsilon = e.epsilon}));
+    if (affine) {
+        PS_TRY(k->channel_affine(k, &(struct ps_channel_affine){.y = by_channel(m, e.patches.data, batch),
+                                                                .x = by_channel(m, normalised.data, batch),
+                                                                .weight = parameter(m, m->layout->revin_weight),
+                                                                .bias = parameter(m, m->layout->revin_bias),
+                                                                .channels = m->shape.channels}));
+    }
     PS_TRY(ps_product(k, e.u, e.patches, e.weight, 1, 0));
     return k->bias_position_add(
         k, &(struct ps_bias_position_add){.y = e.u, .x = e.u, .bias = e.bias, .position = e.position, .dropout = dropout});
+}
+
+/* RevIN's gradients from the embedding's masked du, by way of the patches. */
+static enum ps_status revin_backward(struct ps_model *m, int64_t batch, struct ps_tensor du)
+{
+    const struct ps_kernels *k = m->k;
+    const struct ps_shared_cache *s = &m->cache.shared;
+    struct ps_tensor d_patches = ps_tensor_2d(s->d_patches, k->real, du.size[0], m->shape.patch_len), nothing = {.data = NULL};
+    PS_TRY(ps_product(k, d_patches, du, ps_transposed(weight(m, m->layout->w_p)), 1, 0));
+    return k->channel_affine_backward(k, &(struct ps_channel_affine_backward){.dx = nothing,
+                                                                              .d_weight = gradient(m, m->layout->revin_weight),
+                                                                              .d_bias = gradient(m, m->layout->revin_bias),
+                                                                              .dy = by_channel(m, d_patches.data, batch),
+                                                                              .kept = by_channel(m, s->normalised, batch),
+                                                                              .weight = parameter(m, m->layout->revin_weight),
+                                                                              .channels = m->shape.channels});
 }
 
 enum ps_status ps_embedding_backward(struct ps_model *m, int64_t batch, struct ps_dropout dropout)
 {
     const struct ps_kernels *k = m->k;
     const struct ps_embed_backward e = ps_embed_backward_of(m, batch, dropout);
-    if (k->embed_backward) {
+    const int affine = m->shape.revin_affine;
+    if (k->embed_backward && !affine) {
         enum ps_status status = k->embed_backward(k, &e);
         if (status != PS_UNSUPPORTED) {
             return status;
         }
     }
-    /* The sum over sequences alone, seen as columns of [S, N*d], is the position's gradient; the mask is drawn here, in place. */
-    int64_t S = batch * m->shape.channels, positions = ps_patches(&m->shape) * m->shape.d_model;
-    struct ps_tensor wide = ps_tensor_reshape(e.du, 2, (int64_t[]){S, positions});
-    struct ps_tensor d_position = ps_tensor_reshape(e.d_position, 1, (int64_t[]){positions});
-    struct ps_tensor masked = wide;
+    /* The mask is drawn here, in place, by whichever sum comes first. The sum over sequences alone, seen as columns of [S, N*d], is
+     * the position's gradient. */
+    struct ps_tensor masked = e.du;
+    struct ps_dropout later = dropout;
     if (!dropout.threshold) {
         masked.data = NULL;
     }
-    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = d_position, .masked = masked, .dy = wide, .dropout = dropout}));
-    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = e.d_bias, .dy = e.du}));
-    return ps_product(k, e.d_weight, ps_transposed(e.patches), e.du, 1, 1);
+    if (e.d_position.data) {
+        int64_t S = batch * m->shape.channels, positions = ps_patches(&m->shape) * m->shape.d_model;
+        struct ps_tensor wide = ps_tensor_reshape(e.du, 2, (int64_t[]){S, positions}), wide_masked = wide;
+        wide_masked.data = masked.data;
+        PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = ps_tensor_reshape(e.d_position, 1, (int64_t[]){positions}),
+                                                      .masked = wide_masked,
+                                                      .dy = wide,
+                                                      .dropout = dropout}));
+        masked.data = NULL;
+        later.threshold = 0;
+    }
+    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = e.d_bias, .masked = masked, .dy = e.du, .dropout = later}));
+    PS_TRY(ps_product(k, e.d_weight, ps_transposed(e.patches), e.du, 1, 1));
+    return affine ? revin_backward(m, batch, e.du) : PS_OK;
 }
 
 struct ps_tensor ps_head_tensor(const struct ps_model *m, void *buffer, int64_t batch)
@@ -121,10 +175,62 @@ static struct ps_tensor flattened(const struct ps_model *m, struct ps_tensor y, 
     return ps_tensor_reshape(y, 2, (int64_t[]){batch * m->shape.channels, ps_patches(&m->shape) * m->shape.d_model});
 }
 
-enum ps_status ps_head_forward(struct ps_model *m, int64_t batch, struct ps_tensor y)
+/* Whether ps_head_forward ends with b_h and the affine. */
+static int finishes(const struct ps_model *m)
 {
-    return ps_product(m->k, ps_head_tensor(m, m->cache.shared.head_out, batch), flattened(m, y, batch), weight(m, m->layout->w_h),
-                      1, 0);
+    return m->shape.individual_head || m->shape.revin_affine;
+}
+
+struct ps_tensor ps_head_bias(const struct ps_model *m)
+{
+    return finishes(m) ? m->no_bias : parameter(m, m->layout->b_h);
+}
+
+/* The head's input and output as each channel's own matrices, [C, B, columns] of rows [B*C, columns]. */
+static struct ps_tensor channels_first(const struct ps_model *m, struct ps_tensor rows, int64_t batch)
+{
+    int64_t C = m->shape.channels, columns = rows.size[1];
+    return ps_tensor_transpose(ps_tensor_reshape(rows, 3, (int64_t[]){batch, C, columns}), 0, 1);
+}
+
+/* What W_h reads: y flattened, or dropped out beside it. */
+static enum ps_status head_input(struct ps_model *m, int64_t batch, struct ps_tensor y, struct ps_dropout dropout,
+                                 struct ps_tensor *z)
+{
+    *z = flattened(m, y, batch);
+    if (!dropout.threshold) {
+        return PS_OK;
+    }
+    const struct ps_tensor whole = *z;
+    z->data = m->cache.shared.head_in;
+    return m->k->drop(m->k, &(struct ps_drop){.y = *z, .x = whole, .dropout = dropout});
+}
+
+/* head_out = z W_h, and what `finishes` says. */
+static enum ps_status head_product(struct ps_model *m, int64_t batch, struct ps_tensor z)
+{
+    const struct ps_kernels *k = m->k;
+    struct ps_tensor x = ps_head_tensor(m, m->cache.shared.head_out, batch), nothing = {.data = NULL};
+    const int affine = m->shape.revin_affine;
+    PS_TRY(m->shape.individual_head
+               ? ps_product(k, channels_first(m, x, batch), channels_first(m, z, batch), weight(m, m->layout->w_h), 1, 0)
+               : ps_product(k, x, z, weight(m, m->layout->w_h), 1, 0));
+    return finishes(m) ? k->channel_affine(
+                             k, &(struct ps_channel_affine){.y = x,
+                                                            .x = x,
+                                                            .offset = parameter(m, m->layout->b_h),
+                                                            .weight = affine ? parameter(m, m->layout->revin_weight) : nothing,
+                                                            .bias = affine ? parameter(m, m->layout->revin_bias) : nothing,
+                                                            .channels = m->shape.channels,
+                                                            .inverse = affine})
+                       : PS_OK;
+}
+
+enum ps_status ps_head_forward(struct ps_model *m, int64_t batch, struct ps_tensor y, struct ps_dropout dropout)
+{
+    struct ps_tensor z;
+    PS_TRY(head_input(m, batch, y, dropout, &z));
+    return head_product(m, batch, z);
 }
 
 enum ps_status ps_gather_targets_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
@@ -166,15 +272,15 @@ static enum ps_status head_loss(struct ps_model *m, struct ps_step_state *state,
     struct ps_tensor x = ps_head_tensor(m, m->cache.shared.head_out, h->batch);
     enum ps_status status = PS_UNSUPPORTED;
     *multiplied = *summed = 0;
-    if (k->head_step) {
+    if (k->head_step && !finishes(m)) {
         status = k->head_step(k, h);
         *multiplied = status == PS_OK;
     }
     if (status != PS_UNSUPPORTED) {
         return status;
     }
-    PS_TRY(ps_head_forward(m, h->batch, h->z));
-    if (k->window_loss) {
+    PS_TRY(head_product(m, h->batch, h->z));
+    if (k->window_loss && !finishes(m)) {
         status = k->window_loss(k, &(struct ps_window_loss){.dx = h->dx,
                                                             .partials = h->partials,
                                                             .x = x,
@@ -194,7 +300,7 @@ static enum ps_status head_loss(struct ps_model *m, struct ps_step_state *state,
     PS_TRY(ps_gather_targets_of(m, windows, state, h->batch));
     return k->forecast_loss(k, &(struct ps_forecast_loss){.dx = h->dx,
                                                           .x = x,
-                                                          .bias = h->bias,
+                                                          .bias = ps_head_bias(m),
                                                           .mean = h->mean,
                                                           .std = h->std,
                                                           .targets = ps_head_tensor(m, m->cache.shared.targets, h->batch),
@@ -214,34 +320,71 @@ struct ps_head_gradient ps_head_gradient_of(struct ps_model *m, struct ps_step_s
                                      .batch = done->batch};
 }
 
+/* The affine's gradients, and dx with it undone, in place. */
+static enum ps_status undo_affine(struct ps_model *m, const struct ps_head_step *h)
+{
+    return m->k->channel_affine_backward(
+        m->k, &(struct ps_channel_affine_backward){.dx = h->dx,
+                                                   .d_weight = gradient(m, m->layout->revin_weight),
+                                                   .d_bias = gradient(m, m->layout->revin_bias),
+                                                   .dy = h->dx,
+                                                   .kept = ps_head_tensor(m, m->cache.shared.head_out, h->batch),
+                                                   .weight = parameter(m, m->layout->revin_weight),
+                                                   .channels = m->shape.channels,
+                                                   .inverse = 1});
+}
+
+/* Gradients of W_h and b_h; those of the loss's sums too, unless `summed`. */
+static enum ps_status head_gradients(struct ps_model *m, struct ps_step_state *state, const struct ps_head_step *h, int summed)
+{
+    const struct ps_kernels *k = m->k;
+    struct ps_tensor d_weight = gradient(m, m->layout->w_h), d_bias = gradient(m, m->layout->b_h);
+    if (m->shape.individual_head) {
+        int64_t columns = m->shape.channels * m->shape.pred_len;
+        PS_TRY(ps_product(k, d_weight, ps_transposed(channels_first(m, h->z, h->batch)), channels_first(m, h->dx, h->batch), 1, 1));
+        return k->bias_grad(k, &(struct ps_bias_grad){.dbias = ps_tensor_reshape(d_bias, 1, (int64_t[]){columns}),
+                                                      .dy = ps_tensor_reshape(h->dx, 2, (int64_t[]){h->batch, columns})});
+    }
+    PS_TRY(ps_product(k, d_weight, ps_transposed(h->z), h->dx, 1, 1));
+    return summed ? k->bias_grad(k, &(struct ps_bias_grad){.dbias = d_bias, .dy = h->dx})
+                  : k->head_sums(k, &(struct ps_head_sums){.d_bias = d_bias,
+                                                           .partials = h->partials,
+                                                           .state = state,
+                                                           .batch = h->batch,
+                                                           .sequences = h->batch * m->shape.channels});
+}
+
 enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
                              const struct ps_head_step *done)
 {
     const struct ps_kernels *k = m->k;
     int64_t S = batch * m->shape.channels;
-    struct ps_tensor d_bias = gradient(m, m->layout->b_h);
+    const struct ps_dropout dropout = ps_head_dropout(m, state, 1);
     struct ps_head_step h = done ? *done : ps_head_step_of(m, windows, state, batch, (S + PS_PARTIAL_ROWS - 1) / PS_PARTIAL_ROWS);
     int multiplied = 1, summed = 0;
     if (!done) {
+        PS_TRY(head_input(m, batch, h.z, dropout, &h.z));
         PS_TRY(head_loss(m, state, windows, &h, &multiplied, &summed));
+        if (m->shape.revin_affine) {
+            PS_TRY(undo_affine(m, &h));
+        }
     }
     /* Nothing but AdamW waits for these. */
     if (k->beside) {
         PS_TRY(k->beside(k, PS_BESIDE_BEGIN));
     }
-    enum ps_status status = ps_product(k, gradient(m, m->layout->w_h), ps_transposed(h.z), h.dx, 1, 1);
-    if (status == PS_OK) {
-        status =
-            summed ? k->bias_grad(k, &(struct ps_bias_grad){.dbias = d_bias, .dy = h.dx})
-                   : k->head_sums(k, &(struct ps_head_sums){
-                                         .d_bias = d_bias, .partials = h.partials, .state = state, .batch = batch, .sequences = S});
-    }
+    enum ps_status status = head_gradients(m, state, &h, summed);
     if (k->beside) {
         enum ps_status ended = k->beside(k, PS_BESIDE_END);
         status = status == PS_OK ? ended : status;
     }
-    if (status != PS_OK || multiplied) {
-        return status;
+    if (status == PS_OK && !multiplied) {
+        status = m->shape.individual_head
+                     ? ps_product(k, channels_first(m, h.dz, batch), channels_first(m, h.dx, batch), ps_transposed(h.weight), 1, 0)
+                     : ps_product(k, h.dz, h.dx, ps_transposed(h.weight), 1, 0);
     }
-    return ps_product(k, h.dz, h.dx, ps_transposed(h.weight), 1, 0);
+    if (status == PS_OK && dropout.threshold) {
+        status = k->drop(k, &(struct ps_drop){.y = h.dz, .x = h.dz, .dropout = dropout});
+    }
+    return status;
 }

@@ -15,8 +15,13 @@ enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows 
 /* From cache.shared.gradient (du): gradients of W_P, b_P and W_pos +=. */
 enum ps_status ps_embedding_backward(struct ps_model *m, int64_t batch, struct ps_dropout dropout);
 
-/* cache.shared.head_out = flatten(y) W_h; y [R, d] is the last layer's output. */
-enum ps_status ps_head_forward(struct ps_model *m, int64_t batch, struct ps_tensor y);
+/* cache.shared.head_out = drop(flatten(y)) W_h; y [R, d] is the last layer's output. With heads of each channel's own, or RevIN's
+ * affine, b_h is added too, and the affine undone. */
+enum ps_status ps_head_forward(struct ps_model *m, int64_t batch, struct ps_tensor y, struct ps_dropout dropout);
+/* Of the head's input; state may be NULL when training is 0. */
+struct ps_dropout ps_head_dropout(const struct ps_model *m, const struct ps_step_state *state, int training);
+/* What forecast and its like add to head_out: b_h, or zeros where ps_head_forward has added it. */
+struct ps_tensor ps_head_bias(const struct ps_model *m);
 /* The arguments of head_step, for the operation of its own (partials of groups) or inside the encoder's (`rows` of them). */
 struct ps_head_step ps_head_step_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                     int64_t batch, int64_t rows);

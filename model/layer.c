@@ -44,6 +44,15 @@ struct ps_tensor ps_transposed(struct ps_tensor t)
     return ps_tensor_transpose(t, t.rank - 2, t.rank - 1);
 }
 
+enum ps_status ps_layer_rope(const struct ps_layer *l, struct ps_tensor rows, int inverse)
+{
+    for (int part = 0; l->angles.data && part < 2; part++) {
+        struct ps_tensor heads = ps_layer_head_rows(l, rows.data, 3 * l->d, part);
+        PS_TRY(l->k->rope(l->k, &(struct ps_rope){.y = heads, .x = heads, .angles = l->angles, .inverse = inverse}));
+    }
+    return PS_OK;
+}
+
 enum ps_status ps_product(const struct ps_kernels *k, struct ps_tensor c, struct ps_tensor a, struct ps_tensor b, double alpha,
                           double beta)
 {

@@ -4,19 +4,49 @@
 
 #include "model/cache.h"
 
-#define PS_LAYERNORM_EPSILON 1e-5
+#define PS_NORM_EPSILON 1e-5 /* of every norm */
+#define PS_BATCHNORM_MOMENTUM 0.1
 
 struct ps_layer {
     const struct ps_kernels *k;
-    int64_t S, N, R, d, h, e, f; /* as in docs/design.md section 3 */
+    int64_t S, N, R, d, h, e, f, inner; /* as in docs/design.md section 3; columns of W_1: f, of swiglu 2f */
+    int first, last;                    /* of the encoder */
+    int training;
     const struct ps_layer_cache *cache;
     const struct ps_shared_cache *shared;
     struct ps_tensor u, y;                        /* input, output [R, d] */
     struct ps_tensor weight[PS_LAYER_PARAMETERS]; /* those of products from model->weights, the others from model->parameters */
     struct ps_tensor gradient[PS_LAYER_PARAMETERS];
-    struct ps_dropout attention_dropout, hidden_dropout, output_dropout; /* after W_o; after gelu; after W_2 */
+    struct ps_tensor statistics[PS_LAYER_STATISTICS]; /* BatchNorm's running ones [d] */
+    struct ps_tensor angles;                          /* RoPE's [N, e]; absent without */
+    /* Of softmax's weights; after W_o; of hidden columns; after W_2. */
+    struct ps_dropout weights_dropout, attention_dropout, hidden_dropout, output_dropout;
+    enum ps_norm norm;
+    enum ps_norm_place norm_place;
+    enum ps_activation activation;
+    int residual_attention;
     int merge_qkv, epilogue, tiled_attention;
 };
+
+/* One of a layer's two norms. */
+struct ps_layer_norm {
+    struct ps_tensor gamma, beta, d_gamma, d_beta; /* [d]; RMSNorm has no beta */
+    struct ps_tensor mean, spread;                 /* as the cache's */
+    struct ps_tensor running_mean, running_var;    /* BatchNorm's [d] */
+    void *xhat;                                    /* level none's */
+};
+
+enum ps_norm_number { PS_NORM_1, PS_NORM_2 };
+struct ps_layer_norm ps_layer_norm_of(const struct ps_layer *layer, enum ps_norm_number number);
+/* y = norm(x). known: BatchNorm's statistics of x are in the cache, of whoever wrote x. */
+enum ps_status ps_norm_forward(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor y, struct ps_tensor x,
+                               int known);
+/* The backward of pre-norm's meeting of stream and branch: gradient += norm'(branch), x what the norm read. branch is scratch. */
+enum ps_status ps_norm_join_pre(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor gradient,
+                                struct ps_tensor branch, struct ps_tensor x);
+/* And of post-norm's: gradient = norm'(gradient + branch), branch absent: norm'(gradient). */
+enum ps_status ps_norm_join_post(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor gradient,
+                                 struct ps_tensor branch, struct ps_tensor x);
 
 /* Row-major descriptors of the layer's real buffers. */
 struct ps_tensor ps_layer_rows(const struct ps_layer *layer, void *buffer, int64_t columns); /* [R, columns] */
@@ -31,6 +61,9 @@ struct ps_tensor ps_layer_statistics(const struct ps_layer *layer, void *buffer)
 struct ps_model;
 /* What layer `layer` reads and the one below it writes; layer n_layers: what the head reads. [R, d] for `batch` windows. */
 struct ps_tensor ps_model_stream(const struct ps_model *m, int64_t layer, int64_t batch);
+
+/* Turns q and k of rows [R, 3d] in place, when the model has RoPE; inverse: their gradients. */
+enum ps_status ps_layer_rope(const struct ps_layer *layer, struct ps_tensor rows, int inverse);
 
 /* c = alpha a b + beta c. */
 enum ps_status ps_product(const struct ps_kernels *k, struct ps_tensor c, struct ps_tensor a, struct ps_tensor b, double alpha,

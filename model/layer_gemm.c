@@ -1,21 +1,38 @@
 /* Level gemm: 8 products and 7 kinds of sub-kernel forward, 14 and 6 backward (head_split and head_merge count as one); fewer
- * products with merge_qkv. Buffers that are done with are used again in place, so a layer keeps only what backward reads. */
+ * products with merge_qkv. Buffers that are done with are used again in place, so a layer keeps only what backward reads. A layer
+ * is two branches and two norms: pre-norm or post-norm is how they are put together, at the end of each direction. */
 #include "model/layer.h"
 
 #include <math.h>
 
-/* merged = softmax(q k' / sqrt(e)) v from rows of q, k, v: by heads, three sub-kernels between two products, */
+/* What A v reads: A, or drop(A) beside it. */
+static enum ps_status weights_of(const struct ps_layer *l, struct ps_tensor *weights)
+{
+    const struct ps_kernels *k = l->k;
+    *weights = ps_layer_attention(l, l->cache->attention);
+    if (!l->weights_dropout.threshold) {
+        return PS_OK;
+    }
+    const struct ps_tensor attention = *weights;
+    weights->data = l->shared->dropped;
+    return k->drop(k, &(struct ps_drop){.y = *weights, .x = attention, .dropout = l->weights_dropout});
+}
+
+/* merged = drop(A) v from rows of q, k, v, A = softmax(scores), scores = q k' / sqrt(e), and with residual attention those of the
+ * layers below added: by heads, three sub-kernels between two products, */
 static enum ps_status heads_forward(const struct ps_layer *l, struct ps_tensor rows)
 {
     const struct ps_kernels *k = l->k;
     const struct ps_layer_cache *c = l->cache;
     const struct ps_shared_cache *s = l->shared;
-    struct ps_tensor attention = ps_layer_attention(l, c->attention);
+    struct ps_tensor attention = ps_layer_attention(l, c->attention), weights;
+    struct ps_tensor scores = l->residual_attention ? ps_layer_attention(l, s->scores) : attention;
     PS_TRY(k->head_split(k, &(struct ps_head_split){.heads = ps_layer_heads(l, c->heads, 3), .rows = rows}));
-    PS_TRY(ps_product(k, attention, ps_layer_head(l, c->heads, 0), ps_transposed(ps_layer_head(l, c->heads, 1)),
-                      1 / sqrt((double)l->e), 0));
-    PS_TRY(k->softmax(k, &(struct ps_softmax){.y = attention, .x = attention}));
-    PS_TRY(ps_product(k, ps_layer_head(l, s->mixed, 0), attention, ps_layer_head(l, c->heads, 2), 1, 0));
+    PS_TRY(ps_product(k, scores, ps_layer_head(l, c->heads, 0), ps_transposed(ps_layer_head(l, c->heads, 1)),
+                      1 / sqrt((double)l->e), l->residual_attention && !l->first));
+    PS_TRY(k->softmax(k, &(struct ps_softmax){.y = attention, .x = scores}));
+    PS_TRY(weights_of(l, &weights));
+    PS_TRY(ps_product(k, ps_layer_head(l, s->mixed, 0), weights, ps_layer_head(l, c->heads, 2), 1, 0));
     return k->head_merge(
         k, &(struct ps_head_merge){.rows = ps_layer_rows(l, c->merged, l->d), .heads = ps_layer_heads(l, s->mixed, 1)});
 }
@@ -44,42 +61,50 @@ const char *ps_layer_attention_way(const struct ps_layer *l)
     return l->k->way ? l->k->way(l->k, PS_OP_attention, &attention) : NULL;
 }
 
-/* y = residual + drop(x weight + bias); an epilogue cannot drop out. */
+/* y = residual + drop(x weight + bias); an epilogue cannot drop out. With a BatchNorm, `next`, that reads y: its statistics too. */
 static enum ps_status branch_end(const struct ps_layer *l, struct ps_tensor y, struct ps_tensor x, struct ps_tensor weight,
-                                 struct ps_tensor bias, struct ps_tensor residual, struct ps_dropout dropout)
+                                 struct ps_tensor bias, struct ps_tensor residual, struct ps_dropout dropout,
+                                 const struct ps_layer_norm *next)
 {
     const struct ps_kernels *k = l->k;
-    if (l->epilogue && !dropout.threshold) {
+    const int counted = next && l->norm == PS_NORM_BATCH && l->training;
+    if (l->epilogue && !dropout.threshold && !counted) {
         return k->gemm_bias(k, &(struct ps_gemm_bias){.c = y, .a = x, .b = weight, .bias = bias, .addend = residual});
     }
     PS_TRY(ps_product(k, y, x, weight, 1, 0));
-    return k->bias_residual_add(
-        k, &(struct ps_bias_residual_add){.y = y, .x = y, .bias = bias, .residual = residual, .dropout = dropout});
+    if (counted && k->bias_residual_statistics) {
+        return k->bias_residual_statistics(k, &(struct ps_bias_residual_statistics){.y = y,
+                                                                                    .mean = next->mean,
+                                                                                    .var = next->spread,
+                                                                                    .running_mean = next->running_mean,
+                                                                                    .running_var = next->running_var,
+                                                                                    .x = y,
+                                                                                    .bias = bias,
+                                                                                    .residual = residual,
+                                                                                    .dropout = dropout,
+                                                                                    .momentum = PS_BATCHNORM_MOMENTUM});
+    }
+    PS_TRY(k->bias_residual_add(
+        k, &(struct ps_bias_residual_add){.y = y, .x = y, .bias = bias, .residual = residual, .dropout = dropout}));
+    return counted ? k->batchnorm_statistics(k, &(struct ps_batchnorm_statistics){.mean = next->mean,
+                                                                                  .var = next->spread,
+                                                                                  .running_mean = next->running_mean,
+                                                                                  .running_var = next->running_var,
+                                                                                  .x = y,
+                                                                                  .momentum = PS_BATCHNORM_MOMENTUM})
+                   : PS_OK;
 }
 
-enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
+/* y = residual + drop(attention(a) W_o + b_o) */
+static enum ps_status attention_branch(const struct ps_layer *l, struct ps_tensor y, struct ps_tensor a, struct ps_tensor residual,
+                                       const struct ps_layer_norm *next)
 {
     const struct ps_kernels *k = l->k;
-    const struct ps_layer_cache *c = l->cache;
-    const struct ps_shared_cache *s = l->shared;
-    const struct ps_tensor *w = l->weight;
-    int64_t d = l->d;
-    struct ps_tensor a = ps_layer_rows(l, c->ln1_out, d), residual = ps_layer_rows(l, c->residual, d);
-    struct ps_tensor rows = ps_layer_rows(l, l->tiled_attention ? c->heads : s->rows, 3 * d);
-    struct ps_tensor merged = ps_layer_rows(l, c->merged, d), ln2_out = ps_layer_rows(l, c->ln2_out, d);
-    struct ps_tensor hidden_in = ps_layer_rows(l, c->hidden_in, l->f), hidden = ps_layer_rows(l, c->hidden, l->f);
-
-    PS_TRY(k->layernorm(k, &(struct ps_layernorm){.y = a,
-                                                  .mean = ps_layer_statistics(l, c->ln1_mean),
-                                                  .rstd = ps_layer_statistics(l, c->ln1_rstd),
-                                                  .x = l->u,
-                                                  .gamma = w[PS_NORM1_GAMMA],
-                                                  .beta = w[PS_NORM1_BETA],
-                                                  .epsilon = PS_LAYERNORM_EPSILON}));
-    struct ps_tensor bias = w[PS_B_QKV];
+    const struct ps_tensor *w = l->weight, bias = w[PS_B_QKV];
+    struct ps_tensor rows = ps_layer_rows(l, l->tiled_attention ? l->cache->heads : l->shared->rows, 3 * l->d);
     int parts = l->merge_qkv ? 1 : 3;
     for (int p = 0; p < parts; p++) {
-        int64_t columns = 3 * d / parts;
+        int64_t columns = 3 * l->d / parts;
         struct ps_tensor part = ps_tensor_slice(rows, 1, p * columns, columns);
         struct ps_tensor weight = ps_tensor_slice(w[PS_W_QKV], 1, p * columns, columns);
         PS_TRY(l->epilogue
@@ -91,19 +116,42 @@ enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
     if (!l->epilogue) {
         PS_TRY(k->bias_add(k, &(struct ps_bias_add){.y = rows, .bias = bias}));
     }
+    PS_TRY(ps_layer_rope(l, rows, 0));
     PS_TRY(l->tiled_attention ? tiled_forward(l) : heads_forward(l, rows));
+    return branch_end(l, y, ps_layer_rows(l, l->cache->merged, l->d), w[PS_W_O], w[PS_B_O], residual, l->attention_dropout, next);
+}
 
-    PS_TRY(branch_end(l, residual, merged, w[PS_W_O], w[PS_B_O], l->u, l->attention_dropout));
-    PS_TRY(k->layernorm(k, &(struct ps_layernorm){.y = ln2_out,
-                                                  .mean = ps_layer_statistics(l, c->ln2_mean),
-                                                  .rstd = ps_layer_statistics(l, c->ln2_rstd),
-                                                  .x = residual,
-                                                  .gamma = w[PS_NORM2_GAMMA],
-                                                  .beta = w[PS_NORM2_BETA],
-                                                  .epsilon = PS_LAYERNORM_EPSILON}));
-    PS_TRY(ps_product(k, hidden_in, ln2_out, w[PS_W_1], 1, 0));
-    PS_TRY(k->bias_activation(k, &(struct ps_bias_activation){.y = hidden, .x = hidden_in, .bias = w[PS_B_1], .dropout = l->hidden_dropout}));
-    return branch_end(l, l->y, hidden, w[PS_W_2], w[PS_B_2], residual, l->output_dropout);
+/* y = residual + drop(drop(activation(a W_1 + b_1)) W_2 + b_2) */
+static enum ps_status feed_forward_branch(const struct ps_layer *l, struct ps_tensor y, struct ps_tensor a,
+                                          struct ps_tensor residual, const struct ps_layer_norm *next)
+{
+    const struct ps_kernels *k = l->k;
+    const struct ps_tensor *w = l->weight;
+    struct ps_tensor inner = ps_layer_rows(l, l->cache->hidden_in, l->inner), hidden = ps_layer_rows(l, l->cache->hidden, l->f);
+    PS_TRY(ps_product(k, inner, a, w[PS_W_1], 1, 0));
+    PS_TRY(k->bias_activation(
+        k, &(struct ps_bias_activation){
+               .y = hidden, .x = inner, .bias = w[PS_B_1], .dropout = l->hidden_dropout, .activation = l->activation}));
+    return branch_end(l, y, hidden, w[PS_W_2], w[PS_B_2], residual, l->output_dropout, next);
+}
+
+enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
+{
+    const struct ps_layer_cache *c = l->cache;
+    const struct ps_layer_norm norm1 = ps_layer_norm_of(l, PS_NORM_1), norm2 = ps_layer_norm_of(l, PS_NORM_2);
+    struct ps_tensor first = ps_layer_rows(l, c->norm1_out, l->d), residual = ps_layer_rows(l, c->residual, l->d);
+    if (l->norm_place == PS_NORM_POST) {
+        struct ps_tensor sum = ps_layer_rows(l, c->sum, l->d);
+        PS_TRY(attention_branch(l, residual, l->u, l->u, &norm1));
+        PS_TRY(ps_norm_forward(l, PS_NORM_1, first, residual, 1));
+        PS_TRY(feed_forward_branch(l, sum, first, first, &norm2));
+        return ps_norm_forward(l, PS_NORM_2, l->y, sum, 1);
+    }
+    struct ps_tensor second = ps_layer_rows(l, c->norm2_out, l->d);
+    PS_TRY(ps_norm_forward(l, PS_NORM_1, first, l->u, 0));
+    PS_TRY(attention_branch(l, residual, first, l->u, &norm2));
+    PS_TRY(ps_norm_forward(l, PS_NORM_2, second, residual, 1));
+    return feed_forward_branch(l, l->y, second, residual, NULL);
 }
 
 /* dweight += x' dy, dbias += the columns' sums of dy: those in the product where epilogues are wanted. */
@@ -133,37 +181,31 @@ static enum ps_status branch_gradient(const struct ps_layer *l, struct ps_tensor
     return ps_product(k, dweight, ps_transposed(x), *out, 1, 1);
 }
 
-/* gradient += that of x by way of LayerNorm, whose output has the gradient branch: in one pass where epilogues are wanted. */
-static enum ps_status stream_gradient(const struct ps_layer *l, struct ps_tensor gradient, struct ps_tensor branch,
-                                      struct ps_tensor x, struct ps_tensor mean, struct ps_tensor rstd, struct ps_tensor gamma,
-                                      struct ps_tensor dgamma, struct ps_tensor dbeta)
-{
-    const struct ps_kernels *k = l->k;
-    struct ps_layernorm_backward backward = {
-        .dx = branch, .dgamma = dgamma, .dbeta = dbeta, .dy = branch, .x = x, .mean = mean, .rstd = rstd, .gamma = gamma};
-    if (l->epilogue) {
-        backward.dx = backward.addend = gradient;
-        return k->layernorm_backward(k, &backward);
-    }
-    PS_TRY(k->layernorm_backward(k, &backward));
-    return k->add(k, &(struct ps_add){.y = gradient, .a = gradient, .b = branch});
-}
-
-/* shared->rows = the gradient of q, k, v by row, from that of merged: A = softmax(q k' / sqrt(e)), mixed = A v, by heads */
+/* shared->rows = the gradient of q, k, v by row, from that of merged: A = softmax(scores), mixed = drop(A) v, by heads. The
+ * gradient of residual attention's scores goes on to the layer below, whose own it is added to. */
 static enum ps_status heads_backward(const struct ps_layer *l, struct ps_tensor d_merged)
 {
     const struct ps_kernels *k = l->k;
     const struct ps_layer_cache *c = l->cache;
     const struct ps_shared_cache *s = l->shared;
     struct ps_tensor attention = ps_layer_attention(l, c->attention), d_attention = ps_layer_attention(l, s->d_attention);
-    struct ps_tensor d_mixed = ps_layer_head(l, s->mixed, 0);
+    struct ps_tensor d_scores = ps_layer_attention(l, l->residual_attention ? s->d_scores : s->d_attention), below = d_scores;
+    struct ps_tensor d_mixed = ps_layer_head(l, s->mixed, 0), weights;
     double scale = 1 / sqrt((double)l->e);
+    if (!l->residual_attention || l->last) {
+        below.data = NULL;
+    }
     PS_TRY(k->head_split(k, &(struct ps_head_split){.heads = ps_layer_heads(l, s->mixed, 1), .rows = d_merged}));
-    PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 2), ps_transposed(attention), d_mixed, 1, 0));
+    PS_TRY(weights_of(l, &weights));
+    PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 2), ps_transposed(weights), d_mixed, 1, 0));
     PS_TRY(ps_product(k, d_attention, d_mixed, ps_transposed(ps_layer_head(l, c->heads, 2)), 1, 0));
-    PS_TRY(k->softmax_backward(k, &(struct ps_softmax_backward){.dx = d_attention, .dy = d_attention, .y = attention}));
-    PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 0), d_attention, ps_layer_head(l, c->heads, 1), scale, 0));
-    PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 1), ps_transposed(d_attention), ps_layer_head(l, c->heads, 0), scale, 0));
+    if (l->weights_dropout.threshold) {
+        PS_TRY(k->drop(k, &(struct ps_drop){.y = d_attention, .x = d_attention, .dropout = l->weights_dropout}));
+    }
+    PS_TRY(
+        k->softmax_backward(k, &(struct ps_softmax_backward){.dx = d_scores, .dy = d_attention, .y = attention, .addend = below}));
+    PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 0), d_scores, ps_layer_head(l, c->heads, 1), scale, 0));
+    PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 1), ps_transposed(d_scores), ps_layer_head(l, c->heads, 0), scale, 0));
     return k->head_merge(
         k, &(struct ps_head_merge){.rows = ps_layer_rows(l, s->rows, 3 * l->d), .heads = ps_layer_heads(l, s->d_heads, 3)});
 }
@@ -186,33 +228,38 @@ static enum ps_status tiled_backward(const struct ps_layer *l, struct ps_tensor 
                                                                           .scale = 1 / sqrt((double)l->e)});
 }
 
-enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
+/* branch = the gradient of the feed-forward's input, from dy, that of its end. */
+static enum ps_status feed_forward_backward(const struct ps_layer *l, struct ps_tensor branch, struct ps_tensor dy,
+                                            struct ps_tensor a)
 {
     const struct ps_kernels *k = l->k;
-    const struct ps_layer_cache *c = l->cache;
     const struct ps_shared_cache *s = l->shared;
     const struct ps_tensor *w = l->weight, *g = l->gradient;
-    int64_t d = l->d;
-    struct ps_tensor gradient = ps_layer_rows(l, s->gradient, d), branch = ps_layer_rows(l, s->branch, d), m;
-    struct ps_tensor d_hidden = ps_layer_rows(l, s->d_hidden, l->f), hidden_in = ps_layer_rows(l, c->hidden_in, l->f);
-
-    /* y = r + drop(hidden W_2 + b_2) */
-    PS_TRY(branch_gradient(l, g[PS_W_2], g[PS_B_2], ps_layer_rows(l, c->hidden, l->f), gradient, l->output_dropout, &m));
+    struct ps_tensor d_hidden = ps_layer_rows(l, s->d_hidden, l->f), m;
+    struct ps_tensor d_inner = ps_layer_rows(l, l->activation == PS_SWIGLU ? s->d_hidden_in : s->d_hidden, l->inner);
+    PS_TRY(branch_gradient(l, g[PS_W_2], g[PS_B_2], ps_layer_rows(l, l->cache->hidden, l->f), dy, l->output_dropout, &m));
     PS_TRY(ps_product(k, d_hidden, m, ps_transposed(w[PS_W_2]), 1, 0));
-    PS_TRY(
-        k->activation_backward(k, &(struct ps_activation_backward){
-                                .dx = d_hidden, .dy = d_hidden, .x = hidden_in, .bias = w[PS_B_1], .dropout = l->hidden_dropout}));
-    PS_TRY(weight_gradient(l, g[PS_W_1], g[PS_B_1], ps_layer_rows(l, c->ln2_out, d), d_hidden));
-    PS_TRY(ps_product(k, branch, d_hidden, ps_transposed(w[PS_W_1]), 1, 0));
-    PS_TRY(stream_gradient(l, gradient, branch, ps_layer_rows(l, c->residual, d), ps_layer_statistics(l, c->ln2_mean),
-                           ps_layer_statistics(l, c->ln2_rstd), w[PS_NORM2_GAMMA], g[PS_NORM2_GAMMA], g[PS_NORM2_BETA]));
+    PS_TRY(k->activation_backward(k, &(struct ps_activation_backward){.dx = d_inner,
+                                                                      .dy = d_hidden,
+                                                                      .x = ps_layer_rows(l, l->cache->hidden_in, l->inner),
+                                                                      .bias = w[PS_B_1],
+                                                                      .dropout = l->hidden_dropout,
+                                                                      .activation = l->activation}));
+    PS_TRY(weight_gradient(l, g[PS_W_1], g[PS_B_1], a, d_inner));
+    return ps_product(k, branch, d_inner, ps_transposed(w[PS_W_1]), 1, 0);
+}
 
-    /* r = u + drop(merged W_o + b_o) */
-    PS_TRY(branch_gradient(l, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, c->merged, d), gradient, l->attention_dropout, &m));
+/* The same of attention. */
+static enum ps_status attention_backward(const struct ps_layer *l, struct ps_tensor branch, struct ps_tensor dy, struct ps_tensor a)
+{
+    const struct ps_kernels *k = l->k;
+    const struct ps_tensor *w = l->weight, *g = l->gradient;
+    int64_t d = l->d;
+    struct ps_tensor rows = ps_layer_rows(l, l->shared->rows, 3 * d), m;
+    PS_TRY(branch_gradient(l, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, l->cache->merged, d), dy, l->attention_dropout, &m));
     PS_TRY(ps_product(k, branch, m, ps_transposed(w[PS_W_O]), 1, 0));
     PS_TRY(l->tiled_attention ? tiled_backward(l, branch) : heads_backward(l, branch));
-
-    struct ps_tensor rows = ps_layer_rows(l, s->rows, 3 * d), a = ps_layer_rows(l, c->ln1_out, d);
+    PS_TRY(ps_layer_rope(l, rows, 1));
     if (l->merge_qkv) {
         PS_TRY(weight_gradient(l, g[PS_W_QKV], g[PS_B_QKV], a, rows));
     } else {
@@ -222,7 +269,24 @@ enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
                               1));
         }
     }
-    PS_TRY(ps_product(k, branch, rows, ps_transposed(w[PS_W_QKV]), 1, 0));
-    return stream_gradient(l, gradient, branch, l->u, ps_layer_statistics(l, c->ln1_mean), ps_layer_statistics(l, c->ln1_rstd),
-                           w[PS_NORM1_GAMMA], g[PS_NORM1_GAMMA], g[PS_NORM1_BETA]);
+    return ps_product(k, branch, rows, ps_transposed(w[PS_W_QKV]), 1, 0);
+}
+
+enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
+{
+    const struct ps_layer_cache *c = l->cache;
+    struct ps_tensor gradient = ps_layer_rows(l, l->shared->gradient, l->d), branch = ps_layer_rows(l, l->shared->branch, l->d);
+    struct ps_tensor first = ps_layer_rows(l, c->norm1_out, l->d), residual = ps_layer_rows(l, c->residual, l->d);
+    if (l->norm_place == PS_NORM_POST) {
+        struct ps_tensor nothing = {.data = NULL};
+        PS_TRY(ps_norm_join_post(l, PS_NORM_2, gradient, nothing, ps_layer_rows(l, c->sum, l->d)));
+        PS_TRY(feed_forward_backward(l, branch, gradient, first));
+        PS_TRY(ps_norm_join_post(l, PS_NORM_1, gradient, branch, residual));
+        PS_TRY(attention_backward(l, branch, gradient, l->u));
+        return l->k->add(l->k, &(struct ps_add){.y = gradient, .a = gradient, .b = branch});
+    }
+    PS_TRY(feed_forward_backward(l, branch, gradient, ps_layer_rows(l, c->norm2_out, l->d)));
+    PS_TRY(ps_norm_join_pre(l, PS_NORM_2, gradient, branch, residual));
+    PS_TRY(attention_backward(l, branch, gradient, first));
+    return ps_norm_join_pre(l, PS_NORM_1, gradient, branch, l->u);
 }

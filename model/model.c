@@ -8,13 +8,36 @@
 #include "model/embedding.h"
 #include "model/layer.h"
 
-/* ---- dropout sites: 0 the embedding; three a layer ---- */
+/* ---- dropout sites: 0 the embedding; three a layer, which are at most 1024; softmax's weights of each; the head ---- */
 
-enum { SITES_A_LAYER = 3 };
+enum { SITES_A_LAYER = 3, SITE_WEIGHTS = 4096, SITE_HEAD = 8192 };
 
-static struct ps_dropout dropout_at(const struct ps_model *m, int64_t site, const struct ps_step_state *state, int training)
+static struct ps_dropout dropout_at(const struct ps_model *m, enum ps_dropout_place place, int64_t layer,
+                                    const struct ps_step_state *state, int training)
 {
-    return ps_dropout_make(training ? m->shape.dropout : 0, m->options.seed, (uint32_t)(PS_SITE_DROPOUT + site), state);
+    int64_t site = 0;
+    switch (place) {
+    case PS_DROP_ATTENTION:
+    case PS_DROP_HIDDEN:
+    case PS_DROP_OUTPUT:
+        site = 1 + SITES_A_LAYER * layer + (place - PS_DROP_ATTENTION);
+        break;
+    case PS_DROP_ATTENTION_WEIGHTS:
+        site = SITE_WEIGHTS + layer;
+        break;
+    case PS_DROP_HEAD:
+        site = SITE_HEAD;
+        break;
+    default:
+        break;
+    }
+    return ps_dropout_make(training ? ps_dropout_rate(&m->shape, place) : 0, m->options.seed, (uint32_t)(PS_SITE_DROPOUT + site),
+                           state);
+}
+
+struct ps_dropout ps_head_dropout(const struct ps_model *m, const struct ps_step_state *state, int training)
+{
+    return dropout_at(m, PS_DROP_HEAD, 0, state, training);
 }
 
 static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct ps_step_state *state, int64_t batch, int training)
@@ -25,6 +48,15 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .d = m->shape.d_model,
                          .h = m->shape.n_heads,
                          .f = m->shape.d_ff,
+                         .inner = m->shape.activation == PS_SWIGLU ? 2 * m->shape.d_ff : m->shape.d_ff,
+                         .first = index == 0,
+                         .last = index == m->shape.n_layers - 1,
+                         .training = training,
+                         .angles = m->angles,
+                         .norm = m->shape.norm,
+                         .norm_place = m->shape.norm_place,
+                         .activation = m->shape.activation,
+                         .residual_attention = m->shape.residual_attention,
                          .cache = &m->cache.layers[index],
                          .shared = &m->cache.shared,
                          .u = ps_model_stream(m, index, batch),
@@ -36,13 +68,20 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
     l.e = l.d / l.h;
     for (int t = 0; t < PS_LAYER_PARAMETERS; t++) {
         int place = m->layout->layer[index][t];
+        if (place < 0) {
+            continue;
+        }
         l.weight[t] = t <= PS_W_2 ? ps_parameter_tensor(m->layout, place, m->weights, m->k->real)
                                   : ps_parameter_tensor(m->layout, place, m->parameters, m->k->parameter);
         l.gradient[t] = ps_parameter_tensor(m->layout, place, m->gradients, m->k->parameter);
     }
-    l.attention_dropout = dropout_at(m, 1 + SITES_A_LAYER * index, state, training);
-    l.hidden_dropout = dropout_at(m, 2 + SITES_A_LAYER * index, state, training);
-    l.output_dropout = dropout_at(m, 3 + SITES_A_LAYER * index, state, training);
+    for (int t = 0; t < PS_LAYER_STATISTICS && m->shape.norm == PS_NORM_BATCH; t++) {
+        l.statistics[t] = ps_parameter_tensor(m->layout, m->layout->statistics[index][t], m->parameters, m->k->parameter);
+    }
+    l.weights_dropout = dropout_at(m, PS_DROP_ATTENTION_WEIGHTS, index, state, training);
+    l.attention_dropout = dropout_at(m, PS_DROP_ATTENTION, index, state, training);
+    l.hidden_dropout = dropout_at(m, PS_DROP_HIDDEN, index, state, training);
+    l.output_dropout = dropout_at(m, PS_DROP_OUTPUT, index, state, training);
     return l;
 }
 
@@ -72,8 +111,8 @@ static struct ps_encoder_sizes encoder_sizes(const struct ps_model *m, const str
                                                 .b_2 = offset[PS_B_2],
                                                 .matrix_stride = p->table[second[PS_W_QKV]].offset - offset[PS_W_QKV],
                                                 .vector_stride = p->table[second[PS_NORM1_GAMMA]].offset - offset[PS_NORM1_GAMMA]},
-                                     .epsilon = PS_LAYERNORM_EPSILON,
-                                     .dropout = dropout_at(m, 1, state, training)};
+                                     .epsilon = PS_NORM_EPSILON,
+                                     .dropout = dropout_at(m, PS_DROP_ATTENTION, 0, state, training)};
 }
 
 /* ---- opening ---- */
@@ -88,6 +127,105 @@ static int cache_levels(const struct ps_model_options *options)
     return (int)options->level | (options->level == PS_LEVEL_GEMM && options->tiled_attention ? PS_LEVEL_TILED : 0);
 }
 
+/* Elements of the parts of ps_model.constants. */
+static void count_constants(const struct ps_model_shape *s, int64_t count[3])
+{
+    int64_t patches = ps_patches(s);
+    count[0] = s->positions == PS_POSITIONS_LEARNED ? 0 : patches * s->d_model;
+    count[1] = s->positions == PS_POSITIONS_ROPE ? patches * (s->d_model / s->n_heads) : 0;
+    count[2] = s->individual_head || s->revin_affine ? s->pred_len : 0;
+}
+
+static size_t constants_bytes(const struct ps_kernels *k, const struct ps_model_shape *s)
+{
+    int64_t count[3];
+    count_constants(s, count);
+    return (size_t)(count[0] + count[1] + count[2]) * ps_type_bytes(k->parameter);
+}
+
+static enum ps_status make_constants(struct ps_model *m)
+{
+    const struct ps_kernels *k = m->k;
+    const enum ps_type type = k->parameter;
+    int64_t count[3];
+    count_constants(&m->shape, count);
+    const int64_t all = count[0] + count[1] + count[2], patches = ps_patches(&m->shape);
+    m->constants_bytes = (size_t)all * ps_type_bytes(type);
+    if (!all) {
+        return PS_OK;
+    }
+    PS_TRY(k->device->allocate(k->device, m->constants_bytes, &m->constants));
+    double *values = calloc((size_t)all, sizeof *values);
+    float *narrow = malloc((size_t)all * sizeof *narrow);
+    enum ps_status status = values && narrow ? PS_OK : ps_fail(PS_DEVICE, "no memory for %lld constants", (long long)all);
+    if (status == PS_OK) {
+        if (count[0]) {
+            ps_positions_fill(&m->shape, values);
+            m->positions = ps_tensor_2d(m->constants, type, patches, m->shape.d_model);
+        }
+        if (count[1]) {
+            ps_rope_angles(&m->shape, values + count[0]);
+            m->angles = ps_tensor_2d((char *)m->constants + (size_t)count[0] * ps_type_bytes(type), type, patches,
+                                     m->shape.d_model / m->shape.n_heads);
+        }
+        if (count[2]) {
+            m->no_bias = ps_tensor_1d((char *)m->constants + (size_t)(count[0] + count[1]) * ps_type_bytes(type), type, count[2]);
+        }
+        for (int64_t i = 0; i < all; i++) {
+            narrow[i] = (float)values[i];
+        }
+        status = k->device->upload(k->device, PS_COMPUTE, m->constants, type == PS_F64 ? (void *)values : (void *)narrow,
+                                   m->constants_bytes);
+    }
+    if (status == PS_OK) {
+        status = k->device->synchronize(k->device);
+    }
+    free(values);
+    free(narrow);
+    return status;
+}
+
+/* What level layer, and attention by tiles, do not serve: the key and what it is; NULL: all is served. */
+static const char *beyond_level_layer(const struct ps_model_shape *s)
+{
+    const double rate = ps_dropout_rate(s, PS_DROP_ATTENTION);
+    return s->norm == PS_NORM_BATCH                            ? "model.norm: batch"
+           : s->norm == PS_NORM_RMS                            ? "model.norm: rms"
+           : s->norm_place == PS_NORM_POST                     ? "model.norm_place: post"
+           : s->residual_attention                             ? "model.residual_attention"
+           : s->activation != PS_GELU_TANH                     ? "model.activation but gelu_tanh"
+           : s->positions != PS_POSITIONS_LEARNED              ? "model.positions but learned"
+           : s->individual_head                                ? "model.head: individual"
+           : s->revin_affine                                   ? "model.revin_affine"
+           : s->revin_subtract_last                            ? "model.revin_subtract_last"
+           : s->patches_from_end                               ? "model.patches_from: end"
+           : ps_dropout_rate(s, PS_DROP_ATTENTION_WEIGHTS) > 0 ? "model.dropout_attention_weights"
+           : ps_dropout_rate(s, PS_DROP_HEAD) > 0              ? "model.dropout_head"
+           : ps_dropout_rate(s, PS_DROP_EMBEDDING) != rate || ps_dropout_rate(s, PS_DROP_HIDDEN) != rate ||
+                   ps_dropout_rate(s, PS_DROP_OUTPUT) != rate
+               ? "rates of dropout of each place's own"
+               : NULL;
+}
+
+/* The operations that a variant needs, where the table has them. */
+static enum ps_status check_operations(const struct ps_kernels *k, const struct ps_model_shape *s)
+{
+    const struct {
+        int needed, there;
+        const char *what;
+    } operations[] = {{s->norm == PS_NORM_BATCH, k->batchnorm && k->batchnorm_statistics && k->batchnorm_backward, "norm: batch"},
+                      {s->positions == PS_POSITIONS_ROPE, k->rope != NULL, "positions: rope"},
+                      {s->individual_head || s->revin_affine, k->channel_affine && k->channel_affine_backward,
+                       s->revin_affine ? "revin_affine" : "head: individual"}};
+    for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
+        if (operations[i].needed && !operations[i].there) {
+            return ps_fail(PS_UNSUPPORTED, "model.%s is not there for backend %s in %s", operations[i].what, k->backend,
+                           ps_precision_name(k->precision));
+        }
+    }
+    return PS_OK;
+}
+
 size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, const struct ps_model_options *options,
                       const struct ps_kernels *k)
 {
@@ -95,9 +233,10 @@ size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, const s
     if (ps_parameters_layout(shape, &layout) != PS_OK) {
         return 0;
     }
-    size_t count = (size_t)layout->count, flat = count * ps_type_bytes(k->parameter);
+    size_t count = (size_t)layout->count, both = count + (size_t)layout->stored;
     ps_parameters_free(layout);
-    return 2 * flat + (has_copy(k) ? count * ps_type_bytes(k->real) : 0) + ps_cache_bytes(k, shape, batch, cache_levels(options));
+    return both * ps_type_bytes(k->parameter) + constants_bytes(k, shape) + (has_copy(k) ? count * ps_type_bytes(k->real) : 0) +
+           ps_cache_bytes(k, shape, batch, cache_levels(options));
 }
 
 enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
@@ -108,6 +247,11 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         return ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer is not there for backend %s in %s: take gemm", k->backend,
                        ps_precision_name(k->precision));
     }
+    const char *beyond = beyond_level_layer(shape);
+    if (options->level == PS_LEVEL_LAYER && beyond) {
+        return ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer does not serve %s: take auto or gemm", beyond);
+    }
+    PS_TRY(check_operations(k, shape));
     if (k->precision == PS_FP16 && options->level != PS_LEVEL_LAYER) {
         return ps_fail(PS_UNSUPPORTED,
                        "runtime.precision: fp16 is there at level layer only, which runtime.fusion excludes or which does not "
@@ -116,6 +260,11 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     if (options->level == PS_LEVEL_GEMM && options->tiled_attention && !k->attention) {
         return ps_fail(PS_UNSUPPORTED, "runtime.attention: tiled is not there for backend %s in %s: take gemm", k->backend,
                        ps_precision_name(k->precision));
+    }
+    if (options->level == PS_LEVEL_GEMM && options->tiled_attention &&
+        (shape->residual_attention || ps_dropout_rate(shape, PS_DROP_ATTENTION_WEIGHTS) > 0)) {
+        return ps_fail(PS_UNSUPPORTED, "runtime.attention: tiled does not serve model.%s: take auto or gemm",
+                       shape->residual_attention ? "residual_attention" : "dropout_attention_weights");
     }
     const int64_t patches = ps_patches(shape), head = shape->d_model / shape->n_heads;
     if (options->level == PS_LEVEL_GEMM && options->tiled_attention && k->attention_patches &&
@@ -145,7 +294,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     enum ps_status status = ps_parameters_layout(shape, &m->layout);
     if (status == PS_OK && options->level == PS_LEVEL_LAYER) {
         struct ps_encoder_sizes sizes = encoder_sizes(m, NULL, 0);
-        sizes.dropout = ps_dropout_make(shape->dropout, 0, 0, NULL); /* masks are kept too */
+        sizes.dropout = ps_dropout_make(ps_dropout_rate(shape, PS_DROP_ATTENTION), 0, 0, NULL); /* masks are kept too */
         status = k->encoder_prepare(k, &sizes,
                                     &(struct ps_encoder_shape){.sequences = batch * shape->channels,
                                                                .patches = ps_patches(shape),
@@ -181,7 +330,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     }
     if (status == PS_OK) {
         size_t flat = (size_t)m->layout->count * ps_type_bytes(k->parameter);
-        status = device->allocate(device, flat, &m->parameters);
+        status = device->allocate(device, (size_t)m->layout->stored * ps_type_bytes(k->parameter), &m->parameters);
         if (status == PS_OK && has_copy(k)) {
             status = device->allocate(device, (size_t)m->layout->count * ps_type_bytes(k->real), &m->weights);
         } else if (status == PS_OK) {
@@ -190,6 +339,9 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         if (status == PS_OK) {
             status = device->allocate(device, flat, &m->gradients);
         }
+    }
+    if (status == PS_OK) {
+        status = make_constants(m);
     }
     if (status == PS_OK) {
         status = ps_cache_open(k, shape, batch, cache_levels(options), &m->cache);
@@ -220,7 +372,10 @@ void ps_model_close(struct ps_model *m)
         device->release(device, m->weights, count * ps_type_bytes(m->k->real));
     }
     if (m->parameters) {
-        device->release(device, m->parameters, flat);
+        device->release(device, m->parameters, (size_t)m->layout->stored * ps_type_bytes(m->k->parameter));
+    }
+    if (m->constants) {
+        device->release(device, m->constants, m->constants_bytes);
     }
     if (m->gradients) {
         device->release(device, m->gradients, flat);
@@ -326,7 +481,7 @@ enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step
 static enum ps_status embed_and_encode(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                        int64_t batch, int training, const struct ps_head_step *head)
 {
-    struct ps_dropout dropout = dropout_at(m, 0, state, training);
+    struct ps_dropout dropout = dropout_at(m, PS_DROP_EMBEDDING, 0, state, training);
     if (m->encoder.span >= PS_SPAN_EMBEDDING) {
         const struct ps_embed_forward embed = ps_embed_forward_of(m, windows, state, batch, dropout);
         return encode(m, state, batch, training, &embed, head);
@@ -339,14 +494,14 @@ enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *win
                                 int64_t batch, int training)
 {
     PS_TRY(embed_and_encode(m, windows, state, batch, training, NULL));
-    return ps_head_forward(m, batch, ps_model_stream(m, m->shape.n_layers, batch));
+    return ps_head_forward(m, batch, ps_model_stream(m, m->shape.n_layers, batch), ps_head_dropout(m, state, training));
 }
 
 /* A training pass; with AdamW, when there is `update`, which only an encoder that has the ends can take. */
 static enum ps_status train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
                             const struct ps_adamw *update)
 {
-    struct ps_dropout dropout = dropout_at(m, 0, state, 1);
+    struct ps_dropout dropout = dropout_at(m, PS_DROP_EMBEDDING, 0, state, 1);
     const struct ps_head_step head = ps_head_step_of(m, windows, state, batch, ps_partial_rows(batch * m->shape.channels));
     const struct ps_head_step *within = m->encoder.span >= PS_SPAN_LOSS ? &head : NULL;
     PS_TRY(embed_and_encode(m, windows, state, batch, 1, within));
@@ -389,26 +544,24 @@ enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *wind
 {
     const struct ps_shared_cache *s = &m->cache.shared;
     PS_TRY(ps_gather_targets_of(m, windows, state, batch));
-    return m->k->forecast_error(
-        m->k, &(struct ps_forecast_error){.errors = errors,
-                                          .x = ps_head_tensor(m, s->head_out, batch),
-                                          .bias = ps_parameter_tensor(m->layout, m->layout->b_h, m->parameters, m->k->parameter),
-                                          .mean = ps_revin_tensor(m, s->revin_mean, batch),
-                                          .std = ps_revin_tensor(m, s->revin_std, batch),
-                                          .targets = ps_head_tensor(m, s->targets, batch),
-                                          .state = state,
-                                          .slot_windows = slot_windows});
+    return m->k->forecast_error(m->k, &(struct ps_forecast_error){.errors = errors,
+                                                                  .x = ps_head_tensor(m, s->head_out, batch),
+                                                                  .bias = ps_head_bias(m),
+                                                                  .mean = ps_revin_tensor(m, s->revin_mean, batch),
+                                                                  .std = ps_revin_tensor(m, s->revin_std, batch),
+                                                                  .targets = ps_head_tensor(m, s->targets, batch),
+                                                                  .state = state,
+                                                                  .slot_windows = slot_windows});
 }
 
 enum ps_status ps_model_forecast(struct ps_model *m, int64_t batch, struct ps_tensor y)
 {
     const struct ps_shared_cache *s = &m->cache.shared;
-    return m->k->forecast(
-        m->k, &(struct ps_forecast){.y = y,
-                                    .x = ps_head_tensor(m, s->head_out, batch),
-                                    .bias = ps_parameter_tensor(m->layout, m->layout->b_h, m->parameters, m->k->parameter),
-                                    .mean = ps_revin_tensor(m, s->revin_mean, batch),
-                                    .std = ps_revin_tensor(m, s->revin_std, batch)});
+    return m->k->forecast(m->k, &(struct ps_forecast){.y = y,
+                                                      .x = ps_head_tensor(m, s->head_out, batch),
+                                                      .bias = ps_head_bias(m),
+                                                      .mean = ps_revin_tensor(m, s->revin_mean, batch),
+                                                      .std = ps_revin_tensor(m, s->revin_std, batch)});
 }
 
 double ps_model_step_flops(const struct ps_model_shape *shape, int64_t batch)
@@ -416,6 +569,7 @@ double ps_model_step_flops(const struct ps_model_shape *shape, int64_t batch)
     double S = (double)(batch * shape->channels), N = (double)ps_patches(shape), R = S * N, d = (double)shape->d_model;
     double f = (double)shape->d_ff, P = (double)shape->patch_len, H = (double)shape->pred_len;
     /* Multiply-adds of the products forward; backward costs twice as many, but the embedding has no input gradient. */
-    double layer = R * d * (4 * d + 2 * f) + 2 * S * N * N * d, head = S * N * d * H, embedding = R * P * d;
+    double matrices = shape->activation == PS_SWIGLU ? 3 : 2;
+    double layer = R * d * (4 * d + matrices * f) + 2 * S * N * N * d, head = S * N * d * H, embedding = R * P * d;
     return 2 * (3 * ((double)shape->n_layers * layer + head) + 2 * embedding);
 }

@@ -23,12 +23,17 @@ struct ps_model {
     int64_t batch; /* the largest */
     struct ps_model_options options;
     struct ps_parameters *layout;
-    void *parameters; /* device, [layout->count] k->parameter */
+    void *parameters; /* device, [layout->stored] k->parameter: the running statistics behind the parameters */
     void *weights;    /* device, [layout->count] k->real, of the same layout; the parameters themselves where the types are one */
     void *gradients;  /* device, [layout->count] k->parameter; accumulated, zeroed by AdamW */
     /* ps_model_gradients' are this times the loss's. 1 but in fp16: there the largest power of two up to batch C H, so that the
      * head's are about as large as the errors and fp16's exponents hold them. */
     double gradient_scale;
+    /* One device buffer, k->parameter: what is added to the embedding where positions are not learned [N, d], RoPE's angles [N, e],
+     * and zeros in place of the head's bias where that is added before [H]; data NULL where the model needs none. */
+    void *constants;
+    size_t constants_bytes;
+    struct ps_tensor positions, angles, no_bias;
     struct ps_cache cache;
     struct ps_encoder_needs encoder; /* level layer: what encoder_prepare said */
     void *kept;                      /* level layer: what the encoder's backward reads again */
