@@ -320,24 +320,38 @@ static int build_gemm_gradient(struct call *c, int index)
 
 /* ---- within rows, and sums over them ---- */
 
-static int build_layernorm(struct call *c, int index)
+static int layernorm_call(struct call *c, int index, int centred)
 {
     int64_t rows, d;
     if (!row_size(index, &rows, &d)) {
         return 0;
     }
     place(c, 0, REAL, OUT, NORMAL, rows, d);
-    place(c, 1, STATISTICS, OUT, NORMAL, rows);
+    if (centred) {
+        place(c, 1, STATISTICS, OUT, NORMAL, rows);
+    }
     place(c, 2, STATISTICS, OUT, NORMAL, rows);
     place(c, 3, REAL, IN, NORMAL, rows, d);
     place(c, 4, PARAMETER, IN, NORMAL, d);
-    place(c, 5, PARAMETER, IN, NORMAL, d);
+    if (centred) {
+        place(c, 5, PARAMETER, IN, NORMAL, d);
+    }
     c->arguments.layernorm.epsilon = index % 2 ? 0.5 : 1e-5; /* the first shows in every precision */
-    call_label(c, "[%lld, %lld]", (long long)rows, (long long)d);
+    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)d, centred ? "" : " RMSNorm");
     return 1;
 }
 
-static int build_layernorm_backward(struct call *c, int index)
+static int build_layernorm(struct call *c, int index)
+{
+    return layernorm_call(c, index, 1);
+}
+
+static int build_rmsnorm(struct call *c, int index)
+{
+    return layernorm_call(c, index, 0);
+}
+
+static int layernorm_backward_call(struct call *c, int index, int centred)
 {
     int64_t rows, d;
     if (!row_size(index, &rows, &d)) {
@@ -345,16 +359,178 @@ static int build_layernorm_backward(struct call *c, int index)
     }
     place(c, 0, REAL, OUT, NORMAL, rows, d);
     place(c, 1, PARAMETER, ADD, NORMAL, d);
-    place(c, 2, PARAMETER, ADD, NORMAL, d);
+    if (centred) {
+        place(c, 2, PARAMETER, ADD, NORMAL, d);
+    }
     place(c, 3, REAL, IN, NORMAL, rows, d);
     place(c, 4, REAL, IN, NORMAL, rows, d);
-    place(c, 5, STATISTICS, IN, NORMAL, rows);
+    if (centred) {
+        place(c, 5, STATISTICS, IN, NORMAL, rows);
+    }
     place(c, 6, STATISTICS, IN, POSITIVE, rows);
     place(c, 7, PARAMETER, IN, NORMAL, d);
     if (index & 1) {
         place(c, 8, REAL, IN, NORMAL, rows, d);
     }
-    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)d, index & 1 ? " with an addend" : "");
+    call_label(c, "[%lld, %lld]%s%s", (long long)rows, (long long)d, centred ? "" : " RMSNorm", index & 1 ? " with an addend" : "");
+    return 1;
+}
+
+static int build_layernorm_backward(struct call *c, int index)
+{
+    return layernorm_backward_call(c, index, 1);
+}
+
+static int build_rmsnorm_backward(struct call *c, int index)
+{
+    return layernorm_backward_call(c, index, 0);
+}
+
+/* ---- over the rows of a column ---- */
+
+/* Those of row_size with two rows at least, and large ones. */
+static int batch_size(int index, int64_t *rows, int64_t *d)
+{
+    static const int64_t more[][2] = {{20011, 65}, {70001, 16}};
+    if (index < LENGTH(more)) {
+        *rows = more[index][0];
+        *d = more[index][1];
+        return 1;
+    }
+    int built = row_size(index - LENGTH(more), rows, d);
+    *rows += *rows == 1;
+    return built;
+}
+
+/* Where column i lies, and how far about. In fp32 a sum of squares keeps no digit of a variance of 0.01 about 1000. The first
+ * column varies in every precision. */
+static void column_place(int index, int64_t i, double *centre, double *spread)
+{
+    static const double places[][2] = {{0, 1}, {1000, 0.1}, {-30, 0.5}, {3, 0.01}};
+    const double *place = places[index % 3 == 0 ? 0 : index % 3 == 1 ? 1 : i % LENGTH(places)];
+    *centre = i == 0 ? 0 : place[0];
+    *spread = place[1];
+}
+
+static const char *const column_names[] = {"", " about 1000", " about several"};
+
+/* x = centre + spread x for every column of tensor `slot`, whose last dimension the columns are. */
+static void place_columns(struct call *c, int slot, int index, int64_t d)
+{
+    int64_t count = operand_count(&c->operands[slot]);
+    for (int64_t i = 0; i < count; i++) {
+        double centre, spread;
+        column_place(index, i % d, &centre, &spread);
+        set_value(c, slot, i, (float)(centre + spread * get_value(c, slot, i)));
+    }
+}
+
+/* mean and var of no batch, but near x's: their gradient would be all cancellation where rows are few. */
+static void place_moments(struct call *c, int mean, int var, int index, int64_t d)
+{
+    place(c, mean, STATISTICS, IN, NORMAL, d);
+    place_columns(c, mean, index, d);
+    place(c, var, STATISTICS, IN, POSITIVE, d);
+    for (int64_t i = 0; i < d; i++) {
+        double centre, spread;
+        column_place(index, i, &centre, &spread);
+        set_value(c, var, i, (float)(spread * spread * get_value(c, var, i)));
+    }
+}
+
+static int build_batchnorm_statistics(struct call *c, int index)
+{
+    int64_t rows, d;
+    if (!batch_size(index, &rows, &d)) {
+        return 0;
+    }
+    place(c, 0, STATISTICS, OUT, NORMAL, d);
+    place(c, 1, STATISTICS, OUT, NORMAL, d);
+    place(c, 2, STATISTICS, ADD, NORMAL, d);
+    place(c, 3, STATISTICS, ADD, POSITIVE, d);
+    place(c, 4, REAL, IN, NORMAL, rows, d);
+    place_columns(c, 4, index, d);
+    c->arguments.batchnorm_statistics.momentum = index % 2 ? 0.1 : 0.75;
+    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)d, column_names[index % 3]);
+    return 1;
+}
+
+static int build_batchnorm(struct call *c, int index)
+{
+    int64_t rows, d;
+    if (!batch_size(index, &rows, &d)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, REAL, IN, NORMAL, rows, d);
+    place_columns(c, 1, index, d);
+    place_moments(c, 2, 3, index, d);
+    place(c, 4, PARAMETER, IN, NORMAL, d);
+    place(c, 5, PARAMETER, IN, NORMAL, d);
+    c->arguments.batchnorm.epsilon = index % 2 ? 0.5 : 1e-5;
+    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)d, column_names[index % 3]);
+    return 1;
+}
+
+static int build_batchnorm_backward(struct call *c, int index)
+{
+    static const char *const names[] = {"", " with more", " with an addend"};
+    int64_t rows, d;
+    int other = index % 3, size = index / 3;
+    if (!batch_size(size, &rows, &d)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, PARAMETER, ADD, NORMAL, d);
+    place(c, 2, PARAMETER, ADD, NORMAL, d);
+    place(c, 3, REAL, IN, NORMAL, rows, d);
+    if (other == 1) {
+        place(c, 4, REAL, IN, NORMAL, rows, d);
+    }
+    place(c, 5, REAL, IN, NORMAL, rows, d);
+    place_columns(c, 5, size + other, d);
+    place_moments(c, 6, 7, size + other, d);
+    place(c, 8, PARAMETER, IN, NORMAL, d);
+    if (other == 2) {
+        place(c, 9, REAL, IN, NORMAL, rows, d);
+    }
+    c->arguments.batchnorm_backward.epsilon = size % 2 ? 0.5 : 1e-5;
+    call_label(c, "[%lld, %lld]%s%s", (long long)rows, (long long)d, column_names[(size + other) % 3], names[other]);
+    return 1;
+}
+
+/* Tensor `slot` again, in few bits: normal values times `spread`, about `centre`, to the next multiple of `step`. */
+static void place_steps(struct call *c, int slot, double centre, double spread, double step)
+{
+    int64_t count = operand_count(&c->operands[slot]);
+    for (int64_t i = 0; i < count; i++) {
+        set_value(c, slot, i, centre + step * round(spread / step * get_value(c, slot, i)));
+    }
+}
+
+/* The statistics are those of y as it is stored: its values are such as every precision holds, dropout's scale 2. */
+static int build_bias_residual_statistics(struct call *c, int index)
+{
+    int64_t rows, d;
+    if (!batch_size(index / 2, &rows, &d)) {
+        return 0;
+    }
+    int far = index / 2 % 2;
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, STATISTICS, OUT, NORMAL, d);
+    place(c, 2, STATISTICS, OUT, NORMAL, d);
+    place(c, 3, STATISTICS, ADD, NORMAL, d);
+    place(c, 4, STATISTICS, ADD, POSITIVE, d);
+    place(c, 5, REAL, IN, NORMAL, rows, d);
+    place_steps(c, 5, 0, far ? 1.5 : 0.5, far ? 1 : 0.125);
+    place(c, 6, PARAMETER, IN, NORMAL, d);
+    place_steps(c, 6, 0, far ? 1 : 0.25, far ? 1 : 0.125);
+    place(c, 7, REAL, IN, NORMAL, rows, d);
+    place_steps(c, 7, far ? 192 : 0, far ? 2 : 1, far ? 1 : 0.125);
+    const char *p = SET_DROPOUT(c, index % 2 ? 3 : 0, bias_residual_statistics);
+    c->has_dropout = 0; /* no output is dropped itself */
+    c->arguments.bias_residual_statistics.momentum = 0.1;
+    call_label(c, "[%lld, %lld]%s%s", (long long)rows, (long long)d, far ? " about 192" : "", p);
     return 1;
 }
 
@@ -437,19 +613,34 @@ static int build_softmax_backward(struct call *c, int index)
     return build_rows(c, index, REAL, 1, 2);
 }
 
+static int build_softmax_backward_addend(struct call *c, int index)
+{
+    return build_rows(c, index, REAL, 1, 3);
+}
+
 static int build_add(struct call *c, int index)
 {
     return build_rows(c, index, REAL, 1, 2);
 }
 
-static int build_drop(struct call *c, int index)
+static int drop_call(struct call *c, int index, enum role role)
 {
-    int built = build_rows(c, index / 4, PARAMETER, 1, 1);
+    int built = build_rows(c, index / 4, role, 1, 1);
     if (built) {
         const char *p = SET_DROPOUT(c, index, drop);
         strncat(c->label, p, sizeof c->label - strlen(c->label) - 1);
     }
     return built;
+}
+
+static int build_drop(struct call *c, int index)
+{
+    return drop_call(c, index, PARAMETER);
+}
+
+static int build_drop_real(struct call *c, int index)
+{
+    return drop_call(c, index, REAL);
 }
 
 static int build_bias_residual_add(struct call *c, int index)
@@ -467,33 +658,59 @@ static int build_bias_residual_add(struct call *c, int index)
     return 1;
 }
 
-static int build_bias_activation(struct call *c, int index)
+static const char *const activation_names[] = {"", " gelu", " relu", " swiglu"};
+
+static int bias_activation_call(struct call *c, int size, int dropout, enum ps_activation activation)
 {
     int64_t rows, f;
-    if (!row_size(index / 2, &rows, &f)) {
+    if (!row_size(size, &rows, &f)) {
         return 0;
     }
+    int64_t width = activation == PS_SWIGLU ? 2 * f : f;
     place(c, 0, REAL, OUT, NORMAL, rows, f);
+    place(c, 1, REAL, IN, NORMAL, rows, width);
+    place(c, 2, PARAMETER, IN, NORMAL, width);
+    c->arguments.bias_activation.activation = activation;
+    const char *p = SET_DROPOUT(c, dropout, bias_activation);
+    call_label(c, "[%lld, %lld]%s%s", (long long)rows, (long long)f, activation_names[activation], p);
+    return 1;
+}
+
+static int build_bias_activation(struct call *c, int index)
+{
+    return bias_activation_call(c, index / 2, index, PS_GELU_TANH);
+}
+
+static int build_bias_other_activation(struct call *c, int index)
+{
+    return bias_activation_call(c, index / 3, index / 3 + index, (enum ps_activation)(PS_GELU + index % 3));
+}
+
+static int activation_backward_call(struct call *c, int size, int dropout, enum ps_activation activation)
+{
+    int64_t rows, f;
+    if (!row_size(size, &rows, &f)) {
+        return 0;
+    }
+    int64_t width = activation == PS_SWIGLU ? 2 * f : f;
+    place(c, 0, REAL, OUT, NORMAL, rows, width);
     place(c, 1, REAL, IN, NORMAL, rows, f);
-    place(c, 2, PARAMETER, IN, NORMAL, f);
-    const char *p = SET_DROPOUT(c, index, bias_activation);
-    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)f, p);
+    place(c, 2, REAL, IN, NORMAL, rows, width);
+    place(c, 3, PARAMETER, IN, NORMAL, width);
+    c->arguments.activation_backward.activation = activation;
+    const char *p = SET_DROPOUT(c, dropout, activation_backward);
+    call_label(c, "[%lld, %lld]%s%s", (long long)rows, (long long)f, activation_names[activation], p);
     return 1;
 }
 
 static int build_activation_backward(struct call *c, int index)
 {
-    int64_t rows, f;
-    if (!row_size(index / 2, &rows, &f)) {
-        return 0;
-    }
-    place(c, 0, REAL, OUT, NORMAL, rows, f);
-    place(c, 1, REAL, IN, NORMAL, rows, f);
-    place(c, 2, REAL, IN, NORMAL, rows, f);
-    place(c, 3, PARAMETER, IN, NORMAL, f);
-    const char *p = SET_DROPOUT(c, index, activation_backward);
-    call_label(c, "[%lld, %lld]%s", (long long)rows, (long long)f, p);
-    return 1;
+    return activation_backward_call(c, index / 2, index, PS_GELU_TANH);
+}
+
+static int build_other_activation_backward(struct call *c, int index)
+{
+    return activation_backward_call(c, index / 3, index / 3 + index, (enum ps_activation)(PS_GELU + index % 3));
 }
 
 static int build_bias_grad(struct call *c, int index)
@@ -604,11 +821,15 @@ static int build_affine(struct call *c, int index)
 
 static int build_unary(struct call *c, int index)
 {
-    static const char *const names[] = {"exp", "tanh", "square", "rsqrt", "reciprocal"};
-    enum ps_unary_function function = (enum ps_unary_function)(index % 5);
+    static const char *const names[] = {"exp", "tanh", "square", "rsqrt", "reciprocal", "erf", "max_0", "step"};
+    enum ps_unary_function function = (enum ps_unary_function)(index % LENGTH(names));
     c->arguments.unary.function = function;
-    return build_pair(c, index / 5, PARAMETER, PARAMETER, function == PS_RSQRT || function == PS_RECIPROCAL ? POSITIVE : NORMAL,
-                      names[function]);
+    int built = build_pair(c, index / LENGTH(names), PARAMETER, PARAMETER,
+                           function == PS_RSQRT || function == PS_RECIPROCAL ? POSITIVE : NORMAL, names[function]);
+    if (built && (function == PS_MAX_0 || function == PS_STEP)) {
+        set_value(c, 1, 0, 0);
+    }
+    return built;
 }
 
 static int build_strided_copy(struct call *c, int index)
@@ -718,7 +939,7 @@ static void place_indices(struct call *c, int slot, const struct window_size *w)
     c->state.cursor = w->cursor;
 }
 
-static int build_gather_patches(struct call *c, int index)
+static int gather_patches_call(struct call *c, int index, int from_end, int subtract_last)
 {
     struct window_size w;
     if (!window_size(index, &w)) {
@@ -733,14 +954,28 @@ static int build_gather_patches(struct call *c, int index)
     struct ps_gather_patches *a = &c->arguments.gather_patches;
     a->batch = w.batch;
     a->stride = w.stride;
+    a->first = from_end ? (w.length - w.patch) % w.stride : 0;
     a->revin = w.revin;
+    a->subtract_last = subtract_last;
     a->pad_end = w.pad_end;
     a->epsilon = index % 3 ? 1e-5 : 0.5;
     call_state(c, offsetof(struct ps_gather_patches, state));
-    call_label(c, "B %lld C %lld L %lld P %lld stride %lld%s%s%s", (long long)w.batch, (long long)w.channels, (long long)w.length,
-               (long long)w.patch, (long long)w.stride, w.pad_end ? " padded" : "", w.revin ? " revin" : "",
+    call_label(c, "B %lld C %lld L %lld P %lld stride %lld%s%s%s%s%s", (long long)w.batch, (long long)w.channels,
+               (long long)w.length, (long long)w.patch, (long long)w.stride, from_end ? " from the end" : "",
+               w.pad_end ? " padded" : "", w.revin ? " revin" : "", subtract_last ? " of the last value" : "",
                w.series ? " series" : "");
     return 1;
+}
+
+static int build_gather_patches(struct call *c, int index)
+{
+    return gather_patches_call(c, index, 0, 0);
+}
+
+/* From the end of the window, less its last value, and both. */
+static int build_gather_end(struct call *c, int index)
+{
+    return gather_patches_call(c, index / 3, index % 3 != 1, index % 3 != 0);
 }
 
 static int build_gather_targets(struct call *c, int index)
@@ -774,6 +1009,70 @@ static int build_bias_position_add(struct call *c, int index)
     place(c, 3, PARAMETER, IN, NORMAL, patches, d);
     const char *p = SET_DROPOUT(c, index, bias_position_add);
     call_label(c, "S %lld N %lld d %lld%s", (long long)sizes[shape][0], (long long)patches, (long long)d, p);
+    return 1;
+}
+
+/* C, B C, n */
+static int channel_size(int index, int64_t *size)
+{
+    static const int64_t sizes[][3] = {{7, 28, 96}, {1, 1, 1},     {20, 60, 1},   {3, 15, 65},
+                                       {1, 9, 720}, {65, 130, 42}, {321, 642, 7}, {2, 4098, 16}};
+    if (index >= LENGTH(sizes)) {
+        return 0;
+    }
+    memcpy(size, sizes[index], sizeof sizes[index]);
+    return 1;
+}
+
+static int build_channel_affine(struct call *c, int index)
+{
+    static const char *const offsets[] = {"", " offset", " offset a channel"};
+    int64_t size[3];
+    int offset = index % 3, weighted = index / 3 % 2, inverse = index / 6 % 2;
+    enum role role = index / 12 % 2 ? PARAMETER : REAL;
+    if (!channel_size(index / 24, size)) {
+        return 0;
+    }
+    place(c, 0, role, OUT, NORMAL, size[1], size[2]);
+    place(c, 1, role, IN, NORMAL, size[1], size[2]);
+    if (offset == 1) {
+        place(c, 2, PARAMETER, IN, NORMAL, size[2]);
+    } else if (offset == 2) {
+        place(c, 2, PARAMETER, IN, NORMAL, size[0], size[2]);
+    }
+    if (weighted) {
+        place(c, 3, PARAMETER, IN, inverse ? POSITIVE : NORMAL, size[0]);
+        place(c, 4, PARAMETER, IN, NORMAL, size[0]);
+    }
+    c->arguments.channel_affine.channels = size[0];
+    c->arguments.channel_affine.inverse = inverse;
+    call_label(c, "C %lld [%lld, %lld]%s%s%s%s", (long long)size[0], (long long)size[1], (long long)size[2], offsets[offset],
+               weighted ? " weight and bias" : "", inverse ? " inverse" : "", role == REAL ? "" : " parameter");
+    return 1;
+}
+
+static int build_channel_affine_backward(struct call *c, int index)
+{
+    int64_t size[3];
+    int inverse = index % 2, last = index / 2 % 2;
+    enum role role = index / 4 % 2 ? PARAMETER : REAL, kept = index / 8 % 2 ? PARAMETER : REAL;
+    if (!channel_size(index / 16, size)) {
+        return 0;
+    }
+    enum fill fill = size[0] < 16 ? POSITIVE : NORMAL; /* as in gemm */
+    if (!last) {
+        place(c, 0, role, OUT, NORMAL, size[1], size[2]);
+    }
+    place(c, 1, PARAMETER, ADD, NORMAL, size[0]);
+    place(c, 2, PARAMETER, ADD, NORMAL, size[0]);
+    place(c, 3, role, IN, fill, size[1], size[2]);
+    place(c, 4, kept, IN, fill, size[1], size[2]);
+    place(c, 5, PARAMETER, IN, inverse ? POSITIVE : NORMAL, size[0]);
+    c->arguments.channel_affine_backward.channels = size[0];
+    c->arguments.channel_affine_backward.inverse = inverse;
+    call_label(c, "C %lld [%lld, %lld]%s%s%s%s", (long long)size[0], (long long)size[1], (long long)size[2],
+               inverse ? " inverse" : "", last ? " no dx" : "", role == REAL ? "" : " parameter",
+               kept == REAL ? "" : ", kept parameter");
     return 1;
 }
 
@@ -984,6 +1283,43 @@ static int build_kept_attention(struct call *c, int index)
         return 0;
     }
     ps_attention_call(c, size, KEPT, index % 5 > 0, index % 4 > 0);
+    return 1;
+}
+
+/* y and x dense, heads side by side in rows three times as long, or with rows at odd elements. */
+static void place_rope(struct call *c, int slot, enum mode mode, const int64_t *size, int layout)
+{
+    int64_t row = size[3] + 1, stride[4] = {size[1] * size[2] * row, size[2] * row, row, 1};
+    if (layout == 2) {
+        place_strided(c, slot, REAL, mode, NORMAL, 1, 4, size, stride);
+    } else {
+        place_heads(c, slot, REAL, mode, size, layout);
+    }
+}
+
+static int build_rope(struct call *c, int index)
+{
+    static const int64_t sizes[][4] = {{2, 3, 42, 8},  {3, 2, 5, 16},  {1, 1, 1, 2},    {7, 4, 13, 4},
+                                       {2, 1, 65, 64}, {2, 5, 63, 34}, {301, 16, 42, 8}}; /* S, h, N, e */
+    static const int layouts[][2] = {{0, 0}, {1, 1}, {0, 1}, {1, 0}, {2, 2}};
+    static const char *const names[] = {"dense", "by row", "at odd elements"};
+    int shape = index / (2 * LENGTH(layouts)), inverse = index % 2;
+    const int *layout = layouts[index / 2 % LENGTH(layouts)];
+    if (shape >= LENGTH(sizes)) {
+        return 0;
+    }
+    const int64_t *size = sizes[shape], N = size[2], e = size[3];
+    place_rope(c, 0, OUT, size, layout[0]);
+    place_rope(c, 1, IN, size, layout[1]);
+    place(c, 2, PARAMETER, IN, NORMAL, N, e);
+    for (int64_t i = 0; i < N * e; i += 2) {
+        double angle = (double)(i / e) * pow(10000, -(double)(i % e) / (double)e);
+        set_value(c, 2, i, (float)cos(angle));
+        set_value(c, 2, i + 1, (float)sin(angle));
+    }
+    c->arguments.rope.inverse = inverse;
+    call_label(c, "[%lld, %lld, %lld, %lld] %s from %s%s", (long long)size[0], (long long)size[1], (long long)N, (long long)e,
+               names[layout[0]], names[layout[1]], inverse ? " inverse" : "");
     return 1;
 }
 
@@ -1238,6 +1574,20 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_window_loss, build_window_loss, 1u << 7},
                                           {PS_OP_head_sums, build_head_sums, 0},
                                           {PS_OP_attention, build_kept_attention, 0},
-                                          {PS_OP_attention_backward, build_kept_attention_backward, 0}};
+                                          {PS_OP_attention_backward, build_kept_attention_backward, 0},
+                                          {PS_OP_batchnorm_statistics, build_batchnorm_statistics, 0},
+                                          {PS_OP_batchnorm, build_batchnorm, 0},
+                                          {PS_OP_batchnorm_backward, build_batchnorm_backward, 0},
+                                          {PS_OP_bias_residual_statistics, build_bias_residual_statistics, 0},
+                                          {PS_OP_rope, build_rope, 0},
+                                          {PS_OP_channel_affine, build_channel_affine, 0},
+                                          {PS_OP_channel_affine_backward, build_channel_affine_backward, 0},
+                                          {PS_OP_layernorm, build_rmsnorm, 0},
+                                          {PS_OP_layernorm_backward, build_rmsnorm_backward, 0},
+                                          {PS_OP_bias_activation, build_bias_other_activation, 0},
+                                          {PS_OP_activation_backward, build_other_activation_backward, 0},
+                                          {PS_OP_softmax_backward, build_softmax_backward_addend, 0},
+                                          {PS_OP_drop, build_drop_real, 0},
+                                          {PS_OP_gather_patches, build_gather_end, 1u << 0 | 1u << 3 | 1u << 4}};
 
 const int ps_operation_count = LENGTH(ps_operations);
