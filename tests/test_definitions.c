@@ -1,6 +1,7 @@
 /* The double reference, which all other tables are compared with, against the definitions of kernels.h: values computed here, and
  * slopes for what goes backward. */
 #include <check.h>
+#include <complex.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -80,6 +81,245 @@ START_TEST(test_layernorm_definition)
 }
 END_TEST
 
+/* x [R, D], gamma [D] */
+static double rmsnorm_scalar(const double *x)
+{
+    double y[R * D], rstd[R];
+    double *in = (double *)(uintptr_t)x;
+    CALL(layernorm, matrix(y, R, D), {0}, vector(rstd, R), matrix(in, R, D), vector(in + R * D, D), {0}, 1e-5);
+    return dot(y, upstream, R * D);
+}
+
+START_TEST(test_rmsnorm_definition)
+{
+    double x[R * D + D], direction[R * D + D], gradient[R * D + D] = {0}, y[R * D], rstd[R], addend[R * D], sums[R * D];
+    fill_normal(x, R * D + D, 20);
+    fill_normal(direction, R * D + D, 21);
+    fill_normal(upstream, R * D, 22);
+    fill_normal(addend, R * D, 23);
+    CALL(layernorm, matrix(y, R, D), {0}, vector(rstd, R), matrix(x, R, D), vector(x + R * D, D), {0}, 1e-5);
+    for (int i = 0; i < R * D; i++) {
+        double rms = sqrt(dot(x + i / D * D, x + i / D * D, D) / D + 1e-5);
+        expect_close(rstd[i / D], 1 / rms, 1e-13);
+        expect_close(y[i], x[i] / rms * x[R * D + i % D], 1e-13);
+    }
+    struct ps_tensor dgamma = vector(gradient + R * D, D), dy = matrix(upstream, R, D), in = matrix(x, R, D);
+    CALL(layernorm_backward, matrix(gradient, R, D), dgamma, {0}, dy, in, {0}, vector(rstd, R), vector(x + R * D, D), {0});
+    expect_close(dot(gradient, direction, R * D + D), slope(rmsnorm_scalar, x, direction, R * D + D), 1e-8);
+    CALL(layernorm_backward, matrix(sums, R, D), dgamma, {0}, dy, in, {0}, vector(rstd, R), vector(x + R * D, D),
+         matrix(addend, R, D));
+    for (int i = 0; i < R * D; i++) {
+        expect_close(sums[i], gradient[i] + addend[i], 1e-14);
+    }
+}
+END_TEST
+
+/* x [R, D], gamma [D], beta [D] */
+static double batchnorm_scalar(const double *x)
+{
+    double y[R * D], mean[D], var[D], running[2 * D] = {0};
+    double *in = (double *)(uintptr_t)x;
+    CALL(batchnorm_statistics, vector(mean, D), vector(var, D), vector(running, D), vector(running + D, D), matrix(in, R, D), 0.1);
+    CALL(batchnorm, matrix(y, R, D), matrix(in, R, D), vector(mean, D), vector(var, D), vector(in + R * D, D),
+         vector(in + R * D + D, D), 1e-5);
+    return dot(y, upstream, R * D);
+}
+
+START_TEST(test_batchnorm_definition)
+{
+    double x[R * D + 2 * D], direction[R * D + 2 * D], y[R * D], mean[D], var[D], running[2 * D], before[2 * D];
+    fill_normal(x, R * D + 2 * D, 24);
+    fill_normal(direction, R * D + 2 * D, 25);
+    fill_normal(upstream, R * D, 26);
+    fill_normal(running, 2 * D, 27);
+    memcpy(before, running, sizeof running);
+    struct ps_tensor in = matrix(x, R, D), gamma = vector(x + R * D, D), beta = vector(x + R * D + D, D);
+    CALL(batchnorm_statistics, vector(mean, D), vector(var, D), vector(running, D), vector(running + D, D), in, 0.1);
+    CALL(batchnorm, matrix(y, R, D), in, vector(mean, D), vector(var, D), gamma, beta, 1e-5);
+    for (int i = 0; i < D; i++) {
+        double sum = 0, squares = 0;
+        for (int r = 0; r < R; r++) {
+            sum += x[r * D + i] / R;
+            for (int other = 0; other < R; other++) { /* the variance is half the mean square of differences */
+                squares += pow(x[r * D + i] - x[other * D + i], 2) / (2 * R * R);
+            }
+        }
+        expect_close(mean[i], sum, 1e-14);
+        expect_close(var[i], squares, 1e-14);
+        expect_close(running[i], 0.9 * before[i] + 0.1 * sum, 1e-14);
+        expect_close(running[D + i], 0.9 * before[D + i] + 0.1 * squares * R / (R - 1), 1e-14);
+        for (int r = 0; r < R; r++) {
+            expect_close(y[r * D + i], (x[r * D + i] - sum) / sqrt(squares + 1e-5) * x[R * D + i] + x[R * D + D + i], 1e-13);
+        }
+    }
+    /* The gradient of y, whether it comes as one or as two; then with an addend. */
+    double part[R * D], rest[R * D], plain[R * D];
+    fill_normal(part, R * D, 28);
+    for (int i = 0; i < R * D; i++) {
+        rest[i] = upstream[i] - part[i];
+    }
+    for (int i = 0; i < 3; i++) {
+        double gradient[R * D + 2 * D] = {0};
+        CALL(batchnorm_backward, matrix(gradient, R, D), vector(gradient + R * D, D), vector(gradient + R * D + D, D),
+             matrix(i == 1 ? part : upstream, R, D), i == 1 ? matrix(rest, R, D) : (struct ps_tensor){0}, in, vector(mean, D),
+             vector(var, D), gamma, i == 2 ? matrix(part, R, D) : (struct ps_tensor){0}, 1e-5);
+        for (int j = 0; j < R * D; j++) {
+            plain[j] = i == 0 ? gradient[j] : plain[j];
+            expect_close(gradient[j], plain[j] + (i == 2 ? part[j] : 0), 1e-12);
+            gradient[j] = plain[j];
+        }
+        expect_close(dot(gradient, direction, R * D + 2 * D), slope(batchnorm_scalar, x, direction, R * D + 2 * D), 1e-8);
+    }
+}
+END_TEST
+
+/* The two that it is made of. */
+START_TEST(test_bias_residual_statistics_definition)
+{
+    double x[R * D + D], residual[R * D], y[2][R * D], mean[2][D], var[2][D], running[2][2 * D] = {{0}};
+    struct ps_step_state state = {.step = 5};
+    const struct ps_dropout dropout = ps_dropout_make(0.3, 9, 2, &state);
+    fill_normal(x, R * D + D, 29);
+    fill_normal(residual, R * D, 30);
+    CALL(bias_residual_statistics, matrix(y[0], R, D), vector(mean[0], D), vector(var[0], D), vector(running[0], D),
+         vector(running[0] + D, D), matrix(x, R, D), vector(x + R * D, D), matrix(residual, R, D), dropout, 0.1);
+    CALL(bias_residual_add, matrix(y[1], R, D), matrix(x, R, D), vector(x + R * D, D), matrix(residual, R, D), dropout);
+    CALL(batchnorm_statistics, vector(mean[1], D), vector(var[1], D), vector(running[1], D), vector(running[1] + D, D),
+         matrix(y[1], R, D), 0.1);
+    ck_assert_mem_eq(y[0], y[1], sizeof y[0]);
+    ck_assert_mem_eq(mean[0], mean[1], sizeof mean[0]);
+    ck_assert_mem_eq(var[0], var[1], sizeof var[0]);
+    ck_assert_mem_eq(running[0], running[1], sizeof running[0]);
+}
+END_TEST
+
+/* A column that is not finite leaves its running statistics as they were, and no others; the CPU's kernels too. One row is refused.
+ */
+START_TEST(test_running_statistics_finite)
+{
+    enum { ROWS = 300, COLUMNS = 20 };
+    static float x[ROWS * COLUMNS], mean[COLUMNS], var[COLUMNS], running_mean[COLUMNS], running_var[COLUMNS];
+    static const char *const backends[] = {"reference", "cpu"};
+    for (int b = 0; b < LENGTH(backends); b++) {
+        struct ps_device *device;
+        struct ps_kernels *k;
+        ck_assert_int_eq(ps_device_open("cpu", 1, &device), PS_OK);
+        ck_assert_int_eq(ps_kernels_open(backends[b], device, PS_FP32, NULL, &k), PS_OK);
+        for (int i = 0; i < ROWS * COLUMNS; i++) {
+            x[i] = (float)(i / COLUMNS % 2);
+        }
+        x[200 * COLUMNS + 3] = INFINITY;
+        x[17 * COLUMNS + 9] = NAN;
+        for (int i = 0; i < COLUMNS; i++) {
+            running_mean[i] = running_var[i] = 3;
+        }
+        struct ps_batchnorm_statistics a = {ps_tensor_1d(mean, PS_F32, COLUMNS),         ps_tensor_1d(var, PS_F32, COLUMNS),
+                                            ps_tensor_1d(running_mean, PS_F32, COLUMNS), ps_tensor_1d(running_var, PS_F32, COLUMNS),
+                                            ps_tensor_2d(x, PS_F32, ROWS, COLUMNS),      0.5};
+        ck_assert_int_eq(k->batchnorm_statistics(k, &a), PS_OK);
+        for (int i = 0; i < COLUMNS; i++) {
+            int finite = i != 3 && i != 9;
+            ck_assert_int_eq(isfinite(mean[i]) && isfinite(var[i]), finite);
+            ck_assert_float_eq_tol(running_mean[i], finite ? 1.75f : 3, 1e-6f);
+            ck_assert_float_eq_tol(running_var[i], finite ? 1.5f + 0.125f * ROWS / (ROWS - 1) : 3, 1e-6f);
+        }
+        a.x.size[0] = 1;
+        ck_assert_int_eq(k->batchnorm_statistics(k, &a), PS_UNSUPPORTED);
+        k->close(k);
+        device->close(device);
+    }
+}
+END_TEST
+
+/* x [S, h, N, e] as heads of rows; each pair of columns a complex number, turned. */
+START_TEST(test_rope_definition)
+{
+    enum { S = 2, H = 3, N = 4, E = 6, COUNT = S * H * N * E };
+    double rows[COUNT], turned[COUNT], back[COUNT], angles[N * E], other[COUNT], again[COUNT];
+    fill_normal(rows, COUNT, 31);
+    for (int i = 0; i < N * E / 2; i++) {
+        double angle = i / (E / 2) * pow(100, -2.0 * (i % (E / 2)) / E);
+        angles[2 * i] = cos(angle);
+        angles[2 * i + 1] = sin(angle);
+    }
+    struct ps_tensor x = {.data = rows, .type = PS_F64, .rank = 4, .size = {S, H, N, E}, .stride = {N * H * E, E, H * E, 1}};
+    struct ps_tensor y = ps_tensor_nd(turned, PS_F64, 4, x.size), z = x;
+    z.data = back;
+    CALL(rope, y, x, matrix(angles, N, E), 0);
+    for (int i = 0; i < COUNT / 2; i++) {
+        int pair = i % (E / 2), n = i / (E / 2) % N, h = i / (E / 2) / N % H, s = i / (E / 2) / N / H;
+        const double *from = rows + (s * N + n) * H * E + h * E + 2 * pair;
+        double _Complex product = (from[0] + I * from[1]) * cexp(I * (n * pow(100, -2.0 * pair / E)));
+        expect_close(turned[2 * i], creal(product), 1e-14);
+        expect_close(turned[2 * i + 1], cimag(product), 1e-14);
+    }
+    CALL(rope, z, y, matrix(angles, N, E), 1);
+    for (int i = 0; i < COUNT; i++) {
+        expect_close(back[i], rows[i], 1e-14);
+    }
+    /* Its gradient is its transpose: <u, turn(x)> = <turn'(u), x>. */
+    fill_normal(other, COUNT, 32);
+    z.data = again;
+    CALL(rope, z, ps_tensor_nd(other, PS_F64, 4, x.size), matrix(angles, N, E), 1);
+    expect_close(dot(other, turned, COUNT), dot(again, rows, COUNT), 1e-13);
+}
+END_TEST
+
+/* x [R, D], weight [C], bias [C]; R = 2 C sequences */
+enum { C = R / 2 };
+static int undone;
+static double offsets[C * D];
+
+static double channel_affine_scalar(const double *x)
+{
+    double y[R * D];
+    double *in = (double *)(uintptr_t)x;
+    CALL(channel_affine, matrix(y, R, D), matrix(in, R, D), matrix(offsets, C, D), vector(in + R * D, C), vector(in + R * D + C, C),
+         C, undone);
+    return dot(y, upstream, R * D);
+}
+
+START_TEST(test_channel_affine_definition)
+{
+    double x[R * D + 2 * C], direction[R * D + 2 * C], y[R * D], back[R * D], moved[R * D];
+    fill_normal(x, R * D + 2 * C, 33);
+    fill_normal(direction, R * D + 2 * C, 34);
+    fill_normal(upstream, R * D, 35);
+    fill_normal(offsets, C * D, 36);
+    const double *weight = x + R * D, *bias = weight + C;
+    struct ps_tensor in = matrix(x, R, D), w = vector(x + R * D, C), b = vector(x + R * D + C, C), none = {0};
+    struct ps_tensor own = matrix(offsets, C, D), shared = vector(offsets, D);
+    CALL(channel_affine, matrix(y, R, D), in, own, w, b, C, 0);
+    CALL(channel_affine, matrix(back, R, D), in, shared, w, b, C, 1);
+    for (int i = 0; i < R * D; i++) {
+        int c = i / D % C;
+        expect_close(y[i], (x[i] + offsets[c * D + i % D]) * weight[c] + bias[c], 1e-14);
+        expect_close(back[i], (x[i] + offsets[i % D] - bias[c]) / (weight[c] + 1e-10), 1e-14);
+        moved[i] = x[i] + offsets[c * D + i % D];
+    }
+    CALL(channel_affine, matrix(back, R, D), in, none, none, none, C, 1);
+    ck_assert_mem_eq(back, x, sizeof back);
+    CALL(channel_affine, matrix(back, R, D), in, own, none, none, C, 0);
+    ck_assert_mem_eq(back, moved, sizeof back);
+    for (undone = 0; undone < 2; undone++) {
+        double gradient[R * D + 2 * C] = {0}, sums[2 * C] = {1, 1, 1, 1};
+        CALL(channel_affine, matrix(y, R, D), in, own, w, b, C, undone);
+        struct ps_tensor kept = matrix(undone ? y : moved, R, D), dy = matrix(upstream, R, D);
+        CALL(channel_affine_backward, matrix(gradient, R, D), vector(gradient + R * D, C), vector(gradient + R * D + C, C), dy,
+             kept, w, C, undone);
+        expect_close(dot(gradient, direction, R * D + 2 * C), slope(channel_affine_scalar, x, direction, R * D + 2 * C), 1e-8);
+        CALL(channel_affine_backward, none, vector(sums, C), vector(sums + C, C), dy, kept, w, C, undone);
+        for (int i = 0; i < 2 * C; i++) {
+            expect_close(sums[i], 1 + gradient[R * D + i], 1e-13);
+        }
+    }
+    /* A weight of 0 is undone as 1e-10. */
+    double zeros[2 * C] = {0};
+    CALL(channel_affine, matrix(y, R, D), in, none, vector(zeros, C), vector(zeros + C, C), C, 1);
+    expect_close(y[0], x[0] * 1e10, 1e-14);
+}
+END_TEST
+
 /* x [R, D], bias [D]; dropout on, its mask fixed by the state. */
 static struct ps_step_state fixed_state = {.step = 5};
 
@@ -108,6 +348,78 @@ START_TEST(test_gelu_definition)
     CALL(bias_grad, vector(bias_gradient, D), {0}, matrix(dx, R, D), {0});
     expect_close(dot(dx, direction, R * D) + dot(bias_gradient, direction + R * D, D), slope(gelu_scalar, x, direction, R * D + D),
                  1e-8);
+}
+END_TEST
+
+static enum ps_activation activation;
+
+/* x [R, width], bias [width], of swiglu twice as wide as y */
+static double activation_scalar(const double *x)
+{
+    const int width = activation == PS_SWIGLU ? 2 * D : D;
+    double y[R * D];
+    double *in = (double *)(uintptr_t)x;
+    CALL(bias_activation, matrix(y, R, D), matrix(in, R, width), vector(in + R * width, width),
+         ps_dropout_make(0.3, 9, 2, &fixed_state), activation);
+    return dot(y, upstream, R * D);
+}
+
+/* The integral of exp(-t^2) from 0 to x, by Simpson's rule, times 2/sqrt(pi). */
+static double erf_integral(double x)
+{
+    enum { STEPS = 2000 };
+    double sum = 0;
+    for (int i = 0; i <= STEPS; i++) {
+        double t = x * i / STEPS;
+        sum += (i == 0 || i == STEPS ? 1 : i % 2 ? 4 : 2) * exp(-t * t);
+    }
+    return 2 / sqrt(M_PI) * sum * x / (3 * STEPS);
+}
+
+START_TEST(test_activation_definition)
+{
+    double x[R * 2 * D + 2 * D], direction[R * 2 * D + 2 * D], dx[R * 2 * D], y[R * D];
+    fill_normal(x, R * 2 * D + 2 * D, 37);
+    fill_normal(direction, R * 2 * D + 2 * D, 38);
+    fill_normal(upstream, R * D, 39);
+    for (activation = PS_GELU; activation <= PS_SWIGLU; activation++) {
+        const int width = activation == PS_SWIGLU ? 2 * D : D, first = width - D;
+        double *bias = x + R * width, bias_gradient[2 * D] = {0};
+        struct ps_tensor in = matrix(x, R, width);
+        CALL(bias_activation, matrix(y, R, D), in, vector(bias, width), {0}, activation);
+        for (int i = 0; i < R * D; i++) {
+            double t = x[i / D * width + first + i % D] + bias[first + i % D], g = x[i / D * width + i % D] + bias[i % D];
+            double right = activation == PS_GELU   ? t * (0.5 + 0.5 * erf_integral(t / sqrt(2)))
+                           : activation == PS_RELU ? fmax(t, 0)
+                                                   : t * g * (0.5 + 0.5 * tanh(g / 2));
+            expect_close(y[i], right, 1e-13);
+        }
+        CALL(activation_backward, matrix(dx, R, width), matrix(upstream, R, D), in, vector(bias, width),
+             ps_dropout_make(0.3, 9, 2, &fixed_state), activation);
+        CALL(bias_grad, vector(bias_gradient, width), {0}, matrix(dx, R, width), {0});
+        expect_close(dot(dx, direction, R * width) + dot(bias_gradient, direction + R * width, width),
+                     slope(activation_scalar, x, direction, R * width + width), 1e-8);
+    }
+}
+END_TEST
+
+START_TEST(test_unary_definition)
+{
+    double x[] = {-3, -0.5, -0.0, 0, 1e-9, 0.5, 2, NAN}, y[LENGTH(x)];
+    CALL(unary, vector(y, LENGTH(x)), vector(x, LENGTH(x)), PS_ERF);
+    for (int i = 0; i < LENGTH(x) - 1; i++) {
+        expect_close(y[i], erf_integral(x[i]), 1e-13);
+    }
+    ck_assert(isnan(y[LENGTH(x) - 1]));
+    CALL(unary, vector(y, LENGTH(x)), vector(x, LENGTH(x)), PS_MAX_0);
+    for (int i = 0; i < LENGTH(x) - 1; i++) {
+        ck_assert(y[i] == (i < 4 ? 0 : x[i]));
+    }
+    ck_assert(isnan(y[LENGTH(x) - 1]));
+    CALL(unary, vector(y, LENGTH(x)), vector(x, LENGTH(x)), PS_STEP);
+    for (int i = 0; i < LENGTH(x); i++) {
+        ck_assert(y[i] == (i >= 4 && i < LENGTH(x) - 1));
+    }
 }
 END_TEST
 
@@ -164,6 +476,11 @@ START_TEST(test_softmax_definition)
     }
     CALL(softmax_backward, matrix(dx, R, D), matrix(upstream, R, D), matrix(y, R, D), {0});
     expect_close(dot(dx, direction, R * D), slope(softmax_scalar, x, direction, R * D), 1e-8);
+    double sums[R * D];
+    CALL(softmax_backward, matrix(sums, R, D), matrix(upstream, R, D), matrix(y, R, D), matrix(direction, R, D));
+    for (int i = 0; i < R * D; i++) {
+        expect_close(sums[i], dx[i] + direction[i], 1e-14);
+    }
     /* No overflow: the maximum is subtracted. */
     double large[] = {1000, 1001}, share[2];
     CALL(softmax, matrix(share, 1, 2), matrix(large, 1, 2));
@@ -285,6 +602,19 @@ START_TEST(test_gather_definition)
     expect_close(means[1], 61, 1e-14);
     expect_close(stds[1], sqrt(200 + 1e-5), 1e-14);
     expect_close(patches[N * P], (41 - 61) / sqrt(200 + 1e-5), 1e-14);
+    /* Less the last value, over the same deviation. */
+    CALL(gather_patches, matrix(patches, C * N, P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 0, 1, 1,
+         1, 1e-5);
+    expect_close(means[1], 81, 1e-14);
+    expect_close(stds[1], sqrt(200 + 1e-5), 1e-14);
+    expect_close(patches[N * P], (41 - 81) / sqrt(200 + 1e-5), 1e-14);
+    /* Unpadded to the window's end: one patch fewer, from row 1 on. */
+    CALL(gather_patches, matrix(patches, C * (N - 1), P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 1,
+         0, 1, 0, 1e-5);
+    for (int i = 0; i < C * (N - 1) * P; i++) {
+        ck_assert(patches[i] == 10 * (5 + i % ((N - 1) * P)) + i / ((N - 1) * P));
+    }
+    ck_assert(means[0] == 0 && stds[0] == 1);
     struct ps_tensor ahead = {.data = series + L * C, .type = PS_F64, .rank = 3, .size = {T - L - 2, C, 3}, .stride = {C, 1, C}};
     CALL(gather_targets, matrix(y, C, 3), ahead, which, &state, 1);
     for (int i = 0; i < C * 3; i++) {
@@ -361,7 +691,15 @@ int main(void)
     TCase *definitions = tcase_create("definitions");
     tcase_add_checked_fixture(definitions, open_oracle, close_oracle);
     tcase_add_test(definitions, test_layernorm_definition);
+    tcase_add_test(definitions, test_rmsnorm_definition);
+    tcase_add_test(definitions, test_batchnorm_definition);
+    tcase_add_test(definitions, test_bias_residual_statistics_definition);
+    tcase_add_test(definitions, test_running_statistics_finite);
+    tcase_add_test(definitions, test_rope_definition);
+    tcase_add_test(definitions, test_channel_affine_definition);
     tcase_add_test(definitions, test_gelu_definition);
+    tcase_add_test(definitions, test_activation_definition);
+    tcase_add_test(definitions, test_unary_definition);
     tcase_add_test(definitions, test_softmax_definition);
     tcase_add_test(definitions, test_softmax_far);
     tcase_add_test(definitions, test_forecast_definition);
