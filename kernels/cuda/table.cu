@@ -47,9 +47,15 @@ enum ps_status ps_cuda_workspace(const struct ps_cuda_context *c, const char *op
 }
 
 /* One count, padded, and two for each group of blocks that wait for one another. */
+static size_t done_count(const struct ps_cuda_context *c)
+{
+    return 2 + 2 * (size_t)c->multiprocessors;
+}
+
+/* These, and one for each tile of columns. */
 static size_t done_bytes(const struct ps_cuda_context *c)
 {
-    return (2 + 2 * (size_t)c->multiprocessors) * sizeof *c->done;
+    return (done_count(c) + PS_COLUMN_TILES) * sizeof *c->done;
 }
 
 static void table_close(struct ps_kernels *k)
@@ -94,6 +100,7 @@ static enum ps_status open_context(struct ps_kernels *k)
     PS_TRY(k->device->allocate(k->device, workspace_bytes + beside_bytes, &c->workspace)); /* the end for what runs beside */
     c->workspace_bytes = workspace_bytes;
     PS_TRY(k->device->allocate(k->device, done_bytes(c), (void **)&c->done));
+    c->tiles_done = c->done + done_count(c);
     PS_TRY(ps_cuda_check(cudaStreamCreateWithFlags(&c->beside_stream, cudaStreamNonBlocking), "creating a stream"));
     PS_TRY(ps_cuda_check(cudaEventCreateWithFlags(&c->forked, cudaEventDisableTiming), "creating an event"));
     PS_TRY(ps_cuda_check(cudaEventCreateWithFlags(&c->ended, cudaEventDisableTiming), "creating an event"));
@@ -245,6 +252,10 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->head_merge = ps_cuda_head_merge;
         k->bias_residual_add = ps_cuda_bias_residual_add;
         k->bias_activation = ps_cuda_bias_activation;
+        k->batchnorm_statistics = ps_cuda_batchnorm_statistics;
+        k->batchnorm = ps_cuda_batchnorm;
+        k->bias_residual_statistics = ps_cuda_bias_residual_statistics;
+        k->batchnorm_backward = ps_cuda_batchnorm_backward;
         k->layernorm_backward = ps_cuda_layernorm_backward;
         k->activation_backward = ps_cuda_activation_backward;
         k->softmax_backward = ps_cuda_softmax_backward;

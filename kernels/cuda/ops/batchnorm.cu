@@ -1,0 +1,410 @@
+/* BatchNorm over rows (Ioffe and Szegedy 2015): batchnorm_statistics, bias_residual_statistics, batchnorm.
+ *
+ * Why: the columns are few (16 to 1024) and the rows many (up to 900,000), so a block takes up to 128 columns and a share of the
+ * rows, and a thread keeps its columns' sums in registers: of differences from its first value, merged by Chan's formula (Chan,
+ * Golub and LeVeque 1983), so that a mean far from 0 takes no bits from the variance. The last block of a tile of columns to finish
+ * merges the shares in double, in a fixed order: no kernel is launched for that. batchnorm walks a share from its end, which the
+ * second-level cache still holds.
+ *
+ * Memory bounds all. Bytes, in float and half of them in bf16: batchnorm_statistics (mean, var =, the running ones moved) 4 R d,
+ * flops 4 R d; bias_residual_statistics (y = besides) 12 R d, flops 7 R d; batchnorm (y =) 8 R d, flops 4 R d. Besides, 8 d for
+ * each block's partial row (L2). */
+#include "kernels/cuda/ops/columns.cuh"
+#include "kernels/cuda/tile/dropout.cuh"
+
+static __device__ __forceinline__ float rounded(float x, const float *)
+{
+    return x;
+}
+
+static __device__ __forceinline__ float rounded(float x, const ps_bf16 *)
+{
+    return __bfloat162float(__float2bfloat16_rn(x));
+}
+
+/* ---- statistics ---- */
+
+struct statistics {
+    float *mean, *var, *running_mean, *running_var, *partials;
+    unsigned *tickets;
+    double momentum;
+};
+
+/* Rows below `length` that are `ty` modulo `height`, a power of two. */
+static __device__ __forceinline__ float rows_of(int length, int ty, int height)
+{
+    return length > ty ? (float)((length - ty + height - 1) / height) : 0.0f;
+}
+
+/* The block's means and M2 (sums of squared differences from the mean), from its threads', to its partial row. */
+template <int VEC>
+static __device__ __forceinline__ void merge_block(float *partials, const float (&mean)[VEC], const float (&squares)[VEC],
+                                                   const place<VEC> &at, const struct sharing &s, float *shared)
+{
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        shared[j * block + threadIdx.x] = mean[j];
+        shared[(VEC + j) * block + threadIdx.x] = squares[j];
+    }
+    __syncthreads();
+    for (int half = at.height / 2; half > 0; half /= 2) {
+        if (at.ty < half && at.ty + half < at.length) {
+            const float mine = rows_of(at.length, at.ty, 2 * half), other = rows_of(at.length, at.ty + half, 2 * half);
+            const float part = other / (mine + other);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                float *const to = shared + j * block + threadIdx.x, *const from = to + (half << s.tx_bits);
+                const float difference = *from - *to;
+                *to += difference * part;
+                to[VEC * block] += from[VEC * block] + difference * difference * mine * part;
+            }
+        }
+        __syncthreads();
+    }
+    if (at.ty == 0 && at.inside) {
+        float out[VEC];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                out[j] = shared[(i * VEC + j) * block + threadIdx.x];
+            }
+            ps_store<VEC>(partials + (at.share * 2 + i) * s.d + at.column, out);
+        }
+    }
+}
+
+/* By the last block of a tile: mean and var of its columns; the running ones move unless one is not finite. */
+template <int VEC>
+static __device__ __forceinline__ void finish_statistics(const struct statistics &m, const struct sharing &s, int tile,
+                                                         double *shared)
+{
+    constexpr int fv = final_vec<VEC>;
+    const int bits = s.tx_bits + final_bits<VEC>, tx = threadIdx.x & ((1 << bits) - 1), ty = threadIdx.x >> bits;
+    const int column = ((tile << bits) + tx) * fv;
+    double first[fv], second[fv];
+    float origin[fv];
+    add_shares<fv, true>(first, second, origin, m.partials, s, column, ty, bits, shared);
+    if (ty > 0 || column >= s.d) {
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < fv; j++) {
+        const double n = (double)s.rows, away = first[j] / n, mean = origin[j] + away;
+        double var = second[j] / n - away * away;
+        var = var < 0.0 ? 0.0 : var; /* what is not a number stays that */
+        const int i = column + j;
+        m.mean[i] = (float)mean;
+        m.var[i] = (float)var;
+        if (isfinite((float)mean) && isfinite((float)var)) {
+            m.running_mean[i] += (float)(m.momentum * (mean - m.running_mean[i]));
+            m.running_var[i] += (float)(m.momentum * (var * (n / (n - 1.0)) - m.running_var[i]));
+        }
+    }
+}
+
+/* What bias_residual_statistics adds; of batchnorm_statistics x alone is there. y may be x or residual. */
+template <typename T> struct added {
+    T *y;
+    const T *x, *residual;
+    const float *bias;
+};
+
+/* Dropout of `flight` rows of VEC elements from row on, which the thread holds. All lanes of a warp take part; with VEC 4 d is a
+ * multiple of 8 and tx_bits > 0. */
+template <int VEC, int FLIGHT>
+static __device__ __forceinline__ void drop_rows(float (&v)[FLIGHT][VEC], const place<VEC> &at, int row, int64_t d, uint64_t step,
+                                                 const struct ps_dropout &dropout)
+{
+    const uint64_t element = (uint64_t)(at.at + row * d), height = (uint64_t)(at.height * d);
+    if constexpr (VEC == 4) {
+        static_assert(FLIGHT % 2 == 0, "rows are drawn in pairs");
+#pragma unroll
+        for (int r = 0; r < FLIGHT; r += 2) {
+            uint32_t first_words[2], second_words[2];
+            ps_draw_pair(dropout, step, (element + r * height) / 8, (element + (r + 1) * height) / 8, first_words, second_words);
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                v[r][j] = ps_dropped(dropout, ps_pair_draw(first_words, j), v[r][j]);
+                v[r + 1][j] = ps_dropped(dropout, ps_pair_draw(second_words, j), v[r + 1][j]);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int r = 0; r < FLIGHT; r++) {
+            if constexpr (VEC == 1) {
+                v[r][0] = ps_dropped(dropout, ps_draw(dropout, step, element + r * height), v[r][0]);
+            } else {
+                const struct ps_block draws = ps_philox(dropout.seed, (uint32_t)((element + r * height) / 8), dropout.site, step);
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    v[r][j] = ps_dropped(dropout, ps_draw16(&draws, j), v[r][j]);
+                }
+            }
+        }
+    }
+}
+
+template <typename T, int VEC, bool ADD, bool DROP>
+static __global__ void __launch_bounds__(block, resident)
+    column_moments(const struct statistics m, const struct added<T> a, const struct sharing s, const struct ps_dropout dropout)
+{
+    ps_grid_begin();
+    constexpr int flight = (VEC == 8 ? 2 : 4) / (ADD && VEC > 1 ? 2 : 1); /* rows whose loads are under way at once */
+    __shared__ double shared[2 * final_vec<VEC> * block];
+    const place<VEC> at(s);
+    const uint64_t step = DROP ? dropout.state->step : 0;
+    float origin[VEC], sum[VEC], squares[VEC], bias[VEC];
+    zero(origin);
+    zero(sum);
+    zero(squares);
+    if constexpr (ADD) {
+        load_columns(bias, a.bias, at.column, at.inside);
+    }
+    /* The bound is the block's, so that lanes stay together to draw. */
+    for (int base = 0; base < at.length; base += flight * at.height) {
+        float v[flight][VEC], residual[ADD ? flight : 1][VEC];
+#pragma unroll
+        for (int r = 0; r < flight; r++) {
+            const int row = base + at.ty + r * at.height;
+            zero(v[r]);
+            if (at.live(row)) {
+                ps_load<VEC>(v[r], a.x + at.at + (int64_t)row * s.d);
+            }
+            if constexpr (ADD) {
+                zero(residual[r]);
+                if (at.live(row)) {
+                    ps_load<VEC>(residual[r], a.residual + at.at + (int64_t)row * s.d);
+                }
+            }
+        }
+        if constexpr (ADD) {
+#pragma unroll
+            for (int r = 0; r < flight; r++) {
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    v[r][j] += bias[j];
+                }
+            }
+            if constexpr (DROP) {
+                drop_rows<VEC, flight>(v, at, base + at.ty, s.d, step, dropout);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < flight; r++) {
+            const int row = base + at.ty + r * at.height;
+            if (!at.live(row)) {
+                continue;
+            }
+            if constexpr (ADD) {
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    v[r][j] = rounded(residual[r][j] + v[r][j], a.y);
+                }
+                ps_store<VEC>(a.y + at.at + (int64_t)row * s.d, v[r]);
+            }
+#pragma unroll
+            for (int j = 0; j < VEC; j++) {
+                origin[j] = r == 0 && base == 0 ? v[r][j] : origin[j];
+                const float difference = v[r][j] - origin[j];
+                sum[j] += difference;
+                squares[j] += difference * difference;
+            }
+        }
+    }
+    const float n = rows_of(at.length, at.ty, at.height);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        const float away = n > 0.0f ? sum[j] / n : 0.0f, left = squares[j] - sum[j] * away;
+        origin[j] += away;
+        squares[j] = left < 0.0f ? 0.0f : left;
+    }
+    merge_block<VEC>(m.partials, origin, squares, at, s, (float *)shared);
+    if (last_of_tile(m.tickets, at.tile, s.shares)) {
+        finish_statistics<VEC>(m, s, at.tile, shared);
+    }
+}
+
+/* ---- normalisation ---- */
+
+template <typename T> struct normalisation {
+    T *y; /* may be x */
+    const T *x;
+    const float *mean, *var, *gamma, *beta;
+    float epsilon;
+};
+
+template <typename T, int VEC>
+static __global__ void __launch_bounds__(block, resident) normalise_columns(const struct normalisation<T> a, const struct sharing s)
+{
+    ps_grid_begin();
+    constexpr int flight = VEC == 8 ? 2 : 4;
+    const place<VEC> at(s);
+    float mean[VEC], scale[VEC], gamma[VEC], beta[VEC];
+    load_columns(mean, a.mean, at.column, at.inside);
+    load_columns(scale, a.var, at.column, at.inside);
+    load_columns(gamma, a.gamma, at.column, at.inside);
+    load_columns(beta, a.beta, at.column, at.inside);
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        scale[j] = gamma[j] * rsqrtf(scale[j] + a.epsilon);
+    }
+    const int step = flight * at.height;
+    for (int base = (at.length - 1) / step * step; base >= 0; base -= step) {
+        float v[flight][VEC];
+#pragma unroll
+        for (int r = 0; r < flight; r++) {
+            const int row = base + at.ty + r * at.height;
+            if (at.live(row)) {
+                ps_load<VEC>(v[r], a.x + at.at + (int64_t)row * s.d);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < flight; r++) {
+            const int row = base + at.ty + r * at.height;
+            if (at.live(row)) {
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    v[r][j] = (v[r][j] - mean[j]) * scale[j] + beta[j];
+                }
+                ps_store<VEC>(a.y + at.at + (int64_t)row * s.d, v[r]);
+            }
+        }
+    }
+}
+
+/* ---- the operations ---- */
+
+/* A tensor that a kernel reads or writes by 16 bytes. */
+static bool vector_rows(int64_t d, int vec, const struct ps_tensor *const *t, int count)
+{
+    bool vector = d % vec == 0;
+    for (int i = 0; i < count; i++) {
+        vector = vector && ps_cuda_aligned(t[i]);
+    }
+    return vector;
+}
+
+template <typename T, int VEC, bool ADD>
+static enum ps_status launch_moments(const struct ps_cuda_context *c, const char *op, struct statistics m, const struct added<T> &a,
+                                     int64_t rows, int64_t d, const struct ps_dropout &dropout)
+{
+    struct sharing s;
+    PS_TRY(sharing_make(c, op, rows, d, VEC, &s));
+    m.partials = (float *)c->workspace;
+    m.tickets = c->tiles_done;
+    if constexpr (ADD) {
+        if (dropout.threshold != 0) {
+            ps_cuda_launch(c, column_moments<T, VEC, true, true>, sharing_blocks(s), block, 0, m, a, s, dropout);
+            PS_CUDA_LAUNCHED(op);
+        }
+    }
+    ps_cuda_launch(c, column_moments<T, VEC, ADD, false>, sharing_blocks(s), block, 0, m, a, s, dropout);
+    PS_CUDA_LAUNCHED(op);
+}
+
+/* Checks what both have: the statistics, and x's rows. */
+static enum ps_status statistics_make(const char *op, const struct ps_tensor *mean, const struct ps_tensor *var,
+                                      const struct ps_tensor *running_mean, const struct ps_tensor *running_var,
+                                      const struct ps_tensor *x, enum ps_type real, double momentum, struct statistics *m,
+                                      int64_t *rows, int64_t *d)
+{
+    *d = ps_cuda_width(mean);
+    *rows = *d > 0 ? ps_tensor_count(x) / *d : 0;
+    PS_TRY(ps_cuda_expect(op, "x", x, real, *rows * *d));
+    PS_TRY(ps_cuda_expect(op, "mean", mean, PS_F32, *d));
+    PS_TRY(ps_cuda_expect(op, "var", var, PS_F32, *d));
+    PS_TRY(ps_cuda_expect(op, "running_mean", running_mean, PS_F32, *d));
+    PS_TRY(ps_cuda_expect(op, "running_var", running_var, PS_F32, *d));
+    if (*rows < 2) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld row has no variance, 2 are needed", op, (long long)*rows);
+    }
+    *m = {(float *)mean->data, (float *)var->data, (float *)running_mean->data, (float *)running_var->data, NULL, NULL, momentum};
+    return PS_OK;
+}
+
+template <typename T>
+static enum ps_status batchnorm_statistics(const struct ps_kernels *k, const struct ps_batchnorm_statistics *a)
+{
+    const char *op = "batchnorm_statistics";
+    struct statistics m;
+    int64_t rows, d;
+    PS_TRY(statistics_make(op, &a->mean, &a->var, &a->running_mean, &a->running_var, &a->x, ps_type_of<T>, a->momentum, &m, &rows,
+                           &d));
+    const struct added<T> source = {
+        NULL, (const T *)a->x.data, NULL, NULL
+    };
+    const struct ps_dropout none = {};
+    const struct ps_tensor *const t[] = {&a->x};
+    return vector_rows(d, ps_vector<T>, t, 1) ? launch_moments<T, ps_vector<T>, false>(ps_cuda(k), op, m, source, rows, d, none)
+                                              : launch_moments<T, 1, false>(ps_cuda(k), op, m, source, rows, d, none);
+}
+
+extern "C" enum ps_status ps_cuda_batchnorm_statistics(const struct ps_kernels *k, const struct ps_batchnorm_statistics *a)
+{
+    return PS_BY_REAL(k, batchnorm_statistics, k, a);
+}
+
+template <typename T>
+static enum ps_status bias_residual_statistics(const struct ps_kernels *k, const struct ps_bias_residual_statistics *a)
+{
+    const char *op = "bias_residual_statistics";
+    struct statistics m;
+    int64_t rows, d;
+    PS_TRY(statistics_make(op, &a->mean, &a->var, &a->running_mean, &a->running_var, &a->x, ps_type_of<T>, a->momentum, &m, &rows,
+                           &d));
+    PS_TRY(ps_cuda_expect(op, "y", &a->y, ps_type_of<T>, rows * d));
+    PS_TRY(ps_cuda_expect(op, "residual", &a->residual, ps_type_of<T>, rows * d));
+    PS_TRY(ps_cuda_expect(op, "bias", &a->bias, PS_F32, d));
+    const bool drop = a->dropout.threshold != 0;
+    if (drop && !a->dropout.state) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): dropout needs the step's state", op);
+    }
+    const struct added<T> source = {
+        (T *)a->y.data, (const T *)a->x.data, (const T *)a->residual.data, (const float *)a->bias.data
+    };
+    const struct ps_tensor *const t[] = {&a->y, &a->x, &a->residual};
+    return vector_rows(d, drop ? 8 : ps_vector<T>, t, 3)
+               ? launch_moments<T, ps_vector<T>, true>(ps_cuda(k), op, m, source, rows, d, a->dropout)
+               : launch_moments<T, 1, true>(ps_cuda(k), op, m, source, rows, d, a->dropout);
+}
+
+extern "C" enum ps_status ps_cuda_bias_residual_statistics(const struct ps_kernels *k, const struct ps_bias_residual_statistics *a)
+{
+    return PS_BY_REAL(k, bias_residual_statistics, k, a);
+}
+
+template <typename T> static enum ps_status batchnorm(const struct ps_kernels *k, const struct ps_batchnorm *a)
+{
+    const char *op = "batchnorm";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const int64_t d = ps_cuda_width(&a->gamma), rows = d > 0 ? ps_tensor_count(&a->x) / d : 0;
+    PS_TRY(ps_cuda_expect(op, "x", &a->x, ps_type_of<T>, rows * d));
+    PS_TRY(ps_cuda_expect(op, "y", &a->y, ps_type_of<T>, rows * d));
+    PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, d));
+    PS_TRY(ps_cuda_expect(op, "var", &a->var, PS_F32, d));
+    PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
+    PS_TRY(ps_cuda_expect(op, "beta", &a->beta, PS_F32, d));
+    if (rows == 0) {
+        return PS_OK;
+    }
+    const struct normalisation<T> n = {
+        (T *)a->y.data, (const T *)a->x.data, (const float *)a->mean.data, (const float *)a->var.data, (const float *)a->gamma.data,
+            (const float *)a->beta.data, (float)a->epsilon
+    };
+    const struct ps_tensor *const t[] = {&a->y, &a->x};
+    const bool vector = vector_rows(d, ps_vector<T>, t, 2);
+    struct sharing s;
+    PS_TRY(sharing_make(c, op, rows, d, vector ? ps_vector<T> : 1, &s));
+    if (vector) {
+        ps_cuda_launch(c, normalise_columns<T, ps_vector<T>>, sharing_blocks(s), block, 0, n, s);
+    } else {
+        ps_cuda_launch(c, normalise_columns<T, 1>, sharing_blocks(s), block, 0, n, s);
+    }
+    PS_CUDA_LAUNCHED(op);
+}
+
+extern "C" enum ps_status ps_cuda_batchnorm(const struct ps_kernels *k, const struct ps_batchnorm *a)
+{
+    return PS_BY_REAL(k, batchnorm, k, a);
+}
