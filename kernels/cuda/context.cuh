@@ -72,6 +72,10 @@ struct ps_cuda_columns {
 };
 enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_columns *jobs, int count);
 
+/* bias_activation and activation_backward of swiglu: ops/swiglu.cu */
+enum ps_status ps_cuda_swiglu(const struct ps_kernels *k, const struct ps_bias_activation *a);
+enum ps_status ps_cuda_swiglu_backward(const struct ps_kernels *k, const struct ps_activation_backward *a);
+
 /* The entries of the table. */
 #define PS_X(name, kind, tensors, flops) \
     extern "C" enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments);

@@ -1,5 +1,5 @@
-/* Elementwise operations with a bias and dropout: bias_add, bias_residual_add, bias_activation, activation_backward,
- * bias_position_add, drop.
+/* Elementwise operations with a bias and dropout: bias_add, bias_residual_add, bias_activation, activation_backward
+ * (but for swiglu: ops/swiglu.cu), bias_position_add, drop.
  *
  * Why: between two products each is one pass over [R, n], so the bias, the activation, the residual and the mask share it. A warp
  * takes 256 consecutive elements and 32 Philox blocks, and a lane draws one of them: no bit is drawn twice. In float a lane holds
@@ -69,57 +69,69 @@ template <typename T> struct bias_residual_add_map {
     }
 };
 
-template <typename T> struct bias_gelu_map {
-    typedef T element;
-    T *y;
-    const T *x;
-    const float *bias;
-    uint32_t n;
-    template <int V> struct inputs {
-        float x[V], bias[V];
-    };
-    template <int V> __device__ __forceinline__ void load(inputs<V> &in, uint64_t i) const
-    {
-        ps_load<V>(in.x, x + i);
-        ps_load<V>(in.bias, bias + ps_modulo(i, n));
-    }
-    template <int V> __device__ __forceinline__ float value(const inputs<V> &in, int j) const
-    {
-        const float t = in.x[j] + in.bias[j];
+/* An activation of one input, and its derivative. */
+template <enum ps_activation ACTIVATION> static __device__ __forceinline__ float activated(float t)
+{
+    if constexpr (ACTIVATION == PS_GELU) {
+        return 0.5f * t * (1.0f + erff(t * 0.70710678118654752f));
+    } else if constexpr (ACTIVATION == PS_RELU) {
+        return t > 0.0f || t != t ? t : 0.0f;
+    } else {
         return t * ps_gelu_sigmoid(t);
     }
-    template <int V> __device__ __forceinline__ float finish(const inputs<V> &, int, float dropped) const
-    {
-        return dropped;
+}
+
+template <enum ps_activation ACTIVATION> static __device__ __forceinline__ float activation_slope(float t)
+{
+    if constexpr (ACTIVATION == PS_GELU) {
+        return 0.5f * (1.0f + erff(t * 0.70710678118654752f)) + t * 0.39894228040143268f * __expf(-0.5f * t * t);
+    } else if constexpr (ACTIVATION == PS_RELU) {
+        return t > 0.0f ? 1.0f : 0.0f;
+    } else {
+        return ps_gelu_slope(t, ps_gelu_sigmoid(t));
     }
-};
+}
+
+template <typename T, enum ps_activation ACTIVATION>
+struct bias_activation_map {
+    typedef T element; T * y; const T * x; const float * bias; uint32_t n; template <int V> struct inputs{float x[V], bias[V];};
+template <int V> __device__ __forceinline__ void load(inputs<V> &in, uint64_t i) const
+{
+    ps_load<V>(in.x, x + i);
+    ps_load<V>(in.bias, bias + ps_modulo(i, n));
+}
+template <int V> __device__ __forceinline__ float value(const inputs<V> &in, int j) const
+{
+    return activated<ACTIVATION>(in.x[j] + in.bias[j]);
+}
+template <int V> __device__ __forceinline__ float finish(const inputs<V> &, int, float dropped) const
+{
+    return dropped;
+}
+}
+;
 
 /* Dropout's mask multiplies dy and so the product too. */
-template <typename T> struct gelu_backward_map {
-    typedef T element;
-    T *y;
-    const T *dy, *x;
-    const float *bias;
-    uint32_t n;
-    template <int V> struct inputs {
-        float dy[V], x[V], bias[V];
-    };
-    template <int V> __device__ __forceinline__ void load(inputs<V> &in, uint64_t i) const
-    {
-        ps_load<V>(in.dy, dy + i);
-        ps_load<V>(in.x, x + i);
-        ps_load<V>(in.bias, bias + ps_modulo(i, n));
-    }
-    template <int V> __device__ __forceinline__ float value(const inputs<V> &in, int j) const
-    {
-        const float t = in.x[j] + in.bias[j];
-        return in.dy[j] * ps_gelu_slope(t, ps_gelu_sigmoid(t));
-    }
-    template <int V> __device__ __forceinline__ float finish(const inputs<V> &, int, float dropped) const
-    {
-        return dropped;
-    }
-};
+template <typename T, enum ps_activation ACTIVATION>
+struct activation_backward_map {
+    typedef T element; T * y; const T * dy, *x; const float * bias; uint32_t n;
+    template <int V> struct inputs{float dy[V], x[V], bias[V];};
+template <int V> __device__ __forceinline__ void load(inputs<V> &in, uint64_t i) const
+{
+    ps_load<V>(in.dy, dy + i);
+    ps_load<V>(in.x, x + i);
+    ps_load<V>(in.bias, bias + ps_modulo(i, n));
+}
+template <int V> __device__ __forceinline__ float value(const inputs<V> &in, int j) const
+{
+    return in.dy[j] * activation_slope<ACTIVATION>(in.x[j] + in.bias[j]);
+}
+template <int V> __device__ __forceinline__ float finish(const inputs<V> &, int, float dropped) const
+{
+    return dropped;
+}
+}
+;
 
 /* positions = N d: position [N, d] repeats every so many elements. */
 template <typename T> struct bias_position_add_map {
@@ -353,24 +365,47 @@ extern "C" enum ps_status ps_cuda_bias_residual_add(const struct ps_kernels *k, 
     return PS_BY_REAL(k, bias_residual_add, k, a);
 }
 
+template <typename T, enum ps_activation ACTIVATION>
+static enum ps_status launch_activation(const struct ps_kernels *k, const char *op, const struct ps_bias_activation *a, int64_t n)
+{
+    const bias_activation_map<T, ACTIVATION> map = {(T *)a->y.data, (const T *)a->x.data, (const float *)a->bias.data, (uint32_t)n};
+    return launch(ps_cuda(k), op, map, a->dropout, ps_tensor_count(&a->x),
+                  n % ps_vector<T> == 0 && ps_cuda_aligned(&a->y) && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->bias));
+}
+
 template <typename T> static enum ps_status bias_activation(const struct ps_kernels *k, const struct ps_bias_activation *a)
 {
     const char *op = "bias_activation";
-    const int64_t count = ps_tensor_count(&a->x);
     int64_t n;
     PS_TRY(bias_width(op, &a->x, ps_type_of<T>, &a->bias, &n));
-    PS_TRY(ps_cuda_expect(op, "y", &a->y, ps_type_of<T>, count));
-    const bias_gelu_map<T> map = {(T *)a->y.data, (const T *)a->x.data, (const float *)a->bias.data, (uint32_t)n};
-    return launch(ps_cuda(k), op, map, a->dropout, count,
-                  n % ps_vector<T> == 0 && ps_cuda_aligned(&a->y) && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->bias));
+    PS_TRY(ps_cuda_expect(op, "y", &a->y, ps_type_of<T>, ps_tensor_count(&a->x)));
+    switch (a->activation) {
+    case PS_GELU_TANH:
+        return launch_activation<T, PS_GELU_TANH>(k, op, a, n);
+    case PS_GELU:
+        return launch_activation<T, PS_GELU>(k, op, a, n);
+    case PS_RELU:
+        return launch_activation<T, PS_RELU>(k, op, a, n);
+    case PS_SWIGLU:
+        break;
+    }
+    return ps_fail(PS_UNSUPPORTED, "%s (cuda): no such activation, %d", op, (int)a->activation);
 }
 
 extern "C" enum ps_status ps_cuda_bias_activation(const struct ps_kernels *k, const struct ps_bias_activation *a)
 {
-    if (a->activation != PS_GELU_TANH) {
-        return ps_fail(PS_UNSUPPORTED, "bias_activation (cuda): gelu_tanh only");
-    }
-    return PS_BY_REAL(k, bias_activation, k, a);
+    return a->activation == PS_SWIGLU ? ps_cuda_swiglu(k, a) : PS_BY_REAL(k, bias_activation, k, a);
+}
+
+template <typename T, enum ps_activation ACTIVATION>
+static enum ps_status launch_activation_backward(const struct ps_kernels *k, const char *op, const struct ps_activation_backward *a,
+                                                 int64_t n)
+{
+    const activation_backward_map<T, ACTIVATION> map = {(T *)a->dx.data, (const T *)a->dy.data, (const T *)a->x.data,
+                                                        (const float *)a->bias.data, (uint32_t)n};
+    return launch(ps_cuda(k), op, map, a->dropout, ps_tensor_count(&a->x),
+                  n % ps_vector<T> == 0 && ps_cuda_aligned(&a->dx) && ps_cuda_aligned(&a->dy) && ps_cuda_aligned(&a->x) &&
+                      ps_cuda_aligned(&a->bias));
 }
 
 template <typename T> static enum ps_status activation_backward(const struct ps_kernels *k, const struct ps_activation_backward *a)
@@ -381,19 +416,22 @@ template <typename T> static enum ps_status activation_backward(const struct ps_
     PS_TRY(bias_width(op, &a->x, ps_type_of<T>, &a->bias, &n));
     PS_TRY(ps_cuda_expect(op, "dx", &a->dx, ps_type_of<T>, count));
     PS_TRY(ps_cuda_expect(op, "dy", &a->dy, ps_type_of<T>, count));
-    const gelu_backward_map<T> map = {(T *)a->dx.data, (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->bias.data,
-                                      (uint32_t)n};
-    return launch(ps_cuda(k), op, map, a->dropout, count,
-                  n % ps_vector<T> == 0 && ps_cuda_aligned(&a->dx) && ps_cuda_aligned(&a->dy) && ps_cuda_aligned(&a->x) &&
-                      ps_cuda_aligned(&a->bias));
+    switch (a->activation) {
+    case PS_GELU_TANH:
+        return launch_activation_backward<T, PS_GELU_TANH>(k, op, a, n);
+    case PS_GELU:
+        return launch_activation_backward<T, PS_GELU>(k, op, a, n);
+    case PS_RELU:
+        return launch_activation_backward<T, PS_RELU>(k, op, a, n);
+    case PS_SWIGLU:
+        break;
+    }
+    return ps_fail(PS_UNSUPPORTED, "%s (cuda): no such activation, %d", op, (int)a->activation);
 }
 
 extern "C" enum ps_status ps_cuda_activation_backward(const struct ps_kernels *k, const struct ps_activation_backward *a)
 {
-    if (a->activation != PS_GELU_TANH) {
-        return ps_fail(PS_UNSUPPORTED, "activation_backward (cuda): gelu_tanh only");
-    }
-    return PS_BY_REAL(k, activation_backward, k, a);
+    return a->activation == PS_SWIGLU ? ps_cuda_swiglu_backward(k, a) : PS_BY_REAL(k, activation_backward, k, a);
 }
 
 template <typename T> static enum ps_status bias_position_add(const struct ps_kernels *k, const struct ps_bias_position_add *a)
@@ -421,11 +459,17 @@ extern "C" enum ps_status ps_cuda_bias_position_add(const struct ps_kernels *k, 
     return PS_BY_ANY_REAL(k, bias_position_add, k, a);
 }
 
-extern "C" enum ps_status ps_cuda_drop(const struct ps_kernels *k, const struct ps_drop *a)
+template <typename T> static enum ps_status drop(const struct ps_kernels *k, const struct ps_drop *a)
 {
     const int64_t count = ps_tensor_count(&a->x);
-    PS_TRY(ps_cuda_expect("drop", "x", &a->x, PS_F32, count));
-    PS_TRY(ps_cuda_expect("drop", "y", &a->y, PS_F32, count));
-    const drop_map<float> map = {(float *)a->y.data, (const float *)a->x.data};
-    return launch(ps_cuda(k), "drop", map, a->dropout, count, count % 4 == 0 && ps_cuda_aligned(&a->y) && ps_cuda_aligned(&a->x));
+    PS_TRY(ps_cuda_expect("drop", "x", &a->x, ps_type_of<T>, count));
+    PS_TRY(ps_cuda_expect("drop", "y", &a->y, ps_type_of<T>, count));
+    const drop_map<T> map = {(T *)a->y.data, (const T *)a->x.data};
+    return launch(ps_cuda(k), "drop", map, a->dropout, count,
+                  count % ps_vector<T> == 0 && ps_cuda_aligned(&a->y) && ps_cuda_aligned(&a->x));
+}
+
+extern "C" enum ps_status ps_cuda_drop(const struct ps_kernels *k, const struct ps_drop *a)
+{
+    return a->x.type == PS_BF16 && k->real == PS_BF16 ? drop<ps_bf16>(k, a) : drop<float>(k, a);
 }
