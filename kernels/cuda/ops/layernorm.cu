@@ -1,4 +1,4 @@
-/* LayerNorm (Ba et al. 2016), forward and backward.
+/* LayerNorm (Ba et al. 2016) and RMSNorm (Zhang and Sennrich 2019), forward and backward.
  *
  * Why: the rows are short (16 to 1024) and many, so a row is held in the registers of 4 to 32 neighbouring lanes, read once, and
  * its two statistics are sums over those lanes. The variance is that of the differences from the mean, never E[x^2] - E[x]^2.
@@ -13,7 +13,7 @@
 static const int block = 256;
 
 /* A row in LANES lanes: lane l holds VEC elements at (item * LANES + l) * VEC. */
-template <typename T, int LANES, int VEC, int ITEMS>
+template <typename T, int LANES, int VEC, int ITEMS, bool CENTRED>
 static __global__ void __launch_bounds__(block)
     layernorm_rows(T *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const T *__restrict__ x,
                    const float *__restrict__ gamma, const float *__restrict__ beta, int64_t rows, int d, float epsilon)
@@ -35,11 +35,14 @@ static __global__ void __launch_bounds__(block)
             ps_load<VEC>(v + i * VEC, x + row * d + column);
         }
     }
+    float mu = 0.0f;
+    if constexpr (CENTRED) {
 #pragma unroll
-    for (int i = 0; i < ITEMS * VEC; i++) {
-        sum += v[i];
+        for (int i = 0; i < ITEMS * VEC; i++) {
+            sum += v[i];
+        }
+        mu = ps_group_sum<LANES>(sum) / (float)d;
     }
-    const float mu = ps_group_sum<LANES>(sum) / (float)d;
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
@@ -56,7 +59,9 @@ static __global__ void __launch_bounds__(block)
         return;
     }
     if (lane == 0) {
-        mean[row] = mu;
+        if constexpr (CENTRED) {
+            mean[row] = mu;
+        }
         rstd[row] = rs;
     }
 #pragma unroll
@@ -65,10 +70,12 @@ static __global__ void __launch_bounds__(block)
         if (column < d) {
             float g[VEC], b[VEC], out[VEC];
             ps_load<VEC>(g, gamma + column);
-            ps_load<VEC>(b, beta + column);
+            if constexpr (CENTRED) {
+                ps_load<VEC>(b, beta + column);
+            }
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
-                out[j] = (v[i * VEC + j] - mu) * rs * g[j] + b[j];
+                out[j] = CENTRED ? (v[i * VEC + j] - mu) * rs * g[j] + b[j] : v[i * VEC + j] * rs * g[j];
             }
             ps_store<VEC>(y + row * d + column, out);
         }
@@ -76,7 +83,7 @@ static __global__ void __launch_bounds__(block)
 }
 
 /* Any d: a block a row, which it reads three times (twice from the caches). */
-template <typename T>
+template <typename T, bool CENTRED>
 static __global__ void __launch_bounds__(block)
     layernorm_long_rows(T *__restrict__ y, float *__restrict__ mean, float *__restrict__ rstd, const T *__restrict__ x,
                         const float *__restrict__ gamma, const float *__restrict__ beta, int d, float epsilon)
@@ -86,43 +93,48 @@ static __global__ void __launch_bounds__(block)
     const int64_t row = blockIdx.x;
     const T *in = x + row * d;
     float sum = 0.0f, squares = 0.0f;
-    for (int i = threadIdx.x; i < d; i += block) {
-        sum += ps_float(in[i]);
+    float mu = 0.0f;
+    if constexpr (CENTRED) {
+        for (int i = threadIdx.x; i < d; i += block) {
+            sum += ps_float(in[i]);
+        }
+        mu = ps_block_sum<block>(sum, shared) / (float)d;
     }
-    const float mu = ps_block_sum<block>(sum, shared) / (float)d;
     for (int i = threadIdx.x; i < d; i += block) {
         const float difference = ps_float(in[i]) - mu;
         squares += difference * difference;
     }
     const float rs = rsqrtf(ps_block_sum<block>(squares, shared) / (float)d + epsilon);
     if (threadIdx.x == 0) {
-        mean[row] = mu;
+        if constexpr (CENTRED) {
+            mean[row] = mu;
+        }
         rstd[row] = rs;
     }
     for (int i = threadIdx.x; i < d; i += block) {
-        ps_put(y + row * d + i, (ps_float(in[i]) - mu) * rs * gamma[i] + beta[i]);
+        ps_put(y + row * d + i, (ps_float(in[i]) - mu) * rs * gamma[i] + (CENTRED ? beta[i] : 0.0f));
     }
 }
 
-template <typename T, int LANES, int VEC, int ITEMS>
+template <typename T, bool CENTRED, int LANES, int VEC, int ITEMS>
 static void launch_rows(const struct ps_cuda_context *c, const struct ps_layernorm *a, int64_t rows, int d)
 {
-    ps_cuda_launch(c, layernorm_rows<T, LANES, VEC, ITEMS>, ps_cuda_blocks(rows, block / LANES), block, 0, (T *)a->y.data,
+    ps_cuda_launch(c, layernorm_rows<T, LANES, VEC, ITEMS, CENTRED>, ps_cuda_blocks(rows, block / LANES), block, 0, (T *)a->y.data,
                    (float *)a->mean.data, (float *)a->rstd.data, (const T *)a->x.data, (const float *)a->gamma.data,
                    (const float *)a->beta.data, rows, d, (float)a->epsilon);
 }
 
-template <typename T> static enum ps_status layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
+template <typename T, bool CENTRED> static enum ps_status layernorm_of(const struct ps_kernels *k, const struct ps_layernorm *a)
 {
     const char *op = "layernorm";
     const struct ps_cuda_context *c = ps_cuda(k);
     const int64_t d = ps_cuda_width(&a->gamma), count = ps_tensor_count(&a->x), rows = d > 0 ? count / d : 0;
     PS_TRY(ps_cuda_expect(op, "x", &a->x, ps_type_of<T>, rows * d));
     PS_TRY(ps_cuda_expect(op, "y", &a->y, ps_type_of<T>, rows * d));
-    PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows));
+    PS_TRY(CENTRED ? ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows) : PS_OK);
     PS_TRY(ps_cuda_expect(op, "rstd", &a->rstd, PS_F32, rows));
     PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
-    PS_TRY(ps_cuda_expect(op, "beta", &a->beta, PS_F32, d));
+    PS_TRY(CENTRED ? ps_cuda_expect(op, "beta", &a->beta, PS_F32, d) : PS_OK);
     if (rows == 0) {
         return PS_OK;
     }
@@ -130,49 +142,54 @@ template <typename T> static enum ps_status layernorm(const struct ps_kernels *k
                         ps_cuda_aligned(&a->beta);
     const int n = (int)d;
     if (d > 1024) {
-        ps_cuda_launch(c, layernorm_long_rows<T>, (unsigned)rows, block, 0, (T *)a->y.data, (float *)a->mean.data,
+        ps_cuda_launch(c, layernorm_long_rows<T, CENTRED>, (unsigned)rows, block, 0, (T *)a->y.data, (float *)a->mean.data,
                        (float *)a->rstd.data, (const T *)a->x.data, (const float *)a->gamma.data, (const float *)a->beta.data, n,
                        (float)a->epsilon);
     } else if (!vector) {
         if (d <= 32) {
-            launch_rows<T, 8, 1, 4>(c, a, rows, n);
+            launch_rows<T, CENTRED, 8, 1, 4>(c, a, rows, n);
         } else if (d <= 128) {
-            launch_rows<T, 32, 1, 4>(c, a, rows, n);
+            launch_rows<T, CENTRED, 32, 1, 4>(c, a, rows, n);
         } else {
-            launch_rows<T, 32, 1, 32>(c, a, rows, n);
+            launch_rows<T, CENTRED, 32, 1, 32>(c, a, rows, n);
         }
     } else if constexpr (ps_vector<T> == 8) {
         if (d <= 16) {
-            launch_rows<T, 2, 8, 1>(c, a, rows, n);
+            launch_rows<T, CENTRED, 2, 8, 1>(c, a, rows, n);
         } else if (d <= 32) {
-            launch_rows<T, 4, 8, 1>(c, a, rows, n);
+            launch_rows<T, CENTRED, 4, 8, 1>(c, a, rows, n);
         } else if (d <= 64) {
-            launch_rows<T, 8, 8, 1>(c, a, rows, n);
+            launch_rows<T, CENTRED, 8, 8, 1>(c, a, rows, n);
         } else if (d <= 128) {
-            launch_rows<T, 8, 8, 2>(c, a, rows, n);
+            launch_rows<T, CENTRED, 8, 8, 2>(c, a, rows, n);
         } else if (d <= 256) {
-            launch_rows<T, 16, 8, 2>(c, a, rows, n);
+            launch_rows<T, CENTRED, 16, 8, 2>(c, a, rows, n);
         } else if (d <= 512) {
-            launch_rows<T, 32, 8, 2>(c, a, rows, n);
+            launch_rows<T, CENTRED, 32, 8, 2>(c, a, rows, n);
         } else {
-            launch_rows<T, 32, 8, 4>(c, a, rows, n);
+            launch_rows<T, CENTRED, 32, 8, 4>(c, a, rows, n);
         }
     } else if (d <= 16) {
-        launch_rows<T, 4, 4, 1>(c, a, rows, n);
+        launch_rows<T, CENTRED, 4, 4, 1>(c, a, rows, n);
     } else if (d <= 32) {
-        launch_rows<T, 8, 4, 1>(c, a, rows, n);
+        launch_rows<T, CENTRED, 8, 4, 1>(c, a, rows, n);
     } else if (d <= 64) {
-        launch_rows<T, 8, 4, 2>(c, a, rows, n);
+        launch_rows<T, CENTRED, 8, 4, 2>(c, a, rows, n);
     } else if (d <= 128) {
-        launch_rows<T, 8, 4, 4>(c, a, rows, n);
+        launch_rows<T, CENTRED, 8, 4, 4>(c, a, rows, n);
     } else if (d <= 256) {
-        launch_rows<T, 16, 4, 4>(c, a, rows, n);
+        launch_rows<T, CENTRED, 16, 4, 4>(c, a, rows, n);
     } else if (d <= 512) {
-        launch_rows<T, 32, 4, 4>(c, a, rows, n);
+        launch_rows<T, CENTRED, 32, 4, 4>(c, a, rows, n);
     } else {
-        launch_rows<T, 32, 4, 8>(c, a, rows, n);
+        launch_rows<T, CENTRED, 32, 4, 8>(c, a, rows, n);
     }
     PS_CUDA_LAUNCHED(op);
+}
+
+template <typename T> static enum ps_status layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
+{
+    return a->mean.data || a->beta.data ? layernorm_of<T, true>(k, a) : layernorm_of<T, false>(k, a);
 }
 
 extern "C" enum ps_status ps_cuda_layernorm(const struct ps_kernels *k, const struct ps_layernorm *a)
@@ -210,8 +227,9 @@ static __device__ __forceinline__ void sum_groups(float *out, float (&v)[ITEMS *
     __syncthreads();
 }
 
-/* partials [gridDim.x, 2 d]: a block's dgamma, then its dbeta. dx may be dy or addend, which may be NULL. */
-template <typename T, int LANES, int VEC, int ITEMS>
+/* partials [gridDim.x, 2 d]: a block's dgamma, then its dbeta; of RMSNorm [gridDim.x, d]. dx may be dy or addend, which may be
+ * NULL. */
+template <typename T, int LANES, int VEC, int ITEMS, bool CENTRED>
 static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
     layernorm_backward_rows(T *dx, float *__restrict__ partials, const T *dy, const T *__restrict__ x,
                             const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
@@ -250,7 +268,7 @@ static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
                 ps_load<VEC>(xhat + i * VEC, x + row * d + column);
             }
         }
-        const float mu = live ? mean[row] : 0.0f, rs = live ? rstd[row] : 0.0f;
+        const float mu = CENTRED && live ? mean[row] : 0.0f, rs = live ? rstd[row] : 0.0f;
         float sum = 0.0f, product = 0.0f;
 #pragma unroll
         for (int i = 0; i < width; i++) {
@@ -261,7 +279,7 @@ static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
             sum += up[i];
             product += up[i] * xhat[i];
         }
-        sum = ps_group_sum<LANES>(sum) / (float)d;
+        sum = CENTRED ? ps_group_sum<LANES>(sum) / (float)d : 0.0f;
         product = ps_group_sum<LANES>(product) / (float)d;
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
@@ -279,13 +297,15 @@ static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
             }
         }
     }
-    float *out = partials + (int64_t)blockIdx.x * 2 * d;
+    float *out = partials + (int64_t)blockIdx.x * (CENTRED ? 2 : 1) * d;
     sum_groups<LANES, VEC, ITEMS>(out, sum_gamma, shared, d);
-    sum_groups<LANES, VEC, ITEMS>(out + d, sum_beta, shared, d);
+    if constexpr (CENTRED) {
+        sum_groups<LANES, VEC, ITEMS>(out + d, sum_beta, shared, d);
+    }
 }
 
 /* Any d: a block a row at a time; its sums grow in its own partial row, a column always by the same thread. */
-template <typename T>
+template <typename T, bool CENTRED>
 static __global__ void __launch_bounds__(block)
     layernorm_backward_long_rows(T *dx, float *__restrict__ partials, const T *dy, const T *__restrict__ x,
                                  const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
@@ -293,21 +313,23 @@ static __global__ void __launch_bounds__(block)
 {
     ps_grid_begin();
     __shared__ float shared[block / 32];
-    float *out = partials + (int64_t)blockIdx.x * 2 * d;
+    float *out = partials + (int64_t)blockIdx.x * (CENTRED ? 2 : 1) * d;
     for (int i = threadIdx.x; i < d; i += block) {
-        out[i] = out[d + i] = 0.0f;
+        out[i] = out[CENTRED ? d + i : i] = 0.0f;
     }
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
-        const float mu = mean[row], rs = rstd[row];
+        const float mu = CENTRED ? mean[row] : 0.0f, rs = rstd[row];
         float sum = 0.0f, product = 0.0f;
         for (int i = threadIdx.x; i < d; i += block) {
             const float up = ps_float(dy[row * d + i]), xhat = (ps_float(x[row * d + i]) - mu) * rs;
             out[i] += up * xhat;
-            out[d + i] += up;
+            if constexpr (CENTRED) {
+                out[d + i] += up;
+            }
             sum += up * gamma[i];
             product += up * gamma[i] * xhat;
         }
-        sum = ps_block_sum<block>(sum, shared) / (float)d;
+        sum = CENTRED ? ps_block_sum<block>(sum, shared) / (float)d : 0.0f;
         product = ps_block_sum<block>(product, shared) / (float)d;
         for (int i = threadIdx.x; i < d; i += block) {
             const float xhat = (ps_float(x[row * d + i]) - mu) * rs;
@@ -318,19 +340,20 @@ static __global__ void __launch_bounds__(block)
 }
 
 /* Returns the number of blocks: as many as the device holds at once, fewer when there are fewer rows. */
-template <typename T, int LANES, int VEC, int ITEMS>
+template <typename T, bool CENTRED, int LANES, int VEC, int ITEMS>
 static unsigned launch_backward(const struct ps_cuda_context *c, const struct ps_layernorm_backward *a, int64_t rows, int d)
 {
     const unsigned most = (unsigned)(c->multiprocessors * resident(VEC * ITEMS));
     unsigned blocks = ps_cuda_blocks(rows, block / LANES);
     blocks = blocks < most ? blocks : most;
-    ps_cuda_launch(c, layernorm_backward_rows<T, LANES, VEC, ITEMS>, blocks, block, 0, (T *)a->dx.data, (float *)c->workspace,
-                   (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data, (const float *)a->rstd.data,
-                   (const float *)a->gamma.data, (const T *)a->addend.data, rows, d);
+    ps_cuda_launch(c, layernorm_backward_rows<T, LANES, VEC, ITEMS, CENTRED>, blocks, block, 0, (T *)a->dx.data,
+                   (float *)c->workspace, (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
+                   (const float *)a->rstd.data, (const float *)a->gamma.data, (const T *)a->addend.data, rows, d);
     return blocks;
 }
 
-template <typename T> static enum ps_status layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
+template <typename T, bool CENTRED>
+static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
 {
     const char *op = "layernorm_backward";
     const struct ps_cuda_context *c = ps_cuda(k);
@@ -338,11 +361,11 @@ template <typename T> static enum ps_status layernorm_backward(const struct ps_k
     PS_TRY(ps_cuda_expect(op, "x", &a->x, ps_type_of<T>, rows * d));
     PS_TRY(ps_cuda_expect(op, "dx", &a->dx, ps_type_of<T>, rows * d));
     PS_TRY(ps_cuda_expect(op, "dy", &a->dy, ps_type_of<T>, rows * d));
-    PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows));
+    PS_TRY(CENTRED ? ps_cuda_expect(op, "mean", &a->mean, PS_F32, rows) : PS_OK);
     PS_TRY(ps_cuda_expect(op, "rstd", &a->rstd, PS_F32, rows));
     PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
     PS_TRY(ps_cuda_expect(op, "dgamma", &a->dgamma, PS_F32, d));
-    PS_TRY(ps_cuda_expect(op, "dbeta", &a->dbeta, PS_F32, d));
+    PS_TRY(CENTRED ? ps_cuda_expect(op, "dbeta", &a->dbeta, PS_F32, d) : PS_OK);
     PS_TRY(a->addend.data ? ps_cuda_expect(op, "addend", &a->addend, ps_type_of<T>, rows * d) : PS_OK);
     if (rows == 0) {
         return PS_OK;
@@ -354,52 +377,57 @@ template <typename T> static enum ps_status layernorm_backward(const struct ps_k
     unsigned blocks;
     if (d > 1024) {
         blocks = rows < c->multiprocessors ? (unsigned)rows : (unsigned)c->multiprocessors;
-        ps_cuda_launch(c, layernorm_backward_long_rows<T>, blocks, block, 0, (T *)a->dx.data, (float *)c->workspace,
+        ps_cuda_launch(c, layernorm_backward_long_rows<T, CENTRED>, blocks, block, 0, (T *)a->dx.data, (float *)c->workspace,
                        (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data, (const float *)a->rstd.data,
                        (const float *)a->gamma.data, (const T *)a->addend.data, rows, n);
     } else if (!vector) {
         if (d <= 32) {
-            blocks = launch_backward<T, 8, 1, 4>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 8, 1, 4>(c, a, rows, n);
         } else if (d <= 128) {
-            blocks = launch_backward<T, 32, 1, 4>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 32, 1, 4>(c, a, rows, n);
         } else {
-            blocks = launch_backward<T, 32, 1, 32>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 32, 1, 32>(c, a, rows, n);
         }
     } else if constexpr (ps_vector<T> == 8) {
         if (d <= 16) {
-            blocks = launch_backward<T, 2, 8, 1>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 2, 8, 1>(c, a, rows, n);
         } else if (d <= 32) {
-            blocks = launch_backward<T, 4, 8, 1>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 4, 8, 1>(c, a, rows, n);
         } else if (d <= 64) {
-            blocks = launch_backward<T, 8, 8, 1>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 8, 8, 1>(c, a, rows, n);
         } else if (d <= 128) {
-            blocks = launch_backward<T, 16, 8, 1>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 16, 8, 1>(c, a, rows, n);
         } else if (d <= 256) {
-            blocks = launch_backward<T, 32, 8, 1>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 32, 8, 1>(c, a, rows, n);
         } else if (d <= 512) {
-            blocks = launch_backward<T, 32, 8, 2>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 32, 8, 2>(c, a, rows, n);
         } else {
-            blocks = launch_backward<T, 32, 8, 4>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 32, 8, 4>(c, a, rows, n);
         }
     } else if (d <= 16) {
-        blocks = launch_backward<T, 4, 4, 1>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 4, 4, 1>(c, a, rows, n);
     } else if (d <= 32) {
-        blocks = launch_backward<T, 8, 4, 1>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 8, 4, 1>(c, a, rows, n);
     } else if (d <= 64) {
-        blocks = launch_backward<T, 16, 4, 1>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 16, 4, 1>(c, a, rows, n);
     } else if (d <= 128) {
-        blocks = launch_backward<T, 16, 4, 2>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 16, 4, 2>(c, a, rows, n);
     } else if (d <= 256) {
-        blocks = launch_backward<T, 32, 4, 2>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 32, 4, 2>(c, a, rows, n);
     } else if (d <= 512) {
-        blocks = launch_backward<T, 32, 4, 4>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 32, 4, 4>(c, a, rows, n);
     } else {
-        blocks = launch_backward<T, 32, 4, 8>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 32, 4, 8>(c, a, rows, n);
     }
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-    const struct ps_cuda_columns job = {
-        (float *)a->dgamma.data, (float *)a->dbeta.data, d, (const float *)c->workspace, blocks, 2 * d};
+    const struct ps_cuda_columns job = {(float *)a->dgamma.data, (float *)a->dbeta.data, d, (const float *)c->workspace, blocks,
+                                        (CENTRED ? 2 : 1) * d};
     return ps_cuda_add_columns(c, op, &job, 1);
+}
+
+template <typename T> static enum ps_status layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
+{
+    return a->mean.data || a->dbeta.data ? backward_of<T, true>(k, a) : backward_of<T, false>(k, a);
 }
 
 extern "C" enum ps_status ps_cuda_layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)
