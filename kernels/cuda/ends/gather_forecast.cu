@@ -22,7 +22,7 @@ static const int channels_at_once = 8;
 
 struct patching {
     int channels, length, patch, stride, patches, tile /* channels a block */, tiles, pitch;
-    int revin;
+    int first, revin, subtract_last;
     float epsilon;
     struct ps_divisor by_patch, by_tile, by_length;
 };
@@ -79,6 +79,7 @@ static __global__ void __launch_bounds__(block)
                 squares += difference * difference;
             }
             deviation = sqrtf(ps_group_sum<32>(squares) / (float)p.length + p.epsilon);
+            mu = p.subtract_last ? value(p.length - 1) : mu;
         }
         if (lane == 0) {
             mean[sequence] = mu;
@@ -88,7 +89,7 @@ static __global__ void __launch_bounds__(block)
         const int total = p.patches * p.patch;
         T *to = patches + sequence * total;
         for (int i = lane; i < total; i += 32) {
-            const int n = (int)ps_divide(i, p.by_patch), at = n * p.stride + (i - n * p.patch);
+            const int n = (int)ps_divide(i, p.by_patch), at = p.first + n * p.stride + (i - n * p.patch);
             ps_put(to + i, (value(at < p.length ? at : p.length - 1) - mu) * scale); /* beyond the end the last value repeats */
         }
     }
@@ -106,6 +107,10 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
                        (long long)patch, (long long)a->stride, (long long)channels, (long long)length);
     }
     const int64_t patches = (length - patch) / a->stride + 1 + (a->pad_end ? 1 : 0), sequences = a->batch * channels;
+    if (a->first < 0 || a->first + (patches - 1) * a->stride + patch > length + (a->pad_end ? a->stride : 0)) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld patches from row %lld do not fit windows of %lld", op, (long long)patches,
+                       (long long)a->first, (long long)length);
+    }
     PS_TRY(ps_cuda_expect(op, "patches", &a->patches, ps_type_of<T>, sequences * patches * patch));
     PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, sequences));
     PS_TRY(ps_cuda_expect(op, "std", &a->std, PS_F32, sequences));
@@ -129,7 +134,9 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
                                (int)tile,
                                (int)((channels + tile - 1) / tile),
                                (int)pitch,
+                               (int)a->first,
                                a->revin,
+                               a->subtract_last,
                                (float)a->epsilon,
                                ps_divisor_make(patch),
                                ps_divisor_make(tile),
@@ -148,9 +155,6 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
 
 extern "C" enum ps_status ps_cuda_gather_patches(const struct ps_kernels *k, const struct ps_gather_patches *a)
 {
-    if (a->first || a->subtract_last) {
-        return ps_fail(PS_UNSUPPORTED, "gather_patches (cuda): first and subtract_last are not there");
-    }
     return PS_BY_ANY_REAL(k, gather_patches, k, a);
 }
 

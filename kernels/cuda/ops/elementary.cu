@@ -148,6 +148,12 @@ struct unary_function {
             return x * x;
         case PS_RSQRT:
             return rsqrtf(x);
+        case PS_ERF:
+            return erff(x);
+        case PS_MAX_0:
+            return x > 0.0f || x != x ? x : 0.0f;
+        case PS_STEP:
+            return x > 0.0f ? 1.0f : 0.0f;
         case PS_RECIPROCAL:
             break;
         }
@@ -305,7 +311,7 @@ extern "C" enum ps_status ps_cuda_affine(const struct ps_kernels *k, const struc
 extern "C" enum ps_status ps_cuda_unary(const struct ps_kernels *k, const struct ps_unary *a)
 {
     const struct ps_tensor *const t[2] = {&a->y, &a->x};
-    if (a->function > PS_RECIPROCAL) {
+    if (a->function > PS_STEP) {
         return ps_fail(PS_UNSUPPORTED, "unary (cuda): no such function");
     }
     return apply<float, float>(k, "unary", t, unary_function{a->function});

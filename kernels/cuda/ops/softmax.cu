@@ -5,9 +5,9 @@
  * 16-byte asynchronous copies (all in flight at once), works on rows held by 1 to 16 lanes each, and writes the tile back by 16
  * bytes. Longer rows (n > 128) are coalesced by themselves: a warp holds one in registers up to 1024, a block walks it beyond.
  *
- * Forward: y =. Bytes: 8 rows n. Flops: 5 rows n. Backward: dx =. Bytes: 12 rows n. Flops: 4 rows n. Half the bytes in bf16, whose
- * tiles stay bf16 in shared memory; arithmetic is fp32. Both in place if asked: a tile, row or element is read by those who write
- * it, before. */
+ * Forward: y =. Bytes: 8 rows n. Flops: 5 rows n. Backward: dx =. Bytes: 12 rows n, 16 with an addend. Flops: 4 rows n. Half in
+ * bf16, whose tiles stay bf16 in shared memory; arithmetic is fp32. Both in place if asked: a tile, row or element is read by those
+ * who write it, before. */
 #include <cuda_pipeline.h>
 
 #include "kernels/cuda/launch.cuh"
@@ -84,8 +84,9 @@ static __device__ __forceinline__ void softmax_backward_row(float (&v)[ITEMS], c
 }
 
 /* Rows of n <= LANES * ITEMS; a warp takes TILE rows. Forward: in is x, y is unused; backward: in is dy. */
-template <typename T, int LANES, int ITEMS, int TILE, bool BACKWARD, bool ALIGNED>
-static __global__ void __launch_bounds__(warps * 32) softmax_tiles(T *out, const T *in, const T *y, int64_t rows, int n)
+template <typename T, int LANES, int ITEMS, int TILE, bool BACKWARD, bool ALIGNED, bool ADD>
+static __global__ void __launch_bounds__(warps * 32)
+    softmax_tiles(T *out, const T *in, const T *y, int64_t rows, int n, const T *addend)
 {
     ps_grid_begin();
     static_assert(TILE % ps_vector<T> == 0 && TILE % (32 / LANES) == 0, "whole vectors, whole passes");
@@ -124,6 +125,13 @@ static __global__ void __launch_bounds__(warps * 32) softmax_tiles(T *out, const
                 w[i] = row < live && column < n ? ps_float(weights[row * n + column]) : 0.0f;
             }
             softmax_backward_row<LANES>(v, w);
+            if constexpr (ADD) {
+#pragma unroll
+                for (int i = 0; i < ITEMS; i++) {
+                    const int column = i * LANES + sub;
+                    v[i] += row < live && column < n ? ps_float(addend[(first + row) * n + column]) : 0.0f;
+                }
+            }
         } else {
             softmax_row<LANES>(v);
         }
@@ -140,8 +148,9 @@ static __global__ void __launch_bounds__(warps * 32) softmax_tiles(T *out, const
 }
 
 /* A warp a row of n <= 32 * ITEMS. */
-template <typename T, int ITEMS, bool BACKWARD>
-static __global__ void __launch_bounds__(warps * 32) softmax_rows(T *out, const T *in, const T *y, int64_t rows, int n)
+template <typename T, int ITEMS, bool BACKWARD, bool ADD>
+static __global__ void __launch_bounds__(warps * 32)
+    softmax_rows(T *out, const T *in, const T *y, int64_t rows, int n, const T *addend)
 {
     ps_grid_begin();
     const int lane = threadIdx.x % 32;
@@ -167,14 +176,17 @@ static __global__ void __launch_bounds__(warps * 32) softmax_rows(T *out, const 
     for (int i = 0; i < ITEMS; i++) {
         const int column = i * 32 + lane;
         if (column < n) {
+            if constexpr (ADD) {
+                v[i] += ps_float(addend[row * n + column]);
+            }
             ps_put(out + row * n + column, v[i]);
         }
     }
 }
 
 /* A block a row of any length; a thread reads and writes its own elements only. */
-template <typename T, bool BACKWARD>
-static __global__ void __launch_bounds__(256) softmax_long_rows(T *out, const T *in, const T *y, int n)
+template <typename T, bool BACKWARD, bool ADD>
+static __global__ void __launch_bounds__(256) softmax_long_rows(T *out, const T *in, const T *y, int n, const T *addend)
 {
     ps_grid_begin();
     __shared__ float shared[8];
@@ -186,7 +198,11 @@ static __global__ void __launch_bounds__(256) softmax_long_rows(T *out, const T 
         }
         sum = ps_block_sum<256>(sum, shared);
         for (int i = threadIdx.x; i < n; i += 256) {
-            ps_put(out + begin + i, ps_float(y[begin + i]) * (ps_float(in[begin + i]) - sum));
+            if constexpr (ADD) {
+                ps_put(out + begin + i, ps_float(y[begin + i]) * (ps_float(in[begin + i]) - sum) + ps_float(addend[begin + i]));
+            } else {
+                ps_put(out + begin + i, ps_float(y[begin + i]) * (ps_float(in[begin + i]) - sum));
+            }
         }
     } else {
         float max = -INFINITY, sum = 0.0f;
@@ -204,27 +220,32 @@ static __global__ void __launch_bounds__(256) softmax_long_rows(T *out, const T 
     }
 }
 
-template <int LANES, int ITEMS, int TILE, bool BACKWARD, typename T>
-static void launch_tiles(const struct ps_cuda_context *c, T *out, const T *in, const T *y, int64_t rows, int n, bool aligned)
+template <int LANES, int ITEMS, int TILE, bool BACKWARD, bool ADD, typename T>
+static void launch_tiles(const struct ps_cuda_context *c, T *out, const T *in, const T *y, int64_t rows, int n, const T *addend,
+                         bool aligned)
 {
     const unsigned blocks = ps_cuda_blocks(rows, warps * TILE);
     const size_t bytes = (size_t)warps * (BACKWARD ? 2 : 1) * TILE * (size_t)n * sizeof(T); /* at most 48 KiB */
     static_assert(warps * 2 * TILE * LANES * ITEMS * sizeof(float) <= 48 * 1024, "fits without asking for more");
     if (aligned) {
-        ps_cuda_launch(c, softmax_tiles<T, LANES, ITEMS, TILE, BACKWARD, true>, blocks, warps * 32, bytes, out, in, y, rows, n);
+        ps_cuda_launch(c, softmax_tiles<T, LANES, ITEMS, TILE, BACKWARD, true, ADD>, blocks, warps * 32, bytes, out, in, y, rows, n,
+                       addend);
     } else {
-        ps_cuda_launch(c, softmax_tiles<T, LANES, ITEMS, TILE, BACKWARD, false>, blocks, warps * 32, bytes, out, in, y, rows, n);
+        ps_cuda_launch(c, softmax_tiles<T, LANES, ITEMS, TILE, BACKWARD, false, ADD>, blocks, warps * 32, bytes, out, in, y, rows,
+                       n, addend);
     }
 }
 
-template <typename T, bool BACKWARD>
+/* addend: NULL without ADD. */
+template <typename T, bool BACKWARD, bool ADD>
 static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_tensor *out,
-                             const struct ps_tensor *in, const struct ps_tensor *weights)
+                             const struct ps_tensor *in, const struct ps_tensor *weights, const struct ps_tensor *addend)
 {
     const int64_t n = ps_cuda_width(in), count = ps_tensor_count(in);
     PS_TRY(ps_cuda_expect(op, BACKWARD ? "dy" : "x", in, ps_type_of<T>, count));
     PS_TRY(ps_cuda_expect(op, BACKWARD ? "dx" : "y", out, ps_type_of<T>, count));
     PS_TRY(ps_cuda_expect(op, "y", weights, ps_type_of<T>, count));
+    PS_TRY(ADD ? ps_cuda_expect(op, "addend", addend, ps_type_of<T>, count) : PS_OK);
     if (count == 0) {
         return PS_OK;
     }
@@ -234,48 +255,49 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     const int64_t rows = count / n;
     const bool aligned = ps_cuda_aligned(in) && ps_cuda_aligned(out) && ps_cuda_aligned(weights);
     T *to = (T *)out->data;
-    const T *from = (const T *)in->data, *y = (const T *)weights->data;
+    const T *from = (const T *)in->data, *y = (const T *)weights->data, *added = ADD ? (const T *)addend->data : NULL;
     const int width = (int)n;
     if (n <= 8) {
-        launch_tiles<1, 8, 32, BACKWARD>(c, to, from, y, rows, width, aligned);
+        launch_tiles<1, 8, 32, BACKWARD, ADD>(c, to, from, y, rows, width, added, aligned);
     } else if (n <= 16) {
-        launch_tiles<4, 4, 16, BACKWARD>(c, to, from, y, rows, width, aligned);
+        launch_tiles<4, 4, 16, BACKWARD, ADD>(c, to, from, y, rows, width, added, aligned);
     } else if (n <= 32) {
-        launch_tiles<8, 4, 16, BACKWARD>(c, to, from, y, rows, width, aligned);
+        launch_tiles<8, 4, 16, BACKWARD, ADD>(c, to, from, y, rows, width, added, aligned);
     } else if (n <= 48) {
-        launch_tiles<8, 6, 16, BACKWARD>(c, to, from, y, rows, width, aligned);
+        launch_tiles<8, 6, 16, BACKWARD, ADD>(c, to, from, y, rows, width, added, aligned);
     } else if (n <= 64) {
-        launch_tiles<8, 8, 16, BACKWARD>(c, to, from, y, rows, width, aligned);
+        launch_tiles<8, 8, 16, BACKWARD, ADD>(c, to, from, y, rows, width, added, aligned);
     } else if (n <= 128) {
-        launch_tiles<16, 8, 8, BACKWARD>(c, to, from, y, rows, width, aligned);
+        launch_tiles<16, 8, 8, BACKWARD, ADD>(c, to, from, y, rows, width, added, aligned);
     } else if (n <= 256) {
-        ps_cuda_launch(c, softmax_rows<T, 8, BACKWARD>, ps_cuda_blocks(rows, warps), warps * 32, 0, to, from, y, rows, width);
+        ps_cuda_launch(c, softmax_rows<T, 8, BACKWARD, ADD>, ps_cuda_blocks(rows, warps), warps * 32, 0, to, from, y, rows, width,
+                       added);
     } else if (n <= 1024) {
-        ps_cuda_launch(c, softmax_rows<T, 32, BACKWARD>, ps_cuda_blocks(rows, warps), warps * 32, 0, to, from, y, rows, width);
+        ps_cuda_launch(c, softmax_rows<T, 32, BACKWARD, ADD>, ps_cuda_blocks(rows, warps), warps * 32, 0, to, from, y, rows, width,
+                       added);
     } else {
-        ps_cuda_launch(c, softmax_long_rows<T, BACKWARD>, (unsigned)rows, 256, 0, to, from, y, width);
+        ps_cuda_launch(c, softmax_long_rows<T, BACKWARD, ADD>, (unsigned)rows, 256, 0, to, from, y, width, added);
     }
     PS_CUDA_LAUNCHED(op);
 }
 
-template <bool BACKWARD>
+template <bool BACKWARD, bool ADD>
 static enum ps_status launch_real(const struct ps_kernels *k, const char *op, const struct ps_tensor *out,
-                                  const struct ps_tensor *in, const struct ps_tensor *weights)
+                                  const struct ps_tensor *in, const struct ps_tensor *weights, const struct ps_tensor *addend)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
-    return k->real == PS_BF16 ? launch<ps_bf16, BACKWARD>(c, op, out, in, weights)
-                              : launch<float, BACKWARD>(c, op, out, in, weights);
+    return k->real == PS_BF16 ? launch<ps_bf16, BACKWARD, ADD>(c, op, out, in, weights, addend)
+                              : launch<float, BACKWARD, ADD>(c, op, out, in, weights, addend);
 }
 
 extern "C" enum ps_status ps_cuda_softmax(const struct ps_kernels *k, const struct ps_softmax *a)
 {
-    return launch_real<false>(k, "softmax", &a->y, &a->x, &a->x);
+    return launch_real<false, false>(k, "softmax", &a->y, &a->x, &a->x, NULL);
 }
 
 extern "C" enum ps_status ps_cuda_softmax_backward(const struct ps_kernels *k, const struct ps_softmax_backward *a)
 {
-    if (a->addend.data) {
-        return ps_fail(PS_UNSUPPORTED, "softmax_backward (cuda): no addend");
-    }
-    return launch_real<true>(k, "softmax_backward", &a->dx, &a->dy, &a->y);
+    const char *op = "softmax_backward";
+    return a->addend.data ? launch_real<true, true>(k, op, &a->dx, &a->dy, &a->y, &a->addend)
+                          : launch_real<true, false>(k, op, &a->dx, &a->dy, &a->y, NULL);
 }
