@@ -432,7 +432,9 @@ struct ps_gemm_gradient {
 /* mixed = softmax(scale q k') v for each sequence and head, the scores never in memory; logsum = log of each row's sum of exp(scale
  * q k'). mixed, q, k, v [S, h, N, e], any strides but the last, 1; logsum [S, h, N] (type statistics). CUDA's tf32 takes mixed, q,
  * k and v, all four, of fp16 too, which has as long a mantissa, where e is even and tensors begin at multiples of 8 bytes, rows and
- * heads at even elements. Dao et al. 2022. */
+ * heads at even elements. Dao et al. 2022.
+ * q and k may be [S, h, N, m, e] too, their heads' columns in m pieces: residual attention's, of m layers (docs/design.md, section
+ * 3). Where attention_pieces is 0, m is 1. */
 struct ps_attention {
     struct ps_tensor mixed, logsum, q, k, v;
     double scale;
@@ -441,10 +443,12 @@ struct ps_attention {
 /* Its gradient, the scores computed again: with A = softmax(scale q k') and G = A * (d_mixed v' - delta): dq = scale G k, dk =
  * scale G' q, dv = A' d_mixed; delta = the sum over e of d_mixed mixed, which is that
  * over a row of A * (d_mixed v'), whichever is at hand: mixed and logsum are those of attention. mixed, q, k, v as in attention;
- * dq, dk, dv, d_mixed likewise, but never of fp16 in tf32; delta, logsum [S, h, N] (type statistics). */
+ * dq, dk, dv, d_mixed likewise, but never of fp16 in tf32; delta, logsum [S, h, N] (type statistics). dq and dk are in pieces where
+ * q and k are; with `accumulate` they are +=. */
 struct ps_attention_backward {
     struct ps_tensor dq, dk, dv, delta, d_mixed, mixed, logsum, q, k, v;
     double scale;
+    int accumulate;
 };
 
 /* Where an encoder's tensors lie in the flat buffers: offsets, in elements, of the first layer's (named as in model/parameters.h);
@@ -590,9 +594,10 @@ struct ps_kernels {
     enum ps_type statistics; /* mean, rstd, std: PS_F64 for fp64, else PS_F32 */
     struct ps_device *device;
     int64_t attention_patches, attention_head; /* the most patches, and columns of a head, of attention and its backward; 0: any */
+    int attention_pieces;                      /* attention takes q and k in pieces, and its backward adds to dq and dk */
     /* Whether attention and its backward are faster than the products and softmax that they stand for, as measured
-     * (docs/experiments/attention.md). NULL: they are not, or not there. */
-    int (*attention_faster)(const struct ps_kernels *k, int64_t patches, int64_t head);
+     * (docs/experiments/attention.md), q and k in so many pieces of `head` columns. NULL: they are not, or not there. */
+    int (*attention_faster)(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);
     void *context; /* the backend's own */
 #define PS_X(name, kind, tensors, flops) enum ps_status (*name)(const struct ps_kernels *k, const struct ps_##name *arguments);
     PS_KERNEL_LIST(PS_X)

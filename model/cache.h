@@ -37,36 +37,37 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(hidden, PS_LEVEL_BOTH, R *f, real)        /* drop(activation(..)) [R, f] */
 
 /* Once a model: embedding, head, and scratch that every layer uses in turn. */
-#define PS_SHARED_BUFFERS(X)                                                                                                 \
-    X(patches, PS_LEVEL_ALL, R *P, real)                        /* [R, P] */                                                 \
-    X(normalised, PS_LEVEL_BOTH, affine *R *P, real)            /* the same before RevIN's affine [R, P] */                  \
-    X(d_patches, PS_LEVEL_BOTH, affine *R *P, real)             /* their gradient [R, P] */                                  \
-    X(revin_mean, PS_LEVEL_ALL, S, statistics)                  /* [S] */                                                    \
-    X(revin_std, PS_LEVEL_ALL, S, statistics)                   /* [S] */                                                    \
-    X(targets, PS_LEVEL_ALL, S *H, parameter)                   /* [S, H] */                                                 \
-    X(stream, PS_LEVEL_ALL, (layers + 1) * R * d, real)         /* what each layer reads, and the head [layers + 1, R, d] */ \
-    X(head_in, PS_LEVEL_BOTH, head_dropout *R *d, real)         /* what the head reads, dropped out [S, N d] */              \
-    X(head_out, PS_LEVEL_ALL, S *H, parameter)                  /* head product, before bias and denormalising [S, H] */     \
-    X(d_head_out, PS_LEVEL_ALL, S *H, real)                     /* its gradient [S, H] */                                    \
-    X(head_partials, PS_LEVEL_ALL, groups *(H + 1), PS_F64)     /* of the loss and b_h's gradient [rows, H + 1] */           \
-    X(gradient, PS_LEVEL_ALL, R *d, real)                       /* dy on the way down, du after a layer [R, d] */            \
-    X(masked, PS_LEVEL_BOTH, R *d, real)                        /* drop'(dy) [R, d] */                                       \
-    X(branch, PS_LEVEL_BOTH, R *d, real)                        /* gradient inside a layer's branch [R, d] */                \
-    X(rows, PS_LEVEL_BOTH, 3 * R * d, real)                     /* q, k, v by row; their gradients [R, 3d] */                \
-    X(mixed, PS_LEVEL_BOTH, split, real)                        /* A v; its gradient [S, h, N, e]; not when tiled */         \
-    X(d_heads, PS_LEVEL_BOTH, 3 * split, real)                  /* [3, S, h, N, e]; not when tiled */                        \
-    X(d_attention, PS_LEVEL_BOTH, scores, real)                 /* [S, h, N, N]; not when tiled */                           \
-    X(scores, PS_LEVEL_BOTH, residual *scores, real)            /* residual attention: the sum so far [S, h, N, N] */        \
-    X(d_scores, PS_LEVEL_BOTH, residual *scores, real)          /* its gradient [S, h, N, N] */                              \
-    X(dropped, PS_LEVEL_BOTH, weights_dropout *scores, real)    /* drop(A) [S, h, N, N] */                                   \
-    X(delta, PS_LEVEL_TILED, S *h *N, statistics)               /* tiled: of attention_backward [S, h, N] */                 \
-    X(d_hidden, PS_LEVEL_BOTH, R *f, real)                      /* [R, f] */                                                 \
-    X(d_hidden_in, PS_LEVEL_BOTH, R *(inner - f) * 2, real)     /* of swiglu [R, 2f] */                                      \
-    X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real) /* elementary temporaries */                                 \
-    X(wide_b, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)                                                              \
-    X(narrow_a, PS_LEVEL_NONE, R *d, real)                                                                                   \
-    X(narrow_b, PS_LEVEL_NONE, R *d, real)                                                                                   \
-    X(column_a, PS_LEVEL_NONE, R *h, real) /* one number a row of d, or of a head's N */                                     \
+#define PS_SHARED_BUFFERS(X)                                                                                                   \
+    X(patches, PS_LEVEL_ALL, R *P, real)                    /* [R, P] */                                                       \
+    X(normalised, PS_LEVEL_BOTH, affine *R *P, real)        /* the same before RevIN's affine [R, P] */                        \
+    X(d_patches, PS_LEVEL_BOTH, affine *R *P, real)         /* their gradient [R, P] */                                        \
+    X(revin_mean, PS_LEVEL_ALL, S, statistics)              /* [S] */                                                          \
+    X(revin_std, PS_LEVEL_ALL, S, statistics)               /* [S] */                                                          \
+    X(targets, PS_LEVEL_ALL, S *H, parameter)               /* [S, H] */                                                       \
+    X(stream, PS_LEVEL_ALL, (layers + 1) * R * d, real)     /* what each layer reads, and the head [layers + 1, R, d] */       \
+    X(head_in, PS_LEVEL_BOTH, head_dropout *R *d, real)     /* what the head reads, dropped out [S, N d] */                    \
+    X(head_out, PS_LEVEL_ALL, S *H, parameter)              /* head product, before bias and denormalising [S, H] */           \
+    X(d_head_out, PS_LEVEL_ALL, S *H, real)                 /* its gradient [S, H] */                                          \
+    X(head_partials, PS_LEVEL_ALL, groups *(H + 1), PS_F64) /* of the loss and b_h's gradient [rows, H + 1] */                 \
+    X(gradient, PS_LEVEL_ALL, R *d, real)                   /* dy on the way down, du after a layer [R, d] */                  \
+    X(masked, PS_LEVEL_BOTH, R *d, real)                    /* drop'(dy) [R, d] */                                             \
+    X(branch, PS_LEVEL_BOTH, R *d, real)                    /* gradient inside a layer's branch [R, d] */                      \
+    X(rows, PS_LEVEL_BOTH, 3 * R * d * slots,                                                                                  \
+      real)                              /* q, k, v by row; their gradients [R, 3d], of residual attention by tiles a layer */ \
+    X(mixed, PS_LEVEL_BOTH, split, real) /* A v; its gradient [S, h, N, e]; not when tiled */                                  \
+    X(d_heads, PS_LEVEL_BOTH, 3 * split, real)                  /* [3, S, h, N, e]; not when tiled */                          \
+    X(d_attention, PS_LEVEL_BOTH, scores, real)                 /* [S, h, N, N]; not when tiled */                             \
+    X(scores, PS_LEVEL_BOTH, residual *scores, real)            /* residual attention: the sum so far [S, h, N, N] */          \
+    X(d_scores, PS_LEVEL_BOTH, residual *scores, real)          /* its gradient [S, h, N, N] */                                \
+    X(dropped, PS_LEVEL_BOTH, weights_dropout *scores, real)    /* drop(A) [S, h, N, N] */                                     \
+    X(delta, PS_LEVEL_TILED, S *h *N, statistics)               /* tiled: of attention_backward [S, h, N] */                   \
+    X(d_hidden, PS_LEVEL_BOTH, R *f, real)                      /* [R, f] */                                                   \
+    X(d_hidden_in, PS_LEVEL_BOTH, R *(inner - f) * 2, real)     /* of swiglu [R, 2f] */                                        \
+    X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real) /* elementary temporaries */                                   \
+    X(wide_b, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)                                                                \
+    X(narrow_a, PS_LEVEL_NONE, R *d, real)                                                                                     \
+    X(narrow_b, PS_LEVEL_NONE, R *d, real)                                                                                     \
+    X(column_a, PS_LEVEL_NONE, R *h, real) /* one number a row of d, or of a head's N */                                       \
     X(column_b, PS_LEVEL_NONE, R *h, real)
 
 #define PS_LARGER(a, b) ((a) > (b) ? (a) : (b))

@@ -10,9 +10,10 @@
 struct ps_layer {
     const struct ps_kernels *k;
     int64_t S, N, R, d, h, e, f, inner; /* as in docs/design.md section 3; columns of W_1: f, of swiglu 2f */
+    int64_t index;                      /* from the bottom */
     int first, last;                    /* of the encoder */
     int training;
-    const struct ps_layer_cache *cache;
+    const struct ps_layer_cache *cache, *lowest; /* the layer's, and the first layer's */
     const struct ps_shared_cache *shared;
     struct ps_tensor u, y;                        /* input, output [R, d] */
     struct ps_tensor weight[PS_LAYER_PARAMETERS]; /* those of products from model->weights, the others from model->parameters */

@@ -37,14 +37,44 @@ static enum ps_status heads_forward(const struct ps_layer *l, struct ps_tensor r
         k, &(struct ps_head_merge){.rows = ps_layer_rows(l, c->merged, l->d), .heads = ps_layer_heads(l, s->mixed, 1)});
 }
 
+/* Part 0 (q) or 1 (k) of rows [R, 3d], or their gradients; of residual attention those of this layer and of all below it, a piece
+ * of each head's columns a layer: the sum of the layers' scores is then one product. They lie `distance` elements apart from
+ * `lowest` on. */
+static struct ps_tensor scored(const struct ps_layer *l, void *own, void *lowest, int64_t distance, int64_t part)
+{
+    struct ps_tensor t = ps_layer_head_rows(l, l->residual_attention ? lowest : own, 3 * l->d, part);
+    if (l->residual_attention && !l->first) {
+        t.rank = 5;
+        t.size[4] = t.size[3];
+        t.stride[4] = t.stride[3];
+        t.size[3] = l->index + 1;
+        t.stride[3] = distance;
+    }
+    return t;
+}
+
+static struct ps_tensor scored_rows(const struct ps_layer *l, int64_t part)
+{
+    const int64_t bytes = (char *)l->cache->heads - (char *)l->lowest->heads; /* every layer's cache is as long */
+    const int64_t distance = l->index ? bytes / l->index / (int64_t)ps_type_bytes(l->k->real) : 0;
+    return scored(l, l->cache->heads, l->lowest->heads, distance, part);
+}
+
+/* The gradients of q, k, v by row, [R, 3d]: of residual attention by tiles each layer's own, since those above it add to them. */
+static struct ps_tensor gradient_rows(const struct ps_layer *l)
+{
+    const int64_t count = l->residual_attention && l->tiled_attention ? l->index * 3 * l->R * l->d : 0;
+    return ps_layer_rows(l, (char *)l->shared->rows + (size_t)count * ps_type_bytes(l->k->real), 3 * l->d);
+}
+
 /* or by tiles, in one. */
 static struct ps_attention tiled(const struct ps_layer *l)
 {
     const struct ps_layer_cache *c = l->cache;
     return (struct ps_attention){.mixed = ps_layer_head_rows(l, c->merged, l->d, 0),
                                  .logsum = ps_layer_head_statistics(l, c->logsum),
-                                 .q = ps_layer_head_rows(l, c->heads, 3 * l->d, 0),
-                                 .k = ps_layer_head_rows(l, c->heads, 3 * l->d, 1),
+                                 .q = scored_rows(l, 0),
+                                 .k = scored_rows(l, 1),
                                  .v = ps_layer_head_rows(l, c->heads, 3 * l->d, 2),
                                  .scale = 1 / sqrt((double)l->e)};
 }
@@ -213,19 +243,21 @@ static enum ps_status heads_backward(const struct ps_layer *l, struct ps_tensor 
 /* or by tiles. */
 static enum ps_status tiled_backward(const struct ps_layer *l, struct ps_tensor d_merged)
 {
-    const struct ps_layer_cache *c = l->cache;
-    const struct ps_shared_cache *s = l->shared;
-    return l->k->attention_backward(l->k, &(struct ps_attention_backward){.dq = ps_layer_head_rows(l, s->rows, 3 * l->d, 0),
-                                                                          .dk = ps_layer_head_rows(l, s->rows, 3 * l->d, 1),
-                                                                          .dv = ps_layer_head_rows(l, s->rows, 3 * l->d, 2),
-                                                                          .delta = ps_layer_head_statistics(l, s->delta),
+    const struct ps_attention forward = tiled(l);
+    struct ps_tensor rows = gradient_rows(l);
+    const int64_t distance = 3 * l->R * l->d;
+    return l->k->attention_backward(l->k, &(struct ps_attention_backward){.dq = scored(l, rows.data, l->shared->rows, distance, 0),
+                                                                          .dk = scored(l, rows.data, l->shared->rows, distance, 1),
+                                                                          .dv = ps_layer_head_rows(l, rows.data, 3 * l->d, 2),
+                                                                          .delta = ps_layer_head_statistics(l, l->shared->delta),
                                                                           .d_mixed = ps_layer_head_rows(l, d_merged.data, l->d, 0),
-                                                                          .mixed = ps_layer_head_rows(l, c->merged, l->d, 0),
-                                                                          .logsum = ps_layer_head_statistics(l, c->logsum),
-                                                                          .q = ps_layer_head_rows(l, c->heads, 3 * l->d, 0),
-                                                                          .k = ps_layer_head_rows(l, c->heads, 3 * l->d, 1),
-                                                                          .v = ps_layer_head_rows(l, c->heads, 3 * l->d, 2),
-                                                                          .scale = 1 / sqrt((double)l->e)});
+                                                                          .mixed = forward.mixed,
+                                                                          .logsum = forward.logsum,
+                                                                          .q = forward.q,
+                                                                          .k = forward.k,
+                                                                          .v = forward.v,
+                                                                          .scale = forward.scale,
+                                                                          .accumulate = l->residual_attention && !l->last});
 }
 
 /* branch = the gradient of the feed-forward's input, from dy, that of its end. */
@@ -255,7 +287,7 @@ static enum ps_status attention_backward(const struct ps_layer *l, struct ps_ten
     const struct ps_kernels *k = l->k;
     const struct ps_tensor *w = l->weight, *g = l->gradient;
     int64_t d = l->d;
-    struct ps_tensor rows = ps_layer_rows(l, l->shared->rows, 3 * d), m;
+    struct ps_tensor rows = gradient_rows(l), m;
     PS_TRY(branch_gradient(l, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, l->cache->merged, d), dy, l->attention_dropout, &m));
     PS_TRY(ps_product(k, branch, m, ps_transposed(w[PS_W_O]), 1, 0));
     PS_TRY(l->tiled_attention ? tiled_backward(l, branch) : heads_backward(l, branch));

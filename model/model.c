@@ -49,6 +49,7 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .h = m->shape.n_heads,
                          .f = m->shape.d_ff,
                          .inner = m->shape.activation == PS_SWIGLU ? 2 * m->shape.d_ff : m->shape.d_ff,
+                         .index = index,
                          .first = index == 0,
                          .last = index == m->shape.n_layers - 1,
                          .training = training,
@@ -58,6 +59,7 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .activation = m->shape.activation,
                          .residual_attention = m->shape.residual_attention,
                          .cache = &m->cache.layers[index],
+                         .lowest = &m->cache.layers[0],
                          .shared = &m->cache.shared,
                          .u = ps_model_stream(m, index, batch),
                          .y = ps_model_stream(m, index + 1, batch),
@@ -207,6 +209,12 @@ static const char *beyond_level_layer(const struct ps_model_shape *s)
                : NULL;
 }
 
+int ps_model_tiles(const struct ps_kernels *k, const struct ps_model_shape *shape)
+{
+    return k->attention && !(ps_dropout_rate(shape, PS_DROP_ATTENTION_WEIGHTS) > 0) &&
+           (k->attention_pieces || !shape->residual_attention || shape->n_layers == 1);
+}
+
 /* The operations that a variant needs, where the table has them. */
 static enum ps_status check_operations(const struct ps_kernels *k, const struct ps_model_shape *s)
 {
@@ -261,12 +269,12 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         return ps_fail(PS_UNSUPPORTED, "runtime.attention: tiled is not there for backend %s in %s: take gemm", k->backend,
                        ps_precision_name(k->precision));
     }
-    if (options->level == PS_LEVEL_GEMM && options->tiled_attention &&
-        (shape->residual_attention || ps_dropout_rate(shape, PS_DROP_ATTENTION_WEIGHTS) > 0)) {
-        return ps_fail(PS_UNSUPPORTED, "runtime.attention: tiled does not serve model.%s: take auto or gemm",
-                       shape->residual_attention ? "residual_attention" : "dropout_attention_weights");
+    const int64_t pieces = shape->residual_attention ? shape->n_layers : 1; /* residual attention: of all layers side by side */
+    if (options->level == PS_LEVEL_GEMM && options->tiled_attention && !ps_model_tiles(k, shape)) {
+        return ps_fail(PS_UNSUPPORTED, "runtime.attention: tiled does not serve model.%s on backend %s: take auto or gemm",
+                       pieces > 1 ? "residual_attention" : "dropout_attention_weights", k->backend);
     }
-    const int64_t patches = ps_patches(shape), head = shape->d_model / shape->n_heads;
+    const int64_t patches = ps_patches(shape), head = pieces * (shape->d_model / shape->n_heads);
     if (options->level == PS_LEVEL_GEMM && options->tiled_attention && k->attention_patches &&
         (patches > k->attention_patches || head > k->attention_head)) {
         return ps_fail(PS_UNSUPPORTED,

@@ -56,6 +56,9 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                              const struct ps_model_options *options, struct ps_model **model);
 void ps_model_close(struct ps_model *model); /* NULL is fine */
 
+/* Whether attention by tiles can serve the model's variants; its sizes apart. */
+int ps_model_tiles(const struct ps_kernels *k, const struct ps_model_shape *shape);
+
 /* The name of the kernels that serve the model, as checkpoints record it; the level's where that says which. */
 const char *ps_model_kernels(const struct ps_model *model);
 

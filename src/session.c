@@ -98,7 +98,9 @@ static int tiled_attention(const struct ps_session *s, const struct ps_model_sha
 {
     const struct ps_kernels *k = s->kernels;
     return s->config->runtime.attention == PS_ATTENTION_AUTO
-               ? k->attention_faster && k->attention_faster(k, ps_patches(shape), shape->d_model / shape->n_heads)
+               ? k->attention_faster && ps_model_tiles(k, shape) &&
+                     k->attention_faster(k, ps_patches(shape), shape->d_model / shape->n_heads,
+                                         shape->residual_attention ? shape->n_layers : 1)
                : s->config->runtime.attention == PS_ATTENTION_TILED;
 }
 

@@ -522,7 +522,7 @@ START_TEST(of_attention_or_products)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct ps_kernels *k = table(&h200, cases[i].precision, 1);
-        const int faster = k->attention_faster(k, cases[i].patches, cases[i].head);
+        const int faster = k->attention_faster(k, cases[i].patches, cases[i].head, 1);
         ck_assert_msg(faster == cases[i].faster, "%s, %d patches, heads of %d: %d", ps_precision_name(cases[i].precision),
                       (int)cases[i].patches, (int)cases[i].head, faster);
         k->close(k);

@@ -31,9 +31,9 @@ static void cpu_close(struct ps_kernels *k)
     free(cpu);
 }
 
-static int attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head)
+static int attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces)
 {
-    (void)k, (void)head;
+    (void)k, (void)head, (void)pieces;
     return patches <= 128;
 }
 
@@ -66,9 +66,10 @@ enum ps_status ps_cpu_kernels_open(struct ps_device *device, enum ps_precision p
     cpu->table.precision = precision;
     cpu->table.close = cpu_close;
     cpu->table.attention_faster = attention_faster;
+    cpu->table.attention_pieces = 0;
     cpu->table.gemm_gradient = NULL;
     cpu->table.bias_residual_statistics = NULL; /* as two, both fast */
-    cpu->table.gemm_bias = NULL; /* a product of its own and a pass over it are faster than the reference's */
+    cpu->table.gemm_bias = NULL;                /* a product of its own and a pass over it are faster than the reference's */
     switch (ps_cpu_isa_best()) {
 #if defined(__x86_64__)
     case PS_ISA_AVX512:

@@ -11,6 +11,7 @@ enum { PS_ATTENTION_PATCHES = 1024, PS_ATTENTION_HEAD = 64, PS_ATTENTION_TILE = 
 struct ps_attention_view {
     char *data;
     int64_t sequence, head, row; /* strides */
+    int64_t piece;               /* from piece to piece of a head's columns */
 };
 
 /* What kernels are told. */
@@ -18,7 +19,9 @@ struct ps_attention_launch {
     struct ps_attention_view mixed, q, k, v, dq, dk, dv, d_mixed;
     float *logsum, *delta; /* [S, h, N]; of backward: sum over e of d_mixed mixed */
     int64_t matrices;      /* S h, at most 2^31 */
-    int heads, patches, e, tiles;
+    int heads, patches, tiles;
+    int e, pieces, columns; /* of v and mixed, and of a piece of q and k; pieces of these; their columns, e pieces */
+    bool accumulate;        /* dq and dk are += */
     float scale;
     bool wide;  /* every row begins at a multiple of 16 bytes and is as long */
     bool pairs; /* every row begins at a multiple of two elements, rows follow one another, and e is even */

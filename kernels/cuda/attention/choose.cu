@@ -28,50 +28,56 @@ static const struct way *way_of(const struct ps_kernels *k, const struct ps_atte
 /* ---- the operations, checked ---- */
 
 struct shape {
-    int64_t sequences, heads, patches, e;
+    int64_t sequences, heads, patches, e, pieces;
 };
 
-/* A tensor [S, h, N, e] of this shape, any strides but the last, which is 1. */
+/* A tensor [S, h, N, e] of this shape, of q and k [S, h, N, m, e] too where there are pieces; any strides but the last, which is 1.
+ */
 static enum ps_status view_of(const char *op, const char *name, const struct ps_tensor *t, enum ps_type type, const struct shape *s,
-                              struct ps_attention_launch *x, struct ps_attention_view *v)
+                              bool keys, struct ps_attention_launch *x, struct ps_attention_view *v)
 {
     const int64_t size[4] = {s->sequences, s->heads, s->patches, s->e}, vector = 16 / (int64_t)ps_type_bytes(type);
-    bool fits = t->rank == 4 && t->type == type && t->data;
-    for (int i = 0; i < 4 && fits; i++) {
+    const bool cut = keys && t->rank == 5;
+    const int last = cut ? 4 : 3;
+    bool fits = t->rank == last + 1 && t->type == type && t->data && t->size[last] == s->e &&
+                (cut ? t->size[3] == s->pieces : !keys || s->pieces == 1);
+    for (int i = 0; i < 3 && fits; i++) {
         fits = t->size[i] == size[i];
     }
-    if (!fits || (t->stride[3] != 1 && s->e > 1)) {
+    if (!fits || (t->stride[last] != 1 && s->e > 1)) {
         return ps_fail(
             PS_UNSUPPORTED,
             "%s (cuda): %s of rank %d and element type %d is not [%lld, %lld, %lld, %lld] of type %d with rows of stride 1", op,
             name, t->rank, (int)t->type, (long long)s->sequences, (long long)s->heads, (long long)s->patches, (long long)s->e,
             (int)type);
     }
-    *v = {(char *)t->data, t->stride[0], t->stride[1], t->stride[2]};
+    *v = {(char *)t->data, t->stride[0], t->stride[1], t->stride[2], cut ? t->stride[3] : 0};
     x->pairs = x->pairs && (uintptr_t)t->data % 8 == 0 && t->stride[0] % 2 == 0 && t->stride[1] % 2 == 0 && t->stride[2] % 2 == 0 &&
-               t->stride[2] >= 0;
+               t->stride[2] >= 0 && v->piece % 2 == 0;
     x->wide = x->wide && ps_cuda_aligned(t) && t->stride[0] % vector == 0 && t->stride[1] % vector == 0 &&
-              t->stride[2] % vector == 0 && s->e % vector == 0;
+              t->stride[2] % vector == 0 && v->piece % vector == 0 && s->e % vector == 0;
     return PS_OK;
 }
 
 static enum ps_status shape_of(const char *op, const struct ps_tensor *q, struct shape *s, struct ps_attention_launch *x)
 {
-    if (q->rank != 4) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): q has rank %d, 4 is needed", op, q->rank);
+    if (q->rank != 4 && q->rank != 5) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): q has rank %d, 4 or 5 is needed", op, q->rank);
     }
-    *s = {q->size[0], q->size[1], q->size[2], q->size[3]};
+    *s = {q->size[0], q->size[1], q->size[2], q->size[q->rank - 1], q->rank == 5 ? q->size[3] : 1};
     const int64_t tiles = (s->patches + PS_ATTENTION_TILE - 1) / PS_ATTENTION_TILE;
-    if (s->patches > PS_ATTENTION_PATCHES || s->e > PS_ATTENTION_HEAD || s->sequences * s->heads * tiles > INT32_MAX) {
+    if (s->patches > PS_ATTENTION_PATCHES || s->e * s->pieces > PS_ATTENTION_HEAD || s->sequences * s->heads * tiles > INT32_MAX) {
         return ps_fail(
             PS_UNSUPPORTED,
             "%s (cuda): %lld x %lld matrices of %lld patches, heads of %lld: at most 2^31 blocks, %d patches, heads of %d", op,
-            (long long)s->sequences, (long long)s->heads, (long long)s->patches, (long long)s->e, PS_ATTENTION_PATCHES,
-            PS_ATTENTION_HEAD);
+            (long long)s->sequences, (long long)s->heads, (long long)s->patches, (long long)(s->e * s->pieces),
+            PS_ATTENTION_PATCHES, PS_ATTENTION_HEAD);
     }
     x->heads = (int)s->heads;
     x->patches = (int)s->patches;
     x->e = (int)s->e;
+    x->pieces = (int)s->pieces;
+    x->columns = (int)(s->e * s->pieces);
     x->tiles = (int)tiles;
     x->matrices = s->sequences * s->heads;
     x->wide = true;
@@ -92,10 +98,10 @@ static enum ps_status forward_of(const struct ps_kernels *k, const struct ps_att
     struct ps_attention_launch &x = call->x;
     const enum ps_type kept = call->kept = kept_type(k, &a->q);
     PS_TRY(shape_of(op, &a->q, &s, &x));
-    PS_TRY(view_of(op, "q", &a->q, kept, &s, &x, &x.q));
-    PS_TRY(view_of(op, "k", &a->k, kept, &s, &x, &x.k));
-    PS_TRY(view_of(op, "v", &a->v, kept, &s, &x, &x.v));
-    PS_TRY(view_of(op, "mixed", &a->mixed, kept, &s, &x, &x.mixed));
+    PS_TRY(view_of(op, "q", &a->q, kept, &s, true, &x, &x.q));
+    PS_TRY(view_of(op, "k", &a->k, kept, &s, true, &x, &x.k));
+    PS_TRY(view_of(op, "v", &a->v, kept, &s, false, &x, &x.v));
+    PS_TRY(view_of(op, "mixed", &a->mixed, kept, &s, false, &x, &x.mixed));
     PS_TRY(ps_cuda_expect(op, "logsum", &a->logsum, PS_F32, s.sequences * s.heads * s.patches));
     x.logsum = (float *)a->logsum.data;
     x.scale = (float)a->scale;
@@ -110,18 +116,19 @@ static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_at
     const enum ps_type kept = call->kept = kept_type(k, &a->q);
     call->backward = true;
     PS_TRY(shape_of(op, &a->q, &s, &x));
-    PS_TRY(view_of(op, "q", &a->q, kept, &s, &x, &x.q));
-    PS_TRY(view_of(op, "k", &a->k, kept, &s, &x, &x.k));
-    PS_TRY(view_of(op, "v", &a->v, kept, &s, &x, &x.v));
-    PS_TRY(view_of(op, "mixed", &a->mixed, kept, &s, &x, &x.mixed));
-    PS_TRY(view_of(op, "d_mixed", &a->d_mixed, k->real, &s, &x, &x.d_mixed));
-    PS_TRY(view_of(op, "dq", &a->dq, k->real, &s, &x, &x.dq));
-    PS_TRY(view_of(op, "dk", &a->dk, k->real, &s, &x, &x.dk));
-    PS_TRY(view_of(op, "dv", &a->dv, k->real, &s, &x, &x.dv));
+    PS_TRY(view_of(op, "q", &a->q, kept, &s, true, &x, &x.q));
+    PS_TRY(view_of(op, "k", &a->k, kept, &s, true, &x, &x.k));
+    PS_TRY(view_of(op, "v", &a->v, kept, &s, false, &x, &x.v));
+    PS_TRY(view_of(op, "mixed", &a->mixed, kept, &s, false, &x, &x.mixed));
+    PS_TRY(view_of(op, "d_mixed", &a->d_mixed, k->real, &s, false, &x, &x.d_mixed));
+    PS_TRY(view_of(op, "dq", &a->dq, k->real, &s, true, &x, &x.dq));
+    PS_TRY(view_of(op, "dk", &a->dk, k->real, &s, true, &x, &x.dk));
+    PS_TRY(view_of(op, "dv", &a->dv, k->real, &s, false, &x, &x.dv));
     PS_TRY(ps_cuda_expect(op, "logsum", &a->logsum, PS_F32, s.sequences * s.heads * s.patches));
     PS_TRY(ps_cuda_expect(op, "delta", &a->delta, PS_F32, s.sequences * s.heads * s.patches));
     x.logsum = (float *)a->logsum.data;
     x.delta = (float *)a->delta.data;
+    x.accumulate = a->accumulate;
     x.scale = (float)a->scale;
     return PS_OK;
 }
@@ -166,14 +173,14 @@ const char *ps_cuda_attention_way(const struct ps_kernels *k, enum ps_op op, con
     return way ? way->name : NULL;
 }
 
-int ps_cuda_attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head)
+int ps_cuda_attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces)
 {
     enum { LEAST = 42, LEAST_FP32 = 128, NARROW = 32 };
-    const bool served = patches <= PS_ATTENTION_PATCHES && head <= PS_ATTENTION_HEAD;
+    const bool served = patches <= PS_ATTENTION_PATCHES && head * pieces <= PS_ATTENTION_HEAD;
     if (k->precision == PS_PRECISION_BF16) {
         return served && patches >= LEAST;
     }
     /* Scores that a warp's registers hold (warp_float), else tiles in shared memory. */
-    const bool held = head % 2 == 0 && ((patches <= 64 && head <= 8) || (patches <= 32 && head <= 16));
-    return held || (served && patches >= (k->precision == PS_FP32 ? LEAST_FP32 : LEAST) && head <= NARROW);
+    const bool held = pieces == 1 && head % 2 == 0 && ((patches <= 64 && head <= 8) || (patches <= 32 && head <= 16));
+    return held || (served && patches >= (k->precision == PS_FP32 ? LEAST_FP32 : LEAST) && head * pieces <= NARROW);
 }

@@ -31,17 +31,34 @@ template <typename T> __device__ static __forceinline__ T *rows_of(const struct 
     return (T *)v.data + sequence * v.sequence + head * v.head;
 }
 
-/* 64 rows from row0 on to shared memory; beyond N and e zeros. FROM: what memory has, T or fp16. */
+/* Where column c of a row lies: behind it, or in a piece of its own. */
+struct columns {
+    int count, e; /* columns; of a piece */
+    int64_t piece;
+    __device__ __forceinline__ columns(const struct ps_attention_launch &x) : count(x.e), e(x.e), piece(0)
+    {
+    }
+    __device__ __forceinline__ columns(const struct ps_attention_launch &x, const struct ps_attention_view &v)
+        : count(x.columns), e(x.e), piece(v.piece)
+    {
+    }
+    __device__ __forceinline__ int64_t operator()(int c) const
+    {
+        return count == e ? c : c / e * piece + c % e;
+    }
+};
+
+/* 64 rows from row0 on to shared memory; beyond N and the columns zeros. FROM: what memory has, T or fp16. */
 template <typename T, int ET, typename FROM>
-__device__ static __forceinline__ void load_tile(T *to, const FROM *from, int64_t stride, int row0,
+__device__ static __forceinline__ void load_tile(T *to, const FROM *from, int64_t stride, const struct columns columns, int row0,
                                                  const struct ps_attention_launch &x)
 {
     constexpr int V = ps_vector<T>, LD = tile_ld<ET>;
     if constexpr (!std::is_same<T, FROM>::value) {
         for (int i = (int)threadIdx.x; i < TILE * 4 * ET; i += THREADS) { /* e and rows are even */
             const int row = i / (4 * ET), column = i % (4 * ET) * 2;
-            const bool inside = row0 + row < x.patches && column < x.e;
-            const __half2 v = inside ? *(const __half2 *)(from + (row0 + row) * stride + column) : __half2();
+            const bool inside = row0 + row < x.patches && column < columns.count;
+            const __half2 v = inside ? *(const __half2 *)(from + (row0 + row) * stride + columns(column)) : __half2();
             *(float2 *)(to + row * LD + column) = __half22float2(v);
         }
     } else if (x.wide) {
@@ -49,15 +66,15 @@ __device__ static __forceinline__ void load_tile(T *to, const FROM *from, int64_
 #pragma unroll
         for (int i = (int)threadIdx.x; i < TILE * PIECES; i += THREADS) {
             const int row = i / PIECES, column = i % PIECES * V;
-            const bool inside = row0 + row < x.patches && column < x.e;
-            ps_copy_async_part(ps_shared_address(to + row * LD + column), from + (inside ? (row0 + row) * stride + column : 0),
-                               inside ? 16 : 0);
+            const bool inside = row0 + row < x.patches && column < columns.count;
+            ps_copy_async_part(ps_shared_address(to + row * LD + column),
+                               from + (inside ? (row0 + row) * stride + columns(column) : 0), inside ? 16 : 0);
         }
     } else {
         for (int i = (int)threadIdx.x; i < TILE * 8 * ET; i += THREADS) {
             const int row = i / (8 * ET), column = i % (8 * ET);
-            const bool inside = row0 + row < x.patches && column < x.e;
-            to[row * LD + column] = inside ? from[(row0 + row) * stride + column] : T(0.0f);
+            const bool inside = row0 + row < x.patches && column < columns.count;
+            to[row * LD + column] = inside ? from[(row0 + row) * stride + columns(column)] : T(0.0f);
         }
     }
 }
@@ -217,17 +234,20 @@ __device__ static __forceinline__ void put_scores(T *to, const float (&sum)[TILE
     __syncwarp();
 }
 
-/* 16 rows from row0 on, times a factor for each of the lane's two, to global memory. */
+/* 16 rows from row0 on, times a factor for each of the lane's two, to global memory, or added to what is there. */
 template <enum arithmetic ARITHMETIC, int ET, typename T>
-__device__ static __forceinline__ void put_rows(T *to, int64_t stride, const float (&sum)[ET][4], int row0, float upper,
-                                                float lower, const struct ps_attention_launch &x)
+__device__ static __forceinline__ void put_rows(T *to, int64_t stride, const struct columns columns, bool accumulate,
+                                                const float (&sum)[ET][4], int row0, float upper, float lower,
+                                                const struct ps_attention_launch &x)
 {
     const int g = (int)threadIdx.x % 32 / 4;
 #pragma unroll
     for (int i = 0; i < ET * 4; i++) {
         const int row = row0 + g + i % 4 / 2 * 8, column = i / 4 * 8 + column_of<ARITHMETIC>(i % 2);
-        if (row < x.patches && column < x.e) {
-            ps_put(to + row * stride + column, sum[i / 4][i % 4] * (i % 4 / 2 ? lower : upper));
+        if (row < x.patches && column < columns.count) {
+            T *at = to + row * stride + columns(column);
+            const float value = sum[i / 4][i % 4] * (i % 4 / 2 ? lower : upper);
+            ps_put(at, accumulate ? value + ps_float(*at) : value);
         }
     }
 }
@@ -256,13 +276,13 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constan
     T *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
     const KEPT *from_k = rows_of<KEPT>(x.k, p.sequence, p.head), *from_v = rows_of<KEPT>(x.v, p.sequence, p.head);
-    load_tile<T, ET>(q, rows_of<KEPT>(x.q, p.sequence, p.head), x.q.row, p.row0, x);
+    load_tile<T, ET>(q, rows_of<KEPT>(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
     const float factor = x.scale * PS_LOG2_E;
     float out[ET][4], max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
     clear(out);
     for (int key0 = 0; key0 < x.patches; key0 += TILE) {
-        load_tile<T, ET>(k, from_k, x.k.row, key0, x);
-        load_tile<T, ET>(v, from_v, x.v.row, key0, x);
+        load_tile<T, ET>(k, from_k, x.k.row, columns(x, x.k), key0, x);
+        load_tile<T, ET>(v, from_v, x.v.row, columns(x), key0, x);
         ps_copy_wait();
         __syncthreads();
         float s[TILE / 8][4];
@@ -305,8 +325,8 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constan
             x.logsum[p.sums + row] = (max[r] + log2f(sum[r])) / PS_LOG2_E;
         }
     }
-    put_rows<ARITHMETIC, ET>(rows_of<KEPT>(x.mixed, p.sequence, p.head), x.mixed.row, out, p.row0 + warp * 16, 1.0f / sum[0],
-                             1.0f / sum[1], x);
+    put_rows<ARITHMETIC, ET>(rows_of<KEPT>(x.mixed, p.sequence, p.head), x.mixed.row, columns(x), false, out, p.row0 + warp * 16,
+                             1.0f / sum[0], 1.0f / sum[1], x);
 }
 
 /* dq, and delta on the way. */
@@ -320,8 +340,8 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
     T *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
     const KEPT *from_k = rows_of<KEPT>(x.k, p.sequence, p.head), *from_v = rows_of<KEPT>(x.v, p.sequence, p.head);
-    load_tile<T, ET>(q, rows_of<KEPT>(x.q, p.sequence, p.head), x.q.row, p.row0, x);
-    load_tile<T, ET>(up, rows_of<T>(x.d_mixed, p.sequence, p.head), x.d_mixed.row, p.row0, x);
+    load_tile<T, ET>(q, rows_of<KEPT>(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
+    load_tile<T, ET>(up, rows_of<T>(x.d_mixed, p.sequence, p.head), x.d_mixed.row, columns(x), p.row0, x);
     ps_copy_wait();
     __syncthreads();
     const int own = p.row0 + warp * 16 + lane / 2; /* two lanes a row */
@@ -347,8 +367,8 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
     float out[ET][4];
     clear(out);
     for (int key0 = 0; key0 < x.patches; key0 += TILE) {
-        load_tile<T, ET>(k, from_k, x.k.row, key0, x);
-        load_tile<T, ET>(v, from_v, x.v.row, key0, x);
+        load_tile<T, ET>(k, from_k, x.k.row, columns(x, x.k), key0, x);
+        load_tile<T, ET>(v, from_v, x.v.row, columns(x), key0, x);
         ps_copy_wait();
         __syncthreads();
         float s[TILE / 8][4], d[TILE / 8][4];
@@ -370,7 +390,8 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
         add_product<ARITHMETIC, ET, TILE / 8>(out, scores, score_ld, k, LD);
         __syncthreads();
     }
-    put_rows<ARITHMETIC, ET>(rows_of<T>(x.dq, p.sequence, p.head), x.dq.row, out, p.row0 + warp * 16, x.scale, x.scale, x);
+    put_rows<ARITHMETIC, ET>(rows_of<T>(x.dq, p.sequence, p.head), x.dq.row, columns(x, x.dq), x.accumulate, out,
+                             p.row0 + warp * 16, x.scale, x.scale, x);
 }
 
 /* dk and dv: rows of a tile of scores are keys, its columns queries. */
@@ -386,15 +407,15 @@ __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_cons
     const struct place p(x);
     const KEPT *from_q = rows_of<KEPT>(x.q, p.sequence, p.head);
     const T *from_up = rows_of<T>(x.d_mixed, p.sequence, p.head);
-    load_tile<T, ET>(k, rows_of<KEPT>(x.k, p.sequence, p.head), x.k.row, p.row0, x);
-    load_tile<T, ET>(v, rows_of<KEPT>(x.v, p.sequence, p.head), x.v.row, p.row0, x);
+    load_tile<T, ET>(k, rows_of<KEPT>(x.k, p.sequence, p.head), x.k.row, columns(x, x.k), p.row0, x);
+    load_tile<T, ET>(v, rows_of<KEPT>(x.v, p.sequence, p.head), x.v.row, columns(x), p.row0, x);
     const float factor = x.scale * PS_LOG2_E;
     float dk[ET][4], dv[ET][4];
     clear(dk);
     clear(dv);
     for (int query0 = 0; query0 < x.patches; query0 += TILE) {
-        load_tile<T, ET>(q, from_q, x.q.row, query0, x);
-        load_tile<T, ET>(up, from_up, x.d_mixed.row, query0, x);
+        load_tile<T, ET>(q, from_q, x.q.row, columns(x, x.q), query0, x);
+        load_tile<T, ET>(up, from_up, x.d_mixed.row, columns(x), query0, x);
         if ((int)threadIdx.x < TILE) {
             const int row = query0 + (int)threadIdx.x;
             logsum[threadIdx.x] = row < x.patches ? x.logsum[p.sums + row] * PS_LOG2_E : INFINITY; /* a score of 0 */
@@ -419,8 +440,10 @@ __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_cons
         add_product<ARITHMETIC, ET, TILE / 8>(dk, scores, score_ld, q, LD);
         __syncthreads();
     }
-    put_rows<ARITHMETIC, ET>(rows_of<T>(x.dk, p.sequence, p.head), x.dk.row, dk, p.row0 + warp * 16, x.scale, x.scale, x);
-    put_rows<ARITHMETIC, ET>(rows_of<T>(x.dv, p.sequence, p.head), x.dv.row, dv, p.row0 + warp * 16, 1.0f, 1.0f, x);
+    put_rows<ARITHMETIC, ET>(rows_of<T>(x.dk, p.sequence, p.head), x.dk.row, columns(x, x.dk), x.accumulate, dk, p.row0 + warp * 16,
+                             x.scale, x.scale, x);
+    put_rows<ARITHMETIC, ET>(rows_of<T>(x.dv, p.sequence, p.head), x.dv.row, columns(x), false, dv, p.row0 + warp * 16, 1.0f, 1.0f,
+                             x);
 }
 
 /* ---- launching ---- */
@@ -451,10 +474,10 @@ template <typename T, typename KEPT, enum arithmetic ARITHMETIC>
 static enum ps_status launch_arithmetic(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
                                         unsigned blocks, bool backward)
 {
-    return x.e <= 8    ? launch_width<T, KEPT, ARITHMETIC, 1>(c, op, x, blocks, backward)
-           : x.e <= 16 ? launch_width<T, KEPT, ARITHMETIC, 2>(c, op, x, blocks, backward)
-           : x.e <= 32 ? launch_width<T, KEPT, ARITHMETIC, 4>(c, op, x, blocks, backward)
-                       : launch_width<T, KEPT, ARITHMETIC, 8>(c, op, x, blocks, backward);
+    return x.columns <= 8    ? launch_width<T, KEPT, ARITHMETIC, 1>(c, op, x, blocks, backward)
+           : x.columns <= 16 ? launch_width<T, KEPT, ARITHMETIC, 2>(c, op, x, blocks, backward)
+           : x.columns <= 32 ? launch_width<T, KEPT, ARITHMETIC, 4>(c, op, x, blocks, backward)
+                             : launch_width<T, KEPT, ARITHMETIC, 8>(c, op, x, blocks, backward);
 }
 
 bool ps_cuda_attention_tiled_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
