@@ -683,7 +683,7 @@ static int build_bias_activation(struct call *c, int index)
 
 static int build_bias_other_activation(struct call *c, int index)
 {
-    return bias_activation_call(c, index / 3, index / 3 + index, (enum ps_activation)(PS_GELU + index % 3));
+    return bias_activation_call(c, index / 3, index / 3 + index % 3, (enum ps_activation)(PS_GELU + index % 3));
 }
 
 static int activation_backward_call(struct call *c, int size, int dropout, enum ps_activation activation)
@@ -710,7 +710,7 @@ static int build_activation_backward(struct call *c, int index)
 
 static int build_other_activation_backward(struct call *c, int index)
 {
-    return activation_backward_call(c, index / 3, index / 3 + index, (enum ps_activation)(PS_GELU + index % 3));
+    return activation_backward_call(c, index / 3, index / 3 + index % 3, (enum ps_activation)(PS_GELU + index % 3));
 }
 
 static int build_bias_grad(struct call *c, int index)
