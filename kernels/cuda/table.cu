@@ -255,6 +255,9 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->batchnorm_statistics = ps_cuda_batchnorm_statistics;
         k->batchnorm = ps_cuda_batchnorm;
         k->bias_residual_statistics = ps_cuda_bias_residual_statistics;
+        k->rope = ps_cuda_rope;
+        k->channel_affine = ps_cuda_channel_affine;
+        k->channel_affine_backward = ps_cuda_channel_affine_backward;
         k->batchnorm_backward = ps_cuda_batchnorm_backward;
         k->layernorm_backward = ps_cuda_layernorm_backward;
         k->activation_backward = ps_cuda_activation_backward;
