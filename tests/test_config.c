@@ -492,11 +492,11 @@ START_TEST(committed_configs)
     static const struct {
         const char *name;
         int64_t seq_len, pred_len, d_model;
-    } cases[] = {{"quickstart", 168, 24, 32},
-                 {"etth1", 336, 96, 16},
-                 {"seed28k", 24, 1, 64},
-                 {"weather", 336, 96, 128},
-                 {"electricity", 336, 96, 128}};
+    } cases[] = {{"quickstart", 168, 24, 32},     {"etth1", 336, 96, 16},
+                 {"seed28k", 24, 1, 64},          {"weather", 336, 96, 128},
+                 {"electricity", 336, 96, 128},   {"etth1_paper", 336, 96, 16},
+                 {"weather_paper", 336, 96, 128}, {"electricity_paper", 336, 96, 128},
+                 {"traffic_paper", 336, 96, 128}, {"illness_paper", 104, 24, 16}};
     const char *source = getenv("PS_SOURCE");
     for (int i = 0; i < COUNT(cases); i++) {
         char path[PATH_MAX];
@@ -506,6 +506,14 @@ START_TEST(committed_configs)
         ck_assert(c.model.seq_len == cases[i].seq_len && c.model.pred_len == cases[i].pred_len &&
                   c.model.d_model == cases[i].d_model);
         ck_assert(c.data.path[0] == '/' && strstr(c.data.path, "/runs/") && !strstr(c.data.path, ".."));
+        if (strstr(cases[i].name, "_paper")) { /* 42 patches, and dropout twice after attention */
+            struct ps_model_shape shape = ps_config_shape(&c, 7);
+            double kept = 1 - c.model.dropout;
+            ck_assert_int_eq(ps_patches(&shape), 42);
+            ck_assert_double_eq_tol(ps_dropout_rate(&shape, PS_DROP_ATTENTION), 1 - kept * kept, 1e-12);
+            ck_assert(shape.norm == PS_NORM_BATCH && shape.norm_place == PS_NORM_POST && shape.residual_attention);
+            ck_assert(shape.activation == PS_GELU && c.optim.weight_decay == 0);
+        }
         ps_config_free(&c);
     }
 }
