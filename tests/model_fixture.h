@@ -79,13 +79,14 @@ static inline void *to_device(struct ps_device *device, enum ps_type type, const
     return memory;
 }
 
+/* The parameters and, as they start, the running statistics. */
 static inline double *random_parameters(const struct ps_parameters *layout, uint64_t seed, double noise)
 {
-    double *values = malloc((size_t)layout->count * sizeof *values);
+    double *values = malloc((size_t)layout->stored * sizeof *values);
     ps_parameters_initialise(layout, seed, values);
     for (int t = 0; t < layout->n; t++) {
         const struct ps_parameter *p = &layout->table[t];
-        for (int64_t i = 0; i < p->size[0] * p->size[1]; i++) {
+        for (int64_t i = 0; i < ps_parameter_count(p); i++) {
             values[p->offset + i] += noise * normal(seed, (uint64_t)(p->offset + i), 99);
         }
     }
@@ -96,10 +97,10 @@ static inline double *random_parameters(const struct ps_parameters *layout, uint
 static inline void fixture_parameters(struct fixture *f, double noise)
 {
     double *parameters = random_parameters(f->model->layout, 11, noise);
-    for (int64_t i = 0; i < f->count; i++) {
+    for (int64_t i = 0; i < f->model->layout->stored; i++) {
         parameters[i] = (double)(float)parameters[i];
     }
-    set_device(f->device, f->k->parameter, f->model->parameters, parameters, f->count);
+    set_device(f->device, f->k->parameter, f->model->parameters, parameters, f->model->layout->stored);
     OK(ps_model_refresh_weights(f->model));
     free(parameters);
 }
@@ -188,7 +189,7 @@ static inline double gradient_error(const struct ps_parameters *layout, const do
     for (int t = 0; t < layout->n; t++) {
         const struct ps_parameter *p = &layout->table[t];
         double delta = 0, norm = 0;
-        for (int64_t i = p->offset; i < p->offset + p->size[0] * p->size[1]; i++) {
+        for (int64_t i = p->offset; i < p->offset + ps_parameter_count(p); i++) {
             delta += (got[i] - expected[i]) * (got[i] - expected[i]);
             norm += expected[i] * expected[i];
         }

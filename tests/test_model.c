@@ -140,7 +140,7 @@ static void differences_of(const char *backend, const char *device, int which)
     double expected, worst = 0, errors = 0, changes = 0;
     for (int t = 0; t <= layout->n; t++) {
         const struct ps_parameter *p = t < layout->n ? &layout->table[t] : NULL;
-        only(v, gradient, f.count, p ? p->offset : 0, p ? p->offset + p->size[0] * p->size[1] : f.count);
+        only(v, gradient, f.count, p ? p->offset : 0, p ? p->offset + ps_parameter_count(p) : f.count);
         double change = loss_change(&f, theta, gradient, v, h, &expected), error = fabs(change / expected - 1);
         worst = !(error <= worst) ? error : worst;
         ck_assert_msg(error <= bound, "%s, shape %d: along the gradient of %s the loss changes by %.6g, not %.6g", backend, which,
@@ -1255,7 +1255,7 @@ static struct stepped run_steps(enum ps_precision precision, const struct ps_mod
             double *more = calloc((size_t)f.count, sizeof *more);
             for (int t = 0; t < m->layout->n; t++) {
                 const struct ps_parameter *p = &m->layout->table[t];
-                const int64_t n = p->size[0] * p->size[1];
+                const int64_t n = ps_parameter_count(p);
                 for (int64_t j = 0; i == 1 && j < n; j++) {
                     more[p->offset + j] = normal(41, (uint64_t)(p->offset + j), 96);
                 }
@@ -1675,7 +1675,7 @@ START_TEST(initial_values)
     const uint64_t seed = 0xfedcba9876543210;
     struct ps_parameters *layout;
     OK(ps_parameters_layout(&shapes[0], &layout)); /* P 6, d 12, f 20, N 6 */
-    double *values = malloc((size_t)layout->count * sizeof *values);
+    double *values = malloc((size_t)layout->stored * sizeof *values);
     ps_parameters_initialise(layout, seed, values);
     int drawn = 0;
     for (int t = 0; t < layout->n; t++) {
@@ -1688,7 +1688,7 @@ START_TEST(initial_values)
                 drawn++;
             }
         }
-        for (int64_t i = 0; i < p->size[0] * p->size[1]; i++) {
+        for (int64_t i = 0; i < ps_parameter_count(p); i++) {
             double expected = strstr(last, "gamma") ? 1 : 0;
             if (bound > 0) {
                 expected = (double)(float)((2 * ps_uniform(seed, (uint64_t)i, 0x40000000 + (uint32_t)t, 0) - 1) * bound);
@@ -1739,7 +1739,7 @@ START_TEST(initialisation)
 {
     struct ps_parameters *layout;
     OK(ps_parameters_layout(&layer_shapes[1], &layout));
-    double *values = malloc((size_t)layout->count * sizeof *values);
+    double *values = malloc((size_t)layout->stored * sizeof *values);
     ps_parameters_initialise(layout, 1, values);
     for (int t = 0; t < layout->n; t++) {
         const struct ps_parameter *p = &layout->table[t];
@@ -1749,7 +1749,7 @@ START_TEST(initialisation)
     }
     const struct ps_parameter *w = &layout->table[layout->layer[0][PS_W_2]]; /* fan_in d_ff 256: bound 1/16 */
     double squares = 0, largest = 0;
-    int64_t n = w->size[0] * w->size[1];
+    int64_t n = ps_parameter_count(w);
     for (int64_t i = 0; i < n; i++) {
         double x = values[w->offset + i];
         squares += x * x;
