@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Writes tests/fixtures/golden.h5: what PyTorch computes for a small model with dropout 0, to compare the engine with.
+"""Writes a fixture of test_golden: what PyTorch computes for a small model with dropout 0, to compare the engine with.
 
-    python3 scripts/make_golden.py tests/fixtures/golden.h5
+    python3 scripts/make_golden.py plain tests/fixtures/golden.h5
+    python3 scripts/make_golden.py paper tests/fixtures/golden_paper.h5
 
-Forecasts and gradients of the first batch, and the losses of 20 AdamW steps, in double, from float32 parameters and data. The layers
-are torch.nn's own (LayerNorm, Linear, MultiheadAttention's scaled_dot_product written out), so nothing is shared with the engine but
-the equations. Needs torch and h5py.
+plain: LayerNorm before each branch. paper: the layer of Nie et al.'s own code, with BatchNorm behind each branch and residual
+attention (He et al. 2021), and gelu by erf. Forecasts and gradients of the first batch, and the losses of 20 AdamW steps, in double,
+from float32 parameters and data; of paper also the parameters and BatchNorm's running statistics after the steps, and forecasts of
+evaluation with them. The layers are torch.nn's own (LayerNorm, BatchNorm1d, Linear, scaled dot products written out), so nothing is
+shared with the engine but the equations. Needs torch and h5py.
 """
 import sys
 
@@ -17,34 +20,56 @@ import torch.nn.functional as F
 
 SHAPE = dict(channels=3, seq_len=40, pred_len=6, patch_len=8, stride=4, pad_end=1, d_model=16, n_heads=4, d_ff=24, n_layers=2)
 BATCH, BATCHES, STEPS = 4, 3, 20
-ADAMW = dict(lr=2e-3, betas=(0.9, 0.999), eps=1e-8)
-WEIGHT_DECAY = 0.05
+
+
+def attention(q, k, v, heads, below):
+    """softmax(q k' / sqrt(e) + below) v of each head, and the scores; q, k, v [S, N, d]."""
+    s, n, d = q.shape
+    q, k, v = (t.view(s, n, heads, d // heads).transpose(1, 2) for t in (q, k, v))
+    scores = q @ k.transpose(-1, -2) / (d // heads) ** 0.5 + below
+    return (torch.softmax(scores, -1) @ v).transpose(1, 2).reshape(s, n, d), scores
 
 
 class Layer(nn.Module):
+    norms = "ln"
+
     def __init__(self, d, h, f):
         super().__init__()
         self.h = h
-        self.ln1, self.ln2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.norm1, self.norm2 = self.norm(d), self.norm(d)
         self.qkv, self.o = nn.Linear(d, 3 * d), nn.Linear(d, d)
         self.one, self.two = nn.Linear(d, f), nn.Linear(f, d)
 
-    def forward(self, u):
-        s, n, d = u.shape
-        q, k, v = (t.view(s, n, self.h, d // self.h).transpose(1, 2) for t in self.qkv(self.ln1(u)).chunk(3, -1))
-        a = torch.softmax(q @ k.transpose(-1, -2) / (d // self.h) ** 0.5, -1)
-        r = u + self.o((a @ v).transpose(1, 2).reshape(s, n, d))
-        return r + self.two(F.gelu(self.one(self.ln2(r)), approximate="tanh"))
+    def norm(self, d):
+        return nn.LayerNorm(d)
+
+    def forward(self, u, below):
+        a, _ = attention(*self.qkv(self.norm1(u)).chunk(3, -1), self.h, 0)
+        r = u + self.o(a)
+        return r + self.two(F.gelu(self.one(self.norm2(r)), approximate="tanh")), below
+
+
+class PaperLayer(Layer):
+    norms = "bn"
+
+    def norm(self, d):
+        return nn.BatchNorm1d(d)
+
+    def forward(self, u, below):
+        a, scores = attention(*self.qkv(u).chunk(3, -1), self.h, below)
+        r = self.norm1((u + self.o(a)).transpose(1, 2)).transpose(1, 2)
+        y = r + self.two(F.gelu(self.one(r)))
+        return self.norm2(y.transpose(1, 2)).transpose(1, 2), scores
 
 
 class PatchTST(nn.Module):
-    def __init__(self):
+    def __init__(self, layer):
         super().__init__()
         s = SHAPE
         self.patches = (s["seq_len"] - s["patch_len"]) // s["stride"] + 1 + s["pad_end"]
         self.embed = nn.Linear(s["patch_len"], s["d_model"])
         self.position = nn.Parameter(torch.empty(self.patches, s["d_model"]).uniform_(-0.02, 0.02))
-        self.layers = nn.ModuleList(Layer(s["d_model"], s["n_heads"], s["d_ff"]) for _ in range(s["n_layers"]))
+        self.layers = nn.ModuleList(layer(s["d_model"], s["n_heads"], s["d_ff"]) for _ in range(s["n_layers"]))
         self.head = nn.Linear(self.patches * s["d_model"], s["pred_len"])
 
     def forward(self, x):
@@ -52,9 +77,9 @@ class PatchTST(nn.Module):
         mean, std = x.mean(-1, keepdim=True), (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
         z = F.pad(((x - mean) / std), (0, SHAPE["stride"]), mode="replicate")
         z = z.unfold(-1, SHAPE["patch_len"], SHAPE["stride"]).reshape(b * c, self.patches, -1)
-        z = self.embed(z) + self.position
+        z, scores = self.embed(z) + self.position, 0
         for layer in self.layers:
-            z = layer(z)
+            z, scores = layer(z, scores)
         return self.head(z.reshape(b, c, -1)) * std + mean
 
     def named(self):
@@ -66,19 +91,39 @@ class PatchTST(nn.Module):
             for name, linear in (("qkv", l.qkv), ("o", l.o), ("1", l.one), ("2", l.two)):
                 yield f"layers.{i}.w_{name}", linear.weight, True
                 yield f"layers.{i}.b_{name}", linear.bias, False
-            for name, norm in (("ln1", l.ln1), ("ln2", l.ln2)):
-                yield f"layers.{i}.{name}_gamma", norm.weight, False
-                yield f"layers.{i}.{name}_beta", norm.bias, False
+            for j, norm in ((1, l.norm1), (2, l.norm2)):
+                yield f"layers.{i}.{l.norms}{j}_gamma", norm.weight, False
+                yield f"layers.{i}.{l.norms}{j}_beta", norm.bias, False
         yield "w_h", self.head.weight, True
         yield "b_h", self.head.bias, False
 
+    def running(self):
+        """(name in the engine, BatchNorm's running statistic)"""
+        for i, l in enumerate(self.layers):
+            for j, norm in ((1, l.norm1), (2, l.norm2)):
+                if l.norms == "bn":
+                    yield f"layers.{i}.bn{j}_mean", norm.running_mean
+                    yield f"layers.{i}.bn{j}_var", norm.running_var
 
-def main(path):
+
+# The paper's b_k, b_o and b_2 have a gradient of 0: softmax and BatchNorm take what they add away again. Its rounding must not move
+# them, so AdamW's epsilon is well above that.
+KINDS = dict(
+    plain=dict(layer=Layer, lr=2e-3, epsilon=1e-8, weight_decay=0.05, stored=numpy.float32),
+    paper=dict(layer=PaperLayer, lr=2e-3, epsilon=1e-3, weight_decay=0.05, stored=numpy.float64),
+)
+
+
+def main(kind, path):
+    kind = KINDS[kind]
     torch.manual_seed(20)
-    model = PatchTST()
+    torch.set_num_threads(1)
+    model = PatchTST(kind["layer"])
     with torch.no_grad():
         for _, tensor, _ in model.named():
             tensor.add_(0.05 * torch.randn_like(tensor))
+        for name, tensor in model.running():
+            tensor.add_(0.3 * torch.rand_like(tensor))
     x = torch.randn(BATCH * BATCHES, SHAPE["channels"], SHAPE["seq_len"]).cumsum(-1) * 0.3
     y = torch.randn(BATCH * BATCHES, SHAPE["channels"], SHAPE["pred_len"])
     model, x, y = model.double(), x.double(), y.double()  # the same float32 numbers, computed in double
@@ -87,23 +132,30 @@ def main(path):
         at = (i % BATCHES) * BATCH
         return x[at:at + BATCH], y[at:at + BATCH]
 
-    def numbers(tensor, transposed):
+    def numbers(tensor, transposed=False, stored=numpy.float32):
         t = tensor.detach()
-        return (t.T if transposed else t).contiguous().numpy().astype(numpy.float32)
+        return (t.T if transposed else t).contiguous().numpy().astype(stored)
 
     with h5py.File(path, "w") as f:
         f.attrs.update(SHAPE)
-        f.attrs.update(dict(batch=BATCH, batches=BATCHES, steps=STEPS, lr=ADAMW["lr"], weight_decay=WEIGHT_DECAY))
+        f.attrs.update(dict(batch=BATCH, batches=BATCHES, steps=STEPS))
+        f.attrs.update({name: kind[name] for name in ("lr", "epsilon", "weight_decay")})
         f["inputs"], f["targets"] = x.numpy().astype(numpy.float32), y.numpy().astype(numpy.float32)
-        forecast = model(batch(0)[0])
-        f["forecasts"] = forecast.detach().numpy().astype(numpy.float32)
-        F.mse_loss(forecast, batch(0)[1]).backward()
         for name, tensor, transposed in model.named():
             f[f"parameters/{name}"] = numbers(tensor, transposed)
-            f[f"gradients/{name}"] = numbers(tensor.grad, transposed)
+        for name, tensor in model.running():
+            f[f"parameters/{name}"] = numbers(tensor)
+        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        forecast = model(batch(0)[0])
+        f["forecasts"] = numbers(forecast, stored=kind["stored"])
+        F.mse_loss(forecast, batch(0)[1]).backward()
+        for name, tensor, transposed in model.named():
+            f[f"gradients/{name}"] = numbers(tensor.grad, transposed, kind["stored"])
+        model.load_state_dict(start)  # running statistics without the first batch
         decayed = [t for name, t, _ in model.named() if name.split(".")[-1].startswith("w_") and name != "w_pos"]
         rest = [t for name, t, _ in model.named() if not any(t is d for d in decayed)]
-        optimizer = torch.optim.AdamW([dict(params=decayed, weight_decay=WEIGHT_DECAY), dict(params=rest, weight_decay=0)], **ADAMW)
+        optimizer = torch.optim.AdamW([dict(params=decayed, weight_decay=kind["weight_decay"]), dict(params=rest, weight_decay=0)],
+                                      lr=kind["lr"], betas=(0.9, 0.999), eps=kind["epsilon"])
         losses = []
         for i in range(STEPS):
             optimizer.zero_grad()
@@ -112,7 +164,14 @@ def main(path):
             optimizer.step()
             losses.append(loss.item())
         f["losses"] = numpy.array(losses)
+        if list(model.running()):
+            for name, tensor, transposed in model.named():
+                f[f"end/{name}"] = numbers(tensor, transposed, kind["stored"])
+            for name, tensor in model.running():
+                f[f"end/{name}"] = numbers(tensor, stored=kind["stored"])
+            model.eval()
+            f["evaluated"] = numbers(model(batch(0)[0]), stored=kind["stored"])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
