@@ -429,7 +429,7 @@ static enum ps_status verify(const char *path, const char *bytes, size_t size)
 static enum ps_status make_layout(const char *path, struct ps_checkpoint *c)
 {
     struct ps_config config;
-    if (ps_config_parse(c->config, "config", NULL, 0, &config) != PS_OK) {
+    if (ps_config_parse_saved(c->config, "config", &config) != PS_OK) {
         return ps_fail(PS_CHECKPOINT, "%s: attribute config: %s", path, ps_error_message());
     }
     struct ps_model_shape shape = ps_config_shape(&config, c->scaler.channels);

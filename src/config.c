@@ -2,6 +2,7 @@
 #include "src/config.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,33 +50,109 @@ static enum ps_status read_override(struct ps_config_reader *reader, const char 
     return status;
 }
 
-enum ps_status ps_config_parse(const char *text, const char *origin, char *const *overrides, int n_overrides,
-                               struct ps_config *config)
+/* Puts what is known of the model in the presets' place; then[i]: the text of known value i as it would be written. */
+static enum ps_status put_known(struct ps_config_reader *reader, const struct ps_known *known, char **then)
+{
+    for (int i = 0; i < known->n; i++) {
+        int key = ps_key_index("model", known->value[i].name);
+        const char *text = known->value[i].text;
+        PS_TRY(ps_config_put(reader, &ps_keys[key], &text, known->origin));
+        snprintf(reader->where[key], sizeof *reader->where, "%s", known->origin);
+        then[i] = ps_config_value_text(reader->config, &ps_keys[key]);
+        if (!then[i]) {
+            return ps_config_fail(known->origin, "model.%s: no memory", known->value[i].name);
+        }
+    }
+    return PS_OK;
+}
+
+/* Fixed values are what they were. */
+static enum ps_status check_known(const struct ps_config_reader *reader, const struct ps_known *known, char *const *then)
+{
+    for (int i = 0; i < known->n; i++) {
+        int key = ps_key_index("model", known->value[i].name);
+        char *now = known->value[i].fixed ? ps_config_value_text(reader->config, &ps_keys[key]) : NULL;
+        int differs = now && strcmp(now, then[i]) != 0;
+        if (differs) {
+            ps_config_fail(reader->where[key], "model.%s: %.60s contradicts %.200s, which says %s", known->value[i].name, now,
+                           known->origin, then[i]);
+        }
+        free(now);
+        if (differs) {
+            return PS_USAGE;
+        }
+    }
+    return PS_OK;
+}
+
+/* What a config is made of, one after the other. */
+struct sources {
+    const struct ps_known *known; /* NULL: nothing is */
+    const char *text;             /* YAML; NULL: none */
+    char *const *overrides;
+    int n_overrides, without_data;
+};
+
+static enum ps_status fill(struct ps_config_reader *reader, const struct sources *from, const char *origin, char **then)
+{
+    for (int i = 0; i < PS_KEYS; i++) {
+        PS_TRY(ps_config_put(reader, &ps_keys[i], ps_keys[i].preset, origin));
+    }
+    if (from->known) {
+        PS_TRY(put_known(reader, from->known, then));
+    }
+    if (from->text) {
+        PS_TRY(ps_config_read(reader, from->text, origin));
+    }
+    for (int i = 0; i < from->n_overrides; i++) {
+        PS_TRY(read_override(reader, from->overrides[i]));
+    }
+    if (from->known) {
+        PS_TRY(check_known(reader, from->known, then));
+    }
+    return ps_config_check(reader, origin);
+}
+
+static enum ps_status parse(const struct sources *from, const char *origin, struct ps_config *config)
 {
     memset(config, 0, sizeof *config);
+    char *then[PS_KNOWN] = {NULL};
     struct ps_config_reader *reader = calloc(1, sizeof *reader);
     if (!reader) {
         return ps_config_fail(origin, "no memory");
     }
     reader->config = config;
-    enum ps_status status = PS_OK;
-    for (int i = 0; i < PS_KEYS && status == PS_OK; i++) {
-        status = ps_config_put(reader, &ps_keys[i], ps_keys[i].preset, origin);
-    }
-    if (status == PS_OK) {
-        status = ps_config_read(reader, text, origin);
-    }
-    for (int i = 0; i < n_overrides && status == PS_OK; i++) {
-        status = read_override(reader, overrides[i]);
-    }
-    if (status == PS_OK) {
-        status = ps_config_check(reader, origin);
+    reader->without_data = from->without_data;
+    enum ps_status status = fill(reader, from, origin, then);
+    for (int i = 0; i < PS_KNOWN; i++) {
+        free(then[i]);
     }
     free(reader);
     if (status != PS_OK) {
         ps_config_free(config);
     }
     return status;
+}
+
+enum ps_status ps_config_parse(const char *text, const char *origin, char *const *overrides, int n_overrides,
+                               struct ps_config *config)
+{
+    return parse(&(struct sources){.text = text, .overrides = overrides, .n_overrides = n_overrides}, origin, config);
+}
+
+enum ps_status ps_config_parse_saved(const char *text, const char *origin, struct ps_config *config)
+{
+    return parse(&(struct sources){.text = text, .without_data = 1}, origin, config);
+}
+
+void ps_known_add(struct ps_known *known, const char *name, int fixed, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(known->value[known->n].text, sizeof known->value->text, format, arguments);
+    va_end(arguments);
+    known->value[known->n].name = name;
+    known->value[known->n++].fixed = fixed;
 }
 
 /* A relative *path, key's value, becomes absolute, seen from the config file's folder. */
@@ -113,26 +190,35 @@ static enum ps_status resolve(const char *config_path, const char *key, char **p
     return PS_OK;
 }
 
-enum ps_status ps_config_load(const char *path, char *const *overrides, int n_overrides, struct ps_config *config)
+static enum ps_status read_text(const char *path, char **text)
+{
+    size_t size;
+    PS_TRY(ps_file_read(PS_USAGE, path, LONGEST, text, &size));
+    return strlen(*text) < size ? ps_config_fail(path, "not YAML: holds a zero byte") : PS_OK;
+}
+
+enum ps_status ps_config_load_known(const struct ps_known *known, const char *path, char *const *overrides, int n_overrides,
+                                    struct ps_config *config)
 {
     memset(config, 0, sizeof *config);
     char *text = NULL;
-    size_t size;
-    PS_TRY(ps_file_read(PS_USAGE, path, LONGEST, &text, &size));
-    enum ps_status status = strlen(text) < size ? ps_config_fail(path, "not YAML: holds a zero byte")
-                                                : ps_config_parse(text, path, overrides, n_overrides, config);
+    const char *origin = path ? path : "--set"; /* seen from where the program runs */
+    enum ps_status status = path ? read_text(path, &text) : PS_OK;
+    if (status == PS_OK) {
+        status = parse(&(struct sources){known, text, overrides, n_overrides, known != NULL}, origin, config);
+    }
     free(text);
     if (status == PS_OK) {
-        status = resolve(path, "data.path", &config->data.path);
+        status = resolve(origin, "data.path", &config->data.path);
     }
     if (status == PS_OK) {
-        status = resolve(path, "runtime.tuning", &config->runtime.tuning);
+        status = resolve(origin, "runtime.tuning", &config->runtime.tuning);
     }
     /* The text of the resolved config is kept with the run, so it must read back: a folder's name may hold what YAML cannot. */
     if (status == PS_OK && (status = ps_config_text(config, &text)) == PS_OK) {
-        if (ps_config_parses(text, path) != PS_OK) {
-            status =
-                ps_config_fail(path, "data.path: \"%.200s\" cannot be written as UTF-8 text; rename the folder", config->data.path);
+        if (ps_config_parses(text, origin) != PS_OK) {
+            status = ps_config_fail(origin, "data.path: \"%.200s\" cannot be written as UTF-8 text; rename the folder",
+                                    config->data.path);
         }
         free(text);
     }
@@ -140,6 +226,11 @@ enum ps_status ps_config_load(const char *path, char *const *overrides, int n_ov
         ps_config_free(config);
     }
     return status;
+}
+
+enum ps_status ps_config_load(const char *path, char *const *overrides, int n_overrides, struct ps_config *config)
+{
+    return ps_config_load_known(NULL, path, overrides, n_overrides, config);
 }
 
 void ps_config_free(struct ps_config *config)

@@ -84,9 +84,29 @@ enum ps_status ps_config_load(const char *path, char *const *overrides, int n_ov
 /* The same from text; origin names it in messages. Relative data.path and runtime.tuning stay as they are. */
 enum ps_status ps_config_parse(const char *text, const char *origin, char *const *overrides, int n_overrides,
                                struct ps_config *config);
+/* The same of a text that ps_config_text made and a file kept: data.path may be missing, where there were no data. */
+enum ps_status ps_config_parse_saved(const char *text, const char *origin, struct ps_config *config);
 /* Resolved YAML, every key; *text is malloc'ed. Parsing it gives the same config, bit for bit. */
 enum ps_status ps_config_text(const struct ps_config *config, char **text);
 void ps_config_free(struct ps_config *config);
+
+/* What a file of weights tells of the model: values that stand in the presets' place. */
+enum { PS_KNOWN = 48 };
+struct ps_known {
+    const char *origin; /* the file, in messages */
+    int n;
+    struct {
+        const char *name; /* of section model */
+        char text[32];
+        int fixed; /* another value contradicts the weights */
+    } value[PS_KNOWN];
+};
+void ps_known_add(struct ps_known *known, const char *name, int fixed, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+/* As ps_config_load, with those values before the file's; path NULL: no file. data.path may be missing. Also PS_USAGE: a key that
+ * the file or an override gives another value than the fixed one, naming both. */
+enum ps_status ps_config_load_known(const struct ps_known *known, const char *path, char *const *overrides, int n_overrides,
+                                    struct ps_config *config);
 
 /* The model's shape for data of so many channels. */
 struct ps_model_shape ps_config_shape(const struct ps_config *config, int64_t channels);

@@ -57,7 +57,7 @@ int ps_config_is_device(const char *device)
 enum ps_status ps_config_check(const struct ps_config_reader *reader, const char *origin)
 {
     const struct ps_config *c = reader->config;
-    if (!*c->data.path) {
+    if (!*c->data.path && !reader->without_data) {
         return ps_config_fail(blame(reader, origin, "data", "path", NULL),
                               "data.path: missing; name the HDF5 file, as \"path: series.h5\"");
     }

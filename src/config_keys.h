@@ -54,6 +54,7 @@ enum { PS_KEY_NAME = 64, PS_WHERE = 320 }; /* bytes of a key's name; of a place 
 struct ps_config_reader {
     struct ps_config *config;
     char where[PS_KEYS][PS_WHERE];
+    int without_data; /* data.path may be missing */
 };
 
 /* PS_USAGE "where: ..." in one line, whatever the quoted values hold. */

@@ -184,7 +184,7 @@ static enum ps_status evaluate(const struct arguments *a)
     struct ps_config config;
     struct ps_session *s = NULL;
     PS_TRY(ps_checkpoint_load(a->checkpoint, &checkpoint));
-    enum ps_status status = ps_config_parse(checkpoint.config, a->checkpoint, NULL, 0, &config);
+    enum ps_status status = ps_config_parse_saved(checkpoint.config, a->checkpoint, &config);
     if (status == PS_OK && a->forecasts) {
         status = check_output(a, a->data ? a->data : config.data.path);
     }

@@ -36,7 +36,7 @@ struct plain {
 static struct plain plain(const char *text)
 {
     struct plain p;
-    snprintf(p.text, sizeof p.text, "%s", text);
+    snprintf(p.text, sizeof p.text, "%.*s", (int)sizeof p.text - 1, text);
     for (char *t = p.text; *t; t++) {
         *t = (unsigned char)*t < ' ' || *t == 0x7f ? '?' : *t;
     }
@@ -156,7 +156,7 @@ static enum ps_status read_entries(const char *path, json_t *header, const char 
             continue;
         }
         struct ps_safetensor *t = &file->tensor[file->n];
-        uint64_t begin;
+        uint64_t begin = 0;
         PS_TRY(read_entry(path, name, entry, rest, t, &begin));
         t->bytes = values + begin;
         places[file->n++] = (struct place){begin, begin + (uint64_t)(t->count * dtype_bytes(t->dtype)), t->name};

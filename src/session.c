@@ -388,7 +388,7 @@ enum ps_status ps_session_load_weights(struct ps_session *s, const struct ps_che
 enum ps_status ps_session_restore(struct ps_session *s, const struct ps_checkpoint *c)
 {
     struct ps_config saved;
-    PS_TRY(ps_config_parse(c->config, "the checkpoint's config", NULL, 0, &saved));
+    PS_TRY(ps_config_parse_saved(c->config, "the checkpoint's config", &saved));
     enum ps_status status = ps_config_compatible(&saved, s->config);
     ps_config_free(&saved);
     PS_TRY(status);
