@@ -1,9 +1,9 @@
-/* Text from files that goes into one-line messages. Private to data/. */
+/* Text from files that goes into one-line messages. */
 #ifndef PS_DATA_TEXT_H
 #define PS_DATA_TEXT_H
 
 struct ps_plain {
-    char text[64];
+    char text[88];
 };
 
 /* The text with control characters as '?', cut with "..." when it is long. */

@@ -56,8 +56,11 @@ static enum ps_status put_known(struct ps_config_reader *reader, const struct ps
     for (int i = 0; i < known->n; i++) {
         int key = ps_key_index("model", known->value[i].name);
         const char *text = known->value[i].text;
+        if (!*text) {
+            continue;
+        }
         PS_TRY(ps_config_put(reader, &ps_keys[key], &text, known->origin));
-        snprintf(reader->where[key], sizeof *reader->where, "%s", known->origin);
+        snprintf(reader->where[key], sizeof *reader->where, "%.300s", known->origin);
         then[i] = ps_config_value_text(reader->config, &ps_keys[key]);
         if (!then[i]) {
             return ps_config_fail(known->origin, "model.%s: no memory", known->value[i].name);
@@ -66,12 +69,16 @@ static enum ps_status put_known(struct ps_config_reader *reader, const struct ps
     return PS_OK;
 }
 
-/* Fixed values are what they were. */
+/* Fixed values are what they were, and what is not known was said. */
 static enum ps_status check_known(const struct ps_config_reader *reader, const struct ps_known *known, char *const *then)
 {
     for (int i = 0; i < known->n; i++) {
         int key = ps_key_index("model", known->value[i].name);
-        char *now = known->value[i].fixed ? ps_config_value_text(reader->config, &ps_keys[key]) : NULL;
+        if (!*known->value[i].text && !*reader->where[key]) {
+            return ps_config_fail(known->origin, "model.%s: missing, and the weights do not tell it: give --set model.%s=..",
+                                  known->value[i].name, known->value[i].name);
+        }
+        char *now = known->value[i].fixed && then[i] ? ps_config_value_text(reader->config, &ps_keys[key]) : NULL;
         int differs = now && strcmp(now, then[i]) != 0;
         if (differs) {
             ps_config_fail(reader->where[key], "model.%s: %.60s contradicts %.200s, which says %s", known->value[i].name, now,

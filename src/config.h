@@ -92,13 +92,14 @@ void ps_config_free(struct ps_config *config);
 
 /* What a file of weights tells of the model: values that stand in the presets' place. */
 enum { PS_KNOWN = 48 };
+#define PS_KNOWN_NOTHING ""
 struct ps_known {
     const char *origin; /* the file, in messages */
     int n;
     struct {
         const char *name; /* of section model */
-        char text[32];
-        int fixed; /* another value contradicts the weights */
+        char text[32];    /* PS_KNOWN_NOTHING: must be said by the file or an override */
+        int fixed;        /* another value contradicts the weights */
     } value[PS_KNOWN];
 };
 void ps_known_add(struct ps_known *known, const char *name, int fixed, const char *format, ...)

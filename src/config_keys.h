@@ -1,4 +1,4 @@
-/* The table of the config's keys, and what src/config*.c do with it. Private to them. */
+/* The table of the config's keys, and what src/config*.c and src/weights_hf.c do with it. Private to them. */
 #ifndef PS_SRC_CONFIG_KEYS_H
 #define PS_SRC_CONFIG_KEYS_H
 

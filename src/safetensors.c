@@ -9,6 +9,7 @@
 #include <jansson.h>
 
 #include "data/files.h"
+#include "data/text.h"
 
 enum { PREFIX = 8, LONGEST_HEADER = 1 << 23 /* of JSON: 1024 layers' names and sizes take 3 MiB */ };
 
@@ -26,21 +27,6 @@ static int64_t dtype_bytes(const char *dtype)
         }
     }
     return 0;
-}
-
-/* A name from the file in a message of one line. */
-struct plain {
-    char text[100];
-};
-
-static struct plain plain(const char *text)
-{
-    struct plain p;
-    snprintf(p.text, sizeof p.text, "%.*s", (int)sizeof p.text - 1, text);
-    for (char *t = p.text; *t; t++) {
-        *t = (unsigned char)*t < ' ' || *t == 0x7f ? '?' : *t;
-    }
-    return p;
 }
 
 struct ps_shape_text ps_shape_text(int rank, const int64_t *size)
@@ -75,14 +61,15 @@ static enum ps_status read_entry(const char *path, const char *name, json_t *ent
     if (!dtype || !json_is_array(shape) || json_array_size(offsets) != 2 || !json_is_integer(first) || !json_is_integer(last) ||
         json_object_size(entry) != 3) {
         return ps_fail(PS_CHECKPOINT, "%s: tensor %s: its entry is not of a dtype, a shape and two whole data_offsets", path,
-                       plain(name).text);
+                       ps_text_plain(name).text);
     }
     int64_t each = dtype_bytes(dtype);
     if (each == 0) {
-        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: dtype %s is not known", path, plain(name).text, plain(dtype).text);
+        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: dtype %s is not known", path, ps_text_plain(name).text,
+                       ps_text_plain(dtype).text);
     }
     if (json_array_size(shape) > PS_SAFETENSOR_RANK) {
-        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: has %zu dimensions; at most %d are read", path, plain(name).text,
+        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: has %zu dimensions; at most %d are read", path, ps_text_plain(name).text,
                        json_array_size(shape), PS_SAFETENSOR_RANK);
     }
     *t = (struct ps_safetensor){.name = name, .dtype = dtype, .rank = (int)json_array_size(shape), .count = 1};
@@ -91,18 +78,18 @@ static enum ps_status read_entry(const char *path, const char *name, json_t *ent
         t->size[i] = json_is_integer(size) ? json_integer_value(size) : -1;
         if (t->size[i] < 0 || __builtin_mul_overflow(t->count, t->size[i], &t->count)) {
             return ps_fail(PS_CHECKPOINT, "%s: tensor %s: its shape is not one of whole sizes that there can be", path,
-                           plain(name).text);
+                           ps_text_plain(name).text);
         }
     }
     int64_t from = json_integer_value(first), to = json_integer_value(last), bytes;
     if (from < 0 || to < from || (uint64_t)to > rest) {
         return ps_fail(PS_CHECKPOINT,
                        "%s: tensor %s: data_offsets [%" PRId64 ", %" PRId64 "] are not within the %" PRIu64 " bytes of values",
-                       path, plain(name).text, from, to, rest);
+                       path, ps_text_plain(name).text, from, to, rest);
     }
     if (__builtin_mul_overflow(t->count, each, &bytes) || bytes != to - from) {
-        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: %" PRId64 " bytes, which are not those of %s %s", path, plain(name).text,
-                       to - from, dtype, ps_shape_text(t->rank, t->size).text);
+        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: %" PRId64 " bytes, which are not those of %s %s", path,
+                       ps_text_plain(name).text, to - from, dtype, ps_shape_text(t->rank, t->size).text);
     }
     *begin = (uint64_t)from;
     return PS_OK;
@@ -136,7 +123,7 @@ static enum ps_status check_places(const char *path, struct place *places, int n
         if (places[i].begin != end) {
             return ps_fail(PS_CHECKPOINT,
                            "%s: tensor %s: begins at byte %" PRIu64 " of the values, and those before it end at %" PRIu64, path,
-                           plain(places[i].name).text, places[i].begin, end);
+                           ps_text_plain(places[i].name).text, places[i].begin, end);
         }
         end = places[i].end;
     }
@@ -180,7 +167,7 @@ static enum ps_status parse(const char *path, const char *bytes, size_t size, st
     file->header = header;
     if (!json_is_object(header)) {
         return ps_fail(PS_CHECKPOINT, "%s: not safetensors: its header is not a JSON object%s%s", path, header ? "" : ": ",
-                       header ? "" : plain(error.text).text);
+                       header ? "" : ps_text_plain(error.text).text);
     }
     size_t n = json_object_size(header);
     struct place *places = malloc((n + 1) * sizeof *places);
@@ -263,14 +250,14 @@ enum ps_status ps_safetensors_values(const struct ps_safetensors *file, const st
     if (strcmp(t->dtype, "F64") != 0 && strcmp(t->dtype, "F32") != 0 && strcmp(t->dtype, "F16") != 0 &&
         strcmp(t->dtype, "BF16") != 0) {
         return ps_fail(PS_CHECKPOINT, "%s: tensor %s: of dtype %s; F64, F32, F16 and BF16 are read", file->path,
-                       plain(t->name).text, t->dtype);
+                       ps_text_plain(t->name).text, t->dtype);
     }
     int64_t each = dtype_bytes(t->dtype);
     for (int64_t i = 0; i < t->count; i++) {
         values[i] = (float)element(t->dtype, (const unsigned char *)t->bytes + i * each);
         if (!isfinite(values[i])) {
             return ps_fail(PS_CHECKPOINT, "%s: tensor %s: element %" PRId64 " is not finite, or too large for a float", file->path,
-                           plain(t->name).text, i);
+                           ps_text_plain(t->name).text, i);
         }
     }
     return PS_OK;
