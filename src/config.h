@@ -115,6 +115,10 @@ struct ps_model_shape ps_config_shape(const struct ps_config *config, int64_t ch
 /* Whether runtime.device may be this: auto, cpu, cuda or cuda:N, N of at most 4 digits. */
 int ps_config_is_device(const char *device);
 
+/* The keys of section model that say what weights compute and that no shape shows, where they differ: "n_heads 4 and 8, ..."; ""
+ * where none does. */
+void ps_config_differences(const struct ps_config *then, const struct ps_config *now, char *text, size_t room);
+
 /* PS_OK when a run of `saved` may be resumed with `now`: every key equal, but for those that cannot change the result
  * (runtime.device's index, data.path, data.placement, data.season, train.patience, train.checkpoint_every, train.keep_last,
  * train.keep_best, train.on_nonfinite) and train.epochs, which may grow. Otherwise PS_CHECKPOINT naming key, both values. (A

@@ -117,6 +117,24 @@ enum ps_status ps_config_check(const struct ps_config_reader *reader, const char
     return PS_OK;
 }
 
+void ps_config_differences(const struct ps_config *then, const struct ps_config *now, char *text, size_t room)
+{
+    *text = 0;
+    for (int i = 0; i < PS_KEYS; i++) {
+        const struct ps_key *key = &ps_keys[i];
+        if (strcmp(key->section, "model") != 0 || strncmp(key->name, "dropout", 7) == 0 || strcmp(key->name, "pred_len") == 0) {
+            continue;
+        }
+        char *was = ps_config_value_text(then, key), *is = ps_config_value_text(now, key);
+        size_t used = strlen(text);
+        if (was && is && strcmp(was, is) != 0) {
+            snprintf(text + used, room - used, "%s%s %s and %s", used ? ", " : "", key->name, was, is);
+        }
+        free(was);
+        free(is);
+    }
+}
+
 enum ps_status ps_config_compatible(const struct ps_config *saved, const struct ps_config *now)
 {
     enum ps_status status = PS_OK;

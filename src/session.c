@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "data/files.h"
+#include "src/safetensors.h"
 
 enum { LONGEST_TUNING = 1 << 20 };
 
@@ -322,25 +323,118 @@ void ps_session_close(struct ps_session *s)
 
 /* ---- weights and state ---- */
 
-enum ps_status ps_session_initialise(struct ps_session *s)
+/* The tensor of that name, looked for from place `near` on; -1: there is none. */
+static int tensor_named(const struct ps_parameters *p, const char *name, int near)
+{
+    for (int i = 0; i < p->all; i++) {
+        int t = (near + i) % p->all;
+        if (strcmp(p->table[t].name, name) == 0) {
+            return t;
+        }
+    }
+    return -1;
+}
+
+/* What two models do not share, in words. */
+struct differences {
+    char text[800];
+    int n, left_out; /* of them: those that the text has no room for */
+    int beside_head;
+};
+
+static void note_difference(struct differences *d, const struct ps_parameter *ours, const struct ps_parameter *theirs)
+{
+    const char *name = ours ? ours->name : theirs->name;
+    char text[512];
+    if (ours && theirs) {
+        snprintf(text, sizeof text, "%s is %s there and %s here", name, ps_shape_text(theirs->rank, theirs->size).text,
+                 ps_shape_text(ours->rank, ours->size).text);
+    } else {
+        snprintf(text, sizeof text, "%s is %s alone", name, ours ? "here" : "there");
+    }
+    size_t used = strlen(d->text);
+    d->n++;
+    d->beside_head |= strcmp(name, "w_h") != 0 && strcmp(name, "b_h") != 0;
+    if (used + strlen(text) + 3 > sizeof d->text) {
+        d->left_out++;
+    } else {
+        snprintf(d->text + used, sizeof d->text - used, "%s%s", used ? "; " : "", text);
+    }
+}
+
+/* Whether weights of `theirs` can take the place of ours, name by name; the head's do not count when it is new. */
+static enum ps_status check_weights(const struct ps_parameters *ours, const struct ps_parameters *theirs, int new_head)
+{
+    struct differences d = {.n = 0};
+    for (int t = 0; t < ours->all; t++) {
+        const struct ps_parameter *p = &ours->table[t];
+        int at = tensor_named(theirs, p->name, t);
+        if (!(new_head && (t == ours->w_h || t == ours->b_h)) &&
+            (at < 0 || theirs->table[at].rank != p->rank || memcmp(theirs->table[at].size, p->size, sizeof p->size) != 0)) {
+            note_difference(&d, p, at < 0 ? NULL : &theirs->table[at]);
+        }
+    }
+    for (int t = 0; t < theirs->all; t++) {
+        if (tensor_named(ours, theirs->table[t].name, t) < 0) {
+            note_difference(&d, NULL, &theirs->table[t]);
+        }
+    }
+    char more[32] = "";
+    snprintf(more, sizeof more, d.left_out ? "; and %d more" : "", d.left_out);
+    return d.n == 0 ? PS_OK
+                    : ps_fail(PS_CHECKPOINT, "its weights are not this model's: %s%s%s", d.text, more,
+                              d.beside_head ? "" : "; --new-head starts the head anew");
+}
+
+/* The seed's parameters as float, malloc'ed [layout->stored]. */
+static enum ps_status first_parameters(const struct ps_session *s, float **parameters)
 {
     int64_t count = s->model->layout->stored;
     double *values = malloc((size_t)count * sizeof *values);
-    float *parameters = malloc((size_t)count * sizeof *parameters);
-    enum ps_status status = PS_OK;
-    if (!values || !parameters) {
-        status = ps_fail(PS_DEVICE, "no memory for %lld parameters", (long long)count);
-    } else {
-        ps_parameters_initialise(s->model->layout, s->config->train.seed, values);
-        for (int64_t i = 0; i < count; i++) {
-            parameters[i] = (float)values[i];
-        }
-        status = s->device->upload(s->device, PS_COMPUTE, s->model->parameters, parameters, stored_bytes(s));
-        if (status == PS_OK) {
-            status = ps_model_refresh_weights(s->model);
-        }
+    *parameters = malloc((size_t)count * sizeof **parameters);
+    if (!values || !*parameters) {
+        free(values);
+        free(*parameters);
+        return ps_fail(PS_DEVICE, "no memory for %lld parameters", (long long)count);
+    }
+    ps_parameters_initialise(s->model->layout, s->config->train.seed, values);
+    for (int64_t i = 0; i < count; i++) {
+        (*parameters)[i] = (float)values[i];
     }
     free(values);
+    return PS_OK;
+}
+
+static enum ps_status upload_parameters(struct ps_session *s, const float *parameters)
+{
+    PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->model->parameters, parameters, stored_bytes(s)));
+    PS_TRY(ps_model_refresh_weights(s->model));
+    return s->device->synchronize(s->device);
+}
+
+enum ps_status ps_session_initialise(struct ps_session *s)
+{
+    float *parameters;
+    PS_TRY(first_parameters(s, &parameters));
+    enum ps_status status = upload_parameters(s, parameters);
+    free(parameters);
+    return status;
+}
+
+enum ps_status ps_session_initialise_from(struct ps_session *s, const struct ps_checkpoint *c, int new_head)
+{
+    const struct ps_parameters *ours = s->model->layout;
+    float *parameters;
+    PS_TRY(check_weights(ours, c->layout, new_head));
+    PS_TRY(first_parameters(s, &parameters));
+    for (int t = 0; t < ours->all; t++) {
+        if (!(new_head && (t == ours->w_h || t == ours->b_h))) {
+            const struct ps_parameter *from = &c->layout->table[tensor_named(c->layout, ours->table[t].name, t)];
+            memcpy(parameters + ours->table[t].offset, c->parameters + from->offset,
+                   (size_t)ps_parameter_count(from) * sizeof *parameters);
+        }
+    }
+    enum ps_status status = upload_parameters(s, parameters);
     free(parameters);
     return status;
 }

@@ -93,6 +93,9 @@ void ps_session_describe(const struct ps_session *session, char text[PS_SESSION_
 
 /* Initial parameters from the seed. */
 enum ps_status ps_session_initialise(struct ps_session *session);
+/* The checkpoint's weights and running statistics in their place, by name; with new_head all but the head's. PS_CHECKPOINT listing
+ * every tensor that is missing, superfluous or of another shape. */
+enum ps_status ps_session_initialise_from(struct ps_session *session, const struct ps_checkpoint *checkpoint, int new_head);
 
 /* What an epoch's loop tells and asks while it runs; every member optional. */
 struct ps_epoch_watch {

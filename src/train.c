@@ -25,9 +25,9 @@ static void on_signal(int number)
 }
 
 struct arguments {
-    const char *config, *device, *run_dir;
+    const char *config, *device, *run_dir, *init_from;
     struct ps_overrides overrides;
-    int resume, overwrite;
+    int resume, overwrite, new_head;
 };
 
 /* Where a run keeps what. */
@@ -47,12 +47,15 @@ struct run {
 
 static const char usage[] =
     "usage: train CONFIG [--set section.key=value]... [--device auto|cpu|cuda[:N]] [--run-dir DIR] [--resume] [--overwrite]\n"
+    "             [--init-from CHECKPOINT [--new-head]]\n"
     "\n"
     "  --set section.key=value  override a key of the config; may be repeated\n"
     "  --device DEVICE          override runtime.device\n"
     "  --run-dir DIR            where the run is kept (default: runs/ and the config's name)\n"
     "  --resume                 go on from the run's last checkpoint\n"
     "  --overwrite              discard the run that is there\n"
+    "  --init-from CHECKPOINT   begin with its weights; all else begins anew\n"
+    "  --new-head               but with a head of the seed's\n"
     "\n"
     "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device, 128+n after signal n with a checkpoint written\n";
 
@@ -60,7 +63,8 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
 {
     const struct ps_option options[] = {{"set", .overrides = &a->overrides},   {"device", .text = &a->device},
                                         {"run-dir", .text = &a->run_dir},      {"resume", .given = &a->resume},
-                                        {"overwrite", .given = &a->overwrite}, {NULL}};
+                                        {"overwrite", .given = &a->overwrite}, {"init-from", .text = &a->init_from},
+                                        {"new-head", .given = &a->new_head},   {NULL}};
     PS_TRY(ps_options_read(argc, argv, options, 1, "one CONFIG", usage));
     a->config = argv[argc - 1];
     if (a->run_dir && !*a->run_dir) {
@@ -68,6 +72,12 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
     }
     if (a->resume && a->overwrite) {
         return ps_fail(PS_USAGE, "--resume and --overwrite exclude each other");
+    }
+    if (a->resume && a->init_from) {
+        return ps_fail(PS_USAGE, "--resume and --init-from exclude each other: a run that goes on has its weights");
+    }
+    if (a->new_head && !a->init_from) {
+        return ps_fail(PS_USAGE, "--new-head: goes with --init-from: without it every weight is new");
     }
     return PS_OK;
 }
@@ -247,6 +257,24 @@ static enum ps_status resume(struct ps_session *s, struct run *run)
     return ps_metrics_truncate(run->metrics, s->epoch);
 }
 
+/* The weights of --init-from; one line where they computed something else there. */
+static enum ps_status initialise_from(struct ps_session *s, const struct arguments *a, const struct ps_checkpoint *c)
+{
+    struct ps_config config;
+    char text[512];
+    PS_TRY(ps_config_parse_saved(c->config, a->init_from, &config));
+    ps_config_differences(&config, s->config, text, sizeof text);
+    ps_config_free(&config);
+    enum ps_status status = ps_session_initialise_from(s, c, a->new_head);
+    if (status != PS_OK) {
+        return ps_fail(status, "%s: %s", a->init_from, ps_error_message());
+    }
+    if (*text) {
+        fprintf(stderr, "train: warning: %s: its model and this one differ: %s\n", a->init_from, text);
+    }
+    return PS_OK;
+}
+
 /* Validation after an epoch, of which `windows` were trained in `seconds`: record, best weights, patience. */
 static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct ps_progress *progress, double loss, int64_t windows,
                                   double seconds)
@@ -376,13 +404,22 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
     PS_TRY(run_paths(a, run));
     PS_TRY(run_take(a, run));
     struct ps_session *s;
-    PS_TRY(ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s));
+    struct ps_checkpoint first = {0};
+    if (a->init_from) { /* before there are threads and a device: a child looks at it */
+        PS_TRY(ps_checkpoint_load(a->init_from, &first));
+    }
+    enum ps_status status = ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s);
+    if (status != PS_OK) {
+        ps_checkpoint_free(&first);
+        return status;
+    }
     ps_session_warn_threads(s, "train");
     if (s->scaler.constant) {
         warn_constant(s);
     }
     s->stop = &stop_signal;
-    enum ps_status status = a->resume ? resume(s, run) : ps_session_initialise(s);
+    status = a->resume ? resume(s, run) : a->init_from ? initialise_from(s, a, &first) : ps_session_initialise(s);
+    ps_checkpoint_free(&first);
     if (status == PS_OK) {
         status = run_begin(a, run, s);
     }
