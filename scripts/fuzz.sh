@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fuzzes what reads files from outside, from the inputs in tests/fuzz/corpus on.
 # usage: scripts/fuzz.sh [--seconds N] [--merge] [--build DIR] [TARGET...]
-#   TARGET     config, csv, series, checkpoint; else all
+#   TARGET     config, csv, series, checkpoint, weights; else all
 #   --seconds  of each target; else 20
 #   --merge    new inputs that reach something new are added to tests/fuzz/corpus
 #   --build    a build folder with the targets, such as build/fuzz-hdf5 (scripts/fuzz_hdf5.sh); else build/fuzz, which is built first
@@ -17,12 +17,12 @@ while [ $# -gt 0 ]; do
         --merge) merge=1 ;;
         --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit ;;
         --build) build=${2:?--build needs a folder}; shift ;;
-        config | csv | series | checkpoint) targets+=("$1") ;;
+        config | csv | series | checkpoint | weights) targets+=("$1") ;;
         *) echo "fuzz: $1: unknown: see the head of scripts/fuzz.sh" >&2; exit 2 ;;
     esac
     shift
 done
-[ ${#targets[@]} -gt 0 ] || targets=(config csv series checkpoint)
+[ ${#targets[@]} -gt 0 ] || targets=(config csv series checkpoint weights)
 if [ -z "$build" ]; then
     build=build/fuzz
     cmake --preset fuzz --log-level=WARNING >/dev/null
@@ -60,7 +60,7 @@ for target in "${targets[@]}"; do
     for input in "$found"/*; do
         [ -f "$input" ] || continue
         report=$("$program" "${limits[@]}" "$input" 2>&1) && { rm "$input"; continue; } # what no longer happens
-        if [ "$target" != config ] && [ "$target" != csv ] && ! is_ours <<<"$report" &&
+        if [[ "$target" == @(series|checkpoint) ]] && ! is_ours <<<"$report" &&
             PS_FUZZ_CONTAINED=1 "$program" -timeout=300 "$input" >/dev/null 2>&1; then
             contained=$((contained + 1))
             mv "$input" "$kept/"
