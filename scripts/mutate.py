@@ -55,6 +55,8 @@ NEAR = {
     "src/checkpoint": "test_checkpoint test_hostile test_session test_reliability",
     "src/kept": "test_checkpoint test_reliability test_session",
     "src/writer": "test_checkpoint test_session test_reliability",
+    "src/weights": "test_weights",
+    "src/safetensors": "test_weights",
     "src/feed": "test_session test_stream test_programs",
     "src/snapshot": "test_checkpoint test_session test_reliability",
     "src/loop": "test_session test_stream test_programs",
