@@ -3,7 +3,7 @@
 #define PS_DATA_TEXT_H
 
 struct ps_plain {
-    char text[88];
+    char text[64];
 };
 
 /* The text with control characters as '?', cut with "..." when it is long. */

@@ -11,7 +11,7 @@
 #include "data/files.h"
 #include "data/text.h"
 
-enum { PREFIX = 8, LONGEST_HEADER = 1 << 23 /* of JSON: 1024 layers' names and sizes take 3 MiB */ };
+enum { PREFIX = 8, LONGEST_NAME = 200, LONGEST_HEADER = 1 << 23 /* of JSON: 1024 layers' names and sizes take 3 MiB */ };
 
 static const struct {
     const char *name;
@@ -51,45 +51,56 @@ static uint64_t little_endian(const unsigned char *bytes, int n)
     return value;
 }
 
+/* Names go into messages of one line. */
+static enum ps_status check_name(const char *path, const char *name)
+{
+    size_t length = strlen(name);
+    int plain = length <= LONGEST_NAME;
+    for (size_t i = 0; i < length; i++) {
+        plain &= (unsigned char)name[i] >= ' ' && name[i] != 0x7f;
+    }
+    return plain ? PS_OK
+                 : ps_fail(PS_CHECKPOINT, "%s: tensor %s: its name has control characters, or more than %d bytes", path,
+                           ps_text_plain(name).text, LONGEST_NAME);
+}
+
 /* One tensor's entry: its type, shape and place among `rest` bytes of values. */
 static enum ps_status read_entry(const char *path, const char *name, json_t *entry, uint64_t rest, struct ps_safetensor *t,
                                  uint64_t *begin)
 {
+    PS_TRY(check_name(path, name));
     const char *dtype = json_string_value(json_object_get(entry, "dtype"));
     json_t *shape = json_object_get(entry, "shape"), *offsets = json_object_get(entry, "data_offsets");
     json_t *first = json_array_get(offsets, 0), *last = json_array_get(offsets, 1);
     if (!dtype || !json_is_array(shape) || json_array_size(offsets) != 2 || !json_is_integer(first) || !json_is_integer(last) ||
         json_object_size(entry) != 3) {
-        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: its entry is not of a dtype, a shape and two whole data_offsets", path,
-                       ps_text_plain(name).text);
+        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: its entry is not of a dtype, a shape and two whole data_offsets", path, name);
     }
     int64_t each = dtype_bytes(dtype);
     if (each == 0) {
-        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: dtype %s is not known", path, ps_text_plain(name).text,
-                       ps_text_plain(dtype).text);
+        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: dtype %s is not known", path, name, ps_text_plain(dtype).text);
     }
     if (json_array_size(shape) > PS_SAFETENSOR_RANK) {
-        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: has %zu dimensions; at most %d are read", path, ps_text_plain(name).text,
-                       json_array_size(shape), PS_SAFETENSOR_RANK);
+        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: has %zu dimensions; at most %d are read", path, name, json_array_size(shape),
+                       PS_SAFETENSOR_RANK);
     }
     *t = (struct ps_safetensor){.name = name, .dtype = dtype, .rank = (int)json_array_size(shape), .count = 1};
     for (int i = 0; i < t->rank; i++) {
         json_t *size = json_array_get(shape, (size_t)i);
         t->size[i] = json_is_integer(size) ? json_integer_value(size) : -1;
         if (t->size[i] < 0 || __builtin_mul_overflow(t->count, t->size[i], &t->count)) {
-            return ps_fail(PS_CHECKPOINT, "%s: tensor %s: its shape is not one of whole sizes that there can be", path,
-                           ps_text_plain(name).text);
+            return ps_fail(PS_CHECKPOINT, "%s: tensor %s: its shape is not one of whole sizes that there can be", path, name);
         }
     }
     int64_t from = json_integer_value(first), to = json_integer_value(last), bytes;
     if (from < 0 || to < from || (uint64_t)to > rest) {
         return ps_fail(PS_CHECKPOINT,
                        "%s: tensor %s: data_offsets [%" PRId64 ", %" PRId64 "] are not within the %" PRIu64 " bytes of values",
-                       path, ps_text_plain(name).text, from, to, rest);
+                       path, name, from, to, rest);
     }
     if (__builtin_mul_overflow(t->count, each, &bytes) || bytes != to - from) {
-        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: %" PRId64 " bytes, which are not those of %s %s", path,
-                       ps_text_plain(name).text, to - from, dtype, ps_shape_text(t->rank, t->size).text);
+        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: %" PRId64 " bytes, which are not those of %s %s", path, name, to - from,
+                       dtype, ps_shape_text(t->rank, t->size).text);
     }
     *begin = (uint64_t)from;
     return PS_OK;
@@ -123,7 +134,7 @@ static enum ps_status check_places(const char *path, struct place *places, int n
         if (places[i].begin != end) {
             return ps_fail(PS_CHECKPOINT,
                            "%s: tensor %s: begins at byte %" PRIu64 " of the values, and those before it end at %" PRIu64, path,
-                           ps_text_plain(places[i].name).text, places[i].begin, end);
+                           places[i].name, places[i].begin, end);
         }
         end = places[i].end;
     }
@@ -249,15 +260,14 @@ enum ps_status ps_safetensors_values(const struct ps_safetensors *file, const st
 {
     if (strcmp(t->dtype, "F64") != 0 && strcmp(t->dtype, "F32") != 0 && strcmp(t->dtype, "F16") != 0 &&
         strcmp(t->dtype, "BF16") != 0) {
-        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: of dtype %s; F64, F32, F16 and BF16 are read", file->path,
-                       ps_text_plain(t->name).text, t->dtype);
+        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: of dtype %s; F64, F32, F16 and BF16 are read", file->path, t->name, t->dtype);
     }
     int64_t each = dtype_bytes(t->dtype);
     for (int64_t i = 0; i < t->count; i++) {
         values[i] = (float)element(t->dtype, (const unsigned char *)t->bytes + i * each);
         if (!isfinite(values[i])) {
             return ps_fail(PS_CHECKPOINT, "%s: tensor %s: element %" PRId64 " is not finite, or too large for a float", file->path,
-                           ps_text_plain(t->name).text, i);
+                           t->name, i);
         }
     }
     return PS_OK;

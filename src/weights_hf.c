@@ -222,9 +222,10 @@ enum ps_status ps_weights_hf_known(const char *path, struct ps_known *known, int
     PS_TRY(ps_file_read(PS_CHECKPOINT, path, LONGEST, &text, &size));
     struct reading r = {path, json_loadb(text, size, JSON_REJECT_DUPLICATES, &error), known};
     free(text);
-    enum ps_status status = json_is_object(r.config) ? read_config(&r, channels)
-                                                     : ps_fail(PS_CHECKPOINT, "%s: not a JSON object%s%s", path,
-                                                               r.config ? "" : ": ", r.config ? "" : error.text);
+    enum ps_status status = json_is_object(r.config)
+                                ? read_config(&r, channels)
+                                : ps_fail(PS_CHECKPOINT, "%s: not a JSON object%s%s", path, r.config ? "" : ": ",
+                                          r.config ? "" : ps_text_plain(error.text).text);
     json_decref(r.config);
     return status;
 }

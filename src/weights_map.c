@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/text.h"
-
 /* A layer's products, in the order of `products` below. */
 enum { PRODUCTS = 6 };
 
@@ -266,8 +264,7 @@ static enum ps_status check_all(enum ps_weights_kind kind, struct conversion *c,
     PS_TRY(ps_weights_each(kind, c->shape, layout, check_piece, c));
     for (int i = 0; i < c->file->n; i++) {
         if (!c->known[i]) {
-            return ps_fail(PS_CHECKPOINT, "%s: tensor %s: the model has no place for it", c->file->path,
-                           ps_text_plain(c->file->tensor[i].name).text);
+            return ps_fail(PS_CHECKPOINT, "%s: tensor %s: the model has no place for it", c->file->path, c->file->tensor[i].name);
         }
     }
     return PS_OK;

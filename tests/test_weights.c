@@ -71,7 +71,7 @@ static const struct {
     {"{\"b\":" ENTRY("F32", "[1]", "8", "12") ",\"a\":" ENTRY("F32", "[1]", "0", "4") "}", 12, "tensor b: begins at byte 8"},
     {"{\"a\":" ENTRY("F32", "[1]", "4", "8") "}", 8, "tensor a: begins at byte 4"},
     {"{\"a\":" ENTRY("F32", "[1]", "0", "4") "}", 8, "8 bytes of values, and its tensors take 4"},
-    {"{\"a\\nb\":" ENTRY("F32", "[1]", "4", "8") "}", 8, "tensor a?b: begins"},
+    {"{\"a\\nb\":" ENTRY("F32", "[1]", "4", "8") "}", 8, "tensor a?b: its name has control characters"},
 };
 
 START_TEST(broken_headers)
