@@ -576,8 +576,9 @@ double ps_model_step_flops(const struct ps_model_shape *shape, int64_t batch)
 {
     double S = (double)(batch * shape->channels), N = (double)ps_patches(shape), R = S * N, d = (double)shape->d_model;
     double f = (double)shape->d_ff, P = (double)shape->patch_len, H = (double)shape->pred_len;
-    /* Multiply-adds of the products forward; backward costs twice as many, but the embedding has no input gradient. */
+    /* Multiply-adds of the products forward; backward costs twice as many, but the embedding has no input gradient
+     * unless RevIN's affine wants it. */
     double matrices = shape->activation == PS_SWIGLU ? 3 : 2;
     double layer = R * d * (4 * d + matrices * f) + 2 * S * N * N * d, head = S * N * d * H, embedding = R * P * d;
-    return 2 * (3 * ((double)shape->n_layers * layer + head) + 2 * embedding);
+    return 2 * (3 * ((double)shape->n_layers * layer + head) + (shape->revin_affine ? 3 : 2) * embedding);
 }
