@@ -79,12 +79,12 @@ static inline void *to_device(struct ps_device *device, enum ps_type type, const
     return memory;
 }
 
-/* The parameters and, as they start, the running statistics. */
+/* The parameters and the running statistics, as they start plus noise. */
 static inline double *random_parameters(const struct ps_parameters *layout, uint64_t seed, double noise)
 {
     double *values = malloc((size_t)layout->stored * sizeof *values);
     ps_parameters_initialise(layout, seed, values);
-    for (int t = 0; t < layout->n; t++) {
+    for (int t = 0; t < layout->all; t++) {
         const struct ps_parameter *p = &layout->table[t];
         for (int64_t i = 0; i < ps_parameter_count(p); i++) {
             values[p->offset + i] += noise * normal(seed, (uint64_t)(p->offset + i), 99);
@@ -198,6 +198,31 @@ static inline double gradient_error(const struct ps_parameters *layout, const do
             largest = error;
             *worst = t;
         }
+    }
+    return largest;
+}
+
+/* Takes the tensors out of both whose gradient is less than 3e-3 of the whole: the paper's b_o and b_2, which BatchNorm's mean
+ * takes away again, and b_p, nearly. Returns the largest of their gradient_error, which is that of roundings against the whole. */
+static inline double take_small(const struct ps_parameters *layout, double *got, const double *expected)
+{
+    double all = 0, largest = 0;
+    for (int64_t i = 0; i < layout->count; i++) {
+        all += expected[i] * expected[i];
+    }
+    for (int t = 0; t < layout->n; t++) {
+        const struct ps_parameter *p = &layout->table[t];
+        double squares = 0, rounding = 0;
+        for (int64_t i = p->offset; i < p->offset + ps_parameter_count(p); i++) {
+            squares += expected[i] * expected[i];
+            rounding += (got[i] - expected[i]) * (got[i] - expected[i]);
+        }
+        if (squares > 1e-5 * all) {
+            continue;
+        }
+        double error = sqrt(rounding) / (sqrt(squares) + 1e-3 * sqrt(all));
+        largest = !(error <= largest) ? error : largest;
+        memcpy(got + p->offset, expected + p->offset, (size_t)ps_parameter_count(p) * sizeof *got);
     }
     return largest;
 }

@@ -146,31 +146,6 @@ static double forecasts_off(struct fixture *f, const struct ps_windows *windows,
     return sqrt(delta / norm);
 }
 
-/* Takes the tensors out of both whose gradient is less than 3e-3 of the whole: the paper's b_o and b_2, which BatchNorm's mean
- * takes away again, and b_p, nearly. Returns the largest of their gradient_error, which is that of roundings against the whole. */
-static double take_small(const struct ps_parameters *layout, double *got, const double *expected)
-{
-    double all = 0, largest = 0;
-    for (int64_t i = 0; i < layout->count; i++) {
-        all += expected[i] * expected[i];
-    }
-    for (int t = 0; t < layout->n; t++) {
-        const struct ps_parameter *p = &layout->table[t];
-        double squares = 0, rounding = 0;
-        for (int64_t i = p->offset; i < p->offset + ps_parameter_count(p); i++) {
-            squares += expected[i] * expected[i];
-            rounding += (got[i] - expected[i]) * (got[i] - expected[i]);
-        }
-        if (squares > 1e-5 * all) {
-            continue;
-        }
-        double error = sqrt(rounding) / (sqrt(squares) + 1e-3 * sqrt(all));
-        largest = !(error <= largest) ? error : largest;
-        memcpy(got + p->offset, expected + p->offset, (size_t)ps_parameter_count(p) * sizeof *got);
-    }
-    return largest;
-}
-
 /* Trains all steps: the largest relative error of their losses. */
 static double losses_off(struct fixture *f, const struct ps_windows *windows, int64_t steps)
 {

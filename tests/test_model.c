@@ -46,17 +46,64 @@ static const struct ps_model_shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
+/* Variants: norms, their places and residual attention in all combinations, every value of the other keys among them. The window
+ * has rows that fill no patch. */
+#define SIZES \
+    .channels = 3, .seq_len = 21, .pred_len = 5, .patch_len = 6, .stride = 4, .d_model = 12, .n_heads = 3, .d_ff = 10, .n_layers = 2
+static const struct ps_model_shape variants[] = {
+    {SIZES, .dropout = 0.3, .activation = PS_RELU, .positions = PS_POSITIONS_SINCOS, .individual_head = 1, .patches_from_end = 1,
+     .dropout_at = {[PS_DROP_OUTPUT] = {1, 0}}},
+    {SIZES, .revin = 1, .residual_attention = 1, .activation = PS_SWIGLU, .positions = PS_POSITIONS_ROPE, .revin_affine = 1,
+     .patches_from_end = 1, .pad_end = 1, .dropout_at = {[PS_DROP_ATTENTION_WEIGHTS] = {1, 0.2}}},
+    {SIZES, .revin = 1, .norm_place = PS_NORM_POST, .activation = PS_GELU, .positions = PS_POSITIONS_NONE, .revin_subtract_last = 1,
+     .pad_end = 1},
+    {SIZES, .revin = 1, .norm_place = PS_NORM_POST, .residual_attention = 1, .revin_affine = 1, .revin_subtract_last = 1,
+     .dropout_at = {[PS_DROP_HEAD] = {1, 0.3}}},
+    {SIZES, .revin = 1, .norm = PS_NORM_BATCH, .activation = PS_GELU, .positions = PS_POSITIONS_ROPE, .individual_head = 1,
+     .revin_affine = 1, .dropout_at = {[PS_DROP_EMBEDDING] = {1, 0.4}}},
+    {SIZES, .revin = 1, .dropout = 0.1, .norm = PS_NORM_BATCH, .residual_attention = 1, .activation = PS_RELU,
+     .patches_from_end = 1, .pad_end = 1, .dropout_at = {[PS_DROP_HIDDEN] = {1, 0.25}}},
+    {SIZES, .revin = 1, .norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .activation = PS_SWIGLU,
+     .positions = PS_POSITIONS_SINCOS, .revin_subtract_last = 1, .dropout_at = {[PS_DROP_ATTENTION] = {1, 0.51}}},
+    {SIZES, /* the paper's */
+     .revin = 1, .dropout = 0.3, .norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .residual_attention = 1, .activation = PS_GELU,
+     .pad_end = 1},
+    {SIZES, .revin = 1, .norm = PS_NORM_RMS, .positions = PS_POSITIONS_NONE, .individual_head = 1, .revin_affine = 1,
+     .revin_subtract_last = 1, .dropout_at = {[PS_DROP_OUTPUT] = {1, 0.1}}},
+    {SIZES, .revin = 1, .dropout = 0.3, .norm = PS_NORM_RMS, .residual_attention = 1, .activation = PS_GELU,
+     .positions = PS_POSITIONS_SINCOS, .dropout_at = {[PS_DROP_ATTENTION_WEIGHTS] = {1, 0.15}, [PS_DROP_HEAD] = {1, 0.2}}},
+    {SIZES, .norm = PS_NORM_RMS, .norm_place = PS_NORM_POST, .activation = PS_RELU, .positions = PS_POSITIONS_ROPE,
+     .patches_from_end = 1},
+    {SIZES, .revin = 1, .norm = PS_NORM_RMS, .norm_place = PS_NORM_POST, .residual_attention = 1, .activation = PS_SWIGLU,
+     .individual_head = 1, .dropout_at = {{1, 0.1}, {1, 0.2}, {1, 0.3}, {1, 0.4}, {1, 0.05}, {1, 0.15}}},
+};
+enum { VARIANTS = sizeof variants / sizeof *variants, SHAPES_AND_VARIANTS = SHAPES + VARIANTS };
+
+static const struct ps_model_shape *shape_or_variant(int i)
+{
+    return i < SHAPES ? &shapes[i] : &variants[i - SHAPES];
+}
+
+/* With attention by tiles where they have what the model asks for. */
+static struct ps_model_options served(struct ps_model_options options, const struct ps_model_shape *shape)
+{
+    if (shape->residual_attention || shape->dropout_at[PS_DROP_ATTENTION_WEIGHTS].rate > 0) {
+        options.tiled_attention = 0;
+    }
+    return options;
+}
+
 /* g.v against the 4th-order central stencil of the loss along v, in double, the masks of step 0 throughout. */
 START_TEST(finite_differences)
 {
-    const struct ps_model_shape *shape = &shapes[_i % SHAPES];
-    enum ps_level level = _i < SHAPES ? PS_LEVEL_GEMM : PS_LEVEL_NONE;
+    const struct ps_model_shape *shape = shape_or_variant(_i % SHAPES_AND_VARIANTS);
+    enum ps_level level = _i < SHAPES_AND_VARIANTS ? PS_LEVEL_GEMM : PS_LEVEL_NONE;
     struct fixture f = fixture_open("reference", "cpu", PS_FP64, shape, 4, level, _i % 2);
     double *theta = from_device(f.device, PS_F64, f.model->parameters, f.count);
     fixture_loss(&f);
     double *gradient = from_device(f.device, PS_F64, f.model->gradients, f.count);
     double *v = malloc((size_t)f.count * sizeof *v), *moved = malloc((size_t)f.count * sizeof *moved);
-    const double h = 2e-3;
+    const double h = shape->activation == PS_RELU ? 1e-5 : 2e-3; /* so short that it bends nowhere on the way */
     double worst = 0;
     for (uint32_t direction = 0; direction < 20; direction++) {
         double norm = 0, analytic = 0;
@@ -80,7 +127,7 @@ START_TEST(finite_differences)
         double error = fabs(numeric - analytic) / fabs(analytic);
         worst = error > worst ? error : worst;
     }
-    printf("finite differences, shape %d, level %s: worst relative error of 20 directions %.2g\n", _i % SHAPES,
+    printf("finite differences, shape %d, level %s: worst relative error of 20 directions %.2g\n", _i % SHAPES_AND_VARIANTS,
            ps_level_name(level), worst);
     ck_assert_msg(worst <= 1e-7, "relative error %.3g", worst);
     free(theta);
@@ -233,28 +280,37 @@ static double *in_order(struct fixture *f, const struct ps_tensor *windows)
 
 static void compare_forward(const struct forward_case *c, const struct ps_model_shape *shape)
 {
-    struct ps_model_options options = c->options;
+    struct ps_model_options options = served(c->options, shape);
     options.seed = 0x123456789abcdef0;
     struct fixture f = fixture_open_with(c->backend, c->device, c->precision, shape, 4, &options);
     const int64_t S = f.batch * shape->channels, H = shape->pred_len;
-    double *theta = from_device(f.device, f.k->parameter, f.model->parameters, f.count);
+    const struct ps_parameters *layout = f.model->layout;
+    double *theta = from_device(f.device, f.k->parameter, f.model->parameters, layout->stored);
+    double *moved = malloc((size_t)layout->stored * sizeof *moved);
     double *x = in_order(&f, &f.windows.inputs), *targets = in_order(&f, &f.windows.targets);
     void *out;
     OK(f.device->allocate(f.device, (size_t)(S * H) * ps_type_bytes(f.k->parameter), &out));
     for (int training = 0; training < 2; training++) {
         const struct ps_step_state state = {.step = 0x300000005};
-        const struct forward_dropout dropout = {.p = training ? shape->dropout : 0, .seed = options.seed, .step = state.step};
+        const struct forward_pass pass = {.training = training, .seed = options.seed, .step = state.step, .moved = moved};
+        memcpy(moved, theta, (size_t)layout->stored * sizeof *moved);
         OK(f.device->upload(f.device, PS_COMPUTE, f.state, &state, sizeof state));
         OK(ps_model_forward(f.model, &f.windows, f.state, f.batch, training));
         OK(ps_model_forecast(f.model, f.batch, ps_tensor_2d(out, f.k->parameter, S, H)));
         double *got = from_device(f.device, f.k->parameter, out, S * H);
-        double *expected = forward_forecasts(shape, f.model->layout, theta, x, S, dropout);
+        double *expected = forward_forecasts(shape, layout, theta, x, S, pass);
         double error = relative_error(got, expected, S * H);
         printf("%s %s level %s%s, d %d, %s: forecasts %.2g\n", c->backend, ps_precision_name(c->precision),
                ps_level_name(options.level), options.tiled_attention ? ", tiled, epilogues" : "", (int)shape->d_model,
                training ? "training" : "scoring", error);
         ck_assert_msg(error <= c->bound, "%s: forecasts off by %.3g", training ? "training" : "scoring", error);
         free(got);
+        if (layout->stored > layout->count) { /* scoring leaves the running statistics to the bit */
+            double *after = from_device(f.device, f.k->parameter, f.model->parameters, layout->stored);
+            double off = relative_error(after + layout->count, moved + layout->count, layout->stored - layout->count);
+            ck_assert_msg(off <= (training ? c->bound : 0), "running statistics off by %.3g", off);
+            free(after);
+        }
         if (training) { /* a training pass takes its loss from the same forecasts */
             struct ps_step_state after;
             double loss = 0;
@@ -270,6 +326,7 @@ static void compare_forward(const struct forward_case *c, const struct ps_model_
     }
     f.device->release(f.device, out, (size_t)(S * H) * ps_type_bytes(f.k->parameter));
     free(theta);
+    free(moved);
     free(x);
     free(targets);
     fixture_close(&f);
@@ -277,7 +334,111 @@ static void compare_forward(const struct forward_case *c, const struct ps_model_
 
 START_TEST(forward_plain)
 {
-    compare_forward(&forward_cases[_i / SHAPES], &shapes[_i % SHAPES]);
+    compare_forward(&forward_cases[_i / SHAPES_AND_VARIANTS], shape_or_variant(_i % SHAPES_AND_VARIANTS));
+}
+END_TEST
+
+/* ---- a whole training pass of each variant, against the double reference at level gemm ---- */
+
+struct step_case {
+    const char *backend, *device;
+    enum ps_precision precision;
+    struct ps_model_options options;
+    double loss, gradients, small; /* bounds; small: of tensors whose gradient is next to nothing */
+};
+
+/* Measured on the CPU: fp64 2.2e-16, 3.8e-15, small ones 5.4e-14; fp32 8.5e-8, 9.6e-7 and 6.4e-6. CUDA's are not measured. */
+static const struct step_case step_cases[] = {
+    {"reference", "cpu", PS_FP64, {.level = PS_LEVEL_NONE}, 5e-15, 5e-14, 5e-13},
+    {"reference",
+     "cpu",
+     PS_FP64,
+     {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1},
+     1e-12,
+     1e-11,
+     1e-9},
+    {"reference", "cpu", PS_FP32, {.level = PS_LEVEL_NONE}, 1e-6, 5e-6, 5e-5},
+    {"cpu", "cpu", PS_FP32, {.level = PS_LEVEL_NONE}, 1e-6, 5e-6, 5e-5},
+    {"cpu", "cpu", PS_FP32, {.level = PS_LEVEL_GEMM}, 1e-6, 5e-6, 5e-5},
+    {"cpu", "cpu", PS_FP32, {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1}, 1e-6, 5e-6, 5e-5},
+    {"cuda", "cuda", PS_FP32, {.level = PS_LEVEL_NONE}, 1e-5, 1e-4, 1e-3},
+    {"cuda", "cuda", PS_FP32, {.level = PS_LEVEL_GEMM}, 1e-5, 1e-4, 1e-3},
+    {"cuda", "cuda", PS_TF32, {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1}, 2e-3, 2e-2, 1e-1},
+    {"cuda",
+     "cuda",
+     PS_PRECISION_BF16,
+     {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1},
+     1e-2,
+     1e-1,
+     2}};
+enum { STEP_CASES_CPU = 6, STEP_CASES = sizeof step_cases / sizeof *step_cases };
+
+/* Of a pass: its loss, the gradients, and the running statistics behind them. */
+static double *pass_of(struct fixture *f, double *loss)
+{
+    const struct ps_parameters *layout = f->model->layout;
+    fixture_parameters(f, 0.1);
+    *loss = fixture_loss(f);
+    double *parameters = from_device(f->device, f->k->parameter, f->model->parameters, layout->stored);
+    double *gradients = fixture_gradients(f);
+    memcpy(parameters, gradients, (size_t)layout->count * sizeof *gradients);
+    free(gradients);
+    return parameters;
+}
+
+START_TEST(variant_steps)
+{
+    const struct step_case *c = &step_cases[_i / VARIANTS];
+    const struct ps_model_shape *shape = &variants[_i % VARIANTS];
+    struct ps_model_options options = served(c->options, shape);
+    options.seed = 5;
+    struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 4, PS_LEVEL_GEMM, 0);
+    struct fixture f = fixture_open_with(c->backend, c->device, c->precision, shape, 4, &options);
+    const struct ps_parameters *layout = f.model->layout;
+    double expected_loss, loss, loss_again;
+    double *expected = pass_of(&oracle, &expected_loss), *got = pass_of(&f, &loss), *again = pass_of(&f, &loss_again);
+    ck_assert(loss == loss_again);
+    ck_assert_msg(memcmp(got, again, (size_t)layout->stored * sizeof *got) == 0, "a second pass gives other bits");
+    const double statistics = layout->stored > layout->count
+                                  ? relative_error(got + layout->count, expected + layout->count, layout->stored - layout->count)
+                                  : 0;
+    int worst = 0;
+    const double small = take_small(layout, got, expected), error = gradient_error(layout, got, expected, &worst);
+    printf("%s %s level %s, variant %d: loss %.2g, gradients %.2g (%s), small ones %.2g, statistics %.2g\n", c->backend,
+           ps_precision_name(c->precision), ps_level_name(options.level), _i % VARIANTS, fabs(loss / expected_loss - 1), error,
+           layout->table[worst].name, small, statistics);
+    ck_assert_double_le(fabs(loss / expected_loss - 1), c->loss);
+    ck_assert_msg(error <= c->gradients, "gradient of %s off by %.3g", layout->table[worst].name, error);
+    ck_assert_double_le(small, c->small);
+    ck_assert_double_le(statistics, c->loss);
+    free(expected);
+    free(got);
+    free(again);
+    fixture_close(&f);
+    fixture_close(&oracle);
+}
+END_TEST
+
+/* Attention by tiles refuses what it does not have, by the key's name. */
+START_TEST(tiled_refuses)
+{
+    static const struct {
+        struct ps_model_shape shape;
+        const char *key;
+    } cases[] = {{{SIZES, .residual_attention = 1}, "model.residual_attention"},
+                 {{SIZES, .dropout_at = {[PS_DROP_ATTENTION_WEIGHTS] = {1, 0.1}}}, "model.dropout_attention_weights"}};
+    struct ps_device *device;
+    struct ps_kernels *k;
+    struct ps_model *model;
+    OK(ps_device_open("cpu", 2, &device));
+    OK(ps_kernels_open("reference", device, PS_FP32, NULL, &k));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct ps_model_options options = {.level = PS_LEVEL_GEMM, .tiled_attention = 1};
+        ck_assert_int_eq(ps_model_open(k, &cases[i].shape, 4, &options, &model), PS_UNSUPPORTED);
+        ck_assert_msg(strstr(ps_error_message(), cases[i].key) != NULL, "message: %s", ps_error_message());
+    }
+    k->close(k);
+    device->close(device);
 }
 END_TEST
 
@@ -1456,6 +1617,22 @@ static int sub_kernels(const struct ps_counts *counts, int backward)
     return backward && counts->calls[PS_OP_head_split] && counts->calls[PS_OP_head_merge] ? kinds - 1 : kinds;
 }
 
+/* Both ways of all layers, counted. */
+static void count_layers(struct fixture *f, struct ps_counts *forward, struct ps_counts *backward)
+{
+    struct ps_kernels *counting[2];
+    OK(ps_kernels_hooked(f->k, ps_count_hook, forward, &counting[0]));
+    OK(ps_kernels_hooked(f->k, ps_count_hook, backward, &counting[1]));
+    f->model->k = counting[0];
+    OK(ps_model_encode(f->model, f->state, f->batch, 1));
+    f->model->k = counting[1];
+    OK(ps_model_encode_backward(f->model, f->state, f->batch, 1));
+    OK(f->device->synchronize(f->device));
+    f->model->k = f->k;
+    counting[0]->close(counting[0]);
+    counting[1]->close(counting[1]);
+}
+
 /* 8 products and 7 kinds of sub-kernel forward, 14 and 6 backward; merge_qkv takes 2 products off each way, epilogues one kind of
  * sub-kernel each way, bias_add and add, and without dropout bias_residual_add, and with merge_qkv bias_grad too. */
 static void count_layer(const char *backend, const char *device, int merge_qkv, int epilogue, double dropout)
@@ -1466,14 +1643,7 @@ static void count_layer(const char *backend, const char *device, int merge_qkv, 
     struct fixture f = fixture_open_with(backend, device, PS_FP32, &shape, 2, &options);
     epilogue = epilogue && f.k->gemm_bias;
     struct ps_counts forward = {0}, backward = {0};
-    struct ps_kernels *counting[2];
-    OK(ps_kernels_hooked(f.k, ps_count_hook, &forward, &counting[0]));
-    OK(ps_kernels_hooked(f.k, ps_count_hook, &backward, &counting[1]));
-    f.model->k = counting[0];
-    OK(ps_model_encode(f.model, f.state, f.batch, 1));
-    f.model->k = counting[1];
-    OK(ps_model_encode_backward(f.model, f.state, f.batch, 1));
-    OK(f.device->synchronize(f.device));
+    count_layers(&f, &forward, &backward);
     ck_assert_int_eq(ps_counts_calls(&forward, PS_KIND_GEMM), merge_qkv ? 6 : 8);
     ck_assert_int_eq(sub_kernels(&forward, 0), !epilogue ? 7 : dropout > 0 ? 6 : 5);
     ck_assert_int_eq(ps_counts_calls(&backward, PS_KIND_GEMM), merge_qkv ? 12 : 14);
@@ -1484,11 +1654,83 @@ static void count_layer(const char *backend, const char *device, int merge_qkv, 
             ck_assert_msg(forward.calls[op] + backward.calls[op] == 0, "a layer called %s", ps_op_name(op));
         }
     }
-    f.model->k = f.k;
-    counting[0]->close(counting[0]);
-    counting[1]->close(counting[1]);
     fixture_close(&f);
 }
+
+/* What the variants make of it, of 2 layers at level gemm without epilogues: the same products; kinds of sub-kernel forward and
+ * backward; drops of softmax's weights. Of BatchNorm a branch's end sums the statistics in one operation where the table has it. */
+static const struct layer_row {
+    struct ps_model_shape variant;
+    int forward, backward, drops, statistics; /* statistics: operations forward that read a whole batch for them */
+} layer_rows[] = {
+    {{.norm = PS_NORM_RMS}, 7, 6, 0, 0},
+    {{.norm_place = PS_NORM_POST}, 7, 6, 0, 0},
+    {{.norm = PS_NORM_RMS, .norm_place = PS_NORM_POST}, 7, 6, 0, 0},
+    /* batchnorm_statistics of the stream, batchnorm, bias_residual_statistics and bias_residual_add of the branches' ends */
+    {{.norm = PS_NORM_BATCH}, 9, 6, 0, 4},
+    /* batchnorm and bias_residual_statistics in the place of layernorm and bias_residual_add */
+    {{.norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST}, 7, 6, 0, 4},
+    {{.residual_attention = 1}, 7, 6, 0, 0},
+    {{.activation = PS_GELU}, 7, 6, 0, 0},
+    {{.activation = PS_RELU}, 7, 6, 0, 0},
+    {{.activation = PS_SWIGLU}, 7, 6, 0, 0},
+    {{.positions = PS_POSITIONS_ROPE}, 8, 7, 0, 0},
+    {{.positions = PS_POSITIONS_SINCOS, .individual_head = 1, .revin_affine = 1, .patches_from_end = 1}, 7, 6, 0, 0},
+    {{.dropout_at = {[PS_DROP_ATTENTION_WEIGHTS] = {1, 0.2}, [PS_DROP_HEAD] = {1, 0.1}}}, 7, 6, 6, 0},
+    /* the paper's */
+    {{.norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .residual_attention = 1, .activation = PS_GELU}, 7, 6, 0, 4}};
+enum { LAYER_ROWS = sizeof layer_rows / sizeof *layer_rows };
+
+/* merge_qkv and epilogues take off what they take off the plain layer: of BatchNorm, bias_add, and bias_grad without dropout; not
+ * add, since post-norm's last meeting has no norm behind it. */
+static void count_variant(const char *backend, const char *device, const struct layer_row *row, int together, double dropout)
+{
+    struct ps_model_shape shape = row->variant;
+    const struct ps_model_shape *sizes = &layer_shapes[0];
+    shape.channels = sizes->channels, shape.seq_len = sizes->seq_len, shape.pred_len = sizes->pred_len;
+    shape.patch_len = sizes->patch_len, shape.stride = sizes->stride, shape.pad_end = sizes->pad_end;
+    shape.d_model = sizes->d_model, shape.n_heads = sizes->n_heads, shape.d_ff = sizes->d_ff;
+    shape.revin = 1, shape.n_layers = 2, shape.dropout = dropout;
+    const struct ps_model_options options = {.level = PS_LEVEL_GEMM, .merge_qkv = together, .epilogue = together, .seed = 5};
+    struct fixture f = fixture_open_with(backend, device, PS_FP32, &shape, 2, &options);
+    struct ps_counts forward = {0}, backward = {0};
+    count_layers(&f, &forward, &backward);
+    const int epilogue = together && f.k->gemm_bias, batch = shape.norm == PS_NORM_BATCH, post = shape.norm_place == PS_NORM_POST;
+    /* Ends without dropout are epilogues but where statistics follow: of BatchNorm's pre-norm, the second alone. */
+    int kinds = row->forward - epilogue - (epilogue && dropout <= 0 && !(batch && post));
+    if (batch && !f.k->bias_residual_statistics) { /* then batchnorm_statistics, and bias_residual_add */
+        kinds += post ? 1 : epilogue && dropout <= 0 ? 0 : -1;
+    }
+    ck_assert_int_eq(sub_kernels(&forward, 0), kinds);
+    const int added = !epilogue || post, summed = !epilogue || dropout > 0 || !f.k->gemm_gradient;
+    ck_assert_int_eq(sub_kernels(&backward, 1), row->backward - !added - !summed);
+    ck_assert_int_eq(ps_counts_calls(&forward, PS_KIND_GEMM), 2 * (together ? 6 : 8));
+    ck_assert_int_eq(ps_counts_calls(&backward, PS_KIND_GEMM), 2 * (together ? 12 : 14));
+    ck_assert_int_eq(forward.calls[PS_OP_batchnorm_statistics] + forward.calls[PS_OP_bias_residual_statistics], row->statistics);
+    ck_assert_int_eq(forward.calls[PS_OP_batchnorm] + forward.calls[PS_OP_layernorm], 4);
+    ck_assert_int_eq(backward.calls[PS_OP_batchnorm_backward] + backward.calls[PS_OP_layernorm_backward], 4);
+    ck_assert_int_eq(forward.calls[PS_OP_drop] + backward.calls[PS_OP_drop], row->drops);
+    for (int op = 0; op < PS_OP_COUNT; op++) {
+        enum ps_kind kind = ps_op_kind(op);
+        if (kind != PS_KIND_GEMM && kind != PS_KIND_SUB && op != PS_OP_drop) {
+            ck_assert_msg(forward.calls[op] + backward.calls[op] == 0, "a layer called %s", ps_op_name(op));
+        }
+    }
+    fixture_close(&f);
+}
+
+START_TEST(variant_is_made_of)
+{
+    count_variant("reference", "cpu", &layer_rows[_i % LAYER_ROWS], _i / LAYER_ROWS & 1, _i / LAYER_ROWS & 2 ? 0 : 0.3);
+    count_variant("cpu", "cpu", &layer_rows[_i % LAYER_ROWS], _i / LAYER_ROWS & 1, _i / LAYER_ROWS & 2 ? 0 : 0.3);
+}
+END_TEST
+
+START_TEST(variant_is_made_of_cuda)
+{
+    count_variant("cuda", "cuda", &layer_rows[_i % LAYER_ROWS], _i / LAYER_ROWS & 1, _i / LAYER_ROWS & 2 ? 0 : 0.3);
+}
+END_TEST
 
 START_TEST(layer_is_made_of)
 {
@@ -1622,7 +1864,8 @@ END_TEST
 /* ps_model_step_flops is what the products of a training pass cost, each as it is called. */
 START_TEST(step_flops)
 {
-    struct fixture f = fixture_open("cpu", "cpu", PS_FP32, &shapes[_i], 3, PS_LEVEL_GEMM, _i % 2);
+    const struct ps_model_shape *shape = shape_or_variant(_i);
+    struct fixture f = fixture_open("cpu", "cpu", PS_FP32, shape, 3, PS_LEVEL_GEMM, _i % 2);
     struct ps_counts counts = {0};
     struct ps_kernels *counting;
     OK(ps_kernels_hooked(f.k, ps_count_hook, &counts, &counting));
@@ -1630,7 +1873,7 @@ START_TEST(step_flops)
     fixture_loss(&f);
     f.model->k = f.k;
     counting->close(counting);
-    double flops = ps_model_step_flops(&shapes[_i], 3);
+    double flops = ps_model_step_flops(shape, 3);
     ck_assert_double_eq_tol(counts.flops[PS_OP_gemm], flops, 1e-12 * flops);
     fixture_close(&f);
 }
@@ -1858,18 +2101,22 @@ int main(void)
     tcase_set_timeout(tests, 300);
     tcase_set_timeout(shifted, 300);
     tcase_set_timeout(differences, 300);
-    tcase_add_loop_test(tests, finite_differences, 0, 2 * SHAPES);
+    tcase_add_loop_test(tests, finite_differences, 0, 2 * SHAPES_AND_VARIANTS);
     tcase_add_loop_test(differences, differences_cpu, 0, SHAPES);
-    tcase_add_loop_test(tests, forward_plain, 0, FORWARD_CPU * SHAPES);
+    tcase_add_loop_test(tests, forward_plain, 0, FORWARD_CPU * SHAPES_AND_VARIANTS);
+    tcase_add_loop_test(tests, variant_steps, 0, STEP_CASES_CPU * VARIANTS);
+    tcase_add_test(tests, tiled_refuses);
     tcase_add_loop_test(tests, levels_cpu, 0, LAYER_SHAPES);
     tcase_add_loop_test(tests, layer_is_made_of, 0, 8);
+    tcase_add_loop_test(tests, variant_is_made_of, 0, 4 * LAYER_ROWS);
     tcase_add_loop_test(tests, level_none_is_made_of, 0, 2);
     tcase_add_loop_test(tests, level_layer_calls, 0, 3);
     if (ps_cuda_device_count() > 0) {
         if (!asked("PS_TEST_SMALL")) {
             tcase_add_loop_test(differences, differences_cuda, 0, SHAPES);
         }
-        tcase_add_loop_test(tests, forward_plain, FORWARD_CPU * SHAPES, FORWARD_CUDA * SHAPES);
+        tcase_add_loop_test(tests, forward_plain, FORWARD_CPU * SHAPES_AND_VARIANTS, FORWARD_CUDA * SHAPES_AND_VARIANTS);
+        tcase_add_loop_test(tests, variant_steps, STEP_CASES_CPU * VARIANTS, STEP_CASES * VARIANTS);
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
         tcase_add_loop_test(tests, step_bf16, 0, SHAPES);
         if (fused_encoder()) {
@@ -1900,11 +2147,12 @@ int main(void)
             printf("skipped: level layer: the device is not of compute capability 9.0, or the build has no sm_90\n");
         }
         tcase_add_loop_test(tests, layer_is_made_of_cuda, 0, 8);
+        tcase_add_loop_test(tests, variant_is_made_of_cuda, 0, 4 * LAYER_ROWS);
         tcase_add_loop_test(tests, level_none_is_made_of_cuda, 0, 2);
     } else {
         printf("skipped: forecasts, levels, bf16 steps, differences and counts on CUDA: no CUDA device\n");
     }
-    tcase_add_loop_test(tests, step_flops, 0, SHAPES);
+    tcase_add_loop_test(tests, step_flops, 0, SHAPES_AND_VARIANTS);
     tcase_add_test(tests, impossible_shapes);
     tcase_add_test(tests, initialisation);
     tcase_add_test(tests, initial_values);
