@@ -103,7 +103,7 @@ __device__ static __forceinline__ void multiply(float (&to)[4], const uint32_t (
                                                 const uint32_t (&b)[2])
 {
     if constexpr (ARITHMETIC == BF16) {
-        ps_mma8(to, upper[0], lower[0], b[0], to);
+        ps_mma8<ps_bf16>(to, upper[0], lower[0], b[0], to);
     } else {
         const uint32_t words[4] = {upper[0], lower[0], upper[1], lower[1]};
         ps_mma_tf32(to, words, b[0], b[1], to);
@@ -195,7 +195,7 @@ __device__ static __forceinline__ void add_product(float (&sum)[NT][4], const T 
                 ps_ldmatrix4_transposed(v, b + (k * 8 + lane) * ldb + j * 8);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    ps_mma8(sum[j], upper[i], lower[i], v[i], sum[j]);
+                    ps_mma8<ps_bf16>(sum[j], upper[i], lower[i], v[i], sum[j]);
                 }
             }
         }

@@ -163,7 +163,7 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
                     w[2 * r + 1] = ps_exp2(fmaf(w[2 * r + 1], factor, -most[r]));
                     weights[i] = ps_pack<ps_fp16>(w[2 * r], w[2 * r + 1]);
                 }
-                ps_mma16<ps_fp16>(sum[0], weights, ps_ones_of<ps_fp16>, ps_ones_of<ps_fp16>, sum[0]); /* in every column */
+                ps_mma16<ps_fp16>(sum[0], weights, ps_ones<ps_fp16>(), ps_ones<ps_fp16>(), sum[0]); /* in every column */
 #pragma unroll
                 for (int t = 0; t < ET; t++) {
                     ps_mma16<ps_fp16>(out[t], weights, values[j][t][0], values[j][t][1], out[t]);

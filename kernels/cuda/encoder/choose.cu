@@ -6,11 +6,11 @@
  *     precision    shape                                     kernels                          calls take, at most
  *     bf16, fp16   d 16, e 4, f 128, N 33 to 48              resident/d16_e4_f128.cu          embedding, loss
  *                  d 64, e 16, f 128 or 256, N up to 16      resident/d64_short.cu            embedding, loss, update
- *                  d up to 32, or N up to 16                 resident/resident.cu             embedding
+ *                  d up to 32, or N up to 16                 resident/resident.cuh            embedding
  *                  d up to 128, N up to 64                   streamed/real16.cu               layers
- *                  d 64, e 4, which that refuses             resident/resident.cu             embedding
+ *                  d 64, e 4, which that refuses             resident/resident.cuh            embedding
  *     tf32         d 64, e 16, f 128 or 256, N up to 16      resident/d64_short_tf32.cu       layers
- *                  d 16 or 32                                resident/resident.cu             embedding
+ *                  d 16 or 32                                resident/resident.cuh            embedding
  *                  d 64                                      streamed/float.cu                embedding
  *                  d 128                                     split/rows.cu                    layers
  *     fp32         d 64                                      streamed/float.cu                embedding
@@ -52,14 +52,14 @@ static const struct {
     const struct ps_encoder_family *family;
     bool (*when)(const struct ps_encoder_request *r); /* NULL: asked whatever the shape */
 } choices[] = {
-    {PS_PRECISION_BF16, &level_bf16::ps_encoder_resident, narrow_or_short},
+    {PS_PRECISION_BF16, &ps_encoder_resident_bf16, narrow_or_short},
     {PS_PRECISION_BF16, &level_bf16::ps_encoder_streamed, NULL},
-    {PS_PRECISION_BF16, &level_bf16::ps_encoder_resident, wide_and_long},
-    {PS_FP16, &level_fp16::ps_encoder_resident, narrow_or_short},
+    {PS_PRECISION_BF16, &ps_encoder_resident_bf16, wide_and_long},
+    {PS_FP16, &ps_encoder_resident_fp16, narrow_or_short},
     {PS_FP16, &level_fp16::ps_encoder_streamed, NULL},
-    {PS_FP16, &level_fp16::ps_encoder_resident, wide_and_long},
-    {PS_TF32, &level_halves::ps_encoder_resident, to_64},
-    {PS_TF32, &level_tf32::ps_encoder_resident, to_32},
+    {PS_FP16, &ps_encoder_resident_fp16, wide_and_long},
+    {PS_TF32, &ps_encoder_resident_halves, to_64},
+    {PS_TF32, &ps_encoder_resident_tf32, to_32},
     {PS_TF32, &level_tf32::ps_encoder_streamed, to_64},
     {PS_TF32, &level_tf32::ps_encoder_split, from_65},
     {PS_FP32, &level_fp32::ps_encoder_streamed, NULL},

@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/encoder/resident/device.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 /* Rows of a block's sums. */
@@ -22,7 +22,8 @@ static __host__ __device__ __forceinline__ int embed_rows_of(int patch, int n)
 }
 
 /* Where the masks of the tile's 16 columns of u are kept, for lane's g: [tiles][d/16][8] words. */
-template <int D, int NT> static __device__ __forceinline__ uint32_t *embed_masks_at(const struct encoder &x, const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ uint32_t *embed_masks_at(const encoder<T> &x, const place<T, D, NT> &at)
 {
     return x.embed.masks + (at.global_tile * sharing(D) + at.share) * 8 + at.g;
 }
@@ -30,7 +31,8 @@ template <int D, int NT> static __device__ __forceinline__ uint32_t *embed_masks
 /* ---- forward ---- */
 
 /* Where sequence `sequence`'s part of its window begins; NULL when there is no such window. */
-static __device__ __forceinline__ const float *window_at(const struct encoder &x, const struct ps_cuda_windows &w, uint64_t cursor,
+template <class T>
+static __device__ __forceinline__ const float *window_at(const encoder<T> &x, const struct ps_cuda_windows &w, uint64_t cursor,
                                                          uint32_t sequence)
 {
     const bool live = sequence < x.embed.all;
@@ -43,11 +45,11 @@ static __device__ __forceinline__ const float *window_at(const struct encoder &x
 }
 
 /* The windows of unit u to values [sequences][length], from value `from` on, by the unit's warps; NaN for what is not there. */
-template <int D, int NT>
-static __device__ __forceinline__ void gather_windows(float *values, const struct encoder &x, int64_t u, uint64_t cursor, int from,
-                                                      const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void gather_windows(float *values, const encoder<T> &x, int64_t u, uint64_t cursor, int from,
+                                                      const place<T, D, NT> &at)
 {
-    constexpr int TEAM = place<D, NT>::TEAM * 32, FLIGHT = 4; /* loads under way: no branch may stand between them */
+    constexpr int TEAM = place<T, D, NT>::TEAM * 32, FLIGHT = 4; /* loads under way: no branch may stand between them */
     const struct ps_cuda_windows &w = x.embed.windows;
     const int length = x.embed.length, total = (NT == 1 ? x.embed.sequences : 1) * length;
     const uint32_t first = (uint32_t)u * (NT == 1 ? x.embed.sequences : 1);
@@ -73,26 +75,25 @@ static __device__ __forceinline__ void gather_windows(float *values, const struc
 }
 
 /* W_P's operand: rows from .. from + 15, the warp's 16 columns; zero from row P on. */
-template <int D, int NT>
-static __device__ __forceinline__ void load_embed_weight(ps_pair (&b)[2][2], const struct encoder &x, int from,
-                                                         const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void load_embed_weight(ps_pair<T> (&b)[2][2], const encoder<T> &x, int from,
+                                                         const place<T, D, NT> &at)
 {
-    const ps_bits *const p = (const ps_bits *)x.embed.weight + at.share * 16 + at.g;
+    const ps_bits<T> *const p = (const ps_bits<T> *)x.embed.weight + at.share * 16 + at.g;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int k = from + 8 * i + 2 * at.q;
 #pragma unroll
         for (int t = 0; t < 2; t++) {
             const uint32_t low = k < x.embed.patch ? p[k * D + t * 8] : 0, high = k + 1 < x.embed.patch ? p[k * D + D + t * 8] : 0;
-            b[t][i] = ps_join(low, high);
+            b[t][i] = ps_join<T>(low, high);
         }
     }
 }
 
 /* Where the warp's rows are: sequence of the unit, patch. */
-template <int D, int NT>
-static __device__ __forceinline__ void embed_places(int (&sequence)[2], int (&n)[2], const struct encoder &x,
-                                                    const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void embed_places(int (&sequence)[2], int (&n)[2], const encoder<T> &x, const place<T, D, NT> &at)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -103,11 +104,11 @@ static __device__ __forceinline__ void embed_places(int (&sequence)[2], int (&n)
 }
 
 /* sum = b_P and W_pos of patches n. */
-template <int D, int NT>
-static __device__ __forceinline__ void load_embed_sum(float (&sum)[2][4], const int (&n)[2], const struct encoder &x,
-                                                      const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void load_embed_sum(float (&sum)[2][4], const int (&n)[2], const encoder<T> &x,
+                                                      const place<T, D, NT> &at)
 {
-    const struct encoder_embedding &e = x.embed;
+    const auto &e = x.embed;
 #pragma unroll
     for (int t = 0; t < 2; t++) {
         const int column = at.share * 16 + t * 8 + at.q * 2;
@@ -122,12 +123,12 @@ static __device__ __forceinline__ void load_embed_sum(float (&sum)[2][4], const 
 }
 
 /* The operand of the warp's patches, values `from` .. from + 15 of each. */
-template <int D, int NT>
-static __device__ __forceinline__ void patch_operand(ps_pair (&a)[4], int from, const float *values, const int (&sequence)[2],
+template <class T, int D, int NT>
+static __device__ __forceinline__ void patch_operand(ps_pair<T> (&a)[4], int from, const float *values, const int (&sequence)[2],
                                                      const int (&n)[2], const float (&centre)[2], const float (&factor)[2],
-                                                     const struct encoder &x, const place<D, NT> &at)
+                                                     const encoder<T> &x, const place<T, D, NT> &at)
 {
-    const struct encoder_embedding &e = x.embed;
+    const auto &e = x.embed;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int h = i % 2, k = from + i / 2 * 8 + 2 * at.q;
@@ -139,97 +140,97 @@ static __device__ __forceinline__ void patch_operand(ps_pair (&a)[4], int from, 
             z[j] = (value[l < e.length ? l : e.length - 1] - centre[h]) * factor[h];
             z[j] = at.here[h] && k + j < e.patch ? z[j] : 0.0f;
         }
-        a[i] = ps_pack(z[0], z[1]);
+        a[i] = ps_pack<T>(z[0], z[1]);
     }
 }
 
 /* rows = drop(patches W_P + sum), to x.u too, and the patches to memory. a, weight: the operands of the first values of the patches
- * and W_P's first rows. */
-template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_product(ps_pair (&rows)[4], ps_pair (&a)[4], float (&sum)[2][4],
-                                                     ps_pair (&weight)[2][2], uint32_t bits, const float *values,
+ * and W_P's first rows. S: of x.u, which is written where it is T. */
+template <bool DROP, class S, class T, int D, int NT>
+static __device__ __forceinline__ void embed_product(ps_pair<T> (&rows)[4], ps_pair<T> (&a)[4], float (&sum)[2][4],
+                                                     ps_pair<T> (&weight)[2][2], uint32_t bits, const float *values,
                                                      const int (&sequence)[2], const int (&n)[2], const float (&centre)[2],
-                                                     const float (&factor)[2], const struct encoder &x, const place<D, NT> &at)
+                                                     const float (&factor)[2], const encoder<T> &x, const place<T, D, NT> &at)
 {
-    const struct encoder_embedding &e = x.embed;
+    const auto &e = x.embed;
 #pragma unroll 1
     for (int from = 0;;) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int h = i % 2, k = from + i / 2 * 8 + 2 * at.q;
             if (at.share == 0 && at.here[h] && k < e.patch) {
-                ps_real *const patch = e.patches + (at.first + 8 * h) * e.patch + k;
+                T *const patch = e.patches + (at.first + 8 * h) * e.patch + k;
                 if (e.patch % 2 == 0) {
                     ps_put_operand(patch, a[i]);
                 } else {
-                    *(ps_bits *)patch = ps_low_bits(a[i]);
+                    ps_put_bits(patch, a[i], 0);
                     if (k + 1 < e.patch) {
-                        *((ps_bits *)patch + 1) = ps_high_bits(a[i]);
+                        ps_put_bits(patch + 1, a[i], 1);
                     }
                 }
             }
         }
-        ps_mma16(sum[0], a, weight[0][0], weight[0][1], sum[0]);
-        ps_mma16(sum[1], a, weight[1][0], weight[1][1], sum[1]);
+        ps_mma16<T>(sum[0], a, weight[0][0], weight[0][1], sum[0]);
+        ps_mma16<T>(sum[1], a, weight[1][0], weight[1][1], sum[1]);
         from += 16;
         if (from >= e.patch) {
             break;
         }
-        load_embed_weight<D, NT>(weight, x, from, at);
-        patch_operand<D, NT>(a, from, values, sequence, n, centre, factor, x, at);
+        load_embed_weight(weight, x, from, at);
+        patch_operand(a, from, values, sequence, n, centre, factor, x, at);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int h = i % 2, t = i / 2;
-        rows[i] = at.here[h] ? ps_pack(sum[t][2 * h] * x.drop_scale, sum[t][2 * h + 1] * x.drop_scale) : ps_pair();
+        rows[i] = at.here[h] ? ps_pack<T>(sum[t][2 * h] * x.drop_scale, sum[t][2 * h + 1] * x.drop_scale) : ps_pair<T>();
     }
     if (DROP) {
         drop_operand(rows, bits);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (std::is_same<ps_stream, ps_real>::value && at.here[i % 2]) { /* else it is not asked for */
-            ps_put_operand((ps_real *)x.u + (at.first + i % 2 * 8) * D + at.share * 16 + i / 2 * 8 + at.q * 2, rows[i]);
+        if (std::is_same<S, T>::value && at.here[i % 2]) { /* else it is not asked for */
+            ps_put_operand((T *)x.u + (at.first + i % 2 * 8) * D + at.share * 16 + i / 2 * 8 + at.q * 2, rows[i]);
         }
     }
 }
 
 /* What the embedding of a unit needs but for its windows, patches n: on its way. */
-struct embed_ready {
+template <class T> struct embed_ready {
     uint64_t cursor;
     float sum[2][4];
-    ps_pair weight[2][2];
+    ps_pair<T> weight[2][2];
     uint32_t bits;
 };
 
 /* Asks for what embed_product will use; it waits for none of it. */
-template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_begin(struct embed_ready &r, const int (&n)[2], const struct encoder &x, uint64_t step,
-                                                   const place<D, NT> &at)
+template <bool DROP, class T, int D, int NT>
+static __device__ __forceinline__ void embed_begin(embed_ready<T> &r, const int (&n)[2], const encoder<T> &x, uint64_t step,
+                                                   const place<T, D, NT> &at)
 {
-    const struct encoder_embedding &e = x.embed;
+    const auto &e = x.embed;
     r.cursor = e.state->cursor;
     r.bits = 0xffffffffu;
-    load_embed_sum<D, NT>(r.sum, n, x, at);
-    load_embed_weight<D, NT>(r.weight, x, 0, at);
+    load_embed_sum(r.sum, n, x, at);
+    load_embed_weight(r.weight, x, 0, at);
     if (DROP) {
-        uint32_t *const keep = e.masks && at.global_tile < x.units * NT ? embed_masks_at<D, NT>(x, at) : NULL;
-        r.bits = new_masks<D, NT>(x, step, (int)(e.site - x.site), D, at.share * 16, keep, at);
+        uint32_t *const keep = e.masks && at.global_tile < x.units * NT ? embed_masks_at(x, at) : NULL;
+        r.bits = new_masks(x, step, (int)(e.site - x.site), D, at.share * 16, keep, at);
     }
 }
 
 /* rows = the warp's 16 rows and columns of u, as an operand; also to x.u, with patches, mean and std. All warps of unit u take part
  * at once; `values` is scratch of the unit, free for others after the next wait for one another. */
-template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void embed_unit(ps_pair (&rows)[4], float *values, const struct encoder &x, int64_t u,
-                                                  uint64_t step, const place<D, NT> &at)
+template <bool DROP, class T, int D, int NT>
+static __device__ __forceinline__ void embed_unit(ps_pair<T> (&rows)[4], float *values, const encoder<T> &x, int64_t u,
+                                                  uint64_t step, const place<T, D, NT> &at)
 {
-    const struct encoder_embedding &e = x.embed;
-    struct embed_ready r;
+    const auto &e = x.embed;
+    embed_ready<T> r;
     int sequence[2], n[2];
-    embed_places<D, NT>(sequence, n, x, at);
-    embed_begin<D, NT, DROP>(r, n, x, step, at);
-    gather_windows<D, NT>(values, x, u, r.cursor, 0, at); /* waits for three loads after one another */
+    embed_places(sequence, n, x, at);
+    embed_begin<DROP>(r, n, x, step, at);
+    gather_windows(values, x, u, r.cursor, 0, at); /* waits for three loads after one another */
     at.sync();
     float centre[2] = {0, 0}, factor[2] = {1, 1};
     const int sequences = NT == 1 ? e.sequences : 1;
@@ -249,48 +250,64 @@ static __device__ __forceinline__ void embed_unit(ps_pair (&rows)[4], float *val
             factor[h] = NT > 1 || sequence[h] == s ? 1.0f / deviation : factor[h];
         }
     }
-    ps_pair a[4];
-    patch_operand<D, NT>(a, 0, values, sequence, n, centre, factor, x, at);
-    embed_product<D, NT, DROP>(rows, a, r.sum, r.weight, r.bits, values, sequence, n, centre, factor, x, at);
+    ps_pair<T> a[4];
+    patch_operand(a, 0, values, sequence, n, centre, factor, x, at);
+    embed_product<DROP, T>(rows, a, r.sum, r.weight, r.bits, values, sequence, n, centre, factor, x, at);
 }
 
 /* ---- backward ---- */
 
 /* The operand g, zero where dropped or where there is no row; not scaled yet. */
-template <int D, int NT>
-static __device__ __forceinline__ void embed_operand(ps_pair (&a)[4], const float (&g)[2][4], const struct encoder &x, bool drop,
-                                                     const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void embed_operand(ps_pair<T> (&a)[4], const float (&g)[2][4], const encoder<T> &x, bool drop,
+                                                     const place<T, D, NT> &at)
 {
-    pack_operand(a, g[0], g[1]);
+    pack_operand<T>(a, g[0], g[1]);
     if (drop) {
-        drop_operand(a, at.global_tile < x.units * NT ? *embed_masks_at<D, NT>(x, at) >> at.q : 0);
+        drop_operand(a, at.global_tile < x.units * NT ? *embed_masks_at(x, at) >> at.q : 0);
     }
+}
+
+/* One of two elements that were zero. */
+static __device__ __forceinline__ void set_bits(uint2 &pair, int which, uint32_t bits)
+{
+    (which ? pair.y : pair.x) = bits;
+}
+
+static __device__ __forceinline__ void set_bits(uint32_t &pair, int which, uint32_t bits)
+{
+    pair |= bits << 16 * which;
 }
 
 /* Columns 8 piece .. + 7 of a row: the patch (NULL: a row of zeros), then zeros; with n >= 0 ones in columns P and P + 1 + n. The
  * copy may still be under way (ps_copy_wait). */
-static __device__ __forceinline__ void stage_patch(ps_real *to, const ps_real *row, int piece, int patch, int n)
+template <class T> static __device__ __forceinline__ void stage_patch(T *to, const T *row, int piece, int patch, int n)
 {
     const int from = piece * 8;
     if (row && from < patch && patch % 8 == 0) {
 #pragma unroll
-        for (int j = 0; j < 8; j += ps_vector<ps_real>) {
+        for (int j = 0; j < 8; j += ps_vector<T>) {
             ps_copy_async(to + j, row + from + j);
         }
         return;
     }
-    ps_pair word[4] = {};
+    ps_pair<T> word[4] = {};
     if (row) {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const int k = from + j;
-            const uint32_t v = k < patch                                      ? *(const ps_bits *)(row + k)
-                               : n >= 0 && (k == patch || k == patch + 1 + n) ? PS_REAL16_ONE
+            const uint32_t v = k < patch                                      ? *(const ps_bits<T> *)(row + k)
+                               : n >= 0 && (k == patch || k == patch + 1 + n) ? ps_one<T>
                                                                               : 0;
-            ps_put_bits(word[j / 2], j % 2, v);
+            set_bits(word[j / 2], j % 2, v);
         }
     }
-    ps_put_pairs(to, word);
+    if constexpr (REAL_BYTES<T> == 4) {
+        ((uint4 *)to)[0] = make_uint4(word[0].x, word[0].y, word[1].x, word[1].y);
+        ((uint4 *)to)[1] = make_uint4(word[2].x, word[2].y, word[3].x, word[3].y);
+    } else {
+        *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
+    }
 }
 
 /* Columns of patches in shared memory; elements of a row of du and patches there. */
@@ -305,23 +322,23 @@ static __host__ __device__ __forceinline__ int embed_pitch(int d, int patch)
 }
 
 /* Begins to copy the patches of unit u behind the d columns of `to` [rows][embed_pitch]. */
-template <int D, int NT>
-static __device__ __forceinline__ void stage_patches(ps_real *to, const struct encoder &x, int64_t u, const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void stage_patches(T *to, const encoder<T> &x, int64_t u, const place<T, D, NT> &at)
 {
     constexpr int SHARE = 2 * sharing(D); /* threads a row */
     const int thread = (at.tile * sharing(D) + at.share) * 32 + at.lane, i = thread / SHARE,
               pieces = patch_columns(x.embed.patch) / 8;
     const int64_t row = u * x.unit_rows + i;
     const bool here = u < x.units && i < x.unit_rows && row < x.rows;
-    const ps_real *const from = here ? x.embed.patches + row * x.embed.patch : NULL;
-    to += ps_place(i) * embed_pitch(D, x.embed.patch) + D;
+    const T *const from = here ? x.embed.patches + row * x.embed.patch : NULL;
+    to += ps_place<T>(i) * embed_pitch(D, x.embed.patch) + D;
     for (int piece = thread % SHARE; piece < pieces; piece += SHARE) {
         stage_patch(to + piece * 8, from, piece, x.embed.patch, -1);
     }
 }
 
 /* Jobs of a warp: 16 rows by 8 columns of W_P's gradient each (b_P's with the first), then 32 pairs of columns of W_pos's each. */
-template <int D> static __device__ __forceinline__ int embed_jobs(const struct encoder &x)
+template <int D, class T> static __device__ __forceinline__ int embed_jobs(const encoder<T> &x)
 {
     return patch_columns(x.embed.patch) / 16 * (D / 8) + (x.n * (D / 2) + 31) / 32;
 }
@@ -338,25 +355,25 @@ static __device__ __forceinline__ void add_pair(float *to, float low, float high
 }
 
 /* One of them, to or onto the block's sums; staged [units][rows][embed_pitch], unit elements apart. */
-template <int D, int NT>
-static __device__ __forceinline__ void embed_gradient(const struct encoder &x, int job, const ps_real *staged, int unit, bool first,
-                                                      const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void embed_gradient(const encoder<T> &x, int job, const T *staged, int unit, bool first,
+                                                      const place<T, D, NT> &at)
 {
     const int patch = x.embed.patch, pitch = embed_pitch(D, patch), products = patch_columns(patch) / 16 * (D / 8);
     float *const sums = x.embed.partial + (int64_t)blockIdx.x * (embed_rows_of(patch, x.n) * D);
     if (job < products) {
         const int row = job / (D / 8) * 16, column = job % (D / 8) * 8;
-        const ps_pair ones[4] = {ps_ones(), ps_ones(), ps_ones(), ps_ones()};
-        const ps_real *pa = lane_a_transposed(staged, pitch, at) + D + row, *pb = lane_b<2>(staged, pitch, at) + column;
+        const ps_pair<T> ones[4] = {ps_ones<T>(), ps_ones<T>(), ps_ones<T>(), ps_ones<T>()};
+        const T *pa = lane_a_transposed(staged, pitch, at) + D + row, *pb = lane_b<2>(staged, pitch, at) + column;
         float c[4] = {0, 0, 0, 0}, bias[4] = {0, 0, 0, 0};
         for (int i = 0; i < x.block_units; i++, pa += unit, pb += unit) {
 #pragma unroll
             for (int tile = 0; tile < NT; tile++) {
-                ps_pair a[4], b[2];
+                ps_pair<T> a[4], b[2];
                 load_a_transposed(a, pa + tile * 16 * pitch, pitch, at);
                 load_b(b, pb + tile * 16 * pitch, pitch, at);
-                ps_mma16(c, a, b[0], b[1], c);
-                ps_mma16(bias, ones, b[0], b[1], bias);
+                ps_mma16<T>(c, a, b[0], b[1], c);
+                ps_mma16<T>(bias, ones, b[0], b[1], bias);
             }
         }
         float *const to = sums + row * D + column + at.q * 2;
@@ -376,9 +393,9 @@ static __device__ __forceinline__ void embed_gradient(const struct encoder &x, i
         float low = 0, high = 0;
         for (int i = 0; i < x.block_units; i++) {
             for (int row = n; row < x.unit_rows; row += x.n) {
-                const ps_pair v = *(const ps_pair *)(staged + i * unit + ps_place(row) * pitch + column);
-                low += ps_low(v);
-                high += ps_high(v);
+                const ps_pair<T> v = *(const ps_pair<T> *)(staged + i * unit + ps_place<T>(row) * pitch + column);
+                low += ps_low<T>(v);
+                high += ps_high<T>(v);
             }
         }
         add_pair(sums + (patch + 1 + n) * D + column, low, high, x.drop_scale, first);
@@ -386,7 +403,7 @@ static __device__ __forceinline__ void embed_gradient(const struct encoder &x, i
 }
 
 /* Where a float4 of [P + 1 + N, d] stands among the gradients. */
-template <int D> static __device__ __forceinline__ float4 *embed_item_at(const struct encoder &x, int item)
+template <int D, class T> static __device__ __forceinline__ float4 *embed_item_at(const encoder<T> &x, int item)
 {
     const int weights = x.embed.patch * D / 4, positions = weights + D / 4;
     return item < weights     ? (float4 *)x.embed.d_weight + item
@@ -394,7 +411,7 @@ template <int D> static __device__ __forceinline__ float4 *embed_item_at(const s
                               : (float4 *)x.embed.d_position + item - positions;
 }
 
-template <int D> static __device__ __forceinline__ void add_embed_item(const struct encoder &x, int item, const float4 &sum)
+template <int D, class T> static __device__ __forceinline__ void add_embed_item(const encoder<T> &x, int item, const float4 &sum)
 {
     float4 *const to = embed_item_at<D>(x, item);
     const float4 old = *to;
@@ -403,8 +420,8 @@ template <int D> static __device__ __forceinline__ void add_embed_item(const str
 
 /* The blocks' sums to the gradients, 64 float4 a block of THREADS threads at once, in THREADS / 64 parts and then those in order;
  * parts [THREADS]. This block is `block` of `blocks`. */
-template <int D, int THREADS>
-static __device__ __forceinline__ void add_embedding(const struct encoder &x, float4 *parts, int block, int blocks)
+template <int D, int THREADS, class T>
+static __device__ __forceinline__ void add_embedding(const encoder<T> &x, float4 *parts, int block, int blocks)
 {
     constexpr int PARTS = THREADS / 64;
     const int items = embed_rows_of(x.embed.patch, x.n) * D / 4, thread = (int)threadIdx.x;
@@ -422,6 +439,6 @@ static __device__ __forceinline__ void add_embedding(const struct encoder &x, fl
     }
 }
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

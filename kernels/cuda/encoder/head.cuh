@@ -11,11 +11,11 @@
 #include "kernels/cuda/encoder/embed.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 /* A row of the partial sums a block, zeros in those of no block: sums[t], the last the squared errors'. */
-static __device__ __forceinline__ void put_head_sum(const struct encoder &x, int t, double sum)
+template <class T> static __device__ __forceinline__ void put_head_sum(const encoder<T> &x, int t, double sum)
 {
 #pragma unroll 1
     for (int row = (int)blockIdx.x; row < x.head.rows; row += (int)gridDim.x) {
@@ -24,7 +24,8 @@ static __device__ __forceinline__ void put_head_sum(const struct encoder &x, int
 }
 
 /* dx and the squared error of a forecast. */
-static __device__ __forceinline__ float head_slope(const struct encoder &x, float product, float bias, float target, float mean,
+template <class T>
+static __device__ __forceinline__ float head_slope(const encoder<T> &x, float product, float bias, float target, float mean,
                                                    float std, double *square)
 {
     const float error = (product + bias) * std + mean - target;
@@ -44,18 +45,18 @@ template <int NT> static __host__ __device__ constexpr int head_z_pitch()
 /* Bytes for W_h [16 N, pitch] and a target a thread; and for z, the units' parts of x, and dx, where the units' buffers lie. */
 static inline size_t head_bytes_d16(int n, int units)
 {
-    return (size_t)n * 16 * HEAD_PITCH * sizeof(real16) + (size_t)units * HEAD_COLUMNS * sizeof(float);
+    return (size_t)n * 16 * HEAD_PITCH * sizeof(uint16_t) + (size_t)units * HEAD_COLUMNS * sizeof(float);
 }
 
 template <int NT> static constexpr size_t head_scratch_d16(int units)
 {
-    return (size_t)HEAD_SEQUENCES * (head_z_pitch<NT>() + HEAD_PITCH) * sizeof(real16) +
+    return (size_t)HEAD_SEQUENCES * (head_z_pitch<NT>() + HEAD_PITCH) * sizeof(uint16_t) +
            (size_t)units * HEAD_SEQUENCES * HEAD_PART * sizeof(float);
 }
 
 /* Begins to copy W_h, and keeps the thread's target: of the unit's sequence, a column a thread (NT 3). */
-template <int D, int NT>
-static __device__ __forceinline__ void stage_head_d16(const struct encoder &x, real16 *weight, float target)
+template <int D, int NT, class T>
+static __device__ __forceinline__ void stage_head_d16(const encoder<T> &x, T *weight, float target)
 {
     const int horizon = x.head.horizon, rows = x.n * D, zeros = (HEAD_COLUMNS - horizon) / 8;
     stage_matrix(weight, HEAD_PITCH, x.head.weight, rows, horizon / 8);
@@ -67,24 +68,24 @@ static __device__ __forceinline__ void stage_head_d16(const struct encoder &x, r
 
 /* u: the warp's rows of the last layer's output; u0: the block's first unit, all of whose warps take part; `scratch` is the units'
  * buffers. The warp's place is found anew: kept through the layers it would fill the registers. */
-template <int D, int NT>
-static __device__ __forceinline__ void head_d16(const float (&u)[2][4], const struct encoder &x, real16 *scratch,
-                                                const real16 *weight, int64_t u0)
+template <int D, int NT, class T>
+static __device__ __forceinline__ void head_d16(const float (&u)[2][4], const encoder<T> &x, T *scratch, const T *weight,
+                                                int64_t u0)
 {
     static_assert(D == 16 && NT == 3, "a column of the forecast a thread of the unit");
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    place<D, NT> at(thread);
+    place<T, D, NT> at(thread);
     at.take(x, u0 + at.unit);
     constexpr int Z = head_z_pitch<NT>(), STEPS = HEAD_COLUMNS / 16;
-    real16 *const z = scratch, *const dx = z + HEAD_SEQUENCES * Z;                                /* [8][Z], [8][HEAD_PITCH] */
+    T *const z = scratch, *const dx = z + HEAD_SEQUENCES * Z;                                     /* [8][Z], [8][HEAD_PITCH] */
     float *const parts = (float *)(dx + HEAD_SEQUENCES * HEAD_PITCH), *const slopes = (float *)z; /* [units][8][..], [8][96] */
     double *const squares = (double *)(slopes + HEAD_SEQUENCES * HEAD_COLUMNS);
     const int warp = thread / 32, warps = (int)blockDim.x / 32, column = at.tile * 32 + at.lane;
     const int64_t sequence = u0 + at.unit;
     const bool mine = sequence < x.units && column < x.head.horizon;
     uint32_t a[4];
-    pack_operand(a, u[0], u[1]);
+    pack_operand<T>(a, u[0], u[1]);
     __syncthreads(); /* all units have done with their buffers */
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -102,15 +103,14 @@ static __device__ __forceinline__ void head_d16(const float (&u)[2][4], const st
     {
         float c[2][4];
         clear(c);
-        const real16 *const pa = weight + at.other * HEAD_PITCH + at.tile * 32 + at.across, *const pb =
-                                                                                                z + at.lane % 8 * Z + at.across;
+        const T *const pa = weight + at.other * HEAD_PITCH + at.tile * 32 + at.across, *const pb = z + at.lane % 8 * Z + at.across;
         for (int k = at.unit; k < x.n; k += x.block_units) {
             uint32_t b[2];
             ps_ldmatrix2(b, pb + k * D);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 ps_ldmatrix4_transposed(a, pa + k * D * HEAD_PITCH + i * 16);
-                ps_mma16(c[i], a, b[0], b[1], c[i]);
+                ps_mma16<T>(c[i], a, b[0], b[1], c[i]);
             }
         }
         float *const part = parts + (at.unit * HEAD_SEQUENCES + at.q * 2) * HEAD_PART + at.tile * 32 + at.g;
@@ -130,8 +130,8 @@ static __device__ __forceinline__ void head_d16(const float (&u)[2][4], const st
         }
         const float target = *((const float *)(weight + x.n * D * HEAD_PITCH) + thread);
         slope = head_slope(x, product, bias, target, mean, std, &square);
-        x.head.dx[sequence * x.head.horizon + column] = ps_round(slope);
-        dx[at.unit * HEAD_PITCH + column] = ps_round(slope);
+        ps_put(x.head.dx + sequence * x.head.horizon + column, slope);
+        ps_put(dx + at.unit * HEAD_PITCH + column, slope);
     }
     slopes[thread] = slope;
     square = ps_group_sum<32>(square);
@@ -167,12 +167,12 @@ static __device__ __forceinline__ void head_d16(const float (&u)[2][4], const st
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
             ps_ldmatrix4(a, weight + (k * D + at.near) * HEAD_PITCH + i * 16 + at.far);
-            ps_mma16(c, a, b[i][0], b[i][1], c);
+            ps_mma16<T>(c, a, b[i][0], b[i][1], c);
         }
         /* Transposed, a lane has two neighbouring elements of sequence g. */
-        const uint32_t low = ps_movmatrix(ps_pack(c[0], c[1])), high = ps_movmatrix(ps_pack(c[2], c[3]));
+        const uint32_t low = ps_movmatrix(ps_pack<T>(c[0], c[1])), high = ps_movmatrix(ps_pack<T>(c[2], c[3]));
         if (at.g < x.block_units && u0 + at.g < x.units) {
-            real16 *const to = x.head.dz + ((u0 + at.g) * x.n + k) * D + at.q * 2;
+            T *const to = x.head.dz + ((u0 + at.g) * x.n + k) * D + at.q * 2;
             *(uint32_t *)to = low;
             *(uint32_t *)(to + 8) = high;
         }
@@ -185,11 +185,11 @@ enum { D64_HORIZON = 8, D64_HEAD_UNITS = 4 };
 
 static inline size_t head_bytes_d64(int n, int horizon)
 {
-    return (size_t)n * 64 * (size_t)horizon * sizeof(real16);
+    return (size_t)n * 64 * (size_t)horizon * sizeof(uint16_t);
 }
 
 /* Begins to copy W_h. */
-static __device__ __forceinline__ void stage_head_d64(const struct encoder &x, real16 *weight)
+template <class T> static __device__ __forceinline__ void stage_head_d64(const encoder<T> &x, T *weight)
 {
     for (int i = (int)threadIdx.x * 8; i < x.n * 64 * x.head.horizon; i += (int)blockDim.x * 8) {
         ps_copy_async(weight + i, x.head.weight + i);
@@ -198,8 +198,8 @@ static __device__ __forceinline__ void stage_head_d64(const struct encoder &x, r
 
 /* u: the warp's 16 rows and columns of the last layer's output; parts: [4 shares][64 rows][H] and more, of 16 KB; target: the
  * thread's. */
-template <typename AT>
-static __device__ __forceinline__ void head_d64(const float (&u)[2][4], const struct encoder &x, float *parts, const real16 *weight,
+template <typename AT, class T>
+static __device__ __forceinline__ void head_d64(const float (&u)[2][4], const encoder<T> &x, float *parts, const T *weight,
                                                 int64_t u0, float target, const AT &at)
 {
     const int horizon = x.head.horizon, sequences = x.embed.sequences, count = D64_HEAD_UNITS * sequences * horizon;
@@ -211,11 +211,11 @@ static __device__ __forceinline__ void head_d64(const float (&u)[2][4], const st
     const float mean = x.embed.mean[mine ? sequence : 0], std = x.embed.std[mine ? sequence : 0];
     const float bias = x.head.bias[mine ? column : 0];
     int of[2]; /* the row's sequence in the unit */
-    const real16 *w[2];
+    const T *w[2];
     uint32_t words[4];
     float v[2][4];
-    pack_operand(words, u[0], u[1]);
-    unpack_operand(v, words);
+    pack_operand<T>(words, u[0], u[1]);
+    unpack_operand<T>(v, words);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int i = at.here[h] ? at.g + 8 * h : 0;
@@ -252,11 +252,13 @@ static __device__ __forceinline__ void head_d64(const float (&u)[2][4], const st
             }
         }
         slope = head_slope(x, product, bias, target, mean, std, &square);
-        x.head.dx[(int64_t)sequence * horizon + column] = ps_round(slope);
+        ps_put(x.head.dx + (int64_t)sequence * horizon + column, slope);
     }
     if (thread < count) {
         slopes[thread] = slope;
-        rounded[thread] = ps_float(ps_round(slope));
+        T as_kept;
+        ps_put(&as_kept, slope);
+        rounded[thread] = ps_float(as_kept);
         squares[thread] = square;
     }
     __syncthreads();
@@ -273,7 +275,7 @@ static __device__ __forceinline__ void head_d64(const float (&u)[2][4], const st
             }
         }
     }
-    store_rows<64, 1>(x.head.dz, d, at);
+    store_rows(x.head.dz, d, at);
     const int warp = thread / 32; /* a column's sum a warp, the last the squared errors' */
     if (warp <= horizon) {
         double sum = 0.0;
@@ -288,6 +290,6 @@ static __device__ __forceinline__ void head_d64(const float (&u)[2][4], const st
     }
 }
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/cuda/tile/types.cuh"
 #include "kernels/kernels.h"
 
 /* R = sequences * patches rows. real: the table's activations. */
@@ -58,21 +57,20 @@ struct ps_encoder_family {
     enum ps_status (*backward)(const struct ps_kernels *k, const struct ps_encoder_request *r, const struct ps_encoder_plan *plan);
 };
 
+extern const struct ps_encoder_family ps_encoder_resident_bf16, ps_encoder_resident_fp16, ps_encoder_resident_tf32,
+    ps_encoder_resident_halves; /* tf32 with fp16 operands */
+
 namespace level_bf16
 {
-extern const struct ps_encoder_family ps_encoder_resident, ps_encoder_streamed;
+extern const struct ps_encoder_family ps_encoder_streamed;
 }
 namespace level_fp16
 {
-extern const struct ps_encoder_family ps_encoder_resident, ps_encoder_streamed;
+extern const struct ps_encoder_family ps_encoder_streamed;
 }
 namespace level_tf32
 {
-extern const struct ps_encoder_family ps_encoder_resident, ps_encoder_streamed, ps_encoder_split;
-}
-namespace level_halves
-{
-extern const struct ps_encoder_family ps_encoder_resident;
+extern const struct ps_encoder_family ps_encoder_streamed, ps_encoder_split;
 }
 namespace level_fp32
 {

@@ -529,7 +529,7 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
                     for (int j = 0; j < pieces; j++) {
                         ps_mma16<T>(sums[m][j], a, right[j][0], right[j][1], sums[m][j]);
                     }
-                    ps_mma16<T>(sums[m][pieces], a, ps_ones_of<T>, ps_ones_of<T>, sums[m][pieces]);
+                    ps_mma16<T>(sums[m][pieces], a, ps_ones<T>(), ps_ones<T>(), sums[m][pieces]);
                 }
             }
             __syncwarp();

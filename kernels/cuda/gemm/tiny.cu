@@ -226,7 +226,7 @@ __device__ static __forceinline__ void step(struct warp_tile<NT> &t, const T *a,
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             if constexpr (ARITHMETIC == BF16) {
-                ps_mma8(t.sum[half][j], hi[0][0], hi[1][0], b_hi[j][0], t.sum[half][j]);
+                ps_mma8<ps_bf16>(t.sum[half][j], hi[0][0], hi[1][0], b_hi[j][0], t.sum[half][j]);
             } else {
                 const uint32_t a_hi[4] = {hi[0][0], hi[1][0], hi[0][1], hi[1][1]};
                 const uint32_t a_lo[4] = {lo[0][0], lo[1][0], lo[0][1], lo[1][1]};

@@ -125,7 +125,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint3
         const uint32_t words[4] = {a[0][0], a[1][0], a[0][1], a[1][1]};
 #pragma unroll
         for (int j = 0; j < NT; j++) {
-            ps_mma16(sum[j], words, b[j][0], b[j][1], sum[j]);
+            ps_mma16<ps_bf16>(sum[j], words, b[j][0], b[j][1], sum[j]);
         }
     } else {
 #pragma unroll

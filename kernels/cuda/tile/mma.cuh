@@ -5,45 +5,7 @@
 #ifndef PS_KERNELS_CUDA_MMA_CUH
 #define PS_KERNELS_CUDA_MMA_CUH
 
-#include "kernels/cuda/tile/types.cuh"
-
-/* d = a b + c in tf32; a m16k8, b k8n8. Lane q holds k = q and q + 4: a rows g, g + 8 of the first, then of the second. */
-static __device__ __forceinline__ void ps_mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                                   const float (&c)[4])
-{
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-}
-
-#ifdef PS_COMPILE_TF32
-/* d = a b + c; a m16k16, b k16n8, in two products of 8, whose k q and q + 4 are columns 2q and 2q + 1. c may be d. */
-static __device__ __forceinline__ void ps_mma16(float (&d)[4], const ps_pair (&a)[4], ps_pair b0, ps_pair b1, const float (&c)[4])
-{
-    const uint32_t first[4] = {a[0].x, a[1].x, a[0].y, a[1].y}, second[4] = {a[2].x, a[3].x, a[2].y, a[3].y};
-    ps_mma_tf32(d, first, b0.x, b0.y, c);
-    ps_mma_tf32(d, second, b1.x, b1.y, d);
-}
-
-/* d = a b + c; a m16k8, b k8n8. */
-static __device__ __forceinline__ void ps_mma8(float (&d)[4], ps_pair a0, ps_pair a1, ps_pair b, const float (&c)[4])
-{
-    const uint32_t a[4] = {a0.x, a1.x, a0.y, a1.y};
-    ps_mma_tf32(d, a, b.x, b.y, c);
-}
-#else
-/* tile/operands.cuh's, of the file's type. */
-static __device__ __forceinline__ void ps_mma16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                                const float (&c)[4])
-{
-    ps_mma16<real16>(d, a, b0, b1, c);
-}
-
-static __device__ __forceinline__ void ps_mma8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const float (&c)[4])
-{
-    ps_mma8<real16>(d, a0, a1, b, c);
-}
-#endif
+#include "kernels/cuda/tile/operands.cuh"
 
 /* x as the tensor cores' tf32 takes it. EXACT: hi + lo = x but for a part in 2^23 (they leave out lo's last bit or two); else hi
  * alone. A NaN stays one. */
@@ -97,7 +59,8 @@ static __device__ __forceinline__ void ps_shared_store2(uint32_t address, float2
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
 }
 
-/* Four 8 x 8 matrices of real16; lanes 8i .. 8i + 7 give the addresses of matrix i's rows: in shared memory (_at), or pointers. */
+/* Four 8 x 8 matrices of 16-bit elements; lanes 8i .. 8i + 7 give the addresses of matrix i's rows: in shared memory (_at), or
+ * pointers. */
 static __device__ __forceinline__ void ps_ldmatrix4_at(uint32_t (&r)[4], uint32_t p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -3,7 +3,8 @@
  *
  * ps_wgmma<T>(d, a, b, add): d = a b (add: d += a b), under way until ps_wgmma_wait; d [N / 8][4] says how many columns. T:
  * ps_bf16, ps_fp16, or float, whose words are read as tf32. A panel's lines run along the summed dimension; of 16 bits, A_ACROSS
- * and B_ACROSS say that the operand's lines run across it. PTX ISA, wgmma.mma_async. */
+ * and B_ACROSS say that the operand's lines run across it. ps_wgmma_onto: d += a b of 16 bits, without the predicate, with which
+ * ptxas allocates other registers even when it is always true. PTX ISA, wgmma.mma_async. */
 #ifndef PS_KERNELS_CUDA_WGMMA_CUH
 #define PS_KERNELS_CUDA_WGMMA_CUH
 
@@ -79,6 +80,10 @@ static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t place, int 
     "{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N WHAT " {" PS_NAMES_##N \
         "}, " A ", " B ", p, 1, 1" REST ";\n}"
 
+/* The same without the question whether to add. */
+#define PS_WGMMA_ONTO(N, WHAT, A, B, REST) \
+    "wgmma.mma_async.sync.aligned.m64n" #N WHAT " {" PS_NAMES_##N "}, " A ", " B ", 1, 1, 1" REST ";"
+
 /* The products of N columns; I0 .. I6: the names of what follows the sums. */
 #define PS_WGMMA_COLUMNS(N, I0, I1, I2, I3, I4, I5, I6)                                                                \
     template <typename T, int A_ACROSS = 0, int B_ACROSS = 0>                                                          \
@@ -96,6 +101,21 @@ static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t place, int 
             asm volatile(PS_WGMMA(N, "k16.f32.bf16.bf16", I0, I1, I2, ", " I3 ", " I4)                                 \
                          : PS_SUMS_##N(d)                                                                              \
                          : "l"(a), "l"(b), "r"(add), "n"(A_ACROSS), "n"(B_ACROSS));                                    \
+        }                                                                                                              \
+    }                                                                                                                  \
+                                                                                                                       \
+    template <typename T, int A_ACROSS, int B_ACROSS>                                                                  \
+    static __device__ __forceinline__ void ps_wgmma_onto(float(&d)[N / 8][4], uint64_t a, uint64_t b)                  \
+    {                                                                                                                  \
+        if constexpr (std::is_same<T, ps_fp16>::value) {                                                               \
+            asm volatile(PS_WGMMA_ONTO(N, "k16.f32.f16.f16", I0, I1, ", " I2 ", " I3)                                  \
+                         : PS_SUMS_##N(d)                                                                              \
+                         : "l"(a), "l"(b), "n"(A_ACROSS), "n"(B_ACROSS));                                              \
+        } else {                                                                                                       \
+            static_assert(std::is_same<T, ps_bf16>::value, "fp16 or bf16");                                            \
+            asm volatile(PS_WGMMA_ONTO(N, "k16.f32.bf16.bf16", I0, I1, ", " I2 ", " I3)                                \
+                         : PS_SUMS_##N(d)                                                                              \
+                         : "l"(a), "l"(b), "n"(A_ACROSS), "n"(B_ACROSS));                                              \
         }                                                                                                              \
     }                                                                                                                  \
                                                                                                                        \
@@ -146,6 +166,7 @@ PS_WGMMA_COLUMNS(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 #undef PS_NAMES_64
 #undef PS_NAMES_128
 #undef PS_WGMMA
+#undef PS_WGMMA_ONTO
 #undef PS_WGMMA_COLUMNS
 
 /* Registers that products write or read stay where they are until here. */

@@ -1,4 +1,5 @@
-/* What the resident kernels are told. */
+/* What the resident kernels are told. T is the type of weights, of products' operands and of most of what is in memory, here and in
+ * all files beside: ps_bf16, ps_fp16, or float, whose products are tf32's. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_ARGUMENTS_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_ARGUMENTS_CUH
 
@@ -11,7 +12,7 @@
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/windows.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 /* A layer's partial sums, all rows of d: W_qkv' [3d], W_o' [d], W_1' [f], W_2 [f]; then b_qkv, b_o, b_1 (one for each of the
@@ -22,10 +23,10 @@ static __host__ __device__ constexpr int layer_sums(int d, int f)
 }
 
 /* The embedding's part of it: encoder/embed.cuh. Forward it is asked for when `weight` is there, backward when `partial` is. */
-struct encoder_embedding {
-    const ps_real *weight;
+template <class T> struct encoder_embedding {
+    const T *weight;
     const float *bias, *position;
-    ps_real *patches;
+    T *patches;
     float *mean, *std;
     struct ps_cuda_windows windows;
     const struct ps_step_state *state;
@@ -40,30 +41,23 @@ struct encoder_embedding {
 };
 
 /* The head's: encoder/head.cuh. It is asked for when `weight` is there, with the embedding. */
-struct encoder_head {
-    const ps_real *weight; /* [N d, H] */
+template <class T> struct encoder_head {
+    const T *weight; /* [N d, H] */
     const float *bias;
     struct ps_cuda_windows targets;
-    ps_real *dx, *dz;
+    T *dx, *dz;
     double *partials; /* [rows, H + 1] */
     int rows, horizon;
     float scale; /* 2 / (S H) */
     int at;      /* W_h's place in shared memory, bytes */
 };
 
-/* The residual stream and its gradient in memory. */
-#ifdef PS_COMPILE_HALVES
-typedef float ps_stream;
-#else
-typedef ps_real ps_stream;
-#endif
-
-/* encoder/resident/resident.cu's own. */
-struct general_arguments {
+/* encoder/resident/resident.cuh's own. */
+template <class T> struct general_arguments {
     int resident; /* all layers' weights are in shared memory; in general_backward_tf32.cuh: how many layers' */
     int staged;   /* columns of f staged at once */
-    ps_real *r;
-    ps_real *merged; /* general_backward_tf32.cuh: [layers, R, d]: attention's output before W_o */
+    T *r;
+    T *merged; /* general_backward_tf32.cuh: [layers, R, d]: attention's output before W_o */
 };
 
 /* encoder/resident/d16_e4_f128.cu's own: what is kept, d16_units.cuh; tiles of a layer that it has room for. */
@@ -92,17 +86,17 @@ struct d64_head {
 };
 
 /* AdamW's: update.cuh. It is asked for when `parameters` is there. */
-struct d64_update {
+template <class T> struct d64_update {
     float *parameters, *m;
     double *v;
-    ps_real *copy;
+    T *copy;
     const double *learning_rates;
     struct ps_step_state *state;
     struct ps_adamw_plain plain;
 };
 
 /* encoder/resident/d64_short.cu's own. A group is 64 rows. */
-struct d64_arguments {
+template <class T> struct d64_arguments {
     bool fresh;         /* nothing is read before ps_grid_begin: the kernel before may have written weights */
     float *rstd;        /* [layers, 2, R]: 1 / deviation of LN1's rows, LN2's */
     unsigned *counters; /* d64_panels.cuh */
@@ -115,21 +109,21 @@ struct d64_arguments {
     float *column_sums; /* [splits, 2, layers, vectors] */
     float *norms;       /* [groups, layers, 4, d] */
     struct d64_head head;
-    struct d64_update update;
+    d64_update<T> update;
 };
 
 /* What the kernels are told. */
-struct encoder {
+template <class T> struct encoder {
     int n, unit_rows; /* N; rows of a unit that exist: N, or N times the sequences in a tile */
     int e, f, heads, layers;
     int64_t rows, units;     /* R */
     int blocks, block_units; /* units a block works on at once */
     struct ps_encoder_layout at;
-    const ps_real *weights;
+    const T *weights;
     const float *parameters;
     float *gradients;
-    ps_stream *u, *du;
-    const ps_stream *dy;
+    void *u, *du; /* of T, but of float in encoder/resident/d64_short_tf32.cu */
+    const void *dy;
     float *lse;                        /* [layers, heads, R]: log2 of softmax's sums */
     uint32_t *masks;                   /* [layers, tiles, f/16 + 2d/16, 8] */
     float scale, scale_log2e, epsilon; /* scale = 1 / sqrt(e) */
@@ -137,12 +131,12 @@ struct encoder {
     float drop_scale, half_scale; /* 1 without dropout; half of it */
     uint32_t key[10][2];
     const struct ps_step_state *state;
-    struct encoder_embedding embed;
-    struct encoder_head head;
-    struct general_arguments general;
+    encoder_embedding<T> embed;
+    encoder_head<T> head;
+    general_arguments<T> general;
     struct d16_arguments d16;
     struct block_sums sums;
-    struct d64_arguments d64;
+    d64_arguments<T> d64;
 };
 
 struct sizes {
@@ -150,11 +144,11 @@ struct sizes {
     bool drop;
 };
 
-static __device__ __forceinline__ struct sizes sizes_of(const struct encoder &x)
+template <class T> static __device__ __forceinline__ struct sizes sizes_of(const encoder<T> &x)
 {
     return {x.f, x.e, x.general.staged, x.threshold != 0};
 }
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

@@ -1,11 +1,11 @@
-/* The weights' gradients of encoder/resident/resident.cu and encoder/resident/d16_e4_f128.cu from what backward's blocks have left:
- * the sum over the blocks, in a fixed order. */
+/* The weights' gradients of encoder/resident/resident.cuh and encoder/resident/d16_e4_f128.cu from what backward's blocks have
+ * left: the sum over the blocks, in a fixed order. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_BLOCK_SUMS_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_BLOCK_SUMS_CUH
 
 #include "kernels/cuda/encoder/embed.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 enum { SUM_THREADS = 512, SUM_TILE = 256, SUM_PARTS = SUM_THREADS / (SUM_TILE / 4), SUM_FLIGHT = 14 };
@@ -13,7 +13,7 @@ enum { SUM_THREADS = 512, SUM_TILE = 256, SUM_PARTS = SUM_THREADS / (SUM_TILE / 
 /* A block adds 256 / d rows of a layer's partial sums over all blocks, in 8 parts and then those in order, and adds them to the
  * gradients; the last block of a matrix that follows a LayerNorm adds up what the others found of gamma's and beta's. Grid
  * ((4d + 2f) d / 256, layers), and a row of blocks for the embedding. */
-template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant__ struct encoder x)
+template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kernel(const __grid_constant__ encoder<T> x)
 {
     constexpr int ROWS = SUM_TILE / D;
     __shared__ float4 sums[SUM_PARTS][SUM_TILE / 4];
@@ -142,6 +142,6 @@ template <int D> static __global__ void __launch_bounds__(SUM_THREADS) sum_kerne
     }
 }
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/encoder/resident/d16_units.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 /* A unit's matrices, 6 rows of so many:
@@ -26,44 +26,14 @@ enum {
     TO_GRADIENTS = 6 * SCORES_ROW /* from SCORES: of the scores */
 };
 
-/* d += a' b, 16 rows deep, 64 columns of a; both lie as matrices, a row of which is `row` bytes. */
+/* An operand, 16 rows of matrices, a row of which is `row` bytes. */
 static __device__ __forceinline__ uint64_t operand(uint32_t address, int row)
 {
     return (uint64_t)(MATRIX / 16) << 32 | (uint32_t)(row / 16) << 16 | (address >> 4 & 0x3fff);
 }
 
-static __device__ __forceinline__ void rows_product(float (&d)[2][4], uint64_t a, uint64_t b)
-{
-    asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
-                 " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, 1, 1, 1, 1, 1;"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-                   "+f"(d[1][3])
-                 : "l"(a), "l"(b));
-}
-
-static __device__ __forceinline__ void rows_product(float (&d)[3][4], uint64_t a, uint64_t b)
-{
-    asm volatile("wgmma.mma_async.sync.aligned.m64n24k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, %12, "
-                 "%13, 1, 1, 1, 1, 1;"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
-                 : "l"(a), "l"(b));
-}
-
-static __device__ __forceinline__ void rows_product(float (&d)[5][4], uint64_t a, uint64_t b)
-{
-    asm volatile("wgmma.mma_async.sync.aligned.m64n40k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
-                 "%14, %15, %16, %17, %18, %19}, %20, %21, 1, 1, 1, 1, 1;"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-                   "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3])
-                 : "l"(a), "l"(b));
-}
-
 /* d = a' b over the rows of the block's units; a and b are addresses of the first unit's. */
-template <int TILES>
+template <class T, int TILES>
 static __device__ __forceinline__ void block_product(float (&d)[TILES][4], uint32_t a, int a_row, uint32_t b, int b_row, int units)
 {
     uint64_t from = operand(a, a_row), by = operand(b, b_row);
@@ -74,7 +44,7 @@ static __device__ __forceinline__ void block_product(float (&d)[TILES][4], uint3
     for (int unit = 0; unit < units; unit++) {
 #pragma unroll
         for (int tile = 0; tile < NT; tile++) {
-            rows_product(d, from + (uint32_t)(tile * 2 * a_row / 16), by + (uint32_t)(tile * 2 * b_row / 16));
+            ps_wgmma_onto<T, 1, 1>(d, from + (uint32_t)(tile * 2 * a_row / 16), by + (uint32_t)(tile * 2 * b_row / 16));
         }
         from += UNIT_BYTES / 16;
         by += UNIT_BYTES / 16;
@@ -103,22 +73,23 @@ static __device__ __forceinline__ void put_sums(float *sums, int row, int other,
 }
 
 /* The operand gamma xhat + beta of xhat as it is kept. */
+template <class T>
 static __device__ __forceinline__ void scale_shift_kept(uint32_t (&a)[4], const uint32_t (&xhat)[4], const float *gamma,
                                                         const float *beta, int q)
 {
     float v[2][4];
-    unpack_operand(v, xhat);
-    scale_shift(a, v, gamma, beta, q);
+    unpack_operand<T>(v, xhat);
+    scale_shift<T>(a, v, gamma, beta, q);
 }
 
 /* The operand scale g, zero where dropped: bit 8h + 4t + 16i, moved up by `shift`. */
-template <bool DROP>
+template <class T, bool DROP>
 static __device__ __forceinline__ void branch_operand(uint32_t (&a)[4], const float (&g)[2][4], float scale, uint32_t bits,
                                                       int shift)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        a[i] = ps_pack(g[i / 2][i % 2 * 2] * scale, g[i / 2][i % 2 * 2 + 1] * scale);
+        a[i] = ps_pack<T>(g[i / 2][i % 2 * 2] * scale, g[i / 2][i % 2 * 2 + 1] * scale);
         if constexpr (DROP) {
             a[i] &= spread(bits, i % 2 * 8 + i / 2 * 4 + shift);
         }
@@ -126,13 +97,14 @@ static __device__ __forceinline__ void branch_operand(uint32_t (&a)[4], const fl
 }
 
 /* c += a w', w [16, 16]. */
-static __device__ __forceinline__ void multiply16_transposed(float (&c)[2][4], const uint32_t (&a)[4], const real16 *w, int ld,
-                                                             const d16_place &at)
+template <class T>
+static __device__ __forceinline__ void multiply16_transposed(float (&c)[2][4], const uint32_t (&a)[4], const T *w, int ld,
+                                                             const d16_place<T> &at)
 {
     uint32_t b[4];
     ps_ldmatrix4(b, w + at.other * ld + at.across);
-    ps_mma16(c[0], a, b[0], b[1], c[0]);
-    ps_mma16(c[1], a, b[2], b[3], c[1]);
+    ps_mma16<T>(c[0], a, b[0], b[1], c[0]);
+    ps_mma16<T>(c[1], a, b[2], b[3], c[1]);
 }
 
 /* What backward reads first of a layer. */
@@ -142,9 +114,9 @@ struct kept_first {
     float2 rstd; /* of LN2 */
 };
 
-template <bool DROP>
-static __device__ __forceinline__ void read_first(struct kept_first &k, const struct encoder &x, uint64_t step, int layer,
-                                                  const d16_place &at)
+template <bool DROP, class T>
+static __device__ __forceinline__ void read_first(struct kept_first &k, const encoder<T> &x, uint64_t step, int layer,
+                                                  const d16_place<T> &at)
 {
     const char *const p = kept_at(x, layer, at);
     k.xhat = *(const uint4 *)(p + KEPT_XHAT2 + at.lane * 16);
@@ -173,15 +145,16 @@ static __host__ __device__ constexpr int helper_bytes(int layers)
 }
 
 /* Sections in the order in which they come: a layer's feed-forward first, and not the first one's attention. */
-static __device__ __forceinline__ int section_at(const struct encoder &x, int i)
+template <class T> static __device__ __forceinline__ int section_at(const encoder<T> &x, int i)
 {
     return 2 * (x.layers - 1 - i / 2) + i % 2;
 }
 
 /* The masks of a step's block, by the DRAWING threads that take no part in the rest: what the schedulers with a warp fewer have
  * time for. `warp` of theirs. Between tiles the first of them announces sections of the sums; the result is how many it has. */
-static __device__ __forceinline__ int draw_next(const struct encoder &x, uint64_t step, int warp, uint32_t barriers,
-                                                const d16_place &at)
+template <class T>
+static __device__ __forceinline__ int draw_next(const encoder<T> &x, uint64_t step, int warp, uint32_t barriers,
+                                                const d16_place<T> &at)
 {
     const int64_t unit = (int64_t)blockIdx.x * x.block_units;
     int announced = 0;
@@ -205,7 +178,8 @@ static __device__ __forceinline__ int draw_next(const struct encoder &x, uint64_
 
 /* Adds the block's slice of what all blocks have left in partial, by the threads that draw; `thread` of theirs,
  * the first of which has announced so many of the block's sections. */
-static __device__ __forceinline__ void sum_sections(const struct encoder &x, float4 *parts, uint32_t barriers, int announced,
+template <class T>
+static __device__ __forceinline__ void sum_sections(const encoder<T> &x, float4 *parts, uint32_t barriers, int announced,
                                                     int thread)
 {
     const int blocks = (int)gridDim.x;
@@ -247,12 +221,12 @@ static __device__ __forceinline__ void sum_sections(const struct encoder &x, flo
 
 /* Half of the hidden columns, 2 gelu of them and the gradient before gelu, to the tile's staged columns; dx += that gradient W_1'.
  */
-template <bool DROP>
+template <bool DROP, class T>
 static __device__ __forceinline__ void hidden_backward(float (&dx)[2][4], const uint32_t (&a)[4], const uint32_t (&dm)[4],
-                                                       int stage, uint32_t bits, uint32_t own_staged, const d16_weights &w,
-                                                       const d16_place &at)
+                                                       int stage, uint32_t bits, uint32_t own_staged, const d16_weights<T> &w,
+                                                       const d16_place<T> &at)
 {
-    const real16 *const w_1 = w.w_1 + stage * 64, *const w_2 = w.w_2 + stage * 64 * LD;
+    const T *const w_1 = w.w_1 + stage * 64, *const w_2 = w.w_2 + stage * 64 * LD;
     const float4 *const bias = w.b_1 + stage * 32;
     /* The products of a chunk of 16 columns are made while the one before is worked on. */
     float next_z[2][4], next_dz[2][4];
@@ -261,8 +235,8 @@ static __device__ __forceinline__ void hidden_backward(float (&dx)[2][4], const 
         set_bias(next_z[0], bias + chunk * 8, at.q);
         set_bias(next_z[1], bias + chunk * 8 + 4, at.q);
         ps_ldmatrix4_transposed(b, w_1 + chunk * 16 + at.near * LD_F + at.far);
-        ps_mma16(next_z[0], a, b[0], b[1], next_z[0]);
-        ps_mma16(next_z[1], a, b[2], b[3], next_z[1]);
+        ps_mma16<T>(next_z[0], a, b[0], b[1], next_z[0]);
+        ps_mma16<T>(next_z[1], a, b[2], b[3], next_z[1]);
         clear(next_dz);
         multiply16_transposed(next_dz, dm, w_2 + chunk * 16 * LD, LD, at);
     };
@@ -287,8 +261,8 @@ static __device__ __forceinline__ void hidden_backward(float (&dx)[2][4], const 
             dz[i / 4][i % 4] = fmaf(dz[i / 4][i % 4], slope, dz[i / 4][i % 4]);
             v = fmaf(v, t, v);
         }
-        pack_operand(hidden, z[0], z[1]);
-        pack_operand(d_hidden, dz[0], dz[1]);
+        pack_operand<T>(hidden, z[0], z[1]);
+        pack_operand<T>(d_hidden, dz[0], dz[1]);
         if constexpr (DROP) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -304,15 +278,16 @@ static __device__ __forceinline__ void hidden_backward(float (&dx)[2][4], const 
 }
 
 /* The block's sums of what hidden_backward has staged: of W_1 and b_1 by four warps, of W_2 by four, once of b_2 by one. */
+template <class T>
 static __device__ __forceinline__ void put_hidden_sums(float *sums, int stage, int warp, uint32_t units, int block_units,
-                                                       const d16_place &at)
+                                                       const d16_place<T> &at)
 {
     float *const bias_sums = sums + (4 * D + 2 * F) * D;
     /* Position 16 w + g of the 64 columns, and the one 8 further. */
     const int column = column_of(stage * 64 + warp % 4 * 16 + at.g);
     if (warp < 4) {
         float d[3][4];
-        block_product(d, units + TO_STAGED + 8 * MATRIX, STAGED_ROW, units + TO_NORMED, ROWS_ROW, block_units);
+        block_product<T>(d, units + TO_STAGED + 8 * MATRIX, STAGED_ROW, units + TO_NORMED, ROWS_ROW, block_units);
         put_sums(sums, 4 * D + column, 4 * D + column + 2, d[0], d[1], at.q);
         if (at.q == 0) {
             bias_sums[4 * D + column] = d[2][0];
@@ -320,7 +295,7 @@ static __device__ __forceinline__ void put_hidden_sums(float *sums, int stage, i
         }
     } else if (warp < 8) {
         float d[2][4];
-        block_product(d, units + TO_STAGED, STAGED_ROW, units + TO_NORMED + 3 * MATRIX, ROWS_ROW, block_units);
+        block_product<T>(d, units + TO_STAGED, STAGED_ROW, units + TO_NORMED + 3 * MATRIX, ROWS_ROW, block_units);
         put_sums(sums, 4 * D + F + column, 4 * D + F + column + 2, d[0], d[1], at.q);
     } else if (warp == 8 && stage == 0) { /* b_2 */
         float d[4] = {0, 0, 0, 0};
@@ -330,7 +305,7 @@ static __device__ __forceinline__ void put_hidden_sums(float *sums, int stage, i
             for (int tile = 0; tile < NT; tile++) {
                 uint32_t r[4];
                 ps_ldmatrix4_transposed_at(r, p + tile * 2 * ROWS_ROW);
-                add_ones(d, r);
+                add_ones<T>(d, r);
             }
         }
         if (at.q == 0) {
@@ -342,10 +317,11 @@ static __device__ __forceinline__ void put_hidden_sums(float *sums, int stage, i
 
 /* The gradients of q, k and v of the warp's rows. delta, logs: of the heads, their sums' logarithms; addresses: the lane's places.
  */
+template <class T>
 static __device__ __forceinline__ void attention_backward(uint32_t (&dq)[4], uint32_t (&dk)[4], uint32_t (&dv)[4],
                                                           const float (&delta)[2][2][2], const float4 &sums0, const float4 &sums1,
                                                           uint32_t all_columns, uint32_t own_columns, uint32_t own_scores,
-                                                          uint32_t own_keys, const struct encoder &x, const d16_place &at)
+                                                          uint32_t own_keys, const encoder<T> &x, const d16_place<T> &at)
 {
     const bool low = at.q < 2; /* the first head of a pair */
     const int last_keys = x.n - 32 - at.q * 2;
@@ -378,25 +354,25 @@ static __device__ __forceinline__ void attention_backward(uint32_t (&dq)[4], uin
 #pragma unroll
             for (int j = 0; j < 3; j++) {
                 float s[2][4], ds[2][4];
-                ps_mma8(s[0], q0, q1, keys[2 * j], less);
-                ps_mma8(s[1], q0, q1, keys[2 * j + 1], less);
-                ps_mma8(ds[0], d0, d1, values[2 * j], less_delta);
-                ps_mma8(ds[1], d0, d1, values[2 * j + 1], less_delta);
+                ps_mma8<T>(s[0], q0, q1, keys[2 * j], less);
+                ps_mma8<T>(s[1], q0, q1, keys[2 * j + 1], less);
+                ps_mma8<T>(ds[0], d0, d1, values[2 * j], less_delta);
+                ps_mma8<T>(ds[1], d0, d1, values[2 * j + 1], less_delta);
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     s[i / 4][i % 4] = ps_exp2(s[i / 4][i % 4]);
                     ds[i / 4][i % 4] *= s[i / 4][i % 4];
                 }
                 uint32_t packed[4], d_packed[4];
-                pack_operand(packed, s[0], s[1]);
-                pack_operand(d_packed, ds[0], ds[1]);
+                pack_operand<T>(packed, s[0], s[1]);
+                pack_operand<T>(d_packed, ds[0], ds[1]);
                 if (j == 2) {
                     packed[0] &= last0, packed[1] &= last0, packed[2] &= last1, packed[3] &= last1;
                     d_packed[0] &= last0, d_packed[1] &= last0, d_packed[2] &= last1, d_packed[3] &= last1;
                 }
                 ps_stmatrix4_at(own_scores + j * 2 * MATRIX, packed);
                 ps_stmatrix4_at(own_scores + TO_GRADIENTS + j * 2 * MATRIX, d_packed);
-                ps_mma16(dq_of[h], d_packed, keys_across[2 * j], keys_across[2 * j + 1], dq_of[h]);
+                ps_mma16<T>(dq_of[h], d_packed, keys_across[2 * j], keys_across[2 * j + 1], dq_of[h]);
             }
             uint32_t queries[6], d_mixed[6];
             load_rows48<true>(queries, all_columns + p * MATRIX, COLUMNS_ROW);
@@ -406,29 +382,29 @@ static __device__ __forceinline__ void attention_backward(uint32_t (&dq)[4], uin
             for (int j = 0; j < 3; j++) {
                 uint32_t r[4];
                 ps_ldmatrix4_transposed_at(r, own_keys + j * 2 * SCORES_ROW);
-                ps_mma16(dv_of[h], r, d_mixed[2 * j], d_mixed[2 * j + 1], dv_of[h]);
+                ps_mma16<T>(dv_of[h], r, d_mixed[2 * j], d_mixed[2 * j + 1], dv_of[h]);
                 ps_ldmatrix4_transposed_at(r, own_keys + TO_GRADIENTS + j * 2 * SCORES_ROW);
-                ps_mma16(dk_of[h], r, queries[2 * j], queries[2 * j + 1], dk_of[h]);
+                ps_mma16<T>(dk_of[h], r, queries[2 * j], queries[2 * j + 1], dk_of[h]);
             }
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const float ln2 = 0.6931471805599453f; /* q was scaled */
-            dq[2 * p + i] = ps_pack((low ? dq_of[0][2 * i] : dq_of[1][2 * i]) * x.scale,
-                                    (low ? dq_of[0][2 * i + 1] : dq_of[1][2 * i + 1]) * x.scale);
-            dk[2 * p + i] =
-                ps_pack((low ? dk_of[0][2 * i] : dk_of[1][2 * i]) * ln2, (low ? dk_of[0][2 * i + 1] : dk_of[1][2 * i + 1]) * ln2);
-            dv[2 * p + i] = ps_pack(low ? dv_of[0][2 * i] : dv_of[1][2 * i], low ? dv_of[0][2 * i + 1] : dv_of[1][2 * i + 1]);
+            dq[2 * p + i] = ps_pack<T>((low ? dq_of[0][2 * i] : dq_of[1][2 * i]) * x.scale,
+                                       (low ? dq_of[0][2 * i + 1] : dq_of[1][2 * i + 1]) * x.scale);
+            dk[2 * p + i] = ps_pack<T>((low ? dk_of[0][2 * i] : dk_of[1][2 * i]) * ln2,
+                                       (low ? dk_of[0][2 * i + 1] : dk_of[1][2 * i + 1]) * ln2);
+            dv[2 * p + i] = ps_pack<T>(low ? dv_of[0][2 * i] : dv_of[1][2 * i], low ? dv_of[0][2 * i + 1] : dv_of[1][2 * i + 1]);
         }
     }
 }
 
-template <bool DROP>
-static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const __grid_constant__ struct encoder x)
+template <class T, bool DROP>
+static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const __grid_constant__ encoder<T> x)
 {
     extern __shared__ uint4 shared_memory[];
     char *const weights = (char *)shared_memory;
-    d16_place at;
+    d16_place<T> at;
     const uint32_t units = ps_shared_address(weights + x.layers * LAYER_BYTES), unit = units + (uint32_t)(at.unit * UNIT_BYTES);
     /* Which of four matrices the lane gives the rows of: a row of matrices, and a column. */
     const uint32_t piece = (uint32_t)(at.lane % 8 * 16), odd = (uint32_t)(at.lane / 8 % 2), half = (uint32_t)(at.lane / 16);
@@ -441,7 +417,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
     const uint32_t own_scores = unit + TO_SCORES + ((uint32_t)(at.tile * 2) + odd) * SCORES_ROW + half * MATRIX + piece;
     const uint32_t own_keys = unit + TO_SCORES + half * SCORES_ROW + ((uint32_t)(at.tile * 2) + odd) * MATRIX + piece;
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
-    stage_weights(x, (d16_weights *)weights, 0, x.layers); /* written before the forward, like the step */
+    stage_weights(x, (d16_weights<T> *)weights, 0, x.layers); /* written before the forward, like the step */
     const uint64_t step = DROP ? x.state->step : 0;
     at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
     ps_grid_wait();
@@ -464,18 +440,18 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
     for (int row = (int)threadIdx.x % (NT * 32); row < 48 * 2; row += NT * 32) { /* ones, in ROWS and NORMED */
         char *const p = (char *)shared_memory + x.layers * LAYER_BYTES + at.unit * UNIT_BYTES + TO_ROWS + row / 8 * ROWS_ROW +
                         2 * MATRIX + row % 8 * 16;
-        *(uint4 *)p = make_uint4(PS_REAL16_ONES, PS_REAL16_ONES, PS_REAL16_ONES, PS_REAL16_ONES);
+        *(uint4 *)p = make_uint4(ps_ones<T>(), ps_ones<T>(), ps_ones<T>(), ps_ones<T>());
     }
     const bool low = at.q < 2; /* the first head of a pair */
     float g[2][4];
     struct kept_first kept;
-    load_rows<D, NT>(g, x.dy, at);
+    load_rows(g, (const T *)x.dy, at);
     read_first<DROP>(kept, x, step, x.layers - 1, at);
     ps_copy_wait();
     ps_barrier(WEIGHTS_BARRIER, (int)blockDim.x);
 #pragma unroll 1
     for (int l = x.layers - 1; l >= 0; l--) {
-        const d16_weights &w = ((const d16_weights *)weights)[l];
+        const d16_weights<T> &w = ((const d16_weights<T> *)weights)[l];
         float *const sums = x.sums.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, F);
         float *const bias_sums = sums + (4 * D + 2 * F) * D;
         const char *const keep = kept_at(x, l, at);
@@ -491,8 +467,8 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
             const float rstd[2] = {kept.rstd.x, kept.rstd.y};
             uint32_t dm[4];
             ps_stmatrix4_at(own_rows + TO_NORMED - TO_ROWS, xhat);
-            scale_shift_kept(a, xhat, w.ln2_gamma, w.ln2_beta, at.q);
-            branch_operand<DROP>(dm, g, x.drop_scale * x.half_scale, row_bits, 1);
+            scale_shift_kept<T>(a, xhat, w.ln2_gamma, w.ln2_beta, at.q);
+            branch_operand<T, DROP>(dm, g, x.drop_scale * x.half_scale, row_bits, 1);
             ps_stmatrix4_at(own_rows + TO_NORMED - TO_ROWS + 3 * MATRIX, dm);
             clear(dx);
 #pragma unroll 1
@@ -512,7 +488,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
                 }
             }
             ps_ldmatrix4_at(xhat, own_rows + TO_NORMED - TO_ROWS);
-            normalise_backward<D, NT>(g, dx, w.ln2_gamma, xhat, rstd, NULL, at);
+            normalise_backward(g, dx, w.ln2_gamma, xhat, rstd, NULL, at);
         }
 
         /* r = u + drop(merged W_o + b_o) */
@@ -522,7 +498,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
                      sums1 = *(const float4 *)(keep + KEPT_ROWS + at.g * 64 + 32);
         float delta[2][2][2]; /* less sum_j A dA, of head, pair, row */
         uint32_t branch[4];
-        branch_operand<DROP>(branch, g, x.drop_scale, row_bits, 0);
+        branch_operand<T, DROP>(branch, g, x.drop_scale, row_bits, 0);
         clear(dx);
         multiply16_transposed(dx, branch, w.w_o, LD, at);
         {
@@ -530,18 +506,18 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
             ps_stmatrix4_at(own_rows + 3 * MATRIX, merged);
 #pragma unroll
             for (int i = 0; i < 4; i++) { /* pair i / 2, row i % 2 */
-                float v = -dx[i / 2][i % 2 * 2] * ps_low(merged[i]) - dx[i / 2][i % 2 * 2 + 1] * ps_high(merged[i]);
+                float v = -dx[i / 2][i % 2 * 2] * ps_low<T>(merged[i]) - dx[i / 2][i % 2 * 2 + 1] * ps_high<T>(merged[i]);
                 v += __shfl_xor_sync(0xffffffffu, v, 1);
                 const float other = __shfl_xor_sync(0xffffffffu, v, 2);
                 delta[0][i / 2][i % 2] = low ? v : other;
                 delta[1][i / 2][i % 2] = low ? other : v;
             }
         }
-        pack_operand(a, dx[0], dx[1]);
+        pack_operand<T>(a, dx[0], dx[1]);
         ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
         xhat[0] = kept_xhat.x, xhat[1] = kept_xhat.y, xhat[2] = kept_xhat.z, xhat[3] = kept_xhat.w;
         ps_stmatrix4_at(own_rows, xhat);
-        scale_shift_kept(a, xhat, w.ln1_gamma, w.ln1_beta, at.q);
+        scale_shift_kept<T>(a, xhat, w.ln1_gamma, w.ln1_beta, at.q);
         {
             uint32_t packed[4];
             project16(dx, a, w.w_qkv, LD_QKV, w.b_qkv, at);
@@ -549,22 +525,22 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
             for (int i = 0; i < 8; i++) {
                 dx[i / 4][i % 4] *= x.scale_log2e;
             }
-            pack_operand(packed, dx[0], dx[1]);
+            pack_operand<T>(packed, dx[0], dx[1]);
             ps_stmatrix4_at(own_columns, packed);
             project16(dx, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
-            pack_operand(packed, dx[0], dx[1]);
+            pack_operand<T>(packed, dx[0], dx[1]);
             ps_stmatrix4_at(own_columns + 2 * MATRIX, packed);
             project16(dx, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
-            pack_operand(packed, dx[0], dx[1]);
+            pack_operand<T>(packed, dx[0], dx[1]);
             ps_stmatrix4_at(own_columns + 4 * MATRIX, packed);
         }
         ps_barrier(0, threads); /* and the staged columns have been read */
         ps_stmatrix4_at(own_branch, branch);
         const bool embed = l == 0 && x.embed.partial;
-        real16 *const embedding = (real16 *)((char *)shared_memory + x.layers * LAYER_BYTES + TO_NORMED), /* of the first unit */
+        T *const embedding = (T *)((char *)shared_memory + x.layers * LAYER_BYTES + TO_NORMED), /* of the first unit */
             *const own_embedding = embedding + at.unit * (UNIT_BYTES / 2);
         if (embed) {
-            stage_patches<D, NT>(own_embedding, x, (int64_t)blockIdx.x * x.block_units + at.unit, at);
+            stage_patches(own_embedding, x, (int64_t)blockIdx.x * x.block_units + at.unit, at);
         }
 
         /* A = softmax(q k' / sqrt(e)), merged = A v */
@@ -583,20 +559,20 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
         multiply16_transposed(dx, dv, w.w_qkv + 2 * D, LD_QKV, at);
         ps_ldmatrix4_at(xhat, own_rows);
         const float rstd1[2] = {kept_rstd.x, kept_rstd.y};
-        normalise_backward<D, NT>(g, dx, w.ln1_gamma, xhat, rstd1, NULL, at);
+        normalise_backward(g, dx, w.ln1_gamma, xhat, rstd1, NULL, at);
         if (l > 0) {
             read_first<DROP>(kept, x, step, l - 1, at);
         }
         if (embed) {
             const int pitch = embed_pitch(D, x.embed.patch);
-            embed_operand<D, NT>(a, g, x, DROP, at);
+            embed_operand(a, g, x, DROP, at);
             ps_store_operand(own_embedding + at.row * pitch, pitch * 2, a);
             ps_copy_wait();
         }
         publish(threads);
         if (warp >= 8 && warp < 12) {
             float d[5][4];
-            block_product(d, units, COLUMNS_ROW, units + TO_ROWS, ROWS_ROW, x.block_units);
+            block_product<T>(d, units, COLUMNS_ROW, units + TO_ROWS, ROWS_ROW, x.block_units);
             const int row = warp % 4 * 16 + at.g;
             if (warp == 11) {
                 put_sums(sums, row, row + 8, d[3], d[4], at.q);
@@ -615,15 +591,15 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
             }
         } else if (embed) {
             for (int job = warp < 8 ? warp : warp - 4; job < embed_jobs<D>(x); job += threads / 32 - 4) {
-                embed_gradient<D, NT>(x, job, embedding, UNIT_BYTES / 2, true, at);
+                embed_gradient(x, job, embedding, UNIT_BYTES / 2, true, at);
             }
         }
     }
     if (!x.embed.partial) {
-        store_rows<D, NT>(x.du, g, at);
+        store_rows((T *)x.du, g, at);
     }
 }
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

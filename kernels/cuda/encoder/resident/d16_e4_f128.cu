@@ -1,5 +1,5 @@
 /* The whole encoder of a model with d_model 16, heads of 4 columns, d_ff 128 and 33 <= N <= 48, forward and backward: what
- * encoder/resident/resident.cu does with fewer instructions, which are what bounds it. Equations: docs/design.md section 3.
+ * encoder/resident/resident.cuh does with fewer instructions, which are what bounds it. Equations: docs/design.md section 3.
  *
  * A warp owns 16 rows of the residual stream, in registers (fp32); a unit is a sequence in 3 tiles; a block works on up to 7 units
  * at once, with every layer's weights in shared memory.
@@ -13,14 +13,14 @@
  * Matrices that warps of a unit share lie in shared memory as 8 x 8 matrices of 128 bytes: no padding, no bank conflicts, and an
  * operand of wgmma.
  *
- * Forward keeps, a tile and layer, in the order of the registers: xhat of both LayerNorms and merged (real16), rstd, the logarithms
- * of softmax's sums, and dropout's bits. 21 warps are 6 on one scheduler and 5 on the others: backward has 3 more, which draw the
- * masks of the next step. Forward finds them by their tag, which names all that they depend on, and draws them itself where it is
- * another: the bits are the same. Before the kernel before has ended it fetches the windows and targets of the step that the
- * forward before expected next, and checks that afterwards.
+ * Forward keeps, a tile and layer, in the order of the registers: xhat of both LayerNorms and merged (16 bits), rstd, the
+ * logarithms of softmax's sums, and dropout's bits. 21 warps are 6 on one scheduler and 5 on the others: backward has 3 more, which
+ * draw the masks of the next step. Forward finds them by their tag, which names all that they depend on, and draws them itself
+ * where it is another: the bits are the same. Before the kernel before has ended it fetches the windows and targets of the step
+ * that the forward before expected next, and checks that afterwards.
  *
  * Weight gradients are wgmma over the block's rows, of 64 columns at a time by a warpgroup each, biases a column of ones beside. A
- * block's sums go to memory in encoder/resident/resident.cu's order, and its kernel adds the blocks. With dropout the warps that
+ * block's sums go to memory in encoder/resident/resident.cuh's order, and its kernel adds the blocks. With dropout the warps that
  * draw have added most of them by then: each block a slice of what all have finished, a layer's feed-forward or attention at a
  * time, but for the attention of the first layer.
  *
@@ -34,7 +34,7 @@
 #include "kernels/cuda/encoder/resident/d16_backward.cuh"
 #include "kernels/cuda/encoder/resident/d16_forward.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 bool ps_encoder_d16_serves(const struct ps_encoder_request *e)
@@ -85,20 +85,25 @@ bool ps_encoder_d16_heads(const struct ps_encoder_request *e, int block_units, i
                (size_t)shared; /* and a barrier */
 }
 
-enum ps_status ps_encoder_d16_forward(struct encoder x, size_t shared, cudaStream_t stream)
+template <class T> enum ps_status ps_encoder_d16_forward(encoder<T> x, size_t shared, cudaStream_t stream)
 {
     if (x.head.weight) {
         x.head.at = (int)head_at(x.layers, x.block_units);
         shared = (size_t)x.head.at + head_bytes_d16(x.n, x.block_units);
     }
-    return ps_resident_launch(x.threshold ? d16_forward<true> : d16_forward<false>, dim3((unsigned)x.blocks),
+    return ps_resident_launch(x.threshold ? d16_forward<T, true> : d16_forward<T, false>, dim3((unsigned)x.blocks),
                               x.block_units * NT * 32, shared, stream, "encoder forward", x);
 }
 
-enum ps_status ps_encoder_d16_backward(const struct encoder &x, size_t shared, cudaStream_t stream)
+template <class T> enum ps_status ps_encoder_d16_backward(const encoder<T> &x, size_t shared, cudaStream_t stream)
 {
-    return ps_resident_launch(x.threshold ? d16_backward<true> : d16_backward<false>, dim3((unsigned)x.blocks),
+    return ps_resident_launch(x.threshold ? d16_backward<T, true> : d16_backward<T, false>, dim3((unsigned)x.blocks),
                               x.block_units * NT * 32 + (x.threshold ? DRAWING : 0), shared, stream, "encoder backward", x);
 }
 
-} // namespace PS_REAL16_SPACE
+template enum ps_status ps_encoder_d16_forward(encoder<ps_bf16>, size_t, cudaStream_t);
+template enum ps_status ps_encoder_d16_forward(encoder<ps_fp16>, size_t, cudaStream_t);
+template enum ps_status ps_encoder_d16_backward(const encoder<ps_bf16> &, size_t, cudaStream_t);
+template enum ps_status ps_encoder_d16_backward(const encoder<ps_fp16> &, size_t, cudaStream_t);
+
+} // namespace ps_resident

@@ -4,22 +4,22 @@
 
 #include "kernels/cuda/encoder/resident/d16_units.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 /* K and V of a unit: 6 x 8 rows by 4 matrices: columns of the first pair of heads and of the second, of K and of V. */
 enum { KV_ROW = 4 * MATRIX, KV_BYTES = 6 * KV_ROW };
 
 /* o = sum over keys of exp2(s) v, sum = that of exp2(s), most = what was taken off s: 0 unless MOST. */
-template <bool MOST>
+template <bool MOST, class T>
 static __device__ __forceinline__ void attend(float (&o)[4], float (&sum)[4], float (&most)[2], uint32_t a0, uint32_t a1,
                                               const uint32_t (&keys)[6], const uint32_t (&values)[6], uint32_t last0,
-                                              uint32_t last1, int n, const d16_place &at)
+                                              uint32_t last1, int n, const d16_place<T> &at)
 {
     float s[6][4], zero[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int t = 0; t < 6; t++) {
-        ps_mma8(s[t], a0, a1, keys[t], zero);
+        ps_mma8<T>(s[t], a0, a1, keys[t], zero);
     }
     most[0] = most[1] = 0;
     if constexpr (MOST) {
@@ -48,9 +48,9 @@ static __device__ __forceinline__ void attend(float (&o)[4], float (&sum)[4], fl
             float &v = s[2 * j + k / 4][k % 4];
             v = ps_exp2(MOST ? v - most[k % 4 / 2] : v);
         }
-        pack_operand(a, s[2 * j], s[2 * j + 1]);
-        ps_mma16(o, a, values[2 * j], values[2 * j + 1], o);
-        ps_mma16(sum, a, j == 2 ? last0 : PS_REAL16_ONES, j == 2 ? last1 : PS_REAL16_ONES, sum);
+        pack_operand<T>(a, s[2 * j], s[2 * j + 1]);
+        ps_mma16<T>(o, a, values[2 * j], values[2 * j + 1], o);
+        ps_mma16<T>(sum, a, j == 2 ? last0 : ps_ones<T>(), j == 2 ? last1 : ps_ones<T>(), sum);
     }
 }
 
@@ -73,8 +73,9 @@ struct early {
     bool known, target_known;
 };
 
-static __device__ __forceinline__ void fetch_early(struct early &v, const struct encoder &x, int64_t u, uint64_t cursor,
-                                                   const d16_place &at)
+template <class T>
+static __device__ __forceinline__ void fetch_early(struct early &v, const encoder<T> &x, int64_t u, uint64_t cursor,
+                                                   const d16_place<T> &at)
 {
     const struct ps_cuda_windows &w = x.embed.windows, &t = x.head.targets;
     const int thread = at.tile * 32 + at.lane;
@@ -91,8 +92,9 @@ static __device__ __forceinline__ void fetch_early(struct early &v, const struct
 }
 
 /* Those, and what is left of the window, to `values`. */
-static __device__ __forceinline__ void put_window(float *values, const struct early &v, const struct encoder &x, int64_t u,
-                                                  uint64_t cursor, const d16_place &at)
+template <class T>
+static __device__ __forceinline__ void put_window(float *values, const struct early &v, const encoder<T> &x, int64_t u,
+                                                  uint64_t cursor, const d16_place<T> &at)
 {
     const struct ps_cuda_windows &w = x.embed.windows;
     const int thread = at.tile * 32 + at.lane, length = x.embed.length;
@@ -113,18 +115,19 @@ static __device__ __forceinline__ void put_window(float *values, const struct ea
 
 /* The warp's place, found anew: what follows from it would fill the registers, and spills leave the multiprocessor, most of whose
  * first cache is shared memory. */
-static __device__ __forceinline__ d16_place place_again(const struct encoder &x)
+template <class T> static __device__ __forceinline__ d16_place<T> place_again(const encoder<T> &x)
 {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    d16_place at(thread);
+    d16_place<T> at(thread);
     at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
     return at;
 }
 
 /* merged = softmax(q k' / sqrt(e)) v of the warp's rows; kv: the lane's place in the unit's k; logs: log2 of softmax's sums. */
+template <class T>
 static __device__ __forceinline__ void attention(uint32_t (&merged)[4], float (&logs)[4], const uint32_t (&q)[4], uint32_t kv,
-                                                 uint32_t last0, uint32_t last1, int n, const d16_place &at)
+                                                 uint32_t last0, uint32_t last1, int n, const d16_place<T> &at)
 {
     const bool low = at.q < 2; /* the first head of a pair */
 #pragma unroll
@@ -138,7 +141,7 @@ static __device__ __forceinline__ void attention(uint32_t (&merged)[4], float (&
         attend<false>(second_o, second_sum, none, low ? 0 : q0, low ? 0 : q1, keys, values, last0, last1, n, at);
         sum[0] = low ? first_sum[0] : second_sum[0];
         sum[1] = low ? first_sum[2] : second_sum[2];
-        const bool fine = ps_sums_hold(fminf(sum[0], sum[1]), fmaxf(sum[0], sum[1]));
+        const bool fine = ps_sums_hold<T>(fminf(sum[0], sum[1]), fmaxf(sum[0], sum[1]));
         if (!__all_sync(0xffffffffu, fine)) {
             float second_most[2];
             attend<true>(first_o, first_sum, most, low ? q0 : 0, low ? q1 : 0, keys, values, last0, last1, n, at);
@@ -153,17 +156,17 @@ static __device__ __forceinline__ void attention(uint32_t (&merged)[4], float (&
         for (int i = 0; i < 4; i++) {
             o[i] = (low ? first_o[i] : second_o[i]) * __fdividef(1.0f, sum[i / 2]);
         }
-        merged[2 * p] = ps_pack(o[0], o[1]);
-        merged[2 * p + 1] = ps_pack(o[2], o[3]);
+        merged[2 * p] = ps_pack<T>(o[0], o[1]);
+        merged[2 * p + 1] = ps_pack<T>(o[2], o[3]);
         logs[2 * p] = most[0] + ps_log2(sum[0]);
         logs[2 * p + 1] = most[1] + ps_log2(sum[1]);
     }
 }
 
 /* c = hidden W_2. */
-template <bool DROP>
+template <bool DROP, class T>
 static __device__ __forceinline__ void feed_forward(float (&c)[2][4], const uint32_t (&a)[4], const uint32_t (&words)[3],
-                                                    const d16_weights &w, const d16_place &at)
+                                                    const d16_weights<T> &w, const d16_place<T> &at)
 {
     clear(c);
 #pragma unroll 1
@@ -179,8 +182,8 @@ static __device__ __forceinline__ void feed_forward(float (&c)[2][4], const uint
                 set_bias(z[2 * j], w.b_1 + column / 2 + j * 8, at.q);
                 set_bias(z[2 * j + 1], w.b_1 + column / 2 + j * 8 + 4, at.q);
                 ps_ldmatrix4_transposed(b, w.w_1 + column + j * 16 + at.near * LD_F + at.far);
-                ps_mma16(z[2 * j], a, b[0], b[1], z[2 * j]);
-                ps_mma16(z[2 * j + 1], a, b[2], b[3], z[2 * j + 1]);
+                ps_mma16<T>(z[2 * j], a, b[0], b[1], z[2 * j]);
+                ps_mma16<T>(z[2 * j + 1], a, b[2], b[3], z[2 * j + 1]);
             }
 #pragma unroll
             for (int i = 0; i < 16; i++) {
@@ -189,7 +192,7 @@ static __device__ __forceinline__ void feed_forward(float (&c)[2][4], const uint
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 uint32_t hidden[4], b[4];
-                pack_operand(hidden, z[2 * j], z[2 * j + 1]);
+                pack_operand<T>(hidden, z[2 * j], z[2 * j + 1]);
                 if constexpr (DROP) {
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
@@ -197,20 +200,20 @@ static __device__ __forceinline__ void feed_forward(float (&c)[2][4], const uint
                     }
                 }
                 ps_ldmatrix4_transposed(b, w.w_2 + (column + j * 16 + at.near) * LD + at.far);
-                ps_mma16(c[0], hidden, b[0], b[1], c[0]);
-                ps_mma16(c[1], hidden, b[2], b[3], c[1]);
+                ps_mma16<T>(c[0], hidden, b[0], b[1], c[0]);
+                ps_mma16<T>(c[1], hidden, b[2], b[3], c[1]);
             }
         }
     }
 }
 
-template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forward(const __grid_constant__ struct encoder x)
+template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forward(const __grid_constant__ encoder<T> x)
 {
     extern __shared__ uint4 shared_memory[];
     __shared__ uint64_t staged_barrier;
     const uint32_t staged = ps_shared_address(&staged_barrier);
     char *const weights = (char *)shared_memory;
-    d16_place at;
+    d16_place<T> at;
     const int64_t own_unit = (int64_t)blockIdx.x * x.block_units + at.unit;
     at.take(x, own_unit);
     float *const values = (float *)(weights + x.layers * LAYER_BYTES + at.unit * 2 * KV_BYTES);
@@ -224,7 +227,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
     float u[2][4], mean = 0, deviation = 1;
     uint32_t embed_weight[2][2], patches[4], embed_bits = 0xffffffffu;
     uint64_t step = 0;
-    embed_places<D, NT>(sequence, patch, x, at);
+    embed_places(sequence, patch, x, at);
     /* Round 0: windows and draws of the step that is expected, before the kernel before has ended: no kernel writes what they
      * depend on. Round 1: all else, and windows and draws if they are others. */
 #pragma unroll 1
@@ -232,11 +235,11 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
         if (round == 1) {
             ps_grid_begin();
             if (x.embed.weight) {
-                load_embed_sum<D, NT>(u, patch, x, at);
-                load_embed_weight<D, NT>(embed_weight, x, 0, at);
+                load_embed_sum(u, patch, x, at);
+                load_embed_weight(embed_weight, x, 0, at);
             }
             const struct ahead found = {DROP ? x.state->step : 0, x.embed.weight ? x.embed.state->cursor : 0};
-            stage_weights(x, (d16_weights *)weights, 0, 1);
+            stage_weights(x, (d16_weights<T> *)weights, 0, 1);
             if (threadIdx.x == 0) {
                 ps_mbarrier_init(staged, (int)blockDim.x);
             }
@@ -256,7 +259,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
             ps_window_statistics<12, true>(values, x.embed.length, x.embed.epsilon, mean, deviation);
         }
         const float centre[2] = {mean, mean}, factor[2] = {1.0f / deviation, 1.0f / deviation};
-        patch_operand<D, NT>(patches, 0, values, sequence, patch, centre, factor, x, at);
+        patch_operand(patches, 0, values, sequence, patch, centre, factor, x, at);
         if (round == 1) {
             break;
         }
@@ -270,32 +273,31 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
     if (x.embed.weight) {
         uint32_t rows[4];
         if (DROP && x.embed.masks && at.q == 0 && at.global_tile < x.units * NT) {
-            *embed_masks_at<D, NT>(x, at) = embed_bits;
+            *embed_masks_at(x, at) = embed_bits;
         }
         if (at.lane == 0 && at.tile == 0 && own_unit < x.units) {
             x.embed.mean[own_unit] = mean;
             x.embed.std[own_unit] = deviation;
         }
         const float centre[2] = {mean, mean}, factor[2] = {1.0f / deviation, 1.0f / deviation};
-        embed_product<D, NT, DROP>(rows, patches, u, embed_weight, embed_bits >> at.q, values, sequence, patch, centre, factor, x,
-                                   at);
-        unpack_operand(u, rows);
+        embed_product<DROP, T>(rows, patches, u, embed_weight, embed_bits >> at.q, values, sequence, patch, centre, factor, x, at);
+        unpack_operand<T>(u, rows);
     } else {
-        load_rows<D, NT>(u, x.u, at);
+        load_rows(u, (const T *)x.u, at);
     }
     ps_copy_wait();
     __syncthreads();
     if (x.layers > 1) { /* the other layers' while the first is worked on */
-        stage_weights(x, (d16_weights *)weights, 1, x.layers);
+        stage_weights(x, (d16_weights<T> *)weights, 1, x.layers);
         ps_mbarrier_arrive_copied(staged);
     }
     if (x.head.weight) { /* behind all layers' work */
-        stage_head_d16<D, NT>(x, (real16 *)(weights + x.head.at), early.target_known ? early.target : NAN);
+        stage_head_d16<D, NT>(x, (T *)(weights + x.head.at), early.target_known ? early.target : NAN);
     }
 #pragma unroll 1
     for (int l = 0; l < x.layers; l++) {
-        const d16_weights &w = ((const d16_weights *)weights)[l];
-        const d16_place at = place_again(x);
+        const d16_weights<T> &w = ((const d16_weights<T> *)weights)[l];
+        const d16_place<T> at = place_again(x);
         if (l == 1) {
             ps_mbarrier_wait(staged, 0);
         }
@@ -307,8 +309,8 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
             kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
         /* Ones where keys 32 .. 47 exist: the operand that adds up the last probabilities. */
         const int last_keys = x.n - 32 - at.q * 2;
-        const uint32_t last0 = (last_keys > 0 ? PS_REAL16_ONE : 0u) | (last_keys > 1 ? PS_REAL16_ONE << 16 : 0u);
-        const uint32_t last1 = (last_keys > 8 ? PS_REAL16_ONE : 0u) | (last_keys > 9 ? PS_REAL16_ONE << 16 : 0u);
+        const uint32_t last0 = (last_keys > 0 ? ps_one<T> : 0u) | (last_keys > 1 ? ps_one<T> << 16 : 0u);
+        const uint32_t last1 = (last_keys > 8 ? ps_one<T> : 0u) | (last_keys > 9 ? ps_one<T> << 16 : 0u);
         const uint32_t here0 = at.here[0] ? 0xffffffffu : 0u, here1 = at.here[1] ? 0xffffffffu : 0u;
         const uint32_t buffer = (uint32_t)(l % 2 * KV_BYTES);
         uint32_t a[4], q[4], words[3] = {0, 0, 0xffffffffu};
@@ -324,27 +326,27 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
                 }
             }
         }
-        normalise<D, NT>(xhat, rstd, u, x.epsilon, NULL, at);
-        scale_shift(a, xhat, w.ln1_gamma, w.ln1_beta, at.q);
+        normalise(xhat, rstd, u, x.epsilon, NULL, at);
+        scale_shift<T>(a, xhat, w.ln1_gamma, w.ln1_beta, at.q);
         project16(c, a, w.w_qkv, LD_QKV, w.b_qkv, at);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             c[i / 4][i % 4] *= x.scale_log2e;
         }
-        pack_operand(q, c[0], c[1]);
+        pack_operand<T>(q, c[0], c[1]);
         {
             uint32_t packed[4];
             project16(c, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
-            pack_operand(packed, c[0], c[1]);
+            pack_operand<T>(packed, c[0], c[1]);
             ps_stmatrix4_at(own_rows + buffer, packed);
             project16(c, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
-            pack_operand(packed, c[0], c[1]);
+            pack_operand<T>(packed, c[0], c[1]);
             packed[0] &= here0, packed[1] &= here1, packed[2] &= here0, packed[3] &= here1;
             ps_stmatrix4_at(own_rows + buffer + 2 * MATRIX, packed);
         }
         if (keep) {
             uint32_t packed[4];
-            pack_operand(packed, xhat[0], xhat[1]);
+            pack_operand<T>(packed, xhat[0], xhat[1]);
             leave_operand(keep + KEPT_XHAT1, packed);
             if (at.q == 1) {
                 *(float2 *)(keep + KEPT_ROWS) = make_float2(rstd[0], rstd[1]);
@@ -356,18 +358,18 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
         float lse[4];
         attention(a, lse, q, all_rows + buffer, last0, last1, x.n, at);
 
-        const d16_place again = place_again(x);
+        const d16_place<T> again = place_again(x);
         /* u = r = u + drop(merged W_o + b_o) */
         project16(c, a, w.w_o, LD, w.b_o, again);
         add_where(u, c, words[2], x.drop_scale);
 
         /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
-        normalise<D, NT>(xhat, rstd, u, x.epsilon, NULL, again);
+        normalise(xhat, rstd, u, x.epsilon, NULL, again);
         if (x.d16.kept) {
             char *const keep = kept_at(x, l, again) + again.lane * 16;
             uint32_t packed[4];
             leave_operand(keep + KEPT_MERGED, a);
-            pack_operand(packed, xhat[0], xhat[1]);
+            pack_operand<T>(packed, xhat[0], xhat[1]);
             leave_operand(keep + KEPT_XHAT2, packed);
             if (again.q == 1) {
                 *(float2 *)(keep + KEPT_ROWS + 8) = make_float2(rstd[0], rstd[1]);
@@ -376,7 +378,7 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
                 *(float4 *)(keep + KEPT_ROWS) = make_float4(lse[0], lse[1], lse[2], lse[3]);
             }
         }
-        scale_shift(a, xhat, w.ln2_gamma, w.ln2_beta, again.q);
+        scale_shift<T>(a, xhat, w.ln2_gamma, w.ln2_beta, again.q);
         feed_forward<DROP>(c, a, words, w, again);
         set_bias(xhat[0], w.b_2, again.q);
         set_bias(xhat[1], w.b_2 + 4, again.q);
@@ -392,13 +394,13 @@ template <bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forwa
     if (x.embed.weight && x.d16.kept && blockIdx.x == 0 && threadIdx.x == 0) {
         *ahead_at(x) = {DROP ? step + 1 : 0, x.embed.state->cursor + x.embed.all / x.embed.by_channels.divisor};
     }
-    store_rows<D, NT>(x.u + x.layers * x.rows * D, u, at);
+    store_rows((T *)x.u + x.layers * x.rows * D, u, at);
     if (x.head.weight) {
-        head_d16<D, NT>(u, x, (real16 *)(weights + x.layers * LAYER_BYTES), (const real16 *)(weights + x.head.at),
+        head_d16<D, NT>(u, x, (T *)(weights + x.layers * LAYER_BYTES), (const T *)(weights + x.head.at),
                         (int64_t)blockIdx.x * x.block_units);
     }
 }
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

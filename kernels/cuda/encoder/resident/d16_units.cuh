@@ -7,21 +7,21 @@
 #include "kernels/cuda/encoder/head.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 enum { D = 16, F = 128, NT = 3, THREADS = 672, DRAWING = 96, MATRIX = 128 };
 
-typedef place<D, NT> d16_place;
+template <class T> using d16_place = place<T, D, NT>;
 enum { LD = D + 8, LD_QKV = 3 * D + 8, LD_F = F + 8 }; /* rows of 16 bytes more: 8 rows of 16 bytes lie in all banks */
 
 /* One layer's parameters. Biases: each two of them twice, as an accumulator has them; all follow one another. */
-struct d16_weights {
-    real16 w_qkv[D * LD_QKV], w_o[D * LD], w_1[D * LD_F], w_2[F * LD];
+template <class T> struct d16_weights {
+    T w_qkv[D * LD_QKV], w_o[D * LD], w_1[D * LD_F], w_2[F * LD];
     float4 b_qkv[3 * D / 2], b_o[D / 2], b_2[D / 2], b_1[F / 2];
     float ln1_gamma[D], ln1_beta[D], ln2_gamma[D], ln2_beta[D];
 };
-enum { LAYER_BYTES = sizeof(d16_weights) };
+enum { LAYER_BYTES = sizeof(d16_weights<ps_bf16>) }; /* fp16's too */
 
 /* ---- what is kept: rows of each layer and tile, masks of two steps, their tags ---- */
 
@@ -34,7 +34,7 @@ enum {
     KEPT_BYTES = 2048
 };
 
-static __device__ __forceinline__ char *kept_at(const struct encoder &x, int layer, const d16_place &at)
+template <class T> static __device__ __forceinline__ char *kept_at(const encoder<T> &x, int layer, const d16_place<T> &at)
 {
     return x.d16.kept + ((int64_t)layer * x.d16.tiles + at.global_tile) * KEPT_BYTES;
 }
@@ -43,7 +43,8 @@ static __device__ __forceinline__ char *kept_at(const struct encoder &x, int lay
  * and those after W_o, element (g + 8h, 8t + 2q + i) in bit 8h + 4t + 16i, and after W_2, one bit further. */
 enum { MASKS_BYTES = 3 * 128 };
 
-static __device__ __forceinline__ uint32_t *masks_at(const struct encoder &x, uint64_t step, int layer, int64_t tile, int lane)
+template <class T>
+static __device__ __forceinline__ uint32_t *masks_at(const encoder<T> &x, uint64_t step, int layer, int64_t tile, int lane)
 {
     char *const p = x.d16.kept + x.layers * x.d16.tiles * KEPT_BYTES;
     return (uint32_t *)(p + (((int64_t)(step & 1) * x.layers + layer) * x.d16.tiles + tile) * MASKS_BYTES) + lane;
@@ -59,13 +60,13 @@ static __host__ __device__ constexpr int64_t tags_of(int64_t tiles)
     return tiles / (D16_LEAST_UNITS * NT) + 1;
 }
 
-static __device__ __forceinline__ struct tag *tag_at(const struct encoder &x, uint64_t step)
+template <class T> static __device__ __forceinline__ struct tag *tag_at(const encoder<T> &x, uint64_t step)
 {
     char *const p = x.d16.kept + x.layers * x.d16.tiles * (KEPT_BYTES + 2 * MASKS_BYTES);
     return (struct tag *)p + (int64_t)(step & 1) * tags_of(x.d16.tiles) + blockIdx.x;
 }
 
-static __device__ __forceinline__ struct tag tag_of(const struct encoder &x, uint64_t step)
+template <class T> static __device__ __forceinline__ struct tag tag_of(const encoder<T> &x, uint64_t step)
 {
     return {step + 1, (uint64_t)x.key[0][1] << 32 | x.key[0][0], (uint64_t)x.site << 32 | x.below,
             (uint64_t)x.n << 32 | x.block_units};
@@ -76,14 +77,15 @@ struct ahead {
     uint64_t step, cursor;
 };
 
-static __device__ __forceinline__ struct ahead *ahead_at(const struct encoder &x)
+template <class T> static __device__ __forceinline__ struct ahead *ahead_at(const encoder<T> &x)
 {
     char *const p = x.d16.kept + x.layers * x.d16.tiles * (KEPT_BYTES + 2 * MASKS_BYTES);
     return (struct ahead *)(p + 2 * tags_of(x.d16.tiles) * sizeof(struct tag));
 }
 
 /* Draws the masks of a layer's tile whose row g is `first`. */
-static __device__ __forceinline__ void draw_tile(uint32_t (&words)[3], const struct encoder &x, uint64_t step, int layer,
+template <class T>
+static __device__ __forceinline__ void draw_tile(uint32_t (&words)[3], const encoder<T> &x, uint64_t step, int layer,
                                                  uint32_t first, int q)
 {
     const struct philox_site hidden = philox_site_at(x, step, x.site + 3 * layer + 1);
@@ -117,19 +119,19 @@ static __device__ __forceinline__ int column_of(int position)
 }
 
 /* Begins to copy the parameters of layers first .. end - 1 (ps_copy_wait); d_ff's columns to their positions. */
-static __device__ __forceinline__ void stage_weights(const struct encoder &x, d16_weights *to, int first, int end)
+template <class T> static __device__ __forceinline__ void stage_weights(const encoder<T> &x, d16_weights<T> *to, int first, int end)
 {
     enum { OF_1 = 256, OF_2 = 512, OF_QKV = 608, OF_O = 640, OF_BIAS = 744, PIECES = 768 }; /* whole warps, but for the last two */
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < (end - first) * PIECES; i += (int)blockDim.x) {
         const int l = i / PIECES, piece = i - l * PIECES;
-        d16_weights &w = to[first + l];
-        const real16 *const matrices = x.weights + (first + l) * x.at.matrix_stride;
+        d16_weights<T> &w = to[first + l];
+        const T *const matrices = x.weights + (first + l) * x.at.matrix_stride;
         const float *const vectors = x.parameters + (first + l) * x.at.vector_stride;
         if (piece < OF_1) { /* W_1: 8 columns of a row */
             const int row = piece / 16, of = piece % 16;
-            const real16 *const from = matrices + x.at.w_1 + row * F + of * 8;
-            real16 *const p = w.w_1 + row * LD_F + of / 4 * 32 + of % 4 * 2;
+            const T *const from = matrices + x.at.w_1 + row * F + of * 8;
+            T *const p = w.w_1 + row * LD_F + of / 4 * 32 + of % 4 * 2;
 #pragma unroll
             for (int t = 0; t < 4; t++) {
                 ps_copy_async4(p + t * 8, from + t * 2);
@@ -181,15 +183,16 @@ static __device__ __forceinline__ void set_bias(float (&c)[4], const float4 *bia
 }
 
 /* c = a w + bias, w [16, 16 columns]. */
-static __device__ __forceinline__ void project16(float (&c)[2][4], const uint32_t (&a)[4], const real16 *w, int ld,
-                                                 const float4 *bias, const d16_place &at)
+template <class T>
+static __device__ __forceinline__ void project16(float (&c)[2][4], const uint32_t (&a)[4], const T *w, int ld, const float4 *bias,
+                                                 const d16_place<T> &at)
 {
     uint32_t b[4];
     set_bias(c[0], bias, at.q);
     set_bias(c[1], bias + 4, at.q);
     ps_ldmatrix4_transposed(b, w + at.near * ld + at.far);
-    ps_mma16(c[0], a, b[0], b[1], c[0]);
-    ps_mma16(c[1], a, b[2], b[3], c[1]);
+    ps_mma16<T>(c[0], a, b[0], b[1], c[0]);
+    ps_mma16<T>(c[1], a, b[2], b[3], c[1]);
 }
 
 /* Operands from 6 matrices, `stride` bytes apart, of 48 rows by 8 columns; p is the lane's place in the first. */
@@ -206,6 +209,6 @@ template <bool TRANSPOSED = false> static __device__ __forceinline__ void load_r
     r[0] = low[0], r[1] = low[1], r[2] = low[2], r[3] = low[3], r[4] = high[0], r[5] = high[1];
 }
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/encoder/resident/d64_panels.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 /* The thread's stores so far, but for the last PENDING, can be seen by d64_weights: 1 those of the feed-forward, 2 all of the
@@ -17,16 +17,17 @@ template <int PENDING> static __device__ __forceinline__ void announce(unsigned 
 }
 
 /* What the warp's rows add to gamma's and beta's gradients: [2][64] of the unit. */
+template <class T>
 static __device__ __forceinline__ void norm_sums(float *to, const float (&dx)[2][4], const uint32_t (&xhat)[4],
-                                                 const panel_place &at)
+                                                 const panel_place<T> &at)
 {
     float v[2][2][2]; /* gamma or beta, tile, column */
 #pragma unroll
     for (int t = 0; t < 2; t++) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const float low = i ? ps_high(xhat[2 * t]) : ps_low(xhat[2 * t]);
-            const float high = i ? ps_high(xhat[2 * t + 1]) : ps_low(xhat[2 * t + 1]);
+            const float low = i ? ps_high<T>(xhat[2 * t]) : ps_low<T>(xhat[2 * t]);
+            const float high = i ? ps_high<T>(xhat[2 * t + 1]) : ps_low<T>(xhat[2 * t + 1]);
             v[0][t][i] = dx[t][i] * low + dx[t][2 + i] * high;
             v[1][t][i] = dx[t][i] + dx[t][2 + i];
         }
@@ -63,7 +64,7 @@ static __device__ __forceinline__ void put_norm_sums(float *to, const float *fro
 }
 
 /* 1 / deviation of a group's rows; zero for those that do not exist. */
-static __device__ __forceinline__ void stage_rstd(float *to, const struct encoder &x, int group)
+template <class T> static __device__ __forceinline__ void stage_rstd(float *to, const encoder<T> &x, int group)
 {
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < x.layers * 128; i += THREADS) {
@@ -74,34 +75,35 @@ static __device__ __forceinline__ void stage_rstd(float *to, const struct encode
 }
 
 /* The operand scale * g, zero where dropped. */
-template <bool DROP>
+template <class T, bool DROP>
 static __device__ __forceinline__ void branch_operand(uint32_t (&a)[4], const float (&g)[2][4], float scale, uint32_t bits)
 {
-    scale_operand(a, g, scale);
+    scale_operand<T>(a, g, scale);
     if (DROP) {
         drop_operand(a, bits);
     }
 }
 
 /* Begins to fill a panel for the block's units from `unit` on: a row's patch, a one, and a one for its place in the sequence. */
-static __device__ __forceinline__ void stage_embed_panel(char *panel, const struct encoder &x, int64_t unit)
+template <class T> static __device__ __forceinline__ void stage_embed_panel(char *panel, const encoder<T> &x, int64_t unit)
 {
     const int row = (int)threadIdx.x / 8, piece = (int)threadIdx.x % 8, i = row % 16;
     unit += row / 16;
     const int64_t from = unit * x.unit_rows + i;
     const bool here = unit < x.units && i < x.unit_rows && from < x.rows;
-    stage_patch((real16 *)(panel + row * 128 + (piece ^ (row & 7)) * 16), here ? x.embed.patches + from * x.embed.patch : NULL,
-                piece, x.embed.patch, i % x.n);
+    stage_patch((T *)(panel + row * 128 + (piece ^ (row & 7)) * 16), here ? x.embed.patches + from * x.embed.patch : NULL, piece,
+                x.embed.patch, i % x.n);
 }
 
 /* The panel's columns' du: [P + 1 + N, d] of the block, to or onto its sums. */
-static __device__ __forceinline__ void embed_gradient_panels(const struct encoder &x, panel_place &at, uint32_t panel, uint32_t du,
+template <class T>
+static __device__ __forceinline__ void embed_gradient_panels(const encoder<T> &x, panel_place<T> &at, uint32_t panel, uint32_t du,
                                                              bool first)
 {
     const int rows = embed_rows_of(x.embed.patch, x.n);
     float c[2][4];
     products_begin(at, c);
-    product<true, true>(c, panel, du, false);
+    product<T, true, true>(c, panel, du, false);
     ps_wgmma_commit();
     products_wait<0>(c);
     float *const to = x.embed.partial + (int64_t)blockIdx.x * (rows * D) + at.share * 16 + at.q * 2;
@@ -117,16 +119,16 @@ static __device__ __forceinline__ void embed_gradient_panels(const struct encode
 
 /* The gradient before gelu of the unit's rows and the warpgroup's panel of d_ff, of LN2's output in panel m and the gradient that
  * enters W_2 in panel g, to the panels from `to` on. Meanwhile the layer before is announced. */
-template <int P, bool DROP>
+template <int P, bool DROP, class T>
 static __device__ __forceinline__ void hidden_gradient(int m, int g, int to, const float *vectors, const uint32_t *masks,
-                                                       const struct encoder &x, int group, int groups, int l, panel_place &at)
+                                                       const encoder<T> &x, int group, int groups, int l, panel_place<T> &at)
 {
     float y[8][4], c[8][4];
     uint32_t bits[4];
-    set_bias(y, vectors + B_1 + at.mine<P>() * 64, at.q);
+    set_bias(y, vectors + B_1 + at.template mine<P>() * 64, at.q);
     products_begin(at, y, c);
-    product<false, true>(y, at.of(m), at.of(W_1 + at.mine<P>()), true);
-    product<false, false>(c, at.of(g), at.of(W_1 + P + at.mine<P>()), false);
+    product<T, false, true>(y, at.of(m), at.of(W_1 + at.template mine<P>()), true);
+    product<T, false, false>(c, at.of(g), at.of(W_1 + P + at.template mine<P>()), false);
     ps_wgmma_commit();
     if (threadIdx.x == 0 && l + 1 < x.layers) {
         announce<1>(x.d64.flags + (int64_t)(l + 1) * groups + group, 2); /* G's is of this layer */
@@ -134,7 +136,7 @@ static __device__ __forceinline__ void hidden_gradient(int m, int g, int to, con
     if (DROP) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            bits[i] = masks[D / 2 + at.mine<P>() * 32 + i * 8] >> at.q;
+            bits[i] = masks[D / 2 + at.template mine<P>() * 32 + i * 8] >> at.q;
         }
     }
     products_wait<0>(y, c);
@@ -145,19 +147,20 @@ static __device__ __forceinline__ void hidden_gradient(int m, int g, int to, con
         for (int j = 0; j < 8; j++) {
             ps_gelu_twice_backward(y[2 * i + j / 4][j % 4], c[2 * i + j / 4][j % 4]);
         }
-        pack_operand(d_hidden, c[2 * i], c[2 * i + 1]);
+        pack_operand<T>(d_hidden, c[2 * i], c[2 * i + 1]);
         if (DROP) {
             drop_operand(d_hidden, bits[i]);
         }
-        ps_stmatrix4_at((at.begin ^ i * 32) + (to + at.mine<P>()) * PANEL, d_hidden);
+        ps_stmatrix4_at((at.begin ^ i * 32) + (to + at.template mine<P>()) * PANEL, d_hidden);
     }
 }
 
 /* The gradients of q, k and v of the warp's rows and head, to three panels from `to` on, of that which enters W_o in panel `from`.
  */
+template <class T>
 static __device__ __forceinline__ void attention_gradient(int from, int to, const uint4 &q4, const uint4 &k4, const uint4 &v4,
-                                                          const float (&log_sum)[2], const float4 *table, const struct encoder &x,
-                                                          panel_place &at)
+                                                          const float (&log_sum)[2], const float4 *table, const encoder<T> &x,
+                                                          panel_place<T> &at)
 {
     float dx[2][4], v[2][4];
     uint32_t a[4];
@@ -165,26 +168,26 @@ static __device__ __forceinline__ void attention_gradient(int from, int to, cons
     const uint32_t values[4] = {v4.x, v4.y, v4.z, v4.w};
     uint32_t d_merged[4], p_operand[4], operand[4];
     products_begin(at, dx);
-    product<false, false>(dx, at.of(from), at.of(W_O) + at.rows(), false);
+    product<T, false, false>(dx, at.of(from), at.of(W_O) + at.rows(), false);
     ps_wgmma_commit();
     float p[2][4], y[2][4];
     {
         const float4 low = table[at.lane], high = table[32 + at.lane];
         const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
-        times_transposed(p, queries, keys, hidden0, hidden1);
+        times_transposed<T>(p, queries, keys, hidden0, hidden1);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         p[i / 4][i % 4] = ps_exp2(fmaf(p[i / 4][i % 4], x.scale_log2e, -log_sum[i % 4 / 2]));
     }
-    pack_operand(p_operand, p[0], p[1]);
+    pack_operand<T>(p_operand, p[0], p[1]);
     transpose_operand(operand, p_operand);
     products_wait<0>(dx);
-    pack_operand(d_merged, dx[0], dx[1]);
+    pack_operand<T>(d_merged, dx[0], dx[1]);
     const float zero[4] = {0, 0, 0, 0};
-    times_transposed(y, d_merged, values, zero, zero); /* of A */
-    times(v, operand, d_merged);                       /* of values */
-    pack_operand(a, v[0], v[1]);
+    times_transposed<T>(y, d_merged, values, zero, zero); /* of A */
+    times<T>(v, operand, d_merged);                       /* of values */
+    pack_operand<T>(a, v[0], v[1]);
     ps_stmatrix4_at(at.own() + (to + 2) * PANEL, a);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -199,24 +202,24 @@ static __device__ __forceinline__ void attention_gradient(int from, int to, cons
             y[i / 2][2 * r + i % 2] = p[i / 2][2 * r + i % 2] * (y[i / 2][2 * r + i % 2] - sum);
         }
     }
-    pack_operand(p_operand, y[0], y[1]);
-    times(v, p_operand, keys); /* of queries */
+    pack_operand<T>(p_operand, y[0], y[1]);
+    times<T>(v, p_operand, keys); /* of queries */
     transpose_operand(operand, p_operand);
-    times(y, operand, queries); /* of keys */
+    times<T>(y, operand, queries); /* of keys */
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         v[i / 4][i % 4] *= x.scale;
         y[i / 4][i % 4] *= x.scale;
     }
-    pack_operand(a, v[0], v[1]);
+    pack_operand<T>(a, v[0], v[1]);
     ps_stmatrix4_at(at.own() + to * PANEL, a);
-    pack_operand(a, y[0], y[1]);
+    pack_operand<T>(a, y[0], y[1]);
     ps_stmatrix4_at(at.own() + (to + 1) * PANEL, a);
 }
 
-template <int P, bool DROP>
+template <class T, class S, int P, bool DROP>
 static __global__ void __launch_bounds__(THREADS, 1)
-    d64_backward(const __grid_constant__ struct encoder x, const __grid_constant__ struct weight_panels panels)
+    d64_backward(const __grid_constant__ encoder<T> x, const __grid_constant__ struct weight_panels panels)
 {
     extern __shared__ __align__(1024) char memory[];
     __shared__ uint64_t barriers[3];
@@ -224,15 +227,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
     /* Panels. M: LN2's output. G, K: the gradient that enters W_2, W_o. H: the gradients of q, k, v. E: of hidden. */
     enum { W_2 = W_1 + P, M = W_2 + P, G, K, H, E = H + 3 };
     float4 *const table = (float4 *)(memory + panels_of(P, true) * PANEL);
-    panel_place at(memory);
+    panel_place<T> at(memory);
     char *const statistics = memory + panels_of(P, true) * PANEL + TABLE_BYTES + at.unit * STATISTICS;
     float *const column_sums = (float *)(memory + panels_of(P, true) * PANEL + TABLE_BYTES + UNITS * STATISTICS);
     float *const all_vectors = column_sums + COLUMN_SUMS / 4;
     float *const all_rstd = all_vectors + x.layers * vector_floats(F);
     float *const norms = column_sums + at.unit * 2 * D;
     const struct sizes z = {F, 16, F, DROP};
-    stream_rows gradient; /* of y */
-    uint32_t after[4];    /* LN2's xhat of the layer that comes */
+    stream_rows<S> gradient; /* of y */
+    uint32_t after[4];       /* LN2's xhat of the layer that comes */
     /* Of W_1 and W_2, W_qkv and W_o, M; one thread asks for all. */
     const uint32_t came = ps_shared_address(barriers);
     const bool asks = threadIdx.x == 32;
@@ -257,7 +260,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         fetch_feed_forward(x.layers - 1);
     }
     stage_vectors(x, all_vectors, F);
-    fill_table<D, 1>(table, x.n, at);
+    fill_table(table, x.n, at);
     /* Nothing of this block's is there yet: d64_weights, whose blocks may begin once all of these have, must find that. */
     const int groups = groups_of(x);
     if (threadIdx.x < 32) {
@@ -279,14 +282,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
         if (asks) {
             fetch_normalised(group, x.layers - 1);
         }
-        fetch_rows(gradient, x.dy, at);
+        fetch_rows(gradient, (const S *)x.dy, at);
         take_operand(after, left_at(x, group, x.layers - 1, LEFT_2));
         stage_rstd(all_rstd, x, group);
         ps_copy_wait(); /* vectors */
         __syncthreads();
         float g[2][4];
-        unpack_operand(g, gradient);
-        scale_rows(g, gradient_range(x.d64.counters + PEAK, false));
+        unpack_operand<T>(g, gradient);
+        scale_rows(g, gradient_range<T, S>(x.d64.counters + PEAK, false));
 #pragma unroll 1
         for (int l = x.layers - 1; l >= 0; l--) {
             const float *const vectors = all_vectors + l * vector_floats(F), *const own_vectors = vectors + at.share * 16;
@@ -295,12 +298,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
             const auto norms_to = [&](int layer) { return x.d64.norms + ((int64_t)group * x.layers + layer) * (4 * D); };
             const float *const own_rstd = all_rstd + 2 * l * 64 + at.unit * 16 + at.g; /* LN1's rows; LN2's 64 further */
             /* Units beyond the last read some masks: their gradients are zero. */
-            const uint32_t *const masks = !DROP ? NULL : at.global_tile < x.units ? masks_at<D, 1>(x, z, l, at) : x.masks + at.g;
+            const uint32_t *const masks = !DROP ? NULL : at.global_tile < x.units ? masks_at(x, z, l, at) : x.masks + at.g;
             uint32_t xhat[4], a[4];
             float rstd[2], dx[2][4];
 
             /* y = r + drop(hidden W_2 + b_2) */
-            branch_operand<DROP>(a, g, x.drop_scale * x.half_scale, DROP ? masks[(D / 16 + F / 16 + at.share) * 8] >> at.q : 0);
+            branch_operand<T, DROP>(a, g, x.drop_scale * x.half_scale, DROP ? masks[(D / 16 + F / 16 + at.share) * 8] >> at.q : 0);
             ps_stmatrix4_at(at.own() + G * PANEL, a);
             publish();
             if (threadIdx.x == 0) {
@@ -325,7 +328,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             products_begin(at, dx);
 #pragma unroll
             for (int i = 0; i < P; i++) {
-                product<false, false>(dx, at.of(E + i), at.of(W_1 + i) + at.rows(), i > 0);
+                product<T, false, false>(dx, at.of(E + i), at.of(W_1 + i) + at.rows(), i > 0);
             }
             ps_wgmma_commit();
             const uint4 q4 = *left_at(x, group, l, LEFT_Q), k4 = *left_at(x, group, l, LEFT_K);
@@ -334,10 +337,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
             norm_sums(norms, dx, after, at);
             rstd[0] = own_rstd[64];
             rstd[1] = own_rstd[64 + 8];
-            normalise_backward<D, 1>(g, dx, own_vectors + LN2_GAMMA, after, rstd, statistics_at<D, 1>(statistics, 0, at), at);
+            normalise_backward(g, dx, own_vectors + LN2_GAMMA, after, rstd, statistics_at(statistics, 0, at), at);
 
             /* r = u + drop(merged W_o + b_o) */
-            branch_operand<DROP>(a, g, x.drop_scale, DROP ? masks[at.share * 8] >> at.q : 0);
+            branch_operand<T, DROP>(a, g, x.drop_scale, DROP ? masks[at.share * 8] >> at.q : 0);
             ps_stmatrix4_at(at.own() + K * PANEL, a);
             float log_sum[2]; /* rows that do not exist see nothing */
             {
@@ -381,7 +384,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             products_begin(at, dx);
 #pragma unroll
             for (int i = 0; i < 3; i++) {
-                product<false, false>(dx, at.of(H + i), at.of(W_QKV + i) + at.rows(), i > 0);
+                product<T, false, false>(dx, at.of(H + i), at.of(W_QKV + i) + at.rows(), i > 0);
             }
             ps_wgmma_commit();
             products_wait<0>(dx);
@@ -389,14 +392,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
             norm_sums(norms + UNITS * 2 * D, dx, xhat, at);
             rstd[0] = own_rstd[0];
             rstd[1] = own_rstd[8];
-            normalise_backward<D, 1>(g, dx, own_vectors + LN1_GAMMA, xhat, rstd, statistics_at<D, 1>(statistics, 1, at), at);
+            normalise_backward(g, dx, own_vectors + LN1_GAMMA, xhat, rstd, statistics_at(statistics, 1, at), at);
         }
         if (threadIdx.x == 0) {
             announce<0>(x.d64.flags + group, 2);
         }
         if (x.embed.partial) {
             uint32_t a[4];
-            embed_operand<D, 1>(a, g, x, DROP, at);
+            embed_operand(a, g, x, DROP, at);
             ps_stmatrix4_at(at.own() + G * PANEL, a);
             ps_copy_wait(); /* the patches */
             publish();
@@ -406,13 +409,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
             }
         } else {
             __syncthreads();
-            scale_rows(g, gradient_range(x.d64.counters + PEAK, true));
-            store_rows<D, 1>(x.du, g, at);
+            scale_rows(g, gradient_range<T, S>(x.d64.counters + PEAK, true));
+            store_rows((S *)x.du, g, at);
         }
         put_norm_sums(x.d64.norms + (int64_t)group * x.layers * (4 * D), column_sums + UNITS * 2 * D);
     }
 }
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

@@ -7,16 +7,16 @@
 #include "kernels/cuda/encoder/head.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 enum { D = 64, UNITS = 4, THREADS = 512, PANEL = 64 * 64 * 2, STEP = 16 * 128 };
 static_assert((int)UNITS == (int)D64_HEAD_UNITS, "the head's threads fetch their targets as forward begins");
 
-typedef place<D, 1> tile_place;
-
 /* warpgroup = share, warp of it = unit. Addresses in shared memory are of a panel 0; others are so many panels further. */
-struct panel_place : tile_place {
+template <class T> struct panel_place : place<T, D, 1> {
+    using tile_place = place<T, D, 1>;
+    using tile_place::g, tile_place::lane, tile_place::q, tile_place::row, tile_place::share, tile_place::tile, tile_place::unit;
     uint32_t begin; /* where the warp's rows begin in a panel; 16 i columns further: exclusive or 32 i */
     uint32_t panel; /* of wgmma's operand: its lower word */
     __device__ __forceinline__ panel_place(const void *memory)
@@ -70,84 +70,32 @@ static __device__ __forceinline__ uint64_t operand_at(uint32_t low)
     return (uint64_t)(1024 >> 4 | 1 << 30) << 32 | low;
 }
 
-/* d = or += a b, 16 deep, for the warpgroup's 64 rows and 16, 32 or 64 columns. A_ROWS, B_ROWS: the depth runs over the operand's
- * rows.
- */
-template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[2][4], uint64_t a, uint64_t b, bool add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n16k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
-                 " {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, %11, %12;\n}"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-                   "+f"(d[1][3])
-                 : "l"(a), "l"(b), "r"((int)add), "n"((int)A_ROWS), "n"((int)B_ROWS));
-}
-
-template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[4][4], uint64_t a, uint64_t b, bool add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX " {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-                 "}, %16, %17, p, 1, 1, %19, %20;\n}"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-                   "+f"(d[3][2]), "+f"(d[3][3])
-                 : "l"(a), "l"(b), "r"((int)add), "n"((int)A_ROWS), "n"((int)B_ROWS));
-}
-
-/* d += a b, 16 deep, 48 columns: three slices of 16. a as it lies in a panel, b's depth runs over its rows. */
-static __device__ __forceinline__ void step_slices(float (&d)[6][4], uint64_t a, uint64_t b)
-{
-    asm volatile("wgmma.mma_async.sync.aligned.m64n48k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX " {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
-                 "}, %24, %25, 1, 1, 1, 0, 1;"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-                   "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-                   "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3])
-                 : "l"(a), "l"(b));
-}
-
-template <bool A_ROWS, bool B_ROWS> static __device__ __forceinline__ void step(float (&d)[8][4], uint64_t a, uint64_t b, bool add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX " {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, %32, %33, p, 1, 1, %35, %36;\n}"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]),
-                   "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]),
-                   "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]),
-                   "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
-                   "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-                 : "l"(a), "l"(b), "r"((int)add), "n"((int)A_ROWS), "n"((int)B_ROWS));
-}
-
-/* The same, 64 deep: a and b are panels, or the part of one where the columns begin. */
-template <bool A_ROWS, bool B_ROWS, int T>
-static __device__ __forceinline__ void product(float (&d)[T][4], uint32_t a, uint32_t b, bool add)
+/* d = or += a b, 64 deep, for the warpgroup's 64 rows and 16, 32 or 64 columns: a and b are panels, or the part of one where the
+ * columns begin. A_ROWS, B_ROWS: the depth runs over the operand's rows. */
+template <class T, bool A_ROWS, bool B_ROWS, int TILES>
+static __device__ __forceinline__ void product(float (&d)[TILES][4], uint32_t a, uint32_t b, bool add)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        step<A_ROWS, B_ROWS>(d, operand_at(a + k * (A_ROWS ? STEP / 16 : 2)), operand_at(b + k * (B_ROWS ? STEP / 16 : 2)),
-                             add || k > 0);
+        ps_wgmma<T, A_ROWS, B_ROWS>(d, operand_at(a + k * (A_ROWS ? STEP / 16 : 2)), operand_at(b + k * (B_ROWS ? STEP / 16 : 2)),
+                                    add || k > 0);
     }
 }
 
-/* d += the warpgroup's columns of q, k and v, 64 deep: W_qkv lies as slices of 64 rows by 16 columns, rows of 32 bytes whose halves
- * are exchanged by the row's number / 4 modulo 2, q's 64 columns, k's, v's. */
-static __device__ __forceinline__ void product_slices(float (&d)[6][4], uint32_t a, uint32_t b)
+/* d += the warpgroup's columns of q, k and v, 64 deep, three slices of 16 columns: W_qkv lies as slices of 64 rows by 16 columns,
+ * rows of 32 bytes whose halves are exchanged by the row's number / 4 modulo 2, q's 64 columns, k's, v's. */
+template <class T> static __device__ __forceinline__ void product_slices(float (&d)[6][4], uint32_t a, uint32_t b)
 {
     b = (b & 0x3fff) | (PANEL >> 4) << 16; /* from q's columns to k's, to v's */
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        step_slices(d, operand_at(a + k * 2), (uint64_t)(256 >> 4 | 3u << 30) << 32 | (b + k * (16 * 32 / 16)));
+        ps_wgmma_onto<T, 0, 1>(d, operand_at(a + k * 2), (uint64_t)(256 >> 4 | 3u << 30) << 32 | (b + k * (16 * 32 / 16)));
     }
 }
 
 /* Before a batch of products with these sums. Operands' addresses are found anew: kept for all of the kernel they would fill the
  * registers. */
-template <typename... SUMS> static __device__ __forceinline__ void products_begin(panel_place &at, SUMS &...sums)
+template <class T, typename... SUMS> static __device__ __forceinline__ void products_begin(panel_place<T> &at, SUMS &...sums)
 {
     at.refresh();
     (settle(sums), ...);
@@ -196,7 +144,7 @@ static __host__ __device__ constexpr int vector_floats(int f)
 }
 
 /* Where the layer's float i of them stands among the parameters, and among their gradients. */
-static __device__ __forceinline__ int64_t vector_at(const struct encoder &x, int i)
+template <class T> static __device__ __forceinline__ int64_t vector_at(const encoder<T> &x, int i)
 {
     return i < B_O         ? x.at.b_qkv + i
            : i < B_2       ? x.at.b_o + i - B_O
@@ -208,7 +156,7 @@ static __device__ __forceinline__ int64_t vector_at(const struct encoder &x, int
                            : x.at.b_1 + i - B_1;
 }
 
-static __device__ __forceinline__ void stage_vectors(const struct encoder &x, float *to, int f)
+template <class T> static __device__ __forceinline__ void stage_vectors(const encoder<T> &x, float *to, int f)
 {
 #pragma unroll 1
     for (int i = (int)threadIdx.x * 4; i < vector_floats(f); i += THREADS * 4) {
@@ -240,15 +188,25 @@ static size_t shared_bytes(int f, int64_t layers, bool backward)
 
 /* ---- rows ---- */
 
-/* Two neighbours of row g and of row g + 8, and again 8 columns on, as they lie in memory. */
-#ifdef PS_COMPILE_HALVES
-static __device__ __forceinline__ void fetch_rows(float (&v)[2][4], const float *from, const tile_place &at)
+/* Two neighbours of row g and of row g + 8, and again 8 columns on, as they lie in memory: of fp32, or an operand. */
+template <class S> using stream_rows = std::conditional_t<std::is_same<S, float>::value, float[2][4], uint32_t[4]>;
+
+template <class T> static __device__ __forceinline__ void fetch_rows(float (&v)[2][4], const float *from, const place<T, D, 1> &at)
 {
-    load_rows<D, 1>(v, from, at);
+    load_rows(v, from, at);
+}
+
+template <class T> static __device__ __forceinline__ void fetch_rows(uint32_t (&v)[4], const T *from, const place<T, D, 1> &at)
+{
+    const T *p = from + at.first * D + at.share * 16 + at.q * 2;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[i] = at.here[i % 2] ? *(const uint32_t *)(p + i % 2 * 8 * D + i / 2 * 8) : 0;
+    }
 }
 
 /* Rows as they came. */
-static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const float (&v)[2][4])
+template <class T> static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const float (&v)[2][4])
 {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -256,32 +214,17 @@ static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const fl
     }
 }
 
-typedef float stream_rows[2][4];
-
-/* Gradients are multiplied with the power of two that brings dy's largest element, whose bits are `peak`, to 1 .. 2; back: by its
- * reciprocal. */
-static __device__ __forceinline__ float gradient_range(const unsigned *peak, bool back)
+/* Where the stream S is not of the operands' type T, gradients are multiplied with the power of two that brings dy's largest
+ * element, whose bits are `peak`, to 1 .. 2; back: by its reciprocal. */
+template <class T, class S> static __device__ __forceinline__ float gradient_range(const unsigned *peak, bool back)
 {
-    const int exponent = max(-120, min(120, 127 - (int)(__ldcg(peak) >> 23)));
-    return __int_as_float(((back ? -exponent : exponent) + 127) << 23);
-}
-#else
-static __device__ __forceinline__ void fetch_rows(uint32_t (&v)[4], const real16 *from, const tile_place &at)
-{
-    const real16 *p = from + at.first * D + at.share * 16 + at.q * 2;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        v[i] = at.here[i % 2] ? *(const uint32_t *)(p + i % 2 * 8 * D + i / 2 * 8) : 0;
+    if constexpr (std::is_same<S, T>::value) {
+        return 1.0f;
+    } else {
+        const int exponent = max(-120, min(120, 127 - (int)(__ldcg(peak) >> 23)));
+        return __int_as_float(((back ? -exponent : exponent) + 127) << 23);
     }
 }
-
-typedef uint32_t stream_rows[4];
-
-static __device__ __forceinline__ float gradient_range(const unsigned *, bool)
-{
-    return 1.0f;
-}
-#endif
 
 static __device__ __forceinline__ void scale_rows(float (&v)[2][4], float by)
 {
@@ -292,19 +235,20 @@ static __device__ __forceinline__ void scale_rows(float (&v)[2][4], float by)
 }
 
 /* y = a b', b [16 rows, 16] in registers as it lies. */
+template <class T>
 static __device__ __forceinline__ void times_transposed(float (&y)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4],
                                                         const float (&c0)[4], const float (&c1)[4])
 {
-    ps_mma16(y[0], a, b[0], b[2], c0);
-    ps_mma16(y[1], a, b[1], b[3], c1);
+    ps_mma16<T>(y[0], a, b[0], b[2], c0);
+    ps_mma16<T>(y[1], a, b[1], b[3], c1);
 }
 
 /* y = a b, b [16 rows, 16] in registers as it lies. */
-static __device__ __forceinline__ void times(float (&y)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4])
+template <class T> static __device__ __forceinline__ void times(float (&y)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4])
 {
     const float zero[4] = {0, 0, 0, 0};
-    ps_mma16(y[0], a, ps_movmatrix(b[0]), ps_movmatrix(b[1]), zero);
-    ps_mma16(y[1], a, ps_movmatrix(b[2]), ps_movmatrix(b[3]), zero);
+    ps_mma16<T>(y[0], a, ps_movmatrix(b[0]), ps_movmatrix(b[1]), zero);
+    ps_mma16<T>(y[1], a, ps_movmatrix(b[2]), ps_movmatrix(b[3]), zero);
 }
 
 /* The operand a'. */
@@ -317,7 +261,7 @@ static __device__ __forceinline__ void transpose_operand(uint32_t (&y)[4], const
 }
 
 /* Groups of 64 rows. */
-static __host__ __device__ __forceinline__ int groups_of(const struct encoder &x)
+template <class T> static __host__ __device__ __forceinline__ int groups_of(const encoder<T> &x)
 {
     return (int)((x.units + UNITS - 1) / UNITS);
 }
@@ -343,7 +287,7 @@ static __host__ __device__ constexpr int kept_attention(int p)
     return 2 * p + 2;
 }
 
-static __device__ __forceinline__ char *kept_at(const struct encoder &x, int group, int l)
+template <class T> static __device__ __forceinline__ char *kept_at(const encoder<T> &x, int group, int l)
 {
     return x.d64.operands + ((int64_t)group * x.layers + l) * (kept_panels(x.f / 64) * PANEL);
 }
@@ -366,7 +310,7 @@ template <int P> static __device__ __forceinline__ void store_around(char *kept,
 /* What forward leaves of the warp's own for backward, operands: q, k, v, LN1's xhat, LN2's. */
 enum { LEFT_Q, LEFT_K, LEFT_V, LEFT_1, LEFT_2, LEFT };
 
-static __device__ __forceinline__ uint4 *left_at(const struct encoder &x, int group, int l, int which)
+template <class T> static __device__ __forceinline__ uint4 *left_at(const encoder<T> &x, int group, int l, int which)
 {
     return x.d64.left + (((int64_t)group * x.layers + l) * LEFT + which) * THREADS + threadIdx.x;
 }
@@ -379,6 +323,6 @@ enum { WINDOW_FLOATS = 16 * 128 / 4 };
  * embedding is not asked for, encoder/resident/d64_short_tf32.cu's peak; then flags [layers, groups]. */
 enum { TICKETS, DONE, ENDED, SLICE_TICKETS, AHEAD, PEAK = AHEAD, FLAGS = 6 };
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

@@ -1,10 +1,10 @@
 /* The whole encoder of a model with d_model 64, heads of 16 columns, N <= 16 and d_ff 128 or 256, forward and backward:
- * what encoder/resident/resident.cu does, with the products by wgmma. Equations: docs/design.md section 3.
+ * what encoder/resident/resident.cuh does, with the products by wgmma. Equations: docs/design.md section 3.
  *
  * A block works on four units of 16 rows, a product's 64 rows. Its four warpgroups have 16 of the 64 columns each, and so a head,
  * and one panel of d_ff; warp u of each has unit u. What one warp knows and all need lies in shared memory in panels of 64 x 64
- * real16, from which wgmma reads both operands; attention is a warp's own and never leaves its registers. A layer's weights are one
- * set of panels, fetched as tensors by one thread; a matrix of the next layer takes the place of this one's as soon as that has
+ * elements, from which wgmma reads both operands; attention is a warp's own and never leaves its registers. A layer's weights are
+ * one set of panels, fetched as tensors by one thread; a matrix of the next layer takes the place of this one's as soon as that has
  * been used, behind the products.
  *
  * Forward leaves q, k, v, its LayerNorms' xhat and 1 / deviation, and LN2's output for backward. Weight gradients are a kernel of
@@ -24,15 +24,14 @@
  * The kernels are d64_forward.cuh, d64_backward.cuh and d64_weights.cuh, the update in it update.cuh; what they share is
  * d64_panels.cuh. Here is the host's side.
  *
- * Compiled with PS_COMPILE_HALVES it is tf32's: fp16 operands, u and gradients in memory of fp32, no ends:
- * encoder/resident/d64_short_tf32.cu. */
+ * With fp16 operands, u and gradients in memory of fp32 and no ends it is tf32's too: encoder/resident/d64_short_tf32.cu. */
 #include "kernels/cuda/encoder/resident/d64_backward.cuh"
 #include "kernels/cuda/encoder/resident/d64_forward.cuh"
 #include "kernels/cuda/encoder/resident/d64_weights.cuh"
 
 #include <cudaTypedefs.h>
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 bool ps_encoder_d64_fits(const struct ps_encoder_request *e)
@@ -60,7 +59,7 @@ int ps_encoder_d64_window_floats(void)
 /* Products' jobs of a pair. Of all together there is about one for each of backward's blocks, when they have ended, and two a layer
  * for each multiprocessor that is free before: with more some blocks have a second one, and all wait for it. None has more groups
  * of rows than that leaves, rounded down: the largest is what is waited for. */
-static int splits_of(const struct encoder &x, int64_t groups, int multiprocessors)
+template <class T> static int splits_of(const encoder<T> &x, int64_t groups, int multiprocessors)
 {
     const int64_t blocks = ps_encoder_d64_blocks(x.units, multiprocessors);
     const int64_t splits = (blocks + 2 * x.layers * (multiprocessors - blocks)) / (x.layers * pairs_of(x.f / 64));
@@ -69,7 +68,7 @@ static int splits_of(const struct encoder &x, int64_t groups, int multiprocessor
 }
 
 /* The workspace, in order: counters and flags, norms, q, k and v, operands, column sums, partial products, W_h's. */
-static size_t workspace_take(struct encoder *x, char *workspace, int multiprocessors)
+template <class T> static size_t workspace_take(encoder<T> *x, char *workspace, int multiprocessors)
 {
     const int p = x->f / 64;
     const int64_t groups = (x->units + UNITS - 1) / UNITS;
@@ -95,7 +94,7 @@ static size_t workspace_take(struct encoder *x, char *workspace, int multiproces
 
 size_t ps_encoder_d64_workspace(const struct ps_encoder_request *e, int64_t units, int multiprocessors)
 {
-    struct encoder x = {};
+    encoder<ps_bf16> x = {}; /* fp16's is as large */
     x.f = (int)e->d_ff;
     x.layers = (int)e->layers;
     x.n = (int)e->patches;
@@ -111,7 +110,6 @@ size_t ps_encoder_d64_workspace(const struct ps_encoder_request *e, int64_t unit
     return most;
 }
 
-#ifdef PS_COMPILE_HALVES
 unsigned *ps_encoder_d64_counters(char *workspace, int *count)
 {
     *count = FLAGS;
@@ -122,11 +120,11 @@ unsigned *ps_encoder_d64_peak(char *workspace)
 {
     return (unsigned *)workspace + PEAK;
 }
-#endif
 
 /* A matrix of all layers, [rows, ld] of the flat weights from `at` on, as panels of 64 rows by `columns` that lie `apart` elements
  * from one another. */
-static enum ps_status panel_map(CUtensorMap *map, const struct encoder &x, int64_t at, int ld, int columns, int panels, int apart)
+template <class T>
+static enum ps_status panel_map(CUtensorMap *map, const encoder<T> &x, int64_t at, int ld, int columns, int panels, int apart)
 {
     static PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;
     if (!encode) {
@@ -139,7 +137,8 @@ static enum ps_status panel_map(CUtensorMap *map, const struct encoder &x, int64
     const cuuint64_t size[4] = {(cuuint64_t)columns, 64, (cuuint64_t)panels, (cuuint64_t)x.layers};
     const cuuint64_t stride[3] = {(cuuint64_t)ld * 2, (cuuint64_t)apart * 2, (cuuint64_t)x.at.matrix_stride * 2};
     const cuuint32_t box[4] = {(cuuint32_t)columns, 64, (cuuint32_t)panels, 1}, one[4] = {1, 1, 1, 1};
-    const CUtensorMapDataType type = PS_REAL16 == PS_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    const CUtensorMapDataType type =
+        std::is_same<T, ps_fp16>::value ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     const CUresult status = encode(map, type, 4, (void *)(x.weights + at), size, stride, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                    columns == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_32B,
                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -148,7 +147,7 @@ static enum ps_status panel_map(CUtensorMap *map, const struct encoder &x, int64
                                             (const void *)(x.weights + at), (long long)x.at.matrix_stride, (int)status);
 }
 
-static enum ps_status panels_of(const struct encoder &x, bool backward, struct weight_panels *p)
+template <class T> static enum ps_status panels_of(const encoder<T> &x, bool backward, struct weight_panels *p)
 {
     PS_TRY(backward ? panel_map(&p->qkv, x, x.at.w_qkv, 3 * D, D, 3, D) : panel_map(&p->qkv, x, x.at.w_qkv, 3 * D, 16, 12, 16));
     PS_TRY(panel_map(&p->o, x, x.at.w_o, D, D, 1, D));
@@ -156,17 +155,19 @@ static enum ps_status panels_of(const struct encoder &x, bool backward, struct w
     return panel_map(&p->w_2, x, x.at.w_2, D, D, x.f / 64, 64 * D);
 }
 
-typedef void d64_kernel(const struct encoder, const struct weight_panels);
+template <class T> using d64_kernel = void(const encoder<T>, const struct weight_panels);
 
-static d64_kernel *kernel_of(const struct encoder &x, bool backward)
+template <class T, class S, int P> static d64_kernel<T> *kernel_of_panels(bool drop, bool backward)
+{
+    return backward ? drop ? d64_backward<T, S, P, true> : d64_backward<T, S, P, false>
+           : drop ? d64_forward<T, S, P, true>
+                    : d64_forward<T, S, P, false>;
+}
+
+template <class T, class S> static d64_kernel<T> *kernel_of(const encoder<T> &x, bool backward)
 {
     const bool drop = x.threshold != 0;
-    if (x.f == 128) {
-        return backward ? drop ? d64_backward<2, true> : d64_backward<2, false>
-               : drop ? d64_forward<2, true>
-                        : d64_forward<2, false>;
-    }
-    return backward ? drop ? d64_backward<4, true> : d64_backward<4, false> : drop ? d64_forward<4, true> : d64_forward<4, false>;
+    return x.f == 128 ? kernel_of_panels<T, S, 2>(drop, backward) : kernel_of_panels<T, S, 4>(drop, backward);
 }
 
 bool ps_encoder_d64_heads(const struct ps_encoder_request *e, int blocks, int shared)
@@ -176,9 +177,10 @@ bool ps_encoder_d64_heads(const struct ps_encoder_request *e, int blocks, int sh
                (size_t)shared;
 }
 
-enum ps_status ps_encoder_d64_forward(const struct encoder &given, char *workspace, int multiprocessors, cudaStream_t stream)
+template <class S, class T>
+enum ps_status ps_encoder_d64_forward(const encoder<T> &given, char *workspace, int multiprocessors, cudaStream_t stream)
 {
-    struct encoder x = given;
+    encoder<T> x = given;
     struct weight_panels panels;
     if (x.lse) {
         (void)workspace_take(&x, workspace, multiprocessors);
@@ -186,21 +188,29 @@ enum ps_status ps_encoder_d64_forward(const struct encoder &given, char *workspa
     PS_TRY(panels_of(x, false, &panels));
     const size_t bytes = shared_bytes(x.f, x.layers, false);
     x.head.at = (int)bytes;
-    return ps_resident_launch(kernel_of(x, false), dim3((unsigned)x.blocks), THREADS,
+    return ps_resident_launch(kernel_of<T, S>(x, false), dim3((unsigned)x.blocks), THREADS,
                               bytes + (x.head.weight ? head_bytes_d64(x.n, x.head.horizon) : 0), stream, "encoder forward", x,
                               panels);
 }
 
-enum ps_status ps_encoder_d64_backward(const struct encoder &given, char *workspace, int multiprocessors, cudaStream_t stream)
+template <class S, class T>
+enum ps_status ps_encoder_d64_backward(const encoder<T> &given, char *workspace, int multiprocessors, cudaStream_t stream)
 {
-    struct encoder x = given;
+    encoder<T> x = given;
     struct weight_panels panels;
     (void)workspace_take(&x, workspace, multiprocessors);
     PS_TRY(panels_of(x, true, &panels));
-    PS_TRY(ps_resident_launch(kernel_of(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true), stream,
-                              "encoder backward", x, panels));
-    return ps_resident_launch(d64_weights, dim3((unsigned)multiprocessors), THREADS + 32, WEIGHTS_SHARED, stream,
+    PS_TRY(ps_resident_launch(kernel_of<T, S>(x, true), dim3((unsigned)x.blocks), THREADS, shared_bytes(x.f, x.layers, true),
+                              stream, "encoder backward", x, panels));
+    return ps_resident_launch(d64_weights<T, S>, dim3((unsigned)multiprocessors), THREADS + 32, WEIGHTS_SHARED, stream,
                               "encoder weight gradients", x);
 }
 
-} // namespace PS_REAL16_SPACE
+template enum ps_status ps_encoder_d64_forward<ps_bf16>(const encoder<ps_bf16> &, char *, int, cudaStream_t);
+template enum ps_status ps_encoder_d64_backward<ps_bf16>(const encoder<ps_bf16> &, char *, int, cudaStream_t);
+template enum ps_status ps_encoder_d64_forward<ps_fp16>(const encoder<ps_fp16> &, char *, int, cudaStream_t);
+template enum ps_status ps_encoder_d64_backward<ps_fp16>(const encoder<ps_fp16> &, char *, int, cudaStream_t);
+template enum ps_status ps_encoder_d64_forward<float>(const encoder<ps_fp16> &, char *, int, cudaStream_t);
+template enum ps_status ps_encoder_d64_backward<float>(const encoder<ps_fp16> &, char *, int, cudaStream_t);
+
+} // namespace ps_resident

@@ -13,7 +13,7 @@
 #include "kernels/cuda/context.cuh"
 #include "kernels/cuda/encoder/resident/device.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 enum { CONVERT_THREADS = 256, PEAK_THREADS = 512 };
@@ -32,7 +32,7 @@ static __global__ void __launch_bounds__(CONVERT_THREADS)
     const int64_t i = (int64_t)blockIdx.x * CONVERT_THREADS + threadIdx.x;
     if (i < fours) {
         const float4 v = from[i];
-        to[i] = make_uint2(ps_pack(v.x, v.y), ps_pack(v.z, v.w));
+        to[i] = make_uint2(ps_pack<ps_fp16>(v.x, v.y), ps_pack<ps_fp16>(v.z, v.w));
     }
 }
 
@@ -113,13 +113,13 @@ static size_t weights_at(const struct ps_kernels *k, const struct ps_encoder_req
 
 static size_t halves_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
 {
-    return weights_at(k, e) + (size_t)matrices_of(e).count * sizeof(real16);
+    return weights_at(k, e) + (size_t)matrices_of(e).count * sizeof(ps_fp16);
 }
 
-static struct encoder halves_of(const struct ps_kernels *k, const struct ps_encoder_request *e)
+static encoder<ps_fp16> halves_of(const struct ps_kernels *k, const struct ps_encoder_request *e)
 {
-    struct encoder x = ps_resident_of(e, ps_encoder_d64_blocks(ps_resident_units(e), ps_cuda(k)->multiprocessors));
-    x.weights = (const real16 *)((char *)e->workspace + weights_at(k, e)) - matrices_of(e).first;
+    encoder<ps_fp16> x = ps_resident_of<ps_fp16>(e, ps_encoder_d64_blocks(ps_resident_units(e), ps_cuda(k)->multiprocessors));
+    x.weights = (const ps_fp16 *)((char *)e->workspace + weights_at(k, e)) - matrices_of(e).first;
     if (e->kept) {
         x.lse = (float *)e->kept;
         x.d64.rstd = (float *)((char *)e->kept + ps_resident_lse_bytes(e));
@@ -141,23 +141,24 @@ static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps
                    (uint2 *)(workspace + weights_at(k, e)), (const float4 *)((const float *)e->weights + m.first), m.count / 4,
                    counters, count);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder_forward"));
-    return ps_encoder_d64_forward(halves_of(k, e), workspace, c->multiprocessors, c->stream);
+    return ps_encoder_d64_forward<float>(halves_of(k, e), workspace, c->multiprocessors, c->stream);
 }
 
 static enum ps_status halves_backward(const struct ps_kernels *k, const struct ps_encoder_request *e,
                                       const struct ps_encoder_plan *)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
-    const struct encoder x = halves_of(k, e);
+    const encoder<ps_fp16> x = halves_of(k, e);
     const int64_t fours = x.rows * e->d_model / 4;
     const unsigned blocks = ps_cuda_blocks(fours, 4 * PEAK_THREADS), most = (unsigned)c->multiprocessors;
     ps_cuda_launch(c, peak, blocks < most ? blocks : most, PEAK_THREADS, 0, ps_encoder_d64_peak((char *)e->workspace),
                    (const float4 *)e->dy, fours);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder_backward"));
-    return ps_encoder_d64_backward(x, (char *)e->workspace, c->multiprocessors, c->stream);
+    return ps_encoder_d64_backward<float>(x, (char *)e->workspace, c->multiprocessors, c->stream);
 }
 
-const struct ps_encoder_family ps_encoder_resident = {halves_plan, halves_span, halves_workspace_bytes, halves_forward,
-                                                      halves_backward};
+} // namespace ps_resident
 
-} // namespace PS_REAL16_SPACE
+const struct ps_encoder_family ps_encoder_resident_halves = {ps_resident::halves_plan, ps_resident::halves_span,
+                                                             ps_resident::halves_workspace_bytes, ps_resident::halves_forward,
+                                                             ps_resident::halves_backward};

@@ -6,7 +6,7 @@
 #include "kernels/cuda/encoder/resident/d64_panels.cuh"
 #include "kernels/cuda/encoder/resident/update.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 enum { STAGES = 6, STAGE = 4 * PANEL, LOADER = THREADS, JOB_FLOATS = 2 * 64 * 64, SLICE = 256, SLICES = JOB_FLOATS / 4 / SLICE };
@@ -35,14 +35,11 @@ static __device__ __forceinline__ void await_count(const unsigned *counter, unsi
 }
 
 /* sum += the column sums of 32 rows: their transpose times ones, every column the same. */
-static __device__ __forceinline__ void add_columns(float (&sum)[4], uint32_t rows, uint32_t ones)
+template <class T> static __device__ __forceinline__ void add_columns(float (&sum)[1][4], uint32_t rows, uint32_t ones)
 {
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-        asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX
-                     " {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 1, 0;"
-                     : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-                     : "l"(operand_at(rows + k * (STEP / 16))), "l"(operand_at(ones)));
+        ps_wgmma_onto<T, 1, 0>(sum, operand_at(rows + k * (STEP / 16)), operand_at(ones));
     }
 }
 
@@ -51,7 +48,7 @@ static __device__ __forceinline__ void add_columns(float (&sum)[4], uint32_t row
 struct weight_job {
     int l, pair, split, begin, end; /* groups of 64 rows */
 
-    __device__ __forceinline__ weight_job(const struct encoder &x, int ticket)
+    template <class T> __device__ __forceinline__ weight_job(const encoder<T> &x, int ticket)
     {
         /* A layer's feed-forward comes first. No divisions: the loader is one warp, for which all of the block wait. */
         const int P = x.f >> 6, products = pairs_of(P) * x.d64.splits; /* P is 2 or 4 */
@@ -67,7 +64,7 @@ struct weight_job {
 };
 
 /* It is not waited for until it is used: atomicAdd would be, since the compiler lets one lane add for all. */
-static __device__ __forceinline__ int take_ticket(const struct encoder &x)
+template <class T> static __device__ __forceinline__ int take_ticket(const encoder<T> &x)
 {
     int ticket;
     asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(ticket) : "l"(x.d64.counters + TICKETS) : "memory");
@@ -75,8 +72,8 @@ static __device__ __forceinline__ int take_ticket(const struct encoder &x)
 }
 
 /* Whether the job's operands of up to 32 groups from `group` on are there; AWAIT: until they are. All of the warp. */
-template <bool AWAIT>
-static __device__ __forceinline__ bool announced(const struct encoder &x, const struct weight_job &job, int group)
+template <bool AWAIT, class T>
+static __device__ __forceinline__ bool announced(const encoder<T> &x, const struct weight_job &job, int group)
 {
     const int lane = (int)threadIdx.x % 32, groups = groups_of(x);
     const unsigned *const flag = x.d64.flags + (int64_t)job.l * groups + group + lane;
@@ -95,7 +92,8 @@ static __device__ __forceinline__ bool announced(const struct encoder &x, const 
 /* The loader's warp: takes tickets and fetches what their jobs need, a stage for 64 rows: three panels that lie together, or four.
  * jobs: the layer, pair, split and groups, in a job's first stage; layer -1: there are no more. At the end it counts the jobs as
  * done. first: lane 0's first ticket. */
-static __device__ __forceinline__ void load_products(const struct encoder &x, const char *memory, uint32_t full, uint32_t empty,
+template <class T>
+static __device__ __forceinline__ void load_products(const encoder<T> &x, const char *memory, uint32_t full, uint32_t empty,
                                                      int4 *jobs, int first)
 {
     const int P = x.f / 64, lane = (int)threadIdx.x % 32, all = x.layers * pairs_of(P) * x.d64.splits;
@@ -107,7 +105,7 @@ static __device__ __forceinline__ void load_products(const struct encoder &x, co
     bool ready = false;
     while (ticket < all) {
         taken++;
-        const struct weight_job job(x, ticket);
+        const weight_job job(x, ticket);
         const uint32_t bytes = (job.pair == P + 1 ? 4 : 3) * PANEL;
         const char *from = kept_at(x, job.begin, job.l) + (2 * job.pair + (job.pair >= P / 2) + (job.pair >= P)) * PANEL;
         if (!ready) {
@@ -164,8 +162,9 @@ enum {
 
 /* The products, to x.d64.products, and the column sums that are the biases' gradients. Two warpgroups have a product, half of its
  * columns each, and the column sums of half of its rows. */
-static __device__ __forceinline__ void weight_products(const struct encoder &x, char *memory, uint32_t full, uint32_t empty,
-                                                       const int4 *jobs, panel_place &at)
+template <class T>
+static __device__ __forceinline__ void weight_products(const encoder<T> &x, char *memory, uint32_t full, uint32_t empty,
+                                                       const int4 *jobs, panel_place<T> &at)
 {
     const int P = x.f / 64, half = at.share / 2, part = at.share % 2;
     int slot = 0;
@@ -189,8 +188,8 @@ static __device__ __forceinline__ void weight_products(const struct encoder &x, 
         for (int i = 0; i < groups; i++) {
             ps_mbarrier_wait(full + slot * 8, parity);
             products_begin(at, c, columns);
-            product<true, true>(c, at.of(4 * slot + left), at.of(4 * slot + right) + (uint32_t)part * 4, true);
-            add_columns(columns[0], at.of(4 * slot + right) + (uint32_t)part * (2 * STEP / 16), at.panel + ONES / 16);
+            product<T, true, true>(c, at.of(4 * slot + left), at.of(4 * slot + right) + (uint32_t)part * 4, true);
+            add_columns<T>(columns, at.of(4 * slot + right) + (uint32_t)part * (2 * STEP / 16), at.panel + ONES / 16);
             ps_wgmma_commit();
             if (i > 0) {
                 ps_wgmma_wait<1>();
@@ -226,7 +225,7 @@ static __device__ __forceinline__ void weight_products(const struct encoder &x, 
 /* Parts of W_h's gradient: fewer than the multiprocessors that backward leaves free at seed28k. */
 enum { HEAD_JOBS = 24 };
 
-static __host__ __device__ __forceinline__ int head_jobs(const struct encoder &x)
+template <class T> static __host__ __device__ __forceinline__ int head_jobs(const encoder<T> &x)
 {
     const int groups = groups_of(x);
     return !x.d64.head.d_weight ? 0 : groups < HEAD_JOBS ? groups : (int)HEAD_JOBS;
@@ -234,24 +233,24 @@ static __host__ __device__ __forceinline__ int head_jobs(const struct encoder &x
 
 /* A part: z' dx over some of the sequences, to x.d64.head.parts; all of the block but the loader. parts: [threads][8]. forward, two
  * kernels ago, has written both: backward's blocks, all of which have begun, have waited for its end. */
-static __device__ __forceinline__ void head_products(const struct encoder &x, float4 *parts, int job)
+template <class S, class T> static __device__ __forceinline__ void head_products(const encoder<T> &x, float4 *parts, int job)
 {
     const int horizon = x.head.horizon, pieces = x.n * (D / 8), rows = THREADS / pieces, jobs = head_jobs(x);
     const int thread = (int)threadIdx.x, row = thread / pieces, piece = thread - row * pieces;
     const int all = (int)x.embed.all, begin = all * job / jobs, end = all * (job + 1) / jobs;
-    const uint4 *const z = (const uint4 *)(x.u + x.layers * x.rows * D) + piece;
+    const uint4 *const z = (const uint4 *)((const S *)x.u + x.layers * x.rows * D) + piece;
 #pragma unroll 1
     for (int t = 0; t < horizon; t++) {
         float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll 4
         for (int s = begin + row; s < (row < rows ? end : 0); s += rows) {
             const uint4 v = __ldcg(z + (int64_t)s * pieces);
-            const float by = ps_low(__ldcg((const uint16_t *)x.head.dx + s * horizon + t));
+            const float by = ps_low<T>(__ldcg((const uint16_t *)x.head.dx + s * horizon + t));
             const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                sum[2 * i] = fmaf(ps_low(words[i]), by, sum[2 * i]);
-                sum[2 * i + 1] = fmaf(ps_high(words[i]), by, sum[2 * i + 1]);
+                sum[2 * i] = fmaf(ps_low<T>(words[i]), by, sum[2 * i]);
+                sum[2 * i + 1] = fmaf(ps_high<T>(words[i]), by, sum[2 * i + 1]);
             }
         }
         parts[2 * thread] = make_float4(sum[0], sum[1], sum[2], sum[3]);
@@ -274,20 +273,20 @@ static __device__ __forceinline__ void head_products(const struct encoder &x, fl
 }
 
 /* Pieces of 16 bytes of the embedding's gradients. */
-static __device__ __forceinline__ int embed_items(const struct encoder &x)
+template <class T> static __device__ __forceinline__ int embed_items(const encoder<T> &x)
 {
     return x.embed.partial ? embed_rows_of(x.embed.patch, x.n) * D / 4 : 0;
 }
 
 /* .. and of W_h's. */
-static __device__ __forceinline__ int head_items(const struct encoder &x)
+template <class T> static __device__ __forceinline__ int head_items(const encoder<T> &x)
 {
     return x.d64.head.d_weight ? x.n * D / 4 * x.head.horizon : 0;
 }
 
 /* What a thread has of a slice of partial sums: from[i] for i < count, `stride` apart, go onto low and high, times scale. A slice
  * has so many items, powers of two; thread / items has a part of an item's sum, and the first threads put them together. */
-struct summands {
+template <class T> struct summands {
     const float4 *from;
     int64_t stride;
     int count, items;
@@ -295,7 +294,7 @@ struct summands {
     float2 *low, *high;
 
     /* Of a pair, over the splits. */
-    __device__ __forceinline__ void of_matrix(const struct encoder &x, int l, int pair, int slice)
+    __device__ __forceinline__ void of_matrix(const encoder<T> &x, int l, int pair, int slice)
     {
         const int P = x.f / 64, pairs = pairs_of(P), item = slice * SLICE + (int)threadIdx.x % SLICE;
         /* Where the float4 of warpgroup item / 512 lies. */
@@ -324,7 +323,7 @@ struct summands {
     }
 
     /* Of the vectors: biases' over the splits, LayerNorms' over the groups of rows. */
-    __device__ __forceinline__ void of_vectors(const struct encoder &x, int l, int slice)
+    __device__ __forceinline__ void of_vectors(const encoder<T> &x, int l, int slice)
     {
         const int i = (slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE) * 4;
         const bool here = i < vector_floats(x.f), of_norm = i >= LN1_GAMMA && i < B_1;
@@ -351,7 +350,7 @@ struct summands {
     }
 
     /* Of the embedding, over backward's blocks. */
-    __device__ __forceinline__ void of_embedding(const struct encoder &x, int slice)
+    __device__ __forceinline__ void of_embedding(const encoder<T> &x, int slice)
     {
         const int all = embed_items(x), item = slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE;
         low = (float2 *)embed_item_at<D>(x, item < all ? item : 0);
@@ -359,14 +358,14 @@ struct summands {
     }
 
     /* Of W_h, over its parts. */
-    __device__ __forceinline__ void of_head(const struct encoder &x, int slice)
+    __device__ __forceinline__ void of_head(const encoder<T> &x, int slice)
     {
         const int all = head_items(x), item = slice * VECTOR_SLICE + (int)threadIdx.x % VECTOR_SLICE;
         low = (float2 *)(x.d64.head.d_weight + (item < all ? item : 0) * 4);
         of_items(x.d64.head.parts, item, all, head_jobs(x));
     }
 
-    __device__ __forceinline__ summands(const struct encoder &x, int job)
+    __device__ __forceinline__ summands(const encoder<T> &x, int job)
     {
         const int P = x.f / 64, pairs = pairs_of(P), matrices = x.layers * pairs * SLICES;
         const int vectors = matrices + x.layers * vector_slices(P), embedding = vectors + items_slices(embed_items(x));
@@ -408,7 +407,8 @@ struct summands {
 };
 
 /* b_h's gradient and the loss, in head_sums' order; all of the block but the loader. parts: [warps][8]. */
-static __device__ __forceinline__ void add_head_sums(const struct encoder &x, const struct ps_adamw_step &s, double *parts)
+template <class T>
+static __device__ __forceinline__ void add_head_sums(const encoder<T> &x, const struct ps_adamw_step &s, double *parts)
 {
     constexpr int GROUP = 256;
     const int thread = (int)threadIdx.x, horizon = x.head.horizon, column = thread / GROUP * 8 + thread % 8;
@@ -451,7 +451,8 @@ enum { WEIGHTS_BOUND = 736 }; /* threads for which 88 registers are left */
 
 /* First the products, by ticket from the last layer to the first: each waits for what it needs of backward alone, so the blocks
  * that find a multiprocessor free while backward still runs begin with what that has left. Then the sums of all. */
-static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) d64_weights(const __grid_constant__ struct encoder x)
+template <class T, class S>
+static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) d64_weights(const __grid_constant__ encoder<T> x)
 {
     extern __shared__ __align__(1024) char memory[];
     __shared__ uint64_t barriers[2 * STAGES];
@@ -467,7 +468,7 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) d64_weights(const __g
         ps_mbarrier_publish();
     }
     if (threadIdx.x < 8 * 128 / 4) {
-        *((uint32_t *)(memory + ONES) + threadIdx.x) = PS_REAL16_ONES;
+        *((uint32_t *)(memory + ONES) + threadIdx.x) = ps_ones<T>();
     }
     publish();
     if (threadIdx.x >= LOADER) {
@@ -480,10 +481,10 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) d64_weights(const __g
             (void)ps_adamw_judge(step, x.d64.update.plain, x.d64.update.state);
         }
     }
-    panel_place at(memory);
+    panel_place<T> at(memory);
     /* The first blocks begin on free multiprocessors, where backward has announced nothing yet. */
     for (int job = (int)blockIdx.x; job < head_jobs(x); job += (int)gridDim.x) {
-        head_products(x, (float4 *)(memory + PARTS), job);
+        head_products<S>(x, (float4 *)(memory + PARTS), job);
     }
     weight_products(x, memory, full, empty, jobs, at);
     const int P = x.f / 64, sums = x.layers * (pairs_of(P) * SLICES + vector_slices(P)) + items_slices(embed_items(x)) +
@@ -494,7 +495,7 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) d64_weights(const __g
         ticket = (int)atomicAdd(counters + SLICE_TICKETS, 1);
     }
     ps_grid_begin();
-    const float back = gradient_range(counters + PEAK, true);
+    const float back = gradient_range<T, S>(counters + PEAK, true);
     ps_barrier(0, THREADS);
     unsigned ended = 0;
     if (threadIdx.x == 0 && ticket >= slices) {
@@ -503,8 +504,8 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) d64_weights(const __g
 #pragma unroll 1
     for (int turn = ticket; turn < slices; turn += (int)gridDim.x) {
         const int slice = turn - (slices - sums);
-        const struct summands s(x, slice < 0 ? 0 : slice);
-        struct pair own(x, slice < 0 ? NULL : s.own());
+        const summands s(x, slice < 0 ? 0 : slice);
+        pair own(x, slice < 0 ? NULL : s.own());
         if (slice < 0) { /* it waits for nothing */
             add_head_sums(x, step, (double *)(memory + PARTS));
         }
@@ -525,15 +526,15 @@ static __global__ void __launch_bounds__(WEIGHTS_BOUND, 1) d64_weights(const __g
     }
     if (threadIdx.x == 0 && ended == gridDim.x) { /* no block looks at them any more; for the next time */
         counters[TICKETS] = counters[DONE] = counters[ENDED] = counters[SLICE_TICKETS] = 0;
-#ifdef PS_COMPILE_HALVES
-        counters[PEAK] = 0;
-#endif
+        if (!std::is_same<S, T>::value) {
+            counters[PEAK] = 0;
+        }
         if (x.d64.update.parameters) {
             ps_adamw_end(x.d64.update.plain, x.d64.update.state);
         }
     }
 }
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

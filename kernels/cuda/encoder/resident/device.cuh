@@ -6,7 +6,7 @@
 #include "kernels/cuda/encoder/resident/arguments.cuh"
 #include "kernels/cuda/tile/activation.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 /* from[i stride] for i = first, first + step, .. below count, added up in that order, FLIGHT of them on their way at once. ONCE:
@@ -72,17 +72,17 @@ static __host__ __device__ constexpr int most_threads(int d)
 
 /* ---- shared memory ---- */
 
-enum { REAL_BYTES = (int)sizeof(ps_real) };
+template <class T> static constexpr int REAL_BYTES = (int)sizeof(T);
 
 /* One layer's parameters. Rows are 8 elements longer than the matrix, a multiple of 16: see store_operand. */
-template <int D> struct layer_weights {
-    ps_real *w_qkv, *w_o, *w_1, *w_2;
+template <class T, int D> struct layer_weights {
+    T *w_qkv, *w_o, *w_1, *w_2;
     float *b_qkv, *b_o, *b_1, *b_2, *ln1_gamma, *ln1_beta, *ln2_gamma, *ln2_beta;
     static constexpr int LD_QKV = 3 * D + 8, LD = D + 8;
 
     __device__ __forceinline__ layer_weights(char *p, int f)
     {
-        w_qkv = (ps_real *)p;
+        w_qkv = (T *)p;
         w_o = w_qkv + D * LD_QKV;
         w_1 = w_o + D * LD;
         w_2 = w_1 + D * (f + 8);
@@ -97,9 +97,9 @@ template <int D> struct layer_weights {
     }
 };
 
-static __host__ __device__ constexpr int layer_bytes(int d, int f)
+template <class T> static __host__ __device__ constexpr int layer_bytes(int d, int f)
 {
-    return REAL_BYTES * (d * (3 * d + 8) + d * (d + 8) + d * (f + 8) + f * (d + 8)) + 4 * (9 * d + f);
+    return REAL_BYTES<T> * (d * (3 * d + 8) + d * (d + 8) + d * (f + 8) + f * (d + 8)) + 4 * (9 * d + f);
 }
 
 /* Bytes of hidden scores' table (place::hidden), which lies first. */
@@ -112,47 +112,47 @@ static __host__ __device__ constexpr int statistics_bytes(int d, int tiles)
 }
 
 /* Bytes of a row in the buffers: forward A [d] (d > 16) and QKV [3d]; backward X, G, M [d] and QKV. */
-static __host__ __device__ constexpr int row_bytes(int d, bool backward)
+template <class T> static __host__ __device__ constexpr int row_bytes(int d, bool backward)
 {
-    return REAL_BYTES * ((backward ? 3 : d > 16 ? 1 : 0) * (d + 8) + 3 * d + 8);
+    return REAL_BYTES<T> * ((backward ? 3 : d > 16 ? 1 : 0) * (d + 8) + 3 * d + 8);
 }
 
 /* Bytes of what comes last in a unit backward: each warp's A and its gradient, or the staged columns of d_ff. */
-static __host__ __device__ constexpr int scratch_bytes(int d, int tiles, int staged)
+template <class T> static __host__ __device__ constexpr int scratch_bytes(int d, int tiles, int staged)
 {
     const int pairs = sharing(d) * 2 * tiles * 16 * (tiles * 16 + 8), staging = tiles * 16 * (2 * staged + 8);
-    return REAL_BYTES * (pairs > staging ? pairs : staging);
+    return REAL_BYTES<T> * (pairs > staging ? pairs : staging);
 }
 
 /* Bytes of a unit: its rows' buffers, its statistics, and what comes last: forward the warps' partial sums, backward the
  * scratch above. */
-static __host__ __device__ constexpr int unit_bytes(int d, int tiles, bool backward, int staged)
+template <class T> static __host__ __device__ constexpr int unit_bytes(int d, int tiles, bool backward, int staged)
 {
     const int W = sharing(d), partial = W > 1 ? tiles * W * 16 * d * 4 : 0;
-    return tiles * 16 * row_bytes(d, backward) + statistics_bytes(d, tiles) +
-           (backward ? scratch_bytes(d, tiles, staged) : partial);
+    return tiles * 16 * row_bytes<T>(d, backward) + statistics_bytes(d, tiles) +
+           (backward ? scratch_bytes<T>(d, tiles, staged) : partial);
 }
 
 /* Where row r of a matrix lies. */
-static __device__ __forceinline__ int ps_place(int r)
+template <class T> static __device__ __forceinline__ int ps_place(int r)
 {
-    return REAL_BYTES == 4 ? (r & ~3) + (((r & 1) << 1 | (r >> 1 & 1)) ^ (r >> 1 & 2)) /* 0 2 1 3 6 4 7 5 */ : r;
+    return REAL_BYTES<T> == 4 ? (r & ~3) + (((r & 1) << 1 | (r >> 1 & 1)) ^ (r >> 1 & 2)) /* 0 2 1 3 6 4 7 5 */ : r;
 }
 
-/* rows x columns of ps_real, to rows of ld elements; a row is `pieces` pieces of 16 bytes. ROUND: what the thread has copied so is
+/* Rows x columns of T, to rows of ld elements; a row is `pieces` pieces of 16 bytes. ROUND: what the thread has copied so is
  * rounded where it lies. */
-template <bool ROUND = false>
-static __device__ __forceinline__ void stage_matrix(ps_real *to, int ld, const ps_real *from, int rows, int pieces)
+template <bool ROUND = false, class T>
+static __device__ __forceinline__ void stage_matrix(T *to, int ld, const T *from, int rows, int pieces)
 {
     const int step_row = (int)blockDim.x / pieces, step_piece = (int)blockDim.x - step_row * pieces;
     int row = (int)threadIdx.x / pieces, piece = (int)threadIdx.x - row * pieces;
     while (row < rows) {
-        ps_real *const at = to + ps_place(row) * ld + piece * ps_vector<ps_real>;
+        T *const at = to + ps_place<T>(row) * ld + piece * ps_vector<T>;
         if constexpr (ROUND) {
             const float4 v = *(const float4 *)at;
             *(uint4 *)at = make_uint4(ps_round_up(v.x), ps_round_up(v.y), ps_round_up(v.z), ps_round_up(v.w));
         } else {
-            ps_copy_async(at, from + (row * pieces + piece) * ps_vector<ps_real>);
+            ps_copy_async(at, from + (row * pieces + piece) * ps_vector<T>);
         }
         row += step_row;
         piece += step_piece;
@@ -171,12 +171,12 @@ static __device__ __forceinline__ void stage_vector(float *to, const float *from
 }
 
 /* Begins to copy a layer's parameters. */
-template <int D>
-static __device__ __forceinline__ void stage_layer(const struct encoder &x, const struct sizes &z, int layer,
-                                                   const layer_weights<D> &to)
+template <int D, class T>
+static __device__ __forceinline__ void stage_layer(const encoder<T> &x, const struct sizes &z, int layer,
+                                                   const layer_weights<T, D> &to)
 {
-    constexpr int PIECE = ps_vector<ps_real>;
-    const ps_real *w = x.weights + layer * x.at.matrix_stride;
+    constexpr int PIECE = ps_vector<T>;
+    const T *w = x.weights + layer * x.at.matrix_stride;
     const float *p = x.parameters + layer * x.at.vector_stride;
     stage_matrix(to.w_qkv, to.LD_QKV, w + x.at.w_qkv, D, 3 * D / PIECE);
     stage_matrix(to.w_o, to.LD, w + x.at.w_o, D, D / PIECE);
@@ -193,20 +193,21 @@ static __device__ __forceinline__ void stage_layer(const struct encoder &x, cons
 }
 
 /* After ps_copy_wait, and before others read them: this thread's copies, rounded. */
-template <int D> static __device__ __forceinline__ void round_layer(const struct sizes &z, const layer_weights<D> &to)
+template <int D, class T> static __device__ __forceinline__ void round_layer(const struct sizes &z, const layer_weights<T, D> &to)
 {
-    if constexpr (REAL_BYTES == 4) {
-        constexpr int PIECE = ps_vector<ps_real>;
-        stage_matrix<true>(to.w_qkv, to.LD_QKV, NULL, D, 3 * D / PIECE);
-        stage_matrix<true>(to.w_o, to.LD, NULL, D, D / PIECE);
-        stage_matrix<true>(to.w_1, z.f + 8, NULL, D, z.f / PIECE);
-        stage_matrix<true>(to.w_2, to.LD, NULL, z.f, D / PIECE);
+    if constexpr (REAL_BYTES<T> == 4) {
+        constexpr int PIECE = ps_vector<T>;
+        const T *const none = NULL;
+        stage_matrix<true>(to.w_qkv, to.LD_QKV, none, D, 3 * D / PIECE);
+        stage_matrix<true>(to.w_o, to.LD, none, D, D / PIECE);
+        stage_matrix<true>(to.w_1, z.f + 8, none, D, z.f / PIECE);
+        stage_matrix<true>(to.w_2, to.LD, none, z.f, D / PIECE);
     }
 }
 
 /* ---- a warp's place ---- */
 
-template <int D, int NT> struct place {
+template <class T, int D, int NT> struct place {
     static constexpr int W = sharing(D), TEAM = NT * W;
     int lane, g, q;        /* g = lane / 4, q = lane % 4: see tile/mma.cuh */
     int unit, tile, share; /* of the block; of the unit; of the tile */
@@ -237,11 +238,11 @@ template <int D, int NT> struct place {
         far = lane / 16 * 8;
         other = (lane & 7) + (lane >> 1 & 8);
         across = lane & 8;
-        straight = ps_place(g);
-        even = ps_place(2 * q);
-        down = ps_place(2 * q + 1) - even;
+        straight = ps_place<T>(g);
+        even = ps_place<T>(2 * q);
+        down = ps_place<T>(2 * q + 1) - even;
     }
-    __device__ __forceinline__ void take(const struct encoder &x, int64_t u)
+    __device__ __forceinline__ void take(const encoder<T> &x, int64_t u)
     {
         const int i = tile * 16 + g;
         first = u * x.unit_rows + i;
@@ -267,122 +268,112 @@ template <int D, int NT> struct place {
  * meets another lane's bank: ps_place(0 .. 3), (4 .. 7), (0, 2, 4, 6) and (1, 3, 5, 7) are all different modulo 4. */
 
 /* What lane loads from, for load_a .. */
-template <class P> static __device__ __forceinline__ const ps_real *lane_a(const ps_real *p, int ld, const P &at)
+template <class P, class T> static __device__ __forceinline__ const T *lane_a(const T *p, int ld, const P &at)
 {
-    return REAL_BYTES == 4 ? p + at.straight * ld + at.q * 2 : p + at.near * ld + at.far;
+    return REAL_BYTES<T> == 4 ? p + at.straight * ld + at.q * 2 : p + at.near * ld + at.far;
 }
 
 /* .. and load_b. */
-template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b(const ps_real *p, int ld, const P &at)
+template <int R, class P, class T> static __device__ __forceinline__ const T *lane_b(const T *p, int ld, const P &at)
 {
-    return REAL_BYTES == 4 ? p + at.even * ld + at.g : p + at.near * ld + (R == 4 ? at.far : 0);
+    return REAL_BYTES<T> == 4 ? p + at.even * ld + at.g : p + at.near * ld + (R == 4 ? at.far : 0);
 }
 
-template <class P> static __device__ __forceinline__ const ps_real *lane_a_transposed(const ps_real *p, int ld, const P &at)
+template <class P, class T> static __device__ __forceinline__ const T *lane_a_transposed(const T *p, int ld, const P &at)
 {
-    return REAL_BYTES == 4 ? lane_b<4>(p, ld, at) : p + at.other * ld + at.across;
+    return REAL_BYTES<T> == 4 ? lane_b<4>(p, ld, at) : p + at.other * ld + at.across;
 }
 
-template <int R, class P> static __device__ __forceinline__ const ps_real *lane_b_transposed(const ps_real *p, int ld, const P &at)
+template <int R, class P, class T> static __device__ __forceinline__ const T *lane_b_transposed(const T *p, int ld, const P &at)
 {
-    return REAL_BYTES == 4 ? lane_a(p, ld, at) : R == 4 ? p + at.other * ld + at.across : p + at.near * ld;
+    return REAL_BYTES<T> == 4 ? lane_a(p, ld, at) : R == 4 ? p + at.other * ld + at.across : p + at.near * ld;
 }
 
-#ifdef PS_COMPILE_TF32
 /* The A operand to its rows. */
-template <class P> static __device__ __forceinline__ void store_operand(ps_real *p, int ld, const ps_pair (&r)[4], const P &at)
+template <class T, class P>
+static __device__ __forceinline__ void store_operand(T *p, int ld, const ps_pair<T> (&r)[4], const P &at)
 {
-    p += at.straight * ld + at.q * 2;
+    if constexpr (REAL_BYTES<T> == 4) {
+        p += at.straight * ld + at.q * 2;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        *(ps_pair *)(p + i % 2 * 8 * ld + i / 2 * 8) = r[i];
+        for (int i = 0; i < 4; i++) {
+            *(uint2 *)(p + i % 2 * 8 * ld + i / 2 * 8) = r[i];
+        }
+    } else {
+        ps_store_operand(p, ld * 2, r);
     }
 }
 
 /* The A operand of these rows. */
-template <class P> static __device__ __forceinline__ void load_a(ps_pair (&r)[4], const ps_real *p, int ld, const P &)
+template <class T> static __device__ __forceinline__ void load_a(ps_pair<T> (&r)[4], const T *p, int ld)
 {
+    if constexpr (REAL_BYTES<T> == 4) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        r[i] = *(const ps_pair *)(p + i % 2 * 8 * ld + i / 2 * 8);
+        for (int i = 0; i < 4; i++) {
+            r[i] = *(const uint2 *)(p + i % 2 * 8 * ld + i / 2 * 8);
+        }
+    } else {
+        ps_ldmatrix4(r, p);
     }
 }
 
 /* Two neighbours of a column. */
-template <class P> static __device__ __forceinline__ ps_pair load_down(const ps_real *p, int ld, const P &at)
+template <class P> static __device__ __forceinline__ uint2 load_down(const float *p, int ld, const P &at)
 {
     return make_uint2(__float_as_uint(*p), __float_as_uint(p[at.down * ld]));
 }
 
 /* The A operand of the matrix transposed. */
-template <class P> static __device__ __forceinline__ void load_a_transposed(ps_pair (&r)[4], const ps_real *p, int ld, const P &at)
+template <class T, class P>
+static __device__ __forceinline__ void load_a_transposed(ps_pair<T> (&r)[4], const T *p, int ld, const P &at)
 {
+    if constexpr (REAL_BYTES<T> == 4) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        r[i] = load_down(p + i / 2 * 8 * ld + i % 2 * 8, ld, at);
+        for (int i = 0; i < 4; i++) {
+            r[i] = load_down(p + i / 2 * 8 * ld + i % 2 * 8, ld, at);
+        }
+    } else {
+        ps_ldmatrix4_transposed(r, p);
     }
 }
 
 /* The B operands of 16 columns, r[0] and r[1] the first 8's, or of 8. */
-template <int R, class P> static __device__ __forceinline__ void load_b(ps_pair (&r)[R], const ps_real *p, int ld, const P &at)
+template <class T, int R, class P>
+static __device__ __forceinline__ void load_b(ps_pair<T> (&r)[R], const T *p, int ld, const P &at)
 {
+    if constexpr (REAL_BYTES<T> == 4) {
 #pragma unroll
-    for (int i = 0; i < R; i++) {
-        r[i] = load_down(p + i % 2 * 8 * ld + i / 2 * 8, ld, at);
-    }
-}
-
-/* The B operands of the matrix transposed; two of them are the first half of k for 16 columns. */
-template <int R, class P>
-static __device__ __forceinline__ void load_b_transposed(ps_pair (&r)[R], const ps_real *p, int ld, const P &)
-{
-#pragma unroll
-    for (int i = 0; i < R; i++) {
-        r[i] = *(const ps_pair *)(p + (R == 4 ? i / 2 : i) * 8 * ld + (R == 4 ? i % 2 * 8 : 0));
-    }
-}
-#else
-template <class P> static __device__ __forceinline__ void store_operand(ps_real *p, int ld, const ps_pair (&r)[4], const P &)
-{
-    ps_store_operand(p, ld * 2, r);
-}
-
-template <class P> static __device__ __forceinline__ void load_a(ps_pair (&r)[4], const ps_real *p, int, const P &)
-{
-    ps_ldmatrix4(r, p);
-}
-
-template <class P> static __device__ __forceinline__ void load_a_transposed(ps_pair (&r)[4], const ps_real *p, int, const P &)
-{
-    ps_ldmatrix4_transposed(r, p);
-}
-
-template <int R, class P> static __device__ __forceinline__ void load_b(ps_pair (&r)[R], const ps_real *p, int, const P &)
-{
-    if constexpr (R == 4) {
+        for (int i = 0; i < R; i++) {
+            r[i] = load_down(p + i % 2 * 8 * ld + i / 2 * 8, ld, at);
+        }
+    } else if constexpr (R == 4) {
         ps_ldmatrix4_transposed(r, p);
     } else {
         ps_ldmatrix2_transposed(r, p);
     }
 }
 
-template <int R, class P>
-static __device__ __forceinline__ void load_b_transposed(ps_pair (&r)[R], const ps_real *p, int, const P &)
+/* The B operands of the matrix transposed; two of them are the first half of k for 16 columns. */
+template <class T, int R> static __device__ __forceinline__ void load_b_transposed(ps_pair<T> (&r)[R], const T *p, int ld)
 {
-    if constexpr (R == 4) {
+    if constexpr (REAL_BYTES<T> == 4) {
+#pragma unroll
+        for (int i = 0; i < R; i++) {
+            r[i] = *(const uint2 *)(p + (R == 4 ? i / 2 : i) * 8 * ld + (R == 4 ? i % 2 * 8 : 0));
+        }
+    } else if constexpr (R == 4) {
         ps_ldmatrix4(r, p);
     } else {
         ps_ldmatrix2(r, p);
     }
 }
-#endif
 
 /* ---- 16 rows x 16 columns in registers: x[t] is columns 8t .. 8t + 7 of the warp's ---- */
 
-template <int D, int NT, typename T>
-static __device__ __forceinline__ void load_rows(float (&x)[2][4], const T *from, const place<D, NT> &at)
+template <typename S, class T, int D, int NT>
+static __device__ __forceinline__ void load_rows(float (&x)[2][4], const S *from, const place<T, D, NT> &at)
 {
-    const T *p = from + at.first * D + at.share * 16 + at.q * 2;
+    const S *p = from + at.first * D + at.share * 16 + at.q * 2;
 #pragma unroll
     for (int t = 0; t < 2; t++) {
 #pragma unroll
@@ -393,19 +384,19 @@ static __device__ __forceinline__ void load_rows(float (&x)[2][4], const T *from
 }
 
 /* The floats of an operand of two tiles. */
-static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const ps_pair (&v)[4])
+template <class T> static __device__ __forceinline__ void unpack_operand(float (&x)[2][4], const ps_pair<T> (&v)[4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        x[i / 2][i % 2 * 2] = ps_low(v[i]);
-        x[i / 2][i % 2 * 2 + 1] = ps_high(v[i]);
+        x[i / 2][i % 2 * 2] = ps_low<T>(v[i]);
+        x[i / 2][i % 2 * 2 + 1] = ps_high<T>(v[i]);
     }
 }
 
-template <int D, int NT, typename T>
-static __device__ __forceinline__ void store_rows(T *to, const float (&x)[2][4], const place<D, NT> &at)
+template <typename S, class T, int D, int NT>
+static __device__ __forceinline__ void store_rows(S *to, const float (&x)[2][4], const place<T, D, NT> &at)
 {
-    T *p = to + at.first * D + at.share * 16 + at.q * 2;
+    S *p = to + at.first * D + at.share * 16 + at.q * 2;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (at.here[h]) {
@@ -427,28 +418,28 @@ static __device__ __forceinline__ float quad_max(float v)
     return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
 }
 
-template <int T> static __device__ __forceinline__ void clear(float (&c)[T][4])
+template <int TILES> static __device__ __forceinline__ void clear(float (&c)[TILES][4])
 {
 #pragma unroll
-    for (int t = 0; t < T; t++) {
+    for (int t = 0; t < TILES; t++) {
         c[t][0] = c[t][1] = c[t][2] = c[t][3] = 0;
     }
 }
 
 /* The values are in their registers now: no product under way (wgmma) meets a move of them. */
-template <int T> static __device__ __forceinline__ void settle(float (&c)[T][4])
+template <int TILES> static __device__ __forceinline__ void settle(float (&c)[TILES][4])
 {
 #pragma unroll
-    for (int t = 0; t < T; t++) {
+    for (int t = 0; t < TILES; t++) {
         asm volatile("" : "+f"(c[t][0]), "+f"(c[t][1]), "+f"(c[t][2]), "+f"(c[t][3])::"memory");
     }
 }
 
 /* c = the bias of the tiles' columns. */
-template <int T> static __device__ __forceinline__ void set_bias(float (&c)[T][4], const float *bias, int q)
+template <int TILES> static __device__ __forceinline__ void set_bias(float (&c)[TILES][4], const float *bias, int q)
 {
 #pragma unroll
-    for (int t = 0; t < T; t++) {
+    for (int t = 0; t < TILES; t++) {
         const float2 v = *(const float2 *)(bias + t * 8 + q * 2);
         c[t][0] = c[t][2] = v.x;
         c[t][1] = c[t][3] = v.y;
@@ -456,15 +447,16 @@ template <int T> static __device__ __forceinline__ void set_bias(float (&c)[T][4
 }
 
 /* Two tiles as an operand. */
-static __device__ __forceinline__ void pack_operand(ps_pair (&a)[4], const float (&low)[4], const float (&high)[4])
+template <class T>
+static __device__ __forceinline__ void pack_operand(ps_pair<T> (&a)[4], const float (&low)[4], const float (&high)[4])
 {
-    a[0] = ps_pack(low[0], low[1]);
-    a[1] = ps_pack(low[2], low[3]);
-    a[2] = ps_pack(high[0], high[1]);
-    a[3] = ps_pack(high[2], high[3]);
+    a[0] = ps_pack<T>(low[0], low[1]);
+    a[1] = ps_pack<T>(low[2], low[3]);
+    a[2] = ps_pack<T>(high[0], high[1]);
+    a[3] = ps_pack<T>(high[2], high[3]);
 }
 
-static __device__ __forceinline__ void copy_operand(ps_pair (&to)[4], const ps_pair (&from)[4])
+template <class O> static __device__ __forceinline__ void copy_operand(O (&to)[4], const O (&from)[4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -473,7 +465,6 @@ static __device__ __forceinline__ void copy_operand(ps_pair (&to)[4], const ps_p
 }
 
 /* An operand of 16 bits to memory and from there. */
-#ifndef PS_COMPILE_TF32
 static __device__ __forceinline__ void leave_operand(void *to, const uint32_t (&a)[4])
 {
     *(uint4 *)to = make_uint4(a[0], a[1], a[2], a[3]);
@@ -487,23 +478,22 @@ static __device__ __forceinline__ void take_operand(uint32_t (&a)[4], const void
     a[2] = v.z;
     a[3] = v.w;
 }
-#endif
 
 /* The operand scale * x. */
-static __device__ __forceinline__ void scale_operand(ps_pair (&a)[4], const float (&x)[2][4], float scale)
+template <class T> static __device__ __forceinline__ void scale_operand(ps_pair<T> (&a)[4], const float (&x)[2][4], float scale)
 {
     float v[2][4];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         v[i / 4][i % 4] = x[i / 4][i % 4] * scale;
     }
-    pack_operand(a, v[0], v[1]);
+    pack_operand<T>(a, v[0], v[1]);
 }
 
 /* The operands of a tile's d columns from those of its warps, through rows of a buffer [.., d]. */
-template <int D, int NT>
-static __device__ __forceinline__ void gather(ps_pair (&all)[D / 16][4], const ps_pair (&own)[4], ps_real *buffer,
-                                              const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void gather(ps_pair<T> (&all)[D / 16][4], const ps_pair<T> (&own)[4], T *buffer,
+                                              const place<T, D, NT> &at)
 {
     constexpr int LD = D + 8;
     if constexpr (D == 16) {
@@ -513,21 +503,22 @@ static __device__ __forceinline__ void gather(ps_pair (&all)[D / 16][4], const p
         at.sync();
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
-            load_a(all[k], lane_a(buffer + at.row * LD, LD, at) + k * 16, LD, at);
+            load_a(all[k], lane_a(buffer + at.row * LD, LD, at) + k * 16, LD);
         }
     }
 }
 
 /* One of the unit's 4 kinds of statistics, the tile's: [W][16]. */
-template <int D, int NT> static __device__ __forceinline__ float2 *statistics_at(char *statistics, int kind, const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ float2 *statistics_at(char *statistics, int kind, const place<T, D, NT> &at)
 {
     return (float2 *)statistics + (kind * NT + at.tile) * (sharing(D) * 16);
 }
 
 /* xhat = (x - mean) rstd, statistics over the row's d columns (the warps' moments are put together as Chan et al. 1979). */
-template <int D, int NT>
+template <class T, int D, int NT>
 static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rstd)[2], const float (&x)[2][4], float epsilon,
-                                                 float2 *statistics, const place<D, NT> &at)
+                                                 float2 *statistics, const place<T, D, NT> &at)
 {
     constexpr int W = sharing(D);
     float mean[2], squares[2];
@@ -578,22 +569,23 @@ static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rs
 }
 
 /* The operand gamma xhat + beta. */
-static __device__ __forceinline__ void scale_shift(ps_pair (&a)[4], const float (&xhat)[2][4], const float *gamma,
+template <class T>
+static __device__ __forceinline__ void scale_shift(ps_pair<T> (&a)[4], const float (&xhat)[2][4], const float *gamma,
                                                    const float *beta, int q)
 {
 #pragma unroll
     for (int t = 0; t < 2; t++) {
         const float2 m = *(const float2 *)(gamma + t * 8 + q * 2), b = *(const float2 *)(beta + t * 8 + q * 2);
-        a[2 * t] = ps_pack(fmaf(xhat[t][0], m.x, b.x), fmaf(xhat[t][1], m.y, b.y));
-        a[2 * t + 1] = ps_pack(fmaf(xhat[t][2], m.x, b.x), fmaf(xhat[t][3], m.y, b.y));
+        a[2 * t] = ps_pack<T>(fmaf(xhat[t][0], m.x, b.x), fmaf(xhat[t][1], m.y, b.y));
+        a[2 * t + 1] = ps_pack<T>(fmaf(xhat[t][2], m.x, b.x), fmaf(xhat[t][3], m.y, b.y));
     }
 }
 
 /* With dxhat = dx gamma: g += rstd (dxhat - mean_d(dxhat) - xhat mean_d(dxhat xhat)). */
-template <int D, int NT>
+template <class T, int D, int NT>
 static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], float (&dx)[2][4], const float *gamma,
-                                                          const ps_pair (&xhat)[4], const float (&rstd)[2], float2 *statistics,
-                                                          const place<D, NT> &at)
+                                                          const ps_pair<T> (&xhat)[4], const float (&rstd)[2], float2 *statistics,
+                                                          const place<T, D, NT> &at)
 {
     constexpr int W = sharing(D);
     float sum[2] = {0, 0}, dot[2] = {0, 0};
@@ -602,11 +594,11 @@ static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], floa
         const float2 m = *(const float2 *)(gamma + t * 8 + at.q * 2);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const ps_pair v = xhat[2 * t + h];
+            const ps_pair<T> v = xhat[2 * t + h];
             dx[t][2 * h] *= m.x;
             dx[t][2 * h + 1] *= m.y;
             sum[h] += dx[t][2 * h] + dx[t][2 * h + 1];
-            dot[h] += dx[t][2 * h] * ps_low(v) + dx[t][2 * h + 1] * ps_high(v);
+            dot[h] += dx[t][2 * h] * ps_low<T>(v) + dx[t][2 * h + 1] * ps_high<T>(v);
         }
     }
 #pragma unroll
@@ -635,10 +627,10 @@ static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], floa
     for (int t = 0; t < 2; t++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const ps_pair v = xhat[2 * t + h];
+            const ps_pair<T> v = xhat[2 * t + h];
             const float mean = sum[h] * (1.0f / D), slope = dot[h] * (1.0f / D);
-            g[t][2 * h] += rstd[h] * (dx[t][2 * h] - mean - ps_low(v) * slope);
-            g[t][2 * h + 1] += rstd[h] * (dx[t][2 * h + 1] - mean - ps_high(v) * slope);
+            g[t][2 * h] += rstd[h] * (dx[t][2 * h] - mean - ps_low<T>(v) * slope);
+            g[t][2 * h + 1] += rstd[h] * (dx[t][2 * h + 1] - mean - ps_high<T>(v) * slope);
         }
     }
 }
@@ -646,80 +638,80 @@ static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], floa
 /* ---- products with weights in shared memory; the result is 16 columns unless it says d ---- */
 
 /* c += a w, w [16 rows, d columns]; c has d columns. */
-template <int D, int NT>
-static __device__ __forceinline__ void multiply_columns(float (&c)[D / 8][4], const ps_pair (&a)[4], const ps_real *w, int ld,
-                                                        const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void multiply_columns(float (&c)[D / 8][4], const ps_pair<T> (&a)[4], const T *w, int ld,
+                                                        const place<T, D, NT> &at)
 {
-    const ps_real *p = lane_b<4>(w, ld, at);
+    const T *p = lane_b<4>(w, ld, at);
 #pragma unroll
     for (int n = 0; n < D / 16; n++) {
-        ps_pair b[4];
+        ps_pair<T> b[4];
         load_b(b, p + n * 16, ld, at);
-        ps_mma16(c[2 * n], a, b[0], b[1], c[2 * n]);
-        ps_mma16(c[2 * n + 1], a, b[2], b[3], c[2 * n + 1]);
+        ps_mma16<T>(c[2 * n], a, b[0], b[1], c[2 * n]);
+        ps_mma16<T>(c[2 * n + 1], a, b[2], b[3], c[2 * n + 1]);
     }
 }
 
 /* c += a w, w [d rows, 16 columns]. */
-template <int D, int NT>
-static __device__ __forceinline__ void multiply(float (&c)[2][4], const ps_pair (&a)[D / 16][4], const ps_real *w, int ld,
-                                                const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void multiply(float (&c)[2][4], const ps_pair<T> (&a)[D / 16][4], const T *w, int ld,
+                                                const place<T, D, NT> &at)
 {
-    const ps_real *p = lane_b<4>(w, ld, at);
+    const T *p = lane_b<4>(w, ld, at);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        ps_pair b[4];
+        ps_pair<T> b[4];
         load_b(b, p + k * 16 * ld, ld, at);
-        ps_mma16(c[0], a[k], b[0], b[1], c[0]);
-        ps_mma16(c[1], a[k], b[2], b[3], c[1]);
+        ps_mma16<T>(c[0], a[k], b[0], b[1], c[0]);
+        ps_mma16<T>(c[1], a[k], b[2], b[3], c[1]);
     }
 }
 
 /* c += a w', w [16 rows, d columns]. */
-template <int D, int NT>
-static __device__ __forceinline__ void multiply_transposed(float (&c)[2][4], const ps_pair (&a)[D / 16][4], const ps_real *w,
-                                                           int ld, const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void multiply_transposed(float (&c)[2][4], const ps_pair<T> (&a)[D / 16][4], const T *w, int ld,
+                                                           const place<T, D, NT> &at)
 {
-    const ps_real *p = lane_b_transposed<4>(w, ld, at);
+    const T *p = lane_b_transposed<4>(w, ld, at);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        ps_pair b[4];
-        load_b_transposed(b, p + k * 16, ld, at);
-        ps_mma16(c[0], a[k], b[0], b[1], c[0]);
-        ps_mma16(c[1], a[k], b[2], b[3], c[1]);
+        ps_pair<T> b[4];
+        load_b_transposed(b, p + k * 16, ld);
+        ps_mma16<T>(c[0], a[k], b[0], b[1], c[0]);
+        ps_mma16<T>(c[1], a[k], b[2], b[3], c[1]);
     }
 }
 
 /* c += a w', 16 x k times k x 16 columns, both operands in shared memory as they lie. */
-template <int D, int NT>
-static __device__ __forceinline__ void multiply_shared(float (&c)[2][4], const ps_real *a, int lda, const ps_real *w, int ldw,
-                                                       int k, const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void multiply_shared(float (&c)[2][4], const T *a, int lda, const T *w, int ldw, int k,
+                                                       const place<T, D, NT> &at)
 {
-    const ps_real *pa = lane_a(a, lda, at), *pw = lane_b_transposed<4>(w, ldw, at);
+    const T *pa = lane_a(a, lda, at), *pw = lane_b_transposed<4>(w, ldw, at);
 #pragma unroll 4
     for (int i = 0; i < k; i += 16) {
-        ps_pair ra[4], b[4];
-        load_a(ra, pa + i, lda, at);
-        load_b_transposed(b, pw + i, ldw, at);
-        ps_mma16(c[0], ra, b[0], b[1], c[0]);
-        ps_mma16(c[1], ra, b[2], b[3], c[1]);
+        ps_pair<T> ra[4], b[4];
+        load_a(ra, pa + i, lda);
+        load_b_transposed(b, pw + i, ldw);
+        ps_mma16<T>(c[0], ra, b[0], b[1], c[0]);
+        ps_mma16<T>(c[1], ra, b[2], b[3], c[1]);
     }
 }
 
 /* The warp's columns of q, k and v to its rows of qkv [.., 3d]. */
-template <int D, int NT>
-static __device__ __forceinline__ void project(ps_real *qkv, const ps_pair (&a)[D / 16][4], const layer_weights<D> &w,
-                                               const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void project(T *qkv, const ps_pair<T> (&a)[D / 16][4], const layer_weights<T, D> &w,
+                                               const place<T, D, NT> &at)
 {
-    constexpr int LD = layer_weights<D>::LD_QKV;
+    constexpr int LD = layer_weights<T, D>::LD_QKV;
 #pragma unroll
     for (int part = 0; part < 3; part++) {
         const int column = part * D + at.share * 16;
         float c[2][4];
-        ps_pair packed[4];
+        ps_pair<T> packed[4];
         set_bias(c, w.b_qkv + column, at.q);
-        multiply<D, NT>(c, a, w.w_qkv + column, LD, at);
-        pack_operand(packed, c[0], c[1]);
+        multiply(c, a, w.w_qkv + column, LD, at);
+        pack_operand<T>(packed, c[0], c[1]);
         store_operand(qkv + at.row * LD + column, LD, packed, at);
     }
 }
@@ -727,9 +719,9 @@ static __device__ __forceinline__ void project(ps_real *qkv, const ps_pair (&a)[
 /* ---- attention ---- */
 
 /* y += the column sums of p's rows: every column of y [16, 8] is the same. */
-static __device__ __forceinline__ void add_ones(float (&y)[4], const ps_pair (&p)[4])
+template <class T> static __device__ __forceinline__ void add_ones(float (&y)[4], const ps_pair<T> (&p)[4])
 {
-    ps_mma16(y, p, ps_ones(), ps_ones(), y);
+    ps_mma16<T>(y, p, ps_ones<T>(), ps_ones<T>(), y);
 }
 
 /* One head of the warp's 16 columns. E8: heads of 4 or 8 columns, which work on the 8 columns that hold them, where operands of the
@@ -745,78 +737,77 @@ static __device__ __forceinline__ struct head head_at(int i, int e, int q)
 }
 
 /* s = a b' + c for 16 rows of b. */
-template <int D, int NT, bool E8>
-static __device__ __forceinline__ void score_tile(float (&s0)[4], float (&s1)[4], const ps_pair (&a)[4], const struct head &h,
-                                                  const ps_real *b, int ld, const float (&c0)[4], const float (&c1)[4],
-                                                  const place<D, NT> &at)
+template <bool E8, class T, int D, int NT>
+static __device__ __forceinline__ void score_tile(float (&s0)[4], float (&s1)[4], const ps_pair<T> (&a)[4], const struct head &h,
+                                                  const T *b, int ld, const float (&c0)[4], const float (&c1)[4],
+                                                  const place<T, D, NT> &at)
 {
     if constexpr (E8) {
-        ps_pair k[2];
-        load_b_transposed(k, lane_b_transposed<2>(b, ld, at) + h.half * 8, ld, at);
-        ps_mma8(s0, a[0], a[1], k[0], c0);
-        ps_mma8(s1, a[0], a[1], k[1], c1);
+        ps_pair<T> k[2];
+        load_b_transposed(k, lane_b_transposed<2>(b, ld, at) + h.half * 8, ld);
+        ps_mma8<T>(s0, a[0], a[1], k[0], c0);
+        ps_mma8<T>(s1, a[0], a[1], k[1], c1);
     } else {
-        ps_pair k[4];
-        load_b_transposed(k, lane_b_transposed<4>(b, ld, at), ld, at);
-        ps_mma16(s0, a, k[0], k[1], c0);
-        ps_mma16(s1, a, k[2], k[3], c1);
+        ps_pair<T> k[4];
+        load_b_transposed(k, lane_b_transposed<4>(b, ld, at), ld);
+        ps_mma16<T>(s0, a, k[0], k[1], c0);
+        ps_mma16<T>(s1, a, k[2], k[3], c1);
     }
 }
 
 /* s[j] = a b', added to `last[0]`, `last[1]` in the last two tiles and to `rest` in the others. b has a row for each of the unit's,
  * columns of the warp's share. */
-template <int D, int NT, bool E8>
-static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const ps_pair (&a)[4], const struct head &h, const ps_real *b,
+template <bool E8, class T, int D, int NT>
+static __device__ __forceinline__ void scores(float (&s)[2 * NT][4], const ps_pair<T> (&a)[4], const struct head &h, const T *b,
                                               int ld, const float (&rest)[4], const float (&last0)[4], const float (&last1)[4],
-                                              const place<D, NT> &at)
+                                              const place<T, D, NT> &at)
 {
 #pragma unroll
     for (int j = 0; j < NT; j++) {
-        score_tile<D, NT, E8>(s[2 * j], s[2 * j + 1], a, h, b + j * 16 * ld, ld, j == NT - 1 ? last0 : rest,
-                              j == NT - 1 ? last1 : rest, at);
+        score_tile<E8>(s[2 * j], s[2 * j + 1], a, h, b + j * 16 * ld, ld, j == NT - 1 ? last0 : rest, j == NT - 1 ? last1 : rest,
+                       at);
     }
 }
 
 /* o += p b for 16 of the summed rows; b points at them. */
-template <int D, int NT, bool E8>
-static __device__ __forceinline__ void mix(float (&o)[E8 ? 1 : 2][4], const ps_pair (&p)[4], const struct head &h, const ps_real *b,
-                                           int ld, const place<D, NT> &at)
+template <bool E8, class T, int D, int NT>
+static __device__ __forceinline__ void mix(float (&o)[E8 ? 1 : 2][4], const ps_pair<T> (&p)[4], const struct head &h, const T *b,
+                                           int ld, const place<T, D, NT> &at)
 {
     if constexpr (E8) {
-        ps_pair v[2];
+        ps_pair<T> v[2];
         load_b(v, lane_b<2>(b, ld, at) + h.half * 8, ld, at);
-        ps_mma16(o[0], p, v[0], v[1], o[0]);
+        ps_mma16<T>(o[0], p, v[0], v[1], o[0]);
     } else {
-        ps_pair v[4];
+        ps_pair<T> v[4];
         load_b(v, lane_b<4>(b, ld, at), ld, at);
-        ps_mma16(o[0], p, v[0], v[1], o[0]);
-        ps_mma16(o[1], p, v[2], v[3], o[1]);
+        ps_mma16<T>(o[0], p, v[0], v[1], o[0]);
+        ps_mma16<T>(o[1], p, v[2], v[3], o[1]);
     }
 }
 
 /* The head's columns of the tile's rows, scaled, to a buffer whose first element of the warp's share is `to`. */
-template <int D, int NT, bool E8>
-static __device__ __forceinline__ void put_head(ps_real *to, int ld, const float (&o)[E8 ? 1 : 2][4], float scale0, float scale1,
-                                                const struct head &h, const place<D, NT> &at)
+template <bool E8, class T, int D, int NT>
+static __device__ __forceinline__ void put_head(T *to, int ld, const float (&o)[E8 ? 1 : 2][4], float scale0, float scale1,
+                                                const struct head &h, const place<T, D, NT> &at)
 {
 #pragma unroll
     for (int t = 0; t < (E8 ? 1 : 2); t++) {
         if (!E8 || h.active) {
-            ps_real *p = to + ps_place(at.g) * ld + (E8 ? h.half : t) * 8 + at.q * 2;
-            *(ps_pair *)p = ps_pack(o[t][0] * scale0, o[t][1] * scale0);
-            *(ps_pair *)(p + 8 * ld) = ps_pack(o[t][2] * scale1, o[t][3] * scale1);
+            T *p = to + ps_place<T>(at.g) * ld + (E8 ? h.half : t) * 8 + at.q * 2;
+            *(ps_pair<T> *)p = ps_pack<T>(o[t][0] * scale0, o[t][1] * scale0);
+            *(ps_pair<T> *)(p + 8 * ld) = ps_pack<T>(o[t][2] * scale1, o[t][3] * scale1);
         }
     }
 }
 
 /* The rows' operand of one head from that of the warp's 16 columns. */
-template <bool E8>
-static __device__ __forceinline__ void head_operand(ps_pair (&a)[4], const ps_pair (&all)[4], const struct head &h)
+template <bool E8, class O> static __device__ __forceinline__ void head_operand(O (&a)[4], const O (&all)[4], const struct head &h)
 {
     if constexpr (E8) {
-        a[0] = h.active ? h.half ? all[2] : all[0] : ps_pair();
-        a[1] = h.active ? h.half ? all[3] : all[1] : ps_pair();
-        a[2] = a[3] = ps_pair();
+        a[0] = h.active ? h.half ? all[2] : all[0] : O();
+        a[1] = h.active ? h.half ? all[3] : all[1] : O();
+        a[2] = a[3] = O();
     } else {
         copy_operand(a, all);
     }
@@ -824,7 +815,7 @@ static __device__ __forceinline__ void head_operand(ps_pair (&a)[4], const ps_pa
 
 /* table[t][lane]: what is added to the scores of the last two tiles: 0 where the row may see the column, else so low that its
  * exponential is 0. Rows that do not exist see some column, so that they stay finite. */
-template <int D, int NT> static __device__ __forceinline__ void fill_table(float4 *table, int n, const place<D, NT> &at)
+template <class T, int D, int NT> static __device__ __forceinline__ void fill_table(float4 *table, int n, const place<T, D, NT> &at)
 {
     if (threadIdx.x < 32) {
         for (int t = 0; t < 2; t++) {
@@ -839,19 +830,19 @@ template <int D, int NT> static __device__ __forceinline__ void fill_table(float
 }
 
 /* s = q k' of one head, hidden where it must be. */
-template <int D, int NT, bool E8>
-static __device__ __forceinline__ void masked_scores(float (&s)[2 * NT][4], const ps_pair (&a)[4], const struct head &h,
-                                                     const ps_real *keys, int ld, const float4 *table, const place<D, NT> &at)
+template <bool E8, class T, int D, int NT>
+static __device__ __forceinline__ void masked_scores(float (&s)[2 * NT][4], const ps_pair<T> (&a)[4], const struct head &h,
+                                                     const T *keys, int ld, const float4 *table, const place<T, D, NT> &at)
 {
     const float4 low = table[at.lane], high = table[32 + at.lane];
     const float zero[4] = {0, 0, 0, 0}, last0[4] = {low.x, low.y, low.z, low.w}, last1[4] = {high.x, high.y, high.z, high.w};
-    scores<D, NT, E8>(s, a, h, keys, ld, zero, last0, last1, at);
+    scores<E8>(s, a, h, keys, ld, zero, last0, last1, at);
 }
 
 /* log2 of the sums of the tile's rows of a head, the first of which are `most` high, where they are kept. */
-template <int D, int NT>
-static __device__ __forceinline__ void keep_log_sums(const struct encoder &x, int layer, int head, const float (&most)[2],
-                                                     float low, float high, const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void keep_log_sums(const encoder<T> &x, int layer, int head, const float (&most)[2], float low,
+                                                     float high, const place<T, D, NT> &at)
 {
     if (x.lse && at.q == 0) {
         float *lse = x.lse + ((int64_t)layer * x.heads + head) * x.rows + at.first;
@@ -872,7 +863,8 @@ struct philox_site {
     uint32_t step_high, first, second_low, second_high;
 };
 
-static __device__ __forceinline__ struct philox_site philox_site_at(const struct encoder &x, uint64_t step, uint32_t site)
+template <class T>
+static __device__ __forceinline__ struct philox_site philox_site_at(const encoder<T> &x, uint64_t step, uint32_t site)
 {
     const uint64_t b = (uint64_t)0xCD9E8D57u * (uint32_t)step;
     const uint64_t a = (uint64_t)0xD2511F53u * ((uint32_t)(b >> 32) ^ site ^ x.key[0][0]);
@@ -880,7 +872,8 @@ static __device__ __forceinline__ struct philox_site philox_site_at(const struct
             (uint32_t)(a >> 32) ^ x.key[1][1]};
 }
 
-static __device__ __forceinline__ void philox_draw(uint32_t (&c)[4], const struct encoder &x, const struct philox_site &s,
+template <class T>
+static __device__ __forceinline__ void philox_draw(uint32_t (&c)[4], const encoder<T> &x, const struct philox_site &s,
                                                    uint32_t block)
 {
     uint64_t a = (uint64_t)0xD2511F53u * block, b = (uint64_t)0xCD9E8D57u * ((uint32_t)(a >> 32) ^ s.step_high);
@@ -901,7 +894,8 @@ static __device__ __forceinline__ void philox_draw(uint32_t (&c)[4], const struc
 
 /* Masks of 16 columns of the tile, all of them in each lane, moved down by q: element (g + 8h, 8t + 2q + i) of a pair of tiles t is
  * kept when bit 8h + 4t + 16i is set. Each lane draws one block of 8 elements: row g + 8 (q / 2), tile q % 2. */
-static __device__ __forceinline__ uint32_t draw_masks(const struct encoder &x, uint64_t step, uint32_t site, uint32_t block, int q)
+template <class T>
+static __device__ __forceinline__ uint32_t draw_masks(const encoder<T> &x, uint64_t step, uint32_t site, uint32_t block, int q)
 {
     uint32_t c[4];
     philox_draw(c, x, philox_site_at(x, step, site), block);
@@ -915,18 +909,18 @@ static __device__ __forceinline__ uint32_t draw_masks(const struct encoder &x, u
 
 /* The masks of the tile, for lane's g: [f/16 + 2d/16][8] words: d/16 after W_o, f/16 of the hidden, d/16 after W_2, a word for 16
  * columns and 2 rows. */
-template <int D, int NT>
-static __device__ __forceinline__ uint32_t *masks_at(const struct encoder &x, const struct sizes &z, int layer,
-                                                     const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ uint32_t *masks_at(const encoder<T> &x, const struct sizes &z, int layer,
+                                                     const place<T, D, NT> &at)
 {
     const int chunks = z.f / 16 + D / 8;
     return x.masks + ((int64_t)layer * x.units * NT + at.global_tile) * chunks * 8 + at.g;
 }
 
 /* Draws the masks of 16 columns of a tensor `width` wide and keeps them. */
-template <int D, int NT>
-static __device__ __forceinline__ uint32_t new_masks(const struct encoder &x, uint64_t step, int site, int width, int column,
-                                                     uint32_t *keep, const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ uint32_t new_masks(const encoder<T> &x, uint64_t step, int site, int width, int column,
+                                                     uint32_t *keep, const place<T, D, NT> &at)
 {
     const uint32_t row = (uint32_t)at.first + at.q / 2 * 8;
     const uint32_t bits = draw_masks(x, step, x.site + site, row * (width / 8) + column / 8 + at.q % 2, at.q);
@@ -937,20 +931,18 @@ static __device__ __forceinline__ uint32_t new_masks(const struct encoder &x, ui
 }
 
 /* Rows g + 8h, tile t of an operand, zero where dropped. */
-#ifdef PS_COMPILE_TF32
-static __device__ __forceinline__ ps_pair kept_pair(ps_pair x, uint32_t bits, int h, int t)
+static __device__ __forceinline__ uint2 kept_pair(uint2 x, uint32_t bits, int h, int t)
 {
     return make_uint2(bits & 1u << (8 * h + 4 * t) ? x.x : 0, bits & 1u << (8 * h + 4 * t + 16) ? x.y : 0);
 }
-#else
-static __device__ __forceinline__ ps_pair kept_pair(ps_pair x, uint32_t bits, int h, int t)
+
+static __device__ __forceinline__ uint32_t kept_pair(uint32_t x, uint32_t bits, int h, int t)
 {
     return x & (bits >> (8 * h + 4 * t) & 0x00010001u) * 0xffffu;
 }
-#endif
 
 /* The operand, zero where dropped. */
-static __device__ __forceinline__ void drop_operand(ps_pair (&a)[4], uint32_t bits)
+template <class O> static __device__ __forceinline__ void drop_operand(O (&a)[4], uint32_t bits)
 {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -970,29 +962,30 @@ static __device__ __forceinline__ void add_kept(float (&u)[2][4], const float (&
 /* ---- backward ---- */
 
 /* The hidden columns from `column` on, 16 of them: x (1 + tanh) and the gradient before gelu as operands. */
-template <int D, int NT>
-static __device__ __forceinline__ void hidden_backward(ps_pair (&hidden)[4], ps_pair (&d_hidden)[4], const ps_pair (&a)[D / 16][4],
-                                                       const ps_pair (&dm)[D / 16][4], int column, const struct sizes &s,
-                                                       const layer_weights<D> &w, const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void hidden_backward(ps_pair<T> (&hidden)[4], ps_pair<T> (&d_hidden)[4],
+                                                       const ps_pair<T> (&a)[D / 16][4], const ps_pair<T> (&dm)[D / 16][4],
+                                                       int column, const struct sizes &s, const layer_weights<T, D> &w,
+                                                       const place<T, D, NT> &at)
 {
     float z[2][4], dz[2][4];
     set_bias(z, w.b_1 + column, at.q);
-    multiply<D, NT>(z, a, w.w_1 + column, s.f + 8, at);
+    multiply(z, a, w.w_1 + column, s.f + 8, at);
     clear(dz);
-    multiply_transposed<D, NT>(dz, dm, w.w_2 + column * w.LD, w.LD, at);
+    multiply_transposed(dz, dm, w.w_2 + column * w.LD, w.LD, at);
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         ps_gelu_twice_backward(z[j / 4][j % 4], dz[j / 4][j % 4]);
     }
-    pack_operand(hidden, z[0], z[1]);
-    pack_operand(d_hidden, dz[0], dz[1]);
+    pack_operand<T>(hidden, z[0], z[1]);
+    pack_operand<T>(d_hidden, dz[0], dz[1]);
 }
 
 /* c to or onto 16 rows of d, from row g's column 2 q on. */
-template <int D, int T> static __device__ __forceinline__ void put_tiles(float *out, const float (&c)[T][4], bool first)
+template <int D, int TILES> static __device__ __forceinline__ void put_tiles(float *out, const float (&c)[TILES][4], bool first)
 {
 #pragma unroll
-    for (int t = 0; t < T; t++) {
+    for (int t = 0; t < TILES; t++) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float2 *p = (float2 *)(out + 8 * h * D + t * 8), v = make_float2(c[t][2 * h], c[t][2 * h + 1]);
@@ -1006,8 +999,8 @@ template <int D, int T> static __device__ __forceinline__ void put_tiles(float *
 }
 
 /* The sums of 16 rows, from their product with ones, to or onto sum. */
-template <int D, int NT>
-static __device__ __forceinline__ void put_ones(float *sum, const float (&ones)[4], bool first, const place<D, NT> &at)
+template <class T, int D, int NT>
+static __device__ __forceinline__ void put_ones(float *sum, const float (&ones)[4], bool first, const place<T, D, NT> &at)
 {
     sum[at.g] = first ? ones[0] : sum[at.g] + ones[0];
     sum[at.g + 8] = first ? ones[2] : sum[at.g + 8] + ones[2];
@@ -1066,11 +1059,11 @@ static inline size_t ps_resident_mask_bytes(const struct ps_encoder_request *e, 
 }
 
 /* The request, as kernels are told; what is kept, embedding, head and update are for the caller to add. */
-static inline struct encoder ps_resident_of(const struct ps_encoder_request *e, int blocks)
+template <class T> static inline encoder<T> ps_resident_of(const struct ps_encoder_request *e, int blocks)
 {
     const int head = (int)(e->d_model / e->n_heads);
     const float scale = 1.0f / sqrtf((float)head);
-    struct encoder x = {};
+    encoder<T> x = {};
     x.n = (int)e->patches;
     x.unit_rows = (int)(ps_resident_sequences(e) * e->patches);
     x.e = head;
@@ -1080,12 +1073,12 @@ static inline struct encoder ps_resident_of(const struct ps_encoder_request *e, 
     x.rows = e->sequences * e->patches;
     x.units = ps_resident_units(e);
     x.at = e->offsets;
-    x.weights = (const ps_real *)e->weights;
+    x.weights = (const T *)e->weights;
     x.parameters = e->parameters;
     x.gradients = e->gradients;
-    x.u = (ps_stream *)e->u;
-    x.du = (ps_stream *)e->du;
-    x.dy = (const ps_stream *)e->dy;
+    x.u = e->u;
+    x.du = e->du;
+    x.dy = e->dy;
     x.blocks = blocks;
     x.scale = scale;
     x.scale_log2e = scale * PS_LOG2_E;
@@ -1107,27 +1100,7 @@ static inline struct encoder ps_resident_of(const struct ps_encoder_request *e, 
 
 enum { D16_LEAST_UNITS = 4 }; /* of a block: encoder/resident/d16_e4_f128.cu */
 
-#ifdef PS_COMPILE_TF32
-/* It has neither of the two below. */
-PS_ABSENT(bool, ps_encoder_d64_fits, false)
-PS_ABSENT(bool, ps_encoder_d64_serves, false)
-PS_ABSENT(int, ps_encoder_d64_blocks, 0)
-PS_ABSENT(bool, ps_encoder_d64_heads, false)
-PS_ABSENT(int, ps_encoder_d64_window_floats, 0)
-PS_ABSENT(size_t, ps_encoder_d64_workspace, 0)
-PS_ABSENT(ps_status, ps_encoder_d64_forward, PS_UNSUPPORTED)
-PS_ABSENT(ps_status, ps_encoder_d64_backward, PS_UNSUPPORTED)
-PS_ABSENT(bool, ps_encoder_d16_serves, false)
-PS_ABSENT(size_t, ps_encoder_d16_shared, 0)
-PS_ABSENT(int, ps_encoder_d16_window_floats, 0)
-PS_ABSENT(bool, ps_encoder_d16_heads, false)
-PS_ABSENT(int64_t, ps_encoder_d16_tiles, 0)
-PS_ABSENT(size_t, ps_encoder_d16_layers_bytes, 0)
-PS_ABSENT(size_t, ps_encoder_d16_kept_bytes, 0)
-PS_ABSENT(ps_status, ps_encoder_d16_forward, PS_UNSUPPORTED)
-PS_ABSENT(ps_status, ps_encoder_d16_backward, PS_UNSUPPORTED)
-#else
-/* ---- encoder/resident/d64_short.cu ---- */
+/* ---- encoder/resident/d64_short.cu, of 16 bits; S: of the stream in memory, T or float ---- */
 
 /* Whether it serves these sizes, with so much shared memory a block. */
 bool ps_encoder_d64_fits(const struct ps_encoder_request *e);
@@ -1138,16 +1111,16 @@ bool ps_encoder_d64_heads(const struct ps_encoder_request *e, int blocks, int sh
 /* Floats of a unit's windows that it has room for. */
 int ps_encoder_d64_window_floats(void);
 size_t ps_encoder_d64_workspace(const struct ps_encoder_request *e, int64_t units, int multiprocessors);
-#ifdef PS_COMPILE_HALVES
 /* In the workspace: what must be zero before a step, and, one of it, the bits of dy's largest magnitude, found before backward,
  * whose last kernel takes it away. */
 unsigned *ps_encoder_d64_counters(char *workspace, int *count);
 unsigned *ps_encoder_d64_peak(char *workspace);
-#endif
-enum ps_status ps_encoder_d64_forward(const struct encoder &x, char *workspace, int multiprocessors, cudaStream_t stream);
-enum ps_status ps_encoder_d64_backward(const struct encoder &x, char *workspace, int multiprocessors, cudaStream_t stream);
+template <class S, class T>
+enum ps_status ps_encoder_d64_forward(const encoder<T> &x, char *workspace, int multiprocessors, cudaStream_t stream);
+template <class S, class T>
+enum ps_status ps_encoder_d64_backward(const encoder<T> &x, char *workspace, int multiprocessors, cudaStream_t stream);
 
-/* ---- encoder/resident/d16_e4_f128.cu ---- */
+/* ---- encoder/resident/d16_e4_f128.cu, of 16 bits ---- */
 
 /* Whether it serves these sizes; with so much shared memory for so many units a block. */
 bool ps_encoder_d16_serves(const struct ps_encoder_request *e);
@@ -1160,10 +1133,9 @@ bool ps_encoder_d16_heads(const struct ps_encoder_request *e, int block_units, i
 int64_t ps_encoder_d16_tiles(const struct ps_encoder_request *e);
 size_t ps_encoder_d16_layers_bytes(const struct ps_encoder_request *e);
 size_t ps_encoder_d16_kept_bytes(const struct ps_encoder_request *e);
-enum ps_status ps_encoder_d16_forward(struct encoder x, size_t shared, cudaStream_t stream);
-enum ps_status ps_encoder_d16_backward(const struct encoder &x, size_t shared, cudaStream_t stream);
-#endif
+template <class T> enum ps_status ps_encoder_d16_forward(encoder<T> x, size_t shared, cudaStream_t stream);
+template <class T> enum ps_status ps_encoder_d16_backward(const encoder<T> &x, size_t shared, cudaStream_t stream);
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

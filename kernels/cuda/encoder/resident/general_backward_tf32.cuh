@@ -1,5 +1,5 @@
-/* The backward of encoder/resident/resident.cu in tf32. Its elements take twice the room of 16 bits', and no instruction transposes
- * them, so:
+/* The backward of encoder/resident/resident.cuh in tf32. Its elements take twice the room of 16 bits', and no instruction
+ * transposes them, so:
  *
  * - What weight gradients are made of lies by columns ("columns" below), where four neighbouring rows are operands of two products
  *   at once (over rows any order will do). The hidden columns of d_ff are staged 16 a warp at a time, in two buffers: some warps
@@ -18,7 +18,7 @@
 
 #include "kernels/cuda/encoder/embed.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 /* ---- matrices by columns: column f of row t at f / 2 PAIR + f % 2 T + t for a right operand; for a left one columns f and f + 8
@@ -48,31 +48,31 @@ static __host__ __device__ constexpr int left_size(int tiles, int columns)
 }
 
 /* The operand of 16 rows and 16 columns to a left operand's, the first element of which is `to`. */
-template <int NT, class P> static __device__ __forceinline__ void put_left(ps_real *to, const ps_pair (&a)[4], const P &at)
+template <int NT, class P> static __device__ __forceinline__ void put_left(float *to, const uint2 (&a)[4], const P &at)
 {
     constexpr int T = left_rows(NT), PAIR = 2 * T + 8;
     to += at.q * PAIR + at.g * 2;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        *(ps_pair *)(to + h * 16) = make_uint2(a[h].x, a[h + 2].x);
-        *(ps_pair *)(to + h * 16 + T) = make_uint2(a[h].y, a[h + 2].y);
+        *(uint2 *)(to + h * 16) = make_uint2(a[h].x, a[h + 2].x);
+        *(uint2 *)(to + h * 16 + T) = make_uint2(a[h].y, a[h + 2].y);
     }
 }
 
-template <int NT, class P> static __device__ __forceinline__ void get_left(ps_pair (&a)[4], const ps_real *from, const P &at)
+template <int NT, class P> static __device__ __forceinline__ void get_left(uint2 (&a)[4], const float *from, const P &at)
 {
     constexpr int T = left_rows(NT), PAIR = 2 * T + 8;
     from += at.q * PAIR + at.g * 2;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const ps_pair even = *(const ps_pair *)(from + h * 16), odd = *(const ps_pair *)(from + h * 16 + T);
+        const uint2 even = *(const uint2 *)(from + h * 16), odd = *(const uint2 *)(from + h * 16 + T);
         a[h] = make_uint2(even.x, odd.x);
         a[h + 2] = make_uint2(even.y, odd.y);
     }
 }
 
 /* The same for a right operand's. */
-template <int NT, class P> static __device__ __forceinline__ void put_columns(ps_real *to, const ps_pair (&a)[4], const P &at)
+template <int NT, class P> static __device__ __forceinline__ void put_columns(float *to, const uint2 (&a)[4], const P &at)
 {
     constexpr int T = column_rows(NT), PAIR = columns_size(NT, 2);
     to += at.q * PAIR + at.g;
@@ -83,7 +83,7 @@ template <int NT, class P> static __device__ __forceinline__ void put_columns(ps
     }
 }
 
-template <int NT, class P> static __device__ __forceinline__ void get_columns(ps_pair (&a)[4], const ps_real *from, const P &at)
+template <int NT, class P> static __device__ __forceinline__ void get_columns(uint2 (&a)[4], const float *from, const P &at)
 {
     constexpr int T = column_rows(NT), PAIR = columns_size(NT, 2);
     from += at.q * PAIR + at.g;
@@ -103,8 +103,8 @@ static __host__ __device__ constexpr int job_columns(int d)
 /* out[16, job_columns] of rows of d (and bias[16]) = or += a' b over the block's rows; a 16 left columns, b right columns of each
  * unit, `stride` apart. Of four rows the first two and the last two make a product each. */
 template <int D, int NT>
-static __device__ __forceinline__ void columns_gradient(float *out, float *bias, bool first, const ps_real *a, const ps_real *b,
-                                                        int stride, int units, const place<D, NT> &at)
+static __device__ __forceinline__ void columns_gradient(float *out, float *bias, bool first, const float *a, const float *b,
+                                                        int stride, int units, const place<float, D, NT> &at)
 {
     constexpr int T = column_rows(NT), PAIR = columns_size(NT, 2), N = job_columns(D) / 8, SETS = N == 1 ? 2 : 1; /* of sums */
     constexpr int T_LEFT = left_rows(NT), PAIR_LEFT = 2 * T_LEFT + 8;
@@ -128,8 +128,8 @@ static __device__ __forceinline__ void columns_gradient(float *out, float *bias,
                 ps_mma_tf32(c[SETS - 1][n], a1, v.z, v.w, c[SETS - 1][n]);
             }
             if (bias) {
-                ps_mma_tf32(ones[0], a0, PS_REAL16_ONE, PS_REAL16_ONE, ones[0]);
-                ps_mma_tf32(ones[0], a1, PS_REAL16_ONE, PS_REAL16_ONE, ones[0]);
+                ps_mma_tf32(ones[0], a0, ps_one<float>, ps_one<float>, ones[0]);
+                ps_mma_tf32(ones[0], a1, ps_one<float>, ps_one<float>, ones[0]);
             }
         }
     }
@@ -147,11 +147,11 @@ static __device__ __forceinline__ void columns_gradient(float *out, float *bias,
 
 /* bias[d] = or += the sums of b's columns. */
 template <int D, int NT>
-static __device__ __forceinline__ void columns_sum(float *bias, bool first, const ps_real *b, int stride, int units,
-                                                   const place<D, NT> &at)
+static __device__ __forceinline__ void columns_sum(float *bias, bool first, const float *b, int stride, int units,
+                                                   const place<float, D, NT> &at)
 {
     constexpr int T = column_rows(NT), PAIR = columns_size(NT, 2);
-    const uint32_t one[4] = {PS_REAL16_ONE, PS_REAL16_ONE, PS_REAL16_ONE, PS_REAL16_ONE};
+    const uint32_t one[4] = {ps_one<float>, ps_one<float>, ps_one<float>, ps_one<float>};
     float c[D / 8][4];
     clear(c);
     b += at.g / 2 * PAIR + at.g % 2 * T + at.q * 4;
@@ -204,15 +204,15 @@ static __host__ __device__ constexpr struct unit_places places_of(int d, int til
 /* ---- attention ---- */
 
 /* The rows' operand of one head from the warp's 16 columns, `p` as lane_a has it. */
-template <bool E8> static __device__ __forceinline__ void load_head(ps_pair (&a)[4], const ps_real *p, int ld, const struct head &h)
+template <bool E8> static __device__ __forceinline__ void load_head(uint2 (&a)[4], const float *p, int ld, const struct head &h)
 {
     if constexpr (E8) {
         p += h.half * 8;
-        a[0] = h.active ? *(const ps_pair *)p : ps_pair();
-        a[1] = h.active ? *(const ps_pair *)(p + 8 * ld) : ps_pair();
-        a[2] = a[3] = ps_pair();
+        a[0] = h.active ? *(const uint2 *)p : uint2();
+        a[1] = h.active ? *(const uint2 *)(p + 8 * ld) : uint2();
+        a[2] = a[3] = uint2();
     } else {
-        load_a(a, p, ld, h);
+        load_a(a, p, ld);
     }
 }
 
@@ -220,8 +220,8 @@ template <bool E8> static __device__ __forceinline__ void load_head(ps_pair (&a)
  * columns, to rows [heads][rows]. */
 template <int D, int NT>
 static __device__ __forceinline__ void put_sums(float2 *rows, const float (&merged)[2][4], const float (&gradient)[2][4],
-                                                const float *log_sums, const struct encoder &x, const struct sizes &z,
-                                                const place<D, NT> &at)
+                                                const float *log_sums, const encoder<float> &x, const struct sizes &z,
+                                                const place<float, D, NT> &at)
 {
     float sum[2][2];
 #pragma unroll
@@ -247,15 +247,15 @@ static __device__ __forceinline__ void put_sums(float2 *rows, const float (&merg
 
 /* From q, k, v and the gradient of merged, all by rows, the operands of the gradients of the warp's rows and columns of q, k and v.
  * rows: put_sums's, of the warp's heads. Ends when the unit's warps have done with what they have read. */
-template <int D, int NT, bool E8>
-static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], const float2 *rows, ps_real *qkv,
-                                                          const ps_real *d_merged, const float4 *table, const struct encoder &x,
-                                                          const struct sizes &z, const place<D, NT> &at)
+template <bool E8, int D, int NT>
+static __device__ __forceinline__ void attention_backward_tf32(uint2 (&da)[3][4], const float2 *rows, float *qkv,
+                                                               const float *d_merged, const float4 *table, const encoder<float> &x,
+                                                               const struct sizes &z, const place<float, D, NT> &at)
 {
-    constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, HT = E8 ? 1 : 2;
+    constexpr int LD = D + 8, LD_QKV = layer_weights<float, D>::LD_QKV, HT = E8 ? 1 : 2;
     const int heads = 16 / z.e;
-    ps_real *const queries = qkv + at.share * 16, *const keys = queries + D, *const values = keys + D;
-    const ps_real *const mine = lane_a(queries + at.row * LD_QKV, LD_QKV, at);
+    float *const queries = qkv + at.share * 16, *const keys = queries + D, *const values = keys + D;
+    const float *const mine = lane_a(queries + at.row * LD_QKV, LD_QKV, at);
     d_merged += at.share * 16;
     float d[2][4];
     clear(d);
@@ -264,7 +264,7 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
     for (int i = 0; i < heads; i++) {
         const struct head h = head_at(i, z.e, at.q);
         const float2 sum[2] = {rows[i * (NT * 16) + at.row + at.g], rows[i * (NT * 16) + at.row + at.g + 8]};
-        ps_pair query[4], gradient[4];
+        uint2 query[4], gradient[4];
         float dq[HT][4];
         load_head<E8>(query, mine, LD_QKV, h);
         load_head<E8>(gradient, lane_a(d_merged + at.row * LD, LD, at), LD, h);
@@ -272,22 +272,22 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             float s[2][4], ds[2][4];
-            ps_pair a[4];
+            uint2 a[4];
             if (j == NT - 1) {
                 const float4 low = table[at.lane], high = table[32 + at.lane];
                 const float hide0[4] = {low.x, low.y, low.z, low.w}, hide1[4] = {high.x, high.y, high.z, high.w};
-                score_tile<D, NT, E8>(s[0], s[1], query, h, keys + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
+                score_tile<E8>(s[0], s[1], query, h, keys + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
             } else {
-                score_tile<D, NT, E8>(s[0], s[1], query, h, keys + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
+                score_tile<E8>(s[0], s[1], query, h, keys + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
             }
-            score_tile<D, NT, E8>(ds[0], ds[1], gradient, h, values + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
+            score_tile<E8>(ds[0], ds[1], gradient, h, values + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
                 float &v = ds[k / 4][k % 4];
                 v = (v + sum[k % 4 / 2].y) * ps_exp2(fmaf(s[k / 4][k % 4], x.scale_log2e, -sum[k % 4 / 2].x));
             }
-            pack_operand(a, ds[0], ds[1]);
-            mix<D, NT, E8>(dq, a, h, keys + j * 16 * LD_QKV, LD_QKV, at);
+            pack_operand<float>(a, ds[0], ds[1]);
+            mix<E8>(dq, a, h, keys + j * 16 * LD_QKV, LD_QKV, at);
         }
 #pragma unroll
         for (int k = 0; k < 8; k++) {
@@ -302,12 +302,12 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
     for (int k = 0; k < 8; k++) {
         d[k / 4][k % 4] *= x.scale;
     }
-    pack_operand(da[0], d[0], d[1]);
+    pack_operand<float>(da[0], d[0], d[1]);
     at.sync(); /* k and v are each warp's own from here on: their gradients take their places */
 #pragma unroll 1
     for (int i = 0; i < heads; i++) {
         const struct head h = head_at(i, z.e, at.q);
-        ps_pair key[4], value[4];
+        uint2 key[4], value[4];
         float dk[HT][4], dv[HT][4];
         load_head<E8>(key, mine + D, LD_QKV, h);
         load_head<E8>(value, mine + 2 * D, LD_QKV, h);
@@ -316,27 +316,27 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
 #pragma unroll
         for (int j = 0; j < NT; j++) {
             float s[2][4], ds[2][4];
-            ps_pair a[4];
+            uint2 a[4];
             const float4 *const sums = (const float4 *)(rows + i * (NT * 16) + j * 16 + at.q * 2);
             const float4 sum[2] = {sums[0], sums[4]};
             if (NT == 1) { /* what does not see one another: the table is its own transpose */
                 const float4 low = table[at.lane], high = table[32 + at.lane];
                 const float hide0[4] = {low.x, low.y, low.z, low.w}, hide1[4] = {high.x, high.y, high.z, high.w};
-                score_tile<D, NT, E8>(s[0], s[1], key, h, queries + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
+                score_tile<E8>(s[0], s[1], key, h, queries + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
             } else {
-                score_tile<D, NT, E8>(s[0], s[1], key, h, queries + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
+                score_tile<E8>(s[0], s[1], key, h, queries + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
             }
-            score_tile<D, NT, E8>(ds[0], ds[1], value, h, d_merged + j * 16 * LD, LD, zero, zero, at);
+            score_tile<E8>(ds[0], ds[1], value, h, d_merged + j * 16 * LD, LD, zero, zero, at);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
                 float &v = s[k / 4][k % 4];
                 v = ps_exp2(fmaf(v, x.scale_log2e, k % 2 ? -sum[k / 4].z : -sum[k / 4].x));
                 ds[k / 4][k % 4] = (ds[k / 4][k % 4] + (k % 2 ? sum[k / 4].w : sum[k / 4].y)) * v;
             }
-            pack_operand(a, s[0], s[1]);
-            mix<D, NT, E8>(dv, a, h, d_merged + j * 16 * LD, LD, at);
-            pack_operand(a, ds[0], ds[1]);
-            mix<D, NT, E8>(dk, a, h, queries + j * 16 * LD_QKV, LD_QKV, at);
+            pack_operand<float>(a, s[0], s[1]);
+            mix<E8>(dv, a, h, d_merged + j * 16 * LD, LD, at);
+            pack_operand<float>(a, ds[0], ds[1]);
+            mix<E8>(dk, a, h, queries + j * 16 * LD_QKV, LD_QKV, at);
         }
         /* Keys that do not exist. */
 #pragma unroll
@@ -345,12 +345,12 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
             dv[k / 4][k % 4] = at.here[k % 4 / 2] ? dv[k / 4][k % 4] : 0.0f;
         }
         __syncwarp(); /* all lanes have the operands */
-        put_head<D, NT, E8>(keys + at.row * LD_QKV, LD_QKV, dk, x.scale, x.scale, h, at);
-        put_head<D, NT, E8>(values + at.row * LD_QKV, LD_QKV, dv, 1.0f, 1.0f, h, at);
+        put_head<E8>(keys + at.row * LD_QKV, LD_QKV, dk, x.scale, x.scale, h, at);
+        put_head<E8>(values + at.row * LD_QKV, LD_QKV, dv, 1.0f, 1.0f, h, at);
     }
     __syncwarp();
-    load_a(da[1], mine + D, LD_QKV, at);
-    load_a(da[2], mine + 2 * D, LD_QKV, at);
+    load_a(da[1], mine + D, LD_QKV);
+    load_a(da[2], mine + 2 * D, LD_QKV);
     at.sync();
 }
 
@@ -358,8 +358,8 @@ static __device__ __forceinline__ void attention_backward(ps_pair (&da)[3][4], c
 
 /* `all` = the operands of the tile's d columns from those of its warps, through right columns of a buffer, where they stay. */
 template <int D, int NT>
-static __device__ __forceinline__ void gather_columns(ps_pair (&all)[D / 16][4], const ps_pair (&own)[4], ps_real *buffer,
-                                                      const place<D, NT> &at)
+static __device__ __forceinline__ void gather_columns(uint2 (&all)[D / 16][4], const uint2 (&own)[4], float *buffer,
+                                                      const place<float, D, NT> &at)
 {
     put_columns<NT>(buffer + columns_size(NT, at.share * 16) + at.row, own, at);
     if constexpr (D == 16) {
@@ -375,21 +375,21 @@ static __device__ __forceinline__ void gather_columns(ps_pair (&all)[D / 16][4],
 
 /* The same where nothing need stay. */
 template <int D, int NT>
-static __device__ __forceinline__ void gather_rows(ps_pair (&all)[D / 16][4], const ps_pair (&own)[4], ps_real *buffer,
-                                                   const place<D, NT> &at)
+static __device__ __forceinline__ void gather_rows(uint2 (&all)[D / 16][4], const uint2 (&own)[4], float *buffer,
+                                                   const place<float, D, NT> &at)
 {
     if constexpr (D == 16) {
         copy_operand(all[0], own);
     } else {
-        gather_columns<D, NT>(all, own, buffer, at);
+        gather_columns(all, own, buffer, at);
     }
 }
 
 /* The operand scale * g, zero where dropped, of the gradient that enters a branch. */
-static __device__ __forceinline__ void branch_operand(ps_pair (&a)[4], const float (&g)[2][4], float scale, const uint32_t *masks,
+static __device__ __forceinline__ void branch_operand(uint2 (&a)[4], const float (&g)[2][4], float scale, const uint32_t *masks,
                                                       int q)
 {
-    scale_operand(a, g, scale);
+    scale_operand<float>(a, g, scale);
     if (masks) {
         drop_operand(a, *masks >> q);
     }
@@ -399,9 +399,9 @@ static __device__ __forceinline__ void branch_operand(ps_pair (&a)[4], const flo
  * sums. M: the unit's; units: the block's. */
 template <int D, int NT>
 static __device__ __forceinline__ void
-feed_forward_backward(float (&dx)[2][4], const ps_pair (&all)[D / 16][4], const ps_pair (&dm)[D / 16][4], const uint32_t *masks,
-                      ps_real *M, const ps_real *units, float *sums, bool first, const struct encoder &x, const struct sizes &z,
-                      const layer_weights<D> &w, const place<D, NT> &at)
+feed_forward_backward_tf32(float (&dx)[2][4], const uint2 (&all)[D / 16][4], const uint2 (&dm)[D / 16][4], const uint32_t *masks,
+                           float *M, const float *units, float *sums, bool first, const encoder<float> &x, const struct sizes &z,
+                           const layer_weights<float, D> &w, const place<float, D, NT> &at)
 {
     constexpr int W = sharing(D), COLUMNS = job_columns(D), STAGED = left_size(NT, 16 * W); /* of one kind */
     constexpr struct unit_places to = places_of(D, NT);
@@ -412,48 +412,48 @@ feed_forward_backward(float (&dx)[2][4], const ps_pair (&all)[D / 16][4], const 
     int turn = 0; /* the warp that has the round's first job */
 #pragma unroll 1
     for (int column = 0; column < share_f; column += 16) {
-        ps_pair hidden[4], d_hidden[4];
-        ps_real *const staged = M + column / 16 % 2 * 2 * STAGED, *const d_staged = staged + STAGED;
+        uint2 hidden[4], d_hidden[4];
+        float *const staged = M + column / 16 % 2 * 2 * STAGED, *const d_staged = staged + STAGED;
         const uint32_t kept = bits >> at.q;
         if (z.drop && column + 16 < share_f) {
             bits = hidden_masks[column / 2 + 8];
         }
-        hidden_backward<D, NT>(hidden, d_hidden, all, dm, at.share * share_f + column, z, w, at);
+        hidden_backward(hidden, d_hidden, all, dm, at.share * share_f + column, z, w, at);
         drop_operand(hidden, kept);
         drop_operand(d_hidden, kept);
         put_left<NT>(staged + left_size(NT, at.share * 16) + at.row * 2, hidden, at);
         put_left<NT>(d_staged + left_size(NT, at.share * 16) + at.row * 2, d_hidden, at);
         if constexpr (W == 1) {
-            ps_pair b[4];
-            load_b_transposed(b, lane_b_transposed<4>(w.w_1 + column, z.f + 8, at), z.f + 8, at);
-            ps_mma16(dx[0], d_hidden, b[0], b[1], dx[0]);
-            ps_mma16(dx[1], d_hidden, b[2], b[3], dx[1]);
+            uint2 b[4];
+            load_b_transposed(b, lane_b_transposed<4>(w.w_1 + column, z.f + 8, at), z.f + 8);
+            ps_mma16<float>(dx[0], d_hidden, b[0], b[1], dx[0]);
+            ps_mma16<float>(dx[1], d_hidden, b[2], b[3], dx[1]);
         }
         __syncthreads();
         if constexpr (W > 1) {
 #pragma unroll
             for (int i = 0; i < W; i++) {
-                ps_pair b[4];
+                uint2 b[4];
                 get_left<NT>(d_hidden, d_staged + left_size(NT, i * 16) + at.row * 2, at);
                 load_b_transposed(b, lane_b_transposed<4>(w.w_1 + at.share * 16 * (z.f + 8) + i * share_f + column, z.f + 8, at),
-                                  z.f + 8, at);
-                ps_mma16(dx[0], d_hidden, b[0], b[1], dx[0]);
-                ps_mma16(dx[1], d_hidden, b[2], b[3], dx[1]);
+                                  z.f + 8);
+                ps_mma16<float>(dx[0], d_hidden, b[0], b[1], dx[0]);
+                ps_mma16<float>(dx[1], d_hidden, b[2], b[3], dx[1]);
             }
         }
         const bool end = column + 16 == share_f;
         for (int job = warp >= turn ? warp - turn : warp - turn + warps; job < 4 * W + (end ? 1 : 0); job += warps) {
             if (job == 4 * W) {
-                columns_sum<D, NT>(bias_sums + 4 * D + z.f, first, units + to.g, to.size, x.block_units, at);
+                columns_sum(bias_sums + 4 * D + z.f, first, units + to.g, to.size, x.block_units, at);
                 continue;
             }
             const bool second = job >= 2 * W; /* W_2 */
             const int share = job / 2 % W, part = job % 2 * COLUMNS;
             const int row = 4 * D + (second ? z.f : 0) + share * share_f + column;
-            const ps_real *const from = units + to.m + (second ? 0 : STAGED) + (column / 16 % 2) * 2 * STAGED;
-            columns_gradient<D, NT>(sums + row * D + part, second || part > 0 ? NULL : bias_sums + row, first,
-                                    from + left_size(NT, share * 16), units + (second ? to.g : 0) + columns_size(NT, part), to.size,
-                                    x.block_units, at);
+            const float *const from = units + to.m + (second ? 0 : STAGED) + (column / 16 % 2) * 2 * STAGED;
+            columns_gradient(sums + row * D + part, second || part > 0 ? NULL : bias_sums + row, first,
+                             from + left_size(NT, share * 16), units + (second ? to.g : 0) + columns_size(NT, part), to.size,
+                             x.block_units, at);
         }
         turn += 4 * W;
         turn = turn >= warps ? turn % warps : turn;
@@ -461,50 +461,48 @@ feed_forward_backward(float (&dx)[2][4], const ps_pair (&all)[D / 16][4], const 
 }
 
 template <int D, int NT, bool E8>
-static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const __grid_constant__ struct encoder x)
+static __global__ void __launch_bounds__(most_threads(D)) backward_kernel_tf32(const __grid_constant__ encoder<float> x)
 {
     ps_grid_begin();
-    constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, W = sharing(D), COLUMNS = job_columns(D);
+    constexpr int LD = D + 8, LD_QKV = layer_weights<float, D>::LD_QKV, W = sharing(D), COLUMNS = job_columns(D);
     constexpr struct unit_places to = places_of(D, NT);
     extern __shared__ uint4 shared_memory[];
     float4 *const table = (float4 *)shared_memory;
     char *const weights = (char *)shared_memory + TABLE_BYTES;
     const struct sizes z = sizes_of(x);
-    const int bytes = layer_bytes(D, z.f);
-    place<D, NT> at;
-    ps_real *const units = (ps_real *)(weights + x.general.resident * bytes);
-    ps_real *const X = units + at.unit * to.size, *const G = X + to.g, *const M = X + to.m, *const qkv = X + to.qkv;
+    const int bytes = layer_bytes<float>(D, z.f);
+    place<float, D, NT> at;
+    float *const units = (float *)(weights + x.general.resident * bytes);
+    float *const X = units + at.unit * to.size, *const G = X + to.g, *const M = X + to.m, *const qkv = X + to.qkv;
     char *const statistics = (char *)(X + to.statistics);
     const int heads = 16 / z.e, warps = (int)blockDim.x / 32, warp = (int)threadIdx.x / 32;
-    fill_table<D, NT>(table, x.n, at);
+    fill_table(table, x.n, at);
     /* All layers' weights are there, or those of one, or two by turns. */
     const bool resident = x.general.resident == x.layers, turns = !resident && x.general.resident > 1;
     for (int l = resident ? 0 : x.layers - 1; l < x.layers; l++) {
-        stage_layer(x, z, l, layer_weights<D>(weights + (resident ? l : 0) * bytes, z.f));
+        stage_layer(x, z, l, layer_weights<float, D>(weights + (resident ? l : 0) * bytes, z.f));
     }
     int slot = 0;
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
         const bool first = group == blockIdx.x, last = (group + gridDim.x) * x.block_units >= x.units;
         at.take(x, group * x.block_units + at.unit);
         float g[2][4];
-        load_rows<D, NT>(g, x.dy, at);
+        load_rows(g, (const float *)x.dy, at);
         for (int l = x.layers - 1; l >= 0; l--) {
-            const layer_weights<D> w(weights + (resident ? l : slot) * bytes, z.f);
+            const layer_weights<float, D> w(weights + (resident ? l : slot) * bytes, z.f);
             float *const sums = x.sums.partial + ((int64_t)blockIdx.x * x.layers + l) * layer_sums(D, z.f);
             float *const bias_sums = sums + (4 * D + 2 * z.f) * D;
             /* Units beyond the last read some masks: their gradients are zero. */
-            const uint32_t *const masks = !z.drop                         ? NULL
-                                          : at.global_tile < x.units * NT ? masks_at<D, NT>(x, z, l, at)
-                                                                          : x.masks + at.g;
-            ps_pair all[D / 16][4], a[4];
+            const uint32_t *const masks = !z.drop ? NULL : at.global_tile < x.units * NT ? masks_at(x, z, l, at) : x.masks + at.g;
+            uint2 all[D / 16][4], a[4];
             float rstd[2], dx[2][4], v[2][4];
 
             /* y = r + drop(hidden W_2 + b_2) */
-            load_rows<D, NT>(dx, x.general.r + l * x.rows * D, at);
+            load_rows(dx, x.general.r + l * x.rows * D, at);
             if (first && l == x.layers - 1) {
                 ps_copy_wait();
                 for (int i = resident ? 0 : l; i < x.layers; i++) {
-                    round_layer(z, layer_weights<D>(weights + (resident ? i : 0) * bytes, z.f));
+                    round_layer(z, layer_weights<float, D>(weights + (resident ? i : 0) * bytes, z.f));
                 }
             }
             __syncthreads(); /* the layer before has done with all buffers */
@@ -516,55 +514,55 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             }
             slot ^= turns ? 1 : 0;
             const bool fetch = turns && !(last && l == 0);
-            const layer_weights<D> next(weights + slot * bytes, z.f);
+            const layer_weights<float, D> next(weights + slot * bytes, z.f);
             if (fetch) {
                 stage_layer(x, z, l > 0 ? l - 1 : x.layers - 1, next);
             }
-            normalise<D, NT>(v, rstd, dx, x.epsilon, statistics_at<D, NT>(statistics, 0, at), at);
-            pack_operand(a, v[0], v[1]);
+            normalise(v, rstd, dx, x.epsilon, statistics_at(statistics, 0, at), at);
+            pack_operand<float>(a, v[0], v[1]);
             put_columns<NT>(X + columns_size(NT, at.share * 16) + at.row, a, at);
-            scale_shift(a, v, w.ln2_gamma + at.share * 16, w.ln2_beta + at.share * 16, at.q);
-            gather_rows<D, NT>(all, a, M, at);
+            scale_shift<float>(a, v, w.ln2_gamma + at.share * 16, w.ln2_beta + at.share * 16, at.q);
+            gather_rows(all, a, M, at);
             clear(dx);
             {
-                ps_pair dm[D / 16][4];
+                uint2 dm[D / 16][4];
                 branch_operand(a, g, x.drop_scale * x.half_scale, z.drop ? masks + (D / 16 + z.f / 16 + at.share) * 8 : NULL, at.q);
-                gather_columns<D, NT>(dm, a, G, at);
-                feed_forward_backward<D, NT>(dx, all, dm, masks, M, units, sums, first, x, z, w, at);
+                gather_columns(dm, a, G, at);
+                feed_forward_backward_tf32(dx, all, dm, masks, M, units, sums, first, x, z, w, at);
             }
             get_columns<NT>(a, X + columns_size(NT, at.share * 16) + at.row, at);
-            normalise_backward<D, NT>(g, dx, w.ln2_gamma + at.share * 16, a, rstd, statistics_at<D, NT>(statistics, 1, at), at);
-            load_rows<D, NT>(v, x.general.merged + l * x.rows * D, at);
+            normalise_backward(g, dx, w.ln2_gamma + at.share * 16, a, rstd, statistics_at(statistics, 1, at), at);
+            load_rows(v, x.general.merged + l * x.rows * D, at);
             __syncthreads();
 
             /* r = u + drop(merged W_o + b_o) */
             branch_operand(a, g, x.drop_scale, z.drop ? masks + at.share * 8 : NULL, at.q);
-            gather_rows<D, NT>(all, a, M, at);
+            gather_rows(all, a, M, at);
             clear(dx);
-            multiply_transposed<D, NT>(dx, all, w.w_o + at.share * 16 * LD, LD, at);
-            pack_operand(a, dx[0], dx[1]);
+            multiply_transposed(dx, all, w.w_o + at.share * 16 * LD, LD, at);
+            pack_operand<float>(a, dx[0], dx[1]);
             store_operand(X + at.row * LD + at.share * 16, LD, a, at);
             float2 *const rows = (float2 *)(X + to.rows) + at.share * heads * (NT * 16);
-            put_sums<D, NT>(rows, v, dx, x.lse + ((int64_t)l * x.heads + at.share * heads) * x.rows + at.first, x, z, at);
-            load_rows<D, NT>(dx, x.u + l * x.rows * D, at);
+            put_sums(rows, v, dx, x.lse + ((int64_t)l * x.heads + at.share * heads) * x.rows + at.first, x, z, at);
+            load_rows(dx, (const float *)x.u + l * x.rows * D, at);
             if (W == 1) {
-                pack_operand(a, v[0], v[1]);
+                pack_operand<float>(a, v[0], v[1]);
                 put_columns<NT>(M + columns_size(NT, at.share * 16) + at.row, a, at);
             }
-            normalise<D, NT>(v, rstd, dx, x.epsilon, statistics_at<D, NT>(statistics, 2, at), at);
-            pack_operand(a, v[0], v[1]);
+            normalise(v, rstd, dx, x.epsilon, statistics_at(statistics, 2, at), at);
+            pack_operand<float>(a, v[0], v[1]);
             put_columns<NT>(G + columns_size(NT, at.share * 16) + at.row, a, at);
-            scale_shift(a, v, w.ln1_gamma + at.share * 16, w.ln1_beta + at.share * 16, at.q);
-            gather_rows<D, NT>(all, a, M, at);
-            project<D, NT>(qkv, all, w, at);
+            scale_shift<float>(a, v, w.ln1_gamma + at.share * 16, w.ln1_beta + at.share * 16, at.q);
+            gather_rows(all, a, M, at);
+            project(qkv, all, w, at);
             at.sync();
-            ps_pair da[3][4];
-            attention_backward<D, NT, E8>(da, rows, qkv, X, table, x, z, at);
+            uint2 da[3][4];
+            attention_backward_tf32<E8>(da, rows, qkv, X, table, x, z, at);
             branch_operand(a, g, x.drop_scale, z.drop ? masks + at.share * 8 : NULL, at.q);
             put_left<NT>(X + left_size(NT, at.share * 16) + at.row * 2, a, at);
             if (W > 1) { /* M is free now */
-                load_rows<D, NT>(v, x.general.merged + l * x.rows * D, at);
-                pack_operand(a, v[0], v[1]);
+                load_rows(v, x.general.merged + l * x.rows * D, at);
+                pack_operand<float>(a, v[0], v[1]);
                 put_columns<NT>(M + columns_size(NT, at.share * 16) + at.row, a, at);
             }
 #pragma unroll
@@ -585,10 +583,10 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
                 } else {
                     copy_operand(all[0], da[i]);
                 }
-                multiply_transposed<D, NT>(dx, all, w.w_qkv + at.share * 16 * LD_QKV + i * D, LD_QKV, at);
+                multiply_transposed(dx, all, w.w_qkv + at.share * 16 * LD_QKV + i * D, LD_QKV, at);
             }
             get_columns<NT>(a, G + columns_size(NT, at.share * 16) + at.row, at);
-            normalise_backward<D, NT>(g, dx, w.ln1_gamma + at.share * 16, a, rstd, statistics_at<D, NT>(statistics, 3, at), at);
+            normalise_backward(g, dx, w.ln1_gamma + at.share * 16, a, rstd, statistics_at(statistics, 3, at), at);
             if (fetch) {
                 ps_copy_wait();
                 round_layer(z, next);
@@ -597,29 +595,29 @@ static __global__ void __launch_bounds__(most_threads(D)) backward_kernel(const 
             for (int job = warp; job < 8 * W; job += warps) {
                 const int row = job / 2 * 16, part = job % 2 * COLUMNS;
                 const bool of_o = row >= 3 * D;
-                columns_gradient<D, NT>(sums + row * D + part, part > 0 ? NULL : bias_sums + row, first,
-                                        units + (of_o ? left_size(NT, row - 3 * D) : to.qkv + left_size(NT, row)),
-                                        units + (of_o ? to.m : to.g) + columns_size(NT, part), to.size, x.block_units, at);
+                columns_gradient(sums + row * D + part, part > 0 ? NULL : bias_sums + row, first,
+                                 units + (of_o ? left_size(NT, row - 3 * D) : to.qkv + left_size(NT, row)),
+                                 units + (of_o ? to.m : to.g) + columns_size(NT, part), to.size, x.block_units, at);
             }
             if (l == 0 && x.embed.partial) {
                 const int pitch = embed_pitch(D, x.embed.patch);
                 __syncthreads();
-                stage_patches<D, NT>(M, x, group * x.block_units + at.unit, at);
-                embed_operand<D, NT>(a, g, x, z.drop, at);
+                stage_patches(M, x, group * x.block_units + at.unit, at);
+                embed_operand(a, g, x, z.drop, at);
                 store_operand(M + at.row * pitch + at.share * 16, pitch, a, at);
                 ps_copy_wait();
                 __syncthreads();
                 for (int job = warp; job < embed_jobs<D>(x); job += warps) {
-                    embed_gradient<D, NT>(x, job, units + to.m, to.size, first, at);
+                    embed_gradient(x, job, units + to.m, to.size, first, at);
                 }
             }
         }
         if (!x.embed.partial) {
-            store_rows<D, NT>(x.du, g, at);
+            store_rows((float *)x.du, g, at);
         }
     }
 }
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

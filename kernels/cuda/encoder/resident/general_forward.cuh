@@ -1,46 +1,46 @@
-/* The forward of encoder/resident/resident.cu. */
+/* The forward of encoder/resident/resident.cuh. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_GENERAL_FORWARD_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_GENERAL_FORWARD_CUH
 
 #include "kernels/cuda/encoder/embed.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 /* c [d columns] = W_2 of the warp's share of the hidden columns. */
-template <int D, int NT, bool DROP>
-static __device__ __forceinline__ void feed_forward(float (&c)[D / 8][4], const ps_pair (&a)[D / 16][4], const struct encoder &x,
-                                                    const struct sizes &z, const layer_weights<D> &w, uint64_t step, int site,
-                                                    uint32_t *keep, const place<D, NT> &at)
+template <bool DROP, class T, int D, int NT>
+static __device__ __forceinline__ void feed_forward(float (&c)[D / 8][4], const ps_pair<T> (&a)[D / 16][4], const encoder<T> &x,
+                                                    const struct sizes &z, const layer_weights<T, D> &w, uint64_t step, int site,
+                                                    uint32_t *keep, const place<T, D, NT> &at)
 {
     const int share_f = z.f / sharing(D);
     clear(c);
 #pragma unroll 1
     for (int column = at.share * share_f; column < (at.share + 1) * share_f; column += 16) {
-        ps_pair hidden[4];
+        ps_pair<T> hidden[4];
         uint32_t bits = 0;
         float y[2][4];
         if constexpr (DROP) {
-            bits = new_masks<D, NT>(x, step, site, z.f, column, keep ? keep + column / 2 : NULL, at);
+            bits = new_masks(x, step, site, z.f, column, keep ? keep + column / 2 : NULL, at);
         }
         set_bias(y, w.b_1 + column, at.q);
-        multiply<D, NT>(y, a, w.w_1 + column, z.f + 8, at);
+        multiply(y, a, w.w_1 + column, z.f + 8, at);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             y[i / 4][i % 4] = ps_gelu_twice(y[i / 4][i % 4]);
         }
-        pack_operand(hidden, y[0], y[1]);
+        pack_operand<T>(hidden, y[0], y[1]);
         if constexpr (DROP) {
             drop_operand(hidden, bits);
         }
-        multiply_columns<D, NT>(c, hidden, w.w_2 + column * w.LD, w.LD, at);
+        multiply_columns(c, hidden, w.w_2 + column * w.LD, w.LD, at);
     }
 }
 
 /* own = the warp's 16 columns of the sum of c over the warps that share a tile, in a fixed order; partial is the unit's. */
-template <int D, int NT>
+template <class T, int D, int NT>
 static __device__ __forceinline__ void add_shares(float (&own)[2][4], const float (&c)[D / 8][4], float4 *partial,
-                                                  const place<D, NT> &at)
+                                                  const place<T, D, NT> &at)
 {
     constexpr int W = sharing(D);
     if constexpr (W == 1) {
@@ -70,52 +70,52 @@ static __device__ __forceinline__ void add_shares(float (&own)[2][4], const floa
     }
 }
 
-template <int D, int NT, bool E8>
-static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const __grid_constant__ struct encoder x)
+template <class T, int D, int NT, bool E8>
+static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const __grid_constant__ encoder<T> x)
 {
     ps_grid_begin();
-    constexpr int LD = D + 8, LD_QKV = layer_weights<D>::LD_QKV, W = sharing(D);
+    constexpr int LD = D + 8, LD_QKV = layer_weights<T, D>::LD_QKV, W = sharing(D);
     extern __shared__ uint4 shared_memory[];
     float4 *const table = (float4 *)shared_memory;
     char *const weights = (char *)shared_memory + TABLE_BYTES;
     const struct sizes z = sizes_of(x);
-    const int bytes = layer_bytes(D, z.f);
-    place<D, NT> at;
-    ps_real *const A = (ps_real *)(weights + (x.general.resident ? x.layers : 1) * bytes + at.unit * unit_bytes(D, NT, false, z.f));
-    ps_real *const qkv = A + (W > 1 ? NT * 16 * LD : 0);
+    const int bytes = layer_bytes<T>(D, z.f);
+    place<T, D, NT> at;
+    T *const A = (T *)(weights + (x.general.resident ? x.layers : 1) * bytes + at.unit * unit_bytes<T>(D, NT, false, z.f));
+    T *const qkv = A + (W > 1 ? NT * 16 * LD : 0);
     char *const statistics = (char *)(qkv + NT * 16 * LD_QKV);
     float4 *const partial = (float4 *)(statistics + statistics_bytes(D, NT));
     const uint64_t step = z.drop ? x.state->step : 0;
     const int heads = 16 / z.e;
-    fill_table<D, NT>(table, x.n, at);
+    fill_table(table, x.n, at);
     if (x.general.resident) {
         for (int l = 0; l < x.layers; l++) {
-            stage_layer(x, z, l, layer_weights<D>(weights + l * bytes, z.f));
+            stage_layer(x, z, l, layer_weights<T, D>(weights + l * bytes, z.f));
         }
     }
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
         at.take(x, group * x.block_units + at.unit);
         float u[2][4];
         if (x.embed.weight) {
-            ps_pair rows[4];
+            ps_pair<T> rows[4];
             if (group != blockIdx.x) {
                 at.sync(); /* the units before have done with qkv */
             }
             if (z.drop) {
-                embed_unit<D, NT, true>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, at);
+                embed_unit<true>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, at);
             } else {
-                embed_unit<D, NT, false>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, at);
+                embed_unit<false>(rows, (float *)qkv, x, group * x.block_units + at.unit, step, at);
             }
             if (NT * W == 1) {
                 at.sync(); /* others wait for one another before qkv is written */
             }
-            unpack_operand(u, rows);
+            unpack_operand<T>(u, rows);
         } else {
-            load_rows<D, NT>(u, x.u, at);
+            load_rows(u, (const T *)x.u, at);
         }
         for (int l = 0; l < x.layers; l++) {
-            const layer_weights<D> w(weights + (x.general.resident ? l : 0) * bytes, z.f);
-            uint32_t *const keep = (z.drop && x.masks) && at.global_tile < x.units * NT ? masks_at<D, NT>(x, z, l, at) : NULL;
+            const layer_weights<T, D> w(weights + (x.general.resident ? l : 0) * bytes, z.f);
+            uint32_t *const keep = (z.drop && x.masks) && at.global_tile < x.units * NT ? masks_at(x, z, l, at) : NULL;
             if (!x.general.resident) {
                 __syncthreads();
                 stage_layer(x, z, l, w);
@@ -123,33 +123,33 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             if (!x.general.resident || (group == blockIdx.x && l == 0)) {
                 ps_copy_wait();
                 for (int i = 0; i < (x.general.resident ? x.layers : 1); i++) {
-                    round_layer(z, layer_weights<D>(weights + i * bytes, z.f));
+                    round_layer(z, layer_weights<T, D>(weights + i * bytes, z.f));
                 }
                 __syncthreads();
             }
-            ps_pair all[D / 16][4], a[4];
+            ps_pair<T> all[D / 16][4], a[4];
             float rstd[2], xhat[2][4], own[2][4], c[D / 8][4];
-            normalise<D, NT>(xhat, rstd, u, x.epsilon, statistics_at<D, NT>(statistics, 0, at), at);
-            scale_shift(a, xhat, w.ln1_gamma + at.share * 16, w.ln1_beta + at.share * 16, at.q);
+            normalise(xhat, rstd, u, x.epsilon, statistics_at(statistics, 0, at), at);
+            scale_shift<T>(a, xhat, w.ln1_gamma + at.share * 16, w.ln1_beta + at.share * 16, at.q);
             if (NT > 1 && W == 1) {
                 at.sync(); /* the layer before has read k and v; otherwise normalise has waited */
             }
-            gather<D, NT>(all, a, A, at);
-            project<D, NT>(qkv, all, w, at);
+            gather(all, a, A, at);
+            project(qkv, all, w, at);
             at.sync();
 
             /* merged = softmax(q k' / sqrt(e)) v, in the place of q */
-            const ps_real *const keys = qkv + D + at.share * 16, *const values = keys + D;
-            ps_real *const mine = qkv + at.row * LD_QKV + at.share * 16;
-            ps_pair queries[4];
-            load_a(queries, lane_a(mine, LD_QKV, at), LD_QKV, at);
+            const T *const keys = qkv + D + at.share * 16, *const values = keys + D;
+            T *const mine = qkv + at.row * LD_QKV + at.share * 16;
+            ps_pair<T> queries[4];
+            load_a(queries, lane_a(mine, LD_QKV, at), LD_QKV);
             __syncwarp();
 #pragma unroll 1
             for (int i = 0; i < heads; i++) {
                 const struct head h = head_at(i, z.e, at.q);
                 float s[2 * NT][4], o[E8 ? 1 : 2][4], most[2], sum[1][4];
                 head_operand<E8>(a, queries, h);
-                masked_scores<D, NT, E8>(s, a, h, keys, LD_QKV, table, at);
+                masked_scores<E8>(s, a, h, keys, LD_QKV, table, at);
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     most[r] = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
@@ -168,12 +168,12 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
                         float &v = s[2 * j + k / 4][k % 4];
                         v = ps_exp2(fmaf(v, x.scale_log2e, -most[k % 4 / 2]));
                     }
-                    pack_operand(a, s[2 * j], s[2 * j + 1]);
-                    mix<D, NT, E8>(o, a, h, values + j * 16 * LD_QKV, LD_QKV, at);
-                    add_ones(sum[0], a);
+                    pack_operand<T>(a, s[2 * j], s[2 * j + 1]);
+                    mix<E8>(o, a, h, values + j * 16 * LD_QKV, LD_QKV, at);
+                    add_ones<T>(sum[0], a);
                 }
-                put_head<D, NT, E8>(mine, LD_QKV, o, __fdividef(1.0f, sum[0][0]), __fdividef(1.0f, sum[0][2]), h, at);
-                keep_log_sums<D, NT>(x, l, at.share * heads + i, most, sum[0][0], sum[0][2], at);
+                put_head<E8>(mine, LD_QKV, o, __fdividef(1.0f, sum[0][0]), __fdividef(1.0f, sum[0][2]), h, at);
+                keep_log_sums(x, l, at.share * heads + i, most, sum[0][0], sum[0][2], at);
             }
 
             /* u = r = u + drop(merged W_o + b_o) */
@@ -184,36 +184,36 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             }
 #pragma unroll
             for (int k = 0; k < D / 16; k++) {
-                load_a(all[k], lane_a(qkv + at.row * LD_QKV, LD_QKV, at) + k * 16, LD_QKV, at);
+                load_a(all[k], lane_a(qkv + at.row * LD_QKV, LD_QKV, at) + k * 16, LD_QKV);
             }
 #pragma unroll
             for (int k = 0; k < W; k++) {
-                if (REAL_BYTES == 4 && x.general.merged && k == at.share) {
-                    unpack_operand(own, all[k]);
-                    store_rows<D, NT>(x.general.merged + l * x.rows * D, own, at);
+                if (REAL_BYTES<T> == 4 && x.general.merged && k == at.share) {
+                    unpack_operand<T>(own, all[k]);
+                    store_rows(x.general.merged + l * x.rows * D, own, at);
                 }
             }
             set_bias(own, w.b_o + at.share * 16, at.q);
-            multiply<D, NT>(own, all, w.w_o + at.share * 16, LD, at);
+            multiply(own, all, w.w_o + at.share * 16, LD, at);
             uint32_t bits = 0xffffffffu;
             if (z.drop) {
-                bits = new_masks<D, NT>(x, step, 3 * l, D, at.share * 16, keep ? keep + at.share * 8 : NULL, at);
+                bits = new_masks(x, step, 3 * l, D, at.share * 16, keep ? keep + at.share * 8 : NULL, at);
             }
             add_kept(u, own, bits, x.drop_scale);
             if (x.general.r) {
-                store_rows<D, NT>(x.general.r + l * x.rows * D, u, at);
+                store_rows(x.general.r + l * x.rows * D, u, at);
             }
 
             /* u = r + drop(drop(gelu(LN2(r) W_1 + b_1)) W_2 + b_2) */
-            normalise<D, NT>(xhat, rstd, u, x.epsilon, statistics_at<D, NT>(statistics, 1, at), at);
-            scale_shift(a, xhat, w.ln2_gamma + at.share * 16, w.ln2_beta + at.share * 16, at.q);
-            gather<D, NT>(all, a, A, at);
+            normalise(xhat, rstd, u, x.epsilon, statistics_at(statistics, 1, at), at);
+            scale_shift<T>(a, xhat, w.ln2_gamma + at.share * 16, w.ln2_beta + at.share * 16, at.q);
+            gather(all, a, A, at);
             if (z.drop) {
-                feed_forward<D, NT, true>(c, all, x, z, w, step, 3 * l + 1, keep ? keep + D / 2 : NULL, at);
+                feed_forward<true>(c, all, x, z, w, step, 3 * l + 1, keep ? keep + D / 2 : NULL, at);
             } else {
-                feed_forward<D, NT, false>(c, all, x, z, w, step, 0, NULL, at);
+                feed_forward<false>(c, all, x, z, w, step, 0, NULL, at);
             }
-            add_shares<D, NT>(own, c, partial, at);
+            add_shares(own, c, partial, at);
             set_bias(xhat, w.b_2 + at.share * 16, at.q);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -221,14 +221,14 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             }
             if (z.drop) {
                 const int chunk = D / 16 + z.f / 16 + at.share;
-                bits = new_masks<D, NT>(x, step, 3 * l + 2, D, at.share * 16, keep ? keep + chunk * 8 : NULL, at);
+                bits = new_masks(x, step, 3 * l + 2, D, at.share * 16, keep ? keep + chunk * 8 : NULL, at);
             }
             add_kept(u, own, bits, x.drop_scale);
-            store_rows<D, NT>(x.u + (l + 1) * x.rows * D, u, at);
+            store_rows((T *)x.u + (l + 1) * x.rows * D, u, at);
         }
     }
 }
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

@@ -5,17 +5,17 @@
 
 #include "kernels/cuda/encoder/resident/arguments.cuh"
 
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
 /* Two neighbouring gradients and what AdamW keeps beside them. They are fetched while their sums are not there yet: the last kernel
  * that wrote them was this one, of the step before. */
-struct pair {
+template <class T> struct pair {
     float2 *to; /* NULL: none */
     float2 gradient, parameter, m;
     double2 v;
 
-    __device__ __forceinline__ pair(const struct encoder &x, float2 *gradients)
+    __device__ __forceinline__ pair(const encoder<T> &x, float2 *gradients)
     {
         to = gradients;
         gradient = parameter = m = make_float2(0, 0);
@@ -32,7 +32,7 @@ struct pair {
     }
 
     /* The gradient is `sum` now; or AdamW takes it, and it is zero. */
-    __device__ __forceinline__ void put(const struct encoder &x, const struct ps_adamw_step &s, float2 sum)
+    __device__ __forceinline__ void put(const encoder<T> &x, const struct ps_adamw_step &s, float2 sum)
     {
         if (!x.d64.update.parameters) {
             *to = sum;
@@ -49,7 +49,7 @@ struct pair {
         ps_adamw_update(parameter.x, sum.x, m.x, v.x, a, s, at < a.decayed);
         ps_adamw_update(parameter.y, sum.y, m.y, v.y, a, s, at < a.decayed);
         *(float2 *)(x.d64.update.parameters + at) = parameter;
-        *(uint32_t *)(x.d64.update.copy + at) = ps_pack(parameter.x, parameter.y);
+        *(uint32_t *)(x.d64.update.copy + at) = ps_pack<T>(parameter.x, parameter.y);
         *(float2 *)(x.d64.update.m + at) = m;
         *(double2 *)(x.d64.update.v + at) = v;
         if (!isfinite(sum.x) || !isfinite(sum.y)) {
@@ -59,7 +59,8 @@ struct pair {
 };
 
 /* The same of one. */
-static __device__ __forceinline__ void put_single(const struct encoder &x, const struct ps_adamw_step &s, float *to, float sum)
+template <class T>
+static __device__ __forceinline__ void put_single(const encoder<T> &x, const struct ps_adamw_step &s, float *to, float sum)
 {
     if (!x.d64.update.parameters) {
         *to = sum;
@@ -74,7 +75,7 @@ static __device__ __forceinline__ void put_single(const struct encoder &x, const
     double v = x.d64.update.v[at];
     ps_adamw_update(parameter, sum, m, v, x.d64.update.plain, s, at < x.d64.update.plain.decayed);
     x.d64.update.parameters[at] = parameter;
-    x.d64.update.copy[at] = ps_round(parameter);
+    ps_put(x.d64.update.copy + at, parameter);
     x.d64.update.m[at] = m;
     x.d64.update.v[at] = v;
     if (!isfinite(sum)) {
@@ -82,6 +83,6 @@ static __device__ __forceinline__ void put_single(const struct encoder &x, const
     }
 }
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
 
 #endif

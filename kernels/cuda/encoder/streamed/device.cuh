@@ -5,7 +5,7 @@
 #include <cudaTypedefs.h>
 
 #include "kernels/cuda/tile/bulk.cuh"
-#include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/encoder/streamed/types.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
 /* Two matrices to shared memory, the addresses as for ldmatrix. */

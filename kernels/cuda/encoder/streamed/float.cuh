@@ -3,6 +3,7 @@
 #define PS_KERNELS_CUDA_ENCODER_FLOAT_CUH
 
 #include "kernels/cuda/encoder/request.cuh"
+#include "kernels/cuda/encoder/streamed/types.cuh"
 
 namespace PS_REAL16_SPACE
 {

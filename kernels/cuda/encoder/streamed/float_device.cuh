@@ -6,7 +6,7 @@
 #include "kernels/cuda/encoder/request.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
-#include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/encoder/streamed/types.cuh"
 
 namespace PS_REAL16_SPACE
 {

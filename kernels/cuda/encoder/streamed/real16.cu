@@ -1,4 +1,4 @@
-/* One encoder layer, forward and backward, for d_model up to 128: operands of 16 bits (tile/types.cuh) on tensor cores, fp32 sums,
+/* One encoder layer, forward and backward, for d_model up to 128: operands of 16 bits (types.cuh) on tensor cores, fp32 sums,
  * softmax and LayerNorm.
  *
  * Why: at level gemm a layer's activations cross device memory about 40 times. Here a block of 512 threads owns the 128 rows of

@@ -47,7 +47,7 @@ static __device__ __forceinline__ void head_product(float (&sums)[4], const uint
                                                     const float (&start)[4])
 {
     if constexpr (J == 1) {
-        ps_mma8(sums, a[0][0], a[0][1], b[0], start);
+        ps_mma8<real16>(sums, a[0][0], a[0][1], b[0], start);
     } else {
         const uint32_t first[4] = {a[0][0], a[0][1], a[1][0], a[1][1]};
         ps_mma16(sums, first, b[0], b[1], start);
@@ -136,7 +136,7 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
                                                          int sequences)
 {
     constexpr int J = E / 8;
-    const uint32_t ones = PS_REAL16_ONES, far = lane_id() < 16 ? 0 : (K_PANEL - Q_PANEL) * PANEL_BYTES;
+    const uint32_t ones = ps_ones<real16>(), far = lane_id() < 16 ? 0 : (K_PANEL - Q_PANEL) * PANEL_BYTES;
 #pragma unroll 1
     for (int pair = warp_id(); pair < sequences * p.heads; pair += WARPS) {
         const int sequence = pair / p.heads, first = sequence * p.N;
@@ -178,7 +178,7 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
                     ps_mma16(sums[0], s, ones, ones, sums[0]);
                 }
                 const float low = fminf(sums[0][0], sums[0][2]), high = fmaxf(sums[0][0], sums[0][2]);
-                if (__all_sync(0xffffffffu, ps_sums_hold(low, high)) || shifted) {
+                if (__all_sync(0xffffffffu, ps_sums_hold<real16>(low, high)) || shifted) {
                     break;
                 }
                 shifted = true;

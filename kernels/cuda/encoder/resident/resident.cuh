@@ -27,19 +27,20 @@
  *
  * The kernels are general_forward.cuh, general_backward.cuh or, in tf32, general_backward_tf32.cuh, and block_sums.cuh; here is the
  * host's side. */
+#ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_RESIDENT_CUH
+#define PS_KERNELS_CUDA_ENCODER_RESIDENT_RESIDENT_CUH
+
 #include "kernels/cuda/encoder/resident/block_sums.cuh"
+#include "kernels/cuda/encoder/resident/general_backward.cuh"
+#include "kernels/cuda/encoder/resident/general_backward_tf32.cuh"
 #include "kernels/cuda/encoder/resident/general_forward.cuh"
 
-#ifdef PS_COMPILE_TF32
-#include "kernels/cuda/encoder/resident/general_backward_tf32.cuh"
-#else
-#include "kernels/cuda/encoder/resident/general_backward.cuh"
-#endif
-
-namespace PS_REAL16_SPACE
+namespace ps_resident
 {
 
-typedef void kernel_function(const struct encoder);
+template <class T> using kernel_function = void(const encoder<T>);
+
+template <class T> static constexpr bool is_tf32 = std::is_same<T, float>::value;
 
 /* d_model 64 with longer sequences and heads of 16 columns is encoder/streamed/real16.cu's. */
 static constexpr bool heads_fit(int d, int tiles, bool e8)
@@ -47,28 +48,36 @@ static constexpr bool heads_fit(int d, int tiles, bool e8)
     return e8 || d < 64 || tiles == 1;
 }
 
-template <int D, int NT> static kernel_function *kernel_of_head(bool backward, bool e8)
+template <class T, int D, int NT, bool E8> static kernel_function<T> *kernel_of_direction(bool backward)
 {
-    if constexpr (!heads_fit(D, NT, false)) {
-        return backward ? backward_kernel<D, NT, true> : forward_kernel<D, NT, true>;
-    } else if (backward) {
-        return e8 ? backward_kernel<D, NT, true> : backward_kernel<D, NT, false>;
+    if constexpr (is_tf32<T>) {
+        return backward ? backward_kernel_tf32<D, NT, E8> : forward_kernel<T, D, NT, E8>;
     } else {
-        return e8 ? forward_kernel<D, NT, true> : forward_kernel<D, NT, false>;
+        return backward ? backward_kernel<T, D, NT, E8> : forward_kernel<T, D, NT, E8>;
     }
 }
 
-template <int D> static kernel_function *kernel_of_tiles(int tiles, bool backward, bool e8)
+template <class T, int D, int NT> static kernel_function<T> *kernel_of_head(bool backward, bool e8)
+{
+    if constexpr (heads_fit(D, NT, false)) {
+        if (!e8) {
+            return kernel_of_direction<T, D, NT, false>(backward);
+        }
+    }
+    return kernel_of_direction<T, D, NT, true>(backward);
+}
+
+template <class T, int D> static kernel_function<T> *kernel_of_tiles(int tiles, bool backward, bool e8)
 {
     switch (tiles) {
     case 1:
-        return kernel_of_head<D, 1>(backward, e8);
+        return kernel_of_head<T, D, 1>(backward, e8);
     case 2:
-        return kernel_of_head<D, 2>(backward, e8);
+        return kernel_of_head<T, D, 2>(backward, e8);
     case 3:
-        return kernel_of_head<D, 3>(backward, e8);
+        return kernel_of_head<T, D, 3>(backward, e8);
     default:
-        return kernel_of_head<D, 4>(backward, e8);
+        return kernel_of_head<T, D, 4>(backward, e8);
     }
 }
 
@@ -81,25 +90,24 @@ struct plan {
     size_t shared;
 };
 
-static kernel_function *kernel_of(int d, const struct plan &p, bool backward, const struct encoder &x)
+template <class T> static kernel_function<T> *kernel_of(int d, const struct plan &p, bool backward, const encoder<T> &x)
 {
     const bool e8 = x.e < 16;
-    const int tiles = p.tiles;
-#ifndef PS_COMPILE_TF32
-    if (d == 64) {
-        return kernel_of_tiles<64>(tiles, backward, e8);
+    if constexpr (!is_tf32<T>) {
+        if (d == 64) {
+            return kernel_of_tiles<T, 64>(p.tiles, backward, e8);
+        }
     }
-#endif
-    return d == 16 ? kernel_of_tiles<16>(tiles, backward, e8) : kernel_of_tiles<32>(tiles, backward, e8);
+    return d == 16 ? kernel_of_tiles<T, 16>(p.tiles, backward, e8) : kernel_of_tiles<T, 32>(p.tiles, backward, e8);
 }
 
-static int sizes_fit(const struct ps_encoder_request *e)
+template <class T> static int sizes_fit(const struct ps_encoder_request *e)
 {
     const int64_t d = e->d_model, head = e->n_heads > 0 ? d / e->n_heads : 0;
-    return (d == 16 || d == 32 || (d == 64 && PS_REAL16 != PS_F32)) && head * e->n_heads == d &&
-           (head == 4 || head == 8 || head == 16) && e->patches >= 1 && e->patches <= 64 &&
-           heads_fit((int)d, ((int)e->patches + 15) / 16, head < 16) && e->d_ff >= d && e->d_ff <= 256 && e->d_ff % d == 0 &&
-           e->layers >= 1 && e->layers <= 64 && e->sequences >= 1 && e->sequences <= INT32_MAX;
+    return (d == 16 || d == 32 || (d == 64 && !is_tf32<T>)) && head * e->n_heads == d && (head == 4 || head == 8 || head == 16) &&
+           e->patches >= 1 && e->patches <= 64 && heads_fit((int)d, ((int)e->patches + 15) / 16, head < 16) && e->d_ff >= d &&
+           e->d_ff <= 256 && e->d_ff % d == 0 && e->layers >= 1 && e->layers <= 64 && e->sequences >= 1 &&
+           e->sequences <= INT32_MAX;
 }
 
 static void units_of(const struct ps_encoder_request *e, struct plan *p)
@@ -109,23 +117,19 @@ static void units_of(const struct ps_encoder_request *e, struct plan *p)
     p->units = ps_resident_units(e);
 }
 
-static int64_t unit_of(int d, int tiles, bool backward, int staged)
+template <class T> static int64_t unit_of(int d, int tiles, bool backward, int staged)
 {
-#ifdef PS_COMPILE_TF32
-    if (backward) {
-        return places_of(d, tiles).size * (int64_t)sizeof(ps_real);
-    }
-#endif
-    return unit_bytes(d, tiles, backward, staged);
+    return is_tf32<T> && backward ? places_of(d, tiles).size * (int64_t)sizeof(T) : unit_bytes<T>(d, tiles, backward, staged);
 }
 
 /* Fewest rounds over the units first, then weights that stay, then the fewest stages of d_ff. */
+template <class T>
 static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps_encoder_request *e, bool backward,
                                 struct plan *best)
 {
     const int multiprocessors = c->multiprocessors, shared = c->shared_bytes;
     int64_t best_rounds = INT64_MAX;
-    if (sizes_fit(e) && ps_encoder_d64_serves(e, shared)) {
+    if (!is_tf32<T> && sizes_fit<T>(e) && ps_encoder_d64_serves(e, shared)) {
         *best = {};
         units_of(e, best);
         best->d64_short = 1;
@@ -133,7 +137,7 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
         best->multiprocessors = multiprocessors;
         return PS_OK;
     }
-    if (sizes_fit(e) && ps_encoder_d16_serves(e)) {
+    if (!is_tf32<T> && sizes_fit<T>(e) && ps_encoder_d16_serves(e)) {
         *best = {};
         units_of(e, best);
         best->d16_e4_f128 = 1;
@@ -145,22 +149,22 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
             return PS_OK;
         }
     }
-    if (sizes_fit(e)) {
+    if (sizes_fit<T>(e)) {
         const int d = (int)e->d_model, f = (int)e->d_ff, W = sharing(d);
         struct plan p = {};
         units_of(e, &p);
         p.multiprocessors = multiprocessors;
         const int warps = p.tiles * W;
         const int most = most_threads(d) / 32 / warps;
-        const bool turns = backward && PS_REAL16 == PS_F32, stages = backward && !turns;
+        const bool turns = backward && is_tf32<T>, stages = backward && !turns;
         for (int there = (int)e->layers; there >= 1; there = turns && there > 2 ? 2 : there > 1 ? 1 : 0) {
             p.resident = turns ? there : there == e->layers;
             for (p.staged = f; p.staged >= (stages ? d : f); p.staged -= d) {
                 if (f % p.staged != 0) {
                     continue;
                 }
-                const int64_t weights = TABLE_BYTES + there * (int64_t)layer_bytes(d, f);
-                const int64_t unit = unit_of(d, p.tiles, backward, p.staged);
+                const int64_t weights = TABLE_BYTES + there * (int64_t)layer_bytes<T>(d, f);
+                const int64_t unit = unit_of<T>(d, p.tiles, backward, p.staged);
                 int64_t units = (shared - weights) / unit;
                 units = shared < weights ? 0 : units > most ? most : units;
                 units = warps > 1 && units > 15 ? 15 : units; /* a barrier each */
@@ -187,30 +191,30 @@ static enum ps_status plan_make(const struct ps_cuda_context *c, const struct ps
             "%d bytes of shared memory a block: d_model 16%s, heads of 4, 8 or 16, d_ff a multiple of d_model up to 256, up to 64 "
             "patches",
             (long long)e->d_model, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches, (long long)e->layers, shared,
-            PS_REAL16 == PS_F32 ? " or 32" : ", 32 or 64");
+            is_tf32<T> ? " or 32" : ", 32 or 64");
     }
     return PS_OK;
 }
 
 /* What is kept, in order: r, lse, deviations or merged, masks, the embedding's masks. */
-static size_t kept_r(const struct ps_encoder_request *e)
+template <class T> static size_t kept_r(const struct ps_encoder_request *e)
 {
-    return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(ps_real) + 255) / 256 * 256;
+    return ((size_t)(e->layers * e->sequences * e->patches * e->d_model) * sizeof(T) + 255) / 256 * 256;
 }
 
 /* encoder/resident/d64_short.cu's deviations, or tf32's merged. */
-static size_t kept_beside(const struct ps_encoder_request *e)
+template <class T> static size_t kept_beside(const struct ps_encoder_request *e)
 {
-    return PS_REAL16 == PS_F32 ? kept_r(e) : ps_encoder_d64_fits(e) ? ps_resident_deviation_bytes(e) : 0;
+    return is_tf32<T> ? kept_r<T>(e) : ps_encoder_d64_fits(e) ? ps_resident_deviation_bytes(e) : 0;
 }
 
 /* The batch size decides which kernels run: the larger of what they keep. */
-static size_t kept_bytes(const struct ps_encoder_request *e, const struct plan &p)
+template <class T> static size_t kept_bytes(const struct ps_encoder_request *e, const struct plan &p)
 {
     const int64_t words = e->dropout.threshold ? p.units * p.tiles * (e->d_model / 16) * 8 : 0; /* the embedding's */
-    const size_t bytes = kept_r(e) + ps_resident_lse_bytes(e) + kept_beside(e) + ps_resident_mask_bytes(e, p.tiles) +
+    const size_t bytes = kept_r<T>(e) + ps_resident_lse_bytes(e) + kept_beside<T>(e) + ps_resident_mask_bytes(e, p.tiles) +
                          (size_t)words * sizeof(uint32_t);
-    const size_t d16 = ps_encoder_d16_serves(e) ? ps_encoder_d16_kept_bytes(e) : 0;
+    const size_t d16 = !is_tf32<T> && ps_encoder_d16_serves(e) ? ps_encoder_d16_kept_bytes(e) : 0;
     return bytes > d16 ? bytes : d16;
 }
 
@@ -247,23 +251,24 @@ static const struct plans &plans_of(const struct ps_encoder_plan *plan)
     return *(const struct plans *)plan->own;
 }
 
+template <class T>
 static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_encoder_request *e, struct ps_encoder_plan *plan)
 {
     struct plans p;
-    PS_TRY(plan_make(ps_cuda(k), e, false, &p.forward));
-    PS_TRY(plan_make(ps_cuda(k), e, true, &p.backward));
+    PS_TRY(plan_make<T>(ps_cuda(k), e, false, &p.forward));
+    PS_TRY(plan_make<T>(ps_cuda(k), e, true, &p.backward));
     plan->own = malloc(sizeof p);
     if (!plan->own) {
         return ps_fail(PS_DEVICE, "encoder: out of host memory");
     }
     memcpy(plan->own, &p, sizeof p);
     plan->kernels = p.forward.d64_short ? "resident/d64_short" : p.forward.d16_e4_f128 ? "resident/d16_e4_f128" : "resident";
-    plan->kept_bytes = kept_bytes(e, p.forward);
+    plan->kept_bytes = kept_bytes<T>(e, p.forward);
     return PS_OK;
 }
 
 /* Whether a unit's windows fit where they are gathered, and du and patches where they are staged. */
-static bool can_embed(const struct ps_encoder_request *e, const struct plan &p)
+template <class T> static bool can_embed(const struct ps_encoder_request *e, const struct plan &p)
 {
     if (e->seq_len < e->patch_len || e->patch_len < 1 || e->patch_len > 32) {
         return false;
@@ -275,22 +280,20 @@ static bool can_embed(const struct ps_encoder_request *e, const struct plan &p)
     if (p.d16_e4_f128) {
         return floats <= ps_encoder_d16_window_floats();
     }
-#ifdef PS_COMPILE_TF32
-    const struct unit_places places = places_of((int)d, p.tiles);
-    const size_t room = (size_t)(places.size - places.m) * sizeof(ps_real);
-#else
-    const size_t room = (size_t)scratch_bytes((int)d, p.tiles, p.staged);
-#endif
-    return floats * (int)sizeof(float) <= p.tiles * 16 * (3 * d + 8) * REAL_BYTES &&
-           (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(ps_real) <= room;
+    const struct unit_places places = places_of((int)d, p.tiles); /* tf32's */
+    const size_t room =
+        is_tf32<T> ? (size_t)(places.size - places.m) * sizeof(T) : (size_t)scratch_bytes<T>((int)d, p.tiles, p.staged);
+    return floats * (int)sizeof(float) <= p.tiles * 16 * (3 * d + 8) * REAL_BYTES<T> &&
+           (size_t)(p.tiles * 16 * embed_pitch((int)d, (int)e->patch_len)) * sizeof(T) <= room;
 }
 
+template <class T>
 static enum ps_encoder_span resident_span(const struct ps_kernels *k, const struct ps_encoder_request *e,
                                           const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).forward;
     const int shared = ps_cuda(k)->shared_bytes;
-    if (!can_embed(e, plans_of(plan).backward)) {
+    if (!can_embed<T>(e, plans_of(plan).backward)) {
         return PS_SPAN_LAYERS;
     }
     if (p.blocks > PS_PARTIAL_BLOCKS || e->pred_len < 1) {
@@ -302,20 +305,21 @@ static enum ps_encoder_span resident_span(const struct ps_kernels *k, const stru
     return p.d16_e4_f128 && ps_encoder_d16_heads(e, p.block_units, shared) ? PS_SPAN_LOSS : PS_SPAN_EMBEDDING;
 }
 
+template <class T>
 static size_t resident_workspace_bytes(const struct ps_kernels *, const struct ps_encoder_request *e,
                                        const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).backward;
     /* A shorter batch may have more blocks, of fewer units each: 980 units are 123 blocks of 8, 660 are 132 of 5. */
     const size_t blocks = p.units < p.multiprocessors ? p.units : p.multiprocessors;
-    const size_t embed = can_embed(e, p) ? blocks * embed_sums(e) : 0;
+    const size_t embed = can_embed<T>(e, p) ? blocks * embed_sums(e) : 0;
     if (p.d64_short) {
         return ps_encoder_d64_workspace(e, p.units, p.multiprocessors) + embed;
     }
     return counter_bytes(e) + norm_bytes(e) + (blocks + 1) * sums_bytes(e) + embed;
 }
 
-static void embed_make(const struct ps_encoder_request *e, const struct plan *p, struct encoder_embedding *x)
+template <class T> static void embed_make(const struct ps_encoder_request *e, const struct plan *p, encoder_embedding<T> *x)
 {
     const struct ps_embed_forward *f = e->embed;
     const struct ps_embed_backward *b = e->embed_gradient;
@@ -324,10 +328,10 @@ static void embed_make(const struct ps_encoder_request *e, const struct plan *p,
     x->sequences = p->unit_rows / (int)e->patches;
     x->all = (uint32_t)e->sequences;
     if (f) {
-        x->weight = (const ps_real *)f->weight.data;
+        x->weight = (const T *)f->weight.data;
         x->bias = (const float *)f->bias.data;
         x->position = (const float *)f->position.data;
-        x->patches = (ps_real *)f->patches.data;
+        x->patches = (T *)f->patches.data;
         x->mean = (float *)f->mean.data;
         x->std = (float *)f->std.data;
         x->windows = ps_windows_of(&f->inputs, &f->indices);
@@ -341,23 +345,23 @@ static void embed_make(const struct ps_encoder_request *e, const struct plan *p,
         x->site = f->dropout.site;
     }
     if (b) {
-        x->patches = (ps_real *)b->patches.data;
+        x->patches = (T *)b->patches.data;
         x->d_weight = (float *)b->d_weight.data;
         x->d_bias = (float *)b->d_bias.data;
         x->d_position = (float *)b->d_position.data;
     }
 }
 
-static void head_make(const struct ps_encoder_request *e, struct encoder_head *x, struct d64_head *rest)
+template <class T> static void head_make(const struct ps_encoder_request *e, encoder_head<T> *x, struct d64_head *rest)
 {
     const struct ps_head_step *h = e->head;
     const struct ps_head_gradient *g = e->head_gradient;
     if (h) {
-        x->weight = (const ps_real *)h->weight.data;
+        x->weight = (const T *)h->weight.data;
         x->bias = (const float *)h->bias.data;
         x->targets = ps_windows_of(&h->targets, &h->indices);
-        x->dx = (ps_real *)h->dx.data;
-        x->dz = (ps_real *)h->dz.data;
+        x->dx = (T *)h->dx.data;
+        x->dz = (T *)h->dz.data;
         x->partials = (double *)h->partials.data;
         x->rows = (int)h->partials.size[0];
         x->horizon = (int)e->pred_len;
@@ -366,7 +370,7 @@ static void head_make(const struct ps_encoder_request *e, struct encoder_head *x
     if (g) {
         rest->d_weight = (float *)g->d_weight.data;
         rest->d_bias = (float *)g->d_bias.data;
-        x->dx = (ps_real *)g->dx.data;
+        x->dx = (T *)g->dx.data;
         x->partials = (double *)g->partials.data;
         x->rows = (int)g->partials.size[0];
         x->horizon = (int)e->pred_len;
@@ -376,23 +380,23 @@ static void head_make(const struct ps_encoder_request *e, struct encoder_head *x
     }
 }
 
-static void update_make(const struct ps_encoder_request *e, struct d64_update *x)
+template <class T> static void update_make(const struct ps_encoder_request *e, d64_update<T> *x)
 {
     const struct ps_adamw *u = e->update;
     if (u) {
         x->parameters = (float *)u->parameters.data;
         x->m = (float *)u->m.data;
         x->v = (double *)u->v.data;
-        x->copy = (ps_real *)u->copy.data;
+        x->copy = (T *)u->copy.data;
         x->learning_rates = (const double *)u->learning_rates.data;
         x->state = u->state;
         x->plain = ps_adamw_plain_of(u);
     }
 }
 
-static struct encoder arguments_make(const struct ps_encoder_request *e, const struct plan *p)
+template <class T> static encoder<T> arguments_make(const struct ps_encoder_request *e, const struct plan *p)
 {
-    struct encoder x = ps_resident_of(e, p->blocks);
+    encoder<T> x = ps_resident_of<T>(e, p->blocks);
     x.block_units = p->block_units;
     x.general.resident = p->resident;
     x.general.staged = p->staged;
@@ -404,12 +408,12 @@ static struct encoder arguments_make(const struct ps_encoder_request *e, const s
         }
     } else if (e->kept) {
         char *kept = (char *)e->kept;
-        x.general.r = (ps_real *)kept;
-        x.lse = (float *)(kept + kept_r(e));
-        x.d64.rstd = (float *)(kept + kept_r(e) + ps_resident_lse_bytes(e));
-        x.general.merged = (ps_real *)x.d64.rstd;
+        x.general.r = (T *)kept;
+        x.lse = (float *)(kept + kept_r<T>(e));
+        x.d64.rstd = (float *)(kept + kept_r<T>(e) + ps_resident_lse_bytes(e));
+        x.general.merged = (T *)x.d64.rstd;
         if (e->dropout.threshold) {
-            x.masks = (uint32_t *)(kept + kept_r(e) + ps_resident_lse_bytes(e) + kept_beside(e));
+            x.masks = (uint32_t *)(kept + kept_r<T>(e) + ps_resident_lse_bytes(e) + kept_beside<T>(e));
             x.embed.masks = (uint32_t *)((char *)x.masks + ps_resident_mask_bytes(e, p->tiles));
         }
     }
@@ -419,23 +423,27 @@ static struct encoder arguments_make(const struct ps_encoder_request *e, const s
     return x;
 }
 
+template <class T>
 static enum ps_status resident_forward(const struct ps_kernels *k, const struct ps_encoder_request *e,
                                        const struct ps_encoder_plan *plan)
 {
     const struct plan &p = plans_of(plan).forward;
     const cudaStream_t stream = ps_cuda(k)->stream;
     ps_cuda(k)->ordered = false; /* `fresh` takes care of what was */
-    struct encoder x = arguments_make(e, &p);
-    if (p.d64_short) {
-        return ps_encoder_d64_forward(x, (char *)e->workspace, p.multiprocessors, stream);
-    }
-    if (p.d16_e4_f128) {
-        return ps_encoder_d16_forward(x, ps_encoder_d16_shared(e, p.block_units), stream);
+    encoder<T> x = arguments_make<T>(e, &p);
+    if constexpr (!is_tf32<T>) {
+        if (p.d64_short) {
+            return ps_encoder_d64_forward<T>(x, (char *)e->workspace, p.multiprocessors, stream);
+        }
+        if (p.d16_e4_f128) {
+            return ps_encoder_d16_forward(x, ps_encoder_d16_shared(e, p.block_units), stream);
+        }
     }
     return ps_resident_launch(kernel_of((int)e->d_model, p, false, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
                               "encoder forward", x);
 }
 
+template <class T>
 static enum ps_status resident_backward(const struct ps_kernels *k, const struct ps_encoder_request *e,
                                         const struct ps_encoder_plan *plan)
 {
@@ -443,14 +451,16 @@ static enum ps_status resident_backward(const struct ps_kernels *k, const struct
     const cudaStream_t stream = ps_cuda(k)->stream;
     /* `fresh` takes care of what was. With an update the weights have just been written: the next kernel must not prefetch them. */
     ps_cuda(k)->ordered = e->update != NULL;
-    struct encoder x = arguments_make(e, &p);
+    encoder<T> x = arguments_make<T>(e, &p);
     const int d = (int)e->d_model, f = (int)e->d_ff;
     char *workspace = (char *)e->workspace;
-    if (p.d64_short) {
-        if (e->embed_gradient) {
-            x.embed.partial = (float *)(workspace + ps_encoder_d64_workspace(e, p.units, p.multiprocessors));
+    if constexpr (!is_tf32<T>) {
+        if (p.d64_short) {
+            if (e->embed_gradient) {
+                x.embed.partial = (float *)(workspace + ps_encoder_d64_workspace(e, p.units, p.multiprocessors));
+            }
+            return ps_encoder_d64_backward<T>(x, workspace, p.multiprocessors, stream);
         }
-        return ps_encoder_d64_backward(x, workspace, p.multiprocessors, stream);
     }
     x.sums.arrived = (unsigned *)workspace;
     x.sums.norms = (float *)(workspace + counter_bytes(e));
@@ -461,20 +471,26 @@ static enum ps_status resident_backward(const struct ps_kernels *k, const struct
     if (e->embed_gradient) {
         x.embed.partial = (float *)((char *)x.sums.partial + (size_t)p.blocks * sums_bytes(e));
     }
-    PS_TRY(p.d16_e4_f128 ? ps_encoder_d16_backward(x, ps_encoder_d16_shared(e, p.block_units), stream)
-                         : ps_resident_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
-                                              "encoder backward", x));
-#ifdef PS_COMPILE_TF32
-    kernel_function *const sum = d == 16 ? sum_kernel<16> : sum_kernel<32>;
-#else
-    kernel_function *const sum = d == 16 ? sum_kernel<16> : d == 32 ? sum_kernel<32> : sum_kernel<64>;
-#endif
+    kernel_function<T> *sum = d == 16 ? sum_kernel<T, 16> : sum_kernel<T, 32>;
+    if constexpr (!is_tf32<T>) {
+        sum = d == 64 ? sum_kernel<T, 64> : sum;
+        if (p.d16_e4_f128) {
+            PS_TRY(ps_encoder_d16_backward(x, ps_encoder_d16_shared(e, p.block_units), stream));
+        }
+    }
+    if (!p.d16_e4_f128) {
+        PS_TRY(ps_resident_launch(kernel_of(d, p, true, x), dim3((unsigned)p.blocks), p.threads, p.shared, stream,
+                                  "encoder backward", x));
+    }
     return ps_resident_launch(sum,
                               dim3((unsigned)((4 * d + 2 * f) * d / SUM_TILE), (unsigned)(e->layers + (e->embed_gradient ? 1 : 0))),
                               SUM_THREADS, 0, stream, "encoder weight gradients", x);
 }
 
-const struct ps_encoder_family ps_encoder_resident = {resident_plan, resident_span, resident_workspace_bytes, resident_forward,
-                                                      resident_backward};
+template <class T>
+static constexpr struct ps_encoder_family family = {resident_plan<T>, resident_span<T>, resident_workspace_bytes<T>,
+                                                    resident_forward<T>, resident_backward<T>};
 
-} // namespace PS_REAL16_SPACE
+} // namespace ps_resident
+
+#endif
