@@ -829,9 +829,9 @@ START_TEST(level_layer)
 }
 END_TEST
 
-/* More rows than one turn of tiles, or few, tiles of several sequences, sequences of more than a tile, weights' gradients by both
- * ways: against level gemm in fp32, whose own errors are below 1e-6. And what inference leaves, with nothing kept. The first has so
- * few rows that compute-sanitizer can follow it, and so many that blocks of weights' gradients use a stage more than once. */
+/* More rows than one turn of tiles, or few, tiles of several sequences, sequences of more than a tile: against level gemm in fp32,
+ * whose own errors are below 1e-6. And what inference leaves, with nothing kept. The first has so few rows that compute-sanitizer
+ * can follow it, and so many that blocks of weights' gradients use a stage more than once. */
 static const struct ps_model_shape many_shapes[] = {
     {.channels = 67,
      .seq_len = 336,

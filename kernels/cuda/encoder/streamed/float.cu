@@ -82,12 +82,6 @@ static int splits_of(const struct ps_encoder_request *e, int multiprocessors)
     return (int)(4 * multiprocessors > tiles ? 4 * multiprocessors / tiles : 1);
 }
 
-/* Whether weights' gradients are the products of level gemm's table, one by one: of many rows. */
-static bool by_table(const struct ps_encoder_request *e)
-{
-    return e->sequences * e->patches >= 32768;
-}
-
 static size_t packed_bytes(const struct ps_encoder_request *e)
 {
     return (size_t)e->layers * (size_t)places_of(D, (int)e->d_ff).all * sizeof(uint4);
@@ -113,7 +107,7 @@ static enum ps_encoder_span float_span(const struct ps_kernels *, const struct p
                                        const struct ps_encoder_plan *)
 {
     const int64_t most = ROWS / e->patches;
-    return !by_table(e) && e->patch_len >= 1 && e->patch_len + e->patches <= EDGE && e->patch_len * D <= ROWS * HIDDEN &&
+    return e->patch_len >= 1 && e->patch_len + e->patches <= EDGE && e->patch_len * D <= ROWS * HIDDEN &&
                    most * (e->seq_len + 2) + 2 <= ROWS * HIDDEN
                ? PS_SPAN_EMBEDDING
                : PS_SPAN_LAYERS;
@@ -221,7 +215,7 @@ void ps_encoder_float_part(const struct ps_encoder_request *e, int layer, int wh
     *sums = parts + places.b[which];
 }
 
-static struct float_sums adding(const struct ps_encoder_request *e, const float *parts, int splits)
+enum ps_status ps_encoder_float_add(const struct ps_kernels *k, const struct ps_encoder_request *e, const float *parts, int splits)
 {
     struct float_sums x = {};
     x.of.f = (int)e->d_ff;
@@ -233,45 +227,8 @@ static struct float_sums adding(const struct ps_encoder_request *e, const float 
     x.gradients = e->gradients;
     x.d = (int)e->d_model;
     x.splits = splits;
-    return x;
-}
-
-enum ps_status ps_encoder_float_add(const struct ps_kernels *k, const struct ps_encoder_request *e, const float *parts, int splits)
-{
-    const struct float_sums x = adding(e, parts, splits);
-    return launch(ps_cuda(k), sum_up<false>, dim3((3 * (unsigned)x.d + (unsigned)x.of.f) / SUM_ROWS, (unsigned)x.of.layers),
-                  SUM_THREADS, 0, "encoder_backward", x);
-}
-
-/* Weights' gradients of many rows by the table's products: W_o's and W_2's to the gradients (+=), the others' to parts, and from
- * there with LayerNorm's to the gradients. */
-static enum ps_status by_products(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct floats &o,
-                                  float *parts)
-{
-    const struct ps_encoder_layout &at = e->offsets;
-    const int64_t d = e->d_model, f = e->d_ff, R = e->sequences * e->patches;
-    PS_TRY(ps_cuda_check(cudaMemsetAsync(parts, 0, (size_t)ps_encoder_float_parts(e) * sizeof(float), ps_cuda(k)->stream),
-                         "encoder_backward"));
-    for (int layer = 0; layer < o.layers; layer++) {
-        const int64_t kept = layer * o.kept_layer;
-        const float *const left[4] = {o.xhat1 + kept, o.merged + kept, o.xhat2 + kept, o.hidden + kept};
-        const float *const right[4] = {o.qkv + kept, o.masked_o + kept, o.d_hidden + kept, o.masked_2 + kept};
-        float *const matrix = e->gradients + layer * at.matrix_stride, *const vector = e->gradients + layer * at.vector_stride;
-        for (int i = 0; i < 4; i++) {
-            const int64_t m = i == 3 ? f : d, n = i == 0 ? 3 * d : i == 2 ? f : d;
-            float *dw = matrix + (i == 1 ? at.w_o : at.w_2), *db = vector + (i == 1 ? at.b_o : at.b_2);
-            if (i % 2 == 0) {
-                ps_encoder_float_part(e, layer, i, parts, &dw, &db);
-            }
-            const struct ps_gemm_gradient g = {ps_tensor_2d(dw, PS_F32, m, n), ps_tensor_1d(db, PS_F32, n),
-                                               ps_tensor_2d((void *)left[i], PS_F32, R, m),
-                                               ps_tensor_2d((void *)right[i], PS_F32, R, n)};
-            PS_TRY(ps_cuda_gemm_gradient(k, &g));
-        }
-    }
-    const struct float_sums x = adding(e, parts, 1);
-    return launch(ps_cuda(k), sum_up<true>, dim3(2 * (unsigned)x.d / SUM_ROWS, (unsigned)e->layers), SUM_THREADS, 0,
-                  "encoder_backward", x);
+    return launch(ps_cuda(k), sum_up, dim3((3 * (unsigned)x.d + (unsigned)x.of.f) / SUM_ROWS, (unsigned)x.of.layers), SUM_THREADS,
+                  0, "encoder_backward", x);
 }
 
 static enum ps_status float_backward(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *)
@@ -287,16 +244,13 @@ static enum ps_status float_backward(const struct ps_kernels *k, const struct ps
     const char *name = "encoder_backward";
     PS_TRY(launch(c, kernels.backward, blocks_of(c, x.of), THREADS, shared_bytes(true), name, x.of, list_pieces(x.of.f, true)));
     const unsigned d = (unsigned)x.d, f = (unsigned)x.of.f, layers = (unsigned)x.of.layers;
-    if (by_table(e)) {
-        return by_products(k, e, x.of, x.parts);
-    }
     const int splits = splits_of(e, c->multiprocessors);
     x.split_rows = ((x.of.rows + splits - 1) / splits + DEEP - 1) / DEEP * DEEP;
     x.splits = (int)((x.of.rows + x.split_rows - 1) / x.split_rows);
     const unsigned embeds = e->embed_gradient ? 1 : 0; /* one layer more */
     const unsigned tiles = d / EDGE * (4 * d / EDGE + 2 * f / EDGE) * layers + embeds * (d / EDGE);
     PS_TRY(launch(c, products, dim3(tiles, (unsigned)x.splits), PRODUCT_THREADS, 0, name, x));
-    return launch(c, sum_up<false>, dim3((3 * d + f) / SUM_ROWS, layers + embeds), SUM_THREADS, 0, name, x);
+    return launch(c, sum_up, dim3((3 * d + f) / SUM_ROWS, layers + embeds), SUM_THREADS, 0, name, x);
 }
 
 const struct ps_encoder_family ps_encoder_streamed = {float_plan, float_span, float_workspace_bytes, float_forward, float_backward};

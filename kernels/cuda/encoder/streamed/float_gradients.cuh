@@ -230,8 +230,8 @@ static __device__ __forceinline__ void sum_embedding(const struct float_sums &x,
 }
 
 /* gradients += the sums of the splits' parts, in their order, LayerNorm's share included (the file's head); a warp a row of a
- * weight. HALF: of W_qkv and W_1 alone, the others have theirs. 4 bytes a part read. */
-template <bool HALF> static __global__ void __launch_bounds__(SUM_THREADS, 4) sum_up(const __grid_constant__ struct float_sums x)
+ * weight. 4 bytes a part read. */
+static __global__ void __launch_bounds__(SUM_THREADS, 4) sum_up(const __grid_constant__ struct float_sums x)
 {
     ps_grid_begin();
     __shared__ float sums[MOST_HIDDEN];
@@ -239,14 +239,9 @@ template <bool HALF> static __global__ void __launch_bounds__(SUM_THREADS, 4) su
     const struct floats &o = x.of;
     const int d = x.d, f = o.f, layer = (int)blockIdx.y;
     const struct sum_places places = sums_of(d, f);
-    int row = (int)blockIdx.x * SUM_ROWS, which;
-    if (HALF) {
-        which = row >= d ? 2 : 0;
-        row -= row >= d ? d : 0;
-    } else {
-        which = row >= 3 * d ? 3 : row / d;
-        row -= layer == o.layers ? 0 : which * d;
-    }
+    int row = (int)blockIdx.x * SUM_ROWS;
+    const int which = row >= 3 * d ? 3 : row / d;
+    row -= layer == o.layers ? 0 : which * d;
     const int n = which == 0 ? 3 * d : which == 2 ? f : d;
     const float *const parts = x.parts + (int64_t)layer * places.all;
     const int64_t split = x.split_floats;
