@@ -302,7 +302,7 @@ template <class T> static __device__ __forceinline__ void stage_patch(T *to, con
             set_bits(word[j / 2], j % 2, v);
         }
     }
-    if constexpr (REAL_BYTES<T> == 4) {
+    if constexpr (is_tf32<T>) {
         ((uint4 *)to)[0] = make_uint4(word[0].x, word[0].y, word[1].x, word[1].y);
         ((uint4 *)to)[1] = make_uint4(word[2].x, word[2].y, word[3].x, word[3].y);
     } else {

@@ -38,7 +38,7 @@ static __device__ __forceinline__ void block_product(float (&d)[TILES][4], uint3
 {
     uint64_t from = operand(a, a_row), by = operand(b, b_row);
     clear(d);
-    settle(d);
+    ps_pin(d);
     ps_wgmma_begin();
 #pragma unroll 1
     for (int unit = 0; unit < units; unit++) {
@@ -51,7 +51,7 @@ static __device__ __forceinline__ void block_product(float (&d)[TILES][4], uint3
     }
     ps_wgmma_commit();
     ps_wgmma_wait<0>();
-    settle(d);
+    ps_pin(d);
 }
 
 /* The threads' stores to shared memory are seen by all of them, wgmma too. */

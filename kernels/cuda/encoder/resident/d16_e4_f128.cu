@@ -66,10 +66,7 @@ size_t ps_encoder_d16_kept_bytes(const struct ps_encoder_request *e)
     return ps_encoder_d16_layers_bytes(e) + (size_t)ps_encoder_d16_tiles(e) * 8 * sizeof(uint32_t);
 }
 
-int ps_encoder_d16_window_floats()
-{
-    return 2 * KV_BYTES / (int)sizeof(float);
-}
+static_assert((int)D16_WINDOW_FLOATS == 2 * KV_BYTES / 4, "of a unit's buffers");
 
 /* Where W_h lies in forward's shared memory: behind what is there with the layers, and with the head. */
 static size_t head_at(int64_t layers, int block_units)

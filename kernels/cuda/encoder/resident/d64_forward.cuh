@@ -254,7 +254,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (expects) {
         cursor = *ahead;
     }
-    float *const values = (float *)(memory + A * PANEL) + at.unit * WINDOW_FLOATS;
+    float *const values = (float *)(memory + A * PANEL) + at.unit * D64_WINDOW_FLOATS;
     float2 *const scales = statistics_at(statistics, 0, at);
     fill_table(table, x.n, at);
     T *const head = (T *)(memory + x.head.at);

@@ -63,13 +63,6 @@ template <class T> struct panel_place : place<T, D, 1> {
 
 /* ---- wgmma ---- */
 
-/* An operand in a panel: rows of 128 bytes, 16-byte pieces exchanged by the row's number modulo 8, groups of 8 rows after one
- * another. Its address, in 16 bytes, is the lower word's. */
-static __device__ __forceinline__ uint64_t operand_at(uint32_t low)
-{
-    return (uint64_t)(1024 >> 4 | 1 << 30) << 32 | low;
-}
-
 /* d = or += a b, 64 deep, for the warpgroup's 64 rows and 16, 32 or 64 columns: a and b are panels, or the part of one where the
  * columns begin. A_ROWS, B_ROWS: the depth runs over the operand's rows. */
 template <class T, bool A_ROWS, bool B_ROWS, int TILES>
@@ -77,7 +70,7 @@ static __device__ __forceinline__ void product(float (&d)[TILES][4], uint32_t a,
 {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        ps_wgmma<T, A_ROWS, B_ROWS>(d, operand_at(a + k * (A_ROWS ? STEP / 16 : 2)), operand_at(b + k * (B_ROWS ? STEP / 16 : 2)),
+        ps_wgmma<T, A_ROWS, B_ROWS>(d, ps_wgmma_operand(a, k * (A_ROWS ? STEP : 32)), ps_wgmma_operand(b, k * (B_ROWS ? STEP : 32)),
                                     add || k > 0);
     }
 }
@@ -89,7 +82,7 @@ template <class T> static __device__ __forceinline__ void product_slices(float (
     b = (b & 0x3fff) | (PANEL >> 4) << 16; /* from q's columns to k's, to v's */
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        ps_wgmma_onto<T, 0, 1>(d, operand_at(a + k * 2), (uint64_t)(256 >> 4 | 3u << 30) << 32 | (b + k * (16 * 32 / 16)));
+        ps_wgmma_onto<T, 0, 1>(d, ps_wgmma_operand(a, k * 32), (uint64_t)(256 >> 4 | 3u << 30) << 32 | (b + k * (16 * 32 / 16)));
     }
 }
 
@@ -98,7 +91,7 @@ template <class T> static __device__ __forceinline__ void product_slices(float (
 template <class T, typename... SUMS> static __device__ __forceinline__ void products_begin(panel_place<T> &at, SUMS &...sums)
 {
     at.refresh();
-    (settle(sums), ...);
+    (ps_pin(sums), ...);
     ps_wgmma_begin();
 }
 
@@ -106,7 +99,7 @@ template <class T, typename... SUMS> static __device__ __forceinline__ void prod
 template <int PENDING, typename... SUMS> static __device__ __forceinline__ void products_wait(SUMS &...sums)
 {
     ps_wgmma_wait<PENDING>();
-    (settle(sums), ...);
+    (ps_pin(sums), ...);
 }
 
 /* All the block's stores to shared memory are seen by all, wgmma too. */
@@ -314,14 +307,6 @@ template <class T> static __device__ __forceinline__ uint4 *left_at(const encode
 {
     return x.d64.left + (((int64_t)group * x.layers + l) * LEFT + which) * THREADS + threadIdx.x;
 }
-
-/* A unit's windows are gathered where its rows of a panel will lie. */
-enum { WINDOW_FLOATS = 16 * 128 / 4 };
-
-/* Counters: tickets of products' jobs taken, products' jobs done and parts of W_h's gradient, blocks that wait for nothing any
- * more, tickets of slices taken; the place in the order of windows that a forward expects of the next one, 8 bytes, or, where the
- * embedding is not asked for, encoder/resident/d64_short_tf32.cu's peak; then flags [layers, groups]. */
-enum { TICKETS, DONE, ENDED, SLICE_TICKETS, AHEAD, PEAK = AHEAD, FLAGS = 6 };
 
 } // namespace ps_resident
 

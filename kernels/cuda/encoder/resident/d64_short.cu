@@ -51,11 +51,6 @@ int ps_encoder_d64_blocks(int64_t units, int multiprocessors)
     return (int)((groups + rounds - 1) / rounds);
 }
 
-int ps_encoder_d64_window_floats(void)
-{
-    return WINDOW_FLOATS;
-}
-
 /* Products' jobs of a pair. Of all together there is about one for each of backward's blocks, when they have ended, and two a layer
  * for each multiprocessor that is free before: with more some blocks have a second one, and all wait for it. None has more groups
  * of rows than that leaves, rounded down: the largest is what is waited for. */
@@ -108,17 +103,6 @@ size_t ps_encoder_d64_workspace(const struct ps_encoder_request *e, int64_t unit
         most = bytes > most ? bytes : most;
     }
     return most;
-}
-
-unsigned *ps_encoder_d64_counters(char *workspace, int *count)
-{
-    *count = FLAGS;
-    return (unsigned *)workspace;
-}
-
-unsigned *ps_encoder_d64_peak(char *workspace)
-{
-    return (unsigned *)workspace + PEAK;
 }
 
 /* A matrix of all layers, [rows, ld] of the flat weights from `at` on, as panels of 64 rows by `columns` that lie `apart` elements

@@ -135,11 +135,9 @@ static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps
     const struct ps_cuda_context *c = ps_cuda(k);
     const struct matrices m = matrices_of(e);
     char *const workspace = (char *)e->workspace;
-    int count;
-    unsigned *const counters = ps_encoder_d64_counters(workspace, &count);
     ps_cuda_launch(c, to_halves, ps_cuda_blocks(m.count / 4, CONVERT_THREADS), CONVERT_THREADS, 0,
                    (uint2 *)(workspace + weights_at(k, e)), (const float4 *)((const float *)e->weights + m.first), m.count / 4,
-                   counters, count);
+                   (unsigned *)workspace, (int)FLAGS);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder_forward"));
     return ps_encoder_d64_forward<float>(halves_of(k, e), workspace, c->multiprocessors, c->stream);
 }
@@ -151,8 +149,8 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
     const encoder<ps_fp16> x = halves_of(k, e);
     const int64_t fours = x.rows * e->d_model / 4;
     const unsigned blocks = ps_cuda_blocks(fours, 4 * PEAK_THREADS), most = (unsigned)c->multiprocessors;
-    ps_cuda_launch(c, peak, blocks < most ? blocks : most, PEAK_THREADS, 0, ps_encoder_d64_peak((char *)e->workspace),
-                   (const float4 *)e->dy, fours);
+    ps_cuda_launch(c, peak, blocks < most ? blocks : most, PEAK_THREADS, 0, (unsigned *)e->workspace + PEAK, (const float4 *)e->dy,
+                   fours);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder_backward"));
     return ps_encoder_d64_backward<float>(x, (char *)e->workspace, c->multiprocessors, c->stream);
 }

@@ -39,7 +39,7 @@ template <class T> static __device__ __forceinline__ void add_columns(float (&su
 {
 #pragma unroll
     for (int k = 0; k < 2; k++) {
-        ps_wgmma_onto<T, 1, 0>(sum, operand_at(rows + k * (STEP / 16)), operand_at(ones));
+        ps_wgmma_onto<T, 1, 0>(sum, ps_wgmma_operand(rows, k * STEP), ps_wgmma_operand(ones, 0));
     }
 }
 

@@ -72,6 +72,7 @@ static __host__ __device__ constexpr int most_threads(int d)
 
 /* ---- shared memory ---- */
 
+template <class T> static constexpr bool is_tf32 = std::is_same<T, float>::value;
 template <class T> static constexpr int REAL_BYTES = (int)sizeof(T);
 
 /* One layer's parameters. Rows are 8 elements longer than the matrix, a multiple of 16: see store_operand. */
@@ -136,7 +137,7 @@ template <class T> static __host__ __device__ constexpr int unit_bytes(int d, in
 /* Where row r of a matrix lies. */
 template <class T> static __device__ __forceinline__ int ps_place(int r)
 {
-    return REAL_BYTES<T> == 4 ? (r & ~3) + (((r & 1) << 1 | (r >> 1 & 1)) ^ (r >> 1 & 2)) /* 0 2 1 3 6 4 7 5 */ : r;
+    return is_tf32<T> ? (r & ~3) + (((r & 1) << 1 | (r >> 1 & 1)) ^ (r >> 1 & 2)) /* 0 2 1 3 6 4 7 5 */ : r;
 }
 
 /* Rows x columns of T, to rows of ld elements; a row is `pieces` pieces of 16 bytes. ROUND: what the thread has copied so is
@@ -195,7 +196,7 @@ static __device__ __forceinline__ void stage_layer(const encoder<T> &x, const st
 /* After ps_copy_wait, and before others read them: this thread's copies, rounded. */
 template <int D, class T> static __device__ __forceinline__ void round_layer(const struct sizes &z, const layer_weights<T, D> &to)
 {
-    if constexpr (REAL_BYTES<T> == 4) {
+    if constexpr (is_tf32<T>) {
         constexpr int PIECE = ps_vector<T>;
         const T *const none = NULL;
         stage_matrix<true>(to.w_qkv, to.LD_QKV, none, D, 3 * D / PIECE);
@@ -270,30 +271,30 @@ template <class T, int D, int NT> struct place {
 /* What lane loads from, for load_a .. */
 template <class P, class T> static __device__ __forceinline__ const T *lane_a(const T *p, int ld, const P &at)
 {
-    return REAL_BYTES<T> == 4 ? p + at.straight * ld + at.q * 2 : p + at.near * ld + at.far;
+    return is_tf32<T> ? p + at.straight * ld + at.q * 2 : p + at.near * ld + at.far;
 }
 
 /* .. and load_b. */
 template <int R, class P, class T> static __device__ __forceinline__ const T *lane_b(const T *p, int ld, const P &at)
 {
-    return REAL_BYTES<T> == 4 ? p + at.even * ld + at.g : p + at.near * ld + (R == 4 ? at.far : 0);
+    return is_tf32<T> ? p + at.even * ld + at.g : p + at.near * ld + (R == 4 ? at.far : 0);
 }
 
 template <class P, class T> static __device__ __forceinline__ const T *lane_a_transposed(const T *p, int ld, const P &at)
 {
-    return REAL_BYTES<T> == 4 ? lane_b<4>(p, ld, at) : p + at.other * ld + at.across;
+    return is_tf32<T> ? lane_b<4>(p, ld, at) : p + at.other * ld + at.across;
 }
 
 template <int R, class P, class T> static __device__ __forceinline__ const T *lane_b_transposed(const T *p, int ld, const P &at)
 {
-    return REAL_BYTES<T> == 4 ? lane_a(p, ld, at) : R == 4 ? p + at.other * ld + at.across : p + at.near * ld;
+    return is_tf32<T> ? lane_a(p, ld, at) : R == 4 ? p + at.other * ld + at.across : p + at.near * ld;
 }
 
 /* The A operand to its rows. */
 template <class T, class P>
 static __device__ __forceinline__ void store_operand(T *p, int ld, const ps_pair<T> (&r)[4], const P &at)
 {
-    if constexpr (REAL_BYTES<T> == 4) {
+    if constexpr (is_tf32<T>) {
         p += at.straight * ld + at.q * 2;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -307,7 +308,7 @@ static __device__ __forceinline__ void store_operand(T *p, int ld, const ps_pair
 /* The A operand of these rows. */
 template <class T> static __device__ __forceinline__ void load_a(ps_pair<T> (&r)[4], const T *p, int ld)
 {
-    if constexpr (REAL_BYTES<T> == 4) {
+    if constexpr (is_tf32<T>) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             r[i] = *(const uint2 *)(p + i % 2 * 8 * ld + i / 2 * 8);
@@ -327,7 +328,7 @@ template <class P> static __device__ __forceinline__ uint2 load_down(const float
 template <class T, class P>
 static __device__ __forceinline__ void load_a_transposed(ps_pair<T> (&r)[4], const T *p, int ld, const P &at)
 {
-    if constexpr (REAL_BYTES<T> == 4) {
+    if constexpr (is_tf32<T>) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             r[i] = load_down(p + i / 2 * 8 * ld + i % 2 * 8, ld, at);
@@ -341,7 +342,7 @@ static __device__ __forceinline__ void load_a_transposed(ps_pair<T> (&r)[4], con
 template <class T, int R, class P>
 static __device__ __forceinline__ void load_b(ps_pair<T> (&r)[R], const T *p, int ld, const P &at)
 {
-    if constexpr (REAL_BYTES<T> == 4) {
+    if constexpr (is_tf32<T>) {
 #pragma unroll
         for (int i = 0; i < R; i++) {
             r[i] = load_down(p + i % 2 * 8 * ld + i / 2 * 8, ld, at);
@@ -356,7 +357,7 @@ static __device__ __forceinline__ void load_b(ps_pair<T> (&r)[R], const T *p, in
 /* The B operands of the matrix transposed; two of them are the first half of k for 16 columns. */
 template <class T, int R> static __device__ __forceinline__ void load_b_transposed(ps_pair<T> (&r)[R], const T *p, int ld)
 {
-    if constexpr (REAL_BYTES<T> == 4) {
+    if constexpr (is_tf32<T>) {
 #pragma unroll
         for (int i = 0; i < R; i++) {
             r[i] = *(const uint2 *)(p + (R == 4 ? i / 2 : i) * 8 * ld + (R == 4 ? i % 2 * 8 : 0));
@@ -423,15 +424,6 @@ template <int TILES> static __device__ __forceinline__ void clear(float (&c)[TIL
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
         c[t][0] = c[t][1] = c[t][2] = c[t][3] = 0;
-    }
-}
-
-/* The values are in their registers now: no product under way (wgmma) meets a move of them. */
-template <int TILES> static __device__ __forceinline__ void settle(float (&c)[TILES][4])
-{
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-        asm volatile("" : "+f"(c[t][0]), "+f"(c[t][1]), "+f"(c[t][2]), "+f"(c[t][3])::"memory");
     }
 }
 
@@ -1098,9 +1090,16 @@ template <class T> static inline encoder<T> ps_resident_of(const struct ps_encod
     return x;
 }
 
-enum { D16_LEAST_UNITS = 4 }; /* of a block: encoder/resident/d16_e4_f128.cu */
-
 /* ---- encoder/resident/d64_short.cu, of 16 bits; S: of the stream in memory, T or float ---- */
+
+/* Floats of a unit's windows that it has room for: where the unit's rows of a panel will lie. */
+enum { D64_WINDOW_FLOATS = 16 * 128 / 4 };
+
+/* Its workspace begins with counters: tickets of products' jobs taken, products' jobs done and parts of W_h's gradient, blocks that
+ * wait for nothing any more, tickets of slices taken; the place in the order of windows that a forward expects of the next one, 8
+ * bytes, or, where the stream is of fp32, the bits of dy's largest magnitude, found before backward, whose last kernel takes it
+ * away; then flags [layers, groups]. All but the flags are zero before a step. */
+enum { TICKETS, DONE, ENDED, SLICE_TICKETS, AHEAD, PEAK = AHEAD, FLAGS = 6 };
 
 /* Whether it serves these sizes, with so much shared memory a block. */
 bool ps_encoder_d64_fits(const struct ps_encoder_request *e);
@@ -1108,13 +1107,7 @@ bool ps_encoder_d64_serves(const struct ps_encoder_request *e, int shared);
 int ps_encoder_d64_blocks(int64_t units, int multiprocessors);
 /* Whether forward can do the head. */
 bool ps_encoder_d64_heads(const struct ps_encoder_request *e, int blocks, int shared);
-/* Floats of a unit's windows that it has room for. */
-int ps_encoder_d64_window_floats(void);
 size_t ps_encoder_d64_workspace(const struct ps_encoder_request *e, int64_t units, int multiprocessors);
-/* In the workspace: what must be zero before a step, and, one of it, the bits of dy's largest magnitude, found before backward,
- * whose last kernel takes it away. */
-unsigned *ps_encoder_d64_counters(char *workspace, int *count);
-unsigned *ps_encoder_d64_peak(char *workspace);
 template <class S, class T>
 enum ps_status ps_encoder_d64_forward(const encoder<T> &x, char *workspace, int multiprocessors, cudaStream_t stream);
 template <class S, class T>
@@ -1122,10 +1115,12 @@ enum ps_status ps_encoder_d64_backward(const encoder<T> &x, char *workspace, int
 
 /* ---- encoder/resident/d16_e4_f128.cu, of 16 bits ---- */
 
+/* Of a block; and as above. */
+enum { D16_LEAST_UNITS = 4, D16_WINDOW_FLOATS = 1536 };
+
 /* Whether it serves these sizes; with so much shared memory for so many units a block. */
 bool ps_encoder_d16_serves(const struct ps_encoder_request *e);
 size_t ps_encoder_d16_shared(const struct ps_encoder_request *e, int block_units);
-int ps_encoder_d16_window_floats();
 /* Whether forward can do the head. */
 bool ps_encoder_d16_heads(const struct ps_encoder_request *e, int block_units, int shared);
 /* Tiles of a layer that it keeps: more than there are, since no unit of a block is left out. Then bytes of all layers', and with

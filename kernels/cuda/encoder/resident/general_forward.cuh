@@ -188,7 +188,7 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             }
 #pragma unroll
             for (int k = 0; k < W; k++) {
-                if (REAL_BYTES<T> == 4 && x.general.merged && k == at.share) {
+                if (is_tf32<T> && x.general.merged && k == at.share) {
                     unpack_operand<T>(own, all[k]);
                     store_rows(x.general.merged + l * x.rows * D, own, at);
                 }

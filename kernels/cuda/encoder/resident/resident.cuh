@@ -40,8 +40,6 @@ namespace ps_resident
 
 template <class T> using kernel_function = void(const encoder<T>);
 
-template <class T> static constexpr bool is_tf32 = std::is_same<T, float>::value;
-
 /* d_model 64 with longer sequences and heads of 16 columns is encoder/streamed/real16.cu's. */
 static constexpr bool heads_fit(int d, int tiles, bool e8)
 {
@@ -275,10 +273,10 @@ template <class T> static bool can_embed(const struct ps_encoder_request *e, con
     }
     const int64_t d = e->d_model, floats = p.unit_rows / e->patches * e->seq_len;
     if (p.d64_short) {
-        return floats <= ps_encoder_d64_window_floats();
+        return floats <= D64_WINDOW_FLOATS;
     }
     if (p.d16_e4_f128) {
-        return floats <= ps_encoder_d16_window_floats();
+        return floats <= D16_WINDOW_FLOATS;
     }
     const struct unit_places places = places_of((int)d, p.tiles); /* tf32's */
     const size_t room =
