@@ -231,7 +231,7 @@ static __device__ __forceinline__ void head_d64(const float (&u)[2][4], const en
             for (int i = 0; i < 4; i++) {
                 sum += v[i / 2][2 * h + i % 2] * ps_float(w[h][(i / 2 * 8 + i % 2) * horizon + t]);
             }
-            sum = quad_sum(sum);
+            sum = ps_quad_sum(sum);
             if (at.q == 0) {
                 parts[(at.share * 64 + at.unit * 16 + at.g + 8 * h) * horizon + t] = sum;
             }

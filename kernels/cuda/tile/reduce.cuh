@@ -23,6 +23,19 @@ template <int LANES> static __device__ __forceinline__ float ps_group_max(float 
     return value;
 }
 
+/* Of four lanes, neighbours first, unlike ps_group_sum. */
+static __device__ __forceinline__ float ps_quad_sum(float value)
+{
+    value += __shfl_xor_sync(0xffffffffu, value, 1);
+    return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
+
+static __device__ __forceinline__ float ps_quad_max(float value)
+{
+    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+    return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+
 /* The sum over the lanes whose numbers are the same modulo LANES, in all of them. */
 template <int LANES, typename T> static __device__ __forceinline__ T ps_across_sum(T value)
 {

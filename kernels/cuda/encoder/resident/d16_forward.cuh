@@ -33,7 +33,7 @@ static __device__ __forceinline__ void attend(float (&o)[4], float (&sum)[4], fl
                 v = column < n ? v : -INFINITY;
                 most[r] = fmaxf(most[r], v);
             }
-            most[r] = quad_max(most[r]);
+            most[r] = ps_quad_max(most[r]);
         }
     }
 #pragma unroll

@@ -196,7 +196,7 @@ static __device__ __forceinline__ void attention_gradient(int from, int to, cons
         for (int i = 0; i < 4; i++) {
             sum = fmaf(p[i / 2][2 * r + i % 2], y[i / 2][2 * r + i % 2], sum);
         }
-        sum = quad_sum(sum);
+        sum = ps_quad_sum(sum);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             y[i / 2][2 * r + i % 2] = p[i / 2][2 * r + i % 2] * (y[i / 2][2 * r + i % 2] - sum);

@@ -157,7 +157,7 @@ static __device__ __forceinline__ void attention(int from, int to, const float (
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         most[r] = fmaxf(fmaxf(p[0][2 * r], p[0][2 * r + 1]), fmaxf(p[1][2 * r], p[1][2 * r + 1]));
-        most[r] = quad_max(most[r]) * x.scale_log2e;
+        most[r] = ps_quad_max(most[r]) * x.scale_log2e;
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/encoder/resident/arguments.cuh"
 #include "kernels/cuda/tile/activation.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 
 namespace ps_resident
 {
@@ -407,18 +408,6 @@ static __device__ __forceinline__ void store_rows(S *to, const float (&x)[2][4],
     }
 }
 
-static __device__ __forceinline__ float quad_sum(float v)
-{
-    v += __shfl_xor_sync(0xffffffffu, v, 1);
-    return v + __shfl_xor_sync(0xffffffffu, v, 2);
-}
-
-static __device__ __forceinline__ float quad_max(float v)
-{
-    v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
-    return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
-}
-
 template <int TILES> static __device__ __forceinline__ void clear(float (&c)[TILES][4])
 {
 #pragma unroll
@@ -516,14 +505,14 @@ static __device__ __forceinline__ void normalise(float (&xhat)[2][4], float (&rs
     float mean[2], squares[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        mean[h] = quad_sum(x[0][2 * h] + x[0][2 * h + 1] + x[1][2 * h] + x[1][2 * h + 1]) * (1.0f / 16);
+        mean[h] = ps_quad_sum(x[0][2 * h] + x[0][2 * h + 1] + x[1][2 * h] + x[1][2 * h + 1]) * (1.0f / 16);
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const float v = x[i / 2][2 * h + i % 2] - mean[h];
             sum += v * v;
         }
-        squares[h] = quad_sum(sum);
+        squares[h] = ps_quad_sum(sum);
     }
     if constexpr (W > 1) {
         if (at.q == 0) {
@@ -595,8 +584,8 @@ static __device__ __forceinline__ void normalise_backward(float (&g)[2][4], floa
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        sum[h] = quad_sum(sum[h]);
-        dot[h] = quad_sum(dot[h]);
+        sum[h] = ps_quad_sum(sum[h]);
+        dot[h] = ps_quad_sum(dot[h]);
     }
     if constexpr (W > 1) {
         if (at.q == 0) {

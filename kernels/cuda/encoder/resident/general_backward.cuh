@@ -176,7 +176,7 @@ static __device__ __forceinline__ void attention_backward(T *qkv, const T *X, T 
                     sum -= o[t][2 * r] * ps_low<T>(a[2 * t + r]);
                     sum -= o[t][2 * r + 1] * ps_high<T>(a[2 * t + r]);
                 }
-                delta[2 * r] = delta[2 * r + 1] = quad_sum(sum);
+                delta[2 * r] = delta[2 * r + 1] = ps_quad_sum(sum);
             }
         }
         scores<E8>(dp, a, h, values, LD_QKV, delta, delta, delta, at);

@@ -157,7 +157,7 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
                     for (int t = 1; t < 2 * NT; t++) {
                         most[r] = fmaxf(most[r], fmaxf(s[t][2 * r], s[t][2 * r + 1]));
                     }
-                    most[r] = quad_max(most[r]) * x.scale_log2e;
+                    most[r] = ps_quad_max(most[r]) * x.scale_log2e;
                 }
                 clear(o);
                 clear(sum);

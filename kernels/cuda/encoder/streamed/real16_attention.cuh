@@ -125,7 +125,7 @@ template <int KT> static __device__ __forceinline__ void row_maxima(float (&larg
         for (int n = 0; n < 2 * KT; n++) {
             largest[half] = fmaxf(largest[half], fmaxf(scores[n][2 * half], scores[n][2 * half + 1]));
         }
-        largest[half] = quad_max(largest[half]);
+        largest[half] = ps_quad_max(largest[half]);
     }
 }
 
@@ -313,7 +313,7 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
                 for (int j = 0; j < J; j++) {
                     sum -= mixed[j][2 * half] * ps_low(da[j][half]) + mixed[j][2 * half + 1] * ps_high(da[j][half]);
                 }
-                projection[2 * half] = projection[2 * half + 1] = quad_sum(sum);
+                projection[2 * half] = projection[2 * half + 1] = ps_quad_sum(sum);
             }
 #pragma unroll
             for (int n = 0; n < 2 * KT; n++) {

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/encoder/request.cuh"
 #include "kernels/cuda/encoder/streamed/device.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/math.cuh"
@@ -161,18 +162,6 @@ static __device__ __forceinline__ void half_stores_wait(int warp)
     if (half_leader(warp)) {
         ps_bulk_wait_read();
     }
-}
-
-static __device__ __forceinline__ float quad_sum(float x)
-{
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-
-static __device__ __forceinline__ float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
 /* Chunks of the hidden layer. */

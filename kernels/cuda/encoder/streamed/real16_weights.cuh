@@ -181,7 +181,7 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const float sum = quad_sum(bias[i]);
+        const float sum = ps_quad_sum(bias[i]);
         if (lane % 4 == 0) {
             float *to = out + PART_SUMS + 16 * wj + 8 * i + lane / 4;
             *to = add ? *to + sum : sum;
