@@ -114,6 +114,11 @@ enum ps_status ps_config_check(const struct ps_config_reader *reader, const char
                               "runtime.fusion: none computes in fp32 or fp64, not %s; set fusion: gemm, or precision: fp32",
                               precision);
     }
+    if (c->runtime.fusion == PS_FUSION_NONE && c->train.on_nonfinite == PS_NONFINITE_SKIP && c->model.norm == PS_NORM_BATCH) {
+        return ps_config_fail(blame(reader, origin, "train", "on_nonfinite", "fusion"),
+                              "train.on_nonfinite: skip leaves out a step, and runtime.fusion: none would keep its numbers in the "
+                              "running statistics of model.norm: batch; set fusion: auto, or on_nonfinite: stop");
+    }
     return PS_OK;
 }
 
