@@ -11,9 +11,17 @@ static struct path script, csvs, runs; /* csvs: the folder of the CSV files; run
 /* The script over csvs into runs, with a model of a few parameters. */
 static struct process start_table(const char *folder_of_csvs, char *const *more)
 {
-    static char *const tiny[] = {"model.seq_len=32", "model.patch_len=8", "model.stride=8",         "model.d_model=8",
-                                 "model.n_heads=2",  "model.d_ff=8",      "model.n_layers=1",       "train.batch_size=8",
-                                 "optim.lr=1e-3",    "runtime.threads=1", "runtime.attention=gemm", NULL};
+    static char *const tiny[] = {"model.seq_len=32",
+                                 "model.patch_len=8",
+                                 "model.stride=8",
+                                 "model.d_model=8",
+                                 "model.n_heads=2",
+                                 "model.d_ff=8",
+                                 "model.n_layers=2",
+                                 "train.batch_size=8",
+                                 "optim.lr=1e-3",
+                                 "runtime.threads=1",
+                                 NULL};
     char *arguments[ARGUMENTS + 1] = {(char *)folder_of_csvs, "--runs", runs.text, "--device", (char *)device};
     int n = 5;
     for (int i = 0; tiny[i]; i++) {
