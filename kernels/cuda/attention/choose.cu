@@ -175,10 +175,10 @@ const char *ps_cuda_attention_way(const struct ps_kernels *k, enum ps_op op, con
 
 int ps_cuda_attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces)
 {
-    enum { LEAST = 42, LEAST_FP32 = 128, NARROW = 32 };
+    enum { LEAST = 42, LEAST_PIECES = 128, LEAST_FP32 = 128, NARROW = 32 };
     const bool served = patches <= PS_ATTENTION_PATCHES && head * pieces <= PS_ATTENTION_HEAD;
     if (k->precision == PS_PRECISION_BF16) {
-        return served && patches >= LEAST;
+        return served && patches >= (pieces > 1 ? LEAST_PIECES : LEAST);
     }
     /* Scores that a warp's registers hold (warp_float), else tiles in shared memory. */
     const bool held = pieces == 1 && head % 2 == 0 && ((patches <= 64 && head <= 8) || (patches <= 32 && head <= 16));
