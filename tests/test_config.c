@@ -297,9 +297,10 @@ START_TEST(bad_values)
               "x.yaml:4: runtime.fusion: none computes in fp32 or fp64, not tf32");
     must_fail(OK "runtime:\n  fusion: none\n  precision: bf16\n",
               "x.yaml:4: runtime.fusion: none computes in fp32 or fp64, not bf16");
-    must_fail(OK "model:\n  norm: batch\ntrain:\n  on_nonfinite: skip\nruntime:\n  fusion: none\n",
-              "x.yaml:6: train.on_nonfinite: skip leaves out a step, and runtime.fusion: none would keep its numbers in the running "
-              "statistics of model.norm: batch");
+    must_fail(
+        OK "model:\n  norm: batch\ntrain:\n  on_nonfinite: skip\nruntime:\n  fusion: none\n",
+        "x.yaml:6: train.on_nonfinite: skip leaves out a step, and runtime.fusion: none would keep its numbers in the running "
+        "statistics of model.norm: batch");
 }
 END_TEST
 
