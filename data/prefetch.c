@@ -15,6 +15,7 @@ struct ps_prefetch {
     void *source;
 
     pthread_t thread;
+    int started;           /* the thread is there: from the first pass on */
     pthread_mutex_t mutex; /* guards all below */
     pthread_cond_t changed;
     int running;   /* a pass is under way, and its end was not reached */
@@ -73,8 +74,14 @@ enum ps_status ps_prefetch_open(ps_prefetch_fill *fill, void *source, struct ps_
     p->source = source;
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->changed, NULL);
-    /* The thread inherits a full mask, so that signals reach the run loop. It needs little stack, and less counts where the address
-     * space is limited. */
+    *prefetch = p;
+    return PS_OK;
+}
+
+/* The thread inherits a full mask, so that signals reach the run loop. It needs little stack, and less counts where the address
+ * space is limited. */
+static enum ps_status start_thread(struct ps_prefetch *p)
+{
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, 1 << 20);
@@ -84,22 +91,18 @@ enum ps_status ps_prefetch_open(ps_prefetch_fill *fill, void *source, struct ps_
     int error = pthread_create(&p->thread, &attributes, reader, p);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
-    if (error != 0) {
-        pthread_cond_destroy(&p->changed);
-        pthread_mutex_destroy(&p->mutex);
-        free(p);
-        return ps_fail(PS_DATA, "prefetch: the reader thread cannot be started: %s", strerror(error));
-    }
-    *prefetch = p;
-    return PS_OK;
+    p->started = error == 0;
+    return error == 0 ? PS_OK : ps_fail(PS_DATA, "prefetch: the reader thread cannot be started: %s", strerror(error));
 }
 
 void ps_prefetch_start(struct ps_prefetch *p, int slot)
 {
+    enum ps_status status = p->started ? PS_OK : start_thread(p);
     pthread_mutex_lock(&p->mutex);
     p->put = p->take = slot;
-    p->status = PS_OK;
-    p->running = 1;
+    p->status = status;
+    p->running = status == PS_OK;
+    snprintf(p->message, sizeof p->message, "%s", status == PS_OK ? "" : ps_error_message());
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->mutex);
 }
@@ -175,7 +178,9 @@ void ps_prefetch_close(struct ps_prefetch *p)
     p->running = 0;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->mutex);
-    pthread_join(p->thread, NULL);
+    if (p->started) {
+        pthread_join(p->thread, NULL);
+    }
     pthread_cond_destroy(&p->changed);
     pthread_mutex_destroy(&p->mutex);
     free(p);

@@ -14,8 +14,8 @@ struct ps_prefetch;
 typedef enum ps_status ps_prefetch_fill(void *source, int slot, int64_t *n);
 
 enum ps_status ps_prefetch_open(ps_prefetch_fill *fill, void *source, struct ps_prefetch **prefetch);
-/* Begins a pass, whose first item goes to `slot`, the next to the other one, and so on. Not before any pass before has been stopped
- * or has ended. */
+/* Begins a pass (the first one starts the thread, so that a process that only opens its data can be forked), whose first item goes
+ * to `slot`, the next to the other one, and so on. Not before any pass before has been stopped or has ended. */
 void ps_prefetch_start(struct ps_prefetch *prefetch, int slot);
 /* Abandons the pass. Once this returns fill is not at work, and the source may be changed. A buffer still held stays the caller's
  * until it is released. */

@@ -846,10 +846,24 @@ static int64_t check_epoch(struct prefetch_fixture *f, const int32_t *index, int
     return taken;
 }
 
+static int threads_now(void)
+{
+    int threads = 0;
+    char line[256];
+    FILE *file = fopen("/proc/self/status", "re");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL && sscanf(line, "Threads: %d", &threads) != 1) {
+    }
+    fclose(file);
+    return threads;
+}
+
 START_TEST(prefetch_epochs)
 {
     static struct prefetch_fixture f;
+    const int threads = threads_now();
+    ck_assert_int_gt(threads, 0);
     prefetch_open(&f);
+    ck_assert_int_eq(threads_now(), threads); /* a checkpoint is looked at by a fork, before anything is read */
     int64_t windows = f.view.windows, n;
     ck_assert_int_eq(windows, 281); /* eight batches of 32 and one of 25 */
     int slot;
