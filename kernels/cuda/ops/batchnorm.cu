@@ -1,9 +1,10 @@
 /* BatchNorm over rows (Ioffe and Szegedy 2015): batchnorm_statistics, bias_residual_statistics, batchnorm.
  *
  * Why: the columns are few (16 to 1024) and the rows many (up to 900,000), so a block takes up to 128 columns and a share of the
- * rows, and a thread keeps its columns' sums in registers: of differences from its first value, merged by Chan's formula (Chan,
- * Golub and LeVeque 1983), so that a mean far from 0 takes no bits from the variance. The last block of a tile of columns to finish
- * merges the shares in double, in a fixed order: no kernel is launched for that. batchnorm walks a share from its end, which the
+ * rows, and a thread keeps its columns' sums in registers: of differences from the block's first row, merged by Chan's formula
+ * (Chan, Golub and LeVeque 1983). No mean is ever added to a pivot in float, so that a mean far from 0 takes no bits from the
+ * variance. The last block of a tile of columns to finish merges the shares in double, in a fixed order: no kernel is launched for
+ * that. batchnorm walks a share from its end, which the
  * second-level cache still holds.
  *
  * Memory bounds all. Bytes, in float and half of them in bf16: batchnorm_statistics (mean, var =, the running ones moved) 4 R d,
@@ -36,40 +37,43 @@ static __device__ __forceinline__ float rows_of(int length, int ty, int height)
     return length > ty ? (float)((length - ty + height - 1) / height) : 0.0f;
 }
 
-/* The block's means and M2 (sums of squared differences from the mean), from its threads', to its partial row. */
+/* The block's partial row: its pivot, and from its threads' the sum of differences from it and M2. */
 template <int VEC>
-static __device__ __forceinline__ void merge_block(float *partials, const float (&mean)[VEC], const float (&squares)[VEC],
-                                                   const place<VEC> &at, const struct sharing &s, float *shared)
+static __device__ __forceinline__ void merge_block(float *partials, const float (&pivot)[VEC], const float (&sum)[VEC],
+                                                   const float (&squares)[VEC], const place<VEC> &at, const struct sharing &s,
+                                                   float *shared)
 {
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
-        shared[j * block + threadIdx.x] = mean[j];
+        shared[j * block + threadIdx.x] = sum[j];
         shared[(VEC + j) * block + threadIdx.x] = squares[j];
     }
     __syncthreads();
     for (int half = at.height / 2; half > 0; half /= 2) {
         if (at.ty < half && at.ty + half < at.length) {
             const float mine = rows_of(at.length, at.ty, 2 * half), other = rows_of(at.length, at.ty + half, 2 * half);
-            const float part = other / (mine + other);
+            const float weight = mine * other / (mine + other);
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
                 float *const to = shared + j * block + threadIdx.x, *const from = to + (half << s.tx_bits);
-                const float difference = *from - *to;
-                *to += difference * part;
-                to[VEC * block] += from[VEC * block] + difference * difference * mine * part;
+                const float difference = *from / other - *to / mine;
+                *to += *from;
+                to[VEC * block] += from[VEC * block] + difference * difference * weight;
             }
         }
         __syncthreads();
     }
     if (at.ty == 0 && at.inside) {
+        float *const to = partials + at.share * 3 * s.d + at.column;
         float out[VEC];
+        ps_store<VEC>(to, pivot);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
                 out[j] = shared[(i * VEC + j) * block + threadIdx.x];
             }
-            ps_store<VEC>(partials + (at.share * 2 + i) * s.d + at.column, out);
+            ps_store<VEC>(to + (i + 1) * s.d, out);
         }
     }
 }
@@ -152,10 +156,10 @@ static __global__ void __launch_bounds__(block, resident)
     ps_grid_begin();
     constexpr int flight = (VEC == 8 ? 2 : 4) / (ADD && VEC > 1 ? 2 : 1); /* rows whose loads are under way at once */
     __shared__ double shared[2 * final_vec<VEC> * block];
+    __shared__ float first_row[most_columns];
     const place<VEC> at(s);
     const uint64_t step = DROP ? dropout.state->step : 0;
-    float origin[VEC], sum[VEC], squares[VEC], bias[VEC];
-    zero(origin);
+    float pivot[VEC], sum[VEC], squares[VEC], bias[VEC];
     zero(sum);
     zero(squares);
     if constexpr (ADD) {
@@ -190,36 +194,52 @@ static __global__ void __launch_bounds__(block, resident)
                 drop_rows<VEC, flight>(v, at, base + at.ty, s.d, step, dropout);
             }
         }
+        if constexpr (ADD) {
 #pragma unroll
-        for (int r = 0; r < flight; r++) {
-            const int row = base + at.ty + r * at.height;
-            if (!at.live(row)) {
-                continue;
+            for (int r = 0; r < flight; r++) {
+                const int row = base + at.ty + r * at.height;
+                if (at.live(row)) {
+#pragma unroll
+                    for (int j = 0; j < VEC; j++) {
+                        v[r][j] = rounded(residual[r][j] + v[r][j], a.y);
+                    }
+                    ps_store<VEC>(a.y + at.at + (int64_t)row * s.d, v[r]);
+                }
             }
-            if constexpr (ADD) {
+        }
+        if (base == 0) {
+            const int from = (threadIdx.x & ((1 << s.tx_bits) - 1)) * VEC;
+            if (at.ty == 0) {
 #pragma unroll
                 for (int j = 0; j < VEC; j++) {
-                    v[r][j] = rounded(residual[r][j] + v[r][j], a.y);
+                    first_row[from + j] = v[0][j];
                 }
-                ps_store<VEC>(a.y + at.at + (int64_t)row * s.d, v[r]);
             }
+            __syncthreads();
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
-                origin[j] = r == 0 && base == 0 ? v[r][j] : origin[j];
-                const float difference = v[r][j] - origin[j];
-                sum[j] += difference;
-                squares[j] += difference * difference;
+                pivot[j] = first_row[from + j];
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < flight; r++) {
+            if (at.live(base + at.ty + r * at.height)) {
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    const float difference = v[r][j] - pivot[j];
+                    sum[j] += difference;
+                    squares[j] += difference * difference;
+                }
             }
         }
     }
     const float n = rows_of(at.length, at.ty, at.height);
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
-        const float away = n > 0.0f ? sum[j] / n : 0.0f, left = squares[j] - sum[j] * away;
-        origin[j] += away;
-        squares[j] = left < 0.0f ? 0.0f : left;
+        const float left = n > 0.0f ? squares[j] - sum[j] * sum[j] / n : 0.0f;
+        squares[j] = left < 0.0f ? 0.0f : left; /* what is not a number stays that */
     }
-    merge_block<VEC>(m.partials, origin, squares, at, s, (float *)shared);
+    merge_block<VEC>(m.partials, pivot, sum, squares, at, s, (float *)shared);
     if (last_of_tile(m.tickets, at.tile, s.shares)) {
         finish_statistics<VEC>(m, s, at.tile, shared);
     }
@@ -310,7 +330,7 @@ static enum ps_status statistics_make(const char *op, const struct ps_tensor *me
                                       int64_t *rows, int64_t *d)
 {
     *d = ps_cuda_width(mean);
-    *rows = *d > 0 ? ps_tensor_count(x) / *d : 0;
+    *rows = x->size[0];
     PS_TRY(ps_cuda_expect(op, "x", x, real, *rows * *d));
     PS_TRY(ps_cuda_expect(op, "mean", mean, PS_F32, *d));
     PS_TRY(ps_cuda_expect(op, "var", var, PS_F32, *d));

@@ -7,8 +7,9 @@
 #include "kernels/cuda/tile/vector.cuh"
 
 static const int block = 512;
-static const int resident = 2;  /* blocks a multiprocessor */
-static const int pass_rows = 4; /* a share is a multiple of so many rows a thread */
+static const int resident = 2;       /* blocks a multiprocessor */
+static const int pass_rows = 4;      /* a share is a multiple of so many rows a thread */
+static const int most_columns = 128; /* of a block */
 
 /* How x [rows, d] is shared out: blocks (share, tile), tiles fastest; 2^tx_bits threads along the columns, the rest down. */
 struct sharing {
@@ -81,14 +82,16 @@ static __device__ __forceinline__ bool last_of_tile(unsigned *tickets, int tile,
     return last;
 }
 
-/* A share's two values of a column are added up in double, first and second [FV] in the threads with ty 0 of 2^tx_bits along the
- * columns from `column` on. MOMENTS: they are mean and M2, and first and second become sums of x and of its square less origin,
- * which is the first share's mean; else sums, and origin 0. partials [shares, 2, d]; shared [2 FV block]. */
+/* A share's values of a column are added up in double, first and second [FV] in the threads with ty 0 of 2^tx_bits along the
+ * columns from `column` on. MOMENTS: they are a pivot, the sum of differences from it, and M2 (of squared differences from the
+ * share's mean), and first and second become sums of x and of its square less origin, the first share's pivot. Else two sums, and
+ * origin 0. partials [shares, 3 or 2, d]; shared [2 FV block]. */
 template <int FV, bool MOMENTS>
 static __device__ __forceinline__ void add_shares(double (&first)[FV], double (&second)[FV], float (&origin)[FV],
                                                   const float *partials, const struct sharing &s, int column, int ty, int tx_bits,
                                                   double *shared)
 {
+    constexpr int values = MOMENTS ? 3 : 2;
     const int height = block >> tx_bits;
     const bool inside = column < s.d;
 #pragma unroll
@@ -99,22 +102,28 @@ static __device__ __forceinline__ void add_shares(double (&first)[FV], double (&
     if (inside) {
 #pragma unroll 4
         for (int64_t share = ty; share < s.shares; share += height) {
-            const float *from = partials + share * 2 * s.d + column;
+            const float *from = partials + share * values * s.d + column;
             const double n = MOMENTS ? (double)share_length(s, share) : 1.0;
-            float a[FV], b[FV];
-            if constexpr (FV == 4) {
-                const float4 left = __ldcg((const float4 *)from), right = __ldcg((const float4 *)(from + s.d));
-                a[0] = left.x, a[1] = left.y, a[2] = left.z, a[3] = left.w;
-                b[0] = right.x, b[1] = right.y, b[2] = right.z, b[3] = right.w;
-            } else {
-                a[0] = __ldcg(from);
-                b[0] = __ldcg(from + s.d);
+            float a[values][FV];
+#pragma unroll
+            for (int i = 0; i < values; i++) {
+                if constexpr (FV == 4) {
+                    const float4 four = __ldcg((const float4 *)(from + i * s.d));
+                    a[i][0] = four.x, a[i][1] = four.y, a[i][2] = four.z, a[i][3] = four.w;
+                } else {
+                    a[i][0] = __ldcg(from + i * s.d);
+                }
             }
 #pragma unroll
             for (int j = 0; j < FV; j++) {
-                const double difference = (double)a[j] - origin[j];
-                first[j] += n * difference;
-                second[j] += MOMENTS ? b[j] + n * difference * difference : (double)b[j];
+                if constexpr (MOMENTS) {
+                    const double sum = n * ((double)a[0][j] - origin[j]) + a[1][j];
+                    first[j] += sum;
+                    second[j] += a[2][j] + sum * sum / n;
+                } else {
+                    first[j] += a[0][j];
+                    second[j] += a[1][j];
+                }
             }
         }
     }
@@ -145,7 +154,7 @@ template <int VEC> static constexpr int final_vec = VEC == 1 ? 1 : 4;
 template <int VEC> static constexpr int final_bits = VEC == 8 ? 1 : 0;
 
 /* How rows are shared out depends on the shape and the device alone. vec: columns a thread. The workspace has room for the shares'
- * two values a column, and 2 d floats behind them. */
+ * three values a column, and as much as a share's behind them. */
 static enum ps_status sharing_make(const struct ps_cuda_context *c, const char *op, int64_t rows, int64_t d, int vec,
                                    struct sharing *s)
 {
@@ -167,7 +176,7 @@ static enum ps_status sharing_make(const struct ps_cuda_context *c, const char *
     s->rows = rows;
     s->d = (int)d;
     s->tiles = (int)tiles;
-    return ps_cuda_workspace(c, op, (size_t)((s->shares + 1) * 2 * d) * sizeof(float));
+    return ps_cuda_workspace(c, op, (size_t)((s->shares + 1) * 3 * d) * sizeof(float));
 }
 
 static inline unsigned sharing_blocks(const struct sharing &s)
