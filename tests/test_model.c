@@ -373,11 +373,32 @@ static const struct step_case step_cases[] = {
      2}};
 enum { STEP_CASES_CPU = 6, STEP_CASES = sizeof step_cases / sizeof *step_cases };
 
+/* Lifts every other hidden column by 6 and lowers the rest: no value is so near 0 that rounding takes it to the other side of
+ * relu's kink, where the gradient jumps by more than any bound. */
+static void leave_kink(struct fixture *f)
+{
+    const struct ps_parameters *layout = f->model->layout;
+    double *parameters = from_device(f->device, f->k->parameter, f->model->parameters, layout->stored);
+    for (int t = 0; t < layout->all; t++) {
+        const struct ps_parameter *p = &layout->table[t];
+        const size_t length = strlen(p->name);
+        for (int64_t i = 0; length > 4 && strcmp(p->name + length - 4, ".b_1") == 0 && i < ps_parameter_count(p); i++) {
+            parameters[p->offset + i] += i % 2 ? 6 : -6;
+        }
+    }
+    set_device(f->device, f->k->parameter, f->model->parameters, parameters, layout->stored);
+    OK(ps_model_refresh_weights(f->model));
+    free(parameters);
+}
+
 /* Of a pass: its loss, the gradients, and the running statistics behind them. */
-static double *pass_of(struct fixture *f, double *loss)
+static double *pass_of(struct fixture *f, int smooth, double *loss)
 {
     const struct ps_parameters *layout = f->model->layout;
     fixture_parameters(f, 0.1);
+    if (smooth) {
+        leave_kink(f);
+    }
     *loss = fixture_loss(f);
     double *parameters = from_device(f->device, f->k->parameter, f->model->parameters, layout->stored);
     double *gradients = fixture_gradients(f);
@@ -396,7 +417,9 @@ START_TEST(variant_steps)
     struct fixture f = fixture_open_with(c->backend, c->device, c->precision, shape, 4, &options);
     const struct ps_parameters *layout = f.model->layout;
     double expected_loss, loss, loss_again;
-    double *expected = pass_of(&oracle, &expected_loss), *got = pass_of(&f, &loss), *again = pass_of(&f, &loss_again);
+    const int smooth = shape->activation == PS_RELU && (c->precision == PS_TF32 || c->precision == PS_PRECISION_BF16);
+    double *expected = pass_of(&oracle, smooth, &expected_loss), *got = pass_of(&f, smooth, &loss),
+           *again = pass_of(&f, smooth, &loss_again);
     ck_assert(loss == loss_again);
     ck_assert_msg(memcmp(got, again, (size_t)layout->stored * sizeof *got) == 0, "a second pass gives other bits");
     const double statistics = layout->stored > layout->count
