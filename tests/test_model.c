@@ -347,7 +347,8 @@ struct step_case {
     double loss, gradients, small; /* bounds; small: of tensors whose gradient is next to nothing */
 };
 
-/* Measured on the CPU: fp64 2.2e-16, 3.8e-15, small ones 5.4e-14; fp32 8.5e-8, 9.6e-7 and 6.4e-6. CUDA's are not measured. */
+/* Measured on the CPU: fp64 2.2e-16, 3.8e-15, small ones 5.4e-14; fp32 8.5e-8, 9.6e-7 and 6.4e-6. On an H200: tf32 3e-4, 2.4e-3 and
+ * 7.3e-4, bf16 1.8e-3, 3.7e-2 and 0.1. */
 static const struct step_case step_cases[] = {
     {"reference", "cpu", PS_FP64, {.level = PS_LEVEL_NONE}, 5e-15, 5e-14, 5e-13},
     {"reference",
@@ -363,14 +364,14 @@ static const struct step_case step_cases[] = {
     {"cpu", "cpu", PS_FP32, {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1}, 1e-6, 5e-6, 5e-5},
     {"cuda", "cuda", PS_FP32, {.level = PS_LEVEL_NONE}, 1e-5, 1e-4, 1e-3},
     {"cuda", "cuda", PS_FP32, {.level = PS_LEVEL_GEMM}, 1e-5, 1e-4, 1e-3},
-    {"cuda", "cuda", PS_TF32, {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1}, 2e-3, 2e-2, 1e-1},
+    {"cuda", "cuda", PS_TF32, {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1}, 2e-3, 5e-3, 1e-2},
     {"cuda",
      "cuda",
      PS_PRECISION_BF16,
      {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1},
      1e-2,
      1e-1,
-     2}};
+     5e-1}};
 enum { STEP_CASES_CPU = 6, STEP_CASES = sizeof step_cases / sizeof *step_cases };
 
 /* Lifts every other hidden column by 6 and lowers the rest: no value is so near 0 that rounding takes it to the other side of
