@@ -143,6 +143,15 @@ enum ps_status ps_series_read(const struct ps_series *series, int dataset, int64
     return failed ? ps_fail(PS_DATA, "%s: %s cannot be read: %s", series->path, d->name, reason.text) : PS_OK;
 }
 
+enum ps_status ps_series_rows(const struct ps_series *series, int64_t first, int64_t count, float *to)
+{
+    if (series->file != NULL) {
+        return ps_series_read(series, 0, first, count, to);
+    }
+    memcpy(to, series->values + first * series->channels, (size_t)(count * series->channels) * sizeof *to);
+    return PS_OK;
+}
+
 enum ps_status ps_series_each(const struct ps_series *series, int dataset, int64_t rows, ps_rows_sink *sink, void *argument)
 {
     if (series->file == NULL) {

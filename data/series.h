@@ -43,6 +43,10 @@ enum ps_status ps_series_names(const struct ps_series *series, char **names, uin
  * NULL, is taken as it is. */
 enum ps_status ps_series_check_names(const struct ps_series *series, const char *names);
 
+/* Rows [first, first + count) of a series as they are stored, or once a scaler was applied to it as that left them: [count, C] in
+ * float32. PS_DATA when its file cannot be read, or is not the one that was opened. */
+enum ps_status ps_series_rows(const struct ps_series *series, int64_t first, int64_t count, float *to);
+
 /* Host memory that the data may take: series or groups of blocks, two batches, the windows' order, and what reading needs. The
  * model, threads' stacks and the libraries themselves are beside it. */
 struct ps_memory {

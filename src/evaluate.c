@@ -7,19 +7,20 @@
 
 #include "data/files.h"
 #include "data/hdf5_util.h"
+#include "src/engine.h"
 #include "src/options.h"
 #include "src/passive.h"
 #include "src/session.h"
 
 struct arguments {
-    const char *checkpoint, *data, *device, *forecasts;
+    const char *checkpoint, *data, *device, *precision, *forecasts;
     enum ps_split split;
     int json, original_units, overwrite;
 };
 
 static const char usage[] =
-    "usage: evaluate CHECKPOINT [--data FILE] [--split train|val|test] [--device auto|cpu|cuda[:N]] [--json]\n"
-    "                [--save-forecasts OUT.h5] [--original-units] [--overwrite]\n"
+    "usage: evaluate CHECKPOINT [--data FILE] [--split train|val|test] [--json] [--save-forecasts OUT.h5] [--original-units]\n"
+    "                [--overwrite] [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
     "\n"
     "  --data FILE              another HDF5 file than the run's\n"
     "  --split SPLIT            which windows (default: test)\n"
@@ -27,6 +28,7 @@ static const char usage[] =
     "  --save-forecasts OUT.h5  write /forecasts and /targets [W, C, H] and /inputs [W, C, L]\n"
     "  --original-units         undo the scaling in what is saved\n"
     "  --overwrite              replace OUT.h5 when it exists\n"
+    "  --device, --precision    what computes it (default: as trained where this machine can, else fp32 on the CPU)\n"
     "\n"
     "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device\n";
 
@@ -36,6 +38,7 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
     const struct ps_option options[] = {{"data", .text = &a->data},
                                         {"split", .text = &split},
                                         {"device", .text = &a->device},
+                                        {"precision", .text = &a->precision},
                                         {"json", .given = &a->json},
                                         {"save-forecasts", .text = &a->forecasts},
                                         {"original-units", .given = &a->original_units},
@@ -187,6 +190,13 @@ static enum ps_status evaluate(const struct arguments *a)
     enum ps_status status = ps_config_parse_saved(checkpoint.config, a->checkpoint, &config);
     if (status == PS_OK && a->forecasts) {
         status = check_output(a, a->data ? a->data : config.data.path);
+    }
+    char note[PS_ENGINE_NOTE] = "";
+    if (status == PS_OK) {
+        status = ps_engine_adapt(&config, a->device, a->precision, note);
+    }
+    if (status == PS_OK && *note) {
+        fprintf(stderr, "evaluate: %s: %s\n", a->checkpoint, note);
     }
     if (status == PS_OK) {
         status = ps_session_open(

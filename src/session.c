@@ -5,10 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/files.h"
+#include "src/engine.h"
 #include "src/safetensors.h"
-
-enum { LONGEST_TUNING = 1 << 20 };
 
 /* ---- from the config ---- */
 
@@ -54,55 +52,11 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
 
 static enum ps_status open_device(struct ps_session *s, const struct ps_session_options *options)
 {
-    const struct ps_config *c = s->config;
-    const char *device = options->device ? options->device : c->runtime.device;
-    if (!ps_config_is_device(device)) {
-        return ps_fail(PS_USAGE, "--device: \"%.60s\" is not one of auto, cpu, cuda, cuda:N", device);
-    }
-    const char *backend = c->runtime.backend;
-    int cpu_backend = strcmp(backend, "cpu") == 0 || strcmp(backend, "reference") == 0;
-    if (strcmp(device, "auto") == 0) {
-        device = !cpu_backend && ps_cuda_device_count() > 0 ? "cuda" : "cpu";
-    }
-    PS_TRY(ps_device_open(device, (int)c->runtime.threads, &s->device));
-    if (strcmp(backend, "auto") == 0) {
-        backend = s->device->kind;
-    } else if (cpu_backend != (strcmp(s->device->kind, "cpu") == 0)) {
-        return ps_fail(PS_USAGE, "runtime.backend: %s does not run on device %s: take auto", backend, device);
-    }
-    if (c->runtime.precision == PS_FP64) {
-        return ps_fail(PS_USAGE, "runtime.precision: fp64 is the tests' oracle: take fp32, tf32, bf16 or fp16");
-    }
-    char *tuning = NULL;
-    if (*c->runtime.tuning && strcmp(s->device->kind, "cuda") == 0) { /* no other device has products to choose for */
-        size_t size;
-        PS_TRY(ps_file_read(PS_USAGE, c->runtime.tuning, LONGEST_TUNING, &tuning, &size));
-        if (!ps_digest(tuning, size, s->tuning)) {
-            free(tuning);
-            return ps_fail(PS_USAGE, "runtime.tuning: %s: this OpenSSL has no SHA-256 to record it by", c->runtime.tuning);
-        }
-    }
-    const struct ps_kernels_options table = {.tiny_gemm = c->runtime.tiny_gemm, .tuning = tuning};
-    enum ps_status status = ps_kernels_open(backend, s->device, c->runtime.precision, &table, &s->kernels);
-    free(tuning);
-    if (status != PS_OK) {
-        return ps_fail(PS_USAGE, "runtime: %s", ps_error_message());
-    }
+    PS_TRY(ps_engine_open_device(s->config, options->device, &s->device, &s->kernels, s->tuning));
     char text[512];
     snprintf(text, sizeof text, "%s; %s; %s", s->kernels->backend, s->device->name, s->device->version);
     s->versions = strdup(text);
     return s->versions ? PS_OK : ps_fail(PS_DEVICE, "no memory for the session");
-}
-
-/* Whether attention is one operation, by tiles, or products around softmax. */
-static int tiled_attention(const struct ps_session *s, const struct ps_model_shape *shape)
-{
-    const struct ps_kernels *k = s->kernels;
-    return s->config->runtime.attention == PS_ATTENTION_AUTO
-               ? k->attention_faster && ps_model_tiles(k, shape) &&
-                     k->attention_faster(k, ps_patches(shape), shape->d_model / shape->n_heads,
-                                         shape->residual_attention ? shape->n_layers : 1)
-               : s->config->runtime.attention == PS_ATTENTION_TILED;
 }
 
 /* What the checkpoint records of the ways that products are computed. */
@@ -137,37 +91,10 @@ static size_t stored_bytes(const struct ps_session *s)
 static enum ps_status open_model(struct ps_session *s, int training)
 {
     const struct ps_config *c = s->config;
-    struct ps_model_shape shape = ps_config_shape(c, s->series->channels);
     struct ps_device *device = s->device;
     int64_t batch = c->train.batch_size;
-    /* auto: the fastest level that serves the model. */
-    static const enum ps_level levels[] = {[PS_FUSION_AUTO] = PS_LEVEL_LAYER,
-                                           [PS_FUSION_NONE] = PS_LEVEL_NONE,
-                                           [PS_FUSION_GEMM] = PS_LEVEL_GEMM,
-                                           [PS_FUSION_LAYER] = PS_LEVEL_LAYER};
-    struct ps_model_options options = {.level = levels[c->runtime.fusion],
-                                       .if_faster = c->runtime.fusion == PS_FUSION_AUTO,
-                                       .merge_qkv = c->runtime.merge_qkv,
-                                       .epilogue = c->runtime.epilogue,
-                                       .tiled_attention = tiled_attention(s, &shape),
-                                       .seed = c->train.seed};
-    /* The widest activations, as ps_model_open lays them out: their size must not overflow. */
-    double patches = (double)ps_patches(&shape), rows = (double)batch * (double)shape.channels * patches;
-    double wide = fmax(fmax((double)shape.d_ff, 3.0 * (double)shape.d_model), (double)shape.n_heads * patches);
-    double ends = (double)batch * (double)shape.channels * (double)(shape.seq_len + shape.pred_len);
-    if (fmax(rows * wide, ends) > 0x1p50) {
-        return ps_fail(PS_USAGE, "train.batch_size: a step of %lld windows of %lld channels has %.2g activations: lower it",
-                       (long long)batch, (long long)shape.channels, fmax(rows * wide, ends));
-    }
-    enum ps_status status = ps_model_open(s->kernels, &shape, batch, &options, &s->model);
-    if (status == PS_UNSUPPORTED && c->runtime.fusion == PS_FUSION_AUTO) {
-        options.level = PS_LEVEL_GEMM;
-        status = ps_model_open(s->kernels, &shape, batch, &options, &s->model);
-    }
-    s->level = options.level;
-    if (status != PS_OK) {
-        return status == PS_UNSUPPORTED ? PS_USAGE : status;
-    }
+    enum ps_status status;
+    PS_TRY(ps_engine_open_model(c, s->kernels, s->series->channels, &s->model, &s->level));
     PS_TRY(record_algorithms(s));
     s->train_windows = s->splits.count[PS_TRAIN];
     if (c->data.drop_last) {
@@ -451,32 +378,12 @@ enum ps_status ps_session_take_best(struct ps_session *s)
     return ps_model_refresh_weights(s->model);
 }
 
-/* The same tensors, or which one differs. */
-static enum ps_status same_layout(const struct ps_parameters *ours, const struct ps_parameters *theirs)
-{
-    for (int t = 0; t < ours->all; t++) {
-        const struct ps_parameter *a = &ours->table[t], *b = t < theirs->all ? &theirs->table[t] : NULL;
-        if (!b || strcmp(a->name, b->name) != 0 || memcmp(a->size, b->size, sizeof a->size) != 0) {
-            return ps_fail(PS_CHECKPOINT, "the checkpoint is of another model: %s is [%lld, %lld] here and %s [%lld, %lld] there",
-                           a->name, (long long)a->size[0], (long long)a->size[1], b ? b->name : "nothing",
-                           b ? (long long)b->size[0] : 0LL, b ? (long long)b->size[1] : 0LL);
-        }
-    }
-    return ours->all == theirs->all
-               ? PS_OK
-               : ps_fail(PS_CHECKPOINT, "the checkpoint is of another model: %d tensors here, %d there", ours->all, theirs->all);
-}
-
 enum ps_status ps_session_load_weights(struct ps_session *s, const struct ps_checkpoint *c, int into_best)
 {
-    PS_TRY(same_layout(s->model->layout, c->layout));
-    PS_TRY(s->device->upload(s->device, PS_COMPUTE, into_best ? s->best : s->model->parameters, c->parameters, stored_bytes(s)));
     if (into_best) {
         s->best_holds = c->epoch;
-    } else {
-        PS_TRY(ps_model_refresh_weights(s->model));
     }
-    return s->device->synchronize(s->device);
+    return ps_engine_load_weights(s->device, s->model, c, into_best ? s->best : NULL);
 }
 
 enum ps_status ps_session_restore(struct ps_session *s, const struct ps_checkpoint *c)

@@ -1,0 +1,30 @@
+/* What computes a config's model: its device, its table of kernels and the model on it. A session opens them to train and score, a
+ * forecaster to forecast. */
+#ifndef PS_SRC_ENGINE_H
+#define PS_SRC_ENGINE_H
+
+#include "model/model.h"
+#include "src/checkpoint.h"
+#include "src/config.h"
+#include "src/digest.h"
+
+/* device: "auto", "cpu", "cuda", "cuda:N"; NULL: the config's. tuning: the digest of runtime.tuning's file; "" when there is none,
+ * or not on CUDA. Messages name config keys. What was opened when an error came is the caller's to close. */
+enum ps_status ps_engine_open_device(const struct ps_config *config, const char *device, struct ps_device **opened,
+                                     struct ps_kernels **kernels, char tuning[PS_DIGEST_HEX]);
+/* For batches of at most train.batch_size windows of so many channels, at the level that runtime.fusion names. */
+enum ps_status ps_engine_open_model(const struct ps_config *config, struct ps_kernels *kernels, int64_t channels,
+                                    struct ps_model **model, enum ps_level *level);
+
+/* The checkpoint's weights and running statistics: into device memory of their size, or where that is NULL into the model.
+ * PS_CHECKPOINT naming the first tensor that the model has not, or has in another shape. */
+enum ps_status ps_engine_load_weights(struct ps_device *device, struct ps_model *model, const struct ps_checkpoint *checkpoint,
+                                      void *into);
+
+/* Changes what a checkpoint's config says of the machine to what this one can compute with: a device that is not there, a backend
+ * of another kind, a precision that the CPU has not. precision: a name that the user gave, or NULL; device: likewise. note: what
+ * was changed, in words, for the user; "": nothing. PS_USAGE for a device or a precision that does not exist. */
+enum { PS_ENGINE_NOTE = 256 };
+enum ps_status ps_engine_adapt(struct ps_config *config, const char *device, const char *precision, char note[PS_ENGINE_NOTE]);
+
+#endif

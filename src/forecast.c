@@ -1,0 +1,476 @@
+/* forecast: what comes after the end of the data, by a checkpoint's model. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/files.h"
+#include "data/hdf5_util.h"
+#include "data/import.h"
+#include "data/text.h"
+#include "data/times.h"
+#include "src/engine.h"
+#include "src/forecaster.h"
+#include "src/options.h"
+#include "src/passive.h"
+
+static const char usage[] =
+    "usage: forecast CHECKPOINT [--data FILE] [--out FILE] [--origin TIME|ROW] [--last N] [--steps N] [--overwrite]\n"
+    "                [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
+    "\n"
+    "Forecasts the rows after the end of the data, in the data's own units: pred_len of them, as the model was trained.\n"
+    "\n"
+    "  --data FILE       the series, HDF5 or CSV (default: the run's); its channels are found by name\n"
+    "  --out FILE        FILE.h5: /forecasts [origins, steps, channels], /origin and /time; another name: CSV (default: to "
+    "stdout)\n"
+    "  --origin TIME     the last row that is known, by its time (\"2018-06-26 19:00\") or its number, counted from 0\n"
+    "  --last N          N forecasts: from the origin and from each of the N - 1 rows before it\n"
+    "  --steps N         N rows; beyond pred_len by feeding forecasts back, and column fed_back says so\n"
+    "  --overwrite       replace FILE when it exists\n"
+    "  --device, --precision   what computes it (default: as trained where this machine can, else fp32 on the CPU)\n"
+    "\n"
+    "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device\n";
+
+struct arguments {
+    const char *checkpoint, *data, *out, *origin, *device, *precision;
+    uint64_t last, steps;
+    int overwrite;
+};
+
+static enum ps_status parse(int argc, char **argv, struct arguments *a)
+{
+    *a = (struct arguments){.last = 1};
+    const struct ps_option options[] = {{"data", .text = &a->data},
+                                        {"out", .text = &a->out},
+                                        {"origin", .text = &a->origin},
+                                        {"last", .number = &a->last, .least = 1, .most = INT32_MAX},
+                                        {"steps", .number = &a->steps, .least = 1, .most = 1 << 20},
+                                        {"overwrite", .given = &a->overwrite},
+                                        {"device", .text = &a->device},
+                                        {"precision", .text = &a->precision},
+                                        {0}};
+    PS_TRY(ps_options_read(argc, argv, options, 1, "one CHECKPOINT", usage));
+    a->checkpoint = argv[argc - 1];
+    return PS_OK;
+}
+
+/* What is being read is never written over, and other files only when that was asked for. */
+static enum ps_status check_output(const struct arguments *a, const char *data)
+{
+    const char *read[2] = {a->checkpoint, data};
+    struct stat out, in;
+    if (!a->out || stat(a->out, &out) != 0) {
+        return PS_OK;
+    }
+    for (int i = 0; i < 2; i++) {
+        if (read[i] && stat(read[i], &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
+            return ps_fail(PS_USAGE, "--out: %s is the %s that is read: choose another name", a->out,
+                           i == 0 ? "checkpoint" : "data");
+        }
+    }
+    return a->overwrite ? PS_OK
+                        : ps_fail(PS_USAGE, "--out: %s exists: choose another name, or replace it with --overwrite", a->out);
+}
+
+static int ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* ---- the data ---- */
+
+struct data {
+    struct ps_series *series;
+    struct ps_times times;
+    int64_t *column; /* [C]: where the model's channels stand among the series' */
+};
+
+/* A CSV becomes a series in a file of its own for a moment: one reader for both. */
+static enum ps_status import(const char *csv, char path[64])
+{
+    const char *folder = getenv("TMPDIR");
+    if (snprintf(path, 64, "%.40s/forecast-XXXXXX", folder && strlen(folder) <= 40 ? folder : "/tmp") >= 64) {
+        return ps_fail(PS_DATA, "%s: no name for a file beside it", csv);
+    }
+    int file = mkstemp(path);
+    if (file < 0) {
+        return ps_fail(PS_DATA, "%s: cannot be made, to read %s into", path, csv);
+    }
+    close(file);
+    return ps_import_csv(csv, path, NULL, NULL);
+}
+
+static enum ps_status open_series(const struct arguments *a, const struct ps_config *c, struct data *d)
+{
+    const char *path = a->data ? a->data : c->data.path;
+    if (!path || !*path) {
+        return ps_fail(PS_USAGE, "the checkpoint names no data: give --data");
+    }
+    const struct ps_memory memory = {c->data.memory_limit, c->model.seq_len, c->model.pred_len, 1};
+    char imported[64] = "";
+    enum ps_status status = PS_OK;
+    if (ends_with(path, ".csv") || ends_with(path, ".CSV")) {
+        status = import(path, imported);
+    }
+    const char *read = *imported ? imported : path;
+    if (status == PS_OK) {
+        status = ps_series_open_within(read, &memory, &d->series);
+    }
+    if (status == PS_OK && d->series->layout != PS_LAYOUT_SERIES) {
+        status = ps_fail(PS_DATA, "%s: holds ready-made windows: rows come after a series alone, /series [rows, channels]", path);
+    }
+    if (status == PS_OK) {
+        status = ps_times_read(read, d->series->rows, &d->times);
+    }
+    if (*imported) {
+        unlink(imported);
+    }
+    return status;
+}
+
+static int64_t channel_named(const struct ps_series *series, const char *name)
+{
+    for (int64_t c = 0; c < series->channels; c++) {
+        if (strcmp(series->channel_names[c], name) == 0) {
+            return c;
+        }
+    }
+    return -1;
+}
+
+/* The model's channels by name among the series', which may have them in another order; by place where either has no names. */
+static enum ps_status match_channels(const struct ps_checkpoint *checkpoint, const char *path, struct data *d)
+{
+    const struct ps_series *series = d->series;
+    const int64_t C = checkpoint->scaler.channels;
+    if (series->channels != C) {
+        return ps_fail(PS_DATA, "%s: %" PRId64 " channels, the checkpoint's model has %" PRId64, path, series->channels, C);
+    }
+    d->column = malloc((size_t)C * sizeof *d->column);
+    if (!d->column) {
+        return ps_fail(PS_DATA, "%s: no memory for %" PRId64 " channels", path, C);
+    }
+    const char *name = checkpoint->names;
+    for (int64_t c = 0; c < C; c++) {
+        d->column[c] = name && series->channel_names ? channel_named(series, name) : c;
+        if (d->column[c] < 0) {
+            return ps_fail(PS_DATA, "%s: has no channel \"%s\", which the model was trained on", path, ps_text_plain(name).text);
+        }
+        name = name ? name + strlen(name) + 1 : NULL;
+    }
+    return PS_OK;
+}
+
+/* The row after which the first forecast begins. */
+static enum ps_status find_origin(const struct arguments *a, const struct ps_config *c, const char *path, const struct data *d,
+                                  int64_t *origin)
+{
+    const int64_t rows = d->series->rows, L = c->model.seq_len;
+    *origin = rows - 1;
+    if (a->origin) {
+        char *end;
+        int64_t seconds, number = strtoll(a->origin, &end, 10);
+        if (*a->origin >= '0' && *a->origin <= '9' && !*end) {
+            *origin = number;
+        } else if (!ps_time_parse(a->origin, &seconds)) {
+            return ps_fail(PS_USAGE, "--origin is \"%.60s\": expected a row's number or its time, as 2018-06-26 19:00", a->origin);
+        } else if (!d->times.time) {
+            return ps_fail(PS_DATA, "%s: has no /time: give --origin as a row's number", path);
+        } else {
+            for (*origin = 0; *origin < rows && d->times.time[*origin] != seconds; ++*origin) {
+            }
+            if (*origin == rows) {
+                return ps_fail(PS_DATA, "%s: no row has the time %s: it has %s to %s", path, ps_time_text(seconds).text,
+                               ps_time_text(d->times.time[0]).text, ps_time_text(d->times.time[rows - 1]).text);
+            }
+        }
+    }
+    if (*origin >= rows) {
+        return ps_fail(PS_USAGE, "--origin is row %" PRId64 ": %s has %" PRId64 ", counted from 0", *origin, path, rows);
+    }
+    if (*origin + 1 < L + (int64_t)a->last - 1) {
+        return ps_fail(PS_DATA, "%s: %" PRId64 " rows up to the origin: %" PRId64 " are needed, the model's seq_len%s", path,
+                       *origin + 1, L + (int64_t)a->last - 1, a->last > 1 ? " and one for each more of --last" : "");
+    }
+    return PS_OK;
+}
+
+/* ---- forecasts ---- */
+
+/* inputs [n, C, L]: the windows that end with rows origin - n + 1 .. origin, in the model's order of channels. */
+static enum ps_status take_windows(const struct data *d, int64_t origin, int64_t n, int64_t C, int64_t L, float *inputs)
+{
+    const int64_t rows = L + n - 1;
+    float *values = malloc((size_t)(rows * C) * sizeof *values);
+    if (!values) {
+        return ps_fail(PS_DATA, "no memory for %" PRId64 " rows", rows);
+    }
+    enum ps_status status = ps_series_rows(d->series, origin + 1 - rows, rows, values);
+    for (int64_t i = 0; i < n * C && status == PS_OK; i++) {
+        for (int64_t l = 0; l < L; l++) {
+            inputs[i * L + l] = values[(i / C + l) * C + d->column[i % C]];
+        }
+    }
+    free(values);
+    return status;
+}
+
+/* The inputs' last rows become the forecasts', whose first `rows` they take in. inputs [lines, L], forecasts [lines, H]. */
+static void feed_back(float *inputs, int64_t lines, int64_t L, const float *forecasts, int64_t H)
+{
+    const int64_t kept = L > H ? L - H : 0, taken = L - kept;
+    for (int64_t i = 0; i < lines; i++) {
+        memmove(inputs + i * L, inputs + i * L + (L - kept), (size_t)kept * sizeof *inputs);
+        memcpy(inputs + i * L + kept, forecasts + i * H + (H - taken), (size_t)taken * sizeof *inputs);
+    }
+}
+
+/* forecasts [n, steps, C]. */
+static enum ps_status make_forecasts(struct ps_forecaster *f, float *inputs, int64_t n, int64_t C, int64_t L, int64_t H,
+                                     int64_t steps, float *forecasts)
+{
+    float *part = malloc((size_t)(n * C * H) * sizeof *part);
+    if (!part) {
+        return ps_fail(PS_DATA, "no memory for %" PRId64 " forecasts", n);
+    }
+    enum ps_status status = PS_OK;
+    for (int64_t done = 0; done < steps && status == PS_OK; done += H) {
+        if (done > 0) {
+            feed_back(inputs, n * C, L, part, H);
+        }
+        status = ps_forecaster_run(f, inputs, n, part);
+        for (int64_t i = 0; i < n * C && status == PS_OK; i++) {
+            for (int64_t t = 0; t < H && done + t < steps; t++) {
+                forecasts[(i / C * steps + done + t) * C + i % C] = part[i * H + t];
+            }
+        }
+    }
+    free(part);
+    return status;
+}
+
+/* ---- output ---- */
+
+struct result {
+    int64_t origin, n, steps, channels, pred_len;
+    const char *names;   /* each with a zero byte behind it; NULL: numbers */
+    const float *values; /* [n, steps, channels] */
+    const struct ps_times *times;
+};
+
+/* Fields with a comma, a quote or a line's end stand in quotes. */
+static void put_field(FILE *to, const char *text)
+{
+    if (!strpbrk(text, ",\"\n\r")) {
+        fputs(text, to);
+        return;
+    }
+    putc('"', to);
+    for (; *text; text++) {
+        if (*text == '"') {
+            putc('"', to);
+        }
+        putc(*text, to);
+    }
+    putc('"', to);
+}
+
+/* A row's time, or its number. */
+static void put_time(FILE *to, const struct result *r, int64_t origin, int64_t after)
+{
+    if (r->times->time) {
+        fputs(ps_time_text(ps_time_after(r->times, r->times->time[origin], after)).text, to);
+    } else {
+        fprintf(to, "%" PRId64, origin + after);
+    }
+}
+
+/* The shortest decimal that reads back as x. */
+static void put_value(FILE *to, float x)
+{
+    char text[32];
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)x);
+        if (strtof(text, NULL) == x) {
+            break;
+        }
+    }
+    fputs(text, to);
+}
+
+static void write_csv(FILE *to, const struct result *r)
+{
+    const char *name = r->names;
+    const char *time = r->times->time ? "time" : "row";
+    fprintf(to, "%s%s", r->n > 1 ? "origin," : "", time);
+    for (int64_t c = 0; c < r->channels; c++) {
+        putc(',', to);
+        if (name) {
+            put_field(to, name);
+            name += strlen(name) + 1;
+        } else {
+            fprintf(to, "channel_%" PRId64, c);
+        }
+    }
+    fputs(r->steps > r->pred_len ? ",fed_back\n" : "\n", to);
+    for (int64_t i = 0; i < r->n * r->steps; i++) {
+        const int64_t origin = r->origin - r->n + 1 + i / r->steps, step = i % r->steps;
+        if (r->n > 1) {
+            put_time(to, r, origin, 0);
+            putc(',', to);
+        }
+        put_time(to, r, origin, step + 1);
+        for (int64_t c = 0; c < r->channels; c++) {
+            putc(',', to);
+            put_value(to, r->values[i * r->channels + c]);
+        }
+        fputs(r->steps <= r->pred_len ? "\n" : step < r->pred_len ? ",0\n" : ",1\n", to);
+    }
+}
+
+static enum ps_status csv_file(const char *path, const struct result *r)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *to = open_memstream(&text, &size);
+    if (to) {
+        write_csv(to, r);
+    }
+    if (!to || fclose(to) != 0) {
+        free(text);
+        return ps_fail(PS_DATA, "%s: no memory for what is to be written", path);
+    }
+    enum ps_status status = ps_file_replace(PS_DATA, path, text, size);
+    free(text);
+    return status;
+}
+
+static enum ps_status write_datasets(const struct ps_hdf5_output *out, const struct result *r)
+{
+    hid_t forecasts PS_HDF5_SCOPED = H5I_INVALID_HID, origins PS_HDF5_SCOPED = H5I_INVALID_HID,
+                    rows PS_HDF5_SCOPED = H5I_INVALID_HID;
+    const hsize_t size[3] = {(hsize_t)r->n, (hsize_t)r->steps, (hsize_t)r->channels};
+    const int64_t all = r->n * r->steps;
+    PS_TRY(ps_hdf5_create_rows(out, "/forecasts", H5T_IEEE_F32LE, 3, size, &forecasts));
+    PS_TRY(ps_hdf5_write_rows(out, "/forecasts", forecasts, 0, size[0], r->values));
+    const char **names = malloc((size_t)r->channels * sizeof *names);
+    int64_t *time = malloc((size_t)(all + r->n) * sizeof *time), *origin = time + all;
+    enum ps_status status = names && time ? PS_OK : ps_fail(PS_DATA, "%s: no memory for %" PRId64 " times", out->path, all);
+    if (status == PS_OK && r->names) {
+        const char *name = r->names;
+        for (int64_t c = 0; c < r->channels; c++, name += strlen(name) + 1) {
+            names[c] = name;
+        }
+        status = ps_hdf5_write_texts(out, forecasts, "channels", (char *const *)names, size[2]);
+    }
+    for (int64_t i = 0; i < all && status == PS_OK; i++) {
+        const int64_t from = r->origin - r->n + 1 + i / r->steps, after = i % r->steps + 1;
+        time[i] = r->times->time ? ps_time_after(r->times, r->times->time[from], after) : from + after;
+        origin[i / r->steps] = r->times->time ? r->times->time[from] : from;
+    }
+    if (status == PS_OK) {
+        status = ps_hdf5_create_rows(out, r->times->time ? "/time" : "/row", H5T_STD_I64LE, 2, size, &rows);
+    }
+    if (status == PS_OK) {
+        status = ps_hdf5_write_rows(out, "/time", rows, 0, size[0], time);
+    }
+    if (status == PS_OK) {
+        status = ps_hdf5_create_rows(out, "/origin", H5T_STD_I64LE, 1, size, &origins);
+    }
+    if (status == PS_OK) {
+        status = ps_hdf5_write_rows(out, "/origin", origins, 0, size[0], origin);
+    }
+    free(names);
+    free(time);
+    return status;
+}
+
+static enum ps_status write_result(const char *path, const struct result *r)
+{
+    if (!path) {
+        write_csv(stdout, r);
+        return ps_stdout_flush(PS_USAGE);
+    }
+    if (!ends_with(path, ".h5")) {
+        return csv_file(path, r);
+    }
+    struct ps_hdf5_output out;
+    PS_TRY(ps_hdf5_create(path, &out));
+    return ps_hdf5_finish(&out, write_datasets(&out, r));
+}
+
+/* ---- all of it ---- */
+
+static enum ps_status forecast(const struct arguments *a, const struct ps_checkpoint *checkpoint, const struct ps_config *c,
+                               struct data *d)
+{
+    const char *path = a->data ? a->data : c->data.path;
+    const int64_t n = (int64_t)a->last, C = checkpoint->scaler.channels, L = c->model.seq_len, H = c->model.pred_len;
+    const int64_t steps = a->steps ? (int64_t)a->steps : H;
+    int64_t origin;
+    PS_TRY(open_series(a, c, d));
+    PS_TRY(match_channels(checkpoint, path, d));
+    PS_TRY(find_origin(a, c, path, d, &origin));
+    struct ps_forecaster *f = NULL;
+    float *inputs = malloc((size_t)(n * C * L) * sizeof *inputs), *forecasts = malloc((size_t)(n * steps * C) * sizeof *forecasts);
+    enum ps_status status = inputs && forecasts ? PS_OK : ps_fail(PS_DATA, "no memory for %" PRId64 " windows", n);
+    if (status == PS_OK) {
+        status = take_windows(d, origin, n, C, L, inputs);
+    }
+    if (status == PS_OK) {
+        status = ps_forecaster_open(checkpoint, c, a->device, n, &f);
+    }
+    if (status == PS_OK) {
+        status = make_forecasts(f, inputs, n, C, L, H, steps, forecasts);
+    }
+    if (status == PS_OK) {
+        const struct result result = {origin, n, steps, C, H, checkpoint->names, forecasts, &d->times};
+        status = write_result(a->out, &result);
+    }
+    ps_forecaster_close(f);
+    free(inputs);
+    free(forecasts);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    ps_streams_open();
+    ps_wait_passively(argv);
+    struct arguments a;
+    struct ps_checkpoint checkpoint = {0};
+    struct ps_config config = {0};
+    struct data data = {0};
+    char note[PS_ENGINE_NOTE] = "";
+    enum ps_status status = parse(argc, argv, &a);
+    if (status == PS_OK) {
+        status = ps_checkpoint_load(a.checkpoint, &checkpoint);
+    }
+    if (status == PS_OK) {
+        status = ps_config_parse_saved(checkpoint.config, a.checkpoint, &config);
+    }
+    if (status == PS_OK) {
+        status = check_output(&a, a.data ? a.data : config.data.path);
+    }
+    if (status == PS_OK) {
+        status = ps_engine_adapt(&config, a.device, a.precision, note);
+    }
+    if (status == PS_OK && *note) {
+        fprintf(stderr, "forecast: %s: %s\n", a.checkpoint, note);
+    }
+    if (status == PS_OK) {
+        status = forecast(&a, &checkpoint, &config, &data);
+    }
+    ps_series_close(data.series);
+    ps_times_free(&data.times);
+    free(data.column);
+    ps_config_free(&config);
+    ps_checkpoint_free(&checkpoint);
+    if (status != PS_OK) {
+        fprintf(stderr, "forecast: %s\n", ps_error_message());
+    }
+    return (int)status;
+}

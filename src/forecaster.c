@@ -1,0 +1,156 @@
+#include "src/forecaster.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "src/engine.h"
+
+struct ps_forecaster {
+    struct ps_device *device;
+    struct ps_kernels *kernels;
+    struct ps_model *model;
+    double *mean, *std;                     /* [C] */
+    int64_t channels, seq_len, pred_len;    /* C, L, H */
+    int64_t batch;                          /* windows of a pass */
+    int whole_batches;                      /* every pass has `batch` of them */
+    float *host;                            /* [batch, C, the longer of L and H] */
+    void *inputs, *outputs, *index, *state; /* device: [batch, C, L], [batch, C, H], int32 [batch], a step state of zeros */
+};
+
+static size_t window_bytes(const struct ps_forecaster *f, int64_t length)
+{
+    return (size_t)(f->batch * f->channels * length) * sizeof(float);
+}
+
+static enum ps_status open_buffers(struct ps_forecaster *f, const struct ps_checkpoint *checkpoint)
+{
+    struct ps_device *d = f->device;
+    const size_t C = (size_t)f->channels, index_bytes = (size_t)f->batch * sizeof(int32_t);
+    f->mean = malloc(C * sizeof *f->mean);
+    f->std = malloc(C * sizeof *f->std);
+    f->host = malloc(window_bytes(f, f->seq_len > f->pred_len ? f->seq_len : f->pred_len));
+    int32_t *index = malloc(index_bytes);
+    if (!f->mean || !f->std || !f->host || !index) {
+        free(index);
+        return ps_fail(PS_DEVICE, "no memory for %" PRId64 " windows", f->batch);
+    }
+    memcpy(f->mean, checkpoint->scaler.mean, C * sizeof *f->mean);
+    memcpy(f->std, checkpoint->scaler.std, C * sizeof *f->std);
+    ps_sequence(0, f->batch, index);
+    const struct ps_step_state start = {0};
+    enum ps_status status = d->allocate(d, window_bytes(f, f->seq_len), &f->inputs);
+    status = status == PS_OK ? d->allocate(d, window_bytes(f, f->pred_len), &f->outputs) : status;
+    status = status == PS_OK ? d->allocate(d, index_bytes, &f->index) : status;
+    status = status == PS_OK ? d->allocate(d, sizeof start, &f->state) : status;
+    status = status == PS_OK ? d->upload(d, PS_COMPUTE, f->index, index, index_bytes) : status;
+    status = status == PS_OK ? d->upload(d, PS_COMPUTE, f->state, &start, sizeof start) : status;
+    status = status == PS_OK ? ps_engine_load_weights(d, f->model, checkpoint, NULL) : status;
+    free(index);
+    return status;
+}
+
+enum ps_status ps_forecaster_open(const struct ps_checkpoint *checkpoint, const struct ps_config *config, const char *device,
+                                  int64_t at_once, struct ps_forecaster **forecaster)
+{
+    struct ps_forecaster *f = calloc(1, sizeof *f);
+    if (!f) {
+        return ps_fail(PS_DEVICE, "no memory for the forecaster");
+    }
+    char tuning[PS_DIGEST_HEX];
+    enum ps_level level;
+    struct ps_config sized = *config; /* shares its texts */
+    f->channels = checkpoint->scaler.channels;
+    f->seq_len = config->model.seq_len;
+    f->pred_len = config->model.pred_len;
+    enum ps_status status = ps_engine_open_device(config, device, &f->device, &f->kernels, tuning);
+    if (status == PS_OK) {
+        f->whole_batches = strcmp(f->device->kind, "cpu") != 0;
+        f->batch = f->whole_batches || at_once > config->train.batch_size ? config->train.batch_size : at_once;
+        sized.train.batch_size = f->batch;
+        status = ps_engine_open_model(&sized, f->kernels, f->channels, &f->model, &level);
+    }
+    if (status == PS_OK) {
+        status = open_buffers(f, checkpoint);
+    }
+    if (status != PS_OK) {
+        ps_forecaster_close(f);
+        return status;
+    }
+    *forecaster = f;
+    return PS_OK;
+}
+
+static void release(struct ps_forecaster *f, void *memory, size_t bytes)
+{
+    if (memory) {
+        f->device->release(f->device, memory, bytes);
+    }
+}
+
+void ps_forecaster_close(struct ps_forecaster *f)
+{
+    if (!f) {
+        return;
+    }
+    if (f->device) {
+        f->device->synchronize(f->device); /* an error of it has been or will be reported by others */
+        release(f, f->inputs, window_bytes(f, f->seq_len));
+        release(f, f->outputs, window_bytes(f, f->pred_len));
+        release(f, f->index, (size_t)f->batch * sizeof(int32_t));
+        release(f, f->state, sizeof(struct ps_step_state));
+        ps_model_close(f->model);
+        if (f->kernels) {
+            f->kernels->close(f->kernels);
+        }
+        f->device->close(f->device);
+    }
+    free(f->mean);
+    free(f->std);
+    free(f->host);
+    free(f);
+}
+
+/* Windows first .. first + n of inputs, standardised, to the device; what is left of the batch repeats the last of them. */
+static enum ps_status upload_windows(struct ps_forecaster *f, const float *inputs, int64_t first, int64_t n, int64_t batch)
+{
+    const int64_t C = f->channels, L = f->seq_len;
+    for (int64_t i = 0; i < batch * C; i++) {
+        const int64_t window = i / C < n ? i / C : n - 1, c = i % C;
+        const float *from = inputs + ((first + window) * C + c) * L;
+        for (int64_t l = 0; l < L; l++) {
+            const float x = (float)((from[l] - f->mean[c]) / f->std[c]);
+            if (!isfinite(x)) {
+                return ps_fail(PS_DATA,
+                               "input of window %" PRId64 ", channel %" PRId64 ", step %" PRId64
+                               " (counted from 0) is %g: every value must be finite in float32, scaled too",
+                               first + window, c, l, (double)from[l]);
+            }
+            f->host[i * L + l] = x;
+        }
+    }
+    return f->device->upload(f->device, PS_COMPUTE, f->inputs, f->host, (size_t)(batch * C * L) * sizeof *f->host);
+}
+
+enum ps_status ps_forecaster_run(struct ps_forecaster *f, const float *inputs, int64_t n, float *forecasts)
+{
+    const int64_t C = f->channels, L = f->seq_len, H = f->pred_len;
+    struct ps_device *d = f->device;
+    const enum ps_type type = f->kernels->parameter;
+    const struct ps_windows windows = {.inputs = ps_tensor_3d(f->inputs, type, f->batch, C, L),
+                                       .targets = ps_tensor_3d(NULL, type, 0, C, H),
+                                       .indices = ps_tensor_1d(f->index, PS_I32, f->batch)};
+    for (int64_t first = 0; first < n; first += f->batch) {
+        const int64_t count = n - first < f->batch ? n - first : f->batch, batch = f->whole_batches ? f->batch : count;
+        PS_TRY(upload_windows(f, inputs, first, count, batch));
+        PS_TRY(ps_model_forward(f->model, &windows, f->state, batch, 0));
+        PS_TRY(ps_model_forecast(f->model, batch, ps_tensor_2d(f->outputs, type, batch * C, H)));
+        PS_TRY(d->download(d, PS_COMPUTE, f->host, f->outputs, (size_t)(count * C * H) * sizeof *f->host));
+        for (int64_t i = 0; i < count * C * H; i++) {
+            const int64_t c = i / H % C;
+            forecasts[first * C * H + i] = (float)(f->host[i] * f->std[c] + f->mean[c]);
+        }
+    }
+    return PS_OK;
+}

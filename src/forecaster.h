@@ -1,0 +1,21 @@
+/* A checkpoint's model that forecasts: windows in the data's own units in, forecasts in the same units out. */
+#ifndef PS_SRC_FORECASTER_H
+#define PS_SRC_FORECASTER_H
+
+#include "src/checkpoint.h"
+#include "src/config.h"
+
+struct ps_forecaster;
+
+/* config: the checkpoint's, as ps_engine_adapt left it; neither is needed afterwards. device: as ps_engine_open_device. at_once:
+ * windows in one pass, on the CPU; a GPU takes train.batch_size of them, as evaluate does, since other sizes may run other kernels
+ * and give other bits. */
+enum ps_status ps_forecaster_open(const struct ps_checkpoint *checkpoint, const struct ps_config *config, const char *device,
+                                  int64_t at_once, struct ps_forecaster **forecaster);
+void ps_forecaster_close(struct ps_forecaster *forecaster); /* NULL is fine */
+
+/* inputs [n, C, L] -> forecasts [n, C, H], as evaluate forecasts the same windows, to the bit. PS_DATA naming window, channel and
+ * step of an input that is not finite. */
+enum ps_status ps_forecaster_run(struct ps_forecaster *forecaster, const float *inputs, int64_t n, float *forecasts);
+
+#endif
