@@ -13,14 +13,11 @@
 #include "kernels/cuda/ops/columns.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
 
-static __device__ __forceinline__ float rounded(float x, const float *)
+template <typename T> static __device__ __forceinline__ float rounded(float x)
 {
-    return x;
-}
-
-static __device__ __forceinline__ float rounded(float x, const ps_bf16 *)
-{
-    return __bfloat162float(__float2bfloat16_rn(x));
+    T y;
+    ps_put(&y, x);
+    return ps_float(y);
 }
 
 /* ---- statistics ---- */
@@ -201,7 +198,7 @@ static __global__ void __launch_bounds__(block, resident)
                 if (at.live(row)) {
 #pragma unroll
                     for (int j = 0; j < VEC; j++) {
-                        v[r][j] = rounded(residual[r][j] + v[r][j], a.y);
+                        v[r][j] = rounded<T>(residual[r][j] + v[r][j]);
                     }
                     ps_store<VEC>(a.y + at.at + (int64_t)row * s.d, v[r]);
                 }
