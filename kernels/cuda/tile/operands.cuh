@@ -35,6 +35,7 @@ template <typename T> static __device__ __forceinline__ ps_pair<T> ps_pack(float
     } else if constexpr (std::is_same<T, ps_bf16>::value) {
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     } else {
+        static_assert(std::is_same<T, ps_fp16>::value, "float, fp16 or bf16");
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     }
     return pair;
@@ -47,6 +48,7 @@ template <typename T> static __device__ __forceinline__ float ps_low(ps_pair<T> 
     } else if constexpr (std::is_same<T, ps_bf16>::value) { /* the high half of a float */
         return __uint_as_float(pair << 16);
     } else {
+        static_assert(std::is_same<T, ps_fp16>::value, "float, fp16 or bf16");
         return __half2float(__ushort_as_half((unsigned short)pair));
     }
 }
@@ -58,6 +60,7 @@ template <typename T> static __device__ __forceinline__ float ps_high(ps_pair<T>
     } else if constexpr (std::is_same<T, ps_bf16>::value) {
         return __uint_as_float(pair & 0xffff0000u);
     } else {
+        static_assert(std::is_same<T, ps_fp16>::value, "float, fp16 or bf16");
         return __half2float(__ushort_as_half((unsigned short)(pair >> 16)));
     }
 }
@@ -171,6 +174,7 @@ static __device__ __forceinline__ void ps_mma16(float (&d)[4], const ps_pair<T> 
     } else if constexpr (std::is_same<T, ps_bf16>::value) {
         PS_MMA16("bf16.bf16");
     } else {
+        static_assert(std::is_same<T, ps_fp16>::value, "float, fp16 or bf16");
         PS_MMA16("f16.f16");
     }
 }
@@ -185,6 +189,7 @@ static __device__ __forceinline__ void ps_mma8(float (&d)[4], ps_pair<T> a0, ps_
     } else if constexpr (std::is_same<T, ps_bf16>::value) {
         PS_MMA8("bf16.bf16");
     } else {
+        static_assert(std::is_same<T, ps_fp16>::value, "float, fp16 or bf16");
         PS_MMA8("f16.f16");
     }
 }

@@ -89,6 +89,7 @@ template <typename T> static __device__ __forceinline__ void ps_unpack(float *r,
         r[0] = __uint_as_float(word << 16);
         r[1] = __uint_as_float(word & 0xffff0000u);
     } else {
+        static_assert(std::is_same<T, ps_fp16>::value, "fp16 or bf16");
         const float2 pair = __half22float2(*(const __half2 *)&word);
         r[0] = pair.x;
         r[1] = pair.y;
@@ -101,6 +102,7 @@ template <typename T> static __device__ __forceinline__ uint32_t ps_pack(const f
         const __nv_bfloat162 pair = __floats2bfloat162_rn(r[0], r[1]);
         return *(const uint32_t *)&pair;
     } else {
+        static_assert(std::is_same<T, ps_fp16>::value, "fp16 or bf16");
         const __half2 pair = __floats2half2_rn(r[0], r[1]);
         return *(const uint32_t *)&pair;
     }
