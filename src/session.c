@@ -87,6 +87,20 @@ static size_t stored_bytes(const struct ps_session *s)
     return (size_t)s->model->layout->stored * ps_type_bytes(s->kernels->parameter);
 }
 
+/* BatchNorm's statistics are of two rows at least, in the shortest batch of an epoch too. */
+static enum ps_status check_rows(const struct ps_session *s, const struct ps_model_shape *shape)
+{
+    const int64_t batch = s->config->train.batch_size, left = s->train_windows % batch;
+    const int64_t rows = (left ? left : batch) * shape->channels * ps_patches(shape);
+    if (shape->norm != PS_NORM_BATCH || rows >= 2) {
+        return PS_OK;
+    }
+    return ps_fail(PS_USAGE,
+                   "model.norm: batch takes statistics over a batch's rows, and %s, of 1 window, 1 channel and 1 patch, has 1: %s",
+                   left ? "an epoch's last batch" : "a batch",
+                   left ? "set data.drop_last: true, or another train.batch_size" : "raise train.batch_size");
+}
+
 /* Model, optimiser, feed and what the loops need on the device. */
 static enum ps_status open_model(struct ps_session *s, int training)
 {
@@ -110,6 +124,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
                            "train.batch_size: %lld is more than the %lld training windows: lower it, or set data.drop_last: false",
                            (long long)batch, (long long)s->splits.count[PS_TRAIN]);
         }
+        PS_TRY(check_rows(s, &shape));
         struct ps_schedule schedule = {.kind = c->optim.schedule,
                                        .lr = c->optim.lr,
                                        .warmup_steps = c->optim.warmup_steps,

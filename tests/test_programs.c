@@ -835,7 +835,8 @@ END_TEST
 
 /* ---- bad input ---- */
 
-/* 1-D, integers, NaN, a constant channel. */
+/* 1-D, integers, NaN, a constant channel; and a good one of one channel, whose 1,341 training windows are one more than batches of
+ * 4 hold. */
 static void write_bad_series(void)
 {
     static float values[1500];
@@ -854,10 +855,14 @@ static void write_bad_series(void)
     }
     write_series(new_dir("constant.h5").text, H5T_NATIVE_FLOAT, 2, values);
     file_write(new_dir("text.h5").text, "date,load\n", 10);
+    OK(ps_sample_series(new_dir("one.h5").text, HOURS, 1, 3));
 }
 
+/* A window is one row. */
+#define ONE_ROW "data.path=one.h5", "model.norm=batch", "model.patch_len=48", "model.padding=none"
+
 static const struct bad {
-    char *set[3]; /* --set each */
+    char *set[6]; /* --set each */
     int code;
     char *says[5];
 } bad_input[] = {
@@ -883,6 +888,8 @@ static const struct bad {
     {{"data.path=inf.h5"}, 3, {"inf.h5", "-Inf", "channel 1", "row 123"}},
     {{"train.batch_size=5000"}, 2, {"train.batch_size", "5000", "1341", "drop_last"}},
     {{"train.batch_size=100000000", "data.drop_last=false"}, 5, {"train.batch_size", "MiB"}},
+    {{ONE_ROW, "train.batch_size=1"}, 2, {"model.norm: batch", "a batch, of 1 window", "raise train.batch_size"}},
+    {{ONE_ROW, "train.batch_size=4", "data.drop_last=false"}, 2, {"model.norm: batch", "last batch", "data.drop_last: true"}},
     {{"runtime.fusion=layer"}, 2, {"runtime.fusion", "layer"}},
     {{"runtime.device=gpu"}, 2, {"runtime.device", "gpu", "cuda"}},
 };
@@ -896,9 +903,9 @@ START_TEST(bad_config_or_data)
     struct path dir = new_dir("refused");
     for (int i = 0; i < BAD_INPUT; i++) {
         const struct bad *b = &bad_input[i];
-        char *more[8] = {NULL};
+        char *more[14] = {NULL};
         int n = 0;
-        for (int j = 0; j < 3 && b->set[j]; j++) {
+        for (int j = 0; j < 6 && b->set[j]; j++) {
             more[n++] = "--set";
             more[n++] = b->set[j];
         }
@@ -909,6 +916,18 @@ START_TEST(bad_config_or_data)
         expect_untouched(whole.text, before, b->set[0]);
     }
     free(before.text);
+    /* Two rows are enough: a last batch that is left out, one of two windows, and windows of two patches. */
+    static char *const enough[][3] = {
+        {"train.batch_size=4"}, {"train.batch_size=1339", "data.drop_last=false"}, {"train.batch_size=1", "model.padding=end"}};
+    for (size_t i = 0; i < sizeof enough / sizeof *enough; i++) {
+        char *const sets[] = {ONE_ROW, "train.epochs=1", enough[i][0], enough[i][1]};
+        char *more[2 * sizeof sets / sizeof *sets + 2] = {"--overwrite"};
+        for (size_t j = 0, n = 1; j < sizeof sets / sizeof *sets && sets[j]; j++) {
+            more[n++] = "--set";
+            more[n++] = sets[j];
+        }
+        expect_done(train(dir.text, more));
+    }
 }
 END_TEST
 
