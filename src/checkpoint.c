@@ -4,6 +4,7 @@
 
 #include <hdf5.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -484,6 +485,24 @@ static enum ps_status check_names(const char *path, const struct ps_checkpoint *
                          c->scaler.channels);
 }
 
+/* BatchNorm divides by the root of a variance, which is finite and not negative. */
+static enum ps_status check_statistics(const char *path, const struct ps_checkpoint *c)
+{
+    for (int t = c->layout->n; t < c->layout->all; t++) {
+        const struct ps_parameter *p = &c->layout->table[t];
+        const int variance = strcmp(strrchr(p->name, '_'), "_var") == 0;
+        for (int64_t i = 0; i < ps_parameter_count(p); i++) {
+            const float value = c->parameters[p->offset + i];
+            if (!isfinite(value) || (variance && value < 0)) {
+                return ps_fail(PS_CHECKPOINT, "%s: dataset statistics/%s: element %" PRId64 " is %g: a running %s is finite%s",
+                               path, p->name, i, (double)value, variance ? "variance" : "mean",
+                               variance ? " and not negative" : "");
+            }
+        }
+    }
+    return PS_OK;
+}
+
 /* The bytes in memory as a file that HDF5 reads in place: the driver asks for a copy and gets the bytes themselves. */
 static void *image_itself(size_t size, H5FD_file_image_op_t operation, void *bytes)
 {
@@ -550,6 +569,9 @@ static enum ps_status load(enum kind kind, const char *path, char *bytes, size_t
     }
     if (pass.status == PS_OK && kind == LOADING) {
         pass.status = check_names(path, checkpoint);
+    }
+    if (pass.status == PS_OK && kind == LOADING) {
+        pass.status = check_statistics(path, checkpoint);
     }
     if (pass.file >= 0) {
         H5Fclose(pass.file);

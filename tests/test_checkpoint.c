@@ -86,8 +86,9 @@ static uint32_t noise(uint32_t *state)
     return *state;
 }
 
-/* A run's state with every bit pattern in it, NaN, infinities and -0 among them; the gaps between tensors 0. */
-static struct ps_checkpoint make(int with_moments)
+/* A run's state with every bit pattern in it, NaN, infinities and -0 among them, but for BatchNorm's running statistics, which are
+ * numbers; the gaps between tensors 0. */
+static struct ps_checkpoint make_of(enum ps_norm norm, int with_moments)
 {
     struct ps_checkpoint c = {.step = 12345678901234567u,
                               .epoch = 7,
@@ -111,11 +112,12 @@ static struct ps_checkpoint make(int with_moments)
                                    .d_ff = 10,
                                    .n_layers = 2,
                                    .dropout = 0.2,
-                                   .revin = 1};
+                                   .revin = 1,
+                                   .norm = norm};
     ck_assert_int_eq(ps_parameters_layout(&shape, &c.layout), PS_OK);
     c.own_layout = 1;
     size_t count = (size_t)c.layout->count;
-    c.parameters = calloc(count, sizeof(float));
+    c.parameters = calloc((size_t)c.layout->stored, sizeof(float));
     c.m = with_moments ? calloc(count, sizeof(float)) : NULL;
     c.v = with_moments ? calloc(count, sizeof(double)) : NULL;
     uint32_t state = 1;
@@ -132,6 +134,12 @@ static struct ps_checkpoint make(int with_moments)
             }
         }
     }
+    for (int t = c.layout->n; t < c.layout->all; t++) {
+        const struct ps_parameter *p = &c.layout->table[t];
+        for (int64_t i = 0; i < ps_parameter_count(p); i++) {
+            c.parameters[p->offset + i] = (float)(noise(&state) >> 8) * 0x1p-20f;
+        }
+    }
     ck_assert_int_eq(ps_scaler_identity(CHANNELS, &c.scaler), PS_OK);
     for (int i = 0; i < CHANNELS; i++) {
         c.scaler.mean[i] = 1.0 / (i + 3);
@@ -141,7 +149,9 @@ static struct ps_checkpoint make(int with_moments)
     c.names_bytes = sizeof channel_names;
     c.names = malloc(sizeof channel_names);
     memcpy(c.names, channel_names, sizeof channel_names);
-    c.config = strdup(config_text);
+    char config[sizeof config_text + 16];
+    snprintf(config, sizeof config, "%s%s", config_text, norm == PS_NORM_BATCH ? "  norm: batch\n" : "");
+    c.config = strdup(config);
     c.level = strdup("gemm");
     c.algorithms = strdup("");
     c.versions = strdup("backend cpu; OpenBLAS \xc2\xb5");
@@ -151,12 +161,18 @@ static struct ps_checkpoint make(int with_moments)
     return c;
 }
 
+static struct ps_checkpoint make(int with_moments)
+{
+    return make_of(PS_NORM_LAYER, with_moments);
+}
+
 static void same(const struct ps_checkpoint *a, const struct ps_checkpoint *b)
 {
     size_t count = (size_t)a->layout->count;
     ck_assert_int_eq(a->layout->count, b->layout->count);
     ck_assert_int_eq(a->layout->n, b->layout->n);
-    ck_assert_mem_eq(a->parameters, b->parameters, count * sizeof(float));
+    ck_assert_int_eq(a->layout->stored, b->layout->stored);
+    ck_assert_mem_eq(a->parameters, b->parameters, (size_t)a->layout->stored * sizeof(float));
     ck_assert_int_eq(a->m != NULL, b->m != NULL);
     ck_assert_int_eq(a->v != NULL, b->v != NULL);
     if (a->m) {
@@ -191,8 +207,8 @@ static void save(const char *path, const struct ps_checkpoint *c)
 START_TEST(round_trip)
 {
     char path[PATH_MAX];
-    for (int moments = 0; moments < 2; moments++) {
-        struct ps_checkpoint a = make(moments), b;
+    for (int i = 0; i < 4; i++) {
+        struct ps_checkpoint a = make_of(i < 2 ? PS_NORM_LAYER : PS_NORM_BATCH, i % 2), b;
         save(in_folder("a.h5", path), &a);
         ck_assert_msg(ps_checkpoint_load(path, &b) == PS_OK, "%s", ps_error_message());
         same(&a, &b);
@@ -800,6 +816,62 @@ START_TEST(other_model)
 }
 END_TEST
 
+/* BatchNorm's running statistics are there, of the model's width, and numbers that can be normalised with. */
+START_TEST(statistics)
+{
+    static const struct {
+        const char *name;
+        double value;
+        const char *cause;
+    } values[] = {
+        {"layers.1.bn2_var", NAN, "statistics/layers.1.bn2_var: element 2 is nan: a running variance is finite and not"},
+        {"layers.0.bn1_var", -1e-6, "statistics/layers.0.bn1_var: element 2 is -1e-06: a running variance is finite and not"},
+        {"layers.0.bn2_var", INFINITY, "statistics/layers.0.bn2_var: element 2 is inf"},
+        {"layers.1.bn1_mean", NAN, "statistics/layers.1.bn1_mean: element 2 is nan: a running mean is finite"}};
+    char path[PATH_MAX], name[96];
+    in_folder("statistics.h5", path);
+    struct ps_checkpoint c = make_of(PS_NORM_BATCH, 1), loaded;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        int t = c.layout->n;
+        while (strcmp(c.layout->table[t].name, values[i].name) != 0) {
+            ck_assert_int_lt(++t, c.layout->all);
+        }
+        float *value = &c.parameters[c.layout->table[t].offset + 2], was = *value;
+        *value = (float)values[i].value;
+        save(path, &c);
+        must_refuse(path, values[i].cause);
+        *value = 0; /* what a column of zeros leaves */
+        save(path, &c);
+        OK(ps_checkpoint_load(path, &loaded));
+        same(&c, &loaded);
+        ps_checkpoint_free(&loaded);
+        *value = was;
+    }
+    /* Left out, all or one; of another width. */
+    for (int i = 0; i < 3; i++) {
+        save(path, &c);
+        hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT);
+        snprintf(name, sizeof name, "statistics%s", i == 0 ? "" : "/layers.1.bn1_var");
+        ck_assert_int_ge(H5Ldelete(file, name, H5P_DEFAULT), 0);
+        if (i == 2) {
+            const hsize_t width = 7;
+            hid_t space = H5Screate_simple(1, &width, NULL),
+                  set = H5Dcreate2(file, name, H5T_IEEE_F32LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+            const float ones[7] = {1, 1, 1, 1, 1, 1, 1};
+            ck_assert_int_ge(H5Dwrite(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, ones), 0);
+            H5Dclose(set);
+            H5Sclose(space);
+        }
+        H5Fclose(file);
+        seal(path);
+        must_refuse(path, i == 0   ? ": statistics is missing"
+                          : i == 1 ? "statistics/layers.1.bn1_var is missing"
+                                   : "statistics/layers.1.bn1_var: its shape is not [6]");
+    }
+    ps_checkpoint_free(&c);
+}
+END_TEST
+
 /* A right digest proves nothing. */
 START_TEST(hostile)
 {
@@ -1064,6 +1136,7 @@ int main(void)
     tcase_add_test(tests, failing_kept_save);
     tcase_add_test(tests, not_ours);
     tcase_add_test(tests, other_model);
+    tcase_add_test(tests, statistics);
     tcase_add_test(tests, hostile);
     tcase_add_test(tests, failing_save);
     tcase_add_test(tests, metrics);
