@@ -23,6 +23,8 @@ static const char config_text[] = "data:\n"
                                   "  pred_len: 4\n"
                                   "  patch_len: 4\n"
                                   "  stride: 4\n"
+                                  "  padding: none\n" /* or its weights could not be exported */
+                                  "  norm: batch\n"   /* running statistics are a part of what is kept */
                                   "  d_model: 8\n"
                                   "  n_heads: 2\n"
                                   "  d_ff: 8\n"
@@ -261,15 +263,66 @@ START_TEST(foreign_files)
 }
 END_TEST
 
-/* Programs that write one file, over an old one. {}: that file. */
+/* Programs that write one file, over an old one, or some into a folder. {}: that file, or the folder. */
+enum { OUTPUTS = 2 };
 static const struct writer {
     const char *program;
+    int code;                         /* when they cannot be written */
+    const char *outputs[OUTPUTS + 1]; /* behind {}, in the order in which they are written, none longer than the first */
     char *arguments[10];
-} writers[] = {{"import_csv", {"small.csv", "{}", "--overwrite"}},
-               {"sample_series", {"{}", "--hours", "5000", "--channels", "3", "--overwrite"}},
-               {"sample_series", {"{}", "--windows", "600", "--seq-len", "24", "--pred-len", "8", "--overwrite"}},
-               {"evaluate", {"whole/checkpoints/best.h5", "--device", "cpu", "--save-forecasts", "{}", "--overwrite"}}};
+} writers[] = {{"import_csv", 3, {""}, {"small.csv", "{}", "--overwrite"}},
+               {"sample_series", 3, {""}, {"{}", "--hours", "5000", "--channels", "3", "--overwrite"}},
+               {"sample_series", 3, {""}, {"{}", "--windows", "600", "--seq-len", "24", "--pred-len", "8", "--overwrite"}},
+               {"evaluate", 3, {""}, {"whole/checkpoints/best.h5", "--device", "cpu", "--save-forecasts", "{}", "--overwrite"}},
+               {"import_weights", 4, {""}, {"exported", "{}", "--channels", "2", "--overwrite"}},
+               {"export_weights", 4, {"/model.safetensors", "/config.json"}, {"whole/checkpoints/best.h5", "{}", "--overwrite"}}};
 enum { WRITERS = sizeof writers / sizeof *writers };
+
+static struct path output_of(const struct writer *w, const char *path, int i)
+{
+    return path_of("%.400s%s", path, w->outputs[i]);
+}
+
+static struct path partial_of(const struct writer *w, const char *path, int i)
+{
+    return path_of("%.400s%s.partial", path, w->outputs[i]);
+}
+
+static void write_old(const struct writer *w, const char *path)
+{
+    if (*w->outputs[0]) {
+        mkdir(path, 0777);
+    }
+    for (int i = 0; w->outputs[i]; i++) {
+        file_write(output_of(w, path, i).text, "old", 3);
+    }
+}
+
+static int partials_left(const struct writer *w, const char *path)
+{
+    int left = 0;
+    for (int i = 0; w->outputs[i]; i++) {
+        left += file_exists(partial_of(w, path, i).text);
+    }
+    return left;
+}
+
+/* Each is the old one or as good as it must be, and none is new behind an old one; `all`: all are new. Returns how many are. */
+static int expect_whole(const struct writer *w, const char *path, const char *good, int all, const char *where)
+{
+    int fresh = 0;
+    for (int i = 0; w->outputs[i]; i++) {
+        struct path output = output_of(w, path, i);
+        size_t size;
+        char *bytes = file_read(output.text, &size);
+        int old = size == 3 && memcmp(bytes, "old", 3) == 0;
+        free(bytes);
+        ck_assert_msg(old || files_equal(output.text, output_of(w, good, i).text), "%s: half a file, by %s", where, w->program);
+        ck_assert_msg((old && !all) || (!old && fresh == i), "%s: %s is %s", where, output.text, old ? "old" : "new");
+        fresh += !old;
+    }
+    return fresh;
+}
 
 static void output_arguments(const struct writer *w, const char *path, char *arguments[ARGUMENTS + 1])
 {
@@ -297,7 +350,7 @@ static void expect_written(const struct writer *w, const char *path)
 START_TEST(fault_at_every_call_of_an_output)
 {
     const struct writer *w = &writers[_i];
-    struct path good = new_dir("good.h5"), out = new_dir("out.h5"), partial = new_dir("out.h5.partial");
+    struct path good = path_of("%.400s/good-%d", folder.text, _i), out = path_of("%.400s/out-%d", folder.text, _i);
     int runs = 0;
     expect_written(w, good.text);
     for (int n = 1, more = 1; more; n++) {
@@ -307,20 +360,18 @@ START_TEST(fault_at_every_call_of_an_output)
             }
             char fault[32], where[1200];
             int calls;
-            file_write(out.text, "old", 3);
+            write_old(w, out.text);
             plan_fault(&kinds[k], n, fault);
             struct result r = write_output(w, out.text);
             forget_fault();
             int code = r.code;
             expect_said(&r, &kinds[k], fault, &calls, where);
-            size_t size;
-            char *bytes = file_read(out.text, &size);
-            int is_old = size == 3 && memcmp(bytes, "old", 3) == 0;
-            free(bytes);
-            ck_assert_msg((is_old && code != 0) || files_equal(out.text, good.text), "%s: half a file, by %s", where, w->program);
-            ck_assert_msg(code == -1 || kinds[k].lasting || !file_exists(partial.text), "%s: %s is left", where, partial.text);
+            expect_whole(w, out.text, good.text, code == 0, where);
+            ck_assert_msg(code <= 0 || code == w->code || code == 4, "%s: exit code %d", where, code);
+            ck_assert_msg(code == -1 || kinds[k].lasting || !partials_left(w, out.text), "%s: a partial file is left", where);
             expect_written(w, out.text);
-            ck_assert_msg(files_equal(out.text, good.text) && !file_exists(partial.text), "%s: not as good the next time", where);
+            expect_whole(w, out.text, good.text, 1, where);
+            ck_assert_msg(!partials_left(w, out.text), "%s: a partial file is left the next time", where);
             more = calls >= n;
             runs++;
         }
@@ -719,33 +770,30 @@ END_TEST
 START_TEST(full_disk_for_an_output)
 {
     const struct writer *w = &writers[_i];
-    struct path disk = new_dir("disk"), good = new_dir("good.h5"), out = new_dir("disk/out.h5"),
-                partial = new_dir("disk/out.h5.partial");
+    struct path disk = new_dir("disk"), good = path_of("%.400s/good-%d", folder.text, _i), out = new_dir("disk/out");
     mkdir(disk.text, 0777);
     expect_written(w, good.text);
     struct stat about;
-    ck_assert_int_eq(stat(good.text, &about), 0);
+    ck_assert_int_eq(stat(output_of(w, good.text, 0).text, &about), 0);
     if (!own_mounts("a program's output on a full disk (limited_output limits its size)")) {
         return;
     }
     int failures = 0;
     for (int kib = 8;; kib += full || about.st_size < 1 << 16 ? 4 : (int)(about.st_size >> 14)) {
         ck_assert_int_eq(mount("none", disk.text, "tmpfs", 0, path_of("size=%dk", kib).text), 0);
-        file_write(out.text, "old", 3);
+        write_old(w, out.text);
         struct result r = write_output(w, out.text);
+        struct path where = path_of("%s with %d KiB", w->program, kib);
         int done = r.code == 0;
         if (!done) {
-            ck_assert_msg(r.code == 3 && lines_of(r.err) == 1 && strstr(r.err, partial.text) &&
+            int fresh = expect_whole(w, out.text, good.text, 0, where.text);
+            ck_assert_msg(r.code == w->code && lines_of(r.err) == 1 && strstr(r.err, partial_of(w, out.text, fresh).text) &&
                               strstr(r.err, "No space left on device"),
-                          "%s with %d KiB: exit code %d: %s", w->program, kib, r.code, r.err);
-            size_t size;
-            char *bytes = file_read(out.text, &size);
-            ck_assert_msg(size == 3 && !file_exists(partial.text), "%s with %d KiB: the old file is gone, or a new one there",
-                          w->program, kib);
-            free(bytes);
+                          "%s: exit code %d: %s", where.text, r.code, r.err);
+            ck_assert_msg(!partials_left(w, out.text), "%s: a partial file is left", where.text);
             failures++;
         } else {
-            ck_assert_msg(files_equal(out.text, good.text), "%s with %d KiB: something is missing", w->program, kib);
+            expect_whole(w, out.text, good.text, 1, where.text);
         }
         result_free(&r);
         ck_assert_int_eq(umount(disk.text), 0);
@@ -806,26 +854,26 @@ END_TEST
 START_TEST(limited_output)
 {
     const struct writer *w = &writers[_i];
-    struct path good = new_dir("good.h5"), out = new_dir("out.h5"), partial = new_dir("out.h5.partial");
+    struct path good = path_of("%.400s/good-%d", folder.text, _i), out = path_of("%.400s/out-%d", folder.text, _i);
+    struct path partial = partial_of(w, out.text, 0);
     char *arguments[ARGUMENTS + 1];
     output_arguments(w, out.text, arguments);
     expect_written(w, good.text);
     struct stat about;
-    ck_assert_int_eq(stat(good.text, &about), 0);
+    ck_assert_int_eq(stat(output_of(w, good.text, 0).text, &about), 0);
     for (int i = 0, steps = full ? 64 : 6; i <= steps; i++) {
         long blocks = (long)(about.st_size - 1) / 512 * i / steps; /* at last all but the last bytes */
-        file_write(out.text, "old", 3);
+        struct path where = path_of("%s with %ld blocks", w->program, blocks);
+        write_old(w, out.text);
         struct result r = run_limited(blocks, w->program, arguments);
-        ck_assert_msg(r.code == 3 && lines_of(r.err) == 1 && strstr(r.err, partial.text) && strstr(r.err, "File too large"),
-                      "%s with %ld blocks: exit code %d: %s", w->program, blocks, r.code, r.err);
+        ck_assert_msg(r.code == w->code && lines_of(r.err) == 1 && strstr(r.err, partial.text) && strstr(r.err, "File too large"),
+                      "%s: exit code %d: %s", where.text, r.code, r.err);
         result_free(&r);
-        char *text = file_read(out.text, NULL);
-        ck_assert_msg(strcmp(text, "old") == 0 && !file_exists(partial.text),
-                      "%s with %ld blocks: the old file is gone, or a new one there", w->program, blocks);
-        free(text);
+        ck_assert_int_eq(expect_whole(w, out.text, good.text, 0, where.text), 0);
+        ck_assert_msg(!partials_left(w, out.text), "%s: a partial file is left", where.text);
     }
     expect_done(run_limited((long)about.st_size / 512 + 1, w->program, arguments));
-    ck_assert(files_equal(out.text, good.text));
+    expect_whole(w, out.text, good.text, 1, "without a limit");
 }
 END_TEST
 
@@ -875,10 +923,10 @@ START_TEST(read_only_folder)
     expect_refused(train(dir.text, ARGS("--overwrite")), 2, says);
     expect_refused(train(dir.text, ARGS()), 2, says);
     expect_refused(train(new_dir("store/new").text, ARGS()), 2, ARGS(new_dir("store/new").text, (char *)cause));
-    struct path out = new_dir("store/out.h5.partial"), best = in_run(dir.text, "checkpoints/best.h5");
-    char *refused[] = {out.text, (char *)cause, NULL};
-    for (int i = 0; i < WRITERS; i++) {
-        expect_refused(write_output(&writers[i], new_dir("store/out.h5").text), 3, refused);
+    struct path out = new_dir("store/out"), best = in_run(dir.text, "checkpoints/best.h5");
+    for (int i = 0; i < WRITERS; i++) { /* a folder cannot even be made */
+        struct path first = *writers[i].outputs[0] ? out : partial_of(&writers[i], out.text, 0);
+        expect_refused(write_output(&writers[i], out.text), writers[i].code, ARGS(first.text, (char *)cause));
     }
     expect_done(run("evaluate", ARGS(best.text, "--device", "cpu", "--data", copy.text)));
     struct path elsewhere = new_dir("elsewhere");
@@ -949,6 +997,23 @@ static const struct exit_of {
     {2, "sample_series exits.h5 --windows 3"},
     {2, "sample_series series.h5"},
     {3, "sample_series never/exits.h5"},
+    {0, "import_weights --help"},
+    {2, "import_weights"},
+    {2, "import_weights exported series.h5"},
+    {2, "import_weights exported imported.h5 --channels 3"},
+    {3, "import_weights exported imported.h5 --data none.h5"},
+    {4, "import_weights none imported.h5"},
+    {4, "import_weights small.csv imported.h5"},
+    {4, "import_weights exported never/imported.h5"},
+    {0, "import_weights exported imported.h5 --data series.h5"},
+    {0, "export_weights --help"},
+    {2, "export_weights"},
+    {2, "export_weights whole/checkpoints/best.h5 exported"},
+    {4, "export_weights none.h5 exits"},
+    {4, "export_weights small.csv exits"},
+    {4, "export_weights whole/checkpoints/best.h5 never/exits"},
+    {4, "export_weights whole/checkpoints/best.h5 small.csv"},
+    {0, "export_weights imported.h5 exits"},
 };
 
 START_TEST(every_exit)
@@ -1107,6 +1172,7 @@ static void set_up(void)
     expect_done(train(whole.text, ARGS()));
     whole_seconds = seconds_now() - begin;
     json_decref(expect_metrics(whole.text, EPOCHS, STEPS));
+    expect_done(run("export_weights", ARGS(in_run(whole.text, "checkpoints/best.h5").text, new_dir("exported").text)));
 }
 
 static void tear_down(void)
