@@ -18,6 +18,8 @@ enum { ROWS = 660, CHANNELS = 3, L = 48, H = 12, BATCH = 16, WINDOWS = 150, MANY
 static struct path folder, series_file, windows_file, large_file; /* large: more than LIMIT bytes */
 static const char *device_kind, *precision, *fusion;              /* of the tests that run now */
 #define SMALLEST "d_model: 16, n_heads: 4, d_ff: 32"
+/* The paper's layer, whose running statistics are a part of the state. */
+#define PAPER SMALLEST ", norm: batch, norm_place: post, residual_attention: true"
 static const char *sizes = SMALLEST;
 
 #define LIMIT "data.memory_limit=1200000"
@@ -40,7 +42,7 @@ struct run {
 };
 
 /* overrides: NULL-terminated. */
-static void run_open(struct run *run, const char *data, char *const *overrides)
+static enum ps_status run_try(struct run *run, const char *data, char *const *overrides)
 {
     char text[4096];
     snprintf(text, sizeof text, "data: {path: %s}\n%sruntime: {threads: 2, precision: %s, fusion: %s}\n", data, model_text(),
@@ -50,7 +52,12 @@ static void run_open(struct run *run, const char *data, char *const *overrides)
         n++;
     }
     OK(ps_config_parse(text, "config", overrides, n, &run->config));
-    OK(ps_session_open(&run->config, &(struct ps_session_options){.device = device_kind, .training = 1}, &run->s));
+    return ps_session_open(&run->config, &(struct ps_session_options){.device = device_kind, .training = 1}, &run->s);
+}
+
+static void run_open(struct run *run, const char *data, char *const *overrides)
+{
+    OK(run_try(run, data, overrides));
     OK(ps_session_initialise(run->s));
 }
 #define OVERRIDES(...) ((char *const[]){__VA_ARGS__ __VA_OPT__(, ) NULL})
@@ -63,7 +70,7 @@ static void run_close(struct run *run)
 
 /* Everything that training changes. */
 struct bits {
-    size_t bytes; /* of parameters, gradients and m */
+    size_t bytes, stored; /* of gradients and m; of parameters and the running statistics behind them */
     char *parameters, *gradients, *m, *v;
     struct ps_step_state state;
 };
@@ -99,8 +106,10 @@ static void expect_copy(struct ps_session *s, const char *parameters)
 static struct bits bits_of(struct ps_session *s)
 {
     size_t count = (size_t)s->model->layout->count, bytes = count * sizeof(float);
+    size_t stored = (size_t)s->model->layout->stored * sizeof(float);
     struct bits b = {.bytes = bytes,
-                     .parameters = bits_part(s, s->model->parameters, bytes),
+                     .stored = stored,
+                     .parameters = bits_part(s, s->model->parameters, stored),
                      .gradients = bits_part(s, s->model->gradients, bytes),
                      .m = bits_part(s, s->optimizer.m, bytes),
                      .v = bits_part(s, s->optimizer.v, count * sizeof(double))};
@@ -119,8 +128,10 @@ static void bits_free(struct bits *b)
 
 static void expect_equal(const struct bits *a, const struct bits *b, const char *what)
 {
-    ck_assert_uint_eq(a->bytes, b->bytes);
+    ck_assert(a->bytes == b->bytes && a->stored == b->stored);
     ck_assert_msg(memcmp(a->parameters, b->parameters, a->bytes) == 0, "%s: the parameters differ", what);
+    ck_assert_msg(memcmp(a->parameters + a->bytes, b->parameters + b->bytes, a->stored - a->bytes) == 0,
+                  "%s: the running statistics differ", what);
     ck_assert_msg(memcmp(a->gradients, b->gradients, a->bytes) == 0, "%s: the gradients differ", what);
     ck_assert_msg(memcmp(a->m, b->m, a->bytes) == 0, "%s: m differs", what);
     ck_assert_msg(memcmp(a->v, b->v, 2 * a->bytes) == 0, "%s: v differs", what);
@@ -208,7 +219,10 @@ static const struct way {
     const char *precision, *fusion, *sizes;
 } ways[] = {{"fp32", "none", SMALLEST},
             {"fp32", "gemm", SMALLEST},
+            {"fp32", "none", PAPER},
+            {"fp32", "gemm", PAPER},
             {"tf32", "gemm", SMALLEST}, /* the CPU's last */
+            {"bf16", "gemm", PAPER},
             {"bf16", "gemm", SMALLEST}, /* the last that needs no sm_90 */
             {"tf32", "layer", SMALLEST},
             {"fp16", "layer", SMALLEST},
@@ -223,7 +237,7 @@ static const struct way {
             {"tf32", "layer", "d_model: 128, n_heads: 16, d_ff: 192"},
             {"fp16", "layer", "d_model: 128, n_heads: 16, d_ff: 256"},
             {"bf16", "layer", "d_model: 128, n_heads: 16, d_ff: 256"}};
-enum { WAYS = sizeof ways / sizeof *ways, CPU_WAYS = 3, PLAIN_WAYS = 4 };
+enum { WAYS = sizeof ways / sizeof *ways, CPU_WAYS = 5, PLAIN_WAYS = 7 };
 
 static void take_way(int i)
 {
@@ -322,6 +336,50 @@ START_TEST(kernels_of_shipped)
                   (long long)c->kernels);
     ps_session_close(s);
     ps_config_free(&config);
+}
+END_TEST
+
+/* What level layer does not have, and how its refusal says so. */
+static const struct kind {
+    char *set;
+    const char *says;
+} kinds[] = {{"model.norm=batch", "model.norm: batch"},
+             {"model.norm=rms", "model.norm: rms"},
+             {"model.norm_place=post", "model.norm_place: post"},
+             {"model.residual_attention=true", "model.residual_attention"},
+             {"model.activation=gelu", "model.activation"},
+             {"model.activation=relu", "model.activation"},
+             {"model.activation=swiglu", "model.activation"},
+             {"model.positions=sincos", "model.positions"},
+             {"model.positions=none", "model.positions"},
+             {"model.positions=rope", "model.positions"},
+             {"model.head=individual", "model.head: individual"},
+             {"model.revin_affine=true", "model.revin_affine"},
+             {"model.revin_subtract_last=true", "model.revin_subtract_last"},
+             {"model.patches_from=end", "model.patches_from: end"},
+             {"model.dropout_attention_weights=0.1", "model.dropout_attention_weights"},
+             {"model.dropout_head=0.1", "model.dropout_head"},
+             {"model.dropout_embedding=0.1", "rates of dropout"},
+             {"model.dropout_attention=0.1", "rates of dropout"},
+             {"model.dropout_hidden=0.1", "rates of dropout"},
+             {"model.dropout_output=0", "rates of dropout"}};
+enum { VARIANT_KINDS = sizeof kinds / sizeof *kinds };
+
+/* Asked for, it is refused by the key's name, or, where the device has no such level, by its own; auto takes gemm. */
+START_TEST(variant_without_level_layer)
+{
+    const struct kind *kind = &kinds[_i];
+    const char *says = strcmp(device_kind, "cuda") == 0 && fused_encoder() ? kind->says : "is not there for backend";
+    struct run run = {0};
+    ck_assert_int_eq(run_try(&run, series_file.text, OVERRIDES(kind->set, "runtime.fusion=layer")), PS_USAGE);
+    const char *message = ps_error_message();
+    ck_assert_msg(strstr(message, "runtime.fusion: layer") && strstr(message, says) && !strchr(message, '\n'),
+                  "with %s: \"%s\" is not in: %s", kind->set, says, message);
+    ps_config_free(&run.config);
+    run_open(&run, series_file.text, OVERRIDES(kind->set, "runtime.fusion=auto"));
+    ck_assert_int_eq(run.s->level, PS_LEVEL_GEMM);
+    train(run.s, 1);
+    run_close(&run);
 }
 END_TEST
 
@@ -519,7 +577,7 @@ START_TEST(best_weights)
     ck_assert(memcmp(kept.parameters, later.parameters, kept.bytes) != 0);
     OK(ps_session_take_best(run.s));
     struct bits taken = bits_of(run.s);
-    ck_assert(memcmp(kept.parameters, taken.parameters, kept.bytes) == 0);
+    ck_assert(memcmp(kept.parameters, taken.parameters, kept.stored) == 0);
     ck_assert(memcmp(later.m, taken.m, later.bytes) == 0);
     bits_free(&kept);
     bits_free(&later);
@@ -904,6 +962,22 @@ static void add_tests(TCase *tests)
     tcase_add_test(tests, nonfinite_nothing);
 }
 
+/* What the running statistics are a part of. */
+static void add_paper_tests(TCase *tests)
+{
+    tcase_add_test(tests, capture_changes_nothing);
+    if (asked("PS_TEST_SMALL")) {
+        return;
+    }
+    tcase_add_loop_test(tests, streamed_resume, 0, 6);
+    tcase_add_loop_test(tests, streamed_is_resident, 0, 4);
+    tcase_add_loop_test(tests, scoring_leaves_training_alone, 0, 2);
+    tcase_add_test(tests, two_sessions);
+    tcase_add_test(tests, best_weights);
+    tcase_add_loop_test(tests, snapshot_and_restore, 0, 2);
+    tcase_add_loop_test(tests, kept_after_an_error, 0, 2);
+}
+
 /* Larger models' kernels at level layer: graphs, repetition, resume. */
 static void add_wide_tests(TCase *tests)
 {
@@ -939,9 +1013,27 @@ static void on_cpu(void)
     set_up("cpu", "fp32", "gemm");
 }
 
+static void on_cpu_paper(void)
+{
+    sizes = PAPER;
+    set_up("cpu", "fp32", "gemm");
+}
+
 static void on_cuda(void)
 {
     set_up("cuda", "fp32", "gemm");
+}
+
+static void on_cuda_paper(void)
+{
+    sizes = PAPER;
+    set_up("cuda", "fp32", "gemm");
+}
+
+static void on_cuda_bf16_paper(void)
+{
+    sizes = PAPER;
+    set_up("cuda", "bf16", "gemm");
 }
 
 static void on_cuda_bf16(void)
@@ -1027,7 +1119,12 @@ int main(void)
         TCase *cpu = tcase_create("cpu");
         tcase_add_unchecked_fixture(cpu, on_cpu, tear_down);
         add_tests(cpu);
+        tcase_add_loop_test(cpu, variant_without_level_layer, 0, VARIANT_KINDS);
         suite_add_tcase(suite, cpu);
+        TCase *paper = tcase_create("the paper's layer, cpu");
+        tcase_add_unchecked_fixture(paper, on_cpu_paper, tear_down);
+        add_paper_tests(paper);
+        suite_add_tcase(suite, paper);
         TCase *captured = tcase_create("captured, cpu");
         tcase_add_unchecked_fixture(captured, on_cpu, tear_down);
         tcase_add_loop_test(captured, replayed_is_uncaptured, 0, 2 * CPU_WAYS);
@@ -1042,6 +1139,20 @@ int main(void)
         tcase_add_unchecked_fixture(bf16, on_cuda_bf16, tear_down);
         add_tests(bf16);
         suite_add_tcase(suite, bf16);
+        static const struct {
+            const char *name;
+            void (*set_up)(void);
+        } papers[] = {{"the paper's layer, cuda", on_cuda_paper}, {"the paper's layer, cuda bf16", on_cuda_bf16_paper}};
+        for (size_t i = 0; i < sizeof papers / sizeof *papers; i++) {
+            TCase *tests = tcase_create(papers[i].name);
+            tcase_add_unchecked_fixture(tests, papers[i].set_up, tear_down);
+            add_paper_tests(tests);
+            suite_add_tcase(suite, tests);
+        }
+        if (!asked("PS_TEST_SMALL")) {
+            tcase_add_loop_test(cuda, variant_without_level_layer, 0, VARIANT_KINDS);
+            tcase_add_loop_test(bf16, variant_without_level_layer, 0, VARIANT_KINDS);
+        }
         const int fused = fused_encoder();
         if (!asked("PS_TEST_SMALL")) {
             add_captured(suite, fused);
