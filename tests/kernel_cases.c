@@ -1323,24 +1323,32 @@ static int build_rope(struct call *c, int index)
     return 1;
 }
 
-/* mixed and logsum that belong to q, k, v (slots 5 to 9), whose values are first made such as bf16 holds. */
-static void fill_attention(struct call *c, const int64_t *size, double scale)
+/* Values of q, k or v such as bf16 holds, in the call too. */
+static void take_rounded(struct call *c, int slot, double *values)
 {
-    int64_t matrices = size[0] * size[1], N = size[2], e = size[3], count = matrices * N * e;
-    double *heads = malloc((size_t)(3 * count + N) * sizeof *heads), *weight = heads + 3 * count;
-    ck_assert_ptr_nonnull(heads);
-    for (int64_t i = 0; i < 3 * count; i++) {
-        int slot = 7 + (int)(i / count);
-        heads[i] = bf16_value(bf16_bits(get_value(c, slot, i % count)));
-        set_value(c, slot, i % count, heads[i]);
+    for (int64_t i = 0; i < operand_count(&c->operands[slot]); i++) {
+        values[i] = bf16_value(bf16_bits(get_value(c, slot, i)));
+        set_value(c, slot, i, values[i]);
     }
-    for (int64_t r = 0; r < matrices * N; r++) {
-        const double *q = heads + r * e, *k = heads + count + r / N * N * e, *v = k + count;
+}
+
+/* mixed and logsum that belong to q, k, v (slots 5 to 9), heads of q and k so many columns wide, in all their pieces. */
+static void fill_attention(struct call *c, const int64_t *size, int64_t columns, double scale)
+{
+    int64_t matrices = size[0] * size[1], N = size[2], e = size[3], rows = matrices * N;
+    double *heads = malloc((size_t)(rows * (2 * columns + e) + N) * sizeof *heads);
+    ck_assert_ptr_nonnull(heads);
+    double *keys = heads + rows * columns, *values = keys + rows * columns, *weight = values + rows * e;
+    take_rounded(c, 7, heads);
+    take_rounded(c, 8, keys);
+    take_rounded(c, 9, values);
+    for (int64_t r = 0; r < rows; r++) {
+        const double *q = heads + r * columns, *k = keys + r / N * N * columns, *v = values + r / N * N * e;
         double sum = 0;
         for (int64_t j = 0; j < N; j++) {
             double score = 0;
-            for (int64_t i = 0; i < e; i++) {
-                score += q[i] * k[j * e + i];
+            for (int64_t i = 0; i < columns; i++) {
+                score += q[i] * k[j * columns + i];
             }
             weight[j] = exp(scale * score);
             sum += weight[j];
@@ -1371,7 +1379,7 @@ static void attention_backward_call(struct call *c, const int64_t *size, enum ro
     for (int slot = 7; slot < 10; slot++) {
         place_heads(c, slot, kept, IN, size, by_row);
     }
-    fill_attention(c, size, c->arguments.attention_backward.scale);
+    fill_attention(c, size, size[3], c->arguments.attention_backward.scale);
     call_label(c, "[%lld, %lld, %lld, %lld]%s%s", (long long)size[0], (long long)size[1], (long long)size[2], (long long)size[3],
                by_row ? " by row" : "", kept == KEPT ? " kept" : "");
 }
@@ -1400,6 +1408,101 @@ static int build_kept_attention_backward(struct call *c, int index)
     for (int64_t i = 0; index % 2 && i < size[0] * size[1] * head; i++) {
         set_value(c, 4, i, ldexp(get_value(c, 4, i), (int)(index % 4 == 1 ? -30 - i / head * 6 : -100 + i / head * 6)));
     }
+    return 1;
+}
+
+/* Residual attention's: q and k, and their gradients, in pieces. */
+
+/* S, h, N, m, e, and the layout; 0 when there is no such case. */
+static int pieces_size(int index, int64_t *size, int *layout)
+{
+    enum { LAYOUTS = 3 };
+    static const int64_t sizes[][5] = {{2, 3, 5, 2, 4},   {3, 2, 13, 3, 8},  {2, 1, 42, 2, 16}, {1, 2, 63, 3, 16},
+                                       {2, 2, 64, 4, 16}, {2, 1, 65, 2, 32}, {1, 3, 130, 3, 5}, {2, 4, 17, 5, 6},
+                                       {3, 16, 42, 3, 8}, {1, 1, 200, 7, 9}, {2, 2, 24, 3, 1},  {2, 5, 12, 1, 8},
+                                       {1, 2, 9, 3, 33},  {1, 1, 500, 2, 24}};
+    if (index >= LAYOUTS * LENGTH(sizes)) {
+        return 0;
+    }
+    memcpy(size, sizes[index / LAYOUTS], sizeof *sizes);
+    *layout = index % LAYOUTS;
+    return 1;
+}
+
+/* q, k or the like [S, h, N, m, e], of a single piece [S, h, N, e]: dense; as the model has them, a head's columns of each layer in
+ * rows three times as long (layout 1); or the same with rows and layers at odd elements (2). */
+static void place_pieces(struct call *c, int slot, enum mode mode, const int64_t *size, int layout)
+{
+    const int64_t odd = layout == 2, row = 3 * size[1] * size[4] + odd, layer = size[0] * size[2] * row + 5 * odd;
+    const int64_t stride[5] = {size[2] * row, size[4], row, layer, 1}, whole[4] = {size[0], size[1], size[2], size[4]};
+    if (size[3] == 1) {
+        place_heads(c, slot, REAL, mode, whole, layout > 0);
+    } else if (layout) {
+        place_strided(c, slot, REAL, mode, NORMAL, size[1] * size[4] + odd, 5, size, stride);
+    } else {
+        place_dense(c, slot, REAL, mode, NORMAL, 5, size);
+    }
+}
+
+static void label_pieces(struct call *c, const int64_t *size, int layout)
+{
+    static const char *const layouts[] = {"", " by row", " at odd elements"};
+    call_label(c, "[%lld, %lld, %lld, %lld x %lld]%s", (long long)size[0], (long long)size[1], (long long)size[2],
+               (long long)size[3], (long long)size[4], layouts[layout]);
+}
+
+static int build_attention_in_pieces(struct call *c, int index)
+{
+    int64_t size[5];
+    int layout;
+    if (!pieces_size(index, size, &layout)) {
+        return 0;
+    }
+    const int64_t whole[4] = {size[0], size[1], size[2], size[4]};
+    c->arguments.attention.scale = 0.5 / sqrt((double)(size[3] * size[4]));
+    c->may_refuse = size[3] * size[4] > 64;
+    c->in_pieces = size[3] > 1;
+    place_heads(c, 0, REAL, OUT, whole, layout > 0);
+    place_dense(c, 1, STATISTICS, OUT, NORMAL, 3, whole);
+    place_pieces(c, 2, IN, size, layout);
+    place_pieces(c, 3, IN, size, layout);
+    place_heads(c, 4, REAL, IN, whole, layout > 0);
+    label_pieces(c, size, layout);
+    return 1;
+}
+
+/* Every other case adds to dq and dk, which hold what a layer above may have left: an eighth of a normal number, so that a
+ * gradient's error shows beside it. */
+static int build_attention_backward_in_pieces(struct call *c, int index)
+{
+    int64_t size[5];
+    int layout;
+    const int adds = index % 2;
+    if (!pieces_size(index / 2, size, &layout)) {
+        return 0;
+    }
+    const int64_t whole[4] = {size[0], size[1], size[2], size[4]}, columns = size[3] * size[4];
+    c->arguments.attention_backward.scale = 0.5 / sqrt((double)columns);
+    c->arguments.attention_backward.accumulate = adds;
+    c->may_refuse = columns > 64;
+    c->in_pieces = size[3] > 1 || adds;
+    for (int slot = 0; slot < 2; slot++) {
+        place_pieces(c, slot, adds ? ADD : OUT, size, layout);
+        for (int64_t i = 0; adds && i < operand_count(&c->operands[slot]); i++) {
+            set_value(c, slot, i, get_value(c, slot, i) / 8);
+        }
+    }
+    place_heads(c, 2, REAL, OUT, whole, layout > 0);
+    place_dense(c, 3, STATISTICS, OUT, NORMAL, 3, whole);
+    place_heads(c, 4, REAL, IN, whole, layout > 0);
+    place_heads(c, 5, REAL, IN, whole, layout > 0);
+    place_dense(c, 6, STATISTICS, IN, NORMAL, 3, whole);
+    place_pieces(c, 7, IN, size, layout);
+    place_pieces(c, 8, IN, size, layout);
+    place_heads(c, 9, REAL, IN, whole, layout > 0);
+    fill_attention(c, whole, columns, c->arguments.attention_backward.scale);
+    label_pieces(c, size, layout);
+    strncat(c->label, adds ? " added" : "", sizeof c->label - strlen(c->label) - 1);
     return 1;
 }
 
@@ -1588,6 +1691,8 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_activation_backward, build_other_activation_backward, 0},
                                           {PS_OP_softmax_backward, build_softmax_backward_addend, 0},
                                           {PS_OP_drop, build_drop_real, 0},
-                                          {PS_OP_gather_patches, build_gather_end, 1u << 0 | 1u << 3 | 1u << 4}};
+                                          {PS_OP_gather_patches, build_gather_end, 1u << 0 | 1u << 3 | 1u << 4},
+                                          {PS_OP_attention, build_attention_in_pieces, 0},
+                                          {PS_OP_attention_backward, build_attention_backward_in_pieces, 0}};
 
 const int ps_operation_count = LENGTH(ps_operations);
