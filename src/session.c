@@ -124,7 +124,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
                            "train.batch_size: %lld is more than the %lld training windows: lower it, or set data.drop_last: false",
                            (long long)batch, (long long)s->splits.count[PS_TRAIN]);
         }
-        PS_TRY(check_rows(s, &shape));
+        PS_TRY(check_rows(s, &s->model->shape));
         struct ps_schedule schedule = {.kind = c->optim.schedule,
                                        .lr = c->optim.lr,
                                        .warmup_steps = c->optim.warmup_steps,
