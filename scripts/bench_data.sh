@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # The series that configs/ name beside the quickstart's: generated ones of the field's sizes, and ETTh1 from its CSV.
 # usage: scripts/bench_data.sh [ETTh1.csv]   files that are there already are kept
+# PS_PROGRAMS: the folder of the programs, build/auto if unset.
 set -euo pipefail
 [ $# -le 1 ] || { echo "bench_data: one CSV at most: scripts/bench_data.sh [ETTh1.csv]" >&2; exit 2; }
 csv=${1:+$(realpath -- "$1")}
 cd "$(dirname "$0")/.."
-build=build/auto
+build=${PS_PROGRAMS:-build/auto}
 
 [ -x "$build/sample_series" ] || { echo "bench_data: $build/sample_series is missing: build first with scripts/build.sh" >&2; exit 2; }
 mkdir -p runs

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Milliseconds per training step (forward, backward, AdamW) of the same pre-LN PatchTST in PyTorch, to stand beside `bench`.
+"""Milliseconds per training step (forward, backward, AdamW) of the same PatchTST in PyTorch, to stand beside `bench`.
 
-    python3 scripts/peers/torch_step.py [--device cuda|cpu] [--threads N] [shape,shape,...]
+    python3 scripts/peers/torch_step.py [--device cuda|cpu] [--threads N] [--once] SHAPES [PRECISIONS]
 
-On a GPU: the step compiled and captured whole as one CUDA graph, and torch.compile's own "reduce-overhead", in tf32 and under bf16
-autocast, the median of 5 loops of 20 steps on data already there. On the CPU: eager in fp32, the median of 5 loops of 5 steps.
+SHAPES and PRECISIONS are separated by commas; precisions are bf16 (autocast) and tf32, on the CPU fp32 alone. On a GPU the step is compiled
+and captured whole as one CUDA graph, and timed in 5 loops of 20 steps on data already there; on the CPU it is eager, in 5 loops of 5 steps.
+--once prints parameters, and the loss before the first step, instead.
 """
 import argparse
 import time
@@ -19,21 +20,37 @@ from shapes import SHAPES, chosen, report
 class Layer(nn.Module):
     def __init__(self, s):
         super().__init__()
-        d, self.h, self.p = s["d"], s["h"], s["p"]
-        self.n1, self.n2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        d, self.s = s["d"], s
+        norm = nn.BatchNorm1d if s["paper"] else nn.LayerNorm
+        self.n1, self.n2 = norm(d), norm(d)
         self.qkv, self.o = nn.Linear(d, 3 * d), nn.Linear(d, d)
         self.f1, self.f2 = nn.Linear(d, s["f"]), nn.Linear(s["f"], d)
 
-    def forward(self, x):
+    def attention(self, x, before):
         b, n, d = x.shape
-        q, k, v = self.qkv(self.n1(x)).view(b, n, 3, self.h, d // self.h).permute(2, 0, 3, 1, 4)
-        if hasattr(F, "scaled_dot_product_attention"):
-            a = F.scaled_dot_product_attention(q, k, v)
+        h = self.s["h"]
+        q, k, v = self.qkv(x).view(b, n, 3, h, d // h).permute(2, 0, 3, 1, 4)
+        scores = None
+        if self.s["paper"] or not hasattr(F, "scaled_dot_product_attention"):
+            scores = q @ k.transpose(-1, -2) * (d // h) ** -0.5
+            scores = scores if before is None else scores + before
+            a = torch.softmax(scores, -1).to(v.dtype) @ v
         else:
-            a = torch.softmax(q @ k.transpose(-1, -2) * (d // self.h) ** -0.5, -1) @ v
-        x = x + F.dropout(self.o(a.transpose(1, 2).reshape(b, n, d)), self.p)
-        f = F.dropout(F.gelu(self.f1(self.n2(x)), approximate="tanh"), self.p)
-        return x + F.dropout(self.f2(f), self.p)
+            a = F.scaled_dot_product_attention(q, k, v)
+        return F.dropout(self.o(a.transpose(1, 2).reshape(b, n, d)), self.s["p_attention"]), scores
+
+    def feed_forward(self, x):
+        hidden = F.gelu(self.f1(x), approximate="none" if self.s["paper"] else "tanh")
+        return F.dropout(self.f2(F.dropout(hidden, self.s["p"])), self.s["p"])
+
+    def forward(self, x, scores):
+        """And the scores for the layer above, of the paper's layer."""
+        if not self.s["paper"]:
+            x = x + self.attention(self.n1(x), None)[0]
+            return x + self.feed_forward(self.n2(x)), None
+        a, scores = self.attention(x, scores)
+        x = self.n1((x + a).flatten(0, 1)).view_as(x)
+        return self.n2((x + self.feed_forward(x)).flatten(0, 1)).view_as(x), scores
 
 
 class PatchTST(nn.Module):
@@ -51,13 +68,21 @@ class PatchTST(nn.Module):
         if s["pad"]:
             z = F.pad(z, (0, s["S"]), mode="replicate")
         z = F.dropout(self.emb(z.unfold(-1, s["P"], s["S"]).reshape(b * c, s["N"], -1)) + self.pos, s["p"])
+        scores = None
         for layer in self.layers:
-            z = layer(z)
+            z, scores = layer(z, scores)
         return self.head(z.reshape(b, c, -1)) * std + mean
 
 
 def batches(s, device):
     return [(torch.randn(s["B"], s["C"], s["L"], device=device), torch.randn(s["B"], s["C"], s["H"], device=device)) for _ in range(4)]
+
+
+def print_once(name, s):
+    model = PatchTST(s)
+    x, y = batches(s, "cpu")[0]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{name}: {parameters} parameters, loss {F.mse_loss(model(x), y).item():.4f}", flush=True)
 
 
 def cpu(name, s):
@@ -88,63 +113,62 @@ def whole_graph(body):
     return graph
 
 
-def gpu(name, s, whole, bf16):
+def gpu(name, s, precision):
     torch._dynamo.reset()
     torch.backends.cuda.matmul.allow_tf32 = True
     model = PatchTST(s).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=True)
     data = batches(s, "cuda")
 
+    @torch.compile
     def loss(x, y):
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
             forecast = model(x)
         return F.mse_loss(forecast.float(), y)
 
-    compiled = torch.compile(loss) if whole else torch.compile(loss, mode="reduce-overhead")
-
-    def train(x, y):
-        compiled(x, y).backward()
+    def train():
+        loss(x, y).backward()
         optimizer.step()
-        if whole:  # gradients keep their place in the graph
-            for parameter in model.parameters():
-                parameter.grad.zero_()
-        else:
-            optimizer.zero_grad()
+        for parameter in model.parameters():  # gradients keep their place in the graph
+            parameter.grad.zero_()
 
-    step = train
-    if whole:
-        x, y = (t.clone() for t in data[0])
-        graph = whole_graph(lambda: train(x, y))
-
-        def step(new_x, new_y):
-            x.copy_(new_x)
-            y.copy_(new_y)
-            graph.replay()
-
+    x, y = (t.clone() for t in data[0])
+    graph = whole_graph(train)
     ms = []
     for _ in range(7):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         for i in range(20):
-            step(*data[i % 4])
+            x.copy_(data[i % 4][0])
+            y.copy_(data[i % 4][1])
+            graph.replay()
         end.record()
         torch.cuda.synchronize()
         ms.append(begin.elapsed_time(end) / 20)
-    report("torch", name, "bf16" if bf16 else "tf32", "whole graph" if whole else "reduce-overhead", ms[2:])
+    report("torch", name, precision, "whole graph", ms[2:])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("shapes", nargs="?")
+    parser.add_argument("shapes", type=chosen)
+    parser.add_argument("precisions", nargs="?", type=lambda text: text.split(","))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--once", action="store_true")
     arguments = parser.parse_args()
-    if arguments.device == "cuda" and not torch.cuda.is_available():
+    on_cpu = arguments.device == "cpu"
+    known = ["fp32"] if on_cpu else ["bf16", "tf32"]
+    if not on_cpu and not torch.cuda.is_available():
         raise SystemExit("torch_step: no CUDA device: use --device cpu")
     torch.set_num_threads(arguments.threads)
-    for name in chosen(arguments.shapes):
-        if arguments.device == "cpu":
-            cpu(name, SHAPES[name])
-        else:
-            for whole, bf16 in ((True, False), (True, True), (False, True)):
-                gpu(name, SHAPES[name], whole, bf16)
+    for shape in arguments.shapes:
+        if arguments.once:
+            print_once(shape, SHAPES[shape])
+            continue
+        for precision in arguments.precisions or known:
+            if precision not in known:
+                parser.error(f"{precision}: on {arguments.device} not one of {', '.join(known)}")
+            if on_cpu:
+                cpu(shape, SHAPES[shape])
+            else:
+                gpu(shape, SHAPES[shape], precision)
