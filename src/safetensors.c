@@ -211,6 +211,10 @@ enum ps_status ps_safetensors_read(const char *path, struct ps_safetensors *file
 
 void ps_safetensors_free(struct ps_safetensors *file)
 {
+    for (int i = 0; i < file->n_shards; i++) {
+        ps_safetensors_free(&file->shard[i]);
+    }
+    free(file->shard);
     json_decref(file->header);
     free(file->tensor);
     free(file->bytes);
@@ -222,6 +226,81 @@ const struct ps_safetensor *ps_safetensors_find(const struct ps_safetensors *fil
 {
     const struct ps_safetensor key = {.name = name};
     return file->n ? bsearch(&key, file->tensor, (size_t)file->n, sizeof key, by_name) : NULL;
+}
+
+/* ---- several files and their index ---- */
+
+/* The place of the file that an entry of the index names, read when it is the first one to. */
+static enum ps_status read_shard(const char *path, const char *tensor, json_t *entry, struct ps_safetensors *file, int *at)
+{
+    const char *name = json_string_value(entry), *slash = strrchr(path, '/');
+    int folder = slash ? (int)(slash - path) + 1 : 0;
+    char *shard;
+    PS_TRY(check_name(path, tensor));
+    if (!name || !*name || strchr(name, '/') || strlen(name) > LONGEST_NAME) {
+        return ps_fail(PS_CHECKPOINT, "%s: tensor %s: %s is not the name of a file beside it", path, tensor,
+                       name ? ps_text_plain(name).text : "its entry");
+    }
+    if (asprintf(&shard, "%.*s%s", folder, path, name) < 0) {
+        return ps_fail(PS_CHECKPOINT, "%s: no memory", path);
+    }
+    for (*at = 0; *at < file->n_shards && strcmp(file->shard[*at].path, shard) != 0; ++*at) {
+    }
+    enum ps_status status = PS_OK;
+    if (*at == file->n_shards) {
+        status = ps_safetensors_read(shard, &file->shard[*at]);
+        file->n_shards += status == PS_OK;
+    }
+    free(shard);
+    return status;
+}
+
+static enum ps_status read_map(const char *path, json_t *map, struct ps_safetensors *file)
+{
+    const char *name;
+    json_t *entry;
+    size_t n = json_object_size(map), held = 0;
+    file->shard = calloc(n + 1, sizeof *file->shard);
+    file->tensor = malloc((n + 1) * sizeof *file->tensor);
+    if (!file->shard || !file->tensor) {
+        return ps_fail(PS_CHECKPOINT, "%s: no memory for the table of %zu tensors", path, n);
+    }
+    json_object_foreach(map, name, entry)
+    {
+        int at = 0;
+        PS_TRY(read_shard(path, name, entry, file, &at));
+        const struct ps_safetensor *t = ps_safetensors_find(&file->shard[at], name);
+        if (!t) {
+            return ps_fail(PS_CHECKPOINT, "%s: tensor %s: is not in %s", path, name, file->shard[at].path);
+        }
+        file->tensor[file->n++] = *t;
+    }
+    for (int i = 0; i < file->n_shards; i++) {
+        held += (size_t)file->shard[i].n;
+    }
+    qsort(file->tensor, (size_t)file->n, sizeof *file->tensor, by_name);
+    return held == n ? PS_OK : ps_fail(PS_CHECKPOINT, "%s: names %zu tensors, and its files hold %zu", path, n, held);
+}
+
+enum ps_status ps_safetensors_read_index(const char *path, struct ps_safetensors *file)
+{
+    char *text;
+    size_t size;
+    json_error_t error;
+    *file = (struct ps_safetensors){0};
+    PS_TRY(ps_file_read(PS_CHECKPOINT, path, LONGEST_HEADER, &text, &size));
+    json_t *index = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error), *map = json_object_get(index, "weight_map");
+    free(text);
+    file->path = strdup(path);
+    enum ps_status status = !file->path           ? ps_fail(PS_CHECKPOINT, "%s: no memory", path)
+                            : json_is_object(map) ? read_map(path, map, file)
+                                                  : ps_fail(PS_CHECKPOINT, "%s: not a JSON object with a weight_map%s%s", path,
+                                                            index ? "" : ": ", index ? "" : ps_text_plain(error.text).text);
+    json_decref(index);
+    if (status != PS_OK) {
+        ps_safetensors_free(file);
+    }
+    return status;
 }
 
 /* ---- values ---- */

@@ -24,12 +24,17 @@ struct ps_safetensors {
     int n;
     struct ps_safetensor *tensor; /* in the order of their names */
     void *header, *bytes;         /* the JSON and the file, which names and values point into */
+    int n_shards;
+    struct ps_safetensors *shard; /* of an index: its files, which names and values point into instead */
 };
 
 /* PS_CHECKPOINT, one line naming file and tensor, for anything but such a file: nothing of a size that the header states is
  * allocated, and no byte outside the file is read. */
 enum ps_status ps_safetensors_read(const char *path, struct ps_safetensors *file);
-/* The same of bytes in memory, malloc'ed, which it frees when it fails and ps_safetensors_free otherwise. */
+/* All tensors of the files that {"weight_map": {"tensor": "file", ..}} names, which lie beside it: each must hold the tensors that
+ * it is named for, and no others. */
+enum ps_status ps_safetensors_read_index(const char *path, struct ps_safetensors *file);
+/* The same as ps_safetensors_read of bytes in memory, malloc'ed, which it frees when it fails and ps_safetensors_free otherwise. */
 enum ps_status ps_safetensors_parse(const char *path, void *bytes, size_t size, struct ps_safetensors *file);
 void ps_safetensors_free(struct ps_safetensors *file);
 

@@ -25,7 +25,7 @@ char *ps_weights_file(const char *folder, const char *name)
 /* What is read and made on the way. */
 struct incoming {
     enum ps_weights_kind kind;
-    char *config_path, *tensors_path, *data_path; /* data_path: absolute, with "data.path=" before it */
+    char *config_path, *tensors_path, *index_path, *data_path; /* data_path: absolute, with "data.path=" before it */
     struct ps_safetensors file;
     struct ps_known known;
     int64_t channels; /* 0: the weights do not say */
@@ -38,6 +38,7 @@ static void incoming_free(struct incoming *in)
 {
     free(in->config_path);
     free(in->tensors_path);
+    free(in->index_path);
     free(in->data_path);
     ps_safetensors_free(&in->file);
     ps_config_free(&in->config);
@@ -63,12 +64,14 @@ static enum ps_status read_from(const char *from, struct incoming *in)
     }
     in->config_path = ps_weights_file(from, PS_WEIGHTS_CONFIG);
     in->tensors_path = ps_weights_file(from, PS_WEIGHTS_TENSORS);
-    if (!in->config_path || !in->tensors_path) {
+    in->index_path = ps_weights_file(from, PS_WEIGHTS_INDEX);
+    if (!in->config_path || !in->tensors_path || !in->index_path) {
         return ps_fail(PS_CHECKPOINT, "%s: no memory", from);
     }
     PS_TRY(ps_weights_hf_known(in->config_path, &in->known, &in->channels));
     in->known.origin = from;
-    PS_TRY(ps_safetensors_read(in->tensors_path, &in->file));
+    int whole = stat(in->tensors_path, &info) == 0 || stat(in->index_path, &info) != 0;
+    PS_TRY(whole ? ps_safetensors_read(in->tensors_path, &in->file) : ps_safetensors_read_index(in->index_path, &in->file));
     return ps_weights_hf_positions(&in->file, &in->known);
 }
 

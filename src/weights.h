@@ -79,5 +79,6 @@ enum ps_status ps_weights_export(const char *checkpoint, const char *folder, str
 char *ps_weights_file(const char *folder, const char *name);
 #define PS_WEIGHTS_CONFIG "config.json"
 #define PS_WEIGHTS_TENSORS "model.safetensors"
+#define PS_WEIGHTS_INDEX PS_WEIGHTS_TENSORS ".index.json" /* of several files in its place */
 
 #endif

@@ -471,6 +471,128 @@ START_TEST(left_out_keys)
 }
 END_TEST
 
+/* ---- several files and their index ---- */
+
+enum { SHARDS = 2 };
+static const char *const shard_names[SHARDS] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"};
+
+/* A folder of a fixture's tensors dealt out over files, with their index, which the caller frees. */
+static struct path sharded_folder(const char *name, json_t **index)
+{
+    struct path to = path_of("%.400s/sharded", folder.text);
+    struct ps_safetensors file;
+    OK(ps_folder_make(PS_DATA, to.text));
+    OK(ps_safetensors_read(path_of("%.500s/model.safetensors", fixture(name).text).text, &file));
+    struct ps_safetensor *part = calloc((size_t)file.n, sizeof *part);
+    json_t *map = json_object();
+    for (int k = 0; k < SHARDS; k++) {
+        int n = 0;
+        for (int i = k; i < file.n; i += SHARDS) {
+            part[n++] = file.tensor[i];
+            json_object_set_new(map, file.tensor[i].name, json_string(shard_names[k]));
+        }
+        char *bytes;
+        size_t size;
+        struct path path = path_of("%.400s/%s", to.text, shard_names[k]);
+        OK(ps_safetensors_make(path.text, part, n, &bytes, &size));
+        file_write(path.text, bytes, size);
+        free(bytes);
+    }
+    free(part);
+    ps_safetensors_free(&file);
+    char *text = file_read(path_of("%.500s/config.json", fixture(name).text).text, NULL);
+    file_write(path_of("%.500s/config.json", to.text).text, text, strlen(text));
+    free(text);
+    *index = json_pack("{s:{s:i}, s:o}", "metadata", "total_size", 1, "weight_map", map);
+    return to;
+}
+
+static void write_index(const struct path *to, json_t *index)
+{
+    char *text = json_dumps(index, JSON_ENCODE_ANY);
+    file_write(path_of("%.500s/model.safetensors.index.json", to->text).text, text, strlen(text));
+    free(text);
+}
+
+START_TEST(several_files)
+{
+    json_t *index;
+    struct path from = sharded_folder("hf_batchnorm", &index), out = path_of("%.400s/several.h5", folder.text),
+                whole = path_of("%.400s/whole.h5", folder.text);
+    write_index(&from, index);
+    OK(import_with(from.text, (const char *const[]){NULL}, NULL, out.text));
+    OK(import_with(fixture("hf_batchnorm").text, (const char *const[]){NULL}, NULL, whole.text));
+    ck_assert(files_equal(out.text, whole.text));
+    /* A whole file goes before an index. */
+    struct path tensors = path_of("%.500s/model.safetensors", from.text);
+    file_write(tensors.text, "x", 1);
+    ck_assert_int_eq(import_with(from.text, (const char *const[]){NULL}, NULL, out.text), PS_CHECKPOINT);
+    says("model.safetensors: not safetensors");
+    ck_assert_int_eq(remove(tensors.text), 0);
+    json_decref(index);
+}
+END_TEST
+
+#define ONE_TENSOR "head.projection.bias"
+static const struct {
+    const char *tensor, *file, *text; /* the tensor's file in the index; NULL: it is left out there */
+} indexes[] = {
+    {ONE_TENSOR, NULL, "index.json: names 48 tensors, and its files hold 49"},
+    {ONE_TENSOR, "model-00003-of-00003.safetensors", "model-00003-of-00003.safetensors: cannot be opened: No such file"},
+    {ONE_TENSOR, "../model-00001-of-00002.safetensors", "../model-00001-of-00002.safetensors is not the name of a file beside it"},
+    {ONE_TENSOR, "", "is not the name of a file beside it"},
+    {ONE_TENSOR, "..", "/..: is a folder, not a file"},
+    {ONE_TENSOR, "config.json", "config.json: not safetensors"},
+    {ONE_TENSOR, "other", "tensor " ONE_TENSOR ": is not in"},
+    {"head.extra", "model-00001-of-00002.safetensors", "tensor head.extra: is not in"},
+    {"head\n", "model-00001-of-00002.safetensors", "its name has control characters"},
+};
+
+START_TEST(refused_index)
+{
+    json_t *index;
+    struct path from = sharded_folder("hf_batchnorm", &index), out = path_of("%.400s/none.h5", folder.text);
+    json_t *map = json_object_get(index, "weight_map");
+    const char *file = indexes[_i].file;
+    if (file && strcmp(file, "other") == 0) {
+        int first = strcmp(json_string_value(json_object_get(map, indexes[_i].tensor)), shard_names[0]) == 0;
+        file = shard_names[first];
+    }
+    if (file) {
+        json_object_set_new(map, indexes[_i].tensor, json_string(file));
+    } else {
+        json_object_del(map, indexes[_i].tensor);
+    }
+    write_index(&from, index);
+    ck_assert_int_eq(import_with(from.text, (const char *const[]){NULL}, NULL, out.text), PS_CHECKPOINT);
+    says(indexes[_i].text);
+    ck_assert(!file_exists(out.text));
+    json_decref(index);
+}
+END_TEST
+
+START_TEST(broken_index)
+{
+    static const struct {
+        const char *json, *text;
+    } cases[] = {{"[1]", "index.json: not a JSON object with a weight_map"},
+                 {"{}", "not a JSON object with a weight_map"},
+                 {"{\"weight_map\": 1}", "not a JSON object with a weight_map"},
+                 {"{\"weight_map\": {", "not a JSON object with a weight_map: "},
+                 {"{\"weight_map\": {\"a\": 1}}", "tensor a: its entry is not the name of a file beside it"},
+                 {"{\"weight_map\": {\"a\": \"b\", \"a\": \"b\"}}", "duplicate"},
+                 {"{\"weight_map\": {}}", "has no tensor model.encoder"}};
+    json_t *index;
+    struct path from = sharded_folder("hf_batchnorm", &index), out = path_of("%.400s/none.h5", folder.text);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        file_write(path_of("%.500s/model.safetensors.index.json", from.text).text, cases[i].json, strlen(cases[i].json));
+        ck_assert_int_eq(import_with(from.text, (const char *const[]){NULL}, NULL, out.text), PS_CHECKPOINT);
+        says(cases[i].text);
+    }
+    json_decref(index);
+}
+END_TEST
+
 /* A file of the authors' with one tensor changed. */
 enum change { MISSING, SUPERFLUOUS, SHAPE, INFINITE, NEGATIVE, INTEGER };
 static const struct {
@@ -859,6 +981,9 @@ int main(void)
     tcase_add_loop_test(tests, round_trip, 0, MODELS);
     tcase_add_loop_test(tests, refused_config, 0, COUNT(refused_keys));
     tcase_add_test(tests, left_out_keys);
+    tcase_add_test(tests, several_files);
+    tcase_add_loop_test(tests, refused_index, 0, COUNT(indexes));
+    tcase_add_test(tests, broken_index);
     tcase_add_loop_test(tests, refused_tensors, 0, COUNT(changes));
     tcase_add_loop_test(tests, contradictions, 0, COUNT(said));
     tcase_add_test(tests, not_told);

@@ -1,5 +1,5 @@
-/* What import_weights reads. Input: a config.json, when it begins with "{"; else a safetensors file, whose tensors are read, and
- * converted where they are those of a model of the authors'. */
+/* What import_weights reads. Input: a config.json, or an index of several files, when it begins with "{"; else a safetensors file,
+ * whose tensors are read, and converted where they are those of a model of the authors'. */
 #include "src/weights.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -22,6 +22,12 @@ static void read_config(const uint8_t *data, size_t size)
         must_explain(status, PS_USAGE);
         free(text);
         ps_config_free(&config);
+    }
+    struct ps_safetensors file;
+    status = ps_safetensors_read_index(path, &file);
+    must_explain(status, PS_CHECKPOINT);
+    if (status == PS_OK) {
+        ps_safetensors_free(&file);
     }
 }
 
