@@ -434,7 +434,7 @@ struct ps_gemm_gradient {
  * k and v, all four, of fp16 too, which has as long a mantissa, where e is even and tensors begin at multiples of 8 bytes, rows and
  * heads at even elements. Dao et al. 2022.
  * q and k may be [S, h, N, m, e] too, their heads' columns in m pieces: residual attention's, of m layers (docs/design.md, section
- * 3). Where attention_pieces is 0, m is 1. */
+ * 3). */
 struct ps_attention {
     struct ps_tensor mixed, logsum, q, k, v;
     double scale;
@@ -594,7 +594,6 @@ struct ps_kernels {
     enum ps_type statistics; /* mean, rstd, std: PS_F64 for fp64, else PS_F32 */
     struct ps_device *device;
     int64_t attention_patches, attention_head; /* the most patches, and columns of a head, of attention and its backward; 0: any */
-    int attention_pieces;                      /* attention takes q and k in pieces, and its backward adds to dq and dk */
     /* Whether attention and its backward are faster than the products and softmax that they stand for, as measured
      * (docs/experiments/attention.md), q and k in so many pieces of `head` columns. NULL: they are not, or not there. */
     int (*attention_faster)(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);

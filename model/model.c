@@ -211,8 +211,7 @@ static const char *beyond_level_layer(const struct ps_model_shape *s)
 
 int ps_model_tiles(const struct ps_kernels *k, const struct ps_model_shape *shape)
 {
-    return k->attention && !(ps_dropout_rate(shape, PS_DROP_ATTENTION_WEIGHTS) > 0) &&
-           (k->attention_pieces || !shape->residual_attention || shape->n_layers == 1);
+    return k->attention && !(ps_dropout_rate(shape, PS_DROP_ATTENTION_WEIGHTS) > 0);
 }
 
 /* The operations that a variant needs, where the table has them. */

@@ -48,7 +48,6 @@ struct call {
     enum ps_op op;
     char label[160];
     int may_refuse; /* PS_UNSUPPORTED is an answer too */
-    int in_pieces;  /* it is the answer where attention takes no pieces (ps_kernels.attention_pieces), and else none */
     int has_dropout;
     struct operand operands[MAX_TENSORS];
     int buffers;

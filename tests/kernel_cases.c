@@ -1461,7 +1461,6 @@ static int build_attention_in_pieces(struct call *c, int index)
     const int64_t whole[4] = {size[0], size[1], size[2], size[4]};
     c->arguments.attention.scale = 0.5 / sqrt((double)(size[3] * size[4]));
     c->may_refuse = size[3] * size[4] > 64;
-    c->in_pieces = size[3] > 1;
     place_heads(c, 0, REAL, OUT, whole, layout > 0);
     place_dense(c, 1, STATISTICS, OUT, NORMAL, 3, whole);
     place_pieces(c, 2, IN, size, layout);
@@ -1485,7 +1484,6 @@ static int build_attention_backward_in_pieces(struct call *c, int index)
     c->arguments.attention_backward.scale = 0.5 / sqrt((double)columns);
     c->arguments.attention_backward.accumulate = adds;
     c->may_refuse = columns > 64;
-    c->in_pieces = size[3] > 1 || adds;
     for (int slot = 0; slot < 2; slot++) {
         place_pieces(c, slot, adds ? ADD : OUT, size, layout);
         for (int64_t i = 0; adds && i < operand_count(&c->operands[slot]); i++) {

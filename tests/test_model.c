@@ -84,11 +84,10 @@ static const struct ps_model_shape *shape_or_variant(int i)
     return i < SHAPES ? &shapes[i] : &variants[i - SHAPES];
 }
 
-/* With attention by tiles where they have what the model asks for: the CPU's take no pieces. */
-static struct ps_model_options served(struct ps_model_options options, const char *backend, const struct ps_model_shape *shape)
+/* With attention by tiles where they have what the model asks for. */
+static struct ps_model_options served(struct ps_model_options options, const struct ps_model_shape *shape)
 {
-    const int pieces = shape->residual_attention && strcmp(backend, "cpu") == 0;
-    if (pieces || shape->dropout_at[PS_DROP_ATTENTION_WEIGHTS].rate > 0) {
+    if (shape->dropout_at[PS_DROP_ATTENTION_WEIGHTS].rate > 0) {
         options.tiled_attention = 0;
     }
     return options;
@@ -281,7 +280,7 @@ static double *in_order(struct fixture *f, const struct ps_tensor *windows)
 
 static void compare_forward(const struct forward_case *c, const struct ps_model_shape *shape)
 {
-    struct ps_model_options options = served(c->options, c->backend, shape);
+    struct ps_model_options options = served(c->options, shape);
     options.seed = 0x123456789abcdef0;
     struct fixture f = fixture_open_with(c->backend, c->device, c->precision, shape, 4, &options);
     const int64_t S = f.batch * shape->channels, H = shape->pred_len;
@@ -419,7 +418,7 @@ START_TEST(variant_steps)
 {
     const struct step_case *c = &step_cases[_i / VARIANTS];
     const struct ps_model_shape *shape = &variants[_i % VARIANTS];
-    struct ps_model_options options = served(c->options, c->backend, shape);
+    struct ps_model_options options = served(c->options, shape);
     options.seed = 5;
     struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 4, PS_LEVEL_GEMM, 0);
     struct fixture f = fixture_open_with(c->backend, c->device, c->precision, shape, 4, &options);
@@ -456,8 +455,7 @@ START_TEST(tiled_refuses)
     static const struct {
         struct ps_model_shape shape;
         const char *key;
-    } cases[] = {{{SIZES, .residual_attention = 1}, "model.residual_attention"},
-                 {{SIZES, .dropout_at = {[PS_DROP_ATTENTION_WEIGHTS] = {1, 0.1}}}, "model.dropout_attention_weights"}};
+    } cases[] = {{{SIZES, .dropout_at = {[PS_DROP_ATTENTION_WEIGHTS] = {1, 0.1}}}, "model.dropout_attention_weights"}};
     struct ps_device *device;
     struct ps_kernels *k;
     struct ps_model *model;
@@ -478,10 +476,11 @@ END_TEST
  * 1.1e-7, 4.2e-7. CUDA's are not measured. */
 static const struct step_case tiles_cases[] = {{"reference", "cpu", PS_FP64, {.level = PS_LEVEL_GEMM}, 5e-15, 5e-14, 5e-13},
                                                {"reference", "cpu", PS_FP32, {.level = PS_LEVEL_GEMM}, 1e-6, 5e-6, 5e-5},
+                                               {"cpu", "cpu", PS_FP32, {.level = PS_LEVEL_GEMM}, 1e-6, 5e-6, 5e-5},
                                                {"cuda", "cuda", PS_FP32, {.level = PS_LEVEL_GEMM}, 1e-5, 1e-4, 1e-3},
                                                {"cuda", "cuda", PS_TF32, {.level = PS_LEVEL_GEMM}, 2e-3, 2e-2, 1e-1},
                                                {"cuda", "cuda", PS_PRECISION_BF16, {.level = PS_LEVEL_GEMM}, 1e-2, 2e-1, 2}};
-enum { TILES_CPU = 2, TILES_CASES = sizeof tiles_cases / sizeof *tiles_cases };
+enum { TILES_CPU = 3, TILES_CASES = sizeof tiles_cases / sizeof *tiles_cases };
 
 /* Forecasts of the batch, in scoring. */
 static double *forecasts_of(struct fixture *f)

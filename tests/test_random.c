@@ -406,15 +406,17 @@ static int other_of(const struct variant *v)
     return strcmp(v->backend, "cpu") == 0 && strcmp(v->fusion, "gemm") == 0;
 }
 
-/* As the CPU backend takes it: auto is tiled up to 128 patches, where tiles have what the model asks for. */
+/* As the CPU backend takes it, where tiles have what the model asks for. */
 static const char *attention_of(const struct model *m, const struct variant *v, int other)
 {
     const struct ps_model_shape *s = &m->shape;
-    const int weights = ps_dropout_rate(s, PS_DROP_ATTENTION_WEIGHTS) > 0, pieces = s->residual_attention && s->n_layers > 1;
-    if (strcmp(v->backend, "cpu") == 0 && (weights || pieces)) {
+    const int weights = ps_dropout_rate(s, PS_DROP_ATTENTION_WEIGHTS) > 0;
+    if (strcmp(v->backend, "cpu") == 0 && weights) {
         return strcmp(m->attention, "gemm") == 0 || other ? "gemm" : "auto";
     }
-    int tiled = strcmp(m->attention, "tiled") == 0 || (strcmp(m->attention, "auto") == 0 && ps_patches(&m->shape) <= 128);
+    const int64_t pieces = s->residual_attention ? s->n_layers : 1, columns = s->d_model / s->n_heads * pieces;
+    const int faster = pieces == 1 || columns <= 24 || ps_patches(s) >= 128;
+    int tiled = strcmp(m->attention, "tiled") == 0 || (strcmp(m->attention, "auto") == 0 && faster);
     return !other ? m->attention : tiled ? "gemm" : "tiled";
 }
 

@@ -31,10 +31,11 @@ static void cpu_close(struct ps_kernels *k)
     free(cpu);
 }
 
+/* Pieces' scores are computed again in each layer: with wide heads and short sequences a product of stored ones is less work. */
 static int attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces)
 {
-    (void)k, (void)head, (void)pieces;
-    return patches <= 128;
+    (void)k;
+    return pieces == 1 || head * pieces <= 24 || patches >= 128;
 }
 
 enum ps_status ps_cpu_kernels_open(struct ps_device *device, enum ps_precision precision, struct ps_kernels **kernels)
@@ -66,7 +67,6 @@ enum ps_status ps_cpu_kernels_open(struct ps_device *device, enum ps_precision p
     cpu->table.precision = precision;
     cpu->table.close = cpu_close;
     cpu->table.attention_faster = attention_faster;
-    cpu->table.attention_pieces = 0;
     cpu->table.gemm_gradient = NULL;
     cpu->table.bias_residual_statistics = NULL; /* as two, both fast */
     cpu->table.gemm_bias = NULL;                /* a product of its own and a pass over it are faster than the reference's */

@@ -272,7 +272,6 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->attention_backward = ps_cuda_attention_backward;
         k->attention_patches = PS_ATTENTION_PATCHES;
         k->attention_head = PS_ATTENTION_HEAD;
-        k->attention_pieces = 1;
     }
     k->beside = cuda_beside;
     if (k->real != PS_F32) {

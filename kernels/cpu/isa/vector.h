@@ -289,6 +289,28 @@ INLINE V v_select(VI mask, V v)
     return (V)(mask & (VI)v);
 }
 
+/* The sums over the lanes of four vectors. */
+INLINE v4 v_sum4(const V sum[4])
+{
+    v4 part[4];
+    for (int i = 0; i < 4; i++) {
+#if defined(__AVX512F__)
+        const __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)sum[i]), _mm512_extractf32x8_ps((__m512)sum[i], 1));
+        part[i] = (v4)_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#elif defined(__AVX2__)
+        part[i] = (v4)_mm_add_ps(_mm256_castps256_ps128((__m256)sum[i]), _mm256_extractf128_ps((__m256)sum[i], 1));
+#else
+        part[i] = sum[i];
+#endif
+    }
+    typedef int32_t order __attribute__((vector_size(16)));
+    const v4 first =
+        __builtin_shuffle(part[0], part[1], (order){0, 4, 1, 5}) + __builtin_shuffle(part[0], part[1], (order){2, 6, 3, 7});
+    const v4 second =
+        __builtin_shuffle(part[2], part[3], (order){0, 4, 1, 5}) + __builtin_shuffle(part[2], part[3], (order){2, 6, 3, 7});
+    return __builtin_shuffle(first, second, (order){0, 1, 4, 5}) + __builtin_shuffle(first, second, (order){2, 3, 6, 7});
+}
+
 /* All ones in the first n lanes. */
 INLINE VI v_lanes(int64_t n)
 {
