@@ -79,6 +79,32 @@ enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_s
     return PS_OK;
 }
 
+/* Buffers lie one after another: an address is in the last that begins at or before it. */
+static void nearer(const char *name, const void *begin, const char *address, const char **found, const char **nearest)
+{
+    if (begin && (const char *)begin <= address && (const char *)begin >= *nearest) {
+        *nearest = begin;
+        *found = name;
+    }
+}
+
+const char *ps_cache_name(const struct ps_cache *cache, int64_t layers, const void *address)
+{
+    const char *at = address, *nearest = cache->memory, *found = NULL;
+    if (at < nearest || at >= nearest + cache->bytes) {
+        return NULL;
+    }
+#define PS_X(name, levels, elements, type) nearer(#name, cache->layers[l].name, at, &found, &nearest);
+    for (int64_t l = 0; l < layers; l++) {
+        PS_LAYER_BUFFERS(PS_X)
+    }
+#undef PS_X
+#define PS_X(name, levels, elements, type) nearer(#name, cache->shared.name, at, &found, &nearest);
+    PS_SHARED_BUFFERS(PS_X)
+#undef PS_X
+    return found;
+}
+
 void ps_cache_close(struct ps_device *device, struct ps_cache *cache)
 {
     if (cache->memory) {

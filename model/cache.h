@@ -102,5 +102,7 @@ size_t ps_cache_bytes(const struct ps_kernels *k, const struct ps_model_shape *s
 enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels,
                              struct ps_cache *cache);
 void ps_cache_close(struct ps_device *device, struct ps_cache *cache);
+/* The name of the buffer that an address lies in, the same for every layer; NULL: in none. */
+const char *ps_cache_name(const struct ps_cache *cache, int64_t layers, const void *address);
 
 #endif

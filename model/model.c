@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/philox.h"
 #include "model/embedding.h"
@@ -398,6 +399,38 @@ void ps_model_close(struct ps_model *m)
 const char *ps_model_kernels(const struct ps_model *m)
 {
     return m->kernels;
+}
+
+/* The place in the table of the tensor that an element of a flat buffer of that type belongs to; -1: not in the buffer. */
+static int place_of(const struct ps_model *m, const void *flat, enum ps_type type, const void *address)
+{
+    const size_t bytes = (size_t)m->layout->count * ps_type_bytes(type);
+    if (!flat || (const char *)address < (const char *)flat || (const char *)address >= (const char *)flat + bytes) {
+        return -1;
+    }
+    const int64_t element = ((const char *)address - (const char *)flat) / (int64_t)ps_type_bytes(type);
+    int found = -1;
+    for (int t = 0; t < m->layout->n; t++) {
+        const int64_t offset = m->layout->table[t].offset;
+        if (offset <= element && (found < 0 || offset > m->layout->table[found].offset)) {
+            found = t;
+        }
+    }
+    return found;
+}
+
+void ps_model_tensor_name(const struct ps_model *m, const void *address, char name[PS_TENSOR_NAME])
+{
+    int weight = place_of(m, m->weights, m->k->real, address);
+    weight = weight < 0 ? place_of(m, m->parameters, m->k->parameter, address) : weight;
+    const int gradient = place_of(m, m->gradients, m->k->parameter, address), place = weight < 0 ? gradient : weight;
+    if (place >= 0) {
+        const char *full = m->layout->table[place].name, *dot = strrchr(full, '.');
+        snprintf(name, PS_TENSOR_NAME, "%s%s", weight < 0 ? "d " : "", dot ? dot + 1 : full);
+        return;
+    }
+    const char *buffer = ps_cache_name(&m->cache, m->shape.n_layers, address);
+    snprintf(name, PS_TENSOR_NAME, "%s", buffer ? buffer : "");
 }
 
 enum ps_status ps_model_refresh_weights(struct ps_model *m)

@@ -62,6 +62,11 @@ int ps_model_tiles(const struct ps_kernels *k, const struct ps_model_shape *shap
 /* The name of the kernels that serve the model, as checkpoints record it; the level's where that says which. */
 const char *ps_model_kernels(const struct ps_model *model);
 
+/* What the model calls the tensor that an address lies in, the same for every layer: "w_1", "d w_1" (its gradient), "hidden"; ""
+ * where it is none of the model's. */
+enum { PS_TENSOR_NAME = 56 };
+void ps_model_tensor_name(const struct ps_model *model, const void *address, char name[PS_TENSOR_NAME]);
+
 /* Enqueues weights = parameters, rounded; nothing where they are one. After every write to the parameters but AdamW's. */
 enum ps_status ps_model_refresh_weights(struct ps_model *m);
 

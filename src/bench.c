@@ -206,14 +206,18 @@ static enum ps_status time_checkpoints(struct ps_session *s, const char *folder,
 
 /* ---- one step, operation by operation ---- */
 
+enum { PRODUCT_TEXT = 4 * PS_TENSOR_NAME };
+
 struct part {
     enum ps_op op;
     char shape[PS_SHAPES_TEXT];
+    char product[PRODUCT_TEXT]; /* "hidden_in = norm2_out w_1": which of the products; "" of other operations */
     int64_t calls;
     double ms, bytes, flops;
 };
 
 struct tracer {
+    const struct ps_model *model;
     struct ps_device *device;
     struct ps_event *before, *after;
     int print, n;
@@ -222,6 +226,22 @@ struct tracer {
     enum ps_status status; /* of the first operation that the device could not do; later ones may fail for the same reason */
     char message[1024];
 };
+
+/* By shapes alone one product looks like another. A product's output comes first, then what is multiplied, but for gemm_gradient,
+ * whose second output is the bias's. */
+static void name_product(const struct ps_model *m, enum ps_op op, const void *arguments, char text[PRODUCT_TEXT])
+{
+    const struct ps_tensor *t = arguments;
+    const int factor = op == PS_OP_gemm_gradient ? 2 : 1;
+    char names[3][PS_TENSOR_NAME];
+    *text = 0;
+    if (ps_op_kind(op) == PS_KIND_GEMM) {
+        ps_model_tensor_name(m, t[0].data, names[0]);
+        ps_model_tensor_name(m, t[factor].data, names[1]);
+        ps_model_tensor_name(m, t[factor + 1].data, names[2]);
+        snprintf(text, PRODUCT_TEXT, "%s = %s %s", names[0], names[1], names[2]);
+    }
+}
 
 static enum ps_status trace_call(struct tracer *t, enum ps_op op, const void *arguments, int after)
 {
@@ -234,13 +254,15 @@ static enum ps_status trace_call(struct tracer *t, enum ps_op op, const void *ar
     PS_TRY(t->device->event_elapsed(t->device, t->before, t->after, &ms));
     struct part found = {.op = op, .bytes = ps_op_bytes(op, arguments), .flops = ps_op_flops(op, arguments)};
     ps_op_shapes(op, arguments, found.shape);
+    name_product(t->model, op, arguments, found.product);
     if (t->print) {
-        printf("%4lld  %-20s %10.1f KB %10.2f MFLOP  %s\n", (long long)t->operations, ps_op_name(op), found.bytes / 1e3,
-               found.flops / 1e6, found.shape);
+        printf("%4lld  %-20s %10.1f KB %10.2f MFLOP  %s  %s\n", (long long)t->operations, ps_op_name(op), found.bytes / 1e3,
+               found.flops / 1e6, found.shape, found.product);
     }
     t->operations++;
     int i = 0;
-    while (i < t->n && (t->part[i].op != op || strcmp(t->part[i].shape, found.shape) != 0)) {
+    while (i < t->n &&
+           (t->part[i].op != op || strcmp(t->part[i].shape, found.shape) != 0 || strcmp(t->part[i].product, found.product) != 0)) {
         i++;
     }
     if (i == t->n) {
@@ -272,6 +294,7 @@ static int by_time(const void *a, const void *b)
 static enum ps_status trace_step(struct ps_session *s, struct tracer *t, int print)
 {
     t->device = s->device;
+    t->model = s->model;
     PS_TRY(s->device->event_create(s->device, &t->before));
     PS_TRY(s->device->event_create(s->device, &t->after));
     struct ps_kernels *hooked;
@@ -298,6 +321,11 @@ static enum ps_status trace_step(struct ps_session *s, struct tracer *t, int pri
 
 /* ---- output ---- */
 
+static int on_cpu(const struct ps_session *s)
+{
+    return strcmp(s->device->kind, "cpu") == 0;
+}
+
 static void print_text(const struct ps_session *s, const struct result *r, const struct tracer *t)
 {
     double flops = ps_model_step_flops(&s->model->shape, s->config->train.batch_size),
@@ -320,19 +348,29 @@ static void print_text(const struct ps_session *s, const struct result *r, const
                1e3 * c->writing / (double)c->checkpoints, 1e3 * c->longest_write, 1e3 * c->stalled / (double)c->checkpoints,
                1e3 * c->longest_stall, (long long)c->checkpoints);
     }
-    printf("graph           %d kernels, %d copies, %d fills a step; %lld operations\n", r->nodes.kernels, r->nodes.copies,
-           r->nodes.fills, (long long)r->operations);
-    printf("device memory   %.1f MiB at its peak\n", (double)s->device->counters.peak_bytes / 0x1p20);
+    if (on_cpu(s)) { /* which launches nothing, and reads the data where they are */
+        printf("graph           none on the CPU, which calls each operation; %lld operations\n", (long long)r->operations);
+        printf("host memory     %.1f MiB at its peak, beside the data\n", (double)s->device->counters.peak_bytes / 0x1p20);
+    } else {
+        printf("graph           %d kernels, %d copies, %d fills a step; %lld operations\n", r->nodes.kernels, r->nodes.copies,
+               r->nodes.fills, (long long)r->operations);
+        printf("device memory   %.1f MiB at its peak\n", (double)s->device->counters.peak_bytes / 0x1p20);
+    }
     printf("start-up        %.3f s to open, %.3f s to the end of the first step\n\n", r->open_seconds, r->first_step_seconds);
     double total = 0;
     for (int i = 0; i < t->n; i++) {
         total += t->part[i].ms;
     }
-    printf("%-20s %5s %9s %6s %8s %9s  %s\n", "part", "calls", "ms", "share", "GB/s", "GFLOP/s", "shapes, outputs first");
+    printf("%-20s %5s %9s %6s %8s %9s  %s\n", "part", "calls", "ms", "share", "GB/s", "GFLOP/s",
+           "which product; shapes, outputs first");
     for (int i = 0; i < t->n && i < 30; i++) {
         const struct part *p = &t->part[i];
-        printf("%-20s %5lld %9.4f %5.1f%% %8.0f %9.0f  %s\n", ps_op_name(p->op), (long long)p->calls, p->ms, 100 * p->ms / total,
-               p->bytes * (double)p->calls / (p->ms * 1e6), p->flops * (double)p->calls / (p->ms * 1e6), p->shape);
+        char named[PRODUCT_TEXT + 2] = "";
+        if (*p->product) {
+            snprintf(named, sizeof named, "%s  ", p->product);
+        }
+        printf("%-20s %5lld %9.4f %5.1f%% %8.0f %9.0f  %s%s\n", ps_op_name(p->op), (long long)p->calls, p->ms, 100 * p->ms / total,
+               p->bytes * (double)p->calls / (p->ms * 1e6), p->flops * (double)p->calls / (p->ms * 1e6), named, p->shape);
     }
     printf("%-20s %5lld %9.4f         (each timed alone, launch included)\n", "sum", (long long)r->operations, total);
 }
@@ -342,8 +380,9 @@ static enum ps_status print_json(const struct ps_session *s, const struct result
     json_t *parts = json_array();
     for (int i = 0; i < t->n; i++) {
         const struct part *p = &t->part[i];
-        json_array_append_new(parts, json_pack("{s:s, s:s, s:I, s:f, s:f, s:f}", "name", ps_op_name(p->op), "shapes", p->shape,
-                                               "calls", (json_int_t)p->calls, "ms", p->ms, "bytes", p->bytes, "flops", p->flops));
+        json_array_append_new(parts, json_pack("{s:s, s:s, s:s, s:I, s:f, s:f, s:f}", "name", ps_op_name(p->op), "product",
+                                               p->product, "shapes", p->shape, "calls", (json_int_t)p->calls, "ms", p->ms, "bytes",
+                                               p->bytes, "flops", p->flops));
     }
     double flops = ps_model_step_flops(&s->model->shape, s->config->train.batch_size),
            windows = (double)s->config->train.batch_size;
@@ -522,8 +561,12 @@ static enum ps_status compare(const struct arguments *a, struct ps_config *confi
                                       (json_int_t)r.steps, "kernels", r.nodes.kernels, "peak_device_bytes", (json_int_t)peak)
                           : json_pack("{s:s, s:s, s:s}", "precision", precision, "level", level, "not_served", ps_error_message()));
         } else if (served) {
-            printf("%-10s %-6s %10.4f %10.4f %10.4f %10.4f %6lld %8d %10.1f\n", precision, level, r.median, r.least, r.most,
-                   r.processor, (long long)r.steps, r.nodes.kernels, (double)peak / 0x1p20);
+            char kernels[16] = "-"; /* the CPU has none */
+            if (r.nodes.kernels > 0) {
+                snprintf(kernels, sizeof kernels, "%d", r.nodes.kernels);
+            }
+            printf("%-10s %-6s %10.4f %10.4f %10.4f %10.4f %6lld %8s %10.1f\n", precision, level, r.median, r.least, r.most,
+                   r.processor, (long long)r.steps, kernels, (double)peak / 0x1p20);
         } else {
             printf("%-10s %-6s not served: %s\n", precision, level, ps_error_message());
         }

@@ -1460,6 +1460,11 @@ START_TEST(bench_json)
         ck_assert_double_gt(number_in(part, "bytes"), strcmp(json_string_value(json_object_get(part, "name")), "advance") ? 0 : -1);
         if (strncmp(json_string_value(json_object_get(part, "name")), "gemm", strlen("gemm")) == 0) { /* gemm_bias, .. too */
             products += number_in(part, "calls") * number_in(part, "flops");
+            const char *product = json_string_value(json_object_get(part, "product"));
+            char tensor[3][32];
+            ck_assert_msg(strncmp(product, "d ", 2) == 0 ||
+                              sscanf(product, "%31s = %31s %31s", tensor[0], tensor[1], tensor[2]) == 3,
+                          "\"%s\" does not say which product", product);
         }
     }
     ck_assert_double_eq(calls, number_in(object, "operations"));
@@ -1550,6 +1555,36 @@ START_TEST(bench_trace)
     struct path taken = in_run(whole.text, "checkpoints");
     expect_refused(run("bench", ARGS(config.text, "--steps", "1", "--epochs", "0", "--checkpoint", taken.text)), 2,
                    ARGS("--checkpoint", taken.text, "holds checkpoints"));
+}
+END_TEST
+
+/* The CPU has no kernels to launch and no memory of a device, and bench speaks of none; every product says which it is. */
+START_TEST(bench_on_cpu)
+{
+    struct result r =
+        run("bench", ARGS(config.text, "--device", "cpu", "--steps", "20", "--epochs", "0", "--set", "runtime.attention=gemm"));
+    ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
+    static const char *const says[] = {"\nhost memory ",
+                                       "\ngraph           none on the CPU",
+                                       "  hidden_in = norm2_out w_1  [576,24] [576,16] [16,24]\n",
+                                       "  d w_1 = norm2_out d_hidden  ",
+                                       "  head_out = stream w_h  ",
+                                       "  attention = heads heads  "};
+    for (size_t i = 0; i < sizeof says / sizeof *says; i++) {
+        ck_assert_msg(strstr(r.out, says[i]) != NULL, "\"%s\" is not in: %s", says[i], r.out);
+    }
+    ck_assert_msg(!strstr(r.out, "device memory") && !strstr(r.out, " 0 kernels"), "%s", r.out);
+    result_free(&r);
+    r = run("bench", ARGS(config.text, "--device", "cpu", "--steps", "1", "--compare"));
+    ck_assert_int_eq(r.code, 0);
+    const char *row = strstr(r.out, "\nfp32       gemm ");
+    double ms[4];
+    int steps;
+    char kernels[16];
+    ck_assert_msg(row && sscanf(row, " fp32 gemm %lf %lf %lf %lf %d %15s", &ms[0], &ms[1], &ms[2], &ms[3], &steps, kernels) == 6,
+                  "%s", r.out);
+    ck_assert_str_eq(kernels, "-");
+    result_free(&r);
 }
 END_TEST
 
@@ -1678,6 +1713,7 @@ int main(void)
     }
     tcase_add_test(tests, bench_compare);
     tcase_add_test(tests, bench_trace);
+    tcase_add_test(tests, bench_on_cpu);
     tcase_add_test(tests, bench_short_epochs);
     tcase_add_test(tests, csv_to_forecasts);
     suite_add_tcase(suite, tests);
