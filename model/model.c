@@ -331,9 +331,9 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         status = device->memory(device, &free_bytes, &total_bytes);
         if (status == PS_OK && needed > free_bytes) {
             status = ps_fail(PS_DEVICE,
-                             "not enough memory on %s: the model needs %.0f MiB at batch_size %lld, %.0f MiB are free: lower "
-                             "train.batch_size",
-                             device->name, (double)needed / 0x1p20, (long long)batch, (double)free_bytes / 0x1p20);
+                             "not enough memory on %s: the model needs %.0f MiB at batch_size %lld, %.0f MiB are free: lower %s",
+                             device->name, (double)needed / 0x1p20, (long long)batch, (double)free_bytes / 0x1p20,
+                             batch > 1 ? "train.batch_size" : "model.d_model, model.d_ff, model.n_layers or model.seq_len");
         }
     }
     if (status == PS_OK) {

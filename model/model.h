@@ -51,7 +51,7 @@ struct ps_windows {
 size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, const struct ps_model_options *options,
                       const struct ps_kernels *k);
 /* PS_USAGE for an impossible shape; PS_UNSUPPORTED when the level cannot serve it; PS_DEVICE without memory, saying how much is
- * needed and that train.batch_size lowers it. Parameters (and weights) are zero until uploaded. */
+ * needed and what lowers it. Parameters (and weights) are zero until uploaded. */
 enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
                              const struct ps_model_options *options, struct ps_model **model);
 void ps_model_close(struct ps_model *model); /* NULL is fine */

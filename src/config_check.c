@@ -161,6 +161,15 @@ enum ps_status ps_config_compatible(const struct ps_config *saved, const struct 
         } else if (strcmp(key->name, "epochs") == 0 && now->train.epochs > saved->train.epochs &&
                    (saved->optim.schedule == PS_SCHEDULE_CONSTANT || saved->optim.schedule == PS_SCHEDULE_TYPE3)) {
             /* A longer run whose learning rates so far are the same. */
+        } else if (strcmp(key->name, "epochs") == 0 && strcmp(then, text) != 0 &&
+                   (saved->optim.schedule == PS_SCHEDULE_COSINE || saved->optim.schedule == PS_SCHEDULE_ONECYCLE)) {
+            char *schedule = ps_config_value_text(saved, &ps_keys[ps_key_index("optim", "schedule")]);
+            status = ps_fail(PS_CHECKPOINT,
+                             "train.epochs: the checkpoint was made with %.60s, this run has %.60s, and optim.schedule %s spans "
+                             "the whole run, so that every step's learning rate depends on its length; resume with the same, or "
+                             "begin a new run, which --init-from gives these weights",
+                             then, text, schedule ? schedule : "");
+            free(schedule);
         } else if (strcmp(then, text) != 0) {
             status = ps_fail(PS_CHECKPOINT,
                              "%s.%s: the checkpoint was made with %.60s, this run has %.60s; resume with the same, or "

@@ -78,8 +78,9 @@ enum ps_status ps_engine_open_model(const struct ps_config *c, struct ps_kernels
     double wide = fmax(fmax((double)shape.d_ff, 3.0 * (double)shape.d_model), (double)shape.n_heads * patches);
     double ends = (double)batch * (double)shape.channels * (double)(shape.seq_len + shape.pred_len);
     if (fmax(rows * wide, ends) > 0x1p50) {
-        return ps_fail(PS_USAGE, "train.batch_size: a step of %lld windows of %lld channels has %.2g activations: lower it",
-                       (long long)batch, (long long)shape.channels, fmax(rows * wide, ends));
+        return ps_fail(PS_USAGE, "train.batch_size: a step of %lld windows of %lld channels has %.2g activations: lower %s",
+                       (long long)batch, (long long)shape.channels, fmax(rows * wide, ends),
+                       batch > 1 ? "it" : "model.seq_len, model.pred_len or model.d_model");
     }
     enum ps_status status = ps_model_open(kernels, &shape, batch, &options, model);
     if (status == PS_UNSUPPORTED && c->runtime.fusion == PS_FUSION_AUTO) {

@@ -41,8 +41,9 @@ struct run {
     int best_written; /* the best weights are in best.h5, or on their way there */
     int last_written; /* last.h5 is, or will be, of this step and epoch */
     uint64_t last_step, last_epoch;
-    uint64_t recorded; /* epochs whose validation is in metrics.jsonl */
-    int stopped;       /* the signal that ended it before its time; 0: none. One that comes later no longer matters */
+    char resumed[PS_KEPT_PATH]; /* the checkpoint that it goes on from; "": a new run */
+    uint64_t recorded;          /* epochs whose validation is in metrics.jsonl */
+    int stopped;                /* the signal that ended it before its time; 0: none. One that comes later no longer matters */
 };
 
 static const char usage[] =
@@ -250,6 +251,7 @@ static enum ps_status resume(struct ps_session *s, struct run *run)
     }
     if (status == PS_OK) {
         warn_another_program(s, r.path, &r.last);
+        snprintf(run->resumed, sizeof run->resumed, "%s", r.path);
     }
     ps_resumption_free(&r);
     PS_TRY(status);
@@ -332,17 +334,36 @@ static enum ps_status save_and_fail(struct ps_session *s, struct run *run, enum 
     return ps_fail(status, "%s; step %llu is kept in %s: go on with --resume", cause, (unsigned long long)s->now.step, run->last);
 }
 
+/* Whether no epoch is left to train: the last one is done, or patience ended. */
+static int is_over(const struct ps_session *s)
+{
+    const int64_t patience = s->config->train.patience;
+    return s->epoch >= (uint64_t)s->config->train.epochs || (patience && s->epochs_since_best >= (uint64_t)patience);
+}
+
+/* Where a resumed run goes on, or that it was done. */
+static void tell_resumption(const struct ps_session *s, const struct run *run)
+{
+    const long long epoch = (long long)s->epoch, epochs = (long long)s->config->train.epochs;
+    if (!is_over(s)) {
+        printf("resumed from %s: in epoch %lld/%lld, %lld of its %lld steps done\n", run->resumed, epoch + 1, epochs,
+               (long long)s->now.step - epoch * (long long)s->steps_per_epoch, (long long)s->steps_per_epoch);
+    } else if (access(run->test, F_OK) == 0) {
+        printf("resumed from %s: the run was finished, after epoch %lld/%lld%s: its weights are tested again\n", run->resumed,
+               epoch, epochs, epoch < epochs ? " (train.patience)" : "");
+    } else {
+        printf("resumed from %s: after epoch %lld/%lld%s, the test is left\n", run->resumed, epoch, epochs,
+               epoch < epochs ? " (train.patience)" : "");
+    }
+}
+
 /* Epochs until the last, the patience's end or a signal. */
 static enum ps_status train_epochs(struct ps_session *s, struct run *run, struct ps_progress *progress)
 {
     const struct ps_config *c = s->config;
     struct ps_epoch_watch watch = {
         .progress = progress, .checkpoint_every = c->train.checkpoint_every, .checkpoint = write_checkpoints, .argument = run};
-    while (s->epoch < (uint64_t)c->train.epochs && !stop_signal) {
-        int64_t patience = c->train.patience;
-        if (patience && s->epochs_since_best >= (uint64_t)patience) {
-            break;
-        }
+    while (!is_over(s) && !stop_signal) {
         int finished;
         int64_t windows = s->train_windows - (int64_t)s->now.cursor;
         double loss, begin = ps_seconds();
@@ -429,6 +450,9 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
         printf("%s: %lld channels, %lld + %lld + %lld windows, %lld steps an epoch; %s\n", s->series->path,
                (long long)s->series->channels, (long long)s->splits.count[PS_TRAIN], (long long)s->splits.count[PS_VALIDATION],
                (long long)s->splits.count[PS_TEST], (long long)s->steps_per_epoch, description);
+        if (*run->resumed) {
+            tell_resumption(s, run);
+        }
         fflush(stdout);
         struct ps_progress *progress = ps_progress_open(config->train.epochs, s->steps_per_epoch);
         status = train_epochs(s, run, progress);

@@ -524,6 +524,63 @@ START_TEST(resume_longer_or_changed)
 }
 END_TEST
 
+/* Exit code 0, nothing on stderr, and a line of stdout that begins so. */
+static void expect_line(struct result r, const char *begin)
+{
+    struct path line = path_of("\n%s", begin);
+    ck_assert_msg(r.code == 0 && !*r.err && strstr(r.out, line.text) != NULL, "exit code %d; no line \"%s\": %s; stderr: %s",
+                  r.code, begin, r.out, r.err);
+    result_free(&r);
+}
+
+/* A run that is resumed says where, and that it was finished where it was; and why an epoch more is refused. */
+START_TEST(says_where_it_resumes)
+{
+    struct path dir = new_dir("where"), last = in_run(dir.text, "checkpoints/last.h5"),
+                from = path_of("resumed from %.400s: ", last.text);
+    char *more[] = {"--set", "optim.schedule=cosine", "--set", "train.epochs=2", NULL, NULL};
+    expect_done(train(dir.text, more));
+    more[4] = "--resume";
+    expect_line(train(dir.text, more),
+                path_of("%.500sthe run was finished, after epoch 2/2: its weights are tested again\n", from.text).text);
+    remove(in_run(dir.text, "test.json").text);
+    expect_line(train(dir.text, more), path_of("%.500safter epoch 2/2, the test is left\n", from.text).text);
+    more[3] = "train.epochs=8";
+    expect_refused(train(dir.text, more), 4, ARGS("train.epochs", "made with 2", "this run has 8", "optim.schedule cosine"));
+    more[1] = "optim.schedule=constant";
+    more[4] = "--overwrite";
+    more[3] = "train.epochs=1";
+    expect_done(train(dir.text, more));
+    more[4] = "--resume";
+    more[3] = "train.epochs=2";
+    expect_line(train(dir.text, more), path_of("%.500sin epoch 2/2, 0 of its %d steps done\n", from.text, steps_per_epoch()).text);
+    /* Inside an epoch, as a signal leaves it. */
+    struct ps_checkpoint c = load(dir.text, "last.h5");
+    c.epoch = 1;
+    c.step = (uint64_t)steps_per_epoch() + 7;
+    c.cursor = 7 * BATCH;
+    OK(ps_checkpoint_save(last.text, &c));
+    ps_checkpoint_free(&c);
+    expect_line(train(dir.text, more), path_of("%.500sin epoch 2/2, 7 of its %d steps done\n", from.text, steps_per_epoch()).text);
+}
+END_TEST
+
+/* A batch of one window cannot be made smaller: what is too large is the model. */
+START_TEST(one_window_too_large)
+{
+    struct path dir = new_dir("one_window");
+    char *more[] = {"--set", "model.d_model=262144", "--set", "model.n_heads=1", "--set", "train.batch_size=1", NULL};
+    struct result r = train(dir.text, more);
+    ck_assert_msg(r.code == 5 && strstr(r.err, "at batch_size 1") && strstr(r.err, "lower model.d_model") &&
+                      !strstr(r.err, "lower train.batch_size"),
+                  "exit code %d: %s", r.code, r.err);
+    result_free(&r);
+    more[5] = "train.batch_size=2";
+    expect_refused(train(dir.text, more), 5, ARGS("at batch_size 2", "lower train.batch_size"));
+    ck_assert(!file_exists(dir.text));
+}
+END_TEST
+
 /* A text that last.h5 records, changed with HDF5's own calls; NULL: removed. */
 static void record(const char *dir, const char *name, const char *text)
 {
@@ -1685,6 +1742,8 @@ int main(void)
     tcase_add_test(tests, best_and_last_apart);
     tcase_add_test(tests, falls_back);
     tcase_add_test(tests, resume_longer_or_changed);
+    tcase_add_test(tests, says_where_it_resumes);
+    tcase_add_test(tests, one_window_too_large);
     tcase_add_test(tests, resume_of_another_program);
     tcase_add_test(tests, patience);
     tcase_add_test(tests, stops_when_not_finite);
