@@ -13,7 +13,7 @@
 #include "src/version.h"
 #include "src/writer.h"
 
-enum { GROUP = 20, PARTS = 256, CHECKPOINTS = 20, COMPARED_SECONDS = 2 };
+enum { GROUP = 20, PARTS = 256, SHOWN = 40, CHECKPOINTS = 20, COMPARED_SECONDS = 2 };
 
 struct arguments {
     const char *config, *device, *checkpoints, *tune;
@@ -363,7 +363,7 @@ static void print_text(const struct ps_session *s, const struct result *r, const
     }
     printf("%-20s %5s %9s %6s %8s %9s  %s\n", "part", "calls", "ms", "share", "GB/s", "GFLOP/s",
            "which product; shapes, outputs first");
-    for (int i = 0; i < t->n && i < 30; i++) {
+    for (int i = 0; i < t->n && i < SHOWN; i++) {
         const struct part *p = &t->part[i];
         char named[PRODUCT_TEXT + 2] = "";
         if (*p->product) {
