@@ -18,7 +18,7 @@ enum { METADATA_BYTES = 512 << 10, CONVERSION_BYTES = 64 << 10 };
 
 const char *ps_split_name(enum ps_split split)
 {
-    static const char *const names[PS_SPLITS] = {"train", "val", "test"};
+    static const char *const names[PS_SPLITS + 1] = {"train", "val", "test", "all"};
     return names[split];
 }
 

@@ -11,8 +11,9 @@
 #include "kernels/status.h"
 
 enum ps_layout { PS_LAYOUT_SERIES, PS_LAYOUT_WINDOWS };
-enum ps_split { PS_TRAIN, PS_VALIDATION, PS_TEST, PS_SPLITS };
-const char *ps_split_name(enum ps_split split); /* "train", "val", "test" */
+/* PS_ALL: every window of the file, whatever its parts are. */
+enum ps_split { PS_TRAIN, PS_VALIDATION, PS_TEST, PS_SPLITS, PS_ALL = PS_SPLITS };
+const char *ps_split_name(enum ps_split split); /* "train", "val", "test", "all" */
 
 struct ps_series {
     char *path;
@@ -57,11 +58,12 @@ struct ps_memory {
  * the same fingerprint and the same errors. Also PS_DATA: a limit too small even for that, saying the least that would do. */
 enum ps_status ps_series_open_within(const char *path, const struct ps_memory *memory, struct ps_series **series);
 
-/* Where each split's windows lie. A window is named by its first input row (series) or its index (windows). */
+/* Where each split's windows lie. A window is named by its first input row (series) or its index (windows). Either the three parts
+ * have windows, or PS_ALL has. */
 struct ps_splits {
-    int64_t first[PS_SPLITS]; /* of the split's first window */
-    int64_t count[PS_SPLITS]; /* windows in it */
-    int64_t train_rows;       /* rows (windows) that the scaler is fitted on */
+    int64_t first[PS_SPLITS + 1]; /* of the split's first window */
+    int64_t count[PS_SPLITS + 1]; /* windows in it */
+    int64_t train_rows;           /* rows (windows) that the scaler is fitted on */
 };
 
 /* split: three row counts, or three fractions when each is <= 1 (rows = floor(fraction * T); fractions that sum to 1 within 1e-9
@@ -71,6 +73,10 @@ struct ps_splits {
  * part has no window, saying which, how many rows it has and how many it needs. */
 enum ps_status ps_splits_make(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
                               struct ps_splits *splits);
+/* Every window of the file as PS_ALL, and none in the three parts. train_rows as above, 0 where the file is too short for the
+ * parts. PS_DATA when it is too short for one window. */
+enum ps_status ps_splits_all(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
+                             struct ps_splits *splits);
 
 /* Per-channel mean and population standard deviation of the training rows (of ready-made windows: of the training inputs), in
  * double. */
@@ -117,7 +123,12 @@ struct ps_naive {
 };
 struct ps_naive ps_naive_score(const struct ps_window_view *view, int64_t first, int64_t count, int64_t season);
 
-/* The same, to the bit, over windows that come in parts. begin..begin+n-1 of `count` are index[0..n) of the view. */
+/* What MASE is scaled by: the seasonal-naive forecast's mean absolute error on the training rows, one season ahead. mae[c] is the
+ * mean of |x_t - x_(t - season)| over rows season .. train_rows - 1 (of ready-made windows: of each training input) of channel c,
+ * in double, in the units that the series has now; NaN where there is no such row. season >= 1. */
+enum ps_status ps_seasonal_mae(const struct ps_series *series, int64_t train_rows, int64_t season, double *mae);
+
+/* The same scores, to the bit, over windows that come in parts. begin..begin+n-1 of `count` are index[0..n) of the view. */
 struct ps_naive_sums {
     int64_t count, season;
     double part[64][4]; /* of a fixed number of parts, each summed in order: the same bits for any number of threads */

@@ -34,8 +34,8 @@ static enum ps_status part_rows(const struct ps_series *series, const double spl
     return PS_OK;
 }
 
-enum ps_status ps_splits_make(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
-                              struct ps_splits *splits)
+/* Whether the file can have windows of such lengths at all. */
+static enum ps_status check_lengths(const struct ps_series *series, int64_t seq_len, int64_t pred_len)
 {
     int ready = series->layout == PS_LAYOUT_WINDOWS;
     if (ready && (seq_len != series->seq_len || pred_len != series->pred_len)) {
@@ -48,6 +48,15 @@ enum ps_status ps_splits_make(const struct ps_series *series, const double split
         return ps_fail(PS_USAGE, "seq_len is %" PRId64 " and pred_len is %" PRId64 ": both must be 1 to %d", seq_len, pred_len,
                        INT32_MAX);
     }
+    return PS_OK;
+}
+
+enum ps_status ps_splits_make(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
+                              struct ps_splits *splits)
+{
+    PS_TRY(check_lengths(series, seq_len, pred_len));
+    int ready = series->layout == PS_LAYOUT_WINDOWS;
+    *splits = (struct ps_splits){0};
     int64_t rows[PS_SPLITS], begin = 0;
     PS_TRY(part_rows(series, split, rows));
     for (int i = 0; i < PS_SPLITS; i++) {
@@ -66,5 +75,22 @@ enum ps_status ps_splits_make(const struct ps_series *series, const double split
         begin += rows[i];
     }
     splits->train_rows = rows[PS_TRAIN];
+    return PS_OK;
+}
+
+enum ps_status ps_splits_all(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
+                             struct ps_splits *splits)
+{
+    PS_TRY(check_lengths(series, seq_len, pred_len));
+    int ready = series->layout == PS_LAYOUT_WINDOWS;
+    int64_t needed = ready ? 1 : seq_len + pred_len;
+    if (series->rows < needed) {
+        return ps_fail(PS_DATA, "%s: has no window: it has %" PRId64 " %s and needs at least %" PRId64 "%s", series->path,
+                       series->rows, ready ? "windows" : "rows", needed, ready ? "" : " (seq_len + pred_len)");
+    }
+    struct ps_splits parts;
+    const int64_t train_rows = ps_splits_make(series, split, seq_len, pred_len, &parts) == PS_OK ? parts.train_rows : 0;
+    *splits = (struct ps_splits){.train_rows = train_rows};
+    splits->count[PS_ALL] = series->rows - needed + 1;
     return PS_OK;
 }

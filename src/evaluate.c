@@ -1,4 +1,5 @@
 /* evaluate: a checkpoint's accuracy on a split, beside naive forecasts; and its forecasts themselves. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,26 +8,34 @@
 
 #include "data/files.h"
 #include "data/hdf5_util.h"
+#include "src/breakdown.h"
 #include "src/engine.h"
+#include "src/kept.h"
 #include "src/options.h"
 #include "src/passive.h"
 #include "src/session.h"
 
+enum by { BY_NOTHING, BY_STEP, BY_CHANNEL };
+
 struct arguments {
     const char *checkpoint, *data, *device, *precision, *forecasts;
     enum ps_split split;
+    enum by by;
     int json, original_units, overwrite;
 };
 
 static const char usage[] =
-    "usage: evaluate CHECKPOINT [--data FILE] [--split train|val|test] [--json] [--save-forecasts OUT.h5] [--original-units]\n"
-    "                [--overwrite] [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
+    "usage: evaluate CHECKPOINT|RUN [--data FILE] [--split train|val|test|all] [--json] [--by step|channel]\n"
+    "                [--save-forecasts OUT.h5] [--original-units] [--overwrite] [--device auto|cpu|cuda[:N]]\n"
+    "                [--precision fp32|tf32|bf16|fp16]\n"
     "\n"
+    "  RUN                      a run's folder: its best checkpoint, or the last where there is no best\n"
     "  --data FILE              another HDF5 file than the run's\n"
-    "  --split SPLIT            which windows (default: test)\n"
+    "  --split SPLIT            which windows (default: test; all: every window of the file)\n"
     "  --json                   print one JSON object\n"
+    "  --by step|channel        also MSE and MAE of each step of the horizon, or of each channel\n"
     "  --save-forecasts OUT.h5  write /forecasts and /targets [W, C, H] and /inputs [W, C, L]\n"
-    "  --original-units         undo the scaling in what is saved\n"
+    "  --original-units         also MSE and MAE by channel in the data's own units; undo the scaling in what is saved\n"
     "  --overwrite              replace OUT.h5 when it exists\n"
     "  --device, --precision    what computes it (default: as trained where this machine can, else fp32 on the CPU)\n"
     "\n"
@@ -34,27 +43,33 @@ static const char usage[] =
 
 static enum ps_status parse(int argc, char **argv, struct arguments *a)
 {
-    const char *split = ps_split_name(PS_TEST);
+    const char *split = ps_split_name(PS_TEST), *by = NULL;
     const struct ps_option options[] = {{"data", .text = &a->data},
                                         {"split", .text = &split},
                                         {"device", .text = &a->device},
                                         {"precision", .text = &a->precision},
+                                        {"by", .text = &by},
                                         {"json", .given = &a->json},
                                         {"save-forecasts", .text = &a->forecasts},
                                         {"original-units", .given = &a->original_units},
                                         {"overwrite", .given = &a->overwrite},
                                         {0}};
-    PS_TRY(ps_options_read(argc, argv, options, 1, "one CHECKPOINT", usage));
+    PS_TRY(ps_options_read(argc, argv, options, 1, "one CHECKPOINT or run", usage));
     a->checkpoint = argv[argc - 1];
-    for (a->split = PS_TRAIN; a->split < PS_SPLITS && strcmp(split, ps_split_name(a->split)) != 0; a->split++) {
+    a->by = !by ? BY_NOTHING : strcmp(by, "step") == 0 ? BY_STEP : BY_CHANNEL;
+    if (a->by == BY_CHANNEL && strcmp(by, "channel") != 0) {
+        return ps_fail(PS_USAGE, "--by: \"%s\": step or channel", by);
     }
-    return a->split < PS_SPLITS ? PS_OK : ps_fail(PS_USAGE, "--split: \"%s\": train, val or test", split);
+    for (a->split = PS_TRAIN; a->split < PS_ALL && strcmp(split, ps_split_name(a->split)) != 0; a->split++) {
+    }
+    return strcmp(split, ps_split_name(a->split)) == 0 ? PS_OK
+                                                       : ps_fail(PS_USAGE, "--split: \"%s\": train, val, test or all", split);
 }
 
 /* ---- forecasts into a file ---- */
 
 struct output {
-    struct ps_session *session;
+    const struct ps_session *session;
     struct ps_hdf5_output file;
     hid_t datasets[3]; /* forecasts, targets, inputs */
     int original_units;
@@ -74,10 +89,9 @@ static void to_original(const struct ps_scaler *scaler, float *x, int64_t n, int
 
 static const char *const names[3] = {"/forecasts", "/targets", "/inputs"};
 
-static enum ps_status write_batch(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
+static enum ps_status write_batch(struct output *o, int64_t first, int64_t n, const float *inputs, const float *targets,
                                   const float *forecasts)
 {
-    struct output *o = argument;
     const struct ps_window_view *v = &o->session->view;
     const float *values[3] = {forecasts, targets, inputs};
     for (int i = 0; i < 3; i++) {
@@ -111,11 +125,10 @@ static enum ps_status check_output(const struct arguments *a, const char *data)
                                   a->forecasts);
 }
 
-static enum ps_status write_forecasts(struct output *o, enum ps_split split)
+static enum ps_status open_output(const struct arguments *a, const struct ps_session *s, struct output *o)
 {
-    struct ps_session *s = o->session;
     int64_t B = s->config->train.batch_size, C = s->view.channels, H = s->view.pred_len, L = s->view.seq_len;
-    int64_t count = s->splits.count[split];
+    int64_t count = s->splits.count[a->split];
     o->scaled = malloc((size_t)(B * C * (L > H ? L : H)) * sizeof *o->scaled);
     if (!o->scaled) {
         return ps_fail(PS_DATA, "%s: no memory for a batch of %lld windows", o->file.path, (long long)B);
@@ -124,24 +137,73 @@ static enum ps_status write_forecasts(struct output *o, enum ps_split split)
         hsize_t size[3] = {(hsize_t)count, (hsize_t)C, (hsize_t)(i == 2 ? L : H)};
         PS_TRY(ps_hdf5_create_rows(&o->file, names[i], H5T_IEEE_F32LE, 3, size, &o->datasets[i]));
     }
-    return ps_session_forecast(s, split, write_batch, o);
+    PS_TRY(ps_hdf5_write_text(&o->file, o->datasets[0], "units", a->original_units ? "original" : "standardised"));
+    return s->series->channel_names
+               ? ps_hdf5_write_texts(&o->file, o->datasets[0], "channels", s->series->channel_names, (hsize_t)C)
+               : PS_OK;
 }
 
 /* What stood there is lost only to a whole file. */
-static enum ps_status save_forecasts(struct ps_session *s, const struct arguments *a)
+static enum ps_status close_output(struct output *o, enum ps_status status)
 {
-    struct output o = {
-        .session = s, .original_units = a->original_units, .datasets = {H5I_INVALID_HID, H5I_INVALID_HID, H5I_INVALID_HID}};
-    PS_TRY(ps_hdf5_create(a->forecasts, &o.file));
-    enum ps_status status = write_forecasts(&o, a->split);
     for (int i = 0; i < 3; i++) {
-        ps_hdf5_drop(&o.datasets[i]);
+        ps_hdf5_drop(&o->datasets[i]);
     }
-    free(o.scaled);
-    return ps_hdf5_finish(&o.file, status);
+    free(o->scaled);
+    return ps_hdf5_finish(&o->file, status);
 }
 
 /* ---- scores ---- */
+
+struct scores {
+    struct ps_test_record record;
+    struct ps_breakdown *breakdown;
+    struct output *output; /* NULL: forecasts are not saved */
+};
+
+static enum ps_status take_batch(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
+                                 const float *forecasts)
+{
+    struct scores *scores = argument;
+    ps_breakdown_add(scores->breakdown, n, inputs, targets, forecasts);
+    return scores->output ? write_batch(scores->output, first, n, inputs, targets, forecasts) : PS_OK;
+}
+
+/* One pass for scores, errors and forecasts. */
+static enum ps_status pass(struct ps_session *s, const struct arguments *a, struct scores *scores, struct ps_accuracy *accuracy)
+{
+    if (!a->forecasts) {
+        return ps_session_score_and_forecast(s, a->split, take_batch, scores, accuracy);
+    }
+    struct output output = {
+        .session = s, .original_units = a->original_units, .datasets = {H5I_INVALID_HID, H5I_INVALID_HID, H5I_INVALID_HID}};
+    PS_TRY(ps_hdf5_create(a->forecasts, &output.file));
+    scores->output = &output;
+    enum ps_status status = open_output(a, s, &output);
+    if (status == PS_OK) {
+        status = ps_session_score_and_forecast(s, a->split, take_batch, scores, accuracy);
+    }
+    scores->output = NULL;
+    return close_output(&output, status);
+}
+
+static enum ps_status score(struct ps_session *s, const struct arguments *a, struct scores *scores)
+{
+    struct ps_accuracy accuracy;
+    struct ps_naive naive;
+    PS_TRY(ps_breakdown_open(s, &scores->breakdown));
+    PS_TRY(pass(s, a, scores, &accuracy));
+    PS_TRY(ps_session_naive(s, a->split, &naive));
+    int64_t count = s->splits.count[a->split];
+    scores->record.all = accuracy.all;
+    scores->record.full_batches = accuracy.full_batches;
+    scores->record.repeat_last = (struct ps_score){naive.repeat_mse, naive.repeat_mae, count};
+    scores->record.seasonal_naive =
+        (struct ps_score){naive.seasonal_mse, naive.seasonal_mae, isnan(naive.seasonal_mse) ? 0 : count};
+    return PS_OK;
+}
+
+/* ---- as text ---- */
 
 static void print_line(const char *name, const struct ps_score *score)
 {
@@ -150,39 +212,176 @@ static void print_line(const char *name, const struct ps_score *score)
     }
 }
 
-static enum ps_status score(struct ps_session *s, const struct arguments *a, const struct ps_checkpoint *checkpoint)
+static const char *const forecasters[PS_FORECASTERS] = {"model", "repeat-last", "seasonal-naive"};
+
+/* The name, or the number, counted from 0 as everywhere. */
+static const char *channel_name(const struct ps_session *s, int64_t c, char text[64])
 {
-    struct ps_accuracy accuracy;
-    PS_TRY(ps_session_score(s, a->split, &accuracy));
-    int64_t count = s->splits.count[a->split];
-    struct ps_naive naive;
-    PS_TRY(ps_session_naive(s, a->split, &naive));
-    struct ps_test_record record = {
-        .all = accuracy.all,
-        .full_batches = accuracy.full_batches,
-        .repeat_last = {naive.repeat_mse, naive.repeat_mae, count},
-        .seasonal_naive = {naive.seasonal_mse, naive.seasonal_mae, isnan(naive.seasonal_mse) ? 0 : count},
-        .epoch = checkpoint->epoch,
-        .step = checkpoint->step};
-    if (a->json) {
-        char *json = ps_test_json(&record);
-        if (!json) {
-            return ps_fail(PS_USAGE, "--json: no memory");
-        }
-        puts(json);
-        free(json);
-        return PS_OK;
+    if (s->series->channel_names) {
+        return s->series->channel_names[c];
     }
+    snprintf(text, 64, "channel %" PRId64, c);
+    return text;
+}
+
+/* A cell of a table; "-" where there is no figure. */
+static void print_cell(int width, double value)
+{
+    char text[32] = "-";
+    if (isfinite(value)) {
+        snprintf(text, sizeof text, fabs(value) < 1e6 ? "%.4f" : "%.6g", value);
+    }
+    printf("  %*s", width, text);
+}
+
+static void print_steps(const struct ps_session *s, const struct scores *scores)
+{
+    printf("\n%-6s  %10s  %10s\n", "step", "mse", "mae");
+    for (int64_t t = 0; t < s->view.pred_len; t++) {
+        struct ps_measures m = ps_breakdown_step(scores->breakdown, PS_FORECASTER_MODEL, t);
+        printf("%-6" PRId64, t + 1);
+        print_cell(10, m.mse);
+        print_cell(10, m.mae);
+        putchar('\n');
+    }
+}
+
+static void print_channels(const struct ps_session *s, const struct arguments *a, const struct scores *scores)
+{
+    char text[64];
+    int width = (int)strlen("channel");
+    for (int64_t c = 0; c < s->view.channels; c++) {
+        int length = (int)strlen(channel_name(s, c, text));
+        width = length > width ? length : width;
+    }
+    printf("\n%-*s  %10s  %10s  %10s  %10s", width, "channel", "mse", "mae", "mase", "smape %");
+    printf(a->original_units ? "  %14s  %14s\n" : "\n", "original mse", "original mae");
+    for (int64_t c = 0; c < s->view.channels; c++) {
+        struct ps_measures m = ps_breakdown_channel(scores->breakdown, PS_FORECASTER_MODEL, c);
+        printf("%-*s", width, channel_name(s, c, text));
+        print_cell(10, m.mse);
+        print_cell(10, m.mae);
+        print_cell(10, m.mase);
+        print_cell(10, m.smape);
+        if (a->original_units) {
+            print_cell(14, m.original_mse);
+            print_cell(14, m.original_mae);
+        }
+        putchar('\n');
+    }
+}
+
+static void print_text(const struct ps_session *s, const struct arguments *a, const struct scores *scores)
+{
+    const struct ps_test_record *record = &scores->record;
     printf("%s, split %s, standardised units\n", a->checkpoint, ps_split_name(a->split));
-    print_line("model", &record.all);
-    print_line("full batches", &record.full_batches);
-    print_line("repeat-last", &record.repeat_last);
-    print_line("seasonal-naive", &record.seasonal_naive);
+    print_line("model", &record->all);
+    print_line("full batches", &record->full_batches);
+    print_line("repeat-last", &record->repeat_last);
+    print_line("seasonal-naive", &record->seasonal_naive);
+    int64_t season = s->config->data.season > 0 ? s->config->data.season : 1;
+    if (isfinite(ps_breakdown_all(scores->breakdown, PS_FORECASTER_MODEL).mase)) {
+        printf("MASE (season %" PRId64 ") and sMAPE, original units\n", season);
+    } else {
+        puts("sMAPE, original units; no MASE: no training rows a season apart that differ");
+    }
+    for (int f = 0; f < PS_FORECASTERS; f++) {
+        struct ps_measures m = ps_breakdown_all(scores->breakdown, (enum ps_forecaster)f);
+        if (isfinite(m.smape)) {
+            printf("%-16s ", forecasters[f]);
+            printf(isfinite(m.mase) ? "mase %.4f  " : "", m.mase);
+            printf("smape %.4f %%\n", m.smape);
+        }
+    }
+    if (a->by == BY_STEP) {
+        print_steps(s, scores);
+    }
+    if (a->by == BY_CHANNEL || a->original_units) {
+        print_channels(s, a, scores);
+    }
+}
+
+/* ---- as JSON ---- */
+
+/* MASE and sMAPE into an object of scores, which may be null. */
+static int add_measures(json_t *object, struct ps_measures m)
+{
+    return json_is_object(object) ? json_object_set_new(object, "mase", ps_json_number(m.mase)) |
+                                        json_object_set_new(object, "smape", ps_json_number(m.smape))
+                                  : 0;
+}
+
+static json_t *measures_object(struct ps_measures m)
+{
+    return json_pack("{s:o, s:o}", "mse", ps_json_number(m.mse), "mae", ps_json_number(m.mae));
+}
+
+static json_t *step_objects(const struct ps_session *s, const struct scores *scores)
+{
+    json_t *all = json_array();
+    for (int64_t t = 0; t < s->view.pred_len; t++) {
+        json_t *object = measures_object(ps_breakdown_step(scores->breakdown, PS_FORECASTER_MODEL, t));
+        json_object_set_new(object, "step", json_integer(t + 1));
+        json_array_append_new(all, object);
+    }
+    return all;
+}
+
+static json_t *channel_objects(const struct ps_session *s, const struct arguments *a, const struct scores *scores)
+{
+    json_t *all = json_array();
+    for (int64_t c = 0; c < s->view.channels; c++) {
+        char text[64];
+        struct ps_measures m = ps_breakdown_channel(scores->breakdown, PS_FORECASTER_MODEL, c);
+        json_t *object = measures_object(m);
+        json_object_set_new(object, "channel", json_string(channel_name(s, c, text)));
+        add_measures(object, m);
+        if (a->original_units) {
+            json_object_set_new(object, "original_mse", ps_json_number(m.original_mse));
+            json_object_set_new(object, "original_mae", ps_json_number(m.original_mae));
+        }
+        json_array_append_new(all, object);
+    }
+    return all;
+}
+
+static enum ps_status print_json(const struct ps_session *s, const struct arguments *a, const struct scores *scores)
+{
+    json_t *root = ps_test_object(&scores->record);
+    json_t *objects[PS_FORECASTERS] = {root, json_object_get(root, "repeat_last"), json_object_get(root, "seasonal_naive")};
+    int failed = root ? json_object_set_new(root, "checkpoint", json_string(a->checkpoint)) |
+                            json_object_set_new(root, "split", json_string(ps_split_name(a->split)))
+                      : 1;
+    for (int f = 0; f < PS_FORECASTERS; f++) {
+        failed |= add_measures(objects[f], ps_breakdown_all(scores->breakdown, (enum ps_forecaster)f));
+    }
+    if (!failed && a->by == BY_STEP) {
+        failed = json_object_set_new(root, "by_step", step_objects(s, scores));
+    }
+    if (!failed && (a->by == BY_CHANNEL || a->original_units)) {
+        failed = json_object_set_new(root, "by_channel", channel_objects(s, a, scores));
+    }
+    if (failed) {
+        json_decref(root);
+        root = NULL;
+    }
+    char *json = ps_json_text(root);
+    if (!json) {
+        return ps_fail(PS_USAGE, "--json: no memory");
+    }
+    puts(json);
+    free(json);
     return PS_OK;
 }
 
-static enum ps_status evaluate(const struct arguments *a)
+static enum ps_status evaluate(struct arguments *a)
 {
+    char path[PS_KEPT_PATH];
+    struct stat about;
+    if (stat(a->checkpoint, &about) == 0 && S_ISDIR(about.st_mode)) {
+        PS_TRY(ps_kept_weights(a->checkpoint, path));
+        a->checkpoint = path;
+    }
     struct ps_checkpoint checkpoint;
     struct ps_config config;
     struct ps_session *s = NULL;
@@ -199,19 +398,29 @@ static enum ps_status evaluate(const struct arguments *a)
         fprintf(stderr, "evaluate: %s: %s\n", a->checkpoint, note);
     }
     if (status == PS_OK) {
-        status = ps_session_open(
-            &config, &(struct ps_session_options){.data_path = a->data, .device = a->device, .checkpoint = &checkpoint}, &s);
+        status = ps_session_open(&config,
+                                 &(struct ps_session_options){.data_path = a->data,
+                                                              .device = a->device,
+                                                              .checkpoint = &checkpoint,
+                                                              .seasonal = 1,
+                                                              .whole = a->split == PS_ALL,
+                                                              .otherwise = "--split all takes every window of the file"},
+                                 &s);
     }
     if (status == PS_OK) {
         ps_session_warn_threads(s, "evaluate");
         status = ps_session_load_weights(s, &checkpoint, 0);
     }
-    if (status == PS_OK && a->forecasts) {
-        status = save_forecasts(s, a);
-    }
+    struct scores scores = {.record = {.epoch = checkpoint.epoch, .step = checkpoint.step}};
     if (status == PS_OK) {
-        status = score(s, a, &checkpoint);
+        status = score(s, a, &scores);
     }
+    if (status == PS_OK && a->json) {
+        status = print_json(s, a, &scores);
+    } else if (status == PS_OK) {
+        print_text(s, a, &scores);
+    }
+    ps_breakdown_close(scores.breakdown);
     ps_session_close(s);
     ps_config_free(&config);
     ps_checkpoint_free(&checkpoint);

@@ -86,6 +86,32 @@ int ps_kept_any(const struct ps_kept *kept)
     return n > 0;
 }
 
+enum ps_status ps_kept_weights(const char *run, char path[PS_KEPT_PATH])
+{
+    static const char *const kinds[] = {"best", "last"};
+    struct ps_kept kept = {.keep_last = 1};
+    if (snprintf(kept.folder, sizeof kept.folder, "%s/checkpoints", run) >= (int)sizeof kept.folder) {
+        return ps_fail(PS_USAGE, "%.200s...: the path is too long", run);
+    }
+    for (int i = 0; i < 2; i++) {
+        plain_path(&kept, kinds[i], path);
+        if (access(path, F_OK) == 0) {
+            return PS_OK;
+        }
+        uint64_t *numbers;
+        int n;
+        PS_TRY(list(&kept, kinds[i], &numbers, &n));
+        if (n > 0) {
+            numbered_path(&kept, kinds[i], numbers[0], path);
+        }
+        free(numbers);
+        if (n > 0) {
+            return PS_OK;
+        }
+    }
+    return ps_fail(PS_CHECKPOINT, "%s: a folder without checkpoints/best.h5 or last.h5: name a run's folder, or a checkpoint", run);
+}
+
 /* ---- saving ---- */
 
 /* Removes what is beyond `keep` files, and what is not older than the present one: it was damaged, or the run went back behind it.

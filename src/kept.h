@@ -26,6 +26,10 @@ struct ps_kept {
 void ps_kept_last(const struct ps_kept *kept, char path[PS_KEPT_PATH]);
 void ps_kept_best(const struct ps_kept *kept, char path[PS_KEPT_PATH]);
 
+/* The weights to take of the run in folder `run`: best.h5, else the highest best-EPOCH.h5, else last.h5 or the highest
+ * last-STEP.h5. PS_CHECKPOINT where none of them is there. */
+enum ps_status ps_kept_weights(const char *run, char path[PS_KEPT_PATH]);
+
 /* Whether the folder holds a state to go on from, intact or not. */
 int ps_kept_any(const struct ps_kept *kept);
 

@@ -379,22 +379,10 @@ enum ps_status ps_session_rewind(struct ps_session *s)
 
 /* ---- scoring ---- */
 
-enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struct ps_accuracy *accuracy)
+/* What a pass over `count` windows left in s->errors. */
+static enum ps_status read_accuracy(struct ps_session *s, int64_t count, struct ps_accuracy *accuracy)
 {
-    int64_t count = s->splits.count[split], B = s->config->train.batch_size;
-    const struct ps_step_state start = {0};
-    const struct ps_order order = order_of(s, split, 0);
-    PS_TRY(write_state(s, s->scoring_state, &start));
-    struct pass pass;
-    enum ps_status status = pass_open(s, &order, 0, count, &pass);
-    for (int64_t done = 1; status == PS_OK && done > 0 && !stopped(s);) {
-        status = pass_step(&pass, INT64_MAX, &done);
-    }
-    PS_TRY(pass_close(&pass, status));
-    if (pass.position < pass.end) {
-        *accuracy = (struct ps_accuracy){0};
-        return PS_OK;
-    }
+    int64_t B = s->config->train.batch_size;
     int64_t slots = (count + B - 1) / B, full = count / B;
     PS_TRY(s->device->download(s->device, PS_COMPUTE, s->host_errors, s->errors, (size_t)slots * 2 * sizeof *s->host_errors));
     double sums[2] = {0, 0}, full_sums[2] = {NAN, NAN};
@@ -413,6 +401,25 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
         .full_batches = {.mse = full_sums[0] / whole, .mae = full_sums[1] / whole, .windows = full * B},
     };
     return PS_OK;
+}
+
+enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struct ps_accuracy *accuracy)
+{
+    int64_t count = s->splits.count[split];
+    const struct ps_step_state start = {0};
+    const struct ps_order order = order_of(s, split, 0);
+    PS_TRY(write_state(s, s->scoring_state, &start));
+    struct pass pass;
+    enum ps_status status = pass_open(s, &order, 0, count, &pass);
+    for (int64_t done = 1; status == PS_OK && done > 0 && !stopped(s);) {
+        status = pass_step(&pass, INT64_MAX, &done);
+    }
+    PS_TRY(pass_close(&pass, status));
+    if (pass.position < pass.end) {
+        *accuracy = (struct ps_accuracy){0};
+        return PS_OK;
+    }
+    return read_accuracy(s, count, accuracy);
 }
 
 enum ps_status ps_session_naive(struct ps_session *s, enum ps_split split, struct ps_naive *naive)
@@ -472,4 +479,11 @@ enum ps_status ps_session_forecast(struct ps_session *s, enum ps_split split, ps
     }
     free(host);
     return status;
+}
+
+enum ps_status ps_session_score_and_forecast(struct ps_session *s, enum ps_split split, ps_forecast_sink *sink, void *argument,
+                                             struct ps_accuracy *accuracy)
+{
+    PS_TRY(ps_session_forecast(s, split, sink, argument)); /* each of its passes ends with the batch's errors */
+    return read_accuracy(s, s->splits.count[split], accuracy);
 }

@@ -8,12 +8,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <jansson.h>
-
 #include "data/files.h"
 
 /* JSON has no infinity and no NaN. */
-static json_t *number(double value)
+json_t *ps_json_number(double value)
 {
     return isfinite(value) ? json_real(value) : json_null();
 }
@@ -25,10 +23,11 @@ static json_t *whole(uint64_t value)
 
 enum ps_status ps_metrics_append(const char *path, const struct ps_epoch_record *record)
 {
-    json_t *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", whole(record->epoch), "step",
-                               whole(record->step), "train_loss", number(record->train_loss), "val_mse", number(record->val_mse),
-                               "val_mae", number(record->val_mae), "lr", number(record->lr), "seconds", number(record->seconds),
-                               "windows_per_second", number(record->windows_per_second), "skipped", whole(record->skipped));
+    json_t *object =
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "epoch", whole(record->epoch), "step", whole(record->step),
+                  "train_loss", ps_json_number(record->train_loss), "val_mse", ps_json_number(record->val_mse), "val_mae",
+                  ps_json_number(record->val_mae), "lr", ps_json_number(record->lr), "seconds", ps_json_number(record->seconds),
+                  "windows_per_second", ps_json_number(record->windows_per_second), "skipped", whole(record->skipped));
     /* 17 digits read back as the same double. */
     char *text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL, *line = NULL;
     json_decref(object);
@@ -79,11 +78,11 @@ static json_t *score(const struct ps_score *score)
     if (score->windows == 0) {
         return json_null();
     }
-    return json_pack("{s:o, s:o, s:I}", "mse", number(score->mse), "mae", number(score->mae), "windows",
+    return json_pack("{s:o, s:o, s:I}", "mse", ps_json_number(score->mse), "mae", ps_json_number(score->mae), "windows",
                      (json_int_t)score->windows);
 }
 
-char *ps_test_json(const struct ps_test_record *record)
+json_t *ps_test_object(const struct ps_test_record *record)
 {
     json_t *object = score(&record->all);
     if (!json_is_object(object)) { /* no window: the same keys, with nothing in them */
@@ -95,14 +94,23 @@ char *ps_test_json(const struct ps_test_record *record)
                  json_object_set_new(object, "seasonal_naive", score(&record->seasonal_naive)) |
                  json_object_set_new(object, "epoch", whole(record->epoch)) |
                  json_object_set_new(object, "step", whole(record->step));
-    char *text = failed ? NULL : json_dumps(object, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+    if (failed) {
+        json_decref(object);
+        return NULL;
+    }
+    return object;
+}
+
+char *ps_json_text(json_t *object)
+{
+    char *text = object ? json_dumps(object, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(object);
     return text;
 }
 
 enum ps_status ps_test_write(const char *path, const struct ps_test_record *record)
 {
-    char *text = ps_test_json(record), *line = NULL;
+    char *text = ps_json_text(ps_test_object(record)), *line = NULL;
     if (!text || asprintf(&line, "%s\n", text) < 0) {
         free(text);
         return ps_fail(PS_USAGE, "%s: no memory for the scores", path);

@@ -3,6 +3,7 @@
 #ifndef PS_SRC_METRICS_H
 #define PS_SRC_METRICS_H
 
+#include <jansson.h>
 #include <stdint.h>
 
 #include "kernels/status.h"
@@ -35,8 +36,12 @@ struct ps_test_record {
 };
 
 /* {"mse", "mae", "windows", "full_batches": {"mse", "mae", "windows"}, "repeat_last": {"mse", "mae", "windows"},
- * "seasonal_naive": {...} or null, "epoch", "step"}, indented; malloc'ed. NULL without memory. */
-char *ps_test_json(const struct ps_test_record *record);
+ * "seasonal_naive": {...} or null, "epoch", "step"}. NULL without memory. */
+json_t *ps_test_object(const struct ps_test_record *record);
+/* A number, or null where it is not finite. */
+json_t *ps_json_number(double value);
+/* As such files are written: indented, malloc'ed; takes the object, which may be NULL. NULL without memory. */
+char *ps_json_text(json_t *object);
 /* The same into a file, written beside and renamed. PS_USAGE naming the file. */
 enum ps_status ps_test_write(const char *path, const struct ps_test_record *record);
 

@@ -10,6 +10,19 @@
 
 /* ---- from the config ---- */
 
+static enum ps_status split_data(struct ps_session *s, const struct ps_session_options *options)
+{
+    const struct ps_config *c = s->config;
+    const int64_t L = c->model.seq_len, H = c->model.pred_len;
+    if (options->whole) {
+        return ps_splits_all(s->series, c->data.split, L, H, &s->splits);
+    }
+    enum ps_status status = ps_splits_make(s->series, c->data.split, L, H, &s->splits);
+    int any = s->series->layout == PS_LAYOUT_WINDOWS || s->series->rows - L >= H;
+    return status == PS_DATA && options->otherwise && any ? ps_fail(status, "%s; %s", ps_error_message(), options->otherwise)
+                                                          : status;
+}
+
 /* Reads the data, splits and standardises it. */
 static enum ps_status open_data(struct ps_session *s, const struct ps_session_options *options)
 {
@@ -27,7 +40,7 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
                        path, (long long)s->series->seq_len, (long long)s->series->pred_len, (long long)c->model.seq_len,
                        (long long)c->model.pred_len);
     }
-    PS_TRY(ps_splits_make(s->series, c->data.split, c->model.seq_len, c->model.pred_len, &s->splits));
+    PS_TRY(split_data(s, options));
     const struct ps_scaler *scaler = options->checkpoint ? &options->checkpoint->scaler : NULL;
     if (scaler && scaler->channels != s->series->channels) {
         return ps_fail(PS_DATA, "%s: %lld channels, the checkpoint's model has %lld", path, (long long)s->series->channels,
@@ -42,6 +55,13 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
         PS_TRY(ps_scaler_fit(s->series, &s->splits, &s->scaler));
     } else {
         PS_TRY(ps_scaler_identity(s->series->channels, &s->scaler));
+    }
+    if (options->seasonal) { /* before the values are scaled */
+        s->seasonal_mae = malloc((size_t)s->series->channels * sizeof *s->seasonal_mae);
+        if (!s->seasonal_mae) {
+            return ps_fail(PS_DATA, "%s: no memory for the seasonal errors of %lld channels", path, (long long)s->series->channels);
+        }
+        PS_TRY(ps_seasonal_mae(s->series, s->splits.train_rows, c->data.season > 0 ? c->data.season : 1, s->seasonal_mae));
     }
     s->view = ps_window_view_make(s->series, c->model.seq_len, c->model.pred_len);
     if (s->series->file) {
@@ -151,9 +171,10 @@ static enum ps_status open_model(struct ps_session *s, int training)
         PS_TRY(status);
         PS_TRY(device->allocate(device, stored_bytes(s), &s->best));
     }
-    int64_t scored =
-        s->splits.count[PS_VALIDATION] > s->splits.count[PS_TEST] ? s->splits.count[PS_VALIDATION] : s->splits.count[PS_TEST];
-    int64_t longest = s->splits.count[PS_TRAIN] > scored ? s->splits.count[PS_TRAIN] : scored;
+    int64_t longest = 0;
+    for (int i = PS_TRAIN; i <= PS_ALL; i++) {
+        longest = s->splits.count[i] > longest ? s->splits.count[i] : longest;
+    }
     s->slots = (longest + batch - 1) / batch;
     PS_TRY(device->allocate(device, (size_t)s->slots * 2 * sizeof *s->errors, (void **)&s->errors));
     s->host_errors = malloc((size_t)s->slots * 2 * sizeof *s->host_errors);
@@ -258,6 +279,7 @@ void ps_session_close(struct ps_session *s)
     free(s->host_errors);
     ps_series_close(s->series);
     ps_scaler_free(&s->scaler);
+    free(s->seasonal_mae);
     free(s->algorithms);
     free(s->versions);
     free(s);

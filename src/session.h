@@ -37,6 +37,7 @@ struct ps_session {
     struct ps_splits splits;
     struct ps_scaler scaler;
     struct ps_window_view view; /* the host's copy, standardised; of a series that stays in its file, the sizes alone */
+    double *seasonal_mae;       /* [C], of ps_seasonal_mae in the data's own units; NULL: not asked for */
     struct ps_groups *groups;   /* reads that file; NULL: the data are in host memory */
 
     struct ps_device *device;
@@ -76,7 +77,10 @@ struct ps_session_options {
     const char *device;    /* "auto", "cpu", "cuda", "cuda:N"; NULL: the config's */
     /* Its scaler is taken, and its channels are what the data must have; NULL: the scaler is fitted on the training rows. */
     const struct ps_checkpoint *checkpoint;
-    int training; /* 0: no optimiser */
+    int training;          /* 0: no optimiser */
+    int seasonal;          /* MASE will be computed: takes one more pass over the training rows */
+    int whole;             /* with a checkpoint: every window of the file is PS_ALL, and the parts have none */
+    const char *otherwise; /* what the caller offers where the data are too short for data.split: ends the message. May be NULL */
 };
 
 /* Messages name config keys. A constant channel is allowed: *session's scaler counts them. */
@@ -129,6 +133,10 @@ enum ps_status ps_session_score(struct ps_session *session, enum ps_split split,
 typedef enum ps_status ps_forecast_sink(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
                                         const float *forecasts);
 enum ps_status ps_session_forecast(struct ps_session *session, enum ps_split split, ps_forecast_sink *sink, void *argument);
+
+/* Both in one pass. */
+enum ps_status ps_session_score_and_forecast(struct ps_session *session, enum ps_split split, ps_forecast_sink *sink,
+                                             void *argument, struct ps_accuracy *accuracy);
 
 /* Naive forecasts of the same windows, in the same units. */
 enum ps_status ps_session_naive(struct ps_session *session, enum ps_split split, struct ps_naive *naive);

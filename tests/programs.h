@@ -253,4 +253,42 @@ static inline struct ps_checkpoint load(const char *dir, const char *name)
     return checkpoint;
 }
 
+/* ---- evaluate ---- */
+
+static inline struct result evaluate(const char *checkpoint, char *const *more)
+{
+    char *arguments[ARGUMENTS + 1] = {(char *)checkpoint, "--device", (char *)device};
+    for (int i = 0; more[i]; i++) {
+        arguments[i + 3] = more[i];
+    }
+    return run("evaluate", arguments);
+}
+
+static inline json_t *evaluate_json(const char *checkpoint, char *const *more)
+{
+    struct result r = evaluate(checkpoint, more);
+    ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
+    json_t *object = read_json(r.out);
+    result_free(&r);
+    return object;
+}
+
+struct array {
+    hsize_t size[3];
+    float *values;
+};
+
+static inline struct array read_array(const char *path, const char *name)
+{
+    struct array a;
+    hid_t file = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT), id = H5Dopen2(file, name, H5P_DEFAULT), space = H5Dget_space(id);
+    ck_assert_int_eq(H5Sget_simple_extent_dims(space, a.size, NULL), 3);
+    a.values = malloc(a.size[0] * a.size[1] * a.size[2] * sizeof *a.values);
+    ck_assert_int_ge(H5Dread(id, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, a.values), 0);
+    H5Sclose(space);
+    H5Dclose(id);
+    H5Fclose(file);
+    return a;
+}
+
 #endif

@@ -1032,29 +1032,29 @@ END_TEST
 
 /* ---- evaluate ---- */
 
-static struct result evaluate(const char *checkpoint, char *const *more)
+/* Whether evaluate --json, which says more, has the scores of test.json. */
+static int same_scores(const json_t *test, const json_t *evaluated)
 {
-    char *arguments[ARGUMENTS + 1] = {(char *)checkpoint, "--device", (char *)device};
-    for (int i = 0; more[i]; i++) {
-        arguments[i + 3] = more[i];
+    static const char *const more[] = {"checkpoint", "split", "mase", "smape"};
+    json_t *rest = json_deep_copy(evaluated);
+    ck_assert_str_eq(json_string_value(json_object_get(rest, "split")), "test");
+    for (int i = 0; i < 4; i++) {
+        ck_assert_int_eq(json_object_del(rest, more[i]), 0);
+        if (i >= 2) {
+            ck_assert_int_eq(json_object_del(json_object_get(rest, "repeat_last"), more[i]), 0);
+            ck_assert_int_eq(json_object_del(json_object_get(rest, "seasonal_naive"), more[i]), 0);
+        }
     }
-    return run("evaluate", arguments);
-}
-
-static json_t *evaluate_json(const char *checkpoint, char *const *more)
-{
-    struct result r = evaluate(checkpoint, more);
-    ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
-    json_t *object = read_json(r.out);
-    result_free(&r);
-    return object;
+    int same = json_equal(test, rest);
+    json_decref(rest);
+    return same;
 }
 
 START_TEST(evaluate_scores)
 {
     struct path best = in_run(whole.text, "checkpoints/best.h5"), last = in_run(whole.text, "checkpoints/last.h5");
     json_t *test = read_test(whole.text), *again = evaluate_json(best.text, ARGS("--json"));
-    ck_assert_msg(json_equal(test, again), "evaluate does not give test.json's figures");
+    ck_assert_msg(same_scores(test, again), "evaluate does not give test.json's figures");
     struct result r = evaluate(best.text, ARGS());
     ck_assert_int_eq(r.code, 0);
     char figure[32];
@@ -1085,7 +1085,7 @@ START_TEST(evaluate_scores)
     file_write(copy.text, bytes, size);
     free(bytes);
     again = evaluate_json(best.text, ARGS("--json", "--data", copy.text));
-    ck_assert(json_equal(test, again));
+    ck_assert(same_scores(test, again));
     json_decref(again);
     expect_done(run("sample_series", ARGS(other.text, "--hours", "2000", "--channels", "4")));
     expect_refused(evaluate(best.text, ARGS("--data", other.text)), 3, ARGS("others.h5", "4 channels", "3"));
@@ -1093,24 +1093,6 @@ START_TEST(evaluate_scores)
     json_decref(test);
 }
 END_TEST
-
-struct array {
-    hsize_t size[3];
-    float *values;
-};
-
-static struct array read_array(const char *path, const char *name)
-{
-    struct array a;
-    hid_t file = H5Fopen(path, H5F_ACC_RDONLY, H5P_DEFAULT), id = H5Dopen2(file, name, H5P_DEFAULT), space = H5Dget_space(id);
-    ck_assert_int_eq(H5Sget_simple_extent_dims(space, a.size, NULL), 3);
-    a.values = malloc(a.size[0] * a.size[1] * a.size[2] * sizeof *a.values);
-    ck_assert_int_ge(H5Dread(id, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, a.values), 0);
-    H5Sclose(space);
-    H5Dclose(id);
-    H5Fclose(file);
-    return a;
-}
 
 /* Mean squared difference, channel c of a in units of scale[c]. */
 static double squares(const struct array *a, const struct array *b, const double *scale)
@@ -1248,7 +1230,7 @@ START_TEST(tuning_table)
     ps_checkpoint_free(&untuned);
     ck_assert_int_eq(chdir("/"), 0);
     json_t *test = read_test(dir.text), *again = evaluate_json(in_run(dir.text, "checkpoints/best.h5").text, ARGS("--json"));
-    ck_assert(json_equal(test, again));
+    ck_assert(same_scores(test, again));
     json_decref(test);
     json_decref(again);
     if (gpus > 0) {

@@ -1,0 +1,123 @@
+#include "src/breakdown.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* Sums over windows. */
+struct sums {
+    double squares, absolutes, percents;
+};
+
+struct ps_breakdown {
+    const struct ps_session *session;
+    int64_t channels, seq_len, pred_len;
+    int64_t season; /* of the seasonal-naive forecast; 0: there is none */
+    int64_t windows;
+    struct sums *sums; /* [PS_FORECASTERS, C, H] */
+};
+
+enum ps_status ps_breakdown_open(const struct ps_session *s, struct ps_breakdown **breakdown)
+{
+    const int64_t season = s->config->data.season, C = s->view.channels, L = s->view.seq_len, H = s->view.pred_len;
+    struct ps_breakdown *b = calloc(1, sizeof *b);
+    struct sums *sums = calloc((size_t)(PS_FORECASTERS * C * H), sizeof *sums);
+    if (!b || !sums) {
+        free(b);
+        free(sums);
+        return ps_fail(PS_DEVICE, "no memory for the errors of %lld steps of %lld channels", (long long)H, (long long)C);
+    }
+    *b = (struct ps_breakdown){
+        .session = s, .channels = C, .seq_len = L, .pred_len = H, .season = season <= L ? season : 0, .sums = sums};
+    *breakdown = b;
+    return PS_OK;
+}
+
+void ps_breakdown_close(struct ps_breakdown *b)
+{
+    if (b) {
+        free(b->sums);
+        free(b);
+    }
+}
+
+static void add(struct sums *sums, double truth, double forecast, double mean, double std)
+{
+    const double e = fabs(truth - forecast), size = fabs(truth * std + mean) + fabs(forecast * std + mean);
+    sums->squares += e * e;
+    sums->absolutes += e;
+    sums->percents += size > 0 ? 200 * e * std / size : 0;
+}
+
+void ps_breakdown_add(struct ps_breakdown *b, int64_t n, const float *inputs, const float *targets, const float *forecasts)
+{
+    const int64_t C = b->channels, L = b->seq_len, H = b->pred_len;
+    const struct ps_scaler *scaler = &b->session->scaler;
+#pragma omp parallel for schedule(static)
+    for (int64_t c = 0; c < C; c++) {
+        const double mean = scaler->mean[c], std = scaler->std[c];
+        for (int64_t w = 0; w < n; w++) {
+            const float *x = inputs + (w * C + c) * L, *y = targets + (w * C + c) * H, *f = forecasts + (w * C + c) * H;
+            for (int64_t t = 0; t < H; t++) {
+                struct sums *sums = b->sums + c * H + t;
+                add(sums, y[t], f[t], mean, std);
+                add(sums + C * H, y[t], x[L - 1], mean, std);
+                if (b->season > 0) { /* the input's last season, again and again */
+                    add(sums + 2 * C * H, y[t], x[L - b->season + t % b->season], mean, std);
+                }
+            }
+        }
+    }
+    b->windows += n;
+}
+
+/* Means over the channels and steps [first, last) of them. */
+static struct ps_measures means(const struct ps_breakdown *b, enum ps_forecaster forecaster, const int64_t channels[2],
+                                const int64_t steps[2])
+{
+    struct sums total = {0};
+    for (int64_t c = channels[0]; c < channels[1]; c++) {
+        for (int64_t t = steps[0]; t < steps[1]; t++) {
+            const struct sums *s = b->sums + (forecaster * b->channels + c) * b->pred_len + t;
+            total.squares += s->squares;
+            total.absolutes += s->absolutes;
+            total.percents += s->percents;
+        }
+    }
+    const int missing = forecaster == PS_FORECASTER_SEASONAL_NAIVE && b->season == 0;
+    const double n = missing ? NAN : (double)b->windows * (double)((channels[1] - channels[0]) * (steps[1] - steps[0]));
+    return (struct ps_measures){.mse = total.squares / n,
+                                .mae = total.absolutes / n,
+                                .original_mse = NAN,
+                                .original_mae = NAN,
+                                .mase = NAN,
+                                .smape = total.percents / n};
+}
+
+struct ps_measures ps_breakdown_channel(const struct ps_breakdown *b, enum ps_forecaster forecaster, int64_t c)
+{
+    struct ps_measures m = means(b, forecaster, (int64_t[]){c, c + 1}, (int64_t[]){0, b->pred_len});
+    const double std = b->session->scaler.std[c], scale = b->session->seasonal_mae[c];
+    m.original_mse = m.mse * std * std;
+    m.original_mae = m.mae * std;
+    m.mase = scale > 0 ? m.original_mae / scale : NAN;
+    return m;
+}
+
+struct ps_measures ps_breakdown_all(const struct ps_breakdown *b, enum ps_forecaster forecaster)
+{
+    struct ps_measures m = means(b, forecaster, (int64_t[]){0, b->channels}, (int64_t[]){0, b->pred_len});
+    double sum = 0, scaled = 0;
+    for (int64_t c = 0; c < b->channels; c++) {
+        if (b->session->seasonal_mae[c] > 0) { /* not NaN either */
+            sum += ps_breakdown_channel(b, forecaster, c).mase;
+            scaled++;
+        }
+    }
+    m.mase = scaled > 0 ? sum / scaled : NAN;
+    return m;
+}
+
+struct ps_measures ps_breakdown_step(const struct ps_breakdown *b, enum ps_forecaster forecaster, int64_t step)
+{
+    return means(b, forecaster, (int64_t[]){0, b->channels}, (int64_t[]){step, step + 1});
+}
