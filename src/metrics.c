@@ -73,6 +73,34 @@ enum ps_status ps_metrics_truncate(const char *path, uint64_t epochs)
     return status;
 }
 
+/* Of a number, or null. */
+static double real_of(const json_t *value)
+{
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+enum ps_status ps_metrics_validation(const char *path, uint64_t epoch, double *mse, double *mae)
+{
+    *mse = *mae = NAN;
+    if (access(path, F_OK) != 0 && errno == ENOENT) {
+        return PS_OK;
+    }
+    char *text;
+    size_t size;
+    PS_TRY(ps_file_read(PS_USAGE, path, 0, &text, &size));
+    for (char *begin = text, *end; (end = memchr(begin, '\n', (size_t)(text + size - begin))); begin = end + 1) {
+        json_t *object = json_loadb(begin, (size_t)(end - begin), JSON_REJECT_DUPLICATES, NULL);
+        const json_t *number = json_object_get(object, "epoch");
+        if (json_is_integer(number) && json_integer_value(number) == (json_int_t)epoch) {
+            *mse = real_of(json_object_get(object, "val_mse"));
+            *mae = real_of(json_object_get(object, "val_mae"));
+        }
+        json_decref(object);
+    }
+    free(text);
+    return PS_OK;
+}
+
 static json_t *score(const struct ps_score *score)
 {
     if (score->windows == 0) {
@@ -110,7 +138,13 @@ char *ps_json_text(json_t *object)
 
 enum ps_status ps_test_write(const char *path, const struct ps_test_record *record)
 {
-    char *text = ps_json_text(ps_test_object(record)), *line = NULL;
+    json_t *object = ps_test_object(record);
+    if (object && (json_object_set_new(object, "val_mse", ps_json_number(record->val_mse)) |
+                   json_object_set_new(object, "val_mae", ps_json_number(record->val_mae))) != 0) {
+        json_decref(object);
+        object = NULL;
+    }
+    char *text = ps_json_text(object), *line = NULL;
     if (!text || asprintf(&line, "%s\n", text) < 0) {
         free(text);
         return ps_fail(PS_USAGE, "%s: no memory for the scores", path);

@@ -24,6 +24,10 @@ enum ps_status ps_metrics_append(const char *path, const struct ps_epoch_record 
  * the last is not such an object. */
 enum ps_status ps_metrics_truncate(const char *path, uint64_t epochs);
 
+/* The validation errors of an epoch's line; NaN where the file, or a line of that epoch, is missing, and where they were not
+ * finite. PS_USAGE naming a file that cannot be read. */
+enum ps_status ps_metrics_validation(const char *path, uint64_t epoch, double *mse, double *mae);
+
 /* An accuracy in standardised units. windows 0: not computed, written as null. */
 struct ps_score {
     double mse, mae;
@@ -32,7 +36,8 @@ struct ps_score {
 
 struct ps_test_record {
     struct ps_score all, full_batches, repeat_last, seasonal_naive;
-    uint64_t epoch, step; /* of the weights that were tested */
+    uint64_t epoch, step;    /* of the weights that were tested */
+    double val_mse, val_mae; /* of that epoch, by which to choose between runs; for ps_test_write alone */
 };
 
 /* {"mse", "mae", "windows", "full_batches": {"mse", "mae", "windows"}, "repeat_last": {"mse", "mae", "windows"},
@@ -42,7 +47,7 @@ json_t *ps_test_object(const struct ps_test_record *record);
 json_t *ps_json_number(double value);
 /* As such files are written: indented, malloc'ed; takes the object, which may be NULL. NULL without memory. */
 char *ps_json_text(json_t *object);
-/* The same into a file, written beside and renamed. PS_USAGE naming the file. */
+/* The same with "val_mse" and "val_mae" into a file, written beside and renamed. PS_USAGE naming the file. */
 enum ps_status ps_test_write(const char *path, const struct ps_test_record *record);
 
 #endif

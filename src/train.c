@@ -409,6 +409,7 @@ static enum ps_status test(struct ps_session *s, struct run *run)
         .seasonal_naive = {naive.seasonal_mse, naive.seasonal_mae, isnan(naive.seasonal_mse) ? 0 : count},
         .epoch = epoch,
         .step = epoch * (uint64_t)s->steps_per_epoch};
+    PS_TRY(ps_metrics_validation(run->metrics, epoch, &record.val_mse, &record.val_mae));
     char full[96] = "";
     if (accuracy.full_batches.windows > 0) {
         snprintf(full, sizeof full, "full batches: mse %.4f  mae %.4f; ", accuracy.full_batches.mse, accuracy.full_batches.mae);

@@ -1079,6 +1079,20 @@ START_TEST(metrics)
     free(get_file(path, &kept_size));
     ck_assert_uint_eq(kept_size, 19);
     free(all);
+    double mse, mae;
+    in_folder("validated.jsonl", path);
+    ck_assert_int_eq(ps_metrics_validation(path, 1, &mse, &mae), PS_OK); /* there is no such file */
+    ck_assert(isnan(mse) && isnan(mae));
+    for (uint64_t epoch = 1; epoch <= 2; epoch++) {
+        struct ps_epoch_record e = {.epoch = epoch, .val_mse = epoch == 2 ? 0.1 + 0.2 : NAN, .val_mae = 1.0 / 3};
+        ck_assert_int_eq(ps_metrics_append(path, &e), PS_OK);
+    }
+    ck_assert_int_eq(ps_metrics_validation(path, 2, &mse, &mae), PS_OK);
+    ck_assert(mse == 0.1 + 0.2 && mae == 1.0 / 3);
+    ck_assert_int_eq(ps_metrics_validation(path, 1, &mse, &mae), PS_OK);
+    ck_assert(isnan(mse) && mae == 1.0 / 3);
+    ck_assert_int_eq(ps_metrics_validation(path, 3, &mse, &mae), PS_OK);
+    ck_assert(isnan(mse) && isnan(mae));
     struct ps_epoch_record r = {0};
     ck_assert_int_eq(ps_metrics_append(in_folder("none/metrics.jsonl", path), &r), PS_USAGE);
     ck_assert_ptr_nonnull(strstr(ps_error_message(), "cannot be written: No such file"));
@@ -1092,7 +1106,9 @@ START_TEST(test_scores)
                                .full_batches = {0.375, 0.3994, 2688},
                                .repeat_last = {1.3, 0.7, 2785},
                                .epoch = 78,
-                               .step = 5000};
+                               .step = 5000,
+                               .val_mse = 2.0 / 3,
+                               .val_mae = NAN};
     ck_assert_int_eq(ps_test_write(in_folder("test.json", path), &r), PS_OK);
     json_t *o = json_load_file(path, 0, NULL), *full = json_object_get(o, "full_batches"),
            *naive = json_object_get(o, "repeat_last");
@@ -1104,6 +1120,7 @@ START_TEST(test_scores)
     ck_assert(json_is_null(json_object_get(o, "seasonal_naive")));
     ck_assert_int_eq(json_integer_value(json_object_get(o, "epoch")), 78);
     ck_assert_int_eq(json_integer_value(json_object_get(o, "step")), 5000);
+    ck_assert(json_real_value(json_object_get(o, "val_mse")) == 2.0 / 3 && json_is_null(json_object_get(o, "val_mae")));
     json_decref(o);
     ck_assert_int_eq(ps_test_write(in_folder("none/test.json", path), &r), PS_USAGE);
 }
