@@ -1,32 +1,51 @@
 #!/usr/bin/env python3
-"""A run as one picture: its losses, and forecasts beside what came true.
+"""A run as one picture: its losses, and forecasts beside what came true, with their errors by step and by channel. Or several runs'
+losses.
 
-usage: plot.py RUN --forecasts FILE.h5 [--out FILE.png]
-RUN is a folder that train wrote; FILE.h5 is what evaluate --save-forecasts wrote.
+usage: plot.py RUN [RUN2 ...] [--forecasts FILE.h5] [--out FILE.png]
+RUN is a folder that train wrote, or is writing; FILE.h5 is what evaluate --save-forecasts wrote, of one run.
 """
 import argparse
-import json
 import pathlib
+import sys
 
-import h5py
-import matplotlib
+try:
+    import matplotlib
+except ImportError:
+    sys.exit("plot.py: matplotlib is not installed: scripts/setup.sh --plots")
+
+from runs import Run, Unreadable, number
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 PAST, TRUTH, FORECAST, NAIVE = "#8a8f98", "#1f2933", "#d1495b", "#4a90c2"
+BLOCK = 64 << 20  # bytes of forecasts in memory at a time
 
 
-def draw_losses(axes, epochs, test):
-    number = [e["epoch"] for e in epochs]
-    axes.plot(number, [e["train_loss"] for e in epochs], color=PAST, marker="o", ms=4, label="training loss (dropout on)")
-    axes.plot(number, [e["val_mse"] for e in epochs], color=FORECAST, marker="o", ms=4, label="validation MSE")
-    axes.axvline(test["epoch"], color=TRUTH, lw=0.8, ls=":", label=f"best weights, epoch {test['epoch']}")
-    axes.set(xlabel="epoch", ylabel="MSE, standardised units", title="Loss")
+def finish_losses(axes, title):
+    axes.set(xlabel="epoch", ylabel="MSE, standardised units", title=title)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
+
+
+def draw_losses(axes, run):
+    epoch = [e["epoch"] for e in run.epochs]
+    axes.plot(epoch, [number(e["train_loss"]) for e in run.epochs], color=PAST, marker="o", ms=4, label="training loss (dropout on)")
+    axes.plot(epoch, [number(e["val_mse"]) for e in run.epochs], color=FORECAST, marker="o", ms=4, label="validation MSE")
+    if best := run.best():
+        axes.axvline(best["epoch"], color=TRUTH, lw=0.8, ls=":", label=f"best weights, epoch {best['epoch']}")
+    finish_losses(axes, "Loss")
+
+
+def draw_several(axes, runs):
+    for run in runs:
+        epoch = [e["epoch"] for e in run.epochs]
+        line, = axes.plot(epoch, [number(e["val_mse"]) for e in run.epochs], marker="o", ms=3, label=run.name)
+        axes.plot(epoch, [number(e["train_loss"]) for e in run.epochs], color=line.get_color(), lw=0.9, ls="--")
+    finish_losses(axes, "Validation MSE (dashed: training loss, dropout on)")
 
 
 def draw_forecast(axes, window, channel, inputs, target, forecast):
@@ -40,35 +59,114 @@ def draw_forecast(axes, window, channel, inputs, target, forecast):
     axes.plot([0, *ahead], [past[-1], *target], color=TRUTH, lw=1.4, label="target")
     axes.plot([0, *ahead], [past[-1]] * (horizon + 1), color=NAIVE, lw=1.2, ls="--", label="repeat-last")
     axes.plot(ahead, forecast, color=FORECAST, lw=1.8, label="forecast")
-    axes.set(xlabel="rows after the forecast is made", title=f"Test window {window}, channel {channel}")
+    axes.set(xlabel="rows after the forecast is made", title=f"Window {window}, {channel}")
     axes.set_xlim(1 - len(past), horizon + 0.5)
 
 
-def main():
-    parser = argparse.ArgumentParser(description="Draw a run's losses and a few of its forecasts.")
-    parser.add_argument("run", type=pathlib.Path, help="folder of the run")
-    parser.add_argument("--forecasts", type=pathlib.Path, required=True, help="file of evaluate --save-forecasts")
-    parser.add_argument("--out", type=pathlib.Path, help="PNG to write (default: RUN/forecasts.png)")
-    arguments = parser.parse_args()
-    out = arguments.out or arguments.run / "forecasts.png"
+def squared_errors(file):
+    """Mean squares [C, H] over the windows, of the forecasts and of repeat-last; and the targets' variance [C]."""
+    windows, channels, horizon = file["targets"].shape
+    block = max(1, BLOCK // (8 * channels * (2 * horizon + file["inputs"].shape[2])))
+    ours = naive = sums = squares = 0
+    for first in range(0, windows, block):
+        part = slice(first, first + block)
+        target = file["targets"][part].astype("float64")
+        ours = ours + ((file["forecasts"][part] - target) ** 2).sum(axis=0)
+        naive = naive + ((file["inputs"][part, :, -1:] - target) ** 2).sum(axis=0)
+        sums = sums + target.sum(axis=(0, 2))
+        squares = squares + (target ** 2).sum(axis=(0, 2))
+    count = windows * horizon
+    return ours / windows, naive / windows, (squares / count - (sums / count) ** 2).clip(min=0)
 
-    epochs = [json.loads(line) for line in (arguments.run / "metrics.jsonl").read_text().splitlines()]
-    test = json.loads((arguments.run / "test.json").read_text())
-    mse, naive = test["mse"], test["repeat_last"]["mse"]
+
+def draw_errors(by_step, by_channel, file, names):
+    """In units in which channels can be averaged: standardised ones, or each channel's variance in these windows."""
+    ours, naive, variance = squared_errors(file)
+    unit = "MSE, standardised units"
+    if file["forecasts"].attrs.get("units", "original") != "standardised":
+        unit = "MSE / variance of targets"
+        variance[variance == 0] = 1  # a constant channel, whose errors are taken as they are
+        ours, naive = ours / variance[:, None], naive / variance[:, None]
+    step = range(1, ours.shape[1] + 1)
+    by_step.plot(step, naive.mean(axis=0), color=NAIVE, lw=1.2, ls="--", label="repeat-last")
+    by_step.plot(step, ours.mean(axis=0), color=FORECAST, lw=1.8, label="forecast")
+    by_step.set(xlabel="step of the horizon", ylabel=unit, title="Error by step")
+    by_step.set_ylim(bottom=0)
+    by_step.xaxis.set_major_locator(MaxNLocator(integer=True))
+    by_step.legend()
+    place = range(len(names))
+    by_channel.bar(place, ours.mean(axis=1), color=FORECAST, width=0.8)
+    by_channel.set(ylabel=unit, title="Error by channel")
+    if len(names) <= 24:
+        by_channel.set_xticks(place, names, rotation=45 if max(map(len, names)) > 3 else 0, ha="right")
+    else:
+        by_channel.set_xlabel("channel, counted from 0")
+
+
+def draw_forecasts(grid, path):
+    try:
+        import h5py
+    except ImportError:
+        sys.exit("plot.py: h5py is not installed: scripts/setup.sh --plots")
+    try:
+        file = h5py.File(path)
+        windows, channels, _ = file["targets"].shape
+        names = [name if isinstance(name, str) else name.decode(errors="replace")
+                 for name in file["forecasts"].attrs.get("channels", [f"channel {c}" for c in range(channels)])]
+        for i, axes in enumerate((grid[0, 1], grid[1, 0], grid[1, 1])):
+            window, channel = (2 * i + 1) * windows // 6, i * (channels - 1) // 2
+            draw_forecast(axes, window, names[channel],
+                          *(file[name][window, channel] for name in ("inputs", "targets", "forecasts")))
+        grid[0, 1].legend(ncols=2)
+        draw_errors(grid[0, 2], grid[1, 2], file, names)
+    except (OSError, KeyError, ValueError):
+        sys.exit(f"plot.py: {path}: not a file of evaluate --save-forecasts")
+
+
+def tell(run):
+    """What has come of a run so far, in a few words."""
+    best = run.best()
+    if run.test and run.test["mse"] is not None:
+        return f"test MSE {run.test['mse']:.4f}, repeat-last {run.test['repeat_last']['mse']:.4f}"
+    return f"best validation MSE {best['val_mse']:.4f}, epoch {best['epoch']}, not tested yet" if best else "no finite validation MSE"
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Draw runs' losses, and a few of one run's forecasts with their errors.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
+    parser.add_argument("--forecasts", type=pathlib.Path, help="file of evaluate --save-forecasts")
+    parser.add_argument("--out", type=pathlib.Path, help="PNG to write (default: RUN/forecasts.png, without --forecasts losses.png)")
+    arguments = parser.parse_args()
+    if arguments.forecasts and len(arguments.runs) > 1:
+        sys.exit("plot.py: --forecasts: are of one run: name that run alone")
+    try:
+        runs = [Run(name) for name in arguments.runs]
+    except Unreadable as error:
+        sys.exit(f"plot.py: {error}")
+    for run in runs:
+        if not run.epochs:
+            sys.exit(f"plot.py: {run.name}: no epoch is done yet")
+    run = runs[0]
 
     plt.rcParams.update({"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
                          "legend.frameon": False, "legend.fontsize": 8})
-    figure, grid = plt.subplots(2, 2, figsize=(11, 6.4), constrained_layout=True)
-    figure.suptitle(f"{arguments.run.name}: test MSE {mse:.4f}, repeat-last {naive:.4f}", fontsize=12)
-    draw_losses(grid[0, 0], epochs, test)
-    with h5py.File(arguments.forecasts) as file:
-        windows, channels, _ = file["targets"].shape
-        for i, axes in enumerate((grid[0, 1], grid[1, 0], grid[1, 1])):
-            window, channel = (2 * i + 1) * windows // 6, i * (channels - 1) // 2
-            draw_forecast(axes, window, channel + 1, *(file[name][window, channel] for name in ("inputs", "targets", "forecasts")))
-    grid[0, 1].legend(ncols=2)
+    if arguments.forecasts:
+        figure, grid = plt.subplots(2, 3, figsize=(15.5, 6.4), constrained_layout=True)
+        draw_losses(grid[0, 0], run)
+        draw_forecasts(grid, arguments.forecasts)
+    else:
+        figure, axes = plt.subplots(figsize=(9, 5.5), constrained_layout=True)
+        draw_losses(axes, run) if len(runs) == 1 else draw_several(axes, runs)
+    if len(runs) == 1:
+        figure.suptitle(f"{run.folder.name}: {tell(run)}", fontsize=12)
+    out = arguments.out or run.folder / ("forecasts.png" if arguments.forecasts else "losses.png")
     figure.savefig(out, dpi=130)
-    print(f"test MSE {mse:.4f}, repeat-last {naive:.4f}: {mse / naive:.2f} of it; picture: {out}")
+    for other in runs[1:]:
+        print(f"{other.name}: {tell(other)}")
+    if len(runs) == 1 and run.test and run.test["mse"] is not None:
+        print(f"{tell(run)}: {run.test['mse'] / run.test['repeat_last']['mse']:.2f} of it; picture: {out}")
+    else:
+        print(f"{run.name}: {tell(run)}; picture: {out}")
 
 
 if __name__ == "__main__":
