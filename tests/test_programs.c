@@ -670,6 +670,13 @@ START_TEST(patience)
     more[8] = "--resume"; /* nothing is left to do */
     expect_done(train(dir.text, more));
     json_decref(expect_metrics(dir.text, 3, steps_per_epoch()));
+    /* test.json's validation errors are of the first epoch's line, whose weights are tested. */
+    static const char lines[] = "{\"epoch\":1,\"val_mse\":0.5,\"val_mae\":0.25}\n{\"epoch\":3,\"val_mse\":0.75,\"val_mae\":1}\n";
+    file_write(in_run(dir.text, "metrics.jsonl").text, lines, strlen(lines));
+    expect_done(train(dir.text, more));
+    test = read_test(dir.text);
+    ck_assert(number_in(test, "val_mse") == 0.5 && number_in(test, "val_mae") == 0.25);
+    json_decref(test);
 }
 END_TEST
 
