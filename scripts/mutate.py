@@ -41,6 +41,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CUDA = "kernels/cuda/"
 # Which suites are near a file, the longest prefix first.
 NEAR = {
+    "data/csv": "test_data",
+    "data/dates": "test_data",
     "data/import_csv": "test_data test_hostile test_programs",
     "data/files": "test_files test_checkpoint test_reliability",
     "data/": "test_data test_stream test_files test_hostile test_session",

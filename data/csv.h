@@ -1,0 +1,26 @@
+/* Reads a text file of rows, line by line, each cut into its fields. */
+#ifndef PS_DATA_CSV_H
+#define PS_DATA_CSV_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "kernels/status.h"
+
+struct ps_csv {
+    const char *path;
+    FILE *file;
+    int64_t line_number;
+    char *line; /* the current one, cut into fields in place */
+    size_t line_room;
+    char **field;
+    size_t fields, fields_room;
+};
+
+/* *csv is to be closed in every case. */
+enum ps_status ps_csv_open(struct ps_csv *csv, const char *path);
+/* The next line's fields; *more = 0 at the end of the file. PS_DATA, naming the line, for what is no text of lines. */
+enum ps_status ps_csv_read(struct ps_csv *csv, int *more);
+void ps_csv_close(struct ps_csv *csv);
+
+#endif
