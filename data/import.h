@@ -11,14 +11,21 @@
 enum ps_status ps_series_write(const char *path, const float *values, int64_t rows, int64_t channels, char *const *names,
                                const int64_t *time, const char *frequency, const char *source);
 
-/* A CSV with a header row. time_column: the date column's name, or NULL: the first column when its values are dates ("2016-07-01
- * 00:00:00", "2016-07-01T00:00", "2016-07-01", with / for - too), each later than the one before. Every other column must be
- * numbers. PS_DATA naming file, line, column and value. *imported says what was written; it may be NULL. */
+struct ps_import_options {
+    const char *time_column; /* the column of times; NULL: the first one when its values are dates, or with time_format */
+    const char *time_format; /* as ps_date_read_as takes it; NULL: dates as ps_date_read takes them, or Unix time */
+};
+
+/* A CSV with a header row and, in each row, a time later than the one before, if there is a column of times, and numbers. options:
+ * NULL stands for zeros. PS_DATA naming file, line, column and value; PS_USAGE for a format that is none. *imported says what was
+ * written; it may be NULL. */
 struct ps_imported {
     int64_t rows, channels;
-    char period[32]; /* attribute frequency: "1h", "15min", "1d"; "" when there are no times or their steps differ */
+    char period[32];   /* attribute frequency: "1h", "15min", "1d"; "" when there are no times or their steps differ */
+    char warning[512]; /* a line for whoever asked for the import; "" when there is nothing to say */
 };
-enum ps_status ps_import_csv(const char *csv, const char *path, const char *time_column, struct ps_imported *imported);
+enum ps_status ps_import_csv(const char *csv, const char *path, const struct ps_import_options *options,
+                             struct ps_imported *imported);
 
 /* A generated hourly series: per channel a trend, daily and weekly seasons of its own phase and size, and AR(1) noise; seeded
  * Philox (site PS_SITE_SAMPLE), the same bits everywhere. */

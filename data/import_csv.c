@@ -12,13 +12,20 @@
 
 #define NO_COLUMN SIZE_MAX
 
+/* How the column of times is written. */
+enum time_form { AS_DATE, AS_FORMAT, AS_UNIX };
+
 struct table {
+    const struct ps_import_options *options;
     struct ps_csv csv;
     locale_t c; /* numbers have a point, whatever the program's locale */
 
     char **names; /* of the columns, from the header */
     size_t columns;
     size_t time_at; /* column of the times, or NO_COLUMN */
+    enum time_form time_form;
+    int rises; /* the first column is a channel, and each of its numbers so far reads as a later time than the one before */
+    const char *rises_as; /* the format of these times; NULL: Unix time */
 
     float *values;               /* [rows, channels] */
     int64_t *time;               /* [rows] */
@@ -57,8 +64,9 @@ static int header_is_data(const struct table *t)
     return !counts;
 }
 
-static enum ps_status read_header(struct table *t, const char *time_column)
+static enum ps_status read_header(struct table *t)
 {
+    const char *time_column = t->options->time_column;
     int more;
     PS_TRY(ps_csv_read(&t->csv, &more));
     if (!more) {
@@ -91,13 +99,26 @@ static enum ps_status read_header(struct table *t, const char *time_column)
     return PS_OK;
 }
 
-/* Known once the first row is there: whether the first column holds times, and so how many channels there are. */
+/* Unix time, unless its digits are as well those of a date. */
+static int is_unix(const char *text)
+{
+    int64_t seconds;
+    return ps_date_compact(text) == NULL && ps_date_read_unix(text, &seconds) != 0;
+}
+
+/* Known once the first row is there: whether the first column holds times, how they are written, and how many channels there are.
+ */
 static enum ps_status settle_columns(struct table *t)
 {
     int64_t seconds;
-    if (t->time_at == NO_COLUMN && ps_date_read(t->csv.field[0], &seconds)) {
+    int formatted = t->options->time_format != NULL;
+    if (t->time_at == NO_COLUMN && (formatted || ps_date_read(t->csv.field[0], &seconds))) {
         t->time_at = 0;
     }
+    if (t->time_at != NO_COLUMN) {
+        t->time_form = formatted ? AS_FORMAT : is_unix(t->csv.field[t->time_at]) ? AS_UNIX : AS_DATE;
+    }
+    t->rises = t->time_at == NO_COLUMN;
     t->channels = (int64_t)t->columns - (t->time_at != NO_COLUMN);
     if (t->channels == 0) {
         return ps_fail(PS_DATA, "%s: has a time column and no channel", t->csv.path);
@@ -135,23 +156,66 @@ static enum ps_status grow_rows(struct table *t)
     return PS_OK;
 }
 
+/* A cell's error, behind its place. */
+static enum ps_status fail_at(const struct table *t, size_t column, const char *text, const char *wrong)
+{
+    return ps_fail(PS_DATA, "%s:%" PRId64 ": column %zu (%s): \"%s\" %s", t->csv.path, t->csv.line_number, column + 1,
+                   ps_text_plain(t->names[column]).text, ps_text_plain(text).text, wrong);
+}
+
 static enum ps_status read_value(const struct table *t, size_t column, float *value)
 {
     const char *text = t->csv.field[column], *wrong = NULL;
+    int64_t seconds;
     double number = 0;
     if (text[0] == '\0') {
         wrong = "the value is missing: fill it";
     } else if (!read_number(t, text, &number)) {
-        wrong = "is not a number";
+        wrong = ps_date_read(text, &seconds) && t->time_at == NO_COLUMN
+                    ? "is not a number, but a date: --time-column takes its column as the times"
+                : ps_date_suspected(text) && t->time_at == NO_COLUMN
+                    ? "is not a number, nor a date such as " PS_DATE_FORMS
+                      ": --time-format reads another form of date, as %m/%d/%Y %H:%M does 1/31/2022 23:00"
+                    : "is not a number";
     } else if (!isfinite((float)number)) {
         wrong = "is not finite in float32: fill or cut such rows";
     }
     if (wrong != NULL) {
-        return ps_fail(PS_DATA, "%s:%" PRId64 ": column %zu (%s): \"%s\" %s", t->csv.path, t->csv.line_number, column + 1,
-                       ps_text_plain(t->names[column]).text, ps_text_plain(text).text, wrong);
+        return fail_at(t, column, text, wrong);
     }
     *value = (float)number;
     return PS_OK;
+}
+
+/* Whether the first column, which is a channel, still looks like times. */
+static void watch_first_column(struct table *t, const char *text)
+{
+    int64_t *time = t->time + t->rows;
+    t->rises_as = ps_date_compact(text);
+    int read = t->rises_as != NULL ? ps_date_read_as(t->rises_as, text, time) : ps_date_read_unix(text, time);
+    t->rises = read != 0 && (t->rows == 0 || time[0] > time[-1] || (read < 0 && time[0] == time[-1]));
+}
+
+/* What is wrong with a time that was not read as the first one is. */
+static enum ps_status fail_time(const struct table *t, size_t column, const char *text)
+{
+    char wrong[512];
+    const char *compact = ps_date_compact(text);
+    int64_t seconds;
+    if (t->time_form == AS_FORMAT) {
+        snprintf(wrong, sizeof wrong, "is not a time of the form \"%s\" that --time-format says",
+                 ps_text_plain(t->options->time_format).text);
+    } else if (t->time_form == AS_UNIX && ps_date_read_unix(text, &seconds) < 0) {
+        snprintf(wrong, sizeof wrong, "lies within a second: times are kept in whole seconds");
+    } else if (t->time_form == AS_UNIX) {
+        snprintf(wrong, sizeof wrong, "is not Unix time, as the first row's is");
+    } else {
+        snprintf(wrong, sizeof wrong,
+                 "is not a date such as %s, with whole seconds and an offset such as Z or +01:00 if any, nor Unix time: "
+                 "--time-format reads another form, such as %s",
+                 PS_DATE_FORMS, compact != NULL ? compact : "%m/%d/%Y %H:%M");
+    }
+    return fail_at(t, column, text, wrong);
 }
 
 /* Windows are cut by rows, so each row must follow the one before in time. */
@@ -159,11 +223,11 @@ static enum ps_status read_time(struct table *t, size_t column)
 {
     const char *text = t->csv.field[column];
     int64_t *time = t->time + t->rows;
-    if (!ps_date_read(text, time)) {
-        return ps_fail(PS_DATA,
-                       "%s:%" PRId64 ": column %zu (%s): \"%s\" is not a date such as 2016-07-01 00:00:00, "
-                       "2016-07-01T00:00 or 2016/07/01",
-                       t->csv.path, t->csv.line_number, column + 1, ps_text_plain(t->names[column]).text, ps_text_plain(text).text);
+    int read = t->time_form == AS_FORMAT ? ps_date_read_as(t->options->time_format, text, time)
+               : t->time_form == AS_UNIX ? ps_date_read_unix(text, time) == 1
+                                         : ps_date_read(text, time);
+    if (!read) {
+        return fail_time(t, column, text);
     }
     if (t->rows > 0 && time[0] <= time[-1]) {
         return ps_fail(PS_DATA,
@@ -195,18 +259,24 @@ static enum ps_status read_row(struct table *t)
             PS_TRY(read_time(t, i));
         }
     }
+    if (t->rises) {
+        watch_first_column(t, t->csv.field[0]);
+    }
     t->rows++;
     return PS_OK;
 }
 
-static enum ps_status read_csv(struct table *t, const char *path, const char *time_column)
+static enum ps_status read_csv(struct table *t, const char *path)
 {
+    if (t->options->time_format != NULL) {
+        PS_TRY(ps_date_check_format(t->options->time_format));
+    }
     PS_TRY(ps_csv_open(&t->csv, path));
     t->c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     if (t->c == (locale_t)0) {
         return out_of_memory(t);
     }
-    PS_TRY(read_header(t, time_column));
+    PS_TRY(read_header(t));
     for (;;) {
         int more;
         PS_TRY(ps_csv_read(&t->csv, &more));
@@ -245,6 +315,22 @@ static void deduce_period(const struct table *t, char text[32])
     snprintf(text, 32, "%" PRId64 "%s", step / units[u].seconds, units[u].name);
 }
 
+/* Times that became a channel, in one line; "" when there are none. */
+static void warn_of_times(const struct table *t, char warning[512])
+{
+    warning[0] = '\0';
+    if (t->rises && t->rows > 1) {
+        const struct ps_plain name = ps_text_plain(t->names[0]);
+        int n = snprintf(warning, 512, "%s: column 1 (%s) rises as times do and was taken as a channel: ", t->csv.path, name.text);
+        if (n < 512 && t->rises_as != NULL) {
+            snprintf(warning + n, 512 - (size_t)n, "--time-format %s reads it as the times", t->rises_as);
+        } else if (n < 512) {
+            snprintf(warning + n, 512 - (size_t)n, "--time-column %s reads it as Unix seconds, or milliseconds by its size",
+                     name.text);
+        }
+    }
+}
+
 /* The names without the time column's. */
 static void drop_time_name(struct table *t)
 {
@@ -269,14 +355,17 @@ static void table_free(struct table *t)
     ps_csv_close(&t->csv);
 }
 
-enum ps_status ps_import_csv(const char *csv_path, const char *path, const char *time_column, struct ps_imported *imported)
+enum ps_status ps_import_csv(const char *csv_path, const char *path, const struct ps_import_options *options,
+                             struct ps_imported *imported)
 {
-    struct table table = {.time_at = NO_COLUMN};
-    enum ps_status status = read_csv(&table, csv_path, time_column);
+    static const struct ps_import_options defaults;
+    struct table table = {.options = options != NULL ? options : &defaults, .time_at = NO_COLUMN};
+    enum ps_status status = read_csv(&table, csv_path);
     if (status == PS_OK) {
         struct ps_imported done = {.rows = table.rows, .channels = table.channels};
         const char *slash = strrchr(csv_path, '/');
         deduce_period(&table, done.period);
+        warn_of_times(&table, done.warning);
         drop_time_name(&table);
         status = ps_series_write(path, table.values, table.rows, table.channels, table.names,
                                  table.time_at != NO_COLUMN ? table.time : NULL, done.period[0] != '\0' ? done.period : NULL,

@@ -3,19 +3,26 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
+#include "data/dates.h"
 #include "data/files.h"
 #include "data/import.h"
 #include "src/options.h"
 
 static const char usage[] =
-    "usage: import_csv IN.csv OUT.h5 [--time-column NAME] [--overwrite]\n"
+    "usage: import_csv IN.csv OUT.h5 [--time-column NAME] [--time-format FORMAT] [--overwrite]\n"
     "\n"
     "Reads a CSV with a header line and writes /series [rows, channels] as float32, with the channels' names, and /time when a\n"
-    "column holds dates, each later than the one before. Every other column must hold finite numbers.\n"
+    "column holds times, each later than the one before. Every other column must hold finite numbers.\n"
     "\n"
-    "  --time-column NAME  the column of dates (default: the first one, when its values are dates)\n"
-    "  --overwrite         replace OUT.h5 when it exists\n"
-    "  --help              this text\n"
+    "  --time-column NAME    the column of times: dates, or Unix seconds or milliseconds (default: the first one, when its values\n"
+    "                        are dates). Dates are " PS_DATE_FORMS ",\n"
+    "                        with an offset such as +01:00, +0100 or Z if any\n"
+    "  --time-format FORMAT  how the times are written, else: %Y year, %y year of two digits, %m month, %b its name, %d day, %H "
+    "or\n"
+    "                        %I hour, %M minute, %S second, %p AM or PM, %z offset, %s Unix seconds; the rest stands for itself.\n"
+    "                        1/31/2022 11:00 PM is \"%m/%d/%Y %H:%M %p\". The column is the first one, or --time-column's\n"
+    "  --overwrite           replace OUT.h5 when it exists\n"
+    "  --help                this text\n"
     "\n"
     "Exit codes: 0 done, 2 usage, 3 data.\n";
 
@@ -38,9 +45,12 @@ static enum ps_status check_output(const char *in, const char *out, int overwrit
 int main(int argc, char **argv)
 {
     ps_streams_open();
-    const char *time_column = NULL;
+    struct ps_import_options how = {0};
     int overwrite = 0;
-    const struct ps_option options[] = {{"time-column", .text = &time_column}, {"overwrite", .given = &overwrite}, {0}};
+    const struct ps_option options[] = {{"time-column", .text = &how.time_column},
+                                        {"time-format", .text = &how.time_format},
+                                        {"overwrite", .given = &overwrite},
+                                        {0}};
     enum ps_status status = ps_options_read(argc, argv, options, 2, "IN.csv and OUT.h5", usage);
     const char *in = NULL, *out = NULL;
     struct ps_imported done;
@@ -50,11 +60,14 @@ int main(int argc, char **argv)
         status = check_output(in, out, overwrite);
     }
     if (status == PS_OK) {
-        status = ps_import_csv(in, out, time_column, &done);
+        status = ps_import_csv(in, out, &how, &done);
     }
     if (status != PS_OK) {
         fprintf(stderr, "import_csv: %s\n", ps_error_message());
         return status;
+    }
+    if (done.warning[0] != '\0') {
+        fprintf(stderr, "import_csv: warning: %s\n", done.warning);
     }
     const char *period = done.period[0] != '\0' ? done.period : "unknown";
     printf("%s: %" PRId64 " rows, %" PRId64 " channels, period %s\n", out, done.rows, done.channels, period);

@@ -85,15 +85,20 @@ static int exists(const char *path)
     return access(path, F_OK) == 0;
 }
 
-/* One line that holds every part ("|" between them). */
-static void check_message(const char *parts)
+/* The text is one line that holds every part ("|" between them). */
+static void check_parts(const char *text, const char *parts)
 {
     char copy[512], *rest = copy;
     snprintf(copy, sizeof copy, "%s", parts);
-    ck_assert_msg(strchr(ps_error_message(), '\n') == NULL, "more than a line: %s", ps_error_message());
+    ck_assert_msg(strchr(text, '\n') == NULL, "more than a line: %s", text);
     for (char *part; (part = strsep(&rest, "|")) != NULL;) {
-        ck_assert_msg(strstr(ps_error_message(), part) != NULL, "\"%s\" is not in: %s", part, ps_error_message());
+        ck_assert_msg(strstr(text, part) != NULL, "\"%s\" is not in: %s", part, text);
     }
+}
+
+static void check_message(const char *parts)
+{
+    check_parts(ps_error_message(), parts);
 }
 
 /* ---- HDF5 files made directly ---- */
@@ -999,11 +1004,16 @@ END_TEST
 /* ---- import ---- */
 
 /* Imports text; the file then read back. */
-static struct ps_series *import_text(const char *text, const char *time_column, struct ps_imported *imported)
+static struct ps_series *import_with(const char *text, const struct ps_import_options *options, struct ps_imported *imported)
 {
     const char *csv = write_text("in.csv", text), *path = in_folder("out.h5");
-    ck_assert_msg(ps_import_csv(csv, path, time_column, imported) == PS_OK, "%s", ps_error_message());
+    ck_assert_msg(ps_import_csv(csv, path, options, imported) == PS_OK, "%s", ps_error_message());
     return open_series(path);
+}
+
+static struct ps_series *import_text(const char *text, const char *time_column, struct ps_imported *imported)
+{
+    return import_with(text, &(struct ps_import_options){.time_column = time_column}, imported);
 }
 
 /* Unix seconds of /time in out.h5, at most n of them. */
@@ -1129,6 +1139,149 @@ START_TEST(import_long)
 }
 END_TEST
 
+/* Every form of time, and what it is in Unix seconds. */
+START_TEST(import_times)
+{
+    static const struct {
+        const char *text, *format;
+        int64_t seconds;
+    } cases[] = {
+        {"2022-01-31", NULL, 1643587200},
+        {"01.02.2022 23:30", NULL, 1643758200},
+        {"1.2.2022", NULL, 1643673600},
+        {"31.12.1969 23:59:59", NULL, -1},
+        {"2022-02-01T23:30:15.000", NULL, 1643758215},
+        {"2022-02-01 23:30:15.0Z", NULL, 1643758215},
+        {"2022-02-01T23:30+01:00", NULL, 1643754600},
+        {"2022-02-01 23:30:15+0100", NULL, 1643754615},
+        {"2022-02-01T23:30:15.000-05:30", NULL, 1643778015},
+        {"2022-02-01 23:30:15+00", NULL, 1643758215},
+        {"1643758215", NULL, 1643758215},
+        {"1643758215.0", NULL, 1643758215},
+        {"1643758215000", NULL, 1643758215},
+        {"1643758215000000000", NULL, 1643758215},
+        {"1/31/2022 11:05 PM", "%m/%d/%Y %I:%M %p", 1643670300},
+        {"1/31/2022 12:05:09 am", "%m/%d/%Y %H:%M:%S %p", 1643587509},
+        {"1/31/2022 12:05  PM", "%m/%d/%Y %H:%M %p", 1643630700},
+        {"31/1/22", "%d/%m/%y", 1643587200},
+        {"31/1/69", "%d/%m/%y", -28944000},
+        {"1/1/68", "%d/%m/%y", 3092601600},
+        {"20220131T2330", "%Y%m%dT%H%M", 1643671800},
+        {"2022-01", "%Y-%m", 1640995200},
+        {"2022", "%Y", 1640995200},
+        {"31-JAN-2022 01:00 +01:00", "%d-%b-%Y %H:%M %z", 1643587200},
+        {"May 1 2022", "%b %d %Y", 1651363200},
+        {"September 1 2022", "%b %d %Y", 1661990400},
+        {"100%2022", "100%%%Y", 1640995200},
+        {"-1", "%s", -1},
+        {"2022013100", "%s", 2022013100},
+        {"2022013123", "%Y%m%d%H", 1643670000},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[128];
+        int64_t time = 0;
+        snprintf(text, sizeof text, "a,t\n1,%s\n", cases[i].text);
+        struct ps_import_options options = {.time_column = "t", .time_format = cases[i].format};
+        ps_series_close(import_with(text, &options, NULL));
+        ck_assert_int_eq(read_times(&time, 1), 1);
+        ck_assert_msg(time == cases[i].seconds, "%s: %" PRId64 ", not %" PRId64, cases[i].text, time, cases[i].seconds);
+    }
+    /* With a format the first column is that of the times. */
+    struct ps_imported done;
+    ps_series_close(import_with("d,a\n1/31/2022,1\n2/1/2022,2\n", &(struct ps_import_options){.time_format = "%m/%d/%Y"}, &done));
+    ck_assert_int_eq(done.channels, 1);
+    ck_assert_str_eq(done.period, "1d");
+
+    static const struct {
+        const char *text, *format, *message;
+    } wrong[] = {
+        {"1/31/2022", NULL, "in.csv:2: column 2 (t): \"1/31/2022\" is not a date such as 2016-07-01 00:00:00|--time-format"},
+        {"31/01/2022", NULL, "is not a date such as|01.07.2016 00:00 (day first)|--time-format reads another form"},
+        {"20220131", NULL, "is not a date such as|--time-format reads another form, such as %Y%m%d"},
+        {"2022013123", NULL, "is not a date such as|such as %Y%m%d%H"},
+        {"99999999", NULL, "\"99999999\" is not a date such as|nor Unix time"},
+        {"4200000001", NULL, "is not a date"},
+        {"2022-01-31 10:00:00.5", NULL, "is not a date|whole seconds"},
+        {"2022-01-31 10:00:00.", NULL, "is not a date"},
+        {"2022-01-31 10:00+1", NULL, "is not a date"},
+        {"2022-01-31 10:00+24:00", NULL, "is not a date"},
+        {"2022-01-31 10:00+01:60", NULL, "is not a date"},
+        {"2022-01-31 10:00+01:00Z", NULL, "is not a date"},
+        {"2022-01-31 10:00+01:", NULL, "is not a date"},
+        {"2022-01-31+01:00", NULL, "is not a date"},
+        {"01.02.22", NULL, "is not a date"},
+        {"01.13.2022", NULL, "is not a date"},
+        {"2022.01.02", NULL, "is not a date"},
+        {"01-02-2022", NULL, "is not a date"},
+        {"1643758215500", NULL, "\"1643758215500\" lies within a second"},
+        {"2022-01-31", "%m/%d/%Y", "\"2022-01-31\" is not a time of the form \"%m/%d/%Y\" that --time-format says"},
+        {"1/31/2022 0:05 PM", "%m/%d/%Y %H:%M %p", "is not a time of the form"},
+        {"1/31/2022 13:05 PM", "%m/%d/%Y %H:%M %p", "is not a time of the form"},
+        {"1/31/2022 x", "%m/%d/%Y", "is not a time of the form"},
+        {"2/29/2022", "%m/%d/%Y", "is not a time of the form"},
+        {"1/31/22", "%m/%d/%Y", "is not a time of the form"},
+        {"1/31/", "%m/%d/%y", "is not a time of the form"},
+        {"31 Jen 2022", "%d %b %Y", "is not a time of the form"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char text[128];
+        snprintf(text, sizeof text, "a,t\n1,%s\n", wrong[i].text);
+        struct ps_import_options options = {.time_column = "t", .time_format = wrong[i].format};
+        enum ps_status status = ps_import_csv(write_text("in.csv", text), in_folder("wrong.h5"), &options, NULL);
+        ck_assert_msg(status == PS_DATA, "%s was accepted", wrong[i].text);
+        check_message(wrong[i].message);
+    }
+    static const char *const formats[][2] = {{"%m/%d", "--time-format is \"%m/%d\": it names no year"},
+                                             {"%Y-%j", "--time-format is \"%Y-%j\": \"%j\" is unknown: expected %Y %y %m"},
+                                             {"%Y%", "\"%\" is unknown"},
+                                             {"%%Y", "names no year"}};
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        struct ps_import_options options = {.time_format = formats[i][0]};
+        ck_assert_int_eq(ps_import_csv(write_text("in.csv", "a\n1\n"), in_folder("wrong.h5"), &options, NULL), PS_USAGE);
+        check_message(formats[i][1]);
+    }
+}
+END_TEST
+
+/* Times that became a channel are told. */
+START_TEST(import_warns_of_times)
+{
+    static const char *const rising[][2] = {
+        {"1643758200,1\n1643761800,1\n1643772600,1",
+         "in.csv: column 1 (ts) rises as times do|--time-column ts reads it as Unix seconds"},
+        {"1643758200500,1\n1643758200900,1\n", "--time-column ts reads it as Unix"},
+        {"1643758200.0,1\n1643758260.0,1\n", "--time-column ts reads it as Unix"},
+        {"20220131,1\n20220201,1\n", "column 1 (ts) rises|--time-format %Y%m%d reads it"},
+    };
+    static const char *const others[] = {"1643758200,1\n",
+                                         "1643758200,1\n1643758200,1\n",
+                                         "1643758260,1\n1643758200,1\n",
+                                         "1643758200,1\n1643758260.5,1\n",
+                                         "1,1643758200\n2,1643758260\n",
+                                         "10000000,1\n10000001,1\n",
+                                         "2022-01-01,1643758200\n2022-01-02,1643758260\n",
+                                         "20221331,1\n20221332,1\n"};
+    struct ps_imported done;
+    char text[128];
+    for (size_t i = 0; i < sizeof rising / sizeof *rising; i++) {
+        snprintf(text, sizeof text, "ts,a\n%s", rising[i][0]);
+        ps_series_close(import_text(text, NULL, &done));
+        ck_assert_int_eq(done.channels, 2);
+        ck_assert_int_eq(read_times(NULL, 0), 0);
+        check_parts(done.warning, rising[i][1]);
+    }
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        snprintf(text, sizeof text, "ts,a\n%s", others[i]);
+        ps_series_close(import_text(text, NULL, &done));
+        ck_assert_msg(done.warning[0] == '\0', "case %zu: %s", i, done.warning);
+    }
+    ps_series_close(import_text("ts,a\n1643758200,1\n1643761800,1\n", "ts", &done));
+    ck_assert_int_eq(done.channels, 1);
+    ck_assert_str_eq(done.period, "1h");
+    ck_assert_str_eq(done.warning, "");
+}
+END_TEST
+
 START_TEST(import_bad)
 {
     static const struct {
@@ -1174,6 +1327,12 @@ START_TEST(import_bad)
          "in.csv:3: column 2 (when): \"2020-01-01 00:00:09\" is not later than \"2020-01-01 00:00:10\""},
         {"date,a\n1,2\n", "when", "in.csv:1: no column is named \"when\": the first is \"date\", the last \"a\""},
         {"date,a\n1,2\n", "date", "in.csv:2: column 1 (date): \"1\" is not a date"},
+        {"date,a\n1/31/2022,2\n", NULL,
+         "in.csv:2: column 1 (date): \"1/31/2022\" is not a number, nor a date such as 2016-07-01 00:00:00|--time-format"},
+        {"date,a\n31-Jan-2022,2\n", NULL, "in.csv:2: column 1 (date): \"31-Jan-2022\" is not a number, nor a date|--time-format"},
+        {"date,a\nJan-22,2\n", NULL, "in.csv:2: column 1 (date): \"Jan-22\" is not a number, nor a date|--time-format"},
+        {"a,b\n1,H-1\n", NULL, "in.csv:2: column 2 (b): \"H-1\" is not a number"},
+        {"a,when\n1,2022-01-31\n", NULL, "in.csv:2: column 2 (when): \"2022-01-31\" is not a number, but a date: --time-column"},
         {"date,a\n\x01\x02,2\n", NULL, "in.csv:2: column 1 (date): \"?\?\" is not a number"},
         {"a\n1234567890123456789012345678901234567890123456789012345678901234567890x\n", NULL,
          "in.csv:2: column 1 (a): \"123456789012345678901234567890123456789012345678901234567890...\" is not a number"},
@@ -1182,7 +1341,8 @@ START_TEST(import_bad)
     snprintf(out, sizeof out, "%s", write_text("out.h5", "kept"));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *csv = write_text("in.csv", cases[i].text);
-        ck_assert_msg(ps_import_csv(csv, out, cases[i].time_column, NULL) == PS_DATA, "case %zu was accepted", i);
+        struct ps_import_options options = {.time_column = cases[i].time_column};
+        ck_assert_msg(ps_import_csv(csv, out, &options, NULL) == PS_DATA, "case %zu was accepted", i);
         check_message(cases[i].message);
     }
     ck_assert_int_eq(ps_import_csv(write_file("in.csv", "a\n1\0\n2\n", 8), out, NULL, NULL), PS_DATA);
@@ -1326,6 +1486,14 @@ START_TEST(program_import_csv)
     check_line(output, "is the CSV itself");
     ck_assert_int_eq(run(output, "import_csv in.csv other.h5"), 3);
     check_line(output, "import_csv: in.csv:2: column 2 (when)");
+    write_text("unix.csv", "ts,a\n1643758200,1\n1643761800,2\n");
+    ck_assert_int_eq(run(output, "import_csv unix.csv out.h5 --overwrite "), 0);
+    ck_assert_ptr_nonnull(strstr(output, "import_csv: warning: unix.csv: column 1 (ts) rises as times do"));
+    ck_assert_ptr_nonnull(strstr(output, "\nout.h5: 2 rows, 2 channels, period unknown\n"));
+    ck_assert_int_eq(run(output, "import_csv unix.csv out.h5 --overwrite --time-column ts"), 0);
+    check_line(output, "out.h5: 2 rows, 1 channels, period 1h");
+    ck_assert_int_eq(run(output, "import_csv unix.csv out.h5 --overwrite --time-format %%j"), 2);
+    check_line(output, "import_csv: --time-format is \"%j\"");
     ck_assert_int_eq(run(output, "import_csv bad.csv other.h5"), 3);
     check_line(output, "import_csv: bad.csv:3: column 1 (a): \"x\" is not a number");
     ck_assert_int_eq(run(output, "import_csv none.csv other.h5"), 3);
@@ -1418,6 +1586,8 @@ int main(void)
     tcase_add_test(c, naive_series);
     tcase_add_test(c, import_good);
     tcase_add_test(c, import_long);
+    tcase_add_test(c, import_times);
+    tcase_add_test(c, import_warns_of_times);
     tcase_add_test(c, import_bad);
     tcase_add_test(c, sample_bits);
     tcase_add_test(c, sample_can_be_learnt);

@@ -1,19 +1,36 @@
-/* The CSV importer. Input: a CSV; when it begins with byte 1, the rest is one whose column of times is named "date". What is
- * imported must be a series. */
+/* The CSV importer. Input: a CSV, and before it the options, each a byte: 1: the column of times is named "date", 2: and is read
+ * by the format that follows, up to a line's end. What is imported must be a series. */
 #include "data/import.h"
 #include "data/series.h"
 #include "tests/fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char out[256];
-    own_path(out, ".h5");
-    int named = size > 0 && data[0] == 1;
+    char out[256], format[256];
+    struct ps_import_options options = {0};
+    for (; size > 0 && data[0] >= 1 && data[0] <= 2; data++, size--) {
+        const uint8_t *end = memchr(data, '\n', size);
+        switch (data[0]) {
+        case 1:
+            options.time_column = "date";
+            break;
+        case 2:
+            if (end == NULL || end - data > (ptrdiff_t)sizeof format) {
+                return -1;
+            }
+            snprintf(format, sizeof format, "%.*s", (int)(end - data - 1), (const char *)data + 1);
+            options.time_format = format;
+            size -= (size_t)(end - data);
+            data = end;
+            break;
+        }
+    }
     struct ps_imported imported;
-    enum ps_status status = ps_import_csv(put_file(data + named, size - (size_t)named), out, named ? "date" : NULL, &imported);
-    must_explain(status, PS_DATA);
+    enum ps_status status = ps_import_csv(put_file(data, size), own_path(out, ".h5"), &options, &imported);
+    must_explain(status, status == PS_USAGE && options.time_format != NULL ? PS_USAGE : PS_DATA);
     if (status == PS_OK) {
         MUST(imported.rows > 0 && imported.channels > 0);
+        MUST(strchr(imported.warning, '\n') == NULL);
         MUST(ps_series_look(out) == PS_OK);
         MUST(unlink(out) == 0);
     }
