@@ -13,6 +13,7 @@ enum ps_status ps_series_write(const char *path, const float *values, int64_t ro
 
 struct ps_import_options {
     const char *time_column; /* the column of times; NULL: the first one when its values are dates, or with time_format */
+    int allow_gaps;          /* else each time must follow the one before by the same step, or so many months */
     const char *time_format; /* as ps_date_read_as takes it; NULL: dates as ps_date_read takes them, or Unix time */
 };
 
@@ -21,7 +22,9 @@ struct ps_import_options {
  * written; it may be NULL. */
 struct ps_imported {
     int64_t rows, channels;
-    char period[32];   /* attribute frequency: "1h", "15min", "1d"; "" when there are no times or their steps differ */
+    char period[32];   /* the step, "1h", "15min", "1d", "1mo", "1y"; "" when there are no two times. Attribute frequency, without
+                          gaps */
+    int64_t gaps;      /* rows that do not follow the one before by that step */
     char warning[512]; /* a line for whoever asked for the import; "" when there is nothing to say */
 };
 enum ps_status ps_import_csv(const char *csv, const char *path, const struct ps_import_options *options,

@@ -8,6 +8,7 @@
 #include "data/csv.h"
 #include "data/dates.h"
 #include "data/import.h"
+#include "data/steps.h"
 #include "data/text.h"
 
 #define NO_COLUMN SIZE_MAX
@@ -291,34 +292,45 @@ static enum ps_status read_csv(struct table *t, const char *path)
     return PS_OK;
 }
 
-/* "1h", "15min", "1d", "10s" when all steps are equal; otherwise "". */
-static void deduce_period(const struct table *t, char text[32])
+static enum ps_status fail_step(const struct table *t, const struct ps_steps *steps)
 {
-    text[0] = '\0';
-    if (t->time_at == NO_COLUMN || t->rows < 2) {
-        return;
+    int64_t row = steps->irregular_at, before = t->time[row - 1], time = t->time[row];
+    int64_t missing = ps_steps_missing(steps, before, time);
+    char remedy[96] = "make the steps equal";
+    if (missing > 0) {
+        snprintf(remedy, sizeof remedy, "%" PRId64 " %s missing there: put %s in", missing, missing == 1 ? "row is" : "rows are",
+                 missing == 1 ? "it" : "them");
     }
-    int64_t step = t->time[1] - t->time[0];
-    for (int64_t i = 1; i < t->rows; i++) {
-        if (t->time[i] - t->time[i - 1] != step) {
-            return;
-        }
-    }
-    static const struct {
-        int64_t seconds;
-        const char *name;
-    } units[] = {{86400, "d"}, {3600, "h"}, {60, "min"}, {1, "s"}};
-    int u = 0;
-    while (step % units[u].seconds != 0) {
-        u++;
-    }
-    snprintf(text, 32, "%" PRId64 "%s", step / units[u].seconds, units[u].name);
+    /* The header is line 1, and each row a line. */
+    return ps_fail(PS_DATA,
+                   "%s:%" PRId64 ": column %zu (%s): %s is %s after %s on the line before, and %" PRId64 " of %" PRId64
+                   " steps are %s: %s, or take the rows as they stand with --allow-gaps",
+                   t->csv.path, row + 2, t->time_at + 1, ps_text_plain(t->names[t->time_at]).text, ps_date_text(time).text,
+                   ps_seconds_text(time - before).text, ps_date_text(before).text, steps->count, t->rows - 1,
+                   ps_steps_text(steps).text, remedy);
 }
 
-/* Times that became a channel, in one line; "" when there are none. */
+/* Windows are cut by rows, so each row must follow the one before by the same step, or whoever imports knows that some do not. */
+static enum ps_status check_steps(const struct table *t, struct ps_imported *done)
+{
+    if (t->time_at == NO_COLUMN || t->rows < 2) {
+        return PS_OK;
+    }
+    struct ps_steps steps;
+    if (!ps_steps_find(t->time, t->rows, &steps)) {
+        return out_of_memory(t);
+    }
+    if (steps.irregular_at > 0 && !t->options->allow_gaps) {
+        return fail_step(t, &steps);
+    }
+    snprintf(done->period, sizeof done->period, "%s", ps_steps_text(&steps).text);
+    done->gaps = t->rows - 1 - steps.count;
+    return PS_OK;
+}
+
+/* Times that became a channel, in one line. */
 static void warn_of_times(const struct table *t, char warning[512])
 {
-    warning[0] = '\0';
     if (t->rises && t->rows > 1) {
         const struct ps_plain name = ps_text_plain(t->names[0]);
         int n = snprintf(warning, 512, "%s: column 1 (%s) rises as times do and was taken as a channel: ", t->csv.path, name.text);
@@ -355,6 +367,18 @@ static void table_free(struct table *t)
     ps_csv_close(&t->csv);
 }
 
+/* What was read, checked and written. */
+static enum ps_status write_series(struct table *t, const char *path, struct ps_imported *done)
+{
+    PS_TRY(check_steps(t, done));
+    warn_of_times(t, done->warning);
+    drop_time_name(t);
+    const char *slash = strrchr(t->csv.path, '/');
+    return ps_series_write(path, t->values, t->rows, t->channels, t->names, t->time_at != NO_COLUMN ? t->time : NULL,
+                           done->period[0] != '\0' && done->gaps == 0 ? done->period : NULL,
+                           slash != NULL ? slash + 1 : t->csv.path);
+}
+
 enum ps_status ps_import_csv(const char *csv_path, const char *path, const struct ps_import_options *options,
                              struct ps_imported *imported)
 {
@@ -363,13 +387,7 @@ enum ps_status ps_import_csv(const char *csv_path, const char *path, const struc
     enum ps_status status = read_csv(&table, csv_path);
     if (status == PS_OK) {
         struct ps_imported done = {.rows = table.rows, .channels = table.channels};
-        const char *slash = strrchr(csv_path, '/');
-        deduce_period(&table, done.period);
-        warn_of_times(&table, done.warning);
-        drop_time_name(&table);
-        status = ps_series_write(path, table.values, table.rows, table.channels, table.names,
-                                 table.time_at != NO_COLUMN ? table.time : NULL, done.period[0] != '\0' ? done.period : NULL,
-                                 slash != NULL ? slash + 1 : csv_path);
+        status = write_series(&table, path, &done);
         if (imported != NULL) {
             *imported = done;
         }

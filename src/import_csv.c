@@ -9,10 +9,12 @@
 #include "src/options.h"
 
 static const char usage[] =
-    "usage: import_csv IN.csv OUT.h5 [--time-column NAME] [--time-format FORMAT] [--overwrite]\n"
+    "usage: import_csv IN.csv OUT.h5 [--time-column NAME] [--time-format FORMAT] [--allow-gaps]\n"
+    "                                 [--overwrite]\n"
     "\n"
     "Reads a CSV with a header line and writes /series [rows, channels] as float32, with the channels' names, and /time when a\n"
-    "column holds times, each later than the one before. Every other column must hold finite numbers.\n"
+    "column holds times, each as long after the one before, or a month, a quarter, a year. Every other column must hold finite\n"
+    "numbers.\n"
     "\n"
     "  --time-column NAME    the column of times: dates, or Unix seconds or milliseconds (default: the first one, when its values\n"
     "                        are dates). Dates are " PS_DATE_FORMS ",\n"
@@ -21,6 +23,9 @@ static const char usage[] =
     "or\n"
     "                        %I hour, %M minute, %S second, %p AM or PM, %z offset, %s Unix seconds; the rest stands for itself.\n"
     "                        1/31/2022 11:00 PM is \"%m/%d/%Y %H:%M %p\". The column is the first one, or --time-column's\n"
+    "  --allow-gaps          take rows whose times are missing between others, or otherwise irregular, as they stand: windows "
+    "then\n"
+    "                        span the gaps. Times twice or out of order are refused all the same\n"
     "  --overwrite           replace OUT.h5 when it exists\n"
     "  --help                this text\n"
     "\n"
@@ -49,6 +54,7 @@ int main(int argc, char **argv)
     int overwrite = 0;
     const struct ps_option options[] = {{"time-column", .text = &how.time_column},
                                         {"time-format", .text = &how.time_format},
+                                        {"allow-gaps", .given = &how.allow_gaps},
                                         {"overwrite", .given = &overwrite},
                                         {0}};
     enum ps_status status = ps_options_read(argc, argv, options, 2, "IN.csv and OUT.h5", usage);
@@ -70,6 +76,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "import_csv: warning: %s\n", done.warning);
     }
     const char *period = done.period[0] != '\0' ? done.period : "unknown";
-    printf("%s: %" PRId64 " rows, %" PRId64 " channels, period %s\n", out, done.rows, done.channels, period);
+    printf("%s: %" PRId64 " rows, %" PRId64 " channels, period %s", out, done.rows, done.channels, period);
+    if (done.gaps > 0) {
+        printf(", %" PRId64 " gaps", done.gaps);
+    }
+    printf("\n");
     return PS_OK;
 }

@@ -1088,7 +1088,8 @@ START_TEST(import_good)
     }
 
     /* Of the centuries those that 400 divides are leap years. */
-    s = import_text("date,a\n1900-02-28,1\n1900-03-01,2\n2000-02-29,3\n2000-03-01,4\n2100-02-28,5\n2100-03-01,6\n", NULL, &done);
+    const struct ps_import_options gaps = {.allow_gaps = 1};
+    s = import_with("date,a\n1900-02-28,1\n1900-03-01,2\n2000-02-29,3\n2000-03-01,4\n2100-02-28,5\n2100-03-01,6\n", &gaps, &done);
     ck_assert_int_eq(read_times(time, 8), 6);
     ck_assert_int_eq(time[1] - time[0], 86400);
     ck_assert_int_eq(time[3] - time[2], 86400);
@@ -1104,8 +1105,9 @@ START_TEST(import_good)
     ck_assert_str_eq(s->channel_names[1], "1");
     ck_assert_int_eq(read_times(time, 8), 0);
     ps_series_close(s);
-    s = import_text("date,0\n1969-12-31 23:59:59,1\n1970-01-01 00:00:00,2\n1970-01-01 00:00:10,3\n", NULL, &done);
-    ck_assert_str_eq(done.period, "");
+    s = import_with("date,0\n1969-12-31 23:59:59,1\n1970-01-01 00:00:00,2\n1970-01-01 00:00:10,3\n", &gaps, &done);
+    ck_assert_str_eq(done.period, "1s");
+    ck_assert_int_eq(done.gaps, 1);
     ck_assert_int_eq(read_times(time, 8), 3);
     ck_assert_int_eq(time[0], -1);
     ck_assert_int_eq(time[2], 10);
@@ -1239,6 +1241,98 @@ START_TEST(import_times)
         struct ps_import_options options = {.time_format = formats[i][0]};
         ck_assert_int_eq(ps_import_csv(write_text("in.csv", "a\n1\n"), in_folder("wrong.h5"), &options, NULL), PS_USAGE);
         check_message(formats[i][1]);
+    }
+}
+END_TEST
+
+/* Whether out.h5 says a frequency. */
+static int has_frequency(void)
+{
+    hid_t file = H5Fopen(in_folder("out.h5"), H5F_ACC_RDONLY, H5P_DEFAULT);
+    int found = H5Aexists_by_name(file, "series", "frequency", H5P_DEFAULT) > 0;
+    H5Fclose(file);
+    return found;
+}
+
+/* A CSV of these dates, with a comma between them. */
+static const char *of_dates(const char *dates)
+{
+    static char text[1024];
+    size_t n = (size_t)snprintf(text, sizeof text, "date,a\n");
+    for (const char *at = dates; *at != '\0'; at += strspn(at, ",")) {
+        size_t length = strcspn(at, ",");
+        n += (size_t)snprintf(text + n, sizeof text - n, "%.*s,1\n", (int)length, at);
+        at += length;
+    }
+    return text;
+}
+
+START_TEST(import_steps)
+{
+    static const struct {
+        const char *dates, *period;
+    } regular[] = {
+        {"2020-01-01,2020-02-01", "1mo"},
+        {"2020-01-31,2020-02-29,2020-03-31,2020-04-30", "1mo"},
+        {"2019-12-15 06:00,2020-01-15 06:00,2020-02-15 06:00,2020-03-15 06:00", "1mo"},
+        {"2020-01-30,2020-02-29,2020-03-30", "1mo"},
+        {"2021-02-28,2021-03-28,2021-04-28", "1mo"},
+        {"2019-10-01,2020-01-01,2020-04-01,2020-07-01", "3mo"},
+        {"2019-09-30,2019-12-31,2020-03-31,2020-06-30", "3mo"},
+        {"1899-01-01,1900-01-01,1901-01-01,1902-01-01,1903-01-01,1904-01-01,1905-01-01", "1y"},
+        {"2020-02-29,2021-02-28,2022-02-28", "1y"},
+        {"2000-01-01,2010-01-01", "10y"},
+        {"2020-01-01,2020-01-29,2020-02-26", "28d"},
+        {"2020-01-01,2020-01-31,2020-03-01,2020-03-31", "30d"},
+        {"2020-01-06,2020-01-13,2020-01-20", "7d"},
+        {"2020-01-01 00:00:00,2020-01-01 00:01:30", "90s"},
+    };
+    static const struct {
+        const char *dates, *message, *period;
+        int gaps;
+    } irregular[] = {
+        {"2020-01-01 00:00,2020-01-01 01:00,2020-01-01 02:00,2020-01-01 05:00,2020-01-01 06:00,2020-01-01 08:00",
+         "in.csv:5: column 1 (date): 2020-01-01 05:00:00 is 3h after 2020-01-01 02:00:00 on the line before|3 of 5 steps are 1h|2 "
+         "rows are "
+         "missing there: put them in|--allow-gaps",
+         "1h", 2},
+        /* The first step is not the common one. */
+        {"2020-01-01,2020-01-03,2020-01-04,2020-01-05",
+         "in.csv:3:|2020-01-03 00:00:00 is 2d after|2 of 3 steps are 1d|1 row is missing", "1d", 1},
+        {"2020-01-01,2020-01-02,2020-01-03,2020-01-04,2020-01-04 12:00,2020-01-05",
+         "in.csv:6:|is 12h after|3 of 5 steps are 1d: make the steps equal", "1d", 2},
+        {"2020-01-01,2020-02-01,2020-04-01,2020-05-01",
+         "in.csv:4:|2020-04-01 00:00:00 is 60d after 2020-02-01|2 of 3 steps are 1mo: 1 row is missing", "1mo", 1},
+        {"2020-01-01,2020-02-01,2020-03-02,2020-04-01,2020-05-01,2020-06-01", "in.csv:4:|3 of 5 steps are 1mo: make", "1mo", 2},
+        {"2020-01-31,2020-02-28,2020-03-31,2020-04-30,2020-05-31", "in.csv:3:|2 of 4 steps are 1mo: make", "1mo", 2},
+        {"2018-01-01,2019-01-01,2020-01-01,2022-01-01", "in.csv:5:|is 731d after|2 of 3 steps are 1y: 1 row is missing", "1y", 1},
+        {"2020-01-01,2020-02-01 00:00:01,2020-03-01,2020-04-01", "in.csv:3:|1 of 3 steps are 1mo", "1mo", 2},
+    };
+    struct ps_imported done;
+    int64_t time[16];
+    for (size_t i = 0; i < sizeof regular / sizeof *regular; i++) {
+        ps_series_close(import_text(of_dates(regular[i].dates), NULL, &done));
+        ck_assert_msg(strcmp(done.period, regular[i].period) == 0, "%s: %s", regular[i].dates, done.period);
+        ck_assert_int_eq(done.gaps, 0);
+        ck_assert(has_frequency());
+    }
+    for (size_t i = 0; i < sizeof irregular / sizeof *irregular; i++) {
+        const char *csv = write_text("in.csv", of_dates(irregular[i].dates));
+        ck_assert_int_eq(ps_import_csv(csv, in_folder("wrong.h5"), NULL, NULL), PS_DATA);
+        check_message(irregular[i].message);
+        ck_assert(!exists(in_folder("wrong.h5")));
+        ps_series_close(import_with(of_dates(irregular[i].dates), &(struct ps_import_options){.allow_gaps = 1}, &done));
+        ck_assert_str_eq(done.period, irregular[i].period);
+        ck_assert_int_eq(done.gaps, irregular[i].gaps);
+        ck_assert_int_eq(read_times(time, 16), done.rows);
+        ck_assert(!has_frequency());
+    }
+    /* Twice or back are no gaps. */
+    for (int i = 0; i < 2; i++) {
+        const char *csv = write_text("in.csv", of_dates(i == 0 ? "2020-01-01,2020-01-01" : "2020-01-02,2020-01-01"));
+        struct ps_import_options options = {.allow_gaps = 1};
+        ck_assert_int_eq(ps_import_csv(csv, in_folder("wrong.h5"), &options, NULL), PS_DATA);
+        check_message("in.csv:3: column 1 (date): \"2020-01-01\" is not later than");
     }
 }
 END_TEST
@@ -1494,6 +1588,12 @@ START_TEST(program_import_csv)
     check_line(output, "out.h5: 2 rows, 1 channels, period 1h");
     ck_assert_int_eq(run(output, "import_csv unix.csv out.h5 --overwrite --time-format %%j"), 2);
     check_line(output, "import_csv: --time-format is \"%j\"");
+    write_text("gaps.csv", "date,a\n2020-01-01,1\n2020-01-02,2\n2020-01-03,3\n2020-01-05,4\n2020-01-06,5\n");
+    ck_assert_int_eq(run(output, "import_csv gaps.csv other.h5"), 3);
+    check_line(output, "import_csv: gaps.csv:5: column 1 (date): 2020-01-05 00:00:00 is 2d after 2020-01-03 00:00:00");
+    ck_assert(!exists(in_folder("other.h5")));
+    ck_assert_int_eq(run(output, "import_csv gaps.csv out.h5 --overwrite --allow-gaps"), 0);
+    check_line(output, "out.h5: 5 rows, 1 channels, period 1d, 1 gaps\n");
     ck_assert_int_eq(run(output, "import_csv bad.csv other.h5"), 3);
     check_line(output, "import_csv: bad.csv:3: column 1 (a): \"x\" is not a number");
     ck_assert_int_eq(run(output, "import_csv none.csv other.h5"), 3);
@@ -1587,6 +1687,7 @@ int main(void)
     tcase_add_test(c, import_good);
     tcase_add_test(c, import_long);
     tcase_add_test(c, import_times);
+    tcase_add_test(c, import_steps);
     tcase_add_test(c, import_warns_of_times);
     tcase_add_test(c, import_bad);
     tcase_add_test(c, sample_bits);

@@ -1662,7 +1662,7 @@ START_TEST(csv_to_forecasts)
     FILE *file = fopen(csv.text, "w");
     fputs("date,north,south\n", file);
     for (int i = 0; i < 800; i++) {
-        fprintf(file, "2020-%02d-%02d %02d:00:00,%.6f,%.6f\n", 1 + i / 24 / 28, 1 + i / 24 % 28, i % 24, sin(i / 3.8),
+        fprintf(file, "2020-%02d-%02d %02d:00:00,%.6f,%.6f\n", 1 + i / 24 / 31, 1 + i / 24 % 31, i % 24, sin(i / 3.8),
                 cos(i / 5.1));
     }
     fclose(file);

@@ -1163,7 +1163,7 @@ static void set_up(void)
     FILE *csv = fopen(new_dir("small.csv").text, "w");
     fputs("date,north,south\n", csv);
     for (int i = 0; i < 3000; i++) {
-        fprintf(csv, "2020-%02d-%02d %02d:00:00,%d,%d\n", 1 + i / 24 / 28, 1 + i / 24 % 28, i % 24, i, i * i % 97);
+        fprintf(csv, "2020-01-%02d %02d:%d0:00,%d,%d\n", 1 + i / 144, i / 6 % 24, i % 6, i, i * i % 97);
     }
     fclose(csv);
     expect_done(run("sample_series", ARGS(new_dir("series.h5").text, "--hours", "320", "--channels", "2")));
