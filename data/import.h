@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "data/missing.h"
 #include "kernels/status.h"
 
 /* Writes /series float32 [T, C], attribute channels, and /time int64 (Unix seconds, UTC) when time is not NULL; chunked along T;
@@ -14,6 +15,7 @@ enum ps_status ps_series_write(const char *path, const float *values, int64_t ro
 struct ps_import_options {
     const char *time_column; /* the column of times; NULL: the first one when its values are dates, or with time_format */
     int allow_gaps;          /* else each time must follow the one before by the same step, or so many months */
+    enum ps_fill fill;       /* what takes the place of missing values; PS_FILL_NONE: they are refused */
     const char *time_format; /* as ps_date_read_as takes it; NULL: dates as ps_date_read takes them, or Unix time */
 };
 
@@ -22,10 +24,11 @@ struct ps_import_options {
  * written; it may be NULL. */
 struct ps_imported {
     int64_t rows, channels;
-    char period[32];   /* the step, "1h", "15min", "1d", "1mo", "1y"; "" when there are no two times. Attribute frequency, without
-                          gaps */
-    int64_t gaps;      /* rows that do not follow the one before by that step */
-    char warning[512]; /* a line for whoever asked for the import; "" when there is nothing to say */
+    char period[32]; /* the step, "1h", "15min", "1d", "1mo", "1y"; "" when there are no two times. Attribute frequency, without
+                        gaps */
+    int64_t filled, filled_channels; /* values that were missing, and channels that have any */
+    int64_t gaps;                    /* rows that do not follow the one before by that step */
+    char warning[512];               /* a line for whoever asked for the import; "" when there is nothing to say */
 };
 enum ps_status ps_import_csv(const char *csv, const char *path, const struct ps_import_options *options,
                              struct ps_imported *imported);

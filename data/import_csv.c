@@ -32,6 +32,12 @@ struct table {
     int64_t *time;               /* [rows] */
     struct ps_plain time_before; /* the last row's, as it is written */
     int64_t rows, rows_room, channels;
+
+    /* Cells without a value, which are NaN in values. */
+    unsigned char *lacks; /* [channels]: whether there are any */
+    int64_t missing, missing_channels, missing_line;
+    size_t missing_column;
+    struct ps_plain missing_text; /* of the first one, as line and column */
 };
 
 static enum ps_status out_of_memory(const struct table *t)
@@ -124,6 +130,10 @@ static enum ps_status settle_columns(struct table *t)
     if (t->channels == 0) {
         return ps_fail(PS_DATA, "%s: has a time column and no channel", t->csv.path);
     }
+    t->lacks = calloc((size_t)t->channels, 1);
+    if (t->lacks == NULL) {
+        return out_of_memory(t);
+    }
     for (size_t i = 0; i < t->columns; i++) {
         if (i != t->time_at && t->names[i][0] == '\0') {
             return ps_fail(PS_DATA, "%s:1: column %zu has no name: name it in the header, or remove a column that only counts",
@@ -164,14 +174,27 @@ static enum ps_status fail_at(const struct table *t, size_t column, const char *
                    ps_text_plain(t->names[column]).text, ps_text_plain(text).text, wrong);
 }
 
-static enum ps_status read_value(const struct table *t, size_t column, float *value)
+static void note_missing(struct table *t, size_t column, int64_t channel)
+{
+    if (t->missing++ == 0) {
+        t->missing_line = t->csv.line_number;
+        t->missing_column = column;
+        t->missing_text = ps_text_plain(t->csv.field[column]);
+    }
+    t->missing_channels += !t->lacks[channel];
+    t->lacks[channel] = 1;
+}
+
+static enum ps_status read_value(struct table *t, size_t column, int64_t channel)
 {
     const char *text = t->csv.field[column], *wrong = NULL;
     int64_t seconds;
     double number = 0;
-    if (text[0] == '\0') {
-        wrong = "the value is missing: fill it";
-    } else if (!read_number(t, text, &number)) {
+    int read = read_number(t, text, &number);
+    if ((!read || isnan(number)) && ps_missing_text(text)) {
+        note_missing(t, column, channel);
+        number = NAN;
+    } else if (!read) {
         wrong = ps_date_read(text, &seconds) && t->time_at == NO_COLUMN
                     ? "is not a number, but a date: --time-column takes its column as the times"
                 : ps_date_suspected(text) && t->time_at == NO_COLUMN
@@ -184,7 +207,7 @@ static enum ps_status read_value(const struct table *t, size_t column, float *va
     if (wrong != NULL) {
         return fail_at(t, column, text, wrong);
     }
-    *value = (float)number;
+    t->values[t->rows * t->channels + channel] = (float)number;
     return PS_OK;
 }
 
@@ -252,10 +275,10 @@ static enum ps_status read_row(struct table *t)
         PS_TRY(settle_columns(t));
     }
     PS_TRY(grow_rows(t));
-    float *row = t->values + t->rows * t->channels;
+    int64_t channel = 0;
     for (size_t i = 0; i < t->columns; i++) {
         if (i != t->time_at) {
-            PS_TRY(read_value(t, i, row++));
+            PS_TRY(read_value(t, i, channel++));
         } else {
             PS_TRY(read_time(t, i));
         }
@@ -328,6 +351,26 @@ static enum ps_status check_steps(const struct table *t, struct ps_imported *don
     return PS_OK;
 }
 
+static enum ps_status fill_missing(struct table *t)
+{
+    if (t->missing > 0 && t->options->fill == PS_FILL_NONE) {
+        return ps_fail(PS_DATA,
+                       "%s:%" PRId64 ": column %zu (%s): \"%s\" is a missing value, the first of %" PRId64 " in %" PRId64
+                       " columns: fill them with --fill previous or --fill linear",
+                       t->csv.path, t->missing_line, t->missing_column + 1, ps_text_plain(t->names[t->missing_column]).text,
+                       t->missing_text.text, t->missing, t->missing_channels);
+    }
+    for (int64_t i = 0; i < t->channels; i++) {
+        if (t->lacks[i] &&
+            !ps_missing_fill(t->values, t->rows, t->channels, i, t->time_at != NO_COLUMN ? t->time : NULL, t->options->fill)) {
+            size_t column = (size_t)i + (t->time_at != NO_COLUMN && (size_t)i >= t->time_at);
+            return ps_fail(PS_DATA, "%s: column %zu (%s) holds no value in any row: remove it", t->csv.path, column + 1,
+                           ps_text_plain(t->names[column]).text);
+        }
+    }
+    return PS_OK;
+}
+
 /* Times that became a channel, in one line. */
 static void warn_of_times(const struct table *t, char warning[512])
 {
@@ -361,6 +404,7 @@ static void table_free(struct table *t)
     free(t->names);
     free(t->values);
     free(t->time);
+    free(t->lacks);
     if (t->c != (locale_t)0) {
         freelocale(t->c);
     }
@@ -371,6 +415,7 @@ static void table_free(struct table *t)
 static enum ps_status write_series(struct table *t, const char *path, struct ps_imported *done)
 {
     PS_TRY(check_steps(t, done));
+    PS_TRY(fill_missing(t));
     warn_of_times(t, done->warning);
     drop_time_name(t);
     const char *slash = strrchr(t->csv.path, '/');
@@ -386,7 +431,8 @@ enum ps_status ps_import_csv(const char *csv_path, const char *path, const struc
     struct table table = {.options = options != NULL ? options : &defaults, .time_at = NO_COLUMN};
     enum ps_status status = read_csv(&table, csv_path);
     if (status == PS_OK) {
-        struct ps_imported done = {.rows = table.rows, .channels = table.channels};
+        struct ps_imported done = {
+            .rows = table.rows, .channels = table.channels, .filled = table.missing, .filled_channels = table.missing_channels};
         status = write_series(&table, path, &done);
         if (imported != NULL) {
             *imported = done;

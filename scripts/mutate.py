@@ -44,6 +44,7 @@ NEAR = {
     "data/csv": "test_data",
     "data/dates": "test_data",
     "data/steps": "test_data",
+    "data/missing": "test_data",
     "data/import_csv": "test_data test_hostile test_programs",
     "data/files": "test_files test_checkpoint test_reliability",
     "data/": "test_data test_stream test_files test_hostile test_session",

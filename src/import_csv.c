@@ -1,6 +1,7 @@
 /* import_csv: a CSV of numbers to the HDF5 series that train reads. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 
 #include "data/dates.h"
@@ -10,7 +11,7 @@
 
 static const char usage[] =
     "usage: import_csv IN.csv OUT.h5 [--time-column NAME] [--time-format FORMAT] [--allow-gaps]\n"
-    "                                 [--overwrite]\n"
+    "                                 [--fill previous|linear|none] [--overwrite]\n"
     "\n"
     "Reads a CSV with a header line and writes /series [rows, channels] as float32, with the channels' names, and /time when a\n"
     "column holds times, each as long after the one before, or a month, a quarter, a year. Every other column must hold finite\n"
@@ -26,6 +27,9 @@ static const char usage[] =
     "  --allow-gaps          take rows whose times are missing between others, or otherwise irregular, as they stand: windows "
     "then\n"
     "                        span the gaps. Times twice or out of order are refused all the same\n"
+    "  --fill HOW            what takes the place of missing values (" PS_MISSING_FORMS "): the channel's value\n"
+    "                        before (previous), a line from that to the next one (linear, which looks ahead); none refuses them\n"
+    "                        (default). Before the first value stands that one\n"
     "  --overwrite           replace OUT.h5 when it exists\n"
     "  --help                this text\n"
     "\n"
@@ -47,16 +51,27 @@ static enum ps_status check_output(const char *in, const char *out, int overwrit
     return PS_OK;
 }
 
+static const char *const fills[] = {[PS_FILL_NONE] = "none", [PS_FILL_PREVIOUS] = "previous", [PS_FILL_LINEAR] = "linear"};
+
+static enum ps_status read_fill(const char *text, enum ps_fill *fill)
+{
+    for (*fill = PS_FILL_NONE; *fill <= PS_FILL_LINEAR; ++*fill) {
+        if (strcmp(text, fills[*fill]) == 0) {
+            return PS_OK;
+        }
+    }
+    return ps_fail(PS_USAGE, "--fill is \"%s\": expected previous, linear or none", text);
+}
+
 int main(int argc, char **argv)
 {
     ps_streams_open();
     struct ps_import_options how = {0};
+    const char *fill = fills[PS_FILL_NONE];
     int overwrite = 0;
-    const struct ps_option options[] = {{"time-column", .text = &how.time_column},
-                                        {"time-format", .text = &how.time_format},
-                                        {"allow-gaps", .given = &how.allow_gaps},
-                                        {"overwrite", .given = &overwrite},
-                                        {0}};
+    const struct ps_option options[] = {
+        {"time-column", .text = &how.time_column}, {"time-format", .text = &how.time_format}, {"fill", .text = &fill},
+        {"allow-gaps", .given = &how.allow_gaps},  {"overwrite", .given = &overwrite},        {0}};
     enum ps_status status = ps_options_read(argc, argv, options, 2, "IN.csv and OUT.h5", usage);
     const char *in = NULL, *out = NULL;
     struct ps_imported done;
@@ -64,6 +79,9 @@ int main(int argc, char **argv)
         in = argv[argc - 2];
         out = argv[argc - 1];
         status = check_output(in, out, overwrite);
+    }
+    if (status == PS_OK) {
+        status = read_fill(fill, &how.fill);
     }
     if (status == PS_OK) {
         status = ps_import_csv(in, out, &how, &done);
@@ -79,6 +97,9 @@ int main(int argc, char **argv)
     printf("%s: %" PRId64 " rows, %" PRId64 " channels, period %s", out, done.rows, done.channels, period);
     if (done.gaps > 0) {
         printf(", %" PRId64 " gaps", done.gaps);
+    }
+    if (done.filled > 0) {
+        printf(", %" PRId64 " missing values in %" PRId64 " channels filled (%s)", done.filled, done.filled_channels, fill);
     }
     printf("\n");
     return PS_OK;

@@ -1337,6 +1337,41 @@ START_TEST(import_steps)
 }
 END_TEST
 
+START_TEST(import_missing)
+{
+    static const char text[] = "a,d,b,c\n"
+                               "1,2020-01-01 00:00,,1\n"
+                               "NA,2020-01-01 01:00,n/a,2\n"
+                               "NaN,2020-01-01 02:00,4,3\n"
+                               "5,2020-01-01 03:00,null,4\n"
+                               "?,2020-01-01 07:00,6,5\n"
+                               "nan,2020-01-01 08:00,None,6\n"
+                               "8,2020-01-01 09:00,\"\",7\n";
+    struct ps_import_options options = {.time_column = "d", .allow_gaps = 1, .fill = PS_FILL_PREVIOUS};
+    struct ps_imported done;
+    struct ps_series *s = import_with(text, &options, &done);
+    ck_assert_mem_eq(s->values, ((float[]){1, 4, 1, 1, 4, 2, 1, 4, 3, 5, 4, 4, 5, 6, 5, 5, 6, 6, 8, 6, 7}), 21 * sizeof(float));
+    ck_assert_int_eq(done.filled, 9);
+    ck_assert_int_eq(done.filled_channels, 2);
+    ps_series_close(s);
+    options.fill = PS_FILL_LINEAR; /* by the times, not the rows */
+    s = import_with(text, &options, &done);
+    const float linear[] = {1, 4, 1, 1 + 4 / 3.f, 4, 2, 1 + 8 / 3.f, 4, 3, 5, 4.4f, 4, 7, 6, 5, 7.5f, 6, 6, 8, 6, 7};
+    for (int i = 0; i < 21; i++) {
+        ck_assert_msg(fabsf(s->values[i] - linear[i]) < 1e-6f, "%d: %g, not %g", i, s->values[i], linear[i]);
+    }
+    ck_assert_int_eq(done.filled, 9);
+    ps_series_close(s);
+    s = import_with("a\n1\n\"\"\n?\n7\n", &(struct ps_import_options){.fill = PS_FILL_LINEAR}, NULL);
+    ck_assert_mem_eq(s->values, ((float[]){1, 3, 5, 7}), 4 * sizeof(float));
+    ps_series_close(s);
+    ck_assert_int_eq(
+        ps_import_csv(write_text("in.csv", "a,d,b\n1,2020-01-01,\n2,2020-01-02,NA\n"), in_folder("wrong.h5"), &options, NULL),
+        PS_DATA);
+    check_message("in.csv: column 3 (b) holds no value in any row: remove it");
+}
+END_TEST
+
 /* Times that became a channel are told. */
 START_TEST(import_warns_of_times)
 {
@@ -1388,10 +1423,15 @@ START_TEST(import_bad)
         {"a\n0x10\n", NULL, "in.csv:2: column 1 (a): \"0x10\" is not a number"},
         {"a\n1,5\n", NULL, "in.csv:2: has 2 fields, and the header has 1"},
         {"a;b\n1;5\n", NULL, "in.csv:2: column 1 (a;b): \"1;5\" is not a number"},
-        {"a,b\n1,\n", NULL, "in.csv:2: column 2 (b): \"\" the value is missing"},
+        {"a,b\n1,\n", NULL,
+         "in.csv:2: column 2 (b): \"\" is a missing value, the first of 1 in 1 columns|--fill previous or --fill linear"},
         {"a,b\n1,2\n3\n", NULL, "in.csv:3: has 1 fields, and the header has 2 (from \"a\" to \"b\")"},
         {"a,b\n1,2\n3,4,5\n", NULL, "in.csv:3: has 3 fields, and the header has 2"},
-        {"a,b\n1,2\nnan,4\n", NULL, "in.csv:3: column 1 (a): \"nan\" is not finite"},
+        {"a,b\n1,2\nnan,4\n", NULL, "in.csv:3: column 1 (a): \"nan\" is a missing value"},
+        {"a,b\n1,2\n-nan,4\n", NULL, "in.csv:3: column 1 (a): \"-nan\" is not finite"},
+        {"date,a\n2020-01-01,1\nNA,2\n", NULL, "in.csv:3: column 1 (date): \"NA\" is not a date"},
+        {"a,d,b\n1,2020-01-01,2\n3,2020-01-02,NA\n,2020-01-03,NULL\n4,2020-01-04,6\n", "d",
+         "in.csv:3: column 3 (b): \"NA\" is a missing value, the first of 3 in 2 columns"},
         {"a,b\n1,-inf\n", NULL, "in.csv:2: column 2 (b): \"-inf\" is not finite"},
         {"a,b\n1,1e39\n", NULL, "in.csv:2: column 2 (b): \"1e39\" is not finite in float32"},
         {"a,b\n1,\"2\n", NULL, "in.csv:2: column 2: the quote is not closed on this line"},
@@ -1594,6 +1634,19 @@ START_TEST(program_import_csv)
     ck_assert(!exists(in_folder("other.h5")));
     ck_assert_int_eq(run(output, "import_csv gaps.csv out.h5 --overwrite --allow-gaps"), 0);
     check_line(output, "out.h5: 5 rows, 1 channels, period 1d, 1 gaps\n");
+    write_text("holes.csv", "a,b\n1,2\nNA,\n3,4\n");
+    ck_assert_int_eq(run(output, "import_csv holes.csv other.h5"), 3);
+    check_line(output, "import_csv: holes.csv:3: column 1 (a): \"NA\" is a missing value, the first of 2 in 2 columns");
+    ck_assert_int_eq(run(output, "import_csv holes.csv other.h5 --fill none"), 3);
+    ck_assert_int_eq(run(output, "import_csv holes.csv other.h5 --fill mean"), 2);
+    check_line(output, "--fill is \"mean\": expected previous, linear or none");
+    ck_assert_int_eq(run(output, "import_csv holes.csv out.h5 --overwrite --fill previous"), 0);
+    check_line(output, "period unknown, 2 missing values in 2 channels filled (previous)\n");
+    ck_assert_int_eq(run(output, "import_csv holes.csv out.h5 --overwrite --fill linear"), 0);
+    check_line(output, "filled (linear)");
+    s = open_series(in_folder("out.h5"));
+    ck_assert_mem_eq(s->values, ((float[]){1, 2, 2, 3, 3, 4}), 6 * sizeof(float));
+    ps_series_close(s);
     ck_assert_int_eq(run(output, "import_csv bad.csv other.h5"), 3);
     check_line(output, "import_csv: bad.csv:3: column 1 (a): \"x\" is not a number");
     ck_assert_int_eq(run(output, "import_csv none.csv other.h5"), 3);
@@ -1688,6 +1741,7 @@ int main(void)
     tcase_add_test(c, import_long);
     tcase_add_test(c, import_times);
     tcase_add_test(c, import_steps);
+    tcase_add_test(c, import_missing);
     tcase_add_test(c, import_warns_of_times);
     tcase_add_test(c, import_bad);
     tcase_add_test(c, sample_bits);
