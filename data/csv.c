@@ -95,14 +95,61 @@ static enum ps_status add_field(struct ps_csv *csv, char *text)
     return PS_OK;
 }
 
-/* Cuts the line at its commas. A field in double quotes may hold commas, and quotes written twice (RFC 4180); it ends on its line.
- * Spaces around a field are dropped. */
+static const struct {
+    char character;
+    const char *name, *plural;
+} delimiters[] = {{',', "comma", "commas"}, {';', "semicolon", "semicolons"}, {'\t', "tab", "tabs"}, {'|', "bar", "bars"}};
+enum { DELIMITERS = sizeof delimiters / sizeof *delimiters };
+
+int ps_csv_read_delimiter(const char *text, char *delimiter)
+{
+    for (int i = 0; i < DELIMITERS; i++) {
+        if (strcmp(text, delimiters[i].name) == 0 || (text[0] == delimiters[i].character && text[1] == '\0')) {
+            *delimiter = delimiters[i].character;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+const char *ps_csv_cut_at(const struct ps_csv *csv)
+{
+    int i = 0;
+    while (i < DELIMITERS - 1 && delimiters[i].character != csv->delimiter) {
+        i++;
+    }
+    return delimiters[i].plural;
+}
+
+/* The delimiter that stands most often in the header, outside quotes; the comma before others. */
+static char find_delimiter(const char *header)
+{
+    int64_t count[DELIMITERS] = {0};
+    int quoted = 0, best = 0;
+    for (const char *at = header; *at != '\0'; at++) {
+        quoted ^= *at == '"';
+        for (int i = 0; i < DELIMITERS; i++) {
+            count[i] += !quoted && *at == delimiters[i].character;
+        }
+    }
+    for (int i = 1; i < DELIMITERS; i++) {
+        best = count[i] > count[best] ? i : best;
+    }
+    return delimiters[best].character;
+}
+
+/* Cuts the line at its delimiters. A field in double quotes may hold them, and quotes written twice (RFC 4180); it ends on its
+ * line. Spaces around a field are dropped, and tabs that are no delimiters. */
 static enum ps_status split_line(struct ps_csv *csv)
 {
+    if (csv->delimiter == '\0') {
+        csv->delimiter = find_delimiter(csv->line);
+    }
+    const char delimiter[] = {csv->delimiter, '\0'}, *const blanks = csv->delimiter == '\t' ? " " : " \t";
     csv->fields = 0;
     char *at = csv->line;
     for (;;) {
-        at += strspn(at, " \t");
+        at += strspn(at, blanks);
         char *text = at, *end = at;
         if (*at == '"') {
             text = end = ++at;
@@ -115,15 +162,15 @@ static enum ps_status split_line(struct ps_csv *csv)
                                csv->line_number, csv->fields + 1);
             }
             at++;
-            at += strspn(at, " \t");
-            if (*at != ',' && *at != '\0') {
+            at += strspn(at, blanks);
+            if (*at != csv->delimiter && *at != '\0') {
                 return ps_fail(PS_DATA, "%s:%" PRId64 ": column %zu: text after the closing quote: \"%s\"", csv->path,
                                csv->line_number, csv->fields + 1, ps_text_plain(at).text);
             }
         } else {
-            at += strcspn(at, ",");
+            at += strcspn(at, delimiter);
             end = at;
-            while (end > text && strchr(" \t", end[-1]) != NULL) {
+            while (end > text && strchr(blanks, end[-1]) != NULL) {
                 end--;
             }
         }
@@ -136,9 +183,9 @@ static enum ps_status split_line(struct ps_csv *csv)
     }
 }
 
-enum ps_status ps_csv_open(struct ps_csv *csv, const char *path)
+enum ps_status ps_csv_open(struct ps_csv *csv, const char *path, char delimiter)
 {
-    *csv = (struct ps_csv){.path = path, .file = fopen(path, "re")};
+    *csv = (struct ps_csv){.path = path, .delimiter = delimiter, .file = fopen(path, "re")};
     return csv->file != NULL ? PS_OK : ps_fail(PS_DATA, "%s: cannot be opened: %s", path, strerror(errno));
 }
 

@@ -10,6 +10,7 @@
 struct ps_csv {
     const char *path;
     FILE *file;
+    char delimiter; /* 0 until the first line says it */
     int64_t line_number;
     char *line; /* the current one, cut into fields in place */
     size_t line_room;
@@ -17,10 +18,15 @@ struct ps_csv {
     size_t fields, fields_room;
 };
 
-/* *csv is to be closed in every case. */
-enum ps_status ps_csv_open(struct ps_csv *csv, const char *path);
+/* A delimiter by its name (comma, semicolon, tab, bar) or itself. 0: it is none. */
+int ps_csv_read_delimiter(const char *text, char *delimiter);
+
+/* delimiter 0: the one that the first line has most of. *csv is to be closed in every case. */
+enum ps_status ps_csv_open(struct ps_csv *csv, const char *path, char delimiter);
 /* The next line's fields; *more = 0 at the end of the file. PS_DATA, naming the line, for what is no text of lines. */
 enum ps_status ps_csv_read(struct ps_csv *csv, int *more);
+/* "commas", "semicolons", "tabs" or "bars". */
+const char *ps_csv_cut_at(const struct ps_csv *csv);
 void ps_csv_close(struct ps_csv *csv);
 
 #endif

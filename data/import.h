@@ -16,6 +16,8 @@ struct ps_import_options {
     const char *time_column; /* the column of times; NULL: the first one when its values are dates, or with time_format */
     int allow_gaps;          /* else each time must follow the one before by the same step, or so many months */
     enum ps_fill fill;       /* what takes the place of missing values; PS_FILL_NONE: they are refused */
+    char delimiter;          /* 0: the comma, semicolon, tab or bar that the header has most of */
+    int decimal_comma;       /* numbers have a decimal comma, not a point */
     const char *time_format; /* as ps_date_read_as takes it; NULL: dates as ps_date_read takes them, or Unix time */
 };
 
@@ -28,6 +30,7 @@ struct ps_imported {
                         gaps */
     int64_t filled, filled_channels; /* values that were missing, and channels that have any */
     int64_t gaps;                    /* rows that do not follow the one before by that step */
+    const char *cut_at;              /* what fields were cut at: "commas", "semicolons", "tabs", "bars" */
     char warning[512];               /* a line for whoever asked for the import; "" when there is nothing to say */
 };
 enum ps_status ps_import_csv(const char *csv, const char *path, const struct ps_import_options *options,

@@ -1,3 +1,4 @@
+#include <ctype.h>
 #include <inttypes.h>
 #include <locale.h>
 #include <math.h>
@@ -46,11 +47,59 @@ static enum ps_status out_of_memory(const struct table *t)
 }
 
 /* A whole field as a decimal number: no hexadecimal, nothing after it. NaN and infinity are numbers here. */
-static int read_number(const struct table *t, const char *text, double *value)
+static int read_number(const struct table *t, char *text, double *value)
 {
-    char *end;
+    char *end, *comma = NULL;
+    if (t->options->decimal_comma) {
+        if (strchr(text, '.') != NULL) {
+            return 0;
+        }
+        comma = strchr(text, ',');
+    }
+    if (comma != NULL) {
+        *comma = '.';
+    }
     *value = strtod_l(text, &end, t->c);
-    return end != text && *end == '\0' && strpbrk(text, "xX") == NULL;
+    int whole = end != text && *end == '\0';
+    if (comma != NULL) {
+        *comma = ',';
+    }
+    return whole && strpbrk(text, "xX") == NULL;
+}
+
+/* Digits on both sides of one comma. */
+static int has_decimal_comma(const char *text)
+{
+    const char *comma = strchr(text, ',');
+    return comma != NULL && comma > text && isdigit((unsigned char)comma[-1]) && isdigit((unsigned char)comma[1]) &&
+           strspn(text, "+-0123456789eE,") == strlen(text) && strchr(comma + 1, ',') == NULL;
+}
+
+/* Why a field that holds no number does not; room: for the text of those that name the delimiter. */
+static const char *no_number(const struct table *t, const char *text, char room[256])
+{
+    int64_t seconds;
+    if (t->options->decimal_comma) {
+        return "is not a number, written with a decimal comma as --decimal-comma says";
+    }
+    if (has_decimal_comma(text)) {
+        snprintf(room, 256,
+                 "is not a number, but may be one with a decimal comma, where fields are cut at %s: --decimal-comma reads it",
+                 ps_csv_cut_at(&t->csv));
+        return room;
+    }
+    if (t->time_at == NO_COLUMN && ps_date_read(text, &seconds)) {
+        return "is not a number, but a date: --time-column takes its column as the times";
+    }
+    if (t->time_at == NO_COLUMN && ps_date_suspected(text)) {
+        return "is not a number, nor a date such as " PS_DATE_FORMS
+               ": --time-format reads another form of date, as %m/%d/%Y %H:%M does 1/31/2022 23:00";
+    }
+    if (strpbrk(text, ",;\t|") != NULL) {
+        snprintf(room, 256, "is not a number: fields are cut at %s, and at others with --delimiter", ps_csv_cut_at(&t->csv));
+        return room;
+    }
+    return "is not a number";
 }
 
 /* A header of numbers is data without a header, unless it counts 0, 1, 2, ... as tables without names are written. */
@@ -187,20 +236,15 @@ static void note_missing(struct table *t, size_t column, int64_t channel)
 
 static enum ps_status read_value(struct table *t, size_t column, int64_t channel)
 {
-    const char *text = t->csv.field[column], *wrong = NULL;
-    int64_t seconds;
+    char *text = t->csv.field[column], room[256];
+    const char *wrong = NULL;
     double number = 0;
     int read = read_number(t, text, &number);
     if ((!read || isnan(number)) && ps_missing_text(text)) {
         note_missing(t, column, channel);
         number = NAN;
     } else if (!read) {
-        wrong = ps_date_read(text, &seconds) && t->time_at == NO_COLUMN
-                    ? "is not a number, but a date: --time-column takes its column as the times"
-                : ps_date_suspected(text) && t->time_at == NO_COLUMN
-                    ? "is not a number, nor a date such as " PS_DATE_FORMS
-                      ": --time-format reads another form of date, as %m/%d/%Y %H:%M does 1/31/2022 23:00"
-                    : "is not a number";
+        wrong = no_number(t, text, room);
     } else if (!isfinite((float)number)) {
         wrong = "is not finite in float32: fill or cut such rows";
     }
@@ -267,9 +311,12 @@ static enum ps_status read_time(struct table *t, size_t column)
 static enum ps_status read_row(struct table *t)
 {
     if (t->csv.fields != t->columns) {
-        return ps_fail(PS_DATA, "%s:%" PRId64 ": has %zu fields, and the header has %zu (from \"%s\" to \"%s\")", t->csv.path,
-                       t->csv.line_number, t->csv.fields, t->columns, ps_text_plain(t->names[0]).text,
-                       ps_text_plain(t->names[t->columns - 1]).text);
+        return ps_fail(
+            PS_DATA,
+            "%s:%" PRId64
+            ": has %zu fields, and the header has %zu (from \"%s\" to \"%s\"): they are cut at %s, and at others with --delimiter",
+            t->csv.path, t->csv.line_number, t->csv.fields, t->columns, ps_text_plain(t->names[0]).text,
+            ps_text_plain(t->names[t->columns - 1]).text, ps_csv_cut_at(&t->csv));
     }
     if (t->rows == 0) {
         PS_TRY(settle_columns(t));
@@ -295,7 +342,7 @@ static enum ps_status read_csv(struct table *t, const char *path)
     if (t->options->time_format != NULL) {
         PS_TRY(ps_date_check_format(t->options->time_format));
     }
-    PS_TRY(ps_csv_open(&t->csv, path));
+    PS_TRY(ps_csv_open(&t->csv, path, t->options->delimiter));
     t->c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     if (t->c == (locale_t)0) {
         return out_of_memory(t);
@@ -431,8 +478,11 @@ enum ps_status ps_import_csv(const char *csv_path, const char *path, const struc
     struct table table = {.options = options != NULL ? options : &defaults, .time_at = NO_COLUMN};
     enum ps_status status = read_csv(&table, csv_path);
     if (status == PS_OK) {
-        struct ps_imported done = {
-            .rows = table.rows, .channels = table.channels, .filled = table.missing, .filled_channels = table.missing_channels};
+        struct ps_imported done = {.rows = table.rows,
+                                   .channels = table.channels,
+                                   .cut_at = ps_csv_cut_at(&table.csv),
+                                   .filled = table.missing,
+                                   .filled_channels = table.missing_channels};
         status = write_series(&table, path, &done);
         if (imported != NULL) {
             *imported = done;

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "data/csv.h"
 #include "data/dates.h"
 #include "data/files.h"
 #include "data/import.h"
@@ -11,7 +12,8 @@
 
 static const char usage[] =
     "usage: import_csv IN.csv OUT.h5 [--time-column NAME] [--time-format FORMAT] [--allow-gaps]\n"
-    "                                 [--fill previous|linear|none] [--overwrite]\n"
+    "                                 [--fill previous|linear|none] [--delimiter NAME]\n"
+    "                                 [--decimal-comma] [--overwrite]\n"
     "\n"
     "Reads a CSV with a header line and writes /series [rows, channels] as float32, with the channels' names, and /time when a\n"
     "column holds times, each as long after the one before, or a month, a quarter, a year. Every other column must hold finite\n"
@@ -30,6 +32,8 @@ static const char usage[] =
     "  --fill HOW            what takes the place of missing values (" PS_MISSING_FORMS "): the channel's value\n"
     "                        before (previous), a line from that to the next one (linear, which looks ahead); none refuses them\n"
     "                        (default). Before the first value stands that one\n"
+    "  --delimiter NAME      what fields are cut at: comma, semicolon, tab or bar (default: the one that the header has most of)\n"
+    "  --decimal-comma       numbers have a decimal comma, not a point\n"
     "  --overwrite           replace OUT.h5 when it exists\n"
     "  --help                this text\n"
     "\n"
@@ -67,11 +71,16 @@ int main(int argc, char **argv)
 {
     ps_streams_open();
     struct ps_import_options how = {0};
-    const char *fill = fills[PS_FILL_NONE];
+    const char *fill = fills[PS_FILL_NONE], *delimiter = NULL;
     int overwrite = 0;
-    const struct ps_option options[] = {
-        {"time-column", .text = &how.time_column}, {"time-format", .text = &how.time_format}, {"fill", .text = &fill},
-        {"allow-gaps", .given = &how.allow_gaps},  {"overwrite", .given = &overwrite},        {0}};
+    const struct ps_option options[] = {{"time-column", .text = &how.time_column},
+                                        {"time-format", .text = &how.time_format},
+                                        {"delimiter", .text = &delimiter},
+                                        {"decimal-comma", .given = &how.decimal_comma},
+                                        {"fill", .text = &fill},
+                                        {"allow-gaps", .given = &how.allow_gaps},
+                                        {"overwrite", .given = &overwrite},
+                                        {0}};
     enum ps_status status = ps_options_read(argc, argv, options, 2, "IN.csv and OUT.h5", usage);
     const char *in = NULL, *out = NULL;
     struct ps_imported done;
@@ -82,6 +91,9 @@ int main(int argc, char **argv)
     }
     if (status == PS_OK) {
         status = read_fill(fill, &how.fill);
+    }
+    if (status == PS_OK && delimiter != NULL && !ps_csv_read_delimiter(delimiter, &how.delimiter)) {
+        status = ps_fail(PS_USAGE, "--delimiter is \"%s\": expected comma, semicolon, tab or bar", delimiter);
     }
     if (status == PS_OK) {
         status = ps_import_csv(in, out, &how, &done);
@@ -95,6 +107,9 @@ int main(int argc, char **argv)
     }
     const char *period = done.period[0] != '\0' ? done.period : "unknown";
     printf("%s: %" PRId64 " rows, %" PRId64 " channels, period %s", out, done.rows, done.channels, period);
+    if (strcmp(done.cut_at, "commas") != 0) {
+        printf(", cut at %s", done.cut_at);
+    }
     if (done.gaps > 0) {
         printf(", %" PRId64 " gaps", done.gaps);
     }

@@ -1372,6 +1372,49 @@ START_TEST(import_missing)
 }
 END_TEST
 
+START_TEST(import_delimiters)
+{
+    static const struct {
+        const char *text, *cut_at;
+        char delimiter;
+        int decimal_comma;
+    } cases[] = {
+        {"date;a;b, c\n2020-01-01;1.5;-2\n2020-01-02; ;4\n", "semicolons", 0, 0},
+        {"date\ta\tb, c\n2020-01-01\t 1.5\t-2 \n2020-01-02\t\t4\n", "tabs", 0, 0},
+        {"date|a|\"b, c\"\n2020-01-01|1.5|\"-2\"\n2020-01-02||4\n", "bars", 0, 0},
+        {"date,a,\"b, c\"\n2020-01-01\t,1.5,-2\t\n2020-01-02,\t,4\n", "commas", 0, 0},
+        {"date;a;b, c\n2020-01-01;1,5;-2\n2020-01-02;;4\n", "semicolons", 0, 1},
+        {"date;a;b, c\n2020-01-01;\"1,5\";-2,0\n2020-01-02;;4e0\n", "semicolons", ';', 1},
+        {"date,a,\"b, c\"\n2020-01-01,\"1,5\",\"-2,\"\n2020-01-02,,4\n", "commas", ',', 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ps_import_options options = {
+            .delimiter = cases[i].delimiter, .decimal_comma = cases[i].decimal_comma, .fill = PS_FILL_PREVIOUS};
+        struct ps_imported done;
+        struct ps_series *s = import_with(cases[i].text, &options, &done);
+        ck_assert_str_eq(done.cut_at, cases[i].cut_at);
+        ck_assert_int_eq(done.channels, 2);
+        ck_assert_str_eq(s->channel_names[1], "b, c");
+        ck_assert_mem_eq(s->values, ((float[]){1.5f, -2, 1.5f, 4}), 4 * sizeof(float));
+        ps_series_close(s);
+    }
+    /* As many of one as of the other: the comma. What is asked for goes before what the header has. */
+    struct ps_imported done;
+    ps_series_close(import_text("a,b;c,\";;\"\n1,2,3\n", NULL, &done));
+    ck_assert_str_eq(done.cut_at, "commas");
+    struct ps_series *s = import_with("a;b|c;d\n1|2\n", &(struct ps_import_options){.delimiter = '|'}, &done);
+    ck_assert_str_eq(s->channel_names[0], "a;b");
+    ck_assert_int_eq(done.channels, 2);
+    ps_series_close(s);
+    static const char *const points[] = {"a;b\n1;2.5\n", "a;b\n1;1.000,5\n", "a;b\n1;1,000,5\n", "a;b\n1;x\n"};
+    for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
+        struct ps_import_options options = {.decimal_comma = 1};
+        ck_assert_int_eq(ps_import_csv(write_text("in.csv", points[i]), in_folder("wrong.h5"), &options, NULL), PS_DATA);
+        check_message("in.csv:2: column 2 (b)|is not a number, written with a decimal comma as --decimal-comma says");
+    }
+}
+END_TEST
+
 /* Times that became a channel are told. */
 START_TEST(import_warns_of_times)
 {
@@ -1422,7 +1465,11 @@ START_TEST(import_bad)
         {"a,b\n1,2\n3,4 5\n", NULL, "in.csv:3: column 2 (b): \"4 5\" is not a number"},
         {"a\n0x10\n", NULL, "in.csv:2: column 1 (a): \"0x10\" is not a number"},
         {"a\n1,5\n", NULL, "in.csv:2: has 2 fields, and the header has 1"},
-        {"a;b\n1;5\n", NULL, "in.csv:2: column 1 (a;b): \"1;5\" is not a number"},
+        {"a\n1;5\n", NULL, "in.csv:2: column 1 (a): \"1;5\" is not a number: fields are cut at commas|--delimiter"},
+        {"a;b\n1;5;6\n", NULL, "in.csv:2: has 3 fields, and the header has 2|cut at semicolons, and at others with --delimiter"},
+        {"a,x;y;z\n1,5\n", NULL, "in.csv:2: has 1 fields, and the header has 3|cut at semicolons"},
+        {"a;b\n1;-2,5\n", NULL, "in.csv:2: column 2 (b): \"-2,5\" is not a number|decimal comma|cut at semicolons|--decimal-comma"},
+        {"a;b\n1;2,500,000\n", NULL, "in.csv:2: column 2 (b): \"2,500,000\" is not a number: fields are cut at semicolons"},
         {"a,b\n1,\n", NULL,
          "in.csv:2: column 2 (b): \"\" is a missing value, the first of 1 in 1 columns|--fill previous or --fill linear"},
         {"a,b\n1,2\n3\n", NULL, "in.csv:3: has 1 fields, and the header has 2 (from \"a\" to \"b\")"},
@@ -1647,6 +1694,16 @@ START_TEST(program_import_csv)
     s = open_series(in_folder("out.h5"));
     ck_assert_mem_eq(s->values, ((float[]){1, 2, 2, 3, 3, 4}), 6 * sizeof(float));
     ps_series_close(s);
+    write_text("semicolons.csv", "a;b\n1,5;2\n");
+    ck_assert_int_eq(run(output, "import_csv semicolons.csv other.h5"), 3);
+    check_line(output, "import_csv: semicolons.csv:2: column 1 (a): \"1,5\" is not a number, but may be one with a decimal comma");
+    ck_assert_int_eq(run(output, "import_csv semicolons.csv out.h5 --overwrite --decimal-comma"), 0);
+    check_line(output, "out.h5: 1 rows, 2 channels, period unknown, cut at semicolons\n");
+    ck_assert_int_eq(run(output, "import_csv semicolons.csv out.h5 --overwrite --decimal-comma --delimiter tab"), 3);
+    check_line(output, "column 1 (a;b): \"1,5;2\" is not a number");
+    ck_assert_int_eq(run(output, "import_csv semicolons.csv out.h5 --overwrite --decimal-comma --delimiter ';'"), 0);
+    ck_assert_int_eq(run(output, "import_csv semicolons.csv other.h5 --delimiter :"), 2);
+    check_line(output, "--delimiter is \":\": expected comma, semicolon, tab or bar");
     ck_assert_int_eq(run(output, "import_csv bad.csv other.h5"), 3);
     check_line(output, "import_csv: bad.csv:3: column 1 (a): \"x\" is not a number");
     ck_assert_int_eq(run(output, "import_csv none.csv other.h5"), 3);
@@ -1742,6 +1799,7 @@ int main(void)
     tcase_add_test(c, import_times);
     tcase_add_test(c, import_steps);
     tcase_add_test(c, import_missing);
+    tcase_add_test(c, import_delimiters);
     tcase_add_test(c, import_warns_of_times);
     tcase_add_test(c, import_bad);
     tcase_add_test(c, sample_bits);

@@ -1,6 +1,6 @@
 /* The CSV importer. Input: a CSV, and before it the options, each a byte: 1: the column of times is named "date", 2: and is read
- * by the format that follows, up to a line's end, 3: gaps are allowed, 4 and 5: missing values are filled. What is imported must be
- * a series. */
+ * by the format that follows, up to a line's end, 3: gaps are allowed, 4 and 5: missing values are filled, 6: numbers have a
+ * decimal comma, 7: and fields are cut at semicolons. What is imported must be a series. */
 #include "data/import.h"
 #include "data/series.h"
 #include "tests/fuzz/fuzz.h"
@@ -9,7 +9,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char out[256], format[256];
     struct ps_import_options options = {0};
-    for (; size > 0 && data[0] >= 1 && data[0] <= 5; data++, size--) {
+    for (; size > 0 && data[0] >= 1 && data[0] <= 7; data++, size--) {
         const uint8_t *end = memchr(data, '\n', size);
         switch (data[0]) {
         case 1:
@@ -26,6 +26,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             break;
         case 3:
             options.allow_gaps = 1;
+            break;
+        case 6:
+            options.decimal_comma = 1;
+            break;
+        case 7:
+            options.delimiter = ';';
             break;
         default:
             options.fill = data[0] == 4 ? PS_FILL_PREVIOUS : PS_FILL_LINEAR;
