@@ -14,6 +14,13 @@
 
 #define NO_COLUMN SIZE_MAX
 
+#define A_PANEL                                                                                                                  \
+    "this looks like a panel of series (many series in one file, a row for each time of each), and what is read is one row for " \
+    "each time, "                                                                                                                \
+    "with a column for each channel"
+
+enum { MOST_LOOKED_AHEAD = 1 << 20 }; /* rows */
+
 /* How the column of times is written. */
 enum time_form { AS_DATE, AS_FORMAT, AS_UNIX };
 
@@ -216,11 +223,89 @@ static enum ps_status grow_rows(struct table *t)
     return PS_OK;
 }
 
-/* A cell's error, behind its place. */
-static enum ps_status fail_at(const struct table *t, size_t column, const char *text, const char *wrong)
+static int convert_time(const struct table *t, const char *text, int64_t *time)
 {
-    return ps_fail(PS_DATA, "%s:%" PRId64 ": column %zu (%s): \"%s\" %s", t->csv.path, t->csv.line_number, column + 1,
-                   ps_text_plain(t->names[column]).text, ps_text_plain(text).text, wrong);
+    return t->time_form == AS_FORMAT ? ps_date_read_as(t->options->time_format, text, time)
+           : t->time_form == AS_UNIX ? ps_date_read_unix(text, time) == 1
+                                     : ps_date_read(text, time);
+}
+
+/* Whether the rows behind one whose time and whose value of column `id` are these go on as a panel does: values of that column come
+ * again, and where they change the time is no later. It was `first` in the file's first row. The current line is lost. */
+static int goes_on_as_panel(struct table *t, size_t time_at, size_t id, int64_t time, struct ps_plain value, struct ps_plain first)
+{
+    int again = 0, back = 0;
+    for (int i = 0; i < MOST_LOOKED_AHEAD && !(again && back); i++) {
+        int more;
+        int64_t next;
+        if (ps_csv_read(&t->csv, &more) != PS_OK || !more || t->csv.fields != t->columns ||
+            !convert_time(t, t->csv.field[time_at], &next)) {
+            return 0;
+        }
+        struct ps_plain now = ps_text_plain(t->csv.field[id]);
+        int changed = strcmp(now.text, value.text) != 0;
+        again |= !changed || strcmp(now.text, first.text) == 0;
+        back |= changed && next <= time;
+        value = now;
+        time = next;
+    }
+    return again && back;
+}
+
+/* Text in the first row: does it name one series of a panel? The current line is lost. */
+static int text_names_series(struct table *t, size_t id)
+{
+    size_t time_at = t->time_at;
+    int64_t time;
+    if (t->rows > 0 || ps_date_read(t->csv.field[id], &time)) {
+        return 0;
+    }
+    for (size_t i = 0; time_at == NO_COLUMN && i < t->columns; i++) {
+        time_at = ps_date_read(t->csv.field[i], &time) ? i : NO_COLUMN;
+    }
+    if (time_at == NO_COLUMN || !convert_time(t, t->csv.field[time_at], &time)) {
+        return 0;
+    }
+    struct ps_plain first = ps_text_plain(t->csv.field[id]);
+    return goes_on_as_panel(t, time_at, id, time, first, first);
+}
+
+/* A column of whole numbers that changes for the first time in the current row, whose time is not later than the one before: does
+ * it name series of a panel? NO_COLUMN: there is none. The current line is lost. */
+static size_t number_names_series(struct table *t)
+{
+    const int64_t last = t->rows - 1;
+    for (size_t i = 0; i < t->columns; i++) {
+        int64_t channel = (int64_t)i - (i > t->time_at), row = last;
+        double number;
+        float before = i != t->time_at ? t->values[last * t->channels + channel] : NAN;
+        if (isnan(before) || before != floorf(before) || !read_number(t, t->csv.field[i], &number) || number != floor(number) ||
+            number == before) {
+            continue;
+        }
+        while (row > 0 && t->values[(row - 1) * t->channels + channel] == before) {
+            row--;
+        }
+        if (row > 0) {
+            continue;
+        }
+        if (last > 0) {
+            return i;
+        }
+        struct ps_plain first;
+        snprintf(first.text, sizeof first.text, "%.0f", before);
+        int64_t time = t->time[t->rows];
+        return time == t->time[last] && goes_on_as_panel(t, t->time_at, i, time, ps_text_plain(t->csv.field[i]), first) ? i
+                                                                                                                        : NO_COLUMN;
+    }
+    return NO_COLUMN;
+}
+
+/* A cell's error, behind its place. */
+static enum ps_status fail_at(const struct table *t, int64_t line_number, size_t column, struct ps_plain text, const char *wrong)
+{
+    return ps_fail(PS_DATA, "%s:%" PRId64 ": column %zu (%s): \"%s\" %s", t->csv.path, line_number, column + 1,
+                   ps_text_plain(t->names[column]).text, text.text, wrong);
 }
 
 static void note_missing(struct table *t, size_t column, int64_t channel)
@@ -234,22 +319,29 @@ static void note_missing(struct table *t, size_t column, int64_t channel)
     t->lacks[channel] = 1;
 }
 
+/* What is wrong with a value that is no number, or none that is kept. */
+static enum ps_status fail_value(struct table *t, size_t column, int is_number)
+{
+    struct ps_plain text = ps_text_plain(t->csv.field[column]);
+    int64_t line_number = t->csv.line_number;
+    char room[256];
+    const char *wrong = is_number ? "is not finite in float32: fill or cut such rows" : no_number(t, t->csv.field[column], room);
+    if (!is_number && text_names_series(t, column)) {
+        wrong = "is not a number: " A_PANEL;
+    }
+    return fail_at(t, line_number, column, text, wrong);
+}
+
 static enum ps_status read_value(struct table *t, size_t column, int64_t channel)
 {
-    char *text = t->csv.field[column], room[256];
-    const char *wrong = NULL;
-    double number = 0;
-    int read = read_number(t, text, &number);
-    if ((!read || isnan(number)) && ps_missing_text(text)) {
+    double number;
+    int is_number = read_number(t, t->csv.field[column], &number);
+    if (!is_number || !isfinite((float)number)) {
+        if (!ps_missing_text(t->csv.field[column])) {
+            return fail_value(t, column, is_number);
+        }
         note_missing(t, column, channel);
         number = NAN;
-    } else if (!read) {
-        wrong = no_number(t, text, room);
-    } else if (!isfinite((float)number)) {
-        wrong = "is not finite in float32: fill or cut such rows";
-    }
-    if (wrong != NULL) {
-        return fail_at(t, column, text, wrong);
     }
     t->values[t->rows * t->channels + channel] = (float)number;
     return PS_OK;
@@ -283,7 +375,21 @@ static enum ps_status fail_time(const struct table *t, size_t column, const char
                  "--time-format reads another form, such as %s",
                  PS_DATE_FORMS, compact != NULL ? compact : "%m/%d/%Y %H:%M");
     }
-    return fail_at(t, column, text, wrong);
+    return fail_at(t, t->csv.line_number, column, ps_text_plain(text), wrong);
+}
+
+static enum ps_status fail_order(struct table *t, size_t column)
+{
+    struct ps_plain time = ps_text_plain(t->csv.field[column]);
+    int64_t line_number = t->csv.line_number;
+    size_t series = number_names_series(t);
+    char remedy[512] = ": sort the rows, oldest first, and keep each time once";
+    if (series != NO_COLUMN) {
+        snprintf(remedy, sizeof remedy, ", where column %zu (%s) changes: " A_PANEL, series + 1,
+                 ps_text_plain(t->names[series]).text);
+    }
+    return ps_fail(PS_DATA, "%s:%" PRId64 ": column %zu (%s): \"%s\" is not later than \"%s\" on the line before%s", t->csv.path,
+                   line_number, column + 1, ps_text_plain(t->names[column]).text, time.text, t->time_before.text, remedy);
 }
 
 /* Windows are cut by rows, so each row must follow the one before in time. */
@@ -291,18 +397,11 @@ static enum ps_status read_time(struct table *t, size_t column)
 {
     const char *text = t->csv.field[column];
     int64_t *time = t->time + t->rows;
-    int read = t->time_form == AS_FORMAT ? ps_date_read_as(t->options->time_format, text, time)
-               : t->time_form == AS_UNIX ? ps_date_read_unix(text, time) == 1
-                                         : ps_date_read(text, time);
-    if (!read) {
+    if (!convert_time(t, text, time)) {
         return fail_time(t, column, text);
     }
     if (t->rows > 0 && time[0] <= time[-1]) {
-        return ps_fail(PS_DATA,
-                       "%s:%" PRId64 ": column %zu (%s): \"%s\" is not later than \"%s\" on the line before: sort the rows, "
-                       "oldest first, and keep each time once",
-                       t->csv.path, t->csv.line_number, column + 1, ps_text_plain(t->names[column]).text, ps_text_plain(text).text,
-                       t->time_before.text);
+        return fail_order(t, column);
     }
     t->time_before = ps_text_plain(text);
     return PS_OK;

@@ -1415,6 +1415,58 @@ START_TEST(import_delimiters)
 }
 END_TEST
 
+/* Many series in one file are told from one whose rows are at fault. */
+START_TEST(import_panel)
+{
+    static const struct {
+        const char *text, *time_column, *message;
+        int panel;
+    } cases[] = {
+        /* Series by series. */
+        {"id,date,y\nA,2020-01-01,1\nA,2020-01-02,2\nB,2020-01-01,3\nB,2020-01-02,4\n", NULL,
+         "in.csv:2: column 1 (id): \"A\" is not a number", 1},
+        {"date,id,y\n2020-01-01,A,1\n2020-01-02,A,2\n2020-01-01,B,3\n2020-01-02,B,4\n", NULL,
+         "in.csv:2: column 2 (id): \"A\" is not a number", 1},
+        {"id,date,y\nA,2020-01-01,1\nA,2020-01-02,2\nB,2020-01-01,3\nB,2020-01-02,4\n", "date",
+         "in.csv:2: column 1 (id): \"A\" is not a number", 1},
+        {"id,t,y\nA,1643758200,1\nA,1643758260,2\nB,1643758200,3\n", "t", "in.csv:2: column 1 (id): \"A\"", 1},
+        {"id;date;y\nA-1;2020-01-01;1,5\nA-1;2020-01-02;2\nB-1;2020-01-01;3\n", NULL, "in.csv:2: column 1 (id): \"A-1\"", 1},
+        {"date,store,y\n2020-01-01,1,1\n2020-01-02,1,2\n2020-01-01,2,3\n2020-01-02,2,4\n", NULL,
+         "in.csv:4: column 1 (date): \"2020-01-01\" is not later than \"2020-01-02\" on the line before, where column 2 (store) "
+         "changes",
+         1},
+        {"store,y,item,date\n1,5,7,2020-01-01\n1,6,7,2020-01-02\n1,7,8,2020-01-01\n", "date",
+         "in.csv:4: column 4 (date): \"2020-01-01\" is not later than|where column 3 (item) changes", 1},
+        /* Time by time. */
+        {"date,id,y\n2020-01-01,A,1\n2020-01-01,B,2\n2020-01-02,A,3\n2020-01-02,B,4\n", NULL,
+         "in.csv:2: column 2 (id): \"A\" is not a number", 1},
+        {"date,store,y\n2020-01-01,1,1.5\n2020-01-01,2,2.5\n2020-01-02,1,3\n2020-01-02,2,4\n", NULL,
+         "in.csv:3: column 1 (date): \"2020-01-01\" is not later than \"2020-01-01\" on the line before, where column 2 (store) "
+         "changes",
+         1},
+        /* Text whose times are in order, text that never comes again, times at fault beside numbers. */
+        {"date,sky,y\n2020-01-01,sun,1\n2020-01-02,sun,2\n2020-01-03,rain,3\n", NULL,
+         "in.csv:2: column 2 (sky): \"sun\" is not a number", 0},
+        {"date,note,y\n2020-01-01,p,1\n2020-01-01,q,2\n2020-01-01,r,2\n", NULL, "in.csv:2: column 2 (note): \"p\" is not a number",
+         0},
+        {"date,a,y\n2020-01-01,1,1\n2020-01-02,A,2\n2020-01-01,B,3\n2020-01-02,B,4\n", NULL, "in.csv:3: column 2 (a): \"A\"", 0},
+        {"id,a\nA,1\nA,2\nB,1\n", NULL, "in.csv:2: column 1 (id): \"A\" is not a number", 0},
+        {"date,a\n2020-01-01,1.5\n2020-01-02,1.5\n2020-01-02,2.5\n", NULL,
+         "in.csv:4: column 1 (date)|: sort the rows, oldest first", 0},
+        {"date,a\n2020-01-01,1\n2020-01-02,2\n2020-01-01,3\n", NULL, "in.csv:4: column 1 (date)|: sort the rows, oldest first", 0},
+        {"date,a\n2020-01-03,1\n2020-01-02,2\n2020-01-01,1\n", NULL, "in.csv:3: column 1 (date)|: sort the rows, oldest first", 0},
+        {"date,a\n2020-01-01,1\n2020-01-01,2\n2020-01-02,3\n", NULL, "in.csv:3: column 1 (date)|: sort the rows, oldest first", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct ps_import_options options = {.time_column = cases[i].time_column};
+        ck_assert_int_eq(ps_import_csv(write_text("in.csv", cases[i].text), in_folder("wrong.h5"), &options, NULL), PS_DATA);
+        check_message(cases[i].message);
+        int told = strstr(ps_error_message(), ": this looks like a panel of series (many series in one file") != NULL;
+        ck_assert_msg(told == cases[i].panel, "%s", ps_error_message());
+    }
+}
+END_TEST
+
 /* Times that became a channel are told. */
 START_TEST(import_warns_of_times)
 {
@@ -1800,6 +1852,7 @@ int main(void)
     tcase_add_test(c, import_steps);
     tcase_add_test(c, import_missing);
     tcase_add_test(c, import_delimiters);
+    tcase_add_test(c, import_panel);
     tcase_add_test(c, import_warns_of_times);
     tcase_add_test(c, import_bad);
     tcase_add_test(c, sample_bits);
