@@ -7,7 +7,7 @@
 #include "kernels/status.h"
 
 /* What ps_date_read takes, for messages. */
-#define PS_DATE_FORMS "2016-07-01 00:00:00, 2016-07-01T00:00, 2016/07/01 or 01.07.2016 00:00 (day first)"
+#define PS_DATE_FORMS "2016-07-01 00:00:00, 2016-07-01T00:00, 2016/07/01 or 01.07.2016 00:00 (day first), in whole seconds"
 
 /* YEAR-MONTH-DAY, YEAR/MONTH/DAY or DAY.MONTH.YEAR, then nothing or (after T or a space) HOUR:MINUTE[:SECOND[.000]] and then
  * nothing, Z or an offset from UTC such as +01:00, +0100 or +01; as Unix seconds, UTC. 0: it is something else. */

@@ -14,20 +14,19 @@ enum ps_status ps_series_write(const char *path, const float *values, int64_t ro
 
 struct ps_import_options {
     const char *time_column; /* the column of times; NULL: the first one when its values are dates, or with time_format */
+    const char *time_format; /* as ps_date_read_as takes it; NULL: dates as ps_date_read takes them, or Unix time */
     int allow_gaps;          /* else each time must follow the one before by the same step, or so many months */
     enum ps_fill fill;       /* what takes the place of missing values; PS_FILL_NONE: they are refused */
     char delimiter;          /* 0: the comma, semicolon, tab or bar that the header has most of */
     int decimal_comma;       /* numbers have a decimal comma, not a point */
-    const char *time_format; /* as ps_date_read_as takes it; NULL: dates as ps_date_read takes them, or Unix time */
 };
 
-/* A CSV with a header row and, in each row, a time later than the one before, if there is a column of times, and numbers. options:
- * NULL stands for zeros. PS_DATA naming file, line, column and value; PS_USAGE for a format that is none. *imported says what was
- * written; it may be NULL. */
+/* A CSV with a header row, numbers, and a column of times if it has one, each later than the one before. options: NULL stands for
+ * zeros. PS_DATA naming file, line, column and value; PS_USAGE for a format that is none. *imported says what was written; it may
+ * be NULL. */
 struct ps_imported {
     int64_t rows, channels;
-    char period[32]; /* the step, "1h", "15min", "1d", "1mo", "1y"; "" when there are no two times. Attribute frequency, without
-                        gaps */
+    char period[32]; /* the step: "1h", "15min", "1d", "1mo", "1y"; "" without two times. It is attribute frequency if gaps is 0 */
     int64_t filled, filled_channels; /* values that were missing, and channels that have any */
     int64_t gaps;                    /* rows that do not follow the one before by that step */
     const char *cut_at;              /* what fields were cut at: "commas", "semicolons", "tabs", "bars" */

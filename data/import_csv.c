@@ -14,10 +14,9 @@
 
 #define NO_COLUMN SIZE_MAX
 
-#define A_PANEL                                                                                                                  \
-    "this looks like a panel of series (many series in one file, a row for each time of each), and what is read is one row for " \
-    "each time, "                                                                                                                \
-    "with a column for each channel"
+#define A_PANEL                                                                                  \
+    "this looks like a panel of series (many series in one file, a row for each time of each), " \
+    "and what is read is one row for each time, with a column for each channel"
 
 enum { MOST_LOOKED_AHEAD = 1 << 20 }; /* rows */
 
@@ -45,7 +44,7 @@ struct table {
     unsigned char *lacks; /* [channels]: whether there are any */
     int64_t missing, missing_channels, missing_line;
     size_t missing_column;
-    struct ps_plain missing_text; /* of the first one, as line and column */
+    struct ps_plain missing_text; /* line, column and text: of the first one */
 };
 
 static enum ps_status out_of_memory(const struct table *t)
@@ -74,12 +73,18 @@ static int read_number(const struct table *t, char *text, double *value)
     return whole && strpbrk(text, "xX") == NULL;
 }
 
-/* Digits on both sides of one comma. */
+/* Digits on both sides of one comma, a sign before them and an exponent behind them or none. */
 static int has_decimal_comma(const char *text)
 {
-    const char *comma = strchr(text, ',');
-    return comma != NULL && comma > text && isdigit((unsigned char)comma[-1]) && isdigit((unsigned char)comma[1]) &&
-           strspn(text, "+-0123456789eE,") == strlen(text) && strchr(comma + 1, ',') == NULL;
+    static const char digits[] = "0123456789";
+    text += *text == '-' || *text == '+';
+    size_t before = strspn(text, digits);
+    if (before == 0 || text[before] != ',') {
+        return 0;
+    }
+    text += before + 1;
+    size_t after = strspn(text, digits);
+    return after > 0 && strspn(text + after, "eE+-0123456789") == strlen(text + after);
 }
 
 /* Why a field that holds no number does not; room: for the text of those that name the delimiter. */
@@ -100,7 +105,7 @@ static const char *no_number(const struct table *t, const char *text, char room[
     }
     if (t->time_at == NO_COLUMN && ps_date_suspected(text)) {
         return "is not a number, nor a date such as " PS_DATE_FORMS
-               ": --time-format reads another form of date, as %m/%d/%Y %H:%M does 1/31/2022 23:00";
+               ": --time-format (with --time-column, unless it is the first) reads other forms, such as %m/%d/%Y %H:%M";
     }
     if (strpbrk(text, ",;\t|") != NULL) {
         snprintf(room, 256, "is not a number: fields are cut at %s, and at others with --delimiter", ps_csv_cut_at(&t->csv));
@@ -169,8 +174,7 @@ static int is_unix(const char *text)
     return ps_date_compact(text) == NULL && ps_date_read_unix(text, &seconds) != 0;
 }
 
-/* Known once the first row is there: whether the first column holds times, how they are written, and how many channels there are.
- */
+/* Known once the first row is there: which column holds times, how they are written, and how many channels there are. */
 static enum ps_status settle_columns(struct table *t)
 {
     int64_t seconds;
@@ -371,7 +375,7 @@ static enum ps_status fail_time(const struct table *t, size_t column, const char
         snprintf(wrong, sizeof wrong, "is not Unix time, as the first row's is");
     } else {
         snprintf(wrong, sizeof wrong,
-                 "is not a date such as %s, with whole seconds and an offset such as Z or +01:00 if any, nor Unix time: "
+                 "is not a date such as %s, with an offset such as Z or +01:00 if any, nor Unix time: "
                  "--time-format reads another form, such as %s",
                  PS_DATE_FORMS, compact != NULL ? compact : "%m/%d/%Y %H:%M");
     }

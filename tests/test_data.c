@@ -1521,6 +1521,7 @@ START_TEST(import_bad)
         {"a;b\n1;5;6\n", NULL, "in.csv:2: has 3 fields, and the header has 2|cut at semicolons, and at others with --delimiter"},
         {"a,x;y;z\n1,5\n", NULL, "in.csv:2: has 1 fields, and the header has 3|cut at semicolons"},
         {"a;b\n1;-2,5\n", NULL, "in.csv:2: column 2 (b): \"-2,5\" is not a number|decimal comma|cut at semicolons|--decimal-comma"},
+        {"a;b\n1;x,5\n", NULL, "in.csv:2: column 2 (b): \"x,5\" is not a number: fields are cut at semicolons"},
         {"a;b\n1;2,500,000\n", NULL, "in.csv:2: column 2 (b): \"2,500,000\" is not a number: fields are cut at semicolons"},
         {"a,b\n1,\n", NULL,
          "in.csv:2: column 2 (b): \"\" is a missing value, the first of 1 in 1 columns|--fill previous or --fill linear"},
