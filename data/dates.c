@@ -28,7 +28,7 @@ static int read_digits(const char **text, int digits)
 }
 
 /* Days from 1970-01-01 in the proleptic Gregorian calendar (Hinnant, chrono-compatible low-level date algorithms). */
-static int64_t days_from_civil(int64_t year, int month, int day)
+int64_t ps_date_days(int64_t year, int month, int day)
 {
     int64_t y = month <= 2 ? year - 1 : year;
     int64_t era = (y >= 0 ? y : y - 399) / 400, year_of_era = y - era * 400;
@@ -74,7 +74,7 @@ static int to_seconds(const struct written *w, int64_t *seconds)
         w->minute > 59 || w->second > 59) {
         return 0;
     }
-    *seconds = days_from_civil(w->year, w->month, w->day) * DAY + w->hour * 3600 + w->minute * 60 + w->second - w->offset;
+    *seconds = ps_date_days(w->year, w->month, w->day) * DAY + w->hour * 3600 + w->minute * 60 + w->second - w->offset;
     return 1;
 }
 

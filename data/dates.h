@@ -35,6 +35,8 @@ struct ps_civil {
     int month, day, days_of_month; /* from 1 on */
 };
 struct ps_civil ps_date_civil(int64_t days);
+/* And back. */
+int64_t ps_date_days(int64_t year, int month, int day);
 
 /* Unix seconds as 2016-07-01 00:00:00. */
 struct ps_date_text {

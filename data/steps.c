@@ -113,6 +113,18 @@ int64_t ps_steps_missing(const struct ps_steps *steps, int64_t before, int64_t t
     return between > 0 && between % length == 0 ? between / length - 1 : -1;
 }
 
+int64_t ps_steps_after(const struct ps_steps *steps, int64_t time, int64_t n)
+{
+    if (steps->seconds > 0) {
+        return time + n * steps->seconds;
+    }
+    int64_t second;
+    const struct ps_civil from = civil_of(time, &second);
+    const int64_t month = 12 * from.year + from.month - 1 + n * steps->months;
+    const int64_t first = ps_date_days(month / 12, (int)(month % 12) + 1, 1), days = ps_date_civil(first).days_of_month;
+    return (first + (steps->day < days ? steps->day : days) - 1) * DAY + second;
+}
+
 struct ps_span_text ps_seconds_text(int64_t seconds)
 {
     static const struct {

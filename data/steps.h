@@ -14,6 +14,9 @@ struct ps_steps {
 /* Of times that rise; rows >= 2. 0: no memory. */
 int ps_steps_find(const int64_t *time, int64_t rows, struct ps_steps *steps);
 
+/* The time n steps after `time`. A step of months keeps `day`. */
+int64_t ps_steps_after(const struct ps_steps *steps, int64_t time, int64_t n);
+
 /* Rows that are missing between these two times, -1: none would make them regular. */
 int64_t ps_steps_missing(const struct ps_steps *steps, int64_t before, int64_t time);
 

@@ -377,11 +377,7 @@ static enum ps_status print_json(const struct ps_session *s, const struct argume
 static enum ps_status evaluate(struct arguments *a)
 {
     char path[PS_KEPT_PATH];
-    struct stat about;
-    if (stat(a->checkpoint, &about) == 0 && S_ISDIR(about.st_mode)) {
-        PS_TRY(ps_kept_weights(a->checkpoint, path));
-        a->checkpoint = path;
-    }
+    PS_TRY(ps_kept_named(&a->checkpoint, path));
     struct ps_checkpoint checkpoint;
     struct ps_config config;
     struct ps_session *s = NULL;

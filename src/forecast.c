@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "data/dates.h"
 #include "data/files.h"
 #include "data/hdf5_util.h"
 #include "data/import.h"
@@ -13,15 +14,17 @@
 #include "data/times.h"
 #include "src/engine.h"
 #include "src/forecaster.h"
+#include "src/kept.h"
 #include "src/options.h"
 #include "src/passive.h"
 
 static const char usage[] =
-    "usage: forecast CHECKPOINT [--data FILE] [--out FILE] [--origin TIME|ROW] [--last N] [--steps N] [--overwrite]\n"
+    "usage: forecast CHECKPOINT|RUN [--data FILE] [--out FILE] [--origin TIME|ROW] [--last N] [--steps N] [--overwrite]\n"
     "                [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
     "\n"
     "Forecasts the rows after the end of the data, in the data's own units: pred_len of them, as the model was trained.\n"
     "\n"
+    "  RUN               a run's folder: its best checkpoint, or the last where there is no best\n"
     "  --data FILE       the series, HDF5 or CSV (default: the run's); its channels are found by name\n"
     "  --out FILE        FILE.h5: /forecasts [origins, steps, channels], /origin and /time; another name: CSV (default: to "
     "stdout)\n"
@@ -175,16 +178,16 @@ static enum ps_status find_origin(const struct arguments *a, const struct ps_con
         int64_t seconds, number = strtoll(a->origin, &end, 10);
         if (*a->origin >= '0' && *a->origin <= '9' && !*end) {
             *origin = number;
-        } else if (!ps_time_parse(a->origin, &seconds)) {
-            return ps_fail(PS_USAGE, "--origin is \"%.60s\": expected a row's number or its time, as 2018-06-26 19:00", a->origin);
+        } else if (!ps_date_read(a->origin, &seconds)) {
+            return ps_fail(PS_USAGE, "--origin is \"%.60s\": expected a row's number or its time, as " PS_DATE_FORMS, a->origin);
         } else if (!d->times.time) {
             return ps_fail(PS_DATA, "%s: has no /time: give --origin as a row's number", path);
         } else {
             for (*origin = 0; *origin < rows && d->times.time[*origin] != seconds; ++*origin) {
             }
             if (*origin == rows) {
-                return ps_fail(PS_DATA, "%s: no row has the time %s: it has %s to %s", path, ps_time_text(seconds).text,
-                               ps_time_text(d->times.time[0]).text, ps_time_text(d->times.time[rows - 1]).text);
+                return ps_fail(PS_DATA, "%s: no row has the time %s: it has %s to %s", path, ps_date_text(seconds).text,
+                               ps_date_text(d->times.time[0]).text, ps_date_text(d->times.time[rows - 1]).text);
             }
         }
     }
@@ -282,7 +285,7 @@ static void put_field(FILE *to, const char *text)
 static void put_time(FILE *to, const struct result *r, int64_t origin, int64_t after)
 {
     if (r->times->time) {
-        fputs(ps_time_text(ps_time_after(r->times, r->times->time[origin], after)).text, to);
+        fputs(ps_date_text(ps_steps_after(&r->times->steps, r->times->time[origin], after)).text, to);
     } else {
         fprintf(to, "%" PRId64, origin + after);
     }
@@ -368,7 +371,7 @@ static enum ps_status write_datasets(const struct ps_hdf5_output *out, const str
     }
     for (int64_t i = 0; i < all && status == PS_OK; i++) {
         const int64_t from = r->origin - r->n + 1 + i / r->steps, after = i % r->steps + 1;
-        time[i] = r->times->time ? ps_time_after(r->times, r->times->time[from], after) : from + after;
+        time[i] = r->times->time ? ps_steps_after(&r->times->steps, r->times->time[from], after) : from + after;
         origin[i / r->steps] = r->times->time ? r->times->time[from] : from;
     }
     if (status == PS_OK) {
@@ -444,8 +447,11 @@ int main(int argc, char **argv)
     struct ps_checkpoint checkpoint = {0};
     struct ps_config config = {0};
     struct data data = {0};
-    char note[PS_ENGINE_NOTE] = "";
+    char note[PS_ENGINE_NOTE] = "", path[PS_KEPT_PATH];
     enum ps_status status = parse(argc, argv, &a);
+    if (status == PS_OK) {
+        status = ps_kept_named(&a.checkpoint, path);
+    }
     if (status == PS_OK) {
         status = ps_checkpoint_load(a.checkpoint, &checkpoint);
     }

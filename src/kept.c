@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "data/files.h"
@@ -110,6 +111,16 @@ enum ps_status ps_kept_weights(const char *run, char path[PS_KEPT_PATH])
         }
     }
     return ps_fail(PS_CHECKPOINT, "%s: a folder without checkpoints/best.h5 or last.h5: name a run's folder, or a checkpoint", run);
+}
+
+enum ps_status ps_kept_named(const char **name, char path[PS_KEPT_PATH])
+{
+    struct stat about;
+    if (stat(*name, &about) == 0 && S_ISDIR(about.st_mode)) {
+        PS_TRY(ps_kept_weights(*name, path));
+        *name = path;
+    }
+    return PS_OK;
 }
 
 /* ---- saving ---- */

@@ -30,6 +30,9 @@ void ps_kept_best(const struct ps_kept *kept, char path[PS_KEPT_PATH]);
  * last-STEP.h5. PS_CHECKPOINT where none of them is there. */
 enum ps_status ps_kept_weights(const char *run, char path[PS_KEPT_PATH]);
 
+/* What a user named: a checkpoint, or a run's folder, whose weights are taken. *name stays, or becomes path. */
+enum ps_status ps_kept_named(const char **name, char path[PS_KEPT_PATH]);
+
 /* Whether the folder holds a state to go on from, intact or not. */
 int ps_kept_any(const struct ps_kept *kept);
 
