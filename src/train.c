@@ -393,6 +393,8 @@ static enum ps_status test(struct ps_session *s, struct run *run)
         epoch = s->epoch;
         fprintf(stderr, "train: warning: no epoch's validation MSE was finite: the last weights are tested; lower optim.lr\n");
     }
+    double val_mse, val_mae;
+    PS_TRY(ps_metrics_validation(run->metrics, epoch, &val_mse, &val_mae)); /* first: a signal counts until there are scores */
     struct ps_accuracy accuracy;
     PS_TRY(ps_session_score(s, PS_TEST, &accuracy));
     if (accuracy.all.windows == 0) {
@@ -408,8 +410,9 @@ static enum ps_status test(struct ps_session *s, struct run *run)
         .repeat_last = {naive.repeat_mse, naive.repeat_mae, count},
         .seasonal_naive = {naive.seasonal_mse, naive.seasonal_mae, isnan(naive.seasonal_mse) ? 0 : count},
         .epoch = epoch,
-        .step = epoch * (uint64_t)s->steps_per_epoch};
-    PS_TRY(ps_metrics_validation(run->metrics, epoch, &record.val_mse, &record.val_mae));
+        .step = epoch * (uint64_t)s->steps_per_epoch,
+        .val_mse = val_mse,
+        .val_mae = val_mae};
     char full[96] = "";
     if (accuracy.full_batches.windows > 0) {
         snprintf(full, sizeof full, "full batches: mse %.4f  mae %.4f; ", accuracy.full_batches.mse, accuracy.full_batches.mae);
