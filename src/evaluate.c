@@ -22,6 +22,7 @@ struct arguments {
     enum ps_split split;
     enum by by;
     int json, original_units, overwrite;
+    int of_run; /* the checkpoint was found in a run's folder */
 };
 
 static const char usage[] =
@@ -349,9 +350,10 @@ static enum ps_status print_json(const struct ps_session *s, const struct argume
 {
     json_t *root = ps_test_object(&scores->record);
     json_t *objects[PS_FORECASTERS] = {root, json_object_get(root, "repeat_last"), json_object_get(root, "seasonal_naive")};
-    int failed = root ? json_object_set_new(root, "checkpoint", json_string(a->checkpoint)) |
-                            json_object_set_new(root, "split", json_string(ps_split_name(a->split)))
-                      : 1;
+    int failed = root ? json_object_set_new(root, "split", json_string(ps_split_name(a->split))) : 1;
+    if (!failed && a->of_run) {
+        failed = json_object_set_new(root, "checkpoint", json_string(a->checkpoint));
+    }
     for (int f = 0; f < PS_FORECASTERS; f++) {
         failed |= add_measures(objects[f], ps_breakdown_all(scores->breakdown, (enum ps_forecaster)f));
     }
@@ -378,6 +380,7 @@ static enum ps_status evaluate(struct arguments *a)
 {
     char path[PS_KEPT_PATH];
     PS_TRY(ps_kept_named(&a->checkpoint, path));
+    a->of_run = a->checkpoint == path;
     struct ps_checkpoint checkpoint;
     struct ps_config config;
     struct ps_session *s = NULL;

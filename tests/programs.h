@@ -273,6 +273,28 @@ static inline json_t *evaluate_json(const char *checkpoint, char *const *more)
     return object;
 }
 
+/* Whether evaluate --json, which says more, has the scores of test.json, which has those of validation besides. */
+static inline int same_scores(const json_t *test, const json_t *evaluated)
+{
+    static const char *const more[] = {"split", "mase", "smape"};
+    json_t *rest = json_deep_copy(evaluated);
+    ck_assert_str_eq(json_string_value(json_object_get(rest, "split")), "test");
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(json_object_del(rest, more[i]), 0);
+        if (i >= 1) {
+            ck_assert_int_eq(json_object_del(json_object_get(rest, "repeat_last"), more[i]), 0);
+            json_t *seasonal = json_object_get(rest, "seasonal_naive");
+            ck_assert(json_is_null(seasonal) || json_object_del(seasonal, more[i]) == 0);
+        }
+    }
+    json_t *scores = json_deep_copy(test);
+    ck_assert(json_object_del(scores, "val_mse") == 0 && json_object_del(scores, "val_mae") == 0);
+    int same = json_equal(scores, rest);
+    json_decref(scores);
+    json_decref(rest);
+    return same;
+}
+
 struct array {
     hsize_t size[3];
     float *values;

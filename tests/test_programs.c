@@ -1042,27 +1042,6 @@ END_TEST
 
 /* ---- evaluate ---- */
 
-/* Whether evaluate --json, which says more, has the scores of test.json, which has those of validation besides. */
-static int same_scores(const json_t *test, const json_t *evaluated)
-{
-    static const char *const more[] = {"checkpoint", "split", "mase", "smape"};
-    json_t *rest = json_deep_copy(evaluated);
-    ck_assert_str_eq(json_string_value(json_object_get(rest, "split")), "test");
-    for (int i = 0; i < 4; i++) {
-        ck_assert_int_eq(json_object_del(rest, more[i]), 0);
-        if (i >= 2) {
-            ck_assert_int_eq(json_object_del(json_object_get(rest, "repeat_last"), more[i]), 0);
-            ck_assert_int_eq(json_object_del(json_object_get(rest, "seasonal_naive"), more[i]), 0);
-        }
-    }
-    json_t *scores = json_deep_copy(test);
-    ck_assert(json_object_del(scores, "val_mse") == 0 && json_object_del(scores, "val_mae") == 0);
-    int same = json_equal(scores, rest);
-    json_decref(scores);
-    json_decref(rest);
-    return same;
-}
-
 START_TEST(evaluate_scores)
 {
     struct path best = in_run(whole.text, "checkpoints/best.h5"), last = in_run(whole.text, "checkpoints/last.h5");
