@@ -1,4 +1,4 @@
-# What `cmake --install` puts where. Nothing that is installed names the folder it was installed into: it can be moved as a whole.
+# What `cmake --install` puts where, and `cpack` into a Debian package (preset package). Nothing that is installed names the folder it was installed into: it can be moved as a whole.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS ${PS_PROGRAMS})
@@ -31,3 +31,17 @@ install(FILES ${PS_PAGES} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME copyright)
 install(DIRECTORY configs examples DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_VENDOR "")
+set(CPACK_PACKAGE_CONTACT "PatchStep <patchstep@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION "Trains and runs PatchTST-style forecasters of multichannel time series: programs, a C library and its header.
+This build computes on the CPU.")
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PACKAGE_DEPENDS libopenblas0-openmp) # of the three that Debian has, the one it is built and tested with
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON) # Depends, of what programs and library are linked to
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${CMAKE_BINARY_DIR})
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON) # for packages that link to the library
+set(CPACK_STRIP_FILES ON)
+include(CPack)

@@ -24,6 +24,7 @@ exported=$(nm -D --defined-only --with-symbol-versions "$library" | awk '$2 != "
 if wrong=$(grep -vE '^(patchstep_[a-z_]+@@PATCHSTEP_[0-9]+\.[0-9]+|ps_[a-z0-9_]+@@PATCHSTEP_PRIVATE)$' <<<"$exported"); then
     fail "exports what is neither patchstep_* nor ps_*, or without a version: $wrong"
 fi
+# shellcheck disable=SC2013 # names have no blanks
 for name in $(sed -n 's/^[a-z].*[ *]\(patchstep_[a-z_]*\)(.*/\1/p' "$prefix/include/patchstep.h"); do
     grep -q "^$name@@PATCHSTEP_[0-9]" <<<"$exported" || fail "$name is in the header and not in the library"
 done
