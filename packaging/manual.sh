@@ -3,7 +3,7 @@
 # usage: manual.sh PROGRAM README VERSION PAGE
 set -eu
 name=${1##*/} page=$4
-about=$(sed -n "s/^| \`$name [^|]*| \(.*\) |\$/\1/p" "$2")
+about=$(sed -n "s/^| \`$name [^\`]*\` | \(.*\) |\$/\1/p" "$2" | sed 's/\[\([^]]*\)\]([^)]*)/\1/g')
 [ -n "$about" ] || { echo "manual: $2: no line for \`$name\` in the table of programs" >&2; exit 1; }
 text=$("$1" --help)
 mkdir -p "${page%/*}"
