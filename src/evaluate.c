@@ -10,6 +10,7 @@
 #include "data/hdf5_util.h"
 #include "src/breakdown.h"
 #include "src/engine.h"
+#include "src/intervals.h"
 #include "src/kept.h"
 #include "src/options.h"
 #include "src/passive.h"
@@ -22,19 +23,21 @@ struct arguments {
     enum ps_split split;
     enum by by;
     int json, original_units, overwrite;
-    int of_run; /* the checkpoint was found in a run's folder */
+    double interval; /* 0: none */
+    int of_run;      /* the checkpoint was found in a run's folder */
 };
 
 static const char usage[] =
     "usage: evaluate CHECKPOINT|RUN [--data FILE] [--split train|val|test|all] [--json] [--by step|channel]\n"
-    "                [--save-forecasts OUT.h5] [--original-units] [--overwrite] [--device auto|cpu|cuda[:N]]\n"
-    "                [--precision fp32|tf32|bf16|fp16]\n"
+    "                [--interval LEVEL] [--save-forecasts OUT.h5] [--original-units] [--overwrite]\n"
+    "                [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
     "\n"
     "  RUN                      a run's folder: its best checkpoint, or the last where there is no best\n"
     "  --data FILE              another HDF5 file than the run's\n"
     "  --split SPLIT            which windows (default: test; all: every window of the file)\n"
     "  --json                   print one JSON object\n"
     "  --by step|channel        also MSE and MAE of each step of the horizon, or of each channel\n"
+    "  --interval LEVEL         also how many targets lie in the intervals that forecast --interval LEVEL gives\n"
     "  --save-forecasts OUT.h5  write /forecasts and /targets [W, C, H] and /inputs [W, C, L]\n"
     "  --original-units         also MSE and MAE by channel in the data's own units; undo the scaling in what is saved\n"
     "  --overwrite              replace OUT.h5 when it exists\n"
@@ -44,12 +47,13 @@ static const char usage[] =
 
 static enum ps_status parse(int argc, char **argv, struct arguments *a)
 {
-    const char *split = ps_split_name(PS_TEST), *by = NULL;
+    const char *split = ps_split_name(PS_TEST), *by = NULL, *interval = NULL;
     const struct ps_option options[] = {{"data", .text = &a->data},
                                         {"split", .text = &split},
                                         {"device", .text = &a->device},
                                         {"precision", .text = &a->precision},
                                         {"by", .text = &by},
+                                        {"interval", .text = &interval},
                                         {"json", .given = &a->json},
                                         {"save-forecasts", .text = &a->forecasts},
                                         {"original-units", .given = &a->original_units},
@@ -57,6 +61,9 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
                                         {0}};
     PS_TRY(ps_options_read(argc, argv, options, 1, "one CHECKPOINT or run", usage));
     a->checkpoint = argv[argc - 1];
+    if (interval) {
+        PS_TRY(ps_intervals_level(interval, &a->interval));
+    }
     a->by = !by ? BY_NOTHING : strcmp(by, "step") == 0 ? BY_STEP : BY_CHANNEL;
     if (a->by == BY_CHANNEL && strcmp(by, "channel") != 0) {
         return ps_fail(PS_USAGE, "--by: \"%s\": step or channel", by);
@@ -158,6 +165,8 @@ static enum ps_status close_output(struct output *o, enum ps_status status)
 
 struct scores {
     struct ps_test_record record;
+    struct ps_intervals intervals; /* half NULL: none */
+    int64_t within;                /* targets */
     struct ps_breakdown *breakdown;
     struct output *output; /* NULL: forecasts are not saved */
 };
@@ -167,6 +176,9 @@ static enum ps_status take_batch(void *argument, int64_t first, int64_t n, const
 {
     struct scores *scores = argument;
     ps_breakdown_add(scores->breakdown, n, inputs, targets, forecasts);
+    if (scores->intervals.half) {
+        scores->within += ps_intervals_within(&scores->intervals, n, targets, forecasts);
+    }
     return scores->output ? write_batch(scores->output, first, n, inputs, targets, forecasts) : PS_OK;
 }
 
@@ -193,6 +205,9 @@ static enum ps_status score(struct ps_session *s, const struct arguments *a, str
     struct ps_accuracy accuracy;
     struct ps_naive naive;
     PS_TRY(ps_breakdown_open(s, &scores->breakdown));
+    if (a->interval > 0) {
+        PS_TRY(ps_intervals_fit(s, a->interval, &scores->intervals));
+    }
     PS_TRY(pass(s, a, scores, &accuracy));
     PS_TRY(ps_session_naive(s, a->split, &naive));
     int64_t count = s->splits.count[a->split];
@@ -202,6 +217,12 @@ static enum ps_status score(struct ps_session *s, const struct arguments *a, str
     scores->record.seasonal_naive =
         (struct ps_score){naive.seasonal_mse, naive.seasonal_mae, isnan(naive.seasonal_mse) ? 0 : count};
     return PS_OK;
+}
+
+/* The share of the targets that lie in their intervals. */
+static double coverage(const struct ps_session *s, const struct arguments *a, const struct scores *scores)
+{
+    return (double)scores->within / ((double)s->splits.count[a->split] * (double)(s->view.channels * s->view.pred_len));
 }
 
 /* ---- as text ---- */
@@ -294,6 +315,10 @@ static void print_text(const struct ps_session *s, const struct arguments *a, co
             printf("smape %.4f %%\n", m.smape);
         }
     }
+    if (scores->intervals.half) {
+        printf("interval %g: %.4f of the targets within, mean width %.4f standardised, by %" PRId64 " validation windows\n",
+               a->interval, coverage(s, a, scores), ps_intervals_mean_width(&scores->intervals), scores->intervals.windows);
+    }
     if (a->by == BY_STEP) {
         print_steps(s, scores);
     }
@@ -356,6 +381,12 @@ static enum ps_status print_json(const struct ps_session *s, const struct argume
     }
     for (int f = 0; f < PS_FORECASTERS; f++) {
         failed |= add_measures(objects[f], ps_breakdown_all(scores->breakdown, (enum ps_forecaster)f));
+    }
+    if (!failed && scores->intervals.half) {
+        failed = json_object_set_new(
+            root, "interval",
+            json_pack("{s:f, s:o, s:f, s:I}", "level", a->interval, "coverage", ps_json_number(coverage(s, a, scores)),
+                      "mean_width", ps_intervals_mean_width(&scores->intervals), "windows", (json_int_t)scores->intervals.windows));
     }
     if (!failed && a->by == BY_STEP) {
         failed = json_object_set_new(root, "by_step", step_objects(s, scores));
@@ -420,6 +451,7 @@ static enum ps_status evaluate(struct arguments *a)
         print_text(s, a, &scores);
     }
     ps_breakdown_close(scores.breakdown);
+    ps_intervals_free(&scores.intervals);
     ps_session_close(s);
     ps_config_free(&config);
     ps_checkpoint_free(&checkpoint);

@@ -14,13 +14,14 @@
 #include "data/times.h"
 #include "src/engine.h"
 #include "src/forecaster.h"
+#include "src/intervals.h"
 #include "src/kept.h"
 #include "src/options.h"
 #include "src/passive.h"
 
 static const char usage[] =
-    "usage: forecast CHECKPOINT|RUN [--data FILE] [--out FILE] [--origin TIME|ROW] [--last N] [--steps N] [--overwrite]\n"
-    "                [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
+    "usage: forecast CHECKPOINT|RUN [--data FILE] [--out FILE] [--origin TIME|ROW] [--last N] [--steps N] [--interval LEVEL]\n"
+    "                [--overwrite] [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
     "\n"
     "Forecasts the rows after the end of the data, in the data's own units: pred_len of them, as the model was trained.\n"
     "\n"
@@ -31,6 +32,8 @@ static const char usage[] =
     "  --origin TIME     the last row that is known, by its time (\"2018-06-26 19:00\") or its number, counted from 0\n"
     "  --last N          N forecasts: from the origin and from each of the N - 1 rows before it\n"
     "  --steps N         N rows; beyond pred_len by feeding forecasts back, and column fed_back says so\n"
+    "  --interval LEVEL  columns CHANNEL_loN and CHANNEL_hiN (in FILE.h5 /lower, /upper), between which N = 100 LEVEL percent of\n"
+    "                    targets lie, by the errors over the run's validation windows; up to pred_len steps\n"
     "  --overwrite       replace FILE when it exists\n"
     "  --device, --precision   what computes it (default: as trained where this machine can, else fp32 on the CPU)\n"
     "\n"
@@ -39,24 +42,27 @@ static const char usage[] =
 struct arguments {
     const char *checkpoint, *data, *out, *origin, *device, *precision;
     uint64_t last, steps;
+    double interval; /* 0: none */
     int overwrite;
 };
 
 static enum ps_status parse(int argc, char **argv, struct arguments *a)
 {
     *a = (struct arguments){.last = 1};
+    const char *interval = NULL;
     const struct ps_option options[] = {{"data", .text = &a->data},
                                         {"out", .text = &a->out},
                                         {"origin", .text = &a->origin},
                                         {"last", .number = &a->last, .least = 1, .most = INT32_MAX},
                                         {"steps", .number = &a->steps, .least = 1, .most = 1 << 20},
+                                        {"interval", .text = &interval},
                                         {"overwrite", .given = &a->overwrite},
                                         {"device", .text = &a->device},
                                         {"precision", .text = &a->precision},
                                         {0}};
     PS_TRY(ps_options_read(argc, argv, options, 1, "one CHECKPOINT", usage));
     a->checkpoint = argv[argc - 1];
-    return PS_OK;
+    return interval ? ps_intervals_level(interval, &a->interval) : PS_OK;
 }
 
 /* What is being read is never written over, and other files only when that was asked for. */
@@ -255,12 +261,35 @@ static enum ps_status make_forecasts(struct ps_forecaster *f, float *inputs, int
     return status;
 }
 
+/* Half widths in the data's own units, [C, H], malloc'ed: by the run's own data, whatever is forecast. */
+static enum ps_status fit_intervals(const struct arguments *a, const struct ps_checkpoint *checkpoint, const struct ps_config *c,
+                                    float **half)
+{
+    struct ps_session *s = NULL;
+    struct ps_intervals intervals = {.half = NULL};
+    enum ps_status status = ps_session_open(c, &(struct ps_session_options){.device = a->device, .checkpoint = checkpoint}, &s);
+    if (status == PS_OK) {
+        status = ps_session_load_weights(s, checkpoint, 0);
+    }
+    if (status == PS_OK) {
+        status = ps_intervals_fit(s, a->interval, &intervals);
+    }
+    ps_session_close(s);
+    for (int64_t i = 0; status == PS_OK && i < intervals.channels * intervals.pred_len; i++) {
+        intervals.half[i] = (float)(intervals.half[i] * checkpoint->scaler.std[i / intervals.pred_len]);
+    }
+    *half = intervals.half;
+    return status;
+}
+
 /* ---- output ---- */
 
 struct result {
     int64_t origin, n, steps, channels, pred_len;
     const char *names;   /* each with a zero byte behind it; NULL: numbers */
     const float *values; /* [n, steps, channels] */
+    const float *half;   /* [channels, pred_len]; NULL: no intervals */
+    double level;
     const struct ps_times *times;
 };
 
@@ -291,6 +320,13 @@ static void put_time(FILE *to, const struct result *r, int64_t origin, int64_t a
     }
 }
 
+/* The i-th value, or the end of its interval at that side, -1 or 1. */
+static float value_at(const struct result *r, int64_t i, int side)
+{
+    const int64_t c = i % r->channels, step = i / r->channels % r->steps;
+    return side ? r->values[i] + (float)side * r->half[c * r->pred_len + step] : r->values[i];
+}
+
 /* The shortest decimal that reads back as x. */
 static void put_value(FILE *to, float x)
 {
@@ -310,13 +346,21 @@ static void write_csv(FILE *to, const struct result *r)
     const char *time = r->times->time ? "time" : "row";
     fprintf(to, "%s%s", r->n > 1 ? "origin," : "", time);
     for (int64_t c = 0; c < r->channels; c++) {
-        putc(',', to);
-        if (name) {
-            put_field(to, name);
-            name += strlen(name) + 1;
-        } else {
-            fprintf(to, "channel_%" PRId64, c);
+        char text[512];
+        const int length = name ? (int)strlen(name) : snprintf(text, sizeof text, "channel_%" PRId64, c);
+        for (int side = 0; side < (r->half ? 3 : 1); side++) {
+            char *field = malloc((size_t)length + 32);
+            if (field) {
+                sprintf(field, "%s", name ? name : text);
+                if (side) {
+                    sprintf(field + length, "_%s%.10g", side == 1 ? "lo" : "hi", 100 * r->level);
+                }
+                putc(',', to);
+                put_field(to, field);
+            }
+            free(field);
         }
+        name = name ? name + length + 1 : NULL;
     }
     fputs(r->steps > r->pred_len ? ",fed_back\n" : "\n", to);
     for (int64_t i = 0; i < r->n * r->steps; i++) {
@@ -327,8 +371,11 @@ static void write_csv(FILE *to, const struct result *r)
         }
         put_time(to, r, origin, step + 1);
         for (int64_t c = 0; c < r->channels; c++) {
-            putc(',', to);
-            put_value(to, r->values[i * r->channels + c]);
+            static const int sides[] = {0, -1, 1};
+            for (int side = 0; side < (r->half ? 3 : 1); side++) {
+                putc(',', to);
+                put_value(to, value_at(r, i * r->channels + c, sides[side]));
+            }
         }
         fputs(r->steps <= r->pred_len ? "\n" : step < r->pred_len ? ",0\n" : ",1\n", to);
     }
@@ -386,6 +433,18 @@ static enum ps_status write_datasets(const struct ps_hdf5_output *out, const str
     if (status == PS_OK) {
         status = ps_hdf5_write_rows(out, "/origin", origins, 0, size[0], origin);
     }
+    static const char *const ends[] = {"/lower", "/upper"};
+    for (int side = 0; side < 2 && r->half && status == PS_OK; side++) {
+        hid_t set PS_HDF5_SCOPED = H5I_INVALID_HID;
+        float *values = malloc((size_t)(all * r->channels) * sizeof *values);
+        for (int64_t i = 0; values && i < all * r->channels; i++) {
+            values[i] = value_at(r, i, side ? 1 : -1);
+        }
+        status = values ? ps_hdf5_create_rows(out, ends[side], H5T_IEEE_F32LE, 3, size, &set)
+                        : ps_fail(PS_DATA, "%s: no memory for %" PRId64 " rows", out->path, all);
+        status = status == PS_OK ? ps_hdf5_write_rows(out, ends[side], set, 0, size[0], values) : status;
+        free(values);
+    }
     free(names);
     free(time);
     return status;
@@ -417,6 +476,15 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
     PS_TRY(open_series(a, c, d));
     PS_TRY(match_channels(checkpoint, path, d));
     PS_TRY(find_origin(a, c, path, d, &origin));
+    if (a->interval > 0 && steps > H) {
+        return ps_fail(PS_USAGE,
+                       "--interval: of %" PRId64 " steps, those beyond %" PRId64 " have no errors to go by: lower --steps", steps,
+                       H);
+    }
+    float *half = NULL;
+    if (a->interval > 0) {
+        PS_TRY(fit_intervals(a, checkpoint, c, &half));
+    }
     struct ps_forecaster *f = NULL;
     float *inputs = malloc((size_t)(n * C * L) * sizeof *inputs), *forecasts = malloc((size_t)(n * steps * C) * sizeof *forecasts);
     enum ps_status status = inputs && forecasts ? PS_OK : ps_fail(PS_DATA, "no memory for %" PRId64 " windows", n);
@@ -430,12 +498,13 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
         status = make_forecasts(f, inputs, n, C, L, H, steps, forecasts);
     }
     if (status == PS_OK) {
-        const struct result result = {origin, n, steps, C, H, checkpoint->names, forecasts, &d->times};
+        const struct result result = {origin, n, steps, C, H, checkpoint->names, forecasts, half, a->interval, &d->times};
         status = write_result(a->out, &result);
     }
     ps_forecaster_close(f);
     free(inputs);
     free(forecasts);
+    free(half);
     return status;
 }
 

@@ -204,6 +204,85 @@ START_TEST(fed_back)
 }
 END_TEST
 
+/* ---- intervals ---- */
+
+static int ascending(const void *a, const void *b)
+{
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* The k-th smallest of the validation's errors at each channel and step, k = ceil((W + 1) level), by sorting what evaluate saves;
+ * and the share of the test's targets within. */
+START_TEST(intervals)
+{
+    enum { W = ROWS / 10 - H + 1, EACH = CHANNELS * H };
+    static const struct {
+        const char *level, *lo, *hi;
+        int rank; /* of 29 */
+    } cases[] = {{"0.8", ",load_lo80,", ",load_hi80,", 24},
+                 {"0.5", ",load_lo50,", ",load_hi50,", 15},
+                 {"0.025", ",load_lo2.5,", ",load_hi2.5,", 1}};
+    float *errors[2], half[EACH];
+    for (int test = 0; test < 2; test++) {
+        struct path path = new_dir("errors.h5");
+        const int windows = test ? TEST_WINDOWS : W;
+        struct result r = run("evaluate", ARGS(best.text, "--device", (char *)device, "--split", test ? "test" : "val",
+                                               "--save-forecasts", path.text, "--overwrite"));
+        ck_assert_msg(r.code == 0, "%s", r.err);
+        result_free(&r);
+        float *targets = read_floats(path.text, "/targets", (size_t)windows * EACH);
+        errors[test] = read_floats(path.text, "/forecasts", (size_t)windows * EACH);
+        for (int i = 0; i < windows * EACH; i++) {
+            errors[test][i] = fabsf(targets[i] - errors[test][i]);
+        }
+        free(targets);
+    }
+    struct ps_checkpoint checkpoint;
+    OK(ps_checkpoint_load(best.text, &checkpoint));
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        int within = 0;
+        for (int i = 0; i < EACH; i++) {
+            float column[W];
+            for (int w = 0; w < W; w++) {
+                column[w] = errors[0][w * EACH + i];
+            }
+            qsort(column, W, sizeof *column, ascending);
+            half[i] = column[cases[k].rank - 1];
+            for (int w = 0; w < TEST_WINDOWS; w++) {
+                within += errors[1][w * EACH + i] <= half[i];
+            }
+        }
+        struct path out = new_dir("ends.h5");
+        struct table t = forecast(best.text, ARGS("--interval", (char *)cases[k].level));
+        free(forecast(best.text, ARGS("--interval", (char *)cases[k].level, "--out", out.text, "--overwrite")).text);
+        ck_assert_msg(strstr(t.header, cases[k].lo) && strstr(t.header, cases[k].hi), "%s", t.header);
+        float *lower = read_floats(out.text, "/lower", EACH), *upper = read_floats(out.text, "/upper", EACH);
+        for (int i = 0; i < EACH; i++) {
+            const int step = i / CHANNELS, c = i % CHANNELS;
+            const double middle = number(&t, step, 1 + 3 * c), width = half[c * H + step] * checkpoint.scaler.std[c];
+            ck_assert_double_eq_tol(number(&t, step, 2 + 3 * c), middle - width, 1e-6 * middle);
+            ck_assert_double_eq_tol(number(&t, step, 3 + 3 * c), middle + width, 1e-6 * middle);
+            ck_assert(lower[i] == number(&t, step, 2 + 3 * c) && upper[i] == number(&t, step, 3 + 3 * c));
+        }
+        struct result r =
+            run("evaluate", ARGS(best.text, "--device", (char *)device, "--json", "--interval", (char *)cases[k].level));
+        json_t *score = read_json(r.out);
+        const json_t *interval = json_object_get(score, "interval");
+        ck_assert_double_eq_tol(number_in(interval, "coverage"), (double)within / (TEST_WINDOWS * EACH), 1e-12);
+        ck_assert_int_eq((int)number_in(interval, "windows"), W);
+        json_decref(score);
+        result_free(&r);
+        free(lower);
+        free(upper);
+        free(t.text);
+    }
+    ps_checkpoint_free(&checkpoint);
+    free(errors[0]);
+    free(errors[1]);
+}
+END_TEST
+
 /* ---- the data ---- */
 
 /* Columns in another order are found by their names, from HDF5 and from CSV; without names or times, by place and by row. */
@@ -433,6 +512,10 @@ START_TEST(refuses)
         {3, ARGS("--origin", "2018-01-04 04:30"), ARGS("no row has the time 2018-01-04 04:30:00")},
         {2, ARGS("--steps", "0"), ARGS("--steps")},
         {2, ARGS("--last", "0"), ARGS("--last")},
+        {2, ARGS("--interval", "0"), ARGS("--interval", "\"0\"")},
+        {2, ARGS("--interval", "90%"), ARGS("--interval", "90%")},
+        {2, ARGS("--interval", "0.97"), ARGS("--interval 0.97", "33 validation windows", "there are 29")},
+        {2, ARGS("--interval", "0.5", "--steps", "13"), ARGS("--interval", "beyond 12")},
         {2, ARGS("--precision", "fp8"), ARGS("--precision", "fp8")},
         {2, ARGS("--device", "gpu"), ARGS("--device", "gpu")},
         {2, ARGS("--out", best.text), ARGS("is the checkpoint")},
@@ -490,6 +573,7 @@ int main(void)
     tcase_add_test(c, as_evaluate);
     tcase_add_test(c, after_the_end);
     tcase_add_test(c, fed_back);
+    tcase_add_test(c, intervals);
     tcase_add_test(c, other_files);
     tcase_add_test(c, origins);
     tcase_add_test(c, calendar);
