@@ -1,9 +1,10 @@
 #!/bin/sh
-# Makes a manual page of what a program prints with --help and of its line in README.md's table of programs.
+# Makes a manual page of what a program prints with --help, and for its title of the first part of its line in README.md's table of
+# programs, without links.
 # usage: manual.sh PROGRAM README VERSION PAGE
 set -eu
 name=${1##*/} page=$4
-about=$(sed -n "s/^| \`$name [^\`]*\` | \(.*\) |\$/\1/p" "$2" | sed 's/\[\([^]]*\)\]([^)]*)/\1/g')
+about=$(sed -n "s/^| \`$name [^\`]*\` | \(.*\) |\$/\1/p" "$2" | sed 's/\[\([^]]*\)\]([^)]*)/\1/g; s/[;.] .*//')
 [ -n "$about" ] || { echo "manual: $2: no line for \`$name\` in the table of programs" >&2; exit 1; }
 text=$("$1" --help)
 mkdir -p "${page%/*}"
@@ -26,12 +27,13 @@ printf '%s\n' "$text" | awk -v name="$name" -v about="$about" -v version="$3" '
     within == "SYNOPSIS" && /./ { print plain(substr($0, 8)); next } # behind "usage: ", and as much on further lines
     within == "SYNOPSIS" { print ".fi"; within = ""; next }
     /^[Ee]xit codes: / { section("EXIT STATUS"); print plain(substr($0, 13)); next }
-    /^  -/ {
+    /^  (-|[A-Z]+  )/ { # an option, or what the command line takes besides
         if (within != "OPTIONS") {
             section("OPTIONS")
         }
         line = substr($0, 3)
-        match(line, /^--[a-z-]+(, --[a-z-]+)*( [A-Z][^ ]*| section\.key=value)?/) # the option, and what it takes
+        blank = 0
+        match(line, /^[A-Z]+|^--[a-z-]+(, --[a-z-]+)*( [A-Z][^ ]*| [a-z]+\|[a-z|]+| section\.key=value)?/) # with what it takes
         print ".TP\n.B " plain(substr(line, 1, RLENGTH))
         line = substr(line, RLENGTH + 1)
         sub(/^ +/, "", line)
