@@ -40,10 +40,10 @@ const char *patchstep_version(void);
 /* What the last call that failed on this thread said, in one line; "" before the first. Valid until the thread's next call. */
 const char *patchstep_error(void);
 
-/* Opens the model of a checkpoint that `train` or `import_weights` wrote.
- * device: "auto" (a GPU when there is one), "cpu", "cuda", "cuda:N"; NULL: as it was trained where this machine can, else "auto".
- * precision: "fp32", "tf32", "bf16", "fp16"; NULL: as it was trained where the device can, else fp32.
- * *model is NULL when it fails. */
+/* Opens the model of a checkpoint that `train` or `import_weights` wrote; of a run's folder its best, or the last where there is
+ * none. device: "auto" (a GPU when there is one), "cpu", "cuda", "cuda:N"; NULL: as it was trained where this machine can, else
+ * "auto". precision: "fp32", "tf32", "bf16", "fp16"; NULL: as it was trained where the device can, else fp32. *model is NULL when
+ * it fails. */
 enum patchstep_status patchstep_open(const char *checkpoint, const char *device, const char *precision,
                                      struct patchstep_model **model);
 void patchstep_close(struct patchstep_model *model); /* NULL is fine */

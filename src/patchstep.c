@@ -11,6 +11,7 @@
 
 #include "src/engine.h"
 #include "src/forecaster.h"
+#include "src/kept.h"
 #include "src/version.h"
 
 /* Windows of a pass on the CPU: in one thread more of them at once are no faster, and take more memory. */
@@ -51,6 +52,8 @@ static void give_back(struct callers before)
 static enum ps_status open_checkpoint(const char *path, const char *device, const char *precision, struct ps_checkpoint *checkpoint,
                                       struct ps_config *config, struct patchstep_model *model)
 {
+    char found[PS_KEPT_PATH];
+    PS_TRY(ps_kept_named(&path, found));
     PS_TRY(ps_checkpoint_load(path, checkpoint));
     PS_TRY(ps_config_parse_saved(checkpoint->config, path, config));
     PS_TRY(ps_engine_adapt(config, device, precision, model->note));

@@ -112,6 +112,15 @@ START_TEST(about_a_model)
 }
 END_TEST
 
+START_TEST(of_a_run)
+{
+    struct patchstep_model *model;
+    DONE(patchstep_open(new_dir(models[1].name).text, device, NULL, &model));
+    expect_forecasts(model, &models[1], 1);
+    patchstep_close(model);
+}
+END_TEST
+
 /* Trained otherwise than the CPU can compute: a note says so. */
 START_TEST(note)
 {
@@ -413,6 +422,7 @@ int main(void)
     tcase_add_unchecked_fixture(c, make_models, remove_models);
     tcase_add_test(c, as_the_program);
     tcase_add_test(c, about_a_model);
+    tcase_add_test(c, of_a_run);
     tcase_add_test(c, note);
     tcase_add_test(c, several_in_a_thread);
     tcase_add_test(c, one_in_each_thread);
