@@ -433,7 +433,8 @@ START_TEST(anywhere)
                  {"backend: auto", "backend: cuda", NULL},
                  {"fusion: auto", "fusion: layer", NULL},
                  {"\n  attention: auto", "\n  attention: tiled", NULL}};
-    struct table t = table_of(run("forecast", ARGS(best.text, "--device", "cpu")).out);
+    struct result whole_run = run("forecast", ARGS(best.text, "--device", "cpu"));
+    struct table t = table_of(whole_run.out);
     struct result scored = run("evaluate", ARGS(best.text, "--device", "cpu", "--json"));
     json_t *whole = read_json(scored.out);
     const double mse = number_in(whole, "mse");
@@ -462,7 +463,7 @@ START_TEST(anywhere)
         unlink(path.text);
     }
     result_free(&scored);
-    free(t.text);
+    result_free(&whole_run);
 }
 END_TEST
 
