@@ -31,12 +31,13 @@ struct ps_groups {
     struct ps_prefetch *prefetch;
 };
 
-/* Block b of the pass holds windows *from up to *to; blocks are counted from the one that holds the pass's first window. */
-static void block_windows(const struct ps_groups *s, int64_t b, int64_t *from, int64_t *to)
+/* Block b holds windows *begin up to *end of the pass, in the file's order. Blocks are counted from the one that holds its first
+ * window. */
+static void block_windows(const struct ps_groups *s, int64_t b, int64_t *begin, int64_t *end)
 {
-    int64_t W = s->plan.windows, at = (s->order.first / W + b) * W, end = s->order.first + s->order.count;
-    *from = at > s->order.first ? at : s->order.first;
-    *to = at + W < end ? at + W : end;
+    int64_t W = s->plan.windows, at = (s->order.first / W + b) * W;
+    *begin = ps_order_before(&s->order, at);
+    *end = ps_order_before(&s->order, at + W);
 }
 
 /* from [rows, C] to [C, rows] whose channels lie `stride` apart, 16 channels at a time: a cache line is read once. */
@@ -92,14 +93,16 @@ static enum ps_status fill_group(void *source, int slot, int64_t *n)
     int64_t windows = 0;
     ps_hdf5_quiet();
     for (int64_t k = 0; k < s->plan.blocks && s->next < s->n_blocks; k++) {
-        int64_t from, to, base;
+        int64_t begin, end, base;
         if (s->cancelled) {
             return PS_OK;
         }
-        block_windows(s, s->blocks[s->next++], &from, &to);
+        block_windows(s, s->blocks[s->next++], &begin, &end);
+        int64_t from = ps_order_window(&s->order, begin), to = ps_order_window(&s->order, end - 1) + 1;
         PS_TRY(read_block(s, room, k, windows, from, to, &base));
-        for (int64_t w = from; w < to; w++) {
-            room->index[windows++] = (int32_t)(base + w - from);
+        ps_order_windows(&s->order, begin, end - begin, room->index + windows);
+        for (; begin < end; begin++) {
+            room->index[windows++] += (int32_t)(base - from);
         }
     }
     if (s->order.shuffled) {
@@ -188,22 +191,33 @@ void ps_groups_close(struct ps_groups *s)
     free(s);
 }
 
+/* The blocks that hold a window of the pass, in the file's order. */
+static void list_blocks(struct ps_groups *s)
+{
+    s->n_blocks = 0;
+    for (int64_t b = 0, done = 0; done < s->order.count; b++) {
+        int64_t begin;
+        block_windows(s, b, &begin, &done);
+        if (done > begin) {
+            s->blocks[s->n_blocks++] = (int32_t)b;
+        }
+    }
+}
+
 void ps_groups_start(struct ps_groups *s, const struct ps_order *order, int64_t begin)
 {
     s->order = *order;
-    s->n_blocks = order->count > 0 ? (order->first + order->count - 1) / s->plan.windows - order->first / s->plan.windows + 1 : 0;
+    list_blocks(s);
     if (order->shuffled) {
-        ps_shuffle(order->seed, order->epoch, 0, s->n_blocks, s->blocks);
-    } else {
-        ps_sequence(0, s->n_blocks, s->blocks);
+        ps_shuffle_index(order->seed, order->epoch, s->n_blocks, s->blocks);
     }
     /* The group that holds the window `begin`. */
     int64_t before = 0;
     for (s->next = s->group = 0; s->next < s->n_blocks; s->group++) {
-        int64_t end = s->next + s->plan.blocks < s->n_blocks ? s->next + s->plan.blocks : s->n_blocks, windows = 0, from, to;
+        int64_t end = s->next + s->plan.blocks < s->n_blocks ? s->next + s->plan.blocks : s->n_blocks, windows = 0, w[2];
         for (int64_t b = s->next; b < end; b++) {
-            block_windows(s, s->blocks[b], &from, &to);
-            windows += to - from;
+            block_windows(s, s->blocks[b], &w[0], &w[1]);
+            windows += w[1] - w[0];
         }
         if (before + windows > begin) {
             break;
@@ -250,12 +264,12 @@ void ps_groups_release(struct ps_groups *s, const struct ps_group *group)
     ps_prefetch_release(s->prefetch, group->slot);
 }
 
-enum ps_status ps_groups_naive(struct ps_groups *s, int64_t first, int64_t count, int64_t season, struct ps_naive *naive)
+enum ps_status ps_groups_naive(struct ps_groups *s, const struct ps_order *order, int64_t season, struct ps_naive *naive)
 {
-    struct ps_naive_sums sums = {.count = count, .season = season};
+    struct ps_naive_sums sums = {.count = order->count, .season = season};
     enum ps_status status = PS_OK;
-    ps_groups_start(s, &(struct ps_order){.first = first, .count = count}, 0);
-    for (int64_t done = 0; done < count && status == PS_OK;) {
+    ps_groups_start(s, order, 0);
+    for (int64_t done = 0; done < order->count && status == PS_OK;) {
         struct ps_group group;
         status = ps_groups_next(s, &group);
         if (status == PS_OK) {

@@ -1,21 +1,15 @@
 /* The windows of a file that stays open (ps_series_open_within), in groups of blocks: a block is a fixed number of windows that
- * follow one another; a group is as many blocks as half the memory holds. A reader thread fills the next group while one is in use.
+ * follow one another, of which a pass takes those of its split; a group is as many blocks as half the memory holds. A reader thread
+ * fills the next group while one is in use.
  *
  * A shuffled pass takes the blocks in a seeded order and shuffles the windows within each group, so that the order depends on the
  * seed, the epoch and the plan of blocks alone, and any place in it can be found again. */
 #ifndef PS_DATA_GROUPS_H
 #define PS_DATA_GROUPS_H
 
-#include "data/series.h"
+#include "data/order.h"
 
 struct ps_groups;
-
-/* Which windows a pass takes, and in which order: the file's, or shuffled for one epoch. */
-struct ps_order {
-    int64_t first, count;
-    int shuffled;
-    uint64_t seed, epoch;
-};
 
 /* Windows index[0..n) of the view, standardised, in the pass's order. n 0: the pass is over. */
 struct ps_group {
@@ -42,6 +36,6 @@ void ps_groups_release(struct ps_groups *groups, const struct ps_group *group);
 void ps_groups_cancel(struct ps_groups *groups);
 
 /* ps_naive_score of windows that are not in memory: a pass of its own. */
-enum ps_status ps_groups_naive(struct ps_groups *groups, int64_t first, int64_t count, int64_t season, struct ps_naive *naive);
+enum ps_status ps_groups_naive(struct ps_groups *groups, const struct ps_order *order, int64_t season, struct ps_naive *naive);
 
 #endif

@@ -58,12 +58,20 @@ struct ps_memory {
  * the same fingerprint and the same errors. Also PS_DATA: a limit too small even for that, saying the least that would do. */
 enum ps_status ps_series_open_within(const char *path, const struct ps_memory *memory, struct ps_series **series);
 
+/* Windows of which only those of a run follow one another: run i has before[i + 1] - before[i] of them, from first[i] on. */
+struct ps_runs {
+    int64_t n;
+    int64_t *first;  /* [n], rising */
+    int64_t *before; /* [n + 1], rising: how many windows come before the run; at last, how many there are */
+};
+
 /* Where each split's windows lie. A window is named by its first input row (series) or its index (windows). Either the three parts
  * have windows, or PS_ALL has. */
 struct ps_splits {
-    int64_t first[PS_SPLITS + 1]; /* of the split's first window */
-    int64_t count[PS_SPLITS + 1]; /* windows in it */
-    int64_t train_rows;           /* rows (windows) that the scaler is fitted on */
+    int64_t first[PS_SPLITS + 1];       /* of the split's first window */
+    int64_t count[PS_SPLITS + 1];       /* windows in it */
+    int64_t train_rows;                 /* rows (windows) that the scaler is fitted on */
+    struct ps_runs runs[PS_SPLITS + 1]; /* where the split's windows do not all follow one another, as a panel's; else none */
 };
 
 /* split: three row counts, or three fractions when each is <= 1 (rows = floor(fraction * T); fractions that sum to 1 within 1e-9
@@ -111,7 +119,9 @@ void ps_windows_gather(const struct ps_window_view *view, const int32_t *index, 
 
 /* A seeded permutation of first .. first+count-1 for one epoch (Fisher-Yates on Philox, site PS_SITE_SHUFFLE, step = epoch). */
 void ps_shuffle(uint64_t seed, uint64_t epoch, int64_t first, int64_t count, int32_t *index);
-/* The same of what index holds, for group 0, 1, ... of the epoch (site PS_SITE_SHUFFLE + 1 + group). */
+/* The same of what index holds. */
+void ps_shuffle_index(uint64_t seed, uint64_t epoch, int64_t count, int32_t *index);
+/* The same for group 0, 1, ... of the epoch (site PS_SITE_SHUFFLE + 1 + group). */
 void ps_shuffle_group(uint64_t seed, uint64_t epoch, int64_t group, int64_t count, int32_t *index);
 /* first, first+1, ... */
 void ps_sequence(int64_t first, int64_t count, int32_t *index);

@@ -109,6 +109,11 @@ static void shuffle(struct draws d, int64_t count, int32_t *index)
 void ps_shuffle(uint64_t seed, uint64_t epoch, int64_t first, int64_t count, int32_t *index)
 {
     ps_sequence(first, count, index);
+    ps_shuffle_index(seed, epoch, count, index);
+}
+
+void ps_shuffle_index(uint64_t seed, uint64_t epoch, int64_t count, int32_t *index)
+{
     shuffle((struct draws){.seed = seed, .epoch = epoch, .site = PS_SITE_SHUFFLE}, count, index);
 }
 

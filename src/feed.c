@@ -216,10 +216,8 @@ const struct ps_windows *ps_feed_windows(const struct ps_feed *f)
 enum ps_status ps_feed_start(struct ps_feed *f, const struct ps_order *order, int64_t begin, int64_t end)
 {
     f->position = begin;
-    if (!f->groups && order->shuffled) {
-        ps_shuffle(order->seed, order->epoch, order->first, order->count, f->order);
-    } else if (!f->groups) {
-        ps_sequence(order->first, order->count, f->order);
+    if (!f->groups) {
+        ps_order_draw(order, f->order);
     }
     if (f->resident) {
         return f->device->upload(f->device, PS_COMPUTE, f->windows.indices.data, f->order, (size_t)end * sizeof *f->order);

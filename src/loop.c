@@ -161,7 +161,8 @@ static struct ps_order order_of(const struct ps_session *s, enum ps_split split,
                              .count = s->splits.count[split],
                              .shuffled = shuffled,
                              .seed = s->config->train.seed,
-                             .epoch = s->epoch};
+                             .epoch = s->epoch,
+                             .runs = &s->splits.runs[split]};
 }
 
 /* Windows [begin, end) of the order. */
@@ -424,11 +425,28 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
 
 enum ps_status ps_session_naive(struct ps_session *s, enum ps_split split, struct ps_naive *naive)
 {
-    int64_t first = s->splits.first[split], count = s->splits.count[split], season = s->config->data.season;
+    const struct ps_order order = order_of(s, split, 0);
+    const int64_t season = s->config->data.season;
     if (s->groups) {
-        return ps_groups_naive(s->groups, first, count, season, naive);
+        return ps_groups_naive(s->groups, &order, season, naive);
     }
-    *naive = ps_naive_score(&s->view, first, count, season);
+    if (s->splits.runs[split].n == 0) {
+        *naive = ps_naive_score(&s->view, order.first, order.count, season);
+        return PS_OK;
+    }
+    enum { PART = 1 << 18 }; /* windows */
+    int32_t *index = malloc(PART * sizeof *index);
+    if (!index) {
+        return ps_fail(PS_DATA, "no memory for the windows of the naive forecasts");
+    }
+    struct ps_naive_sums sums = {.count = order.count, .season = season};
+    for (int64_t begin = 0, n; begin < order.count; begin += n) {
+        n = order.count - begin < PART ? order.count - begin : PART;
+        ps_order_windows(&order, begin, n, index);
+        ps_naive_add(&sums, &s->view, begin, n, index);
+    }
+    *naive = ps_naive_end(&sums, &s->view);
+    free(index);
     return PS_OK;
 }
 

@@ -139,7 +139,7 @@ static void pair_close(struct pair *p)
 
 static struct ps_order order_of(const struct pair *p, enum ps_split split, int shuffled, uint64_t epoch)
 {
-    return (struct ps_order){p->splits.first[split], p->splits.count[split], shuffled, 11, epoch};
+    return (struct ps_order){p->splits.first[split], p->splits.count[split], shuffled, 11, epoch, NULL};
 }
 
 /* The order as docs/design.md states it. */
@@ -220,7 +220,7 @@ START_TEST(reads_the_same)
         expect_pass(&p, &order, 0, order.count, INT64_MAX);
         struct ps_naive naive = ps_naive_score(&p.view, order.first, order.count, 5), streamed;
         ps_batches_stop(p.batches);
-        OK(ps_groups_naive(p.groups, order.first, order.count, 5, &streamed));
+        OK(ps_groups_naive(p.groups, &order, 5, &streamed));
         ck_assert_mem_eq(&naive, &streamed, sizeof naive);
     }
     pair_close(&p);
@@ -276,8 +276,9 @@ START_TEST(passes_abandoned)
             expect_pass(&p, &order, 0, order.count, i * j % 23);
             if (j % 4 == 3) {
                 struct ps_naive naive;
+                const struct ps_order validation = order_of(&p, PS_VALIDATION, 0, 0);
                 ps_batches_stop(p.batches);
-                OK(ps_groups_naive(p.groups, p.splits.first[PS_VALIDATION], p.splits.count[PS_VALIDATION], 0, &naive));
+                OK(ps_groups_naive(p.groups, &validation, 0, &naive));
             }
         }
         pair_close(&p);
@@ -479,7 +480,8 @@ START_TEST(file_changes)
             status = ps_batches_next(p.batches, &slot, &n, &waited);
         } else {
             ps_batches_stop(p.batches);
-            status = ps_groups_naive(p.groups, p.splits.first[PS_TEST], p.splits.count[PS_TEST], 0, &naive);
+            const struct ps_order test = order_of(&p, PS_TEST, 0, 0);
+            status = ps_groups_naive(p.groups, &test, 0, &naive);
         }
     }
     ck_assert_int_lt(taken, order.count);
@@ -562,7 +564,7 @@ static enum ps_status stream_limited(const struct limited *l, int64_t *seen)
     }
     const struct ps_window_view view = ps_window_view_make(series, l->seq_len, l->pred_len);
     PS_TRY(ps_batches_open(&view, groups, LIMITED_BATCH, inputs, targets, &batches));
-    const struct ps_order order = {first, count, 1, 1, 0};
+    const struct ps_order order = {first, count, 1, 1, 0, NULL};
     double waited = 0;
     int slot;
     int64_t end = l->windows && l->windows < count ? l->windows : count;
