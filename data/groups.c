@@ -61,7 +61,7 @@ static enum ps_status read_rows(struct ps_groups *s, int64_t first, int64_t rows
         n = piece - r % piece;
         n = n < first + rows - r ? n : first + rows - r;
         PS_TRY(ps_series_read(s->series, 0, r, n, s->staging));
-        ps_scaler_scale(s->scaler, s->staging, n, 1);
+        ps_scaler_scale_rows(s->scaler, r, n, s->staging);
         transpose(s->staging, n, C, s->plan.rows, block + (r - first));
     }
     return PS_OK;

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "data/panel.h"
 #include "data/series_file.h"
 
 static enum ps_status scaler_allocate(int64_t channels, struct ps_scaler *scaler)
@@ -96,9 +97,10 @@ static enum ps_status fit_passes(const struct ps_series *series, int64_t rows, s
 
 enum ps_status ps_scaler_fit(const struct ps_series *series, const struct ps_splits *splits, struct ps_scaler *scaler)
 {
-    PS_TRY(scaler_allocate(series->channels, scaler));
+    PS_TRY(scaler_allocate(series->panel != NULL ? series->panel->series : series->channels, scaler));
     struct fit fit = {.scaler = scaler, .inner = series->layout == PS_LAYOUT_SERIES ? 1 : series->seq_len};
-    enum ps_status status = fit_passes(series, splits->train_rows, &fit);
+    enum ps_status status =
+        series->panel != NULL ? ps_panel_scaler_fit(series, splits, scaler) : fit_passes(series, splits->train_rows, &fit);
     if (status != PS_OK) {
         ps_scaler_free(scaler);
     }
@@ -128,6 +130,26 @@ void ps_scaler_scale(const struct ps_scaler *scaler, float *values, int64_t oute
     }
 }
 
+void ps_scaler_scale_rows(const struct ps_scaler *scaler, int64_t first, int64_t rows, float *values)
+{
+    if (scaler->panel != NULL) {
+        ps_panel_scale(scaler, first, rows, values);
+    } else {
+        ps_scaler_scale(scaler, values, rows, 1);
+    }
+}
+
+void ps_scaler_restore(const struct ps_scaler *scaler, int64_t window, int64_t length, float *values)
+{
+    int64_t begin = scaler->panel != NULL ? ps_panel_series(scaler->panel, window) : 0;
+    int64_t end = scaler->panel != NULL ? begin + 1 : scaler->channels;
+    for (int64_t c = begin; c < end; c++) {
+        for (int64_t t = 0; t < length; t++, values++) {
+            *values = (float)(*values * scaler->std[c] + scaler->mean[c]);
+        }
+    }
+}
+
 /* A dataset that is looked through for what float32 does not hold once it is scaled. */
 struct check {
     const struct ps_scaler *scaler;
@@ -145,7 +167,10 @@ static enum ps_status check_rows(void *argument, int64_t first, int64_t rows, co
         int64_t c = i / check->inner % scaler->channels;
         double scaled = (x[i] - scaler->mean[c]) / scaler->std[c];
         if (!isfinite((float)scaled)) {
-            const char *name = check->series->layout == PS_LAYOUT_SERIES ? "/series" : check->dataset == 0 ? "/inputs" : "/targets";
+            const char *name = check->series->panel != NULL                ? "/values"
+                               : check->series->layout == PS_LAYOUT_SERIES ? "/series"
+                               : check->dataset == 0                       ? "/inputs"
+                                                                           : "/targets";
             return ps_fail(
                 PS_DATA,
                 "%s: %s holds %.9g in %s: standardised with the training rows' mean %.9g and deviation %.9g it is %.3g, and "
@@ -159,6 +184,9 @@ static enum ps_status check_rows(void *argument, int64_t first, int64_t rows, co
 
 enum ps_status ps_scaler_check(const struct ps_scaler *scaler, const struct ps_series *series)
 {
+    if (scaler->panel != NULL) {
+        return ps_panel_scaler_check(scaler, series);
+    }
     int64_t safe = 0;
     while (safe < scaler->channels && (series->largest + fabs(scaler->mean[safe])) / scaler->std[safe] <= FLT_MAX) {
         safe++;
@@ -175,7 +203,7 @@ enum ps_status ps_scaler_apply(const struct ps_scaler *scaler, struct ps_series 
 {
     PS_TRY(ps_scaler_check(scaler, series));
     if (series->layout == PS_LAYOUT_SERIES) {
-        ps_scaler_scale(scaler, series->values, series->rows, 1);
+        ps_scaler_scale_rows(scaler, 0, series->rows, series->values);
     } else {
         ps_scaler_scale(scaler, series->inputs, series->rows, series->seq_len);
         ps_scaler_scale(scaler, series->targets, series->rows, series->pred_len);

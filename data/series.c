@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "data/panel.h"
 #include "data/probe.h"
 #include "data/series_file.h"
 #include "data/storage.h"
@@ -197,6 +198,12 @@ struct ps_place ps_series_place(const struct ps_series *series, int dataset, int
     int64_t channel = at / length % C, row = at / (length * C);
     struct ps_place place;
     char label[96] = "";
+    if (series->panel != NULL) {
+        int64_t i = ps_panel_series(series->panel, at);
+        snprintf(place.text, sizeof place.text, "series \"%s\", row %" PRId64 " of it (counted from 0)",
+                 ps_text_plain(ps_panel_id(series->panel, i)).text, at - series->panel->offsets[i]);
+        return place;
+    }
     if (series->channel_names != NULL) {
         snprintf(label, sizeof label, " (%s)", ps_text_plain(series->channel_names[channel]).text);
     }
@@ -217,7 +224,9 @@ static enum ps_status not_finite(const struct ps_series *series, int dataset, co
                    : x > 0  ? "Inf"
                             : "-Inf",
                    ps_series_place(series, dataset, at).text,
-                   series->layout == PS_LAYOUT_SERIES ? "cut such rows" : "leave out such windows");
+                   series->panel != NULL                ? "leave out such series"
+                   : series->layout == PS_LAYOUT_SERIES ? "cut such rows"
+                                                        : "leave out such windows");
 }
 
 /* Takes in element bits two at a time. Each step is a bijection of h for a fixed word and of the word for a fixed h, and the shift
@@ -350,24 +359,35 @@ static enum ps_status read_channel_names(const struct ps_storage *storage, const
     return status;
 }
 
-/* Opens what the file holds and takes its sizes and names. */
-static enum ps_status open_layout(const struct ps_storage *storage, struct ps_series *series)
+/* Opens what the file holds and takes its sizes and names. trying: with more care, as the first look does. */
+static enum ps_status open_layout(const struct ps_storage *storage, int trying, struct ps_series *series)
 {
     const char *path = series->path;
     hid_t file = series->file->file;
     struct ps_dataset *d = series->file->dataset;
     int has_series = H5Lexists(file, "series", H5P_DEFAULT) > 0;
     int has_inputs = H5Lexists(file, "inputs", H5P_DEFAULT) > 0, has_targets = H5Lexists(file, "targets", H5P_DEFAULT) > 0;
-    if (has_series && (has_inputs || has_targets)) {
-        return ps_fail(PS_DATA, "%s: has both /series and %s: which is meant? keep one layout", path,
+    int has_values = H5Lexists(file, "values", H5P_DEFAULT) > 0;
+    if ((has_series || has_values) && (has_inputs || has_targets)) {
+        return ps_fail(PS_DATA, "%s: has both %s and %s: which is meant? keep one layout", path, has_series ? "/series" : "/values",
                        has_inputs ? "/inputs" : "/targets");
+    }
+    if (has_series && has_values) {
+        return ps_fail(PS_DATA, "%s: has both /series and /values: which is meant? keep one layout", path);
+    }
+    if (has_values) {
+        PS_TRY(open_dataset(storage, "/values", 1, "[rows]", &d[0]));
+        series->layout = PS_LAYOUT_SERIES;
+        series->rows = d[0].size[0];
+        series->channels = 1;
+        return ps_panel_open(storage, d[0].id, series->rows, trying, &series->panel);
     }
     if (has_inputs != has_targets) {
         return ps_fail(PS_DATA, "%s: has %s without %s: ready-made windows need both", path, has_inputs ? "/inputs" : "/targets",
                        has_inputs ? "/targets" : "/inputs");
     }
     if (!has_series && !has_inputs) {
-        return ps_fail(PS_DATA, "%s: has neither /series nor /inputs and /targets", path);
+        return ps_fail(PS_DATA, "%s: has neither /series, nor /inputs and /targets, nor a panel's /values", path);
     }
     if (has_series) {
         PS_TRY(open_dataset(storage, "/series", 2, "[rows, channels]", &d[0]));
@@ -431,11 +451,18 @@ static int64_t batch_bytes(const struct ps_series *series)
     return 2 * bytes * (int64_t)sizeof(float);
 }
 
+/* What a panel takes beside its values. */
+static int64_t panel_bytes(const struct ps_series *series)
+{
+    return series->panel != NULL ? ps_panel_bytes(series->panel) : 0;
+}
+
 static int fits(const struct ps_series *series)
 {
     const struct ps_series_file *f = series->file;
-    int64_t values = (f->dataset[0].count + f->dataset[1].count) * (int64_t)sizeof(float), limit = f->memory.limit;
+    int64_t values = (f->dataset[0].count + f->dataset[1].count) * (int64_t)sizeof(float) + panel_bytes(series);
     int64_t order = 2 * series->rows * (int64_t)sizeof(int32_t); /* the windows', drawn on the host and used by the step */
+    int64_t limit = f->memory.limit;
     return limit == 0 || (values <= limit && values + order + batch_bytes(series) + library_bytes(f) <= limit);
 }
 
@@ -454,7 +481,7 @@ enum ps_status ps_series_plan(const struct ps_series *series, struct ps_series_f
         row = C * (series->seq_len + series->pred_len) * (int64_t)sizeof(float);
         chunk = f->dataset[0].chunk_rows > f->dataset[1].chunk_rows ? f->dataset[0].chunk_rows : f->dataset[1].chunk_rows;
     }
-    int64_t beside = batch_bytes(series) + rows * index + library_bytes(f) + staging;
+    int64_t beside = batch_bytes(series) + rows * index + library_bytes(f) + panel_bytes(series) + staging;
     /* Long enough that what is read twice, the overlap of blocks and chunks cut in two, is little; then shorter where that leaves
      * few of them to shuffle among, and shorter still where not even one would fit. */
     int64_t windows = BLOCK_BYTES / row > 4 * overlap ? BLOCK_BYTES / row : 4 * overlap, blocks = 0;
@@ -523,6 +550,9 @@ static enum ps_status read_values(struct ps_series *series)
     for (int i = 0; i < datasets; i++) {
         PS_TRY(scan_dataset(series, &dataset[i], i, &hash));
     }
+    for (int64_t i = 0; series->panel != NULL && i <= series->panel->series; i++) {
+        hash = hash_step(hash, (uint64_t)series->panel->offsets[i]);
+    }
     series->fingerprint = hash_finish(hash);
     return PS_OK;
 }
@@ -533,7 +563,7 @@ static enum ps_status read_file(int looking, struct ps_series *series)
     struct ps_series_file *f = series->file;
     PS_TRY(open_file(series));
     const struct ps_storage storage = {.path = series->path, .failure = PS_DATA, .file = f->file, .bytes = f->seen.st_size};
-    PS_TRY(open_layout(&storage, series));
+    PS_TRY(open_layout(&storage, looking, series));
     if (!looking) {
         return read_values(series);
     }
@@ -651,6 +681,7 @@ void ps_series_close(struct ps_series *series)
         free(series->channel_names[c]);
     }
     free(series->channel_names);
+    ps_panel_close(series->panel);
     free(series->values);
     free(series->inputs);
     free(series->targets);

@@ -1,8 +1,9 @@
 /* What a run reads: an HDF5 series or ready-made windows, opened once, checked, and kept in host memory as float32; or left in the
  * file where that would take more memory than it may, and read again in parts (data/groups.h).
  *
- * Layouts (docs/design.md, Files): `/series` float32 [T, C] with attribute `channels`; or `/inputs` [W, C, L] and `/targets`
- * [W, C, H]. data/ fills host buffers and knows nothing of a device. */
+ * Layouts (docs/design.md, Files): `/series` float32 [T, C] with attribute `channels`; or a panel, `/values` [T] with `/offsets`,
+ * `/ids` and `/start`, whose rows are those of a series of one channel; or `/inputs` [W, C, L] and `/targets` [W, C, H]. data/
+ * fills host buffers and knows nothing of a device. */
 #ifndef PS_DATA_SERIES_H
 #define PS_DATA_SERIES_H
 
@@ -26,6 +27,7 @@ struct ps_series {
     float *targets;              /* windows: [W, C, H] */
     struct ps_series_file *file; /* too large for the memory it may take: open for reading. Else NULL */
     char **channel_names;        /* C names, or NULL */
+    struct ps_panel *panel;      /* many series of one channel, one behind the other (data/panel.h); NULL: one series */
     uint64_t fingerprint;        /* of shape and every element as stored, before scaling; checkpoints record it */
     float largest;               /* of the elements' magnitudes, likewise */
 };
@@ -65,34 +67,50 @@ struct ps_runs {
     int64_t *before; /* [n + 1], rising: how many windows come before the run; at last, how many there are */
 };
 
+/* Rows that follow one another. */
+struct ps_span {
+    int64_t first, count;
+};
+
 /* Where each split's windows lie. A window is named by its first input row (series) or its index (windows). Either the three parts
  * have windows, or PS_ALL has. */
 struct ps_splits {
-    int64_t first[PS_SPLITS + 1];       /* of the split's first window */
-    int64_t count[PS_SPLITS + 1];       /* windows in it */
-    int64_t train_rows;                 /* rows (windows) that the scaler is fitted on */
-    struct ps_runs runs[PS_SPLITS + 1]; /* where the split's windows do not all follow one another, as a panel's; else none */
+    int64_t first[PS_SPLITS + 1]; /* of the split's first window */
+    int64_t count[PS_SPLITS + 1]; /* windows in it */
+    int64_t train_rows;           /* rows (windows) that the scaler is fitted on */
+
+    /* Of a panel; else there are none. */
+    struct ps_runs runs[PS_SPLITS + 1]; /* the split's windows, which do not all follow one another */
+    struct ps_span *fitted;             /* [series]: rows that each one's scaling is fitted on */
+    char *left_out;                     /* [series]: whether it is too short for a training window */
+    int64_t train_series;               /* those that are not */
 };
 
 /* split: three row counts, or three fractions when each is <= 1 (rows = floor(fraction * T); fractions that sum to 1 within 1e-9
  * give the last part every row left). Validation and test windows reach back seq_len rows into the part before: with train rows n0,
  * validation n1, test n2, inputs of validation start at n0 - seq_len. count = rows of the part (+ seq_len for validation and test)
  * - seq_len - pred_len + 1. For ready-made windows the parts are windows. PS_DATA when the split is longer than the series or a
- * part has no window, saying which, how many rows it has and how many it needs. */
+ * part has no window, saying which, how many rows it has and how many it needs.
+ *
+ * Of a panel the parts are those of each series, at its end: the last rows are test, those before validation. Of three counts a
+ * series that is shorter has fewer rows, of training first. A series without the rows for a window of some part has none there;
+ * PS_DATA when none has. Windows are taken in the series' order. */
 enum ps_status ps_splits_make(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
                               struct ps_splits *splits);
 /* Every window of the file as PS_ALL, and none in the three parts. train_rows as above, 0 where the file is too short for the
  * parts. PS_DATA when it is too short for one window. */
 enum ps_status ps_splits_all(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
                              struct ps_splits *splits);
+void ps_splits_free(struct ps_splits *splits); /* of series and windows: does nothing */
 
 /* Per-channel mean and population standard deviation of the training rows (of ready-made windows: of the training inputs), in
- * double. */
+ * double. Of a panel: of each series, over its training rows, or all of its rows where it has no training window. */
 struct ps_scaler {
-    int64_t channels;
-    double *mean, *std; /* [C] */
-    char *is_constant;  /* [C]: std was 0 and is taken as 1 */
-    int constant;       /* how many are */
+    int64_t channels;             /* C; or how many series */
+    double *mean, *std;           /* [C] */
+    char *is_constant;            /* [C]: std was 0 and is taken as 1 */
+    int constant;                 /* how many are */
+    const struct ps_panel *panel; /* whose series they are; NULL: they are of channels */
 };
 enum ps_status ps_scaler_fit(const struct ps_series *series, const struct ps_splits *splits, struct ps_scaler *scaler);
 /* The identity, for `standardize: false`. */
@@ -101,8 +119,12 @@ void ps_scaler_free(struct ps_scaler *scaler);
 /* values = (values - mean)/std, in place, inputs and targets alike; computed in double, stored as float32. PS_DATA, with nothing
  * changed, when float32 does not hold one of them: naming file, dataset, row, channel, the value and the scaled one. */
 enum ps_status ps_scaler_apply(const struct ps_scaler *scaler, struct ps_series *series);
-/* The same of values [outer, C, inner], which float32 is known to hold. */
+/* The same of values [outer, C, inner], which float32 is known to hold; of channels alone. */
 void ps_scaler_scale(const struct ps_scaler *scaler, float *values, int64_t outer, int64_t inner);
+/* The same of rows [first, first + rows) of a series or a panel: values [rows, C]. */
+void ps_scaler_scale_rows(const struct ps_scaler *scaler, int64_t first, int64_t rows, float *values);
+/* Back: values [C, length] of the window that begins at row `window` of a series or a panel, or of a ready-made one. */
+void ps_scaler_restore(const struct ps_scaler *scaler, int64_t window, int64_t length, float *values);
 
 /* Strides, in elements, of the windows seen as inputs[w, c, l] from `inputs` and targets[w, c, t] from `targets` (both layouts, so
  * that nothing after this line asks which it is). `windows` is how many start rows (or windows) exist. */

@@ -52,6 +52,9 @@ struct ps_place {
 };
 struct ps_place ps_series_place(const struct ps_series *series, int dataset, int64_t at);
 
+/* Whether the three numbers of a split can be one: counts of `unit` ("rows"), or *fractions. */
+enum ps_status ps_split_check(const double split[3], const char *unit, int *fractions);
+
 /* Whether float32 holds every element once it is scaled. Costs a pass over the data only where their largest might not be. */
 enum ps_status ps_scaler_check(const struct ps_scaler *scaler, const struct ps_series *series);
 

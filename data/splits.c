@@ -1,24 +1,35 @@
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 
-#include "data/series.h"
+#include "data/panel.h"
+#include "data/series_file.h"
 
-/* Rows (or windows) of each part; see ps_splits_make. */
-static enum ps_status part_rows(const struct ps_series *series, const double split[3], int64_t rows[PS_SPLITS])
+enum ps_status ps_split_check(const double split[3], const char *unit, int *fractions)
 {
-    int fractions = 1;
+    *fractions = 1;
     for (int i = 0; i < PS_SPLITS; i++) {
         if (!(split[i] >= 0 && split[i] <= INT32_MAX)) { /* also NaN */
             return ps_fail(PS_USAGE, "split: %s is %g: expected row counts, or fractions from 0 to 1", ps_split_name(i), split[i]);
         }
-        fractions &= split[i] <= 1;
+        *fractions &= split[i] <= 1;
     }
-    const char *unit = series->layout == PS_LAYOUT_SERIES ? "rows" : "windows";
     for (int i = 0; i < PS_SPLITS; i++) {
-        if (!fractions && split[i] != floor(split[i])) {
+        if (!*fractions && split[i] != floor(split[i])) {
             return ps_fail(PS_USAGE, "split: %s is %g: expected whole numbers of %s, or three fractions from 0 to 1",
                            ps_split_name(i), split[i], unit);
         }
+    }
+    return PS_OK;
+}
+
+/* Rows (or windows) of each part; see ps_splits_make. */
+static enum ps_status part_rows(const struct ps_series *series, const double split[3], int64_t rows[PS_SPLITS])
+{
+    const char *unit = series->layout == PS_LAYOUT_SERIES ? "rows" : "windows";
+    int fractions;
+    PS_TRY(ps_split_check(split, unit, &fractions));
+    for (int i = 0; i < PS_SPLITS; i++) {
         rows[i] = (int64_t)floor(fractions ? split[i] * (double)series->rows : split[i]);
     }
     if (fractions && fabs(split[0] + split[1] + split[2] - 1) <= 1e-9) {
@@ -51,13 +62,34 @@ static enum ps_status check_lengths(const struct ps_series *series, int64_t seq_
     return PS_OK;
 }
 
+/* Of a panel: the parts, or PS_ALL; none is without a window. */
+static enum ps_status panel_splits(const struct ps_series *series, const double split[3], int whole, int64_t seq_len,
+                                   int64_t pred_len, struct ps_splits *splits)
+{
+    enum ps_status status = ps_panel_splits(series, split, whole, seq_len, pred_len, splits);
+    for (int i = whole ? PS_ALL : PS_TRAIN; i < (whole ? PS_ALL + 1 : PS_SPLITS) && status == PS_OK; i++) {
+        if (splits->count[i] == 0) {
+            status = ps_fail(PS_DATA, "%s: the %s part has no window: none of its %" PRId64 " series has the rows for one (%s)",
+                             series->path, ps_split_name(i), series->panel->series,
+                             i == PS_TRAIN || whole ? "seq_len + pred_len" : "pred_len in the part, and seq_len before");
+        }
+    }
+    if (status != PS_OK) {
+        ps_splits_free(splits);
+    }
+    return status;
+}
+
 enum ps_status ps_splits_make(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
                               struct ps_splits *splits)
 {
+    *splits = (struct ps_splits){0};
     PS_TRY(check_lengths(series, seq_len, pred_len));
     int ready = series->layout == PS_LAYOUT_WINDOWS;
-    *splits = (struct ps_splits){0};
     int64_t rows[PS_SPLITS], begin = 0;
+    if (series->panel != NULL) {
+        return panel_splits(series, split, 0, seq_len, pred_len, splits);
+    }
     PS_TRY(part_rows(series, split, rows));
     for (int i = 0; i < PS_SPLITS; i++) {
         /* Validation and test inputs may begin in the part before; their targets may not. */
@@ -81,7 +113,11 @@ enum ps_status ps_splits_make(const struct ps_series *series, const double split
 enum ps_status ps_splits_all(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
                              struct ps_splits *splits)
 {
+    *splits = (struct ps_splits){0};
     PS_TRY(check_lengths(series, seq_len, pred_len));
+    if (series->panel != NULL) {
+        return panel_splits(series, split, 1, seq_len, pred_len, splits);
+    }
     int ready = series->layout == PS_LAYOUT_WINDOWS;
     int64_t needed = ready ? 1 : seq_len + pred_len;
     if (series->rows < needed) {
@@ -93,4 +129,15 @@ enum ps_status ps_splits_all(const struct ps_series *series, const double split[
     *splits = (struct ps_splits){.train_rows = train_rows};
     splits->count[PS_ALL] = series->rows - needed + 1;
     return PS_OK;
+}
+
+void ps_splits_free(struct ps_splits *splits)
+{
+    for (int i = 0; i <= PS_ALL; i++) {
+        free(splits->runs[i].first);
+        free(splits->runs[i].before);
+    }
+    free(splits->fitted);
+    free(splits->left_out);
+    *splits = (struct ps_splits){0};
 }

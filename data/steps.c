@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "data/dates.h"
 
@@ -149,4 +150,25 @@ struct ps_span_text ps_steps_text(const struct ps_steps *steps)
     struct ps_span_text span;
     snprintf(span.text, sizeof span.text, "%" PRId64 "%s", years ? steps->months / 12 : steps->months, years ? "y" : "mo");
     return span;
+}
+
+int ps_steps_read(const char *text, struct ps_steps *steps)
+{
+    static const struct {
+        const char *name;
+        int64_t seconds, months;
+    } units[] = {{"s", 1, 0}, {"min", 60, 0}, {"h", 3600, 0}, {"d", DAY, 0}, {"mo", 0, 1}, {"y", 0, 12}};
+    enum { MOST = 1000000 };
+    char *unit;
+    int64_t n = text[0] >= '0' && text[0] <= '9' ? strtoll(text, &unit, 10) : 0;
+    if (n < 1 || n > MOST) {
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        if (strcmp(unit, units[i].name) == 0) {
+            *steps = (struct ps_steps){.seconds = n * units[i].seconds, .months = n * units[i].months};
+            return 1;
+        }
+    }
+    return 0;
 }

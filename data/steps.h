@@ -25,6 +25,8 @@ struct ps_span_text {
     char text[32];
 };
 struct ps_span_text ps_steps_text(const struct ps_steps *steps);
+/* Such a text read: seconds, or months without a day. 0: it is none. */
+int ps_steps_read(const char *text, struct ps_steps *steps);
 struct ps_span_text ps_seconds_text(int64_t seconds);
 
 #endif

@@ -88,6 +88,12 @@ static enum ps_status read_filters(const struct ps_storage *s, const char *name,
     return PS_OK;
 }
 
+/* Of a value in the file: a text of variable length is its length, and the heap and the place there where it lies. */
+static int64_t stored_bytes(hid_t type)
+{
+    return H5Tis_variable_str(type) > 0 ? 4 + 8 + 4 : (int64_t)H5Tget_size(type);
+}
+
 static enum ps_status read_grid(const struct ps_storage *s, const char *name, hid_t dataset, hid_t creation, struct grid *g)
 {
     hid_t space PS_HDF5_SCOPED = H5Dget_space(dataset);
@@ -98,7 +104,7 @@ static enum ps_status read_grid(const struct ps_storage *s, const char *name, hi
         return refuse(s, name, "has chunks of another rank than its own");
     }
     g->chunks = 1;
-    g->chunk_bytes = (int64_t)H5Tget_size(type);
+    g->chunk_bytes = stored_bytes(type);
     int64_t bytes = g->chunk_bytes;
     int overflow = 0;
     for (int i = 0; i < g->rank; i++) {
@@ -154,7 +160,7 @@ enum ps_status ps_storage_check(const struct ps_storage *s, const char *name, hi
     hssize_t count = H5Sget_simple_extent_npoints(space);
     int64_t bytes;
     haddr_t begin = layout == H5D_CONTIGUOUS ? H5Dget_offset(dataset) : 0;
-    if (count < 0 || __builtin_mul_overflow(count, H5Tget_size(type), &bytes) || H5Dget_storage_size(dataset) != (hsize_t)bytes ||
+    if (count < 0 || __builtin_mul_overflow(count, stored_bytes(type), &bytes) || H5Dget_storage_size(dataset) != (hsize_t)bytes ||
         begin == HADDR_UNDEF || bytes > s->bytes || begin > (haddr_t)(s->bytes - bytes)) {
         return refuse(s, name,
                       "does not lie in the file as large as it says: its values were never written, or the file is damaged");
@@ -248,6 +254,10 @@ enum ps_status ps_storage_try(const struct ps_storage *s, const char *name, hid_
     hid_t space PS_HDF5_SCOPED = H5Dget_space(dataset);
     if (H5Pget_layout(creation) == H5D_CHUNKED) {
         PS_TRY(check_each_chunk(s, name, dataset, creation));
+    }
+    hid_t type PS_HDF5_SCOPED = H5Dget_type(dataset);
+    if (H5Tget_class(type) == H5T_STRING) {
+        return PS_OK; /* whoever looks reads all of them */
     }
     hsize_t at[RANK] = {0}, size[RANK];
     PS_TRY(read_one(s, name, dataset, at));

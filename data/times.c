@@ -61,13 +61,10 @@ static enum ps_status look(const void *request)
     return with_file(request);
 }
 
-/* Years 1 to 9999, which a date has room for. */
-static const int64_t earliest = -62135596800, latest = 253402300799;
-
 static enum ps_status check_times(const char *path, const struct ps_times *times)
 {
     for (int64_t i = 0; i < times->rows; i++) {
-        if (times->time[i] < earliest || times->time[i] > latest) {
+        if (times->time[i] < PS_TIME_EARLIEST || times->time[i] > PS_TIME_LATEST) {
             return ps_fail(PS_DATA, "%s: /time of row %" PRId64 " is %" PRId64 ": expected seconds since 1970, UTC", path, i,
                            times->time[i]);
         }

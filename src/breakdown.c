@@ -3,6 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "data/panel.h"
+
 /* Sums over windows. */
 struct sums {
     double squares, absolutes, percents;
@@ -13,10 +15,11 @@ struct ps_breakdown {
     int64_t channels, seq_len, pred_len;
     int64_t season; /* of the seasonal-naive forecast; 0: there is none */
     int64_t windows;
-    struct sums *sums; /* [PS_FORECASTERS, C, H] */
+    struct sums *sums;     /* [PS_FORECASTERS, C, H] */
+    struct ps_order order; /* of the split's windows */
 };
 
-enum ps_status ps_breakdown_open(const struct ps_session *s, struct ps_breakdown **breakdown)
+enum ps_status ps_breakdown_open(const struct ps_session *s, enum ps_split split, struct ps_breakdown **breakdown)
 {
     const int64_t season = s->config->data.season, C = s->view.channels, L = s->view.seq_len, H = s->view.pred_len;
     struct ps_breakdown *b = calloc(1, sizeof *b);
@@ -26,8 +29,13 @@ enum ps_status ps_breakdown_open(const struct ps_session *s, struct ps_breakdown
         free(sums);
         return ps_fail(PS_DEVICE, "no memory for the errors of %lld steps of %lld channels", (long long)H, (long long)C);
     }
-    *b = (struct ps_breakdown){
-        .session = s, .channels = C, .seq_len = L, .pred_len = H, .season = season <= L ? season : 0, .sums = sums};
+    *b = (struct ps_breakdown){.session = s,
+                               .channels = C,
+                               .seq_len = L,
+                               .pred_len = H,
+                               .season = season <= L ? season : 0,
+                               .sums = sums,
+                               .order = ps_session_order(s, split)};
     *breakdown = b;
     return PS_OK;
 }
@@ -48,14 +56,16 @@ static void add(struct sums *sums, double truth, double forecast, double mean, d
     sums->percents += size > 0 ? 200 * e * std / size : 0;
 }
 
-void ps_breakdown_add(struct ps_breakdown *b, int64_t n, const float *inputs, const float *targets, const float *forecasts)
+void ps_breakdown_add(struct ps_breakdown *b, int64_t first, int64_t n, const float *inputs, const float *targets,
+                      const float *forecasts)
 {
     const int64_t C = b->channels, L = b->seq_len, H = b->pred_len;
     const struct ps_scaler *scaler = &b->session->scaler;
 #pragma omp parallel for schedule(static)
     for (int64_t c = 0; c < C; c++) {
-        const double mean = scaler->mean[c], std = scaler->std[c];
         for (int64_t w = 0; w < n; w++) {
+            const int64_t i = scaler->panel ? ps_panel_series(scaler->panel, ps_order_window(&b->order, first + w)) : c;
+            const double mean = scaler->mean[i], std = scaler->std[i];
             const float *x = inputs + (w * C + c) * L, *y = targets + (w * C + c) * H, *f = forecasts + (w * C + c) * H;
             for (int64_t t = 0; t < H; t++) {
                 struct sums *sums = b->sums + c * H + t;
@@ -96,7 +106,7 @@ static struct ps_measures means(const struct ps_breakdown *b, enum ps_forecaster
 struct ps_measures ps_breakdown_channel(const struct ps_breakdown *b, enum ps_forecaster forecaster, int64_t c)
 {
     struct ps_measures m = means(b, forecaster, (int64_t[]){c, c + 1}, (int64_t[]){0, b->pred_len});
-    const double std = b->session->scaler.std[c], scale = b->session->seasonal_mae[c];
+    const double std = b->session->scaler.panel ? NAN : b->session->scaler.std[c], scale = b->session->seasonal_mae[c];
     m.original_mse = m.mse * std * std;
     m.original_mae = m.mae * std;
     m.mase = scale > 0 ? m.original_mae / scale : NAN;

@@ -19,12 +19,14 @@ struct ps_measures {
 
 struct ps_breakdown; /* opaque */
 
-/* Of a session's data; season: data.season. The session was opened with `seasonal`. */
-enum ps_status ps_breakdown_open(const struct ps_session *session, struct ps_breakdown **breakdown);
+/* Of a split of a session's data; season: data.season. The session was opened with `seasonal`. Of a panel there is no MASE, nor
+ * errors in the data's own units, which differ from series to series. */
+enum ps_status ps_breakdown_open(const struct ps_session *session, enum ps_split split, struct ps_breakdown **breakdown);
 void ps_breakdown_close(struct ps_breakdown *breakdown); /* NULL is fine */
 
 /* A batch's windows and forecasts, as a ps_forecast_sink gets them: the same sums for any number of threads. */
-void ps_breakdown_add(struct ps_breakdown *breakdown, int64_t n, const float *inputs, const float *targets, const float *forecasts);
+void ps_breakdown_add(struct ps_breakdown *breakdown, int64_t first, int64_t n, const float *inputs, const float *targets,
+                      const float *forecasts);
 
 struct ps_measures ps_breakdown_all(const struct ps_breakdown *breakdown, enum ps_forecaster forecaster);
 struct ps_measures ps_breakdown_channel(const struct ps_breakdown *breakdown, enum ps_forecaster forecaster, int64_t channel);

@@ -247,6 +247,7 @@ static void attributes(struct pass *pass, struct ps_checkpoint *c, uint64_t *has
     attribute_u64(pass, "channels", &channels);
     attribute_u64(pass, "constant_channels", &constant);
     attribute_u64_or_0(pass, "channel_names_bytes", &c->names_bytes);
+    attribute_u64_or_0(pass, "scaled_by_series", &c->by_series);
     attribute_u64(pass, "has_moments", has_moments);
     attribute_u64(pass, "step", &c->step);
     attribute_u64(pass, "epoch", &c->epoch);

@@ -19,6 +19,7 @@ struct ps_checkpoint {
     float *m;          /* [layout->count]; NULL in a checkpoint of weights alone (best.h5) */
     double *v;         /* NULL likewise */
     struct ps_scaler scaler;
+    uint64_t by_series;   /* 1: of a panel scaled by series, whose scaler is fitted to the data anew; this one is the identity */
     char *names;          /* of the channels, each with a zero byte behind it; NULL: the data have none */
     uint64_t names_bytes; /* of all, zero bytes included */
     uint64_t step, epoch; /* optimiser steps done; epochs completed */

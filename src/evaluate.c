@@ -79,21 +79,11 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
 struct output {
     const struct ps_session *session;
     struct ps_hdf5_output file;
+    enum ps_split split;
     hid_t datasets[3]; /* forecasts, targets, inputs */
     int original_units;
     float *scaled; /* one of them of one batch, in original units */
 };
-
-/* x * std + mean, channel by channel; x [n, C, length]. */
-static void to_original(const struct ps_scaler *scaler, float *x, int64_t n, int64_t length)
-{
-    for (int64_t i = 0; i < n * scaler->channels; i++) {
-        int64_t c = i % scaler->channels;
-        for (int64_t t = 0; t < length; t++) {
-            x[i * length + t] = (float)(x[i * length + t] * scaler->std[c] + scaler->mean[c]);
-        }
-    }
-}
 
 static const char *const names[3] = {"/forecasts", "/targets", "/inputs"};
 
@@ -101,12 +91,16 @@ static enum ps_status write_batch(struct output *o, int64_t first, int64_t n, co
                                   const float *forecasts)
 {
     const struct ps_window_view *v = &o->session->view;
+    const struct ps_order order = ps_session_order(o->session, o->split);
     const float *values[3] = {forecasts, targets, inputs};
     for (int i = 0; i < 3; i++) {
         int64_t length = i == 2 ? v->seq_len : v->pred_len;
         if (o->original_units) {
             memcpy(o->scaled, values[i], (size_t)(n * v->channels * length) * sizeof *o->scaled);
-            to_original(&o->session->scaler, o->scaled, n, length);
+            for (int64_t w = 0; w < n; w++) {
+                ps_scaler_restore(&o->session->scaler, ps_order_window(&order, first + w), length,
+                                  o->scaled + w * v->channels * length);
+            }
             values[i] = o->scaled;
         }
         PS_TRY(ps_hdf5_write_rows(&o->file, names[i], o->datasets[i], (hsize_t)first, (hsize_t)n, values[i]));
@@ -175,7 +169,7 @@ static enum ps_status take_batch(void *argument, int64_t first, int64_t n, const
                                  const float *forecasts)
 {
     struct scores *scores = argument;
-    ps_breakdown_add(scores->breakdown, n, inputs, targets, forecasts);
+    ps_breakdown_add(scores->breakdown, first, n, inputs, targets, forecasts);
     if (scores->intervals.half) {
         scores->within += ps_intervals_within(&scores->intervals, n, targets, forecasts);
     }
@@ -188,8 +182,10 @@ static enum ps_status pass(struct ps_session *s, const struct arguments *a, stru
     if (!a->forecasts) {
         return ps_session_score_and_forecast(s, a->split, take_batch, scores, accuracy);
     }
-    struct output output = {
-        .session = s, .original_units = a->original_units, .datasets = {H5I_INVALID_HID, H5I_INVALID_HID, H5I_INVALID_HID}};
+    struct output output = {.session = s,
+                            .split = a->split,
+                            .original_units = a->original_units,
+                            .datasets = {H5I_INVALID_HID, H5I_INVALID_HID, H5I_INVALID_HID}};
     PS_TRY(ps_hdf5_create(a->forecasts, &output.file));
     scores->output = &output;
     enum ps_status status = open_output(a, s, &output);
@@ -204,7 +200,7 @@ static enum ps_status score(struct ps_session *s, const struct arguments *a, str
 {
     struct ps_accuracy accuracy;
     struct ps_naive naive;
-    PS_TRY(ps_breakdown_open(s, &scores->breakdown));
+    PS_TRY(ps_breakdown_open(s, a->split, &scores->breakdown));
     if (a->interval > 0) {
         PS_TRY(ps_intervals_fit(s, a->interval, &scores->intervals));
     }
@@ -305,7 +301,8 @@ static void print_text(const struct ps_session *s, const struct arguments *a, co
     if (isfinite(ps_breakdown_all(scores->breakdown, PS_FORECASTER_MODEL).mase)) {
         printf("MASE (season %" PRId64 ") and sMAPE, original units\n", season);
     } else {
-        puts("sMAPE, original units; no MASE: no training rows a season apart that differ");
+        printf("sMAPE, original units; no MASE: %s\n",
+               s->series->panel ? "the data are a panel" : "no training rows a season apart that differ");
     }
     for (int f = 0; f < PS_FORECASTERS; f++) {
         struct ps_measures m = ps_breakdown_all(scores->breakdown, (enum ps_forecaster)f);

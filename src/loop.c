@@ -154,15 +154,19 @@ struct pass {
     struct throttle throttle;
 };
 
-/* The windows of a split: shuffled for the present epoch, or in the file's order. */
-static struct ps_order order_of(const struct ps_session *s, enum ps_split split, int shuffled)
+struct ps_order ps_session_order(const struct ps_session *s, enum ps_split split)
 {
-    return (struct ps_order){.first = s->splits.first[split],
-                             .count = s->splits.count[split],
-                             .shuffled = shuffled,
-                             .seed = s->config->train.seed,
-                             .epoch = s->epoch,
-                             .runs = &s->splits.runs[split]};
+    return (struct ps_order){.first = s->splits.first[split], .count = s->splits.count[split], .runs = &s->splits.runs[split]};
+}
+
+/* The training windows as the present epoch takes them. */
+static struct ps_order training_order(const struct ps_session *s)
+{
+    struct ps_order order = ps_session_order(s, PS_TRAIN);
+    order.shuffled = 1;
+    order.seed = s->config->train.seed;
+    order.epoch = s->epoch;
+    return order;
 }
 
 /* Windows [begin, end) of the order. */
@@ -330,7 +334,7 @@ static enum ps_status went_wrong(struct ps_session *s)
 enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoch_watch *watch, int *finished, double *loss)
 {
     PS_TRY(read_state(s));
-    const struct ps_order order = order_of(s, PS_TRAIN, 1);
+    const struct ps_order order = training_order(s);
     struct pass pass = {0};
     enum ps_status status = pass_open(s, &order, (int64_t)s->now.cursor, s->train_windows, &pass);
     if (status == PS_OK) {
@@ -371,7 +375,7 @@ enum ps_status ps_session_rewind(struct ps_session *s)
     s->epoch = 0;
     s->now = (struct ps_step_state){0};
     if (ps_feed_resident(s->feed)) {
-        const struct ps_order order = order_of(s, PS_TRAIN, 1);
+        const struct ps_order order = training_order(s);
         PS_TRY(ps_feed_start(s->feed, &order, 0, s->train_windows));
     }
     PS_TRY(write_state(s, s->state, &s->now));
@@ -408,7 +412,7 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
 {
     int64_t count = s->splits.count[split];
     const struct ps_step_state start = {0};
-    const struct ps_order order = order_of(s, split, 0);
+    const struct ps_order order = ps_session_order(s, split);
     PS_TRY(write_state(s, s->scoring_state, &start));
     struct pass pass;
     enum ps_status status = pass_open(s, &order, 0, count, &pass);
@@ -425,7 +429,7 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
 
 enum ps_status ps_session_naive(struct ps_session *s, enum ps_split split, struct ps_naive *naive)
 {
-    const struct ps_order order = order_of(s, split, 0);
+    const struct ps_order order = ps_session_order(s, split);
     const int64_t season = s->config->data.season;
     if (s->groups) {
         return ps_groups_naive(s->groups, &order, season, naive);
@@ -478,7 +482,7 @@ enum ps_status ps_session_forecast(struct ps_session *s, enum ps_split split, ps
         return ps_fail(PS_DEVICE, "no memory for the forecasts of %lld windows", (long long)B);
     }
     const struct ps_step_state start = {0};
-    const struct ps_order order = order_of(s, split, 0);
+    const struct ps_order order = ps_session_order(s, split);
     enum ps_status status = write_state(s, s->scoring_state, &start);
     struct pass pass = {0};
     if (status == PS_OK) {

@@ -46,6 +46,9 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
         return ps_fail(PS_DATA, "%s: %lld channels, the checkpoint's model has %lld", path, (long long)s->series->channels,
                        (long long)scaler->channels);
     }
+    if (scaler && options->checkpoint->by_series) {
+        scaler = NULL; /* each series has its own, of its own training rows */
+    }
     if (scaler) {
         PS_TRY(ps_series_check_names(s->series, options->checkpoint->names));
         PS_TRY(ps_scaler_identity(s->series->channels, &s->scaler));
@@ -61,7 +64,11 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
         if (!s->seasonal_mae) {
             return ps_fail(PS_DATA, "%s: no memory for the seasonal errors of %lld channels", path, (long long)s->series->channels);
         }
-        PS_TRY(ps_seasonal_mae(s->series, s->splits.train_rows, c->data.season > 0 ? c->data.season : 1, s->seasonal_mae));
+        if (s->series->panel) {
+            s->seasonal_mae[0] = NAN; /* each series would have its own */
+        } else {
+            PS_TRY(ps_seasonal_mae(s->series, s->splits.train_rows, c->data.season > 0 ? c->data.season : 1, s->seasonal_mae));
+        }
     }
     s->view = ps_window_view_make(s->series, c->model.seq_len, c->model.pred_len);
     if (s->series->file) {
@@ -277,9 +284,10 @@ void ps_session_close(struct ps_session *s)
     }
     ps_groups_close(s->groups);
     free(s->host_errors);
-    ps_series_close(s->series);
+    ps_splits_free(&s->splits);
     ps_scaler_free(&s->scaler);
     free(s->seasonal_mae);
+    ps_series_close(s->series);
     free(s->algorithms);
     free(s->versions);
     free(s);

@@ -121,6 +121,9 @@ enum ps_status ps_session_recall(struct ps_session *session);
 /* Undoes the end of the epoch that ended last, for one whose validation was cut short: a checkpoint made now resumes with it. */
 enum ps_status ps_session_reopen_epoch(struct ps_session *session);
 
+/* The split's windows in the file's order. */
+struct ps_order ps_session_order(const struct ps_session *session, enum ps_split split);
+
 /* MSE and MAE of the present weights over every window of the split, and over full batches only, in standardised units. When `stop`
  * cut it short, both have 0 windows. */
 struct ps_accuracy {

@@ -12,8 +12,12 @@ enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct p
     size_t count = (size_t)s->model->layout->count, stored = (size_t)s->model->layout->stored;
     *snapshot = (struct ps_snapshot){.session = s, .best_weights = best_weights};
     struct ps_checkpoint *c = &snapshot->checkpoint;
+    static double no_mean = 0, no_std = 1;
+    const int by_series = s->scaler.panel != NULL;
     *c = (struct ps_checkpoint){.layout = s->model->layout,
-                                .scaler = s->scaler,
+                                .scaler =
+                                    by_series ? (struct ps_scaler){.channels = 1, .mean = &no_mean, .std = &no_std} : s->scaler,
+                                .by_series = (uint64_t)by_series,
                                 .seed = s->config->train.seed,
                                 .fingerprint = s->series->fingerprint,
                                 .level = (char *)ps_level_name(s->level),

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "data/files.h"
+#include "data/panel.h"
 #include "src/clock.h"
 #include "src/options.h"
 #include "src/passive.h"
@@ -140,6 +141,13 @@ static enum ps_status run_take(const struct arguments *a, struct run *run)
 /* One line that names the first few. */
 static void warn_constant(const struct ps_session *s)
 {
+    if (s->scaler.panel) {
+        fprintf(stderr,
+                "train: warning: %s: %d series constant in the rows that they are scaled by: %s: a standard deviation of 1 "
+                "is taken\n",
+                s->series->path, s->scaler.constant, ps_panel_some(s->scaler.panel, s->scaler.is_constant).text);
+        return;
+    }
     char names[128] = "";
     int found = 0;
     for (int64_t c = 0; c < s->series->channels && found < 4; c++) {
@@ -150,6 +158,19 @@ static void warn_constant(const struct ps_session *s)
     }
     fprintf(stderr, "train: warning: %s: constant in the training rows: %s%s: a standard deviation of 1 is taken\n",
             s->series->path, names, found < s->scaler.constant ? ", ..." : "");
+}
+
+/* Series of a panel that training does not see, in one line that names the first few. */
+static void warn_left_out(const struct ps_session *s)
+{
+    const struct ps_panel *panel = s->series->panel;
+    const int64_t left_out = panel ? panel->series - s->splits.train_series : 0;
+    if (left_out > 0) {
+        fprintf(stderr,
+                "train: warning: %s: %lld of %lld series have too few training rows for a window, and are left out of "
+                "training: %s\n",
+                s->series->path, (long long)left_out, (long long)panel->series, ps_panel_some(panel, s->splits.left_out).text);
+    }
 }
 
 /* Puts the present state on its way to the disk, and the best weights if they are new. */
@@ -442,6 +463,7 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
     if (s->scaler.constant) {
         warn_constant(s);
     }
+    warn_left_out(s);
     s->stop = &stop_signal;
     status = a->resume ? resume(s, run) : a->init_from ? initialise_from(s, a, &first) : ps_session_initialise(s);
     ps_checkpoint_free(&first);
@@ -451,9 +473,11 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
     if (status == PS_OK) {
         char description[PS_SESSION_TEXT];
         ps_session_describe(s, description);
-        printf("%s: %lld channels, %lld + %lld + %lld windows, %lld steps an epoch; %s\n", s->series->path,
-               (long long)s->series->channels, (long long)s->splits.count[PS_TRAIN], (long long)s->splits.count[PS_VALIDATION],
-               (long long)s->splits.count[PS_TEST], (long long)s->steps_per_epoch, description);
+        const struct ps_panel *panel = s->series->panel;
+        printf("%s: %lld %s, %lld + %lld + %lld windows, %lld steps an epoch; %s\n", s->series->path,
+               (long long)(panel ? panel->series : s->series->channels), panel ? "series" : "channels",
+               (long long)s->splits.count[PS_TRAIN], (long long)s->splits.count[PS_VALIDATION], (long long)s->splits.count[PS_TEST],
+               (long long)s->steps_per_epoch, description);
         if (*run->resumed) {
             tell_resumption(s, run);
         }

@@ -165,7 +165,11 @@ static enum ps_status make_scaler(struct incoming *in)
     }
     struct ps_splits splits;
     PS_TRY(ps_splits_make(in->series, c->data.split, c->model.seq_len, c->model.pred_len, &splits));
-    PS_TRY(c->data.standardize ? ps_scaler_fit(in->series, &splits, &out->scaler) : ps_scaler_identity(in->channels, &out->scaler));
+    out->by_series = c->data.standardize && in->series->panel;
+    enum ps_status status = c->data.standardize && !out->by_series ? ps_scaler_fit(in->series, &splits, &out->scaler)
+                                                                   : ps_scaler_identity(in->channels, &out->scaler);
+    ps_splits_free(&splits);
+    PS_TRY(status);
     out->fingerprint = in->series->fingerprint;
     return ps_series_names(in->series, &out->names, &out->names_bytes);
 }

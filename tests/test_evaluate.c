@@ -94,8 +94,8 @@ START_TEST(breakdown_by_hand)
                            .seasonal_mae = scale};
     const float inputs[] = {0, 1, 2, 1, 1, 2, 3, 4}, targets[] = {2, -5, 3, 4}, forecasts[] = {1, -5, 4, 2};
     struct ps_breakdown *b;
-    OK(ps_breakdown_open(&s, &b));
-    ps_breakdown_add(b, 1, inputs, targets, forecasts);
+    OK(ps_breakdown_open(&s, PS_TEST, &b));
+    ps_breakdown_add(b, 0, 1, inputs, targets, forecasts);
     struct ps_measures m = ps_breakdown_channel(b, PS_FORECASTER_MODEL, 0); /* 14 and 0, forecast 12 and 0 */
     near(m.mse, 0.5);
     near(m.mae, 0.5);
@@ -128,7 +128,7 @@ START_TEST(breakdown_by_hand)
     near(m.mse, 36.0 / 4);
     near(m.mase, (3.0 * 2 / 4 + 0) / 2);
     /* A second window, forecast without an error, halves them. */
-    ps_breakdown_add(b, 1, inputs, targets, targets);
+    ps_breakdown_add(b, 0, 1, inputs, targets, targets);
     near(ps_breakdown_all(b, PS_FORECASTER_MODEL).mase, 1.625 / 2);
     near(ps_breakdown_step(b, PS_FORECASTER_MODEL, 1).mse, 1);
     scale[0] = 0; /* a channel that its training rows give no scale is left out of the mean */
@@ -138,8 +138,8 @@ START_TEST(breakdown_by_hand)
     ck_assert(isnan(ps_breakdown_all(b, PS_FORECASTER_MODEL).mase));
     ps_breakdown_close(b);
     c.data.season = 5; /* longer than the input */
-    OK(ps_breakdown_open(&s, &b));
-    ps_breakdown_add(b, 1, inputs, targets, forecasts);
+    OK(ps_breakdown_open(&s, PS_TEST, &b));
+    ps_breakdown_add(b, 0, 1, inputs, targets, forecasts);
     m = ps_breakdown_all(b, PS_FORECASTER_SEASONAL_NAIVE);
     ck_assert(isnan(m.mse) && isnan(m.mase) && isnan(m.smape));
     ps_breakdown_close(b);
