@@ -183,6 +183,26 @@ static enum ps_status split_line(struct ps_csv *csv)
     }
 }
 
+int ps_csv_number(char *text, int decimal_comma, locale_t c, double *value)
+{
+    char *end, *comma = NULL;
+    if (decimal_comma) {
+        if (strchr(text, '.') != NULL) {
+            return 0;
+        }
+        comma = strchr(text, ',');
+    }
+    if (comma != NULL) {
+        *comma = '.';
+    }
+    *value = strtod_l(text, &end, c);
+    int whole = end != text && *end == '\0';
+    if (comma != NULL) {
+        *comma = ',';
+    }
+    return whole && strpbrk(text, "xX") == NULL;
+}
+
 enum ps_status ps_csv_open(struct ps_csv *csv, const char *path, char delimiter)
 {
     *csv = (struct ps_csv){.path = path, .delimiter = delimiter, .file = fopen(path, "re")};
@@ -202,4 +222,5 @@ void ps_csv_close(struct ps_csv *csv)
     if (csv->file != NULL) {
         fclose(csv->file);
     }
+    *csv = (struct ps_csv){0};
 }

@@ -2,6 +2,7 @@
 #ifndef PS_DATA_CSV_H
 #define PS_DATA_CSV_H
 
+#include <locale.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -27,6 +28,10 @@ enum ps_status ps_csv_open(struct ps_csv *csv, const char *path, char delimiter)
 enum ps_status ps_csv_read(struct ps_csv *csv, int *more);
 /* "commas", "semicolons", "tabs" or "bars". */
 const char *ps_csv_cut_at(const struct ps_csv *csv);
-void ps_csv_close(struct ps_csv *csv);
+void ps_csv_close(struct ps_csv *csv); /* again is fine */
+
+/* A whole field as a decimal number, with a point or a comma: no hexadecimal, nothing after it. NaN and infinity are numbers here.
+ * c: the locale "C". */
+int ps_csv_number(char *text, int decimal_comma, locale_t c, double *value);
 
 #endif

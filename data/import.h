@@ -35,6 +35,20 @@ struct ps_imported {
 enum ps_status ps_import_csv(const char *csv, const char *path, const struct ps_import_options *options,
                              struct ps_imported *imported);
 
+/* A CSV with a header row and many series in it, a row for each time of each: columns "ID,TIME,VALUE" by their names. Rows of
+ * different series may be interleaved, and those of one come in any order: they are put in the order of their times, which must be
+ * whole steps apart, the same step for all. The panel has the series in the order in which their first rows come. Of options, fill,
+ * delimiter, decimal_comma and time_format count. PS_DATA naming the line, or counting what is missing; PS_USAGE for columns or a
+ * format that are none. */
+struct ps_panel_imported {
+    int64_t series, rows;
+    int64_t gaps, with_gaps; /* rows that were missing between others, and the series that they were missing in */
+    int64_t missing;         /* values that were missing in rows */
+    char period[32];         /* the step: attribute frequency */
+};
+enum ps_status ps_import_panel(const char *csv, const char *path, const char *columns, const struct ps_import_options *options,
+                               struct ps_panel_imported *imported);
+
 /* A generated hourly series: per channel a trend, daily and weekly seasons of its own phase and size, and AR(1) noise; seeded
  * Philox (site PS_SITE_SAMPLE), the same bits everywhere. */
 enum ps_status ps_sample_series(const char *path, int64_t hours, int64_t channels, uint64_t seed);

@@ -16,7 +16,7 @@
 
 #define A_PANEL                                                                                  \
     "this looks like a panel of series (many series in one file, a row for each time of each), " \
-    "and what is read is one row for each time, with a column for each channel"
+    "and what is read is one row for each time, with a column for each channel; --panel ID,TIME,VALUE reads the other"
 
 enum { MOST_LOOKED_AHEAD = 1 << 20 }; /* rows */
 
@@ -52,25 +52,9 @@ static enum ps_status out_of_memory(const struct table *t)
     return ps_fail(PS_DATA, "%s:%" PRId64 ": out of host memory", t->csv.path, t->csv.line_number);
 }
 
-/* A whole field as a decimal number: no hexadecimal, nothing after it. NaN and infinity are numbers here. */
 static int read_number(const struct table *t, char *text, double *value)
 {
-    char *end, *comma = NULL;
-    if (t->options->decimal_comma) {
-        if (strchr(text, '.') != NULL) {
-            return 0;
-        }
-        comma = strchr(text, ',');
-    }
-    if (comma != NULL) {
-        *comma = '.';
-    }
-    *value = strtod_l(text, &end, t->c);
-    int whole = end != text && *end == '\0';
-    if (comma != NULL) {
-        *comma = ',';
-    }
-    return whole && strpbrk(text, "xX") == NULL;
+    return ps_csv_number(text, t->options->decimal_comma, t->c, value);
 }
 
 /* Digits on both sides of one comma, a sign before them and an exponent behind them or none. */

@@ -367,7 +367,7 @@ static enum ps_status open_layout(const struct ps_storage *storage, int trying, 
     struct ps_dataset *d = series->file->dataset;
     int has_series = H5Lexists(file, "series", H5P_DEFAULT) > 0;
     int has_inputs = H5Lexists(file, "inputs", H5P_DEFAULT) > 0, has_targets = H5Lexists(file, "targets", H5P_DEFAULT) > 0;
-    int has_values = H5Lexists(file, "values", H5P_DEFAULT) > 0;
+    int has_values = H5Lexists(file, "values", H5P_DEFAULT) > 0 && H5Lexists(file, "offsets", H5P_DEFAULT) > 0;
     if ((has_series || has_values) && (has_inputs || has_targets)) {
         return ps_fail(PS_DATA, "%s: has both %s and %s: which is meant? keep one layout", path, has_series ? "/series" : "/values",
                        has_inputs ? "/inputs" : "/targets");
@@ -387,7 +387,7 @@ static enum ps_status open_layout(const struct ps_storage *storage, int trying, 
                        has_inputs ? "/targets" : "/inputs");
     }
     if (!has_series && !has_inputs) {
-        return ps_fail(PS_DATA, "%s: has neither /series, nor /inputs and /targets, nor a panel's /values", path);
+        return ps_fail(PS_DATA, "%s: has neither /series nor /inputs and /targets, nor a panel's /values and /offsets", path);
     }
     if (has_series) {
         PS_TRY(open_dataset(storage, "/series", 2, "[rows, channels]", &d[0]));

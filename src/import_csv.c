@@ -12,7 +12,7 @@
 
 static const char usage[] =
     "usage: import_csv IN.csv OUT.h5 [--time-column NAME] [--time-format FORMAT] [--allow-gaps] [--fill previous|linear|none]\n"
-    "                                [--delimiter NAME] [--decimal-comma] [--overwrite]\n"
+    "                                [--delimiter NAME] [--decimal-comma] [--panel ID,TIME,VALUE] [--overwrite]\n"
     "\n"
     "Reads a CSV with a header line and writes /series [rows, channels] as float32, with the channels' names, and /time when a\n"
     "column holds times. Each time must follow the one before by the same step, which may be months or years of the calendar.\n"
@@ -31,6 +31,11 @@ static const char usage[] =
     "                        refused (none, the default). Before a channel's first value stands that one\n"
     "  --delimiter NAME      what fields are cut at: comma, semicolon, tab or bar; by default what the header has most of\n"
     "  --decimal-comma       numbers have a decimal comma, not a point\n"
+    "  --panel ID,TIME,VALUE many series, a row for each time of each: the columns that hold its name, time and value, others are\n"
+    "                        not read. Rows may come in any order, each time of a series once, whole steps of one length apart.\n"
+    "                        Rows that are missing between others are filled as --fill says, or refused. Writes /values, "
+    "/offsets,\n"
+    "                        /ids and /start\n"
     "  --overwrite           replace OUT.h5 when it exists\n"
     "  --help                this text\n"
     "\n"
@@ -64,41 +69,28 @@ static enum ps_status read_fill(const char *text, enum ps_fill *fill)
     return ps_fail(PS_USAGE, "--fill is \"%s\": expected previous, linear or none", text);
 }
 
-int main(int argc, char **argv)
+static enum ps_status import_panel(const char *in, const char *out, const char *columns, const struct ps_import_options *how,
+                                   const char *fill)
 {
-    ps_streams_open();
-    struct ps_import_options how = {0};
-    const char *fill = fills[PS_FILL_NONE], *delimiter = NULL;
-    int overwrite = 0;
-    const struct ps_option options[] = {{"time-column", .text = &how.time_column},
-                                        {"time-format", .text = &how.time_format},
-                                        {"delimiter", .text = &delimiter},
-                                        {"decimal-comma", .given = &how.decimal_comma},
-                                        {"fill", .text = &fill},
-                                        {"allow-gaps", .given = &how.allow_gaps},
-                                        {"overwrite", .given = &overwrite},
-                                        {0}};
-    enum ps_status status = ps_options_read(argc, argv, options, 2, "IN.csv and OUT.h5", usage);
-    const char *in = NULL, *out = NULL;
+    if (how->time_column != NULL || how->allow_gaps) {
+        return ps_fail(PS_USAGE, "--panel names the column of times itself, and its gaps are filled: leave out %s",
+                       how->time_column != NULL ? "--time-column" : "--allow-gaps");
+    }
+    struct ps_panel_imported done;
+    PS_TRY(ps_import_panel(in, out, columns, how, &done));
+    printf("%s: %" PRId64 " series, %" PRId64 " rows, period %s", out, done.series, done.rows, done.period);
+    if (done.gaps + done.missing > 0) {
+        printf(", %" PRId64 " missing rows in %" PRId64 " series and %" PRId64 " missing values filled (%s)", done.gaps,
+               done.with_gaps, done.missing, fill);
+    }
+    printf("\n");
+    return PS_OK;
+}
+
+static enum ps_status import_series(const char *in, const char *out, const struct ps_import_options *how, const char *fill)
+{
     struct ps_imported done;
-    if (status == PS_OK) {
-        in = argv[argc - 2];
-        out = argv[argc - 1];
-        status = check_output(in, out, overwrite);
-    }
-    if (status == PS_OK) {
-        status = read_fill(fill, &how.fill);
-    }
-    if (status == PS_OK && delimiter != NULL && !ps_csv_read_delimiter(delimiter, &how.delimiter)) {
-        status = ps_fail(PS_USAGE, "--delimiter is \"%s\": expected comma, semicolon, tab or bar", delimiter);
-    }
-    if (status == PS_OK) {
-        status = ps_import_csv(in, out, &how, &done);
-    }
-    if (status != PS_OK) {
-        fprintf(stderr, "import_csv: %s\n", ps_error_message());
-        return status;
-    }
+    PS_TRY(ps_import_csv(in, out, how, &done));
     if (done.warning[0] != '\0') {
         fprintf(stderr, "import_csv: warning: %s\n", done.warning);
     }
@@ -115,4 +107,41 @@ int main(int argc, char **argv)
     }
     printf("\n");
     return PS_OK;
+}
+
+int main(int argc, char **argv)
+{
+    ps_streams_open();
+    struct ps_import_options how = {0};
+    const char *fill = fills[PS_FILL_NONE], *delimiter = NULL, *panel = NULL;
+    int overwrite = 0;
+    const struct ps_option options[] = {{"time-column", .text = &how.time_column},
+                                        {"time-format", .text = &how.time_format},
+                                        {"delimiter", .text = &delimiter},
+                                        {"decimal-comma", .given = &how.decimal_comma},
+                                        {"fill", .text = &fill},
+                                        {"allow-gaps", .given = &how.allow_gaps},
+                                        {"panel", .text = &panel},
+                                        {"overwrite", .given = &overwrite},
+                                        {0}};
+    enum ps_status status = ps_options_read(argc, argv, options, 2, "IN.csv and OUT.h5", usage);
+    const char *in = NULL, *out = NULL;
+    if (status == PS_OK) {
+        in = argv[argc - 2];
+        out = argv[argc - 1];
+        status = check_output(in, out, overwrite);
+    }
+    if (status == PS_OK) {
+        status = read_fill(fill, &how.fill);
+    }
+    if (status == PS_OK && delimiter != NULL && !ps_csv_read_delimiter(delimiter, &how.delimiter)) {
+        status = ps_fail(PS_USAGE, "--delimiter is \"%s\": expected comma, semicolon, tab or bar", delimiter);
+    }
+    if (status == PS_OK) {
+        status = panel != NULL ? import_panel(in, out, panel, &how, fill) : import_series(in, out, &how, fill);
+    }
+    if (status != PS_OK) {
+        fprintf(stderr, "import_csv: %s\n", ps_error_message());
+    }
+    return status;
 }
