@@ -10,9 +10,12 @@
 #include "data/files.h"
 #include "data/hdf5_util.h"
 #include "data/import.h"
+#include "data/panel.h"
 #include "data/text.h"
 #include "data/times.h"
+#include "src/csv_out.h"
 #include "src/engine.h"
+#include "src/forecast_panel.h"
 #include "src/forecaster.h"
 #include "src/intervals.h"
 #include "src/kept.h"
@@ -23,7 +26,9 @@ static const char usage[] =
     "usage: forecast CHECKPOINT|RUN [--data FILE] [--out FILE] [--origin TIME|ROW] [--last N] [--steps N] [--interval LEVEL]\n"
     "                [--overwrite] [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
     "\n"
-    "Forecasts the rows after the end of the data, in the data's own units: pred_len of them, as the model was trained.\n"
+    "Forecasts the rows after the end of the data, in the data's own units: pred_len of them, as the model was trained. Of a "
+    "panel,\n"
+    "those after the end of each series: rows of id, time and value, and in FILE.h5 another panel.\n"
     "\n"
     "  RUN               a run's folder: its best checkpoint, or the last where there is no best\n"
     "  --data FILE       the series, HDF5 or CSV (default: the run's); its channels are found by name\n"
@@ -131,7 +136,7 @@ static enum ps_status open_series(const struct arguments *a, const struct ps_con
     if (status == PS_OK && d->series->layout != PS_LAYOUT_SERIES) {
         status = ps_fail(PS_DATA, "%s: holds ready-made windows: rows come after a series alone, /series [rows, channels]", path);
     }
-    if (status == PS_OK) {
+    if (status == PS_OK && !d->series->panel) {
         status = ps_times_read(read, d->series->rows, &d->times);
     }
     if (*imported) {
@@ -227,40 +232,6 @@ static enum ps_status take_windows(const struct data *d, int64_t origin, int64_t
     return status;
 }
 
-/* The inputs' last rows become the forecasts', whose first `rows` they take in. inputs [lines, L], forecasts [lines, H]. */
-static void feed_back(float *inputs, int64_t lines, int64_t L, const float *forecasts, int64_t H)
-{
-    const int64_t kept = L > H ? L - H : 0, taken = L - kept;
-    for (int64_t i = 0; i < lines; i++) {
-        memmove(inputs + i * L, inputs + i * L + (L - kept), (size_t)kept * sizeof *inputs);
-        memcpy(inputs + i * L + kept, forecasts + i * H + (H - taken), (size_t)taken * sizeof *inputs);
-    }
-}
-
-/* forecasts [n, steps, C]. */
-static enum ps_status make_forecasts(struct ps_forecaster *f, float *inputs, int64_t n, int64_t C, int64_t L, int64_t H,
-                                     int64_t steps, float *forecasts)
-{
-    float *part = malloc((size_t)(n * C * H) * sizeof *part);
-    if (!part) {
-        return ps_fail(PS_DATA, "no memory for %" PRId64 " forecasts", n);
-    }
-    enum ps_status status = PS_OK;
-    for (int64_t done = 0; done < steps && status == PS_OK; done += H) {
-        if (done > 0) {
-            feed_back(inputs, n * C, L, part, H);
-        }
-        status = ps_forecaster_run(f, inputs, n, part);
-        for (int64_t i = 0; i < n * C && status == PS_OK; i++) {
-            for (int64_t t = 0; t < H && done + t < steps; t++) {
-                forecasts[(i / C * steps + done + t) * C + i % C] = part[i * H + t];
-            }
-        }
-    }
-    free(part);
-    return status;
-}
-
 /* Half widths in the data's own units, [C, H], malloc'ed: by the run's own data, whatever is forecast. */
 static enum ps_status fit_intervals(const struct arguments *a, const struct ps_checkpoint *checkpoint, const struct ps_config *c,
                                     float **half)
@@ -293,23 +264,6 @@ struct result {
     const struct ps_times *times;
 };
 
-/* Fields with a comma, a quote or a line's end stand in quotes. */
-static void put_field(FILE *to, const char *text)
-{
-    if (!strpbrk(text, ",\"\n\r")) {
-        fputs(text, to);
-        return;
-    }
-    putc('"', to);
-    for (; *text; text++) {
-        if (*text == '"') {
-            putc('"', to);
-        }
-        putc(*text, to);
-    }
-    putc('"', to);
-}
-
 /* A row's time, or its number. */
 static void put_time(FILE *to, const struct result *r, int64_t origin, int64_t after)
 {
@@ -325,19 +279,6 @@ static float value_at(const struct result *r, int64_t i, int side)
 {
     const int64_t c = i % r->channels, step = i / r->channels % r->steps;
     return side ? r->values[i] + (float)side * r->half[c * r->pred_len + step] : r->values[i];
-}
-
-/* The shortest decimal that reads back as x. */
-static void put_value(FILE *to, float x)
-{
-    char text[32];
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, (double)x);
-        if (strtof(text, NULL) == x) {
-            break;
-        }
-    }
-    fputs(text, to);
 }
 
 static void write_csv(FILE *to, const struct result *r)
@@ -356,7 +297,7 @@ static void write_csv(FILE *to, const struct result *r)
                     sprintf(field + length, "_%s%.10g", side == 1 ? "lo" : "hi", 100 * r->level);
                 }
                 putc(',', to);
-                put_field(to, field);
+                ps_put_field(to, field);
             }
             free(field);
         }
@@ -374,7 +315,7 @@ static void write_csv(FILE *to, const struct result *r)
             static const int sides[] = {0, -1, 1};
             for (int side = 0; side < (r->half ? 3 : 1); side++) {
                 putc(',', to);
-                put_value(to, value_at(r, i * r->channels + c, sides[side]));
+                ps_put_value(to, value_at(r, i * r->channels + c, sides[side]));
             }
         }
         fputs(r->steps <= r->pred_len ? "\n" : step < r->pred_len ? ",0\n" : ",1\n", to);
@@ -475,6 +416,18 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
     int64_t origin;
     PS_TRY(open_series(a, c, d));
     PS_TRY(match_channels(checkpoint, path, d));
+    if (d->series->panel) {
+        const char *one = a->origin ? "--origin" : a->last > 1 ? "--last" : a->interval > 0 ? "--interval" : NULL;
+        return one ? ps_fail(PS_USAGE, "%s: %s is of one series, and this is a panel of %" PRId64 ": each is forecast from its end",
+                             path, one, d->series->panel->series)
+                   : ps_forecast_panel(checkpoint, c, d->series, a->device, steps, a->out);
+    }
+    if (checkpoint->by_series) {
+        return ps_fail(PS_DATA,
+                       "%s: the model was trained on a panel, each series scaled by its own values: make it a panel of one "
+                       "series",
+                       path);
+    }
     PS_TRY(find_origin(a, c, path, d, &origin));
     if (a->interval > 0 && steps > H) {
         return ps_fail(PS_USAGE,
@@ -495,7 +448,7 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
         status = ps_forecaster_open(checkpoint, c, a->device, n, &f);
     }
     if (status == PS_OK) {
-        status = make_forecasts(f, inputs, n, C, L, H, steps, forecasts);
+        status = ps_forecaster_extend(f, inputs, n, steps, forecasts);
     }
     if (status == PS_OK) {
         const struct result result = {origin, n, steps, C, H, checkpoint->names, forecasts, half, a->interval, &d->times};

@@ -154,3 +154,36 @@ enum ps_status ps_forecaster_run(struct ps_forecaster *f, const float *inputs, i
     }
     return PS_OK;
 }
+
+/* The inputs' last rows become the forecasts', whose first `rows` they take in. inputs [lines, L], forecasts [lines, H]. */
+static void feed_back(float *inputs, int64_t lines, int64_t L, const float *forecasts, int64_t H)
+{
+    const int64_t kept = L > H ? L - H : 0, taken = L - kept;
+    for (int64_t i = 0; i < lines; i++) {
+        memmove(inputs + i * L, inputs + i * L + (L - kept), (size_t)kept * sizeof *inputs);
+        memcpy(inputs + i * L + kept, forecasts + i * H + (H - taken), (size_t)taken * sizeof *inputs);
+    }
+}
+
+enum ps_status ps_forecaster_extend(struct ps_forecaster *f, float *inputs, int64_t n, int64_t steps, float *forecasts)
+{
+    const int64_t C = f->channels, L = f->seq_len, H = f->pred_len;
+    float *part = malloc((size_t)(n * C * H) * sizeof *part);
+    if (!part) {
+        return ps_fail(PS_DATA, "no memory for %" PRId64 " forecasts", n);
+    }
+    enum ps_status status = PS_OK;
+    for (int64_t done = 0; done < steps && status == PS_OK; done += H) {
+        if (done > 0) {
+            feed_back(inputs, n * C, L, part, H);
+        }
+        status = ps_forecaster_run(f, inputs, n, part);
+        for (int64_t i = 0; i < n * C && status == PS_OK; i++) {
+            for (int64_t t = 0; t < H && done + t < steps; t++) {
+                forecasts[(i / C * steps + done + t) * C + i % C] = part[i * H + t];
+            }
+        }
+    }
+    free(part);
+    return status;
+}

@@ -18,4 +18,7 @@ void ps_forecaster_close(struct ps_forecaster *forecaster); /* NULL is fine */
  * step of an input that is not finite. */
 enum ps_status ps_forecaster_run(struct ps_forecaster *forecaster, const float *inputs, int64_t n, float *forecasts);
 
+/* forecasts [n, steps, C]; those beyond pred_len by feeding forecasts back: inputs are then what the last of them were made of. */
+enum ps_status ps_forecaster_extend(struct ps_forecaster *forecaster, float *inputs, int64_t n, int64_t steps, float *forecasts);
+
 #endif
