@@ -15,7 +15,13 @@
 #include "data/text.h"
 
 enum { ID, TIME, VALUE, COLUMNS };
-enum { LONGEST_ID = 255, MOST_STEPS = 4096, DAY = 86400, SHORTEST_MONTH = 28 * DAY };
+enum {
+    MOST_FILLED = 1 << 20 /* rows, of a few that lie far apart */,
+    LONGEST_ID = 255,
+    MOST_STEPS = 4096,
+    DAY = 86400,
+    SHORTEST_MONTH = 28 * DAY
+};
 
 /* One series, while the file is read. */
 struct entry {
@@ -508,6 +514,12 @@ static enum ps_status import(struct reader *r, const char *path, const char *nam
     done->rows = r->panel.offsets[r->series];
     done->gaps = done->rows > r->rows ? done->rows - r->rows : 0;
     done->missing = r->missing;
+    if (done->gaps > MOST_FILLED && done->gaps / 100 > r->rows) {
+        return ps_fail(PS_DATA,
+                       "%s: %" PRId64 " rows are missing between others, at a step of %s, and %" PRId64
+                       " are there: are times of a series wrong, or of another step?",
+                       r->path, done->gaps, r->panel.frequency, r->rows);
+    }
     snprintf(done->period, sizeof done->period, "%s", r->panel.frequency);
     if (done->gaps + done->missing > 0 && r->options->fill == PS_FILL_NONE) {
         return ps_fail(PS_DATA,

@@ -58,6 +58,12 @@ static enum ps_status open_checkpoint(const char *path, const char *device, cons
     PS_TRY(ps_config_parse_saved(checkpoint->config, path, config));
     PS_TRY(ps_engine_adapt(config, device, precision, model->note));
     config->runtime.threads = 1;
+    if (checkpoint->by_series && !config->model.revin) { /* what scales a window then is not in it */
+        return ps_fail(PS_CHECKPOINT,
+                       "%s: was trained on a panel without model.revin, each series scaled by its own training rows: "
+                       "the program forecast scales them so",
+                       path);
+    }
     PS_TRY(ps_forecaster_open(checkpoint, config, device, AT_ONCE, &model->forecaster));
     model->channels = checkpoint->scaler.channels;
     model->seq_len = config->model.seq_len;

@@ -683,6 +683,7 @@ START_TEST(imports_not)
         {"item,ts,v\n", "has a header and no rows", PS_DATA},
         {"", "is empty", PS_DATA},
         {"item,time,v\na,2020-01-01,1\n", "no column is named \"ts\"", PS_DATA},
+        {"item,ts,v\na,2000-01-01 00:00:00,1\na,2000-01-01 00:00:01,1\na,2001-01-01,1\n", "31622398 rows are missing", PS_DATA},
         {"item,ts,v\na,1200-01-01 00:00:00,1\na,1200-01-01 00:00:01,1\na,2020-01-01,1\n", "have more than 2147483647 rows",
          PS_DATA},
     };
