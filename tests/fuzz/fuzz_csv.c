@@ -1,6 +1,7 @@
 /* The CSV importer. Input: a CSV, and before it the options, each a byte: 1: the column of times is named "date", 2: and is read
  * by the format that follows, up to a line's end, 3: gaps are allowed, 4 and 5: missing values are filled, 6: numbers have a
- * decimal comma, 7: and fields are cut at semicolons. What is imported must be a series. */
+ * decimal comma, 7: and fields are cut at semicolons, 8: there are many series, named by "id". What is imported must be a series or
+ * a panel. */
 #include "data/import.h"
 #include "data/series.h"
 #include "tests/fuzz/fuzz.h"
@@ -9,7 +10,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char out[256], format[256];
     struct ps_import_options options = {0};
-    for (; size > 0 && data[0] >= 1 && data[0] <= 7; data++, size--) {
+    int panel = 0;
+    for (; size > 0 && data[0] >= 1 && data[0] <= 8; data++, size--) {
         const uint8_t *end = memchr(data, '\n', size);
         switch (data[0]) {
         case 1:
@@ -33,10 +35,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case 7:
             options.delimiter = ';';
             break;
+        case 8:
+            panel = 1;
+            break;
         default:
             options.fill = data[0] == 4 ? PS_FILL_PREVIOUS : PS_FILL_LINEAR;
             break;
         }
+    }
+    if (panel) {
+        struct ps_panel_imported made;
+        enum ps_status status = ps_import_panel(put_file(data, size), own_path(out, ".h5"), "id,date,v", &options, &made);
+        must_explain(status, status == PS_USAGE && options.time_format != NULL ? PS_USAGE : PS_DATA);
+        if (status == PS_OK) {
+            MUST(made.series > 0 && made.rows >= made.series);
+            MUST(made.gaps + made.missing == 0 || options.fill != PS_FILL_NONE);
+            MUST(ps_series_look(out) == PS_OK);
+            MUST(unlink(out) == 0);
+        }
+        return 0;
     }
     struct ps_imported imported;
     enum ps_status status = ps_import_csv(put_file(data, size), own_path(out, ".h5"), &options, &imported);
