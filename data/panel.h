@@ -49,6 +49,9 @@ enum ps_status ps_panel_scaler_fit(const struct ps_series *series, const struct 
 enum ps_status ps_panel_scaler_check(const struct ps_scaler *scaler, const struct ps_series *series);
 void ps_panel_scale(const struct ps_scaler *scaler, int64_t first, int64_t rows, float *values);
 
+/* ps_seasonal_mae of each series, over the rows that its scaling is fitted on: [series]. */
+enum ps_status ps_panel_seasonal_mae(const struct ps_series *series, const struct ps_splits *splits, int64_t season, double *mae);
+
 /* Writes such a file; its bytes depend on the contents alone. Beside its place, and renamed. */
 enum ps_status ps_panel_write(const char *path, const struct ps_panel *panel, const float *values, const char *source);
 

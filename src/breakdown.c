@@ -17,6 +17,10 @@ struct ps_breakdown {
     int64_t windows;
     struct sums *sums;     /* [PS_FORECASTERS, C, H] */
     struct ps_order order; /* of the split's windows */
+
+    const struct ps_panel *panel; /* NULL: not of one */
+    struct sums *of_series;       /* [series, PS_FORECASTERS] */
+    int64_t *series_windows;      /* [series] */
 };
 
 enum ps_status ps_breakdown_open(const struct ps_session *s, enum ps_split split, struct ps_breakdown **breakdown)
@@ -35,7 +39,16 @@ enum ps_status ps_breakdown_open(const struct ps_session *s, enum ps_split split
                                .pred_len = H,
                                .season = season <= L ? season : 0,
                                .sums = sums,
-                               .order = ps_session_order(s, split)};
+                               .order = ps_session_order(s, split),
+                               .panel = s->series ? s->series->panel : NULL};
+    if (b->panel) {
+        b->of_series = calloc((size_t)(b->panel->series * PS_FORECASTERS), sizeof *b->of_series);
+        b->series_windows = calloc((size_t)b->panel->series, sizeof *b->series_windows);
+        if (!b->of_series || !b->series_windows) {
+            ps_breakdown_close(b);
+            return ps_fail(PS_DEVICE, "no memory for the errors of %lld series", (long long)s->series->panel->series);
+        }
+    }
     *breakdown = b;
     return PS_OK;
 }
@@ -44,6 +57,8 @@ void ps_breakdown_close(struct ps_breakdown *b)
 {
     if (b) {
         free(b->sums);
+        free(b->of_series);
+        free(b->series_windows);
         free(b);
     }
 }
@@ -56,6 +71,22 @@ static void add(struct sums *sums, double truth, double forecast, double mean, d
     sums->percents += size > 0 ? 200 * e * std / size : 0;
 }
 
+/* Window w of a batch, channel c of it: to the sums of its steps. series: NULL, or its own sums. */
+static void add_window(struct ps_breakdown *b, int64_t c, const float *x, const float *y, const float *f, double mean, double std,
+                       struct sums *series)
+{
+    const int64_t C = b->channels, L = b->seq_len, H = b->pred_len;
+    for (int64_t t = 0; t < H; t++) {
+        const double forecasts[PS_FORECASTERS] = {f[t], x[L - 1], b->season > 0 ? x[L - b->season + t % b->season] : 0};
+        for (int i = 0; i < (b->season > 0 ? PS_FORECASTERS : PS_FORECASTER_SEASONAL_NAIVE); i++) {
+            add(b->sums + (i * C + c) * H + t, y[t], forecasts[i], mean, std);
+            if (series) {
+                add(series + i, y[t], forecasts[i], mean, std);
+            }
+        }
+    }
+}
+
 void ps_breakdown_add(struct ps_breakdown *b, int64_t first, int64_t n, const float *inputs, const float *targets,
                       const float *forecasts)
 {
@@ -64,16 +95,12 @@ void ps_breakdown_add(struct ps_breakdown *b, int64_t first, int64_t n, const fl
 #pragma omp parallel for schedule(static)
     for (int64_t c = 0; c < C; c++) {
         for (int64_t w = 0; w < n; w++) {
-            const int64_t i = scaler->panel ? ps_panel_series(scaler->panel, ps_order_window(&b->order, first + w)) : c;
-            const double mean = scaler->mean[i], std = scaler->std[i];
-            const float *x = inputs + (w * C + c) * L, *y = targets + (w * C + c) * H, *f = forecasts + (w * C + c) * H;
-            for (int64_t t = 0; t < H; t++) {
-                struct sums *sums = b->sums + c * H + t;
-                add(sums, y[t], f[t], mean, std);
-                add(sums + C * H, y[t], x[L - 1], mean, std);
-                if (b->season > 0) { /* the input's last season, again and again */
-                    add(sums + 2 * C * H, y[t], x[L - b->season + t % b->season], mean, std);
-                }
+            const int64_t at = b->panel ? ps_panel_series(b->panel, ps_order_window(&b->order, first + w)) : c;
+            const int64_t i = scaler->panel ? at : c;
+            add_window(b, c, inputs + (w * C + c) * L, targets + (w * C + c) * H, forecasts + (w * C + c) * H, scaler->mean[i],
+                       scaler->std[i], b->panel ? b->of_series + at * PS_FORECASTERS : NULL);
+            if (b->panel) {
+                b->series_windows[at]++;
             }
         }
     }
@@ -106,20 +133,42 @@ static struct ps_measures means(const struct ps_breakdown *b, enum ps_forecaster
 struct ps_measures ps_breakdown_channel(const struct ps_breakdown *b, enum ps_forecaster forecaster, int64_t c)
 {
     struct ps_measures m = means(b, forecaster, (int64_t[]){c, c + 1}, (int64_t[]){0, b->pred_len});
-    const double std = b->session->scaler.panel ? NAN : b->session->scaler.std[c], scale = b->session->seasonal_mae[c];
+    if (b->panel) {
+        return m; /* its series have units of their own */
+    }
+    const double std = b->session->scaler.std[c], scale = b->session->seasonal_mae[c];
     m.original_mse = m.mse * std * std;
     m.original_mae = m.mae * std;
     m.mase = scale > 0 ? m.original_mae / scale : NAN;
     return m;
 }
 
+struct ps_measures ps_breakdown_series(const struct ps_breakdown *b, enum ps_forecaster forecaster, int64_t series,
+                                       int64_t *windows)
+{
+    const struct sums *s = b->of_series + series * PS_FORECASTERS + forecaster;
+    const struct ps_scaler *scaler = &b->session->scaler;
+    *windows = b->series_windows[series];
+    const int missing = *windows == 0 || (forecaster == PS_FORECASTER_SEASONAL_NAIVE && b->season == 0);
+    const double n = missing ? NAN : (double)*windows * (double)b->pred_len, std = scaler->std[scaler->panel ? series : 0];
+    const double scale = b->session->seasonal_mae[series];
+    return (struct ps_measures){.mse = s->squares / n,
+                                .mae = s->absolutes / n,
+                                .original_mse = s->squares / n * std * std,
+                                .original_mae = s->absolutes / n * std,
+                                .mase = scale > 0 ? s->absolutes / n * std / scale : NAN,
+                                .smape = s->percents / n};
+}
+
 struct ps_measures ps_breakdown_all(const struct ps_breakdown *b, enum ps_forecaster forecaster)
 {
     struct ps_measures m = means(b, forecaster, (int64_t[]){0, b->channels}, (int64_t[]){0, b->pred_len});
     double sum = 0, scaled = 0;
-    for (int64_t c = 0; c < b->channels; c++) {
-        if (b->session->seasonal_mae[c] > 0) { /* not NaN either */
-            sum += ps_breakdown_channel(b, forecaster, c).mase;
+    for (int64_t c = 0, windows = 1; c < (b->panel ? b->panel->series : b->channels); c++) {
+        const double mase =
+            (b->panel ? ps_breakdown_series(b, forecaster, c, &windows) : ps_breakdown_channel(b, forecaster, c)).mase;
+        if (windows > 0 && b->session->seasonal_mae[c] > 0) { /* not NaN either */
+            sum += mase;
             scaled++;
         }
     }

@@ -19,8 +19,8 @@ struct ps_measures {
 
 struct ps_breakdown; /* opaque */
 
-/* Of a split of a session's data; season: data.season. The session was opened with `seasonal`. Of a panel there is no MASE, nor
- * errors in the data's own units, which differ from series to series. */
+/* Of a split of a session's data; season: data.season. The session was opened with `seasonal`. Of a panel MASE is the
+ * mean over its series, and there are no errors in the data's own units, which differ from series to series. */
 enum ps_status ps_breakdown_open(const struct ps_session *session, enum ps_split split, struct ps_breakdown **breakdown);
 void ps_breakdown_close(struct ps_breakdown *breakdown); /* NULL is fine */
 
@@ -30,6 +30,9 @@ void ps_breakdown_add(struct ps_breakdown *breakdown, int64_t first, int64_t n, 
 
 struct ps_measures ps_breakdown_all(const struct ps_breakdown *breakdown, enum ps_forecaster forecaster);
 struct ps_measures ps_breakdown_channel(const struct ps_breakdown *breakdown, enum ps_forecaster forecaster, int64_t channel);
+/* Of a panel alone, of the windows that the series has in the split, *windows of them. */
+struct ps_measures ps_breakdown_series(const struct ps_breakdown *breakdown, enum ps_forecaster forecaster, int64_t series,
+                                       int64_t *windows);
 /* MSE and MAE alone; step 0 is the first row forecast. */
 struct ps_measures ps_breakdown_step(const struct ps_breakdown *breakdown, enum ps_forecaster forecaster, int64_t step);
 

@@ -8,6 +8,7 @@
 
 #include "data/files.h"
 #include "data/hdf5_util.h"
+#include "data/panel.h"
 #include "src/breakdown.h"
 #include "src/engine.h"
 #include "src/intervals.h"
@@ -16,7 +17,7 @@
 #include "src/passive.h"
 #include "src/session.h"
 
-enum by { BY_NOTHING, BY_STEP, BY_CHANNEL };
+enum by { BY_NOTHING, BY_STEP, BY_CHANNEL, BY_SERIES };
 
 struct arguments {
     const char *checkpoint, *data, *device, *precision, *forecasts;
@@ -28,7 +29,7 @@ struct arguments {
 };
 
 static const char usage[] =
-    "usage: evaluate CHECKPOINT|RUN [--data FILE] [--split train|val|test|all] [--json] [--by step|channel]\n"
+    "usage: evaluate CHECKPOINT|RUN [--data FILE] [--split train|val|test|all] [--json] [--by step|channel|series]\n"
     "                [--interval LEVEL] [--save-forecasts OUT.h5] [--original-units] [--overwrite]\n"
     "                [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
     "\n"
@@ -36,7 +37,7 @@ static const char usage[] =
     "  --data FILE              another HDF5 file than the run's\n"
     "  --split SPLIT            which windows (default: test; all: every window of the file)\n"
     "  --json                   print one JSON object\n"
-    "  --by step|channel        also MSE and MAE of each step of the horizon, or of each channel\n"
+    "  --by step|channel|series also MSE and MAE of each step of the horizon, of each channel, or of each series of a panel\n"
     "  --interval LEVEL         also how many targets lie in the intervals that forecast --interval LEVEL gives\n"
     "  --save-forecasts OUT.h5  write /forecasts and /targets [W, C, H] and /inputs [W, C, L]\n"
     "  --original-units         also MSE and MAE by channel in the data's own units; undo the scaling in what is saved\n"
@@ -64,9 +65,9 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
     if (interval) {
         PS_TRY(ps_intervals_level(interval, &a->interval));
     }
-    a->by = !by ? BY_NOTHING : strcmp(by, "step") == 0 ? BY_STEP : BY_CHANNEL;
+    a->by = !by ? BY_NOTHING : strcmp(by, "step") == 0 ? BY_STEP : strcmp(by, "series") == 0 ? BY_SERIES : BY_CHANNEL;
     if (a->by == BY_CHANNEL && strcmp(by, "channel") != 0) {
-        return ps_fail(PS_USAGE, "--by: \"%s\": step or channel", by);
+        return ps_fail(PS_USAGE, "--by: \"%s\": step or channel, or series of a panel", by);
     }
     for (a->split = PS_TRAIN; a->split < PS_ALL && strcmp(split, ps_split_name(a->split)) != 0; a->split++) {
     }
@@ -200,6 +201,9 @@ static enum ps_status score(struct ps_session *s, const struct arguments *a, str
 {
     struct ps_accuracy accuracy;
     struct ps_naive naive;
+    if (a->by == BY_SERIES && !s->series->panel) {
+        return ps_fail(PS_USAGE, "--by series: %s is one series: --by channel or step", s->series->path);
+    }
     PS_TRY(ps_breakdown_open(s, a->split, &scores->breakdown));
     if (a->interval > 0) {
         PS_TRY(ps_intervals_fit(s, a->interval, &scores->intervals));
@@ -289,6 +293,26 @@ static void print_channels(const struct ps_session *s, const struct arguments *a
     }
 }
 
+static void print_series(const struct ps_session *s, const struct scores *scores)
+{
+    const struct ps_panel *panel = s->series->panel;
+    int width = (int)strlen("series");
+    for (int64_t i = 0; i < panel->series; i++) {
+        int length = (int)strlen(ps_panel_id(panel, i));
+        width = length > width ? length : width;
+    }
+    printf("\n%-*s  %10s  %10s  %10s  %10s  %10s\n", width, "series", "windows", "mse", "mae", "mase", "smape %");
+    for (int64_t i = 0, windows; i < panel->series; i++) {
+        struct ps_measures m = ps_breakdown_series(scores->breakdown, PS_FORECASTER_MODEL, i, &windows);
+        printf("%-*s  %10" PRId64, width, ps_panel_id(panel, i), windows);
+        print_cell(10, m.mse);
+        print_cell(10, m.mae);
+        print_cell(10, m.mase);
+        print_cell(10, m.smape);
+        putchar('\n');
+    }
+}
+
 static void print_text(const struct ps_session *s, const struct arguments *a, const struct scores *scores)
 {
     const struct ps_test_record *record = &scores->record;
@@ -301,8 +325,7 @@ static void print_text(const struct ps_session *s, const struct arguments *a, co
     if (isfinite(ps_breakdown_all(scores->breakdown, PS_FORECASTER_MODEL).mase)) {
         printf("MASE (season %" PRId64 ") and sMAPE, original units\n", season);
     } else {
-        printf("sMAPE, original units; no MASE: %s\n",
-               s->series->panel ? "the data are a panel" : "no training rows a season apart that differ");
+        puts("sMAPE, original units; no MASE: no training rows a season apart that differ");
     }
     for (int f = 0; f < PS_FORECASTERS; f++) {
         struct ps_measures m = ps_breakdown_all(scores->breakdown, (enum ps_forecaster)f);
@@ -318,6 +341,9 @@ static void print_text(const struct ps_session *s, const struct arguments *a, co
     }
     if (a->by == BY_STEP) {
         print_steps(s, scores);
+    }
+    if (a->by == BY_SERIES) {
+        print_series(s, scores);
     }
     if (a->by == BY_CHANNEL || a->original_units) {
         print_channels(s, a, scores);
@@ -368,6 +394,20 @@ static json_t *channel_objects(const struct ps_session *s, const struct argument
     return all;
 }
 
+static json_t *series_objects(const struct ps_session *s, const struct scores *scores)
+{
+    json_t *all = json_array();
+    for (int64_t i = 0, windows; i < s->series->panel->series; i++) {
+        struct ps_measures m = ps_breakdown_series(scores->breakdown, PS_FORECASTER_MODEL, i, &windows);
+        json_t *object = measures_object(m);
+        json_object_set_new(object, "series", json_string(ps_panel_id(s->series->panel, i)));
+        json_object_set_new(object, "windows", json_integer(windows));
+        add_measures(object, m);
+        json_array_append_new(all, object);
+    }
+    return all;
+}
+
 static enum ps_status print_json(const struct ps_session *s, const struct arguments *a, const struct scores *scores)
 {
     json_t *root = ps_test_object(&scores->record);
@@ -384,6 +424,9 @@ static enum ps_status print_json(const struct ps_session *s, const struct argume
             root, "interval",
             json_pack("{s:f, s:o, s:f, s:I}", "level", a->interval, "coverage", ps_json_number(coverage(s, a, scores)),
                       "mean_width", ps_intervals_mean_width(&scores->intervals), "windows", (json_int_t)scores->intervals.windows));
+    }
+    if (!failed && a->by == BY_SERIES) {
+        failed = json_object_set_new(root, "by_series", series_objects(s, scores));
     }
     if (!failed && a->by == BY_STEP) {
         failed = json_object_set_new(root, "by_step", step_objects(s, scores));

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/panel.h"
 #include "src/engine.h"
 #include "src/safetensors.h"
 
@@ -60,15 +61,14 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
         PS_TRY(ps_scaler_identity(s->series->channels, &s->scaler));
     }
     if (options->seasonal) { /* before the values are scaled */
-        s->seasonal_mae = malloc((size_t)s->series->channels * sizeof *s->seasonal_mae);
+        const int64_t n = s->series->panel ? s->series->panel->series : s->series->channels;
+        const int64_t season = c->data.season > 0 ? c->data.season : 1;
+        s->seasonal_mae = malloc((size_t)n * sizeof *s->seasonal_mae);
         if (!s->seasonal_mae) {
-            return ps_fail(PS_DATA, "%s: no memory for the seasonal errors of %lld channels", path, (long long)s->series->channels);
+            return ps_fail(PS_DATA, "%s: no memory for the seasonal errors of %lld channels", path, (long long)n);
         }
-        if (s->series->panel) {
-            s->seasonal_mae[0] = NAN; /* each series would have its own */
-        } else {
-            PS_TRY(ps_seasonal_mae(s->series, s->splits.train_rows, c->data.season > 0 ? c->data.season : 1, s->seasonal_mae));
-        }
+        PS_TRY(s->series->panel ? ps_panel_seasonal_mae(s->series, &s->splits, season, s->seasonal_mae)
+                                : ps_seasonal_mae(s->series, s->splits.train_rows, season, s->seasonal_mae));
     }
     s->view = ps_window_view_make(s->series, c->model.seq_len, c->model.pred_len);
     if (s->series->file) {

@@ -37,7 +37,7 @@ struct ps_session {
     struct ps_splits splits;
     struct ps_scaler scaler;
     struct ps_window_view view; /* the host's copy, standardised; of a series that stays in its file, the sizes alone */
-    double *seasonal_mae;       /* [C], of ps_seasonal_mae in the data's own units; NULL: not asked for */
+    double *seasonal_mae;       /* [C], or of a panel [series], of ps_seasonal_mae in the data's own units; NULL: not asked for */
     struct ps_groups *groups;   /* reads that file; NULL: the data are in host memory */
 
     struct ps_device *device;

@@ -810,9 +810,84 @@ START_TEST(trains)
     for (int i = 0; i < 3; i++) {
         ck_assert_msg(number_in(evaluated, keys[i]) == number_in(tested, keys[i]), "%s: %s", keys[i], r.out);
     }
-    ck_assert(json_is_null(json_object_get(evaluated, "mase")) && number_in(evaluated, "smape") > 0);
+    ck_assert(number_in(evaluated, "mase") > 0 && number_in(evaluated, "smape") > 0);
     json_decref(evaluated);
     json_decref(tested);
+    result_free(&r);
+}
+END_TEST
+
+/* Errors by series against those of the saved forecasts, in each series' own units; MASE by the seasonal differences of its
+ * training rows, and of all their mean. */
+START_TEST(errors_by_series)
+{
+    enum { SEASON = 5 };
+    int64_t lengths[MOST_SERIES];
+    for (int64_t i = 0; i < MOST_SERIES; i++) {
+        lengths[i] = 1 + draw(i % 3 ? 200 : 12);
+    }
+    make_panel(&made, MOST_SERIES, lengths);
+    write_panel(&made);
+    write_config(data.text, "  split: [0.6, 0.2, 0.2]\n");
+    struct path dir = new_dir("by-series"), saved = new_dir("by-series.h5"), best = in_run(dir.text, "checkpoints/best.h5");
+    struct result r = train(dir.text, ARGS());
+    ck_assert_int_eq(r.code, 0);
+    result_free(&r);
+    r = run("evaluate", ARGS(best.text, "--by", "series", "--json", "--save-forecasts", saved.text, "--original-units"));
+    ck_assert_msg(r.code == 0, "%s", r.err);
+    json_t *root = read_json(r.out), *all = json_object_get(root, "by_series");
+    result_free(&r);
+    ck_assert_int_eq((int)json_array_size(all), MOST_SERIES);
+    static float forecasts[2][MOST_ROWS];
+    hid_t file = H5Fopen(saved.text, H5F_ACC_RDONLY, H5P_DEFAULT);
+    for (int i = 0; i < 2; i++) {
+        hid_t set = H5Dopen2(file, i == 0 ? "forecasts" : "targets", H5P_DEFAULT);
+        ck_assert_int_ge(H5Dread(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, forecasts[i]), 0);
+        H5Dclose(set);
+    }
+    H5Fclose(file);
+    int64_t at = 0, windows = 0;
+    double sum = 0, scaled = 0, squares = 0;
+    for (int64_t i = 0; i < MOST_SERIES; i++) {
+        const json_t *object = json_array_get(all, (size_t)i);
+        const int64_t n = (int64_t)number_in(object, "windows"), T = lengths[i];
+        int64_t rows = (int64_t)floor(0.6 * (double)T), first = made.offsets[i];
+        ck_assert_str_eq(json_string_value(json_object_get(object, "series")), ps_panel_id(&made.panel, i));
+        if (n == 0) {
+            ck_assert(json_is_null(json_object_get(object, "mse")));
+            continue;
+        }
+        rows = rows >= L + H ? rows : T;
+        double absolutes = 0, percents = 0, scale = 0;
+        for (int64_t k = 0; k < n * H; k++, at++) {
+            const double y = forecasts[1][at], e = fabs(forecasts[0][at] - y);
+            absolutes += e / (double)(n * H);
+            percents += 200 * e / (fabs(y) + fabs((double)forecasts[0][at])) / (double)(n * H);
+        }
+        for (int64_t t = SEASON; t < rows; t++) {
+            scale += fabs((double)made.values[first + t] - (double)made.values[first + t - SEASON]) / (double)(rows - SEASON);
+        }
+        ck_assert_double_eq_tol(number_in(object, "mase"), absolutes / scale, 1e-4 * absolutes / scale);
+        ck_assert_double_eq_tol(number_in(object, "smape"), percents, 1e-3 * percents);
+        sum += number_in(object, "mase");
+        scaled++;
+        windows += n;
+        squares += number_in(object, "mse") * (double)n;
+    }
+    ck_assert_int_eq(at, windows * H);
+    ck_assert_int_eq(windows, (int64_t)number_in(root, "windows"));
+    ck_assert_double_eq_tol(number_in(root, "mase"), sum / scaled, 1e-9 * sum);
+    ck_assert_double_eq_tol(number_in(root, "mse"), squares / (double)windows, 1e-5);
+    json_decref(root);
+
+    /* Every window of every series. */
+    r = run("evaluate", ARGS(best.text, "--split", "all", "--by", "series"));
+    ck_assert_msg(r.code == 0 && strstr(r.out, "split all") && strstr(r.out, "\nitem 63 "), "%s %s", r.out, r.err);
+    int64_t expected = 0;
+    for (int64_t i = 0; i < MOST_SERIES; i++) {
+        expected += lengths[i] >= L + H ? lengths[i] - L - H + 1 : 0;
+    }
+    ck_assert_msg(strstr(r.out, path_of("windows %d\n", (int)expected).text) != NULL, "%d: %s", (int)expected, r.out);
     result_free(&r);
 }
 END_TEST
@@ -994,6 +1069,7 @@ int main(void)
     tcase_add_test(c, imports_not);
     tcase_add_test(c, imports_random);
     tcase_add_loop_test(c, trains, 0, 2);
+    tcase_add_test(c, errors_by_series);
     tcase_add_test(c, forecasts);
     tcase_add_test(c, one_series);
     suite_add_tcase(suite, c);
