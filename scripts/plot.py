@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """A run as one picture: its losses, and forecasts beside what came true, with their errors by step and by channel. Or several runs'
-losses.
+losses. Or what forecast wrote, with its intervals, behind the rows before it.
 
 usage: plot.py RUN [RUN2 ...] [--forecasts FILE.h5] [--out FILE.png]
-RUN is a folder that train wrote, or is writing; FILE.h5 is what evaluate --save-forecasts wrote, of one run.
+       plot.py --ahead FILE.h5 --data DATA.h5 [--out FILE.png]
+RUN is a folder that train wrote, or is writing; --forecasts is what evaluate --save-forecasts wrote, of one run. --ahead is what forecast
+--out FILE.h5 wrote, of the series in DATA.h5.
 """
 import argparse
 import pathlib
@@ -123,6 +125,52 @@ def draw_forecasts(grid, path):
         sys.exit(f"plot.py: {path}: not a file of evaluate --save-forecasts")
 
 
+def draw_ahead(grid, ahead, data):
+    """The last origin's forecasts of a few channels, the rows before it, and what came true where the data go on."""
+    import numpy
+    names = [name if isinstance(name, str) else name.decode(errors="replace")
+             for name in ahead["forecasts"].attrs.get("channels", [f"channel {c}" for c in range(ahead["forecasts"].shape[2])])]
+    theirs = [name if isinstance(name, str) else name.decode(errors="replace") for name in data["series"].attrs.get("channels", names)]
+    steps, channels = ahead["forecasts"].shape[1:]
+    origin = int(ahead["origin"][-1])
+    if "time" in ahead:
+        origin = int(numpy.searchsorted(data["time"][:], origin))
+    first, step = max(0, origin + 1 - max(2 * steps, 48)), range(1, steps + 1)
+    for i, axes in enumerate(grid):
+        c = i * (channels - 1) // max(1, len(grid) - 1)
+        rows = data["series"][first:origin + 1 + steps, theirs.index(names[c])]
+        past, truth = rows[:origin + 1 - first], rows[origin + 1 - first:]
+        axes.axvspan(0, steps + 0.5, color="#f3f4f6", zorder=0)
+        axes.plot(range(1 - len(past), 1), past, color=PAST, lw=1.2, label="data")
+        if len(truth):
+            axes.plot(range(len(truth) + 1), [past[-1], *truth], color=TRUTH, lw=1.4, label="what came")
+        if "lower" in ahead:
+            axes.fill_between(step, ahead["lower"][-1, :, c], ahead["upper"][-1, :, c], color=FORECAST, alpha=0.2, lw=0, label="interval")
+        axes.plot(step, ahead["forecasts"][-1, :, c], color=FORECAST, lw=1.8, label="forecast")
+        axes.set(xlabel="rows after the last that is known", title=names[c])
+        axes.set_xlim(1 - len(past), steps + 0.5)
+    grid[0].legend(ncols=2)
+
+
+def picture_ahead(arguments):
+    try:
+        import h5py
+    except ImportError:
+        sys.exit("plot.py: h5py is not installed: scripts/setup.sh --plots")
+    if not arguments.data:
+        sys.exit("plot.py: --ahead needs --data, the series that was forecast")
+    try:
+        ahead, data = h5py.File(arguments.ahead), h5py.File(arguments.data)
+        count = min(4, ahead["forecasts"].shape[2])
+        figure, grid = plt.subplots(count, 1, figsize=(11, 1 + 2.4 * count), constrained_layout=True, squeeze=False)
+        draw_ahead(grid[:, 0], ahead, data)
+    except (OSError, KeyError, ValueError, IndexError):
+        sys.exit(f"plot.py: {arguments.ahead}, {arguments.data}: not a file of forecast --out and the series that it forecast")
+    out = arguments.out or arguments.ahead.with_suffix(".png")
+    figure.savefig(out, dpi=130)
+    print(f"picture: {out}")
+
+
 def tell(run):
     """What has come of a run so far, in a few words."""
     best = run.best()
@@ -133,10 +181,18 @@ def tell(run):
 
 def main():
     parser = argparse.ArgumentParser(description="Draw runs' losses, and a few of one run's forecasts with their errors.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="folder of a run")
+    parser.add_argument("--ahead", type=pathlib.Path, help="file of forecast --out FILE.h5")
+    parser.add_argument("--data", type=pathlib.Path, help="with --ahead: the series, HDF5")
     parser.add_argument("--forecasts", type=pathlib.Path, help="file of evaluate --save-forecasts")
     parser.add_argument("--out", type=pathlib.Path, help="PNG to write (default: RUN/forecasts.png, without --forecasts losses.png)")
     arguments = parser.parse_args()
+    plt.rcParams.update({"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
+                         "legend.frameon": False, "legend.fontsize": 8})
+    if arguments.ahead and not arguments.runs:
+        return picture_ahead(arguments)
+    if arguments.ahead or not arguments.runs:
+        sys.exit("plot.py: name a run, or --ahead FILE.h5 without one")
     if arguments.forecasts and len(arguments.runs) > 1:
         sys.exit("plot.py: --forecasts: are of one run: name that run alone")
     try:
@@ -148,8 +204,6 @@ def main():
             sys.exit(f"plot.py: {run.name}: no epoch is done yet")
     run = runs[0]
 
-    plt.rcParams.update({"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False,
-                         "legend.frameon": False, "legend.fontsize": 8})
     if arguments.forecasts:
         figure, grid = plt.subplots(2, 3, figsize=(15.5, 6.4), constrained_layout=True)
         draw_losses(grid[0, 0], run)

@@ -157,6 +157,13 @@ START_TEST(plots)
     expect_refused(shell("%s '%s' runs/first runs/second --forecasts f.h5", python, plot.text), 1, ARGS("--forecasts", "one run"));
     expect_refused(shell("%s '%s' runs/first --forecasts series.h5", python, plot.text), 1, ARGS("series.h5", "--save-forecasts"));
     expect_refused(shell("%s '%s' runs/first --forecasts none.h5", python, plot.text), 1, ARGS("none.h5"));
+    result_free((struct result[]){run("forecast", ARGS(in_run(first.text, "checkpoints/best.h5").text, "--device", (char *)device,
+                                                       "--out", new_dir("a.h5").text, "--origin", "300", "--interval", "0.5"))});
+    expect_says(shell("%s '%s' --ahead a.h5 --data series.h5", python, plot.text), ARGS("picture: a.png"));
+    expect_picture("a.png");
+    expect_refused(shell("%s '%s' --ahead series.h5 --data a.h5", python, plot.text), 1, ARGS("series.h5", "forecast --out"));
+    expect_refused(shell("%s '%s' --ahead a.h5", python, plot.text), 1, ARGS("--data"));
+    expect_refused(shell("%s '%s'", python, plot.text), 1, ARGS("name a run"));
     expect_refused(shell("%s '%s' none", python, plot.text), 1, ARGS("plot.py: none: no such folder"));
     /* The figures that it draws, from the file, are those of evaluate --by. */
     struct result r = shell("cd '%.400s' && %s -c 'import sys; sys.argv[1:] = []\n"
