@@ -3,19 +3,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-void ps_put_field(FILE *to, const char *text)
+static void put_quoted(FILE *to, const char *text)
 {
-    if (!strpbrk(text, ",\"\n\r")) {
-        fputs(text, to);
-        return;
-    }
-    putc('"', to);
     for (; *text; text++) {
         if (*text == '"') {
             putc('"', to);
         }
         putc(*text, to);
     }
+}
+
+void ps_put_field(FILE *to, const char *text, const char *suffix)
+{
+    if (!strpbrk(text, ",\"\n\r") && !strpbrk(suffix, ",\"\n\r")) {
+        fputs(text, to);
+        fputs(suffix, to);
+        return;
+    }
+    putc('"', to);
+    put_quoted(to, text);
+    put_quoted(to, suffix);
     putc('"', to);
 }
 

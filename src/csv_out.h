@@ -4,8 +4,8 @@
 
 #include <stdio.h>
 
-/* Fields with a comma, a quote or a line's end stand in quotes. */
-void ps_put_field(FILE *to, const char *text);
+/* Text and suffix in one field; one with a comma, a quote or a line's end stands in quotes. */
+void ps_put_field(FILE *to, const char *text, const char *suffix);
 /* The shortest decimal that reads back as x. */
 void ps_put_value(FILE *to, float x);
 

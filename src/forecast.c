@@ -287,21 +287,14 @@ static void write_csv(FILE *to, const struct result *r)
     const char *time = r->times->time ? "time" : "row";
     fprintf(to, "%s%s", r->n > 1 ? "origin," : "", time);
     for (int64_t c = 0; c < r->channels; c++) {
-        char text[512];
-        const int length = name ? (int)strlen(name) : snprintf(text, sizeof text, "channel_%" PRId64, c);
+        char number[32], suffix[32];
+        snprintf(number, sizeof number, "channel_%" PRId64, c);
         for (int side = 0; side < (r->half ? 3 : 1); side++) {
-            char *field = malloc((size_t)length + 32);
-            if (field) {
-                sprintf(field, "%s", name ? name : text);
-                if (side) {
-                    sprintf(field + length, "_%s%.10g", side == 1 ? "lo" : "hi", 100 * r->level);
-                }
-                putc(',', to);
-                ps_put_field(to, field);
-            }
-            free(field);
+            snprintf(suffix, sizeof suffix, side ? "_%s%.10g" : "", side == 1 ? "lo" : "hi", 100 * r->level);
+            putc(',', to);
+            ps_put_field(to, name ? name : number, suffix);
         }
-        name = name ? name + length + 1 : NULL;
+        name = name ? name + strlen(name) + 1 : NULL;
     }
     fputs(r->steps > r->pred_len ? ",fed_back\n" : "\n", to);
     for (int64_t i = 0; i < r->n * r->steps; i++) {

@@ -50,7 +50,7 @@ static void put_rows(FILE *to, const struct panel_forecast *f, int64_t first, in
 {
     for (int64_t k = 0; k < n * f->steps; k++) {
         const int64_t i = first + k / f->steps, step = k % f->steps, rows = f->panel->offsets[i + 1] - f->panel->offsets[i];
-        ps_put_field(to, ps_panel_id(f->panel, i));
+        ps_put_field(to, ps_panel_id(f->panel, i), "");
         fprintf(to, ",%s,", ps_date_text(ps_panel_time(f->panel, i, rows + step)).text);
         ps_put_value(to, f->forecasts[k]);
         fputs(f->steps <= f->pred_len ? "\n" : step < f->pred_len ? ",0\n" : ",1\n", to);
