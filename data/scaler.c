@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "data/panel.h"
 #include "data/series_file.h"
@@ -25,6 +26,14 @@ enum ps_status ps_scaler_identity(int64_t channels, struct ps_scaler *scaler)
     for (int64_t c = 0; c < channels; c++) {
         scaler->std[c] = 1;
     }
+    return PS_OK;
+}
+
+enum ps_status ps_scaler_copy(const struct ps_scaler *from, struct ps_scaler *scaler)
+{
+    PS_TRY(scaler_allocate(from->channels, scaler));
+    memcpy(scaler->mean, from->mean, (size_t)from->channels * sizeof *scaler->mean);
+    memcpy(scaler->std, from->std, (size_t)from->channels * sizeof *scaler->std);
     return PS_OK;
 }
 

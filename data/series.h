@@ -115,6 +115,8 @@ struct ps_scaler {
 enum ps_status ps_scaler_fit(const struct ps_series *series, const struct ps_splits *splits, struct ps_scaler *scaler);
 /* The identity, for `standardize: false`. */
 enum ps_status ps_scaler_identity(int64_t channels, struct ps_scaler *scaler);
+/* The same means and deviations, in memory of its own; `from` is not of a panel. */
+enum ps_status ps_scaler_copy(const struct ps_scaler *from, struct ps_scaler *scaler);
 void ps_scaler_free(struct ps_scaler *scaler);
 /* values = (values - mean)/std, in place, inputs and targets alike; computed in double, stored as float32. PS_DATA, with nothing
  * changed, when float32 does not hold one of them: naming file, dataset, row, channel, the value and the scaled one. */

@@ -18,3 +18,9 @@ struct ps_plain ps_text_plain(const char *text)
     plain.text[kept] = '\0';
     return plain;
 }
+
+int ps_text_ends(const char *text, const char *end)
+{
+    const size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}

@@ -109,25 +109,6 @@ static enum ps_status write_batch(struct output *o, int64_t first, int64_t n, co
     return PS_OK;
 }
 
-/* What is being read is never written over, and other files only when that was asked for. */
-static enum ps_status check_output(const struct arguments *a, const char *data)
-{
-    const char *read[2] = {a->checkpoint, data};
-    struct stat out, in;
-    if (stat(a->forecasts, &out) != 0) {
-        return PS_OK;
-    }
-    for (int i = 0; i < 2; i++) {
-        if (stat(read[i], &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
-            return ps_fail(PS_USAGE, "--save-forecasts: %s is the %s that is evaluated: choose another name", a->forecasts,
-                           i == 0 ? "checkpoint" : "data");
-        }
-    }
-    return a->overwrite ? PS_OK
-                        : ps_fail(PS_USAGE, "--save-forecasts: %s exists: choose another name, or replace it with --overwrite",
-                                  a->forecasts);
-}
-
 static enum ps_status open_output(const struct arguments *a, const struct ps_session *s, struct output *o)
 {
     int64_t B = s->config->train.batch_size, C = s->view.channels, H = s->view.pred_len, L = s->view.seq_len;
@@ -458,7 +439,8 @@ static enum ps_status evaluate(struct arguments *a)
     PS_TRY(ps_checkpoint_load(a->checkpoint, &checkpoint));
     enum ps_status status = ps_config_parse_saved(checkpoint.config, a->checkpoint, &config);
     if (status == PS_OK && a->forecasts) {
-        status = check_output(a, a->data ? a->data : config.data.path);
+        status =
+            ps_options_output("--save-forecasts", a->forecasts, a->overwrite, a->checkpoint, a->data ? a->data : config.data.path);
     }
     char note[PS_ENGINE_NOTE] = "";
     if (status == PS_OK) {

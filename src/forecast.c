@@ -70,30 +70,6 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
     return interval ? ps_intervals_level(interval, &a->interval) : PS_OK;
 }
 
-/* What is being read is never written over, and other files only when that was asked for. */
-static enum ps_status check_output(const struct arguments *a, const char *data)
-{
-    const char *read[2] = {a->checkpoint, data};
-    struct stat out, in;
-    if (!a->out || stat(a->out, &out) != 0) {
-        return PS_OK;
-    }
-    for (int i = 0; i < 2; i++) {
-        if (read[i] && stat(read[i], &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino) {
-            return ps_fail(PS_USAGE, "--out: %s is the %s that is read: choose another name", a->out,
-                           i == 0 ? "checkpoint" : "data");
-        }
-    }
-    return a->overwrite ? PS_OK
-                        : ps_fail(PS_USAGE, "--out: %s exists: choose another name, or replace it with --overwrite", a->out);
-}
-
-static int ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 /* ---- the data ---- */
 
 struct data {
@@ -126,7 +102,7 @@ static enum ps_status open_series(const struct arguments *a, const struct ps_con
     const struct ps_memory memory = {c->data.memory_limit, c->model.seq_len, c->model.pred_len, 1};
     char imported[64] = "";
     enum ps_status status = PS_OK;
-    if (ends_with(path, ".csv") || ends_with(path, ".CSV")) {
+    if (ps_text_ends(path, ".csv") || ps_text_ends(path, ".CSV")) {
         status = import(path, imported);
     }
     const char *read = *imported ? imported : path;
@@ -390,7 +366,7 @@ static enum ps_status write_result(const char *path, const struct result *r)
         write_csv(stdout, r);
         return ps_stdout_flush(PS_USAGE);
     }
-    if (!ends_with(path, ".h5")) {
+    if (!ps_text_ends(path, ".h5")) {
         return csv_file(path, r);
     }
     struct ps_hdf5_output out;
@@ -473,8 +449,8 @@ int main(int argc, char **argv)
     if (status == PS_OK) {
         status = ps_config_parse_saved(checkpoint.config, a.checkpoint, &config);
     }
-    if (status == PS_OK) {
-        status = check_output(&a, a.data ? a.data : config.data.path);
+    if (status == PS_OK && a.out) {
+        status = ps_options_output("--out", a.out, a.overwrite, a.checkpoint, a.data ? a.data : config.data.path);
     }
     if (status == PS_OK) {
         status = ps_engine_adapt(&config, a.device, a.precision, note);

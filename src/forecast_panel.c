@@ -8,6 +8,7 @@
 #include "data/dates.h"
 #include "data/files.h"
 #include "data/panel.h"
+#include "data/text.h"
 #include "src/csv_out.h"
 #include "src/forecaster.h"
 
@@ -136,8 +137,7 @@ static enum ps_status fit_scaler(struct panel_forecast *f, const struct ps_confi
 static enum ps_status run(struct panel_forecast *f, const struct ps_checkpoint *checkpoint, const struct ps_config *config,
                           const char *device, const char *out)
 {
-    const size_t length = out ? strlen(out) : 0;
-    const int to_panel = length >= 3 && strcmp(out + length - 3, ".h5") == 0;
+    const int to_panel = out && ps_text_ends(out, ".h5");
     int64_t count;
     if (__builtin_mul_overflow(f->panel->series, f->steps, &count) || (to_panel && count > INT32_MAX)) {
         return ps_fail(PS_USAGE, "--steps: %" PRId64 " rows for each of %" PRId64 " series are more than %d", f->steps,

@@ -11,11 +11,11 @@ struct ps_forecaster {
     struct ps_device *device;
     struct ps_kernels *kernels;
     struct ps_model *model;
-    double *mean, *std;                     /* [C] */
+    struct ps_scaler scaler;
     int64_t channels, seq_len, pred_len;    /* C, L, H */
     int64_t batch;                          /* windows of a pass */
     int whole_batches;                      /* every pass has `batch` of them */
-    float *host;                            /* [batch, C, the longer of L and H] */
+    float *host;                            /* [batch, C, L] */
     void *inputs, *outputs, *index, *state; /* device: [batch, C, L], [batch, C, H], int32 [batch], a step state of zeros */
 };
 
@@ -27,17 +27,14 @@ static size_t window_bytes(const struct ps_forecaster *f, int64_t length)
 static enum ps_status open_buffers(struct ps_forecaster *f, const struct ps_checkpoint *checkpoint)
 {
     struct ps_device *d = f->device;
-    const size_t C = (size_t)f->channels, index_bytes = (size_t)f->batch * sizeof(int32_t);
-    f->mean = malloc(C * sizeof *f->mean);
-    f->std = malloc(C * sizeof *f->std);
-    f->host = malloc(window_bytes(f, f->seq_len > f->pred_len ? f->seq_len : f->pred_len));
+    const size_t index_bytes = (size_t)f->batch * sizeof(int32_t);
+    PS_TRY(ps_scaler_copy(&checkpoint->scaler, &f->scaler));
+    f->host = malloc(window_bytes(f, f->seq_len));
     int32_t *index = malloc(index_bytes);
-    if (!f->mean || !f->std || !f->host || !index) {
+    if (!f->host || !index) {
         free(index);
         return ps_fail(PS_DEVICE, "no memory for %" PRId64 " windows", f->batch);
     }
-    memcpy(f->mean, checkpoint->scaler.mean, C * sizeof *f->mean);
-    memcpy(f->std, checkpoint->scaler.std, C * sizeof *f->std);
     ps_sequence(0, f->batch, index);
     const struct ps_step_state start = {0};
     enum ps_status status = d->allocate(d, window_bytes(f, f->seq_len), &f->inputs);
@@ -106,8 +103,7 @@ void ps_forecaster_close(struct ps_forecaster *f)
         }
         f->device->close(f->device);
     }
-    free(f->mean);
-    free(f->std);
+    ps_scaler_free(&f->scaler);
     free(f->host);
     free(f);
 }
@@ -115,22 +111,20 @@ void ps_forecaster_close(struct ps_forecaster *f)
 /* Windows first .. first + n of inputs, standardised, to the device; what is left of the batch repeats the last of them. */
 static enum ps_status upload_windows(struct ps_forecaster *f, const float *inputs, int64_t first, int64_t n, int64_t batch)
 {
-    const int64_t C = f->channels, L = f->seq_len;
-    for (int64_t i = 0; i < batch * C; i++) {
-        const int64_t window = i / C < n ? i / C : n - 1, c = i % C;
-        const float *from = inputs + ((first + window) * C + c) * L;
-        for (int64_t l = 0; l < L; l++) {
-            const float x = (float)((from[l] - f->mean[c]) / f->std[c]);
-            if (!isfinite(x)) {
-                return ps_fail(PS_DATA,
-                               "input of window %" PRId64 ", channel %" PRId64 ", step %" PRId64
-                               " (counted from 0) is %g: every value must be finite in float32, scaled too",
-                               first + window, c, l, (double)from[l]);
-            }
-            f->host[i * L + l] = x;
+    const int64_t C = f->channels, L = f->seq_len, window = C * L;
+    for (int64_t w = 0; w < batch; w++) {
+        memcpy(f->host + w * window, inputs + (first + (w < n ? w : n - 1)) * window, (size_t)window * sizeof *f->host);
+    }
+    ps_scaler_scale(&f->scaler, f->host, batch, L);
+    for (int64_t i = 0; i < n * window; i++) {
+        if (!isfinite(f->host[i])) {
+            return ps_fail(PS_DATA,
+                           "input of window %" PRId64 ", channel %" PRId64 ", step %" PRId64
+                           " (counted from 0) is %g: every value must be finite in float32, scaled too",
+                           first + i / window, i / L % C, i % L, (double)inputs[first * window + i]);
         }
     }
-    return f->device->upload(f->device, PS_COMPUTE, f->inputs, f->host, (size_t)(batch * C * L) * sizeof *f->host);
+    return f->device->upload(f->device, PS_COMPUTE, f->inputs, f->host, (size_t)(batch * window) * sizeof *f->host);
 }
 
 enum ps_status ps_forecaster_run(struct ps_forecaster *f, const float *inputs, int64_t n, float *forecasts)
@@ -146,10 +140,9 @@ enum ps_status ps_forecaster_run(struct ps_forecaster *f, const float *inputs, i
         PS_TRY(upload_windows(f, inputs, first, count, batch));
         PS_TRY(ps_model_forward(f->model, &windows, f->state, batch, 0));
         PS_TRY(ps_model_forecast(f->model, batch, ps_tensor_2d(f->outputs, type, batch * C, H)));
-        PS_TRY(d->download(d, PS_COMPUTE, f->host, f->outputs, (size_t)(count * C * H) * sizeof *f->host));
-        for (int64_t i = 0; i < count * C * H; i++) {
-            const int64_t c = i / H % C;
-            forecasts[first * C * H + i] = (float)(f->host[i] * f->std[c] + f->mean[c]);
+        PS_TRY(d->download(d, PS_COMPUTE, forecasts + first * C * H, f->outputs, (size_t)(count * C * H) * sizeof *forecasts));
+        for (int64_t w = first; w < first + count; w++) {
+            ps_scaler_restore(&f->scaler, w, H, forecasts + w * C * H);
         }
     }
     return PS_OK;

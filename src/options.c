@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 enum { MOST = 30 }; /* options that a program has */
 
@@ -58,4 +59,20 @@ enum ps_status ps_options_read(int argc, char **argv, const struct ps_option *op
         return ps_fail(PS_USAGE, "needs %s, and %d given: see --help", operands, argc - optind);
     }
     return PS_OK;
+}
+
+enum ps_status ps_options_output(const char *option, const char *out, int overwrite, const char *checkpoint, const char *data)
+{
+    const char *const read[2] = {checkpoint, data};
+    struct stat there, in;
+    if (stat(out, &there) != 0) {
+        return PS_OK;
+    }
+    for (int i = 0; i < 2; i++) {
+        if (read[i] && stat(read[i], &in) == 0 && in.st_dev == there.st_dev && in.st_ino == there.st_ino) {
+            return ps_fail(PS_USAGE, "%s: %s is the %s that is read: choose another name", option, out,
+                           i == 0 ? "checkpoint" : "data");
+        }
+    }
+    return overwrite ? PS_OK : ps_fail(PS_USAGE, "%s: %s exists: choose another name, or replace it with --overwrite", option, out);
 }

@@ -30,4 +30,8 @@ struct ps_option {
 enum ps_status ps_options_read(int argc, char **argv, const struct ps_option *options, int n_operands, const char *operands,
                                const char *usage);
 
+/* Whether `option` may write `out`: never over the checkpoint or the data that are read (NULL: none), and over another file with
+ * --overwrite alone. PS_USAGE. */
+enum ps_status ps_options_output(const char *option, const char *out, int overwrite, const char *checkpoint, const char *data);
+
 #endif

@@ -52,9 +52,7 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
     }
     if (scaler) {
         PS_TRY(ps_series_check_names(s->series, options->checkpoint->names));
-        PS_TRY(ps_scaler_identity(s->series->channels, &s->scaler));
-        memcpy(s->scaler.mean, scaler->mean, (size_t)s->series->channels * sizeof *s->scaler.mean);
-        memcpy(s->scaler.std, scaler->std, (size_t)s->series->channels * sizeof *s->scaler.std);
+        PS_TRY(ps_scaler_copy(scaler, &s->scaler));
     } else if (c->data.standardize) {
         PS_TRY(ps_scaler_fit(s->series, &s->splits, &s->scaler));
     } else {
@@ -425,10 +423,11 @@ enum ps_status ps_session_take_best(struct ps_session *s)
 
 enum ps_status ps_session_load_weights(struct ps_session *s, const struct ps_checkpoint *c, int into_best)
 {
+    PS_TRY(ps_engine_load_weights(s->device, s->model, c, into_best ? s->best : NULL));
     if (into_best) {
         s->best_holds = c->epoch;
     }
-    return ps_engine_load_weights(s->device, s->model, c, into_best ? s->best : NULL);
+    return PS_OK;
 }
 
 enum ps_status ps_session_restore(struct ps_session *s, const struct ps_checkpoint *c)
