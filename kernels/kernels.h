@@ -117,11 +117,12 @@ enum ps_status ps_op_result(enum ps_op op, const void *arguments, enum ps_status
 struct ps_step_state {
     uint64_t step;           /* optimiser steps completed; counts dropout's draws */
     uint64_t cursor;         /* windows of this epoch already consumed */
-    double loss_sum;         /* this epoch's sum over windows of each window's mean squared error */
+    double loss_sum;         /* this epoch's sum over windows of each window's mean loss */
     double gradient_squares; /* sum of squares of the gradient, from sum_squares */
     uint64_t lost;           /* windows of this epoch whose loss was not finite, and is not in loss_sum */
     uint64_t nonfinite;      /* 1 + the step whose gradient was not finite, since when adamw changes nothing; 0: none */
     uint64_t skipped;        /* steps of this epoch that adamw left out, see ps_adamw.skip */
+    uint64_t unobserved;     /* targets of this epoch that were NaN, see ps_loss.missing; those of lost windows do not count */
 };
 
 /* Dropout at one site. Element i of the logical tensor (row-major index) draws 16 bits: bits 16*(i%2) .. of word (i%8)/2 of the
@@ -352,27 +353,83 @@ struct ps_channel_affine_backward {
     int inverse;
 };
 
-/* y = (x + bias) * std + mean. y, x [S, H], bias [H] (type parameter); mean, std [S] (type statistics). */
-struct ps_forecast {
-    struct ps_tensor y, x, bias, mean, std;
+/* What is minimised, with e = yhat - target: e^2; |e|; Huber's, e^2/2 up to |e| = delta and delta (|e| - delta/2) beyond (Huber
+ * 1964); of quantiles the mean over them of the pinball loss, max(-quantile e, (1 - quantile) e) (Koenker and Bassett 1978). */
+enum ps_loss_kind { PS_LOSS_MSE, PS_LOSS_MAE, PS_LOSS_HUBER, PS_LOSS_QUANTILE };
+
+enum { PS_MOST_QUANTILES = 32 };
+
+/* Zero: MSE of targets that are all there. Where the kind is PS_LOSS_QUANTILE the head gives Q values in place of one, and x and
+ * what is made of it are [S, Q H], quantile by quantile: [S, Q, H]. */
+struct ps_loss {
+    enum ps_loss_kind kind;
+    int missing;   /* targets may be NaN, and are left out then; else a NaN is a mistake, which shows in the loss */
+    int quantiles; /* Q; 0 but of PS_LOSS_QUANTILE */
+    double delta;
+    double quantile[PS_MOST_QUANTILES]; /* rising */
 };
 
-/* yhat as in forecast; loss = mean over S, H of (yhat - target)^2; dx = gradient_scale d loss / d x = gradient_scale 2/(S H) std
- * (yhat - target); state->loss_sum += B * loss, or, when the loss is not finite and state->nonfinite 0, state->lost += B. dx [S, H]
- * (type real); x, targets [S, H], bias [H] (type parameter); mean, std [S] (type statistics). */
+/* Values that the head gives for each step: Q, or 1. */
+static inline int64_t ps_loss_outputs(const struct ps_loss *loss)
+{
+    return loss->kind == PS_LOSS_QUANTILE ? loss->quantiles : 1;
+}
+
+/* Whether fused operations serve it, which know no other. */
+static inline int ps_loss_is_plain(const struct ps_loss *loss)
+{
+    return loss->kind == PS_LOSS_MSE && !loss->missing;
+}
+
+/* Which of the values stands for the forecast where one is asked for: of quantiles the one nearest to the median. */
+static inline int ps_loss_point(const struct ps_loss *loss)
+{
+    int nearest = 0;
+    for (int q = 1; q < ps_loss_outputs(loss); q++) {
+        const double now = loss->quantile[q] - 0.5, then = loss->quantile[nearest] - 0.5;
+        nearest = now * now < then * then ? q : nearest;
+    }
+    return nearest;
+}
+
+/* y = (x + bias) * std + mean; with quantiles above 1, of [S, Q, H], those of each step in rising order (Chernozhukov et al. 2010).
+ * y, x [S, Q H], bias [Q H] (type parameter); mean, std [S] (type statistics). y may be x. */
+struct ps_forecast {
+    struct ps_tensor y, x, bias, mean, std;
+    int64_t quantiles; /* 0 is 1 */
+};
+
+/* yhat as in forecast, in no order; n targets of the S H are observed, all unless loss.missing; loss = the mean over those, and
+ * over quantiles, of what loss.kind says; dx = gradient_scale d loss / d x, of MSE gradient_scale 2/n std (yhat - target), 0 where
+ * the target is not observed. At a kink the slope is 0. state->loss_sum += B n/(S H) loss and state->unobserved += S H - n, or,
+ * when the loss is not finite and state->nonfinite 0, state->lost += B. Where nothing is observed dx is 0 and the loss adds
+ * nothing. dx [S, Q H] (type real); x [S, Q H], targets [S, H], bias [Q H] (type parameter); mean, std [S] (type statistics). */
 struct ps_forecast_loss {
     struct ps_tensor dx, x, bias, mean, std, targets;
     struct ps_step_state *state;
     int64_t batch;         /* B */
     double gradient_scale; /* 0 is 1, here and below */
+    struct ps_loss loss;
 };
 
-/* yhat as in forecast; errors[slot] = (sum of squares, sum of absolute values) of yhat - target over S, H, in double, at
- * slot = state->cursor / slot_windows. errors float64 [slots, 2]; the rest as forecast_loss. */
+/* What forecast_error sums over the targets that are observed. Of quantiles the forecasts are first put in order, as forecast does;
+ * squares and absolutes are then of ps_loss_point's. */
+enum ps_error {
+    PS_ERROR_SQUARES,
+    PS_ERROR_ABSOLUTES,
+    PS_ERROR_OBSERVED, /* 1: their number */
+    PS_ERROR_LOSS,     /* of quantiles the mean over them */
+    PS_ERROR_WITHIN,   /* 1 where the target lies from the lowest quantile to the highest; 0 but of quantiles */
+    PS_ERRORS
+};
+
+/* yhat as in forecast; errors[slot] = the sums of yhat - target over S, H, in double, at slot = state->cursor / slot_windows.
+ * errors float64 [slots, PS_ERRORS]; the rest as forecast_loss. */
 struct ps_forecast_error {
     struct ps_tensor errors, x, bias, mean, std, targets;
     const struct ps_step_state *state;
     int64_t slot_windows;
+    struct ps_loss loss;
 };
 
 /* ---- optimiser ---- */
@@ -507,6 +564,7 @@ struct ps_encoder_backward {
 struct ps_encoder_shape {
     int64_t sequences, patches, d_model;  /* S (the most), N, d */
     int64_t seq_len, patch_len, pred_len; /* L, P of the embedding, H of the head */
+    int other_loss;                       /* than head_step's: nothing beyond the embedding will be asked for */
 };
 
 /* How much of a training step both calls can be asked for; each takes what stands before it. */
@@ -550,10 +608,10 @@ struct ps_embed_backward {
 
 enum { PS_PARTIAL_ROWS = 16, PS_PARTIAL_BLOCKS = 256 };
 
-/* The head of a training step but for the weight's gradient: x = z weight, forecast and squared error of the windows' targets, dx
- * as forecast_loss, dz = dx weight'. partials[i, t] = sum of dx[s, t], partials[i, H] = sum of the squared errors over the
- * sequences s of group i, PS_PARTIAL_ROWS of them. dz, z [S, K]; dx [S, H]; partials float64 [groups, H + 1]; weight [K, H] (type
- * real), bias [H]; targets and indices as gather_targets. */
+/* The head of a training step but for the weight's gradient, of a plain loss (ps_loss_is_plain): x = z weight, forecast and squared
+ * error of the windows' targets, dx as forecast_loss, dz = dx weight'. partials[i, t] = sum of dx[s, t], partials[i, H] = sum of
+ * the squared errors over the sequences s of group i, PS_PARTIAL_ROWS of them. dz, z [S, K]; dx [S, H]; partials float64 [groups, H
+ * + 1]; weight [K, H] (type real), bias [H]; targets and indices as gather_targets. */
 struct ps_head_step {
     struct ps_tensor dz, dx, partials, z, weight, bias, mean, std, targets, indices;
     const struct ps_step_state *state;

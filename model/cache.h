@@ -46,8 +46,8 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(targets, PS_LEVEL_ALL, S *H, parameter)               /* [S, H] */                                                       \
     X(stream, PS_LEVEL_ALL, (layers + 1) * R * d, real)     /* what each layer reads, and the head [layers + 1, R, d] */       \
     X(head_in, PS_LEVEL_BOTH, head_dropout *R *d, real)     /* what the head reads, dropped out [S, N d] */                    \
-    X(head_out, PS_LEVEL_ALL, S *H, parameter)              /* head product, before bias and denormalising [S, H] */           \
-    X(d_head_out, PS_LEVEL_ALL, S *H, real)                 /* its gradient [S, H] */                                          \
+    X(head_out, PS_LEVEL_ALL, S *QH, parameter)             /* head product, before bias and denormalising [S, QH] */          \
+    X(d_head_out, PS_LEVEL_ALL, S *QH, real)                /* its gradient [S, QH] */                                         \
     X(head_partials, PS_LEVEL_ALL, groups *(H + 1), PS_F64) /* of the loss and b_h's gradient [rows, H + 1] */                 \
     X(gradient, PS_LEVEL_ALL, R *d, real)                   /* dy on the way down, du after a layer [R, d] */                  \
     X(masked, PS_LEVEL_BOTH, R *d, real)                    /* drop'(dy) [R, d] */                                             \

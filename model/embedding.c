@@ -161,7 +161,12 @@ enum ps_status ps_embedding_backward(struct ps_model *m, int64_t batch, struct p
 
 struct ps_tensor ps_head_tensor(const struct ps_model *m, void *buffer, int64_t batch)
 {
-    return ps_tensor_2d(buffer, m->k->parameter, batch * m->shape.channels, m->shape.pred_len);
+    return ps_tensor_2d(buffer, m->k->parameter, batch * m->shape.channels, ps_head_width(&m->shape));
+}
+
+struct ps_tensor ps_target_tensor(const struct ps_model *m, int64_t batch)
+{
+    return ps_tensor_2d(m->cache.shared.targets, m->k->parameter, batch * m->shape.channels, m->shape.pred_len);
 }
 
 struct ps_tensor ps_revin_tensor(const struct ps_model *m, void *buffer, int64_t batch)
@@ -179,6 +184,12 @@ static struct ps_tensor flattened(const struct ps_model *m, struct ps_tensor y, 
 static int finishes(const struct ps_model *m)
 {
     return m->shape.individual_head || m->shape.revin_affine;
+}
+
+/* Whether fused operations serve the head of a training step. */
+static int fuses(const struct ps_model *m)
+{
+    return !finishes(m) && ps_loss_is_plain(&m->options.loss);
 }
 
 struct ps_tensor ps_head_bias(const struct ps_model *m)
@@ -236,7 +247,7 @@ enum ps_status ps_head_forward(struct ps_model *m, int64_t batch, struct ps_tens
 enum ps_status ps_gather_targets_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                     int64_t batch)
 {
-    return m->k->gather_targets(m->k, &(struct ps_gather_targets){.y = ps_head_tensor(m, m->cache.shared.targets, batch),
+    return m->k->gather_targets(m->k, &(struct ps_gather_targets){.y = ps_target_tensor(m, batch),
                                                                   .targets = windows->targets,
                                                                   .indices = windows->indices,
                                                                   .state = state,
@@ -250,7 +261,7 @@ struct ps_head_step ps_head_step_of(struct ps_model *m, const struct ps_windows 
     struct ps_tensor z = flattened(m, ps_model_stream(m, m->shape.n_layers, batch), batch), dz = z;
     dz.data = s->gradient;
     return (struct ps_head_step){.dz = dz,
-                                 .dx = ps_tensor_2d(s->d_head_out, m->k->real, z.size[0], m->shape.pred_len),
+                                 .dx = ps_tensor_2d(s->d_head_out, m->k->real, z.size[0], ps_head_width(&m->shape)),
                                  .partials = ps_tensor_2d(s->head_partials, PS_F64, rows, m->shape.pred_len + 1),
                                  .z = z,
                                  .weight = weight(m, m->layout->w_h),
@@ -272,7 +283,7 @@ static enum ps_status head_loss(struct ps_model *m, struct ps_step_state *state,
     struct ps_tensor x = ps_head_tensor(m, m->cache.shared.head_out, h->batch);
     enum ps_status status = PS_UNSUPPORTED;
     *multiplied = *summed = 0;
-    if (k->head_step && !finishes(m)) {
+    if (k->head_step && fuses(m)) {
         status = k->head_step(k, h);
         *multiplied = status == PS_OK;
     }
@@ -280,7 +291,7 @@ static enum ps_status head_loss(struct ps_model *m, struct ps_step_state *state,
         return status;
     }
     PS_TRY(head_product(m, h->batch, h->z));
-    if (k->window_loss && !finishes(m)) {
+    if (k->window_loss && fuses(m)) {
         status = k->window_loss(k, &(struct ps_window_loss){.dx = h->dx,
                                                             .partials = h->partials,
                                                             .x = x,
@@ -303,10 +314,11 @@ static enum ps_status head_loss(struct ps_model *m, struct ps_step_state *state,
                                                           .bias = ps_head_bias(m),
                                                           .mean = h->mean,
                                                           .std = h->std,
-                                                          .targets = ps_head_tensor(m, m->cache.shared.targets, h->batch),
+                                                          .targets = ps_target_tensor(m, h->batch),
                                                           .state = state,
                                                           .batch = h->batch,
-                                                          .gradient_scale = h->gradient_scale});
+                                                          .gradient_scale = h->gradient_scale,
+                                                          .loss = m->options.loss});
 }
 
 struct ps_head_gradient ps_head_gradient_of(struct ps_model *m, struct ps_step_state *state, const struct ps_head_step *done)
@@ -340,7 +352,7 @@ static enum ps_status head_gradients(struct ps_model *m, struct ps_step_state *s
     const struct ps_kernels *k = m->k;
     struct ps_tensor d_weight = gradient(m, m->layout->w_h), d_bias = gradient(m, m->layout->b_h);
     if (m->shape.individual_head) {
-        int64_t columns = m->shape.channels * m->shape.pred_len;
+        int64_t columns = m->shape.channels * ps_head_width(&m->shape);
         PS_TRY(ps_product(k, d_weight, ps_transposed(channels_first(m, h->z, h->batch)), channels_first(m, h->dx, h->batch), 1, 1));
         return k->bias_grad(k, &(struct ps_bias_grad){.dbias = ps_tensor_reshape(d_bias, 1, (int64_t[]){columns}),
                                                       .dy = ps_tensor_reshape(h->dx, 2, (int64_t[]){h->batch, columns})});

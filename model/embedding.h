@@ -34,8 +34,9 @@ enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *window
 /* What ps_head_train does when the encoder has done the rest, for the encoder's backward. */
 struct ps_head_gradient ps_head_gradient_of(struct ps_model *m, struct ps_step_state *state, const struct ps_head_step *done);
 
-/* Descriptors for `batch` windows: [S, H] of the head's output or the targets; [S] of RevIN's statistics. */
+/* Descriptors for `batch` windows: [S, QH] of the head's output; [S, H] of cache.shared.targets; [S] of RevIN's statistics. */
 struct ps_tensor ps_head_tensor(const struct ps_model *m, void *buffer, int64_t batch);
+struct ps_tensor ps_target_tensor(const struct ps_model *m, int64_t batch);
 struct ps_tensor ps_revin_tensor(const struct ps_model *m, void *buffer, int64_t batch);
 enum ps_status ps_gather_targets_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                     int64_t batch);

@@ -136,7 +136,7 @@ static void count_constants(const struct ps_model_shape *s, int64_t count[3])
     int64_t patches = ps_patches(s);
     count[0] = s->positions == PS_POSITIONS_LEARNED ? 0 : patches * s->d_model;
     count[1] = s->positions == PS_POSITIONS_ROPE ? patches * (s->d_model / s->n_heads) : 0;
-    count[2] = s->individual_head || s->revin_affine ? s->pred_len : 0;
+    count[2] = s->individual_head || s->revin_affine ? ps_head_width(s) : 0;
 }
 
 static size_t constants_bytes(const struct ps_kernels *k, const struct ps_model_shape *s)
@@ -260,6 +260,10 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         return ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer does not serve %s: take auto or gemm", beyond);
     }
     PS_TRY(check_operations(k, shape));
+    if ((options->loss.kind == PS_LOSS_QUANTILE) != (shape->quantiles > 0) || options->loss.quantiles != shape->quantiles) {
+        return ps_fail(PS_USAGE, "train.loss: of %d quantiles, and the head has %lld", options->loss.quantiles,
+                       (long long)shape->quantiles);
+    }
     if (k->precision == PS_FP16 && options->level != PS_LEVEL_LAYER) {
         return ps_fail(PS_UNSUPPORTED,
                        "runtime.precision: fp16 is there at level layer only, which runtime.fusion excludes or which does not "
@@ -297,7 +301,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     m->options = *options;
     snprintf(m->kernels, sizeof m->kernels, "%s", ps_level_name(options->level));
     m->gradient_scale =
-        k->precision == PS_FP16 ? exp2(floor(log2((double)batch * (double)shape->channels * (double)shape->pred_len))) : 1;
+        k->precision == PS_FP16 ? exp2(floor(log2((double)batch * (double)shape->channels * (double)ps_head_width(shape)))) : 1;
     struct ps_device *device = k->device;
     enum ps_status status = ps_parameters_layout(shape, &m->layout);
     if (status == PS_OK && options->level == PS_LEVEL_LAYER) {
@@ -309,7 +313,8 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                                                                .d_model = shape->d_model,
                                                                .seq_len = shape->seq_len,
                                                                .patch_len = shape->patch_len,
-                                                               .pred_len = shape->pred_len},
+                                                               .pred_len = shape->pred_len,
+                                                               .other_loss = !ps_loss_is_plain(&options->loss)},
                                     &m->encoder);
         if (status == PS_UNSUPPORTED) {
             char why[512];
@@ -543,7 +548,7 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
 {
     struct ps_dropout dropout = dropout_at(m, PS_DROP_EMBEDDING, 0, state, 1);
     const struct ps_head_step head = ps_head_step_of(m, windows, state, batch, ps_partial_rows(batch * m->shape.channels));
-    const struct ps_head_step *within = m->encoder.span >= PS_SPAN_LOSS ? &head : NULL;
+    const struct ps_head_step *within = m->encoder.span >= PS_SPAN_LOSS ? &head : NULL; /* never of another loss */
     PS_TRY(embed_and_encode(m, windows, state, batch, 1, within));
     const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
     if (ps_model_steps(m)) {
@@ -589,9 +594,10 @@ enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *wind
                                                                   .bias = ps_head_bias(m),
                                                                   .mean = ps_revin_tensor(m, s->revin_mean, batch),
                                                                   .std = ps_revin_tensor(m, s->revin_std, batch),
-                                                                  .targets = ps_head_tensor(m, s->targets, batch),
+                                                                  .targets = ps_target_tensor(m, batch),
                                                                   .state = state,
-                                                                  .slot_windows = slot_windows});
+                                                                  .slot_windows = slot_windows,
+                                                                  .loss = m->options.loss});
 }
 
 enum ps_status ps_model_forecast(struct ps_model *m, int64_t batch, struct ps_tensor y)
@@ -601,13 +607,14 @@ enum ps_status ps_model_forecast(struct ps_model *m, int64_t batch, struct ps_te
                                                       .x = ps_head_tensor(m, s->head_out, batch),
                                                       .bias = ps_head_bias(m),
                                                       .mean = ps_revin_tensor(m, s->revin_mean, batch),
-                                                      .std = ps_revin_tensor(m, s->revin_std, batch)});
+                                                      .std = ps_revin_tensor(m, s->revin_std, batch),
+                                                      .quantiles = m->shape.quantiles});
 }
 
 double ps_model_step_flops(const struct ps_model_shape *shape, int64_t batch)
 {
     double S = (double)(batch * shape->channels), N = (double)ps_patches(shape), R = S * N, d = (double)shape->d_model;
-    double f = (double)shape->d_ff, P = (double)shape->patch_len, H = (double)shape->pred_len;
+    double f = (double)shape->d_ff, P = (double)shape->patch_len, H = (double)ps_head_width(shape);
     /* Multiply-adds of the products forward; backward costs twice as many, but the embedding has no input gradient
      * unless RevIN's affine wants it. */
     double matrices = shape->activation == PS_SWIGLU ? 3 : 2;

@@ -15,6 +15,9 @@ struct ps_model_options {
     int epilogue;        /* level gemm: biases, and without dropout residuals, added by the products, where the table can */
     int tiled_attention; /* level gemm: attention by tiles, its scores never in memory */
     uint64_t seed;       /* keys dropout */
+    /* Zero: MSE, every target observed. Of quantiles as many as the shape has. Any other is computed by operations of its own, at
+     * every level: fused ones know no other (ps_loss_is_plain). */
+    struct ps_loss loss;
 };
 
 struct ps_model {
@@ -30,7 +33,7 @@ struct ps_model {
      * head's are about as large as the errors and fp16's exponents hold them. */
     double gradient_scale;
     /* One device buffer, k->parameter: what is added to the embedding where positions are not learned [N, d], RoPE's angles [N, e],
-     * and zeros in place of the head's bias where that is added before [H]; data NULL where the model needs none. */
+     * and zeros in place of the head's bias where that is added before [QH]; data NULL where the model needs none. */
     void *constants;
     size_t constants_bytes;
     struct ps_tensor positions, angles, no_bias;
@@ -83,10 +86,10 @@ int ps_model_steps(const struct ps_model *m);
  * and skip must be 0, since they need all gradients first. */
 enum ps_status ps_model_step(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
                              const struct ps_adamw *update);
-/* After a forward: squared and absolute errors into errors (float64 [slots, 2], see forecast_error). */
+/* After a forward: the sums of its errors into errors (float64 [slots, PS_ERRORS], see forecast_error). */
 enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                int64_t batch, struct ps_tensor errors, int64_t slot_windows);
-/* After a forward: yhat into y [batch*C, H]. */
+/* After a forward: yhat into y [batch*C, QH], quantiles in rising order. */
 enum ps_status ps_model_forecast(struct ps_model *m, int64_t batch, struct ps_tensor y);
 
 /* All encoder layers: from stream 0 to stream n_layers. training as above (state may be NULL when 0). */

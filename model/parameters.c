@@ -12,6 +12,11 @@ int64_t ps_patches(const struct ps_model_shape *shape)
     return (shape->seq_len - shape->patch_len) / shape->stride + 1 + (shape->pad_end ? 1 : 0);
 }
 
+int64_t ps_head_width(const struct ps_model_shape *shape)
+{
+    return shape->pred_len * (shape->quantiles > 0 ? shape->quantiles : 1);
+}
+
 double ps_dropout_rate(const struct ps_model_shape *s, enum ps_dropout_place place)
 {
     if (s->dropout_at[place].set) {
@@ -63,6 +68,10 @@ enum ps_status ps_model_shape_check(const struct ps_model_shape *s)
             return ps_fail(PS_USAGE, "model.%s: %lld is not a size: it must be from 1 to %lld", positive[i].name,
                            (long long)positive[i].value, (long long)positive[i].most);
         }
+    }
+    if (s->quantiles < 0 || s->quantiles > PS_MOST_QUANTILES) {
+        return ps_fail(PS_USAGE, "train.quantiles: there are %lld: at most %d are served", (long long)s->quantiles,
+                       PS_MOST_QUANTILES);
     }
     if (s->d_model % s->n_heads != 0) {
         return ps_fail(PS_USAGE, "model.n_heads: d_model %lld is not divisible by %lld heads", (long long)s->d_model,
@@ -127,8 +136,8 @@ enum ps_status ps_parameters_layout(const struct ps_model_shape *s, struct ps_pa
         p->layer[l][PS_W_1] = append(p, prefix, "w_1", d, inner);
         p->layer[l][PS_W_2] = append(p, prefix, "w_2", f, d);
     }
-    p->w_h = s->individual_head ? append3(p, "", "w_h", s->channels, patches * d, s->pred_len)
-                                : append(p, "", "w_h", patches * d, s->pred_len);
+    p->w_h = s->individual_head ? append3(p, "", "w_h", s->channels, patches * d, ps_head_width(s))
+                                : append(p, "", "w_h", patches * d, ps_head_width(s));
     p->decayed = p->stored;
     p->b_p = append(p, "", "b_p", d, 0);
     p->w_pos = s->positions == PS_POSITIONS_LEARNED ? append(p, "", "w_pos", patches, d) : -1;
@@ -144,7 +153,7 @@ enum ps_status ps_parameters_layout(const struct ps_model_shape *s, struct ps_pa
         p->layer[l][PS_B_1] = append(p, prefix, "b_1", inner, 0);
         p->layer[l][PS_B_2] = append(p, prefix, "b_2", d, 0);
     }
-    p->b_h = s->individual_head ? append(p, "", "b_h", s->channels, s->pred_len) : append(p, "", "b_h", s->pred_len, 0);
+    p->b_h = s->individual_head ? append(p, "", "b_h", s->channels, ps_head_width(s)) : append(p, "", "b_h", ps_head_width(s), 0);
     p->revin_weight = s->revin_affine ? append(p, "", "revin_weight", s->channels, 0) : -1;
     p->revin_bias = s->revin_affine ? append(p, "", "revin_bias", s->channels, 0) : -1;
     p->n = p->all;

@@ -27,6 +27,7 @@ enum ps_dropout_place {
 struct ps_model_shape {
     int64_t channels;          /* C */
     int64_t seq_len, pred_len; /* L, H */
+    int64_t quantiles;         /* Q, of each step, quantile by quantile: Q H columns of the head; 0: 1, no quantiles */
     int64_t patch_len, stride; /* P, S */
     int pad_end;               /* the last value repeated `stride` times */
     int64_t d_model, n_heads, d_ff, n_layers;
@@ -48,6 +49,8 @@ struct ps_model_shape {
 
 /* N: (L - P)/stride + 1, one more with pad_end. */
 int64_t ps_patches(const struct ps_model_shape *shape);
+/* Q H: the head's columns. */
+int64_t ps_head_width(const struct ps_model_shape *shape);
 double ps_dropout_rate(const struct ps_model_shape *shape, enum ps_dropout_place place);
 /* PS_USAGE naming the value and what would do: sizes that must be positive, d_model % n_heads, patch_len > seq_len, dropout. */
 enum ps_status ps_model_shape_check(const struct ps_model_shape *shape);
@@ -89,7 +92,7 @@ struct ps_parameters {
     int64_t stored;  /* with the running statistics */
     int64_t decayed; /* elements before the first that weight decay leaves alone */
     /* Places in the table; -1: the model has none. */
-    int w_p, b_p, w_pos, w_h, b_h; /* [P, d], [d], [N, d], [N*d, H], [H]; the head's of each channel [C, N*d, H], [C, H] */
+    int w_p, b_p, w_pos, w_h, b_h; /* [P, d], [d], [N, d], [N*d, QH], [QH]; the head's of each channel [C, N*d, QH], [C, QH] */
     int revin_weight, revin_bias;  /* [C] */
     int (*layer)[PS_LAYER_PARAMETERS];
     int (*statistics)[PS_LAYER_STATISTICS];

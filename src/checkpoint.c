@@ -255,6 +255,7 @@ static void attributes(struct pass *pass, struct ps_checkpoint *c, uint64_t *has
     attribute_f64(pass, "loss_sum", &c->loss_sum);
     attribute_u64_or_0(pass, "lost", &c->lost);
     attribute_u64_or_0(pass, "skipped", &c->skipped);
+    attribute_u64_or_0(pass, "unobserved", &c->unobserved);
     attribute_u64(pass, "seed", &c->seed);
     attribute_f64(pass, "best_validation", &c->best_validation);
     attribute_u64(pass, "best_epoch", &c->best_epoch);

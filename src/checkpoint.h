@@ -27,6 +27,7 @@ struct ps_checkpoint {
     double loss_sum;      /* and their losses */
     uint64_t lost;        /* those of them whose loss was not finite */
     uint64_t skipped;     /* steps of that epoch that were left out */
+    uint64_t unobserved;  /* targets of those windows that were missing */
     uint64_t seed;
     double best_validation; /* HUGE_VAL before the first */
     uint64_t best_epoch, epochs_since_best;

@@ -194,9 +194,9 @@ static enum ps_status score(struct ps_session *s, const struct arguments *a, str
     int64_t count = s->splits.count[a->split];
     scores->record.all = accuracy.all;
     scores->record.full_batches = accuracy.full_batches;
-    scores->record.repeat_last = (struct ps_score){naive.repeat_mse, naive.repeat_mae, count};
+    scores->record.repeat_last = (struct ps_score){.mse = naive.repeat_mse, .mae = naive.repeat_mae, .windows = count};
     scores->record.seasonal_naive =
-        (struct ps_score){naive.seasonal_mse, naive.seasonal_mae, isnan(naive.seasonal_mse) ? 0 : count};
+        (struct ps_score){.mse = naive.seasonal_mse, .mae = naive.seasonal_mae, .windows = isnan(naive.seasonal_mse) ? 0 : count};
     return PS_OK;
 }
 

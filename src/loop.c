@@ -20,7 +20,7 @@ enum ps_status ps_session_step(struct ps_session *s, int64_t batch)
 
 static enum ps_status score_batch(struct ps_session *s, int64_t batch)
 {
-    struct ps_tensor errors = ps_tensor_2d(s->errors, PS_F64, s->slots, 2);
+    struct ps_tensor errors = ps_tensor_2d(s->errors, PS_F64, s->slots, PS_ERRORS);
     PS_TRY(ps_model_forward(s->model, ps_feed_windows(s->feed), s->scoring_state, batch, 0));
     PS_TRY(ps_model_errors(s->model, ps_feed_windows(s->feed), s->scoring_state, batch, errors, s->config->train.batch_size));
     return s->kernels->advance(s->kernels, &(struct ps_advance){.state = s->scoring_state, .windows = (uint64_t)batch});
@@ -346,8 +346,9 @@ enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoc
     if (s->now.nonfinite) {
         return went_wrong(s);
     }
-    uint64_t windows = s->now.cursor - s->now.lost;
-    *loss = windows ? s->now.loss_sum / (double)windows : NAN;
+    const double unobserved = (double)s->now.unobserved / (double)(s->view.channels * s->view.pred_len);
+    const double windows = (double)(s->now.cursor - s->now.lost) - unobserved;
+    *loss = windows > 0 ? s->now.loss_sum / windows : NAN;
     if (*finished) {
         s->ended = s->now;
         s->epoch++;
@@ -384,27 +385,35 @@ enum ps_status ps_session_rewind(struct ps_session *s)
 
 /* ---- scoring ---- */
 
+/* Means over what is observed. */
+static struct ps_score score_of(const double sums[PS_ERRORS], int64_t windows)
+{
+    const double n = sums[PS_ERROR_OBSERVED];
+    return (struct ps_score){.mse = sums[PS_ERROR_SQUARES] / n,
+                             .mae = sums[PS_ERROR_ABSOLUTES] / n,
+                             .windows = windows,
+                             .loss = sums[PS_ERROR_LOSS] / n,
+                             .coverage = sums[PS_ERROR_WITHIN] / n};
+}
+
 /* What a pass over `count` windows left in s->errors. */
 static enum ps_status read_accuracy(struct ps_session *s, int64_t count, struct ps_accuracy *accuracy)
 {
     int64_t B = s->config->train.batch_size;
     int64_t slots = (count + B - 1) / B, full = count / B;
-    PS_TRY(s->device->download(s->device, PS_COMPUTE, s->host_errors, s->errors, (size_t)slots * 2 * sizeof *s->host_errors));
-    double sums[2] = {0, 0}, full_sums[2] = {NAN, NAN};
+    PS_TRY(
+        s->device->download(s->device, PS_COMPUTE, s->host_errors, s->errors, (size_t)slots * PS_ERRORS * sizeof *s->host_errors));
+    double sums[PS_ERRORS] = {0};
+    accuracy->full_batches = score_of(sums, 0);
     for (int64_t i = 0; i < slots; i++) {
-        sums[0] += s->host_errors[2 * i];
-        sums[1] += s->host_errors[2 * i + 1];
+        for (int j = 0; j < PS_ERRORS; j++) {
+            sums[j] += s->host_errors[PS_ERRORS * i + j];
+        }
         if (i + 1 == full) {
-            full_sums[0] = sums[0];
-            full_sums[1] = sums[1];
+            accuracy->full_batches = score_of(sums, full * B);
         }
     }
-    double window = (double)(s->view.channels * s->view.pred_len), all = (double)count * window,
-           whole = (double)(full * B) * window;
-    *accuracy = (struct ps_accuracy){
-        .all = {.mse = sums[0] / all, .mae = sums[1] / all, .windows = count},
-        .full_batches = {.mse = full_sums[0] / whole, .mae = full_sums[1] / whole, .windows = full * B},
-    };
+    accuracy->all = score_of(sums, count);
     return PS_OK;
 }
 
@@ -461,8 +470,8 @@ static enum ps_status forecast_batch(const struct pass *pass, int64_t first, int
 {
     struct ps_session *s = pass->session;
     int64_t B = s->config->train.batch_size, C = s->view.channels, H = s->view.pred_len;
-    /* The targets have been used: their buffer takes the forecasts. */
-    struct ps_tensor y = ps_tensor_2d(s->model->cache.shared.targets, s->kernels->parameter, n * C, H);
+    /* The errors are known: the head's output becomes the forecasts. */
+    struct ps_tensor y = ps_tensor_2d(s->model->cache.shared.head_out, s->kernels->parameter, n * C, H);
     PS_TRY(ps_model_forecast(s->model, n, y));
     PS_TRY(s->device->download(s->device, PS_COMPUTE, host, y.data, (size_t)(n * C * H) * sizeof *host));
     const float *inputs = host + 2 * B * C * H, *targets = host + B * C * H;

@@ -32,6 +32,8 @@ enum ps_status ps_metrics_validation(const char *path, uint64_t epoch, double *m
 struct ps_score {
     double mse, mae;
     int64_t windows;
+    double loss;     /* of the kind that is trained, and for quantiles the pinball loss */
+    double coverage; /* of quantiles: the share of the targets from the lowest to the highest */
 };
 
 struct ps_test_record {

@@ -181,8 +181,8 @@ static enum ps_status open_model(struct ps_session *s, int training)
         longest = s->splits.count[i] > longest ? s->splits.count[i] : longest;
     }
     s->slots = (longest + batch - 1) / batch;
-    PS_TRY(device->allocate(device, (size_t)s->slots * 2 * sizeof *s->errors, (void **)&s->errors));
-    s->host_errors = malloc((size_t)s->slots * 2 * sizeof *s->host_errors);
+    PS_TRY(device->allocate(device, (size_t)s->slots * PS_ERRORS * sizeof *s->errors, (void **)&s->errors));
+    s->host_errors = malloc((size_t)s->slots * PS_ERRORS * sizeof *s->host_errors);
     if (!s->host_errors) {
         return ps_fail(PS_DEVICE, "no memory for the scores of %lld batches", (long long)s->slots);
     }
@@ -255,7 +255,7 @@ static void close_on_device(struct ps_session *s)
         }
     }
     ps_feed_close(s->feed);
-    release(s, s->errors, (size_t)s->slots * 2 * sizeof *s->errors);
+    release(s, s->errors, (size_t)s->slots * PS_ERRORS * sizeof *s->errors);
     release(s, s->state, sizeof *s->state);
     release(s, s->scoring_state, sizeof *s->scoring_state);
     if (s->seen) {
@@ -471,8 +471,12 @@ enum ps_status ps_session_restore(struct ps_session *s, const struct ps_checkpoi
     PS_TRY(ps_session_load_weights(s, c, 0));
     PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->optimizer.m, c->m, count * sizeof *c->m));
     PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->optimizer.v, c->v, count * sizeof *c->v));
-    s->now = (struct ps_step_state){
-        .step = c->step, .cursor = c->cursor, .loss_sum = c->loss_sum, .lost = c->lost, .skipped = c->skipped};
+    s->now = (struct ps_step_state){.step = c->step,
+                                    .cursor = c->cursor,
+                                    .loss_sum = c->loss_sum,
+                                    .lost = c->lost,
+                                    .skipped = c->skipped,
+                                    .unobserved = c->unobserved};
     PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->state, &s->now, sizeof s->now));
     s->epoch = c->epoch;
     s->best_validation = c->best_validation;

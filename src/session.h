@@ -53,7 +53,7 @@ struct ps_session {
     struct ps_step_state *scoring_state;
     struct ps_step_state now;   /* as last read from or written to the device */
     struct ps_step_state *seen; /* pinned [PS_GROUPS]: training's, as it was at the events that the loop watches */
-    double *errors;             /* device [slots, 2] */
+    double *errors;             /* device [slots, PS_ERRORS] */
     double *host_errors;
     int64_t slots;
     void *best; /* device: the best-validation weights */

@@ -108,6 +108,7 @@ enum ps_status ps_snapshot_wait(struct ps_snapshot *snapshot)
         c->loss_sum = snapshot->state->loss_sum;
         c->lost = snapshot->state->lost;
         c->skipped = snapshot->state->skipped;
+        c->unobserved = snapshot->state->unobserved;
     }
     return PS_OK;
 }

@@ -428,8 +428,8 @@ static enum ps_status test(struct ps_session *s, struct run *run)
     struct ps_test_record record = {
         .all = accuracy.all,
         .full_batches = accuracy.full_batches,
-        .repeat_last = {naive.repeat_mse, naive.repeat_mae, count},
-        .seasonal_naive = {naive.seasonal_mse, naive.seasonal_mae, isnan(naive.seasonal_mse) ? 0 : count},
+        .repeat_last = {.mse = naive.repeat_mse, .mae = naive.repeat_mae, .windows = count},
+        .seasonal_naive = {.mse = naive.seasonal_mse, .mae = naive.seasonal_mae, .windows = isnan(naive.seasonal_mse) ? 0 : count},
         .epoch = epoch,
         .step = epoch * (uint64_t)s->steps_per_epoch,
         .val_mse = val_mse,

@@ -1097,45 +1097,118 @@ static void place_forecast(struct call *c, int first, int64_t sequences, int64_t
     call_label(c, "[%lld, %lld]", (long long)sequences, (long long)horizon);
 }
 
-static int build_forecast(struct call *c, int index)
+/* Losses: each kind with targets that are all there, and with holes of so many of a hundred, where a NaN is no mistake. 0 when
+ * there are no more. */
+static int set_loss(int index, struct ps_loss *loss, int *holes, const char **name)
 {
-    int64_t sequences, horizon;
-    if (!forecast_size(index, &sequences, &horizon)) {
+    static const char *const names[] = {"", " mae", " huber", " quantile", " median"};
+    static const int percent[] = {-1, 0, 10, 50, 100};
+    if (index >= LENGTH(names) * LENGTH(percent)) {
         return 0;
     }
+    const int kind = index % LENGTH(names);
+    *holes = percent[index / LENGTH(names)];
+    *name = names[kind];
+    *loss = (struct ps_loss){.missing = *holes >= 0};
+    switch (kind) {
+    case 1:
+        loss->kind = PS_LOSS_MAE;
+        break;
+    case 2:
+        loss->kind = PS_LOSS_HUBER;
+        loss->delta = 0.75;
+        break;
+    case 3: /* of an even number, whose point is neither end */
+        *loss = (struct ps_loss){PS_LOSS_QUANTILE, loss->missing, 4, 0, {0.125, 0.375, 0.75, 0.875}};
+        break;
+    case 4:
+        *loss = (struct ps_loss){PS_LOSS_QUANTILE, loss->missing, 1, 0, {0.5}};
+        break;
+    default:
+        break;
+    }
+    return 1;
+}
+
+/* x, bias, mean, std and targets from slot 1 on, for this loss. No target lies so near to a forecast that the sign of their
+ * difference is a matter of rounding. */
+static int place_loss_case(struct call *c, int index, struct ps_loss *loss)
+{
+    int64_t sequences, horizon, quantiles;
+    int holes;
+    const char *name;
+    const int variant = index / 9;
+    if (!forecast_size(index % 9, &sequences, &horizon) || !set_loss(variant, loss, &holes, &name)) {
+        return 0;
+    }
+    quantiles = ps_loss_outputs(loss);
+    place(c, 1, PARAMETER, IN, NORMAL, sequences, quantiles * horizon);
+    place_forecast(c, 2, sequences, quantiles * horizon);
+    place(c, 5, PARAMETER, IN, NORMAL, sequences, horizon);
+    for (int64_t i = 0; i < sequences * horizon; i++) {
+        const int64_t s = i / horizon, t = i % horizon;
+        for (int64_t q = 0, again = 0; q < quantiles; q++) {
+            const double x = get_value(c, 1, (s * quantiles + q) * horizon + t) + get_value(c, 2, q * horizon + t);
+            if (fabs(x * get_value(c, 4, s) + get_value(c, 3, s) - get_value(c, 5, i)) < 1e-4 && again < 8) {
+                set_value(c, 5, i, (float)(get_value(c, 5, i) + 0.01));
+                again++;
+                q = -1;
+            }
+        }
+        if (holes > 0 && (int)(random_normal(&c->random) * 1e4) % 100 * (holes < 100) + 100 < 2 * holes) {
+            set_value(c, 5, i, NAN);
+        }
+    }
+    call_label(c, "[%lld, %lld]%s%s", (long long)sequences, (long long)(quantiles * horizon), name,
+               holes < 0     ? ""
+               : holes == 0  ? " no holes"
+               : holes == 10 ? " 10 % holes"
+               : holes == 50 ? " 50 % holes"
+                             : " nothing observed");
+    return 1;
+}
+
+static int build_forecast(struct call *c, int index)
+{
+    static const int64_t quantiles[] = {0, 3, PS_MOST_QUANTILES};
+    int64_t sequences, horizon, Q = index / 9 < LENGTH(quantiles) ? quantiles[index / 9] : 0;
+    if (index / 9 >= LENGTH(quantiles) || !forecast_size(index % 9, &sequences, &horizon)) {
+        return 0;
+    }
+    horizon *= Q > 0 ? Q : 1;
     place(c, 0, PARAMETER, OUT, NORMAL, sequences, horizon);
     place(c, 1, PARAMETER, IN, NORMAL, sequences, horizon);
     place_forecast(c, 2, sequences, horizon);
+    c->arguments.forecast.quantiles = Q;
     return 1;
 }
 
 static int build_forecast_loss(struct call *c, int index)
 {
-    int64_t sequences, horizon;
-    if (!forecast_size(index, &sequences, &horizon)) {
+    struct ps_forecast_loss *a = &c->arguments.forecast_loss;
+    struct ps_loss loss;
+    if (!place_loss_case(c, index, &loss)) {
         return 0;
     }
-    place(c, 0, REAL, OUT, NORMAL, sequences, horizon);
-    place(c, 1, PARAMETER, IN, NORMAL, sequences, horizon);
-    place_forecast(c, 2, sequences, horizon);
-    place(c, 5, PARAMETER, IN, NORMAL, sequences, horizon);
-    c->arguments.forecast_loss.batch = 1 + index;
-    c->arguments.forecast_loss.gradient_scale = index % 3 == 1 ? 64 : 0;
+    place(c, 0, REAL, OUT, NORMAL, c->operands[1].size[0], c->operands[1].size[1]);
+    a->batch = 1 + index % 9;
+    a->gradient_scale = index % 3 == 1 ? 64 : 0;
+    a->loss = loss;
+    c->state.unobserved = 5;
     call_state(c, offsetof(struct ps_forecast_loss, state));
     return 1;
 }
 
 static int build_forecast_error(struct call *c, int index)
 {
-    int64_t sequences, horizon;
-    if (!forecast_size(index, &sequences, &horizon)) {
+    struct ps_forecast_error *a = &c->arguments.forecast_error;
+    struct ps_loss loss;
+    if (!place_loss_case(c, index, &loss)) {
         return 0;
     }
-    place(c, 0, DOUBLE, ADD, NORMAL, 4, 2); /* preloaded: the other slots keep what they hold */
-    place(c, 1, PARAMETER, IN, NORMAL, sequences, horizon);
-    place_forecast(c, 2, sequences, horizon);
-    place(c, 5, PARAMETER, IN, NORMAL, sequences, horizon);
-    c->arguments.forecast_error.slot_windows = 32;
+    place(c, 0, DOUBLE, ADD, NORMAL, 4, PS_ERRORS); /* preloaded: the other slots keep what they hold */
+    a->slot_windows = 32;
+    a->loss = loss;
     c->state.cursor = 32 * (uint64_t)(index % 4) + (index % 2 ? 31 : 0);
     call_state(c, offsetof(struct ps_forecast_error, state));
     return 1;

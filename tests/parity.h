@@ -289,6 +289,11 @@ static inline void check_close(struct outcome *o, const struct table *t, const s
               (unsigned long long)reference->state.cursor);
     }
     check_state_field(o, t, c, "loss_sum", c->state.loss_sum, reference->state.loss_sum, image->state.loss_sum, bounds.others);
+    if (image->state.lost != reference->state.lost || image->state.unobserved != reference->state.unobserved) {
+        fault(o, t, c, "state has %llu windows lost and %llu targets unobserved, not %llu and %llu",
+              (unsigned long long)image->state.lost, (unsigned long long)image->state.unobserved,
+              (unsigned long long)reference->state.lost, (unsigned long long)reference->state.unobserved);
+    }
     check_state_field(o, t, c, "gradient_squares", c->state.gradient_squares, reference->state.gradient_squares,
                       image->state.gradient_squares, bounds.others);
 }

@@ -497,46 +497,132 @@ START_TEST(test_softmax_definition)
 }
 END_TEST
 
-/* x [R, D], bias [D] */
+/* x [R, Q D], bias [Q D] */
+enum { MOST_Q = 3 };
 static double mean[R], deviation[R], targets[R * D];
+static struct ps_loss loss;
 
 static double loss_of(const double *x)
 {
-    double dx[R * D];
+    const int width = (int)ps_loss_outputs(&loss) * D;
+    double dx[R * D * MOST_Q];
     double *in = (double *)(uintptr_t)x;
     struct ps_step_state state = {0};
-    CALL(forecast_loss, matrix(dx, R, D), matrix(in, R, D), vector(in + R * D, D), vector(mean, R), vector(deviation, R),
-         matrix(targets, R, D), &state, 1, 0);
+    CALL(forecast_loss, matrix(dx, R, width), matrix(in, R, width), vector(in + R * width, width), vector(mean, R),
+         vector(deviation, R), matrix(targets, R, D), &state, 1, 0, loss);
     return state.loss_sum;
 }
 
+/* What a loss is of an error, written down by hand. */
+static double loss_by_hand(double e, int q)
+{
+    switch (loss.kind) {
+    case PS_LOSS_MAE:
+        return fabs(e);
+    case PS_LOSS_HUBER:
+        return fabs(e) < loss.delta ? 0.5 * e * e : loss.delta * fabs(e) - 0.5 * loss.delta * loss.delta;
+    case PS_LOSS_QUANTILE:
+        return fmax(-loss.quantile[q] * e, (1 - loss.quantile[q]) * e);
+    default:
+        return e * e;
+    }
+}
+
+/* Every loss without and with holes: its value, its sums over what is observed, and its gradient by finite differences. */
 START_TEST(test_forecast_definition)
 {
-    double x[R * D + D], direction[R * D + D], dx[R * D], bias_gradient[D] = {0}, y[R * D], errors[2][2] = {{7, 7}, {7, 7}};
-    fill_normal(x, R * D + D, 10);
-    fill_normal(direction, R * D + D, 11);
+    static const struct ps_loss losses[] = {{PS_LOSS_MSE, 0, 0, 0, {0}},
+                                            {PS_LOSS_MAE, 0, 0, 0, {0}},
+                                            {PS_LOSS_HUBER, 0, 0, 0.8, {0}},
+                                            {PS_LOSS_QUANTILE, 0, MOST_Q, 0, {0.1, 0.4, 0.95}}};
+    enum { MOST = R * D * MOST_Q + D * MOST_Q };
+    double x[MOST], direction[MOST], dx[R * D * MOST_Q], bias_gradient[D * MOST_Q] = {0}, y[R * D * MOST_Q];
+    double errors[2][PS_ERRORS] = {{7, 7, 7, 7, 7}, {7, 7, 7, 7, 7}};
+    loss = losses[_i / 2];
+    loss.missing = _i % 2;
+    const int Q = (int)ps_loss_outputs(&loss), width = Q * D, point = ps_loss_point(&loss);
+    ck_assert_int_eq(point, Q == 1 ? 0 : 1);
+    fill_normal(x, MOST, 10);
+    fill_normal(direction, MOST, 11);
     fill_normal(mean, R, 12);
     fill_normal(deviation, R, 13);
     fill_normal(targets, R * D, 14);
-    struct ps_step_state state = {.cursor = 8, .loss_sum = 2};
-    CALL(forecast, matrix(y, R, D), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R));
-    CALL(forecast_loss, matrix(dx, R, D), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R),
-         matrix(targets, R, D), &state, 2, 0);
-    CALL(forecast_error, matrix(errors[0], 2, 2), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R),
-         matrix(targets, R, D), &state, 8);
-    double squares = 0, absolutes = 0;
-    for (int i = 0; i < R * D; i++) {
-        expect_close(y[i], (x[i] + x[R * D + i % D]) * deviation[i / D] + mean[i / D], 1e-14);
-        squares += pow(y[i] - targets[i], 2);
-        absolutes += fabs(y[i] - targets[i]);
+    for (int i = 0; loss.missing && i < R * D; i += 3) {
+        targets[i] = NAN;
     }
-    expect_close(state.loss_sum, 2 + 2 * squares / (R * D), 1e-13);
-    expect_close(errors[1][0], squares, 1e-13);
-    expect_close(errors[1][1], absolutes, 1e-13);
-    ck_assert(errors[0][0] == 7 && errors[0][1] == 7);
-    CALL(bias_grad, vector(bias_gradient, D), {0}, matrix(dx, R, D), {0});
-    expect_close(dot(dx, direction, R * D) + dot(bias_gradient, direction + R * D, D), slope(loss_of, x, direction, R * D + D),
-                 1e-8);
+    struct ps_step_state state = {.cursor = 8, .loss_sum = 2, .unobserved = 1};
+    CALL(forecast, matrix(y, R, width), matrix(x, R, width), vector(x + R * width, width), vector(mean, R), vector(deviation, R),
+         Q);
+    CALL(forecast_loss, matrix(dx, R, width), matrix(x, R, width), vector(x + R * width, width), vector(mean, R),
+         vector(deviation, R), matrix(targets, R, D), &state, 2, 0, loss);
+    CALL(forecast_error, matrix(errors[0], 2, PS_ERRORS), matrix(x, R, width), vector(x + R * width, width), vector(mean, R),
+         vector(deviation, R), matrix(targets, R, D), &state, 8, loss);
+    double sums[PS_ERRORS] = {0}, trained = 0;
+    for (int i = 0; i < R * D; i++) {
+        const int r = i / D, t = i % D;
+        double sum = 0, ordered = 0;
+        for (int q = 0; q < Q; q++) {
+            const int at = r * width + q * D + t;
+            const double forecast = (x[at] + x[R * width + q * D + t]) * deviation[r] + mean[r];
+            int below = 0; /* the forecast's place in order */
+            for (int p = 0; p < Q; p++) {
+                below += (x[r * width + p * D + t] + x[R * width + p * D + t]) * deviation[r] + mean[r] < forecast;
+            }
+            expect_close(y[r * width + below * D + t], forecast, 1e-14);
+            ck_assert(!isnan(targets[i]) || dx[at] == 0);
+            sum += loss_by_hand(forecast - targets[i], q) / Q;
+            ordered += loss_by_hand(y[at] - targets[i], q) / Q;
+        }
+        if (isnan(targets[i])) {
+            continue;
+        }
+        const double e = y[r * width + point * D + t] - targets[i];
+        trained += sum;
+        sums[PS_ERROR_SQUARES] += e * e;
+        sums[PS_ERROR_ABSOLUTES] += fabs(e);
+        sums[PS_ERROR_OBSERVED] += 1;
+        sums[PS_ERROR_LOSS] += ordered;
+        sums[PS_ERROR_WITHIN] += Q > 1 && y[r * width + t] <= targets[i] && targets[i] <= y[r * width + (Q - 1) * D + t];
+    }
+    const int holes = loss.missing ? (R * D + 2) / 3 : 0;
+    expect_close(state.loss_sum, 2 + 2 * trained / (R * D), 1e-13);
+    ck_assert(state.unobserved == 1 + (uint64_t)holes && state.lost == 0);
+    for (int j = 0; j < PS_ERRORS; j++) {
+        expect_close(errors[1][j], sums[j], 1e-13);
+        ck_assert(errors[0][j] == 7);
+    }
+    CALL(bias_grad, vector(bias_gradient, width), {0}, matrix(dx, R, width), {0});
+    const double along = dot(dx, direction, R * width) + dot(bias_gradient, direction + R * width, width);
+    expect_close(along * (R * D - holes) / (R * D), slope(loss_of, x, direction, R * width + width), 1e-8);
+}
+END_TEST
+
+/* Where nothing is observed nothing is left; where a NaN is a mistake it shows. */
+START_TEST(test_unobserved)
+{
+    double x[R * D + D], dx[R * D], errors[1][PS_ERRORS];
+    fill_normal(x, R * D + D, 10);
+    fill_normal(mean, R, 12);
+    fill_normal(deviation, R, 13);
+    for (int i = 0; i < R * D; i++) {
+        targets[i] = NAN;
+    }
+    for (int missing = 1; missing >= 0; missing--) {
+        struct ps_step_state state = {.loss_sum = 2};
+        loss = (struct ps_loss){.missing = missing};
+        CALL(forecast_loss, matrix(dx, R, D), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R),
+             matrix(targets, R, D), &state, 3, 0, loss);
+        CALL(forecast_error, matrix(errors[0], 1, PS_ERRORS), matrix(x, R, D), vector(x + R * D, D), vector(mean, R),
+             vector(deviation, R), matrix(targets, R, D), &state, 8, loss);
+        ck_assert(state.loss_sum == 2 && state.unobserved == (missing ? R * D : 0) && state.lost == (missing ? 0 : 3));
+        for (int i = 0; i < R * D; i++) {
+            ck_assert(missing ? dx[i] == 0 : isnan(dx[i]));
+        }
+        for (int j = 0; j < PS_ERRORS && missing; j++) {
+            ck_assert(errors[0][j] == 0);
+        }
+        ck_assert(missing || isnan(errors[0][PS_ERROR_SQUARES]));
+    }
 }
 END_TEST
 
@@ -702,7 +788,8 @@ int main(void)
     tcase_add_test(definitions, test_unary_definition);
     tcase_add_test(definitions, test_softmax_definition);
     tcase_add_test(definitions, test_softmax_far);
-    tcase_add_test(definitions, test_forecast_definition);
+    tcase_add_loop_test(definitions, test_forecast_definition, 0, 8);
+    tcase_add_test(definitions, test_unobserved);
     tcase_add_test(definitions, test_gemm_definition);
     tcase_add_test(definitions, test_heads_definition);
     tcase_add_test(definitions, test_gather_definition);

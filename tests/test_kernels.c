@@ -39,6 +39,7 @@ static const struct {
                {PS_OP_channel_affine, 0, 1},
                {PS_OP_channel_affine_backward, 0, 3},
                {PS_OP_bias_grad, 1, 2},
+               {PS_OP_forecast, 0, 1},
                {PS_OP_add, 0, 1},
                {PS_OP_add, 0, 2},
                {PS_OP_affine, 0, 1},
@@ -99,7 +100,7 @@ static enum ps_status compose_window_loss(const struct ps_kernels *k, const stru
     enum ps_status status = k->gather_targets(k, &(struct ps_gather_targets){t, a->targets, a->indices, a->state, a->batch});
     if (status == PS_OK) {
         status = k->forecast_loss(
-            k, &(struct ps_forecast_loss){a->dx, a->x, a->bias, a->mean, a->std, t, &state, a->batch, a->gradient_scale});
+            k, &(struct ps_forecast_loss){a->dx, a->x, a->bias, a->mean, a->std, t, &state, a->batch, a->gradient_scale, {0}});
     }
     memset(partials, 0, (size_t)ps_tensor_count(&a->partials) * sizeof *partials);
     for (int64_t s = 0; s < sequences; s++) {

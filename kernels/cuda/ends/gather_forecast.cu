@@ -8,7 +8,10 @@
  *
  * gather_patches: patches, mean, std =. Bytes: 4 S L + 4 R P. Flops: 6 R P.   gather_targets: y =. Bytes: 8 S H.
  * forecast: y =. Bytes: 8 S H. Flops: 3 S H.   forecast_loss: dx =, loss_sum +=. Bytes: 12 S H. Flops: 8 S H.
- * forecast_error: one slot of errors =. Bytes: 8 S H. Flops: 8 S H. In bf16 patches and dx are half as long. */
+ * forecast_error: one slot of errors =. Bytes: 8 S H. Flops: 8 S H. In bf16 patches and dx are half as long.
+ * A loss that is not plain has passes of its own: forecast_loss reads the targets once more before it, to count those observed.
+ * With Q quantiles bytes are 4 S H + 8 S Q H, and flops 8 S Q H; putting Q forecasts in order takes Q^2/4 comparisons at most,
+ * in registers or, of many, in the cache. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
@@ -253,6 +256,235 @@ static __global__ void __launch_bounds__(block)
     }
 }
 
+/* ---- other losses than MSE of targets that are all there ---- */
+
+/* ps_loss as kernels read it. */
+struct loss {
+    enum ps_loss_kind kind;
+    int missing, quantiles, point;
+    float delta, quantile[PS_MOST_QUANTILES];
+};
+
+static struct loss loss_make(const struct ps_loss *l)
+{
+    struct loss made = {l->kind, l->missing, (int)ps_loss_outputs(l), ps_loss_point(l), (float)l->delta, {}};
+    for (int q = 0; q < PS_MOST_QUANTILES; q++) {
+        made.quantile[q] = (float)l->quantile[q];
+    }
+    return made;
+}
+
+static enum ps_status check_quantiles(const char *op, int64_t quantiles, int64_t width)
+{
+    return quantiles >= 1 && quantiles <= PS_MOST_QUANTILES && width % quantiles == 0
+               ? PS_OK
+               : ps_fail(PS_UNSUPPORTED, "%s (cuda): rows of %lld are not %lld quantiles, of which there are 1 to %d", op,
+                         (long long)width, (long long)quantiles, PS_MOST_QUANTILES);
+}
+
+/* Sequence and step of target i of [S, H], H = h.horizon / quantiles; then its forecasts are those of columns t, t + H, .. */
+struct place {
+    int64_t s;
+    int t, steps;
+};
+
+static __device__ __forceinline__ struct place place_of(const struct head &h, int quantiles, int64_t i)
+{
+    const int steps = (int)h.horizon / quantiles;
+    const int64_t s = i / steps;
+    return {s, (int)(i - s * steps), steps};
+}
+
+static __device__ __forceinline__ float quantile_at(const struct head &h, const struct place &p, int q, float *std)
+{
+    return forecast_of(h, p.s * h.horizon + (int64_t)q * p.steps + p.t, std);
+}
+
+/* Insertion: few, and mostly in order. */
+static __device__ __forceinline__ void put_in_order(float *y, int n)
+{
+    for (int i = 1; i < n; i++) {
+        for (int j = i; j > 0 && y[j] < y[j - 1]; j--) {
+            const float swapped = y[j];
+            y[j] = y[j - 1];
+            y[j - 1] = swapped;
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(block) write_quantiles(float *y, const struct head h, int quantiles)
+{
+    ps_grid_begin();
+    const int64_t i = (int64_t)blockIdx.x * block + threadIdx.x;
+    if (i < h.count / quantiles) {
+        const struct place p = place_of(h, quantiles, i);
+        float at[PS_MOST_QUANTILES], std;
+        for (int q = 0; q < quantiles; q++) {
+            at[q] = quantile_at(h, p, q, &std);
+        }
+        put_in_order(at, quantiles);
+        for (int q = 0; q < quantiles; q++) {
+            y[p.s * h.horizon + (int64_t)q * p.steps + p.t] = at[q];
+        }
+    }
+}
+
+static __device__ __forceinline__ float loss_of(const struct loss &l, int q, float e)
+{
+    const float size = fabsf(e);
+    switch (l.kind) {
+    case PS_LOSS_MAE:
+        return size;
+    case PS_LOSS_HUBER:
+        return size <= l.delta ? 0.5f * e * e : l.delta * (size - 0.5f * l.delta);
+    case PS_LOSS_QUANTILE:
+        return e < 0.0f ? -l.quantile[q] * e : (1.0f - l.quantile[q]) * e;
+    default:
+        return e * e;
+    }
+}
+
+/* Its slope; of MSE half of it. */
+static __device__ __forceinline__ float slope_of(const struct loss &l, int q, float e)
+{
+    switch (l.kind) {
+    case PS_LOSS_MAE:
+        return e > 0.0f ? 1.0f : e < 0.0f ? -1.0f : e;
+    case PS_LOSS_HUBER:
+        return e > l.delta ? l.delta : e < -l.delta ? -l.delta : e;
+    case PS_LOSS_QUANTILE:
+        return e > 0.0f ? 1.0f - l.quantile[q] : e < 0.0f ? -l.quantile[q] : e;
+    default:
+        return e;
+    }
+}
+
+/* counts [gridDim.x]: targets that are observed, exact whatever the order of their sum. */
+static __global__ void __launch_bounds__(block)
+    count_observed(double *__restrict__ counts, const float *__restrict__ targets, int64_t count)
+{
+    ps_grid_begin();
+    __shared__ double shared[block / 32];
+    int64_t observed = 0;
+    for (int64_t i = (int64_t)blockIdx.x * block + threadIdx.x; i < count; i += (int64_t)gridDim.x * block) {
+        observed += !isnan(targets[i]);
+    }
+    const double sum = ps_block_sum<block>((double)observed, shared);
+    if (threadIdx.x == 0) {
+        counts[blockIdx.x] = sum;
+    }
+}
+
+/* Targets that are observed: all, or the sum of counts [gridDim.x]. */
+static __device__ __forceinline__ double observed_of(const double *counts, int blocks, int64_t all, const struct loss &l,
+                                                     double *shared)
+{
+    return l.missing ? ps_sum_partials<block>(counts, blocks, 1, shared) : (double)all;
+}
+
+/* partials [gridDim.x]; factor = gradient_scale / Q, of MSE twice that. */
+template <typename T>
+static __global__ void __launch_bounds__(block)
+    any_loss_partials(double *__restrict__ partials, T *dx, const float *__restrict__ targets, const double *__restrict__ counts,
+                      const struct head h, const struct loss l, double factor)
+{
+    ps_grid_begin();
+    __shared__ double shared[block / 32];
+    const int64_t all = h.count / l.quantiles;
+    const float scale = (float)(factor / observed_of(counts, (int)gridDim.x, all, l, shared));
+    double sum = 0.0;
+    for (int64_t i = (int64_t)blockIdx.x * block + threadIdx.x; i < all; i += (int64_t)gridDim.x * block) {
+        const struct place p = place_of(h, l.quantiles, i);
+        const float target = targets[i];
+        const bool left_out = l.missing && isnan(target);
+        for (int q = 0; q < l.quantiles; q++) {
+            float std;
+            const float error = quantile_at(h, p, q, &std) - target;
+            ps_put(dx + p.s * h.horizon + (int64_t)q * p.steps + p.t, left_out ? 0.0f : scale * std * slope_of(l, q, error));
+            sum += left_out ? 0.0 : (double)loss_of(l, q, error);
+        }
+    }
+    sum = ps_block_sum<block>(sum, shared);
+    if (threadIdx.x == 0) {
+        partials[blockIdx.x] = sum;
+    }
+}
+
+/* scale = B / (S Q H). */
+static __global__ void __launch_bounds__(block)
+    finish_any_loss(struct ps_step_state *state, const double *__restrict__ partials, const double *__restrict__ counts, int count,
+                    double scale, int64_t all, int64_t batch, const struct loss l)
+{
+    ps_grid_begin();
+    __shared__ double shared[block / 32];
+    const double sum = ps_sum_partials<block>(partials, count, 1, shared);
+    const double observed = observed_of(counts, count, all, l, shared);
+    if (threadIdx.x == 0) {
+        if (isfinite(scale * sum)) {
+            state->loss_sum += scale * sum;
+            state->unobserved += (uint64_t)(all - (int64_t)observed);
+        } else if (state->nonfinite == 0) {
+            state->lost += (uint64_t)batch;
+        }
+    }
+}
+
+/* partials [gridDim.x, PS_ERRORS]. */
+static __global__ void __launch_bounds__(block)
+    any_error_partials(double *__restrict__ partials, const float *__restrict__ targets, const struct head h, const struct loss l)
+{
+    ps_grid_begin();
+    __shared__ double shared[block / 32];
+    double sums[PS_ERRORS] = {0.0};
+    const int64_t all = h.count / l.quantiles;
+    for (int64_t i = (int64_t)blockIdx.x * block + threadIdx.x; i < all; i += (int64_t)gridDim.x * block) {
+        const float target = targets[i];
+        if (l.missing && isnan(target)) {
+            continue;
+        }
+        const struct place p = place_of(h, l.quantiles, i);
+        float y[PS_MOST_QUANTILES], std;
+        for (int q = 0; q < l.quantiles; q++) {
+            y[q] = quantile_at(h, p, q, &std);
+        }
+        put_in_order(y, l.quantiles);
+        double loss = 0.0;
+        for (int q = 0; q < l.quantiles; q++) {
+            loss += (double)loss_of(l, q, y[q] - target);
+        }
+        const double error = (double)(y[l.point] - target);
+        sums[PS_ERROR_SQUARES] += error * error;
+        sums[PS_ERROR_ABSOLUTES] += fabs(error);
+        sums[PS_ERROR_OBSERVED] += 1.0;
+        sums[PS_ERROR_LOSS] += loss / l.quantiles;
+        sums[PS_ERROR_WITHIN] += l.kind == PS_LOSS_QUANTILE && y[0] <= target && target <= y[l.quantiles - 1] ? 1.0 : 0.0;
+    }
+    for (int j = 0; j < PS_ERRORS; j++) {
+        const double sum = ps_block_sum<block>(sums[j], shared);
+        if (threadIdx.x == 0) {
+            partials[(int64_t)PS_ERRORS * blockIdx.x + j] = sum;
+        }
+    }
+}
+
+/* A slot that does not exist is not written, as in finish_error. */
+static __global__ void __launch_bounds__(block)
+    finish_any_error(double *__restrict__ errors, int64_t slots, int64_t slot_windows,
+                     const struct ps_step_state *__restrict__ state, const double *__restrict__ partials, int count)
+{
+    ps_grid_begin();
+    __shared__ double shared[block / 32];
+    const uint64_t slot = state->cursor / (uint64_t)slot_windows;
+    for (int j = 0; j < PS_ERRORS; j++) {
+        const double sum = ps_sum_partials<block>(partials + j, count, PS_ERRORS, shared);
+        if (threadIdx.x == 0 && slot < (uint64_t)slots) {
+            errors[PS_ERRORS * slot + j] = sum;
+        }
+    }
+}
+
+/* ---- MSE of targets that are all there ---- */
+
 /* partials [gridDim.x, 2]: squares, absolute values. */
 static __global__ void __launch_bounds__(block)
     error_partials(double *__restrict__ partials, const float *__restrict__ targets, const struct head h)
@@ -277,7 +509,7 @@ static __global__ void __launch_bounds__(block)
 /* A slot that does not exist is not written: the caller finds it as it left it. */
 static __global__ void __launch_bounds__(block)
     finish_error(double *__restrict__ errors, int64_t slots, int64_t slot_windows, const struct ps_step_state *__restrict__ state,
-                 const double *__restrict__ partials, int count)
+                 const double *__restrict__ partials, int count, double observed)
 {
     ps_grid_begin();
     __shared__ double shared[block / 32];
@@ -285,8 +517,12 @@ static __global__ void __launch_bounds__(block)
     const double absolutes = ps_sum_partials<block>(partials + 1, count, 2, shared);
     const uint64_t slot = state->cursor / (uint64_t)slot_windows;
     if (threadIdx.x == 0 && slot < (uint64_t)slots) {
-        errors[2 * slot] = squares;
-        errors[2 * slot + 1] = absolutes;
+        double *to = errors + PS_ERRORS * slot;
+        to[PS_ERROR_SQUARES] = squares;
+        to[PS_ERROR_ABSOLUTES] = absolutes;
+        to[PS_ERROR_OBSERVED] = observed;
+        to[PS_ERROR_LOSS] = squares;
+        to[PS_ERROR_WITHIN] = 0.0;
     }
 }
 
@@ -322,8 +558,39 @@ extern "C" enum ps_status ps_cuda_forecast(const struct ps_kernels *k, const str
     if (h.count == 0) {
         return PS_OK;
     }
-    ps_cuda_launch(ps_cuda(k), write_forecast, ps_cuda_blocks(h.count, block), block, 0, (float *)a->y.data, h);
+    const int64_t quantiles = a->quantiles > 0 ? a->quantiles : 1;
+    PS_TRY(check_quantiles("forecast", quantiles, h.horizon));
+    if (quantiles == 1) {
+        ps_cuda_launch(ps_cuda(k), write_forecast, ps_cuda_blocks(h.count, block), block, 0, (float *)a->y.data, h);
+    } else {
+        ps_cuda_launch(ps_cuda(k), write_quantiles, ps_cuda_blocks(h.count / quantiles, block), block, 0, (float *)a->y.data, h,
+                       (int)quantiles);
+    }
     PS_CUDA_LAUNCHED("forecast");
+}
+
+/* Losses that are not plain. */
+template <typename T>
+static enum ps_status any_loss(const struct ps_cuda_context *c, const struct ps_forecast_loss *a, const struct head &h)
+{
+    const char *op = "forecast_loss";
+    const struct loss l = loss_make(&a->loss);
+    const int64_t all = h.count / l.quantiles;
+    const unsigned blocks = partial_blocks(c, all);
+    PS_TRY(ps_cuda_workspace(c, op, 2 * blocks * sizeof(double)));
+    double *partials = (double *)c->workspace, *counts = partials + blocks;
+    const float *targets = (const float *)a->targets.data;
+    if (l.missing) {
+        ps_cuda_launch(c, count_observed, blocks, block, 0, counts, targets, all);
+        PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    }
+    const double factor = (l.kind == PS_LOSS_MSE ? 2.0 : 1.0) * ps_gradient_scale(a->gradient_scale) / l.quantiles;
+    ps_cuda_launch(c, any_loss_partials<T>, blocks, block, 0, partials, (T *)a->dx.data, targets, (const double *)counts, h, l,
+                   factor);
+    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    ps_cuda_launch(c, finish_any_loss, 1, block, 0, a->state, (const double *)partials, (const double *)counts, (int)blocks,
+                   (double)a->batch / (double)h.count, all, a->batch, l);
+    PS_CUDA_LAUNCHED(op);
 }
 
 template <typename T> static enum ps_status forecast_loss(const struct ps_kernels *k, const struct ps_forecast_loss *a)
@@ -332,10 +599,15 @@ template <typename T> static enum ps_status forecast_loss(const struct ps_kernel
     const struct ps_cuda_context *c = ps_cuda(k);
     struct head h;
     PS_TRY(head_make(op, &a->x, &a->bias, &a->mean, &a->std, &h));
+    const int64_t quantiles = ps_loss_outputs(&a->loss);
+    PS_TRY(check_quantiles(op, quantiles, h.horizon));
     PS_TRY(ps_cuda_expect(op, "dx", &a->dx, ps_type_of<T>, h.count));
-    PS_TRY(ps_cuda_expect(op, "targets", &a->targets, PS_F32, h.count));
+    PS_TRY(ps_cuda_expect(op, "targets", &a->targets, PS_F32, h.count / quantiles));
     if (h.count == 0) {
         return PS_OK;
+    }
+    if (!ps_loss_is_plain(&a->loss)) {
+        return any_loss<T>(c, a, h);
     }
     const unsigned blocks = partial_blocks(c, h.count);
     PS_TRY(ps_cuda_workspace(c, op, blocks * sizeof(double)));
@@ -352,24 +624,43 @@ extern "C" enum ps_status ps_cuda_forecast_loss(const struct ps_kernels *k, cons
     return PS_BY_ANY_REAL(k, forecast_loss, k, a);
 }
 
+/* Of losses that are not plain. */
+static enum ps_status any_error(const struct ps_cuda_context *c, const struct ps_forecast_error *a, const struct head &h)
+{
+    const char *op = "forecast_error";
+    const struct loss l = loss_make(&a->loss);
+    const unsigned blocks = partial_blocks(c, h.count / l.quantiles);
+    PS_TRY(ps_cuda_workspace(c, op, PS_ERRORS * blocks * sizeof(double)));
+    ps_cuda_launch(c, any_error_partials, blocks, block, 0, (double *)c->workspace, (const float *)a->targets.data, h, l);
+    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    ps_cuda_launch(c, finish_any_error, 1, block, 0, (double *)a->errors.data, ps_tensor_count(&a->errors) / PS_ERRORS,
+                   a->slot_windows, a->state, (const double *)c->workspace, (int)blocks);
+    PS_CUDA_LAUNCHED(op);
+}
+
 extern "C" enum ps_status ps_cuda_forecast_error(const struct ps_kernels *k, const struct ps_forecast_error *a)
 {
     const char *op = "forecast_error";
     const struct ps_cuda_context *c = ps_cuda(k);
     struct head h;
     PS_TRY(head_make(op, &a->x, &a->bias, &a->mean, &a->std, &h));
-    PS_TRY(ps_cuda_expect(op, "targets", &a->targets, PS_F32, h.count));
+    const int64_t quantiles = ps_loss_outputs(&a->loss);
+    PS_TRY(check_quantiles(op, quantiles, h.horizon));
+    PS_TRY(ps_cuda_expect(op, "targets", &a->targets, PS_F32, h.count / quantiles));
     const int64_t errors = ps_tensor_count(&a->errors);
     PS_TRY(ps_cuda_expect(op, "errors", &a->errors, PS_F64, errors));
-    if (a->slot_windows < 1 || ps_cuda_width(&a->errors) != 2) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): slots of %lld errors and of %lld windows do not fit, 2 and at least 1 do", op,
-                       (long long)ps_cuda_width(&a->errors), (long long)a->slot_windows);
+    if (a->slot_windows < 1 || ps_cuda_width(&a->errors) != PS_ERRORS) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): slots of %lld errors and of %lld windows do not fit, %d and at least 1 do", op,
+                       (long long)ps_cuda_width(&a->errors), (long long)a->slot_windows, (int)PS_ERRORS);
+    }
+    if (!ps_loss_is_plain(&a->loss)) {
+        return any_error(c, a, h);
     }
     const unsigned blocks = partial_blocks(c, h.count);
     PS_TRY(ps_cuda_workspace(c, op, 2 * blocks * sizeof(double)));
     ps_cuda_launch(c, error_partials, blocks, block, 0, (double *)c->workspace, (const float *)a->targets.data, h);
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-    ps_cuda_launch(c, finish_error, 1, block, 0, (double *)a->errors.data, errors / 2, a->slot_windows, a->state,
-                   (const double *)c->workspace, (int)blocks);
+    ps_cuda_launch(c, finish_error, 1, block, 0, (double *)a->errors.data, errors / PS_ERRORS, a->slot_windows, a->state,
+                   (const double *)c->workspace, (int)blocks, (double)h.count);
     PS_CUDA_LAUNCHED(op);
 }
