@@ -9,10 +9,9 @@
  * (S 2,688, K 5,376, H 96): 6 slices of 896 rows for each of 21 tiles; 58 MB, 14 us at 4.2 TB/s. It takes 33 us alone: 8 for z, 7
  * in the two meetings, 11 for dz; in the step 8 less than the three kernels. Where the blocks are more than the multiprocessors the
  * library's products are faster (electricity: 45 us of 7,250). */
-#include <cudaTypedefs.h>
-
 #include "kernels/cuda/ends/head.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
@@ -46,15 +45,6 @@ template <typename T> struct arguments {
     struct meeting *meetings; /* [tiles] */
     int k, slices, chunks /* of a slice */;
 };
-
-/* A box of a tensor of two dimensions. */
-static __device__ __forceinline__ void box_copy(uint32_t to, const CUtensorMap *map, int x, int y, uint32_t barrier)
-{
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-        "l"(map), "r"(x), "r"(y), "r"(barrier)
-        : "memory");
-}
 
 /* As ps_wgmma_operand, in panels of 64-byte rows, units exchanged by half the row's number modulo 4. */
 static __device__ __forceinline__ uint64_t narrow_operand(uint32_t place, int further)
@@ -135,7 +125,7 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
     /* One thread: for a chunk of z. */
     const auto ask = [&](int chunk, int slot) {
         ps_mbarrier_expect(full + 8 * slot, STAGE_BYTES);
-        box_copy(stages_address + slot * STAGE_BYTES, &e.z, k0 + chunk * CHUNK, tile * ROWS, full + 8 * slot);
+        ps_tensor_copy2(stages_address + slot * STAGE_BYTES, &e.z, k0 + chunk * CHUNK, tile * ROWS, full + 8 * slot);
     };
     if (threadIdx.x == 0) {
         for (int i = 0; i <= STAGES; i++) {
@@ -144,8 +134,8 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
         ps_mbarrier_publish();
         ps_mbarrier_expect(ready, e.chunks * (LOW_BYTES + HIGH_BYTES));
         for (int i = 0; i < e.chunks; i++) { /* AdamW wrote it */
-            box_copy(low_address + i * LOW_BYTES, &e.low, 0, k0 + i * CHUNK, ready);
-            box_copy(high_address + i * HIGH_BYTES, &e.high, 64, k0 + i * CHUNK, ready);
+            ps_tensor_copy2(low_address + i * LOW_BYTES, &e.low, 0, k0 + i * CHUNK, ready);
+            ps_tensor_copy2(high_address + i * HIGH_BYTES, &e.high, 64, k0 + i * CHUNK, ready);
         }
     }
     ps_grid_begin();
@@ -324,24 +314,6 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
     }
 }
 
-/* Of a tensor of 16 bits [rows, columns]: boxes of `tall` rows and `wide` columns, in panels of so many columns. */
-static enum ps_status map_of(CUtensorMap *map, const void *tensor, int64_t rows, int64_t columns, int tall, int wide)
-{
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult found;
-    PS_TRY(ps_cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-                         "cuTensorMapEncodeTiled"));
-    const cuuint64_t sizes[] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[] = {(cuuint64_t)(2 * columns)};
-    const cuuint32_t box[] = {(cuuint32_t)wide, (cuuint32_t)tall}, every[] = {1, 1};
-    if (!function || ((PFN_cuTensorMapEncodeTiled_v12000)function)(
-                         map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, (void *)tensor, sizes, strides, box, every,
-                         CU_TENSOR_MAP_INTERLEAVE_NONE, wide == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                         CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
-        return ps_fail(PS_DEVICE, "cuda: head_step: no tensor map of [%lld, %lld]", (long long)rows, (long long)columns);
-    }
-    return PS_OK;
-}
-
 template <typename T>
 enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_loss<T> *loss, T *dz,
                                   const T *z, const T *weight, int k)
@@ -368,9 +340,9 @@ enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *o
     if (loss->sequences == 0) {
         return PS_OK;
     }
-    PS_TRY(map_of(&e.z, z, loss->sequences, k, ROWS, CHUNK));
-    PS_TRY(map_of(&e.low, weight, k, loss->horizon, CHUNK, 64));
-    PS_TRY(map_of(&e.high, weight, k, loss->horizon, CHUNK, 32));
+    PS_TRY(ps_tensor_map_2d(&e.z, z, loss->sequences, k, 2 * k, ROWS, CHUNK));
+    PS_TRY(ps_tensor_map_2d(&e.low, weight, k, loss->horizon, 2 * loss->horizon, CHUNK, 64));
+    PS_TRY(ps_tensor_map_2d(&e.high, weight, k, loss->horizon, 2 * loss->horizon, CHUNK, 32));
     const size_t bytes = (size_t)(e.chunks * (LOW_BYTES + HIGH_BYTES) + rest);
     PS_TRY(ps_cuda_workspace(c, op, (size_t)blocks * ROWS * COLUMNS * sizeof(float)));
     e.parts = (float *)c->workspace;

@@ -58,6 +58,15 @@ static __device__ __forceinline__ bool ps_mbarrier_ended(uint32_t barrier, uint3
     return done;
 }
 
+/* A box of a two-dimensional tensor, as its map says (PTX ISA, cp.async.bulk.tensor), to shared memory. */
+static __device__ __forceinline__ void ps_tensor_copy2(uint32_t to, const CUtensorMap *map, int column, int row, uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+        "l"(map), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
+}
+
 /* A box of a four-dimensional tensor, as its map says (PTX ISA, cp.async.bulk.tensor), to shared memory. */
 static __device__ __forceinline__ void ps_tensor_copy4(uint32_t to, const CUtensorMap *map, int i0, int i1, int i2, int i3,
                                                        uint32_t barrier)

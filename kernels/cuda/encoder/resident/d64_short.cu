@@ -28,8 +28,7 @@
 #include "kernels/cuda/encoder/resident/d64_backward.cuh"
 #include "kernels/cuda/encoder/resident/d64_forward.cuh"
 #include "kernels/cuda/encoder/resident/d64_weights.cuh"
-
-#include <cudaTypedefs.h>
+#include "kernels/cuda/tensor_map.cuh"
 
 namespace ps_resident
 {
@@ -110,14 +109,8 @@ size_t ps_encoder_d64_workspace(const struct ps_encoder_request *e, int64_t unit
 template <class T>
 static enum ps_status panel_map(CUtensorMap *map, const encoder<T> &x, int64_t at, int ld, int columns, int panels, int apart)
 {
-    static PFN_cuTensorMapEncodeTiled_v12000 encode = NULL;
-    if (!encode) {
-        void *found = NULL;
-        cudaDriverEntryPointQueryResult result;
-        PS_TRY(ps_cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
-                             "cuTensorMapEncodeTiled"));
-        encode = (PFN_cuTensorMapEncodeTiled_v12000)found;
-    }
+    PFN_cuTensorMapEncodeTiled_v12000 encode;
+    PS_TRY(ps_tensor_map_encoder(&encode));
     const cuuint64_t size[4] = {(cuuint64_t)columns, 64, (cuuint64_t)panels, (cuuint64_t)x.layers};
     const cuuint64_t stride[3] = {(cuuint64_t)ld * 2, (cuuint64_t)apart * 2, (cuuint64_t)x.at.matrix_stride * 2};
     const cuuint32_t box[4] = {(cuuint32_t)columns, 64, (cuuint32_t)panels, 1}, one[4] = {1, 1, 1, 1};

@@ -46,6 +46,7 @@
 #include "kernels/cuda/encoder/streamed/real16_backward.cuh"
 #include "kernels/cuda/encoder/streamed/real16_forward.cuh"
 #include "kernels/cuda/encoder/streamed/real16_weights.cuh"
+#include "kernels/cuda/tensor_map.cuh"
 
 namespace PS_REAL16_SPACE
 {
@@ -101,17 +102,13 @@ static enum ps_status supported(const struct layer *l)
 /* A weight [rows, parts * columns] for the copy engine: boxes of 64 rows and 64 columns of a part, zero outside, as panels. */
 static enum ps_status weight_map(CUtensorMap *map, const void *weight, int64_t rows, int64_t parts, int64_t columns)
 {
-    void *function = NULL;
-    cudaDriverEntryPointQueryResult found;
-    PS_TRY(ps_cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-                         "cuTensorMapEncodeTiled"));
+    PFN_cuTensorMapEncodeTiled_v12000 encode;
+    PS_TRY(ps_tensor_map_encoder(&encode));
     const cuuint64_t sizes[] = {(cuuint64_t)columns, (cuuint64_t)parts, (cuuint64_t)rows};
     const cuuint64_t strides[] = {(cuuint64_t)(2 * columns), (cuuint64_t)(2 * columns * parts)}; /* bytes, of all but the first */
     const cuuint32_t box[] = {64, 1, 64}, every[] = {1, 1, 1};
-    if (!function || ((PFN_cuTensorMapEncodeTiled_v12000)function)(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, (void *)weight, sizes,
-                                                                   strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                                                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                                                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+    if (encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, (void *)weight, sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
         return ps_fail(PS_DEVICE, "cuda: encoder layer: no tensor map of a weight [%lld, %lld]", (long long)rows,
                        (long long)(parts * columns));
     }
