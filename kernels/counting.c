@@ -91,6 +91,8 @@ static int in_place(enum ps_op op, const void *arguments, int i)
         return i == 2 || i == 3;
     case PS_OP_bias_residual_statistics:
         return i == 3 || i == 4;
+    case PS_OP_gemm_finish:
+        return i == 3 || i == 4 || i == 7 || i == 8;
     case PS_OP_adamw:
         return i < 4;
     case PS_OP_encoder_backward:
@@ -137,6 +139,10 @@ double ps_op_flops(enum ps_op op, const void *arguments)
     }
     if (op == PS_OP_gemm_bias) {
         const struct ps_gemm_bias *gemm = arguments;
+        return 2 * (double)ps_tensor_count(&gemm->c) * (double)gemm->a.size[1];
+    }
+    if (op == PS_OP_gemm_finish) {
+        const struct ps_gemm_finish *gemm = arguments;
         return 2 * (double)ps_tensor_count(&gemm->c) * (double)gemm->a.size[1];
     }
     if (op == PS_OP_gemm_gradient) {

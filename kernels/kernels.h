@@ -59,7 +59,7 @@ enum ps_kind {
     X(layernorm_backward, PS_KIND_SUB, 9, 14)       \
     X(activation_backward, PS_KIND_SUB, 4, 18)      \
     X(softmax_backward, PS_KIND_SUB, 4, 4)          \
-    X(batchnorm_backward, PS_KIND_SUB, 10, 10)      \
+    X(batchnorm_backward, PS_KIND_SUB, 12, 10)      \
     X(bias_grad, PS_KIND_SUB, 3, 2)                 \
     X(add, PS_KIND_SUB, 3, 1)                       \
     X(affine, PS_KIND_ELEMENTARY, 2, 2)             \
@@ -86,6 +86,7 @@ enum ps_kind {
     X(bias_residual_statistics, PS_KIND_SUB, 8, 7)  \
     X(gemm_bias, PS_KIND_GEMM, 5, 0)                \
     X(gemm_gradient, PS_KIND_GEMM, 4, 0)            \
+    X(gemm_finish, PS_KIND_GEMM, 14, 0)             \
     X(embed_forward, PS_KIND_FUSED, 9, 0)           \
     X(embed_backward, PS_KIND_FUSED, 5, 0)          \
     X(head_step, PS_KIND_FUSED, 10, 0)              \
@@ -233,9 +234,12 @@ struct ps_layernorm_backward {
 /* Of a batch's statistics, with g = dy, + more where there is one, rstd = 1/sqrt(var + epsilon) and xhat = (x - mean) rstd:
  * dx = gamma rstd (g - mean_R(g) - xhat mean_R(g xhat)), + addend where there is one; dgamma += sum_R g xhat; dbeta += sum_R g.
  * dx, dy, more, x, addend [R, d]; dgamma, dbeta, gamma [d] (type parameter); mean, var [d] (type statistics). dx may be dy, or
- * addend; never both of more and addend. */
+ * addend; never both of more and addend. With `means` [2, d] (type statistics), mean_R(g) and mean_R(g xhat) of whoever wrote dy
+ * (gemm_finish), there is no more, and dgamma and dbeta, which have their share already, stay. masked [R, d], where it is there: =
+ * drop'(dx) as it is stored. */
 struct ps_batchnorm_backward {
-    struct ps_tensor dx, dgamma, dbeta, dy, more, x, mean, var, gamma, addend;
+    struct ps_tensor dx, dgamma, dbeta, masked, dy, more, x, mean, var, gamma, addend, means;
+    struct ps_dropout dropout; /* of masked */
     double epsilon;
 };
 
@@ -484,6 +488,26 @@ struct ps_bias_residual_statistics {
  * contiguous. */
 struct ps_gemm_gradient {
     struct ps_tensor dw, db, x, dy;
+};
+
+/* How gemm_finish ends, t = a b:
+ * SUM: c = t, + addend where there is one. With `means`, where c is the gradient of a batch's norm: what batchnorm_backward would
+ *   sum of g = c as it is stored, with this x, mean and var: means [2, d] = mean_R(g), mean_R(g xhat); dgamma, dbeta +=.
+ * RESIDUAL: c = addend + drop(t + bias). With `mean`, batchnorm_statistics of c as it is stored: mean, var =, the running ones.
+ * ACTIVATION: kept = t, c = drop(activation(t + bias)).
+ * SLOPE: c = activation'(kept + bias) drop'(t), of what ACTIVATION kept. */
+enum ps_finish { PS_FINISH_SUM, PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE };
+
+/* A product and what follows it, in one. a [m, k], b [k, n], strides of which one is 1: CUDA takes b's last of RESIDUAL and
+ * ACTIVATION, its first of the others. c, kept, addend, x [m, n], contiguous; bias [n], dgamma, dbeta [n] (type parameter); mean,
+ * var, running_mean, running_var [n], means [2, n] (type statistics). c may be addend. No swiglu. What is not served is
+ * PS_UNSUPPORTED: operations that follow one another do the same. */
+struct ps_gemm_finish {
+    struct ps_tensor c, kept, means, dgamma, dbeta, mean, var, running_mean, running_var, a, b, bias, addend, x;
+    enum ps_finish finish;
+    enum ps_activation activation;
+    struct ps_dropout dropout;
+    double momentum, epsilon;
 };
 
 /* mixed = softmax(scale q k') v for each sequence and head, the scores never in memory; logsum = log of each row's sum of exp(scale

@@ -51,6 +51,7 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(head_partials, PS_LEVEL_ALL, groups *(H + 1), PS_F64) /* of the loss and b_h's gradient [rows, H + 1] */                 \
     X(gradient, PS_LEVEL_ALL, R *d, real)                   /* dy on the way down, du after a layer [R, d] */                  \
     X(masked, PS_LEVEL_BOTH, R *d, real)                    /* drop'(dy) [R, d] */                                             \
+    X(norm_means, PS_LEVEL_GEMM, 2 * d, statistics)         /* of a BatchNorm's backward: of g and of g xhat [2, d] */         \
     X(branch, PS_LEVEL_BOTH, R *d, real)                    /* gradient inside a layer's branch [R, d] */                      \
     X(rows, PS_LEVEL_BOTH, 3 * R * d * slots,                                                                                  \
       real)                              /* q, k, v by row; their gradients [R, 3d], of residual attention by tiles a layer */ \

@@ -7,6 +7,21 @@
 #define PS_NORM_EPSILON 1e-5 /* of every norm */
 #define PS_BATCHNORM_MOMENTUM 0.1
 
+/* What the kernel that wrote the stream's gradient has left besides, of the backward so far. */
+struct ps_gradient_notes {
+    int means;  /* of the norm that is next on the way down, in shared->norm_means */
+    int masked; /* the gradient, dropped out as the branch that is next wants it, in shared->masked */
+};
+
+/* One of a layer's two norms. */
+struct ps_layer_norm {
+    struct ps_tensor gamma, beta, d_gamma, d_beta; /* [d]; RMSNorm has no beta */
+    struct ps_tensor mean, spread;                 /* as the cache's */
+    struct ps_tensor running_mean, running_var;    /* BatchNorm's [d] */
+    struct ps_tensor x;                            /* what it reads [R, d] */
+    void *xhat;                                    /* level none's */
+};
+
 struct ps_layer {
     const struct ps_kernels *k;
     int64_t S, N, R, d, h, e, f, inner; /* as in docs/design.md section 3; columns of W_1: f, of swiglu 2f */
@@ -27,27 +42,25 @@ struct ps_layer {
     enum ps_activation activation;
     int residual_attention;
     int merge_qkv, epilogue, tiled_attention;
-};
-
-/* One of a layer's two norms. */
-struct ps_layer_norm {
-    struct ps_tensor gamma, beta, d_gamma, d_beta; /* [d]; RMSNorm has no beta */
-    struct ps_tensor mean, spread;                 /* as the cache's */
-    struct ps_tensor running_mean, running_var;    /* BatchNorm's [d] */
-    void *xhat;                                    /* level none's */
+    /* Backward's. Of the layer below, which is absent of the first: post-norm's norm 2, and output_dropout. */
+    struct ps_gradient_notes *notes;
+    struct ps_layer_norm below_norm2;
+    struct ps_dropout below_dropout;
 };
 
 enum ps_norm_number { PS_NORM_1, PS_NORM_2 };
 struct ps_layer_norm ps_layer_norm_of(const struct ps_layer *layer, enum ps_norm_number number);
+struct ps_tensor ps_layer_norm_means(const struct ps_layer *layer); /* [2, d] */
 /* y = norm(x). known: BatchNorm's statistics of x are in the cache, of whoever wrote x. */
 enum ps_status ps_norm_forward(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor y, struct ps_tensor x,
                                int known);
-/* The backward of pre-norm's meeting of stream and branch: gradient += norm'(branch), x what the norm read. branch is scratch. */
+/* The backward of pre-norm's meeting of stream and branch: gradient += norm'(branch). branch is scratch. `next`: dropout of the
+ * branch below; its notes say whether the gradient was masked by it too. */
 enum ps_status ps_norm_join_pre(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor gradient,
-                                struct ps_tensor branch, struct ps_tensor x);
+                                struct ps_tensor branch, struct ps_dropout next);
 /* And of post-norm's: gradient = norm'(gradient + branch), branch absent: norm'(gradient). */
 enum ps_status ps_norm_join_post(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor gradient,
-                                 struct ps_tensor branch, struct ps_tensor x);
+                                 struct ps_tensor branch, struct ps_dropout next);
 
 /* Row-major descriptors of the layer's real buffers. */
 struct ps_tensor ps_layer_rows(const struct ps_layer *layer, void *buffer, int64_t columns); /* [R, columns] */

@@ -91,15 +91,46 @@ const char *ps_layer_attention_way(const struct ps_layer *l)
     return l->k->way ? l->k->way(l->k, PS_OP_attention, &attention) : NULL;
 }
 
-/* y = residual + drop(x weight + bias); an epilogue cannot drop out. With a BatchNorm, `next`, that reads y: its statistics too. */
+/* The product with what follows it in one, where kernels have that and serve it; else *done is 0 and nothing has been done. */
+static enum ps_status finish(const struct ps_layer *l, const struct ps_gemm_finish *whole, int *done)
+{
+    *done = 0;
+    const int activated = whole->finish == PS_FINISH_ACTIVATION || whole->finish == PS_FINISH_SLOPE;
+    if (!l->epilogue || !l->k->gemm_finish || (activated && whole->activation == PS_SWIGLU)) {
+        return PS_OK;
+    }
+    const enum ps_status status = l->k->gemm_finish(l->k, whole);
+    *done = status != PS_UNSUPPORTED;
+    return *done ? status : PS_OK;
+}
+
+/* y = residual + drop(x weight + bias). With a BatchNorm, `next`, that reads y: its statistics too. */
 static enum ps_status branch_end(const struct ps_layer *l, struct ps_tensor y, struct ps_tensor x, struct ps_tensor weight,
                                  struct ps_tensor bias, struct ps_tensor residual, struct ps_dropout dropout,
                                  const struct ps_layer_norm *next)
 {
     const struct ps_kernels *k = l->k;
     const int counted = next && l->norm == PS_NORM_BATCH && l->training;
+    struct ps_gemm_finish whole = {
+        .c = y, .a = x, .b = weight, .bias = bias, .addend = residual, .finish = PS_FINISH_RESIDUAL, .dropout = dropout};
+    if (counted) {
+        whole.mean = next->mean;
+        whole.var = next->spread;
+        whole.running_mean = next->running_mean;
+        whole.running_var = next->running_var;
+        whole.momentum = PS_BATCHNORM_MOMENTUM;
+    }
+    int done;
+    PS_TRY(finish(l, &whole, &done));
+    if (done) {
+        return PS_OK;
+    }
     if (l->epilogue && !dropout.threshold && !counted) {
-        return k->gemm_bias(k, &(struct ps_gemm_bias){.c = y, .a = x, .b = weight, .bias = bias, .addend = residual});
+        const enum ps_status status =
+            k->gemm_bias(k, &(struct ps_gemm_bias){.c = y, .a = x, .b = weight, .bias = bias, .addend = residual});
+        if (status != PS_UNSUPPORTED) {
+            return status;
+        }
     }
     PS_TRY(ps_product(k, y, x, weight, 1, 0));
     if (counted && k->bias_residual_statistics) {
@@ -132,18 +163,20 @@ static enum ps_status attention_branch(const struct ps_layer *l, struct ps_tenso
     const struct ps_kernels *k = l->k;
     const struct ps_tensor *w = l->weight, bias = w[PS_B_QKV];
     struct ps_tensor rows = ps_layer_rows(l, l->tiled_attention ? l->cache->heads : l->shared->rows, 3 * l->d);
-    int parts = l->merge_qkv ? 1 : 3;
+    int parts = l->merge_qkv ? 1 : 3, biased = l->epilogue;
     for (int p = 0; p < parts; p++) {
         int64_t columns = 3 * l->d / parts;
         struct ps_tensor part = ps_tensor_slice(rows, 1, p * columns, columns);
         struct ps_tensor weight = ps_tensor_slice(w[PS_W_QKV], 1, p * columns, columns);
-        PS_TRY(l->epilogue
-                   ? k->gemm_bias(k,
-                                  &(struct ps_gemm_bias){
-                                      .c = part, .a = a, .b = weight, .bias = ps_tensor_slice(bias, 0, p * columns, columns)})
-                   : ps_product(k, part, a, weight, 1, 0));
+        enum ps_status status = PS_UNSUPPORTED;
+        if (biased) {
+            status = k->gemm_bias(
+                k, &(struct ps_gemm_bias){.c = part, .a = a, .b = weight, .bias = ps_tensor_slice(bias, 0, p * columns, columns)});
+            biased = status != PS_UNSUPPORTED; /* the parts are alike */
+        }
+        PS_TRY(status == PS_UNSUPPORTED ? ps_product(k, part, a, weight, 1, 0) : status);
     }
-    if (!l->epilogue) {
+    if (!biased) {
         PS_TRY(k->bias_add(k, &(struct ps_bias_add){.y = rows, .bias = bias}));
     }
     PS_TRY(ps_layer_rope(l, rows, 0));
@@ -158,10 +191,23 @@ static enum ps_status feed_forward_branch(const struct ps_layer *l, struct ps_te
     const struct ps_kernels *k = l->k;
     const struct ps_tensor *w = l->weight;
     struct ps_tensor inner = ps_layer_rows(l, l->cache->hidden_in, l->inner), hidden = ps_layer_rows(l, l->cache->hidden, l->f);
-    PS_TRY(ps_product(k, inner, a, w[PS_W_1], 1, 0));
-    PS_TRY(k->bias_activation(
-        k, &(struct ps_bias_activation){
-               .y = hidden, .x = inner, .bias = w[PS_B_1], .dropout = l->hidden_dropout, .activation = l->activation}));
+    int done;
+    PS_TRY(finish(l,
+                  &(struct ps_gemm_finish){.c = hidden,
+                                           .kept = inner,
+                                           .a = a,
+                                           .b = w[PS_W_1],
+                                           .bias = w[PS_B_1],
+                                           .finish = PS_FINISH_ACTIVATION,
+                                           .activation = l->activation,
+                                           .dropout = l->hidden_dropout},
+                  &done));
+    if (!done) {
+        PS_TRY(ps_product(k, inner, a, w[PS_W_1], 1, 0));
+        PS_TRY(k->bias_activation(
+            k, &(struct ps_bias_activation){
+                   .y = hidden, .x = inner, .bias = w[PS_B_1], .dropout = l->hidden_dropout, .activation = l->activation}));
+    }
     return branch_end(l, y, hidden, w[PS_W_2], w[PS_B_2], residual, l->output_dropout, next);
 }
 
@@ -207,6 +253,10 @@ static enum ps_status branch_gradient(const struct ps_layer *l, struct ps_tensor
         return weight_gradient(l, dweight, dbias, x, dy);
     }
     *out = ps_layer_rows(l, l->shared->masked, l->d);
+    if (l->notes->masked) {
+        l->notes->masked = 0;
+        return weight_gradient(l, dweight, dbias, x, *out);
+    }
     PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = dbias, .masked = *out, .dy = dy, .dropout = dropout}));
     return ps_product(k, dweight, ps_transposed(x), *out, 1, 1);
 }
@@ -260,9 +310,43 @@ static enum ps_status tiled_backward(const struct ps_layer *l, struct ps_tensor 
                                                                           .accumulate = l->residual_attention && !l->last});
 }
 
-/* branch = the gradient of the feed-forward's input, from dy, that of its end. */
-static enum ps_status feed_forward_backward(const struct ps_layer *l, struct ps_tensor branch, struct ps_tensor dy,
-                                            struct ps_tensor a)
+/* A branch's last step down: *branch = dy weight'. Of post-norm the stream's gradient becomes the sum of both in the same product
+ * where that is served, and *branch is absent then. `norm`, where there is one: a BatchNorm whose backward reads the result; what
+ * it sums may be there then too, as notes tell. */
+static enum ps_status branch_input(const struct ps_layer *l, struct ps_tensor *branch, struct ps_tensor gradient,
+                                   struct ps_tensor dy, struct ps_tensor weight, const struct ps_layer_norm *norm)
+{
+    const int post = l->norm_place == PS_NORM_POST, counted = norm && l->norm == PS_NORM_BATCH;
+    struct ps_gemm_finish whole = {.c = *branch, .a = dy, .b = ps_transposed(weight), .finish = PS_FINISH_SUM};
+    if (post) {
+        whole.c = whole.addend = gradient;
+    }
+    if (counted) {
+        whole.means = ps_layer_norm_means(l);
+        whole.dgamma = norm->d_gamma;
+        whole.dbeta = norm->d_beta;
+        whole.mean = norm->mean;
+        whole.var = norm->spread;
+        whole.x = norm->x;
+        whole.epsilon = PS_NORM_EPSILON;
+    }
+    int done = 0;
+    if (post || counted) {
+        PS_TRY(finish(l, &whole, &done));
+    }
+    if (!done) {
+        return ps_product(l->k, *branch, dy, whole.b, 1, 0);
+    }
+    l->notes->means = counted;
+    if (post) {
+        branch->data = NULL;
+    }
+    return PS_OK;
+}
+
+/* *branch = the gradient of the feed-forward's input, from dy, that of its end, as branch_input gives it. */
+static enum ps_status feed_forward_backward(const struct ps_layer *l, struct ps_tensor *branch, struct ps_tensor dy,
+                                            struct ps_tensor a, const struct ps_layer_norm *norm)
 {
     const struct ps_kernels *k = l->k;
     const struct ps_shared_cache *s = l->shared;
@@ -270,27 +354,42 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct ps_
     struct ps_tensor d_hidden = ps_layer_rows(l, s->d_hidden, l->f), m;
     struct ps_tensor d_inner = ps_layer_rows(l, l->activation == PS_SWIGLU ? s->d_hidden_in : s->d_hidden, l->inner);
     PS_TRY(branch_gradient(l, g[PS_W_2], g[PS_B_2], ps_layer_rows(l, l->cache->hidden, l->f), dy, l->output_dropout, &m));
-    PS_TRY(ps_product(k, d_hidden, m, ps_transposed(w[PS_W_2]), 1, 0));
-    PS_TRY(k->activation_backward(k, &(struct ps_activation_backward){.dx = d_inner,
-                                                                      .dy = d_hidden,
-                                                                      .x = ps_layer_rows(l, l->cache->hidden_in, l->inner),
-                                                                      .bias = w[PS_B_1],
-                                                                      .dropout = l->hidden_dropout,
-                                                                      .activation = l->activation}));
+    struct ps_tensor kept = ps_layer_rows(l, l->cache->hidden_in, l->inner);
+    int done;
+    PS_TRY(finish(l,
+                  &(struct ps_gemm_finish){.c = d_inner,
+                                           .kept = kept,
+                                           .a = m,
+                                           .b = ps_transposed(w[PS_W_2]),
+                                           .bias = w[PS_B_1],
+                                           .finish = PS_FINISH_SLOPE,
+                                           .activation = l->activation,
+                                           .dropout = l->hidden_dropout},
+                  &done));
+    if (!done) {
+        PS_TRY(ps_product(k, d_hidden, m, ps_transposed(w[PS_W_2]), 1, 0));
+        PS_TRY(k->activation_backward(k, &(struct ps_activation_backward){.dx = d_inner,
+                                                                          .dy = d_hidden,
+                                                                          .x = kept,
+                                                                          .bias = w[PS_B_1],
+                                                                          .dropout = l->hidden_dropout,
+                                                                          .activation = l->activation}));
+    }
     PS_TRY(weight_gradient(l, g[PS_W_1], g[PS_B_1], a, d_inner));
-    return ps_product(k, branch, d_inner, ps_transposed(w[PS_W_1]), 1, 0);
+    return branch_input(l, branch, ps_layer_rows(l, l->shared->gradient, l->d), d_inner, w[PS_W_1], norm);
 }
 
 /* The same of attention. */
-static enum ps_status attention_backward(const struct ps_layer *l, struct ps_tensor branch, struct ps_tensor dy, struct ps_tensor a)
+static enum ps_status attention_backward(const struct ps_layer *l, struct ps_tensor *branch, struct ps_tensor dy,
+                                         struct ps_tensor a, const struct ps_layer_norm *norm)
 {
     const struct ps_kernels *k = l->k;
     const struct ps_tensor *w = l->weight, *g = l->gradient;
     int64_t d = l->d;
     struct ps_tensor rows = gradient_rows(l), m;
     PS_TRY(branch_gradient(l, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, l->cache->merged, d), dy, l->attention_dropout, &m));
-    PS_TRY(ps_product(k, branch, m, ps_transposed(w[PS_W_O]), 1, 0));
-    PS_TRY(l->tiled_attention ? tiled_backward(l, branch) : heads_backward(l, branch));
+    PS_TRY(ps_product(k, *branch, m, ps_transposed(w[PS_W_O]), 1, 0));
+    PS_TRY(l->tiled_attention ? tiled_backward(l, *branch) : heads_backward(l, *branch));
     PS_TRY(ps_layer_rope(l, rows, 1));
     if (l->merge_qkv) {
         PS_TRY(weight_gradient(l, g[PS_W_QKV], g[PS_B_QKV], a, rows));
@@ -301,24 +400,24 @@ static enum ps_status attention_backward(const struct ps_layer *l, struct ps_ten
                               1));
         }
     }
-    return ps_product(k, branch, rows, ps_transposed(w[PS_W_QKV]), 1, 0);
+    return branch_input(l, branch, ps_layer_rows(l, l->shared->gradient, l->d), rows, w[PS_W_QKV], norm);
 }
 
 enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
 {
     const struct ps_layer_cache *c = l->cache;
+    const struct ps_layer_norm norm1 = ps_layer_norm_of(l, PS_NORM_1), norm2 = ps_layer_norm_of(l, PS_NORM_2);
     struct ps_tensor gradient = ps_layer_rows(l, l->shared->gradient, l->d), branch = ps_layer_rows(l, l->shared->branch, l->d);
-    struct ps_tensor first = ps_layer_rows(l, c->norm1_out, l->d), residual = ps_layer_rows(l, c->residual, l->d);
+    struct ps_tensor first = ps_layer_rows(l, c->norm1_out, l->d), below = branch, nothing = {.data = NULL};
     if (l->norm_place == PS_NORM_POST) {
-        struct ps_tensor nothing = {.data = NULL};
-        PS_TRY(ps_norm_join_post(l, PS_NORM_2, gradient, nothing, ps_layer_rows(l, c->sum, l->d)));
-        PS_TRY(feed_forward_backward(l, branch, gradient, first));
-        PS_TRY(ps_norm_join_post(l, PS_NORM_1, gradient, branch, residual));
-        PS_TRY(attention_backward(l, branch, gradient, l->u));
-        return l->k->add(l->k, &(struct ps_add){.y = gradient, .a = gradient, .b = branch});
+        PS_TRY(ps_norm_join_post(l, PS_NORM_2, gradient, nothing, l->output_dropout));
+        PS_TRY(feed_forward_backward(l, &branch, gradient, first, &norm1));
+        PS_TRY(ps_norm_join_post(l, PS_NORM_1, gradient, branch, l->attention_dropout));
+        PS_TRY(attention_backward(l, &below, gradient, l->u, l->first ? NULL : &l->below_norm2));
+        return below.data ? l->k->add(l->k, &(struct ps_add){.y = gradient, .a = gradient, .b = below}) : PS_OK;
     }
-    PS_TRY(feed_forward_backward(l, branch, gradient, ps_layer_rows(l, c->norm2_out, l->d)));
-    PS_TRY(ps_norm_join_pre(l, PS_NORM_2, gradient, branch, residual));
-    PS_TRY(attention_backward(l, branch, gradient, first));
-    return ps_norm_join_pre(l, PS_NORM_1, gradient, branch, l->u);
+    PS_TRY(feed_forward_backward(l, &branch, gradient, ps_layer_rows(l, c->norm2_out, l->d), &norm2));
+    PS_TRY(ps_norm_join_pre(l, PS_NORM_2, gradient, branch, l->attention_dropout));
+    PS_TRY(attention_backward(l, &branch, gradient, first, &norm1));
+    return ps_norm_join_pre(l, PS_NORM_1, gradient, branch, l->below_dropout);
 }

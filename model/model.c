@@ -81,6 +81,9 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
     for (int t = 0; t < PS_LAYER_STATISTICS && m->shape.norm == PS_NORM_BATCH; t++) {
         l.statistics[t] = ps_parameter_tensor(m->layout, m->layout->statistics[index][t], m->parameters, m->k->parameter);
     }
+    if (index > 0) {
+        l.below_dropout = dropout_at(m, PS_DROP_OUTPUT, index - 1, state, training);
+    }
     l.weights_dropout = dropout_at(m, PS_DROP_ATTENTION_WEIGHTS, index, state, training);
     l.attention_dropout = dropout_at(m, PS_DROP_ATTENTION, index, state, training);
     l.hidden_dropout = dropout_at(m, PS_DROP_HIDDEN, index, state, training);
@@ -509,8 +512,14 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
                                                                     .head = head,
                                                                     .update = update});
     }
+    struct ps_gradient_notes notes = {0, 0};
     for (int64_t l = m->shape.n_layers; l-- > 0;) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
+        layer.notes = &notes;
+        if (l > 0) {
+            const struct ps_layer below = layer_of(m, l - 1, state, batch, training);
+            layer.below_norm2 = ps_layer_norm_of(&below, PS_NORM_2);
+        }
         PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_backward(&layer) : ps_layer_gemm_backward(&layer));
     }
     return PS_OK;

@@ -318,6 +318,62 @@ static int build_gemm_gradient(struct call *c, int index)
     return 1;
 }
 
+/* Every end, with sums over rows and without, of weights as they lie and turned; rows of one tile, of several, and of so many that
+ * sums are merged twice. */
+static int build_gemm_finish(struct call *c, int index)
+{
+    static const int64_t mnk[][3] = {{333, 64, 16},   {129, 48, 16},   {2, 16, 16},    {7, 8, 8},
+                                     {500, 384, 128}, {4099, 128, 40}, {9001, 24, 16}, {260, 200, 72},
+                                     {65, 136, 264},  {300, 16, 520},  {128, 40, 192}, {2500, 192, 96}};
+    static const enum ps_finish ends[] = {PS_FINISH_SUM,      PS_FINISH_SUM,        PS_FINISH_SUM,  PS_FINISH_RESIDUAL,
+                                          PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE};
+    static const char *const names[] = {"sum",  "sum with an addend", "sum, counted", "residual", "residual, counted", "activation",
+                                        "slope"};
+    static const enum ps_activation activations[] = {PS_GELU_TANH, PS_GELU, PS_RELU};
+    const int size = index / LENGTH(ends), which = index % LENGTH(ends);
+    if (size >= LENGTH(mnk)) {
+        return 0;
+    }
+    const int64_t m = mnk[size][0], n = mnk[size][1], depth = mnk[size][2];
+    const int64_t weight[2] = {depth, n}, turned[2] = {1, depth}, lies[2] = {n, 1};
+    const enum ps_finish finish = ends[which];
+    const int forward = finish == PS_FINISH_RESIDUAL || finish == PS_FINISH_ACTIVATION, counted = which == 2 || which == 4;
+    struct ps_gemm_finish *a = &c->arguments.gemm_finish;
+    place(c, 0, REAL, OUT, NORMAL, m, n);
+    if (finish == PS_FINISH_ACTIVATION || finish == PS_FINISH_SLOPE) {
+        place(c, 1, REAL, forward ? OUT : IN, NORMAL, m, n);
+    }
+    if (finish == PS_FINISH_SUM && counted) {
+        place(c, 2, STATISTICS, OUT, NORMAL, 2, n);
+        place(c, 3, PARAMETER, ADD, NORMAL, n);
+        place(c, 4, PARAMETER, ADD, NORMAL, n);
+        place(c, 5, STATISTICS, IN, NORMAL, n);
+        place(c, 6, STATISTICS, IN, POSITIVE, n);
+        place(c, 13, REAL, IN, NORMAL, m, n);
+    } else if (counted) {
+        place(c, 5, STATISTICS, OUT, NORMAL, n);
+        place(c, 6, STATISTICS, OUT, NORMAL, n);
+        place(c, 7, STATISTICS, ADD, NORMAL, n);
+        place(c, 8, STATISTICS, ADD, POSITIVE, n);
+    }
+    place(c, 9, REAL, IN, NORMAL, m, depth);
+    place_strided(c, 10, REAL, IN, NORMAL, 0, 2, weight, forward ? lies : turned);
+    if (finish != PS_FINISH_SUM) {
+        place(c, 11, PARAMETER, IN, NORMAL, n);
+    }
+    if (finish == PS_FINISH_RESIDUAL || which == 1 || (which == 2 && size % 2)) {
+        place(c, 12, REAL, IN, NORMAL, m, n);
+    }
+    const char *p = finish == PS_FINISH_SUM ? "" : SET_DROPOUT(c, size, gemm_finish);
+    c->has_dropout = 0; /* not every output is dropped */
+    a->finish = finish;
+    a->activation = activations[size % LENGTH(activations)];
+    a->momentum = 0.1;
+    a->epsilon = 1e-5;
+    call_label(c, "m %lld n %lld k %lld %s%s", (long long)m, (long long)n, (long long)depth, names[which], p);
+    return 1;
+}
+
 /* ---- within rows, and sums over them ---- */
 
 static int layernorm_call(struct call *c, int index, int centred)
@@ -474,28 +530,37 @@ static int build_batchnorm(struct call *c, int index)
 
 static int build_batchnorm_backward(struct call *c, int index)
 {
-    static const char *const names[] = {"", " with more", " with an addend"};
+    static const char *const names[] = {"", " with more", " with an addend", " with means and an addend", " with means, masked"};
     int64_t rows, d;
-    int other = index % 3, size = index / 3;
+    int other = index % LENGTH(names), size = index / LENGTH(names);
     if (!batch_size(size, &rows, &d)) {
         return 0;
     }
     place(c, 0, REAL, OUT, NORMAL, rows, d);
     place(c, 1, PARAMETER, ADD, NORMAL, d);
     place(c, 2, PARAMETER, ADD, NORMAL, d);
-    place(c, 3, REAL, IN, NORMAL, rows, d);
+    place(c, 4, REAL, IN, NORMAL, rows, d);
     if (other == 1) {
-        place(c, 4, REAL, IN, NORMAL, rows, d);
+        place(c, 5, REAL, IN, NORMAL, rows, d);
     }
-    place(c, 5, REAL, IN, NORMAL, rows, d);
-    place_columns(c, 5, size + other, d);
-    place_moments(c, 6, 7, size + other, d);
-    place(c, 8, PARAMETER, IN, NORMAL, d);
-    if (other == 2) {
-        place(c, 9, REAL, IN, NORMAL, rows, d);
+    place(c, 6, REAL, IN, NORMAL, rows, d);
+    place_columns(c, 6, size + other, d);
+    place_moments(c, 7, 8, size + other, d);
+    place(c, 9, PARAMETER, IN, NORMAL, d);
+    if (other == 2 || other == 3) {
+        place(c, 10, REAL, IN, NORMAL, rows, d);
+    }
+    if (other >= 3) {
+        place(c, 11, STATISTICS, IN, NORMAL, 2, d);
+    }
+    const char *p = "";
+    if (other == 4) {
+        place(c, 3, REAL, OUT, NORMAL, rows, d);
+        p = SET_DROPOUT(c, size, batchnorm_backward);
+        c->has_dropout = 0; /* not every output is dropped */
     }
     c->arguments.batchnorm_backward.epsilon = size % 2 ? 0.5 : 1e-5;
-    call_label(c, "[%lld, %lld]%s%s", (long long)rows, (long long)d, column_names[(size + other) % 3], names[other]);
+    call_label(c, "[%lld, %lld]%s%s%s", (long long)rows, (long long)d, column_names[(size + other) % 3], names[other], p);
     return 1;
 }
 
@@ -1740,6 +1805,7 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_advance, build_advance, 0},
                                           {PS_OP_gemm_bias, build_gemm_bias, 0},
                                           {PS_OP_gemm_gradient, build_gemm_gradient, 0},
+                                          {PS_OP_gemm_finish, build_gemm_finish, 0},
                                           {PS_OP_attention, build_attention, 0},
                                           {PS_OP_attention_backward, build_attention_backward, 0},
                                           {PS_OP_embed_forward, build_embed_forward, 1u << 4 | 1u << 5},

@@ -161,8 +161,8 @@ START_TEST(test_batchnorm_definition)
     for (int i = 0; i < 3; i++) {
         double gradient[R * D + 2 * D] = {0};
         CALL(batchnorm_backward, matrix(gradient, R, D), vector(gradient + R * D, D), vector(gradient + R * D + D, D),
-             matrix(i == 1 ? part : upstream, R, D), i == 1 ? matrix(rest, R, D) : (struct ps_tensor){0}, in, vector(mean, D),
-             vector(var, D), gamma, i == 2 ? matrix(part, R, D) : (struct ps_tensor){0}, 1e-5);
+             (struct ps_tensor){0}, matrix(i == 1 ? part : upstream, R, D), i == 1 ? matrix(rest, R, D) : (struct ps_tensor){0}, in,
+             vector(mean, D), vector(var, D), gamma, i == 2 ? matrix(part, R, D) : (struct ps_tensor){0}, .epsilon = 1e-5);
         for (int j = 0; j < R * D; j++) {
             plain[j] = i == 0 ? gradient[j] : plain[j];
             expect_close(gradient[j], plain[j] + (i == 2 ? part[j] : 0), 1e-12);

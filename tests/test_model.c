@@ -1814,7 +1814,8 @@ static void count_layers(struct fixture *f, struct ps_counts *forward, struct ps
 }
 
 /* 8 products and 7 kinds of sub-kernel forward, 14 and 6 backward; merge_qkv takes 2 products off each way, epilogues one kind of
- * sub-kernel each way, bias_add and add, and without dropout bias_residual_add, and with merge_qkv bias_grad too. */
+ * sub-kernel each way, bias_add and add, and without dropout bias_residual_add, and with merge_qkv bias_grad too; gemm_finish the
+ * activation each way, and bias_residual_add with dropout. */
 static void count_layer(const char *backend, const char *device, int merge_qkv, int epilogue, double dropout)
 {
     struct ps_model_shape shape = layer_shapes[0];
@@ -1825,9 +1826,13 @@ static void count_layer(const char *backend, const char *device, int merge_qkv, 
     struct ps_counts forward = {0}, backward = {0};
     count_layers(&f, &forward, &backward);
     ck_assert_int_eq(ps_counts_calls(&forward, PS_KIND_GEMM), merge_qkv ? 6 : 8);
-    ck_assert_int_eq(sub_kernels(&forward, 0), !epilogue ? 7 : dropout > 0 ? 6 : 5);
+    const int finish = epilogue && f.k->gemm_finish;
+    ck_assert_int_eq(sub_kernels(&forward, 0), finish ? 4 : !epilogue ? 7 : dropout > 0 ? 6 : 5);
     ck_assert_int_eq(ps_counts_calls(&backward, PS_KIND_GEMM), merge_qkv ? 12 : 14);
-    ck_assert_int_eq(sub_kernels(&backward, 1), !epilogue ? 6 : dropout > 0 || !merge_qkv || !f.k->gemm_gradient ? 5 : 4);
+    ck_assert_int_eq(sub_kernels(&backward, 1), (!epilogue                                          ? 6
+                                                 : dropout > 0 || !merge_qkv || !f.k->gemm_gradient ? 5
+                                                                                                    : 4) -
+                                                    finish);
     for (int op = 0; op < PS_OP_COUNT; op++) {
         enum ps_kind kind = ps_op_kind(op);
         if (kind != PS_KIND_GEMM && kind != PS_KIND_SUB) {
@@ -1862,7 +1867,8 @@ static const struct layer_row {
 enum { LAYER_ROWS = sizeof layer_rows / sizeof *layer_rows };
 
 /* merge_qkv and epilogues take off what they take off the plain layer: of BatchNorm, bias_add, and bias_grad without dropout; not
- * add, since post-norm's last meeting has no norm behind it. */
+ * add, since post-norm's last meeting has no norm behind it; gemm_finish does, and the branches' ends and activations, but swiglu.
+ * Where BatchNorm's backward masks the gradient, post-norm's before every branch, bias_grad goes with dropout too. */
 static void count_variant(const char *backend, const char *device, const struct layer_row *row, int together, double dropout)
 {
     struct ps_model_shape shape = row->variant;
@@ -1881,12 +1887,20 @@ static void count_variant(const char *backend, const char *device, const struct 
     if (batch && !f.k->bias_residual_statistics) { /* then batchnorm_statistics, and bias_residual_add */
         kinds += post ? 1 : epilogue && dropout <= 0 ? 0 : -1;
     }
+    const int finish = epilogue && f.k->gemm_finish, activated = finish && shape.activation != PS_SWIGLU;
+    if (finish) {
+        kinds = row->forward - 1 - activated - (batch && !post ? 2 : 1);
+    }
     ck_assert_int_eq(sub_kernels(&forward, 0), kinds);
-    const int added = !epilogue || post, summed = !epilogue || dropout > 0 || !f.k->gemm_gradient;
-    ck_assert_int_eq(sub_kernels(&backward, 1), row->backward - !added - !summed);
+    const int added = !epilogue || (post && !finish);
+    const int summed = !epilogue || !f.k->gemm_gradient || (dropout > 0 && !(batch && post));
+    ck_assert_int_eq(sub_kernels(&backward, 1), row->backward - !added - !summed - activated);
     ck_assert_int_eq(ps_counts_calls(&forward, PS_KIND_GEMM), 2 * (together ? 6 : 8));
     ck_assert_int_eq(ps_counts_calls(&backward, PS_KIND_GEMM), 2 * (together ? 12 : 14));
-    ck_assert_int_eq(forward.calls[PS_OP_batchnorm_statistics] + forward.calls[PS_OP_bias_residual_statistics], row->statistics);
+    ck_assert_int_eq(forward.calls[PS_OP_batchnorm_statistics] + forward.calls[PS_OP_bias_residual_statistics],
+                     !finish ? row->statistics
+                     : post  ? 0
+                             : row->statistics / 2);
     ck_assert_int_eq(forward.calls[PS_OP_batchnorm] + forward.calls[PS_OP_layernorm], 4);
     ck_assert_int_eq(backward.calls[PS_OP_batchnorm_backward] + backward.calls[PS_OP_layernorm_backward], 4);
     ck_assert_int_eq(forward.calls[PS_OP_drop] + backward.calls[PS_OP_drop], row->drops);

@@ -244,6 +244,12 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->gemm_bias = ps_cuda_gemm_bias;
         k->gemm_gradient = ps_cuda_gemm_gradient;
     }
+#ifdef PS_FUSED_ENCODER
+    if (k->real != PS_F32 && device->compute_capability == 90) {
+        k->gemm_finish = ps_cuda_gemm_finish;
+        k->gemm_bias = ps_cuda_gemm_bias;
+    }
+#endif
     if (precision != PS_FP16) { /* which level layer alone computes in */
         k->layernorm = ps_cuda_layernorm;
         k->bias_add = ps_cuda_bias_add;

@@ -39,6 +39,7 @@ static const struct way ways[] = {
 #ifdef PS_FUSED_ENCODER
     {"rows", ps_cuda_rows_wanted, ps_cuda_rows_product},             /* many rows times a weight */
     {"gradient", ps_cuda_gradient_wanted, ps_cuda_gradient_product}, /* a sum over many rows */
+    {"wgmma16", ps_cuda_wgmma16_wanted, ps_cuda_wgmma16_product},    /* many rows of 16 bits times a weight */
 #endif
     {"panel", ps_cuda_panel_wanted, ps_cuda_panel_product}, /* a single small one of 16 bits */
     {"cublaslt", ps_cuda_cublaslt_wanted, ps_cuda_cublaslt_product},
@@ -49,6 +50,7 @@ static const struct way ways[] = {
 static const struct way ways_with_bias[] = {
 #ifdef PS_FUSED_ENCODER
     {"rows", ps_cuda_rows_wanted, ps_cuda_rows_product},
+    {"wgmma16", ps_cuda_wgmma16_serves, ps_cuda_wgmma16_product},
 #endif
     {"cublaslt", ps_cuda_cublaslt_wanted, ps_cuda_cublaslt_product},
 };
@@ -124,6 +126,54 @@ static enum ps_status product_with_sums(const struct ps_gemm_gradient *a, struct
     return PS_OK;
 }
 
+#ifdef PS_FUSED_ENCODER
+/* What the operation's tensors are, and that they lie as kernels of 16 bits take them. */
+static enum ps_status product_to_finish(const struct ps_kernels *k, const struct ps_gemm_finish *a, struct ps_product *p)
+{
+    const char *op = "gemm_finish";
+    const struct ps_gemm plain = {a->c, a->a, a->b, 1, 0};
+    PS_TRY(ps_cuda_product(&plain, p));
+    const int64_t count = p->m * p->n;
+    const bool counted = a->finish == PS_FINISH_SUM ? a->means.data != NULL : a->finish == PS_FINISH_RESIDUAL && a->mean.data;
+    const bool biased = a->finish != PS_FINISH_SUM, moments = counted && a->finish == PS_FINISH_RESIDUAL;
+    const bool keeps = a->finish == PS_FINISH_ACTIVATION || a->finish == PS_FINISH_SLOPE;
+    const struct {
+        bool needed;
+        const char *name;
+        const struct ps_tensor *tensor;
+        enum ps_type type;
+        int64_t count;
+    } tensors[] = {{true, "c", &a->c, k->real, count},
+                   {keeps, "kept", &a->kept, k->real, count},
+                   {a->finish == PS_FINISH_RESIDUAL || (!biased && a->addend.data), "addend", &a->addend, k->real, count},
+                   {biased, "bias", &a->bias, PS_F32, p->n},
+                   {counted && !moments, "x", &a->x, k->real, count},
+                   {counted && !moments, "means", &a->means, PS_F32, 2 * p->n},
+                   {counted && !moments, "dgamma", &a->dgamma, PS_F32, p->n},
+                   {counted && !moments, "dbeta", &a->dbeta, PS_F32, p->n},
+                   {counted, "mean", &a->mean, PS_F32, p->n},
+                   {counted, "var", &a->var, PS_F32, p->n},
+                   {moments, "running_mean", &a->running_mean, PS_F32, p->n},
+                   {moments, "running_var", &a->running_var, PS_F32, p->n}};
+    for (const auto &t : tensors) {
+        if (t.needed) {
+            PS_TRY(ps_cuda_expect(op, t.name, t.tensor, t.type, t.count));
+            if (!ps_cuda_aligned(t.tensor)) {
+                return ps_fail(PS_UNSUPPORTED, "%s (cuda): %s does not begin at a multiple of 16 bytes", op, t.name);
+            }
+        }
+    }
+    if (moments && p->m < 2) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): a variance of %lld rows", op, (long long)p->m);
+    }
+    if (!ps_cuda_wgmma16_serves(k, p) || (keeps && a->activation == PS_SWIGLU)) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): [%lld, %lld] of %lld terms, or swiglu, is not served", op, (long long)p->m,
+                       (long long)p->n, (long long)p->k);
+    }
+    return PS_OK;
+}
+#endif
+
 /* ---- the operations ---- */
 
 extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct ps_gemm *arguments)
@@ -155,6 +205,15 @@ extern "C" enum ps_status ps_cuda_gemm_bias(const struct ps_kernels *k, const st
     const struct ps_binary rest = {a->c, a->c, a->addend, PS_ADD};
     return a->addend.data ? ps_cuda_binary(k, &rest) : PS_OK;
 }
+
+#ifdef PS_FUSED_ENCODER
+extern "C" enum ps_status ps_cuda_gemm_finish(const struct ps_kernels *k, const struct ps_gemm_finish *a)
+{
+    struct ps_product p;
+    PS_TRY(product_to_finish(k, a, &p));
+    return ps_cuda_wgmma16_finish(k, &p, a);
+}
+#endif
 
 extern "C" enum ps_status ps_cuda_gemm_gradient(const struct ps_kernels *k, const struct ps_gemm_gradient *a)
 {

@@ -64,6 +64,13 @@ enum ps_status ps_cuda_rows_product(const struct ps_kernels *k, const struct ps_
 bool ps_cuda_gradient_wanted(const struct ps_kernels *k, const struct ps_product *product);
 enum ps_status ps_cuda_gradient_product(const struct ps_kernels *k, const struct ps_product *product);
 
+/* gemm/wgmma16.cuh: bf16 and fp16 on sm_90, many rows times a weight or its transpose, with a bias and an addend; and with all that
+ * ps_gemm_finish says, checked by who calls. */
+bool ps_cuda_wgmma16_serves(const struct ps_kernels *k, const struct ps_product *product);
+bool ps_cuda_wgmma16_wanted(const struct ps_kernels *k, const struct ps_product *product); /* of products that end so */
+enum ps_status ps_cuda_wgmma16_product(const struct ps_kernels *k, const struct ps_product *product);
+enum ps_status ps_cuda_wgmma16_finish(const struct ps_kernels *k, const struct ps_product *product, const struct ps_gemm_finish *f);
+
 /* gemm/panel.cu: a single small one of bf16, and on Hopper of fp16. */
 bool ps_cuda_panel_wanted(const struct ps_kernels *k, const struct ps_product *product);
 enum ps_status ps_cuda_panel_product(const struct ps_kernels *k, const struct ps_product *product);

@@ -8,16 +8,19 @@
  * dx =; dgamma, dbeta +=. Memory bounds it. Bytes, in float and half of them in bf16: 20 R d, 28 R d with more, 24 R d with an
  * addend. Flops: 10 R d. */
 #include "kernels/cuda/ops/columns.cuh"
+#include "kernels/cuda/tile/dropout.cuh"
 
 /* What else is read besides dy and x: nothing, a second part of g, or what is added to dx. */
 enum other { NOTHING, MORE, ADDEND };
 
 template <typename T> struct gradient {
-    T *dx; /* may be dy or the addend */
+    T *dx;     /* may be dy or the addend */
+    T *masked; /* or NULL */
     const T *dy, *x, *other;
     const float *mean, *var, *gamma;
     float *dgamma, *dbeta, *partials, *means /* [2, d]: of g and of g xhat */;
     unsigned *tickets;
+    struct ps_dropout dropout; /* of masked */
     float epsilon;
 };
 
@@ -117,6 +120,29 @@ static __global__ void __launch_bounds__(block, resident) gradient_sums(const st
     }
 }
 
+/* masked = drop'(dx), VEC elements from `element` on, of dx as it is stored. */
+template <int VEC, typename T>
+static __device__ __forceinline__ void store_masked(const struct gradient<T> &a, int64_t element, float (&v)[VEC], uint64_t step)
+{
+    struct ps_block draws;
+    if (VEC > 1 && a.dropout.threshold) {
+        draws = ps_philox(a.dropout.seed, (uint32_t)(element / 8), a.dropout.site, step);
+    }
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        T stored;
+        ps_put(&stored, v[j]);
+        v[j] = ps_float(stored);
+        if (a.dropout.threshold) { /* 8 columns are a block of draws, 4 the first or the second half of one */
+            const uint32_t draw = VEC == 8   ? ps_draw16(&draws, j)
+                                  : VEC == 4 ? (element % 8 ? ps_draw16(&draws, j + 4 & 7) : ps_draw16(&draws, j))
+                                             : ps_draw(a.dropout, step, (uint64_t)element);
+            v[j] = ps_dropped(a.dropout, draw, v[j]);
+        }
+    }
+    ps_store<VEC>(a.masked + element, v);
+}
+
 /* dx = scale (g - g_mean - (x - mean) slope), + other. */
 template <typename T, int VEC, enum other OTHER>
 static __global__ void __launch_bounds__(block, resident) gradient_rows(const struct gradient<T> a, const struct sharing s)
@@ -143,6 +169,7 @@ static __global__ void __launch_bounds__(block, resident) gradient_rows(const st
             }
         }
     }
+    const uint64_t steps = a.masked && a.dropout.threshold ? a.dropout.state->step : 0;
     const int step = flight * at.height;
     const int last = (at.length - 1) / step * step + at.ty;
     int64_t element = at.at + (int64_t)last * s.d;
@@ -169,7 +196,11 @@ static __global__ void __launch_bounds__(block, resident) gradient_rows(const st
                     const float out = scale[j] * (up - g_mean[j] - (x[r][j] - mean[j]) * slope[j]);
                     g[r][j] = OTHER == ADDEND ? out + extra : out;
                 }
-                ps_store<VEC>(a.dx + element + r * at.height * (int64_t)s.d, g[r]);
+                const int64_t to = element + r * at.height * (int64_t)s.d;
+                ps_store<VEC>(a.dx + to, g[r]);
+                if (a.masked) {
+                    store_masked<VEC>(a, to, g[r], steps);
+                }
             }
         }
     }
@@ -180,11 +211,13 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, st
 {
     struct sharing s;
     PS_TRY(sharing_make(c, op, rows, d, VEC, &s));
-    a.partials = (float *)c->workspace;
-    a.means = a.partials + s.shares * 2 * d;
-    a.tickets = c->tiles_done;
-    ps_cuda_launch(c, gradient_sums < T, VEC, OTHER == MORE ? MORE : NOTHING >, sharing_blocks(s), block, 0, a, s);
-    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    if (!a.means) {
+        a.partials = (float *)c->workspace;
+        a.means = a.partials + s.shares * 2 * d;
+        a.tickets = c->tiles_done;
+        ps_cuda_launch(c, gradient_sums < T, VEC, OTHER == MORE ? MORE : NOTHING >, sharing_blocks(s), block, 0, a, s);
+        PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    }
     ps_cuda_launch(c, gradient_rows<T, VEC, OTHER>, sharing_blocks(s), block, 0, a, s);
     PS_CUDA_LAUNCHED(op);
 }
@@ -212,20 +245,32 @@ template <typename T> static enum ps_status batchnorm_backward(const struct ps_k
     PS_TRY(ps_cuda_expect(op, "gamma", &a->gamma, PS_F32, d));
     PS_TRY(ps_cuda_expect(op, "dgamma", &a->dgamma, PS_F32, d));
     PS_TRY(ps_cuda_expect(op, "dbeta", &a->dbeta, PS_F32, d));
-    if (a->more.data && a->addend.data) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): more and addend, both", op);
+    PS_TRY(a->masked.data ? ps_cuda_expect(op, "masked", &a->masked, ps_type_of<T>, rows * d) : PS_OK);
+    PS_TRY(a->means.data ? ps_cuda_expect(op, "means", &a->means, PS_F32, 2 * d) : PS_OK);
+    if (a->more.data && (a->addend.data || a->means.data)) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): more and %s, both", op, a->addend.data ? "addend" : "means");
     }
     if (rows == 0) {
         return PS_OK;
     }
     const struct ps_tensor &other = a->more.data ? a->more : a->addend; /* absent: NULL, which is aligned */
     const bool vector = d % ps_vector<T> == 0 && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->dx) && ps_cuda_aligned(&a->dy) &&
-                        ps_cuda_aligned(&other);
-    const struct gradient<T> g = {
-        (T *)a->dx.data, (const T *)a->dy.data, (const T *)a->x.data, (const T *)other.data, (const float *)a->mean.data,
-            (const float *)a->var.data, (const float *)a->gamma.data, (float *)a->dgamma.data,
-            (float *)a->dbeta.data, NULL, NULL, NULL, (float)a->epsilon
+                        ps_cuda_aligned(&other) && ps_cuda_aligned(&a->masked);
+    struct gradient<T> g = {
     };
+    g.dx = (T *)a->dx.data;
+    g.masked = (T *)a->masked.data;
+    g.dy = (const T *)a->dy.data;
+    g.x = (const T *)a->x.data;
+    g.other = (const T *)other.data;
+    g.mean = (const float *)a->mean.data;
+    g.var = (const float *)a->var.data;
+    g.gamma = (const float *)a->gamma.data;
+    g.dgamma = (float *)a->dgamma.data;
+    g.dbeta = (float *)a->dbeta.data;
+    g.means = (float *)a->means.data;
+    g.dropout = a->dropout;
+    g.epsilon = (float)a->epsilon;
     const enum other which = a->more.data ? MORE : a->addend.data ? ADDEND : NOTHING;
     return vector ? launch_other<T, ps_vector<T>>(ps_cuda(k), op, g, which, rows, d)
                   : launch_other<T, 1>(ps_cuda(k), op, g, which, rows, d);

@@ -69,29 +69,6 @@ template <typename T> struct bias_residual_add_map {
     }
 };
 
-/* An activation of one input, and its derivative. */
-template <enum ps_activation ACTIVATION> static __device__ __forceinline__ float activated(float t)
-{
-    if constexpr (ACTIVATION == PS_GELU) {
-        return 0.5f * t * (1.0f + erff(t * 0.70710678118654752f));
-    } else if constexpr (ACTIVATION == PS_RELU) {
-        return t > 0.0f || t != t ? t : 0.0f;
-    } else {
-        return t * ps_gelu_sigmoid(t);
-    }
-}
-
-template <enum ps_activation ACTIVATION> static __device__ __forceinline__ float activation_slope(float t)
-{
-    if constexpr (ACTIVATION == PS_GELU) {
-        return 0.5f * (1.0f + erff(t * 0.70710678118654752f)) + t * 0.39894228040143268f * __expf(-0.5f * t * t);
-    } else if constexpr (ACTIVATION == PS_RELU) {
-        return t > 0.0f ? 1.0f : 0.0f;
-    } else {
-        return ps_gelu_slope(t, ps_gelu_sigmoid(t));
-    }
-}
-
 template <typename T, enum ps_activation ACTIVATION>
 struct bias_activation_map {
     typedef T element; T * y; const T * x; const float * bias; uint32_t n; template <int V> struct inputs{float x[V], bias[V];};
@@ -102,7 +79,7 @@ template <int V> __device__ __forceinline__ void load(inputs<V> &in, uint64_t i)
 }
 template <int V> __device__ __forceinline__ float value(const inputs<V> &in, int j) const
 {
-    return activated<ACTIVATION>(in.x[j] + in.bias[j]);
+    return ps_activated<ACTIVATION>(in.x[j] + in.bias[j]);
 }
 template <int V> __device__ __forceinline__ float finish(const inputs<V> &, int, float dropped) const
 {
@@ -124,7 +101,7 @@ template <int V> __device__ __forceinline__ void load(inputs<V> &in, uint64_t i)
 }
 template <int V> __device__ __forceinline__ float value(const inputs<V> &in, int j) const
 {
-    return in.dy[j] * activation_slope<ACTIVATION>(in.x[j] + in.bias[j]);
+    return in.dy[j] * ps_activation_slope<ACTIVATION>(in.x[j] + in.bias[j]);
 }
 template <int V> __device__ __forceinline__ float finish(const inputs<V> &, int, float dropped) const
 {

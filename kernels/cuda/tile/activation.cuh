@@ -4,6 +4,7 @@
 #define PS_KERNELS_CUDA_ACTIVATION_CUH
 
 #include "kernels/cuda/tile/math.cuh"
+#include "kernels/kernels.h"
 
 /* gelu's weight s: 0.5 t (1 + tanh(u)) = t / (1 + exp(-2u)) = t s, 2u = t (a + b t^2). */
 static __device__ __forceinline__ float ps_gelu_sigmoid(float t)
@@ -17,6 +18,29 @@ static __device__ __forceinline__ float ps_gelu_slope(float t, float s)
 {
     const float slope = 1.59576912160573f + 0.2140644488178f * t * t;
     return s + t * s * (1.0f - s) * slope;
+}
+
+/* An activation of one input, and its derivative. */
+template <enum ps_activation ACTIVATION> static __device__ __forceinline__ float ps_activated(float t)
+{
+    if constexpr (ACTIVATION == PS_GELU) {
+        return 0.5f * t * (1.0f + erff(t * 0.70710678118654752f));
+    } else if constexpr (ACTIVATION == PS_RELU) {
+        return t > 0.0f || t != t ? t : 0.0f;
+    } else {
+        return t * ps_gelu_sigmoid(t);
+    }
+}
+
+template <enum ps_activation ACTIVATION> static __device__ __forceinline__ float ps_activation_slope(float t)
+{
+    if constexpr (ACTIVATION == PS_GELU) {
+        return 0.5f * (1.0f + erff(t * 0.70710678118654752f)) + t * 0.39894228040143268f * __expf(-0.5f * t * t);
+    } else if constexpr (ACTIVATION == PS_RELU) {
+        return t > 0.0f ? 1.0f : 0.0f;
+    } else {
+        return ps_gelu_slope(t, ps_gelu_sigmoid(t));
+    }
 }
 
 #define PS_GELU_A 0.7978845608028654f  /* sqrt(2/pi) */

@@ -1,0 +1,619 @@
+/* Products of 16 bits on Hopper, c = a b of many rows, with what follows them done on the way out (ps_gemm_finish, ps_gemm_bias).
+ *
+ * Why: between two products of a layer stand a bias, an activation, dropout, the residual stream and a norm's sums over rows, each
+ * a pass over [m, n] of its own otherwise. A block takes 128 rows by N columns, a warpgroup 64 of the rows. The copy engine brings
+ * 64 of the summed dimension at a time to a ring of panels, zeros beyond the edges; wgmma multiplies them there. Sums then change
+ * places within quads of lanes, so that a lane holds 8 neighbouring columns: 16 bytes of each tensor, and one block of dropout's
+ * draws. Sums over rows by column (BatchNorm's) leave the block as one row of partial sums; the last block of a few rows of tiles
+ * to finish merges those, and the last of these merges theirs, in a fixed order.
+ *
+ * Bytes: 2 (m k ceil(n / N) + k n ceil(m / 128)), the repeats from L2, and 2 m n for c and for each tensor beside it. FLOPs 2 m n
+ * k. Memory bounds products of up to 256 columns, wgmma wider ones. */
+#ifndef PS_KERNELS_CUDA_GEMM_WGMMA16_CUH
+#define PS_KERNELS_CUDA_GEMM_WGMMA16_CUH
+
+#include <string.h>
+
+#include "kernels/cuda/gemm/product.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tensor_map.cuh"
+#include "kernels/cuda/tile/activation.cuh"
+#include "kernels/cuda/tile/bulk.cuh"
+#include "kernels/cuda/tile/dropout.cuh"
+#include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/tile/vector.cuh"
+#include "kernels/cuda/tile/wgmma.cuh"
+
+namespace wgmma16
+{
+
+enum {
+    ROWS = 128, /* of a tile: two warpgroups */
+    DEEP = 64,  /* of the summed dimension at once: a panel's lines of 128 bytes */
+    THREADS = 256,
+    STAGES = 3,               /* of the ring, at most */
+    PANEL = DEEP * DEEP * 2,  /* bytes of 64 lines */
+    ROWS_BYTES = ROWS * 128,  /* of a stage */
+    MOST_SHARED = 100 * 1024, /* two blocks a multiprocessor */
+};
+
+/* What a kernel is told. */
+struct call {
+    int64_t m;
+    int n, k, tiles_n;
+    int64_t ldc;
+    void *c, *kept;
+    const void *addend, *x;
+    const float *bias;
+    struct ps_dropout dropout;
+    enum ps_activation activation;
+    /* Of sums over rows: [tiles + groups, n] pairs, a ticket for each group of `share` tiles and one more, for each tile_n. */
+    float2 *partials;
+    unsigned *tickets;
+    int tiles_m, share, groups;
+    float *mean, *var, *running_mean, *running_var; /* SUM: mean and var are read */
+    float *means, *dgamma, *dbeta;
+    double momentum;
+    float epsilon;
+};
+
+/* Bytes of a stage's right operand: panels of 64 lines by 64 columns, or N lines by 64. */
+template <int N, bool ACROSS> static constexpr int right_bytes = ACROSS ? (N + 63) / 64 * PANEL : N * 128;
+
+template <int N, bool ACROSS> static constexpr int stage_bytes = ROWS_BYTES + right_bytes<N, ACROSS>;
+
+template <typename T> static __device__ __forceinline__ float rounded(float v)
+{
+    T r;
+    ps_put(&r, v);
+    return ps_float(r);
+}
+
+/* 8 neighbouring elements as they lie in memory. */
+struct eight {
+    uint4 words;
+};
+
+template <typename T> static __device__ __forceinline__ void unpack(float (&v)[8], const eight &from)
+{
+    ps_unpack<T>(v, from.words.x);
+    ps_unpack<T>(v + 2, from.words.y);
+    ps_unpack<T>(v + 4, from.words.z);
+    ps_unpack<T>(v + 6, from.words.w);
+}
+
+static __device__ __forceinline__ void load_floats(float (&v)[8], const float *from)
+{
+    ps_load<8>(v, from);
+}
+
+static __device__ __forceinline__ void drop(float (&v)[8], const struct ps_dropout &d, uint64_t step, int64_t element)
+{
+    const struct ps_block draws = ps_philox(d.seed, (uint32_t)(element / 8), d.site, step);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        v[j] = ps_dropped(d, ps_draw16(&draws, j), v[j]);
+    }
+}
+
+template <enum ps_activation ACTIVATION, bool SLOPE>
+static __device__ __forceinline__ void activate(float (&v)[8], const float (&t)[8])
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        v[j] = SLOPE ? v[j] * ps_activation_slope<ACTIVATION>(t[j]) : ps_activated<ACTIVATION>(t[j]);
+    }
+}
+
+template <bool SLOPE> static __device__ __forceinline__ void activate(enum ps_activation which, float (&v)[8], const float (&t)[8])
+{
+    if (which == PS_GELU) {
+        activate<PS_GELU, SLOPE>(v, t);
+    } else if (which == PS_RELU) {
+        activate<PS_RELU, SLOPE>(v, t);
+    } else {
+        activate<PS_GELU_TANH, SLOPE>(v, t);
+    }
+}
+
+/* ---- sums over rows ---- */
+
+/* Two sums a column of the warp's 16 rows: of each group of 8 columns a lane's part becomes the whole of one column, 8 q +
+ * own_column, in first[0] and second[0]. */
+static __device__ __forceinline__ void sum_rows(float (&first)[8], float (&second)[8])
+{
+#pragma unroll
+    for (int half = 4; half > 0; half /= 2) {
+        const bool upper = threadIdx.x & (4 * half);
+#pragma unroll
+        for (int j = 0; j < half; j++) {
+            const float a = __shfl_xor_sync(0xffffffffu, upper ? first[j] : first[j + half], 4 * half);
+            const float b = __shfl_xor_sync(0xffffffffu, upper ? second[j] : second[j + half], 4 * half);
+            first[j] = (upper ? first[j + half] : first[j]) + a;
+            second[j] = (upper ? second[j + half] : second[j]) + b;
+        }
+    }
+}
+
+static __device__ __forceinline__ int own_column(int lane)
+{
+    return lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2;
+}
+
+static __device__ __forceinline__ float pick(const float (&v)[8], int i)
+{
+    const float a = i & 4 ? v[4] : v[0], b = i & 4 ? v[5] : v[1], c = i & 4 ? v[6] : v[2], d = i & 4 ? v[7] : v[3];
+    const float e = i & 2 ? c : a, f = i & 2 ? d : b;
+    return i & 1 ? f : e;
+}
+
+/* Rows from `row` on, at most `most`. */
+static __device__ __forceinline__ int rows_at(int64_t m, int64_t row, int most)
+{
+    return row >= m ? 0 : m - row < most ? (int)(m - row) : most;
+}
+
+/* True in the block that is the last of `count` to come here: it sees what the others wrote before. */
+static __device__ __forceinline__ bool comes_last(unsigned *ticket, int count)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(ticket, 1u) == (unsigned)(count - 1);
+        if (last) {
+            *ticket = 0;
+        }
+    }
+    __syncthreads();
+    if (last) {
+        __threadfence();
+    }
+    return last;
+}
+
+/* One pair a column of `count` rows of pairs, each over `rows` rows of c from `row` on: two sums, or (MOMENTS) a mean and M2,
+ * merged about the first one's mean. In the first N threads. */
+template <int N, bool MOMENTS>
+static __device__ __forceinline__ void merge(double &first, double &second, const float2 *from, int n, int column, int count,
+                                             int64_t row, int64_t rows, int64_t m)
+{
+    __shared__ double shared[2][THREADS];
+    const int part = (int)threadIdx.x / N;
+    double a = 0, b = 0, total = 0;
+    const double pivot = MOMENTS && column < n ? (double)__ldcg(from + column).x : 0;
+    if (column < n) {
+#pragma unroll 4
+        for (int i = part; i < count; i += THREADS / N) {
+            const float2 v = __ldcg(from + (int64_t)i * n + column);
+            if constexpr (MOMENTS) {
+                const int64_t left = m - row - i * rows;
+                const double of = (double)(left < rows ? left : rows), away = (double)v.x - pivot;
+                a += of * away;
+                b += (double)v.y + of * away * away;
+            } else {
+                a += (double)v.x;
+                b += (double)v.y;
+            }
+        }
+    }
+    shared[0][threadIdx.x] = a;
+    shared[1][threadIdx.x] = b;
+    __syncthreads();
+    if (part == 0) {
+#pragma unroll
+        for (int i = 1; i < THREADS / N; i++) {
+            a += shared[0][threadIdx.x + i * N];
+            b += shared[1][threadIdx.x + i * N];
+        }
+        if constexpr (MOMENTS) {
+            const int64_t left = m - row;
+            total = (double)(left < count * rows ? left : count * rows);
+            const double away = a / total;
+            b -= a * away;
+            a = pivot + away;
+            b = b < 0 ? 0 : b; /* what is not a number stays that */
+        }
+    }
+    __syncthreads();
+    first = a;
+    second = b;
+}
+
+/* The whole's mean and M2, or sums, of a column. */
+template <bool MOMENTS>
+static __device__ __forceinline__ void finish_column(const struct call &x, int column, double first, double second)
+{
+    const double count = (double)x.m;
+    if constexpr (MOMENTS) {
+        const double var = second / count;
+        x.mean[column] = (float)first;
+        x.var[column] = (float)var;
+        if (isfinite((float)first) && isfinite((float)var)) {
+            x.running_mean[column] += (float)(x.momentum * (first - x.running_mean[column]));
+            x.running_var[column] += (float)(x.momentum * (second / (count - 1.0) - x.running_var[column]));
+        }
+    } else {
+        const double product = second * (double)rsqrtf(x.var[column] + x.epsilon);
+        x.dbeta[column] += (float)first;
+        x.dgamma[column] += (float)product;
+        x.means[column] = (float)(first / count);
+        x.means[x.n + column] = (float)(product / count);
+    }
+}
+
+/* From the warps' pairs, of N columns each, to the whole's. */
+template <int N, bool MOMENTS>
+static __device__ __forceinline__ void gather_sums(const struct call &x, const float2 (*warps)[N], int tile_m, int tile_n)
+{
+    const int own = (int)threadIdx.x % N, column = tile_n * N + own;
+    __syncthreads();
+    if ((int)threadIdx.x < N && column < x.n) {
+        float2 all = make_float2(0, 0);
+        if constexpr (MOMENTS) {
+            const float count = (float)rows_at(x.m, (int64_t)tile_m * ROWS, ROWS);
+            float sum = 0, m2 = 0;
+#pragma unroll
+            for (int w = 0; w < 8; w++) {
+                sum += (float)rows_at(x.m, (int64_t)tile_m * ROWS + 16 * w, 16) * (warps[w][own].x - warps[0][own].x);
+            }
+            const float away = sum / count;
+#pragma unroll
+            for (int w = 0; w < 8; w++) {
+                const float difference = warps[w][own].x - warps[0][own].x - away;
+                m2 += warps[w][own].y + (float)rows_at(x.m, (int64_t)tile_m * ROWS + 16 * w, 16) * difference * difference;
+            }
+            all = make_float2(warps[0][own].x + away, m2);
+        } else {
+#pragma unroll
+            for (int w = 0; w < 8; w++) {
+                all.x += warps[w][own].x;
+                all.y += warps[w][own].y;
+            }
+        }
+        x.partials[(int64_t)tile_m * x.n + column] = all;
+    }
+    const int group = tile_m / x.share, first = group * x.share;
+    const int count = x.tiles_m - first < x.share ? x.tiles_m - first : x.share;
+    unsigned *const tickets = x.tickets + tile_n * (x.groups + 1);
+    if (!comes_last(tickets + group, count)) {
+        return;
+    }
+    double a, b;
+    merge<N, MOMENTS>(a, b, x.partials + (int64_t)first * x.n, x.n, column, count, (int64_t)first * ROWS, ROWS, x.m);
+    if (x.groups > 1) {
+        float2 *const groups = x.partials + (int64_t)x.tiles_m * x.n;
+        if ((int)threadIdx.x < N && column < x.n) {
+            groups[(int64_t)group * x.n + column] = make_float2((float)a, (float)b);
+        }
+        if (!comes_last(tickets + x.groups, x.groups)) {
+            return;
+        }
+        merge<N, MOMENTS>(a, b, groups, x.n, column, x.groups, 0, (int64_t)x.share * ROWS, x.m);
+    }
+    if ((int)threadIdx.x < N && column < x.n) {
+        finish_column<MOMENTS>(x, column, a, b);
+    }
+}
+
+/* ---- the kernel ---- */
+
+/* ACROSS: b's lines run along n, as a weight lies; else along k, as its transpose does. COUNTED: with sums over rows. */
+template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNTED || FINISH == PS_FINISH_SLOPE)) ? 2 : 3)
+    product_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+                   const __grid_constant__ struct call x)
+{
+    extern __shared__ uint8_t memory[];
+    __shared__ __align__(8) uint64_t barriers[2 * STAGES];
+    __shared__ float2 counted[COUNTED ? 8 : 1][COUNTED ? N : 1];
+    constexpr int STAGE = stage_bytes<N, ACROSS>, GROUPS = N / 32;
+    constexpr bool READS = FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL || FINISH == PS_FINISH_SLOPE;
+    constexpr bool MOMENTS = FINISH == PS_FINISH_RESIDUAL;
+    const int lane = (int)threadIdx.x % 32, q = lane % 4, warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0),
+              side = warp / 4;
+    const int tile_n = (int)blockIdx.x % x.tiles_n, tile_m = (int)blockIdx.x / x.tiles_n;
+    const int pieces = (x.k + DEEP - 1) / DEEP, stages = pieces < STAGES ? pieces : STAGES;
+    const uint32_t ring = (ps_shared_address(memory) + 1023u) & ~1023u, full = ps_shared_address(barriers),
+                   empty = full + 8 * STAGES;
+    if (threadIdx.x == 0) {
+        ps_tensor_prefetch(&a_map);
+        ps_tensor_prefetch(&b_map);
+        for (int s = 0; s < stages; s++) {
+            ps_mbarrier_init(full + 8 * s, 1);
+            ps_mbarrier_init(empty + 8 * s, 2);
+        }
+        ps_mbarrier_publish();
+    }
+    __syncthreads();
+    ps_grid_begin();
+    auto bring = [&](int piece) {
+        const int stage = piece % stages;
+        const uint32_t to = ring + stage * STAGE, barrier = full + 8 * stage;
+        ps_mbarrier_expect(barrier, STAGE);
+        ps_tensor_copy2(to, &a_map, piece * DEEP, tile_m * ROWS, barrier);
+        if constexpr (ACROSS) {
+#pragma unroll
+            for (int p = 0; p < (N + 63) / 64; p++) {
+                ps_tensor_copy2(to + ROWS_BYTES + p * PANEL, &b_map, tile_n * N + p * 64, piece * DEEP, barrier);
+            }
+        } else {
+            ps_tensor_copy2(to + ROWS_BYTES, &b_map, piece * DEEP, tile_n * N, barrier);
+        }
+    };
+    if (threadIdx.x == 0) {
+        for (int piece = 0; piece < stages; piece++) {
+            bring(piece);
+        }
+    }
+    const int64_t row0 = (int64_t)tile_m * ROWS + warp * 16;
+    const int column0 = tile_n * N + 8 * q;
+    /* The lane's part of the tensors beside c, of the next 32 columns. */
+    eight addend[2], more[2];
+    auto fetch = [&](int group) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int64_t row = row0 + lane / 4 + 8 * i;
+            const int column = column0 + 32 * group;
+            addend[i].words = more[i].words = make_uint4(0, 0, 0, 0);
+            if (row < x.m && column < x.n) {
+                const int64_t at = row * x.ldc + column;
+                const T *const from = (const T *)(FINISH == PS_FINISH_SLOPE ? x.kept : x.addend);
+                if (READS && from) {
+                    addend[i].words = *(const uint4 *)(from + at);
+                }
+                if (FINISH == PS_FINISH_SUM && COUNTED) {
+                    more[i].words = *(const uint4 *)((const T *)x.x + at);
+                }
+            }
+        }
+    };
+    fetch(0);
+    float sum[N / 8][4];
+    for (int piece = 0; piece < pieces; piece++) {
+        const int stage = piece % stages;
+        ps_mbarrier_wait(full + 8 * stage, piece / stages & 1);
+        const uint32_t left = ps_wgmma_place(ring + stage * STAGE + side * PANEL);
+        const uint32_t right = ps_wgmma_place(ring + stage * STAGE + ROWS_BYTES, ACROSS ? PANEL : 0);
+        ps_wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < DEEP / 16; k++) {
+            ps_wgmma<T, 0, ACROSS>(sum, ps_wgmma_operand(left, k * 32), ps_wgmma_operand(right, k * (ACROSS ? 16 * 128 : 32)),
+                                   piece | k);
+        }
+        ps_wgmma_commit();
+        const int next = piece - 1 + stages;
+        if (piece > 0 && next < pieces) { /* the panels of the piece before are free: the next one's come */
+            ps_wgmma_wait<1>();
+            const int before = (piece - 1) % stages;
+            if (threadIdx.x % 128 == 0) {
+                ps_mbarrier_arrive(empty + 8 * before);
+            }
+            if (threadIdx.x == 0) {
+                ps_mbarrier_wait(empty + 8 * before, (piece - 1) / stages & 1);
+                bring(next);
+            }
+        }
+    }
+    ps_wgmma_wait<0>();
+    ps_pin(sum);
+    const uint64_t step = x.dropout.threshold ? x.dropout.state->step : 0;
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) {
+        const int column = column0 + 32 * group;
+        const bool inside = column < x.n;
+        const eight now[2] = {addend[0], addend[1]}, now_more[2] = {more[0], more[1]};
+        if (group + 1 < GROUPS) {
+            fetch(group + 1);
+        }
+        float bias[8] = {}, mean[8] = {};
+        if (inside && x.bias) {
+            load_floats(bias, x.bias + column);
+        }
+        if (inside && COUNTED && !MOMENTS) {
+            load_floats(mean, x.mean + column);
+        }
+        float first[8] = {}, second[8] = {}, pivot[8] = {};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int64_t row = row0 + lane / 4 + 8 * i, at = row * x.ldc + column, element = row * x.n + column;
+            const bool here = inside && row < x.m;
+            uint32_t low[4], high[4];
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                low[t] = __float_as_uint(sum[4 * group + t][2 * i]);
+                high[t] = __float_as_uint(sum[4 * group + t][2 * i + 1]);
+            }
+            ps_quad_transpose(low);
+            ps_quad_transpose(high);
+            float v[8], other[8];
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                v[2 * t] = __uint_as_float(low[t]);
+                v[2 * t + 1] = __uint_as_float(high[t]);
+            }
+            unpack<T>(other, now[i]);
+            if constexpr (FINISH == PS_FINISH_ACTIVATION) {
+                if (here) {
+                    ps_store<8>((T *)x.kept + at, v);
+                }
+            }
+            if constexpr (FINISH == PS_FINISH_SLOPE) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    other[j] += bias[j];
+                }
+                activate<true>(x.activation, v, other);
+            } else {
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    v[j] += bias[j];
+                }
+            }
+            if constexpr (FINISH == PS_FINISH_ACTIVATION) {
+                const float t[8] = {v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]};
+                activate<false>(x.activation, v, t);
+            }
+            if (FINISH != PS_FINISH_SUM && x.dropout.threshold) {
+                drop(v, x.dropout, step, element);
+            }
+            if constexpr (FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    v[j] += other[j];
+                }
+            }
+            if (here) {
+                ps_store<8>((T *)x.c + at, v);
+            }
+            if constexpr (COUNTED) {
+                unpack<T>(other, now_more[i]);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    v[j] = rounded<T>(v[j]);
+                    if (MOMENTS && i == 0) { /* the warp's first row */
+                        pivot[j] = __shfl_sync(0xffffffffu, v[j], q);
+                    }
+                    const float one = MOMENTS ? v[j] - pivot[j] : v[j];
+                    const float two = one * (MOMENTS ? one : other[j] - mean[j]);
+                    first[j] += here ? one : 0.0f;
+                    second[j] += here ? two : 0.0f;
+                }
+            }
+        }
+        if constexpr (COUNTED) {
+            sum_rows(first, second);
+            const int own = own_column(lane);
+            float2 pair = make_float2(first[0], second[0]);
+            if constexpr (MOMENTS) {
+                const int rows = rows_at(x.m, row0, 16);
+                const float away = rows ? first[0] / (float)rows : 0.0f;
+                pair = make_float2(pick(pivot, own) + away, fmaxf(second[0] - first[0] * away, 0.0f));
+                if (second[0] != second[0]) { /* not a number */
+                    pair.y = second[0];
+                }
+            }
+            counted[warp][32 * group + 8 * q + own] = pair;
+        }
+    }
+    if constexpr (COUNTED) {
+        gather_sums<N, MOMENTS>(x, counted, tile_m, tile_n);
+    }
+}
+
+/* ---- launching ---- */
+
+template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x)
+{
+    CUtensorMap a, b;
+    PS_TRY(ps_tensor_map_2d(&a, p->a.data, p->m, p->k, 2 * p->a.row, ROWS, DEEP));
+    if (ACROSS) {
+        PS_TRY(ps_tensor_map_2d(&b, p->b.data, p->k, p->n, 2 * p->b.row, DEEP, 64));
+    } else {
+        PS_TRY(ps_tensor_map_2d(&b, p->b.data, p->n, p->k, 2 * p->b.column, N, DEEP));
+    }
+    x.tiles_n = (x.n + N - 1) / N;
+    x.tiles_m = (int)((x.m + ROWS - 1) / ROWS);
+    if (COUNTED) {
+        /* One group while a thread has few partial sums to add, else as many groups as tiles in each. */
+        x.share = x.tiles_m;
+        if (x.tiles_m > 8 * THREADS / N) {
+            for (x.share = 1; x.share * x.share < x.tiles_m; x.share++) {
+            }
+        }
+        x.groups = (x.tiles_m + x.share - 1) / x.share;
+        if ((int64_t)x.tiles_n * (x.groups + 1) > PS_COLUMN_TILES) {
+            return ps_fail(PS_UNSUPPORTED, "%s (cuda): sums over %lld rows of %d columns are too many", op, (long long)x.m, x.n);
+        }
+        PS_TRY(ps_cuda_workspace(c, op, (size_t)(x.tiles_m + x.groups) * (size_t)x.n * sizeof(float2)));
+        x.partials = (float2 *)c->workspace;
+        x.tickets = c->tiles_done;
+    }
+    const int pieces = (x.k + DEEP - 1) / DEEP, stages = pieces < STAGES ? pieces : STAGES;
+    const size_t shared = (size_t)stages * stage_bytes<N, ACROSS> + 1024;
+    static_assert(STAGES * stage_bytes<N, ACROSS> + 1024 <= MOST_SHARED, "a block's");
+    auto *const kernel = product_kernel<T, N, ACROSS, FINISH, COUNTED>;
+    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), op));
+    ps_cuda_launch(c, kernel, dim3((unsigned)(x.tiles_m * x.tiles_n)), THREADS, shared, a, b, x);
+    PS_CUDA_LAUNCHED(op);
+}
+
+/* Columns of a tile: few where there are few, and where 128 would leave half a tile empty. */
+template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+static enum ps_status launch_columns(const struct ps_cuda_context *c, const char *op, const struct ps_product *p,
+                                     const struct call &x)
+{
+    const int rest = x.n % 128;
+    return x.n <= 32                ? launch<T, 32, ACROSS, FINISH, COUNTED>(c, op, p, x)
+           : rest > 0 && rest <= 64 ? launch<T, 64, ACROSS, FINISH, COUNTED>(c, op, p, x)
+                                    : launch<T, 128, ACROSS, FINISH, COUNTED>(c, op, p, x);
+}
+
+/* c = a b + bias + addend. */
+template <typename T> enum ps_status product(const struct ps_cuda_context *c, const char *op, const struct ps_product *p)
+{
+    struct call x = {};
+    x.m = p->m;
+    x.n = (int)p->n;
+    x.k = (int)p->k;
+    x.ldc = p->c.row;
+    x.c = p->c.data;
+    x.bias = (const float *)p->bias;
+    x.addend = p->addend;
+    return p->b.column == 1 ? launch_columns<T, true, PS_FINISH_SUM, false>(c, op, p, x)
+                            : launch_columns<T, false, PS_FINISH_SUM, false>(c, op, p, x);
+}
+
+/* Which weights' products end how: forward along n, backward along k. */
+template <typename T>
+enum ps_status finish(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, const struct ps_gemm_finish *f)
+{
+    struct call x = {};
+    x.m = p->m;
+    x.n = (int)p->n;
+    x.k = (int)p->k;
+    x.ldc = p->c.row;
+    x.c = p->c.data;
+    x.kept = f->kept.data;
+    x.addend = f->addend.data;
+    x.x = f->x.data;
+    x.bias = (const float *)f->bias.data;
+    x.dropout = f->dropout;
+    x.activation = f->activation;
+    x.mean = (float *)f->mean.data;
+    x.var = (float *)f->var.data;
+    x.running_mean = (float *)f->running_mean.data;
+    x.running_var = (float *)f->running_var.data;
+    x.means = (float *)f->means.data;
+    x.dgamma = (float *)f->dgamma.data;
+    x.dbeta = (float *)f->dbeta.data;
+    x.momentum = f->momentum;
+    x.epsilon = (float)f->epsilon;
+    const bool across = p->b.column == 1;
+    switch (f->finish) {
+    case PS_FINISH_SUM:
+        return across          ? PS_UNSUPPORTED
+               : f->means.data ? launch_columns<T, false, PS_FINISH_SUM, true>(c, op, p, x)
+                               : launch_columns<T, false, PS_FINISH_SUM, false>(c, op, p, x);
+    case PS_FINISH_RESIDUAL:
+        return !across        ? PS_UNSUPPORTED
+               : f->mean.data ? launch_columns<T, true, PS_FINISH_RESIDUAL, true>(c, op, p, x)
+                              : launch_columns<T, true, PS_FINISH_RESIDUAL, false>(c, op, p, x);
+    case PS_FINISH_ACTIVATION:
+        return across ? launch_columns<T, true, PS_FINISH_ACTIVATION, false>(c, op, p, x) : PS_UNSUPPORTED;
+    case PS_FINISH_SLOPE:
+        return across ? PS_UNSUPPORTED : launch_columns<T, false, PS_FINISH_SLOPE, false>(c, op, p, x);
+    }
+    return PS_UNSUPPORTED;
+}
+
+/* WHERE: nothing, or extern where another file has them. */
+#define PS_WGMMA16_OF(WHERE, T)                                                                                            \
+    WHERE template enum ps_status product<T>(const struct ps_cuda_context *c, const char *op, const struct ps_product *p); \
+    WHERE template enum ps_status finish<T>(const struct ps_cuda_context *c, const char *op, const struct ps_product *p,   \
+                                            const struct ps_gemm_finish *f);
+
+} // namespace wgmma16
+
+#endif
