@@ -159,7 +159,7 @@ static const struct expected of_models[] = {
     {SEED28K, PS_PRECISION_BF16, &h200,
      "embedding panel, embedding dw cublaslt, qkv panel, qkv dx panel, qkv dw cublaslt, wo panel, wo dx panel, "
      "wo dw cublaslt, ffn1 panel, ffn1 dx panel, ffn1 dw cublaslt, ffn2 panel, ffn2 dx panel, ffn2 dw cublaslt, "
-     "scores tiny, mixed tiny, dv tiny, head panel, head dz panel, head dw panel, attention tiled, backward tiled"},
+     "scores tiny, mixed tiny, dv tiny, head panel, head dz panel, head dw panel, attention short16, backward short16"},
     {SEED28K, PS_FP16, &h200,
      "embedding panel, embedding dw cublaslt, qkv panel, qkv dx panel, qkv dw cublaslt, wo panel, wo dx panel, "
      "wo dw cublaslt, ffn1 panel, ffn1 dx panel, ffn1 dw cublaslt, ffn2 panel, ffn2 dx panel, ffn2 dw cublaslt, "
@@ -178,7 +178,7 @@ static const struct expected of_models[] = {
      "embedding cublaslt, embedding dw cublaslt, qkv cublaslt, qkv dx cublaslt, qkv dw cublaslt, wo cublaslt, "
      "wo dx cublaslt, wo dw cublaslt, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw cublaslt, ffn2 cublaslt, "
      "ffn2 dx cublaslt, ffn2 dw cublaslt, scores warp, mixed tiny, dv tiny, head panel, head dz panel, "
-     "head dw panel, attention tiled, backward tiled"},
+     "head dw panel, attention short16, backward short16"},
     {ETTH1, PS_FP16, &h200,
      "embedding cublaslt, embedding dw cublaslt, qkv cublaslt, qkv dx cublaslt, qkv dw cublaslt, wo cublaslt, "
      "wo dx cublaslt, wo dw cublaslt, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw cublaslt, ffn2 cublaslt, "
@@ -198,7 +198,7 @@ static const struct expected of_models[] = {
      "embedding cublaslt, embedding dw cublaslt, qkv cublaslt, qkv dx cublaslt, qkv dw cublaslt, wo cublaslt, "
      "wo dx cublaslt, wo dw cublaslt, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw cublaslt, ffn2 cublaslt, "
      "ffn2 dx cublaslt, ffn2 dw cublaslt, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, "
-     "head dw cublaslt, attention tiled, backward tiled"},
+     "head dw cublaslt, attention short16, backward short16"},
     {WEATHER, PS_FP16, &h200,
      "embedding cublaslt, embedding dw cublaslt, qkv cublaslt, qkv dx cublaslt, qkv dw cublaslt, wo cublaslt, "
      "wo dx cublaslt, wo dw cublaslt, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw cublaslt, ffn2 cublaslt, "
@@ -218,7 +218,7 @@ static const struct expected of_models[] = {
      "embedding cublaslt, embedding dw cublaslt, qkv cublaslt, qkv dx cublaslt, qkv dw cublaslt, wo cublaslt, "
      "wo dx cublaslt, wo dw cublaslt, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw cublaslt, ffn2 cublaslt, "
      "ffn2 dx cublaslt, ffn2 dw cublaslt, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, "
-     "head dw cublaslt, attention tiled, backward tiled"},
+     "head dw cublaslt, attention short16, backward short16"},
     {ELECTRICITY, PS_FP16, &h200,
      "embedding cublaslt, embedding dw cublaslt, qkv cublaslt, qkv dx cublaslt, qkv dw cublaslt, wo cublaslt, "
      "wo dx cublaslt, wo dw cublaslt, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw cublaslt, ffn2 cublaslt, "
@@ -481,8 +481,10 @@ static const struct attention attentions[] = {
     {PS_TF32, PS_F16, 4, 64, 4, "tiled", "tiled"},
     {PS_TF32, PS_F16, 4, 64, 7, "refused", "refused"},
     {PS_TF32, PS_F16, 4, 32, 32, "tiled", "tiled"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 42, 8, "tiled", "tiled"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 42, 7, "tiled", "tiled"},
+    {PS_PRECISION_BF16, PS_BF16, 4, 64, 8, "short16", "short16"},
+    {PS_PRECISION_BF16, PS_BF16, 4, 65, 8, "tiled", "tiled"},
+    {PS_PRECISION_BF16, PS_BF16, 4, 42, 7, "short16", "short16"},
+    {PS_PRECISION_BF16, PS_BF16, 3, 5, 64, "short16", "short16"},
 };
 
 START_TEST(of_attention)
@@ -506,7 +508,7 @@ START_TEST(of_attention_or_products)
         int64_t patches, head;
         int faster;
     } cases[] = {
-        {PS_PRECISION_BF16, 41, 8, 0},
+        {PS_PRECISION_BF16, 1, 8, 1},
         {PS_PRECISION_BF16, 42, 64, 1},
         {PS_PRECISION_BF16, 42, 65, 0},
         {PS_TF32, 5, 16, 1},

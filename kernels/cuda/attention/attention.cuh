@@ -23,7 +23,7 @@ struct ps_attention_launch {
     int e, pieces, columns; /* of v and mixed, and of a piece of q and k; pieces of these; their columns, e pieces */
     bool accumulate;        /* dq and dk are += */
     float scale;
-    bool wide;  /* every row begins at a multiple of 16 bytes and is as long */
+    int unit;   /* bytes, at most 16: every row begins at a multiple of them and is as long */
     bool pairs; /* every row begins at a multiple of two elements, rows follow one another, and e is even */
 };
 
@@ -45,6 +45,10 @@ ps_attention_function ps_cuda_attention_warp_fp16, ps_cuda_attention_warp_fp16_b
 /* attention/warp_float.cu: float32, short sequences of narrow heads. */
 bool ps_cuda_attention_warp_float_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);
 ps_attention_function ps_cuda_attention_warp_float, ps_cuda_attention_warp_float_backward;
+
+/* attention/short16.cu: 16 bits, short sequences. */
+bool ps_cuda_attention_short16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);
+ps_attention_function ps_cuda_attention_short16, ps_cuda_attention_short16_backward;
 
 /* attention/tiled.cu: all types; rows of fp16 in pairs. */
 bool ps_cuda_attention_tiled_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);

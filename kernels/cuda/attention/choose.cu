@@ -11,6 +11,7 @@ struct way {
 static const struct way ways[] = {
     {"warp_fp16", ps_cuda_attention_warp_fp16_wanted, ps_cuda_attention_warp_fp16, ps_cuda_attention_warp_fp16_backward},
     {"warp_float", ps_cuda_attention_warp_float_wanted, ps_cuda_attention_warp_float, ps_cuda_attention_warp_float_backward},
+    {"short16", ps_cuda_attention_short16_wanted, ps_cuda_attention_short16, ps_cuda_attention_short16_backward},
     {"tiled", ps_cuda_attention_tiled_wanted, ps_cuda_attention_tiled, ps_cuda_attention_tiled_backward},
 };
 
@@ -36,7 +37,7 @@ struct shape {
 static enum ps_status view_of(const char *op, const char *name, const struct ps_tensor *t, enum ps_type type, const struct shape *s,
                               bool keys, struct ps_attention_launch *x, struct ps_attention_view *v)
 {
-    const int64_t size[4] = {s->sequences, s->heads, s->patches, s->e}, vector = 16 / (int64_t)ps_type_bytes(type);
+    const int64_t size[4] = {s->sequences, s->heads, s->patches, s->e}, bytes = (int64_t)ps_type_bytes(type);
     const bool cut = keys && t->rank == 5;
     const int last = cut ? 4 : 3;
     bool fits = t->rank == last + 1 && t->type == type && t->data && t->size[last] == s->e &&
@@ -54,8 +55,9 @@ static enum ps_status view_of(const char *op, const char *name, const struct ps_
     *v = {(char *)t->data, t->stride[0], t->stride[1], t->stride[2], cut ? t->stride[3] : 0};
     x->pairs = x->pairs && (uintptr_t)t->data % 8 == 0 && t->stride[0] % 2 == 0 && t->stride[1] % 2 == 0 && t->stride[2] % 2 == 0 &&
                t->stride[2] >= 0 && v->piece % 2 == 0;
-    x->wide = x->wide && ps_cuda_aligned(t) && t->stride[0] % vector == 0 && t->stride[1] % vector == 0 &&
-              t->stride[2] % vector == 0 && v->piece % vector == 0 && s->e % vector == 0;
+    while (((int64_t)(uintptr_t)t->data | (t->stride[0] | t->stride[1] | t->stride[2] | v->piece | s->e) * bytes) % x->unit != 0) {
+        x->unit /= 2;
+    }
     return PS_OK;
 }
 
@@ -80,7 +82,7 @@ static enum ps_status shape_of(const char *op, const struct ps_tensor *q, struct
     x->columns = (int)(s->e * s->pieces);
     x->tiles = (int)tiles;
     x->matrices = s->sequences * s->heads;
-    x->wide = true;
+    x->unit = 16;
     x->pairs = s->e % 2 == 0;
     return PS_OK;
 }
@@ -175,10 +177,10 @@ const char *ps_cuda_attention_way(const struct ps_kernels *k, enum ps_op op, con
 
 int ps_cuda_attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces)
 {
-    enum { LEAST = 42, LEAST_PIECES = 128, LEAST_FP32 = 128, NARROW = 32 };
+    enum { SHORT = 64, LEAST = 42, LEAST_PIECES = 128, LEAST_FP32 = 128, NARROW = 32 };
     const bool served = patches <= PS_ATTENTION_PATCHES && head * pieces <= PS_ATTENTION_HEAD;
     if (k->precision == PS_PRECISION_BF16) {
-        return served && patches >= (pieces > 1 ? LEAST_PIECES : LEAST);
+        return served && (patches <= SHORT || pieces == 1 || patches >= LEAST_PIECES);
     }
     /* Scores that a warp's registers hold (warp_float), else tiles in shared memory. */
     const bool held = pieces == 1 && head % 2 == 0 && ((patches <= 64 && head <= 8) || (patches <= 32 && head <= 16));

@@ -61,7 +61,7 @@ __device__ static __forceinline__ void load_tile(T *to, const FROM *from, int64_
             const __half2 v = inside ? *(const __half2 *)(from + (row0 + row) * stride + columns(column)) : __half2();
             *(float2 *)(to + row * LD + column) = __half22float2(v);
         }
-    } else if (x.wide) {
+    } else if (x.unit == 16) {
         constexpr int PIECES = 8 * ET / V;
 #pragma unroll
         for (int i = (int)threadIdx.x; i < TILE * PIECES; i += THREADS) {

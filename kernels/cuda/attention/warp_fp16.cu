@@ -405,9 +405,9 @@ static bool in_pairs(const struct ps_attention_view &v, int e)
 bool ps_cuda_attention_warp_fp16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
 {
     const struct ps_attention_launch *x = &call->x;
-    return x->pieces == 1 && !x->accumulate && call->kept != k->real && x->pairs && x->wide && x->scale > 0 && x->patches <= 64 &&
-           (x->e == COLUMNS || (x->e == COLUMNS / 2 && x->heads % 2 == 0)) && in_pairs(x->q, x->e) && in_pairs(x->k, x->e) &&
-           in_pairs(x->v, x->e) && in_pairs(x->mixed, x->e) &&
+    return x->pieces == 1 && !x->accumulate && call->kept != k->real && x->pairs && x->unit == 16 && x->scale > 0 &&
+           x->patches <= 64 && (x->e == COLUMNS || (x->e == COLUMNS / 2 && x->heads % 2 == 0)) && in_pairs(x->q, x->e) &&
+           in_pairs(x->k, x->e) && in_pairs(x->v, x->e) && in_pairs(x->mixed, x->e) &&
            (!call->backward ||
             (in_pairs(x->d_mixed, x->e) && in_pairs(x->dq, x->e) && in_pairs(x->dk, x->e) && in_pairs(x->dv, x->e)));
 }
