@@ -76,6 +76,7 @@ enum ps_kind {
     X(forecast, PS_KIND_MODEL, 5, 3)                \
     X(forecast_loss, PS_KIND_MODEL, 6, 8)           \
     X(forecast_error, PS_KIND_MODEL, 6, 8)          \
+    X(mask_patches, PS_KIND_MODEL, 3, 0)            \
     X(sum_squares, PS_KIND_OPTIM, 1, 2)             \
     X(adamw, PS_KIND_OPTIM, 6, 16)                  \
     X(advance, PS_KIND_OPTIM, 0, 0)                 \
@@ -434,6 +435,17 @@ struct ps_forecast_error {
     const struct ps_step_state *state;
     int64_t slot_windows;
     struct ps_loss loss;
+};
+
+/* Hides patches from the encoder. Sequence s has the patches of rows s*N .. of x; of these the `kept` with the smallest keys stay,
+ * of equal ones the first: y = x, and targets are NaN, not observed (ps_loss.missing). The others: y = 0, targets = x. Row r's key
+ * is ps_mask_key of place state->cursor * channels * N + r at state->step: it follows from the window's place in the pass alone. y,
+ * x [S*N, P]; targets [S*N, P] (type parameter). y may be x. Nie et al. 2023. */
+struct ps_mask_patches {
+    struct ps_tensor y, targets, x;
+    const struct ps_step_state *state; /* device memory */
+    uint64_t seed;
+    int64_t channels, patches, kept; /* C; N and how many of a sequence's N stay */
 };
 
 /* ---- optimiser ---- */

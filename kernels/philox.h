@@ -12,7 +12,13 @@
 #endif
 
 /* What a block is drawn for; dropout sites count up from PS_SITE_DROPOUT (model/). */
-enum { PS_SITE_DROPOUT = 0, PS_SITE_INIT = 0x40000000, PS_SITE_SHUFFLE = 0x50000000, PS_SITE_SAMPLE = 0x60000000 };
+enum {
+    PS_SITE_DROPOUT = 0,
+    PS_SITE_INIT = 0x40000000,
+    PS_SITE_SHUFFLE = 0x50000000,
+    PS_SITE_SAMPLE = 0x60000000,
+    PS_SITE_MASK = 0x70000000
+};
 
 struct ps_block {
     uint32_t word[4];
@@ -57,6 +63,20 @@ static inline
     ps_draw16(const struct ps_block *block, int i)
 {
     return block->word[i / 2] >> (16 * (i % 2)) & 0xffffu;
+}
+
+/* What orders patches where some of them are masked: four places to a block, and a site for every 2^32 blocks. */
+#ifdef __CUDACC__
+__device__ __forceinline__
+#else
+static inline
+#endif
+    uint32_t
+    ps_mask_key(uint64_t seed, uint64_t place, uint64_t step)
+{
+    const struct ps_block block = ps_philox(seed, (uint32_t)(place / 4), PS_SITE_MASK + (uint32_t)(place >> 34), step);
+    const uint32_t low = place & 1 ? block.word[1] : block.word[0], high = place & 1 ? block.word[3] : block.word[2];
+    return place & 2 ? high : low;
 }
 
 #endif

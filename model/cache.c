@@ -26,7 +26,7 @@ static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *s
 {
     enum ps_type real = k->real, parameter = k->parameter, statistics = k->statistics;
     int64_t S = batch * shape->channels, N = ps_patches(shape), R = S * N, P = shape->patch_len, H = shape->pred_len;
-    int64_t QH = ps_head_width(shape);
+    int64_t outputs = ps_head_rows(shape, batch) * ps_head_width(shape), targets = shape->mask_ratio > 0 ? outputs : S * H;
     int64_t d = shape->d_model, f = shape->d_ff, h = shape->n_heads, layers = shape->n_layers;
     int64_t scores = level & PS_LEVEL_TILED ? 0 : S * h * N * N, split = level & PS_LEVEL_TILED ? 0 : R * d;
     int64_t groups = ps_partial_rows(S), inner = shape->activation == PS_SWIGLU ? 2 * f : f;

@@ -70,13 +70,27 @@ struct ps_embed_backward ps_embed_backward_of(struct ps_model *m, int64_t batch,
                                       .dropout = dropout};
 }
 
+/* Takes the masked patches out of what the encoder sees; they are the targets. */
+static enum ps_status mask(struct ps_model *m, struct ps_tensor patches, const struct ps_step_state *state, int64_t batch)
+{
+    const int64_t N = ps_patches(&m->shape);
+    return m->k->mask_patches(m->k, &(struct ps_mask_patches){.y = patches,
+                                                              .targets = ps_target_tensor(m, batch),
+                                                              .x = patches,
+                                                              .state = state,
+                                                              .seed = m->options.seed,
+                                                              .channels = m->shape.channels,
+                                                              .patches = N,
+                                                              .kept = N - ps_masked_patches(&m->shape)});
+}
+
 enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                     int64_t batch, struct ps_dropout dropout)
 {
     const struct ps_kernels *k = m->k;
     const struct ps_embed_forward e = ps_embed_forward_of(m, windows, state, batch, dropout);
-    const int affine = m->shape.revin_affine;
-    if (k->embed_forward && !affine) {
+    const int affine = m->shape.revin_affine, masked = m->shape.mask_ratio > 0;
+    if (k->embed_forward && !affine && !masked) {
         enum ps_status status = k->embed_forward(k, &e);
         if (status != PS_UNSUPPORTED) {
             return status;
@@ -103,6 +117,9 @@ enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows 
                                                                 .weight = parameter(m, m->layout->revin_weight),
                                                                 .bias = parameter(m, m->layout->revin_bias),
                                                                 .channels = m->shape.channels}));
+    }
+    if (masked) {
+        PS_TRY(mask(m, e.patches, state, batch));
     }
     PS_TRY(ps_product(k, e.u, e.patches, e.weight, 1, 0));
     return k->bias_position_add(
@@ -161,12 +178,31 @@ enum ps_status ps_embedding_backward(struct ps_model *m, int64_t batch, struct p
 
 struct ps_tensor ps_head_tensor(const struct ps_model *m, void *buffer, int64_t batch)
 {
-    return ps_tensor_2d(buffer, m->k->parameter, batch * m->shape.channels, ps_head_width(&m->shape));
+    return ps_tensor_2d(buffer, m->k->parameter, ps_head_rows(&m->shape, batch), ps_head_width(&m->shape));
 }
 
 struct ps_tensor ps_target_tensor(const struct ps_model *m, int64_t batch)
 {
-    return ps_tensor_2d(m->cache.shared.targets, m->k->parameter, batch * m->shape.channels, m->shape.pred_len);
+    const int64_t columns = m->shape.mask_ratio > 0 ? m->shape.patch_len : m->shape.pred_len;
+    return ps_tensor_2d(m->cache.shared.targets, m->k->parameter, ps_head_rows(&m->shape, batch), columns);
+}
+
+/* What the head's outputs are multiplied by, or added to: RevIN's statistics, or where normalised patches are reconstructed ones
+ * and zeros. */
+static struct ps_tensor outputs_statistic(const struct ps_model *m, void *revin, struct ps_tensor constant, int64_t batch)
+{
+    return m->shape.mask_ratio > 0 ? ps_tensor_slice(constant, 0, 0, ps_head_rows(&m->shape, batch))
+                                   : ps_revin_tensor(m, revin, batch);
+}
+
+struct ps_tensor ps_head_mean(const struct ps_model *m, int64_t batch)
+{
+    return outputs_statistic(m, m->cache.shared.revin_mean, m->zeros, batch);
+}
+
+struct ps_tensor ps_head_std(const struct ps_model *m, int64_t batch)
+{
+    return outputs_statistic(m, m->cache.shared.revin_std, m->ones, batch);
 }
 
 struct ps_tensor ps_revin_tensor(const struct ps_model *m, void *buffer, int64_t batch)
@@ -174,10 +210,10 @@ struct ps_tensor ps_revin_tensor(const struct ps_model *m, void *buffer, int64_t
     return ps_tensor_1d(buffer, m->k->statistics, batch * m->shape.channels);
 }
 
-/* [R, d] seen as the head reads it, [S, N*d]. */
+/* [R, d] seen as the head reads it, [S, N*d] or as it is. */
 static struct ps_tensor flattened(const struct ps_model *m, struct ps_tensor y, int64_t batch)
 {
-    return ps_tensor_reshape(y, 2, (int64_t[]){batch * m->shape.channels, ps_patches(&m->shape) * m->shape.d_model});
+    return ps_tensor_reshape(y, 2, (int64_t[]){ps_head_rows(&m->shape, batch), ps_head_columns(&m->shape)});
 }
 
 /* Whether ps_head_forward ends with b_h and the affine. */
@@ -247,6 +283,9 @@ enum ps_status ps_head_forward(struct ps_model *m, int64_t batch, struct ps_tens
 enum ps_status ps_gather_targets_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                     int64_t batch)
 {
+    if (m->shape.mask_ratio > 0) {
+        return PS_OK; /* the embedding has made them */
+    }
     return m->k->gather_targets(m->k, &(struct ps_gather_targets){.y = ps_target_tensor(m, batch),
                                                                   .targets = windows->targets,
                                                                   .indices = windows->indices,
@@ -266,8 +305,8 @@ struct ps_head_step ps_head_step_of(struct ps_model *m, const struct ps_windows 
                                  .z = z,
                                  .weight = weight(m, m->layout->w_h),
                                  .bias = parameter(m, m->layout->b_h),
-                                 .mean = ps_revin_tensor(m, s->revin_mean, batch),
-                                 .std = ps_revin_tensor(m, s->revin_std, batch),
+                                 .mean = ps_head_mean(m, batch),
+                                 .std = ps_head_std(m, batch),
                                  .targets = windows->targets,
                                  .indices = windows->indices,
                                  .state = state,

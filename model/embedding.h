@@ -9,7 +9,7 @@ struct ps_embed_forward ps_embed_forward_of(struct ps_model *m, const struct ps_
                                             int64_t batch, struct ps_dropout dropout);
 struct ps_embed_backward ps_embed_backward_of(struct ps_model *m, int64_t batch, struct ps_dropout dropout);
 
-/* Windows -> RevIN -> patches -> u = drop(patches W_P + b_P + W_pos) at the stream's beginning. */
+/* Windows -> RevIN -> patches, some of them masked -> u = drop(patches W_P + b_P + W_pos) at the stream's beginning. */
 enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                     int64_t batch, struct ps_dropout dropout);
 /* From cache.shared.gradient (du): gradients of W_P, b_P and W_pos +=. */
@@ -38,6 +38,9 @@ struct ps_head_gradient ps_head_gradient_of(struct ps_model *m, struct ps_step_s
 struct ps_tensor ps_head_tensor(const struct ps_model *m, void *buffer, int64_t batch);
 struct ps_tensor ps_target_tensor(const struct ps_model *m, int64_t batch);
 struct ps_tensor ps_revin_tensor(const struct ps_model *m, void *buffer, int64_t batch);
+/* What forecast and its like multiply head_out by, and add: [S], or of a model that reconstructs [R]. */
+struct ps_tensor ps_head_mean(const struct ps_model *m, int64_t batch);
+struct ps_tensor ps_head_std(const struct ps_model *m, int64_t batch);
 enum ps_status ps_gather_targets_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                     int64_t batch);
 

@@ -133,30 +133,39 @@ static int cache_levels(const struct ps_model_options *options)
     return (int)options->level | (options->level == PS_LEVEL_GEMM && options->tiled_attention ? PS_LEVEL_TILED : 0);
 }
 
-/* Elements of the parts of ps_model.constants. */
-static void count_constants(const struct ps_model_shape *s, int64_t count[3])
+/* The parts of ps_model.constants. */
+enum { POSITIONS, ANGLES, NO_BIAS, ZEROS, ONES, CONSTANTS };
+
+/* Where each begins, in elements; the last: how many there are. */
+static void place_constants(const struct ps_model_shape *s, int64_t batch, int64_t begin[CONSTANTS + 1])
 {
-    int64_t patches = ps_patches(s);
-    count[0] = s->positions == PS_POSITIONS_LEARNED ? 0 : patches * s->d_model;
-    count[1] = s->positions == PS_POSITIONS_ROPE ? patches * (s->d_model / s->n_heads) : 0;
-    count[2] = s->individual_head || s->revin_affine ? ps_head_width(s) : 0;
+    const int64_t patches = ps_patches(s), rows = s->mask_ratio > 0 ? ps_head_rows(s, batch) : 0;
+    const int64_t count[CONSTANTS] = {[POSITIONS] = s->positions == PS_POSITIONS_LEARNED ? 0 : patches * s->d_model,
+                                      [ANGLES] = s->positions == PS_POSITIONS_ROPE ? patches * (s->d_model / s->n_heads) : 0,
+                                      [NO_BIAS] = s->individual_head || s->revin_affine ? ps_head_width(s) : 0,
+                                      [ZEROS] = rows,
+                                      [ONES] = rows};
+    begin[0] = 0;
+    for (int i = 0; i < CONSTANTS; i++) {
+        begin[i + 1] = begin[i] + count[i];
+    }
 }
 
-static size_t constants_bytes(const struct ps_kernels *k, const struct ps_model_shape *s)
+static size_t constants_bytes(const struct ps_kernels *k, const struct ps_model_shape *s, int64_t batch)
 {
-    int64_t count[3];
-    count_constants(s, count);
-    return (size_t)(count[0] + count[1] + count[2]) * ps_type_bytes(k->parameter);
+    int64_t begin[CONSTANTS + 1];
+    place_constants(s, batch, begin);
+    return (size_t)begin[CONSTANTS] * ps_type_bytes(k->parameter);
 }
 
 static enum ps_status make_constants(struct ps_model *m)
 {
     const struct ps_kernels *k = m->k;
     const enum ps_type type = k->parameter;
-    int64_t count[3];
-    count_constants(&m->shape, count);
-    const int64_t all = count[0] + count[1] + count[2], patches = ps_patches(&m->shape);
-    m->constants_bytes = (size_t)all * ps_type_bytes(type);
+    int64_t begin[CONSTANTS + 1];
+    place_constants(&m->shape, m->batch, begin);
+    const int64_t all = begin[CONSTANTS], patches = ps_patches(&m->shape);
+    m->constants_bytes = constants_bytes(k, &m->shape, m->batch);
     if (!all) {
         return PS_OK;
     }
@@ -165,17 +174,23 @@ static enum ps_status make_constants(struct ps_model *m)
     float *narrow = malloc((size_t)all * sizeof *narrow);
     enum ps_status status = values && narrow ? PS_OK : ps_fail(PS_DEVICE, "no memory for %lld constants", (long long)all);
     if (status == PS_OK) {
-        if (count[0]) {
+        struct ps_tensor *const parts[CONSTANTS] = {&m->positions, &m->angles, &m->no_bias, &m->zeros, &m->ones};
+        const int64_t columns[CONSTANTS] = {[POSITIONS] = m->shape.d_model, [ANGLES] = m->shape.d_model / m->shape.n_heads};
+        for (int i = 0; i < CONSTANTS; i++) {
+            char *data = (char *)m->constants + (size_t)begin[i] * ps_type_bytes(type);
+            const int64_t count = begin[i + 1] - begin[i];
+            if (count) {
+                *parts[i] = columns[i] ? ps_tensor_2d(data, type, patches, columns[i]) : ps_tensor_1d(data, type, count);
+            }
+        }
+        if (m->positions.data) {
             ps_positions_fill(&m->shape, values);
-            m->positions = ps_tensor_2d(m->constants, type, patches, m->shape.d_model);
         }
-        if (count[1]) {
-            ps_rope_angles(&m->shape, values + count[0]);
-            m->angles = ps_tensor_2d((char *)m->constants + (size_t)count[0] * ps_type_bytes(type), type, patches,
-                                     m->shape.d_model / m->shape.n_heads);
+        if (m->angles.data) {
+            ps_rope_angles(&m->shape, values + begin[ANGLES]);
         }
-        if (count[2]) {
-            m->no_bias = ps_tensor_1d((char *)m->constants + (size_t)(count[0] + count[1]) * ps_type_bytes(type), type, count[2]);
+        for (int64_t i = begin[ONES]; i < all; i++) {
+            values[i] = 1;
         }
         for (int64_t i = 0; i < all; i++) {
             narrow[i] = (float)values[i];
@@ -226,6 +241,7 @@ static enum ps_status check_operations(const struct ps_kernels *k, const struct 
         const char *what;
     } operations[] = {{s->norm == PS_NORM_BATCH, k->batchnorm && k->batchnorm_statistics && k->batchnorm_backward, "norm: batch"},
                       {s->positions == PS_POSITIONS_ROPE, k->rope != NULL, "positions: rope"},
+                      {s->mask_ratio > 0, k->mask_patches != NULL, "mask_ratio"},
                       {s->individual_head || s->revin_affine, k->channel_affine && k->channel_affine_backward,
                        s->revin_affine ? "revin_affine" : "head: individual"}};
     for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
@@ -246,8 +262,8 @@ size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, const s
     }
     size_t count = (size_t)layout->count, both = count + (size_t)layout->stored;
     ps_parameters_free(layout);
-    return both * ps_type_bytes(k->parameter) + constants_bytes(k, shape) + (has_copy(k) ? count * ps_type_bytes(k->real) : 0) +
-           ps_cache_bytes(k, shape, batch, cache_levels(options));
+    return both * ps_type_bytes(k->parameter) + constants_bytes(k, shape, batch) +
+           (has_copy(k) ? count * ps_type_bytes(k->real) : 0) + ps_cache_bytes(k, shape, batch, cache_levels(options));
 }
 
 enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
@@ -302,9 +318,10 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     m->shape = *shape;
     m->batch = batch;
     m->options = *options;
+    m->options.loss.missing |= shape->mask_ratio > 0; /* a patch that is seen is no target */
     snprintf(m->kernels, sizeof m->kernels, "%s", ps_level_name(options->level));
     m->gradient_scale =
-        k->precision == PS_FP16 ? exp2(floor(log2((double)batch * (double)shape->channels * (double)ps_head_width(shape)))) : 1;
+        k->precision == PS_FP16 ? exp2(floor(log2((double)ps_head_rows(shape, batch) * (double)ps_head_width(shape)))) : 1;
     struct ps_device *device = k->device;
     enum ps_status status = ps_parameters_layout(shape, &m->layout);
     if (status == PS_OK && options->level == PS_LEVEL_LAYER) {
@@ -317,7 +334,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                                                                .seq_len = shape->seq_len,
                                                                .patch_len = shape->patch_len,
                                                                .pred_len = shape->pred_len,
-                                                               .other_loss = !ps_loss_is_plain(&options->loss)},
+                                                               .other_loss = !ps_loss_is_plain(&m->options.loss)},
                                     &m->encoder);
         if (status == PS_UNSUPPORTED) {
             char why[512];
@@ -328,6 +345,9 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
             status =
                 ps_fail(PS_UNSUPPORTED, "level layer is slower than level gemm for d_model %lld and %lld sequences of %lld patches",
                         (long long)shape->d_model, (long long)(batch * shape->channels), (long long)ps_patches(shape));
+        }
+        if (status == PS_OK && shape->mask_ratio > 0) {
+            m->encoder.span = PS_SPAN_LAYERS; /* the embedding that it knows masks nothing */
         }
         if (status == PS_OK) {
             snprintf(m->kernels, sizeof m->kernels, "%s", m->encoder.kernels);
@@ -601,8 +621,8 @@ enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *wind
     return m->k->forecast_error(m->k, &(struct ps_forecast_error){.errors = errors,
                                                                   .x = ps_head_tensor(m, s->head_out, batch),
                                                                   .bias = ps_head_bias(m),
-                                                                  .mean = ps_revin_tensor(m, s->revin_mean, batch),
-                                                                  .std = ps_revin_tensor(m, s->revin_std, batch),
+                                                                  .mean = ps_head_mean(m, batch),
+                                                                  .std = ps_head_std(m, batch),
                                                                   .targets = ps_target_tensor(m, batch),
                                                                   .state = state,
                                                                   .slot_windows = slot_windows,
@@ -615,9 +635,14 @@ enum ps_status ps_model_forecast(struct ps_model *m, int64_t batch, struct ps_te
     return m->k->forecast(m->k, &(struct ps_forecast){.y = y,
                                                       .x = ps_head_tensor(m, s->head_out, batch),
                                                       .bias = ps_head_bias(m),
-                                                      .mean = ps_revin_tensor(m, s->revin_mean, batch),
-                                                      .std = ps_revin_tensor(m, s->revin_std, batch),
+                                                      .mean = ps_head_mean(m, batch),
+                                                      .std = ps_head_std(m, batch),
                                                       .quantiles = m->shape.quantiles});
+}
+
+int64_t ps_model_targets(const struct ps_model_shape *s)
+{
+    return s->mask_ratio > 0 ? ps_head_rows(s, 1) * s->patch_len : s->channels * s->pred_len;
 }
 
 double ps_model_step_flops(const struct ps_model_shape *shape, int64_t batch)
@@ -627,6 +652,7 @@ double ps_model_step_flops(const struct ps_model_shape *shape, int64_t batch)
     /* Multiply-adds of the products forward; backward costs twice as many, but the embedding has no input gradient
      * unless RevIN's affine wants it. */
     double matrices = shape->activation == PS_SWIGLU ? 3 : 2;
-    double layer = R * d * (4 * d + matrices * f) + 2 * S * N * N * d, head = S * N * d * H, embedding = R * P * d;
+    double layer = R * d * (4 * d + matrices * f) + 2 * S * N * N * d,
+           head = (double)(ps_head_rows(shape, batch) * ps_head_columns(shape)) * H, embedding = R * P * d;
     return 2 * (3 * ((double)shape->n_layers * layer + head) + (shape->revin_affine ? 3 : 2) * embedding);
 }

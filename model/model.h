@@ -33,10 +33,11 @@ struct ps_model {
      * head's are about as large as the errors and fp16's exponents hold them. */
     double gradient_scale;
     /* One device buffer, k->parameter: what is added to the embedding where positions are not learned [N, d], RoPE's angles [N, e],
-     * and zeros in place of the head's bias where that is added before [QH]; data NULL where the model needs none. */
+     * zeros in place of the head's bias where that is added before [QH], and in place of RevIN's mean and deviation, where patches
+     * are reconstructed, zeros and ones [R]; data NULL where the model needs none. */
     void *constants;
     size_t constants_bytes;
-    struct ps_tensor positions, angles, no_bias;
+    struct ps_tensor positions, angles, no_bias, zeros, ones;
     struct ps_cache cache;
     struct ps_encoder_needs encoder; /* level layer: what encoder_prepare said */
     void *kept;                      /* level layer: what the encoder's backward reads again */
@@ -74,7 +75,7 @@ void ps_model_tensor_name(const struct ps_model *model, const void *address, cha
 enum ps_status ps_model_refresh_weights(struct ps_model *m);
 
 /* Windows state->cursor .. + batch of `windows` through embedding, layers and head's product, into cache.shared.head_out. state is
- * device memory. training: dropout on, counted by state->step. */
+ * device memory. training: dropout on, counted by state->step. Which patches are masked is counted by step and cursor. */
 enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                 int64_t batch, int training);
 /* A whole training pass over the same windows: forward with dropout, the loss into state->loss_sum, gradients += all the way down.
@@ -86,10 +87,14 @@ int ps_model_steps(const struct ps_model *m);
  * and skip must be 0, since they need all gradients first. */
 enum ps_status ps_model_step(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
                              const struct ps_adamw *update);
+/* Values that a window's loss and errors are of, but for those that are not observed: C H; of a model that reconstructs C N P, of
+ * which those that it sees are not. */
+int64_t ps_model_targets(const struct ps_model_shape *shape);
 /* After a forward: the sums of its errors into errors (float64 [slots, PS_ERRORS], see forecast_error). */
 enum ps_status ps_model_errors(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                int64_t batch, struct ps_tensor errors, int64_t slot_windows);
-/* After a forward: yhat into y [batch*C, QH], quantiles in rising order. */
+/* After a forward: yhat into y [batch*C, QH], quantiles in rising order. Of a model that reconstructs the normalised patches [R,
+ * P]. */
 enum ps_status ps_model_forecast(struct ps_model *m, int64_t batch, struct ps_tensor y);
 
 /* All encoder layers: from stream 0 to stream n_layers. training as above (state may be NULL when 0). */

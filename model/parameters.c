@@ -12,9 +12,25 @@ int64_t ps_patches(const struct ps_model_shape *shape)
     return (shape->seq_len - shape->patch_len) / shape->stride + 1 + (shape->pad_end ? 1 : 0);
 }
 
+int64_t ps_masked_patches(const struct ps_model_shape *s)
+{
+    const int64_t patches = ps_patches(s);
+    return s->mask_ratio > 0 ? patches - (int64_t)((double)patches * (1 - s->mask_ratio)) : 0;
+}
+
+int64_t ps_head_rows(const struct ps_model_shape *shape, int64_t batch)
+{
+    return batch * shape->channels * (shape->mask_ratio > 0 ? ps_patches(shape) : 1);
+}
+
+int64_t ps_head_columns(const struct ps_model_shape *shape)
+{
+    return shape->d_model * (shape->mask_ratio > 0 ? 1 : ps_patches(shape));
+}
+
 int64_t ps_head_width(const struct ps_model_shape *shape)
 {
-    return shape->pred_len * (shape->quantiles > 0 ? shape->quantiles : 1);
+    return shape->mask_ratio > 0 ? shape->patch_len : shape->pred_len * (shape->quantiles > 0 ? shape->quantiles : 1);
 }
 
 double ps_dropout_rate(const struct ps_model_shape *s, enum ps_dropout_place place)
@@ -55,6 +71,43 @@ static enum ps_status check_variants(const struct ps_model_shape *s)
     return PS_OK;
 }
 
+/* Masked patches must not be told by what is left of the window. */
+static enum ps_status check_masking(const struct ps_model_shape *s)
+{
+    if (s->mask_ratio == 0) {
+        return PS_OK;
+    }
+    if (!(s->mask_ratio > 0 && s->mask_ratio < 1)) {
+        return ps_fail(PS_USAGE, "model.mask_ratio: %g is not between 0 and 1", s->mask_ratio);
+    }
+    const int64_t patches = ps_patches(s), masked = ps_masked_patches(s);
+    if (masked < 1 || masked >= patches) {
+        return ps_fail(PS_USAGE, "model.mask_ratio: %g masks %lld of %lld patches: at least one must be masked, and one left",
+                       s->mask_ratio, (long long)masked, (long long)patches);
+    }
+    if (s->stride < s->patch_len) {
+        return ps_fail(PS_USAGE,
+                       "model.stride: %lld is less than patch_len, %lld: a masked patch's values would stand in its neighbours: "
+                       "set stride: %lld",
+                       (long long)s->stride, (long long)s->patch_len, (long long)s->patch_len);
+    }
+    if (s->pad_end) {
+        return ps_fail(PS_USAGE, "model.padding: end repeats the window's last value in a patch more, which tells it where its "
+                                 "own patch is masked: set padding: none");
+    }
+    if (s->quantiles > 0) {
+        return ps_fail(PS_USAGE, "train.loss: quantile is of forecasts: take mse, mae or huber");
+    }
+    if (s->individual_head) {
+        return ps_fail(PS_USAGE, "model.head: individual is of forecasts: one head reconstructs all channels: set head: shared");
+    }
+    if (s->revin_affine) {
+        return ps_fail(PS_USAGE, "model.revin_affine: scales what is to be reconstructed, and a scale of 0 would leave no error: "
+                                 "set it to false");
+    }
+    return PS_OK;
+}
+
 enum ps_status ps_model_shape_check(const struct ps_model_shape *s)
 {
     const struct {
@@ -81,7 +134,8 @@ enum ps_status ps_model_shape_check(const struct ps_model_shape *s)
         return ps_fail(PS_USAGE, "model.patch_len: %lld is longer than the window, seq_len %lld", (long long)s->patch_len,
                        (long long)s->seq_len);
     }
-    return check_variants(s);
+    PS_TRY(check_variants(s));
+    return check_masking(s);
 }
 
 /* Appends a tensor of the given sizes (0 beyond the rank) and returns its place. */
@@ -136,8 +190,9 @@ enum ps_status ps_parameters_layout(const struct ps_model_shape *s, struct ps_pa
         p->layer[l][PS_W_1] = append(p, prefix, "w_1", d, inner);
         p->layer[l][PS_W_2] = append(p, prefix, "w_2", f, d);
     }
+    const int masked = s->mask_ratio > 0;
     p->w_h = s->individual_head ? append3(p, "", "w_h", s->channels, patches * d, ps_head_width(s))
-                                : append(p, "", "w_h", patches * d, ps_head_width(s));
+                                : append(p, "", masked ? "w_r" : "w_h", ps_head_columns(s), ps_head_width(s));
     p->decayed = p->stored;
     p->b_p = append(p, "", "b_p", d, 0);
     p->w_pos = s->positions == PS_POSITIONS_LEARNED ? append(p, "", "w_pos", patches, d) : -1;
@@ -153,7 +208,8 @@ enum ps_status ps_parameters_layout(const struct ps_model_shape *s, struct ps_pa
         p->layer[l][PS_B_1] = append(p, prefix, "b_1", inner, 0);
         p->layer[l][PS_B_2] = append(p, prefix, "b_2", d, 0);
     }
-    p->b_h = s->individual_head ? append(p, "", "b_h", s->channels, ps_head_width(s)) : append(p, "", "b_h", ps_head_width(s), 0);
+    p->b_h = s->individual_head ? append(p, "", "b_h", s->channels, ps_head_width(s))
+                                : append(p, "", masked ? "b_r" : "b_h", ps_head_width(s), 0);
     p->revin_weight = s->revin_affine ? append(p, "", "revin_weight", s->channels, 0) : -1;
     p->revin_bias = s->revin_affine ? append(p, "", "revin_bias", s->channels, 0) : -1;
     p->n = p->all;

@@ -45,11 +45,17 @@ struct ps_model_shape {
     int individual_head;    /* W_h and b_h of each channel's own */
     int revin_affine, revin_subtract_last;
     int patches_from_end; /* rows that fill no patch are left out at the window's beginning */
+    double mask_ratio;    /* 0: the model forecasts; else it reconstructs patches, of which this share is masked */
 };
 
 /* N: (L - P)/stride + 1, one more with pad_end. */
 int64_t ps_patches(const struct ps_model_shape *shape);
-/* Q H: the head's columns. */
+/* Of a sequence's N patches those that are masked: N - floor(N (1 - mask_ratio)); 0 in a model that forecasts. */
+int64_t ps_masked_patches(const struct ps_model_shape *shape);
+/* The head maps each sequence's N d columns to Q H; of a model that reconstructs each patch's d to P. Rows of `batch` windows .. */
+int64_t ps_head_rows(const struct ps_model_shape *shape, int64_t batch);
+/* .. the columns that it reads, and those that it gives. */
+int64_t ps_head_columns(const struct ps_model_shape *shape);
 int64_t ps_head_width(const struct ps_model_shape *shape);
 double ps_dropout_rate(const struct ps_model_shape *shape, enum ps_dropout_place place);
 /* PS_USAGE naming the value and what would do: sizes that must be positive, d_model % n_heads, patch_len > seq_len, dropout. */
@@ -92,7 +98,8 @@ struct ps_parameters {
     int64_t stored;  /* with the running statistics */
     int64_t decayed; /* elements before the first that weight decay leaves alone */
     /* Places in the table; -1: the model has none. */
-    int w_p, b_p, w_pos, w_h, b_h; /* [P, d], [d], [N, d], [N*d, QH], [QH]; the head's of each channel [C, N*d, QH], [C, QH] */
+    int w_p, b_p, w_pos, w_h, b_h; /* [P, d], [d], [N, d], [N*d, QH], [QH]; the head's of each channel [C, N*d, QH], [C, QH]; of a
+                                      model that reconstructs, named w_r and b_r, [d, P], [P] */
     int revin_weight, revin_bias;  /* [C] */
     int (*layer)[PS_LAYER_PARAMETERS];
     int (*statistics)[PS_LAYER_STATISTICS];

@@ -273,7 +273,8 @@ struct ps_model_shape ps_config_shape(const struct ps_config *c, int64_t channel
                                    .individual_head = c->model.head == PS_HEAD_INDIVIDUAL,
                                    .revin_affine = c->model.revin_affine,
                                    .revin_subtract_last = c->model.revin_subtract_last,
-                                   .patches_from_end = c->model.patches_from == PS_PATCHES_FROM_END};
+                                   .patches_from_end = c->model.patches_from == PS_PATCHES_FROM_END,
+                                   .mask_ratio = c->train.objective == PS_OBJECTIVE_MASKED ? c->model.mask_ratio : 0};
     for (int i = 0; i < PS_DROP_PLACES; i++) {
         shape.dropout_at[i].set = c->model.dropout_at[i] >= 0;
         shape.dropout_at[i].rate = c->model.dropout_at[i];

@@ -9,6 +9,7 @@
 #include "model/parameters.h"
 #include "optim/schedule.h"
 
+enum ps_objective { PS_OBJECTIVE_FORECAST, PS_OBJECTIVE_MASKED };
 enum ps_head { PS_HEAD_SHARED, PS_HEAD_INDIVIDUAL };
 enum ps_patches_from { PS_PATCHES_FROM_START, PS_PATCHES_FROM_END };
 enum ps_padding { PS_PADDING_NONE, PS_PADDING_END };
@@ -43,6 +44,7 @@ struct ps_config {
         enum ps_positions positions;           /* learned */
         enum ps_head head;                     /* shared */
         enum ps_patches_from patches_from;     /* start */
+        double mask_ratio;                     /* (0, 1), of train.objective masked; 0.4 */
     } model;
     struct {
         double lr;                      /* 1e-4 */
@@ -63,6 +65,7 @@ struct ps_config {
         int64_t keep_last;                 /* states kept, last.h5 included; 2 */
         int64_t keep_best;                 /* best weights kept, best.h5 included; 1 */
         enum ps_on_nonfinite on_nonfinite; /* stop */
+        enum ps_objective objective;       /* forecast */
     } train;
     struct {
         char *device;                     /* auto, cpu, cuda, cuda:N */

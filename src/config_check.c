@@ -45,6 +45,22 @@ static enum ps_status check_parameters(const struct ps_config *c, const char *wh
     return count <= 0x1p40 ? PS_OK : ps_config_fail(where, "model: has %.2g parameters; at most %.2g can be served", count, 0x1p40);
 }
 
+/* What the model says of train.objective: masked, at the key that it names, or where the objective is said when that is a preset.
+ */
+static enum ps_status check_masking(const struct ps_config_reader *reader, const char *origin)
+{
+    const struct ps_model_shape shape = ps_config_shape(reader->config, 1);
+    if (shape.mask_ratio == 0 || ps_model_shape_check(&shape) == PS_OK) {
+        return PS_OK;
+    }
+    char message[512], key[32];
+    snprintf(message, sizeof message, "%s", ps_error_message());
+    const int named = sscanf(message, "model.%31[a-z_]", key) == 1 && ps_key_index("model", key) >= 0;
+    const char *where = named ? reader->where[ps_key_index("model", key)] : "";
+    return ps_config_fail(*where ? where : blame(reader, origin, "train", "objective", NULL), "%s (train.objective: masked)",
+                          message);
+}
+
 int ps_config_is_device(const char *device)
 {
     if (strncmp(device, "cuda:", 5) == 0) {
@@ -84,6 +100,7 @@ enum ps_status ps_config_check(const struct ps_config_reader *reader, const char
                               "model.%s: is a part of RevIN, and model.revin is false", key);
     }
     PS_TRY(check_parameters(c, blame(reader, origin, "model", "d_model", "seq_len")));
+    PS_TRY(check_masking(reader, origin));
     if (c->optim.min_lr > c->optim.lr) {
         return ps_config_fail(blame(reader, origin, "optim", "min_lr", "lr"), "optim.min_lr: %g is above lr; it must be at most %g",
                               c->optim.min_lr, c->optim.lr);
@@ -127,7 +144,8 @@ void ps_config_differences(const struct ps_config *then, const struct ps_config 
     *text = 0;
     for (int i = 0; i < PS_KEYS; i++) {
         const struct ps_key *key = &ps_keys[i];
-        if (strcmp(key->section, "model") != 0 || strncmp(key->name, "dropout", 7) == 0 || strcmp(key->name, "pred_len") == 0) {
+        if (strcmp(key->section, "model") != 0 || strncmp(key->name, "dropout", 7) == 0 || strcmp(key->name, "pred_len") == 0 ||
+            strcmp(key->name, "mask_ratio") == 0) {
             continue;
         }
         char *was = ps_config_value_text(then, key), *is = ps_config_value_text(now, key);

@@ -8,6 +8,7 @@ static const char *const activations[] = {"gelu_tanh", "gelu", "relu", "swiglu",
 static const char *const positions[] = {"learned", "sincos", "rope", "none", NULL};
 static const char *const heads[] = {"shared", "individual", NULL};
 static const char *const patches_from[] = {"start", "end", NULL};
+static const char *const objectives[] = {"forecast", "masked", NULL};
 static const char *const paddings[] = {"none", "end", NULL};
 static const char *const placements[] = {"auto", "device", "host", NULL};
 static const char *const fusions[] = {"auto", "none", "gemm", "layer", NULL};
@@ -63,6 +64,7 @@ static const struct ps_key table[] = {
     KEY(model, positions, CHOICE, {"learned"}, .choices = positions),
     KEY(model, head, CHOICE, {"shared"}, .choices = heads),
     KEY(model, patches_from, CHOICE, {"start"}, .choices = patches_from),
+    KEY(model, mask_ratio, REAL, {"0.4"}, .range = PS_RANGE_INSIDE),
     KEY(optim, lr, REAL, {"1e-4"}, .range = PS_RANGE_POSITIVE),
     KEY(optim, weight_decay, REAL, {"1e-2"}, .range = PS_RANGE_NOT_NEGATIVE),
     KEY(optim, beta1, REAL, {"0.9"}, .range = PS_RANGE_FRACTION),
@@ -81,6 +83,7 @@ static const struct ps_key table[] = {
     KEY(train, keep_last, WHOLE, {"2"}, .range = PS_RANGE_COUNT, .free_on_resume = 1),
     KEY(train, keep_best, WHOLE, {"1"}, .range = PS_RANGE_COUNT, .free_on_resume = 1),
     KEY(train, on_nonfinite, CHOICE, {"stop"}, .choices = on_nonfinites, .free_on_resume = 1),
+    KEY(train, objective, CHOICE, {"forecast"}, .choices = objectives),
     KEY(runtime, device, TEXT, {"auto"}),
     KEY(runtime, precision, CHOICE, {"fp32"}, .choices = precisions),
     KEY(runtime, backend, TEXT, {"auto"}, .choices = backends),

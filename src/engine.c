@@ -91,6 +91,16 @@ enum ps_status ps_engine_open_model(const struct ps_config *c, struct ps_kernels
     return status == PS_UNSUPPORTED ? PS_USAGE : status;
 }
 
+enum ps_status ps_engine_check_head(const struct ps_config *c, const char *checkpoint)
+{
+    return c->train.objective == PS_OBJECTIVE_FORECAST
+               ? PS_OK
+               : ps_fail(PS_CHECKPOINT,
+                         "%s: has no forecast head: it reconstructs masked patches (train.objective: masked); "
+                         "train --init-from it with --new-head and train.objective: forecast",
+                         checkpoint);
+}
+
 static enum ps_status set_text(char **place, const char *text)
 {
     char *copy = strdup(text);

@@ -21,6 +21,9 @@ enum ps_status ps_engine_open_model(const struct ps_config *config, struct ps_ke
 enum ps_status ps_engine_load_weights(struct ps_device *device, struct ps_model *model, const struct ps_checkpoint *checkpoint,
                                       void *into);
 
+/* PS_CHECKPOINT, saying what to do, when the checkpoint's model reconstructs masked patches and has no forecast head. */
+enum ps_status ps_engine_check_head(const struct ps_config *config, const char *checkpoint);
+
 /* Changes what a checkpoint's config says of the machine to what this one can compute with: a device that is not there, a backend
  * of another kind, a precision that the CPU has not. precision: a name that the user gave, or NULL; device: likewise. note: what
  * was changed, in words, for the user; "": nothing. PS_USAGE for a device or a precision that does not exist. */

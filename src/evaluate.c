@@ -438,6 +438,9 @@ static enum ps_status evaluate(struct arguments *a)
     struct ps_session *s = NULL;
     PS_TRY(ps_checkpoint_load(a->checkpoint, &checkpoint));
     enum ps_status status = ps_config_parse_saved(checkpoint.config, a->checkpoint, &config);
+    if (status == PS_OK) {
+        status = ps_engine_check_head(&config, a->checkpoint);
+    }
     if (status == PS_OK && a->forecasts) {
         status =
             ps_options_output("--save-forecasts", a->forecasts, a->overwrite, a->checkpoint, a->data ? a->data : config.data.path);

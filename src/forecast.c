@@ -449,6 +449,9 @@ int main(int argc, char **argv)
     if (status == PS_OK) {
         status = ps_config_parse_saved(checkpoint.config, a.checkpoint, &config);
     }
+    if (status == PS_OK) {
+        status = ps_engine_check_head(&config, a.checkpoint);
+    }
     if (status == PS_OK && a.out) {
         status = ps_options_output("--out", a.out, a.overwrite, a.checkpoint, a.data ? a.data : config.data.path);
     }

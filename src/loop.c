@@ -346,7 +346,7 @@ enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoc
     if (s->now.nonfinite) {
         return went_wrong(s);
     }
-    const double unobserved = (double)s->now.unobserved / (double)(s->view.channels * s->view.pred_len);
+    const double unobserved = (double)s->now.unobserved / (double)ps_model_targets(&s->model->shape);
     const double windows = (double)(s->now.cursor - s->now.lost) - unobserved;
     *loss = windows > 0 ? s->now.loss_sum / windows : NAN;
     if (*finished) {

@@ -56,6 +56,7 @@ static enum ps_status open_checkpoint(const char *path, const char *device, cons
     PS_TRY(ps_kept_named(&path, found));
     PS_TRY(ps_checkpoint_load(path, checkpoint));
     PS_TRY(ps_config_parse_saved(checkpoint->config, path, config));
+    PS_TRY(ps_engine_check_head(config, path));
     PS_TRY(ps_engine_adapt(config, device, precision, model->note));
     config->runtime.threads = 1;
     if (checkpoint->by_series && !config->model.revin) { /* what scales a window then is not in it */

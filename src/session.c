@@ -312,6 +312,12 @@ struct differences {
     int beside_head;
 };
 
+/* A forecast head's tensors, or those of one that reconstructs. */
+static int is_head(const char *name)
+{
+    return strcmp(name, "w_h") == 0 || strcmp(name, "b_h") == 0 || strcmp(name, "w_r") == 0 || strcmp(name, "b_r") == 0;
+}
+
 static void note_difference(struct differences *d, const struct ps_parameter *ours, const struct ps_parameter *theirs)
 {
     const char *name = ours ? ours->name : theirs->name;
@@ -324,7 +330,7 @@ static void note_difference(struct differences *d, const struct ps_parameter *ou
     }
     size_t used = strlen(d->text);
     d->n++;
-    d->beside_head |= strcmp(name, "w_h") != 0 && strcmp(name, "b_h") != 0;
+    d->beside_head |= !is_head(name);
     if (used + strlen(text) + 3 > sizeof d->text) {
         d->left_out++;
     } else {
@@ -345,7 +351,7 @@ static enum ps_status check_weights(const struct ps_parameters *ours, const stru
         }
     }
     for (int t = 0; t < theirs->all; t++) {
-        if (tensor_named(ours, theirs->table[t].name, t) < 0) {
+        if (tensor_named(ours, theirs->table[t].name, t) < 0 && !(new_head && is_head(theirs->table[t].name))) {
             note_difference(&d, NULL, &theirs->table[t]);
         }
     }

@@ -49,14 +49,14 @@ struct run {
 
 static const char usage[] =
     "usage: train CONFIG [--set section.key=value]... [--device auto|cpu|cuda[:N]] [--run-dir DIR] [--resume] [--overwrite]\n"
-    "             [--init-from CHECKPOINT [--new-head]]\n"
+    "             [--init-from CHECKPOINT|RUN [--new-head]]\n"
     "\n"
     "  --set section.key=value  override a key of the config; may be repeated\n"
     "  --device DEVICE          override runtime.device\n"
     "  --run-dir DIR            where the run is kept (default: runs/ and the config's name)\n"
     "  --resume                 go on from the run's last checkpoint\n"
     "  --overwrite              discard the run that is there\n"
-    "  --init-from CHECKPOINT   begin with its weights; all else begins anew\n"
+    "  --init-from CHECKPOINT   begin with its weights, or a run's best; all else begins anew\n"
     "  --new-head               but with a head of the seed's\n"
     "\n"
     "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device, 128+n after signal n with a checkpoint written\n";
@@ -400,6 +400,18 @@ static enum ps_status train_epochs(struct ps_session *s, struct run *run, struct
     return ps_writer_drain(run->writer);
 }
 
+/* Naive forecasts of the test windows. */
+static enum ps_status add_naive(struct ps_session *s, struct ps_test_record *record)
+{
+    const int64_t count = s->splits.count[PS_TEST];
+    struct ps_naive naive;
+    PS_TRY(ps_session_naive(s, PS_TEST, &naive));
+    record->repeat_last = (struct ps_score){.mse = naive.repeat_mse, .mae = naive.repeat_mae, .windows = count};
+    record->seasonal_naive =
+        (struct ps_score){.mse = naive.seasonal_mse, .mae = naive.seasonal_mae, .windows = isnan(naive.seasonal_mse) ? 0 : count};
+    return PS_OK;
+}
+
 /* The best weights on the test split, beside the naive forecasts, into test.json and a line. */
 static enum ps_status test(struct ps_session *s, struct run *run)
 {
@@ -422,28 +434,28 @@ static enum ps_status test(struct ps_session *s, struct run *run)
         run->stopped = stop_signal; /* tested when the run is resumed */
         return PS_OK;
     }
-    int64_t count = s->splits.count[PS_TEST];
-    struct ps_naive naive;
-    PS_TRY(ps_session_naive(s, PS_TEST, &naive));
-    struct ps_test_record record = {
-        .all = accuracy.all,
-        .full_batches = accuracy.full_batches,
-        .repeat_last = {.mse = naive.repeat_mse, .mae = naive.repeat_mae, .windows = count},
-        .seasonal_naive = {.mse = naive.seasonal_mse, .mae = naive.seasonal_mae, .windows = isnan(naive.seasonal_mse) ? 0 : count},
-        .epoch = epoch,
-        .step = epoch * (uint64_t)s->steps_per_epoch,
-        .val_mse = val_mse,
-        .val_mae = val_mae};
+    struct ps_test_record record = {.all = accuracy.all,
+                                    .full_batches = accuracy.full_batches,
+                                    .epoch = epoch,
+                                    .step = epoch * (uint64_t)s->steps_per_epoch,
+                                    .val_mse = val_mse,
+                                    .val_mae = val_mae};
+    if (s->config->train.objective == PS_OBJECTIVE_MASKED) {
+        printf("test  mse %.4f  mae %.4f of masked patches  weights of epoch %llu\n", accuracy.all.mse, accuracy.all.mae,
+               (unsigned long long)epoch);
+        return ps_test_write(run->test, &record);
+    }
+    PS_TRY(add_naive(s, &record));
     char full[96] = "";
     if (accuracy.full_batches.windows > 0) {
         snprintf(full, sizeof full, "full batches: mse %.4f  mae %.4f; ", accuracy.full_batches.mse, accuracy.full_batches.mae);
     }
     printf("test  mse %.4f  mae %.4f  (%srepeat-last: mse %.4f  mae %.4f)  weights of epoch %llu\n", accuracy.all.mse,
-           accuracy.all.mae, full, naive.repeat_mse, naive.repeat_mae, (unsigned long long)epoch);
+           accuracy.all.mae, full, record.repeat_last.mse, record.repeat_last.mae, (unsigned long long)epoch);
     return ps_test_write(run->test, &record);
 }
 
-static enum ps_status train(const struct arguments *a, const struct ps_config *config, struct run *run)
+static enum ps_status train(struct arguments *a, const struct ps_config *config, struct run *run)
 {
     run->kept.keep_last = config->train.keep_last;
     run->kept.keep_best = config->train.keep_best;
@@ -451,7 +463,9 @@ static enum ps_status train(const struct arguments *a, const struct ps_config *c
     PS_TRY(run_take(a, run));
     struct ps_session *s;
     struct ps_checkpoint first = {0};
+    char from[PS_KEPT_PATH];
     if (a->init_from) { /* before there are threads and a device: a child looks at it */
+        PS_TRY(ps_kept_named(&a->init_from, from));
         PS_TRY(ps_checkpoint_load(a->init_from, &first));
     }
     enum ps_status status = ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s);

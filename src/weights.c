@@ -12,6 +12,7 @@
 #include "data/files.h"
 #include "data/series.h"
 #include "src/checkpoint.h"
+#include "src/engine.h"
 #include "src/version.h"
 
 char *ps_weights_file(const char *folder, const char *name)
@@ -178,6 +179,9 @@ static enum ps_status import_all(const struct ps_weights_import *import, struct 
 {
     PS_TRY(read_from(import->from, in));
     PS_TRY(load_config(import, in));
+    if (in->config.train.objective != PS_OBJECTIVE_FORECAST) {
+        return ps_fail(PS_USAGE, "train.objective: masked: a forecaster's weights are imported: set forecast");
+    }
     settle_dropout(in);
     PS_TRY(settle_channels(import, in));
     struct ps_checkpoint *out = &in->checkpoint;
@@ -250,6 +254,9 @@ enum ps_status ps_weights_export(const char *checkpoint, const char *folder, str
     struct ps_config config = {0};
     PS_TRY(ps_checkpoint_load(checkpoint, &c));
     enum ps_status status = ps_config_parse_saved(c.config, checkpoint, &config);
+    if (status == PS_OK) {
+        status = ps_engine_check_head(&config, checkpoint);
+    }
     if (status == PS_OK) {
         status = export_loaded(&c, &config, folder);
     }

@@ -1279,6 +1279,37 @@ static int build_forecast_error(struct call *c, int index)
     return 1;
 }
 
+/* ---- masked pre-training ---- */
+
+static int build_mask_patches(struct call *c, int index)
+{
+    static const struct {
+        int64_t windows, channels, patches, patch, kept;
+        uint64_t cursor, step;
+    } sizes[] = {{4, 7, 28, 12, 16, 0, 0},      {1, 1, 2, 1, 1, 3, 7},
+                 {3, 1, 5, 8, 0, 128, 1},       {2, 3, 42, 16, 25, 8064, 0x300000005},
+                 {1, 2, 257, 3, 100, 1, 2},     {1, 1, 700, 5, 699, 0, 9},
+                 {5, 3, 64, 7, 64, 7, 11},      {2, 3, 33, 4, 20, UINT64_C(1) << 30, 1}, /* blocks beyond 2^32 */
+                 {128, 7, 28, 12, 16, 128, 64}, {1, 1, 32, 1, 31, 0, 1}};
+    if (index >= LENGTH(sizes)) {
+        return 0;
+    }
+    const int64_t rows = sizes[index].windows * sizes[index].channels * sizes[index].patches, patch = sizes[index].patch;
+    place(c, 0, REAL, OUT, NORMAL, rows, patch);
+    place(c, 1, PARAMETER, ADD, NORMAL, rows, patch); /* preloaded: NaN is what it may hold */
+    place(c, 2, REAL, IN, NORMAL, rows, patch);
+    struct ps_mask_patches *a = &c->arguments.mask_patches;
+    a->seed = 0x123456789abcdefu + (uint64_t)index;
+    a->channels = sizes[index].channels;
+    a->patches = sizes[index].patches;
+    a->kept = sizes[index].kept;
+    c->state.step = sizes[index].step;
+    c->state.cursor = sizes[index].cursor;
+    call_state(c, offsetof(struct ps_mask_patches, state));
+    call_label(c, "[%lld, %lld] %lld of %lld kept", (long long)rows, (long long)patch, (long long)a->kept, (long long)a->patches);
+    return 1;
+}
+
 /* ---- the optimiser ---- */
 
 static int build_sum_squares(struct call *c, int index)
@@ -1801,6 +1832,7 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_forecast, build_forecast, 0},
                                           {PS_OP_forecast_loss, build_forecast_loss, 0},
                                           {PS_OP_forecast_error, build_forecast_error, 0},
+                                          {PS_OP_mask_patches, build_mask_patches, 0},
                                           {PS_OP_sum_squares, build_sum_squares, 1u << 0},
                                           {PS_OP_adamw, build_adamw, 1u << 4},
                                           {PS_OP_advance, build_advance, 0},

@@ -168,6 +168,14 @@ static inline double *fixture_gradients(struct fixture *f)
     return gradients;
 }
 
+/* The mean loss of a batch that added `sum` to the state, over what is observed. */
+static inline double fixture_mean(const struct fixture *f, double sum)
+{
+    const struct ps_model_shape *s = &f->model->shape;
+    const double observed = s->mask_ratio > 0 ? (double)ps_masked_patches(s) / (double)ps_patches(s) : 1;
+    return sum / ((double)f->batch * observed);
+}
+
 /* The batch's mean loss; dropout masks are those of step 0. */
 static inline double fixture_loss(struct fixture *f)
 {
@@ -176,7 +184,7 @@ static inline double fixture_loss(struct fixture *f)
     OK(f->device->fill_zero(f->device, PS_COMPUTE, f->model->gradients, (size_t)f->count * ps_type_bytes(f->k->parameter)));
     OK(ps_model_gradients(f->model, &f->windows, f->state, f->batch));
     OK(f->device->download(f->device, PS_COMPUTE, &state, f->state, sizeof state));
-    return state.loss_sum / (double)f->batch;
+    return fixture_mean(f, state.loss_sum);
 }
 
 /* docs/design.md, "Comparing gradients": the largest of ||delta_t|| / (||ref_t|| + 1e-3 ||ref||) over the layout's tensors. */

@@ -626,6 +626,36 @@ START_TEST(test_unobserved)
 }
 END_TEST
 
+/* The patches with the smallest words of Philox's stay, counted as they lie in the pass. */
+START_TEST(test_mask_definition)
+{
+    enum { C = 2, N = 7, B = 3, P = 4, KEPT = 3, ROWS = B * C * N };
+    static double x[ROWS * P], y[ROWS * P], masked[ROWS * P];
+    const uint64_t seed = 77, cursor = UINT64_C(0x123456789);
+    struct ps_step_state state = {.step = 5, .cursor = cursor};
+    fill_normal(x, ROWS * P, 15);
+    CALL(mask_patches, matrix(y, ROWS, P), matrix(masked, ROWS, P), matrix(x, ROWS, P), &state, seed, C, N, KEPT);
+    for (int s = 0; s < B * C; s++) {
+        uint32_t word[N];
+        for (int n = 0; n < N; n++) {
+            const uint64_t i = (cursor * C + (uint64_t)s) * N + (uint64_t)n;
+            struct ps_block block = ps_philox(seed, (uint32_t)(i / 4), 0x70000000u + (uint32_t)(i / 4 >> 32), 5);
+            word[n] = block.word[i % 4];
+        }
+        for (int n = 0; n < N; n++) {
+            int smaller = 0;
+            for (int other = 0; other < N; other++) {
+                smaller += word[other] < word[n];
+            }
+            for (int i = (s * N + n) * P; i < (s * N + n + 1) * P; i++) {
+                ck_assert(y[i] == (smaller < KEPT ? x[i] : 0));
+                ck_assert(smaller < KEPT ? isnan(masked[i]) : masked[i] == x[i]);
+            }
+        }
+    }
+}
+END_TEST
+
 START_TEST(test_gemm_definition)
 {
     enum { B = 3, M = 5, N = 7, K = 300 };
@@ -790,6 +820,7 @@ int main(void)
     tcase_add_test(definitions, test_softmax_far);
     tcase_add_loop_test(definitions, test_forecast_definition, 0, 8);
     tcase_add_test(definitions, test_unobserved);
+    tcase_add_test(definitions, test_mask_definition);
     tcase_add_test(definitions, test_gemm_definition);
     tcase_add_test(definitions, test_heads_definition);
     tcase_add_test(definitions, test_gather_definition);

@@ -22,6 +22,7 @@ static const struct {
     enum ps_op op;
     int output, input;
 } aliases[] = {{PS_OP_softmax, 0, 1},
+               {PS_OP_mask_patches, 0, 2},
                {PS_OP_bias_residual_add, 0, 1},
                {PS_OP_bias_residual_add, 0, 3},
                {PS_OP_bias_activation, 0, 1},
