@@ -304,6 +304,32 @@ START_TEST(bad_values)
 }
 END_TEST
 
+/* What train.objective: masked excludes, at the line of the key that says it, or of the objective where that is a preset. */
+START_TEST(bad_masking)
+{
+#define SIDE_BY_SIDE "model:\n  stride: 16\n  padding: none\n"
+    struct ps_config c;
+    ck_assert_msg(parse(OK SIDE_BY_SIDE "train:\n  objective: masked\n", &c) == PS_OK, "%s", ps_error_message());
+    struct ps_model_shape shape = ps_config_shape(&c, 3);
+    ck_assert(shape.mask_ratio == 0.4 && ps_patches(&shape) == 21 && ps_masked_patches(&shape) == 9);
+    ps_config_free(&c);
+    ck_assert_msg(parse(OK "model:\n  mask_ratio: 0.7\n", &c) == PS_OK, "%s", ps_error_message()); /* a forecaster masks nothing */
+    ck_assert(ps_config_shape(&c, 3).mask_ratio == 0);
+    ps_config_free(&c);
+    must_fail(OK "train:\n  objective: wasked\n", "x.yaml:4: train.objective: \"wasked\" is not one of forecast, masked");
+    must_fail(OK "model:\n  mask_ratio: 1\n", "x.yaml:4: model.mask_ratio: 1 must be more than 0 and less than 1");
+    must_fail(OK "model:\n  mask_ratio: 0\n", "x.yaml:4: model.mask_ratio: 0 must be more than 0 and less than 1");
+    must_fail(OK "train:\n  objective: masked\n", "x.yaml:4: model.stride: 8 is less than patch_len, 16");
+    must_fail(OK "model:\n  stride: 12\ntrain:\n  objective: masked\n", "x.yaml:4: model.stride: 12 is less than patch_len, 16");
+    must_fail(OK "model:\n  stride: 16\ntrain:\n  objective: masked\n", "x.yaml:6: model.padding: end repeats");
+    must_fail(OK SIDE_BY_SIDE "  mask_ratio: 0.99\ntrain:\n  objective: masked\n",
+              "x.yaml:6: model.mask_ratio: 0.99 masks 21 of 21 patches");
+    must_fail(OK SIDE_BY_SIDE "  head: individual\ntrain:\n  objective: masked\n", "x.yaml:6: model.head: individual");
+    must_fail(OK SIDE_BY_SIDE "  revin_affine: true\ntrain:\n  objective: masked\n", "x.yaml:6: model.revin_affine");
+#undef SIDE_BY_SIDE
+}
+END_TEST
+
 START_TEST(bad_yaml)
 {
     must_fail("", "x.yaml: empty");
@@ -500,7 +526,8 @@ START_TEST(committed_configs)
                  {"seed28k", 24, 1, 64},          {"weather", 336, 96, 128},
                  {"electricity", 336, 96, 128},   {"etth1_paper", 336, 96, 16},
                  {"weather_paper", 336, 96, 128}, {"electricity_paper", 336, 96, 128},
-                 {"traffic_paper", 336, 96, 128}, {"illness_paper", 104, 24, 16}};
+                 {"traffic_paper", 336, 96, 128}, {"illness_paper", 104, 24, 16},
+                 {"pretrain", 336, 96, 16}};
     const char *source = getenv("PS_SOURCE");
     for (int i = 0; i < COUNT(cases); i++) {
         char path[PATH_MAX];
@@ -628,6 +655,7 @@ int main(void)
     tcase_add_test(tests, mangled_yaml);
     tcase_add_test(tests, overrides);
     tcase_add_test(tests, files);
+    tcase_add_test(tests, bad_masking);
     tcase_add_test(tests, committed_configs);
     tcase_add_test(tests, resume);
     suite_add_tcase(suite, tests);
