@@ -456,6 +456,11 @@ struct ps_sum_squares {
     struct ps_step_state *state;
 };
 
+/* Elements begin .. end - 1 of a flat buffer. */
+struct ps_range {
+    int64_t begin, end;
+};
+
 /* AdamW (Loshchilov and Hutter 2019), one pass: t = state->step + 1, lr = learning_rates[state->step],
  * g = gradient / gradient_scale * min(1, clip_norm gradient_scale / sqrt(state->gradient_squares)) (clip_norm 0: without the min),
  * m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2 (in double),
@@ -465,7 +470,8 @@ struct ps_sum_squares {
  * An element of the gradient that is not finite: state->nonfinite = t, in the same pass, so that this step's update is spoilt where
  * it is (m tells where), and no later one changes anything but gradient = 0. With skip it is state->gradient_squares that tells,
  * before the update: when it is not finite, nothing changes but gradient = 0 and state->skipped += 1.
- * At the end state->step += 1 and state->cursor += windows. */
+ * With held > 0 elements outside of `trained` change in no step before `held`, but for gradient = 0; then their t counts from
+ * there: t = state->step + 1 - held. At the end state->step += 1 and state->cursor += windows. */
 struct ps_adamw {
     struct ps_tensor parameters, gradients, m, v, learning_rates, copy;
     int64_t decayed;
@@ -473,6 +479,8 @@ struct ps_adamw {
     int skip;
     struct ps_step_state *state;
     uint64_t windows;
+    uint64_t held; /* steps */
+    struct ps_range trained[2];
 };
 
 /* state->step += steps; state->cursor += windows. */

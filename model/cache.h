@@ -41,6 +41,7 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(patches, PS_LEVEL_ALL, R *P, real)                    /* [R, P] */                                                       \
     X(normalised, PS_LEVEL_BOTH, affine *R *P, real)        /* the same before RevIN's affine [R, P] */                        \
     X(d_patches, PS_LEVEL_BOTH, affine *R *P, real)         /* their gradient [R, P] */                                        \
+    X(d_affine, PS_LEVEL_BOTH, affine * 2 * C, parameter)   /* a frozen affine's gradients, read by none [2, C] */             \
     X(revin_mean, PS_LEVEL_ALL, S, statistics)              /* [S] */                                                          \
     X(revin_std, PS_LEVEL_ALL, S, statistics)               /* [S] */                                                          \
     X(targets, PS_LEVEL_ALL, targets, parameter)            /* [S, H]; of a model that reconstructs [R, P] */                  \

@@ -371,13 +371,17 @@ struct ps_head_gradient ps_head_gradient_of(struct ps_model *m, struct ps_step_s
                                      .batch = done->batch};
 }
 
-/* The affine's gradients, and dx with it undone, in place. */
-static enum ps_status undo_affine(struct ps_model *m, const struct ps_head_step *h)
+/* The affine's gradients, where they are wanted, and dx with it undone, in place. */
+static enum ps_status undo_affine(struct ps_model *m, const struct ps_head_step *h, int alone)
 {
+    const int64_t C = m->shape.channels;
+    const struct ps_tensor unread = ps_tensor_1d(m->cache.shared.d_affine, m->k->parameter, 2 * C);
+    const struct ps_tensor d_weight = alone ? ps_tensor_slice(unread, 0, 0, C) : gradient(m, m->layout->revin_weight);
+    const struct ps_tensor d_bias = alone ? ps_tensor_slice(unread, 0, C, C) : gradient(m, m->layout->revin_bias);
     return m->k->channel_affine_backward(
         m->k, &(struct ps_channel_affine_backward){.dx = h->dx,
-                                                   .d_weight = gradient(m, m->layout->revin_weight),
-                                                   .d_bias = gradient(m, m->layout->revin_bias),
+                                                   .d_weight = d_weight,
+                                                   .d_bias = d_bias,
                                                    .dy = h->dx,
                                                    .kept = ps_head_tensor(m, m->cache.shared.head_out, h->batch),
                                                    .weight = parameter(m, m->layout->revin_weight),
@@ -406,7 +410,7 @@ static enum ps_status head_gradients(struct ps_model *m, struct ps_step_state *s
 }
 
 enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
-                             const struct ps_head_step *done)
+                             const struct ps_head_step *done, int alone)
 {
     const struct ps_kernels *k = m->k;
     int64_t S = batch * m->shape.channels;
@@ -417,7 +421,7 @@ enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *window
         PS_TRY(head_input(m, batch, h.z, dropout, &h.z));
         PS_TRY(head_loss(m, state, windows, &h, &multiplied, &summed));
         if (m->shape.revin_affine) {
-            PS_TRY(undo_affine(m, &h));
+            PS_TRY(undo_affine(m, &h, alone));
         }
     }
     /* Nothing but AdamW waits for these. */
@@ -428,6 +432,9 @@ enum ps_status ps_head_train(struct ps_model *m, const struct ps_windows *window
     if (k->beside) {
         enum ps_status ended = k->beside(k, PS_BESIDE_END);
         status = status == PS_OK ? ended : status;
+    }
+    if (alone) {
+        return status;
     }
     if (status == PS_OK && !multiplied) {
         status = m->shape.individual_head

@@ -584,7 +584,7 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
         const struct ps_head_gradient rest = ps_head_gradient_of(m, state, within);
         return encode_backward(m, state, batch, 1, &embed, &rest, update);
     }
-    PS_TRY(ps_head_train(m, windows, state, batch, within));
+    PS_TRY(ps_head_train(m, windows, state, batch, within, 0));
     if (m->encoder.span >= PS_SPAN_EMBEDDING) {
         PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL));
     } else {
@@ -597,6 +597,14 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
 enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)
 {
     return train(m, windows, state, batch, NULL);
+}
+
+enum ps_status ps_model_head_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state,
+                                       int64_t batch)
+{
+    PS_TRY(embed_and_encode(m, windows, state, batch, 0, NULL));
+    PS_TRY(ps_head_train(m, windows, state, batch, NULL, 1));
+    return m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK;
 }
 
 int ps_model_steps(const struct ps_model *m)

@@ -81,6 +81,10 @@ enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *win
 /* A whole training pass over the same windows: forward with dropout, the loss into state->loss_sum, gradients += all the way down.
  * It leaves no forecast: cache.shared.head_out is scratch. */
 enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch);
+/* The same of a head over an encoder that is frozen: all but the head as in scoring, without dropout and with BatchNorm's running
+ * statistics, which stay; gradients += W_h's and b_h's alone. */
+enum ps_status ps_model_head_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state,
+                                       int64_t batch);
 /* Whether ps_model_step is there: encoders of level layer whose backward ends with all gradients' sums. */
 int ps_model_steps(const struct ps_model *m);
 /* The same and AdamW as `update` says, whose tensors are the model's: no gradient goes through memory on its way. update->clip_norm

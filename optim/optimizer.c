@@ -67,7 +67,9 @@ struct ps_adamw ps_optimizer_adamw(const struct ps_optimizer *o, void *parameter
                              .gradient_scale = o->options.gradient_scale,
                              .skip = o->options.skip_nonfinite,
                              .state = state,
-                             .windows = (uint64_t)windows};
+                             .windows = (uint64_t)windows,
+                             .held = o->options.held,
+                             .trained = {o->options.trained[0], o->options.trained[1]}};
 }
 
 int ps_optimizer_looks_first(const struct ps_optimizer *o)

@@ -268,6 +268,7 @@ static void attributes(struct pass *pass, struct ps_checkpoint *c, uint64_t *has
     attribute_text_or_null(pass, "program_version", &c->program_version);
     attribute_text_or_null(pass, "kernel_sources", &c->kernel_sources);
     attribute_text_or_null(pass, "kernels", &c->kernels);
+    attribute_text_or_null(pass, "init_from", &c->init_from);
     c->scaler.channels = (int64_t)channels;
     c->scaler.constant = (int)constant;
 }
@@ -395,7 +396,8 @@ enum ps_status ps_checkpoint_save(const char *path, const struct ps_checkpoint *
 
 /* ---- loading ---- */
 
-static enum ps_status verify(const char *path, const char *bytes, size_t size)
+/* digest: of what it says, which is right. */
+static enum ps_status verify(const char *path, const char *bytes, size_t size, char digest[PS_DIGEST_HEX])
 {
     if (size < BLOCK || memcmp(bytes, magic, sizeof magic - 1) != 0) {
         return ps_fail(PS_CHECKPOINT, "%s: not a checkpoint of PatchStep%s", path,
@@ -403,7 +405,7 @@ static enum ps_status verify(const char *path, const char *bytes, size_t size)
     }
     int format = 0;
     size_t length = 0;
-    char head[BLOCK + 1] = "", said[PS_DIGEST_HEX] = "", block[BLOCK], digest[PS_DIGEST_HEX];
+    char head[BLOCK + 1] = "", said[PS_DIGEST_HEX] = "", block[BLOCK];
     memcpy(head, bytes, BLOCK);
     if (sscanf(head + sizeof magic - 1, "format %d length %zu sha256 %64s", &format, &length, said) != 3) {
         return ps_fail(PS_CHECKPOINT, "%s: altered: its first 512 bytes do not say format, length and digest", path);
@@ -609,12 +611,16 @@ enum ps_status ps_checkpoint_load(const char *path, struct ps_checkpoint *checkp
     memset(checkpoint, 0, sizeof *checkpoint);
     struct image image = {.path = path};
     PS_TRY(ps_file_read(PS_CHECKPOINT, path, 0, &image.bytes, &image.size));
-    enum ps_status status = verify(path, image.bytes, image.size);
+    char digest[PS_DIGEST_HEX];
+    enum ps_status status = verify(path, image.bytes, image.size, digest);
     if (status == PS_OK) {
         status = ps_probe(PS_CHECKPOINT, path, 10, look, &image);
     }
     if (status == PS_OK) {
         status = load(LOADING, path, image.bytes, image.size, checkpoint);
+    }
+    if (status == PS_OK) {
+        memcpy(checkpoint->digest, digest, sizeof digest);
     }
     free(image.bytes);
     return status;
@@ -637,5 +643,6 @@ void ps_checkpoint_free(struct ps_checkpoint *checkpoint)
     free(checkpoint->program_version);
     free(checkpoint->kernel_sources);
     free(checkpoint->kernels);
+    free(checkpoint->init_from);
     memset(checkpoint, 0, sizeof *checkpoint);
 }

@@ -8,6 +8,7 @@
 #include "data/series.h"
 #include "kernels/status.h"
 #include "model/parameters.h"
+#include "src/digest.h"
 
 enum { PS_CHECKPOINT_FORMAT = 1 };
 
@@ -36,6 +37,8 @@ struct ps_checkpoint {
     char *level, *algorithms, *versions; /* as text: fusion level, GEMM algorithm rule, backend and library versions */
     /* Who wrote it: ps_version, ps_kernel_sources, ps_model_kernels. NULL: unknown, as in files of versions that did not say. */
     char *program_version, *kernel_sources, *kernels;
+    char *init_from; /* what the run began with: path, SHA-256, epoch, whether with a new head; NULL: the seed's weights */
+    char digest[PS_DIGEST_HEX]; /* of the file that was loaded */
 };
 
 /* Written beside (path + ".partial"), flushed, renamed over path, folder flushed. PS_CHECKPOINT with file and cause. */

@@ -9,6 +9,7 @@
 #include "model/parameters.h"
 #include "optim/schedule.h"
 
+enum ps_freeze { PS_FREEZE_NONE, PS_FREEZE_ENCODER };
 enum ps_objective { PS_OBJECTIVE_FORECAST, PS_OBJECTIVE_MASKED };
 enum ps_head { PS_HEAD_SHARED, PS_HEAD_INDIVIDUAL };
 enum ps_patches_from { PS_PATCHES_FROM_START, PS_PATCHES_FROM_END };
@@ -66,6 +67,8 @@ struct ps_config {
         int64_t keep_best;                 /* best weights kept, best.h5 included; 1 */
         enum ps_on_nonfinite on_nonfinite; /* stop */
         enum ps_objective objective;       /* forecast */
+        enum ps_freeze freeze;             /* none */
+        int64_t freeze_epochs;             /* how many it lasts; 0: all */
     } train;
     struct {
         char *device;                     /* auto, cpu, cuda, cuda:N */

@@ -61,6 +61,22 @@ static enum ps_status check_masking(const struct ps_config_reader *reader, const
                           message);
 }
 
+static enum ps_status check_freezing(const struct ps_config_reader *reader, const char *origin)
+{
+    const struct ps_config *c = reader->config;
+    if (c->train.freeze == PS_FREEZE_NONE && c->train.freeze_epochs > 0) {
+        return ps_config_fail(blame(reader, origin, "train", "freeze_epochs", NULL),
+                              "train.freeze_epochs: %" PRId64
+                              " says how long train.freeze lasts, which is none: set freeze: encoder",
+                              c->train.freeze_epochs);
+    }
+    if (c->train.freeze == PS_FREEZE_ENCODER && c->train.objective == PS_OBJECTIVE_MASKED) {
+        return ps_config_fail(blame(reader, origin, "train", "freeze", "objective"),
+                              "train.freeze: encoder freezes what train.objective: masked is there to train: set freeze: none");
+    }
+    return PS_OK;
+}
+
 int ps_config_is_device(const char *device)
 {
     if (strncmp(device, "cuda:", 5) == 0) {
@@ -101,6 +117,7 @@ enum ps_status ps_config_check(const struct ps_config_reader *reader, const char
     }
     PS_TRY(check_parameters(c, blame(reader, origin, "model", "d_model", "seq_len")));
     PS_TRY(check_masking(reader, origin));
+    PS_TRY(check_freezing(reader, origin));
     if (c->optim.min_lr > c->optim.lr) {
         return ps_config_fail(blame(reader, origin, "optim", "min_lr", "lr"), "optim.min_lr: %g is above lr; it must be at most %g",
                               c->optim.min_lr, c->optim.lr);

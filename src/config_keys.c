@@ -8,6 +8,7 @@ static const char *const activations[] = {"gelu_tanh", "gelu", "relu", "swiglu",
 static const char *const positions[] = {"learned", "sincos", "rope", "none", NULL};
 static const char *const heads[] = {"shared", "individual", NULL};
 static const char *const patches_from[] = {"start", "end", NULL};
+static const char *const freezes[] = {"none", "encoder", NULL};
 static const char *const objectives[] = {"forecast", "masked", NULL};
 static const char *const paddings[] = {"none", "end", NULL};
 static const char *const placements[] = {"auto", "device", "host", NULL};
@@ -84,6 +85,8 @@ static const struct ps_key table[] = {
     KEY(train, keep_best, WHOLE, {"1"}, .range = PS_RANGE_COUNT, .free_on_resume = 1),
     KEY(train, on_nonfinite, CHOICE, {"stop"}, .choices = on_nonfinites, .free_on_resume = 1),
     KEY(train, objective, CHOICE, {"forecast"}, .choices = objectives),
+    KEY(train, freeze, CHOICE, {"none"}, .choices = freezes),
+    KEY(train, freeze_epochs, WHOLE, {"0"}, .range = PS_RANGE_LIMIT),
     KEY(runtime, device, TEXT, {"auto"}),
     KEY(runtime, precision, CHOICE, {"fp32"}, .choices = precisions),
     KEY(runtime, backend, TEXT, {"auto"}, .choices = backends),

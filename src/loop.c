@@ -7,14 +7,21 @@
 
 /* ---- captured passes ---- */
 
+int ps_session_frozen(const struct ps_session *s)
+{
+    const int64_t epochs = s->config->train.freeze_epochs;
+    return s->config->train.freeze == PS_FREEZE_ENCODER && (epochs == 0 || s->epoch < (uint64_t)epochs);
+}
+
 enum ps_status ps_session_step(struct ps_session *s, int64_t batch)
 {
     struct ps_model *m = s->model;
-    if (ps_model_steps(m) && !ps_optimizer_looks_first(&s->optimizer)) {
+    if (ps_model_steps(m) && !ps_optimizer_looks_first(&s->optimizer) && !s->optimizer.options.held) {
         const struct ps_adamw update = ps_optimizer_adamw(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);
         return ps_model_step(m, ps_feed_windows(s->feed), s->state, batch, &update);
     }
-    PS_TRY(ps_model_gradients(m, ps_feed_windows(s->feed), s->state, batch));
+    PS_TRY(ps_session_frozen(s) ? ps_model_head_gradients(m, ps_feed_windows(s->feed), s->state, batch)
+                                : ps_model_gradients(m, ps_feed_windows(s->feed), s->state, batch));
     return ps_optimizer_step(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);
 }
 
@@ -36,20 +43,21 @@ static enum ps_status replay_body(void *argument)
 }
 
 /* The graph of `steps` passes over `batch` windows each: of one or s->graph_steps full batches, and of one of one shorter size
- * (captured anew if that changes). */
+ * (captured anew if that changes, or when the encoder is no longer frozen). */
 static enum ps_status graph_of(struct ps_session *s, int64_t batch, int64_t steps, int training, struct ps_graph **graph)
 {
     enum ps_replay_kind kind = batch < s->config->train.batch_size ? PS_REPLAY_SHORT
                                : steps > 1                         ? PS_REPLAY_SEVERAL
                                                                    : PS_REPLAY_FULL;
     struct ps_replay *r = &s->replays[training][kind];
-    if (r->graph && r->batch != batch) {
+    const int frozen = training && ps_session_frozen(s);
+    if (r->graph && (r->batch != batch || r->frozen != frozen)) {
         PS_TRY(s->device->synchronize(s->device));
         s->device->graph_destroy(s->device, r->graph);
         r->graph = NULL;
     }
     if (!r->graph) {
-        *r = (struct ps_replay){.session = s, .batch = batch, .steps = steps, .training = training};
+        *r = (struct ps_replay){.session = s, .batch = batch, .steps = steps, .training = training, .frozen = frozen};
         PS_TRY(s->device->capture(s->device, replay_body, r, &r->graph));
     }
     *graph = r->graph;

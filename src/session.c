@@ -126,6 +126,22 @@ static enum ps_status check_rows(const struct ps_session *s, const struct ps_mod
                    left ? "set data.drop_last: true, or another train.batch_size" : "raise train.batch_size");
 }
 
+/* Steps in which the encoder is frozen. */
+static uint64_t held_steps(const struct ps_session *s)
+{
+    const struct ps_config *c = s->config;
+    return c->train.freeze == PS_FREEZE_NONE ? 0
+           : c->train.freeze_epochs == 0     ? UINT64_MAX
+                                             : (uint64_t)(c->train.freeze_epochs * s->steps_per_epoch);
+}
+
+/* A parameter's elements in the flat buffers. */
+static struct ps_range range_of(const struct ps_session *s, int t)
+{
+    const struct ps_parameter *p = &s->model->layout->table[t];
+    return (struct ps_range){p->offset, p->offset + ps_parameter_count(p)};
+}
+
 /* Model, optimiser, feed and what the loops need on the device. */
 static enum ps_status open_model(struct ps_session *s, int training)
 {
@@ -169,6 +185,8 @@ static enum ps_status open_model(struct ps_session *s, int training)
                                              .weight_decay = c->optim.weight_decay,
                                              .clip_norm = c->optim.clip_norm,
                                              .gradient_scale = s->model->gradient_scale,
+                                             .held = held_steps(s),
+                                             .trained = {range_of(s, s->model->layout->w_h), range_of(s, s->model->layout->b_h)},
                                              .skip_nonfinite = c->train.on_nonfinite == PS_NONFINITE_SKIP};
         status =
             ps_optimizer_open(s->kernels, s->model->layout->count, s->model->layout->decayed, &adamw, rates, steps, &s->optimizer);
@@ -288,6 +306,7 @@ void ps_session_close(struct ps_session *s)
     ps_series_close(s->series);
     free(s->algorithms);
     free(s->versions);
+    free(s->init_from);
     free(s);
 }
 
@@ -484,6 +503,11 @@ enum ps_status ps_session_restore(struct ps_session *s, const struct ps_checkpoi
                                     .skipped = c->skipped,
                                     .unobserved = c->unobserved};
     PS_TRY(s->device->upload(s->device, PS_COMPUTE, s->state, &s->now, sizeof s->now));
+    free(s->init_from);
+    s->init_from = c->init_from ? strdup(c->init_from) : NULL;
+    if (c->init_from && !s->init_from) {
+        return ps_fail(PS_DEVICE, "no memory for the session");
+    }
     s->epoch = c->epoch;
     s->best_validation = c->best_validation;
     s->best_epoch = c->best_epoch;

@@ -25,7 +25,7 @@ struct ps_replay {
     struct ps_session *session;
     struct ps_graph *graph;
     int64_t batch, steps;
-    int training;
+    int training, frozen;
 };
 
 /* Which of them: several full batches, one, one that is shorter. */
@@ -63,6 +63,7 @@ struct ps_session {
 
     int64_t steps_per_epoch, train_windows; /* windows of an epoch, after drop_last */
     /* The run so far, as checkpoints record it. */
+    char *init_from; /* what it began with, as checkpoints record it; NULL: the seed's weights */
     uint64_t epoch;
     double best_validation;
     uint64_t best_epoch, epochs_since_best;
@@ -154,6 +155,8 @@ enum ps_status ps_session_restore(struct ps_session *session, const struct ps_ch
 /* Weights alone, into the model (evaluate) or into best. */
 enum ps_status ps_session_load_weights(struct ps_session *session, const struct ps_checkpoint *checkpoint, int into_best);
 
+/* Whether the present epoch trains the head alone (train.freeze). */
+int ps_session_frozen(const struct ps_session *session);
 /* Enqueues one training step of `batch` windows, operation by operation: what is captured, and what bench traces. */
 enum ps_status ps_session_step(struct ps_session *session, int64_t batch);
 /* The training step of a full batch, captured on the first call. Its windows are those at the state's cursor. */

@@ -25,7 +25,8 @@ enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct p
                                 .versions = s->versions,
                                 .program_version = (char *)ps_version,
                                 .kernel_sources = (char *)ps_kernel_sources,
-                                .kernels = (char *)ps_model_kernels(s->model)};
+                                .kernels = (char *)ps_model_kernels(s->model),
+                                .init_from = s->init_from};
     enum ps_status status = ps_config_text(s->config, &c->config);
     if (status == PS_OK) {
         status = ps_series_names(s->series, &c->names, &c->names_bytes);

@@ -292,6 +292,11 @@ static enum ps_status initialise_from(struct ps_session *s, const struct argumen
     if (status != PS_OK) {
         return ps_fail(status, "%s: %s", a->init_from, ps_error_message());
     }
+    if (asprintf(&s->init_from, "%s, SHA-256 %s, epoch %llu%s", a->init_from, c->digest, (unsigned long long)c->epoch,
+                 a->new_head ? ", with a new head" : "") < 0) {
+        s->init_from = NULL;
+        return ps_fail(PS_DEVICE, "no memory for the session");
+    }
     if (*text) {
         fprintf(stderr, "train: warning: %s: its model and this one differ: %s\n", a->init_from, text);
     }
@@ -474,6 +479,10 @@ static enum ps_status train(struct arguments *a, const struct ps_config *config,
         return status;
     }
     ps_session_warn_threads(s, "train");
+    if (config->train.freeze == PS_FREEZE_ENCODER && !a->init_from && !a->resume) {
+        fprintf(stderr,
+                "train: warning: train.freeze: encoder without --init-from: the encoder that is frozen has the seed's weights\n");
+    }
     if (s->scaler.constant) {
         warn_constant(s);
     }

@@ -1324,7 +1324,7 @@ static int build_sum_squares(struct call *c, int index)
     return 1;
 }
 
-static int build_adamw(struct call *c, int index)
+static int adamw_call(struct call *c, int index)
 {
     static const int64_t sizes[] = {1, 7, 64, 65, 1000, 40003, 1 << 20, 3000001};
     static const uint64_t steps[] = {0, 9, 1234};
@@ -1354,6 +1354,29 @@ static int build_adamw(struct call *c, int index)
     call_state(c, offsetof(struct ps_adamw, state));
     call_label(c, "[%lld] step %llu decayed %lld clip %g", (long long)n, (unsigned long long)c->state.step, (long long)a->decayed,
                a->clip_norm);
+    return 1;
+}
+
+static int build_adamw(struct call *c, int index)
+{
+    return adamw_call(c, index);
+}
+
+/* Before the step from which on the others change too, at it and after it. */
+static int build_adamw_held(struct call *c, int index)
+{
+    if (!adamw_call(c, index)) {
+        return 0;
+    }
+    struct ps_adamw *a = &c->arguments.adamw;
+    const int64_t n = c->operands[0].size[0];
+    place(c, 5, REAL, ADD, NORMAL, n); /* of what is held the copy stays too */
+    a->held = index % 4 == 3 ? UINT64_MAX : c->state.step + 1 - (uint64_t)(index % 3);
+    a->held += a->held == 0;
+    a->trained[0] = (struct ps_range){n / 5, n / 3};
+    a->trained[1] = (struct ps_range){n - n / 7, n};
+    const size_t used = strlen(c->label);
+    snprintf(c->label + used, sizeof c->label - used, " held to %llu", (unsigned long long)a->held);
     return 1;
 }
 
@@ -1835,6 +1858,7 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_mask_patches, build_mask_patches, 0},
                                           {PS_OP_sum_squares, build_sum_squares, 1u << 0},
                                           {PS_OP_adamw, build_adamw, 1u << 4},
+                                          {PS_OP_adamw, build_adamw_held, 1u << 4},
                                           {PS_OP_advance, build_advance, 0},
                                           {PS_OP_gemm_bias, build_gemm_bias, 0},
                                           {PS_OP_gemm_gradient, build_gemm_gradient, 0},

@@ -304,7 +304,8 @@ START_TEST(bad_values)
 }
 END_TEST
 
-/* What train.objective: masked excludes, at the line of the key that says it, or of the objective where that is a preset. */
+/* What train.objective: masked and train.freeze exclude, at the line of the key that says it, or of the objective where that is a
+ * preset. */
 START_TEST(bad_masking)
 {
 #define SIDE_BY_SIDE "model:\n  stride: 16\n  padding: none\n"
@@ -326,7 +327,12 @@ START_TEST(bad_masking)
               "x.yaml:6: model.mask_ratio: 0.99 masks 21 of 21 patches");
     must_fail(OK SIDE_BY_SIDE "  head: individual\ntrain:\n  objective: masked\n", "x.yaml:6: model.head: individual");
     must_fail(OK SIDE_BY_SIDE "  revin_affine: true\ntrain:\n  objective: masked\n", "x.yaml:6: model.revin_affine");
+    must_fail(OK SIDE_BY_SIDE "train:\n  objective: masked\n  freeze: encoder\n", "x.yaml:8: train.freeze: encoder freezes what");
 #undef SIDE_BY_SIDE
+    must_fail(OK "train:\n  freeze: head\n", "x.yaml:4: train.freeze: \"head\" is not one of none, encoder");
+    must_fail(OK "train:\n  freeze_epochs: 3\n",
+              "x.yaml:4: train.freeze_epochs: 3 says how long train.freeze lasts, which is none");
+    must_fail(OK "train:\n  freeze: encoder\n  freeze_epochs: -1\n", "x.yaml:5: train.freeze_epochs: -1 must be from 0");
 }
 END_TEST
 
@@ -527,7 +533,7 @@ START_TEST(committed_configs)
                  {"electricity", 336, 96, 128},   {"etth1_paper", 336, 96, 16},
                  {"weather_paper", 336, 96, 128}, {"electricity_paper", 336, 96, 128},
                  {"traffic_paper", 336, 96, 128}, {"illness_paper", 104, 24, 16},
-                 {"pretrain", 336, 96, 16}};
+                 {"pretrain", 336, 96, 16},       {"finetune", 336, 96, 16}};
     const char *source = getenv("PS_SOURCE");
     for (int i = 0; i < COUNT(cases); i++) {
         char path[PATH_MAX];

@@ -786,7 +786,7 @@ START_TEST(test_adamw_definition)
     CALL(sum_squares, vector(g, 2), &state);
     ck_assert(state.gradient_squares == 25);
     CALL(adamw, vector(p, 2), vector(g, 2), vector(m, 2), vector(v, 2), vector(rates, 3), vector(copy, 2), 1, 0.9, 0.99, 1e-8, 0.1,
-         2.5, 0, 0, &state, 32);
+         2.5, 0, 0, &state, 32, 0, {{0, 0}});
     /* Clipped by half: g = 1.5, 2. */
     double m0 = 0.9 * 0.1 + 0.1 * 1.5, v0 = 0.99 * 0.3 + 0.01 * 2.25, m1 = 0.9 * 0.2 + 0.1 * 2, v1 = 0.99 * 0.4 + 0.01 * 4;
     double bias_m = 1 - pow(0.9, 3), bias_v = 1 - pow(0.99, 3);
@@ -798,6 +798,30 @@ START_TEST(test_adamw_definition)
     ck_assert_mem_eq(copy, p, sizeof p);
     CALL(advance, &state, 1, 64);
     ck_assert(state.step == 4 && state.cursor == 96);
+}
+END_TEST
+
+/* Elements that are held wait: no decay, no moments; then they count steps from their own first one. */
+START_TEST(test_adamw_held)
+{
+    for (int held = 2; held <= 3; held++) { /* at step 2: it has begun, or has not */
+        double p[] = {1, 2, 3, 4}, g[] = {1, 2, 3, 4}, m[] = {0, 0.1, 0, 0.2}, v[] = {0, 0.3, 0, 0.4}, rates[] = {9, 9, 0.01};
+        struct ps_step_state state = {.step = 2};
+        CALL(adamw, vector(p, 4), vector(g, 4), vector(m, 4), vector(v, 4), vector(rates, 3), {0}, 3, 0.9, 0.99, 1e-8, 0.1, 0, 0, 0,
+             &state, 32, (uint64_t)held, {{1, 2}, {3, 9}});
+        const double before[] = {0, 0.1, 0, 0.2}, squares[] = {0, 0.3, 0, 0.4};
+        for (int i = 0; i < 4; i++) {
+            const int trained = i % 2, t = trained ? 3 : 3 - held;
+            const double m_new = 0.9 * before[i] + 0.1 * (i + 1), v_new = 0.99 * squares[i] + 0.01 * (i + 1) * (i + 1);
+            const double step = m_new / (1 - pow(0.9, t)) / (sqrt(v_new / (1 - pow(0.99, t))) + 1e-8) + (i < 3 ? 0.1 * (i + 1) : 0);
+            const int waits = !trained && held == 3;
+            expect_close(m[i], waits ? before[i] : m_new, 1e-15);
+            expect_close(v[i], waits ? squares[i] : v_new, 1e-15);
+            expect_close(p[i], i + 1 - (waits ? 0 : 0.01 * step), 1e-15);
+            ck_assert(g[i] == 0);
+        }
+        ck_assert(state.step == 3 && state.cursor == 32);
+    }
 }
 END_TEST
 
@@ -826,6 +850,7 @@ int main(void)
     tcase_add_test(definitions, test_gather_definition);
     tcase_add_test(definitions, test_dropout_definition);
     tcase_add_test(definitions, test_adamw_definition);
+    tcase_add_test(definitions, test_adamw_held);
     suite_add_tcase(suite, definitions);
 
     return run_suite(suite, CK_NOFORK) != 0;

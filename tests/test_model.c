@@ -449,6 +449,69 @@ START_TEST(variant_steps)
 }
 END_TEST
 
+/* ---- the head alone, over an encoder that is frozen ---- */
+
+/* Its gradient is that of a whole pass where the encoder computes the same in both, and of nothing else there is any; the running
+ * statistics stay. */
+static void head_alone(const char *backend, const char *device, enum ps_precision precision, enum ps_level level, int which)
+{
+    struct ps_model_shape shape = *shape_or_variant(which);
+    shape.dropout = 0;
+    memset(shape.dropout_at, 0, sizeof shape.dropout_at);
+    struct fixture f = fixture_open(backend, device, precision, &shape, 4, level, 1);
+    const struct ps_parameters *layout = f.model->layout;
+    const struct ps_step_state start = {0};
+    struct ps_step_state state;
+    const double loss = fixture_loss(&f);
+    double *whole = fixture_gradients(&f);
+    fixture_parameters(&f, 0.1); /* running statistics as they were */
+    double *before = from_device(f.device, f.k->parameter, f.model->parameters, layout->stored);
+    OK(f.device->upload(f.device, PS_COMPUTE, f.state, &start, sizeof start));
+    OK(f.device->fill_zero(f.device, PS_COMPUTE, f.model->gradients, (size_t)f.count * ps_type_bytes(f.k->parameter)));
+    OK(ps_model_head_gradients(f.model, &f.windows, f.state, f.batch));
+    OK(f.device->download(f.device, PS_COMPUTE, &state, f.state, sizeof state));
+    double *alone = fixture_gradients(&f), *after = from_device(f.device, f.k->parameter, f.model->parameters, layout->stored);
+    ck_assert_mem_eq(before, after, (size_t)layout->stored * sizeof *before);
+    for (int t = 0; t < layout->n; t++) {
+        const struct ps_parameter *p = &layout->table[t];
+        const int head = t == layout->w_h || t == layout->b_h;
+        double off = 0, norm = 0;
+        for (int64_t i = p->offset; i < p->offset + ps_parameter_count(p); i++) {
+            const double expected = head ? whole[i] : 0;
+            off += (alone[i] - expected) * (alone[i] - expected);
+            norm += expected * expected;
+        }
+        ck_assert(!head || norm > 0);
+        if (!head || shape.norm != PS_NORM_BATCH) { /* of whose batch the whole pass takes its statistics */
+            ck_assert_msg(sqrt(off) <= (precision == PS_PRECISION_BF16 ? 2e-2 : 1e-3) * sqrt(norm),
+                          "%s level %s, shape %d: %s is off by %.3g of %.3g", backend, ps_level_name(level), which, p->name,
+                          sqrt(off), sqrt(norm));
+        }
+    }
+    if (shape.norm != PS_NORM_BATCH) {
+        ck_assert_double_le(fabs(fixture_mean(&f, state.loss_sum) / loss - 1), precision == PS_PRECISION_BF16 ? 1e-2 : 1e-3);
+    }
+    free(whole);
+    free(before);
+    free(alone);
+    free(after);
+    fixture_close(&f);
+}
+
+START_TEST(head_alone_cpu)
+{
+    head_alone("reference", "cpu", PS_FP64, PS_LEVEL_NONE, _i);
+    head_alone("cpu", "cpu", PS_FP32, PS_LEVEL_GEMM, _i);
+}
+END_TEST
+
+START_TEST(head_alone_cuda)
+{
+    head_alone("cuda", "cuda", PS_FP32, PS_LEVEL_GEMM, _i);
+    head_alone("cuda", "cuda", PS_PRECISION_BF16, PS_LEVEL_GEMM, _i);
+}
+END_TEST
+
 /* Attention by tiles refuses what it does not have on the CPU, by the key's name. */
 START_TEST(tiled_refuses)
 {
@@ -2299,6 +2362,7 @@ int main(void)
     tcase_add_loop_test(differences, differences_cpu, 0, SHAPES);
     tcase_add_loop_test(tests, forward_plain, 0, FORWARD_CPU * SHAPES_AND_VARIANTS);
     tcase_add_loop_test(tests, variant_steps, 0, STEP_CASES_CPU * VARIANTS);
+    tcase_add_loop_test(tests, head_alone_cpu, 0, SHAPES_AND_VARIANTS);
     tcase_add_test(tests, tiled_refuses);
     tcase_add_loop_test(tests, residual_tiles, 0, TILES_CPU * VARIANTS);
     tcase_add_test(tests, variants_beyond_level_layer);
@@ -2313,6 +2377,7 @@ int main(void)
         }
         tcase_add_loop_test(tests, forward_plain, FORWARD_CPU * SHAPES_AND_VARIANTS, FORWARD_CUDA * SHAPES_AND_VARIANTS);
         tcase_add_loop_test(tests, variant_steps, STEP_CASES_CPU * VARIANTS, STEP_CASES * VARIANTS);
+        tcase_add_loop_test(tests, head_alone_cuda, 0, SHAPES_AND_VARIANTS);
         tcase_add_loop_test(tests, residual_tiles, TILES_CPU * VARIANTS, TILES_CASES * VARIANTS);
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
         tcase_add_loop_test(tests, step_bf16, 0, SHAPES);

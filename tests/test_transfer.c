@@ -42,8 +42,12 @@ static void train_interrupted(const char *dir, char *const *more)
 {
     char *again[ARGUMENTS + 1] = {"--resume"};
     int within = 0;
-    for (int i = 0; more[i]; i++) {
-        again[i + 1] = more[i];
+    for (int i = 0, n = 1; more[i]; i++) {
+        if (strcmp(more[i], "--init-from") == 0) { /* and its value: a run that goes on has its weights */
+            i++;
+        } else {
+            again[n++] = more[i];
+        }
     }
     for (int i = 0, code = -1; code != 0; i++) {
         struct process p = start_train(dir, i ? again : more);
@@ -160,9 +164,120 @@ START_TEST(transferred)
         ck_assert_msg(memcmp(to.parameters + p->offset, expected, (size_t)ps_parameter_count(p) * sizeof *expected) == 0, "%s",
                       p->name);
     }
+    struct path best = in_run(pretrained.text, "checkpoints/best.h5");
+    const struct path began = path_of("%.800s, SHA-256 %s, epoch %d, with a new head", best.text, from.digest, (int)from.epoch);
+    ck_assert(to.init_from && strlen(from.digest) == 64);
+    ck_assert_str_eq(to.init_from, began.text);
+    ck_assert(!from.init_from && !seeds.init_from);
     ps_checkpoint_free(&from);
     ps_checkpoint_free(&to);
     ps_checkpoint_free(&seeds);
+}
+END_TEST
+
+/* ---- a frozen encoder ---- */
+
+/* How many tensors of the encoder, and of its running statistics, are the same in both, and how many of the head. */
+static void count_same(const struct ps_checkpoint *a, const struct ps_checkpoint *b, int *encoder, int *head)
+{
+    *encoder = *head = 0;
+    ck_assert_int_eq(a->layout->all, b->layout->all);
+    for (int t = 0; t < a->layout->all; t++) {
+        const struct ps_parameter *p = &a->layout->table[t];
+        const size_t bytes = (size_t)ps_parameter_count(p) * sizeof *a->parameters;
+        const int same = memcmp(a->parameters + p->offset, b->parameters + p->offset, bytes) == 0;
+        *(t == a->layout->w_h || t == a->layout->b_h ? head : encoder) += same;
+    }
+}
+
+/* Whether AdamW has moments of anything but the head. */
+static int has_moments(const struct ps_checkpoint *c)
+{
+    int any = 0;
+    for (int t = 0; t < c->layout->n; t++) {
+        const struct ps_parameter *p = &c->layout->table[t];
+        for (int64_t i = p->offset; i < p->offset + ps_parameter_count(p) && t != c->layout->w_h && t != c->layout->b_h; i++) {
+            any |= c->m[i] != 0 || c->v[i] != 0;
+        }
+    }
+    return any;
+}
+
+/* What a probe is combined with: BatchNorm has running statistics, the affine of RevIN a gradient at the head's end too. */
+static char *const probes[][8] = {{"--set", "model.dropout_head=0.2", "--set", "optim.clip_norm=0.1"},
+                                  {"--set", "model.norm=batch", "--set", "model.revin_affine=true", "--set", "optim.clip_norm=0.1"},
+                                  {"--set", "model.head=individual", "--set", "train.on_nonfinite=skip"},
+                                  {"--set", "model.norm=batch", "--set", "runtime.fusion=none"}};
+
+static void arguments_of(char *const *probe, char *const *more, char **all)
+{
+    int n = 0;
+    for (int i = 0; i < 8 && probe[i]; i++) {
+        all[n++] = probe[i];
+    }
+    for (int i = 0; more[i]; i++) {
+        all[n++] = more[i];
+    }
+    all[n] = NULL;
+}
+
+/* Frozen for two epochs of four: until then the encoder, its running statistics and its moments are as they were to the bit,
+ * whatever the decay; then all of it learns. Interrupted in either part, the run ends on the same bytes. */
+START_TEST(probe_then_all)
+{
+    char *all[ARGUMENTS], *begin[ARGUMENTS];
+    struct path start = path_of("%.400s/start%d", folder.text, _i), whole = path_of("%.400s/probe%d", folder.text, _i),
+                stopped = path_of("%.400s/stopped%d", folder.text, _i);
+    arguments_of(probes[_i], ARGS("--set", "train.epochs=1"), begin);
+    expect_done(train(start.text, begin)); /* a start with running statistics of its own */
+    struct path from = in_run(start.text, "checkpoints/best.h5");
+    arguments_of(probes[_i],
+                 ARGS("--init-from", from.text, "--set", "train.freeze=encoder", "--set", "train.freeze_epochs=2", "--set",
+                      "optim.weight_decay=0.1", "--set", "train.keep_last=8"),
+                 all);
+    expect_done(train(whole.text, all));
+    const int steps = (2000 * 7 / 10 - 48 - 12 + 1) / BATCH;
+    struct ps_checkpoint first = load(start.text, "best.h5"), probed = load(whole.text, path_of("last-%d.h5", 2 * steps).text),
+                         after = load(whole.text, path_of("last-%d.h5", 3 * steps).text);
+    int encoder, head;
+    count_same(&first, &probed, &encoder, &head);
+    ck_assert_int_eq(encoder, first.layout->all - 2);
+    ck_assert_int_eq(head, 0);
+    ck_assert(!has_moments(&probed));
+    count_same(&probed, &after, &encoder, &head);
+    ck_assert_int_eq(encoder, 0);
+    ck_assert_int_eq(head, 0);
+    ck_assert(has_moments(&after));
+    ps_checkpoint_free(&first);
+    ps_checkpoint_free(&probed);
+    ps_checkpoint_free(&after);
+    json_t *metrics = read_metrics(whole.text);
+    ck_assert_double_lt(number_in(json_array_get(metrics, 1), "train_loss"), number_in(json_array_get(metrics, 0), "train_loss"));
+    json_decref(metrics);
+    train_interrupted(stopped.text, all);
+    expect_same_run(whole.text, stopped.text);
+}
+END_TEST
+
+/* Without freeze_epochs to the end; a frozen encoder of the seed's own is worth a word. */
+START_TEST(probe_to_the_end)
+{
+    struct path dir = new_dir("to-the-end"), longer = new_dir("longer");
+    struct result r = train(dir.text, ARGS("--set", "train.freeze=encoder"));
+    ck_assert_msg(r.code == 0 && lines_of(r.err) == 1 && strstr(r.err, "warning: train.freeze: encoder without --init-from"), "%s",
+                  r.err);
+    result_free(&r);
+    struct ps_checkpoint first = load(dir.text, "last.h5");
+    ck_assert(!has_moments(&first));
+    ps_checkpoint_free(&first);
+    expect_refused(train(dir.text, ARGS("--resume")), 4, ARGS("train.freeze", "resume with the same"));
+    expect_refused(train(dir.text, ARGS("--resume", "--set", "train.freeze=encoder", "--set", "train.freeze_epochs=2")), 4,
+                   ARGS("train.freeze_epochs", "resume with the same"));
+    /* As one that would thaw later. */
+    r = train(longer.text, ARGS("--set", "train.freeze=encoder", "--set", "train.freeze_epochs=9"));
+    ck_assert_int_eq(r.code, 0);
+    result_free(&r);
+    expect_equal_datasets(in_run(dir.text, "checkpoints/last.h5").text, in_run(longer.text, "checkpoints/last.h5").text);
 }
 END_TEST
 
@@ -209,6 +324,8 @@ int main(void)
     tcase_add_test(tests, masked_scores);
     tcase_add_test(tests, no_forecast_head);
     tcase_add_test(tests, transferred);
+    tcase_add_loop_test(tests, probe_then_all, 0, (int)(sizeof probes / sizeof *probes));
+    tcase_add_test(tests, probe_to_the_end);
     suite_add_tcase(suite, tests);
     return run_suite(suite, CK_FORK_GETENV) != 0;
 }

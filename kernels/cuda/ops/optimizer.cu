@@ -5,6 +5,7 @@
  *
  * sum_squares: gradient_squares =. Bytes: 4 n. Flops: 2 n; double partials a block, summed in a fixed order by a second kernel.
  * adamw: parameters, m, v =, gradients = 0; step, cursor +=. Bytes: 40 n, and 2 n for the copy of 16 bits. Flops: 16 n.
+ * Where elements are held, one a thread; while they are, bytes: 8 n, and 32 for each that is trained.
  * advance: step, cursor +=. */
 #include "kernels/cuda/ops/adamw.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -156,6 +157,66 @@ static __global__ void __launch_bounds__(block, 4)
     advance();
 }
 
+/* Elements of which the rest waits until step `steps`. */
+struct held {
+    struct ps_range trained[2];
+    uint64_t steps;
+};
+
+static __device__ __forceinline__ bool is_trained(const struct held &h, int64_t i)
+{
+    return (i >= h.trained[0].begin && i < h.trained[0].end) || (i >= h.trained[1].begin && i < h.trained[1].end);
+}
+
+/* adamw_elements with ps_adamw.held, one element a thread: for linear probes, whose step is the encoder's forward pass. */
+template <typename COPY>
+static __global__ void __launch_bounds__(block)
+    adamw_held(float *parameters, float *gradients, float *m, double *v, COPY *copy, const double *learning_rates,
+               struct ps_step_state *state, unsigned *done, const struct ps_adamw_plain a, const struct held h)
+{
+    ps_grid_begin();
+    __shared__ struct ps_adamw_step shared, late; /* of late: bias corrections */
+    const int64_t i = (int64_t)blockIdx.x * block + threadIdx.x;
+    const uint64_t step = state->step;
+    const bool waits = step < h.steps;
+    ps_adamw_begin(shared, a, learning_rates, state);
+    if (threadIdx.x == 96) {
+        late.m_scale = (float)(1.0 / (1.0 - ps_adamw_power(a.beta1, step + 1 - h.steps)));
+    } else if (threadIdx.x == 128) {
+        late.v_scale = 1.0 / (1.0 - ps_adamw_power(a.beta2, step + 1 - h.steps));
+    } else if (threadIdx.x == 64 && ps_adamw_judge(shared, a, state) && blockIdx.x == 0) {
+        state->skipped++;
+    }
+    __syncthreads();
+    const unsigned before = threadIdx.x == 0 ? atomicAdd(done, 1) : 0;
+    struct ps_adamw_step s = shared;
+    if (i < a.count) {
+        const float gradient = gradients[i];
+        const bool trained = is_trained(h, i);
+        gradients[i] = 0.0f;
+        if (!s.halted && (trained || !waits)) {
+            float parameter = parameters[i], first = m[i];
+            double second = v[i];
+            s.m_scale = trained ? s.m_scale : late.m_scale;
+            s.v_scale = trained ? s.v_scale : late.v_scale;
+            ps_adamw_update(parameter, gradient, first, second, a, s, i < a.decayed);
+            parameters[i] = parameter;
+            m[i] = first;
+            v[i] = second;
+            if constexpr (!std::is_void<COPY>::value) {
+                ps_put(copy + i, parameter);
+            }
+        }
+        if (!s.halted && !isfinite(gradient)) {
+            state->nonfinite = s.nonfinite;
+        }
+    }
+    if (threadIdx.x == 0 && before == gridDim.x - 1) {
+        *done = 0;
+        ps_adamw_end(a, state);
+    }
+}
+
 template <int VEC, typename COPY>
 static void launch_items(const struct ps_cuda_context *c, const struct ps_adamw *a, const struct ps_adamw_plain &plain)
 {
@@ -167,8 +228,13 @@ static void launch_items(const struct ps_cuda_context *c, const struct ps_adamw 
 template <typename COPY>
 static void launch_adamw(const struct ps_cuda_context *c, const struct ps_adamw *a, const struct ps_adamw_plain &plain)
 {
-    if (ps_cuda_aligned(&a->parameters) && ps_cuda_aligned(&a->gradients) && ps_cuda_aligned(&a->m) && ps_cuda_aligned(&a->v) &&
-        ps_cuda_aligned(&a->copy)) {
+    if (a->held > 0) {
+        const struct held h = {{a->trained[0], a->trained[1]}, a->held};
+        ps_cuda_launch(c, adamw_held<COPY>, ps_cuda_blocks(plain.count, block), block, 0, (float *)a->parameters.data,
+                       (float *)a->gradients.data, (float *)a->m.data, (double *)a->v.data, (COPY *)a->copy.data,
+                       (const double *)a->learning_rates.data, a->state, c->done, plain, h);
+    } else if (ps_cuda_aligned(&a->parameters) && ps_cuda_aligned(&a->gradients) && ps_cuda_aligned(&a->m) &&
+               ps_cuda_aligned(&a->v) && ps_cuda_aligned(&a->copy)) {
         launch_items<4, COPY>(c, a, plain);
     } else {
         launch_items<1, COPY>(c, a, plain);
