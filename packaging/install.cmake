@@ -28,6 +28,10 @@ add_custom_target(manual ALL DEPENDS ${PS_PAGES})
 add_dependencies(programs manual)
 install(FILES ${PS_PAGES} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 
+# Pictures, for which forecast looks there.
+install(PROGRAMS scripts/plot.py scripts/compare.py DESTINATION ${CMAKE_INSTALL_DATADIR}/patchstep)
+install(FILES scripts/runs.py DESTINATION ${CMAKE_INSTALL_DATADIR}/patchstep)
+
 install(FILES README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME copyright)
 install(DIRECTORY configs examples DESTINATION ${CMAKE_INSTALL_DOCDIR})
@@ -40,6 +44,7 @@ This build computes on the CPU.")
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_DEPENDS libopenblas0-openmp) # of the three that Debian has, the one it is built and tested with
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS "python3-matplotlib, python3-h5py") # for forecast --plot
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON) # Depends, of what programs and library are linked to
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${CMAKE_BINARY_DIR})
 set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON) # for packages that link to the library

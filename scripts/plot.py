@@ -5,7 +5,7 @@ losses. Or what forecast wrote, with its intervals, behind the rows before it.
 usage: plot.py RUN [RUN2 ...] [--forecasts FILE.h5] [--out FILE.png]
        plot.py --ahead FILE.h5 --data DATA.h5 [--out FILE.png]
 RUN is a folder that train wrote, or is writing; --forecasts is what evaluate --save-forecasts wrote, of one run. --ahead is what forecast
---out FILE.h5 wrote, of the series in DATA.h5.
+--out FILE.h5 wrote, of the series or the panel in DATA.h5; of a panel a few of its series are drawn.
 """
 import argparse
 import pathlib
@@ -113,8 +113,7 @@ def draw_forecasts(grid, path):
     try:
         file = h5py.File(path)
         windows, channels, _ = file["targets"].shape
-        names = [name if isinstance(name, str) else name.decode(errors="replace")
-                 for name in file["forecasts"].attrs.get("channels", [f"channel {c}" for c in range(channels)])]
+        names = texts(file["forecasts"].attrs.get("channels", [f"channel {c}" for c in range(channels)]))
         for i, axes in enumerate((grid[0, 1], grid[1, 0], grid[1, 1])):
             window, channel = (2 * i + 1) * windows // 6, i * (channels - 1) // 2
             draw_forecast(axes, window, names[channel],
@@ -125,31 +124,75 @@ def draw_forecasts(grid, path):
         sys.exit(f"plot.py: {path}: not a file of evaluate --save-forecasts")
 
 
-def draw_ahead(grid, ahead, data):
-    """The last origin's forecasts of a few channels, the rows before it, and what came true where the data go on."""
+def draw_future(axes, title, past, truth, ahead, between):
+    """past: the rows before the forecast; truth: those that came, if any; ahead [steps]; between: lower and upper ends, or None."""
+    steps = len(ahead)
+    axes.axvspan(0, steps + 0.5, color="#f3f4f6", zorder=0)
+    axes.plot(range(1 - len(past), 1), past, color=PAST, lw=1.2, label="data")
+    if len(truth):
+        axes.plot(range(len(truth) + 1), [past[-1], *truth], color=TRUTH, lw=1.4, label="what came")
+    step = range(1, steps + 1)
+    if between:
+        axes.fill_between(step, *between, color=FORECAST, alpha=0.2, lw=0, label="interval")
+    axes.plot(step, ahead, color=FORECAST, lw=1.8, label="forecast")
+    axes.set(xlabel="rows after the last that is known", title=title)
+    axes.set_xlim(1 - len(past), steps + 0.5)
+
+
+def texts(values):
+    return [value if isinstance(value, str) else value.decode(errors="replace") for value in values]
+
+
+def shown(steps):
+    """How many rows before a forecast are drawn."""
+    return max(2 * steps, 48)
+
+
+def series_ahead(ahead, data):
+    """The last origin's forecasts of a few channels, for draw_future."""
     import numpy
-    names = [name if isinstance(name, str) else name.decode(errors="replace")
-             for name in ahead["forecasts"].attrs.get("channels", [f"channel {c}" for c in range(ahead["forecasts"].shape[2])])]
-    theirs = [name if isinstance(name, str) else name.decode(errors="replace") for name in data["series"].attrs.get("channels", names)]
     steps, channels = ahead["forecasts"].shape[1:]
+    names, theirs = (texts(values.attrs.get("channels", [])) for values in (ahead["forecasts"], data["series"]))
     origin = int(ahead["origin"][-1])
     if "time" in ahead:
         origin = int(numpy.searchsorted(data["time"][:], origin))
-    first, step = max(0, origin + 1 - max(2 * steps, 48)), range(1, steps + 1)
-    for i, axes in enumerate(grid):
-        c = i * (channels - 1) // max(1, len(grid) - 1)
-        rows = data["series"][first:origin + 1 + steps, theirs.index(names[c])]
-        past, truth = rows[:origin + 1 - first], rows[origin + 1 - first:]
-        axes.axvspan(0, steps + 0.5, color="#f3f4f6", zorder=0)
-        axes.plot(range(1 - len(past), 1), past, color=PAST, lw=1.2, label="data")
-        if len(truth):
-            axes.plot(range(len(truth) + 1), [past[-1], *truth], color=TRUTH, lw=1.4, label="what came")
-        if "lower" in ahead:
-            axes.fill_between(step, ahead["lower"][-1, :, c], ahead["upper"][-1, :, c], color=FORECAST, alpha=0.2, lw=0, label="interval")
-        axes.plot(step, ahead["forecasts"][-1, :, c], color=FORECAST, lw=1.8, label="forecast")
-        axes.set(xlabel="rows after the last that is known", title=names[c])
-        axes.set_xlim(1 - len(past), steps + 0.5)
-    grid[0].legend(ncols=2)
+    first = max(0, origin + 1 - shown(steps))
+    for c in spread(channels):
+        name = names[c] if names else theirs[c] if theirs else f"channel {c}"
+        rows = data["series"][first:origin + 1 + steps, theirs.index(name) if theirs else c]
+        between = [ahead[end][-1, :, c] for end in ("lower", "upper")] if "lower" in ahead else None
+        yield name, rows[:origin + 1 - first], rows[origin + 1 - first:], ahead["forecasts"][-1, :, c], between
+
+
+def rows_between(start, time, frequency):
+    """Rows from one time of a series to a later one."""
+    import datetime
+    count = int("".join(c for c in frequency if c.isdigit()))
+    unit = frequency.lstrip("0123456789")
+    if unit in ("mo", "y"):
+        a, b = (datetime.datetime.fromtimestamp(t, datetime.timezone.utc) for t in (start, time))
+        return (12 * (b.year - a.year) + b.month - a.month) // (count * (12 if unit == "y" else 1))
+    return (time - start) // (count * {"s": 1, "min": 60, "h": 3600, "d": 86400}[unit])
+
+
+def panel_ahead(ahead, data):
+    """Of a few series, the same."""
+    names, theirs = texts(ahead["ids"][:]), {name: i for i, name in enumerate(texts(data["ids"][:]))}
+    frequency, = texts([ahead["values"].attrs["frequency"]])
+    for i in spread(len(names)):
+        begin, end = (int(at) for at in ahead["offsets"][i:i + 2])
+        k = theirs[names[i]]
+        first, last = (int(at) for at in data["offsets"][k:k + 2])
+        origin = first + rows_between(int(data["start"][k]), int(ahead["start"][i]), frequency)
+        past = data["values"][max(first, origin - shown(end - begin)):origin]
+        truth = data["values"][origin:min(last, origin + end - begin)]
+        between = [ahead[side][begin:end] for side in ("lower", "upper")] if "lower" in ahead else None
+        yield names[i], past, truth, ahead["values"][begin:end], between
+
+
+def spread(count):
+    """At most four of them, from the first to the last."""
+    return sorted({i * (count - 1) // 3 for i in range(4)})
 
 
 def picture_ahead(arguments):
@@ -161,13 +204,18 @@ def picture_ahead(arguments):
         sys.exit("plot.py: --ahead needs --data, the series that was forecast")
     try:
         ahead, data = h5py.File(arguments.ahead), h5py.File(arguments.data)
-        count = min(4, ahead["forecasts"].shape[2])
-        figure, grid = plt.subplots(count, 1, figsize=(11, 1 + 2.4 * count), constrained_layout=True, squeeze=False)
-        draw_ahead(grid[:, 0], ahead, data)
+        futures = list(panel_ahead(ahead, data) if "offsets" in ahead else series_ahead(ahead, data))
+        figure, grid = plt.subplots(len(futures), 1, figsize=(11, 1 + 2.4 * len(futures)), constrained_layout=True, squeeze=False)
+        for axes, future in zip(grid[:, 0], futures):
+            draw_future(axes, *future)
+        grid[0, 0].legend(ncols=2)
     except (OSError, KeyError, ValueError, IndexError):
         sys.exit(f"plot.py: {arguments.ahead}, {arguments.data}: not a file of forecast --out and the series that it forecast")
     out = arguments.out or arguments.ahead.with_suffix(".png")
-    figure.savefig(out, dpi=130)
+    try:
+        figure.savefig(out, dpi=130)
+    except OSError as error:
+        sys.exit(f"plot.py: {out}: {error.strerror}")
     print(f"picture: {out}")
 
 

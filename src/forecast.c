@@ -3,8 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "data/dates.h"
 #include "data/files.h"
@@ -21,10 +19,12 @@
 #include "src/kept.h"
 #include "src/options.h"
 #include "src/passive.h"
+#include "src/picture.h"
+#include "src/scratch.h"
 
 static const char usage[] =
     "usage: forecast CHECKPOINT|RUN [--data FILE] [--out FILE] [--origin TIME|ROW] [--last N] [--steps N] [--interval LEVEL]\n"
-    "                [--overwrite] [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
+    "                [--plot PICTURE] [--overwrite] [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
     "\n"
     "Forecasts the rows after the end of the data, in the data's own units: pred_len of them, as the model was trained. Of a "
     "panel,\n"
@@ -39,13 +39,15 @@ static const char usage[] =
     "  --steps N         N rows; beyond pred_len by feeding forecasts back, and column fed_back says so\n"
     "  --interval LEVEL  columns CHANNEL_loN and CHANNEL_hiN (in FILE.h5 /lower, /upper), between which N = 100 LEVEL percent of\n"
     "                    targets lie, by the errors over the run's validation windows; up to pred_len steps\n"
-    "  --overwrite       replace FILE when it exists\n"
+    "  --plot PICTURE    also drawn behind the rows before them, by plot.py, which needs python3 with matplotlib and h5py: a PNG,\n"
+    "                    PDF or SVG; of --last the latest, of a panel a few series\n"
+    "  --overwrite       replace FILE and PICTURE when they exist\n"
     "  --device, --precision   what computes it (default: as trained where this machine can, else fp32 on the CPU)\n"
     "\n"
     "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device\n";
 
 struct arguments {
-    const char *checkpoint, *data, *out, *origin, *device, *precision;
+    const char *checkpoint, *data, *out, *origin, *plot, *device, *precision;
     uint64_t last, steps;
     double interval; /* 0: none */
     int overwrite;
@@ -61,37 +63,28 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
                                         {"last", .number = &a->last, .least = 1, .most = INT32_MAX},
                                         {"steps", .number = &a->steps, .least = 1, .most = 1 << 20},
                                         {"interval", .text = &interval},
+                                        {"plot", .text = &a->plot},
                                         {"overwrite", .given = &a->overwrite},
                                         {"device", .text = &a->device},
                                         {"precision", .text = &a->precision},
                                         {0}};
     PS_TRY(ps_options_read(argc, argv, options, 1, "one CHECKPOINT", usage));
     a->checkpoint = argv[argc - 1];
+    if (a->plot) {
+        PS_TRY(ps_picture_check(a->plot));
+    }
     return interval ? ps_intervals_level(interval, &a->interval) : PS_OK;
 }
 
 /* ---- the data ---- */
 
 struct data {
+    char imported[PS_SCRATCH_PATH]; /* a CSV becomes a series in a file of its own: one reader for both; "": it was HDF5 */
+    const char *path;               /* of the HDF5 file, of either */
     struct ps_series *series;
     struct ps_times times;
     int64_t *column; /* [C]: where the model's channels stand among the series' */
 };
-
-/* A CSV becomes a series in a file of its own for a moment: one reader for both. */
-static enum ps_status import(const char *csv, char path[64])
-{
-    const char *folder = getenv("TMPDIR");
-    if (snprintf(path, 64, "%.40s/forecast-XXXXXX", folder && strlen(folder) <= 40 ? folder : "/tmp") >= 64) {
-        return ps_fail(PS_DATA, "%s: no name for a file beside it", csv);
-    }
-    int file = mkstemp(path);
-    if (file < 0) {
-        return ps_fail(PS_DATA, "%s: cannot be made, to read %s into", path, csv);
-    }
-    close(file);
-    return ps_import_csv(csv, path, NULL, NULL);
-}
 
 static enum ps_status open_series(const struct arguments *a, const struct ps_config *c, struct data *d)
 {
@@ -100,25 +93,17 @@ static enum ps_status open_series(const struct arguments *a, const struct ps_con
         return ps_fail(PS_USAGE, "the checkpoint names no data: give --data");
     }
     const struct ps_memory memory = {c->data.memory_limit, c->model.seq_len, c->model.pred_len, 1};
-    char imported[64] = "";
-    enum ps_status status = PS_OK;
+    d->path = path;
     if (ps_text_ends(path, ".csv") || ps_text_ends(path, ".CSV")) {
-        status = import(path, imported);
+        PS_TRY(ps_scratch_file("forecast", "series.h5", d->imported));
+        PS_TRY(ps_import_csv(path, d->imported, NULL, NULL));
+        d->path = d->imported;
     }
-    const char *read = *imported ? imported : path;
-    if (status == PS_OK) {
-        status = ps_series_open_within(read, &memory, &d->series);
+    PS_TRY(ps_series_open_within(d->path, &memory, &d->series));
+    if (d->series->layout != PS_LAYOUT_SERIES) {
+        return ps_fail(PS_DATA, "%s: holds ready-made windows: rows come after a series alone, /series [rows, channels]", path);
     }
-    if (status == PS_OK && d->series->layout != PS_LAYOUT_SERIES) {
-        status = ps_fail(PS_DATA, "%s: holds ready-made windows: rows come after a series alone, /series [rows, channels]", path);
-    }
-    if (status == PS_OK && !d->series->panel) {
-        status = ps_times_read(read, d->series->rows, &d->times);
-    }
-    if (*imported) {
-        unlink(imported);
-    }
-    return status;
+    return d->series->panel ? PS_OK : ps_times_read(d->path, d->series->rows, &d->times);
 }
 
 static int64_t channel_named(const struct ps_series *series, const char *name)
@@ -376,6 +361,35 @@ static enum ps_status write_result(const char *path, const struct result *r)
 
 /* ---- all of it ---- */
 
+/* What is drawn is written for it alone: the latest origin's. */
+static enum ps_status write_drawn(const struct result *r, char path[PS_SCRATCH_PATH])
+{
+    struct result latest = *r;
+    latest.values += (r->n - 1) * r->steps * r->channels;
+    latest.n = 1;
+    PS_TRY(ps_scratch_file("forecast", "forecasts.h5", path));
+    return write_result(path, &latest);
+}
+
+static enum ps_status draw(const struct arguments *a, const struct data *d, const char *forecasts)
+{
+    const enum ps_status status = ps_picture_draw(forecasts, d->path, a->plot);
+    return status == PS_OK
+               ? PS_OK
+               : ps_fail(status, "--plot %s: the forecasts are written, but not drawn: %s", a->plot, ps_error_message());
+}
+
+static enum ps_status of_panel(const struct arguments *a, const struct ps_checkpoint *checkpoint, const struct ps_config *c,
+                               const struct data *d, int64_t steps)
+{
+    char drawn[PS_SCRATCH_PATH] = "";
+    if (a->plot) {
+        PS_TRY(ps_scratch_file("forecast", "forecasts.h5", drawn));
+    }
+    PS_TRY(ps_forecast_panel(checkpoint, c, d->series, a->device, steps, a->out, a->plot ? drawn : NULL));
+    return a->plot ? draw(a, d, drawn) : PS_OK;
+}
+
 static enum ps_status forecast(const struct arguments *a, const struct ps_checkpoint *checkpoint, const struct ps_config *c,
                                struct data *d)
 {
@@ -389,7 +403,7 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
         const char *one = a->origin ? "--origin" : a->last > 1 ? "--last" : a->interval > 0 ? "--interval" : NULL;
         return one ? ps_fail(PS_USAGE, "%s: %s is of one series, and this is a panel of %" PRId64 ": each is forecast from its end",
                              path, one, d->series->panel->series)
-                   : ps_forecast_panel(checkpoint, c, d->series, a->device, steps, a->out);
+                   : of_panel(a, checkpoint, c, d, steps);
     }
     if (checkpoint->by_series) {
         return ps_fail(PS_DATA,
@@ -421,7 +435,14 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
     }
     if (status == PS_OK) {
         const struct result result = {origin, n, steps, C, H, checkpoint->names, forecasts, half, a->interval, &d->times};
+        char drawn[PS_SCRATCH_PATH];
         status = write_result(a->out, &result);
+        if (status == PS_OK && a->plot) {
+            status = write_drawn(&result, drawn);
+        }
+        if (status == PS_OK && a->plot) {
+            status = draw(a, d, drawn);
+        }
     }
     ps_forecaster_close(f);
     free(inputs);
@@ -452,8 +473,11 @@ int main(int argc, char **argv)
     if (status == PS_OK) {
         status = ps_engine_check_head(&config, a.checkpoint);
     }
-    if (status == PS_OK && a.out) {
-        status = ps_options_output("--out", a.out, a.overwrite, a.checkpoint, a.data ? a.data : config.data.path);
+    const char *const written[2][2] = {{"--out", a.out}, {"--plot", a.plot}};
+    for (int i = 0; i < 2 && status == PS_OK; i++) {
+        if (written[i][1]) {
+            status = ps_options_output(written[i][0], written[i][1], a.overwrite, a.checkpoint, a.data ? a.data : config.data.path);
+        }
     }
     if (status == PS_OK) {
         status = ps_engine_adapt(&config, a.device, a.precision, note);
@@ -464,6 +488,7 @@ int main(int argc, char **argv)
     if (status == PS_OK) {
         status = forecast(&a, &checkpoint, &config, &data);
     }
+    ps_scratch_remove();
     ps_series_close(data.series);
     ps_times_free(&data.times);
     free(data.column);

@@ -24,10 +24,10 @@ struct panel_forecast {
     char *is_short;            /* [series] */
     int64_t n_short;
 
-    /* One of the two. */
-    struct ps_output *csv;
+    int rows;              /* are written as they come */
+    struct ps_output *csv; /* where; NULL: to stdout */
     uint64_t written;
-    float *all; /* [series, steps] */
+    float *all; /* [series, steps]; NULL: not kept */
 };
 
 /* The last seq_len rows of a series, those before its first filled with that one's value; scaled. */
@@ -94,7 +94,8 @@ static enum ps_status forecast_all(struct panel_forecast *f)
         }
         if (f->all) {
             memcpy(f->all + first * f->steps, f->forecasts, (size_t)(n * f->steps) * sizeof *f->all);
-        } else {
+        }
+        if (f->rows) {
             PS_TRY(write_rows(f, first, n));
         }
     }
@@ -135,19 +136,19 @@ static enum ps_status fit_scaler(struct panel_forecast *f, const struct ps_confi
 }
 
 static enum ps_status run(struct panel_forecast *f, const struct ps_checkpoint *checkpoint, const struct ps_config *config,
-                          const char *device, const char *out)
+                          const char *device, const char *out, const char *also)
 {
-    const int to_panel = out && ps_text_ends(out, ".h5");
+    const int to_panel = out && ps_text_ends(out, ".h5"), all = to_panel || also;
     int64_t count;
-    if (__builtin_mul_overflow(f->panel->series, f->steps, &count) || (to_panel && count > INT32_MAX)) {
+    if (__builtin_mul_overflow(f->panel->series, f->steps, &count) || (all && count > INT32_MAX)) {
         return ps_fail(PS_USAGE, "--steps: %" PRId64 " rows for each of %" PRId64 " series are more than %d", f->steps,
                        f->panel->series, INT32_MAX);
     }
     f->inputs = malloc((size_t)(AT_ONCE * f->seq_len) * sizeof *f->inputs);
     f->forecasts = malloc((size_t)(AT_ONCE * f->steps) * sizeof *f->forecasts);
     f->is_short = calloc((size_t)f->panel->series, 1);
-    f->all = to_panel ? malloc((size_t)count * sizeof *f->all) : NULL;
-    if (!f->inputs || !f->forecasts || !f->is_short || (to_panel && !f->all)) {
+    f->all = all ? malloc((size_t)count * sizeof *f->all) : NULL;
+    if (!f->inputs || !f->forecasts || !f->is_short || (all && !f->all)) {
         return ps_fail(PS_DATA, "no memory for %" PRId64 " forecasts", count);
     }
     if (checkpoint->by_series) {
@@ -157,23 +158,26 @@ static enum ps_status run(struct panel_forecast *f, const struct ps_checkpoint *
     if (out && !to_panel) {
         PS_TRY(ps_output_open(PS_DATA, out, &f->csv));
     }
+    f->rows = !to_panel;
     enum ps_status status = forecast_all(f);
     if (f->csv) {
-        return ps_output_finish(f->csv, status);
+        status = ps_output_finish(f->csv, status);
     }
     PS_TRY(status);
-    return to_panel ? write_panel(f, out) : ps_stdout_flush(PS_USAGE);
+    PS_TRY(to_panel ? write_panel(f, out) : f->csv ? PS_OK : ps_stdout_flush(PS_USAGE));
+    return also ? write_panel(f, also) : PS_OK;
 }
 
 enum ps_status ps_forecast_panel(const struct ps_checkpoint *checkpoint, const struct ps_config *config,
-                                 const struct ps_series *series, const char *device, int64_t steps, const char *out)
+                                 const struct ps_series *series, const char *device, int64_t steps, const char *out,
+                                 const char *also)
 {
     struct panel_forecast f = {.series = series,
                                .panel = series->panel,
                                .seq_len = config->model.seq_len,
                                .pred_len = config->model.pred_len,
                                .steps = steps};
-    enum ps_status status = run(&f, checkpoint, config, device, out);
+    enum ps_status status = run(&f, checkpoint, config, device, out, also);
     if (status == PS_OK && f.n_short > 0) {
         fprintf(stderr,
                 "forecast: warning: %s: %" PRId64 " of %" PRId64 " series are shorter than seq_len, %" PRId64

@@ -8,6 +8,7 @@
 #include "data/import.h"
 #include "data/series.h"
 #include "data/times.h"
+#include "src/scratch.h"
 #include "tests/programs.h"
 #include "tests/random_values.h"
 #include "tests/suite.h"
@@ -480,6 +481,72 @@ START_TEST(without_a_gpu)
 }
 END_TEST
 
+/* ---- pictures ---- */
+
+/* What plot.py is given, by a python3 of the test's own: of several origins the latest, and the data as HDF5; and what becomes of
+ * what it says. tests/test_run_scripts.c has it draw. */
+START_TEST(gives_to_plot)
+{
+    static const char keeps[] = "#!/bin/sh\n[ \"$1\" = -c ] && exit\n[ $# = 8 ] && cp \"$4\" \"$8\" && cp \"$6\" \"$8.data\"\n",
+                      fails[] = "#!/bin/sh\n[ \"$1\" = -c ] && exit\necho first >&2\necho the last line >&2\nexit 1\n";
+    struct path bin = new_dir("bin"), drawn = new_dir("drawn.png"), out = new_dir("latest.h5"), kept = new_dir("drawn.png.data");
+    ck_assert_int_eq(mkdir(bin.text, 0777), 0);
+    struct path python = path_of("%.400s/python3", bin.text), path = path_of("%.400s:%s", bin.text, getenv("PATH"));
+    setenv("PATH", path.text, 1);
+    file_write(python.text, keeps, strlen(keeps));
+    chmod(python.text, 0777);
+    free(forecast(best.text, ARGS("--out", out.text, "--origin", "300", "--interval", "0.5")).text);
+    free(forecast(best.text, ARGS("--plot", drawn.text, "--origin", "300", "--last", "3", "--interval", "0.5")).text);
+    ck_assert(files_equal(drawn.text, out.text));
+    ck_assert(files_equal(kept.text, data.text));
+    file_write(python.text, fails, strlen(fails));
+    struct result r = run("forecast", ARGS(best.text, "--plot", drawn.text, "--overwrite"));
+    ck_assert_msg(lines_of(r.out) == 1 + H, "%s", r.out);
+    expect_refused(r, 2, ARGS("drawn.png: the forecasts are written, but not drawn: the last line"));
+}
+END_TEST
+
+/* ---- what it leaves behind ---- */
+
+/* Files of a while go with the process, whatever ends it, and keep no signal from doing so. */
+START_TEST(files_of_a_while)
+{
+    static const int by[] = {0, SIGINT, SIGTERM, SIGHUP};
+    for (size_t i = 0; i < sizeof by / sizeof *by; i++) {
+        struct path parent = new_dir("tmp");
+        ck_assert_int_eq(mkdir(parent.text, 0777), 0);
+        setenv("TMPDIR", parent.text, 1);
+        pid_t child = fork();
+        if (child == 0) {
+            char path[2][PS_SCRATCH_PATH];
+            for (int k = 0; k < 2; k++) {
+                if (ps_scratch_file("forecast", k ? "b" : "a", path[k]) != PS_OK) {
+                    _exit(9);
+                }
+                file_write(path[k], "x", 1);
+            }
+            if (strncmp(path[0], parent.text, strlen(parent.text)) != 0) {
+                _exit(8);
+            }
+            if (by[i]) {
+                raise(by[i]);
+            }
+            ps_scratch_remove();
+            _exit(7);
+        }
+        int status;
+        ck_assert_int_eq(waitpid(child, &status, 0), child);
+        ck_assert_msg(by[i] ? WIFSIGNALED(status) && WTERMSIG(status) == by[i] : WIFEXITED(status) && WEXITSTATUS(status) == 7,
+                      "signal %d: status %x", by[i], (unsigned)status);
+        ck_assert_msg(rmdir(parent.text) == 0, "signal %d: %s", by[i], strerror(errno));
+    }
+    setenv("TMPDIR", new_dir("none").text, 1);
+    char path[PS_SCRATCH_PATH];
+    ck_assert_int_eq(ps_scratch_file("forecast", "a", path), PS_DATA);
+    ck_assert_msg(strstr(ps_error_message(), new_dir("none").text) != NULL, "%s", ps_error_message());
+}
+END_TEST
+
 /* ---- what it refuses ---- */
 
 START_TEST(refuses)
@@ -581,6 +648,8 @@ int main(void)
     tcase_add_test(c, steps);
     tcase_add_test(c, anywhere);
     tcase_add_test(c, without_a_gpu);
+    tcase_add_test(c, gives_to_plot);
+    tcase_add_test(c, files_of_a_while);
     tcase_add_test(c, refuses);
     suite_add_tcase(suite, c);
     return run_suite(suite, CK_FORK_GETENV) != 0;

@@ -188,6 +188,56 @@ START_TEST(plots)
 }
 END_TEST
 
+/* By a program: what is drawn beside what is written as ever, and what is said where it cannot be. */
+START_TEST(forecast_draws)
+{
+    expect_done(shell("'%s/forecast' runs/first --device cpu > without.csv", programs));
+    expect_refused(shell("PYTHONHOME=/nowhere '%s/forecast' runs/first --device cpu --plot f.png --out with.csv", programs), 2,
+                   ARGS("forecast: --plot f.png: ", "needs python3 with matplotlib and h5py", "the forecasts are written"));
+    ck_assert(files_equal(new_dir("with.csv").text, new_dir("without.csv").text));
+    expect_refused(shell("'%s/forecast' runs/first --plot f.jpg", programs), 2, ARGS("\"f.jpg\"", ".png, .pdf or .svg"));
+    expect_refused(shell("echo > f.png && '%s/forecast' runs/first --plot f.png", programs), 2, ARGS("--plot: f.png exists"));
+    expect_refused(shell("cp series.h5 s.png && '%s/forecast' runs/first --data s.png --plot s.png --overwrite", programs), 2,
+                   ARGS("--plot: s.png is the data"));
+    if (!draws) {
+        printf("skipped: forecast --plot: no matplotlib or h5py\n");
+        return;
+    }
+    expect_refused(shell("'%s/forecast' runs/first --device cpu --plot none/f.png > with.csv", programs), 2,
+                   ARGS("--plot none/f.png: the forecasts are written, but not drawn: plot.py: none/f.png: No such file"));
+    ck_assert(files_equal(new_dir("with.csv").text, new_dir("without.csv").text));
+    expect_done(
+        shell("mkdir tmp && TMPDIR=tmp '%s/forecast' runs/first --device cpu --plot f.png --overwrite > with.csv", programs));
+    ck_assert(files_equal(new_dir("with.csv").text, new_dir("without.csv").text));
+    expect_picture("f.png");
+    /* A CSV, whose rows become a file for a while, and a panel, from which a few series are drawn. */
+    expect_done(shell(
+        "awk 'BEGIN { OFS = \",\"; print \"channel_2,channel_1\"; for (i = 0; i < 90; i++) print i %% 7, i %% 5 }' > two.csv && "
+        "TMPDIR=tmp '%s/forecast' runs/first --device cpu --data two.csv --last 2 --out two.h5 --plot f.svg",
+        programs));
+    expect_picture("f.svg");
+    struct result r =
+        shell("awk 'BEGIN { print \"id,month,x\"; for (s = 0; s < 6; s++) for (i = 0; i < 60 + s; i++) printf "
+              "\"s%%d,%%d-%%02d-28,%%d\\n\", "
+              "s, 2000 + int(i / 12), i %% 12 + 1, i %% 7 }' > long.csv && '%s/import_csv' long.csv panel.h5 --panel id,month,x && "
+              "'%s/train' tiny.yaml --device cpu --run-dir panel --set data.path=panel.h5 && "
+              "TMPDIR=tmp '%s/forecast' panel --device cpu --plot f.png --out p.csv && "
+              "TMPDIR=tmp '%s/forecast' panel --device cpu --out p.h5 && rmdir tmp",
+              programs, programs, programs, programs);
+    ck_assert_msg(r.code == 0, "%s", r.err);
+    result_free(&r);
+    expect_picture("f.png");
+    /* What it draws of the panel's last series: its last rows, and its forecasts. */
+    expect_says(shell("cd '%.400s' && %s -c 'import sys; sys.argv[1:] = []\n"
+                      "import h5py, plot\n"
+                      "name, past, truth, ahead, between = list(plot.panel_ahead(h5py.File(\"%.400s/p.h5\"), "
+                      "h5py.File(\"%.400s/panel.h5\")))[-1]\n"
+                      "print(name, past.astype(int)[-4:], len(past), len(truth), len(ahead), between)'",
+                      path_of("%s/scripts", getenv("PS_SOURCE")).text, python, folder.text, folder.text),
+                ARGS("s5 [5 6 0 1] 48 0 6 None"));
+}
+END_TEST
+
 static void set_up(void)
 {
     folder = folder_make();
@@ -234,6 +284,7 @@ int main(void)
     tcase_add_test(tests, compare_refuses);
     tcase_add_test(tests, under_way);
     tcase_add_test(tests, plots);
+    tcase_add_test(tests, forecast_draws);
     suite_add_tcase(suite, tests);
     return run_suite(suite, CK_FORK_GETENV) != 0;
 }
