@@ -394,18 +394,6 @@ static enum ps_status find_step(struct reader *r)
                          r->path, p->frequency);
 }
 
-/* The row that a time is of its series, or -1: between two. */
-static int64_t row_of(const struct reader *r, int64_t series, int64_t time)
-{
-    const struct ps_panel *p = &r->panel;
-    int64_t first = r->entry[series].first;
-    if (p->step.months == 0) {
-        return (time - first) % p->step.seconds == 0 ? (time - first) / p->step.seconds : -1;
-    }
-    int64_t months = months_between(first, time), row = months / p->step.months;
-    return months % p->step.months == 0 && ps_panel_after(&p->step, first, row) == time ? row : -1;
-}
-
 static enum ps_status lay_out(struct reader *r, int64_t *with_gaps)
 {
     struct ps_panel *p = &r->panel;
@@ -422,8 +410,7 @@ static enum ps_status lay_out(struct reader *r, int64_t *with_gaps)
     p->offsets[0] = 0;
     for (int64_t i = 0; i < r->series; i++) {
         const struct entry *e = &r->entry[i];
-        int64_t rows =
-            (p->step.months == 0 ? (e->last - e->first) / p->step.seconds : months_between(e->first, e->last) / p->step.months) + 1;
+        int64_t rows = ps_panel_steps(&p->step, e->first, e->last) + 1;
         p->start[i] = e->first;
         p->id_at[i] = e->id_at;
         p->offsets[i + 1] = p->offsets[i] + rows;
@@ -449,8 +436,8 @@ static enum ps_status place_row(struct reader *r)
     if (r->now < 0 || time < r->entry[r->now].first || time > r->entry[r->now].last) {
         return ps_fail(PS_DATA, "%s:%" PRId64 ": changed while it was being read", r->path, r->csv.line_number);
     }
-    int64_t row = row_of(r, r->now, time);
-    if (row < 0 || row >= p->offsets[r->now + 1] - p->offsets[r->now]) {
+    int64_t row = ps_panel_row(p, r->now, time);
+    if (row < 0) {
         char wrong[384];
         snprintf(wrong, sizeof wrong, "is no whole number of steps of %s behind %s, the first time of series \"%s\"", p->frequency,
                  ps_date_text(r->entry[r->now].first).text, ps_text_plain(ps_panel_id(p, r->now)).text);

@@ -280,15 +280,38 @@ int64_t ps_panel_series(const struct ps_panel *p, int64_t row)
     return low;
 }
 
+static struct ps_civil civil_of(int64_t time)
+{
+    enum { DAY = 86400 };
+    return ps_date_civil(time / DAY - (time % DAY < 0));
+}
+
 int64_t ps_panel_after(const struct ps_steps *step, int64_t start, int64_t n)
 {
     struct ps_steps from_start = *step;
     if (step->months > 0) {
-        enum { DAY = 86400 };
-        struct ps_civil civil = ps_date_civil(start / DAY - (start % DAY < 0));
+        struct ps_civil civil = civil_of(start);
         from_start.day = civil.day == civil.days_of_month ? 31 : civil.day;
     }
     return ps_steps_after(&from_start, start, n);
+}
+
+int64_t ps_panel_steps(const struct ps_steps *step, int64_t start, int64_t time)
+{
+    if (step->months == 0) {
+        const int64_t between = time - start;
+        return between / step->seconds - (between % step->seconds < 0);
+    }
+    const struct ps_civil from = civil_of(start), to = civil_of(time);
+    const int64_t months = 12 * (to.year - from.year) + to.month - from.month;
+    const int64_t n = months / step->months - (months % step->months < 0);
+    return n - (ps_panel_after(step, start, n) > time);
+}
+
+int64_t ps_panel_row(const struct ps_panel *p, int64_t series, int64_t time)
+{
+    const int64_t row = ps_panel_steps(&p->step, p->start[series], time);
+    return row >= 0 && row < p->offsets[series + 1] - p->offsets[series] && ps_panel_time(p, series, row) == time ? row : -1;
 }
 
 int64_t ps_panel_time(const struct ps_panel *p, int64_t series, int64_t row)

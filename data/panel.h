@@ -32,8 +32,12 @@ int64_t ps_panel_series(const struct ps_panel *panel, int64_t row);
 /* The time n steps after a series' start. A step of months keeps the day of the month, and the last day of a month stays the last.
  */
 int64_t ps_panel_after(const struct ps_steps *step, int64_t start, int64_t n);
+/* How many whole steps lie between a start and a time, rounded down: negative before the start. */
+int64_t ps_panel_steps(const struct ps_steps *step, int64_t start, int64_t time);
 /* The time of row `row` of a series, counted from 0; also of one behind its end. */
 int64_t ps_panel_time(const struct ps_panel *panel, int64_t series, int64_t row);
+/* The row of a series that has a time; -1: none has. */
+int64_t ps_panel_row(const struct ps_panel *panel, int64_t series, int64_t time);
 
 /* The first few series for which `which` is not 0, as text: "\"a\", \"b\", \"c\", ..." */
 struct ps_panel_names {
@@ -52,7 +56,14 @@ void ps_panel_scale(const struct ps_scaler *scaler, int64_t first, int64_t rows,
 /* ps_seasonal_mae of each series, over the rows that its scaling is fitted on: [series]. */
 enum ps_status ps_panel_seasonal_mae(const struct ps_series *series, const struct ps_splits *splits, int64_t season, double *mae);
 
-/* Writes such a file; its bytes depend on the contents alone. Beside its place, and renamed. */
+/* Writes such a file; its bytes depend on the contents alone. more: lists like /values beside them, the last without a name; NULL:
+ * none. Beside its place, and renamed. */
+struct ps_panel_list {
+    const char *name;
+    const float *values;
+};
+enum ps_status ps_panel_write_with(const char *path, const struct ps_panel *panel, const float *values, const char *source,
+                                   const struct ps_panel_list *more);
 enum ps_status ps_panel_write(const char *path, const struct ps_panel *panel, const float *values, const char *source);
 
 #endif

@@ -56,9 +56,20 @@ static enum ps_status write_contents(const struct ps_hdf5_output *out, const str
     return write_ids(out, panel);
 }
 
-enum ps_status ps_panel_write(const char *path, const struct ps_panel *panel, const float *values, const char *source)
+enum ps_status ps_panel_write_with(const char *path, const struct ps_panel *panel, const float *values, const char *source,
+                                   const struct ps_panel_list *more)
 {
     struct ps_hdf5_output out;
     PS_TRY(ps_hdf5_create(path, &out));
-    return ps_hdf5_finish(&out, write_contents(&out, panel, values, source));
+    enum ps_status status = write_contents(&out, panel, values, source);
+    for (; more != NULL && more->name != NULL && status == PS_OK; more++) {
+        hid_t list PS_HDF5_SCOPED = H5I_INVALID_HID;
+        status = write_list(&out, more->name, H5T_NATIVE_FLOAT, panel->offsets[panel->series], more->values, &list);
+    }
+    return ps_hdf5_finish(&out, status);
+}
+
+enum ps_status ps_panel_write(const char *path, const struct ps_panel *panel, const float *values, const char *source)
+{
+    return ps_panel_write_with(path, panel, values, source, NULL);
 }

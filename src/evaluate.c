@@ -10,6 +10,7 @@
 #include "data/hdf5_util.h"
 #include "data/panel.h"
 #include "src/breakdown.h"
+#include "src/data_file.h"
 #include "src/engine.h"
 #include "src/intervals.h"
 #include "src/kept.h"
@@ -20,7 +21,7 @@
 enum by { BY_NOTHING, BY_STEP, BY_CHANNEL, BY_SERIES };
 
 struct arguments {
-    const char *checkpoint, *data, *device, *precision, *forecasts;
+    const char *checkpoint, *data, *panel, *device, *precision, *forecasts;
     enum ps_split split;
     enum by by;
     int json, original_units, overwrite;
@@ -29,12 +30,13 @@ struct arguments {
 };
 
 static const char usage[] =
-    "usage: evaluate CHECKPOINT|RUN [--data FILE] [--split train|val|test|all] [--json] [--by step|channel|series]\n"
-    "                [--interval LEVEL] [--save-forecasts OUT.h5] [--original-units] [--overwrite]\n"
+    "usage: evaluate CHECKPOINT|RUN [--data FILE] [--panel ID,TIME,VALUE] [--split train|val|test|all] [--json]\n"
+    "                [--by step|channel|series] [--interval LEVEL] [--save-forecasts OUT.h5] [--original-units] [--overwrite]\n"
     "                [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
     "\n"
     "  RUN                      a run's folder: its best checkpoint, or the last where there is no best\n"
-    "  --data FILE              another HDF5 file than the run's\n"
+    "  --data FILE              another file than the run's, HDF5 or CSV\n"
+    "  --panel ID,TIME,VALUE    FILE is a CSV of many series, and these are its columns, as for import_csv\n"
     "  --split SPLIT            which windows (default: test; all: every window of the file)\n"
     "  --json                   print one JSON object\n"
     "  --by step|channel|series also MSE and MAE of each step of the horizon, of each channel, or of each series of a panel\n"
@@ -50,6 +52,7 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
 {
     const char *split = ps_split_name(PS_TEST), *by = NULL, *interval = NULL;
     const struct ps_option options[] = {{"data", .text = &a->data},
+                                        {"panel", .text = &a->panel},
                                         {"split", .text = &split},
                                         {"device", .text = &a->device},
                                         {"precision", .text = &a->precision},
@@ -452,9 +455,13 @@ static enum ps_status evaluate(struct arguments *a)
     if (status == PS_OK && *note) {
         fprintf(stderr, "evaluate: %s: %s\n", a->checkpoint, note);
     }
+    struct ps_data_file data = {.path = NULL};
+    if (status == PS_OK && (a->data || a->panel)) {
+        status = ps_data_file_open("evaluate", a->data ? a->data : config.data.path, a->panel, &checkpoint, &data);
+    }
     if (status == PS_OK) {
         status = ps_session_open(&config,
-                                 &(struct ps_session_options){.data_path = a->data,
+                                 &(struct ps_session_options){.data_path = data.path,
                                                               .device = a->device,
                                                               .checkpoint = &checkpoint,
                                                               .seasonal = 1,
@@ -475,6 +482,7 @@ static enum ps_status evaluate(struct arguments *a)
     } else if (status == PS_OK) {
         print_text(s, a, &scores);
     }
+    ps_scratch_remove();
     ps_breakdown_close(scores.breakdown);
     ps_intervals_free(&scores.intervals);
     ps_session_close(s);

@@ -7,11 +7,11 @@
 #include "data/dates.h"
 #include "data/files.h"
 #include "data/hdf5_util.h"
-#include "data/import.h"
 #include "data/panel.h"
 #include "data/text.h"
 #include "data/times.h"
 #include "src/csv_out.h"
+#include "src/data_file.h"
 #include "src/engine.h"
 #include "src/forecast_panel.h"
 #include "src/forecaster.h"
@@ -20,11 +20,11 @@
 #include "src/options.h"
 #include "src/passive.h"
 #include "src/picture.h"
-#include "src/scratch.h"
 
 static const char usage[] =
-    "usage: forecast CHECKPOINT|RUN [--data FILE] [--out FILE] [--origin TIME|ROW] [--last N] [--steps N] [--interval LEVEL]\n"
-    "                [--plot PICTURE] [--overwrite] [--device auto|cpu|cuda[:N]] [--precision fp32|tf32|bf16|fp16]\n"
+    "usage: forecast CHECKPOINT|RUN [--data FILE] [--panel ID,TIME,VALUE] [--out FILE] [--origin TIME|ROW] [--last N] [--steps N]\n"
+    "                [--interval LEVEL] [--plot PICTURE] [--overwrite] [--device auto|cpu|cuda[:N]] [--precision "
+    "fp32|tf32|bf16|fp16]\n"
     "\n"
     "Forecasts the rows after the end of the data, in the data's own units: pred_len of them, as the model was trained. Of a "
     "panel,\n"
@@ -32,10 +32,13 @@ static const char usage[] =
     "\n"
     "  RUN               a run's folder: its best checkpoint, or the last where there is no best\n"
     "  --data FILE       the series, HDF5 or CSV (default: the run's); its channels are found by name\n"
+    "  --panel ID,TIME,VALUE   FILE is a CSV of many series, and these are its columns, as for import_csv\n"
     "  --out FILE        FILE.h5: /forecasts [origins, steps, channels], /origin and /time; another name: CSV (default: to "
     "stdout)\n"
-    "  --origin TIME     the last row that is known, by its time (\"2018-06-26 19:00\") or its number, counted from 0\n"
-    "  --last N          N forecasts: from the origin and from each of the N - 1 rows before it\n"
+    "  --origin TIME     the last row that is known, by its time (\"2018-06-26 19:00\") or its number, counted from 0; of a panel "
+    "by\n"
+    "                    its time, and series without a row at that time are left out\n"
+    "  --last N          N forecasts: from the origin and from each of the N - 1 rows before it; of a panel as CSV alone\n"
     "  --steps N         N rows; beyond pred_len by feeding forecasts back, and column fed_back says so\n"
     "  --interval LEVEL  columns CHANNEL_loN and CHANNEL_hiN (in FILE.h5 /lower, /upper), between which N = 100 LEVEL percent of\n"
     "                    targets lie, by the errors over the run's validation windows; up to pred_len steps\n"
@@ -47,7 +50,7 @@ static const char usage[] =
     "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device\n";
 
 struct arguments {
-    const char *checkpoint, *data, *out, *origin, *plot, *device, *precision;
+    const char *checkpoint, *data, *panel, *out, *origin, *plot, *device, *precision;
     uint64_t last, steps;
     double interval; /* 0: none */
     int overwrite;
@@ -58,6 +61,7 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
     *a = (struct arguments){.last = 1};
     const char *interval = NULL;
     const struct ps_option options[] = {{"data", .text = &a->data},
+                                        {"panel", .text = &a->panel},
                                         {"out", .text = &a->out},
                                         {"origin", .text = &a->origin},
                                         {"last", .number = &a->last, .least = 1, .most = INT32_MAX},
@@ -79,31 +83,26 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
 /* ---- the data ---- */
 
 struct data {
-    char imported[PS_SCRATCH_PATH]; /* a CSV becomes a series in a file of its own: one reader for both; "": it was HDF5 */
-    const char *path;               /* of the HDF5 file, of either */
+    struct ps_data_file file;
     struct ps_series *series;
     struct ps_times times;
     int64_t *column; /* [C]: where the model's channels stand among the series' */
 };
 
-static enum ps_status open_series(const struct arguments *a, const struct ps_config *c, struct data *d)
+static enum ps_status open_series(const struct arguments *a, const struct ps_checkpoint *checkpoint, const struct ps_config *c,
+                                  struct data *d)
 {
     const char *path = a->data ? a->data : c->data.path;
     if (!path || !*path) {
         return ps_fail(PS_USAGE, "the checkpoint names no data: give --data");
     }
     const struct ps_memory memory = {c->data.memory_limit, c->model.seq_len, c->model.pred_len, 1};
-    d->path = path;
-    if (ps_text_ends(path, ".csv") || ps_text_ends(path, ".CSV")) {
-        PS_TRY(ps_scratch_file("forecast", "series.h5", d->imported));
-        PS_TRY(ps_import_csv(path, d->imported, NULL, NULL));
-        d->path = d->imported;
-    }
-    PS_TRY(ps_series_open_within(d->path, &memory, &d->series));
+    PS_TRY(ps_data_file_open("forecast", path, a->panel, checkpoint, &d->file));
+    PS_TRY(ps_series_open_within(d->file.path, &memory, &d->series));
     if (d->series->layout != PS_LAYOUT_SERIES) {
         return ps_fail(PS_DATA, "%s: holds ready-made windows: rows come after a series alone, /series [rows, channels]", path);
     }
-    return d->series->panel ? PS_OK : ps_times_read(d->path, d->series->rows, &d->times);
+    return d->series->panel ? PS_OK : ps_times_read(d->file.path, d->series->rows, &d->times);
 }
 
 static int64_t channel_named(const struct ps_series *series, const char *name)
@@ -373,7 +372,7 @@ static enum ps_status write_drawn(const struct result *r, char path[PS_SCRATCH_P
 
 static enum ps_status draw(const struct arguments *a, const struct data *d, const char *forecasts)
 {
-    const enum ps_status status = ps_picture_draw(forecasts, d->path, a->plot);
+    const enum ps_status status = ps_picture_draw(forecasts, d->file.path, a->plot);
     return status == PS_OK
                ? PS_OK
                : ps_fail(status, "--plot %s: the forecasts are written, but not drawn: %s", a->plot, ps_error_message());
@@ -383,11 +382,24 @@ static enum ps_status of_panel(const struct arguments *a, const struct ps_checkp
                                const struct data *d, int64_t steps)
 {
     char drawn[PS_SCRATCH_PATH] = "";
+    float *half = NULL;
     if (a->plot) {
         PS_TRY(ps_scratch_file("forecast", "forecasts.h5", drawn));
     }
-    PS_TRY(ps_forecast_panel(checkpoint, c, d->series, a->device, steps, a->out, a->plot ? drawn : NULL));
-    return a->plot ? draw(a, d, drawn) : PS_OK;
+    if (a->interval > 0) {
+        PS_TRY(fit_intervals(a, checkpoint, c, &half));
+    }
+    const struct ps_panel_request request = {.steps = steps,
+                                             .origin = a->origin,
+                                             .last = (int64_t)a->last,
+                                             .half = half,
+                                             .level = a->interval,
+                                             .device = a->device,
+                                             .out = a->out,
+                                             .also = a->plot ? drawn : NULL};
+    const enum ps_status status = ps_forecast_panel(checkpoint, c, d->series, &request);
+    free(half);
+    return status == PS_OK && a->plot ? draw(a, d, drawn) : status;
 }
 
 static enum ps_status forecast(const struct arguments *a, const struct ps_checkpoint *checkpoint, const struct ps_config *c,
@@ -397,13 +409,15 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
     const int64_t n = (int64_t)a->last, C = checkpoint->scaler.channels, L = c->model.seq_len, H = c->model.pred_len;
     const int64_t steps = a->steps ? (int64_t)a->steps : H;
     int64_t origin;
-    PS_TRY(open_series(a, c, d));
+    PS_TRY(open_series(a, checkpoint, c, d));
     PS_TRY(match_channels(checkpoint, path, d));
+    if (a->interval > 0 && steps > H) {
+        return ps_fail(PS_USAGE,
+                       "--interval: of %" PRId64 " steps, those beyond %" PRId64 " have no errors to go by: lower --steps", steps,
+                       H);
+    }
     if (d->series->panel) {
-        const char *one = a->origin ? "--origin" : a->last > 1 ? "--last" : a->interval > 0 ? "--interval" : NULL;
-        return one ? ps_fail(PS_USAGE, "%s: %s is of one series, and this is a panel of %" PRId64 ": each is forecast from its end",
-                             path, one, d->series->panel->series)
-                   : of_panel(a, checkpoint, c, d, steps);
+        return of_panel(a, checkpoint, c, d, steps);
     }
     if (checkpoint->by_series) {
         return ps_fail(PS_DATA,
@@ -412,11 +426,6 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
                        path);
     }
     PS_TRY(find_origin(a, c, path, d, &origin));
-    if (a->interval > 0 && steps > H) {
-        return ps_fail(PS_USAGE,
-                       "--interval: of %" PRId64 " steps, those beyond %" PRId64 " have no errors to go by: lower --steps", steps,
-                       H);
-    }
     float *half = NULL;
     if (a->interval > 0) {
         PS_TRY(fit_intervals(a, checkpoint, c, &half));

@@ -987,7 +987,6 @@ START_TEST(forecasts)
     ck_assert_str_eq(r.out, text);
     free(text);
     result_free(&r);
-    expect_refused(run("forecast", ARGS(best.text, "--last", "2")), 2, ARGS("--last is of one series", "panel of 64"));
     r = run("forecast", ARGS(best.text, "--steps", "7"));
     ck_assert(r.code == 0 && lines_of(r.out) == 1 + 7 * 64 && strstr(r.out, ",fed_back\n") && strstr(r.out, ",1\n"));
     result_free(&r);
@@ -1012,6 +1011,203 @@ START_TEST(forecasts)
     for (int i = 0; i < MOST_SERIES * H; i++) {
         const int64_t rows = made.offsets[i / H + 1] - made.offsets[i / H]; /* a single one has no deviation to scale by */
         ck_assert(rows == 1 || scaled[i] == 4 * found[i]);
+    }
+}
+END_TEST
+
+/* What a program prints, which must succeed. */
+static char *printed(const char *program, char *const *arguments)
+{
+    struct result r = run(program, arguments);
+    ck_assert_msg(r.code == 0, "%s: %s", program, r.err);
+    free(r.err);
+    return r.out;
+}
+
+/* The made panel as rows of a CSV, of each series the last first. */
+static void write_csv(const char *path)
+{
+    FILE *to = fopen(path, "w");
+    fputs("v,more,ts,item\n", to);
+    for (int64_t i = 0; i < made.panel.series; i++) {
+        for (int64_t r = made.offsets[i + 1] - 1; r >= made.offsets[i]; r--) {
+            const int64_t time = made.start[i] + 3600 * (r - made.offsets[i]);
+            fprintf(to, "%.9g,x,%s,%s\n", (double)made.values[r], ps_date_text(time).text, ps_panel_id(&made.panel, i));
+        }
+    }
+    fclose(to);
+}
+
+static int float_order(const void *a, const void *b)
+{
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* From any time, from several, with intervals, and of a CSV. Rows that end at a time are as the same panel cut there has them. */
+START_TEST(forecasts_from_times)
+{
+    enum { AT = 70, LAST = 3 };
+    int64_t lengths[MOST_SERIES];
+    for (int64_t i = 0; i < MOST_SERIES; i++) {
+        lengths[i] = i % 4 == 1 ? 1 + draw(12) : AT + draw(20); /* some end before, and some begin just before or after */
+    }
+    make_panel(&made, MOST_SERIES, lengths);
+    for (int64_t i = 0; i < MOST_SERIES; i++) {
+        made.start[i] += 3600 * (i % 4 == 2 ? AT - 10 : 0);
+    }
+    write_panel(&made);
+    write_config(data.text, "  split: [30, 12, 12]\n");
+    struct path dir = new_dir("times"), csv = new_dir("long.csv"), out = new_dir("times.h5"), saved = new_dir("val.h5");
+    struct path best = in_run(dir.text, "checkpoints/best.h5");
+    free(printed("train", ARGS(config.text, "--device", "cpu", "--run-dir", dir.text)));
+
+    /* One time after another, and all at once. */
+    char *text[LAST], *all, *rest, *line;
+    int64_t here = 0, expected = 0;
+    for (int64_t i = 0; i < MOST_SERIES; i++) {
+        const int64_t rows = AT - (made.start[i] - made.start[0]) / 3600 + 1;
+        const int has = rows >= 1 && rows <= lengths[i];
+        here += has;
+        expected += has ? (rows < LAST ? rows : LAST) * H : 0;
+    }
+    ck_assert(here > 20 && here < MOST_SERIES - 10 && expected < here * H * LAST);
+    for (int k = 0; k < LAST; k++) {
+        struct path time = path_of("%s", ps_date_text(made.start[0] + 3600 * (AT - k)).text);
+        text[k] = printed("forecast", ARGS(best.text, "--origin", time.text));
+    }
+    ck_assert_int_eq(lines_of(text[0]), 1 + here * H);
+    struct path origin = path_of("%s", ps_date_text(made.start[0] + 3600 * AT).text);
+    all = rest = printed("forecast", ARGS(best.text, "--origin", origin.text, "--last", "3"));
+    ck_assert_str_eq(strsep(&rest, "\n"), "id,origin,time,value");
+    for (int64_t n = 0; (line = strsep(&rest, "\n")) != NULL && *line; n++, expected--) {
+        char *from = strchr(line, ',') + 1;
+        int64_t seconds;
+        struct path when = path_of("%.19s", from), row = path_of("\n%.*s%s\n", (int)(from - line), line, from + 20);
+        ck_assert_int_eq(ps_date_read(when.text, &seconds), 1);
+        const int64_t k = AT - (seconds - made.start[0]) / 3600;
+        ck_assert_msg(k >= 0 && k < LAST && strstr(text[k], row.text) != NULL, "%s, of row %d", line, (int)n);
+    }
+    ck_assert_int_eq(expected, 0);
+    free(all);
+    struct result r = run("forecast", ARGS(best.text, "--origin", origin.text));
+    ck_assert_msg(strstr(r.err, path_of("%d of 64 series have no row at the origin", MOST_SERIES - (int)here).text) != NULL &&
+                      strstr(r.err, "shorter than seq_len, 8, up to an origin, and filled") != NULL && lines_of(r.err) == 2,
+                  "%s", r.err);
+    result_free(&r);
+
+    /* Intervals: a quantile of the validation's errors at each step, in each series' own deviation. */
+    free(printed("evaluate", ARGS(best.text, "--split", "val", "--save-forecasts", saved.text)));
+    static float errors[2][MOST_ROWS], column[MOST_ROWS];
+    hid_t file = H5Fopen(saved.text, H5F_ACC_RDONLY, H5P_DEFAULT);
+    int64_t windows = 0;
+    for (int i = 0; i < 2; i++) {
+        hid_t set = H5Dopen2(file, i == 0 ? "forecasts" : "targets", H5P_DEFAULT), space = H5Dget_space(set);
+        windows = H5Sget_simple_extent_npoints(space) / H;
+        ck_assert_int_ge(H5Dread(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, errors[i]), 0);
+        H5Sclose(space);
+        H5Dclose(set);
+    }
+    H5Fclose(file);
+    float half[H];
+    for (int h = 0; h < H; h++) {
+        for (int64_t w = 0; w < windows; w++) {
+            column[w] = fabsf(errors[0][w * H + h] - errors[1][w * H + h]);
+        }
+        qsort(column, (size_t)windows, sizeof *column, float_order);
+        half[h] = column[(int64_t)ceil(0.75 * (double)(windows + 1)) - 1];
+    }
+    free(printed("forecast", ARGS(best.text, "--interval", "0.75", "--origin", origin.text, "--out", out.text)));
+    all = rest = printed("forecast", ARGS(best.text, "--interval", "0.75", "--origin", origin.text));
+    ck_assert_str_eq(strsep(&rest, "\n"), "id,time,value,value_lo75,value_hi75");
+    static float ends[2][MOST_SERIES * H];
+    file = H5Fopen(out.text, H5F_ACC_RDONLY, H5P_DEFAULT);
+    for (int side = 0; side < 2; side++) {
+        hid_t set = H5Dopen2(file, side ? "upper" : "lower", H5P_DEFAULT);
+        ck_assert_int_ge(H5Dread(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, ends[side]), 0);
+        H5Dclose(set);
+    }
+    H5Fclose(file);
+    struct ps_series *s;
+    OK(ps_series_open(out.text, &s));
+    ck_assert_int_eq(s->panel->series, here);
+    for (int64_t k = 0; k < here * H; k++) {
+        float value, lower, upper;
+        int id;
+        line = strsep(&rest, "\n");
+        ck_assert_int_eq(sscanf(line, "item %d,%*[^,],%f,%f,%f", &id, &value, &lower, &upper), 4);
+        ck_assert_str_eq(ps_panel_id(s->panel, k / H), path_of("item %d", id).text);
+        ck_assert_int_eq(s->panel->start[k / H], made.start[0] + 3600 * (AT + 1));
+        ck_assert(s->values[k] == value && ends[0][k] == lower && ends[1][k] == upper);
+        const int64_t T = lengths[id], trained = T - 24 >= 30 ? 30 : T - 24;
+        const int64_t first = made.offsets[id] + (trained >= L + H ? T - 24 - trained : 0), n = trained >= L + H ? trained : T;
+        double mean = 0, square = 0;
+        for (int64_t t = first; t < first + n; t++) {
+            mean += (double)made.values[t] / (double)n;
+        }
+        for (int64_t t = first; t < first + n; t++) {
+            square += ((double)made.values[t] - mean) * ((double)made.values[t] - mean) / (double)n;
+        }
+        const double width = half[k % H] * sqrt(square);
+        ck_assert_double_eq_tol(value - lower, width, 1e-5 * fabs(value) + 1e-4 * width);
+        ck_assert_double_eq_tol(upper - value, width, 1e-5 * fabs(value) + 1e-4 * width);
+    }
+    ps_series_close(s);
+    free(all);
+
+    /* The same rows as a CSV. */
+    write_csv(csv.text);
+    char *const columns = "item,ts,v";
+    all = printed("forecast", ARGS(best.text, "--data", csv.text, "--panel", columns, "--origin", origin.text));
+    ck_assert_str_eq(all, text[0]);
+    free(all);
+    char *theirs = printed("evaluate", ARGS(best.text, "--data", csv.text, "--panel", columns, "--by", "series", "--json"));
+    all = printed("evaluate", ARGS(best.text, "--by", "series", "--json"));
+    ck_assert_str_eq(all, theirs);
+    free(all);
+    free(theirs);
+    for (int k = 0; k < LAST; k++) {
+        free(text[k]);
+    }
+
+    static char *const both[] = {"forecast", "evaluate"};
+    for (int i = 0; i < 2; i++) {
+        expect_refused(run(both[i], ARGS(best.text, "--data", csv.text)), 2, ARGS("long.csv", "--panel ID,TIME,VALUE"));
+        expect_refused(run(both[i], ARGS(best.text, "--panel", columns)), 2,
+                       ARGS("--panel names columns of a CSV", "panel.h5 is none"));
+        expect_refused(run(both[i], ARGS(best.text, "--data", csv.text, "--panel", "item,when,v")), 3,
+                       ARGS("no column", "\"when\""));
+        file_write(new_dir("gap.csv").text, "i,t,v\na,2020-01-01,1\na,2020-01-02,1\na,2020-01-04,1\n", 51);
+        expect_refused(run(both[i], ARGS(best.text, "--data", new_dir("gap.csv").text, "--panel", "i,t,v")), 3,
+                       ARGS("gap.csv: 1 rows are missing", "--fill previous", "an option of import_csv"));
+    }
+    expect_refused(run("forecast", ARGS(best.text, "--last", "2", "--out", new_dir("two.h5").text)), 2, ARGS("--last 2", "two.h5"));
+    expect_refused(run("forecast", ARGS(best.text, "--origin", "70")), 2, ARGS("--origin is \"70\"", "expected a time"));
+    expect_refused(run("forecast", ARGS(best.text, "--origin", "2017-07-14 02:39")), 3,
+                   ARGS("no series has a row of the time 2017-07-14 02:39:00", "2017-07-14 02:40:00 to ", "1h apart"));
+    expect_refused(run("forecast", ARGS(best.text, "--interval", "0.9", "--steps", "4")), 2, ARGS("--interval", "beyond 3"));
+}
+END_TEST
+
+/* A series' rows by their times, of steps that are seconds and months; what lies between rows, before and behind is none. */
+START_TEST(rows_by_time)
+{
+    static const char *const frequencies[] = {"15min", "1mo", "3mo", "1y"}, *const starts[] = {"2019-12-31 06:00", "2020-02-29"};
+    for (int f = 0; f < 4; f++) {
+        for (int k = 0; k < 2; k++) {
+            int64_t offsets[] = {0, 40}, start, at = 0;
+            struct ps_panel panel = {.series = 1, .offsets = offsets, .start = &start, .id_at = &at, .ids = (char *)"a"};
+            ck_assert_int_eq(ps_date_read(starts[k], &start), 1);
+            ck_assert_int_eq(ps_steps_read(frequencies[f], &panel.step), 1);
+            for (int64_t row = -30; row < 70; row++) {
+                const int64_t time = ps_panel_time(&panel, 0, row);
+                ck_assert_int_eq(ps_panel_row(&panel, 0, time), row >= 0 && row < 40 ? row : -1);
+                ck_assert_int_eq(ps_panel_steps(&panel.step, start, time), row);
+                ck_assert_int_eq(ps_panel_steps(&panel.step, start, time - 1), row - 1);
+                ck_assert_int_eq(ps_panel_steps(&panel.step, start, time + 1), row);
+                ck_assert_int_eq(ps_panel_row(&panel, 0, time + 1), -1);
+            }
+        }
     }
 }
 END_TEST
@@ -1071,6 +1267,8 @@ int main(void)
     tcase_add_loop_test(c, trains, 0, 2);
     tcase_add_test(c, errors_by_series);
     tcase_add_test(c, forecasts);
+    tcase_add_test(c, forecasts_from_times);
+    tcase_add_test(c, rows_by_time);
     tcase_add_test(c, one_series);
     suite_add_tcase(suite, c);
     return run_suite(suite, CK_FORK_GETENV) > 0;
