@@ -1155,6 +1155,15 @@ START_TEST(forecasts_from_times)
     ps_series_close(s);
     free(all);
 
+    /* What is drawn of several times: the latest of each series, by a python3 that keeps what it is given. */
+    static const char keeps[] = "#!/bin/sh\n[ \"$1\" = -c ] || cp \"$4\" \"$8\"\n";
+    struct path python = new_dir("python3"), drawn = new_dir("drawn.png"), path = path_of("%.400s:%s", folder.text, getenv("PATH"));
+    file_write(python.text, keeps, strlen(keeps));
+    chmod(python.text, 0777);
+    setenv("PATH", path.text, 1);
+    free(printed("forecast", ARGS(best.text, "--interval", "0.75", "--origin", origin.text, "--last", "3", "--plot", drawn.text)));
+    ck_assert(files_equal(drawn.text, out.text));
+
     /* The same rows as a CSV. */
     write_csv(csv.text);
     char *const columns = "item,ts,v";
