@@ -57,11 +57,10 @@ static void add_run(struct ps_splits *splits, int part, int64_t first, int64_t e
 
 /* The parts stand at a series' end, training, validation, test. Validation and test inputs may begin in the parts before, or in
  * what is left of the rows before these; their targets may not. */
-static void add_series(const struct ps_panel *panel, int64_t i, const double split[3], int fractions, int whole, int64_t seq_len,
+static void add_series(const struct ps_panel *panel, int64_t i, const int64_t rows[PS_SPLITS], int whole, int64_t seq_len,
                        int64_t pred_len, struct ps_splits *splits)
 {
-    int64_t begin = panel->offsets[i], end = panel->offsets[i + 1], length = seq_len + pred_len, rows[PS_SPLITS];
-    part_rows(split, fractions, end - begin, rows);
+    int64_t begin = panel->offsets[i], end = panel->offsets[i + 1], length = seq_len + pred_len;
     int64_t train = end - rows[PS_TRAIN] - rows[PS_VALIDATION] - rows[PS_TEST], at = train;
     int trained = rows[PS_TRAIN] >= length;
     for (int part = 0; part < PS_SPLITS && !whole; part++) {
@@ -78,6 +77,15 @@ static void add_series(const struct ps_panel *panel, int64_t i, const double spl
     splits->fitted[i] = trained ? (struct ps_span){train, rows[PS_TRAIN]} : (struct ps_span){begin, end - begin};
 }
 
+static void end_runs(struct ps_splits *splits)
+{
+    for (int part = 0; part <= PS_ALL; part++) {
+        struct ps_runs *runs = &splits->runs[part];
+        runs->before[runs->n] = splits->count[part];
+        splits->first[part] = runs->n > 0 ? runs->first[0] : 0;
+    }
+}
+
 enum ps_status ps_panel_splits(const struct ps_series *series, const double split[3], int whole, int64_t seq_len, int64_t pred_len,
                                struct ps_splits *splits)
 {
@@ -89,12 +97,32 @@ enum ps_status ps_panel_splits(const struct ps_series *series, const double spli
     }
     PS_TRY(allocate(series, splits));
     for (int64_t i = 0; i < series->panel->series; i++) {
-        add_series(series->panel, i, split, fractions, whole, seq_len, pred_len, splits);
+        int64_t rows[PS_SPLITS];
+        part_rows(split, fractions, series->panel->offsets[i + 1] - series->panel->offsets[i], rows);
+        add_series(series->panel, i, rows, whole, seq_len, pred_len, splits);
     }
-    for (int part = 0; part <= PS_ALL; part++) {
-        struct ps_runs *runs = &splits->runs[part];
-        runs->before[runs->n] = splits->count[part];
-        splits->first[part] = runs->n > 0 ? runs->first[0] : 0;
+    end_runs(splits);
+    return PS_OK;
+}
+
+/* How many of a series' rows come before a time. */
+static int64_t rows_before(const struct ps_panel *panel, int64_t i, int64_t time)
+{
+    const int64_t T = panel->offsets[i + 1] - panel->offsets[i];
+    const int64_t rows = ps_panel_steps(&panel->step, panel->start[i], time - 1) + 1;
+    return rows < 0 ? 0 : least(rows, T);
+}
+
+enum ps_status ps_panel_splits_dated(const struct ps_series *series, const int64_t from[2], int whole, int64_t seq_len,
+                                     int64_t pred_len, struct ps_splits *splits)
+{
+    const struct ps_panel *panel = series->panel;
+    PS_TRY(allocate(series, splits));
+    for (int64_t i = 0; i < panel->series; i++) {
+        const int64_t validation = rows_before(panel, i, from[0]), test = rows_before(panel, i, from[1]);
+        const int64_t rows[PS_SPLITS] = {validation, test - validation, panel->offsets[i + 1] - panel->offsets[i] - test};
+        add_series(panel, i, rows, whole, seq_len, pred_len, splits);
     }
+    end_runs(splits);
     return PS_OK;
 }

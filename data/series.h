@@ -101,6 +101,10 @@ enum ps_status ps_splits_make(const struct ps_series *series, const double split
  * parts. PS_DATA when it is too short for one window. */
 enum ps_status ps_splits_all(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
                              struct ps_splits *splits);
+/* The same by times, Unix seconds: rows before from[0] are training, those before from[1] validation, the others test. Of a panel
+ * these are times of all series. With `whole` as ps_splits_all. Also PS_DATA: a series without /time, or ready-made windows. */
+enum ps_status ps_splits_dated(const struct ps_series *series, const int64_t from[2], int whole, int64_t seq_len, int64_t pred_len,
+                               struct ps_splits *splits);
 void ps_splits_free(struct ps_splits *splits); /* of series and windows: does nothing */
 
 /* Per-channel mean and population standard deviation of the training rows (of ready-made windows: of the training inputs), in

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "data/dates.h"
 #include "data/panel.h"
 #include "data/series_file.h"
 
@@ -62,11 +63,9 @@ static enum ps_status check_lengths(const struct ps_series *series, int64_t seq_
     return PS_OK;
 }
 
-/* Of a panel: the parts, or PS_ALL; none is without a window. */
-static enum ps_status panel_splits(const struct ps_series *series, const double split[3], int whole, int64_t seq_len,
-                                   int64_t pred_len, struct ps_splits *splits)
+/* Of a panel, whose parts were made: the three, or PS_ALL; none is without a window. */
+static enum ps_status check_panel(const struct ps_series *series, enum ps_status status, int whole, struct ps_splits *splits)
 {
-    enum ps_status status = ps_panel_splits(series, split, whole, seq_len, pred_len, splits);
     for (int i = whole ? PS_ALL : PS_TRAIN; i < (whole ? PS_ALL + 1 : PS_SPLITS) && status == PS_OK; i++) {
         if (splits->count[i] == 0) {
             status = ps_fail(PS_DATA, "%s: the %s part has no window: none of its %" PRId64 " series has the rows for one (%s)",
@@ -80,17 +79,12 @@ static enum ps_status panel_splits(const struct ps_series *series, const double 
     return status;
 }
 
-enum ps_status ps_splits_make(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
-                              struct ps_splits *splits)
+/* The windows of parts of so many rows, one behind the other. */
+static enum ps_status from_rows(const struct ps_series *series, const int64_t rows[PS_SPLITS], int64_t seq_len, int64_t pred_len,
+                                struct ps_splits *splits)
 {
-    *splits = (struct ps_splits){0};
-    PS_TRY(check_lengths(series, seq_len, pred_len));
     int ready = series->layout == PS_LAYOUT_WINDOWS;
-    int64_t rows[PS_SPLITS], begin = 0;
-    if (series->panel != NULL) {
-        return panel_splits(series, split, 0, seq_len, pred_len, splits);
-    }
-    PS_TRY(part_rows(series, split, rows));
+    int64_t begin = 0;
     for (int i = 0; i < PS_SPLITS; i++) {
         /* Validation and test inputs may begin in the part before; their targets may not. */
         int64_t back = ready || i == PS_TRAIN ? 0 : seq_len;
@@ -110,25 +104,103 @@ enum ps_status ps_splits_make(const struct ps_series *series, const double split
     return PS_OK;
 }
 
-enum ps_status ps_splits_all(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
-                             struct ps_splits *splits)
+/* Every window, of a file that is no panel. */
+static enum ps_status all_windows(const struct ps_series *series, int64_t train_rows, int64_t seq_len, int64_t pred_len,
+                                  struct ps_splits *splits)
 {
-    *splits = (struct ps_splits){0};
-    PS_TRY(check_lengths(series, seq_len, pred_len));
-    if (series->panel != NULL) {
-        return panel_splits(series, split, 1, seq_len, pred_len, splits);
-    }
     int ready = series->layout == PS_LAYOUT_WINDOWS;
     int64_t needed = ready ? 1 : seq_len + pred_len;
     if (series->rows < needed) {
         return ps_fail(PS_DATA, "%s: has no window: it has %" PRId64 " %s and needs at least %" PRId64 "%s", series->path,
                        series->rows, ready ? "windows" : "rows", needed, ready ? "" : " (seq_len + pred_len)");
     }
-    struct ps_splits parts;
-    const int64_t train_rows = ps_splits_make(series, split, seq_len, pred_len, &parts) == PS_OK ? parts.train_rows : 0;
     *splits = (struct ps_splits){.train_rows = train_rows};
     splits->count[PS_ALL] = series->rows - needed + 1;
     return PS_OK;
+}
+
+enum ps_status ps_splits_make(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
+                              struct ps_splits *splits)
+{
+    *splits = (struct ps_splits){0};
+    PS_TRY(check_lengths(series, seq_len, pred_len));
+    int64_t rows[PS_SPLITS];
+    if (series->panel != NULL) {
+        return check_panel(series, ps_panel_splits(series, split, 0, seq_len, pred_len, splits), 0, splits);
+    }
+    PS_TRY(part_rows(series, split, rows));
+    return from_rows(series, rows, seq_len, pred_len, splits);
+}
+
+enum ps_status ps_splits_all(const struct ps_series *series, const double split[3], int64_t seq_len, int64_t pred_len,
+                             struct ps_splits *splits)
+{
+    *splits = (struct ps_splits){0};
+    PS_TRY(check_lengths(series, seq_len, pred_len));
+    if (series->panel != NULL) {
+        return check_panel(series, ps_panel_splits(series, split, 1, seq_len, pred_len, splits), 1, splits);
+    }
+    struct ps_splits parts;
+    const int64_t train_rows = ps_splits_make(series, split, seq_len, pred_len, &parts) == PS_OK ? parts.train_rows : 0;
+    return all_windows(series, train_rows, seq_len, pred_len, splits);
+}
+
+/* How many of the times come before one; they rise. */
+static int64_t times_before(const struct ps_times *times, int64_t time)
+{
+    int64_t low = 0;
+    for (int64_t high = times->rows; low < high;) {
+        const int64_t middle = low + (high - low) / 2;
+        if (times->time[middle] < time) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* Of a series: the windows of the parts between those times, and what of the file's own times explains that one has none. */
+static enum ps_status dated_rows(const struct ps_series *series, const int64_t from[2], int64_t seq_len, int64_t pred_len,
+                                 struct ps_splits *splits)
+{
+    struct ps_times times;
+    const int ready = series->layout == PS_LAYOUT_WINDOWS;
+    if (!ready) {
+        PS_TRY(ps_times_read(series->path, series->rows, &times));
+    }
+    if (ready || times.time == NULL) {
+        return ps_fail(PS_DATA, "%s: %s, and the split is by times, %s and %s: give counts of %s, or fractions", series->path,
+                       ready ? "holds ready-made windows, which have no times" : "has no /time", ps_date_text(from[0]).text,
+                       ps_date_text(from[1]).text, ready ? "windows" : "rows");
+    }
+    const int64_t validation = times_before(&times, from[0]), test = times_before(&times, from[1]);
+    const int64_t rows[PS_SPLITS] = {validation, test - validation, series->rows - test};
+    enum ps_status status = from_rows(series, rows, seq_len, pred_len, splits);
+    if (status == PS_DATA) {
+        status = ps_fail(status, "%s: it is split at %s and %s, and has rows of %s to %s", ps_error_message(),
+                         ps_date_text(from[0]).text, ps_date_text(from[1]).text, ps_date_text(times.time[0]).text,
+                         ps_date_text(times.time[series->rows - 1]).text);
+    }
+    ps_times_free(&times);
+    return status;
+}
+
+enum ps_status ps_splits_dated(const struct ps_series *series, const int64_t from[2], int whole, int64_t seq_len, int64_t pred_len,
+                               struct ps_splits *splits)
+{
+    *splits = (struct ps_splits){0};
+    PS_TRY(check_lengths(series, seq_len, pred_len));
+    if (series->panel != NULL) {
+        return check_panel(series, ps_panel_splits_dated(series, from, whole, seq_len, pred_len, splits), whole, splits);
+    }
+    struct ps_splits parts = {0};
+    const enum ps_status status = dated_rows(series, from, seq_len, pred_len, &parts);
+    if (!whole) {
+        *splits = parts;
+        return status;
+    }
+    return all_windows(series, status == PS_OK ? parts.train_rows : 0, seq_len, pred_len, splits);
 }
 
 void ps_splits_free(struct ps_splits *splits)

@@ -21,7 +21,7 @@ static enum ps_status read_override(struct ps_config_reader *reader, const char 
         return ps_config_fail(origin, "not of the form section.key=value, such as model.d_model=64");
     }
     char *text = NULL, *section = strndup(override, (size_t)(dot - override)), *name = strndup(dot + 1, (size_t)(equals - dot - 1));
-    int key = section && name ? ps_key_index(section, name) : -1, list = key >= 0 && ps_keys[key].type == PS_KEY_SPLIT;
+    int key = section && name ? ps_key_index(section, name) : -1, list = key >= 0 && ps_key_is_list(&ps_keys[key]);
     size_t size;
     FILE *out = open_memstream(&text, &size);
     if (out && section && name) {
@@ -59,7 +59,7 @@ static enum ps_status put_known(struct ps_config_reader *reader, const struct ps
         if (!*text) {
             continue;
         }
-        PS_TRY(ps_config_put(reader, &ps_keys[key], &text, known->origin));
+        PS_TRY(ps_config_put(reader, &ps_keys[key], &text, 1, known->origin));
         snprintf(reader->where[key], sizeof *reader->where, "%.300s", known->origin);
         then[i] = ps_config_value_text(reader->config, &ps_keys[key]);
         if (!then[i]) {
@@ -100,10 +100,19 @@ struct sources {
     int n_overrides, without_data;
 };
 
+static int preset_length(const struct ps_key *key)
+{
+    int n = 0;
+    while (n < 3 && key->preset[n]) {
+        n++;
+    }
+    return n;
+}
+
 static enum ps_status fill(struct ps_config_reader *reader, const struct sources *from, const char *origin, char **then)
 {
     for (int i = 0; i < PS_KEYS; i++) {
-        PS_TRY(ps_config_put(reader, &ps_keys[i], ps_keys[i].preset, origin));
+        PS_TRY(ps_config_put(reader, &ps_keys[i], ps_keys[i].preset, preset_length(&ps_keys[i]), origin));
     }
     if (from->known) {
         PS_TRY(put_known(reader, from->known, then));

@@ -23,6 +23,8 @@ struct ps_config {
     struct {
         char *path;                  /* HDF5 file; relative to the config file's folder when not absolute */
         double split[3];             /* train, validation, test: row counts, or fractions when all <= 1; default 0.7, 0.1, 0.2 */
+        int split_dated;             /* the parts are given by times in place of these: */
+        int64_t split_from[2];       /* validation and test begin with the first rows from these on, Unix seconds */
         int standardize;             /* default true */
         int drop_last;               /* training only; default true */
         enum ps_placement placement; /* auto: on the device when it fits */

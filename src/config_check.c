@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/dates.h"
+
 /* Where the first of the keys that is not a preset came from: the one to blame. */
 static const char *blame(const struct ps_config_reader *reader, const char *origin, const char *section, const char *first,
                          const char *second)
@@ -93,7 +95,13 @@ enum ps_status ps_config_check(const struct ps_config_reader *reader, const char
         return ps_config_fail(blame(reader, origin, "data", "path", NULL),
                               "data.path: missing; name the HDF5 file, as \"path: series.h5\"");
     }
-    PS_TRY(check_split(c->data.split, blame(reader, origin, "data", "split", NULL)));
+    const char *where = blame(reader, origin, "data", "split", NULL);
+    if (!c->data.split_dated) {
+        PS_TRY(check_split(c->data.split, where));
+    } else if (c->data.split_from[0] >= c->data.split_from[1]) {
+        return ps_config_fail(where, "data.split: validation begins at %s and test at %s; test must begin later",
+                              ps_date_text(c->data.split_from[0]).text, ps_date_text(c->data.split_from[1]).text);
+    }
     if (c->model.d_model % c->model.n_heads != 0) {
         return ps_config_fail(blame(reader, origin, "model", "n_heads", "d_model"),
                               "model.n_heads: d_model %" PRId64 " is not divisible by %" PRId64 " heads; change one of them",

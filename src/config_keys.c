@@ -103,6 +103,11 @@ const struct ps_key *const ps_keys = table;
 
 const char *const ps_sections[PS_SECTIONS] = {"data", "model", "optim", "train", "runtime"};
 
+int ps_key_is_list(const struct ps_key *key)
+{
+    return key->type == PS_KEY_SPLIT;
+}
+
 int ps_key_index(const char *section, const char *name)
 {
     for (int i = 0; i < PS_KEYS; i++) {

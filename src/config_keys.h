@@ -68,8 +68,11 @@ struct ps_names {
 };
 void ps_names_add(struct ps_names *names, const char *word, const char *name);
 
-/* Puts a key's text (three for PS_KEY_SPLIT) into the config. */
-enum ps_status ps_config_put(struct ps_config_reader *reader, const struct ps_key *key, const char *const *text, const char *where);
+int ps_key_is_list(const struct ps_key *key);
+
+/* Puts a key's text, or the n texts of a list (for PS_KEY_SPLIT three numbers, or two times), into the config. */
+enum ps_status ps_config_put(struct ps_config_reader *reader, const struct ps_key *key, const char *const *text, int n,
+                             const char *where);
 
 /* Puts one YAML document, the file or an override, into the config. */
 enum ps_status ps_config_read(struct ps_config_reader *reader, const char *text, const char *origin);
@@ -81,6 +84,10 @@ enum ps_status ps_config_check(const struct ps_config_reader *reader, const char
 
 /* As a YAML scalar: plain where every YAML reader takes it as text, else double-quoted. */
 void ps_config_print_text(FILE *out, const char *text);
+/* What PS_KEY_SPLIT must be. */
+#define PS_SPLIT_FORM                                                                                                      \
+    "a list of three numbers [train, validation, test], such as [0.7, 0.1, 0.2], or of the two times at which validation " \
+    "and test begin, such as [2017-07-01, 2017-11-01]"
 /* A key's value as the resolved text has it, malloc'ed; NULL without memory. */
 char *ps_config_value_text(const struct ps_config *config, const struct ps_key *key);
 

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "data/dates.h"
+
 /* The shortest text that reads back as the same double; whole numbers without an exponent. */
 static void print_real(FILE *out, double value)
 {
@@ -48,6 +50,19 @@ void ps_config_print_text(FILE *out, const char *text)
     fputc('"', out);
 }
 
+static void print_split(FILE *out, const struct ps_config *c)
+{
+    for (int i = 0; i < (c->data.split_dated ? 2 : 3); i++) {
+        fputs(i ? ", " : "[", out);
+        if (c->data.split_dated) {
+            ps_config_print_text(out, ps_date_text(c->data.split_from[i]).text);
+        } else {
+            print_real(out, c->data.split[i]);
+        }
+    }
+    fputc(']', out);
+}
+
 static void print_value(FILE *out, const struct ps_key *key, const struct ps_config *config)
 {
     const void *place = (const char *)config + key->offset;
@@ -73,11 +88,7 @@ static void print_value(FILE *out, const struct ps_key *key, const struct ps_con
         }
         break;
     case PS_KEY_SPLIT:
-        for (int i = 0; i < 3; i++) {
-            fputs(i ? ", " : "[", out);
-            print_real(out, ((const double *)place)[i]);
-        }
-        fputc(']', out);
+        print_split(out, config);
         break;
     case PS_KEY_SWITCH:
         fputs(*(const int *)place ? "true" : "false", out);

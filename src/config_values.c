@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/dates.h"
+
 enum ps_status ps_config_fail(const char *where, const char *format, ...)
 {
     char text[900];
@@ -139,7 +141,34 @@ static enum ps_status choose(const struct ps_key *key, const char *text, const c
                           names.nearest ? "; did you mean " : "", names.nearest ? names.nearest : "", names.nearest ? "?" : "");
 }
 
-enum ps_status ps_config_put(struct ps_config_reader *reader, const struct ps_key *key, const char *const *text, const char *where)
+/* Three numbers, or two times. */
+static enum ps_status put_split(struct ps_config *c, const struct ps_key *key, const char *const *text, int n, const char *where)
+{
+    int64_t from[3];
+    int dates = 0;
+    for (int i = 0; i < n; i++) {
+        dates += ps_date_read(text[i], &from[i]);
+    }
+    c->data.split_dated = n == 2 && dates == 2;
+    if (c->data.split_dated) {
+        memcpy(c->data.split_from, from, sizeof c->data.split_from);
+        return PS_OK;
+    }
+    if (n != 3 && dates > 0) {
+        int i = ps_date_read(text[0], from) ? 1 : 0;
+        return ps_config_fail(where, "data.split: \"%.60s\" is not a time, such as " PS_DATE_FORMS, text[i]);
+    }
+    if (n != 3 || dates > 0) {
+        return ps_config_fail(where, "data.split: needs " PS_SPLIT_FORM);
+    }
+    for (int i = 0; i < n; i++) {
+        PS_TRY(put_real(key, text[i], where, &c->data.split[i]));
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_config_put(struct ps_config_reader *reader, const struct ps_key *key, const char *const *text, int n,
+                             const char *where)
 {
     void *place = (char *)reader->config + key->offset;
     const char *must;
@@ -191,10 +220,7 @@ enum ps_status ps_config_put(struct ps_config_reader *reader, const struct ps_ke
         }
         return put_real(key, *text, where, place);
     case PS_KEY_SPLIT:
-        for (int i = 0; i < 3; i++) {
-            PS_TRY(put_real(key, text[i], where, (double *)place + i));
-        }
-        return PS_OK;
+        return put_split(reader->config, key, text, n, where);
     case PS_KEY_SWITCH:
         for (int i = 0; switches[i]; i++) {
             if (strcmp(*text, switches[i]) == 0) {

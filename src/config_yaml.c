@@ -150,7 +150,10 @@ enum ps_status ps_config_parses(const char *text, const char *origin)
 
 /* What libcyaml loads: every value as text, NULL where the key is absent. */
 struct raw {
-    void *value[PS_KEYS]; /* char *; PS_KEY_SPLIT: char *[3] */
+    struct slot {
+        void *value; /* char *; of a list char *[n] */
+        uint64_t n;
+    } key[PS_KEYS];
 };
 
 struct schema {
@@ -170,19 +173,21 @@ static void make_schema(struct schema *schema)
         for (; i < PS_KEYS && strcmp(ps_keys[i].section, ps_sections[s]) == 0; i++, field++) {
             const enum cyaml_flag flags = CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL;
             field->key = ps_keys[i].name;
-            field->data_offset = (uint32_t)((size_t)(i - first) * sizeof(void *));
+            field->data_offset = (uint32_t)((size_t)(i - first) * sizeof(struct slot) + offsetof(struct slot, value));
+            field->count_offset = (uint32_t)((size_t)(i - first) * sizeof(struct slot) + offsetof(struct slot, n));
+            field->count_size = sizeof(uint64_t);
             if (ps_keys[i].type == PS_KEY_SPLIT) {
-                field->value = (cyaml_schema_value_t){CYAML_VALUE_SEQUENCE_FIXED(flags, char *, &schema->number, 3)};
+                field->value = (cyaml_schema_value_t){CYAML_VALUE_SEQUENCE(flags, char *, &schema->number, 2, 3)};
             } else {
                 field->value = (cyaml_schema_value_t){CYAML_VALUE_STRING(flags, char, 0, CYAML_UNLIMITED)};
             }
         }
         field++; /* the end of this section's list */
         schema->section[s].key = ps_sections[s];
-        schema->section[s].data_offset = (uint32_t)((size_t)first * sizeof(void *));
+        schema->section[s].data_offset = (uint32_t)((size_t)first * sizeof(struct slot));
         schema->section[s].value = (cyaml_schema_value_t){.type = CYAML_MAPPING,
                                                           .flags = CYAML_FLAG_OPTIONAL,
-                                                          .data_size = (uint32_t)((size_t)(i - first) * sizeof(void *)),
+                                                          .data_size = (uint32_t)((size_t)(i - first) * sizeof(struct slot)),
                                                           .mapping = {.fields = fields}};
     }
     schema->top = (cyaml_schema_value_t){CYAML_VALUE_MAPPING(CYAML_FLAG_POINTER, struct raw, schema->section)};
@@ -238,7 +243,7 @@ static const char *form(const struct ps_key *key)
     case PS_KEY_RATE:
         return "a number";
     case PS_KEY_SPLIT:
-        return "a list of three numbers [train, validation, test], such as [0.7, 0.1, 0.2]";
+        return PS_SPLIT_FORM;
     case PS_KEY_SWITCH:
         return "true or false";
     case PS_KEY_CHOICE:
@@ -329,10 +334,12 @@ enum ps_status ps_config_read(struct ps_config_reader *reader, const char *text,
         }
     }
     for (int i = 0; raw && i < PS_KEYS && status == PS_OK; i++) {
-        if (raw->value[i]) {
+        const struct slot *slot = &raw->key[i];
+        const int list = ps_key_is_list(&ps_keys[i]);
+        if (slot->value) {
             make_where(reader->where[i], origin, find_place(&places, ps_keys[i].section, ps_keys[i].name, 0));
-            const char *one = raw->value[i];
-            status = ps_config_put(reader, &ps_keys[i], ps_keys[i].type == PS_KEY_SPLIT ? (const char *const *)raw->value[i] : &one,
+            const char *one = slot->value;
+            status = ps_config_put(reader, &ps_keys[i], list ? (const char *const *)slot->value : &one, list ? (int)slot->n : 1,
                                    reader->where[i]);
         }
     }

@@ -240,7 +240,9 @@ static enum ps_status write_panel(const struct panel_forecast *f, const char *ou
 static enum ps_status fit_scaler(struct panel_forecast *f, const struct ps_config *config)
 {
     struct ps_splits splits = {0};
-    enum ps_status status = ps_panel_splits(f->series, config->data.split, 0, f->seq_len, f->pred_len, &splits);
+    enum ps_status status = config->data.split_dated
+                                ? ps_panel_splits_dated(f->series, config->data.split_from, 0, f->seq_len, f->pred_len, &splits)
+                                : ps_panel_splits(f->series, config->data.split, 0, f->seq_len, f->pred_len, &splits);
     if (status == PS_OK) {
         status = ps_scaler_fit(f->series, &splits, &f->scaler);
     }

@@ -11,14 +11,22 @@
 
 /* ---- from the config ---- */
 
+enum ps_status ps_session_splits(const struct ps_config *c, const struct ps_series *series, int whole, struct ps_splits *splits)
+{
+    const int64_t L = c->model.seq_len, H = c->model.pred_len;
+    return c->data.split_dated ? ps_splits_dated(series, c->data.split_from, whole, L, H, splits)
+           : whole             ? ps_splits_all(series, c->data.split, L, H, splits)
+                               : ps_splits_make(series, c->data.split, L, H, splits);
+}
+
 static enum ps_status split_data(struct ps_session *s, const struct ps_session_options *options)
 {
     const struct ps_config *c = s->config;
     const int64_t L = c->model.seq_len, H = c->model.pred_len;
+    enum ps_status status = ps_session_splits(c, s->series, options->whole, &s->splits);
     if (options->whole) {
-        return ps_splits_all(s->series, c->data.split, L, H, &s->splits);
+        return status;
     }
-    enum ps_status status = ps_splits_make(s->series, c->data.split, L, H, &s->splits);
     int any = s->series->layout == PS_LAYOUT_WINDOWS || s->series->rows - L >= H;
     return status == PS_DATA && options->otherwise && any ? ps_fail(status, "%s; %s", ps_error_message(), options->otherwise)
                                                           : status;

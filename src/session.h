@@ -84,6 +84,10 @@ struct ps_session_options {
     const char *otherwise; /* what the caller offers where the data are too short for data.split: ends the message. May be NULL */
 };
 
+/* data.split's parts of a series; whole: every window of it as PS_ALL. */
+enum ps_status ps_session_splits(const struct ps_config *config, const struct ps_series *series, int whole,
+                                 struct ps_splits *splits);
+
 /* Messages name config keys. A constant channel is allowed: *session's scaler counts them. */
 enum ps_status ps_session_open(const struct ps_config *config, const struct ps_session_options *options,
                                struct ps_session **session);

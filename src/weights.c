@@ -13,6 +13,7 @@
 #include "data/series.h"
 #include "src/checkpoint.h"
 #include "src/engine.h"
+#include "src/session.h"
 #include "src/version.h"
 
 char *ps_weights_file(const char *folder, const char *name)
@@ -165,7 +166,7 @@ static enum ps_status make_scaler(struct incoming *in)
         return ps_scaler_identity(in->channels, &out->scaler);
     }
     struct ps_splits splits;
-    PS_TRY(ps_splits_make(in->series, c->data.split, c->model.seq_len, c->model.pred_len, &splits));
+    PS_TRY(ps_session_splits(c, in->series, 0, &splits));
     out->by_series = c->data.standardize && in->series->panel;
     enum ps_status status = c->data.standardize && !out->by_series ? ps_scaler_fit(in->series, &splits, &out->scaler)
                                                                    : ps_scaler_identity(in->channels, &out->scaler);

@@ -410,6 +410,49 @@ static void override_must_fail(const char *override, const char *message)
     ck_assert_ptr_null(strchr(ps_error_message(), '\n'));
 }
 
+/* data.split by times: read as dates are, written so that they read back, and compared by what they say. */
+START_TEST(split_by_times)
+{
+    static const char *const same[] = {"[2017-07-01, 2017-11-01]", "[\"2017-07-01 00:00\", 2017/11/01]",
+                                       "[01.07.2017, 2017-11-01T02:00:00+02:00]"};
+    for (int i = 0; i < COUNT(same); i++) {
+        struct ps_config a, b, counts;
+        char document[200], *text, *again, *list[] = {document};
+        snprintf(document, sizeof document, "data:\n  path: a\n  split: %s\n", same[i]);
+        ck_assert_msg(parse(document, &a) == PS_OK, "%s", ps_error_message());
+        ck_assert(a.data.split_dated && a.data.split_from[0] == 1498867200 && a.data.split_from[1] == 1509494400);
+        ck_assert_int_eq(ps_config_text(&a, &text), PS_OK);
+        ck_assert_ptr_nonnull(strstr(text, "  split: [\"2017-07-01 00:00:00\", \"2017-11-01 00:00:00\"]\n"));
+        ck_assert_msg(parse(text, &b) == PS_OK, "%s\n%s", ps_error_message(), text);
+        ck_assert_int_eq(ps_config_text(&b, &again), PS_OK);
+        ck_assert_str_eq(text, again);
+        ck_assert_int_eq(ps_config_compatible(&a, &b), PS_OK);
+        snprintf(document, sizeof document, "data.split=[0.7, 0.1, 0.2]");
+        ck_assert_int_eq(ps_config_parse(text, "x.yaml", list, 1, &counts), PS_OK);
+        ck_assert(!counts.data.split_dated && counts.data.split[0] == 0.7);
+        ck_assert_int_eq(ps_config_compatible(&a, &counts), PS_CHECKPOINT);
+        ck_assert_ptr_nonnull(strstr(ps_error_message(), "data.split: the checkpoint was made with [\"2017-07-01"));
+        free(text);
+        free(again);
+        ps_config_free(&a);
+        ps_config_free(&b);
+        ps_config_free(&counts);
+    }
+    must_fail(
+        "data:\n  path: a\n  split: [2017-07-01, 2017-07-01]\n",
+        "x.yaml:3: data.split: validation begins at 2017-07-01 00:00:00 and test at 2017-07-01 00:00:00; test must begin later");
+    must_fail("data:\n  path: a\n  split: [2017-07-01, soon]\n",
+              "x.yaml:3: data.split: \"soon\" is not a time, such as 2016-07-01");
+    must_fail("data:\n  path: a\n  split: [0.7, 2017-07-01]\n", "x.yaml:3: data.split: \"0.7\" is not a time");
+    must_fail(
+        "data:\n  path: a\n  split: [2017-07-01, 2017-08-01, 2017-09-01]\n",
+        "x.yaml:3: data.split: needs a list of three numbers [train, validation, test], such as [0.7, 0.1, 0.2], or of the two "
+        "times at which validation and test begin, such as [2017-07-01, 2017-11-01]");
+    must_fail("data:\n  path: a\n  split: []\n", "x.yaml:3: data.split: needs a list of three numbers");
+    must_fail("data:\n  path: a\n  split: [2017-07-01]\n", "x.yaml:3: data.split: needs a list of three numbers");
+}
+END_TEST
+
 START_TEST(overrides)
 {
     struct ps_config c;
@@ -660,6 +703,7 @@ int main(void)
     tcase_add_test(tests, bad_yaml);
     tcase_add_test(tests, mangled_yaml);
     tcase_add_test(tests, overrides);
+    tcase_add_test(tests, split_by_times);
     tcase_add_test(tests, files);
     tcase_add_test(tests, bad_masking);
     tcase_add_test(tests, committed_configs);

@@ -1,7 +1,9 @@
 /* evaluate on generated data: which windows and which checkpoint, errors by step and by channel, the M competitions' measures. */
 #include <math.h>
 
+#include "data/dates.h"
 #include "data/import.h"
+#include "data/times.h"
 #include "src/breakdown.h"
 #include "tests/programs.h"
 #include "tests/suite.h"
@@ -297,6 +299,66 @@ START_TEST(all_windows)
 }
 END_TEST
 
+/* Parts by times are those of the counts of rows that they are; of another file they are its own rows at these times. */
+START_TEST(by_times)
+{
+    struct path counts = new_dir("by_counts"), dirs[2] = {new_dir("by_times"), new_dir("between")}, bare = cut("bare.h5", 0, HOURS),
+                ready = new_dir("windows.h5"), later = new_dir("later.h5");
+    struct ps_series *s;
+    struct ps_times times;
+    OK(ps_series_open(series.text, &s));
+    OK(ps_times_read(series.text, HOURS, &times));
+    char at[2][128];
+    for (int i = 0; i < 2; i++) { /* at rows, and between two */
+        snprintf(at[i], sizeof at[i], "data.split=[%s, %s]", ps_date_text(times.time[1400] - i * 1800).text,
+                 ps_date_text(times.time[1600] - i).text);
+    }
+    expect_done(train(counts.text, ARGS("--set", "data.split=[1400, 200, 400]")));
+    for (int i = 0; i < 2; i++) {
+        expect_done(train(dirs[i].text, ARGS("--set", at[i])));
+        expect_same_results(counts.text, dirs[i].text);
+    }
+    struct result r = train(dirs[0].text, ARGS("--set", at[0], "--resume"));
+    ck_assert_msg(r.code == 0, "%s", r.err);
+    result_free(&r);
+    expect_refused(train(dirs[0].text, ARGS("--set", at[1], "--resume")), 4, ARGS("data.split: the checkpoint was made with"));
+    /* A file that begins later and ends earlier. */
+    OK(ps_series_write(later.text, s->values + 500 * CHANNELS, HOURS - 600, CHANNELS, s->channel_names, times.time + 500, NULL,
+                       NULL));
+    json_t *score = evaluate_json(dirs[0].text, ARGS("--json", "--split", "val", "--data", later.text)),
+           *whole_score = evaluate_json(dirs[0].text, ARGS("--json", "--split", "val"));
+    ck_assert_double_eq(number_in(score, "mse"), number_in(whole_score, "mse"));
+    ck_assert_int_eq((int)number_in(score, "windows"), 200 - H + 1);
+    json_decref(score);
+    json_decref(whole_score);
+    score = evaluate_json(dirs[0].text, ARGS("--json", "--data", later.text));
+    ck_assert_int_eq((int)number_in(score, "windows"), 300 - H + 1);
+    json_decref(score);
+    score = evaluate_json(dirs[0].text, ARGS("--json", "--data", bare.text, "--split", "all"));
+    ck_assert_int_eq((int)number_in(score, "windows"), HOURS - L - H + 1);
+    ck_assert(json_is_null(json_object_get(score, "mase")));
+    json_decref(score);
+    score = evaluate_json(dirs[0].text, ARGS("--json", "--split", "all"));
+    ck_assert(json_is_number(json_object_get(score, "mase")));
+    json_decref(score);
+
+    const struct ps_date_text first = ps_date_text(times.time[1400]);
+    expect_refused(evaluate(dirs[0].text, ARGS("--data", bare.text)), 3,
+                   ARGS("bare.h5: has no /time", "give counts of rows", "--split all"));
+    expect_refused(train(new_dir("bare").text, ARGS("--set", at[0], "--set", "data.path=bare.h5")), 3,
+                   ARGS("bare.h5: has no /time, and the split is by times, ", (char *)first.text));
+    expect_done(
+        run("sample_series", ARGS(ready.text, "--windows", "50", "--seq-len", "48", "--pred-len", "12", "--channels", "3")));
+    expect_refused(train(new_dir("ready").text, ARGS("--set", at[0], "--set", "data.path=windows.h5")), 3,
+                   ARGS("windows.h5: holds ready-made windows, which have no times", "counts of windows"));
+    expect_refused(train(new_dir("early").text, ARGS("--set", "data.split=[1999-01-01, 2000-01-01]")), 3,
+                   ARGS("the train part has no window: it has 0 rows", "split at 1999-01-01 00:00:00 and 2000-01-01 00:00:00",
+                        "has rows of ", ps_date_text(times.time[HOURS - 1]).text));
+    ps_times_free(&times);
+    ps_series_close(s);
+}
+END_TEST
+
 /* ---- which checkpoint ---- */
 
 /* The checkpoint that evaluate takes of a run's folder, below its checkpoints/. */
@@ -382,6 +444,7 @@ int main(void)
     tcase_add_test(tests, naive_is_one);
     tcase_add_test(tests, by_step_and_channel);
     tcase_add_test(tests, all_windows);
+    tcase_add_test(tests, by_times);
     tcase_add_test(tests, run_folders);
     suite_add_tcase(suite, tests);
     return run_suite(suite, CK_FORK_GETENV) != 0;

@@ -331,6 +331,74 @@ START_TEST(splits_by_hand)
 }
 END_TEST
 
+/* By times, of series that begin anywhere: a window is of the part that all its targets lie in, of training with all its rows. */
+START_TEST(splits_by_times)
+{
+    for (int round = 0; round < 40; round++) {
+        random_panel(&made, 1 + draw(200));
+        const char *frequency = round % 4 == 3 ? "1mo" : "1h";
+        snprintf(made.panel.frequency, sizeof made.panel.frequency, "%s", frequency);
+        ck_assert_int_eq(ps_steps_read(frequency, &made.panel.step), 1);
+        for (int64_t i = 0; i < made.panel.series; i++) {
+            made.start[i] += draw(100) * (round % 4 == 3 ? 30 * 86400 : 1800);
+        }
+        write_panel(&made);
+        struct ps_series *s;
+        struct ps_splits splits = {0};
+        OK(ps_series_open(data.text, &s));
+        int64_t from[2];
+        for (int i = 0; i < 2; i++) { /* some fall on a row, some between two */
+            const int64_t series = draw(made.panel.series), row = draw(made.offsets[series + 1] - made.offsets[series] + 2) - 1;
+            from[i] = ps_panel_time(&made.panel, series, row) + draw(3) - 1;
+        }
+        if (from[0] > from[1]) {
+            const int64_t swapped = from[0];
+            from[0] = from[1];
+            from[1] = swapped;
+        }
+        OK(ps_panel_splits_dated(s, from, 0, L, H, &splits));
+        int64_t n[PS_SPLITS] = {0}, run[PS_SPLITS] = {0};
+        for (int64_t i = 0; i < made.panel.series; i++) {
+            const int64_t rows = made.offsets[i + 1] - made.offsets[i];
+            int trained = 0;
+            int64_t before[2] = {0, 0};
+            for (int64_t w = 0; w < rows; w++) {
+                const int64_t time = ps_panel_time(&made.panel, i, w);
+                before[0] += time < from[0];
+                before[1] += time < from[1];
+            }
+            for (int64_t w = 0; w + L + H <= rows; w++) {
+                const int64_t first = ps_panel_time(&made.panel, i, w + L), last = ps_panel_time(&made.panel, i, w + L + H - 1);
+                const int part = last < from[0]                       ? PS_TRAIN
+                                 : first >= from[0] && last < from[1] ? PS_VALIDATION
+                                 : first >= from[1]                   ? PS_TEST
+                                                                      : -1;
+                if (part < 0) {
+                    continue;
+                }
+                const struct ps_runs *runs = &splits.runs[part];
+                run[part] += run[part] < runs->n && n[part] >= runs->before[run[part] + 1];
+                ck_assert_msg(n[part] < splits.count[part] &&
+                                  runs->first[run[part]] + n[part] - runs->before[run[part]] == made.offsets[i] + w,
+                              "%s, series %d, row %d: is no %s window", frequency, (int)i, (int)w, ps_split_name(part));
+                n[part]++;
+                trained |= part == PS_TRAIN;
+            }
+            ck_assert_int_eq(splits.left_out[i], !trained);
+            ck_assert_int_eq(splits.fitted[i].first, made.offsets[i]);
+            ck_assert_int_eq(splits.fitted[i].count, trained ? before[0] : rows);
+        }
+        ck_assert_mem_eq(n, splits.count, sizeof n);
+        ps_splits_free(&splits);
+        enum ps_status status = ps_splits_dated(s, from, 0, L, H, &splits);
+        ck_assert_int_eq(status, n[0] && n[1] && n[2] ? PS_OK : PS_DATA);
+        ck_assert(status == PS_OK || strstr(ps_error_message(), "part has no window: none of its"));
+        ps_splits_free(&splits);
+        ps_series_close(s);
+    }
+}
+END_TEST
+
 static int rising(const void *a, const void *b)
 {
     return (*(const int32_t *)a > *(const int32_t *)b) - (*(const int32_t *)a < *(const int32_t *)b);
@@ -1267,6 +1335,7 @@ int main(void)
     tcase_add_test(c, refuses);
     tcase_add_test(c, other_storage);
     tcase_add_test(c, splits_by_hand);
+    tcase_add_test(c, splits_by_times);
     tcase_add_test(c, splits_random);
     tcase_add_test(c, scales_by_series);
     tcase_add_test(c, streaming);
