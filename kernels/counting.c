@@ -51,7 +51,7 @@ static double elements(enum ps_op op, const void *arguments, int i)
     }
     if (op == PS_OP_gather_patches && i >= 3) { /* inputs, indices */
         count *= (double)((const struct ps_gather_patches *)arguments)->batch / (double)t->size[0];
-    } else if (op == PS_OP_gather_targets && i >= 1) { /* targets, indices */
+    } else if (op == PS_OP_gather_targets && i >= 1) { /* targets, indices, inputs */
         count *= (double)((const struct ps_gather_targets *)arguments)->batch / (double)t->size[0];
     } else if (op == PS_OP_embed_forward && (i == 4 || i == 5)) { /* inputs, indices */
         count *= (double)((const struct ps_embed_forward *)arguments)->batch / (double)t->size[0];

@@ -69,7 +69,7 @@ enum ps_kind {
     X(strided_copy, PS_KIND_ELEMENTARY, 2, 0)       \
     X(drop, PS_KIND_ELEMENTARY, 2, 1)               \
     X(gather_patches, PS_KIND_MODEL, 5, 6)          \
-    X(gather_targets, PS_KIND_MODEL, 3, 0)          \
+    X(gather_targets, PS_KIND_MODEL, 4, 0)          \
     X(bias_position_add, PS_KIND_MODEL, 4, 3)       \
     X(channel_affine, PS_KIND_MODEL, 5, 2)          \
     X(channel_affine_backward, PS_KIND_MODEL, 6, 4) \
@@ -317,18 +317,23 @@ struct ps_drop {
  * mean, std = (type k->statistics) its mean and sqrt(var + epsilon) over l, else 0 and 1; with subtract_last mean = x_(L-1), std as
  * before; z = (x - mean)/std; then the last value repeats `stride` times when pad_end; patches[(b*C + c)*N + n, p] = z[first +
  * n*stride + p]. patches [B*C*N, P]; mean, std [B*C]; inputs [W, C, L] float32 (float64 for fp64), any strides (a series is a view
- * in which windows overlap); indices int32 [at least cursor + B]. Kim et al. 2022 (RevIN), Nie et al. 2023 (patching). */
+ * in which windows overlap); indices int32 [at least cursor + B]. Kim et al. 2022 (RevIN), Nie et al. 2023 (patching).
+ * With masked an x_l that is NaN is unobserved: mean and var are those of what is observed, x_(L-1) stands for the last that is, z
+ * is 0 where x is unobserved, and a channel of a window with nothing observed has mean 0 and std 1. Else the same bits. */
 struct ps_gather_patches {
     struct ps_tensor patches, mean, std, inputs, indices;
     const struct ps_step_state *state; /* device memory */
     int64_t batch, stride, first;
     int revin, subtract_last, pad_end;
     double epsilon;
+    int masked;
 };
 
-/* y[b*C + c, t] = targets[indices[state->cursor + b], c, t]. y [B*C, H] (type of targets); targets [W, C, H], any strides. */
+/* y[b*C + c, t] = targets[indices[state->cursor + b], c, t]. y [B*C, H] (type of targets); targets [W, C, H], any strides. inputs,
+ * which may be absent: as gather_patches has them with masked; y is NaN for a channel of a window of which nothing is observed
+ * there. */
 struct ps_gather_targets {
-    struct ps_tensor y, targets, indices;
+    struct ps_tensor y, targets, indices, inputs;
     const struct ps_step_state *state;
     int64_t batch;
 };
@@ -609,6 +614,7 @@ struct ps_encoder_shape {
     int64_t sequences, patches, d_model;  /* S (the most), N, d */
     int64_t seq_len, patch_len, pred_len; /* L, P of the embedding, H of the head */
     int other_loss;                       /* than head_step's: nothing beyond the embedding will be asked for */
+    int masked;                           /* windows may have holes, or patches are masked: nothing beyond the layers will be */
 };
 
 /* How much of a training step both calls can be asked for; each takes what stands before it. */

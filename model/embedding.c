@@ -90,7 +90,7 @@ enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows 
     const struct ps_kernels *k = m->k;
     const struct ps_embed_forward e = ps_embed_forward_of(m, windows, state, batch, dropout);
     const int affine = m->shape.revin_affine, masked = m->shape.mask_ratio > 0;
-    if (k->embed_forward && !affine && !masked) {
+    if (k->embed_forward && !affine && !m->options.loss.missing) {
         enum ps_status status = k->embed_forward(k, &e);
         if (status != PS_UNSUPPORTED) {
             return status;
@@ -110,7 +110,8 @@ enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows 
                                                             .revin = e.revin,
                                                             .subtract_last = e.subtract_last,
                                                             .pad_end = e.pad_end,
-                                                            .epsilon = e.epsilon}));
+                                                            .epsilon = e.epsilon,
+                                                            .masked = m->options.loss.missing && !masked}));
     if (affine) {
         PS_TRY(k->channel_affine(k, &(struct ps_channel_affine){.y = by_channel(m, e.patches.data, batch),
                                                                 .x = by_channel(m, normalised.data, batch),
@@ -283,12 +284,14 @@ enum ps_status ps_head_forward(struct ps_model *m, int64_t batch, struct ps_tens
 enum ps_status ps_gather_targets_of(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                     int64_t batch)
 {
+    const struct ps_tensor unmasked = {.data = NULL};
     if (m->shape.mask_ratio > 0) {
         return PS_OK; /* the embedding has made them */
     }
     return m->k->gather_targets(m->k, &(struct ps_gather_targets){.y = ps_target_tensor(m, batch),
                                                                   .targets = windows->targets,
                                                                   .indices = windows->indices,
+                                                                  .inputs = m->options.loss.missing ? windows->inputs : unmasked,
                                                                   .state = state,
                                                                   .batch = batch});
 }

@@ -334,7 +334,8 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                                                                .seq_len = shape->seq_len,
                                                                .patch_len = shape->patch_len,
                                                                .pred_len = shape->pred_len,
-                                                               .other_loss = !ps_loss_is_plain(&m->options.loss)},
+                                                               .other_loss = !ps_loss_is_plain(&m->options.loss),
+                                                               .masked = m->options.loss.missing},
                                     &m->encoder);
         if (status == PS_UNSUPPORTED) {
             char why[512];
@@ -345,9 +346,6 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
             status =
                 ps_fail(PS_UNSUPPORTED, "level layer is slower than level gemm for d_model %lld and %lld sequences of %lld patches",
                         (long long)shape->d_model, (long long)(batch * shape->channels), (long long)ps_patches(shape));
-        }
-        if (status == PS_OK && shape->mask_ratio > 0) {
-            m->encoder.span = PS_SPAN_LAYERS; /* the embedding that it knows masks nothing */
         }
         if (status == PS_OK) {
             snprintf(m->kernels, sizeof m->kernels, "%s", m->encoder.kernels);

@@ -16,7 +16,8 @@ struct ps_model_options {
     int tiled_attention; /* level gemm: attention by tiles, its scores never in memory */
     uint64_t seed;       /* keys dropout */
     /* Zero: MSE, every target observed. Of quantiles as many as the shape has. Any other is computed by operations of its own, at
-     * every level: fused ones know no other (ps_loss_is_plain). */
+     * every level: fused ones know no other (ps_loss_is_plain). With loss.missing NaN among the inputs is unobserved too, as
+     * gather_patches says of `masked`. */
     struct ps_loss loss;
 };
 

@@ -48,6 +48,7 @@ struct call {
     enum ps_op op;
     char label[160];
     int may_refuse; /* PS_UNSUPPORTED is an answer too */
+    int may_be_nan; /* NaN where the reference has it is right */
     int has_dropout;
     struct operand operands[MAX_TENSORS];
     int buffers;

@@ -1043,6 +1043,39 @@ static int build_gather_end(struct call *c, int index)
     return gather_patches_call(c, index / 3, index % 3 != 1, index % 3 != 0);
 }
 
+/* Shares of values that are not observed, in percent. */
+static const int hole_shares[] = {0, 10, 50, 100};
+
+/* NaN in that share of windows placed in a slot, at random; and where there are any, nothing is left of the first channel of the
+ * batch's first window. */
+static int make_holes(struct call *c, int slot, const struct window_size *w, int64_t length, int share)
+{
+    const struct buffer *b = &c->buffer[c->operands[slot].buffer];
+    for (int64_t i = b->begin + GUARD; i < b->begin + b->count - GUARD; i++) {
+        c->values[i] = random_between(&c->random, 0, 99) < share ? NAN : c->values[i];
+    }
+    for (int64_t l = 0; l < length && share > 0; l++) {
+        set_value(c, slot, (w->windows - 1) * w->channels * length + l, NAN);
+    }
+    return share;
+}
+
+/* With holes: from the end, less the last value, neither and both. */
+static int build_masked_gather(struct call *c, int index)
+{
+    struct window_size w;
+    const int share = hole_shares[index % LENGTH(hole_shares)], kind = index / LENGTH(hole_shares) % 2;
+    index /= LENGTH(hole_shares);
+    if (!gather_patches_call(c, index, kind, !kind) || !window_size(index, &w)) {
+        return 0;
+    }
+    make_holes(c, 3, &w, w.length, share);
+    c->arguments.gather_patches.masked = 1;
+    size_t used = strlen(c->label);
+    snprintf(c->label + used, sizeof c->label - used, ", %d %% holes", share);
+    return 1;
+}
+
 static int build_gather_targets(struct call *c, int index)
 {
     struct window_size w;
@@ -1056,6 +1089,24 @@ static int build_gather_targets(struct call *c, int index)
     call_state(c, offsetof(struct ps_gather_targets, state));
     call_label(c, "B %lld C %lld H %lld%s", (long long)w.batch, (long long)w.channels, (long long)w.horizon,
                w.series ? " series" : "");
+    return 1;
+}
+
+/* Of windows with holes. */
+static int build_masked_targets(struct call *c, int index)
+{
+    struct window_size w;
+    const int share = hole_shares[index % LENGTH(hole_shares)];
+    index /= LENGTH(hole_shares);
+    if (!build_gather_targets(c, index) || !window_size(index, &w)) {
+        return 0;
+    }
+    place_windows(c, 3, &w, w.length);
+    make_holes(c, 1, &w, w.horizon, share);
+    make_holes(c, 3, &w, w.length, share);
+    c->may_be_nan = 1;
+    size_t used = strlen(c->label);
+    snprintf(c->label + used, sizeof c->label - used, ", %d %% holes", share);
     return 1;
 }
 
@@ -1305,6 +1356,7 @@ static int build_mask_patches(struct call *c, int index)
     a->kept = sizes[index].kept;
     c->state.step = sizes[index].step;
     c->state.cursor = sizes[index].cursor;
+    c->may_be_nan = 1;
     call_state(c, offsetof(struct ps_mask_patches, state));
     call_label(c, "[%lld, %lld] %lld of %lld kept", (long long)rows, (long long)patch, (long long)a->kept, (long long)a->patches);
     return 1;
@@ -1851,6 +1903,7 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_drop, build_drop, 0},
                                           {PS_OP_gather_patches, build_gather_patches, 1u << 0 | 1u << 3 | 1u << 4},
                                           {PS_OP_gather_targets, build_gather_targets, 1u << 2},
+                                          {PS_OP_gather_targets, build_masked_targets, 1u << 2 | 1u << 3},
                                           {PS_OP_bias_position_add, build_bias_position_add, 0},
                                           {PS_OP_forecast, build_forecast, 0},
                                           {PS_OP_forecast_loss, build_forecast_loss, 0},
@@ -1886,6 +1939,7 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_softmax_backward, build_softmax_backward_addend, 0},
                                           {PS_OP_drop, build_drop_real, 0},
                                           {PS_OP_gather_patches, build_gather_end, 1u << 0 | 1u << 3 | 1u << 4},
+                                          {PS_OP_gather_patches, build_masked_gather, 1u << 0 | 1u << 3 | 1u << 4},
                                           {PS_OP_attention, build_attention_in_pieces, 0},
                                           {PS_OP_attention_backward, build_attention_backward_in_pieces, 0}};
 

@@ -168,12 +168,12 @@ static inline double *fixture_gradients(struct fixture *f)
     return gradients;
 }
 
-/* The mean loss of a batch that added `sum` to the state, over what is observed. */
-static inline double fixture_mean(const struct fixture *f, double sum)
+/* The mean loss, over what is observed, of a batch that took the state from `before`, which may be NULL for zeros, to `state`. */
+static inline double fixture_mean(const struct fixture *f, const struct ps_step_state *state, const struct ps_step_state *before)
 {
-    const struct ps_model_shape *s = &f->model->shape;
-    const double observed = s->mask_ratio > 0 ? (double)ps_masked_patches(s) / (double)ps_patches(s) : 1;
-    return sum / ((double)f->batch * observed);
+    const double unobserved = (double)(state->unobserved - (before ? before->unobserved : 0));
+    return (state->loss_sum - (before ? before->loss_sum : 0)) /
+           ((double)f->batch - unobserved / (double)ps_model_targets(&f->model->shape));
 }
 
 /* The batch's mean loss; dropout masks are those of step 0. */
@@ -184,7 +184,7 @@ static inline double fixture_loss(struct fixture *f)
     OK(f->device->fill_zero(f->device, PS_COMPUTE, f->model->gradients, (size_t)f->count * ps_type_bytes(f->k->parameter)));
     OK(ps_model_gradients(f->model, &f->windows, f->state, f->batch));
     OK(f->device->download(f->device, PS_COMPUTE, &state, f->state, sizeof state));
-    return fixture_mean(f, state.loss_sum);
+    return fixture_mean(f, &state, NULL);
 }
 
 /* docs/design.md, "Comparing gradients": the largest of ||delta_t|| / (||ref_t|| + 1e-3 ||ref||) over the layout's tensors. */

@@ -707,34 +707,77 @@ START_TEST(test_gather_definition)
     struct ps_tensor windows = {.data = series, .type = PS_F64, .rank = 3, .size = {T - L - 2, C, L}, .stride = {C, 1, C}};
     struct ps_tensor which = ps_tensor_1d(indices, PS_I32, 3);
     CALL(gather_patches, matrix(patches, C * N, P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 0, 0, 0,
-         1, 1e-5);
+         1, 1e-5, 0);
     for (int i = 0; i < C * N * P; i++) {
         static const int time[N * P] = {4, 5, 6, 7, 8, 8}; /* of window 4, whose last value is repeated */
         ck_assert(patches[i] == 10 * time[i % (N * P)] + i / (N * P));
     }
     ck_assert(means[0] == 0 && stds[0] == 1);
     CALL(gather_patches, matrix(patches, C * N, P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 0, 1, 0,
-         1, 1e-5);
+         1, 1e-5, 0);
     expect_close(means[1], 61, 1e-14);
     expect_close(stds[1], sqrt(200 + 1e-5), 1e-14);
     expect_close(patches[N * P], (41 - 61) / sqrt(200 + 1e-5), 1e-14);
     /* Less the last value, over the same deviation. */
     CALL(gather_patches, matrix(patches, C * N, P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 0, 1, 1,
-         1, 1e-5);
+         1, 1e-5, 0);
     expect_close(means[1], 81, 1e-14);
     expect_close(stds[1], sqrt(200 + 1e-5), 1e-14);
     expect_close(patches[N * P], (41 - 81) / sqrt(200 + 1e-5), 1e-14);
     /* Unpadded to the window's end: one patch fewer, from row 1 on. */
     CALL(gather_patches, matrix(patches, C * (N - 1), P), vector(means, C), vector(stds, C), windows, which, &state, 1, STRIDE, 1,
-         0, 1, 0, 1e-5);
+         0, 1, 0, 1e-5, 0);
     for (int i = 0; i < C * (N - 1) * P; i++) {
         ck_assert(patches[i] == 10 * (5 + i % ((N - 1) * P)) + i / ((N - 1) * P));
     }
     ck_assert(means[0] == 0 && stds[0] == 1);
     struct ps_tensor ahead = {.data = series + L * C, .type = PS_F64, .rank = 3, .size = {T - L - 2, C, 3}, .stride = {C, 1, C}};
-    CALL(gather_targets, matrix(y, C, 3), ahead, which, &state, 1);
+    CALL(gather_targets, matrix(y, C, 3), ahead, which, (struct ps_tensor){.data = NULL}, &state, 1);
     for (int i = 0; i < C * 3; i++) {
         ck_assert(y[i] == 10 * (9 + i % 3) + i / 3);
+    }
+}
+END_TEST
+
+/* Two windows of two channels of 5: 1, unobserved, 4, 7, unobserved and nothing at all; everything and 3 alone. */
+START_TEST(test_masked_gather_definition)
+{
+    enum { C = 2, L = 5, P = 2, N = 4, H = 3 };
+    double values[2 * C * L] = {1, NAN, 4, 7, NAN, NAN, NAN, NAN, NAN, NAN, 1, 2, 3, 4, 5, NAN, NAN, 3, NAN, NAN},
+                          ahead[2 * C * H] = {1, 2, NAN, 4, 5, 6, 7, 8, 9, 10, 11, 12}, patches[2 * C * N * P], means[2 * C],
+                          stds[2 * C], y[2 * C * H];
+    int32_t indices[] = {0, 1};
+    struct ps_step_state state = {0};
+    struct ps_tensor windows = ps_tensor_3d(values, PS_F64, 2, C, L), targets = ps_tensor_3d(ahead, PS_F64, 2, C, H);
+    struct ps_tensor which = ps_tensor_1d(indices, PS_I32, 2);
+    const double mean[2 * C] = {4, 0, 3, 3}, deviation[2 * C] = {sqrt(6 + 1e-5), 1, sqrt(2 + 1e-5), sqrt(1e-5)},
+                          last[2 * C] = {7, 0, 5, 3};
+    for (int kind = 0; kind < 3; kind++) { /* RevIN, less the last value that is observed, none */
+        CALL(gather_patches, matrix(patches, 2 * C * N, P), vector(means, 2 * C), vector(stds, 2 * C), windows, which, &state, 2, 1,
+             0, kind < 2, kind == 1, 0, 1e-5, 1);
+        for (int s = 0; s < 2 * C; s++) {
+            const double m = kind == 0 ? mean[s] : kind == 1 ? last[s] : 0, d = kind < 2 ? deviation[s] : 1;
+            expect_close(means[s], m, 1e-14);
+            expect_close(stds[s], d, 1e-14);
+            for (int i = 0; i < N * P; i++) {
+                const double x = values[s * L + i / P + i % P], expected = isnan(x) ? 0 : (x - m) / d;
+                ck_assert_msg(fabs(patches[s * N * P + i] - expected) <= 1e-14 * fabs(expected), "kind %d, %d: %g, not %g", kind, i,
+                              patches[s * N * P + i], expected);
+            }
+        }
+    }
+    /* Padded, what is repeated is unobserved too. */
+    CALL(gather_patches, matrix(patches, 2 * C * (N + 1), P), vector(means, 2 * C), vector(stds, 2 * C), windows, which, &state, 2,
+         1, 0, 1, 0, 1, 1e-5, 1);
+    ck_assert(patches[N * P] == 0 && patches[N * P + 1] == 0);
+    for (int p = 0; p < P; p++) {
+        expect_close(patches[(3 * (N + 1) - 1) * P + p], (5 - 3) / sqrt(2 + 1e-5), 1e-14);
+    }
+    /* A channel of a window with nothing observed has no targets. */
+    CALL(gather_targets, matrix(y, 2 * C, H), targets, which, windows, &state, 2);
+    for (int i = 0; i < 2 * C * H; i++) {
+        ck_assert(isnan(y[i]) == (isnan(ahead[i]) || i / H == 1));
+        ck_assert(isnan(y[i]) || y[i] == ahead[i]);
     }
 }
 END_TEST
@@ -848,6 +891,7 @@ int main(void)
     tcase_add_test(definitions, test_gemm_definition);
     tcase_add_test(definitions, test_heads_definition);
     tcase_add_test(definitions, test_gather_definition);
+    tcase_add_test(definitions, test_masked_gather_definition);
     tcase_add_test(definitions, test_dropout_definition);
     tcase_add_test(definitions, test_adamw_definition);
     tcase_add_test(definitions, test_adamw_held);

@@ -163,7 +163,7 @@ static enum ps_status needs_of(const struct ps_kernels *k, const struct ps_encod
     needs->kept_bytes = plan->kept_bytes;
     needs->slower = plan->slower;
     const enum ps_encoder_span span = plan->family->span(k, &r, plan);
-    needs->span = shape->other_loss && span > PS_SPAN_EMBEDDING ? PS_SPAN_EMBEDDING : span;
+    needs->span = shape->masked ? PS_SPAN_LAYERS : shape->other_loss && span > PS_SPAN_EMBEDDING ? PS_SPAN_EMBEDDING : span;
     snprintf(needs->kernels, sizeof needs->kernels, "%s %s, d_model %lld, %lld heads, d_ff %lld, %lld patches, %s", plan->kernels,
              ps_precision_name(k->precision), (long long)r.d_model, (long long)r.n_heads, (long long)r.d_ff, (long long)r.patches,
              spans[needs->span]);

@@ -6,7 +6,8 @@
  * The loss needs no pass of its own: the pass that makes the gradient leaves a partial sum a block, in double, and one block
  * adds them in a fixed order.
  *
- * gather_patches: patches, mean, std =. Bytes: 4 S L + 4 R P. Flops: 6 R P.   gather_targets: y =. Bytes: 8 S H.
+ * gather_patches: patches, mean, std =. Bytes: 4 S L + 4 R P. Flops: 6 R P, with masked 8.   gather_targets: y =. Bytes: 8 S H, and
+ * with inputs 4 S L at most: a warp's first values tell, but of a window with nothing observed.
  * forecast: y =. Bytes: 8 S H. Flops: 3 S H.   forecast_loss: dx =, loss_sum +=. Bytes: 12 S H. Flops: 8 S H.
  * forecast_error: one slot of errors =. Bytes: 8 S H. Flops: 8 S H. In bf16 patches and dx are half as long.
  * A loss that is not plain has passes of its own: forecast_loss reads the targets once more before it, to count those observed.
@@ -30,8 +31,41 @@ struct patching {
     struct ps_divisor by_patch, by_tile, by_length;
 };
 
-/* Grid: batch * tiles. STAGED: the block's channels fit into shared memory [tile][pitch]; otherwise every read goes to memory. */
-template <typename T, bool STAGED>
+/* Mean and deviation of what a warp observes among `length` values, in the order of those of a window without a hole, whose bits
+ * they then are; `last`: its place. 0 and 1 of nothing. */
+template <typename VALUE>
+static __device__ __forceinline__ void observed_statistics(const VALUE &value, int length, float epsilon, float &mean,
+                                                           float &deviation, int &last)
+{
+    float sum = 0.0f, squares = 0.0f, count = 0.0f;
+    last = -1;
+    for (int l = threadIdx.x % 32; l < length; l += 32) {
+        const float v = value(l);
+        const bool observed = !isnan(v);
+        sum += observed ? v : 0.0f;
+        count += observed ? 1.0f : 0.0f;
+        last = observed ? l : last;
+    }
+    count = ps_group_sum<32>(count);
+    sum = ps_group_sum<32>(sum);
+    for (int offset = 16; offset > 0; offset /= 2) {
+        const int other = __shfl_xor_sync(0xffffffffu, last, offset);
+        last = other > last ? other : last;
+    }
+    if (count == 0.0f) {
+        return;
+    }
+    mean = sum / count;
+    for (int l = threadIdx.x % 32; l < length; l += 32) {
+        const float v = value(l), difference = isnan(v) ? 0.0f : v - mean;
+        squares += difference * difference;
+    }
+    deviation = sqrtf(ps_group_sum<32>(squares) / count + epsilon);
+}
+
+/* Grid: batch * tiles. STAGED: the block's channels fit into shared memory [tile][pitch]; otherwise every read goes to memory.
+ * MASKED: a NaN is unobserved, but where there is no window. */
+template <typename T, bool STAGED, bool MASKED>
 static __global__ void __launch_bounds__(block)
     gather_block(T *__restrict__ patches, float *__restrict__ mean, float *__restrict__ std, const struct ps_cuda_windows w,
                  const struct ps_step_state *__restrict__ state, const struct patching p)
@@ -71,7 +105,13 @@ static __global__ void __launch_bounds__(block)
             }
         };
         float mu = 0.0f, deviation = 1.0f;
-        if (p.revin) {
+        if constexpr (MASKED) {
+            int last;
+            if (p.revin) {
+                observed_statistics(value, p.length, p.epsilon, mu, deviation, last);
+                mu = p.subtract_last && last >= 0 ? value(last) : mu;
+            }
+        } else if (p.revin) {
             float sum = 0.0f, squares = 0.0f;
             for (int l = lane; l < p.length; l += 32) {
                 sum += value(l);
@@ -93,7 +133,14 @@ static __global__ void __launch_bounds__(block)
         T *to = patches + sequence * total;
         for (int i = lane; i < total; i += 32) {
             const int n = (int)ps_divide(i, p.by_patch), at = p.first + n * p.stride + (i - n * p.patch);
-            ps_put(to + i, (value(at < p.length ? at : p.length - 1) - mu) * scale); /* beyond the end the last value repeats */
+            auto z = [&]() {
+                return (value(at < p.length ? at : p.length - 1) - mu) * scale;
+            }; /* beyond the end the last repeats */
+            if constexpr (MASKED) {
+                ps_put(to + i, from && isnan(z()) ? 0.0f : z());
+            } else {
+                ps_put(to + i, z());
+            }
         }
     }
 }
@@ -147,12 +194,11 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
     T *to = (T *)a->patches.data;
     float *mean = (float *)a->mean.data, *std = (float *)a->std.data;
     const unsigned blocks = (unsigned)(a->batch * p.tiles);
-    if (staged) {
-        const size_t bytes = (size_t)(tile * pitch) * sizeof(float);
-        ps_cuda_launch(c, gather_block<T, true>, blocks, block, bytes, to, mean, std, w, a->state, p);
-    } else {
-        ps_cuda_launch(c, gather_block<T, false>, blocks, block, 0, to, mean, std, w, a->state, p);
-    }
+    const size_t bytes = staged ? (size_t)(tile * pitch) * sizeof(float) : 0;
+    const auto kernel = a->masked ? staged ? gather_block<T, true, true> : gather_block<T, false, true>
+                        : staged ? gather_block<T, true, false>
+                                  : gather_block<T, false, false>;
+    ps_cuda_launch(c, kernel, blocks, block, bytes, to, mean, std, w, a->state, p);
     PS_CUDA_LAUNCHED(op);
 }
 
@@ -161,14 +207,24 @@ extern "C" enum ps_status ps_cuda_gather_patches(const struct ps_kernels *k, con
     return PS_BY_ANY_REAL(k, gather_patches, k, a);
 }
 
-/* A block a sequence. */
+/* A block a sequence. MASKED: of a sequence with nothing observed in its `length` inputs x, NaN. */
+template <bool MASKED>
 static __global__ void __launch_bounds__(block)
     copy_targets(float *__restrict__ y, const struct ps_cuda_windows w, const struct ps_step_state *__restrict__ state,
-                 int channels, int horizon)
+                 int channels, int horizon, const struct ps_cuda_windows x, int length)
 {
     ps_grid_begin();
     const int64_t b = blockIdx.x / channels, c = blockIdx.x % channels;
     const float *window = ps_window_of(w, state, b);
+    if constexpr (MASKED) {
+        const float *inputs = ps_window_of(x, state, b);
+        int observed = 0;
+        for (int first = 0; inputs && first < length && !observed; first += blockDim.x) {
+            const int l = first + threadIdx.x;
+            observed = __syncthreads_or(l < length && !isnan(inputs[c * x.by_channel + l * x.by_time]));
+        }
+        window = observed ? window : NULL;
+    }
     for (int t = threadIdx.x; t < horizon; t += blockDim.x) {
         y[(int64_t)blockIdx.x * horizon + t] = window ? window[c * w.by_channel + t * w.by_time] : NAN;
     }
@@ -188,9 +244,18 @@ extern "C" enum ps_status ps_cuda_gather_targets(const struct ps_kernels *k, con
     if (sequences * horizon == 0) {
         return PS_OK;
     }
+    struct ps_cuda_windows x = {};
+    const bool masked = a->inputs.data != NULL;
+    if (masked) {
+        PS_TRY(ps_windows_make(op, "inputs", &a->inputs, &a->indices, a->state, a->batch, &x));
+        if (a->inputs.size[0] != a->targets.size[0] || a->inputs.size[1] != channels || a->inputs.size[2] > INT32_MAX / 2) {
+            return ps_fail(PS_UNSUPPORTED, "%s (cuda): inputs of %lld windows of %lld channels of %lld do not go with the targets",
+                           op, (long long)a->inputs.size[0], (long long)a->inputs.size[1], (long long)a->inputs.size[2]);
+        }
+    }
     const unsigned threads = horizon >= block ? (unsigned)block : (unsigned)((horizon + 31) / 32 * 32);
-    ps_cuda_launch(ps_cuda(k), copy_targets, (unsigned)sequences, threads, 0, (float *)a->y.data, w, a->state, (int)channels,
-                   (int)horizon);
+    ps_cuda_launch(ps_cuda(k), masked ? copy_targets<true> : copy_targets<false>, (unsigned)sequences, threads, 0,
+                   (float *)a->y.data, w, a->state, (int)channels, (int)horizon, x, masked ? (int)a->inputs.size[2] : 0);
     PS_CUDA_LAUNCHED(op);
 }
 
