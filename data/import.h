@@ -16,7 +16,7 @@ struct ps_import_options {
     const char *time_column; /* the column of times; NULL: the first one when its values are dates, or with time_format */
     const char *time_format; /* as ps_date_read_as takes it; NULL: dates as ps_date_read takes them, or Unix time */
     int allow_gaps;          /* else each time must follow the one before by the same step, or so many months */
-    enum ps_fill fill;       /* what takes the place of missing values; PS_FILL_NONE: they are refused */
+    enum ps_fill fill;       /* what takes the place of missing values; PS_FILL_NONE: they are refused; PS_FILL_NAN: nothing */
     char delimiter;          /* 0: the comma, semicolon, tab or bar that the header has most of */
     int decimal_comma;       /* numbers have a decimal comma, not a point */
 };

@@ -490,11 +490,11 @@ static enum ps_status fill_missing(struct table *t)
     if (t->missing > 0 && t->options->fill == PS_FILL_NONE) {
         return ps_fail(PS_DATA,
                        "%s:%" PRId64 ": column %zu (%s): \"%s\" is a missing value, the first of %" PRId64 " in %" PRId64
-                       " columns: fill them with --fill previous or --fill linear",
+                       " columns: fill them with --fill previous or --fill linear, or keep them as NaN with --fill nan",
                        t->csv.path, t->missing_line, t->missing_column + 1, ps_text_plain(t->names[t->missing_column]).text,
                        t->missing_text.text, t->missing, t->missing_channels);
     }
-    for (int64_t i = 0; i < t->channels; i++) {
+    for (int64_t i = 0; i < t->channels && t->options->fill != PS_FILL_NAN; i++) {
         if (t->lacks[i] &&
             !ps_missing_fill(t->values, t->rows, t->channels, i, t->time_at != NO_COLUMN ? t->time : NULL, t->options->fill)) {
             size_t column = (size_t)i + (t->time_at != NO_COLUMN && (size_t)i >= t->time_at);

@@ -474,7 +474,7 @@ static enum ps_status place_values(struct reader *r)
 
 static enum ps_status fill_gaps(struct reader *r)
 {
-    for (int64_t i = 0; i < r->series; i++) {
+    for (int64_t i = 0; i < r->series && r->options->fill != PS_FILL_NAN; i++) {
         int64_t begin = r->panel.offsets[i], rows = r->panel.offsets[i + 1] - begin;
         if (!ps_missing_fill(r->values + begin, rows, 1, 0, NULL, r->options->fill)) {
             return ps_fail(PS_DATA, "%s: series \"%s\" holds no value in any row: leave it out", r->path,
@@ -512,7 +512,7 @@ static enum ps_status import(struct reader *r, const char *path, const char *nam
         return ps_fail(PS_DATA,
                        "%s: %" PRId64 " rows are missing between others in %" PRId64 " of %" PRId64
                        " series, at a step of %s, and %" PRId64 " values in %" PRId64
-                       " rows: fill them with --fill previous or --fill linear",
+                       " rows: fill them with --fill previous or --fill linear, or keep them as NaN with --fill nan",
                        r->path, done->gaps, done->with_gaps, r->series, done->period, r->missing, r->rows);
     }
     r->now = -1;

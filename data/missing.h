@@ -11,6 +11,7 @@ enum ps_fill {
     PS_FILL_NONE,
     PS_FILL_PREVIOUS, /* the channel's last value before */
     PS_FILL_LINEAR,   /* on the line between the values before and after, by the times; behind the last one, that one */
+    PS_FILL_NAN,      /* NaN, which train takes with data.missing: mask */
 };
 
 int ps_missing_text(const char *text);

@@ -45,13 +45,14 @@ struct ps_panel_names {
 };
 struct ps_panel_names ps_panel_some(const struct ps_panel *panel, const char *which);
 
-/* ps_splits_make, or with `whole` ps_splits_all, and ps_splits_dated, where any may have no window; ps_scaler_fit, ps_scaler_check
- * and the scaling of rows [first, first + rows) of /values, of panels. */
+/* ps_splits_make, or with `whole` ps_splits_all, and ps_splits_dated, where any may have no window; ps_scaler_fit, which counts in
+ * observed [series], zeros to begin with, ps_scaler_check and the scaling of rows [first, first + rows) of /values, of panels. */
 enum ps_status ps_panel_splits(const struct ps_series *series, const double split[3], int whole, int64_t seq_len, int64_t pred_len,
                                struct ps_splits *splits);
 enum ps_status ps_panel_splits_dated(const struct ps_series *series, const int64_t from[2], int whole, int64_t seq_len,
                                      int64_t pred_len, struct ps_splits *splits);
-enum ps_status ps_panel_scaler_fit(const struct ps_series *series, const struct ps_splits *splits, struct ps_scaler *scaler);
+enum ps_status ps_panel_scaler_fit(const struct ps_series *series, const struct ps_splits *splits, double *observed,
+                                   struct ps_scaler *scaler);
 enum ps_status ps_panel_scaler_check(const struct ps_scaler *scaler, const struct ps_series *series);
 void ps_panel_scale(const struct ps_scaler *scaler, int64_t first, int64_t rows, float *values);
 

@@ -14,7 +14,8 @@ struct pass {
     const struct ps_series *series;
     const struct ps_splits *splits;
     struct ps_scaler *scaler;
-    int deviations; /* else the means are taken */
+    double *observed; /* [series]: how many values are */
+    int deviations;   /* else the means are taken */
 };
 
 /* Ends of the part of rows [first, first + rows) that series i has. */
@@ -37,25 +38,30 @@ static enum ps_status add_rows(void *argument, int64_t first, int64_t rows, cons
         double sum = pass->deviations ? std[i] : mean[i];
         for (int64_t r = begin; r < end; r++) {
             double x = values[r - first], deviation = x - mean[i];
-            sum += pass->deviations ? deviation * deviation : x;
+            if (!isnan(x)) {
+                sum += pass->deviations ? deviation * deviation : x;
+                pass->observed[i] += !pass->deviations;
+            }
         }
         *(pass->deviations ? &std[i] : &mean[i]) = sum;
     }
     return PS_OK;
 }
 
-enum ps_status ps_panel_scaler_fit(const struct ps_series *series, const struct ps_splits *splits, struct ps_scaler *scaler)
+enum ps_status ps_panel_scaler_fit(const struct ps_series *series, const struct ps_splits *splits, double *observed,
+                                   struct ps_scaler *scaler)
 {
-    struct pass pass = {.series = series, .splits = splits, .scaler = scaler};
+    struct pass pass = {.series = series, .splits = splits, .scaler = scaler, .observed = observed};
     scaler->panel = series->panel;
     PS_TRY(ps_series_each(series, 0, series->rows, add_rows, &pass));
     for (int64_t i = 0; i < scaler->channels; i++) {
-        scaler->mean[i] /= (double)splits->fitted[i].count;
+        observed[i] = observed[i] > 0 ? observed[i] : 1;
+        scaler->mean[i] /= observed[i];
     }
     pass.deviations = 1;
     PS_TRY(ps_series_each(series, 0, series->rows, add_rows, &pass));
     for (int64_t i = 0; i < scaler->channels; i++) {
-        scaler->std[i] = sqrt(scaler->std[i] / (double)splits->fitted[i].count);
+        scaler->std[i] = sqrt(scaler->std[i] / observed[i]);
         if (scaler->std[i] == 0) { /* exact for a constant series, as for a constant channel */
             scaler->std[i] = 1;
             scaler->is_constant[i] = 1;
@@ -90,7 +96,7 @@ static enum ps_status check_rows(void *argument, int64_t first, int64_t rows, co
     for (int64_t r = first; r < first + rows; r++) {
         i += r >= scaler->panel->offsets[i + 1];
         double x = values[r - first], scaled = (x - scaler->mean[i]) / scaler->std[i];
-        if (!isfinite((float)scaled)) {
+        if (!isfinite((float)scaled) && !isnan(x)) {
             return ps_fail(PS_DATA,
                            "%s: /values holds %.9g in %s: standardised with that series' mean %.9g and deviation %.9g it is %.3g, "
                            "and float32 ends at %.3g: correct such rows, or leave the series out",

@@ -17,12 +17,14 @@ enum ps_status ps_panel_seasonal_mae(const struct ps_series *series, const struc
     enum ps_status status = PS_OK;
     for (int64_t i = 0; i < series->panel->series && status == PS_OK; i++) {
         const struct ps_span *fitted = &splits->fitted[i];
-        double sum = 0;
+        double sum = 0, terms = 0;
         status = ps_series_rows(series, fitted->first, fitted->count, rows);
         for (int64_t t = season; t < fitted->count && status == PS_OK; t++) {
-            sum += fabs((double)rows[t] - (double)rows[t - season]);
+            const double size = fabs((double)rows[t] - (double)rows[t - season]);
+            sum += isnan(size) ? 0 : size;
+            terms += isnan(size) ? 0 : 1;
         }
-        mae[i] = fitted->count > season ? sum / (double)(fitted->count - season) : NAN;
+        mae[i] = terms > 0 ? sum / terms : NAN;
     }
     free(rows);
     return status;

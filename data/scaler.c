@@ -48,7 +48,8 @@ void ps_scaler_free(struct ps_scaler *scaler)
 /* One of the two passes over the training rows, in the order of memory. */
 struct fit {
     struct ps_scaler *scaler;
-    int64_t inner; /* values of a channel that follow one another: 1 in a series [rows, C], L in inputs [windows, C, L] */
+    double *observed; /* [C]: how many values are */
+    int64_t inner;    /* values of a channel that follow one another: 1 in a series [rows, C], L in inputs [windows, C, L] */
 };
 
 static enum ps_status add_values(void *argument, int64_t first, int64_t rows, const float *x)
@@ -58,8 +59,9 @@ static enum ps_status add_values(void *argument, int64_t first, int64_t rows, co
     double *mean = fit->scaler->mean;
     for (int64_t o = 0; o < rows; o++) {
         for (int64_t c = 0; c < fit->scaler->channels; c++) {
-            for (int64_t i = 0; i < fit->inner; i++) {
-                mean[c] += *x++;
+            for (int64_t i = 0; i < fit->inner; i++, x++) {
+                mean[c] += isnan(*x) ? 0 : *x;
+                fit->observed[c] += isnan(*x) ? 0 : 1;
             }
         }
     }
@@ -74,8 +76,8 @@ static enum ps_status add_deviations(void *argument, int64_t first, int64_t rows
     double *std = fit->scaler->std;
     for (int64_t o = 0; o < rows; o++) {
         for (int64_t c = 0; c < fit->scaler->channels; c++) {
-            for (int64_t i = 0; i < fit->inner; i++) {
-                double deviation = *x++ - mean[c];
+            for (int64_t i = 0; i < fit->inner; i++, x++) {
+                double deviation = isnan(*x) ? 0 : *x - mean[c];
                 std[c] += deviation * deviation;
             }
         }
@@ -86,14 +88,14 @@ static enum ps_status add_deviations(void *argument, int64_t first, int64_t rows
 static enum ps_status fit_passes(const struct ps_series *series, int64_t rows, struct fit *fit)
 {
     struct ps_scaler *scaler = fit->scaler;
-    double count = (double)rows * (double)fit->inner;
     PS_TRY(ps_series_each(series, 0, rows, add_values, fit));
     for (int64_t c = 0; c < scaler->channels; c++) {
-        scaler->mean[c] /= count;
+        fit->observed[c] = fit->observed[c] > 0 ? fit->observed[c] : 1;
+        scaler->mean[c] /= fit->observed[c];
     }
     PS_TRY(ps_series_each(series, 0, rows, add_deviations, fit));
     for (int64_t c = 0; c < scaler->channels; c++) {
-        scaler->std[c] = sqrt(scaler->std[c] / count);
+        scaler->std[c] = sqrt(scaler->std[c] / fit->observed[c]);
         /* Exact for a constant channel: equal float32 values have exact sums in double, and so their mean is their value. */
         if (scaler->std[c] == 0) {
             scaler->std[c] = 1;
@@ -107,9 +109,13 @@ static enum ps_status fit_passes(const struct ps_series *series, int64_t rows, s
 enum ps_status ps_scaler_fit(const struct ps_series *series, const struct ps_splits *splits, struct ps_scaler *scaler)
 {
     PS_TRY(scaler_allocate(series->panel != NULL ? series->panel->series : series->channels, scaler));
-    struct fit fit = {.scaler = scaler, .inner = series->layout == PS_LAYOUT_SERIES ? 1 : series->seq_len};
-    enum ps_status status =
-        series->panel != NULL ? ps_panel_scaler_fit(series, splits, scaler) : fit_passes(series, splits->train_rows, &fit);
+    struct fit fit = {.scaler = scaler,
+                      .observed = calloc((size_t)scaler->channels, sizeof(double)),
+                      .inner = series->layout == PS_LAYOUT_SERIES ? 1 : series->seq_len};
+    enum ps_status status = fit.observed == NULL ? ps_fail(PS_DATA, "out of host memory for %" PRId64 " counts", scaler->channels)
+                            : series->panel != NULL ? ps_panel_scaler_fit(series, splits, fit.observed, scaler)
+                                                    : fit_passes(series, splits->train_rows, &fit);
+    free(fit.observed);
     if (status != PS_OK) {
         ps_scaler_free(scaler);
     }
@@ -175,7 +181,7 @@ static enum ps_status check_rows(void *argument, int64_t first, int64_t rows, co
     for (int64_t i = 0; i < rows * row; i++) {
         int64_t c = i / check->inner % scaler->channels;
         double scaled = (x[i] - scaler->mean[c]) / scaler->std[c];
-        if (!isfinite((float)scaled)) {
+        if (!isfinite((float)scaled) && !isnan(x[i])) {
             const char *name = check->series->panel != NULL                ? "/values"
                                : check->series->layout == PS_LAYOUT_SERIES ? "/series"
                                : check->dataset == 0                       ? "/inputs"

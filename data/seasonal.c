@@ -7,11 +7,20 @@
 
 /* A pass over the training rows, in the order of memory. */
 struct seasonal {
-    double *sums;             /* [C] */
+    double *sums, *terms;     /* [C] */
     int64_t channels, season; /* C */
     int64_t inner;            /* windows: the length of an input; series: 1 */
     float *last;              /* series: [season, C], row t at t % season */
 };
+
+static void add_term(const struct seasonal *s, int64_t channel, float now, float before)
+{
+    double size = fabs((double)now - (double)before);
+    if (!isnan(size)) { /* both are observed */
+        s->sums[channel] += size;
+        s->terms[channel]++;
+    }
+}
 
 static enum ps_status add_rows(void *argument, int64_t first, int64_t rows, const float *x)
 {
@@ -19,7 +28,7 @@ static enum ps_status add_rows(void *argument, int64_t first, int64_t rows, cons
     for (int64_t t = first; t < first + rows; t++, x += s->channels) {
         float *before = s->last + t % s->season * s->channels;
         for (int64_t c = 0; c < s->channels && t >= s->season; c++) {
-            s->sums[c] += fabs((double)x[c] - (double)before[c]);
+            add_term(s, c, x[c], before[c]);
         }
         memcpy(before, x, (size_t)s->channels * sizeof *x);
     }
@@ -32,7 +41,7 @@ static enum ps_status add_windows(void *argument, int64_t first, int64_t windows
     const struct seasonal *s = argument;
     for (int64_t i = 0; i < windows * s->channels; i++, x += s->inner) {
         for (int64_t t = s->season; t < s->inner; t++) {
-            s->sums[i % s->channels] += fabs((double)x[t] - (double)x[t - s->season]);
+            add_term(s, i % s->channels, x[t], x[t - s->season]);
         }
     }
     return PS_OK;
@@ -42,21 +51,26 @@ enum ps_status ps_seasonal_mae(const struct ps_series *series, int64_t train_row
 {
     const int is_series = series->layout == PS_LAYOUT_SERIES;
     const int64_t C = series->channels, after = (is_series ? train_rows : series->seq_len) - season;
-    const int64_t terms = after <= 0 ? 0 : is_series ? after : train_rows * after;
-    struct seasonal s = {.sums = mae, .channels = C, .season = season, .inner = is_series ? 1 : series->seq_len};
+    struct seasonal s = {.sums = mae,
+                         .terms = calloc((size_t)C, sizeof *s.terms),
+                         .channels = C,
+                         .season = season,
+                         .inner = is_series ? 1 : series->seq_len,
+                         .last = is_series && after > 0 ? malloc((size_t)(season * C) * sizeof *s.last) : NULL};
+    enum ps_status status = PS_OK;
+    if (s.terms == NULL || (is_series && after > 0 && s.last == NULL)) {
+        status = ps_fail(PS_DATA, "%s: no memory for a season of %" PRId64 " rows", series->path, season);
+    }
     for (int64_t c = 0; c < C; c++) {
-        mae[c] = terms > 0 ? 0 : NAN;
+        mae[c] = 0;
     }
-    if (terms <= 0) {
-        return PS_OK;
+    if (status == PS_OK && after > 0) {
+        status = ps_series_each(series, 0, train_rows, is_series ? add_rows : add_windows, &s);
     }
-    if (is_series && !(s.last = malloc((size_t)(season * C) * sizeof *s.last))) {
-        return ps_fail(PS_DATA, "%s: no memory for a season of %" PRId64 " rows", series->path, season);
+    for (int64_t c = 0; c < C && status == PS_OK; c++) {
+        mae[c] = s.terms[c] > 0 ? mae[c] / s.terms[c] : NAN;
     }
-    enum ps_status status = ps_series_each(series, 0, train_rows, is_series ? add_rows : add_windows, &s);
+    free(s.terms);
     free(s.last);
-    for (int64_t c = 0; c < C; c++) {
-        mae[c] /= (double)terms;
-    }
     return status;
 }

@@ -49,6 +49,12 @@ static enum ps_status check_type(const char *path, const struct ps_dataset *d)
     return ps_fail(PS_DATA, "%s: %s has the wrong type (%s): store it as float32 or float64", path, d->name, what);
 }
 
+/* Values of a row (or window) in the file. */
+static int64_t stored_row(const struct ps_dataset *d)
+{
+    return d->rank == 1 ? 1 : d->count / (d->size[0] * d->size[1]) * d->stored_channels;
+}
+
 /* How the dataset is stored, as far as it matters to who reads it in parts. */
 static void look_at_chunks(struct ps_dataset *d, int64_t limit)
 {
@@ -63,7 +69,8 @@ static void look_at_chunks(struct ps_dataset *d, int64_t limit)
             d->chunk_bytes = (int64_t)(chunk[0] * chunk[1] * chunk[2] * H5Tget_size(type)); /* HDF5 holds chunks below 4 GiB */
         }
     }
-    int64_t row = d->count / d->size[0] * (int64_t)sizeof(float), most = limit / 8, usual = most < 1 << 20 ? most : 1 << 20;
+    int64_t row = stored_row(d) * (int64_t)sizeof(float), most = limit > 0 ? limit / 8 : 8 << 20;
+    int64_t usual = most < 1 << 20 ? most : 1 << 20;
     d->piece_rows = usual > row ? usual / row : 1;
     if (d->piece_rows >= d->chunk_rows) {
         d->piece_rows -= d->piece_rows % d->chunk_rows;
@@ -99,6 +106,7 @@ static enum ps_status open_dataset(const struct ps_storage *storage, const char 
             return ps_fail(PS_DATA, "%s: the sizes of %s overflow", path, name);
         }
     }
+    d->stored_channels = rank > 1 ? d->size[1] : 1;
     PS_TRY(check_type(path, d));
     return ps_storage_check(storage, name, d->id);
 }
@@ -129,10 +137,11 @@ static enum ps_status check_unchanged(const struct ps_series *series)
     return PS_OK;
 }
 
-enum ps_status ps_series_read(const struct ps_series *series, int dataset, int64_t first, int64_t count, float *to)
+/* Rows as the file has them, of all its channels. */
+static enum ps_status read_stored(const struct ps_series *series, const struct ps_dataset *d, int64_t first, int64_t count,
+                                  float *to)
 {
-    const struct ps_dataset *d = &series->file->dataset[dataset];
-    hsize_t start[3] = {(hsize_t)first}, size[3] = {(hsize_t)count, (hsize_t)d->size[1], (hsize_t)d->size[2]};
+    hsize_t start[3] = {(hsize_t)first}, size[3] = {(hsize_t)count, (hsize_t)d->stored_channels, (hsize_t)d->size[2]};
     hid_t space PS_HDF5_SCOPED = H5Dget_space(d->id), memory PS_HDF5_SCOPED = H5Screate_simple(d->rank, size, NULL);
     hid_t transfer PS_HDF5_SCOPED = H5Pcreate(H5P_DATASET_XFER);
     int failed = space < 0 || memory < 0 || transfer < 0 ||
@@ -142,6 +151,30 @@ enum ps_status ps_series_read(const struct ps_series *series, int dataset, int64
     struct ps_hdf5_reason reason = failed ? ps_hdf5_reason() : (struct ps_hdf5_reason){""};
     PS_TRY(check_unchanged(series)); /* why it failed, or what it read instead */
     return failed ? ps_fail(PS_DATA, "%s: %s cannot be read: %s", series->path, d->name, reason.text) : PS_OK;
+}
+
+enum ps_status ps_series_read(const struct ps_series *series, int dataset, int64_t first, int64_t count, float *to)
+{
+    const struct ps_dataset *d = &series->file->dataset[dataset];
+    if (series->file->column == NULL) {
+        return read_stored(series, d, first, count, to);
+    }
+    const int64_t row = d->count / d->size[0], most = d->piece_rows < count ? d->piece_rows : count;
+    float *stored = malloc((size_t)(most * stored_row(d)) * sizeof *stored);
+    if (stored == NULL) {
+        return ps_fail(PS_DATA, "%s: no memory to read %" PRId64 " rows of %s", series->path, most, d->name);
+    }
+    enum ps_status status = PS_OK;
+    for (int64_t at = first, n; at < first + count && status == PS_OK; at += n) {
+        n = d->piece_rows - at % d->piece_rows; /* pieces end where chunks do */
+        n = n < first + count - at ? n : first + count - at;
+        status = read_stored(series, d, at, n, stored);
+        if (status == PS_OK) {
+            ps_rows_pick(series, d, n, stored, to + (at - first) * row);
+        }
+    }
+    free(stored);
+    return status;
 }
 
 enum ps_status ps_series_rows(const struct ps_series *series, int64_t first, int64_t count, float *to)
@@ -219,14 +252,15 @@ struct ps_place ps_series_place(const struct ps_series *series, int dataset, int
 /* Names the element `at` of a dataset, which is NaN or infinite. */
 static enum ps_status not_finite(const struct ps_series *series, int dataset, const char *name, int64_t at, float x)
 {
-    return ps_fail(PS_DATA, "%s: %s holds %s in %s: fill or %s; every value must be finite in float32", series->path, name,
+    return ps_fail(PS_DATA, "%s: %s holds %s in %s: fill or %s%s; every value must be finite in float32", series->path, name,
                    isnan(x) ? "NaN"
                    : x > 0  ? "Inf"
                             : "-Inf",
                    ps_series_place(series, dataset, at).text,
                    series->panel != NULL                ? "leave out such series"
                    : series->layout == PS_LAYOUT_SERIES ? "cut such rows"
-                                                        : "leave out such windows");
+                                                        : "leave out such windows",
+                   isnan(x) ? ", or train with data.missing: mask" : "");
 }
 
 /* Takes in element bits two at a time. Each step is a bijection of h for a fixed word and of the word for a fixed h, and the shift
@@ -242,8 +276,9 @@ static uint64_t hash_step(uint64_t h, uint64_t word)
 struct scan {
     const struct ps_series *series;
     const struct ps_dataset *dataset;
-    int which; /* dataset 0 or 1 */
+    int which, masked; /* dataset 0 or 1; NaN is taken */
     float largest;
+    int64_t missing;
     uint64_t hash;
     uint32_t low; /* an element that waits for its pair */
     int waits;
@@ -254,8 +289,9 @@ static enum ps_status scan_rows(void *argument, int64_t first, int64_t rows, con
     struct scan *scan = argument;
     const struct ps_dataset *d = scan->dataset;
     int64_t row = d->count / d->size[0], n = rows * row, i = 0;
-    for (; i < n && isfinite(values[i]); i++) {
+    for (; i < n && (isfinite(values[i]) || (scan->masked && isnan(values[i]))); i++) {
         scan->largest = fabsf(values[i]) > scan->largest ? fabsf(values[i]) : scan->largest;
+        scan->missing += isnan(values[i]) != 0;
     }
     if (i < n) {
         return not_finite(scan->series, scan->which, d->name, first * row + i, values[i]);
@@ -280,16 +316,22 @@ static enum ps_status scan_rows(void *argument, int64_t first, int64_t rows, con
     return PS_OK;
 }
 
-static enum ps_status scan_dataset(struct ps_series *series, const struct ps_dataset *d, int which, uint64_t *hash)
+static enum ps_status scan_dataset(struct ps_series *series, const struct ps_dataset *d, int which, int masked, uint64_t *hash)
 {
-    struct scan scan = {
-        .series = series, .dataset = d, .which = which, .largest = series->largest, .hash = hash_step(*hash, (uint64_t)d->rank)};
+    struct scan scan = {.series = series,
+                        .dataset = d,
+                        .which = which,
+                        .masked = masked,
+                        .largest = series->largest,
+                        .missing = series->missing,
+                        .hash = hash_step(*hash, (uint64_t)d->rank)};
     for (int i = 0; i < d->rank; i++) {
         scan.hash = hash_step(scan.hash, (uint64_t)d->size[i]);
     }
     PS_TRY(ps_series_each(series, which, d->size[0], scan_rows, &scan));
     *hash = scan.waits ? hash_step(scan.hash, scan.low) : scan.hash;
     series->largest = scan.largest;
+    series->missing = scan.missing;
     return PS_OK;
 }
 
@@ -457,13 +499,24 @@ static int64_t panel_bytes(const struct ps_series *series)
     return series->panel != NULL ? ps_panel_bytes(series->panel) : 0;
 }
 
+/* Rows as the file has them, where not all of their channels are taken. */
+static int64_t picking_bytes(const struct ps_series_file *f)
+{
+    int64_t most = 0;
+    for (int i = 0; i < 2 && f->column != NULL && f->dataset[i].id >= 0; i++) {
+        const int64_t bytes = f->dataset[i].piece_rows * stored_row(&f->dataset[i]) * (int64_t)sizeof(float);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 static int fits(const struct ps_series *series)
 {
     const struct ps_series_file *f = series->file;
     int64_t values = (f->dataset[0].count + f->dataset[1].count) * (int64_t)sizeof(float) + panel_bytes(series);
     int64_t order = 2 * series->rows * (int64_t)sizeof(int32_t); /* the windows', drawn on the host and used by the step */
     int64_t limit = f->memory.limit;
-    return limit == 0 || (values <= limit && values + order + batch_bytes(series) + library_bytes(f) <= limit);
+    return limit == 0 || (values <= limit && values + order + batch_bytes(series) + library_bytes(f) + picking_bytes(f) <= limit);
 }
 
 enum ps_status ps_series_plan(const struct ps_series *series, struct ps_series_file *f)
@@ -481,7 +534,7 @@ enum ps_status ps_series_plan(const struct ps_series *series, struct ps_series_f
         row = C * (series->seq_len + series->pred_len) * (int64_t)sizeof(float);
         chunk = f->dataset[0].chunk_rows > f->dataset[1].chunk_rows ? f->dataset[0].chunk_rows : f->dataset[1].chunk_rows;
     }
-    int64_t beside = batch_bytes(series) + rows * index + library_bytes(f) + panel_bytes(series) + staging;
+    int64_t beside = batch_bytes(series) + rows * index + library_bytes(f) + panel_bytes(series) + staging + picking_bytes(f);
     /* Long enough that what is read twice, the overlap of blocks and chunks cut in two, is little; then shorter where that leaves
      * few of them to shuffle among, and shorter still where not even one would fit. */
     int64_t windows = BLOCK_BYTES / row > 4 * overlap ? BLOCK_BYTES / row : 4 * overlap, blocks = 0;
@@ -514,6 +567,7 @@ static void close_file(struct ps_series *series)
         ps_hdf5_drop(&series->file->dataset[i].id);
     }
     ps_hdf5_drop(&series->file->file);
+    free(series->file->column);
     free(series->file);
     series->file = NULL;
 }
@@ -537,6 +591,7 @@ static enum ps_status read_values(struct ps_series *series)
         look_at_chunks(&f->dataset[i], f->memory.limit);
     }
     const struct ps_dataset dataset[2] = {f->dataset[0], f->dataset[1]};
+    const int masked = f->masked;
     if (fits(series)) {
         for (int i = 0; i < datasets; i++) {
             PS_TRY(read_dataset(series, i, datasets == 1 ? &series->values : i == 0 ? &series->inputs : &series->targets));
@@ -548,7 +603,7 @@ static enum ps_status read_values(struct ps_series *series)
     }
     uint64_t hash = 0;
     for (int i = 0; i < datasets; i++) {
-        PS_TRY(scan_dataset(series, &dataset[i], i, &hash));
+        PS_TRY(scan_dataset(series, &dataset[i], i, masked, &hash));
     }
     for (int64_t i = 0; series->panel != NULL && i <= series->panel->series; i++) {
         hash = hash_step(hash, (uint64_t)series->panel->offsets[i]);
@@ -558,13 +613,18 @@ static enum ps_status read_values(struct ps_series *series)
 }
 
 /* Looking: everything but the values, with more care. */
-static enum ps_status read_file(int looking, struct ps_series *series)
+static enum ps_status read_file(const struct ps_reading *reading, int looking, struct ps_series *series)
 {
     struct ps_series_file *f = series->file;
     PS_TRY(open_file(series));
     const struct ps_storage storage = {.path = series->path, .failure = PS_DATA, .file = f->file, .bytes = f->seen.st_size};
     PS_TRY(open_layout(&storage, looking, series));
     if (!looking) {
+        if (reading->rows && series->layout != PS_LAYOUT_SERIES) {
+            return ps_fail(PS_DATA, "%s: holds ready-made windows: rows come after a series alone, /series [rows, channels]",
+                           series->path);
+        }
+        PS_TRY(ps_series_pick(reading, series));
         return read_values(series);
     }
     for (int i = 0; i < 2 && f->dataset[i].id >= 0; i++) {
@@ -573,7 +633,7 @@ static enum ps_status read_file(int looking, struct ps_series *series)
     return PS_OK;
 }
 
-static enum ps_status open_series(const char *path, const struct ps_memory *memory, int looking, struct ps_series **series)
+static enum ps_status open_series(const char *path, const struct ps_reading *reading, int looking, struct ps_series **series)
 {
     *series = NULL;
     ps_hdf5_quiet();
@@ -588,9 +648,11 @@ static enum ps_status open_series(const char *path, const struct ps_memory *memo
         free(s);
         return ps_fail(PS_DATA, "%s: out of host memory", path);
     }
-    *s->file = (struct ps_series_file){
-        .file = H5I_INVALID_HID, .dataset = {{.id = H5I_INVALID_HID}, {.id = H5I_INVALID_HID}}, .memory = *memory};
-    enum ps_status status = stat(path, &s->file->seen) == 0 ? read_file(looking, s)
+    *s->file = (struct ps_series_file){.file = H5I_INVALID_HID,
+                                       .dataset = {{.id = H5I_INVALID_HID}, {.id = H5I_INVALID_HID}},
+                                       .memory = reading->memory,
+                                       .masked = reading->masked};
+    enum ps_status status = stat(path, &s->file->seen) == 0 ? read_file(reading, looking, s)
                                                             : ps_fail(PS_DATA, "%s: cannot be opened: %s", path, strerror(errno));
     if (status != PS_OK) {
         ps_series_close(s);
@@ -637,7 +699,7 @@ enum ps_status ps_series_check_names(const struct ps_series *series, const char 
 enum ps_status ps_series_look(const char *path)
 {
     struct ps_series *series;
-    enum ps_status status = open_series(path, &(struct ps_memory){0}, 1, &series);
+    enum ps_status status = open_series(path, &(struct ps_reading){.masked = 0}, 1, &series);
     ps_series_close(series);
     return status;
 }
@@ -647,7 +709,7 @@ static enum ps_status look(const void *path)
     return ps_series_look(path);
 }
 
-enum ps_status ps_series_open_within(const char *path, const struct ps_memory *memory, struct ps_series **series)
+enum ps_status ps_series_open_as(const char *path, const struct ps_reading *reading, struct ps_series **series)
 {
     *series = NULL;
     struct stat st;
@@ -661,7 +723,12 @@ enum ps_status ps_series_open_within(const char *path, const struct ps_memory *m
         return ps_fail(PS_DATA, "%s: cannot be opened: %s", path, strerror(errno));
     }
     PS_TRY(ps_probe(PS_DATA, path, ps_probe_seconds(st.st_size), look, path));
-    return open_series(path, memory, 0, series);
+    return open_series(path, reading, 0, series);
+}
+
+enum ps_status ps_series_open_within(const char *path, const struct ps_memory *memory, struct ps_series **series)
+{
+    return ps_series_open_as(path, &(struct ps_reading){.memory = *memory}, series);
 }
 
 enum ps_status ps_series_open(const char *path, struct ps_series **series)

@@ -30,6 +30,7 @@ struct ps_series {
     struct ps_panel *panel;      /* many series of one channel, one behind the other (data/panel.h); NULL: one series */
     uint64_t fingerprint;        /* of shape and every element as stored, before scaling; checkpoints record it */
     float largest;               /* of the elements' magnitudes, likewise */
+    int64_t missing;             /* elements that are NaN, which is unobserved: none unless they are taken */
 };
 
 /* Opens, checks and reads the whole file read-only. PS_DATA, one line naming file and dataset, for: missing file, not HDF5, neither
@@ -59,6 +60,22 @@ struct ps_memory {
 /* Opens a file that need not fit: one that does is read as by ps_series_open, and otherwise checked in parts and kept open, with
  * the same fingerprint and the same errors. Also PS_DATA: a limit too small even for that, saying the least that would do. */
 enum ps_status ps_series_open_within(const char *path, const struct ps_memory *memory, struct ps_series **series);
+
+/* How a file is read. */
+struct ps_reading {
+    struct ps_memory memory;
+    int masked; /* NaN is taken, and is unobserved; else it is refused */
+    int rows;   /* ready-made windows are refused */
+
+    /* The channels of the file that are taken, in this order: names, each with a zero byte behind it. 0: all of them. */
+    const char *channels;
+    int64_t channel_count;
+    int trained; /* they are those that a model was trained on, and a file without names has them as they stand; else it is refused
+                  */
+};
+/* As ps_series_open_within, which refuses NaN and takes all channels. Of some it is as if the file had no others. PS_DATA for a
+ * name that it has not. */
+enum ps_status ps_series_open_as(const char *path, const struct ps_reading *reading, struct ps_series **series);
 
 /* Windows of which only those of a run follow one another: run i has before[i + 1] - before[i] of them, from first[i] on. */
 struct ps_runs {
@@ -107,12 +124,18 @@ enum ps_status ps_splits_dated(const struct ps_series *series, const int64_t fro
                                struct ps_splits *splits);
 void ps_splits_free(struct ps_splits *splits); /* of series and windows: does nothing */
 
-/* Per-channel mean and population standard deviation of the training rows (of ready-made windows: of the training inputs), in
- * double. Of a panel: of each series, over its training rows, or all of its rows where it has no training window. */
+/* PS_DATA when no target is observed among the windows of one of the parts, a bit each (1 << PS_TEST): which. Costs a pass over
+ * data of which values are missing. */
+enum ps_status ps_splits_observed(const struct ps_series *series, const struct ps_splits *splits, unsigned parts, int64_t seq_len,
+                                  int64_t pred_len);
+
+/* Per-channel mean and population standard deviation of what is observed of the training rows (of ready-made windows: of the
+ * training inputs), in double; of nothing 0 and 1. Of a panel: of each series, over its training rows, or all of its rows where it
+ * has no training window. */
 struct ps_scaler {
     int64_t channels;             /* C; or how many series */
     double *mean, *std;           /* [C] */
-    char *is_constant;            /* [C]: std was 0 and is taken as 1 */
+    char *is_constant;            /* [C]: std was 0, or of nothing, and is taken as 1 */
     int constant;                 /* how many are */
     const struct ps_panel *panel; /* whose series they are; NULL: they are of channels */
 };
@@ -122,8 +145,8 @@ enum ps_status ps_scaler_identity(int64_t channels, struct ps_scaler *scaler);
 /* The same means and deviations, in memory of its own; `from` is not of a panel. */
 enum ps_status ps_scaler_copy(const struct ps_scaler *from, struct ps_scaler *scaler);
 void ps_scaler_free(struct ps_scaler *scaler);
-/* values = (values - mean)/std, in place, inputs and targets alike; computed in double, stored as float32. PS_DATA, with nothing
- * changed, when float32 does not hold one of them: naming file, dataset, row, channel, the value and the scaled one. */
+/* values = (values - mean)/std, in place, inputs and targets alike; computed in double, stored as float32; NaN stays. PS_DATA, with
+ * nothing changed, when float32 does not hold one of them: naming file, dataset, row, channel, the value and the scaled one. */
 enum ps_status ps_scaler_apply(const struct ps_scaler *scaler, struct ps_series *series);
 /* The same of values [outer, C, inner], which float32 is known to hold; of channels alone. */
 void ps_scaler_scale(const struct ps_scaler *scaler, float *values, int64_t outer, int64_t inner);
@@ -142,7 +165,8 @@ struct ps_window_view {
 /* Of a series that stays in its file, the sizes alone: inputs and targets are NULL. */
 struct ps_window_view ps_window_view_make(const struct ps_series *series, int64_t seq_len, int64_t pred_len);
 
-/* Copies windows index[0..n) into dense inputs [n, C, L] and targets [n, C, H]. */
+/* Copies windows index[0..n) into dense inputs [n, C, L] and targets [n, C, H]. Targets of a channel of a window with nothing
+ * observed among its inputs count as unobserved too. */
 void ps_windows_gather(const struct ps_window_view *view, const int32_t *index, int64_t n, float *inputs, float *targets);
 
 /* A seeded permutation of first .. first+count-1 for one epoch (Fisher-Yates on Philox, site PS_SITE_SHUFFLE, step = epoch). */
@@ -154,8 +178,9 @@ void ps_shuffle_group(uint64_t seed, uint64_t epoch, int64_t group, int64_t coun
 /* first, first+1, ... */
 void ps_sequence(int64_t first, int64_t count, int32_t *index);
 
-/* Mean squared and mean absolute error of naive forecasts over windows first..first+count-1, in the view's units: repeat-last, and
- * seasonal-naive (the value one season before; season 0 or > seq_len: not computed, NaN). */
+/* Mean squared and mean absolute error of naive forecasts over windows first..first+count-1, in the view's units: repeat-last (the
+ * last value that is observed), and seasonal-naive (the value one season before; season 0 or > seq_len: not computed, NaN). Over
+ * targets that are observed, and forecasts that are; NaN over none. */
 struct ps_naive {
     double repeat_mse, repeat_mae, seasonal_mse, seasonal_mae;
 };
@@ -163,13 +188,14 @@ struct ps_naive ps_naive_score(const struct ps_window_view *view, int64_t first,
 
 /* What MASE is scaled by: the seasonal-naive forecast's mean absolute error on the training rows, one season ahead. mae[c] is the
  * mean of |x_t - x_(t - season)| over rows season .. train_rows - 1 (of ready-made windows: of each training input) of channel c,
- * in double, in the units that the series has now; NaN where there is no such row. season >= 1. */
+ * both of them observed, in double, in the units that the series has now; NaN where there is no such row. season >= 1. */
 enum ps_status ps_seasonal_mae(const struct ps_series *series, int64_t train_rows, int64_t season, double *mae);
 
 /* The same scores, to the bit, over windows that come in parts. begin..begin+n-1 of `count` are index[0..n) of the view. */
 struct ps_naive_sums {
     int64_t count, season;
-    double part[64][4]; /* of a fixed number of parts, each summed in order: the same bits for any number of threads */
+    double part[64][4];      /* of a fixed number of parts, each summed in order: the same bits for any number of threads */
+    int64_t observed[64][2]; /* of each part: errors of repeat-last, and of seasonal-naive */
 };
 void ps_naive_add(struct ps_naive_sums *sums, const struct ps_window_view *view, int64_t begin, int64_t n, const int32_t *index);
 struct ps_naive ps_naive_end(const struct ps_naive_sums *sums, const struct ps_window_view *view);

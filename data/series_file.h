@@ -13,10 +13,11 @@ struct ps_dataset {
     const char *name; /* "/series" */
     int rank;
     int64_t size[3];
-    int64_t count;       /* product of the sizes */
-    int64_t chunk_rows;  /* stored together; 1 where rows lie one after another */
-    int64_t chunk_bytes; /* of a chunk in memory, where a filter makes HDF5 read it whole; else 0 */
-    int64_t piece_rows;  /* read at a time: whole chunks where that takes little memory */
+    int64_t stored_channels; /* in the file, of which size[1] are taken; 1 of a panel */
+    int64_t count;           /* product of the sizes */
+    int64_t chunk_rows;      /* stored together; 1 where rows lie one after another */
+    int64_t chunk_bytes;     /* of a chunk in memory, where a filter makes HDF5 read it whole; else 0 */
+    int64_t piece_rows;      /* read at a time: whole chunks where that takes little memory */
 };
 
 /* How a file is streamed (docs/design.md, Streaming): blocks of windows that follow one another, and how many are held at a time.
@@ -31,6 +32,8 @@ struct ps_series_file {
     hid_t file;
     struct ps_dataset dataset[2]; /* series; or inputs, targets */
     struct ps_memory memory;
+    int masked;      /* NaN is taken */
+    int64_t *column; /* [C]: where the channels that are taken stand in the file; NULL: as they stand there */
     struct ps_blocks plan;
     struct stat seen; /* when it was opened */
 };
@@ -51,6 +54,11 @@ struct ps_place {
     char text[192];
 };
 struct ps_place ps_series_place(const struct ps_series *series, int dataset, int64_t at);
+
+/* Leaves of an open file the channels that are asked for. */
+enum ps_status ps_series_pick(const struct ps_reading *reading, struct ps_series *series);
+/* Those of rows as the file has them. */
+void ps_rows_pick(const struct ps_series *series, const struct ps_dataset *dataset, int64_t rows, const float *from, float *to);
 
 /* Whether the three numbers of a split can be one: counts of `unit` ("rows"), or *fractions. */
 enum ps_status ps_split_check(const double split[3], const char *unit, int *fractions);

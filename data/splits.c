@@ -203,6 +203,68 @@ enum ps_status ps_splits_dated(const struct ps_series *series, const int64_t fro
     return all_windows(series, status == PS_OK ? parts.train_rows : 0, seq_len, pred_len, splits);
 }
 
+/* A pass over the rows (or windows) that hold targets. */
+struct looking {
+    const struct ps_splits *splits;
+    unsigned parts;             /* bits of those whose targets have not been found yet */
+    int64_t row;                /* values of a row */
+    int64_t before, after;      /* a window's first target row, and the one behind its last, from its own first */
+    int64_t run[PS_SPLITS + 1]; /* of each part: the first whose rows do not all lie behind */
+};
+
+static int any_observed(const float *values, int64_t n)
+{
+    int64_t i = 0;
+    while (i < n && isnan(values[i])) {
+        i++;
+    }
+    return i < n;
+}
+
+static enum ps_status look_for_targets(void *argument, int64_t first, int64_t rows, const float *values)
+{
+    struct looking *l = argument;
+    for (int p = 0; p <= PS_ALL; p++) {
+        const struct ps_runs *runs = &l->splits->runs[p];
+        const int64_t n = runs->n > 0 ? runs->n : 1;
+        for (int64_t *r = &l->run[p]; l->parts >> p & 1 && *r < n; ++*r) {
+            const int64_t start = runs->n > 0 ? runs->first[*r] : l->splits->first[p];
+            const int64_t windows = runs->n > 0 ? runs->before[*r + 1] - runs->before[*r] : l->splits->count[p];
+            const int64_t behind = start + windows - 1 + l->after;
+            const int64_t begin = start + l->before > first ? start + l->before : first;
+            const int64_t end = behind < first + rows ? behind : first + rows;
+            if (begin < end && any_observed(values + (begin - first) * l->row, (end - begin) * l->row)) {
+                l->parts &= ~(1u << p);
+            }
+            if (behind > first + rows) {
+                break;
+            }
+        }
+    }
+    return PS_OK;
+}
+
+enum ps_status ps_splits_observed(const struct ps_series *series, const struct ps_splits *splits, unsigned parts, int64_t seq_len,
+                                  int64_t pred_len)
+{
+    const int ready = series->layout == PS_LAYOUT_WINDOWS;
+    struct looking l = {.splits = splits,
+                        .parts = parts,
+                        .row = series->channels * (ready ? pred_len : 1),
+                        .before = ready ? 0 : seq_len,
+                        .after = ready ? 1 : seq_len + pred_len};
+    if (series->missing == 0) {
+        return PS_OK;
+    }
+    PS_TRY(ps_series_each(series, ready, series->rows, look_for_targets, &l));
+    for (int p = 0; p <= PS_ALL; p++) {
+        if (l.parts >> p & 1) {
+            return ps_fail(PS_DATA, "%s: the %s part has no target that is observed: all are NaN", series->path, ps_split_name(p));
+        }
+    }
+    return PS_OK;
+}
+
 void ps_splits_free(struct ps_splits *splits)
 {
     for (int i = 0; i <= PS_ALL; i++) {

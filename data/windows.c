@@ -49,6 +49,19 @@ static void gather_window(const float *from, int64_t channel_stride, int64_t row
     }
 }
 
+/* Of a channel of a window with nothing observed among its n inputs no target is observed either. */
+static void leave_out_unseen(const float *input, int64_t n, int64_t pred_len, float *target)
+{
+    for (int64_t l = 0; l < n; l++) {
+        if (!isnan(input[l])) {
+            return;
+        }
+    }
+    for (int64_t t = 0; t < pred_len; t++) {
+        target[t] = NAN;
+    }
+}
+
 void ps_windows_gather(const struct ps_window_view *view, const int32_t *index, int64_t n, float *inputs, float *targets)
 {
     int64_t C = view->channels, L = view->seq_len, H = view->pred_len;
@@ -57,6 +70,9 @@ void ps_windows_gather(const struct ps_window_view *view, const int32_t *index, 
         const float *target = view->targets + index[b] * view->target_stride[0];
         gather_window(input, view->input_stride[1], view->input_stride[2], C, L, inputs + b * C * L);
         gather_window(target, view->target_stride[1], view->target_stride[2], C, H, targets + b * C * H);
+        for (int64_t c = b * C; c < (b + 1) * C; c++) {
+            leave_out_unseen(inputs + c * L, L, H, targets + c * H);
+        }
     }
 }
 
@@ -122,22 +138,33 @@ void ps_shuffle_group(uint64_t seed, uint64_t epoch, int64_t group, int64_t coun
     shuffle((struct draws){.seed = seed, .epoch = epoch, .site = PS_SITE_SHUFFLE + 1 + (uint32_t)group}, count, index);
 }
 
+/* Adds an error, where there is one. */
+static void add_error(double error, double sums[2], int64_t *observed)
+{
+    if (!isnan(error)) {
+        sums[0] += error * error;
+        sums[1] += fabs(error);
+        ++*observed;
+    }
+}
+
 /* Adds window w: repeat-last squares and absolutes, seasonal squares and absolutes. */
-static void naive_window(const struct ps_window_view *v, int64_t w, int64_t season, double sums[4])
+static void naive_window(const struct ps_window_view *v, int64_t w, int64_t season, double sums[4], int64_t observed[2])
 {
     for (int64_t c = 0; c < v->channels; c++) {
         const float *x = v->inputs + w * v->input_stride[0] + c * v->input_stride[1];
         const float *y = v->targets + w * v->target_stride[0] + c * v->target_stride[1];
-        double last = x[(v->seq_len - 1) * v->input_stride[2]];
-        int64_t back = season; /* the last season of the input repeats over the horizon */
+        int64_t l = v->seq_len - 1;
+        while (l > 0 && isnan(x[l * v->input_stride[2]])) {
+            l--;
+        }
+        double last = x[l * v->input_stride[2]]; /* NaN where nothing is observed */
+        int64_t back = season;                   /* the last season of the input repeats over the horizon */
         for (int64_t t = 0; t < v->pred_len; t++) {
             double truth = y[t * v->target_stride[2]];
-            sums[0] += (truth - last) * (truth - last);
-            sums[1] += fabs(truth - last);
+            add_error(truth - last, sums, &observed[0]);
             if (season > 0) {
-                double e = truth - x[(v->seq_len - back) * v->input_stride[2]];
-                sums[2] += e * e;
-                sums[3] += fabs(e);
+                add_error(truth - x[(v->seq_len - back) * v->input_stride[2]], sums + 2, &observed[1]);
                 back = back > 1 ? back - 1 : season;
             }
         }
@@ -170,7 +197,7 @@ static void naive_add(struct ps_naive_sums *sums, const struct ps_window_view *v
     for (int p = 0; p < PARTS; p++) {
         int64_t from = most(begin, sums->count * p / PARTS), to = least(begin + n, sums->count * (p + 1) / PARTS);
         for (int64_t w = from; w < to; w++) {
-            naive_window(view, index != NULL ? index[w - begin] : first + w, season, sums->part[p]);
+            naive_window(view, index != NULL ? index[w - begin] : first + w, season, sums->part[p], sums->observed[p]);
         }
     }
 }
@@ -182,18 +209,19 @@ void ps_naive_add(struct ps_naive_sums *sums, const struct ps_window_view *view,
 
 struct ps_naive ps_naive_end(const struct ps_naive_sums *sums, const struct ps_window_view *view)
 {
-    double total[4] = {0}, n = (double)sums->count * (double)view->channels * (double)view->pred_len;
+    double total[4] = {0}, n[2] = {0};
     int seasonal = is_seasonal(sums, view);
     for (int p = 0; p < PARTS; p++) {
         for (int i = 0; i < 4; i++) {
             total[i] += sums->part[p][i];
+            n[i / 2] += i % 2 ? (double)sums->observed[p][i / 2] : 0;
         }
     }
     return (struct ps_naive){
-        .repeat_mse = total[0] / n,
-        .repeat_mae = total[1] / n,
-        .seasonal_mse = seasonal ? total[2] / n : NAN,
-        .seasonal_mae = seasonal ? total[3] / n : NAN,
+        .repeat_mse = total[0] / n[0],
+        .repeat_mae = total[1] / n[0],
+        .seasonal_mse = seasonal ? total[2] / n[1] : NAN,
+        .seasonal_mae = seasonal ? total[3] / n[1] : NAN,
     };
 }
 

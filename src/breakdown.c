@@ -5,16 +5,15 @@
 
 #include "data/panel.h"
 
-/* Sums over windows. */
+/* Sums over windows, of the targets and forecasts that are there: `count` of them. */
 struct sums {
-    double squares, absolutes, percents;
+    double squares, absolutes, percents, count;
 };
 
 struct ps_breakdown {
     const struct ps_session *session;
     int64_t channels, seq_len, pred_len;
-    int64_t season; /* of the seasonal-naive forecast; 0: there is none */
-    int64_t windows;
+    int64_t season;        /* of the seasonal-naive forecast; 0: there is none */
     struct sums *sums;     /* [PS_FORECASTERS, C, H] */
     struct ps_order order; /* of the split's windows */
 
@@ -66,6 +65,7 @@ void ps_breakdown_close(struct ps_breakdown *b)
 static void add(struct sums *sums, double truth, double forecast, double mean, double std)
 {
     const double e = fabs(truth - forecast), size = fabs(truth * std + mean) + fabs(forecast * std + mean);
+    sums->count++;
     sums->squares += e * e;
     sums->absolutes += e;
     sums->percents += size > 0 ? 200 * e * std / size : 0;
@@ -76,9 +76,16 @@ static void add_window(struct ps_breakdown *b, int64_t c, const float *x, const 
                        struct sums *series)
 {
     const int64_t C = b->channels, L = b->seq_len, H = b->pred_len;
+    int64_t last = L - 1; /* that is observed, or row 0 */
+    while (last > 0 && isnan(x[last])) {
+        last--;
+    }
     for (int64_t t = 0; t < H; t++) {
-        const double forecasts[PS_FORECASTERS] = {f[t], x[L - 1], b->season > 0 ? x[L - b->season + t % b->season] : 0};
-        for (int i = 0; i < (b->season > 0 ? PS_FORECASTERS : PS_FORECASTER_SEASONAL_NAIVE); i++) {
+        const double forecasts[PS_FORECASTERS] = {f[t], x[last], b->season > 0 ? x[L - b->season + t % b->season] : 0};
+        for (int i = 0; i < (b->season > 0 ? PS_FORECASTERS : PS_FORECASTER_SEASONAL_NAIVE) && !isnan(y[t]); i++) {
+            if (i != PS_FORECASTER_MODEL && isnan(forecasts[i])) {
+                continue;
+            }
             add(b->sums + (i * C + c) * H + t, y[t], forecasts[i], mean, std);
             if (series) {
                 add(series + i, y[t], forecasts[i], mean, std);
@@ -104,7 +111,6 @@ void ps_breakdown_add(struct ps_breakdown *b, int64_t first, int64_t n, const fl
             }
         }
     }
-    b->windows += n;
 }
 
 /* Means over the channels and steps [first, last) of them. */
@@ -118,16 +124,15 @@ static struct ps_measures means(const struct ps_breakdown *b, enum ps_forecaster
             total.squares += s->squares;
             total.absolutes += s->absolutes;
             total.percents += s->percents;
+            total.count += s->count;
         }
     }
-    const int missing = forecaster == PS_FORECASTER_SEASONAL_NAIVE && b->season == 0;
-    const double n = missing ? NAN : (double)b->windows * (double)((channels[1] - channels[0]) * (steps[1] - steps[0]));
-    return (struct ps_measures){.mse = total.squares / n,
-                                .mae = total.absolutes / n,
+    return (struct ps_measures){.mse = total.squares / total.count,
+                                .mae = total.absolutes / total.count,
                                 .original_mse = NAN,
                                 .original_mae = NAN,
                                 .mase = NAN,
-                                .smape = total.percents / n};
+                                .smape = total.percents / total.count};
 }
 
 struct ps_measures ps_breakdown_channel(const struct ps_breakdown *b, enum ps_forecaster forecaster, int64_t c)
@@ -149,8 +154,7 @@ struct ps_measures ps_breakdown_series(const struct ps_breakdown *b, enum ps_for
     const struct sums *s = b->of_series + series * PS_FORECASTERS + forecaster;
     const struct ps_scaler *scaler = &b->session->scaler;
     *windows = b->series_windows[series];
-    const int missing = *windows == 0 || (forecaster == PS_FORECASTER_SEASONAL_NAIVE && b->season == 0);
-    const double n = missing ? NAN : (double)*windows * (double)b->pred_len, std = scaler->std[scaler->panel ? series : 0];
+    const double n = s->count, std = scaler->std[scaler->panel ? series : 0];
     const double scale = b->session->seasonal_mae[series];
     return (struct ps_measures){.mse = s->squares / n,
                                 .mae = s->absolutes / n,
@@ -167,7 +171,7 @@ struct ps_measures ps_breakdown_all(const struct ps_breakdown *b, enum ps_foreca
     for (int64_t c = 0, windows = 1; c < (b->panel ? b->panel->series : b->channels); c++) {
         const double mase =
             (b->panel ? ps_breakdown_series(b, forecaster, c, &windows) : ps_breakdown_channel(b, forecaster, c)).mase;
-        if (windows > 0 && b->session->seasonal_mae[c] > 0) { /* not NaN either */
+        if (!isnan(mase)) {
             sum += mase;
             scaled++;
         }

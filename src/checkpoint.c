@@ -626,6 +626,17 @@ enum ps_status ps_checkpoint_load(const char *path, struct ps_checkpoint *checkp
     return status;
 }
 
+struct ps_reading ps_checkpoint_reading(const struct ps_checkpoint *checkpoint, const struct ps_config *config, int64_t batch)
+{
+    struct ps_reading reading = ps_config_reading(config, batch);
+    if (checkpoint && checkpoint->names) {
+        reading.channels = checkpoint->names;
+        reading.channel_count = checkpoint->scaler.channels;
+        reading.trained = 1;
+    }
+    return reading;
+}
+
 void ps_checkpoint_free(struct ps_checkpoint *checkpoint)
 {
     if (checkpoint->own_layout) {

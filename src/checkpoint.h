@@ -8,6 +8,7 @@
 #include "data/series.h"
 #include "kernels/status.h"
 #include "model/parameters.h"
+#include "src/config.h"
 #include "src/digest.h"
 
 enum { PS_CHECKPOINT_FORMAT = 1 };
@@ -49,5 +50,8 @@ enum ps_status ps_checkpoint_load(const char *path, struct ps_checkpoint *checkp
 /* What that child does: checks everything but the tensors' values. bytes: the whole file, which HDF5 reads in place. */
 enum ps_status ps_checkpoint_look(const char *path, char *bytes, size_t size);
 void ps_checkpoint_free(struct ps_checkpoint *checkpoint); /* what load allocated */
+
+/* How a model's data are read: with the channels of the checkpoint, by name; where it has none, or is NULL, as the config says. */
+struct ps_reading ps_checkpoint_reading(const struct ps_checkpoint *checkpoint, const struct ps_config *config, int64_t batch);
 
 #endif

@@ -252,12 +252,23 @@ enum ps_status ps_config_load(const char *path, char *const *overrides, int n_ov
 void ps_config_free(struct ps_config *config)
 {
     for (int i = 0; i < PS_KEYS; i++) {
-        if (ps_keys[i].type == PS_KEY_TEXT) {
+        if (ps_keys[i].type == PS_KEY_TEXT || ps_keys[i].type == PS_KEY_LIST) {
             char **text = (char **)((char *)config + ps_keys[i].offset);
             free(*text);
             *text = NULL;
         }
     }
+}
+
+struct ps_reading ps_config_reading(const struct ps_config *c, int64_t batch)
+{
+    struct ps_reading reading = {.memory = {c->data.memory_limit, c->model.seq_len, c->model.pred_len, batch},
+                                 .masked = c->data.missing == PS_MISSING_MASK,
+                                 .channels = c->data.channels};
+    for (const char *name = c->data.channels; *name; name += strlen(name) + 1) {
+        reading.channel_count++;
+    }
+    return reading;
 }
 
 struct ps_model_shape ps_config_shape(const struct ps_config *c, int64_t channels)

@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "data/series.h"
 #include "kernels/kernels.h"
 #include "model/parameters.h"
 #include "optim/schedule.h"
@@ -16,6 +17,7 @@ enum ps_patches_from { PS_PATCHES_FROM_START, PS_PATCHES_FROM_END };
 enum ps_padding { PS_PADDING_NONE, PS_PADDING_END };
 enum ps_placement { PS_PLACEMENT_AUTO, PS_PLACEMENT_DEVICE, PS_PLACEMENT_HOST };
 enum ps_attention_kind { PS_ATTENTION_AUTO, PS_ATTENTION_GEMM, PS_ATTENTION_TILED };
+enum ps_missing { PS_MISSING_REFUSE, PS_MISSING_MASK };
 enum ps_on_nonfinite { PS_NONFINITE_STOP, PS_NONFINITE_SKIP };
 enum ps_fusion { PS_FUSION_AUTO, PS_FUSION_NONE, PS_FUSION_GEMM, PS_FUSION_LAYER };
 
@@ -25,6 +27,9 @@ struct ps_config {
         double split[3];             /* train, validation, test: row counts, or fractions when all <= 1; default 0.7, 0.1, 0.2 */
         int split_dated;             /* the parts are given by times in place of these: */
         int64_t split_from[2];       /* validation and test begin with the first rows from these on, Unix seconds */
+        char *channels;              /* names, each with a zero byte behind it, and an empty one at the end: the channels of the
+                                      * file that are taken, in this order; none: all of them */
+        enum ps_missing missing;     /* NaN in the data: refused, or unobserved; default refuse */
         int standardize;             /* default true */
         int drop_last;               /* training only; default true */
         enum ps_placement placement; /* auto: on the device when it fits */
@@ -119,6 +124,9 @@ enum ps_status ps_config_load_known(const struct ps_known *known, const char *pa
 
 /* The model's shape for data of so many channels. */
 struct ps_model_shape ps_config_shape(const struct ps_config *config, int64_t channels);
+
+/* How the config has its data read, for windows of `batch`. */
+struct ps_reading ps_config_reading(const struct ps_config *config, int64_t batch);
 
 /* Whether runtime.device may be this: auto, cpu, cuda or cuda:N, N of at most 4 digits. */
 int ps_config_is_device(const char *device);

@@ -11,6 +11,7 @@ static const char *const patches_from[] = {"start", "end", NULL};
 static const char *const freezes[] = {"none", "encoder", NULL};
 static const char *const objectives[] = {"forecast", "masked", NULL};
 static const char *const paddings[] = {"none", "end", NULL};
+static const char *const missings[] = {"refuse", "mask", NULL};
 static const char *const placements[] = {"auto", "device", "host", NULL};
 static const char *const fusions[] = {"auto", "none", "gemm", "layer", NULL};
 static const char *const attentions[] = {"auto", "gemm", "tiled", NULL};
@@ -34,6 +35,8 @@ static const char *const backends[] = {"auto", "reference", "cpu", "cuda", NULL}
 static const struct ps_key table[] = {
     KEY(data, path, TEXT, {""}, .free_on_resume = 1),
     KEY(data, split, SPLIT, {"0.7", "0.1", "0.2"}, .range = PS_RANGE_NOT_NEGATIVE),
+    KEY(data, channels, LIST, {NULL}),
+    KEY(data, missing, CHOICE, {"refuse"}, .choices = missings, .free_on_resume = 1), /* other data are refused in any case */
     KEY(data, standardize, SWITCH, {"true"}),
     KEY(data, drop_last, SWITCH, {"true"}),
     KEY(data, placement, CHOICE, {"auto"}, .choices = placements, .free_on_resume = 1),
@@ -105,7 +108,7 @@ const char *const ps_sections[PS_SECTIONS] = {"data", "model", "optim", "train",
 
 int ps_key_is_list(const struct ps_key *key)
 {
-    return key->type == PS_KEY_SPLIT;
+    return key->type == PS_KEY_SPLIT || key->type == PS_KEY_LIST;
 }
 
 int ps_key_index(const char *section, const char *name)

@@ -7,7 +7,7 @@
 
 #include "src/config.h"
 
-/* RATE: a real number, or auto, which is -1. */
+/* RATE: a real number, or auto, which is -1. LIST: texts, see struct ps_config. */
 enum ps_key_type {
     PS_KEY_TEXT,
     PS_KEY_WHOLE,
@@ -17,7 +17,8 @@ enum ps_key_type {
     PS_KEY_RATE,
     PS_KEY_SWITCH,
     PS_KEY_CHOICE,
-    PS_KEY_SPLIT
+    PS_KEY_SPLIT,
+    PS_KEY_LIST
 };
 enum ps_key_range {
     PS_RANGE_ANY,
@@ -42,7 +43,7 @@ struct ps_key {
 };
 
 /* In the order of struct ps_config, which is the order of the resolved text. */
-enum { PS_KEYS = 65, PS_SECTIONS = 5 };
+enum { PS_KEYS = 67, PS_SECTIONS = 5 };
 extern const struct ps_key *const ps_keys; /* [PS_KEYS] */
 extern const char *const ps_sections[PS_SECTIONS];
 int ps_key_index(const char *section, const char *name); /* -1: there is none */
@@ -70,7 +71,7 @@ void ps_names_add(struct ps_names *names, const char *word, const char *name);
 
 int ps_key_is_list(const struct ps_key *key);
 
-/* Puts a key's text, or the n texts of a list (for PS_KEY_SPLIT three numbers, or two times), into the config. */
+/* Puts a key's text, or the n texts of a list (of PS_KEY_SPLIT three numbers, or two times), into the config. */
 enum ps_status ps_config_put(struct ps_config_reader *reader, const struct ps_key *key, const char *const *text, int n,
                              const char *where);
 

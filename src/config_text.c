@@ -90,6 +90,14 @@ static void print_value(FILE *out, const struct ps_key *key, const struct ps_con
     case PS_KEY_SPLIT:
         print_split(out, config);
         break;
+    case PS_KEY_LIST:
+        fputc('[', out);
+        for (const char *list = *(char *const *)place, *text = list; *text; text += strlen(text) + 1) {
+            fputs(text > list ? ", " : "", out);
+            ps_config_print_text(out, text);
+        }
+        fputc(']', out);
+        break;
     case PS_KEY_SWITCH:
         fputs(*(const int *)place ? "true" : "false", out);
         break;

@@ -167,6 +167,41 @@ static enum ps_status put_split(struct ps_config *c, const struct ps_key *key, c
     return PS_OK;
 }
 
+/* Texts, each of them once. */
+static enum ps_status put_list(const struct ps_key *key, const char *const *texts, int n, const char *where, char **place)
+{
+    char *list = NULL;
+    size_t size;
+    FILE *out = open_memstream(&list, &size);
+    enum ps_status status = out ? PS_OK : ps_config_fail(where, "%s.%s: no memory", key->section, key->name);
+    for (int i = 0; i < n && status == PS_OK; i++) {
+        if (!*texts[i]) {
+            status = ps_config_fail(where, "%s.%s: an empty text is in the list", key->section, key->name);
+        }
+        for (int j = 0; j < i && status == PS_OK; j++) {
+            if (strcmp(texts[i], texts[j]) == 0) {
+                status = ps_config_fail(where, "%s.%s: \"%.60s\" is in the list twice", key->section, key->name, texts[i]);
+            }
+        }
+        if (status == PS_OK) {
+            fwrite(texts[i], 1, strlen(texts[i]) + 1, out);
+        }
+    }
+    if (out) {
+        fputc(0, out);
+        if (fclose(out) != 0 && status == PS_OK) {
+            status = ps_config_fail(where, "%s.%s: no memory", key->section, key->name);
+        }
+    }
+    if (status != PS_OK) {
+        free(list);
+        return status;
+    }
+    free(*place);
+    *place = list;
+    return PS_OK;
+}
+
 enum ps_status ps_config_put(struct ps_config_reader *reader, const struct ps_key *key, const char *const *text, int n,
                              const char *where)
 {
@@ -231,6 +266,8 @@ enum ps_status ps_config_put(struct ps_config_reader *reader, const struct ps_ke
         return ps_config_fail(where, "%s.%s: \"%.60s\" is not true or false", key->section, key->name, *text);
     case PS_KEY_CHOICE:
         return choose(key, *text, where, place);
+    case PS_KEY_LIST:
+        return put_list(key, text, n, where, place);
     }
     return PS_OK;
 }

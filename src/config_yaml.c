@@ -157,14 +157,14 @@ struct raw {
 };
 
 struct schema {
-    cyaml_schema_value_t number, top;
+    cyaml_schema_value_t text, top;
     cyaml_schema_field_t section[PS_SECTIONS + 1], key[PS_KEYS + PS_SECTIONS]; /* each list ends with a NULL key */
 };
 
 static void make_schema(struct schema *schema)
 {
     memset(schema, 0, sizeof *schema);
-    schema->number = (cyaml_schema_value_t){CYAML_VALUE_STRING(CYAML_FLAG_POINTER, char, 0, CYAML_UNLIMITED)};
+    schema->text = (cyaml_schema_value_t){CYAML_VALUE_STRING(CYAML_FLAG_POINTER, char, 0, CYAML_UNLIMITED)};
     cyaml_schema_field_t *field = schema->key;
     int i = 0;
     for (int s = 0; s < PS_SECTIONS; s++) {
@@ -177,7 +177,9 @@ static void make_schema(struct schema *schema)
             field->count_offset = (uint32_t)((size_t)(i - first) * sizeof(struct slot) + offsetof(struct slot, n));
             field->count_size = sizeof(uint64_t);
             if (ps_keys[i].type == PS_KEY_SPLIT) {
-                field->value = (cyaml_schema_value_t){CYAML_VALUE_SEQUENCE(flags, char *, &schema->number, 2, 3)};
+                field->value = (cyaml_schema_value_t){CYAML_VALUE_SEQUENCE(flags, char *, &schema->text, 2, 3)};
+            } else if (ps_keys[i].type == PS_KEY_LIST) {
+                field->value = (cyaml_schema_value_t){CYAML_VALUE_SEQUENCE(flags, char *, &schema->text, 0, CYAML_UNLIMITED)};
             } else {
                 field->value = (cyaml_schema_value_t){CYAML_VALUE_STRING(flags, char, 0, CYAML_UNLIMITED)};
             }
@@ -244,6 +246,8 @@ static const char *form(const struct ps_key *key)
         return "a number";
     case PS_KEY_SPLIT:
         return PS_SPLIT_FORM;
+    case PS_KEY_LIST:
+        return "a list of texts, such as [load, wind]";
     case PS_KEY_SWITCH:
         return "true or false";
     case PS_KEY_CHOICE:
@@ -336,7 +340,8 @@ enum ps_status ps_config_read(struct ps_config_reader *reader, const char *text,
     for (int i = 0; raw && i < PS_KEYS && status == PS_OK; i++) {
         const struct slot *slot = &raw->key[i];
         const int list = ps_key_is_list(&ps_keys[i]);
-        if (slot->value) {
+        const int empty = ps_keys[i].type == PS_KEY_LIST && find_place(&places, ps_keys[i].section, ps_keys[i].name, 0);
+        if (slot->value || empty) {
             make_where(reader->where[i], origin, find_place(&places, ps_keys[i].section, ps_keys[i].name, 0));
             const char *one = slot->value;
             status = ps_config_put(reader, &ps_keys[i], list ? (const char *const *)slot->value : &one, list ? (int)slot->n : 1,

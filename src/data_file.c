@@ -6,15 +6,14 @@
 #include "data/import.h"
 #include "data/text.h"
 
-static enum ps_status import(const char *csv, const char *path, const char *panel)
+static enum ps_status import(const char *csv, const char *path, const char *panel, const struct ps_import_options *how)
 {
-    const struct ps_import_options none = {0};
     struct ps_panel_imported imported;
-    return panel ? ps_import_panel(csv, path, panel, &none, &imported) : ps_import_csv(csv, path, NULL, NULL);
+    return panel ? ps_import_panel(csv, path, panel, how, &imported) : ps_import_csv(csv, path, how, NULL);
 }
 
 enum ps_status ps_data_file_open(const char *program, const char *path, const char *panel, const struct ps_checkpoint *checkpoint,
-                                 struct ps_data_file *file)
+                                 const struct ps_config *config, struct ps_data_file *file)
 {
     const int is_csv = ps_text_ends(path, ".csv") || ps_text_ends(path, ".CSV");
     *file = (struct ps_data_file){.path = path};
@@ -34,7 +33,8 @@ enum ps_status ps_data_file_open(const char *program, const char *path, const ch
     char name[128]; /* messages may name the file */
     snprintf(name, sizeof name, "%.120s.h5", slash ? slash + 1 : path);
     PS_TRY(ps_scratch_file(program, name, file->made));
-    const enum ps_status status = import(path, file->made, panel);
+    const struct ps_import_options how = {.fill = config->data.missing == PS_MISSING_MASK ? PS_FILL_NAN : PS_FILL_NONE};
+    const enum ps_status status = import(path, file->made, panel, &how);
     file->path = file->made;
     if (status != PS_OK && strstr(ps_error_message(), " --") && !strstr(ps_error_message(), "--panel")) {
         return ps_fail(status, "%s (an option of import_csv, whose file is read here too)", ps_error_message());

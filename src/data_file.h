@@ -12,8 +12,8 @@ struct ps_data_file {
 
 /* path: what --data says, or the run's data. panel: "ID,TIME,VALUE" of --panel, NULL: none. PS_USAGE for columns
  * that are named of no CSV, or not named of one that a panel's model (the checkpoint's) is to read; PS_DATA as import_csv says it.
- * The file is gone after ps_scratch_remove. */
+ * With the config's data.missing: mask what is missing stays NaN. The file is gone after ps_scratch_remove. */
 enum ps_status ps_data_file_open(const char *program, const char *path, const char *panel, const struct ps_checkpoint *checkpoint,
-                                 struct ps_data_file *file);
+                                 const struct ps_config *config, struct ps_data_file *file);
 
 #endif

@@ -57,7 +57,7 @@ static int tiled_attention(const struct ps_config *c, const struct ps_kernels *k
                : c->runtime.attention == PS_ATTENTION_TILED;
 }
 
-enum ps_status ps_engine_open_model(const struct ps_config *c, struct ps_kernels *kernels, int64_t channels,
+enum ps_status ps_engine_open_model(const struct ps_config *c, struct ps_kernels *kernels, int64_t channels, int masked,
                                     struct ps_model **model, enum ps_level *level)
 {
     struct ps_model_shape shape = ps_config_shape(c, channels);
@@ -72,7 +72,8 @@ enum ps_status ps_engine_open_model(const struct ps_config *c, struct ps_kernels
                                        .merge_qkv = c->runtime.merge_qkv,
                                        .epilogue = c->runtime.epilogue,
                                        .tiled_attention = tiled_attention(c, kernels, &shape),
-                                       .seed = c->train.seed};
+                                       .seed = c->train.seed,
+                                       .loss.missing = masked};
     /* The widest activations, as ps_model_open lays them out: their size must not overflow. */
     double patches = (double)ps_patches(&shape), rows = (double)batch * (double)shape.channels * patches;
     double wide = fmax(fmax((double)shape.d_ff, 3.0 * (double)shape.d_model), (double)shape.n_heads * patches);

@@ -12,8 +12,9 @@
  * or not on CUDA. Messages name config keys. What was opened when an error came is the caller's to close. */
 enum ps_status ps_engine_open_device(const struct ps_config *config, const char *device, struct ps_device **opened,
                                      struct ps_kernels **kernels, char tuning[PS_DIGEST_HEX]);
-/* For batches of at most train.batch_size windows of so many channels, at the level that runtime.fusion names. */
-enum ps_status ps_engine_open_model(const struct ps_config *config, struct ps_kernels *kernels, int64_t channels,
+/* For batches of at most train.batch_size windows of so many channels, at the level that runtime.fusion names. masked: windows may
+ * have holes. */
+enum ps_status ps_engine_open_model(const struct ps_config *config, struct ps_kernels *kernels, int64_t channels, int masked,
                                     struct ps_model **model, enum ps_level *level);
 
 /* The checkpoint's weights and running statistics: into device memory of their size, or where that is NULL into the model.

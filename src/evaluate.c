@@ -457,7 +457,7 @@ static enum ps_status evaluate(struct arguments *a)
     }
     struct ps_data_file data = {.path = NULL};
     if (status == PS_OK && (a->data || a->panel)) {
-        status = ps_data_file_open("evaluate", a->data ? a->data : config.data.path, a->panel, &checkpoint, &data);
+        status = ps_data_file_open("evaluate", a->data ? a->data : config.data.path, a->panel, &checkpoint, &config, &data);
     }
     if (status == PS_OK) {
         status = ps_session_open(&config,

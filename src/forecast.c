@@ -86,7 +86,6 @@ struct data {
     struct ps_data_file file;
     struct ps_series *series;
     struct ps_times times;
-    int64_t *column; /* [C]: where the model's channels stand among the series' */
 };
 
 static enum ps_status open_series(const struct arguments *a, const struct ps_checkpoint *checkpoint, const struct ps_config *c,
@@ -96,46 +95,15 @@ static enum ps_status open_series(const struct arguments *a, const struct ps_che
     if (!path || !*path) {
         return ps_fail(PS_USAGE, "the checkpoint names no data: give --data");
     }
-    const struct ps_memory memory = {c->data.memory_limit, c->model.seq_len, c->model.pred_len, 1};
-    PS_TRY(ps_data_file_open("forecast", path, a->panel, checkpoint, &d->file));
-    PS_TRY(ps_series_open_within(d->file.path, &memory, &d->series));
-    if (d->series->layout != PS_LAYOUT_SERIES) {
-        return ps_fail(PS_DATA, "%s: holds ready-made windows: rows come after a series alone, /series [rows, channels]", path);
+    struct ps_reading reading = ps_checkpoint_reading(checkpoint, c, 1);
+    reading.rows = 1;
+    PS_TRY(ps_data_file_open("forecast", path, a->panel, checkpoint, c, &d->file));
+    PS_TRY(ps_series_open_as(d->file.path, &reading, &d->series));
+    if (d->series->channels != checkpoint->scaler.channels) {
+        return ps_fail(PS_DATA, "%s: %" PRId64 " channels, the checkpoint's model has %" PRId64, path, d->series->channels,
+                       checkpoint->scaler.channels);
     }
     return d->series->panel ? PS_OK : ps_times_read(d->file.path, d->series->rows, &d->times);
-}
-
-static int64_t channel_named(const struct ps_series *series, const char *name)
-{
-    for (int64_t c = 0; c < series->channels; c++) {
-        if (strcmp(series->channel_names[c], name) == 0) {
-            return c;
-        }
-    }
-    return -1;
-}
-
-/* The model's channels by name among the series', which may have them in another order; by place where either has no names. */
-static enum ps_status match_channels(const struct ps_checkpoint *checkpoint, const char *path, struct data *d)
-{
-    const struct ps_series *series = d->series;
-    const int64_t C = checkpoint->scaler.channels;
-    if (series->channels != C) {
-        return ps_fail(PS_DATA, "%s: %" PRId64 " channels, the checkpoint's model has %" PRId64, path, series->channels, C);
-    }
-    d->column = malloc((size_t)C * sizeof *d->column);
-    if (!d->column) {
-        return ps_fail(PS_DATA, "%s: no memory for %" PRId64 " channels", path, C);
-    }
-    const char *name = checkpoint->names;
-    for (int64_t c = 0; c < C; c++) {
-        d->column[c] = name && series->channel_names ? channel_named(series, name) : c;
-        if (d->column[c] < 0) {
-            return ps_fail(PS_DATA, "%s: has no channel \"%s\", which the model was trained on", path, ps_text_plain(name).text);
-        }
-        name = name ? name + strlen(name) + 1 : NULL;
-    }
-    return PS_OK;
 }
 
 /* The row after which the first forecast begins. */
@@ -174,7 +142,7 @@ static enum ps_status find_origin(const struct arguments *a, const struct ps_con
 
 /* ---- forecasts ---- */
 
-/* inputs [n, C, L]: the windows that end with rows origin - n + 1 .. origin, in the model's order of channels. */
+/* inputs [n, C, L]: the windows that end with rows origin - n + 1 .. origin. */
 static enum ps_status take_windows(const struct data *d, int64_t origin, int64_t n, int64_t C, int64_t L, float *inputs)
 {
     const int64_t rows = L + n - 1;
@@ -185,7 +153,7 @@ static enum ps_status take_windows(const struct data *d, int64_t origin, int64_t
     enum ps_status status = ps_series_rows(d->series, origin + 1 - rows, rows, values);
     for (int64_t i = 0; i < n * C && status == PS_OK; i++) {
         for (int64_t l = 0; l < L; l++) {
-            inputs[i * L + l] = values[(i / C + l) * C + d->column[i % C]];
+            inputs[i * L + l] = values[(i / C + l) * C + i % C];
         }
     }
     free(values);
@@ -410,7 +378,6 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
     const int64_t steps = a->steps ? (int64_t)a->steps : H;
     int64_t origin;
     PS_TRY(open_series(a, checkpoint, c, d));
-    PS_TRY(match_channels(checkpoint, path, d));
     if (a->interval > 0 && steps > H) {
         return ps_fail(PS_USAGE,
                        "--interval: of %" PRId64 " steps, those beyond %" PRId64 " have no errors to go by: lower --steps", steps,
@@ -437,7 +404,7 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
         status = take_windows(d, origin, n, C, L, inputs);
     }
     if (status == PS_OK) {
-        status = ps_forecaster_open(checkpoint, c, a->device, n, &f);
+        status = ps_forecaster_open(checkpoint, c, a->device, n, d->series->missing > 0, &f);
     }
     if (status == PS_OK) {
         status = ps_forecaster_extend(f, inputs, n, steps, forecasts);
@@ -500,7 +467,6 @@ int main(int argc, char **argv)
     ps_scratch_remove();
     ps_series_close(data.series);
     ps_times_free(&data.times);
-    free(data.column);
     ps_config_free(&config);
     ps_checkpoint_free(&checkpoint);
     if (status != PS_OK) {

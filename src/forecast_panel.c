@@ -283,7 +283,7 @@ static enum ps_status run(struct panel_forecast *f, const struct ps_checkpoint *
     if (checkpoint->by_series) {
         PS_TRY(fit_scaler(f, config));
     }
-    PS_TRY(ps_forecaster_open(checkpoint, config, r->device, AT_ONCE, &f->forecaster));
+    PS_TRY(ps_forecaster_open(checkpoint, config, r->device, AT_ONCE, f->series->missing > 0, &f->forecaster));
     if (r->out && !to_panel) {
         PS_TRY(ps_output_open(PS_DATA, r->out, &f->csv));
     }

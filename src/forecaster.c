@@ -15,6 +15,7 @@ struct ps_forecaster {
     int64_t channels, seq_len, pred_len;    /* C, L, H */
     int64_t batch;                          /* windows of a pass */
     int whole_batches;                      /* every pass has `batch` of them */
+    int masked;                             /* inputs may have holes */
     float *host;                            /* [batch, C, L] */
     void *inputs, *outputs, *index, *state; /* device: [batch, C, L], [batch, C, H], int32 [batch], a step state of zeros */
 };
@@ -49,7 +50,7 @@ static enum ps_status open_buffers(struct ps_forecaster *f, const struct ps_chec
 }
 
 enum ps_status ps_forecaster_open(const struct ps_checkpoint *checkpoint, const struct ps_config *config, const char *device,
-                                  int64_t at_once, struct ps_forecaster **forecaster)
+                                  int64_t at_once, int masked, struct ps_forecaster **forecaster)
 {
     struct ps_forecaster *f = calloc(1, sizeof *f);
     if (!f) {
@@ -58,6 +59,7 @@ enum ps_status ps_forecaster_open(const struct ps_checkpoint *checkpoint, const 
     char tuning[PS_DIGEST_HEX];
     enum ps_level level;
     struct ps_config sized = *config; /* shares its texts */
+    f->masked = masked;
     f->channels = checkpoint->scaler.channels;
     f->seq_len = config->model.seq_len;
     f->pred_len = config->model.pred_len;
@@ -66,7 +68,7 @@ enum ps_status ps_forecaster_open(const struct ps_checkpoint *checkpoint, const 
         f->whole_batches = strcmp(f->device->kind, "cpu") != 0;
         f->batch = f->whole_batches || at_once > config->train.batch_size ? config->train.batch_size : at_once;
         sized.train.batch_size = f->batch;
-        status = ps_engine_open_model(&sized, f->kernels, f->channels, &f->model, &level);
+        status = ps_engine_open_model(&sized, f->kernels, f->channels, masked, &f->model, &level);
     }
     if (status == PS_OK) {
         status = open_buffers(f, checkpoint);
@@ -117,11 +119,12 @@ static enum ps_status upload_windows(struct ps_forecaster *f, const float *input
     }
     ps_scaler_scale(&f->scaler, f->host, batch, L);
     for (int64_t i = 0; i < n * window; i++) {
-        if (!isfinite(f->host[i])) {
+        if (!isfinite(f->host[i]) && !(f->masked && isnan(f->host[i]))) {
             return ps_fail(PS_DATA,
                            "input of window %" PRId64 ", channel %" PRId64 ", step %" PRId64
-                           " (counted from 0) is %g: every value must be finite in float32, scaled too",
-                           first + i / window, i / L % C, i % L, (double)inputs[first * window + i]);
+                           " (counted from 0) is %g: every value must be finite in float32, scaled too%s",
+                           first + i / window, i / L % C, i % L, (double)inputs[first * window + i],
+                           isnan(f->host[i]) ? "; a model trained with data.missing: mask takes NaN" : "");
         }
     }
     return f->device->upload(f->device, PS_COMPUTE, f->inputs, f->host, (size_t)(batch * window) * sizeof *f->host);

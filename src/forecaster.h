@@ -9,9 +9,10 @@ struct ps_forecaster;
 
 /* config: the checkpoint's, as ps_engine_adapt left it; neither is needed afterwards. device: as ps_engine_open_device. at_once:
  * windows in one pass, on the CPU; a GPU takes train.batch_size of them, as evaluate does, since other sizes may run other kernels
- * and give other bits. */
+ * and give other bits. masked: NaN among the inputs is unobserved, and else refused; the way that evaluate computes data with
+ * holes. */
 enum ps_status ps_forecaster_open(const struct ps_checkpoint *checkpoint, const struct ps_config *config, const char *device,
-                                  int64_t at_once, struct ps_forecaster **forecaster);
+                                  int64_t at_once, int masked, struct ps_forecaster **forecaster);
 void ps_forecaster_close(struct ps_forecaster *forecaster); /* NULL is fine */
 
 /* inputs [n, C, L] -> forecasts [n, C, H], as evaluate forecasts the same windows, to the bit. PS_DATA naming window, channel and

@@ -11,7 +11,7 @@
 #include "src/options.h"
 
 static const char usage[] =
-    "usage: import_csv IN.csv OUT.h5 [--time-column NAME] [--time-format FORMAT] [--allow-gaps] [--fill previous|linear|none]\n"
+    "usage: import_csv IN.csv OUT.h5 [--time-column NAME] [--time-format FORMAT] [--allow-gaps] [--fill previous|linear|nan|none]\n"
     "                                [--delimiter NAME] [--decimal-comma] [--panel ID,TIME,VALUE] [--overwrite]\n"
     "\n"
     "Reads a CSV with a header line and writes /series [rows, channels] as float32, with the channels' names, and /time when a\n"
@@ -27,8 +27,9 @@ static const char usage[] =
     "  --allow-gaps          take rows as they stand where times between them are missing or steps differ: windows then span the\n"
     "                        gaps. Times that are there twice or out of order are refused all the same\n"
     "  --fill HOW            missing values (" PS_MISSING_FORMS ") become the channel's value before\n"
-    "                        (previous) or lie on the line from that to the next one (linear, which looks ahead), or are\n"
-    "                        refused (none, the default). Before a channel's first value stands that one\n"
+    "                        (previous) or lie on the line from that to the next one (linear, which looks ahead), stay\n"
+    "                        NaN, which train takes with data.missing: mask (nan), or are refused (none, the default). Before a\n"
+    "                        channel's first value stands that one\n"
     "  --delimiter NAME      what fields are cut at: comma, semicolon, tab or bar; by default what the header has most of\n"
     "  --decimal-comma       numbers have a decimal comma, not a point\n"
     "  --panel ID,TIME,VALUE many series, a row for each time of each: the columns that hold its name, time and value, others are\n"
@@ -57,16 +58,27 @@ static enum ps_status check_output(const char *in, const char *out, int overwrit
     return PS_OK;
 }
 
-static const char *const fills[] = {[PS_FILL_NONE] = "none", [PS_FILL_PREVIOUS] = "previous", [PS_FILL_LINEAR] = "linear"};
+static const char *const fills[] = {
+    [PS_FILL_NONE] = "none", [PS_FILL_PREVIOUS] = "previous", [PS_FILL_LINEAR] = "linear", [PS_FILL_NAN] = "nan"};
 
 static enum ps_status read_fill(const char *text, enum ps_fill *fill)
 {
-    for (*fill = PS_FILL_NONE; *fill <= PS_FILL_LINEAR; ++*fill) {
+    for (*fill = PS_FILL_NONE; *fill <= PS_FILL_NAN; ++*fill) {
         if (strcmp(text, fills[*fill]) == 0) {
             return PS_OK;
         }
     }
-    return ps_fail(PS_USAGE, "--fill is \"%s\": expected previous, linear or none", text);
+    return ps_fail(PS_USAGE, "--fill is \"%s\": expected previous, linear, nan or none", text);
+}
+
+/* What became of missing values. */
+static void print_fate(const char *fill)
+{
+    if (strcmp(fill, fills[PS_FILL_NAN]) == 0) {
+        printf(" kept as NaN");
+    } else {
+        printf(" filled (%s)", fill);
+    }
 }
 
 static enum ps_status import_panel(const char *in, const char *out, const char *columns, const struct ps_import_options *how,
@@ -80,8 +92,9 @@ static enum ps_status import_panel(const char *in, const char *out, const char *
     PS_TRY(ps_import_panel(in, out, columns, how, &done));
     printf("%s: %" PRId64 " series, %" PRId64 " rows, period %s", out, done.series, done.rows, done.period);
     if (done.gaps + done.missing > 0) {
-        printf(", %" PRId64 " missing rows in %" PRId64 " series and %" PRId64 " missing values filled (%s)", done.gaps,
-               done.with_gaps, done.missing, fill);
+        printf(", %" PRId64 " missing rows in %" PRId64 " series and %" PRId64 " missing values", done.gaps, done.with_gaps,
+               done.missing);
+        print_fate(fill);
     }
     printf("\n");
     return PS_OK;
@@ -103,7 +116,8 @@ static enum ps_status import_series(const char *in, const char *out, const struc
         printf(", %" PRId64 " gaps", done.gaps);
     }
     if (done.filled > 0) {
-        printf(", %" PRId64 " missing values in %" PRId64 " channels filled (%s)", done.filled, done.filled_channels, fill);
+        printf(", %" PRId64 " missing values in %" PRId64 " channels", done.filled, done.filled_channels);
+        print_fate(fill);
     }
     printf("\n");
     return PS_OK;

@@ -65,7 +65,7 @@ static enum ps_status open_checkpoint(const char *path, const char *device, cons
                        "the program forecast scales them so",
                        path);
     }
-    PS_TRY(ps_forecaster_open(checkpoint, config, device, AT_ONCE, &model->forecaster));
+    PS_TRY(ps_forecaster_open(checkpoint, config, device, AT_ONCE, config->data.missing == PS_MISSING_MASK, &model->forecaster));
     model->channels = checkpoint->scaler.channels;
     model->seq_len = config->model.seq_len;
     model->pred_len = config->model.pred_len;

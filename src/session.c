@@ -40,8 +40,8 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
     if (!path || !*path) {
         return ps_fail(PS_USAGE, "data.path: missing: name the HDF5 file that holds the series");
     }
-    const struct ps_memory memory = {c->data.memory_limit, c->model.seq_len, c->model.pred_len, c->train.batch_size};
-    PS_TRY(ps_series_open_within(path, &memory, &s->series));
+    const struct ps_reading reading = ps_checkpoint_reading(options->checkpoint, c, c->train.batch_size);
+    PS_TRY(ps_series_open_as(path, &reading, &s->series));
     if (s->series->layout == PS_LAYOUT_WINDOWS &&
         (s->series->seq_len != c->model.seq_len || s->series->pred_len != c->model.pred_len)) {
         return ps_fail(PS_DATA,
@@ -50,6 +50,10 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
                        (long long)c->model.pred_len);
     }
     PS_TRY(split_data(s, options));
+    if (options->training) {
+        PS_TRY(ps_splits_observed(s->series, &s->splits, 1 << PS_TRAIN | 1 << PS_VALIDATION | 1 << PS_TEST, c->model.seq_len,
+                                  c->model.pred_len));
+    }
     const struct ps_scaler *scaler = options->checkpoint ? &options->checkpoint->scaler : NULL;
     if (scaler && scaler->channels != s->series->channels) {
         return ps_fail(PS_DATA, "%s: %lld channels, the checkpoint's model has %lld", path, (long long)s->series->channels,
@@ -59,7 +63,6 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
         scaler = NULL; /* each series has its own, of its own training rows */
     }
     if (scaler) {
-        PS_TRY(ps_series_check_names(s->series, options->checkpoint->names));
         PS_TRY(ps_scaler_copy(scaler, &s->scaler));
     } else if (c->data.standardize) {
         PS_TRY(ps_scaler_fit(s->series, &s->splits, &s->scaler));
@@ -157,7 +160,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
     struct ps_device *device = s->device;
     int64_t batch = c->train.batch_size;
     enum ps_status status;
-    PS_TRY(ps_engine_open_model(c, s->kernels, s->series->channels, &s->model, &s->level));
+    PS_TRY(ps_engine_open_model(c, s->kernels, s->series->channels, s->series->missing > 0, &s->model, &s->level));
     PS_TRY(record_algorithms(s));
     s->train_windows = s->splits.count[PS_TRAIN];
     if (c->data.drop_last) {

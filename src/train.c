@@ -141,11 +141,12 @@ static enum ps_status run_take(const struct arguments *a, struct run *run)
 /* One line that names the first few. */
 static void warn_constant(const struct ps_session *s)
 {
+    const char *or_unobserved = s->series->missing > 0 ? ", or not observed," : "";
     if (s->scaler.panel) {
         fprintf(stderr,
-                "train: warning: %s: %d series constant in the rows that they are scaled by: %s: a standard deviation of 1 "
+                "train: warning: %s: %d series constant%s in the rows that they are scaled by: %s: a standard deviation of 1 "
                 "is taken\n",
-                s->series->path, s->scaler.constant, ps_panel_some(s->scaler.panel, s->scaler.is_constant).text);
+                s->series->path, s->scaler.constant, or_unobserved, ps_panel_some(s->scaler.panel, s->scaler.is_constant).text);
         return;
     }
     char names[128] = "";
@@ -156,8 +157,8 @@ static void warn_constant(const struct ps_session *s)
             snprintf(names + used, sizeof names - used, "%schannel %lld", found++ ? ", " : "", (long long)c);
         }
     }
-    fprintf(stderr, "train: warning: %s: constant in the training rows: %s%s: a standard deviation of 1 is taken\n",
-            s->series->path, names, found < s->scaler.constant ? ", ..." : "");
+    fprintf(stderr, "train: warning: %s: constant%s in the training rows: %s%s: a standard deviation of 1 is taken\n",
+            s->series->path, or_unobserved, names, found < s->scaler.constant ? ", ..." : "");
 }
 
 /* Series of a panel that training does not see, in one line that names the first few. */

@@ -119,8 +119,8 @@ static enum ps_status settle_channels(const struct ps_weights_import *import, st
 {
     const struct ps_config *c = &in->config;
     if (*c->data.path) {
-        const struct ps_memory memory = {c->data.memory_limit, c->model.seq_len, c->model.pred_len, c->train.batch_size};
-        PS_TRY(ps_series_open_within(c->data.path, &memory, &in->series));
+        const struct ps_reading reading = ps_config_reading(c, c->train.batch_size);
+        PS_TRY(ps_series_open_as(c->data.path, &reading, &in->series));
     }
     const struct {
         int64_t channels;

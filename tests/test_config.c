@@ -59,6 +59,7 @@ END_TEST
 /* Every key, away from its preset. */
 static const char everything[] =
     "data:\n  path: \"a b: c\\\"#.h5\"\n  split: [8640, 2880, 2880]\n  standardize: false\n"
+    "  channels: [b, \"a b\", '12', \"x: [,\"]\n  missing: mask\n"
     "  drop_last: no\n  placement: host\n  memory_limit: 3G\n  season: 0\n"
     "model:\n  seq_len: 24\n  pred_len: 1\n  patch_len: 8\n  stride: 4\n  padding: none\n"
     "  d_model: 12\n  n_heads: 3\n  d_ff: 7\n  n_layers: 1\n  dropout: 0.30000000000000004\n"
@@ -77,6 +78,12 @@ START_TEST(every_key)
     ck_assert_msg(parse(everything, &c) == PS_OK, "%s", ps_error_message());
     ck_assert_str_eq(c.data.path, "a b: c\"#.h5");
     ck_assert(c.data.split[0] == 8640 && c.data.split[1] == 2880 && c.data.split[2] == 2880);
+    ck_assert_mem_eq(c.data.channels,
+                     "b\0a b\0"
+                     "12\0x: [,\0",
+                     15);
+    const struct ps_reading reading = ps_config_reading(&c, 2);
+    ck_assert(c.data.missing == PS_MISSING_MASK && reading.masked && reading.channel_count == 4 && reading.memory.batch == 2);
     ck_assert(!c.data.standardize && !c.data.drop_last && c.data.placement == PS_PLACEMENT_HOST && c.data.season == 0);
     ck_assert_int_eq(c.data.memory_limit, (int64_t)3 << 30);
     ck_assert(c.model.seq_len == 24 && c.model.pred_len == 1 && c.model.patch_len == 8 && c.model.stride == 4);
@@ -134,7 +141,11 @@ static void same(const struct ps_config *a, const struct ps_config *b)
     ck_assert_str_eq(x.runtime.backend, y.runtime.backend);
     ck_assert_str_eq(x.runtime.tuning, y.runtime.tuning);
     x.data.path = y.data.path = x.runtime.device = y.runtime.device = x.runtime.backend = y.runtime.backend = NULL;
-    x.runtime.tuning = y.runtime.tuning = NULL;
+    size_t bytes = 1; /* of the lists, their ends too */
+    for (; x.data.channels[bytes - 1] || (bytes > 1 && x.data.channels[bytes - 2]); bytes++) {
+    }
+    ck_assert_mem_eq(x.data.channels, y.data.channels, bytes);
+    x.runtime.tuning = y.runtime.tuning = x.data.channels = y.data.channels = NULL;
     ck_assert_mem_eq(&x, &y, sizeof x); /* both began as zeros, the padding too */
 }
 
@@ -191,6 +202,11 @@ END_TEST
 
 START_TEST(bad_types)
 {
+    must_fail("data:\n  path: a.h5\n  missing: skip\n", "x.yaml:3: data.missing: \"skip\" is not one of refuse, mask");
+    must_fail("data:\n  path: a.h5\n  channels: load\n", "x.yaml:3: data.channels: needs a list of texts, such as [load, wind]");
+    must_fail("data:\n  path: a.h5\n  channels: [[a], b]\n", "x.yaml:3: data.channels: needs a list of texts");
+    must_fail("data:\n  path: a.h5\n  channels: [a, b, a]\n", "x.yaml:3: data.channels: \"a\" is in the list twice");
+    must_fail("data:\n  path: a.h5\n  channels: [a, '']\n", "x.yaml:3: data.channels: an empty text is in the list");
     must_fail(OK "model:\n  d_model: abc\n", "x.yaml:4: model.d_model: \"abc\" is not a whole number");
     must_fail(OK "model:\n  d_model: 1.5\n", "x.yaml:4: model.d_model: \"1.5\" is not a whole number");
     must_fail(OK "model:\n  d_model: 1e3\n", "x.yaml:4: model.d_model: \"1e3\" is not a whole number");

@@ -1739,7 +1739,7 @@ START_TEST(program_import_csv)
     check_line(output, "import_csv: holes.csv:3: column 1 (a): \"NA\" is a missing value, the first of 2 in 2 columns");
     ck_assert_int_eq(run(output, "import_csv holes.csv other.h5 --fill none"), 3);
     ck_assert_int_eq(run(output, "import_csv holes.csv other.h5 --fill mean"), 2);
-    check_line(output, "--fill is \"mean\": expected previous, linear or none");
+    check_line(output, "--fill is \"mean\": expected previous, linear, nan or none");
     ck_assert_int_eq(run(output, "import_csv holes.csv out.h5 --overwrite --fill previous"), 0);
     check_line(output, "period unknown, 2 missing values in 2 channels filled (previous)\n");
     ck_assert_int_eq(run(output, "import_csv holes.csv out.h5 --overwrite --fill linear"), 0);
