@@ -49,6 +49,12 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
                        path, (long long)s->series->seq_len, (long long)s->series->pred_len, (long long)c->model.seq_len,
                        (long long)c->model.pred_len);
     }
+    if (s->series->missing > 0 && c->train.objective == PS_OBJECTIVE_MASKED) {
+        return ps_fail(PS_DATA,
+                       "%s: holds NaN, and train.objective: masked would learn to reconstruct what is not there: fill such rows "
+                       "(import_csv --fill previous or linear) or leave their channels out (data.channels)",
+                       path);
+    }
     PS_TRY(split_data(s, options));
     if (options->training) {
         PS_TRY(ps_splits_observed(s->series, &s->splits, 1 << PS_TRAIN | 1 << PS_VALIDATION | 1 << PS_TEST, c->model.seq_len,
