@@ -497,7 +497,8 @@ struct ps_advance {
 /* ---- optional: NULL where a backend has none ---- */
 
 /* c = a b + bias, + addend where there is one. a [m, k], b [k, n], any strides of which one is 1; c, addend [m, n], rows of stride
- * 1, as far apart; bias [n] (type parameter), contiguous. Where products have no such epilogue, or it is slower: NULL. */
+ * 1, as far apart; bias [n] (type parameter), contiguous. Where products have no such epilogue, or it is slower: NULL; CUDA's 16
+ * bits refuse what their kernel does not serve. */
 struct ps_gemm_bias {
     struct ps_tensor c, a, b, bias, addend;
 };

@@ -158,6 +158,7 @@ static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call
     if (kind != PS_F32) {
         call_round(c, kind);
         c->may_refuse |= kind == PS_F16 && c->op == PS_OP_gemm && c->operands[0].rank > 2;
+        c->may_refuse |= c->op == PS_OP_gemm_bias;
     } else if (c->op == PS_OP_adamw) {
         c->operands[5].buffer = -1; /* no copy where the parameters are what products read */
     }

@@ -75,6 +75,9 @@ static const struct way *way_of(const struct ps_kernels *k, const struct ps_prod
 #endif
     }
     for (; from < end; from++) {
+        if (p->bias && p->type != PS_F32 && from->run == ps_cuda_cublaslt_product) {
+            continue; /* there the library takes rounded biases only */
+        }
         if (from->wanted(k, p)) {
             return from;
         }
@@ -193,6 +196,10 @@ extern "C" enum ps_status ps_cuda_gemm_bias(const struct ps_kernels *k, const st
         return way->run(k, &p);
     }
     const struct ps_gemm plain = {a->c, a->a, a->b, 1, 0};
+    if (p.type != PS_F32) {
+        return ps_fail(PS_UNSUPPORTED, "gemm_bias (cuda): [%lld, %lld] of %lld terms of 16 bits is not served", (long long)p.m,
+                       (long long)p.n, (long long)p.k);
+    }
     PS_TRY(ps_cuda_gemm(k, &plain));
     struct ps_tensor bias = a->bias;
     bias.rank = 2;
@@ -239,5 +246,6 @@ const char *ps_cuda_gemm_way(const struct ps_kernels *k, enum ps_op op, const vo
         return NULL;
     }
     const struct way *way = way_of(k, &p);
-    return way ? way->name : op == PS_OP_gemm ? NULL : "apart";
+    const bool refused = op == PS_OP_gemm || (op == PS_OP_gemm_bias && p.type != PS_F32);
+    return way ? way->name : refused ? NULL : "apart";
 }
