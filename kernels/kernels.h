@@ -721,7 +721,7 @@ struct ps_kernels {
     /* *text, malloc'ed: what `tune` has found, one line a product, for ps_kernels_options.tuning. NULL where tune is. */
     enum ps_status (*tuning)(const struct ps_kernels *k, char **text);
     /* The name of the way that an operation would take with these arguments; nothing runs, and no tensor's memory is read. NULL: it
-     * would refuse them, or has one way only. Products: warp, tiny, split, rows, gradient, panel, cublaslt; gemm_bias and
+     * would refuse them, or has one way only. Products: warp, tiny, split, rows, gradient, wgmma16, panel, cublaslt; gemm_bias and
      * gemm_gradient also apart, when their parts follow one another as operations of their own. Attention: warp_fp16, warp_float,
      * tiled. docs/kernels.md says which takes what. NULL where no operation has several. */
     const char *(*way)(const struct ps_kernels *k, enum ps_op op, const void *arguments);

@@ -157,13 +157,14 @@ static const struct expected of_models[] = {
      "scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention warp_float, "
      "backward warp_float"},
     {SEED28K, PS_PRECISION_BF16, &h200,
-     "embedding panel, embedding dw cublaslt, qkv panel, qkv dx panel, qkv dw cublaslt, wo panel, wo dx panel, "
-     "wo dw cublaslt, ffn1 panel, ffn1 dx panel, ffn1 dw cublaslt, ffn2 panel, ffn2 dx panel, ffn2 dw cublaslt, "
-     "scores tiny, mixed tiny, dv tiny, head panel, head dz panel, head dw panel, attention short16, backward short16"},
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
+     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
+     "cublaslt, scores tiny, mixed tiny, dv tiny, head panel, head dz panel, head dw panel, attention short16, "
+     "backward short16"},
     {SEED28K, PS_FP16, &h200,
-     "embedding panel, embedding dw cublaslt, qkv panel, qkv dx panel, qkv dw cublaslt, wo panel, wo dx panel, "
-     "wo dw cublaslt, ffn1 panel, ffn1 dx panel, ffn1 dw cublaslt, ffn2 panel, ffn2 dx panel, ffn2 dw cublaslt, "
-     "scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel"},
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
+     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
+     "cublaslt, scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel"},
     {ETTH1, PS_FP32, &h200,
      "embedding cublaslt, embedding dw split, qkv rows, qkv dx cublaslt, qkv dw apart, wo cublaslt, wo dx cublaslt, "
      "wo dw apart, ffn1 rows, ffn1 dx cublaslt, ffn1 dw apart, ffn2 cublaslt, ffn2 dx rows, ffn2 dw apart, "
@@ -175,15 +176,14 @@ static const struct expected of_models[] = {
      "scores warp, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention warp_float, "
      "backward warp_float"},
     {ETTH1, PS_PRECISION_BF16, &h200,
-     "embedding cublaslt, embedding dw cublaslt, qkv cublaslt, qkv dx cublaslt, qkv dw cublaslt, wo cublaslt, "
-     "wo dx cublaslt, wo dw cublaslt, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw cublaslt, ffn2 cublaslt, "
-     "ffn2 dx cublaslt, ffn2 dw cublaslt, scores warp, mixed tiny, dv tiny, head panel, head dz panel, "
-     "head dw panel, attention short16, backward short16"},
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
+     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
+     "cublaslt, scores warp, mixed tiny, dv tiny, head panel, head dz panel, head dw panel, attention short16, "
+     "backward short16"},
     {ETTH1, PS_FP16, &h200,
-     "embedding cublaslt, embedding dw cublaslt, qkv cublaslt, qkv dx cublaslt, qkv dw cublaslt, wo cublaslt, "
-     "wo dx cublaslt, wo dw cublaslt, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw cublaslt, ffn2 cublaslt, "
-     "ffn2 dx cublaslt, ffn2 dw cublaslt, scores refused, mixed refused, dv refused, head panel, head dz panel, "
-     "head dw panel"},
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
+     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
+     "cublaslt, scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel"},
     {WEATHER, PS_FP32, &h200,
      "embedding rows, embedding dw split, qkv rows, qkv dx rows, qkv dw gradient, wo rows, wo dx rows, "
      "wo dw gradient, ffn1 rows, ffn1 dx rows, ffn1 dw gradient, ffn2 rows, ffn2 dx rows, ffn2 dw gradient, "
@@ -195,15 +195,14 @@ static const struct expected of_models[] = {
      "scores tiny, mixed tiny, dv tiny, head cublaslt, head dz rows, head dw gradient, attention warp_float, "
      "backward warp_float"},
     {WEATHER, PS_PRECISION_BF16, &h200,
-     "embedding cublaslt, embedding dw cublaslt, qkv cublaslt, qkv dx cublaslt, qkv dw cublaslt, wo cublaslt, "
-     "wo dx cublaslt, wo dw cublaslt, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw cublaslt, ffn2 cublaslt, "
-     "ffn2 dx cublaslt, ffn2 dw cublaslt, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, "
-     "head dw cublaslt, attention short16, backward short16"},
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
+     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
+     "cublaslt, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
+     "short16, backward short16"},
     {WEATHER, PS_FP16, &h200,
-     "embedding cublaslt, embedding dw cublaslt, qkv cublaslt, qkv dx cublaslt, qkv dw cublaslt, wo cublaslt, "
-     "wo dx cublaslt, wo dw cublaslt, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw cublaslt, ffn2 cublaslt, "
-     "ffn2 dx cublaslt, ffn2 dw cublaslt, scores refused, mixed refused, dv refused, head cublaslt, "
-     "head dz cublaslt, head dw cublaslt"},
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
+     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
+     "cublaslt, scores refused, mixed refused, dv refused, head cublaslt, head dz cublaslt, head dw cublaslt"},
     {ELECTRICITY, PS_FP32, &h200,
      "embedding rows, embedding dw split, qkv rows, qkv dx rows, qkv dw gradient, wo rows, wo dx rows, "
      "wo dw gradient, ffn1 rows, ffn1 dx rows, ffn1 dw gradient, ffn2 rows, ffn2 dx rows, ffn2 dw gradient, "
@@ -215,15 +214,14 @@ static const struct expected of_models[] = {
      "scores tiny, mixed tiny, dv tiny, head cublaslt, head dz rows, head dw gradient, attention warp_float, "
      "backward warp_float"},
     {ELECTRICITY, PS_PRECISION_BF16, &h200,
-     "embedding cublaslt, embedding dw cublaslt, qkv cublaslt, qkv dx cublaslt, qkv dw cublaslt, wo cublaslt, "
-     "wo dx cublaslt, wo dw cublaslt, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw cublaslt, ffn2 cublaslt, "
-     "ffn2 dx cublaslt, ffn2 dw cublaslt, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, "
-     "head dw cublaslt, attention short16, backward short16"},
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
+     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
+     "cublaslt, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
+     "short16, backward short16"},
     {ELECTRICITY, PS_FP16, &h200,
-     "embedding cublaslt, embedding dw cublaslt, qkv cublaslt, qkv dx cublaslt, qkv dw cublaslt, wo cublaslt, "
-     "wo dx cublaslt, wo dw cublaslt, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw cublaslt, ffn2 cublaslt, "
-     "ffn2 dx cublaslt, ffn2 dw cublaslt, scores refused, mixed refused, dv refused, head cublaslt, "
-     "head dz cublaslt, head dw cublaslt"},
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
+     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
+     "cublaslt, scores refused, mixed refused, dv refused, head cublaslt, head dz cublaslt, head dw cublaslt"},
     {SEED28K, PS_TF32, &a100,
      "embedding cublaslt, embedding dw split, qkv cublaslt, qkv dx cublaslt, qkv dw apart, wo cublaslt, "
      "wo dx cublaslt, wo dw apart, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw apart, ffn2 cublaslt, ffn2 dx cublaslt, "
@@ -370,21 +368,26 @@ static const struct product edges[] = {
     {PS_TF32, 1, 17024, 128, 2048, 1, 0, 0, "cublaslt"},
     {PS_PRECISION_BF16, 1, 64, 64, 2048, 0, 0, 0, "panel"},
     {PS_PRECISION_BF16, 1, 64, 64, 2056, 0, 0, 0, "cublaslt"},
-    {PS_PRECISION_BF16, 1, 2048, 256, 256, 0, 0, 0, "panel"},
-    {PS_PRECISION_BF16, 1, 2048, 264, 256, 0, 0, 0, "cublaslt"},
+    {PS_PRECISION_BF16, 1, 2048, 256, 256, 0, 0, 0, "wgmma16"},
+    {PS_PRECISION_BF16, 1, 2048, 264, 256, 0, 0, 0, "wgmma16"},
     {PS_PRECISION_BF16, 1, 2048, 258, 248, 0, 0, 0, "panel"},
-    {PS_PRECISION_BF16, 1, 16896, 32, 288, 0, 0, 0, "cublaslt"},
-    {PS_PRECISION_BF16, 1, 16928, 32, 192, 0, 0, 0, "panel"},
-    {PS_PRECISION_BF16, 1, 33856, 16, 16, 0, 0, 0, "cublaslt"},
+    {PS_PRECISION_BF16, 1, 16896, 32, 288, 0, 0, 0, "wgmma16"},
+    {PS_PRECISION_BF16, 1, 16928, 32, 192, 0, 0, 0, "wgmma16"},
+    {PS_PRECISION_BF16, 1, 33856, 16, 16, 0, 0, 0, "wgmma16"},
     {PS_PRECISION_BF16, 1, 64, 64, 64, 1, 1, 0, "panel"},
+    {PS_PRECISION_BF16, 1, 1024, 64, 512, 0, 0, 0, "wgmma16"},
+    {PS_PRECISION_BF16, 1, 1023, 64, 512, 0, 0, 0, "panel"},
+    {PS_PRECISION_BF16, 1, 1024, 60, 512, 0, 0, 0, "panel"},
+    {PS_PRECISION_BF16, 1, 1024, 64, 520, 0, 0, 0, "panel"},
+    {PS_PRECISION_BF16, 1, 1024, 2056, 64, 0, 0, 0, "cublaslt"},
     {PS_FP16, 1, 64, 64, 2048, 0, 0, 0, "panel"},
     {PS_FP16, 1, 64, 64, 2056, 0, 0, 0, "cublaslt"},
-    {PS_FP16, 1, 2048, 256, 256, 0, 0, 0, "panel"},
-    {PS_FP16, 1, 2048, 264, 256, 0, 0, 0, "cublaslt"},
+    {PS_FP16, 1, 2048, 256, 256, 0, 0, 0, "wgmma16"},
+    {PS_FP16, 1, 2048, 264, 256, 0, 0, 0, "wgmma16"},
     {PS_FP16, 1, 2048, 258, 248, 0, 0, 0, "panel"},
-    {PS_FP16, 1, 16896, 32, 288, 0, 0, 0, "cublaslt"},
-    {PS_FP16, 1, 16928, 32, 192, 0, 0, 0, "panel"},
-    {PS_FP16, 1, 33856, 16, 16, 0, 0, 0, "cublaslt"},
+    {PS_FP16, 1, 16896, 32, 288, 0, 0, 0, "wgmma16"},
+    {PS_FP16, 1, 16928, 32, 192, 0, 0, 0, "wgmma16"},
+    {PS_FP16, 1, 33856, 16, 16, 0, 0, 0, "wgmma16"},
     {PS_FP16, 1, 64, 64, 64, 1, 1, 0, "panel"},
 };
 
