@@ -268,8 +268,8 @@ static void draw_variant(struct model *m, uint64_t seed, int64_t number, double 
     s->positions = (enum ps_positions)ONE_OF(d, PS_POSITIONS_LEARNED, PS_POSITIONS_SINCOS, PS_POSITIONS_NONE, PS_POSITIONS_ROPE);
     s->positions = s->positions == PS_POSITIONS_ROPE && s->d_model / s->n_heads % 2 ? PS_POSITIONS_LEARNED : s->positions;
     s->individual_head = chance(d, 0.3);
-    s->individual_head = s->individual_head && parameters_of(s) <= most_parameters;
-    s->revin_affine = chance(d, 0.4) && s->revin;
+    s->individual_head = s->individual_head && parameters_of(s) <= most_parameters && s->mask_ratio == 0;
+    s->revin_affine = chance(d, 0.4) && s->revin && s->mask_ratio == 0;
     s->revin_subtract_last = chance(d, 0.3) && s->revin;
     s->patches_from_end = chance(d, 0.5);
     const int by_place = chance(d, 0.3);
@@ -280,6 +280,21 @@ static void draw_variant(struct model *m, uint64_t seed, int64_t number, double 
             s->dropout_at[i].rate = rate;
         }
     }
+}
+
+/* A fifth of the models reconstruct masked patches, as few as one or all but one, of patches that lie side by side or apart. */
+static void draw_objective(struct model *m, uint64_t seed, int64_t number)
+{
+    struct draw draw = {.seed = seed, .model = (uint64_t)number | (uint64_t)1 << 42}, *d = &draw;
+    struct ps_model_shape *s = &m->shape;
+    if (!chance(d, 0.2)) {
+        return;
+    }
+    s->pad_end = 0;
+    s->patch_len = least_of(s->patch_len, s->seq_len / 2);
+    s->stride = s->stride < s->patch_len || s->stride > s->seq_len - s->patch_len ? s->patch_len : s->stride;
+    const int64_t N = ps_patches(s);
+    s->mask_ratio = ((double)whole(d, 1, N - 1) - 0.5) / (double)N;
 }
 
 /* Model `number` of the seed. Any shape whose least batch can be done is taken; batch, channels and then layers make room. */
@@ -336,6 +351,7 @@ static struct model draw_model(uint64_t seed, int64_t number)
             double terms = fmax(fmax((double)(ps_patches(s) * s->d_model), (double)s->d_ff),
                                 fmax(3 * (double)s->d_model, (double)s->patch_len));
             m.lr = fmin(1e-3, spread(d, 0.03, 0.2) / terms);
+            draw_objective(&m, seed, number);
             draw_variant(&m, seed, number, most_parameters);
             return m;
         }
@@ -463,9 +479,12 @@ static enum ps_status write_config(const struct model *m, int64_t number, const 
             fprintf(file, "  %s: %g\n", places[i].key, s->dropout_at[i].rate);
         }
     }
+    if (s->mask_ratio > 0) {
+        fprintf(file, "  mask_ratio: %g\n", s->mask_ratio);
+    }
     fprintf(file, "optim:\n  lr: %.3g\n  clip_norm: %g\n  schedule: constant\n", m->lr, m->clip_norm);
-    fprintf(file, "train:\n  epochs: 1\n  batch_size: %lld\n  seed: %llu\n  on_nonfinite: %s\n", (long long)m->batch,
-            (unsigned long long)m->seed, m->skip ? "skip" : "stop");
+    fprintf(file, "train:\n  epochs: 1\n  batch_size: %lld\n  seed: %llu\n  on_nonfinite: %s\n  objective: %s\n",
+            (long long)m->batch, (unsigned long long)m->seed, m->skip ? "skip" : "stop", s->mask_ratio > 0 ? "masked" : "forecast");
     fprintf(file, "runtime:\n  device: %s\n  backend: %s\n  precision: %s\n  fusion: %s\n  attention: %s\n  merge_qkv: %s\n",
             strcmp(v->backend, "cuda") == 0 ? "cuda" : "cpu", v->backend, v->precision, v->fusion, attention_of(m, v, other),
             word(m->merge_qkv ^ other));
@@ -879,7 +898,7 @@ static int n_kinds;
 static struct range widths, patches, sequences;
 static int64_t failures, told; /* told: models from `first` on */
 static struct {
-    int64_t models, norm[3], post, residual, activation[4], positions[4], heads, affine, last, end, rates;
+    int64_t models, norm[3], post, residual, activation[4], positions[4], heads, affine, last, end, rates, masked;
 } drawn;
 
 /* Texts that differ in numbers are one kind. */
@@ -942,6 +961,7 @@ static void tell(int64_t number)
     drawn.affine += s->revin_affine;
     drawn.last += s->revin_subtract_last;
     drawn.end += s->patches_from_end;
+    drawn.masked += s->mask_ratio > 0;
     for (int i = 0, set = 0; i < PS_DROP_PLACES && !set; i++) {
         drawn.rates += set = s->dropout_at[i].set;
     }
@@ -1016,12 +1036,12 @@ static void print_summary(double seconds)
         "variants in %lld models: norm layer %lld, batch %lld, rms %lld; post %lld; residual attention %lld; activation %lld, "
         "%lld, "
         "%lld, %lld; positions %lld, %lld, %lld, %lld; heads %lld; RevIN's affine %lld, last value %lld; from the end %lld; rates "
-        "by place %lld\n",
+        "by place %lld; masked patches in %lld models\n",
         COUNT(models), COUNT(norm[PS_NORM_LAYER]), COUNT(norm[PS_NORM_BATCH]), COUNT(norm[PS_NORM_RMS]), COUNT(post),
         COUNT(residual), COUNT(activation[PS_GELU_TANH]), COUNT(activation[PS_GELU]), COUNT(activation[PS_RELU]),
         COUNT(activation[PS_SWIGLU]), COUNT(positions[PS_POSITIONS_LEARNED]), COUNT(positions[PS_POSITIONS_SINCOS]),
         COUNT(positions[PS_POSITIONS_NONE]), COUNT(positions[PS_POSITIONS_ROPE]), COUNT(heads), COUNT(affine), COUNT(last),
-        COUNT(end), COUNT(rates));
+        COUNT(end), COUNT(rates), COUNT(masked));
 #undef COUNT
     for (int i = 0; i < n_variants; i++) {
         const struct tally *t = &tallies[i];
