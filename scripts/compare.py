@@ -4,7 +4,7 @@
 usage: compare.py RUN... [--out FILE.png]
 RUN is a folder that train wrote, such as runs/*; files beside them are left out. The picture (default: compare.png beside the first
 run) needs matplotlib and is left out where that is not installed. Runs are to be chosen by validation MSE: test figures of many runs
-say which one fits the test part best.
+say which one fits the test part best. Errors of pre-training (train.objective: masked) are of masked patches: such runs stand last.
 """
 import argparse
 import pathlib
@@ -42,6 +42,8 @@ def print_table(runs):
     widths = [max(map(len, column)) for column in zip(*lines)]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+    if any(run.masked() for run in runs):
+        print("train.objective masked: errors of masked patches, not of forecasts")
 
 
 def draw(runs, out):
@@ -57,10 +59,10 @@ def draw(runs, out):
     canvas, axes = plt.subplots(figsize=(9, 5.5), constrained_layout=True)
     for run in runs:
         line, = axes.plot([e["epoch"] for e in run.epochs], [number(e["val_mse"]) for e in run.epochs], marker="o", ms=3,
-                          label=run.name)
+                          label=run.name + (", masked patches" if run.masked() else ""))
         if best := run.best():
             axes.plot(best["epoch"], number(best["val_mse"]), marker="*", ms=11, color=line.get_color())
-    axes.set(xlabel="epoch", ylabel="validation MSE, standardised units", title="Validation (stars: best weights)")
+    axes.set(xlabel="epoch", ylabel="validation MSE", title="Validation (stars: best weights)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8, frameon=False)
     canvas.savefig(out, dpi=130)
@@ -82,7 +84,7 @@ def main():
             print(f"compare.py: {error}", file=sys.stderr)
             refused = 2
     out = arguments.out or pathlib.Path(arguments.runs[0]).parent / "compare.png"
-    runs.sort(key=lambda run: number((run.best() or {"val_mse": None})["val_mse"]))
+    runs.sort(key=lambda run: (run.masked(), number((run.best() or {"val_mse": None})["val_mse"])))
     if not runs:
         if not refused:
             print(f"compare.py: no folder of a run among {', '.join(arguments.runs)}", file=sys.stderr)

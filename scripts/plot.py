@@ -26,8 +26,11 @@ PAST, TRUTH, FORECAST, NAIVE = "#8a8f98", "#1f2933", "#d1495b", "#4a90c2"
 BLOCK = 64 << 20  # bytes of forecasts in memory at a time
 
 
-def finish_losses(axes, title):
-    axes.set(xlabel="epoch", ylabel="MSE, standardised units", title=title)
+def finish_losses(axes, runs, title):
+    """Errors of pre-training are of masked patches, in RevIN's units; where both kinds are drawn, the legend tells them apart."""
+    masked = sum(run.masked() for run in runs)
+    unit = "MSE, standardised units" if not masked else "MSE of masked patches" if masked == len(runs) else "MSE"
+    axes.set(xlabel="epoch", ylabel=unit, title=title)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
@@ -39,15 +42,16 @@ def draw_losses(axes, run):
     axes.plot(epoch, [number(e["val_mse"]) for e in run.epochs], color=FORECAST, marker="o", ms=4, label="validation MSE")
     if best := run.best():
         axes.axvline(best["epoch"], color=TRUTH, lw=0.8, ls=":", label=f"best weights, epoch {best['epoch']}")
-    finish_losses(axes, "Loss")
+    finish_losses(axes, [run], "Loss")
 
 
 def draw_several(axes, runs):
     for run in runs:
         epoch = [e["epoch"] for e in run.epochs]
-        line, = axes.plot(epoch, [number(e["val_mse"]) for e in run.epochs], marker="o", ms=3, label=run.name)
+        line, = axes.plot(epoch, [number(e["val_mse"]) for e in run.epochs], marker="o", ms=3,
+                          label=run.name + (", masked patches" if run.masked() else ""))
         axes.plot(epoch, [number(e["train_loss"]) for e in run.epochs], color=line.get_color(), lw=0.9, ls="--")
-    finish_losses(axes, "Validation MSE (dashed: training loss, dropout on)")
+    finish_losses(axes, runs, "Validation MSE (dashed: training loss, dropout on)")
 
 
 def draw_forecast(axes, window, channel, inputs, target, forecast):
@@ -223,7 +227,8 @@ def tell(run):
     """What has come of a run so far, in a few words."""
     best = run.best()
     if run.test and run.test["mse"] is not None:
-        return f"test MSE {run.test['mse']:.4f}, repeat-last {run.test['repeat_last']['mse']:.4f}"
+        return f"test MSE {run.test['mse']:.4f}" + (
+            " of masked patches" if run.masked() else f", repeat-last {run.test['repeat_last']['mse']:.4f}")
     return f"best validation MSE {best['val_mse']:.4f}, epoch {best['epoch']}, not tested yet" if best else "no finite validation MSE"
 
 
@@ -265,7 +270,7 @@ def main():
     figure.savefig(out, dpi=130)
     for other in runs[1:]:
         print(f"{other.name}: {tell(other)}")
-    if len(runs) == 1 and run.test and run.test["mse"] is not None:
+    if len(runs) == 1 and run.test and run.test["mse"] is not None and not run.masked():
         print(f"{tell(run)}: {run.test['mse'] / run.test['repeat_last']['mse']:.2f} of it; picture: {out}")
     else:
         print(f"{run.name}: {tell(run)}; picture: {out}")

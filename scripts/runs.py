@@ -57,6 +57,10 @@ class Run:
         finite = [e for e in self.epochs if e["val_mse"] is not None]
         return min(finite, key=lambda e: e["val_mse"], default=None)
 
+    def masked(self):
+        """Whether it was pre-trained, so that its errors are not of forecasts."""
+        return self.config.get("train.objective") == "masked"
+
 
 def number(value):
     """null, which stands for what is not finite, as a number that is never the least."""

@@ -238,6 +238,30 @@ START_TEST(forecast_draws)
 }
 END_TEST
 
+/* A pre-trained run beside one that forecasts: its errors are of something else, so it stands last, and there is no repeat-last. */
+START_TEST(masked_runs)
+{
+    expect_done(run("train", ARGS(config.text, "--device", (char *)device, "--run-dir", new_dir("masked").text, "--set",
+                                  "train.objective=masked", "--set", "model.padding=none")));
+    struct result r = shell("%s '%s' masked runs/first runs/second", python, compare.text);
+    ck_assert_msg(r.code == 0 && !*r.err, "exit code %d: %s", r.code, r.err);
+    squeeze(r.out);
+    json_t *test = read_test(new_dir("masked").text);
+    struct path row = path_of("\nmasked none 0.002 1 masked %d/2 %.5f %.5f %.5f ", (int)number_in(test, "epoch"),
+                              number_in(test, "val_mse"), number_in(test, "mse"), number_in(test, "mae"));
+    json_decref(test);
+    const char *at = strstr(r.out, row.text), *end = strstr(r.out, "train.objective masked: errors of masked patches");
+    ck_assert_msg(at && end && strstr(r.out, "runs/first ") < at && strstr(r.out, "runs/second ") < at && at < end,
+                  "no row \"%s\" behind the others in: %s", row.text, r.out);
+    result_free(&r);
+    if (draws) {
+        expect_picture("compare.png");
+        expect_says(shell("%s '%s' masked", python, plot.text), ARGS("masked: test MSE ", " of masked patches; picture: "));
+        expect_says(shell("%s '%s' runs/first masked", python, plot.text), ARGS("masked: test MSE ", " of masked patches\n"));
+    }
+}
+END_TEST
+
 static void set_up(void)
 {
     folder = folder_make();
@@ -285,6 +309,7 @@ int main(void)
     tcase_add_test(tests, under_way);
     tcase_add_test(tests, plots);
     tcase_add_test(tests, forecast_draws);
+    tcase_add_test(tests, masked_runs);
     suite_add_tcase(suite, tests);
     return run_suite(suite, CK_FORK_GETENV) != 0;
 }
