@@ -13,16 +13,21 @@ int ps_session_frozen(const struct ps_session *s)
     return s->config->train.freeze == PS_FREEZE_ENCODER && (epochs == 0 || s->epoch < (uint64_t)epochs);
 }
 
-enum ps_status ps_session_step(struct ps_session *s, int64_t batch)
+static enum ps_status train_batch(struct ps_session *s, int64_t batch, int frozen)
 {
     struct ps_model *m = s->model;
     if (ps_model_steps(m) && !ps_optimizer_looks_first(&s->optimizer) && !s->optimizer.options.held) {
         const struct ps_adamw update = ps_optimizer_adamw(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);
         return ps_model_step(m, ps_feed_windows(s->feed), s->state, batch, &update);
     }
-    PS_TRY(ps_session_frozen(s) ? ps_model_head_gradients(m, ps_feed_windows(s->feed), s->state, batch)
-                                : ps_model_gradients(m, ps_feed_windows(s->feed), s->state, batch));
+    PS_TRY(frozen ? ps_model_head_gradients(m, ps_feed_windows(s->feed), s->state, batch)
+                  : ps_model_gradients(m, ps_feed_windows(s->feed), s->state, batch));
     return ps_optimizer_step(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);
+}
+
+enum ps_status ps_session_step(struct ps_session *s, int64_t batch)
+{
+    return train_batch(s, batch, ps_session_frozen(s));
 }
 
 static enum ps_status score_batch(struct ps_session *s, int64_t batch)
@@ -33,11 +38,12 @@ static enum ps_status score_batch(struct ps_session *s, int64_t batch)
     return s->kernels->advance(s->kernels, &(struct ps_advance){.state = s->scoring_state, .windows = (uint64_t)batch});
 }
 
+/* A replay on the CPU calls this again: whether the encoder is frozen is what held at the capture, as on CUDA. */
 static enum ps_status replay_body(void *argument)
 {
     struct ps_replay *r = argument;
     for (int64_t i = 0; i < r->steps; i++) {
-        PS_TRY(r->training ? ps_session_step(r->session, r->batch) : score_batch(r->session, r->batch));
+        PS_TRY(r->training ? train_batch(r->session, r->batch, r->frozen) : score_batch(r->session, r->batch));
     }
     return PS_OK;
 }
