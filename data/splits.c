@@ -253,7 +253,7 @@ enum ps_status ps_splits_observed(const struct ps_series *series, const struct p
                         .row = series->channels * (ready ? pred_len : 1),
                         .before = ready ? 0 : seq_len,
                         .after = ready ? 1 : seq_len + pred_len};
-    if (series->missing == 0) {
+    if (series->missing == 0 || parts == 0) {
         return PS_OK;
     }
     PS_TRY(ps_series_each(series, ready, series->rows, look_for_targets, &l));

@@ -60,7 +60,8 @@ const char *patchstep_channel_name(const struct patchstep_model *model, int64_t 
 const char *patchstep_note(const struct patchstep_model *model);
 
 /* inputs [n, channels, seq_len] -> forecasts [n, channels, pred_len], both in the data's own units, the last dimension's values
- * side by side, the last known row last. The values of a window do not depend on the windows beside it. When it fails, what
+ * side by side, the last known row last. The values of a window do not depend on the windows beside it. NaN among the inputs is
+ * a missing value, which a model takes that was trained with data.missing: mask, and others refuse. When it fails, what
  * forecasts holds is undefined; the model can be used on unless the device failed. */
 enum patchstep_status patchstep_forecast(struct patchstep_model *model, const float *inputs, int64_t n, float *forecasts);
 

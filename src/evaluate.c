@@ -464,6 +464,7 @@ static enum ps_status evaluate(struct arguments *a)
                                  &(struct ps_session_options){.data_path = data.path,
                                                               .device = a->device,
                                                               .checkpoint = &checkpoint,
+                                                              .scored = 1u << a->split,
                                                               .seasonal = 1,
                                                               .whole = a->split == PS_ALL,
                                                               .otherwise = "--split all takes every window of the file"},

@@ -411,7 +411,7 @@ static struct ps_score score_of(const double sums[PS_ERRORS], int64_t windows)
 }
 
 /* What a pass over `count` windows left in s->errors. */
-static enum ps_status read_accuracy(struct ps_session *s, int64_t count, struct ps_accuracy *accuracy)
+static enum ps_status read_accuracy(struct ps_session *s, enum ps_split split, int64_t count, struct ps_accuracy *accuracy)
 {
     int64_t B = s->config->train.batch_size;
     int64_t slots = (count + B - 1) / B, full = count / B;
@@ -423,11 +423,15 @@ static enum ps_status read_accuracy(struct ps_session *s, int64_t count, struct 
         for (int j = 0; j < PS_ERRORS; j++) {
             sums[j] += s->host_errors[PS_ERRORS * i + j];
         }
-        if (i + 1 == full) {
+        if (i + 1 == full && sums[PS_ERROR_OBSERVED] > 0) {
             accuracy->full_batches = score_of(sums, full * B);
         }
     }
     accuracy->all = score_of(sums, count);
+    if (count > 0 && sums[PS_ERROR_OBSERVED] == 0) {
+        return ps_fail(PS_DATA, "%s: the %s part has no target that is observed behind an input that is: there is nothing to score",
+                       s->series->path, ps_split_name(split));
+    }
     return PS_OK;
 }
 
@@ -447,7 +451,7 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
         *accuracy = (struct ps_accuracy){0};
         return PS_OK;
     }
-    return read_accuracy(s, count, accuracy);
+    return read_accuracy(s, split, count, accuracy);
 }
 
 enum ps_status ps_session_naive(struct ps_session *s, enum ps_split split, struct ps_naive *naive)
@@ -530,5 +534,5 @@ enum ps_status ps_session_score_and_forecast(struct ps_session *s, enum ps_split
                                              struct ps_accuracy *accuracy)
 {
     PS_TRY(ps_session_forecast(s, split, sink, argument)); /* each of its passes ends with the batch's errors */
-    return read_accuracy(s, s->splits.count[split], accuracy);
+    return read_accuracy(s, split, s->splits.count[split], accuracy);
 }

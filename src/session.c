@@ -56,10 +56,7 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
                        path);
     }
     PS_TRY(split_data(s, options));
-    if (options->training) {
-        PS_TRY(ps_splits_observed(s->series, &s->splits, 1 << PS_TRAIN | 1 << PS_VALIDATION | 1 << PS_TEST, c->model.seq_len,
-                                  c->model.pred_len));
-    }
+    PS_TRY(ps_splits_observed(s->series, &s->splits, options->scored, c->model.seq_len, c->model.pred_len));
     const struct ps_scaler *scaler = options->checkpoint ? &options->checkpoint->scaler : NULL;
     if (scaler && scaler->channels != s->series->channels) {
         return ps_fail(PS_DATA, "%s: %lld channels, the checkpoint's model has %lld", path, (long long)s->series->channels,

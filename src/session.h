@@ -79,6 +79,7 @@ struct ps_session_options {
     /* Its scaler is taken, and its channels are what the data must have; NULL: the scaler is fitted on the training rows. */
     const struct ps_checkpoint *checkpoint;
     int training;          /* 0: no optimiser */
+    unsigned scored;       /* bits of the splits, of each of which a target must be observed */
     int seasonal;          /* MASE will be computed: takes one more pass over the training rows */
     int whole;             /* with a checkpoint: every window of the file is PS_ALL, and the parts have none */
     const char *otherwise; /* what the caller offers where the data are too short for data.split: ends the message. May be NULL */

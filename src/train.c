@@ -474,7 +474,11 @@ static enum ps_status train(struct arguments *a, const struct ps_config *config,
         PS_TRY(ps_kept_named(&a->init_from, from));
         PS_TRY(ps_checkpoint_load(a->init_from, &first));
     }
-    enum ps_status status = ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s);
+    enum ps_status status =
+        ps_session_open(config,
+                        &(struct ps_session_options){
+                            .device = a->device, .training = 1, .scored = 1 << PS_TRAIN | 1 << PS_VALIDATION | 1 << PS_TEST},
+                        &s);
     if (status != PS_OK) {
         ps_checkpoint_free(&first);
         return status;

@@ -7,6 +7,7 @@
 #include "data/import.h"
 #include "data/panel.h"
 #include "data/series_file.h"
+#include "include/patchstep.h"
 #include "src/breakdown.h"
 #include "tests/programs.h"
 #include "tests/random_values.h"
@@ -633,6 +634,174 @@ START_TEST(from_csv_to_forecasts)
 }
 END_TEST
 
+/* Six series with holes, gaps and an end without a value, from a CSV to the forecasts of each. */
+START_TEST(panels_from_csv)
+{
+    struct path csv = new_dir("panel.csv"), dir = new_dir("panel"), out = new_dir("out.csv"), other = new_dir("other.csv");
+    FILE *file = fopen(csv.text, "w");
+    uint64_t random = 6;
+    fputs("item,ts,v\n", file);
+    for (int i = 0; i < 6; i++) {
+        for (int t = 0; t < 120 + 30 * i; t++) {
+            const double x = 5 * i + (1 + i) * sin(0.26 * t) + random_normal(&random);
+            if (t > 0 && random_uniform(&random) < 0.05) {
+                continue; /* a gap */
+            }
+            fprintf(file, "s%d,2021-%02d-%02d %02d:00:00,", i, 1 + t / 24 / 28, 1 + t / 24 % 28, t % 24);
+            if (random_uniform(&random) < 0.1 || (i == 2 && t >= 120)) {
+                fputs("NA\n", file);
+            } else {
+                fprintf(file, "%.6f\n", x);
+            }
+        }
+    }
+    fclose(file);
+    expect_done(run("import_csv", ARGS(csv.text, data.text, "--panel", "item,ts,v", "--fill", "nan")));
+    expect_refused(train(dir.text, ARGS("--set", "train.epochs=1")), 3,
+                   ARGS(data.text, "holds NaN in series", "data.missing: mask"));
+    expect_done(train(dir.text, ARGS("--set", "data.missing=mask")));
+    json_t *metrics = read_metrics(dir.text), *scores = evaluate_json(dir.text, ARGS("--json", "--by", "series"));
+    for (size_t e = 0; e < json_array_size(metrics); e++) {
+        expect_numbers(json_array_get(metrics, e));
+    }
+    const json_t *series = json_object_get(scores, "by_series");
+    ck_assert_int_eq(json_array_size(series), 6);
+    for (size_t i = 0; i < 6; i++) { /* of the third nothing is observed where it is tested */
+        const json_t *mse = json_object_get(json_array_get(series, i), "mse");
+        ck_assert_msg(i == 2 ? json_is_null(mse) : json_is_real(mse), "series %zu", i);
+    }
+    json_decref(metrics);
+    json_decref(scores);
+    expect_done(run("forecast", ARGS(dir.text, "--out", out.text)));
+    expect_no_nan(out.text);
+    expect_done(run("forecast", ARGS(dir.text, "--out", other.text, "--data", csv.text, "--panel", "item,ts,v")));
+    char *text = file_read(out.text, NULL), *again = file_read(other.text, NULL);
+    ck_assert_int_eq(lines_of(text), 1 + 6 * H);
+    ck_assert_str_eq(text, again);
+    free(text);
+    free(again);
+}
+END_TEST
+
+/* NaN in what the library is given: the program's forecasts of the same rows, where holes were trained on; else refused. */
+START_TEST(library_takes_holes)
+{
+    struct path mask = new_dir("mask"), refuse = new_dir("refuse"), out = new_dir("out.h5");
+    float inputs[C * L], forecasts[C * H];
+    write_series(data.text, 0.2, names);
+    expect_done(train(mask.text, ARGS("--set", "data.missing=mask")));
+    int holes = 0;
+    for (int i = 0; i < C * L; i++) {
+        inputs[i] = values[(ROWS - L + i % L) * C + i / L];
+        holes += isnan(inputs[i]);
+    }
+    ck_assert_int_gt(holes, 5);
+    expect_done(run("forecast", ARGS(mask.text, "--out", out.text)));
+    struct array expected = read_array(out.text, "/forecasts"); /* [1, H, C] */
+    struct patchstep_model *model;
+    ck_assert_int_eq(patchstep_open(mask.text, device, NULL, &model), PATCHSTEP_OK);
+    for (int nothing = 0; nothing < 2; nothing++) {
+        ck_assert_msg(patchstep_forecast(model, inputs, 1, forecasts) == PATCHSTEP_OK, "%s", patchstep_error());
+        for (int i = 0; i < C * H; i++) {
+            ck_assert(isfinite(forecasts[i]));
+            ck_assert(nothing || forecasts[i] == expected.values[i % H * C + i / H]);
+        }
+        for (int i = 0; i < C * L; i++) {
+            inputs[i] = NAN;
+        }
+    }
+    inputs[3] = INFINITY;
+    ck_assert_int_eq(patchstep_forecast(model, inputs, 1, forecasts), PATCHSTEP_DATA);
+    ck_assert_msg(strstr(patchstep_error(), "channel 0, step 3 (counted from 0) is inf") != NULL, "%s", patchstep_error());
+    patchstep_close(model);
+    free(expected.values);
+    write_series(data.text, 0, names);
+    expect_done(train(refuse.text, ARGS("--set", "train.epochs=1")));
+    ck_assert_int_eq(patchstep_open(refuse.text, device, NULL, &model), PATCHSTEP_OK);
+    inputs[3] = NAN;
+    ck_assert_int_eq(patchstep_forecast(model, inputs, 1, forecasts), PATCHSTEP_DATA);
+    ck_assert_msg(strstr(patchstep_error(), "a model trained with data.missing: mask takes NaN") != NULL, "%s", patchstep_error());
+    patchstep_close(model);
+}
+END_TEST
+
+/* What is not there cannot be scored: one line that says which part; forecasts are numbers all the same. */
+START_TEST(nothing_observed)
+{
+    struct path dir = new_dir("run"), none = new_dir("none"), other = new_dir("other.h5"), out = new_dir("out.csv");
+    write_series(other.text, 1, names);
+    static char *const mask[] = {"--set", "data.missing=mask", "--set", "data.path=other.h5", NULL};
+    expect_refused(train(none.text, mask), 3, ARGS(other.text, "the train part has no target that is observed: all are NaN"));
+    write_series(data.text, 0.1, names);
+    for (int i = ROWS * C * 8 / 10; i < ROWS * C; i++) {
+        values[i] = NAN;
+    }
+    OK(ps_series_write(other.text, values, ROWS, C, names, NULL, "1h", NULL));
+    expect_refused(train(none.text, mask), 3, ARGS(other.text, "the test part has no target that is observed: all are NaN"));
+    expect_done(train(dir.text, ARGS("--set", "data.missing=mask")));
+    struct path last = in_run(dir.text, "checkpoints/last.h5");
+    expect_refused(evaluate(last.text, ARGS("--data", other.text)), 3, ARGS(other.text, "the test part has no target"));
+    json_t *scores = evaluate_json(last.text, ARGS("--json", "--data", other.text, "--split", "val"));
+    ck_assert_double_gt(number_in(scores, "mse"), 0);
+    json_decref(scores);
+    expect_done(run("forecast", ARGS(last.text, "--data", other.text, "--out", out.text)));
+    expect_no_nan(out.text);
+    /* Ready-made windows whose targets are there, and none of their inputs. */
+    static float inputs[30 * C * L], targets[30 * C * H];
+    for (int i = 0; i < 30 * C * L; i++) {
+        inputs[i] = NAN;
+    }
+    hid_t file = H5Fcreate(other.text, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
+    put(file, "inputs", 3, (hsize_t[]){30, C, L}, inputs);
+    put(file, "targets", 3, (hsize_t[]){30, C, H}, targets);
+    H5Fclose(file);
+    expect_refused(evaluate(last.text, ARGS("--data", other.text, "--split", "all")), 3,
+                   ARGS(other.text, "the all part has no target that is observed behind an input that is"));
+}
+END_TEST
+
+/* Masked patches are those that were hidden; what was never there is no target. */
+START_TEST(pretraining_refused)
+{
+    write_series(data.text, 0.1, names);
+    expect_refused(train(new_dir("run").text, ARGS("--set", "data.missing=mask", "--set", "train.objective=masked", "--set",
+                                                   "model.stride=8", "--set", "model.padding=none")),
+                   3, ARGS(data.text, "holds NaN", "train.objective: masked", "--fill previous"));
+}
+END_TEST
+
+/* Data with holes that stream from their file: their scores are those from memory. */
+START_TEST(streamed_scores)
+{
+    struct path dir = new_dir("run");
+    write_long(0.2);
+    expect_done(train(dir.text, ARGS("--set", "data.missing=mask", "--set", "data.split=[2000, 300, 6000]", "--set",
+                                     "train.epochs=1", "--set", "data.memory_limit=1500000")));
+    struct ps_checkpoint checkpoint = load(dir.text, "last.h5");
+    struct ps_accuracy scores[2][PS_SPLITS];
+    struct ps_naive naive[2];
+    for (int streams = 0; streams < 2; streams++) {
+        struct ps_config c;
+        struct ps_session *s;
+        OK(ps_config_parse_saved(checkpoint.config, "saved", &c));
+        c.data.memory_limit = streams ? c.data.memory_limit : 0;
+        OK(ps_session_open(&c, &(struct ps_session_options){.device = device, .checkpoint = &checkpoint, .scored = 7}, &s));
+        ck_assert_int_eq(s->groups != NULL, streams);
+        OK(ps_session_load_weights(s, &checkpoint, 0));
+        for (int split = PS_TRAIN; split < PS_SPLITS; split++) {
+            OK(ps_session_score(s, (enum ps_split)split, &scores[streams][split]));
+            ck_assert(isfinite(scores[streams][split].all.mse));
+        }
+        OK(ps_session_naive(s, PS_TEST, &naive[streams]));
+        ps_session_close(s);
+        ps_config_free(&c);
+    }
+    ck_assert_mem_eq(scores[0], scores[1], sizeof scores[0]);
+    ck_assert_mem_eq(&naive[0], &naive[1], sizeof naive[0]);
+    ps_checkpoint_free(&checkpoint);
+}
+END_TEST
+
 static void make_folder(void)
 {
     folder = folder_make();
@@ -673,6 +842,11 @@ int main(void)
     tcase_add_test(p, same_bits);
     tcase_add_test(p, channels_by_name);
     tcase_add_test(p, from_csv_to_forecasts);
+    tcase_add_test(p, panels_from_csv);
+    tcase_add_test(p, library_takes_holes);
+    tcase_add_test(p, nothing_observed);
+    tcase_add_test(p, pretraining_refused);
+    tcase_add_test(p, streamed_scores);
     suite_add_tcase(suite, p);
     return run_suite(suite, CK_FORK_GETENV) != 0;
 }
