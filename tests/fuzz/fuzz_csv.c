@@ -1,17 +1,27 @@
 /* The CSV importer. Input: a CSV, and before it the options, each a byte: 1: the column of times is named "date", 2: and is read
  * by the format that follows, up to a line's end, 3: gaps are allowed, 4 and 5: missing values are filled, 6: numbers have a
- * decimal comma, 7: and fields are cut at semicolons, 8: there are many series, named by "id". What is imported must be a series or
- * a panel. */
+ * decimal comma, 7: and fields are cut at semicolons, 8: there are many series, named by "id", 11: missing values stay. What is
+ * imported must be a series or a panel. */
 #include "data/import.h"
 #include "data/series.h"
 #include "tests/fuzz/fuzz.h"
+
+/* What was written, with `missing` values that were, is a series; these are missing in it where they stay. */
+static void must_hold(const char *path, int64_t missing, const struct ps_import_options *options)
+{
+    struct ps_series *series;
+    MUST(ps_series_look(path) == PS_OK);
+    MUST(ps_series_open_as(path, &(struct ps_reading){.masked = options->fill == PS_FILL_NAN}, &series) == PS_OK);
+    MUST(series->missing == (options->fill == PS_FILL_NAN ? missing : 0));
+    ps_series_close(series);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char out[256], format[256];
     struct ps_import_options options = {0};
     int panel = 0;
-    for (; size > 0 && data[0] >= 1 && data[0] <= 8; data++, size--) {
+    for (; size > 0 && ((data[0] >= 1 && data[0] <= 8) || data[0] == 11); data++, size--) {
         const uint8_t *end = memchr(data, '\n', size);
         switch (data[0]) {
         case 1:
@@ -39,7 +49,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             panel = 1;
             break;
         default:
-            options.fill = data[0] == 4 ? PS_FILL_PREVIOUS : PS_FILL_LINEAR;
+            options.fill = data[0] == 4 ? PS_FILL_PREVIOUS : data[0] == 5 ? PS_FILL_LINEAR : PS_FILL_NAN;
             break;
         }
     }
@@ -50,7 +60,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (status == PS_OK) {
             MUST(made.series > 0 && made.rows >= made.series);
             MUST(made.gaps + made.missing == 0 || options.fill != PS_FILL_NONE);
-            MUST(ps_series_look(out) == PS_OK);
+            must_hold(out, made.gaps + made.missing, &options);
             MUST(unlink(out) == 0);
         }
         return 0;
@@ -63,7 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         MUST(imported.gaps == 0 || (options.allow_gaps && imported.gaps < imported.rows));
         MUST(imported.filled == 0 || (options.fill != PS_FILL_NONE && imported.filled < imported.rows * imported.channels));
         MUST(strchr(imported.warning, '\n') == NULL);
-        MUST(ps_series_look(out) == PS_OK);
+        must_hold(out, imported.filled, &options);
         MUST(unlink(out) == 0);
     }
     return 0;

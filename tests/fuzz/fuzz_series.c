@@ -1,5 +1,5 @@
 /* The series opener. Input: an HDF5 file. What the look in a child accepts must not harm this process, whether the values fit the
- * memory or stream; windows of a panel must not leave their series. */
+ * memory or stream, some may be missing, or some channels are taken; windows of a panel must not leave their series. */
 #include <stdlib.h>
 
 #include "data/order.h"
@@ -41,9 +41,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     if (status == PS_OK) {
         static const int64_t limits[] = {0, 1, 8 << 20};
-        const struct ps_memory memory = {.limit = limits[size % 3], .batch = 2, .seq_len = 2, .pred_len = 1};
+        const struct ps_reading reading = {.memory = {.limit = limits[size % 3], .batch = 2, .seq_len = 2, .pred_len = 1},
+                                           .masked = size / 3 % 2,
+                                           .channels = "b\0a",
+                                           .channel_count = size / 6 % 2 ? 2 : 0,
+                                           .trained = size / 12 % 2};
         struct ps_series *series;
-        must_explain(ps_series_open_within(path, &memory, &series), PS_DATA);
+        must_explain(ps_series_open_as(path, &reading, &series), PS_DATA);
         if (series != NULL && series->panel != NULL) {
             must_keep_borders(series);
         }
