@@ -740,7 +740,8 @@ START_TEST(nothing_observed)
     expect_refused(train(none.text, mask), 3, ARGS(other.text, "the test part has no target that is observed: all are NaN"));
     expect_done(train(dir.text, ARGS("--set", "data.missing=mask")));
     struct path last = in_run(dir.text, "checkpoints/last.h5");
-    expect_refused(evaluate(last.text, ARGS("--data", other.text)), 3, ARGS(other.text, "the test part has no target"));
+    expect_refused(evaluate(last.text, ARGS("--data", other.text)), 3,
+                   ARGS(other.text, "the test part has no target that is observed: all are NaN"));
     json_t *scores = evaluate_json(last.text, ARGS("--json", "--data", other.text, "--split", "val"));
     ck_assert_double_gt(number_in(scores, "mse"), 0);
     json_decref(scores);
