@@ -126,6 +126,10 @@ static enum ps_status fill(struct ps_config_reader *reader, const struct sources
     if (from->known) {
         PS_TRY(check_known(reader, from->known, then));
     }
+    struct ps_config *c = reader->config;
+    if (c->train.loss == PS_LOSS_QUANTILE && c->train.quantiles.n == 0) {
+        c->train.quantiles = (struct ps_reals){3, {0.1, 0.5, 0.9}};
+    }
     return ps_config_check(reader, origin);
 }
 
@@ -276,6 +280,7 @@ struct ps_model_shape ps_config_shape(const struct ps_config *c, int64_t channel
     struct ps_model_shape shape = {.channels = channels,
                                    .seq_len = c->model.seq_len,
                                    .pred_len = c->model.pred_len,
+                                   .quantiles = c->train.quantiles.n,
                                    .patch_len = c->model.patch_len,
                                    .stride = c->model.stride,
                                    .pad_end = c->model.padding == PS_PADDING_END,
@@ -300,4 +305,12 @@ struct ps_model_shape ps_config_shape(const struct ps_config *c, int64_t channel
         shape.dropout_at[i].rate = c->model.dropout_at[i];
     }
     return shape;
+}
+
+struct ps_loss ps_config_loss(const struct ps_config *c)
+{
+    struct ps_loss loss = {.kind = c->train.loss, .quantiles = (int)c->train.quantiles.n};
+    loss.delta = loss.kind == PS_LOSS_HUBER ? c->train.huber_delta : 0;
+    memcpy(loss.quantile, c->train.quantiles.value, (size_t)c->train.quantiles.n * sizeof *loss.quantile);
+    return loss;
 }

@@ -19,7 +19,15 @@ enum ps_placement { PS_PLACEMENT_AUTO, PS_PLACEMENT_DEVICE, PS_PLACEMENT_HOST };
 enum ps_attention_kind { PS_ATTENTION_AUTO, PS_ATTENTION_GEMM, PS_ATTENTION_TILED };
 enum ps_missing { PS_MISSING_REFUSE, PS_MISSING_MASK };
 enum ps_on_nonfinite { PS_NONFINITE_STOP, PS_NONFINITE_SKIP };
+/* What validation compares, for the best weights and for patience: the loss that is trained, or one of the errors. */
+enum ps_monitor { PS_MONITOR_LOSS, PS_MONITOR_MSE, PS_MONITOR_MAE };
 enum ps_fusion { PS_FUSION_AUTO, PS_FUSION_NONE, PS_FUSION_GEMM, PS_FUSION_LAYER };
+
+/* A list of numbers. */
+struct ps_reals {
+    int64_t n;
+    double value[PS_MOST_QUANTILES];
+};
 
 struct ps_config {
     struct {
@@ -68,7 +76,7 @@ struct ps_config {
         int64_t epochs;                    /* 100 */
         int64_t batch_size;                /* 128 */
         uint64_t seed;                     /* 1 */
-        int64_t patience;                  /* epochs without a better validation MSE; 0: never stop early */
+        int64_t patience;                  /* epochs in which what is monitored got no better; 0: never stop early */
         int64_t checkpoint_every;          /* steps; 0: at the end of each epoch */
         int64_t keep_last;                 /* states kept, last.h5 included; 2 */
         int64_t keep_best;                 /* best weights kept, best.h5 included; 1 */
@@ -76,6 +84,10 @@ struct ps_config {
         enum ps_objective objective;       /* forecast */
         enum ps_freeze freeze;             /* none */
         int64_t freeze_epochs;             /* how many it lasts; 0: all */
+        enum ps_loss_kind loss;            /* mse */
+        double huber_delta;                /* 1, in standardised units */
+        struct ps_reals quantiles;         /* rising; of loss quantile, where none are given, 0.1, 0.5 and 0.9 */
+        enum ps_monitor monitor;           /* loss */
     } train;
     struct {
         char *device;                     /* auto, cpu, cuda, cuda:N */
@@ -124,6 +136,8 @@ enum ps_status ps_config_load_known(const struct ps_known *known, const char *pa
 
 /* The model's shape for data of so many channels. */
 struct ps_model_shape ps_config_shape(const struct ps_config *config, int64_t channels);
+/* What is minimised, of targets that are all there. */
+struct ps_loss ps_config_loss(const struct ps_config *config);
 
 /* How the config has its data read, for windows of `batch`. */
 struct ps_reading ps_config_reading(const struct ps_config *config, int64_t batch);

@@ -41,8 +41,9 @@ static enum ps_status check_split(const double split[3], const char *where)
 /* Each size alone may be large; together they must not overflow where tensors are laid out. */
 static enum ps_status check_parameters(const struct ps_config *c, const char *where)
 {
+    const double quantiles = c->train.quantiles.n ? (double)c->train.quantiles.n : 1;
     double d = (double)c->model.d_model, patches = (double)((c->model.seq_len - c->model.patch_len) / c->model.stride + 2);
-    double count = d * (double)c->model.patch_len + patches * d * (1 + (double)c->model.pred_len) +
+    double count = d * (double)c->model.patch_len + patches * d * (1 + quantiles * (double)c->model.pred_len) +
                    (double)c->model.n_layers * d * (4 * d + 2 * (double)c->model.d_ff);
     return count <= 0x1p40 ? PS_OK : ps_config_fail(where, "model: has %.2g parameters; at most %.2g can be served", count, 0x1p40);
 }
@@ -75,6 +76,27 @@ static enum ps_status check_freezing(const struct ps_config_reader *reader, cons
     if (c->train.freeze == PS_FREEZE_ENCODER && c->train.objective == PS_OBJECTIVE_MASKED) {
         return ps_config_fail(blame(reader, origin, "train", "freeze", "objective"),
                               "train.freeze: encoder freezes what train.objective: masked is there to train: set freeze: none");
+    }
+    return PS_OK;
+}
+
+static enum ps_status check_quantiles(const struct ps_config_reader *reader, const char *origin)
+{
+    const struct ps_reals *q = &reader->config->train.quantiles;
+    const char *where = blame(reader, origin, "train", "quantiles", "loss");
+    if (q->n > 0 && reader->config->train.loss != PS_LOSS_QUANTILE) {
+        return ps_config_fail(where, "train.quantiles: are what train.loss: quantile trains; set it, or leave them out");
+    }
+    if (q->n > 0 && reader->config->train.objective == PS_OBJECTIVE_MASKED) {
+        return ps_config_fail(
+            blame(reader, origin, "train", "loss", "objective"),
+            "train.loss: quantile forecasts, and train.objective: masked fills in patches; take mse, mae or huber");
+    }
+    for (int64_t i = 1; i < q->n; i++) {
+        if (q->value[i] <= q->value[i - 1]) {
+            return ps_config_fail(where, "train.quantiles: %g stands behind %g; they must rise, as [0.1, 0.5, 0.9]", q->value[i],
+                                  q->value[i - 1]);
+        }
     }
     return PS_OK;
 }
@@ -124,6 +146,7 @@ enum ps_status ps_config_check(const struct ps_config_reader *reader, const char
                               "model.%s: is a part of RevIN, and model.revin is false", key);
     }
     PS_TRY(check_parameters(c, blame(reader, origin, "model", "d_model", "seq_len")));
+    PS_TRY(check_quantiles(reader, origin));
     PS_TRY(check_masking(reader, origin));
     PS_TRY(check_freezing(reader, origin));
     if (c->optim.min_lr > c->optim.lr) {

@@ -16,6 +16,8 @@ static const char *const placements[] = {"auto", "device", "host", NULL};
 static const char *const fusions[] = {"auto", "none", "gemm", "layer", NULL};
 static const char *const attentions[] = {"auto", "gemm", "tiled", NULL};
 static const char *const on_nonfinites[] = {"stop", "skip", NULL};
+static const char *const losses[] = {"mse", "mae", "huber", "quantile", NULL};
+static const char *const monitors[] = {"loss", "mse", "mae", NULL};
 static const char *const schedules[] = {"constant", "cosine", "onecycle", "type3", NULL};
 static const char *const precisions[] = {"fp64", "fp32", "tf32", "bf16", "fp16", NULL}; /* as enum ps_precision */
 static const char *const backends[] = {"auto", "reference", "cpu", "cuda", NULL};
@@ -90,6 +92,10 @@ static const struct ps_key table[] = {
     KEY(train, objective, CHOICE, {"forecast"}, .choices = objectives),
     KEY(train, freeze, CHOICE, {"none"}, .choices = freezes),
     KEY(train, freeze_epochs, WHOLE, {"0"}, .range = PS_RANGE_LIMIT),
+    KEY(train, loss, CHOICE, {"mse"}, .choices = losses),
+    KEY(train, huber_delta, REAL, {"1"}, .range = PS_RANGE_POSITIVE),
+    KEY(train, quantiles, REALS, {NULL}, .range = PS_RANGE_INSIDE),
+    KEY(train, monitor, CHOICE, {"loss"}, .choices = monitors),
     KEY(runtime, device, TEXT, {"auto"}),
     KEY(runtime, precision, CHOICE, {"fp32"}, .choices = precisions),
     KEY(runtime, backend, TEXT, {"auto"}, .choices = backends),
@@ -108,7 +114,7 @@ const char *const ps_sections[PS_SECTIONS] = {"data", "model", "optim", "train",
 
 int ps_key_is_list(const struct ps_key *key)
 {
-    return key->type == PS_KEY_SPLIT || key->type == PS_KEY_LIST;
+    return key->type == PS_KEY_SPLIT || key->type == PS_KEY_LIST || key->type == PS_KEY_REALS;
 }
 
 int ps_key_index(const char *section, const char *name)

@@ -7,7 +7,7 @@
 
 #include "src/config.h"
 
-/* RATE: a real number, or auto, which is -1. LIST: texts, see struct ps_config. */
+/* RATE: a real number, or auto, which is -1. LIST: texts, see struct ps_config. REALS: a list of up to PS_MOST_QUANTILES. */
 enum ps_key_type {
     PS_KEY_TEXT,
     PS_KEY_WHOLE,
@@ -18,7 +18,8 @@ enum ps_key_type {
     PS_KEY_SWITCH,
     PS_KEY_CHOICE,
     PS_KEY_SPLIT,
-    PS_KEY_LIST
+    PS_KEY_LIST,
+    PS_KEY_REALS
 };
 enum ps_key_range {
     PS_RANGE_ANY,
@@ -35,15 +36,15 @@ enum ps_key_range {
 struct ps_key {
     const char *section, *name;
     enum ps_key_type type;
-    size_t offset; /* in struct ps_config */
-    const char *preset[3];
+    size_t offset;         /* in struct ps_config */
+    const char *preset[3]; /* NULL: the list is shorter */
     enum ps_key_range range;
     const char *const *choices; /* the word for 0, 1, ...; NULL-terminated */
     int free_on_resume;         /* cannot change the result */
 };
 
 /* In the order of struct ps_config, which is the order of the resolved text. */
-enum { PS_KEYS = 67, PS_SECTIONS = 5 };
+enum { PS_KEYS = 71, PS_SECTIONS = 5 };
 extern const struct ps_key *const ps_keys; /* [PS_KEYS] */
 extern const char *const ps_sections[PS_SECTIONS];
 int ps_key_index(const char *section, const char *name); /* -1: there is none */

@@ -50,15 +50,25 @@ void ps_config_print_text(FILE *out, const char *text)
     fputc('"', out);
 }
 
+static void print_reals(FILE *out, const double *value, int64_t n)
+{
+    fputc('[', out);
+    for (int64_t i = 0; i < n; i++) {
+        fputs(i ? ", " : "", out);
+        print_real(out, value[i]);
+    }
+    fputc(']', out);
+}
+
 static void print_split(FILE *out, const struct ps_config *c)
 {
-    for (int i = 0; i < (c->data.split_dated ? 2 : 3); i++) {
+    if (!c->data.split_dated) {
+        print_reals(out, c->data.split, 3);
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
         fputs(i ? ", " : "[", out);
-        if (c->data.split_dated) {
-            ps_config_print_text(out, ps_date_text(c->data.split_from[i]).text);
-        } else {
-            print_real(out, c->data.split[i]);
-        }
+        ps_config_print_text(out, ps_date_text(c->data.split_from[i]).text);
     }
     fputc(']', out);
 }
@@ -89,6 +99,9 @@ static void print_value(FILE *out, const struct ps_key *key, const struct ps_con
         break;
     case PS_KEY_SPLIT:
         print_split(out, config);
+        break;
+    case PS_KEY_REALS:
+        print_reals(out, ((const struct ps_reals *)place)->value, ((const struct ps_reals *)place)->n);
         break;
     case PS_KEY_LIST:
         fputc('[', out);

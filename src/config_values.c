@@ -141,6 +141,14 @@ static enum ps_status choose(const struct ps_key *key, const char *text, const c
                           names.nearest ? "; did you mean " : "", names.nearest ? names.nearest : "", names.nearest ? "?" : "");
 }
 
+static enum ps_status put_reals(const struct ps_key *key, const char *const *text, int n, const char *where, double *value)
+{
+    for (int i = 0; i < n; i++) {
+        PS_TRY(put_real(key, text[i], where, &value[i]));
+    }
+    return PS_OK;
+}
+
 /* Three numbers, or two times. */
 static enum ps_status put_split(struct ps_config *c, const struct ps_key *key, const char *const *text, int n, const char *where)
 {
@@ -161,10 +169,7 @@ static enum ps_status put_split(struct ps_config *c, const struct ps_key *key, c
     if (n != 3 || dates > 0) {
         return ps_config_fail(where, "data.split: needs " PS_SPLIT_FORM);
     }
-    for (int i = 0; i < n; i++) {
-        PS_TRY(put_real(key, text[i], where, &c->data.split[i]));
-    }
-    return PS_OK;
+    return put_reals(key, text, n, where, c->data.split);
 }
 
 /* Texts, each of them once. */
@@ -256,6 +261,11 @@ enum ps_status ps_config_put(struct ps_config_reader *reader, const struct ps_ke
         return put_real(key, *text, where, place);
     case PS_KEY_SPLIT:
         return put_split(reader->config, key, text, n, where);
+    case PS_KEY_REALS: {
+        struct ps_reals *reals = place;
+        reals->n = n;
+        return put_reals(key, text, n, where, reals->value);
+    }
     case PS_KEY_SWITCH:
         for (int i = 0; switches[i]; i++) {
             if (strcmp(*text, switches[i]) == 0) {

@@ -180,6 +180,8 @@ static void make_schema(struct schema *schema)
                 field->value = (cyaml_schema_value_t){CYAML_VALUE_SEQUENCE(flags, char *, &schema->text, 2, 3)};
             } else if (ps_keys[i].type == PS_KEY_LIST) {
                 field->value = (cyaml_schema_value_t){CYAML_VALUE_SEQUENCE(flags, char *, &schema->text, 0, CYAML_UNLIMITED)};
+            } else if (ps_keys[i].type == PS_KEY_REALS) {
+                field->value = (cyaml_schema_value_t){CYAML_VALUE_SEQUENCE(flags, char *, &schema->text, 0, PS_MOST_QUANTILES)};
             } else {
                 field->value = (cyaml_schema_value_t){CYAML_VALUE_STRING(flags, char, 0, CYAML_UNLIMITED)};
             }
@@ -248,6 +250,8 @@ static const char *form(const struct ps_key *key)
         return PS_SPLIT_FORM;
     case PS_KEY_LIST:
         return "a list of texts, such as [load, wind]";
+    case PS_KEY_REALS:
+        return "a list of at most 32 numbers, such as [0.1, 0.5, 0.9]";
     case PS_KEY_SWITCH:
         return "true or false";
     case PS_KEY_CHOICE:
@@ -339,10 +343,9 @@ enum ps_status ps_config_read(struct ps_config_reader *reader, const char *text,
     }
     for (int i = 0; raw && i < PS_KEYS && status == PS_OK; i++) {
         const struct slot *slot = &raw->key[i];
-        const int list = ps_key_is_list(&ps_keys[i]);
-        const int empty = ps_keys[i].type == PS_KEY_LIST && find_place(&places, ps_keys[i].section, ps_keys[i].name, 0);
-        if (slot->value || empty) {
-            make_where(reader->where[i], origin, find_place(&places, ps_keys[i].section, ps_keys[i].name, 0));
+        const int line = find_place(&places, ps_keys[i].section, ps_keys[i].name, 0), list = ps_key_is_list(&ps_keys[i]);
+        if (slot->value || (list && line)) { /* a list of nothing is NULL too */
+            make_where(reader->where[i], origin, line);
             const char *one = slot->value;
             status = ps_config_put(reader, &ps_keys[i], list ? (const char *const *)slot->value : &one, list ? (int)slot->n : 1,
                                    reader->where[i]);

@@ -73,11 +73,12 @@ enum ps_status ps_engine_open_model(const struct ps_config *c, struct ps_kernels
                                        .epilogue = c->runtime.epilogue,
                                        .tiled_attention = tiled_attention(c, kernels, &shape),
                                        .seed = c->train.seed,
-                                       .loss.missing = masked};
+                                       .loss = ps_config_loss(c)};
+    options.loss.missing = masked;
     /* The widest activations, as ps_model_open lays them out: their size must not overflow. */
     double patches = (double)ps_patches(&shape), rows = (double)batch * (double)shape.channels * patches;
     double wide = fmax(fmax((double)shape.d_ff, 3.0 * (double)shape.d_model), (double)shape.n_heads * patches);
-    double ends = (double)batch * (double)shape.channels * (double)(shape.seq_len + shape.pred_len);
+    double ends = (double)batch * (double)shape.channels * (double)(shape.seq_len + ps_head_width(&shape));
     if (fmax(rows * wide, ends) > 0x1p50) {
         return ps_fail(PS_USAGE, "train.batch_size: a step of %lld windows of %lld channels has %.2g activations: lower %s",
                        (long long)batch, (long long)shape.channels, fmax(rows * wide, ends),

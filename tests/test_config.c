@@ -30,6 +30,11 @@ static void must_fail(const char *text, const char *message)
     ck_assert_ptr_null(strchr(ps_error_message(), '\n'));
 }
 
+static void must_parse(const char *text, struct ps_config *config)
+{
+    ck_assert_msg(parse(text, config) == PS_OK, "%s", ps_error_message());
+}
+
 START_TEST(presets)
 {
     struct ps_config c;
@@ -46,6 +51,8 @@ START_TEST(presets)
     ck_assert(c.optim.warmup_steps == 0 && c.optim.min_lr == 0 && c.optim.pct_start == 0.3);
     ck_assert(c.train.epochs == 100 && c.train.batch_size == 128 && c.train.seed == 1 && c.train.patience == 0);
     ck_assert(c.train.checkpoint_every == 0);
+    ck_assert(c.train.loss == PS_LOSS_MSE && c.train.huber_delta == 1 && c.train.quantiles.n == 0);
+    ck_assert(c.train.monitor == PS_MONITOR_LOSS);
     ck_assert_str_eq(c.runtime.device, "auto");
     ck_assert_str_eq(c.runtime.backend, "auto");
     ck_assert(c.runtime.precision == PS_FP32 && c.runtime.fusion == PS_FUSION_AUTO);
@@ -68,7 +75,7 @@ static const char everything[] =
     "  eps: 4.9406564584124654e-324\n  clip_norm: 1.5\n  schedule: onecycle\n  warmup_steps: 5\n"
     "  min_lr: 1e-7\n  pct_start: 0.2\n"
     "train:\n  epochs: 7\n  batch_size: 3\n  seed: 18446744073709551615\n  patience: 2\n"
-    "  checkpoint_every: 10\n"
+    "  checkpoint_every: 10\n  loss: quantile\n  huber_delta: 0.7\n  quantiles: [0.05, 0.5]\n  monitor: mae\n"
     "runtime:\n  device: cuda:1\n  precision: tf32\n  backend: cuda\n  fusion: gemm\n"
     "  attention: tiled\n  merge_qkv: false\n  epilogue: off\n  tiny_gemm: off\n  tuning: a.tune\n  threads: 2\n";
 
@@ -94,6 +101,8 @@ START_TEST(every_key)
     ck_assert(c.optim.warmup_steps == 5 && c.optim.min_lr == 1e-7 && c.optim.pct_start == 0.2);
     ck_assert(c.train.epochs == 7 && c.train.batch_size == 3 && c.train.seed == UINT64_MAX && c.train.patience == 2);
     ck_assert(c.train.checkpoint_every == 10);
+    ck_assert(c.train.loss == PS_LOSS_QUANTILE && c.train.huber_delta == 0.7 && c.train.monitor == PS_MONITOR_MAE);
+    ck_assert(c.train.quantiles.n == 2 && c.train.quantiles.value[0] == 0.05 && c.train.quantiles.value[1] == 0.5);
     ck_assert_str_eq(c.runtime.device, "cuda:1");
     ck_assert_str_eq(c.runtime.backend, "cuda");
     ck_assert(c.runtime.precision == PS_TF32 && c.runtime.fusion == PS_FUSION_GEMM);
@@ -295,6 +304,22 @@ START_TEST(bad_values)
     must_fail(OK "train:\n  batch_size: 0\n", "x.yaml:4: train.batch_size: 0 must be from 1");
     must_fail(OK "train:\n  patience: -1\n", "train.patience: -1 must be from 0");
     must_fail(OK "train:\n  checkpoint_every: -1\n", "train.checkpoint_every: -1 must be from 0");
+    must_fail(OK "train:\n  loss: rmse\n",
+              "x.yaml:4: train.loss: \"rmse\" is not one of mse, mae, huber, quantile; did you mean mse?");
+    must_fail(OK "train:\n  huber_delta: 0\n", "x.yaml:4: train.huber_delta: 0 must be more than 0");
+    must_fail(OK "train:\n  monitor: val_mse\n", "x.yaml:4: train.monitor: \"val_mse\" is not one of loss, mse, mae");
+    must_fail(OK "train:\n  quantiles: [0.1]\n", "x.yaml:4: train.quantiles: are what train.loss: quantile trains");
+    must_fail(OK "train:\n  loss: quantile\n  quantiles: 0.5\n", "x.yaml:5: train.quantiles: needs a list of at most 32 numbers");
+    must_fail(OK "train:\n  loss: quantile\n  quantiles: [0.5, 0.1]\n",
+              "x.yaml:5: train.quantiles: 0.1 stands behind 0.5; they must rise");
+    must_fail(OK "train:\n  loss: quantile\n  objective: masked\n",
+              "x.yaml:4: train.loss: quantile forecasts, and train.objective: masked");
+    must_fail(OK "train:\n  loss: quantile\n  quantiles: [0.5, 0.5]\n", "x.yaml:5: train.quantiles: 0.5 stands behind 0.5");
+    must_fail(OK "train:\n  loss: quantile\n  quantiles: [0.5, 1]\n",
+              "x.yaml:5: train.quantiles: 1 must be more than 0 and less than 1");
+    must_fail(OK "train:\n  loss: quantile\n  quantiles: [0, 0.5]\n",
+              "x.yaml:5: train.quantiles: 0 must be more than 0 and less than 1");
+    must_fail(OK "train:\n  loss: quantile\n  quantiles: [0.1, half]\n", "x.yaml:5: train.quantiles: \"half\" is not a number");
     must_fail(OK "runtime:\n  threads: -1\n", "runtime.threads: -1 must be from 0");
     must_fail("data:\n  path: a\n  split: [-0.1, 0.5, 0.5]\n", "x.yaml:3: data.split: -0.1 must be at least 0");
     must_fail("data:\n  path: a\n  split: [0.7, 0.2, 0.2]\n",
@@ -349,6 +374,40 @@ START_TEST(bad_masking)
     must_fail(OK "train:\n  freeze_epochs: 3\n",
               "x.yaml:4: train.freeze_epochs: 3 says how long train.freeze lasts, which is none");
     must_fail(OK "train:\n  freeze: encoder\n  freeze_epochs: -1\n", "x.yaml:5: train.freeze_epochs: -1 must be from 0");
+}
+END_TEST
+
+/* A list of any length, whose length is the head's. */
+START_TEST(quantiles)
+{
+    struct ps_config c;
+    must_parse(OK "train:\n  loss: quantile\n", &c);
+    struct ps_loss loss = ps_config_loss(&c);
+    ck_assert(loss.kind == PS_LOSS_QUANTILE && loss.quantiles == 3 && !loss.missing && loss.delta == 0);
+    ck_assert(loss.quantile[0] == 0.1 && loss.quantile[1] == 0.5 && loss.quantile[2] == 0.9);
+    ck_assert_int_eq(ps_config_shape(&c, 2).quantiles, 3);
+    ps_config_free(&c);
+    char text[400] = OK "train:\n  loss: quantile\n  quantiles: [0.01";
+    for (int i = 2; i <= PS_MOST_QUANTILES; i++) {
+        snprintf(text + strlen(text), sizeof text - strlen(text), ", %.2f", 0.01 * i);
+    }
+    const size_t end = strlen(text);
+    snprintf(text + end, sizeof text - end, "]\n");
+    must_parse(text, &c);
+    ck_assert(c.train.quantiles.n == PS_MOST_QUANTILES && c.train.quantiles.value[PS_MOST_QUANTILES - 1] == 0.32);
+    ps_config_free(&c);
+    snprintf(text + end, sizeof text - end, ", 0.5]\n");
+    must_fail(text, "x.yaml:5: train.quantiles: needs a list of at most 32 numbers");
+    must_parse(OK "train:\n  loss: huber\n  quantiles: []\n  huber_delta: 0.5\n", &c);
+    loss = ps_config_loss(&c);
+    ck_assert(loss.kind == PS_LOSS_HUBER && loss.delta == 0.5 && ps_config_shape(&c, 2).quantiles == 0);
+    ps_config_free(&c);
+    /* An override takes them back. */
+    char *const overrides[] = {"train.loss=mae", "train.quantiles=[]"};
+    ck_assert_int_eq(ps_config_parse(OK "train:\n  loss: quantile\n  quantiles: [0.5]\n", "x.yaml", overrides, 2, &c), PS_OK);
+    ck_assert(c.train.loss == PS_LOSS_MAE && c.train.quantiles.n == 0);
+    ps_config_free(&c);
+    ck_assert_int_eq(ps_config_parse(OK "train:\n  loss: quantile\n  quantiles: [0.5]\n", "x.yaml", overrides, 1, &c), PS_USAGE);
 }
 END_TEST
 
@@ -669,6 +728,9 @@ START_TEST(resume)
                  {"optim", "pct_start", "0.2"},
                  {"train", "batch_size", "64"},
                  {"train", "seed", "2"},
+                 {"train", "loss", "mae"},
+                 {"train", "huber_delta", "0.5"},
+                 {"train", "monitor", "mse"},
                  {"runtime", "device", "cuda"},
                  {"runtime", "precision", "tf32"},
                  {"runtime", "backend", "cpu"},
@@ -716,6 +778,7 @@ int main(void)
     tcase_add_test(tests, bad_keys);
     tcase_add_test(tests, bad_types);
     tcase_add_test(tests, bad_values);
+    tcase_add_test(tests, quantiles);
     tcase_add_test(tests, bad_yaml);
     tcase_add_test(tests, mangled_yaml);
     tcase_add_test(tests, overrides);
