@@ -46,16 +46,21 @@ class Run:
 
     def _went_on(self):
         """Whether the run was resumed after its test and has found better weights since, so that test.json is of others."""
-        tested = [e["val_mse"] for e in self.epochs if e["epoch"] == self.test["epoch"]]
-        return bool(tested) and any(e["epoch"] > self.test["epoch"] and number(e["val_mse"]) < number(tested[-1])
+        tested = [self.monitored(e) for e in self.epochs if e["epoch"] == self.test["epoch"]]
+        return bool(tested) and any(e["epoch"] > self.test["epoch"] and number(self.monitored(e)) < number(tested[-1])
                                     for e in self.epochs)
+
+    def monitored(self, epoch):
+        """What train chose the best epoch by, as train.monitor says; runs of versions without that key by validation MSE."""
+        key = {"loss": "val_loss", "mae": "val_mae"}.get(self.config.get("train.monitor"), "val_mse")
+        return epoch[key] if key in epoch else epoch["val_mse"]
 
     def best(self):
         """The epoch whose weights are, or would be, tested; None before the first with a finite validation error."""
         if self.test:
             return next((e for e in self.epochs if e["epoch"] == self.test["epoch"]), None)
-        finite = [e for e in self.epochs if e["val_mse"] is not None]
-        return min(finite, key=lambda e: e["val_mse"], default=None)
+        finite = [e for e in self.epochs if self.monitored(e) is not None]
+        return min(finite, key=self.monitored, default=None)
 
     def masked(self):
         """Whether it was pre-trained, so that its errors are not of forecasts."""

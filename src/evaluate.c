@@ -302,6 +302,11 @@ static void print_text(const struct ps_session *s, const struct arguments *a, co
     const struct ps_test_record *record = &scores->record;
     printf("%s, split %s, standardised units\n", a->checkpoint, ps_split_name(a->split));
     print_line("model", &record->all);
+    char loss[PS_LOSS_TEXT];
+    ps_loss_text(&record->loss, &record->all, loss);
+    if (*loss && record->all.windows > 0) {
+        printf("%-16s %s\n", "", loss);
+    }
     print_line("full batches", &record->full_batches);
     print_line("repeat-last", &record->repeat_last);
     print_line("seasonal-naive", &record->seasonal_naive);
@@ -474,7 +479,7 @@ static enum ps_status evaluate(struct arguments *a)
         ps_session_warn_threads(s, "evaluate");
         status = ps_session_load_weights(s, &checkpoint, 0);
     }
-    struct scores scores = {.record = {.epoch = checkpoint.epoch, .step = checkpoint.step}};
+    struct scores scores = {.record = {.loss = ps_config_loss(&config), .epoch = checkpoint.epoch, .step = checkpoint.step}};
     if (status == PS_OK) {
         status = score(s, a, &scores);
     }

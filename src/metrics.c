@@ -28,6 +28,10 @@ enum ps_status ps_metrics_append(const char *path, const struct ps_epoch_record 
                   "train_loss", ps_json_number(record->train_loss), "val_mse", ps_json_number(record->val_mse), "val_mae",
                   ps_json_number(record->val_mae), "lr", ps_json_number(record->lr), "seconds", ps_json_number(record->seconds),
                   "windows_per_second", ps_json_number(record->windows_per_second), "skipped", whole(record->skipped));
+    if (object && record->loss != PS_LOSS_MSE && json_object_set_new(object, "val_loss", ps_json_number(record->val_loss)) != 0) {
+        json_decref(object);
+        object = NULL;
+    }
     /* 17 digits read back as the same double. */
     char *text = object ? json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL, *line = NULL;
     json_decref(object);
@@ -79,9 +83,9 @@ static double real_of(const json_t *value)
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
-enum ps_status ps_metrics_validation(const char *path, uint64_t epoch, double *mse, double *mae)
+enum ps_status ps_metrics_validation(const char *path, uint64_t epoch, struct ps_score *validation)
 {
-    *mse = *mae = NAN;
+    *validation = (struct ps_score){.mse = NAN, .mae = NAN, .loss = NAN};
     if (access(path, F_OK) != 0 && errno == ENOENT) {
         return PS_OK;
     }
@@ -92,8 +96,9 @@ enum ps_status ps_metrics_validation(const char *path, uint64_t epoch, double *m
         json_t *object = json_loadb(begin, (size_t)(end - begin), JSON_REJECT_DUPLICATES, NULL);
         const json_t *number = json_object_get(object, "epoch");
         if (json_is_integer(number) && json_integer_value(number) == (json_int_t)epoch) {
-            *mse = real_of(json_object_get(object, "val_mse"));
-            *mae = real_of(json_object_get(object, "val_mae"));
+            validation->mse = real_of(json_object_get(object, "val_mse"));
+            validation->mae = real_of(json_object_get(object, "val_mae"));
+            validation->loss = real_of(json_object_get(object, "val_loss"));
         }
         json_decref(object);
     }
@@ -110,6 +115,39 @@ static json_t *score(const struct ps_score *score)
                      (json_int_t)score->windows);
 }
 
+void ps_loss_text(const struct ps_loss *loss, const struct ps_score *score, char text[PS_LOSS_TEXT])
+{
+    *text = 0;
+    if (loss->kind == PS_LOSS_HUBER) {
+        snprintf(text, PS_LOSS_TEXT, "huber loss %.4f", score->loss);
+    } else if (loss->kind == PS_LOSS_QUANTILE) {
+        int used = snprintf(text, PS_LOSS_TEXT, "pinball loss %.4f", score->loss);
+        if (loss->quantiles > 1) {
+            snprintf(text + used, (size_t)(PS_LOSS_TEXT - used), ", %.4f within quantiles %g to %g", score->coverage,
+                     loss->quantile[0], loss->quantile[loss->quantiles - 1]);
+        }
+    }
+}
+
+static json_t *loss_object(const struct ps_loss *loss, const struct ps_score *score)
+{
+    static const char *const kinds[] = {"mse", "mae", "huber", "quantile"};
+    const int known = score->windows > 0;
+    json_t *object = json_pack("{s:s, s:o}", "kind", kinds[loss->kind], "value", ps_json_number(known ? score->loss : NAN));
+    if (object && loss->kind == PS_LOSS_HUBER) {
+        json_object_set_new(object, "delta", json_real(loss->delta));
+    }
+    if (object && loss->kind == PS_LOSS_QUANTILE) {
+        json_t *quantiles = json_array();
+        for (int q = 0; q < loss->quantiles; q++) {
+            json_array_append_new(quantiles, json_real(loss->quantile[q]));
+        }
+        json_object_set_new(object, "quantiles", quantiles);
+        json_object_set_new(object, "coverage", ps_json_number(known && loss->quantiles > 1 ? score->coverage : NAN));
+    }
+    return object;
+}
+
 json_t *ps_test_object(const struct ps_test_record *record)
 {
     json_t *object = score(&record->all);
@@ -122,6 +160,9 @@ json_t *ps_test_object(const struct ps_test_record *record)
                  json_object_set_new(object, "seasonal_naive", score(&record->seasonal_naive)) |
                  json_object_set_new(object, "epoch", whole(record->epoch)) |
                  json_object_set_new(object, "step", whole(record->step));
+    if (record->loss.kind != PS_LOSS_MSE) {
+        failed |= json_object_set_new(object, "loss", loss_object(&record->loss, &record->all));
+    }
     if (failed) {
         json_decref(object);
         return NULL;
@@ -139,8 +180,13 @@ char *ps_json_text(json_t *object)
 enum ps_status ps_test_write(const char *path, const struct ps_test_record *record)
 {
     json_t *object = ps_test_object(record);
-    if (object && (json_object_set_new(object, "val_mse", ps_json_number(record->val_mse)) |
-                   json_object_set_new(object, "val_mae", ps_json_number(record->val_mae))) != 0) {
+    int failed = object ? json_object_set_new(object, "val_mse", ps_json_number(record->val_mse)) |
+                              json_object_set_new(object, "val_mae", ps_json_number(record->val_mae))
+                        : 1;
+    if (!failed && record->loss.kind != PS_LOSS_MSE) {
+        failed = json_object_set_new(object, "val_loss", ps_json_number(record->val_loss));
+    }
+    if (failed) {
         json_decref(object);
         object = NULL;
     }

@@ -134,16 +134,19 @@ void ps_progress_epoch(struct ps_progress *p, const struct ps_epoch_record *reco
     }
     double epochs_left = (double)p->epochs - (double)record->epoch;
     double each = p->epoch_seconds > 0 ? p->epoch_seconds : whole;
-    char skipped[64] = "", speed[48] = "";
+    char skipped[64] = "", speed[48] = "", own[40] = "";
+    if (record->loss != PS_LOSS_MSE && record->loss != PS_LOSS_MAE) {
+        snprintf(own, sizeof own, "loss %.5f ", record->val_loss);
+    }
     if (isfinite(record->windows_per_second)) {
         snprintf(speed, sizeof speed, ", %.0f windows/s", record->windows_per_second);
     }
     if (record->skipped) {
         snprintf(skipped, sizeof skipped, ", %" PRIu64 " steps skipped (not finite)", record->skipped);
     }
-    printf("epoch %" PRIu64 "/%" PRId64 ": train loss %.5f, validation MSE %.5f MAE %.5f, lr %.3g, %s%s, %s left%s\n",
-           record->epoch, p->epochs, record->train_loss, record->val_mse, record->val_mae, record->lr, duration(whole, seconds),
-           speed, duration(each * (epochs_left > 0 ? epochs_left : 0), left), skipped);
+    printf("epoch %" PRIu64 "/%" PRId64 ": train loss %.5f, validation %sMSE %.5f MAE %.5f, lr %.3g, %s%s, %s left%s\n",
+           record->epoch, p->epochs, record->train_loss, own, record->val_mse, record->val_mae, record->lr,
+           duration(whole, seconds), speed, duration(each * (epochs_left > 0 ? epochs_left : 0), left), skipped);
     fflush(stdout);
     p->next = now() + (p->terminal ? 0 : line_every);
 }

@@ -304,6 +304,21 @@ static enum ps_status initialise_from(struct ps_session *s, const struct argumen
     return PS_OK;
 }
 
+/* What epochs are compared by. */
+static double monitored(const struct ps_config *c, const struct ps_score *score)
+{
+    const int loss = c->train.monitor == PS_MONITOR_LOSS && c->train.loss != PS_LOSS_MSE;
+    return loss ? score->loss : c->train.monitor == PS_MONITOR_MAE ? score->mae : score->mse;
+}
+
+static const char *monitored_name(const struct ps_config *c)
+{
+    const int loss = c->train.monitor == PS_MONITOR_LOSS;
+    return c->train.monitor == PS_MONITOR_MAE || (loss && c->train.loss == PS_LOSS_MAE)   ? "MAE"
+           : c->train.monitor == PS_MONITOR_MSE || (loss && c->train.loss == PS_LOSS_MSE) ? "MSE"
+                                                                                          : "loss";
+}
+
 /* Validation after an epoch, of which `windows` were trained in `seconds`: record, best weights, patience. */
 static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct ps_progress *progress, double loss, int64_t windows,
                                   double seconds)
@@ -313,8 +328,9 @@ static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct 
     if (validation.all.windows == 0) {
         return ps_session_reopen_epoch(s); /* a signal: validated when the run is resumed */
     }
-    if (validation.all.mse < s->best_validation) {
-        s->best_validation = validation.all.mse;
+    const double now = monitored(s->config, &validation.all);
+    if (now < s->best_validation) {
+        s->best_validation = now;
         s->best_epoch = s->epoch;
         s->epochs_since_best = 0;
         run->best_written = 0;
@@ -329,6 +345,8 @@ static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct 
                                      .train_loss = loss,
                                      .val_mse = validation.all.mse,
                                      .val_mae = validation.all.mae,
+                                     .loss = s->config->train.loss,
+                                     .val_loss = validation.all.loss,
                                      .lr = lr,
                                      .seconds = seconds,
                                      .windows_per_second = windows > 0 ? (double)windows / seconds : NAN,
@@ -430,34 +448,39 @@ static enum ps_status test(struct ps_session *s, struct run *run)
         }
     } else {
         epoch = s->epoch;
-        fprintf(stderr, "train: warning: no epoch's validation MSE was finite: the last weights are tested; lower optim.lr\n");
+        fprintf(stderr, "train: warning: no epoch's validation %s was finite: the last weights are tested; lower optim.lr\n",
+                monitored_name(s->config));
     }
-    double val_mse, val_mae;
-    PS_TRY(ps_metrics_validation(run->metrics, epoch, &val_mse, &val_mae)); /* first: a signal counts until there are scores */
+    struct ps_score validation;
+    PS_TRY(ps_metrics_validation(run->metrics, epoch, &validation)); /* first: a signal counts until there are scores */
     struct ps_accuracy accuracy;
     PS_TRY(ps_session_score(s, PS_TEST, &accuracy));
     if (accuracy.all.windows == 0) {
         run->stopped = stop_signal; /* tested when the run is resumed */
         return PS_OK;
     }
-    struct ps_test_record record = {.all = accuracy.all,
+    struct ps_test_record record = {.loss = ps_config_loss(s->config),
+                                    .all = accuracy.all,
                                     .full_batches = accuracy.full_batches,
                                     .epoch = epoch,
                                     .step = epoch * (uint64_t)s->steps_per_epoch,
-                                    .val_mse = val_mse,
-                                    .val_mae = val_mae};
+                                    .val_mse = validation.mse,
+                                    .val_mae = validation.mae,
+                                    .val_loss = validation.loss};
+    char full[96] = "", loss[PS_LOSS_TEXT];
+    ps_loss_text(&record.loss, &accuracy.all, loss);
+    const char *apart = *loss ? "  " : "";
     if (s->config->train.objective == PS_OBJECTIVE_MASKED) {
-        printf("test  mse %.4f  mae %.4f of masked patches  weights of epoch %llu\n", accuracy.all.mse, accuracy.all.mae,
-               (unsigned long long)epoch);
+        printf("test  mse %.4f  mae %.4f%s%s of masked patches  weights of epoch %llu\n", accuracy.all.mse, accuracy.all.mae, apart,
+               loss, (unsigned long long)epoch);
         return ps_test_write(run->test, &record);
     }
     PS_TRY(add_naive(s, &record));
-    char full[96] = "";
     if (accuracy.full_batches.windows > 0) {
         snprintf(full, sizeof full, "full batches: mse %.4f  mae %.4f; ", accuracy.full_batches.mse, accuracy.full_batches.mae);
     }
-    printf("test  mse %.4f  mae %.4f  (%srepeat-last: mse %.4f  mae %.4f)  weights of epoch %llu\n", accuracy.all.mse,
-           accuracy.all.mae, full, record.repeat_last.mse, record.repeat_last.mae, (unsigned long long)epoch);
+    printf("test  mse %.4f  mae %.4f  %s%s(%srepeat-last: mse %.4f  mae %.4f)  weights of epoch %llu\n", accuracy.all.mse,
+           accuracy.all.mae, loss, apart, full, record.repeat_last.mse, record.repeat_last.mae, (unsigned long long)epoch);
     return ps_test_write(run->test, &record);
 }
 

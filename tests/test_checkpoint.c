@@ -1079,20 +1079,24 @@ START_TEST(metrics)
     free(get_file(path, &kept_size));
     ck_assert_uint_eq(kept_size, 19);
     free(all);
-    double mse, mae;
+    struct ps_score v;
     in_folder("validated.jsonl", path);
-    ck_assert_int_eq(ps_metrics_validation(path, 1, &mse, &mae), PS_OK); /* there is no such file */
-    ck_assert(isnan(mse) && isnan(mae));
+    ck_assert_int_eq(ps_metrics_validation(path, 1, &v), PS_OK); /* there is no such file */
+    ck_assert(isnan(v.mse) && isnan(v.mae) && isnan(v.loss));
     for (uint64_t epoch = 1; epoch <= 2; epoch++) {
-        struct ps_epoch_record e = {.epoch = epoch, .val_mse = epoch == 2 ? 0.1 + 0.2 : NAN, .val_mae = 1.0 / 3};
+        struct ps_epoch_record e = {.epoch = epoch,
+                                    .val_mse = epoch == 2 ? 0.1 + 0.2 : NAN,
+                                    .val_mae = 1.0 / 3,
+                                    .loss = epoch == 2 ? PS_LOSS_HUBER : PS_LOSS_MSE,
+                                    .val_loss = 0.7 * 0.1};
         ck_assert_int_eq(ps_metrics_append(path, &e), PS_OK);
     }
-    ck_assert_int_eq(ps_metrics_validation(path, 2, &mse, &mae), PS_OK);
-    ck_assert(mse == 0.1 + 0.2 && mae == 1.0 / 3);
-    ck_assert_int_eq(ps_metrics_validation(path, 1, &mse, &mae), PS_OK);
-    ck_assert(isnan(mse) && mae == 1.0 / 3);
-    ck_assert_int_eq(ps_metrics_validation(path, 3, &mse, &mae), PS_OK);
-    ck_assert(isnan(mse) && isnan(mae));
+    ck_assert_int_eq(ps_metrics_validation(path, 2, &v), PS_OK);
+    ck_assert(v.mse == 0.1 + 0.2 && v.mae == 1.0 / 3 && v.loss == 0.7 * 0.1);
+    ck_assert_int_eq(ps_metrics_validation(path, 1, &v), PS_OK);
+    ck_assert(isnan(v.mse) && v.mae == 1.0 / 3 && isnan(v.loss));
+    ck_assert_int_eq(ps_metrics_validation(path, 3, &v), PS_OK);
+    ck_assert(isnan(v.mse) && isnan(v.mae) && isnan(v.loss));
     struct ps_epoch_record r = {0};
     ck_assert_int_eq(ps_metrics_append(in_folder("none/metrics.jsonl", path), &r), PS_USAGE);
     ck_assert_ptr_nonnull(strstr(ps_error_message(), "cannot be written: No such file"));
@@ -1121,6 +1125,36 @@ START_TEST(test_scores)
     ck_assert_int_eq(json_integer_value(json_object_get(o, "epoch")), 78);
     ck_assert_int_eq(json_integer_value(json_object_get(o, "step")), 5000);
     ck_assert(json_real_value(json_object_get(o, "val_mse")) == 2.0 / 3 && json_is_null(json_object_get(o, "val_mae")));
+    ck_assert(!json_object_get(o, "loss") && !json_object_get(o, "val_loss"));
+    json_decref(o);
+    char text[PS_LOSS_TEXT];
+    r.loss = (struct ps_loss){.kind = PS_LOSS_QUANTILE, .quantiles = 3, .quantile = {0.1, 0.5, 0.9}};
+    r.all.loss = 0.1 * 0.7;
+    r.all.coverage = 0.8125;
+    r.val_loss = 1.0 / 7;
+    ps_loss_text(&r.loss, &r.all, text);
+    ck_assert_str_eq(text, "pinball loss 0.0700, 0.8125 within quantiles 0.1 to 0.9");
+    ck_assert_int_eq(ps_test_write(in_folder("test.json", path), &r), PS_OK);
+    o = json_load_file(path, 0, NULL);
+    const json_t *loss = json_object_get(o, "loss"), *levels = json_object_get(loss, "quantiles");
+    ck_assert_str_eq(json_string_value(json_object_get(loss, "kind")), "quantile");
+    ck_assert(json_real_value(json_object_get(loss, "value")) == 0.1 * 0.7 && json_array_size(levels) == 3);
+    ck_assert(json_real_value(json_object_get(loss, "coverage")) == 0.8125 && json_real_value(json_array_get(levels, 2)) == 0.9);
+    ck_assert(json_real_value(json_object_get(o, "val_loss")) == 1.0 / 7);
+    json_decref(o);
+    r.loss.quantiles = 1; /* nothing lies within one quantile */
+    ps_loss_text(&r.loss, &r.all, text);
+    ck_assert_str_eq(text, "pinball loss 0.0700");
+    ck_assert_int_eq(ps_test_write(path, &r), PS_OK);
+    o = json_load_file(path, 0, NULL);
+    ck_assert(json_is_null(json_object_get(json_object_get(o, "loss"), "coverage")));
+    json_decref(o);
+    r.loss = (struct ps_loss){.kind = PS_LOSS_HUBER, .delta = 0.5};
+    ps_loss_text(&r.loss, &r.all, text);
+    ck_assert_str_eq(text, "huber loss 0.0700");
+    ck_assert_int_eq(ps_test_write(path, &r), PS_OK);
+    o = json_load_file(path, 0, NULL);
+    ck_assert(json_real_value(json_object_get(json_object_get(o, "loss"), "delta")) == 0.5);
     json_decref(o);
     ck_assert_int_eq(ps_test_write(in_folder("none/test.json", path), &r), PS_USAGE);
 }
