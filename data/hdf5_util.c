@@ -70,7 +70,7 @@ enum ps_status ps_hdf5_create_rows(const struct ps_hdf5_output *output, const ch
                                    hid_t *dataset)
 {
     /* 1024 rows a chunk, fewer when they are wide: at most about 16 MiB. */
-    hsize_t chunk[3] = {0}, row_bytes = H5Tget_size(type);
+    hsize_t chunk[PS_HDF5_RANKS] = {0}, row_bytes = H5Tget_size(type);
     for (int i = 1; i < rank; i++) {
         chunk[i] = size[i];
         row_bytes *= size[i];
@@ -93,7 +93,7 @@ enum ps_status ps_hdf5_write_rows(const struct ps_hdf5_output *output, const cha
 {
     hid_t type PS_HDF5_SCOPED = H5Dget_type(dataset);
     hid_t space PS_HDF5_SCOPED = H5Dget_space(dataset);
-    hsize_t start[3] = {begin}, size[3];
+    hsize_t start[PS_HDF5_RANKS] = {begin}, size[PS_HDF5_RANKS];
     int rank = H5Sget_simple_extent_dims(space, size, NULL);
     size[0] = count;
     hid_t memory PS_HDF5_SCOPED = rank > 0 ? H5Screate_simple(rank, size, NULL) : H5I_INVALID_HID;
@@ -128,4 +128,15 @@ enum ps_status ps_hdf5_write_texts(const struct ps_hdf5_output *output, hid_t ob
 {
     hid_t space PS_HDF5_SCOPED = H5Screate_simple(1, &n, NULL);
     return write_strings(output, object, name, space, texts);
+}
+
+enum ps_status ps_hdf5_write_reals(const struct ps_hdf5_output *output, hid_t object, const char *name, const double *values,
+                                   hsize_t n)
+{
+    hid_t space PS_HDF5_SCOPED = H5Screate_simple(1, &n, NULL);
+    hid_t id PS_HDF5_SCOPED = H5Acreate2(object, name, H5T_IEEE_F64LE, space, H5P_DEFAULT, H5P_DEFAULT);
+    if (id < 0 || H5Awrite(id, H5T_NATIVE_DOUBLE, values) < 0) {
+        return ps_fail(PS_DATA, "%s: attribute %s cannot be written: %s", output->path, name, ps_hdf5_reason().text);
+    }
+    return PS_OK;
 }

@@ -34,7 +34,9 @@ enum ps_status ps_hdf5_finish(struct ps_hdf5_output *output, enum ps_status stat
 /* A file access property list whose file is `output`: all that HDF5 writes goes there. output outlives the file. 1, or 0. */
 int ps_hdf5_drive(hid_t access, struct ps_output *output);
 
-/* Creates a dataset of rank 1 to 3, chunked along its first dimension. The same contents make the same bytes (no times kept). */
+enum { PS_HDF5_RANKS = 4 };
+/* Creates a dataset of rank 1 to PS_HDF5_RANKS, chunked along its first dimension. The same contents make the same bytes (no times
+ * kept). */
 enum ps_status ps_hdf5_create_rows(const struct ps_hdf5_output *output, const char *name, hid_t type, int rank, const hsize_t *size,
                                    hid_t *dataset);
 /* Writes rows [begin, begin + count) of such a dataset from dense values in its own type. */
@@ -44,6 +46,9 @@ enum ps_status ps_hdf5_write_rows(const struct ps_hdf5_output *output, const cha
 /* Text attributes of an object in the file: one text, and a list of n. */
 enum ps_status ps_hdf5_write_text(const struct ps_hdf5_output *output, hid_t object, const char *name, const char *text);
 enum ps_status ps_hdf5_write_texts(const struct ps_hdf5_output *output, hid_t object, const char *name, char *const *texts,
+                                   hsize_t n);
+/* A list of n numbers, float64. */
+enum ps_status ps_hdf5_write_reals(const struct ps_hdf5_output *output, hid_t object, const char *name, const double *values,
                                    hsize_t n);
 
 #endif

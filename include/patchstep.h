@@ -62,8 +62,17 @@ const char *patchstep_note(const struct patchstep_model *model);
 /* inputs [n, channels, seq_len] -> forecasts [n, channels, pred_len], both in the data's own units, the last dimension's values
  * side by side, the last known row last. The values of a window do not depend on the windows beside it. NaN among the inputs is
  * a missing value, which a model takes that was trained with data.missing: mask, and others refuse. When it fails, what
- * forecasts holds is undefined; the model can be used on unless the device failed. */
+ * forecasts holds is undefined; the model can be used on unless the device failed. Of a model of quantiles these are the forecasts
+ * of the one nearest to 0.5. */
 enum patchstep_status patchstep_forecast(struct patchstep_model *model, const float *inputs, int64_t n, float *forecasts);
+
+/* How many quantiles the model forecasts of each step, Q; 0: it was not trained with train.loss: quantile. Quantile 0 <= q < Q,
+ * rising, such as 0.1; NaN for any other q. */
+int64_t patchstep_quantiles(const struct patchstep_model *model);
+double patchstep_quantile(const struct patchstep_model *model, int64_t q);
+/* As patchstep_forecast, all of them: quantiles [n, channels, Q, pred_len], of each step in rising order. PATCHSTEP_ARGUMENT when
+ * the model has none. */
+enum patchstep_status patchstep_forecast_quantiles(struct patchstep_model *model, const float *inputs, int64_t n, float *quantiles);
 
 #ifdef __cplusplus
 }

@@ -651,6 +651,14 @@ int64_t ps_model_targets(const struct ps_model_shape *s)
     return s->mask_ratio > 0 ? ps_head_rows(s, 1) * s->patch_len : s->channels * s->pred_len;
 }
 
+void ps_model_points(const struct ps_loss *loss, int64_t rows, int64_t steps, const float *quantiles, float *points)
+{
+    const int64_t outputs = ps_loss_outputs(loss), point = ps_loss_point(loss);
+    for (int64_t i = 0; i < rows * steps; i++) {
+        points[i] = quantiles[(i / steps * outputs + point) * steps + i % steps];
+    }
+}
+
 double ps_model_step_flops(const struct ps_model_shape *shape, int64_t batch)
 {
     double S = (double)(batch * shape->channels), N = (double)ps_patches(shape), R = S * N, d = (double)shape->d_model;

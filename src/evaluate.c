@@ -41,7 +41,9 @@ static const char usage[] =
     "  --json                   print one JSON object\n"
     "  --by step|channel|series also MSE and MAE of each step of the horizon, of each channel, or of each series of a panel\n"
     "  --interval LEVEL         also how many targets lie in the intervals that forecast --interval LEVEL gives\n"
-    "  --save-forecasts OUT.h5  write /forecasts and /targets [W, C, H] and /inputs [W, C, L]\n"
+    "  --save-forecasts OUT.h5  write /forecasts and /targets [W, C, H], /inputs [W, C, L], and of a model of quantiles these "
+    "too,\n"
+    "                           /quantiles [W, C, Q, H]\n"
     "  --original-units         also MSE and MAE by channel in the data's own units; undo the scaling in what is saved\n"
     "  --overwrite              replace OUT.h5 when it exists\n"
     "  --device, --precision    what computes it (default: as trained where this machine can, else fp32 on the CPU)\n"
@@ -80,30 +82,31 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
 
 /* ---- forecasts into a file ---- */
 
+/* As sinks get them; quantiles of a model that has some. */
+enum { DATASETS = 4 };
+static const char *const names[DATASETS] = {"/forecasts", "/targets", "/inputs", "/quantiles"};
+
 struct output {
     const struct ps_session *session;
     struct ps_hdf5_output file;
     enum ps_split split;
-    hid_t datasets[3]; /* forecasts, targets, inputs */
+    int n;
+    hid_t datasets[DATASETS];
+    int64_t length[DATASETS]; /* of a channel's values */
     int original_units;
     float *scaled; /* one of them of one batch, in original units */
 };
 
-static const char *const names[3] = {"/forecasts", "/targets", "/inputs"};
-
-static enum ps_status write_batch(struct output *o, int64_t first, int64_t n, const float *inputs, const float *targets,
-                                  const float *forecasts)
+static enum ps_status write_batch(struct output *o, int64_t first, int64_t n, const float *values[DATASETS])
 {
     const struct ps_window_view *v = &o->session->view;
     const struct ps_order order = ps_session_order(o->session, o->split);
-    const float *values[3] = {forecasts, targets, inputs};
-    for (int i = 0; i < 3; i++) {
-        int64_t length = i == 2 ? v->seq_len : v->pred_len;
+    for (int i = 0; i < o->n; i++) {
         if (o->original_units) {
-            memcpy(o->scaled, values[i], (size_t)(n * v->channels * length) * sizeof *o->scaled);
+            memcpy(o->scaled, values[i], (size_t)(n * v->channels * o->length[i]) * sizeof *o->scaled);
             for (int64_t w = 0; w < n; w++) {
-                ps_scaler_restore(&o->session->scaler, ps_order_window(&order, first + w), length,
-                                  o->scaled + w * v->channels * length);
+                ps_scaler_restore(&o->session->scaler, ps_order_window(&order, first + w), o->length[i],
+                                  o->scaled + w * v->channels * o->length[i]);
             }
             values[i] = o->scaled;
         }
@@ -115,14 +118,22 @@ static enum ps_status write_batch(struct output *o, int64_t first, int64_t n, co
 static enum ps_status open_output(const struct arguments *a, const struct ps_session *s, struct output *o)
 {
     int64_t B = s->config->train.batch_size, C = s->view.channels, H = s->view.pred_len, L = s->view.seq_len;
-    int64_t count = s->splits.count[a->split];
-    o->scaled = malloc((size_t)(B * C * (L > H ? L : H)) * sizeof *o->scaled);
+    const struct ps_loss *loss = &s->model->options.loss;
+    const int64_t count = s->splits.count[a->split], Q = ps_loss_outputs(loss), longest = L > Q * H ? L : Q * H;
+    const int64_t length[DATASETS] = {H, H, L, Q * H};
+    memcpy(o->length, length, sizeof length);
+    o->scaled = malloc((size_t)(B * C * longest) * sizeof *o->scaled);
     if (!o->scaled) {
         return ps_fail(PS_DATA, "%s: no memory for a batch of %lld windows", o->file.path, (long long)B);
     }
-    for (int i = 0; i < 3; i++) {
-        hsize_t size[3] = {(hsize_t)count, (hsize_t)C, (hsize_t)(i == 2 ? L : H)};
+    for (int i = 0; i < DATASETS - 1; i++, o->n++) {
+        hsize_t size[3] = {(hsize_t)count, (hsize_t)C, (hsize_t)length[i]};
         PS_TRY(ps_hdf5_create_rows(&o->file, names[i], H5T_IEEE_F32LE, 3, size, &o->datasets[i]));
+    }
+    if (loss->kind == PS_LOSS_QUANTILE) {
+        hsize_t size[4] = {(hsize_t)count, (hsize_t)C, (hsize_t)Q, (hsize_t)H};
+        PS_TRY(ps_hdf5_create_rows(&o->file, names[o->n], H5T_IEEE_F32LE, 4, size, &o->datasets[o->n]));
+        PS_TRY(ps_hdf5_write_reals(&o->file, o->datasets[o->n++], "levels", loss->quantile, (hsize_t)Q));
     }
     PS_TRY(ps_hdf5_write_text(&o->file, o->datasets[0], "units", a->original_units ? "original" : "standardised"));
     return s->series->channel_names
@@ -133,7 +144,7 @@ static enum ps_status open_output(const struct arguments *a, const struct ps_ses
 /* What stood there is lost only to a whole file. */
 static enum ps_status close_output(struct output *o, enum ps_status status)
 {
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < DATASETS; i++) {
         ps_hdf5_drop(&o->datasets[i]);
     }
     free(o->scaled);
@@ -151,14 +162,15 @@ struct scores {
 };
 
 static enum ps_status take_batch(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
-                                 const float *forecasts)
+                                 const float *forecasts, const float *quantiles)
 {
     struct scores *scores = argument;
     ps_breakdown_add(scores->breakdown, first, n, inputs, targets, forecasts);
     if (scores->intervals.half) {
         scores->within += ps_intervals_within(&scores->intervals, n, targets, forecasts);
     }
-    return scores->output ? write_batch(scores->output, first, n, inputs, targets, forecasts) : PS_OK;
+    const float *values[DATASETS] = {forecasts, targets, inputs, quantiles};
+    return scores->output ? write_batch(scores->output, first, n, values) : PS_OK;
 }
 
 /* One pass for scores, errors and forecasts. */
@@ -170,7 +182,7 @@ static enum ps_status pass(struct ps_session *s, const struct arguments *a, stru
     struct output output = {.session = s,
                             .split = a->split,
                             .original_units = a->original_units,
-                            .datasets = {H5I_INVALID_HID, H5I_INVALID_HID, H5I_INVALID_HID}};
+                            .datasets = {H5I_INVALID_HID, H5I_INVALID_HID, H5I_INVALID_HID, H5I_INVALID_HID}};
     PS_TRY(ps_hdf5_create(a->forecasts, &output.file));
     scores->output = &output;
     enum ps_status status = open_output(a, s, &output);

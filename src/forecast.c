@@ -41,7 +41,8 @@ static const char usage[] =
     "  --last N          N forecasts: from the origin and from each of the N - 1 rows before it; of a panel as CSV alone\n"
     "  --steps N         N rows; beyond pred_len by feeding forecasts back, and column fed_back says so\n"
     "  --interval LEVEL  columns CHANNEL_loN and CHANNEL_hiN (in FILE.h5 /lower, /upper), between which N = 100 LEVEL percent of\n"
-    "                    targets lie, by the errors over the run's validation windows; up to pred_len steps\n"
+    "                    targets lie, by the errors over the run's validation windows; up to pred_len steps. A model of\n"
+    "                    quantiles gives columns CHANNEL_qN (/quantiles) in their place, unasked\n"
     "  --plot PICTURE    also drawn behind the rows before them, by plot.py, which needs python3 with matplotlib and h5py: a PNG,\n"
     "                    PDF or SVG; of --last the latest, of a panel a few series\n"
     "  --overwrite       replace FILE and PICTURE when they exist\n"
@@ -190,6 +191,8 @@ struct result {
     const float *half;   /* [channels, pred_len]; NULL: no intervals */
     double level;
     const struct ps_times *times;
+    const struct ps_loss *loss;
+    const float *quantiles; /* [n, steps, channels, Q]; NULL: the model has none */
 };
 
 /* A row's time, or its number. */
@@ -222,6 +225,11 @@ static void write_csv(FILE *to, const struct result *r)
             putc(',', to);
             ps_put_field(to, name ? name : number, suffix);
         }
+        for (int q = 0; r->quantiles && q < r->loss->quantiles; q++) {
+            snprintf(suffix, sizeof suffix, "_q%.10g", 100 * r->loss->quantile[q]);
+            putc(',', to);
+            ps_put_field(to, name ? name : number, suffix);
+        }
         name = name ? name + strlen(name) + 1 : NULL;
     }
     fputs(r->steps > r->pred_len ? ",fed_back\n" : "\n", to);
@@ -237,6 +245,10 @@ static void write_csv(FILE *to, const struct result *r)
             for (int side = 0; side < (r->half ? 3 : 1); side++) {
                 putc(',', to);
                 ps_put_value(to, value_at(r, i * r->channels + c, sides[side]));
+            }
+            for (int64_t q = 0; r->quantiles && q < r->loss->quantiles; q++) {
+                putc(',', to);
+                ps_put_value(to, r->quantiles[(i * r->channels + c) * r->loss->quantiles + q]);
             }
         }
         fputs(r->steps <= r->pred_len ? "\n" : step < r->pred_len ? ",0\n" : ",1\n", to);
@@ -258,6 +270,15 @@ static enum ps_status csv_file(const char *path, const struct result *r)
     enum ps_status status = ps_file_replace(PS_DATA, path, text, size);
     free(text);
     return status;
+}
+
+static enum ps_status write_quantiles(const struct ps_hdf5_output *out, const struct result *r)
+{
+    hid_t set PS_HDF5_SCOPED = H5I_INVALID_HID;
+    const hsize_t size[4] = {(hsize_t)r->n, (hsize_t)r->steps, (hsize_t)r->channels, (hsize_t)r->loss->quantiles};
+    PS_TRY(ps_hdf5_create_rows(out, "/quantiles", H5T_IEEE_F32LE, 4, size, &set));
+    PS_TRY(ps_hdf5_write_reals(out, set, "levels", r->loss->quantile, size[3]));
+    return ps_hdf5_write_rows(out, "/quantiles", set, 0, size[0], r->quantiles);
 }
 
 static enum ps_status write_datasets(const struct ps_hdf5_output *out, const struct result *r)
@@ -307,6 +328,9 @@ static enum ps_status write_datasets(const struct ps_hdf5_output *out, const str
         status = status == PS_OK ? ps_hdf5_write_rows(out, ends[side], set, 0, size[0], values) : status;
         free(values);
     }
+    if (r->quantiles && status == PS_OK) {
+        status = write_quantiles(out, r);
+    }
     free(names);
     free(time);
     return status;
@@ -333,6 +357,9 @@ static enum ps_status write_drawn(const struct result *r, char path[PS_SCRATCH_P
 {
     struct result latest = *r;
     latest.values += (r->n - 1) * r->steps * r->channels;
+    if (r->quantiles) {
+        latest.quantiles += (r->n - 1) * r->steps * r->channels * r->loss->quantiles;
+    }
     latest.n = 1;
     PS_TRY(ps_scratch_file("forecast", "forecasts.h5", path));
     return write_result(path, &latest);
@@ -398,8 +425,12 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
         PS_TRY(fit_intervals(a, checkpoint, c, &half));
     }
     struct ps_forecaster *f = NULL;
+    const struct ps_loss loss = ps_config_loss(c);
+    const int64_t Q = loss.quantiles;
     float *inputs = malloc((size_t)(n * C * L) * sizeof *inputs), *forecasts = malloc((size_t)(n * steps * C) * sizeof *forecasts);
-    enum ps_status status = inputs && forecasts ? PS_OK : ps_fail(PS_DATA, "no memory for %" PRId64 " windows", n);
+    float *quantiles = Q ? malloc((size_t)(n * steps * C * Q) * sizeof *quantiles) : NULL;
+    enum ps_status status =
+        inputs && forecasts && (!Q || quantiles) ? PS_OK : ps_fail(PS_DATA, "no memory for %" PRId64 " windows", n);
     if (status == PS_OK) {
         status = take_windows(d, origin, n, C, L, inputs);
     }
@@ -407,10 +438,11 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
         status = ps_forecaster_open(checkpoint, c, a->device, n, d->series->missing > 0, &f);
     }
     if (status == PS_OK) {
-        status = ps_forecaster_extend(f, inputs, n, steps, forecasts);
+        status = ps_forecaster_extend(f, inputs, n, steps, forecasts, quantiles);
     }
     if (status == PS_OK) {
-        const struct result result = {origin, n, steps, C, H, checkpoint->names, forecasts, half, a->interval, &d->times};
+        const struct result result = {origin,    n,    steps,       C,         H,     checkpoint->names,
+                                      forecasts, half, a->interval, &d->times, &loss, quantiles};
         char drawn[PS_SCRATCH_PATH];
         status = write_result(a->out, &result);
         if (status == PS_OK && a->plot) {
@@ -420,9 +452,16 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
             status = draw(a, d, drawn);
         }
     }
+    if (status == PS_OK && Q > 1 && steps > H) {
+        fprintf(stderr,
+                "forecast: warning: quantiles of steps beyond %" PRId64
+                " take the forecasts fed back for what came: they lie too close together\n",
+                H);
+    }
     ps_forecaster_close(f);
     free(inputs);
     free(forecasts);
+    free(quantiles);
     free(half);
     return status;
 }

@@ -162,7 +162,7 @@ static enum ps_status forecast_some(struct panel_forecast *f, const struct origi
     for (int64_t k = 0; k < f->n; k++) {
         PS_TRY(take_window(f, &f->at[k], f->inputs + k * f->seq_len));
     }
-    PS_TRY(ps_forecaster_extend(f->forecaster, f->inputs, f->n, f->steps, f->forecasts));
+    PS_TRY(ps_forecaster_extend(f->forecaster, f->inputs, f->n, f->steps, f->forecasts, NULL));
     for (int64_t k = 0; k < f->n && f->scaler.panel; k++) {
         ps_scaler_restore(&f->scaler, f->panel->offsets[f->at[k].series], f->steps, f->forecasts + k * f->steps);
     }

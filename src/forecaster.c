@@ -13,11 +13,12 @@ struct ps_forecaster {
     struct ps_model *model;
     struct ps_scaler scaler;
     int64_t channels, seq_len, pred_len;    /* C, L, H */
+    int64_t width;                          /* Q H */
     int64_t batch;                          /* windows of a pass */
     int whole_batches;                      /* every pass has `batch` of them */
     int masked;                             /* inputs may have holes */
     float *host;                            /* [batch, C, L] */
-    void *inputs, *outputs, *index, *state; /* device: [batch, C, L], [batch, C, H], int32 [batch], a step state of zeros */
+    void *inputs, *outputs, *index, *state; /* device: [batch, C, L], [batch, C, Q H], int32 [batch], a step state of zeros */
 };
 
 static size_t window_bytes(const struct ps_forecaster *f, int64_t length)
@@ -39,7 +40,7 @@ static enum ps_status open_buffers(struct ps_forecaster *f, const struct ps_chec
     ps_sequence(0, f->batch, index);
     const struct ps_step_state start = {0};
     enum ps_status status = d->allocate(d, window_bytes(f, f->seq_len), &f->inputs);
-    status = status == PS_OK ? d->allocate(d, window_bytes(f, f->pred_len), &f->outputs) : status;
+    status = status == PS_OK ? d->allocate(d, window_bytes(f, f->width), &f->outputs) : status;
     status = status == PS_OK ? d->allocate(d, index_bytes, &f->index) : status;
     status = status == PS_OK ? d->allocate(d, sizeof start, &f->state) : status;
     status = status == PS_OK ? d->upload(d, PS_COMPUTE, f->index, index, index_bytes) : status;
@@ -71,6 +72,7 @@ enum ps_status ps_forecaster_open(const struct ps_checkpoint *checkpoint, const 
         status = ps_engine_open_model(&sized, f->kernels, f->channels, masked, &f->model, &level);
     }
     if (status == PS_OK) {
+        f->width = ps_head_width(&f->model->shape);
         status = open_buffers(f, checkpoint);
     }
     if (status != PS_OK) {
@@ -96,7 +98,7 @@ void ps_forecaster_close(struct ps_forecaster *f)
     if (f->device) {
         f->device->synchronize(f->device); /* an error of it has been or will be reported by others */
         release(f, f->inputs, window_bytes(f, f->seq_len));
-        release(f, f->outputs, window_bytes(f, f->pred_len));
+        release(f, f->outputs, window_bytes(f, f->width));
         release(f, f->index, (size_t)f->batch * sizeof(int32_t));
         release(f, f->state, sizeof(struct ps_step_state));
         ps_model_close(f->model);
@@ -130,9 +132,14 @@ static enum ps_status upload_windows(struct ps_forecaster *f, const float *input
     return f->device->upload(f->device, PS_COMPUTE, f->inputs, f->host, (size_t)(batch * window) * sizeof *f->host);
 }
 
-enum ps_status ps_forecaster_run(struct ps_forecaster *f, const float *inputs, int64_t n, float *forecasts)
+const struct ps_loss *ps_forecaster_loss(const struct ps_forecaster *f)
 {
-    const int64_t C = f->channels, L = f->seq_len, H = f->pred_len;
+    return &f->model->options.loss;
+}
+
+enum ps_status ps_forecaster_run(struct ps_forecaster *f, const float *inputs, int64_t n, float *quantiles)
+{
+    const int64_t C = f->channels, L = f->seq_len, H = f->pred_len, W = f->width;
     struct ps_device *d = f->device;
     const enum ps_type type = f->kernels->parameter;
     const struct ps_windows windows = {.inputs = ps_tensor_3d(f->inputs, type, f->batch, C, L),
@@ -142,10 +149,10 @@ enum ps_status ps_forecaster_run(struct ps_forecaster *f, const float *inputs, i
         const int64_t count = n - first < f->batch ? n - first : f->batch, batch = f->whole_batches ? f->batch : count;
         PS_TRY(upload_windows(f, inputs, first, count, batch));
         PS_TRY(ps_model_forward(f->model, &windows, f->state, batch, 0));
-        PS_TRY(ps_model_forecast(f->model, batch, ps_tensor_2d(f->outputs, type, batch * C, H)));
-        PS_TRY(d->download(d, PS_COMPUTE, forecasts + first * C * H, f->outputs, (size_t)(count * C * H) * sizeof *forecasts));
+        PS_TRY(ps_model_forecast(f->model, batch, ps_tensor_2d(f->outputs, type, batch * C, W)));
+        PS_TRY(d->download(d, PS_COMPUTE, quantiles + first * C * W, f->outputs, (size_t)(count * C * W) * sizeof *quantiles));
         for (int64_t w = first; w < first + count; w++) {
-            ps_scaler_restore(&f->scaler, w, H, forecasts + w * C * H);
+            ps_scaler_restore(&f->scaler, w, W, quantiles + w * C * W);
         }
     }
     return PS_OK;
@@ -161,11 +168,12 @@ static void feed_back(float *inputs, int64_t lines, int64_t L, const float *fore
     }
 }
 
-enum ps_status ps_forecaster_extend(struct ps_forecaster *f, float *inputs, int64_t n, int64_t steps, float *forecasts)
+enum ps_status ps_forecaster_extend(struct ps_forecaster *f, float *inputs, int64_t n, int64_t steps, float *forecasts,
+                                    float *quantiles)
 {
-    const int64_t C = f->channels, L = f->seq_len, H = f->pred_len;
-    float *part = malloc((size_t)(n * C * H) * sizeof *part);
-    if (!part) {
+    const int64_t C = f->channels, L = f->seq_len, H = f->pred_len, Q = f->width / H;
+    float *all = malloc((size_t)(n * C * (f->width + H)) * sizeof *all), *part = all + n * C * f->width;
+    if (!all) {
         return ps_fail(PS_DATA, "no memory for %" PRId64 " forecasts", n);
     }
     enum ps_status status = PS_OK;
@@ -173,13 +181,20 @@ enum ps_status ps_forecaster_extend(struct ps_forecaster *f, float *inputs, int6
         if (done > 0) {
             feed_back(inputs, n * C, L, part, H);
         }
-        status = ps_forecaster_run(f, inputs, n, part);
+        status = ps_forecaster_run(f, inputs, n, all);
+        if (status == PS_OK) {
+            ps_model_points(ps_forecaster_loss(f), n * C, H, all, part);
+        }
         for (int64_t i = 0; i < n * C && status == PS_OK; i++) {
             for (int64_t t = 0; t < H && done + t < steps; t++) {
-                forecasts[(i / C * steps + done + t) * C + i % C] = part[i * H + t];
+                const int64_t at = (i / C * steps + done + t) * C + i % C;
+                forecasts[at] = part[i * H + t];
+                for (int64_t q = 0; quantiles && q < Q; q++) {
+                    quantiles[at * Q + q] = all[(i * Q + q) * H + t];
+                }
             }
         }
     }
-    free(part);
+    free(all);
     return status;
 }

@@ -15,11 +15,16 @@ enum ps_status ps_forecaster_open(const struct ps_checkpoint *checkpoint, const 
                                   int64_t at_once, int masked, struct ps_forecaster **forecaster);
 void ps_forecaster_close(struct ps_forecaster *forecaster); /* NULL is fine */
 
-/* inputs [n, C, L] -> forecasts [n, C, H], as evaluate forecasts the same windows, to the bit. PS_DATA naming window, channel and
- * step of an input that is not finite. */
-enum ps_status ps_forecaster_run(struct ps_forecaster *forecaster, const float *inputs, int64_t n, float *forecasts);
+/* The checkpoint's: of a model of quantiles ps_loss_point is the one that stands for the forecast. */
+const struct ps_loss *ps_forecaster_loss(const struct ps_forecaster *forecaster);
 
-/* forecasts [n, steps, C]; those beyond pred_len by feeding forecasts back: inputs are then what the last of them were made of. */
-enum ps_status ps_forecaster_extend(struct ps_forecaster *forecaster, float *inputs, int64_t n, int64_t steps, float *forecasts);
+/* inputs [n, C, L] -> quantiles [n, C, Q, H], rising, and of any other model forecasts [n, C, H], as evaluate forecasts the same
+ * windows, to the bit. PS_DATA naming window, channel and step of an input that is not finite. */
+enum ps_status ps_forecaster_run(struct ps_forecaster *forecaster, const float *inputs, int64_t n, float *quantiles);
+
+/* forecasts [n, steps, C]; those beyond pred_len by feeding forecasts back: inputs are then what the last of them were made of.
+ * quantiles [n, steps, C, Q]; NULL: not wanted. */
+enum ps_status ps_forecaster_extend(struct ps_forecaster *forecaster, float *inputs, int64_t n, int64_t steps, float *forecasts,
+                                    float *quantiles);
 
 #endif

@@ -24,9 +24,10 @@ struct errors {
 };
 
 static enum ps_status take_errors(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
-                                  const float *forecasts)
+                                  const float *forecasts, const float *quantiles)
 {
     (void)inputs;
+    (void)quantiles;
     struct errors *e = argument;
     for (int64_t w = 0; w < n; w++) {
         if ((first + w) % e->every != 0) {
@@ -70,6 +71,12 @@ static float smallest(float *x, int64_t n, int64_t k)
 
 enum ps_status ps_intervals_fit(struct ps_session *s, double level, struct ps_intervals *intervals)
 {
+    const struct ps_loss *loss = &s->model->options.loss;
+    if (loss->kind == PS_LOSS_QUANTILE) {
+        return ps_fail(PS_USAGE,
+                       "--interval: the model forecasts quantiles of its own, %g to %g, which are given anyway: leave it out",
+                       loss->quantile[0], loss->quantile[loss->quantiles - 1]);
+    }
     const int64_t count = s->splits.count[PS_VALIDATION], columns = s->view.channels * s->view.pred_len;
     int64_t every = (int64_t)((double)count * (double)columns / MOST_ERRORS) + 1;
     const int64_t windows = (count + every - 1) / every, rank = (int64_t)ceil((double)(windows + 1) * level);

@@ -16,8 +16,8 @@ struct ps_intervals {
 /* "0.9": above 0 and below 1. PS_USAGE names the option. */
 enum ps_status ps_intervals_level(const char *text, double *level);
 
-/* Forecasts the validation windows with the session's weights. PS_USAGE when they are too few for the level: with n of them the
- * ceil((n + 1) level)-th smallest error is taken. */
+/* Forecasts the validation windows with the session's weights. PS_USAGE for a model of quantiles, and when they are too few for the
+ * level: with n of them the ceil((n + 1) level)-th smallest error is taken. */
 enum ps_status ps_intervals_fit(struct ps_session *session, double level, struct ps_intervals *intervals);
 void ps_intervals_free(struct ps_intervals *intervals);
 

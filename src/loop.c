@@ -481,33 +481,52 @@ enum ps_status ps_session_naive(struct ps_session *s, enum ps_split split, struc
     return PS_OK;
 }
 
-/* The forecasts of the batch that the pass has just enqueued, with its windows, to the sink. host: forecasts [B, C, H], targets
- * [B, C, H] and inputs [B, C, L]. */
-static enum ps_status forecast_batch(const struct pass *pass, int64_t first, int64_t n, float *host, ps_forecast_sink *sink,
-                                     void *argument)
+/* Room of a batch on the host, and where in it things lie: quantiles [B, C, Q, H], points and targets [B, C, H], inputs [B, C, L].
+ */
+struct room {
+    float *quantiles, *points, *targets, *inputs;
+};
+
+static enum ps_status room_open(const struct ps_session *s, struct room *room)
+{
+    const int64_t B = s->config->train.batch_size, rows = B * s->view.channels, H = s->view.pred_len;
+    const int64_t width = ps_head_width(&s->model->shape);
+    room->quantiles = malloc((size_t)(rows * (width + 2 * H + s->view.seq_len)) * sizeof(float));
+    if (!room->quantiles) {
+        return ps_fail(PS_DEVICE, "no memory for the forecasts of %lld windows", (long long)B);
+    }
+    room->points = room->quantiles + rows * width;
+    room->targets = room->points + rows * H;
+    room->inputs = room->targets + rows * H;
+    return PS_OK;
+}
+
+/* The forecasts of the batch that the pass has just enqueued, with its windows, to the sink. */
+static enum ps_status forecast_batch(const struct pass *pass, int64_t first, int64_t n, const struct room *room,
+                                     ps_forecast_sink *sink, void *argument)
 {
     struct ps_session *s = pass->session;
-    int64_t B = s->config->train.batch_size, C = s->view.channels, H = s->view.pred_len;
+    const struct ps_loss *loss = &s->model->options.loss;
+    const int64_t rows = n * s->view.channels, H = s->view.pred_len, Q = ps_loss_outputs(loss);
     /* The errors are known: the head's output becomes the forecasts. */
-    struct ps_tensor y = ps_tensor_2d(s->model->cache.shared.head_out, s->kernels->parameter, n * C, H);
+    struct ps_tensor y = ps_tensor_2d(s->model->cache.shared.head_out, s->kernels->parameter, rows, Q * H);
     PS_TRY(ps_model_forecast(s->model, n, y));
-    PS_TRY(s->device->download(s->device, PS_COMPUTE, host, y.data, (size_t)(n * C * H) * sizeof *host));
-    const float *inputs = host + 2 * B * C * H, *targets = host + B * C * H;
+    PS_TRY(s->device->download(s->device, PS_COMPUTE, room->quantiles, y.data, (size_t)(rows * Q * H) * sizeof(float)));
+    ps_model_points(loss, rows, H, room->quantiles, room->points);
+    const float *inputs = room->inputs, *targets = room->targets;
     if (ps_feed_resident(s->feed)) {
-        ps_windows_gather(&s->view, ps_feed_order(s->feed) + first, n, host + 2 * B * C * H, host + B * C * H);
+        ps_windows_gather(&s->view, ps_feed_order(s->feed) + first, n, room->inputs, room->targets);
     } else {
         ps_feed_batch(s->feed, &inputs, &targets);
     }
-    return sink(argument, first, n, inputs, targets, host);
+    return sink(argument, first, n, inputs, targets, room->points, room->quantiles);
 }
 
 enum ps_status ps_session_forecast(struct ps_session *s, enum ps_split split, ps_forecast_sink *sink, void *argument)
 {
-    int64_t count = s->splits.count[split], B = s->config->train.batch_size, C = s->view.channels;
-    float *host = malloc((size_t)(B * C * (s->view.seq_len + 2 * s->view.pred_len)) * sizeof(float));
-    if (!host) {
-        return ps_fail(PS_DEVICE, "no memory for the forecasts of %lld windows", (long long)B);
-    }
+    const int64_t count = s->splits.count[split];
+    struct room room = {0};
+    PS_TRY(room_open(s, &room));
     const struct ps_step_state start = {0};
     const struct ps_order order = ps_session_order(s, split);
     enum ps_status status = write_state(s, s->scoring_state, &start);
@@ -520,13 +539,13 @@ enum ps_status ps_session_forecast(struct ps_session *s, enum ps_split split, ps
         status = pass_step(&pass, 1, &done);
         int64_t n = pass.position - first;
         if (status == PS_OK && n > 0) {
-            status = forecast_batch(&pass, first, n, host, sink, argument);
+            status = forecast_batch(&pass, first, n, &room, sink, argument);
         }
     }
     if (pass.session) {
         status = pass_close(&pass, status);
     }
-    free(host);
+    free(room.quantiles);
     return status;
 }
 

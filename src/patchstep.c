@@ -4,6 +4,7 @@
 #include <cblas.h>
 #include <inttypes.h>
 #include <locale.h>
+#include <math.h>
 #include <omp.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -174,16 +175,64 @@ const char *patchstep_note(const struct patchstep_model *model)
     return model->note;
 }
 
+int64_t patchstep_quantiles(const struct patchstep_model *model)
+{
+    const struct ps_loss *loss = ps_forecaster_loss(model->forecaster);
+    return loss->kind == PS_LOSS_QUANTILE ? loss->quantiles : 0;
+}
+
+double patchstep_quantile(const struct patchstep_model *model, int64_t q)
+{
+    return q >= 0 && q < patchstep_quantiles(model) ? ps_forecaster_loss(model->forecaster)->quantile[q] : NAN;
+}
+
+static enum ps_status check_arguments(const char *call, const struct patchstep_model *model, const float *inputs, int64_t n,
+                                      const float *outputs)
+{
+    const char *wrong = !model                           ? "model is NULL"
+                        : n < 0                          ? "n is less than 0"
+                        : n > 0 && (!inputs || !outputs) ? "inputs or forecasts is NULL"
+                                                         : NULL;
+    return wrong ? ps_fail(PS_USAGE, "%s: %s", call, wrong) : PS_OK;
+}
+
+static enum ps_status run_points(struct patchstep_model *model, const float *inputs, int64_t n, float *forecasts)
+{
+    const int64_t rows = n * model->channels, H = model->pred_len, Q = patchstep_quantiles(model);
+    if (Q == 0) {
+        return ps_forecaster_run(model->forecaster, inputs, n, forecasts);
+    }
+    float *quantiles = malloc((size_t)(rows * Q * H) * sizeof *quantiles);
+    enum ps_status status = quantiles || rows == 0 ? ps_forecaster_run(model->forecaster, inputs, n, quantiles)
+                                                   : ps_fail(PS_DEVICE, "patchstep_forecast: no memory for %" PRId64 " windows", n);
+    if (status == PS_OK) {
+        ps_model_points(ps_forecaster_loss(model->forecaster), rows, H, quantiles, forecasts);
+    }
+    free(quantiles);
+    return status;
+}
+
 enum patchstep_status patchstep_forecast(struct patchstep_model *model, const float *inputs, int64_t n, float *forecasts)
 {
-    if (!model || n < 0 || (n > 0 && (!inputs || !forecasts))) {
-        return (enum patchstep_status)ps_fail(PS_USAGE, "patchstep_forecast: %s",
-                                              !model  ? "model is NULL"
-                                              : n < 0 ? "n is less than 0"
-                                                      : "inputs or forecasts is NULL");
+    enum ps_status status = check_arguments("patchstep_forecast", model, inputs, n, forecasts);
+    if (status == PS_OK) {
+        const struct callers before = compute_alone();
+        status = run_points(model, inputs, n, forecasts);
+        give_back(before);
     }
-    const struct callers before = compute_alone();
-    const enum ps_status status = ps_forecaster_run(model->forecaster, inputs, n, forecasts);
-    give_back(before);
+    return (enum patchstep_status)status;
+}
+
+enum patchstep_status patchstep_forecast_quantiles(struct patchstep_model *model, const float *inputs, int64_t n, float *quantiles)
+{
+    enum ps_status status = check_arguments("patchstep_forecast_quantiles", model, inputs, n, quantiles);
+    if (status == PS_OK && patchstep_quantiles(model) == 0) {
+        status = ps_fail(PS_USAGE, "patchstep_forecast_quantiles: the model was not trained with train.loss: quantile");
+    }
+    if (status == PS_OK) {
+        const struct callers before = compute_alone();
+        status = ps_forecaster_run(model->forecaster, inputs, n, quantiles);
+        give_back(before);
+    }
     return (enum patchstep_status)status;
 }

@@ -138,9 +138,10 @@ struct ps_accuracy {
 enum ps_status ps_session_score(struct ps_session *session, enum ps_split split, struct ps_accuracy *accuracy);
 
 /* Calls `sink` with each batch's windows and forecasts of the split, in order, in standardised units: inputs [n, C, L], targets and
- * forecasts [n, C, H]. */
+ * forecasts [n, C, H], of a model of quantiles these are the one of ps_loss_point; quantiles [n, C, Q, H], rising, of any other
+ * model the forecasts. */
 typedef enum ps_status ps_forecast_sink(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
-                                        const float *forecasts);
+                                        const float *forecasts, const float *quantiles);
 enum ps_status ps_session_forecast(struct ps_session *session, enum ps_split split, ps_forecast_sink *sink, void *argument);
 
 /* Both in one pass. */

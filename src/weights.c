@@ -183,6 +183,9 @@ static enum ps_status import_all(const struct ps_weights_import *import, struct 
     if (in->config.train.objective != PS_OBJECTIVE_FORECAST) {
         return ps_fail(PS_USAGE, "train.objective: masked: a forecaster's weights are imported: set forecast");
     }
+    if (in->config.train.loss == PS_LOSS_QUANTILE) {
+        return ps_fail(PS_USAGE, "train.loss: quantile: the weights forecast one value of each step: take mse, mae or huber");
+    }
     settle_dropout(in);
     PS_TRY(settle_channels(import, in));
     struct ps_checkpoint *out = &in->checkpoint;

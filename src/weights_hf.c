@@ -279,6 +279,7 @@ static enum ps_status check_exportable(const struct ps_config *c)
         int refused;
         const char *text;
     } refusals[] = {
+        {c->train.loss == PS_LOSS_QUANTILE, "train.loss: quantile: PatchTSTForPrediction's head forecasts one value of each step"},
         {c->model.head == PS_HEAD_INDIVIDUAL,
          "model.head: individual: PatchTSTForPrediction has such heads, but fails to apply them"},
         {c->model.patches_from == PS_PATCHES_FROM_START && left > 0,

@@ -480,8 +480,9 @@ struct sums {
 };
 
 static enum ps_status add_batch(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
-                                const float *forecasts)
+                                const float *forecasts, const float *quantiles)
 {
+    (void)quantiles;
     struct sums *sums = argument;
     ck_assert_int_eq(first, sums->next);
     sums->next += n;
@@ -721,12 +722,12 @@ END_TEST
 
 /* Each batch holds the windows that it holds in memory. */
 static enum ps_status compare_batch(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
-                                    const float *forecasts)
+                                    const float *forecasts, const float *quantiles)
 {
     (void)forecasts;
     const struct sums *resident = argument;
     struct sums sums = {.s = resident->s, .split = resident->split, .next = first};
-    return add_batch(&sums, first, n, inputs, targets, forecasts);
+    return add_batch(&sums, first, n, inputs, targets, forecasts, quantiles);
 }
 
 /* The same data, scores and forecasts as from memory, to the bit; training differs by the order of windows alone. Batches of 16,

@@ -250,8 +250,9 @@ struct compared_forecasts {
 };
 
 static enum ps_status compare_forecasts(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
-                                        const float *got)
+                                        const float *got, const float *quantiles)
 {
+    (void)quantiles;
     struct compared_forecasts *c = argument;
     (void)inputs, (void)targets;
     for (int64_t i = 0; i < n * CHANNELS * c->H; i++) {
