@@ -5,9 +5,10 @@
 
 #include "data/panel.h"
 
-/* Sums over windows, of the targets and forecasts that are there: `count` of them. */
+/* Sums over windows, of what is observed. */
 struct sums {
-    double squares, absolutes, percents, count;
+    double squares, absolutes, percents;
+    int64_t n;
 };
 
 struct ps_breakdown {
@@ -65,10 +66,19 @@ void ps_breakdown_close(struct ps_breakdown *b)
 static void add(struct sums *sums, double truth, double forecast, double mean, double std)
 {
     const double e = fabs(truth - forecast), size = fabs(truth * std + mean) + fabs(forecast * std + mean);
-    sums->count++;
     sums->squares += e * e;
     sums->absolutes += e;
     sums->percents += size > 0 ? 200 * e * std / size : 0;
+    sums->n++;
+}
+
+/* The last value that is observed; NaN where none is. */
+static float last_observed(const float *x, int64_t n)
+{
+    while (n > 1 && isnan(x[n - 1])) {
+        n--;
+    }
+    return x[n - 1];
 }
 
 /* Window w of a batch, channel c of it: to the sums of its steps. series: NULL, or its own sums. */
@@ -76,14 +86,11 @@ static void add_window(struct ps_breakdown *b, int64_t c, const float *x, const 
                        struct sums *series)
 {
     const int64_t C = b->channels, L = b->seq_len, H = b->pred_len;
-    int64_t last = L - 1; /* that is observed, or row 0 */
-    while (last > 0 && isnan(x[last])) {
-        last--;
-    }
+    const float last = last_observed(x, L);
     for (int64_t t = 0; t < H; t++) {
-        const double forecasts[PS_FORECASTERS] = {f[t], x[last], b->season > 0 ? x[L - b->season + t % b->season] : 0};
-        for (int i = 0; i < (b->season > 0 ? PS_FORECASTERS : PS_FORECASTER_SEASONAL_NAIVE) && !isnan(y[t]); i++) {
-            if (i != PS_FORECASTER_MODEL && isnan(forecasts[i])) {
+        const double forecasts[PS_FORECASTERS] = {f[t], last, b->season > 0 ? x[L - b->season + t % b->season] : NAN};
+        for (int i = 0; i < PS_FORECASTERS; i++) {
+            if (isnan(y[t]) || (i != PS_FORECASTER_MODEL && isnan(forecasts[i]))) {
                 continue;
             }
             add(b->sums + (i * C + c) * H + t, y[t], forecasts[i], mean, std);
@@ -113,6 +120,18 @@ void ps_breakdown_add(struct ps_breakdown *b, int64_t first, int64_t n, const fl
     }
 }
 
+/* NaN where nothing is observed. */
+static struct ps_measures means_of(const struct sums *s)
+{
+    const double n = (double)s->n;
+    return (struct ps_measures){.mse = s->squares / n,
+                                .mae = s->absolutes / n,
+                                .original_mse = NAN,
+                                .original_mae = NAN,
+                                .mase = NAN,
+                                .smape = s->percents / n};
+}
+
 /* Means over the channels and steps [first, last) of them. */
 static struct ps_measures means(const struct ps_breakdown *b, enum ps_forecaster forecaster, const int64_t channels[2],
                                 const int64_t steps[2])
@@ -124,15 +143,10 @@ static struct ps_measures means(const struct ps_breakdown *b, enum ps_forecaster
             total.squares += s->squares;
             total.absolutes += s->absolutes;
             total.percents += s->percents;
-            total.count += s->count;
+            total.n += s->n;
         }
     }
-    return (struct ps_measures){.mse = total.squares / total.count,
-                                .mae = total.absolutes / total.count,
-                                .original_mse = NAN,
-                                .original_mae = NAN,
-                                .mase = NAN,
-                                .smape = total.percents / total.count};
+    return means_of(&total);
 }
 
 struct ps_measures ps_breakdown_channel(const struct ps_breakdown *b, enum ps_forecaster forecaster, int64_t c)
@@ -154,24 +168,32 @@ struct ps_measures ps_breakdown_series(const struct ps_breakdown *b, enum ps_for
     const struct sums *s = b->of_series + series * PS_FORECASTERS + forecaster;
     const struct ps_scaler *scaler = &b->session->scaler;
     *windows = b->series_windows[series];
-    const double n = s->count, std = scaler->std[scaler->panel ? series : 0];
-    const double scale = b->session->seasonal_mae[series];
-    return (struct ps_measures){.mse = s->squares / n,
-                                .mae = s->absolutes / n,
-                                .original_mse = s->squares / n * std * std,
-                                .original_mae = s->absolutes / n * std,
-                                .mase = scale > 0 ? s->absolutes / n * std / scale : NAN,
-                                .smape = s->percents / n};
+    const double std = scaler->std[scaler->panel ? series : 0], scale = b->session->seasonal_mae[series];
+    struct ps_measures m = means_of(s);
+    m.original_mse = m.mse * std * std;
+    m.original_mae = m.mae * std;
+    m.mase = scale > 0 ? m.original_mae / scale : NAN;
+    return m;
+}
+
+/* How many errors the i-th channel, or series of a panel, has. */
+static int64_t observed(const struct ps_breakdown *b, enum ps_forecaster forecaster, int64_t i)
+{
+    int64_t n = 0;
+    for (int64_t t = 0; t < b->pred_len && !b->panel; t++) {
+        n += b->sums[(forecaster * b->channels + i) * b->pred_len + t].n;
+    }
+    return b->panel ? b->of_series[i * PS_FORECASTERS + forecaster].n : n;
 }
 
 struct ps_measures ps_breakdown_all(const struct ps_breakdown *b, enum ps_forecaster forecaster)
 {
     struct ps_measures m = means(b, forecaster, (int64_t[]){0, b->channels}, (int64_t[]){0, b->pred_len});
     double sum = 0, scaled = 0;
-    for (int64_t c = 0, windows = 1; c < (b->panel ? b->panel->series : b->channels); c++) {
+    for (int64_t c = 0, windows; c < (b->panel ? b->panel->series : b->channels); c++) {
         const double mase =
             (b->panel ? ps_breakdown_series(b, forecaster, c, &windows) : ps_breakdown_channel(b, forecaster, c)).mase;
-        if (!isnan(mase)) {
+        if (observed(b, forecaster, c) > 0 && b->session->seasonal_mae[c] > 0) { /* not NaN either */
             sum += mase;
             scaled++;
         }

@@ -7,8 +7,8 @@
 
 enum ps_forecaster { PS_FORECASTER_MODEL, PS_FORECASTER_REPEAT_LAST, PS_FORECASTER_SEASONAL_NAIVE, PS_FORECASTERS };
 
-/* Over the targets that are observed, and of naive forecasts where what they repeat is: repeat-last takes the last value that is. NaN
- * where something is not computed: MASE without a scale, seasonal-naive with a season of 0 or above seq_len. */
+/* Of targets that are observed (not NaN), and of naive forecasts where what they repeat is: repeat-last takes the last value that
+ * is. NaN where something is not computed: MASE without a scale, seasonal-naive with a season of 0 or above seq_len. */
 struct ps_measures {
     double mse, mae;                   /* in standardised units */
     double original_mse, original_mae; /* in the data's own; of one channel only, since channels' units differ */

@@ -156,7 +156,7 @@ static enum ps_status close_output(struct output *o, enum ps_status status)
 struct scores {
     struct ps_test_record record;
     struct ps_intervals intervals; /* half NULL: none */
-    int64_t within;                /* targets */
+    int64_t within, observed;      /* targets */
     struct ps_breakdown *breakdown;
     struct output *output; /* NULL: forecasts are not saved */
 };
@@ -167,7 +167,7 @@ static enum ps_status take_batch(void *argument, int64_t first, int64_t n, const
     struct scores *scores = argument;
     ps_breakdown_add(scores->breakdown, first, n, inputs, targets, forecasts);
     if (scores->intervals.half) {
-        scores->within += ps_intervals_within(&scores->intervals, n, targets, forecasts);
+        scores->within += ps_intervals_within(&scores->intervals, n, targets, forecasts, &scores->observed);
     }
     const float *values[DATASETS] = {forecasts, targets, inputs, quantiles};
     return scores->output ? write_batch(scores->output, first, n, values) : PS_OK;
@@ -216,9 +216,9 @@ static enum ps_status score(struct ps_session *s, const struct arguments *a, str
 }
 
 /* The share of the targets that lie in their intervals. */
-static double coverage(const struct ps_session *s, const struct arguments *a, const struct scores *scores)
+static double coverage(const struct scores *scores)
 {
-    return (double)scores->within / ((double)s->splits.count[a->split] * (double)(s->view.channels * s->view.pred_len));
+    return (double)scores->within / (double)scores->observed;
 }
 
 /* ---- as text ---- */
@@ -338,7 +338,7 @@ static void print_text(const struct ps_session *s, const struct arguments *a, co
     }
     if (scores->intervals.half) {
         printf("interval %g: %.4f of the targets within, mean width %.4f standardised, by %" PRId64 " validation windows\n",
-               a->interval, coverage(s, a, scores), ps_intervals_mean_width(&scores->intervals), scores->intervals.windows);
+               a->interval, coverage(scores), ps_intervals_mean_width(&scores->intervals), scores->intervals.windows);
     }
     if (a->by == BY_STEP) {
         print_steps(s, scores);
@@ -423,8 +423,8 @@ static enum ps_status print_json(const struct ps_session *s, const struct argume
     if (!failed && scores->intervals.half) {
         failed = json_object_set_new(
             root, "interval",
-            json_pack("{s:f, s:o, s:f, s:I}", "level", a->interval, "coverage", ps_json_number(coverage(s, a, scores)),
-                      "mean_width", ps_intervals_mean_width(&scores->intervals), "windows", (json_int_t)scores->intervals.windows));
+            json_pack("{s:f, s:o, s:f, s:I}", "level", a->interval, "coverage", ps_json_number(coverage(scores)), "mean_width",
+                      ps_intervals_mean_width(&scores->intervals), "windows", (json_int_t)scores->intervals.windows));
     }
     if (!failed && a->by == BY_SERIES) {
         failed = json_object_set_new(root, "by_series", series_objects(s, scores));

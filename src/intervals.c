@@ -69,6 +69,32 @@ static float smallest(float *x, int64_t n, int64_t k)
     return x[k];
 }
 
+/* Of `n` errors; the rank is above n where they are too few. */
+static int64_t rank_of(double level, int64_t n)
+{
+    return (int64_t)ceil((double)(n + 1) * level);
+}
+
+/* Of column i's errors, which are NaN where the target is not observed. */
+static enum ps_status half_width(struct ps_intervals *intervals, int64_t i, float *errors)
+{
+    const double level = intervals->level;
+    int64_t n = 0;
+    for (int64_t w = 0; w < intervals->windows; w++) {
+        if (!isnan(errors[w])) {
+            errors[n++] = errors[w];
+        }
+    }
+    if (rank_of(level, n) > n) {
+        return ps_fail(PS_USAGE,
+                       "--interval %g: takes at least %.0f observed targets of each channel and step, and channel %" PRId64
+                       " has %" PRId64 " of step %" PRId64 " in the validation windows",
+                       level, ceil(level / (1 - level)), i / intervals->pred_len, n, i % intervals->pred_len + 1);
+    }
+    intervals->half[i] = smallest(errors, n, rank_of(level, n) - 1);
+    return PS_OK;
+}
+
 enum ps_status ps_intervals_fit(struct ps_session *s, double level, struct ps_intervals *intervals)
 {
     const struct ps_loss *loss = &s->model->options.loss;
@@ -79,8 +105,8 @@ enum ps_status ps_intervals_fit(struct ps_session *s, double level, struct ps_in
     }
     const int64_t count = s->splits.count[PS_VALIDATION], columns = s->view.channels * s->view.pred_len;
     int64_t every = (int64_t)((double)count * (double)columns / MOST_ERRORS) + 1;
-    const int64_t windows = (count + every - 1) / every, rank = (int64_t)ceil((double)(windows + 1) * level);
-    if (rank > windows) {
+    const int64_t windows = (count + every - 1) / every;
+    if (rank_of(level, windows) > windows) {
         return ps_fail(PS_USAGE, "--interval %g: takes at least %.0f validation windows, and there are %" PRId64, level,
                        ceil(level / (1 - level)), windows);
     }
@@ -95,7 +121,7 @@ enum ps_status ps_intervals_fit(struct ps_session *s, double level, struct ps_in
         status = ps_fail(PS_USAGE, "--interval: stopped");
     }
     for (int64_t i = 0; i < columns && status == PS_OK; i++) {
-        intervals->half[i] = smallest(errors.values + i * windows, windows, rank - 1);
+        status = half_width(intervals, i, errors.values + i * windows);
     }
     free(errors.values);
     if (status != PS_OK) {
@@ -110,12 +136,14 @@ void ps_intervals_free(struct ps_intervals *intervals)
     intervals->half = NULL;
 }
 
-int64_t ps_intervals_within(const struct ps_intervals *intervals, int64_t n, const float *targets, const float *forecasts)
+int64_t ps_intervals_within(const struct ps_intervals *intervals, int64_t n, const float *targets, const float *forecasts,
+                            int64_t *observed)
 {
     const int64_t columns = intervals->channels * intervals->pred_len;
     int64_t within = 0;
     for (int64_t i = 0; i < n * columns; i++) {
         within += fabsf(targets[i] - forecasts[i]) <= intervals->half[i % columns];
+        *observed += !isnan(targets[i]);
     }
     return within;
 }

@@ -21,8 +21,9 @@ enum ps_status ps_intervals_level(const char *text, double *level);
 enum ps_status ps_intervals_fit(struct ps_session *session, double level, struct ps_intervals *intervals);
 void ps_intervals_free(struct ps_intervals *intervals);
 
-/* How many of a batch's targets [n, C, H] lie within. */
-int64_t ps_intervals_within(const struct ps_intervals *intervals, int64_t n, const float *targets, const float *forecasts);
+/* How many of a batch's targets [n, C, H] lie within; *observed += those that are not NaN. */
+int64_t ps_intervals_within(const struct ps_intervals *intervals, int64_t n, const float *targets, const float *forecasts,
+                            int64_t *observed);
 double ps_intervals_mean_width(const struct ps_intervals *intervals);
 
 #endif

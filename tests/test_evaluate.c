@@ -5,6 +5,7 @@
 #include "data/import.h"
 #include "data/times.h"
 #include "src/breakdown.h"
+#include "src/intervals.h"
 #include "tests/programs.h"
 #include "tests/suite.h"
 
@@ -139,12 +140,99 @@ START_TEST(breakdown_by_hand)
     scale[0] = scale[1] = NAN;
     ck_assert(isnan(ps_breakdown_all(b, PS_FORECASTER_MODEL).mase));
     ps_breakdown_close(b);
+    /* What is not observed is left out, and what naive forecasts repeat is the last that is. */
+    scale[0] = 4, scale[1] = 0.5;
+    const float holes[] = {0, 1, 2, NAN, NAN, 2, NAN, 4}, seen[] = {NAN, -5, NAN, NAN};
+    OK(ps_breakdown_open(&s, PS_TEST, &b));
+    ps_breakdown_add(b, 0, 1, holes, seen, forecasts);
+    ps_breakdown_add(b, 0, 1, inputs, seen, inputs); /* 1 for -5 */
+    m = ps_breakdown_all(b, PS_FORECASTER_MODEL);
+    near(m.mse, 36.0 / 2);
+    near(m.mae, 3);
+    near(m.mase, 3 * 2 / 4.0); /* nothing of channel 1 */
+    near(m.smape, (0 + 200.0) / 2);
+    ck_assert(isnan(ps_breakdown_channel(b, PS_FORECASTER_MODEL, 1).mse));
+    ck_assert(isnan(ps_breakdown_step(b, PS_FORECASTER_MODEL, 0).mse));
+    near(ps_breakdown_all(b, PS_FORECASTER_REPEAT_LAST).mae, (7.0 + 6) / 2);
+    near(ps_breakdown_all(b, PS_FORECASTER_SEASONAL_NAIVE).mae, 6); /* the first's is a hole */
+    const float none[8] = {NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN};
+    ps_breakdown_add(b, 0, 1, none, seen, forecasts);
+    near(ps_breakdown_all(b, PS_FORECASTER_REPEAT_LAST).mae, (7.0 + 6) / 2);
+    near(ps_breakdown_all(b, PS_FORECASTER_MODEL).mae, 6.0 / 3);
+    ps_breakdown_close(b);
     c.data.season = 5; /* longer than the input */
     OK(ps_breakdown_open(&s, PS_TEST, &b));
     ps_breakdown_add(b, 0, 1, inputs, targets, forecasts);
     m = ps_breakdown_all(b, PS_FORECASTER_SEASONAL_NAIVE);
     ck_assert(isnan(m.mse) && isnan(m.mase) && isnan(m.smape));
     ps_breakdown_close(b);
+}
+END_TEST
+
+/* ---- intervals ---- */
+
+enum { COLUMNS = CHANNELS * H, VALIDATION = HOURS / 10 - H + 1, FIRST_HOLE = HOURS * 8 / 10 - 10 /* row, of the last 10 */ };
+
+static enum ps_status keep_errors(void *argument, int64_t first, int64_t n, const float *inputs, const float *targets,
+                                  const float *forecasts, const float *quantiles)
+{
+    (void)inputs, (void)quantiles;
+    float *errors = argument;
+    for (int64_t i = 0; i < n * COLUMNS; i++) {
+        errors[first * COLUMNS + i] = fabsf(targets[i] - forecasts[i]);
+    }
+    return PS_OK;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* The rank is among the targets that are observed. */
+START_TEST(intervals_with_holes)
+{
+    static float errors[VALIDATION * COLUMNS], column[VALIDATION];
+    struct ps_checkpoint checkpoint;
+    struct ps_config c;
+    struct ps_session *s;
+    struct ps_intervals intervals;
+    OK(ps_checkpoint_load(best.text, &checkpoint));
+    OK(ps_config_parse_saved(checkpoint.config, best.text, &c));
+    OK(ps_session_open(&c, &(struct ps_session_options){.checkpoint = &checkpoint, .device = "cpu"}, &s));
+    OK(ps_session_load_weights(s, &checkpoint, 0));
+    ck_assert_int_eq(s->splits.count[PS_VALIDATION], VALIDATION);
+    OK(ps_session_forecast(s, PS_VALIDATION, keep_errors, errors));
+    for (int row = FIRST_HOLE; row < HOURS * 8 / 10; row++) { /* targets alone, of channel 0 */
+        s->series->values[row * CHANNELS] = NAN;
+    }
+    OK(ps_intervals_fit(s, 0.8, &intervals));
+    for (int i = 0; i < COLUMNS; i++) {
+        int n = 0;
+        for (int w = 0; w < VALIDATION; w++) {
+            if (i >= H || HOURS * 7 / 10 + w + i % H < FIRST_HOLE) {
+                column[n++] = errors[w * COLUMNS + i];
+            }
+        }
+        ck_assert(i >= H ? n == VALIDATION : n == VALIDATION - (i < 2 ? 0 : i - 1));
+        qsort(column, (size_t)n, sizeof *column, by_size);
+        ck_assert_float_eq(intervals.half[i], column[(int)ceil((n + 1) * 0.8) - 1]);
+    }
+    float targets[COLUMNS], forecasts[COLUMNS] = {0};
+    for (int i = 0; i < COLUMNS; i++) {
+        targets[i] = i % 3 == 0 ? NAN : i % 3 == 1 ? 0 : 1e6F;
+    }
+    int64_t observed = 1;
+    ck_assert_int_eq(ps_intervals_within(&intervals, 1, targets, forecasts, &observed), COLUMNS / 3);
+    ck_assert_int_eq(observed, 1 + COLUMNS / 3 * 2);
+    ps_intervals_free(&intervals);
+    ck_assert_int_eq(ps_intervals_fit(s, 0.9945, &intervals), PS_USAGE); /* 181 of 189: not where 10 are missing */
+    ck_assert_ptr_nonnull(
+        strstr(ps_error_message(), "at least 181 observed targets of each channel and step, and channel 0 has 180"));
+    ps_session_close(s);
+    ps_config_free(&c);
+    ps_checkpoint_free(&checkpoint);
 }
 END_TEST
 
@@ -441,6 +529,7 @@ int main(void)
     tcase_add_test(tests, seasonal_by_hand);
     tcase_add_test(tests, seasonal_from_file);
     tcase_add_test(tests, breakdown_by_hand);
+    tcase_add_test(tests, intervals_with_holes);
     tcase_add_test(tests, naive_is_one);
     tcase_add_test(tests, by_step_and_channel);
     tcase_add_test(tests, all_windows);
