@@ -467,13 +467,15 @@ static double *pass_of(struct fixture *f, int smooth, double *loss)
     return parameters;
 }
 
-START_TEST(variant_steps)
+/* A training pass of that loss, and again, against the double reference's. */
+static void compare_pass(const struct step_case *c, const struct ps_model_shape *shape, const struct ps_loss *minimised,
+                         const char *what, int variant)
 {
-    const struct step_case *c = &step_cases[_i / VARIANTS];
-    const struct ps_model_shape *shape = &variants[_i % VARIANTS];
     struct ps_model_options options = served(c->options, shape);
     options.seed = 5;
-    struct fixture oracle = fixture_open("reference", "cpu", PS_FP64, shape, 4, PS_LEVEL_GEMM, 0);
+    options.loss = *minimised;
+    struct fixture oracle = fixture_open_with("reference", "cpu", PS_FP64, shape, 4,
+                                              &(struct ps_model_options){.level = PS_LEVEL_GEMM, .seed = 5, .loss = *minimised});
     struct fixture f = fixture_open_with(c->backend, c->device, c->precision, shape, 4, &options);
     const struct ps_parameters *layout = f.model->layout;
     double expected_loss, loss, loss_again;
@@ -487,8 +489,8 @@ START_TEST(variant_steps)
                                   : 0;
     int worst = 0;
     const double small = take_small(layout, got, expected), error = gradient_error(layout, got, expected, &worst);
-    printf("%s %s level %s, variant %d: loss %.2g, gradients %.2g (%s), small ones %.2g, statistics %.2g\n", c->backend,
-           ps_precision_name(c->precision), ps_level_name(options.level), _i % VARIANTS, fabs(loss / expected_loss - 1), error,
+    printf("%s %s level %s, %s %d: loss %.2g, gradients %.2g (%s), small ones %.2g, statistics %.2g\n", c->backend,
+           ps_precision_name(c->precision), ps_level_name(options.level), what, variant, fabs(loss / expected_loss - 1), error,
            layout->table[worst].name, small, statistics);
     ck_assert_double_le(fabs(loss / expected_loss - 1), c->loss);
     ck_assert_msg(error <= c->gradients, "gradient of %s off by %.3g", layout->table[worst].name, error);
@@ -499,6 +501,32 @@ START_TEST(variant_steps)
     free(again);
     fixture_close(&f);
     fixture_close(&oracle);
+}
+
+START_TEST(variant_steps)
+{
+    compare_pass(&step_cases[_i / VARIANTS], &variants[_i % VARIANTS], &(struct ps_loss){0}, "variant", _i % VARIANTS);
+}
+END_TEST
+
+static const struct {
+    const char *name;
+    struct ps_loss loss;
+    int jumps; /* its slope where the error is 0, which rounding to fewer bits takes to the other side */
+} losses[] = {{"mae, variant", {.kind = PS_LOSS_MAE}, 1},
+              {"huber, variant", {.kind = PS_LOSS_HUBER, .delta = 0.8}, 0},
+              {"quantile, variant", {.kind = PS_LOSS_QUANTILE, .quantiles = 3, .quantile = {0.1, 0.5, 0.9}}, 1}};
+enum { LOSSES = sizeof losses / sizeof *losses };
+
+START_TEST(loss_steps)
+{
+    const struct step_case *c = &step_cases[_i / (LOSSES * VARIANTS)];
+    const int l = _i / VARIANTS % LOSSES;
+    struct ps_model_shape shape = variants[_i % VARIANTS];
+    shape.quantiles = losses[l].loss.quantiles;
+    if (!losses[l].jumps || (c->precision != PS_TF32 && c->precision != PS_PRECISION_BF16)) {
+        compare_pass(c, &shape, &losses[l].loss, losses[l].name, _i % VARIANTS);
+    }
 }
 END_TEST
 
@@ -2416,6 +2444,7 @@ int main(void)
     tcase_add_loop_test(differences, differences_cpu, 0, SHAPES);
     tcase_add_loop_test(tests, forward_plain, 0, FORWARD_CPU * SHAPES_AND_VARIANTS);
     tcase_add_loop_test(tests, variant_steps, 0, STEP_CASES_CPU * VARIANTS);
+    tcase_add_loop_test(tests, loss_steps, 0, STEP_CASES_CPU * LOSSES * VARIANTS);
     tcase_add_loop_test(tests, head_alone_cpu, 0, SHAPES_AND_VARIANTS);
     tcase_add_test(tests, tiled_refuses);
     tcase_add_loop_test(tests, residual_tiles, 0, TILES_CPU * VARIANTS);
@@ -2431,6 +2460,7 @@ int main(void)
         }
         tcase_add_loop_test(tests, forward_plain, FORWARD_CPU * SHAPES_AND_VARIANTS, FORWARD_CUDA * SHAPES_AND_VARIANTS);
         tcase_add_loop_test(tests, variant_steps, STEP_CASES_CPU * VARIANTS, STEP_CASES * VARIANTS);
+        tcase_add_loop_test(tests, loss_steps, STEP_CASES_CPU * LOSSES * VARIANTS, STEP_CASES * LOSSES * VARIANTS);
         tcase_add_loop_test(tests, head_alone_cuda, 0, SHAPES_AND_VARIANTS);
         tcase_add_loop_test(tests, residual_tiles, TILES_CPU * VARIANTS, TILES_CASES * VARIANTS);
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
