@@ -88,6 +88,7 @@ static int in_place(enum ps_op op, const void *arguments, int i)
     case PS_OP_channel_affine_backward:
         return i == 1 || i == 2;
     case PS_OP_batchnorm_statistics:
+    case PS_OP_batchnorm_join:
         return i == 2 || i == 3;
     case PS_OP_bias_residual_statistics:
         return i == 3 || i == 4;

@@ -21,6 +21,7 @@
 #define PS_KERNELS_KERNELS_H
 
 #include "kernels/device.h"
+#include "kernels/share.h"
 #include "kernels/status.h"
 #include "kernels/tensor.h"
 
@@ -92,7 +93,8 @@ enum ps_kind {
     X(embed_backward, PS_KIND_FUSED, 5, 0)          \
     X(head_step, PS_KIND_FUSED, 10, 0)              \
     X(window_loss, PS_KIND_FUSED, 8, 8)             \
-    X(head_sums, PS_KIND_FUSED, 2, 1)
+    X(head_sums, PS_KIND_FUSED, 2, 1)               \
+    X(batchnorm_join, PS_KIND_SUB, 5, 8)
 
 enum ps_op {
 #define PS_X(name, kind, tensors, flops) PS_OP_##name,
@@ -128,12 +130,13 @@ struct ps_step_state {
 };
 
 /* Dropout at one site. Element i of the logical tensor (row-major index) draws 16 bits: bits 16*(i%2) .. of word (i%8)/2 of the
- * Philox4x32-10 block with key (seed low, seed high) and counter (i/8, site, step low, step high), low half first. It is kept,
- * times scale, when the draw >= threshold. See kernels/philox.h. */
+ * Philox4x32-10 block with key (seed low, seed high) and counter (first + i/8, site, step low, step high), low half first. It is
+ * kept, times scale, when the draw >= threshold. See kernels/philox.h. */
 struct ps_dropout {
     uint32_t threshold; /* round(p * 65536); 0: no dropout, nothing drawn */
     float scale;        /* 65536 / (65536 - threshold) */
     uint32_t site;
+    uint32_t first; /* blocks before the tensor's, where it is a part of a larger one: of a batch that ranks share */
     uint64_t seed;
     const struct ps_step_state *state; /* device memory; its step counts */
 };
@@ -182,10 +185,20 @@ struct ps_head_merge {
 };
 
 /* mean, var = those of each column of x, the population's, as exact as sums in double of x - mean in fp32 would be; then
- * running_mean += momentum (mean - running_mean), and running_var likewise of var R/(R-1), unless mean or var is not finite.
- * x [R, d], R at least 2; the others [d] (type k->statistics). Ioffe and Szegedy 2015. */
+ * running_mean += momentum (mean - running_mean), and running_var likewise of var R/(R-1), unless mean or var is not finite: with
+ * momentum 0 they stay. x [R, d], R at least 2; the others [d] (type k->statistics). Ioffe and Szegedy 2015. */
 struct ps_batchnorm_statistics {
     struct ps_tensor mean, var, running_mean, running_var, x;
+    double momentum;
+};
+
+/* mean, var = those of the rows of all ranks, of which part i of parts has rank i's, `rows` for each window of its share; then the
+ * running ones as batchnorm_statistics says, R the rows of all. parts [ranks, 2, d], the mean and the variance of each; the others
+ * [d] (all type k->statistics); a share without windows adds nothing. Chan, Golub and LeVeque 1983. */
+struct ps_batchnorm_join {
+    struct ps_tensor mean, var, running_mean, running_var, parts;
+    struct ps_shares shares;
+    int64_t rows;
     double momentum;
 };
 
@@ -235,13 +248,16 @@ struct ps_layernorm_backward {
 /* Of a batch's statistics, with g = dy, + more where there is one, rstd = 1/sqrt(var + epsilon) and xhat = (x - mean) rstd:
  * dx = gamma rstd (g - mean_R(g) - xhat mean_R(g xhat)), + addend where there is one; dgamma += sum_R g xhat; dbeta += sum_R g.
  * dx, dy, more, x, addend [R, d]; dgamma, dbeta, gamma [d] (type parameter); mean, var [d] (type statistics). dx may be dy, or
- * addend; never both of more and addend. With `means` [2, d] (type statistics), mean_R(g) and mean_R(g xhat) of whoever wrote dy
- * (gemm_finish), there is no more, and dgamma and dbeta, which have their share already, stay. masked [R, d], where it is there: =
- * drop'(dx) as it is stored. */
+ * addend; never both of more and addend. masked [R, d], where it is there: = drop'(dx) as it is stored.
+ * With `means` [2, d] (type statistics) the sums over rows and dx are apart. Without dx: means = (sum_R(g), sum_R(g xhat)) / rows,
+ * and dgamma, dbeta +=, for rows that may be a part of `rows`. With dx: it has means, of whoever wrote dy (gemm_finish) or summed
+ * over all parts, in place of mean_R(g) and mean_R(g xhat), there is no more, and dgamma and dbeta, which have their share already,
+ * stay. */
 struct ps_batchnorm_backward {
     struct ps_tensor dx, dgamma, dbeta, masked, dy, more, x, mean, var, gamma, addend, means;
     struct ps_dropout dropout; /* of masked */
     double epsilon;
+    int64_t rows; /* with means, without dx */
 };
 
 /* dx = activation'(x + bias) * drop'(dy), the mask of bias_activation drawn again. dx, dy, x [R, f], bias [f] (type parameter); dx

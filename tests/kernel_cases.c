@@ -47,7 +47,8 @@ static int row_size(int index, int64_t *rows, int64_t *width)
     return 0;
 }
 
-/* Without dropout and, alternating, with p 0.1 and 0.5. The step needs both of its words. */
+/* Without dropout and, alternating, with p 0.1 and 0.5, as a tensor of its own and as a part whose blocks are counted on past the
+ * counter's end. The step needs both of its words. */
 static const char *set_dropout(struct call *c, int index, struct ps_dropout *dropout, size_t state_offset)
 {
     static const double p[] = {0, 0.1, 0, 0.5};
@@ -56,6 +57,7 @@ static const char *set_dropout(struct call *c, int index, struct ps_dropout *dro
     if (dropout->threshold) {
         c->has_dropout = 1;
         c->state.step = 0x100000007u;
+        dropout->first = index / 4 % 2 ? UINT32_MAX - 4 : 0;
         call_state(c, state_offset);
     }
     return names[index % 4];
@@ -511,6 +513,32 @@ static int build_batchnorm_statistics(struct call *c, int index)
     return 1;
 }
 
+static int build_batchnorm_join(struct call *c, int index)
+{
+    static const struct ps_shares all[] = {{7, 1, 2}, {5, 4, 4}, {1000, 1, 3}, {2, 1, 1}};
+    int64_t rows, d;
+    if (index >= 2 * LENGTH(all) || !row_size(index, &rows, &d)) {
+        return 0;
+    }
+    const struct ps_shares shares = all[index % LENGTH(all)];
+    place(c, 0, STATISTICS, OUT, NORMAL, d);
+    place(c, 1, STATISTICS, OUT, NORMAL, d);
+    place(c, 2, STATISTICS, ADD, NORMAL, d);
+    place(c, 3, STATISTICS, ADD, POSITIVE, d);
+    place(c, 4, STATISTICS, IN, POSITIVE, shares.ranks, 2, d);
+    for (int64_t i = 0; i < shares.ranks * 2 * d; i++) { /* those of no rows are not read */
+        if (ps_share_count(&shares, (int)(i / (2 * d))) == 0) {
+            set_value(c, 4, i, NAN);
+        }
+    }
+    c->arguments.batchnorm_join.shares = shares;
+    c->arguments.batchnorm_join.rows = 1 + 41 * (index % 2);
+    c->arguments.batchnorm_join.momentum = index % 2 ? 0.1 : 0.75;
+    call_label(c, "%d ranks, %lld windows by %lld, [%lld]", shares.ranks, (long long)shares.windows, (long long)shares.granule,
+               (long long)d);
+    return 1;
+}
+
 static int build_batchnorm(struct call *c, int index)
 {
     int64_t rows, d;
@@ -528,19 +556,24 @@ static int build_batchnorm(struct call *c, int index)
     return 1;
 }
 
+/* Its sums alone are of rows that are a fifth of all. */
 static int build_batchnorm_backward(struct call *c, int index)
 {
-    static const char *const names[] = {"", " with more", " with an addend", " with means and an addend", " with means, masked"};
+    static const char *const names[] = {
+        "",           " with more",          " with an addend", " with means and an addend", " with means, masked",
+        ", its sums", ", its sums with more"};
     int64_t rows, d;
     int other = index % LENGTH(names), size = index / LENGTH(names);
     if (!batch_size(size, &rows, &d)) {
         return 0;
     }
-    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    if (other < 5) {
+        place(c, 0, REAL, OUT, NORMAL, rows, d);
+    }
     place(c, 1, PARAMETER, ADD, NORMAL, d);
     place(c, 2, PARAMETER, ADD, NORMAL, d);
     place(c, 4, REAL, IN, NORMAL, rows, d);
-    if (other == 1) {
+    if (other == 1 || other == 6) {
         place(c, 5, REAL, IN, NORMAL, rows, d);
     }
     place(c, 6, REAL, IN, NORMAL, rows, d);
@@ -551,7 +584,7 @@ static int build_batchnorm_backward(struct call *c, int index)
         place(c, 10, REAL, IN, NORMAL, rows, d);
     }
     if (other >= 3) {
-        place(c, 11, STATISTICS, IN, NORMAL, 2, d);
+        place(c, 11, STATISTICS, other >= 5 ? OUT : IN, NORMAL, 2, d);
     }
     const char *p = "";
     if (other == 4) {
@@ -559,6 +592,7 @@ static int build_batchnorm_backward(struct call *c, int index)
         p = SET_DROPOUT(c, size, batchnorm_backward);
         c->has_dropout = 0; /* not every output is dropped */
     }
+    c->arguments.batchnorm_backward.rows = 5 * rows;
     c->arguments.batchnorm_backward.epsilon = size % 2 ? 0.5 : 1e-5;
     call_label(c, "[%lld, %lld]%s%s%s", (long long)rows, (long long)d, column_names[(size + other) % 3], names[other], p);
     return 1;
@@ -1928,6 +1962,7 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_batchnorm_statistics, build_batchnorm_statistics, 0},
                                           {PS_OP_batchnorm, build_batchnorm, 0},
                                           {PS_OP_batchnorm_backward, build_batchnorm_backward, 0},
+                                          {PS_OP_batchnorm_join, build_batchnorm_join, 0},
                                           {PS_OP_bias_residual_statistics, build_bias_residual_statistics, 0},
                                           {PS_OP_rope, build_rope, 0},
                                           {PS_OP_channel_affine, build_channel_affine, 0},

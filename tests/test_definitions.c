@@ -125,6 +125,60 @@ static double batchnorm_scalar(const double *x)
     return dot(y, upstream, R * D);
 }
 
+/* Rows that two ranks share, and another that has none: their statistics joined, and their gradients by the means of all rows, are
+ * those of the rows together. */
+START_TEST(test_batchnorm_shared)
+{
+    enum { HERE = (R + 1) / 2, PARTS = 3 };
+    const struct ps_shares shares = {R, HERE, PARTS};
+    double x[R * D + D], mean[D], var[D], running[2 * D] = {0}, parts[PARTS * 2 * D], joined[2 * D], moved[2 * D] = {0};
+    double gradient[R * D + 2 * D] = {0}, shared[R * D + 2 * D] = {0}, means[2 * D], sums[2 * D] = {0};
+    fill_normal(x, R * D + D, 28);
+    fill_normal(upstream, R * D, 29);
+    struct ps_tensor gamma = vector(x + R * D, D), none = {0};
+    CALL(batchnorm_statistics, vector(mean, D), vector(var, D), vector(running, D), vector(running + D, D), matrix(x, R, D), 0.1);
+    CALL(batchnorm_backward, matrix(gradient, R, D), vector(gradient + R * D, D), vector(gradient + R * D + D, D), none,
+         matrix(upstream, R, D), none, matrix(x, R, D), vector(mean, D), vector(var, D), gamma, .epsilon = 1e-5);
+    for (int p = 0; p < PARTS; p++) {
+        int64_t first = ps_share_begin(&shares, p), n = ps_share_count(&shares, p);
+        for (int i = 0; i < 2 * D && n == 0; i++) {
+            parts[p * 2 * D + i] = NAN;
+        }
+        if (n > 0) {
+            double *part = parts + p * 2 * D;
+            CALL(batchnorm_statistics, vector(part, D), vector(part + D, D), vector(moved, D), vector(moved + D, D),
+                 matrix(x + first * D, n, D), 0);
+            CALL(batchnorm_backward, none, vector(shared + R * D, D), vector(shared + R * D + D, D), none,
+                 matrix(upstream + first * D, n, D), none, matrix(x + first * D, n, D), vector(mean, D), vector(var, D), gamma,
+                 none, matrix(means, 2, D), .epsilon = 1e-5, .rows = R);
+            for (int i = 0; i < 2 * D; i++) {
+                sums[i] += means[i];
+            }
+        }
+    }
+    ck_assert(moved[0] == 0 && moved[D] == 0);
+    CALL(batchnorm_join, vector(joined, D), vector(joined + D, D), vector(moved, D), vector(moved + D, D),
+         ps_tensor_3d(parts, PS_F64, PARTS, 2, D), shares, 1, 0.1);
+    for (int p = 0; p < PARTS; p++) {
+        int64_t first = ps_share_begin(&shares, p), n = ps_share_count(&shares, p);
+        if (n > 0) {
+            CALL(batchnorm_backward, matrix(shared + first * D, n, D), vector(shared + R * D, D), vector(shared + R * D + D, D),
+                 none, matrix(upstream + first * D, n, D), none, matrix(x + first * D, n, D), vector(mean, D), vector(var, D),
+                 gamma, none, matrix(sums, 2, D), .epsilon = 1e-5);
+        }
+    }
+    for (int i = 0; i < D; i++) {
+        expect_close(joined[i], mean[i], 1e-14);
+        expect_close(joined[D + i], var[i], 1e-14);
+        expect_close(moved[i], running[i], 1e-14);
+        expect_close(moved[D + i], running[D + i], 1e-14);
+    }
+    for (int i = 0; i < R * D + 2 * D; i++) {
+        expect_close(shared[i], gradient[i], 1e-13);
+    }
+}
+END_TEST
+
 START_TEST(test_batchnorm_definition)
 {
     double x[R * D + 2 * D], direction[R * D + 2 * D], y[R * D], mean[D], var[D], running[2 * D], before[2 * D];
@@ -876,6 +930,7 @@ int main(void)
     tcase_add_test(definitions, test_layernorm_definition);
     tcase_add_test(definitions, test_rmsnorm_definition);
     tcase_add_test(definitions, test_batchnorm_definition);
+    tcase_add_test(definitions, test_batchnorm_shared);
     tcase_add_test(definitions, test_bias_residual_statistics_definition);
     tcase_add_test(definitions, test_running_statistics_finite);
     tcase_add_test(definitions, test_rope_definition);

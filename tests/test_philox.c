@@ -41,12 +41,13 @@ START_TEST(test_philox)
 END_TEST
 
 /* The table's operations draw these words. An element that is kept at threshold w and dropped at w + 1 has drawn the 16 bits w;
- * rows of d elements, in place, up to the block's last one. What is kept is x + 2 > 0. */
-static void expect_answer(struct table *t, const struct answer *a, int64_t d)
+ * rows of d elements, in place, up to the block's last one, of a tensor that `first` blocks come before. What is kept is x + 2 > 0.
+ */
+static void expect_answer(struct table *t, const struct answer *a, int64_t d, uint32_t first)
 {
     const struct ps_kernels *k = t->kernels;
     struct ps_device *device = t->device;
-    const int64_t elements = 8 * ((int64_t)a->index + 1);
+    const int64_t elements = 8 * ((int64_t)(a->index - first) + 1);
     const size_t bytes = (size_t)elements * ps_type_bytes(k->real), last = 8 * ps_type_bytes(k->real);
     const struct ps_step_state state = {.step = a->step};
     const float ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -69,7 +70,7 @@ static void expect_answer(struct table *t, const struct answer *a, int64_t d)
             .x = rows,
             .bias = ps_tensor_1d(one, k->parameter, d),
             .position = ps_tensor_2d(one, k->parameter, 1, d),
-            .dropout = {.threshold = threshold, .scale = 1, .site = a->site, .seed = a->seed, .state = at}};
+            .dropout = {.threshold = threshold, .scale = 1, .site = a->site, .first = first, .seed = a->seed, .state = at}};
         unsigned char drawn[8 * sizeof(double)];
         ck_assert_msg(k->bias_position_add(k, &add) == PS_OK, "%s", ps_error_message());
         ck_assert_int_eq(device->download(device, PS_COMPUTE, drawn, (char *)x + bytes - last, last), PS_OK);
@@ -105,6 +106,8 @@ START_TEST(test_philox_drawn)
             const struct ps_block block = ps_philox(a.seed, a.index, a.site, a.step);
             memcpy(a.word, block.word, sizeof a.word);
         }
+        expect_answer(t, &a, 8, a.index - 2);
+        expect_answer(t, &a, 1, a.index - 2);
         const double bytes = 8 * ((double)a.index + 1) * (double)ps_type_bytes(t->kernels->real);
         if (bytes > 1e6 && (!large || bytes > 0x1p36)) {
             continue;
@@ -114,8 +117,8 @@ START_TEST(test_philox_drawn)
                    (double)free_bytes / 0x1p30);
             continue;
         }
-        expect_answer(t, &a, 8);
-        expect_answer(t, &a, 1);
+        expect_answer(t, &a, 8, 0);
+        expect_answer(t, &a, 1, 0);
     }
     table_close(t);
 }
