@@ -460,13 +460,14 @@ struct ps_forecast_error {
 
 /* Hides patches from the encoder. Sequence s has the patches of rows s*N .. of x; of these the `kept` with the smallest keys stay,
  * of equal ones the first: y = x, and targets are NaN, not observed (ps_loss.missing). The others: y = 0, targets = x. Row r's key
- * is ps_mask_key of place state->cursor * channels * N + r at state->step: it follows from the window's place in the pass alone. y,
- * x [S*N, P]; targets [S*N, P] (type parameter). y may be x. Nie et al. 2023. */
+ * is ps_mask_key of place (state->cursor + first) * channels * N + r at state->step: it follows from the window's place in the pass
+ * alone. y, x [S*N, P]; targets [S*N, P] (type parameter). y may be x. Nie et al. 2023. */
 struct ps_mask_patches {
     struct ps_tensor y, targets, x;
     const struct ps_step_state *state; /* device memory */
     uint64_t seed;
     int64_t channels, patches, kept; /* C; N and how many of a sequence's N stay */
+    uint64_t first;                  /* windows between the cursor and the first, of a batch that ranks share */
 };
 
 /* ---- optimiser ---- */

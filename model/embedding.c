@@ -81,7 +81,8 @@ static enum ps_status mask(struct ps_model *m, struct ps_tensor patches, const s
                                                               .seed = m->options.seed,
                                                               .channels = m->shape.channels,
                                                               .patches = N,
-                                                              .kept = N - ps_masked_patches(&m->shape)});
+                                                              .kept = N - ps_masked_patches(&m->shape),
+                                                              .first = (uint64_t)m->place.first});
 }
 
 enum ps_status ps_embedding_forward(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
@@ -314,7 +315,8 @@ struct ps_head_step ps_head_step_of(struct ps_model *m, const struct ps_windows 
                                  .indices = windows->indices,
                                  .state = state,
                                  .batch = batch,
-                                 .gradient_scale = m->gradient_scale};
+                                 .gradient_scale =
+                                     m->gradient_scale * (m->place.whole ? (double)batch / (double)m->place.whole : 1)};
 }
 
 /* dx, the loss's sums and dz. *summed: the loss and the bias's gradient have their sums already; else partials hold their parts. */

@@ -2,6 +2,7 @@
 #ifndef PS_MODEL_LAYER_H
 #define PS_MODEL_LAYER_H
 
+#include "kernels/exchange.h"
 #include "model/cache.h"
 
 #define PS_NORM_EPSILON 1e-5 /* of every norm */
@@ -18,8 +19,17 @@ struct ps_layer_norm {
     struct ps_tensor gamma, beta, d_gamma, d_beta; /* [d]; RMSNorm has no beta */
     struct ps_tensor mean, spread;                 /* as the cache's */
     struct ps_tensor running_mean, running_var;    /* BatchNorm's [d] */
+    double momentum;                               /* and how far they move */
     struct ps_tensor x;                            /* what it reads [R, d] */
     void *xhat;                                    /* level none's */
+};
+
+/* BatchNorm whose batch ranks share. */
+struct ps_together {
+    struct ps_exchange *exchange;
+    struct ps_tensor parts, mine; /* [ranks, 2, d], [2, d]: means and variances */
+    struct ps_shares shares;
+    int64_t rows; /* of a window */
 };
 
 struct ps_layer {
@@ -42,6 +52,7 @@ struct ps_layer {
     enum ps_activation activation;
     int residual_attention;
     int merge_qkv, epilogue, tiled_attention;
+    struct ps_together together; /* exchange NULL: the batch is this rank's alone */
     /* Backward's. Of the layer below, which is absent of the first: post-norm's norm 2, and output_dropout. */
     struct ps_gradient_notes *notes;
     struct ps_layer_norm below_norm2;
@@ -54,6 +65,16 @@ struct ps_tensor ps_layer_norm_means(const struct ps_layer *layer); /* [2, d] */
 /* y = norm(x). known: BatchNorm's statistics of x are in the cache, of whoever wrote x. */
 enum ps_status ps_norm_forward(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor y, struct ps_tensor x,
                                int known);
+/* Whether BatchNorm's statistics are those of several ranks' rows. */
+int ps_norm_is_shared(const struct ps_layer *layer);
+/* BatchNorm's statistics of x into the cache, and the running ones moved. */
+enum ps_status ps_norm_statistics(const struct ps_layer *layer, const struct ps_layer_norm *norm, struct ps_tensor x);
+/* Where ranks share the batch: those that ps_norm_mine gave were this rank's, and become those of all. */
+enum ps_status ps_norm_join(const struct ps_layer *layer, const struct ps_layer_norm *norm);
+struct ps_layer_norm ps_norm_mine(const struct ps_layer *layer, const struct ps_layer_norm *norm);
+/* What a rank without rows does in place of a norm's forward, and of its backward. */
+enum ps_status ps_norm_attend(const struct ps_layer *layer, enum ps_norm_number number);
+enum ps_status ps_norm_attend_backward(const struct ps_layer *layer);
 /* The backward of pre-norm's meeting of stream and branch: gradient += norm'(branch). branch is scratch. `next`: dropout of the
  * branch below; its notes say whether the gradient was masked by it too. */
 enum ps_status ps_norm_join_pre(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor gradient,

@@ -113,17 +113,19 @@ static enum ps_status branch_end(const struct ps_layer *l, struct ps_tensor y, s
     const int counted = next && l->norm == PS_NORM_BATCH && l->training;
     struct ps_gemm_finish whole = {
         .c = y, .a = x, .b = weight, .bias = bias, .addend = residual, .finish = PS_FINISH_RESIDUAL, .dropout = dropout};
+    struct ps_layer_norm mine = {.momentum = 0};
     if (counted) {
-        whole.mean = next->mean;
-        whole.var = next->spread;
-        whole.running_mean = next->running_mean;
-        whole.running_var = next->running_var;
-        whole.momentum = PS_BATCHNORM_MOMENTUM;
+        mine = ps_norm_mine(l, next);
+        whole.mean = mine.mean;
+        whole.var = mine.spread;
+        whole.running_mean = mine.running_mean;
+        whole.running_var = mine.running_var;
+        whole.momentum = mine.momentum;
     }
     int done;
     PS_TRY(finish(l, &whole, &done));
     if (done) {
-        return PS_OK;
+        return counted ? ps_norm_join(l, next) : PS_OK;
     }
     if (l->epilogue && !dropout.threshold && !counted) {
         const enum ps_status status =
@@ -134,26 +136,21 @@ static enum ps_status branch_end(const struct ps_layer *l, struct ps_tensor y, s
     }
     PS_TRY(ps_product(k, y, x, weight, 1, 0));
     if (counted && k->bias_residual_statistics) {
-        return k->bias_residual_statistics(k, &(struct ps_bias_residual_statistics){.y = y,
-                                                                                    .mean = next->mean,
-                                                                                    .var = next->spread,
-                                                                                    .running_mean = next->running_mean,
-                                                                                    .running_var = next->running_var,
+        PS_TRY(k->bias_residual_statistics(k, &(struct ps_bias_residual_statistics){.y = y,
+                                                                                    .mean = mine.mean,
+                                                                                    .var = mine.spread,
+                                                                                    .running_mean = mine.running_mean,
+                                                                                    .running_var = mine.running_var,
                                                                                     .x = y,
                                                                                     .bias = bias,
                                                                                     .residual = residual,
                                                                                     .dropout = dropout,
-                                                                                    .momentum = PS_BATCHNORM_MOMENTUM});
+                                                                                    .momentum = mine.momentum}));
+        return ps_norm_join(l, next);
     }
     PS_TRY(k->bias_residual_add(
         k, &(struct ps_bias_residual_add){.y = y, .x = y, .bias = bias, .residual = residual, .dropout = dropout}));
-    return counted ? k->batchnorm_statistics(k, &(struct ps_batchnorm_statistics){.mean = next->mean,
-                                                                                  .var = next->spread,
-                                                                                  .running_mean = next->running_mean,
-                                                                                  .running_var = next->running_var,
-                                                                                  .x = y,
-                                                                                  .momentum = PS_BATCHNORM_MOMENTUM})
-                   : PS_OK;
+    return counted ? ps_norm_statistics(l, next, y) : PS_OK;
 }
 
 /* y = residual + drop(attention(a) W_o + b_o) */
@@ -316,7 +313,7 @@ static enum ps_status tiled_backward(const struct ps_layer *l, struct ps_tensor 
 static enum ps_status branch_input(const struct ps_layer *l, struct ps_tensor *branch, struct ps_tensor gradient,
                                    struct ps_tensor dy, struct ps_tensor weight, const struct ps_layer_norm *norm)
 {
-    const int post = l->norm_place == PS_NORM_POST, counted = norm && l->norm == PS_NORM_BATCH;
+    const int post = l->norm_place == PS_NORM_POST, counted = norm && l->norm == PS_NORM_BATCH && !ps_norm_is_shared(l);
     struct ps_gemm_finish whole = {.c = *branch, .a = dy, .b = ps_transposed(weight), .finish = PS_FINISH_SUM};
     if (post) {
         whole.c = whole.addend = gradient;

@@ -13,6 +13,33 @@
 
 enum { SITES_A_LAYER = 3, SITE_WEIGHTS = 4096, SITE_HEAD = 8192 };
 
+enum { BLOCK = 8 }; /* elements that a block of dropout's draws serves */
+
+/* Elements of a window's part of the tensor that is dropped out there. */
+static int64_t elements_at(const struct ps_model_shape *s, enum ps_dropout_place place)
+{
+    const int64_t patches = ps_patches(s), width = place == PS_DROP_HIDDEN              ? s->d_ff
+                                                   : place == PS_DROP_ATTENTION_WEIGHTS ? s->n_heads * patches
+                                                                                        : s->d_model;
+    return s->channels * patches * width;
+}
+
+int64_t ps_model_granule(const struct ps_model_shape *shape)
+{
+    int64_t granule = 1;
+    for (int place = 0; place < PS_DROP_PLACES; place++) {
+        while (ps_dropout_rate(shape, place) > 0 && granule * elements_at(shape, place) % BLOCK != 0) {
+            granule *= 2;
+        }
+    }
+    return granule;
+}
+
+void ps_model_place(struct ps_model *m, const struct ps_batch_place *place)
+{
+    m->place = *place;
+}
+
 static struct ps_dropout dropout_at(const struct ps_model *m, enum ps_dropout_place place, int64_t layer,
                                     const struct ps_step_state *state, int training)
 {
@@ -32,13 +59,31 @@ static struct ps_dropout dropout_at(const struct ps_model *m, enum ps_dropout_pl
     default:
         break;
     }
-    return ps_dropout_make(training ? ps_dropout_rate(&m->shape, place) : 0, m->options.seed, (uint32_t)(PS_SITE_DROPOUT + site),
-                           state);
+    struct ps_dropout dropout = ps_dropout_make(training ? ps_dropout_rate(&m->shape, place) : 0, m->options.seed,
+                                                (uint32_t)(PS_SITE_DROPOUT + site), state);
+    dropout.first = (uint32_t)(m->place.first * elements_at(&m->shape, place) / BLOCK);
+    return dropout;
 }
 
 struct ps_dropout ps_head_dropout(const struct ps_model *m, const struct ps_step_state *state, int training)
 {
     return dropout_at(m, PS_DROP_HEAD, 0, state, training);
+}
+
+/* What BatchNorm exchanges; nothing where a batch is one rank's alone. */
+static struct ps_together together_of(const struct ps_model *m, int training)
+{
+    if (!training || !m->together || !m->place.shares.ranks) {
+        return (struct ps_together){.exchange = NULL};
+    }
+    const enum ps_type type = m->k->statistics;
+    const int64_t d = m->shape.d_model, ranks = m->options.exchange->size;
+    char *mine = (char *)m->together + (size_t)(ranks * 2 * d) * ps_type_bytes(type);
+    return (struct ps_together){.exchange = m->options.exchange,
+                                .parts = ps_tensor_3d(m->together, type, ranks, 2, d),
+                                .mine = ps_tensor_2d(mine, type, 2, d),
+                                .shares = m->place.shares,
+                                .rows = m->shape.channels * ps_patches(&m->shape)};
 }
 
 static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct ps_step_state *state, int64_t batch, int training)
@@ -66,7 +111,8 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .y = ps_model_stream(m, index + 1, batch),
                          .merge_qkv = m->options.merge_qkv,
                          .epilogue = m->options.epilogue && m->k->gemm_bias,
-                         .tiled_attention = m->options.tiled_attention};
+                         .tiled_attention = m->options.tiled_attention,
+                         .together = together_of(m, training)};
     l.R = l.S * l.N;
     l.e = l.d / l.h;
     for (int t = 0; t < PS_LAYER_PARAMETERS; t++) {
@@ -234,12 +280,14 @@ int ps_model_tiles(const struct ps_kernels *k, const struct ps_model_shape *shap
 }
 
 /* The operations that a variant needs, where the table has them. */
-static enum ps_status check_operations(const struct ps_kernels *k, const struct ps_model_shape *s)
+static enum ps_status check_operations(const struct ps_kernels *k, const struct ps_model_shape *s, const struct ps_model_options *o)
 {
+    const int shared = s->norm == PS_NORM_BATCH && o->exchange;
     const struct {
         int needed, there;
         const char *what;
     } operations[] = {{s->norm == PS_NORM_BATCH, k->batchnorm && k->batchnorm_statistics && k->batchnorm_backward, "norm: batch"},
+                      {shared, k->batchnorm_join && o->level != PS_LEVEL_NONE, "norm: batch over several ranks"},
                       {s->positions == PS_POSITIONS_ROPE, k->rope != NULL, "positions: rope"},
                       {s->mask_ratio > 0, k->mask_patches != NULL, "mask_ratio"},
                       {s->individual_head || s->revin_affine, k->channel_affine && k->channel_affine_backward,
@@ -278,7 +326,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     if (options->level == PS_LEVEL_LAYER && beyond) {
         return ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer does not serve %s: take auto or gemm", beyond);
     }
-    PS_TRY(check_operations(k, shape));
+    PS_TRY(check_operations(k, shape, options));
     if ((options->loss.kind == PS_LOSS_QUANTILE) != (shape->quantiles > 0) || options->loss.quantiles != shape->quantiles) {
         return ps_fail(PS_USAGE, "train.loss: of %d quantiles, and the head has %lld", options->loss.quantiles,
                        (long long)shape->quantiles);
@@ -321,7 +369,9 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     m->options.loss.missing |= shape->mask_ratio > 0; /* a patch that is seen is no target */
     snprintf(m->kernels, sizeof m->kernels, "%s", ps_level_name(options->level));
     m->gradient_scale =
-        k->precision == PS_FP16 ? exp2(floor(log2((double)ps_head_rows(shape, batch) * (double)ps_head_width(shape)))) : 1;
+        k->precision == PS_FP16
+            ? exp2(floor(log2((double)ps_head_rows(shape, options->whole ? options->whole : batch) * (double)ps_head_width(shape))))
+            : 1;
     struct ps_device *device = k->device;
     enum ps_status status = ps_parameters_layout(shape, &m->layout);
     if (status == PS_OK && options->level == PS_LEVEL_LAYER) {
@@ -377,6 +427,10 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     if (status == PS_OK) {
         status = make_constants(m);
     }
+    if (status == PS_OK && options->exchange && shape->norm == PS_NORM_BATCH) {
+        m->together_bytes = (size_t)((options->exchange->size + 1) * 2 * shape->d_model) * ps_type_bytes(k->statistics);
+        status = device->allocate(device, m->together_bytes, &m->together);
+    }
     if (status == PS_OK) {
         status = ps_cache_open(k, shape, batch, cache_levels(options), &m->cache);
     }
@@ -413,6 +467,9 @@ void ps_model_close(struct ps_model *m)
     }
     if (m->gradients) {
         device->release(device, m->gradients, flat);
+    }
+    if (m->together) {
+        device->release(device, m->together, m->together_bytes);
     }
     if (m->kept) {
         device->release(device, m->kept, m->encoder.kept_bytes);
@@ -603,6 +660,23 @@ enum ps_status ps_model_head_gradients(struct ps_model *m, const struct ps_windo
     PS_TRY(embed_and_encode(m, windows, state, batch, 0, NULL));
     PS_TRY(ps_head_train(m, windows, state, batch, NULL, 1));
     return m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK;
+}
+
+enum ps_status ps_model_attend(struct ps_model *m)
+{
+    if (!m->together) {
+        return PS_OK;
+    }
+    for (int64_t l = 0; l < m->shape.n_layers; l++) {
+        const struct ps_layer layer = layer_of(m, l, NULL, 0, 1);
+        PS_TRY(ps_norm_attend(&layer, PS_NORM_1));
+        PS_TRY(ps_norm_attend(&layer, PS_NORM_2));
+    }
+    for (int64_t i = 0; i < 2 * m->shape.n_layers; i++) {
+        const struct ps_layer layer = layer_of(m, 0, NULL, 0, 1);
+        PS_TRY(ps_norm_attend_backward(&layer));
+    }
+    return PS_OK;
 }
 
 int ps_model_steps(const struct ps_model *m)

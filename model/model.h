@@ -6,6 +6,7 @@
 #ifndef PS_MODEL_MODEL_H
 #define PS_MODEL_MODEL_H
 
+#include "kernels/exchange.h"
 #include "model/cache.h"
 
 struct ps_model_options {
@@ -19,6 +20,16 @@ struct ps_model_options {
      * every level: fused ones know no other (ps_loss_is_plain). With loss.missing NaN among the inputs is unobserved too, as
      * gather_patches says of `masked`. */
     struct ps_loss loss;
+    /* Where ranks share each batch: what they exchange, borrowed, and the windows of a whole batch, by which gradient_scale is
+     * chosen; NULL and 0: this one has all. */
+    struct ps_exchange *exchange;
+    int64_t whole;
+};
+
+/* Which windows the next batch is, of a step that ranks share or that takes several batches. All 0: the batch is the step. */
+struct ps_batch_place {
+    int64_t first, whole;    /* windows of the step before it; windows of the step, over which the loss is the mean */
+    struct ps_shares shares; /* of the windows that ranks compute together, whose rows are one batch of BatchNorm; ranks 0: none */
 };
 
 struct ps_model {
@@ -40,6 +51,10 @@ struct ps_model {
     size_t constants_bytes;
     struct ps_tensor positions, angles, no_bias, zeros, ones;
     struct ps_cache cache;
+    struct ps_batch_place place;
+    /* BatchNorm over ranks: statistics of each [ranks, 2, d], and this one's [2, d]; NULL else. */
+    void *together;
+    size_t together_bytes;
     struct ps_encoder_needs encoder; /* level layer: what encoder_prepare said */
     void *kept;                      /* level layer: what the encoder's backward reads again */
     char kernels[PS_KERNELS_NAME];   /* ps_model_kernels */
@@ -86,6 +101,12 @@ enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *w
  * statistics, which stay; gradients += W_h's and b_h's alone. */
 enum ps_status ps_model_head_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state,
                                        int64_t batch);
+/* From now on batches are at that place: dropout draws by it, and gradients are those of the step's mean loss. */
+void ps_model_place(struct ps_model *m, const struct ps_batch_place *place);
+/* The part of a rank that has no window in a batch of the others: what they exchange of it inside the model. */
+enum ps_status ps_model_attend(struct ps_model *m);
+/* Windows that are a whole number of dropout's blocks at every site: batches of a shared step begin at multiples of them. */
+int64_t ps_model_granule(const struct ps_model_shape *shape);
 /* Whether ps_model_step is there: encoders of level layer whose backward ends with all gradients' sums. */
 int ps_model_steps(const struct ps_model *m);
 /* The same and AdamW as `update` says, whose tensors are the model's: no gradient goes through memory on its way. update->clip_norm

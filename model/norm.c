@@ -27,6 +27,80 @@ struct ps_tensor ps_layer_norm_means(const struct ps_layer *l)
     return ps_tensor_2d(l->shared->norm_means, l->k->statistics, 2, l->d);
 }
 
+int ps_norm_is_shared(const struct ps_layer *l)
+{
+    return l->together.exchange && l->norm == PS_NORM_BATCH;
+}
+
+/* The first or second [d] of a tensor [2, d]. */
+static struct ps_tensor half(struct ps_tensor both, int which)
+{
+    return ps_tensor_reshape(ps_tensor_slice(both, 0, which, 1), 1, &both.size[1]);
+}
+
+struct ps_layer_norm ps_norm_mine(const struct ps_layer *l, const struct ps_layer_norm *n)
+{
+    struct ps_layer_norm mine = *n;
+    mine.momentum = PS_BATCHNORM_MOMENTUM;
+    if (ps_norm_is_shared(l)) {
+        mine.mean = half(l->together.mine, 0);
+        mine.spread = half(l->together.mine, 1);
+        mine.momentum = 0;
+    }
+    return mine;
+}
+
+enum ps_status ps_norm_join(const struct ps_layer *l, const struct ps_layer_norm *n)
+{
+    if (!ps_norm_is_shared(l)) {
+        return PS_OK;
+    }
+    const struct ps_together *t = &l->together;
+    const size_t bytes = (size_t)ps_tensor_count(&t->mine) * ps_type_bytes(t->mine.type);
+    PS_TRY(t->exchange->gather(t->exchange, t->parts.data, t->mine.data, bytes));
+    return l->k->batchnorm_join(l->k, &(struct ps_batchnorm_join){.mean = n->mean,
+                                                                  .var = n->spread,
+                                                                  .running_mean = n->running_mean,
+                                                                  .running_var = n->running_var,
+                                                                  .parts = t->parts,
+                                                                  .shares = t->shares,
+                                                                  .rows = t->rows,
+                                                                  .momentum = PS_BATCHNORM_MOMENTUM});
+}
+
+enum ps_status ps_norm_statistics(const struct ps_layer *l, const struct ps_layer_norm *n, struct ps_tensor x)
+{
+    const struct ps_layer_norm mine = ps_norm_mine(l, n);
+    PS_TRY(l->k->batchnorm_statistics(l->k, &(struct ps_batchnorm_statistics){.mean = mine.mean,
+                                                                              .var = mine.spread,
+                                                                              .running_mean = mine.running_mean,
+                                                                              .running_var = mine.running_var,
+                                                                              .x = x,
+                                                                              .momentum = mine.momentum}));
+    return ps_norm_join(l, n);
+}
+
+enum ps_status ps_norm_attend(const struct ps_layer *l, enum ps_norm_number number)
+{
+    const struct ps_layer_norm n = ps_layer_norm_of(l, number);
+    return ps_norm_join(l, &n);
+}
+
+/* means, which hold this rank's part, become those of all rows. */
+static enum ps_status sum_means(const struct ps_layer *l)
+{
+    const struct ps_tensor means = ps_layer_norm_means(l);
+    return l->together.exchange->sum(l->together.exchange, means.data, means.type, ps_tensor_count(&means));
+}
+
+enum ps_status ps_norm_attend_backward(const struct ps_layer *l)
+{
+    const struct ps_tensor means = ps_layer_norm_means(l);
+    PS_TRY(
+        l->k->device->fill_zero(l->k->device, PS_COMPUTE, means.data, (size_t)ps_tensor_count(&means) * ps_type_bytes(means.type)));
+    return sum_means(l);
+}
+
 enum ps_status ps_norm_forward(const struct ps_layer *l, enum ps_norm_number number, struct ps_tensor y, struct ps_tensor x,
                                int known)
 {
@@ -38,12 +112,7 @@ enum ps_status ps_norm_forward(const struct ps_layer *l, enum ps_norm_number num
                    .y = y, .mean = n.mean, .rstd = n.spread, .x = x, .gamma = n.gamma, .beta = n.beta, .epsilon = PS_NORM_EPSILON});
     }
     if (l->training && !known) {
-        PS_TRY(k->batchnorm_statistics(k, &(struct ps_batchnorm_statistics){.mean = n.mean,
-                                                                            .var = n.spread,
-                                                                            .running_mean = n.running_mean,
-                                                                            .running_var = n.running_var,
-                                                                            .x = x,
-                                                                            .momentum = PS_BATCHNORM_MOMENTUM}));
+        PS_TRY(ps_norm_statistics(l, &n, x));
     }
     return k->batchnorm(k, &(struct ps_batchnorm){.y = y,
                                                   .x = x,
@@ -70,20 +139,29 @@ static enum ps_status backward(const struct ps_layer *l, enum ps_norm_number num
             masked = ps_layer_rows(l, l->shared->masked, l->d);
         }
         *l->notes = (struct ps_gradient_notes){.masked = masked.data != NULL};
-        return k->batchnorm_backward(k, &(struct ps_batchnorm_backward){.dx = dx,
-                                                                        .dgamma = n.d_gamma,
-                                                                        .dbeta = n.d_beta,
-                                                                        .masked = masked,
-                                                                        .dy = dy,
-                                                                        .more = more,
-                                                                        .x = n.x,
-                                                                        .mean = n.mean,
-                                                                        .var = n.spread,
-                                                                        .gamma = n.gamma,
-                                                                        .addend = addend,
-                                                                        .means = means,
-                                                                        .dropout = next,
-                                                                        .epsilon = PS_NORM_EPSILON});
+        struct ps_batchnorm_backward b = {.dx = dx,
+                                          .dgamma = n.d_gamma,
+                                          .dbeta = n.d_beta,
+                                          .masked = masked,
+                                          .dy = dy,
+                                          .more = more,
+                                          .x = n.x,
+                                          .mean = n.mean,
+                                          .var = n.spread,
+                                          .gamma = n.gamma,
+                                          .addend = addend,
+                                          .means = means,
+                                          .dropout = next,
+                                          .epsilon = PS_NORM_EPSILON};
+        if (ps_norm_is_shared(l)) {
+            b.means = ps_layer_norm_means(l);
+            b.rows = l->together.shares.windows * l->together.rows;
+            b.dx.data = NULL;
+            PS_TRY(k->batchnorm_backward(k, &b));
+            PS_TRY(sum_means(l));
+            b.dx = dx;
+        }
+        return k->batchnorm_backward(k, &b);
     }
     return k->layernorm_backward(k, &(struct ps_layernorm_backward){.dx = dx,
                                                                     .dgamma = n.d_gamma,
@@ -111,7 +189,7 @@ enum ps_status ps_norm_join_pre(const struct ps_layer *l, enum ps_norm_number nu
 enum ps_status ps_norm_join_post(const struct ps_layer *l, enum ps_norm_number number, struct ps_tensor gradient,
                                  struct ps_tensor branch, struct ps_dropout next)
 {
-    if (branch.data && l->epilogue && l->norm == PS_NORM_BATCH) {
+    if (branch.data && l->epilogue && l->norm == PS_NORM_BATCH && !ps_norm_is_shared(l)) {
         return backward(l, number, gradient, gradient, branch, none, next);
     }
     if (branch.data) {

@@ -3,6 +3,10 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS ${PS_PROGRAMS})
 install(TARGETS patchstep EXPORT PatchStepTargets)
+# Beside the library, for those who have MPI: cmake --install BUILD --component mpi. The package does without, and so without MPI.
+if(TARGET patchstep_mpi)
+  install(TARGETS patchstep_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT mpi EXCLUDE_FROM_ALL)
+endif()
 install(FILES include/patchstep.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
 # For users of the library: find_package(PatchStep) and pkg-config.

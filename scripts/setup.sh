@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that PatchStep needs and this machine lacks.
-# usage: scripts/setup.sh [--plots] [--fuzz]   --plots: also what scripts/plot.py needs; --fuzz: what scripts/fuzz.sh needs
+# usage: scripts/setup.sh [--plots] [--fuzz] [--mpi]   --plots: also what scripts/plot.py needs; --fuzz: what scripts/fuzz.sh needs;
+#                                                      --mpi: what training by several processes needs
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config libhdf5-dev zlib1g-dev libopenblas-openmp-dev libcyaml-dev libyaml-dev
@@ -11,7 +12,8 @@ for option in "$@"; do
     case "$option" in
         --plots) packages+=(python3-matplotlib python3-h5py); commands+=(python3) ;;
         --fuzz) packages+=(clang libclang-rt-dev libomp-dev); commands+=(clang) ;;
-        *) echo "setup: $option: unknown option: --plots, --fuzz or nothing" >&2; exit 2 ;;
+        --mpi) packages+=(libopenmpi-dev openmpi-bin); commands+=(mpirun mpicc) ;;
+        *) echo "setup: $option: unknown option: --plots, --fuzz, --mpi or nothing" >&2; exit 2 ;;
     esac
 done
 

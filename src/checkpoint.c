@@ -256,6 +256,7 @@ static void attributes(struct pass *pass, struct ps_checkpoint *c, uint64_t *has
     attribute_u64_or_0(pass, "lost", &c->lost);
     attribute_u64_or_0(pass, "skipped", &c->skipped);
     attribute_u64_or_0(pass, "unobserved", &c->unobserved);
+    attribute_u64_or_0(pass, "ranks", &c->ranks);
     attribute_u64(pass, "seed", &c->seed);
     attribute_f64(pass, "best_validation", &c->best_validation);
     attribute_u64(pass, "best_epoch", &c->best_epoch);
@@ -295,6 +296,13 @@ static void datasets(struct pass *pass, struct ps_checkpoint *c, uint64_t has_mo
     if (c->names_bytes) {
         const int64_t bytes = (int64_t)c->names_bytes;
         dataset(pass, "", "channel_names", H5T_STD_U8LE, H5T_NATIVE_UINT8, 1, &bytes, c->names);
+    }
+    if (c->ranks) {
+        const int64_t ranks = (int64_t)c->ranks;
+        group(pass, "ranks");
+        dataset(pass, "ranks", "loss_sum", H5T_IEEE_F64LE, H5T_NATIVE_DOUBLE, 1, &ranks, c->rank_losses);
+        dataset(pass, "ranks", "lost", H5T_STD_U64LE, H5T_NATIVE_UINT64, 1, &ranks, c->rank_lost);
+        dataset(pass, "ranks", "unobserved", H5T_STD_U64LE, H5T_NATIVE_UINT64, 1, &ranks, c->rank_unobserved);
     }
 }
 
@@ -454,7 +462,7 @@ static enum ps_status check_size(const char *path, const struct ps_checkpoint *c
         expected += (size_t)ps_parameter_count(&c->layout->table[t]) * (sizeof *c->parameters + (t < c->layout->n ? moments : 0));
     }
     expected += (size_t)c->scaler.channels * (sizeof *c->scaler.mean + sizeof *c->scaler.std);
-    return expected <= size && c->names_bytes <= size - expected
+    return expected <= size && c->names_bytes <= size - expected && c->ranks <= size / (sizeof(double) + sizeof(uint64_t))
                ? PS_OK
                : ps_fail(PS_CHECKPOINT, "%s: has %zu bytes, and its config and channels ask for at least %zu", path, size,
                          expected);
@@ -470,6 +478,7 @@ static enum ps_status allocate(const char *path, struct ps_checkpoint *c, uint64
     c->scaler.mean = calloc(channels, sizeof *c->scaler.mean);
     c->scaler.std = calloc(channels, sizeof *c->scaler.std);
     c->names = c->names_bytes ? malloc(c->names_bytes) : NULL;
+    PS_TRY(ps_checkpoint_room(c));
     if ((c->names_bytes && !c->names) || !c->parameters || !c->scaler.mean || !c->scaler.std || (has_moments && (!c->m || !c->v))) {
         return ps_fail(PS_CHECKPOINT, "%s: no memory for its %zu parameters", path, count);
     }
@@ -637,6 +646,18 @@ struct ps_reading ps_checkpoint_reading(const struct ps_checkpoint *checkpoint, 
     return reading;
 }
 
+enum ps_status ps_checkpoint_room(struct ps_checkpoint *c)
+{
+    if (c->ranks) {
+        c->rank_losses = calloc(c->ranks, sizeof *c->rank_losses);
+        c->rank_lost = calloc(c->ranks, sizeof *c->rank_lost);
+        c->rank_unobserved = calloc(c->ranks, sizeof *c->rank_unobserved);
+    }
+    return !c->ranks || (c->rank_losses && c->rank_lost && c->rank_unobserved)
+               ? PS_OK
+               : ps_fail(PS_CHECKPOINT, "no memory for the losses of %" PRIu64 " ranks", c->ranks);
+}
+
 void ps_checkpoint_free(struct ps_checkpoint *checkpoint)
 {
     if (checkpoint->own_layout) {
@@ -646,6 +667,9 @@ void ps_checkpoint_free(struct ps_checkpoint *checkpoint)
     free(checkpoint->m);
     free(checkpoint->v);
     ps_scaler_free(&checkpoint->scaler);
+    free(checkpoint->rank_losses);
+    free(checkpoint->rank_lost);
+    free(checkpoint->rank_unobserved);
     free(checkpoint->names);
     free(checkpoint->config);
     free(checkpoint->level);

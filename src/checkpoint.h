@@ -30,6 +30,9 @@ struct ps_checkpoint {
     uint64_t lost;        /* those of them whose loss was not finite */
     uint64_t skipped;     /* steps of that epoch that were left out */
     uint64_t unobserved;  /* targets of those windows that were missing */
+    uint64_t ranks;       /* that trained together; 0: one */
+    double *rank_losses;  /* [ranks]: the part of each in loss_sum, lost and unobserved; NULL with one */
+    uint64_t *rank_lost, *rank_unobserved;
     uint64_t seed;
     double best_validation; /* HUGE_VAL before the first */
     uint64_t best_epoch, epochs_since_best;
@@ -49,6 +52,8 @@ enum ps_status ps_checkpoint_save(const char *path, const struct ps_checkpoint *
 enum ps_status ps_checkpoint_load(const char *path, struct ps_checkpoint *checkpoint);
 /* What that child does: checks everything but the tensors' values. bytes: the whole file, which HDF5 reads in place. */
 enum ps_status ps_checkpoint_look(const char *path, char *bytes, size_t size);
+/* rank_losses and what follows it, malloc'ed, for checkpoint->ranks. */
+enum ps_status ps_checkpoint_room(struct ps_checkpoint *checkpoint);
 void ps_checkpoint_free(struct ps_checkpoint *checkpoint); /* what load allocated */
 
 /* How a model's data are read: with the channels of the checkpoint, by name; where it has none, or is NULL, as the config says. */

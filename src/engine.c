@@ -9,7 +9,7 @@
 
 enum { LONGEST_TUNING = 1 << 20 };
 
-enum ps_status ps_engine_open_device(const struct ps_config *c, const char *device, struct ps_device **opened,
+enum ps_status ps_engine_open_device(const struct ps_config *c, const char *device, int threads, struct ps_device **opened,
                                      struct ps_kernels **kernels, char digest[PS_DIGEST_HEX])
 {
     if (!device) {
@@ -23,7 +23,7 @@ enum ps_status ps_engine_open_device(const struct ps_config *c, const char *devi
     if (strcmp(device, "auto") == 0) {
         device = !cpu_backend && ps_cuda_device_count() > 0 ? "cuda" : "cpu";
     }
-    PS_TRY(ps_device_open(device, (int)c->runtime.threads, opened));
+    PS_TRY(ps_device_open(device, c->runtime.threads ? (int)c->runtime.threads : threads, opened));
     if (strcmp(backend, "auto") == 0) {
         backend = (*opened)->kind;
     } else if (cpu_backend != (strcmp((*opened)->kind, "cpu") == 0)) {
@@ -58,10 +58,10 @@ static int tiled_attention(const struct ps_config *c, const struct ps_kernels *k
 }
 
 enum ps_status ps_engine_open_model(const struct ps_config *c, struct ps_kernels *kernels, int64_t channels, int masked,
-                                    struct ps_model **model, enum ps_level *level)
+                                    const struct ps_engine_share *share, struct ps_model **model, enum ps_level *level)
 {
     struct ps_model_shape shape = ps_config_shape(c, channels);
-    int64_t batch = c->train.batch_size;
+    int64_t batch = share ? share->batch : c->train.batch_size;
     /* auto: the fastest level that serves the model. */
     static const enum ps_level levels[] = {[PS_FUSION_AUTO] = PS_LEVEL_LAYER,
                                            [PS_FUSION_NONE] = PS_LEVEL_NONE,
@@ -73,7 +73,9 @@ enum ps_status ps_engine_open_model(const struct ps_config *c, struct ps_kernels
                                        .epilogue = c->runtime.epilogue,
                                        .tiled_attention = tiled_attention(c, kernels, &shape),
                                        .seed = c->train.seed,
-                                       .loss = ps_config_loss(c)};
+                                       .loss = ps_config_loss(c),
+                                       .exchange = share ? share->exchange : NULL,
+                                       .whole = share ? share->whole : 0};
     options.loss.missing = masked;
     /* The widest activations, as ps_model_open lays them out: their size must not overflow. */
     double patches = (double)ps_patches(&shape), rows = (double)batch * (double)shape.channels * patches;

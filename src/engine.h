@@ -8,14 +8,21 @@
 #include "src/config.h"
 #include "src/digest.h"
 
-/* device: "auto", "cpu", "cuda", "cuda:N"; NULL: the config's. tuning: the digest of runtime.tuning's file; "" when there is none,
- * or not on CUDA. Messages name config keys. What was opened when an error came is the caller's to close. */
-enum ps_status ps_engine_open_device(const struct ps_config *config, const char *device, struct ps_device **opened,
+/* device: "auto", "cpu", "cuda", "cuda:N"; NULL: the config's. threads: of the CPU where runtime.threads is 0; 0: all. tuning: the
+ * digest of runtime.tuning's file; "" when there is none, or not on CUDA. Messages name config keys. What was opened when an error
+ * came is the caller's to close. */
+enum ps_status ps_engine_open_device(const struct ps_config *config, const char *device, int threads, struct ps_device **opened,
                                      struct ps_kernels **kernels, char tuning[PS_DIGEST_HEX]);
-/* For batches of at most train.batch_size windows of so many channels, at the level that runtime.fusion names. masked: windows may
- * have holes. */
+/* Batches of at most so many windows, as parts of steps of `whole`, which ranks share by this exchange (NULL: they do not). */
+struct ps_engine_share {
+    int64_t batch, whole;
+    struct ps_exchange *exchange;
+};
+
+/* For data of so many channels, at the level that runtime.fusion names. masked: windows may have holes. share: NULL:
+ * batches of train.batch_size. */
 enum ps_status ps_engine_open_model(const struct ps_config *config, struct ps_kernels *kernels, int64_t channels, int masked,
-                                    struct ps_model **model, enum ps_level *level);
+                                    const struct ps_engine_share *share, struct ps_model **model, enum ps_level *level);
 
 /* The checkpoint's weights and running statistics: into device memory of their size, or where that is NULL into the model.
  * PS_CHECKPOINT naming the first tensor that the model has not, or has in another shape. */

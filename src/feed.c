@@ -16,7 +16,7 @@ struct ps_feed {
     struct ps_windows windows; /* as the device reads them */
     int resident;              /* the whole series is there; else batches stream through two slots */
     int32_t *order;            /* pinned, [longest]; NULL with groups */
-    int64_t longest;
+    int64_t batch, longest;
     void *data[2]; /* device memory behind windows, when it is the feed's own */
     size_t data_bytes[2];
 
@@ -54,7 +54,7 @@ static enum ps_status device_copy(struct ps_feed *f, int which, const float *hos
 static enum ps_status place_slots(struct ps_feed *f)
 {
     struct ps_device *device = f->device;
-    int64_t C = f->view.channels, L = f->view.seq_len, H = f->view.pred_len, B = f->config->train.batch_size;
+    int64_t C = f->view.channels, L = f->view.seq_len, H = f->view.pred_len, B = f->batch;
     int64_t inputs = B * C * L, targets = B * C * H;
     PS_TRY(device_copy(f, 0, NULL, 2 * (size_t)inputs * sizeof(float)));
     PS_TRY(device_copy(f, 1, NULL, 2 * (size_t)targets * sizeof(float)));
@@ -132,7 +132,7 @@ static enum ps_status place_data(struct ps_feed *f)
 }
 
 enum ps_status ps_feed_open(struct ps_device *device, const struct ps_config *config, const struct ps_series *series,
-                            struct ps_groups *groups, int64_t longest, struct ps_feed **feed)
+                            struct ps_groups *groups, int64_t batch, int64_t longest, struct ps_feed **feed)
 {
     struct ps_feed *f = calloc(1, sizeof *f);
     if (!f) {
@@ -143,6 +143,7 @@ enum ps_status ps_feed_open(struct ps_device *device, const struct ps_config *co
                           .series = series,
                           .view = ps_window_view_make(series, config->model.seq_len, config->model.pred_len),
                           .groups = groups,
+                          .batch = batch,
                           .longest = longest};
     void *indices = NULL;
     enum ps_status status = PS_OK;
@@ -252,7 +253,7 @@ enum ps_status ps_feed_next(struct ps_feed *f)
         return PS_OK;
     }
     struct ps_device *device = f->device;
-    int64_t B = f->config->train.batch_size, C = f->view.channels, L = f->view.seq_len, H = f->view.pred_len, n;
+    int64_t B = f->batch, C = f->view.channels, L = f->view.seq_len, H = f->view.pred_len, n;
     int slot = (int)(f->position / B % 2), idle = 0;
     double waited = 0;
     PS_TRY(release_slots(f, slot));

@@ -10,10 +10,10 @@
 
 struct ps_feed; /* opaque */
 
-/* All but *feed is borrowed. groups: read the series, when it stays in its file; NULL: it is in host memory. longest: windows of
- * the longest pass. Messages name config keys. */
+/* All but *feed is borrowed. batch: windows of a step. groups: read the series, when it stays in its file; NULL: it is in host
+ * memory. longest: windows of the longest pass. Messages name config keys. */
 enum ps_status ps_feed_open(struct ps_device *device, const struct ps_config *config, const struct ps_series *series,
-                            struct ps_groups *groups, int64_t longest, struct ps_feed **feed);
+                            struct ps_groups *groups, int64_t batch, int64_t longest, struct ps_feed **feed);
 void ps_feed_close(struct ps_feed *feed); /* NULL is fine; before the groups are closed */
 
 /* Whether the whole series is on the device: then steps need nothing between them, and ps_feed_next and ps_feed_used do nothing. */

@@ -64,12 +64,12 @@ enum ps_status ps_forecaster_open(const struct ps_checkpoint *checkpoint, const 
     f->channels = checkpoint->scaler.channels;
     f->seq_len = config->model.seq_len;
     f->pred_len = config->model.pred_len;
-    enum ps_status status = ps_engine_open_device(config, device, &f->device, &f->kernels, tuning);
+    enum ps_status status = ps_engine_open_device(config, device, 0, &f->device, &f->kernels, tuning);
     if (status == PS_OK) {
         f->whole_batches = strcmp(f->device->kind, "cpu") != 0;
         f->batch = f->whole_batches || at_once > config->train.batch_size ? config->train.batch_size : at_once;
         sized.train.batch_size = f->batch;
-        status = ps_engine_open_model(&sized, f->kernels, f->channels, masked, &f->model, &level);
+        status = ps_engine_open_model(&sized, f->kernels, f->channels, masked, NULL, &f->model, &level);
     }
     if (status == PS_OK) {
         f->width = ps_head_width(&f->model->shape);

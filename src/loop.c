@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "src/clock.h"
-#include "src/session.h"
+#include "src/together.h"
 
 /* ---- captured passes ---- */
 
@@ -13,15 +13,32 @@ int ps_session_frozen(const struct ps_session *s)
     return s->config->train.freeze == PS_FREEZE_ENCODER && (epochs == 0 || s->epoch < (uint64_t)epochs);
 }
 
+/* gradients += those of a step's mean loss, of this rank's windows, train.batch_size at a time. */
+static enum ps_status step_gradients(struct ps_session *s, int64_t batch, int frozen)
+{
+    for (int64_t first = 0; first < batch; first += s->config->train.batch_size) {
+        struct ps_windows windows;
+        const int64_t mine = ps_session_part(s, first, batch, &windows);
+        if (frozen) {
+            PS_TRY(mine > 0 ? ps_model_head_gradients(s->model, &windows, s->state, mine) : PS_OK);
+        } else {
+            PS_TRY(mine > 0 ? ps_model_gradients(s->model, &windows, s->state, mine) : ps_model_attend(s->model));
+        }
+    }
+    return s->exchange ? s->exchange->sum(s->exchange, s->model->gradients, s->kernels->parameter, s->model->layout->count) : PS_OK;
+}
+
 static enum ps_status train_batch(struct ps_session *s, int64_t batch, int frozen)
 {
     struct ps_model *m = s->model;
-    if (ps_model_steps(m) && !ps_optimizer_looks_first(&s->optimizer) && !s->optimizer.options.held) {
+    if (ps_model_steps(m) && !ps_optimizer_looks_first(&s->optimizer) && !s->optimizer.options.held && !s->exchange &&
+        batch <= s->config->train.batch_size) {
+        struct ps_windows windows;
+        const int64_t mine = ps_session_part(s, 0, batch, &windows);
         const struct ps_adamw update = ps_optimizer_adamw(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);
-        return ps_model_step(m, ps_feed_windows(s->feed), s->state, batch, &update);
+        return ps_model_step(m, &windows, s->state, mine, &update);
     }
-    PS_TRY(frozen ? ps_model_head_gradients(m, ps_feed_windows(s->feed), s->state, batch)
-                  : ps_model_gradients(m, ps_feed_windows(s->feed), s->state, batch));
+    PS_TRY(step_gradients(s, batch, frozen));
     return ps_optimizer_step(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);
 }
 
@@ -33,9 +50,18 @@ enum ps_status ps_session_step(struct ps_session *s, int64_t batch)
 static enum ps_status score_batch(struct ps_session *s, int64_t batch)
 {
     struct ps_tensor errors = ps_tensor_2d(s->errors, PS_F64, s->slots, PS_ERRORS);
-    PS_TRY(ps_model_forward(s->model, ps_feed_windows(s->feed), s->scoring_state, batch, 0));
-    PS_TRY(ps_model_errors(s->model, ps_feed_windows(s->feed), s->scoring_state, batch, errors, s->config->train.batch_size));
-    return s->kernels->advance(s->kernels, &(struct ps_advance){.state = s->scoring_state, .windows = (uint64_t)batch});
+    const int64_t at_once = s->config->train.batch_size;
+    for (int64_t done = 0, n; done < batch; done += n) {
+        struct ps_windows windows;
+        n = batch - done < at_once ? batch - done : at_once;
+        const int64_t mine = ps_session_part(s, 0, n, &windows);
+        if (mine > 0) {
+            PS_TRY(ps_model_forward(s->model, &windows, s->scoring_state, mine, 0));
+            PS_TRY(ps_model_errors(s->model, &windows, s->scoring_state, mine, errors, at_once));
+        }
+        PS_TRY(s->kernels->advance(s->kernels, &(struct ps_advance){.state = s->scoring_state, .windows = (uint64_t)n}));
+    }
+    return PS_OK;
 }
 
 /* A replay on the CPU calls this again: whether the encoder is frozen is what held at the capture, as on CUDA. */
@@ -52,9 +78,7 @@ static enum ps_status replay_body(void *argument)
  * (captured anew if that changes, or when the encoder is no longer frozen). */
 static enum ps_status graph_of(struct ps_session *s, int64_t batch, int64_t steps, int training, struct ps_graph **graph)
 {
-    enum ps_replay_kind kind = batch < s->config->train.batch_size ? PS_REPLAY_SHORT
-                               : steps > 1                         ? PS_REPLAY_SEVERAL
-                                                                   : PS_REPLAY_FULL;
+    enum ps_replay_kind kind = batch < s->step_windows ? PS_REPLAY_SHORT : steps > 1 ? PS_REPLAY_SEVERAL : PS_REPLAY_FULL;
     struct ps_replay *r = &s->replays[training][kind];
     const int frozen = training && ps_session_frozen(s);
     if (r->graph && (r->batch != batch || r->frozen != frozen)) {
@@ -72,7 +96,7 @@ static enum ps_status graph_of(struct ps_session *s, int64_t batch, int64_t step
 
 enum ps_status ps_session_full_step(struct ps_session *s, struct ps_graph **graph)
 {
-    return graph_of(s, s->config->train.batch_size, 1, 1, graph);
+    return graph_of(s, s->step_windows, 1, 1, graph);
 }
 
 /* Full batches of the next graph when `most` may follow. */
@@ -86,7 +110,7 @@ enum ps_status ps_session_full_steps(struct ps_session *s, int64_t steps)
     for (int64_t done = 0, now; done < steps; done += now) {
         struct ps_graph *graph;
         now = steps_at_once(s, steps - done);
-        PS_TRY(graph_of(s, s->config->train.batch_size, now, 1, &graph));
+        PS_TRY(graph_of(s, s->step_windows, now, 1, &graph));
         PS_TRY(s->device->replay(s->device, graph));
     }
     return PS_OK;
@@ -195,7 +219,7 @@ static enum ps_status pass_open(struct ps_session *s, const struct ps_order *ord
 static enum ps_status pass_step(struct pass *pass, int64_t most, int64_t *batches)
 {
     struct ps_session *s = pass->session;
-    int64_t left = pass->end - pass->position, B = s->config->train.batch_size, n = left < B ? left : B;
+    int64_t left = pass->end - pass->position, B = s->step_windows, n = left < B ? left : B;
     *batches = 0;
     if (n == 0) {
         return PS_OK;
@@ -203,7 +227,7 @@ static enum ps_status pass_step(struct pass *pass, int64_t most, int64_t *batche
     struct ps_graph *graph;
     int64_t steps = n < B ? 1 : steps_at_once(s, left / B < most ? left / B : most);
     PS_TRY(graph_of(s, n, steps, pass->training, &graph));
-    PS_TRY(ps_feed_next(s->feed));
+    PS_TRY(ps_session_agree(s, ps_feed_next(s->feed), &pass->throttle.nonfinite));
     PS_TRY(s->device->replay(s->device, graph));
     PS_TRY(ps_feed_used(s->feed));
     pass->position += steps * n;
@@ -219,11 +243,6 @@ static enum ps_status pass_close(struct pass *pass, enum ps_status status)
     ps_feed_stop(s->feed);
     throttle_close(&pass->throttle);
     return status != PS_OK ? status : finished;
-}
-
-static int stopped(const struct ps_session *s)
-{
-    return s->stop && *s->stop;
 }
 
 /* ---- training ---- */
@@ -260,7 +279,7 @@ static enum ps_status train_pass(struct pass *pass, const struct ps_epoch_watch 
         }
         step += (uint64_t)done;
         ps_progress_step(watch->progress, (int64_t)s->epoch + 1, (int64_t)step - (int64_t)s->epoch * s->steps_per_epoch, NAN);
-        if (stopped(s) || (watch->max_steps && pass->batches >= watch->max_steps)) {
+        if (ps_session_stopped(s) || (watch->max_steps && pass->batches >= watch->max_steps)) {
             return PS_OK;
         }
         if (watch->checkpoint_every && step % (uint64_t)watch->checkpoint_every == 0 && pass->position < pass->end) {
@@ -315,7 +334,7 @@ static void backward_order(const struct ps_parameters *layout, int layers, int p
 
 /* Says at which step what was not finite. AdamW's m has kept, since then, which gradients were not; the first is the one that
  * backward comes to first. */
-static enum ps_status went_wrong(struct ps_session *s)
+static enum ps_status went_wrong(struct ps_session *s, uint64_t lost)
 {
     const struct ps_parameters *layout = s->model->layout;
     size_t bytes = (size_t)layout->count * sizeof(float);
@@ -341,7 +360,7 @@ static enum ps_status went_wrong(struct ps_session *s)
         "step %llu, in epoch %llu: %s is not finite (gradients of %d of %d tensors, first %s): %slower optim.lr, set "
         "optim.clip_norm, or leave such steps out with train.on_nonfinite: skip; the last checkpoint is of a step before",
         (unsigned long long)step, (unsigned long long)((step - 1) / (uint64_t)s->steps_per_epoch + 1),
-        s->now.lost ? "the loss" : "a gradient", n, layout->n, first < 0 ? "none" : layout->table[first].name,
+        lost ? "the loss" : "a gradient", n, layout->n, first < 0 ? "none" : layout->table[first].name,
         s->kernels->precision == PS_FP16 ? "fp16 ends at 65504: take bf16 or tf32, " : "");
 }
 
@@ -357,12 +376,14 @@ enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoc
     *finished = pass.position == pass.end;
     PS_TRY(pass_close(&pass, status));
     PS_TRY(read_state(s));
+    struct ps_step_state joined;
+    PS_TRY(ps_session_join_state(s, &joined));
     if (s->now.nonfinite) {
-        return went_wrong(s);
+        return ps_ranks_check(s->ranks, went_wrong(s, joined.lost));
     }
-    const double unobserved = (double)s->now.unobserved / (double)ps_model_targets(&s->model->shape);
-    const double windows = (double)(s->now.cursor - s->now.lost) - unobserved;
-    *loss = windows > 0 ? s->now.loss_sum / windows : NAN;
+    const double unobserved = (double)joined.unobserved / (double)ps_model_targets(&s->model->shape);
+    const double windows = (double)(joined.cursor - joined.lost) - unobserved;
+    *loss = windows > 0 ? joined.loss_sum / windows : NAN;
     if (*finished) {
         s->ended = s->now;
         s->epoch++;
@@ -417,6 +438,7 @@ static enum ps_status read_accuracy(struct ps_session *s, enum ps_split split, i
     int64_t slots = (count + B - 1) / B, full = count / B;
     PS_TRY(
         s->device->download(s->device, PS_COMPUTE, s->host_errors, s->errors, (size_t)slots * PS_ERRORS * sizeof *s->host_errors));
+    PS_TRY(ps_ranks_sum(s->ranks, s->host_errors, PS_F64, slots * PS_ERRORS));
     double sums[PS_ERRORS] = {0};
     accuracy->full_batches = score_of(sums, 0);
     for (int64_t i = 0; i < slots; i++) {
@@ -441,9 +463,12 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
     const struct ps_step_state start = {0};
     const struct ps_order order = ps_session_order(s, split);
     PS_TRY(write_state(s, s->scoring_state, &start));
+    if (s->ranks) { /* a share may have no windows */
+        PS_TRY(s->device->fill_zero(s->device, PS_COMPUTE, s->errors, (size_t)s->slots * PS_ERRORS * sizeof *s->errors));
+    }
     struct pass pass;
     enum ps_status status = pass_open(s, &order, 0, count, &pass);
-    for (int64_t done = 1; status == PS_OK && done > 0 && !stopped(s);) {
+    for (int64_t done = 1; status == PS_OK && done > 0 && !ps_session_stopped(s);) {
         status = pass_step(&pass, INT64_MAX, &done);
     }
     PS_TRY(pass_close(&pass, status));

@@ -8,6 +8,7 @@
 #include "data/panel.h"
 #include "src/engine.h"
 #include "src/safetensors.h"
+#include "src/together.h"
 
 /* ---- from the config ---- */
 
@@ -91,7 +92,7 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
 
 static enum ps_status open_device(struct ps_session *s, const struct ps_session_options *options)
 {
-    PS_TRY(ps_engine_open_device(s->config, options->device, &s->device, &s->kernels, s->tuning));
+    PS_TRY(ps_engine_open_device(s->config, options->device, ps_ranks_threads(s->ranks), &s->device, &s->kernels, s->tuning));
     char text[512];
     snprintf(text, sizeof text, "%s; %s; %s", s->kernels->backend, s->device->name, s->device->version);
     s->versions = strdup(text);
@@ -116,7 +117,7 @@ static enum ps_status record_algorithms(struct ps_session *s)
 static int64_t graph_steps(const struct ps_session *s)
 {
     enum { SEVERAL = 20 };
-    int64_t steps = (int64_t)(SEVERAL * 50e9 / ps_model_step_flops(&s->model->shape, s->config->train.batch_size));
+    int64_t steps = (int64_t)(SEVERAL * 50e9 / ps_model_step_flops(&s->model->shape, s->step_windows));
     return !ps_feed_resident(s->feed) || strcmp(s->device->kind, "cpu") == 0 || steps < 2 ? 1 : steps < SEVERAL ? steps : SEVERAL;
 }
 
@@ -129,7 +130,12 @@ static size_t stored_bytes(const struct ps_session *s)
 /* BatchNorm's statistics are of two rows at least, in the shortest batch of an epoch too. */
 static enum ps_status check_rows(const struct ps_session *s, const struct ps_model_shape *shape)
 {
-    const int64_t batch = s->config->train.batch_size, left = s->train_windows % batch;
+    const int64_t batch = s->config->train.batch_size, left = s->train_windows % batch, each = shape->channels * ps_patches(shape);
+    if (shape->norm == PS_NORM_BATCH && s->ranks && each < 2) {
+        return ps_fail(PS_USAGE,
+                       "model.norm: batch takes statistics over the rows of each rank first, and a window of 1 channel and 1 "
+                       "patch has 1: train on one rank, or set model.norm: layer");
+    }
     const int64_t rows = (left ? left : batch) * shape->channels * ps_patches(shape);
     if (shape->norm != PS_NORM_BATCH || rows >= 2) {
         return PS_OK;
@@ -156,6 +162,27 @@ static struct ps_range range_of(const struct ps_session *s, int t)
     return (struct ps_range){p->offset, p->offset + ps_parameter_count(p)};
 }
 
+/* What this rank computes of a batch. */
+static enum ps_status open_share(struct ps_session *s, struct ps_engine_share *share)
+{
+    const struct ps_model_shape shape = ps_config_shape(s->config, s->series->channels);
+    const int64_t batch = s->config->train.batch_size;
+    const int ranks = ps_ranks_size(s->ranks);
+    s->granule = ps_model_granule(&shape);
+    if (batch < ranks) {
+        return ps_fail(PS_USAGE, "train.batch_size: %lld windows cannot be shared by %d ranks: raise it, or start fewer",
+                       (long long)batch, ranks);
+    }
+    if (ranks > 1 && s->series->missing > 0) { /* each share's mean would be over other targets */
+        return ps_fail(PS_USAGE, "%s: has missing values, which several ranks do not train on: start one rank, or fill them",
+                       s->series->path);
+    }
+    PS_TRY(ps_ranks_exchange(s->ranks, s->device, &s->exchange));
+    const int64_t granules = (batch + s->granule - 1) / s->granule, most = (granules + ranks - 1) / ranks * s->granule;
+    *share = (struct ps_engine_share){.batch = most < batch ? most : batch, .whole = s->step_windows, .exchange = s->exchange};
+    return PS_OK;
+}
+
 /* Model, optimiser, feed and what the loops need on the device. */
 static enum ps_status open_model(struct ps_session *s, int training)
 {
@@ -163,16 +190,22 @@ static enum ps_status open_model(struct ps_session *s, int training)
     struct ps_device *device = s->device;
     int64_t batch = c->train.batch_size;
     enum ps_status status;
-    PS_TRY(ps_engine_open_model(c, s->kernels, s->series->channels, s->series->missing > 0, &s->model, &s->level));
+    struct ps_engine_share share;
+    s->step_windows = batch;
+    PS_TRY(open_share(s, &share));
+    PS_TRY(ps_engine_open_model(c, s->kernels, s->series->channels, s->series->missing > 0, &share, &s->model, &s->level));
     PS_TRY(record_algorithms(s));
     s->train_windows = s->splits.count[PS_TRAIN];
     if (c->data.drop_last) {
-        s->train_windows -= s->train_windows % batch;
+        s->train_windows -= s->train_windows % s->step_windows;
     }
-    s->steps_per_epoch = (s->train_windows + batch - 1) / batch;
+    s->steps_per_epoch = (s->train_windows + s->step_windows - 1) / s->step_windows;
     PS_TRY(device->allocate(device, sizeof *s->state, (void **)&s->state));
     PS_TRY(device->allocate(device, sizeof *s->scoring_state, (void **)&s->scoring_state));
     PS_TRY(device->allocate_host(device, PS_GROUPS * sizeof *s->seen, (void **)&s->seen));
+    if (s->ranks) {
+        PS_TRY(device->allocate(device, (size_t)ps_ranks_size(s->ranks) * sizeof *s->states, (void **)&s->states));
+    }
     if (training) {
         if (s->steps_per_epoch == 0) {
             return ps_fail(PS_USAGE,
@@ -218,7 +251,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
     if (!s->host_errors) {
         return ps_fail(PS_DEVICE, "no memory for the scores of %lld batches", (long long)s->slots);
     }
-    PS_TRY(ps_feed_open(device, c, s->series, s->groups, longest, &s->feed));
+    PS_TRY(ps_feed_open(device, c, s->series, s->groups, s->step_windows, longest, &s->feed));
     s->graph_steps = graph_steps(s);
     return PS_OK;
 }
@@ -231,6 +264,7 @@ enum ps_status ps_session_open(const struct ps_config *config, const struct ps_s
         return ps_fail(PS_DEVICE, "no memory for the session");
     }
     s->config = config;
+    s->ranks = options->ranks;
     s->best_validation = HUGE_VAL;
     /* The data first: looking at it forks, which is cheap and safe while there are no threads and no device. */
     enum ps_status status = open_data(s, options);
@@ -290,6 +324,7 @@ static void close_on_device(struct ps_session *s)
     release(s, s->errors, (size_t)s->slots * PS_ERRORS * sizeof *s->errors);
     release(s, s->state, sizeof *s->state);
     release(s, s->scoring_state, sizeof *s->scoring_state);
+    release(s, s->states, (size_t)ps_ranks_size(s->ranks) * sizeof *s->states);
     if (s->seen) {
         device->release_host(device, s->seen);
     }
@@ -298,6 +333,9 @@ static void close_on_device(struct ps_session *s)
     }
     ps_optimizer_close(&s->optimizer);
     ps_model_close(s->model);
+    if (s->exchange) {
+        s->exchange->close(s->exchange);
+    }
     if (s->kernels) {
         s->kernels->close(s->kernels);
     }
@@ -321,6 +359,7 @@ void ps_session_close(struct ps_session *s)
     free(s->algorithms);
     free(s->versions);
     free(s->init_from);
+    free(s->resumed);
     free(s);
 }
 
@@ -481,7 +520,8 @@ enum ps_status ps_session_restore(struct ps_session *s, const struct ps_checkpoi
     } same[] = {{"fusion level", ps_level_name(s->level), c->level},
                 {"algorithms", s->algorithms, c->algorithms},
                 {"device and versions", s->versions, c->versions}};
-    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+    const int ranks = c->ranks ? (int)c->ranks : 1, as_many = ranks == ps_ranks_size(s->ranks);
+    for (size_t i = 0; i < sizeof same / sizeof *same && as_many; i++) {
         if (strcmp(same[i].here, same[i].there) != 0) {
             return ps_fail(PS_CHECKPOINT, "cannot resume to the same bits: %s: \"%s\" here, \"%s\" in the checkpoint", same[i].what,
                            same[i].here, same[i].there);
@@ -497,7 +537,7 @@ enum ps_status ps_session_restore(struct ps_session *s, const struct ps_checkpoi
         return ps_fail(PS_CHECKPOINT, "cannot resume: the checkpoint holds weights alone");
     }
     /* Step and cursor index tables of this run. */
-    uint64_t batch = (uint64_t)s->config->train.batch_size, per_epoch = (uint64_t)s->steps_per_epoch;
+    uint64_t batch = (uint64_t)s->step_windows, per_epoch = (uint64_t)s->steps_per_epoch;
     if (c->epoch > (uint64_t)s->config->train.epochs || c->cursor > (uint64_t)s->train_windows ||
         c->step != c->epoch * per_epoch + (c->cursor + batch - 1) / batch) {
         return ps_fail(
@@ -521,6 +561,16 @@ enum ps_status ps_session_restore(struct ps_session *s, const struct ps_checkpoi
     s->init_from = c->init_from ? strdup(c->init_from) : NULL;
     if (c->init_from && !s->init_from) {
         return ps_fail(PS_DEVICE, "no memory for the session");
+    }
+    if (as_many && c->ranks) {
+        s->resumed = calloc((size_t)ranks, sizeof *s->resumed);
+        if (!s->resumed) {
+            return ps_fail(PS_DEVICE, "no memory for the states of %d ranks", ranks);
+        }
+        for (int r = 0; r < ranks; r++) {
+            s->resumed[r] =
+                (struct ps_step_state){.loss_sum = c->rank_losses[r], .lost = c->rank_lost[r], .unobserved = c->rank_unobserved[r]};
+        }
     }
     s->epoch = c->epoch;
     s->best_validation = c->best_validation;

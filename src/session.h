@@ -17,6 +17,7 @@
 #include "src/feed.h"
 #include "src/metrics.h"
 #include "src/progress.h"
+#include "src/ranks.h"
 
 enum { PS_GROUPS = 3 }; /* of graphs, queued at any time */
 
@@ -61,6 +62,7 @@ struct ps_session {
     struct ps_replay replays[2][PS_REPLAY_KINDS]; /* scoring, training */
     int64_t graph_steps;                          /* that PS_REPLAY_SEVERAL holds; 1: there is none */
 
+    int64_t step_windows;                   /* of a full step, of all ranks */
     int64_t steps_per_epoch, train_windows; /* windows of an epoch, after drop_last */
     /* The run so far, as checkpoints record it. */
     char *init_from; /* what it began with, as checkpoints record it; NULL: the seed's weights */
@@ -70,6 +72,14 @@ struct ps_session {
     uint64_t best_holds;        /* the epoch whose weights `best` holds: best_epoch, or a later one when those are lost; 0: none */
     struct ps_step_state ended; /* the state in which the epoch ended that ended last */
 
+    /* Several processes that share each step (src/together.h); NULL: one. */
+    struct ps_ranks *ranks;
+    struct ps_exchange *exchange;
+    int64_t granule;               /* shares begin at multiples of so many windows */
+    struct ps_step_state *states;  /* device [ranks]: each rank's, when a checkpoint was last taken */
+    struct ps_step_state *resumed; /* [ranks]: their losses, of a checkpoint of as many ranks; NULL else */
+    int stopping;                  /* the signal that all have agreed to stop for */
+
     const volatile sig_atomic_t *stop; /* the caller's; nonzero: a loop finishes what is queued and returns. NULL: never */
 };
 
@@ -78,11 +88,12 @@ struct ps_session_options {
     const char *device;    /* "auto", "cpu", "cuda", "cuda:N"; NULL: the config's */
     /* Its scaler is taken, and its channels are what the data must have; NULL: the scaler is fitted on the training rows. */
     const struct ps_checkpoint *checkpoint;
-    int training;          /* 0: no optimiser */
-    unsigned scored;       /* bits of the splits, of each of which a target must be observed */
-    int seasonal;          /* MASE will be computed: takes one more pass over the training rows */
-    int whole;             /* with a checkpoint: every window of the file is PS_ALL, and the parts have none */
-    const char *otherwise; /* what the caller offers where the data are too short for data.split: ends the message. May be NULL */
+    struct ps_ranks *ranks; /* that train together; NULL: this process alone */
+    int training;           /* 0: no optimiser */
+    unsigned scored;        /* bits of the splits, of each of which a target must be observed */
+    int seasonal;           /* MASE will be computed: takes one more pass over the training rows */
+    int whole;              /* with a checkpoint: every window of the file is PS_ALL, and the parts have none */
+    const char *otherwise;  /* what the caller offers where the data are too short for data.split: ends the message. May be NULL */
 };
 
 /* data.split's parts of a series; whole: every window of it as PS_ALL. */
@@ -156,7 +167,7 @@ enum ps_status ps_session_keep_best(struct ps_session *session);
 enum ps_status ps_session_take_best(struct ps_session *session);
 
 /* A whole run's state from a checkpoint; refuses one of another model, data, level, algorithms or versions, and with PS_DATA data
- * whose channels have other names. */
+ * whose channels have other names. Of another number of ranks level, algorithms and versions may be others. */
 enum ps_status ps_session_restore(struct ps_session *session, const struct ps_checkpoint *checkpoint);
 /* Weights alone, into the model (evaluate) or into best. */
 enum ps_status ps_session_load_weights(struct ps_session *session, const struct ps_checkpoint *checkpoint, int into_best);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "src/clock.h"
+#include "src/together.h"
 #include "src/version.h"
 
 enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct ps_snapshot *snapshot)
@@ -14,6 +15,7 @@ enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct p
     struct ps_checkpoint *c = &snapshot->checkpoint;
     static double no_mean = 0, no_std = 1;
     const int by_series = s->scaler.panel != NULL;
+    const size_t ranks = (size_t)ps_ranks_size(s->ranks);
     *c = (struct ps_checkpoint){.layout = s->model->layout,
                                 .scaler =
                                     by_series ? (struct ps_scaler){.channels = 1, .mean = &no_mean, .std = &no_std} : s->scaler,
@@ -31,8 +33,12 @@ enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct p
     if (status == PS_OK) {
         status = ps_series_names(s->series, &c->names, &c->names_bytes);
     }
+    if (status == PS_OK && ranks > 1 && !best_weights) {
+        c->ranks = ranks;
+        status = ps_checkpoint_room(c);
+    }
     if (status == PS_OK) {
-        status = device->allocate_host(device, sizeof *snapshot->state, (void **)&snapshot->state);
+        status = device->allocate_host(device, ranks * sizeof *snapshot->state, (void **)&snapshot->state);
     }
     if (status == PS_OK) {
         status = device->allocate_host(device, stored * sizeof *c->parameters, (void **)&c->parameters);
@@ -64,6 +70,9 @@ void ps_snapshot_close(struct ps_snapshot *snapshot)
     if (snapshot->copied) {
         device->event_destroy(device, snapshot->copied);
     }
+    free(snapshot->checkpoint.rank_losses);
+    free(snapshot->checkpoint.rank_lost);
+    free(snapshot->checkpoint.rank_unobserved);
     free(snapshot->checkpoint.config);
     free(snapshot->checkpoint.names);
     memset(snapshot, 0, sizeof *snapshot);
@@ -79,7 +88,8 @@ enum ps_status ps_snapshot_take(struct ps_snapshot *snapshot)
     c->best_validation = s->best_validation;
     c->best_epoch = s->best_epoch;
     c->epochs_since_best = s->epochs_since_best;
-    PS_TRY(device->download_async(device, PS_COMPUTE, snapshot->state, s->state, sizeof *snapshot->state));
+    PS_TRY(device->download_async(device, PS_COMPUTE, snapshot->state, s->ranks ? s->states : s->state,
+                                  (size_t)ps_ranks_size(s->ranks) * sizeof *snapshot->state));
     PS_TRY(device->download_async(device, PS_COMPUTE, c->parameters, snapshot->best_weights ? s->best : s->model->parameters,
                                   stored * sizeof *c->parameters));
     if (!snapshot->best_weights) {
@@ -104,12 +114,18 @@ enum ps_status ps_snapshot_wait(struct ps_snapshot *snapshot)
         c->step = c->epoch * (uint64_t)s->steps_per_epoch;
         c->epochs_since_best = 0;
     } else {
-        c->step = snapshot->state->step;
-        c->cursor = snapshot->state->cursor;
-        c->loss_sum = snapshot->state->loss_sum;
-        c->lost = snapshot->state->lost;
-        c->skipped = snapshot->state->skipped;
-        c->unobserved = snapshot->state->unobserved;
+        const struct ps_step_state joined = ps_states_joined(snapshot->state, ps_ranks_size(s->ranks));
+        c->step = joined.step;
+        c->cursor = joined.cursor;
+        c->loss_sum = joined.loss_sum;
+        c->lost = joined.lost;
+        c->skipped = joined.skipped;
+        c->unobserved = joined.unobserved;
+        for (uint64_t r = 0; r < c->ranks; r++) {
+            c->rank_losses[r] = snapshot->state[r].loss_sum;
+            c->rank_lost[r] = snapshot->state[r].lost;
+            c->rank_unobserved[r] = snapshot->state[r].unobserved;
+        }
     }
     return PS_OK;
 }

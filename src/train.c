@@ -12,7 +12,7 @@
 #include "src/clock.h"
 #include "src/options.h"
 #include "src/passive.h"
-#include "src/session.h"
+#include "src/together.h"
 #include "src/version.h"
 #include "src/writer.h"
 
@@ -42,6 +42,7 @@ struct run {
     int best_written; /* the best weights are in best.h5, or on their way there */
     int last_written; /* last.h5 is, or will be, of this step and epoch */
     uint64_t last_step, last_epoch;
+    char from[PS_KEPT_PATH];    /* the checkpoint that --init-from names */
     char resumed[PS_KEPT_PATH]; /* the checkpoint that it goes on from; "": a new run */
     uint64_t recorded;          /* epochs whose validation is in metrics.jsonl */
     int stopped;                /* the signal that ended it before its time; 0: none. One that comes later no longer matters */
@@ -174,6 +175,12 @@ static void warn_left_out(const struct ps_session *s)
     }
 }
 
+/* Whether this process writes the run, and speaks of it. */
+static int is_first(const struct ps_session *s)
+{
+    return ps_ranks_rank(s->ranks) == 0;
+}
+
 /* Puts the present state on its way to the disk, and the best weights if they are new. */
 static enum ps_status write_checkpoints(struct ps_session *s, void *argument)
 {
@@ -181,7 +188,8 @@ static enum ps_status write_checkpoints(struct ps_session *s, void *argument)
     if (run->last_written && run->last_step == s->now.step && run->last_epoch == s->epoch) {
         return PS_OK;
     }
-    PS_TRY(ps_writer_submit(run->writer, s->best_holds > 0 && !run->best_written));
+    PS_TRY(ps_session_gather_states(s));
+    PS_TRY(ps_ranks_check(s->ranks, run->writer ? ps_writer_submit(run->writer, s->best_holds > 0 && !run->best_written) : PS_OK));
     run->best_written = 1;
     run->last_written = 1;
     run->last_step = s->now.step;
@@ -189,8 +197,7 @@ static enum ps_status write_checkpoints(struct ps_session *s, void *argument)
     return PS_OK;
 }
 
-/* The folder and its parents, no leftovers of a crash or of a discarded run, and the resolved config. A new run's first checkpoint
- * comes before its config.yaml: a folder that holds a run can be resumed at every moment. */
+/* The folder and its parents, no leftovers of a crash or of a discarded run. */
 static enum ps_status run_begin(const struct arguments *a, struct run *run, struct ps_session *s)
 {
     char parent[PATH_ROOM];
@@ -214,16 +221,22 @@ static enum ps_status run_begin(const struct arguments *a, struct run *run, stru
             PS_TRY(ps_file_remove(PS_USAGE, old[i]));
         }
     }
-    PS_TRY(ps_writer_open(s, &run->kept, &run->writer));
-    if (!a->resume) {
-        PS_TRY(write_checkpoints(s, run));
-        PS_TRY(ps_writer_drain(run->writer));
-    }
+    return ps_writer_open(s, &run->kept, &run->writer);
+}
+
+static enum ps_status write_config(const struct ps_session *s, const struct run *run)
+{
     char *text;
     PS_TRY(ps_config_text(s->config, &text));
     enum ps_status status = ps_file_replace(PS_USAGE, run->config, text, strlen(text));
     free(text);
     return status;
+}
+
+/* All that was submitted is on the disk. */
+static enum ps_status drain(const struct ps_session *s, const struct run *run)
+{
+    return ps_ranks_check(s->ranks, run->writer ? ps_writer_drain(run->writer) : PS_OK);
 }
 
 /* One line, when the checkpoint is of another program version, other kernel sources or other kernels: what differs. */
@@ -255,6 +268,17 @@ static void warn_another_program(const struct ps_session *s, const char *path, c
     }
 }
 
+/* One line, when as many ranks did not train it. */
+static void warn_other_ranks(const struct ps_session *s, const char *path, const struct ps_checkpoint *c)
+{
+    const int there = c->ranks ? (int)c->ranks : 1, here = ps_ranks_size(s->ranks);
+    if (there != here) {
+        fprintf(stderr,
+                "train: warning: %s was trained by %d rank%s, here %s %d: the run goes on, its bits may differ from here on\n",
+                path, there, there == 1 ? "" : "s", here == 1 ? "is" : "are", here);
+    }
+}
+
 static enum ps_status resume(struct ps_session *s, struct run *run)
 {
     struct ps_resumption r;
@@ -272,6 +296,7 @@ static enum ps_status resume(struct ps_session *s, struct run *run)
         run->best_written = run->kept.best_known && run->kept.best_epoch == s->best_holds;
     }
     if (status == PS_OK) {
+        warn_other_ranks(s, r.path, &r.last);
         warn_another_program(s, r.path, &r.last);
         snprintf(run->resumed, sizeof run->resumed, "%s", r.path);
     }
@@ -319,6 +344,24 @@ static const char *monitored_name(const struct ps_config *c)
                                                                                           : "loss";
 }
 
+/* What --resume, --init-from or the seed say, on every rank, and the run's folder. A new run's first checkpoint comes before its
+ * config.yaml: a folder that holds a run can be resumed at every moment. */
+static enum ps_status begin(struct ps_session *s, struct run *run, const struct arguments *a, const struct ps_checkpoint *first)
+{
+    enum ps_status status = PS_OK;
+    if (is_first(s)) {
+        status = a->resume ? resume(s, run) : a->init_from ? initialise_from(s, a, first) : ps_session_initialise(s);
+        status = status == PS_OK ? run_begin(a, run, s) : status;
+    }
+    PS_TRY(ps_ranks_check(s->ranks, status));
+    PS_TRY(ps_session_spread(s));
+    if (!a->resume) {
+        PS_TRY(write_checkpoints(s, run));
+        PS_TRY(drain(s, run));
+    }
+    return ps_ranks_check(s->ranks, is_first(s) ? write_config(s, run) : PS_OK);
+}
+
 /* Validation after an epoch, of which `windows` were trained in `seconds`: record, best weights, patience. */
 static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct ps_progress *progress, double loss, int64_t windows,
                                   double seconds)
@@ -352,7 +395,7 @@ static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct 
                                      .windows_per_second = windows > 0 ? (double)windows / seconds : NAN,
                                      .skipped = s->ended.skipped};
     ps_progress_epoch(progress, &record);
-    PS_TRY(ps_metrics_append(run->metrics, &record));
+    PS_TRY(ps_ranks_check(s->ranks, is_first(s) ? ps_metrics_append(run->metrics, &record) : PS_OK));
     run->recorded = s->epoch;
     return PS_OK;
 }
@@ -371,12 +414,13 @@ static enum ps_status save_and_fail(struct ps_session *s, struct run *run, enum 
         saved = write_checkpoints(s, run);
     }
     if (saved == PS_OK) {
-        saved = ps_writer_drain(run->writer);
+        saved = drain(s, run);
     }
     if (saved != PS_OK) {
-        return ps_fail(status, "%s; the last checkpoint is %s", cause, run->last);
+        return ps_ranks_check(s->ranks, ps_fail(status, "%s; the last checkpoint is %s", cause, run->last));
     }
-    return ps_fail(status, "%s; step %llu is kept in %s: go on with --resume", cause, (unsigned long long)s->now.step, run->last);
+    return ps_ranks_check(s->ranks, ps_fail(status, "%s; step %llu is kept in %s: go on with --resume", cause,
+                                            (unsigned long long)s->now.step, run->last));
 }
 
 /* Whether no epoch is left to train: the last one is done, or patience ended. */
@@ -408,7 +452,7 @@ static enum ps_status train_epochs(struct ps_session *s, struct run *run, struct
     const struct ps_config *c = s->config;
     struct ps_epoch_watch watch = {
         .progress = progress, .checkpoint_every = c->train.checkpoint_every, .checkpoint = write_checkpoints, .argument = run};
-    while (!is_over(s) && !stop_signal) {
+    while (!is_over(s) && !ps_session_stopped(s)) {
         int finished;
         int64_t windows = s->train_windows - (int64_t)s->now.cursor;
         double loss, begin = ps_seconds();
@@ -421,7 +465,7 @@ static enum ps_status train_epochs(struct ps_session *s, struct run *run, struct
         }
     }
     PS_TRY(write_checkpoints(s, run));
-    return ps_writer_drain(run->writer);
+    return drain(s, run);
 }
 
 /* Naive forecasts of the test windows. */
@@ -442,21 +486,27 @@ static enum ps_status test(struct ps_session *s, struct run *run)
     uint64_t epoch = s->best_holds;
     if (epoch > 0) {
         PS_TRY(ps_session_take_best(s));
-        if (epoch != s->best_epoch) {
+        if (epoch != s->best_epoch && is_first(s)) {
             fprintf(stderr, "train: warning: the weights of epoch %llu are lost: those of epoch %llu, in %s, are tested\n",
                     (unsigned long long)s->best_epoch, (unsigned long long)epoch, run->best);
         }
     } else {
         epoch = s->epoch;
-        fprintf(stderr, "train: warning: no epoch's validation %s was finite: the last weights are tested; lower optim.lr\n",
-                monitored_name(s->config));
+        if (is_first(s)) {
+            fprintf(stderr, "train: warning: no epoch's validation %s was finite: the last weights are tested; lower optim.lr\n",
+                    monitored_name(s->config));
+        }
     }
-    struct ps_score validation;
-    PS_TRY(ps_metrics_validation(run->metrics, epoch, &validation)); /* first: a signal counts until there are scores */
+    struct ps_score validation = {0};
+    PS_TRY(ps_ranks_check(s->ranks, is_first(s) ? ps_metrics_validation(run->metrics, epoch, &validation)
+                                                : PS_OK)); /* first: a signal counts until there are scores */
     struct ps_accuracy accuracy;
     PS_TRY(ps_session_score(s, PS_TEST, &accuracy));
     if (accuracy.all.windows == 0) {
-        run->stopped = stop_signal; /* tested when the run is resumed */
+        run->stopped = ps_session_stopped(s); /* tested when the run is resumed */
+        return PS_OK;
+    }
+    if (!is_first(s)) {
         return PS_OK;
     }
     struct ps_test_record record = {.loss = ps_config_loss(s->config),
@@ -484,71 +534,113 @@ static enum ps_status test(struct ps_session *s, struct run *run)
     return ps_test_write(run->test, &record);
 }
 
-static enum ps_status train(struct arguments *a, const struct ps_config *config, struct run *run)
+/* Opens the session and, on every rank alike, what the run begins with. */
+static enum ps_status open_run(struct arguments *a, const struct ps_config *config, struct ps_ranks *ranks, struct run *run,
+                               struct ps_session **session)
+{
+    const int first_rank = ps_ranks_rank(ranks) == 0;
+    struct ps_checkpoint first = {0};
+    enum ps_status status = run_paths(a, run);
+    status = status == PS_OK && first_rank ? run_take(a, run) : status;
+    if (status == PS_OK && first_rank && a->init_from) { /* before there are threads and a device: a child looks at it */
+        status = ps_kept_named(&a->init_from, run->from);
+        status = status == PS_OK ? ps_checkpoint_load(a->init_from, &first) : status;
+    }
+    status = ps_ranks_check(ranks, status);
+    if (status == PS_OK) {
+        status = ps_session_open(
+            config,
+            &(struct ps_session_options){
+                .device = a->device, .training = 1, .scored = 1 << PS_TRAIN | 1 << PS_VALIDATION | 1 << PS_TEST, .ranks = ranks},
+            session);
+        status = ps_ranks_check(ranks, status);
+    }
+    struct ps_session *s = *session;
+    status = status == PS_OK ? ps_session_check_same(s) : status;
+    if (status == PS_OK) {
+        if (first_rank) {
+            ps_session_warn_threads(s, "train");
+            if (config->train.freeze == PS_FREEZE_ENCODER && !a->init_from && !a->resume) {
+                fprintf(stderr, "train: warning: train.freeze: encoder without --init-from: the encoder that is frozen has the "
+                                "seed's weights\n");
+            }
+            if (s->scaler.constant) {
+                warn_constant(s);
+            }
+            warn_left_out(s);
+        }
+        s->stop = &stop_signal;
+        status = begin(s, run, a, &first);
+    }
+    ps_checkpoint_free(&first);
+    return status;
+}
+
+static void tell_begin(const struct ps_session *s, const struct run *run)
+{
+    char description[PS_SESSION_TEXT], ranks[32] = "";
+    ps_session_describe(s, description);
+    if (s->ranks) {
+        snprintf(ranks, sizeof ranks, "%d ranks of ", ps_ranks_size(s->ranks));
+    }
+    const struct ps_panel *panel = s->series->panel;
+    printf("%s: %lld %s, %lld + %lld + %lld windows, %lld steps an epoch; %s%s\n", s->series->path,
+           (long long)(panel ? panel->series : s->series->channels), panel ? "series" : "channels",
+           (long long)s->splits.count[PS_TRAIN], (long long)s->splits.count[PS_VALIDATION], (long long)s->splits.count[PS_TEST],
+           (long long)s->steps_per_epoch, ranks, description);
+    if (*run->resumed) {
+        tell_resumption(s, run);
+    }
+    fflush(stdout);
+}
+
+static enum ps_status train(struct arguments *a, const struct ps_config *config, struct ps_ranks *ranks, struct run *run)
 {
     run->kept.keep_last = config->train.keep_last;
     run->kept.keep_best = config->train.keep_best;
-    PS_TRY(run_paths(a, run));
-    PS_TRY(run_take(a, run));
-    struct ps_session *s;
-    struct ps_checkpoint first = {0};
-    char from[PS_KEPT_PATH];
-    if (a->init_from) { /* before there are threads and a device: a child looks at it */
-        PS_TRY(ps_kept_named(&a->init_from, from));
-        PS_TRY(ps_checkpoint_load(a->init_from, &first));
-    }
-    enum ps_status status =
-        ps_session_open(config,
-                        &(struct ps_session_options){
-                            .device = a->device, .training = 1, .scored = 1 << PS_TRAIN | 1 << PS_VALIDATION | 1 << PS_TEST},
-                        &s);
-    if (status != PS_OK) {
-        ps_checkpoint_free(&first);
-        return status;
-    }
-    ps_session_warn_threads(s, "train");
-    if (config->train.freeze == PS_FREEZE_ENCODER && !a->init_from && !a->resume) {
-        fprintf(stderr,
-                "train: warning: train.freeze: encoder without --init-from: the encoder that is frozen has the seed's weights\n");
-    }
-    if (s->scaler.constant) {
-        warn_constant(s);
-    }
-    warn_left_out(s);
-    s->stop = &stop_signal;
-    status = a->resume ? resume(s, run) : a->init_from ? initialise_from(s, a, &first) : ps_session_initialise(s);
-    ps_checkpoint_free(&first);
+    struct ps_session *s = NULL;
+    enum ps_status status = open_run(a, config, ranks, run, &s);
     if (status == PS_OK) {
-        status = run_begin(a, run, s);
-    }
-    if (status == PS_OK) {
-        char description[PS_SESSION_TEXT];
-        ps_session_describe(s, description);
-        const struct ps_panel *panel = s->series->panel;
-        printf("%s: %lld %s, %lld + %lld + %lld windows, %lld steps an epoch; %s\n", s->series->path,
-               (long long)(panel ? panel->series : s->series->channels), panel ? "series" : "channels",
-               (long long)s->splits.count[PS_TRAIN], (long long)s->splits.count[PS_VALIDATION], (long long)s->splits.count[PS_TEST],
-               (long long)s->steps_per_epoch, description);
-        if (*run->resumed) {
-            tell_resumption(s, run);
+        struct ps_progress *progress = NULL;
+        if (is_first(s)) {
+            tell_begin(s, run);
+            progress = ps_progress_open(config->train.epochs, s->steps_per_epoch);
         }
-        fflush(stdout);
-        struct ps_progress *progress = ps_progress_open(config->train.epochs, s->steps_per_epoch);
         status = train_epochs(s, run, progress);
         ps_progress_close(progress);
-        if (status == PS_DATA || status == PS_DEVICE) {
+        if ((status == PS_DATA || status == PS_DEVICE) && ps_ranks_known(ranks)) {
             status = save_and_fail(s, run, status);
         }
     }
-    run->stopped = stop_signal;
+    run->stopped = s ? ps_session_stopped(s) : 0;
     if (status == PS_OK && !run->stopped) {
         status = test(s, run);
     }
     ps_writer_close(run->writer);
-    if (status == PS_OK && run->stopped) {
+    if (status == PS_OK && run->stopped && is_first(s)) {
         fprintf(stderr, "train: signal %d: checkpoint written to %s: go on with --resume\n", run->stopped, run->last);
     }
     ps_session_close(s);
+    return status;
+}
+
+/* The same config for all. */
+static enum ps_status load_config(const struct arguments *a, struct ps_ranks *ranks, struct ps_config *config)
+{
+    char *text = NULL, program[256];
+    PS_TRY(ps_ranks_check(ranks, ps_config_load(a->config, a->overrides.text, a->overrides.n, config)));
+    snprintf(program, sizeof program, "%s, kernel sources %s", ps_version, ps_kernel_sources);
+    enum ps_status status = ps_ranks_same(ranks, "program's version", program);
+    if (status == PS_OK) {
+        status = ps_ranks_check(ranks, ps_config_text(config, &text));
+    }
+    if (status == PS_OK) {
+        status = ps_ranks_same(ranks, "config", text);
+    }
+    free(text);
+    if (status != PS_OK) {
+        ps_config_free(config);
+    }
     return status;
 }
 
@@ -558,22 +650,26 @@ int main(int argc, char **argv)
     ps_wait_passively(argv);
     struct arguments arguments = {0};
     struct ps_config config;
+    struct ps_ranks *ranks;
     struct run run = {.lock = -1};
-    enum ps_status status = parse(argc, argv, &arguments);
+    enum ps_status status = ps_ranks_open(&ranks);
+    if (status == PS_OK) {
+        status = ps_ranks_check(ranks, parse(argc, argv, &arguments));
+    }
     if (status == PS_OK) {
         struct sigaction action = {.sa_handler = on_signal};
         sigaction(SIGINT, &action, NULL);
         sigaction(SIGTERM, &action, NULL);
-        status = ps_config_load(arguments.config, arguments.overrides.text, arguments.overrides.n, &config);
+        status = load_config(&arguments, ranks, &config);
         if (status == PS_OK) {
-            status = train(&arguments, &config, &run);
+            status = train(&arguments, &config, ranks, &run);
             ps_file_unlock(run.lock);
             ps_config_free(&config);
         }
     }
     if (status != PS_OK) {
-        fprintf(stderr, "train: %s\n", ps_error_message());
-        return (int)status;
+        ps_ranks_say(ranks, "train");
     }
-    return run.stopped ? 128 + run.stopped : 0;
+    ps_ranks_close(ranks, status);
+    return status != PS_OK ? (int)status : run.stopped ? 128 + run.stopped : 0;
 }

@@ -1388,6 +1388,7 @@ static int build_mask_patches(struct call *c, int index)
     a->channels = sizes[index].channels;
     a->patches = sizes[index].patches;
     a->kept = sizes[index].kept;
+    a->first = index % 3 == 1 ? 37 : 0;
     c->state.step = sizes[index].step;
     c->state.cursor = sizes[index].cursor;
     c->may_be_nan = 1;

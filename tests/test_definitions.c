@@ -686,9 +686,9 @@ START_TEST(test_mask_definition)
     enum { C = 2, N = 7, B = 3, P = 4, KEPT = 3, ROWS = B * C * N };
     static double x[ROWS * P], y[ROWS * P], masked[ROWS * P];
     const uint64_t seed = 77, cursor = UINT64_C(0x123456789);
-    struct ps_step_state state = {.step = 5, .cursor = cursor};
+    struct ps_step_state state = {.step = 5, .cursor = cursor - 2}; /* the third window behind it */
     fill_normal(x, ROWS * P, 15);
-    CALL(mask_patches, matrix(y, ROWS, P), matrix(masked, ROWS, P), matrix(x, ROWS, P), &state, seed, C, N, KEPT);
+    CALL(mask_patches, matrix(y, ROWS, P), matrix(masked, ROWS, P), matrix(x, ROWS, P), &state, seed, C, N, KEPT, 2);
     for (int s = 0; s < B * C; s++) {
         uint32_t word[N];
         for (int n = 0; n < N; n++) {

@@ -13,7 +13,7 @@
 static const int block = 256;
 
 struct masking {
-    uint64_t seed;
+    uint64_t seed, first;
     int64_t window; /* C N */
     int patches, patch, kept;
 };
@@ -27,7 +27,7 @@ static __global__ void __launch_bounds__(block)
     __shared__ uint32_t key[block];
     __shared__ bool hidden[block];
     const int64_t row = (int64_t)blockIdx.x * m.patches;
-    const uint64_t place = state->cursor * (uint64_t)m.window + (uint64_t)row, step = state->step;
+    const uint64_t place = (state->cursor + m.first) * (uint64_t)m.window + (uint64_t)row, step = state->step;
     for (int first = 0; first < m.patches; first += block) {
         const int mine = first + (int)threadIdx.x;
         const uint32_t own = ps_mask_key(m.seed, place + (uint64_t)mine, step);
@@ -73,7 +73,7 @@ template <typename T> static enum ps_status mask_patches(const struct ps_kernels
     if (count == 0) {
         return PS_OK;
     }
-    const struct masking m = {a->seed, a->channels * a->patches, (int)a->patches, (int)patch, (int)a->kept};
+    const struct masking m = {a->seed, a->first, a->channels * a->patches, (int)a->patches, (int)patch, (int)a->kept};
     ps_cuda_launch(ps_cuda(k), mask_rows<T>, (unsigned)sequences, block, 0, (T *)a->y.data, (float *)a->targets.data,
                    (const T *)a->x.data, a->state, m);
     PS_CUDA_LAUNCHED(op);

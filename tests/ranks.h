@@ -1,0 +1,75 @@
+/* train by several ranks under mpirun: what the suites of it share. */
+#ifndef PS_TESTS_RANKS_H
+#define PS_TESTS_RANKS_H
+
+#include "tests/programs.h"
+
+static struct path mpirun;
+
+/* Why ranks cannot be started here; NULL: they can. */
+static inline const char *ranks_missing(void)
+{
+    const char *folders = getenv("PATH");
+    char *copy = strdup(folders ? folders : ""), *rest = copy;
+    for (char *one; !*mpirun.text && (one = strsep(&rest, ":")) != NULL;) {
+        struct path candidate = path_of("%.900s/mpirun", one);
+        if (access(candidate.text, X_OK) == 0) {
+            mpirun = candidate;
+        }
+    }
+    free(copy);
+    if (!file_exists(path_of("%.900s/libpatchstep_mpi.so", programs).text)) {
+        return "this build has no libpatchstep_mpi";
+    }
+    /* Containers run as root; and MPI keeps what it has allocated. */
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    setenv("LSAN_OPTIONS", "detect_leaks=0", 1);
+    return *mpirun.text ? NULL : "no mpirun";
+}
+
+/* train by n ranks, or without mpirun where n is 0. */
+static inline struct process start_ranks(int n, const char *dir, char *const *more)
+{
+    if (n == 0) {
+        return start_train(dir, more);
+    }
+    struct path number = path_of("%d", n), program = path_of("%.900s/train", programs);
+    char *arguments[ARGUMENTS + 1] = {"--oversubscribe", "--bind-to", "none", "-n",        number.text, program.text,
+                                      config.text,       "--device",  "cpu",  "--run-dir", (char *)dir};
+    int count = 11;
+    for (int i = 0; more[i]; i++) {
+        ck_assert_int_lt(count, ARGUMENTS);
+        arguments[count++] = more[i];
+    }
+    return process_start(mpirun.text, arguments, 0);
+}
+
+static inline struct result train_ranks(int n, const char *dir, char *const *more)
+{
+    struct process p = start_ranks(n, dir, more);
+    return process_end(&p);
+}
+
+/* The processes that this one has started and that are named `name`: at most `room`. */
+static inline int children_of(pid_t parent, const char *name, pid_t *pids, int room)
+{
+    int n = 0;
+    for (int pid = 1; pid < 4194304 && n < room; pid++) {
+        struct path path = path_of("/proc/%d/stat", pid);
+        FILE *file = fopen(path.text, "r");
+        if (!file) {
+            continue;
+        }
+        int found, above;
+        char called[64], state;
+        if (fscanf(file, "%d (%63[^)]) %c %d", &found, called, &state, &above) == 4 && above == parent &&
+            strcmp(called, name) == 0) {
+            pids[n++] = found;
+        }
+        fclose(file);
+    }
+    return n;
+}
+
+#endif
