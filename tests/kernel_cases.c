@@ -47,8 +47,8 @@ static int row_size(int index, int64_t *rows, int64_t *width)
     return 0;
 }
 
-/* Without dropout and, alternating, with p 0.1 and 0.5, as a tensor of its own and as a part whose blocks are counted on past the
- * counter's end. The step needs both of its words. */
+/* Without dropout and, alternating, with p 0.1 and 0.5, now and then as a part whose blocks are counted on past the counter's end.
+ * The step needs both of its words. */
 static const char *set_dropout(struct call *c, int index, struct ps_dropout *dropout, size_t state_offset)
 {
     static const double p[] = {0, 0.1, 0, 0.5};
@@ -57,7 +57,8 @@ static const char *set_dropout(struct call *c, int index, struct ps_dropout *dro
     if (dropout->threshold) {
         c->has_dropout = 1;
         c->state.step = 0x100000007u;
-        dropout->first = index / 4 % 2 ? UINT32_MAX - 4 : 0;
+        dropout->first = index % 8 == 7 ? UINT32_MAX - 4 : 0;
+        c->of_share |= dropout->first != 0;
         call_state(c, state_offset);
     }
     return names[index % 4];
@@ -567,7 +568,8 @@ static int build_batchnorm_backward(struct call *c, int index)
     if (!batch_size(size, &rows, &d)) {
         return 0;
     }
-    if (other < 5) {
+    c->of_share = other >= 5;
+    if (!c->of_share) {
         place(c, 0, REAL, OUT, NORMAL, rows, d);
     }
     place(c, 1, PARAMETER, ADD, NORMAL, d);
