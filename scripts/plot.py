@@ -165,7 +165,14 @@ def series_ahead(ahead, data):
         name = names[c] if names else theirs[c] if theirs else f"channel {c}"
         rows = data["series"][first:origin + 1 + steps, theirs.index(name) if theirs else c]
         between = [ahead[end][-1, :, c] for end in ("lower", "upper")] if "lower" in ahead else None
+        if "quantiles" in ahead and (ends := quantile_ends(ahead["quantiles"].attrs["levels"])):
+            between = [ahead["quantiles"][-1, :, c, q] for q in ends]
         yield name, rows[:origin + 1 - first], rows[origin + 1 - first:], ahead["forecasts"][-1, :, c], between
+
+
+def quantile_ends(levels):
+    """The places of the lowest and the highest of several quantiles, between which a forecast is drawn."""
+    return (0, len(levels) - 1) if len(levels) > 1 else None
 
 
 def rows_between(start, time, frequency):
@@ -191,6 +198,9 @@ def panel_ahead(ahead, data):
         past = data["values"][max(first, origin - shown(end - begin)):origin]
         truth = data["values"][origin:min(last, origin + end - begin)]
         between = [ahead[side][begin:end] for side in ("lower", "upper")] if "lower" in ahead else None
+        levels = sorted((name for name in ahead if name[0] == "q"), key=lambda name: float(name[1:]))
+        if ends := quantile_ends(levels):
+            between = [ahead[levels[q]][begin:end] for q in ends]
         yield names[i], past, truth, ahead["values"][begin:end], between
 
 

@@ -452,11 +452,8 @@ static enum ps_status forecast(const struct arguments *a, const struct ps_checkp
             status = draw(a, d, drawn);
         }
     }
-    if (status == PS_OK && Q > 1 && steps > H) {
-        fprintf(stderr,
-                "forecast: warning: quantiles of steps beyond %" PRId64
-                " take the forecasts fed back for what came: they lie too close together\n",
-                H);
+    if (status == PS_OK) {
+        ps_forecaster_warn(&loss, steps, H);
     }
     ps_forecaster_close(f);
     free(inputs);

@@ -30,6 +30,8 @@ struct panel_forecast {
     struct origin *at; /* [AT_ONCE], of those that are under way */
     int64_t n;
     float *inputs, *forecasts; /* [AT_ONCE, seq_len], [AT_ONCE, steps] */
+    struct ps_loss loss;       /* the model's */
+    float *quantiles;          /* [AT_ONCE, steps, Q] of a model of quantiles; else NULL */
 
     char *is_short, *is_out; /* [series] */
     int64_t n_short, n_out;
@@ -37,7 +39,8 @@ struct panel_forecast {
     int rows;              /* are written as they come */
     struct ps_output *csv; /* where; NULL: to stdout */
     uint64_t written;
-    float *all; /* [series, steps]: the latest of each series that has one; NULL: not kept */
+    float *all;           /* [series, steps]: the latest of each series that has one; NULL: not kept */
+    float *all_quantiles; /* [Q, series, steps]: theirs */
     struct origin *of;
     int64_t kept;
 };
@@ -109,6 +112,10 @@ static void put_rows(FILE *to, const struct panel_forecast *f)
             putc(',', to);
             ps_put_value(to, value_at(f, f->forecasts[k], o, step, sides[side]));
         }
+        for (int q = 0; q < f->loss.quantiles; q++) {
+            putc(',', to);
+            ps_put_value(to, f->quantiles[k * f->loss.quantiles + q]);
+        }
         fputs(f->steps <= f->pred_len ? "\n" : step < f->pred_len ? ",0\n" : ",1\n", to);
     }
 }
@@ -118,6 +125,9 @@ static void put_header(FILE *to, const struct panel_forecast *f)
     fprintf(to, "id,%stime,value", f->request->last > 1 ? "origin," : "");
     if (f->request->half) {
         fprintf(to, ",value_lo%.10g,value_hi%.10g", 100 * f->request->level, 100 * f->request->level);
+    }
+    for (int q = 0; q < f->loss.quantiles; q++) {
+        fprintf(to, ",value_q%.10g", 100 * f->loss.quantile[q]);
     }
     fputs(f->steps <= f->pred_len ? "\n" : ",fed_back\n", to);
 }
@@ -150,7 +160,11 @@ static void keep(struct panel_forecast *f, const struct origin *latest)
 {
     for (int64_t k = 0; k < f->n; k++) {
         if (k == f->n - 1 ? f->at[k].known == latest->known : f->at[k + 1].series != f->at[k].series) {
+            const int Q = f->loss.quantiles;
             memcpy(f->all + f->kept * f->steps, f->forecasts + k * f->steps, (size_t)f->steps * sizeof *f->all);
+            for (int64_t i = 0; i < f->steps * Q; i++) {
+                f->all_quantiles[(i % Q * f->panel->series + f->kept) * f->steps + i / Q] = f->quantiles[k * f->steps * Q + i];
+            }
             f->of[f->kept++] = f->at[k];
         }
     }
@@ -162,9 +176,13 @@ static enum ps_status forecast_some(struct panel_forecast *f, const struct origi
     for (int64_t k = 0; k < f->n; k++) {
         PS_TRY(take_window(f, &f->at[k], f->inputs + k * f->seq_len));
     }
-    PS_TRY(ps_forecaster_extend(f->forecaster, f->inputs, f->n, f->steps, f->forecasts, NULL));
+    PS_TRY(ps_forecaster_extend(f->forecaster, f->inputs, f->n, f->steps, f->forecasts, f->quantiles));
     for (int64_t k = 0; k < f->n && f->scaler.panel; k++) {
-        ps_scaler_restore(&f->scaler, f->panel->offsets[f->at[k].series], f->steps, f->forecasts + k * f->steps);
+        const int64_t window = f->panel->offsets[f->at[k].series], count = f->steps * f->loss.quantiles;
+        ps_scaler_restore(&f->scaler, window, f->steps, f->forecasts + k * f->steps);
+        if (count > 0) {
+            ps_scaler_restore(&f->scaler, window, count, f->quantiles + k * count);
+        }
     }
     if (f->all) {
         keep(f, latest);
@@ -223,9 +241,18 @@ static enum ps_status write_panel(const struct panel_forecast *f, const char *ou
             panel.id_at[k] = f->panel->id_at[f->of[k].series];
         }
     }
-    const struct ps_panel_list ends[] = {{"/lower", end[0]}, {"/upper", end[1]}, {0}};
+    struct ps_panel_list more[PS_MOST_QUANTILES + 1] = {{NULL, NULL}};
+    char name[PS_MOST_QUANTILES][32];
+    if (f->request->half) {
+        more[0] = (struct ps_panel_list){"/lower", end[0]};
+        more[1] = (struct ps_panel_list){"/upper", end[1]};
+    }
+    for (int q = 0; q < f->loss.quantiles; q++) { /* without intervals then */
+        snprintf(name[q], sizeof name[q], "/q%.10g", 100 * f->loss.quantile[q]);
+        more[q] = (struct ps_panel_list){name[q], f->all_quantiles + q * f->panel->series * f->steps};
+    }
     enum ps_status status = failed ? ps_fail(PS_DATA, "%s: no memory for its series", out)
-                                   : ps_panel_write_with(out, &panel, f->all, NULL, f->request->half ? ends : NULL);
+                                   : ps_panel_write_with(out, &panel, f->all, NULL, more[0].name ? more : NULL);
     free(panel.offsets);
     free(panel.start);
     free(panel.id_at);
@@ -261,11 +288,15 @@ static enum ps_status allocate(struct panel_forecast *f, int all)
     f->at = malloc(AT_ONCE * sizeof *f->at);
     f->inputs = malloc((size_t)(AT_ONCE * f->seq_len) * sizeof *f->inputs);
     f->forecasts = malloc((size_t)(AT_ONCE * f->steps) * sizeof *f->forecasts);
+    const int64_t Q = f->loss.quantiles;
+    f->quantiles = Q ? malloc((size_t)(AT_ONCE * f->steps * Q) * sizeof *f->quantiles) : NULL;
+    f->all_quantiles = all && Q ? malloc((size_t)(count * Q) * sizeof *f->all_quantiles) : NULL;
     f->is_short = calloc((size_t)series, 1);
     f->is_out = calloc((size_t)series, 1);
     f->all = all ? malloc((size_t)count * sizeof *f->all) : NULL;
     f->of = all ? malloc((size_t)series * sizeof *f->of) : NULL;
-    return f->at && f->inputs && f->forecasts && f->is_short && f->is_out && (!all || (f->all && f->of))
+    return f->at && f->inputs && f->forecasts && f->is_short && f->is_out && (!all || (f->all && f->of)) &&
+                   (!Q || (f->quantiles && (!all || f->all_quantiles)))
                ? PS_OK
                : ps_fail(PS_DATA, "no memory for %" PRId64 " forecasts", count);
 }
@@ -305,6 +336,7 @@ enum ps_status ps_forecast_panel(const struct ps_checkpoint *checkpoint, const s
                                .request = request,
                                .seq_len = config->model.seq_len,
                                .pred_len = config->model.pred_len,
+                               .loss = ps_config_loss(config),
                                .steps = request->steps};
     enum ps_status status = run(&f, checkpoint, config);
     if (status == PS_OK && f.n_out > 0) {
@@ -319,11 +351,16 @@ enum ps_status ps_forecast_panel(const struct ps_checkpoint *checkpoint, const s
                 series->path, f.n_short, f.panel->series, f.seq_len,
                 request->origin || request->last > 1 ? "up to an origin, " : "", ps_panel_some(f.panel, f.is_short).text);
     }
+    if (status == PS_OK) {
+        ps_forecaster_warn(&f.loss, f.steps, f.pred_len);
+    }
     ps_forecaster_close(f.forecaster);
     ps_scaler_free(&f.scaler);
     free(f.at);
     free(f.inputs);
     free(f.forecasts);
+    free(f.quantiles);
+    free(f.all_quantiles);
     free(f.is_short);
     free(f.is_out);
     free(f.all);

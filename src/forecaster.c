@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -135,6 +136,16 @@ static enum ps_status upload_windows(struct ps_forecaster *f, const float *input
 const struct ps_loss *ps_forecaster_loss(const struct ps_forecaster *f)
 {
     return &f->model->options.loss;
+}
+
+void ps_forecaster_warn(const struct ps_loss *loss, int64_t steps, int64_t pred_len)
+{
+    if (loss->quantiles > 1 && steps > pred_len) {
+        fprintf(stderr,
+                "forecast: warning: quantiles of steps beyond %" PRId64
+                " take the forecasts fed back for what came: they lie too close together\n",
+                pred_len);
+    }
 }
 
 enum ps_status ps_forecaster_run(struct ps_forecaster *f, const float *inputs, int64_t n, float *quantiles)

@@ -18,6 +18,8 @@ void ps_forecaster_close(struct ps_forecaster *forecaster); /* NULL is fine */
 /* The checkpoint's: of a model of quantiles ps_loss_point is the one that stands for the forecast. */
 const struct ps_loss *ps_forecaster_loss(const struct ps_forecaster *forecaster);
 
+/* On stderr, of `forecast`: quantiles of steps that were fed back mean little. */
+void ps_forecaster_warn(const struct ps_loss *loss, int64_t steps, int64_t pred_len);
 /* inputs [n, C, L] -> quantiles [n, C, Q, H], rising, and of any other model forecasts [n, C, H], as evaluate forecasts the same
  * windows, to the bit. PS_DATA naming window, channel and step of an input that is not finite. */
 enum ps_status ps_forecaster_run(struct ps_forecaster *forecaster, const float *inputs, int64_t n, float *quantiles);

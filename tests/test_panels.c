@@ -1112,6 +1112,50 @@ static int float_order(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* The same quantiles in columns and in a panel's datasets, rising; the middle one is the forecast. */
+START_TEST(forecasts_of_quantiles)
+{
+    enum { Q = 3 };
+    static const char *const names[Q] = {"q10", "q50", "q90"};
+    int64_t lengths[MOST_SERIES];
+    for (int64_t i = 0; i < MOST_SERIES; i++) {
+        lengths[i] = 70 + draw(20);
+    }
+    make_panel(&made, MOST_SERIES, lengths);
+    write_panel(&made);
+    write_config(data.text, "  split: [30, 12, 12]\n");
+    struct path dir = new_dir("quantiles"), out = new_dir("quantiles.h5"), best = in_run(dir.text, "checkpoints/best.h5");
+    free(printed("train", ARGS(config.text, "--device", "cpu", "--run-dir", dir.text, "--set", "train.loss=quantile")));
+    free(printed("forecast", ARGS(best.text, "--out", out.text)));
+    char *all = printed("forecast", ARGS(best.text)), *rest = all, *line = strsep(&rest, "\n");
+    ck_assert_str_eq(line, "id,time,value,value_q10,value_q50,value_q90");
+    static float values[MOST_SERIES * H], read[Q][MOST_SERIES * H];
+    hid_t file = H5Fopen(out.text, H5F_ACC_RDONLY, H5P_DEFAULT);
+    for (int q = -1; q < Q; q++) {
+        hid_t set = H5Dopen2(file, q < 0 ? "values" : names[q], H5P_DEFAULT);
+        ck_assert_int_ge(H5Dread(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, q < 0 ? values : read[q]), 0);
+        H5Dclose(set);
+    }
+    H5Fclose(file);
+    int rises = 0;
+    for (int64_t k = 0; k < MOST_SERIES * H; k++) {
+        float value, low, middle, high;
+        line = strsep(&rest, "\n");
+        ck_assert_int_eq(sscanf(line, "item %*d,%*[^,],%f,%f,%f,%f", &value, &low, &middle, &high), 4);
+        ck_assert_msg(value == values[k] && low == read[0][k] && middle == read[1][k] && high == read[2][k], "%s", line);
+        ck_assert_msg(value == middle && low <= middle && middle <= high, "%s", line);
+        rises += low < high;
+    }
+    ck_assert_int_gt(rises, MOST_SERIES * H / 2);
+    free(all);
+    struct result r = run("forecast", ARGS(best.text, "--steps", path_of("%d", H + 1).text));
+    ck_assert_msg(r.code == 0 && strstr(r.err, "quantiles of steps beyond") != NULL &&
+                      strstr(r.out, "value_q90,fed_back\n") != NULL,
+                  "%s", r.err);
+    result_free(&r);
+}
+END_TEST
+
 /* From any time, from several, with intervals, and of a CSV. Rows that end at a time are as the same panel cut there has them. */
 START_TEST(forecasts_from_times)
 {
@@ -1345,6 +1389,7 @@ int main(void)
     tcase_add_loop_test(c, trains, 0, 2);
     tcase_add_test(c, errors_by_series);
     tcase_add_test(c, forecasts);
+    tcase_add_test(c, forecasts_of_quantiles);
     tcase_add_test(c, forecasts_from_times);
     tcase_add_test(c, rows_by_time);
     tcase_add_test(c, one_series);
