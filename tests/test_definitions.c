@@ -798,7 +798,7 @@ START_TEST(test_masked_gather_definition)
 {
     enum { C = 2, L = 5, P = 2, N = 4, H = 3 };
     double values[2 * C * L] = {1, NAN, 4, 7, NAN, NAN, NAN, NAN, NAN, NAN, 1, 2, 3, 4, 5, NAN, NAN, 3, NAN, NAN},
-                          ahead[2 * C * H] = {1, 2, NAN, 4, 5, 6, 7, 8, 9, 10, 11, 12}, patches[2 * C * N * P], means[2 * C],
+                          ahead[2 * C * H] = {1, 2, NAN, 4, 5, 6, 7, 8, 9, 10, 11, 12}, patches[2 * C * (N + 1) * P], means[2 * C],
                           stds[2 * C], y[2 * C * H];
     int32_t indices[] = {0, 1};
     struct ps_step_state state = {0};
