@@ -34,6 +34,28 @@ static __device__ __forceinline__ void ps_grid_begin()
     ps_grid_release();
 }
 
+/* ps_cuda_launch of clusters of `cluster` blocks (sm_90). */
+template <typename... P, typename... A>
+static inline void ps_cuda_launch_clusters(const struct ps_cuda_context *c, void (*kernel)(P...), unsigned cluster, dim3 blocks,
+                                           unsigned threads, size_t shared, A... arguments)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = cluster;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = c->stream;
+    config.attrs = attributes;
+    config.numAttrs = c->ordered ? 1 : 2;
+    c->ordered = false;
+    (void)cudaLaunchKernelEx(&config, kernel, P(arguments)...);
+}
+
 /* kernel<<<blocks, threads, shared>>>(arguments...) on the context's stream; PS_CUDA_LAUNCHED has its error. */
 template <typename... P, typename... A>
 static inline void ps_cuda_launch(const struct ps_cuda_context *c, void (*kernel)(P...), dim3 blocks, unsigned threads,

@@ -32,6 +32,7 @@ enum {
     DEEP = 64,  /* of the summed dimension at once: a panel's lines of 128 bytes */
     THREADS = 256,
     STAGES = 3,               /* of the ring, at most */
+    CLUSTER = 4,              /* blocks that share a right operand's panels, where they share any */
     PANEL = DEEP * DEEP * 2,  /* bytes of 64 lines */
     ROWS_BYTES = ROWS * 128,  /* of a stage */
     MOST_SHARED = 100 * 1024, /* two blocks a multiprocessor */
@@ -87,21 +88,34 @@ static __device__ __forceinline__ void load_floats(float (&v)[8], const float *f
     ps_load<8>(v, from);
 }
 
+/* drop() of the 8 from `element` on, but for the scale. */
 static __device__ __forceinline__ void drop(float (&v)[8], const struct ps_dropout &d, uint64_t step, int64_t element)
 {
     const struct ps_block draws = ps_philox(d.seed, (uint32_t)(element / 8), d.site, step);
+    const uint32_t below = ps_below(d.threshold), minus_below = ps_minus_below(d.threshold);
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        v[j] = ps_dropped(d, ps_draw16(&draws, j), v[j]);
+    for (int j = 0; j < 8; j += 2) {
+        const uint32_t masks = ps_kept2(draws.word[j / 2], below, minus_below) * 0xffffu;
+        v[j] = __uint_as_float(__float_as_uint(v[j]) & __byte_perm(masks, 0, 0x1010));
+        v[j + 1] = __uint_as_float(__float_as_uint(v[j + 1]) & __byte_perm(masks, 0, 0x3232));
     }
 }
 
+/* gelu_tanh by the instruction for tanh, whose error 16 bits hide. SLOPE: v times the derivative at t, else of t. */
 template <enum ps_activation ACTIVATION, bool SLOPE>
 static __device__ __forceinline__ void activate(float (&v)[8], const float (&t)[8])
 {
 #pragma unroll
     for (int j = 0; j < 8; j++) {
-        v[j] = SLOPE ? v[j] * ps_activation_slope<ACTIVATION>(t[j]) : ps_activated<ACTIVATION>(t[j]);
+        if constexpr (ACTIVATION == PS_GELU_TANH && SLOPE) {
+            float x = t[j];
+            ps_gelu_twice_backward(x, v[j]);
+            v[j] *= 0.5f;
+        } else if constexpr (ACTIVATION == PS_GELU_TANH) {
+            v[j] = 0.5f * ps_gelu_twice(t[j]);
+        } else {
+            v[j] = SLOPE ? v[j] * ps_activation_slope<ACTIVATION>(t[j]) : ps_activated<ACTIVATION>(t[j]);
+        }
     }
 }
 
@@ -298,8 +312,9 @@ static __device__ __forceinline__ void gather_sums(const struct call &x, const f
 
 /* ---- the kernel ---- */
 
-/* ACROSS: b's lines run along n, as a weight lies; else along k, as its transpose does. COUNTED: with sums over rows. */
-template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+/* ACROSS: b's lines run along n, as a weight lies; else along k, as its transpose does. COUNTED: with sums over rows. SHARED: each
+ * block of a cluster brings a part of the right operand's panels to all of them; their tiles lie below one another. */
+template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED, bool SHARED>
 static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNTED || FINISH == PS_FINISH_SLOPE)) ? 2 : 3)
     product_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                    const __grid_constant__ struct call x)
@@ -312,7 +327,9 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
     constexpr bool MOMENTS = FINISH == PS_FINISH_RESIDUAL;
     const int lane = (int)threadIdx.x % 32, q = lane % 4, warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0),
               side = warp / 4;
-    const int tile_n = (int)blockIdx.x % x.tiles_n, tile_m = (int)blockIdx.x / x.tiles_n;
+    constexpr int BLOCKS = SHARED ? CLUSTER : 1;
+    const int rank = SHARED ? ps_cluster_rank() : 0, place = (int)blockIdx.x / BLOCKS;
+    const int tile_n = place % x.tiles_n, tile_m = place / x.tiles_n * BLOCKS + rank;
     const int pieces = (x.k + DEEP - 1) / DEEP, stages = pieces < STAGES ? pieces : STAGES;
     const uint32_t ring = (ps_shared_address(memory) + 1023u) & ~1023u, full = ps_shared_address(barriers),
                    empty = full + 8 * STAGES;
@@ -321,11 +338,16 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
         ps_tensor_prefetch(&b_map);
         for (int s = 0; s < stages; s++) {
             ps_mbarrier_init(full + 8 * s, 1);
-            ps_mbarrier_init(empty + 8 * s, 2);
+            ps_mbarrier_init(empty + 8 * s, 2 * BLOCKS);
         }
         ps_mbarrier_publish();
     }
-    __syncthreads();
+    if constexpr (SHARED) {
+        ps_cluster_arrive();
+        ps_cluster_wait();
+    } else {
+        __syncthreads();
+    }
     ps_grid_begin();
     auto bring = [&](int piece) {
         const int stage = piece % stages;
@@ -333,12 +355,20 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
         ps_mbarrier_expect(barrier, STAGE);
         ps_tensor_copy2(to, &a_map, piece * DEEP, tile_m * ROWS, barrier);
         if constexpr (ACROSS) {
+            constexpr int LINES = DEEP / BLOCKS;
 #pragma unroll
             for (int p = 0; p < (N + 63) / 64; p++) {
-                ps_tensor_copy2(to + ROWS_BYTES + p * PANEL, &b_map, tile_n * N + p * 64, piece * DEEP, barrier);
+                const uint32_t panel = to + ROWS_BYTES + p * PANEL + rank * LINES * 128;
+                const int column = tile_n * N + p * 64, line = piece * DEEP + rank * LINES;
+                SHARED ? ps_tensor_copy2_to(panel, &b_map, column, line, barrier, (1 << BLOCKS) - 1)
+                       : ps_tensor_copy2(panel, &b_map, column, line, barrier);
             }
         } else {
-            ps_tensor_copy2(to + ROWS_BYTES, &b_map, piece * DEEP, tile_n * N, barrier);
+            constexpr int LINES = N / BLOCKS;
+            const uint32_t panel = to + ROWS_BYTES + rank * LINES * 128;
+            const int line = tile_n * N + rank * LINES;
+            SHARED ? ps_tensor_copy2_to(panel, &b_map, piece * DEEP, line, barrier, (1 << BLOCKS) - 1)
+                   : ps_tensor_copy2(panel, &b_map, piece * DEEP, line, barrier);
         }
     };
     if (threadIdx.x == 0) {
@@ -386,7 +416,11 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
         if (piece > 0 && next < pieces) { /* the panels of the piece before are free: the next one's come */
             ps_wgmma_wait<1>();
             const int before = (piece - 1) % stages;
-            if (threadIdx.x % 128 == 0) {
+            if constexpr (SHARED) {
+                if (threadIdx.x % 128 < BLOCKS) {
+                    ps_mbarrier_arrive_at(empty + 8 * before, (int)threadIdx.x % 128);
+                }
+            } else if (threadIdx.x % 128 == 0) {
                 ps_mbarrier_arrive(empty + 8 * before);
             }
             if (threadIdx.x == 0) {
@@ -397,6 +431,9 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
     }
     ps_wgmma_wait<0>();
     ps_pin(sum);
+    if constexpr (SHARED) {
+        ps_cluster_arrive(); /* until the others are here too, the barriers must stay */
+    }
     const uint64_t step = x.dropout.threshold ? x.dropout.state->step : 0;
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
@@ -418,26 +455,35 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
         for (int i = 0; i < 2; i++) {
             const int64_t row = row0 + lane / 4 + 8 * i, at = row * x.ldc + column, element = row * x.n + column;
             const bool here = inside && row < x.m;
-            uint32_t low[4], high[4];
-#pragma unroll
-            for (int t = 0; t < 4; t++) {
-                low[t] = __float_as_uint(sum[4 * group + t][2 * i]);
-                high[t] = __float_as_uint(sum[4 * group + t][2 * i + 1]);
-            }
-            ps_quad_transpose(low);
-            ps_quad_transpose(high);
             float v[8], other[8];
+            if constexpr (FINISH == PS_FINISH_ACTIVATION || FINISH == PS_FINISH_SLOPE) { /* the product is rounded as it is kept */
+                uint32_t words[4];
 #pragma unroll
-            for (int t = 0; t < 4; t++) {
-                v[2 * t] = __uint_as_float(low[t]);
-                v[2 * t + 1] = __uint_as_float(high[t]);
-            }
-            unpack<T>(other, now[i]);
-            if constexpr (FINISH == PS_FINISH_ACTIVATION) {
-                if (here) {
-                    ps_store<8>((T *)x.kept + at, v);
+                for (int t = 0; t < 4; t++) {
+                    words[t] = ps_pack<T>(&sum[4 * group + t][2 * i]);
+                }
+                ps_quad_transpose(words);
+                const eight product = {make_uint4(words[0], words[1], words[2], words[3])};
+                if (FINISH == PS_FINISH_ACTIVATION && here) {
+                    *(uint4 *)((T *)x.kept + at) = product.words;
+                }
+                unpack<T>(v, product);
+            } else {
+                uint32_t low[4], high[4];
+#pragma unroll
+                for (int t = 0; t < 4; t++) {
+                    low[t] = __float_as_uint(sum[4 * group + t][2 * i]);
+                    high[t] = __float_as_uint(sum[4 * group + t][2 * i + 1]);
+                }
+                ps_quad_transpose(low);
+                ps_quad_transpose(high);
+#pragma unroll
+                for (int t = 0; t < 4; t++) {
+                    v[2 * t] = __uint_as_float(low[t]);
+                    v[2 * t + 1] = __uint_as_float(high[t]);
                 }
             }
+            unpack<T>(other, now[i]);
             if constexpr (FINISH == PS_FINISH_SLOPE) {
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
@@ -456,6 +502,10 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
             }
             if (FINISH != PS_FINISH_SUM && x.dropout.threshold) {
                 drop(v, x.dropout, step, element);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    v[j] *= x.dropout.scale;
+                }
             }
             if constexpr (FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL) {
 #pragma unroll
@@ -496,22 +546,28 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
             counted[warp][32 * group + 8 * q + own] = pair;
         }
     }
+    if constexpr (SHARED) {
+        ps_cluster_wait();
+    }
     if constexpr (COUNTED) {
-        gather_sums<N, MOMENTS>(x, counted, tile_m, tile_n);
+        if (tile_m < x.tiles_m) {
+            gather_sums<N, MOMENTS>(x, counted, tile_m, tile_n);
+        }
     }
 }
 
 /* ---- launching ---- */
 
-template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED, bool SHARED>
 static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x)
 {
+    constexpr int BLOCKS = SHARED ? CLUSTER : 1;
     CUtensorMap a, b;
     PS_TRY(ps_tensor_map_2d(&a, p->a.data, p->m, p->k, 2 * p->a.row, ROWS, DEEP));
     if (ACROSS) {
-        PS_TRY(ps_tensor_map_2d(&b, p->b.data, p->k, p->n, 2 * p->b.row, DEEP, 64));
+        PS_TRY(ps_tensor_map_2d(&b, p->b.data, p->k, p->n, 2 * p->b.row, DEEP / BLOCKS, 64));
     } else {
-        PS_TRY(ps_tensor_map_2d(&b, p->b.data, p->n, p->k, 2 * p->b.column, N, DEEP));
+        PS_TRY(ps_tensor_map_2d(&b, p->b.data, p->n, p->k, 2 * p->b.column, N / BLOCKS, DEEP));
     }
     x.tiles_n = (x.n + N - 1) / N;
     x.tiles_m = (int)((x.m + ROWS - 1) / ROWS);
@@ -533,21 +589,29 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     const int pieces = (x.k + DEEP - 1) / DEEP, stages = pieces < STAGES ? pieces : STAGES;
     const size_t shared = (size_t)stages * stage_bytes<N, ACROSS> + 1024;
     static_assert(STAGES * stage_bytes<N, ACROSS> + 1024 <= MOST_SHARED, "a block's");
-    auto *const kernel = product_kernel<T, N, ACROSS, FINISH, COUNTED>;
+    auto *const kernel = product_kernel<T, N, ACROSS, FINISH, COUNTED, SHARED>;
     PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), op));
-    ps_cuda_launch(c, kernel, dim3((unsigned)(x.tiles_m * x.tiles_n)), THREADS, shared, a, b, x);
+    const dim3 blocks((unsigned)((x.tiles_m + BLOCKS - 1) / BLOCKS * BLOCKS * x.tiles_n));
+    if (SHARED) {
+        ps_cuda_launch_clusters(c, kernel, CLUSTER, blocks, THREADS, shared, a, b, x);
+    } else {
+        ps_cuda_launch(c, kernel, blocks, THREADS, shared, a, b, x);
+    }
     PS_CUDA_LAUNCHED(op);
 }
 
-/* Columns of a tile: few where there are few, and where 128 would leave half a tile empty. */
+/* Columns of a tile: few where there are few, and where 128 would leave half a tile empty. Blocks share panels where sums are so
+ * long that bringing them would bound the product. */
 template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
 static enum ps_status launch_columns(const struct ps_cuda_context *c, const char *op, const struct ps_product *p,
                                      const struct call &x)
 {
+    enum { SHARED_TERMS = 192, SHARED_ROWS = 4096 };
     const int rest = x.n % 128;
-    return x.n <= 32                ? launch<T, 32, ACROSS, FINISH, COUNTED>(c, op, p, x)
-           : rest > 0 && rest <= 64 ? launch<T, 64, ACROSS, FINISH, COUNTED>(c, op, p, x)
-                                    : launch<T, 128, ACROSS, FINISH, COUNTED>(c, op, p, x);
+    return x.n <= 32                                   ? launch<T, 32, ACROSS, FINISH, COUNTED, false>(c, op, p, x)
+           : rest > 0 && rest <= 64                    ? launch<T, 64, ACROSS, FINISH, COUNTED, false>(c, op, p, x)
+           : x.k >= SHARED_TERMS && x.m >= SHARED_ROWS ? launch<T, 128, ACROSS, FINISH, COUNTED, true>(c, op, p, x)
+                                                       : launch<T, 128, ACROSS, FINISH, COUNTED, false>(c, op, p, x);
 }
 
 /* c = a b + bias + addend. */

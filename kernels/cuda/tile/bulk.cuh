@@ -67,6 +67,46 @@ static __device__ __forceinline__ void ps_tensor_copy2(uint32_t to, const CUtens
         : "memory");
 }
 
+/* ---- clusters of blocks ---- */
+
+/* The block's number in its cluster. */
+static __device__ __forceinline__ int ps_cluster_rank()
+{
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return (int)rank;
+}
+
+/* All threads of the cluster's blocks meet: what they wrote before is seen behind the wait. */
+static __device__ __forceinline__ void ps_cluster_arrive()
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void ps_cluster_wait()
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* ps_mbarrier_arrive at the same place of another block of the cluster. */
+static __device__ __forceinline__ void ps_mbarrier_arrive_at(uint32_t barrier, int rank)
+{
+    asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+                 "r"(rank)
+                 : "memory");
+}
+
+/* ps_tensor_copy2 to the same place of each block of the cluster whose bit is set, and to its barrier there. */
+static __device__ __forceinline__ void ps_tensor_copy2_to(uint32_t to, const CUtensorMap *map, int i0, int i1, uint32_t barrier,
+                                                          uint16_t blocks)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+                 "{%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(map), "r"(i0), "r"(i1), "r"(barrier), "h"(blocks)
+                 : "memory");
+}
+
 /* A box of a four-dimensional tensor, as its map says (PTX ISA, cp.async.bulk.tensor), to shared memory. */
 static __device__ __forceinline__ void ps_tensor_copy4(uint32_t to, const CUtensorMap *map, int i0, int i1, int i2, int i3,
                                                        uint32_t barrier)
