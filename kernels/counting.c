@@ -282,6 +282,21 @@ static enum ps_status hooked_beside(const struct ps_kernels *k, enum ps_beside w
     return h->inner->beside(h->inner, what);
 }
 
+/* The first has the time of all. */
+static enum ps_status hooked_gemm_gradients(const struct ps_kernels *k, const struct ps_gemm_gradient *each, int count)
+{
+    const struct hooked *h = k->context;
+    enum ps_status status = PS_OK;
+    for (int i = 0; i < count; i++) {
+        h->hook(h->argument, PS_OP_gemm_gradient, &each[i], 0);
+        if (i == 0) {
+            status = ps_op_result(PS_OP_gemm_gradient, each, h->inner->gemm_gradients(h->inner, each, count));
+        }
+        h->hook(h->argument, PS_OP_gemm_gradient, &each[i], 1);
+    }
+    return status;
+}
+
 static const char *hooked_way(const struct ps_kernels *k, enum ps_op op, const void *arguments)
 {
     const struct hooked *h = k->context;
@@ -311,6 +326,7 @@ enum ps_status ps_kernels_hooked(const struct ps_kernels *inner, ps_hook *hook, 
     k->tuning = NULL;
     k->way = inner->way ? hooked_way : NULL;
     k->beside = inner->beside ? hooked_beside : NULL;
+    k->gemm_gradients = inner->gemm_gradients ? hooked_gemm_gradients : NULL;
 #define PS_X(name, kind, tensors, flops) k->name = inner->name ? hooked_##name : NULL;
     PS_KERNEL_LIST(PS_X)
 #undef PS_X

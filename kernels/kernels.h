@@ -528,7 +528,7 @@ struct ps_bias_residual_statistics {
 };
 
 /* The gradients of y = x w + b: dw += x' dy, db += sum_R dy. x [R, m], dy [R, n]; dw [m, n], db [n] (type parameter); all
- * contiguous. */
+ * contiguous. db may be absent. */
 struct ps_gemm_gradient {
     struct ps_tensor dw, db, x, dy;
 };
@@ -738,13 +738,17 @@ struct ps_kernels {
     /* *text, malloc'ed: what `tune` has found, one line a product, for ps_kernels_options.tuning. NULL where tune is. */
     enum ps_status (*tuning)(const struct ps_kernels *k, char **text);
     /* The name of the way that an operation would take with these arguments; nothing runs, and no tensor's memory is read. NULL: it
-     * would refuse them, or has one way only. Products: warp, tiny, split, rows, gradient, wgmma16, panel, cublaslt; gemm_bias and
-     * gemm_gradient also apart, when their parts follow one another as operations of their own. Attention: warp_fp16, warp_float,
-     * tiled. docs/kernels.md says which takes what. NULL where no operation has several. */
+     * would refuse them, or has one way only. Products: warp, tiny, split, rows, gradient, gradient16, wgmma16, panel, cublaslt; gemm_bias
+     * and gemm_gradient also apart, when their parts follow one another as operations of their own. Attention: warp_fp16,
+     * warp_float, tiled. docs/kernels.md says which takes what. NULL where no operation has several. */
     const char *(*way)(const struct ps_kernels *k, enum ps_op op, const void *arguments);
     /* What is enqueued between BEGIN and END runs beside what follows END, until JOIN: what follows that waits for both. One at a
      * time; each BEGIN wants its JOIN before a capture ends. NULL where nothing runs beside anything. */
     enum ps_status (*beside)(const struct ps_kernels *k, enum ps_beside what);
+    /* gemm_gradient of each, in any order; none reads or adds to what another adds to. NULL where that is no faster than one by
+     * one.
+     */
+    enum ps_status (*gemm_gradients)(const struct ps_kernels *k, const struct ps_gemm_gradient *each, int count);
     /* Frees the table and its context. */
     void (*close)(struct ps_kernels *k);
 };

@@ -307,17 +307,34 @@ static int build_gemm_bias(struct call *c, int index)
 
 static int build_gemm_gradient(struct call *c, int index)
 {
-    static const int64_t mnk[][3] = {{64, 16, 333},  {5, 3, 7},       {1, 1, 16},      {132, 36, 1100},  {68, 132, 1060},
-                                     {36, 36, 4099}, {40, 136, 1024}, {136, 40, 1025}, {132, 132, 1030}, {33, 65, 1500}};
-    if (index >= LENGTH(mnk)) {
+    static const int64_t mnk[][3] = {{64, 16, 333},   {5, 3, 7},       {1, 1, 16},      {132, 36, 1100},  {68, 132, 1060},
+                                     {36, 36, 4099},  {40, 136, 1024}, {136, 40, 1025}, {132, 132, 1030}, {33, 65, 1500},
+                                     {8, 8, 256},     {8, 8, 255},     {16, 48, 5000},  {64, 64, 2000},   {16, 128, 1030},
+                                     {24, 136, 600},  {128, 16, 1030}, {264, 24, 700},  {136, 200, 1500}, {128, 128, 4099},
+                                     {8, 16384, 256}, {16384, 8, 300}, {512, 512, 257}, {72, 1024, 300}};
+    static const int64_t step[][3] = {{16, 48, 37632},   {16, 16, 37632},   {16, 128, 37632}, {128, 16, 37632},
+                                      {128, 384, 26880}, {128, 256, 26880}, {256, 128, 26880}};
+    enum { OTHERS = 6 }; /* of the last ones: dw alone, and x or dy off its alignment */
+    const int full = asked("PS_TEST_FULL") ? LENGTH(step) : 0;
+    static const int64_t others[OTHERS][3] = {{40, 48, 999},  {56, 72, 999},  {72, 56, 999},
+                                              {136, 72, 999}, {64, 64, 1100}, {64, 64, 1100}};
+    if (index >= LENGTH(mnk) + OTHERS + full) {
         return 0;
     }
-    const int64_t *size = mnk[index];
+    const int other = index - LENGTH(mnk), alone = other >= 0 && other < 4;
+    const int64_t *size = other < 0 ? mnk[index] : other < OTHERS ? others[other] : step[other - OTHERS];
     place(c, 0, PARAMETER, ADD, NORMAL, size[0], size[1]);
-    place(c, 1, PARAMETER, ADD, NORMAL, size[1]);
+    if (!alone) {
+        place(c, 1, PARAMETER, ADD, NORMAL, size[1]);
+    }
+    c->shift = other == 4;
     place(c, 2, REAL, IN, NORMAL, size[2], size[0]);
+    c->shift = other == 5;
     place(c, 3, REAL, IN, NORMAL, size[2], size[1]);
-    call_label(c, "m %lld n %lld k %lld", (long long)size[0], (long long)size[1], (long long)size[2]);
+    call_label(c, "m %lld n %lld k %lld%s%s", (long long)size[0], (long long)size[1], (long long)size[2], alone ? " dw alone" : "",
+               other == 4   ? " x shifted"
+               : other == 5 ? " dy shifted"
+                            : "");
     return 1;
 }
 

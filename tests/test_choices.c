@@ -3,6 +3,7 @@
 #include "tests/run.h"
 
 #include "kernels/kernels.h"
+#include "tests/length.h"
 #include "tests/suite.h"
 
 static const struct ps_gpu h200 = {90, 132, 232448}, a100 = {80, 108, 166912};
@@ -73,9 +74,7 @@ static void linear(struct text *text, const struct ps_kernels *k, const char *wh
     snprintf(name, sizeof name, "%s dx", what);
     say(text, name, gemm(k, x, y, ps_tensor_transpose(w, 0, 1), 0));
     snprintf(name, sizeof name, "%s dw", what);
-    say(text, name,
-        fused ? k->way(k, PS_OP_gemm_gradient, &(struct ps_gemm_gradient){.dw = dw, .db = row, .x = x, .dy = y})
-              : gemm(k, dw, ps_tensor_transpose(x, 0, 1), y, 1));
+    say(text, name, k->way(k, PS_OP_gemm_gradient, &(struct ps_gemm_gradient){.dw = dw, .db = row, .x = x, .dy = y}));
 }
 
 static void products(struct text *text, const struct ps_kernels *k, const struct model *m)
@@ -455,6 +454,43 @@ START_TEST(of_biases)
 }
 END_TEST
 
+/* Gradients of 16 bits: long sums, rows in whole pieces of 16 bytes, and no more outputs than memory bounds. */
+START_TEST(of_gradients)
+{
+    static const struct {
+        int64_t rows, m, n, offset;
+        const char *way;
+    } cases[] = {{256, 8, 8, 0, "gradient16"},      {255, 8, 8, 0, "apart"},        {256, 12, 8, 0, "apart"},
+                 {256, 8, 12, 0, "apart"},          {1000, 64, 64, 2, "apart"},     {1000, 64, 64, 16, "gradient16"},
+                 {9000, 512, 512, 0, "gradient16"}, {9000, 512, 520, 0, "apart"},   {300, 8, 32768, 0, "gradient16"},
+                 {300, 8, 32776, 0, "apart"},       {16384, 1024, 1024, 0, "apart"}};
+    static const enum ps_precision precisions[] = {PS_PRECISION_BF16, PS_FP16};
+    for (int i = 0; i < 2 * LENGTH(cases); i++) {
+        struct ps_kernels *k = table(&h200, precisions[i % 2], 1);
+        const int64_t rows = cases[i / 2].rows, m = cases[i / 2].m, n = cases[i / 2].n;
+        struct ps_gemm_gradient g = {.dw = matrix(PS_F32, m, n),
+                                     .db = ps_tensor_1d(memory(0), PS_F32, n),
+                                     .x = matrix(k->real, rows, m),
+                                     .dy = matrix(k->real, rows, n)};
+        g.x.data = memory(cases[i / 2].offset);
+        ck_assert_str_eq(k->way(k, PS_OP_gemm_gradient, &g), cases[i / 2].way);
+        g.db.data = NULL;
+        ck_assert_str_eq(k->way(k, PS_OP_gemm_gradient, &g), cases[i / 2].way);
+        g.x.data = memory(0);
+        g.dy.data = memory(cases[i / 2].offset);
+        ck_assert_str_eq(k->way(k, PS_OP_gemm_gradient, &g), cases[i / 2].way);
+        k->close(k);
+    }
+    struct ps_kernels *k = table(&a100, PS_PRECISION_BF16, 1);
+    const struct ps_gemm_gradient g = {.dw = matrix(PS_F32, 64, 64),
+                                       .db = ps_tensor_1d(memory(0), PS_F32, 64),
+                                       .x = matrix(PS_BF16, 1000, 64),
+                                       .dy = matrix(PS_BF16, 1000, 64)};
+    ck_assert_str_eq(k->way(k, PS_OP_gemm_gradient, &g), "apart");
+    k->close(k);
+}
+END_TEST
+
 /* ---- attention ---- */
 
 struct attention {
@@ -549,6 +585,7 @@ int main(void)
     tcase_add_test(tests, of_edges);
     tcase_add_test(tests, of_strides);
     tcase_add_test(tests, of_biases);
+    tcase_add_test(tests, of_gradients);
     tcase_add_test(tests, of_attention);
     tcase_add_test(tests, of_attention_or_products);
     suite_add_tcase(suite, tests);

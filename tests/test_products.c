@@ -261,6 +261,93 @@ START_TEST(test_tuning)
 }
 END_TEST
 
+/* Gradients in one launch: more than it takes, of all its tiles, one that others compute and one without db; of whole numbers, so
+ * that all sums are exact. */
+START_TEST(test_gradients_together)
+{
+    static const struct {
+        int64_t rows, m, n;
+        int alone;
+    } cases[] = {{256, 8, 8, 0},     {300, 64, 64, 0},    {1030, 72, 136, 0}, {5000, 136, 72, 1},
+                 {2049, 16, 200, 0}, {4096, 128, 128, 0}, {777, 200, 16, 0},  {1500, 12, 40, 0},
+                 {641, 264, 24, 0},  {20001, 16, 48, 0},  {256, 8, 16384, 0}, {300, 64, 64, 0}};
+    enum { COUNT = sizeof cases / sizeof *cases };
+    struct table t = {.name = "cuda", .backend = "cuda", .device_kind = "cuda", .precision = _i ? PS_FP16 : PS_PRECISION_BF16};
+    const enum ps_type type = _i ? PS_F16 : PS_BF16;
+    ck_assert_msg(table_open(&t) == PS_OK, "%s", ps_error_message());
+    struct ps_device *d = t.device;
+    struct ps_gemm_gradient each[COUNT];
+    int8_t *values[COUNT][2]; /* of x and dy */
+    uint64_t random = 31;
+    for (int i = 0; i < COUNT; i++) {
+        const int64_t rows = cases[i].rows, m = cases[i].m, n = cases[i].n, counts[4] = {m * n, n, rows * m, rows * n};
+        void *memory[4];
+        for (int j = 0; j < 4; j++) {
+            const size_t bytes = (size_t)counts[j] * (j < 2 ? 4 : 2);
+            void *host = malloc(bytes);
+            ck_assert_int_eq(d->allocate(d, bytes, &memory[j]), PS_OK);
+            if (j >= 2) {
+                values[i][j - 2] = malloc((size_t)counts[j]);
+            }
+            for (int64_t at = 0; at < counts[j]; at++) {
+                if (j < 2) {
+                    ((float *)host)[at] = (float)(at % 7);
+                } else {
+                    const int8_t value = (int8_t)random_between(&random, -3, 3);
+                    values[i][j - 2][at] = value;
+                    ((uint16_t *)host)[at] = (uint16_t)(_i ? fp16_bits(value) : bf16_bits(value));
+                }
+            }
+            ck_assert_int_eq(d->upload(d, PS_COMPUTE, memory[j], host, bytes), PS_OK);
+            ck_assert_int_eq(d->synchronize(d), PS_OK);
+            free(host);
+        }
+        each[i] = (struct ps_gemm_gradient){.dw = ps_tensor_2d(memory[0], PS_F32, m, n),
+                                            .db = ps_tensor_1d(memory[1], PS_F32, n),
+                                            .x = ps_tensor_2d(memory[2], type, rows, m),
+                                            .dy = ps_tensor_2d(memory[3], type, rows, n)};
+    }
+    struct ps_gemm_gradient given[COUNT];
+    memcpy(given, each, sizeof each);
+    for (int i = 0; i < COUNT; i++) {
+        given[i].db.data = cases[i].alone ? NULL : given[i].db.data;
+    }
+    ck_assert_msg(t.kernels->gemm_gradients(t.kernels, given, COUNT) == PS_OK, "%s", ps_error_message());
+    for (int i = 0; i < COUNT; i++) {
+        const int64_t rows = cases[i].rows, m = cases[i].m, n = cases[i].n;
+        float *dw = malloc((size_t)(m * n) * sizeof *dw), *db = malloc((size_t)n * sizeof *db);
+        ck_assert_int_eq(d->download(d, PS_COMPUTE, dw, each[i].dw.data, (size_t)(m * n) * sizeof *dw), PS_OK);
+        ck_assert_int_eq(d->download(d, PS_COMPUTE, db, each[i].db.data, (size_t)n * sizeof *db), PS_OK);
+        int *sums = calloc((size_t)((m + 1) * n), sizeof *sums); /* db's last */
+        for (int64_t r = 0; r < rows; r++) {
+            for (int64_t p = 0; p <= m; p++) {
+                const int factor = p < m ? values[i][0][r * m + p] : 1 - cases[i].alone;
+                for (int64_t q = 0; q < n; q++) {
+                    sums[p * n + q] += factor * values[i][1][r * n + q];
+                }
+            }
+        }
+        for (int64_t at = 0; at < (m + 1) * n; at++) {
+            const float found = at < m * n ? dw[at] : db[at - m * n];
+            const int right = sums[at] + (int)((at < m * n ? at : at - m * n) % 7);
+            ck_assert_msg(found == (float)right, "gradient %d, m %lld n %lld R %lld: element %lld of %s is %g, not %d", i,
+                          (long long)m, (long long)n, (long long)rows, (long long)(at < m * n ? at : at - m * n),
+                          at < m * n ? "dw" : "db", found, right);
+        }
+        const struct ps_tensor *tensors[4] = {&each[i].dw, &each[i].db, &each[i].x, &each[i].dy};
+        for (int j = 0; j < 4; j++) {
+            d->release(d, tensors[j]->data, (size_t)ps_tensor_count(tensors[j]) * ps_type_bytes(tensors[j]->type));
+        }
+        free(values[i][0]);
+        free(values[i][1]);
+        free(sums);
+        free(dw);
+        free(db);
+    }
+    table_close(&t);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("products");
@@ -272,6 +359,9 @@ int main(void)
         tcase_add_test(products, test_far);
         tcase_add_test(products, test_tuning);
         tcase_add_loop_test(products, test_long_products, 0, 2);
+        if (fused_encoder()) { /* on sm_90 */
+            tcase_add_loop_test(products, test_gradients_together, 0, 2);
+        }
     }
     suite_add_tcase(suite, products);
 

@@ -149,6 +149,38 @@ START_TEST(test_hooked)
 }
 END_TEST
 
+static enum ps_status failing_gradients(const struct ps_kernels *k, const struct ps_gemm_gradient *each, int count)
+{
+    (void)each;
+    called_with = k;
+    ck_assert_int_eq(count, 3);
+    return ps_fail(PS_DEVICE, "out of order");
+}
+
+/* Several gradients at once are an operation each to the hook. */
+START_TEST(test_hooked_gradients)
+{
+    struct trace trace = {0};
+    struct ps_kernels inner = {.backend = "fake", .precision = PS_FP32, .gemm_gradients = failing_gradients}, none = {0}, *k = NULL;
+    ck_assert_int_eq(ps_kernels_hooked(&inner, trace_hook, &trace, &k), PS_OK);
+    double any[12] = {0};
+    const struct ps_gemm_gradient each[3] = {{.dw = ps_tensor_2d(any, PS_F64, 3, 4), .db = ps_tensor_1d(any, PS_F64, 4)}};
+    ck_assert_int_eq(k->gemm_gradients(k, each, 3), PS_DEVICE);
+    ck_assert_str_eq(ps_error_message(), "gemm_gradient [3,4] [4]: out of order");
+    ck_assert_ptr_eq(called_with, &inner);
+    ck_assert_int_eq(trace.n, 6);
+    for (int i = 0; i < 6; i++) {
+        ck_assert_int_eq(trace.op[i], PS_OP_gemm_gradient);
+        ck_assert_int_eq(trace.after[i], i % 2);
+        ck_assert_ptr_eq(trace.arguments[i], &each[i / 2]);
+    }
+    k->close(k);
+    ck_assert_int_eq(ps_kernels_hooked(&none, trace_hook, &trace, &k), PS_OK);
+    ck_assert(k->gemm_gradients == NULL);
+    k->close(k);
+}
+END_TEST
+
 START_TEST(test_counts)
 {
     enum { M = 6, N = 4, K = 5 };
@@ -270,6 +302,7 @@ int main(void)
     tcase_add_test(parts, test_tensor);
     tcase_add_test(parts, test_fail);
     tcase_add_test(parts, test_hooked);
+    tcase_add_test(parts, test_hooked_gradients);
     suite_add_tcase(suite, parts);
     TCase *opened = tcase_create("opened");
     tcase_add_checked_fixture(opened, open_oracle, close_oracle);

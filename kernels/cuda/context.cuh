@@ -81,6 +81,8 @@ enum ps_status ps_cuda_swiglu_backward(const struct ps_kernels *k, const struct 
     extern "C" enum ps_status ps_cuda_##name(const struct ps_kernels *k, const struct ps_##name *arguments);
 PS_KERNEL_LIST(PS_X)
 #undef PS_X
+/* ps_kernels.gemm_gradients: gemm/choose.cu */
+enum ps_status ps_cuda_gemm_gradients(const struct ps_kernels *k, const struct ps_gemm_gradient *each, int count);
 enum ps_status ps_cuda_encoder_prepare(const struct ps_kernels *k, const struct ps_encoder_sizes *sizes,
                                        const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs);
 /* The same, but for the workspace. */

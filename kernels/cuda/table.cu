@@ -295,6 +295,10 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->encoder_forward = ps_cuda_encoder_forward;
         k->encoder_backward = ps_cuda_encoder_backward;
         k->encoder_prepare = ps_cuda_encoder_prepare;
+        if (k->real != PS_F32) {
+            k->gemm_gradient = ps_cuda_gemm_gradient;
+            k->gemm_gradients = ps_cuda_gemm_gradients;
+        }
     }
 #endif
     k->tune = ps_cuda_gemm_tune;

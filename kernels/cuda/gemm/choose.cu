@@ -56,7 +56,10 @@ static const struct way ways_with_bias[] = {
 };
 
 #ifdef PS_FUSED_ENCODER
-static const struct way ways_with_sums[] = {{"gradient", ps_cuda_gradient_wanted, ps_cuda_gradient_product}};
+static const struct way ways_of_gradients[] = {
+    {"gradient", ps_cuda_gradient_wanted, ps_cuda_gradient_product},
+    {"gradient16", ps_cuda_gradient16_wanted, ps_cuda_gradient16_product},
+};
 #endif
 
 /* NULL where none wants it. */
@@ -66,10 +69,10 @@ static const struct way *way_of(const struct ps_kernels *k, const struct ps_prod
     if (p->bias) {
         from = ways_with_bias;
         end = from + sizeof ways_with_bias / sizeof *from;
-    } else if (p->sums) {
+    } else if (p->gradient) {
 #ifdef PS_FUSED_ENCODER
-        from = ways_with_sums;
-        end = from + sizeof ways_with_sums / sizeof *from;
+        from = ways_of_gradients;
+        end = from + sizeof ways_of_gradients / sizeof *from;
 #else
         end = from;
 #endif
@@ -120,11 +123,14 @@ static struct ps_gemm plain_gradient(const struct ps_gemm_gradient *a)
     return {a->dw, ps_tensor_transpose(a->x, 0, 1), a->dy, 1, 1};
 }
 
-static enum ps_status product_with_sums(const struct ps_gemm_gradient *a, struct ps_product *p)
+static enum ps_status product_of_gradient(const struct ps_gemm_gradient *a, struct ps_product *p)
 {
     const struct ps_gemm plain = plain_gradient(a);
     PS_TRY(ps_cuda_product(&plain, p));
-    PS_TRY(ps_cuda_expect("gemm_gradient", "db", &a->db, PS_F32, p->n));
+    if (a->db.data) {
+        PS_TRY(ps_cuda_expect("gemm_gradient", "db", &a->db, PS_F32, p->n));
+    }
+    p->gradient = true;
     p->sums = (float *)a->db.data;
     return PS_OK;
 }
@@ -225,22 +231,42 @@ extern "C" enum ps_status ps_cuda_gemm_finish(const struct ps_kernels *k, const 
 extern "C" enum ps_status ps_cuda_gemm_gradient(const struct ps_kernels *k, const struct ps_gemm_gradient *a)
 {
     struct ps_product p;
-    PS_TRY(product_with_sums(a, &p));
+    PS_TRY(product_of_gradient(a, &p));
     const struct way *way = way_of(k, &p);
     if (way) {
         return way->run(k, &p);
     }
-    const struct ps_bias_grad bias = {.dbias = a->db, .masked = {}, .dy = a->dy, .dropout = {}};
-    PS_TRY(ps_cuda_bias_grad(k, &bias));
+    if (a->db.data) {
+        const struct ps_bias_grad bias = {.dbias = a->db, .masked = {}, .dy = a->dy, .dropout = {}};
+        PS_TRY(ps_cuda_bias_grad(k, &bias));
+    }
     const struct ps_gemm plain = plain_gradient(a);
     return ps_cuda_gemm(k, &plain);
 }
+
+#ifdef PS_FUSED_ENCODER
+enum ps_status ps_cuda_gemm_gradients(const struct ps_kernels *k, const struct ps_gemm_gradient *each, int count)
+{
+    struct ps_product together[PS_GRADIENTS];
+    int found = 0;
+    for (int i = 0; i < count; i++) {
+        PS_TRY(product_of_gradient(&each[i], &together[found]));
+        if (!ps_cuda_gradient16_wanted(k, &together[found])) {
+            PS_TRY(ps_cuda_gemm_gradient(k, &each[i]));
+        } else if (++found == PS_GRADIENTS) {
+            PS_TRY(ps_cuda_gradient16_products(k, together, found));
+            found = 0;
+        }
+    }
+    return found ? ps_cuda_gradient16_products(k, together, found) : PS_OK;
+}
+#endif
 
 const char *ps_cuda_gemm_way(const struct ps_kernels *k, enum ps_op op, const void *arguments)
 {
     struct ps_product p;
     const enum ps_status status = op == PS_OP_gemm_bias       ? product_with_bias((const struct ps_gemm_bias *)arguments, &p)
-                                  : op == PS_OP_gemm_gradient ? product_with_sums((const struct ps_gemm_gradient *)arguments, &p)
+                                  : op == PS_OP_gemm_gradient ? product_of_gradient((const struct ps_gemm_gradient *)arguments, &p)
                                                               : product_of((const struct ps_gemm *)arguments, &p);
     if (status != PS_OK) {
         return NULL;

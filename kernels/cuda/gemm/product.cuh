@@ -25,7 +25,8 @@ struct ps_product {
     float alpha, beta;
     /* Of gemm_bias, absent otherwise: a number a column, float32; what takes the place of c beside beta, of c's strides. */
     char *bias, *addend;
-    /* Of gemm_gradient: += the sums of b's columns, float32. */
+    /* Of gemm_gradient: += the sums of b's columns, float32, or absent. */
+    bool gradient;
     float *sums;
 };
 
@@ -70,6 +71,13 @@ bool ps_cuda_wgmma16_serves(const struct ps_kernels *k, const struct ps_product 
 bool ps_cuda_wgmma16_wanted(const struct ps_kernels *k, const struct ps_product *product); /* of products that end so */
 enum ps_status ps_cuda_wgmma16_product(const struct ps_kernels *k, const struct ps_product *product);
 enum ps_status ps_cuda_wgmma16_finish(const struct ps_kernels *k, const struct ps_product *product, const struct ps_gemm_finish *f);
+
+/* gemm/gradient16.cu: 16 bits on sm_90; gemm_gradient's, up to PS_GRADIENTS at once, each of which is wanted and none of which has
+ * another's output. */
+enum { PS_GRADIENTS = 8 };
+bool ps_cuda_gradient16_wanted(const struct ps_kernels *k, const struct ps_product *product);
+enum ps_status ps_cuda_gradient16_product(const struct ps_kernels *k, const struct ps_product *product);
+enum ps_status ps_cuda_gradient16_products(const struct ps_kernels *k, const struct ps_product *each, int count);
 
 /* gemm/panel.cu: a single small one of bf16, and on Hopper of fp16. */
 bool ps_cuda_panel_wanted(const struct ps_kernels *k, const struct ps_product *product);
