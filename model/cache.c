@@ -36,6 +36,8 @@ static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *s
     int64_t slots = residual && (level & PS_LEVEL_TILED) ? layers : 1;
     int64_t weights_dropout = ps_dropout_rate(shape, PS_DROP_ATTENTION_WEIGHTS) > 0;
     int64_t head_dropout = ps_dropout_rate(shape, PS_DROP_HEAD) > 0;
+    int64_t together =
+        k->gemm_gradients && ps_dropout_rate(shape, PS_DROP_ATTENTION) > 0 && ps_dropout_rate(shape, PS_DROP_OUTPUT) > 0;
     size_t offset = 0;
     for (int64_t l = 0; l < layers; l++) {
         struct ps_layer_cache layer;

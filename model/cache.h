@@ -53,6 +53,7 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(gradient, PS_LEVEL_ALL, R *d, real)                   /* dy on the way down, du after a layer [R, d] */                  \
     X(masked, PS_LEVEL_BOTH, R *d, real)                    /* drop'(dy) [R, d] */                                             \
     X(norm_means, PS_LEVEL_GEMM, 2 * d, statistics)         /* of a BatchNorm's backward: of g and of g xhat [2, d] */         \
+    X(masked_o, PS_LEVEL_GEMM, together *R *d, real)        /* the same of W_o's, while W_2's is needed [R, d] */              \
     X(branch, PS_LEVEL_BOTH, R *d, real)                    /* gradient inside a layer's branch [R, d] */                      \
     X(rows, PS_LEVEL_BOTH, 3 * R * d * slots,                                                                                  \
       real)                              /* q, k, v by row; their gradients [R, 3d], of residual attention by tiles a layer */ \

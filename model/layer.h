@@ -53,6 +53,7 @@ struct ps_layer {
     int residual_attention;
     int merge_qkv, epilogue, tiled_attention;
     struct ps_together together; /* exchange NULL: the batch is this rank's alone */
+    int gradients_together;      /* the gradients of a layer's weights, and their biases with them, are asked for at once */
     /* Backward's. Of the layer below, which is absent of the first: post-norm's norm 2, and output_dropout. */
     struct ps_gradient_notes *notes;
     struct ps_layer_norm below_norm2;
@@ -62,6 +63,7 @@ struct ps_layer {
 enum ps_norm_number { PS_NORM_1, PS_NORM_2 };
 struct ps_layer_norm ps_layer_norm_of(const struct ps_layer *layer, enum ps_norm_number number);
 struct ps_tensor ps_layer_norm_means(const struct ps_layer *layer); /* [2, d] */
+void *ps_layer_masked_o(const struct ps_layer *layer);              /* where W_o's masked gradient lies */
 /* y = norm(x). known: BatchNorm's statistics of x are in the cache, of whoever wrote x. */
 enum ps_status ps_norm_forward(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor y, struct ps_tensor x,
                                int known);

@@ -227,11 +227,32 @@ enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
     return feed_forward_branch(l, l->y, second, residual, NULL);
 }
 
-/* dweight += x' dy, dbias += the columns' sums of dy: those in the product where epilogues are wanted. */
-static enum ps_status weight_gradient(const struct ps_layer *l, struct ps_tensor dweight, struct ps_tensor dbias,
-                                      struct ps_tensor x, struct ps_tensor dy)
+/* Weights' gradients that are asked for together, where the table has that; x and dy stay as they are until then. */
+struct gradients {
+    struct ps_gemm_gradient each[4];
+    int count;
+};
+
+static enum ps_status gradients_end(const struct ps_layer *l, struct gradients *later)
+{
+    if (!later || later->count == 0) {
+        return PS_OK;
+    }
+    const int count = later->count;
+    later->count = 0;
+    return l->k->gemm_gradients(l->k, later->each, count);
+}
+
+/* dweight += x' dy, dbias += the columns' sums of dy: those in the product where epilogues are wanted. Not NULL, `later` takes it.
+ */
+static enum ps_status weight_gradient(const struct ps_layer *l, struct gradients *later, struct ps_tensor dweight,
+                                      struct ps_tensor dbias, struct ps_tensor x, struct ps_tensor dy)
 {
     const struct ps_kernels *k = l->k;
+    if (later) {
+        later->each[later->count++] = (struct ps_gemm_gradient){.dw = dweight, .db = dbias, .x = x, .dy = dy};
+        return PS_OK;
+    }
     if (l->epilogue && k->gemm_gradient) {
         return k->gemm_gradient(k, &(struct ps_gemm_gradient){.dw = dweight, .db = dbias, .x = x, .dy = dy});
     }
@@ -239,22 +260,26 @@ static enum ps_status weight_gradient(const struct ps_layer *l, struct ps_tensor
     return ps_product(k, dweight, ps_transposed(x), dy, 1, 1);
 }
 
-/* The same of a branch's end, drop(x weight + bias), whose gradient dropout masks; returns in *out what the input's product reads.
- */
-static enum ps_status branch_gradient(const struct ps_layer *l, struct ps_tensor dweight, struct ps_tensor dbias,
-                                      struct ps_tensor x, struct ps_tensor dy, struct ps_dropout dropout, struct ps_tensor *out)
+/* The same of a branch's end, drop(x weight + bias), whose gradient dropout masks, in `masked`; returns in *out what the input's
+ * product reads. */
+static enum ps_status branch_gradient(const struct ps_layer *l, struct gradients *later, struct ps_tensor dweight,
+                                      struct ps_tensor dbias, struct ps_tensor x, struct ps_tensor dy, struct ps_dropout dropout,
+                                      void *masked, struct ps_tensor *out)
 {
     const struct ps_kernels *k = l->k;
     if (!dropout.threshold) {
         *out = dy;
-        return weight_gradient(l, dweight, dbias, x, dy);
+        return weight_gradient(l, later, dweight, dbias, x, dy);
     }
-    *out = ps_layer_rows(l, l->shared->masked, l->d);
+    *out = ps_layer_rows(l, masked, l->d);
     if (l->notes->masked) {
         l->notes->masked = 0;
-        return weight_gradient(l, dweight, dbias, x, *out);
+        return weight_gradient(l, later, dweight, dbias, x, *out);
     }
     PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = dbias, .masked = *out, .dy = dy, .dropout = dropout}));
+    if (later) {
+        return weight_gradient(l, later, dweight, (struct ps_tensor){.data = NULL}, x, *out);
+    }
     return ps_product(k, dweight, ps_transposed(x), *out, 1, 1);
 }
 
@@ -342,15 +367,16 @@ static enum ps_status branch_input(const struct ps_layer *l, struct ps_tensor *b
 }
 
 /* *branch = the gradient of the feed-forward's input, from dy, that of its end, as branch_input gives it. */
-static enum ps_status feed_forward_backward(const struct ps_layer *l, struct ps_tensor *branch, struct ps_tensor dy,
-                                            struct ps_tensor a, const struct ps_layer_norm *norm)
+static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gradients *later, struct ps_tensor *branch,
+                                            struct ps_tensor dy, struct ps_tensor a, const struct ps_layer_norm *norm)
 {
     const struct ps_kernels *k = l->k;
     const struct ps_shared_cache *s = l->shared;
     const struct ps_tensor *w = l->weight, *g = l->gradient;
     struct ps_tensor d_hidden = ps_layer_rows(l, s->d_hidden, l->f), m;
     struct ps_tensor d_inner = ps_layer_rows(l, l->activation == PS_SWIGLU ? s->d_hidden_in : s->d_hidden, l->inner);
-    PS_TRY(branch_gradient(l, g[PS_W_2], g[PS_B_2], ps_layer_rows(l, l->cache->hidden, l->f), dy, l->output_dropout, &m));
+    PS_TRY(branch_gradient(l, later, g[PS_W_2], g[PS_B_2], ps_layer_rows(l, l->cache->hidden, l->f), dy, l->output_dropout,
+                           s->masked, &m));
     struct ps_tensor kept = ps_layer_rows(l, l->cache->hidden_in, l->inner);
     int done;
     PS_TRY(finish(l,
@@ -372,24 +398,28 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct ps_
                                                                           .dropout = l->hidden_dropout,
                                                                           .activation = l->activation}));
     }
-    PS_TRY(weight_gradient(l, g[PS_W_1], g[PS_B_1], a, d_inner));
+    PS_TRY(weight_gradient(l, later, g[PS_W_1], g[PS_B_1], a, d_inner));
+    if (!l->output_dropout.threshold) { /* dy itself is soon another's */
+        PS_TRY(gradients_end(l, later));
+    }
     return branch_input(l, branch, ps_layer_rows(l, l->shared->gradient, l->d), d_inner, w[PS_W_1], norm);
 }
 
 /* The same of attention. */
-static enum ps_status attention_backward(const struct ps_layer *l, struct ps_tensor *branch, struct ps_tensor dy,
-                                         struct ps_tensor a, const struct ps_layer_norm *norm)
+static enum ps_status attention_backward(const struct ps_layer *l, struct gradients *later, struct ps_tensor *branch,
+                                         struct ps_tensor dy, struct ps_tensor a, const struct ps_layer_norm *norm)
 {
     const struct ps_kernels *k = l->k;
     const struct ps_tensor *w = l->weight, *g = l->gradient;
     int64_t d = l->d;
     struct ps_tensor rows = gradient_rows(l), m;
-    PS_TRY(branch_gradient(l, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, l->cache->merged, d), dy, l->attention_dropout, &m));
+    PS_TRY(branch_gradient(l, later, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, l->cache->merged, d), dy, l->attention_dropout,
+                           ps_layer_masked_o(l), &m));
     PS_TRY(ps_product(k, *branch, m, ps_transposed(w[PS_W_O]), 1, 0));
     PS_TRY(l->tiled_attention ? tiled_backward(l, *branch) : heads_backward(l, *branch));
     PS_TRY(ps_layer_rope(l, rows, 1));
     if (l->merge_qkv) {
-        PS_TRY(weight_gradient(l, g[PS_W_QKV], g[PS_B_QKV], a, rows));
+        PS_TRY(weight_gradient(l, later, g[PS_W_QKV], g[PS_B_QKV], a, rows));
     } else {
         PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = g[PS_B_QKV], .dy = rows}));
         for (int p = 0; p < 3; p++) {
@@ -397,6 +427,7 @@ static enum ps_status attention_backward(const struct ps_layer *l, struct ps_ten
                               1));
         }
     }
+    PS_TRY(gradients_end(l, later));
     return branch_input(l, branch, ps_layer_rows(l, l->shared->gradient, l->d), rows, w[PS_W_QKV], norm);
 }
 
@@ -406,15 +437,16 @@ enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
     const struct ps_layer_norm norm1 = ps_layer_norm_of(l, PS_NORM_1), norm2 = ps_layer_norm_of(l, PS_NORM_2);
     struct ps_tensor gradient = ps_layer_rows(l, l->shared->gradient, l->d), branch = ps_layer_rows(l, l->shared->branch, l->d);
     struct ps_tensor first = ps_layer_rows(l, c->norm1_out, l->d), below = branch, nothing = {.data = NULL};
+    struct gradients all = {.count = 0}, *later = l->gradients_together ? &all : NULL;
     if (l->norm_place == PS_NORM_POST) {
         PS_TRY(ps_norm_join_post(l, PS_NORM_2, gradient, nothing, l->output_dropout));
-        PS_TRY(feed_forward_backward(l, &branch, gradient, first, &norm1));
+        PS_TRY(feed_forward_backward(l, later, &branch, gradient, first, &norm1));
         PS_TRY(ps_norm_join_post(l, PS_NORM_1, gradient, branch, l->attention_dropout));
-        PS_TRY(attention_backward(l, &below, gradient, l->u, l->first ? NULL : &l->below_norm2));
+        PS_TRY(attention_backward(l, later, &below, gradient, l->u, l->first ? NULL : &l->below_norm2));
         return below.data ? l->k->add(l->k, &(struct ps_add){.y = gradient, .a = gradient, .b = below}) : PS_OK;
     }
-    PS_TRY(feed_forward_backward(l, &branch, gradient, ps_layer_rows(l, c->norm2_out, l->d), &norm2));
+    PS_TRY(feed_forward_backward(l, later, &branch, gradient, ps_layer_rows(l, c->norm2_out, l->d), &norm2));
     PS_TRY(ps_norm_join_pre(l, PS_NORM_2, gradient, branch, l->attention_dropout));
-    PS_TRY(attention_backward(l, &branch, gradient, first, &norm1));
+    PS_TRY(attention_backward(l, later, &branch, gradient, first, &norm1));
     return ps_norm_join_pre(l, PS_NORM_1, gradient, branch, l->below_dropout);
 }

@@ -112,6 +112,7 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .merge_qkv = m->options.merge_qkv,
                          .epilogue = m->options.epilogue && m->k->gemm_bias,
                          .tiled_attention = m->options.tiled_attention,
+                         .gradients_together = m->options.epilogue && m->k->gemm_gradients,
                          .together = together_of(m, training)};
     l.R = l.S * l.N;
     l.e = l.d / l.h;

@@ -101,6 +101,11 @@ enum ps_status ps_norm_attend_backward(const struct ps_layer *l)
     return sum_means(l);
 }
 
+void *ps_layer_masked_o(const struct ps_layer *l)
+{
+    return l->shared->masked_o ? l->shared->masked_o : l->shared->masked;
+}
+
 enum ps_status ps_norm_forward(const struct ps_layer *l, enum ps_norm_number number, struct ps_tensor y, struct ps_tensor x,
                                int known)
 {
@@ -136,7 +141,8 @@ static enum ps_status backward(const struct ps_layer *l, enum ps_norm_number num
             means = ps_layer_norm_means(l);
         }
         if (l->epilogue && next.threshold) {
-            masked = ps_layer_rows(l, l->shared->masked, l->d);
+            const int of_w_o = (l->norm_place == PS_NORM_POST) == (number == PS_NORM_1);
+            masked = ps_layer_rows(l, of_w_o ? ps_layer_masked_o(l) : l->shared->masked, l->d);
         }
         *l->notes = (struct ps_gradient_notes){.masked = masked.data != NULL};
         struct ps_batchnorm_backward b = {.dx = dx,

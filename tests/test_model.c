@@ -2070,6 +2070,66 @@ START_TEST(variant_is_made_of_cuda)
 }
 END_TEST
 
+static int asked_together, gradients_asked;
+
+static enum ps_status one_by_one(const struct ps_kernels *k, const struct ps_gemm_gradient *each, int count)
+{
+    asked_together++;
+    gradients_asked += count;
+    for (int i = 0; i < count; i++) {
+        PS_TRY(k->gemm_gradient(k, &each[i]));
+    }
+    return PS_OK;
+}
+
+/* Weights' gradients asked for together are to the last bit those asked for one by one: what they are products of is still there. A
+ * layer asks once where dropout leaves W_2's a buffer of its own, else twice. */
+START_TEST(gradients_together)
+{
+    static const double dropouts[4][2] = {{0, 0}, {0.3, 0.2}, {0, 0.2}, {0.3, 0}}; /* after W_o, after W_2 */
+    const int merge_qkv = _i & 1;
+    const double *dropout = dropouts[_i / 2 % 4];
+    struct ps_model_shape shape = layer_rows[_i / 8].variant;
+    const struct ps_model_shape *sizes = &layer_shapes[0];
+    shape.channels = sizes->channels, shape.seq_len = sizes->seq_len, shape.pred_len = sizes->pred_len;
+    shape.patch_len = sizes->patch_len, shape.stride = sizes->stride, shape.pad_end = sizes->pad_end;
+    shape.d_model = sizes->d_model, shape.n_heads = sizes->n_heads, shape.d_ff = sizes->d_ff;
+    shape.revin = 1, shape.n_layers = 2, shape.dropout = dropout[1];
+    shape.dropout_at[PS_DROP_ATTENTION].set = shape.dropout_at[PS_DROP_OUTPUT].set = 1;
+    shape.dropout_at[PS_DROP_ATTENTION].rate = dropout[0], shape.dropout_at[PS_DROP_OUTPUT].rate = dropout[1];
+    const struct ps_model_options options = {.level = PS_LEVEL_GEMM,
+                                             .merge_qkv = merge_qkv,
+                                             .epilogue = 1,
+                                             .tiled_attention = ps_dropout_rate(&shape, PS_DROP_ATTENTION_WEIGHTS) <= 0,
+                                             .seed = 5};
+    double *gradients[2], loss[2];
+    int64_t count = 0;
+    for (int together = 0; together < 2; together++) {
+        struct fixture f = fixture_open_with("reference", "cpu", PS_FP32, &shape, 2, &options);
+        if (together) {
+            ps_model_close(f.model);
+            f.k->gemm_gradients = one_by_one;
+            OK(ps_model_open(f.k, &shape, 2, &options, &f.model));
+            fixture_parameters(&f, 0.1);
+        }
+        asked_together = gradients_asked = 0;
+        loss[together] = fixture_loss(&f);
+        gradients[together] = fixture_gradients(&f);
+        count = f.count;
+        ck_assert_int_eq(asked_together, !together ? 0 : shape.n_layers * (dropout[1] > 0 ? 1 : 2));
+        ck_assert_int_eq(gradients_asked, !together ? 0 : shape.n_layers * (merge_qkv ? 4 : 3));
+        fixture_close(&f);
+    }
+    ck_assert(loss[0] == loss[1]);
+    for (int64_t i = 0; i < count; i++) {
+        ck_assert_msg(gradients[0][i] == gradients[1][i], "variant %d, dropout %g and %g: element %lld is %.9g, not %.9g", _i / 8,
+                      dropout[0], dropout[1], (long long)i, gradients[1][i], gradients[0][i]);
+    }
+    free(gradients[0]);
+    free(gradients[1]);
+}
+END_TEST
+
 START_TEST(layer_is_made_of)
 {
     count_layer("reference", "cpu", _i & 1, _i & 2, _i & 4 ? 0 : 0.3);
@@ -2451,6 +2511,7 @@ int main(void)
     tcase_add_test(tests, variants_beyond_level_layer);
     tcase_add_loop_test(tests, levels_cpu, 0, LAYER_SHAPES);
     tcase_add_loop_test(tests, layer_is_made_of, 0, 8);
+    tcase_add_loop_test(tests, gradients_together, 0, 8 * LAYER_ROWS);
     tcase_add_loop_test(tests, variant_is_made_of, 0, 4 * LAYER_ROWS);
     tcase_add_loop_test(tests, level_none_is_made_of, 0, 2);
     tcase_add_loop_test(tests, level_layer_calls, 0, 3);
