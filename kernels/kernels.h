@@ -719,7 +719,8 @@ struct ps_kernels {
     enum ps_type parameter;  /* parameters, biases, gradients, m: PS_F64 for fp64, else PS_F32 */
     enum ps_type statistics; /* mean, rstd, std: PS_F64 for fp64, else PS_F32 */
     struct ps_device *device;
-    int64_t attention_patches, attention_head; /* the most patches, and columns of a head, of attention and its backward; 0: any */
+    /* The most patches, and columns of a head with all its pieces, of attention and its backward; 0: any. */
+    int64_t attention_patches, attention_head;
     /* Whether attention and its backward are faster than the products and softmax that they stand for, as measured
      * (docs/experiments/attention.md), q and k in so many pieces of `head` columns. NULL: they are not, or not there. */
     int (*attention_faster)(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);

@@ -347,13 +347,19 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                        pieces > 1 ? "residual_attention" : "dropout_attention_weights", k->backend);
     }
     const int64_t patches = ps_patches(shape), head = pieces * (shape->d_model / shape->n_heads);
-    if (options->level == PS_LEVEL_GEMM && options->tiled_attention && k->attention_patches &&
-        (patches > k->attention_patches || head > k->attention_head)) {
+    const int tiled = options->level == PS_LEVEL_GEMM && options->tiled_attention;
+    if (tiled && k->attention_patches && (patches > k->attention_patches || head > k->attention_head)) {
         return ps_fail(PS_UNSUPPORTED,
                        "runtime.attention: tiled serves up to %lld patches and heads of up to %lld columns on backend %s, not %lld "
                        "and %lld: take auto or gemm",
                        (long long)k->attention_patches, (long long)k->attention_head, k->backend, (long long)patches,
                        (long long)head);
+    }
+    if (tiled && k->attention_head && head > k->attention_head) {
+        return ps_fail(
+            PS_UNSUPPORTED,
+            "runtime.attention: tiled serves heads of up to %lld columns on backend %s in %s, not %lld: take auto or gemm",
+            (long long)k->attention_head, k->backend, ps_precision_name(k->precision), (long long)head);
     }
     if (options->level == PS_LEVEL_NONE && k->precision != PS_FP32 && k->precision != PS_FP64) {
         return ps_fail(PS_UNSUPPORTED, "runtime.fusion: none runs in fp32 (and fp64) only, not %s: take gemm",

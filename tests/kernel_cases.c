@@ -1518,10 +1518,12 @@ static void place_heads(struct call *c, int slot, enum role role, enum mode mode
 static int attention_size(int index, int64_t *size)
 {
     static const int64_t patches[] = {1, 5, 42, 63, 64, 65, 200}, widths[] = {4, 8, 5, 16, 33, 64};
-    static const int64_t more[][4] = {{1, 1, 1024, 16}, {1, 1, 1000, 64}, {7001, 10, 2, 4}, {2, 4, 130, 32},
-                                      {3, 2, 9, 1},     {5, 3, 24, 16},   {2, 5, 13, 6},    {3, 3, 30, 8},
-                                      {2, 3, 14, 12},   {1, 2, 66, 24},   {1, 1, 5, 300},   {3, 5, 16, 8},
-                                      {2, 2, 31, 24},   {1, 2, 48, 8},    {2, 1, 32, 32},   {2, 16, 42, 4}};
+    static const int64_t more[][4] = {{1, 1, 1024, 16}, {1, 1, 1000, 64}, {7001, 10, 2, 4}, {2, 4, 130, 32}, {3, 2, 9, 1},
+                                      {5, 3, 24, 16},   {2, 5, 13, 6},    {3, 3, 30, 8},    {2, 3, 14, 12},  {1, 2, 66, 24},
+                                      {1, 1, 5, 300},   {3, 5, 16, 8},    {2, 2, 31, 24},   {1, 2, 48, 8},   {2, 1, 32, 32},
+                                      {2, 16, 42, 4},   {2, 3, 360, 8},   {1, 2, 100, 128}, {1, 1, 1030, 4}, {1, 1, 64, 101},
+                                      {1, 3, 360, 16},  {1, 2, 144, 48},  {1, 1, 97, 97},   {1, 2, 100, 8},  {14, 5, 100, 8},
+                                      {2, 40, 89, 6},   {66, 1, 360, 4},  {11, 7, 66, 16},  {67, 1, 530, 8}, {5, 14, 270, 24}};
     if (index < LENGTH(patches) * LENGTH(widths)) {
         size[0] = 2;
         size[1] = 1 + index % 3;
@@ -1555,7 +1557,7 @@ static int kept_attention_size(int index, int64_t *size)
 void ps_attention_call(struct call *c, const int64_t *size, enum role kept, int mixed_by_row, int by_row)
 {
     c->arguments.attention.scale = 0.5 / sqrt((double)size[3]); /* a score's rounding in tf32, of its size, is its weight's error */
-    c->may_refuse = size[3] > 64;
+    c->may_refuse = size[3] > 64 || size[2] > 1024;
     place_heads(c, 0, kept, OUT, size, mixed_by_row);
     place_dense(c, 1, STATISTICS, OUT, NORMAL, 3, size);
     for (int slot = 2; slot < 5; slot++) {
@@ -1667,7 +1669,7 @@ static void fill_attention(struct call *c, const int64_t *size, int64_t columns,
 static void attention_backward_call(struct call *c, const int64_t *size, enum role kept, int mixed_by_row, int by_row)
 {
     c->arguments.attention_backward.scale = 0.5 / sqrt((double)size[3]);
-    c->may_refuse = size[3] > 64;
+    c->may_refuse = size[3] > 64 || size[2] > 1024;
     for (int slot = 0; slot < 3; slot++) {
         place_heads(c, slot, REAL, OUT, size, by_row);
     }
@@ -1719,7 +1721,8 @@ static int pieces_size(int index, int64_t *size, int *layout)
     static const int64_t sizes[][5] = {{2, 3, 5, 2, 4},   {3, 2, 13, 3, 8},   {2, 1, 42, 2, 16}, {1, 2, 63, 3, 16},
                                        {2, 2, 64, 4, 16}, {2, 1, 65, 2, 32},  {1, 3, 130, 3, 5}, {2, 4, 17, 5, 6},
                                        {3, 16, 42, 3, 8}, {1, 1, 200, 7, 9},  {2, 2, 24, 3, 1},  {2, 5, 12, 1, 8},
-                                       {1, 2, 9, 3, 33},  {1, 1, 500, 2, 24}, {5, 6, 11, 3, 4},  {1, 2, 33, 2, 16}};
+                                       {1, 2, 9, 3, 33},  {1, 1, 500, 2, 24}, {5, 6, 11, 3, 4},  {1, 2, 33, 2, 16},
+                                       {2, 2, 100, 3, 4}, {1, 1, 127, 4, 32}, {1, 2, 360, 3, 8}, {5, 16, 70, 3, 4}};
     if (index >= LAYOUTS * LENGTH(sizes)) {
         return 0;
     }

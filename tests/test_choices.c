@@ -163,7 +163,8 @@ static const struct expected of_models[] = {
     {SEED28K, PS_FP16, &h200,
      "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
      "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
-     "cublaslt, scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel"},
+     "cublaslt, scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel, attention "
+     "short16, backward short16"},
     {ETTH1, PS_FP32, &h200,
      "embedding cublaslt, embedding dw split, qkv rows, qkv dx cublaslt, qkv dw apart, wo cublaslt, wo dx cublaslt, "
      "wo dw apart, ffn1 rows, ffn1 dx cublaslt, ffn1 dw apart, ffn2 cublaslt, ffn2 dx rows, ffn2 dw apart, "
@@ -182,7 +183,8 @@ static const struct expected of_models[] = {
     {ETTH1, PS_FP16, &h200,
      "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
      "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
-     "cublaslt, scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel"},
+     "cublaslt, scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel, attention "
+     "short16, backward short16"},
     {WEATHER, PS_FP32, &h200,
      "embedding rows, embedding dw split, qkv rows, qkv dx rows, qkv dw gradient, wo rows, wo dx rows, "
      "wo dw gradient, ffn1 rows, ffn1 dx rows, ffn1 dw gradient, ffn2 rows, ffn2 dx rows, ffn2 dw gradient, "
@@ -201,7 +203,8 @@ static const struct expected of_models[] = {
     {WEATHER, PS_FP16, &h200,
      "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
      "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
-     "cublaslt, scores refused, mixed refused, dv refused, head cublaslt, head dz cublaslt, head dw cublaslt"},
+     "cublaslt, scores refused, mixed refused, dv refused, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
+     "short16, backward short16"},
     {ELECTRICITY, PS_FP32, &h200,
      "embedding rows, embedding dw split, qkv rows, qkv dx rows, qkv dw gradient, wo rows, wo dx rows, "
      "wo dw gradient, ffn1 rows, ffn1 dx rows, ffn1 dw gradient, ffn2 rows, ffn2 dx rows, ffn2 dw gradient, "
@@ -220,7 +223,8 @@ static const struct expected of_models[] = {
     {ELECTRICITY, PS_FP16, &h200,
      "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
      "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
-     "cublaslt, scores refused, mixed refused, dv refused, head cublaslt, head dz cublaslt, head dw cublaslt"},
+     "cublaslt, scores refused, mixed refused, dv refused, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
+     "short16, backward short16"},
     {SEED28K, PS_TF32, &a100,
      "embedding cublaslt, embedding dw split, qkv cublaslt, qkv dx cublaslt, qkv dw apart, wo cublaslt, "
      "wo dx cublaslt, wo dw apart, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw apart, ffn2 cublaslt, ffn2 dx cublaslt, "
@@ -251,10 +255,8 @@ START_TEST(of_the_models)
         struct ps_kernels *k = table(x->gpu, x->precision, 1);
         struct text text = {.used = 0};
         products(&text, k, m);
-        if (x->precision != PS_FP16) { /* which has no attention of its own */
-            say(&text, "attention", forward(k, m, k->real));
-            say(&text, "backward", backward(k, m, k->real));
-        }
+        say(&text, "attention", forward(k, m, k->real));
+        say(&text, "backward", backward(k, m, k->real));
         k->close(k);
         ck_assert_msg(strcmp(text.of, x->ways) == 0, "%s in %s, compute capability %d:\n%s\nnot\n%s", m->name,
                       ps_precision_name(x->precision), x->gpu->compute_capability, text.of, x->ways);
@@ -521,9 +523,14 @@ static const struct attention attentions[] = {
     {PS_TF32, PS_F16, 4, 64, 7, "refused", "refused"},
     {PS_TF32, PS_F16, 4, 32, 32, "tiled", "tiled"},
     {PS_PRECISION_BF16, PS_BF16, 4, 64, 8, "short16", "short16"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 65, 8, "tiled", "tiled"},
+    {PS_PRECISION_BF16, PS_BF16, 4, 65, 8, "long16", "long16"},
+    {PS_PRECISION_BF16, PS_BF16, 4, 3000, 128, "long16", "long16"},
+    {PS_PRECISION_BF16, PS_BF16, 4, 65, 129, "refused", "refused"},
+    {PS_PRECISION_BF16, PS_BF16, 4, 64, 128, "short16", "short16"},
     {PS_PRECISION_BF16, PS_BF16, 4, 42, 7, "short16", "short16"},
     {PS_PRECISION_BF16, PS_BF16, 3, 5, 64, "short16", "short16"},
+    {PS_FP16, PS_F16, 4, 64, 8, "short16", "short16"},
+    {PS_FP16, PS_F16, 4, 65, 8, "long16", "long16"},
 };
 
 START_TEST(of_attention)
@@ -544,28 +551,31 @@ START_TEST(of_attention_or_products)
 {
     static const struct {
         enum ps_precision precision;
-        int64_t patches, head;
+        int64_t patches, head, pieces;
         int faster;
     } cases[] = {
-        {PS_PRECISION_BF16, 1, 8, 1},
-        {PS_PRECISION_BF16, 42, 64, 1},
-        {PS_PRECISION_BF16, 42, 65, 0},
-        {PS_TF32, 5, 16, 1},
-        {PS_TF32, 33, 16, 0},
-        {PS_TF32, 64, 8, 1},
-        {PS_TF32, 41, 9, 0},
-        {PS_TF32, 42, 32, 1},
-        {PS_TF32, 42, 33, 0},
-        {PS_FP32, 64, 8, 1},
-        {PS_FP32, 65, 8, 0},
-        {PS_FP32, 127, 32, 0},
-        {PS_FP32, 128, 32, 1},
+        {PS_PRECISION_BF16, 1, 8, 1, 1},
+        {PS_PRECISION_BF16, 42, 128, 1, 1},
+        {PS_PRECISION_BF16, 42, 129, 1, 0},
+        {PS_PRECISION_BF16, 3000, 64, 1, 1},
+        {PS_PRECISION_BF16, 100, 16, 8, 1},
+        {PS_PRECISION_BF16, 100, 16, 9, 0},
+        {PS_TF32, 5, 16, 1, 1},
+        {PS_TF32, 33, 16, 1, 0},
+        {PS_TF32, 64, 8, 1, 1},
+        {PS_TF32, 41, 9, 1, 0},
+        {PS_TF32, 42, 32, 1, 1},
+        {PS_TF32, 42, 33, 1, 0},
+        {PS_FP32, 64, 8, 1, 1},
+        {PS_FP32, 65, 8, 1, 0},
+        {PS_FP32, 127, 32, 1, 0},
+        {PS_FP32, 128, 32, 1, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct ps_kernels *k = table(&h200, cases[i].precision, 1);
-        const int faster = k->attention_faster(k, cases[i].patches, cases[i].head, 1);
-        ck_assert_msg(faster == cases[i].faster, "%s, %d patches, heads of %d: %d", ps_precision_name(cases[i].precision),
-                      (int)cases[i].patches, (int)cases[i].head, faster);
+        const int faster = k->attention_faster(k, cases[i].patches, cases[i].head, cases[i].pieces);
+        ck_assert_msg(faster == cases[i].faster, "%s, %d patches, heads of %d x %d: %d", ps_precision_name(cases[i].precision),
+                      (int)cases[i].patches, (int)cases[i].pieces, (int)cases[i].head, faster);
         k->close(k);
     }
 }

@@ -159,6 +159,10 @@ static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call
         call_round(c, kind);
         c->may_refuse |= kind == PS_F16 && c->op == PS_OP_gemm && c->operands[0].rank > 2;
         c->may_refuse |= c->op == PS_OP_gemm_bias;
+        if (c->op == PS_OP_attention || c->op == PS_OP_attention_backward) { /* the columns of q, of all pieces */
+            const struct operand *q = &c->operands[c->op == PS_OP_attention ? 2 : 7];
+            c->may_refuse = q->size[3] * (q->rank == 5 ? q->size[4] : 1) > 128;
+        }
     } else if (c->op == PS_OP_adamw) {
         c->operands[5].buffer = -1; /* no copy where the parameters are what products read */
     }

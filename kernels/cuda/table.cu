@@ -185,7 +185,7 @@ static enum ps_status table_make(enum ps_precision precision, int compute_capabi
     k->statistics = PS_F32;
     k->context = c;
     k->way = cuda_way;
-    k->attention_faster = precision == PS_FP16 ? NULL : ps_cuda_attention_faster;
+    k->attention_faster = ps_cuda_attention_faster;
     *kernels = k;
     return PS_OK;
 }
@@ -275,11 +275,11 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->binary = ps_cuda_binary;
         k->reduce = ps_cuda_reduce;
         k->drop = ps_cuda_drop;
-        k->attention = ps_cuda_attention;
-        k->attention_backward = ps_cuda_attention_backward;
-        k->attention_patches = PS_ATTENTION_PATCHES;
-        k->attention_head = PS_ATTENTION_HEAD;
     }
+    k->attention = ps_cuda_attention;
+    k->attention_backward = ps_cuda_attention_backward;
+    k->attention_patches = k->real == PS_F32 ? PS_ATTENTION_PATCHES : 0;
+    k->attention_head = k->real == PS_F32 ? PS_ATTENTION_HEAD : PS_ATTENTION_HEAD16;
     k->beside = cuda_beside;
     if (k->real != PS_F32) {
         k->embed_forward = ps_cuda_embed_forward;

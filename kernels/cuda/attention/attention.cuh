@@ -4,8 +4,9 @@
 
 #include "kernels/cuda/context.cuh"
 
-/* The most patches, and columns of a head; queries and keys of a tile of attention/tiled.cu. */
-enum { PS_ATTENTION_PATCHES = 1024, PS_ATTENTION_HEAD = 64, PS_ATTENTION_TILE = 64 };
+/* The most patches, and columns of a head, in fp32 and tf32; columns of a head in 16 bits. Queries and keys of a tile of
+ * attention/tiled.cu. */
+enum { PS_ATTENTION_PATCHES = 1024, PS_ATTENTION_HEAD = 64, PS_ATTENTION_HEAD16 = 128, PS_ATTENTION_TILE = 64 };
 
 /* A tensor [S, h, N, e], its last stride 1. */
 struct ps_attention_view {
@@ -50,7 +51,11 @@ ps_attention_function ps_cuda_attention_warp_float, ps_cuda_attention_warp_float
 bool ps_cuda_attention_short16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);
 ps_attention_function ps_cuda_attention_short16, ps_cuda_attention_short16_backward;
 
-/* attention/tiled.cu: all types; rows of fp16 in pairs. */
+/* attention/long16.cu: 16 bits, the other sequences. */
+bool ps_cuda_attention_long16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);
+ps_attention_function ps_cuda_attention_long16, ps_cuda_attention_long16_backward;
+
+/* attention/tiled.cu: fp32 and tf32; rows of fp16 in pairs. */
 bool ps_cuda_attention_tiled_wanted(const struct ps_kernels *k, const struct ps_attention_call *call);
 ps_attention_function ps_cuda_attention_tiled, ps_cuda_attention_tiled_backward;
 

@@ -12,6 +12,7 @@ static const struct way ways[] = {
     {"warp_fp16", ps_cuda_attention_warp_fp16_wanted, ps_cuda_attention_warp_fp16, ps_cuda_attention_warp_fp16_backward},
     {"warp_float", ps_cuda_attention_warp_float_wanted, ps_cuda_attention_warp_float, ps_cuda_attention_warp_float_backward},
     {"short16", ps_cuda_attention_short16_wanted, ps_cuda_attention_short16, ps_cuda_attention_short16_backward},
+    {"long16", ps_cuda_attention_long16_wanted, ps_cuda_attention_long16, ps_cuda_attention_long16_backward},
     {"tiled", ps_cuda_attention_tiled_wanted, ps_cuda_attention_tiled, ps_cuda_attention_tiled_backward},
 };
 
@@ -61,19 +62,21 @@ static enum ps_status view_of(const char *op, const char *name, const struct ps_
     return PS_OK;
 }
 
-static enum ps_status shape_of(const char *op, const struct ps_tensor *q, struct shape *s, struct ps_attention_launch *x)
+static enum ps_status shape_of(const struct ps_kernels *k, const char *op, const struct ps_tensor *q, struct shape *s,
+                               struct ps_attention_launch *x)
 {
+    const int most = k->real == PS_F32 ? PS_ATTENTION_PATCHES : INT32_MAX,
+              widest = k->real == PS_F32 ? PS_ATTENTION_HEAD : PS_ATTENTION_HEAD16;
     if (q->rank != 4 && q->rank != 5) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): q has rank %d, 4 or 5 is needed", op, q->rank);
     }
     *s = {q->size[0], q->size[1], q->size[2], q->size[q->rank - 1], q->rank == 5 ? q->size[3] : 1};
     const int64_t tiles = (s->patches + PS_ATTENTION_TILE - 1) / PS_ATTENTION_TILE;
-    if (s->patches > PS_ATTENTION_PATCHES || s->e * s->pieces > PS_ATTENTION_HEAD || s->sequences * s->heads * tiles > INT32_MAX) {
+    if (s->patches > most || s->e * s->pieces > widest || s->sequences * s->heads * tiles > INT32_MAX) {
         return ps_fail(
             PS_UNSUPPORTED,
             "%s (cuda): %lld x %lld matrices of %lld patches, heads of %lld: at most 2^31 blocks, %d patches, heads of %d", op,
-            (long long)s->sequences, (long long)s->heads, (long long)s->patches, (long long)(s->e * s->pieces),
-            PS_ATTENTION_PATCHES, PS_ATTENTION_HEAD);
+            (long long)s->sequences, (long long)s->heads, (long long)s->patches, (long long)(s->e * s->pieces), most, widest);
     }
     x->heads = (int)s->heads;
     x->patches = (int)s->patches;
@@ -99,7 +102,7 @@ static enum ps_status forward_of(const struct ps_kernels *k, const struct ps_att
     struct shape s;
     struct ps_attention_launch &x = call->x;
     const enum ps_type kept = call->kept = kept_type(k, &a->q);
-    PS_TRY(shape_of(op, &a->q, &s, &x));
+    PS_TRY(shape_of(k, op, &a->q, &s, &x));
     PS_TRY(view_of(op, "q", &a->q, kept, &s, true, &x, &x.q));
     PS_TRY(view_of(op, "k", &a->k, kept, &s, true, &x, &x.k));
     PS_TRY(view_of(op, "v", &a->v, kept, &s, false, &x, &x.v));
@@ -117,7 +120,7 @@ static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_at
     struct ps_attention_launch &x = call->x;
     const enum ps_type kept = call->kept = kept_type(k, &a->q);
     call->backward = true;
-    PS_TRY(shape_of(op, &a->q, &s, &x));
+    PS_TRY(shape_of(k, op, &a->q, &s, &x));
     PS_TRY(view_of(op, "q", &a->q, kept, &s, true, &x, &x.q));
     PS_TRY(view_of(op, "k", &a->k, kept, &s, true, &x, &x.k));
     PS_TRY(view_of(op, "v", &a->v, kept, &s, false, &x, &x.v));
@@ -177,12 +180,12 @@ const char *ps_cuda_attention_way(const struct ps_kernels *k, enum ps_op op, con
 
 int ps_cuda_attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces)
 {
-    enum { SHORT = 64, LEAST = 42, LEAST_PIECES = 128, LEAST_FP32 = 128, NARROW = 32 };
-    const bool served = patches <= PS_ATTENTION_PATCHES && head * pieces <= PS_ATTENTION_HEAD;
-    if (k->precision == PS_PRECISION_BF16) {
-        return served && (patches <= SHORT || pieces == 1 || patches >= LEAST_PIECES);
+    enum { LEAST_TF32 = 42, LEAST_FP32 = 128, NARROW = 32 };
+    if (k->real != PS_F32) {
+        return head * pieces <= PS_ATTENTION_HEAD16;
     }
     /* Scores that a warp's registers hold (warp_float), else tiles in shared memory. */
     const bool held = pieces == 1 && head % 2 == 0 && ((patches <= 64 && head <= 8) || (patches <= 32 && head <= 16));
-    return held || (served && patches >= (k->precision == PS_FP32 ? LEAST_FP32 : LEAST) && head * pieces <= NARROW);
+    return held || (patches >= (k->precision == PS_FP32 ? LEAST_FP32 : LEAST_TF32) && patches <= PS_ATTENTION_PATCHES &&
+                    head * pieces <= NARROW);
 }

@@ -6,38 +6,114 @@
 
 #include "kernels/cuda/tile/mma.cuh"
 
-/* sum [16, 16 TILES] += rows of a times rows of b, over chunks of columns, `chunk` bytes apart. a, b: their first rows. */
-template <typename T, int TILES>
-static __device__ __forceinline__ void ps_attention_scores(float (&sum)[2 * TILES][4], uint32_t a, uint32_t b, uint32_t chunks,
-                                                           uint32_t chunk)
+/* ---- units of rows, of 2, 4, 8 or 16 bytes, between tensors and tiles ---- */
+
+/* On its way to a tile; zeros where it is not there: `from` is any address then. */
+static __device__ __forceinline__ void ps_attention_fetch(char *to, const char *from, bool there, int unit)
+{
+    if (unit == 16) {
+        ps_copy_async_part(to, from, there ? 16 : 0);
+    } else if (unit == 8) {
+        ps_copy_async8_if(to, from, there);
+    } else if (unit == 4) {
+        ps_copy_async4_if(to, from, there);
+    } else {
+        *(uint16_t *)to = there ? *(const uint16_t *)from : 0;
+    }
+}
+
+/* Pairs, added. */
+template <typename T> static __device__ __forceinline__ uint32_t ps_attention_add(uint32_t a, uint32_t b)
+{
+    return ps_pack<T>(ps_low<T>(a) + ps_low<T>(b), ps_high<T>(a) + ps_high<T>(b));
+}
+
+/* From a tile, or added to what is there. */
+template <typename T> static __device__ __forceinline__ void ps_attention_return(char *to, const char *from, bool add, int unit)
+{
+    if (unit == 16) {
+        uint4 w = *(const uint4 *)from;
+        if (add) {
+            const uint4 old = *(const uint4 *)to;
+            w = make_uint4(ps_attention_add<T>(w.x, old.x), ps_attention_add<T>(w.y, old.y), ps_attention_add<T>(w.z, old.z),
+                           ps_attention_add<T>(w.w, old.w));
+        }
+        *(uint4 *)to = w;
+    } else if (unit == 2) {
+        ps_put((T *)to, ps_float(*(const T *)from) + (add ? ps_float(*(const T *)to) : 0.0f));
+    } else {
+#pragma unroll 1
+        for (int word = 0; word < unit; word += 4) {
+            const uint32_t w = *(const uint32_t *)(from + word);
+            *(uint32_t *)(to + word) = add ? ps_attention_add<T>(w, *(const uint32_t *)(to + word)) : w;
+        }
+    }
+}
+
+/* Zeros. The block waits. */
+static __device__ __forceinline__ void ps_attention_clear(char *memory, uint32_t bytes)
+{
+    for (uint32_t i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16) {
+        *(float4 *)(memory + i) = make_float4(0, 0, 0, 0);
+    }
+    __syncthreads();
+}
+
+/* ---- products ---- */
+
+/* sum [16, 16 TILES] = start + rows of a times rows of b, over 16 columns; over 8, from here on. start: a quadruple for every 8
+ * columns, in turn. */
+template <typename T, int TILES, int STARTS>
+static __device__ __forceinline__ void ps_attention_scores16(float (&sum)[2 * TILES][4], const float (&start)[STARTS][4],
+                                                             uint32_t a, uint32_t b)
+{
+    uint32_t x[4];
+    ps_ldmatrix4_at(x, a);
+#pragma unroll
+    for (int j = 0; j < TILES; j++) {
+        uint32_t y[4];
+        ps_ldmatrix4_at(y, b + j * 256);
+        ps_mma16<T>(sum[2 * j], x, y[0], y[1], start[2 * j % STARTS]);
+        ps_mma16<T>(sum[2 * j + 1], x, y[2], y[3], start[(2 * j + 1) % STARTS]);
+    }
+}
+
+template <typename T, int TILES, int STARTS>
+static __device__ __forceinline__ void ps_attention_scores8(float (&sum)[2 * TILES][4], const float (&start)[STARTS][4], uint32_t a,
+                                                            uint32_t b)
+{
+    uint32_t x[2];
+    ps_ldmatrix2_at(x, a);
+#pragma unroll
+    for (int j = 0; j < TILES; j++) {
+        uint32_t y[2];
+        ps_ldmatrix2_at(y, b + j * 256);
+        ps_mma8<T>(sum[2 * j], x[0], x[1], y[0], start[2 * j % STARTS]);
+        ps_mma8<T>(sum[2 * j + 1], x[0], x[1], y[1], start[(2 * j + 1) % STARTS]);
+    }
+}
+
+/* The same over all chunks of columns, 1 at least, `chunk` bytes apart, those of b `chunk_b`. a, b: their first rows. */
+template <typename T, int TILES, int STARTS>
+static __device__ __forceinline__ void ps_attention_scores(float (&sum)[2 * TILES][4], const float (&start)[STARTS][4], uint32_t a,
+                                                           uint32_t b, uint32_t chunks, uint32_t chunk, uint32_t chunk_b)
 {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t last = b + lane % 16 * 16;
     a += lane % 16 * 16 + lane / 16 * chunk;
-    b += (lane / 16 * 8 + lane % 8) * 16 + lane / 8 % 2 * chunk;
-    uint32_t t = 0;
+    b += (lane / 16 * 8 + lane % 8) * 16 + lane / 8 % 2 * chunk_b;
+    if (chunks == 1) {
+        ps_attention_scores8<T, TILES>(sum, start, a, last);
+        return;
+    }
+    ps_attention_scores16<T, TILES>(sum, start, a, b);
+    uint32_t t = 2;
 #pragma unroll 1
     for (; t + 2 <= chunks; t += 2) {
-        uint32_t x[4];
-        ps_ldmatrix4_at(x, a + t * chunk);
-#pragma unroll
-        for (int j = 0; j < TILES; j++) {
-            uint32_t y[4];
-            ps_ldmatrix4_at(y, b + t * chunk + j * 256);
-            ps_mma16<T>(sum[2 * j], x, y[0], y[1], sum[2 * j]);
-            ps_mma16<T>(sum[2 * j + 1], x, y[2], y[3], sum[2 * j + 1]);
-        }
+        ps_attention_scores16<T, TILES>(sum, sum, a + t * chunk, b + t * chunk_b);
     }
     if (t < chunks) {
-        uint32_t x[2];
-        ps_ldmatrix2_at(x, a + t * chunk);
-#pragma unroll
-        for (int j = 0; j < TILES; j++) {
-            uint32_t y[2];
-            ps_ldmatrix2_at(y, last + t * chunk + j * 256);
-            ps_mma8<T>(sum[2 * j], x[0], x[1], y[0], sum[2 * j]);
-            ps_mma8<T>(sum[2 * j + 1], x[0], x[1], y[1], sum[2 * j + 1]);
-        }
+        ps_attention_scores8<T, TILES>(sum, sum, a + t * chunk, last + t * chunk_b);
     }
 }
 
@@ -60,31 +136,34 @@ static __device__ __forceinline__ void ps_attention_mix(float (&sum)[CHUNKS][4],
     b += lane % 16 * 16;
 #pragma unroll
     for (int j = 0; j < TILES; j++) {
-        if constexpr (CHUNKS == 2) {
+#pragma unroll
+        for (int i = 0; i + 2 <= CHUNKS; i += 2) {
             uint32_t y[4];
-            ps_ldmatrix4_transposed_at(y, b + lane / 16 * chunk + j * 256);
-            ps_mma16<T>(sum[0], a[j], y[0], y[1], sum[0]);
-            ps_mma16<T>(sum[1], a[j], y[2], y[3], sum[1]);
-        } else {
-            static_assert(CHUNKS == 1, "what an ldmatrix reads");
+            ps_ldmatrix4_transposed_at(y, b + (i + lane / 16) * chunk + j * 256);
+            ps_mma16<T>(sum[i], a[j], y[0], y[1], sum[i]);
+            ps_mma16<T>(sum[i + 1], a[j], y[2], y[3], sum[i + 1]);
+        }
+        if constexpr (CHUNKS % 2 != 0) {
             uint32_t y[2];
-            ps_ldmatrix2_transposed_at(y, b + j * 256);
-            ps_mma16<T>(sum[0], a[j], y[0], y[1], sum[0]);
+            ps_ldmatrix2_transposed_at(y, b + (CHUNKS - 1) * chunk + j * 256);
+            ps_mma16<T>(sum[CHUNKS - 1], a[j], y[0], y[1], sum[CHUNKS - 1]);
         }
     }
 }
 
-/* 16 rows by 8 CHUNKS columns, times a factor for each of the lane's two rows, rounded, to a tile from its first of these rows on.
- */
+/* 16 rows by 8 CHUNKS columns, times a factor for each of the lane's two rows, rounded, to a tile of so many chunks from its first
+ * of these rows on. */
 template <typename T, int CHUNKS>
 static __device__ __forceinline__ void ps_attention_put(char *to, const float (&sum)[CHUNKS][4], float upper, float lower,
-                                                        uint32_t chunk)
+                                                        uint32_t chunks, uint32_t chunk)
 {
     to += threadIdx.x % 32 * 4; /* row lane / 4, and of its four words number lane % 4 */
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
-        *(uint32_t *)(to + i * chunk) = ps_pack<T>(sum[i][0] * upper, sum[i][1] * upper);
-        *(uint32_t *)(to + i * chunk + 128) = ps_pack<T>(sum[i][2] * lower, sum[i][3] * lower);
+        if ((uint32_t)i < chunks) {
+            *(uint32_t *)(to + i * chunk) = ps_pack<T>(sum[i][0] * upper, sum[i][1] * upper);
+            *(uint32_t *)(to + i * chunk + 128) = ps_pack<T>(sum[i][2] * lower, sum[i][3] * lower);
+        }
     }
 }
 
@@ -99,13 +178,13 @@ static __device__ __forceinline__ void ps_attention_mixed(char *to, const uint32
         float sum[2][4];
         ps_zero(sum);
         ps_attention_mix<T, TILES, 2>(sum, a, b + t * chunk, chunk);
-        ps_attention_put<T, 2>(to + t * chunk, sum, upper, lower, chunk);
+        ps_attention_put<T, 2>(to + t * chunk, sum, upper, lower, 2, chunk);
     }
     if (t < chunks) {
         float sum[1][4];
         ps_zero(sum);
         ps_attention_mix<T, TILES, 1>(sum, a, b + t * chunk, chunk);
-        ps_attention_put<T, 1>(to + t * chunk, sum, upper, lower, chunk);
+        ps_attention_put<T, 1>(to + t * chunk, sum, upper, lower, 1, chunk);
     }
 }
 

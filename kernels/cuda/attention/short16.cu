@@ -18,8 +18,8 @@
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 
-/* Most threads of a block, and fewest; what a block takes at most: units of a row, tiles of 16 rows, bytes of shared memory (of one
- * matrix more). */
+/* Most threads of a block, and fewest; what a block takes at most: units of a row (of one head more), tiles of 16 rows, bytes of
+ * shared memory (of one matrix more). */
 enum { THREADS = 128, FEWEST = 96, UNITS = FEWEST, TILES_TAKEN = 12, BYTES_TAKEN = 40 << 10 };
 
 /* How a block's threads go over rows of q, k and their gradients, or of the other tensors: a thread moves the same unit of every
@@ -90,12 +90,6 @@ struct rows {
     }
 };
 
-static __device__ __forceinline__ void copy_async8_if(char *shared, const char *global, bool there)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(ps_shared_address(shared)), "l"(global), "r"(there ? 8 : 0)
-                 : "memory");
-}
-
 /* All rows of a tensor, on their way to tiles `matrix` bytes apart; zeros where there are none. */
 template <int ROWS, bool WIDE>
 static __device__ __forceinline__ void fetch(char *to, uint32_t matrix, const struct ps_attention_view &v, const struct short16 &p,
@@ -110,22 +104,8 @@ static __device__ __forceinline__ void fetch(char *to, uint32_t matrix, const st
         const bool here = u.there && row < (uint32_t)p.x.patches && at.sequence + sequence < p.sequences;
         const char *source = here ? from.at(sequence, row) : v.data;
         char *target = to + sequence * matrix + row * 16;
-        if (WIDE) {
-            ps_copy_async_part(target, source, here ? 16 : 0);
-        } else if (p.x.unit == 8) {
-            copy_async8_if(target, source, here);
-        } else if (p.x.unit == 4) {
-            ps_copy_async4_if(target, source, here);
-        } else {
-            *(uint16_t *)target = here ? *(const uint16_t *)source : 0;
-        }
+        ps_attention_fetch(target, source, here, WIDE ? 16 : p.x.unit);
     }
-}
-
-/* Pairs, added. */
-template <typename T> static __device__ __forceinline__ uint32_t sum_of(uint32_t a, uint32_t b)
-{
-    return ps_pack<T>(ps_low<T>(a) + ps_low<T>(b), ps_high<T>(a) + ps_high<T>(b));
 }
 
 /* All rows of such tiles to a tensor, or added to what is there. */
@@ -144,22 +124,7 @@ static __device__ __forceinline__ void put(const struct ps_attention_view &v, co
         }
         char *const target = to.at(sequence, row);
         const char *const source = from + sequence * matrix + row * 16;
-        if (WIDE) {
-            uint4 w = *(const uint4 *)source;
-            if (add) {
-                const uint4 old = *(const uint4 *)target;
-                w = make_uint4(sum_of<T>(w.x, old.x), sum_of<T>(w.y, old.y), sum_of<T>(w.z, old.z), sum_of<T>(w.w, old.w));
-            }
-            *(uint4 *)target = w;
-        } else if (p.x.unit == 2) {
-            ps_put((T *)target, ps_float(*(const T *)source) + (add ? ps_float(*(const T *)target) : 0.0f));
-        } else {
-#pragma unroll 1
-            for (int word = 0; word < p.x.unit; word += 4) {
-                const uint32_t w = *(const uint32_t *)(source + word);
-                *(uint32_t *)(target + word) = add ? sum_of<T>(w, *(const uint32_t *)(target + word)) : w;
-            }
-        }
+        ps_attention_return<T>(target, source, add, WIDE ? 16 : p.x.unit);
     }
 }
 
@@ -167,10 +132,7 @@ static __device__ __forceinline__ void put(const struct ps_attention_view &v, co
 template <bool WIDE> static __device__ __forceinline__ void clear(char *memory, uint32_t bytes, const struct short16 &p)
 {
     if (!WIDE && (p.of_q.columns % 8 || p.of_v.columns % 8)) {
-        for (uint32_t i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16) {
-            *(float4 *)(memory + i) = make_float4(0, 0, 0, 0);
-        }
-        __syncthreads();
+        ps_attention_clear(memory, bytes);
     }
 }
 
@@ -201,7 +163,7 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
     ps_copy_wait();
     __syncthreads();
     const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches;
-    const float factor = p.x.scale * PS_LOG2_E;
+    const float factor = p.x.scale * PS_LOG2_E, zero[1][4] = {};
 #pragma unroll 1
     for (uint32_t i = threadIdx.x / 32; i < matrices * TILES; i += blockDim.x / 32) {
         const uint32_t own = i / TILES, row0 = i % TILES * 16;
@@ -211,8 +173,8 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
         }
         char *const queries = q + own * of_q + row0 * 16;
         float s[2 * TILES][4], most[2] = {-INFINITY, -INFINITY}, sum[4] = {0, 0, 0, 0};
-        ps_zero(s);
-        ps_attention_scores<T, TILES>(s, ps_shared_address(queries), ps_shared_address(k + own * of_q), p.of_q.chunks, p.chunk);
+        ps_attention_scores<T, TILES>(s, zero, ps_shared_address(queries), ps_shared_address(k + own * of_q), p.of_q.chunks,
+                                      p.chunk, p.chunk);
 #pragma unroll
         for (int j = 0; j < 8 * TILES; j++) {
             float &value = s[j / 4][j % 4];
@@ -318,7 +280,7 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_c
     sums<T, TILES>(logsum, delta, mixed, of_q, up, of_v, p, at);
     __syncthreads();
     const uint32_t lane = threadIdx.x % 32;
-    const float factor = p.x.scale * PS_LOG2_E;
+    const float factor = p.x.scale * PS_LOG2_E, zero[1][4] = {};
 #pragma unroll 1
     for (uint32_t i = threadIdx.x / 32; i < matrices * TILES; i += blockDim.x / 32) { /* 16 keys: dv, dk */
         const uint32_t own = i / TILES, row0 = i % TILES * 16;
@@ -328,8 +290,7 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_c
         const uint32_t queries = ps_shared_address(q + own * of_q), ups = ps_shared_address(up + own * of_v);
         char *const keys = k + own * of_q + row0 * 16, *const values = v + own * of_v + row0 * 16;
         float s[2 * TILES][4], g[2 * TILES][4];
-        ps_zero(s);
-        ps_attention_scores<T, TILES>(s, ps_shared_address(keys), queries, p.of_q.chunks, p.chunk);
+        ps_attention_scores<T, TILES>(s, zero, ps_shared_address(keys), queries, p.of_q.chunks, p.chunk, p.chunk);
 #pragma unroll
         for (int j = 0; j < 2 * TILES; j++) {
             const float2 there = *(const float2 *)(logsum + own * ROWS + j * 8 + lane % 4 * 2);
@@ -342,7 +303,7 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_c
                 g[j][2 * r + 1] = -less.y;
             }
         }
-        ps_attention_scores<T, TILES>(g, ps_shared_address(values), ups, p.of_v.chunks, p.chunk);
+        ps_attention_scores<T, TILES>(g, g, ps_shared_address(values), ups, p.of_v.chunks, p.chunk, p.chunk);
 #pragma unroll
         for (int j = 0; j < 8 * TILES; j++) {
             g[j / 4][j % 4] *= s[j / 4][j % 4];
@@ -412,7 +373,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     const int most = std::max(1, std::min({x.heads, 32 / x.e, room, UNITS / (x.columns / elements)}));
     const int groups = (x.heads + most - 1) / most, group = (x.heads + groups - 1) / groups;
     const int taken = std::min(sequences, std::max(1, room / group)), tiles = taken * group * TILES;
-    const int threads = tiles % 4 != 0 && tiles % 3 == 0 ? FEWEST : THREADS;
+    const int threads = tiles % 4 != 0 && tiles % 3 == 0 && x.columns / elements <= FEWEST ? FEWEST : THREADS;
     struct short16 p = {x, sweep_of(x.columns, elements, group, threads), sweep_of(x.e, elements, group, threads)};
     p.groups = ps_divisor_make(groups);
     p.group = ps_divisor_make(group);

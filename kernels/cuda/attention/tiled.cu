@@ -3,7 +3,7 @@
  * backward computes the scores again from it, once for dq, by tiles of queries, and once for dk and dv, by tiles of keys, so that
  * no sum is shared between blocks and every one has a fixed order.
  *
- * A warp owns 16 rows of a tile: products are mma.sync (bf16; tf32, operands rounded to nearest) or FFMA (fp32), operands in shared
+ * A warp owns 16 rows of a tile: products are mma.sync (tf32, operands rounded to nearest) or FFMA (fp32), operands in shared
  * memory, results in registers; a matrix of scores becomes an operand through the warp's own lines of shared memory. On tensor
  * cores lane q of four holds k = 2q and 2q + 1, as in gemm/tiny.cu.
  *
@@ -18,7 +18,7 @@
 #define WARPS 4
 #define THREADS (WARPS * 32)
 
-enum arithmetic { FFMA, TF32, BF16 };
+enum arithmetic { FFMA, TF32 };
 
 /* Elements from row to row of a tile in shared memory: rows that a fragment reads at once lie in different banks. */
 template <int ET> static constexpr int tile_ld = 8 * ET + (ET > 1 ? 8 : 0);
@@ -48,13 +48,13 @@ struct columns {
     }
 };
 
-/* 64 rows from row0 on to shared memory; beyond N and the columns zeros. FROM: what memory has, T or fp16. */
-template <typename T, int ET, typename FROM>
-__device__ static __forceinline__ void load_tile(T *to, const FROM *from, int64_t stride, const struct columns columns, int row0,
-                                                 const struct ps_attention_launch &x)
+/* 64 rows from row0 on to shared memory; beyond N and the columns zeros. FROM: what memory has, float or fp16. */
+template <int ET, typename FROM>
+__device__ static __forceinline__ void load_tile(float *to, const FROM *from, int64_t stride, const struct columns columns,
+                                                 int row0, const struct ps_attention_launch &x)
 {
-    constexpr int V = ps_vector<T>, LD = tile_ld<ET>;
-    if constexpr (!std::is_same<T, FROM>::value) {
+    constexpr int V = ps_vector<float>, LD = tile_ld<ET>;
+    if constexpr (!std::is_same<float, FROM>::value) {
         for (int i = (int)threadIdx.x; i < TILE * 4 * ET; i += THREADS) { /* e and rows are even */
             const int row = i / (4 * ET), column = i % (4 * ET) * 2;
             const bool inside = row0 + row < x.patches && column < columns.count;
@@ -74,7 +74,7 @@ __device__ static __forceinline__ void load_tile(T *to, const FROM *from, int64_
         for (int i = (int)threadIdx.x; i < TILE * 8 * ET; i += THREADS) {
             const int row = i / (8 * ET), column = i % (8 * ET);
             const bool inside = row0 + row < x.patches && column < columns.count;
-            to[row * LD + column] = inside ? from[(row0 + row) * stride + columns(column)] : T(0.0f);
+            to[row * LD + column] = inside ? from[(row0 + row) * stride + columns(column)] : 0.0f;
         }
     }
 }
@@ -87,32 +87,23 @@ template <enum arithmetic ARITHMETIC> __device__ static __forceinline__ int colu
     return ARITHMETIC == FFMA ? q + 4 * half : 2 * q + half;
 }
 
-template <enum arithmetic ARITHMETIC, typename T> __device__ static __forceinline__ void pair(uint32_t (&to)[2], const T *from)
+__device__ static __forceinline__ void pair(uint32_t (&to)[2], const float *from)
 {
-    if constexpr (ARITHMETIC == BF16) {
-        to[0] = *(const uint32_t *)from;
-    } else {
-        const float2 v = *(const float2 *)from;
-        to[0] = ps_tf32(v.x);
-        to[1] = ps_tf32(v.y);
-    }
+    const float2 v = *(const float2 *)from;
+    to[0] = ps_tf32(v.x);
+    to[1] = ps_tf32(v.y);
 }
 
-template <enum arithmetic ARITHMETIC>
 __device__ static __forceinline__ void multiply(float (&to)[4], const uint32_t (&upper)[2], const uint32_t (&lower)[2],
                                                 const uint32_t (&b)[2])
 {
-    if constexpr (ARITHMETIC == BF16) {
-        ps_mma8<ps_bf16>(to, upper[0], lower[0], b[0], to);
-    } else {
-        const uint32_t words[4] = {upper[0], lower[0], upper[1], lower[1]};
-        ps_mma_tf32(to, words, b[0], b[1], to);
-    }
+    const uint32_t words[4] = {upper[0], lower[0], upper[1], lower[1]};
+    ps_mma_tf32(to, words, b[0], b[1], to);
 }
 
 /* sum [16, 8 NT] += a [16, 8 KS] b'; b [8 NT, 8 KS]; both row by row. a is the warp's first row. */
-template <enum arithmetic ARITHMETIC, int NT, int KS, typename T>
-__device__ static __forceinline__ void add_product_turned(float (&sum)[NT][4], const T *a, int lda, const T *b, int ldb)
+template <enum arithmetic ARITHMETIC, int NT, int KS>
+__device__ static __forceinline__ void add_product_turned(float (&sum)[NT][4], const float *a, int lda, const float *b, int ldb)
 {
     const int g = (int)threadIdx.x % 32 / 4, q = (int)threadIdx.x % 4;
     if constexpr (ARITHMETIC == FFMA) {
@@ -134,21 +125,21 @@ __device__ static __forceinline__ void add_product_turned(float (&sum)[NT][4], c
 #pragma unroll
         for (int k = 0; k < KS; k++) {
             uint32_t upper[2], lower[2];
-            pair<ARITHMETIC>(upper, a + k * 8);
-            pair<ARITHMETIC>(lower, a + 8 * lda + k * 8);
+            pair(upper, a + k * 8);
+            pair(lower, a + 8 * lda + k * 8);
 #pragma unroll
             for (int j = 0; j < NT; j++) {
                 uint32_t v[2];
-                pair<ARITHMETIC>(v, b + j * 8 * ldb + k * 8);
-                multiply<ARITHMETIC>(sum[j], upper, lower, v);
+                pair(v, b + j * 8 * ldb + k * 8);
+                multiply(sum[j], upper, lower, v);
             }
         }
     }
 }
 
 /* sum [16, 8 NT] += a [16, 8 KS] b; b [8 KS, 8 NT]; both row by row. */
-template <enum arithmetic ARITHMETIC, int NT, int KS, typename T>
-__device__ static __forceinline__ void add_product(float (&sum)[NT][4], const T *a, int lda, const T *b, int ldb)
+template <enum arithmetic ARITHMETIC, int NT, int KS>
+__device__ static __forceinline__ void add_product(float (&sum)[NT][4], const float *a, int lda, const float *b, int ldb)
 {
     const int lane = (int)threadIdx.x % 32, g = lane / 4, q = lane % 4;
     if constexpr (ARITHMETIC == FFMA) {
@@ -164,39 +155,18 @@ __device__ static __forceinline__ void add_product(float (&sum)[NT][4], const T 
                 sum[j / 2][2 + j % 2] = fmaf(lower.y, second, fmaf(lower.x, first, sum[j / 2][2 + j % 2]));
             }
         }
-    } else if constexpr (ARITHMETIC == TF32) {
+    } else {
         a += g * lda + 2 * q;
         b += 2 * q * ldb + g;
 #pragma unroll
         for (int k = 0; k < KS; k++) {
             uint32_t upper[2], lower[2];
-            pair<TF32>(upper, a + k * 8);
-            pair<TF32>(lower, a + 8 * lda + k * 8);
+            pair(upper, a + k * 8);
+            pair(lower, a + 8 * lda + k * 8);
 #pragma unroll
             for (int j = 0; j < NT; j++) {
                 const uint32_t v[2] = {ps_tf32(b[k * 8 * ldb + j * 8]), ps_tf32(b[(k * 8 + 1) * ldb + j * 8])};
-                multiply<TF32>(sum[j], upper, lower, v);
-            }
-        }
-    } else {
-        static_assert(ARITHMETIC != BF16 || KS % 4 == 0, "four steps of k an ldmatrix");
-        a += g * lda + 2 * q;
-#pragma unroll
-        for (int k = 0; k < KS; k += 4) {
-            uint32_t upper[4], lower[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                upper[i] = *(const uint32_t *)(a + (k + i) * 8);
-                lower[i] = *(const uint32_t *)(a + 8 * lda + (k + i) * 8);
-            }
-#pragma unroll
-            for (int j = 0; j < NT; j++) {
-                uint32_t v[4];
-                ps_ldmatrix4_transposed(v, b + (k * 8 + lane) * ldb + j * 8);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    ps_mma8<ps_bf16>(sum[j], upper[i], lower[i], v[i], sum[j]);
-                }
+                multiply(sum[j], upper, lower, v);
             }
         }
     }
@@ -211,8 +181,7 @@ template <int NT> __device__ static __forceinline__ void clear(float (&sum)[NT][
 }
 
 /* The warp's scores to its lines of shared memory, as an operand of the next product. */
-template <enum arithmetic ARITHMETIC, typename T>
-__device__ static __forceinline__ void put_scores(T *to, const float (&sum)[TILE / 8][4])
+template <enum arithmetic ARITHMETIC> __device__ static __forceinline__ void put_scores(float *to, const float (&sum)[TILE / 8][4])
 {
     const int g = (int)threadIdx.x % 32 / 4;
     __syncwarp(); /* the product before has read them */
@@ -220,10 +189,8 @@ __device__ static __forceinline__ void put_scores(T *to, const float (&sum)[TILE
     for (int j = 0; j < TILE / 8; j++) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            T *at = to + (g + r * 8) * score_ld + j * 8 + column_of<ARITHMETIC>(0);
-            if constexpr (ARITHMETIC == BF16) {
-                *(uint32_t *)at = ps_pack<ps_bf16>(&sum[j][r * 2]);
-            } else if constexpr (ARITHMETIC == TF32) {
+            float *at = to + (g + r * 8) * score_ld + j * 8 + column_of<ARITHMETIC>(0);
+            if constexpr (ARITHMETIC == TF32) {
                 *(float2 *)at = make_float2(sum[j][r * 2], sum[j][r * 2 + 1]);
             } else {
                 at[0] = sum[j][r * 2];
@@ -266,23 +233,23 @@ struct place {
     }
 };
 
-template <typename T, typename KEPT, enum arithmetic ARITHMETIC, int ET>
+template <typename KEPT, enum arithmetic ARITHMETIC, int ET>
 __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     extern __shared__ float4 shared_memory[];
     constexpr int LD = tile_ld<ET>;
-    T *q = (T *)shared_memory, *k = q + tile_elements<ET>, *v = k + tile_elements<ET>;
+    float *q = (float *)shared_memory, *k = q + tile_elements<ET>, *v = k + tile_elements<ET>;
     const int warp = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4;
-    T *scores = v + tile_elements<ET> + warp * 16 * score_ld;
+    float *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
     const KEPT *from_k = rows_of<KEPT>(x.k, p.sequence, p.head), *from_v = rows_of<KEPT>(x.v, p.sequence, p.head);
-    load_tile<T, ET>(q, rows_of<KEPT>(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
+    load_tile<ET>(q, rows_of<KEPT>(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
     const float factor = x.scale * PS_LOG2_E;
     float out[ET][4], max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
     clear(out);
     for (int key0 = 0; key0 < x.patches; key0 += TILE) {
-        load_tile<T, ET>(k, from_k, x.k.row, columns(x, x.k), key0, x);
-        load_tile<T, ET>(v, from_v, x.v.row, columns(x), key0, x);
+        load_tile<ET>(k, from_k, x.k.row, columns(x, x.k), key0, x);
+        load_tile<ET>(v, from_v, x.v.row, columns(x), key0, x);
         ps_copy_wait();
         __syncthreads();
         float s[TILE / 8][4];
@@ -330,18 +297,18 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const __grid_constan
 }
 
 /* dq, and delta on the way. */
-template <typename T, typename KEPT, enum arithmetic ARITHMETIC, int ET>
+template <typename KEPT, enum arithmetic ARITHMETIC, int ET>
 __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     extern __shared__ float4 shared_memory[];
     constexpr int LD = tile_ld<ET>;
-    T *q = (T *)shared_memory, *up = q + tile_elements<ET>, *k = up + tile_elements<ET>, *v = k + tile_elements<ET>;
+    float *q = (float *)shared_memory, *up = q + tile_elements<ET>, *k = up + tile_elements<ET>, *v = k + tile_elements<ET>;
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4;
-    T *scores = v + tile_elements<ET> + warp * 16 * score_ld;
+    float *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
     const KEPT *from_k = rows_of<KEPT>(x.k, p.sequence, p.head), *from_v = rows_of<KEPT>(x.v, p.sequence, p.head);
-    load_tile<T, ET>(q, rows_of<KEPT>(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
-    load_tile<T, ET>(up, rows_of<T>(x.d_mixed, p.sequence, p.head), x.d_mixed.row, columns(x), p.row0, x);
+    load_tile<ET>(q, rows_of<KEPT>(x.q, p.sequence, p.head), x.q.row, columns(x, x.q), p.row0, x);
+    load_tile<ET>(up, rows_of<float>(x.d_mixed, p.sequence, p.head), x.d_mixed.row, columns(x), p.row0, x);
     ps_copy_wait();
     __syncthreads();
     const int own = p.row0 + warp * 16 + lane / 2; /* two lanes a row */
@@ -367,8 +334,8 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
     float out[ET][4];
     clear(out);
     for (int key0 = 0; key0 < x.patches; key0 += TILE) {
-        load_tile<T, ET>(k, from_k, x.k.row, columns(x, x.k), key0, x);
-        load_tile<T, ET>(v, from_v, x.v.row, columns(x), key0, x);
+        load_tile<ET>(k, from_k, x.k.row, columns(x, x.k), key0, x);
+        load_tile<ET>(v, from_v, x.v.row, columns(x), key0, x);
         ps_copy_wait();
         __syncthreads();
         float s[TILE / 8][4], d[TILE / 8][4];
@@ -390,32 +357,32 @@ __global__ void __launch_bounds__(THREADS) query_gradient_kernel(const __grid_co
         add_product<ARITHMETIC, ET, TILE / 8>(out, scores, score_ld, k, LD);
         __syncthreads();
     }
-    put_rows<ARITHMETIC, ET>(rows_of<T>(x.dq, p.sequence, p.head), x.dq.row, columns(x, x.dq), x.accumulate, out,
+    put_rows<ARITHMETIC, ET>(rows_of<float>(x.dq, p.sequence, p.head), x.dq.row, columns(x, x.dq), x.accumulate, out,
                              p.row0 + warp * 16, x.scale, x.scale, x);
 }
 
 /* dk and dv: rows of a tile of scores are keys, its columns queries. */
-template <typename T, typename KEPT, enum arithmetic ARITHMETIC, int ET>
+template <typename KEPT, enum arithmetic ARITHMETIC, int ET>
 __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_constant__ struct ps_attention_launch x)
 {
     extern __shared__ float4 shared_memory[];
     __shared__ float logsum[TILE], delta[TILE];
     constexpr int LD = tile_ld<ET>;
-    T *q = (T *)shared_memory, *up = q + tile_elements<ET>, *k = up + tile_elements<ET>, *v = k + tile_elements<ET>;
+    float *q = (float *)shared_memory, *up = q + tile_elements<ET>, *k = up + tile_elements<ET>, *v = k + tile_elements<ET>;
     const int warp = (int)threadIdx.x / 32;
-    T *scores = v + tile_elements<ET> + warp * 16 * score_ld;
+    float *scores = v + tile_elements<ET> + warp * 16 * score_ld;
     const struct place p(x);
     const KEPT *from_q = rows_of<KEPT>(x.q, p.sequence, p.head);
-    const T *from_up = rows_of<T>(x.d_mixed, p.sequence, p.head);
-    load_tile<T, ET>(k, rows_of<KEPT>(x.k, p.sequence, p.head), x.k.row, columns(x, x.k), p.row0, x);
-    load_tile<T, ET>(v, rows_of<KEPT>(x.v, p.sequence, p.head), x.v.row, columns(x), p.row0, x);
+    const float *from_up = rows_of<float>(x.d_mixed, p.sequence, p.head);
+    load_tile<ET>(k, rows_of<KEPT>(x.k, p.sequence, p.head), x.k.row, columns(x, x.k), p.row0, x);
+    load_tile<ET>(v, rows_of<KEPT>(x.v, p.sequence, p.head), x.v.row, columns(x), p.row0, x);
     const float factor = x.scale * PS_LOG2_E;
     float dk[ET][4], dv[ET][4];
     clear(dk);
     clear(dv);
     for (int query0 = 0; query0 < x.patches; query0 += TILE) {
-        load_tile<T, ET>(q, from_q, x.q.row, columns(x, x.q), query0, x);
-        load_tile<T, ET>(up, from_up, x.d_mixed.row, columns(x), query0, x);
+        load_tile<ET>(q, from_q, x.q.row, columns(x, x.q), query0, x);
+        load_tile<ET>(up, from_up, x.d_mixed.row, columns(x), query0, x);
         if ((int)threadIdx.x < TILE) {
             const int row = query0 + (int)threadIdx.x;
             logsum[threadIdx.x] = row < x.patches ? x.logsum[p.sums + row] * PS_LOG2_E : INFINITY; /* a score of 0 */
@@ -440,25 +407,24 @@ __global__ void __launch_bounds__(THREADS) key_gradient_kernel(const __grid_cons
         add_product<ARITHMETIC, ET, TILE / 8>(dk, scores, score_ld, q, LD);
         __syncthreads();
     }
-    put_rows<ARITHMETIC, ET>(rows_of<T>(x.dk, p.sequence, p.head), x.dk.row, columns(x, x.dk), x.accumulate, dk, p.row0 + warp * 16,
-                             x.scale, x.scale, x);
-    put_rows<ARITHMETIC, ET>(rows_of<T>(x.dv, p.sequence, p.head), x.dv.row, columns(x), false, dv, p.row0 + warp * 16, 1.0f, 1.0f,
-                             x);
+    put_rows<ARITHMETIC, ET>(rows_of<float>(x.dk, p.sequence, p.head), x.dk.row, columns(x, x.dk), x.accumulate, dk,
+                             p.row0 + warp * 16, x.scale, x.scale, x);
+    put_rows<ARITHMETIC, ET>(rows_of<float>(x.dv, p.sequence, p.head), x.dv.row, columns(x), false, dv, p.row0 + warp * 16, 1.0f,
+                             1.0f, x);
 }
 
 /* ---- launching ---- */
 
 typedef void attention_kernel_type(struct ps_attention_launch);
 
-template <typename T, typename KEPT, enum arithmetic ARITHMETIC, int ET>
+template <typename KEPT, enum arithmetic ARITHMETIC, int ET>
 static enum ps_status launch_width(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
                                    unsigned blocks, bool backward)
 {
-    const int forward_bytes = (3 * tile_elements<ET> + score_elements) * (int)sizeof(T);
-    const int backward_bytes = (4 * tile_elements<ET> + score_elements) * (int)sizeof(T);
-    attention_kernel_type *const kernels[3] = {attention_kernel<T, KEPT, ARITHMETIC, ET>,
-                                               query_gradient_kernel<T, KEPT, ARITHMETIC, ET>,
-                                               key_gradient_kernel<T, KEPT, ARITHMETIC, ET>};
+    const int forward_bytes = (3 * tile_elements<ET> + score_elements) * (int)sizeof(float);
+    const int backward_bytes = (4 * tile_elements<ET> + score_elements) * (int)sizeof(float);
+    attention_kernel_type *const kernels[3] = {attention_kernel<KEPT, ARITHMETIC, ET>, query_gradient_kernel<KEPT, ARITHMETIC, ET>,
+                                               key_gradient_kernel<KEPT, ARITHMETIC, ET>};
     for (int i = backward ? 1 : 0; i < (backward ? 3 : 1); i++) {
         const int bytes = backward ? backward_bytes : forward_bytes; /* at most 92 KiB: every device since sm_80 has them */
         PS_TRY(
@@ -470,14 +436,14 @@ static enum ps_status launch_width(const struct ps_cuda_context *c, const char *
 }
 
 /* KEPT: the type of q, k, v and mixed. */
-template <typename T, typename KEPT, enum arithmetic ARITHMETIC>
+template <typename KEPT, enum arithmetic ARITHMETIC>
 static enum ps_status launch_arithmetic(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
                                         unsigned blocks, bool backward)
 {
-    return x.columns <= 8    ? launch_width<T, KEPT, ARITHMETIC, 1>(c, op, x, blocks, backward)
-           : x.columns <= 16 ? launch_width<T, KEPT, ARITHMETIC, 2>(c, op, x, blocks, backward)
-           : x.columns <= 32 ? launch_width<T, KEPT, ARITHMETIC, 4>(c, op, x, blocks, backward)
-                             : launch_width<T, KEPT, ARITHMETIC, 8>(c, op, x, blocks, backward);
+    return x.columns <= 8    ? launch_width<KEPT, ARITHMETIC, 1>(c, op, x, blocks, backward)
+           : x.columns <= 16 ? launch_width<KEPT, ARITHMETIC, 2>(c, op, x, blocks, backward)
+           : x.columns <= 32 ? launch_width<KEPT, ARITHMETIC, 4>(c, op, x, blocks, backward)
+                             : launch_width<KEPT, ARITHMETIC, 8>(c, op, x, blocks, backward);
 }
 
 bool ps_cuda_attention_tiled_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
@@ -490,10 +456,9 @@ static enum ps_status launch(const struct ps_kernels *k, const char *op, const s
     const struct ps_cuda_context *c = ps_cuda(k);
     const struct ps_attention_launch &x = call->x;
     const unsigned blocks = (unsigned)(x.matrices * x.tiles);
-    return k->real == PS_BF16        ? launch_arithmetic<ps_bf16, ps_bf16, BF16>(c, op, x, blocks, backward)
-           : call->kept == PS_F16    ? launch_arithmetic<float, ps_fp16, TF32>(c, op, x, blocks, backward)
-           : k->precision == PS_TF32 ? launch_arithmetic<float, float, TF32>(c, op, x, blocks, backward)
-                                     : launch_arithmetic<float, float, FFMA>(c, op, x, blocks, backward);
+    return call->kept == PS_F16      ? launch_arithmetic<ps_fp16, TF32>(c, op, x, blocks, backward)
+           : k->precision == PS_TF32 ? launch_arithmetic<float, TF32>(c, op, x, blocks, backward)
+                                     : launch_arithmetic<float, FFMA>(c, op, x, blocks, backward);
 }
 
 enum ps_status ps_cuda_attention_tiled(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call)

@@ -174,6 +174,12 @@ template <typename T> static __device__ __forceinline__ void ps_copy_async4_if(T
                  : "memory");
 }
 
+template <typename T> static __device__ __forceinline__ void ps_copy_async8_if(T *shared, const T *global, bool there)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(ps_shared_address(shared)), "l"(global), "r"(there ? 8 : 0)
+                 : "memory");
+}
+
 /* Waits for all of the thread's copies. */
 static __device__ __forceinline__ void ps_copy_wait()
 {

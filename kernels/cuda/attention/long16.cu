@@ -1,0 +1,706 @@
+/* Attention of 16 bits for long sequences, N above 64: queries of a warp's own against steps of 64 keys, or the other way round.
+ *
+ * A block has up to 128 rows of one head, 16 a warp, and brings the other side's rows to shared memory step by step, the next
+ * step's behind the present one's. Scores stay in the warp's registers, where weights and gradients, rounded, are the next
+ * product's operand. Forward carries softmax's maximum and sum along (Milakov and Gimelshein 2018; Dao et al. 2022) and keeps the
+ * logarithm of each row's sum; backward computes the scores again from it, by queries for dq and delta and by keys for dk and dv,
+ * so that every sum has one owner and a fixed order. N is anything; e, of all pieces, up to 128, of which two chunks of 8 columns
+ * are a product's m16n8k16.
+ *
+ * Bytes: 8 S h N e forward, 20 S h N e backward, and the sums; from L2 the other side once for every 128 rows. Exponentials: S h
+ * N^2 forward, 2 S h N^2 backward; tensor FLOPs 4 and 14 S h N^2 e, of N in whole 64 and e in whole 8. What bounds it for e up to
+ * 16 are the exponentials, 16 a clock and multiprocessor. */
+#include <algorithm>
+
+#include "kernels/cuda/attention/attention.cuh"
+#include "kernels/cuda/attention/operands16.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/divide.cuh"
+#include "kernels/cuda/tile/math.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
+
+/* Rows of a step; its tiles of 16. */
+enum { STEP = 64, STEP_TILES = STEP / 16 };
+
+/* The most warps of a block: heads of more than 64 columns take twice the registers and shared memory. */
+template <int CHUNKS> static constexpr int most_warps = CHUNKS > 8 ? 4 : 8;
+
+struct long16 {
+    struct ps_attention_launch x;
+    struct ps_divisor units_q, units_v; /* of a row of q and k, of v and mixed */
+    struct ps_divisor blocks, heads;    /* blocks of a matrix */
+    struct ps_divisor piece;            /* columns of a piece of q and k */
+    uint32_t chunks_q, chunks_v;
+    uint32_t chunk, chunk_step; /* bytes from chunk to chunk of a tile of the block's rows, of a step's */
+    uint32_t shared;            /* bytes */
+    bool clear;                 /* columns do not fill the chunks */
+};
+
+/* The block's head and first row. */
+struct place {
+    uint32_t matrix, sequence, head, row;
+
+    __device__ __forceinline__ place(const struct long16 &p)
+    {
+        matrix = ps_divide(blockIdx.x, p.blocks);
+        row = (blockIdx.x - matrix * p.blocks.divisor) * (blockDim.x / 2);
+        sequence = ps_divide(matrix, p.heads);
+        head = matrix - sequence * p.heads.divisor;
+    }
+};
+
+/* A thread's unit of rows: the same of every `step`th. */
+struct unit {
+    uint32_t row, step;
+    uint32_t piece, column, chunk, byte;
+
+    __device__ __forceinline__ unit(const struct long16 &p, const struct ps_divisor &units, bool pieces)
+    {
+        row = ps_divide(threadIdx.x, units);
+        step = ps_divide(blockDim.x, units);
+        column = (threadIdx.x - row * units.divisor) * (p.x.unit / 2);
+        row = row < step ? row : INT32_MAX; /* threads that are left over have none */
+        chunk = column / 8;
+        byte = column % 8 * 2;
+        piece = pieces ? ps_divide(column, p.piece) : 0;
+        column -= piece * p.piece.divisor;
+    }
+};
+
+/* The unit in a tensor's rows. */
+struct rows {
+    char *data;
+    int64_t row;
+
+    __device__ __forceinline__ rows(const struct ps_attention_view &v, const struct place &at, const struct unit &u)
+        : data(v.data + (at.sequence * v.sequence + at.head * v.head + u.piece * v.piece + u.column) * 2), row(v.row * 2)
+    {
+    }
+};
+
+/* `count` rows from `first` on, on their way to a tile; zeros beyond N. */
+static __device__ __forceinline__ void fetch(char *to, uint32_t chunk, const struct rows &from, const struct unit &u,
+                                             uint32_t first, uint32_t count, const struct long16 &p)
+{
+    to += u.chunk * chunk + u.byte;
+    for (uint32_t i = u.row; i < count; i += u.step) {
+        const bool there = first + i < (uint32_t)p.x.patches;
+        ps_attention_fetch(to + i * 16, from.data + (there ? (first + i) * from.row : 0), there, p.x.unit);
+    }
+}
+
+/* As many rows of a tile to a tensor, or added to what is there. */
+template <typename T>
+static __device__ __forceinline__ void put(const struct rows &to, const char *from, uint32_t chunk, bool add, const struct unit &u,
+                                           uint32_t first, uint32_t count, const struct long16 &p)
+{
+    from += u.chunk * chunk + u.byte;
+    for (uint32_t i = u.row; i < count && first + i < (uint32_t)p.x.patches; i += u.step) {
+        ps_attention_return<T>(to.data + (first + i) * to.row, from + i * 16, add, p.x.unit);
+    }
+}
+
+/* A lane's part of delta, of its quad's: of a row of mixed and of d_mixed in their tiles, `of_mixed` and `of_up` from chunk to
+ * chunk. */
+template <typename T>
+static __device__ __forceinline__ float part_of_delta(const char *mixed, uint32_t of_mixed, const char *up, uint32_t of_up,
+                                                      uint32_t chunks)
+{
+    float sum = 0.0f;
+    for (uint32_t i = 0; i < chunks; i++) {
+        const uint32_t a = *(const uint32_t *)(mixed + i * of_mixed + threadIdx.x % 4 * 4);
+        const uint32_t b = *(const uint32_t *)(up + i * of_up + threadIdx.x % 4 * 4);
+        sum = fmaf(ps_low<T>(a), ps_low<T>(b), fmaf(ps_high<T>(a), ps_high<T>(b), sum));
+    }
+    return sum;
+}
+
+template <typename T, int CHUNKS>
+static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) forward_kernel(const __grid_constant__ struct long16 p)
+{
+    ps_grid_begin();
+    extern __shared__ float4 shared_memory[];
+    const struct place at(p);
+    const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, row0 = threadIdx.x / 32 * 16;
+    const uint32_t of_k = p.chunks_q * p.chunk_step, of_step = of_k + CHUNKS * p.chunk_step;
+    char *const q = (char *)shared_memory, *const steps = q + p.chunks_q * p.chunk;
+    if (p.clear) {
+        ps_attention_clear(q, p.shared);
+    }
+    const struct unit unit_q(p, p.units_q, true), unit_v(p, p.units_v, false);
+    const struct rows from_k(p.x.k, at, unit_q), from_v(p.x.v, at, unit_v);
+    fetch(q, p.chunk, rows(p.x.q, at, unit_q), unit_q, at.row, blockDim.x / 2, p);
+    fetch(steps, p.chunk_step, from_k, unit_q, 0, STEP, p);
+    fetch(steps + of_k, p.chunk_step, from_v, unit_v, 0, STEP, p);
+    const float factor = p.x.scale * PS_LOG2_E, zero[1][4] = {};
+    float mixed[CHUNKS][4], sum[4] = {0, 0, 0, 0}, max[2] = {-INFINITY, -INFINITY};
+    ps_zero(mixed);
+#pragma unroll 1
+    for (uint32_t key0 = 0, now = 0; key0 < count; key0 += STEP, now ^= of_step) {
+        ps_copy_wait();
+        __syncthreads(); /* the step is there, the one before is read */
+        if (key0 + STEP < count) {
+            char *const next = steps + (now ^ of_step);
+            fetch(next, p.chunk_step, from_k, unit_q, key0 + STEP, STEP, p);
+            fetch(next + of_k, p.chunk_step, from_v, unit_v, key0 + STEP, STEP, p);
+        }
+        if (at.row + row0 >= count) {
+            continue;
+        }
+        const uint32_t keys = ps_shared_address(steps + now);
+        float s[2 * STEP_TILES][4];
+        ps_attention_scores<T, STEP_TILES>(s, zero, ps_shared_address(q + row0 * 16), keys, p.chunks_q, p.chunk, p.chunk_step);
+        if (key0 + STEP > count) {
+#pragma unroll
+            for (int j = 0; j < 8 * STEP_TILES; j++) {
+                s[j / 4][j % 4] = key0 + j / 4 * 8 + lane % 4 * 2 + j % 2 < count ? s[j / 4][j % 4] : -INFINITY;
+            }
+        }
+        float most[2] = {max[0], max[1]};
+#pragma unroll
+        for (int j = 0; j < 8 * STEP_TILES; j++) {
+            most[j % 4 / 2] = fmaxf(most[j % 4 / 2], s[j / 4][j % 4]);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            most[r] = ps_group_max<4>(most[r]); /* of a key at least: finite */
+            const float rescale = ps_exp2((max[r] - most[r]) * factor);
+            max[r] = most[r];
+            most[r] *= factor;
+            sum[2 * r] *= rescale;
+#pragma unroll
+            for (int i = 0; i < CHUNKS; i++) {
+                mixed[i][2 * r] *= rescale;
+                mixed[i][2 * r + 1] *= rescale;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 8 * STEP_TILES; j++) {
+            s[j / 4][j % 4] = ps_exp2(fmaf(s[j / 4][j % 4], factor, -most[j % 4 / 2]));
+        }
+        uint32_t weights[STEP_TILES][4];
+        ps_attention_round<T, STEP_TILES>(weights, s);
+#pragma unroll
+        for (int j = 0; j < STEP_TILES; j++) {
+            ps_mma16<T>(sum, weights[j], ps_ones<T>(), ps_ones<T>(), sum); /* in every column */
+        }
+        ps_attention_mix<T, STEP_TILES, CHUNKS>(mixed, weights, keys + of_k, p.chunk_step);
+    }
+    if (at.row + row0 < count) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const uint32_t row = at.row + row0 + lane / 4 + r * 8;
+            if (lane % 4 == 0 && row < count) {
+                p.x.logsum[(int64_t)at.matrix * count + row] = max[r] * p.x.scale + ps_log2(sum[2 * r]) * (1 / PS_LOG2_E);
+            }
+        }
+        ps_attention_put<T, CHUNKS>(q + row0 * 16, mixed, __fdividef(1.0f, sum[0]), __fdividef(1.0f, sum[2]), p.chunks_v, p.chunk);
+    }
+    __syncthreads();
+    put<T>(rows(p.x.mixed, at, unit_v), q, p.chunk, false, unit_v, at.row, blockDim.x / 2, p);
+}
+
+/* dq, and delta on the way. */
+template <typename T, int CHUNKS>
+static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) query_gradient_kernel(const __grid_constant__ struct long16 p)
+{
+    ps_grid_begin();
+    extern __shared__ float4 shared_memory[];
+    const struct place at(p);
+    const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, row0 = threadIdx.x / 32 * 16;
+    const uint32_t of_k = CHUNKS * p.chunk_step, of_step = of_k + p.chunks_v * p.chunk_step;
+    char *const q = (char *)shared_memory, *const up = q + p.chunks_q * p.chunk, *const steps = up + p.chunks_v * p.chunk;
+    if (p.clear) {
+        ps_attention_clear(q, p.shared);
+    }
+    const struct unit unit_q(p, p.units_q, true), unit_v(p, p.units_v, false);
+    const struct rows from_k(p.x.k, at, unit_q), from_v(p.x.v, at, unit_v);
+    fetch(q, p.chunk, rows(p.x.q, at, unit_q), unit_q, at.row, blockDim.x / 2, p);
+    fetch(up, p.chunk, rows(p.x.d_mixed, at, unit_v), unit_v, at.row, blockDim.x / 2, p);
+    char *const mixed = steps + of_step; /* in the place of the second step */
+    fetch(mixed, p.chunk, rows(p.x.mixed, at, unit_v), unit_v, at.row, blockDim.x / 2, p);
+    fetch(steps, p.chunk_step, from_k, unit_q, 0, STEP, p);
+    fetch(steps + of_k, p.chunk_step, from_v, unit_v, 0, STEP, p);
+    ps_copy_wait();
+    __syncthreads();
+    const float factor = p.x.scale * PS_LOG2_E, zero[1][4] = {};
+    float dq[CHUNKS][4], logsum[2], less[1][4]; /* less: delta, negative */
+    ps_zero(dq);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const uint32_t own = row0 + lane / 4 + r * 8, row = at.row + own;
+        const int64_t sums = (int64_t)at.matrix * count + row;
+        const float delta = ps_quad_sum(part_of_delta<T>(mixed + own * 16, p.chunk, up + own * 16, p.chunk, p.chunks_v));
+        logsum[r] = row < count ? p.x.logsum[sums] * PS_LOG2_E : 0.0f;
+        less[0][2 * r] = less[0][2 * r + 1] = -delta;
+        if (lane % 4 == 0 && row < count) {
+            p.x.delta[sums] = delta;
+        }
+    }
+#pragma unroll 1
+    for (uint32_t key0 = 0, now = 0; key0 < count; key0 += STEP, now ^= of_step) {
+        ps_copy_wait();
+        __syncthreads();
+        if (key0 + STEP < count) {
+            char *const next = steps + (now ^ of_step);
+            fetch(next, p.chunk_step, from_k, unit_q, key0 + STEP, STEP, p);
+            fetch(next + of_k, p.chunk_step, from_v, unit_v, key0 + STEP, STEP, p);
+        }
+        if (at.row + row0 >= count) {
+            continue;
+        }
+        const uint32_t keys = ps_shared_address(steps + now);
+        float s[2 * STEP_TILES][4], g[2 * STEP_TILES][4];
+        ps_attention_scores<T, STEP_TILES>(s, zero, ps_shared_address(q + row0 * 16), keys, p.chunks_q, p.chunk, p.chunk_step);
+        ps_attention_scores<T, STEP_TILES>(g, less, ps_shared_address(up + row0 * 16), keys + of_k, p.chunks_v, p.chunk,
+                                           p.chunk_step);
+#pragma unroll
+        for (int j = 0; j < 8 * STEP_TILES; j++) {
+            g[j / 4][j % 4] *= ps_exp2(fmaf(s[j / 4][j % 4], factor, -logsum[j % 4 / 2]));
+        }
+        if (key0 + STEP > count) { /* nothing of what is no key */
+#pragma unroll
+            for (int j = 0; j < 8 * STEP_TILES; j++) {
+                g[j / 4][j % 4] = key0 + j / 4 * 8 + lane % 4 * 2 + j % 2 < count ? g[j / 4][j % 4] : 0.0f;
+            }
+        }
+        uint32_t gradients[STEP_TILES][4];
+        ps_attention_round<T, STEP_TILES>(gradients, g);
+        ps_attention_mix<T, STEP_TILES, CHUNKS>(dq, gradients, keys, p.chunk_step);
+    }
+    __syncwarp();
+    if (at.row + row0 < count) {
+        ps_attention_put<T, CHUNKS>(q + row0 * 16, dq, p.x.scale, p.x.scale, p.chunks_q, p.chunk);
+    }
+    __syncthreads();
+    put<T>(rows(p.x.dq, at, unit_q), q, p.chunk, p.x.accumulate, unit_q, at.row, blockDim.x / 2, p);
+}
+
+/* dk and dv: the rows of scores are keys, their columns queries. */
+template <typename T, int CHUNKS>
+static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) key_gradient_kernel(const __grid_constant__ struct long16 p)
+{
+    ps_grid_begin();
+    extern __shared__ float4 shared_memory[];
+    constexpr int TILES = CHUNKS > 8 ? STEP_TILES / 2 : STEP_TILES; /* at a time */
+    const struct place at(p);
+    const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, row0 = threadIdx.x / 32 * 16;
+    const uint32_t of_q = CHUNKS * p.chunk_step, of_step = 2 * of_q + 2 * STEP * sizeof(float); /* queries, d_mixed, sums */
+    char *const k = (char *)shared_memory, *const v = k + p.chunks_q * p.chunk, *const steps = v + p.chunks_v * p.chunk;
+    if (p.clear) {
+        ps_attention_clear(k, p.shared);
+    }
+    const struct unit unit_q(p, p.units_q, true), unit_v(p, p.units_v, false);
+    const struct rows from_q(p.x.q, at, unit_q), from_up(p.x.d_mixed, at, unit_v);
+    const float *const logsum = p.x.logsum + (int64_t)at.matrix * count, *const delta = p.x.delta + (int64_t)at.matrix * count;
+    fetch(k, p.chunk, rows(p.x.k, at, unit_q), unit_q, at.row, blockDim.x / 2, p);
+    fetch(v, p.chunk, rows(p.x.v, at, unit_v), unit_v, at.row, blockDim.x / 2, p);
+    fetch(steps, p.chunk_step, from_q, unit_q, 0, STEP, p);
+    fetch(steps + of_q, p.chunk_step, from_up, unit_v, 0, STEP, p);
+    if (threadIdx.x < STEP) { /* of this thread's query: the logarithm to the base of 2, and delta, negative */
+        float *const sums = (float *)(steps + 2 * of_q) + threadIdx.x;
+        sums[0] = logsum[threadIdx.x] * PS_LOG2_E;
+        sums[STEP] = -delta[threadIdx.x];
+    }
+    const float factor = p.x.scale * PS_LOG2_E, zero[1][4] = {};
+    float dk[CHUNKS][4], dv[CHUNKS][4];
+    ps_zero(dk);
+    ps_zero(dv);
+#pragma unroll 1
+    for (uint32_t query0 = 0, now = 0; query0 < count; query0 += STEP, now ^= of_step) {
+        ps_copy_wait();
+        __syncthreads();
+        const uint32_t after = query0 + STEP + threadIdx.x; /* this thread's query of the next step */
+        float next_sum = INFINITY, next_delta = 0.0f;       /* where there is none its weights are 0 */
+        if (query0 + STEP < count) {
+            char *const next = steps + (now ^ of_step);
+            fetch(next, p.chunk_step, from_q, unit_q, query0 + STEP, STEP, p);
+            fetch(next + of_q, p.chunk_step, from_up, unit_v, query0 + STEP, STEP, p);
+            if (threadIdx.x < STEP && after < count) {
+                next_sum = logsum[after] * PS_LOG2_E;
+                next_delta = delta[after];
+            }
+        }
+        const char *const sums = steps + now + 2 * of_q + lane % 4 * 8;
+#pragma unroll 1
+        for (int part = 0; part < STEP_TILES && at.row + row0 < count; part += TILES) {
+            const uint32_t queries = ps_shared_address(steps + now) + part * 256;
+            float s[2 * TILES][4], g[2 * TILES][4], less[2 * TILES][4];
+            ps_attention_scores<T, TILES>(s, zero, ps_shared_address(k + row0 * 16), queries, p.chunks_q, p.chunk, p.chunk_step);
+#pragma unroll
+            for (int j = 0; j < 2 * TILES; j++) {
+                const float2 there = *(const float2 *)(sums + (2 * part + j) * 32);
+                const float2 delta = *(const float2 *)(sums + (2 * part + j) * 32 + STEP * sizeof(float));
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    s[j][2 * r] = ps_exp2(fmaf(s[j][2 * r], factor, -there.x));
+                    s[j][2 * r + 1] = ps_exp2(fmaf(s[j][2 * r + 1], factor, -there.y));
+                    less[j][2 * r] = delta.x;
+                    less[j][2 * r + 1] = delta.y;
+                }
+            }
+            ps_attention_scores<T, TILES>(g, less, ps_shared_address(v + row0 * 16), queries + of_q, p.chunks_v, p.chunk,
+                                          p.chunk_step);
+#pragma unroll
+            for (int j = 0; j < 8 * TILES; j++) {
+                g[j / 4][j % 4] *= s[j / 4][j % 4];
+            }
+            uint32_t weights[TILES][4], gradients[TILES][4];
+            ps_attention_round<T, TILES>(weights, s);
+            ps_attention_round<T, TILES>(gradients, g);
+            ps_attention_mix<T, TILES, CHUNKS>(dv, weights, queries + of_q, p.chunk_step);
+            ps_attention_mix<T, TILES, CHUNKS>(dk, gradients, queries, p.chunk_step);
+        }
+        if (query0 + STEP < count && threadIdx.x < STEP) {
+            float *const next = (float *)(steps + (now ^ of_step) + 2 * of_q) + threadIdx.x;
+            next[0] = next_sum;
+            next[STEP] = -next_delta;
+        }
+    }
+    __syncwarp(); /* all have read the warp's rows, whose places dk and dv take */
+    if (at.row + row0 < count) {
+        ps_attention_put<T, CHUNKS>(k + row0 * 16, dk, p.x.scale, p.x.scale, p.chunks_q, p.chunk);
+        ps_attention_put<T, CHUNKS>(v + row0 * 16, dv, 1.0f, 1.0f, p.chunks_v, p.chunk);
+    }
+    __syncthreads();
+    put<T>(rows(p.x.dk, at, unit_q), k, p.chunk, p.x.accumulate, unit_q, at.row, blockDim.x / 2, p);
+    put<T>(rows(p.x.dv, at, unit_v), v, p.chunk, false, unit_v, at.row, blockDim.x / 2, p);
+}
+
+/* ---- backward in one: heads of up to 32 columns, whose queries shared memory holds ---- */
+
+/* Tiles of 16 keys that a warp has at a time, in registers. */
+template <int CHUNKS> static constexpr int own_tiles = CHUNKS > 2 ? 2 : 4;
+
+enum { WARPS = 8 }; /* most of a block */
+
+/* 16 rows of CHUNKS columns as a product's first operand, or its second turned: their columns are summed over. */
+template <int CHUNKS> struct operand {
+    uint32_t r[(CHUNKS + 1) / 2][4];
+};
+
+template <int CHUNKS> static __device__ __forceinline__ void load(struct operand<CHUNKS> &to, uint32_t first, uint32_t chunk)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    if constexpr (CHUNKS == 1) {
+        uint32_t y[2];
+        ps_ldmatrix2_at(y, first + lane % 16 * 16);
+        to.r[0][0] = y[0];
+        to.r[0][1] = y[1];
+    } else {
+#pragma unroll
+        for (int i = 0; i < CHUNKS / 2; i++) {
+            ps_ldmatrix4_at(to.r[i], first + lane % 16 * 16 + (2 * i + lane / 16) * chunk);
+        }
+    }
+}
+
+/* Such rows as a second operand: the rows are summed over. */
+template <int CHUNKS> static __device__ __forceinline__ void load_turned(uint32_t (&to)[CHUNKS][2], uint32_t first, uint32_t chunk)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    if constexpr (CHUNKS == 1) {
+        ps_ldmatrix2_transposed_at(to[0], first + lane % 16 * 16);
+    } else {
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i += 2) {
+            uint32_t y[4];
+            ps_ldmatrix4_transposed_at(y, first + lane % 16 * 16 + (i + lane / 16) * chunk);
+            to[i][0] = y[0];
+            to[i][1] = y[1];
+            to[i + 1][0] = y[2];
+            to[i + 1][1] = y[3];
+        }
+    }
+}
+
+/* sum [16, 16] = start + rows of a times rows of b; start: a quadruple for each half. */
+template <typename T, int CHUNKS>
+static __device__ __forceinline__ void multiply(float (&sum)[2][4], const float (&start)[2][4], const struct operand<CHUNKS> &a,
+                                                const struct operand<CHUNKS> &b)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if constexpr (CHUNKS == 1) {
+            ps_mma8<T>(sum[half], a.r[0][0], a.r[0][1], b.r[0][half], start[half]);
+        } else {
+            ps_mma16<T>(sum[half], a.r[0], b.r[0][half], b.r[0][2 + half], start[half]);
+#pragma unroll
+            for (int i = 1; i < CHUNKS / 2; i++) {
+                ps_mma16<T>(sum[half], a.r[i], b.r[i][half], b.r[i][2 + half], sum[half]);
+            }
+        }
+    }
+}
+
+/* A block takes a whole head: queries, d_mixed and dq's sums, in float, lie in shared memory; a warp has 32 or 64 keys, and dk and
+ * dv of them, in registers, and goes over the queries by 16. With scores turned, keys by queries, weights and gradients are dv's
+ * and dk's operands at once; the gradients turned back are dq's, whose sums go from one warp to the next: warp w begins with tile w
+ * of the queries, and a barrier lies between one tile and the next, so no two warps are at the same. Keys that the block's warps
+ * cannot hold at once come round by round. */
+template <typename T, int CHUNKS>
+static __global__ void __launch_bounds__(WARPS * 32) backward_kernel(const __grid_constant__ struct long16 p)
+{
+    ps_grid_begin();
+    extern __shared__ float4 shared_memory[];
+    constexpr int TILES = own_tiles<CHUNKS>;
+    const struct place at(p);
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const uint32_t count = (uint32_t)p.x.patches, tiles = (count + 15) / 16, all = tiles * 16, round = warps * TILES * 16;
+    char *const q = (char *)shared_memory, *const up = q + CHUNKS * p.chunk;
+    float4 *const dq = (float4 *)(up + CHUNKS * p.chunk);                                  /* [tiles, CHUNKS, 32] */
+    float *const logsum = (float *)(dq + tiles * CHUNKS * 32), *const less = logsum + all; /* to the base of 2; delta, negative */
+    char *const k = (char *)(less + all), *const v = k + CHUNKS * p.chunk_step;            /* a round's */
+    if (p.clear) {
+        ps_attention_clear(q, p.shared);
+    }
+    const struct unit unit_q(p, p.units_q, true), unit_v(p, p.units_v, false);
+    const struct rows from_k(p.x.k, at, unit_q), from_v(p.x.v, at, unit_v), to_k(p.x.dk, at, unit_q), to_v(p.x.dv, at, unit_v);
+    char *const mixed = (char *)dq;
+    fetch(up, p.chunk, rows(p.x.d_mixed, at, unit_v), unit_v, 0, all, p);
+    fetch(mixed, p.chunk, rows(p.x.mixed, at, unit_v), unit_v, 0, all, p);
+    fetch(k, p.chunk_step, from_k, unit_q, 0, round, p);
+    fetch(v, p.chunk_step, from_v, unit_v, 0, round, p);
+    fetch(q, p.chunk, rows(p.x.q, at, unit_q), unit_q, 0, all, p);
+    ps_copy_wait();
+    __syncthreads();
+    for (uint32_t i = threadIdx.x / 4; i < all; i += blockDim.x / 4) { /* a warp's 8 rows are all there or none */
+        const int64_t sums = (int64_t)at.matrix * count + i;
+        const float delta = ps_quad_sum(part_of_delta<T>(mixed + i * 16, p.chunk, up + i * 16, p.chunk, p.chunks_v));
+        if (lane % 4 == 0) {
+            logsum[i] = i < count ? p.x.logsum[sums] * PS_LOG2_E : INFINITY; /* a weight of 0 */
+            less[i] = -delta;
+            if (i < count) {
+                p.x.delta[sums] = delta;
+            }
+        }
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < tiles * CHUNKS * 32; i += blockDim.x) {
+        dq[i] = make_float4(0, 0, 0, 0);
+    }
+    const float factor = p.x.scale * PS_LOG2_E, zero[2][4] = {};
+#pragma unroll 1
+    for (uint32_t round0 = 0; round0 < count; round0 += round) {
+        const uint32_t own = warp * TILES * 16 * 16, key0 = round0 + warp * TILES * 16;
+        struct operand<CHUNKS> keys[TILES], values[TILES];
+        uint32_t keys_turned[TILES][CHUNKS][2];
+        float dk[TILES][CHUNKS][4], dv[TILES][CHUNKS][4];
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            load(keys[i], ps_shared_address(k + own + i * 256), p.chunk_step);
+            load(values[i], ps_shared_address(v + own + i * 256), p.chunk_step);
+            load_turned(keys_turned[i], ps_shared_address(k + own + i * 256), p.chunk_step);
+            ps_zero(dk[i]);
+            ps_zero(dv[i]);
+        }
+#pragma unroll 1
+        for (uint32_t step = 0, tile = warp; step < tiles; step++, tile = tile + 1 < tiles ? tile + 1 : 0) {
+            __syncthreads(); /* the warp before has added to this tile's dq */
+            if (key0 >= count) {
+                continue;
+            }
+            struct operand<CHUNKS> queries, ups;
+            uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
+            float there[4], start[2][4], sum[CHUNKS][4];
+            load(queries, ps_shared_address(q + tile * 256), p.chunk);
+            load(ups, ps_shared_address(up + tile * 256), p.chunk);
+            load_turned(queries_turned, ps_shared_address(q + tile * 256), p.chunk);
+            load_turned(ups_turned, ps_shared_address(up + tile * 256), p.chunk);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float2 a = *(const float2 *)(logsum + tile * 16 + i * 8 + lane % 4 * 2);
+                const float2 b = *(const float2 *)(less + tile * 16 + i * 8 + lane % 4 * 2);
+                there[2 * i] = a.x;
+                there[2 * i + 1] = a.y;
+                start[i][0] = start[i][2] = b.x;
+                start[i][1] = start[i][3] = b.y;
+            }
+            float4 *const to = dq + tile * CHUNKS * 32 + lane;
+#pragma unroll
+            for (int i = 0; i < CHUNKS; i++) {
+                const float4 before = to[i * 32];
+                sum[i][0] = before.x;
+                sum[i][1] = before.y;
+                sum[i][2] = before.z;
+                sum[i][3] = before.w;
+            }
+#pragma unroll
+            for (int i = 0; i < TILES; i++) {
+                float s[2][4], g[2][4];
+                multiply<T>(s, zero, keys[i], queries);
+                multiply<T>(g, start, values[i], ups);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    s[j / 4][j % 4] = ps_exp2(fmaf(s[j / 4][j % 4], factor, -there[j / 4 * 2 + j % 2]));
+                    g[j / 4][j % 4] *= s[j / 4][j % 4];
+                }
+                uint32_t weights[1][4], gradients[1][4];
+                ps_attention_round<T, 1>(weights, s);
+                ps_attention_round<T, 1>(gradients, g);
+                if (key0 + TILES * 16 > count) { /* nothing of what is no key */
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        gradients[0][j] = key0 + i * 16 + lane / 4 + j % 2 * 8 < count ? gradients[0][j] : 0;
+                    }
+                }
+                const uint32_t turned[4] = {ps_movmatrix(gradients[0][0]), ps_movmatrix(gradients[0][2]),
+                                            ps_movmatrix(gradients[0][1]), ps_movmatrix(gradients[0][3])};
+#pragma unroll
+                for (int j = 0; j < CHUNKS; j++) {
+                    ps_mma16<T>(dv[i][j], weights[0], ups_turned[j][0], ups_turned[j][1], dv[i][j]);
+                    ps_mma16<T>(dk[i][j], gradients[0], queries_turned[j][0], queries_turned[j][1], dk[i][j]);
+                    ps_mma16<T>(sum[j], turned, keys_turned[i][j][0], keys_turned[i][j][1], sum[j]);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < CHUNKS; i++) {
+                to[i * 32] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < TILES; i++) { /* in the place of the warp's keys and values */
+            ps_attention_put<T, CHUNKS>(k + own + i * 256, dk[i], p.x.scale, p.x.scale, CHUNKS, p.chunk_step);
+            ps_attention_put<T, CHUNKS>(v + own + i * 256, dv[i], 1.0f, 1.0f, CHUNKS, p.chunk_step);
+        }
+        __syncthreads();
+        put<T>(to_k, k, p.chunk_step, p.x.accumulate, unit_q, round0, round, p);
+        put<T>(to_v, v, p.chunk_step, false, unit_v, round0, round, p);
+        if (round0 + round < count) {
+            __syncthreads();
+            fetch(k, p.chunk_step, from_k, unit_q, round0 + round, round, p);
+            fetch(v, p.chunk_step, from_v, unit_v, round0 + round, round, p);
+            ps_copy_wait();
+            __syncthreads();
+        }
+    }
+#pragma unroll 1
+    for (uint32_t tile = warp; tile < tiles; tile += warps) { /* in the place of the queries */
+        float sum[CHUNKS][4];
+#pragma unroll
+        for (int i = 0; i < CHUNKS; i++) {
+            const float4 all = dq[(tile * CHUNKS + i) * 32 + lane];
+            sum[i][0] = all.x;
+            sum[i][1] = all.y;
+            sum[i][2] = all.z;
+            sum[i][3] = all.w;
+        }
+        ps_attention_put<T, CHUNKS>(q + tile * 256, sum, p.x.scale, p.x.scale, CHUNKS, p.chunk);
+    }
+    __syncthreads();
+    put<T>(rows(p.x.dq, at, unit_q), q, p.chunk, p.x.accumulate, unit_q, 0, all, p);
+}
+
+/* ---- launching ---- */
+
+bool ps_cuda_attention_long16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
+{
+    return k->real != PS_F32 && call->x.patches > 64;
+}
+
+/* Units that a quarter of a warp brings at once lie in different banks. */
+static uint32_t padding(int units)
+{
+    return units > 4 ? 16 : units > 2 ? 32 : units > 1 ? 64 : 0;
+}
+
+typedef void kernel_type(struct long16);
+
+static enum ps_status launch_kernel(const struct ps_cuda_context *c, const char *op, kernel_type *kernel, int warps,
+                                    struct long16 *p, int shared)
+{
+    p->shared = (uint32_t)shared;
+    const unsigned blocks = (unsigned)(p->x.matrices * p->blocks.divisor);
+    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
+    ps_cuda_launch(c, kernel, blocks, (unsigned)warps * 32, (size_t)shared, *p);
+    PS_CUDA_LAUNCHED(op);
+}
+
+static struct long16 told(const struct ps_attention_launch &x, int blocks)
+{
+    struct long16 p = {};
+    p.x = x;
+    p.units_q = ps_divisor_make(x.columns * 2 / x.unit);
+    p.units_v = ps_divisor_make(x.e * 2 / x.unit);
+    p.blocks = ps_divisor_make(blocks);
+    p.heads = ps_divisor_make(x.heads);
+    p.piece = ps_divisor_make(x.e);
+    p.chunks_q = (uint32_t)(x.columns + 7) / 8;
+    p.chunks_v = (uint32_t)(x.e + 7) / 8;
+    return p;
+}
+
+/* Bytes from chunk to chunk of a tile: units that a quarter of a warp brings at once lie in different banks. */
+static uint32_t chunk_of(int rows, int units)
+{
+    return (uint32_t)(rows * 16 + (units > 4 ? 16 : units > 2 ? 32 : units > 1 ? 64 : 0));
+}
+
+/* Forward, and backward in two kernels. CHUNKS: at least those of v, backward of q. */
+template <typename T, int CHUNKS>
+static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x, bool backward)
+{
+    const int tiles = (x.patches + 15) / 16, units = x.columns * 2 / x.unit;
+    const int blocks = (tiles + most_warps<CHUNKS> - 1) / most_warps<CHUNKS>;
+    const int warps = std::max((tiles + blocks - 1) / blocks, (units + 31) / 32); /* a unit a thread */
+    struct long16 p = told(x, (tiles + warps - 1) / warps);
+    const int of_q = (int)p.chunks_q, of_v = (int)p.chunks_v;
+    p.chunk = chunk_of(warps * 16, units);
+    p.chunk_step = chunk_of(STEP, units);
+    p.clear = x.columns % 8 != 0 || x.e % 8 != 0;
+    const auto bytes = [&](int own, int of_step) { return own * (int)p.chunk + 2 * of_step * (int)p.chunk_step; };
+    if (!backward) {
+        return launch_kernel(c, op, forward_kernel<T, CHUNKS>, warps, &p, bytes(of_q, of_q + CHUNKS));
+    }
+    PS_TRY(launch_kernel(c, op, query_gradient_kernel<T, CHUNKS>, warps, &p, bytes(of_q + of_v, CHUNKS + of_v)));
+    return launch_kernel(c, op, key_gradient_kernel<T, CHUNKS>, warps, &p,
+                         bytes(of_q + of_v, 2 * CHUNKS) + 4 * STEP * (int)sizeof(float));
+}
+
+/* Backward in one kernel where shared memory and the number of heads let it; else in two. */
+template <typename T, int CHUNKS>
+static enum ps_status launch_backward(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+{
+    constexpr int KEYS = own_tiles<CHUNKS> * 16; /* of a warp */
+    const int rows = (x.patches + 15) / 16 * 16, units = x.columns * 2 / x.unit;
+    const int owners = (x.patches + KEYS - 1) / KEYS, rounds = (owners + WARPS - 1) / WARPS;
+    const int warps = (owners + rounds - 1) / rounds;
+    struct long16 p = told(x, 1);
+    p.chunk = chunk_of(rows, units);
+    p.chunk_step = chunk_of(warps * KEYS, units);
+    p.clear = x.columns % 8 != 0 || x.e % 8 != 0 || p.chunks_q < CHUNKS || p.chunks_v < CHUNKS;
+    const int64_t shared = 2 * CHUNKS * ((int64_t)p.chunk + p.chunk_step) + (int64_t)rows * (CHUNKS * 32 + 8);
+    /* Two kernels compute the scores twice, but have a block for every 128 rows. */
+    if (shared > c->shared_bytes || 2 * x.matrices < c->multiprocessors) {
+        return launch<T, CHUNKS>(c, op, x, true);
+    }
+    return launch_kernel(c, op, backward_kernel<T, CHUNKS>, warps, &p, (int)shared);
+}
+
+template <typename T>
+static enum ps_status launch_size(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
+                                  bool backward)
+{
+    const int columns = backward ? x.columns : x.e;
+    return columns <= 8    ? backward ? launch_backward<T, 1>(c, op, x) : launch<T, 1>(c, op, x, false)
+              : columns <= 16 ? backward ? launch_backward<T, 2>(c, op, x) : launch<T, 2>(c, op, x, false)
+              : columns <= 32 ? backward ? launch_backward<T, 4>(c, op, x) : launch<T, 4>(c, op, x, false)
+              : columns <= 64 ? launch<T, 8>(c, op, x, backward)
+                           : launch<T, 16>(c, op, x, backward);
+}
+
+static enum ps_status launch_type(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call, bool backward)
+{
+    return k->real == PS_BF16 ? launch_size<ps_bf16>(ps_cuda(k), op, call->x, backward)
+                              : launch_size<ps_fp16>(ps_cuda(k), op, call->x, backward);
+}
+
+enum ps_status ps_cuda_attention_long16(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call)
+{
+    return launch_type(k, op, call, false);
+}
+
+enum ps_status ps_cuda_attention_long16_backward(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call)
+{
+    return launch_type(k, op, call, true);
+}
