@@ -1,15 +1,17 @@
-/* Attention of 16 bits for long sequences, N above 64: queries of a warp's own against steps of 64 keys, or the other way round.
+/* Attention of 16 bits for long sequences, N above 64, by tiles (Milakov and Gimelshein 2018; Dao et al. 2022). Scores stay in a
+ * warp's registers, where weights and gradients, rounded, are the next product's operand; every sum has one owner and a fixed
+ * order.
  *
- * A block has up to 128 rows of one head, 16 a warp, and brings the other side's rows to shared memory step by step, the next
- * step's behind the present one's. Scores stay in the warp's registers, where weights and gradients, rounded, are the next
- * product's operand. Forward carries softmax's maximum and sum along (Milakov and Gimelshein 2018; Dao et al. 2022) and keeps the
- * logarithm of each row's sum; backward computes the scores again from it, by queries for dq and delta and by keys for dk and dv,
- * so that every sum has one owner and a fixed order. N is anything; e, of all pieces, up to 128, of which two chunks of 8 columns
- * are a product's m16n8k16.
+ * Forward a block has up to 128 queries of one head, 16 a warp, and brings keys and values to shared memory by steps of 64, the
+ * next step's behind the present one's; it keeps the logarithm of each row's sum, from which backward computes the scores again.
+ * Backward a block takes a whole head, where e is up to 32 and shared memory holds its queries, so that no score is computed twice;
+ * otherwise there are two kernels built like forward, one by queries for dq and delta, one by keys for dk and dv. N is anything; e,
+ * of all pieces, up to 128: chunks of 8 columns, of which two are a product's m16n8k16, a last one an m16n8k8.
  *
- * Bytes: 8 S h N e forward, 20 S h N e backward, and the sums; from L2 the other side once for every 128 rows. Exponentials: S h
- * N^2 forward, 2 S h N^2 backward; tensor FLOPs 4 and 14 S h N^2 e, of N in whole 64 and e in whole 8. What bounds it for e up to
- * 16 are the exponentials, 16 a clock and multiprocessor. */
+ * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; by steps those of the other side once for
+ * every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e
+ * backward, of N in whole 16 or 64 and e in whole 8. For e up to 16 the exponentials bound it, 16 a clock and multiprocessor: of
+ * 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75 GHz, beside 41 and 83 MB, 10 and 20 us at 4.2 TB/s. */
 #include <algorithm>
 
 #include "kernels/cuda/attention/attention.cuh"
@@ -32,6 +34,7 @@ struct long16 {
     struct ps_divisor piece;            /* columns of a piece of q and k */
     uint32_t chunks_q, chunks_v;
     uint32_t chunk, chunk_step; /* bytes from chunk to chunk of a tile of the block's rows, of a step's */
+    uint32_t turned;            /* threads: those that bring a step's values are not the first, which bring its keys */
     uint32_t shared;            /* bytes */
     bool clear;                 /* columns do not fill the chunks */
 };
@@ -56,9 +59,11 @@ struct unit {
 
     __device__ __forceinline__ unit(const struct long16 &p, const struct ps_divisor &units, bool pieces)
     {
-        row = ps_divide(threadIdx.x, units);
+        uint32_t thread = threadIdx.x + (pieces ? 0 : p.turned);
+        thread -= thread >= blockDim.x ? blockDim.x : 0;
+        row = ps_divide(thread, units);
         step = ps_divide(blockDim.x, units);
-        column = (threadIdx.x - row * units.divisor) * (p.x.unit / 2);
+        column = (thread - row * units.divisor) * (p.x.unit / 2);
         row = row < step ? row : INT32_MAX; /* threads that are left over have none */
         chunk = column / 8;
         byte = column % 8 * 2;
@@ -78,14 +83,13 @@ struct rows {
     }
 };
 
-/* `count` rows from `first` on, on their way to a tile; zeros beyond N. */
+/* `count` rows from `first` on, on their way to a tile; beyond N the last again, so that what is computed of them is finite. */
 static __device__ __forceinline__ void fetch(char *to, uint32_t chunk, const struct rows &from, const struct unit &u,
                                              uint32_t first, uint32_t count, const struct long16 &p)
 {
     to += u.chunk * chunk + u.byte;
     for (uint32_t i = u.row; i < count; i += u.step) {
-        const bool there = first + i < (uint32_t)p.x.patches;
-        ps_attention_fetch(to + i * 16, from.data + (there ? (first + i) * from.row : 0), there, p.x.unit);
+        ps_attention_fetch(to + i * 16, from.data + min(first + i, (uint32_t)p.x.patches - 1) * from.row, true, p.x.unit);
     }
 }
 
@@ -115,6 +119,16 @@ static __device__ __forceinline__ float part_of_delta(const char *mixed, uint32_
     return sum;
 }
 
+/* The bits of keys `key` and the next that are below the count. */
+static __device__ __forceinline__ uint32_t pair_of(uint32_t key, uint32_t count)
+{
+    return key + 1 < count ? ~0u : key < count ? 0xffffu : 0;
+}
+
+/* Weights are powers of 2 of a row's scores less a number that stays until one of them would be 2 or more: no maximum is looked for
+ * in most steps. It is the maximum, when it is taken, and this much, which the rest may grow by. */
+template <typename T> static constexpr float room = std::is_same<T, ps_bf16>::value ? 30.0f : 0.0f;
+
 template <typename T, int CHUNKS>
 static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) forward_kernel(const __grid_constant__ struct long16 p)
 {
@@ -133,7 +147,7 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) forward_kernel
     fetch(steps, p.chunk_step, from_k, unit_q, 0, STEP, p);
     fetch(steps + of_k, p.chunk_step, from_v, unit_v, 0, STEP, p);
     const float factor = p.x.scale * PS_LOG2_E, zero[1][4] = {};
-    float mixed[CHUNKS][4], sum[4] = {0, 0, 0, 0}, max[2] = {-INFINITY, -INFINITY};
+    float mixed[CHUNKS][4], sum[4] = {0, 0, 0, 0}, less[2] = {-INFINITY, -INFINITY};
     ps_zero(mixed);
 #pragma unroll 1
     for (uint32_t key0 = 0, now = 0; key0 < count; key0 += STEP, now ^= of_step) {
@@ -148,38 +162,49 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) forward_kernel
             continue;
         }
         const uint32_t keys = ps_shared_address(steps + now);
-        float s[2 * STEP_TILES][4];
-        ps_attention_scores<T, STEP_TILES>(s, zero, ps_shared_address(q + row0 * 16), keys, p.chunks_q, p.chunk, p.chunk_step);
-        if (key0 + STEP > count) {
+        uint32_t weights[STEP_TILES][4];
+        for (bool anew = key0 == 0;; anew = true) {
+            float s[2 * STEP_TILES][4];
+            ps_attention_scores<T, STEP_TILES>(s, zero, ps_shared_address(q + row0 * 16), keys, p.chunks_q, p.chunk, p.chunk_step);
+            if (anew) {
+                float most[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+                for (int j = 0; j < 8 * STEP_TILES; j++) {
+                    most[j % 4 / 2] = fmaxf(most[j % 4 / 2], s[j / 4][j % 4] * factor);
+                }
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    most[r] = fmaxf(less[r], ps_group_max<4>(most[r]) + room<T>);
+                    const float rescale = ps_exp2(less[r] - most[r]);
+                    less[r] = most[r];
+                    sum[2 * r] *= rescale;
+#pragma unroll
+                    for (int i = 0; i < CHUNKS; i++) {
+                        mixed[i][2 * r] *= rescale;
+                        mixed[i][2 * r + 1] *= rescale;
+                    }
+                }
+            }
 #pragma unroll
             for (int j = 0; j < 8 * STEP_TILES; j++) {
-                s[j / 4][j % 4] = key0 + j / 4 * 8 + lane % 4 * 2 + j % 2 < count ? s[j / 4][j % 4] : -INFINITY;
+                s[j / 4][j % 4] = ps_exp2(fmaf(s[j / 4][j % 4], factor, -less[j % 4 / 2]));
+            }
+            ps_attention_round<T, STEP_TILES>(weights, s);
+            uint32_t any = 0;
+#pragma unroll
+            for (int j = 0; j < 4 * STEP_TILES; j++) {
+                any |= weights[j / 4][j % 4];
+            }
+            if (anew || !__any_sync(0xffffffffu, any & 0x40004000u)) { /* the highest bit of exponents: 2 or more */
+                break;
             }
         }
-        float most[2] = {max[0], max[1]};
+        if (key0 + STEP > count) { /* nothing of what is no key */
 #pragma unroll
-        for (int j = 0; j < 8 * STEP_TILES; j++) {
-            most[j % 4 / 2] = fmaxf(most[j % 4 / 2], s[j / 4][j % 4]);
-        }
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            most[r] = ps_group_max<4>(most[r]); /* of a key at least: finite */
-            const float rescale = ps_exp2((max[r] - most[r]) * factor);
-            max[r] = most[r];
-            most[r] *= factor;
-            sum[2 * r] *= rescale;
-#pragma unroll
-            for (int i = 0; i < CHUNKS; i++) {
-                mixed[i][2 * r] *= rescale;
-                mixed[i][2 * r + 1] *= rescale;
+            for (int j = 0; j < 4 * STEP_TILES; j++) {
+                weights[j / 4][j % 4] &= pair_of(key0 + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
             }
         }
-#pragma unroll
-        for (int j = 0; j < 8 * STEP_TILES; j++) {
-            s[j / 4][j % 4] = ps_exp2(fmaf(s[j / 4][j % 4], factor, -most[j % 4 / 2]));
-        }
-        uint32_t weights[STEP_TILES][4];
-        ps_attention_round<T, STEP_TILES>(weights, s);
 #pragma unroll
         for (int j = 0; j < STEP_TILES; j++) {
             ps_mma16<T>(sum, weights[j], ps_ones<T>(), ps_ones<T>(), sum); /* in every column */
@@ -191,7 +216,7 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) forward_kernel
         for (int r = 0; r < 2; r++) {
             const uint32_t row = at.row + row0 + lane / 4 + r * 8;
             if (lane % 4 == 0 && row < count) {
-                p.x.logsum[(int64_t)at.matrix * count + row] = max[r] * p.x.scale + ps_log2(sum[2 * r]) * (1 / PS_LOG2_E);
+                p.x.logsum[(int64_t)at.matrix * count + row] = (less[r] + ps_log2(sum[2 * r])) * (1 / PS_LOG2_E);
             }
         }
         ps_attention_put<T, CHUNKS>(q + row0 * 16, mixed, __fdividef(1.0f, sum[0]), __fdividef(1.0f, sum[2]), p.chunks_v, p.chunk);
@@ -258,14 +283,14 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) query_gradient
         for (int j = 0; j < 8 * STEP_TILES; j++) {
             g[j / 4][j % 4] *= ps_exp2(fmaf(s[j / 4][j % 4], factor, -logsum[j % 4 / 2]));
         }
-        if (key0 + STEP > count) { /* nothing of what is no key */
-#pragma unroll
-            for (int j = 0; j < 8 * STEP_TILES; j++) {
-                g[j / 4][j % 4] = key0 + j / 4 * 8 + lane % 4 * 2 + j % 2 < count ? g[j / 4][j % 4] : 0.0f;
-            }
-        }
         uint32_t gradients[STEP_TILES][4];
         ps_attention_round<T, STEP_TILES>(gradients, g);
+        if (key0 + STEP > count) { /* nothing of what is no key */
+#pragma unroll
+            for (int j = 0; j < 4 * STEP_TILES; j++) {
+                gradients[j / 4][j % 4] &= pair_of(key0 + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
+            }
+        }
         ps_attention_mix<T, STEP_TILES, CHUNKS>(dq, gradients, keys, p.chunk_step);
     }
     __syncwarp();
@@ -439,7 +464,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[2][4], const float 
  * of the queries, and a barrier lies between one tile and the next, so no two warps are at the same. Keys that the block's warps
  * cannot hold at once come round by round. */
 template <typename T, int CHUNKS>
-static __global__ void __launch_bounds__(WARPS * 32) backward_kernel(const __grid_constant__ struct long16 p)
+static __global__ void __launch_bounds__(WARPS * 32, CHUNKS == 1 ? 2 : 1) backward_kernel(const __grid_constant__ struct long16 p)
 {
     ps_grid_begin();
     extern __shared__ float4 shared_memory[];
@@ -491,6 +516,10 @@ static __global__ void __launch_bounds__(WARPS * 32) backward_kernel(const __gri
             load(keys[i], ps_shared_address(k + own + i * 256), p.chunk_step);
             load(values[i], ps_shared_address(v + own + i * 256), p.chunk_step);
             load_turned(keys_turned[i], ps_shared_address(k + own + i * 256), p.chunk_step);
+#pragma unroll
+            for (int j = 0; j < 2 * CHUNKS; j++) { /* dq takes nothing of what is no key */
+                keys_turned[i][j / 2][j % 2] &= pair_of(key0 + i * 16 + j % 2 * 8 + lane % 4 * 2, count);
+            }
             ps_zero(dk[i]);
             ps_zero(dv[i]);
         }
@@ -538,12 +567,6 @@ static __global__ void __launch_bounds__(WARPS * 32) backward_kernel(const __gri
                 uint32_t weights[1][4], gradients[1][4];
                 ps_attention_round<T, 1>(weights, s);
                 ps_attention_round<T, 1>(gradients, g);
-                if (key0 + TILES * 16 > count) { /* nothing of what is no key */
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        gradients[0][j] = key0 + i * 16 + lane / 4 + j % 2 * 8 < count ? gradients[0][j] : 0;
-                    }
-                }
                 const uint32_t turned[4] = {ps_movmatrix(gradients[0][0]), ps_movmatrix(gradients[0][2]),
                                             ps_movmatrix(gradients[0][1]), ps_movmatrix(gradients[0][3])};
 #pragma unroll
@@ -598,12 +621,6 @@ bool ps_cuda_attention_long16_wanted(const struct ps_kernels *k, const struct ps
     return k->real != PS_F32 && call->x.patches > 64;
 }
 
-/* Units that a quarter of a warp brings at once lie in different banks. */
-static uint32_t padding(int units)
-{
-    return units > 4 ? 16 : units > 2 ? 32 : units > 1 ? 64 : 0;
-}
-
 typedef void kernel_type(struct long16);
 
 static enum ps_status launch_kernel(const struct ps_cuda_context *c, const char *op, kernel_type *kernel, int warps,
@@ -616,7 +633,7 @@ static enum ps_status launch_kernel(const struct ps_cuda_context *c, const char 
     PS_CUDA_LAUNCHED(op);
 }
 
-static struct long16 told(const struct ps_attention_launch &x, int blocks)
+static struct long16 told(const struct ps_attention_launch &x, int blocks, int warps)
 {
     struct long16 p = {};
     p.x = x;
@@ -627,6 +644,7 @@ static struct long16 told(const struct ps_attention_launch &x, int blocks)
     p.piece = ps_divisor_make(x.e);
     p.chunks_q = (uint32_t)(x.columns + 7) / 8;
     p.chunks_v = (uint32_t)(x.e + 7) / 8;
+    p.turned = (uint32_t)(warps * 32) - p.units_q.divisor * STEP % (uint32_t)(warps * 32);
     return p;
 }
 
@@ -643,7 +661,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     const int tiles = (x.patches + 15) / 16, units = x.columns * 2 / x.unit;
     const int blocks = (tiles + most_warps<CHUNKS> - 1) / most_warps<CHUNKS>;
     const int warps = std::max((tiles + blocks - 1) / blocks, (units + 31) / 32); /* a unit a thread */
-    struct long16 p = told(x, (tiles + warps - 1) / warps);
+    struct long16 p = told(x, (tiles + warps - 1) / warps, warps);
     const int of_q = (int)p.chunks_q, of_v = (int)p.chunks_v;
     p.chunk = chunk_of(warps * 16, units);
     p.chunk_step = chunk_of(STEP, units);
@@ -661,20 +679,33 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
 template <typename T, int CHUNKS>
 static enum ps_status launch_backward(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
-    constexpr int KEYS = own_tiles<CHUNKS> * 16; /* of a warp */
-    const int rows = (x.patches + 15) / 16 * 16, units = x.columns * 2 / x.unit;
-    const int owners = (x.patches + KEYS - 1) / KEYS, rounds = (owners + WARPS - 1) / WARPS;
-    const int warps = (owners + rounds - 1) / rounds;
-    struct long16 p = told(x, 1);
+    constexpr int KEYS = own_tiles<CHUNKS> * 16, RESIDENT = CHUNKS == 1 ? 16 : 8; /* of a warp; warps, by their registers */
+    const int rows = (x.patches + 15) / 16 * 16, units = x.columns * 2 / x.unit, owners = (x.patches + KEYS - 1) / KEYS;
+    struct long16 p = told(x, 1, 1);
     p.chunk = chunk_of(rows, units);
-    p.chunk_step = chunk_of(warps * KEYS, units);
     p.clear = x.columns % 8 != 0 || x.e % 8 != 0 || p.chunks_q < CHUNKS || p.chunks_v < CHUNKS;
-    const int64_t shared = 2 * CHUNKS * ((int64_t)p.chunk + p.chunk_step) + (int64_t)rows * (CHUNKS * 32 + 8);
+    const auto bytes = [&](int warps) {
+        return 2 * CHUNKS * ((int64_t)p.chunk + chunk_of(warps * KEYS, units)) + (int64_t)rows * (CHUNKS * 32 + 8);
+    };
+    /* As many warps as go over the keys in the fewest rounds of a multiprocessor's blocks: few, so that few wait for one another.
+     */
+    int warps = 0;
+    double best = 0;
+    for (int w = (units + 31) / 32; w <= std::min<int>(WARPS, owners); w++) {
+        const int64_t fit = std::min<int64_t>(RESIDENT / w, (c->shared_bytes + 1024) / (bytes(w) + 1024));
+        const int64_t blocks = std::min(fit, (x.matrices + c->multiprocessors - 1) / c->multiprocessors);
+        const double speed = bytes(w) > c->shared_bytes ? 0 : (double)blocks / ((owners + w - 1) / w);
+        if (speed > best) {
+            best = speed;
+            warps = w;
+        }
+    }
     /* Two kernels compute the scores twice, but have a block for every 128 rows. */
-    if (shared > c->shared_bytes || 2 * x.matrices < c->multiprocessors) {
+    if (warps == 0 || 2 * x.matrices < c->multiprocessors) {
         return launch<T, CHUNKS>(c, op, x, true);
     }
-    return launch_kernel(c, op, backward_kernel<T, CHUNKS>, warps, &p, (int)shared);
+    p.chunk_step = chunk_of(warps * KEYS, units);
+    return launch_kernel(c, op, backward_kernel<T, CHUNKS>, warps, &p, (int)bytes(warps));
 }
 
 template <typename T>

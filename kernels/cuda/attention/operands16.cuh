@@ -61,6 +61,37 @@ static __device__ __forceinline__ void ps_attention_clear(char *memory, uint32_t
 
 /* ---- products ---- */
 
+/* Matrices of 8 rows, one below the other, 16 TILES rows from `first` on, of one chunk; or their transposes. */
+template <int TILES, bool TURNED>
+static __device__ __forceinline__ void ps_attention_rows(uint32_t (&to)[2 * TILES], uint32_t first)
+{
+    first += threadIdx.x % 32 * 16; /* the upper half's addresses are not looked at where two matrices are read */
+#pragma unroll
+    for (int j = 0; j < TILES; j += 2) {
+        if (j + 1 < TILES) {
+            uint32_t y[4];
+            if constexpr (TURNED) {
+                ps_ldmatrix4_transposed_at(y, first + j * 256);
+            } else {
+                ps_ldmatrix4_at(y, first + j * 256);
+            }
+            to[2 * j] = y[0];
+            to[2 * j + 1] = y[1];
+            to[2 * j + 2] = y[2];
+            to[2 * j + 3] = y[3];
+        } else {
+            uint32_t y[2];
+            if constexpr (TURNED) {
+                ps_ldmatrix2_transposed_at(y, first + j * 256);
+            } else {
+                ps_ldmatrix2_at(y, first + j * 256);
+            }
+            to[2 * j] = y[0];
+            to[2 * j + 1] = y[1];
+        }
+    }
+}
+
 /* sum [16, 16 TILES] = start + rows of a times rows of b, over 16 columns; over 8, from here on. start: a quadruple for every 8
  * columns, in turn. */
 template <typename T, int TILES, int STARTS>
@@ -82,14 +113,12 @@ template <typename T, int TILES, int STARTS>
 static __device__ __forceinline__ void ps_attention_scores8(float (&sum)[2 * TILES][4], const float (&start)[STARTS][4], uint32_t a,
                                                             uint32_t b)
 {
-    uint32_t x[2];
+    uint32_t x[2], y[2 * TILES];
     ps_ldmatrix2_at(x, a);
+    ps_attention_rows<TILES, false>(y, b);
 #pragma unroll
-    for (int j = 0; j < TILES; j++) {
-        uint32_t y[2];
-        ps_ldmatrix2_at(y, b + j * 256);
-        ps_mma8<T>(sum[2 * j], x[0], x[1], y[0], start[2 * j % STARTS]);
-        ps_mma8<T>(sum[2 * j + 1], x[0], x[1], y[1], start[(2 * j + 1) % STARTS]);
+    for (int j = 0; j < 2 * TILES; j++) {
+        ps_mma8<T>(sum[j], x[0], x[1], y[j], start[j % STARTS]);
     }
 }
 
@@ -99,7 +128,7 @@ static __device__ __forceinline__ void ps_attention_scores(float (&sum)[2 * TILE
                                                            uint32_t b, uint32_t chunks, uint32_t chunk, uint32_t chunk_b)
 {
     const uint32_t lane = threadIdx.x % 32;
-    const uint32_t last = b + lane % 16 * 16;
+    const uint32_t last = b;
     a += lane % 16 * 16 + lane / 16 * chunk;
     b += (lane / 16 * 8 + lane % 8) * 16 + lane / 8 % 2 * chunk_b;
     if (chunks == 1) {
@@ -133,6 +162,14 @@ static __device__ __forceinline__ void ps_attention_mix(float (&sum)[CHUNKS][4],
                                                         uint32_t chunk)
 {
     const uint32_t lane = threadIdx.x % 32;
+    if constexpr (CHUNKS % 2 != 0) {
+        uint32_t y[2 * TILES];
+        ps_attention_rows<TILES, true>(y, b + (CHUNKS - 1) * chunk);
+#pragma unroll
+        for (int j = 0; j < TILES; j++) {
+            ps_mma16<T>(sum[CHUNKS - 1], a[j], y[2 * j], y[2 * j + 1], sum[CHUNKS - 1]);
+        }
+    }
     b += lane % 16 * 16;
 #pragma unroll
     for (int j = 0; j < TILES; j++) {
@@ -142,11 +179,6 @@ static __device__ __forceinline__ void ps_attention_mix(float (&sum)[CHUNKS][4],
             ps_ldmatrix4_transposed_at(y, b + (i + lane / 16) * chunk + j * 256);
             ps_mma16<T>(sum[i], a[j], y[0], y[1], sum[i]);
             ps_mma16<T>(sum[i + 1], a[j], y[2], y[3], sum[i + 1]);
-        }
-        if constexpr (CHUNKS % 2 != 0) {
-            uint32_t y[2];
-            ps_ldmatrix2_transposed_at(y, b + (CHUNKS - 1) * chunk + j * 256);
-            ps_mma16<T>(sum[CHUNKS - 1], a[j], y[0], y[1], sum[CHUNKS - 1]);
         }
     }
 }
