@@ -111,6 +111,7 @@ static __device__ __forceinline__ float part_of_delta(const char *mixed, uint32_
                                                       uint32_t chunks)
 {
     float sum = 0.0f;
+#pragma unroll 1
     for (uint32_t i = 0; i < chunks; i++) {
         const uint32_t a = *(const uint32_t *)(mixed + i * of_mixed + threadIdx.x % 4 * 4);
         const uint32_t b = *(const uint32_t *)(up + i * of_up + threadIdx.x % 4 * 4);
@@ -459,10 +460,10 @@ static __device__ __forceinline__ void multiply(float (&sum)[2][4], const float 
 }
 
 /* A block takes a whole head: queries, d_mixed and dq's sums, in float, lie in shared memory; a warp has 32 or 64 keys, and dk and
- * dv of them, in registers, and goes over the queries by 16. With scores turned, keys by queries, weights and gradients are dv's
- * and dk's operands at once; the gradients turned back are dq's, whose sums go from one warp to the next: warp w begins with tile w
- * of the queries, and a barrier lies between one tile and the next, so no two warps are at the same. Keys that the block's warps
- * cannot hold at once come round by round. */
+ * dv of them, in registers, and goes over the queries by 16, as many in a turn as it has keys. With scores turned, keys by queries,
+ * weights and gradients are dv's and dk's operands at once; the gradients turned back are dq's, whose sums go from one warp to the
+ * next: warp w begins with turn w, and a barrier lies between one turn and the next, so no two warps add to the same sums. Keys
+ * that the block's warps cannot hold at once come round by round. */
 template <typename T, int CHUNKS>
 static __global__ void __launch_bounds__(WARPS * 32, CHUNKS == 1 ? 2 : 1) backward_kernel(const __grid_constant__ struct long16 p)
 {
@@ -471,7 +472,8 @@ static __global__ void __launch_bounds__(WARPS * 32, CHUNKS == 1 ? 2 : 1) backwa
     constexpr int TILES = own_tiles<CHUNKS>;
     const struct place at(p);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    const uint32_t count = (uint32_t)p.x.patches, tiles = (count + 15) / 16, all = tiles * 16, round = warps * TILES * 16;
+    const uint32_t count = (uint32_t)p.x.patches, tiles = (count + 15) / 16, all = tiles * 16;
+    const uint32_t turns = (tiles + TILES - 1) / TILES, round = warps * TILES * 16; /* at least as many turns as warps */
     char *const q = (char *)shared_memory, *const up = q + CHUNKS * p.chunk;
     float4 *const dq = (float4 *)(up + CHUNKS * p.chunk);                                  /* [tiles, CHUNKS, 32] */
     float *const logsum = (float *)(dq + tiles * CHUNKS * 32), *const less = logsum + all; /* to the base of 2; delta, negative */
@@ -524,61 +526,62 @@ static __global__ void __launch_bounds__(WARPS * 32, CHUNKS == 1 ? 2 : 1) backwa
             ps_zero(dv[i]);
         }
 #pragma unroll 1
-        for (uint32_t step = 0, tile = warp; step < tiles; step++, tile = tile + 1 < tiles ? tile + 1 : 0) {
-            __syncthreads(); /* the warp before has added to this tile's dq */
-            if (key0 >= count) {
-                continue;
-            }
-            struct operand<CHUNKS> queries, ups;
-            uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
-            float there[4], start[2][4], sum[CHUNKS][4];
-            load(queries, ps_shared_address(q + tile * 256), p.chunk);
-            load(ups, ps_shared_address(up + tile * 256), p.chunk);
-            load_turned(queries_turned, ps_shared_address(q + tile * 256), p.chunk);
-            load_turned(ups_turned, ps_shared_address(up + tile * 256), p.chunk);
+        for (uint32_t step = 0, turn = warp; step < turns; step++, turn = turn + 1 < turns ? turn + 1 : 0) {
+            __syncthreads(); /* the warp before has added to this turn's dq */
+            const uint32_t end = key0 < count ? min((turn + 1) * TILES, tiles) : 0;
+#pragma unroll 1
+            for (uint32_t tile = turn * TILES; tile < end; tile++) {
+                struct operand<CHUNKS> queries, ups;
+                uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
+                float there[4], start[2][4], sum[CHUNKS][4];
+                load(queries, ps_shared_address(q + tile * 256), p.chunk);
+                load(ups, ps_shared_address(up + tile * 256), p.chunk);
+                load_turned(queries_turned, ps_shared_address(q + tile * 256), p.chunk);
+                load_turned(ups_turned, ps_shared_address(up + tile * 256), p.chunk);
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const float2 a = *(const float2 *)(logsum + tile * 16 + i * 8 + lane % 4 * 2);
-                const float2 b = *(const float2 *)(less + tile * 16 + i * 8 + lane % 4 * 2);
-                there[2 * i] = a.x;
-                there[2 * i + 1] = a.y;
-                start[i][0] = start[i][2] = b.x;
-                start[i][1] = start[i][3] = b.y;
-            }
-            float4 *const to = dq + tile * CHUNKS * 32 + lane;
-#pragma unroll
-            for (int i = 0; i < CHUNKS; i++) {
-                const float4 before = to[i * 32];
-                sum[i][0] = before.x;
-                sum[i][1] = before.y;
-                sum[i][2] = before.z;
-                sum[i][3] = before.w;
-            }
-#pragma unroll
-            for (int i = 0; i < TILES; i++) {
-                float s[2][4], g[2][4];
-                multiply<T>(s, zero, keys[i], queries);
-                multiply<T>(g, start, values[i], ups);
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    s[j / 4][j % 4] = ps_exp2(fmaf(s[j / 4][j % 4], factor, -there[j / 4 * 2 + j % 2]));
-                    g[j / 4][j % 4] *= s[j / 4][j % 4];
+                for (int i = 0; i < 2; i++) {
+                    const float2 a = *(const float2 *)(logsum + tile * 16 + i * 8 + lane % 4 * 2);
+                    const float2 b = *(const float2 *)(less + tile * 16 + i * 8 + lane % 4 * 2);
+                    there[2 * i] = a.x;
+                    there[2 * i + 1] = a.y;
+                    start[i][0] = start[i][2] = b.x;
+                    start[i][1] = start[i][3] = b.y;
                 }
-                uint32_t weights[1][4], gradients[1][4];
-                ps_attention_round<T, 1>(weights, s);
-                ps_attention_round<T, 1>(gradients, g);
-                const uint32_t turned[4] = {ps_movmatrix(gradients[0][0]), ps_movmatrix(gradients[0][2]),
-                                            ps_movmatrix(gradients[0][1]), ps_movmatrix(gradients[0][3])};
+                float4 *const to = dq + tile * CHUNKS * 32 + lane;
 #pragma unroll
-                for (int j = 0; j < CHUNKS; j++) {
-                    ps_mma16<T>(dv[i][j], weights[0], ups_turned[j][0], ups_turned[j][1], dv[i][j]);
-                    ps_mma16<T>(dk[i][j], gradients[0], queries_turned[j][0], queries_turned[j][1], dk[i][j]);
-                    ps_mma16<T>(sum[j], turned, keys_turned[i][j][0], keys_turned[i][j][1], sum[j]);
+                for (int i = 0; i < CHUNKS; i++) {
+                    const float4 before = to[i * 32];
+                    sum[i][0] = before.x;
+                    sum[i][1] = before.y;
+                    sum[i][2] = before.z;
+                    sum[i][3] = before.w;
                 }
-            }
 #pragma unroll
-            for (int i = 0; i < CHUNKS; i++) {
-                to[i * 32] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+                for (int i = 0; i < TILES; i++) {
+                    float s[2][4], g[2][4];
+                    multiply<T>(s, zero, keys[i], queries);
+                    multiply<T>(g, start, values[i], ups);
+#pragma unroll
+                    for (int j = 0; j < 8; j++) {
+                        s[j / 4][j % 4] = ps_exp2(fmaf(s[j / 4][j % 4], factor, -there[j / 4 * 2 + j % 2]));
+                        g[j / 4][j % 4] *= s[j / 4][j % 4];
+                    }
+                    uint32_t weights[1][4], gradients[1][4];
+                    ps_attention_round<T, 1>(weights, s);
+                    ps_attention_round<T, 1>(gradients, g);
+                    const uint32_t turned[4] = {ps_movmatrix(gradients[0][0]), ps_movmatrix(gradients[0][2]),
+                                                ps_movmatrix(gradients[0][1]), ps_movmatrix(gradients[0][3])};
+#pragma unroll
+                    for (int j = 0; j < CHUNKS; j++) {
+                        ps_mma16<T>(dv[i][j], weights[0], ups_turned[j][0], ups_turned[j][1], dv[i][j]);
+                        ps_mma16<T>(dk[i][j], gradients[0], queries_turned[j][0], queries_turned[j][1], dk[i][j]);
+                        ps_mma16<T>(sum[j], turned, keys_turned[i][j][0], keys_turned[i][j][1], sum[j]);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < CHUNKS; i++) {
+                    to[i * 32] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+                }
             }
         }
 #pragma unroll
