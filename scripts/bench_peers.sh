@@ -7,7 +7,8 @@
 #                       in bf16 beside ours, and in tf32 beside our three others
 #   --results FILE      where the lines of all measurements are kept; else runs/peers.txt. scripts/peers/table.py FILE makes the
 #                       table of them again
-#   --limit SECONDS     the longest that one measurement may take, compiling included; else 300
+#   --limit SECONDS     the longest that a peer may compile, and again that it may be timed; else 300
+#   --ahead SHAPES      of how many shapes the peers compile side by side, before they are timed one after the other; else 1
 # PS_PROGRAMS: the folder of the programs, build/auto if unset. The peers run by python3. Each measurement is a process of its own
 # and a line; one that runs out of memory, out of time or fails is named in the table, and the others go on.
 set -euo pipefail
@@ -17,13 +18,17 @@ fail() {
     echo "bench_peers: $1" >&2
     exit 2
 }
-words=() results='' limit=300
+words=() results='' limit=300 ahead=1
 while [ $# -gt 0 ]; do
     case $1 in
         --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit ;;
-        --results | --limit)
+        --results | --limit | --ahead)
             [ $# -ge 2 ] || fail "$1 needs a value (--help)"
-            if [ "$1" = --results ]; then results=$(realpath -m -- "$2"); else limit=$2; fi
+            case $1 in
+                --results) results=$(realpath -m -- "$2") ;;
+                --limit) limit=$2 ;;
+                --ahead) ahead=$2 ;;
+            esac
             shift ;;
         -*) fail "$1: unknown (--help)" ;;
         *) words+=("$1") ;;
@@ -32,6 +37,7 @@ while [ $# -gt 0 ]; do
 done
 [ ${#words[@]} -le 3 ] || fail "${words[3]}: a device, shapes and precisions at most (--help)"
 [[ $limit =~ ^[1-9][0-9]{0,5}$ ]] || fail "--limit: $limit: whole seconds"
+[[ $ahead =~ ^[1-9][0-9]?$ ]] || fail "--ahead: $ahead: shapes, 1 to 99"
 cd "$(dirname "$0")/.."
 programs=${PS_PROGRAMS:-build/auto} results=${results:-$PWD/runs/peers.txt} device=${words[0]:-cuda}
 case $device in
@@ -65,22 +71,30 @@ for peer in jax torch; do
     fi
 done
 
-# measure WHO SHAPE PRECISION COMMAND...: its line, the last of what the command prints, into the results
-measure() {
-    local who=$1 shape=$2 precision=$3 code=0 why
-    shift 3
-    OMP_WAIT_POLICY=passive timeout --kill-after=10 "$limit" "$@" >"$work/out" 2>"$work/err" || code=$?
-    if [ $code -eq 0 ]; then
-        tail -n 1 "$work/out" | tee -a "$results"
+# run NAME LIMIT COMMAND...: its output, errors and exit code in files of that name
+run() {
+    local code=0
+    OMP_WAIT_POLICY=passive timeout --kill-after=10 "$2" "${@:3}" >"$work/$1.out" 2>"$work/$1.err" &
+    echo $! >"$work/$1.pid"
+    wait $! || code=$?
+    echo $code >"$work/$1.code"
+}
+
+# result WHO SHAPE PRECISION: the line of what has run, the last that it printed, into the results
+result() {
+    local name=$1.$2.$3 code why
+    code=$(<"$work/$name.code")
+    if [ "$code" -eq 0 ]; then
+        tail -n 1 "$work/$name.out" | tee -a "$results"
         return
-    elif [ $code -eq 124 ]; then
+    elif [ "$code" -eq 124 ] || [ "$code" -eq 143 ]; then
         why="not within $limit s"
-    elif grep -qiE 'out of memory|RESOURCE_EXHAUSTED|MemoryError' "$work/err"; then
+    elif grep -qiE 'out of memory|RESOURCE_EXHAUSTED|MemoryError' "$work/$name.err"; then
         why="out of memory"
     else
-        why="exit code $code: $({ grep -v '^[[:space:]]*$' "$work/err" || true; } | tail -n 1 | cut -c 1-200)"
+        why="exit code $code: $({ grep -v '^[[:space:]]*$' "$work/$name.err" || true; } | tail -n 1 | cut -c 1-200)"
     fi
-    printf '%-5s %-17s %-4s no figure: %s\n' "$who" "$shape" "$precision" "$why" | tee -a "$results"
+    printf '%-5s %-17s %-4s no figure: %s\n' "$1" "$2" "$3" "$why" | tee -a "$results"
 }
 
 ours() {
@@ -90,23 +104,50 @@ ours() {
 export -f ours
 export programs work device
 
-for shape in $shapes; do
-    mapfile -t sample < <(python3 scripts/peers/shapes.py sample "$shape")
-    if [ ! -e "$work/${sample[0]}" ]; then
-        "$programs/sample_series" "$work/${sample[0]}" "${sample[@]:1}" >/dev/null
-    fi
-    python3 scripts/peers/shapes.py config "$shape" "$work/${sample[0]}" >"$work/config.yaml"
-    timed=' '
-    for precision in ${precisions//,/ }; do
-        measure ours "$shape" "$precision" bash -ec 'ours "$@"' ours "$shape" "$precision"
-        theirs=$precision
-        [ "$device" = cpu ] || [ "$precision" = bf16 ] || theirs=tf32
-        [[ $timed != *" $theirs "* ]] || continue
-        timed+="$theirs "
-        for peer in "${peers[@]}"; do
-            measure "$peer" "$shape" "$theirs" python3 "scripts/peers/${peer}_step.py" --device "$device" "$shape" "$theirs"
+# The precisions that the peers are timed in.
+rivals=''
+for precision in ${precisions//,/ }; do
+    [ "$device" = cpu ] || [ "$precision" = bf16 ] || precision=tf32
+    [[ " $rivals " == *" $precision "* ]] || rivals+=" $precision"
+done
+
+# Peers wait for their turn with what they have compiled (shapes.py: wait_for_turn); memory is theirs by need alone.
+export XLA_PYTHON_CLIENT_PREALLOCATE=false
+mapfile -t shapes <<<"$shapes"
+for ((first = 0; first < ${#shapes[@]}; first += ahead)); do
+    names=() begun=$SECONDS
+    for shape in "${shapes[@]:first:ahead}"; do
+        for precision in $rivals; do
+            for peer in "${peers[@]}"; do
+                names+=("$peer.$shape.$precision")
+                PS_TURN=$work/${names[-1]} run "${names[-1]}" $((limit * (ahead + 1))) \
+                    python3 "scripts/peers/${peer}_step.py" --device "$device" "$shape" "$precision" &
+            done
         done
     done
+    for name in "${names[@]}"; do
+        until [ -e "$work/$name.ready" ] || [ -e "$work/$name.code" ] || [ $SECONDS -gt $((begun + limit)) ]; do sleep 0.1; done
+        [ -e "$work/$name.ready" ] || [ -e "$work/$name.code" ] || kill "$(<"$work/$name.pid")"
+    done
+    for shape in "${shapes[@]:first:ahead}"; do
+        mapfile -t sample < <(python3 scripts/peers/shapes.py sample "$shape")
+        if [ ! -e "$work/${sample[0]}" ]; then
+            "$programs/sample_series" "$work/${sample[0]}" "${sample[@]:1}" >/dev/null
+        fi
+        python3 scripts/peers/shapes.py config "$shape" "$work/${sample[0]}" >"$work/config.yaml"
+        for precision in ${precisions//,/ }; do
+            run "ours.$shape.$precision" "$limit" bash -ec 'ours "$@"' ours "$shape" "$precision"
+            result ours "$shape" "$precision"
+        done
+        for precision in $rivals; do
+            for peer in "${peers[@]}"; do
+                touch "$work/$peer.$shape.$precision.go"
+                until [ -e "$work/$peer.$shape.$precision.code" ]; do sleep 0.1; done
+                result "$peer" "$shape" "$precision"
+            done
+        done
+    done
+    wait
 done
 echo
 python3 scripts/peers/table.py "$results"

@@ -26,6 +26,13 @@ static inline struct result run(const char *program, char *const *arguments)
     return process_end(&p);
 }
 
+/* Whether a window's forecasts in two programs agree: the same bits on the CPU; on a GPU, whose products are chosen by the number
+ * of rows that are computed at once, to rounding. */
+static inline int same_forecast(float a, float b)
+{
+    return a == b || (strcmp(device, "cuda") == 0 && fabsf(a - b) <= 1e-5f * fmaxf(1, fabsf(b)));
+}
+
 /* train on the device into a run folder. */
 static inline struct process start_train(const char *dir, char *const *more)
 {

@@ -156,14 +156,14 @@ static const struct expected of_models[] = {
      "scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention warp_float, "
      "backward warp_float"},
     {SEED28K, PS_PRECISION_BF16, &h200,
-     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
-     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
-     "cublaslt, scores tiny, mixed tiny, dv tiny, head panel, head dz panel, head dw panel, attention short16, "
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw gradient16, wo wgmma16, wo dx "
+     "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
+     " dw gradient16, scores tiny, mixed tiny, dv tiny, head panel, head dz panel, head dw panel, attention short16, "
      "backward short16"},
     {SEED28K, PS_FP16, &h200,
-     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
-     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
-     "cublaslt, scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel, attention "
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw gradient16, wo wgmma16, wo dx "
+     "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
+     " dw gradient16, scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel, attention "
      "short16, backward short16"},
     {ETTH1, PS_FP32, &h200,
      "embedding cublaslt, embedding dw split, qkv rows, qkv dx cublaslt, qkv dw apart, wo cublaslt, wo dx cublaslt, "
@@ -176,14 +176,14 @@ static const struct expected of_models[] = {
      "scores warp, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention warp_float, "
      "backward warp_float"},
     {ETTH1, PS_PRECISION_BF16, &h200,
-     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
-     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
-     "cublaslt, scores warp, mixed tiny, dv tiny, head panel, head dz panel, head dw panel, attention short16, "
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw gradient16, wo wgmma16, wo dx "
+     "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
+     " dw gradient16, scores warp, mixed tiny, dv tiny, head panel, head dz panel, head dw panel, attention short16, "
      "backward short16"},
     {ETTH1, PS_FP16, &h200,
-     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
-     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
-     "cublaslt, scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel, attention "
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw gradient16, wo wgmma16, wo dx "
+     "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
+     " dw gradient16, scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel, attention "
      "short16, backward short16"},
     {WEATHER, PS_FP32, &h200,
      "embedding rows, embedding dw split, qkv rows, qkv dx rows, qkv dw gradient, wo rows, wo dx rows, "
@@ -196,15 +196,15 @@ static const struct expected of_models[] = {
      "scores tiny, mixed tiny, dv tiny, head cublaslt, head dz rows, head dw gradient, attention warp_float, "
      "backward warp_float"},
     {WEATHER, PS_PRECISION_BF16, &h200,
-     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
-     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
-     "cublaslt, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw gradient16, wo wgmma16, wo dx "
+     "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
+     " dw gradient16, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
      "short16, backward short16"},
     {WEATHER, PS_FP16, &h200,
-     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
-     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
-     "cublaslt, scores refused, mixed refused, dv refused, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
-     "short16, backward short16"},
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw gradient16, wo wgmma16, wo dx "
+     "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
+     " dw gradient16, scores refused, mixed refused, dv refused, head cublaslt, head dz cublaslt, head dw cublaslt, "
+     "attention short16, backward short16"},
     {ELECTRICITY, PS_FP32, &h200,
      "embedding rows, embedding dw split, qkv rows, qkv dx rows, qkv dw gradient, wo rows, wo dx rows, "
      "wo dw gradient, ffn1 rows, ffn1 dx rows, ffn1 dw gradient, ffn2 rows, ffn2 dx rows, ffn2 dw gradient, "
@@ -216,15 +216,15 @@ static const struct expected of_models[] = {
      "scores tiny, mixed tiny, dv tiny, head cublaslt, head dz rows, head dw gradient, attention warp_float, "
      "backward warp_float"},
     {ELECTRICITY, PS_PRECISION_BF16, &h200,
-     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
-     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
-     "cublaslt, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw gradient16, wo wgmma16, wo dx "
+     "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
+     " dw gradient16, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
      "short16, backward short16"},
     {ELECTRICITY, PS_FP16, &h200,
-     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw cublaslt, wo wgmma16, wo dx "
-     "wgmma16, wo dw cublaslt, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw cublaslt, ffn2 wgmma16, ffn2 dx wgmma16, ffn2 dw "
-     "cublaslt, scores refused, mixed refused, dv refused, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
-     "short16, backward short16"},
+     "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw gradient16, wo wgmma16, wo dx "
+     "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
+     " dw gradient16, scores refused, mixed refused, dv refused, head cublaslt, head dz cublaslt, head dw cublaslt, "
+     "attention short16, backward short16"},
     {SEED28K, PS_TF32, &a100,
      "embedding cublaslt, embedding dw split, qkv cublaslt, qkv dx cublaslt, qkv dw apart, wo cublaslt, "
      "wo dx cublaslt, wo dw apart, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw apart, ffn2 cublaslt, ffn2 dx cublaslt, "

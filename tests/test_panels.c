@@ -1125,7 +1125,7 @@ START_TEST(forecasts_of_quantiles)
     write_panel(&made);
     write_config(data.text, "  split: [30, 12, 12]\n");
     struct path dir = new_dir("quantiles"), out = new_dir("quantiles.h5"), best = in_run(dir.text, "checkpoints/best.h5");
-    free(printed("train", ARGS(config.text, "--device", "cpu", "--run-dir", dir.text, "--set", "train.loss=quantile")));
+    free(printed("train", ARGS(config.text, "--device", (char *)device, "--run-dir", dir.text, "--set", "train.loss=quantile")));
     free(printed("forecast", ARGS(best.text, "--out", out.text)));
     char *all = printed("forecast", ARGS(best.text)), *rest = all, *line = strsep(&rest, "\n");
     ck_assert_str_eq(line, "id,time,value,value_q10,value_q50,value_q90");
@@ -1172,7 +1172,7 @@ START_TEST(forecasts_from_times)
     write_config(data.text, "  split: [30, 12, 12]\n");
     struct path dir = new_dir("times"), csv = new_dir("long.csv"), out = new_dir("times.h5"), saved = new_dir("val.h5");
     struct path best = in_run(dir.text, "checkpoints/best.h5");
-    free(printed("train", ARGS(config.text, "--device", "cpu", "--run-dir", dir.text)));
+    free(printed("train", ARGS(config.text, "--device", (char *)device, "--run-dir", dir.text)));
 
     /* One time after another, and all at once. */
     char *text[LAST], *all, *rest, *line;
@@ -1357,7 +1357,11 @@ static void set_up(void)
 {
     const char *found = getenv("PS_PROGRAMS");
     programs = found ? found : "build";
-    device = "cpu";
+    const char *wanted = getenv("PS_TEST_DEVICE");
+    device = wanted && *wanted ? wanted : "cpu";
+    if (strcmp(device, "cpu") == 0) {
+        setenv("CUDA_VISIBLE_DEVICES", "", 1); /* what is run without --device computes on it too */
+    }
     folder = folder_make();
     data = path_of("%.400s/panel.h5", folder.text);
     config = path_of("%.400s/config.yaml", folder.text);
