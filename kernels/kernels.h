@@ -588,8 +588,8 @@ struct ps_encoder_sizes {
     int64_t layers, n_heads, d_ff;
     struct ps_encoder_layout layout;
     double epsilon;
-    struct ps_dropout
-        dropout; /* the first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); 3 a layer */
+    /* The first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); 3 a layer. first: of d columns. */
+    struct ps_dropout dropout;
 };
 
 /* Every layer: stream[layers] of stream[0] (those between may be left as they are); what backward reads again, in `kept`.
@@ -739,8 +739,8 @@ struct ps_kernels {
     /* *text, malloc'ed: what `tune` has found, one line a product, for ps_kernels_options.tuning. NULL where tune is. */
     enum ps_status (*tuning)(const struct ps_kernels *k, char **text);
     /* The name of the way that an operation would take with these arguments; nothing runs, and no tensor's memory is read. NULL: it
-     * would refuse them, or has one way only. Products: warp, tiny, split, rows, gradient, gradient16, wgmma16, panel, cublaslt; gemm_bias
-     * and gemm_gradient also apart, when their parts follow one another as operations of their own. Attention: warp_fp16,
+     * would refuse them, or has one way only. Products: warp, tiny, split, rows, gradient, gradient16, wgmma16, panel, cublaslt;
+     * gemm_bias and gemm_gradient also apart, when their parts follow one another as operations of their own. Attention: warp_fp16,
      * warp_float, tiled. docs/kernels.md says which takes what. NULL where no operation has several. */
     const char *(*way)(const struct ps_kernels *k, enum ps_op op, const void *arguments);
     /* What is enqueued between BEGIN and END runs beside what follows END, until JOIN: what follows that waits for both. One at a

@@ -50,7 +50,6 @@ struct call {
     int may_refuse; /* PS_UNSUPPORTED is an answer too */
     int may_be_nan; /* NaN where the reference has it is right */
     int has_dropout;
-    int of_share; /* of a part of a batch that ranks share, which CUDA does not serve */
     struct operand operands[MAX_TENSORS];
     int buffers;
     struct buffer buffer[MAX_TENSORS];

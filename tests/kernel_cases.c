@@ -58,7 +58,6 @@ static const char *set_dropout(struct call *c, int index, struct ps_dropout *dro
         c->has_dropout = 1;
         c->state.step = 0x100000007u;
         dropout->first = index % 8 == 7 ? UINT32_MAX - 4 : 0;
-        c->of_share |= dropout->first != 0;
         call_state(c, state_offset);
     }
     return names[index % 4];
@@ -585,8 +584,7 @@ static int build_batchnorm_backward(struct call *c, int index)
     if (!batch_size(size, &rows, &d)) {
         return 0;
     }
-    c->of_share = other >= 5;
-    if (!c->of_share) {
+    if (other < 5) {
         place(c, 0, REAL, OUT, NORMAL, rows, d);
     }
     place(c, 1, PARAMETER, ADD, NORMAL, d);

@@ -181,7 +181,6 @@ static inline enum ps_status run(struct table *t, const struct call *c, struct i
 struct outcome {
     /* Calls made; cases served of each operation and of each aliasing. */
     int64_t calls, covered[PS_OP_COUNT], aliased[MAX_TENSORS];
-    int64_t of_shares; /* left out on CUDA */
     int failures;
     double worst; /* share of its bound */
     double worst_error;

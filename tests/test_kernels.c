@@ -204,10 +204,6 @@ static struct bounds bounds_of(enum ps_precision precision, enum ps_op op)
 static void check_case(struct outcome *o, struct table *t, const struct call *c, const struct image *reference)
 {
     struct bounds bounds = bounds_of(t->precision, c->op);
-    if (c->of_share && strcmp(t->kernels->backend, "cuda") == 0) {
-        o->of_shares++;
-        return;
-    }
     if (!has_entry(t, c->op) || !check_call(o, t, c, c, reference, bounds)) {
         return;
     }
@@ -373,10 +369,6 @@ START_TEST(test_parity)
         struct table *t = &tables[i];
         printf("%s: %lld calls, %d failures; nearest its bound: %.2g (%s)\n", t->name, (long long)o->calls, o->failures,
                o->worst_error, o->worst_label);
-        if (o->of_shares > 0) {
-            printf("skipped: %s: %lld cases of parts of a batch that ranks share, which it does not serve\n", t->name,
-                   (long long)o->of_shares);
-        }
         failures += o->failures;
         for (int op = 0; op < PS_OP_COUNT; op++) {
             int other = op == PS_OP_encoder_forward || op == PS_OP_encoder_backward; /* in test_model */

@@ -260,6 +260,7 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->bias_residual_add = ps_cuda_bias_residual_add;
         k->bias_activation = ps_cuda_bias_activation;
         k->batchnorm_statistics = ps_cuda_batchnorm_statistics;
+        k->batchnorm_join = ps_cuda_batchnorm_join;
         k->batchnorm = ps_cuda_batchnorm;
         k->bias_residual_statistics = ps_cuda_bias_residual_statistics;
         k->rope = ps_cuda_rope;

@@ -208,6 +208,10 @@ static enum ps_status take(const struct ps_kernels *k, struct ps_encoder_request
     r->sequences = stream->size[1];
     r->patches = stream->size[2];
     r->d_model = stream->size[3];
+    if (r->dropout.threshold && (uint64_t)r->dropout.first * 8 % (uint64_t)r->d_model != 0) {
+        return ps_fail(PS_UNSUPPORTED, "encoder (cuda): a part that begins within a row of %lld, at block %u",
+                       (long long)r->d_model, r->dropout.first);
+    }
     r->u = stream->data;
     r->weights = weights->data;
     r->parameters = (const float *)parameters->data;
@@ -221,7 +225,7 @@ static enum ps_status check_embed(const struct ps_kernels *k, const struct ps_en
 {
     const struct ps_dropout *of = &r->dropout;
     if (plan->family->span(k, r, plan) < PS_SPAN_EMBEDDING || dropout->threshold != of->threshold || dropout->seed != of->seed ||
-        dropout->state != of->state) {
+        dropout->state != of->state || (of->threshold && dropout->first != of->first)) {
         return ps_fail(PS_UNSUPPORTED, "encoder: windows of %lld and patches of %lld are not embedded for d_model %lld",
                        (long long)r->seq_len, (long long)r->patch_len, (long long)r->d_model);
     }

@@ -12,16 +12,15 @@
 struct ps_encoder_request {
     int64_t sequences, patches, d_model, n_heads, d_ff, layers; /* S, N, d, h, f */
     struct ps_encoder_layout offsets;
-    const void *weights;     /* flat, real */
-    const float *parameters; /* flat, fp32: biases, gamma and beta are read here */
-    float *gradients;        /* flat, fp32, +=; backward only */
-    void *u;                 /* real [layers + 1, R, d]: u[0] is read, the others are written */
-    void *kept;              /* what backward reads again: the plan's kept_bytes; NULL forward: nothing is kept (inference) */
-    const void *dy;          /* real [R, d], gradient of u[layers] */
-    void *du;                /* real [R, d], gradient of u[0]; may be dy */
-    void *workspace;         /* of the family's workspace_bytes, zeroed once when it is allocated */
-    /* The first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); three more a layer. */
-    struct ps_dropout dropout;
+    const void *weights;       /* flat, real */
+    const float *parameters;   /* flat, fp32: biases, gamma and beta are read here */
+    float *gradients;          /* flat, fp32, +=; backward only */
+    void *u;                   /* real [layers + 1, R, d]: u[0] is read, the others are written */
+    void *kept;                /* what backward reads again: the plan's kept_bytes; NULL forward: nothing is kept (inference) */
+    const void *dy;            /* real [R, d], gradient of u[layers] */
+    void *du;                  /* real [R, d], gradient of u[0]; may be dy */
+    void *workspace;           /* of the family's workspace_bytes, zeroed once when it is allocated */
+    struct ps_dropout dropout; /* as ps_encoder_sizes has it */
     double epsilon;
     /* The embedding, of windows of seq_len and patches of patch_len (workspace and kept have room for it when it is served), and
      * the head of a training step, pred_len ahead. */
@@ -33,6 +32,18 @@ struct ps_encoder_request {
     const struct ps_adamw *update;                  /* and this, or NULL; only with head_gradient */
     bool fresh;                                     /* the kernel before may have written weights or parameters */
 };
+
+/* Rows before the request's, where it is a part of a batch that ranks share. */
+static inline uint32_t ps_rows_before(const struct ps_encoder_request *r)
+{
+    return (uint32_t)((uint64_t)r->dropout.first * 8 / (uint64_t)r->d_model);
+}
+
+/* ps_dropout.first after gelu. */
+static inline uint32_t ps_hidden_first(const struct ps_encoder_request *r)
+{
+    return ps_rows_before(r) * (uint32_t)(r->d_ff / 8);
+}
 
 /* Which kernels serve a request, found once for each number of sequences and kept (encoder/choose.cu). */
 struct ps_encoder_plan {

@@ -269,8 +269,7 @@ static __global__ void __launch_bounds__(embed_threads, embed_shape<STEPS, SPAN>
                 const uint32_t octet = octets + (uint32_t)r * (uint32_t)wide;
 #pragma unroll
                 for (int i = 0; i < 2 * shape::span; i++) {
-                    struct ps_block keep =
-                        ps_philox(e.dropout.seed, octet + i % 2 * (uint32_t)e.d + i / 2 * 4, e.dropout.site, step);
+                    struct ps_block keep = ps_draws(e.dropout, step, octet + i % 2 * (uint32_t)e.d + i / 2 * 4);
                     masks_of(keep, e.dropout.threshold);
 #pragma unroll
                     for (int j = 0; j < 4; j++) {
@@ -490,8 +489,7 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
             if (e.dropout.threshold) {
 #pragma unroll
                 for (int i = 0; i < loads; i++) {
-                    struct ps_block keep =
-                        ps_philox(e.dropout.seed, octet + (uint32_t)(i * apart) * (uint32_t)(wide / 8), e.dropout.site, step);
+                    struct ps_block keep = ps_draws(e.dropout, step, octet + (uint32_t)(i * apart) * (uint32_t)(wide / 8));
                     masks_of(keep, e.dropout.threshold);
                     words[i].x &= keep.word[0];
                     words[i].y &= keep.word[1];

@@ -91,7 +91,7 @@ static __device__ __forceinline__ void load_floats(float (&v)[8], const float *f
 /* drop() of the 8 from `element` on, but for the scale. */
 static __device__ __forceinline__ void drop(float (&v)[8], const struct ps_dropout &d, uint64_t step, int64_t element)
 {
-    const struct ps_block draws = ps_philox(d.seed, (uint32_t)(element / 8), d.site, step);
+    const struct ps_block draws = ps_draws(d, step, (uint32_t)(element / 8));
     const uint32_t below = ps_below(d.threshold), minus_below = ps_minus_below(d.threshold);
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {

@@ -1,4 +1,4 @@
-/* BatchNorm over rows (Ioffe and Szegedy 2015): batchnorm_statistics, bias_residual_statistics, batchnorm.
+/* BatchNorm over rows (Ioffe and Szegedy 2015): batchnorm_statistics, bias_residual_statistics, batchnorm_join, batchnorm.
  *
  * Why: the columns are few (16 to 1024) and the rows many (up to 900,000), so a block takes up to 128 columns and a share of the
  * rows, and a thread keeps its columns' sums in registers: of differences from the block's first row, merged by Chan's formula
@@ -9,7 +9,7 @@
  *
  * Memory bounds all. Bytes, in float and half of them in bf16: batchnorm_statistics (mean, var =, the running ones moved) 4 R d,
  * flops 4 R d; bias_residual_statistics (y = besides) 12 R d, flops 7 R d; batchnorm (y =) 8 R d, flops 4 R d. Besides, 8 d for
- * each block's partial row (L2). */
+ * each block's partial row (L2). batchnorm_join (mean, var =, the running ones moved) 8 d for each rank, flops 8 d. */
 #include "kernels/cuda/ops/columns.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
 
@@ -75,7 +75,19 @@ static __device__ __forceinline__ void merge_block(float *partials, const float 
     }
 }
 
-/* By the last block of a tile: mean and var of its columns; the running ones move unless one is not finite. */
+/* mean and var of n rows; the running ones move unless one is not finite. */
+static __device__ __forceinline__ void put_statistics(float *to_mean, float *to_var, float *running_mean, float *running_var,
+                                                      double mean, double var, double n, double momentum)
+{
+    *to_mean = (float)mean;
+    *to_var = (float)var;
+    if (isfinite((float)mean) && isfinite((float)var)) {
+        *running_mean += (float)(momentum * (mean - *running_mean));
+        *running_var += (float)(momentum * (var * (n / (n - 1.0)) - *running_var));
+    }
+}
+
+/* By the last block of a tile: mean and var of its columns. */
 template <int VEC>
 static __device__ __forceinline__ void finish_statistics(const struct statistics &m, const struct sharing &s, int tile,
                                                          double *shared)
@@ -95,12 +107,7 @@ static __device__ __forceinline__ void finish_statistics(const struct statistics
         double var = second[j] / n - away * away;
         var = var < 0.0 ? 0.0 : var; /* what is not a number stays that */
         const int i = column + j;
-        m.mean[i] = (float)mean;
-        m.var[i] = (float)var;
-        if (isfinite((float)mean) && isfinite((float)var)) {
-            m.running_mean[i] += (float)(m.momentum * (mean - m.running_mean[i]));
-            m.running_var[i] += (float)(m.momentum * (var * (n / (n - 1.0)) - m.running_var[i]));
-        }
+        put_statistics(m.mean + i, m.var + i, m.running_mean + i, m.running_var + i, mean, var, n, m.momentum);
     }
 }
 
@@ -136,7 +143,7 @@ static __device__ __forceinline__ void drop_rows(float (&v)[FLIGHT][VEC], const 
             if constexpr (VEC == 1) {
                 v[r][0] = ps_dropped(dropout, ps_draw(dropout, step, element + r * height), v[r][0]);
             } else {
-                const struct ps_block draws = ps_philox(dropout.seed, (uint32_t)((element + r * height) / 8), dropout.site, step);
+                const struct ps_block draws = ps_draws(dropout, step, (uint32_t)((element + r * height) / 8));
 #pragma unroll
                 for (int j = 0; j < VEC; j++) {
                     v[r][j] = ps_dropped(dropout, ps_draw16(&draws, j), v[r][j]);
@@ -240,6 +247,40 @@ static __global__ void __launch_bounds__(block, resident)
     if (last_of_tile(m.tickets, at.tile, s.shares)) {
         finish_statistics<VEC>(m, s, at.tile, shared);
     }
+}
+
+/* ---- those of all ranks ---- */
+
+struct joining {
+    float *mean, *var, *running_mean, *running_var;
+    const float *parts; /* [ranks, 2, d] */
+    struct ps_shares shares;
+    int64_t rows; /* of a window */
+    double momentum;
+    int d;
+};
+
+/* A thread a column, ranks in their order. */
+static __global__ void __launch_bounds__(128) join_columns(const struct joining a)
+{
+    ps_grid_begin();
+    const int i = (int)(blockIdx.x * 128 + threadIdx.x);
+    if (i >= a.d) {
+        return;
+    }
+    const double all = (double)(a.shares.windows * a.rows);
+    double mean = 0.0, squares = 0.0;
+    for (int r = 0; r < a.shares.ranks; r++) {
+        const double rows = (double)(ps_share_count(&a.shares, r) * a.rows);
+        mean += rows > 0.0 ? rows / all * (double)a.parts[(int64_t)2 * r * a.d + i] : 0.0;
+    }
+    for (int r = 0; r < a.shares.ranks; r++) {
+        const double rows = (double)(ps_share_count(&a.shares, r) * a.rows);
+        const float *const part = a.parts + (int64_t)2 * r * a.d + i;
+        const double apart = rows > 0.0 ? (double)part[0] - mean : 0.0;
+        squares += rows > 0.0 ? rows * ((double)part[a.d] + apart * apart) : 0.0;
+    }
+    put_statistics(a.mean + i, a.var + i, a.running_mean + i, a.running_var + i, mean, squares / all, all, a.momentum);
 }
 
 /* ---- normalisation ---- */
@@ -389,6 +430,32 @@ static enum ps_status bias_residual_statistics(const struct ps_kernels *k, const
 extern "C" enum ps_status ps_cuda_bias_residual_statistics(const struct ps_kernels *k, const struct ps_bias_residual_statistics *a)
 {
     return PS_BY_REAL(k, bias_residual_statistics, k, a);
+}
+
+extern "C" enum ps_status ps_cuda_batchnorm_join(const struct ps_kernels *k, const struct ps_batchnorm_join *a)
+{
+    const char *op = "batchnorm_join";
+    const int64_t d = ps_cuda_width(&a->mean);
+    PS_TRY(ps_cuda_expect(op, "parts", &a->parts, PS_F32, 2 * d * a->shares.ranks));
+    PS_TRY(ps_cuda_expect(op, "mean", &a->mean, PS_F32, d));
+    PS_TRY(ps_cuda_expect(op, "var", &a->var, PS_F32, d));
+    PS_TRY(ps_cuda_expect(op, "running_mean", &a->running_mean, PS_F32, d));
+    PS_TRY(ps_cuda_expect(op, "running_var", &a->running_var, PS_F32, d));
+    if (a->shares.windows * a->rows < 2) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %lld row has no variance, 2 are needed", op,
+                       (long long)(a->shares.windows * a->rows));
+    }
+    const struct joining j = {(float *)a->mean.data,
+                              (float *)a->var.data,
+                              (float *)a->running_mean.data,
+                              (float *)a->running_var.data,
+                              (const float *)a->parts.data,
+                              a->shares,
+                              a->rows,
+                              a->momentum,
+                              (int)d};
+    ps_cuda_launch(ps_cuda(k), join_columns, ps_cuda_blocks(d, 128), 128, 0, j);
+    PS_CUDA_LAUNCHED(op);
 }
 
 template <typename T> static enum ps_status batchnorm(const struct ps_kernels *k, const struct ps_batchnorm *a)

@@ -3,7 +3,7 @@
  * Why: dx needs the sums of g and g xhat over all rows. The first pass makes them (ops/columns.cuh: a block's share, then the last
  * block of a tile of columns in double, in a fixed order, which also adds to dgamma and dbeta), the second reads the same again,
  * each share from its end, which the second-level cache still holds. With `more` both passes read it: to leave dy + more in dx
- * between them would move as many bytes and round once more.
+ * between them would move as many bytes and round once more. Where ranks share the rows, each pass is a call of its own.
  *
  * dx =; dgamma, dbeta +=. Memory bounds it. Bytes, in float and half of them in bf16: 20 R d, 28 R d with more, 24 R d with an
  * addend. Flops: 10 R d. */
@@ -22,6 +22,7 @@ template <typename T> struct gradient {
     unsigned *tickets;
     struct ps_dropout dropout; /* of masked */
     float epsilon;
+    int64_t all; /* rows that the means are over */
 };
 
 /* Rows whose loads a thread has under way at once. */
@@ -45,8 +46,8 @@ static __device__ __forceinline__ void finish_sums(const struct gradient<T> &a, 
         const int i = column + j;
         a.dbeta[i] += (float)sum[j];
         a.dgamma[i] += (float)product[j];
-        a.means[i] = (float)(sum[j] / (double)s.rows);
-        a.means[s.d + i] = (float)(product[j] / (double)s.rows);
+        a.means[i] = (float)(sum[j] / (double)a.all);
+        a.means[s.d + i] = (float)(product[j] / (double)a.all);
     }
 }
 
@@ -126,7 +127,7 @@ static __device__ __forceinline__ void store_masked(const struct gradient<T> &a,
 {
     struct ps_block draws;
     if (VEC > 1 && a.dropout.threshold) {
-        draws = ps_philox(a.dropout.seed, (uint32_t)(element / 8), a.dropout.site, step);
+        draws = ps_draws(a.dropout, step, (uint32_t)(element / 8));
     }
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
@@ -211,12 +212,15 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, st
 {
     struct sharing s;
     PS_TRY(sharing_make(c, op, rows, d, VEC, &s));
-    if (!a.means) {
+    if (!a.means || !a.dx) {
         a.partials = (float *)c->workspace;
-        a.means = a.partials + s.shares * 2 * d;
+        a.means = a.means ? a.means : a.partials + s.shares * 2 * d;
         a.tickets = c->tiles_done;
         ps_cuda_launch(c, gradient_sums < T, VEC, OTHER == MORE ? MORE : NOTHING >, sharing_blocks(s), block, 0, a, s);
         PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    }
+    if (!a.dx) {
+        return PS_OK;
     }
     ps_cuda_launch(c, gradient_rows<T, VEC, OTHER>, sharing_blocks(s), block, 0, a, s);
     PS_CUDA_LAUNCHED(op);
@@ -236,7 +240,8 @@ template <typename T> static enum ps_status batchnorm_backward(const struct ps_k
     const char *op = "batchnorm_backward";
     const int64_t d = ps_cuda_width(&a->gamma), rows = d > 0 ? ps_tensor_count(&a->x) / d : 0;
     PS_TRY(ps_cuda_expect(op, "x", &a->x, ps_type_of<T>, rows * d));
-    PS_TRY(ps_cuda_expect(op, "dx", &a->dx, ps_type_of<T>, rows * d));
+    const bool alone = a->means.data && !a->dx.data; /* the sums */
+    PS_TRY(alone ? PS_OK : ps_cuda_expect(op, "dx", &a->dx, ps_type_of<T>, rows * d));
     PS_TRY(ps_cuda_expect(op, "dy", &a->dy, ps_type_of<T>, rows * d));
     PS_TRY(a->more.data ? ps_cuda_expect(op, "more", &a->more, ps_type_of<T>, rows * d) : PS_OK);
     PS_TRY(a->addend.data ? ps_cuda_expect(op, "addend", &a->addend, ps_type_of<T>, rows * d) : PS_OK);
@@ -247,7 +252,7 @@ template <typename T> static enum ps_status batchnorm_backward(const struct ps_k
     PS_TRY(ps_cuda_expect(op, "dbeta", &a->dbeta, PS_F32, d));
     PS_TRY(a->masked.data ? ps_cuda_expect(op, "masked", &a->masked, ps_type_of<T>, rows * d) : PS_OK);
     PS_TRY(a->means.data ? ps_cuda_expect(op, "means", &a->means, PS_F32, 2 * d) : PS_OK);
-    if (a->more.data && (a->addend.data || a->means.data)) {
+    if (a->more.data && (a->addend.data || (a->means.data && !alone))) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): more and %s, both", op, a->addend.data ? "addend" : "means");
     }
     if (rows == 0) {
@@ -271,6 +276,7 @@ template <typename T> static enum ps_status batchnorm_backward(const struct ps_k
     g.means = (float *)a->means.data;
     g.dropout = a->dropout;
     g.epsilon = (float)a->epsilon;
+    g.all = alone ? a->rows : rows;
     const enum other which = a->more.data ? MORE : a->addend.data ? ADDEND : NOTHING;
     return vector ? launch_other<T, ps_vector<T>>(ps_cuda(k), op, g, which, rows, d)
                   : launch_other<T, 1>(ps_cuda(k), op, g, which, rows, d);

@@ -213,7 +213,7 @@ static __global__ void __launch_bounds__(block) map_octets(const Map map, const 
     map.template load<8>(in, (uint64_t)octet * 8);
     struct ps_block draws = {};
     if constexpr (DROP) {
-        draws = ps_philox(dropout.seed, (uint32_t)octet, dropout.site, dropout.state->step);
+        draws = ps_draws(dropout, dropout.state->step, (uint32_t)octet);
     }
     float out[8];
 #pragma unroll
@@ -238,7 +238,7 @@ static __global__ void __launch_bounds__(block) map_single(const Map map, const 
     }
     struct ps_block draws = {};
     if constexpr (DROP) {
-        draws = ps_philox(dropout.seed, (uint32_t)(begin / 8), dropout.site, dropout.state->step);
+        draws = ps_draws(dropout, dropout.state->step, (uint32_t)(begin / 8));
     }
 #pragma unroll
     for (int j = 0; j < 8; j++) {

@@ -67,7 +67,7 @@ static __global__ void __launch_bounds__(block, 4)
 #pragma unroll
             for (int r = 0; r < flight; r++) {
                 const uint64_t element = (uint64_t)(base + ty + r * height) * n + column;
-                const struct ps_block draws = ps_philox(dropout.seed, (uint32_t)(element / 8), dropout.site, step);
+                const struct ps_block draws = ps_draws(dropout, step, (uint32_t)(element / 8));
 #pragma unroll
                 for (int j = 0; j < VEC; j++) {
                     v[r][j] = ps_dropped(dropout, ps_draw16(&draws, j), v[r][j]);

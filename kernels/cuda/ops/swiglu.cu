@@ -28,7 +28,7 @@ template <bool DROP> static __device__ __forceinline__ struct ps_block draws_of(
 {
     struct ps_block draws = {};
     if constexpr (DROP) {
-        draws = ps_philox(dropout.seed, (uint32_t)index, dropout.site, dropout.state->step);
+        draws = ps_draws(dropout, dropout.state->step, (uint32_t)index);
     }
     return draws;
 }

@@ -11,10 +11,16 @@ static __device__ __forceinline__ float ps_dropped(const struct ps_dropout &d, u
     return draw >= d.threshold ? value * d.scale : 0.0f;
 }
 
+/* Block `index` of a tensor's draws, which may be a part of a larger one. */
+static __device__ __forceinline__ struct ps_block ps_draws(const struct ps_dropout &d, uint64_t step, uint32_t index)
+{
+    return ps_philox(d.seed, d.first + index, d.site, step);
+}
+
 /* The draw of one element. */
 static __device__ __forceinline__ uint32_t ps_draw(const struct ps_dropout &d, uint64_t step, uint64_t element)
 {
-    const struct ps_block block = ps_philox(d.seed, (uint32_t)(element / 8), d.site, step);
+    const struct ps_block block = ps_draws(d, step, (uint32_t)(element / 8));
     const uint32_t part = (uint32_t)element % 8;
     const uint32_t low = part / 2 & 1 ? block.word[1] : block.word[0], high = part / 2 & 1 ? block.word[3] : block.word[2];
     return (part & 4 ? high : low) >> (16 * (part & 1)) & 0xffffu;
@@ -27,7 +33,7 @@ static __device__ __forceinline__ void ps_draw_pair(const struct ps_dropout &d, 
                                                     uint32_t (&first_words)[2], uint32_t (&second_words)[2])
 {
     const bool odd = threadIdx.x & 1;
-    const struct ps_block block = ps_philox(d.seed, (uint32_t)(odd ? second : first), d.site, step);
+    const struct ps_block block = ps_draws(d, step, (uint32_t)(odd ? second : first));
     const uint32_t low = __shfl_xor_sync(0xffffffffu, odd ? block.word[0] : block.word[2], 1);
     const uint32_t high = __shfl_xor_sync(0xffffffffu, odd ? block.word[1] : block.word[3], 1);
     first_words[0] = odd ? low : block.word[0];

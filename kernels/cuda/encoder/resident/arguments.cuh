@@ -124,11 +124,11 @@ template <class T> struct encoder {
     float *gradients;
     void *u, *du; /* of T, but of float in encoder/resident/d64_short_tf32.cu */
     const void *dy;
-    float *lse;                        /* [layers, heads, R]: log2 of softmax's sums */
-    uint32_t *masks;                   /* [layers, tiles, f/16 + 2d/16, 8] */
-    float scale, scale_log2e, epsilon; /* scale = 1 / sqrt(e) */
-    uint32_t threshold, below, minus_below, site;
-    float drop_scale, half_scale; /* 1 without dropout; half of it */
+    float *lse;                                                /* [layers, heads, R]: log2 of softmax's sums */
+    uint32_t *masks;                                           /* [layers, tiles, f/16 + 2d/16, 8] */
+    float scale, scale_log2e, epsilon;                         /* scale = 1 / sqrt(e) */
+    uint32_t threshold, below, minus_below, site, rows_before; /* of the batch, where ranks share one: dropout counts them */
+    float drop_scale, half_scale;                              /* 1 without dropout; half of it */
     uint32_t key[10][2];
     const struct ps_step_state *state;
     encoder_embedding<T> embed;

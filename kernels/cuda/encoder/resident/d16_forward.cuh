@@ -251,7 +251,8 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         }
         fetch_early(early, x, own_unit, now.cursor, at);
         if constexpr (DROP) {
-            embed_bits = draw_masks(x, now.step, x.embed.site, ((uint32_t)at.first + at.q / 2 * 8) * (D / 8) + at.q % 2, at.q);
+            const uint32_t row = x.rows_before + (uint32_t)at.first + at.q / 2 * 8;
+            embed_bits = draw_masks(x, now.step, x.embed.site, row * (D / 8) + at.q % 2, at.q);
         }
         put_window(values, early, x, own_unit, now.cursor, at);
         at.sync();

@@ -69,7 +69,7 @@ template <class T> static __device__ __forceinline__ struct tag *tag_at(const en
 template <class T> static __device__ __forceinline__ struct tag tag_of(const encoder<T> &x, uint64_t step)
 {
     return {step + 1, (uint64_t)x.key[0][1] << 32 | x.key[0][0], (uint64_t)x.site << 32 | x.below,
-            (uint64_t)x.n << 32 | x.block_units};
+            (uint64_t)x.rows_before << 32 | (uint32_t)(x.n << 16 | x.block_units)};
 }
 
 /* The step and place in the order of windows that a forward expects of the next one. */
@@ -89,6 +89,7 @@ static __device__ __forceinline__ void draw_tile(uint32_t (&words)[3], const enc
                                                  uint32_t first, int q)
 {
     const struct philox_site hidden = philox_site_at(x, step, x.site + 3 * layer + 1);
+    first += x.rows_before;
 #pragma unroll 1
     for (int half = 0; half < 2; half++) {
         uint32_t bits = 0;

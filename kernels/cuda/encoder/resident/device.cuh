@@ -903,7 +903,7 @@ template <class T, int D, int NT>
 static __device__ __forceinline__ uint32_t new_masks(const encoder<T> &x, uint64_t step, int site, int width, int column,
                                                      uint32_t *keep, const place<T, D, NT> &at)
 {
-    const uint32_t row = (uint32_t)at.first + at.q / 2 * 8;
+    const uint32_t row = x.rows_before + (uint32_t)at.first + at.q / 2 * 8;
     const uint32_t bits = draw_masks(x, step, x.site + site, row * (width / 8) + column / 8 + at.q % 2, at.q);
     if (keep && at.q == 0) {
         *keep = bits;
@@ -1068,6 +1068,7 @@ template <class T> static inline encoder<T> ps_resident_of(const struct ps_encod
     x.below = ps_below(x.threshold);
     x.minus_below = ps_minus_below(x.threshold);
     x.site = e->dropout.site;
+    x.rows_before = ps_rows_before(e);
     x.drop_scale = x.threshold ? e->dropout.scale : 1.0f;
     x.half_scale = 0.5f * x.drop_scale;
     for (uint32_t i = 0; i < 10; i++) { /* Philox's key schedule */

@@ -155,6 +155,7 @@ static struct rows_layer layer_of(const struct ps_kernels *k, const struct ps_en
     x.d_merged = w + at.d_merged;
     x.after_o = at_site(e->dropout, layer, 0);
     x.gelu = at_site(e->dropout, layer, 1);
+    x.gelu.first = ps_hidden_first(e);
     x.output = at_site(e->dropout, layer, 2);
     return x;
 }

@@ -138,6 +138,7 @@ static struct floats floats_of(const struct ps_encoder_request *e, int blocks)
     x.packed = (const uint4 *)e->workspace;
     x.stream = (float *)e->u;
     x.dropout = e->dropout;
+    x.hidden_first = ps_hidden_first(e);
     if (e->kept) {
         const int64_t R = padded_rows(e), d = e->d_model;
         x.xhat1 = (float *)e->kept;

@@ -38,8 +38,16 @@ struct floats {
     const float *dy; /* [R, d] */
     float *du;
     struct ps_dropout dropout;
+    uint32_t hidden_first; /* its `first` after gelu */
     struct float_embedding embed;
 };
+
+static __device__ __forceinline__ struct ps_dropout hidden_site(const struct floats &x, int layer)
+{
+    struct ps_dropout hidden = at_site(x.dropout, layer, 1);
+    hidden.first = x.hidden_first;
+    return hidden;
+}
 
 /* Offsets, in floats, of a layer's sums: G of W_qkv [d, 3d], W_o [d, d], W_1 [d, f], W_2 [f, d]; column sums [3d], [d], [f], [d].
  */

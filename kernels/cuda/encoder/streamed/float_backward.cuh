@@ -50,7 +50,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                     clear(s);
                     multiply<D / 16, HT, D>(s, a, weights, at);
                     hidden_backward(h, s, z, x.hidden + kept + row0 * x.f, x.d_hidden + kept + row0 * x.f, x.f, chunk,
-                                    at_site(x.dropout, layer, 1), row0, count, at);
+                                    hidden_site(x, layer), row0, count, at);
                     __syncthreads();
                     multiply<HIDDEN / 16, NT, HIDDEN>(y, h, weights, at);
                 }

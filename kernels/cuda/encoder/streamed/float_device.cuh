@@ -56,7 +56,7 @@ static __host__ __device__ __forceinline__ struct ps_dropout at_site(const struc
  * bits 4t + w and 4t + w + 16 are set. */
 static __device__ __forceinline__ uint32_t quad_bits(const struct ps_dropout &d, uint64_t step, uint32_t index, int q)
 {
-    const struct ps_block block = ps_philox(d.seed, index, d.site, step);
+    const struct ps_block block = ps_draws(d, step, index);
     const uint32_t below = ps_below(d.threshold), minus_below = ps_minus_below(d.threshold);
     uint32_t bits = ps_kept2(block.word[0], below, minus_below) + 2 * ps_kept2(block.word[1], below, minus_below) +
                     4 * ps_kept2(block.word[2], below, minus_below) + 8 * ps_kept2(block.word[3], below, minus_below);

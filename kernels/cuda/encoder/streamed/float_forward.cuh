@@ -105,8 +105,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 float *const h = chunk / HIDDEN % 2 ? c : b;
                 clear(s);
                 multiply<D / 16, HT, D>(s, a, weights, at);
-                hidden_forward(h, s, p + x.at.b_1, x.xhat1 ? x.hidden + kept + row0 * x.f : NULL, x.f, chunk,
-                               at_site(x.dropout, layer, 1), row0, count, at);
+                hidden_forward(h, s, p + x.at.b_1, x.xhat1 ? x.hidden + kept + row0 * x.f : NULL, x.f, chunk, hidden_site(x, layer),
+                               row0, count, at);
                 __syncthreads();
                 multiply<HIDDEN / 16, NT, HIDDEN>(y, h, weights, at);
             }

@@ -422,6 +422,7 @@ static struct layer sizes_of(const struct ps_kernels *k, const struct ps_encoder
     l.layers = r->layers;
     l.epsilon = (float)r->epsilon;
     l.attention = l.hidden = l.output = r->dropout;
+    l.hidden.first = ps_hidden_first(r);
     l.context = ps_cuda(k);
     return l;
 }

@@ -253,7 +253,7 @@ static __device__ __forceinline__ void load_vectors(const struct arguments &p, f
 /* Bit i: element i of a Philox block of 8 is kept. */
 static __device__ __forceinline__ uint32_t kept_bits(const struct ps_dropout &d, uint64_t step, uint32_t index)
 {
-    const struct ps_block block = ps_philox(d.seed, index, d.site, step);
+    const struct ps_block block = ps_draws(d, step, index);
     const uint32_t below = ps_below(d.threshold), minus = ps_minus_below(d.threshold);
     uint32_t bits = 0;
 #pragma unroll
