@@ -7,11 +7,28 @@
 #include <string.h>
 
 #include "kernels/backends.h"
+#include "kernels/exchange.h"
 
 #ifndef PS_HAVE_CUDA
+static enum ps_status without_cuda(void)
+{
+    return ps_fail(PS_DEVICE, "nccl: this build has no CUDA");
+}
+
 int ps_cuda_device_count(void)
 {
     return 0;
+}
+
+enum ps_status ps_nccl_load(void)
+{
+    return without_cuda();
+}
+
+enum ps_status ps_nccl_open(struct ps_device *device, struct ps_exchange *host, struct ps_exchange **exchange)
+{
+    (void)device, (void)host, (void)exchange;
+    return without_cuda();
 }
 #endif
 

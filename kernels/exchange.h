@@ -6,6 +6,7 @@
 #ifndef PS_KERNELS_EXCHANGE_H
 #define PS_KERNELS_EXCHANGE_H
 
+#include "kernels/device.h"
 #include "kernels/status.h"
 #include "kernels/tensor.h"
 
@@ -22,7 +23,14 @@ struct ps_exchange {
     /* all [size][bytes]: what each rank gave. */
     enum ps_status (*gather)(struct ps_exchange *e, void *all, const void *mine, size_t bytes);
     void (*close)(struct ps_exchange *e);
+    char carrier[48]; /* what carries it, where that is a library whose version bits depend on; else "" */
 };
+
+/* By NCCL, one GPU a rank, enqueued; only where the build has CUDA. Loads it: PS_DEVICE with what to install. */
+enum ps_status ps_nccl_load(void);
+/* Then on every rank that trains together: `host` exchanges host memory, here and then no more. PS_USAGE where ranks share a GPU,
+ * on all of them alike. PS_DEVICE may be one rank's alone, for which the others then wait: end them. */
+enum ps_status ps_nccl_open(struct ps_device *device, struct ps_exchange *host, struct ps_exchange **exchange);
 
 #ifdef __cplusplus
 }

@@ -16,6 +16,7 @@ enum ps_head { PS_HEAD_SHARED, PS_HEAD_INDIVIDUAL };
 enum ps_patches_from { PS_PATCHES_FROM_START, PS_PATCHES_FROM_END };
 enum ps_padding { PS_PADDING_NONE, PS_PADDING_END };
 enum ps_placement { PS_PLACEMENT_AUTO, PS_PLACEMENT_DEVICE, PS_PLACEMENT_HOST };
+enum ps_exchange_kind { PS_EXCHANGE_AUTO, PS_EXCHANGE_NCCL, PS_EXCHANGE_MPI };
 enum ps_attention_kind { PS_ATTENTION_AUTO, PS_ATTENTION_GEMM, PS_ATTENTION_TILED };
 enum ps_missing { PS_MISSING_REFUSE, PS_MISSING_MASK };
 enum ps_on_nonfinite { PS_NONFINITE_STOP, PS_NONFINITE_SKIP };
@@ -100,6 +101,7 @@ struct ps_config {
         int tiny_gemm;                    /* own kernels for attention's products on CUDA; default true */
         char *tuning;                     /* a table of bench --tune for CUDA's products, as data.path; "": none */
         int64_t threads;                  /* CPU; 0: all processors */
+        enum ps_exchange_kind exchange;   /* several ranks: auto, which is NCCL on GPUs and MPI on the CPU; nccl; mpi */
     } runtime;
 };
 

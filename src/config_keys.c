@@ -15,6 +15,7 @@ static const char *const missings[] = {"refuse", "mask", NULL};
 static const char *const placements[] = {"auto", "device", "host", NULL};
 static const char *const fusions[] = {"auto", "none", "gemm", "layer", NULL};
 static const char *const attentions[] = {"auto", "gemm", "tiled", NULL};
+static const char *const exchanges[] = {"auto", "nccl", "mpi", NULL};
 static const char *const on_nonfinites[] = {"stop", "skip", NULL};
 static const char *const losses[] = {"mse", "mae", "huber", "quantile", NULL};
 static const char *const monitors[] = {"loss", "mse", "mae", NULL};
@@ -106,6 +107,7 @@ static const struct ps_key table[] = {
     KEY(runtime, tiny_gemm, SWITCH, {"true"}),
     KEY(runtime, tuning, TEXT, {""}, .free_on_resume = 1), /* the algorithms that are recorded say which */
     KEY(runtime, threads, WHOLE, {"0"}, .range = PS_RANGE_LIMIT),
+    KEY(runtime, exchange, CHOICE, {"auto"}, .choices = exchanges),
 };
 _Static_assert(sizeof table / sizeof *table == PS_KEYS, "PS_KEYS counts the table");
 const struct ps_key *const ps_keys = table;

@@ -9,8 +9,8 @@
 
 enum { LONGEST_TUNING = 1 << 20 };
 
-enum ps_status ps_engine_open_device(const struct ps_config *c, const char *device, int threads, struct ps_device **opened,
-                                     struct ps_kernels **kernels, char digest[PS_DIGEST_HEX])
+enum ps_status ps_engine_open_device(const struct ps_config *c, const char *device, const struct ps_ranks *ranks,
+                                     struct ps_device **opened, struct ps_kernels **kernels, char digest[PS_DIGEST_HEX])
 {
     if (!device) {
         device = c->runtime.device;
@@ -23,7 +23,12 @@ enum ps_status ps_engine_open_device(const struct ps_config *c, const char *devi
     if (strcmp(device, "auto") == 0) {
         device = !cpu_backend && ps_cuda_device_count() > 0 ? "cuda" : "cpu";
     }
-    PS_TRY(ps_device_open(device, c->runtime.threads ? (int)c->runtime.threads : threads, opened));
+    char own[32];
+    if (ranks && strcmp(device, "cuda") == 0 && ps_cuda_device_count() > 0) {
+        snprintf(own, sizeof own, "cuda:%d", ps_ranks_local(ranks) % ps_cuda_device_count());
+        device = own;
+    }
+    PS_TRY(ps_device_open(device, c->runtime.threads ? (int)c->runtime.threads : ps_ranks_threads(ranks), opened));
     if (strcmp(backend, "auto") == 0) {
         backend = (*opened)->kind;
     } else if (cpu_backend != (strcmp((*opened)->kind, "cpu") == 0)) {

@@ -7,12 +7,14 @@
 #include "src/checkpoint.h"
 #include "src/config.h"
 #include "src/digest.h"
+#include "src/ranks.h"
 
-/* device: "auto", "cpu", "cuda", "cuda:N"; NULL: the config's. threads: of the CPU where runtime.threads is 0; 0: all. tuning: the
- * digest of runtime.tuning's file; "" when there is none, or not on CUDA. Messages name config keys. What was opened when an error
- * came is the caller's to close. */
-enum ps_status ps_engine_open_device(const struct ps_config *config, const char *device, int threads, struct ps_device **opened,
-                                     struct ps_kernels **kernels, char tuning[PS_DIGEST_HEX]);
+/* device: "auto", "cpu", "cuda", "cuda:N"; NULL: the config's. Each of several ranks has the GPU of its number on the host, where
+ * the device is "auto" or "cuda", and its part of the CPU, where runtime.threads is 0; NULL: one process. tuning: the digest of
+ * runtime.tuning's file; "" when there is none, or not on CUDA. Messages name config keys. What was opened when an error came is
+ * the caller's to close. */
+enum ps_status ps_engine_open_device(const struct ps_config *config, const char *device, const struct ps_ranks *ranks,
+                                     struct ps_device **opened, struct ps_kernels **kernels, char tuning[PS_DIGEST_HEX]);
 /* Batches of at most so many windows, as parts of steps of `whole`, which ranks share by this exchange (NULL: they do not). */
 struct ps_engine_share {
     int64_t batch, whole;

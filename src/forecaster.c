@@ -65,7 +65,7 @@ enum ps_status ps_forecaster_open(const struct ps_checkpoint *checkpoint, const 
     f->channels = checkpoint->scaler.channels;
     f->seq_len = config->model.seq_len;
     f->pred_len = config->model.pred_len;
-    enum ps_status status = ps_engine_open_device(config, device, 0, &f->device, &f->kernels, tuning);
+    enum ps_status status = ps_engine_open_device(config, device, NULL, &f->device, &f->kernels, tuning);
     if (status == PS_OK) {
         f->whole_batches = strcmp(f->device->kind, "cpu") != 0;
         f->batch = f->whole_batches || at_once > config->train.batch_size ? config->train.batch_size : at_once;

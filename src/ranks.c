@@ -1,6 +1,7 @@
 #include "src/ranks.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,6 +158,13 @@ void ps_ranks_close(struct ps_ranks *r, enum ps_status status)
     free(r);
 }
 
+void ps_ranks_end(struct ps_ranks *r, enum ps_status status)
+{
+    r->known = 0;
+    ps_ranks_say(r, program_invocation_short_name);
+    ps_ranks_close(r, status);
+}
+
 int ps_ranks_known(const struct ps_ranks *r)
 {
     return !r || r->known;
@@ -215,6 +223,9 @@ static enum ps_status tell(struct ps_ranks *r, const int32_t *statuses)
 enum ps_status ps_ranks_check(struct ps_ranks *r, enum ps_status mine)
 {
     if (!r) {
+        return mine;
+    }
+    if (mine != PS_OK && r->known) { /* an error that all have left something for, before this */
         return mine;
     }
     r->known = 0;
@@ -330,9 +341,9 @@ enum ps_status ps_ranks_sum(struct ps_ranks *r, void *values, enum ps_type type,
     return error ? failed(error) : PS_OK;
 }
 
-/* ---- inside a step, on the CPU ---- */
+/* ---- inside a step, of host memory ---- */
 
-static enum ps_status cpu_sum(struct ps_exchange *e, void *values, enum ps_type type, int64_t count)
+static enum ps_status host_sum(struct ps_exchange *e, void *values, enum ps_type type, int64_t count)
 {
     struct ps_ranks *r = e->context;
     const double begin = ps_seconds();
@@ -341,7 +352,7 @@ static enum ps_status cpu_sum(struct ps_exchange *e, void *values, enum ps_type 
     return status;
 }
 
-static enum ps_status cpu_gather(struct ps_exchange *e, void *all, const void *mine, size_t bytes)
+static enum ps_status host_gather(struct ps_exchange *e, void *all, const void *mine, size_t bytes)
 {
     struct ps_ranks *r = e->context;
     const double begin = ps_seconds();
@@ -350,19 +361,16 @@ static enum ps_status cpu_gather(struct ps_exchange *e, void *all, const void *m
     return status;
 }
 
-static void cpu_close(struct ps_exchange *e)
+static void host_close(struct ps_exchange *e)
 {
     free(e);
 }
 
-enum ps_status ps_ranks_exchange(struct ps_ranks *r, struct ps_device *device, struct ps_exchange **exchange)
+enum ps_status ps_ranks_exchange(struct ps_ranks *r, struct ps_exchange **exchange)
 {
     *exchange = NULL;
     if (!r) {
         return PS_OK;
-    }
-    if (strcmp(device->kind, "cpu") != 0) {
-        return ps_fail(PS_USAGE, "several ranks compute on the CPU only: set runtime.device: cpu");
     }
     struct ps_exchange *e = malloc(sizeof *e);
     if (!e) {
@@ -371,9 +379,9 @@ enum ps_status ps_ranks_exchange(struct ps_ranks *r, struct ps_device *device, s
     *e = (struct ps_exchange){.rank = r->transport->rank,
                               .size = r->transport->size,
                               .context = r,
-                              .sum = cpu_sum,
-                              .gather = cpu_gather,
-                              .close = cpu_close};
+                              .sum = host_sum,
+                              .gather = host_gather,
+                              .close = host_close};
     *exchange = e;
     return PS_OK;
 }

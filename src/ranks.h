@@ -29,6 +29,9 @@ void ps_ranks_say(const struct ps_ranks *ranks, const char *program);
 /* At a program's end, with its status: after an error that the others do not know of it ends them too. */
 void ps_ranks_close(struct ps_ranks *ranks, enum ps_status status);
 
+/* Ends every rank, after an error that cannot be told because the others may wait elsewhere. */
+void ps_ranks_end(struct ps_ranks *ranks, enum ps_status status);
+
 /* Whether it went well everywhere; else the lowest rank's that failed, status and message, with "rank R on HOST: " in front unless
  * all failed alike. */
 enum ps_status ps_ranks_check(struct ps_ranks *ranks, enum ps_status mine);
@@ -45,9 +48,9 @@ enum ps_status ps_ranks_sum(struct ps_ranks *ranks, void *values, enum ps_type t
  * share them. 0 alone. */
 int ps_ranks_threads(const struct ps_ranks *ranks);
 
-/* What the device exchanges inside a step; *exchange NULL alone. The exchange's seconds: what it has waited and summed, on the CPU.
- */
-enum ps_status ps_ranks_exchange(struct ps_ranks *ranks, struct ps_device *device, struct ps_exchange **exchange);
+/* What is exchanged inside a step, of host memory (src/exchange.h has the devices'); *exchange NULL alone. The exchange's seconds:
+ * what it has waited and summed. */
+enum ps_status ps_ranks_exchange(struct ps_ranks *ranks, struct ps_exchange **exchange);
 double ps_ranks_seconds(const struct ps_ranks *ranks);
 
 #endif

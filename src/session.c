@@ -7,6 +7,7 @@
 
 #include "data/panel.h"
 #include "src/engine.h"
+#include "src/exchange.h"
 #include "src/safetensors.h"
 #include "src/together.h"
 
@@ -92,7 +93,7 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
 
 static enum ps_status open_device(struct ps_session *s, const struct ps_session_options *options)
 {
-    PS_TRY(ps_engine_open_device(s->config, options->device, ps_ranks_threads(s->ranks), &s->device, &s->kernels, s->tuning));
+    PS_TRY(ps_engine_open_device(s->config, options->device, s->ranks, &s->device, &s->kernels, s->tuning));
     char text[512];
     snprintf(text, sizeof text, "%s; %s; %s", s->kernels->backend, s->device->name, s->device->version);
     s->versions = strdup(text);
@@ -162,6 +163,19 @@ static struct ps_range range_of(const struct ps_session *s, int t)
     return (struct ps_range){p->offset, p->offset + ps_parameter_count(p)};
 }
 
+/* Bits depend on the library that sums. */
+static enum ps_status record_carrier(struct ps_session *s)
+{
+    if (!s->exchange || !*s->exchange->carrier) {
+        return PS_OK;
+    }
+    char text[512];
+    snprintf(text, sizeof text, "%.440s; %s", s->versions, s->exchange->carrier);
+    free(s->versions);
+    s->versions = strdup(text);
+    return s->versions ? PS_OK : ps_fail(PS_DEVICE, "no memory for the session");
+}
+
 /* What this rank computes of a batch. */
 static enum ps_status open_share(struct ps_session *s, struct ps_engine_share *share)
 {
@@ -177,7 +191,8 @@ static enum ps_status open_share(struct ps_session *s, struct ps_engine_share *s
         return ps_fail(PS_USAGE, "%s: has missing values, which several ranks do not train on: start one rank, or fill them",
                        s->series->path);
     }
-    PS_TRY(ps_ranks_exchange(s->ranks, s->device, &s->exchange));
+    PS_TRY(ps_exchange_open(s->ranks, s->device, s->config->runtime.exchange, &s->exchange));
+    PS_TRY(record_carrier(s));
     const int64_t granules = (batch + s->granule - 1) / s->granule, most = (granules + ranks - 1) / ranks * s->granule;
     *share = (struct ps_engine_share){.batch = most < batch ? most : batch, .whole = s->step_windows, .exchange = s->exchange};
     return PS_OK;

@@ -8,17 +8,13 @@
 
 #include "kernels/backends.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/uncaptured.h"
 
 enum { ALIGNMENT = 256 };
 
 struct ps_event {
     struct timespec time;
     int recorded;
-};
-
-struct ps_graph {
-    enum ps_status (*body)(void *argument);
-    void *argument;
 };
 
 /* The value in bytes of a line "Key:   123 kB" of /proc/meminfo; 0 when there is none. */
@@ -171,36 +167,6 @@ static enum ps_status cpu_event_elapsed(struct ps_device *d, struct ps_event *fr
     return PS_OK;
 }
 
-static enum ps_status cpu_capture(struct ps_device *d, enum ps_status (*body)(void *argument), void *argument,
-                                  struct ps_graph **graph)
-{
-    (void)d;
-    *graph = malloc(sizeof **graph);
-    if (*graph == NULL) {
-        return ps_fail(PS_DEVICE, "not enough memory for a graph (%zu bytes)", sizeof **graph);
-    }
-    **graph = (struct ps_graph){.body = body, .argument = argument};
-    return PS_OK;
-}
-
-static enum ps_status cpu_replay(struct ps_device *d, struct ps_graph *graph)
-{
-    d->counters.launches++;
-    return graph->body(graph->argument);
-}
-
-static void cpu_graph_nodes(struct ps_device *d, const struct ps_graph *graph, struct ps_graph_nodes *nodes)
-{
-    (void)d, (void)graph;
-    *nodes = (struct ps_graph_nodes){0};
-}
-
-static void cpu_graph_destroy(struct ps_device *d, struct ps_graph *graph)
-{
-    (void)d;
-    free(graph);
-}
-
 static void cpu_close(struct ps_device *d)
 {
     free(d);
@@ -270,12 +236,9 @@ enum ps_status ps_cpu_device_open(int threads, struct ps_device **device)
         .event_wait = cpu_event_wait,
         .event_query = cpu_event_query,
         .event_elapsed = cpu_event_elapsed,
-        .capture = cpu_capture,
-        .replay = cpu_replay,
-        .graph_nodes = cpu_graph_nodes,
-        .graph_destroy = cpu_graph_destroy,
         .close = cpu_close,
     };
+    ps_device_uncapture(d);
     processor_name(d->name, sizeof d->name);
     library_version(d->version, sizeof d->version, threads);
     *device = d;
