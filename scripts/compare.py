@@ -15,7 +15,7 @@ from runs import Run, Unreadable, number
 # Keys that say how a run is computed, kept or told, and not what it learns.
 APART = {"data.placement", "data.season", "train.checkpoint_every", "train.keep_last", "train.keep_best", "runtime.device",
          "runtime.backend", "runtime.fusion", "runtime.attention", "runtime.epilogue", "runtime.merge_qkv", "runtime.tiny_gemm",
-         "runtime.tuning", "runtime.threads"}
+         "runtime.tuning", "runtime.threads", "runtime.exchange"}
 
 
 def differences(runs):

@@ -2,6 +2,8 @@
 #ifndef PS_TESTS_RANKS_H
 #define PS_TESTS_RANKS_H
 
+#include <dlfcn.h>
+
 #include "tests/programs.h"
 
 static struct path mpirun;
@@ -28,16 +30,40 @@ static inline const char *ranks_missing(void)
     return *mpirun.text ? NULL : "no mpirun";
 }
 
+/* GPUs that NCCL can sum between, where ranks compute on GPUs; more ranks sum on the host. */
+static int nccl_gpus;
+
+/* Why NCCL is left out; NULL: it is not. */
+static inline const char *nccl_missing(void)
+{
+    void *library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    const char *missing = ps_cuda_device_count() < 2 ? "one GPU is here" : library ? NULL : "no libnccl.so.2";
+    nccl_gpus = missing ? 0 : ps_cuda_device_count();
+    return missing;
+}
+
 /* train by n ranks, or without mpirun where n is 0. */
 static inline struct process start_ranks(int n, const char *dir, char *const *more)
 {
     if (n == 0) {
         return start_train(dir, more);
     }
+    const int on_host = strcmp(device, "cpu") != 0 && n > nccl_gpus;
     struct path number = path_of("%d", n), program = path_of("%.900s/train", programs);
-    char *arguments[ARGUMENTS + 1] = {"--oversubscribe", "--bind-to", "none", "-n",        number.text, program.text,
-                                      config.text,       "--device",  "cpu",  "--run-dir", (char *)dir};
-    int count = 11;
+    char *arguments[ARGUMENTS + 1] = {"--oversubscribe",
+                                      "--bind-to",
+                                      "none",
+                                      "-n",
+                                      number.text,
+                                      program.text,
+                                      config.text,
+                                      "--device",
+                                      (char *)device,
+                                      "--run-dir",
+                                      (char *)dir,
+                                      "--set",
+                                      on_host ? "runtime.exchange=mpi" : "runtime.exchange=auto"};
+    int count = 13;
     for (int i = 0; more[i]; i++) {
         ck_assert_int_lt(count, ARGUMENTS);
         arguments[count++] = more[i];

@@ -1713,6 +1713,75 @@ START_TEST(step_layer_draws)
 }
 END_TEST
 
+/* The same as gradients_at, of parts of the batch one after another, each at its place as ranks have them: one window at a time, or
+ * one and then the others. */
+static double *gradients_in_parts(struct fixture *f, uint64_t step, int one_by_one)
+{
+    const struct ps_step_state state = {.step = step};
+    OK(f->device->upload(f->device, PS_COMPUTE, f->state, &state, sizeof state));
+    OK(f->device->fill_zero(f->device, PS_COMPUTE, f->model->gradients, (size_t)f->count * ps_type_bytes(f->k->parameter)));
+    for (int64_t first = 0, n; first < f->batch; first += n) {
+        n = one_by_one || first == 0 ? 1 : f->batch - first;
+        struct ps_windows part = f->windows;
+        part.indices = ps_tensor_slice(part.indices, 0, first, f->batch - first);
+        ps_model_place(f->model, &(struct ps_batch_place){.first = first, .whole = f->batch});
+        OK(ps_model_gradients(f->model, &part, f->state, n));
+    }
+    ps_model_place(f->model, &(struct ps_batch_place){.first = 0});
+    OK(f->device->synchronize(f->device));
+    return fixture_gradients(f);
+}
+
+/* Parts of a batch draw what the whole one does. Level layer's kernels, which keep masks that they drew a step ahead, with the ends
+ * inside and apart. */
+static void compare_parts(const char *backend, enum ps_precision precision, const struct ps_model_shape *shape, enum ps_level level,
+                          double bound)
+{
+    struct fixture oracle = open_long("reference", "cpu", PS_FP64, shape, PS_LEVEL_GEMM);
+    struct fixture f = open_long(backend, backend, precision, shape, level);
+    const enum ps_encoder_span span = f.model->encoder.span;
+    for (int i = 0; i < 4; i++) {
+        f.model->encoder.span = i < 2 ? span : PS_SPAN_LAYERS;
+        double *expected = gradients_at(&oracle, long_steps[i % 2]), *got = gradients_in_parts(&f, long_steps[i % 2], i % 2 == 0);
+        int worst = 0;
+        double error = gradient_error(f.model->layout, got, expected, &worst);
+        ck_assert_msg(error <= bound, "%s, %s, d %d, pass %d: gradient of %s off by %.3g", ps_precision_name(precision),
+                      ps_level_name(level), (int)shape->d_model, i, f.model->layout->table[worst].name, error);
+        free(expected);
+        free(got);
+    }
+    fixture_close(&oracle);
+    fixture_close(&f);
+}
+
+START_TEST(step_parts_cpu)
+{
+    if (step_shapes[_i].dropout > 0) {
+        compare_parts("cpu", PS_FP32, &step_shapes[_i], PS_LEVEL_GEMM, 1e-5);
+    }
+}
+END_TEST
+
+START_TEST(step_parts_cuda)
+{
+    const int which = _i / STEP_SHAPES;
+    const struct ps_model_shape *shape = &step_shapes[_i % STEP_SHAPES];
+    if (shape->dropout > 0 && fused[which].precision != PS_FP16) {
+        compare_parts("cuda", fused[which].precision, shape, PS_LEVEL_GEMM, 5 * fused[which].bound);
+    }
+}
+END_TEST
+
+START_TEST(step_parts_layer)
+{
+    const int which = _i / STEP_SHAPES;
+    const struct ps_model_shape *shape = &step_shapes[_i % STEP_SHAPES];
+    if (shape->dropout > 0 && has_layer(which, shape)) {
+        compare_parts("cuda", fused[which].precision, shape, PS_LEVEL_LAYER, 5 * fused[which].bound);
+    }
+}
+END_TEST
+
 enum { ONE_STEPS = 8, ONE_SHAPES = 2 };
 
 /* What is left of steps: parameters, copy, m, v and gradients, one after another, and the state. */
@@ -2515,6 +2584,7 @@ int main(void)
     tcase_add_loop_test(tests, variant_is_made_of, 0, 4 * LAYER_ROWS);
     tcase_add_loop_test(tests, level_none_is_made_of, 0, 2);
     tcase_add_loop_test(tests, level_layer_calls, 0, 3);
+    tcase_add_loop_test(tests, step_parts_cpu, 0, STEP_SHAPES);
     if (ps_cuda_device_count() > 0) {
         if (!asked("PS_TEST_SMALL")) {
             tcase_add_loop_test(differences, differences_cuda, 0, SHAPES);
@@ -2526,6 +2596,7 @@ int main(void)
         tcase_add_loop_test(tests, residual_tiles, TILES_CPU * VARIANTS, TILES_CASES * VARIANTS);
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
         tcase_add_loop_test(tests, step_bf16, 0, SHAPES);
+        tcase_add_loop_test(tests, step_parts_cuda, 0, FUSED * STEP_SHAPES);
         if (fused_encoder()) {
             const int small = asked("PS_TEST_SMALL");
             for (int i = 0; i < FUSED; i++) {
@@ -2540,6 +2611,7 @@ int main(void)
                 if (!small) {
                     tcase_add_loop_test(layers[i], level_layer_draws, i * FUSED_SHAPES, (i + 1) * FUSED_SHAPES);
                     tcase_add_loop_test(steps[i], step_layer_draws, i * STEP_SHAPES, (i + 1) * STEP_SHAPES);
+                    tcase_add_loop_test(steps[i], step_parts_layer, i * STEP_SHAPES, (i + 1) * STEP_SHAPES);
                 }
                 tcase_add_loop_test(steps[i], step_layer, i * STEP_SHAPES, (i + 1) * STEP_SHAPES);
                 tcase_add_loop_test(steps[i], step_in_one, i * ONE_SHAPES, (i + 1) * ONE_SHAPES);

@@ -1,5 +1,6 @@
 /* Training by several ranks: the curve of one, the same bits from run to run and across an interruption, and what is refused.
- * Without MPI it says that it was skipped. */
+ * Without MPI it says that it was skipped.
+ * PS_TEST_DEVICE: the --device to run on (default cpu); ranks that share a GPU sum on the host. */
 #include "tests/ranks.h"
 #include "tests/suite.h"
 
@@ -152,7 +153,9 @@ START_TEST(test_refused)
                  {2, "train: --resume and --overwrite", ARGS("--resume", "--overwrite")},
                  {4, "nothing to resume", ARGS("--resume")},
                  {3, "No such file", ARGS("--set", "data.path=/nowhere.h5")},
-                 {2, "norm: batch over several ranks", ARGS(PAPER, "--set", "runtime.fusion=none")}};
+                 {2, "norm: batch over several ranks", ARGS(PAPER, "--set", "runtime.fusion=none")},
+                 {2, "runtime.exchange: \"smoke\" is not one of auto, nccl, mpi", ARGS("--set", "runtime.exchange=smoke")},
+                 {2, "runtime.exchange: nccl is between GPUs", ARGS("--device", "cpu", "--set", "runtime.exchange=nccl")}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct result r = train_ranks(3, dir.text, cases[i].arguments);
         ck_assert_msg(r.code == cases[i].code, "exit code %d, not %d: %s", r.code, cases[i].code, r.err);
@@ -201,17 +204,21 @@ static void end(void)
 int main(void)
 {
     programs = getenv("PS_PROGRAMS");
-    device = "cpu";
+    device = getenv("PS_TEST_DEVICE") ? getenv("PS_TEST_DEVICE") : "cpu";
     if (!programs) {
         fprintf(stderr, "test_ranks: PS_PROGRAMS: must name the folder of the programs\n");
         return 2;
     }
     Suite *suite = suite_create("ranks");
-    TCase *cases = tcase_create("cpu");
+    TCase *cases = tcase_create("ranks");
     const char *missing = ranks_missing();
     if (missing) {
         printf("skipped: training by several ranks: %s\n", missing);
     } else {
+        const char *without = strcmp(device, "cpu") != 0 ? nccl_missing() : NULL;
+        if (without) {
+            printf("skipped: sums between GPUs by NCCL: %s\n", without);
+        }
         tcase_set_timeout(cases, 300);
         tcase_add_checked_fixture(cases, begin, end);
         tcase_add_loop_test(cases, test_curve, 0, (int)(sizeof models / sizeof *models));
