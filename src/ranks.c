@@ -8,12 +8,14 @@
 #include <string.h>
 
 #include "src/clock.h"
+#include "src/heartbeat.h"
 #include "src/mpi/transport.h"
 
 enum { MESSAGE = 1024, SMALL = 1 << 14 /* values whose sum takes one message of each to each */ };
 
 struct ps_ranks {
     const struct ps_transport *transport;
+    struct ps_heartbeat *heartbeat;
     int threads; /* ps_ranks_threads */
     int known;   /* every rank knows of the last error */
     double seconds;
@@ -122,7 +124,7 @@ static enum ps_status count_threads(struct ps_ranks *r)
     return status;
 }
 
-enum ps_status ps_ranks_open(struct ps_ranks **ranks)
+enum ps_status ps_ranks_open(const char *program, struct ps_ranks **ranks)
 {
     const char *name = NULL;
     const int expected = expected_size(&name);
@@ -140,7 +142,8 @@ enum ps_status ps_ranks_open(struct ps_ranks **ranks)
         return failed("no memory");
     }
     *ranks = r;
-    return count_threads(r);
+    PS_TRY(count_threads(r));
+    return ps_heartbeat_open(transport, program, &r->heartbeat);
 }
 
 void ps_ranks_close(struct ps_ranks *r, enum ps_status status)
@@ -148,7 +151,9 @@ void ps_ranks_close(struct ps_ranks *r, enum ps_status status)
     if (!r) {
         return;
     }
-    if (status != PS_OK && !r->known) {
+    const int ends_all = status != PS_OK && !r->known;
+    ps_heartbeat_close(r->heartbeat, ends_all);
+    if (ends_all) {
         fflush(NULL);
         r->transport->abort((int)status);
     }

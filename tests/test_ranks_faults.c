@@ -1,0 +1,316 @@
+/* Training by several ranks when one of them is killed, stopped, signalled or fails: the others end within 10 s and say which one
+ * it was, and the run goes on to the results of one that nothing disturbed. Without MPI it says that it was skipped. */
+#include "tests/ranks.h"
+#include "tests/suite.h"
+
+static const char config_text[] = "data:\n"
+                                  "  path: series.h5\n"
+                                  "  split: [698, 120, 180]\n"
+                                  "  drop_last: false\n"
+                                  "model:\n"
+                                  "  seq_len: 48\n"
+                                  "  pred_len: 12\n"
+                                  "  patch_len: 8\n"
+                                  "  stride: 8\n"
+                                  "  d_model: 16\n"
+                                  "  n_heads: 4\n"
+                                  "  d_ff: 32\n"
+                                  "  n_layers: 1\n"
+                                  "train:\n"
+                                  "  epochs: 40\n"
+                                  "  batch_size: 16\n"
+                                  "  checkpoint_every: 7\n"
+                                  "runtime:\n"
+                                  "  threads: 1\n";
+enum { RANKS = 3, KILLS = 4, MANY_KILLS = 50, END_SECONDS = 10 };
+
+/* Pid of a rank of mpirun's; 0: it is not there, or not yet. */
+static pid_t pid_of_rank(pid_t launcher, int rank)
+{
+    pid_t all[RANKS];
+    const int n = children_of(launcher, "train", all, RANKS);
+    struct path wanted = path_of("OMPI_COMM_WORLD_RANK=%d", rank);
+    for (int i = 0; i < n; i++) {
+        struct path environment = path_of("/proc/%d/environ", (int)all[i]);
+        FILE *file = fopen(environment.text, "r");
+        char *one = NULL;
+        size_t room = 0;
+        int found = 0;
+        while (file && !found && getdelim(&one, &room, 0, file) > 0) {
+            found = strcmp(one, wanted.text) == 0;
+        }
+        free(one);
+        if (file) {
+            fclose(file);
+        }
+        if (found) {
+            return all[i];
+        }
+    }
+    return 0;
+}
+
+/* Times that text stands in r's stderr. */
+static int count_in(const struct result *r, const char *text)
+{
+    int n = 0;
+    for (const char *at = r->err; (at = strstr(at, text)) != NULL; at++) {
+        n++;
+    }
+    return n;
+}
+
+/* The lines of the program itself, of which the ranks are to have one; mpirun has its own. */
+static void expect_said(const struct result *r, const char *line)
+{
+    ck_assert_msg(count_in(r, line) == 1, "\"%s\" is not in it once: %s", line, r->err);
+    ck_assert_msg(count_in(r, "train: ") == 1, "more than one line: %s", r->err);
+}
+
+static int has_begun(const char *dir)
+{
+    return file_exists(in_run(dir, "config.yaml").text);
+}
+
+/* Starts, or goes on with what is there. */
+static struct process go_on(const char *dir)
+{
+    return start_ranks(RANKS, dir, has_begun(dir) ? ARGS("--resume") : ARGS("--overwrite"));
+}
+
+static void wait_begun(const char *dir)
+{
+    for (double begin = seconds_now(); !file_exists(in_run(dir, "metrics.jsonl").text); sleep_seconds(0.02)) {
+        ck_assert_msg(seconds_now() - begin < 60, "no epoch ended within 60 s");
+    }
+}
+
+/* A random rank at a random moment, in runs that go on from where the last one was killed. PS_KILLS: how often. */
+START_TEST(test_kill)
+{
+    const char *text = getenv("PS_KILLS"), *seed = getenv("PS_SEED");
+    const int kills = text ? atoi(text) : getenv("PS_TEST_FULL") ? MANY_KILLS : KILLS;
+    unsigned draw = seed ? (unsigned)atoi(seed) : 1;
+    struct path whole = new_dir("whole"), killed = new_dir("killed");
+    struct process first = go_on(whole.text);
+    struct result r = process_end(&first);
+    ck_assert_msg(r.code == 0, "exit code %d: %s", r.code, r.err);
+    const double longest = r.seconds;
+    result_free(&r);
+    int clean = 0, resumed = 0, finished = 0;
+    double worst = 0;
+    while (clean < kills) {
+        const int resumes = has_begun(killed.text), rank = rand_r(&draw) % RANKS;
+        struct process p = go_on(killed.text);
+        sleep_seconds(0.6 * longest * rand_r(&draw) / RAND_MAX);
+        const pid_t pid = pid_of_rank(p.pid, rank);
+        const double begin = seconds_now();
+        const int sent = pid > 0 && kill(pid, SIGKILL) == 0;
+        r = process_end(&p);
+        if (r.code == 0) { /* it was too late, or too early */
+            finished++;
+            expect_same_results(whole.text, killed.text);
+            folder_remove(killed.text);
+        } else {
+            const double seconds = seconds_now() - begin;
+            struct path by_mpirun = path_of("process rank %d ", rank), by_us = path_of("train: rank %d on ", rank);
+            ck_assert_msg(sent && r.code == 128 + SIGKILL, "exit code %d: %s", r.code, r.err);
+            ck_assert_msg(seconds < END_SECONDS, "it ended after %.1f s: %s", seconds, r.err);
+            ck_assert_msg(count_in(&r, by_mpirun.text) == 1, "rank %d: %s", rank, r.err);
+            ck_assert_msg(count_in(&r, "train: rank ") == count_in(&r, by_us.text) && count_in(&r, by_us.text) <= 1, "%s", r.err);
+            worst = seconds > worst ? seconds : worst;
+            clean++;
+        }
+        resumed += resumes;
+        result_free(&r);
+    }
+    struct process last = go_on(killed.text);
+    r = process_end(&last);
+    ck_assert_msg(r.code == 0, "exit code %d: %s", r.code, r.err);
+    result_free(&r);
+    expect_same_results(whole.text, killed.text);
+    printf(
+        "kill -9 of a random rank: %d times, %d clean ends, the longest after %.2f s; %d runs that were resumed, %d that finished, "
+        "to the same bits\n",
+        kills, clean, worst, resumed + 1, finished + 1);
+}
+END_TEST
+
+/* Killed while it trains: the line that names it. */
+START_TEST(test_killed_line)
+{
+    struct path dir = new_dir("line");
+    struct process p = go_on(dir.text);
+    wait_begun(dir.text);
+    kill(pid_of_rank(p.pid, _i), SIGKILL);
+    struct result r = process_end(&p);
+    ck_assert_int_eq(r.code, 128 + SIGKILL);
+    ck_assert_msg(r.seconds < END_SECONDS, "it ended after %.1f s", r.seconds);
+    expect_said(&r, path_of("train: rank %d on ", _i).text);
+    expect_said(&r, " is gone: its process was ended");
+    result_free(&r);
+}
+END_TEST
+
+/* A rank that only stands still, as one does whose host is gone. */
+START_TEST(test_silent)
+{
+    struct path dir = new_dir("silent");
+    struct process p = go_on(dir.text);
+    wait_begun(dir.text);
+    kill(pid_of_rank(p.pid, _i), SIGSTOP);
+    struct result r = process_end(&p);
+    ck_assert_msg(r.code == 5, "exit code %d: %s", r.code, r.err);
+    ck_assert_msg(r.seconds < END_SECONDS, "it ended after %.1f s", r.seconds);
+    expect_said(&r, path_of("train: rank %d on ", _i).text);
+    expect_said(&r, " is gone: nothing was heard of it");
+    result_free(&r);
+}
+END_TEST
+
+/* All of them stopped and continued, as a scheduler or a terminal does: no rank is missed. */
+START_TEST(test_suspended)
+{
+    struct path dir = new_dir("suspended");
+    struct process p = start_ranks(RANKS, dir.text, ARGS("--set", "train.epochs=80"));
+    wait_begun(dir.text);
+    pid_t pids[RANKS];
+    for (int i = 0; i < RANKS; i++) {
+        pids[i] = pid_of_rank(p.pid, i);
+        ck_assert_int_gt(pids[i], 0);
+        kill(pids[i], SIGSTOP);
+    }
+    sleep_seconds(8);
+    for (int i = 0; i < RANKS; i++) {
+        kill(pids[i], SIGCONT);
+    }
+    expect_done(process_end(&p));
+}
+END_TEST
+
+/* SIGTERM to mpirun: a checkpoint, and no other is written here, from which the run goes on to the same bits. What the ranks print
+ * then mpirun may lose. */
+START_TEST(test_launcher_signalled)
+{
+    struct path whole = new_dir("undisturbed"), dir = new_dir("signalled");
+    struct process p = go_on(whole.text);
+    expect_done(process_end(&p));
+    setenv("OMPI_MCA_odls_base_sigkill_timeout", "3", 1);
+    p = start_ranks(RANKS, dir.text, ARGS("--set", "train.checkpoint_every=1000000"));
+    wait_begun(dir.text);
+    kill(p.pid, SIGTERM);
+    struct result r = process_end(&p);
+    unsetenv("OMPI_MCA_odls_base_sigkill_timeout");
+    ck_assert_msg(r.code != 0 && r.seconds < END_SECONDS, "exit code %d after %.1f s: %s", r.code, r.seconds, r.err);
+    ck_assert_msg(count_in(&r, "train: ") == count_in(&r, "train: signal 15: checkpoint written to "), "%s", r.err);
+    result_free(&r);
+    struct ps_checkpoint c = load(dir.text, "last.h5");
+    ck_assert_uint_gt(c.step, 0);
+    ps_checkpoint_free(&c);
+    p = go_on(dir.text);
+    expect_done(process_end(&p));
+    expect_same_results(whole.text, dir.text);
+}
+END_TEST
+
+/* mpirun -n 1 [-x VARIABLE] train ... MORE : -n 2 train ... OTHERS */
+static struct result train_unlike(const char *dir, const char *variable, char *const *more, char *const *others)
+{
+    struct path program = path_of("%.900s/train", programs);
+    char *arguments[ARGUMENTS + 1] = {"--oversubscribe", "--bind-to", "none"};
+    int count = 3;
+    for (int part = 0; part < 2; part++) {
+        char *const *options = part == 0 ? more : others;
+        char *const fixed[] = {"-n",
+                               part == 0 ? "1" : "2",
+                               part == 0 && variable ? "-x" : NULL,
+                               (char *)variable,
+                               program.text,
+                               config.text,
+                               "--device",
+                               "cpu",
+                               "--run-dir",
+                               (char *)dir};
+        if (part == 1) {
+            arguments[count++] = ":";
+        }
+        for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) {
+            if (fixed[i] && !(i == 3 && part == 1)) {
+                arguments[count++] = fixed[i];
+            }
+        }
+        for (int i = 0; options[i]; i++) {
+            arguments[count++] = options[i];
+        }
+    }
+    struct process p = process_start(mpirun.text, arguments, 0);
+    return process_end(&p);
+}
+
+/* An error that a single rank meets. */
+START_TEST(test_one_fails)
+{
+    const struct {
+        const char *variable;
+        char *const *others;
+        int code;
+        const char *rank, *says;
+    } cases[] = {{NULL, ARGS("--set", "train.seed=2"), 2, "train: rank 1 on ", "its config is not rank 0's: \"  seed: 2\" here"},
+                 {"PS_IO_FAULT=40+:enospc", ARGS(), 0, "train: rank 0 on ", ": No space left on device"},
+                 {"PS_IO_FAULT=120:die", ARGS(), 128 + SIGKILL, "train: rank 0 on ", "its process was ended"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct path dir = path_of("%.400s/unlike%zu", folder.text, i);
+        struct result r = train_unlike(dir.text, cases[i].variable, ARGS(), cases[i].others);
+        const int told = r.code == 2 || r.code == 4; /* of the folder, or of a checkpoint */
+        ck_assert_msg(cases[i].code ? r.code == cases[i].code : told, "exit code %d: %s", r.code, r.err);
+        ck_assert_msg(r.seconds < END_SECONDS, "it ended after %.1f s", r.seconds);
+        expect_said(&r, cases[i].rank);
+        expect_said(&r, cases[i].says);
+        result_free(&r);
+    }
+}
+END_TEST
+
+static void begin(void)
+{
+    folder = folder_make();
+    config = path_of("%.900s/config.yaml", folder.text);
+    file_write(config.text, config_text, sizeof config_text - 1);
+    struct path series = path_of("%.900s/series.h5", folder.text);
+    expect_done(run("sample_series", ARGS(series.text, "--hours", "998", "--channels", "3")));
+}
+
+static void end(void)
+{
+    folder_remove(folder.text);
+}
+
+int main(void)
+{
+    programs = getenv("PS_PROGRAMS");
+    device = "cpu";
+    if (!programs) {
+        fprintf(stderr, "test_ranks_faults: PS_PROGRAMS: must name the folder of the programs\n");
+        return 2;
+    }
+    Suite *suite = suite_create("ranks_faults");
+    const char *missing = ranks_missing();
+    if (missing) {
+        printf("skipped: faults of several ranks: %s\n", missing);
+        return 0;
+    }
+    TCase *kills = tcase_create("kill"), *stops = tcase_create("stop"),
+          *others = tcase_create("other"), *const all[] = {kills, stops, others};
+    for (int i = 0; i < 3; i++) {
+        tcase_set_timeout(all[i], 3000);
+        tcase_add_checked_fixture(all[i], begin, end);
+        suite_add_tcase(suite, all[i]);
+    }
+    tcase_add_test(kills, test_kill);
+    tcase_add_loop_test(kills, test_killed_line, 0, RANKS);
+    tcase_add_loop_test(stops, test_silent, 0, 2);
+    tcase_add_test(stops, test_suspended);
+    tcase_add_test(others, test_launcher_signalled);
+    tcase_add_test(others, test_one_fails);
+    return run_suite(suite, CK_FORK_GETENV) != 0;
+}
