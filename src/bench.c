@@ -101,11 +101,11 @@ static enum ps_status warm_up(struct ps_session *s, double *first_seconds, doubl
  * take more than about `most_seconds`. */
 static enum ps_status time_steps(struct ps_session *s, int64_t steps, double most_seconds, struct result *r)
 {
-    int64_t whole = s->train_windows / s->config->train.batch_size; /* full batches an epoch */
+    int64_t whole = s->train_windows / s->step_windows; /* full batches an epoch */
     if (whole == 0) {
         return ps_fail(PS_USAGE,
                        "train.batch_size: %lld is more than the %lld training windows: a step of a full batch is timed: lower it",
-                       (long long)s->config->train.batch_size, (long long)s->train_windows);
+                       (long long)s->step_windows, (long long)s->train_windows);
     }
     double seconds;
     PS_TRY(warm_up(s, &r->first_step_seconds, &seconds));
@@ -308,7 +308,7 @@ static enum ps_status trace_step(struct ps_session *s, struct tracer *t, int pri
         t->print = print && i == 1;
         status = ps_session_rewind(s);
         if (status == PS_OK) {
-            status = ps_session_step(s, s->config->train.batch_size);
+            status = ps_session_step(s, s->step_windows);
         }
     }
     s->model->k = s->optimizer.k = plain;
@@ -328,11 +328,10 @@ static int on_cpu(const struct ps_session *s)
 
 static void print_text(const struct ps_session *s, const struct result *r, const struct tracer *t)
 {
-    double flops = ps_model_step_flops(&s->model->shape, s->config->train.batch_size),
-           windows = (double)s->config->train.batch_size;
+    double flops = ps_model_step_flops(&s->model->shape, s->step_windows), windows = (double)s->step_windows;
     char description[PS_SESSION_TEXT];
     ps_session_describe(s, description);
-    printf("%s, batch %lld\n", description, (long long)s->config->train.batch_size);
+    printf("%s, batch %lld\n", description, (long long)s->step_windows);
     printf("step            %.4f ms  (min %.4f  max %.4f, groups of %lld steps in %lld)\n", r->median, r->least, r->most,
            (long long)r->group, (long long)r->steps);
     printf("processor time  %.4f ms a step: %.2f processors busy\n", r->processor, r->processor / r->median);
@@ -384,15 +383,14 @@ static enum ps_status print_json(const struct ps_session *s, const struct result
                                                p->product, "shapes", p->shape, "calls", (json_int_t)p->calls, "ms", p->ms, "bytes",
                                                p->bytes, "flops", p->flops));
     }
-    double flops = ps_model_step_flops(&s->model->shape, s->config->train.batch_size),
-           windows = (double)s->config->train.batch_size;
+    double flops = ps_model_step_flops(&s->model->shape, s->step_windows), windows = (double)s->step_windows;
     json_t *root = json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:{s:f, s:f, s:f, s:f, s:I}, s:f, s:f, s:f, s:{s:i, s:i, s:i}, s:I, s:I, s:f, s:f, "
         "s:o}",
         "version", ps_version, "backend", s->kernels->backend, "device", s->device->name, "precision",
         ps_precision_name(s->kernels->precision), "level", ps_level_name(s->level), "kernels", ps_model_kernels(s->model), "batch",
-        (json_int_t)s->config->train.batch_size, "ms_per_step", "median", r->median, "min", r->least, "max", r->most, "processor",
-        r->processor, "steps", (json_int_t)r->steps, "windows_per_second", windows / (r->median * 1e-3), "flops_per_step", flops,
+        (json_int_t)s->step_windows, "ms_per_step", "median", r->median, "min", r->least, "max", r->most, "processor", r->processor,
+        "steps", (json_int_t)r->steps, "windows_per_second", windows / (r->median * 1e-3), "flops_per_step", flops,
         "flops_per_second", flops / (r->median * 1e-3), "graph", "kernels", r->nodes.kernels, "copies", r->nodes.copies, "fills",
         r->nodes.fills, "operations", (json_int_t)r->operations, "peak_device_bytes", (json_int_t)s->device->counters.peak_bytes,
         "open_seconds", r->open_seconds, "first_step_seconds", r->first_step_seconds, "parts", parts);
@@ -428,7 +426,7 @@ static enum ps_status tune_step(struct ps_session *s, const char *path)
     PS_TRY(k->tune(k));
     PS_TRY(ps_session_initialise(s));
     PS_TRY(ps_session_rewind(s));
-    PS_TRY(ps_session_step(s, s->config->train.batch_size));
+    PS_TRY(ps_session_step(s, s->step_windows));
     PS_TRY(s->device->synchronize(s->device));
     char *text;
     PS_TRY(k->tuning(k, &text));

@@ -22,6 +22,8 @@ enum ps_missing { PS_MISSING_REFUSE, PS_MISSING_MASK };
 enum ps_on_nonfinite { PS_NONFINITE_STOP, PS_NONFINITE_SKIP };
 /* What validation compares, for the best weights and for patience: the loss that is trained, or one of the errors. */
 enum ps_monitor { PS_MONITOR_LOSS, PS_MONITOR_MSE, PS_MONITOR_MAE };
+/* Whose rows the statistics of norm batch are of, where ranks share a batch: all of them, or each rank's own. */
+enum ps_batchnorm_rows { PS_BATCHNORM_SYNC, PS_BATCHNORM_LOCAL };
 enum ps_fusion { PS_FUSION_AUTO, PS_FUSION_NONE, PS_FUSION_GEMM, PS_FUSION_LAYER };
 
 /* A list of numbers. */
@@ -62,6 +64,7 @@ struct ps_config {
         enum ps_head head;                     /* shared */
         enum ps_patches_from patches_from;     /* start */
         double mask_ratio;                     /* (0, 1), of train.objective masked; 0.4 */
+        enum ps_batchnorm_rows batchnorm;      /* of norm batch over several ranks: whose rows; sync */
     } model;
     struct {
         double lr;                      /* 1e-4 */
@@ -89,6 +92,7 @@ struct ps_config {
         double huber_delta;                /* 1, in standardised units */
         struct ps_reals quantiles;         /* rising; of loss quantile, where none are given, 0.1, 0.5 and 0.9 */
         enum ps_monitor monitor;           /* loss */
+        int64_t accumulate;                /* batches of batch_size that make a step; 1 */
     } train;
     struct {
         char *device;                     /* auto, cpu, cuda, cuda:N */

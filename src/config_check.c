@@ -145,6 +145,15 @@ enum ps_status ps_config_check(const struct ps_config_reader *reader, const char
         return ps_config_fail(blame(reader, origin, "model", key, "revin"),
                               "model.%s: is a part of RevIN, and model.revin is false", key);
     }
+    if (c->model.batchnorm == PS_BATCHNORM_LOCAL && c->model.norm != PS_NORM_BATCH) {
+        return ps_config_fail(blame(reader, origin, "model", "batchnorm", "norm"),
+                              "model.batchnorm: local is of model.norm: batch, which it is not; leave it out");
+    }
+    if (c->train.accumulate > INT32_MAX / c->train.batch_size) {
+        return ps_config_fail(blame(reader, origin, "train", "accumulate", "batch_size"),
+                              "train.accumulate: %" PRId64 " batches of %" PRId64 " are more than 2147483647 windows; lower one",
+                              c->train.accumulate, c->train.batch_size);
+    }
     PS_TRY(check_parameters(c, blame(reader, origin, "model", "d_model", "seq_len")));
     PS_TRY(check_quantiles(reader, origin));
     PS_TRY(check_masking(reader, origin));
@@ -193,7 +202,7 @@ void ps_config_differences(const struct ps_config *then, const struct ps_config 
     for (int i = 0; i < PS_KEYS; i++) {
         const struct ps_key *key = &ps_keys[i];
         if (strcmp(key->section, "model") != 0 || strncmp(key->name, "dropout", 7) == 0 || strcmp(key->name, "pred_len") == 0 ||
-            strcmp(key->name, "mask_ratio") == 0) {
+            strcmp(key->name, "mask_ratio") == 0 || strcmp(key->name, "batchnorm") == 0) {
             continue;
         }
         char *was = ps_config_value_text(then, key), *is = ps_config_value_text(now, key);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 static const char *const norms[] = {"layer", "batch", "rms", NULL};
+static const char *const batchnorms[] = {"sync", "local", NULL};
 static const char *const norm_places[] = {"pre", "post", NULL};
 static const char *const activations[] = {"gelu_tanh", "gelu", "relu", "swiglu", NULL};
 static const char *const positions[] = {"learned", "sincos", "rope", "none", NULL};
@@ -72,6 +73,7 @@ static const struct ps_key table[] = {
     KEY(model, head, CHOICE, {"shared"}, .choices = heads),
     KEY(model, patches_from, CHOICE, {"start"}, .choices = patches_from),
     KEY(model, mask_ratio, REAL, {"0.4"}, .range = PS_RANGE_INSIDE),
+    KEY(model, batchnorm, CHOICE, {"sync"}, .choices = batchnorms),
     KEY(optim, lr, REAL, {"1e-4"}, .range = PS_RANGE_POSITIVE),
     KEY(optim, weight_decay, REAL, {"1e-2"}, .range = PS_RANGE_NOT_NEGATIVE),
     KEY(optim, beta1, REAL, {"0.9"}, .range = PS_RANGE_FRACTION),
@@ -97,6 +99,7 @@ static const struct ps_key table[] = {
     KEY(train, huber_delta, REAL, {"1"}, .range = PS_RANGE_POSITIVE),
     KEY(train, quantiles, REALS, {NULL}, .range = PS_RANGE_INSIDE),
     KEY(train, monitor, CHOICE, {"loss"}, .choices = monitors),
+    KEY(train, accumulate, WHOLE, {"1"}, .range = PS_RANGE_COUNT),
     KEY(runtime, device, TEXT, {"auto"}),
     KEY(runtime, precision, CHOICE, {"fp32"}, .choices = precisions),
     KEY(runtime, backend, TEXT, {"auto"}, .choices = backends),

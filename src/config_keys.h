@@ -44,7 +44,7 @@ struct ps_key {
 };
 
 /* In the order of struct ps_config, which is the order of the resolved text. */
-enum { PS_KEYS = 72, PS_SECTIONS = 5 };
+enum { PS_KEYS = 74, PS_SECTIONS = 5 };
 extern const struct ps_key *const ps_keys; /* [PS_KEYS] */
 extern const char *const ps_sections[PS_SECTIONS];
 int ps_key_index(const char *section, const char *name); /* -1: there is none */

@@ -15,7 +15,8 @@
  * the caller's to close. */
 enum ps_status ps_engine_open_device(const struct ps_config *config, const char *device, const struct ps_ranks *ranks,
                                      struct ps_device **opened, struct ps_kernels **kernels, char tuning[PS_DIGEST_HEX]);
-/* Batches of at most so many windows, as parts of steps of `whole`, which ranks share by this exchange (NULL: they do not). */
+/* Batches of at most so many windows, as parts of steps of `whole`, whose BatchNorm ranks share by this exchange (NULL: they do
+ * not). */
 struct ps_engine_share {
     int64_t batch, whole;
     struct ps_exchange *exchange;

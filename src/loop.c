@@ -463,6 +463,7 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
     const struct ps_step_state start = {0};
     const struct ps_order order = ps_session_order(s, split);
     PS_TRY(write_state(s, s->scoring_state, &start));
+    PS_TRY(ps_session_spread_statistics(s));
     if (s->ranks) { /* a share may have no windows */
         PS_TRY(s->device->fill_zero(s->device, PS_COMPUTE, s->errors, (size_t)s->slots * PS_ERRORS * sizeof *s->errors));
     }

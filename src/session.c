@@ -34,6 +34,12 @@ static enum ps_status split_data(struct ps_session *s, const struct ps_session_o
                                                           : status;
 }
 
+/* Windows of a full step; of one that scores, a batch. */
+static int64_t step_windows(const struct ps_config *c, int training)
+{
+    return training ? c->train.batch_size * c->train.accumulate : c->train.batch_size;
+}
+
 /* Reads the data, splits and standardises it. */
 static enum ps_status open_data(struct ps_session *s, const struct ps_session_options *options)
 {
@@ -42,7 +48,7 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
     if (!path || !*path) {
         return ps_fail(PS_USAGE, "data.path: missing: name the HDF5 file that holds the series");
     }
-    const struct ps_reading reading = ps_checkpoint_reading(options->checkpoint, c, c->train.batch_size);
+    const struct ps_reading reading = ps_checkpoint_reading(options->checkpoint, c, step_windows(c, options->training));
     PS_TRY(ps_series_open_as(path, &reading, &s->series));
     if (s->series->layout == PS_LAYOUT_WINDOWS &&
         (s->series->seq_len != c->model.seq_len || s->series->pred_len != c->model.pred_len)) {
@@ -187,14 +193,23 @@ static enum ps_status open_share(struct ps_session *s, struct ps_engine_share *s
         return ps_fail(PS_USAGE, "train.batch_size: %lld windows cannot be shared by %d ranks: raise it, or start fewer",
                        (long long)batch, ranks);
     }
-    if (ranks > 1 && s->series->missing > 0) { /* each share's mean would be over other targets */
-        return ps_fail(PS_USAGE, "%s: has missing values, which several ranks do not train on: start one rank, or fill them",
-                       s->series->path);
+    if (s->config->train.accumulate > 1 && batch % s->granule != 0) {
+        return ps_fail(PS_USAGE,
+                       "train.accumulate: batches begin where a block of dropout's draws does: train.batch_size %lld must be a "
+                       "multiple of %lld for this model",
+                       (long long)batch, (long long)s->granule);
+    }
+    if ((ranks > 1 || s->step_windows > batch) && s->series->missing > 0) { /* each part's mean would be over other targets */
+        return ps_fail(PS_USAGE, "%s: has missing values, which %s: %s, or fill them", s->series->path,
+                       ranks > 1 ? "several ranks do not train on" : "train.accumulate does not take",
+                       ranks > 1 ? "start one rank" : "leave it out");
     }
     PS_TRY(ps_exchange_open(s->ranks, s->device, s->config->runtime.exchange, &s->exchange));
     PS_TRY(record_carrier(s));
     const int64_t granules = (batch + s->granule - 1) / s->granule, most = (granules + ranks - 1) / ranks * s->granule;
-    *share = (struct ps_engine_share){.batch = most < batch ? most : batch, .whole = s->step_windows, .exchange = s->exchange};
+    *share = (struct ps_engine_share){.batch = most < batch ? most : batch,
+                                      .whole = s->step_windows,
+                                      .exchange = s->config->model.batchnorm == PS_BATCHNORM_LOCAL ? NULL : s->exchange};
     return PS_OK;
 }
 
@@ -206,7 +221,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
     int64_t batch = c->train.batch_size;
     enum ps_status status;
     struct ps_engine_share share;
-    s->step_windows = batch;
+    s->step_windows = step_windows(c, training);
     PS_TRY(open_share(s, &share));
     PS_TRY(ps_engine_open_model(c, s->kernels, s->series->channels, s->series->missing > 0, &share, &s->model, &s->level));
     PS_TRY(record_algorithms(s));
@@ -223,9 +238,10 @@ static enum ps_status open_model(struct ps_session *s, int training)
     }
     if (training) {
         if (s->steps_per_epoch == 0) {
-            return ps_fail(PS_USAGE,
-                           "train.batch_size: %lld is more than the %lld training windows: lower it, or set data.drop_last: false",
-                           (long long)batch, (long long)s->splits.count[PS_TRAIN]);
+            return ps_fail(
+                PS_USAGE, "train.batch_size: %lld%s is more than the %lld training windows: lower it, or set data.drop_last: false",
+                (long long)s->step_windows, c->train.accumulate > 1 ? ", with train.accumulate," : "",
+                (long long)s->splits.count[PS_TRAIN]);
         }
         PS_TRY(check_rows(s, &s->model->shape));
         struct ps_schedule schedule = {.kind = c->optim.schedule,

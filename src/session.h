@@ -62,7 +62,7 @@ struct ps_session {
     struct ps_replay replays[2][PS_REPLAY_KINDS]; /* scoring, training */
     int64_t graph_steps;                          /* that PS_REPLAY_SEVERAL holds; 1: there is none */
 
-    int64_t step_windows;                   /* of a full step, of all ranks */
+    int64_t step_windows;                   /* of a full step, of all ranks: train.accumulate batches, or of scoring one */
     int64_t steps_per_epoch, train_windows; /* windows of an epoch, after drop_last */
     /* The run so far, as checkpoints record it. */
     char *init_from; /* what it began with, as checkpoints record it; NULL: the seed's weights */

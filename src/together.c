@@ -114,6 +114,15 @@ enum ps_status ps_session_spread(struct ps_session *s)
     return s->device->synchronize(s->device);
 }
 
+enum ps_status ps_session_spread_statistics(struct ps_session *s)
+{
+    const struct ps_parameters *layout = s->model->layout;
+    const size_t element = ps_type_bytes(s->kernels->parameter), begin = (size_t)layout->count * element;
+    return s->ranks && s->config->model.batchnorm == PS_BATCHNORM_LOCAL
+               ? spread(s, (char *)s->model->parameters + begin, (size_t)layout->stored * element - begin)
+               : PS_OK;
+}
+
 enum ps_status ps_session_gather_states(struct ps_session *s)
 {
     return s->exchange ? s->exchange->gather(s->exchange, s->states, s->state, sizeof *s->state) : PS_OK;

@@ -14,6 +14,9 @@ int ps_session_stopped(const struct ps_session *session);
 enum ps_status ps_session_agree(struct ps_session *session, enum ps_status mine, uint64_t *nonfinite);
 /* Every rank has the parameters, the moments, the best weights and the place in the run that rank 0 has. */
 enum ps_status ps_session_spread(struct ps_session *session);
+/* Before scoring: with model.batchnorm: local every rank has the running statistics of rank 0, which alone are kept. Training reads
+ * none. */
+enum ps_status ps_session_spread_statistics(struct ps_session *session);
 /* session->states = each rank's state, behind the steps enqueued so far: before a checkpoint. */
 enum ps_status ps_session_gather_states(struct ps_session *session);
 /* The sum of what the ranks have lost and of their losses, of states that are each a rank's, into one. */

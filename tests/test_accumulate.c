@@ -1,0 +1,209 @@
+/* train.accumulate: the curve of a batch so many times as large, alone and by several ranks, and the same bits across an
+ * interruption; and model.batchnorm: local, whose shares are what batches are there. */
+#include "tests/ranks.h"
+#include "tests/suite.h"
+
+#include <math.h>
+
+static const char config_text[] = "data:\n"
+                                  "  path: series.h5\n"
+                                  "  split: [698, 120, 180]\n"
+                                  "  drop_last: false\n"
+                                  "model:\n"
+                                  "  seq_len: 48\n"
+                                  "  pred_len: 12\n"
+                                  "  patch_len: 8\n"
+                                  "  stride: 8\n"
+                                  "  d_model: 16\n"
+                                  "  n_heads: 4\n"
+                                  "  d_ff: 32\n"
+                                  "  n_layers: 2\n"
+                                  "  dropout: 0.2\n"
+                                  "optim:\n"
+                                  "  lr: 2e-3\n"
+                                  "train:\n"
+                                  "  epochs: 4\n"
+                                  "runtime:\n"
+                                  "  threads: 1\n";
+enum { EPOCHS = 4, WHOLE = 24, STEPS = 27 }; /* the last step of an epoch has 15 windows */
+
+static const char *missing; /* why there are no ranks */
+
+#define BATCHES(n, windows) "--set", "train.accumulate=" #n, "--set", "train.batch_size=" #windows
+
+static const struct model {
+    const char *name;
+    char *const *arguments;
+} models[] = {{"default", (char *const[]){NULL}},
+              {"clipped", (char *const[]){"--set", "optim.clip_norm=0.5", NULL}},
+              {"streamed", (char *const[]){"--set", "data.placement=host", NULL}},
+              {"masked", (char *const[]){"--set", "train.objective=masked", "--set", "model.padding=none", NULL}},
+              {"Huber's, level none", (char *const[]){"--set", "train.loss=huber", "--set", "runtime.fusion=none", NULL}},
+              {"dropout everywhere",
+               (char *const[]){"--set", "model.dropout_attention_weights=0.1", "--set", "model.dropout_head=0.1", NULL}}};
+
+/* The arguments of both lists, for one call. */
+static char **joined(char *const *a, char *const *b)
+{
+    static char *all[ARGUMENTS + 1];
+    int n = 0;
+    for (int list = 0; list < 2; list++) {
+        for (char *const *one = list ? b : a; *one; one++) {
+            all[n++] = *one;
+        }
+    }
+    all[n] = NULL;
+    return all;
+}
+
+/* The largest difference, relative, of the runs' metrics named by keys, over all epochs. */
+static double apart(const char *a, const char *b, int steps, const char *const *keys)
+{
+    json_t *x = read_metrics(a), *y = read_metrics(b);
+    double worst = 0;
+    ck_assert(json_array_size(x) == EPOCHS && json_array_size(y) == EPOCHS);
+    ck_assert_int_eq((int)number_in(json_array_get(y, EPOCHS - 1), "step"), EPOCHS * steps);
+    for (size_t i = 0; i < EPOCHS; i++) {
+        for (const char *const *key = keys; *key; key++) {
+            worst = fmax(worst, fabs(number_in(json_array_get(x, i), *key) / number_in(json_array_get(y, i), *key) - 1));
+        }
+    }
+    json_decref(x);
+    json_decref(y);
+    return worst;
+}
+
+/* Batches of 12, of 8 (the last step: 8 and 7) and, by ranks, shares of these. */
+START_TEST(test_curve)
+{
+    static const char *const keys[] = {"train_loss", "val_mse", "val_mae", NULL};
+    const struct model *m = &models[_i];
+    const struct {
+        int ranks;
+        char *const *arguments;
+    } ways[] = {{0, ARGS(BATCHES(2, 12))}, {0, ARGS(BATCHES(3, 8))}, {2, ARGS(BATCHES(2, 12))}, {3, ARGS(BATCHES(3, 8))}};
+    struct path one = new_dir("one");
+    expect_done(train_ranks(0, one.text, joined(m->arguments, ARGS(BATCHES(1, 24)))));
+    for (size_t i = 0; i < sizeof ways / sizeof *ways && !(missing && ways[i].ranks); i++) {
+        struct path dir = path_of("%.400s/way%zu", folder.text, i);
+        expect_done(train_ranks(ways[i].ranks, dir.text, joined(m->arguments, ways[i].arguments)));
+        const double worst = apart(one.text, dir.text, STEPS, keys);
+        printf("%s: %s %s, %d ranks: %.1e from the batch of %d\n", m->name, ways[i].arguments[1], ways[i].arguments[3],
+               ways[i].ranks, worst, WHOLE);
+        ck_assert_msg(worst < 1e-5, "%s, way %zu: %g from the whole batch's curve", m->name, i, worst);
+    }
+}
+END_TEST
+
+/* Stopped by a signal and resumed: the same bits; another number of batches is refused. */
+START_TEST(test_resume)
+{
+    char *const more[] = {BATCHES(3, 8), "--set", "train.checkpoint_every=5", NULL};
+    struct path whole = new_dir("whole"), stopped = new_dir("stopped");
+    expect_done(train_ranks(0, whole.text, more));
+    struct process p = start_ranks(0, stopped.text, more);
+    for (double begin = seconds_now(); !file_exists(in_run(stopped.text, "metrics.jsonl").text) && seconds_now() - begin < 20;) {
+        sleep_seconds(0.005);
+    }
+    kill(p.pid, SIGTERM);
+    struct result r = process_end(&p);
+    ck_assert_msg(r.code == 128 + SIGTERM, "exit code %d: %s", r.code, r.err);
+    result_free(&r);
+    expect_refused(train_ranks(0, stopped.text, ARGS(BATCHES(2, 8), "--resume")), 4,
+                   ARGS("train.accumulate: the checkpoint was made with 3, this run has 2"));
+    expect_done(train_ranks(0, stopped.text, joined(more, ARGS("--resume"))));
+    expect_same_results(whole.text, stopped.text);
+}
+END_TEST
+
+START_TEST(test_refused)
+{
+    struct path dir = new_dir("refused");
+    expect_refused(train_ranks(0, dir.text, ARGS(BATCHES(2, 400), "--set", "data.drop_last=true")), 2,
+                   ARGS("train.batch_size: 800, with train.accumulate,"));
+    expect_refused(train_ranks(0, dir.text, ARGS(BATCHES(2, 2147483647))), 2, ARGS("train.accumulate: 2 batches of 2147483647"));
+    expect_refused(train_ranks(0, dir.text, ARGS(BATCHES(2, 13), "--set", "model.d_model=4")), 2,
+                   ARGS("train.accumulate: ", "must be a multiple of 2"));
+    expect_refused(train_ranks(0, dir.text, ARGS("--set", "model.batchnorm=local")), 2,
+                   ARGS("model.batchnorm: local is of model.norm: batch"));
+    ck_assert(!file_exists(dir.text));
+}
+END_TEST
+
+#define BATCHNORM "--set", "model.norm=batch", "--set", "model.norm_place=post", "--set", "data.drop_last=true"
+#define LOCAL BATCHNORM, "--set", "train.batch_size=26", "--set", "model.batchnorm=local"
+
+/* The shares of two ranks are the batches of one that accumulates: one training loss. Of the running statistics rank 0's are kept:
+ * those that all score with are the checkpoint's. Twice, and across an interruption, the same bits. */
+START_TEST(test_local)
+{
+    if (missing) {
+        return;
+    }
+    static const char *const keys[] = {"train_loss", NULL};
+    struct path one = new_dir("batches"), two = new_dir("local"), again = new_dir("again");
+    expect_done(train_ranks(0, one.text, ARGS(BATCHNORM, BATCHES(2, 13))));
+    expect_done(train_ranks(2, two.text, ARGS(LOCAL)));
+    const double worst = apart(one.text, two.text, 24, keys);
+    printf("BatchNorm of each rank's own: %.1e from one rank's batches\n", worst);
+    ck_assert_msg(worst < 1e-5, "%g", worst);
+    json_t *test = read_test(two.text), *evaluated = evaluate_json(in_run(two.text, "checkpoints/best.h5").text, ARGS("--json"));
+    ck_assert_msg(fabs(number_in(evaluated, "mse") / number_in(test, "mse") - 1) < 1e-9, "evaluate: %.12g, test: %.12g",
+                  number_in(evaluated, "mse"), number_in(test, "mse"));
+    json_decref(test);
+    json_decref(evaluated);
+    char *const stops[] = {LOCAL, "--set", "train.checkpoint_every=7", NULL};
+    struct process p = start_ranks(2, again.text, stops);
+    for (double begin = seconds_now(); !file_exists(in_run(again.text, "metrics.jsonl").text) && seconds_now() - begin < 20;) {
+        sleep_seconds(0.005);
+    }
+    pid_t ranks[2];
+    const int n = children_of(p.pid, "train", ranks, 2);
+    if (n == 2) {
+        kill(ranks[1], SIGTERM);
+    }
+    struct result r = process_end(&p);
+    ck_assert_msg(r.code == 0 || r.code == 128 + SIGTERM, "exit code %d: %s", r.code, r.err);
+    result_free(&r);
+    expect_done(train_ranks(2, again.text, joined(stops, ARGS("--resume"))));
+    expect_same_results(two.text, again.text);
+}
+END_TEST
+
+static void begin(void)
+{
+    folder = folder_make();
+    config = path_of("%.900s/config.yaml", folder.text);
+    file_write(config.text, config_text, sizeof config_text - 1);
+    struct path series = path_of("%.900s/series.h5", folder.text);
+    expect_done(run("sample_series", ARGS(series.text, "--hours", "998", "--channels", "3")));
+}
+
+static void end(void)
+{
+    folder_remove(folder.text);
+}
+
+int main(void)
+{
+    programs = getenv("PS_PROGRAMS");
+    device = "cpu";
+    if (!programs) {
+        fprintf(stderr, "test_accumulate: PS_PROGRAMS: must name the folder of the programs\n");
+        return 2;
+    }
+    missing = ranks_missing();
+    if (missing) {
+        printf("skipped: accumulation by several ranks, BatchNorm of each rank's own: %s\n", missing);
+    }
+    Suite *suite = suite_create("accumulate");
+    TCase *cases = tcase_create("cpu");
+    tcase_set_timeout(cases, 300);
+    tcase_add_checked_fixture(cases, begin, end);
+    tcase_add_loop_test(cases, test_curve, 0, (int)(sizeof models / sizeof *models));
+    tcase_add_test(cases, test_resume);
+    tcase_add_test(cases, test_refused);
+    tcase_add_test(cases, test_local);
+    suite_add_tcase(suite, cases);
+    return run_suite(suite, CK_FORK_GETENV) != 0;
+}
