@@ -49,7 +49,6 @@ struct peer {
 };
 
 struct ps_heartbeat {
-    char program[32];
     int rank, size, peers;
     struct peer *peer;
     char (*host)[HOST]; /* [size] */
@@ -181,7 +180,7 @@ static void warn_unwatched(const struct ps_heartbeat *h)
             fprintf(stderr,
                     "%s: warning: rank %d on %s cannot reach rank 0 on %s by TCP: what starts the ranks has to notice when it is "
                     "gone\n",
-                    h->program, r, h->host[r], h->host[0]);
+                    program_invocation_short_name, r, h->host[r], h->host[0]);
             return;
         }
     }
@@ -216,8 +215,8 @@ static _Noreturn void end_all(const struct ps_heartbeat *h, const struct peer *g
         if (silent) {
             snprintf(why, sizeof why, "nothing was heard of it for %.0f s, it is stopped or its host is down", PS_SILENCE);
         }
-        dprintf(STDERR_FILENO, "%s: rank %d on %s is gone: %s: go on from the last checkpoint with --resume\n", h->program,
-                gone->rank, h->host[gone->rank], why);
+        dprintf(STDERR_FILENO, "%s: rank %d on %s is gone: %s: go on from the last checkpoint with --resume\n",
+                program_invocation_short_name, gone->rank, h->host[gone->rank], why);
     }
     leave();
 }
@@ -330,7 +329,7 @@ static const char *connect_all(struct ps_heartbeat *h, const struct ps_transport
     return error;
 }
 
-enum ps_status ps_heartbeat_open(const struct ps_transport *t, const char *program, struct ps_heartbeat **heartbeat)
+enum ps_status ps_heartbeat_open(const struct ps_transport *t, struct ps_heartbeat **heartbeat)
 {
     struct ps_heartbeat *h = calloc(1, sizeof *h);
     const int peers = t->rank == 0 ? t->size - 1 : 1;
@@ -342,7 +341,6 @@ enum ps_status ps_heartbeat_open(const struct ps_transport *t, const char *progr
                                    .host = calloc((size_t)t->size, sizeof *h->host),
                                    .poll = calloc((size_t)peers + 1, sizeof *h->poll),
                                    .wake = {-1, -1}};
-        snprintf(h->program, sizeof h->program, "%s", program);
     }
     if (!h || !h->peer || !h->host || !h->poll) {
         ps_heartbeat_close(h, 0);

@@ -12,8 +12,8 @@
 
 struct ps_heartbeat; /* opaque */
 
-/* Made by every rank. program: its name in messages. A rank that cannot reach rank 0 is not watched, which rank 0 warns of. */
-enum ps_status ps_heartbeat_open(const struct ps_transport *transport, const char *program, struct ps_heartbeat **heartbeat);
+/* Made by every rank. A rank that cannot reach rank 0 is not watched, which rank 0 warns of. */
+enum ps_status ps_heartbeat_open(const struct ps_transport *transport, struct ps_heartbeat **heartbeat);
 /* Before this process ends of its own will: the others no longer watch it. ends_all: it ends them too, and has said why: none of
  * them says more. NULL is fine. */
 void ps_heartbeat_close(struct ps_heartbeat *heartbeat, int ends_all);

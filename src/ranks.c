@@ -124,7 +124,7 @@ static enum ps_status count_threads(struct ps_ranks *r)
     return status;
 }
 
-enum ps_status ps_ranks_open(const char *program, struct ps_ranks **ranks)
+enum ps_status ps_ranks_open(struct ps_ranks **ranks)
 {
     const char *name = NULL;
     const int expected = expected_size(&name);
@@ -143,7 +143,7 @@ enum ps_status ps_ranks_open(const char *program, struct ps_ranks **ranks)
     }
     *ranks = r;
     PS_TRY(count_threads(r));
-    return ps_heartbeat_open(transport, program, &r->heartbeat);
+    return ps_heartbeat_open(transport, &r->heartbeat);
 }
 
 void ps_ranks_close(struct ps_ranks *r, enum ps_status status)

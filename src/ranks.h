@@ -19,8 +19,8 @@ int ps_ranks_size(const struct ps_ranks *ranks);  /* 1 alone */
 int ps_ranks_local(const struct ps_ranks *ranks); /* the rank's number on its host */
 
 /* *ranks stays NULL unless the environment says that there are several: OMPI_COMM_WORLD_SIZE, PMI_SIZE or SLURM_STEP_NUM_TASKS
- * above 1. Then libpatchstep_mpi and MPI are loaded, and the ranks watch one another (src/heartbeat.h). program: in messages. */
-enum ps_status ps_ranks_open(const char *program, struct ps_ranks **ranks);
+ * above 1. Then libpatchstep_mpi and MPI are loaded, and the ranks watch one another (src/heartbeat.h). */
+enum ps_status ps_ranks_open(struct ps_ranks **ranks);
 /* Whether every rank has the last error; alone 1. */
 int ps_ranks_known(const struct ps_ranks *ranks);
 /* The last error's line on stderr: once where all know of it, else with the rank's name. */

@@ -652,7 +652,7 @@ int main(int argc, char **argv)
     struct ps_config config;
     struct ps_ranks *ranks;
     struct run run = {.lock = -1};
-    enum ps_status status = ps_ranks_open("train", &ranks);
+    enum ps_status status = ps_ranks_open(&ranks);
     if (status == PS_OK) {
         status = ps_ranks_check(ranks, parse(argc, argv, &arguments));
     }
