@@ -83,6 +83,8 @@ static int in_place(enum ps_op op, const void *arguments, int i)
         return i < 3;
     case PS_OP_gemm_gradient:
         return i < 2;
+    case PS_OP_feed_forward_backward:
+        return i > 0 && i < 5;
     case PS_OP_layernorm_backward:
     case PS_OP_batchnorm_backward:
     case PS_OP_channel_affine_backward:
@@ -154,6 +156,14 @@ double ps_op_flops(enum ps_op op, const void *arguments)
         const struct ps_tensor *q = op == PS_OP_attention ? &((const struct ps_attention *)arguments)->q
                                                           : &((const struct ps_attention_backward *)arguments)->q;
         return (op == PS_OP_attention ? 4 : 10) * (double)ps_tensor_count(q) * (double)q->size[2];
+    }
+    if (op == PS_OP_feed_forward) {
+        const struct ps_feed_forward *feed = arguments;
+        return 2 * (double)feed->x.size[0] * (double)(ps_tensor_count(&feed->w_1) + ps_tensor_count(&feed->w_2));
+    }
+    if (op == PS_OP_feed_forward_backward) { /* two products for each of the forward's, and w_1's again */
+        const struct ps_feed_forward_backward *feed = arguments;
+        return 2 * (double)feed->x.size[0] * (double)(3 * ps_tensor_count(&feed->w_1) + 2 * ps_tensor_count(&feed->w_2));
     }
     if (op == PS_OP_encoder_forward) {
         const struct ps_encoder_forward *encoder = arguments;

@@ -83,6 +83,8 @@ enum ps_kind {
     X(advance, PS_KIND_OPTIM, 0, 0)                 \
     X(attention, PS_KIND_FUSED, 5, 0)               \
     X(attention_backward, PS_KIND_FUSED, 10, 0)     \
+    X(feed_forward, PS_KIND_FUSED, 7, 0)            \
+    X(feed_forward_backward, PS_KIND_FUSED, 11, 0)  \
     X(encoder_forward, PS_KIND_FUSED, 3, 0)         \
     X(encoder_backward, PS_KIND_FUSED, 6, 0)        \
     X(bias_residual_statistics, PS_KIND_SUB, 8, 7)  \
@@ -575,6 +577,23 @@ struct ps_attention_backward {
     int accumulate;
 };
 
+/* A layer's feed-forward, what is between its products never in memory: y = residual + drop_output(drop_hidden(activation(x w_1 +
+ * b_1)) w_2 + b_2). y, residual [R, d], x [R, d]; w_1 [d, f], w_2 [f, d] (type real); b_1 [f], b_2 [d] (type parameter); of swiglu
+ * w_1 [d, 2f] and b_1 [2f]. y may be residual. */
+struct ps_feed_forward {
+    struct ps_tensor y, x, w_1, b_1, w_2, b_2, residual;
+    struct ps_dropout hidden_dropout, output_dropout;
+    enum ps_activation activation;
+};
+
+/* Its gradient, the hidden columns computed again: dx = x's, + addend where there is one; dw_1, db_1, dw_2, db_2 +=. dx, dy, x,
+ * addend [R, d]; the gradients (type parameter) as what they are of. dx may be dy or addend. */
+struct ps_feed_forward_backward {
+    struct ps_tensor dx, dw_1, db_1, dw_2, db_2, dy, x, w_1, b_1, w_2, addend;
+    struct ps_dropout hidden_dropout, output_dropout;
+    enum ps_activation activation;
+};
+
 /* Where an encoder's tensors lie in the flat buffers: offsets, in elements, of the first layer's (named as in model/parameters.h);
  * those of layer l lie l * matrix_stride (w_*) or l * vector_stride (the rest) further. */
 struct ps_encoder_layout {
@@ -724,6 +743,8 @@ struct ps_kernels {
     /* Whether attention and its backward are faster than the products and softmax that they stand for, as measured
      * (docs/experiments/attention.md), q and k in so many pieces of `head` columns. NULL: they are not, or not there. */
     int (*attention_faster)(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);
+    /* Whether feed_forward and its backward are faster than what they stand for. NULL: they are not, or not there. */
+    int (*feed_forward_faster)(const struct ps_kernels *k, int64_t d_model, int64_t d_ff);
     void *context; /* the backend's own */
 #define PS_X(name, kind, tensors, flops) enum ps_status (*name)(const struct ps_kernels *k, const struct ps_##name *arguments);
     PS_KERNEL_LIST(PS_X)

@@ -12,29 +12,31 @@ const char *ps_level_name(enum ps_level level); /* "none", "gemm", "layer" */
 
 /* Added to PS_LEVEL_GEMM for the cache of tiled attention, which has no scores and reads q, k, v by row. */
 enum { PS_LEVEL_TILED = 8 };
+/* And for that of a feed-forward in one operation each way, which keeps no hidden columns. */
+enum { PS_LEVEL_FED = 16 };
 
 enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BOTH | PS_LEVEL_LAYER };
 
 /* Once a layer: what backward needs again. X(name, levels, elements, type). Statistics of a norm: `means` and `spreads` are [R], or
  * of BatchNorm [d]; RMSNorm has no means. */
-#define PS_LAYER_BUFFERS(X)                                                                                   \
-    X(norm1_spread, PS_LEVEL_BOTH, spreads, statistics) /* rstd [R]; of BatchNorm the variance [d] */         \
-    X(norm1_mean, PS_LEVEL_BOTH, means, statistics)     /* [R] or [d] */                                      \
-    X(norm1_xhat, PS_LEVEL_NONE, R *d, real)            /* (norm 1's input - mean) rstd [R, d] */             \
-    X(norm1_out, PS_LEVEL_BOTH, R *d, real)             /* what norm 1 gives [R, d] */                        \
-    X(heads, PS_LEVEL_BOTH, 3 * R * d, real)            /* q, k, v [3, S, h, N, e]; tiled: by row [R, 3d] */  \
-    X(attention, PS_LEVEL_BOTH, scores, real)           /* A [S, h, N, N]; not when tiled */                  \
-    X(logsum, PS_LEVEL_TILED, S *h *N, statistics)      /* tiled: log of the softmax's sums [S, h, N] */      \
-    X(merged, PS_LEVEL_BOTH, R *d, real)                /* A v, heads merged [R, d] */                        \
-    X(residual, PS_LEVEL_BOTH, R *d, real)              /* u + attention's branch [R, d] */                   \
-    X(norm2_spread, PS_LEVEL_BOTH, spreads, statistics) /* as norm 1's */                                     \
-    X(norm2_mean, PS_LEVEL_BOTH, means, statistics)                                                           \
-    X(norm2_xhat, PS_LEVEL_NONE, R *d, real)                                                                  \
-    X(norm2_out, PS_LEVEL_BOTH, pre, real)      /* what norm 2 gives [R, d]; post-norm: the stream has it */  \
-    X(sum, PS_LEVEL_BOTH, post, real)           /* post-norm: norm 2's input [R, d] */                        \
-    X(hidden_in, PS_LEVEL_BOTH, R *inner, real) /* gemm: W_1's product; none: with b_1 too [R, f or 2f] */    \
-    X(hidden_curve, PS_LEVEL_NONE, R *f, real)  /* gelu's tanh or erf, the sigmoid of swiglu's gate [R, f] */ \
-    X(hidden, PS_LEVEL_BOTH, R *f, real)        /* drop(activation(..)) [R, f] */
+#define PS_LAYER_BUFFERS(X)                                                                                      \
+    X(norm1_spread, PS_LEVEL_BOTH, spreads, statistics) /* rstd [R]; of BatchNorm the variance [d] */            \
+    X(norm1_mean, PS_LEVEL_BOTH, means, statistics)     /* [R] or [d] */                                         \
+    X(norm1_xhat, PS_LEVEL_NONE, R *d, real)            /* (norm 1's input - mean) rstd [R, d] */                \
+    X(norm1_out, PS_LEVEL_BOTH, R *d, real)             /* what norm 1 gives [R, d] */                           \
+    X(heads, PS_LEVEL_BOTH, 3 * R * d, real)            /* q, k, v [3, S, h, N, e]; tiled: by row [R, 3d] */     \
+    X(attention, PS_LEVEL_BOTH, scores, real)           /* A [S, h, N, N]; not when tiled */                     \
+    X(logsum, PS_LEVEL_TILED, S *h *N, statistics)      /* tiled: log of the softmax's sums [S, h, N] */         \
+    X(merged, PS_LEVEL_BOTH, R *d, real)                /* A v, heads merged [R, d] */                           \
+    X(residual, PS_LEVEL_BOTH, R *d, real)              /* u + attention's branch [R, d] */                      \
+    X(norm2_spread, PS_LEVEL_BOTH, spreads, statistics) /* as norm 1's */                                        \
+    X(norm2_mean, PS_LEVEL_BOTH, means, statistics)                                                              \
+    X(norm2_xhat, PS_LEVEL_NONE, R *d, real)                                                                     \
+    X(norm2_out, PS_LEVEL_BOTH, pre, real)         /* what norm 2 gives [R, d]; post-norm: the stream has it */  \
+    X(sum, PS_LEVEL_BOTH, post, real)              /* post-norm: norm 2's input [R, d] */                        \
+    X(hidden_in, PS_LEVEL_BOTH, wide *inner, real) /* gemm: W_1's product; none: with b_1 too [R, f or 2f] */    \
+    X(hidden_curve, PS_LEVEL_NONE, R *f, real)     /* gelu's tanh or erf, the sigmoid of swiglu's gate [R, f] */ \
+    X(hidden, PS_LEVEL_BOTH, wide *f, real)        /* drop(activation(..)) [R, f] */
 
 /* Once a model: embedding, head, and scratch that every layer uses in turn. */
 #define PS_SHARED_BUFFERS(X)                                                                                                   \
@@ -64,8 +66,8 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(d_scores, PS_LEVEL_BOTH, residual *scores, real)          /* its gradient [S, h, N, N] */                                \
     X(dropped, PS_LEVEL_BOTH, weights_dropout *scores, real)    /* drop(A) [S, h, N, N] */                                     \
     X(delta, PS_LEVEL_TILED, S *h *N, statistics)               /* tiled: of attention_backward [S, h, N] */                   \
-    X(d_hidden, PS_LEVEL_BOTH, R *f, real)                      /* [R, f] */                                                   \
-    X(d_hidden_in, PS_LEVEL_BOTH, R *(inner - f) * 2, real)     /* of swiglu [R, 2f] */                                        \
+    X(d_hidden, PS_LEVEL_BOTH, wide *f, real)                   /* [R, f] */                                                   \
+    X(d_hidden_in, PS_LEVEL_BOTH, wide *(inner - f) * 2, real)  /* of swiglu [R, 2f] */                                        \
     X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real) /* elementary temporaries */                                   \
     X(wide_b, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)                                                                \
     X(narrow_a, PS_LEVEL_NONE, R *d, real)                                                                                     \
@@ -100,7 +102,7 @@ struct ps_cache {
     struct ps_shared_cache shared;
 };
 
-/* Bytes that the cache of `batch` windows takes at a level (PS_LEVEL_TILED added or not), in k's types. */
+/* Bytes that the cache of `batch` windows takes at a level (PS_LEVEL_TILED and PS_LEVEL_FED added or not), in k's types. */
 size_t ps_cache_bytes(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels);
 enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels,
                              struct ps_cache *cache);

@@ -51,7 +51,7 @@ struct ps_layer {
     enum ps_norm_place norm_place;
     enum ps_activation activation;
     int residual_attention;
-    int merge_qkv, epilogue, tiled_attention;
+    int merge_qkv, epilogue, tiled_attention, feed_forward;
     struct ps_together together; /* exchange NULL: the batch is this rank's alone */
     int gradients_together;      /* the gradients of a layer's weights, and their biases with them, are asked for at once */
     /* Backward's. Of the layer below, which is absent of the first: post-norm's norm 2, and output_dropout. */

@@ -187,6 +187,19 @@ static enum ps_status feed_forward_branch(const struct ps_layer *l, struct ps_te
 {
     const struct ps_kernels *k = l->k;
     const struct ps_tensor *w = l->weight;
+    if (l->feed_forward) {
+        PS_TRY(k->feed_forward(k, &(struct ps_feed_forward){.y = y,
+                                                            .x = a,
+                                                            .w_1 = w[PS_W_1],
+                                                            .b_1 = w[PS_B_1],
+                                                            .w_2 = w[PS_W_2],
+                                                            .b_2 = w[PS_B_2],
+                                                            .residual = residual,
+                                                            .hidden_dropout = l->hidden_dropout,
+                                                            .output_dropout = l->output_dropout,
+                                                            .activation = l->activation}));
+        return next && l->norm == PS_NORM_BATCH && l->training ? ps_norm_statistics(l, next, y) : PS_OK;
+    }
     struct ps_tensor inner = ps_layer_rows(l, l->cache->hidden_in, l->inner), hidden = ps_layer_rows(l, l->cache->hidden, l->f);
     int done;
     PS_TRY(finish(l,
@@ -373,6 +386,29 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
     const struct ps_kernels *k = l->k;
     const struct ps_shared_cache *s = l->shared;
     const struct ps_tensor *w = l->weight, *g = l->gradient;
+    if (l->feed_forward) { /* of post-norm the stream's gradient becomes the sum of both, as branch_input's */
+        const int post = l->norm_place == PS_NORM_POST;
+        struct ps_tensor gradient = ps_layer_rows(l, s->gradient, l->d), nothing = {.data = NULL};
+        PS_TRY(k->feed_forward_backward(k, &(struct ps_feed_forward_backward){.dx = post ? gradient : *branch,
+                                                                              .dw_1 = g[PS_W_1],
+                                                                              .db_1 = g[PS_B_1],
+                                                                              .dw_2 = g[PS_W_2],
+                                                                              .db_2 = g[PS_B_2],
+                                                                              .dy = dy,
+                                                                              .x = a,
+                                                                              .w_1 = w[PS_W_1],
+                                                                              .b_1 = w[PS_B_1],
+                                                                              .w_2 = w[PS_W_2],
+                                                                              .addend = post ? gradient : nothing,
+                                                                              .hidden_dropout = l->hidden_dropout,
+                                                                              .output_dropout = l->output_dropout,
+                                                                              .activation = l->activation}));
+        l->notes->masked = 0;
+        if (post) {
+            branch->data = NULL;
+        }
+        return PS_OK;
+    }
     struct ps_tensor d_hidden = ps_layer_rows(l, s->d_hidden, l->f), m;
     struct ps_tensor d_inner = ps_layer_rows(l, l->activation == PS_SWIGLU ? s->d_hidden_in : s->d_hidden, l->inner);
     PS_TRY(branch_gradient(l, later, g[PS_W_2], g[PS_B_2], ps_layer_rows(l, l->cache->hidden, l->f), dy, l->output_dropout,

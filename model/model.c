@@ -112,6 +112,7 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .merge_qkv = m->options.merge_qkv,
                          .epilogue = m->options.epilogue && m->k->gemm_bias,
                          .tiled_attention = m->options.tiled_attention,
+                         .feed_forward = m->options.feed_forward,
                          .gradients_together = m->options.epilogue && m->k->gemm_gradients,
                          .together = together_of(m, training)};
     l.R = l.S * l.N;
@@ -177,7 +178,8 @@ static int has_copy(const struct ps_kernels *k)
 
 static int cache_levels(const struct ps_model_options *options)
 {
-    return (int)options->level | (options->level == PS_LEVEL_GEMM && options->tiled_attention ? PS_LEVEL_TILED : 0);
+    return (int)options->level | (options->level == PS_LEVEL_GEMM && options->tiled_attention ? PS_LEVEL_TILED : 0) |
+           (options->level == PS_LEVEL_GEMM && options->feed_forward ? PS_LEVEL_FED : 0);
 }
 
 /* The parts of ps_model.constants. */

@@ -15,6 +15,7 @@ struct ps_model_options {
     int merge_qkv;       /* level gemm: one product for q, k and v, and one for their weights' gradient */
     int epilogue;        /* level gemm: biases, and without dropout residuals, added by the products, where the table can */
     int tiled_attention; /* level gemm: attention by tiles, its scores never in memory */
+    int feed_forward;    /* level gemm: one operation each way, its hidden columns never in memory, where the table has it */
     uint64_t seed;       /* keys dropout */
     /* Zero: MSE, every target observed. Of quantiles as many as the shape has. Any other is computed by operations of its own, at
      * every level: fused ones know no other (ps_loss_is_plain). With loss.missing NaN among the inputs is unobserved too, as

@@ -829,6 +829,76 @@ static int build_other_activation_backward(struct call *c, int index)
     return activation_backward_call(c, index / 3, index / 3 + index % 3, (enum ps_activation)(PS_GELU + index % 3));
 }
 
+/* R, d, f: blocks of rows that are not full, widths of whole vectors and others, more hidden columns than are drawn for at once. */
+static int feed_forward_size(int index, int64_t size[3])
+{
+    static const int64_t sizes[][3] = {{333, 16, 128}, {7, 5, 3}, {1, 64, 256},   {300, 24, 33}, {127, 63, 42},
+                                       {1025, 3, 20},  {5, 8, 1}, {40, 12, 1100}, {252, 48, 64}};
+    if (index >= 4 * LENGTH(sizes)) {
+        return 0;
+    }
+    memcpy(size, sizes[index / 4], sizeof sizes[0]);
+    return 1;
+}
+
+static int build_feed_forward(struct call *c, int index)
+{
+    struct ps_feed_forward *a = &c->arguments.feed_forward;
+    int64_t size[3];
+    if (!feed_forward_size(index, size)) {
+        return 0;
+    }
+    const int64_t rows = size[0], d = size[1], f = size[2];
+    a->activation = (enum ps_activation)(index % 4);
+    const int64_t inner = a->activation == PS_SWIGLU ? 2 * f : f;
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, REAL, IN, NORMAL, rows, d);
+    place(c, 2, REAL, IN, NORMAL, d, inner);
+    place(c, 3, PARAMETER, IN, NORMAL, inner);
+    place(c, 4, REAL, IN, NORMAL, f, d);
+    place(c, 5, PARAMETER, IN, NORMAL, d);
+    place(c, 6, REAL, IN, NORMAL, rows, d);
+    const char *p = set_dropout(c, index / 4 + index, &a->hidden_dropout, offsetof(struct ps_feed_forward, hidden_dropout.state));
+    const char *q = set_dropout(c, index / 4 + 1, &a->output_dropout, offsetof(struct ps_feed_forward, output_dropout.state));
+    c->has_dropout = 0; /* the output is a sum */
+    call_label(c, "[%lld, %lld, %lld]%s%s,%s", (long long)rows, (long long)d, (long long)f, activation_names[a->activation], p, q);
+    return 1;
+}
+
+/* Every other case with an addend. */
+static int build_feed_forward_backward(struct call *c, int index)
+{
+    struct ps_feed_forward_backward *a = &c->arguments.feed_forward_backward;
+    int64_t size[3];
+    if (!feed_forward_size(index, size)) {
+        return 0;
+    }
+    const int64_t rows = size[0], d = size[1], f = size[2];
+    a->activation = (enum ps_activation)(index % 4);
+    const int64_t inner = a->activation == PS_SWIGLU ? 2 * f : f;
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, PARAMETER, ADD, NORMAL, d, inner);
+    place(c, 2, PARAMETER, ADD, NORMAL, inner);
+    place(c, 3, PARAMETER, ADD, NORMAL, f, d);
+    place(c, 4, PARAMETER, ADD, NORMAL, d);
+    place(c, 5, REAL, IN, NORMAL, rows, d);
+    place(c, 6, REAL, IN, NORMAL, rows, d);
+    place(c, 7, REAL, IN, NORMAL, d, inner);
+    place(c, 8, PARAMETER, IN, NORMAL, inner);
+    place(c, 9, REAL, IN, NORMAL, f, d);
+    if (index / 4 % 2) {
+        place(c, 10, REAL, IN, NORMAL, rows, d);
+    }
+    const char *p =
+        set_dropout(c, index / 4 + index, &a->hidden_dropout, offsetof(struct ps_feed_forward_backward, hidden_dropout.state));
+    const char *q =
+        set_dropout(c, index / 4 + 1, &a->output_dropout, offsetof(struct ps_feed_forward_backward, output_dropout.state));
+    c->has_dropout = 0;
+    call_label(c, "[%lld, %lld, %lld]%s%s,%s%s", (long long)rows, (long long)d, (long long)f, activation_names[a->activation], p, q,
+               index / 4 % 2 ? " with an addend" : "");
+    return 1;
+}
+
 static int build_bias_grad(struct call *c, int index)
 {
     int64_t rows, n;
@@ -1980,6 +2050,8 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_gemm_finish, build_gemm_finish, 0},
                                           {PS_OP_attention, build_attention, 0},
                                           {PS_OP_attention_backward, build_attention_backward, 0},
+                                          {PS_OP_feed_forward, build_feed_forward, 0},
+                                          {PS_OP_feed_forward_backward, build_feed_forward_backward, 0},
                                           {PS_OP_embed_forward, build_embed_forward, 1u << 4 | 1u << 5},
                                           {PS_OP_embed_backward, build_embed_backward, 0},
                                           {PS_OP_head_step, build_head_step, 1u << 9},

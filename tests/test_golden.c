@@ -213,7 +213,11 @@ static void compare(const struct golden_case *c)
     const struct golden_bounds *bound = &run->bounds[c->precision];
     const struct ps_model_shape shape = shape_of(run);
     const int64_t batch = (int64_t)attribute("batch"), steps = (int64_t)attribute("steps");
-    const struct ps_model_options options = {.level = c->level, .merge_qkv = c->epilogue, .epilogue = c->epilogue, .seed = 5};
+    const struct ps_model_options options = {.level = c->level,
+                                             .merge_qkv = c->epilogue,
+                                             .epilogue = c->epilogue,
+                                             .feed_forward = c->epilogue && strcmp(c->backend, "cuda") != 0,
+                                             .seed = 5};
     struct fixture f = fixture_open_with(c->backend, c->device, c->precision, &shape, batch, &options);
     const struct ps_parameters *layout = f.model->layout;
     double *parameters = flat(layout, "parameters", layout->all), *expected = flat(layout, "gradients", layout->n);

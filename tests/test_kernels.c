@@ -35,6 +35,9 @@ static const struct {
                {PS_OP_batchnorm_backward, 0, 4},
                {PS_OP_batchnorm_backward, 0, 10},
                {PS_OP_gemm_finish, 0, 12},
+               {PS_OP_feed_forward, 0, 6},
+               {PS_OP_feed_forward_backward, 0, 5},
+               {PS_OP_feed_forward_backward, 0, 10},
                {PS_OP_bias_residual_statistics, 0, 5},
                {PS_OP_bias_residual_statistics, 0, 7},
                {PS_OP_rope, 0, 1},
@@ -194,7 +197,8 @@ static struct bounds bounds_of(enum ps_precision precision, enum ps_op op)
     static const double bounds[] = {
         [PS_FP64] = 1e-12, [PS_FP32] = 1e-5, [PS_TF32] = 2e-3, [PS_PRECISION_BF16] = 1e-2, [PS_FP16] = 2e-3};
     int products = op == PS_OP_gemm || op == PS_OP_gemm_bias || op == PS_OP_gemm_gradient || op == PS_OP_gemm_finish ||
-                   op == PS_OP_attention || op == PS_OP_attention_backward;
+                   op == PS_OP_attention || op == PS_OP_attention_backward || op == PS_OP_feed_forward ||
+                   op == PS_OP_feed_forward_backward;
     enum ps_precision others = precision > PS_FP32 && !products ? PS_FP32 : precision;
     /* head_step's errors are differences of a product's forecasts, in which that product's rounding shows larger. */
     return (struct bounds){.real16 = bounds[precision], .others = op == PS_OP_head_step ? 1e-4 : bounds[others]};

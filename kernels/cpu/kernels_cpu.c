@@ -38,6 +38,13 @@ static int attention_faster(const struct ps_kernels *k, int64_t patches, int64_t
     return pieces == 1 || head * pieces <= 24 || patches >= 128;
 }
 
+/* While the weights and their sums stay in the second-level cache. */
+static int feed_forward_faster(const struct ps_kernels *k, int64_t d_model, int64_t d_ff)
+{
+    (void)k;
+    return d_model * d_ff <= 1 << 17;
+}
+
 enum ps_status ps_cpu_kernels_open(struct ps_device *device, enum ps_precision precision, struct ps_kernels **kernels)
 {
     *kernels = NULL;
@@ -67,6 +74,7 @@ enum ps_status ps_cpu_kernels_open(struct ps_device *device, enum ps_precision p
     cpu->table.precision = precision;
     cpu->table.close = cpu_close;
     cpu->table.attention_faster = attention_faster;
+    cpu->table.feed_forward_faster = feed_forward_faster;
     cpu->table.bias_residual_statistics = NULL; /* as two, both fast */
     cpu->table.gemm_finish = NULL;
     cpu->table.gemm_bias = NULL; /* a product of its own and a pass over it are faster than the reference's */

@@ -321,6 +321,17 @@ INLINE VI v_lanes(int64_t n)
     return lane < ((int)(n < VW ? n : VW) - (VI){0});
 }
 
+/* 1/x within an ulp or two where that is a normal number; 0 or near it beyond. */
+INLINE V v_reciprocal(V x)
+{
+#if defined(__AVX512F__)
+    const V r = (V)_mm512_rcp14_ps((__m512)x);
+    return r * (2.0f - x * r);
+#else
+    return 1.0f / x;
+#endif
+}
+
 /* e^x within 2 units in the last place: x = n ln 2 + r, a polynomial in r (Moshier, Cephes expf), 2^n by its exponent bits. Below
  * -87 it stays at 1e-38; NaN stays NaN. */
 INLINE V v_exp(V x)
