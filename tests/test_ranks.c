@@ -164,6 +164,12 @@ START_TEST(test_refused)
         ck_assert_msg(!again, "said twice: %s", r.err);
         result_free(&r);
     }
+    if (strcmp(device, "cpu") != 0 && ps_cuda_device_count() < 3) {
+        struct result r = train_ranks(3, dir.text, ARGS("--set", "runtime.exchange=nccl"));
+        ck_assert_msg(r.code == 2 || r.code == 5, "exit code %d: %s", r.code, r.err);
+        expect_line(&r, r.code == 2 ? " share the GPU " : "NCCL, which cannot be loaded: ");
+        result_free(&r);
+    }
     ck_assert(!file_exists(dir.text));
 }
 END_TEST

@@ -75,14 +75,14 @@ static enum ps_status nccl_gather(struct ps_exchange *table, void *all, const vo
     return check(e, nccl.ncclAllGather(mine, all, bytes, ncclUint8, e->comm, stream), "a gathering");
 }
 
-/* Where an error has left the GPU the others are not waited for. */
+/* ncclCommAbort, since ncclCommDestroy waits for the other ranks, which may have ended by an error. Nothing is under way any more;
+ * where an error has left the GPU, the process is about to end. */
 static void nccl_close(struct ps_exchange *table)
 {
     struct exchange *e = (struct exchange *)table->context;
     (void)cudaSetDevice(e->device->index);
-    if (e->comm) {
-        const bool well = cudaStreamSynchronize(ps_cuda_stream(e->device, PS_COMPUTE)) == cudaSuccess;
-        (void)(well ? nccl.ncclCommDestroy(e->comm) : nccl.ncclCommAbort(e->comm));
+    if (e->comm && cudaStreamSynchronize(ps_cuda_stream(e->device, PS_COMPUTE)) == cudaSuccess) {
+        (void)nccl.ncclCommAbort(e->comm);
     }
     delete e;
 }

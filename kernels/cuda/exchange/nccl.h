@@ -25,7 +25,6 @@ enum { ncclSuccess = 0, ncclSum = 0, ncclUint8 = 1, ncclFloat32 = 7, ncclFloat64
       (const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t s)) \
     X(ncclResult_t, ncclAllGather,                                                                                      \
       (const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t s))                 \
-    X(ncclResult_t, ncclCommDestroy, (ncclComm_t comm))                                                                 \
     X(ncclResult_t, ncclCommAbort, (ncclComm_t comm))
 
 #endif
