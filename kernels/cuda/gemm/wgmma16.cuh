@@ -101,7 +101,7 @@ static __device__ __forceinline__ void drop(float (&v)[8], const struct ps_dropo
     }
 }
 
-/* gelu_tanh by the instruction for tanh, whose error 16 bits hide. SLOPE: v times the derivative at t, else of t. */
+/* gelu by the instruction for tanh, whose error 16 bits hide. SLOPE: v times the derivative at t, else of t. */
 template <enum ps_activation ACTIVATION, bool SLOPE>
 static __device__ __forceinline__ void activate(float (&v)[8], const float (&t)[8])
 {
@@ -113,6 +113,8 @@ static __device__ __forceinline__ void activate(float (&v)[8], const float (&t)[
             v[j] *= 0.5f;
         } else if constexpr (ACTIVATION == PS_GELU_TANH) {
             v[j] = 0.5f * ps_gelu_twice(t[j]);
+        } else if constexpr (ACTIVATION == PS_GELU) {
+            v[j] = SLOPE ? v[j] * ps_gelu_near_slope(t[j]) : ps_gelu_near(t[j]);
         } else {
             v[j] = SLOPE ? v[j] * ps_activation_slope<ACTIVATION>(t[j]) : ps_activated<ACTIVATION>(t[j]);
         }
@@ -606,7 +608,7 @@ template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
 static enum ps_status launch_columns(const struct ps_cuda_context *c, const char *op, const struct ps_product *p,
                                      const struct call &x)
 {
-    enum { SHARED_TERMS = 192, SHARED_ROWS = 4096 };
+    enum { SHARED_TERMS = 512, SHARED_ROWS = 4096 };
     const int rest = x.n % 128;
     return x.n <= 32                                   ? launch<T, 32, ACROSS, FINISH, COUNTED, false>(c, op, p, x)
            : rest > 0 && rest <= 64                    ? launch<T, 64, ACROSS, FINISH, COUNTED, false>(c, op, p, x)

@@ -60,4 +60,24 @@ static __device__ __forceinline__ void ps_gelu_twice_backward(float &x, float &g
     x *= one;
 }
 
+/* gelu(x) = x w, w = (1 + erf(x / sqrt(2))) / 2, and its derivative where 16 bits hide the instruction's error: w by the tanh of a
+ * polynomial fitted to it, within 4e-5 (the fit 3.2e-5, beyond 6 it is 1). */
+static __device__ __forceinline__ float ps_gelu_weight(float x, float square)
+{
+    const float p = x * fmaf(square, fmaf(square, -3.42038374e-4f, 3.69301100e-2f), 0.797624208f);
+    return fmaf(0.5f, ps_tanh(p), 0.5f);
+}
+
+static __device__ __forceinline__ float ps_gelu_near(float x)
+{
+    return x * ps_gelu_weight(x, fminf(x * x, 36.0f));
+}
+
+/* w + x times the normal density. */
+static __device__ __forceinline__ float ps_gelu_near_slope(float x)
+{
+    const float square = fminf(x * x, 36.0f), density = 0.39894228040143268f * ps_exp2(-0.5f * PS_LOG2_E * square);
+    return fmaf(x, density, ps_gelu_weight(x, square));
+}
+
 #endif

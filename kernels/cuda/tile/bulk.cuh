@@ -88,11 +88,12 @@ static __device__ __forceinline__ void ps_cluster_wait()
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* ps_mbarrier_arrive at the same place of another block of the cluster. */
+/* ps_mbarrier_arrive at the same place of another block of the cluster. It orders nothing but reads by wgmma that have ended: an
+ * arrival that releases ordinary writes to the cluster waits for all that are under way. */
 static __device__ __forceinline__ void ps_mbarrier_arrive_at(uint32_t barrier, int rank)
 {
     asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
                  "r"(rank)
                  : "memory");
 }
