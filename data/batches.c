@@ -11,6 +11,7 @@ struct ps_batches {
     struct ps_groups *groups;
     int64_t batch;
     float *inputs[2], *targets[2];
+    struct ps_wanted wanted; /* next NULL: all */
 
     /* The pass; changed while the reader is not at work, or by it. */
     const int32_t *index;
@@ -20,10 +21,34 @@ struct ps_batches {
     struct ps_prefetch *prefetch;
 };
 
-/* The next n windows from as many groups as it takes; *done: how many there were, fewer only when they were stopped. */
-static enum ps_status gather_groups(struct ps_batches *b, int64_t n, float *inputs, float *targets, int64_t *done)
+/* Where a batch of so many windows goes. */
+struct target {
+    int64_t windows, gathered;
+    float *inputs, *targets;
+};
+
+/* Of windows [first, first + n) of the batch, which index names in the view, those that are wanted. */
+static void gather(struct ps_batches *b, struct target *to, const struct ps_window_view *view, const int32_t *index, int64_t first,
+                   int64_t n)
 {
-    int64_t C = b->view.channels;
+    const int64_t C = b->view.channels, end = first + n;
+    for (int64_t at = first, count = n; at < end; at += count) {
+        at = b->wanted.next ? b->wanted.next(b->wanted.argument, to->windows, at, &count) : at;
+        count = count < end - at ? count : end - at;
+        if (count > 0) {
+            ps_windows_gather(view, index + (at - first), count, to->inputs + to->gathered * C * b->view.seq_len,
+                              to->targets + to->gathered * C * b->view.pred_len);
+            to->gathered += count;
+        } else {
+            return;
+        }
+    }
+}
+
+/* The next windows from as many groups as it takes; *done: how many there were, fewer only when they were stopped. */
+static enum ps_status gather_groups(struct ps_batches *b, struct target *to, int64_t *done)
+{
+    const int64_t n = to->windows;
     for (*done = 0; *done < n;) {
         if (b->used == b->group.n) {
             if (b->group.n > 0) {
@@ -36,8 +61,7 @@ static enum ps_status gather_groups(struct ps_batches *b, int64_t n, float *inpu
             }
         }
         int64_t part = b->group.n - b->used < n - *done ? b->group.n - b->used : n - *done;
-        ps_windows_gather(&b->group.view, b->group.index + b->used, part, inputs + *done * C * b->view.seq_len,
-                          targets + *done * C * b->view.pred_len);
+        gather(b, to, &b->group.view, b->group.index + b->used, *done, part);
         b->used += part;
         *done += part;
     }
@@ -48,10 +72,11 @@ static enum ps_status fill_batch(void *source, int slot, int64_t *n)
 {
     struct ps_batches *b = source;
     int64_t windows = b->end - b->position < b->batch ? b->end - b->position : b->batch;
+    struct target to = {.windows = windows, .inputs = b->inputs[slot], .targets = b->targets[slot]};
     if (b->groups != NULL) {
-        PS_TRY(gather_groups(b, windows, b->inputs[slot], b->targets[slot], n));
+        PS_TRY(gather_groups(b, &to, n));
     } else {
-        ps_windows_gather(&b->view, b->index + b->position, windows, b->inputs[slot], b->targets[slot]);
+        gather(b, &to, &b->view, b->index + b->position, 0, windows);
         *n = windows;
     }
     b->position += *n;
@@ -81,6 +106,11 @@ enum ps_status ps_batches_open(const struct ps_window_view *view, struct ps_grou
     }
     *batches = b;
     return PS_OK;
+}
+
+void ps_batches_want(struct ps_batches *b, const struct ps_wanted *wanted)
+{
+    b->wanted = *wanted;
 }
 
 void ps_batches_start(struct ps_batches *b, const struct ps_order *order, const int32_t *index, int64_t begin, int64_t end)

@@ -17,7 +17,10 @@ struct ps_feed {
     int resident;              /* the whole series is there; else batches stream through two slots */
     int32_t *order;            /* pinned, [longest]; NULL with groups */
     int64_t batch, longest;
-    void *data[2]; /* device memory behind windows, when it is the feed's own */
+    struct ps_feed_share share; /* of a step */
+    int64_t room;               /* windows of a slot */
+    int64_t short_begin;        /* places from here on are those of a batch that is shorter; -1: of none */
+    void *data[2];              /* device memory behind windows, when it is the feed's own */
     size_t data_bytes[2];
 
     struct ps_batches *batches;
@@ -49,12 +52,63 @@ static enum ps_status device_copy(struct ps_feed *f, int which, const float *hos
     return host ? f->device->upload(f->device, PS_COMPUTE, f->data[which], host, bytes) : PS_OK;
 }
 
+/* ps_wanted.next: this rank's. */
+static int64_t next_mine(const void *argument, int64_t windows, int64_t from, int64_t *n)
+{
+    const struct ps_feed_share *s = argument;
+    for (int64_t first = from / s->at_once * s->at_once; first < windows; first += s->at_once) {
+        const int64_t left = windows - first;
+        const struct ps_shares shares = {
+            .windows = left < s->at_once ? left : s->at_once, .granule = s->granule, .ranks = s->ranks};
+        int64_t begin = first + ps_share_begin(&shares, s->rank);
+        const int64_t end = begin + ps_share_count(&shares, s->rank);
+        begin = begin < from ? from : begin;
+        if (begin < end) {
+            *n = end - begin;
+            return begin;
+        }
+    }
+    return windows;
+}
+
+/* Windows that a batch of so many takes in a slot. */
+static int64_t windows_mine(const struct ps_feed *f, int64_t windows)
+{
+    int64_t mine = 0;
+    for (int64_t at = 0, n; f->share.ranks > 1 && (at = next_mine(&f->share, windows, at, &n)) < windows; at += n) {
+        mine += n;
+    }
+    return f->share.ranks > 1 ? mine : windows;
+}
+
+/* Where in the slots windows [first, end) of a pass lie, of which each batch has `windows`, or fewer at the end of the pass: those
+ * of a batch that are this rank's behind one another. Others are never read. */
+static enum ps_status write_places(struct ps_feed *f, int64_t first, int64_t end, int64_t windows)
+{
+    int32_t places[1024];
+    const int64_t room = sizeof places / sizeof *places, B = f->batch;
+    int64_t before = 0; /* of the batch: those that are this rank's */
+    for (int64_t begin = first; begin < end; begin += room) {
+        const int64_t count = end - begin < room ? end - begin : room;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t slot = (begin + i) / B % 2, at = (begin + i) % B;
+            int64_t n;
+            before = at == 0 ? 0 : before;
+            places[i] = (int32_t)(slot * f->room + (before < f->room ? before : 0));
+            before += f->share.ranks <= 1 || next_mine(&f->share, windows, at, &n) == at;
+        }
+        PS_TRY(f->device->upload(f->device, PS_COMPUTE, (int32_t *)f->windows.indices.data + begin, places,
+                                 (size_t)count * sizeof *places));
+    }
+    return PS_OK;
+}
+
 /* Two slots through which batches stream: the batch of window w of a pass lies in slot w / batch % 2. The reader fills buffers of
  * the host that are uploaded to the slots, and on the CPU the slots themselves. */
 static enum ps_status place_slots(struct ps_feed *f)
 {
     struct ps_device *device = f->device;
-    int64_t C = f->view.channels, L = f->view.seq_len, H = f->view.pred_len, B = f->batch;
+    int64_t C = f->view.channels, L = f->view.seq_len, H = f->view.pred_len, B = f->room;
     int64_t inputs = B * C * L, targets = B * C * H;
     PS_TRY(device_copy(f, 0, NULL, 2 * (size_t)inputs * sizeof(float)));
     PS_TRY(device_copy(f, 1, NULL, 2 * (size_t)targets * sizeof(float)));
@@ -71,16 +125,12 @@ static enum ps_status place_slots(struct ps_feed *f)
         PS_TRY(device->event_create(device, &f->slot_uploaded[slot]));
         PS_TRY(device->event_create(device, &f->slot_free[slot]));
     }
-    int32_t places[1024];
-    int64_t room = sizeof places / sizeof *places;
-    for (int64_t first = 0; first < f->longest; first += room) {
-        int64_t n = f->longest - first < room ? f->longest - first : room;
-        for (int64_t i = 0; i < n; i++) {
-            places[i] = (int32_t)((first + i) / B % 2 * B + (first + i) % B);
-        }
-        PS_TRY(device->upload(device, PS_COMPUTE, (int32_t *)f->windows.indices.data + first, places, (size_t)n * sizeof *places));
+    PS_TRY(write_places(f, 0, f->longest, f->batch));
+    PS_TRY(ps_batches_open(&f->view, f->groups, f->batch, f->slot_inputs, f->slot_targets, &f->batches));
+    if (f->share.ranks > 1) {
+        ps_batches_want(f->batches, &(struct ps_wanted){.next = next_mine, .argument = &f->share});
     }
-    return ps_batches_open(&f->view, f->groups, B, f->slot_inputs, f->slot_targets, &f->batches);
+    return PS_OK;
 }
 
 /* The whole series on the device, or the slots. */
@@ -132,7 +182,8 @@ static enum ps_status place_data(struct ps_feed *f)
 }
 
 enum ps_status ps_feed_open(struct ps_device *device, const struct ps_config *config, const struct ps_series *series,
-                            struct ps_groups *groups, int64_t batch, int64_t longest, struct ps_feed **feed)
+                            struct ps_groups *groups, int64_t batch, int64_t longest, const struct ps_feed_share *share,
+                            struct ps_feed **feed)
 {
     struct ps_feed *f = calloc(1, sizeof *f);
     if (!f) {
@@ -144,7 +195,10 @@ enum ps_status ps_feed_open(struct ps_device *device, const struct ps_config *co
                           .view = ps_window_view_make(series, config->model.seq_len, config->model.pred_len),
                           .groups = groups,
                           .batch = batch,
-                          .longest = longest};
+                          .longest = longest,
+                          .share = *share,
+                          .room = share->most,
+                          .short_begin = -1};
     void *indices = NULL;
     enum ps_status status = PS_OK;
     if (!groups) { /* which draws the order of one group at a time */
@@ -223,6 +277,12 @@ enum ps_status ps_feed_start(struct ps_feed *f, const struct ps_order *order, in
     if (f->resident) {
         return f->device->upload(f->device, PS_COMPUTE, f->windows.indices.data, f->order, (size_t)end * sizeof *f->order);
     }
+    if (f->share.ranks > 1) { /* a short batch is shared otherwise than a full one */
+        const int64_t B = f->batch, again = f->short_begin, full = end / B * B;
+        PS_TRY(again < 0 ? PS_OK : write_places(f, again, again + B < f->longest ? again + B : f->longest, B));
+        PS_TRY(write_places(f, full, end, end - full));
+        f->short_begin = full < end ? full : -1;
+    }
     ps_batches_start(f->batches, order, f->order, begin, end);
     return PS_OK;
 }
@@ -253,8 +313,8 @@ enum ps_status ps_feed_next(struct ps_feed *f)
         return PS_OK;
     }
     struct ps_device *device = f->device;
-    int64_t B = f->batch, C = f->view.channels, L = f->view.seq_len, H = f->view.pred_len, n;
-    int slot = (int)(f->position / B % 2), idle = 0;
+    int64_t B = f->room, C = f->view.channels, L = f->view.seq_len, H = f->view.pred_len, n;
+    int slot = (int)(f->position / f->batch % 2), idle = 0;
     double waited = 0;
     PS_TRY(release_slots(f, slot));
     PS_TRY(ps_batches_next(f->batches, &f->slot, &n, &waited));
@@ -265,7 +325,8 @@ enum ps_status ps_feed_next(struct ps_feed *f)
     PS_TRY(device->event_wait(device, PS_COPY, f->slot_free[slot]));
     char *inputs = (char *)f->data[0] + (size_t)(slot * B * C * L) * sizeof(float);
     char *targets = (char *)f->data[1] + (size_t)(slot * B * C * H) * sizeof(float);
-    if (inputs != (char *)f->slot_inputs[slot]) {
+    n = windows_mine(f, n);
+    if (inputs != (char *)f->slot_inputs[slot] && n > 0) {
         PS_TRY(device->upload(device, PS_COPY, inputs, f->slot_inputs[slot], (size_t)(n * C * L) * sizeof(float)));
         PS_TRY(device->upload(device, PS_COPY, targets, f->slot_targets[slot], (size_t)(n * C * H) * sizeof(float)));
     }

@@ -10,10 +10,20 @@
 
 struct ps_feed; /* opaque */
 
-/* All but *feed is borrowed. batch: windows of a step. groups: read the series, when it stays in its file; NULL: it is in host
- * memory. longest: windows of the longest pass. Messages name config keys. */
+/* The part of a rank in a step, of which ranks share each at_once windows (kernels/share.h): at most `most` windows. One rank has
+ * the whole step. */
+struct ps_feed_share {
+    int64_t at_once, granule, most;
+    int rank, ranks;
+};
+
+/* All but *feed is borrowed. batch: windows of a step, of all ranks. groups: read the series, when it stays in its file; NULL: it
+ * is in host memory. longest: windows of the longest pass. Batches that stream have the rank's part alone. Messages name config
+ * keys.
+ */
 enum ps_status ps_feed_open(struct ps_device *device, const struct ps_config *config, const struct ps_series *series,
-                            struct ps_groups *groups, int64_t batch, int64_t longest, struct ps_feed **feed);
+                            struct ps_groups *groups, int64_t batch, int64_t longest, const struct ps_feed_share *share,
+                            struct ps_feed **feed);
 void ps_feed_close(struct ps_feed *feed); /* NULL is fine; before the groups are closed */
 
 /* Whether the whole series is on the device: then steps need nothing between them, and ps_feed_next and ps_feed_used do nothing. */
@@ -32,7 +42,7 @@ void ps_feed_stop(struct ps_feed *feed);
 
 /* The present order, in host memory; NULL with groups, which draw the order of one group at a time. */
 const int32_t *ps_feed_order(const struct ps_feed *feed);
-/* The batch of the last ps_feed_next, in host memory until the next: inputs [B, C, L] and targets [B, C, H]. */
+/* The batch of the last ps_feed_next, in host memory until the next, of one rank: inputs [B, C, L] and targets [B, C, H]. */
 void ps_feed_batch(const struct ps_feed *feed, const float **inputs, const float **targets);
 /* Seconds, since it was opened, that the device had nothing to do because the host waited for data, at most. */
 double ps_feed_waited(const struct ps_feed *feed);

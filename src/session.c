@@ -40,8 +40,8 @@ static int64_t step_windows(const struct ps_config *c, int training)
     return training ? c->train.batch_size * c->train.accumulate : c->train.batch_size;
 }
 
-/* Reads the data, splits and standardises it. */
-static enum ps_status open_data(struct ps_session *s, const struct ps_session_options *options)
+/* Opens and splits the data. */
+static enum ps_status read_data(struct ps_session *s, const struct ps_session_options *options)
 {
     const struct ps_config *c = s->config;
     const char *path = options->data_path ? options->data_path : c->data.path;
@@ -64,11 +64,34 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
                        path);
     }
     PS_TRY(split_data(s, options));
-    PS_TRY(ps_splits_observed(s->series, &s->splits, options->scored, c->model.seq_len, c->model.pred_len));
+    return ps_splits_observed(s->series, &s->splits, options->scored, c->model.seq_len, c->model.pred_len);
+}
+
+/* Fits the scaler; of several ranks one reads the training rows for it, and the others are told. */
+static enum ps_status fit_scaler(struct ps_session *s)
+{
+    const struct ps_panel *panel = s->series->panel;
+    const int64_t n = panel ? panel->series : s->series->channels;
+    struct ps_scaler *scaler = &s->scaler;
+    PS_TRY(ps_ranks_check(s->ranks, ps_ranks_rank(s->ranks) == 0 ? ps_scaler_fit(s->series, &s->splits, scaler)
+                                                                 : ps_scaler_identity(n, scaler)));
+    PS_TRY(ps_ranks_broadcast(s->ranks, scaler->mean, (size_t)n * sizeof *scaler->mean));
+    PS_TRY(ps_ranks_broadcast(s->ranks, scaler->std, (size_t)n * sizeof *scaler->std));
+    PS_TRY(ps_ranks_broadcast(s->ranks, scaler->is_constant, (size_t)n));
+    scaler->panel = panel;
+    return ps_ranks_broadcast(s->ranks, &scaler->constant, sizeof scaler->constant);
+}
+
+/* Reads the data, splits and standardises it. */
+static enum ps_status open_data(struct ps_session *s, const struct ps_session_options *options)
+{
+    const struct ps_config *c = s->config;
+    PS_TRY(ps_ranks_check(s->ranks, read_data(s, options)));
+    PS_TRY(ps_session_check_data(s));
     const struct ps_scaler *scaler = options->checkpoint ? &options->checkpoint->scaler : NULL;
     if (scaler && scaler->channels != s->series->channels) {
-        return ps_fail(PS_DATA, "%s: %lld channels, the checkpoint's model has %lld", path, (long long)s->series->channels,
-                       (long long)scaler->channels);
+        return ps_fail(PS_DATA, "%s: %lld channels, the checkpoint's model has %lld", s->series->path,
+                       (long long)s->series->channels, (long long)scaler->channels);
     }
     if (scaler && options->checkpoint->by_series) {
         scaler = NULL; /* each series has its own, of its own training rows */
@@ -76,7 +99,7 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
     if (scaler) {
         PS_TRY(ps_scaler_copy(scaler, &s->scaler));
     } else if (c->data.standardize) {
-        PS_TRY(ps_scaler_fit(s->series, &s->splits, &s->scaler));
+        PS_TRY(fit_scaler(s));
     } else {
         PS_TRY(ps_scaler_identity(s->series->channels, &s->scaler));
     }
@@ -85,7 +108,7 @@ static enum ps_status open_data(struct ps_session *s, const struct ps_session_op
         const int64_t season = c->data.season > 0 ? c->data.season : 1;
         s->seasonal_mae = malloc((size_t)n * sizeof *s->seasonal_mae);
         if (!s->seasonal_mae) {
-            return ps_fail(PS_DATA, "%s: no memory for the seasonal errors of %lld channels", path, (long long)n);
+            return ps_fail(PS_DATA, "%s: no memory for the seasonal errors of %lld channels", s->series->path, (long long)n);
         }
         PS_TRY(s->series->panel ? ps_panel_seasonal_mae(s->series, &s->splits, season, s->seasonal_mae)
                                 : ps_seasonal_mae(s->series, s->splits.train_rows, season, s->seasonal_mae));
@@ -282,7 +305,12 @@ static enum ps_status open_model(struct ps_session *s, int training)
     if (!s->host_errors) {
         return ps_fail(PS_DEVICE, "no memory for the scores of %lld batches", (long long)s->slots);
     }
-    PS_TRY(ps_feed_open(device, c, s->series, s->groups, s->step_windows, longest, &s->feed));
+    const struct ps_feed_share part = {.at_once = batch,
+                                       .granule = s->granule,
+                                       .most = s->ranks ? s->step_windows / batch * share.batch : s->step_windows,
+                                       .rank = ps_ranks_rank(s->ranks),
+                                       .ranks = ps_ranks_size(s->ranks)};
+    PS_TRY(ps_feed_open(device, c, s->series, s->groups, s->step_windows, longest, &part, &s->feed));
     s->graph_steps = graph_steps(s);
     return PS_OK;
 }

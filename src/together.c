@@ -153,14 +153,18 @@ enum ps_status ps_session_join_state(struct ps_session *s, struct ps_step_state 
     return status;
 }
 
+enum ps_status ps_session_check_data(struct ps_session *s)
+{
+    char data[64];
+    snprintf(data, sizeof data, "%016" PRIx64, s->series->fingerprint);
+    return ps_ranks_same(s->ranks, "data file's fingerprint", data);
+}
+
 enum ps_status ps_session_check_same(struct ps_session *s)
 {
     if (!s->ranks) {
         return PS_OK;
     }
-    char data[64];
-    snprintf(data, sizeof data, "%016" PRIx64, s->series->fingerprint);
-    PS_TRY(ps_ranks_same(s->ranks, "data file's fingerprint", data));
     PS_TRY(ps_ranks_same(s->ranks, "level of fusion", ps_level_name(s->level)));
     PS_TRY(ps_ranks_same(s->ranks, "rule for products", s->algorithms));
     return ps_ranks_same(s->ranks, "device and versions", s->versions);

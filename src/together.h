@@ -23,7 +23,9 @@ enum ps_status ps_session_gather_states(struct ps_session *session);
 struct ps_step_state ps_states_joined(const struct ps_step_state *states, int ranks);
 /* The same of session->now. */
 enum ps_status ps_session_join_state(struct ps_session *session, struct ps_step_state *joined);
-/* Whether rank 0 computes the same model of the same data, by the same means. */
+/* Whether rank 0 has the same data. */
+enum ps_status ps_session_check_data(struct ps_session *session);
+/* Whether rank 0 computes the same model by the same means. */
 enum ps_status ps_session_check_same(struct ps_session *session);
 
 #endif

@@ -553,7 +553,7 @@ static enum ps_status open_run(struct arguments *a, const struct ps_config *conf
             &(struct ps_session_options){
                 .device = a->device, .training = 1, .scored = 1 << PS_TRAIN | 1 << PS_VALIDATION | 1 << PS_TEST, .ranks = ranks},
             session);
-        status = ps_ranks_check(ranks, status);
+        status = status != PS_OK && ps_ranks_known(ranks) ? status : ps_ranks_check(ranks, status);
     }
     struct ps_session *s = *session;
     status = status == PS_OK ? ps_session_check_same(s) : status;

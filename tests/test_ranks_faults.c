@@ -213,54 +213,52 @@ START_TEST(test_launcher_signalled)
 }
 END_TEST
 
-/* mpirun -n 1 [-x VARIABLE] train ... MORE : -n 2 train ... OTHERS */
-static struct result train_unlike(const char *dir, const char *variable, char *const *more, char *const *others)
+/* mpirun -n 1 [-x VARIABLE] train ... : -n 2 -wdir WHERE train ... OTHERS */
+static struct result train_unlike(const char *dir, const char *variable, const char *where, char *const *others)
 {
     struct path program = path_of("%.900s/train", programs);
-    char *arguments[ARGUMENTS + 1] = {"--oversubscribe", "--bind-to", "none"};
-    int count = 3;
-    for (int part = 0; part < 2; part++) {
-        char *const *options = part == 0 ? more : others;
-        char *const fixed[] = {"-n",
-                               part == 0 ? "1" : "2",
-                               part == 0 && variable ? "-x" : NULL,
-                               (char *)variable,
-                               program.text,
-                               config.text,
-                               "--device",
-                               "cpu",
-                               "--run-dir",
-                               (char *)dir};
-        if (part == 1) {
-            arguments[count++] = ":";
-        }
-        for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) {
-            if (fixed[i] && !(i == 3 && part == 1)) {
-                arguments[count++] = fixed[i];
-            }
-        }
-        for (int i = 0; options[i]; i++) {
-            arguments[count++] = options[i];
+    char *const train_it[] = {program.text, config.text, "--device", "cpu", "--run-dir", (char *)dir, NULL};
+    char *const first[] = {"--oversubscribe", "--bind-to", "none", "-n", "1", variable ? "-x" : NULL, (char *)variable, NULL};
+    char *const rest[] = {":", "-n", "2", "-wdir", (char *)where, NULL};
+    char *const *const lists[] = {first, train_it, rest, train_it, others};
+    char *arguments[ARGUMENTS + 1] = {NULL};
+    int count = 0;
+    for (size_t list = 0; list < sizeof lists / sizeof *lists; list++) {
+        for (char *const *one = lists[list]; *one; one++) {
+            arguments[count++] = *one;
         }
     }
     struct process p = process_start(mpirun.text, arguments, 0);
     return process_end(&p);
 }
 
-/* An error that a single rank meets. */
+/* An error that a single rank meets, or all but rank 0. */
 START_TEST(test_one_fails)
 {
+    struct path other = new_dir("other"), config_of_all = config, longer = path_of("%.900s/series.h5", other.text);
+    ck_assert_int_eq(mkdir(other.text, 0700), 0);
+    expect_done(run("sample_series", ARGS(longer.text, "--hours", "999", "--channels", "3")));
+    char *text = file_read(config.text, NULL), *path = strstr(text, "series.h5");
+    struct path here = path_of("%.*s/proc/self/cwd/%s", (int)(path - text), text, path); /* each rank's own */
+    config = path_of("%.900s/unlike.yaml", folder.text);
+    file_write(config.text, here.text, strlen(here.text));
+    free(text);
+    ck_assert_int_eq(chdir(folder.text), 0);
     const struct {
         const char *variable;
         char *const *others;
+        const char *where;
         int code;
         const char *rank, *says;
-    } cases[] = {{NULL, ARGS("--set", "train.seed=2"), 2, "train: rank 1 on ", "its config is not rank 0's: \"  seed: 2\" here"},
-                 {"PS_IO_FAULT=40+:enospc", ARGS(), 0, "train: rank 0 on ", ": No space left on device"},
-                 {"PS_IO_FAULT=120:die", ARGS(), 128 + SIGKILL, "train: rank 0 on ", "its process was ended"}};
+    } cases[] = {{NULL, ARGS("--set", "train.seed=2"), folder.text, 2, "train: rank 1 on ",
+                  "its config is not rank 0's: \"  seed: 2\" here"},
+                 {NULL, ARGS(), other.text, 2, "train: rank 1 on ", "its data file's fingerprint is not rank 0's"},
+                 {NULL, ARGS(), "/", 3, "train: rank 1 on ", "No such file or directory"},
+                 {"PS_IO_FAULT=40+:enospc", ARGS(), folder.text, 0, "train: rank 0 on ", ": No space left on device"},
+                 {"PS_IO_FAULT=120:die", ARGS(), folder.text, 128 + SIGKILL, "train: rank 0 on ", "its process was ended"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct path dir = path_of("%.400s/unlike%zu", folder.text, i);
-        struct result r = train_unlike(dir.text, cases[i].variable, ARGS(), cases[i].others);
+        struct result r = train_unlike(dir.text, cases[i].variable, cases[i].where, cases[i].others);
         const int told = r.code == 2 || r.code == 4; /* of the folder, or of a checkpoint */
         ck_assert_msg(cases[i].code ? r.code == cases[i].code : told, "exit code %d: %s", r.code, r.err);
         ck_assert_msg(r.seconds < END_SECONDS, "it ended after %.1f s", r.seconds);
@@ -268,6 +266,7 @@ START_TEST(test_one_fails)
         expect_said(&r, cases[i].says);
         result_free(&r);
     }
+    config = config_of_all;
 }
 END_TEST
 
