@@ -675,11 +675,12 @@ struct ps_encoder_needs {
 /* The ends of the model. Their backends may refuse a shape (PS_UNSUPPORTED): the operations above then do the same. */
 
 /* gather_patches, the product u = patches weight and bias_position_add in one. u [S*N, d]; weight [P, d] (type real), bias [d],
- * position [N, d] (type parameter); the rest as gather_patches and bias_position_add say. */
+ * position [N, d] (type parameter); the rest as gather_patches and bias_position_add say. step: the windows by which the cursor is
+ * expected to move on until the next call, of a batch that ranks share all of it; another number costs time alone. */
 struct ps_embed_forward {
     struct ps_tensor u, patches, mean, std, inputs, indices, weight, bias, position;
     const struct ps_step_state *state;
-    int64_t batch, stride, first;
+    int64_t batch, stride, first, step;
     int revin, subtract_last, pad_end;
     double epsilon;
     struct ps_dropout dropout;

@@ -1,5 +1,6 @@
 /* train.accumulate: the curve of a batch so many times as large, alone and by several ranks, and the same bits across an
- * interruption; and model.batchnorm: local, whose shares are what batches are there. */
+ * interruption; and model.batchnorm: local, whose shares are what batches are there.
+ * PS_TEST_DEVICE: the --device to run on (default cpu). */
 #include "tests/ranks.h"
 #include "tests/suite.h"
 
@@ -188,7 +189,7 @@ static void end(void)
 int main(void)
 {
     programs = getenv("PS_PROGRAMS");
-    device = "cpu";
+    device = getenv("PS_TEST_DEVICE") ? getenv("PS_TEST_DEVICE") : "cpu";
     if (!programs) {
         fprintf(stderr, "test_accumulate: PS_PROGRAMS: must name the folder of the programs\n");
         return 2;
@@ -197,8 +198,11 @@ int main(void)
     if (missing) {
         printf("skipped: accumulation by several ranks, BatchNorm of each rank's own: %s\n", missing);
     }
+    if (strcmp(device, "cpu") != 0) {
+        (void)nccl_missing(); /* test_ranks says it */
+    }
     Suite *suite = suite_create("accumulate");
-    TCase *cases = tcase_create("cpu");
+    TCase *cases = tcase_create("accumulate");
     tcase_set_timeout(cases, 300);
     tcase_add_checked_fixture(cases, begin, end);
     tcase_add_loop_test(cases, test_curve, 0, (int)(sizeof models / sizeof *models));

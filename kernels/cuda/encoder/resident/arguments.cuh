@@ -31,7 +31,7 @@ template <class T> struct encoder_embedding {
     struct ps_cuda_windows windows;
     const struct ps_step_state *state;
     int length, patch, stride, sequences /* of a unit */, revin;
-    uint32_t all; /* S */
+    uint32_t all, step; /* S; windows by which the next step's cursor is expected to be further */
     float epsilon;
     struct ps_divisor by_channels, by_length, by_count;
     uint32_t site;

@@ -393,7 +393,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         *tag_at(x, step) = tag_of(x, step);
     }
     if (x.embed.weight && x.d16.kept && blockIdx.x == 0 && threadIdx.x == 0) {
-        *ahead_at(x) = {DROP ? step + 1 : 0, x.embed.state->cursor + x.embed.all / x.embed.by_channels.divisor};
+        *ahead_at(x) = {DROP ? step + 1 : 0, x.embed.state->cursor + x.embed.step};
     }
     store_rows((T *)x.u + x.layers * x.rows * D, u, at);
     if (x.head.weight) {

@@ -421,7 +421,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0 && x.d64.left) {
         ps_bulk_wait_read();
         if (expects && blockIdx.x == 0) {
-            *ahead = cursor + ps_divide(x.embed.all, x.embed.by_channels);
+            *ahead = cursor + x.embed.step;
         }
     }
 }

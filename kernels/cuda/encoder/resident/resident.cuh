@@ -337,6 +337,7 @@ template <class T> static void embed_make(const struct ps_encoder_request *e, co
         x->stride = (int)f->stride;
         x->revin = f->revin;
         x->epsilon = (float)f->epsilon;
+        x->step = (uint32_t)f->step;
         x->by_channels = ps_divisor_make(f->inputs.size[1]);
         x->by_length = ps_divisor_make(e->seq_len);
         x->by_count = ps_divisor_make(e->patches);
