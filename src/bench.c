@@ -9,7 +9,7 @@
 #include "src/clock.h"
 #include "src/options.h"
 #include "src/passive.h"
-#include "src/session.h"
+#include "src/together.h"
 #include "src/version.h"
 #include "src/writer.h"
 
@@ -19,6 +19,7 @@ struct arguments {
     const char *config, *device, *checkpoints, *tune;
     struct ps_overrides overrides;
     int json, trace, compare;
+    int several; /* ranks */
     uint64_t epochs, steps;
 };
 
@@ -36,6 +37,9 @@ static const char usage[] =
     "              at most about 2 s each: slow ones are timed over fewer steps, as the column says\n"
     "  --tune FILE time the algorithms of every product of the step that cuBLASLt computes, and write the fastest to FILE, for\n"
     "              runtime.tuning; what is timed after that uses them\n"
+    "\n"
+    "Under mpirun or srun the ranks share the step, and rank 0 times it alone too: with the whole batch, and with one rank's part\n"
+    "of it. Of the options --epochs, --steps and --json are for several ranks.\n"
     "\n"
     "exit codes: 0 done, 2 usage or config, 3 data, 4 checkpoint, 5 device\n";
 
@@ -58,11 +62,26 @@ static enum ps_status parse(int argc, char **argv, struct arguments *a)
     if (a->trace && (a->json || a->compare)) {
         return ps_fail(PS_USAGE, "--trace: prints lines of one step: leave out %s", a->json ? "--json" : "--compare");
     }
+    if (a->several && (a->trace || a->compare || a->tune || a->checkpoints)) {
+        return ps_fail(PS_USAGE, "--%s: is of one rank: start bench without mpirun",
+                       a->trace     ? "trace"
+                       : a->compare ? "compare"
+                       : a->tune    ? "tune"
+                                    : "checkpoint");
+    }
     if (a->tune && a->compare) {
         return ps_fail(PS_USAGE, "--tune: a table is of one precision: leave out --compare");
     }
     return PS_OK;
 }
+
+/* What it costs that ranks share the step, and what it gains: ms. */
+struct spreading {
+    double exchange;     /* the gradient's sum over the ranks, with nothing else to do */
+    double least, most;  /* of the ranks: a step's time in exchanges, waiting for others included; NaN where a GPU does them */
+    double whole, share; /* one rank's step with the whole batch, and with a rank's part of it; medians */
+    double whole_least, share_least;
+};
 
 struct result {
     double open_seconds, first_step_seconds;
@@ -73,6 +92,7 @@ struct result {
     struct ps_graph_nodes nodes;
     int64_t operations; /* of one step, as the table counts them */
     struct ps_writer_times checkpoints;
+    struct spreading spread; /* of several ranks */
 };
 
 static int by_value(const void *a, const void *b)
@@ -168,6 +188,75 @@ static enum ps_status time_epochs(struct ps_session *s, int64_t epochs, struct r
     r->epoch_processor = epochs ? processor / (double)epochs : NAN;
     r->waiting = epochs ? (ps_feed_waited(s->feed) - waited) / seconds : NAN;
     return PS_OK;
+}
+
+/* ---- several ranks ---- */
+
+/* The median and the least step of this rank alone, with so many windows. */
+static enum ps_status time_alone(const struct arguments *a, const struct ps_config *config, int64_t batch, double *median,
+                                 double *least)
+{
+    struct ps_config alone = *config;
+    struct ps_session *s;
+    struct result r = {0};
+    alone.train.batch_size = batch;
+    PS_TRY(ps_session_open(&alone, &(struct ps_session_options){.device = a->device, .training = 1}, &s));
+    enum ps_status status = ps_session_initialise(s);
+    status = status == PS_OK ? time_steps(s, (int64_t)a->steps, INFINITY, &r) : status;
+    ps_session_close(s);
+    *median = r.median;
+    *least = r.least;
+    return status;
+}
+
+/* Rank 0 alone, while the others wait. */
+static enum ps_status time_one_rank(const struct arguments *a, const struct ps_config *config, struct ps_ranks *ranks,
+                                    struct spreading *p)
+{
+    const int64_t size = ps_ranks_size(ranks), batch = config->train.batch_size;
+    enum ps_status status = PS_OK;
+    if (ps_ranks_rank(ranks) == 0) {
+        status = time_alone(a, config, batch, &p->whole, &p->whole_least);
+        status = status == PS_OK ? time_alone(a, config, (batch + size - 1) / size, &p->share, &p->share_least) : status;
+    }
+    return ps_ranks_check(ranks, status);
+}
+
+/* The exchange of the gradient alone, and what the timed steps took for all exchanges: `seconds` a step of this rank. */
+static enum ps_status time_exchange(struct ps_session *s, double seconds, struct spreading *p)
+{
+    enum { SUMS = 20, TURNS = 5 };
+    const struct ps_model *m = s->model;
+    PS_TRY(
+        s->device->fill_zero(s->device, PS_COMPUTE, m->gradients, (size_t)m->layout->count * ps_type_bytes(s->kernels->parameter)));
+    p->exchange = INFINITY;
+    for (int turn = 0; turn < TURNS; turn++) {
+        PS_TRY(s->device->synchronize(s->device));
+        const double begin = ps_seconds();
+        for (int i = 0; i < SUMS; i++) {
+            PS_TRY(s->exchange->sum(s->exchange, m->gradients, s->kernels->parameter, m->layout->count));
+        }
+        PS_TRY(s->device->synchronize(s->device));
+        const double ms = 1e3 * (ps_seconds() - begin) / SUMS;
+        p->exchange = ms < p->exchange ? ms : p->exchange;
+    }
+    const int size = ps_ranks_size(s->ranks);
+    double *all = malloc((size_t)size * sizeof *all);
+    if (!all) {
+        return ps_fail(PS_DEVICE, "no memory for the times of %d ranks", size);
+    }
+    enum ps_status status = ps_ranks_gather(s->ranks, &seconds, sizeof seconds, all);
+    p->least = INFINITY;
+    p->most = 0;
+    for (int i = 0; i < size; i++) {
+        p->least = fmin(p->least, 1e3 * all[i]);
+        p->most = fmax(p->most, 1e3 * all[i]);
+    }
+    if (seconds == 0) { /* of all ranks alike: the device does them, and the host sees nothing */
+        p->least = p->most = NAN;
+    }
+    free(all);
+    return status;
 }
 
 /* Checkpoints of best weights and state, each after a few steps and with the disk at rest. */
@@ -331,6 +420,9 @@ static void print_text(const struct ps_session *s, const struct result *r, const
     double flops = ps_model_step_flops(&s->model->shape, s->step_windows), windows = (double)s->step_windows;
     char description[PS_SESSION_TEXT];
     ps_session_describe(s, description);
+    if (s->ranks) {
+        printf("%d ranks of ", ps_ranks_size(s->ranks));
+    }
     printf("%s, batch %lld\n", description, (long long)s->step_windows);
     printf("step            %.4f ms  (min %.4f  max %.4f, groups of %lld steps in %lld)\n", r->median, r->least, r->most,
            (long long)r->group, (long long)r->steps);
@@ -340,6 +432,17 @@ static void print_text(const struct ps_session *s, const struct result *r, const
     if (r->epoch_seconds >= 0) {
         printf("epoch           %.4f s, %.4f s of processor time  (%lld steps; %.1f %% of it waiting for data)\n", r->epoch_seconds,
                r->epoch_processor, (long long)s->steps_per_epoch, 100 * r->waiting);
+    }
+    if (s->ranks) {
+        const struct spreading *p = &r->spread;
+        printf("exchange        %.4f ms the gradient's sum alone: %.1f %% of the step", p->exchange, 100 * p->exchange / r->median);
+        if (p->least >= 0) {
+            printf("; %.4f to %.4f ms a step in exchanges, with waiting", p->least, p->most);
+        }
+        printf("\none rank        %.4f ms with the whole batch: %d ranks are %.2f times as fast; %.4f ms with a rank's part: "
+               "efficiency "
+               "%.2f\n",
+               p->whole, ps_ranks_size(s->ranks), p->whole / r->median, p->share, p->share / r->median);
     }
     const struct ps_writer_times *c = &r->checkpoints;
     if (c->checkpoints) {
@@ -399,6 +502,19 @@ static enum ps_status print_json(const struct ps_session *s, const struct result
         json_object_set_new(root, "processor_seconds_per_epoch", json_real(r->epoch_processor));
         json_object_set_new(root, "waiting_for_data", json_real(r->waiting));
     }
+    if (root && s->ranks) {
+        const struct spreading *p = &r->spread;
+        json_t *ranks =
+            json_pack("{s:i, s:f, s:f, s:I, s:{s:f, s:f}, s:{s:f, s:f}, s:f, s:f}", "ranks", ps_ranks_size(s->ranks), "exchange_ms",
+                      p->exchange, "exchange_share", p->exchange / r->median, "exchange_bytes",
+                      (json_int_t)((size_t)s->model->layout->count * ps_type_bytes(s->kernels->parameter)), "one_rank_whole_ms",
+                      "median", p->whole, "min", p->whole_least, "one_rank_part_ms", "median", p->share, "min", p->share_least,
+                      "speedup", p->whole / r->median, "efficiency", p->share / r->median);
+        if (ranks && p->least >= 0) {
+            json_object_set_new(ranks, "in_exchanges_ms", json_pack("{s:f, s:f}", "least", p->least, "most", p->most));
+        }
+        json_object_set_new(root, "ranks", ranks);
+    }
     const struct ps_writer_times *c = &r->checkpoints;
     if (root && c->checkpoints) {
         json_object_set_new(root, "checkpoint_ms",
@@ -454,21 +570,41 @@ static enum ps_status tune(const struct arguments *a, struct ps_config *config)
     return config->runtime.tuning ? PS_OK : ps_fail(PS_DEVICE, "--tune: no memory");
 }
 
-static enum ps_status bench(const struct arguments *a, const struct ps_config *config)
+static enum ps_status bench(const struct arguments *a, const struct ps_config *config, struct ps_ranks *ranks)
 {
-    struct ps_session *s;
+    struct ps_session *s = NULL;
     struct result result = {0};
+    if (ranks) {
+        PS_TRY(time_one_rank(a, config, ranks, &result.spread));
+    }
     double begin = ps_seconds();
-    PS_TRY(ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1}, &s));
-    ps_session_warn_threads(s, "bench");
+    enum ps_status opened =
+        ps_session_open(config, &(struct ps_session_options){.device = a->device, .training = 1, .ranks = ranks}, &s);
+    opened = opened != PS_OK && ps_ranks_known(ranks) ? opened : ps_ranks_check(ranks, opened);
+    if (opened == PS_OK) {
+        opened = ps_session_check_same(s);
+    }
+    if (opened != PS_OK) {
+        ps_session_close(s);
+        return opened;
+    }
+    const int first = ps_ranks_rank(ranks) == 0;
+    if (first) {
+        ps_session_warn_threads(s, "bench");
+    }
     struct tracer *tracer = calloc(1, sizeof *tracer);
     enum ps_status status = tracer ? ps_session_initialise(s) : ps_fail(PS_DEVICE, "no memory for the trace");
     result.open_seconds = ps_seconds() - begin;
     if (status == PS_OK && a->trace) { /* first: a fault of the device is told with the operation that met it */
         status = trace_step(s, tracer, 1);
     }
+    const double exchanged = ps_ranks_seconds(ranks);
     if (status == PS_OK) {
         status = time_steps(s, (int64_t)a->steps, INFINITY, &result);
+    }
+    if (status == PS_OK && ranks) { /* the steps before them are so many more */
+        const double all = (double)(result.steps + result.group + 2);
+        status = time_exchange(s, (ps_ranks_seconds(ranks) - exchanged) / all, &result.spread);
     }
     if (status == PS_OK) {
         status = time_epochs(s, (int64_t)a->epochs, &result);
@@ -485,7 +621,7 @@ static enum ps_status bench(const struct arguments *a, const struct ps_config *c
             result.operations = tracer->operations;
         }
     }
-    if (status == PS_OK) {
+    if (status == PS_OK && first) {
         if (a->json) {
             status = print_json(s, &result, tracer);
         } else {
@@ -589,14 +725,19 @@ int main(int argc, char **argv)
     ps_wait_passively(argv);
     struct arguments arguments = {0};
     struct ps_config config;
-    enum ps_status status = parse(argc, argv, &arguments);
+    struct ps_ranks *ranks;
+    enum ps_status status = ps_ranks_open(&ranks);
     if (status == PS_OK) {
-        status = ps_config_load(arguments.config, arguments.overrides.text, arguments.overrides.n, &config);
+        arguments.several = ranks != NULL;
+        status = ps_ranks_check(ranks, parse(argc, argv, &arguments));
+    }
+    if (status == PS_OK) {
+        status = ps_ranks_load_config(ranks, arguments.config, arguments.overrides.text, arguments.overrides.n, &config);
     }
     if (status == PS_OK) {
         status = arguments.tune ? tune(&arguments, &config) : PS_OK;
         if (status == PS_OK) {
-            status = arguments.compare ? compare(&arguments, &config) : bench(&arguments, &config);
+            status = arguments.compare ? compare(&arguments, &config) : bench(&arguments, &config, ranks);
         }
         ps_config_free(&config);
     }
@@ -604,7 +745,8 @@ int main(int argc, char **argv)
         status = ps_stdout_flush(PS_USAGE);
     }
     if (status != PS_OK) {
-        fprintf(stderr, "bench: %s\n", ps_error_message());
+        ps_ranks_say(ranks, "bench");
     }
+    ps_ranks_close(ranks, status);
     return (int)status;
 }

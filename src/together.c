@@ -5,9 +5,31 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "src/version.h"
+
 static int size_of(const struct ps_session *s)
 {
     return ps_ranks_size(s->ranks);
+}
+
+enum ps_status ps_ranks_load_config(struct ps_ranks *ranks, const char *path, char *const *overrides, int n_overrides,
+                                    struct ps_config *config)
+{
+    char *text = NULL, program[256];
+    PS_TRY(ps_ranks_check(ranks, ps_config_load(path, overrides, n_overrides, config)));
+    snprintf(program, sizeof program, "%s, kernel sources %s", ps_version, ps_kernel_sources);
+    enum ps_status status = ps_ranks_same(ranks, "program's version", program);
+    if (status == PS_OK) {
+        status = ps_ranks_check(ranks, ps_config_text(config, &text));
+    }
+    if (status == PS_OK) {
+        status = ps_ranks_same(ranks, "config", text);
+    }
+    free(text);
+    if (status != PS_OK) {
+        ps_config_free(config);
+    }
+    return status;
 }
 
 int64_t ps_session_part(struct ps_session *s, int64_t first, int64_t step, struct ps_windows *windows)

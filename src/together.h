@@ -5,6 +5,9 @@
 
 #include "src/session.h"
 
+/* The config, of a program of the same version, as rank 0 has both. */
+enum ps_status ps_ranks_load_config(struct ps_ranks *ranks, const char *path, char *const *overrides, int n_overrides,
+                                    struct ps_config *config);
 /* The windows of a step from `first` on that are computed at once, train.batch_size of them or those that are left of `step`, and
  * of them this rank's: from *windows' first index on when the state's cursor is the step's. The model takes its place there. */
 int64_t ps_session_part(struct ps_session *session, int64_t first, int64_t step, struct ps_windows *windows);

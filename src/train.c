@@ -624,26 +624,6 @@ static enum ps_status train(struct arguments *a, const struct ps_config *config,
     return status;
 }
 
-/* The same config for all. */
-static enum ps_status load_config(const struct arguments *a, struct ps_ranks *ranks, struct ps_config *config)
-{
-    char *text = NULL, program[256];
-    PS_TRY(ps_ranks_check(ranks, ps_config_load(a->config, a->overrides.text, a->overrides.n, config)));
-    snprintf(program, sizeof program, "%s, kernel sources %s", ps_version, ps_kernel_sources);
-    enum ps_status status = ps_ranks_same(ranks, "program's version", program);
-    if (status == PS_OK) {
-        status = ps_ranks_check(ranks, ps_config_text(config, &text));
-    }
-    if (status == PS_OK) {
-        status = ps_ranks_same(ranks, "config", text);
-    }
-    free(text);
-    if (status != PS_OK) {
-        ps_config_free(config);
-    }
-    return status;
-}
-
 int main(int argc, char **argv)
 {
     ps_streams_open();
@@ -660,7 +640,7 @@ int main(int argc, char **argv)
         struct sigaction action = {.sa_handler = on_signal};
         sigaction(SIGINT, &action, NULL);
         sigaction(SIGTERM, &action, NULL);
-        status = load_config(&arguments, ranks, &config);
+        status = ps_ranks_load_config(ranks, arguments.config, arguments.overrides.text, arguments.overrides.n, &config);
         if (status == PS_OK) {
             status = train(&arguments, &config, ranks, &run);
             ps_file_unlock(run.lock);

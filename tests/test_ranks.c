@@ -193,6 +193,53 @@ START_TEST(test_alone)
 }
 END_TEST
 
+/* bench by several ranks: one object, of all of them, with what a rank alone takes; and what is of one rank is refused. */
+START_TEST(test_bench)
+{
+    struct path program = path_of("%.900s/bench", programs);
+    const struct {
+        char *option;
+        const char *refused;
+    } cases[] = {
+        {"--json", NULL}, {"--compare", "bench: --compare: is of one rank"}, {"--trace", "bench: --trace: is of one rank"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *const arguments[] = {"--oversubscribe",
+                                   "--bind-to",
+                                   "none",
+                                   "-n",
+                                   "2",
+                                   program.text,
+                                   config.text,
+                                   "--device",
+                                   "cpu",
+                                   "--epochs",
+                                   "0",
+                                   "--steps",
+                                   "20",
+                                   cases[i].option,
+                                   NULL};
+        struct process p = process_start(mpirun.text, arguments, 0);
+        struct result r = process_end(&p);
+        if (cases[i].refused) {
+            ck_assert_int_eq(r.code, 2);
+            expect_line(&r, cases[i].refused);
+        } else {
+            ck_assert_msg(r.code == 0, "exit code %d: %s", r.code, r.err);
+            json_t *all = read_json(r.out), *ranks = json_object_get(all, "ranks");
+            ck_assert(number_in(ranks, "ranks") == 2 && number_in(all, "batch") == 13 && number_in(ranks, "exchange_ms") > 0);
+            const double step = number_in(json_object_get(all, "ms_per_step"), "median");
+            const double whole = number_in(json_object_get(ranks, "one_rank_whole_ms"), "median");
+            ck_assert(whole > 0 && number_in(json_object_get(ranks, "one_rank_part_ms"), "median") > 0);
+            ck_assert_double_eq_tol(number_in(ranks, "speedup"), whole / step, 1e-9 * whole / step);
+            ck_assert_double_ge(number_in(json_object_get(ranks, "in_exchanges_ms"), "most"),
+                                number_in(json_object_get(ranks, "in_exchanges_ms"), "least"));
+            json_decref(all);
+        }
+        result_free(&r);
+    }
+}
+END_TEST
+
 static void begin(void)
 {
     folder = folder_make();
@@ -231,6 +278,7 @@ int main(void)
         tcase_add_test(cases, test_same_bits);
         tcase_add_test(cases, test_other_ranks);
         tcase_add_test(cases, test_refused);
+        tcase_add_test(cases, test_bench);
         tcase_add_test(cases, test_alone);
     }
     suite_add_tcase(suite, cases);
