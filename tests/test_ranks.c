@@ -240,6 +240,37 @@ START_TEST(test_bench)
 }
 END_TEST
 
+/* The scripts: a table of the ranks, and docs/scaling.md's, which is what the model of a step says. */
+START_TEST(test_scripts)
+{
+    const char *source = getenv("PS_SOURCE");
+    ck_assert(source != NULL);
+    struct path script = path_of("%.400s/scripts/bench_scaling.sh", source), results = new_dir("scaling.jsonl"),
+                model = path_of("%.400s/scripts/scaling_model.py", source), page = path_of("%.400s/docs/scaling.md", source);
+    char *const arguments[] = {"cpu",     config.text, "--turns",   "1",          "--steps", "2",
+                               "--ranks", "2,3",       "--results", results.text, NULL};
+    struct process p = process_start(script.text, arguments, 0);
+    struct result r = process_end(&p);
+    ck_assert_msg(r.code == 0, "exit code %d: %s", r.code, r.err);
+    static const char *const rows[] = {"; batch 13;", "\n| ranks |", "\n| 1 |", "\n| 2 |", "\n| 3 |"};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        ck_assert_msg(strstr(r.out, rows[i]) != NULL, "\"%s\" is not in: %s", rows[i], r.out);
+    }
+    result_free(&r);
+    p = process_start(script.text, ARGS("cpu", config.text, "--turns", "0"), 0);
+    r = process_end(&p);
+    ck_assert_msg(r.code == 2 && lines_of(r.err) == 1, "exit code %d: %s", r.code, r.err);
+    result_free(&r);
+    p = process_start(model.text, ARGS(), 0);
+    r = process_end(&p);
+    char *text = file_read(page.text, NULL);
+    ck_assert_msg(r.code == 0 && lines_of(r.out) == 18, "exit code %d: %s%s", r.code, r.out, r.err);
+    ck_assert_msg(strstr(text, r.out) != NULL, "docs/scaling.md has another table than: %s", r.out);
+    free(text);
+    result_free(&r);
+}
+END_TEST
+
 static void begin(void)
 {
     folder = folder_make();
@@ -279,6 +310,7 @@ int main(void)
         tcase_add_test(cases, test_other_ranks);
         tcase_add_test(cases, test_refused);
         tcase_add_test(cases, test_bench);
+        tcase_add_test(cases, test_scripts);
         tcase_add_test(cases, test_alone);
     }
     suite_add_tcase(suite, cases);
