@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -10,7 +11,7 @@
 #include "kernels/cpu/cpu.h"
 #include "kernels/uncaptured.h"
 
-enum { ALIGNMENT = 256 };
+enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
 
 struct ps_event {
     struct timespec time;
@@ -57,9 +58,13 @@ static enum ps_status allocate_aligned(struct ps_device *d, size_t bytes, void *
     size_t free_bytes = 0, total_bytes = 0;
     PS_TRY(cpu_memory(d, &free_bytes, &total_bytes));
     if (bytes <= free_bytes) {
-        size_t rounded = bytes == 0 ? ALIGNMENT : (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-        *memory = aligned_alloc(ALIGNMENT, rounded);
+        const size_t alignment = bytes < 2 * (size_t)HUGE_PAGE ? ALIGNMENT : HUGE_PAGE;
+        size_t rounded = bytes == 0 ? alignment : (bytes + alignment - 1) / alignment * alignment;
+        *memory = aligned_alloc(alignment, rounded);
         if (*memory != NULL) {
+            if (alignment == HUGE_PAGE) { /* activations are read in strides of whole pages; refused, they have small ones */
+                (void)madvise(*memory, rounded, MADV_HUGEPAGE);
+            }
             memset(*memory, 0, rounded);
             return PS_OK;
         }
