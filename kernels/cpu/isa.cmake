@@ -13,5 +13,5 @@ endif()
 set_source_files_properties(
   kernels/cpu/isa/base.c kernels/cpu/isa/avx2.c kernels/cpu/isa/avx512.c
   PROPERTIES OBJECT_DEPENDS
-             "${CMAKE_SOURCE_DIR}/kernels/cpu/isa/operations.inc;${CMAKE_SOURCE_DIR}/kernels/cpu/isa/gemm.inc;${CMAKE_SOURCE_DIR}/kernels/cpu/isa/attention.inc;${CMAKE_SOURCE_DIR}/kernels/cpu/isa/feed_forward.inc;${CMAKE_SOURCE_DIR}/kernels/cpu/isa/vector.h"
+             "${CMAKE_SOURCE_DIR}/kernels/cpu/isa/operations.inc;${CMAKE_SOURCE_DIR}/kernels/cpu/isa/gemm.inc;${CMAKE_SOURCE_DIR}/kernels/cpu/isa/attention.inc;${CMAKE_SOURCE_DIR}/kernels/cpu/isa/attention_short.inc;${CMAKE_SOURCE_DIR}/kernels/cpu/isa/feed_forward.inc;${CMAKE_SOURCE_DIR}/kernels/cpu/isa/vector.h"
 )

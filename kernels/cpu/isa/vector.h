@@ -289,6 +289,17 @@ INLINE V v_select(VI mask, V v)
     return (V)(mask & (VI)v);
 }
 
+/* The upper halves of the 64-bit lanes in the lower; what the upper then hold is of no use. A shuffle, where a shift would wait for
+ * the port of the products. */
+INLINE VL v_high(VL a)
+{
+#if defined(__AVX512F__)
+    return (VL)_mm512_shuffle_epi32((__m512i)a, _MM_PERM_CDAB);
+#else
+    return a >> 32;
+#endif
+}
+
 /* The sums over the lanes of four vectors. */
 INLINE v4 v_sum4(const V sum[4])
 {
@@ -332,23 +343,32 @@ INLINE V v_reciprocal(V x)
 #endif
 }
 
-/* e^x within 2 units in the last place: x = n ln 2 + r, a polynomial in r (Moshier, Cephes expf), 2^n by its exponent bits. Below
+/* e^x within 2 units in the last place for x up to 88: x = n ln 2 + r, a polynomial in r (Moshier, Cephes expf), times 2^n. Below
  * -87 it stays at 1e-38; NaN stays NaN. */
-INLINE V v_exp(V x)
+INLINE V v_exp_below_88(V x)
 {
     const float to_integer = 0x1.8p23f;
     x = v_max(v_set(-87.33654f), x);
-    x = v_min(v_set(88.37626f), x);
-    V shifted = x * 0x1.715476p+0f + to_integer;
-    V n = shifted - to_integer;
-    V r = x - n * 0.693359375f - n * -2.12194440e-4f;
+    const V shifted = x * 0x1.715476p+0f + to_integer, n = shifted - to_integer;
+    const V r = x - n * 0.693359375f - n * -2.12194440e-4f;
     V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * (V)(((VU)shifted << 23) + 0x3f800000u);
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+#if defined(__AVX512F__)
+    return (V)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    return p * (V)(((VU)shifted << 23) + 0x3f800000u); /* 2^n by its exponent bits */
+#endif
+}
+
+/* For any x; from 88.4 on it stays at 2.4e38. */
+INLINE V v_exp(V x)
+{
+    return v_exp_below_88(v_min(v_set(88.37626f), x));
 }
 
 #endif
