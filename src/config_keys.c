@@ -110,7 +110,7 @@ static const struct ps_key table[] = {
     KEY(runtime, tiny_gemm, SWITCH, {"true"}),
     KEY(runtime, tuning, TEXT, {""}, .free_on_resume = 1), /* the algorithms that are recorded say which */
     KEY(runtime, threads, WHOLE, {"0"}, .range = PS_RANGE_LIMIT),
-    KEY(runtime, exchange, CHOICE, {"auto"}, .choices = exchanges),
+    KEY(runtime, exchange, CHOICE, {"auto"}, .choices = exchanges, .free_on_resume = 1), /* the library is recorded */
 };
 _Static_assert(sizeof table / sizeof *table == PS_KEYS, "PS_KEYS counts the table");
 const struct ps_key *const ps_keys = table;
