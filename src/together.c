@@ -182,11 +182,27 @@ enum ps_status ps_session_check_data(struct ps_session *s)
     return ps_ranks_same(s->ranks, "data file's fingerprint", data);
 }
 
+/* Several steps a graph where every rank has them: data that streams on one has single ones. */
+static enum ps_status agree_on_graphs(struct ps_session *s)
+{
+    int64_t *all = malloc((size_t)size_of(s) * sizeof *all);
+    if (!all) {
+        return ps_fail(PS_DEVICE, "no memory for the graphs of %d ranks", size_of(s));
+    }
+    enum ps_status status = ps_ranks_gather(s->ranks, &s->graph_steps, sizeof s->graph_steps, all);
+    for (int r = 0; r < size_of(s) && status == PS_OK; r++) {
+        s->graph_steps = all[r] < s->graph_steps ? all[r] : s->graph_steps;
+    }
+    free(all);
+    return status;
+}
+
 enum ps_status ps_session_check_same(struct ps_session *s)
 {
     if (!s->ranks) {
         return PS_OK;
     }
+    PS_TRY(agree_on_graphs(s));
     PS_TRY(ps_ranks_same(s->ranks, "level of fusion", ps_level_name(s->level)));
     PS_TRY(ps_ranks_same(s->ranks, "rule for products", s->algorithms));
     return ps_ranks_same(s->ranks, "device and versions", s->versions);

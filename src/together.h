@@ -28,7 +28,7 @@ struct ps_step_state ps_states_joined(const struct ps_step_state *states, int ra
 enum ps_status ps_session_join_state(struct ps_session *session, struct ps_step_state *joined);
 /* Whether rank 0 has the same data. */
 enum ps_status ps_session_check_data(struct ps_session *session);
-/* Whether rank 0 computes the same model by the same means. */
+/* Whether rank 0 computes the same model by the same means; and all take as many steps at once. */
 enum ps_status ps_session_check_same(struct ps_session *session);
 
 #endif
