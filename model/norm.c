@@ -140,8 +140,8 @@ static enum ps_status backward(const struct ps_layer *l, enum ps_norm_number num
         if (l->notes->means) {
             means = ps_layer_norm_means(l);
         }
-        if (l->epilogue && next.threshold) {
-            const int of_w_o = (l->norm_place == PS_NORM_POST) == (number == PS_NORM_1);
+        const int of_w_o = (l->norm_place == PS_NORM_POST) == (number == PS_NORM_1);
+        if (l->epilogue && next.threshold && (of_w_o || !l->feed_forward)) { /* a feed-forward in one masks its own */
             masked = ps_layer_rows(l, of_w_o ? ps_layer_masked_o(l) : l->shared->masked, l->d);
         }
         *l->notes = (struct ps_gradient_notes){.masked = masked.data != NULL};

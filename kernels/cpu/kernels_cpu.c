@@ -77,7 +77,6 @@ enum ps_status ps_cpu_kernels_open(struct ps_device *device, enum ps_precision p
     cpu->table.feed_forward_faster = feed_forward_faster;
     cpu->table.bias_residual_statistics = NULL; /* as two, both fast */
     cpu->table.gemm_finish = NULL;
-    cpu->table.gemm_bias = NULL; /* a product of its own and a pass over it are faster than the reference's */
     switch (ps_cpu_isa_best()) {
 #if defined(__x86_64__)
     case PS_ISA_AVX512:
