@@ -20,17 +20,17 @@
 #include "src/clock.h"
 
 #define BEAT_SECONDS 0.5
-#define CONNECT_SECONDS 2.0 /* for one address */
-#define HELLO_SECONDS 5.0
+#define CONNECT_SECONDS 2.0 /* for one address, and for its answer */
+#define HELLO_SECONDS 10.0  /* for all ranks */
 
 enum { ADDRESSES = 16, HOST = 64 };
 
 /* What a rank says: that it lives, that it leaves, that it ends all by other means, or that all are to end since one is gone. */
 enum word { BEAT = 'b', LEAVE = 'l', QUIET = 'q', END = 'e' };
 
-/* Where rank 0 listens, and by what it knows the others. */
+/* Where rank 0 listens, by what it knows the others, and in token[2] by what they know it: another host may have its address. */
 struct place {
-    uint64_t token[2];
+    uint64_t token[3];
     uint32_t address[ADDRESSES];
     uint16_t port; /* 0: nowhere */
     int addresses;
@@ -120,15 +120,23 @@ static int ready_within(int fd, short events, double seconds)
     return 0;
 }
 
-static int connect_to(uint32_t address, uint16_t port, const struct hello *hello)
+/* Whether `bytes` come over fd in time. */
+static int receives(int fd, void *to, size_t bytes)
 {
+    return ready_within(fd, POLLIN, CONNECT_SECONDS) && recv(fd, to, bytes, 0) == (ssize_t)bytes;
+}
+
+static int connect_to(uint32_t address, const struct place *place, const struct hello *hello)
+{
+    uint64_t answer;
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    struct sockaddr_in to = address_of(address, port);
+    struct sockaddr_in to = address_of(address, place->port);
     int error = 0;
     socklen_t length = sizeof error;
     if (fd >= 0 && (connect(fd, (struct sockaddr *)&to, sizeof to) == 0 || errno == EINPROGRESS) &&
         ready_within(fd, POLLOUT, CONNECT_SECONDS) && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && !error &&
-        send(fd, hello, sizeof *hello, MSG_NOSIGNAL) == (ssize_t)sizeof *hello) {
+        send(fd, hello, sizeof *hello, MSG_NOSIGNAL) == (ssize_t)sizeof *hello && receives(fd, &answer, sizeof answer) &&
+        answer == place->token[2]) {
         return fd;
     }
     if (fd >= 0) {
@@ -143,27 +151,28 @@ static int find_first(const struct ps_heartbeat *h, const struct place *place)
     const struct hello hello = {.token = {place->token[0], place->token[1]}, .rank = h->rank};
     int fd = -1;
     if (place->port && memcmp(h->host[0], h->host[h->rank], HOST) == 0) {
-        fd = connect_to(htonl(INADDR_LOOPBACK), place->port, &hello);
+        fd = connect_to(htonl(INADDR_LOOPBACK), place, &hello);
     }
     for (int i = 0; i < place->addresses && fd < 0; i++) {
-        fd = connect_to(place->address[i], place->port, &hello);
+        fd = connect_to(place->address[i], place, &hello);
     }
     return fd;
 }
 
-/* Of rank 0: the connections of those that have made one, as far as they come. */
-static void accept_all(struct ps_heartbeat *h, int listening, const struct place *place, int expected)
+/* Of rank 0: the others' connections, as far as they come. */
+static void accept_all(struct ps_heartbeat *h, int listening, const struct place *place)
 {
     const double end = ps_seconds() + HELLO_SECONDS;
+    int expected = h->peers;
     while (expected > 0 && ready_within(listening, POLLIN, end - ps_seconds())) {
         const int fd = accept4(listening, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         struct hello hello;
         if (fd < 0) {
             continue;
         }
-        if (ready_within(fd, POLLIN, CONNECT_SECONDS) && recv(fd, &hello, sizeof hello, 0) == (ssize_t)sizeof hello &&
-            memcmp(hello.token, place->token, sizeof hello.token) == 0 && hello.rank > 0 && hello.rank < h->size &&
-            h->peer[hello.rank - 1].fd < 0) {
+        if (receives(fd, &hello, sizeof hello) && memcmp(hello.token, place->token, sizeof hello.token) == 0 && hello.rank > 0 &&
+            hello.rank < h->size && h->peer[hello.rank - 1].fd < 0 &&
+            send(fd, &place->token[2], sizeof place->token[2], MSG_NOSIGNAL) == (ssize_t)sizeof place->token[2]) {
             h->peer[hello.rank - 1].fd = fd;
             expected--;
         } else {
@@ -314,16 +323,10 @@ static const char *connect_all(struct ps_heartbeat *h, const struct ps_transport
     if (!error && h->rank > 0) {
         h->peer[0].fd = find_first(h, &place);
     }
-    const char connected = h->rank > 0 && h->peer[0].fd >= 0;
-    char *all = calloc((size_t)h->size, 1);
-    error = error ? error : all ? t->gather(&connected, 1, all) : "no memory";
-    int expected = 0;
-    for (int r = 1; r < h->size && !error; r++) {
-        expected += all[r];
-    }
-    free(all);
     if (listening >= 0) {
-        accept_all(h, listening, &place, error ? 0 : expected);
+        if (!error) {
+            accept_all(h, listening, &place);
+        }
         close(listening);
     }
     return error;
