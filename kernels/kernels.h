@@ -57,7 +57,7 @@ enum ps_kind {
     X(batchnorm_statistics, PS_KIND_SUB, 5, 4)      \
     X(batchnorm, PS_KIND_SUB, 6, 4)                 \
     X(rope, PS_KIND_SUB, 3, 3)                      \
-    X(layernorm_backward, PS_KIND_SUB, 9, 14)       \
+    X(layernorm_backward, PS_KIND_SUB, 11, 14)      \
     X(activation_backward, PS_KIND_SUB, 4, 18)      \
     X(softmax_backward, PS_KIND_SUB, 4, 4)          \
     X(batchnorm_backward, PS_KIND_SUB, 12, 10)      \
@@ -242,9 +242,11 @@ struct ps_rope {
 /* With xhat = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean_d(g) - xhat mean_d(g xhat)), + addend where there is one;
  * dgamma += sum_R dy xhat; dbeta += sum_R dy. dx, dy, x, addend [R, d]; dgamma, dbeta, gamma [d] (type parameter); mean, rstd [R]
  * (type statistics). dx may be dy or addend. Of RMSNorm mean and dbeta are absent: xhat = x rstd, dx = rstd (g - xhat mean_d(g
- * xhat)), + addend. */
+ * xhat)), + addend. With `masked` [R, d] also bias_grad of dx as it is stored: masked = drop'(dx), which is not dx, dbias [d] (type
+ * parameter) += sum_R masked. */
 struct ps_layernorm_backward {
-    struct ps_tensor dx, dgamma, dbeta, dy, x, mean, rstd, gamma, addend;
+    struct ps_tensor dx, dgamma, dbeta, dy, x, mean, rstd, gamma, addend, masked, dbias;
+    struct ps_dropout dropout; /* of masked */
 };
 
 /* Of a batch's statistics, with g = dy, + more where there is one, rstd = 1/sqrt(var + epsilon) and xhat = (x - mean) rstd:
@@ -530,7 +532,8 @@ struct ps_bias_residual_statistics {
 };
 
 /* The gradients of y = x w + b: dw += x' dy, db += sum_R dy. x [R, m], dy [R, n]; dw [m, n], db [n] (type parameter); all
- * contiguous. db may be absent. */
+ * contiguous. db may be absent; beyond PS_SUMS_FREE elements of dw it is a pass over dy of its own. */
+enum { PS_SUMS_FREE = 1 << 18 };
 struct ps_gemm_gradient {
     struct ps_tensor dw, db, x, dy;
 };
@@ -540,7 +543,8 @@ struct ps_gemm_gradient {
  *   sum of g = c as it is stored, with this x, mean and var: means [2, d] = mean_R(g), mean_R(g xhat); dgamma, dbeta +=.
  * RESIDUAL: c = addend + drop(t + bias). With `mean`, batchnorm_statistics of c as it is stored: mean, var =, the running ones.
  * ACTIVATION: kept = t, c = drop(activation(t + bias)).
- * SLOPE: c = activation'(kept + bias) drop'(t), of what ACTIVATION kept. */
+ * SLOPE: c = activation'(kept + bias) drop'(t), of what ACTIVATION kept. With dbeta: dbeta += sum over rows of c as it is stored.
+ */
 enum ps_finish { PS_FINISH_SUM, PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE };
 
 /* A product and what follows it, in one. a [m, k], b [k, n], strides of which one is 1: CUDA takes b's last of RESIDUAL and

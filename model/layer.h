@@ -12,6 +12,7 @@
 struct ps_gradient_notes {
     int means;  /* of the norm that is next on the way down, in shared->norm_means */
     int masked; /* the gradient, dropped out as the branch that is next wants it, in shared->masked */
+    int summed; /* and that into the branch's bias's gradient */
 };
 
 /* One of a layer's two norms. */
@@ -54,10 +55,11 @@ struct ps_layer {
     int merge_qkv, epilogue, tiled_attention, feed_forward;
     struct ps_together together; /* exchange NULL: the batch is this rank's alone */
     int gradients_together;      /* the gradients of a layer's weights, and their biases with them, are asked for at once */
-    /* Backward's. Of the layer below, which is absent of the first: post-norm's norm 2, and output_dropout. */
+    /* Backward's. Of the layer below, which is absent of the first: post-norm's norm 2, output_dropout, b_2's gradient. */
     struct ps_gradient_notes *notes;
     struct ps_layer_norm below_norm2;
     struct ps_dropout below_dropout;
+    struct ps_tensor below_db_2;
 };
 
 enum ps_norm_number { PS_NORM_1, PS_NORM_2 };

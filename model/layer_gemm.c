@@ -269,7 +269,9 @@ static enum ps_status weight_gradient(const struct ps_layer *l, struct gradients
     if (l->epilogue && k->gemm_gradient) {
         return k->gemm_gradient(k, &(struct ps_gemm_gradient){.dw = dweight, .db = dbias, .x = x, .dy = dy});
     }
-    PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = dbias, .dy = dy}));
+    if (dbias.data) {
+        PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = dbias, .dy = dy}));
+    }
     return ps_product(k, dweight, ps_transposed(x), dy, 1, 1);
 }
 
@@ -286,8 +288,10 @@ static enum ps_status branch_gradient(const struct ps_layer *l, struct gradients
     }
     *out = ps_layer_rows(l, masked, l->d);
     if (l->notes->masked) {
-        l->notes->masked = 0;
-        return weight_gradient(l, later, dweight, dbias, x, *out);
+        const struct ps_tensor nothing = {.data = NULL};
+        const int summed = l->notes->summed;
+        l->notes->masked = l->notes->summed = 0;
+        return weight_gradient(l, later, dweight, summed ? nothing : dbias, x, *out);
     }
     PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = dbias, .masked = *out, .dy = dy, .dropout = dropout}));
     if (later) {
@@ -414,10 +418,14 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
     PS_TRY(branch_gradient(l, later, g[PS_W_2], g[PS_B_2], ps_layer_rows(l, l->cache->hidden, l->f), dy, l->output_dropout,
                            s->masked, &m));
     struct ps_tensor kept = ps_layer_rows(l, l->cache->hidden_in, l->inner);
+    /* Sums of the columns where the product for W_1's gradient would not make them. */
+    struct ps_tensor db_1 = g[PS_B_1], nothing = {.data = NULL};
+    const int summed = l->d * l->f > PS_SUMS_FREE;
     int done;
     PS_TRY(finish(l,
                   &(struct ps_gemm_finish){.c = d_inner,
                                            .kept = kept,
+                                           .dbeta = summed ? db_1 : nothing,
                                            .a = m,
                                            .b = ps_transposed(w[PS_W_2]),
                                            .bias = w[PS_B_1],
@@ -434,7 +442,7 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
                                                                           .dropout = l->hidden_dropout,
                                                                           .activation = l->activation}));
     }
-    PS_TRY(weight_gradient(l, later, g[PS_W_1], g[PS_B_1], a, d_inner));
+    PS_TRY(weight_gradient(l, later, g[PS_W_1], done && summed ? nothing : db_1, a, d_inner));
     if (!l->output_dropout.threshold) { /* dy itself is soon another's */
         PS_TRY(gradients_end(l, later));
     }

@@ -596,13 +596,14 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
                                                                     .head = head,
                                                                     .update = update});
     }
-    struct ps_gradient_notes notes = {0, 0};
+    struct ps_gradient_notes notes = {0};
     for (int64_t l = m->shape.n_layers; l-- > 0;) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
         layer.notes = &notes;
         if (l > 0) {
             const struct ps_layer below = layer_of(m, l - 1, state, batch, training);
             layer.below_norm2 = ps_layer_norm_of(&below, PS_NORM_2);
+            layer.below_db_2 = below.gradient[PS_B_2];
         }
         PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_backward(&layer) : ps_layer_gemm_backward(&layer));
     }

@@ -56,6 +56,7 @@ static double layernorm_scalar(const double *x)
 START_TEST(test_layernorm_definition)
 {
     double x[R * D + 2 * D], direction[R * D + 2 * D], gradient[R * D + 2 * D] = {0}, y[R * D], mean[R], rstd[R];
+    double masked[R * D], bias[D];
     fill_normal(x, R * D + 2 * D, 1);
     fill_normal(direction, R * D + 2 * D, 2);
     fill_normal(upstream, R * D, 3);
@@ -75,8 +76,20 @@ START_TEST(test_layernorm_definition)
             expect_close(y[r * D + i], (x[r * D + i] - sum) / sqrt(squares + 1e-5) * x[R * D + i] + x[R * D + D + i], 1e-12);
         }
     }
+    for (int i = 0; i < D; i++) {
+        bias[i] = 3;
+    }
     CALL(layernorm_backward, matrix(gradient, R, D), vector(gradient + R * D, D), vector(gradient + R * D + D, D),
-         matrix(upstream, R, D), matrix(x, R, D), vector(mean, R), vector(rstd, R), vector(x + R * D, D), (struct ps_tensor){0});
+         matrix(upstream, R, D), matrix(x, R, D), vector(mean, R), vector(rstd, R), vector(x + R * D, D), {0}, matrix(masked, R, D),
+         vector(bias, D), {0});
+    for (int i = 0; i < D; i++) {
+        double sum = 3;
+        for (int r = 0; r < R; r++) {
+            ck_assert(masked[r * D + i] == gradient[r * D + i]);
+            sum += masked[r * D + i];
+        }
+        expect_close(bias[i], sum, 1e-13);
+    }
     expect_close(dot(gradient, direction, R * D + 2 * D), slope(layernorm_scalar, x, direction, R * D + 2 * D), 1e-8);
 }
 END_TEST
@@ -104,10 +117,11 @@ START_TEST(test_rmsnorm_definition)
         expect_close(y[i], x[i] / rms * x[R * D + i % D], 1e-13);
     }
     struct ps_tensor dgamma = vector(gradient + R * D, D), dy = matrix(upstream, R, D), in = matrix(x, R, D);
-    CALL(layernorm_backward, matrix(gradient, R, D), dgamma, {0}, dy, in, {0}, vector(rstd, R), vector(x + R * D, D), {0});
+    CALL(layernorm_backward, matrix(gradient, R, D), dgamma, {0}, dy, in, {0}, vector(rstd, R), vector(x + R * D, D), {0}, {0}, {0},
+         {0});
     expect_close(dot(gradient, direction, R * D + D), slope(rmsnorm_scalar, x, direction, R * D + D), 1e-8);
     CALL(layernorm_backward, matrix(sums, R, D), dgamma, {0}, dy, in, {0}, vector(rstd, R), vector(x + R * D, D),
-         matrix(addend, R, D));
+         matrix(addend, R, D), {0}, {0}, {0});
     for (int i = 0; i < R * D; i++) {
         expect_close(sums[i], gradient[i] + addend[i], 1e-14);
     }

@@ -2091,7 +2091,7 @@ enum { LAYER_ROWS = sizeof layer_rows / sizeof *layer_rows };
 
 /* merge_qkv and epilogues take off what they take off the plain layer: of BatchNorm, bias_add, and bias_grad without dropout; not
  * add, since post-norm's last meeting has no norm behind it; gemm_finish does, and the branches' ends and activations, but swiglu.
- * Where BatchNorm's backward masks the gradient, post-norm's before every branch, bias_grad goes with dropout too. */
+ * Where a norm's backward masks the gradient, post-norm's before every branch, bias_grad goes with dropout too. */
 static void count_variant(const char *backend, const char *device, const struct layer_row *row, int together, double dropout)
 {
     struct ps_model_shape shape = row->variant;
@@ -2116,7 +2116,8 @@ static void count_variant(const char *backend, const char *device, const struct 
     }
     ck_assert_int_eq(sub_kernels(&forward, 0), kinds);
     const int added = !epilogue || (post && !finish);
-    const int summed = !epilogue || !f.k->gemm_gradient || (dropout > 0 && !(batch && post));
+    const int masks = post && (batch || !f.model->options.feed_forward); /* the norm before a branch */
+    const int summed = !epilogue || !f.k->gemm_gradient || (dropout > 0 && !masks);
     ck_assert_int_eq(sub_kernels(&backward, 1), row->backward - !added - !summed - activated);
     ck_assert_int_eq(ps_counts_calls(&forward, PS_KIND_GEMM), 2 * (together ? 6 : 8));
     ck_assert_int_eq(ps_counts_calls(&backward, PS_KIND_GEMM), 2 * (together ? 12 : 14));

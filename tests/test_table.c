@@ -125,7 +125,7 @@ START_TEST(test_hooked)
     ck_assert_str_eq(ps_op_name(PS_OP_gemm), "gemm");
     ck_assert_int_eq(ps_op_kind(PS_OP_softmax), PS_KIND_SUB);
     ck_assert_int_eq(ps_op_kind(PS_OP_encoder_backward), PS_KIND_FUSED);
-    ck_assert_int_eq(ps_op_tensors(PS_OP_layernorm_backward), 9);
+    ck_assert_int_eq(ps_op_tensors(PS_OP_layernorm_backward), 11);
     ck_assert_int_eq(ps_op_tensors(PS_OP_advance), 0);
 
     struct trace trace = {0};

@@ -10,7 +10,7 @@
 struct ps_cuda_gemm;       /* cuBLASLt's handle and plans: gemm/cublaslt_plans.cu */
 struct ps_encoder_planned; /* plans of level layer: encoder/choose.cu */
 
-enum { PS_COLUMN_TILES = 1024 };
+enum { PS_COLUMN_TILES = 4096 };
 
 /* ps_kernels.context. */
 struct ps_cuda_context {

@@ -1,14 +1,18 @@
 /* Products of 16 bits on Hopper, c = a b of many rows, with what follows them done on the way out (ps_gemm_finish, ps_gemm_bias).
  *
  * Why: between two products of a layer stand a bias, an activation, dropout, the residual stream and a norm's sums over rows, each
- * a pass over [m, n] of its own otherwise. A block takes 128 rows by N columns, a warpgroup 64 of the rows. The copy engine brings
- * 64 of the summed dimension at a time to a ring of panels, zeros beyond the edges; wgmma multiplies them there. Sums then change
- * places within quads of lanes, so that a lane holds 8 neighbouring columns: 16 bytes of each tensor, and one block of dropout's
- * draws. Sums over rows by column (BatchNorm's) leave the block as one row of partial sums; the last block of a few rows of tiles
- * to finish merges those, and the last of these merges theirs, in a fixed order.
+ * a pass over [m, n] of its own otherwise. A tile is 128 rows by N columns. The copy engine brings 64 of the summed dimension at a
+ * time to a ring of panels, zeros beyond the edges; wgmma multiplies them there. Sums then change places within quads of lanes, so
+ * that a lane holds 8 neighbouring columns: 16 bytes of each tensor, and one block of dropout's draws. Sums over rows by column
+ * (BatchNorm's) leave the block as one row of partial sums; the last block of a few rows of tiles to finish merges those, and the
+ * last of these merges theirs, in a fixed order.
  *
- * Bytes: 2 (m k ceil(n / N) + k n ceil(m / 128)), the repeats from L2, and 2 m n for c and for each tensor beside it. FLOPs 2 m n
- * k. Memory bounds products of up to 256 columns, wgmma wider ones. */
+ * Two kernels. product_kernel: a block of two warpgroups to a tile, 64 rows each, and several blocks a multiprocessor, for short
+ * sums, which end with more than they multiply. long_kernel: a warpgroup to a tile, two taking turns, so that the one multiplies
+ * while the other's sums go out; a third one's warp brings panels, and pairs of blocks share those of the right operand.
+ *
+ * Bytes: 2 (m k ceil(n / N) + k n ceil(m / 128)), the repeats from L2, half of the second term's where blocks share, and 2 m n for
+ * c and for each tensor beside it. FLOPs 2 m n k. Memory bounds products of up to 256 columns, wgmma wider ones. */
 #ifndef PS_KERNELS_CUDA_GEMM_WGMMA16_CUH
 #define PS_KERNELS_CUDA_GEMM_WGMMA16_CUH
 
@@ -28,20 +32,28 @@ namespace wgmma16
 {
 
 enum {
-    ROWS = 128, /* of a tile: two warpgroups */
+    ROWS = 128, /* of a tile */
     DEEP = 64,  /* of the summed dimension at once: a panel's lines of 128 bytes */
     THREADS = 256,
-    STAGES = 3,               /* of the ring, at most */
-    CLUSTER = 4,              /* blocks that share a right operand's panels, where they share any */
+    STAGES = 3,               /* of the ring */
     PANEL = DEEP * DEEP * 2,  /* bytes of 64 lines */
     ROWS_BYTES = ROWS * 128,  /* of a stage */
     MOST_SHARED = 100 * 1024, /* two blocks a multiprocessor */
+    /* long_kernel's */
+    WIDE = 128, /* columns of a tile */
+    CLUSTER = 2,
+    GROUP = 128, /* threads of a warpgroup */
+    LONG_THREADS = 3 * GROUP,
+    LONG_STAGES = 6,
+    FEW_REGISTERS = 40, /* of who brings panels, and of who multiplies */
+    MANY_REGISTERS = 232,
 };
 
 /* What a kernel is told. */
 struct call {
     int64_t m;
     int n, k, tiles_n;
+    int pieces, places, strides; /* long_kernel's: panels of a sum; tiles, counted by those of a cluster; clusters */
     int64_t ldc;
     void *c, *kept;
     const void *addend, *x;
@@ -169,38 +181,56 @@ static __device__ __forceinline__ int rows_at(int64_t m, int64_t row, int most)
     return row >= m ? 0 : m - row < most ? (int)(m - row) : most;
 }
 
-/* True in the block that is the last of `count` to come here: it sees what the others wrote before. */
-static __device__ __forceinline__ bool comes_last(unsigned *ticket, int count)
+/* A tile's threads: M of them, the block's or (of LONG_THREADS) the warpgroup's. */
+template <int M> struct crew {
+    static __device__ __forceinline__ int side()
+    {
+        return M == THREADS ? 0 : (int)threadIdx.x / M;
+    }
+    static __device__ __forceinline__ int thread()
+    {
+        return M == THREADS ? (int)threadIdx.x : (int)threadIdx.x % M;
+    }
+    static __device__ __forceinline__ void meet()
+    {
+        ps_barrier(1 + side(), M);
+    }
+};
+
+/* True in the crew that is the last of `count` to come here: it sees what the others wrote before. */
+template <int M> static __device__ __forceinline__ bool comes_last(unsigned *ticket, int count)
 {
-    __shared__ bool last;
+    __shared__ bool last[THREADS / M];
+    bool &mine = last[crew<M>::side()];
     __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(ticket, 1u) == (unsigned)(count - 1);
-        if (last) {
+    crew<M>::meet();
+    if (crew<M>::thread() == 0) {
+        mine = atomicAdd(ticket, 1u) == (unsigned)(count - 1);
+        if (mine) {
             *ticket = 0;
         }
     }
-    __syncthreads();
-    if (last) {
+    crew<M>::meet();
+    if (mine) {
         __threadfence();
     }
-    return last;
+    return mine;
 }
 
 /* One pair a column of `count` rows of pairs, each over `rows` rows of c from `row` on: two sums, or (MOMENTS) a mean and M2,
  * merged about the first one's mean. In the first N threads. */
-template <int N, bool MOMENTS>
+template <int M, int N, bool MOMENTS>
 static __device__ __forceinline__ void merge(double &first, double &second, const float2 *from, int n, int column, int count,
                                              int64_t row, int64_t rows, int64_t m)
 {
-    __shared__ double shared[2][THREADS];
-    const int part = (int)threadIdx.x / N;
+    __shared__ double all[THREADS / M][2][M];
+    double(&shared)[2][M] = all[crew<M>::side()];
+    const int thread = crew<M>::thread(), part = thread / N;
     double a = 0, b = 0, total = 0;
     const double pivot = MOMENTS && column < n ? (double)__ldcg(from + column).x : 0;
     if (column < n) {
 #pragma unroll 4
-        for (int i = part; i < count; i += THREADS / N) {
+        for (int i = part; i < count; i += M / N) {
             const float2 v = __ldcg(from + (int64_t)i * n + column);
             if constexpr (MOMENTS) {
                 const int64_t left = m - row - i * rows;
@@ -213,14 +243,14 @@ static __device__ __forceinline__ void merge(double &first, double &second, cons
             }
         }
     }
-    shared[0][threadIdx.x] = a;
-    shared[1][threadIdx.x] = b;
-    __syncthreads();
+    shared[0][thread] = a;
+    shared[1][thread] = b;
+    crew<M>::meet();
     if (part == 0) {
 #pragma unroll
-        for (int i = 1; i < THREADS / N; i++) {
-            a += shared[0][threadIdx.x + i * N];
-            b += shared[1][threadIdx.x + i * N];
+        for (int i = 1; i < M / N; i++) {
+            a += shared[0][thread + i * N];
+            b += shared[1][thread + i * N];
         }
         if constexpr (MOMENTS) {
             const int64_t left = m - row;
@@ -231,7 +261,7 @@ static __device__ __forceinline__ void merge(double &first, double &second, cons
             b = b < 0 ? 0 : b; /* what is not a number stays that */
         }
     }
-    __syncthreads();
+    crew<M>::meet();
     first = a;
     second = b;
 }
@@ -250,8 +280,11 @@ static __device__ __forceinline__ void finish_column(const struct call &x, int c
             x.running_var[column] += (float)(x.momentum * (second / (count - 1.0) - x.running_var[column]));
         }
     } else {
-        const double product = second * (double)rsqrtf(x.var[column] + x.epsilon);
         x.dbeta[column] += (float)first;
+        if (!x.means) {
+            return;
+        }
+        const double product = second * (double)rsqrtf(x.var[column] + x.epsilon);
         x.dgamma[column] += (float)product;
         x.means[column] = (float)(first / count);
         x.means[x.n + column] = (float)(product / count);
@@ -259,12 +292,12 @@ static __device__ __forceinline__ void finish_column(const struct call &x, int c
 }
 
 /* From the warps' pairs, of N columns each, to the whole's. */
-template <int N, bool MOMENTS>
+template <int M, int N, bool MOMENTS>
 static __device__ __forceinline__ void gather_sums(const struct call &x, const float2 (*warps)[N], int tile_m, int tile_n)
 {
-    const int own = (int)threadIdx.x % N, column = tile_n * N + own;
-    __syncthreads();
-    if ((int)threadIdx.x < N && column < x.n) {
+    const int thread = crew<M>::thread(), own = thread % N, column = tile_n * N + own;
+    crew<M>::meet();
+    if (thread < N && column < x.n) {
         float2 all = make_float2(0, 0);
         if constexpr (MOMENTS) {
             const float count = (float)rows_at(x.m, (int64_t)tile_m * ROWS, ROWS);
@@ -292,164 +325,140 @@ static __device__ __forceinline__ void gather_sums(const struct call &x, const f
     const int group = tile_m / x.share, first = group * x.share;
     const int count = x.tiles_m - first < x.share ? x.tiles_m - first : x.share;
     unsigned *const tickets = x.tickets + tile_n * (x.groups + 1);
-    if (!comes_last(tickets + group, count)) {
+    if (!comes_last<M>(tickets + group, count)) {
         return;
     }
     double a, b;
-    merge<N, MOMENTS>(a, b, x.partials + (int64_t)first * x.n, x.n, column, count, (int64_t)first * ROWS, ROWS, x.m);
+    merge<M, N, MOMENTS>(a, b, x.partials + (int64_t)first * x.n, x.n, column, count, (int64_t)first * ROWS, ROWS, x.m);
     if (x.groups > 1) {
         float2 *const groups = x.partials + (int64_t)x.tiles_m * x.n;
-        if ((int)threadIdx.x < N && column < x.n) {
+        if (thread < N && column < x.n) {
             groups[(int64_t)group * x.n + column] = make_float2((float)a, (float)b);
         }
-        if (!comes_last(tickets + x.groups, x.groups)) {
+        if (!comes_last<M>(tickets + x.groups, x.groups)) {
             return;
         }
-        merge<N, MOMENTS>(a, b, groups, x.n, column, x.groups, 0, (int64_t)x.share * ROWS, x.m);
+        merge<M, N, MOMENTS>(a, b, groups, x.n, column, x.groups, 0, (int64_t)x.share * ROWS, x.m);
     }
-    if ((int)threadIdx.x < N && column < x.n) {
+    if (thread < N && column < x.n) {
         finish_column<MOMENTS>(x, column, a, b);
     }
 }
 
-/* ---- the kernel ---- */
+/* ---- panels ---- */
 
-/* ACROSS: b's lines run along n, as a weight lies; else along k, as its transpose does. COUNTED: with sums over rows. SHARED: each
- * block of a cluster brings a part of the right operand's panels to all of them; their tiles lie below one another. */
-template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED, bool SHARED>
-static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNTED || FINISH == PS_FINISH_SLOPE)) ? 2 : 3)
-    product_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
-                   const __grid_constant__ struct call x)
+/* One lane: the piece-th 64 of the summed dimension, of the tile's rows and columns, to a stage. Of `BLOCKS` blocks that share the
+ * right operand this one, `rank`, brings its part of that to all. */
+template <int N, bool ACROSS, int BLOCKS>
+static __device__ __forceinline__ void bring_panels(const CUtensorMap &a_map, const CUtensorMap &b_map, uint32_t stage,
+                                                    uint32_t barrier, int tile_m, int tile_n, int piece, int rank)
 {
-    extern __shared__ uint8_t memory[];
-    __shared__ __align__(8) uint64_t barriers[2 * STAGES];
-    __shared__ float2 counted[COUNTED ? 8 : 1][COUNTED ? N : 1];
-    constexpr int STAGE = stage_bytes<N, ACROSS>, GROUPS = N / 32;
-    constexpr bool READS = FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL || FINISH == PS_FINISH_SLOPE;
-    constexpr bool MOMENTS = FINISH == PS_FINISH_RESIDUAL;
-    const int lane = (int)threadIdx.x % 32, q = lane % 4, warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0),
-              side = warp / 4;
-    constexpr int BLOCKS = SHARED ? CLUSTER : 1;
-    const int rank = SHARED ? ps_cluster_rank() : 0, place = (int)blockIdx.x / BLOCKS;
-    const int tile_n = place % x.tiles_n, tile_m = place / x.tiles_n * BLOCKS + rank;
-    const int pieces = (x.k + DEEP - 1) / DEEP, stages = pieces < STAGES ? pieces : STAGES;
-    const uint32_t ring = (ps_shared_address(memory) + 1023u) & ~1023u, full = ps_shared_address(barriers),
-                   empty = full + 8 * STAGES;
-    if (threadIdx.x == 0) {
-        ps_tensor_prefetch(&a_map);
-        ps_tensor_prefetch(&b_map);
-        for (int s = 0; s < stages; s++) {
-            ps_mbarrier_init(full + 8 * s, 1);
-            ps_mbarrier_init(empty + 8 * s, 2 * BLOCKS);
-        }
-        ps_mbarrier_publish();
-    }
-    if constexpr (SHARED) {
-        ps_cluster_arrive();
-        ps_cluster_wait();
-    } else {
-        __syncthreads();
-    }
-    ps_grid_begin();
-    auto bring = [&](int piece) {
-        const int stage = piece % stages;
-        const uint32_t to = ring + stage * STAGE, barrier = full + 8 * stage;
-        ps_mbarrier_expect(barrier, STAGE);
-        ps_tensor_copy2(to, &a_map, piece * DEEP, tile_m * ROWS, barrier);
-        if constexpr (ACROSS) {
-            constexpr int LINES = DEEP / BLOCKS;
-#pragma unroll
-            for (int p = 0; p < (N + 63) / 64; p++) {
-                const uint32_t panel = to + ROWS_BYTES + p * PANEL + rank * LINES * 128;
-                const int column = tile_n * N + p * 64, line = piece * DEEP + rank * LINES;
-                SHARED ? ps_tensor_copy2_to(panel, &b_map, column, line, barrier, (1 << BLOCKS) - 1)
-                       : ps_tensor_copy2(panel, &b_map, column, line, barrier);
-            }
-        } else {
-            constexpr int LINES = N / BLOCKS;
-            const uint32_t panel = to + ROWS_BYTES + rank * LINES * 128;
-            const int line = tile_n * N + rank * LINES;
-            SHARED ? ps_tensor_copy2_to(panel, &b_map, piece * DEEP, line, barrier, (1 << BLOCKS) - 1)
-                   : ps_tensor_copy2(panel, &b_map, piece * DEEP, line, barrier);
-        }
+    auto copy = [&](uint32_t to, int column, int line) {
+        BLOCKS > 1 ? ps_tensor_copy2_to(to, &b_map, column, line, barrier, (1 << BLOCKS) - 1)
+                   : ps_tensor_copy2(to, &b_map, column, line, barrier);
     };
-    if (threadIdx.x == 0) {
-        for (int piece = 0; piece < stages; piece++) {
-            bring(piece);
+    ps_mbarrier_expect(barrier, stage_bytes<N, ACROSS>);
+    ps_tensor_copy2(stage, &a_map, piece * DEEP, tile_m * ROWS, barrier);
+    if constexpr (ACROSS) {
+        constexpr int LINES = DEEP / BLOCKS;
+#pragma unroll
+        for (int p = 0; p < (N + 63) / 64; p++) {
+            copy(stage + ROWS_BYTES + p * PANEL + rank * LINES * 128, tile_n * N + p * 64, piece * DEEP + rank * LINES);
+        }
+    } else {
+        constexpr int LINES = N / BLOCKS;
+        copy(stage + ROWS_BYTES + rank * LINES * 128, piece * DEEP, tile_n * N + rank * LINES);
+    }
+}
+
+/* ---- a tile on its way out ---- */
+
+/* A lane's part of the tensors beside c: 8 columns of two rows. */
+struct beside {
+    eight addend[2], more[2];
+};
+
+/* Of the warp's 16 rows from row0 on; column: the lane's first. */
+template <typename T, enum ps_finish FINISH, bool COUNTED>
+static __device__ __forceinline__ void fetch(const struct call &x, struct beside &b, int64_t row0, int column)
+{
+    constexpr bool READS = FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL || FINISH == PS_FINISH_SLOPE;
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int64_t row = row0 + lane / 4 + 8 * i;
+        b.addend[i].words = b.more[i].words = make_uint4(0, 0, 0, 0);
+        if (row < x.m && column < x.n) {
+            const int64_t at = row * x.ldc + column;
+            const T *const from = (const T *)(FINISH == PS_FINISH_SLOPE ? x.kept : x.addend);
+            if (READS && from) {
+                b.addend[i].words = *(const uint4 *)(from + at);
+            }
+            if (FINISH == PS_FINISH_SUM && COUNTED) {
+                b.more[i].words = *(const uint4 *)((const T *)x.x + at);
+            }
         }
     }
-    const int64_t row0 = (int64_t)tile_m * ROWS + warp * 16;
-    const int column0 = tile_n * N + 8 * q;
-    /* The lane's part of the tensors beside c, of the next 32 columns. */
-    eight addend[2], more[2];
-    auto fetch = [&](int group) {
+}
+
+/* Of a sum without an addend: what is stored is rounded before it changes places, half the words. */
+template <typename T, int N>
+static __device__ __forceinline__ void store_rows(const struct call &x, const float (&sum)[N / 8][4], int64_t row0, int column0)
+{
+    const int lane = (int)threadIdx.x % 32, q = lane % 4;
+#pragma unroll
+    for (int group = 0; group < N / 32; group++) {
+        const int own = column0 - 6 * q + 32 * group; /* the lane's first two, as wgmma leaves them, and every 8 from there */
+        float2 bias[4] = {};
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            if (x.bias && own + 8 * t < x.n) {
+                bias[t] = *(const float2 *)(x.bias + own + 8 * t);
+            }
+        }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int64_t row = row0 + lane / 4 + 8 * i;
-            const int column = column0 + 32 * group;
-            addend[i].words = more[i].words = make_uint4(0, 0, 0, 0);
-            if (row < x.m && column < x.n) {
-                const int64_t at = row * x.ldc + column;
-                const T *const from = (const T *)(FINISH == PS_FINISH_SLOPE ? x.kept : x.addend);
-                if (READS && from) {
-                    addend[i].words = *(const uint4 *)(from + at);
-                }
-                if (FINISH == PS_FINISH_SUM && COUNTED) {
-                    more[i].words = *(const uint4 *)((const T *)x.x + at);
-                }
-            }
-        }
-    };
-    fetch(0);
-    float sum[N / 8][4];
-    for (int piece = 0; piece < pieces; piece++) {
-        const int stage = piece % stages;
-        ps_mbarrier_wait(full + 8 * stage, piece / stages & 1);
-        const uint32_t left = ps_wgmma_place(ring + stage * STAGE + side * PANEL);
-        const uint32_t right = ps_wgmma_place(ring + stage * STAGE + ROWS_BYTES, ACROSS ? PANEL : 0);
-        ps_wgmma_begin();
+            uint32_t words[4];
 #pragma unroll
-        for (int k = 0; k < DEEP / 16; k++) {
-            ps_wgmma<T, 0, ACROSS>(sum, ps_wgmma_operand(left, k * 32), ps_wgmma_operand(right, k * (ACROSS ? 16 * 128 : 32)),
-                                   piece | k);
-        }
-        ps_wgmma_commit();
-        const int next = piece - 1 + stages;
-        if (piece > 0 && next < pieces) { /* the panels of the piece before are free: the next one's come */
-            ps_wgmma_wait<1>();
-            const int before = (piece - 1) % stages;
-            if constexpr (SHARED) {
-                if (threadIdx.x % 128 < BLOCKS) {
-                    ps_mbarrier_arrive_at(empty + 8 * before, (int)threadIdx.x % 128);
-                }
-            } else if (threadIdx.x % 128 == 0) {
-                ps_mbarrier_arrive(empty + 8 * before);
+            for (int t = 0; t < 4; t++) {
+                words[t] = ps_pack<T>(sum[4 * group + t][2 * i] + bias[t].x, sum[4 * group + t][2 * i + 1] + bias[t].y);
             }
-            if (threadIdx.x == 0) {
-                ps_mbarrier_wait(empty + 8 * before, (piece - 1) / stages & 1);
-                bring(next);
+            ps_quad_transpose(words);
+            if (row < x.m && column0 + 32 * group < x.n) {
+                *(uint4 *)((T *)x.c + row * x.ldc + column0 + 32 * group) = make_uint4(words[0], words[1], words[2], words[3]);
             }
         }
     }
-    ps_wgmma_wait<0>();
-    ps_pin(sum);
-    if constexpr (SHARED) {
-        ps_cluster_arrive(); /* until the others are here too, the barriers must stay */
+}
+
+/* The warp's 16 rows from row0 on, N columns from column0 on (the lane's first). next: what fetch found of the first 32. counted
+ * [N]: the warp's sums over its rows. */
+template <typename T, int N, enum ps_finish FINISH, bool COUNTED>
+static __device__ __forceinline__ void finish_rows(const struct call &x, const float (&sum)[N / 8][4], struct beside &next,
+                                                   int64_t row0, int column0, uint64_t step, float2 *counted)
+{
+    constexpr int GROUPS = N / 32;
+    constexpr bool MOMENTS = FINISH == PS_FINISH_RESIDUAL;
+    constexpr bool OF_NORM = FINISH == PS_FINISH_SUM && COUNTED;
+    const int lane = (int)threadIdx.x % 32, q = lane % 4;
+    if (FINISH == PS_FINISH_SUM && !COUNTED && !x.addend) {
+        store_rows<T, N>(x, sum, row0, column0);
+        return;
     }
-    const uint64_t step = x.dropout.threshold ? x.dropout.state->step : 0;
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
         const int column = column0 + 32 * group;
         const bool inside = column < x.n;
-        const eight now[2] = {addend[0], addend[1]}, now_more[2] = {more[0], more[1]};
+        const struct beside now = next;
         if (group + 1 < GROUPS) {
-            fetch(group + 1);
+            fetch<T, FINISH, COUNTED>(x, next, row0, column + 32);
         }
         float bias[8] = {}, mean[8] = {};
         if (inside && x.bias) {
             load_floats(bias, x.bias + column);
         }
-        if (inside && COUNTED && !MOMENTS) {
+        if (inside && OF_NORM) {
             load_floats(mean, x.mean + column);
         }
         float first[8] = {}, second[8] = {}, pivot[8] = {};
@@ -485,7 +494,7 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
                     v[2 * t + 1] = __uint_as_float(high[t]);
                 }
             }
-            unpack<T>(other, now[i]);
+            unpack<T>(other, now.addend[i]);
             if constexpr (FINISH == PS_FINISH_SLOPE) {
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
@@ -519,7 +528,7 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
                 ps_store<8>((T *)x.c + at, v);
             }
             if constexpr (COUNTED) {
-                unpack<T>(other, now_more[i]);
+                unpack<T>(other, now.more[i]);
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
                     v[j] = rounded<T>(v[j]);
@@ -527,7 +536,7 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
                         pivot[j] = __shfl_sync(0xffffffffu, v[j], q);
                     }
                     const float one = MOMENTS ? v[j] - pivot[j] : v[j];
-                    const float two = one * (MOMENTS ? one : other[j] - mean[j]);
+                    const float two = OF_NORM ? one * (other[j] - mean[j]) : MOMENTS ? one * one : 0.0f;
                     first[j] += here ? one : 0.0f;
                     second[j] += here ? two : 0.0f;
                 }
@@ -545,75 +554,288 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
                     pair.y = second[0];
                 }
             }
-            counted[warp][32 * group + 8 * q + own] = pair;
+            counted[32 * group + 8 * q + own] = pair;
         }
     }
-    if constexpr (SHARED) {
-        ps_cluster_wait();
+}
+
+/* ---- a block to a tile ---- */
+
+/* ACROSS: b's lines run along n, as a weight lies; else along k, as its transpose does. COUNTED: with sums over rows. */
+template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNTED || FINISH == PS_FINISH_SLOPE)) ? 2 : 3)
+    product_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+                   const __grid_constant__ struct call x)
+{
+    extern __shared__ uint8_t memory[];
+    __shared__ __align__(8) uint64_t barriers[2 * STAGES];
+    __shared__ float2 counted[COUNTED ? 8 : 1][COUNTED ? N : 1];
+    constexpr int STAGE = stage_bytes<N, ACROSS>;
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), side = warp / 4;
+    const int tile_n = (int)blockIdx.x % x.tiles_n, tile_m = (int)blockIdx.x / x.tiles_n;
+    const int pieces = (x.k + DEEP - 1) / DEEP, stages = pieces < STAGES ? pieces : STAGES;
+    const uint32_t ring = (ps_shared_address(memory) + 1023u) & ~1023u, full = ps_shared_address(barriers),
+                   empty = full + 8 * STAGES;
+    if (threadIdx.x == 0) {
+        ps_tensor_prefetch(&a_map);
+        ps_tensor_prefetch(&b_map);
+        for (int s = 0; s < stages; s++) {
+            ps_mbarrier_init(full + 8 * s, 1);
+            ps_mbarrier_init(empty + 8 * s, 2);
+        }
+        ps_mbarrier_publish();
     }
+    __syncthreads();
+    ps_grid_begin();
+    auto bring = [&](int piece) {
+        const int stage = piece % stages;
+        bring_panels<N, ACROSS, 1>(a_map, b_map, ring + stage * STAGE, full + 8 * stage, tile_m, tile_n, piece, 0);
+    };
+    if (threadIdx.x == 0) {
+        for (int piece = 0; piece < stages; piece++) {
+            bring(piece);
+        }
+    }
+    const int64_t row0 = (int64_t)tile_m * ROWS + warp * 16;
+    const int column0 = tile_n * N + 8 * ((int)threadIdx.x % 4);
+    struct beside next;
+    fetch<T, FINISH, COUNTED>(x, next, row0, column0);
+    float sum[N / 8][4];
+    for (int piece = 0; piece < pieces; piece++) {
+        const int stage = piece % stages;
+        ps_mbarrier_wait(full + 8 * stage, piece / stages & 1);
+        const uint32_t left = ps_wgmma_place(ring + stage * STAGE + side * PANEL);
+        const uint32_t right = ps_wgmma_place(ring + stage * STAGE + ROWS_BYTES, ACROSS ? PANEL : 0);
+        ps_wgmma_begin();
+#pragma unroll
+        for (int k = 0; k < DEEP / 16; k++) {
+            ps_wgmma<T, 0, ACROSS>(sum, ps_wgmma_operand(left, k * 32), ps_wgmma_operand(right, k * (ACROSS ? 16 * 128 : 32)),
+                                   piece | k);
+        }
+        ps_wgmma_commit();
+        const int following = piece - 1 + stages;
+        if (piece > 0 && following < pieces) { /* the panels of the piece before are free: the next one's come */
+            ps_wgmma_wait<1>();
+            const int before = (piece - 1) % stages;
+            if (threadIdx.x % 128 == 0) {
+                ps_mbarrier_arrive(empty + 8 * before);
+            }
+            if (threadIdx.x == 0) {
+                ps_mbarrier_wait(empty + 8 * before, (piece - 1) / stages & 1);
+                bring(following);
+            }
+        }
+    }
+    ps_wgmma_wait<0>();
+    ps_pin(sum);
+    const uint64_t step = x.dropout.threshold ? x.dropout.state->step : 0;
+    finish_rows<T, N, FINISH, COUNTED>(x, sum, next, row0, column0, step, counted[COUNTED ? warp : 0]);
     if constexpr (COUNTED) {
-        if (tile_m < x.tiles_m) {
-            gather_sums<N, MOMENTS>(x, counted, tile_m, tile_n);
+        gather_sums<THREADS, N, FINISH == PS_FINISH_RESIDUAL>(x, counted, tile_m, tile_n);
+    }
+}
+
+/* ---- a warpgroup to a tile ---- */
+
+/* Blocks of a cluster have tiles below one another, and each brings its part of the right operand's panels to all of them. Tiles go
+ * round by clusters, a block's to its two warpgroups in turn: a warpgroup multiplies when the other has asked for all of its
+ * products, so panels are taken in the order in which they come. */
+template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+static __global__ void __launch_bounds__(LONG_THREADS, 1)
+    long_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+                const __grid_constant__ struct call x)
+{
+    extern __shared__ uint8_t memory[];
+    __shared__ __align__(8) uint64_t barriers[2 * LONG_STAGES];
+    __shared__ float2 counted[COUNTED ? 2 : 1][COUNTED ? 8 : 1][COUNTED ? WIDE : 1];
+    constexpr int STAGE = stage_bytes<WIDE, ACROSS>;
+    enum { TURN = 3 }; /* the first barrier of those by which warpgroups take turns */
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), side = warp / 4, rank = ps_cluster_rank();
+    const uint32_t ring = (ps_shared_address(memory) + 1023u) & ~1023u, full = ps_shared_address(barriers),
+                   empty = full + 8 * LONG_STAGES;
+    if (threadIdx.x == 0) {
+        ps_tensor_prefetch(&a_map);
+        ps_tensor_prefetch(&b_map);
+        for (int s = 0; s < LONG_STAGES; s++) {
+            ps_mbarrier_init(full + 8 * s, 1);
+            ps_mbarrier_init(empty + 8 * s, CLUSTER);
+        }
+        ps_mbarrier_publish();
+    }
+    ps_cluster_arrive();
+    ps_cluster_wait();
+    ps_grid_begin();
+    const int first = (int)blockIdx.x / CLUSTER;
+    if (side == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)FEW_REGISTERS));
+        if (threadIdx.x == 2 * GROUP) {
+            int stage = 0;
+            uint32_t parity = 1; /* a new ring is empty */
+            for (int place = first; place < x.places; place += x.strides) {
+                const int tile_n = place % x.tiles_n, tile_m = place / x.tiles_n * CLUSTER + rank;
+                for (int piece = 0; piece < x.pieces; piece++) {
+                    ps_mbarrier_wait(empty + 8 * stage, parity);
+                    bring_panels<WIDE, ACROSS, CLUSTER>(a_map, b_map, ring + stage * STAGE, full + 8 * stage, tile_m, tile_n, piece,
+                                                        rank);
+                    if (++stage == LONG_STAGES) {
+                        stage = 0;
+                        parity ^= 1;
+                    }
+                }
+            }
+        }
+        __syncwarp();
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)MANY_REGISTERS));
+        const uint64_t step = x.dropout.threshold ? x.dropout.state->step : 0;
+        int number = side; /* of the tile among the block's */
+        for (int place = first + side * x.strides; place < x.places; place += 2 * x.strides, number += 2) {
+            const int tile_n = place % x.tiles_n, tile_m = place / x.tiles_n * CLUSTER + rank;
+            const int64_t row0 = (int64_t)tile_m * ROWS + warp % 4 * 16;
+            const int column0 = tile_n * WIDE + 8 * ((int)threadIdx.x % 4);
+            struct beside next;
+            fetch<T, FINISH, COUNTED>(x, next, row0, column0);
+            if (number > 0) {
+                ps_barrier(TURN + side, 2 * GROUP);
+            }
+            const unsigned brought = (unsigned)number * (unsigned)x.pieces; /* before */
+            int stage = (int)(brought % LONG_STAGES), before = 0;
+            uint32_t parity = brought / LONG_STAGES & 1;
+            float sum[2][WIDE / 8][4]; /* of 64 rows each */
+            auto release = [&](int which) {
+                if (threadIdx.x % GROUP < CLUSTER) {
+                    ps_mbarrier_arrive_at(empty + 8 * which, (int)threadIdx.x % GROUP);
+                }
+            };
+            for (int piece = 0; piece < x.pieces; piece++) {
+                ps_mbarrier_wait(full + 8 * stage, parity);
+                const uint32_t left = ps_wgmma_place(ring + stage * STAGE);
+                const uint32_t right = ps_wgmma_place(ring + stage * STAGE + ROWS_BYTES, ACROSS ? PANEL : 0);
+                ps_wgmma_begin();
+#pragma unroll
+                for (int k = 0; k < DEEP / 16; k++) {
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        ps_wgmma<T, 0, ACROSS>(sum[half], ps_wgmma_operand(left, half * PANEL + k * 32),
+                                               ps_wgmma_operand(right, k * (ACROSS ? 16 * 128 : 32)), piece | k);
+                    }
+                }
+                ps_wgmma_commit();
+                if (piece > 0) {
+                    ps_wgmma_wait<1>();
+                    release(before);
+                }
+                before = stage;
+                if (++stage == LONG_STAGES) {
+                    stage = 0;
+                    parity ^= 1;
+                }
+            }
+            if (place + x.strides < x.places) {
+                ps_barrier_arrive(TURN + 1 - side, 2 * GROUP);
+            }
+            ps_wgmma_wait<0>();
+            ps_pin(sum[0]);
+            ps_pin(sum[1]);
+            release(before);
+            auto finish = [&](int half, struct beside &first) {
+                finish_rows<T, WIDE, FINISH, COUNTED>(x, sum[half], first, row0 + 64 * half, column0, step,
+                                                      counted[COUNTED ? side : 0][COUNTED ? 4 * half + warp % 4 : 0]);
+            };
+            struct beside later;
+            fetch<T, FINISH, COUNTED>(x, later, row0 + 64, column0);
+            finish(0, next);
+            finish(1, later);
+            if constexpr (COUNTED) {
+                if (tile_m < x.tiles_m) {
+                    gather_sums<GROUP, WIDE, FINISH == PS_FINISH_RESIDUAL>(x, counted[side], tile_m, tile_n);
+                }
+            }
         }
     }
+    ps_cluster_arrive(); /* until the others are here too, the barriers must stay */
+    ps_cluster_wait();
 }
 
 /* ---- launching ---- */
 
-template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED, bool SHARED>
-static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x)
+/* Room for sums over rows, of tiles of N columns, M threads each. */
+template <int M, int N> static enum ps_status open_sums(const struct ps_cuda_context *c, const char *op, struct call &x)
 {
-    constexpr int BLOCKS = SHARED ? CLUSTER : 1;
-    CUtensorMap a, b;
-    PS_TRY(ps_tensor_map_2d(&a, p->a.data, p->m, p->k, 2 * p->a.row, ROWS, DEEP));
-    if (ACROSS) {
-        PS_TRY(ps_tensor_map_2d(&b, p->b.data, p->k, p->n, 2 * p->b.row, DEEP / BLOCKS, 64));
-    } else {
-        PS_TRY(ps_tensor_map_2d(&b, p->b.data, p->n, p->k, 2 * p->b.column, N / BLOCKS, DEEP));
+    /* One group while a thread has few partial sums to add, else as many groups as tiles in each. */
+    x.share = x.tiles_m;
+    if (x.tiles_m > 8 * M / N) {
+        for (x.share = 1; x.share * x.share < x.tiles_m; x.share++) {
+        }
     }
+    x.groups = (x.tiles_m + x.share - 1) / x.share;
+    if ((int64_t)x.tiles_n * (x.groups + 1) > PS_COLUMN_TILES) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): sums over %lld rows of %d columns are too many", op, (long long)x.m, x.n);
+    }
+    PS_TRY(ps_cuda_workspace(c, op, (size_t)(x.tiles_m + x.groups) * (size_t)x.n * sizeof(float2)));
+    x.partials = (float2 *)c->workspace;
+    x.tickets = c->tiles_done;
+    return PS_OK;
+}
+
+/* BLOCKS: that share the right operand's panels. */
+template <int N, bool ACROSS, int BLOCKS>
+static enum ps_status open_maps(CUtensorMap *a, CUtensorMap *b, struct call &x, const struct ps_product *p)
+{
     x.tiles_n = (x.n + N - 1) / N;
     x.tiles_m = (int)((x.m + ROWS - 1) / ROWS);
+    PS_TRY(ps_tensor_map_2d(a, p->a.data, p->m, p->k, 2 * p->a.row, ROWS, DEEP));
+    return ACROSS ? ps_tensor_map_2d(b, p->b.data, p->k, p->n, 2 * p->b.row, DEEP / BLOCKS, 64)
+                  : ps_tensor_map_2d(b, p->b.data, p->n, p->k, 2 * p->b.column, N / BLOCKS, DEEP);
+}
+
+template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x)
+{
+    CUtensorMap a, b;
+    PS_TRY((open_maps<N, ACROSS, 1>(&a, &b, x, p)));
     if (COUNTED) {
-        /* One group while a thread has few partial sums to add, else as many groups as tiles in each. */
-        x.share = x.tiles_m;
-        if (x.tiles_m > 8 * THREADS / N) {
-            for (x.share = 1; x.share * x.share < x.tiles_m; x.share++) {
-            }
-        }
-        x.groups = (x.tiles_m + x.share - 1) / x.share;
-        if ((int64_t)x.tiles_n * (x.groups + 1) > PS_COLUMN_TILES) {
-            return ps_fail(PS_UNSUPPORTED, "%s (cuda): sums over %lld rows of %d columns are too many", op, (long long)x.m, x.n);
-        }
-        PS_TRY(ps_cuda_workspace(c, op, (size_t)(x.tiles_m + x.groups) * (size_t)x.n * sizeof(float2)));
-        x.partials = (float2 *)c->workspace;
-        x.tickets = c->tiles_done;
+        PS_TRY((open_sums<THREADS, N>(c, op, x)));
     }
     const int pieces = (x.k + DEEP - 1) / DEEP, stages = pieces < STAGES ? pieces : STAGES;
     const size_t shared = (size_t)stages * stage_bytes<N, ACROSS> + 1024;
     static_assert(STAGES * stage_bytes<N, ACROSS> + 1024 <= MOST_SHARED, "a block's");
-    auto *const kernel = product_kernel<T, N, ACROSS, FINISH, COUNTED, SHARED>;
+    auto *const kernel = product_kernel<T, N, ACROSS, FINISH, COUNTED>;
     PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), op));
-    const dim3 blocks((unsigned)((x.tiles_m + BLOCKS - 1) / BLOCKS * BLOCKS * x.tiles_n));
-    if (SHARED) {
-        ps_cuda_launch_clusters(c, kernel, CLUSTER, blocks, THREADS, shared, a, b, x);
-    } else {
-        ps_cuda_launch(c, kernel, blocks, THREADS, shared, a, b, x);
-    }
+    ps_cuda_launch(c, kernel, dim3((unsigned)(x.tiles_m * x.tiles_n)), THREADS, shared, a, b, x);
     PS_CUDA_LAUNCHED(op);
 }
 
-/* Columns of a tile: few where there are few, and where 128 would leave half a tile empty. Blocks share panels where sums are so
- * long that bringing them would bound the product. */
+template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
+static enum ps_status launch_long(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x)
+{
+    CUtensorMap a, b;
+    PS_TRY((open_maps<WIDE, ACROSS, CLUSTER>(&a, &b, x, p)));
+    if (COUNTED) {
+        PS_TRY((open_sums<GROUP, WIDE>(c, op, x)));
+    }
+    constexpr size_t shared = LONG_STAGES * stage_bytes<WIDE, ACROSS> + 1024;
+    auto *const kernel = long_kernel<T, ACROSS, FINISH, COUNTED>;
+    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), op));
+    const int clusters = c->multiprocessors / CLUSTER;
+    x.pieces = (x.k + DEEP - 1) / DEEP;
+    x.places = (x.tiles_m + CLUSTER - 1) / CLUSTER * x.tiles_n;
+    x.strides = x.places < clusters ? x.places : clusters;
+    ps_cuda_launch_clusters(c, kernel, CLUSTER, dim3((unsigned)(x.strides * CLUSTER)), LONG_THREADS, shared, a, b, x);
+    PS_CUDA_LAUNCHED(op);
+}
+
+/* Columns of a tile: few where there are few, and where 128 would leave half a tile empty. */
 template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
 static enum ps_status launch_columns(const struct ps_cuda_context *c, const char *op, const struct ps_product *p,
                                      const struct call &x)
 {
-    enum { SHARED_TERMS = 512, SHARED_ROWS = 4096 };
-    const int rest = x.n % 128;
-    return x.n <= 32                                   ? launch<T, 32, ACROSS, FINISH, COUNTED, false>(c, op, p, x)
-           : rest > 0 && rest <= 64                    ? launch<T, 64, ACROSS, FINISH, COUNTED, false>(c, op, p, x)
-           : x.k >= SHARED_TERMS && x.m >= SHARED_ROWS ? launch<T, 128, ACROSS, FINISH, COUNTED, true>(c, op, p, x)
-                                                       : launch<T, 128, ACROSS, FINISH, COUNTED, false>(c, op, p, x);
+    enum { LONG_TERMS = 512, LONG_ROWS = 1024 };
+    const int rest = x.n % WIDE;
+    return x.n <= 32                               ? launch<T, 32, ACROSS, FINISH, COUNTED>(c, op, p, x)
+           : rest > 0 && rest <= 64                ? launch<T, 64, ACROSS, FINISH, COUNTED>(c, op, p, x)
+           : x.k >= LONG_TERMS && x.m >= LONG_ROWS ? launch_long<T, ACROSS, FINISH, COUNTED>(c, op, p, x)
+                                                   : launch<T, 128, ACROSS, FINISH, COUNTED>(c, op, p, x);
 }
 
 /* c = a b + bias + addend. */
@@ -669,7 +891,9 @@ enum ps_status finish(const struct ps_cuda_context *c, const char *op, const str
     case PS_FINISH_ACTIVATION:
         return across ? launch_columns<T, true, PS_FINISH_ACTIVATION, false>(c, op, p, x) : PS_UNSUPPORTED;
     case PS_FINISH_SLOPE:
-        return across ? PS_UNSUPPORTED : launch_columns<T, false, PS_FINISH_SLOPE, false>(c, op, p, x);
+        return across          ? PS_UNSUPPORTED
+               : f->dbeta.data ? launch_columns<T, false, PS_FINISH_SLOPE, true>(c, op, p, x)
+                               : launch_columns<T, false, PS_FINISH_SLOPE, false>(c, op, p, x);
     }
     return PS_UNSUPPORTED;
 }

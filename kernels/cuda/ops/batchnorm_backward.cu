@@ -121,29 +121,6 @@ static __global__ void __launch_bounds__(block, resident) gradient_sums(const st
     }
 }
 
-/* masked = drop'(dx), VEC elements from `element` on, of dx as it is stored. */
-template <int VEC, typename T>
-static __device__ __forceinline__ void store_masked(const struct gradient<T> &a, int64_t element, float (&v)[VEC], uint64_t step)
-{
-    struct ps_block draws;
-    if (VEC > 1 && a.dropout.threshold) {
-        draws = ps_draws(a.dropout, step, (uint32_t)(element / 8));
-    }
-#pragma unroll
-    for (int j = 0; j < VEC; j++) {
-        T stored;
-        ps_put(&stored, v[j]);
-        v[j] = ps_float(stored);
-        if (a.dropout.threshold) { /* 8 columns are a block of draws, 4 the first or the second half of one */
-            const uint32_t draw = VEC == 8   ? ps_draw16(&draws, j)
-                                  : VEC == 4 ? (element % 8 ? ps_draw16(&draws, j + 4 & 7) : ps_draw16(&draws, j))
-                                             : ps_draw(a.dropout, step, (uint64_t)element);
-            v[j] = ps_dropped(a.dropout, draw, v[j]);
-        }
-    }
-    ps_store<VEC>(a.masked + element, v);
-}
-
 /* dx = scale (g - g_mean - (x - mean) slope), + other. */
 template <typename T, int VEC, enum other OTHER>
 static __global__ void __launch_bounds__(block, resident) gradient_rows(const struct gradient<T> a, const struct sharing s)
@@ -200,7 +177,7 @@ static __global__ void __launch_bounds__(block, resident) gradient_rows(const st
                 const int64_t to = element + r * at.height * (int64_t)s.d;
                 ps_store<VEC>(a.dx + to, g[r]);
                 if (a.masked) {
-                    store_masked<VEC>(a, to, g[r], steps);
+                    ps_store_dropped<VEC>(a.masked, to, g[r], a.dropout, steps);
                 }
             }
         }

@@ -4,9 +4,10 @@
  * its two statistics are sums over those lanes. The variance is that of the differences from the mean, never E[x^2] - E[x]^2.
  *
  * Forward: y, mean, rstd =. Bytes: 8 R d. Flops: 8 R d.
- * Backward: dx =; dgamma, dbeta +=. Bytes: 12 R d, and 8 d for each block's partial row (L2). Flops: 14 R d.
- * In bf16 half the bytes of rows; gamma, beta, statistics and sums are fp32. */
+ * Backward: dx =; dgamma, dbeta +=. Bytes: 12 R d, 4 R d more of an addend and of masked, and 8 d (12 d with dbias) for each
+ * block's partial rows (L2). Flops: 14 R d. In bf16 half the bytes of rows; gamma, beta, statistics and sums are fp32. */
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/vector.cuh"
 
@@ -227,48 +228,66 @@ static __device__ __forceinline__ void sum_groups(float *out, float (&v)[ITEMS *
     __syncthreads();
 }
 
-/* partials [gridDim.x, 2 d]: a block's dgamma, then its dbeta; of RMSNorm [gridDim.x, d]. dx may be dy or addend, which may be
- * NULL. */
-template <typename T, int LANES, int VEC, int ITEMS, bool CENTRED>
-static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
-    layernorm_backward_rows(T *dx, float *__restrict__ partials, const T *dy, const T *__restrict__ x,
-                            const float *__restrict__ mean, const float *__restrict__ rstd, const float *__restrict__ gamma,
-                            const T *addend, int64_t rows, int d)
+/* What the backward is told. dx may be dy or addend; addend and masked may be NULL. partials [blocks, 2 d]: a block's dgamma, then
+ * its dbeta; of RMSNorm [blocks, d]; bias_partials [blocks, d]: of dbias. */
+template <typename T> struct backward_rows {
+    T *dx, *masked;
+    float *partials, *bias_partials;
+    const T *dy, *x, *addend;
+    const float *mean, *rstd, *gamma;
+    int64_t rows;
+    int d;
+    struct ps_dropout dropout;
+};
+
+/* VEC neighbours as they lie in memory. */
+template <typename T, int VEC> struct alignas(sizeof(T) * VEC) packed {
+    T v[VEC];
+};
+
+template <typename T, int LANES, int VEC, int ITEMS, bool CENTRED, bool MASKED>
+static __global__ void __launch_bounds__(block, resident(VEC *ITEMS)) layernorm_backward_rows(const struct backward_rows<T> a)
 {
     ps_grid_begin();
     constexpr int width = ITEMS * VEC, groups = block / LANES;
     __shared__ float shared[block / 32][LANES * width];
-    const int lane = threadIdx.x % LANES;
-    float g[width], sum_gamma[width], sum_beta[width];
+    const int lane = threadIdx.x % LANES, d = a.d;
+    const uint64_t step = MASKED && a.dropout.threshold ? a.dropout.state->step : 0;
+    float g[width], sum_gamma[width], sum_beta[width], sum_bias[MASKED ? width : 1];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const int column = (i * LANES + lane) * VEC;
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            g[i * VEC + j] = sum_gamma[i * VEC + j] = sum_beta[i * VEC + j] = 0.0f;
+            g[i * VEC + j] = sum_gamma[i * VEC + j] = sum_beta[i * VEC + j] = sum_bias[MASKED ? i * VEC + j : 0] = 0.0f;
         }
         if (column < d) {
-            ps_load<VEC>(g + i * VEC, gamma + column);
+            ps_load<VEC>(g + i * VEC, a.gamma + column);
         }
     }
     /* The bound is the same for all threads of a warp: its lanes stay together. */
-    for (int64_t first = (int64_t)blockIdx.x * groups; first < rows; first += (int64_t)gridDim.x * groups) {
+    for (int64_t first = (int64_t)blockIdx.x * groups; first < a.rows; first += (int64_t)gridDim.x * groups) {
         const int64_t row = first + threadIdx.x / LANES;
-        const bool live = row < rows;
+        const bool live = row < a.rows;
         float up[width], xhat[width];
+        struct packed<T, VEC> old[ITEMS]; /* the addend, asked for before the sums are waited for */
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             const int column = (i * LANES + lane) * VEC;
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
                 up[i * VEC + j] = xhat[i * VEC + j] = 0.0f;
+                ps_put(&old[i].v[j], 0.0f);
             }
             if (live && column < d) {
-                ps_load<VEC>(up + i * VEC, dy + row * d + column);
-                ps_load<VEC>(xhat + i * VEC, x + row * d + column);
+                ps_load<VEC>(up + i * VEC, a.dy + row * d + column);
+                ps_load<VEC>(xhat + i * VEC, a.x + row * d + column);
+                if (a.addend) {
+                    old[i] = *(const struct packed<T, VEC> *)(a.addend + row * d + column);
+                }
             }
         }
-        const float mu = CENTRED && live ? mean[row] : 0.0f, rs = live ? rstd[row] : 0.0f;
+        const float mu = CENTRED && live ? a.mean[row] : 0.0f, rs = live ? a.rstd[row] : 0.0f;
         float sum = 0.0f, product = 0.0f;
 #pragma unroll
         for (int i = 0; i < width; i++) {
@@ -285,22 +304,31 @@ static __global__ void __launch_bounds__(block, resident(VEC *ITEMS))
         for (int i = 0; i < ITEMS; i++) {
             const int column = (i * LANES + lane) * VEC;
             if (live && column < d) {
-                float out[VEC] = {};
-                if (addend) {
-                    ps_load<VEC>(out, addend + row * d + column);
-                }
+                float out[VEC];
 #pragma unroll
                 for (int j = 0; j < VEC; j++) {
-                    out[j] += rs * (up[i * VEC + j] - sum - xhat[i * VEC + j] * product);
+                    out[j] = ps_float(old[i].v[j]) + rs * (up[i * VEC + j] - sum - xhat[i * VEC + j] * product);
                 }
-                ps_store<VEC>(dx + row * d + column, out);
+                ps_store<VEC>(a.dx + row * d + column, out);
+                if constexpr (MASKED) {
+                    ps_store_dropped<VEC>(a.masked, row * d + column, out, a.dropout, step);
+#pragma unroll
+                    for (int j = 0; j < VEC; j++) {
+                        T stored;
+                        ps_put(&stored, out[j]);
+                        sum_bias[i * VEC + j] += ps_float(stored);
+                    }
+                }
             }
         }
     }
-    float *out = partials + (int64_t)blockIdx.x * (CENTRED ? 2 : 1) * d;
+    float *out = a.partials + (int64_t)blockIdx.x * (CENTRED ? 2 : 1) * d;
     sum_groups<LANES, VEC, ITEMS>(out, sum_gamma, shared, d);
     if constexpr (CENTRED) {
         sum_groups<LANES, VEC, ITEMS>(out + d, sum_beta, shared, d);
+    }
+    if constexpr (MASKED) {
+        sum_groups<LANES, VEC, ITEMS>(a.bias_partials + (int64_t)blockIdx.x * d, sum_bias, shared, d);
     }
 }
 
@@ -341,14 +369,18 @@ static __global__ void __launch_bounds__(block)
 
 /* Returns the number of blocks: as many as the device holds at once, fewer when there are fewer rows. */
 template <typename T, bool CENTRED, int LANES, int VEC, int ITEMS>
-static unsigned launch_backward(const struct ps_cuda_context *c, const struct ps_layernorm_backward *a, int64_t rows, int d)
+static unsigned launch_backward(const struct ps_cuda_context *c, const struct backward_rows<T> &a)
 {
     const unsigned most = (unsigned)(c->multiprocessors * resident(VEC * ITEMS));
-    unsigned blocks = ps_cuda_blocks(rows, block / LANES);
+    unsigned blocks = ps_cuda_blocks(a.rows, block / LANES);
     blocks = blocks < most ? blocks : most;
-    ps_cuda_launch(c, layernorm_backward_rows<T, LANES, VEC, ITEMS, CENTRED>, blocks, block, 0, (T *)a->dx.data,
-                   (float *)c->workspace, (const T *)a->dy.data, (const T *)a->x.data, (const float *)a->mean.data,
-                   (const float *)a->rstd.data, (const float *)a->gamma.data, (const T *)a->addend.data, rows, d);
+    if constexpr (VEC == 8) {
+        if (a.masked) {
+            ps_cuda_launch(c, layernorm_backward_rows<T, LANES, VEC, ITEMS, CENTRED, true>, blocks, block, 0, a);
+            return blocks;
+        }
+    }
+    ps_cuda_launch(c, layernorm_backward_rows<T, LANES, VEC, ITEMS, CENTRED, false>, blocks, block, 0, a);
     return blocks;
 }
 
@@ -367,13 +399,34 @@ static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_la
     PS_TRY(ps_cuda_expect(op, "dgamma", &a->dgamma, PS_F32, d));
     PS_TRY(CENTRED ? ps_cuda_expect(op, "dbeta", &a->dbeta, PS_F32, d) : PS_OK);
     PS_TRY(a->addend.data ? ps_cuda_expect(op, "addend", &a->addend, ps_type_of<T>, rows * d) : PS_OK);
+    if (a->masked.data) {
+        PS_TRY(ps_cuda_expect(op, "masked", &a->masked, ps_type_of<T>, rows * d));
+        PS_TRY(ps_cuda_expect(op, "dbias", &a->dbias, PS_F32, d));
+    }
     if (rows == 0) {
         return PS_OK;
     }
     const bool vector = d % ps_vector<T> == 0 && ps_cuda_aligned(&a->x) && ps_cuda_aligned(&a->dx) && ps_cuda_aligned(&a->dy) &&
-                        ps_cuda_aligned(&a->gamma) && ps_cuda_aligned(&a->addend);
+                        ps_cuda_aligned(&a->gamma) && ps_cuda_aligned(&a->addend) && ps_cuda_aligned(&a->masked);
     const int n = (int)d;
-    PS_TRY(ps_cuda_workspace(c, op, (size_t)c->multiprocessors * (d <= 1024 ? 4 : 1) * 2 * (size_t)d * sizeof(float)));
+    const int64_t most = c->multiprocessors * (d <= 1024 ? 4 : 1); /* blocks */
+    PS_TRY(ps_cuda_workspace(c, op, (size_t)(most * 3 * d) * sizeof(float)));
+    const bool masked_here = a->masked.data && vector && ps_vector<T> == 8 && d <= 1024;
+    struct backward_rows<T> x = {
+    };
+    x.dx = (T *)a->dx.data;
+    x.masked = masked_here ? (T *)a->masked.data : NULL;
+    x.partials = (float *)c->workspace;
+    x.bias_partials = x.partials + most * 2 * d;
+    x.dy = (const T *)a->dy.data;
+    x.x = (const T *)a->x.data;
+    x.addend = (const T *)a->addend.data;
+    x.mean = (const float *)a->mean.data;
+    x.rstd = (const float *)a->rstd.data;
+    x.gamma = (const float *)a->gamma.data;
+    x.rows = rows;
+    x.d = n;
+    x.dropout = a->dropout;
     unsigned blocks;
     if (d > 1024) {
         blocks = rows < c->multiprocessors ? (unsigned)rows : (unsigned)c->multiprocessors;
@@ -382,47 +435,50 @@ static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_la
                        (const float *)a->gamma.data, (const T *)a->addend.data, rows, n);
     } else if (!vector) {
         if (d <= 32) {
-            blocks = launch_backward<T, CENTRED, 8, 1, 4>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 8, 1, 4>(c, x);
         } else if (d <= 128) {
-            blocks = launch_backward<T, CENTRED, 32, 1, 4>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 32, 1, 4>(c, x);
         } else {
-            blocks = launch_backward<T, CENTRED, 32, 1, 32>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 32, 1, 32>(c, x);
         }
     } else if constexpr (ps_vector<T> == 8) {
         if (d <= 16) {
-            blocks = launch_backward<T, CENTRED, 2, 8, 1>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 2, 8, 1>(c, x);
         } else if (d <= 32) {
-            blocks = launch_backward<T, CENTRED, 4, 8, 1>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 4, 8, 1>(c, x);
         } else if (d <= 64) {
-            blocks = launch_backward<T, CENTRED, 8, 8, 1>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 8, 8, 1>(c, x);
         } else if (d <= 128) {
-            blocks = launch_backward<T, CENTRED, 16, 8, 1>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 16, 8, 1>(c, x);
         } else if (d <= 256) {
-            blocks = launch_backward<T, CENTRED, 32, 8, 1>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 32, 8, 1>(c, x);
         } else if (d <= 512) {
-            blocks = launch_backward<T, CENTRED, 32, 8, 2>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 32, 8, 2>(c, x);
         } else {
-            blocks = launch_backward<T, CENTRED, 32, 8, 4>(c, a, rows, n);
+            blocks = launch_backward<T, CENTRED, 32, 8, 4>(c, x);
         }
     } else if (d <= 16) {
-        blocks = launch_backward<T, CENTRED, 4, 4, 1>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 4, 4, 1>(c, x);
     } else if (d <= 32) {
-        blocks = launch_backward<T, CENTRED, 8, 4, 1>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 8, 4, 1>(c, x);
     } else if (d <= 64) {
-        blocks = launch_backward<T, CENTRED, 16, 4, 1>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 16, 4, 1>(c, x);
     } else if (d <= 128) {
-        blocks = launch_backward<T, CENTRED, 16, 4, 2>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 16, 4, 2>(c, x);
     } else if (d <= 256) {
-        blocks = launch_backward<T, CENTRED, 32, 4, 2>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 32, 4, 2>(c, x);
     } else if (d <= 512) {
-        blocks = launch_backward<T, CENTRED, 32, 4, 4>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 32, 4, 4>(c, x);
     } else {
-        blocks = launch_backward<T, CENTRED, 32, 4, 8>(c, a, rows, n);
+        blocks = launch_backward<T, CENTRED, 32, 4, 8>(c, x);
     }
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-    const struct ps_cuda_columns job = {(float *)a->dgamma.data, (float *)a->dbeta.data, d, (const float *)c->workspace, blocks,
-                                        (CENTRED ? 2 : 1) * d};
-    return ps_cuda_add_columns(c, op, &job, 1);
+    const struct ps_cuda_columns jobs[] = {
+        {(float *)a->dgamma.data, (float *)a->dbeta.data, d, x.partials, blocks, (CENTRED ? 2 : 1) * d},
+        {(float *)a->dbias.data, NULL, d, x.bias_partials, blocks, d}};
+    PS_TRY(ps_cuda_add_columns(c, op, jobs, masked_here ? 2 : 1));
+    const struct ps_bias_grad rest = {a->dbias, a->masked, a->dx, a->dropout};
+    return a->masked.data && !masked_here ? ps_cuda_bias_grad(k, &rest) : PS_OK;
 }
 
 template <typename T> static enum ps_status layernorm_backward(const struct ps_kernels *k, const struct ps_layernorm_backward *a)

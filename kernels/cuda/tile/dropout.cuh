@@ -2,6 +2,7 @@
 #ifndef PS_KERNELS_CUDA_DROPOUT_CUH
 #define PS_KERNELS_CUDA_DROPOUT_CUH
 
+#include "kernels/cuda/tile/vector.cuh"
 #include "kernels/kernels.h"
 #include "kernels/philox.h"
 
@@ -62,6 +63,30 @@ static __host__ __device__ __forceinline__ uint32_t ps_minus_below(uint32_t thre
 static __device__ __forceinline__ uint32_t ps_kept2(uint32_t draws, uint32_t below, uint32_t minus_below)
 {
     return __viaddmin_u16x2(__vmaxu2(draws, below), minus_below, 0x00010001u);
+}
+
+/* to = drop(v) of VEC elements from `element` on, of v as it would be stored; v becomes that, before it is rounded. */
+template <int VEC, typename T>
+static __device__ __forceinline__ void ps_store_dropped(T *to, int64_t element, float (&v)[VEC], const struct ps_dropout &d,
+                                                        uint64_t step)
+{
+    struct ps_block draws;
+    if (VEC > 1 && d.threshold) {
+        draws = ps_draws(d, step, (uint32_t)(element / 8));
+    }
+#pragma unroll
+    for (int j = 0; j < VEC; j++) {
+        T stored;
+        ps_put(&stored, v[j]);
+        v[j] = ps_float(stored);
+        if (d.threshold) { /* 8 columns are a block of draws, 4 the first or the second half of one */
+            const uint32_t draw = VEC == 8   ? ps_draw16(&draws, j)
+                                  : VEC == 4 ? (element % 8 ? ps_draw16(&draws, j + 4 & 7) : ps_draw16(&draws, j))
+                                             : ps_draw(d, step, (uint64_t)element);
+            v[j] = ps_dropped(d, draw, v[j]);
+        }
+    }
+    ps_store<VEC>(to + element, v);
 }
 
 #endif
