@@ -343,7 +343,7 @@ static int build_gemm_finish(struct call *c, int index)
 {
     static const int64_t mnk[][3] = {{333, 64, 16},   {129, 48, 16},   {2, 16, 16},       {7, 8, 8},       {500, 384, 128},
                                      {4099, 128, 40}, {9001, 24, 16},  {260, 200, 72},    {65, 136, 264},  {300, 16, 520},
-                                     {128, 40, 192},  {2500, 192, 96}, {2061, 1128, 264}, {4097, 232, 520}};
+                                     {128, 40, 192},  {2500, 192, 96}, {2061, 1128, 520}, {4097, 232, 520}};
     static const enum ps_finish ends[] = {PS_FINISH_SUM,      PS_FINISH_SUM,        PS_FINISH_SUM,   PS_FINISH_RESIDUAL,
                                           PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE, PS_FINISH_SLOPE};
     static const char *const names[] = {
