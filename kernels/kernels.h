@@ -532,8 +532,7 @@ struct ps_bias_residual_statistics {
 };
 
 /* The gradients of y = x w + b: dw += x' dy, db += sum_R dy. x [R, m], dy [R, n]; dw [m, n], db [n] (type parameter); all
- * contiguous. db may be absent; beyond PS_SUMS_FREE elements of dw it is a pass over dy of its own. */
-enum { PS_SUMS_FREE = 1 << 18 };
+ * contiguous. db may be absent. */
 struct ps_gemm_gradient {
     struct ps_tensor dw, db, x, dy;
 };
@@ -543,8 +542,7 @@ struct ps_gemm_gradient {
  *   sum of g = c as it is stored, with this x, mean and var: means [2, d] = mean_R(g), mean_R(g xhat); dgamma, dbeta +=.
  * RESIDUAL: c = addend + drop(t + bias). With `mean`, batchnorm_statistics of c as it is stored: mean, var =, the running ones.
  * ACTIVATION: kept = t, c = drop(activation(t + bias)).
- * SLOPE: c = activation'(kept + bias) drop'(t), of what ACTIVATION kept. With dbeta: dbeta += sum over rows of c as it is stored.
- */
+ * SLOPE: c = activation'(kept + bias) drop'(t), of what ACTIVATION kept. */
 enum ps_finish { PS_FINISH_SUM, PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE };
 
 /* A product and what follows it, in one. a [m, k], b [k, n], strides of which one is 1: CUDA takes b's last of RESIDUAL and

@@ -418,14 +418,10 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
     PS_TRY(branch_gradient(l, later, g[PS_W_2], g[PS_B_2], ps_layer_rows(l, l->cache->hidden, l->f), dy, l->output_dropout,
                            s->masked, &m));
     struct ps_tensor kept = ps_layer_rows(l, l->cache->hidden_in, l->inner);
-    /* Sums of the columns where the product for W_1's gradient would not make them. */
-    struct ps_tensor db_1 = g[PS_B_1], nothing = {.data = NULL};
-    const int summed = l->d * l->f > PS_SUMS_FREE;
     int done;
     PS_TRY(finish(l,
                   &(struct ps_gemm_finish){.c = d_inner,
                                            .kept = kept,
-                                           .dbeta = summed ? db_1 : nothing,
                                            .a = m,
                                            .b = ps_transposed(w[PS_W_2]),
                                            .bias = w[PS_B_1],
@@ -442,7 +438,7 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
                                                                           .dropout = l->hidden_dropout,
                                                                           .activation = l->activation}));
     }
-    PS_TRY(weight_gradient(l, later, g[PS_W_1], done && summed ? nothing : db_1, a, d_inner));
+    PS_TRY(weight_gradient(l, later, g[PS_W_1], g[PS_B_1], a, d_inner));
     if (!l->output_dropout.threshold) { /* dy itself is soon another's */
         PS_TRY(gradients_end(l, later));
     }

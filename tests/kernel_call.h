@@ -47,8 +47,9 @@ union arguments {
 struct call {
     enum ps_op op;
     char label[160];
-    int may_refuse; /* PS_UNSUPPORTED is an answer too */
-    int may_be_nan; /* NaN where the reference has it is right */
+    int may_refuse;   /* PS_UNSUPPORTED is an answer too */
+    int may_be_nan;   /* NaN where the reference has it is right */
+    int sums_rounded; /* sums are of what was rounded to 16 bits before */
     int has_dropout;
     struct operand operands[MAX_TENSORS];
     int buffers;

@@ -344,10 +344,10 @@ static int build_gemm_finish(struct call *c, int index)
     static const int64_t mnk[][3] = {{333, 64, 16},   {129, 48, 16},   {2, 16, 16},       {7, 8, 8},       {500, 384, 128},
                                      {4099, 128, 40}, {9001, 24, 16},  {260, 200, 72},    {65, 136, 264},  {300, 16, 520},
                                      {128, 40, 192},  {2500, 192, 96}, {2061, 1128, 520}, {4097, 232, 520}};
-    static const enum ps_finish ends[] = {PS_FINISH_SUM,      PS_FINISH_SUM,        PS_FINISH_SUM,   PS_FINISH_RESIDUAL,
-                                          PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE, PS_FINISH_SLOPE};
-    static const char *const names[] = {
-        "sum", "sum with an addend", "sum, counted", "residual", "residual, counted", "activation", "slope", "slope, counted"};
+    static const enum ps_finish ends[] = {PS_FINISH_SUM,      PS_FINISH_SUM,        PS_FINISH_SUM,  PS_FINISH_RESIDUAL,
+                                          PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE};
+    static const char *const names[] = {"sum",  "sum with an addend", "sum, counted", "residual", "residual, counted", "activation",
+                                        "slope"};
     static const enum ps_activation activations[] = {PS_GELU_TANH, PS_GELU, PS_RELU};
     const int size = index / LENGTH(ends), which = index % LENGTH(ends);
     if (size >= LENGTH(mnk)) {
@@ -369,8 +369,6 @@ static int build_gemm_finish(struct call *c, int index)
         place(c, 5, STATISTICS, IN, NORMAL, n);
         place(c, 6, STATISTICS, IN, POSITIVE, n);
         place(c, 13, REAL, IN, NORMAL, m, n);
-    } else if (which == 7) {
-        place(c, 4, PARAMETER, ADD, NORMAL, n);
     } else if (counted) {
         place(c, 5, STATISTICS, OUT, NORMAL, n);
         place(c, 6, STATISTICS, OUT, NORMAL, n);
@@ -455,6 +453,7 @@ static int layernorm_backward_call(struct call *c, int index, int centred)
         place(c, 10, PARAMETER, ADD, NORMAL, d);
         p = SET_DROPOUT(c, index / 2, layernorm_backward);
         c->has_dropout = 0; /* not every output is dropped */
+        c->sums_rounded = 1;
     }
     call_label(c, "[%lld, %lld]%s%s%s%s", (long long)rows, (long long)d, centred ? "" : " RMSNorm",
                index & 1 ? " with an addend" : "", index & 2 ? " masked" : "", p);

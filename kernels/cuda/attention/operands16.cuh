@@ -8,10 +8,14 @@
 
 /* ---- units of rows, of 2, 4, 8 or 16 bytes, between tensors and tiles ---- */
 
-/* On its way to a tile; zeros where it is not there: `from` is any address then. */
-static __device__ __forceinline__ void ps_attention_fetch(char *to, const char *from, bool there, int unit)
+/* On its way to a tile; zeros where it is not there: `from` is any address then. near: by L1, for what neighbouring units and
+ * blocks ask for as well. */
+static __device__ __forceinline__ void ps_attention_fetch(char *to, const char *from, bool there, int unit, bool near = false)
 {
-    if (unit == 16) {
+    if (unit == 16 && near) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(ps_shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+                     : "memory");
+    } else if (unit == 16) {
         ps_copy_async_part(to, from, there ? 16 : 0);
     } else if (unit == 8) {
         ps_copy_async8_if(to, from, there);

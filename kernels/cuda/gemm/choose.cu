@@ -159,7 +159,7 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
                    {counted && !moments, "x", &a->x, k->real, count},
                    {counted && !moments, "means", &a->means, PS_F32, 2 * p->n},
                    {counted && !moments, "dgamma", &a->dgamma, PS_F32, p->n},
-                   {(counted && !moments) || (a->finish == PS_FINISH_SLOPE && a->dbeta.data), "dbeta", &a->dbeta, PS_F32, p->n},
+                   {counted && !moments, "dbeta", &a->dbeta, PS_F32, p->n},
                    {counted, "mean", &a->mean, PS_F32, p->n},
                    {counted, "var", &a->var, PS_F32, p->n},
                    {moments, "running_mean", &a->running_mean, PS_F32, p->n},

@@ -280,11 +280,8 @@ static __device__ __forceinline__ void finish_column(const struct call &x, int c
             x.running_var[column] += (float)(x.momentum * (second / (count - 1.0) - x.running_var[column]));
         }
     } else {
-        x.dbeta[column] += (float)first;
-        if (!x.means) {
-            return;
-        }
         const double product = second * (double)rsqrtf(x.var[column] + x.epsilon);
+        x.dbeta[column] += (float)first;
         x.dgamma[column] += (float)product;
         x.means[column] = (float)(first / count);
         x.means[x.n + column] = (float)(product / count);
@@ -440,7 +437,6 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
 {
     constexpr int GROUPS = N / 32;
     constexpr bool MOMENTS = FINISH == PS_FINISH_RESIDUAL;
-    constexpr bool OF_NORM = FINISH == PS_FINISH_SUM && COUNTED;
     const int lane = (int)threadIdx.x % 32, q = lane % 4;
     if (FINISH == PS_FINISH_SUM && !COUNTED && !x.addend) {
         store_rows<T, N>(x, sum, row0, column0);
@@ -458,7 +454,7 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
         if (inside && x.bias) {
             load_floats(bias, x.bias + column);
         }
-        if (inside && OF_NORM) {
+        if (inside && COUNTED && !MOMENTS) {
             load_floats(mean, x.mean + column);
         }
         float first[8] = {}, second[8] = {}, pivot[8] = {};
@@ -536,7 +532,7 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
                         pivot[j] = __shfl_sync(0xffffffffu, v[j], q);
                     }
                     const float one = MOMENTS ? v[j] - pivot[j] : v[j];
-                    const float two = OF_NORM ? one * (other[j] - mean[j]) : MOMENTS ? one * one : 0.0f;
+                    const float two = one * (MOMENTS ? one : other[j] - mean[j]);
                     first[j] += here ? one : 0.0f;
                     second[j] += here ? two : 0.0f;
                 }
@@ -698,6 +694,7 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
             if (number > 0) {
                 ps_barrier(TURN + side, 2 * GROUP);
             }
+            const uint32_t panels = ring & 0x3ffff; /* without the block's number in its cluster: an operand has no room for that */
             const unsigned brought = (unsigned)number * (unsigned)x.pieces; /* before */
             int stage = (int)(brought % LONG_STAGES), before = 0;
             uint32_t parity = brought / LONG_STAGES & 1;
@@ -709,8 +706,8 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
             };
             for (int piece = 0; piece < x.pieces; piece++) {
                 ps_mbarrier_wait(full + 8 * stage, parity);
-                const uint32_t left = ps_wgmma_place(ring + stage * STAGE);
-                const uint32_t right = ps_wgmma_place(ring + stage * STAGE + ROWS_BYTES, ACROSS ? PANEL : 0);
+                const uint32_t left = ps_wgmma_place(panels + stage * STAGE);
+                const uint32_t right = ps_wgmma_place(panels + stage * STAGE + ROWS_BYTES, ACROSS ? PANEL : 0);
                 ps_wgmma_begin();
 #pragma unroll
                 for (int k = 0; k < DEEP / 16; k++) {
@@ -891,9 +888,7 @@ enum ps_status finish(const struct ps_cuda_context *c, const char *op, const str
     case PS_FINISH_ACTIVATION:
         return across ? launch_columns<T, true, PS_FINISH_ACTIVATION, false>(c, op, p, x) : PS_UNSUPPORTED;
     case PS_FINISH_SLOPE:
-        return across          ? PS_UNSUPPORTED
-               : f->dbeta.data ? launch_columns<T, false, PS_FINISH_SLOPE, true>(c, op, p, x)
-                               : launch_columns<T, false, PS_FINISH_SLOPE, false>(c, op, p, x);
+        return across ? PS_UNSUPPORTED : launch_columns<T, false, PS_FINISH_SLOPE, false>(c, op, p, x);
     }
     return PS_UNSUPPORTED;
 }
