@@ -8,6 +8,36 @@
 
 static struct path mpirun;
 
+/* How a suite's config begins: its data, of begin_ranks, and a model but for its layers. */
+#define RANKS_MODEL              \
+    "data:\n"                    \
+    "  path: series.h5\n"        \
+    "  split: [698, 120, 180]\n" \
+    "  drop_last: false\n"       \
+    "model:\n"                   \
+    "  seq_len: 48\n"            \
+    "  pred_len: 12\n"           \
+    "  patch_len: 8\n"           \
+    "  stride: 8\n"              \
+    "  d_model: 16\n"            \
+    "  n_heads: 4\n"             \
+    "  d_ff: 32\n"
+
+/* The suite's folder, with its config and so many hours of data. */
+static inline void begin_ranks(const char *text, const char *hours)
+{
+    folder = folder_make();
+    config = path_of("%.900s/config.yaml", folder.text);
+    file_write(config.text, text, strlen(text));
+    struct path series = path_of("%.900s/series.h5", folder.text);
+    expect_done(run("sample_series", ARGS(series.text, "--hours", (char *)hours, "--channels", "3")));
+}
+
+static inline void end_ranks(void)
+{
+    folder_remove(folder.text);
+}
+
 /* Why ranks cannot be started here; NULL: they can. */
 static inline const char *ranks_missing(void)
 {

@@ -6,26 +6,14 @@
 
 #include <math.h>
 
-static const char config_text[] = "data:\n"
-                                  "  path: series.h5\n"
-                                  "  split: [698, 120, 180]\n"
-                                  "  drop_last: false\n"
-                                  "model:\n"
-                                  "  seq_len: 48\n"
-                                  "  pred_len: 12\n"
-                                  "  patch_len: 8\n"
-                                  "  stride: 8\n"
-                                  "  d_model: 16\n"
-                                  "  n_heads: 4\n"
-                                  "  d_ff: 32\n"
-                                  "  n_layers: 2\n"
-                                  "  dropout: 0.2\n"
-                                  "optim:\n"
-                                  "  lr: 2e-3\n"
-                                  "train:\n"
-                                  "  epochs: 4\n"
-                                  "runtime:\n"
-                                  "  threads: 1\n";
+static const char config_text[] = RANKS_MODEL "  n_layers: 2\n"
+                                              "  dropout: 0.2\n"
+                                              "optim:\n"
+                                              "  lr: 2e-3\n"
+                                              "train:\n"
+                                              "  epochs: 4\n"
+                                              "runtime:\n"
+                                              "  threads: 1\n";
 enum { EPOCHS = 4, WHOLE = 24, STEPS = 27 }; /* the last step of an epoch has 15 windows */
 
 static const char *missing; /* why there are no ranks */
@@ -174,16 +162,7 @@ END_TEST
 
 static void begin(void)
 {
-    folder = folder_make();
-    config = path_of("%.900s/config.yaml", folder.text);
-    file_write(config.text, config_text, sizeof config_text - 1);
-    struct path series = path_of("%.900s/series.h5", folder.text);
-    expect_done(run("sample_series", ARGS(series.text, "--hours", "300000", "--channels", "3"))); /* more than that limit */
-}
-
-static void end(void)
-{
-    folder_remove(folder.text);
+    begin_ranks(config_text, "300000"); /* more than the limit of what streams */
 }
 
 int main(void)
@@ -204,7 +183,7 @@ int main(void)
     Suite *suite = suite_create("accumulate");
     TCase *cases = tcase_create("accumulate");
     tcase_set_timeout(cases, 300);
-    tcase_add_checked_fixture(cases, begin, end);
+    tcase_add_checked_fixture(cases, begin, end_ranks);
     tcase_add_loop_test(cases, test_curve, 0, (int)(sizeof models / sizeof *models));
     tcase_add_test(cases, test_resume);
     tcase_add_test(cases, test_refused);

@@ -3,25 +3,13 @@
 #include "tests/ranks.h"
 #include "tests/suite.h"
 
-static const char config_text[] = "data:\n"
-                                  "  path: series.h5\n"
-                                  "  split: [698, 120, 180]\n"
-                                  "  drop_last: false\n"
-                                  "model:\n"
-                                  "  seq_len: 48\n"
-                                  "  pred_len: 12\n"
-                                  "  patch_len: 8\n"
-                                  "  stride: 8\n"
-                                  "  d_model: 16\n"
-                                  "  n_heads: 4\n"
-                                  "  d_ff: 32\n"
-                                  "  n_layers: 1\n"
-                                  "train:\n"
-                                  "  epochs: 40\n"
-                                  "  batch_size: 16\n"
-                                  "  checkpoint_every: 7\n"
-                                  "runtime:\n"
-                                  "  threads: 1\n";
+static const char config_text[] = RANKS_MODEL "  n_layers: 1\n"
+                                              "train:\n"
+                                              "  epochs: 40\n"
+                                              "  batch_size: 16\n"
+                                              "  checkpoint_every: 7\n"
+                                              "runtime:\n"
+                                              "  threads: 1\n";
 enum { RANKS = 3, KILLS = 4, MANY_KILLS = 50, END_SECONDS = 10 };
 
 /* Pid of a rank of mpirun's; 0: it is not there, or not yet. */
@@ -272,16 +260,7 @@ END_TEST
 
 static void begin(void)
 {
-    folder = folder_make();
-    config = path_of("%.900s/config.yaml", folder.text);
-    file_write(config.text, config_text, sizeof config_text - 1);
-    struct path series = path_of("%.900s/series.h5", folder.text);
-    expect_done(run("sample_series", ARGS(series.text, "--hours", "998", "--channels", "3")));
-}
-
-static void end(void)
-{
-    folder_remove(folder.text);
+    begin_ranks(config_text, "998");
 }
 
 int main(void)
@@ -302,7 +281,7 @@ int main(void)
           *others = tcase_create("other"), *const all[] = {kills, stops, others};
     for (int i = 0; i < 3; i++) {
         tcase_set_timeout(all[i], 3000);
-        tcase_add_checked_fixture(all[i], begin, end);
+        tcase_add_checked_fixture(all[i], begin, end_ranks);
         suite_add_tcase(suite, all[i]);
     }
     tcase_add_test(kills, test_kill);
