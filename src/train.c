@@ -632,14 +632,14 @@ int main(int argc, char **argv)
     struct ps_config config;
     struct ps_ranks *ranks;
     struct run run = {.lock = -1};
+    const struct sigaction action = {.sa_handler = on_signal};
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL); /* before ranks meet, which takes seconds: no signal to one of them is lost */
     enum ps_status status = ps_ranks_open(&ranks);
     if (status == PS_OK) {
         status = ps_ranks_check(ranks, parse(argc, argv, &arguments));
     }
     if (status == PS_OK) {
-        struct sigaction action = {.sa_handler = on_signal};
-        sigaction(SIGINT, &action, NULL);
-        sigaction(SIGTERM, &action, NULL);
         status = ps_ranks_load_config(ranks, arguments.config, arguments.overrides.text, arguments.overrides.n, &config);
         if (status == PS_OK) {
             status = train(&arguments, &config, ranks, &run);
