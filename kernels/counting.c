@@ -78,6 +78,7 @@ static int in_place(enum ps_op op, const void *arguments, int i)
     case PS_OP_bias_add:
     case PS_OP_bias_grad:
     case PS_OP_head_sums:
+    case PS_OP_count_observed:
         return i == 0;
     case PS_OP_embed_backward:
         return i < 3;

@@ -75,7 +75,7 @@ enum ps_kind {
     X(channel_affine, PS_KIND_MODEL, 5, 2)          \
     X(channel_affine_backward, PS_KIND_MODEL, 6, 4) \
     X(forecast, PS_KIND_MODEL, 5, 3)                \
-    X(forecast_loss, PS_KIND_MODEL, 6, 8)           \
+    X(forecast_loss, PS_KIND_MODEL, 7, 8)           \
     X(forecast_error, PS_KIND_MODEL, 6, 8)          \
     X(mask_patches, PS_KIND_MODEL, 3, 0)            \
     X(sum_squares, PS_KIND_OPTIM, 1, 2)             \
@@ -96,7 +96,8 @@ enum ps_kind {
     X(head_step, PS_KIND_FUSED, 10, 0)              \
     X(window_loss, PS_KIND_FUSED, 8, 8)             \
     X(head_sums, PS_KIND_FUSED, 2, 1)               \
-    X(batchnorm_join, PS_KIND_SUB, 5, 8)
+    X(batchnorm_join, PS_KIND_SUB, 5, 8)            \
+    X(count_observed, PS_KIND_MODEL, 2, 1)
 
 enum ps_op {
 #define PS_X(name, kind, tensors, flops) PS_OP_##name,
@@ -433,9 +434,11 @@ struct ps_forecast {
  * over quantiles, of what loss.kind says; dx = gradient_scale d loss / d x, of MSE gradient_scale 2/n std (yhat - target), 0 where
  * the target is not observed. At a kink the slope is 0. state->loss_sum += B n/(S H) loss and state->unobserved += S H - n, or,
  * when the loss is not finite and state->nonfinite 0, state->lost += B. Where nothing is observed dx is 0 and the loss adds
- * nothing. dx [S, Q H] (type real); x [S, Q H], targets [S, H], bias [Q H] (type parameter); mean, std [S] (type statistics). */
+ * nothing. dx [S, Q H] (type real); x [S, Q H], targets [S, H], bias [Q H] (type parameter); mean, std [S] (type statistics).
+ * observed, float64 [1], which may be absent: the targets that are observed in all of a step that this batch is a part of; dx is
+ * then that of a mean over so many, not n. A table without count_observed refuses it, as PS_UNSUPPORTED. */
 struct ps_forecast_loss {
-    struct ps_tensor dx, x, bias, mean, std, targets;
+    struct ps_tensor dx, x, bias, mean, std, targets, observed;
     struct ps_step_state *state;
     int64_t batch;         /* B */
     double gradient_scale; /* 0 is 1, here and below */
@@ -516,6 +519,11 @@ struct ps_advance {
 };
 
 /* ---- optional: NULL where a backend has none ---- */
+
+/* count += targets that are observed, no NaN. count float64 [1]; targets [S, H] (type parameter). */
+struct ps_count_observed {
+    struct ps_tensor count, targets;
+};
 
 /* c = a b + bias, + addend where there is one. a [m, k], b [k, n], any strides of which one is 1; c, addend [m, n], rows of stride
  * 1, as far apart; bias [n] (type parameter), contiguous. Where products have no such epilogue, or it is slower: NULL; CUDA's 16

@@ -303,6 +303,8 @@ struct ps_head_step ps_head_step_of(struct ps_model *m, const struct ps_windows 
 {
     const struct ps_shared_cache *s = &m->cache.shared;
     struct ps_tensor z = flattened(m, ps_model_stream(m, m->shape.n_layers, batch), batch), dz = z;
+    /* Of means over the batch's targets; one over the step's observed ones needs no part. */
+    const double part = m->place.whole && !m->observed ? (double)batch / (double)m->place.whole : 1;
     dz.data = s->gradient;
     return (struct ps_head_step){.dz = dz,
                                  .dx = ps_tensor_2d(s->d_head_out, m->k->real, z.size[0], ps_head_width(&m->shape)),
@@ -316,8 +318,7 @@ struct ps_head_step ps_head_step_of(struct ps_model *m, const struct ps_windows 
                                  .indices = windows->indices,
                                  .state = state,
                                  .batch = batch,
-                                 .gradient_scale =
-                                     m->gradient_scale * (m->place.whole ? (double)batch / (double)m->place.whole : 1)};
+                                 .gradient_scale = m->gradient_scale * part};
 }
 
 /* dx, the loss's sums and dz. *summed: the loss and the bias's gradient have their sums already; else partials hold their parts. */
@@ -353,17 +354,20 @@ static enum ps_status head_loss(struct ps_model *m, struct ps_step_state *state,
         return status;
     }
     *summed = 1;
+    const struct ps_tensor batch_alone = {.data = NULL};
     PS_TRY(ps_gather_targets_of(m, windows, state, h->batch));
-    return k->forecast_loss(k, &(struct ps_forecast_loss){.dx = h->dx,
-                                                          .x = x,
-                                                          .bias = ps_head_bias(m),
-                                                          .mean = h->mean,
-                                                          .std = h->std,
-                                                          .targets = ps_target_tensor(m, h->batch),
-                                                          .state = state,
-                                                          .batch = h->batch,
-                                                          .gradient_scale = h->gradient_scale,
-                                                          .loss = m->options.loss});
+    return k->forecast_loss(k,
+                            &(struct ps_forecast_loss){.dx = h->dx,
+                                                       .x = x,
+                                                       .bias = ps_head_bias(m),
+                                                       .mean = h->mean,
+                                                       .std = h->std,
+                                                       .targets = ps_target_tensor(m, h->batch),
+                                                       .observed = m->observed ? ps_tensor_1d(m->observed, PS_F64, 1) : batch_alone,
+                                                       .state = state,
+                                                       .batch = h->batch,
+                                                       .gradient_scale = h->gradient_scale,
+                                                       .loss = m->options.loss});
 }
 
 struct ps_head_gradient ps_head_gradient_of(struct ps_model *m, struct ps_step_state *state, const struct ps_head_step *done)

@@ -282,6 +282,12 @@ int ps_model_tiles(const struct ps_kernels *k, const struct ps_model_shape *shap
     return k->attention && !(ps_dropout_rate(shape, PS_DROP_ATTENTION_WEIGHTS) > 0);
 }
 
+/* Whether a batch's part in the mean over a step's observed targets is known only once the step's have been counted. */
+static int counts_observed(const struct ps_model_options *options, int64_t batch)
+{
+    return options->loss.missing && options->whole > batch;
+}
+
 /* The operations that a variant needs, where the table has them. */
 static enum ps_status check_operations(const struct ps_kernels *k, const struct ps_model_shape *s, const struct ps_model_options *o)
 {
@@ -440,6 +446,9 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         m->together_bytes = (size_t)((options->exchange->size + 1) * 2 * shape->d_model) * ps_type_bytes(k->statistics);
         status = device->allocate(device, m->together_bytes, &m->together);
     }
+    if (status == PS_OK && counts_observed(options, batch)) {
+        status = device->allocate(device, sizeof *m->observed, (void **)&m->observed);
+    }
     if (status == PS_OK) {
         status = ps_cache_open(k, shape, batch, cache_levels(options), &m->cache);
     }
@@ -479,6 +488,9 @@ void ps_model_close(struct ps_model *m)
     }
     if (m->together) {
         device->release(device, m->together, m->together_bytes);
+    }
+    if (m->observed) {
+        device->release(device, m->observed, sizeof *m->observed);
     }
     if (m->kept) {
         device->release(device, m->kept, m->encoder.kept_bytes);
@@ -687,6 +699,14 @@ enum ps_status ps_model_attend(struct ps_model *m)
         PS_TRY(ps_norm_attend_backward(&layer));
     }
     return PS_OK;
+}
+
+enum ps_status ps_model_count_observed(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
+                                       int64_t batch)
+{
+    PS_TRY(ps_gather_targets_of(m, windows, state, batch));
+    return m->k->count_observed(
+        m->k, &(struct ps_count_observed){.count = ps_tensor_1d(m->observed, PS_F64, 1), .targets = ps_target_tensor(m, batch)});
 }
 
 int ps_model_steps(const struct ps_model *m)

@@ -56,6 +56,10 @@ struct ps_model {
     /* BatchNorm over ranks: statistics of each [ranks, 2, d], and this one's [2, d]; NULL else. */
     void *together;
     size_t together_bytes;
+    /* Device, 1: where targets may be missing and a batch is a part of a step, those of the whole step that are observed, over
+     * which its loss is the mean. Whoever places batches sets it before the first, by ps_model_count_observed and by what ranks
+     * exchange. NULL else. */
+    double *observed;
     struct ps_encoder_needs encoder; /* level layer: what encoder_prepare said */
     void *kept;                      /* level layer: what the encoder's backward reads again */
     char kernels[PS_KERNELS_NAME];   /* ps_model_kernels */
@@ -101,6 +105,9 @@ enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *w
 /* The same of a head over an encoder that is frozen: all but the head as in scoring, without dropout and with BatchNorm's running
  * statistics, which stay; gradients += W_h's and b_h's alone. */
 enum ps_status ps_model_head_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state,
+                                       int64_t batch);
+/* *m->observed += the targets of these windows that are observed. */
+enum ps_status ps_model_count_observed(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                        int64_t batch);
 /* From now on batches are at that place: dropout draws by it, and gradients are those of the step's mean loss. */
 void ps_model_place(struct ps_model *m, const struct ps_batch_place *place);

@@ -13,9 +13,26 @@ int ps_session_frozen(const struct ps_session *s)
     return s->config->train.freeze == PS_FREEZE_ENCODER && (epochs == 0 || s->epoch < (uint64_t)epochs);
 }
 
+/* The targets of a step that are observed, of all ranks, where its loss is a mean over them that no part of it knows. */
+static enum ps_status count_observed(struct ps_session *s, int64_t batch)
+{
+    double *const observed = s->model->observed;
+    if (!observed) {
+        return PS_OK;
+    }
+    PS_TRY(s->device->fill_zero(s->device, PS_COMPUTE, observed, sizeof *observed));
+    for (int64_t first = 0; first < batch; first += s->config->train.batch_size) {
+        struct ps_windows windows;
+        const int64_t mine = ps_session_part(s, first, batch, &windows);
+        PS_TRY(mine > 0 ? ps_model_count_observed(s->model, &windows, s->state, mine) : PS_OK);
+    }
+    return s->exchange ? s->exchange->sum(s->exchange, observed, PS_F64, 1) : PS_OK;
+}
+
 /* gradients += those of a step's mean loss, of this rank's windows, train.batch_size at a time. */
 static enum ps_status step_gradients(struct ps_session *s, int64_t batch, int frozen)
 {
+    PS_TRY(count_observed(s, batch));
     for (int64_t first = 0; first < batch; first += s->config->train.batch_size) {
         struct ps_windows windows;
         const int64_t mine = ps_session_part(s, first, batch, &windows);

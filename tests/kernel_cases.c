@@ -1445,6 +1445,33 @@ static int build_forecast_loss(struct call *c, int index)
     return 1;
 }
 
+/* Of a step with more targets than the batch's. */
+static int build_forecast_loss_of_part(struct call *c, int index)
+{
+    if (!build_forecast_loss(c, index)) {
+        return 0;
+    }
+    place(c, 6, DOUBLE, IN, POSITIVE, 1);
+    set_value(c, 6, 0, 1 + 1.5 * (double)(c->operands[5].size[0] * c->operands[5].size[1]));
+    c->may_refuse = 1; /* tables without count_observed */
+    return 1;
+}
+
+static int build_count_observed(struct call *c, int index)
+{
+    struct ps_loss loss;
+    if (!place_loss_case(c, index, &loss)) {
+        return 0;
+    }
+    const struct operand targets = c->operands[5];
+    for (int i = 1; i < 6; i++) {
+        c->operands[i].buffer = -1;
+    }
+    c->operands[1] = targets;
+    place(c, 0, DOUBLE, ADD, POSITIVE, 1);
+    return 1;
+}
+
 static int build_forecast_error(struct call *c, int index)
 {
     struct ps_forecast_error *a = &c->arguments.forecast_error;
@@ -2085,6 +2112,8 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_gather_patches, build_gather_end, 1u << 0 | 1u << 3 | 1u << 4},
                                           {PS_OP_gather_patches, build_masked_gather, 1u << 0 | 1u << 3 | 1u << 4},
                                           {PS_OP_attention, build_attention_in_pieces, 0},
-                                          {PS_OP_attention_backward, build_attention_backward_in_pieces, 0}};
+                                          {PS_OP_attention_backward, build_attention_backward_in_pieces, 0},
+                                          {PS_OP_forecast_loss, build_forecast_loss_of_part, 0},
+                                          {PS_OP_count_observed, build_count_observed, 1u << 1}};
 
 const int ps_operation_count = LENGTH(ps_operations);

@@ -4,7 +4,9 @@
 
 #include <dlfcn.h>
 
+#include "data/import.h"
 #include "tests/programs.h"
+#include "tests/random_values.h"
 
 static struct path mpirun;
 
@@ -31,6 +33,26 @@ static inline void begin_ranks(const char *text, const char *hours)
     file_write(config.text, text, strlen(text));
     struct path series = path_of("%.900s/series.h5", folder.text);
     expect_done(run("sample_series", ARGS(series.text, "--hours", (char *)hours, "--channels", "3")));
+}
+
+#define HOLES "--set", "data.missing=mask", "--set", "data.path=holes.h5"
+
+/* Beside it 998 hours with ever more holes, from one in fifty values to nine in ten, and windows of a channel with none observed:
+ * so parts of a batch have other numbers of targets. */
+static inline void write_holes(void)
+{
+    enum { ROWS = 998, CHANNELS = 3 };
+    static float values[ROWS * CHANNELS];
+    uint64_t random = 3;
+    for (int i = 0; i < ROWS * CHANNELS; i++) {
+        const int row = i / CHANNELS;
+        const double x = 5 * (i % CHANNELS) + 2 * sin(0.26 * row) + 0.3 * random_normal(&random);
+        const int unseen = i % CHANNELS == 1 && row >= 200 && row < 270;
+        values[i] = unseen || random_uniform(&random) < 0.02 + 0.88 * row / ROWS ? NAN : (float)x;
+    }
+    ck_assert_msg(ps_series_write(path_of("%.900s/holes.h5", folder.text).text, values, ROWS, CHANNELS, NULL, NULL, NULL, NULL) ==
+                      PS_OK,
+                  "%s", ps_error_message());
 }
 
 static inline void end_ranks(void)
@@ -99,6 +121,20 @@ static inline struct process start_ranks(int n, const char *dir, char *const *mo
         arguments[count++] = more[i];
     }
     return process_start(mpirun.text, arguments, 0);
+}
+
+/* The arguments of both lists, for one call. */
+static inline char **joined(char *const *a, char *const *b)
+{
+    static char *all[ARGUMENTS + 1];
+    int n = 0;
+    for (int list = 0; list < 2; list++) {
+        for (char *const *one = list ? b : a; *one; one++) {
+            all[n++] = *one;
+        }
+    }
+    all[n] = NULL;
+    return all;
 }
 
 static inline struct result train_ranks(int n, const char *dir, char *const *more)

@@ -577,7 +577,7 @@ static double loss_of(const double *x)
     double *in = (double *)(uintptr_t)x;
     struct ps_step_state state = {0};
     CALL(forecast_loss, matrix(dx, R, width), matrix(in, R, width), vector(in + R * width, width), vector(mean, R),
-         vector(deviation, R), matrix(targets, R, D), &state, 1, 0, loss);
+         vector(deviation, R), matrix(targets, R, D), (struct ps_tensor){.data = NULL}, &state, 1, 0, loss);
     return state.loss_sum;
 }
 
@@ -622,7 +622,7 @@ START_TEST(test_forecast_definition)
     CALL(forecast, matrix(y, R, width), matrix(x, R, width), vector(x + R * width, width), vector(mean, R), vector(deviation, R),
          Q);
     CALL(forecast_loss, matrix(dx, R, width), matrix(x, R, width), vector(x + R * width, width), vector(mean, R),
-         vector(deviation, R), matrix(targets, R, D), &state, 2, 0, loss);
+         vector(deviation, R), matrix(targets, R, D), (struct ps_tensor){.data = NULL}, &state, 2, 0, loss);
     CALL(forecast_error, matrix(errors[0], 2, PS_ERRORS), matrix(x, R, width), vector(x + R * width, width), vector(mean, R),
          vector(deviation, R), matrix(targets, R, D), &state, 8, loss);
     double sums[PS_ERRORS] = {0}, trained = 0;
@@ -679,7 +679,7 @@ START_TEST(test_unobserved)
         struct ps_step_state state = {.loss_sum = 2};
         loss = (struct ps_loss){.missing = missing};
         CALL(forecast_loss, matrix(dx, R, D), matrix(x, R, D), vector(x + R * D, D), vector(mean, R), vector(deviation, R),
-             matrix(targets, R, D), &state, 3, 0, loss);
+             matrix(targets, R, D), (struct ps_tensor){.data = NULL}, &state, 3, 0, loss);
         CALL(forecast_error, matrix(errors[0], 1, PS_ERRORS), matrix(x, R, D), vector(x + R * D, D), vector(mean, R),
              vector(deviation, R), matrix(targets, R, D), &state, 8, loss);
         ck_assert(state.loss_sum == 2 && state.unobserved == (missing ? R * D : 0) && state.lost == (missing ? 0 : 3));
@@ -690,6 +690,44 @@ START_TEST(test_unobserved)
             ck_assert(errors[0][j] == 0);
         }
         ck_assert(missing || isnan(errors[0][PS_ERROR_SQUARES]));
+    }
+}
+END_TEST
+
+/* Parts of a step whose observed targets are counted first: the sums and the gradients of the step in one. */
+START_TEST(test_parts_of_observed)
+{
+    enum { FIRST = 2, Q = 2 };
+    double x[R * D * Q + D * Q], whole[R * D * Q], parts[R * D * Q], count = 0;
+    const struct ps_tensor counted = ps_tensor_1d(&count, PS_F64, 1);
+    struct ps_step_state state = {0}, of_parts = {0};
+    loss = (struct ps_loss){PS_LOSS_QUANTILE, 1, Q, 0, {0.3, 0.8}};
+    fill_normal(x, R * D * Q + D * Q, 10);
+    fill_normal(mean, R, 12);
+    fill_normal(deviation, R, 13);
+    fill_normal(targets, R * D, 14);
+    for (int i = 0; i < R * D; i++) {
+        targets[i] = i < FIRST * D || i % 3 == 0 ? NAN : targets[i]; /* of the first part nothing */
+    }
+    const struct ps_tensor bias = vector(x + R * D * Q, D * Q);
+    CALL(forecast_loss, matrix(whole, R, D * Q), matrix(x, R, D * Q), bias, vector(mean, R), vector(deviation, R),
+         matrix(targets, R, D), (struct ps_tensor){.data = NULL}, &state, R, 0, loss);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int r = 0; r < R; r += FIRST) {
+            const int n = r + FIRST < R ? FIRST : R - r;
+            if (pass == 0) {
+                CALL(count_observed, counted, matrix(targets + r * D, n, D));
+            } else {
+                CALL(forecast_loss, matrix(parts + r * D * Q, n, D * Q), matrix(x + r * D * Q, n, D * Q), bias, vector(mean + r, n),
+                     vector(deviation + r, n), matrix(targets + r * D, n, D), counted, &of_parts, n, 0, loss);
+            }
+        }
+        ck_assert(count == (double)(R * D) - (double)state.unobserved);
+    }
+    ck_assert(of_parts.unobserved == state.unobserved && of_parts.lost == 0);
+    expect_close(of_parts.loss_sum, state.loss_sum, 1e-14);
+    for (int i = 0; i < R * D * Q; i++) {
+        expect_close(parts[i], whole[i], 1e-15);
     }
 }
 END_TEST
@@ -956,6 +994,7 @@ int main(void)
     tcase_add_test(definitions, test_softmax_far);
     tcase_add_loop_test(definitions, test_forecast_definition, 0, 8);
     tcase_add_test(definitions, test_unobserved);
+    tcase_add_test(definitions, test_parts_of_observed);
     tcase_add_test(definitions, test_mask_definition);
     tcase_add_test(definitions, test_gemm_definition);
     tcase_add_test(definitions, test_heads_definition);

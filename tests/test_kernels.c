@@ -105,8 +105,15 @@ static enum ps_status compose_window_loss(const struct ps_kernels *k, const stru
     enum ps_status status = k->gather_targets(
         k, &(struct ps_gather_targets){.y = t, .targets = a->targets, .indices = a->indices, .state = a->state, .batch = a->batch});
     if (status == PS_OK) {
-        status = k->forecast_loss(
-            k, &(struct ps_forecast_loss){a->dx, a->x, a->bias, a->mean, a->std, t, &state, a->batch, a->gradient_scale, {0}});
+        status = k->forecast_loss(k, &(struct ps_forecast_loss){.dx = a->dx,
+                                                                .x = a->x,
+                                                                .bias = a->bias,
+                                                                .mean = a->mean,
+                                                                .std = a->std,
+                                                                .targets = t,
+                                                                .state = &state,
+                                                                .batch = a->batch,
+                                                                .gradient_scale = a->gradient_scale});
     }
     memset(partials, 0, (size_t)ps_tensor_count(&a->partials) * sizeof *partials);
     for (int64_t s = 0; s < sequences; s++) {

@@ -668,6 +668,9 @@ template <typename T> static enum ps_status forecast_loss(const struct ps_kernel
     PS_TRY(check_quantiles(op, quantiles, h.horizon));
     PS_TRY(ps_cuda_expect(op, "dx", &a->dx, ps_type_of<T>, h.count));
     PS_TRY(ps_cuda_expect(op, "targets", &a->targets, PS_F32, h.count / quantiles));
+    if (a->observed.data) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): a batch that is a part of a step whose observed targets are counted", op);
+    }
     if (h.count == 0) {
         return PS_OK;
     }
