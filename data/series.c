@@ -481,12 +481,12 @@ static int64_t library_bytes(const struct ps_series_file *f)
     return METADATA_BYTES + 2 * CONVERSION_BYTES + (256 << 10) + 4 * chunk;
 }
 
-/* Two batches of windows; INT64_MAX / 4 when that overflows. */
-static int64_t batch_bytes(const struct ps_series *series)
+/* Two batches of so many windows; INT64_MAX / 4 when that overflows. */
+static int64_t batch_bytes(const struct ps_series *series, int64_t windows)
 {
     const struct ps_memory *m = &series->file->memory;
     int64_t bytes;
-    if (__builtin_mul_overflow(m->batch, series->channels, &bytes) ||
+    if (__builtin_mul_overflow(windows, series->channels, &bytes) ||
         __builtin_mul_overflow(bytes, m->seq_len + m->pred_len, &bytes) || bytes > INT64_MAX / 64) {
         return INT64_MAX / 4;
     }
@@ -510,16 +510,18 @@ static int64_t picking_bytes(const struct ps_series_file *f)
     return most;
 }
 
-static int fits(const struct ps_series *series)
+/* Whether all of the values are held, beside `batches` bytes of batches. */
+static int fits(const struct ps_series *series, int64_t batches)
 {
     const struct ps_series_file *f = series->file;
     int64_t values = (f->dataset[0].count + f->dataset[1].count) * (int64_t)sizeof(float) + panel_bytes(series);
     int64_t order = 2 * series->rows * (int64_t)sizeof(int32_t); /* the windows', drawn on the host and used by the step */
     int64_t limit = f->memory.limit;
-    return limit == 0 || (values <= limit && values + order + batch_bytes(series) + library_bytes(f) + picking_bytes(f) <= limit);
+    return limit == 0 || (values <= limit && values + order + batches + library_bytes(f) + picking_bytes(f) <= limit);
 }
 
-enum ps_status ps_series_plan(const struct ps_series *series, struct ps_series_file *f)
+/* Fills f->plan, with room for `batches` bytes of batches. *others: what all else takes at least; 0 when that is too much. */
+static int plan_blocks(const struct ps_series *series, struct ps_series_file *f, int64_t batches, int64_t *others)
 {
     enum { BLOCK_BYTES = 64 << 10, BLOCKS = 8 };
     const struct ps_memory *m = &f->memory;
@@ -534,31 +536,52 @@ enum ps_status ps_series_plan(const struct ps_series *series, struct ps_series_f
         row = C * (series->seq_len + series->pred_len) * (int64_t)sizeof(float);
         chunk = f->dataset[0].chunk_rows > f->dataset[1].chunk_rows ? f->dataset[0].chunk_rows : f->dataset[1].chunk_rows;
     }
-    int64_t beside = batch_bytes(series) + rows * index + library_bytes(f) + panel_bytes(series) + staging + picking_bytes(f);
+    int64_t beside = rows * index + library_bytes(f) + panel_bytes(series) + staging + picking_bytes(f);
     /* Long enough that what is read twice, the overlap of blocks and chunks cut in two, is little; then shorter where that leaves
      * few of them to shuffle among, and shorter still where not even one would fit. */
     int64_t windows = BLOCK_BYTES / row > 4 * overlap ? BLOCK_BYTES / row : 4 * overlap, blocks = 0;
     windows = windows > chunk ? windows + (chunk - windows % chunk) % chunk : chunk;
     windows = windows < rows ? windows : rows;
     for (;; windows = (windows + 1) / 2) {
-        int64_t block = (windows + overlap) * row + windows * index, room = m->limit - beside - (rows / windows + 2) * index;
+        int64_t block = (windows + overlap) * row + windows * index;
+        int64_t room = m->limit - batches - beside - (rows / windows + 2) * index;
         blocks = room > 0 ? room / (2 * block) : 0;
         if (blocks >= BLOCKS || windows == 1 || (blocks > 0 && windows <= overlap / 2)) {
             break;
         }
     }
-    if (blocks == 0) {
-        int64_t group = 2 * ((1 + overlap) * row + index) + (rows + 2) * index;
-        return ps_fail(PS_DATA,
-                       "%s: data.memory_limit: %" PRId64 " bytes are too few: %" PRId64 " are needed at least, of them %" PRId64
-                       " for two batches of %" PRId64 " windows and %" PRId64 " for HDF5 (for compressed data, 4 chunks)",
-                       series->path, m->limit, beside + group, batch_bytes(series), m->batch, library_bytes(f));
-    }
+    *others = beside + 2 * ((1 + overlap) * row + index) + (rows + 2) * index;
     int64_t values = row / (int64_t)sizeof(float) * (windows + overlap); /* of a block; a window's place in a group is an int32 */
     f->plan = (struct ps_blocks){.windows = windows,
                                  .rows = windows + overlap,
                                  .blocks = blocks < INT32_MAX / values || values > INT32_MAX ? blocks : INT32_MAX / values};
-    return PS_OK;
+    return blocks > 0;
+}
+
+/* *whole: all of the values are held; else how they stream is planned. PS_DATA when the limit is too small, saying the least that
+ * would do and what it is for. */
+static enum ps_status place_values(const struct ps_series *series, struct ps_series_file *f, int *whole)
+{
+    const struct ps_memory *m = &f->memory;
+    const int64_t batches = batch_bytes(series, m->batch), parts = m->held ? batch_bytes(series, m->held) : batches;
+    const int64_t half = m->limit / 2;
+    int64_t others;
+    *whole = fits(series, batches);
+    if (*whole || plan_blocks(series, f, batches, &others)) {
+        return PS_OK;
+    }
+    if (parts < batches && parts <= half) {
+        *whole = fits(series, half);
+        if (*whole || plan_blocks(series, f, half, &others)) {
+            return PS_OK;
+        }
+    }
+    const int64_t shared = 2 * (parts > others ? parts : others), least = shared < others + batches ? shared : others + batches;
+    return ps_fail(PS_DATA,
+                   "%s: data.memory_limit: %" PRId64 " bytes are too few: %" PRId64 " are needed at least, of them %" PRId64
+                   " for two batches of %" PRId64 " windows and %" PRId64 " for HDF5 (for compressed data, 4 chunks)",
+                   series->path, m->limit, parts < batches ? least : others + batches, parts, parts < batches ? m->held : m->batch,
+                   library_bytes(f));
 }
 
 static void close_file(struct ps_series *series)
@@ -592,14 +615,15 @@ static enum ps_status read_values(struct ps_series *series)
     }
     const struct ps_dataset dataset[2] = {f->dataset[0], f->dataset[1]};
     const int masked = f->masked;
-    if (fits(series)) {
+    int whole;
+    PS_TRY(place_values(series, f, &whole));
+    if (whole) {
         for (int i = 0; i < datasets; i++) {
             PS_TRY(read_dataset(series, i, datasets == 1 ? &series->values : i == 0 ? &series->inputs : &series->targets));
         }
         close_file(series);
     } else {
         PS_TRY(check_threads(series));
-        PS_TRY(ps_series_plan(series, f));
     }
     uint64_t hash = 0;
     for (int i = 0; i < datasets; i++) {

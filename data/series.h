@@ -52,10 +52,14 @@ enum ps_status ps_series_check_names(const struct ps_series *series, const char 
 enum ps_status ps_series_rows(const struct ps_series *series, int64_t first, int64_t count, float *to);
 
 /* Host memory that the data may take: series or groups of blocks, two batches, the windows' order, and what reading needs. The
- * model, threads' stacks and the libraries themselves are beside it. */
+ * model, threads' stacks and the libraries themselves are beside it.
+ * Of ranks that share each batch every one holds a part of it. Whole batches are counted where they fit, so that blocks, and the
+ * windows' order with them, are those of one process that has the same limit. Where they do not, half of the limit is for the
+ * parts, however many ranks there are. */
 struct ps_memory {
     int64_t limit;                    /* bytes; 0: any */
     int64_t seq_len, pred_len, batch; /* what windows are read for */
+    int64_t held;                     /* of a batch, windows of the largest part; 0: all of them */
 };
 /* Opens a file that need not fit: one that does is read as by ps_series_open, and otherwise checked in parts and kept open, with
  * the same fingerprint and the same errors. Also PS_DATA: a limit too small even for that, saying the least that would do. */

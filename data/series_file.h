@@ -42,9 +42,6 @@ struct ps_series_file {
  * they cannot be read, and when the file is not the one that was opened, or was changed since. */
 enum ps_status ps_series_read(const struct ps_series *series, int dataset, int64_t first, int64_t count, float *to);
 
-/* Fills file->plan. PS_DATA when the limit is too small, saying the least that would do and what it is for. */
-enum ps_status ps_series_plan(const struct ps_series *series, struct ps_series_file *file);
-
 /* Calls `sink` with rows [0, rows) of dataset 0 or 1, in order, piece by piece. */
 typedef enum ps_status ps_rows_sink(void *argument, int64_t first, int64_t rows, const float *values);
 enum ps_status ps_series_each(const struct ps_series *series, int dataset, int64_t rows, ps_rows_sink *sink, void *argument);

@@ -29,4 +29,11 @@ __host__ __device__
     return ps_share_begin(s, rank + 1) - ps_share_begin(s, rank);
 }
 
+/* Windows of the largest share. */
+static inline int64_t ps_share_most(const struct ps_shares *s)
+{
+    const int64_t granules = (s->windows + s->granule - 1) / s->granule, most = (granules + s->ranks - 1) / s->ranks * s->granule;
+    return most < s->windows ? most : s->windows;
+}
+
 #endif

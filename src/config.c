@@ -266,9 +266,10 @@ void ps_config_free(struct ps_config *config)
 
 struct ps_reading ps_config_reading(const struct ps_config *c, int64_t batch)
 {
-    struct ps_reading reading = {.memory = {c->data.memory_limit, c->model.seq_len, c->model.pred_len, batch},
-                                 .masked = c->data.missing == PS_MISSING_MASK,
-                                 .channels = c->data.channels};
+    struct ps_reading reading = {
+        .memory = {.limit = c->data.memory_limit, .seq_len = c->model.seq_len, .pred_len = c->model.pred_len, .batch = batch},
+        .masked = c->data.missing == PS_MISSING_MASK,
+        .channels = c->data.channels};
     for (const char *name = c->data.channels; *name; name += strlen(name) + 1) {
         reading.channel_count++;
     }

@@ -48,7 +48,13 @@ static enum ps_status read_data(struct ps_session *s, const struct ps_session_op
     if (!path || !*path) {
         return ps_fail(PS_USAGE, "data.path: missing: name the HDF5 file that holds the series");
     }
-    const struct ps_reading reading = ps_checkpoint_reading(options->checkpoint, c, step_windows(c, options->training));
+    const int64_t windows = step_windows(c, options->training), batch = c->train.batch_size;
+    struct ps_reading reading = ps_checkpoint_reading(options->checkpoint, c, windows);
+    if (s->ranks) { /* the channels, which are not known yet, can but make the granule smaller */
+        const struct ps_model_shape shape = ps_config_shape(c, 1);
+        const struct ps_shares shares = {batch, ps_model_granule(&shape), ps_ranks_size(s->ranks)};
+        reading.memory.held = windows / batch * ps_share_most(&shares);
+    }
     PS_TRY(ps_series_open_as(path, &reading, &s->series));
     if (s->series->layout == PS_LAYOUT_WINDOWS &&
         (s->series->seq_len != c->model.seq_len || s->series->pred_len != c->model.pred_len)) {
@@ -229,8 +235,7 @@ static enum ps_status open_share(struct ps_session *s, struct ps_engine_share *s
     }
     PS_TRY(ps_exchange_open(s->ranks, s->device, s->config->runtime.exchange, &s->exchange));
     PS_TRY(record_carrier(s));
-    const int64_t granules = (batch + s->granule - 1) / s->granule, most = (granules + ranks - 1) / ranks * s->granule;
-    *share = (struct ps_engine_share){.batch = most < batch ? most : batch,
+    *share = (struct ps_engine_share){.batch = ps_share_most(&(struct ps_shares){batch, s->granule, ranks}),
                                       .whole = s->step_windows,
                                       .exchange = s->config->model.batchnorm == PS_BATCHNORM_LOCAL ? NULL : s->exchange};
     return PS_OK;

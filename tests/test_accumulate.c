@@ -97,6 +97,29 @@ START_TEST(test_resume)
 }
 END_TEST
 
+/* Each rank's part of a batch within data.memory_limit, which whole batches would pass: the order is the same for any number of
+ * ranks. */
+START_TEST(test_limit)
+{
+    static const char *const keys[] = {"train_loss", "val_mse", "val_mae", NULL};
+    char *const *large = ARGS(BATCHES(1, 4000), "--set", "data.split=[9000, 120, 180]", "--set", "data.memory_limit=6500000");
+    struct path two = new_dir("two"), three = new_dir("three");
+    expect_refused(train_ranks(0, new_dir("alone").text, large), 3,
+                   ARGS("data.memory_limit: 6500000 bytes are too few: ", "for two batches of 4000 windows"));
+    if (missing) {
+        return;
+    }
+    expect_done(train_ranks(2, two.text, large));
+    expect_done(train_ranks(3, three.text, large));
+    const double worst = apart(two.text, three.text, 3, keys);
+    printf("parts of batches of 4000 windows: %.1e between 2 and 3 ranks\n", worst);
+    ck_assert_msg(worst < 1e-5, "%g", worst);
+    struct result r = train_ranks(2, new_dir("more").text, joined(large, ARGS(BATCHES(2, 4000))));
+    ck_assert_msg(r.code == 3 && strstr(r.err, "for two batches of 4000 windows") != NULL, "exit code %d: %s", r.code, r.err);
+    result_free(&r);
+}
+END_TEST
+
 START_TEST(test_refused)
 {
     struct path dir = new_dir("refused");
@@ -189,6 +212,7 @@ int main(void)
     }
     tcase_add_loop_test(cases, test_curve, 0, (int)(sizeof models / sizeof *models) - (on_cpu ? 0 : HOLED));
     tcase_add_loop_test(cases, test_resume, 0, on_cpu ? 2 : 1);
+    tcase_add_test(cases, test_limit);
     tcase_add_test(cases, test_refused);
     tcase_add_loop_test(cases, test_local, 0, on_cpu ? 2 : 1);
     suite_add_tcase(suite, cases);

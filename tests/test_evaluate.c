@@ -70,7 +70,7 @@ START_TEST(seasonal_from_file)
     expect_done(run("sample_series", ARGS(data.text, "--hours", "60000", "--channels", "8")));
     struct ps_series *memory, *file;
     OK(ps_series_open(data.text, &memory));
-    OK(ps_series_open_within(data.text, &(struct ps_memory){1400000, L, H, 4}, &file));
+    OK(ps_series_open_within(data.text, &(struct ps_memory){.limit = 1400000, .seq_len = L, .pred_len = H, .batch = 4}, &file));
     ck_assert(memory->values && !file->values);
     double a[8], b[8];
     OK(ps_seasonal_mae(memory, 41000, 24, a));

@@ -372,6 +372,62 @@ START_TEST(limit_counts_all)
 }
 END_TEST
 
+/* Ranks hold a part of each batch. Where whole batches fit, all is as of one process; where they do not, half of the limit is for
+ * the parts: how many there are changes nothing, and the least that a message names would do. */
+START_TEST(parts_are_counted)
+{
+    struct ps_series *series;
+    write_data(&storages[0]);
+    struct ps_memory memory = memory_of(limit_of(&storages[0]));
+    struct ps_blocks plan[2];
+    for (int i = 0; i < 2; i++) {
+        memory.held = i ? 1 : 0;
+        OK(ps_series_open_within(data.text, &memory, &series));
+        plan[i] = series->file->plan;
+        ps_series_close(series);
+    }
+    ck_assert(plan[0].windows == plan[1].windows && plan[0].blocks == plan[1].blocks);
+    memory.limit = 3200000;
+    memory.batch = 100000;
+    memory.held = 0;
+    ck_assert_int_eq(ps_series_open_within(data.text, &memory, &series), PS_DATA);
+    ck_assert_msg(strstr(ps_error_message(), "for two batches of 100000 windows") != NULL, "%s", ps_error_message());
+    for (int i = 0; i < 2; i++) {
+        memory.held = 4 << i;
+        OK(ps_series_open_within(data.text, &memory, &series));
+        plan[i] = series->file->plan;
+        const int64_t row = CHANNELS * 4, block = (plan[i].windows + L + H - 1) * row + plan[i].windows * 4;
+        const int64_t used = 2 * plan[i].blocks * block + (ROWS / plan[i].windows + 2) * 4 + ROWS * 4 + memory.limit / 2 +
+                             series->file->dataset[0].piece_rows * row + (896 << 10);
+        ck_assert_msg(used <= memory.limit && used + 2 * block > memory.limit, "%lld bytes of %lld, in blocks of %lld",
+                      (long long)used, (long long)memory.limit, (long long)block);
+        ps_series_close(series);
+    }
+    ck_assert(plan[0].windows == plan[1].windows && plan[0].blocks == plan[1].blocks);
+    for (int held = 2; held <= 20000; held *= 100) { /* what all else takes counts, and then the parts */
+        long long least = 0;
+        memory.limit = 1;
+        memory.held = held;
+        for (int round = 0; round < 50 && ps_series_open_within(data.text, &memory, &series) != PS_OK; round++) {
+            const char *said = strstr(ps_error_message(), "too few: "), *of = path_of("for two batches of %d windows", held).text;
+            ck_assert_msg(said != NULL && sscanf(said, "too few: %lld are needed at least", &least) == 1 &&
+                              strstr(said, of) != NULL,
+                          "%s", ps_error_message());
+            memory.limit = least;
+        }
+        ck_assert_ptr_nonnull(series);
+        ps_series_close(series);
+    }
+    /* All of the file beside half of the limit. */
+    memory.held = 4;
+    memory.limit = 2 * (ROWS * CHANNELS * 4 + 2 * ROWS * 4 + (896 << 10));
+    memory.batch = memory.limit;
+    OK(ps_series_open_within(data.text, &memory, &series));
+    ck_assert(series->file == NULL && series->values != NULL);
+    ps_series_close(series);
+}
+END_TEST
+
 /* What float32 does not hold once it is scaled is refused before anything is read in groups, as it is in memory. */
 START_TEST(overflow_refused)
 {
@@ -541,7 +597,7 @@ static int64_t mapped(const char *what)
 
 static enum ps_status stream_limited(const struct limited *l, int64_t *seen)
 {
-    const struct ps_memory memory = {l->limit, l->seq_len, l->pred_len, LIMITED_BATCH};
+    const struct ps_memory memory = {.limit = l->limit, .seq_len = l->seq_len, .pred_len = l->pred_len, .batch = LIMITED_BATCH};
     struct ps_series *series;
     struct ps_splits splits;
     struct ps_scaler scaler;
@@ -867,6 +923,7 @@ int main(int argc, char **argv)
     tcase_add_test(c, passes_abandoned);
     tcase_add_test(c, whole_or_refused);
     tcase_add_loop_test(c, limit_counts_all, 0, STORAGES);
+    tcase_add_test(c, parts_are_counted);
     tcase_add_test(c, overflow_refused);
     tcase_add_loop_test(c, file_changes, 0, (int)(sizeof changes / sizeof *changes));
     tcase_add_test(c, opened_read_only);
