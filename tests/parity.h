@@ -301,14 +301,13 @@ static inline void check_close(struct outcome *o, const struct table *t, const s
                       image->state.gradient_squares, bounds.others);
 }
 
-/* Runs the call twice on the table: outputs against the reference, the same bytes both times, nothing else touched. Returns 0 when
- * the table refused the call. */
+/* Runs the call twice on the table: outputs against the reference, the same bytes both times, nothing else touched. On the double
+ * reference itself, whose run of the same call is there already, once. Returns 0 when the table refused the call. */
 static inline int check_call(struct outcome *o, struct table *t, const struct call *c, const struct call *reference_call,
                              const struct image *reference, struct bounds bounds)
 {
-    struct image first = {0}, second = {0};
+    struct image first = {0};
     image_make(&first, t, c);
-    image_make(&second, t, c);
     o->calls++;
     enum ps_status status = run(t, c, &first);
     int refused = status == PS_UNSUPPORTED && c->may_refuse;
@@ -321,12 +320,20 @@ static inline int check_call(struct outcome *o, struct table *t, const struct ca
     } else {
         check_close(o, t, c, &first, reference_call, reference, bounds);
         check_untouched(o, t, c, &first);
-        if (run(t, c, &second) != PS_OK || memcmp(first.after, second.after, first.bytes) != 0) {
+        const int again = t->precision != PS_FP64 || c != reference_call;
+        struct image second = first;
+        second.after = again ? malloc(first.bytes) : reference->after;
+        if (!second.after) {
+            abort();
+        }
+        if ((again && run(t, c, &second) != PS_OK) || memcmp(first.after, second.after, first.bytes) != 0) {
             fault(o, t, c, "a second run gives other bytes");
+        }
+        if (again) {
+            free(second.after);
         }
     }
     image_free(&first);
-    image_free(&second);
     return !refused;
 }
 

@@ -48,7 +48,7 @@ static inline void table_close(struct table *t)
     t->device = NULL;
 }
 
-enum { CPU_TABLES = 5 }; /* come first */
+enum { REFERENCE_TABLES = 2, CPU_TABLES = 5 }; /* come first */
 
 static inline void fill_avx2(struct ps_kernels *table)
 {

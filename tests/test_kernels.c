@@ -308,11 +308,19 @@ START_TEST(test_masked_bits)
 }
 END_TEST
 
-/* With PS_TEST_SMALL: what is left out, so that a run a hundred times slower ends in minutes. */
+/* Large cases that show nothing here: with PS_TEST_SMALL, so that a run a hundred times slower ends in minutes; and of operations
+ * that only the reference has here, since its plain loops are the same at every size. */
 static int left_out(const struct call *c)
 {
     enum { MOST_VALUES = 1000000, MOST_OF_PRODUCTS = 8000000 }; /* of which some kernels take turns only when there are many */
-    return asked("PS_TEST_SMALL") && c->used > (c->op == PS_OP_gemm_finish ? MOST_OF_PRODUCTS : MOST_VALUES);
+    if (asked("PS_TEST_SMALL")) {
+        return c->used > (c->op == PS_OP_gemm_finish ? MOST_OF_PRODUCTS : MOST_VALUES);
+    }
+    int fast = asked("PS_TEST_FULL");
+    for (int i = REFERENCE_TABLES; i < present(); i++) {
+        fast |= has_entry(&tables[i], c->op);
+    }
+    return !fast && c->used > MOST_VALUES;
 }
 
 /* With PS_TEST_SHARD=I/N: whether an operation belongs to the others of N processes, among which I, from 0 on, is this one. */
