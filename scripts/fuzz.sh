@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Fuzzes what reads files from outside, from the inputs in tests/fuzz/corpus on.
-# usage: scripts/fuzz.sh [--seconds N] [--merge] [--build DIR] [TARGET...]
+# usage: scripts/fuzz.sh [--seconds N] [--jobs N] [--merge] [--build DIR] [TARGET...]
 #   TARGET     config, csv, series, checkpoint, weights; else all
 #   --seconds  of each target; else 20
+#   --jobs     how many targets at once; else one a core
 #   --merge    new inputs that reach something new are added to tests/fuzz/corpus
 #   --build    a build folder with the targets, such as build/fuzz-hdf5 (scripts/fuzz_hdf5.sh); else build/fuzz, which is built first
 # Exit 0: nothing was found. 1: a finding, whose input is kept in DIR/findings. libhdf5 has faults of its own: an input that crashes
@@ -10,10 +11,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-seconds=20 merge= build= targets=()
+seconds=20 jobs=$(nproc) merge= build= targets=()
 while [ $# -gt 0 ]; do
     case "$1" in
         --seconds) seconds=${2:?--seconds needs a number}; shift ;;
+        --jobs) jobs=${2:?--jobs needs a number}; shift ;;
         --merge) merge=1 ;;
         --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit ;;
         --build) build=${2:?--build needs a folder}; shift ;;
@@ -22,6 +24,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+[[ "$jobs" =~ ^[1-9][0-9]*$ ]] || { echo "fuzz: --jobs $jobs: a number from 1 on" >&2; exit 2; }
 [ ${#targets[@]} -gt 0 ] || targets=(config csv series checkpoint weights)
 if [ -z "$build" ]; then
     build=build/fuzz
@@ -43,20 +46,20 @@ is_ours() {
         END { exit lib }'
 }
 
-status=0
-for target in "${targets[@]}"; do
-    program=$build/tests/fuzz/fuzz_$target corpus=tests/fuzz/corpus/$target work=$build/work/$target
-    found=$build/findings/$target kept=$build/contained/$target
-    dict=tests/fuzz/$target.dict
+# Fuzzes a target and tells what came of it; 1: a finding, or no search.
+fuzz_target() {
+    local target=$1
+    local program=$build/tests/fuzz/fuzz_$target corpus=tests/fuzz/corpus/$target work=$build/work/$target
+    local found=$build/findings/$target kept=$build/contained/$target
+    local dict=tests/fuzz/$target.dict
     [ -f "$dict" ] || dict=tests/fuzz/hdf5.dict
     mkdir -p "$found" "$kept" "$work"
-    log=$build/$target.log
+    local log=$build/$target.log runs took report input contained=0 findings=0
     # In its own process each time, and on: what crashes libhdf5 must not end the search.
     "$program" -fork=1 -ignore_crashes=1 -ignore_ooms=1 -ignore_timeouts=1 -max_total_time="$seconds" "${limits[@]}" -dict="$dict" \
         -artifact_prefix="$found/" "$work" "$corpus" >"$log" 2>&1 || true
     runs=$(grep -oE '^#[0-9]+: cov: [0-9]+ ft: [0-9]+ corp: [0-9]+' "$log" | tail -1)
     took=$(grep -oE '^INFO: exiting: .* time: [0-9]+' "$log" | grep -oE '[0-9]+$') || took=
-    contained=0 findings=0
     for input in "$found"/*; do
         [ -f "$input" ] || continue
         report=$("$program" "${limits[@]}" "$input" 2>&1) && { rm "$input"; continue; } # what no longer happens
@@ -72,11 +75,25 @@ for target in "${targets[@]}"; do
     done
     echo "fuzz: $target: $([ -n "$took" ] && echo "$took s" || echo "ended before its $seconds s, see $log"), ${runs:-no runs: see $log}: $findings findings$(
         [ "$contained" -eq 0 ] || echo ", $contained inputs that crash libhdf5 alone, contained")"
-    if [ "$findings" -gt 0 ] || [ -z "$runs" ] || [ -z "$took" ]; then
-        status=1
-    fi
     if [ -n "$merge" ]; then
         "$program" -set_cover_merge=1 "${limits[@]}" "$corpus" "$work" 2>&1 | grep -E 'MERGE-OUTER: .* new' || true
     fi
+    [ "$findings" -eq 0 ] && [ -n "$runs" ] && [ -n "$took" ]
+}
+
+# Each job takes every jobs-th target.
+pids=() status=0
+for ((job = 0; job < jobs; job++)); do
+    (
+        result=0
+        for ((i = job; i < ${#targets[@]}; i += jobs)); do
+            fuzz_target "${targets[i]}" || result=1
+        done
+        exit "$result"
+    ) &
+    pids+=($!)
+done
+for pid in "${pids[@]}"; do
+    wait "$pid" || status=1
 done
 exit "$status"
