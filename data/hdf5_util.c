@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "data/files.h"
 
@@ -115,6 +116,15 @@ static enum ps_status write_strings(const struct ps_hdf5_output *output, hid_t o
         return ps_fail(PS_DATA, "%s: attribute %s cannot be written: %s", output->path, name, ps_hdf5_reason().text);
     }
     return PS_OK;
+}
+
+const char *ps_hdf5_text_at(const char *texts, int64_t i, size_t size, int variable)
+{
+    const char *text = texts + (size_t)i * size;
+    if (variable) {
+        memcpy((void *)&text, text, sizeof(char *));
+    }
+    return text != NULL ? text : "";
 }
 
 enum ps_status ps_hdf5_write_text(const struct ps_hdf5_output *output, hid_t object, const char *name, const char *text)

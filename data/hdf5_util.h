@@ -43,6 +43,9 @@ enum ps_status ps_hdf5_create_rows(const struct ps_hdf5_output *output, const ch
 enum ps_status ps_hdf5_write_rows(const struct ps_hdf5_output *output, const char *name, hid_t dataset, hsize_t begin,
                                   hsize_t count, const void *values);
 
+/* The i-th of the texts that HDF5 has read to memory: each of size bytes, or of variable length behind a pointer. "" for NULL. */
+const char *ps_hdf5_text_at(const char *texts, int64_t i, size_t size, int variable);
+
 /* Text attributes of an object in the file: one text, and a list of n. */
 enum ps_status ps_hdf5_write_text(const struct ps_hdf5_output *output, hid_t object, const char *name, const char *text);
 enum ps_status ps_hdf5_write_texts(const struct ps_hdf5_output *output, hid_t object, const char *name, char *const *texts,

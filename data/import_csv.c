@@ -494,6 +494,9 @@ static enum ps_status fill_missing(struct table *t)
                        t->csv.path, t->missing_line, t->missing_column + 1, ps_text_plain(t->names[t->missing_column]).text,
                        t->missing_text.text, t->missing, t->missing_channels);
     }
+    if (t->missing == t->rows * t->channels) {
+        return ps_fail(PS_DATA, "%s: holds no value: each of its %" PRId64 " is missing", t->csv.path, t->missing);
+    }
     for (int64_t i = 0; i < t->channels && t->options->fill != PS_FILL_NAN; i++) {
         if (t->lacks[i] &&
             !ps_missing_fill(t->values, t->rows, t->channels, i, t->time_at != NO_COLUMN ? t->time : NULL, t->options->fill)) {

@@ -515,6 +515,9 @@ static enum ps_status import(struct reader *r, const char *path, const char *nam
                        " rows: fill them with --fill previous or --fill linear, or keep them as NaN with --fill nan",
                        r->path, done->gaps, done->with_gaps, r->series, done->period, r->missing, r->rows);
     }
+    if (r->missing == r->rows) {
+        return ps_fail(PS_DATA, "%s: holds no value: each of its %" PRId64 " is missing", r->path, r->missing);
+    }
     r->now = -1;
     PS_TRY(open_csv(r, names));
     PS_TRY(place_values(r));

@@ -59,11 +59,7 @@ static enum ps_status keep_ids(const struct ps_storage *storage, const char *tex
     for (int pass = 0; pass < 2; pass++) {
         int64_t used = 0;
         for (int64_t i = 0; i < n; i++) {
-            const char *text = texts + (size_t)i * size;
-            if (variable) {
-                memcpy(&text, text, sizeof text);
-            }
-            text = text != NULL ? text : "";
+            const char *text = ps_hdf5_text_at(texts, i, size, variable);
             size_t bytes = strlen(text) + 1;
             if (pass == 1) {
                 memcpy(p->ids + used, text, bytes);

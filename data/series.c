@@ -385,11 +385,7 @@ static enum ps_status read_channel_names(const struct ps_storage *storage, const
         status = ps_fail(PS_DATA, "%s: attribute channels of %s cannot be read: %s", path, d->name, ps_hdf5_reason().text);
     }
     for (hssize_t i = 0; i < n && status == PS_OK; i++) {
-        const char *text = texts + (size_t)i * size;
-        if (variable) {
-            memcpy(&text, text, sizeof text);
-        }
-        series->channel_names[i] = strdup(text != NULL ? text : "");
+        series->channel_names[i] = strdup(ps_hdf5_text_at(texts, i, size, variable));
         if (series->channel_names[i] == NULL) {
             status = ps_fail(PS_DATA, "%s: out of host memory", path);
         }

@@ -51,6 +51,39 @@ static void fails(enum ps_status status, const char *says)
 
 static const struct ps_reading masked = {.masked = 1};
 
+/* A file without a single value is refused, whatever would be put in; one value is enough to keep the others as NaN. */
+START_TEST(imports_of_nothing)
+{
+    static const struct {
+        const char *text, *columns; /* columns: of a panel */
+    } files[] = {{"d,a,b\n2020-01-01,,NA\n2020-01-02,nan,?\n", NULL}, {"item,ts,v\na,2020-01-01,\na,2020-01-02,NA\n", "item,ts,v"}};
+    struct path in = new_dir("in.csv");
+    for (int i = 0; i < 2; i++) {
+        for (int value = 0; value < 2; value++) {
+            char text[80];
+            const int n = snprintf(text, sizeof text, "%s%s", files[i].text,
+                                   !value   ? ""
+                                   : i == 0 ? "2020-01-03,7,\n"
+                                            : "a,2020-01-03,7\n");
+            file_write(in.text, text, (size_t)n);
+            const struct ps_import_options options = {.fill = PS_FILL_NAN, .time_column = i == 0 ? "d" : NULL};
+            struct ps_panel_imported panel;
+            enum ps_status status = files[i].columns == NULL
+                                        ? ps_import_csv(in.text, data.text, &options, NULL)
+                                        : ps_import_panel(in.text, data.text, files[i].columns, &options, &panel);
+            if (value) {
+                ck_assert_msg(status == PS_OK, "%s", ps_error_message());
+                continue;
+            }
+            fails(status,
+                  i == 0 ? "in.csv: holds no value: each of its 4 is missing" : "in.csv: holds no value: each of its 2 is missing");
+            ck_assert(!file_exists(data.text));
+        }
+        ck_assert_int_eq(unlink(data.text), 0);
+    }
+}
+END_TEST
+
 START_TEST(taken_where_asked)
 {
     write_series(data.text, 0, names);
@@ -828,6 +861,7 @@ int main(void)
     tcase_add_checked_fixture(c, make_folder, remove_folder);
     tcase_add_test(c, taken_where_asked);
     tcase_add_test(c, scaler_by_hand);
+    tcase_add_test(c, imports_of_nothing);
     tcase_add_test(c, panels_by_hand);
     tcase_add_test(c, seasonal_by_hand);
     tcase_add_test(c, naive_by_hand);

@@ -59,6 +59,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         must_explain(status, status == PS_USAGE && options.time_format != NULL ? PS_USAGE : PS_DATA);
         if (status == PS_OK) {
             MUST(made.series > 0 && made.rows >= made.series);
+            MUST(made.missing < made.rows);
             MUST(made.gaps + made.missing == 0 || options.fill != PS_FILL_NONE);
             must_hold(out, made.gaps + made.missing, &options);
             MUST(unlink(out) == 0);
