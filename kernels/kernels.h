@@ -610,19 +610,29 @@ struct ps_encoder_layout {
     int64_t w_qkv, w_o, w_1, w_2;
     int64_t ln1_gamma, ln1_beta, b_qkv, b_o, ln2_gamma, ln2_beta, b_1, b_2;
     int64_t matrix_stride, vector_stride;
+    int64_t running[4], running_stride;
 };
 
-/* What both directions of a fused encoder share. */
+/* What both directions of a fused encoder share. All variants 0: LayerNorm, pre-norm, gelu's tanh form. */
 struct ps_encoder_sizes {
     int64_t layers, n_heads, d_ff;
     struct ps_encoder_layout layout;
     double epsilon;
-    /* The first layer's sites are dropout.site (after W_o), + 1 (after gelu), + 2 (after W_2); 3 a layer. first: of d columns. */
-    struct ps_dropout dropout;
+    /* After W_o, after the activation, after W_2: of the first layer, whose sites follow one another; 3 a layer. first: of d
+     * columns, of d_ff, of d. */
+    struct ps_dropout dropout, hidden_dropout, output_dropout;
+    enum ps_norm norm;
+    enum ps_norm_place norm_place;
+    enum ps_activation activation;
+    int residual_attention;
+    int training; /* BatchNorm's statistics are the batch's, and the running ones move by `momentum`; else they are the running ones
+                   */
+    double momentum;
 };
 
 /* Every layer: stream[layers] of stream[0] (those between may be left as they are); what backward reads again, in `kept`.
- * stream [layers + 1, S, N, d]; weights flat (type real), parameters flat (type parameter). With `embed`, which encoder_prepare has
+ * stream [layers + 1, S, N, d]; weights flat (type real), parameters flat (type parameter), where BatchNorm's running statistics
+ * are written. With `embed`, which encoder_prepare has
  * to have granted, its outputs = first: u is stream[0]. With `head`, granted too, besides, its outputs = last: z is stream[layers];
  * its partials have any number of rows from min(S, PS_PARTIAL_BLOCKS) on, which are sums of some sequences each. */
 struct ps_encoder_forward {
@@ -661,7 +671,7 @@ struct ps_encoder_shape {
     int64_t sequences, patches, d_model;  /* S (the most), N, d */
     int64_t seq_len, patch_len, pred_len; /* L, P of the embedding, H of the head */
     int other_loss;                       /* than head_step's: nothing beyond the embedding will be asked for */
-    int masked;                           /* windows may have holes, or patches are masked: nothing beyond the layers will be */
+    int ends_apart;                       /* nothing beyond the layers will be: the ends are of another kind */
 };
 
 /* How much of a training step both calls can be asked for; each takes what stands before it. */

@@ -143,12 +143,13 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
 static struct ps_encoder_sizes encoder_sizes(const struct ps_model *m, const struct ps_step_state *state, int training)
 {
     const struct ps_parameters *p = m->layout;
-    const int *first = p->layer[0], *second = p->layer[m->shape.n_layers > 1 ? 1 : 0];
+    const int64_t above = m->shape.n_layers > 1 ? 1 : 0;
+    const int *first = p->layer[0], *second = p->layer[above];
     int64_t offset[PS_LAYER_PARAMETERS];
     for (int t = 0; t < PS_LAYER_PARAMETERS; t++) {
-        offset[t] = p->table[first[t]].offset;
+        offset[t] = first[t] < 0 ? 0 : p->table[first[t]].offset; /* RMSNorm has no beta */
     }
-    return (struct ps_encoder_sizes){.layers = m->shape.n_layers,
+    struct ps_encoder_sizes sizes = {.layers = m->shape.n_layers,
                                      .n_heads = m->shape.n_heads,
                                      .d_ff = m->shape.d_ff,
                                      .layout = {.w_qkv = offset[PS_W_QKV],
@@ -166,7 +167,20 @@ static struct ps_encoder_sizes encoder_sizes(const struct ps_model *m, const str
                                                 .matrix_stride = p->table[second[PS_W_QKV]].offset - offset[PS_W_QKV],
                                                 .vector_stride = p->table[second[PS_NORM1_GAMMA]].offset - offset[PS_NORM1_GAMMA]},
                                      .epsilon = PS_NORM_EPSILON,
-                                     .dropout = dropout_at(m, PS_DROP_ATTENTION, 0, state, training)};
+                                     .dropout = dropout_at(m, PS_DROP_ATTENTION, 0, state, training),
+                                     .hidden_dropout = dropout_at(m, PS_DROP_HIDDEN, 0, state, training),
+                                     .output_dropout = dropout_at(m, PS_DROP_OUTPUT, 0, state, training),
+                                     .norm = m->shape.norm,
+                                     .norm_place = m->shape.norm_place,
+                                     .activation = m->shape.activation,
+                                     .residual_attention = m->shape.residual_attention,
+                                     .training = training,
+                                     .momentum = PS_BATCHNORM_MOMENTUM};
+    for (int t = 0; t < PS_LAYER_STATISTICS && m->shape.norm == PS_NORM_BATCH; t++) {
+        sizes.layout.running[t] = p->table[p->statistics[0][t]].offset;
+        sizes.layout.running_stride = p->table[p->statistics[above][t]].offset - sizes.layout.running[t];
+    }
+    return sizes;
 }
 
 /* ---- opening ---- */
@@ -255,26 +269,21 @@ static enum ps_status make_constants(struct ps_model *m)
     return status;
 }
 
-/* What level layer, and attention by tiles, do not serve: the key and what it is; NULL: all is served. */
-static const char *beyond_level_layer(const struct ps_model_shape *s)
+/* What no encoder of level layer has been told of: the key and what it is; NULL: they are asked. */
+static const char *beyond_level_layer(const struct ps_model_shape *s, const struct ps_model_options *options)
 {
-    const double rate = ps_dropout_rate(s, PS_DROP_ATTENTION);
-    return s->norm == PS_NORM_BATCH                            ? "model.norm: batch"
-           : s->norm == PS_NORM_RMS                            ? "model.norm: rms"
-           : s->norm_place == PS_NORM_POST                     ? "model.norm_place: post"
-           : s->residual_attention                             ? "model.residual_attention"
-           : s->activation != PS_GELU_TANH                     ? "model.activation but gelu_tanh"
-           : s->positions != PS_POSITIONS_LEARNED              ? "model.positions but learned"
-           : s->individual_head                                ? "model.head: individual"
-           : s->revin_affine                                   ? "model.revin_affine"
-           : s->revin_subtract_last                            ? "model.revin_subtract_last"
-           : s->patches_from_end                               ? "model.patches_from: end"
+    return s->positions == PS_POSITIONS_ROPE                   ? "model.positions: rope"
            : ps_dropout_rate(s, PS_DROP_ATTENTION_WEIGHTS) > 0 ? "model.dropout_attention_weights"
-           : ps_dropout_rate(s, PS_DROP_HEAD) > 0              ? "model.dropout_head"
-           : ps_dropout_rate(s, PS_DROP_EMBEDDING) != rate || ps_dropout_rate(s, PS_DROP_HIDDEN) != rate ||
-                   ps_dropout_rate(s, PS_DROP_OUTPUT) != rate
-               ? "rates of dropout of each place's own"
-               : NULL;
+           : s->norm == PS_NORM_BATCH && options->exchange     ? "model.norm: batch over several ranks"
+                                                               : NULL;
+}
+
+/* Whether the embedding, or the head, is another than the one that encoders of level layer can do besides. */
+static int ends_apart(const struct ps_model_shape *s)
+{
+    return s->positions != PS_POSITIONS_LEARNED || s->individual_head || s->revin_affine || s->revin_subtract_last ||
+           s->patches_from_end || ps_dropout_rate(s, PS_DROP_HEAD) > 0 ||
+           ps_dropout_rate(s, PS_DROP_EMBEDDING) != ps_dropout_rate(s, PS_DROP_ATTENTION);
 }
 
 int ps_model_tiles(const struct ps_kernels *k, const struct ps_model_shape *shape)
@@ -331,7 +340,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         return ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer is not there for backend %s in %s: take gemm", k->backend,
                        ps_precision_name(k->precision));
     }
-    const char *beyond = beyond_level_layer(shape);
+    const char *beyond = beyond_level_layer(shape, options);
     if (options->level == PS_LEVEL_LAYER && beyond) {
         return ps_fail(PS_UNSUPPORTED, "runtime.fusion: layer does not serve %s: take auto or gemm", beyond);
     }
@@ -390,8 +399,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     struct ps_device *device = k->device;
     enum ps_status status = ps_parameters_layout(shape, &m->layout);
     if (status == PS_OK && options->level == PS_LEVEL_LAYER) {
-        struct ps_encoder_sizes sizes = encoder_sizes(m, NULL, 0);
-        sizes.dropout = ps_dropout_make(ps_dropout_rate(shape, PS_DROP_ATTENTION), 0, 0, NULL); /* masks are kept too */
+        const struct ps_encoder_sizes sizes = encoder_sizes(m, NULL, 1); /* masks are kept too */
         status = k->encoder_prepare(k, &sizes,
                                     &(struct ps_encoder_shape){.sequences = batch * shape->channels,
                                                                .patches = ps_patches(shape),
@@ -400,7 +408,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                                                                .patch_len = shape->patch_len,
                                                                .pred_len = shape->pred_len,
                                                                .other_loss = !ps_loss_is_plain(&m->options.loss),
-                                                               .masked = m->options.loss.missing},
+                                                               .ends_apart = m->options.loss.missing || ends_apart(shape)},
                                     &m->encoder);
         if (status == PS_UNSUPPORTED) {
             char why[512];

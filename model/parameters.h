@@ -7,8 +7,6 @@
 
 #include "kernels/kernels.h"
 
-enum ps_norm { PS_NORM_LAYER, PS_NORM_BATCH, PS_NORM_RMS };
-enum ps_norm_place { PS_NORM_PRE, PS_NORM_POST };
 enum ps_positions { PS_POSITIONS_LEARNED, PS_POSITIONS_SINCOS, PS_POSITIONS_ROPE, PS_POSITIONS_NONE };
 
 /* Where a model drops out: the embedding, softmax's weights, after W_o, hidden columns, after W_2, what the head reads. */

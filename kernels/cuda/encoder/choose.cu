@@ -47,32 +47,51 @@ static bool from_65(const struct ps_encoder_request *r)
     return r->d_model > 64;
 }
 
+/* LayerNorm before each branch, gelu by tanh, one rate of dropout. */
+static bool is_plain(const struct ps_encoder_request *r)
+{
+    return r->norm == PS_NORM_LAYER && r->norm_place == PS_NORM_PRE && r->activation == PS_GELU_TANH && !r->residual_attention &&
+           r->hidden_dropout.threshold == r->dropout.threshold && r->output_dropout.threshold == r->dropout.threshold;
+}
+
 static const struct {
     enum ps_precision precision;
     const struct ps_encoder_family *family;
     bool (*when)(const struct ps_encoder_request *r); /* NULL: asked whatever the shape */
-} choices[] = {
-    {PS_PRECISION_BF16, &ps_encoder_resident_bf16, narrow_or_short},
-    {PS_PRECISION_BF16, &level_bf16::ps_encoder_streamed, NULL},
-    {PS_PRECISION_BF16, &ps_encoder_resident_bf16, wide_and_long},
-    {PS_FP16, &ps_encoder_resident_fp16, narrow_or_short},
-    {PS_FP16, &level_fp16::ps_encoder_streamed, NULL},
-    {PS_FP16, &ps_encoder_resident_fp16, wide_and_long},
-    {PS_TF32, &ps_encoder_resident_halves, to_64},
-    {PS_TF32, &ps_encoder_resident_tf32, to_32},
-    {PS_TF32, &level_tf32::ps_encoder_streamed, to_64},
-    {PS_TF32, &level_tf32::ps_encoder_split, from_65},
-    {PS_FP32, &level_fp32::ps_encoder_streamed, NULL},
+} choices[] =
+    {
+        {PS_PRECISION_BF16, &ps_encoder_resident_bf16, narrow_or_short},
+        {PS_PRECISION_BF16, &level_bf16::ps_encoder_streamed, NULL},
+        {PS_PRECISION_BF16, &ps_encoder_resident_bf16, wide_and_long},
+        {PS_FP16, &ps_encoder_resident_fp16, narrow_or_short},
+        {PS_FP16, &level_fp16::ps_encoder_streamed, NULL},
+        {PS_FP16, &ps_encoder_resident_fp16, wide_and_long},
+        {PS_TF32, &ps_encoder_resident_halves, to_64},
+        {PS_TF32, &ps_encoder_resident_tf32, to_32},
+        {PS_TF32, &level_tf32::ps_encoder_streamed, to_64},
+        {PS_TF32, &level_tf32::ps_encoder_split, from_65},
+        {PS_FP32, &level_fp32::ps_encoder_streamed, NULL},
+},
+  others[] = {
+      /* of other layers than the plain one */
+      {PS_PRECISION_BF16, &ps_encoder_halves_bf16, NULL},
+      {PS_FP16, &ps_encoder_halves_fp16, NULL},
 };
 
-/* The first that serves the request; when none does, what the last one asked says. Each precision has a row for every shape. */
+/* The first that serves the request; when none does, what the last one asked says. */
 static enum ps_status choose(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan)
 {
-    enum ps_status status = PS_UNSUPPORTED;
-    for (size_t i = 0; i < sizeof choices / sizeof *choices && status == PS_UNSUPPORTED; i++) {
-        if (choices[i].precision == k->precision && (!choices[i].when || choices[i].when(r))) {
+    const bool plain = is_plain(r);
+    const auto *const all = plain ? choices : others;
+    const size_t count = plain ? sizeof choices / sizeof *choices : sizeof others / sizeof *others;
+    enum ps_status status = ps_fail(PS_UNSUPPORTED,
+                                    "encoder (cuda): no kernels in %s for another norm, activation, attention or rates "
+                                    "of dropout than the default model's",
+                                    ps_precision_name(k->precision));
+    for (size_t i = 0; i < count && status == PS_UNSUPPORTED; i++) {
+        if (all[i].precision == k->precision && (!all[i].when || all[i].when(r))) {
             *plan = {};
-            plan->family = choices[i].family;
+            plan->family = all[i].family;
             status = plan->family->plan(k, r, plan);
         }
     }
@@ -84,15 +103,25 @@ struct ps_encoder_planned {
     struct ps_encoder_planned *next;
     int64_t sequences, patches, d_model, n_heads, d_ff, layers;
     bool dropout;
+    enum ps_norm norm;
+    enum ps_norm_place norm_place;
+    enum ps_activation activation;
+    int residual_attention;
     struct ps_encoder_plan plan;
 };
+
+static bool same_plan(const struct ps_encoder_planned *p, const struct ps_encoder_request *r)
+{
+    return p->sequences == r->sequences && p->patches == r->patches && p->d_model == r->d_model && p->n_heads == r->n_heads &&
+           p->d_ff == r->d_ff && p->layers == r->layers && p->dropout == (r->dropout.threshold != 0) && p->norm == r->norm &&
+           p->norm_place == r->norm_place && p->activation == r->activation && p->residual_attention == r->residual_attention;
+}
 
 static enum ps_status plan_of(const struct ps_kernels *k, const struct ps_encoder_request *r, const struct ps_encoder_plan **plan)
 {
     struct ps_cuda_context *c = ps_cuda(k);
     for (struct ps_encoder_planned *p = c->encoder_plans; p; p = p->next) {
-        if (p->sequences == r->sequences && p->patches == r->patches && p->d_model == r->d_model && p->n_heads == r->n_heads &&
-            p->d_ff == r->d_ff && p->layers == r->layers && p->dropout == (r->dropout.threshold != 0)) {
+        if (same_plan(p, r)) {
             *plan = &p->plan;
             return PS_OK;
         }
@@ -101,7 +130,19 @@ static enum ps_status plan_of(const struct ps_kernels *k, const struct ps_encode
     if (!p) {
         return ps_fail(PS_DEVICE, "encoder: out of host memory");
     }
-    *p = {c->encoder_plans, r->sequences, r->patches, r->d_model, r->n_heads, r->d_ff, r->layers, r->dropout.threshold != 0, {}};
+    *p = {c->encoder_plans,
+          r->sequences,
+          r->patches,
+          r->d_model,
+          r->n_heads,
+          r->d_ff,
+          r->layers,
+          r->dropout.threshold != 0,
+          r->norm,
+          r->norm_place,
+          r->activation,
+          r->residual_attention,
+          {}};
     const enum ps_status status = choose(k, r, &p->plan);
     if (status != PS_OK) {
         free(p);
@@ -131,7 +172,15 @@ static struct ps_encoder_request request_of(const struct ps_kernels *k, const st
     e.offsets = s->layout;
     e.workspace = ps_cuda(k)->encoder_workspace;
     e.dropout = s->dropout;
+    e.hidden_dropout = s->hidden_dropout;
+    e.output_dropout = s->output_dropout;
     e.epsilon = s->epsilon;
+    e.norm = s->norm;
+    e.norm_place = s->norm_place;
+    e.activation = s->activation;
+    e.residual_attention = s->residual_attention;
+    e.training = s->training;
+    e.momentum = s->momentum;
     e.fresh = ps_cuda(k)->ordered;
     return e;
 }
@@ -163,7 +212,7 @@ static enum ps_status needs_of(const struct ps_kernels *k, const struct ps_encod
     needs->kept_bytes = plan->kept_bytes;
     needs->slower = plan->slower;
     const enum ps_encoder_span span = plan->family->span(k, &r, plan);
-    needs->span = shape->masked ? PS_SPAN_LAYERS : shape->other_loss && span > PS_SPAN_EMBEDDING ? PS_SPAN_EMBEDDING : span;
+    needs->span = shape->ends_apart ? PS_SPAN_LAYERS : shape->other_loss && span > PS_SPAN_EMBEDDING ? PS_SPAN_EMBEDDING : span;
     snprintf(needs->kernels, sizeof needs->kernels, "%s %s, d_model %lld, %lld heads, d_ff %lld, %lld patches, %s", plan->kernels,
              ps_precision_name(k->precision), (long long)r.d_model, (long long)r.n_heads, (long long)r.d_ff, (long long)r.patches,
              spans[needs->span]);

@@ -22,7 +22,7 @@ template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) 
     const int f = x.f, thread = (int)threadIdx.x, l = (int)blockIdx.y, row0 = (int)blockIdx.x * ROWS, size = layer_sums(D, f);
     const int64_t stride = (int64_t)x.layers * size;
     const bool of_o = row0 >= 3 * D && row0 < 4 * D; /* W_o's blocks add b_2 as well */
-    const bool after_norm = row0 < 4 * D + f && !of_o;
+    const bool after_norm = row0 < 4 * D + f && !of_o, normed = after_norm && !x.sums.plain;
     const int which = row0 >= 4 * D; /* LN2 */
     float *const matrices = x.gradients + l * x.at.matrix_stride, *const vectors = x.gradients + l * x.at.vector_stride;
     /* The thread's element of the matrices and what it needs beside the sums, all of it written before the backward. */
@@ -35,7 +35,7 @@ template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) 
              : which       ? x.at.w_1 + (int64_t)j * f + row - 4 * D
                            : x.at.w_qkv + j * 3 * D + row;
         old = matrices[at];
-        if (after_norm) {
+        if (normed) {
             const float *const p = x.parameters + l * x.at.vector_stride;
             weight = ps_float(x.weights[l * x.at.matrix_stride + at]);
             gamma = p[(which ? x.at.ln2_gamma : x.at.ln1_gamma) + j];
@@ -96,7 +96,7 @@ template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) 
         for (int part = 1; part < SUM_PARTS; part++) {
             sum += ((const float *)sums[part])[thread];
         }
-        if (after_norm) {
+        if (normed) {
             const float by = total[thread / D];
             matrices[at] = old + (gamma * sum + beta * by);
             found[0][thread] = weight * sum;
@@ -105,7 +105,7 @@ template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) 
             matrices[at] = old + sum;
         }
     }
-    if (!after_norm) {
+    if (!normed) {
         return;
     }
     const int block0 = which ? 4 * D / ROWS : 0, blocks = (which ? f : 3 * D) / ROWS;

@@ -3,7 +3,9 @@
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_BACKWARD_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_BACKWARD_CUH
 
-#include "kernels/cuda/encoder/resident/d16_units.cuh"
+#include "kernels/cuda/encoder/embed.cuh"
+#include "kernels/cuda/encoder/resident/d16_attention.cuh"
+#include "kernels/cuda/encoder/resident/d16_hidden.cuh"
 
 namespace ps_resident
 {
@@ -26,50 +28,11 @@ enum {
     TO_GRADIENTS = 6 * SCORES_ROW /* from SCORES: of the scores */
 };
 
-/* An operand, 16 rows of matrices, a row of which is `row` bytes. */
-static __device__ __forceinline__ uint64_t operand(uint32_t address, int row)
-{
-    return (uint64_t)(MATRIX / 16) << 32 | (uint32_t)(row / 16) << 16 | (address >> 4 & 0x3fff);
-}
-
-/* d = a' b over the rows of the block's units; a and b are addresses of the first unit's. */
-template <class T, int TILES>
-static __device__ __forceinline__ void block_product(float (&d)[TILES][4], uint32_t a, int a_row, uint32_t b, int b_row, int units)
-{
-    uint64_t from = operand(a, a_row), by = operand(b, b_row);
-    clear(d);
-    ps_pin(d);
-    ps_wgmma_begin();
-#pragma unroll 1
-    for (int unit = 0; unit < units; unit++) {
-#pragma unroll
-        for (int tile = 0; tile < NT; tile++) {
-            ps_wgmma_onto<T, 1, 1>(d, from + (uint32_t)(tile * 2 * a_row / 16), by + (uint32_t)(tile * 2 * b_row / 16));
-        }
-        from += UNIT_BYTES / 16;
-        by += UNIT_BYTES / 16;
-    }
-    ps_wgmma_commit();
-    ps_wgmma_wait<0>();
-    ps_pin(d);
-}
-
 /* The threads' stores to shared memory are seen by all of them, wgmma too. */
 static __device__ __forceinline__ void publish(int threads)
 {
     ps_publish();
     ps_barrier(0, threads);
-}
-
-/* 16 columns of rows `row` and `other` of a layer's sums. */
-static __device__ __forceinline__ void put_sums(float *sums, int row, int other, const float (&low)[4], const float (&high)[4],
-                                                int q)
-{
-    float *const p = sums + row * D + q * 2, *const o = sums + other * D + q * 2;
-    *(float2 *)p = make_float2(low[0], low[1]);
-    *(float2 *)(p + 8) = make_float2(high[0], high[1]);
-    *(float2 *)o = make_float2(low[2], low[3]);
-    *(float2 *)(o + 8) = make_float2(high[2], high[3]);
 }
 
 /* The operand gamma xhat + beta of xhat as it is kept. */
@@ -80,31 +43,6 @@ static __device__ __forceinline__ void scale_shift_kept(uint32_t (&a)[4], const 
     float v[2][4];
     unpack_operand<T>(v, xhat);
     scale_shift<T>(a, v, gamma, beta, q);
-}
-
-/* The operand scale g, zero where dropped: bit 8h + 4t + 16i, moved up by `shift`. */
-template <class T, bool DROP>
-static __device__ __forceinline__ void branch_operand(uint32_t (&a)[4], const float (&g)[2][4], float scale, uint32_t bits,
-                                                      int shift)
-{
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        a[i] = ps_pack<T>(g[i / 2][i % 2 * 2] * scale, g[i / 2][i % 2 * 2 + 1] * scale);
-        if constexpr (DROP) {
-            a[i] &= spread(bits, i % 2 * 8 + i / 2 * 4 + shift);
-        }
-    }
-}
-
-/* c += a w', w [16, 16]. */
-template <class T>
-static __device__ __forceinline__ void multiply16_transposed(float (&c)[2][4], const uint32_t (&a)[4], const T *w, int ld,
-                                                             const d16_place<T> &at)
-{
-    uint32_t b[4];
-    ps_ldmatrix4(b, w + at.other * ld + at.across);
-    ps_mma16<T>(c[0], a, b[0], b[1], c[0]);
-    ps_mma16<T>(c[1], a, b[2], b[3], c[1]);
 }
 
 /* What backward reads first of a layer. */
@@ -219,186 +157,6 @@ static __device__ __forceinline__ void sum_sections(const encoder<T> &x, float4 
     }
 }
 
-/* Half of the hidden columns, 2 gelu of them and the gradient before gelu, to the tile's staged columns; dx += that gradient W_1'.
- */
-template <bool DROP, class T>
-static __device__ __forceinline__ void hidden_backward(float (&dx)[2][4], const uint32_t (&a)[4], const uint32_t (&dm)[4],
-                                                       int stage, uint32_t bits, uint32_t own_staged, const d16_weights<T> &w,
-                                                       const d16_place<T> &at)
-{
-    const T *const w_1 = w.w_1 + stage * 64, *const w_2 = w.w_2 + stage * 64 * LD;
-    const float4 *const bias = w.b_1 + stage * 32;
-    /* The products of a chunk of 16 columns are made while the one before is worked on. */
-    float next_z[2][4], next_dz[2][4];
-    const auto begin = [&](int chunk) {
-        uint32_t b[4];
-        set_bias(next_z[0], bias + chunk * 8, at.q);
-        set_bias(next_z[1], bias + chunk * 8 + 4, at.q);
-        ps_ldmatrix4_transposed(b, w_1 + chunk * 16 + at.near * LD_F + at.far);
-        ps_mma16<T>(next_z[0], a, b[0], b[1], next_z[0]);
-        ps_mma16<T>(next_z[1], a, b[2], b[3], next_z[1]);
-        clear(next_dz);
-        multiply16_transposed(next_dz, dm, w_2 + chunk * 16 * LD, LD, at);
-    };
-    begin(0);
-#pragma unroll
-    for (int chunk = 0; chunk < 4; chunk++) {
-        uint32_t hidden[4], d_hidden[4];
-        float z[2][4], dz[2][4];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            z[i / 4][i % 4] = next_z[i / 4][i % 4];
-            dz[i / 4][i % 4] = next_dz[i / 4][i % 4];
-        }
-        if (chunk < 3) {
-            begin(chunk + 1);
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float &v = z[i / 4][i % 4];
-            const float square = v * v, t = ps_tanh(v * fmaf(square, PS_GELU_B, PS_GELU_A));
-            const float slope = fmaf(v * fmaf(square, 3 * PS_GELU_B, PS_GELU_A), fmaf(-t, t, 1.0f), t); /* less 1 */
-            dz[i / 4][i % 4] = fmaf(dz[i / 4][i % 4], slope, dz[i / 4][i % 4]);
-            v = fmaf(v, t, v);
-        }
-        pack_operand<T>(hidden, z[0], z[1]);
-        pack_operand<T>(d_hidden, dz[0], dz[1]);
-        if constexpr (DROP) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const uint32_t mask = spread(bits, chunk % 2 * 2 + i / 2 + i % 2 * 4 + chunk / 2 * 8);
-                hidden[i] &= mask;
-                d_hidden[i] &= mask;
-            }
-        }
-        ps_stmatrix4_at(own_staged + chunk * 2 * MATRIX, hidden);
-        ps_stmatrix4_at(own_staged + (8 + chunk * 2) * MATRIX, d_hidden);
-        multiply16_transposed(dx, d_hidden, w_1 + chunk * 16, LD_F, at);
-    }
-}
-
-/* The block's sums of what hidden_backward has staged: of W_1 and b_1 by four warps, of W_2 by four, once of b_2 by one. */
-template <class T>
-static __device__ __forceinline__ void put_hidden_sums(float *sums, int stage, int warp, uint32_t units, int block_units,
-                                                       const d16_place<T> &at)
-{
-    float *const bias_sums = sums + (4 * D + 2 * F) * D;
-    /* Position 16 w + g of the 64 columns, and the one 8 further. */
-    const int column = column_of(stage * 64 + warp % 4 * 16 + at.g);
-    if (warp < 4) {
-        float d[3][4];
-        block_product<T>(d, units + TO_STAGED + 8 * MATRIX, STAGED_ROW, units + TO_NORMED, ROWS_ROW, block_units);
-        put_sums(sums, 4 * D + column, 4 * D + column + 2, d[0], d[1], at.q);
-        if (at.q == 0) {
-            bias_sums[4 * D + column] = d[2][0];
-            bias_sums[4 * D + column + 2] = d[2][2];
-        }
-    } else if (warp < 8) {
-        float d[2][4];
-        block_product<T>(d, units + TO_STAGED, STAGED_ROW, units + TO_NORMED + 3 * MATRIX, ROWS_ROW, block_units);
-        put_sums(sums, 4 * D + F + column, 4 * D + F + column + 2, d[0], d[1], at.q);
-    } else if (warp == 8 && stage == 0) { /* b_2 */
-        float d[4] = {0, 0, 0, 0};
-        uint32_t p = units + TO_NORMED + (uint32_t)(at.lane / 16 * ROWS_ROW + (3 + at.lane / 8 % 2) * MATRIX + at.lane % 8 * 16);
-        for (int i = 0; i < block_units; i++, p += UNIT_BYTES) {
-#pragma unroll
-            for (int tile = 0; tile < NT; tile++) {
-                uint32_t r[4];
-                ps_ldmatrix4_transposed_at(r, p + tile * 2 * ROWS_ROW);
-                add_ones<T>(d, r);
-            }
-        }
-        if (at.q == 0) {
-            bias_sums[4 * D + F + at.g] = d[0];
-            bias_sums[4 * D + F + at.g + 8] = d[2];
-        }
-    }
-}
-
-/* The gradients of q, k and v of the warp's rows. delta, logs: of the heads, their sums' logarithms; addresses: the lane's places.
- */
-template <class T>
-static __device__ __forceinline__ void attention_backward(uint32_t (&dq)[4], uint32_t (&dk)[4], uint32_t (&dv)[4],
-                                                          const float (&delta)[2][2][2], const float4 &sums0, const float4 &sums1,
-                                                          uint32_t all_columns, uint32_t own_columns, uint32_t own_scores,
-                                                          uint32_t own_keys, const encoder<T> &x, const d16_place<T> &at)
-{
-    const bool low = at.q < 2; /* the first head of a pair */
-    const int last_keys = x.n - 32 - at.q * 2;
-    const uint32_t last0 = (last_keys > 0 ? 0xffffu : 0u) | (last_keys > 1 ? 0xffff0000u : 0u);
-    const uint32_t last1 = (last_keys > 8 ? 0xffffu : 0u) | (last_keys > 9 ? 0xffff0000u : 0u);
-#pragma unroll
-    for (int p = 0; p < 2; p++) {
-        float dq_of[2][4], dk_of[2][4], dv_of[2][4];
-        clear(dq_of);
-        clear(dk_of);
-        clear(dv_of);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const bool mine = low == (h == 0);
-            const float4 logs = h == 0 ? sums0 : sums1;
-            const float log0 = p == 0 ? logs.x : logs.z, log1 = p == 0 ? logs.y : logs.w;
-            const float less[4] = {-log0, -log0, -log1, -log1};
-            const float less_delta[4] = {delta[h][p][0], delta[h][p][0], delta[h][p][1], delta[h][p][1]};
-            uint32_t q[2], d_merged[2], keys[6], values[6], keys_across[6];
-            ps_ldmatrix2_at(q, own_columns + p * MATRIX);
-            ps_ldmatrix2_at(d_merged, own_columns + (6 + p) * MATRIX);
-            const uint32_t q0 = mine ? q[0] : 0, q1 = mine ? q[1] : 0;
-            const uint32_t d0 = mine ? d_merged[0] : 0, d1 = mine ? d_merged[1] : 0;
-            load_rows48(keys, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
-            load_rows48(values, all_columns + (4 + p) * MATRIX, COLUMNS_ROW);
-            load_rows48<true>(keys_across, all_columns + (2 + p) * MATRIX, COLUMNS_ROW);
-            if (p + h > 0) {
-                at.sync(); /* the head before has been read */
-            }
-#pragma unroll
-            for (int j = 0; j < 3; j++) {
-                float s[2][4], ds[2][4];
-                ps_mma8<T>(s[0], q0, q1, keys[2 * j], less);
-                ps_mma8<T>(s[1], q0, q1, keys[2 * j + 1], less);
-                ps_mma8<T>(ds[0], d0, d1, values[2 * j], less_delta);
-                ps_mma8<T>(ds[1], d0, d1, values[2 * j + 1], less_delta);
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    s[i / 4][i % 4] = ps_exp2(s[i / 4][i % 4]);
-                    ds[i / 4][i % 4] *= s[i / 4][i % 4];
-                }
-                uint32_t packed[4], d_packed[4];
-                pack_operand<T>(packed, s[0], s[1]);
-                pack_operand<T>(d_packed, ds[0], ds[1]);
-                if (j == 2) {
-                    packed[0] &= last0, packed[1] &= last0, packed[2] &= last1, packed[3] &= last1;
-                    d_packed[0] &= last0, d_packed[1] &= last0, d_packed[2] &= last1, d_packed[3] &= last1;
-                }
-                ps_stmatrix4_at(own_scores + j * 2 * MATRIX, packed);
-                ps_stmatrix4_at(own_scores + TO_GRADIENTS + j * 2 * MATRIX, d_packed);
-                ps_mma16<T>(dq_of[h], d_packed, keys_across[2 * j], keys_across[2 * j + 1], dq_of[h]);
-            }
-            uint32_t queries[6], d_mixed[6];
-            load_rows48<true>(queries, all_columns + p * MATRIX, COLUMNS_ROW);
-            load_rows48<true>(d_mixed, all_columns + (6 + p) * MATRIX, COLUMNS_ROW);
-            at.sync(); /* A and its gradient are there */
-#pragma unroll
-            for (int j = 0; j < 3; j++) {
-                uint32_t r[4];
-                ps_ldmatrix4_transposed_at(r, own_keys + j * 2 * SCORES_ROW);
-                ps_mma16<T>(dv_of[h], r, d_mixed[2 * j], d_mixed[2 * j + 1], dv_of[h]);
-                ps_ldmatrix4_transposed_at(r, own_keys + TO_GRADIENTS + j * 2 * SCORES_ROW);
-                ps_mma16<T>(dk_of[h], r, queries[2 * j], queries[2 * j + 1], dk_of[h]);
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float ln2 = 0.6931471805599453f; /* q was scaled */
-            dq[2 * p + i] = ps_pack<T>((low ? dq_of[0][2 * i] : dq_of[1][2 * i]) * x.scale,
-                                       (low ? dq_of[0][2 * i + 1] : dq_of[1][2 * i + 1]) * x.scale);
-            dk[2 * p + i] = ps_pack<T>((low ? dk_of[0][2 * i] : dk_of[1][2 * i]) * ln2,
-                                       (low ? dk_of[0][2 * i + 1] : dk_of[1][2 * i + 1]) * ln2);
-            dv[2 * p + i] = ps_pack<T>(low ? dv_of[0][2 * i] : dv_of[1][2 * i], low ? dv_of[0][2 * i + 1] : dv_of[1][2 * i + 1]);
-        }
-    }
-}
-
 template <class T, bool DROP>
 static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const __grid_constant__ encoder<T> x)
 {
@@ -442,7 +200,8 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
                         2 * MATRIX + row % 8 * 16;
         *(uint4 *)p = make_uint4(ps_ones<T>(), ps_ones<T>(), ps_ones<T>(), ps_ones<T>());
     }
-    const bool low = at.q < 2; /* the first head of a pair */
+    const struct d16_attention_places places = {all_columns, own_columns, own_scores,  own_keys,
+                                                COLUMNS_ROW, SCORES_ROW,  TO_GRADIENTS};
     float g[2][4];
     struct kept_first kept;
     load_rows(g, (const T *)x.dy, at);
@@ -477,9 +236,10 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
                 if (stage > 0) {
                     ps_barrier(0, threads);
                 }
-                hidden_backward<DROP>(dx, a, dm, stage, bits, own_staged, w, at);
+                hidden_backward<DROP, PS_GELU_TANH>(dx, a, dm, bits, own_staged, hidden_columns(w, stage), at);
                 publish(threads);
-                put_hidden_sums(sums, stage, warp, units, x.block_units, at);
+                put_hidden_sums<T, NT>(sums, stage, F, warp, units + TO_STAGED, STAGED_ROW, units + TO_NORMED, ROWS_ROW,
+                                       x.block_units, UNIT_BYTES, false, at);
                 if (DROP && warp < HIDDEN_WARPS && stage == (warp < 8)) { /* its sums of this half of the layer are written */
                     __syncwarp();
                     if (at.lane == 0) {
@@ -492,6 +252,8 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
         }
 
         /* r = u + drop(merged W_o + b_o) */
+        uint32_t keys_there[2];
+        last_keys(keys_there, 0xffffu, x.n, at);
         const uint4 kept_xhat = *(const uint4 *)(keep + KEPT_XHAT1 + at.lane * 16);
         const uint4 kept_merged = *(const uint4 *)(keep + KEPT_MERGED + at.lane * 16);
         const float4 sums0 = *(const float4 *)(keep + KEPT_ROWS + at.g * 64),
@@ -504,14 +266,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
         {
             const uint32_t merged[4] = {kept_merged.x, kept_merged.y, kept_merged.z, kept_merged.w};
             ps_stmatrix4_at(own_rows + 3 * MATRIX, merged);
-#pragma unroll
-            for (int i = 0; i < 4; i++) { /* pair i / 2, row i % 2 */
-                float v = -dx[i / 2][i % 2 * 2] * ps_low<T>(merged[i]) - dx[i / 2][i % 2 * 2 + 1] * ps_high<T>(merged[i]);
-                v += __shfl_xor_sync(0xffffffffu, v, 1);
-                const float other = __shfl_xor_sync(0xffffffffu, v, 2);
-                delta[0][i / 2][i % 2] = low ? v : other;
-                delta[1][i / 2][i % 2] = low ? other : v;
-            }
+            less_delta<T>(delta, dx, merged, at.q);
         }
         pack_operand<T>(a, dx[0], dx[1]);
         ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
@@ -545,7 +300,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
 
         /* A = softmax(q k' / sqrt(e)), merged = A v */
         uint32_t dq[4], dk[4], dv[4];
-        attention_backward(dq, dk, dv, delta, sums0, sums1, all_columns, own_columns, own_scores, own_keys, x, at);
+        attention_backward(dq, dk, dv, delta, sums0, sums1, places, d16_alone(), {}, keys_there, x.scale, at);
         const float2 kept_rstd = *(const float2 *)(keep + KEPT_ROWS + (at.g * 4 + 1) * 16);
         at.sync(); /* q, k, v and merged's gradient have been read */
         ps_stmatrix4_at(own_columns, dq);
@@ -571,18 +326,8 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
         }
         publish(threads);
         if (warp >= 8 && warp < 12) {
-            float d[5][4];
-            block_product<T>(d, units, COLUMNS_ROW, units + TO_ROWS, ROWS_ROW, x.block_units);
-            const int row = warp % 4 * 16 + at.g;
-            if (warp == 11) {
-                put_sums(sums, row, row + 8, d[3], d[4], at.q);
-            } else {
-                put_sums(sums, row, row + 8, d[0], d[1], at.q);
-            }
-            if (at.q == 0) {
-                bias_sums[row] = d[2][0];
-                bias_sums[row + 8] = d[2][2];
-            }
+            put_attention_sums<T, NT>(sums, bias_sums, warp, units, COLUMNS_ROW, units + TO_ROWS, ROWS_ROW, x.block_units,
+                                      UNIT_BYTES, false, at);
             if (DROP) {
                 __syncwarp();
                 if (at.lane == 0) {

@@ -2,57 +2,15 @@
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_FORWARD_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_FORWARD_CUH
 
-#include "kernels/cuda/encoder/resident/d16_units.cuh"
+#include "kernels/cuda/encoder/head.cuh"
+#include "kernels/cuda/encoder/resident/d16_attention.cuh"
+#include "kernels/cuda/encoder/resident/d16_hidden.cuh"
 
 namespace ps_resident
 {
 
 /* K and V of a unit: 6 x 8 rows by 4 matrices: columns of the first pair of heads and of the second, of K and of V. */
-enum { KV_ROW = 4 * MATRIX, KV_BYTES = 6 * KV_ROW };
-
-/* o = sum over keys of exp2(s) v, sum = that of exp2(s), most = what was taken off s: 0 unless MOST. */
-template <bool MOST, class T>
-static __device__ __forceinline__ void attend(float (&o)[4], float (&sum)[4], float (&most)[2], uint32_t a0, uint32_t a1,
-                                              const uint32_t (&keys)[6], const uint32_t (&values)[6], uint32_t last0,
-                                              uint32_t last1, int n, const d16_place<T> &at)
-{
-    float s[6][4], zero[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int t = 0; t < 6; t++) {
-        ps_mma8<T>(s[t], a0, a1, keys[t], zero);
-    }
-    most[0] = most[1] = 0;
-    if constexpr (MOST) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            most[r] = -INFINITY;
-#pragma unroll
-            for (int i = 0; i < 12; i++) {
-                const int column = i / 2 * 8 + at.q * 2 + i % 2;
-                float &v = s[i / 2][2 * r + i % 2];
-                v = column < n ? v : -INFINITY;
-                most[r] = fmaxf(most[r], v);
-            }
-            most[r] = ps_quad_max(most[r]);
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        o[i] = sum[i] = 0;
-    }
-#pragma unroll
-    for (int j = 0; j < 3; j++) {
-        uint32_t a[4];
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
-            float &v = s[2 * j + k / 4][k % 4];
-            v = ps_exp2(MOST ? v - most[k % 4 / 2] : v);
-        }
-        pack_operand<T>(a, s[2 * j], s[2 * j + 1]);
-        ps_mma16<T>(o, a, values[2 * j], values[2 * j + 1], o);
-        ps_mma16<T>(sum, a, j == 2 ? last0 : ps_ones<T>(), j == 2 ? last1 : ps_ones<T>(), sum);
-    }
-}
+enum { KV_BYTES = 6 * KV_ROW };
 
 /* u += scale x where kept; bit 8h + 4t + 16i of bits is element (g + 8h, 8t + 2q + i). */
 static __device__ __forceinline__ void add_where(float (&u)[2][4], const float (&x)[2][4], uint32_t bits, float scale)
@@ -122,89 +80,6 @@ template <class T> static __device__ __forceinline__ d16_place<T> place_again(co
     d16_place<T> at(thread);
     at.take(x, (int64_t)blockIdx.x * x.block_units + at.unit);
     return at;
-}
-
-/* merged = softmax(q k' / sqrt(e)) v of the warp's rows; kv: the lane's place in the unit's k; logs: log2 of softmax's sums. */
-template <class T>
-static __device__ __forceinline__ void attention(uint32_t (&merged)[4], float (&logs)[4], const uint32_t (&q)[4], uint32_t kv,
-                                                 uint32_t last0, uint32_t last1, int n, const d16_place<T> &at)
-{
-    const bool low = at.q < 2; /* the first head of a pair */
-#pragma unroll
-    for (int p = 0; p < 2; p++) {
-        uint32_t keys[6], values[6];
-        float o[4], sum[2], most[2] = {0, 0}, first_o[4], first_sum[4], second_o[4], second_sum[4], none[2];
-        load_rows48(keys, kv + p * MATRIX, KV_ROW);
-        load_rows48<true>(values, kv + (2 + p) * MATRIX, KV_ROW);
-        const uint32_t q0 = q[2 * p], q1 = q[2 * p + 1];
-        attend<false>(first_o, first_sum, none, low ? q0 : 0, low ? q1 : 0, keys, values, last0, last1, n, at);
-        attend<false>(second_o, second_sum, none, low ? 0 : q0, low ? 0 : q1, keys, values, last0, last1, n, at);
-        sum[0] = low ? first_sum[0] : second_sum[0];
-        sum[1] = low ? first_sum[2] : second_sum[2];
-        const bool fine = ps_sums_hold<T>(fminf(sum[0], sum[1]), fmaxf(sum[0], sum[1]));
-        if (!__all_sync(0xffffffffu, fine)) {
-            float second_most[2];
-            attend<true>(first_o, first_sum, most, low ? q0 : 0, low ? q1 : 0, keys, values, last0, last1, n, at);
-            attend<true>(second_o, second_sum, second_most, low ? 0 : q0, low ? 0 : q1, keys, values, last0, last1, n, at);
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                sum[r] = low ? first_sum[2 * r] : second_sum[2 * r];
-                most[r] = low ? most[r] : second_most[r];
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            o[i] = (low ? first_o[i] : second_o[i]) * __fdividef(1.0f, sum[i / 2]);
-        }
-        merged[2 * p] = ps_pack<T>(o[0], o[1]);
-        merged[2 * p + 1] = ps_pack<T>(o[2], o[3]);
-        logs[2 * p] = most[0] + ps_log2(sum[0]);
-        logs[2 * p + 1] = most[1] + ps_log2(sum[1]);
-    }
-}
-
-/* c = hidden W_2. */
-template <bool DROP, class T>
-static __device__ __forceinline__ void feed_forward(float (&c)[2][4], const uint32_t (&a)[4], const uint32_t (&words)[3],
-                                                    const d16_weights<T> &w, const d16_place<T> &at)
-{
-    clear(c);
-#pragma unroll 1
-    for (int half = 0; half < 2; half++) {
-        const uint32_t bits = half ? words[1] : words[0];
-#pragma unroll
-        for (int part = 0; part < 2; part++) {
-            const int column = half * 64 + part * 32;
-            float z[4][4];
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                uint32_t b[4];
-                set_bias(z[2 * j], w.b_1 + column / 2 + j * 8, at.q);
-                set_bias(z[2 * j + 1], w.b_1 + column / 2 + j * 8 + 4, at.q);
-                ps_ldmatrix4_transposed(b, w.w_1 + column + j * 16 + at.near * LD_F + at.far);
-                ps_mma16<T>(z[2 * j], a, b[0], b[1], z[2 * j]);
-                ps_mma16<T>(z[2 * j + 1], a, b[2], b[3], z[2 * j + 1]);
-            }
-#pragma unroll
-            for (int i = 0; i < 16; i++) {
-                z[i / 4][i % 4] = ps_gelu_twice(z[i / 4][i % 4]);
-            }
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                uint32_t hidden[4], b[4];
-                pack_operand<T>(hidden, z[2 * j], z[2 * j + 1]);
-                if constexpr (DROP) {
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        hidden[i] &= spread(bits, 2 * j + i / 2 + i % 2 * 4 + part * 8);
-                    }
-                }
-                ps_ldmatrix4_transposed(b, w.w_2 + (column + j * 16 + at.near) * LD + at.far);
-                ps_mma16<T>(c[0], hidden, b[0], b[1], c[0]);
-                ps_mma16<T>(c[1], hidden, b[2], b[3], c[1]);
-            }
-        }
-    }
 }
 
 template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) d16_forward(const __grid_constant__ encoder<T> x)
@@ -308,10 +183,8 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
         const uint32_t own_rows =
             kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
-        /* Ones where keys 32 .. 47 exist: the operand that adds up the last probabilities. */
-        const int last_keys = x.n - 32 - at.q * 2;
-        const uint32_t last0 = (last_keys > 0 ? ps_one<T> : 0u) | (last_keys > 1 ? ps_one<T> << 16 : 0u);
-        const uint32_t last1 = (last_keys > 8 ? ps_one<T> : 0u) | (last_keys > 9 ? ps_one<T> << 16 : 0u);
+        uint32_t last[2]; /* the operand that adds up the last probabilities */
+        last_keys(last, ps_one<T>, x.n, at);
         const uint32_t here0 = at.here[0] ? 0xffffffffu : 0u, here1 = at.here[1] ? 0xffffffffu : 0u;
         const uint32_t buffer = (uint32_t)(l % 2 * KV_BYTES);
         uint32_t a[4], q[4], words[3] = {0, 0, 0xffffffffu};
@@ -357,7 +230,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
 
         /* merged = softmax(q k' / sqrt(e)) v */
         float lse[4];
-        attention(a, lse, q, all_rows + buffer, last0, last1, x.n, at);
+        attention(a, lse, q, all_rows + buffer, d16_alone(), last, x.n, at);
 
         const d16_place<T> again = place_again(x);
         /* u = r = u + drop(merged W_o + b_o) */
@@ -380,7 +253,11 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
             }
         }
         scale_shift<T>(a, xhat, w.ln2_gamma, w.ln2_beta, again.q);
-        feed_forward<DROP>(c, a, words, w, again);
+        clear(c);
+#pragma unroll 1
+        for (int half = 0; half < 2; half++) {
+            feed_forward<DROP, PS_GELU_TANH>(c, a, half ? words[1] : words[0], hidden_columns(w, half), again);
+        }
         set_bias(xhat[0], w.b_2, again.q);
         set_bias(xhat[1], w.b_2 + 4, again.q);
 #pragma unroll

@@ -3,8 +3,8 @@
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_UNITS_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_UNITS_CUH
 
+#include "kernels/cuda/encoder/resident/device.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
-#include "kernels/cuda/encoder/head.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
 namespace ps_resident
@@ -83,6 +83,25 @@ template <class T> static __device__ __forceinline__ struct ahead *ahead_at(cons
     return (struct ahead *)(p + 2 * tags_of(x.d16.tiles) * sizeof(struct tag));
 }
 
+/* Masks of columns 64 half .. 64 half + 63 of the tile's hidden values, d_ff of them a row, whose row g is `first` of the batch. */
+template <class T>
+static __device__ __forceinline__ uint32_t draw_hidden(const encoder<T> &x, uint32_t below, uint32_t minus_below,
+                                                       const struct philox_site &site, uint32_t first, int f, int half, int q)
+{
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int part = i / 2, h = i % 2;
+        uint32_t drawn[4];
+        philox_draw(drawn, x, site, (first + 8 * h) * (f / 8) + half * 8 + part * 4 + q);
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            bits += ps_kept2(drawn[t], below, minus_below) << (t + 4 * h + 8 * part);
+        }
+    }
+    return bits;
+}
+
 /* Draws the masks of a layer's tile whose row g is `first`. */
 template <class T>
 static __device__ __forceinline__ void draw_tile(uint32_t (&words)[3], const encoder<T> &x, uint64_t step, int layer,
@@ -92,17 +111,7 @@ static __device__ __forceinline__ void draw_tile(uint32_t (&words)[3], const enc
     first += x.rows_before;
 #pragma unroll 1
     for (int half = 0; half < 2; half++) {
-        uint32_t bits = 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int part = i / 2, h = i % 2;
-            uint32_t drawn[4];
-            philox_draw(drawn, x, hidden, (first + 8 * h) * (F / 8) + half * 8 + part * 4 + q);
-#pragma unroll
-            for (int t = 0; t < 4; t++) {
-                bits += ps_kept2(drawn[t], x.below, x.minus_below) << (t + 4 * h + 8 * part);
-            }
-        }
+        const uint32_t bits = draw_hidden(x, x.below, x.minus_below, hidden, first, F, half, q);
         words[0] = half ? words[0] : bits;
         words[1] = bits;
     }
@@ -184,9 +193,9 @@ static __device__ __forceinline__ void set_bias(float (&c)[4], const float4 *bia
 }
 
 /* c = a w + bias, w [16, 16 columns]. */
-template <class T>
+template <class T, class P>
 static __device__ __forceinline__ void project16(float (&c)[2][4], const uint32_t (&a)[4], const T *w, int ld, const float4 *bias,
-                                                 const d16_place<T> &at)
+                                                 const P &at)
 {
     uint32_t b[4];
     set_bias(c[0], bias, at.q);
@@ -196,18 +205,41 @@ static __device__ __forceinline__ void project16(float (&c)[2][4], const uint32_
     ps_mma16<T>(c[1], a, b[2], b[3], c[1]);
 }
 
-/* Operands from 6 matrices, `stride` bytes apart, of 48 rows by 8 columns; p is the lane's place in the first. */
-template <bool TRANSPOSED = false> static __device__ __forceinline__ void load_rows48(uint32_t (&r)[6], uint32_t p, int stride)
+/* c += a w', w [16, 16]. */
+template <class T, class P>
+static __device__ __forceinline__ void multiply16_transposed(float (&c)[2][4], const uint32_t (&a)[4], const T *w, int ld,
+                                                             const P &at)
 {
-    uint32_t low[4], high[2];
-    if constexpr (TRANSPOSED) {
-        ps_ldmatrix4_transposed_at(low, p);
-        ps_ldmatrix2_transposed_at(high, p + 4 * stride);
-    } else {
-        ps_ldmatrix4_at(low, p);
-        ps_ldmatrix2_at(high, p + 4 * stride);
+    uint32_t b[4];
+    ps_ldmatrix4(b, w + at.other * ld + at.across);
+    ps_mma16<T>(c[0], a, b[0], b[1], c[0]);
+    ps_mma16<T>(c[1], a, b[2], b[3], c[1]);
+}
+
+/* Operands from 2 TILES matrices, `stride` bytes apart, of 16 TILES rows by 8 columns; p is the lane's place in the first. */
+template <bool TRANSPOSED, int TILES>
+static __device__ __forceinline__ void load_matrices(uint32_t (&r)[2 * TILES], uint32_t p, int stride)
+{
+#pragma unroll
+    for (int i = 0; i < 2 * TILES; i += 4) {
+        if (i + 2 < 2 * TILES) {
+            uint32_t m[4];
+            if constexpr (TRANSPOSED) {
+                ps_ldmatrix4_transposed_at(m, p + i * stride);
+            } else {
+                ps_ldmatrix4_at(m, p + i * stride);
+            }
+            r[i] = m[0], r[i + 1] = m[1], r[i + 2] = m[2], r[i + 3] = m[3];
+        } else {
+            uint32_t m[2];
+            if constexpr (TRANSPOSED) {
+                ps_ldmatrix2_transposed_at(m, p + i * stride);
+            } else {
+                ps_ldmatrix2_at(m, p + i * stride);
+            }
+            r[i] = m[0], r[i + 1] = m[1];
+        }
     }
-    r[0] = low[0], r[1] = low[1], r[2] = low[2], r[3] = low[3], r[4] = high[0], r[5] = high[1];
 }
 
 } // namespace ps_resident

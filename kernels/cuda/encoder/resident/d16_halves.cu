@@ -1,0 +1,276 @@
+/* The encoder of a model with BatchNorm behind each residual (post-norm), d_model 16, heads of 4 columns, d_ff a multiple of 64 and
+ * N up to 64: the paper's small models. Residual attention, any activation but swiglu. Equations: docs/design.md section 3.
+ *
+ * BatchNorm needs sums over all rows, so a layer is cut in halves, a kernel each way each: attention with W_o, and the feed-forward
+ * part. A kernel begins with the sums that the one before has left, a pair a block and column: it adds them up in a fixed order, in
+ * double, and makes of them two factors a column by which rows are normalised as they are read. It ends with its own. So the stream
+ * is written once a half, before the norm, and nothing is normalised in memory but the last layer's output. Backward has the same
+ * two sums a norm: those of the gradient and of the gradient times xhat.
+ *
+ * A warp owns 16 rows; attention's warps are those of a sequence (a unit), the feed-forward part's tiles are whoever's. What passes
+ * from kernel to kernel lies as the lanes hold it, 16 bytes each. Products, attention and weights' gradients are those of
+ * encoder/resident/d16_e4_f128.cu, for any N up to 64. Residual attention's scores are a sum over layers of q k': q and k of the
+ * layers below come to shared memory beside the layer's own, and their gradients are added to where backward finds them later.
+ *
+ * Counts, etth1_paper (3 layers, S 896 in 2,688 tiles, f 128): 2 + 2 layers kernels forward and as many backward. Forward writes
+ * 1.4 MB a slot: 7 a layer, and 1.7 MB of masks; backward reads them, 2 layers of pieces too, and writes 2 gradients and up to 4
+ * pieces' a layer, 8.4 MB of partial gradients. All of it stays in L2. A layer's tile takes 96 exponentials and 64 tanh a lane each
+ * way, and backward 64 exponentials more for erf's slope. FLOPs: 2 R (4 d^2 + 2 d f) + 4 S N^2 d (l + 1) a layer l forward, over
+ * twice that backward. Latency bounds it: barriers, the kernels' begin and end. */
+#include <stdlib.h>
+
+#include "kernels/cuda/encoder/resident/block_sums.cuh"
+#include "kernels/cuda/encoder/resident/d16_halves_backward.cuh"
+#include "kernels/cuda/encoder/resident/d16_halves_forward.cuh"
+
+namespace ps_resident
+{
+
+struct halves_plan {
+    int tiles; /* of a unit */
+    int64_t units;
+    int block_units, blocks, threads;
+    int forward, backward, hidden, hidden_backward; /* bytes of shared memory */
+};
+
+enum { LEAST_WARPS = 12 }; /* weights' gradients are by warps of numbers up to 11 */
+
+template <class T>
+static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_encoder_request *e, struct halves_plan *p)
+{
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const int64_t d = e->d_model, pieces = e->residual_attention ? e->layers - 1 : 0;
+    if (e->norm != PS_NORM_BATCH || e->norm_place != PS_NORM_POST || e->activation == PS_SWIGLU || d != D || e->n_heads != 4 ||
+        e->patches < 1 || e->patches > 64 || e->d_ff < 64 || e->d_ff % 64 != 0 || e->layers < 1 || e->layers > 64 ||
+        e->sequences < 1 || e->sequences > INT32_MAX / 64) {
+        return ps_fail(PS_UNSUPPORTED,
+                       "encoder (cuda, halves): d_model %lld, n_heads %lld, d_ff %lld, %lld patches: not d_model 16 "
+                       "with 4 heads, d_ff a multiple of 64, up to 64 patches, and BatchNorm behind the residual",
+                       (long long)d, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches);
+    }
+    p->tiles = ((int)e->patches + 15) / 16;
+    p->units = e->sequences;
+    const int least = (LEAST_WARPS + p->tiles - 1) / p->tiles, weights = (int)sizeof(halves_attention_weights<T>);
+    const int front = halves_front_bytes(weights), wide = halves_front_bytes(weights + (int)sizeof(struct halves_columns));
+    const int unit = halves_unit_bytes(p->tiles, (int)pieces), hidden = halves_front_bytes(halves_hidden_bytes((int)e->d_ff));
+    int most = MOST_WARPS / p->tiles;
+    most = most < (c->shared_bytes - wide) / unit ? most : (c->shared_bytes - wide) / unit;
+    const int of_tiles = (c->shared_bytes - hidden) / (p->tiles * HALVES_TILE_BYTES);
+    most = most < of_tiles ? most : of_tiles;
+    if (most < least) {
+        return ps_fail(PS_UNSUPPORTED,
+                       "encoder (cuda, halves): %lld layers of %lld patches and d_ff %lld do not fit %d bytes of "
+                       "shared memory a block",
+                       (long long)e->layers, (long long)e->patches, (long long)e->d_ff, c->shared_bytes);
+    }
+    const int64_t each = (p->units + c->multiprocessors - 1) / c->multiprocessors, rounds = (each + most - 1) / most;
+    p->block_units = (int)((each + rounds - 1) / rounds);
+    p->block_units = p->block_units < least ? least : p->block_units;
+    const int64_t groups = (p->units + p->block_units - 1) / p->block_units;
+    p->blocks = (int)(groups < c->multiprocessors ? groups : c->multiprocessors);
+    p->threads = p->block_units * p->tiles * 32;
+    p->forward = front + p->block_units * halves_keys_bytes(p->tiles, (int)pieces);
+    p->backward = wide + p->block_units * unit;
+    p->hidden = hidden;
+    p->hidden_backward = hidden + p->block_units * p->tiles * HALVES_TILE_BYTES;
+    return PS_OK;
+}
+
+static const struct halves_plan &plan_of(const struct ps_encoder_plan *plan)
+{
+    return *(const struct halves_plan *)plan->own;
+}
+
+/* More than there are, since no unit of a block's round is left out. */
+static int64_t tiles_of(const struct halves_plan &p)
+{
+    return (p.units + MOST_WARPS) * p.tiles;
+}
+
+/* What is kept, in order: slots, masks, statistics. */
+static size_t slots_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
+{
+    return (size_t)e->layers * SLOTS * (size_t)tiles_of(p) * SLOT_BYTES;
+}
+
+static size_t masks_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
+{
+    return (size_t)e->layers * (size_t)(MASKS_HIDDEN + e->d_ff / 64) * (size_t)tiles_of(p) * 32 * sizeof(uint32_t);
+}
+
+static size_t kept_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
+{
+    return slots_bytes(e, p) + masks_bytes(e, p) + (size_t)e->layers * 2 * 2 * D * sizeof(float);
+}
+
+template <class T>
+static enum ps_status halves_plan_of(const struct ps_kernels *k, const struct ps_encoder_request *e, struct ps_encoder_plan *plan)
+{
+    struct halves_plan p;
+    PS_TRY(plan_make<T>(k, e, &p));
+    plan->own = malloc(sizeof p);
+    if (!plan->own) {
+        return ps_fail(PS_DEVICE, "encoder: out of host memory");
+    }
+    *(struct halves_plan *)plan->own = p;
+    plan->kernels = "resident/d16_halves";
+    plan->kept_bytes = kept_bytes(e, p);
+    return PS_OK;
+}
+
+static enum ps_encoder_span halves_span(const struct ps_kernels *, const struct ps_encoder_request *,
+                                        const struct ps_encoder_plan *)
+{
+    return PS_SPAN_LAYERS;
+}
+
+/* The workspace, in order: sums over rows, gradients, partial gradients; and room for what is kept where nothing is to be. */
+static size_t sums_bytes(const struct halves_plan &p, const struct ps_cuda_context *c)
+{
+    (void)p;
+    return (2 * (size_t)c->multiprocessors * D * sizeof(float2) + 255) / 256 * 256;
+}
+
+static size_t halves_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                     const struct ps_encoder_plan *plan)
+{
+    const struct halves_plan &p = plan_of(plan);
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const size_t partial = (size_t)c->multiprocessors * (size_t)e->layers * (size_t)layer_sums(D, (int)e->d_ff) * sizeof(float);
+    const size_t gradients = 2 * (size_t)tiles_of(p) * SLOT_BYTES, backward = gradients + partial;
+    return sums_bytes(p, c) + (backward > kept_bytes(e, p) ? backward : kept_bytes(e, p));
+}
+
+template <class T>
+static void halves_make(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct halves_plan &p, encoder<T> *x,
+                        struct halves *h)
+{
+    *x = ps_resident_of<T>(e, p.blocks);
+    x->unit_rows = x->n;
+    x->units = p.units;
+    x->block_units = p.block_units;
+    *h = {};
+    char *const workspace = (char *)e->workspace, *const rest = workspace + sums_bytes(p, ps_cuda(k));
+    h->sums = (float2 *)workspace;
+    h->kept = e->kept ? (char *)e->kept : rest;
+    h->masks = (uint32_t *)(h->kept + slots_bytes(e, p));
+    h->statistics = (float *)((char *)h->masks + masks_bytes(e, p));
+    h->gradient = rest;
+    x->sums.partial = (float *)(rest + 2 * (size_t)tiles_of(p) * SLOT_BYTES);
+    x->sums.plain = true;
+    h->parameters = (float *)e->parameters;
+    h->tiles = tiles_of(p);
+    h->tiles_of_unit = p.tiles;
+    h->training = e->training;
+    h->residual = e->residual_attention;
+    for (int i = 0; i < 4; i++) {
+        h->running[i] = e->offsets.running[i];
+    }
+    h->running_stride = e->offsets.running_stride;
+    h->momentum = e->momentum;
+    h->hidden_threshold = e->hidden_dropout.threshold;
+    h->hidden_below = ps_below(h->hidden_threshold);
+    h->hidden_minus_below = ps_minus_below(h->hidden_threshold);
+    h->hidden_scale = h->hidden_threshold ? e->hidden_dropout.scale : 1.0f;
+}
+
+/* The kernel ends with rows that are dropped out so. */
+template <class T> static void take_dropout(encoder<T> *x, const struct ps_dropout &d)
+{
+    x->threshold = d.threshold;
+    x->below = ps_below(d.threshold);
+    x->minus_below = ps_minus_below(d.threshold);
+    x->drop_scale = d.threshold ? d.scale : 1.0f;
+}
+
+template <class T> using halves_kernel = void(const encoder<T>, const struct halves);
+
+template <class T> static halves_kernel<T> *attention_of(int tiles, bool backward)
+{
+    switch (tiles) {
+    case 1:
+        return backward ? halves_attention_backward<T, 1> : halves_attention<T, 1>;
+    case 2:
+        return backward ? halves_attention_backward<T, 2> : halves_attention<T, 2>;
+    case 3:
+        return backward ? halves_attention_backward<T, 3> : halves_attention<T, 3>;
+    default:
+        return backward ? halves_attention_backward<T, 4> : halves_attention<T, 4>;
+    }
+}
+
+template <class T> static halves_kernel<T> *hidden_of(enum ps_activation activation, bool backward)
+{
+    switch (activation) {
+    case PS_GELU:
+        return backward ? halves_hidden_backward<T, PS_GELU> : halves_hidden<T, PS_GELU>;
+    case PS_RELU:
+        return backward ? halves_hidden_backward<T, PS_RELU> : halves_hidden<T, PS_RELU>;
+    default:
+        return backward ? halves_hidden_backward<T, PS_GELU_TANH> : halves_hidden<T, PS_GELU_TANH>;
+    }
+}
+
+template <class T>
+static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                     const struct ps_encoder_plan *plan)
+{
+    const struct halves_plan &p = plan_of(plan);
+    const cudaStream_t stream = ps_cuda(k)->stream;
+    const dim3 grid((unsigned)p.blocks);
+    encoder<T> x;
+    struct halves h;
+    ps_cuda(k)->ordered = false;
+    halves_make(k, e, p, &x, &h);
+    for (int l = 0; l < x.layers; l++) {
+        h.layer = l;
+        h.turn = 0;
+        take_dropout(&x, e->dropout);
+        PS_TRY(ps_resident_launch(attention_of<T>(p.tiles, false), grid, p.threads, (size_t)p.forward, stream, "encoder forward", x,
+                                  h));
+        h.turn = 1;
+        take_dropout(&x, e->output_dropout);
+        PS_TRY(ps_resident_launch(hidden_of<T>(e->activation, false), grid, p.threads, (size_t)p.hidden, stream, "encoder forward",
+                                  x, h));
+    }
+    h.turn = 0;
+    return ps_resident_launch(halves_output<T>, grid, p.threads, 0, stream, "encoder forward", x, h);
+}
+
+template <class T>
+static enum ps_status halves_backward(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                      const struct ps_encoder_plan *plan)
+{
+    const struct halves_plan &p = plan_of(plan);
+    const cudaStream_t stream = ps_cuda(k)->stream;
+    const dim3 grid((unsigned)p.blocks);
+    encoder<T> x;
+    struct halves h;
+    ps_cuda(k)->ordered = false;
+    halves_make(k, e, p, &x, &h);
+    x.half_scale = h.hidden_scale * (e->activation == PS_GELU_TANH ? 0.5f : 1.0f);
+    h.layer = x.layers - 1;
+    PS_TRY(ps_resident_launch(halves_meet<T>, grid, p.threads, 0, stream, "encoder backward", x, h));
+    for (int l = x.layers - 1; l >= 0; l--) {
+        h.layer = l;
+        h.turn = 1;
+        take_dropout(&x, e->output_dropout);
+        PS_TRY(ps_resident_launch(hidden_of<T>(e->activation, true), grid, p.threads, (size_t)p.hidden_backward, stream,
+                                  "encoder backward", x, h));
+        h.turn = 0;
+        take_dropout(&x, e->dropout);
+        PS_TRY(ps_resident_launch(attention_of<T>(p.tiles, true), grid, p.threads, (size_t)p.backward, stream, "encoder backward",
+                                  x, h));
+    }
+    return ps_resident_launch(sum_kernel<T, D>, dim3((unsigned)((4 * D + 2 * x.f) * D / SUM_TILE), (unsigned)x.layers), SUM_THREADS,
+                              0, stream, "encoder weight gradients", x);
+}
+
+} // namespace ps_resident
+
+const struct ps_encoder_family ps_encoder_halves_bf16 = {ps_resident::halves_plan_of<ps_bf16>, ps_resident::halves_span,
+                                                         ps_resident::halves_workspace_bytes, ps_resident::halves_forward<ps_bf16>,
+                                                         ps_resident::halves_backward<ps_bf16>};
+const struct ps_encoder_family ps_encoder_halves_fp16 = {ps_resident::halves_plan_of<ps_fp16>, ps_resident::halves_span,
+                                                         ps_resident::halves_workspace_bytes, ps_resident::halves_forward<ps_fp16>,
+                                                         ps_resident::halves_backward<ps_fp16>};

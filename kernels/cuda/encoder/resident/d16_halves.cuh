@@ -1,0 +1,422 @@
+/* What encoder/resident/d16_halves.cu's kernels share: what they are told, what lies in memory between them, and BatchNorm's sums
+ * over all rows, by which a layer is cut in halves: attention with W_o, and the feed-forward part. */
+#ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_CUH
+#define PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_CUH
+
+#include "kernels/cuda/encoder/resident/d16_attention.cuh"
+#include "kernels/cuda/encoder/resident/d16_hidden.cuh"
+
+namespace ps_resident
+{
+
+/* Rows by tiles: a slot has 16 rows by 16 columns of 16 bits a tile, 16 bytes a lane, in the order of an operand. Of a layer: the
+ * sums that its norms read, q (scaled), k, v, merged, the logarithms of softmax's sums (lanes of q 0 and 2: [pair][row g, g + 8] of
+ * the pair's first head, of its second), and what the layers above have left of the gradients of q and k. */
+enum { SLOT_SUM_1, SLOT_SUM_2, SLOT_Q, SLOT_K, SLOT_V, SLOT_MERGED, SLOT_LOGS, SLOT_DQ, SLOT_DK, SLOTS };
+enum { SLOT_BYTES = 512 };
+
+/* Words of dropout's masks, one a lane and tile: after W_o, after W_2, and of the hidden values one for 64 columns. */
+enum { MASKS_O, MASKS_Y, MASKS_HIDDEN };
+
+/* One of BatchNorm's two in a layer. */
+enum { NORM_1, NORM_2 };
+
+struct halves {
+    char *kept;         /* [layers][SLOTS][tiles] */
+    char *gradient;     /* [2][tiles]: of what norm 1 gives, of the layer's input */
+    uint32_t *masks;    /* [layers][MASKS_HIDDEN + f / 64][tiles][32] */
+    float2 *sums;       /* [2][blocks][16]: written by one kernel and read by the next */
+    float *statistics;  /* [layers][2][2][16]: mean and 1 / deviation of each norm */
+    float *parameters;  /* flat: the running ones are moved there */
+    int64_t tiles;      /* of a layer, and more: no unit of a block is left out */
+    int tiles_of_unit;  /* NT */
+    int layer;          /* the kernel's */
+    int training;       /* else the running statistics serve, and nothing is kept */
+    int residual;       /* residual attention: scores of the layers below are added */
+    int turn;           /* of `sums`: which half the kernel writes */
+    int64_t running[4]; /* offsets of the first layer's: norm 1's mean, variance, norm 2's */
+    int64_t running_stride;
+    double momentum;
+    uint32_t hidden_threshold, hidden_below, hidden_minus_below; /* the encoder's are of the rows that the kernel ends with */
+    float hidden_scale;
+};
+
+/* The lane's 16 bytes of a tile. */
+static __device__ __forceinline__ char *slot_at(const struct halves &h, int layer, int slot, int64_t tile, int lane)
+{
+    return h.kept + ((int64_t)(layer * SLOTS + slot) * h.tiles + tile) * SLOT_BYTES + lane * 16;
+}
+
+static __device__ __forceinline__ char *gradient_at(const struct halves &h, int which, int64_t tile, int lane)
+{
+    return h.gradient + ((int64_t)which * h.tiles + tile) * SLOT_BYTES + lane * 16;
+}
+
+template <class T>
+static __device__ __forceinline__ uint32_t *halves_masks_at(const encoder<T> &x, const struct halves &h, int word, int64_t tile,
+                                                            int lane)
+{
+    return h.masks + ((int64_t)(h.layer * (MASKS_HIDDEN + x.f / 64) + word) * h.tiles + tile) * 32 + lane;
+}
+
+/* The operand there, zeros in rows that do not exist. */
+template <class P> static __device__ __forceinline__ void take_rows(uint32_t (&a)[4], const char *from, const P &at)
+{
+    take_operand(a, from);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        a[i] = at.here[i % 2] ? a[i] : 0;
+    }
+}
+
+/* Rounded, zeros in rows that do not exist, to its place; v becomes that. */
+template <class T, class P> static __device__ __forceinline__ void leave_rows(char *to, float (&v)[2][4], const P &at)
+{
+    uint32_t a[4];
+    pack_operand<T>(a, v[0], v[1]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        a[i] = at.here[i % 2] ? a[i] : 0;
+    }
+    if (to) {
+        leave_operand(to, a);
+    }
+    unpack_operand<T>(v, a);
+}
+
+/* ---- BatchNorm ---- */
+
+/* Columns' factors, in shared memory: y = x scale + shift; xhat = x rstd + centre; dx = g slope + x bend + level; and what is taken
+ * off what a kernel leaves before it is squared. */
+struct halves_columns {
+    float scale[D], shift[D], rstd[D], centre[D], slope[D], bend[D], level[D], minus_pivot[D], one[D];
+};
+
+/* Warps that a kernel has at most, and shared memory for sums over them. */
+enum { MOST_WARPS = THREADS / 32 };
+union halves_scratch {
+    double2 merged[MOST_WARPS][D];
+    float left[MOST_WARPS][2][D];
+};
+
+static __device__ __forceinline__ const float *of_column(const float *column, int t, int q)
+{
+    return column + t * 8 + q * 2;
+}
+
+/* v = v factor + add of the lane's columns. */
+static __device__ __forceinline__ void affine(float (&v)[2][4], const float *factor, const float *add, int q)
+{
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+        const float2 m = *(const float2 *)of_column(factor, t, q), b = *(const float2 *)of_column(add, t, q);
+        v[t][0] = fmaf(v[t][0], m.x, b.x), v[t][1] = fmaf(v[t][1], m.y, b.y);
+        v[t][2] = fmaf(v[t][2], m.x, b.x), v[t][3] = fmaf(v[t][3], m.y, b.y);
+    }
+}
+
+/* The lane's two sums of each of its columns, 8 t + 2 q + i of [2 t + i], over the rows it has seen. */
+struct halves_sums {
+    float first[4], second[4];
+
+    __device__ __forceinline__ halves_sums()
+    {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            first[j] = second[j] = 0;
+        }
+    }
+    /* v and v w of rows that exist. */
+    template <class P> __device__ __forceinline__ void add(const float (&v)[2][4], const float (&w)[2][4], const P &at)
+    {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float a = at.here[i % 4 / 2] ? v[i / 4][i % 4] : 0.0f;
+            float &sum = first[i / 4 * 2 + i % 2], &product = second[i / 4 * 2 + i % 2];
+            sum += a;
+            product = fmaf(a, w[i / 4][i % 4], product);
+        }
+    }
+};
+
+/* The block's to memory. All of its threads take part. */
+template <class T>
+static __device__ __forceinline__ void leave_sums(const struct halves &h, const encoder<T> &x, const struct halves_sums &sums,
+                                                  union halves_scratch &scratch)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    float v[8];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        v[j] = sums.first[j];
+        v[4 + j] = sums.second[j];
+    }
+#pragma unroll
+    for (int half = 4; half > 0; half /= 2) { /* over rows: a lane is left with one of the eight */
+        const bool upper = lane & (4 * half);
+#pragma unroll
+        for (int j = 0; j < half; j++) {
+            const float other = __shfl_xor_sync(0xffffffffu, upper ? v[j] : v[j + half], 4 * half);
+            v[j] = (upper ? v[j + half] : v[j]) + other;
+        }
+    }
+    scratch.left[warp][lane / 16][lane / 8 % 2 * 8 + lane % 4 * 2 + lane / 4 % 2] = v[0];
+    __syncthreads();
+    if (warp == 0) {
+        float sum = scratch.left[0][lane / 16][lane % 16];
+#pragma unroll 4
+        for (int w = 1; w < warps; w++) {
+            sum += scratch.left[w][lane / 16][lane % 16];
+        }
+        const float second = __shfl_down_sync(0xffffffffu, sum, 16);
+        if (lane < D) {
+            h.sums[(h.turn * x.blocks + (int)blockIdx.x) * D + lane] = make_float2(sum, second);
+        }
+    }
+}
+
+/* All blocks' sums of the kernel before, in threads 0 .. 15, a column each. */
+template <class T>
+static __device__ __forceinline__ double2 merge_sums(const struct halves &h, const encoder<T> &x, union halves_scratch &scratch)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    const float2 *const from = h.sums + (1 - h.turn) * x.blocks * D + lane % D;
+    double2 sum = make_double2(0, 0);
+#pragma unroll 4
+    for (int b = (int)threadIdx.x / D; b < x.blocks; b += (int)blockDim.x / D) {
+        const float2 v = __ldcg(from + b * D);
+        sum.x += (double)v.x;
+        sum.y += (double)v.y;
+    }
+    sum.x += __shfl_xor_sync(0xffffffffu, sum.x, 16);
+    sum.y += __shfl_xor_sync(0xffffffffu, sum.y, 16);
+    if (lane < D) {
+        scratch.merged[warp][lane] = sum;
+    }
+    __syncthreads();
+    if (warp == 0) {
+        sum = make_double2(0, 0);
+#pragma unroll 4
+        for (int w = lane / D; w < warps; w += 2) {
+            sum.x += scratch.merged[w][lane % D].x;
+            sum.y += scratch.merged[w][lane % D].y;
+        }
+        sum.x += __shfl_xor_sync(0xffffffffu, sum.x, 16);
+        sum.y += __shfl_xor_sync(0xffffffffu, sum.y, 16);
+    }
+    return sum;
+}
+
+template <class T> static __device__ __forceinline__ int64_t vector_at(const encoder<T> &x, int64_t first, int layer)
+{
+    return first + layer * x.at.vector_stride;
+}
+
+/* What is taken off what norm `norm` of `layer` reads before it is squared, so that the sums stay exact where means are far from 0:
+ * beta of the norm before, about which the rows lie. */
+template <class T> static __device__ __forceinline__ float pivot_of(const encoder<T> &x, int layer, int norm, int column)
+{
+    return norm == NORM_2 ? x.parameters[vector_at(x, x.at.ln1_beta, layer) + column]
+           : layer > 0    ? x.parameters[vector_at(x, x.at.ln2_beta, layer - 1) + column]
+                          : 0.0f;
+}
+
+/* Of what the kernel leaves for that norm. A barrier follows. */
+template <class T>
+static __device__ __forceinline__ void set_pivot(struct halves_columns &to, const encoder<T> &x, int layer, int norm)
+{
+    if (threadIdx.x < D) {
+        to.minus_pivot[threadIdx.x] = -pivot_of(x, layer, norm, (int)threadIdx.x);
+        to.one[threadIdx.x] = 1.0f;
+    }
+}
+
+/* scale, shift, rstd and centre of a norm from its statistics, by threads 0 .. 15. */
+template <class T>
+static __device__ __forceinline__ void set_forward(struct halves_columns &to, const encoder<T> &x, int layer, int norm, float mean,
+                                                   float rstd)
+{
+    const int column = (int)threadIdx.x;
+    const float gamma = x.parameters[vector_at(x, norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma, layer) + column],
+                beta = x.parameters[vector_at(x, norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta, layer) + column];
+    to.scale[column] = gamma * rstd;
+    to.shift[column] = fmaf(-mean, gamma * rstd, beta);
+    to.rstd[column] = rstd;
+    to.centre[column] = -mean * rstd;
+}
+
+/* The statistics of all rows, which the kernel before has summed, or the running ones; block 0 keeps them, and moves the running
+ * ones as batchnorm_statistics does. All threads take part; a barrier follows. */
+template <class T>
+static __device__ __forceinline__ void begin_forward(struct halves_columns &to, const encoder<T> &x, const struct halves &h,
+                                                     int layer, int norm, union halves_scratch &scratch)
+{
+    const double2 sum = h.training ? merge_sums(h, x, scratch) : make_double2(0, 0);
+    const int column = (int)threadIdx.x;
+    if (column < D) {
+        float *const running = h.parameters + layer * h.running_stride + column;
+        float *const running_mean = running + h.running[2 * norm], *const running_var = running + h.running[2 * norm + 1];
+        if (h.training) {
+            const double count = (double)x.rows, away = sum.x / count, mean = away + (double)pivot_of(x, layer, norm, column);
+            double squares = sum.y - away * sum.x;
+            squares = squares < 0 ? 0 : squares; /* what is not a number stays that */
+            const float var = (float)(squares / count), rstd = (float)(1.0 / sqrt(squares / count + (double)x.epsilon));
+            set_forward(to, x, layer, norm, (float)mean, rstd);
+            if (blockIdx.x == 0) {
+                float *const keep = h.statistics + (layer * 2 + norm) * 2 * D + column;
+                keep[0] = (float)mean;
+                keep[D] = rstd;
+                if (isfinite((float)mean) && isfinite(var)) {
+                    *running_mean += (float)(h.momentum * (mean - (double)*running_mean));
+                    *running_var += (float)(h.momentum * (squares / (count - 1.0) - (double)*running_var));
+                }
+            }
+        } else {
+            set_forward(to, x, layer, norm, *running_mean, rsqrtf(*running_var + x.epsilon));
+        }
+    }
+}
+
+/* Of a norm whose statistics are kept. */
+template <class T>
+static __device__ __forceinline__ void again_forward(struct halves_columns &to, const encoder<T> &x, const struct halves &h,
+                                                     int layer, int norm)
+{
+    if (threadIdx.x < D) {
+        const float *const kept = h.statistics + (layer * 2 + norm) * 2 * D + threadIdx.x;
+        set_forward(to, x, layer, norm, kept[0], kept[D]);
+    }
+}
+
+/* slope, bend and level of a norm's backward, from the sums of its output's gradient g and of g xhat, which are those of beta and
+ * gamma; block 0 adds them there. dx = gamma rstd (g - mean(g) - xhat mean(g xhat)). All threads take part; a barrier follows. */
+template <class T>
+static __device__ __forceinline__ void begin_backward(struct halves_columns &to, const encoder<T> &x, const struct halves &h,
+                                                      int layer, int norm, union halves_scratch &scratch)
+{
+    const double2 sum = merge_sums(h, x, scratch);
+    const int column = (int)threadIdx.x;
+    if (column < D) {
+        const float *const kept = h.statistics + (layer * 2 + norm) * 2 * D + column;
+        const int64_t gamma = vector_at(x, norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma, layer) + column,
+                      beta = vector_at(x, norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta, layer) + column;
+        const float mean = kept[0], rstd = kept[D], by = x.parameters[gamma] * rstd;
+        const float of_g = (float)(sum.x / (double)x.rows), of_xhat = (float)(sum.y / (double)x.rows);
+        to.slope[column] = by;
+        to.bend[column] = -by * of_xhat * rstd;
+        to.level[column] = by * fmaf(of_xhat * rstd, mean, -of_g);
+        if (blockIdx.x == 0) {
+            x.gradients[beta] += (float)sum.x;
+            x.gradients[gamma] += (float)sum.y;
+        }
+    }
+}
+
+/* dx of those, g of rows that exist becoming dx; s: what the norm read. */
+template <class P>
+static __device__ __forceinline__ void norm_backward(float (&g)[2][4], const float (&s)[2][4], const struct halves_columns &c,
+                                                     const P &at)
+{
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+        const float2 slope = *(const float2 *)of_column(c.slope, t, at.q), bend = *(const float2 *)of_column(c.bend, t, at.q),
+                     level = *(const float2 *)of_column(c.level, t, at.q);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float by = i % 2 ? slope.y : slope.x, of_s = i % 2 ? bend.y : bend.x, add = i % 2 ? level.y : level.x;
+            g[t][i] = at.here[i / 2] ? fmaf(g[t][i], by, fmaf(s[t][i], of_s, add)) : 0.0f;
+        }
+    }
+}
+
+/* ---- weights in shared memory ---- */
+
+template <class T> struct halves_attention_weights {
+    T w_qkv[D * LD_QKV], w_o[D * LD];
+    float4 b_qkv[3 * D / 2], b_o[D / 2];
+};
+
+/* Two neighbours of a bias, twice, as an accumulator has them. */
+static __device__ __forceinline__ void stage_pair(float4 *to, const float *from)
+{
+    ps_copy_async8(to, from);
+    ps_copy_async8((float *)to + 2, from);
+}
+
+/* Begins to copy a layer's (ps_copy_wait). */
+template <class T>
+static __device__ __forceinline__ void stage_attention(halves_attention_weights<T> &to, const encoder<T> &x, int layer)
+{
+    const T *const matrices = x.weights + layer * x.at.matrix_stride;
+    const float *const vectors = x.parameters + layer * x.at.vector_stride;
+    stage_matrix(to.w_qkv, LD_QKV, matrices + x.at.w_qkv, D, 3 * D / 8);
+    stage_matrix(to.w_o, LD, matrices + x.at.w_o, D, D / 8);
+    for (int i = (int)threadIdx.x; i < 3 * D / 2 + D / 2; i += (int)blockDim.x) {
+        const bool of_o = i >= 3 * D / 2;
+        stage_pair(to.b_qkv + i, of_o ? vectors + x.at.b_o + 2 * i - 3 * D : vectors + x.at.b_qkv + 2 * i);
+    }
+}
+
+/* The feed-forward part's: W_1 [16, f], f's columns in their positions, W_2 [f, 16], then b_1 and b_2. */
+static __host__ __device__ constexpr int halves_hidden_bytes(int f)
+{
+    return 2 * (D * (f + 8) + f * LD) + 16 * (f / 2 + D / 2);
+}
+
+template <class T> struct halves_hidden_weights {
+    T *w_1, *w_2;
+    float4 *b_1, *b_2;
+    int ld;
+
+    __device__ __forceinline__ halves_hidden_weights(char *p, int f)
+        : w_1((T *)p), w_2(w_1 + D * (f + 8)), b_1((float4 *)(w_2 + f * LD)), b_2(b_1 + f / 2), ld(f + 8)
+    {
+    }
+    __device__ __forceinline__ d16_columns<T> columns(int half) const
+    {
+        return {w_1 + half * 64, w_2 + half * 64 * LD, b_1 + half * 32, ld};
+    }
+};
+
+template <class T>
+static __device__ __forceinline__ void stage_hidden(const halves_hidden_weights<T> &to, const encoder<T> &x, int layer)
+{
+    const T *const matrices = x.weights + layer * x.at.matrix_stride;
+    const float *const vectors = x.parameters + layer * x.at.vector_stride;
+    const int pieces = x.f / 8;
+    for (int i = (int)threadIdx.x; i < D * pieces; i += (int)blockDim.x) {
+        const int row = i / pieces, of = i - row * pieces;
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            ps_copy_async4(to.w_1 + row * to.ld + of / 4 * 32 + of % 4 * 2 + t * 8,
+                           matrices + x.at.w_1 + row * x.f + of * 8 + t * 2);
+        }
+    }
+    for (int i = (int)threadIdx.x; i < 2 * x.f; i += (int)blockDim.x) {
+        ps_copy_async(to.w_2 + i / 2 * LD + i % 2 * 8, matrices + x.at.w_2 + column_of(i / 2) * D + i % 2 * 8);
+    }
+    for (int i = (int)threadIdx.x; i < x.f / 2 + D / 2; i += (int)blockDim.x) {
+        const bool of_2 = i >= x.f / 2;
+        stage_pair(to.b_1 + i, of_2 ? vectors + x.at.b_2 + 2 * i - x.f : vectors + x.at.b_1 + column_of(2 * i));
+    }
+}
+
+/* ---- places ---- */
+
+/* A warp's tile where tiles are worked on one by one. */
+template <class T> using tile_place = place<T, D, 1>;
+
+template <class T>
+static __device__ __forceinline__ int64_t take_tile(tile_place<T> &at, const encoder<T> &x, const struct halves &h, int64_t group)
+{
+    const int64_t tile = group * x.block_units * h.tiles_of_unit + (int)threadIdx.x / 32, unit = tile / h.tiles_of_unit;
+    const int row = (int)(tile - unit * h.tiles_of_unit) * 16 + at.g;
+    at.first = unit * x.n + row;
+    at.here[0] = unit < x.units && row < x.n;
+    at.here[1] = unit < x.units && row + 8 < x.n;
+    return tile;
+}
+
+} // namespace ps_resident
+
+#endif

@@ -1,0 +1,303 @@
+/* The backward kernels of encoder/resident/d16_halves.cu. */
+#ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_BACKWARD_CUH
+#define PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_BACKWARD_CUH
+
+#include "kernels/cuda/encoder/resident/d16_halves_forward.cuh"
+
+namespace ps_resident
+{
+
+enum { GRADIENT_R, GRADIENT_U };
+
+/* The sums over rows of dy and dy xhat, xhat that of the last layer's norm 2. */
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    halves_meet(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
+{
+    __shared__ struct halves_columns c;
+    __shared__ union halves_scratch scratch;
+    tile_place<T> at;
+    ps_grid_begin();
+    again_forward(c, x, h, h.layer, NORM_2);
+    __syncthreads();
+    struct halves_sums sums;
+    for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
+        const int64_t tile = take_tile(at, x, h, group);
+        uint32_t a[4];
+        float g[2][4], s[2][4];
+        load_rows(g, (const T *)x.dy, at);
+        take_rows(a, slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), at);
+        unpack_operand<T>(s, a);
+        affine(s, c.rstd, c.centre, at.q);
+        sums.add(g, s, at);
+    }
+    leave_sums(h, x, sums, scratch);
+}
+
+/* A tile's staged rows of matrices, two of each: 64 hidden columns and the gradient before the activation; and NORMED: what norm 1
+ * gives, ones, the gradient that enters W_2. */
+enum {
+    HALVES_STAGED_ROW = 16 * MATRIX,
+    HALVES_NORMED_ROW = 5 * MATRIX,
+    HALVES_TO_NORMED = 2 * HALVES_STAGED_ROW,
+    HALVES_TILE_BYTES = HALVES_TO_NORMED + 2 * HALVES_NORMED_ROW
+};
+
+/* Ones beside the operands of weights' gradients, for biases: matrix `which` of each of `rows` rows of matrices. */
+template <class T>
+static __device__ __forceinline__ void fill_ones(char *memory, int rows, int row, int which, int thread, int threads)
+{
+    for (int i = thread; i < rows * 8; i += threads) {
+        *(uint4 *)(memory + i / 8 * row + which * MATRIX + i % 8 * 16) =
+            make_uint4(ps_ones<T>(), ps_ones<T>(), ps_ones<T>(), ps_ones<T>());
+    }
+}
+
+/* From the gradient of the layer's output to that of what norm 1 gives. */
+template <class T, enum ps_activation ACTIVATION>
+static __global__ void __launch_bounds__(THREADS)
+    halves_hidden_backward(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
+{
+    extern __shared__ uint4 shared_memory[];
+    const halves_hidden_weights<T> w((char *)shared_memory, x.f);
+    struct halves_columns &c = *(struct halves_columns *)((char *)shared_memory + halves_hidden_bytes(x.f));
+    union halves_scratch &scratch = *(union halves_scratch *)(&c + 1);
+    char *const tiles = (char *)shared_memory + halves_front_bytes(halves_hidden_bytes(x.f));
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), warps = (int)blockDim.x / 32;
+    tile_place<T> at;
+    stage_hidden(w, x, h.layer);
+    fill_ones<T>(tiles + warp * HALVES_TILE_BYTES + HALVES_TO_NORMED, 2, HALVES_NORMED_ROW, 2, at.lane, 32);
+    ps_grid_begin();
+    begin_backward(c, x, h, h.layer, NORM_2, scratch);
+    again_forward(c, x, h, h.layer, NORM_1);
+    ps_copy_wait();
+    __syncthreads();
+    const float scale = h.hidden_scale / d16_times<ACTIVATION>;
+    const uint32_t staged = ps_shared_address(tiles);
+    const uint32_t half_row = (uint32_t)(at.lane / 8 % 2), place = (uint32_t)(at.lane / 16 * MATRIX + at.lane % 8 * 16);
+    const uint32_t own_staged = staged + warp * HALVES_TILE_BYTES + half_row * HALVES_STAGED_ROW + place;
+    const uint32_t own_normed = staged + warp * HALVES_TILE_BYTES + HALVES_TO_NORMED + half_row * HALVES_NORMED_ROW + place;
+    float *const partial = x.sums.partial + ((int64_t)blockIdx.x * x.layers + h.layer) * layer_sums(D, x.f);
+    struct halves_sums sums;
+    for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
+        const int64_t tile = take_tile(at, x, h, group);
+        uint32_t a[4], dm[4];
+        float g[2][4], s[2][4], dx[2][4];
+        take_rows(a, slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), at);
+        unpack_operand<T>(s, a);
+        if (h.layer + 1 == x.layers) {
+            load_rows(g, (const T *)x.dy, at);
+        } else {
+            take_rows(a, gradient_at(h, GRADIENT_U, tile, at.lane), at);
+            unpack_operand<T>(g, a);
+        }
+        norm_backward(g, s, c, at);
+        if (x.threshold) {
+            branch_operand<T, true>(dm, g, x.drop_scale * scale, *halves_masks_at(x, h, MASKS_Y, tile, at.lane), 0);
+        } else {
+            branch_operand<T, false>(dm, g, x.drop_scale * scale, 0, 0);
+        }
+        take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
+        unpack_operand<T>(s, a);
+        affine(s, c.scale, c.shift, at.q);
+        pack_operand<T>(a, s[0], s[1]);
+        if (group != blockIdx.x) {
+            __syncthreads(); /* the tiles before have been read */
+        }
+        ps_stmatrix4_at(own_normed, a);
+        ps_stmatrix4_at(own_normed + 3 * MATRIX, dm);
+        clear(dx);
+#pragma unroll 1
+        for (int half = 0; half < x.f / 64; half++) {
+            if (half > 0) {
+                __syncthreads();
+            }
+            if (h.hidden_threshold) {
+                const uint32_t bits = *halves_masks_at(x, h, MASKS_HIDDEN + half, tile, at.lane);
+                hidden_backward<true, ACTIVATION>(dx, a, dm, bits, own_staged, w.columns(half), at);
+            } else {
+                hidden_backward<false, ACTIVATION>(dx, a, dm, 0, own_staged, w.columns(half), at);
+            }
+            ps_publish();
+            __syncthreads();
+            put_hidden_sums<T, 1>(partial, half, x.f, warp, staged, HALVES_STAGED_ROW, staged + HALVES_TO_NORMED, HALVES_NORMED_ROW,
+                                  warps, HALVES_TILE_BYTES, group != blockIdx.x, at);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            g[i / 4][i % 4] += dx[i / 4][i % 4];
+        }
+        leave_rows<T>(gradient_at(h, GRADIENT_R, tile, at.lane), g, at);
+        take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
+        unpack_operand<T>(s, a);
+        affine(s, c.rstd, c.centre, at.q);
+        sums.add(g, s, at);
+    }
+    leave_sums(h, x, sums, scratch);
+}
+
+/* a += the operand there. */
+template <class T> static __device__ __forceinline__ void add_operand(uint32_t (&a)[4], const char *from)
+{
+    uint32_t old[4];
+    take_operand(old, from);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        a[i] = ps_pack<T>(ps_low<T>(a[i]) + ps_low<T>(old[i]), ps_high<T>(a[i]) + ps_high<T>(old[i]));
+    }
+}
+
+/* A unit's matrices, in rows of so many: COLUMNS: q, k, v and the gradient of merged, two each (a pair of heads each), then the
+ * gradients of q, k, v and of W_o's output. ROWS: what the layer reads, ones, merged. SCORES: a head's probabilities, then their
+ * gradient. Then q and k of each layer below, two each. */
+enum { HALVES_COLUMNS_ROW = 8 * MATRIX, HALVES_ROWS_ROW = 5 * MATRIX, HALVES_BELOW_ROW = 4 * MATRIX };
+
+static __host__ __device__ constexpr int halves_unit_bytes(int tiles, int pieces)
+{
+    return 2 * tiles * (HALVES_COLUMNS_ROW + HALVES_ROWS_ROW + 2 * 2 * tiles * MATRIX + pieces * HALVES_BELOW_ROW);
+}
+
+/* From there to the gradient of what the layer reads. */
+template <class T, int TILES>
+static __global__ void __launch_bounds__(THREADS)
+    halves_attention_backward(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
+{
+    extern __shared__ uint4 shared_memory[];
+    halves_attention_weights<T> &w = *(halves_attention_weights<T> *)shared_memory;
+    struct halves_columns &c = *(struct halves_columns *)(&w + 1), &input = *(struct halves_columns *)(&c + 1);
+    union halves_scratch &scratch = *(union halves_scratch *)(&input + 1);
+    char *const units = (char *)shared_memory + halves_front_bytes(sizeof w + sizeof input);
+    constexpr int ROWS = 2 * TILES, SCORES_ROW = ROWS * MATRIX, TO_ROWS = ROWS * HALVES_COLUMNS_ROW;
+    constexpr int TO_SCORES = TO_ROWS + ROWS * HALVES_ROWS_ROW, TO_BELOW = TO_SCORES + 2 * ROWS * SCORES_ROW;
+    const int pieces = h.residual ? h.layer : 0, unit_bytes = halves_unit_bytes(TILES, pieces);
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+    place<T, D, TILES> at;
+    stage_attention(w, x, h.layer);
+    fill_ones<T>(units + at.unit * unit_bytes + TO_ROWS, ROWS, HALVES_ROWS_ROW, 2, at.tile * 32 + at.lane, TILES * 32);
+    ps_grid_begin();
+    begin_backward(c, x, h, h.layer, NORM_1, scratch);
+    if (h.layer > 0) {
+        again_forward(input, x, h, h.layer - 1, NORM_2);
+    }
+    ps_copy_wait();
+    __syncthreads();
+    const uint32_t first_unit = ps_shared_address(units), unit = first_unit + (uint32_t)(at.unit * unit_bytes);
+    /* Which of four matrices the lane gives the rows of: a row of matrices, and a column. */
+    const uint32_t piece = (uint32_t)(at.lane % 8 * 16), own = (uint32_t)(at.tile * 2 + at.lane / 8 % 2),
+                   half = (uint32_t)(at.lane / 16);
+    const uint32_t own_columns = unit + own * HALVES_COLUMNS_ROW + half * MATRIX + piece;
+    const uint32_t own_rows = unit + TO_ROWS + own * HALVES_ROWS_ROW + half * MATRIX + piece;
+    const uint32_t own_below = unit + TO_BELOW + own * HALVES_BELOW_ROW + half * MATRIX + piece;
+    const struct d16_attention_places places = {unit + (uint32_t)(at.lane / 8 * HALVES_COLUMNS_ROW) + piece,
+                                                own_columns,
+                                                unit + TO_SCORES + own * SCORES_ROW + half * MATRIX + piece,
+                                                unit + TO_SCORES + half * SCORES_ROW + own * MATRIX + piece,
+                                                HALVES_COLUMNS_ROW,
+                                                SCORES_ROW,
+                                                ROWS * SCORES_ROW};
+    uint32_t last[2];
+    last_keys(last, 0xffffu, x.n, at);
+    float *const partial = x.sums.partial + ((int64_t)blockIdx.x * x.layers + h.layer) * layer_sums(D, x.f);
+    const int64_t further = SLOTS * h.tiles * SLOT_BYTES;
+    struct halves_sums sums;
+    for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
+        at.take(x, group * x.block_units + at.unit);
+        const int64_t tile = at.global_tile;
+        uint32_t a[4], branch[4];
+        float g[2][4], v[2][4], dx[2][4], delta[2][2][2];
+        take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
+        unpack_operand<T>(v, a);
+        take_rows(a, gradient_at(h, GRADIENT_R, tile, at.lane), at);
+        unpack_operand<T>(g, a);
+        norm_backward(g, v, c, at);
+        if (x.threshold) {
+            branch_operand<T, true>(branch, g, x.drop_scale, *halves_masks_at(x, h, MASKS_O, tile, at.lane), 0);
+        } else {
+            branch_operand<T, false>(branch, g, x.drop_scale, 0, 0);
+        }
+        if (group != blockIdx.x) {
+            __syncthreads(); /* the units before have been read */
+        }
+        clear(dx);
+        multiply16_transposed(dx, branch, w.w_o, LD, at);
+        pack_operand<T>(a, dx[0], dx[1]);
+        ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
+        take_rows(a, slot_at(h, h.layer, SLOT_MERGED, tile, at.lane), at);
+        ps_stmatrix4_at(own_rows + 3 * MATRIX, a);
+        less_delta<T>(delta, dx, a, at.q);
+#pragma unroll
+        for (int part = 0; part < 3; part++) {
+            take_rows(a, slot_at(h, h.layer, SLOT_Q + part, tile, at.lane), at);
+            ps_stmatrix4_at(own_columns + 2 * part * MATRIX, a);
+        }
+        for (int j = 0; j < pieces; j++) {
+            take_rows(a, slot_at(h, j, SLOT_Q, tile, at.lane), at);
+            ps_stmatrix4_at(own_below + j * ROWS * HALVES_BELOW_ROW, a);
+            take_rows(a, slot_at(h, j, SLOT_K, tile, at.lane), at);
+            ps_stmatrix4_at(own_below + j * ROWS * HALVES_BELOW_ROW + 2 * MATRIX, a);
+        }
+        if (h.layer > 0) {
+            take_rows(a, slot_at(h, h.layer - 1, SLOT_SUM_2, tile, at.lane), at);
+            unpack_operand<T>(v, a);
+            affine(v, input.scale, input.shift, at.q);
+        } else {
+            load_rows(v, (const T *)x.u, at);
+        }
+        pack_operand<T>(a, v[0], v[1]);
+        ps_stmatrix4_at(own_rows, a);
+        const char *const logs = slot_at(h, h.layer, SLOT_LOGS, tile, at.g * 4);
+        const float4 sums0 = *(const float4 *)logs, sums1 = *(const float4 *)(logs + 32);
+        at.sync();
+
+        uint32_t dq[4], dk[4], dv[4];
+        const struct d16_pieces of = {slot_at(h, 0, SLOT_Q, tile, at.lane),
+                                      further,
+                                      unit + TO_BELOW + (uint32_t)(at.lane / 8 * HALVES_BELOW_ROW) + piece,
+                                      2 * MATRIX,
+                                      pieces,
+                                      HALVES_BELOW_ROW,
+                                      ROWS * HALVES_BELOW_ROW};
+        const bool top = h.layer + 1 == x.layers;
+        const struct d16_piece_gradients to = {slot_at(h, 0, SLOT_DQ, tile, at.lane), slot_at(h, 0, SLOT_DK, tile, at.lane), top};
+        attention_backward(dq, dk, dv, delta, sums0, sums1, places, of, to, last, x.scale, at);
+        if (h.residual && !top) { /* the layers above have left theirs */
+            add_operand<T>(dq, slot_at(h, h.layer, SLOT_DQ, tile, at.lane));
+            add_operand<T>(dk, slot_at(h, h.layer, SLOT_DK, tile, at.lane));
+        }
+        at.sync(); /* q, k, v and merged's gradient have been read */
+        ps_stmatrix4_at(own_columns, dq);
+        ps_stmatrix4_at(own_columns + 2 * MATRIX, dk);
+        ps_stmatrix4_at(own_columns + 4 * MATRIX, dv);
+        ps_stmatrix4_at(own_columns + 6 * MATRIX, branch);
+        clear(dx);
+        multiply16_transposed(dx, dq, w.w_qkv, LD_QKV, at);
+        multiply16_transposed(dx, dk, w.w_qkv + D, LD_QKV, at);
+        multiply16_transposed(dx, dv, w.w_qkv + 2 * D, LD_QKV, at);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            g[i / 4][i % 4] += dx[i / 4][i % 4];
+        }
+        if (h.layer > 0) {
+            leave_rows<T>(gradient_at(h, GRADIENT_U, tile, at.lane), g, at);
+            take_rows(a, slot_at(h, h.layer - 1, SLOT_SUM_2, tile, at.lane), at);
+            unpack_operand<T>(v, a);
+            affine(v, input.rstd, input.centre, at.q);
+            sums.add(g, v, at);
+        } else {
+            store_rows((T *)x.du, g, at);
+        }
+        ps_publish();
+        __syncthreads();
+        if (warp >= 8 && warp < 12) {
+            put_attention_sums<T, TILES>(partial, partial + (4 * D + 2 * x.f) * D, warp, first_unit, HALVES_COLUMNS_ROW,
+                                         first_unit + TO_ROWS, HALVES_ROWS_ROW, x.block_units, unit_bytes, group != blockIdx.x, at);
+        }
+    }
+    if (h.layer > 0) {
+        leave_sums(h, x, sums, scratch);
+    }
+}
+
+} // namespace ps_resident
+
+#endif
