@@ -61,9 +61,11 @@ static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t place, int 
 #define PS_SUMS_40(d) PS_SUMS_32(d), PS_SUMS_4(d, 4)
 #define PS_SUMS_48(d) PS_SUMS_40(d), PS_SUMS_4(d, 5)
 #define PS_SUMS_64(d) PS_SUMS_48(d), PS_SUMS_4(d, 6), PS_SUMS_4(d, 7)
-#define PS_SUMS_128(d)                                                                                                       \
-    PS_SUMS_64(d), PS_SUMS_4(d, 8), PS_SUMS_4(d, 9), PS_SUMS_4(d, 10), PS_SUMS_4(d, 11), PS_SUMS_4(d, 12), PS_SUMS_4(d, 13), \
-        PS_SUMS_4(d, 14), PS_SUMS_4(d, 15)
+#define PS_SUMS_96(d) PS_SUMS_64(d), PS_SUMS_4(d, 8), PS_SUMS_4(d, 9), PS_SUMS_4(d, 10), PS_SUMS_4(d, 11)
+#define PS_SUMS_128(d) PS_SUMS_96(d), PS_SUMS_4(d, 12), PS_SUMS_4(d, 13), PS_SUMS_4(d, 14), PS_SUMS_4(d, 15)
+#define PS_SUMS_192(d)                                                                                                          \
+    PS_SUMS_128(d), PS_SUMS_4(d, 16), PS_SUMS_4(d, 17), PS_SUMS_4(d, 18), PS_SUMS_4(d, 19), PS_SUMS_4(d, 20), PS_SUMS_4(d, 21), \
+        PS_SUMS_4(d, 22), PS_SUMS_4(d, 23)
 #define PS_NAMES_8 "%0, %1, %2, %3"
 #define PS_NAMES_16 PS_NAMES_8 ", %4, %5, %6, %7"
 #define PS_NAMES_24 PS_NAMES_16 ", %8, %9, %10, %11"
@@ -71,9 +73,11 @@ static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t place, int 
 #define PS_NAMES_40 PS_NAMES_32 ", %16, %17, %18, %19"
 #define PS_NAMES_48 PS_NAMES_40 ", %20, %21, %22, %23"
 #define PS_NAMES_64 PS_NAMES_48 ", %24, %25, %26, %27, %28, %29, %30, %31"
-#define PS_NAMES_128                                                                                                               \
-    PS_NAMES_64 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
-                "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PS_NAMES_96 PS_NAMES_64 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define PS_NAMES_128 PS_NAMES_96 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PS_NAMES_192                                                                                                           \
+    PS_NAMES_128 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, " \
+                 "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 
 /* WHAT: the shape's depth and types; A, B: the operands; P: whether to add; REST: which operands lie across. */
 #define PS_WGMMA(N, WHAT, A, B, P, REST)                                                                      \
@@ -146,7 +150,9 @@ PS_WGMMA_COLUMNS(32, "%16", "%17", "%18", "%19", "%20", "%21", "%22")
 PS_WGMMA_COLUMNS(40, "%20", "%21", "%22", "%23", "%24", "%25", "%26")
 PS_WGMMA_COLUMNS(48, "%24", "%25", "%26", "%27", "%28", "%29", "%30")
 PS_WGMMA_COLUMNS(64, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
+PS_WGMMA_COLUMNS(96, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
 PS_WGMMA_COLUMNS(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
+PS_WGMMA_COLUMNS(192, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
 
 #undef PS_SUMS_4
 #undef PS_SUMS_8
@@ -156,7 +162,9 @@ PS_WGMMA_COLUMNS(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 #undef PS_SUMS_40
 #undef PS_SUMS_48
 #undef PS_SUMS_64
+#undef PS_SUMS_96
 #undef PS_SUMS_128
+#undef PS_SUMS_192
 #undef PS_NAMES_8
 #undef PS_NAMES_16
 #undef PS_NAMES_24
@@ -164,7 +172,9 @@ PS_WGMMA_COLUMNS(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 #undef PS_NAMES_40
 #undef PS_NAMES_48
 #undef PS_NAMES_64
+#undef PS_NAMES_96
 #undef PS_NAMES_128
+#undef PS_NAMES_192
 #undef PS_WGMMA
 #undef PS_WGMMA_ONTO
 #undef PS_WGMMA_COLUMNS
