@@ -546,6 +546,22 @@ START_TEST(of_attention)
 }
 END_TEST
 
+/* Short sequences whose rows lie further apart than a block's offsets of 32 bits reach. */
+START_TEST(of_attention_far_apart)
+{
+    const int64_t size[4] = {2, 4, 42, 8}, stride[4] = {INT64_C(1) << 23, 8, 32, 1};
+    struct ps_kernels *k = table(&h200, PS_PRECISION_BF16, 1);
+    struct ps_tensor rows = ps_tensor_nd(memory(0), PS_BF16, 4, size);
+    const struct ps_attention near = {
+        .mixed = rows, .logsum = ps_tensor_1d(memory(0), PS_F32, 2 * 4 * 42), .q = rows, .k = rows, .v = rows, .scale = 0.25};
+    struct ps_attention far = near;
+    memcpy(far.k.stride, stride, sizeof stride);
+    ck_assert_str_eq(k->way(k, PS_OP_attention, &near), "short16");
+    ck_assert_str_eq(k->way(k, PS_OP_attention, &far), "long16");
+    k->close(k);
+}
+END_TEST
+
 /* What runtime.attention: auto takes, at the edges of what was measured. */
 START_TEST(of_attention_or_products)
 {
@@ -597,6 +613,7 @@ int main(void)
     tcase_add_test(tests, of_biases);
     tcase_add_test(tests, of_gradients);
     tcase_add_test(tests, of_attention);
+    tcase_add_test(tests, of_attention_far_apart);
     tcase_add_test(tests, of_attention_or_products);
     suite_add_tcase(suite, tests);
     return run_suite(suite, CK_FORK_GETENV) != 0;

@@ -120,12 +120,6 @@ static __device__ __forceinline__ float part_of_delta(const char *mixed, uint32_
     return sum;
 }
 
-/* The bits of keys `key` and the next that are below the count. */
-static __device__ __forceinline__ uint32_t pair_of(uint32_t key, uint32_t count)
-{
-    return key + 1 < count ? ~0u : key < count ? 0xffffu : 0;
-}
-
 /* Weights are powers of 2 of a row's scores less a number that stays until one of them would be 2 or more: no maximum is looked for
  * in most steps. It is the maximum, when it is taken, and this much, which the rest may grow by. */
 template <typename T> static constexpr float room = std::is_same<T, ps_bf16>::value ? 30.0f : 0.0f;
@@ -203,7 +197,7 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) forward_kernel
         if (key0 + STEP > count) { /* nothing of what is no key */
 #pragma unroll
             for (int j = 0; j < 4 * STEP_TILES; j++) {
-                weights[j / 4][j % 4] &= pair_of(key0 + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
+                weights[j / 4][j % 4] &= ps_attention_pair(key0 + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
             }
         }
 #pragma unroll
@@ -289,7 +283,7 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) query_gradient
         if (key0 + STEP > count) { /* nothing of what is no key */
 #pragma unroll
             for (int j = 0; j < 4 * STEP_TILES; j++) {
-                gradients[j / 4][j % 4] &= pair_of(key0 + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
+                gradients[j / 4][j % 4] &= ps_attention_pair(key0 + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
             }
         }
         ps_attention_mix<T, STEP_TILES, CHUNKS>(dq, gradients, keys, p.chunk_step);
@@ -323,10 +317,11 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) key_gradient_k
     fetch(v, p.chunk, rows(p.x.v, at, unit_v), unit_v, at.row, blockDim.x / 2, p);
     fetch(steps, p.chunk_step, from_q, unit_q, 0, STEP, p);
     fetch(steps + of_q, p.chunk_step, from_up, unit_v, 0, STEP, p);
-    if (threadIdx.x < STEP) { /* of this thread's query: the logarithm to the base of 2, and delta, negative */
-        float *const sums = (float *)(steps + 2 * of_q) + threadIdx.x;
-        sums[0] = logsum[threadIdx.x] * PS_LOG2_E;
-        sums[STEP] = -delta[threadIdx.x];
+    /* Of this thread's query: the logarithm to the base of 2, and delta, negative; where there is none its weights are 0. */
+    for (uint32_t i = threadIdx.x; i < STEP; i += blockDim.x) {
+        float *const sums = (float *)(steps + 2 * of_q) + i;
+        sums[0] = i < count ? logsum[i] * PS_LOG2_E : INFINITY;
+        sums[STEP] = i < count ? -delta[i] : 0.0f;
     }
     const float factor = p.x.scale * PS_LOG2_E, zero[1][4] = {};
     float dk[CHUNKS][4], dv[CHUNKS][4];
@@ -337,7 +332,7 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) key_gradient_k
         ps_copy_wait();
         __syncthreads();
         const uint32_t after = query0 + STEP + threadIdx.x; /* this thread's query of the next step */
-        float next_sum = INFINITY, next_delta = 0.0f;       /* where there is none its weights are 0 */
+        float next_sum = INFINITY, next_delta = 0.0f;
         if (query0 + STEP < count) {
             char *const next = steps + (now ^ of_step);
             fetch(next, p.chunk_step, from_q, unit_q, query0 + STEP, STEP, p);
@@ -520,7 +515,7 @@ static __global__ void __launch_bounds__(WARPS * 32, CHUNKS == 1 ? 2 : 1) backwa
             load_turned(keys_turned[i], ps_shared_address(k + own + i * 256), p.chunk_step);
 #pragma unroll
             for (int j = 0; j < 2 * CHUNKS; j++) { /* dq takes nothing of what is no key */
-                keys_turned[i][j / 2][j % 2] &= pair_of(key0 + i * 16 + j % 2 * 8 + lane % 4 * 2, count);
+                keys_turned[i][j / 2][j % 2] &= ps_attention_pair(key0 + i * 16 + j % 2 * 8 + lane % 4 * 2, count);
             }
             ps_zero(dk[i]);
             ps_zero(dv[i]);
@@ -621,7 +616,8 @@ static __global__ void __launch_bounds__(WARPS * 32, CHUNKS == 1 ? 2 : 1) backwa
 
 bool ps_cuda_attention_long16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
 {
-    return k->real != PS_F32 && call->x.patches > 64;
+    (void)call;
+    return k->real != PS_F32;
 }
 
 typedef void kernel_type(struct long16);

@@ -12,11 +12,14 @@
  * blocks ask for as well. */
 static __device__ __forceinline__ void ps_attention_fetch(char *to, const char *from, bool there, int unit, bool near = false)
 {
-    if (unit == 16 && near) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(ps_shared_address(to)), "l"(from), "r"(there ? 16 : 0)
-                     : "memory");
-    } else if (unit == 16) {
-        ps_copy_async_part(to, from, there ? 16 : 0);
+    if (unit == 16) { /* copies of a size that is told only when they run would cost more than this */
+        if (!there) {
+            *(uint4 *)to = make_uint4(0, 0, 0, 0);
+        } else if (near) {
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(ps_shared_address(to)), "l"(from) : "memory");
+        } else {
+            ps_copy_async(to, from);
+        }
     } else if (unit == 8) {
         ps_copy_async8_if(to, from, there);
     } else if (unit == 4) {
@@ -61,6 +64,12 @@ static __device__ __forceinline__ void ps_attention_clear(char *memory, uint32_t
         *(float4 *)(memory + i) = make_float4(0, 0, 0, 0);
     }
     __syncthreads();
+}
+
+/* The bits of keys `key` and the next that are below the count. */
+static __device__ __forceinline__ uint32_t ps_attention_pair(uint32_t key, uint32_t count)
+{
+    return key + 1 < count ? ~0u : key < count ? 0xffffu : 0;
 }
 
 /* ---- products ---- */
@@ -187,26 +196,70 @@ static __device__ __forceinline__ void ps_attention_mix(float (&sum)[CHUNKS][4],
     }
 }
 
+/* An operand of 16 rows by 16 columns, or by 8, its first half, to a tile from its first of these rows on. */
+template <int HALVES>
+static __device__ __forceinline__ void ps_attention_store(char *to, const uint32_t (&r)[2 * HALVES], uint32_t chunk)
+{
+    const uint32_t lane = threadIdx.x % 32;
+#if __CUDA_ARCH__ >= 900
+    const uint32_t at = ps_shared_address(to) + lane % 16 * 16 + (HALVES == 2 ? lane / 16 * chunk : 0);
+    if constexpr (HALVES == 2) {
+        ps_stmatrix4_at(at, r);
+    } else {
+        ps_stmatrix2_at(at, r);
+    }
+#else
+    to += lane * 4; /* row lane / 4, and of its four words number lane % 4 */
+#pragma unroll
+    for (int i = 0; i < 2 * HALVES; i++) {
+        *(uint32_t *)(to + i / 2 * chunk + i % 2 * 128) = r[i];
+    }
+#endif
+}
+
 /* 16 rows by 8 CHUNKS columns, times a factor for each of the lane's two rows, rounded, to a tile of so many chunks from its first
- * of these rows on. */
+ * of these rows on; add: to what is there, rounded once. */
 template <typename T, int CHUNKS>
 static __device__ __forceinline__ void ps_attention_put(char *to, const float (&sum)[CHUNKS][4], float upper, float lower,
-                                                        uint32_t chunks, uint32_t chunk)
+                                                        uint32_t chunks, uint32_t chunk, bool add = false)
 {
-    to += threadIdx.x % 32 * 4; /* row lane / 4, and of its four words number lane % 4 */
+    constexpr int HALVES = CHUNKS > 1 ? 2 : 1;
 #pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
+    for (int i = 0; i < CHUNKS; i += HALVES) {
         if ((uint32_t)i < chunks) {
-            *(uint32_t *)(to + i * chunk) = ps_pack<T>(sum[i][0] * upper, sum[i][1] * upper);
-            *(uint32_t *)(to + i * chunk + 128) = ps_pack<T>(sum[i][2] * lower, sum[i][3] * lower);
+            float v[4 * HALVES];
+            uint32_t r[2 * HALVES];
+#pragma unroll
+            for (int j = 0; j < 4 * HALVES; j++) {
+                v[j] = sum[i + j / 4][j % 4] * (j % 4 < 2 ? upper : lower);
+            }
+            if (add) {
+#pragma unroll
+                for (int j = 0; j < 2 * HALVES; j++) {
+                    const uint32_t old = *(const uint32_t *)(to + (i + j / 2) * chunk + j % 2 * 128 + threadIdx.x % 32 * 4);
+                    v[2 * j] += ps_low<T>(old);
+                    v[2 * j + 1] += ps_high<T>(old);
+                }
+                __syncwarp();
+            }
+#pragma unroll
+            for (int j = 0; j < 2 * HALVES; j++) {
+                r[j] = ps_pack<T>(v[2 * j], v[2 * j + 1]);
+            }
+            if (HALVES == 1 || (uint32_t)i + 1 < chunks) {
+                ps_attention_store<HALVES>(to + i * chunk, r, chunk);
+            } else {
+                const uint32_t first[2] = {r[0], r[1]};
+                ps_attention_store<1>(to + i * chunk, first, chunk);
+            }
         }
     }
 }
 
-/* Both, of all chunks: tile `to` = factors a b. */
+/* Both, of all chunks: tile `to` = factors a b, or += that. */
 template <typename T, int TILES>
 static __device__ __forceinline__ void ps_attention_mixed(char *to, const uint32_t (&a)[TILES][4], uint32_t b, float upper,
-                                                          float lower, uint32_t chunks, uint32_t chunk)
+                                                          float lower, uint32_t chunks, uint32_t chunk, bool add = false)
 {
     uint32_t t = 0;
 #pragma unroll 1
@@ -214,13 +267,13 @@ static __device__ __forceinline__ void ps_attention_mixed(char *to, const uint32
         float sum[2][4];
         ps_zero(sum);
         ps_attention_mix<T, TILES, 2>(sum, a, b + t * chunk, chunk);
-        ps_attention_put<T, 2>(to + t * chunk, sum, upper, lower, 2, chunk);
+        ps_attention_put<T, 2>(to + t * chunk, sum, upper, lower, 2, chunk, add);
     }
     if (t < chunks) {
         float sum[1][4];
         ps_zero(sum);
         ps_attention_mix<T, TILES, 1>(sum, a, b + t * chunk, chunk);
-        ps_attention_put<T, 1>(to + t * chunk, sum, upper, lower, 1, chunk);
+        ps_attention_put<T, 1>(to + t * chunk, sum, upper, lower, 1, chunk, add);
     }
 }
 

@@ -3,12 +3,14 @@
  * A block takes a group of heads of one sequence or several: it brings their rows to shared memory once, in units of 16 bytes where
  * they are aligned so, and takes the results back the same way. Forward a warp owns 16 queries of a head. Backward it owns first 16
  * keys: with scores turned, 16 keys by all queries, dv and dk are its own sums; the scores' gradients go to shared memory, from
- * where they are read turned back for dq, of which a warp owns 16 queries. So no score is computed twice, and every sum has one
- * owner and a fixed order. e is anything: chunks of 8 columns, of which two are a product's m16n8k16, a last one an m16n8k8.
+ * where they are read turned back for dq, of which a warp owns 16 queries. What dk and dq are added to comes with all else, before
+ * it is needed. So no score is computed twice, and every sum has one owner and a fixed order. e is anything: chunks of 8 columns,
+ * of which two are a product's m16n8k16, a last one an m16n8k8.
  *
  * Bytes: 8 S h N e forward, 18 S h N e backward, and the sums; S h N^2 exponentials each way and tensor FLOPs 4 S h N^2 e forward,
- * 10 S h N^2 e backward, of N in whole 16 and e in whole 8. 42 patches, heads of 8, 43,008 matrices: 116 and 260 MB, 28 and 62 us
- * at 4.2 TB/s; the exponentials 27 us each way, at 16 a clock and multiprocessor. */
+ * 10 S h N^2 e backward, of N in whole 16 and e in whole 8. 42 patches, heads of 8, 43,008 matrices: 116 and 260 MB, 39 and 87 us
+ * at 3.0 TB/s; the exponentials 32 us each way, at 16 a clock and multiprocessor. A warp issues 890 instructions a matrix forward,
+ * 1,600 backward: 43 and 77 us of all schedulers' time. */
 #include <algorithm>
 
 #include "kernels/cuda/attention/attention.cuh"
@@ -20,242 +22,294 @@
 
 /* Most threads of a block, and fewest; what a block takes at most: units of a row (of one head more), tiles of 16 rows, bytes of
  * shared memory (of one matrix more). */
-enum { THREADS = 128, FEWEST = 96, UNITS = FEWEST, TILES_TAKEN = 12, BYTES_TAKEN = 40 << 10 };
+enum { THREADS = 128, FEWEST = 96, UNITS = FEWEST, TILES_TAKEN = 12, BYTES_TAKEN = 56 << 10 };
 
-/* How a block's threads go over rows of q, k and their gradients, or of the other tensors: a thread moves the same unit of every
- * `step`th row. */
-struct sweep {
-    uint32_t columns, chunks;        /* of a head */
-    struct ps_divisor units, across; /* of a head; of the block's heads */
-    uint32_t step;
+/* A tensor, in bytes: strides, and from the thread's row to its next. */
+struct tensor {
+    char *data;
+    int64_t sequence, head, piece, next_sequence, next_row;
+    int32_t near_sequence, near_head, row; /* the same within a block */
 };
 
 struct short16 {
-    struct ps_attention_launch x;
-    struct sweep of_q, of_v;
-    struct ps_divisor groups, group; /* blocks side by side; heads of one */
-    struct ps_divisor piece;         /* columns of a piece of q and k */
-    uint32_t sequences, taken;       /* all; a block's */
-    uint32_t chunk;                  /* bytes from chunk to chunk in shared memory */
+    struct tensor mixed, q, k, v, dq, dk, dv, d_mixed;
+    float *logsum, *delta;
+    /* A thread moves the same unit of `e` columns of every `rows`th row of every `sequences`th of the block's sequences: units of
+     * a piece; of the block's heads side by side. */
+    struct ps_divisor units, across;
+    uint32_t step_sequences, step_rows;
+    struct ps_divisor groups, group;           /* blocks side by side; heads of one */
+    uint32_t patches, heads, sequences, taken; /* all; a block's */
+    uint32_t e, pieces, chunks_q, chunks_v;
+    uint32_t chunk; /* bytes from chunk to chunk in shared memory */
+    uint32_t tiles; /* of a warp */
+    int unit;       /* bytes */
+    bool accumulate;
+    float scale;
 };
 
-/* The block's first sequence and head. */
+/* The block's first sequence and head, and how many sequences and matrices it has. */
 struct place {
-    uint32_t sequence, head;
+    uint32_t sequence, head, sequences, matrices;
 
     __device__ __forceinline__ place(const struct short16 &p)
     {
         const uint32_t before = ps_divide(blockIdx.x, p.groups);
         sequence = before * p.taken;
         head = (blockIdx.x - before * p.groups.divisor) * p.group.divisor;
+        sequences = min(p.taken, p.sequences - sequence);
+        matrices = sequences * p.group.divisor;
     }
 };
 
-/* A thread's unit of the rows. */
+/* A thread's unit of the rows: the first row and sequence of the block's, head of the block's, column of the head's. */
 struct unit {
-    uint32_t row, step;           /* the thread's first row */
-    uint32_t head, piece, column; /* of the block's; of the head's pieces; of the piece */
-    uint32_t to;                  /* its place in row 0 of a matrix's tile */
-    bool there;
+    uint32_t sequence, row, head, column;
 
-    /* elements: of a unit; rows: of the block. */
-    __device__ __forceinline__ unit(const struct short16 &p, const struct sweep &s, const struct place &at, uint32_t elements,
-                                    uint32_t rows, bool pieces)
+    template <int ROWS>
+    __device__ __forceinline__ unit(const struct short16 &p, const struct place &at, uint32_t elements,
+                                    std::integral_constant<int, ROWS>)
     {
-        const uint32_t line = ps_divide(threadIdx.x, s.across), across = threadIdx.x - line * s.across.divisor;
-        row = line < s.step ? line : rows; /* threads that are left over have none */
-        step = s.step;
-        head = ps_divide(across, s.units);
-        column = (across - head * s.units.divisor) * elements;
-        to = column / 8 * p.chunk + column % 8 * 2;
-        piece = pieces ? ps_divide(column, p.piece) : 0;
-        column -= piece * p.piece.divisor;
-        there = at.head + head < (uint32_t)p.x.heads;
+        const uint32_t line = ps_divide(threadIdx.x, p.across), side = threadIdx.x - line * p.across.divisor;
+        head = ps_divide(side, p.units);
+        column = (side - head * p.units.divisor) * elements;
+        sequence = line / ROWS;
+        row = line % ROWS;
+        /* Threads that are left over have none. */
+        const bool there = line < p.step_sequences * p.step_rows && at.head + head < p.heads;
+        sequence = there ? sequence : p.taken;
+    }
+    __device__ __forceinline__ char *start(const struct tensor &t, const struct place &at) const
+    {
+        return t.data + (at.sequence * t.sequence + at.head * t.head) +
+               (int32_t)(sequence * t.near_sequence + head * t.near_head + row * t.row + column * 2);
+    }
+    /* Its place in tiles `matrix` bytes apart. */
+    __device__ __forceinline__ uint32_t in_tile(const struct short16 &p, uint32_t matrix, uint32_t piece) const
+    {
+        const uint32_t of_head = piece * p.e + column;
+        return (sequence * p.group.divisor + head) * matrix + row * 16 + of_head / 8 * p.chunk + of_head % 8 * 2;
     }
 };
 
-/* The unit in a tensor's rows. */
-struct rows {
-    char *data;
-    int64_t sequence, row;
-
-    __device__ __forceinline__ rows(const struct ps_attention_view &v, const struct place &at, const struct unit &u)
-        : data(v.data + (at.sequence * v.sequence + (at.head + u.head) * v.head + u.piece * v.piece + u.column) * 2),
-          sequence(v.sequence * 2), row(v.row * 2)
-    {
-    }
-    __device__ __forceinline__ char *at(uint32_t s, uint32_t r) const
-    {
-        return data + s * sequence + r * row;
-    }
-};
-
-/* All rows of a tensor, on their way to tiles `matrix` bytes apart; zeros where there are none. They come by L1, but backward with
- * pieces of several layers: those would drive one another out (weather's layer 3: 0.37 ms against 0.40). */
-template <int ROWS, bool WIDE, bool NEAR>
-static __device__ __forceinline__ void fetch(char *to, uint32_t matrix, const struct ps_attention_view &v, const struct short16 &p,
-                                             const struct place &at, const struct unit &u)
+/* All rows of some tensors, on their way to tiles `matrix` bytes apart; zeros in place of rows that there are not. They come by L1
+ * (`near`), but backward with pieces of several layers: those would drive one another out. */
+template <int ROWS, bool WIDE, int COUNT>
+static __device__ __forceinline__ void fetch(char *const (&to)[COUNT], const struct tensor *const (&t)[COUNT], uint32_t matrix,
+                                             uint32_t pieces, bool near, const struct short16 &p, const struct place &at,
+                                             const struct unit &u)
 {
-    const struct rows from(v, at, u);
-    to += u.head * matrix + u.to;
-    matrix *= p.group.divisor;
-#pragma unroll 2
-    for (uint32_t i = u.row; i < ROWS * p.taken; i += u.step) {
-        const uint32_t sequence = i / ROWS, row = i % ROWS;
-        const bool here = u.there && row < (uint32_t)p.x.patches && at.sequence + sequence < p.sequences;
-        const char *source = here ? from.at(sequence, row) : v.data;
-        char *target = to + sequence * matrix + row * 16;
-        ps_attention_fetch(target, source, here, WIDE ? 16 : p.x.unit, NEAR || p.of_q.columns == p.of_v.columns);
+    const char *first[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        first[i] = u.start(*t[i], at);
+    }
+#pragma unroll 1
+    for (uint32_t piece = 0; piece < pieces; piece++) {
+        uint32_t target = u.in_tile(p, matrix, piece);
+        const char *side[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            side[i] = first[i];
+            first[i] += t[i]->piece;
+        }
+#pragma unroll 1
+        for (uint32_t sequence = u.sequence; sequence < at.sequences; sequence += p.step_sequences) {
+            const char *from[COUNT];
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                from[i] = side[i];
+                side[i] += t[i]->next_sequence;
+            }
+            uint32_t into = target;
+            target += p.step_sequences * p.group.divisor * matrix;
+#pragma unroll 1
+            for (uint32_t row = u.row; row < ROWS; row += p.step_rows, into += p.step_rows * 16) {
+#pragma unroll
+                for (int i = 0; i < COUNT; i++) {
+                    ps_attention_fetch(to[i] + into, from[i], row < p.patches, WIDE ? 16 : p.unit, near);
+                    from[i] += t[i]->next_row;
+                }
+            }
+        }
     }
 }
 
-/* All rows of such tiles to a tensor, or added to what is there. */
+/* All rows of such tiles to a tensor. */
 template <typename T, int ROWS, bool WIDE>
-static __device__ __forceinline__ void put(const struct ps_attention_view &v, const char *from, uint32_t matrix, bool add,
+static __device__ __forceinline__ void put(const struct tensor &t, const char *from, uint32_t matrix, uint32_t pieces,
                                            const struct short16 &p, const struct place &at, const struct unit &u)
 {
-    const struct rows to(v, at, u);
-    from += u.head * matrix + u.to;
-    matrix *= p.group.divisor;
-#pragma unroll 2
-    for (uint32_t i = u.row; i < ROWS * p.taken; i += u.step) {
-        const uint32_t sequence = i / ROWS, row = i % ROWS;
-        if (!u.there || row >= (uint32_t)p.x.patches || at.sequence + sequence >= p.sequences) {
-            continue;
+    char *first = u.start(t, at);
+#pragma unroll 1
+    for (uint32_t piece = 0; piece < pieces; piece++, first += t.piece) {
+        const char *source = from + u.in_tile(p, matrix, piece);
+        char *side = first;
+#pragma unroll 1
+        for (uint32_t sequence = u.sequence; sequence < at.sequences; sequence += p.step_sequences) {
+            const char *out = source;
+            char *to = side;
+#pragma unroll 1
+            for (uint32_t row = u.row; row < p.patches; row += p.step_rows, out += p.step_rows * 16, to += t.next_row) {
+                ps_attention_return<T>(to, out, false, WIDE ? 16 : p.unit);
+            }
+            source += p.step_sequences * p.group.divisor * matrix;
+            side += t.next_sequence;
         }
-        char *const target = to.at(sequence, row);
-        const char *const source = from + sequence * matrix + row * 16;
-        ps_attention_return<T>(target, source, add, WIDE ? 16 : p.x.unit);
     }
 }
 
 /* Zeros for the columns that fill a head's last chunk, which no unit reaches. */
 template <bool WIDE> static __device__ __forceinline__ void clear(char *memory, uint32_t bytes, const struct short16 &p)
 {
-    if (!WIDE && (p.of_q.columns % 8 || p.of_v.columns % 8)) {
+    if (!WIDE && p.e % 8) {
         ps_attention_clear(memory, bytes);
     }
 }
 
-/* Matrix `matrix` of the block's among all; -1 where there is none. */
-static __device__ __forceinline__ int64_t matrix_of(const struct short16 &p, const struct place &at, uint32_t matrix)
-{
-    const uint32_t before = ps_divide(matrix, p.group), sequence = at.sequence + before,
-                   head = at.head + matrix - before * p.group.divisor;
-    return sequence < p.sequences && head < (uint32_t)p.x.heads ? (int64_t)sequence * p.x.heads + head : -1;
-}
+/* A warp's tiles of 16 rows, the block's in turn; those of one matrix at a time: rows from `row` to `stop` of the block's matrix
+ * `own`, which is `matrix` of all. */
+template <int TILES> struct tiles {
+    uint32_t own, row, stop, next, end;
+    int64_t matrix;
 
-/* N at most 16 TILES and more than one tile less, here and below. */
-template <typename T, int TILES, bool WIDE>
+    __device__ __forceinline__ tiles(const struct short16 &p, const struct place &at)
+        : next(threadIdx.x / 32 * p.tiles), end(min(next + p.tiles, at.matrices * TILES))
+    {
+    }
+    __device__ __forceinline__ bool more(const struct short16 &p, const struct place &at)
+    {
+        while (next < end) {
+            own = next / TILES;
+            row = next % TILES * 16;
+            stop = min(TILES * 16u, row + (end - next) * 16);
+            next = own * TILES + TILES;
+            const uint32_t sequence = ps_divide(own, p.group), head = at.head + own - sequence * p.group.divisor;
+            if (head < p.heads) {
+                matrix = (int64_t)(at.sequence + sequence) * p.heads + head;
+                return true;
+            }
+        }
+        return false;
+    }
+};
+
+/* N at most 16 TILES and more than one tile less; NARROW: of a single chunk, here and below. */
+template <typename T, int TILES, bool WIDE, bool NARROW>
 static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ struct short16 p)
 {
     ps_grid_begin();
     extern __shared__ float4 shared_memory[];
     constexpr int ROWS = 16 * TILES;
     const struct place at(p);
-    const uint32_t matrices = p.taken * p.group.divisor, elements = WIDE ? 8 : (uint32_t)p.x.unit / 2;
-    const uint32_t of_q = p.of_q.chunks * p.chunk, of_v = p.of_v.chunks * p.chunk; /* bytes of a matrix */
-    char *const q = (char *)shared_memory, *const k = q + matrices * of_q, *const v = k + matrices * of_q;
-    clear<WIDE>(q, matrices * (2 * of_q + of_v), p);
-    const struct unit unit_q(p, p.of_q, at, elements, ROWS * p.taken, true), unit_v(p, p.of_v, at, elements, ROWS * p.taken, false);
-    fetch<ROWS, WIDE, true>(k, of_q, p.x.k, p, at, unit_q);
-    fetch<ROWS, WIDE, true>(q, of_q, p.x.q, p, at, unit_q);
-    fetch<ROWS, WIDE, true>(v, of_v, p.x.v, p, at, unit_v);
+    const struct unit u(p, at, WIDE ? 8 : (uint32_t)p.unit / 2, std::integral_constant<int, ROWS>());
+    const uint32_t chunks_q = NARROW ? 1 : p.chunks_q, chunks_v = NARROW ? 1 : p.chunks_v, pieces = NARROW ? 1 : p.pieces;
+    const uint32_t of_q = chunks_q * p.chunk, of_v = chunks_v * p.chunk; /* bytes of a matrix */
+    char *const q = (char *)shared_memory, *const k = q + at.matrices * of_q, *const v = k + at.matrices * of_q;
+    clear<WIDE>(q, at.matrices * (2 * of_q + of_v), p);
+    fetch<ROWS, WIDE, 2>({k, q}, {&p.k, &p.q}, of_q, pieces, true, p, at, u);
+    fetch<ROWS, WIDE, 1>({v}, {&p.v}, of_v, 1, true, p, at, u);
     ps_copy_wait();
     __syncthreads();
-    const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches;
-    const float factor = p.x.scale * PS_LOG2_E, zero[1][4] = {};
+    const uint32_t lane = threadIdx.x % 32, count = p.patches;
+    const float factor = p.scale * PS_LOG2_E, zero[1][4] = {};
+    uint32_t last[2]; /* ones, of the last tile's keys */
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        last[i] = ps_ones<T>() & ps_attention_pair(ROWS - 16 + i * 8 + lane % 4 * 2, count);
+        asm volatile("" : "+r"(last[i])); /* found once: the compiler would do so at each tile */
+    }
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x / 32; i < matrices * TILES; i += blockDim.x / 32) {
-        const uint32_t own = i / TILES, row0 = i % TILES * 16;
-        const int64_t matrix = matrix_of(p, at, own);
-        if (matrix < 0) {
-            continue;
-        }
-        char *const queries = q + own * of_q + row0 * 16;
-        float s[2 * TILES][4], most[2] = {-INFINITY, -INFINITY}, sum[4] = {0, 0, 0, 0};
-        ps_attention_scores<T, TILES>(s, zero, ps_shared_address(queries), ps_shared_address(k + own * of_q), p.of_q.chunks,
-                                      p.chunk, p.chunk);
+    for (struct tiles<TILES> own(p, at); own.more(p, at);) {
+        float *const logsum = p.logsum + own.matrix * count;
+        const uint32_t keys = ps_shared_address(k + own.own * of_q), values = ps_shared_address(v + own.own * of_v);
+#pragma unroll 1
+        for (uint32_t row0 = own.row; row0 < own.stop; row0 += 16) {
+            char *const queries = q + own.own * of_q + row0 * 16;
+            float sum[4], less[2] = {0, 0};
+            uint32_t weights[TILES][4];
+            /* Of most scores the exponentials are fine as they are; else all again, less each row's largest, which of a single key
+             * makes logsum exact. */
+#pragma unroll 1
+            for (bool again = count == 1;; again = true) {
+                float s[2 * TILES][4];
+                ps_attention_scores<T, TILES>(s, zero, ps_shared_address(queries), keys, chunks_q, p.chunk, p.chunk);
+                if (again) {
+                    less[0] = less[1] = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < 8 * TILES; j++) {
-            float &value = s[j / 4][j % 4];
-            value = j / 4 < 2 * TILES - 2 || j / 4 * 8 + lane % 4 * 2 + j % 2 < count ? value : -INFINITY;
-            most[j % 4 / 2] = fmaxf(most[j % 4 / 2], value);
-        }
-        most[0] = ps_group_max<4>(most[0]) * factor; /* of a key at least: finite */
-        most[1] = ps_group_max<4>(most[1]) * factor;
+                    for (int j = 0; j < 8 * TILES; j++) {
+                        float &value = s[j / 4][j % 4];
+                        value = j / 4 < 2 * TILES - 2 || j / 4 * 8 + lane % 4 * 2 + j % 2 < count ? value : -INFINITY;
+                        less[j % 4 / 2] = fmaxf(less[j % 4 / 2], value);
+                    }
+                    less[0] = ps_group_max<4>(less[0]) * factor; /* of a key at least: finite */
+                    less[1] = ps_group_max<4>(less[1]) * factor;
+                }
 #pragma unroll
-        for (int j = 0; j < 8 * TILES; j++) {
-            s[j / 4][j % 4] = ps_exp2(fmaf(s[j / 4][j % 4], factor, -most[j % 4 / 2]));
-        }
-        uint32_t weights[TILES][4];
-        ps_attention_round<T, TILES>(weights, s);
+                for (int j = 0; j < 8 * TILES; j++) {
+                    s[j / 4][j % 4] = ps_exp2(fmaf(s[j / 4][j % 4], factor, -less[j % 4 / 2]));
+                }
+                ps_attention_round<T, TILES>(weights, s);
+                sum[0] = sum[1] = sum[2] = sum[3] = 0;
 #pragma unroll
-        for (int j = 0; j < TILES; j++) {
-            ps_mma16<T>(sum, weights[j], ps_ones<T>(), ps_ones<T>(), sum); /* in every column */
-        }
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const uint32_t row = row0 + lane / 4 + r * 8;
-            if (lane % 4 == 0 && row < count) {
-                p.x.logsum[matrix * count + row] = (most[r] + ps_log2(sum[2 * r])) * (1 / PS_LOG2_E);
+                for (int j = 0; j < TILES; j++) { /* in every column */
+                    const bool end = j == TILES - 1;
+                    ps_mma16<T>(sum, weights[j], end ? last[0] : ps_ones<T>(), end ? last[1] : ps_ones<T>(), sum);
+                }
+                if (again || __all_sync(0xffffffffu, ps_sums_hold<T>(fminf(sum[0], sum[2]), fmaxf(sum[0], sum[2])))) {
+                    break;
+                }
             }
+            const uint32_t half = lane % 4, row = row0 + lane / 4 + half * 8;
+            if (half < 2 && row < count) {
+                logsum[row] = ((half ? less[1] : less[0]) + ps_log2(half ? sum[2] : sum[0])) * (1 / PS_LOG2_E);
+            }
+            __syncwarp(); /* all have read the queries, whose place mixed takes */
+            ps_attention_mixed<T, TILES>(queries, weights, values, ps_reciprocal(sum[0]), ps_reciprocal(sum[2]), chunks_v, p.chunk);
         }
-        __syncwarp(); /* all have read the queries, whose place mixed takes */
-        ps_attention_mixed<T, TILES>(queries, weights, ps_shared_address(v + own * of_v), __fdividef(1.0f, sum[0]),
-                                     __fdividef(1.0f, sum[2]), p.of_v.chunks, p.chunk);
     }
     __syncthreads();
-    put<T, ROWS, WIDE>(p.x.mixed, q, of_q, false, p, at, unit_v);
+    put<T, ROWS, WIDE>(p.mixed, q, of_q, 1, p, at, u);
 }
 
-/* logsum of the block's queries, on its way. */
-template <int TILES>
-static __device__ __forceinline__ void fetch_logsum(float *logsum, const struct short16 &p, const struct place &at)
-{
-    constexpr uint32_t ROWS = 16 * TILES;
-    for (uint32_t i = threadIdx.x; i < p.taken * p.group.divisor * ROWS; i += blockDim.x) {
-        const int64_t matrix = i % ROWS < (uint32_t)p.x.patches ? matrix_of(p, at, i / ROWS) : -1;
-        ps_copy_async4_if(logsum + i, p.x.logsum + (matrix < 0 ? 0 : matrix * p.x.patches + i % ROWS), matrix >= 0);
-    }
-}
-
-/* logsum to the base of 2; delta, to memory too. mixed, up: tiles. */
+/* logsum to the base of 2, which is on its way as it is; delta, to memory too. Both negative; of every two queries delta twice, as
+ * the products start from it. mixed, up: tiles. */
 template <typename T, int TILES>
-static __device__ __forceinline__ void sums(float *logsum, float *delta, const char *mixed, uint32_t of_mixed, const char *up,
-                                            uint32_t of_up, const struct short16 &p, const struct place &at)
+static __device__ __forceinline__ void sums(float *logsum, float *delta, const char *mixed, const char *up, uint32_t chunks,
+                                            const struct short16 &p, const struct place &at)
 {
     constexpr uint32_t ROWS = 16 * TILES;
-    const uint32_t chunks = p.of_v.chunks, lanes = chunks > 2 ? 4 : 1, part = threadIdx.x % lanes; /* of a row */
+    const uint32_t half = threadIdx.x % 2;
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x / lanes; i < p.taken * p.group.divisor * ROWS; i += blockDim.x / lanes) {
-        const uint32_t own = i / ROWS, row = i % ROWS;
-        const int64_t matrix = row < (uint32_t)p.x.patches ? matrix_of(p, at, own) : -1;
-        float sum = 0.0f;
+    for (struct tiles<TILES> own(p, at); own.more(p, at);) {
 #pragma unroll 1
-        for (uint32_t t = part; t < chunks; t += lanes) {
-            float a[8], b[8];
-            ps_load<8>(a, (const T *)(mixed + own * of_mixed + t * p.chunk + row * 16));
-            ps_load<8>(b, (const T *)(up + own * of_up + t * p.chunk + row * 16));
+        for (uint32_t row = own.row + threadIdx.x % 32 / 2; row < own.stop; row += 16) {
+            const uint32_t from = own.own * chunks * p.chunk + row * 16 + half * 8;
+            float sum = 0.0f;
+#pragma unroll 1
+            for (uint32_t t = 0; t < chunks; t++) {
+                float a[4], b[4];
+                ps_load<4>(a, (const T *)(mixed + from + t * p.chunk));
+                ps_load<4>(b, (const T *)(up + from + t * p.chunk));
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                sum = fmaf(a[j], b[j], sum);
+                for (int j = 0; j < 4; j++) {
+                    sum = fmaf(a[j], b[j], sum);
+                }
             }
-        }
-        if (lanes == 4) { /* a warp's 8 rows are all there or none: the block has whole 16 */
-            sum = ps_quad_sum(sum);
-        }
-        if (part == 0) {
-            logsum[i] *= PS_LOG2_E;
-            delta[i] = sum;
-            if (matrix >= 0) {
-                p.x.delta[matrix * p.x.patches + row] = sum;
+            sum = ps_group_sum<2>(sum);
+            const uint32_t i = own.own * ROWS + row;
+            delta[i / 2 * 4 + i % 2 + half * 2] = -sum;
+            if (half == 0) {
+                logsum[i] *= -PS_LOG2_E;
+                if (row < p.patches) {
+                    p.delta[own.matrix * p.patches + row] = sum;
+                }
             }
         }
     }
 }
 
-template <typename T, int TILES, bool WIDE>
+template <typename T, int TILES, bool WIDE, bool NARROW>
 static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_constant__ struct short16 p)
 {
     ps_grid_begin();
@@ -263,129 +317,183 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_c
     constexpr int ROWS = 16 * TILES;
     constexpr uint32_t BLOCK = ROWS * 16, OF_D = 2 * TILES * BLOCK; /* gradients of scores: 8 queries, all keys; a matrix */
     const struct place at(p);
-    const uint32_t matrices = p.taken * p.group.divisor, elements = WIDE ? 8 : (uint32_t)p.x.unit / 2;
-    const uint32_t of_q = p.of_q.chunks * p.chunk, of_v = p.of_v.chunks * p.chunk;
-    char *const q = (char *)shared_memory, *const k = q + matrices * of_q, *const mixed = k + matrices * of_q; /* then dk */
-    char *const v = mixed + matrices * of_q, *const up = v + matrices * of_v, *const d = up + matrices * of_v;
-    float *const logsum = (float *)(d + matrices * OF_D), *const delta = logsum + matrices * ROWS;
-    clear<WIDE>(q, matrices * (3 * of_q + 2 * of_v), p);
-    const struct unit unit_q(p, p.of_q, at, elements, ROWS * p.taken, true), unit_v(p, p.of_v, at, elements, ROWS * p.taken, false);
-    fetch<ROWS, WIDE, false>(up, of_v, p.x.d_mixed, p, at, unit_v);
-    fetch<ROWS, WIDE, false>(mixed, of_q, p.x.mixed, p, at, unit_v);
-    fetch_logsum<TILES>(logsum, p, at);
-    fetch<ROWS, WIDE, false>(k, of_q, p.x.k, p, at, unit_q);
-    fetch<ROWS, WIDE, false>(q, of_q, p.x.q, p, at, unit_q);
-    fetch<ROWS, WIDE, false>(v, of_v, p.x.v, p, at, unit_v);
+    const struct unit u(p, at, WIDE ? 8 : (uint32_t)p.unit / 2, std::integral_constant<int, ROWS>());
+    const uint32_t chunks_q = NARROW ? 1 : p.chunks_q, chunks_v = NARROW ? 1 : p.chunks_v, pieces = NARROW ? 1 : p.pieces;
+    const uint32_t of_q = chunks_q * p.chunk, of_v = chunks_v * p.chunk;
+    char *const d = (char *)shared_memory, *const q = d + at.matrices * OF_D, *const k = q + at.matrices * of_q;
+    char *const v = k + at.matrices * of_q, *const up = v + at.matrices * of_v;
+    /* What dk and dq are added to, if to anything; else dk takes the place of mixed, which is read first, and dq that of q. */
+    char *const dk = up + at.matrices * of_v, *const dq = p.accumulate ? dk + at.matrices * of_q : q;
+    char *const mixed = p.accumulate ? dq + at.matrices * of_q : dk;
+    float *const delta = (float *)(mixed + at.matrices * (p.accumulate ? of_v : of_q));
+    float *const logsum = delta + at.matrices * ROWS * 2;
+    clear<WIDE>(q, (uint32_t)((char *)delta - q), p);
+    fetch<ROWS, WIDE, 3>({up, mixed, v}, {&p.d_mixed, &p.mixed, &p.v}, of_v, 1, pieces == 1, p, at, u);
+#pragma unroll 1
+    for (struct tiles<TILES> own(p, at); own.more(p, at);) {
+        for (uint32_t row = own.row + threadIdx.x % 32; row < own.stop; row += 32) {
+            ps_copy_async4_if(logsum + own.own * ROWS + row, p.logsum + own.matrix * p.patches + row, row < p.patches);
+        }
+    }
+    fetch<ROWS, WIDE, 2>({k, q}, {&p.k, &p.q}, of_q, pieces, pieces == 1, p, at, u);
+    if (p.accumulate) {
+        fetch<ROWS, WIDE, 2>({dk, dq}, {&p.dk, &p.dq}, of_q, pieces, pieces == 1, p, at, u);
+    }
     ps_copy_wait();
     __syncthreads();
-    sums<T, TILES>(logsum, delta, mixed, of_q, up, of_v, p, at);
+    sums<T, TILES>(logsum, delta, mixed, up, chunks_v, p, at);
     __syncthreads();
     const uint32_t lane = threadIdx.x % 32;
-    const float factor = p.x.scale * PS_LOG2_E, zero[1][4] = {};
+    const float factor = p.scale * PS_LOG2_E, zero[1][4] = {};
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x / 32; i < matrices * TILES; i += blockDim.x / 32) { /* 16 keys: dv, dk */
-        const uint32_t own = i / TILES, row0 = i % TILES * 16;
-        if (matrix_of(p, at, own) < 0) {
-            continue;
-        }
-        const uint32_t queries = ps_shared_address(q + own * of_q), ups = ps_shared_address(up + own * of_v);
-        char *const keys = k + own * of_q + row0 * 16, *const values = v + own * of_v + row0 * 16;
-        float s[2 * TILES][4], g[2 * TILES][4];
-        ps_attention_scores<T, TILES>(s, zero, ps_shared_address(keys), queries, p.of_q.chunks, p.chunk, p.chunk);
+    for (struct tiles<TILES> own(p, at); own.more(p, at);) { /* 16 keys: dv, dk */
+        const uint32_t queries = ps_shared_address(q + own.own * of_q), ups = ps_shared_address(up + own.own * of_v);
+#pragma unroll 1
+        for (uint32_t row0 = own.row; row0 < own.stop; row0 += 16) {
+            char *const keys = k + own.own * of_q + row0 * 16, *const values = v + own.own * of_v + row0 * 16;
+            uint32_t weights[TILES][4], gradients[TILES][4];
+            {
+                float s[2 * TILES][4], g[2 * TILES][4];
+                ps_attention_scores<T, TILES>(s, zero, ps_shared_address(keys), queries, chunks_q, p.chunk, p.chunk);
 #pragma unroll
-        for (int j = 0; j < 2 * TILES; j++) {
-            const float2 there = *(const float2 *)(logsum + own * ROWS + j * 8 + lane % 4 * 2);
-            const float2 less = *(const float2 *)(delta + own * ROWS + j * 8 + lane % 4 * 2);
+                for (int j = 0; j < 2 * TILES; j++) {
+                    const float2 less = *(const float2 *)(logsum + own.own * ROWS + j * 8 + lane % 4 * 2);
+                    const float4 from = *(const float4 *)(delta + own.own * ROWS * 2 + j * 16 + lane % 4 * 4);
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                s[j][2 * r] = ps_exp2(fmaf(s[j][2 * r], factor, -there.x));
-                s[j][2 * r + 1] = ps_exp2(fmaf(s[j][2 * r + 1], factor, -there.y));
-                g[j][2 * r] = -less.x;
-                g[j][2 * r + 1] = -less.y;
+                    for (int r = 0; r < 4; r++) {
+                        s[j][r] = ps_exp2(fmaf(s[j][r], factor, r % 2 ? less.y : less.x));
+                    }
+                    g[j][0] = from.x;
+                    g[j][1] = from.y;
+                    g[j][2] = from.z;
+                    g[j][3] = from.w;
+                }
+                ps_attention_scores<T, TILES>(g, g, ps_shared_address(values), ups, chunks_v, p.chunk, p.chunk);
+#pragma unroll
+                for (int j = 0; j < 8 * TILES; j++) {
+                    g[j / 4][j % 4] *= s[j / 4][j % 4];
+                }
+                ps_attention_round<T, TILES>(weights, s);
+                ps_attention_round<T, TILES>(gradients, g);
             }
-        }
-        ps_attention_scores<T, TILES>(g, g, ps_shared_address(values), ups, p.of_v.chunks, p.chunk, p.chunk);
+            if (row0 + 16 > p.patches) { /* nothing of what is no key */
+                const bool first = row0 + lane / 4 < p.patches, second = row0 + lane / 4 + 8 < p.patches;
 #pragma unroll
-        for (int j = 0; j < 8 * TILES; j++) {
-            g[j / 4][j % 4] *= s[j / 4][j % 4];
-        }
-        uint32_t weights[TILES][4], gradients[TILES][4];
-        ps_attention_round<T, TILES>(weights, s);
-        ps_attention_round<T, TILES>(gradients, g);
-        char *const to = d + own * OF_D + row0 * 16 + lane * 4;
+                for (int j = 0; j < 4 * TILES; j++) {
+                    gradients[j / 4][j % 4] = (j % 2 ? second : first) ? gradients[j / 4][j % 4] : 0;
+                }
+            }
+            char *const to = d + own.own * OF_D + row0 * 16;
 #pragma unroll
-        for (int j = 0; j < 4 * TILES; j++) { /* nothing of what is no key */
-            const bool key = row0 + lane / 4 + j % 2 * 8 < (uint32_t)p.x.patches;
-            *(uint32_t *)(to + j / 2 * BLOCK + j % 2 * 128) = key ? gradients[j / 4][j % 4] : 0;
+            for (int j = 0; j < TILES; j++) {
+                ps_attention_store<2>(to + 2 * j * BLOCK, gradients[j], BLOCK);
+            }
+            __syncwarp(); /* all have read the values, whose place dv takes */
+            ps_attention_mixed<T, TILES>(values, weights, ups, 1.0f, 1.0f, chunks_v, p.chunk);
+            ps_attention_mixed<T, TILES>(dk + own.own * of_q + row0 * 16, gradients, queries, p.scale, p.scale, chunks_q, p.chunk,
+                                         p.accumulate);
         }
-        __syncwarp(); /* all have read the values, whose place dv takes */
-        ps_attention_mixed<T, TILES>(values, weights, ups, 1.0f, 1.0f, p.of_v.chunks, p.chunk);
-        ps_attention_mixed<T, TILES>(mixed + own * of_q + row0 * 16, gradients, queries, p.x.scale, p.x.scale, p.of_q.chunks,
-                                     p.chunk);
     }
     __syncthreads();
-    put<T, ROWS, WIDE>(p.x.dv, v, of_v, false, p, at, unit_v);
-    put<T, ROWS, WIDE>(p.x.dk, mixed, of_q, p.x.accumulate, p, at, unit_q);
+    put<T, ROWS, WIDE>(p.dv, v, of_v, 1, p, at, u);
+    put<T, ROWS, WIDE>(p.dk, dk, of_q, pieces, p, at, u);
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x / 32; i < matrices * TILES; i += blockDim.x / 32) { /* 16 queries: dq, in q's place */
-        const uint32_t own = i / TILES, row0 = i % TILES * 16;
-        if (matrix_of(p, at, own) < 0) {
-            continue;
-        }
-        const uint32_t from =
-            ps_shared_address(d + own * OF_D) + (row0 / 8 + lane / 8 % 2) * BLOCK + (lane / 16 * 8 + lane % 8) * 16;
-        uint32_t gradients[TILES][4];
+    for (struct tiles<TILES> own(p, at); own.more(p, at);) { /* 16 queries: dq */
+        const uint32_t keys = ps_shared_address(k + own.own * of_q);
+#pragma unroll 1
+        for (uint32_t row0 = own.row; row0 < own.stop; row0 += 16) {
+            const uint32_t from =
+                ps_shared_address(d + own.own * OF_D) + (row0 / 8 + lane / 8 % 2) * BLOCK + (lane / 16 * 8 + lane % 8) * 16;
+            uint32_t gradients[TILES][4];
 #pragma unroll
-        for (int j = 0; j < TILES; j++) {
-            ps_ldmatrix4_transposed_at(gradients[j], from + j * 256);
+            for (int j = 0; j < TILES; j++) {
+                ps_ldmatrix4_transposed_at(gradients[j], from + j * 256);
+            }
+            ps_attention_mixed<T, TILES>(dq + own.own * of_q + row0 * 16, gradients, keys, p.scale, p.scale, chunks_q, p.chunk,
+                                         p.accumulate);
         }
-        ps_attention_mixed<T, TILES>(q + own * of_q + row0 * 16, gradients, ps_shared_address(k + own * of_q), p.x.scale, p.x.scale,
-                                     p.of_q.chunks, p.chunk);
     }
     __syncthreads();
-    put<T, ROWS, WIDE>(p.x.dq, q, of_q, p.x.accumulate, p, at, unit_q);
+    put<T, ROWS, WIDE>(p.dq, dq, of_q, pieces, p, at, u);
 }
 
 /* ---- launching ---- */
 
+/* From an element of a block's part of a tensor to another, in bytes. */
+static bool near(const struct ps_attention_launch &x)
+{
+    for (const struct ps_attention_view *v : {&x.mixed, &x.q, &x.k, &x.v, &x.dq, &x.dk, &x.dv, &x.d_mixed}) {
+        const int64_t most = std::max({std::abs(v->sequence), std::abs(v->head), std::abs(v->row)});
+        if (most >= 1 << 23) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool ps_cuda_attention_short16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
 {
-    return k->real != PS_F32 && call->x.patches <= 64;
+    return k->real != PS_F32 && call->x.patches <= 64 && near(call->x);
 }
 
-static struct sweep sweep_of(int columns, int elements, int heads, int threads)
+static struct tensor tensor_of(const struct ps_attention_view &v, uint32_t sequences, uint32_t rows)
 {
-    const int units = columns / elements;
-    return {(uint32_t)columns, (uint32_t)(columns + 7) / 8, ps_divisor_make(units), ps_divisor_make(units * heads),
-            (uint32_t)(threads / (units * heads))};
+    return {v.data,           v.sequence * 2,          v.head * 2,          v.piece * 2,       sequences * v.sequence * 2,
+            rows * v.row * 2, (int32_t)v.sequence * 2, (int32_t)v.head * 2, (int32_t)v.row * 2};
 }
 
-template <typename T, int TILES, bool WIDE>
+template <typename T, int TILES, bool WIDE, bool NARROW>
 static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x, bool backward)
 {
     constexpr int ROWS = 16 * TILES;
     const int elements = x.unit / 2, sequences = (int)(x.matrices / x.heads);
     const int of_q = (x.columns + 7) / 8, of_v = (x.e + 7) / 8; /* chunks */
-    const auto bytes = [&](int chunk) {
-        return backward ? (3 * of_q + 2 * of_v) * chunk + 2 * TILES * ROWS * 16 + 2 * ROWS * 4 : (2 * of_q + of_v) * chunk;
-    };
-    /* Heads that fill 64 bytes of a row, as far as the block has room; then sequences. */
+    const int chunks = !backward ? 2 * of_q + of_v : x.accumulate ? 4 * of_q + 3 * of_v : 3 * of_q + 2 * of_v;
+    const auto bytes = [&](int chunk) { return chunks * chunk + (backward ? 2 * TILES * ROWS * 16 + 3 * ROWS * 4 : 0); };
+    /* Heads that fill 64 bytes of a row, or half as many, as far as the block has room; then sequences. */
     const int room = std::max(1, std::min(BYTES_TAKEN / bytes(ROWS * 16 + 16), TILES_TAKEN / TILES));
-    const int most = std::max(1, std::min({x.heads, 32 / x.e, room, UNITS / (x.columns / elements)}));
+    const int units = x.e / elements;
+    int most = std::max(1, std::min({x.heads, 32 / x.e, UNITS / units}));
+    while (most > room) {
+        most = (most + 1) / 2;
+    }
     const int groups = (x.heads + most - 1) / most, group = (x.heads + groups - 1) / groups;
     const int taken = std::min(sequences, std::max(1, room / group)), tiles = taken * group * TILES;
-    const int threads = tiles % 4 != 0 && tiles % 3 == 0 && x.columns / elements <= FEWEST ? FEWEST : THREADS;
-    struct short16 p = {x, sweep_of(x.columns, elements, group, threads), sweep_of(x.e, elements, group, threads)};
+    const int threads = tiles % 4 != 0 && tiles % 3 == 0 ? FEWEST : THREADS, lines = threads / (units * group);
+    struct short16 p = {};
+    p.units = ps_divisor_make(units);
+    p.across = ps_divisor_make(units * group);
+    p.step_sequences = (uint32_t)std::max(1, lines / ROWS);
+    p.step_rows = (uint32_t)std::min(lines, ROWS);
+    const auto tensor = [&](const struct ps_attention_view &v) { return tensor_of(v, p.step_sequences, p.step_rows); };
+    p.mixed = tensor(x.mixed);
+    p.q = tensor(x.q);
+    p.k = tensor(x.k);
+    p.v = tensor(x.v);
+    p.dq = tensor(x.dq);
+    p.dk = tensor(x.dk);
+    p.dv = tensor(x.dv);
+    p.d_mixed = tensor(x.d_mixed);
+    p.logsum = x.logsum;
+    p.delta = x.delta;
     p.groups = ps_divisor_make(groups);
     p.group = ps_divisor_make(group);
-    p.piece = ps_divisor_make(x.e);
+    p.patches = (uint32_t)x.patches;
+    p.heads = (uint32_t)x.heads;
     p.sequences = (uint32_t)sequences;
     p.taken = (uint32_t)taken;
+    p.e = (uint32_t)x.e;
+    p.pieces = (uint32_t)x.pieces;
+    p.chunks_q = (uint32_t)of_q;
+    p.chunks_v = (uint32_t)of_v;
+    p.tiles = ps_cuda_blocks(tiles, threads / 32);
+    p.unit = x.unit;
+    p.accumulate = x.accumulate;
+    p.scale = x.scale;
     /* Units that a quarter of a warp brings at once lie in different banks. */
-    const uint32_t side_by_side = p.of_q.across.divisor;
-    p.chunk = ROWS * 16 + (side_by_side > 4 ? 16 : side_by_side > 2 ? 32 : side_by_side > 1 ? 64 : 0);
+    p.chunk = ROWS * 16 + (units * group > 4 ? 16 : units * group > 2 ? 32 : units * group > 1 ? 64 : 0);
     const int shared = bytes((int)p.chunk) * group * taken;
-    const auto kernel = backward ? backward_kernel<T, TILES, WIDE> : forward_kernel<T, TILES, WIDE>;
+    const auto kernel = backward ? backward_kernel<T, TILES, WIDE, NARROW> : forward_kernel<T, TILES, WIDE, NARROW>;
     PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
     ps_cuda_launch(c, kernel, (unsigned)groups * ps_cuda_blocks(sequences, taken), (unsigned)threads, (size_t)shared, p);
     PS_CUDA_LAUNCHED(op);
@@ -395,7 +503,9 @@ template <typename T, int TILES>
 static enum ps_status launch_rows(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
                                   bool backward)
 {
-    return x.unit == 16 ? launch<T, TILES, true>(c, op, x, backward) : launch<T, TILES, false>(c, op, x, backward);
+    return x.unit < 16      ? launch<T, TILES, false, false>(c, op, x, backward)
+           : x.columns == 8 ? launch<T, TILES, true, true>(c, op, x, backward)
+                            : launch<T, TILES, true, false>(c, op, x, backward);
 }
 
 template <typename T>

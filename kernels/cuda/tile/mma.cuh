@@ -116,12 +116,17 @@ static __device__ __forceinline__ uint32_t ps_movmatrix(uint32_t x)
     return y;
 }
 
-/* r to four matrices, of sm_90. */
+/* r to four matrices, or two, of sm_90. */
 static __device__ __forceinline__ void ps_stmatrix4_at(uint32_t p, const uint32_t (&r)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(r[0]), "r"(r[1]), "r"(r[2]),
                  "r"(r[3])
                  : "memory");
+}
+
+static __device__ __forceinline__ void ps_stmatrix2_at(uint32_t p, const uint32_t (&r)[2])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(p), "r"(r[0]), "r"(r[1]) : "memory");
 }
 
 /* The A operand r (m16k16) to 16 rows of shared memory, `stride` bytes apart. */
