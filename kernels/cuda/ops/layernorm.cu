@@ -8,6 +8,7 @@
  * block's partial rows (L2). Flops: 14 R d. In bf16 half the bytes of rows; gamma, beta, statistics and sums are fp32. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
+#include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/vector.cuh"
 
@@ -198,16 +199,17 @@ extern "C" enum ps_status ps_cuda_layernorm(const struct ps_kernels *k, const st
     return PS_BY_REAL(k, layernorm, k, a);
 }
 
-/* Blocks a multiprocessor holds, by elements a lane (its registers). */
-static constexpr int resident(int width)
+/* Blocks a multiprocessor holds, by elements a lane (its registers): of eight columns at a time fewer, whose rows come ahead. */
+static constexpr int resident(int vec, int items)
 {
-    return width <= 8 ? 4 : width <= 16 ? 2 : 1;
+    return vec * items <= 8 ? (vec == 8 ? 3 : 4) : vec * items <= 16 ? 2 : 1;
 }
 
 /* The block's sum of v over its groups of lanes, by column, to out [d]. */
 template <int LANES, int VEC, int ITEMS>
 static __device__ __forceinline__ void sum_groups(float *out, float (&v)[ITEMS * VEC], float (*shared)[LANES * ITEMS * VEC], int d)
 {
+    __syncthreads(); /* the memory may have been another's */
     const int lane = threadIdx.x % LANES;
 #pragma unroll
     for (int i = 0; i < ITEMS * VEC; i++) {
@@ -225,7 +227,6 @@ static __device__ __forceinline__ void sum_groups(float *out, float (&v)[ITEMS *
         }
         out[column] = sum;
     }
-    __syncthreads();
 }
 
 /* What the backward is told. dx may be dy or addend; addend and masked may be NULL. partials [blocks, 2 d]: a block's dgamma, then
@@ -240,19 +241,27 @@ template <typename T> struct backward_rows {
     struct ps_dropout dropout;
 };
 
-/* VEC neighbours as they lie in memory. */
-template <typename T, int VEC> struct alignas(sizeof(T) * VEC) packed {
-    T v[VEC];
-};
+/* Rows of 16 bits come ahead: a lane has those of so many rows less one on their way while it works on one, in shared memory of its
+ * own, since the arithmetic of a row takes as long as its way from memory. */
+template <int VEC, int ITEMS> static constexpr int rows_ahead = VEC<8 ? 0 : ITEMS> 2 ? 2 : 3;
+
+/* Shared memory: those rows [rows, dy x addend, ITEMS, block] of 16 bytes, then sums [warps, LANES width]. */
+template <int LANES, int VEC, int ITEMS> static constexpr int shared_bytes()
+{
+    constexpr int ahead = rows_ahead<VEC, ITEMS> * 3 * ITEMS * block * 16, sums = block / 32 * LANES * VEC * ITEMS * 4;
+    return ahead > sums ? ahead : sums;
+}
 
 template <typename T, int LANES, int VEC, int ITEMS, bool CENTRED, bool MASKED>
-static __global__ void __launch_bounds__(block, resident(VEC *ITEMS)) layernorm_backward_rows(const struct backward_rows<T> a)
+static __global__ void __launch_bounds__(block, resident(VEC, ITEMS)) layernorm_backward_rows(const struct backward_rows<T> a)
 {
     ps_grid_begin();
-    constexpr int width = ITEMS * VEC, groups = block / LANES;
-    __shared__ float shared[block / 32][LANES * width];
+    constexpr int width = ITEMS * VEC, groups = block / LANES, ahead = rows_ahead<VEC, ITEMS>;
+    extern __shared__ float4 shared_memory[];
+    float4 *const own = shared_memory + threadIdx.x;
     const int lane = threadIdx.x % LANES, d = a.d;
     const uint64_t step = MASKED && a.dropout.threshold ? a.dropout.state->step : 0;
+    const int64_t stride = (int64_t)gridDim.x * groups;
     float g[width], sum_gamma[width], sum_beta[width], sum_bias[MASKED ? width : 1];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
@@ -265,29 +274,54 @@ static __global__ void __launch_bounds__(block, resident(VEC *ITEMS)) layernorm_
             ps_load<VEC>(g + i * VEC, a.gamma + column);
         }
     }
+    /* A row, on its way to a place of the ring. */
+    const auto ask = [&](int64_t row, int place) {
+        if constexpr (ahead > 0) {
+#pragma unroll
+            for (int i = 0; i < ITEMS; i++) {
+                const int column = (i * LANES + lane) * VEC;
+                if (row < a.rows && column < d) {
+                    float4 *const to = own + (place * 3 * ITEMS + i) * block;
+                    ps_copy_async(to, a.dy + row * d + column);
+                    ps_copy_async(to + ITEMS * block, a.x + row * d + column);
+                    if (a.addend) {
+                        ps_copy_async(to + 2 * ITEMS * block, a.addend + row * d + column);
+                    }
+                }
+            }
+            ps_copy_commit();
+        }
+    };
+    int64_t row = (int64_t)blockIdx.x * groups + threadIdx.x / LANES;
+    for (int i = 0; i < ahead - 1; i++) {
+        ask(row + i * stride, i);
+    }
+    float mu = CENTRED && row < a.rows ? a.mean[row] : 0.0f, rs = row < a.rows ? a.rstd[row] : 0.0f;
+    int place = 0;
     /* The bound is the same for all threads of a warp: its lanes stay together. */
-    for (int64_t first = (int64_t)blockIdx.x * groups; first < a.rows; first += (int64_t)gridDim.x * groups) {
-        const int64_t row = first + threadIdx.x / LANES;
-        const bool live = row < a.rows;
+#pragma unroll 1
+    for (int64_t first = (int64_t)blockIdx.x * groups; first < a.rows; first += stride, row += stride) {
+        const bool live = row < a.rows, more = row + stride < a.rows;
+        const float next_mu = CENTRED && more ? a.mean[row + stride] : 0.0f, next_rs = more ? a.rstd[row + stride] : 0.0f;
+        const float4 *const from = own + place * 3 * ITEMS * block;
+        if constexpr (ahead > 0) {
+            ask(row + (ahead - 1) * stride, place == 0 ? ahead - 1 : place - 1);
+            ps_copy_wait_group<ahead - 1>();
+            place = place + 1 < ahead ? place + 1 : 0;
+        }
         float up[width], xhat[width];
-        struct packed<T, VEC> old[ITEMS]; /* the addend, asked for before the sums are waited for */
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             const int column = (i * LANES + lane) * VEC;
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
                 up[i * VEC + j] = xhat[i * VEC + j] = 0.0f;
-                ps_put(&old[i].v[j], 0.0f);
             }
             if (live && column < d) {
-                ps_load<VEC>(up + i * VEC, a.dy + row * d + column);
-                ps_load<VEC>(xhat + i * VEC, a.x + row * d + column);
-                if (a.addend) {
-                    old[i] = *(const struct packed<T, VEC> *)(a.addend + row * d + column);
-                }
+                ps_load<VEC>(up + i * VEC, ahead ? (const T *)(from + i * block) : a.dy + row * d + column);
+                ps_load<VEC>(xhat + i * VEC, ahead ? (const T *)(from + (ITEMS + i) * block) : a.x + row * d + column);
             }
         }
-        const float mu = CENTRED && live ? a.mean[row] : 0.0f, rs = live ? a.rstd[row] : 0.0f;
         float sum = 0.0f, product = 0.0f;
 #pragma unroll
         for (int i = 0; i < width; i++) {
@@ -307,7 +341,14 @@ static __global__ void __launch_bounds__(block, resident(VEC *ITEMS)) layernorm_
                 float out[VEC];
 #pragma unroll
                 for (int j = 0; j < VEC; j++) {
-                    out[j] = ps_float(old[i].v[j]) + rs * (up[i * VEC + j] - sum - xhat[i * VEC + j] * product);
+                    out[j] = 0.0f;
+                }
+                if (a.addend) {
+                    ps_load<VEC>(out, ahead ? (const T *)(from + (2 * ITEMS + i) * block) : a.addend + row * d + column);
+                }
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    out[j] += rs * (up[i * VEC + j] - sum - xhat[i * VEC + j] * product);
                 }
                 ps_store<VEC>(a.dx + row * d + column, out);
                 if constexpr (MASKED) {
@@ -321,7 +362,11 @@ static __global__ void __launch_bounds__(block, resident(VEC *ITEMS)) layernorm_
                 }
             }
         }
+        mu = next_mu;
+        rs = next_rs;
     }
+    float(*const shared)[LANES * width] = (float(*)[LANES * width]) shared_memory;
+    ps_copy_wait();
     float *out = a.partials + (int64_t)blockIdx.x * (CENTRED ? 2 : 1) * d;
     sum_groups<LANES, VEC, ITEMS>(out, sum_gamma, shared, d);
     if constexpr (CENTRED) {
@@ -371,16 +416,18 @@ static __global__ void __launch_bounds__(block)
 template <typename T, bool CENTRED, int LANES, int VEC, int ITEMS>
 static unsigned launch_backward(const struct ps_cuda_context *c, const struct backward_rows<T> &a)
 {
-    const unsigned most = (unsigned)(c->multiprocessors * resident(VEC * ITEMS));
+    const unsigned most = (unsigned)(c->multiprocessors * resident(VEC, ITEMS));
     unsigned blocks = ps_cuda_blocks(a.rows, block / LANES);
     blocks = blocks < most ? blocks : most;
+    constexpr int shared = shared_bytes<LANES, VEC, ITEMS>();
+    auto kernel = layernorm_backward_rows<T, LANES, VEC, ITEMS, CENTRED, false>;
     if constexpr (VEC == 8) {
-        if (a.masked) {
-            ps_cuda_launch(c, layernorm_backward_rows<T, LANES, VEC, ITEMS, CENTRED, true>, blocks, block, 0, a);
-            return blocks;
-        }
+        kernel = a.masked ? layernorm_backward_rows<T, LANES, VEC, ITEMS, CENTRED, true> : kernel;
     }
-    ps_cuda_launch(c, layernorm_backward_rows<T, LANES, VEC, ITEMS, CENTRED, false>, blocks, block, 0, a);
+    if (shared > 48 << 10) { /* an error is the launch's too */
+        (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    }
+    ps_cuda_launch(c, kernel, blocks, block, shared, a);
     return blocks;
 }
 
