@@ -1754,7 +1754,7 @@ static int build_attention(struct call *c, int index)
     ps_attention_call(c, size, REAL, index % 3 == 1, index % 2);
     for (int64_t i = 0; size[2] == GROWING && i < size[0] * size[1] * size[2] * size[3]; i++) { /* exact in every type */
         set_value(c, 2, i, rint(4 * get_value(c, 2, i)) / 4);
-        set_value(c, 3, i, rint(4 * get_value(c, 3, i)) / 4 * (i / size[3] % size[2] < 64 ? 1 : 32));
+        set_value(c, 3, i, rint(4 * get_value(c, 3, i)) / 4 * (i / size[3] % size[2] < 64 ? 1 : 64));
     }
     return 1;
 }

@@ -2,16 +2,18 @@
  * warp's registers, where weights and gradients, rounded, are the next product's operand; every sum has one owner and a fixed
  * order.
  *
- * Forward a block has up to 128 queries of one head, 16 a warp, and brings keys and values to shared memory by steps of 64, the
- * next step's behind the present one's; it keeps the logarithm of each row's sum, from which backward computes the scores again.
- * Backward a block takes a whole head, where e is up to 32 and shared memory holds its queries, so that no score is computed twice;
- * otherwise there are two kernels built like forward, one by queries for dq and delta, one by keys for dk and dv. N is anything; e,
- * of all pieces, up to 128: chunks of 8 columns, of which two are a product's m16n8k16, a last one an m16n8k8.
+ * Forward a block has up to 128 queries of one head, 32 a warp, or 16 of heads of more than 16 columns, and brings keys and values
+ * to shared memory by steps of 64, the next step's behind the present one's; it keeps the logarithm of each row's sum, from which
+ * backward computes the scores again. Backward a block takes a whole head, where e is up to 32 and shared memory holds its queries,
+ * so that no score is computed twice; otherwise there are two kernels built like forward, one by queries for dq and delta, one by
+ * keys for dk and dv. N is anything; e, of all pieces, up to 128: chunks of 8 columns, of which two are a product's m16n8k16, a
+ * last one an m16n8k8.
  *
  * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; by steps those of the other side once for
  * every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e
  * backward, of N in whole 16 or 64 and e in whole 8. For e up to 16 the exponentials bound it, 16 a clock and multiprocessor: of
- * 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75 GHz, beside 41 and 83 MB, 10 and 20 us at 4.2 TB/s. */
+ * 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75 GHz, beside 41 and 83 MB, 10 and 20 us at 4.2 TB/s. Forward a
+ * quarter of them is a polynomial: 48 us, and as long for the instructions. Backward has none to spare for that. */
 #include <algorithm>
 
 #include "kernels/cuda/attention/attention.cuh"
@@ -43,10 +45,11 @@ struct long16 {
 struct place {
     uint32_t matrix, sequence, head, row;
 
-    __device__ __forceinline__ place(const struct long16 &p)
+    /* rows: of a block. */
+    __device__ __forceinline__ place(const struct long16 &p, uint32_t rows)
     {
         matrix = ps_divide(blockIdx.x, p.blocks);
-        row = (blockIdx.x - matrix * p.blocks.divisor) * (blockDim.x / 2);
+        row = (blockIdx.x - matrix * p.blocks.divisor) * rows;
         sequence = ps_divide(matrix, p.heads);
         head = matrix - sequence * p.heads.divisor;
     }
@@ -89,7 +92,8 @@ static __device__ __forceinline__ void fetch(char *to, uint32_t chunk, const str
 {
     to += u.chunk * chunk + u.byte;
     for (uint32_t i = u.row; i < count; i += u.step) {
-        ps_attention_fetch(to + i * 16, from.data + min(first + i, (uint32_t)p.x.patches - 1) * from.row, true, p.x.unit);
+        const uint32_t row = min(first + i, (uint32_t)p.x.patches - 1);
+        ps_attention_fetch(to + i * 16, from.data + row * from.row, true, p.x.unit);
     }
 }
 
@@ -120,17 +124,32 @@ static __device__ __forceinline__ float part_of_delta(const char *mixed, uint32_
     return sum;
 }
 
-/* Weights are powers of 2 of a row's scores less a number that stays until one of them would be 2 or more: no maximum is looked for
- * in most steps. It is the maximum, when it is taken, and this much, which the rest may grow by. */
-template <typename T> static constexpr float room = std::is_same<T, ps_bf16>::value ? 30.0f : 0.0f;
+/* 2^x; of every so many values that a lane has one is computed beside the unit that has the others. */
+enum { POLYNOMIAL = 4 };
 
+static __device__ __forceinline__ float power(float x, int index)
+{
+    return index % POLYNOMIAL == POLYNOMIAL - 1 ? ps_exp2_polynomial(x) : ps_exp2(x);
+}
+
+/* Forward a warp has so many tiles of 16 queries, for which it loads keys and values once, and takes keys by PART_TILES tiles. */
+template <int CHUNKS> static constexpr int query_tiles = CHUNKS > 2 ? 1 : 2;
+enum { PART_TILES = 2, PART = PART_TILES * 16 };
+
+/* The most warps of forward's blocks. */
+template <int CHUNKS> static constexpr int forward_warps = most_warps<CHUNKS> / query_tiles<CHUNKS>;
+
+/* Weights are powers of 2 of a row's scores less the largest of its first keys: of most rows that does, as their sums tell. Else
+ * the block does all again and looks for the largest at every part (`again`). */
 template <typename T, int CHUNKS>
-static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) forward_kernel(const __grid_constant__ struct long16 p)
+static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32) forward_kernel(const __grid_constant__ struct long16 p)
 {
     ps_grid_begin();
     extern __shared__ float4 shared_memory[];
-    const struct place at(p);
-    const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, row0 = threadIdx.x / 32 * 16;
+    constexpr int TILES = query_tiles<CHUNKS>;
+    const uint32_t rows_here = blockDim.x / 2 * TILES;
+    const struct place at(p, rows_here);
+    const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, row0 = threadIdx.x / 32 * 16 * TILES;
     const uint32_t of_k = p.chunks_q * p.chunk_step, of_step = of_k + CHUNKS * p.chunk_step;
     char *const q = (char *)shared_memory, *const steps = q + p.chunks_q * p.chunk;
     if (p.clear) {
@@ -138,86 +157,111 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) forward_kernel
     }
     const struct unit unit_q(p, p.units_q, true), unit_v(p, p.units_v, false);
     const struct rows from_k(p.x.k, at, unit_q), from_v(p.x.v, at, unit_v);
-    fetch(q, p.chunk, rows(p.x.q, at, unit_q), unit_q, at.row, blockDim.x / 2, p);
-    fetch(steps, p.chunk_step, from_k, unit_q, 0, STEP, p);
-    fetch(steps + of_k, p.chunk_step, from_v, unit_v, 0, STEP, p);
+    fetch(q, p.chunk, rows(p.x.q, at, unit_q), unit_q, at.row, rows_here, p);
     const float factor = p.x.scale * PS_LOG2_E, zero[1][4] = {};
-    float mixed[CHUNKS][4], sum[4] = {0, 0, 0, 0}, less[2] = {-INFINITY, -INFINITY};
-    ps_zero(mixed);
+    const bool active = at.row + row0 < count;
+    float mixed[TILES][CHUNKS][4], sum[TILES][4], less[TILES][2];
 #pragma unroll 1
-    for (uint32_t key0 = 0, now = 0; key0 < count; key0 += STEP, now ^= of_step) {
-        ps_copy_wait();
-        __syncthreads(); /* the step is there, the one before is read */
-        if (key0 + STEP < count) {
-            char *const next = steps + (now ^ of_step);
-            fetch(next, p.chunk_step, from_k, unit_q, key0 + STEP, STEP, p);
-            fetch(next + of_k, p.chunk_step, from_v, unit_v, key0 + STEP, STEP, p);
-        }
-        if (at.row + row0 >= count) {
-            continue;
-        }
-        const uint32_t keys = ps_shared_address(steps + now);
-        uint32_t weights[STEP_TILES][4];
-        for (bool anew = key0 == 0;; anew = true) {
-            float s[2 * STEP_TILES][4];
-            ps_attention_scores<T, STEP_TILES>(s, zero, ps_shared_address(q + row0 * 16), keys, p.chunks_q, p.chunk, p.chunk_step);
-            if (anew) {
-                float most[2] = {-INFINITY, -INFINITY};
+    for (bool again = false;; again = true) {
+        fetch(steps, p.chunk_step, from_k, unit_q, 0, STEP, p);
+        fetch(steps + of_k, p.chunk_step, from_v, unit_v, 0, STEP, p);
 #pragma unroll
-                for (int j = 0; j < 8 * STEP_TILES; j++) {
-                    most[j % 4 / 2] = fmaxf(most[j % 4 / 2], s[j / 4][j % 4] * factor);
+        for (int i = 0; i < TILES; i++) {
+            ps_zero(mixed[i]);
+            sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0;
+            less[i][0] = less[i][1] = -INFINITY;
+        }
+#pragma unroll 1
+        for (uint32_t key0 = 0, now = 0; key0 < count; key0 += STEP, now ^= of_step) {
+            ps_copy_wait();
+            __syncthreads(); /* the step is there, the one before is read */
+            if (key0 + STEP < count) {
+                char *const next = steps + (now ^ of_step);
+                fetch(next, p.chunk_step, from_k, unit_q, key0 + STEP, STEP, p);
+                fetch(next + of_k, p.chunk_step, from_v, unit_v, key0 + STEP, STEP, p);
+            }
+#pragma unroll 1
+            for (uint32_t part = key0; active && part < min(key0 + STEP, count); part += PART) {
+                const uint32_t keys = ps_shared_address(steps + now) + (part - key0) * 16;
+                float s[TILES][2 * PART_TILES][4];
+                uint32_t weights[TILES][PART_TILES][4];
+#pragma unroll
+                for (int i = 0; i < TILES; i++) {
+                    ps_attention_scores<T, PART_TILES>(s[i], zero, ps_shared_address(q + (row0 + i * 16) * 16), keys, p.chunks_q,
+                                                       p.chunk, p.chunk_step);
                 }
+                if (again || part == 0) {
 #pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    most[r] = fmaxf(less[r], ps_group_max<4>(most[r]) + room<T>);
-                    const float rescale = ps_exp2(less[r] - most[r]);
-                    less[r] = most[r];
-                    sum[2 * r] *= rescale;
+                    for (int i = 0; i < TILES; i++) {
+                        float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-                    for (int i = 0; i < CHUNKS; i++) {
-                        mixed[i][2 * r] *= rescale;
-                        mixed[i][2 * r + 1] *= rescale;
+                        for (int j = 0; j < 8 * PART_TILES; j++) {
+                            most[j % 4 / 2] = fmaxf(most[j % 4 / 2], s[i][j / 4][j % 4] * factor);
+                        }
+#pragma unroll
+                        for (int r = 0; r < 2; r++) {
+                            most[r] = fmaxf(less[i][r], ps_group_max<4>(most[r]));
+                            const float rescale = ps_exp2(less[i][r] - most[r]);
+                            less[i][r] = most[r];
+                            sum[i][2 * r] *= rescale;
+#pragma unroll
+                            for (int j = 0; j < CHUNKS; j++) {
+                                mixed[i][j][2 * r] *= rescale;
+                                mixed[i][j][2 * r + 1] *= rescale;
+                            }
+                        }
                     }
                 }
-            }
 #pragma unroll
-            for (int j = 0; j < 8 * STEP_TILES; j++) {
-                s[j / 4][j % 4] = ps_exp2(fmaf(s[j / 4][j % 4], factor, -less[j % 4 / 2]));
-            }
-            ps_attention_round<T, STEP_TILES>(weights, s);
-            uint32_t any = 0;
+                for (int i = 0; i < TILES; i++) {
 #pragma unroll
-            for (int j = 0; j < 4 * STEP_TILES; j++) {
-                any |= weights[j / 4][j % 4];
-            }
-            if (anew || !__any_sync(0xffffffffu, any & 0x40004000u)) { /* the highest bit of exponents: 2 or more */
-                break;
+                    for (int j = 0; j < 8 * PART_TILES; j++) {
+                        float &value = s[i][j / 4][j % 4];
+                        value = power(fmaf(value, factor, -less[i][j % 4 / 2]), j);
+                    }
+                    ps_attention_round<T, PART_TILES>(weights[i], s[i]);
+                }
+                if (part + PART > count) { /* nothing of what is no key */
+#pragma unroll
+                    for (int j = 0; j < 4 * PART_TILES; j++) {
+                        const uint32_t pair = ps_attention_pair(part + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
+#pragma unroll
+                        for (int i = 0; i < TILES; i++) {
+                            weights[i][j / 4][j % 4] &= pair;
+                        }
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < TILES; i++) {
+#pragma unroll
+                    for (int j = 0; j < PART_TILES; j++) {
+                        ps_mma16<T>(sum[i], weights[i][j], ps_ones<T>(), ps_ones<T>(), sum[i]); /* in every column */
+                    }
+                }
+                ps_attention_mix<T, PART_TILES, CHUNKS>(mixed, weights, keys + of_k, p.chunk_step);
             }
         }
-        if (key0 + STEP > count) { /* nothing of what is no key */
+        bool fine = true;
 #pragma unroll
-            for (int j = 0; j < 4 * STEP_TILES; j++) {
-                weights[j / 4][j % 4] &= ps_attention_pair(key0 + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
-            }
+        for (int i = 0; i < TILES; i++) {
+            fine = fine && ps_sums_hold<T>(fminf(sum[i][0], sum[i][2]), fmaxf(sum[i][0], sum[i][2]));
         }
-#pragma unroll
-        for (int j = 0; j < STEP_TILES; j++) {
-            ps_mma16<T>(sum, weights[j], ps_ones<T>(), ps_ones<T>(), sum); /* in every column */
+        if (again || !__syncthreads_or(active && !fine)) {
+            break;
         }
-        ps_attention_mix<T, STEP_TILES, CHUNKS>(mixed, weights, keys + of_k, p.chunk_step);
     }
-    if (at.row + row0 < count) {
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const uint32_t row = at.row + row0 + lane / 4 + r * 8;
-            if (lane % 4 == 0 && row < count) {
-                p.x.logsum[(int64_t)at.matrix * count + row] = (less[r] + ps_log2(sum[2 * r])) * (1 / PS_LOG2_E);
-            }
+    for (int i = 0; i < TILES && active; i++) {
+        char *const queries = q + (row0 + i * 16) * 16;
+        const uint32_t half = lane % 4, row = at.row + row0 + i * 16 + lane / 4 + half * 8;
+        if (half < 2 && row < count) {
+            p.x.logsum[(int64_t)at.matrix * count + row] =
+                ((half ? less[i][1] : less[i][0]) + ps_log2(half ? sum[i][2] : sum[i][0])) * (1 / PS_LOG2_E);
         }
-        ps_attention_put<T, CHUNKS>(q + row0 * 16, mixed, __fdividef(1.0f, sum[0]), __fdividef(1.0f, sum[2]), p.chunks_v, p.chunk);
+        ps_attention_put<T, CHUNKS>(queries, mixed[i], ps_reciprocal(sum[i][0]), ps_reciprocal(sum[i][2]), p.chunks_v, p.chunk);
     }
     __syncthreads();
-    put<T>(rows(p.x.mixed, at, unit_v), q, p.chunk, false, unit_v, at.row, blockDim.x / 2, p);
+    put<T>(rows(p.x.mixed, at, unit_v), q, p.chunk, false, unit_v, at.row, rows_here, p);
 }
 
 /* dq, and delta on the way. */
@@ -226,7 +270,7 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) query_gradient
 {
     ps_grid_begin();
     extern __shared__ float4 shared_memory[];
-    const struct place at(p);
+    const struct place at(p, blockDim.x / 2);
     const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, row0 = threadIdx.x / 32 * 16;
     const uint32_t of_k = CHUNKS * p.chunk_step, of_step = of_k + p.chunks_v * p.chunk_step;
     char *const q = (char *)shared_memory, *const up = q + p.chunks_q * p.chunk, *const steps = up + p.chunks_v * p.chunk;
@@ -303,7 +347,7 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) key_gradient_k
     ps_grid_begin();
     extern __shared__ float4 shared_memory[];
     constexpr int TILES = CHUNKS > 8 ? STEP_TILES / 2 : STEP_TILES; /* at a time */
-    const struct place at(p);
+    const struct place at(p, blockDim.x / 2);
     const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, row0 = threadIdx.x / 32 * 16;
     const uint32_t of_q = CHUNKS * p.chunk_step, of_step = 2 * of_q + 2 * STEP * sizeof(float); /* queries, d_mixed, sums */
     char *const k = (char *)shared_memory, *const v = k + p.chunks_q * p.chunk, *const steps = v + p.chunks_v * p.chunk;
@@ -390,10 +434,10 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) key_gradient_k
 
 /* ---- backward in one: heads of up to 32 columns, whose queries shared memory holds ---- */
 
-/* Tiles of 16 keys that a warp has at a time, in registers. */
-template <int CHUNKS> static constexpr int own_tiles = CHUNKS > 2 ? 2 : 4;
-
-enum { WARPS = 8 }; /* most of a block */
+/* Tiles of 16 keys that a warp has at a time, in registers; the most warps of a block, and of a multiprocessor. */
+template <int CHUNKS> static constexpr int own_tiles = CHUNKS == 1 ? 3 : 2;
+template <int CHUNKS> static constexpr int backward_warps = CHUNKS == 2 ? 16 : 8;
+template <int CHUNKS> static constexpr int resident_warps = CHUNKS > 2 ? 8 : 16;
 
 /* 16 rows of CHUNKS columns as a product's first operand, or its second turned: their columns are summed over. */
 template <int CHUNKS> struct operand {
@@ -460,12 +504,13 @@ static __device__ __forceinline__ void multiply(float (&sum)[2][4], const float 
  * next: warp w begins with turn w, and a barrier lies between one turn and the next, so no two warps add to the same sums. Keys
  * that the block's warps cannot hold at once come round by round. */
 template <typename T, int CHUNKS>
-static __global__ void __launch_bounds__(WARPS * 32, CHUNKS == 1 ? 2 : 1) backward_kernel(const __grid_constant__ struct long16 p)
+static __global__ void __launch_bounds__(backward_warps<CHUNKS> * 32, resident_warps<CHUNKS> / backward_warps<CHUNKS>)
+    backward_kernel(const __grid_constant__ struct long16 p)
 {
     ps_grid_begin();
     extern __shared__ float4 shared_memory[];
     constexpr int TILES = own_tiles<CHUNKS>;
-    const struct place at(p);
+    const struct place at(p, 0);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const uint32_t count = (uint32_t)p.x.patches, tiles = (count + 15) / 16, all = tiles * 16;
     const uint32_t turns = (tiles + TILES - 1) / TILES, round = warps * TILES * 16; /* at least as many turns as warps */
@@ -657,12 +702,12 @@ static uint32_t chunk_of(int rows, int units)
 template <typename T, int CHUNKS>
 static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x, bool backward)
 {
-    const int tiles = (x.patches + 15) / 16, units = x.columns * 2 / x.unit;
-    const int blocks = (tiles + most_warps<CHUNKS> - 1) / most_warps<CHUNKS>;
+    const int rows = backward ? 16 : 16 * query_tiles<CHUNKS>, most = backward ? most_warps<CHUNKS> : forward_warps<CHUNKS>;
+    const int tiles = (x.patches + rows - 1) / rows, units = x.columns * 2 / x.unit, blocks = (tiles + most - 1) / most;
     const int warps = std::max((tiles + blocks - 1) / blocks, (units + 31) / 32); /* a unit a thread */
     struct long16 p = told(x, (tiles + warps - 1) / warps, warps);
     const int of_q = (int)p.chunks_q, of_v = (int)p.chunks_v;
-    p.chunk = chunk_of(warps * 16, units);
+    p.chunk = chunk_of(warps * rows, units);
     p.chunk_step = chunk_of(STEP, units);
     p.clear = x.columns % 8 != 0 || x.e % 8 != 0;
     const auto bytes = [&](int own, int of_step) { return own * (int)p.chunk + 2 * of_step * (int)p.chunk_step; };
@@ -678,7 +723,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
 template <typename T, int CHUNKS>
 static enum ps_status launch_backward(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
-    constexpr int KEYS = own_tiles<CHUNKS> * 16, RESIDENT = CHUNKS == 1 ? 16 : 8; /* of a warp; warps, by their registers */
+    constexpr int KEYS = own_tiles<CHUNKS> * 16; /* of a warp */
     const int rows = (x.patches + 15) / 16 * 16, units = x.columns * 2 / x.unit, owners = (x.patches + KEYS - 1) / KEYS;
     struct long16 p = told(x, 1, 1);
     p.chunk = chunk_of(rows, units);
@@ -690,8 +735,8 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
      */
     int warps = 0;
     double best = 0;
-    for (int w = (units + 31) / 32; w <= std::min<int>(WARPS, owners); w++) {
-        const int64_t fit = std::min<int64_t>(RESIDENT / w, (c->shared_bytes + 1024) / (bytes(w) + 1024));
+    for (int w = (units + 31) / 32; w <= std::min<int>(backward_warps<CHUNKS>, owners); w++) {
+        const int64_t fit = std::min<int64_t>(resident_warps<CHUNKS> / w, (c->shared_bytes + 1024) / (bytes(w) + 1024));
         const int64_t blocks = std::min(fit, (x.matrices + c->multiprocessors - 1) / c->multiprocessors);
         const double speed = bytes(w) > c->shared_bytes ? 0 : (double)blocks / ((owners + w - 1) / w);
         if (speed > best) {

@@ -169,10 +169,10 @@ static __device__ __forceinline__ void ps_attention_round(uint32_t (&to)[TILES][
     }
 }
 
-/* sum [16, 8 CHUNKS] += a b, b [16 TILES, 8 CHUNKS] from its first row and chunk on. */
-template <typename T, int TILES, int CHUNKS>
-static __device__ __forceinline__ void ps_attention_mix(float (&sum)[CHUNKS][4], const uint32_t (&a)[TILES][4], uint32_t b,
-                                                        uint32_t chunk)
+/* sums [16, 8 CHUNKS] += a b of several a, b [16 TILES, 8 CHUNKS] from its first row and chunk on. */
+template <typename T, int TILES, int CHUNKS, int COUNT>
+static __device__ __forceinline__ void ps_attention_mix(float (&sum)[COUNT][CHUNKS][4], const uint32_t (&a)[COUNT][TILES][4],
+                                                        uint32_t b, uint32_t chunk)
 {
     const uint32_t lane = threadIdx.x % 32;
     if constexpr (CHUNKS % 2 != 0) {
@@ -180,7 +180,10 @@ static __device__ __forceinline__ void ps_attention_mix(float (&sum)[CHUNKS][4],
         ps_attention_rows<TILES, true>(y, b + (CHUNKS - 1) * chunk);
 #pragma unroll
         for (int j = 0; j < TILES; j++) {
-            ps_mma16<T>(sum[CHUNKS - 1], a[j], y[2 * j], y[2 * j + 1], sum[CHUNKS - 1]);
+#pragma unroll
+            for (int n = 0; n < COUNT; n++) {
+                ps_mma16<T>(sum[n][CHUNKS - 1], a[n][j], y[2 * j], y[2 * j + 1], sum[n][CHUNKS - 1]);
+            }
         }
     }
     b += lane % 16 * 16;
@@ -190,10 +193,21 @@ static __device__ __forceinline__ void ps_attention_mix(float (&sum)[CHUNKS][4],
         for (int i = 0; i + 2 <= CHUNKS; i += 2) {
             uint32_t y[4];
             ps_ldmatrix4_transposed_at(y, b + (i + lane / 16) * chunk + j * 256);
-            ps_mma16<T>(sum[i], a[j], y[0], y[1], sum[i]);
-            ps_mma16<T>(sum[i + 1], a[j], y[2], y[3], sum[i + 1]);
+#pragma unroll
+            for (int n = 0; n < COUNT; n++) {
+                ps_mma16<T>(sum[n][i], a[n][j], y[0], y[1], sum[n][i]);
+                ps_mma16<T>(sum[n][i + 1], a[n][j], y[2], y[3], sum[n][i + 1]);
+            }
         }
     }
+}
+
+/* The same of one. */
+template <typename T, int TILES, int CHUNKS>
+static __device__ __forceinline__ void ps_attention_mix(float (&sum)[CHUNKS][4], const uint32_t (&a)[TILES][4], uint32_t b,
+                                                        uint32_t chunk)
+{
+    ps_attention_mix<T, TILES, CHUNKS, 1>((float(&)[1][CHUNKS][4])sum, (const uint32_t(&)[1][TILES][4])a, b, chunk);
 }
 
 /* An operand of 16 rows by 16 columns, or by 8, its first half, to a tile from its first of these rows on. */

@@ -243,7 +243,7 @@ template <typename T> struct backward_rows {
 
 /* Rows of 16 bits come ahead: a lane has those of so many rows less one on their way while it works on one, in shared memory of its
  * own, since the arithmetic of a row takes as long as its way from memory. */
-template <int VEC, int ITEMS> static constexpr int rows_ahead = VEC<8 ? 0 : ITEMS> 2 ? 2 : 3;
+template <int VEC, int ITEMS> static constexpr int rows_ahead = VEC == 8 ? (ITEMS <= 2 ? 3 : 2) : 0;
 
 /* Shared memory: those rows [rows, dy x addend, ITEMS, block] of 16 bytes, then sums [warps, LANES width]. */
 template <int LANES, int VEC, int ITEMS> static constexpr int shared_bytes()
