@@ -436,13 +436,18 @@ struct ps_forecast {
  * when the loss is not finite and state->nonfinite 0, state->lost += B. Where nothing is observed dx is 0 and the loss adds
  * nothing. dx [S, Q H] (type real); x [S, Q H], targets [S, H], bias [Q H] (type parameter); mean, std [S] (type statistics).
  * observed, float64 [1], which may be absent: the targets that are observed in all of a step that this batch is a part of; dx is
- * then that of a mean over so many, not n. A table without count_observed refuses it, as PS_UNSUPPORTED. */
+ * then that of a mean over so many, not n. */
 struct ps_forecast_loss {
     struct ps_tensor dx, x, bias, mean, std, targets, observed;
     struct ps_step_state *state;
     int64_t batch;         /* B */
     double gradient_scale; /* 0 is 1, here and below */
     struct ps_loss loss;
+};
+
+/* count += targets that are observed, no NaN. count float64 [1]; targets [S, H] (type parameter). */
+struct ps_count_observed {
+    struct ps_tensor count, targets;
 };
 
 /* What forecast_error sums over the targets that are observed. Of quantiles the forecasts are first put in order, as forecast does;
@@ -519,11 +524,6 @@ struct ps_advance {
 };
 
 /* ---- optional: NULL where a backend has none ---- */
-
-/* count += targets that are observed, no NaN. count float64 [1]; targets [S, H] (type parameter). */
-struct ps_count_observed {
-    struct ps_tensor count, targets;
-};
 
 /* c = a b + bias, + addend where there is one. a [m, k], b [k, n], any strides of which one is 1; c, addend [m, n], rows of stride
  * 1, as far apart; bias [n] (type parameter), contiguous. Where products have no such epilogue, or it is slower: NULL; CUDA's 16

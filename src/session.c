@@ -228,11 +228,6 @@ static enum ps_status open_share(struct ps_session *s, struct ps_engine_share *s
                        "multiple of %lld for this model",
                        (long long)batch, (long long)s->granule);
     }
-    if ((ranks > 1 || s->step_windows > batch) && s->series->missing > 0 && !s->kernels->count_observed) {
-        return ps_fail(PS_USAGE, "%s: has missing values, which %s on %s: %s, or fill them", s->series->path,
-                       ranks > 1 ? "several ranks do not train on" : "train.accumulate does not take", s->kernels->backend,
-                       ranks > 1 ? "start one rank" : "leave it out");
-    }
     PS_TRY(ps_exchange_open(s->ranks, s->device, s->config->runtime.exchange, &s->exchange));
     PS_TRY(record_carrier(s));
     *share = (struct ps_engine_share){.batch = ps_share_most(&(struct ps_shares){batch, s->granule, ranks}),

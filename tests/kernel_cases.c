@@ -1524,7 +1524,6 @@ static int build_forecast_loss_of_part(struct call *c, int index)
     }
     place(c, 6, DOUBLE, IN, POSITIVE, 1);
     set_value(c, 6, 0, 1 + 1.5 * (double)(c->operands[5].size[0] * c->operands[5].size[1]));
-    c->may_refuse = 1; /* tables without count_observed */
     return 1;
 }
 

@@ -20,7 +20,6 @@ static const char *missing; /* why there are no ranks */
 
 #define BATCHES(n, windows) "--set", "train.accumulate=" #n, "--set", "train.batch_size=" #windows
 
-enum { HOLED = 2 }; /* the last ones' data have holes */
 static const struct model {
     const char *name;
     char *const *arguments;
@@ -128,10 +127,6 @@ START_TEST(test_refused)
     expect_refused(train_ranks(0, dir.text, ARGS(BATCHES(2, 2147483647))), 2, ARGS("train.accumulate: 2 batches of 2147483647"));
     expect_refused(train_ranks(0, dir.text, ARGS(BATCHES(2, 13), "--set", "model.d_model=4")), 2,
                    ARGS("train.accumulate: ", "must be a multiple of 2"));
-    if (strcmp(device, "cpu") != 0) {
-        expect_refused(train_ranks(0, dir.text, ARGS(BATCHES(2, 12), HOLES)), 2,
-                       ARGS("has missing values, which train.accumulate does not take on cuda"));
-    }
     expect_refused(train_ranks(0, dir.text, ARGS("--set", "model.batchnorm=local")), 2,
                    ARGS("model.batchnorm: local is of model.norm: batch"));
     ck_assert(!file_exists(dir.text));
@@ -206,15 +201,11 @@ int main(void)
     TCase *cases = tcase_create("accumulate");
     tcase_set_timeout(cases, 300);
     tcase_add_checked_fixture(cases, begin, end_ranks);
-    const int on_cpu = strcmp(device, "cpu") == 0;
-    if (!on_cpu) {
-        printf("skipped: accumulation on data with holes, which CUDA refuses\n");
-    }
-    tcase_add_loop_test(cases, test_curve, 0, (int)(sizeof models / sizeof *models) - (on_cpu ? 0 : HOLED));
-    tcase_add_loop_test(cases, test_resume, 0, on_cpu ? 2 : 1);
+    tcase_add_loop_test(cases, test_curve, 0, (int)(sizeof models / sizeof *models));
+    tcase_add_loop_test(cases, test_resume, 0, 2);
     tcase_add_test(cases, test_limit);
     tcase_add_test(cases, test_refused);
-    tcase_add_loop_test(cases, test_local, 0, on_cpu ? 2 : 1);
+    tcase_add_loop_test(cases, test_local, 0, 2);
     suite_add_tcase(suite, cases);
     return run_suite(suite, CK_FORK_GETENV) != 0;
 }

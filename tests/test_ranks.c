@@ -22,7 +22,6 @@ enum { EPOCHS = 4, STEPS = 50 }; /* the last step of an epoch has 2 windows: few
     "--set", "model.norm=batch", "--set", "model.norm_place=post", "--set", "model.residual_attention=true", "--set", \
         "model.activation=gelu"
 
-enum { HOLED = 2 }; /* the last ones' data have holes */
 static const struct model {
     const char *name;
     char *const *arguments;
@@ -154,12 +153,6 @@ START_TEST(test_refused)
         expect_line(&r, cases[i].says);
         const char *again = strstr(strstr(r.err, cases[i].says) + 1, cases[i].says);
         ck_assert_msg(!again, "said twice: %s", r.err);
-        result_free(&r);
-    }
-    if (strcmp(device, "cpu") != 0) {
-        struct result r = train_ranks(3, dir.text, ARGS(HOLES));
-        ck_assert_msg(r.code == 2, "exit code %d: %s", r.code, r.err);
-        expect_line(&r, "has missing values, which several ranks do not train on on cuda");
         result_free(&r);
     }
     if (strcmp(device, "cpu") != 0 && ps_cuda_device_count() < 3) {
@@ -295,12 +288,8 @@ int main(void)
         }
         tcase_set_timeout(cases, 300);
         tcase_add_checked_fixture(cases, begin, end_ranks);
-        const int on_cpu = strcmp(device, "cpu") == 0;
-        if (!on_cpu) {
-            printf("skipped: several ranks on data with holes, which CUDA refuses\n");
-        }
-        tcase_add_loop_test(cases, test_curve, 0, (int)(sizeof models / sizeof *models) - (on_cpu ? 0 : HOLED));
-        tcase_add_loop_test(cases, test_same_bits, 0, on_cpu ? 2 : 1);
+        tcase_add_loop_test(cases, test_curve, 0, (int)(sizeof models / sizeof *models));
+        tcase_add_loop_test(cases, test_same_bits, 0, 2);
         tcase_add_test(cases, test_other_ranks);
         tcase_add_test(cases, test_refused);
         tcase_add_test(cases, test_bench);

@@ -245,6 +245,7 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     k->forecast = ps_cuda_forecast;
     k->forecast_loss = ps_cuda_forecast_loss;
     k->forecast_error = ps_cuda_forecast_error;
+    k->count_observed = ps_cuda_count_observed;
     k->mask_patches = ps_cuda_mask_patches;
     k->sum_squares = ps_cuda_sum_squares;
     k->adamw = ps_cuda_adamw;

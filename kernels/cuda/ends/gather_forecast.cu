@@ -11,6 +11,7 @@
  * forecast: y =. Bytes: 8 S H. Flops: 3 S H.   forecast_loss: dx =, loss_sum +=. Bytes: 12 S H. Flops: 8 S H.
  * forecast_error: one slot of errors =. Bytes: 8 S H. Flops: 8 S H. In bf16 patches and dx are half as long.
  * A loss that is not plain has passes of its own: forecast_loss reads the targets once more before it, to count those observed.
+ * count_observed: count +=. Bytes: 4 S H.
  * With Q quantiles bytes are 4 S H + 8 S Q H, and flops 8 S Q H; putting Q forecasts in order takes Q^2/4 comparisons at most,
  * in registers or, of many, in the cache. */
 #include "kernels/cuda/launch.cuh"
@@ -426,7 +427,7 @@ static __device__ __forceinline__ float slope_of(const struct loss &l, int q, fl
 
 /* counts [gridDim.x]: targets that are observed, exact whatever the order of their sum. */
 static __global__ void __launch_bounds__(block)
-    count_observed(double *__restrict__ counts, const float *__restrict__ targets, int64_t count)
+    observed_partials(double *__restrict__ counts, const float *__restrict__ targets, int64_t count)
 {
     ps_grid_begin();
     __shared__ double shared[block / 32];
@@ -440,6 +441,16 @@ static __global__ void __launch_bounds__(block)
     }
 }
 
+static __global__ void __launch_bounds__(block) add_observed(double *count, const double *__restrict__ counts, int blocks)
+{
+    ps_grid_begin();
+    __shared__ double shared[block / 32];
+    const double sum = ps_sum_partials<block>(counts, blocks, 1, shared);
+    if (threadIdx.x == 0) {
+        *count += sum;
+    }
+}
+
 /* Targets that are observed: all, or the sum of counts [gridDim.x]. */
 static __device__ __forceinline__ double observed_of(const double *counts, int blocks, int64_t all, const struct loss &l,
                                                      double *shared)
@@ -447,16 +458,16 @@ static __device__ __forceinline__ double observed_of(const double *counts, int b
     return l.missing ? ps_sum_partials<block>(counts, blocks, 1, shared) : (double)all;
 }
 
-/* partials [gridDim.x]; factor = gradient_scale / Q, of MSE twice that. */
+/* partials [gridDim.x]; factor = gradient_scale / Q, of MSE twice that. of_step: the targets that the mean is over; NULL: these. */
 template <typename T>
 static __global__ void __launch_bounds__(block)
     any_loss_partials(double *__restrict__ partials, T *dx, const float *__restrict__ targets, const double *__restrict__ counts,
-                      const struct head h, const struct loss l, double factor)
+                      const double *__restrict__ of_step, const struct head h, const struct loss l, double factor)
 {
     ps_grid_begin();
     __shared__ double shared[block / 32];
     const int64_t all = h.count / l.quantiles;
-    const float scale = (float)(factor / observed_of(counts, (int)gridDim.x, all, l, shared));
+    const float scale = (float)(factor / (of_step ? *of_step : observed_of(counts, (int)gridDim.x, all, l, shared)));
     double sum = 0.0;
     for (int64_t i = (int64_t)blockIdx.x * block + threadIdx.x; i < all; i += (int64_t)gridDim.x * block) {
         const struct place p = place_of(h, l.quantiles, i);
@@ -634,7 +645,30 @@ extern "C" enum ps_status ps_cuda_forecast(const struct ps_kernels *k, const str
     PS_CUDA_LAUNCHED("forecast");
 }
 
-/* Losses that are not plain. */
+/* counts [blocks] = those of targets [count]. */
+static enum ps_status count_parts(const struct ps_cuda_context *c, const char *op, unsigned blocks, double *counts,
+                                  const float *targets, int64_t count)
+{
+    ps_cuda_launch(c, observed_partials, blocks, block, 0, counts, targets, count);
+    PS_CUDA_LAUNCHED(op);
+}
+
+extern "C" enum ps_status ps_cuda_count_observed(const struct ps_kernels *k, const struct ps_count_observed *a)
+{
+    const char *op = "count_observed";
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const int64_t count = ps_tensor_count(&a->targets);
+    const unsigned blocks = partial_blocks(c, count);
+    double *counts = (double *)c->workspace;
+    PS_TRY(ps_cuda_expect(op, "count", &a->count, PS_F64, 1));
+    PS_TRY(ps_cuda_expect(op, "targets", &a->targets, PS_F32, count));
+    PS_TRY(ps_cuda_workspace(c, op, blocks * sizeof(double)));
+    PS_TRY(count_parts(c, op, blocks, counts, (const float *)a->targets.data, count));
+    ps_cuda_launch(c, add_observed, 1, block, 0, (double *)a->count.data, (const double *)counts, (int)blocks);
+    PS_CUDA_LAUNCHED(op);
+}
+
+/* Losses that are not plain, and means over more targets than these. */
 template <typename T>
 static enum ps_status any_loss(const struct ps_cuda_context *c, const struct ps_forecast_loss *a, const struct head &h)
 {
@@ -646,12 +680,11 @@ static enum ps_status any_loss(const struct ps_cuda_context *c, const struct ps_
     double *partials = (double *)c->workspace, *counts = partials + blocks;
     const float *targets = (const float *)a->targets.data;
     if (l.missing) {
-        ps_cuda_launch(c, count_observed, blocks, block, 0, counts, targets, all);
-        PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+        PS_TRY(count_parts(c, op, blocks, counts, targets, all));
     }
     const double factor = (l.kind == PS_LOSS_MSE ? 2.0 : 1.0) * ps_gradient_scale(a->gradient_scale) / l.quantiles;
-    ps_cuda_launch(c, any_loss_partials<T>, blocks, block, 0, partials, (T *)a->dx.data, targets, (const double *)counts, h, l,
-                   factor);
+    ps_cuda_launch(c, any_loss_partials<T>, blocks, block, 0, partials, (T *)a->dx.data, targets, (const double *)counts,
+                   (const double *)a->observed.data, h, l, factor);
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
     ps_cuda_launch(c, finish_any_loss, 1, block, 0, a->state, (const double *)partials, (const double *)counts, (int)blocks,
                    (double)a->batch / (double)h.count, all, a->batch, l);
@@ -669,12 +702,12 @@ template <typename T> static enum ps_status forecast_loss(const struct ps_kernel
     PS_TRY(ps_cuda_expect(op, "dx", &a->dx, ps_type_of<T>, h.count));
     PS_TRY(ps_cuda_expect(op, "targets", &a->targets, PS_F32, h.count / quantiles));
     if (a->observed.data) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): a batch that is a part of a step whose observed targets are counted", op);
+        PS_TRY(ps_cuda_expect(op, "observed", &a->observed, PS_F64, 1));
     }
     if (h.count == 0) {
         return PS_OK;
     }
-    if (!ps_loss_is_plain(&a->loss)) {
+    if (!ps_loss_is_plain(&a->loss) || a->observed.data) {
         return any_loss<T>(c, a, h);
     }
     const unsigned blocks = partial_blocks(c, h.count);
