@@ -2,6 +2,7 @@
 #ifndef PS_TESTS_RANKS_H
 #define PS_TESTS_RANKS_H
 
+#include <dirent.h>
 #include <dlfcn.h>
 
 #include "data/import.h"
@@ -94,6 +95,12 @@ static inline const char *nccl_missing(void)
     return missing;
 }
 
+/* How many ranks tests take where any number would do: so many that NCCL serves them, where it is there. */
+static inline int usual_ranks(void)
+{
+    return nccl_gpus == 2 ? 2 : 3;
+}
+
 /* train by n ranks, or without mpirun where n is 0. */
 static inline struct process start_ranks(int n, const char *dir, char *const *more)
 {
@@ -147,19 +154,22 @@ static inline struct result train_ranks(int n, const char *dir, char *const *mor
 static inline int children_of(pid_t parent, const char *name, pid_t *pids, int room)
 {
     int n = 0;
-    for (int pid = 1; pid < 4194304 && n < room; pid++) {
-        struct path path = path_of("/proc/%d/stat", pid);
-        FILE *file = fopen(path.text, "r");
-        if (!file) {
-            continue;
-        }
+    DIR *all = opendir("/proc");
+    for (const struct dirent *one; all && n < room && (one = readdir(all)) != NULL;) {
+        struct path path = path_of("/proc/%.64s/stat", one->d_name);
+        FILE *file = atoi(one->d_name) > 0 ? fopen(path.text, "r") : NULL;
         int found, above;
         char called[64], state;
-        if (fscanf(file, "%d (%63[^)]) %c %d", &found, called, &state, &above) == 4 && above == parent &&
+        if (file && fscanf(file, "%d (%63[^)]) %c %d", &found, called, &state, &above) == 4 && above == parent &&
             strcmp(called, name) == 0) {
             pids[n++] = found;
         }
-        fclose(file);
+        if (file) {
+            fclose(file);
+        }
+    }
+    if (all) {
+        closedir(all);
     }
     return n;
 }

@@ -60,7 +60,8 @@ START_TEST(test_curve)
     const struct {
         int ranks;
         char *const *arguments;
-    } ways[] = {{0, ARGS(BATCHES(2, 12))}, {0, ARGS(BATCHES(3, 8))}, {2, ARGS(BATCHES(2, 12))}, {3, ARGS(BATCHES(3, 8))}};
+    } ways[] = {
+        {0, ARGS(BATCHES(2, 12))}, {0, ARGS(BATCHES(3, 8))}, {2, ARGS(BATCHES(2, 12))}, {usual_ranks(), ARGS(BATCHES(3, 8))}};
     struct path one = new_dir("one");
     expect_done(train_ranks(0, one.text, joined(m->arguments, ARGS(BATCHES(1, 24)))));
     for (size_t i = 0; i < sizeof ways / sizeof *ways && !(missing && ways[i].ranks); i++) {
