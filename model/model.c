@@ -35,9 +35,17 @@ int64_t ps_model_granule(const struct ps_model_shape *shape)
     return granule;
 }
 
+/* Where a layer's weights begin in the flat buffers, the next layer's behind them; n_layers: the head's. */
+static int64_t weights_begin(const struct ps_model *m, int64_t layer)
+{
+    const struct ps_parameters *p = m->layout;
+    return p->table[layer < m->shape.n_layers ? p->layer[layer][PS_W_QKV] : p->w_h].offset;
+}
+
 void ps_model_place(struct ps_model *m, const struct ps_batch_place *place)
 {
     m->place = *place;
+    m->unsummed = weights_begin(m, m->shape.n_layers);
 }
 
 static struct ps_dropout dropout_at(const struct ps_model *m, enum ps_dropout_place place, int64_t layer,
@@ -591,6 +599,42 @@ static enum ps_status encode(struct ps_model *m, const struct ps_step_state *sta
     return PS_OK;
 }
 
+/* Gradients begin .. end - 1, over the ranks. */
+static enum ps_status sum_range(struct ps_model *m, int64_t begin, int64_t end, int beside)
+{
+    struct ps_exchange *const e = m->place.sum;
+    void *const values = (char *)m->gradients + (size_t)begin * ps_type_bytes(m->k->parameter);
+    return (beside ? e->sum_beside : e->sum)(e, values, m->k->parameter, end - begin);
+}
+
+/* Behind a layer's backward, which leaves its weights' gradients as they are summed; biases' and norms' are still to come. With
+ * those of the layers above that wait, where they are too few. */
+static enum ps_status sum_layer(struct ps_model *m, int64_t layer)
+{
+    const struct ps_exchange *const e = m->place.sum;
+    const int64_t begin = weights_begin(m, layer), end = m->unsummed;
+    if (!e || !e->sum_beside || m->options.level == PS_LEVEL_LAYER ||
+        (size_t)(end - begin) * ps_type_bytes(m->k->parameter) < e->part) {
+        return PS_OK;
+    }
+    m->unsummed = begin;
+    return sum_range(m, begin, end, 1);
+}
+
+enum ps_status ps_model_sum_gradients(struct ps_model *m)
+{
+    const int64_t begun = m->unsummed, behind = weights_begin(m, m->shape.n_layers);
+    if (!m->place.sum) {
+        return PS_OK;
+    }
+    if (begun == behind) {
+        return sum_range(m, 0, m->layout->count, 0);
+    }
+    PS_TRY(sum_range(m, 0, begun, 0));
+    PS_TRY(sum_range(m, behind, m->layout->count, 0));
+    return m->place.sum->join(m->place.sum);
+}
+
 enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training)
 {
     return encode(m, state, batch, training, NULL, NULL);
@@ -627,6 +671,7 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
             layer.below_db_2 = below.gradient[PS_B_2];
         }
         PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_backward(&layer) : ps_layer_gemm_backward(&layer));
+        PS_TRY(sum_layer(m, l));
     }
     return PS_OK;
 }
@@ -695,17 +740,17 @@ enum ps_status ps_model_head_gradients(struct ps_model *m, const struct ps_windo
 
 enum ps_status ps_model_attend(struct ps_model *m)
 {
-    if (!m->together) {
-        return PS_OK;
-    }
-    for (int64_t l = 0; l < m->shape.n_layers; l++) {
+    for (int64_t l = 0; l < m->shape.n_layers && m->together; l++) {
         const struct ps_layer layer = layer_of(m, l, NULL, 0, 1);
         PS_TRY(ps_norm_attend(&layer, PS_NORM_1));
         PS_TRY(ps_norm_attend(&layer, PS_NORM_2));
     }
-    for (int64_t i = 0; i < 2 * m->shape.n_layers; i++) {
-        const struct ps_layer layer = layer_of(m, 0, NULL, 0, 1);
-        PS_TRY(ps_norm_attend_backward(&layer));
+    for (int64_t l = m->shape.n_layers; l-- > 0;) {
+        const struct ps_layer layer = layer_of(m, l, NULL, 0, 1);
+        for (int norm = 0; norm < 2 && m->together; norm++) {
+            PS_TRY(ps_norm_attend_backward(&layer));
+        }
+        PS_TRY(sum_layer(m, l));
     }
     return PS_OK;
 }

@@ -31,6 +31,7 @@ struct ps_model_options {
 struct ps_batch_place {
     int64_t first, whole;    /* windows of the step before it; windows of the step, over which the loss is the mean */
     struct ps_shares shares; /* of the windows that ranks compute together, whose rows are one batch of BatchNorm; ranks 0: none */
+    struct ps_exchange *sum; /* of a step's last batch: by what gradients are summed over the ranks, borrowed; NULL: not yet */
 };
 
 struct ps_model {
@@ -53,6 +54,7 @@ struct ps_model {
     struct ps_tensor positions, angles, no_bias, zeros, ones;
     struct ps_cache cache;
     struct ps_batch_place place;
+    int64_t unsummed; /* elements of the gradients before those of layers' weights whose sums over ranks have begun */
     /* BatchNorm over ranks: statistics of each [ranks, 2, d], and this one's [2, d]; NULL else. */
     void *together;
     size_t together_bytes;
@@ -113,6 +115,9 @@ enum ps_status ps_model_count_observed(struct ps_model *m, const struct ps_windo
 void ps_model_place(struct ps_model *m, const struct ps_batch_place *place);
 /* The part of a rank that has no window in a batch of the others: what they exchange of it inside the model. */
 enum ps_status ps_model_attend(struct ps_model *m);
+/* Behind a step's batches: gradients = their sums over the ranks of the last one's place.sum. Those of large layers' weights have
+ * begun inside of its backward. */
+enum ps_status ps_model_sum_gradients(struct ps_model *m);
 /* Windows that are a whole number of dropout's blocks at every site: batches of a shared step begin at multiples of them. */
 int64_t ps_model_granule(const struct ps_model_shape *shape);
 /* Whether ps_model_step is there: encoders of level layer whose backward ends with all gradients' sums. */

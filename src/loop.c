@@ -42,7 +42,7 @@ static enum ps_status step_gradients(struct ps_session *s, int64_t batch, int fr
             PS_TRY(mine > 0 ? ps_model_gradients(s->model, &windows, s->state, mine) : ps_model_attend(s->model));
         }
     }
-    return s->exchange ? s->exchange->sum(s->exchange, s->model->gradients, s->kernels->parameter, s->model->layout->count) : PS_OK;
+    return ps_model_sum_gradients(s->model);
 }
 
 static enum ps_status train_batch(struct ps_session *s, int64_t batch, int frozen)

@@ -4,6 +4,7 @@
 #include "tests/fused.h"
 #include "optim/optimizer.h"
 #include "tests/model_fixture.h"
+#include "tests/recorder.h"
 #include "tests/suite.h"
 
 static const struct ps_model_shape shapes[] = {
@@ -1837,6 +1838,34 @@ START_TEST(step_parts_layer)
 }
 END_TEST
 
+/* A rank without windows exchanges what those do that have some, in the same order; there the gradients' sums of many layers. */
+START_TEST(attends)
+{
+    struct ps_model_shape shape = *shape_or_variant(_i);
+    shape.n_layers = 5;
+    const int level = shape.norm == PS_NORM_BATCH || _i % 2 ? PS_LEVEL_GEMM : PS_LEVEL_NONE;
+    struct recorder with = recorder_of(2, 1), without = with;
+    struct ps_model_options options = {.level = level, .exchange = &with.table};
+    struct fixture f = fixture_open_with("cpu", "cpu", PS_FP32, &shape, 4, &options);
+    struct ps_batch_place place = {.whole = 4, .shares = {.windows = 4, .granule = 4, .ranks = 2}, .sum = &with.table};
+    ps_model_place(f.model, &place);
+    OK(ps_model_gradients(f.model, &f.windows, f.state, 4));
+    OK(ps_model_sum_gradients(f.model));
+    f.model->options.exchange = place.sum = &without.table;
+    ps_model_place(f.model, &place);
+    OK(ps_model_attend(f.model));
+    OK(ps_model_sum_gradients(f.model));
+    ck_assert_int_eq(with.n, (shape.norm == PS_NORM_BATCH ? 4 * 5 : 0) + 5 + 3);
+    ck_assert_int_eq(with.n, without.n);
+    for (int i = 0; i < with.n; i++) {
+        const struct recorded *a = &with.call[i], *b = &without.call[i];
+        ck_assert_msg(a->kind == b->kind && a->bytes == b->bytes && (a->kind != RECORDED_BESIDE || a->values == b->values),
+                      "exchange %d: kind %d of %zu bytes, and %d of %zu without windows", i, a->kind, a->bytes, b->kind, b->bytes);
+    }
+    fixture_close(&f);
+}
+END_TEST
+
 enum { ONE_STEPS = 8, ONE_SHAPES = 2 };
 
 /* What is left of steps: parameters, copy, m, v and gradients, one after another, and the state. */
@@ -2641,6 +2670,7 @@ int main(void)
     tcase_add_loop_test(tests, level_none_is_made_of, 0, 2);
     tcase_add_loop_test(tests, level_layer_calls, 0, 3);
     tcase_add_loop_test(tests, step_parts_cpu, 0, STEP_SHAPES);
+    tcase_add_loop_test(tests, attends, 0, SHAPES_AND_VARIANTS);
     if (ps_cuda_device_count() > 0) {
         if (!asked("PS_TEST_SMALL")) {
             tcase_add_loop_test(differences, differences_cuda, 0, SHAPES);

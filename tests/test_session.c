@@ -10,6 +10,7 @@
 #include "tests/asked.h"
 #include "tests/real16.h"
 #include "tests/fused.h"
+#include "tests/recorder.h"
 #include "tests/run.h"
 #include "tests/suite.h"
 
@@ -274,6 +275,46 @@ START_TEST(replayed_is_uncaptured)
     bits_free(&b);
     run_close(&replayed);
     run_close(&direct);
+}
+END_TEST
+
+/* Gradients that are summed over ranks while backward goes on: those of layers' weights, each once, when they are final; in a step
+ * of several batches those of its last one. The step is the same. */
+START_TEST(sums_beside_backward)
+{
+    enum { LAYERS = 4, STEPS = 3 };
+    static const struct {
+        int layers, begun; /* in a part at least; parts */
+    } parts[] = {{1, 4}, {2, 2}, {3, 1}, {5, 0}};
+    char *const more[][4] = {{"model.n_layers=4", "optim.clip_norm=0", "train.accumulate=1", NULL},
+                             {"model.n_layers=4", "optim.clip_norm=1", "train.accumulate=3", NULL}};
+    struct run plain, summed;
+    take_way(_i / 2);
+    for (size_t p = 0; p < sizeof parts / sizeof *parts; p++) {
+        run_open(&plain, series_file.text, more[_i % 2]);
+        run_open(&summed, series_file.text, more[_i % 2]);
+        struct ps_session *s = summed.s;
+        const struct ps_parameters *layout = s->model->layout;
+        const int64_t layer = layout->table[layout->layer[1][PS_W_QKV]].offset - layout->table[layout->layer[0][PS_W_QKV]].offset;
+        struct recorder recorder = recorder_of(1, (size_t)(parts[p].layers * layer) * sizeof(float));
+        s->exchange = &recorder.table;
+        OK(ps_session_rewind(plain.s));
+        OK(ps_session_rewind(s));
+        for (int i = 0; i < STEPS; i++) {
+            const int64_t windows = i < 2 ? s->step_windows : BATCH / 2;
+            recorder.n = 0;
+            OK(ps_session_step(s, windows));
+            ck_assert_int_eq(recorder_sums(&recorder, s->model->gradients, (size_t)layout->count * sizeof(float)), parts[p].begun);
+            OK(ps_session_step(plain.s, windows));
+        }
+        struct bits a = bits_of(plain.s), b = bits_of(s);
+        expect_equal(&a, &b, "with sums beside backward");
+        bits_free(&a);
+        bits_free(&b);
+        s->exchange = NULL;
+        run_close(&plain);
+        run_close(&summed);
+    }
 }
 END_TEST
 
@@ -1132,6 +1173,7 @@ int main(void)
         TCase *captured = tcase_create("captured, cpu");
         tcase_add_unchecked_fixture(captured, on_cpu, tear_down);
         tcase_add_loop_test(captured, replayed_is_uncaptured, 0, 2 * CPU_WAYS);
+        tcase_add_loop_test(captured, sums_beside_backward, 0, 2 * CPU_WAYS);
         suite_add_tcase(suite, captured);
     }
     if (ps_cuda_device_count() > 0) {

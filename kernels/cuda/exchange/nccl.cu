@@ -1,5 +1,5 @@
-/* What ranks exchange inside a step, by NCCL: one all-reduce or all-gather a call, on the compute stream, and so a part of its
- * graph. Bytes: 2 (N - 1) / N of a sum's to the next of N GPUs and as many from the one before, by rings. */
+/* What ranks exchange inside a step, by NCCL: one all-reduce or all-gather a call, on the compute stream or beside it, and so a
+ * part of its graph. Bytes: 2 (N - 1) / N of a sum's to the next of N GPUs and as many from the one before, by rings. */
 #include <dlfcn.h>
 #include <new>
 #include <stdio.h>
@@ -21,14 +21,21 @@ struct exchange {
     struct ps_exchange table; /* first */
     struct ps_device *device;
     ncclComm_t comm;
+    cudaStream_t beside; /* of sums beside what computes */
+    cudaEvent_t forked, ended;
 };
 
+/* A sum of so many bytes takes 50 us between two GPUs of a host, of which 15 are there for any. */
+static const size_t part_bytes = (size_t)16 << 20;
+
 /* Rings alone, so that a sum's order depends on its length and on where the ranks are. Which of its protocols NCCL takes follows
- * from the same. A user who sets another has the say. */
+ * from the same. What it does follows one after another, of graphs and without, so it need not see to that itself, by nodes of its
+ * own around each sum. A user who sets another has the say. */
 static void set_algorithm(void)
 {
     (void)setenv("NCCL_ALGO", "Ring", 0);
     (void)setenv("NCCL_NVLS_ENABLE", "0", 0);
+    (void)setenv("NCCL_GRAPH_MIXING_SUPPORT", "0", 0);
 }
 
 extern "C" enum ps_status ps_nccl_load(void)
@@ -59,13 +66,38 @@ static enum ps_status check(const struct exchange *e, ncclResult_t result, const
                                            nccl.ncclGetLastError(e ? e->comm : NULL));
 }
 
-static enum ps_status nccl_sum(struct ps_exchange *table, void *values, enum ps_type type, int64_t count)
+static enum ps_status sum_on(const struct exchange *e, cudaStream_t stream, void *values, enum ps_type type, int64_t count)
 {
-    const struct exchange *e = (const struct exchange *)table->context;
-    const cudaStream_t stream = ps_cuda_stream(e->device, PS_COMPUTE);
     return check(
         e, nccl.ncclAllReduce(values, values, (size_t)count, type == PS_F64 ? ncclFloat64 : ncclFloat32, ncclSum, e->comm, stream),
         "a sum");
+}
+
+static enum ps_status nccl_sum(struct ps_exchange *table, void *values, enum ps_type type, int64_t count)
+{
+    const struct exchange *e = (const struct exchange *)table->context;
+    return sum_on(e, ps_cuda_stream(e->device, PS_COMPUTE), values, type, count);
+}
+
+/* What is enqueued on `later` from now on waits for what is on `earlier`. */
+static enum ps_status order(cudaStream_t earlier, cudaStream_t later, cudaEvent_t event)
+{
+    PS_TRY(ps_cuda_check(cudaEventRecord(event, earlier), "recording an event"));
+    return ps_cuda_check(cudaStreamWaitEvent(later, event, 0), "waiting for an event");
+}
+
+/* NCCL lets a communicator's operations follow one another, of whatever streams. */
+static enum ps_status nccl_sum_beside(struct ps_exchange *table, void *values, enum ps_type type, int64_t count)
+{
+    const struct exchange *e = (const struct exchange *)table->context;
+    PS_TRY(order(ps_cuda_stream(e->device, PS_COMPUTE), e->beside, e->forked));
+    return sum_on(e, e->beside, values, type, count);
+}
+
+static enum ps_status nccl_join(struct ps_exchange *table)
+{
+    const struct exchange *e = (const struct exchange *)table->context;
+    return order(e->beside, ps_cuda_stream(e->device, PS_COMPUTE), e->ended);
 }
 
 static enum ps_status nccl_gather(struct ps_exchange *table, void *all, const void *mine, size_t bytes)
@@ -83,6 +115,14 @@ static void nccl_close(struct ps_exchange *table)
     (void)cudaSetDevice(e->device->index);
     if (e->comm && cudaStreamSynchronize(ps_cuda_stream(e->device, PS_COMPUTE)) == cudaSuccess) {
         (void)nccl.ncclCommAbort(e->comm);
+    }
+    if (e->beside) {
+        (void)cudaStreamDestroy(e->beside);
+    }
+    for (cudaEvent_t event : {e->forked, e->ended}) {
+        if (event) {
+            (void)cudaEventDestroy(event);
+        }
     }
     delete e;
 }
@@ -125,6 +165,16 @@ static enum ps_status introduce(const struct ps_device *device, struct ps_exchan
     return told != PS_OK ? told : status;
 }
 
+/* Its kernels' few blocks go before those of what computes, which waits for them at the end. */
+static enum ps_status open_beside(struct exchange *e)
+{
+    int least, greatest;
+    PS_TRY(ps_cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for streams' priorities"));
+    PS_TRY(ps_cuda_check(cudaStreamCreateWithPriority(&e->beside, cudaStreamNonBlocking, greatest), "creating a stream"));
+    PS_TRY(ps_cuda_check(cudaEventCreateWithFlags(&e->forked, cudaEventDisableTiming), "creating an event"));
+    return ps_cuda_check(cudaEventCreateWithFlags(&e->ended, cudaEventDisableTiming), "creating an event");
+}
+
 /* Connects, which no capture may have to do. */
 static enum ps_status try_each(struct exchange *e)
 {
@@ -156,10 +206,14 @@ extern "C" enum ps_status ps_nccl_open(struct ps_device *device, struct ps_excha
     e->table.size = host->size;
     e->table.context = e;
     e->table.sum = nccl_sum;
+    e->table.sum_beside = nccl_sum_beside;
+    e->table.join = nccl_join;
+    e->table.part = part_bytes;
     e->table.gather = nccl_gather;
     e->table.close = nccl_close;
     enum ps_status status = check(e, nccl.ncclGetVersion(&version), "asking for its version");
     (void)snprintf(e->table.carrier, sizeof e->table.carrier, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    status = status == PS_OK ? open_beside(e) : status;
     status = status == PS_OK ? check(e, nccl.ncclCommInitRank(&e->comm, host->size, id, host->rank), "opening") : status;
     status = status == PS_OK ? try_each(e) : status;
     if (status != PS_OK) {
