@@ -205,7 +205,7 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
 
 extern "C" enum ps_status ps_cuda_gather_patches(const struct ps_kernels *k, const struct ps_gather_patches *a)
 {
-    return PS_BY_ANY_REAL(k, gather_patches, k, a);
+    return PS_BY_REAL(k, gather_patches, k, a);
 }
 
 /* A block a sequence. MASKED: of a sequence with nothing observed in its `length` inputs x, NaN. */
@@ -722,7 +722,7 @@ template <typename T> static enum ps_status forecast_loss(const struct ps_kernel
 
 extern "C" enum ps_status ps_cuda_forecast_loss(const struct ps_kernels *k, const struct ps_forecast_loss *a)
 {
-    return PS_BY_ANY_REAL(k, forecast_loss, k, a);
+    return PS_BY_REAL(k, forecast_loss, k, a);
 }
 
 /* Of losses that are not plain. */

@@ -404,7 +404,7 @@ template <typename T> static enum ps_status window_loss(const struct ps_kernels 
 
 extern "C" enum ps_status ps_cuda_window_loss(const struct ps_kernels *k, const struct ps_window_loss *a)
 {
-    return PS_BY_ANY_REAL(k, window_loss, k, a);
+    return PS_BY_REAL(k, window_loss, k, a);
 }
 
 /* ---- head_sums ---- */

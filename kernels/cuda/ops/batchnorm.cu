@@ -7,7 +7,7 @@
  * that. batchnorm walks a share from its end, which the
  * second-level cache still holds.
  *
- * Memory bounds all. Bytes, in float and half of them in bf16: batchnorm_statistics (mean, var =, the running ones moved) 4 R d,
+ * Memory bounds all. Bytes, in float and half of them in 16 bits: batchnorm_statistics (mean, var =, the running ones moved) 4 R d,
  * flops 4 R d; bias_residual_statistics (y = besides) 12 R d, flops 7 R d; batchnorm (y =) 8 R d, flops 4 R d. Besides, 8 d for
  * each block's partial row (L2). batchnorm_join (mean, var =, the running ones moved) 8 d for each rank, flops 8 d. */
 #include "kernels/cuda/ops/columns.cuh"

@@ -5,7 +5,7 @@
  * each share from its end, which the second-level cache still holds. With `more` both passes read it: to leave dy + more in dx
  * between them would move as many bytes and round once more. Where ranks share the rows, each pass is a call of its own.
  *
- * dx =; dgamma, dbeta +=. Memory bounds it. Bytes, in float and half of them in bf16: 20 R d, 28 R d with more, 24 R d with an
+ * dx =; dgamma, dbeta +=. Memory bounds it. Bytes, in float and half of them in 16 bits: 20 R d, 28 R d with more, 24 R d with an
  * addend. Flops: 10 R d. */
 #include "kernels/cuda/ops/columns.cuh"
 #include "kernels/cuda/tile/dropout.cuh"

@@ -3,11 +3,11 @@
  *
  * Why: between two products each is one pass over [R, n], so the bias, the activation, the residual and the mask share it. A warp
  * takes 256 consecutive elements and 32 Philox blocks, and a lane draws one of them: no bit is drawn twice. In float a lane holds
- * two float4, in bf16 the 8 elements of its block. Where widths or addresses are not multiples of 16 bytes, a thread takes the 8
+ * two float4, in 16 bits the 8 elements of its block. Where widths or addresses are not multiples of 16 bytes, a thread takes the 8
  * elements of one block, one by one.
  *
  * All =, in place where kernels.h says so: an element is read and written by the same thread.
- * Bytes, in float and half of them in bf16: bias_add, drop 8 R n; bias_activation, bias_position_add 8 R n; bias_residual_add,
+ * Bytes, in float and half of them in 16 bits: bias_add, drop 8 R n; bias_activation, bias_position_add 8 R n; bias_residual_add,
  * activation_backward 12 R n. Flops: 1 to 18 an element, and about 60 integer operations for each 8 elements with dropout. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/activation.cuh"
@@ -433,7 +433,7 @@ template <typename T> static enum ps_status bias_position_add(const struct ps_ke
 
 extern "C" enum ps_status ps_cuda_bias_position_add(const struct ps_kernels *k, const struct ps_bias_position_add *a)
 {
-    return PS_BY_ANY_REAL(k, bias_position_add, k, a);
+    return PS_BY_REAL(k, bias_position_add, k, a);
 }
 
 template <typename T> static enum ps_status drop(const struct ps_kernels *k, const struct ps_drop *a)
@@ -448,5 +448,5 @@ template <typename T> static enum ps_status drop(const struct ps_kernels *k, con
 
 extern "C" enum ps_status ps_cuda_drop(const struct ps_kernels *k, const struct ps_drop *a)
 {
-    return a->x.type == PS_BF16 && k->real == PS_BF16 ? drop<ps_bf16>(k, a) : drop<float>(k, a);
+    return PS_BY_TYPE(a->x.type == k->real ? k->real : PS_F32, drop, k, a);
 }

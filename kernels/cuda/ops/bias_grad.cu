@@ -2,10 +2,10 @@
  *
  * Why: the bias's gradient and the masked gradient both need one pass over dy [R, n]. A block takes up to 128 columns and a share
  * of the rows, each thread four columns, four rows in flight; its sums go to a partial row, and ops/reduce.cu adds the partial rows
- * in a fixed order. How rows are shared out depends on the shape and the device alone. In bf16 a thread takes eight columns, one
+ * in a fixed order. How rows are shared out depends on the shape and the device alone. In 16 bits a thread takes eight columns, one
  * Philox block; the sums are of the gradient before masked is rounded.
  *
- * masked =, dbias +=. Bytes: 4 R n, 8 R n with masked; half of that in bf16. Flops: 2 R n. */
+ * masked =, dbias +=. Bytes: 4 R n, 8 R n with masked; half of that in 16 bits. Flops: 2 R n. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/vector.cuh"
@@ -178,5 +178,5 @@ template <typename T> static enum ps_status bias_grad(const struct ps_kernels *k
 
 extern "C" enum ps_status ps_cuda_bias_grad(const struct ps_kernels *k, const struct ps_bias_grad *a)
 {
-    return PS_BY_ANY_REAL(k, bias_grad, k, a);
+    return PS_BY_REAL(k, bias_grad, k, a);
 }

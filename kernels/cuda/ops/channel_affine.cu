@@ -4,7 +4,7 @@
  * Backward, a block takes a channel and a share of its rows, and leaves two sums; ops/reduce.cu adds the shares in a fixed order.
  *
  * channel_affine: y =, in place if asked. Bytes: 8 S n. Flops: 2 S n. channel_affine_backward: dx = (where it is there), d_weight,
- * d_bias +=. Bytes: 12 S n. Flops: 4 S n. What is of bf16 takes half. Memory, and for few rows the launches, bound both. */
+ * d_bias +=. Bytes: 12 S n. Flops: 4 S n. What is of 16 bits takes half. Memory, and for few rows the launches, bound both. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
@@ -73,7 +73,7 @@ template <typename T> static enum ps_status map(const struct ps_kernels *k, cons
 
 extern "C" enum ps_status ps_cuda_channel_affine(const struct ps_kernels *k, const struct ps_channel_affine *a)
 {
-    return a->x.type == PS_BF16 && k->real == PS_BF16 ? map<ps_bf16>(k, a) : map<float>(k, a);
+    return PS_BY_TYPE(a->x.type == k->real ? k->real : PS_F32, map, k, a);
 }
 
 /* Block (share, channel), channels fastest: rows c, c + C, .. of a share of the windows. partials [shares, 2, C]: of d_weight, of
@@ -145,12 +145,17 @@ static enum ps_status backward(const struct ps_kernels *k, const struct ps_chann
     return ps_cuda_add_columns(c, op, &job, 1);
 }
 
-template <typename G> static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_channel_affine_backward *a)
+/* T: the table's activations. */
+template <typename T> static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_channel_affine_backward *a)
 {
-    return a->kept.type == PS_BF16 && k->real == PS_BF16 ? backward<G, ps_bf16>(k, a) : backward<G, float>(k, a);
+    const bool kept = a->kept.type == ps_type_of<T>;
+    if (a->dy.type == ps_type_of<T>) {
+        return kept ? backward<T, T>(k, a) : backward<T, float>(k, a);
+    }
+    return kept ? backward<float, T>(k, a) : backward<float, float>(k, a);
 }
 
 extern "C" enum ps_status ps_cuda_channel_affine_backward(const struct ps_kernels *k, const struct ps_channel_affine_backward *a)
 {
-    return a->dy.type == PS_BF16 && k->real == PS_BF16 ? backward_of<ps_bf16>(k, a) : backward_of<float>(k, a);
+    return PS_BY_REAL(k, backward_of, k, a);
 }

@@ -354,15 +354,19 @@ extern "C" enum ps_status ps_cuda_strided_copy(const struct ps_kernels *k, const
     return status;
 }
 
-extern "C" enum ps_status ps_cuda_add(const struct ps_kernels *k, const struct ps_add *a)
+template <typename T> static enum ps_status add(const struct ps_kernels *k, const struct ps_add *a)
 {
     const struct ps_tensor *const t[3] = {&a->y, &a->a, &a->b};
     const int64_t count = ps_tensor_count(&a->y);
     PS_TRY(ps_cuda_expect("add", "y", &a->y, k->real, count));
     PS_TRY(ps_cuda_expect("add", "a", &a->a, k->real, count));
     PS_TRY(ps_cuda_expect("add", "b", &a->b, k->real, count));
-    return k->real == PS_BF16 ? apply<ps_bf16, ps_bf16>(k, "add", t, binary_function{PS_ADD})
-                              : apply<float, float>(k, "add", t, binary_function{PS_ADD});
+    return apply<T, T>(k, "add", t, binary_function{PS_ADD});
+}
+
+extern "C" enum ps_status ps_cuda_add(const struct ps_kernels *k, const struct ps_add *a)
+{
+    return PS_BY_REAL(k, add, k, a);
 }
 
 /* ---- reduce ---- */

@@ -4,7 +4,7 @@
  * elements of each of N rows; h*N*e elements), so a block takes that: it walks the side that it writes, and finds the other side's
  * sectors in its multiprocessor's cache when an element of e floats is shorter than one.
  *
- * Both =. Bytes: 8 parts R h e, half of that in bf16. Flops: none. */
+ * Both =. Bytes: 8 parts R h e, half of that in 16 bits. Flops: none. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/vector.cuh"

@@ -5,7 +5,7 @@
  *
  * Forward: y, mean, rstd =. Bytes: 8 R d. Flops: 8 R d.
  * Backward: dx =; dgamma, dbeta +=. Bytes: 12 R d, 4 R d more of an addend and of masked, and 8 d (12 d with dbias) for each
- * block's partial rows (L2). Flops: 14 R d. In bf16 half the bytes of rows; gamma, beta, statistics and sums are fp32. */
+ * block's partial rows (L2). Flops: 14 R d. In 16 bits half the bytes of rows; gamma, beta, statistics and sums are fp32. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/mma.cuh"

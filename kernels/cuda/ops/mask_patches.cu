@@ -81,5 +81,5 @@ template <typename T> static enum ps_status mask_patches(const struct ps_kernels
 
 extern "C" enum ps_status ps_cuda_mask_patches(const struct ps_kernels *k, const struct ps_mask_patches *a)
 {
-    return PS_BY_ANY_REAL(k, mask_patches, k, a);
+    return PS_BY_REAL(k, mask_patches, k, a);
 }

@@ -3,7 +3,7 @@
  * Why: q and k lie in heads or in rows of qkv, any strides; each is turned where it lies, in one pass. A thread takes 16 bytes
  * where heads and strides are multiples of that, else one pair; the angles [N, e] stay in the caches.
  *
- * y =, in place if asked: a thread reads its own elements first. Bytes: 8 S h N e, half of that in bf16. Flops: 3 an element.
+ * y =, in place if asked: a thread reads its own elements first. Bytes: 8 S h N e, half of that in 16 bits. Flops: 3 an element.
  * Memory bounds it. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/divide.cuh"

@@ -6,8 +6,8 @@
  * bytes. Longer rows (n > 128) are coalesced by themselves: a warp holds one in registers up to 1024, a block walks it beyond.
  *
  * Forward: y =. Bytes: 8 rows n. Flops: 5 rows n. Backward: dx =. Bytes: 12 rows n, 16 with an addend. Flops: 4 rows n. Half in
- * bf16, whose tiles stay bf16 in shared memory; arithmetic is fp32. Both in place if asked: a tile, row or element is read by those
- * who write it, before. */
+ * 16 bits, which tiles in shared memory are too; arithmetic is fp32. Both in place if asked: a tile, row or element is read by
+ * those who write it, before. */
 #include <cuda_pipeline.h>
 
 #include "kernels/cuda/launch.cuh"
@@ -286,8 +286,9 @@ static enum ps_status launch_real(const struct ps_kernels *k, const char *op, co
                                   const struct ps_tensor *in, const struct ps_tensor *weights, const struct ps_tensor *addend)
 {
     const struct ps_cuda_context *c = ps_cuda(k);
-    return k->real == PS_BF16 ? launch<ps_bf16, BACKWARD, ADD>(c, op, out, in, weights, addend)
-                              : launch<float, BACKWARD, ADD>(c, op, out, in, weights, addend);
+    return k->real == PS_BF16  ? launch<ps_bf16, BACKWARD, ADD>(c, op, out, in, weights, addend)
+           : k->real == PS_F16 ? launch<ps_fp16, BACKWARD, ADD>(c, op, out, in, weights, addend)
+                               : launch<float, BACKWARD, ADD>(c, op, out, in, weights, addend);
 }
 
 extern "C" enum ps_status ps_cuda_softmax(const struct ps_kernels *k, const struct ps_softmax *a)

@@ -3,7 +3,7 @@
  * Why: between two products it is one pass, as the other activations are (ops/bias.cu), but a row of x is twice one of y. A thread
  * takes the 8 elements of y of one Philox block: side by side where f is a multiple of 8 and rows are aligned, else one by one.
  *
- * Both =. Bytes, in float and half of them in bf16: forward 12 R f, backward 20 R f. Flops: 12 and 18 an element of y. Memory
+ * Both =. Bytes, in float and half of them in 16 bits: forward 12 R f, backward 20 R f. Flops: 12 and 18 an element of y. Memory
  * bounds both. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/dropout.cuh"

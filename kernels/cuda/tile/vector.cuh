@@ -140,11 +140,13 @@ template <int VEC, typename T> static __device__ __forceinline__ void ps_store(T
     }
 }
 
-/* function<T>(..) with the table's activations. Level gemm's operations have no fp16: those get float, and refuse the tensors. */
-#define PS_BY_REAL(k, function, ...) ((k)->real == PS_BF16 ? function<ps_bf16>(__VA_ARGS__) : function<float>(__VA_ARGS__))
+/* function<T>(..) with that type; of another, float, whose function refuses the tensors. */
+#define PS_BY_TYPE(type, function, ...)                  \
+    ((type) == PS_BF16  ? function<ps_bf16>(__VA_ARGS__) \
+     : (type) == PS_F16 ? function<ps_fp16>(__VA_ARGS__) \
+                        : function<float>(__VA_ARGS__))
 
-/* The same for what level layer needs too. */
-#define PS_BY_ANY_REAL(k, function, ...) \
-    ((k)->real == PS_F16 ? function<ps_fp16>(__VA_ARGS__) : PS_BY_REAL(k, function, __VA_ARGS__))
+/* With that of the table's activations. */
+#define PS_BY_REAL(k, function, ...) PS_BY_TYPE((k)->real, function, __VA_ARGS__)
 
 #endif
