@@ -163,8 +163,8 @@ static const struct expected of_models[] = {
     {SEED28K, PS_FP16, &h200,
      "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw gradient16, wo wgmma16, wo dx "
      "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
-     " dw gradient16, scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel, attention "
-     "short16, backward short16"},
+     " dw gradient16, scores tiny, mixed tiny, dv tiny, head panel, head dz panel, head dw panel, attention short16, "
+     "backward short16"},
     {ETTH1, PS_FP32, &h200,
      "embedding cublaslt, embedding dw split, qkv rows, qkv dx cublaslt, qkv dw apart, wo cublaslt, wo dx cublaslt, "
      "wo dw apart, ffn1 rows, ffn1 dx cublaslt, ffn1 dw apart, ffn2 cublaslt, ffn2 dx rows, ffn2 dw apart, "
@@ -183,8 +183,8 @@ static const struct expected of_models[] = {
     {ETTH1, PS_FP16, &h200,
      "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw gradient16, wo wgmma16, wo dx "
      "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
-     " dw gradient16, scores refused, mixed refused, dv refused, head panel, head dz panel, head dw panel, attention "
-     "short16, backward short16"},
+     " dw gradient16, scores warp, mixed tiny, dv tiny, head panel, head dz panel, head dw panel, attention short16, "
+     "backward short16"},
     {WEATHER, PS_FP32, &h200,
      "embedding rows, embedding dw split, qkv rows, qkv dx rows, qkv dw gradient, wo rows, wo dx rows, "
      "wo dw gradient, ffn1 rows, ffn1 dx rows, ffn1 dw gradient, ffn2 rows, ffn2 dx rows, ffn2 dw gradient, "
@@ -203,8 +203,8 @@ static const struct expected of_models[] = {
     {WEATHER, PS_FP16, &h200,
      "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw gradient16, wo wgmma16, wo dx "
      "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
-     " dw gradient16, scores refused, mixed refused, dv refused, head cublaslt, head dz cublaslt, head dw cublaslt, "
-     "attention short16, backward short16"},
+     " dw gradient16, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
+     "short16, backward short16"},
     {ELECTRICITY, PS_FP32, &h200,
      "embedding rows, embedding dw split, qkv rows, qkv dx rows, qkv dw gradient, wo rows, wo dx rows, "
      "wo dw gradient, ffn1 rows, ffn1 dx rows, ffn1 dw gradient, ffn2 rows, ffn2 dx rows, ffn2 dw gradient, "
@@ -223,8 +223,8 @@ static const struct expected of_models[] = {
     {ELECTRICITY, PS_FP16, &h200,
      "embedding wgmma16, embedding dw cublaslt, qkv wgmma16, qkv dx wgmma16, qkv dw gradient16, wo wgmma16, wo dx "
      "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
-     " dw gradient16, scores refused, mixed refused, dv refused, head cublaslt, head dz cublaslt, head dw cublaslt, "
-     "attention short16, backward short16"},
+     " dw gradient16, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
+     "short16, backward short16"},
     {SEED28K, PS_TF32, &a100,
      "embedding cublaslt, embedding dw split, qkv cublaslt, qkv dx cublaslt, qkv dw apart, wo cublaslt, "
      "wo dx cublaslt, wo dw apart, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw apart, ffn2 cublaslt, ffn2 dx cublaslt, "
@@ -325,6 +325,18 @@ static const struct product edges[] = {
     {PS_PRECISION_BF16, 2, 64, 40, 4, 0, 1, 0, "warp"},
     {PS_PRECISION_BF16, 2, 31, 32, 4, 0, 1, 0, "tiny"},
     {PS_PRECISION_BF16, 2, 16, 16, 16, 0, 0, 4, "tiny"},
+    {PS_FP16, 2, 16, 16, 16, 0, 0, 0, "warp"},
+    {PS_FP16, 2, 17, 16, 16, 0, 0, 0, "tiny"},
+    {PS_FP16, 2, 64, 64, 64, 0, 0, 0, "tiny"},
+    {PS_FP16, 2, 65, 64, 64, 0, 0, 0, "cublaslt"},
+    {PS_FP16, 2, 64, 63, 64, 0, 0, 0, "cublaslt"},
+    {PS_FP16, 1, 64, 64, 64, 0, 0, 0, "panel"},
+    {PS_FP16, 2, 48, 48, 48, 0, 0, 0, "tiny"},
+    {PS_FP16, 2, 48, 49, 48, 0, 0, 0, "cublaslt"},
+    {PS_FP16, 2, 32, 32, 4, 0, 1, 0, "tiny"},
+    {PS_FP16, 2, 64, 40, 4, 0, 1, 0, "warp"},
+    {PS_FP16, 2, 31, 32, 4, 0, 1, 0, "tiny"},
+    {PS_FP16, 2, 16, 16, 16, 0, 0, 4, "tiny"},
     {PS_FP32, 1, 16, 512, 1024, 1, 0, 0, "split"},
     {PS_FP32, 1, 16, 513, 1024, 1, 0, 0, "cublaslt"},
     {PS_FP32, 1, 16, 516, 1024, 1, 0, 0, "cublaslt"},
@@ -390,6 +402,11 @@ static const struct product edges[] = {
     {PS_FP16, 1, 16928, 32, 192, 0, 0, 0, "wgmma16"},
     {PS_FP16, 1, 33856, 16, 16, 0, 0, 0, "wgmma16"},
     {PS_FP16, 1, 64, 64, 64, 1, 1, 0, "panel"},
+    {PS_FP16, 1, 1024, 64, 512, 0, 0, 0, "wgmma16"},
+    {PS_FP16, 1, 1023, 64, 512, 0, 0, 0, "panel"},
+    {PS_FP16, 1, 1024, 60, 512, 0, 0, 0, "panel"},
+    {PS_FP16, 1, 1024, 64, 520, 0, 0, 0, "panel"},
+    {PS_FP16, 1, 1024, 2056, 64, 0, 0, 0, "cublaslt"},
 };
 
 START_TEST(of_edges)
@@ -419,10 +436,6 @@ START_TEST(of_strides)
     apart.stride[2] = 2;
     ck_assert_str_eq(or_refused(gemm(k, t, t, apart, 0)), "refused");
     ck_assert_ptr_nonnull(strstr(ps_error_message(), "strides"));
-    k->close(k);
-    k = table(&h200, PS_FP16, 1);
-    const struct product two = {PS_FP16, 2, 32, 32, 32, 0, 0, 0, NULL};
-    ck_assert_str_eq(way_of(k, &two), "refused");
     k->close(k);
 }
 END_TEST
@@ -531,6 +544,11 @@ static const struct attention attentions[] = {
     {PS_PRECISION_BF16, PS_BF16, 3, 5, 64, "short16", "short16"},
     {PS_FP16, PS_F16, 4, 64, 8, "short16", "short16"},
     {PS_FP16, PS_F16, 4, 65, 8, "long16", "long16"},
+    {PS_FP16, PS_F16, 4, 3000, 128, "long16", "long16"},
+    {PS_FP16, PS_F16, 4, 65, 129, "refused", "refused"},
+    {PS_FP16, PS_F16, 4, 64, 128, "short16", "short16"},
+    {PS_FP16, PS_F16, 4, 42, 7, "short16", "short16"},
+    {PS_FP16, PS_F16, 3, 5, 64, "short16", "short16"},
 };
 
 START_TEST(of_attention)
@@ -576,6 +594,12 @@ START_TEST(of_attention_or_products)
         {PS_PRECISION_BF16, 3000, 64, 1, 1},
         {PS_PRECISION_BF16, 100, 16, 8, 1},
         {PS_PRECISION_BF16, 100, 16, 9, 0},
+        {PS_FP16, 1, 8, 1, 1},
+        {PS_FP16, 42, 128, 1, 1},
+        {PS_FP16, 42, 129, 1, 0},
+        {PS_FP16, 3000, 64, 1, 1},
+        {PS_FP16, 100, 16, 8, 1},
+        {PS_FP16, 100, 16, 9, 0},
         {PS_TF32, 5, 16, 1, 1},
         {PS_TF32, 33, 16, 1, 0},
         {PS_TF32, 64, 8, 1, 1},

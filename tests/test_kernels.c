@@ -167,7 +167,6 @@ static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call
     }
     if (kind != PS_F32) {
         call_round(c, kind);
-        c->may_refuse |= kind == PS_F16 && c->op == PS_OP_gemm && c->operands[0].rank > 2;
         c->may_refuse |= c->op == PS_OP_gemm_bias;
         if (c->op == PS_OP_attention || c->op == PS_OP_attention_backward) { /* the columns of q, of all pieces */
             const struct operand *q = &c->operands[c->op == PS_OP_attention ? 2 : 7];

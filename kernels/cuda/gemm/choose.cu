@@ -14,16 +14,16 @@ struct way {
 static bool small(const struct ps_kernels *k, const struct ps_product *p)
 {
     (void)k;
-    return p->c_type == p->type && p->type != PS_F16 && p->m <= 64 && p->n <= 64 && p->k <= 64;
+    return p->c_type == p->type && p->m <= 64 && p->n <= 64 && p->k <= 64;
 }
 
-/* A batch of them, in one launch whatever the strides. Of more than 48^3 multiplications only in fp32, and in bf16 with even sizes:
- * the library is faster for the others, where it can, as measured on an H200 (docs/benchmarks.md). */
+/* A batch of them, in one launch whatever the strides. Of more than 48^3 multiplications only in fp32, and in 16 bits with even
+ * sizes: the library is faster for the others, where it can, as measured on an H200 (docs/benchmarks.md). */
 static bool tiny_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
     const bool even = p->m % 2 == 0 && p->n % 2 == 0 && p->k % 2 == 0;
     return small(k, p) && ps_cuda(k)->tiny_gemm && p->batch[0] * p->batch[1] >= 2 &&
-           !(p->m * p->n * p->k > 48 * 48 * 48 && !ps_cuda_exact(k) && !(p->type == PS_BF16 && even) && p->batch[0] == 1 &&
+           !(p->m * p->n * p->k > 48 * 48 * 48 && !ps_cuda_exact(k) && !(p->type != PS_F32 && even) && p->batch[0] == 1 &&
              ps_cuda_cublaslt_wanted(k, p));
 }
 
@@ -89,16 +89,6 @@ static const struct way *way_of(const struct ps_kernels *k, const struct ps_prod
 }
 
 /* ---- the operations, taken apart ---- */
-
-static enum ps_status product_of(const struct ps_gemm *arguments, struct ps_product *p)
-{
-    PS_TRY(ps_cuda_product(arguments, p));
-    if (p->type == PS_F16 && p->batch[0] * p->batch[1] != 1) {
-        return ps_fail(PS_UNSUPPORTED, "gemm: %lld products of fp16: only single ones are served",
-                       (long long)(p->batch[0] * p->batch[1]));
-    }
-    return PS_OK;
-}
 
 static enum ps_status product_with_bias(const struct ps_gemm_bias *a, struct ps_product *p)
 {
@@ -188,7 +178,7 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
 extern "C" enum ps_status ps_cuda_gemm(const struct ps_kernels *k, const struct ps_gemm *arguments)
 {
     struct ps_product p;
-    PS_TRY(product_of(arguments, &p));
+    PS_TRY(ps_cuda_product(arguments, &p));
     const struct way *way = way_of(k, &p);
     return way ? way->run(k, &p) : PS_UNSUPPORTED; /* as ps_cuda_cublaslt_wanted says */
 }
@@ -267,7 +257,7 @@ const char *ps_cuda_gemm_way(const struct ps_kernels *k, enum ps_op op, const vo
     struct ps_product p;
     const enum ps_status status = op == PS_OP_gemm_bias       ? product_with_bias((const struct ps_gemm_bias *)arguments, &p)
                                   : op == PS_OP_gemm_gradient ? product_of_gradient((const struct ps_gemm_gradient *)arguments, &p)
-                                                              : product_of((const struct ps_gemm *)arguments, &p);
+                                                              : ps_cuda_product((const struct ps_gemm *)arguments, &p);
     if (status != PS_OK) {
         return NULL;
     }

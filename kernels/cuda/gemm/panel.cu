@@ -191,11 +191,11 @@ static int edge_of(const struct ps_product *p)
 
 bool ps_cuda_panel_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
+    (void)k;
     struct panel<ps_bf16> panel; /* of fp16 it lies alike */
     bool transposed;
     const int64_t tile = edge_of(p) * WARP_TILE;
-    return (p->type == PS_BF16 || (p->type == PS_F16 && ps_cuda(k)->compute_capability == 90)) && p->batch[0] * p->batch[1] == 1 &&
-           p->k <= 2048 && p->m <= 1 << 20 && p->n <= 1 << 20 &&
+    return p->type != PS_F32 && p->batch[0] * p->batch[1] == 1 && p->k <= 2048 && p->m <= 1 << 20 && p->n <= 1 << 20 &&
            ps_cuda_blocks(p->m, tile) * (int64_t)ps_cuda_blocks(p->n, tile) <= 528 && p->m * p->n * p->k <= 1 << 27 &&
            panel_of(p->a, p->m, p->k, &panel, &transposed) && panel_of(p->b, p->k, p->n, &panel, &transposed);
 }

@@ -33,8 +33,8 @@ struct ps_product {
 /* Checks ranks, types and sizes (all at least 1). PS_UNSUPPORTED with the sizes in the message. gemm/product.cu */
 enum ps_status ps_cuda_product(const struct ps_gemm *arguments, struct ps_product *product);
 
-/* How a small product multiplies: EXACT as three tf32 products of split float32. */
-enum arithmetic { EXACT, TF32, BF16 };
+/* How a small product multiplies: EXACT as three tf32 products of split float32, REAL16 bf16 or fp16 as they are. */
+enum arithmetic { EXACT, TF32, REAL16 };
 
 /* Products of float32 as good as float32's own; else operands are rounded to tf32. */
 static inline bool ps_cuda_exact(const struct ps_kernels *k)
@@ -79,7 +79,7 @@ bool ps_cuda_gradient16_wanted(const struct ps_kernels *k, const struct ps_produ
 enum ps_status ps_cuda_gradient16_product(const struct ps_kernels *k, const struct ps_product *product);
 enum ps_status ps_cuda_gradient16_products(const struct ps_kernels *k, const struct ps_product *each, int count);
 
-/* gemm/panel.cu: a single small one of bf16, and on Hopper of fp16. */
+/* gemm/panel.cu: a single small one of 16 bits. */
 bool ps_cuda_panel_wanted(const struct ps_kernels *k, const struct ps_product *product);
 enum ps_status ps_cuda_panel_product(const struct ps_kernels *k, const struct ps_product *product);
 

@@ -2,11 +2,11 @@
  * their gradients, with matrices of N x N and N x e, where general libraries launch tiles far larger than the matrices.
  * A block takes a few matrices of the batch. All its threads copy a and b to shared memory (a dense run of matrices 16 bytes at a
  * time, whatever their size), its warps take tiles of up to 32 x 32 of c, and c leaves through shared memory likewise, so that
- * stores are whole lines; on Hopper as one bulk copy. All types multiply on tensor cores (mma.sync, k 8 a step): bf16, tf32
+ * stores are whole lines; on Hopper as one bulk copy. All types multiply on tensor cores (mma.sync, k 8 a step): bf16, fp16, tf32
  * (operands rounded to nearest) and fp32 (three products of split operands, each step's sum added in FADD). Elements stay in their
  * own type until they are in registers. Lane q of four holds k = 2q and 2q + 1: for tf32 that is another order of the sum than the
  * instruction's own, the same for a and b, and one 8-byte read a row. Few rows or terms in whole pieces go without shared
- * memory (gemm/warp.cu). Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0. FLOPs 2 m n k
+ * memory (gemm/warp.cu). Bytes: 4 batch (m k + k n + m n), half of that in 16 bits, and m n more when beta is not 0. FLOPs 2 m n k
  * batch, three times that in fp32. 42 x 42 x 8, batch 43,008: 419 MB, 1.2 GFLOP. */
 #include "kernels/cuda/gemm/product.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -166,12 +166,12 @@ __device__ static __forceinline__ void store(const struct tiny &x, const struct 
 #endif
 }
 
-/* Two neighbours along k as a fragment holds them: two words of tf32, hi and EXACT lo, or one of two bf16. PAIRS: they lie side by
+/* Two neighbours along k as a fragment holds them: two words of tf32, hi and EXACT lo, or one of 16 bits. PAIRS: they lie side by
  * side, aligned. `left` elements are still in the sum; the rest count 0. */
 template <enum arithmetic ARITHMETIC, bool PAIRS, bool TAIL, typename T>
 __device__ static __forceinline__ void fragment(uint32_t (&hi)[2], uint32_t (&lo)[2], const T *from, int stride, int left)
 {
-    if constexpr (ARITHMETIC == BF16) {
+    if constexpr (ARITHMETIC == REAL16) {
         if constexpr (PAIRS) {
             hi[0] = !TAIL || left > 0 ? *(const uint32_t *)from : 0; /* k is even */
         } else {
@@ -225,8 +225,8 @@ __device__ static __forceinline__ void step(struct warp_tile<NT> &t, const T *a,
         }
 #pragma unroll
         for (int j = 0; j < NT; j++) {
-            if constexpr (ARITHMETIC == BF16) {
-                ps_mma8<ps_bf16>(t.sum[half][j], hi[0][0], hi[1][0], b_hi[j][0], t.sum[half][j]);
+            if constexpr (ARITHMETIC == REAL16) {
+                ps_mma8<T>(t.sum[half][j], hi[0][0], hi[1][0], b_hi[j][0], t.sum[half][j]);
             } else {
                 const uint32_t a_hi[4] = {hi[0][0], hi[1][0], hi[0][1], hi[1][1]};
                 const uint32_t a_lo[4] = {lo[0][0], lo[1][0], lo[0][1], lo[1][1]};
@@ -432,11 +432,10 @@ static int shared_bytes(const struct side *s, enum ps_type type, int matrices)
 enum ps_status ps_cuda_tiny_product(const struct ps_kernels *k, const struct ps_product *p)
 {
     const struct ps_cuda_context *context = ps_cuda(k);
-    if (p->type != p->c_type || p->type == PS_F16 || p->m > LIMIT || p->n > LIMIT || p->k > LIMIT) {
-        return ps_fail(
-            PS_UNSUPPORTED,
-            "gemm: m %lld, n %lld, k %lld of types %d and %d; small products have one type, float32 or bf16, and at most %d each",
-            (long long)p->m, (long long)p->n, (long long)p->k, (int)p->type, (int)p->c_type, LIMIT);
+    if (p->type != p->c_type || p->m > LIMIT || p->n > LIMIT || p->k > LIMIT) {
+        return ps_fail(PS_UNSUPPORTED,
+                       "gemm: m %lld, n %lld, k %lld of types %d and %d; small products have one type, and at most %d each",
+                       (long long)p->m, (long long)p->n, (long long)p->k, (int)p->type, (int)p->c_type, LIMIT);
     }
     if (far(&p->c, p->m, p->n) || far(&p->a, p->m, p->k) || far(&p->b, p->k, p->n) || p->batch[0] * p->batch[1] > INT32_MAX) {
         return ps_fail(PS_UNSUPPORTED, "gemm: a matrix of m %lld, n %lld, k %lld spans, or a batch of %lld has, more than 2^31",
@@ -479,9 +478,10 @@ enum ps_status ps_cuda_tiny_product(const struct ps_kernels *k, const struct ps_
     x.b.offset = shared_bytes(&x.a, p->type, x.per_block);
     x.c.offset = x.overlay ? 0 : inputs;
 
-    tiny_kernel_type *kernel = p->type == PS_BF16 ? kernel_of_width<ps_bf16, BF16>(nt, a_pairs, b_pairs)
-                               : ps_cuda_exact(k) ? kernel_of_width<float, EXACT>(nt, a_pairs, b_pairs)
-                                                  : kernel_of_width<float, TF32>(nt, a_pairs, b_pairs);
+    tiny_kernel_type *kernel = p->type == PS_BF16  ? kernel_of_width<ps_bf16, REAL16>(nt, a_pairs, b_pairs)
+                               : p->type == PS_F16 ? kernel_of_width<ps_fp16, REAL16>(nt, a_pairs, b_pairs)
+                               : ps_cuda_exact(k)  ? kernel_of_width<float, EXACT>(nt, a_pairs, b_pairs)
+                                                   : kernel_of_width<float, TF32>(nt, a_pairs, b_pairs);
     const int bytes = !x.overlay ? inputs + outputs : inputs > outputs ? inputs : outputs; /* at most 48 KiB */
     ps_cuda_launch(context, kernel, (unsigned)ceil_div(x.batch, x.per_block), THREADS, (size_t)bytes, x);
     PS_CUDA_LAUNCHED("tiny gemm");

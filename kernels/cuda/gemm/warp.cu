@@ -6,11 +6,12 @@
  * a row, a column and a place in the sum go in the tensor cores' fragments: lane q of four holds k = 4q .. 4q + 3 of 16; of an
  * operand whose lines run the other way lane g of eight holds 4 columns of b (2 rows of a) side by side, each in a fragment of its
  * own. So c, too, is stored 2 or 4 elements at a time. fp32: three products of split operands, added up in FADD every 8 of k; tf32
- * and bf16: one. Bytes: 4 batch (m k + k n + m n), half of that in bf16, and m n more when beta is not 0; a again from the first
- * cache for the other warp of a matrix. FLOPs 2 m n k batch, three times that in fp32. 12 x 12 x 64, batch 1,024: 6.9 MB, 19 MFLOP.
+ * and 16 bits: one. Bytes: 4 batch (m k + k n + m n), half of that in 16 bits, and m n more when beta is not 0; a again from the
+ * first cache for the other warp of a matrix. FLOPs 2 m n k batch, three times that in fp32. 12 x 12 x 64, batch 1,024: 6.9 MB,
+ * 19 MFLOP.
  *
  * Few terms, k = 4, m, n <= 64: c is most of what is moved, and on tensor cores half of k would be empty. A block for a matrix,
- * by FFMA: 740 instructions for 42 x 42 x 4, in tf32 the same as in fp32. Only where beta is 0, in bf16 only for n > 32. Bytes:
+ * by FFMA: 740 instructions for 42 x 42 x 4, in tf32 the same as in fp32. Only where beta is 0, in 16 bits only for n > 32. Bytes:
  * as above. FLOPs 2 m n k batch. 42 x 42 x 4, batch 3,584: 30.1 MB, 51 MFLOP. */
 #include "kernels/cuda/gemm/product.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -118,14 +119,14 @@ static __device__ __forceinline__ void load(uint32_t (&to)[LINES][sizeof(T)], co
 }
 
 /* sum += a b over one DEEP of k. */
-template <enum arithmetic ARITHMETIC, int NT, int WORDS>
+template <typename T, enum arithmetic ARITHMETIC, int NT, int WORDS>
 static __device__ __forceinline__ void multiply(float (&sum)[NT][4], const uint32_t (&a)[2][WORDS], const uint32_t (&b)[NT][WORDS])
 {
-    if constexpr (ARITHMETIC == BF16) {
+    if constexpr (ARITHMETIC == REAL16) {
         const uint32_t words[4] = {a[0][0], a[1][0], a[0][1], a[1][1]};
 #pragma unroll
         for (int j = 0; j < NT; j++) {
-            ps_mma16<ps_bf16>(sum[j], words, b[j][0], b[j][1], sum[j]);
+            ps_mma16<T>(sum[j], words, b[j][0], b[j][1], sum[j]);
         }
     } else {
 #pragma unroll
@@ -221,7 +222,7 @@ static __global__ void __launch_bounds__(THREADS) warp_kernel(const __grid_const
     float sum[NT][4] = {}; /* two columns of the first row, and of the second */
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
-        multiply<ARITHMETIC>(sum, of_a[i], of_b[i]);
+        multiply<T, ARITHMETIC>(sum, of_a[i], of_b[i]);
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -349,7 +350,7 @@ static bool orient(const struct ps_product *p, bool *a_across, bool *b_across)
            (b_along || (p->b.column == 1 && in_pieces(p, &p->b, p->b.row, p->n, 4)));
 }
 
-/* With outputs enough for every thread of a block to have a few; in bf16, gemm/tiny.cu is faster at 32 x 32 and 64 x 16. */
+/* With outputs enough for every thread of a block to have a few; in 16 bits gemm/tiny.cu is faster at 32 x 32 and 64 x 16. */
 static bool of_few_terms(const struct ps_product *p, bool across)
 {
     const int64_t most = INT32_MAX / (MOST * 4);
@@ -361,9 +362,9 @@ bool ps_cuda_warp_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
     (void)k;
     bool a_across, b_across;
-    return p->type == p->c_type && p->type != PS_F16 && p->n <= MOST && p->k <= MOST &&
-           p->batch[0] * p->batch[1] <= INT32_MAX / 4 && p->c.column == 1 && orient(p, &a_across, &b_across) &&
-           (p->m <= ROWS || of_few_terms(p, a_across || b_across)) && in_pieces(p, &p->c, p->c.row, p->n, b_across ? 4 : 2);
+    return p->type == p->c_type && p->n <= MOST && p->k <= MOST && p->batch[0] * p->batch[1] <= INT32_MAX / 4 && p->c.column == 1 &&
+           orient(p, &a_across, &b_across) && (p->m <= ROWS || of_few_terms(p, a_across || b_across)) &&
+           in_pieces(p, &p->c, p->c.row, p->n, b_across ? 4 : 2);
 }
 
 enum ps_status ps_cuda_warp_product(const struct ps_kernels *k, const struct ps_product *p)
@@ -400,13 +401,16 @@ enum ps_status ps_cuda_warp_product(const struct ps_kernels *k, const struct ps_
         few.groups = (uint8_t)groups;
         few.rows = (uint8_t)(p->m / groups);
         few.more = (uint8_t)(p->m % groups);
-        void (*const kernel)(struct few) = p->type == PS_BF16 ? few_kernel<ps_bf16> : few_kernel<float>;
+        void (*const kernel)(struct few) = p->type == PS_BF16  ? few_kernel<ps_bf16>
+                                           : p->type == PS_F16 ? few_kernel<ps_fp16>
+                                                               : few_kernel<float>;
         ps_cuda_launch(context, kernel, (unsigned)x.matrices, FEW_THREADS, 0, few);
         PS_CUDA_LAUNCHED("gemm of few terms");
     }
-    kernel_type *const kernel = p->type == PS_BF16 ? kernel_of_depth<ps_bf16, BF16>(x.k, a_across, b_across, nt)
-                                : ps_cuda_exact(k) ? kernel_of_depth<float, EXACT>(x.k, a_across, b_across, nt)
-                                                   : kernel_of_depth<float, TF32>(x.k, a_across, b_across, nt);
+    kernel_type *const kernel = p->type == PS_BF16  ? kernel_of_depth<ps_bf16, REAL16>(x.k, a_across, b_across, nt)
+                                : p->type == PS_F16 ? kernel_of_depth<ps_fp16, REAL16>(x.k, a_across, b_across, nt)
+                                : ps_cuda_exact(k)  ? kernel_of_depth<float, EXACT>(x.k, a_across, b_across, nt)
+                                                    : kernel_of_depth<float, TF32>(x.k, a_across, b_across, nt);
     ps_cuda_launch(context, kernel, ps_cuda_blocks((int64_t)x.matrices << x.shared, WARPS), THREADS, 0, x);
     PS_CUDA_LAUNCHED("warp gemm");
 }
