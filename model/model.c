@@ -358,11 +358,6 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         return ps_fail(PS_USAGE, "train.loss: of %d quantiles, and the head has %lld", options->loss.quantiles,
                        (long long)shape->quantiles);
     }
-    if (k->precision == PS_FP16 && options->level != PS_LEVEL_LAYER) {
-        return ps_fail(PS_UNSUPPORTED,
-                       "runtime.precision: fp16 is there at level layer only, which runtime.fusion excludes or which does not "
-                       "serve these sizes: take tf32 or bf16");
-    }
     if (options->level == PS_LEVEL_GEMM && options->tiled_attention && !k->attention) {
         return ps_fail(PS_UNSUPPORTED, "runtime.attention: tiled is not there for backend %s in %s: take gemm", k->backend,
                        ps_precision_name(k->precision));

@@ -1987,7 +1987,7 @@ static int build_attention_backward_in_pieces(struct call *c, int index)
     return 1;
 }
 
-/* ---- the ends of the model in one: bf16 on CUDA ---- */
+/* ---- the ends of the model in one: 16 bits on CUDA ---- */
 
 static int build_embed_forward(struct call *c, int index)
 {

@@ -6,7 +6,6 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/kernels.h"
-#include "tests/fused.h"
 #include "tests/length.h"
 
 struct table {
@@ -73,14 +72,13 @@ static struct table tables[] = {
     {.name = "cuda tf32 tiny_gemm off", .backend = "cuda", .device_kind = "cuda", .precision = PS_TF32},
     {.name = "cuda bf16", .backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16, .tiny_gemm = 1},
     {.name = "cuda bf16 tiny_gemm off", .backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16},
-    {.name = "cuda fp16", .backend = "cuda", .device_kind = "cuda", .precision = PS_FP16, .tiny_gemm = 1}}; /* on sm_90 */
+    {.name = "cuda fp16", .backend = "cuda", .device_kind = "cuda", .precision = PS_FP16, .tiny_gemm = 1},
+    {.name = "cuda fp16 tiny_gemm off", .backend = "cuda", .device_kind = "cuda", .precision = PS_FP16}};
 
 /* How many of the tables this machine has. */
 static inline int present(void)
 {
-    static int fused = -1;
-    fused = fused < 0 ? fused_encoder() : fused;
-    return ps_cuda_device_count() == 0 ? CPU_TABLES : fused ? LENGTH(tables) : LENGTH(tables) - 1;
+    return ps_cuda_device_count() == 0 ? CPU_TABLES : LENGTH(tables);
 }
 
 /* Tables take other values by their type of 16 bits, if they have one. */

@@ -225,6 +225,10 @@ static const struct expected of_models[] = {
      "wgmma16, wo dw gradient16, ffn1 wgmma16, ffn1 dx wgmma16, ffn1 dw gradient16, ffn2 wgmma16, ffn2 dx wgmma16, ffn2"
      " dw gradient16, scores tiny, mixed tiny, dv tiny, head cublaslt, head dz cublaslt, head dw cublaslt, attention "
      "short16, backward short16"},
+    {SEED28K, PS_FP16, &a100,
+     "embedding panel, embedding dw cublaslt, qkv panel, qkv dx panel, qkv dw apart, wo panel, wo dx panel, wo dw apart, ffn1 "
+     "panel, ffn1 dx panel, ffn1 dw apart, ffn2 panel, ffn2 dx panel, ffn2 dw apart, scores tiny, mixed tiny, dv tiny, head panel, "
+     "head dz panel, head dw panel, attention short16, backward short16"},
     {SEED28K, PS_TF32, &a100,
      "embedding cublaslt, embedding dw split, qkv cublaslt, qkv dx cublaslt, qkv dw apart, wo cublaslt, "
      "wo dx cublaslt, wo dw apart, ffn1 cublaslt, ffn1 dx cublaslt, ffn1 dw apart, ffn2 cublaslt, ffn2 dx cublaslt, "

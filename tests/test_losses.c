@@ -137,16 +137,18 @@ START_TEST(resumes)
 }
 END_TEST
 
-/* Two epochs of two steps: the same figures by the reference and the device, and by either level. */
+/* Two epochs of two steps: the same figures by the reference and the device, and by either level; nearly in a GPU's fp16. */
 START_TEST(same_by_backends)
 {
     static char *const ways[][3] = {{"runtime.backend=reference", "runtime.precision=fp32", "runtime.fusion=none"},
                                     {"runtime.backend=reference", "runtime.precision=fp32", "runtime.fusion=gemm"},
                                     {"runtime.backend=auto", "runtime.precision=fp32", "runtime.fusion=none"},
-                                    {"runtime.backend=auto", "runtime.precision=fp32", "runtime.fusion=auto"}};
+                                    {"runtime.backend=auto", "runtime.precision=fp32", "runtime.fusion=auto"},
+                                    {"runtime.backend=auto", "runtime.precision=fp16", "runtime.fusion=auto"}};
     struct path set = path_of("train.loss=%s", losses[_i]);
     double first[4] = {0};
-    for (int w = strcmp(device, "cpu") == 0 ? 0 : 2; w < 4; w++) {
+    const int on_cpu = strcmp(device, "cpu") == 0;
+    for (int w = on_cpu ? 0 : 2; w < (on_cpu ? 4 : 5); w++) {
         struct path dir = path_of("%.400s/way%d_%s", folder.text, w, losses[_i]);
         expect_done(train(dir.text, ARGS("--set", set.text, "--set", ways[w][0], "--set", ways[w][1], "--set", ways[w][2], "--set",
                                          "data.split=[91, 70, 70]", "--set", "train.epochs=2")));
@@ -155,8 +157,8 @@ START_TEST(same_by_backends)
                                number_in(test, "mae"), number_in(loss, "value")};
         for (int i = 0; i < 4; i++) {
             first[i] = first[i] == 0 ? now[i] : first[i];
-            ck_assert_msg(fabs(now[i] - first[i]) <= 1e-4 * first[i], "figure %d of way %d: %.9g, not %.9g", i, w, now[i],
-                          first[i]);
+            ck_assert_msg(fabs(now[i] - first[i]) <= (w < 4 ? 1e-4 : 4e-3) * first[i], "figure %d of way %d: %.9g, not %.9g", i, w,
+                          now[i], first[i]);
         }
         json_decref(metrics);
         json_decref(test);

@@ -204,7 +204,8 @@ struct masked_case {
 };
 
 /* Measured on the CPU: fp64 2.2e-16, 2.4e-14, small ones 1.8e-13; fp32 6e-8, 6e-6 (b_p before BatchNorm, whose terms cancel) and
- * 3e-5. On an H200 that b_p has 6e-3 in tf32 and 0.11 in bf16. */
+ * 3e-5. On an H200 that b_p has 6e-3 in tf32 and 0.11 in bf16; the reference, rounded to fp16 where it stores activations,
+ * has 1.3e-2 and small ones of 8.3e-2. */
 static const struct masked_case cases[] = {
     {"reference", "cpu", PS_FP64, {.level = PS_LEVEL_NONE}, 5e-15, 5e-14, 5e-13},
     {"reference", "cpu", PS_FP32, {.level = PS_LEVEL_NONE}, 1e-6, 2e-5, 1e-4},
@@ -220,6 +221,7 @@ static const struct masked_case cases[] = {
     {"cuda", "cuda", PS_FP32, {.level = PS_LEVEL_NONE}, 1e-5, 1e-4, 1e-3},
     {"cuda", "cuda", PS_FP32, {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1}, 1e-5, 1e-4, 1e-3},
     {"cuda", "cuda", PS_TF32, {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1}, 2e-3, 1e-2, 2e-2},
+    {"cuda", "cuda", PS_FP16, {.level = PS_LEVEL_GEMM, .merge_qkv = 1, .epilogue = 1, .tiled_attention = 1}, 2e-3, 3e-2, 0.15},
     {"cuda",
      "cuda",
      PS_PRECISION_BF16,

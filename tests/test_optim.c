@@ -8,7 +8,6 @@
 #include "kernels/philox.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
-#include "tests/fused.h"
 #include "tests/real16.h"
 #include "tests/suite.h"
 
@@ -172,9 +171,7 @@ START_TEST(adamw_cuda)
     compare("cuda", "cuda", PS_FP32, 1e-6, &options[_i]);
     compare("cuda", "cuda", PS_TF32, 1e-6, &options[_i]);
     compare("cuda", "cuda", PS_PRECISION_BF16, 1e-6, &options[_i]);
-    if (fused_encoder()) { /* which alone takes fp16 */
-        compare("cuda", "cuda", PS_FP16, 1e-6, &options[_i]);
-    }
+    compare("cuda", "cuda", PS_FP16, 1e-6, &options[_i]);
 }
 END_TEST
 
@@ -319,6 +316,7 @@ START_TEST(adamw_nonfinite_cuda)
 {
     nonfinite("cuda", "cuda", PS_FP32, options[_i]);
     nonfinite("cuda", "cuda", PS_PRECISION_BF16, options[_i]);
+    nonfinite("cuda", "cuda", PS_FP16, options[_i]);
 }
 END_TEST
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tests/asked.h"
+#include "tests/fused.h"
 #include "tests/random_values.h"
 #include "tests/real16.h"
 #include "tests/suite.h"

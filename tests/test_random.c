@@ -37,7 +37,8 @@ static const struct variant baseline = {"cpu", "fp32", "auto"};
 static const struct variant with_cuda[] = {{"cuda", "fp32", "none"},  {"cuda", "fp32", "gemm"}, {"cuda", "fp32", "layer"},
                                            {"cuda", "fp32", "auto"},  {"cuda", "tf32", "none"}, {"cuda", "tf32", "gemm"},
                                            {"cuda", "tf32", "layer"}, {"cuda", "tf32", "auto"}, {"cuda", "bf16", "gemm"},
-                                           {"cuda", "bf16", "layer"}, {"cuda", "bf16", "auto"}, {"cuda", "fp16", "layer"}};
+                                           {"cuda", "bf16", "layer"}, {"cuda", "bf16", "auto"}, {"cuda", "fp16", "gemm"},
+                                           {"cuda", "fp16", "layer"}, {"cuda", "fp16", "auto"}};
 static const struct variant without_cuda[] = {{"cpu", "fp32", "none"},
                                               {"cpu", "fp32", "gemm"},
                                               {"reference", "fp32", "auto"},
@@ -496,7 +497,7 @@ static enum ps_status write_config(const struct model *m, int64_t number, const 
 static int may_be_refused(const struct variant *v, const struct model *m, const char *why)
 {
     int low = strcmp(v->precision, "fp32") != 0, on_cuda = strcmp(v->backend, "cuda") == 0;
-    return strcmp(v->fusion, "layer") == 0 || (strcmp(v->fusion, "none") == 0 && low) || strcmp(v->precision, "fp16") == 0 ||
+    return strcmp(v->fusion, "layer") == 0 || (strcmp(v->fusion, "none") == 0 && low) ||
            (!on_cuda && strcmp(v->precision, "bf16") == 0) ||
            (strcmp(m->attention, "tiled") == 0 && strstr(why, "runtime.attention")) ||
            (strcmp(v->fusion, "none") == 0 && m->skip && m->shape.norm == PS_NORM_BATCH && strstr(why, "train.on_nonfinite"));

@@ -223,6 +223,8 @@ static const struct way {
             {"fp32", "none", PAPER},
             {"fp32", "gemm", PAPER},
             {"tf32", "gemm", SMALLEST}, /* the CPU's last */
+            {"fp16", "gemm", PAPER},
+            {"fp16", "gemm", SMALLEST},
             {"bf16", "gemm", PAPER},
             {"bf16", "gemm", SMALLEST}, /* the last that needs no sm_90 */
             {"tf32", "layer", SMALLEST},
@@ -238,7 +240,7 @@ static const struct way {
             {"tf32", "layer", "d_model: 128, n_heads: 16, d_ff: 192"},
             {"fp16", "layer", "d_model: 128, n_heads: 16, d_ff: 256"},
             {"bf16", "layer", "d_model: 128, n_heads: 16, d_ff: 256"}};
-enum { WAYS = sizeof ways / sizeof *ways, CPU_WAYS = 5, PLAIN_WAYS = 7 };
+enum { WAYS = sizeof ways / sizeof *ways, CPU_WAYS = 5, PLAIN_WAYS = 9 };
 
 static void take_way(int i)
 {
@@ -1081,9 +1083,20 @@ static void on_cuda_bf16_paper(void)
     set_up("cuda", "bf16", "gemm");
 }
 
+static void on_cuda_fp16_paper(void)
+{
+    sizes = PAPER;
+    set_up("cuda", "fp16", "gemm");
+}
+
 static void on_cuda_bf16(void)
 {
     set_up("cuda", "bf16", "gemm");
+}
+
+static void on_cuda_fp16(void)
+{
+    set_up("cuda", "fp16", "gemm");
 }
 
 static void on_cuda_layer(void)
@@ -1091,7 +1104,7 @@ static void on_cuda_layer(void)
     set_up("cuda", "bf16", "layer");
 }
 
-static void on_cuda_fp16(void)
+static void on_cuda_fp16_layer(void)
 {
     set_up("cuda", "fp16", "layer");
 }
@@ -1185,10 +1198,16 @@ int main(void)
         tcase_add_unchecked_fixture(bf16, on_cuda_bf16, tear_down);
         add_tests(bf16);
         suite_add_tcase(suite, bf16);
+        TCase *fp16 = tcase_create("cuda fp16");
+        tcase_add_unchecked_fixture(fp16, on_cuda_fp16, tear_down);
+        add_tests(fp16);
+        suite_add_tcase(suite, fp16);
         static const struct {
             const char *name;
             void (*set_up)(void);
-        } papers[] = {{"the paper's layer, cuda", on_cuda_paper}, {"the paper's layer, cuda bf16", on_cuda_bf16_paper}};
+        } papers[] = {{"the paper's layer, cuda", on_cuda_paper},
+                      {"the paper's layer, cuda bf16", on_cuda_bf16_paper},
+                      {"the paper's layer, cuda fp16", on_cuda_fp16_paper}};
         for (size_t i = 0; i < sizeof papers / sizeof *papers; i++) {
             TCase *tests = tcase_create(papers[i].name);
             tcase_add_unchecked_fixture(tests, papers[i].set_up, tear_down);
@@ -1198,6 +1217,7 @@ int main(void)
         if (!asked("PS_TEST_SMALL")) {
             tcase_add_loop_test(cuda, variant_without_level_layer, 0, VARIANT_KINDS);
             tcase_add_loop_test(bf16, variant_without_level_layer, 0, VARIANT_KINDS);
+            tcase_add_loop_test(fp16, variant_without_level_layer, 0, VARIANT_KINDS);
         }
         const int fused = fused_encoder();
         if (!asked("PS_TEST_SMALL")) {
@@ -1208,10 +1228,10 @@ int main(void)
             tcase_add_unchecked_fixture(layer, on_cuda_layer, tear_down);
             add_tests(layer);
             suite_add_tcase(suite, layer);
-            TCase *fp16 = tcase_create("cuda fp16, level layer");
-            tcase_add_unchecked_fixture(fp16, on_cuda_fp16, tear_down);
-            add_tests(fp16);
-            suite_add_tcase(suite, fp16);
+            TCase *fp16_layer = tcase_create("cuda fp16, level layer");
+            tcase_add_unchecked_fixture(fp16_layer, on_cuda_fp16_layer, tear_down);
+            add_tests(fp16_layer);
+            suite_add_tcase(suite, fp16_layer);
             TCase *tf32 = tcase_create("cuda tf32, level layer");
             tcase_add_unchecked_fixture(tf32, on_cuda_tf32, tear_down);
             add_tests(tf32);

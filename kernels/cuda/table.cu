@@ -166,10 +166,6 @@ static enum ps_status table_make(enum ps_precision precision, int compute_capabi
         return ps_fail(PS_UNSUPPORTED, "the cuda backend has no precision %s: fp32, tf32, bf16 or fp16",
                        ps_precision_name(precision));
     }
-    if (precision == PS_FP16 && !(fused_encoder && compute_capability == 90)) {
-        return ps_fail(PS_UNSUPPORTED, "precision fp16 is for the fused encoder, of sm_90, which this %s: take tf32 or bf16",
-                       fused_encoder ? "GPU is not" : "build leaves out");
-    }
     struct ps_kernels *k = new (std::nothrow) ps_kernels();
     struct ps_cuda_context *c = new (std::nothrow) ps_cuda_context();
     if (!k || !c) {
@@ -237,11 +233,35 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     PS_TRY(table_make(precision, device->compute_capability, options, &k));
     k->device = device;
     k->gemm = ps_cuda_gemm;
+    k->layernorm = ps_cuda_layernorm;
+    k->bias_add = ps_cuda_bias_add;
+    k->head_split = ps_cuda_head_split;
+    k->softmax = ps_cuda_softmax;
+    k->head_merge = ps_cuda_head_merge;
+    k->bias_residual_add = ps_cuda_bias_residual_add;
+    k->bias_activation = ps_cuda_bias_activation;
+    k->batchnorm_statistics = ps_cuda_batchnorm_statistics;
+    k->batchnorm_join = ps_cuda_batchnorm_join;
+    k->batchnorm = ps_cuda_batchnorm;
+    k->bias_residual_statistics = ps_cuda_bias_residual_statistics;
+    k->rope = ps_cuda_rope;
+    k->layernorm_backward = ps_cuda_layernorm_backward;
+    k->activation_backward = ps_cuda_activation_backward;
+    k->softmax_backward = ps_cuda_softmax_backward;
+    k->batchnorm_backward = ps_cuda_batchnorm_backward;
     k->bias_grad = ps_cuda_bias_grad;
+    k->add = ps_cuda_add;
+    k->affine = ps_cuda_affine;
+    k->unary = ps_cuda_unary;
+    k->binary = ps_cuda_binary;
+    k->reduce = ps_cuda_reduce;
+    k->drop = ps_cuda_drop;
     k->strided_copy = ps_cuda_strided_copy;
     k->gather_patches = ps_cuda_gather_patches;
     k->gather_targets = ps_cuda_gather_targets;
     k->bias_position_add = ps_cuda_bias_position_add;
+    k->channel_affine = ps_cuda_channel_affine;
+    k->channel_affine_backward = ps_cuda_channel_affine_backward;
     k->forecast = ps_cuda_forecast;
     k->forecast_loss = ps_cuda_forecast_loss;
     k->forecast_error = ps_cuda_forecast_error;
@@ -264,32 +284,6 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->feed_forward_hands_on = 1;
     }
 #endif
-    if (precision != PS_FP16) { /* which level layer alone computes in */
-        k->layernorm = ps_cuda_layernorm;
-        k->bias_add = ps_cuda_bias_add;
-        k->head_split = ps_cuda_head_split;
-        k->softmax = ps_cuda_softmax;
-        k->head_merge = ps_cuda_head_merge;
-        k->bias_residual_add = ps_cuda_bias_residual_add;
-        k->bias_activation = ps_cuda_bias_activation;
-        k->batchnorm_statistics = ps_cuda_batchnorm_statistics;
-        k->batchnorm_join = ps_cuda_batchnorm_join;
-        k->batchnorm = ps_cuda_batchnorm;
-        k->bias_residual_statistics = ps_cuda_bias_residual_statistics;
-        k->rope = ps_cuda_rope;
-        k->channel_affine = ps_cuda_channel_affine;
-        k->channel_affine_backward = ps_cuda_channel_affine_backward;
-        k->batchnorm_backward = ps_cuda_batchnorm_backward;
-        k->layernorm_backward = ps_cuda_layernorm_backward;
-        k->activation_backward = ps_cuda_activation_backward;
-        k->softmax_backward = ps_cuda_softmax_backward;
-        k->add = ps_cuda_add;
-        k->affine = ps_cuda_affine;
-        k->unary = ps_cuda_unary;
-        k->binary = ps_cuda_binary;
-        k->reduce = ps_cuda_reduce;
-        k->drop = ps_cuda_drop;
-    }
     k->attention = ps_cuda_attention;
     k->attention_backward = ps_cuda_attention_backward;
     k->attention_patches = k->real == PS_F32 ? PS_ATTENTION_PATCHES : 0;
