@@ -42,10 +42,18 @@ static int64_t weights_begin(const struct ps_model *m, int64_t layer)
     return p->table[layer < m->shape.n_layers ? p->layer[layer][PS_W_QKV] : p->w_h].offset;
 }
 
+/* Of a step of so many windows. */
+static double gradient_scale_of(const struct ps_model *m, int64_t windows)
+{
+    const double outputs = (double)ps_head_rows(&m->shape, windows) * (double)ps_head_width(&m->shape);
+    return m->k->precision == PS_FP16 ? exp2(floor(log2(outputs))) : 1;
+}
+
 void ps_model_place(struct ps_model *m, const struct ps_batch_place *place)
 {
     m->place = *place;
     m->unsummed = weights_begin(m, m->shape.n_layers);
+    m->gradient_scale = gradient_scale_of(m, place->whole ? place->whole : m->batch);
 }
 
 static struct ps_dropout dropout_at(const struct ps_model *m, enum ps_dropout_place place, int64_t layer,
@@ -396,10 +404,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     m->options = *options;
     m->options.loss.missing |= shape->mask_ratio > 0; /* a patch that is seen is no target */
     snprintf(m->kernels, sizeof m->kernels, "%s", ps_level_name(options->level));
-    m->gradient_scale =
-        k->precision == PS_FP16
-            ? exp2(floor(log2((double)ps_head_rows(shape, options->whole ? options->whole : batch) * (double)ps_head_width(shape))))
-            : 1;
+    m->gradient_scale = gradient_scale_of(m, batch);
     struct ps_device *device = k->device;
     enum ps_status status = ps_parameters_layout(shape, &m->layout);
     if (status == PS_OK && options->level == PS_LEVEL_LAYER) {

@@ -21,8 +21,7 @@ struct ps_model_options {
      * every level: fused ones know no other (ps_loss_is_plain). With loss.missing NaN among the inputs is unobserved too, as
      * gather_patches says of `masked`. */
     struct ps_loss loss;
-    /* Where ranks share each batch: what they exchange, borrowed, and the windows of a whole batch, by which gradient_scale is
-     * chosen; NULL and 0: this one has all. */
+    /* Where ranks share each batch: what they exchange, borrowed, and the windows of a whole step; NULL and 0: this one has all. */
     struct ps_exchange *exchange;
     int64_t whole;
 };
@@ -43,8 +42,9 @@ struct ps_model {
     void *parameters; /* device, [layout->stored] k->parameter: the running statistics behind the parameters */
     void *weights;    /* device, [layout->count] k->real, of the same layout; the parameters themselves where the types are one */
     void *gradients;  /* device, [layout->count] k->parameter; accumulated, zeroed by AdamW */
-    /* ps_model_gradients' are this times the loss's. 1 but in fp16: there the largest power of two up to batch C H, so that the
-     * head's are about as large as the errors and fp16's exponents hold them. */
+    /* ps_model_gradients' are this times the loss's. 1 but in fp16: there the largest power of two up to the step's windows (the
+     * largest batch's where no step was placed) times C H, so that the head's are about as large as the errors and fp16's exponents
+     * hold them. */
     double gradient_scale;
     /* One device buffer, k->parameter: what is added to the embedding where positions are not learned [N, d], RoPE's angles [N, e],
      * zeros in place of the head's bias where that is added before [QH], and in place of RevIN's mean and deviation, where patches
@@ -111,7 +111,7 @@ enum ps_status ps_model_head_gradients(struct ps_model *m, const struct ps_windo
 /* *m->observed += the targets of these windows that are observed. */
 enum ps_status ps_model_count_observed(struct ps_model *m, const struct ps_windows *windows, const struct ps_step_state *state,
                                        int64_t batch);
-/* From now on batches are at that place: dropout draws by it, and gradients are those of the step's mean loss. */
+/* From now on batches are at that place: dropout draws by it, gradients are those of the step's mean loss, scaled for it. */
 void ps_model_place(struct ps_model *m, const struct ps_batch_place *place);
 /* The part of a rank that has no window in a batch of the others: what they exchange of it inside the model. */
 enum ps_status ps_model_attend(struct ps_model *m);

@@ -7,7 +7,7 @@
 struct ps_optimizer_options {
     double beta1, beta2, epsilon, weight_decay;
     double clip_norm;      /* 0: off */
-    double gradient_scale; /* what the gradients are multiplied by: ps_model.gradient_scale; 0: 1 */
+    double gradient_scale; /* what the next step's gradients are multiplied by: ps_model.gradient_scale; 0: 1 */
     uint64_t held;         /* steps in which nothing changes but `trained`, see ps_adamw; 0: none */
     struct ps_range trained[2];
     int skip_nonfinite; /* leave out a step whose gradient is not finite, instead of every step from there on */

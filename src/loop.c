@@ -52,10 +52,12 @@ static enum ps_status train_batch(struct ps_session *s, int64_t batch, int froze
         batch <= s->config->train.batch_size) {
         struct ps_windows windows;
         const int64_t mine = ps_session_part(s, 0, batch, &windows);
+        s->optimizer.options.gradient_scale = m->gradient_scale;
         const struct ps_adamw update = ps_optimizer_adamw(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);
         return ps_model_step(m, &windows, s->state, mine, &update);
     }
     PS_TRY(step_gradients(s, batch, frozen));
+    s->optimizer.options.gradient_scale = m->gradient_scale; /* this step's */
     return ps_optimizer_step(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);
 }
 

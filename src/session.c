@@ -285,7 +285,6 @@ static enum ps_status open_model(struct ps_session *s, int training)
                                              .epsilon = c->optim.eps,
                                              .weight_decay = c->optim.weight_decay,
                                              .clip_norm = c->optim.clip_norm,
-                                             .gradient_scale = s->model->gradient_scale,
                                              .held = held_steps(s),
                                              .trained = {range_of(s, s->model->layout->w_h), range_of(s, s->model->layout->b_h)},
                                              .skip_nonfinite = c->train.on_nonfinite == PS_NONFINITE_SKIP};

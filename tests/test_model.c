@@ -557,6 +557,35 @@ START_TEST(loss_steps)
 }
 END_TEST
 
+/* fp16's scale of the loss, of whole and of short steps: in double it is all that changes, and leaves the gradients to the bit. */
+START_TEST(gradient_scales)
+{
+    const struct ps_model_shape *shape = shape_or_variant(_i);
+    struct fixture plain = fixture_open("reference", "cpu", PS_FP64, shape, 4, PS_LEVEL_GEMM, 1);
+    struct fixture f = fixture_open("reference", "cpu", PS_FP64, shape, 4, PS_LEVEL_GEMM, 1);
+    struct ps_kernels in_name = *f.k;
+    in_name.precision = PS_FP16;
+    f.model->k = &in_name;
+    for (int64_t windows = 4; windows > 0; windows -= 3) {
+        const double outputs = (double)(windows * shape->channels * shape->pred_len);
+        ps_model_place(f.model, &(struct ps_batch_place){.whole = windows});
+        ck_assert(frexp(f.model->gradient_scale, &(int){0}) == 0.5);
+        ck_assert(f.model->gradient_scale <= outputs && 2 * f.model->gradient_scale > outputs);
+        plain.batch = f.batch = windows;
+        const double loss = fixture_loss(&plain), scaled = fixture_loss(&f);
+        double *expected = fixture_gradients(&plain), *got = fixture_gradients(&f);
+        ck_assert(loss == scaled);
+        ck_assert_mem_eq(got, expected, (size_t)f.count * sizeof *got);
+        free(expected);
+        free(got);
+    }
+    ck_assert(plain.model->gradient_scale == 1);
+    f.model->k = f.k;
+    fixture_close(&plain);
+    fixture_close(&f);
+}
+END_TEST
+
 /* ---- the paper's layer at level layer ---- */
 
 #define HALVES \
@@ -2662,6 +2691,7 @@ int main(void)
     tcase_add_loop_test(tests, forward_plain, 0, FORWARD_CPU * SHAPES_AND_VARIANTS);
     tcase_add_loop_test(tests, variant_steps, 0, STEP_CASES_CPU * VARIANTS);
     tcase_add_loop_test(tests, loss_steps, 0, STEP_CASES_CPU * LOSSES * VARIANTS);
+    tcase_add_loop_test(tests, gradient_scales, 0, SHAPES_AND_VARIANTS);
     tcase_add_loop_test(tests, head_alone_cpu, 0, SHAPES_AND_VARIANTS);
     tcase_add_test(tests, tiled_refuses);
     tcase_add_loop_test(tests, residual_tiles, 0, TILES_CPU * VARIANTS);
