@@ -473,16 +473,29 @@ START_TEST(of_biases)
 }
 END_TEST
 
-/* Gradients of 16 bits: long sums, rows in whole pieces of 16 bytes, and no more outputs than memory bounds. */
+/* Gradients of 16 bits: long sums, rows in whole pieces of 16 bytes, and more than 2^18 outputs only in tiles large both ways. */
 START_TEST(of_gradients)
 {
     static const struct {
         int64_t rows, m, n, offset;
         const char *way;
-    } cases[] = {{256, 8, 8, 0, "gradient16"},      {255, 8, 8, 0, "apart"},        {256, 12, 8, 0, "apart"},
-                 {256, 8, 12, 0, "apart"},          {1000, 64, 64, 2, "apart"},     {1000, 64, 64, 16, "gradient16"},
-                 {9000, 512, 512, 0, "gradient16"}, {9000, 512, 520, 0, "apart"},   {300, 8, 32768, 0, "gradient16"},
-                 {300, 8, 32776, 0, "apart"},       {16384, 1024, 1024, 0, "apart"}};
+    } cases[] = {{256, 8, 8, 0, "gradient16"},
+                 {255, 8, 8, 0, "apart"},
+                 {256, 12, 8, 0, "apart"},
+                 {256, 8, 12, 0, "apart"},
+                 {1000, 64, 64, 2, "apart"},
+                 {1000, 64, 64, 16, "gradient16"},
+                 {9000, 512, 512, 0, "gradient16"},
+                 {9000, 512, 520, 0, "gradient16"},
+                 {300, 8, 32768, 0, "gradient16"},
+                 {300, 8, 32776, 0, "apart"},
+                 {16384, 1024, 1024, 0, "gradient16"},
+                 {300, 72, 32768, 0, "gradient16"},
+                 {300, 64, 8192, 0, "apart"},
+                 {300, 72, 32776, 0, "apart"},
+                 {300, 8192, 8192, 0, "gradient16"},
+                 {300, 8192, 8200, 0, "apart"},
+                 {9000, 512, 520, 2, "apart"}};
     static const enum ps_precision precisions[] = {PS_PRECISION_BF16, PS_FP16};
     for (int i = 0; i < 2 * LENGTH(cases); i++) {
         struct ps_kernels *k = table(&h200, precisions[i % 2], 1);

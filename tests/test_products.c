@@ -269,9 +269,10 @@ START_TEST(test_gradients_together)
     static const struct {
         int64_t rows, m, n;
         int alone;
-    } cases[] = {{256, 8, 8, 0},     {300, 64, 64, 0},    {1030, 72, 136, 0}, {5000, 136, 72, 1},
-                 {2049, 16, 200, 0}, {4096, 128, 128, 0}, {777, 200, 16, 0},  {1500, 12, 40, 0},
-                 {641, 264, 24, 0},  {20001, 16, 48, 0},  {256, 8, 16384, 0}, {300, 64, 64, 0}};
+    } cases[] = {{256, 8, 8, 0},      {300, 64, 64, 0},    {1030, 72, 136, 0}, {5000, 136, 72, 1},
+                 {2049, 16, 200, 0},  {4096, 128, 128, 0}, {777, 200, 16, 0},  {1500, 12, 40, 0},
+                 {641, 264, 24, 0},   {20001, 16, 48, 0},  {256, 8, 16384, 0}, {300, 64, 64, 0},
+                 {1030, 264, 648, 0}, {1030, 520, 392, 1}, {641, 72, 1032, 0}, {1030, 136, 72, 0}};
     enum { COUNT = sizeof cases / sizeof *cases };
     struct table t = {.name = "cuda", .backend = "cuda", .device_kind = "cuda", .precision = _i ? PS_FP16 : PS_PRECISION_BF16};
     const enum ps_type type = _i ? PS_F16 : PS_BF16;
@@ -349,6 +350,81 @@ START_TEST(test_gradients_together)
 }
 END_TEST
 
+/* A layer's four, whose tiles fill the multiprocessors once with rests, several times, and several times with a part: against one
+ * product and one sum of columns after another, of whole numbers, so that all sums are exact. */
+START_TEST(test_gradients_large)
+{
+    static const int64_t cases[][3] = {{4000, 384, 1536}, {300, 1024, 4096}, {700, 640, 2560}}; /* rows, d_model, d_ff */
+    const int64_t R = cases[_i][0], d = cases[_i][1], f = cases[_i][2], sizes[4][2] = {{d, 3 * d}, {d, d}, {d, f}, {f, d}};
+    struct table t = {.name = "cuda", .backend = "cuda", .device_kind = "cuda", .precision = PS_PRECISION_BF16};
+    ck_assert_msg(table_open(&t) == PS_OK, "%s", ps_error_message());
+    struct ps_device *device = t.device;
+    struct ps_gemm_gradient each[4];
+    float *expected[4];
+    uint64_t random = 41;
+    for (int i = 0; i < 4; i++) {
+        const int64_t m = sizes[i][0], n = sizes[i][1];
+        void *memory[4]; /* dw and db, x, dy */
+        for (int j = 0; j < 2; j++) {
+            const size_t bytes = (size_t)((m + 1) * n) * sizeof(float);
+            ck_assert_int_eq(device->allocate(device, bytes, &memory[j]), PS_OK);
+            ck_assert_int_eq(device->fill_zero(device, PS_COMPUTE, memory[j], bytes), PS_OK);
+        }
+        for (int j = 2; j < 4; j++) {
+            const size_t count = (size_t)(R * (j == 2 ? m : n));
+            uint16_t *host = malloc(count * sizeof *host);
+            for (size_t at = 0; at < count; at++) {
+                host[at] = bf16_bits((double)(random_bits(&random) % 7) - 3);
+            }
+            ck_assert_int_eq(device->allocate(device, count * sizeof *host, &memory[j]), PS_OK);
+            ck_assert_int_eq(device->upload(device, PS_COMPUTE, memory[j], host, count * sizeof *host), PS_OK);
+            ck_assert_int_eq(device->synchronize(device), PS_OK);
+            free(host);
+        }
+        each[i] = (struct ps_gemm_gradient){.dw = ps_tensor_2d(memory[0], PS_F32, m, n),
+                                            .db = ps_tensor_1d((float *)memory[0] + m * n, PS_F32, n),
+                                            .x = ps_tensor_2d(memory[2], PS_BF16, R, m),
+                                            .dy = ps_tensor_2d(memory[3], PS_BF16, R, n)};
+        const struct ps_kernels *k = t.kernels;
+        ck_assert_msg(k->gemm(k, &(struct ps_gemm){.c = ps_tensor_2d(memory[1], PS_F32, m, n),
+                                                   .a = ps_tensor_transpose(each[i].x, 0, 1),
+                                                   .b = each[i].dy,
+                                                   .alpha = 2}) == PS_OK,
+                      "%s", ps_error_message());
+        for (int twice = 0; twice < 2; twice++) {
+            ck_assert_int_eq(k->bias_grad(k, &(struct ps_bias_grad){.dbias = ps_tensor_1d((float *)memory[1] + m * n, PS_F32, n),
+                                                                    .dy = each[i].dy}),
+                             PS_OK);
+        }
+        float *right = malloc((size_t)((m + 1) * n) * sizeof *right);
+        ck_assert_int_eq(device->download(device, PS_COMPUTE, right, memory[1], (size_t)((m + 1) * n) * sizeof *right), PS_OK);
+        ck_assert_int_eq(device->synchronize(device), PS_OK);
+        device->release(device, memory[1], (size_t)((m + 1) * n) * sizeof *right);
+        expected[i] = right;
+    }
+    for (int twice = 0; twice < 2; twice++) {
+        ck_assert_msg(t.kernels->gemm_gradients(t.kernels, each, 4) == PS_OK, "%s", ps_error_message());
+    }
+    for (int i = 0; i < 4; i++) {
+        const int64_t m = sizes[i][0], n = sizes[i][1];
+        float *found = malloc((size_t)((m + 1) * n) * sizeof *found);
+        ck_assert_int_eq(device->download(device, PS_COMPUTE, found, each[i].dw.data, (size_t)((m + 1) * n) * sizeof *found),
+                         PS_OK);
+        ck_assert_int_eq(device->synchronize(device), PS_OK);
+        for (int64_t at = 0; at < (m + 1) * n; at++) {
+            ck_assert_msg(found[at] == expected[i][at], "gradient %d: row %lld (of %lld), column %lld is %g, not %g", i,
+                          (long long)(at / n), (long long)m, (long long)(at % n), found[at], expected[i][at]);
+        }
+        device->release(device, each[i].dw.data, (size_t)((m + 1) * n) * sizeof *found);
+        device->release(device, each[i].x.data, (size_t)(R * m) * 2);
+        device->release(device, each[i].dy.data, (size_t)(R * n) * 2);
+        free(expected[i]);
+        free(found);
+    }
+    table_close(&t);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("products");
@@ -362,6 +438,7 @@ int main(void)
         tcase_add_loop_test(products, test_long_products, 0, 2);
         if (fused_encoder()) { /* on sm_90 */
             tcase_add_loop_test(products, test_gradients_together, 0, 2);
+            tcase_add_loop_test(products, test_gradients_large, 0, 3);
         }
     }
     suite_add_tcase(suite, products);

@@ -14,9 +14,9 @@
  *
  * Bytes: 2 R (m + n), and from L2 2 R (m ceil(n / 128) + n ceil(m / 128)); partial sums 8 slices (m n + n). FLOPs: 2 R m n. Memory
  * bounds it up to d_model 128: a step of a tile of 128 x 128 is 32 KB, 1,360 clocks of L2's 5.5 TB/s on 132 multiprocessors, for
- * 512 clocks of wgmma. So above 2^18 elements of dw, where memory does not bound the product itself, the library has it. etth1's
- * four of a layer (R 37,632; 16 x 48, 16 x 16, 16 x 128, 128 x 16) are 29 MB, 7 us at 4.2 TB/s; weather's (R 112,896; 128 x 384,
- * 128 x 128, 128 x 256, 256 x 128) are 347 MB, 83 us, and 30 GFLOP. */
+ * 512 clocks of wgmma. So launches of more than 2^18 elements of dw, where memory does not bound the product itself, have the
+ * larger tiles of gradient16_wide.cu. etth1's four of a layer (R 37,632; 16 x 48, 16 x 16, 16 x 128, 128 x 16) are 29 MB, 7 us
+ * at 4.2 TB/s; weather's (R 112,896; 128 x 384, 128 x 128, 128 x 256, 256 x 128) are 347 MB, 83 us, and 30 GFLOP. */
 #include "kernels/cuda/gemm/product.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tensor_map.cuh"
@@ -271,7 +271,7 @@ bool ps_cuda_gradient16_wanted(const struct ps_kernels *k, const struct ps_produ
     const struct ps_cuda_context *context = ps_cuda(k);
     return context->compute_capability == 90 && context->shared_bytes >= SHARED_BYTES + 1024 && p->type != PS_F32 && p->gradient &&
            p->a.row == 1 && p->b.column == 1 && p->c.column == 1 && p->c.row == p->n && p->k >= LEAST_ROWS && p->k <= 1 << 30 &&
-           p->m <= MOST_OUTPUTS && p->n <= MOST_OUTPUTS && p->m * p->n <= MOST_OUTPUTS &&
+           ((p->m <= MOST_OUTPUTS && p->n <= MOST_OUTPUTS && p->m * p->n <= MOST_OUTPUTS) || ps_cuda_gradient16_wide_serves(p)) &&
            rows_served(p->a.data, p->a.column, p->m) && rows_served(p->b.data, p->b.row, p->n);
 }
 
@@ -357,9 +357,37 @@ static enum ps_status products(const struct ps_cuda_context *context, const stru
     PS_CUDA_LAUNCHED("gemm");
 }
 
+/* Those of the launch that gradient16_wide.cu has, of the same sum's length in one, and the rest. */
 enum ps_status ps_cuda_gradient16_products(const struct ps_kernels *k, const struct ps_product *each, int count)
 {
-    return each->type == PS_BF16 ? products<ps_bf16>(ps_cuda(k), each, count) : products<ps_fp16>(ps_cuda(k), each, count);
+    const struct ps_cuda_context *context = ps_cuda(k);
+    struct ps_product rest[PS_GRADIENTS], together[PS_GRADIENTS];
+    int64_t outputs = 0;
+    for (int i = 0; i < count; i++) {
+        rest[i] = each[i];
+        outputs += ps_cuda_gradient16_wide_serves(&each[i]) ? each[i].m * each[i].n : 0;
+    }
+    for (int i = 0; ps_cuda_gradient16_wide_wanted(outputs) && i < count;) {
+        const int64_t length = rest[i].k;
+        int found = 0, left = i;
+        if (!ps_cuda_gradient16_wide_serves(&rest[i])) {
+            i++;
+            continue;
+        }
+        for (int j = i; j < count; j++) {
+            if (rest[j].k == length && ps_cuda_gradient16_wide_serves(&rest[j])) {
+                together[found++] = rest[j];
+            } else {
+                rest[left++] = rest[j];
+            }
+        }
+        count = left;
+        PS_TRY(ps_cuda_gradient16_wide_products(context, together, found));
+    }
+    if (count == 0) {
+        return PS_OK;
+    }
+    return each->type == PS_BF16 ? products<ps_bf16>(context, rest, count) : products<ps_fp16>(context, rest, count);
 }
 
 enum ps_status ps_cuda_gradient16_product(const struct ps_kernels *k, const struct ps_product *product)

@@ -79,6 +79,12 @@ bool ps_cuda_gradient16_wanted(const struct ps_kernels *k, const struct ps_produ
 enum ps_status ps_cuda_gradient16_product(const struct ps_kernels *k, const struct ps_product *product);
 enum ps_status ps_cuda_gradient16_products(const struct ps_kernels *k, const struct ps_product *each, int count);
 
+/* gemm/gradient16_wide.cu: the larger of those. _serves: m and n are such as it takes; _wanted: it is the faster where all that it
+ * serves have so many outputs. All of the same k. */
+bool ps_cuda_gradient16_wide_serves(const struct ps_product *product);
+bool ps_cuda_gradient16_wide_wanted(int64_t outputs);
+enum ps_status ps_cuda_gradient16_wide_products(const struct ps_cuda_context *context, const struct ps_product *each, int count);
+
 /* gemm/panel.cu: a single small one of 16 bits. */
 bool ps_cuda_panel_wanted(const struct ps_kernels *k, const struct ps_product *product);
 enum ps_status ps_cuda_panel_product(const struct ps_kernels *k, const struct ps_product *product);

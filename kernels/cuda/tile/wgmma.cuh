@@ -66,6 +66,9 @@ static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t place, int 
 #define PS_SUMS_192(d)                                                                                                          \
     PS_SUMS_128(d), PS_SUMS_4(d, 16), PS_SUMS_4(d, 17), PS_SUMS_4(d, 18), PS_SUMS_4(d, 19), PS_SUMS_4(d, 20), PS_SUMS_4(d, 21), \
         PS_SUMS_4(d, 22), PS_SUMS_4(d, 23)
+#define PS_SUMS_256(d)                                                                                                          \
+    PS_SUMS_192(d), PS_SUMS_4(d, 24), PS_SUMS_4(d, 25), PS_SUMS_4(d, 26), PS_SUMS_4(d, 27), PS_SUMS_4(d, 28), PS_SUMS_4(d, 29), \
+        PS_SUMS_4(d, 30), PS_SUMS_4(d, 31)
 #define PS_NAMES_8 "%0, %1, %2, %3"
 #define PS_NAMES_16 PS_NAMES_8 ", %4, %5, %6, %7"
 #define PS_NAMES_24 PS_NAMES_16 ", %8, %9, %10, %11"
@@ -78,6 +81,9 @@ static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t place, int 
 #define PS_NAMES_192                                                                                                           \
     PS_NAMES_128 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, " \
                  "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define PS_NAMES_256                                                                                              \
+    PS_NAMES_192 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+                 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 /* WHAT: the shape's depth and types; A, B: the operands; P: whether to add; REST: which operands lie across. */
 #define PS_WGMMA(N, WHAT, A, B, P, REST)                                                                      \
@@ -153,6 +159,7 @@ PS_WGMMA_COLUMNS(64, "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 PS_WGMMA_COLUMNS(96, "%48", "%49", "%50", "%51", "%52", "%53", "%54")
 PS_WGMMA_COLUMNS(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 PS_WGMMA_COLUMNS(192, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
+PS_WGMMA_COLUMNS(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 
 #undef PS_SUMS_4
 #undef PS_SUMS_8
@@ -165,6 +172,7 @@ PS_WGMMA_COLUMNS(192, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
 #undef PS_SUMS_96
 #undef PS_SUMS_128
 #undef PS_SUMS_192
+#undef PS_SUMS_256
 #undef PS_NAMES_8
 #undef PS_NAMES_16
 #undef PS_NAMES_24
@@ -175,6 +183,7 @@ PS_WGMMA_COLUMNS(192, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
 #undef PS_NAMES_96
 #undef PS_NAMES_128
 #undef PS_NAMES_192
+#undef PS_NAMES_256
 #undef PS_WGMMA
 #undef PS_WGMMA_ONTO
 #undef PS_WGMMA_COLUMNS

@@ -1,0 +1,550 @@
+/* gradient16's larger problems: dw [m, n] += x' dy, db [n] += the columns' sums of dy, 16 bits on Hopper, several in one launch
+ * whose sums all run over the same R rows.
+ *
+ * Why: where wgmma bounds the product and not memory, a tile must be large, since every tile brings its panels from L2: 128 x 256
+ * are 48 KB a step of 64 rows, for 1,024 clocks of wgmma. And a layer's four gradients are few such tiles, which fill the
+ * multiprocessors in one launch better than in four.
+ *
+ * A tile is 128 columns of x by 128, 192 or 256 of dy, the same in a launch; two warpgroups have 64 columns of x each and all of
+ * dy's, both operands read across as they lie. Blocks go in pairs, clusters of two, whose tiles lie below one another or side by
+ * side: the panels that both read are brought once, by the one or the other block, to both. A ninth warp brings panels, as many
+ * steps ahead as shared memory has stages, and goes on to the block's next tile while the last one's sums go out.
+ *
+ * Clusters stay. While there are more pairs than clusters each takes whole ones, and adds them to dw. The sums of the pairs that
+ * are left are cut by rows: every cluster gets as many steps. Slices that fill a cluster lie at the same rows for all pairs, so
+ * that what pairs share is read from memory once; what is left of the rows goes to the clusters that are left, a piece behind the
+ * other. Pieces of sums go to a workspace, and a second kernel adds them in a fixed order. Columns' sums are products with ones, as
+ * gradient16.cu's; of tiles below one another each sums every so manieth step, and the second kernel adds up theirs.
+ *
+ * Bytes: 2 R (m + n); from L2 2 R (m ceil(n / 256) + n ceil(m / 256)) where 256 columns are below one another; 8 bytes an element
+ * of a piece. FLOPs: 2 R m n. A layer of d_model 384 (R 16,384): 201 MB, 67 us at 3 TB/s, and 58 GFLOP, 73 us at 790 TFLOP/s. */
+#include "kernels/cuda/gemm/product.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tensor_map.cuh"
+#include "kernels/cuda/tile/bulk.cuh"
+#include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/tile/operands.cuh"
+#include "kernels/cuda/tile/wgmma.cuh"
+
+enum {
+    EDGE = 64,          /* rows of a step, columns of a panel */
+    PANEL = EDGE * 128, /* bytes */
+    DEEP = 16 * 128,    /* of which one wgmma reads */
+    HIGH = 2,           /* panels of x in a tile, a warpgroup each */
+    MOST_WIDE = 4,      /* of dy */
+    RING = 24,          /* of all stages */
+    STAGES = 6,         /* at most */
+    ONES = 1024,        /* bytes of ones, an operand of 8 columns, in front of the stages */
+    BLOCKS = 2,         /* of a cluster */
+    MULTIPLY_WARPS = 4 * HIGH,
+    MULTIPLY_THREADS = 32 * MULTIPLY_WARPS,
+    THREADS = MULTIPLY_THREADS + 32,
+    SHARED_BYTES = ONES + RING * PANEL,
+    LANES = 8, /* of the second kernel: those that share a column's sums */
+    LEAST_OUTPUTS = 1 << 18,
+    MOST_OUTPUTS = 1 << 26, /* of a problem; its pairs' sums of columns fit the workspace then */
+    MOST_COLUMNS = 1 << 15,
+};
+
+struct problem {
+    CUtensorMap x, dy;
+    float *dw, *db; /* db: or NULL */
+    int m, n, tiles_m, tiles_n;
+    bool below;         /* a pair's tiles lie below one another, else side by side */
+    int pairs, pairs_n; /* all, and those of a row of pairs */
+    int first;          /* pair among the launch's */
+    int sum_blocks;     /* of the second kernel */
+};
+
+/* Of `pairs` the first `whole` are whole; the sums of `cut` more are cut to pieces. */
+struct problems {
+    struct problem each[PS_GRADIENTS];
+    int count, wide, steps; /* steps of 64 rows */
+    int clusters, pairs, whole, cut;
+    int slices, slice_steps; /* of each cut pair, a cluster each */
+    int rest, share;         /* steps of a cut pair behind the slices; of them all those of a cluster that has no slice */
+    int pieces;
+    float *partial; /* [pieces, 2, 128 wide 64] in the order of the threads' registers */
+    float *sums;    /* [pieces + whole, 2, wide 64] */
+};
+
+struct piece {
+    int pair, number, first, steps;
+};
+
+/* The i-th that the cluster has; false behind the last. */
+static __device__ __forceinline__ bool piece_of(const struct problems &x, int cluster, int i, struct piece &p)
+{
+    const int sliced = x.cut * x.slices;
+    if (cluster < sliced) {
+        if (i == 0) {
+            const int slice = cluster / x.cut;
+            p.pair = x.whole + cluster % x.cut;
+            p.number = cluster;
+            p.first = slice * x.slice_steps;
+            p.steps = min(x.slice_steps, x.steps - p.first);
+            return true;
+        }
+        i--;
+    } else if (x.rest > 0) {
+        const int other = cluster - sliced, from = other * x.share, to = min(from + x.share, x.cut * x.rest), first = from / x.rest;
+        const int pair = first + i, begin = max(from, pair * x.rest), end = min(to, (pair + 1) * x.rest);
+        if (begin < end) {
+            p.pair = x.whole + pair;
+            p.number = sliced + pair + other;
+            p.first = x.slices * x.slice_steps + begin - pair * x.rest;
+            p.steps = end - begin;
+            return true;
+        }
+        i -= from < to ? (to - 1) / x.rest - first + 1 : 0;
+    }
+    p.pair = cluster + i * x.clusters;
+    p.number = x.pieces + p.pair;
+    p.first = 0;
+    p.steps = x.steps;
+    return p.pair < x.whole;
+}
+
+/* The other way round: how many pieces a pair has, and their numbers in the order of rows. */
+struct pieces {
+    int count, pair,
+        other; /* of a cut pair, counted from the first cut one; the first cluster without a slice that has some of it */
+};
+
+static __device__ __forceinline__ struct pieces pieces_of(const struct problems &x, int pair)
+{
+    struct pieces p = {1, pair, 0};
+    if (pair >= x.whole) {
+        p.pair -= x.whole;
+        p.count = x.slices;
+        if (x.rest > 0) {
+            p.other = p.pair * x.rest / x.share;
+            p.count += ((p.pair + 1) * x.rest - 1) / x.share - p.other + 1;
+        }
+    }
+    return p;
+}
+
+static __device__ __forceinline__ int piece_number(const struct problems &x, int pair, const struct pieces &p, int i)
+{
+    return pair < x.whole ? x.pieces + pair
+           : i < x.slices ? i * x.cut + p.pair
+                          : x.slices * x.cut + p.pair + p.other + i - x.slices;
+}
+
+/* Where a block's tile of a pair lies, in tiles. */
+static __device__ __forceinline__ void tile_of(const struct problem &p, int pair, int rank, int &tile_m, int &tile_n)
+{
+    const int row = (pair - p.first) / p.pairs_n, column = (pair - p.first) % p.pairs_n;
+    tile_m = p.below ? BLOCKS * row + rank : row;
+    tile_n = p.below ? column : BLOCKS * column + rank;
+}
+
+static __device__ __forceinline__ const struct problem &problem_of(const struct problems &x, int pair)
+{
+    int i = 0;
+    while (pair >= x.each[i].first + x.each[i].pairs) {
+        i++;
+    }
+    return x.each[i];
+}
+
+/* The ring: its stages follow one another through all pieces. */
+template <int WIDE> struct place {
+    static constexpr int COUNT = RING / (HIGH + WIDE), BYTES = (HIGH + WIDE) * PANEL;
+    int stage;
+    uint32_t parity;
+
+    __device__ __forceinline__ void advance()
+    {
+        if (++stage == COUNT) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+/* One lane: panels of all steps. Those that both blocks read the one or the other brings to both. */
+template <int WIDE>
+static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t ring, uint32_t full, uint32_t empty, int cluster,
+                                             int rank)
+{
+    struct place<WIDE> at = {
+        0, 1
+    }; /* a new ring is empty */
+    struct piece piece;
+    for (int i = 0; piece_of(x, cluster, i, piece); i++) {
+        const struct problem &p = problem_of(x, piece.pair);
+        int tile_m, tile_n;
+        tile_of(p, piece.pair, rank, tile_m, tile_n);
+        for (int s = 0; s < piece.steps; s++, at.advance()) {
+            const uint32_t to = ring + at.stage * place<WIDE>::BYTES, barrier = full + 8 * at.stage;
+            const int row = (piece.first + s) * EDGE;
+            ps_mbarrier_wait(empty + 8 * at.stage, at.parity);
+            ps_mbarrier_expect(barrier, place<WIDE>::BYTES);
+#pragma unroll
+            for (int j = 0; j < HIGH + WIDE; j++) {
+                const bool of_x = j < HIGH, shared = of_x != p.below;
+                const CUtensorMap *const map = of_x ? &p.x : &p.dy;
+                const int column = of_x ? (tile_m * HIGH + j) * EDGE : (tile_n * WIDE + j - HIGH) * EDGE;
+                if (!shared) {
+                    ps_tensor_copy2(to + j * PANEL, map, column, row, barrier);
+                } else if (j % BLOCKS == rank) {
+                    ps_tensor_copy2_to(to + j * PANEL, map, column, row, barrier, (1 << BLOCKS) - 1);
+                }
+            }
+        }
+    }
+}
+
+static __device__ __forceinline__ void add(float *to, float first, float second)
+{
+    float2 v = *(const float2 *)to;
+    v.x += first;
+    v.y += second;
+    *(float2 *)to = v;
+}
+
+/* Four sums as a thread of the multiplying ones has them, the j-th of those, to their place in dw. */
+template <int WIDE>
+static __device__ __forceinline__ void add_sums(const struct problem &p, int tile_m, int tile_n, int thread, int j, float4 v)
+{
+    const int row = tile_m * HIGH * EDGE + thread / 32 * 16 + thread / 4 % 8,
+              column = tile_n * WIDE * EDGE + 8 * j + thread % 4 * 2;
+    float *const to = p.dw + (int64_t)row * p.n + column;
+    if (column < p.n) {
+        if (row < p.m) {
+            add(to, v.x, v.y);
+        }
+        if (row + 8 < p.m) {
+            add(to + 8 * (int64_t)p.n, v.z, v.w);
+        }
+    }
+}
+
+/* A warpgroup's panel of x times all of dy, for all of the cluster's pieces. */
+template <typename T, int WIDE>
+static __device__ __forceinline__ void multiply(const struct problems &x, uint32_t ones_at, uint32_t ring, uint32_t full,
+                                                uint32_t empty, int cluster, int rank, int warp)
+{
+    constexpr int COLUMNS = WIDE * EDGE, SUMMED = (WIDE + 1) / 2; /* panels whose columns a warpgroup sums: every other one */
+    const int group = warp / 4, lane = (int)threadIdx.x % 32;
+    /* Operands without the block's number in its cluster, which addresses of shared memory begin with. */
+    const uint32_t inside = ring & 0x3ffff, ones = ps_wgmma_place(ones_at & 0x3ffff);
+    struct place<WIDE> at = {
+        0, 0
+    };
+    struct piece piece;
+    for (int i = 0; piece_of(x, cluster, i, piece); i++) {
+        const struct problem &p = problem_of(x, piece.pair);
+        int tile_m, tile_n;
+        tile_of(p, piece.pair, rank, tile_m, tile_n);
+        /* Until this tile sums columns. */
+        int until = p.db && tile_m < p.tiles_m ? (tile_m + p.tiles_m - piece.first % p.tiles_m) % p.tiles_m : piece.steps;
+        float sum[COLUMNS / 8][4], column_sum[SUMMED][1][4];
+        ps_zero(sum);
+#pragma unroll
+        for (int j = 0; j < SUMMED; j++) {
+            ps_zero(column_sum[j]);
+        }
+        int before = 0;
+#pragma unroll 1
+        for (int s = 0; s < piece.steps; s++) {
+            const uint32_t panels = inside + at.stage * place<WIDE>::BYTES;
+            const uint32_t left = ps_wgmma_place(panels + group * PANEL), right = ps_wgmma_place(panels + HIGH * PANEL, PANEL);
+            ps_mbarrier_wait(full + 8 * at.stage, at.parity);
+            if (s == until) {
+                until += p.tiles_m;
+                ps_wgmma_begin();
+#pragma unroll
+                for (int j = 0; j < SUMMED; j++) {
+                    const uint32_t own = ps_wgmma_place(panels + (HIGH + 2 * j + group) * PANEL);
+#pragma unroll
+                    for (int k = 0; k < EDGE / 16; k++) {
+                        ps_wgmma_onto<T, 1, 0>(column_sum[j], ps_wgmma_operand(own, k * DEEP), ps_wgmma_operand(ones, 0));
+                    }
+                }
+            }
+            ps_wgmma_begin();
+#pragma unroll
+            for (int k = 0; k < EDGE / 16; k++) {
+                ps_wgmma_onto<T, 1, 1>(sum, ps_wgmma_operand(left, k * DEEP), ps_wgmma_operand(right, k * DEEP));
+            }
+            ps_wgmma_commit();
+            ps_wgmma_wait<1>();
+            if (s > 0 && lane < BLOCKS) { /* the products of the step before have read their stage */
+                ps_mbarrier_arrive_at(empty + 8 * before, lane);
+            }
+            before = at.stage;
+            at.advance();
+        }
+        ps_wgmma_wait<0>();
+        ps_pin(sum);
+#pragma unroll
+        for (int j = 0; j < SUMMED; j++) {
+            ps_pin(column_sum[j]);
+        }
+        if (lane < BLOCKS) {
+            ps_mbarrier_arrive_at(empty + 8 * before, lane);
+        }
+        const int thread = (int)threadIdx.x, slot = piece.number * BLOCKS + rank;
+        if (piece.pair < x.whole) {
+#pragma unroll
+            for (int j = 0; j < COLUMNS / 8; j++) {
+                add_sums<WIDE>(p, tile_m, tile_n, thread, j, make_float4(sum[j][0], sum[j][1], sum[j][2], sum[j][3]));
+            }
+        } else {
+            float4 *const to = (float4 *)x.partial + (int64_t)slot * (COLUMNS / 8 * MULTIPLY_THREADS) + thread;
+#pragma unroll
+            for (int j = 0; j < COLUMNS / 8; j++) {
+                to[j * MULTIPLY_THREADS] = make_float4(sum[j][0], sum[j][1], sum[j][2], sum[j][3]);
+            }
+        }
+        if (p.db && lane % 4 == 0) { /* every column is the same */
+#pragma unroll
+            for (int j = 0; j < SUMMED; j++) {
+                float *const to = x.sums + (int64_t)slot * COLUMNS + (2 * j + group) * EDGE + warp % 4 * 16 + lane / 4;
+                if (2 * j + 1 < WIDE || group == 0) {
+                    to[0] = column_sum[j][0][0];
+                    to[8] = column_sum[j][0][2];
+                }
+            }
+        }
+    }
+}
+
+template <typename T, int WIDE>
+static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_constant__ struct problems x)
+{
+    extern __shared__ __align__(1024) unsigned char shared[];
+    __shared__ __align__(8) uint64_t barriers[2 * STAGES];
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), rank = ps_cluster_rank();
+    const int cluster = (int)blockIdx.x / BLOCKS;
+    const uint32_t ones = ps_shared_address(shared), ring = ones + ONES, full = ps_shared_address(barriers),
+                   empty = full + 8 * STAGES;
+    if (threadIdx.x < ONES / 4) {
+        ((uint32_t *)shared)[threadIdx.x] = ps_ones<T>();
+    }
+    ps_publish();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            ps_mbarrier_init(full + 8 * i, 1);
+            ps_mbarrier_init(empty + 8 * i, BLOCKS * MULTIPLY_WARPS);
+        }
+        ps_mbarrier_publish();
+    }
+    __syncthreads();
+    ps_cluster_arrive();
+    ps_cluster_wait();
+    ps_grid_begin();
+    if (warp == MULTIPLY_WARPS) {
+        if (threadIdx.x % 32 == 0) {
+            fetch<WIDE>(x, ring, full, empty, cluster, rank);
+        }
+        __syncwarp();
+    } else {
+        multiply<T, WIDE>(x, ones, ring, full, empty, cluster, rank, warp);
+    }
+    ps_cluster_arrive(); /* until the other is here too, the barriers must stay */
+    ps_cluster_wait();
+}
+
+/* dw += the cut pairs' pieces, db += the columns' sums. Blocks: of each tile of a cut pair its float4s, a thread each; then of each
+ * problem's columns 32, LANES threads a column. */
+template <int WIDE> static __global__ void __launch_bounds__(MULTIPLY_THREADS) add_kernel(const __grid_constant__ struct problems x)
+{
+    constexpr int COLUMNS = WIDE * EDGE, TILE_BLOCKS = COLUMNS / 8;
+    static_assert(LANES * 32 == MULTIPLY_THREADS, "a block of either kind");
+    __shared__ float all[LANES][32];
+    const int thread = (int)threadIdx.x;
+    int block = (int)blockIdx.x, tile_m, tile_n;
+    ps_grid_begin();
+    if (block < x.cut * BLOCKS * TILE_BLOCKS) {
+        const int pair = x.whole + block / (BLOCKS * TILE_BLOCKS), rank = block / TILE_BLOCKS % BLOCKS, j = block % TILE_BLOCKS;
+        const struct problem &p = problem_of(x, pair);
+        const struct pieces pieces = pieces_of(x, pair);
+        tile_of(p, pair, rank, tile_m, tile_n);
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+        for (int i = 0; i < pieces.count; i++) {
+            const int64_t slot = piece_number(x, pair, pieces, i) * BLOCKS + rank;
+            const float4 v = *((const float4 *)x.partial + (slot * TILE_BLOCKS + j) * MULTIPLY_THREADS + thread);
+            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+        }
+        add_sums<WIDE>(p, tile_m, tile_n, thread, j, sum);
+        return;
+    }
+    block -= x.cut * BLOCKS * TILE_BLOCKS;
+    int number = 0;
+    for (; block >= x.each[number].sum_blocks; number++) {
+        block -= x.each[number].sum_blocks;
+    }
+    const struct problem &p = x.each[number];
+    const int column = block * 32 + thread % 32, lane = thread / 32;
+    float sum = 0;
+    if (column < p.n) {
+        tile_n = column / COLUMNS;
+        for (tile_m = lane; tile_m < p.tiles_m; tile_m += LANES) {
+            const int rank = (p.below ? tile_m : tile_n) % BLOCKS;
+            const int pair = p.first + (p.below ? tile_m / BLOCKS * p.pairs_n + tile_n : tile_m * p.pairs_n + tile_n / BLOCKS);
+            const struct pieces pieces = pieces_of(x, pair);
+            for (int i = 0; i < pieces.count; i++) {
+                sum += x.sums[(int64_t)(piece_number(x, pair, pieces, i) * BLOCKS + rank) * COLUMNS + column % COLUMNS];
+            }
+        }
+    }
+    all[lane][thread % 32] = sum;
+    __syncthreads();
+    if (lane == 0 && column < p.n) {
+#pragma unroll
+        for (int i = 1; i < LANES; i++) {
+            sum += all[i][thread];
+        }
+        p.db[column] += sum;
+    }
+}
+
+/* ---- the choice, by shape and layout, and how rows are cut ---- */
+
+static int ceil_div(int64_t a, int64_t b)
+{
+    return (int)((a + b - 1) / b);
+}
+
+bool ps_cuda_gradient16_wide_serves(const struct ps_product *p)
+{
+    return p->m > EDGE && p->n > EDGE && p->m <= MOST_COLUMNS && p->n <= MOST_COLUMNS && p->m * p->n <= MOST_OUTPUTS &&
+           (uintptr_t)p->c.data % 16 == 0;
+}
+
+bool ps_cuda_gradient16_wide_wanted(int64_t outputs)
+{
+    return outputs > LEAST_OUTPUTS;
+}
+
+/* A step of a tile takes as long as the columns that it brings, and what a barrier costs. Returns that of all pairs. */
+static int64_t pair_up(struct problem *p, int wide)
+{
+    enum { BARRIER = 16 }; /* columns */
+    p->tiles_m = ceil_div(p->m, HIGH * EDGE);
+    p->tiles_n = ceil_div(p->n, wide * EDGE);
+    const int below = ceil_div(p->tiles_m, BLOCKS) * p->tiles_n, beside = p->tiles_m * ceil_div(p->tiles_n, BLOCKS);
+    const int64_t below_time = (int64_t)below * (HIGH * EDGE + wide * EDGE / BLOCKS + BARRIER),
+                  beside_time = (int64_t)beside * (HIGH * EDGE / BLOCKS + wide * EDGE + BARRIER);
+    p->below = below_time <= beside_time;
+    p->pairs = p->below ? below : beside;
+    p->pairs_n = p->below ? p->tiles_n : ceil_div(p->tiles_n, BLOCKS);
+    return p->below ? below_time : beside_time;
+}
+
+/* Floats of the workspace that the pieces take. */
+static size_t piece_floats(const struct problems *x)
+{
+    return (size_t)x->pieces * BLOCKS * HIGH * EDGE * (size_t)(x->wide * EDGE);
+}
+
+/* Cuts what does not fill the clusters: evenly, or where that leaves too many of them idle so that each has as many steps. */
+static void cut(struct problems *x, size_t floats)
+{
+    enum { LEAST = 4, PIECES = 24 }; /* steps of a slice; what more pieces cost, in steps */
+    struct problems even = *x;
+    even.whole = x->pairs / x->clusters * x->clusters;
+    even.cut = x->pairs - even.whole;
+    if (even.cut == 0) {
+        *x = even;
+        return;
+    }
+    int slices = x->clusters / even.cut;
+    slices = slices > x->steps / LEAST ? x->steps / LEAST : slices;
+    do {
+        even.slice_steps = ceil_div(x->steps, slices > 1 ? slices : 1);
+        even.slices = ceil_div(x->steps, even.slice_steps);
+        even.pieces = even.cut * even.slices;
+    } while (slices-- > 1 && piece_floats(&even) > floats);
+    struct problems uneven = even;
+    uneven.slice_steps = ceil_div((int64_t)even.cut * x->steps, x->clusters);
+    uneven.slices = x->steps / uneven.slice_steps;
+    uneven.rest = x->steps - uneven.slices * uneven.slice_steps;
+    const int sliced = uneven.cut * uneven.slices, others = x->clusters - sliced;
+    uneven.pieces = sliced + uneven.cut + others - 1;
+    if (uneven.rest > 0 && others > 0 && uneven.slice_steps + PIECES < even.slice_steps && piece_floats(&uneven) <= floats) {
+        uneven.share = ceil_div((int64_t)uneven.cut * uneven.rest, others);
+        *x = uneven;
+    } else if (even.slices > 1) {
+        *x = even;
+    }
+}
+
+template <typename T, int WIDE>
+static enum ps_status launch(const struct ps_cuda_context *c, const struct ps_product *each, struct problems *x)
+{
+    int sum_blocks = 0;
+    for (int i = 0; i < x->count; i++) {
+        struct problem *p = &x->each[i];
+        PS_TRY(ps_tensor_map_2d(&p->x, each[i].a.data, each[i].k, each[i].m, 2 * each[i].a.column, EDGE, EDGE));
+        PS_TRY(ps_tensor_map_2d(&p->dy, each[i].b.data, each[i].k, each[i].n, 2 * each[i].b.row, EDGE, EDGE));
+        p->sum_blocks = p->db ? ceil_div(p->n, 32) : 0;
+        sum_blocks += p->sum_blocks;
+    }
+    const int add_blocks = x->cut * BLOCKS * WIDE * EDGE / 8 + sum_blocks;
+    PS_TRY(ps_cuda_check(
+        cudaFuncSetAttribute((const void *)wide_kernel<T, WIDE>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES),
+        "gemm"));
+    ps_cuda_launch_clusters(c, wide_kernel<T, WIDE>, BLOCKS, (unsigned)(x->clusters * BLOCKS), THREADS, SHARED_BYTES, *x);
+    if (add_blocks > 0) {
+        PS_TRY(ps_cuda_check(cudaGetLastError(), "gemm"));
+        ps_cuda_launch(c, add_kernel<WIDE>, (unsigned)add_blocks, MULTIPLY_THREADS, 0, *x);
+    }
+    PS_CUDA_LAUNCHED("gemm");
+}
+
+/* How they are cut, and of which tiles: of those that bring the fewest columns. */
+static enum ps_status plan(const struct ps_cuda_context *c, const struct ps_product *each, int count, struct problems *x)
+{
+    int64_t least = INT64_MAX;
+    for (int wide = MOST_WIDE; wide >= 2; wide--) {
+        struct problems tried = {};
+        tried.wide = wide;
+        tried.count = count;
+        tried.steps = ceil_div(each->k, EDGE);
+        int64_t time = 0;
+        for (int i = 0; i < count; i++) {
+            struct problem *p = &tried.each[i];
+            p->dw = (float *)each[i].c.data;
+            p->db = each[i].sums;
+            p->m = (int)each[i].m;
+            p->n = (int)each[i].n;
+            p->first = tried.pairs;
+            time += pair_up(p, wide);
+            tried.pairs += p->pairs;
+        }
+        if (time < least) {
+            least = time;
+            *x = tried;
+        }
+    }
+    x->whole = x->pairs;
+    x->clusters = c->multiprocessors / BLOCKS;
+    const size_t columns = (size_t)x->wide * EDGE, floats = c->workspace_bytes / sizeof(float);
+    const size_t most_sums = (size_t)(x->pairs + 2 * x->clusters) * BLOCKS * columns; /* pieces are fewer than 2 a cluster */
+    if (most_sums > floats) {
+        return ps_fail(PS_UNSUPPORTED, "gemm: sums of %d gradients take %zu floats, the workspace has %zu", count, most_sums,
+                       floats);
+    }
+    cut(x, floats - most_sums);
+    x->partial = (float *)c->workspace;
+    x->sums = x->partial + piece_floats(x);
+    return PS_OK;
+}
+
+template <typename T> static enum ps_status products(const struct ps_cuda_context *c, const struct ps_product *each, int count)
+{
+    struct problems x;
+    PS_TRY(plan(c, each, count, &x));
+    return x.wide == 4 ? launch<T, 4>(c, each, &x) : x.wide == 3 ? launch<T, 3>(c, each, &x) : launch<T, 2>(c, each, &x);
+}
+
+enum ps_status ps_cuda_gradient16_wide_products(const struct ps_cuda_context *c, const struct ps_product *each, int count)
+{
+    return each->type == PS_BF16 ? products<ps_bf16>(c, each, count) : products<ps_fp16>(c, each, count);
+}
