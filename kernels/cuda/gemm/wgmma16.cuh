@@ -2,17 +2,19 @@
  *
  * Why: between two products of a layer stand a bias, an activation, dropout, the residual stream and a norm's sums over rows, each
  * a pass over [m, n] of its own otherwise. A tile is 128 rows by N columns. The copy engine brings 64 of the summed dimension at a
- * time to a ring of panels, zeros beyond the edges; wgmma multiplies them there. Sums then change places within quads of lanes, so
- * that a lane holds 8 neighbouring columns: 16 bytes of each tensor, and one block of dropout's draws. Sums over rows by column
- * (BatchNorm's) leave the block as one row of partial sums; the last block of a few rows of tiles to finish merges those, and the
- * last of these merges theirs, in a fixed order.
+ * time to a ring of panels, zeros beyond the edges; wgmma multiplies them there. A warp's 16 rows of sums then go through shared
+ * memory, 64 columns at a time, rounded where what follows reads them so. From there a lane takes 8 neighbouring columns: 16 bytes
+ * of each tensor, whole lines of memory a warp, and one block of dropout's draws. What follows is written once, in a loop that is
+ * not unrolled: straight on it is longer than what the instructions' caches hold. Sums over rows by column (BatchNorm's) leave the
+ * block as one row of partial sums; the last block of a few rows of tiles to finish merges those, and the last of these merges
+ * theirs, in a fixed order.
  *
- * Two kernels. product_kernel: a block of two warpgroups to a tile, 64 rows each, and several blocks a multiprocessor, for short
- * sums, which end with more than they multiply. long_kernel: a warpgroup to a tile, two taking turns, so that the one multiplies
- * while the other's sums go out; a third one's warp brings panels, and pairs of blocks share those of the right operand.
+ * Two kernels. product_kernel: a block of two warpgroups to a tile, 64 rows each, and several blocks a multiprocessor. long_kernel:
+ * blocks stay, a warpgroup to a tile, two taking turns, so that the one multiplies while the other's sums go out; a third one's
+ * warp brings panels, as far ahead as the ring is long, and pairs of blocks share those of the right operand.
  *
  * Bytes: 2 (m k ceil(n / N) + k n ceil(m / 128)), the repeats from L2, half of the second term's where blocks share, and 2 m n for
- * c and for each tensor beside it. FLOPs 2 m n k. Memory bounds products of up to 256 columns, wgmma wider ones. */
+ * c and for each tensor beside it. FLOPs 2 m n k. Memory bounds products of up to 256 terms, L2 and wgmma longer ones. */
 #ifndef PS_KERNELS_CUDA_GEMM_WGMMA16_CUH
 #define PS_KERNELS_CUDA_GEMM_WGMMA16_CUH
 
@@ -38,13 +40,14 @@ enum {
     STAGES = 3,               /* of the ring */
     PANEL = DEEP * DEEP * 2,  /* bytes of 64 lines */
     ROWS_BYTES = ROWS * 128,  /* of a stage */
+    STAGED_BYTES = 4096,      /* of a warp's sums on their way out: 16 rows of 64 */
     MOST_SHARED = 100 * 1024, /* two blocks a multiprocessor */
     /* long_kernel's */
     WIDE = 128, /* columns of a tile */
     CLUSTER = 2,
     GROUP = 128, /* threads of a warpgroup */
     LONG_THREADS = 3 * GROUP,
-    LONG_STAGES = 6,
+    MOST_STAGES = 6,
     FEW_REGISTERS = 40, /* of who brings panels, and of who multiplies */
     MANY_REGISTERS = 232,
 };
@@ -75,13 +78,6 @@ template <int N, bool ACROSS> static constexpr int right_bytes = ACROSS ? (N + 6
 
 template <int N, bool ACROSS> static constexpr int stage_bytes = ROWS_BYTES + right_bytes<N, ACROSS>;
 
-template <typename T> static __device__ __forceinline__ float rounded(float v)
-{
-    T r;
-    ps_put(&r, v);
-    return ps_float(r);
-}
-
 /* 8 neighbouring elements as they lie in memory. */
 struct eight {
     uint4 words;
@@ -95,85 +91,73 @@ template <typename T> static __device__ __forceinline__ void unpack(float (&v)[8
     ps_unpack<T>(v + 6, from.words.w);
 }
 
-static __device__ __forceinline__ void load_floats(float (&v)[8], const float *from)
+template <typename T> static __device__ __forceinline__ void pack(eight &to, const float (&v)[8])
 {
-    ps_load<8>(v, from);
+    to.words = make_uint4(ps_pack<T>(v), ps_pack<T>(v + 2), ps_pack<T>(v + 4), ps_pack<T>(v + 6));
 }
 
-/* drop() of the 8 from `element` on, but for the scale. */
-static __device__ __forceinline__ void drop(float (&v)[8], const struct ps_dropout &d, uint64_t step, int64_t element)
+/* Of two neighbours: in each half ones where the draw keeps it. */
+static __device__ __forceinline__ uint32_t kept(const struct ps_dropout &d, uint32_t draws)
 {
-    const struct ps_block draws = ps_draws(d, step, (uint32_t)(element / 8));
-    const uint32_t below = ps_below(d.threshold), minus_below = ps_minus_below(d.threshold);
+    return ps_kept2(draws, ps_below(d.threshold), ps_minus_below(d.threshold)) * 0xffffu;
+}
+
+/* Zeros where the draws drop it: in words, and in floats. */
+static __device__ __forceinline__ void drop(eight &v, const struct ps_dropout &d, const struct ps_block &draws)
+{
+    v.words.x &= kept(d, draws.word[0]);
+    v.words.y &= kept(d, draws.word[1]);
+    v.words.z &= kept(d, draws.word[2]);
+    v.words.w &= kept(d, draws.word[3]);
+}
+
+static __device__ __forceinline__ void drop(float (&v)[8], const struct ps_dropout &d, const struct ps_block &draws)
+{
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
-        const uint32_t masks = ps_kept2(draws.word[j / 2], below, minus_below) * 0xffffu;
+        const uint32_t masks = kept(d, draws.word[j / 2]);
         v[j] = __uint_as_float(__float_as_uint(v[j]) & __byte_perm(masks, 0, 0x1010));
         v[j + 1] = __uint_as_float(__float_as_uint(v[j + 1]) & __byte_perm(masks, 0, 0x3232));
     }
 }
 
-/* gelu by the instruction for tanh, whose error 16 bits hide. SLOPE: v times the derivative at t, else of t. */
+/* v = scale times the activation of t, SLOPE: v times its derivative at t. gelu by the instruction for tanh, whose error 16 bits
+ * hide. */
 template <enum ps_activation ACTIVATION, bool SLOPE>
-static __device__ __forceinline__ void activate(float (&v)[8], const float (&t)[8])
+static __device__ __forceinline__ void activate(float (&v)[2][8], const float (&t)[2][8], float scale)
 {
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        if constexpr (ACTIVATION == PS_GELU_TANH && SLOPE) {
-            float x = t[j];
-            ps_gelu_twice_backward(x, v[j]);
-            v[j] *= 0.5f;
-        } else if constexpr (ACTIVATION == PS_GELU_TANH) {
-            v[j] = 0.5f * ps_gelu_twice(t[j]);
-        } else if constexpr (ACTIVATION == PS_GELU) {
-            v[j] = SLOPE ? v[j] * ps_gelu_near_slope(t[j]) : ps_gelu_near(t[j]);
-        } else {
-            v[j] = SLOPE ? v[j] * ps_activation_slope<ACTIVATION>(t[j]) : ps_activated<ACTIVATION>(t[j]);
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float x = t[i][j];
+            if constexpr (ACTIVATION == PS_GELU_TANH && SLOPE) {
+                v[i][j] *= 0.5f * scale;
+                ps_gelu_twice_backward(x, v[i][j]);
+            } else if constexpr (ACTIVATION == PS_GELU_TANH) {
+                v[i][j] = 0.5f * scale * ps_gelu_twice(x);
+            } else if constexpr (ACTIVATION == PS_GELU) {
+                v[i][j] = SLOPE ? v[i][j] * ps_gelu_near_slope(x, scale) : ps_gelu_near(x, scale);
+            } else {
+                v[i][j] = scale * (SLOPE ? v[i][j] * ps_activation_slope<ACTIVATION>(x) : ps_activated<ACTIVATION>(x));
+            }
         }
     }
 }
 
-template <bool SLOPE> static __device__ __forceinline__ void activate(enum ps_activation which, float (&v)[8], const float (&t)[8])
+template <bool SLOPE>
+static __device__ __forceinline__ void activate(enum ps_activation which, float (&v)[2][8], const float (&t)[2][8], float scale)
 {
     if (which == PS_GELU) {
-        activate<PS_GELU, SLOPE>(v, t);
+        activate<PS_GELU, SLOPE>(v, t, scale);
     } else if (which == PS_RELU) {
-        activate<PS_RELU, SLOPE>(v, t);
+        activate<PS_RELU, SLOPE>(v, t, scale);
     } else {
-        activate<PS_GELU_TANH, SLOPE>(v, t);
+        activate<PS_GELU_TANH, SLOPE>(v, t, scale);
     }
 }
 
 /* ---- sums over rows ---- */
-
-/* Two sums a column of the warp's 16 rows: of each group of 8 columns a lane's part becomes the whole of one column, 8 q +
- * own_column, in first[0] and second[0]. */
-static __device__ __forceinline__ void sum_rows(float (&first)[8], float (&second)[8])
-{
-#pragma unroll
-    for (int half = 4; half > 0; half /= 2) {
-        const bool upper = threadIdx.x & (4 * half);
-#pragma unroll
-        for (int j = 0; j < half; j++) {
-            const float a = __shfl_xor_sync(0xffffffffu, upper ? first[j] : first[j + half], 4 * half);
-            const float b = __shfl_xor_sync(0xffffffffu, upper ? second[j] : second[j + half], 4 * half);
-            first[j] = (upper ? first[j + half] : first[j]) + a;
-            second[j] = (upper ? second[j + half] : second[j]) + b;
-        }
-    }
-}
-
-static __device__ __forceinline__ int own_column(int lane)
-{
-    return lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2;
-}
-
-static __device__ __forceinline__ float pick(const float (&v)[8], int i)
-{
-    const float a = i & 4 ? v[4] : v[0], b = i & 4 ? v[5] : v[1], c = i & 4 ? v[6] : v[2], d = i & 4 ? v[7] : v[3];
-    const float e = i & 2 ? c : a, f = i & 2 ? d : b;
-    return i & 1 ? f : e;
-}
 
 /* Rows from `row` on, at most `most`. */
 static __device__ __forceinline__ int rows_at(int64_t m, int64_t row, int most)
@@ -370,187 +354,379 @@ static __device__ __forceinline__ void bring_panels(const CUtensorMap &a_map, co
 
 /* ---- a tile on its way out ---- */
 
-/* A lane's part of the tensors beside c: 8 columns of two rows. */
+/* A warp's 16 rows, HALVES times with 64 between, go out by parts of 64 columns (32 of narrower tiles), the halves of a part one
+ * after the other. A step takes two pieces a lane: 8 columns of two rows. Parts are staged all at once, or where there is less room
+ * one after the other. */
+template <int N, int HALVES> struct way_out {
+    static constexpr int COLUMNS = N < 64 ? N : 64, UNITS = COLUMNS / 8, LINES = 32 / UNITS, PAIRS = 8 / LINES,
+                         PARTS = HALVES * N / COLUMNS, STEPS = PARTS * PAIRS, ROOMS = HALVES == 1 ? PARTS : 1;
+
+    static __device__ __forceinline__ int unit()
+    {
+        return (int)threadIdx.x % UNITS;
+    }
+    static __device__ __forceinline__ int half(int step)
+    {
+        return step / PAIRS % HALVES;
+    }
+    static __device__ __forceinline__ int part(int step) /* its first column */
+    {
+        return step / PAIRS / HALVES * COLUMNS;
+    }
+    static __device__ __forceinline__ bool begins(int step) /* a part that had no room before */
+    {
+        return ROOMS < PARTS && step > 0 && step % PAIRS == 0;
+    }
+    static __device__ __forceinline__ int room(int step)
+    {
+        return step / PAIRS % ROOMS;
+    }
+    static __device__ __forceinline__ int line(int step, int i)
+    {
+        return (step % PAIRS * 2 + i) * LINES + (int)threadIdx.x % 32 / UNITS;
+    }
+    static __device__ __forceinline__ int row(int step, int i)
+    {
+        return 64 * half(step) + line(step, i);
+    }
+    static __device__ __forceinline__ int column(int step)
+    {
+        return part(step) + 8 * unit();
+    }
+};
+
+/* Where a warp's part of a tile begins: its first element; rows from there on, and columns; block of dropout's draws. */
+struct corner {
+    int64_t at;
+    int rows, columns;
+    uint32_t block;
+};
+
+template <int HALVES> static __device__ __forceinline__ struct corner corner_of(const struct call &x, int64_t row, int column)
+{
+    return {row * x.ldc + column, rows_at(x.m, row, HALVES * 64), x.n - column,
+            (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8};
+}
+
+/* A lane's part of the tensors beside c. */
 struct beside {
     eight addend[2], more[2];
 };
 
-/* Of the warp's 16 rows from row0 on; column: the lane's first. */
-template <typename T, enum ps_finish FINISH, bool COUNTED>
-static __device__ __forceinline__ void fetch(const struct call &x, struct beside &b, int64_t row0, int column)
+/* What a step reads of them. */
+template <typename T, int N, int HALVES, enum ps_finish FINISH, bool COUNTED>
+static __device__ __forceinline__ void fetch(const struct call &x, struct beside &b, const struct corner &corner, int step)
 {
+    using out = way_out<N, HALVES>;
     constexpr bool READS = FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL || FINISH == PS_FINISH_SLOPE;
-    const int lane = (int)threadIdx.x % 32;
+    const T *const from = (const T *)(FINISH == PS_FINISH_SLOPE ? x.kept : x.addend), *const more = (const T *)x.x;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int64_t row = row0 + lane / 4 + 8 * i;
+        const int row = out::row(step, i), column = out::column(step);
+        const uint32_t at = (uint32_t)row * (uint32_t)x.ldc + (uint32_t)column;
         b.addend[i].words = b.more[i].words = make_uint4(0, 0, 0, 0);
-        if (row < x.m && column < x.n) {
-            const int64_t at = row * x.ldc + column;
-            const T *const from = (const T *)(FINISH == PS_FINISH_SLOPE ? x.kept : x.addend);
+        if (row < corner.rows && column < corner.columns) {
             if (READS && from) {
-                b.addend[i].words = *(const uint4 *)(from + at);
+                b.addend[i].words = *(const uint4 *)(from + corner.at + at);
             }
             if (FINISH == PS_FINISH_SUM && COUNTED) {
-                b.more[i].words = *(const uint4 *)((const T *)x.x + at);
+                b.more[i].words = *(const uint4 *)(more + corner.at + at);
             }
         }
     }
 }
 
-/* Of a sum without an addend: what is stored is rounded before it changes places, half the words. */
+/* All of it to L2, before the products. */
+template <typename T, int N, int HALVES, enum ps_finish FINISH, bool COUNTED>
+static __device__ __forceinline__ void call_near(const struct call &x, const struct corner &corner)
+{
+    constexpr int LINES = (N + 63) / 64; /* of 128 bytes, of a row */
+    const T *const from = (const T *)(FINISH == PS_FINISH_SLOPE ? x.kept : x.addend), *const more = (const T *)x.x;
+#pragma unroll
+    for (int i = 0; i < HALVES * 16 * LINES; i += 32) {
+        const int line = (i + (int)threadIdx.x % 32) / LINES, row = line / 16 * 64 + line % 16;
+        const int column = (i + (int)threadIdx.x % 32) % LINES * 64;
+        if (line < HALVES * 16 && row < corner.rows && column < corner.columns) {
+            const int64_t at = corner.at + (uint32_t)row * (uint32_t)x.ldc + (uint32_t)column;
+            if (FINISH != PS_FINISH_ACTIVATION && from) {
+                ps_prefetch_near(from + at);
+            }
+            if (FINISH == PS_FINISH_SUM && COUNTED) {
+                ps_prefetch_near(more + at);
+            }
+        }
+    }
+}
+
+/* COLUMNS columns of the warp's 16 rows of sums, from the first-th 8 on, to `stage`: FLOATS as they are, 256 bytes a row, of 32
+ * bytes the second half 128 further; else rounded, 128 bytes a row. Units of 16 bytes change places by the row, and of floats by
+ * the half, so that neither writes nor reads meet in a bank. */
+template <typename T, int COLUMNS, bool FLOATS, int M>
+static __device__ __forceinline__ void stage_part(const float (&sum)[M][4], int first, uint32_t stage)
+{
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    if constexpr (FLOATS) {
+        const uint32_t to = stage + g * 256 + q / 2 * 128 + ((g ^ q / 2 * 4) << 4) + q % 2 * 8;
+#pragma unroll
+        for (int j = 0; j < COLUMNS / 8; j++) {
+            ps_shared_store2(to ^ j << 4, make_float2(sum[first + j][0], sum[first + j][1]));
+            ps_shared_store2((to ^ j << 4) + 8 * 256, make_float2(sum[first + j][2], sum[first + j][3]));
+        }
+    } else {
+        const uint32_t to = stage + lane % 16 * 128 + ((lane % 8 ^ lane / 16) << 4);
+#pragma unroll
+        for (int j = 0; j < COLUMNS / 8; j += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (int t = 0; t < 2; t++) {
+                words[2 * t] = ps_pack<T>(&sum[first + j + t][0]);
+                words[2 * t + 1] = ps_pack<T>(&sum[first + j + t][2]);
+            }
+            ps_stmatrix4_at(to ^ j << 4, words);
+        }
+    }
+}
+
+/* The parts that fit at once: before all steps, and before the first one of a later part. */
+template <typename T, int N, int HALVES, bool FLOATS>
+static __device__ __forceinline__ void stage_parts(const float (&sum)[HALVES][N / 8][4], uint32_t stage, int begin)
+{
+    using out = way_out<N, HALVES>;
+    __syncwarp();
+#pragma unroll
+    for (int part = 0; part < out::PARTS; part++) {
+        if (out::ROOMS == out::PARTS || part == begin) {
+            const int first = part / HALVES * out::COLUMNS;
+            stage_part<T, out::COLUMNS, FLOATS>(sum[part % HALVES], first / 8, stage + part % out::ROOMS * STAGED_BYTES);
+        }
+    }
+    __syncwarp();
+}
+
+static __device__ __forceinline__ eight staged(uint32_t stage, int line, int unit)
+{
+    return {ps_shared_load4(stage + line * 128 + ((unit ^ line % 8) << 4))};
+}
+
+static __device__ __forceinline__ void staged(float (&v)[8], uint32_t stage, int line, int unit)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint4 words = ps_shared_load4(stage + line * 256 + h * 128 + ((unit ^ line % 8 ^ h * 4) << 4));
+        v[4 * h] = __uint_as_float(words.x);
+        v[4 * h + 1] = __uint_as_float(words.y);
+        v[4 * h + 2] = __uint_as_float(words.z);
+        v[4 * h + 3] = __uint_as_float(words.w);
+    }
+}
+
+/* Two sums a column over the lanes of the same columns: of these a lane's part becomes the whole of UNITS / 4, from own_column on,
+ * in first[0 ..] and second[0 ..]. */
+template <int UNITS> static __device__ __forceinline__ void sum_lanes(float (&first)[8], float (&second)[8])
+{
+#pragma unroll
+    for (int half = 4, apart = 16; apart >= UNITS; half /= 2, apart /= 2) {
+        const bool upper = threadIdx.x & apart;
+#pragma unroll
+        for (int j = 0; j < half; j++) {
+            const float a = __shfl_xor_sync(0xffffffffu, upper ? first[j] : first[j + half], apart);
+            const float b = __shfl_xor_sync(0xffffffffu, upper ? second[j] : second[j + half], apart);
+            first[j] = (upper ? first[j + half] : first[j]) + a;
+            second[j] = (upper ? second[j + half] : second[j]) + b;
+        }
+    }
+}
+
+template <int UNITS> static __device__ __forceinline__ int own_column()
+{
+    const int lane = (int)threadIdx.x % 32;
+    return lane / 16 * 4 + lane / 8 % 2 * 2 + (UNITS == 4 ? lane / 4 % 2 : 0);
+}
+
+static __device__ __forceinline__ float pick(const float (&v)[8], int i)
+{
+    const float a = i & 4 ? v[4] : v[0], b = i & 4 ? v[5] : v[1], c = i & 4 ? v[6] : v[2], d = i & 4 ? v[7] : v[3];
+    const float e = i & 2 ? c : a, f = i & 2 ? d : b;
+    return i & 1 ? f : e;
+}
+
+/* A lane's sums over the rows of a part, [8] columns, to the warp's. pivot: of MOMENTS what was taken from each value before. */
+template <int UNITS, bool MOMENTS>
+static __device__ __forceinline__ void count_part(float (&first)[8], float (&second)[8], const float (&pivot)[8], int rows,
+                                                  float2 *counted)
+{
+    sum_lanes<UNITS>(first, second);
+#pragma unroll
+    for (int j = 0; j < UNITS / 4; j++) {
+        const int own = own_column<UNITS>() + j;
+        float2 pair = make_float2(first[j], second[j]);
+        if constexpr (MOMENTS) {
+            const float away = rows ? first[j] / (float)rows : 0.0f;
+            pair = make_float2(pick(pivot, own) + away, fmaxf(second[j] - first[j] * away, 0.0f));
+            if (second[j] != second[j]) { /* not a number */
+                pair.y = second[j];
+            }
+        }
+        counted[8 * ((int)threadIdx.x % UNITS) + own] = pair;
+    }
+}
+
+/* Of a sum without an addend, which is stored as it is: rounded, the words of a quad of lanes change places, and each has 8 columns
+ * of its rows. Of the 16 rows from `row` of the warp's part on. */
 template <typename T, int N>
-static __device__ __forceinline__ void store_rows(const struct call &x, const float (&sum)[N / 8][4], int64_t row0, int column0)
+static __device__ __forceinline__ void store_rows(const struct call &x, const float (&sum)[N / 8][4], const struct corner &corner,
+                                                  int row, int column0)
 {
     const int lane = (int)threadIdx.x % 32, q = lane % 4;
 #pragma unroll
     for (int group = 0; group < N / 32; group++) {
-        const int own = column0 - 6 * q + 32 * group; /* the lane's first two, as wgmma leaves them, and every 8 from there */
         float2 bias[4] = {};
 #pragma unroll
         for (int t = 0; t < 4; t++) {
-            if (x.bias && own + 8 * t < x.n) {
-                bias[t] = *(const float2 *)(x.bias + own + 8 * t);
+            const int own = 32 * group + 8 * t + 2 * q; /* as wgmma leaves them */
+            if (x.bias && own < corner.columns) {
+                bias[t] = *(const float2 *)(x.bias + column0 + own);
             }
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int64_t row = row0 + lane / 4 + 8 * i;
+            const int line = row + lane / 4 + 8 * i, column = 32 * group + 8 * q;
             uint32_t words[4];
 #pragma unroll
             for (int t = 0; t < 4; t++) {
                 words[t] = ps_pack<T>(sum[4 * group + t][2 * i] + bias[t].x, sum[4 * group + t][2 * i + 1] + bias[t].y);
             }
             ps_quad_transpose(words);
-            if (row < x.m && column0 + 32 * group < x.n) {
-                *(uint4 *)((T *)x.c + row * x.ldc + column0 + 32 * group) = make_uint4(words[0], words[1], words[2], words[3]);
+            if (line < corner.rows && column < corner.columns) {
+                *(uint4 *)((T *)x.c + corner.at + ((uint32_t)line * (uint32_t)x.ldc + (uint32_t)column)) =
+                    make_uint4(words[0], words[1], words[2], words[3]);
             }
         }
     }
 }
 
-/* The warp's 16 rows from row0 on, N columns from column0 on (the lane's first). next: what fetch found of the first 32. counted
- * [N]: the warp's sums over its rows. */
-template <typename T, int N, enum ps_finish FINISH, bool COUNTED>
-static __device__ __forceinline__ void finish_rows(const struct call &x, const float (&sum)[N / 8][4], struct beside &next,
-                                                   int64_t row0, int column0, uint64_t step, float2 *counted)
+/* The warp's rows of a tile, when its products have ended. next: what fetch found of the first step. stage: the warp's
+ * STAGED_BYTES. counted: of each half its sums over rows, four warps apart. */
+template <typename T, int N, int HALVES, enum ps_finish FINISH, bool COUNTED>
+static __device__ __forceinline__ void finish_rows(const struct call &x, const float (&sum)[HALVES][N / 8][4], struct beside &next,
+                                                   uint32_t stage, const struct corner &corner, int column0, uint64_t drawn_at,
+                                                   float2 (*counted)[COUNTED ? N : 1])
 {
-    constexpr int GROUPS = N / 32;
+    using out = way_out<N, HALVES>;
+    constexpr bool FLOATS = FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL; /* else rounded, as it is kept */
     constexpr bool MOMENTS = FINISH == PS_FINISH_RESIDUAL;
-    const int lane = (int)threadIdx.x % 32, q = lane % 4;
+    const int unit = out::unit();
+    T *const c = (T *)x.c + corner.at, *const keep = (T *)x.kept + corner.at;
     if (FINISH == PS_FINISH_SUM && !COUNTED && !x.addend) {
-        store_rows<T, N>(x, sum, row0, column0);
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            store_rows<T, N>(x, sum[half], corner, 64 * half, column0);
+        }
         return;
     }
-#pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-        const int column = column0 + 32 * group;
-        const bool inside = column < x.n;
+    const bool dropped = FINISH != PS_FINISH_SUM && x.dropout.threshold;
+    float scale = dropped ? x.dropout.scale : 1.0f;
+    asm volatile("" : "+f"(scale)); /* in a register of each thread: else every use copies it there */
+    float bias[8] = {}, mean[8] = {}, first[8] = {}, second[8] = {}, pivot[8] = {};
+    stage_parts<T, N, HALVES, FLOATS>(sum, stage, 0);
+#pragma unroll 1
+    for (int step = 0; step < out::STEPS && out::part(step) < corner.columns; step++) {
+        const int column = out::column(step);
+        if (out::begins(step)) {
+            stage_parts<T, N, HALVES, FLOATS>(sum, stage, step / out::PAIRS);
+        }
+        const uint32_t from = stage + out::room(step) * STAGED_BYTES;
+        if (step % (HALVES * out::PAIRS) == 0 && column < corner.columns) {
+            if (FINISH != PS_FINISH_SUM || x.bias) {
+                ps_load<8>(bias, x.bias + column0 + column);
+            }
+            if (COUNTED && !MOMENTS) {
+                ps_load<8>(mean, x.mean + column0 + column);
+            }
+        }
         const struct beside now = next;
-        if (group + 1 < GROUPS) {
-            fetch<T, FINISH, COUNTED>(x, next, row0, column + 32);
+        if (step + 1 < out::STEPS) {
+            fetch<T, N, HALVES, FINISH, COUNTED>(x, next, corner, step + 1);
         }
-        float bias[8] = {}, mean[8] = {};
-        if (inside && x.bias) {
-            load_floats(bias, x.bias + column);
-        }
-        if (inside && COUNTED && !MOMENTS) {
-            load_floats(mean, x.mean + column);
-        }
-        float first[8] = {}, second[8] = {}, pivot[8] = {};
+        float v[2][8], other[2][8];
+        eight words[2];
+        uint32_t at[2];
+        bool here[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int64_t row = row0 + lane / 4 + 8 * i, at = row * x.ldc + column, element = row * x.n + column;
-            const bool here = inside && row < x.m;
-            float v[8], other[8];
-            if constexpr (FINISH == PS_FINISH_ACTIVATION || FINISH == PS_FINISH_SLOPE) { /* the product is rounded as it is kept */
-                uint32_t words[4];
-#pragma unroll
-                for (int t = 0; t < 4; t++) {
-                    words[t] = ps_pack<T>(&sum[4 * group + t][2 * i]);
-                }
-                ps_quad_transpose(words);
-                const eight product = {make_uint4(words[0], words[1], words[2], words[3])};
-                if (FINISH == PS_FINISH_ACTIVATION && here) {
-                    *(uint4 *)((T *)x.kept + at) = product.words;
-                }
-                unpack<T>(v, product);
+            const int line = out::line(step, i), row = out::row(step, i);
+            at[i] = (uint32_t)row * (uint32_t)x.ldc + (uint32_t)column;
+            here[i] = column < corner.columns && row < corner.rows;
+            if constexpr (FLOATS) {
+                staged(v[i], from, line, unit);
             } else {
-                uint32_t low[4], high[4];
-#pragma unroll
-                for (int t = 0; t < 4; t++) {
-                    low[t] = __float_as_uint(sum[4 * group + t][2 * i]);
-                    high[t] = __float_as_uint(sum[4 * group + t][2 * i + 1]);
+                const eight product = staged(from, line, unit);
+                if (FINISH == PS_FINISH_ACTIVATION && here[i]) {
+                    *(uint4 *)(keep + at[i]) = product.words;
                 }
-                ps_quad_transpose(low);
-                ps_quad_transpose(high);
-#pragma unroll
-                for (int t = 0; t < 4; t++) {
-                    v[2 * t] = __uint_as_float(low[t]);
-                    v[2 * t + 1] = __uint_as_float(high[t]);
-                }
+                unpack<T>(v[i], product);
             }
-            unpack<T>(other, now.addend[i]);
-            if constexpr (FINISH == PS_FINISH_SLOPE) {
+            unpack<T>(other[i], now.addend[i]);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                (FINISH == PS_FINISH_SLOPE ? other : v)[i][j] += bias[j];
+            }
+        }
+        struct ps_block draws[2];
+        if (dropped) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t row = (uint32_t)out::row(step, i);
+                draws[i] = ps_draws(x.dropout, drawn_at, corner.block + row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
+            }
+        }
+        if constexpr (FINISH == PS_FINISH_ACTIVATION) {
+            activate<false>(x.activation, v, v, scale);
+        } else if constexpr (FINISH == PS_FINISH_SLOPE) {
+            activate<true>(x.activation, v, other, scale);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if constexpr (FLOATS) {
+                if (dropped) {
+                    drop(v[i], x.dropout, draws[i]);
+                }
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
-                    other[j] += bias[j];
-                }
-                activate<true>(x.activation, v, other);
-            } else {
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    v[j] += bias[j];
+                    v[i][j] = fmaf(v[i][j], scale, other[i][j]);
                 }
             }
-            if constexpr (FINISH == PS_FINISH_ACTIVATION) {
-                const float t[8] = {v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]};
-                activate<false>(x.activation, v, t);
+            pack<T>(words[i], v[i]);
+            if (!FLOATS && dropped) {
+                drop(words[i], x.dropout, draws[i]);
             }
-            if (FINISH != PS_FINISH_SUM && x.dropout.threshold) {
-                drop(v, x.dropout, step, element);
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    v[j] *= x.dropout.scale;
-                }
-            }
-            if constexpr (FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL) {
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    v[j] += other[j];
-                }
-            }
-            if (here) {
-                ps_store<8>((T *)x.c + at, v);
-            }
-            if constexpr (COUNTED) {
-                unpack<T>(other, now.more[i]);
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    v[j] = rounded<T>(v[j]);
-                    if (MOMENTS && i == 0) { /* the warp's first row */
-                        pivot[j] = __shfl_sync(0xffffffffu, v[j], q);
-                    }
-                    const float one = MOMENTS ? v[j] - pivot[j] : v[j];
-                    const float two = one * (MOMENTS ? one : other[j] - mean[j]);
-                    first[j] += here ? one : 0.0f;
-                    second[j] += here ? two : 0.0f;
-                }
+            if (here[i]) {
+                *(uint4 *)(c + at[i]) = words[i].words;
             }
         }
         if constexpr (COUNTED) {
-            sum_rows(first, second);
-            const int own = own_column(lane);
-            float2 pair = make_float2(first[0], second[0]);
-            if constexpr (MOMENTS) {
-                const int rows = rows_at(x.m, row0, 16);
-                const float away = rows ? first[0] / (float)rows : 0.0f;
-                pair = make_float2(pick(pivot, own) + away, fmaxf(second[0] - first[0] * away, 0.0f));
-                if (second[0] != second[0]) { /* not a number */
-                    pair.y = second[0];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                unpack<T>(v[i], words[i]);
+                unpack<T>(other[i], now.more[i]);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    if (i == 0 && step % out::PAIRS == 0) {
+                        first[j] = second[j] = 0;
+                        if (MOMENTS) { /* the first row of 16 */
+                            pivot[j] = __shfl_sync(0xffffffffu, v[i][j], unit);
+                        }
+                    }
+                    const float one = MOMENTS ? v[i][j] - pivot[j] : v[i][j];
+                    const float two = one * (MOMENTS ? one : other[i][j] - mean[j]);
+                    first[j] += here[i] ? one : 0.0f;
+                    second[j] += here[i] ? two : 0.0f;
                 }
             }
-            counted[32 * group + 8 * q + own] = pair;
+            if (step % out::PAIRS == out::PAIRS - 1) {
+                const int left = corner.rows - 64 * out::half(step), rows = left < 0 ? 0 : left < 16 ? left : 16;
+                count_part<out::UNITS, MOMENTS>(first, second, pivot, rows, &counted[4 * out::half(step)][out::part(step)]);
+            }
         }
     }
 }
@@ -559,7 +735,8 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
 
 /* ACROSS: b's lines run along n, as a weight lies; else along k, as its transpose does. COUNTED: with sums over rows. */
 template <typename T, int N, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
-static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNTED || FINISH == PS_FINISH_SLOPE)) ? 2 : 3)
+static __global__ void
+__launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNTED || FINISH == PS_FINISH_SLOPE || FINISH == PS_FINISH_RESIDUAL)) ? 2 : 3)
     product_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                    const __grid_constant__ struct call x)
 {
@@ -592,11 +769,12 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
             bring(piece);
         }
     }
-    const int64_t row0 = (int64_t)tile_m * ROWS + warp * 16;
-    const int column0 = tile_n * N + 8 * ((int)threadIdx.x % 4);
+    const int column0 = tile_n * N;
+    const struct corner corner = corner_of<1>(x, (int64_t)tile_m * ROWS + warp * 16, column0);
     struct beside next;
-    fetch<T, FINISH, COUNTED>(x, next, row0, column0);
-    float sum[N / 8][4];
+    fetch<T, N, 1, FINISH, COUNTED>(x, next, corner, 0);
+    call_near<T, N, 1, FINISH, COUNTED>(x, corner);
+    float sum[1][N / 8][4];
     for (int piece = 0; piece < pieces; piece++) {
         const int stage = piece % stages;
         ps_mbarrier_wait(full + 8 * stage, piece / stages & 1);
@@ -605,7 +783,7 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
         ps_wgmma_begin();
 #pragma unroll
         for (int k = 0; k < DEEP / 16; k++) {
-            ps_wgmma<T, 0, ACROSS>(sum, ps_wgmma_operand(left, k * 32), ps_wgmma_operand(right, k * (ACROSS ? 16 * 128 : 32)),
+            ps_wgmma<T, 0, ACROSS>(sum[0], ps_wgmma_operand(left, k * 32), ps_wgmma_operand(right, k * (ACROSS ? 16 * 128 : 32)),
                                    piece | k);
         }
         ps_wgmma_commit();
@@ -623,9 +801,11 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
         }
     }
     ps_wgmma_wait<0>();
-    ps_pin(sum);
-    const uint64_t step = x.dropout.threshold ? x.dropout.state->step : 0;
-    finish_rows<T, N, FINISH, COUNTED>(x, sum, next, row0, column0, step, counted[COUNTED ? warp : 0]);
+    ps_pin(sum[0]);
+    __syncthreads(); /* the panels have been read: sums take their place */
+    const uint64_t drawn_at = x.dropout.threshold ? x.dropout.state->step : 0;
+    finish_rows<T, N, 1, FINISH, COUNTED>(x, sum, next, ring + warp * way_out<N, 1>::ROOMS * STAGED_BYTES, corner, column0,
+                                          drawn_at, counted + (COUNTED ? warp : 0));
     if constexpr (COUNTED) {
         gather_sums<THREADS, N, FINISH == PS_FINISH_RESIDUAL>(x, counted, tile_m, tile_n);
     }
@@ -633,26 +813,28 @@ static __global__ void __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNT
 
 /* ---- a warpgroup to a tile ---- */
 
-/* Blocks of a cluster have tiles below one another, and each brings its part of the right operand's panels to all of them. Tiles go
- * round by clusters, a block's to its two warpgroups in turn: a warpgroup multiplies when the other has asked for all of its
- * products, so panels are taken in the order in which they come. */
+/* Sums over rows take room from the ring. */
+template <bool COUNTED> static constexpr int long_stages = COUNTED ? MOST_STAGES - 1 : MOST_STAGES;
+
+/* Tiles go round by clusters, a block's to its two warpgroups in turn: a warpgroup multiplies when the other has asked for all of
+ * its products, so panels are taken in the order in which they come. */
 template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
 static __global__ void __launch_bounds__(LONG_THREADS, 1)
     long_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                 const __grid_constant__ struct call x)
 {
     extern __shared__ uint8_t memory[];
-    __shared__ __align__(8) uint64_t barriers[2 * LONG_STAGES];
+    __shared__ __align__(8) uint64_t barriers[2 * MOST_STAGES];
     __shared__ float2 counted[COUNTED ? 2 : 1][COUNTED ? 8 : 1][COUNTED ? WIDE : 1];
-    constexpr int STAGE = stage_bytes<WIDE, ACROSS>;
+    constexpr int STAGE = stage_bytes<WIDE, ACROSS>, COUNT = long_stages<COUNTED>;
     enum { TURN = 3 }; /* the first barrier of those by which warpgroups take turns */
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), side = warp / 4, rank = ps_cluster_rank();
     const uint32_t ring = (ps_shared_address(memory) + 1023u) & ~1023u, full = ps_shared_address(barriers),
-                   empty = full + 8 * LONG_STAGES;
+                   empty = full + 8 * MOST_STAGES;
     if (threadIdx.x == 0) {
         ps_tensor_prefetch(&a_map);
         ps_tensor_prefetch(&b_map);
-        for (int s = 0; s < LONG_STAGES; s++) {
+        for (int s = 0; s < COUNT; s++) {
             ps_mbarrier_init(full + 8 * s, 1);
             ps_mbarrier_init(empty + 8 * s, CLUSTER);
         }
@@ -673,7 +855,7 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
                     ps_mbarrier_wait(empty + 8 * stage, parity);
                     bring_panels<WIDE, ACROSS, CLUSTER>(a_map, b_map, ring + stage * STAGE, full + 8 * stage, tile_m, tile_n, piece,
                                                         rank);
-                    if (++stage == LONG_STAGES) {
+                    if (++stage == COUNT) {
                         stage = 0;
                         parity ^= 1;
                     }
@@ -683,21 +865,23 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)MANY_REGISTERS));
-        const uint64_t step = x.dropout.threshold ? x.dropout.state->step : 0;
-        int number = side; /* of the tile among the block's */
+        const uint64_t drawn_at = x.dropout.threshold ? x.dropout.state->step : 0;
+        const uint32_t staged = ring + COUNT * STAGE + warp * STAGED_BYTES;
+        const uint32_t panels = ring & 0x3ffff; /* without the block's number in its cluster: an operand has no room for that */
+        int number = side;                      /* of the tile among the block's */
         for (int place = first + side * x.strides; place < x.places; place += 2 * x.strides, number += 2) {
             const int tile_n = place % x.tiles_n, tile_m = place / x.tiles_n * CLUSTER + rank;
-            const int64_t row0 = (int64_t)tile_m * ROWS + warp % 4 * 16;
-            const int column0 = tile_n * WIDE + 8 * ((int)threadIdx.x % 4);
+            const int column0 = tile_n * WIDE;
+            const struct corner corner = corner_of<2>(x, (int64_t)tile_m * ROWS + warp % 4 * 16, column0);
             struct beside next;
-            fetch<T, FINISH, COUNTED>(x, next, row0, column0);
+            fetch<T, WIDE, 2, FINISH, COUNTED>(x, next, corner, 0);
+            call_near<T, WIDE, 2, FINISH, COUNTED>(x, corner);
             if (number > 0) {
                 ps_barrier(TURN + side, 2 * GROUP);
             }
-            const uint32_t panels = ring & 0x3ffff; /* without the block's number in its cluster: an operand has no room for that */
             const unsigned brought = (unsigned)number * (unsigned)x.pieces; /* before */
-            int stage = (int)(brought % LONG_STAGES), before = 0;
-            uint32_t parity = brought / LONG_STAGES & 1;
+            int stage = (int)(brought % COUNT), before = 0;
+            uint32_t parity = brought / COUNT & 1;
             float sum[2][WIDE / 8][4]; /* of 64 rows each */
             auto release = [&](int which) {
                 if (threadIdx.x % GROUP < CLUSTER) {
@@ -723,7 +907,7 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
                     release(before);
                 }
                 before = stage;
-                if (++stage == LONG_STAGES) {
+                if (++stage == COUNT) {
                     stage = 0;
                     parity ^= 1;
                 }
@@ -735,14 +919,8 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
             ps_pin(sum[0]);
             ps_pin(sum[1]);
             release(before);
-            auto finish = [&](int half, struct beside &first) {
-                finish_rows<T, WIDE, FINISH, COUNTED>(x, sum[half], first, row0 + 64 * half, column0, step,
-                                                      counted[COUNTED ? side : 0][COUNTED ? 4 * half + warp % 4 : 0]);
-            };
-            struct beside later;
-            fetch<T, FINISH, COUNTED>(x, later, row0 + 64, column0);
-            finish(0, next);
-            finish(1, later);
+            finish_rows<T, WIDE, 2, FINISH, COUNTED>(x, sum, next, staged, corner, column0, drawn_at,
+                                                     counted[COUNTED ? side : 0] + (COUNTED ? warp % 4 : 0));
             if constexpr (COUNTED) {
                 if (tile_m < x.tiles_m) {
                     gather_sums<GROUP, WIDE, FINISH == PS_FINISH_RESIDUAL, 2>(x, counted[side], tile_m, tile_n);
@@ -795,7 +973,8 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
         PS_TRY((open_sums<THREADS, N>(c, op, x)));
     }
     const int pieces = (x.k + DEEP - 1) / DEEP, stages = pieces < STAGES ? pieces : STAGES;
-    const size_t shared = (size_t)stages * stage_bytes<N, ACROSS> + 1024;
+    const int bytes = stages * stage_bytes<N, ACROSS>, out_bytes = THREADS / 32 * way_out<N, 1>::ROOMS * STAGED_BYTES;
+    const size_t shared = (size_t)(bytes > out_bytes ? bytes : out_bytes) + 1024;
     static_assert(STAGES * stage_bytes<N, ACROSS> + 1024 <= MOST_SHARED, "a block's");
     auto *const kernel = product_kernel<T, N, ACROSS, FINISH, COUNTED>;
     PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), op));
@@ -807,13 +986,13 @@ template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
 static enum ps_status launch_long(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x)
 {
     CUtensorMap a, b;
+    constexpr size_t shared = long_stages<COUNTED> * stage_bytes<WIDE, ACROSS> + 2 * GROUP / 32 * STAGED_BYTES + 1024;
+    auto *const kernel = long_kernel<T, ACROSS, FINISH, COUNTED>;
+    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), op));
     PS_TRY((open_maps<WIDE, ACROSS, CLUSTER>(&a, &b, x, p)));
     if (COUNTED) {
         PS_TRY((open_sums<GROUP, WIDE>(c, op, x)));
     }
-    constexpr size_t shared = LONG_STAGES * stage_bytes<WIDE, ACROSS> + 1024;
-    auto *const kernel = long_kernel<T, ACROSS, FINISH, COUNTED>;
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), op));
     const int clusters = c->multiprocessors / CLUSTER;
     x.pieces = (x.k + DEEP - 1) / DEEP;
     x.places = (x.tiles_m + CLUSTER - 1) / CLUSTER * x.tiles_n;
@@ -822,17 +1001,29 @@ static enum ps_status launch_long(const struct ps_cuda_context *c, const char *o
     PS_CUDA_LAUNCHED(op);
 }
 
-/* Columns of a tile: few where there are few, and where 128 would leave half a tile empty. */
+/* Which kernel: the long one where blocks that stay outdo those that hide one another's ends. The more follows a product, the
+ * longer must its sum be. Measured on an H100, docs/experiments/products.md. */
+template <enum ps_finish FINISH, bool COUNTED> static bool is_long(const struct call &x, bool plain)
+{
+    enum { COLUMNS = 72, ROWS_EACH = 1024, MANY = 32768 };
+    const int terms = COUNTED                          ? 1024
+                      : plain                          ? 128
+                      : FINISH == PS_FINISH_SLOPE      ? 1024
+                      : FINISH == PS_FINISH_ACTIVATION ? (x.m >= MANY ? 128 : 384)
+                                                       : 384;
+    return x.n >= COLUMNS && x.m >= (plain && x.k < 320 ? MANY : ROWS_EACH) && x.k >= terms;
+}
+
+/* Columns of a tile of short sums: few where there are few, and where 128 would leave half a tile empty. */
 template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
 static enum ps_status launch_columns(const struct ps_cuda_context *c, const char *op, const struct ps_product *p,
                                      const struct call &x)
 {
-    enum { LONG_TERMS = 512, LONG_ROWS = 1024 };
     const int rest = x.n % WIDE;
-    return x.n <= 32                               ? launch<T, 32, ACROSS, FINISH, COUNTED>(c, op, p, x)
-           : rest > 0 && rest <= 64                ? launch<T, 64, ACROSS, FINISH, COUNTED>(c, op, p, x)
-           : x.k >= LONG_TERMS && x.m >= LONG_ROWS ? launch_long<T, ACROSS, FINISH, COUNTED>(c, op, p, x)
-                                                   : launch<T, 128, ACROSS, FINISH, COUNTED>(c, op, p, x);
+    return is_long<FINISH, COUNTED>(x, FINISH == PS_FINISH_SUM && !x.addend) ? launch_long<T, ACROSS, FINISH, COUNTED>(c, op, p, x)
+           : x.n <= 32                                                       ? launch<T, 32, ACROSS, FINISH, COUNTED>(c, op, p, x)
+           : rest > 0 && rest <= 64                                          ? launch<T, 64, ACROSS, FINISH, COUNTED>(c, op, p, x)
+                                                                             : launch<T, 128, ACROSS, FINISH, COUNTED>(c, op, p, x);
 }
 
 /* c = a b + bias + addend. */

@@ -14,10 +14,11 @@ static bool aligned(const char *data, int64_t stride)
 
 bool ps_cuda_wgmma16_serves(const struct ps_kernels *k, const struct ps_product *p)
 {
+    enum { FARTHEST_ROW = 1 << 24 }; /* elements, of which a tile's fit 32 bits */
     const bool across = p->b.column == 1;
     return k->real != PS_F32 && p->type == k->real && p->c_type == k->real && ps_cuda(k)->compute_capability == 90 &&
            p->batch[0] * p->batch[1] == 1 && p->n % 8 == 0 && p->a.column == 1 && aligned(p->a.data, p->a.row) &&
-           p->c.column == 1 && aligned(p->c.data, p->c.row) && (across || p->b.row == 1) &&
+           p->c.column == 1 && aligned(p->c.data, p->c.row) && p->c.row <= FARTHEST_ROW && (across || p->b.row == 1) &&
            aligned(p->b.data, across ? p->b.row : p->b.column) && ((uintptr_t)p->bias & 15) == 0 &&
            ((uintptr_t)p->addend & 15) == 0 && p->alpha == 1.0f && p->beta == (p->addend ? 1.0f : 0.0f) && p->m <= INT32_MAX / 2 &&
            p->n <= INT32_MAX / 2 && p->k <= INT32_MAX / 2;

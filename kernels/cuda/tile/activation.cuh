@@ -61,23 +61,23 @@ static __device__ __forceinline__ void ps_gelu_twice_backward(float &x, float &g
 }
 
 /* gelu(x) = x w, w = (1 + erf(x / sqrt(2))) / 2, and its derivative where 16 bits hide the instruction's error: w by the tanh of a
- * polynomial fitted to it, within 4e-5 (the fit 3.2e-5, beyond 6 it is 1). */
-static __device__ __forceinline__ float ps_gelu_weight(float x, float square)
+ * polynomial fitted to it, within 4e-5 (the fit 3.2e-5, beyond 6 it is 1); half: the 1/2, or as much of a multiple. */
+static __device__ __forceinline__ float ps_gelu_weight(float x, float square, float half = 0.5f)
 {
     const float p = x * fmaf(square, fmaf(square, -3.42038374e-4f, 3.69301100e-2f), 0.797624208f);
-    return fmaf(0.5f, ps_tanh(p), 0.5f);
+    return fmaf(half, ps_tanh(p), half);
 }
 
-static __device__ __forceinline__ float ps_gelu_near(float x)
+static __device__ __forceinline__ float ps_gelu_near(float x, float scale = 1.0f)
 {
-    return x * ps_gelu_weight(x, fminf(x * x, 36.0f));
+    return x * ps_gelu_weight(x, fminf(x * x, 36.0f), 0.5f * scale);
 }
 
 /* w + x times the normal density. */
-static __device__ __forceinline__ float ps_gelu_near_slope(float x)
+static __device__ __forceinline__ float ps_gelu_near_slope(float x, float scale = 1.0f)
 {
-    const float square = fminf(x * x, 36.0f), density = 0.39894228040143268f * ps_exp2(-0.5f * PS_LOG2_E * square);
-    return fmaf(x, density, ps_gelu_weight(x, square));
+    const float square = fminf(x * x, 36.0f), density = 0.39894228040143268f * scale * ps_exp2(-0.5f * PS_LOG2_E * square);
+    return fmaf(x, density, ps_gelu_weight(x, square, 0.5f * scale));
 }
 
 #endif

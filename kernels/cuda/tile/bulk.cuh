@@ -195,6 +195,12 @@ static __device__ __forceinline__ void ps_bulk_store_once(void *to, uint32_t fro
         : "memory");
 }
 
+/* The line of memory to L2. */
+static __device__ __forceinline__ void ps_prefetch_near(const void *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+}
+
 /* bytes, a multiple of 16, of global memory to L2. */
 static __device__ __forceinline__ void ps_bulk_prefetch(const void *from, uint32_t bytes)
 {

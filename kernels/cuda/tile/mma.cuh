@@ -59,6 +59,13 @@ static __device__ __forceinline__ void ps_shared_store2(uint32_t address, float2
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
 }
 
+static __device__ __forceinline__ uint4 ps_shared_load4(uint32_t address)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+    return v;
+}
+
 /* Four 8 x 8 matrices of 16-bit elements; lanes 8i .. 8i + 7 give the addresses of matrix i's rows: in shared memory (_at), or
  * pointers. */
 static __device__ __forceinline__ void ps_ldmatrix4_at(uint32_t (&r)[4], uint32_t p)
