@@ -6,7 +6,7 @@ using namespace wgmma16;
 bool ps_cuda_feed_forward16_serves(const struct ps_kernels *k, int64_t rows, int64_t d, int64_t f, enum ps_activation activation)
 {
     return ps_cuda(k)->compute_capability == 90 && k->real != PS_F32 && activation != PS_SWIGLU && rows >= 1 && d >= 16 &&
-           d <= 192 && d % 8 == 0 && f >= 16 && f % 8 == 0 && f <= 1 << 16 && rows <= (int64_t)1 << 30 &&
+           d <= 128 && d % 8 == 0 && f >= 16 && f % 8 == 0 && f <= 1 << 16 && rows <= (int64_t)1 << 30 &&
            rows * f / 8 < (int64_t)1 << 32;
 }
 
@@ -18,10 +18,9 @@ template <int D> static int stages_of(const struct ps_cuda_context *c, int chunk
 }
 
 /* Static shared memory and what aligns the rest, at most. */
-template <int D> static constexpr int beside_bytes(int crews)
-{
-    return 2048 + crews * (8 * D * (int)sizeof(float2) + 2 * THREADS * (int)sizeof(double));
-}
+template <int D, bool COUNTED>
+static constexpr int static_bytes = 2048 +
+                                    (COUNTED ? CREWS * (8 * D * (int)sizeof(float2) + 2 * THREADS * (int)sizeof(double)) : 0);
 
 static struct call call_of(int64_t rows, int d)
 {
@@ -46,11 +45,11 @@ static enum ps_status maps_of(struct chain_maps *maps, const void *x, const void
 
 template <typename K>
 static enum ps_status launch_chain(const struct ps_cuda_context *c, const char *op, K *kernel, const struct chain_maps &maps,
-                                   const struct call &x, const struct chain &h, int crews, int bytes)
+                                   const struct call &x, const struct chain &h, int bytes)
 {
-    const int blocks = (x.tiles_m + crews - 1) / crews, grid = blocks < c->multiprocessors ? blocks : c->multiprocessors;
+    const int blocks = (x.tiles_m + CREWS - 1) / CREWS, grid = blocks < c->multiprocessors ? blocks : c->multiprocessors;
     PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), op));
-    ps_cuda_launch(c, kernel, dim3((unsigned)grid), (unsigned)(crews * THREADS), (size_t)bytes, maps, x, h);
+    ps_cuda_launch(c, kernel, dim3((unsigned)grid), (unsigned)(CREWS * THREADS), (size_t)bytes, maps, x, h);
     PS_CUDA_LAUNCHED(op);
 }
 
@@ -58,7 +57,6 @@ template <typename T, int D, bool COUNTED>
 static enum ps_status forward(const struct ps_cuda_context *c, const struct ps_feed_forward *a)
 {
     static const char op[] = "feed_forward";
-    constexpr int CREWS = D > 128 ? 1 : 2;
     const int64_t rows = a->x.size[0];
     const int d = (int)a->x.size[1], f = (int)a->w_2.size[0];
     struct call x = call_of(rows, d);
@@ -75,7 +73,7 @@ static enum ps_status forward(const struct ps_cuda_context *c, const struct ps_f
     struct chain h = {};
     h.f = f;
     h.chunks = (f + CHUNK - 1) / CHUNK;
-    h.stages = stages_of<D>(c, h.chunks, beside_bytes<D>(CREWS) + CREWS * tile_bytes<D>);
+    h.stages = stages_of<D>(c, h.chunks, static_bytes<D, COUNTED> + CREWS * crew_bytes<D, 1>);
     h.b_1 = (const float *)a->b_1.data;
     h.hidden_dropout = a->hidden_dropout;
     struct chain_maps maps;
@@ -83,8 +81,8 @@ static enum ps_status forward(const struct ps_cuda_context *c, const struct ps_f
     if (COUNTED) {
         PS_TRY((open_sums<THREADS, D>(c, op, x)));
     }
-    return launch_chain(c, op, feed_forward_kernel<T, D, COUNTED, CREWS>, maps, x, h, CREWS,
-                        h.stages * chunk_bytes<D> + CREWS * tile_bytes<D> + 1024);
+    return launch_chain(c, op, feed_forward_kernel<T, D, COUNTED>, maps, x, h,
+                        h.stages * chunk_bytes<D> + CREWS * crew_bytes<D, 1> + 1024);
 }
 
 template <typename T, int D, bool COUNTED>
@@ -107,7 +105,7 @@ static enum ps_status backward(const struct ps_cuda_context *c, const struct ps_
     struct chain h = {};
     h.f = f;
     h.chunks = (f + CHUNK - 1) / CHUNK;
-    h.stages = stages_of<D>(c, h.chunks, beside_bytes<D>(1) + 2 * tile_bytes<D>);
+    h.stages = stages_of<D>(c, h.chunks, static_bytes<D, COUNTED> + CREWS * crew_bytes<D, 2>);
     h.b_1 = (const float *)a->b_1.data;
     h.hidden_dropout = a->hidden_dropout;
     h.hidden = a->hidden.data;
@@ -117,8 +115,8 @@ static enum ps_status backward(const struct ps_cuda_context *c, const struct ps_
     if (COUNTED) {
         PS_TRY((open_sums<THREADS, D>(c, op, x)));
     }
-    return launch_chain(c, op, feed_forward_backward_kernel<T, D, COUNTED>, maps, x, h, 1,
-                        h.stages * chunk_bytes<D> + 2 * tile_bytes<D> + 1024);
+    return launch_chain(c, op, feed_forward_backward_kernel<T, D, COUNTED>, maps, x, h,
+                        h.stages * chunk_bytes<D> + CREWS * crew_bytes<D, 2> + 1024);
 }
 
 template <typename T, int D, typename A> static enum ps_status run(const struct ps_cuda_context *c, const A *a)
@@ -133,11 +131,7 @@ template <typename T, int D, typename A> static enum ps_status run(const struct 
 template <typename T, typename A> static enum ps_status run_width(const struct ps_cuda_context *c, const A *a)
 {
     const int64_t d = a->x.size[1];
-    return d <= 32    ? run<T, 32>(c, a)
-           : d <= 64  ? run<T, 64>(c, a)
-           : d <= 96  ? run<T, 96>(c, a)
-           : d <= 128 ? run<T, 128>(c, a)
-                      : run<T, 192>(c, a);
+    return d <= 32 ? run<T, 32>(c, a) : d <= 64 ? run<T, 64>(c, a) : d <= 96 ? run<T, 96>(c, a) : run<T, 128>(c, a);
 }
 
 /* What both check: rows of 16 bits, weights, b_1; all at multiples of 16 bytes. */

@@ -354,12 +354,11 @@ static __device__ __forceinline__ void bring_panels(const CUtensorMap &a_map, co
 
 /* ---- a tile on its way out ---- */
 
-/* A warp's 16 rows, HALVES times with 64 between, go out by parts of 64 columns (32 of narrower tiles), the halves of a part one
- * after the other. A step takes two pieces a lane: 8 columns of two rows. Parts are staged all at once, or where there is less room
- * one after the other. */
+/* A warp's 16 rows, HALVES times with 64 between, go out by parts of 64 columns (32 where tiles are no multiple of 64), the halves
+ * of a part one after the other. A step takes two pieces a lane: 8 columns of two rows. */
 template <int N, int HALVES> struct way_out {
-    static constexpr int COLUMNS = N < 64 ? N : 64, UNITS = COLUMNS / 8, LINES = 32 / UNITS, PAIRS = 8 / LINES,
-                         PARTS = HALVES * N / COLUMNS, STEPS = PARTS * PAIRS, ROOMS = HALVES == 1 ? PARTS : 1;
+    static constexpr int COLUMNS = N % 64 ? 32 : 64, UNITS = COLUMNS / 8, LINES = 32 / UNITS, PAIRS = 8 / LINES,
+                         PARTS = HALVES * N / COLUMNS, STEPS = PARTS * PAIRS;
 
     static __device__ __forceinline__ int unit()
     {
@@ -372,14 +371,6 @@ template <int N, int HALVES> struct way_out {
     static __device__ __forceinline__ int part(int step) /* its first column */
     {
         return step / PAIRS / HALVES * COLUMNS;
-    }
-    static __device__ __forceinline__ bool begins(int step) /* a part that had no room before */
-    {
-        return ROOMS < PARTS && step > 0 && step % PAIRS == 0;
-    }
-    static __device__ __forceinline__ int room(int step)
-    {
-        return step / PAIRS % ROOMS;
     }
     static __device__ __forceinline__ int line(int step, int i)
     {
@@ -487,17 +478,17 @@ static __device__ __forceinline__ void stage_part(const float (&sum)[M][4], int 
     }
 }
 
-/* The parts that fit at once: before all steps, and before the first one of a later part. */
-template <typename T, int N, int HALVES, bool FLOATS>
+/* TOGETHER: all parts, before the first step; else the one that begins. */
+template <typename T, int N, int HALVES, bool TOGETHER, bool FLOATS>
 static __device__ __forceinline__ void stage_parts(const float (&sum)[HALVES][N / 8][4], uint32_t stage, int begin)
 {
     using out = way_out<N, HALVES>;
     __syncwarp();
 #pragma unroll
     for (int part = 0; part < out::PARTS; part++) {
-        if (out::ROOMS == out::PARTS || part == begin) {
+        if (TOGETHER || part == begin) {
             const int first = part / HALVES * out::COLUMNS;
-            stage_part<T, out::COLUMNS, FLOATS>(sum[part % HALVES], first / 8, stage + part % out::ROOMS * STAGED_BYTES);
+            stage_part<T, out::COLUMNS, FLOATS>(sum[part % HALVES], first / 8, stage + (TOGETHER ? part * STAGED_BYTES : 0));
         }
     }
     __syncwarp();
@@ -605,9 +596,9 @@ static __device__ __forceinline__ void store_rows(const struct call &x, const fl
     }
 }
 
-/* The warp's rows of a tile, when its products have ended. next: what fetch found of the first step. stage: the warp's
- * STAGED_BYTES. counted: of each half its sums over rows, four warps apart. */
-template <typename T, int N, int HALVES, enum ps_finish FINISH, bool COUNTED>
+/* The warp's rows of a tile, when its products have ended. next: what fetch found of the first step. stage: STAGED_BYTES of
+ * the warp's, or (TOGETHER) as many for each part. counted: of each half its sums over rows, four warps apart. */
+template <typename T, int N, int HALVES, bool TOGETHER, enum ps_finish FINISH, bool COUNTED>
 static __device__ __forceinline__ void finish_rows(const struct call &x, const float (&sum)[HALVES][N / 8][4], struct beside &next,
                                                    uint32_t stage, const struct corner &corner, int column0, uint64_t drawn_at,
                                                    float2 (*counted)[COUNTED ? N : 1])
@@ -628,14 +619,14 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
     float scale = dropped ? x.dropout.scale : 1.0f;
     asm volatile("" : "+f"(scale)); /* in a register of each thread: else every use copies it there */
     float bias[8] = {}, mean[8] = {}, first[8] = {}, second[8] = {}, pivot[8] = {};
-    stage_parts<T, N, HALVES, FLOATS>(sum, stage, 0);
+    stage_parts<T, N, HALVES, TOGETHER, FLOATS>(sum, stage, 0);
 #pragma unroll 1
     for (int step = 0; step < out::STEPS && out::part(step) < corner.columns; step++) {
         const int column = out::column(step);
-        if (out::begins(step)) {
-            stage_parts<T, N, HALVES, FLOATS>(sum, stage, step / out::PAIRS);
+        if (!TOGETHER && step > 0 && step % out::PAIRS == 0) {
+            stage_parts<T, N, HALVES, false, FLOATS>(sum, stage, step / out::PAIRS);
         }
-        const uint32_t from = stage + out::room(step) * STAGED_BYTES;
+        const uint32_t from = stage + (TOGETHER ? step / out::PAIRS * STAGED_BYTES : 0);
         if (step % (HALVES * out::PAIRS) == 0 && column < corner.columns) {
             if (FINISH != PS_FINISH_SUM || x.bias) {
                 ps_load<8>(bias, x.bias + column0 + column);
@@ -804,8 +795,8 @@ __launch_bounds__(THREADS, N == 128 || (N == 64 && (COUNTED || FINISH == PS_FINI
     ps_pin(sum[0]);
     __syncthreads(); /* the panels have been read: sums take their place */
     const uint64_t drawn_at = x.dropout.threshold ? x.dropout.state->step : 0;
-    finish_rows<T, N, 1, FINISH, COUNTED>(x, sum, next, ring + warp * way_out<N, 1>::ROOMS * STAGED_BYTES, corner, column0,
-                                          drawn_at, counted + (COUNTED ? warp : 0));
+    finish_rows<T, N, 1, true, FINISH, COUNTED>(x, sum, next, ring + warp * way_out<N, 1>::PARTS * STAGED_BYTES, corner, column0,
+                                                drawn_at, counted + (COUNTED ? warp : 0));
     if constexpr (COUNTED) {
         gather_sums<THREADS, N, FINISH == PS_FINISH_RESIDUAL>(x, counted, tile_m, tile_n);
     }
@@ -919,8 +910,8 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
             ps_pin(sum[0]);
             ps_pin(sum[1]);
             release(before);
-            finish_rows<T, WIDE, 2, FINISH, COUNTED>(x, sum, next, staged, corner, column0, drawn_at,
-                                                     counted[COUNTED ? side : 0] + (COUNTED ? warp % 4 : 0));
+            finish_rows<T, WIDE, 2, false, FINISH, COUNTED>(x, sum, next, staged, corner, column0, drawn_at,
+                                                            counted[COUNTED ? side : 0] + (COUNTED ? warp % 4 : 0));
             if constexpr (COUNTED) {
                 if (tile_m < x.tiles_m) {
                     gather_sums<GROUP, WIDE, FINISH == PS_FINISH_RESIDUAL, 2>(x, counted[side], tile_m, tile_n);
@@ -973,7 +964,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
         PS_TRY((open_sums<THREADS, N>(c, op, x)));
     }
     const int pieces = (x.k + DEEP - 1) / DEEP, stages = pieces < STAGES ? pieces : STAGES;
-    const int bytes = stages * stage_bytes<N, ACROSS>, out_bytes = THREADS / 32 * way_out<N, 1>::ROOMS * STAGED_BYTES;
+    const int bytes = stages * stage_bytes<N, ACROSS>, out_bytes = THREADS / 32 * way_out<N, 1>::PARTS * STAGED_BYTES;
     const size_t shared = (size_t)(bytes > out_bytes ? bytes : out_bytes) + 1024;
     static_assert(STAGES * stage_bytes<N, ACROSS> + 1024 <= MOST_SHARED, "a block's");
     auto *const kernel = product_kernel<T, N, ACROSS, FINISH, COUNTED>;
