@@ -22,7 +22,7 @@
 
 /* Most threads of a block, and fewest; what a block takes at most: units of a row (of one head more), tiles of 16 rows, bytes of
  * shared memory (of one matrix more). */
-enum { THREADS = 128, FEWEST = 96, UNITS = FEWEST, TILES_TAKEN = 12, BYTES_TAKEN = 56 << 10 };
+enum { THREADS = 128, FEWEST = 96, UNITS = FEWEST };
 
 /* A tensor, in bytes: strides, and from the thread's row to its next. */
 struct tensor {
@@ -45,6 +45,7 @@ struct short16 {
     uint32_t tiles; /* of a warp */
     int unit;       /* bytes */
     bool accumulate;
+    bool by_l1; /* backward copies by the first-level cache */
     float scale;
 };
 
@@ -93,7 +94,7 @@ struct unit {
 };
 
 /* All rows of some tensors, on their way to tiles `matrix` bytes apart; zeros in place of rows that there are not. They come by L1
- * (`near`), but backward with pieces of several layers: those would drive one another out. */
+ * (`near`), but backward where so many are under way that they would drive one another out. */
 template <int ROWS, bool WIDE, int COUNT>
 static __device__ __forceinline__ void fetch(char *const (&to)[COUNT], const struct tensor *const (&t)[COUNT], uint32_t matrix,
                                              uint32_t pieces, bool near, const struct short16 &p, const struct place &at,
@@ -328,16 +329,16 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_c
     float *const delta = (float *)(mixed + at.matrices * (p.accumulate ? of_v : of_q));
     float *const logsum = delta + at.matrices * ROWS * 2;
     clear<WIDE>(q, (uint32_t)((char *)delta - q), p);
-    fetch<ROWS, WIDE, 3>({up, mixed, v}, {&p.d_mixed, &p.mixed, &p.v}, of_v, 1, pieces == 1, p, at, u);
+    fetch<ROWS, WIDE, 3>({up, mixed, v}, {&p.d_mixed, &p.mixed, &p.v}, of_v, 1, p.by_l1, p, at, u);
 #pragma unroll 1
     for (struct tiles<TILES> own(p, at); own.more(p, at);) {
         for (uint32_t row = own.row + threadIdx.x % 32; row < own.stop; row += 32) {
             ps_copy_async4_if(logsum + own.own * ROWS + row, p.logsum + own.matrix * p.patches + row, row < p.patches);
         }
     }
-    fetch<ROWS, WIDE, 2>({k, q}, {&p.k, &p.q}, of_q, pieces, pieces == 1, p, at, u);
+    fetch<ROWS, WIDE, 2>({k, q}, {&p.k, &p.q}, of_q, pieces, p.by_l1, p, at, u);
     if (p.accumulate) {
-        fetch<ROWS, WIDE, 2>({dk, dq}, {&p.dk, &p.dq}, of_q, pieces, pieces == 1, p, at, u);
+        fetch<ROWS, WIDE, 2>({dk, dq}, {&p.dk, &p.dq}, of_q, pieces, p.by_l1, p, at, u);
     }
     ps_copy_wait();
     __syncthreads();
@@ -450,10 +451,14 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     const int of_q = (x.columns + 7) / 8, of_v = (x.e + 7) / 8; /* chunks */
     const int chunks = !backward ? 2 * of_q + of_v : x.accumulate ? 4 * of_q + 3 * of_v : 3 * of_q + 2 * of_v;
     const auto bytes = [&](int chunk) { return chunks * chunk + (backward ? 2 * TILES * ROWS * 16 + 3 * ROWS * 4 : 0); };
-    /* Heads that fill 64 bytes of a row, or half as many, as far as the block has room; then sequences. */
-    const int room = std::max(1, std::min(BYTES_TAKEN / bytes(ROWS * 16 + 16), TILES_TAKEN / TILES));
+    /* Blocks as large as measured best on an H100: forward of one piece of narrow heads a multiprocessor's half, backward of wider
+     * ones an eighth, whose copies leave the first-level cache out. */
+    const bool large = NARROW && !backward, small = backward && x.e >= 16 && x.e <= 32;
+    const int most_bytes = (large ? 112 : small ? 28 : 56) << 10, most_tiles = large ? 24 : 12, filled = large ? 64 : 32;
+    /* Heads that fill so many columns of a row, or half as many, as far as the block has room; then sequences. */
+    const int room = std::max(1, std::min(most_bytes / bytes(ROWS * 16 + 16), most_tiles / TILES));
     const int units = x.e / elements;
-    int most = std::max(1, std::min({x.heads, 32 / x.e, UNITS / units}));
+    int most = std::max(1, std::min({x.heads, filled / x.e, UNITS / units}));
     while (most > room) {
         most = (most + 1) / 2;
     }
@@ -489,6 +494,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     p.tiles = ps_cuda_blocks(tiles, threads / 32);
     p.unit = x.unit;
     p.accumulate = x.accumulate;
+    p.by_l1 = x.pieces == 1 && !small;
     p.scale = x.scale;
     /* Units that a quarter of a warp brings at once lie in different banks. */
     p.chunk = ROWS * 16 + (units * group > 4 ? 16 : units * group > 2 ? 32 : units * group > 1 ? 64 : 0);
