@@ -15,10 +15,6 @@ static const struct choice {
     int64_t batch, channels, seq_len, pred_len, patch_len, patches, d_model, n_heads, d_ff, layers;
     double dropout;
     const char *kernels; /* NULL: refused */
-    enum ps_norm norm;
-    enum ps_norm_place norm_place;
-    enum ps_activation activation;
-    int residual_attention;
 } choices[] = {
 #define SEED28K 64, 20, 24, 1, 8, 5, 64, 4, 256, 2, 0.0
 #define ETTH1 128, 7, 336, 96, 16, 42, 16, 4, 128, 3, 0.3
@@ -39,16 +35,6 @@ static const struct choice {
     {PS_FP32, WEATHER, NULL},
     {PS_PRECISION_BF16, ELECTRICITY, "streamed/real16 bf16, d_model 128, 16 heads, d_ff 256, 42 patches, layers"},
     {PS_TF32, ELECTRICITY, "split/rows tf32, d_model 128, 16 heads, d_ff 256, 42 patches, layers"},
-#define PAPER PS_NORM_BATCH, PS_NORM_POST, PS_GELU, 1
-    {PS_PRECISION_BF16, ETTH1, "resident/d16_halves bf16, d_model 16, 4 heads, d_ff 128, 42 patches, layers", PAPER},
-    {PS_FP16, ETTH1, "resident/d16_halves fp16, d_model 16, 4 heads, d_ff 128, 42 patches, layers", PAPER},
-    {PS_FP16, 128, 7, 336, 96, 16, 64, 16, 4, 64, 2, 0.1,
-     "resident/d16_halves fp16, d_model 16, 4 heads, d_ff 64, 64 patches, layers", PS_NORM_BATCH, PS_NORM_POST, PS_RELU, 0},
-    {PS_TF32, ETTH1, NULL, PAPER},
-    {PS_PRECISION_BF16, WEATHER, NULL, PAPER},
-    {PS_PRECISION_BF16, 128, 7, 336, 96, 16, 42, 16, 4, 96, 3, 0.3, NULL, PAPER},
-    {PS_PRECISION_BF16, ETTH1, NULL, PS_NORM_LAYER, PS_NORM_POST, PS_GELU_TANH, 0},
-    {PS_PRECISION_BF16, ETTH1, NULL, PS_NORM_LAYER, PS_NORM_PRE, PS_GELU, 0},
     {PS_PRECISION_BF16, 1, 7, 336, 96, 16, 42, 16, 4, 128, 3, 0,
      "resident/d16_e4_f128 bf16, d_model 16, 4 heads, d_ff 128, 42 patches, with the embedding and the loss"},
     {PS_PRECISION_BF16, 128, 7, 336, 96, 16, 32, 16, 4, 128, 3, 0,
@@ -88,9 +74,36 @@ static const struct choice {
      "streamed/float fp32, d_model 64, 8 heads, d_ff 256, 42 patches, with the embedding, slower"},
 };
 
+/* Of other layers than the default model's. */
+static const struct variant {
+    struct choice choice;
+    enum ps_norm norm;
+    enum ps_norm_place norm_place;
+    enum ps_activation activation;
+    int residual_attention;
+} variants[] = {
+#define PAPER PS_NORM_BATCH, PS_NORM_POST, PS_GELU, 1
+    {{PS_PRECISION_BF16, ETTH1, "resident/d16_halves bf16, d_model 16, 4 heads, d_ff 128, 42 patches, layers"}, PAPER},
+    {{PS_FP16, ETTH1, "resident/d16_halves fp16, d_model 16, 4 heads, d_ff 128, 42 patches, layers"}, PAPER},
+    {{PS_FP16, 128, 7, 336, 96, 16, 64, 16, 4, 64, 2, 0.1,
+      "resident/d16_halves fp16, d_model 16, 4 heads, d_ff 64, 64 patches, layers"},
+     PS_NORM_BATCH,
+     PS_NORM_POST,
+     PS_RELU,
+     0},
+    {{PS_TF32, ETTH1, NULL}, PAPER},
+    {{PS_PRECISION_BF16, WEATHER, NULL}, PAPER},
+    {{PS_PRECISION_BF16, 128, 7, 336, 96, 16, 42, 16, 4, 96, 3, 0.3, NULL}, PAPER},
+    {{PS_PRECISION_BF16, ETTH1, NULL}, PS_NORM_LAYER, PS_NORM_POST, PS_GELU_TANH, 0},
+    {{PS_PRECISION_BF16, ETTH1, NULL}, PS_NORM_LAYER, PS_NORM_PRE, PS_GELU, 0},
+};
+
+/* _i: of `choices`, then of `variants`. */
 START_TEST(encoder_kernels)
 {
-    const struct choice *c = &choices[_i];
+    const int other = _i >= LENGTH(choices);
+    const struct variant v = other ? variants[_i - LENGTH(choices)] : (struct variant){.choice = choices[_i]};
+    const struct choice *c = &v.choice;
     const struct ps_encoder_sizes sizes = {.n_heads = c->n_heads,
                                            .d_ff = c->d_ff,
                                            .layers = c->layers,
@@ -98,10 +111,10 @@ START_TEST(encoder_kernels)
                                            .dropout = ps_dropout_make(c->dropout, 0, 0, NULL),
                                            .hidden_dropout = ps_dropout_make(c->dropout, 0, 1, NULL),
                                            .output_dropout = ps_dropout_make(c->dropout, 0, 2, NULL),
-                                           .norm = c->norm,
-                                           .norm_place = c->norm_place,
-                                           .activation = c->activation,
-                                           .residual_attention = c->residual_attention,
+                                           .norm = v.norm,
+                                           .norm_place = v.norm_place,
+                                           .activation = v.activation,
+                                           .residual_attention = v.residual_attention,
                                            .training = 1};
     const struct ps_encoder_shape shape = {.sequences = c->batch * c->channels,
                                            .patches = c->patches,
@@ -132,7 +145,7 @@ int main(void)
     struct ps_kernels *k;
     if (ps_kernels_choices(&h200, PS_PRECISION_BF16, NULL, &k) == PS_OK) {
         k->close(k);
-        tcase_add_loop_test(tests, encoder_kernels, 0, LENGTH(choices));
+        tcase_add_loop_test(tests, encoder_kernels, 0, LENGTH(choices) + LENGTH(variants));
     } else {
         printf("skipped: which kernels serve level layer: %s\n", ps_error_message());
     }
