@@ -30,6 +30,11 @@ enum ps_status ps_nccl_open(struct ps_device *device, struct ps_exchange *host, 
     (void)device, (void)host, (void)exchange;
     return without_cuda();
 }
+
+int ps_nccl_lost(void)
+{
+    return 0;
+}
 #endif
 
 /* "cuda" is GPU 0, "cuda:N" GPU N. */

@@ -35,6 +35,8 @@ enum ps_status ps_nccl_load(void);
 /* Then on every rank that trains together: `host` exchanges host memory, here and then no more. PS_USAGE where ranks share a GPU,
  * on all of them alike. PS_DEVICE may be one rank's alone, for which the others then wait: end them. */
 enum ps_status ps_nccl_open(struct ps_device *device, struct ps_exchange *host, struct ps_exchange **exchange);
+/* Whether an error of its calls was that another rank, or the way to it, is gone. */
+int ps_nccl_lost(void);
 
 #ifdef __cplusplus
 }

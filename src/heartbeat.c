@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -56,6 +57,7 @@ struct ps_heartbeat {
     int wake[2]; /* a pipe: its end tells the thread to stop */
     pthread_t thread;
     int started;
+    atomic_int told; /* why all end: this process says no more */
 };
 
 static int all_on_one_host(const struct ps_heartbeat *h)
@@ -216,8 +218,9 @@ static _Noreturn void leave(void)
 }
 
 /* Ends this process, and by rank 0 the others; one of them says why: rank 0, or when it is the one that is gone rank 1. */
-static _Noreturn void end_all(const struct ps_heartbeat *h, const struct peer *gone, int silent)
+static _Noreturn void end_all(struct ps_heartbeat *h, const struct peer *gone, int silent)
 {
+    atomic_store(&h->told, 1);
     tell(h, END); /* the one that is gone too: it may only have been stopped */
     if (h->rank == (gone->rank > 0 ? 0 : 1)) {
         char why[128] = "its process was ended, by kill -9 or for want of memory";
@@ -231,7 +234,7 @@ static _Noreturn void end_all(const struct ps_heartbeat *h, const struct peer *g
 }
 
 /* What has come over a connection. 1: nobody is to be watched any more. */
-static int hear(const struct ps_heartbeat *h, struct peer *peer)
+static int hear(struct ps_heartbeat *h, struct peer *peer)
 {
     char words[256];
     const ssize_t n = recv(peer->fd, words, sizeof words, 0);
@@ -239,9 +242,11 @@ static int hear(const struct ps_heartbeat *h, struct peer *peer)
         return 0;
     }
     if (n > 0 && memchr(words, END, (size_t)n)) {
+        atomic_store(&h->told, 1);
         leave();
     }
     if (n > 0 && memchr(words, QUIET, (size_t)n)) {
+        atomic_store(&h->told, 1);
         tell(h, QUIET);
         return 1;
     }
@@ -363,6 +368,17 @@ enum ps_status ps_heartbeat_open(const struct ps_transport *t, struct ps_heartbe
     }
     *heartbeat = h;
     return PS_OK;
+}
+
+void ps_heartbeat_wait(const struct ps_heartbeat *h, double seconds)
+{
+    const double end = ps_seconds() + seconds;
+    while (h && ps_seconds() < end) {
+        if (atomic_load(&h->told)) {
+            leave();
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
 }
 
 void ps_heartbeat_close(struct ps_heartbeat *h, int ends_all)

@@ -14,6 +14,9 @@ struct ps_heartbeat; /* opaque */
 
 /* Made by every rank. A rank that cannot reach rank 0 is not watched, which rank 0 warns of. */
 enum ps_status ps_heartbeat_open(const struct ps_transport *transport, struct ps_heartbeat **heartbeat);
+/* Before this process tells of an error that the end of another rank may have caused: so long it waits for that to be told instead,
+ * and then does not return. NULL is fine. */
+void ps_heartbeat_wait(const struct ps_heartbeat *heartbeat, double seconds);
 /* Before this process ends of its own will: the others no longer watch it. ends_all: it ends them too, and has said why: none of
  * them says more. NULL is fine. */
 void ps_heartbeat_close(struct ps_heartbeat *heartbeat, int ends_all);

@@ -175,9 +175,17 @@ int ps_ranks_known(const struct ps_ranks *r)
     return !r || r->known;
 }
 
+/* Seconds that an error which the others do not know of waits for the one that it may follow from. Where NCCL says that a rank is
+ * gone, the heartbeat finds out which one, or that one has an error of its own; else rank 0 goes first. */
+static double patience(const struct ps_ranks *r)
+{
+    return ps_nccl_lost() ? PS_SILENCE + 1 : r->transport->rank == 0 ? 0.5 : 1;
+}
+
 void ps_ranks_say(const struct ps_ranks *r, const char *program)
 {
     if (r && !r->known) {
+        ps_heartbeat_wait(r->heartbeat, patience(r));
         fprintf(stderr, "%s: rank %d on %s: %s\n", program, r->transport->rank, r->transport->host, ps_error_message());
     } else if (ps_ranks_rank(r) == 0) {
         fprintf(stderr, "%s: %s\n", program, ps_error_message());

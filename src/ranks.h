@@ -23,7 +23,8 @@ int ps_ranks_local(const struct ps_ranks *ranks); /* the rank's number on its ho
 enum ps_status ps_ranks_open(struct ps_ranks **ranks);
 /* Whether every rank has the last error; alone 1. */
 int ps_ranks_known(const struct ps_ranks *ranks);
-/* The last error's line on stderr: once where all know of it, else with the rank's name. */
+/* The last error's line on stderr: once where all know of it, else with the rank's name, or not at all where another rank's end or
+ * error, which it may follow from, is told meanwhile. */
 void ps_ranks_say(const struct ps_ranks *ranks, const char *program);
 /* At a program's end, with its status: after an error that the others do not know of it ends them too. */
 void ps_ranks_close(struct ps_ranks *ranks, enum ps_status status);

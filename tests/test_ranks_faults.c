@@ -150,6 +150,30 @@ START_TEST(test_killed_line)
 }
 END_TEST
 
+/* The same where the others' exchanges fail as soon as a rank is gone, as NCCL's do, instead of waiting for ever: that failure is
+ * not what is told. */
+START_TEST(test_killed_noticed)
+{
+    struct path dir = new_dir("noticed");
+    setenv("PS_GONE_LOCK", path_of("%.900s/gone.lock", folder.text).text, 1);
+    setenv("PS_GONE_RANK", path_of("%d", _i).text, 1);
+    setenv("ASAN_OPTIONS", "verify_asan_link_order=0", 1);
+    setenv("LD_PRELOAD", path_of("%.900s/tests/libgone_rank.so", programs).text, 1);
+    struct process p = go_on(dir.text);
+    unsetenv("LD_PRELOAD");
+    unsetenv("ASAN_OPTIONS");
+    wait_begun(dir.text);
+    const double begin = seconds_now();
+    kill(pid_of_rank(p.pid, _i), SIGKILL);
+    struct result r = process_end(&p);
+    ck_assert_msg(r.code == 128 + SIGKILL, "exit code %d: %s", r.code, r.err);
+    expect_soon(begin);
+    expect_said(&r, path_of("train: rank %d on ", _i).text);
+    expect_said(&r, " is gone: its process was ended");
+    result_free(&r);
+}
+END_TEST
+
 /* A rank that only stands still, as one does whose host is gone. */
 START_TEST(test_silent)
 {
@@ -301,6 +325,7 @@ int main(void)
     }
     tcase_add_test(kills, test_kill);
     tcase_add_loop_test(kills, test_killed_line, 0, ranks);
+    tcase_add_loop_test(kills, test_killed_noticed, 0, ranks);
     tcase_add_loop_test(stops, test_silent, 0, 2);
     tcase_add_test(stops, test_suspended);
     tcase_add_test(others, test_launcher_signalled);

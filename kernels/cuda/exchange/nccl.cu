@@ -59,8 +59,16 @@ extern "C" enum ps_status ps_nccl_load(void)
                          dlerror());
 }
 
+static int lost;
+
+extern "C" int ps_nccl_lost(void)
+{
+    return lost;
+}
+
 static enum ps_status check(const struct exchange *e, ncclResult_t result, const char *what)
 {
+    lost |= result == ncclRemoteError;
     return result == ncclSuccess ? PS_OK
                                  : ps_fail(PS_DEVICE, "nccl: %s: %s: %.300s", what, nccl.ncclGetErrorString(result),
                                            nccl.ncclGetLastError(e ? e->comm : NULL));

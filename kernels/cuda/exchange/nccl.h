@@ -13,7 +13,7 @@ typedef int ncclResult_t; /* enums there, of int */
 typedef int ncclDataType_t;
 typedef int ncclRedOp_t;
 
-enum { ncclSuccess = 0, ncclSum = 0, ncclUint8 = 1, ncclFloat32 = 7, ncclFloat64 = 8 };
+enum { ncclSuccess = 0, ncclRemoteError = 6, ncclSum = 0, ncclUint8 = 1, ncclFloat32 = 7, ncclFloat64 = 8 };
 
 #define PS_NCCL_FUNCTIONS(X)                                                                                            \
     X(ncclResult_t, ncclGetVersion, (int *version))                                                                     \
