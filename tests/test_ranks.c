@@ -256,7 +256,7 @@ START_TEST(test_scripts)
     p = process_start(model.text, ARGS(), 0);
     r = process_end(&p);
     char *text = file_read(page.text, NULL);
-    ck_assert_msg(r.code == 0 && lines_of(r.out) == 18, "exit code %d: %s%s", r.code, r.out, r.err);
+    ck_assert_msg(r.code == 0 && lines_of(r.out) == 27, "exit code %d: %s%s", r.code, r.out, r.err);
     ck_assert_msg(strstr(text, r.out) != NULL, "docs/scaling.md has another table than: %s", r.out);
     free(text);
     result_free(&r);

@@ -25,7 +25,7 @@ struct exchange {
     cudaEvent_t forked, ended;
 };
 
-/* A sum of so many bytes takes 50 us between two GPUs of a host, of which 15 are there for any. */
+/* A sum of so many bytes takes some 75 us between two GPUs of a host, of which 20 are there for any. */
 static const size_t part_bytes = (size_t)16 << 20;
 
 /* Rings alone, so that a sum's order depends on its length and on where the ranks are. Which of its protocols NCCL takes follows
