@@ -11,7 +11,6 @@
  * library's products are faster (electricity: 45 us of 7,250). */
 #include "kernels/cuda/ends/head.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/meeting.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/tile/mma.cuh"
@@ -33,12 +32,17 @@ enum {
 };
 static_assert(GROUP * COLUMNS * 4 <= ASIDE_BYTES && EACH * THREADS == GROUP * COLUMNS, "the slopes of a group");
 
+/* Blocks that wait for one another: those that have come, and how often all had come. */
+struct meeting {
+    unsigned arrived, met;
+};
+
 template <typename T> struct arguments {
     CUtensorMap z, low, high; /* boxes: of z 64 x 128, of the weight 64 x 64 and 32 x 64 */
     struct ps_cuda_loss<T> loss;
     T *dz;
     float *parts;             /* [tiles][slices][128][96] */
-    struct ps_meeting *meetings; /* [tiles] */
+    struct meeting *meetings; /* [tiles] */
     int k, slices, chunks /* of a slice */;
 };
 
@@ -46,6 +50,26 @@ template <typename T> struct arguments {
 static __device__ __forceinline__ uint64_t narrow_operand(uint32_t place, int further)
 {
     return (uint64_t)(2u << 30 | 512 >> 4) << 32 | (place + (further >> 4));
+}
+
+/* Until the blocks that share the sequences are all here; what they wrote before can be read past L1. */
+static __device__ __forceinline__ void meet(struct meeting *meeting, unsigned all)
+{
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned before, now, come;
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(before) : "l"(&meeting->met) : "memory");
+        asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(come) : "l"(&meeting->arrived) : "memory");
+        if (come == all - 1) {
+            asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(&meeting->arrived) : "memory");
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&meeting->met) : "memory");
+        } else {
+            do {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(&meeting->met) : "memory");
+            } while (now == before);
+        }
+    }
+    __syncthreads();
 }
 
 static __device__ __forceinline__ float past_l1(const float *p)
@@ -193,7 +217,7 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
     } else {
         parts_store(to + 64, x_high);
     }
-    ps_meet(e.meetings + tile, e.slices);
+    meet(e.meetings + tile, e.slices);
     for (int part = slice; part < ROWS / GROUP; part += e.slices) {
         const int64_t first = (int64_t)tile * ROWS + part * GROUP;
         if (first >= l.sequences) {
@@ -244,7 +268,7 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
         }
         __syncthreads();
     }
-    ps_meet(e.meetings + tile, e.slices);
+    meet(e.meetings + tile, e.slices);
     /* dz = dx W_h'; dx lies in the first stage, and aside. */
     for (int i = threadIdx.x; i < ROWS * (COLUMNS / 8); i += THREADS) {
         const int row = i / (COLUMNS / 8), c = i % (COLUMNS / 8);
@@ -322,7 +346,7 @@ enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *o
     const size_t bytes = (size_t)(e.chunks * (LOW_BYTES + HIGH_BYTES) + rest);
     PS_TRY(ps_cuda_workspace(c, op, (size_t)blocks * ROWS * COLUMNS * sizeof(float)));
     e.parts = (float *)c->workspace;
-    e.meetings = (struct ps_meeting *)(c->done + 2);
+    e.meetings = (struct meeting *)(c->done + 2);
     PS_TRY(ps_cuda_check(
         cudaFuncSetAttribute((const void *)head_slices<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
     ps_cuda_launch(c, head_slices<T>, (unsigned)blocks, THREADS, bytes, e);

@@ -1,23 +1,22 @@
 /* The encoder of a model with BatchNorm behind each residual (post-norm), d_model 16, heads of 4 columns, d_ff a multiple of 64 and
  * N up to 64: the paper's small models. Residual attention, any activation but swiglu. Equations: docs/design.md section 3.
  *
- * BatchNorm needs sums over all rows, so a layer is cut in halves, attention with W_o and the feed-forward part, and between them
- * all blocks meet: each leaves a pair of sums a column, and adds up everybody's in a fixed order, in double. Of these it makes two
- * factors a column, by which rows are normalised as they are read. So the stream is written once a half, before the norm, and
- * nothing is normalised in memory but the last layer's output. Backward has the same two sums a norm: those of the gradient and of
- * the gradient times xhat. The whole encoder is one launch each way, of a block a multiprocessor; then the weights' gradients.
+ * BatchNorm needs sums over all rows, so a layer is cut in halves, a kernel each way each: attention with W_o, and the feed-forward
+ * part. A kernel begins with the sums that the one before has left, a pair a block and column: it adds them up in a fixed order, in
+ * double, and makes of them two factors a column by which rows are normalised as they are read. It ends with its own. So the stream
+ * is written once a half, before the norm, and nothing is normalised in memory but the last layer's output. Backward has the same
+ * two sums a norm: those of the gradient and of the gradient times xhat.
  *
- * A warp owns 16 rows; attention's warps are those of a sequence (a unit), the feed-forward part's tiles are whoever's. Where a
- * block has all of its units at once, rows stay in registers from half to half. What is kept, and what rows of several rounds pass
- * on, lies as the lanes hold it, 16 bytes each. Products, attention and weights' gradients are those of
+ * A warp owns 16 rows; attention's warps are those of a sequence (a unit), the feed-forward part's tiles are whoever's. What passes
+ * from kernel to kernel lies as the lanes hold it, 16 bytes each. Products, attention and weights' gradients are those of
  * encoder/resident/d16_e4_f128.cu, for any N up to 64. Residual attention's scores are a sum over layers of q k': q and k of the
  * layers below come to shared memory beside the layer's own, and their gradients are added to where backward finds them later.
  *
- * Counts, etth1_paper (3 layers, S 896 in 2,688 tiles, f 128): 2 layers meetings forward and as many backward. Forward writes
+ * Counts, etth1_paper (3 layers, S 896 in 2,688 tiles, f 128): 2 + 2 layers kernels forward and as many backward. Forward writes
  * 1.4 MB a slot: 7 a layer, and 1.7 MB of masks; backward reads them, 2 layers of pieces too, and writes 2 gradients and up to 4
  * pieces' a layer, 8.4 MB of partial gradients. All of it stays in L2. A layer's tile takes 96 exponentials and 64 tanh a lane each
  * way, and backward 64 exponentials more for erf's slope. FLOPs: 2 R (4 d^2 + 2 d f) + 4 S N^2 d (l + 1) a layer l forward, over
- * twice that backward. Latency bounds it: barriers, and meetings, about 3 us each. */
+ * twice that backward. Latency bounds it: barriers, the kernels' begin and end. */
 #include <stdlib.h>
 
 #include "kernels/cuda/encoder/resident/block_sums.cuh"
@@ -31,7 +30,7 @@ struct halves_plan {
     int tiles; /* of a unit */
     int64_t units;
     int block_units, blocks, threads;
-    int forward, backward; /* bytes of shared memory */
+    int forward, backward, hidden, hidden_backward; /* bytes of shared memory */
 };
 
 enum { LEAST_WARPS = 12 }; /* weights' gradients are by warps of numbers up to 11 */
@@ -51,10 +50,13 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     }
     p->tiles = ((int)e->patches + 15) / 16;
     p->units = e->sequences;
-    const int least = (LEAST_WARPS + p->tiles - 1) / p->tiles, front = halves_room<T>::bytes((int)e->d_ff);
-    const int unit = halves_unit_bytes(p->tiles, (int)pieces), hidden = p->tiles * HALVES_TILE_BYTES;
-    const int larger = unit > hidden ? unit : hidden, room = (c->shared_bytes - front) / larger;
-    const int most = MOST_WARPS / p->tiles < room ? MOST_WARPS / p->tiles : room;
+    const int least = (LEAST_WARPS + p->tiles - 1) / p->tiles, weights = (int)sizeof(halves_attention_weights<T>);
+    const int front = halves_front_bytes(weights), wide = halves_front_bytes(weights + (int)sizeof(struct halves_columns));
+    const int unit = halves_unit_bytes(p->tiles, (int)pieces), hidden = halves_front_bytes(halves_hidden_bytes((int)e->d_ff));
+    int most = MOST_WARPS / p->tiles;
+    most = most < (c->shared_bytes - wide) / unit ? most : (c->shared_bytes - wide) / unit;
+    const int of_tiles = (c->shared_bytes - hidden) / (p->tiles * HALVES_TILE_BYTES);
+    most = most < of_tiles ? most : of_tiles;
     if (most < least) {
         return ps_fail(PS_UNSUPPORTED,
                        "encoder (cuda, halves): %lld layers of %lld patches and d_ff %lld do not fit %d bytes of "
@@ -68,7 +70,9 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     p->blocks = (int)(groups < c->multiprocessors ? groups : c->multiprocessors);
     p->threads = p->block_units * p->tiles * 32;
     p->forward = front + p->block_units * halves_keys_bytes(p->tiles, (int)pieces);
-    p->backward = front + p->block_units * larger;
+    p->backward = wide + p->block_units * unit;
+    p->hidden = hidden;
+    p->hidden_backward = hidden + p->block_units * p->tiles * HALVES_TILE_BYTES;
     return PS_OK;
 }
 
@@ -159,9 +163,6 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     h->tiles_of_unit = p.tiles;
     h->training = e->training;
     h->residual = e->residual_attention;
-    h->activation = e->activation;
-    h->once = p.units <= (int64_t)p.blocks * p.block_units;
-    h->meeting = (struct ps_meeting *)(ps_cuda(k)->done + 2); /* ends/head_large.cu's, before or after whom this runs */
     for (int i = 0; i < 4; i++) {
         h->running[i] = e->offsets.running[i];
     }
@@ -170,63 +171,106 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     h->hidden_threshold = e->hidden_dropout.threshold;
     h->hidden_below = ps_below(h->hidden_threshold);
     h->hidden_minus_below = ps_minus_below(h->hidden_threshold);
-    h->hidden_factor = (h->hidden_threshold ? e->hidden_dropout.scale : 1.0f) / (e->activation == PS_GELU_TANH ? 2 : 1);
+    h->hidden_scale = h->hidden_threshold ? e->hidden_dropout.scale : 1.0f;
 }
 
-/* x with that dropout of rows. */
-template <class T> static encoder<T> with_dropout(encoder<T> x, const struct ps_dropout &d)
+/* The kernel ends with rows that are dropped out so. */
+template <class T> static void take_dropout(encoder<T> *x, const struct ps_dropout &d)
 {
-    x.threshold = d.threshold;
-    x.below = ps_below(d.threshold);
-    x.minus_below = ps_minus_below(d.threshold);
-    x.drop_scale = d.threshold ? d.scale : 1.0f;
-    return x;
+    x->threshold = d.threshold;
+    x->below = ps_below(d.threshold);
+    x->minus_below = ps_minus_below(d.threshold);
+    x->drop_scale = d.threshold ? d.scale : 1.0f;
 }
 
-template <class T> static auto kernel_of(int tiles, bool backward)
+template <class T> using halves_kernel = void(const encoder<T>, const struct halves);
+
+template <class T> static halves_kernel<T> *attention_of(int tiles, bool backward)
 {
-    return tiles == 1   ? backward ? halves_backward<T, 1> : halves_forward<T, 1>
-             : tiles == 2 ? backward ? halves_backward<T, 2> : halves_forward<T, 2>
-             : tiles == 3 ? backward ? halves_backward<T, 3> : halves_forward<T, 3>
-             : backward ? halves_backward<T, 4>
-                        : halves_forward<T, 4>;
+    switch (tiles) {
+    case 1:
+        return backward ? halves_attention_backward<T, 1> : halves_attention<T, 1>;
+    case 2:
+        return backward ? halves_attention_backward<T, 2> : halves_attention<T, 2>;
+    case 3:
+        return backward ? halves_attention_backward<T, 3> : halves_attention<T, 3>;
+    default:
+        return backward ? halves_attention_backward<T, 4> : halves_attention<T, 4>;
+    }
+}
+
+template <class T> static halves_kernel<T> *hidden_of(enum ps_activation activation, bool backward)
+{
+    switch (activation) {
+    case PS_GELU:
+        return backward ? halves_hidden_backward<T, PS_GELU> : halves_hidden<T, PS_GELU>;
+    case PS_RELU:
+        return backward ? halves_hidden_backward<T, PS_RELU> : halves_hidden<T, PS_RELU>;
+    default:
+        return backward ? halves_hidden_backward<T, PS_GELU_TANH> : halves_hidden<T, PS_GELU_TANH>;
+    }
 }
 
 template <class T>
-static enum ps_status launch_halves(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct halves_plan &p,
-                                    encoder<T> *x, bool backward)
+static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                     const struct ps_encoder_plan *plan)
 {
+    const struct halves_plan &p = plan_of(plan);
+    const cudaStream_t stream = ps_cuda(k)->stream;
+    const dim3 grid((unsigned)p.blocks);
+    encoder<T> x;
     struct halves h;
     ps_cuda(k)->ordered = false;
-    halves_make(k, e, p, x, &h);
-    x->half_scale = h.hidden_factor;
-    return ps_resident_launch(kernel_of<T>(p.tiles, backward), dim3((unsigned)p.blocks), p.threads,
-                              (size_t)(backward ? p.backward : p.forward), ps_cuda(k)->stream,
-                              backward ? "encoder backward" : "encoder forward", with_dropout(*x, e->dropout),
-                              with_dropout(*x, e->output_dropout), h);
+    halves_make(k, e, p, &x, &h);
+    for (int l = 0; l < x.layers; l++) {
+        h.layer = l;
+        h.turn = 0;
+        take_dropout(&x, e->dropout);
+        PS_TRY(ps_resident_launch(attention_of<T>(p.tiles, false), grid, p.threads, (size_t)p.forward, stream, "encoder forward", x,
+                                  h));
+        h.turn = 1;
+        take_dropout(&x, e->output_dropout);
+        PS_TRY(ps_resident_launch(hidden_of<T>(e->activation, false), grid, p.threads, (size_t)p.hidden, stream, "encoder forward",
+                                  x, h));
+    }
+    h.turn = 0;
+    return ps_resident_launch(halves_output<T>, grid, p.threads, 0, stream, "encoder forward", x, h);
 }
 
 template <class T>
-static enum ps_status forward(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *plan)
+static enum ps_status halves_backward(const struct ps_kernels *k, const struct ps_encoder_request *e,
+                                      const struct ps_encoder_plan *plan)
 {
+    const struct halves_plan &p = plan_of(plan);
+    const cudaStream_t stream = ps_cuda(k)->stream;
+    const dim3 grid((unsigned)p.blocks);
     encoder<T> x;
-    return launch_halves<T>(k, e, plan_of(plan), &x, false);
-}
-
-template <class T>
-static enum ps_status backward(const struct ps_kernels *k, const struct ps_encoder_request *e, const struct ps_encoder_plan *plan)
-{
-    encoder<T> x;
-    PS_TRY(launch_halves<T>(k, e, plan_of(plan), &x, true));
+    struct halves h;
+    ps_cuda(k)->ordered = false;
+    halves_make(k, e, p, &x, &h);
+    x.half_scale = h.hidden_scale * (e->activation == PS_GELU_TANH ? 0.5f : 1.0f);
+    h.layer = x.layers - 1;
+    PS_TRY(ps_resident_launch(halves_meet<T>, grid, p.threads, 0, stream, "encoder backward", x, h));
+    for (int l = x.layers - 1; l >= 0; l--) {
+        h.layer = l;
+        h.turn = 1;
+        take_dropout(&x, e->output_dropout);
+        PS_TRY(ps_resident_launch(hidden_of<T>(e->activation, true), grid, p.threads, (size_t)p.hidden_backward, stream,
+                                  "encoder backward", x, h));
+        h.turn = 0;
+        take_dropout(&x, e->dropout);
+        PS_TRY(ps_resident_launch(attention_of<T>(p.tiles, true), grid, p.threads, (size_t)p.backward, stream, "encoder backward",
+                                  x, h));
+    }
     return ps_resident_launch(sum_kernel<T, D>, dim3((unsigned)((4 * D + 2 * x.f) * D / SUM_TILE), (unsigned)x.layers), SUM_THREADS,
-                              0, ps_cuda(k)->stream, "encoder weight gradients", x);
+                              0, stream, "encoder weight gradients", x);
 }
 
 } // namespace ps_resident
 
 const struct ps_encoder_family ps_encoder_halves_bf16 = {ps_resident::halves_plan_of<ps_bf16>, ps_resident::halves_span,
-                                                         ps_resident::halves_workspace_bytes, ps_resident::forward<ps_bf16>,
-                                                         ps_resident::backward<ps_bf16>};
+                                                         ps_resident::halves_workspace_bytes, ps_resident::halves_forward<ps_bf16>,
+                                                         ps_resident::halves_backward<ps_bf16>};
 const struct ps_encoder_family ps_encoder_halves_fp16 = {ps_resident::halves_plan_of<ps_fp16>, ps_resident::halves_span,
-                                                         ps_resident::halves_workspace_bytes, ps_resident::forward<ps_fp16>,
-                                                         ps_resident::backward<ps_fp16>};
+                                                         ps_resident::halves_workspace_bytes, ps_resident::halves_forward<ps_fp16>,
+                                                         ps_resident::halves_backward<ps_fp16>};

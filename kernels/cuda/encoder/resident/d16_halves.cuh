@@ -1,11 +1,10 @@
 /* What encoder/resident/d16_halves.cu's kernels share: what they are told, what lies in memory between them, and BatchNorm's sums
- * over all rows, at which all blocks meet and a layer is cut in halves: attention with W_o, and the feed-forward part. */
+ * over all rows, by which a layer is cut in halves: attention with W_o, and the feed-forward part. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_CUH
 
 #include "kernels/cuda/encoder/resident/d16_attention.cuh"
 #include "kernels/cuda/encoder/resident/d16_hidden.cuh"
-#include "kernels/cuda/meeting.cuh"
 
 namespace ps_resident
 {
@@ -23,24 +22,23 @@ enum { MASKS_O, MASKS_Y, MASKS_HIDDEN };
 enum { NORM_1, NORM_2 };
 
 struct halves {
-    char *kept;        /* [layers][SLOTS][tiles] */
-    char *gradient;    /* [2][tiles]: of what norm 1 gives, of the layer's input */
-    uint32_t *masks;   /* [layers][MASKS_HIDDEN + f / 64][tiles][32] */
-    float2 *sums;      /* [2][blocks][16]: of the two norms by turns, what blocks leave for one another */
-    float *statistics; /* [layers][2][2][16]: mean and 1 / deviation of each norm */
-    float *parameters; /* flat: the running ones are moved there */
-    int64_t tiles;     /* of a layer, and more: no unit of a block is left out */
-    int tiles_of_unit; /* NT */
-    int training;      /* else the running statistics serve, and nothing is kept */
-    int residual;      /* residual attention: scores of the layers below are added */
-    bool once;         /* a block has its units all at once: rows need not be read again that it has just made */
-    struct ps_meeting *meeting;
+    char *kept;         /* [layers][SLOTS][tiles] */
+    char *gradient;     /* [2][tiles]: of what norm 1 gives, of the layer's input */
+    uint32_t *masks;    /* [layers][MASKS_HIDDEN + f / 64][tiles][32] */
+    float2 *sums;       /* [2][blocks][16]: written by one kernel and read by the next */
+    float *statistics;  /* [layers][2][2][16]: mean and 1 / deviation of each norm */
+    float *parameters;  /* flat: the running ones are moved there */
+    int64_t tiles;      /* of a layer, and more: no unit of a block is left out */
+    int tiles_of_unit;  /* NT */
+    int layer;          /* the kernel's */
+    int training;       /* else the running statistics serve, and nothing is kept */
+    int residual;       /* residual attention: scores of the layers below are added */
+    int turn;           /* of `sums`: which half the kernel writes */
     int64_t running[4]; /* offsets of the first layer's: norm 1's mean, variance, norm 2's */
     int64_t running_stride;
     double momentum;
-    uint32_t hidden_threshold, hidden_below, hidden_minus_below; /* the encoder's are of W_o's and W_2's outputs */
-    float hidden_factor;                                         /* of hidden columns that are as d16_hidden.cuh leaves them */
-    enum ps_activation activation;
+    uint32_t hidden_threshold, hidden_below, hidden_minus_below; /* the encoder's are of the rows that the kernel ends with */
+    float hidden_scale;
 };
 
 /* The lane's 16 bytes of a tile. */
@@ -55,10 +53,10 @@ static __device__ __forceinline__ char *gradient_at(const struct halves &h, int 
 }
 
 template <class T>
-static __device__ __forceinline__ uint32_t *halves_masks_at(const encoder<T> &x, const struct halves &h, int layer, int word,
-                                                            int64_t tile, int lane)
+static __device__ __forceinline__ uint32_t *halves_masks_at(const encoder<T> &x, const struct halves &h, int word, int64_t tile,
+                                                            int lane)
 {
-    return h.masks + ((int64_t)(layer * (MASKS_HIDDEN + x.f / 64) + word) * h.tiles + tile) * 32 + lane;
+    return h.masks + ((int64_t)(h.layer * (MASKS_HIDDEN + x.f / 64) + word) * h.tiles + tile) * 32 + lane;
 }
 
 /* The operand there, zeros in rows that do not exist. */
@@ -141,10 +139,10 @@ struct halves_sums {
     }
 };
 
-/* The block's to memory, for that norm, and all blocks meet. All threads take part. */
+/* The block's to memory. All of its threads take part. */
 template <class T>
-static __device__ __forceinline__ void leave_sums(const struct halves &h, const encoder<T> &x, int norm,
-                                                  const struct halves_sums &sums, union halves_scratch &scratch)
+static __device__ __forceinline__ void leave_sums(const struct halves &h, const encoder<T> &x, const struct halves_sums &sums,
+                                                  union halves_scratch &scratch)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     float v[8];
@@ -172,19 +170,17 @@ static __device__ __forceinline__ void leave_sums(const struct halves &h, const 
         }
         const float second = __shfl_down_sync(0xffffffffu, sum, 16);
         if (lane < D) {
-            h.sums[(norm * x.blocks + (int)blockIdx.x) * D + lane] = make_float2(sum, second);
+            h.sums[(h.turn * x.blocks + (int)blockIdx.x) * D + lane] = make_float2(sum, second);
         }
     }
-    ps_meet(h.meeting, gridDim.x);
 }
 
-/* All blocks' sums for that norm, in threads 0 .. 15, a column each. */
+/* All blocks' sums of the kernel before, in threads 0 .. 15, a column each. */
 template <class T>
-static __device__ __forceinline__ double2 merge_sums(const struct halves &h, const encoder<T> &x, int norm,
-                                                     union halves_scratch &scratch)
+static __device__ __forceinline__ double2 merge_sums(const struct halves &h, const encoder<T> &x, union halves_scratch &scratch)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
-    const float2 *const from = h.sums + norm * x.blocks * D + lane % D;
+    const float2 *const from = h.sums + (1 - h.turn) * x.blocks * D + lane % D;
     double2 sum = make_double2(0, 0);
 #pragma unroll 4
     for (int b = (int)threadIdx.x / D; b < x.blocks; b += (int)blockDim.x / D) {
@@ -249,13 +245,13 @@ static __device__ __forceinline__ void set_forward(struct halves_columns &to, co
     to.centre[column] = -mean * rstd;
 }
 
-/* The statistics of all rows, which the blocks have summed, or the running ones; block 0 keeps them, and moves the running
+/* The statistics of all rows, which the kernel before has summed, or the running ones; block 0 keeps them, and moves the running
  * ones as batchnorm_statistics does. All threads take part; a barrier follows. */
 template <class T>
 static __device__ __forceinline__ void begin_forward(struct halves_columns &to, const encoder<T> &x, const struct halves &h,
                                                      int layer, int norm, union halves_scratch &scratch)
 {
-    const double2 sum = h.training ? merge_sums(h, x, norm, scratch) : make_double2(0, 0);
+    const double2 sum = h.training ? merge_sums(h, x, scratch) : make_double2(0, 0);
     const int column = (int)threadIdx.x;
     if (column < D) {
         float *const running = h.parameters + layer * h.running_stride + column;
@@ -298,7 +294,7 @@ template <class T>
 static __device__ __forceinline__ void begin_backward(struct halves_columns &to, const encoder<T> &x, const struct halves &h,
                                                       int layer, int norm, union halves_scratch &scratch)
 {
-    const double2 sum = merge_sums(h, x, norm, scratch);
+    const double2 sum = merge_sums(h, x, scratch);
     const int column = (int)threadIdx.x;
     if (column < D) {
         const float *const kept = h.statistics + (layer * 2 + norm) * 2 * D + column;

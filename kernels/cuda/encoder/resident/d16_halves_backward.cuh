@@ -1,4 +1,4 @@
-/* The backward kernel of encoder/resident/d16_halves.cu. */
+/* The backward kernels of encoder/resident/d16_halves.cu. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_BACKWARD_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_BACKWARD_CUH
 
@@ -9,27 +9,29 @@ namespace ps_resident
 
 enum { GRADIENT_R, GRADIENT_U };
 
-/* The sums over rows of dy and dy xhat, xhat that of the last layer's norm 2. rows: the block's last of dy. */
+/* The sums over rows of dy and dy xhat, xhat that of the last layer's norm 2. */
 template <class T>
-static __device__ __forceinline__ void first_sums(const halves_room<T> &room, const encoder<T> &x, const struct halves &h,
-                                                  float (&rows)[2][4])
+static __global__ void __launch_bounds__(THREADS)
+    halves_meet(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
-    const struct halves_columns &c = room.columns;
+    __shared__ struct halves_columns c;
+    __shared__ union halves_scratch scratch;
     tile_place<T> at;
-    again_forward(room.columns, x, h, x.layers - 1, NORM_2);
+    ps_grid_begin();
+    again_forward(c, x, h, h.layer, NORM_2);
     __syncthreads();
     struct halves_sums sums;
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
         const int64_t tile = take_tile(at, x, h, group);
         uint32_t a[4];
-        float s[2][4];
-        load_rows(rows, (const T *)x.dy, at);
-        take_rows(a, slot_at(h, x.layers - 1, SLOT_SUM_2, tile, at.lane), at);
+        float g[2][4], s[2][4];
+        load_rows(g, (const T *)x.dy, at);
+        take_rows(a, slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), at);
         unpack_operand<T>(s, a);
         affine(s, c.rstd, c.centre, at.q);
-        sums.add(rows, s, at);
+        sums.add(g, s, at);
     }
-    leave_sums(h, x, NORM_2, sums, room.scratch);
+    leave_sums(h, x, sums, scratch);
 }
 
 /* A tile's staged rows of matrices, two of each: 64 hidden columns and the gradient before the activation; and NORMED: what norm 1
@@ -51,73 +53,51 @@ static __device__ __forceinline__ void fill_ones(char *memory, int rows, int row
     }
 }
 
-/* dx += and to the staged columns, a tile's hidden columns and their gradients, and the block's weights' gradients of them. */
+/* From the gradient of the layer's output to that of what norm 1 gives. */
 template <class T, enum ps_activation ACTIVATION>
-static __device__ __forceinline__ void hidden_of_gradients(float (&dx)[2][4], const uint32_t (&a)[4], const uint32_t (&dm)[4],
-                                                           const halves_hidden_weights<T> &w, const encoder<T> &x,
-                                                           const struct halves &h, int layer, int64_t tile, uint32_t staged,
-                                                           uint32_t own_staged, float *partial, bool more, const tile_place<T> &at)
+static __global__ void __launch_bounds__(THREADS)
+    halves_hidden_backward(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
+    extern __shared__ uint4 shared_memory[];
+    const halves_hidden_weights<T> w((char *)shared_memory, x.f);
+    struct halves_columns &c = *(struct halves_columns *)((char *)shared_memory + halves_hidden_bytes(x.f));
+    union halves_scratch &scratch = *(union halves_scratch *)(&c + 1);
+    char *const tiles = (char *)shared_memory + halves_front_bytes(halves_hidden_bytes(x.f));
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), warps = (int)blockDim.x / 32;
-    clear(dx);
-#pragma unroll 1
-    for (int half = 0; half < x.f / 64; half++) {
-        if (half > 0) {
-            __syncthreads();
-        }
-        if (h.hidden_threshold) {
-            const uint32_t bits = *halves_masks_at(x, h, layer, MASKS_HIDDEN + half, tile, at.lane);
-            hidden_backward<true, ACTIVATION>(dx, a, dm, bits, own_staged, w.columns(half), at);
-        } else {
-            hidden_backward<false, ACTIVATION>(dx, a, dm, 0, own_staged, w.columns(half), at);
-        }
-        ps_publish();
-        __syncthreads();
-        put_hidden_sums<T, 1>(partial, half, x.f, warp, staged, HALVES_STAGED_ROW, staged + HALVES_TO_NORMED, HALVES_NORMED_ROW,
-                              warps, HALVES_TILE_BYTES, more, at);
-    }
-}
-
-/* From the gradient of the layer's output to that of what norm 1 gives. rows: the block's last of the one, then of the other. */
-template <class T>
-static __device__ __forceinline__ void hidden_half_backward(const halves_room<T> &room, const encoder<T> &x, const struct halves &h,
-                                                            int layer, float (&rows)[2][4])
-{
-    const halves_hidden_weights<T> &w = room.hidden;
-    struct halves_columns &c = room.columns;
-    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
     tile_place<T> at;
-    fill_ones<T>(room.rest + warp * HALVES_TILE_BYTES + HALVES_TO_NORMED, 2, HALVES_NORMED_ROW, 2, at.lane, 32);
-    begin_backward(c, x, h, layer, NORM_2, room.scratch);
-    again_forward(c, x, h, layer, NORM_1);
+    stage_hidden(w, x, h.layer);
+    fill_ones<T>(tiles + warp * HALVES_TILE_BYTES + HALVES_TO_NORMED, 2, HALVES_NORMED_ROW, 2, at.lane, 32);
+    ps_grid_begin();
+    begin_backward(c, x, h, h.layer, NORM_2, scratch);
+    again_forward(c, x, h, h.layer, NORM_1);
     ps_copy_wait();
     __syncthreads();
-    const uint32_t staged = ps_shared_address(room.rest);
+    const float scale = h.hidden_scale / d16_times<ACTIVATION>;
+    const uint32_t staged = ps_shared_address(tiles);
     const uint32_t half_row = (uint32_t)(at.lane / 8 % 2), place = (uint32_t)(at.lane / 16 * MATRIX + at.lane % 8 * 16);
     const uint32_t own_staged = staged + warp * HALVES_TILE_BYTES + half_row * HALVES_STAGED_ROW + place;
     const uint32_t own_normed = staged + warp * HALVES_TILE_BYTES + HALVES_TO_NORMED + half_row * HALVES_NORMED_ROW + place;
-    float *const partial = x.sums.partial + ((int64_t)blockIdx.x * x.layers + layer) * layer_sums(D, x.f);
+    float *const partial = x.sums.partial + ((int64_t)blockIdx.x * x.layers + h.layer) * layer_sums(D, x.f);
     struct halves_sums sums;
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
         const int64_t tile = take_tile(at, x, h, group);
         uint32_t a[4], dm[4];
-        float(&g)[2][4] = rows, s[2][4], dx[2][4];
-        take_rows(a, slot_at(h, layer, SLOT_SUM_2, tile, at.lane), at);
+        float g[2][4], s[2][4], dx[2][4];
+        take_rows(a, slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), at);
         unpack_operand<T>(s, a);
-        if (!h.once && layer + 1 == x.layers) {
+        if (h.layer + 1 == x.layers) {
             load_rows(g, (const T *)x.dy, at);
-        } else if (!h.once) {
+        } else {
             take_rows(a, gradient_at(h, GRADIENT_U, tile, at.lane), at);
             unpack_operand<T>(g, a);
         }
         norm_backward(g, s, c, at);
         if (x.threshold) {
-            branch_operand<T, true>(dm, g, x.drop_scale * h.hidden_factor, *halves_masks_at(x, h, layer, MASKS_Y, tile, at.lane),
-                                    0);
+            branch_operand<T, true>(dm, g, x.drop_scale * scale, *halves_masks_at(x, h, MASKS_Y, tile, at.lane), 0);
         } else {
-            branch_operand<T, false>(dm, g, x.drop_scale * h.hidden_factor, 0, 0);
+            branch_operand<T, false>(dm, g, x.drop_scale * scale, 0, 0);
         }
-        take_rows(a, slot_at(h, layer, SLOT_SUM_1, tile, at.lane), at);
+        take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
         unpack_operand<T>(s, a);
         affine(s, c.scale, c.shift, at.q);
         pack_operand<T>(a, s[0], s[1]);
@@ -126,25 +106,34 @@ static __device__ __forceinline__ void hidden_half_backward(const halves_room<T>
         }
         ps_stmatrix4_at(own_normed, a);
         ps_stmatrix4_at(own_normed + 3 * MATRIX, dm);
-        const bool more = group != blockIdx.x;
-        if (h.activation == PS_GELU) {
-            hidden_of_gradients<T, PS_GELU>(dx, a, dm, w, x, h, layer, tile, staged, own_staged, partial, more, at);
-        } else if (h.activation == PS_RELU) {
-            hidden_of_gradients<T, PS_RELU>(dx, a, dm, w, x, h, layer, tile, staged, own_staged, partial, more, at);
-        } else {
-            hidden_of_gradients<T, PS_GELU_TANH>(dx, a, dm, w, x, h, layer, tile, staged, own_staged, partial, more, at);
+        clear(dx);
+#pragma unroll 1
+        for (int half = 0; half < x.f / 64; half++) {
+            if (half > 0) {
+                __syncthreads();
+            }
+            if (h.hidden_threshold) {
+                const uint32_t bits = *halves_masks_at(x, h, MASKS_HIDDEN + half, tile, at.lane);
+                hidden_backward<true, ACTIVATION>(dx, a, dm, bits, own_staged, w.columns(half), at);
+            } else {
+                hidden_backward<false, ACTIVATION>(dx, a, dm, 0, own_staged, w.columns(half), at);
+            }
+            ps_publish();
+            __syncthreads();
+            put_hidden_sums<T, 1>(partial, half, x.f, warp, staged, HALVES_STAGED_ROW, staged + HALVES_TO_NORMED, HALVES_NORMED_ROW,
+                                  warps, HALVES_TILE_BYTES, group != blockIdx.x, at);
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             g[i / 4][i % 4] += dx[i / 4][i % 4];
         }
         leave_rows<T>(gradient_at(h, GRADIENT_R, tile, at.lane), g, at);
-        take_rows(a, slot_at(h, layer, SLOT_SUM_1, tile, at.lane), at);
+        take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
         unpack_operand<T>(s, a);
         affine(s, c.rstd, c.centre, at.q);
         sums.add(g, s, at);
     }
-    leave_sums(h, x, NORM_1, sums, room.scratch);
+    leave_sums(h, x, sums, scratch);
 }
 
 /* a += the operand there. */
@@ -168,26 +157,31 @@ static __host__ __device__ constexpr int halves_unit_bytes(int tiles, int pieces
     return 2 * tiles * (HALVES_COLUMNS_ROW + HALVES_ROWS_ROW + 2 * 2 * tiles * MATRIX + pieces * HALVES_BELOW_ROW);
 }
 
-/* From there to the gradient of what the layer reads. rows: likewise. */
+/* From there to the gradient of what the layer reads. */
 template <class T, int TILES>
-static __device__ __forceinline__ void attention_half_backward(const halves_room<T> &room, const encoder<T> &x,
-                                                               const struct halves &h, int layer, float (&rows)[2][4])
+static __global__ void __launch_bounds__(THREADS)
+    halves_attention_backward(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
-    const halves_attention_weights<T> &w = room.attention;
-    struct halves_columns &c = room.columns, &input = room.input;
+    extern __shared__ uint4 shared_memory[];
+    halves_attention_weights<T> &w = *(halves_attention_weights<T> *)shared_memory;
+    struct halves_columns &c = *(struct halves_columns *)(&w + 1), &input = *(struct halves_columns *)(&c + 1);
+    union halves_scratch &scratch = *(union halves_scratch *)(&input + 1);
+    char *const units = (char *)shared_memory + halves_front_bytes(sizeof w + sizeof input);
     constexpr int ROWS = 2 * TILES, SCORES_ROW = ROWS * MATRIX, TO_ROWS = ROWS * HALVES_COLUMNS_ROW;
     constexpr int TO_SCORES = TO_ROWS + ROWS * HALVES_ROWS_ROW, TO_BELOW = TO_SCORES + 2 * ROWS * SCORES_ROW;
-    const int pieces = h.residual ? layer : 0, unit_bytes = halves_unit_bytes(TILES, pieces);
+    const int pieces = h.residual ? h.layer : 0, unit_bytes = halves_unit_bytes(TILES, pieces);
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
     place<T, D, TILES> at;
-    fill_ones<T>(room.rest + at.unit * unit_bytes + TO_ROWS, ROWS, HALVES_ROWS_ROW, 2, at.tile * 32 + at.lane, TILES * 32);
-    begin_backward(c, x, h, layer, NORM_1, room.scratch);
-    if (layer > 0) {
-        again_forward(input, x, h, layer - 1, NORM_2);
+    stage_attention(w, x, h.layer);
+    fill_ones<T>(units + at.unit * unit_bytes + TO_ROWS, ROWS, HALVES_ROWS_ROW, 2, at.tile * 32 + at.lane, TILES * 32);
+    ps_grid_begin();
+    begin_backward(c, x, h, h.layer, NORM_1, scratch);
+    if (h.layer > 0) {
+        again_forward(input, x, h, h.layer - 1, NORM_2);
     }
     ps_copy_wait();
     __syncthreads();
-    const uint32_t first_unit = ps_shared_address(room.rest), unit = first_unit + (uint32_t)(at.unit * unit_bytes);
+    const uint32_t first_unit = ps_shared_address(units), unit = first_unit + (uint32_t)(at.unit * unit_bytes);
     /* Which of four matrices the lane gives the rows of: a row of matrices, and a column. */
     const uint32_t piece = (uint32_t)(at.lane % 8 * 16), own = (uint32_t)(at.tile * 2 + at.lane / 8 % 2),
                    half = (uint32_t)(at.lane / 16);
@@ -203,23 +197,21 @@ static __device__ __forceinline__ void attention_half_backward(const halves_room
                                                 ROWS * SCORES_ROW};
     uint32_t last[2];
     last_keys(last, 0xffffu, x.n, at);
-    float *const partial = x.sums.partial + ((int64_t)blockIdx.x * x.layers + layer) * layer_sums(D, x.f);
+    float *const partial = x.sums.partial + ((int64_t)blockIdx.x * x.layers + h.layer) * layer_sums(D, x.f);
     const int64_t further = SLOTS * h.tiles * SLOT_BYTES;
     struct halves_sums sums;
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
         at.take(x, group * x.block_units + at.unit);
         const int64_t tile = at.global_tile;
         uint32_t a[4], branch[4];
-        float(&g)[2][4] = rows, v[2][4], dx[2][4], delta[2][2][2];
-        take_rows(a, slot_at(h, layer, SLOT_SUM_1, tile, at.lane), at);
+        float g[2][4], v[2][4], dx[2][4], delta[2][2][2];
+        take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
         unpack_operand<T>(v, a);
-        if (!h.once) {
-            take_rows(a, gradient_at(h, GRADIENT_R, tile, at.lane), at);
-            unpack_operand<T>(g, a);
-        }
+        take_rows(a, gradient_at(h, GRADIENT_R, tile, at.lane), at);
+        unpack_operand<T>(g, a);
         norm_backward(g, v, c, at);
         if (x.threshold) {
-            branch_operand<T, true>(branch, g, x.drop_scale, *halves_masks_at(x, h, layer, MASKS_O, tile, at.lane), 0);
+            branch_operand<T, true>(branch, g, x.drop_scale, *halves_masks_at(x, h, MASKS_O, tile, at.lane), 0);
         } else {
             branch_operand<T, false>(branch, g, x.drop_scale, 0, 0);
         }
@@ -230,12 +222,12 @@ static __device__ __forceinline__ void attention_half_backward(const halves_room
         multiply16_transposed(dx, branch, w.w_o, LD, at);
         pack_operand<T>(a, dx[0], dx[1]);
         ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
-        take_rows(a, slot_at(h, layer, SLOT_MERGED, tile, at.lane), at);
+        take_rows(a, slot_at(h, h.layer, SLOT_MERGED, tile, at.lane), at);
         ps_stmatrix4_at(own_rows + 3 * MATRIX, a);
         less_delta<T>(delta, dx, a, at.q);
 #pragma unroll
         for (int part = 0; part < 3; part++) {
-            take_rows(a, slot_at(h, layer, SLOT_Q + part, tile, at.lane), at);
+            take_rows(a, slot_at(h, h.layer, SLOT_Q + part, tile, at.lane), at);
             ps_stmatrix4_at(own_columns + 2 * part * MATRIX, a);
         }
         for (int j = 0; j < pieces; j++) {
@@ -244,8 +236,8 @@ static __device__ __forceinline__ void attention_half_backward(const halves_room
             take_rows(a, slot_at(h, j, SLOT_K, tile, at.lane), at);
             ps_stmatrix4_at(own_below + j * ROWS * HALVES_BELOW_ROW + 2 * MATRIX, a);
         }
-        if (layer > 0) {
-            take_rows(a, slot_at(h, layer - 1, SLOT_SUM_2, tile, at.lane), at);
+        if (h.layer > 0) {
+            take_rows(a, slot_at(h, h.layer - 1, SLOT_SUM_2, tile, at.lane), at);
             unpack_operand<T>(v, a);
             affine(v, input.scale, input.shift, at.q);
         } else {
@@ -253,7 +245,7 @@ static __device__ __forceinline__ void attention_half_backward(const halves_room
         }
         pack_operand<T>(a, v[0], v[1]);
         ps_stmatrix4_at(own_rows, a);
-        const char *const logs = slot_at(h, layer, SLOT_LOGS, tile, at.g * 4);
+        const char *const logs = slot_at(h, h.layer, SLOT_LOGS, tile, at.g * 4);
         const float4 sums0 = *(const float4 *)logs, sums1 = *(const float4 *)(logs + 32);
         at.sync();
 
@@ -265,12 +257,12 @@ static __device__ __forceinline__ void attention_half_backward(const halves_room
                                       pieces,
                                       HALVES_BELOW_ROW,
                                       ROWS * HALVES_BELOW_ROW};
-        const bool top = layer + 1 == x.layers;
+        const bool top = h.layer + 1 == x.layers;
         const struct d16_piece_gradients to = {slot_at(h, 0, SLOT_DQ, tile, at.lane), slot_at(h, 0, SLOT_DK, tile, at.lane), top};
         attention_backward(dq, dk, dv, delta, sums0, sums1, places, of, to, last, x.scale, at);
         if (h.residual && !top) { /* the layers above have left theirs */
-            add_operand<T>(dq, slot_at(h, layer, SLOT_DQ, tile, at.lane));
-            add_operand<T>(dk, slot_at(h, layer, SLOT_DK, tile, at.lane));
+            add_operand<T>(dq, slot_at(h, h.layer, SLOT_DQ, tile, at.lane));
+            add_operand<T>(dk, slot_at(h, h.layer, SLOT_DK, tile, at.lane));
         }
         at.sync(); /* q, k, v and merged's gradient have been read */
         ps_stmatrix4_at(own_columns, dq);
@@ -285,9 +277,9 @@ static __device__ __forceinline__ void attention_half_backward(const halves_room
         for (int i = 0; i < 8; i++) {
             g[i / 4][i % 4] += dx[i / 4][i % 4];
         }
-        if (layer > 0) {
+        if (h.layer > 0) {
             leave_rows<T>(gradient_at(h, GRADIENT_U, tile, at.lane), g, at);
-            take_rows(a, slot_at(h, layer - 1, SLOT_SUM_2, tile, at.lane), at);
+            take_rows(a, slot_at(h, h.layer - 1, SLOT_SUM_2, tile, at.lane), at);
             unpack_operand<T>(v, a);
             affine(v, input.rstd, input.centre, at.q);
             sums.add(g, v, at);
@@ -301,34 +293,8 @@ static __device__ __forceinline__ void attention_half_backward(const halves_room
                                          first_unit + TO_ROWS, HALVES_ROWS_ROW, x.block_units, unit_bytes, group != blockIdx.x, at);
         }
     }
-    if (layer > 0) {
-        leave_sums(h, x, NORM_2, sums, room.scratch);
-    }
-}
-
-/* All layers, from dy to du, and each block's part of the weights' gradients. after: x with the dropout of W_2's output. */
-template <class T, int TILES>
-static __global__ void __launch_bounds__(THREADS)
-    halves_backward(const __grid_constant__ encoder<T> x, const __grid_constant__ encoder<T> after,
-                    const __grid_constant__ struct halves h)
-{
-    extern __shared__ uint4 shared_memory[];
-    const halves_room<T> room((char *)shared_memory, x.f);
-    stage_attention(room.attention, x, x.layers - 1);
-    stage_hidden(room.hidden, x, x.layers - 1);
-    ps_grid_begin();
-    float rows[2][4];
-    first_sums(room, x, h, rows);
-#pragma unroll 1
-    for (int layer = x.layers - 1; layer >= 0; layer--) {
-        hidden_half_backward<T>(room, after, h, layer, rows);
-        if (layer > 0) {
-            stage_hidden(room.hidden, x, layer - 1);
-        }
-        attention_half_backward<T, TILES>(room, x, h, layer, rows);
-        if (layer > 0) {
-            stage_attention(room.attention, x, layer - 1);
-        }
+    if (h.layer > 0) {
+        leave_sums(h, x, sums, scratch);
     }
 }
 

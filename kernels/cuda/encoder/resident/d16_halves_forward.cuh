@@ -1,4 +1,4 @@
-/* The forward kernel of encoder/resident/d16_halves.cu. */
+/* The forward kernels of encoder/resident/d16_halves.cu. */
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_FORWARD_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_D16_HALVES_FORWARD_CUH
 
@@ -13,58 +13,43 @@ static __host__ __device__ constexpr int halves_keys_bytes(int tiles, int pieces
     return 2 * tiles * (KV_ROW + pieces * 2 * MATRIX);
 }
 
-/* A block's shared memory: both halves' weights of a layer, columns, scratch; then the units' or tiles'. */
-template <class T> struct halves_room {
-    halves_attention_weights<T> &attention;
-    const halves_hidden_weights<T> hidden;
-    struct halves_columns &columns, &input;
-    union halves_scratch &scratch;
-    char *rest;
-
-    static __host__ __device__ constexpr int bytes(int f)
-    {
-        return (int)(sizeof attention + halves_hidden_bytes(f) + 2 * sizeof columns + sizeof scratch + 127) / 128 * 128;
-    }
-    __device__ __forceinline__ halves_room(char *memory, int f)
-        : attention(*(halves_attention_weights<T> *)memory), hidden(memory + sizeof attention, f),
-          columns(*(struct halves_columns *)(memory + sizeof attention + halves_hidden_bytes(f))), input((&columns)[1]),
-          scratch(*(union halves_scratch *)(&input + 1)), rest(memory + bytes(f))
-    {
-    }
-};
+/* Of what lies before the units: the weights' bytes, columns, scratch. */
+static __host__ __device__ constexpr int halves_front_bytes(int weights)
+{
+    return (weights + (int)sizeof(struct halves_columns) + (int)sizeof(union halves_scratch) + 127) / 128 * 128;
+}
 
 /* v's moments about the columns' pivot, of rows that exist. */
 template <class P>
-static __device__ __forceinline__ void add_moments(struct halves_sums &sums, const float (&rows)[2][4],
-                                                   const struct halves_columns &c, const P &at)
+static __device__ __forceinline__ void add_moments(struct halves_sums &sums, float (&v)[2][4], const struct halves_columns &c,
+                                                   const P &at)
 {
-    float v[2][4];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        v[i / 4][i % 4] = rows[i / 4][i % 4];
-    }
     affine(v, c.one, c.minus_pivot, at.q);
     sums.add(v, v, at);
 }
 
-/* rows = u + drop(attention(u) W_o + b_o), u the layer's input: norm 2 of the layer below, or what the embedding gives. rows: the
- * block's last, and before those that u's norm reads. */
+/* u + drop(attention(u) W_o + b_o), u the layer's input: norm 2 of the layer below, or what the embedding gives. */
 template <class T, int TILES>
-static __device__ __forceinline__ void attention_half(const halves_room<T> &room, const encoder<T> &x, const struct halves &h,
-                                                      int layer, uint64_t step, float (&rows)[2][4])
+static __global__ void __launch_bounds__(THREADS)
+    halves_attention(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
-    const halves_attention_weights<T> &w = room.attention;
-    struct halves_columns &c = room.columns;
-    const int pieces = h.residual ? layer : 0, unit_bytes = halves_keys_bytes(TILES, pieces);
+    extern __shared__ uint4 shared_memory[];
+    halves_attention_weights<T> &w = *(halves_attention_weights<T> *)shared_memory;
+    struct halves_columns &c = *(struct halves_columns *)(&w + 1);
+    union halves_scratch &scratch = *(union halves_scratch *)(&c + 1);
+    const int pieces = h.residual ? h.layer : 0, unit_bytes = halves_keys_bytes(TILES, pieces);
     place<T, D, TILES> at;
-    if (layer > 0) {
-        begin_forward(c, x, h, layer - 1, NORM_2, room.scratch);
+    stage_attention(w, x, h.layer);
+    ps_grid_begin();
+    const uint64_t step = x.threshold ? x.state->step : 0;
+    if (h.layer > 0) {
+        begin_forward(c, x, h, h.layer - 1, NORM_2, scratch);
     }
-    set_pivot(c, x, layer, NORM_1);
+    set_pivot(c, x, h.layer, NORM_1);
     ps_copy_wait();
     __syncthreads();
     /* The lane's place in the unit's matrices: of operands of all rows, and of its own tile's. */
-    const uint32_t kv = ps_shared_address(room.rest + at.unit * unit_bytes);
+    const uint32_t kv = ps_shared_address((char *)shared_memory + halves_front_bytes(sizeof w) + at.unit * unit_bytes);
     const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
     const uint32_t own_rows =
         kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
@@ -78,12 +63,10 @@ static __device__ __forceinline__ void attention_half(const halves_room<T> &room
         at.take(x, group * x.block_units + at.unit);
         const int64_t tile = at.global_tile;
         uint32_t a[4], q[4];
-        float(&u)[2][4] = rows, y[2][4], logs[4];
-        if (layer > 0) {
-            if (!h.once) {
-                take_rows(a, slot_at(h, layer - 1, SLOT_SUM_2, tile, at.lane), at);
-                unpack_operand<T>(u, a);
-            }
+        float u[2][4], y[2][4], logs[4];
+        if (h.layer > 0) {
+            take_rows(a, slot_at(h, h.layer - 1, SLOT_SUM_2, tile, at.lane), at);
+            unpack_operand<T>(u, a);
             affine(u, c.scale, c.shift, at.q);
         } else {
             load_rows(u, (const T *)x.u, at);
@@ -103,13 +86,13 @@ static __device__ __forceinline__ void attention_half(const halves_room<T> &room
             y[i / 4][i % 4] *= x.scale_log2e;
         }
         pack_operand<T>(q, y[0], y[1]);
-        leave_operand(slot_at(h, layer, SLOT_Q, tile, at.lane), q);
+        leave_operand(slot_at(h, h.layer, SLOT_Q, tile, at.lane), q);
         {
             uint32_t packed[4];
             project16(y, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
             pack_operand<T>(packed, y[0], y[1]);
             ps_stmatrix4_at(own_rows, packed);
-            leave_operand(slot_at(h, layer, SLOT_K, tile, at.lane), packed);
+            leave_operand(slot_at(h, h.layer, SLOT_K, tile, at.lane), packed);
             project16(y, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
             pack_operand<T>(packed, y[0], y[1]);
 #pragma unroll
@@ -118,7 +101,7 @@ static __device__ __forceinline__ void attention_half(const halves_room<T> &room
             }
             ps_stmatrix4_at(own_rows + 2 * MATRIX, packed);
             if (h.training) {
-                leave_operand(slot_at(h, layer, SLOT_V, tile, at.lane), packed);
+                leave_operand(slot_at(h, h.layer, SLOT_V, tile, at.lane), packed);
             }
         }
         at.sync();
@@ -131,138 +114,106 @@ static __device__ __forceinline__ void attention_half(const halves_room<T> &room
                                       2 * TILES * 2 * MATRIX};
         attention(a, logs, q, all_rows, of, last, x.n, at);
         if (h.training) {
-            leave_operand(slot_at(h, layer, SLOT_MERGED, tile, at.lane), a);
+            leave_operand(slot_at(h, h.layer, SLOT_MERGED, tile, at.lane), a);
             if (at.q % 2 == 0) {
-                *(float4 *)slot_at(h, layer, SLOT_LOGS, tile, at.lane) = make_float4(logs[0], logs[1], logs[2], logs[3]);
+                *(float4 *)slot_at(h, h.layer, SLOT_LOGS, tile, at.lane) = make_float4(logs[0], logs[1], logs[2], logs[3]);
             }
         }
         project16(y, a, w.w_o, LD, w.b_o, at);
         uint32_t bits = 0xffffffffu;
         if (x.threshold) {
             const uint32_t place = x.rows_before + (uint32_t)at.first + at.q / 2 * 8;
-            bits = draw_masks(x, step, x.site + 3 * layer, place * (D / 8) + at.q % 2, at.q) >> at.q;
-            *halves_masks_at(x, h, layer, MASKS_O, tile, at.lane) = bits;
+            bits = draw_masks(x, step, x.site + 3 * h.layer, place * (D / 8) + at.q % 2, at.q) >> at.q;
+            *halves_masks_at(x, h, MASKS_O, tile, at.lane) = bits;
         }
         add_kept(u, y, bits, x.drop_scale);
-        leave_rows<T>(slot_at(h, layer, SLOT_SUM_1, tile, at.lane), u, at);
+        leave_rows<T>(slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), u, at);
         add_moments(sums, u, c, at);
     }
     if (h.training) {
-        leave_sums(h, x, NORM_1, sums, room.scratch);
-    } else {
-        __syncthreads();
+        leave_sums(h, x, sums, scratch);
     }
 }
 
-/* y = drop(activation(r W_1 + b_1)) W_2, but for the scale; masks are drawn and kept. */
+/* r + drop(drop(activation(r W_1 + b_1)) W_2 + b_2), r what norm 1 gives. A warp has a tile whatever its unit. */
 template <class T, enum ps_activation ACTIVATION>
-static __device__ __forceinline__ void hidden_of_rows(float (&y)[2][4], const uint32_t (&a)[4], const halves_hidden_weights<T> &w,
-                                                      const encoder<T> &x, const struct halves &h, int layer, int64_t tile,
-                                                      const struct philox_site &site, uint32_t row, const tile_place<T> &at)
+static __global__ void __launch_bounds__(THREADS)
+    halves_hidden(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
-    clear(y);
-#pragma unroll 1
-    for (int half = 0; half < x.f / 64; half++) {
-        if (h.hidden_threshold) {
-            const uint32_t bits = draw_hidden(x, h.hidden_below, h.hidden_minus_below, site, row, x.f, half, at.q);
-            *halves_masks_at(x, h, layer, MASKS_HIDDEN + half, tile, at.lane) = bits;
-            feed_forward<true, ACTIVATION>(y, a, bits, w.columns(half), at);
-        } else {
-            feed_forward<false, ACTIVATION>(y, a, 0, w.columns(half), at);
-        }
-    }
-}
-
-/* rows = r + drop(drop(activation(r W_1 + b_1)) W_2 + b_2), r what norm 1 gives. A warp has a tile whatever its unit. */
-template <class T>
-static __device__ __forceinline__ void hidden_half(const halves_room<T> &room, const encoder<T> &x, const struct halves &h,
-                                                   int layer, uint64_t step, float (&rows)[2][4])
-{
-    const halves_hidden_weights<T> &w = room.hidden;
-    struct halves_columns &c = room.columns;
+    extern __shared__ uint4 shared_memory[];
+    const halves_hidden_weights<T> w((char *)shared_memory, x.f);
+    struct halves_columns &c = *(struct halves_columns *)((char *)shared_memory + halves_hidden_bytes(x.f));
+    union halves_scratch &scratch = *(union halves_scratch *)(&c + 1);
     tile_place<T> at;
-    begin_forward(c, x, h, layer, NORM_1, room.scratch);
-    set_pivot(c, x, layer, NORM_2);
+    stage_hidden(w, x, h.layer);
+    ps_grid_begin();
+    const uint64_t step = x.threshold || h.hidden_threshold ? x.state->step : 0;
+    begin_forward(c, x, h, h.layer, NORM_1, scratch);
+    set_pivot(c, x, h.layer, NORM_2);
     ps_copy_wait();
     __syncthreads();
-    const struct philox_site site = philox_site_at(x, step, x.site + 3 * layer + 1);
+    const struct philox_site site = philox_site_at(x, step, x.site + 3 * h.layer + 1);
+    const float scale = h.hidden_scale / d16_times<ACTIVATION>;
     struct halves_sums sums;
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
         const int64_t tile = take_tile(at, x, h, group);
         const uint32_t row = x.rows_before + (uint32_t)at.first;
         uint32_t a[4];
-        float(&r)[2][4] = rows, y[2][4], bias[2][4];
-        if (!h.once) {
-            take_rows(a, slot_at(h, layer, SLOT_SUM_1, tile, at.lane), at);
-            unpack_operand<T>(r, a);
-        }
+        float r[2][4], y[2][4], bias[2][4];
+        take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
+        unpack_operand<T>(r, a);
         affine(r, c.scale, c.shift, at.q);
         pack_operand<T>(a, r[0], r[1]);
-        if (h.activation == PS_GELU) {
-            hidden_of_rows<T, PS_GELU>(y, a, w, x, h, layer, tile, site, row, at);
-        } else if (h.activation == PS_RELU) {
-            hidden_of_rows<T, PS_RELU>(y, a, w, x, h, layer, tile, site, row, at);
-        } else {
-            hidden_of_rows<T, PS_GELU_TANH>(y, a, w, x, h, layer, tile, site, row, at);
+        clear(y);
+#pragma unroll 1
+        for (int half = 0; half < x.f / 64; half++) {
+            if (h.hidden_threshold) {
+                const uint32_t bits = draw_hidden(x, h.hidden_below, h.hidden_minus_below, site, row, x.f, half, at.q);
+                *halves_masks_at(x, h, MASKS_HIDDEN + half, tile, at.lane) = bits;
+                feed_forward<true, ACTIVATION>(y, a, bits, w.columns(half), at);
+            } else {
+                feed_forward<false, ACTIVATION>(y, a, 0, w.columns(half), at);
+            }
         }
         set_bias(bias[0], w.b_2, at.q);
         set_bias(bias[1], w.b_2 + 4, at.q);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            y[i / 4][i % 4] = fmaf(y[i / 4][i % 4], h.hidden_factor, bias[i / 4][i % 4]);
+            y[i / 4][i % 4] = fmaf(y[i / 4][i % 4], scale, bias[i / 4][i % 4]);
         }
         uint32_t bits = 0xffffffffu;
         if (x.threshold) {
-            bits = draw_masks(x, step, x.site + 3 * layer + 2, (row + at.q / 2 * 8) * (D / 8) + at.q % 2, at.q) >> at.q;
-            *halves_masks_at(x, h, layer, MASKS_Y, tile, at.lane) = bits;
+            bits = draw_masks(x, step, x.site + 3 * h.layer + 2, (row + at.q / 2 * 8) * (D / 8) + at.q % 2, at.q) >> at.q;
+            *halves_masks_at(x, h, MASKS_Y, tile, at.lane) = bits;
         }
         add_kept(r, y, bits, x.drop_scale);
-        leave_rows<T>(slot_at(h, layer, SLOT_SUM_2, tile, at.lane), r, at);
+        leave_rows<T>(slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), r, at);
         add_moments(sums, r, c, at);
     }
     if (h.training) {
-        leave_sums(h, x, NORM_2, sums, room.scratch);
-    } else {
-        __syncthreads();
+        leave_sums(h, x, sums, scratch);
     }
 }
 
-/* All layers, and what the last one's norm 2 gives, by rows. after: x with the dropout of W_2's output. */
-template <class T, int TILES>
+/* What the last layer's norm 2 gives, by rows. */
+template <class T>
 static __global__ void __launch_bounds__(THREADS)
-    halves_forward(const __grid_constant__ encoder<T> x, const __grid_constant__ encoder<T> after,
-                   const __grid_constant__ struct halves h)
+    halves_output(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
-    extern __shared__ uint4 shared_memory[];
-    const halves_room<T> room((char *)shared_memory, x.f);
-    stage_attention(room.attention, x, 0);
-    stage_hidden(room.hidden, x, 0);
-    ps_grid_begin();
-    const uint64_t step = x.threshold || after.threshold || h.hidden_threshold ? x.state->step : 0;
-    float rows[2][4];
-#pragma unroll 1
-    for (int layer = 0; layer < x.layers; layer++) {
-        attention_half<T, TILES>(room, x, h, layer, step, rows);
-        if (layer + 1 < x.layers) {
-            stage_attention(room.attention, x, layer + 1);
-        }
-        hidden_half<T>(room, after, h, layer, step, rows);
-        if (layer + 1 < x.layers) {
-            stage_hidden(room.hidden, x, layer + 1);
-        }
-    }
+    __shared__ struct halves_columns c;
+    __shared__ union halves_scratch scratch;
     tile_place<T> at;
-    begin_forward(room.columns, x, h, x.layers - 1, NORM_2, room.scratch);
+    ps_grid_begin();
+    begin_forward(c, x, h, h.layer, NORM_2, scratch);
     __syncthreads();
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
         const int64_t tile = take_tile(at, x, h, group);
-        if (!h.once) {
-            uint32_t a[4];
-            take_rows(a, slot_at(h, x.layers - 1, SLOT_SUM_2, tile, at.lane), at);
-            unpack_operand<T>(rows, a);
-        }
-        affine(rows, room.columns.scale, room.columns.shift, at.q);
-        store_rows((T *)x.u + x.layers * x.rows * D, rows, at);
+        uint32_t a[4];
+        float y[2][4];
+        take_rows(a, slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), at);
+        unpack_operand<T>(y, a);
+        affine(y, c.scale, c.shift, at.q);
+        store_rows((T *)x.u + x.layers * x.rows * D, y, at);
     }
 }
 
