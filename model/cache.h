@@ -41,14 +41,14 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
 /* Once a model: embedding, head, and scratch that every layer uses in turn. */
 #define PS_SHARED_BUFFERS(X)                                                                                                   \
     X(patches, PS_LEVEL_ALL, R *P, real)                    /* [R, P] */                                                       \
-    X(normalised, PS_LEVEL_BOTH, affine *R *P, real)        /* the same before RevIN's affine [R, P] */                        \
-    X(d_patches, PS_LEVEL_BOTH, affine *R *P, real)         /* their gradient [R, P] */                                        \
-    X(d_affine, PS_LEVEL_BOTH, affine * 2 * C, parameter)   /* a frozen affine's gradients, read by none [2, C] */             \
+    X(normalised, PS_LEVEL_ALL, affine *R *P, real)         /* the same before RevIN's affine [R, P] */                        \
+    X(d_patches, PS_LEVEL_ALL, affine *R *P, real)          /* their gradient [R, P] */                                        \
+    X(d_affine, PS_LEVEL_ALL, affine * 2 * C, parameter)    /* a frozen affine's gradients, read by none [2, C] */             \
     X(revin_mean, PS_LEVEL_ALL, S, statistics)              /* [S] */                                                          \
     X(revin_std, PS_LEVEL_ALL, S, statistics)               /* [S] */                                                          \
     X(targets, PS_LEVEL_ALL, targets, parameter)            /* [S, H]; of a model that reconstructs [R, P] */                  \
     X(stream, PS_LEVEL_ALL, (layers + 1) * R * d, real)     /* what each layer reads, and the head [layers + 1, R, d] */       \
-    X(head_in, PS_LEVEL_BOTH, head_dropout *R *d, real)     /* what the head reads, dropped out [S, N d] */                    \
+    X(head_in, PS_LEVEL_ALL, head_dropout *R *d, real)      /* what the head reads, dropped out [S, N d] */                    \
     X(head_out, PS_LEVEL_ALL, outputs, parameter)           /* head product, before bias and denormalising [S, QH]; [R, P] */  \
     X(d_head_out, PS_LEVEL_ALL, outputs, real)              /* its gradient */                                                 \
     X(head_partials, PS_LEVEL_ALL, groups *(H + 1), PS_F64) /* of the loss and b_h's gradient [rows, H + 1] */                 \

@@ -327,7 +327,7 @@ static const struct forward_case forward_cases[] = {
     {"cuda", "cuda", PS_TF32, {.level = PS_LEVEL_LAYER}, 2e-3},
     {"cuda", "cuda", PS_FP16, {.level = PS_LEVEL_LAYER}, 2e-3},
     {"cuda", "cuda", PS_PRECISION_BF16, {.level = PS_LEVEL_LAYER}, 2e-2}};
-enum { FORWARD_CPU = 6, FORWARD_CUDA = 11, FORWARD_CASES = sizeof forward_cases / sizeof *forward_cases };
+enum { FORWARD_CPU = 6, FORWARD_CUDA = 12, FORWARD_CASES = sizeof forward_cases / sizeof *forward_cases };
 
 /* The windows in the order of the batch, [batch C, seq_len or pred_len]. */
 static double *in_order(struct fixture *f, const struct ps_tensor *windows)
@@ -599,7 +599,8 @@ static const struct ps_model_shape halves_shapes[] = {
     {HALVES, .seq_len = 128, .patch_len = 4, .stride = 4, .d_ff = 256, .n_layers = 5, .residual_attention = 1,
      .activation = PS_RELU},
     {HALVES, .seq_len = 256, .patch_len = 4, .stride = 4, .d_ff = 192, .n_layers = 1, .dropout = 0.2, .residual_attention = 1,
-     .activation = PS_GELU, .positions = PS_POSITIONS_SINCOS, .individual_head = 1, .dropout_at = {[PS_DROP_HIDDEN] = {1, 0}}},
+     .activation = PS_GELU, .positions = PS_POSITIONS_SINCOS, .individual_head = 1,
+     .dropout_at = {[PS_DROP_HIDDEN] = {1, 0}, [PS_DROP_HEAD] = {1, 0.2}}},
     {HALVES, .seq_len = 90, .patch_len = 6, .stride = 2, .d_ff = 128, .n_layers = 2, .activation = PS_GELU, .revin_affine = 1,
      .dropout_at = {[PS_DROP_OUTPUT] = {1, 0.25}}}};
 enum { HALVES_SHAPES = sizeof halves_shapes / sizeof *halves_shapes };
