@@ -85,9 +85,7 @@ static int in_place(enum ps_op op, const void *arguments, int i)
     case PS_OP_gemm_gradient:
         return i < 2;
     case PS_OP_feed_forward_backward:
-        return (i > 0 && i < 5) || i == 8 || i == 9;
-    case PS_OP_feed_forward:
-        return i == 3 || i == 4;
+        return i > 0 && i < 5;
     case PS_OP_layernorm_backward:
     case PS_OP_batchnorm_backward:
     case PS_OP_channel_affine_backward:
@@ -166,9 +164,7 @@ double ps_op_flops(enum ps_op op, const void *arguments)
     }
     if (op == PS_OP_feed_forward_backward) { /* two products for each of the forward's, and w_1's again */
         const struct ps_feed_forward_backward *feed = arguments;
-        const int gradients = feed->hidden.data == NULL; /* of weights, one product each */
-        return 2 * (double)feed->x.size[0] *
-               (double)((2 + gradients) * ps_tensor_count(&feed->w_1) + (1 + gradients) * ps_tensor_count(&feed->w_2));
+        return 2 * (double)feed->x.size[0] * (double)(3 * ps_tensor_count(&feed->w_1) + 2 * ps_tensor_count(&feed->w_2));
     }
     if (op == PS_OP_encoder_forward) {
         const struct ps_encoder_forward *encoder = arguments;

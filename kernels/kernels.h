@@ -83,8 +83,8 @@ enum ps_kind {
     X(advance, PS_KIND_OPTIM, 0, 0)                 \
     X(attention, PS_KIND_FUSED, 5, 0)               \
     X(attention_backward, PS_KIND_FUSED, 10, 0)     \
-    X(feed_forward, PS_KIND_FUSED, 11, 0)           \
-    X(feed_forward_backward, PS_KIND_FUSED, 19, 0)  \
+    X(feed_forward, PS_KIND_FUSED, 7, 0)            \
+    X(feed_forward_backward, PS_KIND_FUSED, 11, 0)  \
     X(encoder_forward, PS_KIND_FUSED, 3, 0)         \
     X(encoder_backward, PS_KIND_FUSED, 6, 0)        \
     X(bias_residual_statistics, PS_KIND_SUB, 8, 7)  \
@@ -589,27 +589,19 @@ struct ps_attention_backward {
 
 /* A layer's feed-forward, what is between its products never in memory: y = residual + drop_output(drop_hidden(activation(x w_1 +
  * b_1)) w_2 + b_2). y, residual [R, d], x [R, d]; w_1 [d, f], w_2 [f, d] (type real); b_1 [f], b_2 [d] (type parameter); of swiglu
- * w_1 [d, 2f] and b_1 [2f]. y may be residual. With `mean`, where the table hands hidden columns on, batchnorm_statistics of y as
- * it is stored: mean, var =, the running ones, all [d] (type statistics). */
+ * w_1 [d, 2f] and b_1 [2f]. y may be residual. */
 struct ps_feed_forward {
-    struct ps_tensor y, mean, var, running_mean, running_var, x, w_1, b_1, w_2, b_2, residual;
+    struct ps_tensor y, x, w_1, b_1, w_2, b_2, residual;
     struct ps_dropout hidden_dropout, output_dropout;
     enum ps_activation activation;
-    double momentum;
 };
 
-/* Its gradient, the hidden columns computed again: dx = x's, + addend; dw_1, db_1, dw_2, db_2 +=. dx, dy, x,
- * addend [R, d]; the gradients (type parameter) as what they are of. dx may be dy or addend. Where the table hands hidden columns
- * on (feed_forward_hands_on), that is for the caller to make the gradients of: hidden, d_hidden [R, f] = drop_hidden(activation(x
- * w_1 + b_1)) and the gradient before the activation, dw_2 = hidden' dy, dw_1 = x' d_hidden; dw and db are absent, dy is masked
- * already, and there is no output_dropout and no swiglu. With `means`, there alone, also what gemm_finish's SUM does of c = dx,
- * with norm_x in place of its x. */
+/* Its gradient, the hidden columns computed again: dx = x's, + addend where there is one; dw_1, db_1, dw_2, db_2 +=. dx, dy, x,
+ * addend [R, d]; the gradients (type parameter) as what they are of. dx may be dy or addend. */
 struct ps_feed_forward_backward {
-    struct ps_tensor dx, dw_1, db_1, dw_2, db_2, hidden, d_hidden, means, dgamma, dbeta, dy, x, w_1, b_1, w_2, addend, norm_x, mean,
-        var;
+    struct ps_tensor dx, dw_1, db_1, dw_2, db_2, dy, x, w_1, b_1, w_2, addend;
     struct ps_dropout hidden_dropout, output_dropout;
     enum ps_activation activation;
-    double epsilon;
 };
 
 enum ps_norm { PS_NORM_LAYER, PS_NORM_BATCH, PS_NORM_RMS };
@@ -777,9 +769,8 @@ struct ps_kernels {
      * (docs/experiments/attention.md), q and k in so many pieces of `head` columns. NULL: they are not, or not there. */
     int (*attention_faster)(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);
     /* Whether feed_forward and its backward are faster than what they stand for. NULL: they are not, or not there. */
-    int (*feed_forward_faster)(const struct ps_kernels *k, int64_t d_model, int64_t d_ff, enum ps_activation activation);
-    int feed_forward_hands_on; /* its backward leaves the weights' gradients to the caller */
-    void *context;             /* the backend's own */
+    int (*feed_forward_faster)(const struct ps_kernels *k, int64_t d_model, int64_t d_ff);
+    void *context; /* the backend's own */
 #define PS_X(name, kind, tensors, flops) enum ps_status (*name)(const struct ps_kernels *k, const struct ps_##name *arguments);
     PS_KERNEL_LIST(PS_X)
 #undef PS_X

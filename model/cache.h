@@ -66,8 +66,7 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(d_scores, PS_LEVEL_BOTH, residual *scores, real)          /* its gradient [S, h, N, N] */                                \
     X(dropped, PS_LEVEL_BOTH, weights_dropout *scores, real)    /* drop(A) [S, h, N, N] */                                     \
     X(delta, PS_LEVEL_TILED, S *h *N, statistics)               /* tiled: of attention_backward [S, h, N] */                   \
-    X(hidden, PS_LEVEL_FED, handed *f, real)                    /* of a feed-forward that hands them on [R, f] */              \
-    X(d_hidden, PS_LEVEL_BOTH, (wide + handed) * f, real)       /* [R, f] */                                                   \
+    X(d_hidden, PS_LEVEL_BOTH, wide *f, real)                   /* [R, f] */                                                   \
     X(d_hidden_in, PS_LEVEL_BOTH, wide *(inner - f) * 2, real)  /* of swiglu [R, 2f] */                                        \
     X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real) /* elementary temporaries */                                   \
     X(wide_b, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)                                                                \

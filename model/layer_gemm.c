@@ -188,27 +188,17 @@ static enum ps_status feed_forward_branch(const struct ps_layer *l, struct ps_te
     const struct ps_kernels *k = l->k;
     const struct ps_tensor *w = l->weight;
     if (l->feed_forward) {
-        const int counted = next && l->norm == PS_NORM_BATCH && l->training, within = counted && k->feed_forward_hands_on;
-        struct ps_feed_forward whole = {.y = y,
-                                        .x = a,
-                                        .w_1 = w[PS_W_1],
-                                        .b_1 = w[PS_B_1],
-                                        .w_2 = w[PS_W_2],
-                                        .b_2 = w[PS_B_2],
-                                        .residual = residual,
-                                        .hidden_dropout = l->hidden_dropout,
-                                        .output_dropout = l->output_dropout,
-                                        .activation = l->activation};
-        if (within) {
-            const struct ps_layer_norm mine = ps_norm_mine(l, next);
-            whole.mean = mine.mean;
-            whole.var = mine.spread;
-            whole.running_mean = mine.running_mean;
-            whole.running_var = mine.running_var;
-            whole.momentum = mine.momentum;
-        }
-        PS_TRY(k->feed_forward(k, &whole));
-        return within ? ps_norm_join(l, next) : counted ? ps_norm_statistics(l, next, y) : PS_OK;
+        PS_TRY(k->feed_forward(k, &(struct ps_feed_forward){.y = y,
+                                                            .x = a,
+                                                            .w_1 = w[PS_W_1],
+                                                            .b_1 = w[PS_B_1],
+                                                            .w_2 = w[PS_W_2],
+                                                            .b_2 = w[PS_B_2],
+                                                            .residual = residual,
+                                                            .hidden_dropout = l->hidden_dropout,
+                                                            .output_dropout = l->output_dropout,
+                                                            .activation = l->activation}));
+        return next && l->norm == PS_NORM_BATCH && l->training ? ps_norm_statistics(l, next, y) : PS_OK;
     }
     struct ps_tensor inner = ps_layer_rows(l, l->cache->hidden_in, l->inner), hidden = ps_layer_rows(l, l->cache->hidden, l->f);
     int done;
@@ -393,47 +383,6 @@ static enum ps_status branch_input(const struct ps_layer *l, struct ps_tensor *b
     return PS_OK;
 }
 
-/* feed_forward_backward by a table that hands the hidden columns on. */
-static enum ps_status handed_backward(const struct ps_layer *l, struct gradients *later, struct ps_tensor *branch,
-                                      struct ps_tensor dy, struct ps_tensor a, const struct ps_layer_norm *norm)
-{
-    const struct ps_tensor *w = l->weight, *g = l->gradient;
-    const int sums = l->norm_place == PS_NORM_POST && l->output_dropout.threshold; /* else dy is read once more */
-    const int counted = (sums || l->norm_place == PS_NORM_PRE) && norm && l->norm == PS_NORM_BATCH && !ps_norm_is_shared(l);
-    struct ps_tensor hidden = ps_layer_rows(l, l->shared->hidden, l->f), d_hidden = ps_layer_rows(l, l->shared->d_hidden, l->f), m;
-    struct ps_tensor gradient = ps_layer_rows(l, l->shared->gradient, l->d);
-    PS_TRY(branch_gradient(l, later, g[PS_W_2], g[PS_B_2], hidden, dy, l->output_dropout, l->shared->masked, &m));
-    struct ps_feed_forward_backward whole = {.dx = sums ? gradient : *branch,
-                                             .hidden = hidden,
-                                             .d_hidden = d_hidden,
-                                             .dy = m,
-                                             .x = a,
-                                             .w_1 = w[PS_W_1],
-                                             .b_1 = w[PS_B_1],
-                                             .w_2 = w[PS_W_2],
-                                             .hidden_dropout = l->hidden_dropout,
-                                             .activation = l->activation,
-                                             .epsilon = PS_NORM_EPSILON};
-    if (sums) {
-        whole.addend = gradient;
-    }
-    if (counted) {
-        whole.means = ps_layer_norm_means(l);
-        whole.dgamma = norm->d_gamma;
-        whole.dbeta = norm->d_beta;
-        whole.norm_x = norm->x;
-        whole.mean = norm->mean;
-        whole.var = norm->spread;
-    }
-    PS_TRY(l->k->feed_forward_backward(l->k, &whole));
-    PS_TRY(weight_gradient(l, later, g[PS_W_1], g[PS_B_1], a, d_hidden));
-    l->notes->means = counted;
-    if (sums) {
-        branch->data = NULL;
-    }
-    return l->output_dropout.threshold ? PS_OK : gradients_end(l, later); /* dy itself is soon another's */
-}
-
 /* *branch = the gradient of the feed-forward's input, from dy, that of its end, as branch_input gives it. */
 static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gradients *later, struct ps_tensor *branch,
                                             struct ps_tensor dy, struct ps_tensor a, const struct ps_layer_norm *norm)
@@ -441,9 +390,6 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
     const struct ps_kernels *k = l->k;
     const struct ps_shared_cache *s = l->shared;
     const struct ps_tensor *w = l->weight, *g = l->gradient;
-    if (l->feed_forward && k->feed_forward_hands_on) {
-        return handed_backward(l, later, branch, dy, a, norm);
-    }
     if (l->feed_forward) { /* of post-norm the stream's gradient becomes the sum of both, as branch_input's */
         const int post = l->norm_place == PS_NORM_POST;
         struct ps_tensor gradient = ps_layer_rows(l, s->gradient, l->d), nothing = {.data = NULL};

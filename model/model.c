@@ -129,8 +129,7 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .epilogue = m->options.epilogue && m->k->gemm_bias,
                          .tiled_attention = m->options.tiled_attention,
                          .feed_forward = m->options.feed_forward,
-                         .gradients_together = (m->options.epilogue || (m->options.feed_forward && m->k->feed_forward_hands_on)) &&
-                                               m->k->gemm_gradients,
+                         .gradients_together = m->options.epilogue && m->k->gemm_gradients,
                          .together = together_of(m, training)};
     l.R = l.S * l.N;
     l.e = l.d / l.h;

@@ -137,9 +137,7 @@ static enum ps_status backward(const struct ps_layer *l, enum ps_norm_number num
     const struct ps_layer_norm n = ps_layer_norm_of(l, number);
     struct ps_tensor means = {.data = NULL}, masked = {.data = NULL};
     const int of_w_o = (l->norm_place == PS_NORM_POST) == (number == PS_NORM_1), by_row = l->norm != PS_NORM_BATCH;
-    const int masks =
-        l->feed_forward && !k->feed_forward_hands_on; /* a feed-forward in one masks its own, or leaves it to others */
-    if (l->epilogue && next.threshold && !(masks && (by_row || !of_w_o))) {
+    if (l->epilogue && next.threshold && !(l->feed_forward && (by_row || !of_w_o))) { /* a feed-forward in one masks its own */
         masked = ps_layer_rows(l, of_w_o ? ps_layer_masked_o(l) : l->shared->masked, l->d);
     }
     if (l->norm == PS_NORM_BATCH && l->notes->means) {

@@ -77,9 +77,8 @@ enum ps_status ps_engine_open_model(const struct ps_config *c, struct ps_kernels
                                        .merge_qkv = c->runtime.merge_qkv,
                                        .epilogue = c->runtime.epilogue,
                                        .tiled_attention = tiled_attention(c, kernels, &shape),
-                                       .feed_forward =
-                                           c->runtime.epilogue && kernels->feed_forward_faster &&
-                                           kernels->feed_forward_faster(kernels, shape.d_model, shape.d_ff, shape.activation),
+                                       .feed_forward = c->runtime.epilogue && kernels->feed_forward_faster &&
+                                                       kernels->feed_forward_faster(kernels, shape.d_model, shape.d_ff),
                                        .seed = c->train.seed,
                                        .loss = ps_config_loss(c),
                                        .exchange = share ? share->exchange : NULL,

@@ -341,9 +341,9 @@ static int build_gemm_gradient(struct call *c, int index)
  * sums are merged twice. */
 static int build_gemm_finish(struct call *c, int index)
 {
-    static const int64_t mnk[][3] = {{333, 64, 16},    {129, 48, 16},    {2, 16, 16},       {7, 8, 8},        {500, 384, 128},
-                                     {4099, 128, 40},  {9001, 24, 16},   {260, 200, 72},    {65, 136, 264},   {300, 16, 520},
-                                     {128, 40, 192},   {2500, 192, 96},  {2061, 1128, 520}, {4097, 232, 520}, {1100, 72, 1032},
+    static const int64_t mnk[][3] = {{333, 64, 16},     {129, 48, 16},   {2, 16, 16},       {7, 8, 8},        {500, 384, 128},
+                                     {4099, 128, 40},   {9001, 24, 16},  {260, 200, 72},    {65, 136, 264},   {300, 16, 520},
+                                     {128, 40, 192},    {2500, 192, 96}, {2061, 1128, 520}, {4097, 232, 520}, {1100, 72, 1032},
                                      {1700, 376, 1096}, {32800, 72, 128}};
     static const enum ps_finish ends[] = {PS_FINISH_SUM,      PS_FINISH_SUM,        PS_FINISH_SUM,  PS_FINISH_RESIDUAL,
                                           PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE};
@@ -851,68 +851,28 @@ static int feed_forward_size(int index, int64_t size[3])
     return 1;
 }
 
-/* What both directions read: x, the weights and b_1 from operand `first` on. */
-static void place_feed_forward(struct call *c, int first, const int64_t size[3], int64_t inner)
-{
-    place(c, first, REAL, IN, NORMAL, size[0], size[1]);
-    place(c, first + 1, REAL, IN, NORMAL, size[1], inner);
-    place(c, first + 2, PARAMETER, IN, NORMAL, inner);
-    place(c, first + 3, REAL, IN, NORMAL, size[2], size[1]);
-}
-
-static int feed_forward_call(struct call *c, int index, const int64_t size[3], enum ps_activation activation, int counted)
+static int build_feed_forward(struct call *c, int index)
 {
     struct ps_feed_forward *a = &c->arguments.feed_forward;
-    const int64_t rows = size[0], d = size[1];
-    a->activation = activation;
-    a->momentum = 0.1;
-    place(c, 0, REAL, OUT, NORMAL, rows, d);
-    for (int i = 1; i <= 4 && counted; i++) { /* mean, var, the running ones */
-        place(c, i, STATISTICS, i < 3 ? OUT : ADD, i % 2 ? NORMAL : POSITIVE, d);
+    int64_t size[3];
+    if (!feed_forward_size(index, size)) {
+        return 0;
     }
-    place_feed_forward(c, 5, size, activation == PS_SWIGLU ? 2 * size[2] : size[2]);
-    place(c, 9, PARAMETER, IN, NORMAL, d);
-    place(c, 10, REAL, IN, NORMAL, rows, d);
+    const int64_t rows = size[0], d = size[1], f = size[2];
+    a->activation = (enum ps_activation)(index % 4);
+    const int64_t inner = a->activation == PS_SWIGLU ? 2 * f : f;
+    place(c, 0, REAL, OUT, NORMAL, rows, d);
+    place(c, 1, REAL, IN, NORMAL, rows, d);
+    place(c, 2, REAL, IN, NORMAL, d, inner);
+    place(c, 3, PARAMETER, IN, NORMAL, inner);
+    place(c, 4, REAL, IN, NORMAL, f, d);
+    place(c, 5, PARAMETER, IN, NORMAL, d);
+    place(c, 6, REAL, IN, NORMAL, rows, d);
     const char *p = set_dropout(c, index / 4 + index, &a->hidden_dropout, offsetof(struct ps_feed_forward, hidden_dropout.state));
     const char *q = set_dropout(c, index / 4 + 1, &a->output_dropout, offsetof(struct ps_feed_forward, output_dropout.state));
     c->has_dropout = 0; /* the output is a sum */
-    call_label(c, "[%lld, %lld, %lld]%s%s,%s%s", (long long)rows, (long long)d, (long long)size[2], activation_names[activation], p,
-               q, counted ? ", counted" : "");
+    call_label(c, "[%lld, %lld, %lld]%s%s,%s", (long long)rows, (long long)d, (long long)f, activation_names[a->activation], p, q);
     return 1;
-}
-
-static int build_feed_forward(struct call *c, int index)
-{
-    int64_t size[3];
-    c->may_refuse = 1; /* widths that are not whole 16 bytes, swiglu */
-    return feed_forward_size(index, size) && feed_forward_call(c, index, size, (enum ps_activation)(index % 4), 0);
-}
-
-/* Of tables that hand hidden columns on: widths that fill a kernel's and others, weights that stay and that do not, many blocks. */
-static int handed_size(int index, int64_t size[3])
-{
-    static const int64_t sizes[][3] = {{333, 16, 128},   {129, 32, 64},    {2, 24, 16},     {4099, 64, 256},
-                                       {500, 40, 72},    {257, 96, 192},   {1000, 80, 136}, {300, 128, 256},
-                                       {2061, 128, 512}, {640, 120, 1032}, {190, 192, 384}, {33, 136, 40}};
-    if (index >= 6 * LENGTH(sizes)) {
-        return 0;
-    }
-    memcpy(size, sizes[index / 6], sizeof sizes[0]);
-    return 1;
-}
-
-static int build_counted_feed_forward(struct call *c, int index)
-{
-    int64_t size[3];
-    c->may_refuse = 1;
-    return handed_size(index, size) && feed_forward_call(c, index, size, (enum ps_activation)(index % 3), index / 3 % 2);
-}
-
-static const char *set_backward_dropout(struct call *c, int index)
-{
-    struct ps_feed_forward_backward *a = &c->arguments.feed_forward_backward;
-    c->has_dropout = 0;
-    return set_dropout(c, index / 4 + index, &a->hidden_dropout, offsetof(struct ps_feed_forward_backward, hidden_dropout.state));
 }
 
 /* Every other case with an addend. */
@@ -926,57 +886,26 @@ static int build_feed_forward_backward(struct call *c, int index)
     const int64_t rows = size[0], d = size[1], f = size[2];
     a->activation = (enum ps_activation)(index % 4);
     const int64_t inner = a->activation == PS_SWIGLU ? 2 * f : f;
-    c->may_refuse = 1; /* of tables that hand hidden columns on */
     place(c, 0, REAL, OUT, NORMAL, rows, d);
     place(c, 1, PARAMETER, ADD, NORMAL, d, inner);
     place(c, 2, PARAMETER, ADD, NORMAL, inner);
     place(c, 3, PARAMETER, ADD, NORMAL, f, d);
     place(c, 4, PARAMETER, ADD, NORMAL, d);
-    place(c, 10, REAL, IN, NORMAL, rows, d);
-    place_feed_forward(c, 11, size, inner);
+    place(c, 5, REAL, IN, NORMAL, rows, d);
+    place(c, 6, REAL, IN, NORMAL, rows, d);
+    place(c, 7, REAL, IN, NORMAL, d, inner);
+    place(c, 8, PARAMETER, IN, NORMAL, inner);
+    place(c, 9, REAL, IN, NORMAL, f, d);
     if (index / 4 % 2) {
-        place(c, 15, REAL, IN, NORMAL, rows, d);
+        place(c, 10, REAL, IN, NORMAL, rows, d);
     }
-    const char *p = set_backward_dropout(c, index);
+    const char *p =
+        set_dropout(c, index / 4 + index, &a->hidden_dropout, offsetof(struct ps_feed_forward_backward, hidden_dropout.state));
     const char *q =
         set_dropout(c, index / 4 + 1, &a->output_dropout, offsetof(struct ps_feed_forward_backward, output_dropout.state));
+    c->has_dropout = 0;
     call_label(c, "[%lld, %lld, %lld]%s%s,%s%s", (long long)rows, (long long)d, (long long)f, activation_names[a->activation], p, q,
                index / 4 % 2 ? " with an addend" : "");
-    return 1;
-}
-
-/* Hidden columns handed on; plain, with an addend, with the sums of a norm and both. */
-static int build_handed_backward(struct call *c, int index)
-{
-    struct ps_feed_forward_backward *a = &c->arguments.feed_forward_backward;
-    int64_t size[3];
-    if (!handed_size(index, size)) {
-        return 0;
-    }
-    const int64_t rows = size[0], d = size[1], f = size[2];
-    const int added = index % 2, counted = index / 2 % 2;
-    a->activation = (enum ps_activation)(index % 3);
-    a->epsilon = 1e-5;
-    c->may_refuse = 1; /* the cpu makes the weights' gradients */
-    place(c, 0, REAL, OUT, NORMAL, rows, d);
-    place(c, 5, REAL, OUT, NORMAL, rows, f);
-    place(c, 6, REAL, OUT, NORMAL, rows, f);
-    place(c, 10, REAL, IN, NORMAL, rows, d);
-    place_feed_forward(c, 11, size, f);
-    if (added) {
-        place(c, 15, REAL, IN, NORMAL, rows, d);
-    }
-    if (counted) {
-        place(c, 7, STATISTICS, OUT, NORMAL, 2, d);
-        place(c, 8, PARAMETER, ADD, NORMAL, d);
-        place(c, 9, PARAMETER, ADD, NORMAL, d);
-        place(c, 16, REAL, IN, NORMAL, rows, d);
-        place(c, 17, STATISTICS, IN, NORMAL, d);
-        place(c, 18, STATISTICS, IN, POSITIVE, d);
-    }
-    const char *p = set_backward_dropout(c, index);
-    call_label(c, "[%lld, %lld, %lld]%s%s handed on%s%s", (long long)rows, (long long)d, (long long)f,
-               activation_names[a->activation], p, added ? ", an addend" : "", counted ? ", counted" : "");
     return 1;
 }
 
@@ -2159,8 +2088,6 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_attention_backward, build_attention_backward, 0},
                                           {PS_OP_feed_forward, build_feed_forward, 0},
                                           {PS_OP_feed_forward_backward, build_feed_forward_backward, 0},
-                                          {PS_OP_feed_forward, build_counted_feed_forward, 0},
-                                          {PS_OP_feed_forward_backward, build_handed_backward, 0},
                                           {PS_OP_embed_forward, build_embed_forward, 1u << 4 | 1u << 5},
                                           {PS_OP_embed_backward, build_embed_backward, 0},
                                           {PS_OP_head_step, build_head_step, 1u << 9},

@@ -113,10 +113,7 @@ static inline struct fixture fixture_open_with(const char *backend, const char *
     struct fixture f = {.batch = batch};
     OK(ps_device_open(device_kind, 2, &f.device));
     OK(ps_kernels_open(backend, f.device, precision, &(struct ps_kernels_options){.tiny_gemm = 1}, &f.k));
-    struct ps_model_options served = *options; /* CUDA's feed-forward in one has not every shape */
-    served.feed_forward &= f.k->feed_forward && (!f.k->feed_forward_hands_on ||
-                                                 f.k->feed_forward_faster(f.k, shape->d_model, shape->d_ff, shape->activation));
-    OK(ps_model_open(f.k, shape, batch, &served, &f.model));
+    OK(ps_model_open(f.k, shape, batch, options, &f.model));
     f.count = f.model->layout->count;
     fixture_parameters(&f, 0.1);
 

@@ -39,9 +39,9 @@ static int attention_faster(const struct ps_kernels *k, int64_t patches, int64_t
 }
 
 /* While the weights and their sums stay in the second-level cache. */
-static int feed_forward_faster(const struct ps_kernels *k, int64_t d_model, int64_t d_ff, enum ps_activation activation)
+static int feed_forward_faster(const struct ps_kernels *k, int64_t d_model, int64_t d_ff)
 {
-    (void)k, (void)activation;
+    (void)k;
     return d_model * d_ff <= 1 << 17;
 }
 

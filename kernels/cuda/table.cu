@@ -5,7 +5,6 @@
 
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/context.cuh"
-#include "kernels/cuda/gemm/product.cuh"
 
 #ifdef PS_FUSED_ENCODER
 static const bool fused_encoder = true;
@@ -215,13 +214,6 @@ extern "C" enum ps_status ps_cuda_kernels_choices(const struct ps_gpu *gpu, enum
     return PS_OK;
 }
 
-#ifdef PS_FUSED_ENCODER
-static int feed_forward_faster(const struct ps_kernels *k, int64_t d_model, int64_t d_ff, enum ps_activation activation)
-{
-    return ps_cuda_feed_forward16_serves(k, 1, d_model, d_ff, activation);
-}
-#endif
-
 extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps_precision precision,
                                                const struct ps_kernels_options *options, struct ps_kernels **kernels)
 {
@@ -278,10 +270,6 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     if (k->real != PS_F32 && device->compute_capability == 90) {
         k->gemm_finish = ps_cuda_gemm_finish;
         k->gemm_bias = ps_cuda_gemm_bias;
-        k->feed_forward = ps_cuda_feed_forward;
-        k->feed_forward_backward = ps_cuda_feed_forward_backward;
-        k->feed_forward_faster = feed_forward_faster;
-        k->feed_forward_hands_on = 1;
     }
 #endif
     k->attention = ps_cuda_attention;

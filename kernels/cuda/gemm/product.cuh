@@ -108,7 +108,4 @@ static inline int ps_cuda_split_sums(const float *sums, int64_t n_sums)
 enum ps_status ps_cuda_split_sum(const struct ps_cuda_context *context, const struct ps_product *product, const float *partial,
                                  int slabs, int tile_m, int tile_n, int64_t n_sums);
 
-/* gemm/feed_forward16.cu: whether it takes a feed-forward of 16 bits. */
-bool ps_cuda_feed_forward16_serves(const struct ps_kernels *k, int64_t rows, int64_t d, int64_t f, enum ps_activation activation);
-
 #endif

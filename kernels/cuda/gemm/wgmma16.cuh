@@ -165,15 +165,15 @@ static __device__ __forceinline__ int rows_at(int64_t m, int64_t row, int most)
     return row >= m ? 0 : m - row < most ? (int)(m - row) : most;
 }
 
-/* A tile's threads: M of them, of a block that has several such CREWS. */
-template <int M, int CREWS> struct crew {
+/* A tile's threads: M of them, the block's or (of LONG_THREADS) the warpgroup's. */
+template <int M> struct crew {
     static __device__ __forceinline__ int side()
     {
-        return CREWS == 1 ? 0 : (int)threadIdx.x / M;
+        return M == THREADS ? 0 : (int)threadIdx.x / M;
     }
     static __device__ __forceinline__ int thread()
     {
-        return CREWS == 1 ? (int)threadIdx.x : (int)threadIdx.x % M;
+        return M == THREADS ? (int)threadIdx.x : (int)threadIdx.x % M;
     }
     static __device__ __forceinline__ void meet()
     {
@@ -182,19 +182,19 @@ template <int M, int CREWS> struct crew {
 };
 
 /* True in the crew that is the last of `count` to come here: it sees what the others wrote before. */
-template <int M, int CREWS> static __device__ __forceinline__ bool comes_last(unsigned *ticket, int count)
+template <int M> static __device__ __forceinline__ bool comes_last(unsigned *ticket, int count)
 {
-    __shared__ bool last[CREWS];
-    bool &mine = last[crew<M, CREWS>::side()];
+    __shared__ bool last[THREADS / M];
+    bool &mine = last[crew<M>::side()];
     __threadfence();
-    crew<M, CREWS>::meet();
-    if (crew<M, CREWS>::thread() == 0) {
+    crew<M>::meet();
+    if (crew<M>::thread() == 0) {
         mine = atomicAdd(ticket, 1u) == (unsigned)(count - 1);
         if (mine) {
             *ticket = 0;
         }
     }
-    crew<M, CREWS>::meet();
+    crew<M>::meet();
     if (mine) {
         __threadfence();
     }
@@ -203,16 +203,16 @@ template <int M, int CREWS> static __device__ __forceinline__ bool comes_last(un
 
 /* One pair a column of `count` rows of pairs, each over `rows` rows of c from `row` on: two sums, or (MOMENTS) a mean and M2,
  * merged about the first one's mean. In the first N threads. */
-template <int M, int N, bool MOMENTS, int CREWS>
+template <int M, int N, bool MOMENTS>
 static __device__ __forceinline__ void merge(double &first, double &second, const float2 *from, int n, int column, int count,
                                              int64_t row, int64_t rows, int64_t m)
 {
-    __shared__ double all[CREWS][2][M];
-    double(&shared)[2][M] = all[crew<M, CREWS>::side()];
-    const int thread = crew<M, CREWS>::thread(), part = thread / N;
+    __shared__ double all[THREADS / M][2][M];
+    double(&shared)[2][M] = all[crew<M>::side()];
+    const int thread = crew<M>::thread(), part = thread / N;
     double a = 0, b = 0, total = 0;
     const double pivot = MOMENTS && column < n ? (double)__ldcg(from + column).x : 0;
-    if (column < n && part < M / N) {
+    if (column < n) {
 #pragma unroll 4
         for (int i = part; i < count; i += M / N) {
             const float2 v = __ldcg(from + (int64_t)i * n + column);
@@ -229,7 +229,7 @@ static __device__ __forceinline__ void merge(double &first, double &second, cons
     }
     shared[0][thread] = a;
     shared[1][thread] = b;
-    crew<M, CREWS>::meet();
+    crew<M>::meet();
     if (part == 0) {
 #pragma unroll
         for (int i = 1; i < M / N; i++) {
@@ -245,7 +245,7 @@ static __device__ __forceinline__ void merge(double &first, double &second, cons
             b = b < 0 ? 0 : b; /* what is not a number stays that */
         }
     }
-    crew<M, CREWS>::meet();
+    crew<M>::meet();
     first = a;
     second = b;
 }
@@ -273,11 +273,11 @@ static __device__ __forceinline__ void finish_column(const struct call &x, int c
 }
 
 /* From the warps' pairs, of N columns each, to the whole's. */
-template <int M, int N, bool MOMENTS, int CREWS = 1>
+template <int M, int N, bool MOMENTS>
 static __device__ __forceinline__ void gather_sums(const struct call &x, const float2 (*warps)[N], int tile_m, int tile_n)
 {
-    const int thread = crew<M, CREWS>::thread(), own = thread % N, column = tile_n * N + own;
-    crew<M, CREWS>::meet();
+    const int thread = crew<M>::thread(), own = thread % N, column = tile_n * N + own;
+    crew<M>::meet();
     if (thread < N && column < x.n) {
         float2 all = make_float2(0, 0);
         if constexpr (MOMENTS) {
@@ -306,20 +306,20 @@ static __device__ __forceinline__ void gather_sums(const struct call &x, const f
     const int group = tile_m / x.share, first = group * x.share;
     const int count = x.tiles_m - first < x.share ? x.tiles_m - first : x.share;
     unsigned *const tickets = x.tickets + tile_n * (x.groups + 1);
-    if (!comes_last<M, CREWS>(tickets + group, count)) {
+    if (!comes_last<M>(tickets + group, count)) {
         return;
     }
     double a, b;
-    merge<M, N, MOMENTS, CREWS>(a, b, x.partials + (int64_t)first * x.n, x.n, column, count, (int64_t)first * ROWS, ROWS, x.m);
+    merge<M, N, MOMENTS>(a, b, x.partials + (int64_t)first * x.n, x.n, column, count, (int64_t)first * ROWS, ROWS, x.m);
     if (x.groups > 1) {
         float2 *const groups = x.partials + (int64_t)x.tiles_m * x.n;
         if (thread < N && column < x.n) {
             groups[(int64_t)group * x.n + column] = make_float2((float)a, (float)b);
         }
-        if (!comes_last<M, CREWS>(tickets + x.groups, x.groups)) {
+        if (!comes_last<M>(tickets + x.groups, x.groups)) {
             return;
         }
-        merge<M, N, MOMENTS, CREWS>(a, b, groups, x.n, column, x.groups, 0, (int64_t)x.share * ROWS, x.m);
+        merge<M, N, MOMENTS>(a, b, groups, x.n, column, x.groups, 0, (int64_t)x.share * ROWS, x.m);
     }
     if (thread < N && column < x.n) {
         finish_column<MOMENTS>(x, column, a, b);
@@ -914,7 +914,7 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
                                                             counted[COUNTED ? side : 0] + (COUNTED ? warp % 4 : 0));
             if constexpr (COUNTED) {
                 if (tile_m < x.tiles_m) {
-                    gather_sums<GROUP, WIDE, FINISH == PS_FINISH_RESIDUAL, 2>(x, counted[side], tile_m, tile_n);
+                    gather_sums<GROUP, WIDE, FINISH == PS_FINISH_RESIDUAL>(x, counted[side], tile_m, tile_n);
                 }
             }
         }
