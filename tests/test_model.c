@@ -2665,7 +2665,7 @@ int main(void)
                                                 {"layer fp16", "step fp16", "every fp16"},
                                                 {"layer bf16", "step bf16", "every bf16"}};
     TCase *tests = tcase_create("model"), *shifted = tcase_create("layer shifted"), *differences = tcase_create("differences"),
-          *layers[FUSED], *steps[FUSED], *every[FUSED];
+          *halves = tcase_create("layer halves"), *layers[FUSED], *steps[FUSED], *every[FUSED];
     for (int i = 0; i < FUSED; i++) {
         layers[i] = tcase_create(names[i][0]);
         steps[i] = tcase_create(names[i][1]);
@@ -2676,6 +2676,7 @@ int main(void)
     }
     tcase_set_timeout(tests, 300);
     tcase_set_timeout(shifted, 300);
+    tcase_set_timeout(halves, 300);
     tcase_set_timeout(differences, 300);
     tcase_add_loop_test(tests, finite_differences, 0, 2 * SHAPES_AND_VARIANTS);
     tcase_add_loop_test(tests, masked_differences, 0, SHAPES_AND_VARIANTS);
@@ -2728,8 +2729,8 @@ int main(void)
                 tcase_add_loop_test(steps[i], step_in_one, i * ONE_SHAPES, (i + 1) * ONE_SHAPES);
                 tcase_add_loop_test(every[i], every_instance, i, i + 1);
             }
-            tcase_add_loop_test(shifted, halves_steps, 0, HALVES_CASES * HALVES_SHAPES);
-            tcase_add_loop_test(shifted, halves_forward, 0, HALVES_CASES * HALVES_SHAPES);
+            tcase_add_loop_test(halves, halves_steps, 0, HALVES_CASES * HALVES_SHAPES);
+            tcase_add_loop_test(halves, halves_forward, 0, HALVES_CASES * HALVES_SHAPES);
             tcase_add_loop_test(shifted, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
             tcase_add_loop_test(shifted, shorter_batches, 0, 2 * FUSED);
             tcase_add_loop_test(shifted, level_layer_small_rows, 0, FUSED * FUSED_SHAPES);
@@ -2752,6 +2753,7 @@ int main(void)
     suite_add_tcase(suite, tests);
     suite_add_tcase(suite, differences);
     suite_add_tcase(suite, shifted);
+    suite_add_tcase(suite, halves);
     for (int i = 0; i < FUSED; i++) {
         suite_add_tcase(suite, layers[i]);
         suite_add_tcase(suite, steps[i]);
