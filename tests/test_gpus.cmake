@@ -1,5 +1,5 @@
 # kernels/cuda/gpus.cmake beside an nvidia-smi that says what each case wants: cmake -P
-set(PS_ARCHITECTURES 80-real 86-real 89-real 90)
+set(PS_ARCHITECTURES 80-real 90)
 set(folder ${CMAKE_CURRENT_BINARY_DIR}/test_gpus)
 set(ENV{PATH} ${folder}:$ENV{PATH})
 
@@ -13,11 +13,11 @@ function(expect output code wanted)
 endfunction()
 
 expect("9.0\\n9.0\\n" 0 "90-real")
-expect("8.6\\n8.9\\n" 0 "86-real;89-real")
+expect("8.6\\n8.9\\n" 0 "80-real") # which runs on them
 expect("7.5\\n8.0\\n" 0 "80-real") # what is too old is left out
 expect("7.5\\n" 0 "")
 expect("8.9\\n12.0\\n" 0 "${PS_ARCHITECTURES}") # PTX
-expect("8.7\\n" 0 "${PS_ARCHITECTURES}")
+expect("8.7\\n9.0\\n" 0 "80-real;90-real")
 if(EXISTS /dev/nvidia0) # a driver that does not tell
   expect("failed: 9.0\\n" 9 "${PS_ARCHITECTURES}")
 else()

@@ -18,6 +18,9 @@ foreach(capability IN LISTS ps_capabilities)
   if(capability LESS 80) # refused when a program opens it
     continue()
   endif()
+  if(capability LESS 90) # 8.6 and 8.9 run machine code for 8.0
+    set(capability 80)
+  endif()
   string(REGEX MATCH "(^|;)${capability}(-real)?(;|$)" ps_known "${PS_ARCHITECTURES}")
   if(NOT ps_known)
     set(PS_GPUS ${PS_ARCHITECTURES})
