@@ -851,6 +851,15 @@ static int feed_forward_size(int index, int64_t size[3])
     return 1;
 }
 
+/* What both directions read: x, the weights and b_1 from operand `first` on. */
+static void place_feed_forward(struct call *c, int first, const int64_t size[3], int64_t inner)
+{
+    place(c, first, REAL, IN, NORMAL, size[0], size[1]);
+    place(c, first + 1, REAL, IN, NORMAL, size[1], inner);
+    place(c, first + 2, PARAMETER, IN, NORMAL, inner);
+    place(c, first + 3, REAL, IN, NORMAL, size[2], size[1]);
+}
+
 static int build_feed_forward(struct call *c, int index)
 {
     struct ps_feed_forward *a = &c->arguments.feed_forward;
@@ -862,10 +871,7 @@ static int build_feed_forward(struct call *c, int index)
     a->activation = (enum ps_activation)(index % 4);
     const int64_t inner = a->activation == PS_SWIGLU ? 2 * f : f;
     place(c, 0, REAL, OUT, NORMAL, rows, d);
-    place(c, 1, REAL, IN, NORMAL, rows, d);
-    place(c, 2, REAL, IN, NORMAL, d, inner);
-    place(c, 3, PARAMETER, IN, NORMAL, inner);
-    place(c, 4, REAL, IN, NORMAL, f, d);
+    place_feed_forward(c, 1, size, inner);
     place(c, 5, PARAMETER, IN, NORMAL, d);
     place(c, 6, REAL, IN, NORMAL, rows, d);
     const char *p = set_dropout(c, index / 4 + index, &a->hidden_dropout, offsetof(struct ps_feed_forward, hidden_dropout.state));
@@ -892,10 +898,7 @@ static int build_feed_forward_backward(struct call *c, int index)
     place(c, 3, PARAMETER, ADD, NORMAL, f, d);
     place(c, 4, PARAMETER, ADD, NORMAL, d);
     place(c, 5, REAL, IN, NORMAL, rows, d);
-    place(c, 6, REAL, IN, NORMAL, rows, d);
-    place(c, 7, REAL, IN, NORMAL, d, inner);
-    place(c, 8, PARAMETER, IN, NORMAL, inner);
-    place(c, 9, REAL, IN, NORMAL, f, d);
+    place_feed_forward(c, 6, size, inner);
     if (index / 4 % 2) {
         place(c, 10, REAL, IN, NORMAL, rows, d);
     }
