@@ -337,14 +337,14 @@ static int build_gemm_gradient(struct call *c, int index)
     return 1;
 }
 
-/* Every end, with sums over rows and without, of weights as they lie and turned; rows of one tile, of several, and of so many that
- * sums are merged twice. */
+/* Every end, with sums over rows and without, of weights as they lie and turned; rows of one tile, of several, of so many that
+ * sums are merged twice, and of several tiles a warp of 132 multiprocessors. */
 static int build_gemm_finish(struct call *c, int index)
 {
     static const int64_t mnk[][3] = {{333, 64, 16},     {129, 48, 16},   {2, 16, 16},       {7, 8, 8},        {500, 384, 128},
                                      {4099, 128, 40},   {9001, 24, 16},  {260, 200, 72},    {65, 136, 264},   {300, 16, 520},
                                      {128, 40, 192},    {2500, 192, 96}, {2061, 1128, 520}, {4097, 232, 520}, {1100, 72, 1032},
-                                     {1700, 376, 1096}, {32800, 72, 128}};
+                                     {1700, 376, 1096}, {36111, 72, 128}};
     static const enum ps_finish ends[] = {PS_FINISH_SUM,      PS_FINISH_SUM,        PS_FINISH_SUM,  PS_FINISH_RESIDUAL,
                                           PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE};
     static const char *const names[] = {"sum",  "sum with an addend", "sum, counted", "residual", "residual, counted", "activation",

@@ -392,7 +392,7 @@ template <typename T> struct embed_grad {
     float *position, *product; /* partial sums [shares, N d], [shares N, (P + 1) d] */
     int sequences, count /* N */, d, patch;
     int stages, share;           /* of all the sequences; that a block takes */
-    int across, down;            /* warps side by side along d, and those that share the stages */
+    int across, down;            /* a block's warps: side by side along d, and those that share the stages */
     int sides;                   /* blocks along d */
     bool by_vectors;             /* patches are copied by 16 bytes */
     struct ps_divisor by_pieces; /* of a patch */
@@ -410,8 +410,9 @@ template <int CT, int NT> struct grad_shape {
     }
     static size_t bytes(int across, int down)
     {
-        const size_t sums = (size_t)(down * sum_rows * pitch(across)) * sizeof(float);
-        return sums > warps * warp_bytes ? sums : warps * warp_bytes;
+        const size_t sums = (size_t)(down * sum_rows * pitch(across)) * sizeof(float),
+                     stages = (size_t)(across * down * warp_bytes);
+        return sums > stages ? sums : stages;
     }
 };
 
@@ -480,7 +481,7 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
     ps_grid_begin();
     const uint64_t step = e.dropout.threshold ? e.dropout.state->step : 0;
     float sums[CT][NT][4] = {};
-    if (warp < e.across * e.down && first < e.d) {
+    if (first < e.d) {
         int buffer = 0;
         fetch(stage < end);
         fetch_patches(stage, patches);
@@ -538,26 +539,24 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
     __syncthreads();
     const int pitch = shape::pitch(e.across), width = 16 * CT * e.across;
     float *parts = (float *)shared;
-    if (warp < e.across * e.down) {
-        float *part = parts + warp / e.across * shape::sum_rows * pitch + warp % e.across * 16 * CT + lane / 4;
+    float *part = parts + warp / e.across * shape::sum_rows * pitch + warp % e.across * 16 * CT + lane / 4;
 #pragma unroll
-        for (int m = 0; m < CT; m++) {
+    for (int m = 0; m < CT; m++) {
 #pragma unroll
-            for (int j = 0; j < pieces; j++) {
+        for (int j = 0; j < pieces; j++) {
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    part[(8 * j + lane % 4 * 2 + i % 2) * pitch + 16 * m + i / 2 * 8] = sums[m][j][i];
-                }
+            for (int i = 0; i < 4; i++) {
+                part[(8 * j + lane % 4 * 2 + i % 2) * pitch + 16 * m + i / 2 * 8] = sums[m][j][i];
             }
-            if (lane % 4 == 0) {
-                part[8 * pieces * pitch + 16 * m] = sums[m][pieces][0];
-                part[8 * pieces * pitch + 16 * m + 8] = sums[m][pieces][2];
-            }
+        }
+        if (lane % 4 == 0) {
+            part[8 * pieces * pitch + 16 * m] = sums[m][pieces][0];
+            part[8 * pieces * pitch + 16 * m + 8] = sums[m][pieces][2];
         }
     }
     __syncthreads();
     const float scale = e.dropout.threshold ? e.dropout.scale : 1.0f;
-    for (int p = warp; p <= e.patch; p += shape::warps) {
+    for (int p = warp; p <= e.patch; p += e.across * e.down) {
         for (int c = lane; c < width && side * width + c < e.d; c += 32) {
             const float *part = parts + (p < e.patch ? p : 8 * pieces) * pitch + c;
             float total = part[0];
@@ -586,6 +585,7 @@ static enum ps_status launch_gradients(const struct ps_cuda_context *c, const ch
     shares = shares < 1 ? 1 : shares < e->stages ? shares : e->stages;
     e->share = (e->stages + shares - 1) / shares;
     shares = (e->stages + e->share - 1) / e->share;
+    e->down = e->down < e->share ? e->down : e->share; /* of few sequences blocks are small, and several a multiprocessor */
     const int64_t positions = (int64_t)e->count * e->d, columns = (int64_t)(e->patch + 1) * e->d,
                   parts = (int64_t)shares * e->count;
     PS_TRY(ps_cuda_workspace(c, op, (size_t)(shares * positions + parts * columns) * sizeof(float)));
@@ -598,7 +598,7 @@ static enum ps_status launch_gradients(const struct ps_cuda_context *c, const ch
     PS_TRY(ps_cuda_check(
         cudaFuncSetAttribute((const void *)embed_gradients<T, CT, NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
         op));
-    ps_cuda_launch(c, embed_gradients<T, CT, NT>, (unsigned)(parts * e->sides), shape::threads, bytes, *e);
+    ps_cuda_launch(c, embed_gradients<T, CT, NT>, (unsigned)(parts * e->sides), (unsigned)(32 * e->across * e->down), bytes, *e);
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
     const struct ps_cuda_columns jobs[2] = {
         {(float *)a->d_position.data, (float *)a->d_position.data, positions, e->position, shares, positions},

@@ -79,7 +79,7 @@ static __global__ void __launch_bounds__(block)
     const float *from = window ? window + first * w.by_channel : NULL;
     if constexpr (STAGED) {
         const bool channels_fastest = w.by_channel < w.by_time;
-#pragma unroll 4
+#pragma unroll 8
         for (int i = threadIdx.x; i < p.tile * p.length; i += block) {
             int c, l;
             if (channels_fastest) {
@@ -95,8 +95,10 @@ static __global__ void __launch_bounds__(block)
         }
         __syncthreads();
     }
-    const int lane = threadIdx.x % 32;
-    for (int c = threadIdx.x / 32; c < live; c += block / 32) {
+    /* Warps that there are more of than channels share a channel's patches; each finds its mean and deviation. */
+    const int lane = threadIdx.x % 32, shares = live < block / 32 ? block / 32 / live : 1;
+    for (int i = threadIdx.x / 32; i < live * shares; i += block / 32) {
+        const int c = i / shares, share = i % shares;
         const int64_t sequence = b * p.channels + first + c;
         auto value = [&](int l) -> float {
             if constexpr (STAGED) {
@@ -114,10 +116,12 @@ static __global__ void __launch_bounds__(block)
             }
         } else if (p.revin) {
             float sum = 0.0f, squares = 0.0f;
+#pragma unroll 8
             for (int l = lane; l < p.length; l += 32) {
                 sum += value(l);
             }
             mu = ps_group_sum<32>(sum) / (float)p.length;
+#pragma unroll 8
             for (int l = lane; l < p.length; l += 32) {
                 const float difference = value(l) - mu;
                 squares += difference * difference;
@@ -125,22 +129,23 @@ static __global__ void __launch_bounds__(block)
             deviation = sqrtf(ps_group_sum<32>(squares) / (float)p.length + p.epsilon);
             mu = p.subtract_last ? value(p.length - 1) : mu;
         }
-        if (lane == 0) {
+        if (lane == 0 && share == 0) {
             mean[sequence] = mu;
             std[sequence] = deviation;
         }
         const float scale = 1.0f / deviation;
         const int total = p.patches * p.patch;
         T *to = patches + sequence * total;
-        for (int i = lane; i < total; i += 32) {
-            const int n = (int)ps_divide(i, p.by_patch), at = p.first + n * p.stride + (i - n * p.patch);
+#pragma unroll 4
+        for (int j = lane + 32 * share; j < total; j += 32 * shares) {
+            const int n = (int)ps_divide(j, p.by_patch), at = p.first + n * p.stride + (j - n * p.patch);
             auto z = [&]() {
                 return (value(at < p.length ? at : p.length - 1) - mu) * scale;
             }; /* beyond the end the last repeats */
             if constexpr (MASKED) {
-                ps_put(to + i, from && isnan(z()) ? 0.0f : z());
+                ps_put(to + j, from && isnan(z()) ? 0.0f : z());
             } else {
-                ps_put(to + i, z());
+                ps_put(to + j, z());
             }
         }
     }
@@ -177,6 +182,8 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
     const bool staged = tile > 0;
     tile = !staged || tile > channels_at_once ? channels_at_once : tile;
     tile = tile < channels ? tile : channels;
+    const int64_t each = sequences / c->multiprocessors; /* of few sequences every multiprocessor has some */
+    tile = each < 1 ? 1 : each < tile ? each : tile;
     const struct patching p = {(int)channels,
                                (int)length,
                                (int)patch,

@@ -451,10 +451,19 @@ static struct layer layer_of(const struct ps_kernels *k, const struct ps_encoder
     return l;
 }
 
+/* As measured on an H100 (docs/benchmarks.md). A row costs the same whatever d is, and the backward kernel of heads of 32 has too
+ * few registers for many patches; but few rows are done at once, where the other level has many launches. */
+static bool is_slower(const struct layer *l)
+{
+    const bool many = tiles_of(l) > l->context->multiprocessors, wide_heads = l->d_model / l->n_heads > 16;
+    return (many && l->d_model <= 72) || (wide_heads && (l->patches > 48 || (many && l->patches > 32)));
+}
+
 static enum ps_status streamed_plan(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan)
 {
     const struct layer l = sizes_of(k, r);
     PS_TRY(supported(&l));
+    plan->slower = is_slower(&l);
     plan->kernels = "streamed/real16";
     plan->kept_bytes = layer_kept_bytes(&l) * (size_t)r->layers;
     return PS_OK;
