@@ -4,8 +4,8 @@
  * waits for another. Sums over rows stay in shared memory until the last tile; the last block of a slice merges the blocks' in a
  * fixed order.
  *
- * Bytes: 2 m k a slice, from L2 but for the first, 2 k n a slice's blocks, and 2 m n for c and for each tensor beside it. FLOPs
- * 2 m n k. Memory bounds it, then what follows the products. */
+ * Bytes: 2 m k for each slice, from L2 but for the first; 2 k n for as many blocks as a slice has; and 2 m n for c and for each
+ * tensor beside it. FLOPs 2 m n k. Memory bounds it, then what follows the products. */
 #ifndef PS_KERNELS_CUDA_GEMM_WGMMA16_HELD_CUH
 #define PS_KERNELS_CUDA_GEMM_WGMMA16_HELD_CUH
 
@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
     const uint32_t ring = rings + side * x.depth * PANEL, staging = rings + CREWS * x.depth * PANEL;
     const uint32_t held_full = ps_shared_address(barriers), full = held_full + 8 + 8 * MOST_DEPTH * side;
     uint8_t *const sums = memory + (staging + WARPS * x.staged - ps_shared_address(memory));
-    constexpr bool PLAIN = FINISH == PS_FINISH_SUM && !COUNTED; /* perhaps: without an addend */
+    constexpr bool PLAIN = FINISH == PS_FINISH_SUM && !COUNTED; /* if it has no addend */
     float *const bias = (float *)sums;
     float2 *const counted = (float2 *)sums;
     float *const pivots = (float *)(counted + WARPS * x.chunks * N);
@@ -287,9 +287,7 @@ static enum ps_status launch_held(const struct ps_cuda_context *c, const char *o
         HELD_THREADS / 32 * (x.staged + x.chunks * counted_bytes<N, FINISH, COUNTED>)+x.chunks * bias_bytes<N, FINISH, COUNTED>;
     auto *const kernel = held_kernel<T, N, ACROSS, FINISH, COUNTED>;
     PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
-    PS_TRY(ps_tensor_map_2d(&a, p->a.data, p->m, p->k, 2 * p->a.row, 64, DEEP));
-    PS_TRY((ACROSS ? ps_tensor_map_2d(&b, p->b.data, p->k, p->n, 2 * p->b.row, DEEP, 64)
-                   : ps_tensor_map_2d(&b, p->b.data, p->n, p->k, 2 * p->b.column, N, DEEP)));
+    PS_TRY((open_maps<N, ACROSS, 1>(&a, &b, p, 64)));
     if (COUNTED) {
         if (x.slices > PS_COLUMN_TILES) {
             return ps_fail(PS_UNSUPPORTED, "%s (cuda): sums over %d columns are too many", op, x.n);

@@ -23,7 +23,7 @@ enum {
     MANY_REGISTERS = 232,
 };
 
-template <int N, bool ACROSS> static constexpr int stage_bytes = ROWS_BYTES + right_bytes<N, ACROSS>;
+template <bool ACROSS> static constexpr int stage_bytes = ROWS_BYTES + right_bytes<WIDE, ACROSS>;
 
 /* One pair a column of `count` rows of pairs, each over `rows` rows of c from `row` on: two sums, or (MOMENTS) a mean and M2,
  * merged about the first one's mean. In the first N threads. */
@@ -74,13 +74,13 @@ static __device__ __forceinline__ void merge(double &first, double &second, cons
     second = b;
 }
 
-/* From the warps' pairs, of N columns each, to the whole's. */
-template <int N, bool MOMENTS>
-static __device__ __forceinline__ void gather_sums(const struct call &x, const float2 (*warps)[N], int tile_m, int tile_n)
+/* From the warps' pairs of each column to the whole's. */
+template <bool MOMENTS>
+static __device__ __forceinline__ void gather_sums(const struct call &x, const float2 (*warps)[WIDE], int tile_m, int tile_n)
 {
-    const int thread = crew<GROUP>::thread(), own = thread % N, column = tile_n * N + own;
+    const int thread = crew<GROUP>::thread(), own = thread % WIDE, column = tile_n * WIDE + own;
     crew<GROUP>::meet();
-    if (thread < N && column < x.n) {
+    if (thread < WIDE && column < x.n) {
         float2 all = make_float2(0, 0);
         if constexpr (MOMENTS) {
             const float count = (float)rows_at(x.m, (int64_t)tile_m * ROWS, ROWS);
@@ -112,30 +112,30 @@ static __device__ __forceinline__ void gather_sums(const struct call &x, const f
         return;
     }
     double a, b;
-    merge<N, MOMENTS>(a, b, x.partials + (int64_t)first * x.n, x.n, column, count, (int64_t)first * ROWS, ROWS, x.m);
+    merge<WIDE, MOMENTS>(a, b, x.partials + (int64_t)first * x.n, x.n, column, count, (int64_t)first * ROWS, ROWS, x.m);
     if (x.groups > 1) {
         float2 *const groups = x.partials + (int64_t)x.tiles_m * x.n;
-        if (thread < N && column < x.n) {
+        if (thread < WIDE && column < x.n) {
             groups[(int64_t)group * x.n + column] = make_float2((float)a, (float)b);
         }
         if (!comes_last<GROUP>(tickets + x.groups, x.groups)) {
             return;
         }
-        merge<N, MOMENTS>(a, b, groups, x.n, column, x.groups, 0, (int64_t)x.share * ROWS, x.m);
+        merge<WIDE, MOMENTS>(a, b, groups, x.n, column, x.groups, 0, (int64_t)x.share * ROWS, x.m);
     }
-    if (thread < N && column < x.n) {
+    if (thread < WIDE && column < x.n) {
         finish_column<MOMENTS>(x, column, a, b);
     }
 }
 
-/* One lane: that and the tile's rows, to a stage. */
-template <int N, bool ACROSS, int BLOCKS>
+/* One lane: a piece of the right operand's tile, and of the tile's rows, to a stage. */
+template <bool ACROSS>
 static __device__ __forceinline__ void bring_panels(const CUtensorMap &a_map, const CUtensorMap &b_map, uint32_t stage,
                                                     uint32_t barrier, int tile_m, int tile_n, int piece, int rank)
 {
-    ps_mbarrier_expect(barrier, stage_bytes<N, ACROSS>);
+    ps_mbarrier_expect(barrier, stage_bytes<ACROSS>);
     ps_tensor_copy2(stage, &a_map, piece * DEEP, tile_m * ROWS, barrier);
-    bring_right<N, ACROSS, BLOCKS>(b_map, stage + ROWS_BYTES, barrier, tile_n, piece, rank);
+    bring_right<WIDE, ACROSS, CLUSTER>(b_map, stage + ROWS_BYTES, barrier, tile_n, piece, rank);
 }
 
 /* Sums over rows take room from the ring. */
@@ -151,7 +151,7 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
     extern __shared__ uint8_t memory[];
     __shared__ __align__(8) uint64_t barriers[2 * MOST_STAGES];
     __shared__ float2 counted[COUNTED ? 2 : 1][COUNTED ? 8 : 1][COUNTED ? WIDE : 1];
-    constexpr int STAGE = stage_bytes<WIDE, ACROSS>, COUNT = long_stages<COUNTED>;
+    constexpr int STAGE = stage_bytes<ACROSS>, COUNT = long_stages<COUNTED>;
     enum { TURN = 3 }; /* the first barrier of those by which warpgroups take turns */
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), side = warp / 4, rank = ps_cluster_rank();
     const uint32_t ring = (ps_shared_address(memory) + 1023u) & ~1023u, full = ps_shared_address(barriers),
@@ -178,8 +178,7 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
                 const int tile_n = place % x.tiles_n, tile_m = place / x.tiles_n * CLUSTER + rank;
                 for (int piece = 0; piece < x.pieces; piece++) {
                     ps_mbarrier_wait(empty + 8 * stage, parity);
-                    bring_panels<WIDE, ACROSS, CLUSTER>(a_map, b_map, ring + stage * STAGE, full + 8 * stage, tile_m, tile_n, piece,
-                                                        rank);
+                    bring_panels<ACROSS>(a_map, b_map, ring + stage * STAGE, full + 8 * stage, tile_m, tile_n, piece, rank);
                     if (++stage == COUNT) {
                         stage = 0;
                         parity ^= 1;
@@ -248,7 +247,7 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
                                                             counted[COUNTED ? side : 0] + (COUNTED ? warp % 4 : 0), NULL, true);
             if constexpr (COUNTED) {
                 if (tile_m < x.tiles_m) {
-                    gather_sums<WIDE, FINISH == PS_FINISH_RESIDUAL>(x, counted[side], tile_m, tile_n);
+                    gather_sums<FINISH == PS_FINISH_RESIDUAL>(x, counted[side], tile_m, tile_n);
                 }
             }
         }
@@ -257,12 +256,12 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
     ps_cluster_wait();
 }
 
-/* Room for sums over rows, of tiles of N columns. */
-template <int N> static enum ps_status open_sums(const struct ps_cuda_context *c, const char *op, struct call &x)
+/* Room for sums over rows. */
+static enum ps_status open_sums(const struct ps_cuda_context *c, const char *op, struct call &x)
 {
     /* One group while a thread has few partial sums to add, else as many groups as tiles in each. */
     x.share = x.tiles_m;
-    if (x.tiles_m > 8 * GROUP / N) {
+    if (x.tiles_m > 8 * GROUP / WIDE) {
         for (x.share = 1; x.share * x.share < x.tiles_m; x.share++) {
         }
     }
@@ -276,32 +275,23 @@ template <int N> static enum ps_status open_sums(const struct ps_cuda_context *c
     return PS_OK;
 }
 
-/* BLOCKS: that share the right operand's panels. */
-template <int N, bool ACROSS, int BLOCKS>
-static enum ps_status open_maps(CUtensorMap *a, CUtensorMap *b, struct call &x, const struct ps_product *p)
-{
-    x.tiles_n = (x.n + N - 1) / N;
-    x.tiles_m = (int)((x.m + ROWS - 1) / ROWS);
-    PS_TRY(ps_tensor_map_2d(a, p->a.data, p->m, p->k, 2 * p->a.row, ROWS, DEEP));
-    return ACROSS ? ps_tensor_map_2d(b, p->b.data, p->k, p->n, 2 * p->b.row, DEEP / BLOCKS, 64)
-                  : ps_tensor_map_2d(b, p->b.data, p->n, p->k, 2 * p->b.column, N / BLOCKS, DEEP);
-}
-
 template <typename T, bool ACROSS, enum ps_finish FINISH, bool COUNTED>
 static enum ps_status launch_long(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x)
 {
     CUtensorMap a, b;
-    constexpr size_t shared = long_stages<COUNTED> * stage_bytes<WIDE, ACROSS> + 2 * GROUP / 32 * STAGED_BYTES + 1024;
+    constexpr size_t shared = long_stages<COUNTED> * stage_bytes<ACROSS> + 2 * GROUP / 32 * STAGED_BYTES + 1024;
     auto *const kernel = long_kernel<T, ACROSS, FINISH, COUNTED>;
     PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), op));
-    PS_TRY((open_maps<WIDE, ACROSS, CLUSTER>(&a, &b, x, p)));
-    if (COUNTED) {
-        PS_TRY((open_sums<WIDE>(c, op, x)));
-    }
+    PS_TRY((open_maps<WIDE, ACROSS, CLUSTER>(&a, &b, p, ROWS)));
     const int clusters = c->multiprocessors / CLUSTER;
+    x.tiles_n = (x.n + WIDE - 1) / WIDE;
+    x.tiles_m = (int)((x.m + ROWS - 1) / ROWS);
     x.pieces = (x.k + DEEP - 1) / DEEP;
     x.places = (x.tiles_m + CLUSTER - 1) / CLUSTER * x.tiles_n;
     x.strides = x.places < clusters ? x.places : clusters;
+    if (COUNTED) {
+        PS_TRY(open_sums(c, op, x));
+    }
     ps_cuda_launch_clusters(c, kernel, CLUSTER, dim3((unsigned)(x.strides * CLUSTER)), LONG_THREADS, shared, a, b, x);
     PS_CUDA_LAUNCHED(op);
 }

@@ -43,7 +43,8 @@ struct call {
     const float *bias;
     struct ps_dropout dropout;
     enum ps_activation activation;
-    /* Of sums over rows: [tiles + groups, n] pairs, a ticket for each group of `share` tiles and one more, for each tile_n. */
+    /* Of sums over rows: held_kernel's [blocks, n] pairs, and a ticket a slice; long_kernel's [tiles + groups, n], and for each
+     * tile_n a ticket for each group of `share` tiles and one more. */
     float2 *partials;
     unsigned *tickets;
     int tiles_m, share, groups;
@@ -213,6 +214,15 @@ static __device__ __forceinline__ void bring_right(const CUtensorMap &b_map, uin
         constexpr int LINES = N / BLOCKS;
         copy(place + rank * LINES * 128, piece * DEEP, tile_n * N + rank * LINES);
     }
+}
+
+/* Maps of both operands: boxes of `rows` of the left one's, and of the right one's as BLOCKS that share it bring them. */
+template <int N, bool ACROSS, int BLOCKS>
+static enum ps_status open_maps(CUtensorMap *a, CUtensorMap *b, const struct ps_product *p, int rows)
+{
+    PS_TRY(ps_tensor_map_2d(a, p->a.data, p->m, p->k, 2 * p->a.row, rows, DEEP));
+    return ACROSS ? ps_tensor_map_2d(b, p->b.data, p->k, p->n, 2 * p->b.row, DEEP / BLOCKS, 64)
+                  : ps_tensor_map_2d(b, p->b.data, p->n, p->k, 2 * p->b.column, N / BLOCKS, DEEP);
 }
 
 /* ---- a tile on its way out ---- */
