@@ -281,7 +281,9 @@ struct hooked {
         const struct hooked *h = k->context;                                                                \
         h->hook(h->argument, PS_OP_##name, arguments, 0);                                                   \
         enum ps_status status = ps_op_result(PS_OP_##name, arguments, h->inner->name(h->inner, arguments)); \
-        h->hook(h->argument, PS_OP_##name, arguments, 1);                                                   \
+        if (status != PS_UNSUPPORTED) {                                                                     \
+            h->hook(h->argument, PS_OP_##name, arguments, 1);                                               \
+        }                                                                                                   \
         return status;                                                                                      \
     }
 PS_KERNEL_LIST(PS_X)
@@ -348,7 +350,7 @@ enum ps_status ps_kernels_hooked(const struct ps_kernels *inner, ps_hook *hook, 
 void ps_count_hook(void *counts, enum ps_op op, const void *operation_arguments, int after)
 {
     struct ps_counts *c = counts;
-    if (after) {
+    if (!after) {
         return;
     }
     c->calls[op]++;

@@ -556,7 +556,8 @@ enum ps_finish { PS_FINISH_SUM, PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FIN
 /* A product and what follows it, in one. a [m, k], b [k, n], strides of which one is 1: CUDA takes b's last of RESIDUAL and
  * ACTIVATION, its first of the others. c, kept, addend, x [m, n], contiguous; bias [n], dgamma, dbeta [n] (type parameter); mean,
  * var, running_mean, running_var [n], means [2, n] (type statistics). c may be addend. No swiglu. What is not served is
- * PS_UNSUPPORTED: operations that follow one another do the same. */
+ * PS_UNSUPPORTED: operations that follow one another do the same; CUDA's fp32 and tf32 serve no sums over rows, nor small
+ * weights. */
 struct ps_gemm_finish {
     struct ps_tensor c, kept, means, dgamma, dbeta, mean, var, running_mean, running_var, a, b, bias, addend, x;
     enum ps_finish finish;
@@ -824,7 +825,7 @@ enum ps_status ps_kernels_choices(const struct ps_gpu *gpu, enum ps_precision pr
 
 /* ---- a table around another (counting.c) ---- */
 
-/* Called before (after = 0) and after (after = 1) every operation. */
+/* Called before (after = 0) and after (after = 1) every operation; of one that is refused, PS_UNSUPPORTED, only before. */
 typedef void ps_hook(void *argument, enum ps_op op, const void *operation_arguments, int after);
 
 /* A table that forwards every operation to `inner` (borrowed, must outlive it) and calls the hook around it; a device's error is

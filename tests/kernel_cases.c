@@ -228,8 +228,8 @@ static int build_gemm(struct call *c, int index)
     }
     index -= LENGTH(others);
     /* Many rows, and sums over many: all dense, or c or one operand a slice and b or c turned. */
-    static const int64_t rows[][3] = {{1030, 34, 20},  {1091, 130, 68}, {1027, 66, 164},
-                                      {1025, 34, 384}, {1025, 34, 800}, {1026, 34, 420}};
+    static const int64_t rows[][3] = {{1030, 34, 20},  {1091, 130, 68},  {1027, 66, 164},   {1025, 34, 384}, {1025, 34, 800},
+                                      {1026, 34, 420}, {17005, 36, 388}, {17001, 100, 388}, {8601, 196, 392}};
     static const int64_t sums[][3] = {{132, 36, 1100}, {68, 132, 1060},  {36, 36, 4099},  {16, 128, 2080},
                                       {64, 64, 3000},  {100, 120, 1792}, {80, 132, 1600}, {88, 88, 1472}};
     if (index < 2 * LENGTH(rows)) {
@@ -257,7 +257,8 @@ static int build_gemm(struct call *c, int index)
                 {2, {896, 4}, {42, 42, 4}, DENSE, HEADS, TURNED_HEADS, 2}, {2, {896, 4}, {42, 4, 42}, HEADS, DENSE, HEADS, 0},
                 {2, {640, 16}, {42, 42, 8}, DENSE, DENSE, TURNED, 2},      {2, {640, 16}, {42, 8, 42}, DENSE, DENSE, DENSE, 0},
                 {2, {640, 16}, {42, 8, 42}, DENSE, TURNED, DENSE, 0},      {2, {1280, 4}, {5, 5, 16}, DENSE, DENSE, TURNED, 2},
-                {2, {1280, 4}, {5, 16, 5}, DENSE, DENSE, DENSE, 0},        {2, {100, 8}, {64, 64, 64}, DENSE, DENSE, TURNED, 0}};
+                {2, {1280, 4}, {5, 16, 5}, DENSE, DENSE, DENSE, 0},        {2, {100, 8}, {64, 64, 64}, DENSE, DENSE, TURNED, 0},
+                {0, {0, 0}, {1024, 264, 16388}, DENSE, DENSE, DENSE, 0}};
     if (asked("PS_TEST_FULL") && index < LENGTH(step)) {
         build_gemm_case(c, step[index].scales, step[index].batch_rank, step[index].batch, step[index].mnk, step[index].to,
                         step[index].left, step[index].right);
@@ -284,8 +285,8 @@ static int build_gemm(struct call *c, int index)
 /* Every other case with an addend, c and it dense or slices of wider rows, the bias aligned or not. */
 static int build_gemm_bias(struct call *c, int index)
 {
-    static const int64_t mnk[][3] = {{333, 64, 16}, {210, 192, 64},  {129, 63, 42}, {7, 5, 3},       {1, 16, 16},
-                                     {64, 64, 64},  {500, 384, 128}, {33, 1, 9},    {4099, 128, 32}, {40, 48, 672}};
+    static const int64_t mnk[][3] = {{333, 64, 16},   {210, 192, 64}, {129, 63, 42},   {7, 5, 3},     {1, 16, 16},     {64, 64, 64},
+                                     {500, 384, 128}, {33, 1, 9},     {4099, 128, 32}, {40, 48, 672}, {8601, 200, 388}};
     if (index >= 8 * LENGTH(mnk)) {
         return 0;
     }
@@ -306,13 +307,14 @@ static int build_gemm_bias(struct call *c, int index)
 
 static int build_gemm_gradient(struct call *c, int index)
 {
-    static const int64_t mnk[][3] = {
-        {64, 16, 333},   {5, 3, 7},        {1, 1, 16},      {132, 36, 1100},  {68, 132, 1060},  {36, 36, 4099},   {40, 136, 1024},
-        {136, 40, 1025}, {132, 132, 1030}, {33, 65, 1500},  {8, 8, 256},      {8, 8, 255},      {16, 48, 5000},   {64, 64, 2000},
-        {16, 128, 1030}, {24, 136, 600},   {128, 16, 1030}, {264, 24, 700},   {136, 200, 1500}, {128, 128, 4099}, {8, 16384, 256},
-        {16384, 8, 300}, {512, 512, 257},  {72, 1024, 300}, {528, 1000, 300}, {584, 576, 257},  {2088, 128, 300}, {72, 3712, 260}};
-    static const int64_t step[][3] = {{16, 48, 37632},   {16, 16, 37632},   {16, 128, 37632}, {128, 16, 37632},
-                                      {128, 384, 26880}, {128, 256, 26880}, {256, 128, 26880}};
+    static const int64_t mnk[][3] = {{64, 16, 333},   {5, 3, 7},        {1, 1, 16},      {132, 36, 1100},  {68, 132, 1060},
+                                     {36, 36, 4099},  {40, 136, 1024},  {136, 40, 1025}, {132, 132, 1030}, {33, 65, 1500},
+                                     {8, 8, 256},     {8, 8, 255},      {16, 48, 5000},  {64, 64, 2000},   {16, 128, 1030},
+                                     {24, 136, 600},  {128, 16, 1030},  {264, 24, 700},  {136, 200, 1500}, {128, 128, 4099},
+                                     {8, 16384, 256}, {16384, 8, 300},  {512, 512, 257}, {72, 1024, 300},  {528, 1000, 300},
+                                     {584, 576, 257}, {2088, 128, 300}, {72, 3712, 260}, {300, 200, 1060}, {140, 396, 1100}};
+    static const int64_t step[][3] = {{16, 48, 37632},   {16, 16, 37632},   {16, 128, 37632},  {128, 16, 37632},
+                                      {128, 384, 26880}, {128, 256, 26880}, {256, 128, 26880}, {2088, 1160, 1024}};
     enum { OTHERS = 6 }; /* of the last ones: dw alone, and x or dy off its alignment */
     const int full = asked("PS_TEST_FULL") ? LENGTH(step) : 0;
     static const int64_t others[OTHERS][3] = {{40, 48, 999},  {56, 72, 999},  {72, 56, 999},
@@ -338,13 +340,13 @@ static int build_gemm_gradient(struct call *c, int index)
 }
 
 /* Every end, with sums over rows and without, of weights as they lie and turned; rows of one tile, of several, of so many that
- * sums are merged twice, and of several tiles a warp of 132 multiprocessors. */
+ * sums are merged twice, and of several tiles a warp of 132 multiprocessors; float32 takes the larger of them. */
 static int build_gemm_finish(struct call *c, int index)
 {
-    static const int64_t mnk[][3] = {{333, 64, 16},     {129, 48, 16},   {2, 16, 16},       {7, 8, 8},        {500, 384, 128},
-                                     {4099, 128, 40},   {9001, 24, 16},  {260, 200, 72},    {65, 136, 264},   {300, 16, 520},
-                                     {128, 40, 192},    {2500, 192, 96}, {2061, 1128, 520}, {4097, 232, 520}, {1100, 72, 1032},
-                                     {1700, 376, 1096}, {36111, 72, 128}};
+    static const int64_t mnk[][3] = {{333, 64, 16},     {129, 48, 16},    {2, 16, 16},       {7, 8, 8},        {500, 384, 128},
+                                     {4099, 128, 40},   {9001, 24, 16},   {260, 200, 72},    {65, 136, 264},   {300, 16, 520},
+                                     {128, 40, 192},    {2500, 192, 96},  {2061, 1128, 520}, {4097, 232, 520}, {1100, 72, 1032},
+                                     {1700, 376, 1096}, {36111, 72, 128}, {1027, 264, 264},  {1500, 200, 344}};
     static const enum ps_finish ends[] = {PS_FINISH_SUM,      PS_FINISH_SUM,        PS_FINISH_SUM,  PS_FINISH_RESIDUAL,
                                           PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE};
     static const char *const names[] = {"sum",  "sum with an addend", "sum, counted", "residual", "residual, counted", "activation",

@@ -149,6 +149,33 @@ START_TEST(test_hooked)
 }
 END_TEST
 
+static enum ps_status refusing_add(const struct ps_kernels *k, const struct ps_add *arguments)
+{
+    (void)k;
+    (void)arguments;
+    return ps_fail(PS_UNSUPPORTED, "not here");
+}
+
+/* What is refused has not been done: hooks see no end of it, and it does not count. */
+START_TEST(test_hooked_refusal)
+{
+    struct trace trace = {0};
+    struct ps_counts counts = {0};
+    struct ps_kernels inner = {.backend = "fake", .precision = PS_FP32, .add = refusing_add}, *k = NULL;
+    double any[12] = {0};
+    struct ps_add arguments = {.y = ps_tensor_2d(any, PS_F64, 3, 4)};
+    ck_assert_int_eq(ps_kernels_hooked(&inner, trace_hook, &trace, &k), PS_OK);
+    ck_assert_int_eq(k->add(k, &arguments), PS_UNSUPPORTED);
+    ck_assert_int_eq(trace.n, 1);
+    ck_assert_int_eq(trace.after[0], 0);
+    k->close(k);
+    ck_assert_int_eq(ps_kernels_hooked(&inner, ps_count_hook, &counts, &k), PS_OK);
+    ck_assert_int_eq(k->add(k, &arguments), PS_UNSUPPORTED);
+    ck_assert_int_eq(counts.calls[PS_OP_add], 0);
+    k->close(k);
+}
+END_TEST
+
 static enum ps_status failing_gradients(const struct ps_kernels *k, const struct ps_gemm_gradient *each, int count)
 {
     (void)each;
@@ -302,6 +329,7 @@ int main(void)
     tcase_add_test(parts, test_tensor);
     tcase_add_test(parts, test_fail);
     tcase_add_test(parts, test_hooked);
+    tcase_add_test(parts, test_hooked_refusal);
     tcase_add_test(parts, test_hooked_gradients);
     suite_add_tcase(suite, parts);
     TCase *opened = tcase_create("opened");

@@ -267,7 +267,7 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
         k->gemm_gradient = ps_cuda_gemm_gradient;
     }
 #ifdef PS_FUSED_ENCODER
-    if (k->real != PS_F32 && device->compute_capability == 90) {
+    if (device->compute_capability == 90) {
         k->gemm_finish = ps_cuda_gemm_finish;
         k->gemm_bias = ps_cuda_gemm_bias;
     }

@@ -37,7 +37,8 @@ static const struct way ways[] = {
     {"tiny", tiny_wanted, ps_cuda_tiny_product},
     {"split", ps_cuda_split_wanted, ps_cuda_split_product}, /* a long sum over few outputs */
 #ifdef PS_FUSED_ENCODER
-    {"rows", ps_cuda_rows_wanted, ps_cuda_rows_product},             /* many rows times a weight */
+    {"rows", ps_cuda_rows_wanted, ps_cuda_rows_product},             /* many rows times a weight of few terms */
+    {"long", ps_cuda_long_wanted, ps_cuda_long_product},             /* or of more */
     {"gradient", ps_cuda_gradient_wanted, ps_cuda_gradient_product}, /* a sum over many rows */
     {"wgmma16", ps_cuda_wgmma16_wanted, ps_cuda_wgmma16_product},    /* many rows of 16 bits times a weight */
 #endif
@@ -50,6 +51,7 @@ static const struct way ways[] = {
 static const struct way ways_with_bias[] = {
 #ifdef PS_FUSED_ENCODER
     {"rows", ps_cuda_rows_wanted, ps_cuda_rows_product},
+    {"long", ps_cuda_long_wanted, ps_cuda_long_product},
     {"wgmma16", ps_cuda_wgmma16_serves, ps_cuda_wgmma16_product},
 #endif
     {"cublaslt", ps_cuda_cublaslt_wanted, ps_cuda_cublaslt_product},
@@ -126,7 +128,7 @@ static enum ps_status product_of_gradient(const struct ps_gemm_gradient *a, stru
 }
 
 #ifdef PS_FUSED_ENCODER
-/* What the operation's tensors are, and that they lie as kernels of 16 bits take them. */
+/* What the operation's tensors are, and that they lie as kernels take them. */
 static enum ps_status product_to_finish(const struct ps_kernels *k, const struct ps_gemm_finish *a, struct ps_product *p)
 {
     const char *op = "gemm_finish";
@@ -165,9 +167,10 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
     if (moments && p->m < 2) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a variance of %lld rows", op, (long long)p->m);
     }
-    if (!ps_cuda_wgmma16_serves(k, p) || (keeps && a->activation == PS_SWIGLU)) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): [%lld, %lld] of %lld terms, or swiglu, is not served", op, (long long)p->m,
-                       (long long)p->n, (long long)p->k);
+    const bool served = k->real == PS_F32 ? !counted && ps_cuda_long_finishes(k, p) : ps_cuda_wgmma16_serves(k, p);
+    if (!served || (keeps && a->activation == PS_SWIGLU)) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): [%lld, %lld] of %lld terms, swiglu, or sums over rows of float32 are not served",
+                       op, (long long)p->m, (long long)p->n, (long long)p->k);
     }
     return PS_OK;
 }
@@ -214,7 +217,7 @@ extern "C" enum ps_status ps_cuda_gemm_finish(const struct ps_kernels *k, const 
 {
     struct ps_product p;
     PS_TRY(product_to_finish(k, a, &p));
-    return ps_cuda_wgmma16_finish(k, &p, a);
+    return k->real == PS_F32 ? ps_cuda_long_finish(k, &p, a) : ps_cuda_wgmma16_finish(k, &p, a);
 }
 #endif
 

@@ -59,11 +59,18 @@ enum ps_status ps_cuda_warp_product(const struct ps_kernels *k, const struct ps_
 bool ps_cuda_split_wanted(const struct ps_kernels *k, const struct ps_product *product);
 enum ps_status ps_cuda_split_product(const struct ps_kernels *k, const struct ps_product *product);
 
-/* gemm/wgmma.cu: float32 on sm_90; rows times a weight, and sums over many rows. */
+/* gemm/wgmma.cu: float32 on sm_90; rows times a weight of few terms, and sums over many rows. */
 bool ps_cuda_rows_wanted(const struct ps_kernels *k, const struct ps_product *product);
 enum ps_status ps_cuda_rows_product(const struct ps_kernels *k, const struct ps_product *product);
 bool ps_cuda_gradient_wanted(const struct ps_kernels *k, const struct ps_product *product);
 enum ps_status ps_cuda_gradient_product(const struct ps_kernels *k, const struct ps_product *product);
+
+/* gemm/wgmma_long.cu: float32 on sm_90; rows times a weight of more terms, and with what ps_gemm_finish says but sums over rows,
+ * checked by who calls. */
+bool ps_cuda_long_wanted(const struct ps_kernels *k, const struct ps_product *product);
+enum ps_status ps_cuda_long_product(const struct ps_kernels *k, const struct ps_product *product);
+bool ps_cuda_long_finishes(const struct ps_kernels *k, const struct ps_product *product);
+enum ps_status ps_cuda_long_finish(const struct ps_kernels *k, const struct ps_product *product, const struct ps_gemm_finish *f);
 
 /* gemm/wgmma16.cuh: bf16 and fp16 on sm_90, many rows times a weight or its transpose, with a bias and an addend; and with all that
  * ps_gemm_finish says, checked by who calls. */

@@ -230,19 +230,19 @@ struct gradient {
 enum {
     HIGH = 128, /* rows of c, two warpgroups */
     THREADS = 256,
-    STAGES = 4,
     A_LINE = HIGH + 8 /* floats; lanes of a fragment read 32 banks */
 };
 
 /* DEEP rows of both operands as they are, in floats. */
 template <int N> static constexpr int stage_floats = DEEP *(A_LINE + N);
+template <int N> static constexpr int stages_of = N > 128 ? 3 : 4;
 
 template <int N, bool EXACT>
 static __global__ void __launch_bounds__(THREADS, 1) gradient_kernel(const __grid_constant__ struct gradient x)
 {
     ps_grid_begin();
     extern __shared__ uint8_t shared_memory[];
-    constexpr int PANEL = N * LINE, SIDE = PANEL * (EXACT ? 2 : 1), STAGE = stage_floats<N>;
+    constexpr int PANEL = N * LINE, SIDE = PANEL * (EXACT ? 2 : 1), STAGE = stage_floats<N>, STAGES = stages_of<N>;
     const uint32_t shared = (ps_shared_address(shared_memory) + 1023u) & ~1023u; /* b turned, twice; then the stages */
     const uint32_t stages = shared + 2 * SIDE;
     const float *const staged = (const float *)(shared_memory + (stages - ps_shared_address(shared_memory)));
@@ -403,11 +403,12 @@ static int64_t rows_bytes(int64_t k, int64_t columns, bool exact, int warpgroups
 
 bool ps_cuda_rows_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
+    enum { MOST_TERMS = 384 }; /* from there on gemm/wgmma_long.cu is the faster */
     const struct ps_cuda_context *context = ps_cuda(k);
     return served(context, p) && p->m >= 1024 && p->n >= 32 && p->n <= 64 * (int64_t)context->multiprocessors && p->n % 2 == 0 &&
-           p->k % 4 == 0 && rows_bytes(p->k, 64, ps_cuda_exact(k), 2, 2) <= context->shared_bytes && p->a.column == 1 &&
-           p->c.column == 1 && aligned(p->a.data, p->a.row, 4) && aligned(p->c.data, p->c.row, 2) && aligned(p->addend, 0, 2) &&
-           aligned(p->bias, 0, 2);
+           p->k % 4 == 0 && p->k <= MOST_TERMS && rows_bytes(p->k, 64, ps_cuda_exact(k), 2, 2) <= context->shared_bytes &&
+           p->a.column == 1 && p->c.column == 1 && aligned(p->a.data, p->a.row, 4) && aligned(p->c.data, p->c.row, 2) &&
+           aligned(p->addend, 0, 2) && aligned(p->bias, 0, 2);
 }
 
 template <int N, int WARPGROUPS, int STAGES, bool EXACT>
@@ -458,9 +459,9 @@ bool ps_cuda_gradient_wanted(const struct ps_kernels *k, const struct ps_product
 {
     const struct ps_cuda_context *context = ps_cuda(k);
     const int64_t tiles = ceil_div(p->m > p->n ? p->m : p->n, HIGH) * ceil_div(p->m > p->n ? p->n : p->m, 64);
-    return served(context, p) && p->k >= 1024 && p->m >= 32 && p->n >= 32 && tiles <= 2 * context->multiprocessors &&
-           p->a.row == 1 && p->b.column == 1 && !p->bias && !p->addend && aligned(p->a.data, p->a.column, 4) &&
-           aligned(p->b.data, p->b.row, 4);
+    return served(context, p) && p->k >= 1024 && p->m >= 32 && p->n >= 32 &&
+           tiles <= (ps_cuda_exact(k) ? 8 : 2) * context->multiprocessors && p->a.row == 1 && p->b.column == 1 && !p->bias &&
+           !p->addend && aligned(p->a.data, p->a.column, 4) && aligned(p->b.data, p->b.row, 4);
 }
 
 template <int N, bool EXACT>
@@ -470,7 +471,7 @@ static enum ps_status gradient_launch(const struct ps_cuda_context *context, con
     void *const workspace = ps_cuda_gemm_workspace(context, &workspace_bytes);
     struct gradient x = {};
     void (*const kernel)(struct gradient) = gradient_kernel<N, EXACT>;
-    const int bytes = 2 * N * LINE * (EXACT ? 2 : 1) + STAGES * stage_floats<N> * (int)sizeof(float) + 1024;
+    const int bytes = 2 * N * LINE * (EXACT ? 2 : 1) + stages_of<N> * stage_floats<N> * (int)sizeof(float) + 1024;
     x.a = (const float *)p->a.data;
     x.b = (const float *)p->b.data;
     x.partial = (float *)workspace;
@@ -486,9 +487,19 @@ static enum ps_status gradient_launch(const struct ps_cuda_context *context, con
     x.sum_a = p->sums && sum_a;
     x.sum_b = p->sums && !sum_a;
     const int64_t most = (int64_t)(workspace_bytes / ((size_t)x.slab * sizeof(float)));
+    /* As many slabs as all multiprocessors take at once, or more where that leaves too many idle: each costs a pass over its sums.
+     */
+    enum { MOST_SLABS = 16 };
+    auto busy = [&](int64_t count) {
+        const int64_t blocks = count * x.tiles, rounds = ceil_div(blocks, context->multiprocessors);
+        return (double)blocks / (double)(rounds * context->multiprocessors);
+    };
     int64_t slabs = context->multiprocessors / x.tiles;
     slabs = slabs < 1 ? 1 : slabs;
     slabs = slabs < most ? slabs : most;
+    for (int64_t count = slabs + 1; count <= MOST_SLABS && count <= most; count++) {
+        slabs = busy(count) > 1.05 * busy(slabs) ? count : slabs;
+    }
     if (slabs < 1) {
         return ps_fail(PS_UNSUPPORTED, "gemm: m %lld, n %lld: partial sums do not fit the workspace", (long long)p->m,
                        (long long)p->n);
@@ -516,6 +527,7 @@ enum ps_status ps_cuda_gradient_product(const struct ps_kernels *k, const struct
     const bool wide = p.n > 64;
     return ps_cuda_exact(k)
                ? wide ? gradient_launch<128, true>(context, &p, turned) : gradient_launch<64, true>(context, &p, turned)
-           : wide ? gradient_launch<128, false>(context, &p, turned)
-                  : gradient_launch<64, false>(context, &p, turned);
+           : (p.n - 1) % 256 >= 128 ? gradient_launch<256, false>(context, &p, turned)
+           : wide                   ? gradient_launch<128, false>(context, &p, turned)
+                                    : gradient_launch<64, false>(context, &p, turned);
 }

@@ -1,0 +1,528 @@
+/* Products of float32 on Hopper's tensor cores, many rows times a weight, with what follows them done on the way out: c [m, n] = a
+ * b with a [m, k] row by row (ps_gemm_bias, ps_gemm_finish).
+ *
+ * tf32 rounds the operands to nearest. fp32 takes three products: each operand is split into hi = its nearest tf32 and lo = the
+ * rest (x = hi + lo to 2^-23), and c = hi hi' + hi lo' + lo hi'. The tensor cores' own sums are not rounded to nearest but cut off,
+ * so in fp32 they run over 32 terms only; what they give is added with FADD. The errors against a double product are no larger than
+ * those of a chain of FFMA (tests/test_kernels.c).
+ *
+ * wgmma reads tf32 with the summed dimension contiguous only, and as it lies, not rounded. So the weight is made ready first, a
+ * kernel of its own: turned where it lies the other way, split, its terms in the order of a lane's fragments. A block then takes
+ * tiles of 128 rows by N columns. The copy engine brings 32 terms at a time to a ring of stages; two warpgroups take 64 rows each,
+ * split their rows in registers and multiply them with the weight's panel. Sums go out through shared memory, 32 columns at a time,
+ * in a loop that is not unrolled; from there a lane takes 4 neighbouring columns of four rows.
+ *
+ * Bytes: 4 m (k + n), 4 m n for each tensor beside c, and 12 k n (fp32: 16) for the weight; a again from L2 for every other tile of
+ * columns, the weight for every tile of rows. FLOPs of tf32: 2 m n k, in fp32 6 m n k. Few terms are bound by memory, from 512 on
+ * the tensor cores.
+ *
+ * Why not cuBLASLt: its fp32 is FFMA's, 51 TFLOP/s at best; in tf32 its first heuristic moves 0.5 to 0.77 of the bytes a second
+ * that a copy does, and what follows are passes of their own. */
+#include "kernels/cuda/gemm/product.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tensor_map.cuh"
+#include "kernels/cuda/tile/activation.cuh"
+#include "kernels/cuda/tile/bulk.cuh"
+#include "kernels/cuda/tile/dropout.cuh"
+#include "kernels/cuda/tile/mma.cuh"
+#include "kernels/cuda/tile/wgmma.cuh"
+
+enum {
+    DEEP = 32, /* of the summed dimension at once: a panel's lines of 128 bytes */
+    LINE = DEEP * 4,
+    PAIR = 2,   /* blocks that share a weight's panels */
+    ROWS = 128, /* of a tile */
+    WARPS = 8,  /* that multiply; a warpgroup more brings panels */
+    THREADS = (WARPS + 4) * 32,
+    PART = 32,              /* columns that go out at once */
+    LINES = 4,              /* a lane's rows of them, of each 4 columns */
+    STAGED = 16 * PART * 4, /* bytes of a warp's rows of them */
+    MOST_STAGES = 6,
+    FEW_REGISTERS = 40,
+    MANY_REGISTERS = 232,
+};
+
+struct long_product {
+    int64_t m, ldc;
+    int n, k, tiles_n, places, pieces, first, stages; /* pairs of tiles; the slice's first column; of the ring */
+    float *c, *kept;
+    const float *addend, *bias;
+    float alpha, beta; /* SUM's */
+    struct ps_dropout dropout;
+    enum ps_activation activation;
+};
+
+/* ---- the weight, made ready ---- */
+
+/* b [k, n], a slice's columns, to hi and, EXACT, lo [columns, terms], zeros beyond its edges: terms in a whole number of panels, of
+ * which every 16 lie as a lane's fragments of a want them, term 4 j + i in place of 4 i + j. */
+template <bool EXACT>
+static __global__ void __launch_bounds__(256)
+    prepare_kernel(const float *b, int64_t b_row, int64_t b_column, int k, int n, float *hi, float *lo, int terms)
+{
+    ps_grid_begin();
+    __shared__ float tile[32][33]; /* [column][term] */
+    const int x = (int)threadIdx.x % 32, y = (int)threadIdx.x / 32, k0 = (int)blockIdx.x * 32, n0 = (int)blockIdx.y * 32;
+    const bool along_k = b_row == 1;
+#pragma unroll
+    for (int i = y; i < 32; i += 8) {
+        const int column = along_k ? i : x, term = along_k ? x : i;
+        const bool there = n0 + column < n && k0 + term < k;
+        tile[column][term] = there ? b[(k0 + term) * b_row + (n0 + column) * b_column] : 0.0f;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = y; i < 32; i += 8) {
+        uint32_t high, low;
+        ps_split<EXACT>(high, low, tile[i][x / 16 * 16 + x % 4 * 4 + x % 16 / 4]);
+        const int64_t to = (int64_t)(n0 + i) * terms + k0 + x;
+        hi[to] = __uint_as_float(high);
+        if (EXACT) {
+            lo[to] = __uint_as_float(low);
+        }
+    }
+}
+
+/* ---- products ---- */
+
+/* d (+)= a b of one piece of DEEP: fragments of a, panels of b hi and, EXACT, b lo `further` bytes on. */
+template <int N, bool EXACT>
+static __device__ __forceinline__ void piece(float (&d)[N / 8][4], const uint32_t (&hi)[4][4], const uint32_t (&lo)[4][4],
+                                             uint32_t place, int further, int add)
+{
+    ps_wgmma_begin();
+    if constexpr (EXACT) { /* small ones first */
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+            ps_wgmma<float>(d, lo[s], ps_wgmma_operand(place, s * 32), add | s);
+            ps_wgmma<float>(d, hi[s], ps_wgmma_operand(place, s * 32 + further), 1);
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        ps_wgmma<float>(d, hi[s], ps_wgmma_operand(place, s * 32), EXACT ? 1 : add | s);
+    }
+    ps_wgmma_commit();
+}
+
+/* ---- a tile on its way out ---- */
+
+/* v = the activation of t times scale, SLOPE: v times its derivative at t. What tf32 hides is taken from the faster forms. */
+template <enum ps_activation ACTIVATION, bool EXACT, bool SLOPE>
+static __device__ __forceinline__ float activated(float v, float t, float scale)
+{
+    if constexpr (ACTIVATION == PS_GELU && !EXACT) {
+        return SLOPE ? v * ps_gelu_near_slope(t, scale) : ps_gelu_near(t, scale);
+    } else {
+        return scale * (SLOPE ? v * ps_activation_slope<ACTIVATION>(t) : ps_activated<ACTIVATION>(t));
+    }
+}
+
+template <bool EXACT, bool SLOPE>
+static __device__ __forceinline__ void activate(enum ps_activation which, float (&v)[LINES][4], const float (&t)[LINES][4],
+                                                float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 4 * LINES; i++) {
+        float &value = v[i / 4][i % 4];
+        const float at = t[i / 4][i % 4];
+        value = which == PS_GELU   ? activated<PS_GELU, EXACT, SLOPE>(value, at, scale)
+                : which == PS_RELU ? activated<PS_RELU, EXACT, SLOPE>(value, at, scale)
+                                   : activated<PS_GELU_TANH, EXACT, SLOPE>(value, at, scale);
+    }
+}
+
+/* A lane's rows of a part, each fourth: the first one's element, how many rows there are from that one on, and its column. */
+struct spot {
+    int64_t first;
+    int rows, column;
+
+    __device__ __forceinline__ spot(const struct long_product &x, int64_t row0, int column0)
+    {
+        const int lane = (int)threadIdx.x % 32;
+        const int64_t row = row0 + lane / 8;
+        column = column0 + lane % 8 * 4;
+        first = row * x.ldc + column;
+        rows = column < x.n ? (int)min((int64_t)INT32_MAX, x.m - row) : 0;
+    }
+    __device__ __forceinline__ bool here(int i) const
+    {
+        return i * 4 < rows;
+    }
+    __device__ __forceinline__ int64_t at(const struct long_product &x, int i) const
+    {
+        return first + i * 4 * x.ldc;
+    }
+};
+
+template <enum ps_finish FINISH>
+static __device__ __forceinline__ void fetch(float (&beside)[LINES][4], const struct long_product &x, const struct spot &spot)
+{
+    const float *const from = FINISH == PS_FINISH_SLOPE ? x.kept : x.addend;
+#pragma unroll
+    for (int i = 0; i < LINES; i++) {
+        *(float4 *)beside[i] = make_float4(0, 0, 0, 0);
+        if (FINISH != PS_FINISH_ACTIVATION && from && spot.here(i)) {
+            *(float4 *)beside[i] = *(const float4 *)(from + spot.at(x, i));
+        }
+    }
+}
+
+/* The warp's 16 rows of sums, from row0 and column0 on; room: its own. c may be what it is added to. */
+template <int N, bool EXACT, enum ps_finish FINISH>
+static __device__ __forceinline__ void finish_rows(const struct long_product &x, const float (&sum)[N / 8][4], uint32_t room,
+                                                   int64_t row0, int column0, uint64_t drawn_at)
+{
+    constexpr int PARTS = N / PART;
+    const int lane = (int)threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const bool dropped = FINISH != PS_FINISH_SUM && x.dropout.threshold;
+    const float scale = dropped ? x.dropout.scale : 1.0f;
+    float next[LINES][4];
+    auto spot_of = [&](int part) { return spot(x, row0, column0 + part * PART); };
+    fetch<FINISH>(next, x, spot_of(0));
+#pragma unroll 1
+    for (int part = 0; part < PARTS && column0 + part * PART < x.n; part++) {
+        const struct spot own = spot_of(part);
+        __syncwarp();
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) { /* units of 16 bytes change places by the row: neither writes nor reads meet in a bank */
+            if (p == part) {
+                const float(*const from)[4] = sum + p * (PART / 8);
+#pragma unroll
+                for (int j = 0; j < PART / 8; j++) {
+                    const uint32_t to = room + g * LINE + ((2 * j + q / 2 ^ g % 4 * 2) << 4) + q % 2 * 8;
+                    ps_shared_store2(to, make_float2(from[j][0], from[j][1]));
+                    ps_shared_store2(to + 8 * LINE, make_float2(from[j][2], from[j][3]));
+                }
+            }
+        }
+        __syncwarp();
+        float v[LINES][4], beside[LINES][4], bias[4] = {};
+        if (x.bias && own.column < x.n) {
+            *(float4 *)bias = *(const float4 *)(x.bias + own.column);
+        }
+#pragma unroll
+        for (int i = 0; i < LINES; i++) {
+            const int line = i * 4 + lane / 8;
+            *(uint4 *)v[i] = ps_shared_load4(room + line * LINE + ((lane % 8 ^ line % 4 * 2) << 4));
+            *(float4 *)beside[i] = *(const float4 *)next[i];
+        }
+        if (part + 1 < PARTS) {
+            fetch<FINISH>(next, x, spot_of(part + 1));
+        }
+        uint32_t draws[LINES][2];
+        if (dropped) {
+#pragma unroll
+            for (int i = 0; i < LINES; i += 2) {
+                ps_draw_pair(x.dropout, drawn_at, (uint64_t)own.at(x, i) / 8, (uint64_t)own.at(x, i + 1) / 8, draws[i],
+                             draws[i + 1]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < LINES; i++) {
+            if (FINISH == PS_FINISH_ACTIVATION && own.here(i)) {
+                *(float4 *)(x.kept + own.at(x, i)) = *(const float4 *)v[i];
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if constexpr (FINISH == PS_FINISH_SUM) {
+                    v[i][j] = fmaf(x.beta, beside[i][j], fmaf(x.alpha, v[i][j], bias[j]));
+                } else {
+                    (FINISH == PS_FINISH_SLOPE ? beside : v)[i][j] += bias[j];
+                }
+            }
+        }
+        if constexpr (FINISH == PS_FINISH_ACTIVATION) {
+            activate<EXACT, false>(x.activation, v, v, scale);
+        } else if constexpr (FINISH == PS_FINISH_SLOPE) {
+            activate<EXACT, true>(x.activation, v, beside, scale);
+        }
+#pragma unroll
+        for (int i = 0; i < LINES; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const bool goes = dropped && ps_pair_draw(draws[i], j) < x.dropout.threshold;
+                if constexpr (FINISH == PS_FINISH_RESIDUAL) {
+                    v[i][j] = goes ? beside[i][j] : fmaf(v[i][j], scale, beside[i][j]);
+                } else {
+                    v[i][j] = goes ? 0.0f : v[i][j];
+                }
+            }
+            if (own.here(i)) {
+                *(float4 *)(x.c + own.at(x, i)) = *(const float4 *)v[i];
+            }
+        }
+    }
+}
+
+/* ---- the kernel ---- */
+
+/* Bytes of a stage: rows of a in two boxes of 16 terms, then the weight's panel. */
+enum { LEFT = ROWS * LINE };
+template <int N, bool EXACT> static constexpr int stage_bytes = LEFT + N *LINE *(EXACT ? 2 : 1);
+
+/* A lane's fragments of 64 rows of a stage, from `from` on: its four of every 16 terms of two rows. */
+template <bool EXACT> static __device__ __forceinline__ void read_rows(uint32_t (&hi)[4][4], uint32_t (&lo)[4][4], uint32_t from)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint4 upper = ps_shared_load4(from + h * (LEFT / 2)), lower = ps_shared_load4(from + h * (LEFT / 2) + 8 * (LINE / 2));
+        ps_split<EXACT>(hi[h * 2][0], lo[h * 2][0], __uint_as_float(upper.x));
+        ps_split<EXACT>(hi[h * 2][1], lo[h * 2][1], __uint_as_float(lower.x));
+        ps_split<EXACT>(hi[h * 2][2], lo[h * 2][2], __uint_as_float(upper.y));
+        ps_split<EXACT>(hi[h * 2][3], lo[h * 2][3], __uint_as_float(lower.y));
+        ps_split<EXACT>(hi[h * 2 + 1][0], lo[h * 2 + 1][0], __uint_as_float(upper.z));
+        ps_split<EXACT>(hi[h * 2 + 1][1], lo[h * 2 + 1][1], __uint_as_float(lower.z));
+        ps_split<EXACT>(hi[h * 2 + 1][2], lo[h * 2 + 1][2], __uint_as_float(upper.w));
+        ps_split<EXACT>(hi[h * 2 + 1][3], lo[h * 2 + 1][3], __uint_as_float(lower.w));
+    }
+}
+
+/* Two warpgroups have 64 rows of each tile: one multiplies while the other splits its rows and adds. */
+template <int N, bool EXACT, enum ps_finish FINISH>
+static __global__ void __launch_bounds__(THREADS, 1)
+    long_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+                const __grid_constant__ struct long_product x)
+{
+    extern __shared__ uint8_t memory[];
+    __shared__ __align__(8) uint64_t barriers[2 * MOST_STAGES];
+    constexpr int STAGE = stage_bytes<N, EXACT>;
+    const uint32_t ring = (ps_shared_address(memory) + 1023u) & ~1023u, rooms = ring + x.stages * STAGE;
+    const uint32_t full = ps_shared_address(barriers), empty = full + 8 * MOST_STAGES;
+    /* The same for a whole warp, and said so: else the compiler waits after every wgmma. */
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = (int)threadIdx.x % 32;
+    const int rank = ps_cluster_rank(), first = (int)blockIdx.x / PAIR, stride = (int)gridDim.x / PAIR;
+    if (threadIdx.x == 0) {
+        ps_tensor_prefetch(&a_map);
+        ps_tensor_prefetch(&b_map);
+        for (int i = 0; i < x.stages; i++) {
+            ps_mbarrier_init(full + 8 * i, 1);
+            ps_mbarrier_init(empty + 8 * i, PAIR * WARPS);
+        }
+        ps_mbarrier_publish();
+    }
+    ps_cluster_arrive();
+    ps_cluster_wait();
+    ps_grid_begin();
+    if (warp >= WARPS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)FEW_REGISTERS));
+        /* A thread brings a's panels, and its share of the weight's to both blocks. */
+        constexpr int SHARE = N / PAIR;
+        int stage = 0;
+        uint32_t parity = 1; /* a new ring is empty */
+        for (int place = first; threadIdx.x == WARPS * 32 && place < x.places; place += stride) {
+            const int row = (place / x.tiles_n * PAIR + rank) * ROWS, column = place % x.tiles_n * N + rank * SHARE;
+            for (int p = 0; p < x.pieces; p++) {
+                const uint32_t to = ring + stage * STAGE, share = to + LEFT + rank * SHARE * LINE, barrier = full + 8 * stage;
+                ps_mbarrier_wait(empty + 8 * stage, parity);
+                ps_mbarrier_expect(barrier, STAGE);
+                ps_tensor_copy2(to, &a_map, p * DEEP, row, barrier);
+                ps_tensor_copy2(to + LEFT / 2, &a_map, p * DEEP + DEEP / 2, row, barrier);
+                ps_tensor_copy2_to(share, &b_map, p * DEEP, column, barrier, (1 << PAIR) - 1);
+                if (EXACT) { /* lo's lines follow all of hi's */
+                    ps_tensor_copy2_to(share + N * LINE, &b_map, p * DEEP, x.tiles_n * N + column, barrier, (1 << PAIR) - 1);
+                }
+                if (++stage == x.stages) {
+                    stage = 0;
+                    parity ^= 1;
+                }
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)MANY_REGISTERS));
+        const uint64_t drawn_at = FINISH != PS_FINISH_SUM && x.dropout.threshold ? x.dropout.state->step : 0;
+        const uint32_t from = ring + (warp * 16 + lane / 4) * (LINE / 2) + lane % 4 * 16, room = rooms + warp * STAGED;
+        /* Without the block's number in its cluster: an operand has no room for that. */
+        const uint32_t right = ps_wgmma_place((ring & 0x3ffff) + LEFT);
+        int stage = 0, coming = 0; /* of the product; of the rows that are read next */
+        uint32_t parity = 0;
+        auto read = [&](uint32_t(&hi)[4][4], uint32_t(&lo)[4][4]) {
+            ps_mbarrier_wait(full + 8 * coming, parity);
+            read_rows<EXACT>(hi, lo, from + coming * STAGE);
+            if (++coming == x.stages) {
+                coming = 0;
+                parity ^= 1;
+            }
+        };
+        auto leave = [&]() { /* the stage, to both blocks' next panels */
+                             ps_wgmma_wait<0>();
+                             if (lane == 0) {
+                                 ps_mbarrier_arrive(empty + 8 * stage);
+                                 ps_mbarrier_arrive_at(empty + 8 * stage, rank ^ 1);
+                             }
+                             stage = stage + 1 == x.stages ? 0 : stage + 1;
+        };
+        for (int place = first; place < x.places; place += stride) {
+            uint32_t now[4][4], next[4][4]; /* fp32: hi, lo; tf32: the next rows are read while these are multiplied */
+            float sum[N / 8][4];
+            if constexpr (EXACT) {
+                float part[N / 8][4];
+                ps_zero(sum);
+                for (int p = 0; p < x.pieces; p++) {
+                    read(now, next);
+                    piece<N, true>(part, now, next, right + (stage * STAGE >> 4), N * LINE, 0);
+                    leave();
+                    ps_pin(part);
+#pragma unroll
+                    for (int i = 0; i < N / 2; i++) {
+                        sum[i / 4][i % 4] += part[i / 4][i % 4];
+                    }
+                }
+            } else {
+                uint32_t nothing[4][4];
+                auto multiply = [&](const uint32_t(&rows)[4][4], uint32_t(&others)[4][4], int p) {
+                    piece<N, false>(sum, rows, nothing, right + (stage * STAGE >> 4), 0, p);
+                    if (p + 1 < x.pieces) {
+                        read(others, nothing);
+                    }
+                    leave();
+                };
+                read(now, nothing);
+                for (int p = 0; p < x.pieces; p += 2) {
+                    multiply(now, next, p);
+                    if (p + 1 < x.pieces) {
+                        multiply(next, now, p + 1);
+                    }
+                }
+            }
+            ps_pin(sum);
+            finish_rows<N, EXACT, FINISH>(x, sum, room, (int64_t)(place / x.tiles_n * PAIR + rank) * ROWS + warp * 16,
+                                          x.first + place % x.tiles_n * N, drawn_at);
+        }
+    }
+    ps_cluster_arrive(); /* the other block may still arrive here, and share with this one */
+    ps_cluster_wait();
+}
+
+/* ---- launching ---- */
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+static bool aligned(const void *data, int64_t stride)
+{
+    return (uintptr_t)data % 16 == 0 && stride % 4 == 0;
+}
+
+static bool serves(const struct ps_kernels *k, const struct ps_product *p)
+{
+    return ps_cuda(k)->compute_capability == 90 && p->type == PS_F32 && p->batch[0] * p->batch[1] == 1 && p->n % 4 == 0 &&
+           p->k % 4 == 0 && p->k < 1 << 24 && (p->m + 512) * (p->n + 256) < (int64_t)1 << 43 && p->m < INT32_MAX - 512 &&
+           p->a.column == 1 && p->c.column == 1 && (p->b.column == 1 || p->b.row == 1) && aligned(p->a.data, p->a.row) &&
+           aligned(p->c.data, p->c.row) && aligned(p->addend, 0) && aligned(p->bias, 0);
+}
+
+/* Where there are tiles for all multiprocessors; the library cuts the sum where there are not, and in tf32 is the faster where the
+ * weight lies along its terms. */
+bool ps_cuda_long_wanted(const struct ps_kernels *k, const struct ps_product *p)
+{
+    return serves(k, p) && p->n >= 32 && ceil_div(p->m, ROWS) * ceil_div(p->n, 128) >= ps_cuda(k)->multiprocessors &&
+           (ps_cuda_exact(k) || p->b.column == 1);
+}
+
+/* Smaller weights are multiplied by `rows`, and what follows is a pass of its own: measured on an H100,
+ * docs/experiments/products.md. Dropout draws by 8 columns. */
+bool ps_cuda_long_finishes(const struct ps_kernels *k, const struct ps_product *p)
+{
+    enum { LEAST = 1 << 16 }; /* elements of the weight */
+    return serves(k, p) && p->n % 8 == 0 && p->m >= 1024 && p->n * p->k >= LEAST;
+}
+
+template <int N, bool EXACT, enum ps_finish FINISH>
+static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct long_product x)
+{
+    constexpr int STAGE = stage_bytes<N, EXACT>;
+    size_t bytes;
+    float *const hi = (float *)ps_cuda_gemm_workspace(c, &bytes);
+    auto *const kernel = long_kernel<N, EXACT, FINISH>;
+    x.pieces = (int)ceil_div(x.k, DEEP);
+    const int64_t terms = (int64_t)x.pieces * DEEP, tile_bytes = terms * 4 * N * (EXACT ? 2 : 1);
+    const int64_t most = (int64_t)bytes / tile_bytes, all = ceil_div(x.n, N); /* tiles of columns: made ready at once; there are */
+    if (most < 1) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): %d terms of a weight do not fit the workspace", op, x.k);
+    }
+    const int room = c->shared_bytes - 2 * 1024 - WARPS * STAGED;
+    x.stages = room / STAGE < MOST_STAGES ? room / STAGE : MOST_STAGES;
+    const int shared = 1024 + x.stages * STAGE + WARPS * STAGED;
+    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
+    CUtensorMap a, b;
+    PS_TRY(ps_tensor_map_2d_float(&a, p->a.data, p->m, p->k, 4 * p->a.row, ROWS, DEEP / 2));
+    for (int64_t first = 0; first < all; first += x.tiles_n) {
+        x.first = (int)first * N;
+        x.tiles_n = (int)(all - first < most ? all - first : most);
+        x.places = (int)ceil_div(x.m, PAIR * ROWS) * x.tiles_n;
+        const int64_t columns = (int64_t)x.tiles_n * N;
+        const int pairs = c->multiprocessors / PAIR;
+        ps_cuda_launch(c, prepare_kernel<EXACT>, dim3((unsigned)x.pieces, (unsigned)(columns / 32)), 256, 0,
+                       (const float *)p->b.data + x.first * p->b.column, p->b.row, p->b.column, x.k, x.n - x.first, hi,
+                       hi + terms * columns, (int)terms);
+        PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+        PS_TRY(ps_tensor_map_2d_float(&b, hi, columns * (EXACT ? 2 : 1), terms, 4 * terms, N / PAIR, DEEP));
+        ps_cuda_launch_clusters(c, kernel, PAIR, dim3((unsigned)(PAIR * (x.places < pairs ? x.places : pairs))), THREADS,
+                                (size_t)shared, a, b, x);
+        PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    }
+    return PS_OK;
+}
+
+/* Tiles of as many columns as registers allow; fewer where the last one would be half empty. */
+template <enum ps_finish FINISH>
+static enum ps_status launch_columns(const struct ps_kernels *k, const char *op, const struct ps_product *p,
+                                     const struct long_product &x)
+{
+    const struct ps_cuda_context *c = ps_cuda(k);
+    const bool wide = (x.n - 1) % 128 >= 64;
+    if (ps_cuda_exact(k)) {
+        return wide ? launch<128, true, FINISH>(c, op, p, x) : launch<64, true, FINISH>(c, op, p, x);
+    }
+    return (x.n - 1) % 256 >= 128 ? launch<256, false, FINISH>(c, op, p, x)
+           : wide                 ? launch<128, false, FINISH>(c, op, p, x)
+                                  : launch<64, false, FINISH>(c, op, p, x);
+}
+
+static struct long_product long_of(const struct ps_product *p)
+{
+    struct long_product x = {};
+    x.m = p->m;
+    x.n = (int)p->n;
+    x.k = (int)p->k;
+    x.ldc = p->c.row;
+    x.c = (float *)p->c.data;
+    x.alpha = 1.0f;
+    return x;
+}
+
+enum ps_status ps_cuda_long_product(const struct ps_kernels *k, const struct ps_product *p)
+{
+    struct long_product x = long_of(p);
+    x.bias = (const float *)p->bias;
+    x.addend = p->beta != 0 ? (const float *)(p->addend ? p->addend : p->c.data) : NULL;
+    x.alpha = p->alpha;
+    x.beta = p->beta;
+    return launch_columns<PS_FINISH_SUM>(k, "gemm", p, x);
+}
+
+enum ps_status ps_cuda_long_finish(const struct ps_kernels *k, const struct ps_product *p, const struct ps_gemm_finish *f)
+{
+    struct long_product x = long_of(p);
+    x.kept = (float *)f->kept.data;
+    x.addend = (const float *)f->addend.data;
+    x.beta = f->addend.data ? 1.0f : 0.0f;
+    x.bias = (const float *)f->bias.data;
+    x.dropout = f->dropout;
+    x.activation = f->activation;
+    switch (f->finish) {
+    case PS_FINISH_SUM:
+        x.bias = NULL;
+        return launch_columns<PS_FINISH_SUM>(k, "gemm_finish", p, x);
+    case PS_FINISH_RESIDUAL:
+        return launch_columns<PS_FINISH_RESIDUAL>(k, "gemm_finish", p, x);
+    case PS_FINISH_ACTIVATION:
+        return launch_columns<PS_FINISH_ACTIVATION>(k, "gemm_finish", p, x);
+    case PS_FINISH_SLOPE:
+        return launch_columns<PS_FINISH_SLOPE>(k, "gemm_finish", p, x);
+    }
+    return PS_UNSUPPORTED;
+}
