@@ -771,6 +771,9 @@ struct ps_kernels {
     int (*attention_faster)(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);
     /* Whether feed_forward and its backward are faster than what they stand for. NULL: they are not, or not there. */
     int (*feed_forward_faster)(const struct ps_kernels *k, int64_t d_model, int64_t d_ff);
+    /* Whether attention's products take heads where they lie in their rows, of `head` columns, faster than split and merged, as
+     * measured (docs/experiments/products.md). NULL: they do not. */
+    int (*strided_heads_faster)(const struct ps_kernels *k, int64_t patches, int64_t head);
     void *context; /* the backend's own */
 #define PS_X(name, kind, tensors, flops) enum ps_status (*name)(const struct ps_kernels *k, const struct ps_##name *arguments);
     PS_KERNEL_LIST(PS_X)
@@ -786,9 +789,9 @@ struct ps_kernels {
     /* *text, malloc'ed: what `tune` has found, one line a product, for ps_kernels_options.tuning. NULL where tune is. */
     enum ps_status (*tuning)(const struct ps_kernels *k, char **text);
     /* The name of the way that an operation would take with these arguments; nothing runs, and no tensor's memory is read. NULL: it
-     * would refuse them, or has one way only. Products: warp, tiny, split, rows, gradient, gradient16, wgmma16, panel, cublaslt;
-     * gemm_bias and gemm_gradient also apart, when their parts follow one another as operations of their own. Attention: warp_fp16,
-     * warp_float, tiled. docs/kernels.md says which takes what. NULL where no operation has several. */
+     * would refuse them, or has one way only. Products: warp, tiny, split, rows, long, gradient, gradient16, wgmma16, panel,
+     * cublaslt; gemm_bias and gemm_gradient also apart, when their parts follow one another as operations of their own. Attention:
+     * warp_fp16, warp_float, tiled. docs/kernels.md says which takes what. NULL where no operation has several. */
     const char *(*way)(const struct ps_kernels *k, enum ps_op op, const void *arguments);
     /* What is enqueued between BEGIN and END runs beside what follows END, until JOIN: what follows that waits for both. One at a
      * time; each BEGIN wants its JOIN before a capture ends. NULL where nothing runs beside anything. */

@@ -28,7 +28,7 @@ static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *s
     int64_t S = batch * shape->channels, N = ps_patches(shape), R = S * N, P = shape->patch_len, H = shape->pred_len;
     int64_t outputs = ps_head_rows(shape, batch) * ps_head_width(shape), targets = shape->mask_ratio > 0 ? outputs : S * H;
     int64_t d = shape->d_model, f = shape->d_ff, h = shape->n_heads, layers = shape->n_layers;
-    int64_t scores = level & PS_LEVEL_TILED ? 0 : S * h * N * N, split = level & PS_LEVEL_TILED ? 0 : R * d;
+    int64_t scores = level & PS_LEVEL_TILED ? 0 : S * h * N * N, split = level & (PS_LEVEL_TILED | PS_LEVEL_STRIDED) ? 0 : R * d;
     int64_t wide = level & PS_LEVEL_FED ? 0 : R; /* rows of hidden columns */
     int64_t groups = ps_partial_rows(S), inner = shape->activation == PS_SWIGLU ? 2 * f : f;
     int64_t spreads = shape->norm == PS_NORM_BATCH ? d : R, means = shape->norm == PS_NORM_RMS ? 0 : spreads;

@@ -12,6 +12,8 @@ const char *ps_level_name(enum ps_level level); /* "none", "gemm", "layer" */
 
 /* Added to PS_LEVEL_GEMM for the cache of tiled attention, which has no scores and reads q, k, v by row. */
 enum { PS_LEVEL_TILED = 8 };
+/* Or for that of products that read and write heads in their rows. */
+enum { PS_LEVEL_STRIDED = 32 };
 /* And for that of a feed-forward in one operation each way, which keeps no hidden columns. */
 enum { PS_LEVEL_FED = 16 };
 
@@ -24,7 +26,7 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(norm1_mean, PS_LEVEL_BOTH, means, statistics)     /* [R] or [d] */                                         \
     X(norm1_xhat, PS_LEVEL_NONE, R *d, real)            /* (norm 1's input - mean) rstd [R, d] */                \
     X(norm1_out, PS_LEVEL_BOTH, R *d, real)             /* what norm 1 gives [R, d] */                           \
-    X(heads, PS_LEVEL_BOTH, 3 * R * d, real)            /* q, k, v [3, S, h, N, e]; tiled: by row [R, 3d] */     \
+    X(heads, PS_LEVEL_BOTH, 3 * R * d, real)            /* q, k, v [3, S, h, N, e]; or by row [R, 3d] */         \
     X(attention, PS_LEVEL_BOTH, scores, real)           /* A [S, h, N, N]; not when tiled */                     \
     X(logsum, PS_LEVEL_TILED, S *h *N, statistics)      /* tiled: log of the softmax's sums [S, h, N] */         \
     X(merged, PS_LEVEL_BOTH, R *d, real)                /* A v, heads merged [R, d] */                           \
@@ -59,8 +61,8 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(branch, PS_LEVEL_BOTH, R *d, real)                    /* gradient inside a layer's branch [R, d] */                      \
     X(rows, PS_LEVEL_BOTH, 3 * R * d * slots,                                                                                  \
       real)                              /* q, k, v by row; their gradients [R, 3d], of residual attention by tiles a layer */ \
-    X(mixed, PS_LEVEL_BOTH, split, real) /* A v; its gradient [S, h, N, e]; not when tiled */                                  \
-    X(d_heads, PS_LEVEL_BOTH, 3 * split, real)                  /* [3, S, h, N, e]; not when tiled */                          \
+    X(mixed, PS_LEVEL_BOTH, split, real) /* A v; its gradient [S, h, N, e]; not by row */                                      \
+    X(d_heads, PS_LEVEL_BOTH, 3 * split, real)                  /* [3, S, h, N, e]; not by row */                              \
     X(d_attention, PS_LEVEL_BOTH, scores, real)                 /* [S, h, N, N]; not when tiled */                             \
     X(scores, PS_LEVEL_BOTH, residual *scores, real)            /* residual attention: the sum so far [S, h, N, N] */          \
     X(d_scores, PS_LEVEL_BOTH, residual *scores, real)          /* its gradient [S, h, N, N] */                                \
@@ -102,7 +104,7 @@ struct ps_cache {
     struct ps_shared_cache shared;
 };
 
-/* Bytes that the cache of `batch` windows takes at a level (PS_LEVEL_TILED and PS_LEVEL_FED added or not), in k's types. */
+/* Bytes that the cache of `batch` windows takes at a level (PS_LEVEL_TILED, _STRIDED and _FED added or not), in k's types. */
 size_t ps_cache_bytes(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels);
 enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels,
                              struct ps_cache *cache);

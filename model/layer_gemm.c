@@ -1,6 +1,7 @@
 /* Level gemm: 8 products and 7 kinds of sub-kernel forward, 14 and 6 backward (head_split and head_merge count as one); fewer
- * products with merge_qkv. Buffers that are done with are used again in place, so a layer keeps only what backward reads. A layer
- * is two branches and two norms: pre-norm or post-norm is how they are put together, at the end of each direction. */
+ * products with merge_qkv, and neither split nor merge where products take heads by row. Buffers that are done with are used again
+ * in place, so a layer keeps only what backward reads. A layer is two branches and two norms: pre-norm or post-norm is how they are
+ * put together, at the end of each direction. */
 #include "model/layer.h"
 
 #include <math.h>
@@ -18,23 +19,41 @@ static enum ps_status weights_of(const struct ps_layer *l, struct ps_tensor *wei
     return k->drop(k, &(struct ps_drop){.y = *weights, .x = attention, .dropout = l->weights_dropout});
 }
 
+/* A part of rows [R, columns] as matrices of heads, or of `split`, what they have been split to. */
+static struct ps_tensor heads_of(const struct ps_layer *l, void *rows, int64_t columns, void *split, int64_t part)
+{
+    return l->strided_heads ? ps_layer_head_rows(l, rows, columns, part) : ps_layer_head(l, split, part);
+}
+
+/* Scores or weights [S h, N, N] as products of such heads take them. */
+static struct ps_tensor beside_heads(const struct ps_layer *l, struct ps_tensor scores)
+{
+    return l->strided_heads ? ps_tensor_reshape(scores, 4, (int64_t[]){l->S, l->h, l->N, l->N}) : scores;
+}
+
 /* merged = drop(A) v from rows of q, k, v, A = softmax(scores), scores = q k' / sqrt(e), and with residual attention those of the
- * layers below added: by heads, three sub-kernels between two products, */
+ * layers below added: by heads, three sub-kernels between two products, or one where products take heads by row; */
 static enum ps_status heads_forward(const struct ps_layer *l, struct ps_tensor rows)
 {
     const struct ps_kernels *k = l->k;
     const struct ps_layer_cache *c = l->cache;
     const struct ps_shared_cache *s = l->shared;
-    struct ps_tensor attention = ps_layer_attention(l, c->attention), weights;
+    struct ps_tensor attention = ps_layer_attention(l, c->attention), weights, head[3];
     struct ps_tensor scores = l->residual_attention ? ps_layer_attention(l, s->scores) : attention;
-    PS_TRY(k->head_split(k, &(struct ps_head_split){.heads = ps_layer_heads(l, c->heads, 3), .rows = rows}));
-    PS_TRY(ps_product(k, scores, ps_layer_head(l, c->heads, 0), ps_transposed(ps_layer_head(l, c->heads, 1)),
-                      1 / sqrt((double)l->e), l->residual_attention && !l->first));
+    if (!l->strided_heads) {
+        PS_TRY(k->head_split(k, &(struct ps_head_split){.heads = ps_layer_heads(l, c->heads, 3), .rows = rows}));
+    }
+    for (int part = 0; part < 3; part++) {
+        head[part] = heads_of(l, rows.data, 3 * l->d, c->heads, part);
+    }
+    PS_TRY(ps_product(k, beside_heads(l, scores), head[0], ps_transposed(head[1]), 1 / sqrt((double)l->e),
+                      l->residual_attention && !l->first));
     PS_TRY(k->softmax(k, &(struct ps_softmax){.y = attention, .x = scores}));
     PS_TRY(weights_of(l, &weights));
-    PS_TRY(ps_product(k, ps_layer_head(l, s->mixed, 0), weights, ps_layer_head(l, c->heads, 2), 1, 0));
-    return k->head_merge(
-        k, &(struct ps_head_merge){.rows = ps_layer_rows(l, c->merged, l->d), .heads = ps_layer_heads(l, s->mixed, 1)});
+    PS_TRY(ps_product(k, heads_of(l, c->merged, l->d, s->mixed, 0), beside_heads(l, weights), head[2], 1, 0));
+    return l->strided_heads ? PS_OK
+                            : k->head_merge(k, &(struct ps_head_merge){.rows = ps_layer_rows(l, c->merged, l->d),
+                                                                       .heads = ps_layer_heads(l, s->mixed, 1)});
 }
 
 /* Part 0 (q) or 1 (k) of rows [R, 3d], or their gradients; of residual attention those of this layer and of all below it, a piece
@@ -159,7 +178,8 @@ static enum ps_status attention_branch(const struct ps_layer *l, struct ps_tenso
 {
     const struct ps_kernels *k = l->k;
     const struct ps_tensor *w = l->weight, bias = w[PS_B_QKV];
-    struct ps_tensor rows = ps_layer_rows(l, l->tiled_attention ? l->cache->heads : l->shared->rows, 3 * l->d);
+    const int by_row = l->tiled_attention || l->strided_heads;
+    struct ps_tensor rows = ps_layer_rows(l, by_row ? l->cache->heads : l->shared->rows, 3 * l->d);
     int parts = l->merge_qkv ? 1 : 3, biased = l->epilogue;
     for (int p = 0; p < parts; p++) {
         int64_t columns = 3 * l->d / parts;
@@ -309,24 +329,32 @@ static enum ps_status heads_backward(const struct ps_layer *l, struct ps_tensor 
     const struct ps_shared_cache *s = l->shared;
     struct ps_tensor attention = ps_layer_attention(l, c->attention), d_attention = ps_layer_attention(l, s->d_attention);
     struct ps_tensor d_scores = ps_layer_attention(l, l->residual_attention ? s->d_scores : s->d_attention), below = d_scores;
-    struct ps_tensor d_mixed = ps_layer_head(l, s->mixed, 0), weights;
+    struct ps_tensor d_mixed = heads_of(l, d_merged.data, l->d, s->mixed, 0), weights, head[3], d_head[3];
     double scale = 1 / sqrt((double)l->e);
     if (!l->residual_attention || l->last) {
         below.data = NULL;
     }
-    PS_TRY(k->head_split(k, &(struct ps_head_split){.heads = ps_layer_heads(l, s->mixed, 1), .rows = d_merged}));
+    for (int part = 0; part < 3; part++) {
+        head[part] = heads_of(l, c->heads, 3 * l->d, c->heads, part);
+        d_head[part] = heads_of(l, s->rows, 3 * l->d, s->d_heads, part);
+    }
+    if (!l->strided_heads) {
+        PS_TRY(k->head_split(k, &(struct ps_head_split){.heads = ps_layer_heads(l, s->mixed, 1), .rows = d_merged}));
+    }
     PS_TRY(weights_of(l, &weights));
-    PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 2), ps_transposed(weights), d_mixed, 1, 0));
-    PS_TRY(ps_product(k, d_attention, d_mixed, ps_transposed(ps_layer_head(l, c->heads, 2)), 1, 0));
+    PS_TRY(ps_product(k, d_head[2], ps_transposed(beside_heads(l, weights)), d_mixed, 1, 0));
+    PS_TRY(ps_product(k, beside_heads(l, d_attention), d_mixed, ps_transposed(head[2]), 1, 0));
     if (l->weights_dropout.threshold) {
         PS_TRY(k->drop(k, &(struct ps_drop){.y = d_attention, .x = d_attention, .dropout = l->weights_dropout}));
     }
     PS_TRY(
         k->softmax_backward(k, &(struct ps_softmax_backward){.dx = d_scores, .dy = d_attention, .y = attention, .addend = below}));
-    PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 0), d_scores, ps_layer_head(l, c->heads, 1), scale, 0));
-    PS_TRY(ps_product(k, ps_layer_head(l, s->d_heads, 1), ps_transposed(d_scores), ps_layer_head(l, c->heads, 0), scale, 0));
-    return k->head_merge(
-        k, &(struct ps_head_merge){.rows = ps_layer_rows(l, s->rows, 3 * l->d), .heads = ps_layer_heads(l, s->d_heads, 3)});
+    d_scores = beside_heads(l, d_scores);
+    PS_TRY(ps_product(k, d_head[0], d_scores, head[1], scale, 0));
+    PS_TRY(ps_product(k, d_head[1], ps_transposed(d_scores), head[0], scale, 0));
+    return l->strided_heads ? PS_OK
+                            : k->head_merge(k, &(struct ps_head_merge){.rows = ps_layer_rows(l, s->rows, 3 * l->d),
+                                                                       .heads = ps_layer_heads(l, s->d_heads, 3)});
 }
 
 /* or by tiles. */

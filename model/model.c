@@ -128,6 +128,7 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .merge_qkv = m->options.merge_qkv,
                          .epilogue = m->options.epilogue && m->k->gemm_bias,
                          .tiled_attention = m->options.tiled_attention,
+                         .strided_heads = m->strided_heads,
                          .feed_forward = m->options.feed_forward,
                          .gradients_together = m->options.epilogue && m->k->gemm_gradients,
                          .together = together_of(m, training)};
@@ -206,9 +207,17 @@ static int has_copy(const struct ps_kernels *k)
     return k->real != k->parameter;
 }
 
-static int cache_levels(const struct ps_model_options *options)
+/* Whether products of attention take heads where they lie in their rows. */
+static int takes_strides(const struct ps_kernels *k, const struct ps_model_shape *shape, const struct ps_model_options *options)
+{
+    return options->level == PS_LEVEL_GEMM && !options->tiled_attention && k->strided_heads_faster &&
+           k->strided_heads_faster(k, ps_patches(shape), shape->d_model / shape->n_heads);
+}
+
+static int cache_levels(const struct ps_kernels *k, const struct ps_model_shape *shape, const struct ps_model_options *options)
 {
     return (int)options->level | (options->level == PS_LEVEL_GEMM && options->tiled_attention ? PS_LEVEL_TILED : 0) |
+           (takes_strides(k, shape, options) ? PS_LEVEL_STRIDED : 0) |
            (options->level == PS_LEVEL_GEMM && options->feed_forward ? PS_LEVEL_FED : 0);
 }
 
@@ -345,7 +354,7 @@ size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, const s
     size_t count = (size_t)layout->count, both = count + (size_t)layout->stored;
     ps_parameters_free(layout);
     return both * ps_type_bytes(k->parameter) + constants_bytes(k, shape, batch) +
-           (has_copy(k) ? count * ps_type_bytes(k->real) : 0) + ps_cache_bytes(k, shape, batch, cache_levels(options));
+           (has_copy(k) ? count * ps_type_bytes(k->real) : 0) + ps_cache_bytes(k, shape, batch, cache_levels(k, shape, options));
 }
 
 enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
@@ -402,6 +411,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     m->batch = batch;
     m->options = *options;
     m->options.loss.missing |= shape->mask_ratio > 0; /* a patch that is seen is no target */
+    m->strided_heads = takes_strides(k, shape, options);
     snprintf(m->kernels, sizeof m->kernels, "%s", ps_level_name(options->level));
     m->gradient_scale = gradient_scale_of(m, batch);
     struct ps_device *device = k->device;
@@ -466,7 +476,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         status = device->allocate(device, sizeof *m->observed, (void **)&m->observed);
     }
     if (status == PS_OK) {
-        status = ps_cache_open(k, shape, batch, cache_levels(options), &m->cache);
+        status = ps_cache_open(k, shape, batch, cache_levels(k, shape, options), &m->cache);
     }
     if (status != PS_OK) {
         ps_model_close(m);

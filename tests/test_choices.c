@@ -362,6 +362,11 @@ static const struct product edges[] = {
     {PS_FP32, 1, 16769, 32, 388, 0, 0, 0, "long"},
     {PS_FP32, 1, 16768, 32, 388, 0, 0, 0, "cublaslt"},
     {PS_FP32, 1, 8321, 132, 388, 0, 1, 0, "long"},
+    {PS_FP32, 1, 8321, 260, 260, 0, 1, 0, "long"},
+    {PS_FP32, 1, 8321, 256, 384, 0, 1, 0, "rows"},
+    {PS_FP32, 1, 8321, 260, 256, 0, 1, 0, "rows"},
+    {PS_FP32, 1, 4096, 260, 260, 0, 1, 0, "rows"},
+    {PS_TF32, 1, 8321, 260, 260, 0, 1, 0, "rows"},
     {PS_FP32, 1, 16769, 28, 388, 0, 0, 0, "cublaslt"},
     {PS_FP32, 1, 16769, 34, 388, 0, 0, 0, "cublaslt"},
     {PS_FP32, 1, 16769, 32, 390, 0, 0, 0, "cublaslt"},
@@ -453,6 +458,22 @@ START_TEST(of_strides)
     ck_assert_str_eq(or_refused(gemm(k, t, t, apart, 0)), "refused");
     ck_assert_ptr_nonnull(strstr(ps_error_message(), "strides"));
     k->close(k);
+}
+END_TEST
+
+START_TEST(of_heads_by_row)
+{
+    static const struct {
+        int64_t patches, head;
+        int faster;
+    } cases[] = {{12, 64, 1}, {16, 32, 1}, {20, 32, 0}, {14, 32, 0}, {12, 68, 0}, {12, 30, 0}};
+    for (int tiny = 0; tiny < 2; tiny++) {
+        struct ps_kernels *k = table(&h200, PS_TF32, tiny);
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+            ck_assert_int_eq(k->strided_heads_faster(k, cases[i].patches, cases[i].head), tiny && cases[i].faster);
+        }
+        k->close(k);
+    }
 }
 END_TEST
 
@@ -663,6 +684,7 @@ int main(void)
     tcase_add_test(tests, of_the_models);
     tcase_add_test(tests, of_edges);
     tcase_add_test(tests, of_strides);
+    tcase_add_test(tests, of_heads_by_row);
     tcase_add_test(tests, of_biases);
     tcase_add_test(tests, of_gradients);
     tcase_add_test(tests, of_attention);

@@ -2143,6 +2143,12 @@ static int sub_kernels(const struct ps_counts *counts, int backward)
     return backward && counts->calls[PS_OP_head_split] && counts->calls[PS_OP_head_merge] ? kinds - 1 : kinds;
 }
 
+static int strides(const struct fixture *f)
+{
+    const struct ps_model_shape *shape = &f->model->shape;
+    return f->k->strided_heads_faster && f->k->strided_heads_faster(f->k, ps_patches(shape), shape->d_model / shape->n_heads);
+}
+
 /* Both ways of all layers, counted. */
 static void count_layers(struct fixture *f, struct ps_counts *forward, struct ps_counts *backward)
 {
@@ -2173,12 +2179,13 @@ static void count_layer(const char *backend, const char *device, int merge_qkv, 
     count_layers(&f, &forward, &backward);
     ck_assert_int_eq(ps_counts_calls(&forward, PS_KIND_GEMM), merge_qkv ? 6 : 8);
     const int finish = epilogue && f.k->gemm_finish && strcmp(backend, "cuda") != 0; /* there of larger weights */
-    ck_assert_int_eq(sub_kernels(&forward, 0), finish ? 4 : !epilogue ? 7 : dropout > 0 ? 6 : 5);
+    const int by_row = strides(&f); /* heads are multiplied in their rows: neither split nor merged */
+    ck_assert_int_eq(sub_kernels(&forward, 0), (finish ? 4 : !epilogue ? 7 : dropout > 0 ? 6 : 5) - 2 * by_row);
     ck_assert_int_eq(ps_counts_calls(&backward, PS_KIND_GEMM), merge_qkv ? 12 : 14);
     ck_assert_int_eq(sub_kernels(&backward, 1), (!epilogue                                          ? 6
                                                  : dropout > 0 || !merge_qkv || !f.k->gemm_gradient ? 5
                                                                                                     : 4) -
-                                                    finish);
+                                                    finish - by_row);
     for (int op = 0; op < PS_OP_COUNT; op++) {
         enum ps_kind kind = ps_op_kind(op);
         if (kind != PS_KIND_GEMM && kind != PS_KIND_SUB) {
@@ -2238,11 +2245,12 @@ static void count_variant(const char *backend, const char *device, const struct 
     if (finish) {
         kinds = row->forward - 1 - activated - (batch && !post ? 2 : 1);
     }
-    ck_assert_int_eq(sub_kernels(&forward, 0), kinds);
+    const int by_row = strides(&f);
+    ck_assert_int_eq(sub_kernels(&forward, 0), kinds - 2 * by_row);
     const int added = !epilogue || (post && !finish);
     const int masks = post && (batch || !f.model->options.feed_forward); /* the norm before a branch */
     const int summed = !epilogue || !f.k->gemm_gradient || (dropout > 0 && !masks);
-    ck_assert_int_eq(sub_kernels(&backward, 1), row->backward - !added - !summed - activated);
+    ck_assert_int_eq(sub_kernels(&backward, 1), row->backward - !added - !summed - activated - by_row);
     ck_assert_int_eq(ps_counts_calls(&forward, PS_KIND_GEMM), 2 * (together ? 6 : 8));
     ck_assert_int_eq(ps_counts_calls(&backward, PS_KIND_GEMM), 2 * (together ? 12 : 14));
     ck_assert_int_eq(forward.calls[PS_OP_batchnorm_statistics] + forward.calls[PS_OP_bias_residual_statistics],
@@ -2329,6 +2337,51 @@ START_TEST(gradients_together)
         ck_assert_msg(gradients[0][i] == gradients[1][i], "variant %d, dropout %g and %g: element %lld is %.9g, not %.9g", _i / 8,
                       dropout[0], dropout[1], (long long)i, gradients[1][i], gradients[0][i]);
     }
+    free(gradients[0]);
+    free(gradients[1]);
+}
+END_TEST
+
+static const struct ps_kernels *asked_table;
+static int64_t asked_patches, asked_head;
+
+/* A table around another is none that may be asked. */
+static int always(const struct ps_kernels *k, int64_t patches, int64_t head)
+{
+    asked_patches = patches;
+    asked_head = head;
+    return k == asked_table;
+}
+
+/* Heads multiplied where they lie in their rows: to the last bit what comes of splitting and merging them. */
+START_TEST(strided_heads)
+{
+    struct ps_model_shape shape = layer_rows[_i / 2].variant;
+    const struct ps_model_shape *sizes = &layer_shapes[0];
+    shape.channels = sizes->channels, shape.seq_len = sizes->seq_len, shape.pred_len = sizes->pred_len;
+    shape.patch_len = sizes->patch_len, shape.stride = sizes->stride, shape.pad_end = sizes->pad_end;
+    shape.d_model = sizes->d_model, shape.n_heads = sizes->n_heads, shape.d_ff = sizes->d_ff;
+    shape.revin = 1, shape.n_layers = 2, shape.dropout = 0.2;
+    const struct ps_model_options options = {.level = PS_LEVEL_GEMM, .merge_qkv = _i & 1, .epilogue = _i & 1, .seed = 5};
+    double *gradients[2], loss[2];
+    for (int strided = 0; strided < 2; strided++) {
+        struct fixture f = fixture_open_with("reference", "cpu", PS_FP32, &shape, 2, &options);
+        ps_model_close(f.model);
+        asked_table = f.k;
+        f.k->strided_heads_faster = strided ? always : NULL;
+        OK(ps_model_open(f.k, &shape, 2, &options, &f.model));
+        fixture_parameters(&f, 0.1);
+        loss[strided] = fixture_loss(&f);
+        gradients[strided] = fixture_gradients(&f);
+        struct ps_counts forward = {0}, backward = {0};
+        count_layers(&f, &forward, &backward);
+        ck_assert_int_eq(forward.calls[PS_OP_head_split] + backward.calls[PS_OP_head_merge], strided ? 0 : 2 * shape.n_layers);
+        ck_assert(loss[strided] == loss[0]);
+        ck_assert_mem_eq(gradients[strided], gradients[0], (size_t)f.count * sizeof *gradients[0]);
+        fixture_close(&f);
+    }
+    ck_assert_int_eq(asked_patches, ps_patches(&shape));
+    ck_assert_int_eq(asked_head, shape.d_model / shape.n_heads);
     free(gradients[0]);
     free(gradients[1]);
 }
@@ -2719,6 +2772,7 @@ int main(void)
     tcase_add_loop_test(tests, levels_cpu, 0, LAYER_SHAPES);
     tcase_add_loop_test(tests, layer_is_made_of, 0, 8);
     tcase_add_loop_test(tests, gradients_together, 0, 8 * LAYER_ROWS);
+    tcase_add_loop_test(tests, strided_heads, 0, 2 * LAYER_ROWS);
     tcase_add_loop_test(tests, variant_is_made_of, 0, 4 * LAYER_ROWS);
     tcase_add_loop_test(tests, level_none_is_made_of, 0, 2);
     tcase_add_loop_test(tests, level_layer_calls, 0, 3);

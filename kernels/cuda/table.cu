@@ -182,6 +182,7 @@ static enum ps_status table_make(enum ps_precision precision, int compute_capabi
     k->context = c;
     k->way = cuda_way;
     k->attention_faster = ps_cuda_attention_faster;
+    k->strided_heads_faster = ps_cuda_strided_heads_faster;
     *kernels = k;
     return PS_OK;
 }

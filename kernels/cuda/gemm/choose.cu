@@ -32,6 +32,12 @@ static bool warp_wanted(const struct ps_kernels *k, const struct ps_product *p)
     return tiny_wanted(k, p) && ps_cuda_warp_wanted(k, p);
 }
 
+/* Where gemm/warp.cu takes all of attention's products. */
+int ps_cuda_strided_heads_faster(const struct ps_kernels *k, int64_t patches, int64_t head)
+{
+    return ps_cuda(k)->tiny_gemm && patches <= 16 && head <= 64 && patches % 4 == 0 && head % 4 == 0;
+}
+
 static const struct way ways[] = {
     {"warp", warp_wanted, ps_cuda_warp_product}, /* up to 16 rows, or sums of 4 terms, in whole pieces */
     {"tiny", tiny_wanted, ps_cuda_tiny_product},

@@ -9,9 +9,10 @@
 #include <string.h>
 
 /* With less than 32 MiB the library's heuristic does not split a weight's gradient in float32, and takes a hundred times as long;
- * with operands of 16 bits it needs less. */
+ * with operands of 16 bits it needs less, and only own kernels' partial sums take more. */
 #define WORKSPACE_BYTES ((size_t)32 << 20)
 #define WORKSPACE_BYTES_REAL16 ((size_t)16 << 20)
+#define LIBRARY_BYTES_REAL16 ((size_t)8 << 20)
 #define BUCKETS 128
 #define CANDIDATES 16   /* algorithms that a product has to choose from */
 #define MAX_BATCH 65535 /* of one strided-batch call: a grid's z */
@@ -47,7 +48,7 @@ struct tuned {
 struct ps_cuda_gemm {
     cublasLtHandle_t handle; /* made at the first product that needs it: it costs a third of a second */
     void *workspace;
-    size_t workspace_bytes; /* twice: the second half is for what runs beside */
+    size_t workspace_bytes, library_bytes; /* one after the other: the second for what runs beside, the library's most in both */
     struct plan *plans[BUCKETS];
     struct tuned *tuned;
     int tuning; /* each plan's first use times its algorithms */
@@ -68,8 +69,10 @@ enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm
     if (!g) {
         return ps_fail(PS_DEVICE, "gemm: out of host memory");
     }
-    g->workspace_bytes = ps_type_bytes(k->real) == 2 ? WORKSPACE_BYTES_REAL16 : WORKSPACE_BYTES;
-    enum ps_status status = k->device->allocate(k->device, 2 * g->workspace_bytes, &g->workspace);
+    const bool real16 = ps_type_bytes(k->real) == 2;
+    g->workspace_bytes = real16 ? WORKSPACE_BYTES_REAL16 : WORKSPACE_BYTES;
+    g->library_bytes = real16 ? LIBRARY_BYTES_REAL16 : WORKSPACE_BYTES;
+    enum ps_status status = k->device->allocate(k->device, g->workspace_bytes + g->library_bytes, &g->workspace);
     if (status != PS_OK) {
         free(g);
         return status;
@@ -111,7 +114,7 @@ void ps_cuda_gemm_close(const struct ps_kernels *k, struct ps_cuda_gemm *gemm)
     if (gemm->handle) {
         cublasLtDestroy(gemm->handle);
     }
-    k->device->release(k->device, gemm->workspace, 2 * gemm->workspace_bytes);
+    k->device->release(k->device, gemm->workspace, gemm->workspace_bytes + gemm->library_bytes);
     free(gemm);
 }
 
@@ -195,7 +198,7 @@ static enum ps_status algorithms_find(const struct ps_cuda_gemm *gemm, const str
     static const cublasLtMatmulPreferenceAttributes_t alignments[4] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    const size_t workspace = gemm->workspace_bytes;
+    const size_t workspace = gemm->library_bytes;
     uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* or none; never in place, whose order is not fixed */
     PS_TRY(lt_check(
         cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
@@ -322,8 +325,9 @@ static enum ps_status plan_find(struct ps_cuda_gemm *gemm, enum ps_precision pre
 
 void *ps_cuda_gemm_workspace(const struct ps_cuda_context *context, size_t *bytes)
 {
-    *bytes = context->gemm->workspace_bytes;
-    return (char *)context->gemm->workspace + (context->beside ? *bytes : 0);
+    const struct ps_cuda_gemm *gemm = context->gemm;
+    *bytes = context->beside ? gemm->library_bytes : gemm->workspace_bytes;
+    return (char *)gemm->workspace + (context->beside ? gemm->workspace_bytes : 0);
 }
 
 static enum ps_status plan_run(const struct ps_cuda_context *context, const struct ps_product *p, const struct plan *plan,
@@ -331,7 +335,7 @@ static enum ps_status plan_run(const struct ps_cuda_context *context, const stru
 {
     const void *old = p->addend ? p->addend : p->c.data;
     size_t workspace_bytes;
-    void *const workspace = ps_cuda_gemm_workspace(context, &workspace_bytes);
+    void *const workspace = ps_cuda_gemm_workspace(context, &workspace_bytes); /* library_bytes at least */
     return lt_check(cublasLtMatmul(context->gemm->handle, plan->operation, &p->alpha, p->a.data, plan->layout[1], p->b.data,
                                    plan->layout[2], &p->beta, old, plan->layout[0], p->c.data, plan->layout[0], algorithm,
                                    workspace, workspace_bytes, context->stream),

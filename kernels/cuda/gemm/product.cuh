@@ -103,7 +103,7 @@ enum ps_status ps_cuda_cublaslt_product(const struct ps_kernels *k, const struct
 
 /* ---- what ways share ---- */
 
-/* For partial sums: the library's workspace, or its second half for what runs beside. gemm/cublaslt_plans.cu */
+/* For partial sums: the library's workspace, or its second part for what runs beside. gemm/cublaslt_plans.cu */
 void *ps_cuda_gemm_workspace(const struct ps_cuda_context *context, size_t *bytes);
 
 /* c = alpha the sum of slabs' partial tiles [tiles, tile_m, tile_n] + beta c. Where the product has sums, n_sums of them follow a

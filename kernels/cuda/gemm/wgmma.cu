@@ -401,12 +401,15 @@ static int64_t rows_bytes(int64_t k, int64_t columns, bool exact, int warpgroups
     return ceil_div(k, DEEP) * LINE * columns * (exact ? 2 : 1) + warpgroups * 4 * stages * WARP_STAGE + columns * 4 + 1024;
 }
 
+/* From so many terms on gemm/wgmma_long.cu is the faster, in fp32 from fewer where columns are many too. */
 bool ps_cuda_rows_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
-    enum { MOST_TERMS = 384 }; /* from there on gemm/wgmma_long.cu is the faster */
+    enum { MOST_TERMS = 384, MOST_TERMS_WIDE = 256, WIDE = 256 };
     const struct ps_cuda_context *context = ps_cuda(k);
-    return served(context, p) && p->m >= 1024 && p->n >= 32 && p->n <= 64 * (int64_t)context->multiprocessors && p->n % 2 == 0 &&
-           p->k % 4 == 0 && p->k <= MOST_TERMS && rows_bytes(p->k, 64, ps_cuda_exact(k), 2, 2) <= context->shared_bytes &&
+    const bool few =
+        p->k <= MOST_TERMS && !(ps_cuda_exact(k) && p->k > MOST_TERMS_WIDE && p->n > WIDE && ps_cuda_long_wanted(k, p));
+    return few && served(context, p) && p->m >= 1024 && p->n >= 32 && p->n <= 64 * (int64_t)context->multiprocessors &&
+           p->n % 2 == 0 && p->k % 4 == 0 && rows_bytes(p->k, 64, ps_cuda_exact(k), 2, 2) <= context->shared_bytes &&
            p->a.column == 1 && p->c.column == 1 && aligned(p->a.data, p->a.row, 4) && aligned(p->c.data, p->c.row, 2) &&
            aligned(p->addend, 0, 2) && aligned(p->bias, 0, 2);
 }
