@@ -32,10 +32,10 @@ static bool warp_wanted(const struct ps_kernels *k, const struct ps_product *p)
     return tiny_wanted(k, p) && ps_cuda_warp_wanted(k, p);
 }
 
-/* Where gemm/warp.cu takes all of attention's products. */
+/* Where gemm/warp.cu and gemm/tiny.cu take all of attention's products, heads in whole pieces of 16 bytes. */
 int ps_cuda_strided_heads_faster(const struct ps_kernels *k, int64_t patches, int64_t head)
 {
-    return ps_cuda(k)->tiny_gemm && patches <= 16 && head <= 64 && patches % 4 == 0 && head % 4 == 0;
+    return ps_cuda(k)->tiny_gemm && patches <= 64 && head <= 64 && head * (int64_t)ps_type_bytes(k->real) % 16 == 0;
 }
 
 static const struct way ways[] = {

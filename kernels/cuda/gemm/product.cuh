@@ -33,6 +33,25 @@ struct ps_product {
 /* Checks ranks, types and sizes (all at least 1). PS_UNSUPPORTED with the sizes in the message. gemm/product.cu */
 enum ps_status ps_cuda_product(const struct ps_gemm *arguments, struct ps_product *product);
 
+/* The batch's dimensions in such an order that c's matrices which are neighbours lie near one another. */
+static inline struct ps_product ps_product_near(const struct ps_product *product)
+{
+    struct ps_product p = *product;
+    const int64_t outer = p.c.batch[0] < 0 ? -p.c.batch[0] : p.c.batch[0], inner = p.c.batch[1] < 0 ? -p.c.batch[1] : p.c.batch[1];
+    if (p.batch[0] > 1 && p.batch[1] > 1 && outer < inner) {
+        struct ps_operand *const operands[3] = {&p.c, &p.a, &p.b};
+        const int64_t count = p.batch[0];
+        p.batch[0] = p.batch[1];
+        p.batch[1] = count;
+        for (int i = 0; i < 3; i++) {
+            const int64_t stride = operands[i]->batch[0];
+            operands[i]->batch[0] = operands[i]->batch[1];
+            operands[i]->batch[1] = stride;
+        }
+    }
+    return p;
+}
+
 /* How a small product multiplies: EXACT as three tf32 products of split float32, REAL16 bf16 or fp16 as they are. */
 enum arithmetic { EXACT, TF32, REAL16 };
 

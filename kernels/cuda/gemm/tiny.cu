@@ -25,15 +25,15 @@
 #define LONG_BATCH 128               /* matrices a multiprocessor */
 
 /* How a side is copied between global and shared memory. RUN: the batch is one dense array, which is copied as it is. PADDED: dense
- * too, but its lines would fall into the same banks: each is followed by a gap in shared memory. SINGLE: any strides, element by
- * element. */
-enum copy { RUN, PADDED, SINGLE };
+ * too, but its lines would fall into the same banks: each is followed by a gap in shared memory. LINES: of whole pieces of 16
+ * bytes, wherever they lie, such as heads in their rows. SINGLE: any strides, element by element. */
+enum copy { RUN, PADDED, LINES, SINGLE };
 
 struct side {
     char *data;
     int64_t batch[2];
     int64_t line_stride, piece_stride; /* global, in elements */
-    struct ps_divisor inner, lines;    /* elements (PADDED: 16-byte pieces) of a line; lines of a matrix */
+    struct ps_divisor inner, lines;    /* elements (PADDED, LINES: 16-byte pieces) of a line; lines of a matrix */
     int elements;                      /* of a matrix */
     int ld, size;                      /* shared, in elements: from line to line, from matrix to matrix */
     int row, column;                   /* strides of the matrix in shared memory */
@@ -62,7 +62,7 @@ template <typename T> __device__ static __forceinline__ int late(const void *glo
     return (int)((uint32_t)(uintptr_t)global % 16 / sizeof(T));
 }
 
-/* A block's part of a side in global memory; of any side but SINGLE. */
+/* A block's part of a side in global memory; of RUN and PADDED. */
 template <typename T> __device__ static __forceinline__ T *global_of(const struct side &s, int first)
 {
     return (T *)s.data + (int64_t)first * s.elements;
@@ -93,12 +93,37 @@ __device__ static __noinline__ void copy_single(const struct tiny &x, const stru
     }
 }
 
+/* By pieces of 16 bytes, likewise. */
+template <typename T, bool LOAD>
+__device__ static __noinline__ void copy_lines(const struct tiny &x, const struct side &s, T *shared, int first, int count)
+{
+    constexpr int V = ps_vector<T>;
+    const uint32_t total = (uint32_t)(count * s.elements / V);
+    T *global = (T *)s.data;
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < total; i += THREADS) {
+        const uint32_t all = ps_divide(i, s.inner), piece = i - all * s.inner.divisor;
+        const uint32_t matrix = ps_divide(all, s.lines), line = all - matrix * s.lines.divisor;
+        T *to = shared + matrix * s.size + line * s.ld + piece * V;
+        T *from = global + batch_offset(x, s, first + (int)matrix) + line * s.line_stride + piece * V;
+        if constexpr (LOAD) {
+            ps_copy_async(to, from);
+        } else {
+            *(uint4 *)from = *(const uint4 *)to;
+        }
+    }
+}
+
 template <typename T>
 __device__ static __forceinline__ void load(const struct tiny &x, const struct side &s, T *to, int first, int count)
 {
     constexpr int V = ps_vector<T>;
     if (s.copy == SINGLE) {
         copy_single<T, true>(x, s, to, first, count);
+        return;
+    }
+    if (s.copy == LINES) {
+        copy_lines<T, true>(x, s, to, first, count);
         return;
     }
     const T *from = global_of<T>(s, first);
@@ -130,6 +155,10 @@ __device__ static __forceinline__ void store(const struct tiny &x, const struct 
     constexpr int V = ps_vector<T>;
     if (s.copy == SINGLE) {
         copy_single<T, false>(x, s, from, first, count);
+        return;
+    }
+    if (s.copy == LINES) {
+        copy_lines<T, false>(x, s, from, first, count);
         return;
     }
     T *to = global_of<T>(s, first);
@@ -393,15 +422,18 @@ static struct side side_of(const struct ps_operand *o, enum ps_type type, const 
     s.line_stride = outer == 1 ? 0 : by_rows ? o->row : o->column;
     s.piece_stride = inner == 1 ? 1 : by_rows ? o->column : o->row;
     s.elements = outer * inner;
-    const bool dense = s.piece_stride == 1 && (outer == 1 || s.line_stride == inner) && batch[0] == 1 &&
-                       (batch[1] == 1 || s.batch[1] == s.elements);
+    const bool dense = s.piece_stride == 1 && (outer == 1 || s.line_stride == inner) &&
+                       (batch[1] == 1 || s.batch[1] == s.elements) && (batch[0] == 1 || s.batch[0] == batch[1] * s.elements);
     const bool banked = inner * bytes % 64 == 0 && (uintptr_t)s.data % 16 == 0;
-    s.copy = !dense ? SINGLE : banked ? PADDED : RUN;
-    s.ld = inner + (s.copy != PADDED ? 0 : bytes == 4 && by_rows == k_columns ? 8 : vector);
+    const bool whole = s.piece_stride == 1 && inner % vector == 0 && (uintptr_t)s.data % 16 == 0 &&
+                       (s.line_stride | s.batch[0] | s.batch[1]) % vector == 0;
+    s.copy = dense ? banked ? PADDED : RUN : whole ? LINES : SINGLE;
+    const bool apart = banked && (s.copy == PADDED || s.copy == LINES);
+    s.ld = inner + (!apart ? 0 : bytes == 4 && by_rows == k_columns ? 8 : vector);
     s.row = by_rows ? s.ld : 1;
     s.column = by_rows ? 1 : s.ld;
     s.size = outer * s.ld;
-    s.inner = ps_divisor_make(s.copy == PADDED ? inner / vector : inner);
+    s.inner = ps_divisor_make(s.copy == PADDED || s.copy == LINES ? inner / vector : inner);
     s.lines = ps_divisor_make(outer);
     return s;
 }
@@ -429,9 +461,10 @@ static int shared_bytes(const struct side *s, enum ps_type type, int matrices)
     return (matrices * s->size * (int)ps_type_bytes(type) + 15) / 16 * 16 + (s->copy == RUN ? 16 : 0);
 }
 
-enum ps_status ps_cuda_tiny_product(const struct ps_kernels *k, const struct ps_product *p)
+enum ps_status ps_cuda_tiny_product(const struct ps_kernels *k, const struct ps_product *product)
 {
     const struct ps_cuda_context *context = ps_cuda(k);
+    const struct ps_product near = ps_product_near(product), *const p = &near;
     if (p->type != p->c_type || p->m > LIMIT || p->n > LIMIT || p->k > LIMIT) {
         return ps_fail(PS_UNSUPPORTED,
                        "gemm: m %lld, n %lld, k %lld of types %d and %d; small products have one type, and at most %d each",
