@@ -309,6 +309,15 @@ static __global__ void __launch_bounds__(THREADS, 1) gradient_kernel(const __gri
     ps_copy_wait_group<STAGES - 2>();
     __syncthreads();
     turn(0);
+    float next[4][4]; /* a lane's elements of the piece that is multiplied next */
+    auto read = [&](int p) {
+        const float *const at = staged + p % STAGES * STAGE + q * A_LINE + g;
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            next[i / 4][i % 4] = at[(i / 4 * 8 + i % 4 / 2 * 4) * A_LINE + i % 2 * 8];
+        }
+    };
+    read(0);
     const uint32_t place = ps_wgmma_place(shared);
     float sum[N / 8][4], part[EXACT ? N / 8 : 1][4];
 #pragma unroll
@@ -319,18 +328,15 @@ static __global__ void __launch_bounds__(THREADS, 1) gradient_kernel(const __gri
         ps_copy_wait_group<STAGES - 3>();
         __syncthreads(); /* piece p is turned, p + 1 is there; b's other side and the stage before p's have been read */
         fetch();
-        const float *const at = staged + p % STAGES * STAGE + q * A_LINE + g;
         uint32_t hi[4][4], lo[4][4];
 #pragma unroll
         for (int s = 0; s < 4; s++) {
-            float value[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                value[i] = at[(s * 8 + i / 2 * 4) * A_LINE + i % 2 * 8];
-                ps_split<EXACT>(hi[s][i], lo[s][i], value[i]);
+                ps_split<EXACT>(hi[s][i], lo[s][i], next[s][i]);
             }
-            a_sum[0] += value[0] + value[2];
-            a_sum[1] += value[1] + value[3];
+            a_sum[0] += next[s][0] + next[s][2];
+            a_sum[1] += next[s][1] + next[s][3];
         }
         const uint32_t panel = place + ((p % 2 * SIDE) >> 4);
         if constexpr (EXACT) {
@@ -340,6 +346,7 @@ static __global__ void __launch_bounds__(THREADS, 1) gradient_kernel(const __gri
         }
         if (p + 1 < pieces) {
             turn(p + 1);
+            read(p + 1);
         }
         ps_wgmma_wait<0>();
         if constexpr (EXACT) {
