@@ -1,8 +1,5 @@
-/* Products of float32 on Hopper's tensor cores where one operand is long: many rows times a weight, and a weight's gradient, a sum
- * over many rows. tf32 rounds the operands to nearest. fp32 takes three products: each operand is split in registers into
- * hi = its nearest tf32 and lo = the rest (x = hi + lo to 2^-23), and c = hi hi' + hi lo' + lo hi'. The tensor cores' own sums are
- * not rounded to nearest but cut off, so they run over 32 of the summed dimension only; what they give is added in float32 with
- * FADD. The errors against a double product are no larger than those of a chain of FFMA (tests/test_kernels.c).
+/* Products of float32 on Hopper's tensor cores where one operand is long: many rows times a weight of few terms, and a weight's
+ * gradient, a sum over many rows. gemm/wgmma_float.cuh says how they are multiplied.
  *
  * Rows: c [m, n] = alpha a b + bias + beta addend with a [m, k] row by row, k <= 384. A block keeps the hi and lo of its columns of
  * b in shared memory (8 k N bytes), k permuted so that a lane's fragments of a are 16 consecutive bytes: a passes through stages of
@@ -11,19 +8,18 @@
  * weather's q, k, v (112,896 x 384 x 128): 231 MB, 55 us at 4.2 TB/s; 33 GFLOP, 67 us at wgmma's 495 TFLOP/s. Measured 129 us in
  * fp32 (FFMA 310), 84 in tf32.
  *
- * Gradients: c [m, n] = alpha a' b + beta c with a [k, m], b [k, n] row by row, k long. A block takes 128 x N of c and a slab of
- * rows, 32 at a time: a passes through shared memory to registers, b is split and turned on its way to shared memory, since wgmma
- * reads tf32 with the summed dimension contiguous only. The sums of a's or b's columns come on the way. Slabs' sums are added in a
- * fixed order (gemm/split.cu).
+ * Gradients: c [m, n] = alpha a' b + beta c with a [k, m], b [k, n] row by row, k long. A block takes 128 x N of c (N up to 128 in
+ * fp32, 256 in tf32) and a slab of rows, 32 at a time: a passes through shared memory to registers, b is split and turned on its
+ * way to shared memory, since wgmma reads tf32 with the summed dimension contiguous only. The sums of a's or b's columns come on
+ * the way. Slabs' sums are added in a fixed order (gemm/split.cu).
  *
  * Why not cuBLASLt: its fp32 is FFMA's, 51 TFLOP/s at best; its first heuristic for tf32 moves 0.5 to 0.77 of the bytes a second
  * that a copy does, and for gradients depends on the workspace: with 16 MiB it does not split the sum, 17 ms instead of 0.1. */
 #include "kernels/cuda/gemm/product.cuh"
+#include "kernels/cuda/gemm/wgmma_float.cuh"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/tile/mma.cuh"
-#include "kernels/cuda/tile/wgmma.cuh"
 
-enum { ROWS = 64, DEEP = 32, LINE = DEEP * 4 }; /* rows of a warpgroup; of the summed dimension at once; its bytes */
+enum { ROWS = 64 }; /* of a warpgroup */
 
 static __device__ __forceinline__ void store_shared(uint32_t at, const uint32_t (&v)[4])
 {
@@ -35,34 +31,6 @@ static __device__ __forceinline__ float4 load_shared(uint32_t at)
     float4 v;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
     return v;
-}
-
-/* d (+)= a b of one piece of DEEP: fragments of a, panels of b hi and, EXACT, b lo `further` bytes on. */
-template <int N, bool EXACT>
-static __device__ __forceinline__ void piece(float (&d)[N / 8][4], const uint32_t (&hi)[4][4], const uint32_t (&lo)[4][4],
-                                             uint32_t place, int further, int add)
-{
-    ps_wgmma_begin();
-    if constexpr (EXACT) { /* small ones first */
-#pragma unroll
-        for (int s = 0; s < 4; s++) {
-            ps_wgmma<float>(d, lo[s], ps_wgmma_operand(place, s * 32), add | s);
-            ps_wgmma<float>(d, hi[s], ps_wgmma_operand(place, s * 32 + further), 1);
-        }
-    }
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-        ps_wgmma<float>(d, hi[s], ps_wgmma_operand(place, s * 32), EXACT ? 1 : add | s);
-    }
-    ps_wgmma_commit();
-}
-
-template <int N> static __device__ __forceinline__ void add_to(float (&sum)[N / 8][4], const float (&d)[N / 8][4])
-{
-#pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        sum[i / 4][i % 4] += d[i / 4][i % 4];
-    }
 }
 
 /* ---- rows times a weight ---- */

@@ -1,15 +1,11 @@
-/* Products of float32 on Hopper's tensor cores, many rows times a weight, with what follows them done on the way out: c [m, n] = a
- * b with a [m, k] row by row (ps_gemm_bias, ps_gemm_finish).
- *
- * tf32 rounds the operands to nearest. fp32 takes three products: each operand is split into hi = its nearest tf32 and lo = the
- * rest (x = hi + lo to 2^-23), and c = hi hi' + hi lo' + lo hi'. The tensor cores' own sums are not rounded to nearest but cut off,
- * so in fp32 they run over 32 terms only; what they give is added with FADD. The errors against a double product are no larger than
- * those of a chain of FFMA (tests/test_kernels.c).
+/* Products of float32 on Hopper's tensor cores, many rows times a weight of many terms, with what follows them done on the way out:
+ * c [m, n] = a b with a [m, k] row by row (ps_gemm_bias, ps_gemm_finish). gemm/wgmma_float.cuh says how they are multiplied.
  *
  * wgmma reads tf32 with the summed dimension contiguous only, and as it lies, not rounded. So the weight is made ready first, a
  * kernel of its own: turned where it lies the other way, split, its terms in the order of a lane's fragments. A block then takes
- * tiles of 128 rows by N columns. The copy engine brings 32 terms at a time to a ring of stages; two warpgroups take 64 rows each,
- * split their rows in registers and multiply them with the weight's panel. Sums go out through shared memory, 32 columns at a time,
+ * tiles of 128 rows by N columns, in tf32 up to 256, in fp32 up to 128. The copy engine brings 32 terms at a time to a ring of stages,
+ * the weight's panels by halves to both blocks of a pair; two warpgroups take 64 rows each, split their rows in registers and multiply
+ * them with the weight's panel. Sums go out through shared memory, 32 columns at a time,
  * in a loop that is not unrolled; from there a lane takes 4 neighbouring columns of four rows.
  *
  * Bytes: 4 m (k + n), 4 m n for each tensor beside c, and 12 k n (fp32: 16) for the weight; a again from L2 for every other tile of
@@ -19,17 +15,14 @@
  * Why not cuBLASLt: its fp32 is FFMA's, 51 TFLOP/s at best; in tf32 its first heuristic moves 0.5 to 0.77 of the bytes a second
  * that a copy does, and what follows are passes of their own. */
 #include "kernels/cuda/gemm/product.cuh"
+#include "kernels/cuda/gemm/wgmma_float.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile/activation.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
-#include "kernels/cuda/tile/mma.cuh"
-#include "kernels/cuda/tile/wgmma.cuh"
 
 enum {
-    DEEP = 32, /* of the summed dimension at once: a panel's lines of 128 bytes */
-    LINE = DEEP * 4,
     PAIR = 2,   /* blocks that share a weight's panels */
     ROWS = 128, /* of a tile */
     WARPS = 8,  /* that multiply; a warpgroup more brings panels */
@@ -81,28 +74,6 @@ static __global__ void __launch_bounds__(256)
             lo[to] = __uint_as_float(low);
         }
     }
-}
-
-/* ---- products ---- */
-
-/* d (+)= a b of one piece of DEEP: fragments of a, panels of b hi and, EXACT, b lo `further` bytes on. */
-template <int N, bool EXACT>
-static __device__ __forceinline__ void piece(float (&d)[N / 8][4], const uint32_t (&hi)[4][4], const uint32_t (&lo)[4][4],
-                                             uint32_t place, int further, int add)
-{
-    ps_wgmma_begin();
-    if constexpr (EXACT) { /* small ones first */
-#pragma unroll
-        for (int s = 0; s < 4; s++) {
-            ps_wgmma<float>(d, lo[s], ps_wgmma_operand(place, s * 32), add | s);
-            ps_wgmma<float>(d, hi[s], ps_wgmma_operand(place, s * 32 + further), 1);
-        }
-    }
-#pragma unroll
-    for (int s = 0; s < 4; s++) {
-        ps_wgmma<float>(d, hi[s], ps_wgmma_operand(place, s * 32), EXACT ? 1 : add | s);
-    }
-    ps_wgmma_commit();
 }
 
 /* ---- a tile on its way out ---- */
@@ -363,10 +334,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                     piece<N, true>(part, now, next, right + (stage * STAGE >> 4), N * LINE, 0);
                     leave();
                     ps_pin(part);
-#pragma unroll
-                    for (int i = 0; i < N / 2; i++) {
-                        sum[i / 4][i % 4] += part[i / 4][i % 4];
-                    }
+                    add_to<N>(sum, part);
                 }
             } else {
                 uint32_t nothing[4][4];
