@@ -3,10 +3,10 @@
  *
  * wgmma reads tf32 with the summed dimension contiguous only, and as it lies, not rounded. So the weight is made ready first, a
  * kernel of its own: turned where it lies the other way, split, its terms in the order of a lane's fragments. A block then takes
- * tiles of 128 rows by N columns, in tf32 up to 256, in fp32 up to 128. The copy engine brings 32 terms at a time to a ring of stages,
- * the weight's panels by halves to both blocks of a pair; two warpgroups take 64 rows each, split their rows in registers and multiply
- * them with the weight's panel. Sums go out through shared memory, 32 columns at a time,
- * in a loop that is not unrolled; from there a lane takes 4 neighbouring columns of four rows.
+ * tiles of 128 rows by N columns, in tf32 up to 256, in fp32 up to 128. The copy engine brings 32 terms at a time to a ring of
+ * stages, the weight's panels by halves to both blocks of a pair; two warpgroups take 64 rows each, split their rows in registers
+ * and multiply them with the weight's panel. Sums go out through shared memory, 32 columns at a time, in a loop that is not
+ * unrolled; from there a lane takes 4 neighbouring columns of four rows.
  *
  * Bytes: 4 m (k + n), 4 m n for each tensor beside c, and 12 k n (fp32: 16) for the weight; a again from L2 for every other tile of
  * columns, the weight for every tile of rows. FLOPs of tf32: 2 m n k, in fp32 6 m n k. Few terms are bound by memory, from 512 on
