@@ -53,7 +53,7 @@ struct ps_layer {
     enum ps_activation activation;
     int residual_attention;
     int merge_qkv, epilogue, tiled_attention, feed_forward;
-    int strided_heads; /* products of attention take q, k, v and what they mix by row */
+    int strided_heads;           /* products of attention take q, k, v and what they mix by row */
     struct ps_together together; /* exchange NULL: the batch is this rank's alone */
     int gradients_together;      /* the gradients of a layer's weights, and their biases with them, are asked for at once */
     /* Backward's. Of the layer below, which is absent of the first: post-norm's norm 2, output_dropout, b_2's gradient. */
