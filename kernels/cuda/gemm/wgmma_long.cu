@@ -376,8 +376,9 @@ static bool aligned(const void *data, int64_t stride)
 
 static bool serves(const struct ps_kernels *k, const struct ps_product *p)
 {
+    enum { MOST_TERMS = 1 << 15 }; /* of a tile's columns, which the workspace holds then */
     return ps_cuda(k)->compute_capability == 90 && p->type == PS_F32 && p->batch[0] * p->batch[1] == 1 && p->n % 4 == 0 &&
-           p->k % 4 == 0 && p->k < 1 << 24 && (p->m + 512) * (p->n + 256) < (int64_t)1 << 43 && p->m < INT32_MAX - 512 &&
+           p->k % 4 == 0 && p->k <= MOST_TERMS && (p->m + 512) * (p->n + 256) < (int64_t)1 << 43 && p->m < INT32_MAX - 512 &&
            p->a.column == 1 && p->c.column == 1 && (p->b.column == 1 || p->b.row == 1) && aligned(p->a.data, p->a.row) &&
            aligned(p->c.data, p->c.row) && aligned(p->addend, 0) && aligned(p->bias, 0);
 }
