@@ -428,9 +428,7 @@ enum ps_status ps_cuda_rows_product(const struct ps_kernels *k, const struct ps_
                : rows_bytes(p->k, 64, true, 3, 4) <= limit ? rows_launch<64, 3, 4, true>(context, x)
                                                            : rows_launch<64, 2, 2, true>(context, x);
     }
-    return wide                                         ? rows_launch<128, 3, 4, false>(context, x)
-           : rows_bytes(p->k, 64, false, 4, 4) <= limit ? rows_launch<64, 4, 4, false>(context, x)
-                                                        : rows_launch<64, 2, 2, false>(context, x);
+    return wide ? rows_launch<128, 3, 4, false>(context, x) : rows_launch<64, 4, 4, false>(context, x);
 }
 
 bool ps_cuda_gradient_wanted(const struct ps_kernels *k, const struct ps_product *p)
