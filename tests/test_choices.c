@@ -377,8 +377,8 @@ static const struct product edges[] = {
     {PS_FP32, 1, 4096, 64, 64, 1, 0, 0, "cublaslt"},
     {PS_FP32, 1, 16896, 128, 2048, 1, 0, 0, "gradient"},
     {PS_FP32, 1, 17024, 128, 2048, 1, 0, 0, "gradient"},
-    {PS_FP32, 1, 67584, 128, 2048, 1, 0, 0, "gradient"},
-    {PS_FP32, 1, 67712, 128, 2048, 1, 0, 0, "cublaslt"},
+    {PS_FP32, 1, 65536, 128, 2048, 1, 0, 0, "gradient"},
+    {PS_FP32, 1, 65540, 128, 2048, 1, 0, 0, "cublaslt"},
     {PS_TF32, 1, 16, 512, 1024, 1, 0, 0, "split"},
     {PS_TF32, 1, 16, 513, 1024, 1, 0, 0, "cublaslt"},
     {PS_TF32, 1, 16, 516, 1024, 1, 0, 0, "cublaslt"},
@@ -548,6 +548,24 @@ START_TEST(of_gradients)
         ck_assert_str_eq(k->way(k, PS_OP_gemm_gradient, &g), cases[i / 2].way);
         k->close(k);
     }
+    /* Of fp32 as many as have their partial sums in the workspace, with those of db's columns. */
+    static const struct {
+        int64_t m, n;
+        const char *way, *alone;
+    } sums[] = {{2048, 4096, "apart", "gradient"},    {4096, 2048, "apart", "gradient"}, {2048, 4092, "apart", "gradient"},
+                {2048, 3968, "gradient", "gradient"}, {2052, 4096, "apart", "apart"},    {40000, 160, "apart", "apart"},
+                {32640, 160, "gradient", "gradient"}, {131072, 64, "apart", "gradient"}, {131076, 64, "apart", "apart"}};
+    struct ps_kernels *exact = table(&h200, PS_FP32, 1);
+    for (size_t i = 0; i < LENGTH(sums); i++) {
+        struct ps_gemm_gradient g = {.dw = matrix(PS_F32, sums[i].m, sums[i].n),
+                                     .db = ps_tensor_1d(memory(0), PS_F32, sums[i].n),
+                                     .x = matrix(PS_F32, 1024, sums[i].m),
+                                     .dy = matrix(PS_F32, 1024, sums[i].n)};
+        ck_assert_str_eq(exact->way(exact, PS_OP_gemm_gradient, &g), sums[i].way);
+        g.db.data = NULL;
+        ck_assert_str_eq(exact->way(exact, PS_OP_gemm_gradient, &g), sums[i].alone);
+    }
+    exact->close(exact);
     struct ps_kernels *k = table(&a100, PS_PRECISION_BF16, 1);
     const struct ps_gemm_gradient g = {.dw = matrix(PS_F32, 64, 64),
                                        .db = ps_tensor_1d(memory(0), PS_F32, 64),

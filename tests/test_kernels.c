@@ -173,8 +173,9 @@ static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call
             c->may_refuse = q->size[3] * (q->rank == 5 ? q->size[4] : 1) > 128;
         }
     } else if (c->op == PS_OP_adamw) {
-        c->operands[5].buffer = -1;          /* no copy where the parameters are what products read */
-    } else if (c->op == PS_OP_gemm_finish) { /* of float32 the larger weights, without sums over rows */
+        c->operands[5].buffer = -1; /* no copy where the parameters are what products read */
+    } else if (c->op == PS_OP_gemm_finish) {
+        /* Of float32 the larger weights, without sums over rows. */
         const struct ps_gemm_finish *a = &c->arguments.gemm_finish;
         const int64_t *b = c->operands[10].size;
         const int counted = c->operands[5].buffer >= 0, large = c->operands[0].size[0] >= 1024 && b[0] * b[1] >= 1 << 16;

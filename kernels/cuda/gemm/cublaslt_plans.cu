@@ -7,10 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <utility>
 
 /* With less than 32 MiB the library's heuristic does not split a weight's gradient in float32, and takes a hundred times as long;
  * with operands of 16 bits it needs less, and only own kernels' partial sums take more. */
-#define WORKSPACE_BYTES ((size_t)32 << 20)
+#define WORKSPACE_BYTES ((size_t)PS_FLOAT_WORKSPACE)
 #define WORKSPACE_BYTES_REAL16 ((size_t)16 << 20)
 #define LIBRARY_BYTES_REAL16 ((size_t)8 << 20)
 #define BUCKETS 128
@@ -491,6 +492,13 @@ enum ps_status ps_cuda_cublaslt_product(const struct ps_kernels *k, const struct
     struct ps_product p = *product;
     struct plan_key key;
     PS_TRY(lt_orient(&p, &key));
+    if (p.batch[0] > p.batch[1]) { /* the outer one, which is looped over, is the shorter */
+        struct ps_operand *const operands[3] = {&p.c, &p.a, &p.b};
+        std::swap(p.batch[0], p.batch[1]);
+        for (int i = 0; i < 3; i++) {
+            std::swap(operands[i]->batch[0], operands[i]->batch[1]);
+        }
+    }
     for (int64_t i = 0; i < p.batch[0]; i++) {
         for (int64_t j = 0; j < p.batch[1]; j += MAX_BATCH) {
             struct ps_product part = p;
@@ -510,8 +518,9 @@ enum ps_status ps_cuda_cublaslt_product(const struct ps_kernels *k, const struct
 /* What a table is good for, its first line. */
 static void table_head(const struct ps_kernels *k, char *text, size_t size)
 {
-    snprintf(text, size, "patchstep tuning 1; cuBLASLt %zu; %s; %s; %zu + %zu bytes", cublasLtGetVersion(), k->device->name,
-             ps_precision_name(k->precision), sizeof(struct plan_key), sizeof(cublasLtMatmulAlgo_t));
+    snprintf(text, size, "patchstep tuning 2; cuBLASLt %zu; %s; %s; %zu + %zu bytes, workspace %zu", cublasLtGetVersion(),
+             k->device->name, ps_precision_name(k->precision), sizeof(struct plan_key), sizeof(cublasLtMatmulAlgo_t),
+             ps_cuda(k)->gemm->library_bytes);
 }
 
 /* size bytes from 2 size hexadecimal digits; the text behind them, NULL when they are none. */

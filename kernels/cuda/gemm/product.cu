@@ -61,15 +61,6 @@ enum ps_status ps_cuda_product(const struct ps_gemm *arguments, struct ps_produc
     if (even) {
         p.batch[1] *= p.batch[0];
         p.batch[0] = 1;
-    } else if (p.batch[0] > p.batch[1]) { /* where the outer one must be looped over, it is the shorter */
-        int64_t size = p.batch[0];
-        p.batch[0] = p.batch[1];
-        p.batch[1] = size;
-        for (int i = 0; i < 3; i++) {
-            int64_t stride = all[i]->batch[0];
-            all[i]->batch[0] = all[i]->batch[1];
-            all[i]->batch[1] = stride;
-        }
     }
     *product = p;
     return PS_OK;

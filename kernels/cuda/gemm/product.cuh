@@ -33,25 +33,6 @@ struct ps_product {
 /* Checks ranks, types and sizes (all at least 1). PS_UNSUPPORTED with the sizes in the message. gemm/product.cu */
 enum ps_status ps_cuda_product(const struct ps_gemm *arguments, struct ps_product *product);
 
-/* The batch's dimensions in such an order that c's matrices which are neighbours lie near one another. */
-static inline struct ps_product ps_product_near(const struct ps_product *product)
-{
-    struct ps_product p = *product;
-    const int64_t outer = p.c.batch[0] < 0 ? -p.c.batch[0] : p.c.batch[0], inner = p.c.batch[1] < 0 ? -p.c.batch[1] : p.c.batch[1];
-    if (p.batch[0] > 1 && p.batch[1] > 1 && outer < inner) {
-        struct ps_operand *const operands[3] = {&p.c, &p.a, &p.b};
-        const int64_t count = p.batch[0];
-        p.batch[0] = p.batch[1];
-        p.batch[1] = count;
-        for (int i = 0; i < 3; i++) {
-            const int64_t stride = operands[i]->batch[0];
-            operands[i]->batch[0] = operands[i]->batch[1];
-            operands[i]->batch[1] = stride;
-        }
-    }
-    return p;
-}
-
 /* How a small product multiplies: EXACT as three tf32 products of split float32, REAL16 bf16 or fp16 as they are. */
 enum arithmetic { EXACT, TF32, REAL16 };
 
@@ -122,7 +103,9 @@ enum ps_status ps_cuda_cublaslt_product(const struct ps_kernels *k, const struct
 
 /* ---- what ways share ---- */
 
-/* For partial sums: the library's workspace, or its second part for what runs beside. gemm/cublaslt_plans.cu */
+/* For partial sums: the library's workspace, or its second part for what runs beside; of float32 both have so many bytes.
+ * gemm/cublaslt_plans.cu */
+enum { PS_FLOAT_WORKSPACE = 32 << 20 };
 void *ps_cuda_gemm_workspace(const struct ps_cuda_context *context, size_t *bytes);
 
 /* c = alpha the sum of slabs' partial tiles [tiles, tile_m, tile_n] + beta c. Where the product has sums, n_sums of them follow a

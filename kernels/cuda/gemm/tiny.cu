@@ -461,10 +461,9 @@ static int shared_bytes(const struct side *s, enum ps_type type, int matrices)
     return (matrices * s->size * (int)ps_type_bytes(type) + 15) / 16 * 16 + (s->copy == RUN ? 16 : 0);
 }
 
-enum ps_status ps_cuda_tiny_product(const struct ps_kernels *k, const struct ps_product *product)
+enum ps_status ps_cuda_tiny_product(const struct ps_kernels *k, const struct ps_product *p)
 {
     const struct ps_cuda_context *context = ps_cuda(k);
-    const struct ps_product near = ps_product_near(product), *const p = &near;
     if (p->type != p->c_type || p->m > LIMIT || p->n > LIMIT || p->k > LIMIT) {
         return ps_fail(PS_UNSUPPORTED,
                        "gemm: m %lld, n %lld, k %lld of types %d and %d; small products have one type, and at most %d each",

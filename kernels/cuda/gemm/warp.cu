@@ -367,10 +367,9 @@ bool ps_cuda_warp_wanted(const struct ps_kernels *k, const struct ps_product *p)
            in_pieces(p, &p->c, p->c.row, p->n, b_across ? 4 : 2);
 }
 
-enum ps_status ps_cuda_warp_product(const struct ps_kernels *k, const struct ps_product *product)
+enum ps_status ps_cuda_warp_product(const struct ps_kernels *k, const struct ps_product *p)
 {
     const struct ps_cuda_context *context = ps_cuda(k);
-    const struct ps_product near = ps_product_near(product), *const p = &near;
     bool a_across, b_across;
     (void)orient(p, &a_across, &b_across);
     const struct ps_operand *const from[3] = {&p->c, &p->a, &p->b};

@@ -356,11 +356,6 @@ static __global__ void __launch_bounds__(THREADS, 1) gradient_kernel(const __gri
 
 /* ---- the choice, by shape and layout ---- */
 
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
 static bool aligned(const void *data, int64_t stride, int elements)
 {
     return (uintptr_t)data % (sizeof(float) * elements) == 0 && stride % elements == 0;
@@ -431,13 +426,29 @@ enum ps_status ps_cuda_rows_product(const struct ps_kernels *k, const struct ps_
     return wide ? rows_launch<128, 3, 4, false>(context, x) : rows_launch<64, 4, 4, false>(context, x);
 }
 
+/* Columns of a tile, of n: c is turned where it is wider than high. In tf32 as many as registers allow, unless the last tile would
+ * be half empty. */
+static int gradient_width(const struct ps_kernels *k, int64_t n)
+{
+    return !ps_cuda_exact(k) && (n - 1) % 256 >= 128 ? 256 : n > 64 ? 128 : 64;
+}
+
+/* Floats of a slab's partial sums, of c [m, n], m >= n: tiles, and behind them so many sums of columns. */
+static int64_t gradient_slab(int64_t m, int64_t n, int width, int sums)
+{
+    return ceil_div(m, HIGH) * ceil_div(n, width) * HIGH * width + sums;
+}
+
+/* In fp32 all whose slab fits the workspace; in tf32 the library is the faster from some tiles on. */
 bool ps_cuda_gradient_wanted(const struct ps_kernels *k, const struct ps_product *p)
 {
     const struct ps_cuda_context *context = ps_cuda(k);
-    const int64_t tiles = ceil_div(p->m > p->n ? p->m : p->n, HIGH) * ceil_div(p->m > p->n ? p->n : p->m, 64);
-    return served(context, p) && p->k >= 1024 && p->m >= 32 && p->n >= 32 &&
-           tiles <= (ps_cuda_exact(k) ? 8 : 2) * context->multiprocessors && p->a.row == 1 && p->b.column == 1 && !p->bias &&
-           !p->addend && aligned(p->a.data, p->a.column, 4) && aligned(p->b.data, p->b.row, 4);
+    const int64_t m = p->m > p->n ? p->m : p->n, n = p->m > p->n ? p->n : p->m;
+    const int64_t slab = gradient_slab(m, n, gradient_width(k, n), ps_cuda_split_sums(p->sums, p->n));
+    const bool few = ps_cuda_exact(k) || ceil_div(m, HIGH) * ceil_div(n, 64) <= 2 * context->multiprocessors;
+    return served(context, p) && p->k >= 1024 && n >= 32 && few && slab * (int64_t)sizeof(float) <= PS_FLOAT_WORKSPACE &&
+           p->a.row == 1 && p->b.column == 1 && !p->bias && !p->addend && aligned(p->a.data, p->a.column, 4) &&
+           aligned(p->b.data, p->b.row, 4);
 }
 
 template <int N, bool EXACT>
@@ -459,7 +470,7 @@ static enum ps_status gradient_launch(const struct ps_cuda_context *context, con
     x.tiles_n = (int)ceil_div(p->n, N);
     x.tiles = (int)ceil_div(p->m, HIGH) * x.tiles_n;
     const int64_t n_sums = sum_a ? p->m : p->n;
-    x.slab = (int64_t)x.tiles * HIGH * N + ps_cuda_split_sums(p->sums, n_sums);
+    x.slab = gradient_slab(p->m, p->n, N, ps_cuda_split_sums(p->sums, n_sums));
     x.sum_a = p->sums && sum_a;
     x.sum_b = p->sums && !sum_a;
     const int64_t most = (int64_t)(workspace_bytes / ((size_t)x.slab * sizeof(float)));
@@ -500,10 +511,11 @@ enum ps_status ps_cuda_gradient_product(const struct ps_kernels *k, const struct
         p.b = ps_operand_transposed(product->a);
         p.c = ps_operand_transposed(product->c);
     }
-    const bool wide = p.n > 64;
-    return ps_cuda_exact(k)
-               ? wide ? gradient_launch<128, true>(context, &p, turned) : gradient_launch<64, true>(context, &p, turned)
-           : (p.n - 1) % 256 >= 128 ? gradient_launch<256, false>(context, &p, turned)
-           : wide                   ? gradient_launch<128, false>(context, &p, turned)
-                                    : gradient_launch<64, false>(context, &p, turned);
+    const int width = gradient_width(k, p.n);
+    if (ps_cuda_exact(k)) {
+        return width == 128 ? gradient_launch<128, true>(context, &p, turned) : gradient_launch<64, true>(context, &p, turned);
+    }
+    return width == 256   ? gradient_launch<256, false>(context, &p, turned)
+           : width == 128 ? gradient_launch<128, false>(context, &p, turned)
+                          : gradient_launch<64, false>(context, &p, turned);
 }

@@ -12,6 +12,11 @@
 
 enum { DEEP = 32, LINE = DEEP * 4 }; /* of the summed dimension at once; its bytes, a line of a panel */
 
+static inline int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
 /* d (+)= a b of one piece of DEEP: fragments of a, panels of b hi and, EXACT, b lo `further` bytes on. */
 template <int N, bool EXACT>
 static __device__ __forceinline__ void piece(float (&d)[N / 8][4], const uint32_t (&hi)[4][4], const uint32_t (&lo)[4][4],

@@ -315,13 +315,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 parity ^= 1;
             }
         };
-        auto leave = [&]() { /* the stage, to both blocks' next panels */
-                             ps_wgmma_wait<0>();
-                             if (lane == 0) {
-                                 ps_mbarrier_arrive(empty + 8 * stage);
-                                 ps_mbarrier_arrive_at(empty + 8 * stage, rank ^ 1);
-                             }
-                             stage = stage + 1 == x.stages ? 0 : stage + 1;
+        /* The stage, to both blocks' next panels. */
+        auto leave = [&]() {
+            ps_wgmma_wait<0>();
+            if (lane == 0) {
+                ps_mbarrier_arrive(empty + 8 * stage);
+                ps_mbarrier_arrive_at(empty + 8 * stage, rank ^ 1);
+            }
+            stage = stage + 1 == x.stages ? 0 : stage + 1;
         };
         for (int place = first; place < x.places; place += stride) {
             uint32_t now[4][4], next[4][4]; /* fp32: hi, lo; tf32: the next rows are read while these are multiplied */
@@ -364,11 +365,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- launching ---- */
 
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
 static bool aligned(const void *data, int64_t stride)
 {
     return (uintptr_t)data % 16 == 0 && stride % 4 == 0;
@@ -376,7 +372,7 @@ static bool aligned(const void *data, int64_t stride)
 
 static bool serves(const struct ps_kernels *k, const struct ps_product *p)
 {
-    enum { MOST_TERMS = 1 << 15 }; /* of a tile's columns, which the workspace holds then */
+    enum { MOST_TERMS = PS_FLOAT_WORKSPACE / 1024 }; /* of a tile: 128 columns of hi and lo, or 256 */
     return ps_cuda(k)->compute_capability == 90 && p->type == PS_F32 && p->batch[0] * p->batch[1] == 1 && p->n % 4 == 0 &&
            p->k % 4 == 0 && p->k <= MOST_TERMS && (p->m + 512) * (p->n + 256) < (int64_t)1 << 43 && p->m < INT32_MAX - 512 &&
            p->a.column == 1 && p->c.column == 1 && (p->b.column == 1 || p->b.row == 1) && aligned(p->a.data, p->a.row) &&
