@@ -99,6 +99,8 @@ static int in_place(enum ps_op op, const void *arguments, int i)
         return i == 3 || i == 4 || i == 7 || i == 8;
     case PS_OP_adamw:
         return i < 4;
+    case PS_OP_batchnorm_unfold:
+        return i < 4;
     case PS_OP_encoder_backward:
         return i == 1;
     default:

@@ -90,13 +90,15 @@ enum ps_kind {
     X(bias_residual_statistics, PS_KIND_SUB, 8, 7)  \
     X(gemm_bias, PS_KIND_GEMM, 5, 0)                \
     X(gemm_gradient, PS_KIND_GEMM, 4, 0)            \
-    X(gemm_finish, PS_KIND_GEMM, 14, 0)             \
+    X(gemm_finish, PS_KIND_GEMM, 16, 0)             \
     X(embed_forward, PS_KIND_FUSED, 9, 0)           \
     X(embed_backward, PS_KIND_FUSED, 5, 0)          \
     X(head_step, PS_KIND_FUSED, 10, 0)              \
     X(window_loss, PS_KIND_FUSED, 8, 8)             \
     X(head_sums, PS_KIND_FUSED, 2, 1)               \
     X(batchnorm_join, PS_KIND_SUB, 5, 8)            \
+    X(batchnorm_fold, PS_KIND_SUB, 10, 5)           \
+    X(batchnorm_unfold, PS_KIND_SUB, 6, 4)          \
     X(count_observed, PS_KIND_MODEL, 2, 1)
 
 enum ps_op {
@@ -548,8 +550,8 @@ struct ps_gemm_gradient {
 /* How gemm_finish ends, t = a b:
  * SUM: c = t, + addend where there is one. With `means`, where c is the gradient of a batch's norm: what batchnorm_backward would
  *   sum of g = c as it is stored, with this x, mean and var: means [2, d] = mean_R(g), mean_R(g xhat); dgamma, dbeta +=.
- * RESIDUAL: c = addend + drop(t + bias). With `mean`, batchnorm_statistics of c as it is stored: mean, var =, the running ones.
- * ACTIVATION: kept = t, c = drop(activation(t + bias)).
+ * RESIDUAL: c = addend + drop(t + bias); with `addend_scale`, addend times that plus addend_shift, of batchnorm_fold. With `mean`,
+ * batchnorm_statistics of c as it is stored: mean, var =, the running ones. ACTIVATION: kept = t, c = drop(activation(t + bias)).
  * SLOPE: c = activation'(kept + bias) drop'(t), of what ACTIVATION kept. */
 enum ps_finish { PS_FINISH_SUM, PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE };
 
@@ -559,11 +561,28 @@ enum ps_finish { PS_FINISH_SUM, PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FIN
  * PS_UNSUPPORTED: operations that follow one another do the same; CUDA's fp32 and tf32 serve no sums over rows, nor small
  * weights. */
 struct ps_gemm_finish {
-    struct ps_tensor c, kept, means, dgamma, dbeta, mean, var, running_mean, running_var, a, b, bias, addend, x;
+    struct ps_tensor c, kept, means, dgamma, dbeta, mean, var, running_mean, running_var, a, b, bias, addend, x, addend_scale,
+        addend_shift;
     enum ps_finish finish;
     enum ps_activation activation;
     struct ps_dropout dropout;
     double momentum, epsilon;
+};
+
+/* A BatchNorm in the weight that reads it, so that no pass writes what it gives: batchnorm(x) w + bias = x w_out + bias_out, with
+ * scale = gamma rstd, shift = beta - mean scale, w_out = scale_i w_ij, rounded, and bias_out = bias + beta w - mean w_out, of w_out
+ * as it is stored. w, w_out [d, n] (type real); bias, bias_out [n], scale, shift, gamma, beta [d] (type parameter); mean, var [d]
+ * (type statistics). */
+struct ps_batchnorm_fold {
+    struct ps_tensor w_out, bias_out, scale, shift, w, bias, mean, var, gamma, beta;
+    double epsilon;
+};
+
+/* The gradients of w and bias from g = x' dy and g_bias, the columns' sums of dy, by what batchnorm_fold found: dw += scale_i g_ij
+ * + shift_i g_bias_j, dbias += g_bias; then g and g_bias are 0. dw, g [d, n], dbias, g_bias [n], scale, shift [d] (all type
+ * parameter). */
+struct ps_batchnorm_unfold {
+    struct ps_tensor dw, dbias, g, g_bias, scale, shift;
 };
 
 /* mixed = softmax(scale q k') v for each sequence and head, the scores never in memory; logsum = log of each row's sum of exp(scale
@@ -771,6 +790,10 @@ struct ps_kernels {
     int (*attention_faster)(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);
     /* Whether feed_forward and its backward are faster than what they stand for. NULL: they are not, or not there. */
     int (*feed_forward_faster)(const struct ps_kernels *k, int64_t d_model, int64_t d_ff);
+    /* Whether batchnorm_fold and its inverse, with an addend's scale in gemm_finish, serve a layer of so many rows and are faster
+     * than passes of batchnorm. NULL: they are not, or not there. */
+    int (*batchnorm_fold_faster)(const struct ps_kernels *k, int64_t rows, int64_t d_model, int64_t d_ff,
+                                 enum ps_activation activation);
     /* Whether attention's products take heads where they lie in their rows, of `head` columns, faster than split and merged, as
      * measured (docs/experiments/products.md). NULL: they do not. */
     int (*strided_heads_faster)(const struct ps_kernels *k, int64_t patches, int64_t head);

@@ -17,28 +17,34 @@ enum { PS_LEVEL_STRIDED = 32 };
 /* And for that of a feed-forward in one operation each way, which keeps no hidden columns. */
 enum { PS_LEVEL_FED = 16 };
 
+/* And for that of a BatchNorm which is folded into the weights that read it. */
+enum { PS_LEVEL_FOLDED = 64 };
+
 enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BOTH | PS_LEVEL_LAYER };
 
 /* Once a layer: what backward needs again. X(name, levels, elements, type). Statistics of a norm: `means` and `spreads` are [R], or
  * of BatchNorm [d]; RMSNorm has no means. */
-#define PS_LAYER_BUFFERS(X)                                                                                      \
-    X(norm1_spread, PS_LEVEL_BOTH, spreads, statistics) /* rstd [R]; of BatchNorm the variance [d] */            \
-    X(norm1_mean, PS_LEVEL_BOTH, means, statistics)     /* [R] or [d] */                                         \
-    X(norm1_xhat, PS_LEVEL_NONE, R *d, real)            /* (norm 1's input - mean) rstd [R, d] */                \
-    X(norm1_out, PS_LEVEL_BOTH, R *d, real)             /* what norm 1 gives [R, d] */                           \
-    X(heads, PS_LEVEL_BOTH, 3 * R * d, real)            /* q, k, v [3, S, h, N, e]; or by row [R, 3d] */         \
-    X(attention, PS_LEVEL_BOTH, scores, real)           /* A [S, h, N, N]; not when tiled */                     \
-    X(logsum, PS_LEVEL_TILED, S *h *N, statistics)      /* tiled: log of the softmax's sums [S, h, N] */         \
-    X(merged, PS_LEVEL_BOTH, R *d, real)                /* A v, heads merged [R, d] */                           \
-    X(residual, PS_LEVEL_BOTH, R *d, real)              /* u + attention's branch [R, d] */                      \
-    X(norm2_spread, PS_LEVEL_BOTH, spreads, statistics) /* as norm 1's */                                        \
-    X(norm2_mean, PS_LEVEL_BOTH, means, statistics)                                                              \
-    X(norm2_xhat, PS_LEVEL_NONE, R *d, real)                                                                     \
-    X(norm2_out, PS_LEVEL_BOTH, pre, real)         /* what norm 2 gives [R, d]; post-norm: the stream has it */  \
-    X(sum, PS_LEVEL_BOTH, post, real)              /* post-norm: norm 2's input [R, d] */                        \
-    X(hidden_in, PS_LEVEL_BOTH, wide *inner, real) /* gemm: W_1's product; none: with b_1 too [R, f or 2f] */    \
-    X(hidden_curve, PS_LEVEL_NONE, R *f, real)     /* gelu's tanh or erf, the sigmoid of swiglu's gate [R, f] */ \
-    X(hidden, PS_LEVEL_BOTH, wide *f, real)        /* drop(activation(..)) [R, f] */
+#define PS_LAYER_BUFFERS(X)                                                                                        \
+    X(norm1_spread, PS_LEVEL_BOTH, spreads, statistics) /* rstd [R]; of BatchNorm the variance [d] */              \
+    X(norm1_mean, PS_LEVEL_BOTH, means, statistics)     /* [R] or [d] */                                           \
+    X(norm1_xhat, PS_LEVEL_NONE, R *d, real)            /* (norm 1's input - mean) rstd [R, d] */                  \
+    X(norm1_out, PS_LEVEL_BOTH, R *d, real)             /* what norm 1 gives [R, d] */                             \
+    X(heads, PS_LEVEL_BOTH, 3 * R * d, real)            /* q, k, v [3, S, h, N, e]; or by row [R, 3d] */           \
+    X(attention, PS_LEVEL_BOTH, scores, real)           /* A [S, h, N, N]; not when tiled */                       \
+    X(logsum, PS_LEVEL_TILED, S *h *N, statistics)      /* tiled: log of the softmax's sums [S, h, N] */           \
+    X(merged, PS_LEVEL_BOTH, R *d, real)                /* A v, heads merged [R, d] */                             \
+    X(residual, PS_LEVEL_BOTH, R *d, real)              /* u + attention's branch [R, d] */                        \
+    X(norm2_spread, PS_LEVEL_BOTH, spreads, statistics) /* as norm 1's */                                          \
+    X(norm2_mean, PS_LEVEL_BOTH, means, statistics)                                                                \
+    X(norm2_xhat, PS_LEVEL_NONE, R *d, real)                                                                       \
+    X(norm2_out, PS_LEVEL_BOTH, pre, real)           /* what norm 2 gives [R, d]; post-norm: the stream has it */  \
+    X(sum, PS_LEVEL_BOTH, post, real)                /* post-norm: norm 2's input [R, d] */                        \
+    X(hidden_in, PS_LEVEL_BOTH, wide *inner, real)   /* gemm: W_1's product; none: with b_1 too [R, f or 2f] */    \
+    X(hidden_curve, PS_LEVEL_NONE, R *f, real)       /* gelu's tanh or erf, the sigmoid of swiglu's gate [R, f] */ \
+    X(hidden, PS_LEVEL_BOTH, wide *f, real)          /* drop(activation(..)) [R, f] */                             \
+    X(norm1_line, PS_LEVEL_FOLDED, 2 * d, parameter) /* norm 1's scale and shift, folded [2, d] */                 \
+    X(norm2_line, PS_LEVEL_FOLDED, 2 * d, parameter) /* norm 2's */                                                \
+    X(folded_b_1, PS_LEVEL_FOLDED, f, parameter)     /* b_1 with norm 1 in it [f] */
 
 /* Once a model: embedding, head, and scratch that every layer uses in turn. */
 #define PS_SHARED_BUFFERS(X)                                                                                                   \
@@ -70,6 +76,12 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(delta, PS_LEVEL_TILED, S *h *N, statistics)               /* tiled: of attention_backward [S, h, N] */                   \
     X(d_hidden, PS_LEVEL_BOTH, wide *f, real)                   /* [R, f] */                                                   \
     X(d_hidden_in, PS_LEVEL_BOTH, wide *(inner - f) * 2, real)  /* of swiglu [R, 2f] */                                        \
+    X(folded_w, PS_LEVEL_FOLDED, d *PS_LARGER(3 * d, f), real)  /* W_qkv or W_1 with the norm before in it [d, 3d or f] */     \
+    X(folded_b_qkv, PS_LEVEL_FOLDED, 3 * d, parameter)          /* [3d] */                                                     \
+    X(folded_dw_qkv, PS_LEVEL_FOLDED, d * 3 * d, parameter)     /* gradients before they are unfolded, else 0: [d, 3d] */      \
+    X(folded_db_qkv, PS_LEVEL_FOLDED, 3 * d, parameter)         /* [3d] */                                                     \
+    X(folded_dw_1, PS_LEVEL_FOLDED, d *f, parameter)            /* [d, f] */                                                   \
+    X(folded_db_1, PS_LEVEL_FOLDED, f, parameter)               /* [f] */                                                      \
     X(wide_a, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real) /* elementary temporaries */                                   \
     X(wide_b, PS_LEVEL_NONE, PS_LARGER(R *f, S *h *N *N), real)                                                                \
     X(narrow_a, PS_LEVEL_NONE, R *d, real)                                                                                     \
@@ -104,7 +116,8 @@ struct ps_cache {
     struct ps_shared_cache shared;
 };
 
-/* Bytes that the cache of `batch` windows takes at a level (PS_LEVEL_TILED, _STRIDED and _FED added or not), in k's types. */
+/* Bytes that the cache of `batch` windows takes at a level (PS_LEVEL_TILED, _STRIDED, _FED and _FOLDED added or not), in k's types.
+ */
 size_t ps_cache_bytes(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels);
 enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels,
                              struct ps_cache *cache);

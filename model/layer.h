@@ -39,7 +39,7 @@ struct ps_layer {
     int64_t index;                      /* from the bottom */
     int first, last;                    /* of the encoder */
     int training;
-    const struct ps_layer_cache *cache, *lowest; /* the layer's, and the first layer's */
+    const struct ps_layer_cache *cache, *lowest, *below; /* the layer's, the first layer's, the one's below or NULL */
     const struct ps_shared_cache *shared;
     struct ps_tensor u, y;                        /* input, output [R, d] */
     struct ps_tensor weight[PS_LAYER_PARAMETERS]; /* those of products from model->weights, the others from model->parameters */
@@ -53,11 +53,12 @@ struct ps_layer {
     enum ps_activation activation;
     int residual_attention;
     int merge_qkv, epilogue, tiled_attention, feed_forward;
-    int strided_heads;           /* products of attention take q, k, v and what they mix by row */
-    struct ps_together together; /* exchange NULL: the batch is this rank's alone */
-    int gradients_together;      /* the gradients of a layer's weights, and their biases with them, are asked for at once */
-    /* Backward's. Of the layer below, which is absent of the first: post-norm's norm 2, output_dropout, b_2's gradient. */
-    struct ps_gradient_notes *notes;
+    int strided_heads;               /* products of attention take q, k, v and what they mix by row */
+    struct ps_together together;     /* exchange NULL: the batch is this rank's alone */
+    int folded;                      /* BatchNorms are folded into the weights behind them, but the last layer's second */
+    int gradients_together;          /* the gradients of a layer's weights, and their biases with them, are asked for at once */
+    struct ps_gradient_notes *notes; /* backward's */
+    /* Of the layer below, which is absent of the first: post-norm's norm 2; for backward, output_dropout and b_2's gradient. */
     struct ps_layer_norm below_norm2;
     struct ps_dropout below_dropout;
     struct ps_tensor below_db_2;

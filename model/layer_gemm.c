@@ -123,15 +123,110 @@ static enum ps_status finish(const struct ps_layer *l, const struct ps_gemm_fini
     return *done ? status : PS_OK;
 }
 
-/* y = residual + drop(x weight + bias). With a BatchNorm, `next`, that reads y: its statistics too. */
+/* ---- a BatchNorm folded into what reads it: the rows are its input, `line` its scale and shift [2, d], or absent ---- */
+
+struct folded {
+    struct ps_tensor line, weight, bias; /* what a product takes in place of the weight and the bias */
+    struct ps_tensor dweight, dbias;     /* and their gradients, until they are unfolded */
+};
+
+static struct ps_tensor line_of(const struct ps_layer *l, void *line)
+{
+    return ps_tensor_2d(line, l->k->parameter, line ? 2 : 0, l->d);
+}
+
+static struct ps_tensor half_of(const struct ps_layer *l, struct ps_tensor line, int half)
+{
+    void *const at = line.data ? (char *)line.data + (size_t)(half * l->d) * ps_type_bytes(line.type) : NULL;
+    return ps_tensor_1d(at, line.type, line.data ? l->d : 0);
+}
+
+/* W_qkv, behind the layer below's norm 2; else as it is. */
+static struct folded fold_of_qkv(const struct ps_layer *l)
+{
+    const struct ps_shared_cache *s = l->shared;
+    const enum ps_type parameter = l->k->parameter;
+    if (!l->folded || l->first) {
+        return (struct folded){.line = line_of(l, NULL),
+                               .weight = l->weight[PS_W_QKV],
+                               .bias = l->weight[PS_B_QKV],
+                               .dweight = l->gradient[PS_W_QKV],
+                               .dbias = l->gradient[PS_B_QKV]};
+    }
+    return (struct folded){.line = line_of(l, l->below->norm2_line),
+                           .weight = ps_tensor_2d(s->folded_w, l->k->real, l->d, 3 * l->d),
+                           .bias = ps_tensor_1d(s->folded_b_qkv, parameter, 3 * l->d),
+                           .dweight = ps_tensor_2d(s->folded_dw_qkv, parameter, l->d, 3 * l->d),
+                           .dbias = ps_tensor_1d(s->folded_db_qkv, parameter, 3 * l->d)};
+}
+
+/* W_1, behind norm 1. */
+static struct folded fold_of_1(const struct ps_layer *l)
+{
+    const struct ps_shared_cache *s = l->shared;
+    const enum ps_type parameter = l->k->parameter;
+    if (!l->folded) {
+        return (struct folded){.line = line_of(l, NULL),
+                               .weight = l->weight[PS_W_1],
+                               .bias = l->weight[PS_B_1],
+                               .dweight = l->gradient[PS_W_1],
+                               .dbias = l->gradient[PS_B_1]};
+    }
+    return (struct folded){.line = line_of(l, l->cache->norm1_line),
+                           .weight = ps_tensor_2d(s->folded_w, l->k->real, l->d, l->f),
+                           .bias = ps_tensor_1d(l->cache->folded_b_1, parameter, l->f),
+                           .dweight = ps_tensor_2d(s->folded_dw_1, parameter, l->d, l->f),
+                           .dbias = ps_tensor_1d(s->folded_db_1, parameter, l->f)};
+}
+
+static enum ps_status fold(const struct ps_layer *l, const struct folded *to, const struct ps_layer_norm *norm,
+                           struct ps_tensor weight, struct ps_tensor bias)
+{
+    if (!to->line.data) {
+        return PS_OK;
+    }
+    return l->k->batchnorm_fold(l->k, &(struct ps_batchnorm_fold){.w_out = to->weight,
+                                                                  .bias_out = to->bias,
+                                                                  .scale = half_of(l, to->line, 0),
+                                                                  .shift = half_of(l, to->line, 1),
+                                                                  .w = weight,
+                                                                  .bias = bias,
+                                                                  .mean = norm->mean,
+                                                                  .var = norm->spread,
+                                                                  .gamma = norm->gamma,
+                                                                  .beta = norm->beta,
+                                                                  .epsilon = PS_NORM_EPSILON});
+}
+
+static enum ps_status unfold(const struct ps_layer *l, const struct folded *from, struct ps_tensor dweight, struct ps_tensor dbias)
+{
+    if (!from->line.data) {
+        return PS_OK;
+    }
+    return l->k->batchnorm_unfold(l->k, &(struct ps_batchnorm_unfold){.dw = dweight,
+                                                                      .dbias = dbias,
+                                                                      .g = from->dweight,
+                                                                      .g_bias = from->dbias,
+                                                                      .scale = half_of(l, from->line, 0),
+                                                                      .shift = half_of(l, from->line, 1)});
+}
+
+/* ---- a layer's two branches ---- */
+
+/* y = residual + drop(x weight + bias), the residual times its line where there is one. With a BatchNorm, `next`, that reads y: its
+ * statistics too. */
 static enum ps_status branch_end(const struct ps_layer *l, struct ps_tensor y, struct ps_tensor x, struct ps_tensor weight,
-                                 struct ps_tensor bias, struct ps_tensor residual, struct ps_dropout dropout,
+                                 struct ps_tensor bias, struct ps_tensor residual, struct ps_tensor line, struct ps_dropout dropout,
                                  const struct ps_layer_norm *next)
 {
     const struct ps_kernels *k = l->k;
     const int counted = next && l->norm == PS_NORM_BATCH && l->training;
     struct ps_gemm_finish whole = {
         .c = y, .a = x, .b = weight, .bias = bias, .addend = residual, .finish = PS_FINISH_RESIDUAL, .dropout = dropout};
+    if (line.data) {
+        whole.addend_scale = half_of(l, line, 0);
+        whole.addend_shift = half_of(l, line, 1);
+    }
     struct ps_layer_norm mine = {.momentum = 0};
     if (counted) {
         mine = ps_norm_mine(l, next);
@@ -145,6 +240,9 @@ static enum ps_status branch_end(const struct ps_layer *l, struct ps_tensor y, s
     PS_TRY(finish(l, &whole, &done));
     if (done) {
         return counted ? ps_norm_join(l, next) : PS_OK;
+    }
+    if (line.data) {
+        return PS_UNSUPPORTED; /* as gemm_finish says */
     }
     if (l->epilogue && !dropout.threshold && !counted) {
         const enum ps_status status =
@@ -177,14 +275,16 @@ static enum ps_status attention_branch(const struct ps_layer *l, struct ps_tenso
                                        const struct ps_layer_norm *next)
 {
     const struct ps_kernels *k = l->k;
-    const struct ps_tensor *w = l->weight, bias = w[PS_B_QKV];
+    const struct folded qkv = fold_of_qkv(l);
+    const struct ps_tensor *w = l->weight, bias = qkv.bias;
+    PS_TRY(fold(l, &qkv, &l->below_norm2, w[PS_W_QKV], w[PS_B_QKV]));
     const int by_row = l->tiled_attention || l->strided_heads;
     struct ps_tensor rows = ps_layer_rows(l, by_row ? l->cache->heads : l->shared->rows, 3 * l->d);
     int parts = l->merge_qkv ? 1 : 3, biased = l->epilogue;
     for (int p = 0; p < parts; p++) {
         int64_t columns = 3 * l->d / parts;
         struct ps_tensor part = ps_tensor_slice(rows, 1, p * columns, columns);
-        struct ps_tensor weight = ps_tensor_slice(w[PS_W_QKV], 1, p * columns, columns);
+        struct ps_tensor weight = ps_tensor_slice(qkv.weight, 1, p * columns, columns);
         enum ps_status status = PS_UNSUPPORTED;
         if (biased) {
             status = k->gemm_bias(
@@ -198,7 +298,8 @@ static enum ps_status attention_branch(const struct ps_layer *l, struct ps_tenso
     }
     PS_TRY(ps_layer_rope(l, rows, 0));
     PS_TRY(l->tiled_attention ? tiled_forward(l) : heads_forward(l, rows));
-    return branch_end(l, y, ps_layer_rows(l, l->cache->merged, l->d), w[PS_W_O], w[PS_B_O], residual, l->attention_dropout, next);
+    return branch_end(l, y, ps_layer_rows(l, l->cache->merged, l->d), w[PS_W_O], w[PS_B_O], residual, qkv.line,
+                      l->attention_dropout, next);
 }
 
 /* y = residual + drop(drop(activation(a W_1 + b_1)) W_2 + b_2) */
@@ -220,25 +321,36 @@ static enum ps_status feed_forward_branch(const struct ps_layer *l, struct ps_te
                                                             .activation = l->activation}));
         return next && l->norm == PS_NORM_BATCH && l->training ? ps_norm_statistics(l, next, y) : PS_OK;
     }
+    const struct folded w_1 = fold_of_1(l);
     struct ps_tensor inner = ps_layer_rows(l, l->cache->hidden_in, l->inner), hidden = ps_layer_rows(l, l->cache->hidden, l->f);
     int done;
+    if (w_1.line.data) {
+        const struct ps_layer_norm norm1 = ps_layer_norm_of(l, PS_NORM_1);
+        PS_TRY(fold(l, &w_1, &norm1, w[PS_W_1], w[PS_B_1]));
+    }
     PS_TRY(finish(l,
                   &(struct ps_gemm_finish){.c = hidden,
                                            .kept = inner,
                                            .a = a,
-                                           .b = w[PS_W_1],
-                                           .bias = w[PS_B_1],
+                                           .b = w_1.weight,
+                                           .bias = w_1.bias,
                                            .finish = PS_FINISH_ACTIVATION,
                                            .activation = l->activation,
                                            .dropout = l->hidden_dropout},
                   &done));
     if (!done) {
-        PS_TRY(ps_product(k, inner, a, w[PS_W_1], 1, 0));
+        PS_TRY(ps_product(k, inner, a, w_1.weight, 1, 0));
         PS_TRY(k->bias_activation(
             k, &(struct ps_bias_activation){
-                   .y = hidden, .x = inner, .bias = w[PS_B_1], .dropout = l->hidden_dropout, .activation = l->activation}));
+                   .y = hidden, .x = inner, .bias = w_1.bias, .dropout = l->hidden_dropout, .activation = l->activation}));
     }
-    return branch_end(l, y, hidden, w[PS_W_2], w[PS_B_2], residual, l->output_dropout, next);
+    return branch_end(l, y, hidden, w[PS_W_2], w[PS_B_2], residual, w_1.line, l->output_dropout, next);
+}
+
+/* What the layer reads: the stream, or where its norm is folded that norm's input. */
+static struct ps_tensor stream_of(const struct ps_layer *l)
+{
+    return l->folded && !l->first ? l->below_norm2.x : l->u;
 }
 
 enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
@@ -247,8 +359,12 @@ enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
     const struct ps_layer_norm norm1 = ps_layer_norm_of(l, PS_NORM_1), norm2 = ps_layer_norm_of(l, PS_NORM_2);
     struct ps_tensor first = ps_layer_rows(l, c->norm1_out, l->d), residual = ps_layer_rows(l, c->residual, l->d);
     if (l->norm_place == PS_NORM_POST) {
-        struct ps_tensor sum = ps_layer_rows(l, c->sum, l->d);
-        PS_TRY(attention_branch(l, residual, l->u, l->u, &norm1));
+        struct ps_tensor sum = ps_layer_rows(l, c->sum, l->d), u = stream_of(l);
+        PS_TRY(attention_branch(l, residual, u, u, &norm1));
+        if (l->folded) { /* the layer above reads the sum likewise */
+            PS_TRY(feed_forward_branch(l, sum, residual, residual, &norm2));
+            return l->last ? ps_norm_forward(l, PS_NORM_2, l->y, sum, 1) : PS_OK;
+        }
         PS_TRY(ps_norm_forward(l, PS_NORM_1, first, residual, 1));
         PS_TRY(feed_forward_branch(l, sum, first, first, &norm2));
         return ps_norm_forward(l, PS_NORM_2, l->y, sum, 1);
@@ -446,13 +562,14 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
     PS_TRY(branch_gradient(l, later, g[PS_W_2], g[PS_B_2], ps_layer_rows(l, l->cache->hidden, l->f), dy, l->output_dropout,
                            s->masked, &m));
     struct ps_tensor kept = ps_layer_rows(l, l->cache->hidden_in, l->inner);
+    const struct folded w_1 = fold_of_1(l);
     int done;
     PS_TRY(finish(l,
                   &(struct ps_gemm_finish){.c = d_inner,
                                            .kept = kept,
                                            .a = m,
                                            .b = ps_transposed(w[PS_W_2]),
-                                           .bias = w[PS_B_1],
+                                           .bias = w_1.bias,
                                            .finish = PS_FINISH_SLOPE,
                                            .activation = l->activation,
                                            .dropout = l->hidden_dropout},
@@ -462,11 +579,11 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
         PS_TRY(k->activation_backward(k, &(struct ps_activation_backward){.dx = d_inner,
                                                                           .dy = d_hidden,
                                                                           .x = kept,
-                                                                          .bias = w[PS_B_1],
+                                                                          .bias = w_1.bias,
                                                                           .dropout = l->hidden_dropout,
                                                                           .activation = l->activation}));
     }
-    PS_TRY(weight_gradient(l, later, g[PS_W_1], g[PS_B_1], a, d_inner));
+    PS_TRY(weight_gradient(l, later, w_1.dweight, w_1.dbias, a, d_inner));
     if (!l->output_dropout.threshold) { /* dy itself is soon another's */
         PS_TRY(gradients_end(l, later));
     }
@@ -481,17 +598,18 @@ static enum ps_status attention_backward(const struct ps_layer *l, struct gradie
     const struct ps_tensor *w = l->weight, *g = l->gradient;
     int64_t d = l->d;
     struct ps_tensor rows = gradient_rows(l), m;
+    const struct folded qkv = fold_of_qkv(l);
     PS_TRY(branch_gradient(l, later, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, l->cache->merged, d), dy, l->attention_dropout,
                            ps_layer_masked_o(l), &m));
     PS_TRY(ps_product(k, *branch, m, ps_transposed(w[PS_W_O]), 1, 0));
     PS_TRY(l->tiled_attention ? tiled_backward(l, *branch) : heads_backward(l, *branch));
     PS_TRY(ps_layer_rope(l, rows, 1));
     if (l->merge_qkv) {
-        PS_TRY(weight_gradient(l, later, g[PS_W_QKV], g[PS_B_QKV], a, rows));
+        PS_TRY(weight_gradient(l, later, qkv.dweight, qkv.dbias, a, rows));
     } else {
-        PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = g[PS_B_QKV], .dy = rows}));
+        PS_TRY(k->bias_grad(k, &(struct ps_bias_grad){.dbias = qkv.dbias, .dy = rows}));
         for (int p = 0; p < 3; p++) {
-            PS_TRY(ps_product(k, ps_tensor_slice(g[PS_W_QKV], 1, p * d, d), ps_transposed(a), ps_tensor_slice(rows, 1, p * d, d), 1,
+            PS_TRY(ps_product(k, ps_tensor_slice(qkv.dweight, 1, p * d, d), ps_transposed(a), ps_tensor_slice(rows, 1, p * d, d), 1,
                               1));
         }
     }
@@ -508,9 +626,13 @@ enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
     struct gradients all = {.count = 0}, *later = l->gradients_together ? &all : NULL;
     if (l->norm_place == PS_NORM_POST) {
         PS_TRY(ps_norm_join_post(l, PS_NORM_2, gradient, nothing, l->output_dropout));
-        PS_TRY(feed_forward_backward(l, later, &branch, gradient, first, &norm1));
+        const struct folded w_1 = fold_of_1(l), qkv = fold_of_qkv(l);
+        const struct ps_tensor residual = ps_layer_rows(l, c->residual, l->d);
+        PS_TRY(feed_forward_backward(l, later, &branch, gradient, l->folded ? residual : first, &norm1));
         PS_TRY(ps_norm_join_post(l, PS_NORM_1, gradient, branch, l->attention_dropout));
-        PS_TRY(attention_backward(l, later, &below, gradient, l->u, l->first ? NULL : &l->below_norm2));
+        PS_TRY(attention_backward(l, later, &below, gradient, stream_of(l), l->first ? NULL : &l->below_norm2));
+        PS_TRY(unfold(l, &w_1, l->gradient[PS_W_1], l->gradient[PS_B_1]));
+        PS_TRY(unfold(l, &qkv, l->gradient[PS_W_QKV], l->gradient[PS_B_QKV]));
         return below.data ? l->k->add(l->k, &(struct ps_add){.y = gradient, .a = gradient, .b = below}) : PS_OK;
     }
     PS_TRY(feed_forward_backward(l, later, &branch, gradient, ps_layer_rows(l, c->norm2_out, l->d), &norm2));

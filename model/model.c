@@ -129,6 +129,7 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .epilogue = m->options.epilogue && m->k->gemm_bias,
                          .tiled_attention = m->options.tiled_attention,
                          .strided_heads = m->strided_heads,
+                         .folded = m->folded && training,
                          .feed_forward = m->options.feed_forward,
                          .gradients_together = m->options.epilogue && m->k->gemm_gradients,
                          .together = together_of(m, training)};
@@ -154,6 +155,17 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
     l.hidden_dropout = dropout_at(m, PS_DROP_HIDDEN, index, state, training);
     l.output_dropout = dropout_at(m, PS_DROP_OUTPUT, index, state, training);
     return l;
+}
+
+/* What a layer knows of the one below. */
+static void know_below(struct ps_model *m, struct ps_layer *layer, const struct ps_step_state *state, int64_t batch, int training)
+{
+    if (!layer->first) {
+        const struct ps_layer below = layer_of(m, layer->index - 1, state, batch, training);
+        layer->below = below.cache;
+        layer->below_norm2 = ps_layer_norm_of(&below, PS_NORM_2);
+        layer->below_db_2 = below.gradient[PS_B_2];
+    }
 }
 
 /* The same as a fused encoder's table entries take it. */
@@ -214,11 +226,34 @@ static int takes_strides(const struct ps_kernels *k, const struct ps_model_shape
            k->strided_heads_faster(k, ps_patches(shape), shape->d_model / shape->n_heads);
 }
 
-static int cache_levels(const struct ps_kernels *k, const struct ps_model_shape *shape, const struct ps_model_options *options)
+/* Whether BatchNorms are folded into the weights that read them, in training. */
+static int folds(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
+                 const struct ps_model_options *options)
+{
+    return options->level == PS_LEVEL_GEMM && options->epilogue && !options->feed_forward && k->gemm_finish &&
+           shape->norm == PS_NORM_BATCH && shape->norm_place == PS_NORM_POST && k->batchnorm_fold_faster &&
+           k->batchnorm_fold_faster(k, batch * shape->channels * ps_patches(shape), shape->d_model, shape->d_ff, shape->activation);
+}
+
+/* Gradients to unfold, none yet. */
+static enum ps_status clear_folded(const struct ps_model *m)
+{
+    const struct ps_shared_cache *s = &m->cache.shared;
+    const size_t bytes = ps_type_bytes(m->k->parameter), d = (size_t)m->shape.d_model, f = (size_t)m->shape.d_ff;
+    struct ps_device *const device = m->k->device;
+    PS_TRY(device->fill_zero(device, PS_COMPUTE, s->folded_dw_qkv, d * 3 * d * bytes));
+    PS_TRY(device->fill_zero(device, PS_COMPUTE, s->folded_db_qkv, 3 * d * bytes));
+    PS_TRY(device->fill_zero(device, PS_COMPUTE, s->folded_dw_1, d * f * bytes));
+    return device->fill_zero(device, PS_COMPUTE, s->folded_db_1, f * bytes);
+}
+
+static int cache_levels(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
+                        const struct ps_model_options *options)
 {
     return (int)options->level | (options->level == PS_LEVEL_GEMM && options->tiled_attention ? PS_LEVEL_TILED : 0) |
            (takes_strides(k, shape, options) ? PS_LEVEL_STRIDED : 0) |
-           (options->level == PS_LEVEL_GEMM && options->feed_forward ? PS_LEVEL_FED : 0);
+           (options->level == PS_LEVEL_GEMM && options->feed_forward ? PS_LEVEL_FED : 0) |
+           (folds(k, shape, batch, options) ? PS_LEVEL_FOLDED : 0);
 }
 
 /* The parts of ps_model.constants. */
@@ -354,7 +389,8 @@ size_t ps_model_bytes(const struct ps_model_shape *shape, int64_t batch, const s
     size_t count = (size_t)layout->count, both = count + (size_t)layout->stored;
     ps_parameters_free(layout);
     return both * ps_type_bytes(k->parameter) + constants_bytes(k, shape, batch) +
-           (has_copy(k) ? count * ps_type_bytes(k->real) : 0) + ps_cache_bytes(k, shape, batch, cache_levels(k, shape, options));
+           (has_copy(k) ? count * ps_type_bytes(k->real) : 0) +
+           ps_cache_bytes(k, shape, batch, cache_levels(k, shape, batch, options));
 }
 
 enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch,
@@ -412,6 +448,7 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
     m->options = *options;
     m->options.loss.missing |= shape->mask_ratio > 0; /* a patch that is seen is no target */
     m->strided_heads = takes_strides(k, shape, options);
+    m->folded = folds(k, shape, batch, options);
     snprintf(m->kernels, sizeof m->kernels, "%s", ps_level_name(options->level));
     m->gradient_scale = gradient_scale_of(m, batch);
     struct ps_device *device = k->device;
@@ -476,7 +513,10 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
         status = device->allocate(device, sizeof *m->observed, (void **)&m->observed);
     }
     if (status == PS_OK) {
-        status = ps_cache_open(k, shape, batch, cache_levels(k, shape, options), &m->cache);
+        status = ps_cache_open(k, shape, batch, cache_levels(k, shape, batch, options), &m->cache);
+    }
+    if (status == PS_OK && m->folded) {
+        status = clear_folded(m);
     }
     if (status != PS_OK) {
         ps_model_close(m);
@@ -603,6 +643,7 @@ static enum ps_status encode(struct ps_model *m, const struct ps_step_state *sta
     }
     for (int64_t l = 0; l < m->shape.n_layers; l++) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
+        know_below(m, &layer, state, batch, training);
         PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_forward(&layer) : ps_layer_gemm_forward(&layer));
     }
     return PS_OK;
@@ -674,11 +715,7 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
     for (int64_t l = m->shape.n_layers; l-- > 0;) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
         layer.notes = &notes;
-        if (l > 0) {
-            const struct ps_layer below = layer_of(m, l - 1, state, batch, training);
-            layer.below_norm2 = ps_layer_norm_of(&below, PS_NORM_2);
-            layer.below_db_2 = below.gradient[PS_B_2];
-        }
+        know_below(m, &layer, state, batch, training);
         PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_backward(&layer) : ps_layer_gemm_backward(&layer));
         PS_TRY(sum_layer(m, l));
     }

@@ -53,6 +53,7 @@ struct ps_model {
     size_t constants_bytes;
     struct ps_tensor positions, angles, no_bias, zeros, ones;
     int strided_heads; /* level gemm: products of attention take heads where they lie in their rows */
+    int folded;        /* level gemm: in training BatchNorms are folded into the weights that read them */
     struct ps_cache cache;
     struct ps_batch_place place;
     int64_t unsummed; /* elements of the gradients before those of layers' weights whose sums over ranks have begun */

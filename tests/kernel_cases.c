@@ -386,13 +386,68 @@ static int build_gemm_finish(struct call *c, int index)
     if (finish == PS_FINISH_RESIDUAL || which == 1 || (which == 2 && size % 2)) {
         place(c, 12, REAL, IN, NORMAL, m, n);
     }
+    const int scaled = finish == PS_FINISH_RESIDUAL && (size + which) % 2;
+    if (scaled) {
+        place(c, 14, PARAMETER, IN, NORMAL, n);
+        place(c, 15, PARAMETER, IN, NORMAL, n);
+    }
     const char *p = finish == PS_FINISH_SUM ? "" : SET_DROPOUT(c, size, gemm_finish);
     c->has_dropout = 0; /* not every output is dropped */
     a->finish = finish;
     a->activation = activations[size % LENGTH(activations)];
     a->momentum = 0.1;
     a->epsilon = 1e-5;
-    call_label(c, "m %lld n %lld k %lld %s%s", (long long)m, (long long)n, (long long)depth, names[which], p);
+    call_label(c, "m %lld n %lld k %lld %s%s%s", (long long)m, (long long)n, (long long)depth, names[which],
+               scaled ? ", scaled" : "", p);
+    return 1;
+}
+
+/* Weights of more rows than a block has lines and of less, of whole tiles of columns and others. */
+static int fold_size(int index, int64_t *d, int64_t *n)
+{
+    static const int64_t sizes[][2] = {{128, 384}, {16, 48}, {7, 5}, {1, 1}, {33, 9}, {200, 136}};
+    if (index >= LENGTH(sizes)) {
+        return 0;
+    }
+    *d = sizes[index][0], *n = sizes[index][1];
+    return 1;
+}
+
+static int build_batchnorm_fold(struct call *c, int index)
+{
+    int64_t d, n;
+    if (!fold_size(index, &d, &n)) {
+        return 0;
+    }
+    place(c, 0, REAL, OUT, NORMAL, d, n);
+    place(c, 1, PARAMETER, OUT, NORMAL, n);
+    place(c, 2, PARAMETER, OUT, NORMAL, d);
+    place(c, 3, PARAMETER, OUT, NORMAL, d);
+    place(c, 4, REAL, IN, NORMAL, d, n);
+    place(c, 5, PARAMETER, IN, NORMAL, n);
+    place(c, 6, STATISTICS, IN, NORMAL, d);
+    place(c, 7, STATISTICS, IN, POSITIVE, d);
+    place(c, 8, PARAMETER, IN, NORMAL, d);
+    place(c, 9, PARAMETER, IN, NORMAL, d);
+    c->sums_rounded = 1; /* bias_out is of w_out as it is stored */
+    c->arguments.batchnorm_fold.epsilon = 1e-5;
+    call_label(c, "[%lld, %lld]", (long long)d, (long long)n);
+    return 1;
+}
+
+static int build_batchnorm_unfold(struct call *c, int index)
+{
+    int64_t d, n;
+    if (!fold_size(index, &d, &n)) {
+        return 0;
+    }
+    place(c, 0, PARAMETER, ADD, NORMAL, d, n);
+    place(c, 1, PARAMETER, ADD, NORMAL, n);
+    place(c, 2, PARAMETER, ADD, NORMAL, d, n);
+    place(c, 3, PARAMETER, ADD, NORMAL, n);
+    place(c, 4, PARAMETER, IN, NORMAL, d);
+    place(c, 5, PARAMETER, IN, NORMAL, d);
+    call_label(c, "[%lld, %lld]", (long long)d, (long long)n);
     return 1;
 }
 
@@ -2103,6 +2158,8 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_batchnorm_statistics, build_batchnorm_statistics, 0},
                                           {PS_OP_batchnorm, build_batchnorm, 0},
                                           {PS_OP_batchnorm_backward, build_batchnorm_backward, 0},
+                                          {PS_OP_batchnorm_fold, build_batchnorm_fold, 0},
+                                          {PS_OP_batchnorm_unfold, build_batchnorm_unfold, 0},
                                           {PS_OP_batchnorm_join, build_batchnorm_join, 0},
                                           {PS_OP_bias_residual_statistics, build_bias_residual_statistics, 0},
                                           {PS_OP_rope, build_rope, 0},

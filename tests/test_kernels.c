@@ -175,10 +175,10 @@ static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call
     } else if (c->op == PS_OP_adamw) {
         c->operands[5].buffer = -1; /* no copy where the parameters are what products read */
     } else if (c->op == PS_OP_gemm_finish) {
-        /* Of float32 the larger weights, without sums over rows. */
+        /* Of float32 the larger weights, without sums over rows or an addend's scale. */
         const struct ps_gemm_finish *a = &c->arguments.gemm_finish;
         const int64_t *b = c->operands[10].size;
-        const int counted = c->operands[5].buffer >= 0, large = c->operands[0].size[0] >= 1024 && b[0] * b[1] >= 1 << 16;
+        const int counted = c->operands[5].buffer >= 0 || c->operands[14].buffer >= 0, large = c->operands[0].size[0] >= 1024 && b[0] * b[1] >= 1 << 16;
         c->may_refuse = counted || !large || a->activation == PS_SWIGLU;
     }
     return 1;

@@ -418,6 +418,7 @@ static const struct step_case step_cases[] = {
      1e-12,
      1e-11,
      1e-9},
+    {"reference", "cpu", PS_FP64, {.level = PS_LEVEL_GEMM, .epilogue = 1}, 5e-15, 5e-14, 5e-13},
     {"reference", "cpu", PS_FP32, {.level = PS_LEVEL_NONE}, 1e-6, 5e-6, 5e-5},
     {"cpu", "cpu", PS_FP32, {.level = PS_LEVEL_NONE}, 1e-6, 5e-6, 5e-5},
     {"cpu", "cpu", PS_FP32, {.level = PS_LEVEL_GEMM}, 1e-6, 5e-6, 5e-5},
@@ -440,7 +441,7 @@ static const struct step_case step_cases[] = {
      1e-2,
      1e-1,
      5e-1}};
-enum { STEP_CASES_CPU = 6, STEP_CASES = sizeof step_cases / sizeof *step_cases };
+enum { STEP_CASES_CPU = 7, STEP_CASES = sizeof step_cases / sizeof *step_cases };
 
 /* Whether rounding may take a hidden value over relu's kink. */
 static int has_kink(const struct ps_model_shape *shape, enum ps_precision precision)
@@ -640,6 +641,25 @@ START_TEST(wide_steps)
 {
     const int which = _i % WIDE_SHAPES;
     compare_pass(&wide_cases[_i / WIDE_SHAPES], &wide_shapes[which], &(struct ps_loss){0}, "wide", which);
+}
+END_TEST
+
+/* ---- so many rows that BatchNorms are folded into the weights behind them ---- */
+
+#define FOLDED                                                                                                           \
+    .channels = 128, .seq_len = 67, .pred_len = 3, .patch_len = 4, .stride = 1, .n_heads = 8, .d_model = 64, .d_ff = 72, \
+    .n_layers = 2, .norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .activation = PS_GELU
+static const struct ps_model_shape folded_shapes[] = {{FOLDED, .revin = 1, .dropout = 0.2, .residual_attention = 1},
+                                                      {FOLDED, .dropout_at = {[PS_DROP_HIDDEN] = {1, 0.3}}}};
+enum { FOLDED_SHAPES = sizeof folded_shapes / sizeof *folded_shapes };
+static const struct step_case folded_cases[] = {{"cuda", "cuda", PS_FP16, FUSED_ENDS, 2e-3, 1.5e-2, 7e-2},
+                                                {"cuda", "cuda", PS_PRECISION_BF16, FUSED_ENDS, 1e-2, 1e-1, 5e-1}};
+enum { FOLDED_CASES = sizeof folded_cases / sizeof *folded_cases };
+
+START_TEST(folded_steps)
+{
+    const int which = _i % FOLDED_SHAPES;
+    compare_pass(&folded_cases[_i / FOLDED_SHAPES], &folded_shapes[which], &(struct ps_loss){0}, "folded", which);
 }
 END_TEST
 
@@ -2242,22 +2262,26 @@ static void count_variant(const char *backend, const char *device, const struct 
     }
     const int finish = epilogue && f.k->gemm_finish && strcmp(backend, "cuda") != 0; /* there of larger weights */
     const int activated = finish && shape.activation != PS_SWIGLU;
+    const int folded = activated && batch && post; /* the norms, but the last, into the weights behind them */
     if (finish) {
-        kinds = row->forward - 1 - activated - (batch && !post ? 2 : 1);
+        kinds = row->forward - 1 - activated - (batch && !post ? 2 : 1) + folded;
     }
+    ck_assert_int_eq(f.model->folded, folded);
     const int by_row = strides(&f);
     ck_assert_int_eq(sub_kernels(&forward, 0), kinds - 2 * by_row);
     const int added = !epilogue || (post && !finish);
     const int masks = post && (batch || !f.model->options.feed_forward); /* the norm before a branch */
     const int summed = !epilogue || !f.k->gemm_gradient || (dropout > 0 && !masks);
-    ck_assert_int_eq(sub_kernels(&backward, 1), row->backward - !added - !summed - activated - by_row);
+    ck_assert_int_eq(sub_kernels(&backward, 1), row->backward - !added - !summed - activated - by_row + folded);
     ck_assert_int_eq(ps_counts_calls(&forward, PS_KIND_GEMM), 2 * (together ? 6 : 8));
     ck_assert_int_eq(ps_counts_calls(&backward, PS_KIND_GEMM), 2 * (together ? 12 : 14));
     ck_assert_int_eq(forward.calls[PS_OP_batchnorm_statistics] + forward.calls[PS_OP_bias_residual_statistics],
                      !finish ? row->statistics
                      : post  ? 0
                              : row->statistics / 2);
-    ck_assert_int_eq(forward.calls[PS_OP_batchnorm] + forward.calls[PS_OP_layernorm], 4);
+    ck_assert_int_eq(forward.calls[PS_OP_batchnorm] + forward.calls[PS_OP_layernorm], folded ? 1 : 4);
+    ck_assert_int_eq(forward.calls[PS_OP_batchnorm_fold], folded ? 3 : 0);
+    ck_assert_int_eq(backward.calls[PS_OP_batchnorm_unfold], folded ? 3 : 0);
     ck_assert_int_eq(backward.calls[PS_OP_batchnorm_backward] + backward.calls[PS_OP_layernorm_backward], 4);
     ck_assert_int_eq(forward.calls[PS_OP_drop] + backward.calls[PS_OP_drop], row->drops);
     for (int op = 0; op < PS_OP_COUNT; op++) {
@@ -2745,7 +2769,7 @@ int main(void)
                                                 {"layer fp16", "step fp16", "every fp16"},
                                                 {"layer bf16", "step bf16", "every bf16"}};
     TCase *tests = tcase_create("model"), *shifted = tcase_create("layer shifted"), *differences = tcase_create("differences"),
-          *halves = tcase_create("layer halves"), *layers[FUSED], *steps[FUSED], *every[FUSED];
+          *halves = tcase_create("layer halves"), *folded = tcase_create("folded"), *layers[FUSED], *steps[FUSED], *every[FUSED];
     for (int i = 0; i < FUSED; i++) {
         layers[i] = tcase_create(names[i][0]);
         steps[i] = tcase_create(names[i][1]);
@@ -2757,6 +2781,7 @@ int main(void)
     tcase_set_timeout(tests, 300);
     tcase_set_timeout(shifted, 300);
     tcase_set_timeout(halves, 300);
+    tcase_set_timeout(folded, 300);
     tcase_set_timeout(differences, 300);
     tcase_add_loop_test(tests, finite_differences, 0, 2 * SHAPES_AND_VARIANTS);
     tcase_add_loop_test(tests, masked_differences, 0, SHAPES_AND_VARIANTS);
@@ -2810,6 +2835,7 @@ int main(void)
                 tcase_add_loop_test(steps[i], step_in_one, i * ONE_SHAPES, (i + 1) * ONE_SHAPES);
                 tcase_add_loop_test(every[i], every_instance, i, i + 1);
             }
+            tcase_add_loop_test(folded, folded_steps, 0, FOLDED_CASES * FOLDED_SHAPES);
             tcase_add_loop_test(halves, halves_steps, 0, HALVES_CASES * HALVES_SHAPES);
             tcase_add_loop_test(halves, halves_forward, 0, HALVES_CASES * HALVES_SHAPES);
             tcase_add_loop_test(shifted, level_layer_shifted, 0, FUSED * FUSED_SHAPES);
@@ -2838,6 +2864,7 @@ int main(void)
     suite_add_tcase(suite, differences);
     suite_add_tcase(suite, shifted);
     suite_add_tcase(suite, halves);
+    suite_add_tcase(suite, folded);
     for (int i = 0; i < FUSED; i++) {
         suite_add_tcase(suite, layers[i]);
         suite_add_tcase(suite, steps[i]);

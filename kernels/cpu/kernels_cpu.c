@@ -77,6 +77,9 @@ enum ps_status ps_cpu_kernels_open(struct ps_device *device, enum ps_precision p
     cpu->table.feed_forward_faster = feed_forward_faster;
     cpu->table.bias_residual_statistics = NULL; /* as two, both fast */
     cpu->table.gemm_finish = NULL;
+    cpu->table.batchnorm_fold = NULL;
+    cpu->table.batchnorm_unfold = NULL;
+    cpu->table.batchnorm_fold_faster = NULL;
     switch (ps_cpu_isa_best()) {
 #if defined(__x86_64__)
     case PS_ISA_AVX512:

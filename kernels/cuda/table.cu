@@ -183,6 +183,7 @@ static enum ps_status table_make(enum ps_precision precision, int compute_capabi
     k->way = cuda_way;
     k->attention_faster = ps_cuda_attention_faster;
     k->strided_heads_faster = ps_cuda_strided_heads_faster;
+    k->batchnorm_fold_faster = fused_encoder ? ps_cuda_batchnorm_fold_faster : NULL;
     *kernels = k;
     return PS_OK;
 }
@@ -236,6 +237,8 @@ extern "C" enum ps_status ps_cuda_kernels_open(struct ps_device *device, enum ps
     k->batchnorm_statistics = ps_cuda_batchnorm_statistics;
     k->batchnorm_join = ps_cuda_batchnorm_join;
     k->batchnorm = ps_cuda_batchnorm;
+    k->batchnorm_fold = ps_cuda_batchnorm_fold;
+    k->batchnorm_unfold = ps_cuda_batchnorm_unfold;
     k->bias_residual_statistics = ps_cuda_bias_residual_statistics;
     k->rope = ps_cuda_rope;
     k->layernorm_backward = ps_cuda_layernorm_backward;

@@ -32,6 +32,15 @@ static bool warp_wanted(const struct ps_kernels *k, const struct ps_product *p)
     return tiny_wanted(k, p) && ps_cuda_warp_wanted(k, p);
 }
 
+/* In 16 bits on Hopper, from as many rows on as a pass takes longer than both launches. */
+int ps_cuda_batchnorm_fold_faster(const struct ps_kernels *k, int64_t rows, int64_t d_model, int64_t d_ff,
+                                  enum ps_activation activation)
+{
+    enum { LEAST_ELEMENTS = 1 << 21 };
+    return k->real != PS_F32 && ps_cuda(k)->compute_capability == 90 && d_model % 8 == 0 && d_ff % 8 == 0 &&
+           rows * d_model >= LEAST_ELEMENTS && rows <= INT32_MAX / 2 && activation != PS_SWIGLU;
+}
+
 /* Where gemm/warp.cu and gemm/tiny.cu take all of attention's products, heads in whole pieces of 16 bytes. */
 int ps_cuda_strided_heads_faster(const struct ps_kernels *k, int64_t patches, int64_t head)
 {
@@ -144,6 +153,7 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
     const bool counted = a->finish == PS_FINISH_SUM ? a->means.data != NULL : a->finish == PS_FINISH_RESIDUAL && a->mean.data;
     const bool biased = a->finish != PS_FINISH_SUM, moments = counted && a->finish == PS_FINISH_RESIDUAL;
     const bool keeps = a->finish == PS_FINISH_ACTIVATION || a->finish == PS_FINISH_SLOPE;
+    const bool scaled = a->finish == PS_FINISH_RESIDUAL && a->addend_scale.data;
     const struct {
         bool needed;
         const char *name;
@@ -153,6 +163,8 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
     } tensors[] = {{true, "c", &a->c, k->real, count},
                    {keeps, "kept", &a->kept, k->real, count},
                    {a->finish == PS_FINISH_RESIDUAL || (!biased && a->addend.data), "addend", &a->addend, k->real, count},
+                   {scaled, "addend_scale", &a->addend_scale, PS_F32, p->n},
+                   {scaled, "addend_shift", &a->addend_shift, PS_F32, p->n},
                    {biased, "bias", &a->bias, PS_F32, p->n},
                    {counted && !moments, "x", &a->x, k->real, count},
                    {counted && !moments, "means", &a->means, PS_F32, 2 * p->n},
@@ -173,7 +185,7 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
     if (moments && p->m < 2) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a variance of %lld rows", op, (long long)p->m);
     }
-    const bool served = k->real == PS_F32 ? !counted && ps_cuda_long_finishes(k, p) : ps_cuda_wgmma16_serves(k, p);
+    const bool served = k->real == PS_F32 ? !counted && !scaled && ps_cuda_long_finishes(k, p) : ps_cuda_wgmma16_serves(k, p);
     if (!served || (keeps && a->activation == PS_SWIGLU)) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): [%lld, %lld] of %lld terms, swiglu, or sums over rows of float32 are not served",
                        op, (long long)p->m, (long long)p->n, (long long)p->k);

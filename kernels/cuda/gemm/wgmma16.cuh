@@ -69,6 +69,8 @@ enum ps_status finish(const struct ps_cuda_context *c, const char *op, const str
     x.addend = f->addend.data;
     x.x = f->x.data;
     x.bias = (const float *)f->bias.data;
+    x.addend_scale = (const float *)f->addend_scale.data;
+    x.addend_shift = (const float *)f->addend_shift.data;
     x.dropout = f->dropout;
     x.activation = f->activation;
     x.mean = (float *)f->mean.data;

@@ -40,7 +40,7 @@ struct call {
     int64_t ldc;
     void *c, *kept;
     const void *addend, *x;
-    const float *bias;
+    const float *bias, *addend_scale, *addend_shift; /* the latter two NULL: 1 and 0 */
     struct ps_dropout dropout;
     enum ps_activation activation;
     /* Of sums over rows: held_kernel's [blocks, n] pairs, and a ticket a slice; long_kernel's [tiles + groups, n], and for each
@@ -536,7 +536,7 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
             stage_parts<T, N, HALVES, FLOATS>(sum, stage, step / out::PAIRS);
         }
         if (step % (HALVES * out::PAIRS) == 0 && column < corner.columns) {
-            if (FINISH != PS_FINISH_SUM || x.bias) {
+            if (FINISH != PS_FINISH_RESIDUAL && (FINISH != PS_FINISH_SUM || x.bias)) {
                 ps_load<8>(bias, x.bias + column0 + column);
             }
             if (COUNTED && !MOMENTS) {
@@ -566,9 +566,35 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
                 unpack<T>(v[i], product);
             }
             unpack<T>(other[i], now.addend[i]);
+            if constexpr (FINISH != PS_FINISH_RESIDUAL) {
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                (FINISH == PS_FINISH_SLOPE ? other : v)[i][j] += bias[j];
+                for (int j = 0; j < 8; j++) {
+                    (FINISH == PS_FINISH_SLOPE ? other : v)[i][j] += bias[j];
+                }
+            }
+        }
+        if (FINISH == PS_FINISH_RESIDUAL && column < corner.columns) { /* registers are scarce: loaded at each step */
+#pragma unroll
+            for (int j = 0; j < 8; j += 4) {
+                float add[4];
+                ps_load<4>(add, x.bias + column0 + column + j);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    v[i / 4][j + i % 4] += add[i % 4];
+                }
+            }
+        }
+        if (FINISH == PS_FINISH_RESIDUAL && x.addend_scale && column < corner.columns) {
+#pragma unroll
+            for (int j = 0; j < 8; j += 2) { /* a few at a time, for the registers' sake */
+                const float2 line = *(const float2 *)(x.addend_scale + column0 + column + j);
+                const float2 from = *(const float2 *)(x.addend_shift + column0 + column + j);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    other[i][j] = fmaf(other[i][j], line.x, from.x);
+                    other[i][j + 1] = fmaf(other[i][j + 1], line.y, from.y);
+                }
+                asm volatile("" ::: "memory");
             }
         }
         struct ps_block draws[2];
@@ -610,27 +636,27 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
                 for (int j = 0; j < 8; j++) {
                     first[j] = second[j] = 0;
                 }
-                if (MOMENTS && ONWARD && !first_tile) {
+                if (MOMENTS && (!ONWARD || first_tile)) { /* the first row of 16 */
 #pragma unroll
                     for (int j = 0; j < 8; j++) {
-                        pivot[j] = own_pivots[j];
-                    }
-                } else if (MOMENTS) { /* the first row of 16 */
-#pragma unroll
-                    for (int j = 0; j < 8; j++) {
-                        pivot[j] = __shfl_sync(0xffffffffu, v[0][j], unit);
-                        if (ONWARD && (int)threadIdx.x % 32 < out::UNITS) {
-                            own_pivots[j] = pivot[j];
+                        const float one = __shfl_sync(0xffffffffu, v[0][j], unit);
+                        if (!ONWARD) {
+                            pivot[j] = one;
+                        } else if ((int)threadIdx.x % 32 < out::UNITS) {
+                            own_pivots[j] = one;
                         }
                     }
+                    __syncwarp();
                 }
             }
+            unpack<T>(other[0], now.more[0]);
+            unpack<T>(other[1], now.more[1]);
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                unpack<T>(other[i], now.more[i]);
+            for (int j = 0; j < 8; j++) {
+                const float from = !MOMENTS ? 0.0f : ONWARD ? own_pivots[j] : pivot[j];
 #pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    const float one = here[i] ? MOMENTS ? v[i][j] - pivot[j] : v[i][j] : 0.0f;
+                for (int i = 0; i < 2; i++) {
+                    const float one = here[i] ? MOMENTS ? v[i][j] - from : v[i][j] : 0.0f;
                     first[j] += one;
                     second[j] = fmaf(one, MOMENTS ? one : other[i][j] - mean[j], second[j]);
                 }
