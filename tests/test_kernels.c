@@ -178,7 +178,8 @@ static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call
         /* Of float32 the larger weights, without sums over rows or an addend's scale. */
         const struct ps_gemm_finish *a = &c->arguments.gemm_finish;
         const int64_t *b = c->operands[10].size;
-        const int counted = c->operands[5].buffer >= 0 || c->operands[14].buffer >= 0, large = c->operands[0].size[0] >= 1024 && b[0] * b[1] >= 1 << 16;
+        const int counted = c->operands[5].buffer >= 0 || c->operands[14].buffer >= 0,
+                  large = c->operands[0].size[0] >= 1024 && b[0] * b[1] >= 1 << 16;
         c->may_refuse = counted || !large || a->activation == PS_SWIGLU;
     }
     return 1;

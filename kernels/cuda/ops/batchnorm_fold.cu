@@ -2,14 +2,16 @@
  * their gradients.
  *
  * Why: what a BatchNorm gives is a line through each column. A pass that writes it moves 4 R d bytes in 16 bits; a weight of d n
- * has a thousandth of that. A block takes 8 columns of the weight, a thread every 32nd row of them; sums are in a fixed order.
+ * has a thousandth of that. A block takes 8 columns of the weight, a thread every 32nd row of them; sums are in a fixed order. A
+ * thread's first rows of parameters and of their gradients, which no kernel right before has written, are read before the wait for
+ * that.
  *
  * Bytes: fold 4 d n in 16 bits, flops 5 d n; unfold 16 d n, flops 4 d n. The launch and memory's latency bound both. */
 #include "kernels/cuda/context.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/vector.cuh"
 
-enum { COLUMNS = 8, LINES = 32, THREADS = COLUMNS * LINES };
+enum { COLUMNS = 8, LINES = 32, THREADS = COLUMNS * LINES, AHEAD = 4 };
 
 template <typename T> struct folding {
     T *w_out;
@@ -20,27 +22,49 @@ template <typename T> struct folding {
     int d, n;
 };
 
+/* Of a row of the weight what is a parameter. */
+struct known {
+    float w, gamma, beta;
+};
+
+template <typename T> static __device__ __forceinline__ struct known know(const struct folding<T> &a, int i, int j)
+{
+    return {i < a.d && j < a.n ? ps_float(a.w[(int64_t)i * a.n + j]) : 0.0f, i < a.d ? a.gamma[i] : 0.0f,
+            i < a.d ? a.beta[i] : 0.0f};
+}
+
 template <typename T> static __global__ void __launch_bounds__(THREADS) fold_weight(const struct folding<T> a)
 {
-    ps_grid_begin();
     __shared__ float sums[LINES][COLUMNS];
     const int column = (int)threadIdx.x % COLUMNS, line = (int)threadIdx.x / COLUMNS, j = (int)blockIdx.x * COLUMNS + column;
+    struct known first[AHEAD];
+#pragma unroll
+    for (int t = 0; t < AHEAD; t++) {
+        first[t] = know(a, line + t * LINES, j);
+    }
+    ps_grid_begin();
     float sum = 0;
-#pragma unroll 4
-    for (int i = line; i < a.d; i += LINES) {
-        const float scale = a.gamma[i] * rsqrtf(a.var[i] + a.epsilon), mean = a.mean[i], beta = a.beta[i];
+    auto row = [&](int i, const struct known &of) {
+        const float mean = a.mean[i], scale = of.gamma * rsqrtf(a.var[i] + a.epsilon);
         if (j < a.n) {
-            const int64_t at = (int64_t)i * a.n + j;
-            const float w = ps_float(a.w[at]);
             T out;
-            ps_put(&out, scale * w);
-            a.w_out[at] = out;
-            sum += beta * w - mean * ps_float(out);
+            ps_put(&out, scale * of.w);
+            a.w_out[(int64_t)i * a.n + j] = out;
+            sum += of.beta * of.w - mean * ps_float(out);
         }
         if (blockIdx.x == 0 && column == 0) {
             a.scale[i] = scale;
-            a.shift[i] = beta - mean * scale;
+            a.shift[i] = of.beta - mean * scale;
         }
+    };
+#pragma unroll
+    for (int t = 0; t < AHEAD; t++) {
+        if (line + t * LINES < a.d) {
+            row(line + t * LINES, first[t]);
+        }
+    }
+    for (int i = line + AHEAD * LINES; i < a.d; i += LINES) {
+        row(i, know(a, i, j));
     }
     sums[line][column] = sum;
     __syncthreads();
@@ -62,15 +86,29 @@ struct unfolding {
 
 static __global__ void __launch_bounds__(THREADS) unfold_gradient(const struct unfolding a)
 {
-    ps_grid_begin();
     const int column = (int)threadIdx.x % COLUMNS, line = (int)threadIdx.x / COLUMNS, j = (int)blockIdx.x * COLUMNS + column;
+    float first[AHEAD];
+#pragma unroll
+    for (int t = 0; t < AHEAD; t++) {
+        const int i = line + t * LINES;
+        first[t] = i < a.d && j < a.n ? a.dw[(int64_t)i * a.n + j] : 0.0f;
+    }
+    ps_grid_begin();
     const float bias = j < a.n ? a.g_bias[j] : 0.0f;
     __syncthreads(); /* all have read it */
-#pragma unroll 4
-    for (int i = line; i < a.d && j < a.n; i += LINES) {
+    auto row = [&](int i, float before) {
         const int64_t at = (int64_t)i * a.n + j;
-        a.dw[at] += a.scale[i] * a.g[at] + a.shift[i] * bias;
+        a.dw[at] = before + (a.scale[i] * a.g[at] + a.shift[i] * bias);
         a.g[at] = 0;
+    };
+#pragma unroll
+    for (int t = 0; t < AHEAD; t++) {
+        if (line + t * LINES < a.d && j < a.n) {
+            row(line + t * LINES, first[t]);
+        }
+    }
+    for (int i = line + AHEAD * LINES; i < a.d && j < a.n; i += LINES) {
+        row(i, a.dw[(int64_t)i * a.n + j]);
     }
     if (line == 0 && j < a.n) {
         a.dbias[j] += bias;
