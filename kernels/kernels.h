@@ -550,16 +550,17 @@ struct ps_gemm_gradient {
 /* How gemm_finish ends, t = a b:
  * SUM: c = t, + addend where there is one. With `means`, where c is the gradient of a batch's norm: what batchnorm_backward would
  *   sum of g = c as it is stored, with this x, mean and var: means [2, d] = mean_R(g), mean_R(g xhat); dgamma, dbeta +=.
- * RESIDUAL: c = addend + drop(t + bias); with `addend_scale`, addend times that plus addend_shift, of batchnorm_fold. With `mean`,
- * batchnorm_statistics of c as it is stored: mean, var =, the running ones. ACTIVATION: kept = t, c = drop(activation(t + bias)).
+ * RESIDUAL: c = addend + drop(t + bias), or with `addend_scale` addend times that + addend_shift + the same, as batchnorm_fold has
+ *   them. With `mean`, batchnorm_statistics of c as it is stored: mean, var =, the running ones.
+ * ACTIVATION: kept = t, c = drop(activation(t + bias)).
  * SLOPE: c = activation'(kept + bias) drop'(t), of what ACTIVATION kept. */
 enum ps_finish { PS_FINISH_SUM, PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE };
 
 /* A product and what follows it, in one. a [m, k], b [k, n], strides of which one is 1: CUDA takes b's last of RESIDUAL and
- * ACTIVATION, its first of the others. c, kept, addend, x [m, n], contiguous; bias [n], dgamma, dbeta [n] (type parameter); mean,
- * var, running_mean, running_var [n], means [2, n] (type statistics). c may be addend. No swiglu. What is not served is
- * PS_UNSUPPORTED: operations that follow one another do the same; CUDA's fp32 and tf32 serve no sums over rows, nor small
- * weights. */
+ * ACTIVATION, its first of the others. c, kept, addend, x [m, n], contiguous; bias, dgamma, dbeta, addend_scale, addend_shift [n]
+ * (type parameter); mean, var, running_mean, running_var [n], means [2, n] (type statistics). c may be addend. No swiglu. What is
+ * not served is PS_UNSUPPORTED: operations that follow one another do the same; CUDA's fp32 and tf32 serve no sums over rows, no
+ * addend_scale, nor small weights. */
 struct ps_gemm_finish {
     struct ps_tensor c, kept, means, dgamma, dbeta, mean, var, running_mean, running_var, a, b, bias, addend, x, addend_scale,
         addend_shift;

@@ -16,7 +16,6 @@ enum { PS_LEVEL_TILED = 8 };
 enum { PS_LEVEL_STRIDED = 32 };
 /* And for that of a feed-forward in one operation each way, which keeps no hidden columns. */
 enum { PS_LEVEL_FED = 16 };
-
 /* And for that of a BatchNorm which is folded into the weights that read it. */
 enum { PS_LEVEL_FOLDED = 64 };
 
@@ -116,8 +115,7 @@ struct ps_cache {
     struct ps_shared_cache shared;
 };
 
-/* Bytes that the cache of `batch` windows takes at a level (PS_LEVEL_TILED, _STRIDED, _FED and _FOLDED added or not), in k's types.
- */
+/* Bytes that the cache of `batch` windows takes at a level (PS_LEVEL_TILED, _STRIDED, _FED, _FOLDED added or not), in k's types. */
 size_t ps_cache_bytes(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels);
 enum ps_status ps_cache_open(const struct ps_kernels *k, const struct ps_model_shape *shape, int64_t batch, int levels,
                              struct ps_cache *cache);
