@@ -67,6 +67,7 @@ struct ps_layer {
 enum ps_norm_number { PS_NORM_1, PS_NORM_2 };
 struct ps_layer_norm ps_layer_norm_of(const struct ps_layer *layer, enum ps_norm_number number);
 struct ps_tensor ps_layer_norm_means(const struct ps_layer *layer); /* [2, d] */
+struct ps_tensor ps_layer_half(struct ps_tensor both, int which);   /* the first or second [d] of [2, d] */
 void *ps_layer_masked_o(const struct ps_layer *layer);              /* where W_o's masked gradient lies */
 /* y = norm(x). known: BatchNorm's statistics of x are in the cache, of whoever wrote x. */
 enum ps_status ps_norm_forward(const struct ps_layer *layer, enum ps_norm_number number, struct ps_tensor y, struct ps_tensor x,

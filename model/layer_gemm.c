@@ -123,109 +123,98 @@ static enum ps_status finish(const struct ps_layer *l, const struct ps_gemm_fini
     return *done ? status : PS_OK;
 }
 
-/* ---- a BatchNorm folded into what reads it: the rows are its input, `line` its scale and shift [2, d], or absent ---- */
+/* ---- a BatchNorm folded into what reads it ---- */
 
+/* A weight and its bias, and their gradients, as products take them: where `line` is there, norm's scale and shift [2, d], with the
+ * norm in them, and the rows are its input; else as they are. given: where what the norm gives may be written after all. */
 struct folded {
-    struct ps_tensor line, weight, bias; /* what a product takes in place of the weight and the bias */
-    struct ps_tensor dweight, dbias;     /* and their gradients, until they are unfolded */
+    int w, b; /* which of the layer's parameters */
+    struct ps_tensor line, weight, bias, dweight, dbias, given;
+    struct ps_layer_norm norm;
 };
 
-static struct ps_tensor line_of(const struct ps_layer *l, void *line)
+static struct folded folded_of(const struct ps_layer *l, int w, int b, void *line, void *bias, void *dweight, void *dbias)
 {
-    return ps_tensor_2d(line, l->k->parameter, line ? 2 : 0, l->d);
+    struct folded f = {
+        .w = w, .b = b, .weight = l->weight[w], .bias = l->weight[b], .dweight = l->gradient[w], .dbias = l->gradient[b]};
+    if (line) {
+        f.line = ps_tensor_2d(line, l->k->parameter, 2, l->d);
+        f.weight.data = l->shared->folded_w;
+        f.bias.data = bias;
+        f.dweight.data = dweight;
+        f.dbias.data = dbias;
+    }
+    return f;
 }
 
-static struct ps_tensor half_of(const struct ps_layer *l, struct ps_tensor line, int half)
-{
-    void *const at = line.data ? (char *)line.data + (size_t)(half * l->d) * ps_type_bytes(line.type) : NULL;
-    return ps_tensor_1d(at, line.type, line.data ? l->d : 0);
-}
-
-/* W_qkv, behind the layer below's norm 2; else as it is. */
-static struct folded fold_of_qkv(const struct ps_layer *l)
+/* W_qkv, behind the layer below's norm 2. */
+static struct folded folded_qkv(const struct ps_layer *l)
 {
     const struct ps_shared_cache *s = l->shared;
-    const enum ps_type parameter = l->k->parameter;
-    if (!l->folded || l->first) {
-        return (struct folded){.line = line_of(l, NULL),
-                               .weight = l->weight[PS_W_QKV],
-                               .bias = l->weight[PS_B_QKV],
-                               .dweight = l->gradient[PS_W_QKV],
-                               .dbias = l->gradient[PS_B_QKV]};
-    }
-    return (struct folded){.line = line_of(l, l->below->norm2_line),
-                           .weight = ps_tensor_2d(s->folded_w, l->k->real, l->d, 3 * l->d),
-                           .bias = ps_tensor_1d(s->folded_b_qkv, parameter, 3 * l->d),
-                           .dweight = ps_tensor_2d(s->folded_dw_qkv, parameter, l->d, 3 * l->d),
-                           .dbias = ps_tensor_1d(s->folded_db_qkv, parameter, 3 * l->d)};
+    struct folded f = folded_of(l, PS_W_QKV, PS_B_QKV, l->folded && !l->first ? l->below->norm2_line : NULL, s->folded_b_qkv,
+                                s->folded_dw_qkv, s->folded_db_qkv);
+    f.norm = l->below_norm2;
+    f.given = l->u;
+    return f;
 }
 
 /* W_1, behind norm 1. */
-static struct folded fold_of_1(const struct ps_layer *l)
+static struct folded folded_1(const struct ps_layer *l)
 {
     const struct ps_shared_cache *s = l->shared;
-    const enum ps_type parameter = l->k->parameter;
-    if (!l->folded) {
-        return (struct folded){.line = line_of(l, NULL),
-                               .weight = l->weight[PS_W_1],
-                               .bias = l->weight[PS_B_1],
-                               .dweight = l->gradient[PS_W_1],
-                               .dbias = l->gradient[PS_B_1]};
-    }
-    return (struct folded){.line = line_of(l, l->cache->norm1_line),
-                           .weight = ps_tensor_2d(s->folded_w, l->k->real, l->d, l->f),
-                           .bias = ps_tensor_1d(l->cache->folded_b_1, parameter, l->f),
-                           .dweight = ps_tensor_2d(s->folded_dw_1, parameter, l->d, l->f),
-                           .dbias = ps_tensor_1d(s->folded_db_1, parameter, l->f)};
+    const struct ps_layer_cache *c = l->cache;
+    struct folded f = folded_of(l, PS_W_1, PS_B_1, l->folded ? c->norm1_line : NULL, c->folded_b_1, s->folded_dw_1, s->folded_db_1);
+    f.norm = ps_layer_norm_of(l, PS_NORM_1);
+    f.given = ps_layer_rows(l, c->norm1_out, l->d);
+    return f;
 }
 
-static enum ps_status fold(const struct ps_layer *l, const struct folded *to, const struct ps_layer_norm *norm,
-                           struct ps_tensor weight, struct ps_tensor bias)
+static enum ps_status fold(const struct ps_layer *l, const struct folded *f)
 {
-    if (!to->line.data) {
+    if (!f->line.data) {
         return PS_OK;
     }
-    return l->k->batchnorm_fold(l->k, &(struct ps_batchnorm_fold){.w_out = to->weight,
-                                                                  .bias_out = to->bias,
-                                                                  .scale = half_of(l, to->line, 0),
-                                                                  .shift = half_of(l, to->line, 1),
-                                                                  .w = weight,
-                                                                  .bias = bias,
-                                                                  .mean = norm->mean,
-                                                                  .var = norm->spread,
-                                                                  .gamma = norm->gamma,
-                                                                  .beta = norm->beta,
+    return l->k->batchnorm_fold(l->k, &(struct ps_batchnorm_fold){.w_out = f->weight,
+                                                                  .bias_out = f->bias,
+                                                                  .scale = ps_layer_half(f->line, 0),
+                                                                  .shift = ps_layer_half(f->line, 1),
+                                                                  .w = l->weight[f->w],
+                                                                  .bias = l->weight[f->b],
+                                                                  .mean = f->norm.mean,
+                                                                  .var = f->norm.spread,
+                                                                  .gamma = f->norm.gamma,
+                                                                  .beta = f->norm.beta,
                                                                   .epsilon = PS_NORM_EPSILON});
 }
 
-static enum ps_status unfold(const struct ps_layer *l, const struct folded *from, struct ps_tensor dweight, struct ps_tensor dbias)
+static enum ps_status unfold(const struct ps_layer *l, const struct folded *f)
 {
-    if (!from->line.data) {
+    if (!f->line.data) {
         return PS_OK;
     }
-    return l->k->batchnorm_unfold(l->k, &(struct ps_batchnorm_unfold){.dw = dweight,
-                                                                      .dbias = dbias,
-                                                                      .g = from->dweight,
-                                                                      .g_bias = from->dbias,
-                                                                      .scale = half_of(l, from->line, 0),
-                                                                      .shift = half_of(l, from->line, 1)});
+    return l->k->batchnorm_unfold(l->k, &(struct ps_batchnorm_unfold){.dw = l->gradient[f->w],
+                                                                      .dbias = l->gradient[f->b],
+                                                                      .g = f->dweight,
+                                                                      .g_bias = f->dbias,
+                                                                      .scale = ps_layer_half(f->line, 0),
+                                                                      .shift = ps_layer_half(f->line, 1)});
 }
 
 /* ---- a layer's two branches ---- */
 
-/* y = residual + drop(x weight + bias), the residual times its line where there is one. With a BatchNorm, `next`, that reads y: its
- * statistics too. */
+/* y = residual + drop(x weight + bias), or what the norm that is folded gives of the residual. With a BatchNorm, `next`, that reads
+ * y: its statistics too. */
 static enum ps_status branch_end(const struct ps_layer *l, struct ps_tensor y, struct ps_tensor x, struct ps_tensor weight,
-                                 struct ps_tensor bias, struct ps_tensor residual, struct ps_tensor line, struct ps_dropout dropout,
-                                 const struct ps_layer_norm *next)
+                                 struct ps_tensor bias, struct ps_tensor residual, const struct folded *behind,
+                                 struct ps_dropout dropout, const struct ps_layer_norm *next)
 {
     const struct ps_kernels *k = l->k;
     const int counted = next && l->norm == PS_NORM_BATCH && l->training;
     struct ps_gemm_finish whole = {
         .c = y, .a = x, .b = weight, .bias = bias, .addend = residual, .finish = PS_FINISH_RESIDUAL, .dropout = dropout};
-    if (line.data) {
-        whole.addend_scale = half_of(l, line, 0);
-        whole.addend_shift = half_of(l, line, 1);
+    if (behind->line.data) {
+        whole.addend_scale = ps_layer_half(behind->line, 0);
+        whole.addend_shift = ps_layer_half(behind->line, 1);
     }
     struct ps_layer_norm mine = {.momentum = 0};
     if (counted) {
@@ -241,8 +230,15 @@ static enum ps_status branch_end(const struct ps_layer *l, struct ps_tensor y, s
     if (done) {
         return counted ? ps_norm_join(l, next) : PS_OK;
     }
-    if (line.data) {
-        return PS_UNSUPPORTED; /* as gemm_finish says */
+    if (behind->line.data) { /* refused, as of sums over more rows than there is room for: the norm's pass after all */
+        PS_TRY(k->batchnorm(k, &(struct ps_batchnorm){.y = behind->given,
+                                                      .x = residual,
+                                                      .mean = behind->norm.mean,
+                                                      .var = behind->norm.spread,
+                                                      .gamma = behind->norm.gamma,
+                                                      .beta = behind->norm.beta,
+                                                      .epsilon = PS_NORM_EPSILON}));
+        residual = behind->given;
     }
     if (l->epilogue && !dropout.threshold && !counted) {
         const enum ps_status status =
@@ -275,9 +271,9 @@ static enum ps_status attention_branch(const struct ps_layer *l, struct ps_tenso
                                        const struct ps_layer_norm *next)
 {
     const struct ps_kernels *k = l->k;
-    const struct folded qkv = fold_of_qkv(l);
+    const struct folded qkv = folded_qkv(l);
     const struct ps_tensor *w = l->weight, bias = qkv.bias;
-    PS_TRY(fold(l, &qkv, &l->below_norm2, w[PS_W_QKV], w[PS_B_QKV]));
+    PS_TRY(fold(l, &qkv));
     const int by_row = l->tiled_attention || l->strided_heads;
     struct ps_tensor rows = ps_layer_rows(l, by_row ? l->cache->heads : l->shared->rows, 3 * l->d);
     int parts = l->merge_qkv ? 1 : 3, biased = l->epilogue;
@@ -298,8 +294,8 @@ static enum ps_status attention_branch(const struct ps_layer *l, struct ps_tenso
     }
     PS_TRY(ps_layer_rope(l, rows, 0));
     PS_TRY(l->tiled_attention ? tiled_forward(l) : heads_forward(l, rows));
-    return branch_end(l, y, ps_layer_rows(l, l->cache->merged, l->d), w[PS_W_O], w[PS_B_O], residual, qkv.line,
-                      l->attention_dropout, next);
+    return branch_end(l, y, ps_layer_rows(l, l->cache->merged, l->d), w[PS_W_O], w[PS_B_O], residual, &qkv, l->attention_dropout,
+                      next);
 }
 
 /* y = residual + drop(drop(activation(a W_1 + b_1)) W_2 + b_2) */
@@ -321,13 +317,10 @@ static enum ps_status feed_forward_branch(const struct ps_layer *l, struct ps_te
                                                             .activation = l->activation}));
         return next && l->norm == PS_NORM_BATCH && l->training ? ps_norm_statistics(l, next, y) : PS_OK;
     }
-    const struct folded w_1 = fold_of_1(l);
+    const struct folded w_1 = folded_1(l);
     struct ps_tensor inner = ps_layer_rows(l, l->cache->hidden_in, l->inner), hidden = ps_layer_rows(l, l->cache->hidden, l->f);
     int done;
-    if (w_1.line.data) {
-        const struct ps_layer_norm norm1 = ps_layer_norm_of(l, PS_NORM_1);
-        PS_TRY(fold(l, &w_1, &norm1, w[PS_W_1], w[PS_B_1]));
-    }
+    PS_TRY(fold(l, &w_1));
     PS_TRY(finish(l,
                   &(struct ps_gemm_finish){.c = hidden,
                                            .kept = inner,
@@ -344,7 +337,7 @@ static enum ps_status feed_forward_branch(const struct ps_layer *l, struct ps_te
             k, &(struct ps_bias_activation){
                    .y = hidden, .x = inner, .bias = w_1.bias, .dropout = l->hidden_dropout, .activation = l->activation}));
     }
-    return branch_end(l, y, hidden, w[PS_W_2], w[PS_B_2], residual, w_1.line, l->output_dropout, next);
+    return branch_end(l, y, hidden, w[PS_W_2], w[PS_B_2], residual, &w_1, l->output_dropout, next);
 }
 
 /* What the layer reads: the stream, or where its norm is folded that norm's input. */
@@ -562,7 +555,7 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
     PS_TRY(branch_gradient(l, later, g[PS_W_2], g[PS_B_2], ps_layer_rows(l, l->cache->hidden, l->f), dy, l->output_dropout,
                            s->masked, &m));
     struct ps_tensor kept = ps_layer_rows(l, l->cache->hidden_in, l->inner);
-    const struct folded w_1 = fold_of_1(l);
+    const struct folded w_1 = folded_1(l);
     int done;
     PS_TRY(finish(l,
                   &(struct ps_gemm_finish){.c = d_inner,
@@ -598,7 +591,7 @@ static enum ps_status attention_backward(const struct ps_layer *l, struct gradie
     const struct ps_tensor *w = l->weight, *g = l->gradient;
     int64_t d = l->d;
     struct ps_tensor rows = gradient_rows(l), m;
-    const struct folded qkv = fold_of_qkv(l);
+    const struct folded qkv = folded_qkv(l);
     PS_TRY(branch_gradient(l, later, g[PS_W_O], g[PS_B_O], ps_layer_rows(l, l->cache->merged, d), dy, l->attention_dropout,
                            ps_layer_masked_o(l), &m));
     PS_TRY(ps_product(k, *branch, m, ps_transposed(w[PS_W_O]), 1, 0));
@@ -626,13 +619,13 @@ enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
     struct gradients all = {.count = 0}, *later = l->gradients_together ? &all : NULL;
     if (l->norm_place == PS_NORM_POST) {
         PS_TRY(ps_norm_join_post(l, PS_NORM_2, gradient, nothing, l->output_dropout));
-        const struct folded w_1 = fold_of_1(l), qkv = fold_of_qkv(l);
+        const struct folded w_1 = folded_1(l), qkv = folded_qkv(l);
         const struct ps_tensor residual = ps_layer_rows(l, c->residual, l->d);
         PS_TRY(feed_forward_backward(l, later, &branch, gradient, l->folded ? residual : first, &norm1));
         PS_TRY(ps_norm_join_post(l, PS_NORM_1, gradient, branch, l->attention_dropout));
         PS_TRY(attention_backward(l, later, &below, gradient, stream_of(l), l->first ? NULL : &l->below_norm2));
-        PS_TRY(unfold(l, &w_1, l->gradient[PS_W_1], l->gradient[PS_B_1]));
-        PS_TRY(unfold(l, &qkv, l->gradient[PS_W_QKV], l->gradient[PS_B_QKV]));
+        PS_TRY(unfold(l, &w_1));
+        PS_TRY(unfold(l, &qkv));
         return below.data ? l->k->add(l->k, &(struct ps_add){.y = gradient, .a = gradient, .b = below}) : PS_OK;
     }
     PS_TRY(feed_forward_backward(l, later, &branch, gradient, ps_layer_rows(l, c->norm2_out, l->d), &norm2));

@@ -32,8 +32,7 @@ int ps_norm_is_shared(const struct ps_layer *l)
     return l->together.exchange && l->norm == PS_NORM_BATCH;
 }
 
-/* The first or second [d] of a tensor [2, d]. */
-static struct ps_tensor half(struct ps_tensor both, int which)
+struct ps_tensor ps_layer_half(struct ps_tensor both, int which)
 {
     return ps_tensor_reshape(ps_tensor_slice(both, 0, which, 1), 1, &both.size[1]);
 }
@@ -43,8 +42,8 @@ struct ps_layer_norm ps_norm_mine(const struct ps_layer *l, const struct ps_laye
     struct ps_layer_norm mine = *n;
     mine.momentum = PS_BATCHNORM_MOMENTUM;
     if (ps_norm_is_shared(l)) {
-        mine.mean = half(l->together.mine, 0);
-        mine.spread = half(l->together.mine, 1);
+        mine.mean = ps_layer_half(l->together.mine, 0);
+        mine.spread = ps_layer_half(l->together.mine, 1);
         mine.momentum = 0;
     }
     return mine;

@@ -656,6 +656,38 @@ static const struct step_case folded_cases[] = {{"cuda", "cuda", PS_FP16, FUSED_
                                                 {"cuda", "cuda", PS_PRECISION_BF16, FUSED_ENDS, 1e-2, 1e-1, 5e-1}};
 enum { FOLDED_CASES = sizeof folded_cases / sizeof *folded_cases };
 
+static enum ps_status refuse_scaled(const struct ps_kernels *k, const struct ps_gemm_finish *a)
+{
+    (void)k;
+    (void)a;
+    return PS_UNSUPPORTED;
+}
+
+/* Where the end that takes a residual's scale is refused, the norm's pass comes back: the gradients are those of a plain layer. */
+START_TEST(folded_refused)
+{
+    const struct ps_model_shape *shape = &variants[7]; /* the paper's */
+    double loss[2], *got[2];
+    for (int refused = 0; refused < 2; refused++) {
+        const struct ps_model_options options = {.level = PS_LEVEL_GEMM, .epilogue = refused, .seed = 5};
+        struct fixture f = fixture_open_with("reference", "cpu", PS_FP64, shape, 4, &options);
+        ck_assert_int_eq(f.model->folded, refused);
+        struct ps_kernels table = *f.k;
+        table.gemm_finish = refuse_scaled;
+        f.model->k = refused ? &table : f.k;
+        got[refused] = pass_of(&f, 0, &loss[refused]);
+        f.model->k = f.k;
+        if (refused) {
+            ck_assert_double_le(fabs(loss[1] / loss[0] - 1), 5e-15);
+            ck_assert_double_le(relative_error(got[1], got[0], f.model->layout->stored), 5e-14);
+        }
+        fixture_close(&f);
+    }
+    free(got[0]);
+    free(got[1]);
+}
+END_TEST
+
 START_TEST(folded_steps)
 {
     const int which = _i % FOLDED_SHAPES;
@@ -2855,6 +2887,7 @@ int main(void)
     } else {
         printf("skipped: forecasts, levels, steps in 16 bits, differences and counts on CUDA: no CUDA device\n");
     }
+    tcase_add_test(tests, folded_refused);
     tcase_add_loop_test(tests, step_flops, 0, SHAPES_AND_VARIANTS);
     tcase_add_test(tests, impossible_shapes);
     tcase_add_test(tests, initialisation);

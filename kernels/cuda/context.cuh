@@ -93,10 +93,12 @@ void ps_cuda_encoder_plans_free(struct ps_cuda_context *c);
 /* ps_kernels.way of products (gemm/choose.cu) and of attention (attention/choose.cu). */
 const char *ps_cuda_gemm_way(const struct ps_kernels *k, enum ps_op op, const void *arguments);
 int ps_cuda_strided_heads_faster(const struct ps_kernels *k, int64_t patches, int64_t head);
-int ps_cuda_batchnorm_fold_faster(const struct ps_kernels *k, int64_t rows, int64_t d_model, int64_t d_ff,
-                                  enum ps_activation activation);
 int ps_cuda_attention_faster(const struct ps_kernels *k, int64_t patches, int64_t head, int64_t pieces);
 const char *ps_cuda_attention_way(const struct ps_kernels *k, enum ps_op op, const void *arguments);
+
+/* ps_kernels.batchnorm_fold_faster: ops/batchnorm_fold.cu */
+int ps_cuda_batchnorm_fold_faster(const struct ps_kernels *k, int64_t rows, int64_t d_model, int64_t d_ff,
+                                  enum ps_activation activation);
 
 /* The library's workspace is its own, of fixed size, so that a plan never depends on what ran before. gemm/cublaslt_plans.cu */
 enum ps_status ps_cuda_gemm_open(const struct ps_kernels *k, struct ps_cuda_gemm **gemm);

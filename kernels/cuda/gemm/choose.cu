@@ -32,15 +32,6 @@ static bool warp_wanted(const struct ps_kernels *k, const struct ps_product *p)
     return tiny_wanted(k, p) && ps_cuda_warp_wanted(k, p);
 }
 
-/* In 16 bits on Hopper, from as many rows on as a pass takes longer than both launches. */
-int ps_cuda_batchnorm_fold_faster(const struct ps_kernels *k, int64_t rows, int64_t d_model, int64_t d_ff,
-                                  enum ps_activation activation)
-{
-    enum { LEAST_ELEMENTS = 1 << 21 };
-    return k->real != PS_F32 && ps_cuda(k)->compute_capability == 90 && d_model % 8 == 0 && d_ff % 8 == 0 &&
-           rows * d_model >= LEAST_ELEMENTS && rows <= INT32_MAX / 2 && activation != PS_SWIGLU;
-}
-
 /* Where gemm/warp.cu and gemm/tiny.cu take all of attention's products, heads in whole pieces of 16 bytes. */
 int ps_cuda_strided_heads_faster(const struct ps_kernels *k, int64_t patches, int64_t head)
 {

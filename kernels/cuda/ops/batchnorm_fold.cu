@@ -116,6 +116,15 @@ static __global__ void __launch_bounds__(THREADS) unfold_gradient(const struct u
     }
 }
 
+/* In 16 bits on Hopper, from as many rows on as a pass takes longer than both launches. */
+int ps_cuda_batchnorm_fold_faster(const struct ps_kernels *k, int64_t rows, int64_t d_model, int64_t d_ff,
+                                  enum ps_activation activation)
+{
+    enum { LEAST_ELEMENTS = 1 << 21 };
+    return k->real != PS_F32 && ps_cuda(k)->compute_capability == 90 && d_model % 8 == 0 && d_ff % 8 == 0 &&
+           rows * d_model >= LEAST_ELEMENTS && rows <= INT32_MAX / 2 && activation != PS_SWIGLU;
+}
+
 template <typename T> static enum ps_status fold(const struct ps_kernels *k, const struct ps_batchnorm_fold *a)
 {
     const char *op = "batchnorm_fold";
