@@ -187,8 +187,8 @@ static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32) forward_ker
                 uint32_t weights[TILES][PART_TILES][4];
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
-                    ps_attention_scores<T, PART_TILES>(s[i], zero, ps_shared_address(q + (row0 + i * 16) * 16), keys, p.chunks_q,
-                                                       p.chunk, p.chunk_step);
+                    ps_attention_scores<T, PART_TILES>(s[i], zero, ps_chunks(q + (row0 + i * 16) * 16, p.chunk),
+                                                       ps_chunked{keys, p.chunk_step}, p.chunks_q);
                 }
                 if (again || part == 0) {
 #pragma unroll
@@ -238,7 +238,7 @@ static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32) forward_ker
                         ps_mma16<T>(sum[i], weights[i][j], ps_ones<T>(), ps_ones<T>(), sum[i]); /* in every column */
                     }
                 }
-                ps_attention_mix<T, PART_TILES, CHUNKS>(mixed, weights, keys + of_k, p.chunk_step);
+                ps_attention_mix<T, PART_TILES, CHUNKS>(mixed, weights, ps_chunked{keys + of_k, p.chunk_step});
             }
         }
         bool fine = true;
@@ -252,13 +252,13 @@ static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32) forward_ker
     }
 #pragma unroll
     for (int i = 0; i < TILES && active; i++) {
-        char *const queries = q + (row0 + i * 16) * 16;
+        const struct ps_chunked queries = ps_chunks(q + (row0 + i * 16) * 16, p.chunk);
         const uint32_t half = lane % 4, row = at.row + row0 + i * 16 + lane / 4 + half * 8;
         if (half < 2 && row < count) {
             p.x.logsum[(int64_t)at.matrix * count + row] =
                 ((half ? less[i][1] : less[i][0]) + ps_log2(half ? sum[i][2] : sum[i][0])) * (1 / PS_LOG2_E);
         }
-        ps_attention_put<T, CHUNKS>(queries, mixed[i], ps_reciprocal(sum[i][0]), ps_reciprocal(sum[i][2]), p.chunks_v, p.chunk);
+        ps_attention_put<T, CHUNKS>(queries, mixed[i], ps_reciprocal(sum[i][0]), ps_reciprocal(sum[i][2]), p.chunks_v);
     }
     __syncthreads();
     put<T>(rows(p.x.mixed, at, unit_v), q, p.chunk, false, unit_v, at.row, rows_here, p);
@@ -315,9 +315,9 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) query_gradient
         }
         const uint32_t keys = ps_shared_address(steps + now);
         float s[2 * STEP_TILES][4], g[2 * STEP_TILES][4];
-        ps_attention_scores<T, STEP_TILES>(s, zero, ps_shared_address(q + row0 * 16), keys, p.chunks_q, p.chunk, p.chunk_step);
-        ps_attention_scores<T, STEP_TILES>(g, less, ps_shared_address(up + row0 * 16), keys + of_k, p.chunks_v, p.chunk,
-                                           p.chunk_step);
+        ps_attention_scores<T, STEP_TILES>(s, zero, ps_chunks(q + row0 * 16, p.chunk), ps_chunked{keys, p.chunk_step}, p.chunks_q);
+        ps_attention_scores<T, STEP_TILES>(g, less, ps_chunks(up + row0 * 16, p.chunk), ps_chunked{keys + of_k, p.chunk_step},
+                                           p.chunks_v);
 #pragma unroll
         for (int j = 0; j < 8 * STEP_TILES; j++) {
             g[j / 4][j % 4] *= ps_exp2(fmaf(s[j / 4][j % 4], factor, -logsum[j % 4 / 2]));
@@ -330,11 +330,11 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) query_gradient
                 gradients[j / 4][j % 4] &= ps_attention_pair(key0 + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
             }
         }
-        ps_attention_mix<T, STEP_TILES, CHUNKS>(dq, gradients, keys, p.chunk_step);
+        ps_attention_mix<T, STEP_TILES, CHUNKS>(dq, gradients, ps_chunked{keys, p.chunk_step});
     }
     __syncwarp();
     if (at.row + row0 < count) {
-        ps_attention_put<T, CHUNKS>(q + row0 * 16, dq, p.x.scale, p.x.scale, p.chunks_q, p.chunk);
+        ps_attention_put<T, CHUNKS>(ps_chunks(q + row0 * 16, p.chunk), dq, p.x.scale, p.x.scale, p.chunks_q);
     }
     __syncthreads();
     put<T>(rows(p.x.dq, at, unit_q), q, p.chunk, p.x.accumulate, unit_q, at.row, blockDim.x / 2, p);
@@ -391,7 +391,8 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) key_gradient_k
         for (int part = 0; part < STEP_TILES && at.row + row0 < count; part += TILES) {
             const uint32_t queries = ps_shared_address(steps + now) + part * 256;
             float s[2 * TILES][4], g[2 * TILES][4], less[2 * TILES][4];
-            ps_attention_scores<T, TILES>(s, zero, ps_shared_address(k + row0 * 16), queries, p.chunks_q, p.chunk, p.chunk_step);
+            ps_attention_scores<T, TILES>(s, zero, ps_chunks(k + row0 * 16, p.chunk), ps_chunked{queries, p.chunk_step},
+                                          p.chunks_q);
 #pragma unroll
             for (int j = 0; j < 2 * TILES; j++) {
                 const float2 there = *(const float2 *)(sums + (2 * part + j) * 32);
@@ -404,8 +405,8 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) key_gradient_k
                     less[j][2 * r + 1] = delta.y;
                 }
             }
-            ps_attention_scores<T, TILES>(g, less, ps_shared_address(v + row0 * 16), queries + of_q, p.chunks_v, p.chunk,
-                                          p.chunk_step);
+            ps_attention_scores<T, TILES>(g, less, ps_chunks(v + row0 * 16, p.chunk), ps_chunked{queries + of_q, p.chunk_step},
+                                          p.chunks_v);
 #pragma unroll
             for (int j = 0; j < 8 * TILES; j++) {
                 g[j / 4][j % 4] *= s[j / 4][j % 4];
@@ -413,8 +414,8 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) key_gradient_k
             uint32_t weights[TILES][4], gradients[TILES][4];
             ps_attention_round<T, TILES>(weights, s);
             ps_attention_round<T, TILES>(gradients, g);
-            ps_attention_mix<T, TILES, CHUNKS>(dv, weights, queries + of_q, p.chunk_step);
-            ps_attention_mix<T, TILES, CHUNKS>(dk, gradients, queries, p.chunk_step);
+            ps_attention_mix<T, TILES, CHUNKS>(dv, weights, ps_chunked{queries + of_q, p.chunk_step});
+            ps_attention_mix<T, TILES, CHUNKS>(dk, gradients, ps_chunked{queries, p.chunk_step});
         }
         if (query0 + STEP < count && threadIdx.x < STEP) {
             float *const next = (float *)(steps + (now ^ of_step) + 2 * of_q) + threadIdx.x;
@@ -424,8 +425,8 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) key_gradient_k
     }
     __syncwarp(); /* all have read the warp's rows, whose places dk and dv take */
     if (at.row + row0 < count) {
-        ps_attention_put<T, CHUNKS>(k + row0 * 16, dk, p.x.scale, p.x.scale, p.chunks_q, p.chunk);
-        ps_attention_put<T, CHUNKS>(v + row0 * 16, dv, 1.0f, 1.0f, p.chunks_v, p.chunk);
+        ps_attention_put<T, CHUNKS>(ps_chunks(k + row0 * 16, p.chunk), dk, p.x.scale, p.x.scale, p.chunks_q);
+        ps_attention_put<T, CHUNKS>(ps_chunks(v + row0 * 16, p.chunk), dv, 1.0f, 1.0f, p.chunks_v);
     }
     __syncthreads();
     put<T>(rows(p.x.dk, at, unit_q), k, p.chunk, p.x.accumulate, unit_q, at.row, blockDim.x / 2, p);
@@ -626,8 +627,8 @@ static __global__ void __launch_bounds__(backward_warps<CHUNKS> * 32, resident_w
         }
 #pragma unroll
         for (int i = 0; i < TILES; i++) { /* in the place of the warp's keys and values */
-            ps_attention_put<T, CHUNKS>(k + own + i * 256, dk[i], p.x.scale, p.x.scale, CHUNKS, p.chunk_step);
-            ps_attention_put<T, CHUNKS>(v + own + i * 256, dv[i], 1.0f, 1.0f, CHUNKS, p.chunk_step);
+            ps_attention_put<T, CHUNKS>(ps_chunks(k + own + i * 256, p.chunk_step), dk[i], p.x.scale, p.x.scale, CHUNKS);
+            ps_attention_put<T, CHUNKS>(ps_chunks(v + own + i * 256, p.chunk_step), dv[i], 1.0f, 1.0f, CHUNKS);
         }
         __syncthreads();
         put<T>(to_k, k, p.chunk_step, p.x.accumulate, unit_q, round0, round, p);
@@ -651,7 +652,7 @@ static __global__ void __launch_bounds__(backward_warps<CHUNKS> * 32, resident_w
             sum[i][2] = all.z;
             sum[i][3] = all.w;
         }
-        ps_attention_put<T, CHUNKS>(q + tile * 256, sum, p.x.scale, p.x.scale, CHUNKS, p.chunk);
+        ps_attention_put<T, CHUNKS>(ps_chunks(q + tile * 256, p.chunk), sum, p.x.scale, p.x.scale, CHUNKS);
     }
     __syncthreads();
     put<T>(rows(p.x.dq, at, unit_q), q, p.chunk, p.x.accumulate, unit_q, 0, all, p);

@@ -1,5 +1,5 @@
-/* Tiles of 16-bit rows in shared memory, and the products of attention that a warp makes of them. A tile has chunks of 8 columns; a
- * chunk lies row by row, 16 bytes each, so that the 8 rows of a matrix that ldmatrix reads lie side by side, in all banks.
+/* Tiles of 16-bit rows in shared memory, and the products of attention that a warp makes of them. A tile has chunks of 8 columns,
+ * 16 bytes a row, which lie so that the 8 rows of a matrix that ldmatrix reads are in all banks: one of the ways below.
  * tile/mma.cuh says how a fragment lies in the lanes. */
 #ifndef PS_KERNELS_CUDA_OPERANDS16_CUH
 #define PS_KERNELS_CUDA_OPERANDS16_CUH
@@ -72,21 +72,65 @@ static __device__ __forceinline__ uint32_t ps_attention_pair(uint32_t key, uint3
     return key + 1 < count ? ~0u : key < count ? 0xffffu : 0;
 }
 
+/* ---- tiles ---- */
+
+/* A tile that has a chunk's rows one after the other, 16 bytes each, and `chunk` bytes from chunk to chunk. first: its first row,
+ * in shared memory. */
+struct ps_chunked {
+    static constexpr uint32_t ROW = 16; /* bytes from row to row */
+    uint32_t first, chunk;
+
+    /* The lane's own of 16 or more rows, of the first chunk or the next, */
+    __device__ __forceinline__ uint32_t lane(uint32_t row, uint32_t next) const
+    {
+        return first + row * ROW + next * chunk;
+    }
+    /* and t chunks on from there: an even number where lanes have two chunks. */
+    __device__ __forceinline__ uint32_t step(uint32_t from, uint32_t t) const
+    {
+        return from + t * chunk;
+    }
+};
+
+static __device__ __forceinline__ struct ps_chunked ps_chunks(const char *first, uint32_t chunk)
+{
+    return {ps_shared_address(first), chunk};
+}
+
+/* A head's part of rows of W bytes, 64 or 128, as the copy engine leaves them: a row's units of 16 bytes exchanged, by the row, so
+ * that 8 rows' same unit lies in all banks. first: row 0, of an address in whole 16 W; unit: the head's first; it has 2^shift of a
+ * row, and the next as many chunks `part` bytes on. */
+template <int W> struct ps_boxed {
+    static constexpr uint32_t ROW = W;
+    uint32_t first, unit, shift, part;
+
+    __device__ __forceinline__ uint32_t lane(uint32_t row, uint32_t next) const
+    {
+        const uint32_t there = (unit ^ (W == 128 ? row : row / 2)) % (W / 16) * 16;
+        return first + row * ROW + (shift ? there ^ next * 16 : there + next * part);
+    }
+    __device__ __forceinline__ uint32_t step(uint32_t from, uint32_t t) const
+    {
+        return (from ^ (t & ((1u << shift) - 1)) * 16) + (t >> shift) * part;
+    }
+};
+
 /* ---- products ---- */
 
-/* Matrices of 8 rows, one below the other, 16 TILES rows from `first` on, of one chunk; or their transposes. */
-template <int TILES, bool TURNED>
-static __device__ __forceinline__ void ps_attention_rows(uint32_t (&to)[2 * TILES], uint32_t first)
+/* Matrices of 8 rows, one below the other, 16 TILES rows, of chunk t; or their transposes. */
+template <int TILES, bool TURNED, class B>
+static __device__ __forceinline__ void ps_attention_rows(uint32_t (&to)[2 * TILES], const B &b, uint32_t t)
 {
-    first += threadIdx.x % 32 * 16; /* the upper half's addresses are not looked at where two matrices are read */
+    /* The upper half's addresses are not looked at where two matrices are read. */
+    const uint32_t first = b.step(b.lane(threadIdx.x % 32, 0), t);
 #pragma unroll
     for (int j = 0; j < TILES; j += 2) {
         if (j + 1 < TILES) {
             uint32_t y[4];
             if constexpr (TURNED) {
-                ps_ldmatrix4_transposed_at(y, first + j * 256);
+                ps_ldmatrix4_transposed_at(y, first + j * 16 * B::ROW);
             } else {
-                ps_ldmatrix4_at(y, first + j * 256);
+                ps_ldmatrix4_at(y, first + j * 16 * B::ROW);
             }
             to[2 * j] = y[0];
             to[2 * j + 1] = y[1];
@@ -95,9 +139,9 @@ static __device__ __forceinline__ void ps_attention_rows(uint32_t (&to)[2 * TILE
         } else {
             uint32_t y[2];
             if constexpr (TURNED) {
-                ps_ldmatrix2_transposed_at(y, first + j * 256);
+                ps_ldmatrix2_transposed_at(y, first + j * 16 * B::ROW);
             } else {
-                ps_ldmatrix2_at(y, first + j * 256);
+                ps_ldmatrix2_at(y, first + j * 16 * B::ROW);
             }
             to[2 * j] = y[0];
             to[2 * j + 1] = y[1];
@@ -105,9 +149,9 @@ static __device__ __forceinline__ void ps_attention_rows(uint32_t (&to)[2 * TILE
     }
 }
 
-/* sum [16, 16 TILES] = start + rows of a times rows of b, over 16 columns; over 8, from here on. start: a quadruple for every 8
- * columns, in turn. */
-template <typename T, int TILES, int STARTS>
+/* sum [16, 16 TILES] = start + rows of a times rows of b, over 16 columns; over the 8 of chunk t. start: a quadruple for every 8
+ * columns, in turn. a, b: the lane's. */
+template <typename T, int TILES, int ROW, int STARTS>
 static __device__ __forceinline__ void ps_attention_scores16(float (&sum)[2 * TILES][4], const float (&start)[STARTS][4],
                                                              uint32_t a, uint32_t b)
 {
@@ -116,46 +160,44 @@ static __device__ __forceinline__ void ps_attention_scores16(float (&sum)[2 * TI
 #pragma unroll
     for (int j = 0; j < TILES; j++) {
         uint32_t y[4];
-        ps_ldmatrix4_at(y, b + j * 256);
+        ps_ldmatrix4_at(y, b + j * 16 * ROW);
         ps_mma16<T>(sum[2 * j], x, y[0], y[1], start[2 * j % STARTS]);
         ps_mma16<T>(sum[2 * j + 1], x, y[2], y[3], start[(2 * j + 1) % STARTS]);
     }
 }
 
-template <typename T, int TILES, int STARTS>
-static __device__ __forceinline__ void ps_attention_scores8(float (&sum)[2 * TILES][4], const float (&start)[STARTS][4], uint32_t a,
-                                                            uint32_t b)
+template <typename T, int TILES, int STARTS, class A, class B>
+static __device__ __forceinline__ void ps_attention_scores8(float (&sum)[2 * TILES][4], const float (&start)[STARTS][4], const A &a,
+                                                            const B &b, uint32_t t)
 {
     uint32_t x[2], y[2 * TILES];
-    ps_ldmatrix2_at(x, a);
-    ps_attention_rows<TILES, false>(y, b);
+    ps_ldmatrix2_at(x, a.step(a.lane(threadIdx.x % 16, 0), t));
+    ps_attention_rows<TILES, false>(y, b, t);
 #pragma unroll
     for (int j = 0; j < 2 * TILES; j++) {
         ps_mma8<T>(sum[j], x[0], x[1], y[j], start[j % STARTS]);
     }
 }
 
-/* The same over all chunks of columns, 1 at least, `chunk` bytes apart, those of b `chunk_b`. a, b: their first rows. */
-template <typename T, int TILES, int STARTS>
-static __device__ __forceinline__ void ps_attention_scores(float (&sum)[2 * TILES][4], const float (&start)[STARTS][4], uint32_t a,
-                                                           uint32_t b, uint32_t chunks, uint32_t chunk, uint32_t chunk_b)
+/* The same over all chunks of columns, 1 at least. */
+template <typename T, int TILES, int STARTS, class A, class B>
+static __device__ __forceinline__ void ps_attention_scores(float (&sum)[2 * TILES][4], const float (&start)[STARTS][4], const A &a,
+                                                           const B &b, uint32_t chunks)
 {
     const uint32_t lane = threadIdx.x % 32;
-    const uint32_t last = b;
-    a += lane % 16 * 16 + lane / 16 * chunk;
-    b += (lane / 16 * 8 + lane % 8) * 16 + lane / 8 % 2 * chunk_b;
     if (chunks == 1) {
-        ps_attention_scores8<T, TILES>(sum, start, a, last);
+        ps_attention_scores8<T, TILES>(sum, start, a, b, 0);
         return;
     }
-    ps_attention_scores16<T, TILES>(sum, start, a, b);
+    const uint32_t of_a = a.lane(lane % 16, lane / 16), of_b = b.lane(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+    ps_attention_scores16<T, TILES, B::ROW>(sum, start, of_a, of_b);
     uint32_t t = 2;
 #pragma unroll 1
     for (; t + 2 <= chunks; t += 2) {
-        ps_attention_scores16<T, TILES>(sum, sum, a + t * chunk, b + t * chunk_b);
+        ps_attention_scores16<T, TILES, B::ROW>(sum, sum, a.step(of_a, t), b.step(of_b, t));
     }
     if (t < chunks) {
-        ps_attention_scores8<T, TILES>(sum, sum, a + t * chunk, last + t * chunk_b);
+        ps_attention_scores8<T, TILES>(sum, sum, a, b, t);
     }
 }
 
@@ -169,15 +211,15 @@ static __device__ __forceinline__ void ps_attention_round(uint32_t (&to)[TILES][
     }
 }
 
-/* sums [16, 8 CHUNKS] += a b of several a, b [16 TILES, 8 CHUNKS] from its first row and chunk on. */
-template <typename T, int TILES, int CHUNKS, int COUNT>
+/* sums [16, 8 CHUNKS] += a b of several a, b [16 TILES, 8 CHUNKS] from chunk t on, an even one. */
+template <typename T, int TILES, int CHUNKS, int COUNT, class B>
 static __device__ __forceinline__ void ps_attention_mix(float (&sum)[COUNT][CHUNKS][4], const uint32_t (&a)[COUNT][TILES][4],
-                                                        uint32_t b, uint32_t chunk)
+                                                        const B &b, uint32_t t = 0)
 {
     const uint32_t lane = threadIdx.x % 32;
     if constexpr (CHUNKS % 2 != 0) {
         uint32_t y[2 * TILES];
-        ps_attention_rows<TILES, true>(y, b + (CHUNKS - 1) * chunk);
+        ps_attention_rows<TILES, true>(y, b, t + CHUNKS - 1);
 #pragma unroll
         for (int j = 0; j < TILES; j++) {
 #pragma unroll
@@ -186,58 +228,60 @@ static __device__ __forceinline__ void ps_attention_mix(float (&sum)[COUNT][CHUN
             }
         }
     }
-    b += lane % 16 * 16;
+    if constexpr (CHUNKS > 1) {
+        const uint32_t first = b.lane(lane % 16, lane / 16);
 #pragma unroll
-    for (int j = 0; j < TILES; j++) {
+        for (int j = 0; j < TILES; j++) {
 #pragma unroll
-        for (int i = 0; i + 2 <= CHUNKS; i += 2) {
-            uint32_t y[4];
-            ps_ldmatrix4_transposed_at(y, b + (i + lane / 16) * chunk + j * 256);
+            for (int i = 0; i + 2 <= CHUNKS; i += 2) {
+                uint32_t y[4];
+                ps_ldmatrix4_transposed_at(y, b.step(first, t + i) + j * 16 * B::ROW);
 #pragma unroll
-            for (int n = 0; n < COUNT; n++) {
-                ps_mma16<T>(sum[n][i], a[n][j], y[0], y[1], sum[n][i]);
-                ps_mma16<T>(sum[n][i + 1], a[n][j], y[2], y[3], sum[n][i + 1]);
+                for (int n = 0; n < COUNT; n++) {
+                    ps_mma16<T>(sum[n][i], a[n][j], y[0], y[1], sum[n][i]);
+                    ps_mma16<T>(sum[n][i + 1], a[n][j], y[2], y[3], sum[n][i + 1]);
+                }
             }
         }
     }
 }
 
 /* The same of one. */
-template <typename T, int TILES, int CHUNKS>
-static __device__ __forceinline__ void ps_attention_mix(float (&sum)[CHUNKS][4], const uint32_t (&a)[TILES][4], uint32_t b,
-                                                        uint32_t chunk)
+template <typename T, int TILES, int CHUNKS, class B>
+static __device__ __forceinline__ void ps_attention_mix(float (&sum)[CHUNKS][4], const uint32_t (&a)[TILES][4], const B &b,
+                                                        uint32_t t = 0)
 {
-    ps_attention_mix<T, TILES, CHUNKS, 1>((float(&)[1][CHUNKS][4])sum, (const uint32_t(&)[1][TILES][4])a, b, chunk);
+    ps_attention_mix<T, TILES, CHUNKS, 1>((float(&)[1][CHUNKS][4])sum, (const uint32_t(&)[1][TILES][4])a, b, t);
 }
 
-/* An operand of 16 rows by 16 columns, or by 8, its first half, to a tile from its first of these rows on. */
-template <int HALVES>
-static __device__ __forceinline__ void ps_attention_store(char *to, const uint32_t (&r)[2 * HALVES], uint32_t chunk)
+/* An operand of 16 rows by 16 columns, or by 8, its first half, to a tile's first rows, chunk t. */
+template <int HALVES, class C>
+static __device__ __forceinline__ void ps_attention_store(const C &to, const uint32_t (&r)[2 * HALVES], uint32_t t = 0)
 {
     const uint32_t lane = threadIdx.x % 32;
 #if __CUDA_ARCH__ >= 900
-    const uint32_t at = ps_shared_address(to) + lane % 16 * 16 + (HALVES == 2 ? lane / 16 * chunk : 0);
+    const uint32_t at = to.step(to.lane(lane % 16, HALVES == 2 ? lane / 16 : 0), t);
     if constexpr (HALVES == 2) {
         ps_stmatrix4_at(at, r);
     } else {
         ps_stmatrix2_at(at, r);
     }
 #else
-    to += lane * 4; /* row lane / 4, and of its four words number lane % 4 */
 #pragma unroll
-    for (int i = 0; i < 2 * HALVES; i++) {
-        *(uint32_t *)(to + i / 2 * chunk + i % 2 * 128) = r[i];
+    for (int i = 0; i < 2 * HALVES; i++) { /* row lane / 4, and of its four words number lane % 4 */
+        ps_shared_store(to.step(to.lane(lane / 4 + i % 2 * 8, i / 2), t) + lane % 4 * 4, r[i]);
     }
 #endif
 }
 
-/* 16 rows by 8 CHUNKS columns, times a factor for each of the lane's two rows, rounded, to a tile of so many chunks from its first
- * of these rows on; add: to what is there, rounded once. */
-template <typename T, int CHUNKS>
-static __device__ __forceinline__ void ps_attention_put(char *to, const float (&sum)[CHUNKS][4], float upper, float lower,
-                                                        uint32_t chunks, uint32_t chunk, bool add = false)
+/* 16 rows by 8 CHUNKS columns, times a factor for each of the lane's two rows, rounded, to a tile's first rows and so many of its
+ * chunks, from t on; add: to what is there, rounded once. */
+template <typename T, int CHUNKS, class C>
+static __device__ __forceinline__ void ps_attention_put(const C &to, const float (&sum)[CHUNKS][4], float upper, float lower,
+                                                        uint32_t chunks, bool add = false, uint32_t t = 0)
 {
     constexpr int HALVES = CHUNKS > 1 ? 2 : 1;
+    const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < CHUNKS; i += HALVES) {
         if ((uint32_t)i < chunks) {
@@ -250,7 +294,7 @@ static __device__ __forceinline__ void ps_attention_put(char *to, const float (&
             if (add) {
 #pragma unroll
                 for (int j = 0; j < 2 * HALVES; j++) {
-                    const uint32_t old = *(const uint32_t *)(to + (i + j / 2) * chunk + j % 2 * 128 + threadIdx.x % 32 * 4);
+                    const uint32_t old = ps_shared_load(to.step(to.lane(lane / 4 + j % 2 * 8, j / 2), t + i) + lane % 4 * 4);
                     v[2 * j] += ps_low<T>(old);
                     v[2 * j + 1] += ps_high<T>(old);
                 }
@@ -261,33 +305,33 @@ static __device__ __forceinline__ void ps_attention_put(char *to, const float (&
                 r[j] = ps_pack<T>(v[2 * j], v[2 * j + 1]);
             }
             if (HALVES == 1 || (uint32_t)i + 1 < chunks) {
-                ps_attention_store<HALVES>(to + i * chunk, r, chunk);
+                ps_attention_store<HALVES>(to, r, t + i);
             } else {
                 const uint32_t first[2] = {r[0], r[1]};
-                ps_attention_store<1>(to + i * chunk, first, chunk);
+                ps_attention_store<1>(to, first, t + i);
             }
         }
     }
 }
 
 /* Both, of all chunks: tile `to` = factors a b, or += that. */
-template <typename T, int TILES>
-static __device__ __forceinline__ void ps_attention_mixed(char *to, const uint32_t (&a)[TILES][4], uint32_t b, float upper,
-                                                          float lower, uint32_t chunks, uint32_t chunk, bool add = false)
+template <typename T, int TILES, class B, class C>
+static __device__ __forceinline__ void ps_attention_mixed(const C &to, const uint32_t (&a)[TILES][4], const B &b, float upper,
+                                                          float lower, uint32_t chunks, bool add = false)
 {
     uint32_t t = 0;
 #pragma unroll 1
     for (; t + 2 <= chunks; t += 2) {
         float sum[2][4];
         ps_zero(sum);
-        ps_attention_mix<T, TILES, 2>(sum, a, b + t * chunk, chunk);
-        ps_attention_put<T, 2>(to + t * chunk, sum, upper, lower, 2, chunk, add);
+        ps_attention_mix<T, TILES, 2>(sum, a, b, t);
+        ps_attention_put<T, 2>(to, sum, upper, lower, 2, add, t);
     }
     if (t < chunks) {
         float sum[1][4];
         ps_zero(sum);
-        ps_attention_mix<T, TILES, 1>(sum, a, b + t * chunk, chunk);
-        ps_attention_put<T, 1>(to + t * chunk, sum, upper, lower, 1, chunk, add);
+        ps_attention_mix<T, TILES, 1>(sum, a, b, t);
+        ps_attention_put<T, 1>(to, sum, upper, lower, 1, add, t);
     }
 }
 

@@ -1,51 +1,40 @@
 /* Attention of 16 bits for short sequences, N up to 64: scores, weights and their gradients stay in a warp's registers.
  *
- * A block takes a group of heads of one sequence or several: it brings their rows to shared memory once, in units of 16 bytes where
- * they are aligned so, and takes the results back the same way. Forward a warp owns 16 queries of a head. Backward it owns first 16
- * keys: with scores turned, 16 keys by all queries, dv and dk are its own sums; the scores' gradients go to shared memory, from
- * where they are read turned back for dq, of which a warp owns 16 queries. What dk and dq are added to comes with all else, before
- * it is needed. So no score is computed twice, and every sum has one owner and a fixed order. e is anything: chunks of 8 columns,
- * of which two are a product's m16n8k16, a last one an m16n8k8.
+ * A block takes a group of heads of one sequence or several: it brings their rows to shared memory once and takes the results back
+ * the same way: from sm_90 on by the copy engine, rows of 64 or 128 bytes of heads side by side, where e is 8, 16, 32, 64 or 128
+ * and all is aligned to 16 bytes; else in units of 16 bytes or fewer by the threads. Forward a warp owns 16 queries of a head.
+ * Backward it owns first 16 keys: with scores turned, 16 keys by all queries, dv and dk are its own sums; the scores' gradients go
+ * to shared memory, from where they are read turned back for dq, of which a warp owns 16 queries. What dk and dq are added to comes
+ * with all else, before it is needed. So no score is computed twice, and every sum has one owner and a fixed order. e is anything:
+ * chunks of 8 columns, of which two are a product's m16n8k16, a last one an m16n8k8.
  *
  * Bytes: 8 S h N e forward, 18 S h N e backward, and the sums; S h N^2 exponentials each way and tensor FLOPs 4 S h N^2 e forward,
  * 10 S h N^2 e backward, of N in whole 16 and e in whole 8. 42 patches, heads of 8, 43,008 matrices: 116 and 260 MB, 39 and 87 us
  * at 3.0 TB/s; the exponentials 32 us each way, at 16 a clock and multiprocessor. A warp issues 890 instructions a matrix forward,
  * 1,600 backward: 43 and 77 us of all schedulers' time. */
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/attention/operands16.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tensor_map.cuh"
+#include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
+#include "kernels/cuda/tile/wgmma.cuh"
 
-/* Most threads of a block, and fewest; what a block takes at most: units of a row (of one head more), tiles of 16 rows, bytes of
- * shared memory (of one matrix more). */
+/* Most threads of a block, and fewest; what a block takes at most of units of a row (of one head more). */
 enum { THREADS = 128, FEWEST = 96, UNITS = FEWEST };
 
-/* A tensor, in bytes: strides, and from the thread's row to its next. */
-struct tensor {
-    char *data;
-    int64_t sequence, head, piece, next_sequence, next_row;
-    int32_t near_sequence, near_head, row; /* the same within a block */
-};
-
 struct short16 {
-    struct tensor mixed, q, k, v, dq, dk, dv, d_mixed;
     float *logsum, *delta;
-    /* A thread moves the same unit of `e` columns of every `rows`th row of every `sequences`th of the block's sequences: units of
-     * a piece; of the block's heads side by side. */
-    struct ps_divisor units, across;
-    uint32_t step_sequences, step_rows;
     struct ps_divisor groups, group;           /* blocks side by side; heads of one */
     uint32_t patches, heads, sequences, taken; /* all; a block's */
-    uint32_t e, pieces, chunks_q, chunks_v;
-    uint32_t chunk; /* bytes from chunk to chunk in shared memory */
+    uint32_t chunks_q, chunks_v;
     uint32_t tiles; /* of a warp */
-    int unit;       /* bytes */
     bool accumulate;
-    bool by_l1; /* backward copies by the first-level cache */
     float scale;
 };
 
@@ -63,115 +52,10 @@ struct place {
     }
 };
 
-/* A thread's unit of the rows: the first row and sequence of the block's, head of the block's, column of the head's. */
-struct unit {
-    uint32_t sequence, row, head, column;
-
-    template <int ROWS>
-    __device__ __forceinline__ unit(const struct short16 &p, const struct place &at, uint32_t elements,
-                                    std::integral_constant<int, ROWS>)
-    {
-        const uint32_t line = ps_divide(threadIdx.x, p.across), side = threadIdx.x - line * p.across.divisor;
-        head = ps_divide(side, p.units);
-        column = (side - head * p.units.divisor) * elements;
-        sequence = line / ROWS;
-        row = line % ROWS;
-        /* Threads that are left over have none. */
-        const bool there = line < p.step_sequences * p.step_rows && at.head + head < p.heads;
-        sequence = there ? sequence : p.taken;
-    }
-    __device__ __forceinline__ char *start(const struct tensor &t, const struct place &at) const
-    {
-        return t.data + (at.sequence * t.sequence + at.head * t.head) +
-               (int32_t)(sequence * t.near_sequence + head * t.near_head + row * t.row + column * 2);
-    }
-    /* Its place in tiles `matrix` bytes apart. */
-    __device__ __forceinline__ uint32_t in_tile(const struct short16 &p, uint32_t matrix, uint32_t piece) const
-    {
-        const uint32_t of_head = piece * p.e + column;
-        return (sequence * p.group.divisor + head) * matrix + row * 16 + of_head / 8 * p.chunk + of_head % 8 * 2;
-    }
-};
-
-/* All rows of some tensors, on their way to tiles `matrix` bytes apart; zeros in place of rows that there are not. They come by L1
- * (`near`), but backward where so many are under way that they would drive one another out. */
-template <int ROWS, bool WIDE, int COUNT>
-static __device__ __forceinline__ void fetch(char *const (&to)[COUNT], const struct tensor *const (&t)[COUNT], uint32_t matrix,
-                                             uint32_t pieces, bool near, const struct short16 &p, const struct place &at,
-                                             const struct unit &u)
-{
-    const char *first[COUNT];
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        first[i] = u.start(*t[i], at);
-    }
-#pragma unroll 1
-    for (uint32_t piece = 0; piece < pieces; piece++) {
-        uint32_t target = u.in_tile(p, matrix, piece);
-        const char *side[COUNT];
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            side[i] = first[i];
-            first[i] += t[i]->piece;
-        }
-#pragma unroll 1
-        for (uint32_t sequence = u.sequence; sequence < at.sequences; sequence += p.step_sequences) {
-            const char *from[COUNT];
-#pragma unroll
-            for (int i = 0; i < COUNT; i++) {
-                from[i] = side[i];
-                side[i] += t[i]->next_sequence;
-            }
-            uint32_t into = target;
-            target += p.step_sequences * p.group.divisor * matrix;
-#pragma unroll 1
-            for (uint32_t row = u.row; row < ROWS; row += p.step_rows, into += p.step_rows * 16) {
-#pragma unroll
-                for (int i = 0; i < COUNT; i++) {
-                    ps_attention_fetch(to[i] + into, from[i], row < p.patches, WIDE ? 16 : p.unit, near);
-                    from[i] += t[i]->next_row;
-                }
-            }
-        }
-    }
-}
-
-/* All rows of such tiles to a tensor. */
-template <typename T, int ROWS, bool WIDE>
-static __device__ __forceinline__ void put(const struct tensor &t, const char *from, uint32_t matrix, uint32_t pieces,
-                                           const struct short16 &p, const struct place &at, const struct unit &u)
-{
-    char *first = u.start(t, at);
-#pragma unroll 1
-    for (uint32_t piece = 0; piece < pieces; piece++, first += t.piece) {
-        const char *source = from + u.in_tile(p, matrix, piece);
-        char *side = first;
-#pragma unroll 1
-        for (uint32_t sequence = u.sequence; sequence < at.sequences; sequence += p.step_sequences) {
-            const char *out = source;
-            char *to = side;
-#pragma unroll 1
-            for (uint32_t row = u.row; row < p.patches; row += p.step_rows, out += p.step_rows * 16, to += t.next_row) {
-                ps_attention_return<T>(to, out, false, WIDE ? 16 : p.unit);
-            }
-            source += p.step_sequences * p.group.divisor * matrix;
-            side += t.next_sequence;
-        }
-    }
-}
-
-/* Zeros for the columns that fill a head's last chunk, which no unit reaches. */
-template <bool WIDE> static __device__ __forceinline__ void clear(char *memory, uint32_t bytes, const struct short16 &p)
-{
-    if (!WIDE && p.e % 8) {
-        ps_attention_clear(memory, bytes);
-    }
-}
-
 /* A warp's tiles of 16 rows, the block's in turn; those of one matrix at a time: rows from `row` to `stop` of the block's matrix
- * `own`, which is `matrix` of all. */
+ * `own`, its head `head` of sequence `sequence`, which is `matrix` of all. */
 template <int TILES> struct tiles {
-    uint32_t own, row, stop, next, end;
+    uint32_t own, sequence, head, row, stop, next, end;
     int64_t matrix;
 
     __device__ __forceinline__ tiles(const struct short16 &p, const struct place &at)
@@ -185,9 +69,10 @@ template <int TILES> struct tiles {
             row = next % TILES * 16;
             stop = min(TILES * 16u, row + (end - next) * 16);
             next = own * TILES + TILES;
-            const uint32_t sequence = ps_divide(own, p.group), head = at.head + own - sequence * p.group.divisor;
-            if (head < p.heads) {
-                matrix = (int64_t)(at.sequence + sequence) * p.heads + head;
+            sequence = ps_divide(own, p.group);
+            head = own - sequence * p.group.divisor;
+            if (at.head + head < p.heads) {
+                matrix = (int64_t)(at.sequence + sequence) * p.heads + at.head + head;
                 return true;
             }
         }
@@ -195,227 +80,539 @@ template <int TILES> struct tiles {
     }
 };
 
-/* N at most 16 TILES and more than one tile less; NARROW: of a single chunk, here and below. */
-template <typename T, int TILES, bool WIDE, bool NARROW>
-static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ struct short16 p)
-{
-    ps_grid_begin();
-    extern __shared__ float4 shared_memory[];
-    constexpr int ROWS = 16 * TILES;
-    const struct place at(p);
-    const struct unit u(p, at, WIDE ? 8 : (uint32_t)p.unit / 2, std::integral_constant<int, ROWS>());
-    const uint32_t chunks_q = NARROW ? 1 : p.chunks_q, chunks_v = NARROW ? 1 : p.chunks_v, pieces = NARROW ? 1 : p.pieces;
-    const uint32_t of_q = chunks_q * p.chunk, of_v = chunks_v * p.chunk; /* bytes of a matrix */
-    char *const q = (char *)shared_memory, *const k = q + at.matrices * of_q, *const v = k + at.matrices * of_q;
-    clear<WIDE>(q, at.matrices * (2 * of_q + of_v), p);
-    fetch<ROWS, WIDE, 2>({k, q}, {&p.k, &p.q}, of_q, pieces, true, p, at, u);
-    fetch<ROWS, WIDE, 1>({v}, {&p.v}, of_v, 1, true, p, at, u);
-    ps_copy_wait();
-    __syncthreads();
-    const uint32_t lane = threadIdx.x % 32, count = p.patches;
-    const float factor = p.scale * PS_LOG2_E, zero[1][4] = {};
-    uint32_t last[2]; /* ones, of the last tile's keys */
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        last[i] = ps_ones<T>() & ps_attention_pair(ROWS - 16 + i * 8 + lane % 4 * 2, count);
-        asm volatile("" : "+r"(last[i])); /* found once: the compiler would do so at each tile */
+/* ---- rows by the threads: tiles of chunks ---- */
+
+/* A tensor, in bytes: strides, and from the thread's row to its next. */
+struct tensor {
+    char *data;
+    int64_t sequence, head, piece, next_sequence, next_row;
+    int32_t near_sequence, near_head, row; /* the same within a block */
+};
+
+struct copied : short16 {
+    struct tensor mixed, q, k, v, dq, dk, dv, d_mixed;
+    /* A thread moves the same unit of `e` columns of every `rows`th row of every `sequences`th of the block's sequences: units of
+     * a piece; of the block's heads side by side. */
+    struct ps_divisor units, across;
+    uint32_t step_sequences, step_rows;
+    uint32_t e, pieces;
+    uint32_t chunk; /* bytes from chunk to chunk in shared memory */
+    int unit;       /* bytes */
+    bool near;      /* copies by the first-level cache */
+};
+
+/* WIDE: units of 16 bytes. */
+template <int ROWS, bool WIDE> struct by_threads {
+    typedef copied told;
+    static constexpr bool BOXES = false, NARROW = false;
+    const struct copied &p;
+    const struct place &at;
+    uint32_t sequence, row, head,
+        column; /* the thread's unit: first row and sequence of the block's, head of the block's, column of the head's */
+
+    __device__ __forceinline__ by_threads(const struct copied &told, const struct place &here) : p(told), at(here)
+    {
+        const uint32_t line = ps_divide(threadIdx.x, p.across), side = threadIdx.x - line * p.across.divisor;
+        head = ps_divide(side, p.units);
+        column = (side - head * p.units.divisor) * (WIDE ? 8 : (uint32_t)p.unit / 2);
+        row = line % ROWS;
+        /* Threads that are left over have none. */
+        const bool there = line < p.step_sequences * p.step_rows && at.head + head < p.heads;
+        sequence = there ? line / ROWS : p.taken;
     }
+    /* Of a tensor of so many chunks. */
+    __device__ __forceinline__ uint32_t bytes(uint32_t chunks) const
+    {
+        return at.matrices * chunks * p.chunk;
+    }
+    /* From a row of the warp's matrix on. */
+    __device__ __forceinline__ struct ps_chunked tile(const char *all, uint32_t chunks, const struct tiles<ROWS / 16> &own,
+                                                      uint32_t row0) const
+    {
+        return ps_chunks(all + own.own * chunks * p.chunk + row0 * 16, p.chunk);
+    }
+    __device__ __forceinline__ char *start(const struct tensor &t) const
+    {
+        return t.data + (at.sequence * t.sequence + at.head * t.head) +
+               (int32_t)(sequence * t.near_sequence + head * t.near_head + row * t.row + column * 2);
+    }
+    /* The unit's place in tiles `matrix` bytes apart. */
+    __device__ __forceinline__ uint32_t in_tile(uint32_t matrix, uint32_t piece) const
+    {
+        const uint32_t of_head = piece * p.e + column;
+        return (sequence * p.group.divisor + head) * matrix + row * 16 + of_head / 8 * p.chunk + of_head % 8 * 2;
+    }
+    /* Zeros for the columns that fill a head's last chunk, which no unit reaches. */
+    __device__ __forceinline__ void begin(char *memory, uint32_t bytes, char *) const
+    {
+        if (!WIDE && p.e % 8) {
+            ps_attention_clear(memory, bytes);
+        }
+    }
+    /* All rows of some tensors, on their way; zeros in place of rows that there are not. */
+    template <int COUNT>
+    __device__ __forceinline__ void bring(char *const (&to)[COUNT], const struct tensor *const (&t)[COUNT], uint32_t chunks,
+                                          uint32_t pieces) const
+    {
+        const uint32_t matrix = chunks * p.chunk;
+        const char *first[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            first[i] = start(*t[i]);
+        }
 #pragma unroll 1
-    for (struct tiles<TILES> own(p, at); own.more(p, at);) {
-        float *const logsum = p.logsum + own.matrix * count;
-        const uint32_t keys = ps_shared_address(k + own.own * of_q), values = ps_shared_address(v + own.own * of_v);
+        for (uint32_t piece = 0; piece < pieces; piece++) {
+            uint32_t target = in_tile(matrix, piece);
+            const char *side[COUNT];
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                side[i] = first[i];
+                first[i] += t[i]->piece;
+            }
 #pragma unroll 1
-        for (uint32_t row0 = own.row; row0 < own.stop; row0 += 16) {
-            char *const queries = q + own.own * of_q + row0 * 16;
-            float sum[4], less[2] = {0, 0};
-            uint32_t weights[TILES][4];
-            /* Of most scores the exponentials are fine as they are; else all again, less each row's largest, which of a single key
-             * makes logsum exact. */
+            for (uint32_t s = sequence; s < at.sequences; s += p.step_sequences) {
+                const char *from[COUNT];
+#pragma unroll
+                for (int i = 0; i < COUNT; i++) {
+                    from[i] = side[i];
+                    side[i] += t[i]->next_sequence;
+                }
+                uint32_t into = target;
+                target += p.step_sequences * p.group.divisor * matrix;
 #pragma unroll 1
-            for (bool again = count == 1;; again = true) {
-                float s[2 * TILES][4];
-                ps_attention_scores<T, TILES>(s, zero, ps_shared_address(queries), keys, chunks_q, p.chunk, p.chunk);
-                if (again) {
-                    less[0] = less[1] = -INFINITY;
+                for (uint32_t r = row; r < ROWS; r += p.step_rows, into += p.step_rows * 16) {
+#pragma unroll
+                    for (int i = 0; i < COUNT; i++) {
+                        ps_attention_fetch(to[i] + into, from[i], r < p.patches, WIDE ? 16 : p.unit, p.near);
+                        from[i] += t[i]->next_row;
+                    }
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ void bring_q(char *const (&to)[2], const struct tensor &a, const struct tensor &b) const
+    {
+        bring<2>(to, {&a, &b}, p.chunks_q, p.pieces);
+    }
+    __device__ __forceinline__ void bring_v(char *to, const struct tensor &t) const
+    {
+        bring<1>({to}, {&t}, p.chunks_v, 1);
+    }
+    /* Until all that has been asked for is there. */
+    __device__ __forceinline__ void wait() const
+    {
+        ps_copy_wait();
+        __syncthreads();
+    }
+    template <typename T>
+    __device__ __forceinline__ void put(const struct tensor &t, const char *from, uint32_t chunks, uint32_t pieces) const
+    {
+        char *first = start(t);
+#pragma unroll 1
+        for (uint32_t piece = 0; piece < pieces; piece++, first += t.piece) {
+            const char *source = from + in_tile(chunks * p.chunk, piece);
+            char *side = first;
+#pragma unroll 1
+            for (uint32_t s = sequence; s < at.sequences; s += p.step_sequences) {
+                const char *out = source;
+                char *to = side;
+#pragma unroll 1
+                for (uint32_t r = row; r < p.patches; r += p.step_rows, out += p.step_rows * 16, to += t.next_row) {
+                    ps_attention_return<T>(to, out, false, WIDE ? 16 : p.unit);
+                }
+                source += p.step_sequences * p.group.divisor * chunks * p.chunk;
+                side += t.next_sequence;
+            }
+        }
+    }
+    /* All tiles of a tensor, which the block's threads have written before its last barrier, on their way back. */
+    template <typename T> __device__ __forceinline__ void put_q(const struct tensor &t, const char *from) const
+    {
+        put<T>(t, from, p.chunks_q, p.pieces);
+    }
+    template <typename T> __device__ __forceinline__ void put_v(const struct tensor &t, const char *from) const
+    {
+        put<T>(t, from, p.chunks_v, 1);
+    }
+};
+
+/* ---- rows by the copy engine: boxes of W bytes by all rows ---- */
+
+struct boxed : short16 {
+    CUtensorMap mixed, q, k, v, dq, dk, dv, d_mixed;
+    uint32_t e;
+    uint32_t shift; /* chunks of a head in a box: 2^shift */
+    uint32_t part;  /* bytes of the block's boxes of one part */
+};
+
+/* A tensor lies part by part: of each the block's sequences, rows of W bytes. NARROW: q, k and v have one part, of heads of 8. */
+template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
+    typedef boxed told;
+    static constexpr bool BOXES = true, NARROW = IS_NARROW;
+    const struct boxed &p;
+    const struct place &at;
+    uint32_t barrier;
+
+    __device__ __forceinline__ by_boxes(const struct boxed &told, const struct place &here) : p(told), at(here)
+    {
+    }
+    __device__ __forceinline__ uint32_t parts(uint32_t chunks) const
+    {
+        return NARROW ? 1 : chunks >> p.shift;
+    }
+    __device__ __forceinline__ uint32_t bytes(uint32_t chunks) const
+    {
+        return parts(chunks) * p.part;
+    }
+    __device__ __forceinline__ struct ps_boxed<W> tile(const char *all, uint32_t, const struct tiles<ROWS / 16> &own,
+                                                       uint32_t row0) const {
+        const uint32_t shift = NARROW ? 0 : p.shift;
+        return {ps_shared_address(all) + (own.sequence * ROWS + row0) * W, own.head << shift, shift, p.part};
+    } __device__ __forceinline__ void begin(char *, uint32_t bytes, char *end)
+    {
+        barrier = ps_shared_address(end);
+        if (threadIdx.x == 0) {
+            ps_mbarrier_init(barrier, 1);
+            ps_mbarrier_publish();
+            ps_mbarrier_expect(barrier, bytes);
+        }
+        __syncthreads();
+    }
+    __device__ __forceinline__ void bring(char *to, const CUtensorMap &map, uint32_t chunks) const
+    {
+        if (threadIdx.x == 0) {
+#pragma unroll 1
+            for (uint32_t i = 0, column = 0, piece = 0; i < parts(chunks); i++) {
+                ps_tensor_copy4(ps_shared_address(to) + i * p.part, &map, (int)(at.head * p.e + column), 0, (int)at.sequence,
+                                (int)piece, barrier);
+                column += W / 2;
+                if (NARROW || column >= p.e) {
+                    column = 0;
+                    piece++;
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ void bring_q(char *const (&to)[2], const CUtensorMap &a, const CUtensorMap &b) const
+    {
+        bring(to[0], a, p.chunks_q);
+        bring(to[1], b, p.chunks_q);
+    }
+    __device__ __forceinline__ void bring_v(char *to, const CUtensorMap &map) const
+    {
+        bring(to, map, p.chunks_v);
+    }
+    __device__ __forceinline__ void wait() const
+    {
+        ps_mbarrier_wait(barrier, 0);
+    }
+    template <bool ADD> __device__ __forceinline__ void put(const CUtensorMap &map, const char *from, uint32_t chunks) const
+    {
+        if (threadIdx.x == 0) {
+#pragma unroll 1
+            for (uint32_t i = 0, column = 0, piece = 0; i < parts(chunks); i++) {
+                const auto store = ADD ? ps_tensor_add4 : ps_tensor_store4;
+                store(&map, ps_shared_address(from) + i * p.part, (int)(at.head * p.e + column), 0, (int)at.sequence, (int)piece);
+                column += W / 2;
+                if (NARROW || column >= p.e) {
+                    column = 0;
+                    piece++;
+                }
+            }
+        }
+    }
+    template <typename T> __device__ __forceinline__ void put_q(const CUtensorMap &map, const char *from) const
+    {
+        if (p.accumulate) {
+            put<true>(map, from, p.chunks_q);
+        } else {
+            put<false>(map, from, p.chunks_q);
+        }
+    }
+    template <typename T> __device__ __forceinline__ void put_v(const CUtensorMap &map, const char *from) const
+    {
+        put<false>(map, from, p.chunks_v);
+    }
+};
+
+/* ---- the kernels ---- */
+
+/* What a warp has written of its tiles, others of the block read, where a matrix is not one warp's. */
+template <class WAY, int TILES> static __device__ __forceinline__ void meet(const struct short16 &p)
+{
+    if (WAY::BOXES && p.tiles % TILES == 0) {
+        __syncwarp();
+    } else {
+        __syncthreads();
+    }
+}
+
+/* The results are there, for those who take them back; */
+template <class WAY> static __device__ __forceinline__ void end()
+{
+    if (WAY::BOXES) {
+        ps_publish();
+    }
+    __syncthreads();
+}
+
+/* and are taken. */
+template <class WAY> static __device__ __forceinline__ void finish()
+{
+    if (WAY::BOXES && threadIdx.x == 0) {
+        ps_bulk_commit();
+        ps_bulk_wait_read();
+    }
+}
+
+/* N at most 16 TILES and more than one tile less. */
+template <typename T, int TILES, class WAY>
+static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ typename WAY::told p)
+{
+#if __CUDA_ARCH__ < 900
+    if constexpr (!WAY::BOXES)
+#endif
+    {
+        ps_grid_begin();
+        extern __shared__ __align__(1024) char shared_memory[];
+        constexpr int ROWS = 16 * TILES;
+        const struct place at(p);
+        WAY way(p, at);
+        const uint32_t chunks_q = WAY::NARROW ? 1 : p.chunks_q, chunks_v = WAY::NARROW ? 1 : p.chunks_v;
+        const uint32_t of_q = way.bytes(chunks_q), of_v = way.bytes(chunks_v);
+        char *const q = shared_memory, *const k = q + of_q, *const v = k + of_q;
+        way.begin(q, 2 * of_q + of_v, v + of_v);
+        way.bring_q({k, q}, p.k, p.q);
+        way.bring_v(v, p.v);
+        const uint32_t lane = threadIdx.x % 32, count = p.patches;
+        const float factor = p.scale * PS_LOG2_E, zero[1][4] = {};
+        uint32_t last[2]; /* ones, of the last tile's keys */
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            last[i] = ps_ones<T>() & ps_attention_pair(ROWS - 16 + i * 8 + lane % 4 * 2, count);
+            asm volatile("" : "+r"(last[i])); /* found once: the compiler would do so at each tile */
+        }
+        way.wait();
+#pragma unroll 1
+        for (struct tiles<TILES> own(p, at); own.more(p, at);) {
+            float *const logsum = p.logsum + own.matrix * count;
+            const auto keys = way.tile(k, chunks_q, own, 0);
+            const auto values = way.tile(v, chunks_v, own, 0);
+#pragma unroll 1
+            for (uint32_t row0 = own.row; row0 < own.stop; row0 += 16) {
+                const auto queries = way.tile(q, chunks_q, own, row0);
+                float sum[4], less[2] = {0, 0};
+                uint32_t weights[TILES][4];
+                /* Of most scores the exponentials are fine as they are; else all again, less each row's largest, which of a single
+                 * key makes logsum exact. */
+#pragma unroll 1
+                for (bool again = count == 1;; again = true) {
+                    float s[2 * TILES][4];
+                    ps_attention_scores<T, TILES>(s, zero, queries, keys, chunks_q);
+                    if (again) {
+                        less[0] = less[1] = -INFINITY;
+#pragma unroll
+                        for (int j = 0; j < 8 * TILES; j++) {
+                            float &value = s[j / 4][j % 4];
+                            value = j / 4 < 2 * TILES - 2 || j / 4 * 8 + lane % 4 * 2 + j % 2 < count ? value : -INFINITY;
+                            less[j % 4 / 2] = fmaxf(less[j % 4 / 2], value);
+                        }
+                        less[0] = ps_group_max<4>(less[0]) * factor; /* of a key at least: finite */
+                        less[1] = ps_group_max<4>(less[1]) * factor;
+                    }
 #pragma unroll
                     for (int j = 0; j < 8 * TILES; j++) {
-                        float &value = s[j / 4][j % 4];
-                        value = j / 4 < 2 * TILES - 2 || j / 4 * 8 + lane % 4 * 2 + j % 2 < count ? value : -INFINITY;
-                        less[j % 4 / 2] = fmaxf(less[j % 4 / 2], value);
+                        s[j / 4][j % 4] = ps_exp2(fmaf(s[j / 4][j % 4], factor, -less[j % 4 / 2]));
                     }
-                    less[0] = ps_group_max<4>(less[0]) * factor; /* of a key at least: finite */
-                    less[1] = ps_group_max<4>(less[1]) * factor;
-                }
+                    ps_attention_round<T, TILES>(weights, s);
+                    sum[0] = sum[1] = sum[2] = sum[3] = 0;
 #pragma unroll
-                for (int j = 0; j < 8 * TILES; j++) {
-                    s[j / 4][j % 4] = ps_exp2(fmaf(s[j / 4][j % 4], factor, -less[j % 4 / 2]));
+                    for (int j = 0; j < TILES; j++) { /* in every column */
+                        const bool end = j == TILES - 1;
+                        ps_mma16<T>(sum, weights[j], end ? last[0] : ps_ones<T>(), end ? last[1] : ps_ones<T>(), sum);
+                    }
+                    if (again || __all_sync(0xffffffffu, ps_sums_hold<T>(fminf(sum[0], sum[2]), fmaxf(sum[0], sum[2])))) {
+                        break;
+                    }
                 }
-                ps_attention_round<T, TILES>(weights, s);
-                sum[0] = sum[1] = sum[2] = sum[3] = 0;
-#pragma unroll
-                for (int j = 0; j < TILES; j++) { /* in every column */
-                    const bool end = j == TILES - 1;
-                    ps_mma16<T>(sum, weights[j], end ? last[0] : ps_ones<T>(), end ? last[1] : ps_ones<T>(), sum);
+                const uint32_t half = lane % 4, row = row0 + lane / 4 + half * 8;
+                if (half < 2 && row < count) {
+                    logsum[row] = ((half ? less[1] : less[0]) + ps_log2(half ? sum[2] : sum[0])) * (1 / PS_LOG2_E);
                 }
-                if (again || __all_sync(0xffffffffu, ps_sums_hold<T>(fminf(sum[0], sum[2]), fmaxf(sum[0], sum[2])))) {
-                    break;
-                }
+                __syncwarp(); /* all have read the queries, whose place mixed takes */
+                ps_attention_mixed<T, TILES>(queries, weights, values, ps_reciprocal(sum[0]), ps_reciprocal(sum[2]), chunks_v);
             }
-            const uint32_t half = lane % 4, row = row0 + lane / 4 + half * 8;
-            if (half < 2 && row < count) {
-                logsum[row] = ((half ? less[1] : less[0]) + ps_log2(half ? sum[2] : sum[0])) * (1 / PS_LOG2_E);
-            }
-            __syncwarp(); /* all have read the queries, whose place mixed takes */
-            ps_attention_mixed<T, TILES>(queries, weights, values, ps_reciprocal(sum[0]), ps_reciprocal(sum[2]), chunks_v, p.chunk);
         }
+        end<WAY>();
+        way.template put_v<T>(p.mixed, q);
+        finish<WAY>();
     }
-    __syncthreads();
-    put<T, ROWS, WIDE>(p.mixed, q, of_q, 1, p, at, u);
 }
 
-/* logsum to the base of 2, which is on its way as it is; delta, to memory too. Both negative; of every two queries delta twice, as
- * the products start from it. mixed, up: tiles. */
-template <typename T, int TILES>
+/* Of a warp's rows logsum to the base of 2, and delta, which goes to memory too. Both negative; of every two queries delta twice,
+ * as the products start from it. Waits for what has been asked for. */
+template <typename T, int TILES, class WAY>
 static __device__ __forceinline__ void sums(float *logsum, float *delta, const char *mixed, const char *up, uint32_t chunks,
-                                            const struct short16 &p, const struct place &at)
+                                            const typename WAY::told &p, const struct place &at, const WAY &way)
 {
-    constexpr uint32_t ROWS = 16 * TILES;
-    const uint32_t half = threadIdx.x % 2;
+    constexpr uint32_t ROWS = 16 * TILES, LANES = (ROWS + 31) / 32;
+    const uint32_t lane = threadIdx.x % 32;
+    if (!WAY::BOXES) {
+        way.wait();
+    }
 #pragma unroll 1
     for (struct tiles<TILES> own(p, at); own.more(p, at);) {
-#pragma unroll 1
-        for (uint32_t row = own.row + threadIdx.x % 32 / 2; row < own.stop; row += 16) {
-            const uint32_t from = own.own * chunks * p.chunk + row * 16 + half * 8;
-            float sum = 0.0f;
-#pragma unroll 1
-            for (uint32_t t = 0; t < chunks; t++) {
-                float a[4], b[4];
-                ps_load<4>(a, (const T *)(mixed + from + t * p.chunk));
-                ps_load<4>(b, (const T *)(up + from + t * p.chunk));
+        const auto of_mixed = way.tile(mixed, chunks, own, own.row), of_up = way.tile(up, chunks, own, own.row);
+        const int64_t first = own.matrix * p.patches;
+        float from[LANES];
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    sum = fmaf(a[j], b[j], sum);
+        for (uint32_t i = 0; i < LANES; i++) {
+            const uint32_t row = own.row + i * 32 + lane;
+            from[i] = row < own.stop && row < p.patches ? p.logsum[first + row] * -PS_LOG2_E : 0;
+        }
+        if (WAY::BOXES) {
+            way.wait();
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < LANES; i++) {
+            const uint32_t row = own.row + i * 32 + lane;
+            if (row < own.stop) {
+                const uint32_t a = of_mixed.lane(i * 32 + lane, 0), b = of_up.lane(i * 32 + lane, 0);
+                float sum = 0.0f;
+#pragma unroll 1
+                for (uint32_t t = 0; t < chunks; t++) {
+                    const uint4 x = ps_shared_load4(of_mixed.step(a, t)), y = ps_shared_load4(of_up.step(b, t));
+                    const uint32_t words[2][4] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        sum = fmaf(ps_low<T>(words[0][j]), ps_low<T>(words[1][j]), sum);
+                        sum = fmaf(ps_high<T>(words[0][j]), ps_high<T>(words[1][j]), sum);
+                    }
                 }
-            }
-            sum = ps_group_sum<2>(sum);
-            const uint32_t i = own.own * ROWS + row;
-            delta[i / 2 * 4 + i % 2 + half * 2] = -sum;
-            if (half == 0) {
-                logsum[i] *= -PS_LOG2_E;
+                const uint32_t to = own.own * ROWS + row;
+                delta[to / 2 * 4 + to % 2] = delta[to / 2 * 4 + to % 2 + 2] = -sum;
+                logsum[to] = from[i];
                 if (row < p.patches) {
-                    p.delta[own.matrix * p.patches + row] = sum;
+                    p.delta[first + row] = sum;
                 }
             }
         }
     }
 }
 
-template <typename T, int TILES, bool WIDE, bool NARROW>
-static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_constant__ struct short16 p)
+template <typename T, int TILES, class WAY>
+static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_constant__ typename WAY::told p)
 {
-    ps_grid_begin();
-    extern __shared__ float4 shared_memory[];
-    constexpr int ROWS = 16 * TILES;
-    constexpr uint32_t BLOCK = ROWS * 16, OF_D = 2 * TILES * BLOCK; /* gradients of scores: 8 queries, all keys; a matrix */
-    const struct place at(p);
-    const struct unit u(p, at, WIDE ? 8 : (uint32_t)p.unit / 2, std::integral_constant<int, ROWS>());
-    const uint32_t chunks_q = NARROW ? 1 : p.chunks_q, chunks_v = NARROW ? 1 : p.chunks_v, pieces = NARROW ? 1 : p.pieces;
-    const uint32_t of_q = chunks_q * p.chunk, of_v = chunks_v * p.chunk;
-    char *const d = (char *)shared_memory, *const q = d + at.matrices * OF_D, *const k = q + at.matrices * of_q;
-    char *const v = k + at.matrices * of_q, *const up = v + at.matrices * of_v;
-    /* What dk and dq are added to, if to anything; else dk takes the place of mixed, which is read first, and dq that of q. */
-    char *const dk = up + at.matrices * of_v, *const dq = p.accumulate ? dk + at.matrices * of_q : q;
-    char *const mixed = p.accumulate ? dq + at.matrices * of_q : dk;
-    float *const delta = (float *)(mixed + at.matrices * (p.accumulate ? of_v : of_q));
-    float *const logsum = delta + at.matrices * ROWS * 2;
-    clear<WIDE>(q, (uint32_t)((char *)delta - q), p);
-    fetch<ROWS, WIDE, 3>({up, mixed, v}, {&p.d_mixed, &p.mixed, &p.v}, of_v, 1, p.by_l1, p, at, u);
-#pragma unroll 1
-    for (struct tiles<TILES> own(p, at); own.more(p, at);) {
-        for (uint32_t row = own.row + threadIdx.x % 32; row < own.stop; row += 32) {
-            ps_copy_async4_if(logsum + own.own * ROWS + row, p.logsum + own.matrix * p.patches + row, row < p.patches);
+#if __CUDA_ARCH__ < 900
+    if constexpr (!WAY::BOXES)
+#endif
+    {
+        ps_grid_begin();
+        extern __shared__ __align__(1024) char shared_memory[];
+        constexpr int ROWS = 16 * TILES;
+        constexpr uint32_t BLOCK = ROWS * 16, OF_D = 2 * TILES * BLOCK; /* gradients of scores: 8 queries, all keys; a matrix */
+        const struct place at(p);
+        WAY way(p, at);
+        const uint32_t chunks_q = WAY::NARROW ? 1 : p.chunks_q, chunks_v = WAY::NARROW ? 1 : p.chunks_v;
+        const uint32_t of_q = way.bytes(chunks_q), of_v = way.bytes(chunks_v);
+        char *const q = shared_memory, *const k = q + of_q, *const v = k + of_q, *const up = v + of_v;
+        /* What dk and dq are added to, if to anything and here; else dk takes the place of mixed, which is read first, and dq that
+         * of q. */
+        const bool add = !WAY::BOXES && p.accumulate;
+        char *const dk = up + of_v, *const dq = add ? dk + of_q : q;
+        char *const mixed = add ? dq + of_q : dk, *const d = mixed + (add ? of_v : of_q);
+        float *const delta = (float *)(d + at.matrices * OF_D), *const logsum = delta + at.matrices * ROWS * 2;
+        way.begin(q, (add ? 4 : 2) * of_q + 3 * of_v, (char *)(logsum + at.matrices * ROWS));
+        way.bring_v(up, p.d_mixed);
+        way.bring_v(mixed, p.mixed);
+        way.bring_v(v, p.v);
+        way.bring_q({k, q}, p.k, p.q);
+        if (add) {
+            way.bring_q({dk, dq}, p.dk, p.dq);
         }
-    }
-    fetch<ROWS, WIDE, 2>({k, q}, {&p.k, &p.q}, of_q, pieces, p.by_l1, p, at, u);
-    if (p.accumulate) {
-        fetch<ROWS, WIDE, 2>({dk, dq}, {&p.dk, &p.dq}, of_q, pieces, p.by_l1, p, at, u);
-    }
-    ps_copy_wait();
-    __syncthreads();
-    sums<T, TILES>(logsum, delta, mixed, up, chunks_v, p, at);
-    __syncthreads();
-    const uint32_t lane = threadIdx.x % 32;
-    const float factor = p.scale * PS_LOG2_E, zero[1][4] = {};
+        sums<T, TILES>(logsum, delta, mixed, up, chunks_v, p, at, way);
+        meet<WAY, TILES>(p);
+        const uint32_t lane = threadIdx.x % 32;
+        const float factor = p.scale * PS_LOG2_E, zero[1][4] = {};
 #pragma unroll 1
-    for (struct tiles<TILES> own(p, at); own.more(p, at);) { /* 16 keys: dv, dk */
-        const uint32_t queries = ps_shared_address(q + own.own * of_q), ups = ps_shared_address(up + own.own * of_v);
+        for (struct tiles<TILES> own(p, at); own.more(p, at);) { /* 16 keys: dv, dk */
+            const auto queries = way.tile(q, chunks_q, own, 0);
+            const auto ups = way.tile(up, chunks_v, own, 0);
 #pragma unroll 1
-        for (uint32_t row0 = own.row; row0 < own.stop; row0 += 16) {
-            char *const keys = k + own.own * of_q + row0 * 16, *const values = v + own.own * of_v + row0 * 16;
-            uint32_t weights[TILES][4], gradients[TILES][4];
-            {
-                float s[2 * TILES][4], g[2 * TILES][4];
-                ps_attention_scores<T, TILES>(s, zero, ps_shared_address(keys), queries, chunks_q, p.chunk, p.chunk);
+            for (uint32_t row0 = own.row; row0 < own.stop; row0 += 16) {
+                const auto keys = way.tile(k, chunks_q, own, row0);
+                const auto values = way.tile(v, chunks_v, own, row0);
+                uint32_t weights[TILES][4], gradients[TILES][4];
+                {
+                    float s[2 * TILES][4], g[2 * TILES][4];
+                    ps_attention_scores<T, TILES>(s, zero, keys, queries, chunks_q);
 #pragma unroll
-                for (int j = 0; j < 2 * TILES; j++) {
-                    const float2 less = *(const float2 *)(logsum + own.own * ROWS + j * 8 + lane % 4 * 2);
-                    const float4 from = *(const float4 *)(delta + own.own * ROWS * 2 + j * 16 + lane % 4 * 4);
+                    for (int j = 0; j < 2 * TILES; j++) {
+                        const float2 less = *(const float2 *)(logsum + own.own * ROWS + j * 8 + lane % 4 * 2);
+                        const float4 from = *(const float4 *)(delta + own.own * ROWS * 2 + j * 16 + lane % 4 * 4);
 #pragma unroll
-                    for (int r = 0; r < 4; r++) {
-                        s[j][r] = ps_exp2(fmaf(s[j][r], factor, r % 2 ? less.y : less.x));
+                        for (int r = 0; r < 4; r++) {
+                            s[j][r] = ps_exp2(fmaf(s[j][r], factor, r % 2 ? less.y : less.x));
+                        }
+                        g[j][0] = from.x;
+                        g[j][1] = from.y;
+                        g[j][2] = from.z;
+                        g[j][3] = from.w;
                     }
-                    g[j][0] = from.x;
-                    g[j][1] = from.y;
-                    g[j][2] = from.z;
-                    g[j][3] = from.w;
-                }
-                ps_attention_scores<T, TILES>(g, g, ps_shared_address(values), ups, chunks_v, p.chunk, p.chunk);
+                    ps_attention_scores<T, TILES>(g, g, values, ups, chunks_v);
 #pragma unroll
-                for (int j = 0; j < 8 * TILES; j++) {
-                    g[j / 4][j % 4] *= s[j / 4][j % 4];
+                    for (int j = 0; j < 8 * TILES; j++) {
+                        g[j / 4][j % 4] *= s[j / 4][j % 4];
+                    }
+                    ps_attention_round<T, TILES>(weights, s);
+                    ps_attention_round<T, TILES>(gradients, g);
                 }
-                ps_attention_round<T, TILES>(weights, s);
-                ps_attention_round<T, TILES>(gradients, g);
-            }
-            if (row0 + 16 > p.patches) { /* nothing of what is no key */
-                const bool first = row0 + lane / 4 < p.patches, second = row0 + lane / 4 + 8 < p.patches;
+                if (row0 + 16 > p.patches) { /* nothing of what is no key */
+                    const bool first = row0 + lane / 4 < p.patches, second = row0 + lane / 4 + 8 < p.patches;
 #pragma unroll
-                for (int j = 0; j < 4 * TILES; j++) {
-                    gradients[j / 4][j % 4] = (j % 2 ? second : first) ? gradients[j / 4][j % 4] : 0;
+                    for (int j = 0; j < 4 * TILES; j++) {
+                        gradients[j / 4][j % 4] = (j % 2 ? second : first) ? gradients[j / 4][j % 4] : 0;
+                    }
                 }
-            }
-            char *const to = d + own.own * OF_D + row0 * 16;
+                const struct ps_chunked to = ps_chunks(d + own.own * OF_D + row0 * 16, BLOCK);
 #pragma unroll
-            for (int j = 0; j < TILES; j++) {
-                ps_attention_store<2>(to + 2 * j * BLOCK, gradients[j], BLOCK);
+                for (int j = 0; j < TILES; j++) {
+                    ps_attention_store<2>(to, gradients[j], 2 * j);
+                }
+                __syncwarp(); /* all have read the values, whose place dv takes */
+                ps_attention_mixed<T, TILES>(values, weights, ups, 1.0f, 1.0f, chunks_v);
+                ps_attention_mixed<T, TILES>(way.tile(dk, chunks_q, own, row0), gradients, queries, p.scale, p.scale, chunks_q,
+                                             add);
             }
-            __syncwarp(); /* all have read the values, whose place dv takes */
-            ps_attention_mixed<T, TILES>(values, weights, ups, 1.0f, 1.0f, chunks_v, p.chunk);
-            ps_attention_mixed<T, TILES>(dk + own.own * of_q + row0 * 16, gradients, queries, p.scale, p.scale, chunks_q, p.chunk,
-                                         p.accumulate);
         }
-    }
-    __syncthreads();
-    put<T, ROWS, WIDE>(p.dv, v, of_v, 1, p, at, u);
-    put<T, ROWS, WIDE>(p.dk, dk, of_q, pieces, p, at, u);
-#pragma unroll 1
-    for (struct tiles<TILES> own(p, at); own.more(p, at);) { /* 16 queries: dq */
-        const uint32_t keys = ps_shared_address(k + own.own * of_q);
-#pragma unroll 1
-        for (uint32_t row0 = own.row; row0 < own.stop; row0 += 16) {
-            const uint32_t from =
-                ps_shared_address(d + own.own * OF_D) + (row0 / 8 + lane / 8 % 2) * BLOCK + (lane / 16 * 8 + lane % 8) * 16;
-            uint32_t gradients[TILES][4];
-#pragma unroll
-            for (int j = 0; j < TILES; j++) {
-                ps_ldmatrix4_transposed_at(gradients[j], from + j * 256);
-            }
-            ps_attention_mixed<T, TILES>(dq + own.own * of_q + row0 * 16, gradients, keys, p.scale, p.scale, chunks_q, p.chunk,
-                                         p.accumulate);
+        meet<WAY, TILES>(p);
+        if (!WAY::BOXES) {
+            way.template put_v<T>(p.dv, v);
+            way.template put_q<T>(p.dk, dk);
         }
+#pragma unroll 1
+        for (struct tiles<TILES> own(p, at); own.more(p, at);) { /* 16 queries: dq */
+            const auto keys = way.tile(k, chunks_q, own, 0);
+#pragma unroll 1
+            for (uint32_t row0 = own.row; row0 < own.stop; row0 += 16) {
+                const uint32_t from =
+                    ps_shared_address(d + own.own * OF_D) + (row0 / 8 + lane / 8 % 2) * BLOCK + (lane / 16 * 8 + lane % 8) * 16;
+                uint32_t gradients[TILES][4];
+#pragma unroll
+                for (int j = 0; j < TILES; j++) {
+                    ps_ldmatrix4_transposed_at(gradients[j], from + j * 256);
+                }
+                ps_attention_mixed<T, TILES>(way.tile(dq, chunks_q, own, row0), gradients, keys, p.scale, p.scale, chunks_q, add);
+            }
+        }
+        end<WAY>();
+        if (WAY::BOXES) {
+            way.template put_v<T>(p.dv, v);
+            way.template put_q<T>(p.dk, dk);
+        }
+        way.template put_q<T>(p.dq, dq);
+        finish<WAY>();
     }
-    __syncthreads();
-    put<T, ROWS, WIDE>(p.dq, dq, of_q, pieces, p, at, u);
 }
 
 /* ---- launching ---- */
@@ -443,18 +640,67 @@ static struct tensor tensor_of(const struct ps_attention_view &v, uint32_t seque
             rows * v.row * 2, (int32_t)v.sequence * 2, (int32_t)v.head * 2, (int32_t)v.row * 2};
 }
 
-template <typename T, int TILES, bool WIDE, bool NARROW>
-static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x, bool backward)
+/* A block's heads side by side, and its sequences. */
+struct share {
+    int group, taken;
+};
+
+/* What both ways tell; then the launch. */
+template <class WAY, typename T, int TILES, bool BACKWARD>
+static enum ps_status launch(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
+                             const struct share &share, int threads, int shared, typename WAY::told p)
+{
+    const int groups = (x.heads + share.group - 1) / share.group, sequences = (int)(x.matrices / x.heads);
+    p.logsum = x.logsum;
+    p.delta = x.delta;
+    p.groups = ps_divisor_make(groups);
+    p.group = ps_divisor_make(share.group);
+    p.patches = (uint32_t)x.patches;
+    p.heads = (uint32_t)x.heads;
+    p.sequences = (uint32_t)sequences;
+    p.taken = (uint32_t)share.taken;
+    p.chunks_q = (uint32_t)(x.columns + 7) / 8;
+    p.chunks_v = (uint32_t)(x.e + 7) / 8;
+    p.tiles = ps_cuda_blocks(share.group * share.taken * TILES, threads / 32);
+    p.accumulate = x.accumulate;
+    p.scale = x.scale;
+    const auto kernel = [] {
+        if constexpr (BACKWARD) {
+            return backward_kernel<T, TILES, WAY>;
+        } else {
+            return forward_kernel<T, TILES, WAY>;
+        }
+    }();
+    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
+    ps_cuda_launch(c, kernel, (unsigned)groups * ps_cuda_blocks(sequences, share.taken), (unsigned)threads, (size_t)shared, p);
+    PS_CUDA_LAUNCHED(op);
+}
+
+static int threads_of(int tiles)
+{
+    return tiles % 4 != 0 && tiles % 3 == 0 ? FEWEST : THREADS;
+}
+
+/* Chunks of a matrix in shared memory, or parts of a sequence; ADD: with what is added to. */
+template <bool BACKWARD> static int tensors_of(bool add, int of_q, int of_v)
+{
+    return !BACKWARD ? 2 * of_q + of_v : add ? 4 * of_q + 3 * of_v : 3 * of_q + 2 * of_v;
+}
+
+/* What backward has there besides, of a matrix: gradients of scores, and sums. */
+template <int TILES, bool BACKWARD> static constexpr int more_bytes = BACKWARD ? 2 * TILES *TILES * 256 + 3 * TILES * 16 * 4 : 0;
+
+template <typename T, int TILES, bool WIDE, bool BACKWARD>
+static enum ps_status launch_copied(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
     constexpr int ROWS = 16 * TILES;
     const int elements = x.unit / 2, sequences = (int)(x.matrices / x.heads);
-    const int of_q = (x.columns + 7) / 8, of_v = (x.e + 7) / 8; /* chunks */
-    const int chunks = !backward ? 2 * of_q + of_v : x.accumulate ? 4 * of_q + 3 * of_v : 3 * of_q + 2 * of_v;
-    const auto bytes = [&](int chunk) { return chunks * chunk + (backward ? 2 * TILES * ROWS * 16 + 3 * ROWS * 4 : 0); };
-    /* Blocks as large as measured best on an H100: forward of one piece of narrow heads a multiprocessor's half, backward of wider
-     * ones an eighth, whose copies leave the first-level cache out. */
-    const bool large = NARROW && !backward, small = backward && x.e >= 16 && x.e <= 32;
-    const int most_bytes = (large ? 112 : small ? 28 : 56) << 10, most_tiles = large ? 24 : 12, filled = large ? 64 : 32;
+    const int tensors = tensors_of<BACKWARD>(x.accumulate, (x.columns + 7) / 8, (x.e + 7) / 8);
+    const auto bytes = [&](int chunk) { return tensors * chunk + more_bytes<TILES, BACKWARD>; };
+    /* Blocks as large as measured best on an H100: backward of heads of 16 to 32 columns an eighth of a multiprocessor, whose
+     * copies leave the first-level cache out. */
+    const bool small = BACKWARD && x.e >= 16 && x.e <= 32;
+    const int most_bytes = (small ? 28 : 56) << 10, most_tiles = 12, filled = 32;
     /* Heads that fill so many columns of a row, or half as many, as far as the block has room; then sequences. */
     const int room = std::max(1, std::min(most_bytes / bytes(ROWS * 16 + 16), most_tiles / TILES));
     const int units = x.e / elements;
@@ -463,9 +709,9 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
         most = (most + 1) / 2;
     }
     const int groups = (x.heads + most - 1) / most, group = (x.heads + groups - 1) / groups;
-    const int taken = std::min(sequences, std::max(1, room / group)), tiles = taken * group * TILES;
-    const int threads = tiles % 4 != 0 && tiles % 3 == 0 ? FEWEST : THREADS, lines = threads / (units * group);
-    struct short16 p = {};
+    const struct share share = {group, std::min(sequences, std::max(1, room / group))};
+    const int threads = threads_of(share.taken * group * TILES), lines = threads / (units * group);
+    struct copied p = {};
     p.units = ps_divisor_make(units);
     p.across = ps_divisor_make(units * group);
     p.step_sequences = (uint32_t)std::max(1, lines / ROWS);
@@ -479,63 +725,113 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     p.dk = tensor(x.dk);
     p.dv = tensor(x.dv);
     p.d_mixed = tensor(x.d_mixed);
-    p.logsum = x.logsum;
-    p.delta = x.delta;
-    p.groups = ps_divisor_make(groups);
-    p.group = ps_divisor_make(group);
-    p.patches = (uint32_t)x.patches;
-    p.heads = (uint32_t)x.heads;
-    p.sequences = (uint32_t)sequences;
-    p.taken = (uint32_t)taken;
     p.e = (uint32_t)x.e;
     p.pieces = (uint32_t)x.pieces;
-    p.chunks_q = (uint32_t)of_q;
-    p.chunks_v = (uint32_t)of_v;
-    p.tiles = ps_cuda_blocks(tiles, threads / 32);
     p.unit = x.unit;
-    p.accumulate = x.accumulate;
-    p.by_l1 = x.pieces == 1 && !small;
-    p.scale = x.scale;
+    p.near = !BACKWARD || (x.pieces == 1 && !small);
     /* Units that a quarter of a warp brings at once lie in different banks. */
     p.chunk = ROWS * 16 + (units * group > 4 ? 16 : units * group > 2 ? 32 : units * group > 1 ? 64 : 0);
-    const int shared = bytes((int)p.chunk) * group * taken;
-    const auto kernel = backward ? backward_kernel<T, TILES, WIDE, NARROW> : forward_kernel<T, TILES, WIDE, NARROW>;
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
-    ps_cuda_launch(c, kernel, (unsigned)groups * ps_cuda_blocks(sequences, taken), (unsigned)threads, (size_t)shared, p);
-    PS_CUDA_LAUNCHED(op);
+    const int shared = bytes((int)p.chunk) * group * share.taken;
+    return launch<by_threads<ROWS, WIDE>, T, TILES, BACKWARD>(c, op, x, share, threads, shared, p);
 }
 
-template <typename T, int TILES>
-static enum ps_status launch_rows(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
-                                  bool backward)
+/* Whether all rows are boxes: heads that fill them, or a half, quarter or eighth, side by side. */
+template <bool BACKWARD> static bool in_boxes(const struct ps_cuda_context *c, const struct ps_attention_launch &x)
 {
-    return x.unit < 16      ? launch<T, TILES, false, false>(c, op, x, backward)
-           : x.columns == 8 ? launch<T, TILES, true, true>(c, op, x, backward)
-                            : launch<T, TILES, true, false>(c, op, x, backward);
+    bool fit = c->compute_capability >= 90 && x.unit == 16 && x.e >= 8 && (x.e & (x.e - 1)) == 0;
+    const struct ps_attention_view *const views[] = {&x.mixed, &x.q, &x.k, &x.v, &x.dq, &x.dk, &x.dv, &x.d_mixed};
+    for (int i = 0; i < (BACKWARD ? 8 : 4); i++) {
+        const struct ps_attention_view &v = *views[i];
+        fit = fit && (v.head == x.e || x.heads == 1) && v.row >= 0 && v.sequence >= 0 && v.piece >= 0;
+    }
+    return fit;
 }
 
-template <typename T>
-static enum ps_status launch_size(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x,
-                                  bool backward)
+template <typename T, int ROWS, int W>
+static enum ps_status map_of(CUtensorMap *map, const struct ps_attention_view &v, const struct ps_attention_launch &x, int pieces,
+                             int taken)
 {
-    return x.patches <= 16   ? launch_rows<T, 1>(c, op, x, backward)
-           : x.patches <= 32 ? launch_rows<T, 2>(c, op, x, backward)
-           : x.patches <= 48 ? launch_rows<T, 3>(c, op, x, backward)
-                             : launch_rows<T, 4>(c, op, x, backward);
+    PFN_cuTensorMapEncodeTiled_v12000 encode;
+    PS_TRY(ps_tensor_map_encoder(&encode));
+    const cuuint64_t sizes[] = {(cuuint64_t)x.heads * x.e, (cuuint64_t)x.patches, (cuuint64_t)(x.matrices / x.heads),
+                                (cuuint64_t)pieces};
+    /* What is there once has any stride; a map needs one. */
+    const auto stride = [](cuuint64_t size, int64_t elements) { return (cuuint64_t)(size > 1 ? elements * 2 : 16); };
+    const cuuint64_t strides[] = {stride(sizes[1], v.row), stride(sizes[2], v.sequence), stride(sizes[3], v.piece)};
+    const cuuint32_t box[] = {W / 2, ROWS, (cuuint32_t)taken, 1}, every[] = {1, 1, 1, 1};
+    const CUresult result = encode(
+        map, std::is_same<T, ps_bf16>::value ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4, v.data, sizes,
+        strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, W == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return result == CUDA_SUCCESS ? PS_OK
+                                  : ps_fail(PS_DEVICE, "cuda: attention: no tensor map of %d patches, %d heads of %d (error %d)",
+                                            x.patches, x.heads, x.e, (int)result);
 }
 
-static enum ps_status launch_type(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call, bool backward)
+template <typename T, int TILES, int W, bool NARROW, bool BACKWARD>
+static enum ps_status launch_boxed(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
-    return k->real == PS_BF16 ? launch_size<ps_bf16>(ps_cuda(k), op, call->x, backward)
-                              : launch_size<ps_fp16>(ps_cuda(k), op, call->x, backward);
+    constexpr int ROWS = 16 * TILES;
+    const int columns = std::min(x.e, W / 2), group = std::min(x.heads, W / 2 / columns), sequences = (int)(x.matrices / x.heads);
+    const int tensors = tensors_of<BACKWARD>(false, x.columns / columns, x.e / columns);
+    const int bytes = tensors * ROWS * W + group * more_bytes<TILES, BACKWARD>; /* of a sequence */
+    /* Blocks as large as measured best on an H200, of a sequence at least. */
+    const int most_bytes = 36 << 10, most_tiles = 12;
+    const struct share share = {group, std::max(1, std::min({sequences, most_bytes / bytes, most_tiles / (TILES * group)}))};
+    struct boxed p = {};
+    const struct {
+        CUtensorMap *map;
+        const struct ps_attention_view *view;
+        int pieces;
+    } all[] = {{&p.mixed, &x.mixed, 1},  {&p.q, &x.q, x.pieces},   {&p.k, &x.k, x.pieces}, {&p.v, &x.v, 1},
+               {&p.dq, &x.dq, x.pieces}, {&p.dk, &x.dk, x.pieces}, {&p.dv, &x.dv, 1},      {&p.d_mixed, &x.d_mixed, 1}};
+    for (int i = 0; i < (BACKWARD ? 8 : 4); i++) {
+        PS_TRY((map_of<T, ROWS, W>(all[i].map, *all[i].view, x, all[i].pieces, share.taken)));
+    }
+    p.e = (uint32_t)x.e;
+    for (p.shift = 0; 8 << p.shift < columns; p.shift++) {
+    }
+    p.part = (uint32_t)(share.taken * ROWS * W);
+    const int shared = share.taken * bytes + (int)sizeof(uint64_t); /* and the barrier */
+    return launch<by_boxes<ROWS, W, NARROW>, T, TILES, BACKWARD>(c, op, x, share, threads_of(share.taken * group * TILES), shared,
+                                                                 p);
+}
+
+template <typename T, int TILES, bool BACKWARD>
+static enum ps_status launch_rows(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+{
+    if (in_boxes<BACKWARD>(c, x)) {
+        /* Rows of 128 bytes cost L2 least; backward of narrow heads has too few blocks at once then. */
+        const bool wide = x.e >= 64 || (x.heads * x.e % 64 == 0 && (!BACKWARD || x.e >= 32));
+        if constexpr (!BACKWARD) {
+            if (x.columns == 8 && wide) {
+                return launch_boxed<T, TILES, 128, true, BACKWARD>(c, op, x);
+            }
+        }
+        return x.columns == 8 ? launch_boxed<T, TILES, 64, true, BACKWARD>(c, op, x)
+               : wide         ? launch_boxed<T, TILES, 128, false, BACKWARD>(c, op, x)
+                              : launch_boxed<T, TILES, 64, false, BACKWARD>(c, op, x);
+    }
+    return x.unit < 16 ? launch_copied<T, TILES, false, BACKWARD>(c, op, x) : launch_copied<T, TILES, true, BACKWARD>(c, op, x);
+}
+
+template <typename T, bool BACKWARD>
+static enum ps_status launch_size(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
+{
+    return x.patches <= 16   ? launch_rows<T, 1, BACKWARD>(c, op, x)
+           : x.patches <= 32 ? launch_rows<T, 2, BACKWARD>(c, op, x)
+           : x.patches <= 48 ? launch_rows<T, 3, BACKWARD>(c, op, x)
+                             : launch_rows<T, 4, BACKWARD>(c, op, x);
 }
 
 enum ps_status ps_cuda_attention_short16(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call)
 {
-    return launch_type(k, op, call, false);
+    return k->real == PS_BF16 ? launch_size<ps_bf16, false>(ps_cuda(k), op, call->x)
+                              : launch_size<ps_fp16, false>(ps_cuda(k), op, call->x);
 }
 
 enum ps_status ps_cuda_attention_short16_backward(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call)
 {
-    return launch_type(k, op, call, true);
+    return k->real == PS_BF16 ? launch_size<ps_bf16, true>(ps_cuda(k), op, call->x)
+                              : launch_size<ps_fp16, true>(ps_cuda(k), op, call->x);
 }

@@ -118,6 +118,27 @@ static __device__ __forceinline__ void ps_tensor_copy4(uint32_t to, const CUtens
                  : "memory");
 }
 
+/* A box of shared memory, published, to such a tensor, in the thread's group of stores. */
+static __device__ __forceinline__ void ps_tensor_store4(const CUtensorMap *map, uint32_t from, int i0, int i1, int i2, int i3)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(from),
+                 "r"(i0), "r"(i1), "r"(i2), "r"(i3)
+                 : "memory");
+}
+
+/* The same, added to what is there, elements of the map's type: by L2, each sum rounded. */
+static __device__ __forceinline__ void ps_tensor_add4(const CUtensorMap *map, uint32_t from, int i0, int i1, int i2, int i3)
+{
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(from), "r"(i0), "r"(i1), "r"(i2), "r"(i3)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void ps_bulk_commit()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
 /* The map will be used. */
 static __device__ __forceinline__ void ps_tensor_prefetch(const CUtensorMap *map)
 {

@@ -47,6 +47,18 @@ static __device__ __forceinline__ uint32_t ps_shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+static __device__ __forceinline__ uint32_t ps_shared_load(uint32_t address)
+{
+    uint32_t v;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void ps_shared_store(uint32_t address, uint32_t v)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
 static __device__ __forceinline__ float2 ps_shared_load2(uint32_t address)
 {
     float2 v;

@@ -22,11 +22,6 @@ static __device__ __forceinline__ bool ps_shared_count(uint32_t counter, int all
     return before == (uint32_t)all - 1;
 }
 
-static __device__ __forceinline__ void ps_shared_store(uint32_t address, uint32_t word)
-{
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
-}
-
 /* True in one lane of the warp, the same each time; the whole warp comes here. */
 static __device__ __forceinline__ bool ps_elect()
 {
