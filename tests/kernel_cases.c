@@ -1770,6 +1770,32 @@ static int build_kept_attention(struct call *c, int index)
     return 1;
 }
 
+/* Short sequences as the model has them, all heads side by side in rows: heads that fill a box of the copy engine, in part or more
+ * than one, of each of its widths and of every number of tiles of 16 rows. */
+static int rows_size(int index, int64_t *size)
+{
+    static const int64_t patches[] = {5, 16, 17, 31, 42, 48, 63, 64}, heads[2][5] = {{16, 3, 1, 2, 1}, {5, 4, 6, 3, 2}};
+    const int width = index % 5, of = index / 5;
+    if (of >= LENGTH(patches)) {
+        return 0;
+    }
+    size[0] = of < 2 ? 13 : 5 - of % 3;
+    size[1] = heads[of % 2][width];
+    size[2] = patches[of];
+    size[3] = 8 << width;
+    return 1;
+}
+
+static int build_attention_by_rows(struct call *c, int index)
+{
+    int64_t size[4];
+    if (!rows_size(index, size)) {
+        return 0;
+    }
+    ps_attention_call(c, size, REAL, 1, 1);
+    return 1;
+}
+
 /* y and x dense, heads side by side in rows three times as long, or with rows at odd elements. */
 static void place_rope(struct call *c, int slot, enum mode mode, const int64_t *size, int layout)
 {
@@ -1879,6 +1905,16 @@ static int build_attention_backward(struct call *c, int index)
     return 1;
 }
 
+static int build_attention_backward_by_rows(struct call *c, int index)
+{
+    int64_t size[4];
+    if (!rows_size(index, size)) {
+        return 0;
+    }
+    attention_backward_call(c, size, REAL, 1, 1);
+    return 1;
+}
+
 /* Gradients of fp16's range must be made: every other case has heads far below it, each 64 times the one before or its 64th. */
 static int build_kept_attention_backward(struct call *c, int index)
 {
@@ -1901,11 +1937,11 @@ static int build_kept_attention_backward(struct call *c, int index)
 static int pieces_size(int index, int64_t *size, int *layout)
 {
     enum { LAYOUTS = 3 };
-    static const int64_t sizes[][5] = {{2, 3, 5, 2, 4},   {3, 2, 13, 3, 8},   {2, 1, 42, 2, 16}, {1, 2, 63, 3, 16},
-                                       {2, 2, 64, 4, 16}, {2, 1, 65, 2, 32},  {1, 3, 130, 3, 5}, {2, 4, 17, 5, 6},
-                                       {3, 16, 42, 3, 8}, {1, 1, 200, 7, 9},  {2, 2, 24, 3, 1},  {2, 5, 12, 1, 8},
-                                       {1, 2, 9, 3, 33},  {1, 1, 500, 2, 24}, {5, 6, 11, 3, 4},  {1, 2, 33, 2, 16},
-                                       {2, 2, 100, 3, 4}, {1, 1, 127, 4, 32}, {1, 2, 360, 3, 8}, {5, 16, 70, 3, 4}};
+    static const int64_t sizes[][5] = {
+        {2, 3, 5, 2, 4},   {3, 2, 13, 3, 8},   {2, 1, 42, 2, 16}, {1, 2, 63, 3, 16}, {2, 2, 64, 4, 16}, {2, 1, 65, 2, 32},
+        {1, 3, 130, 3, 5}, {2, 4, 17, 5, 6},   {3, 16, 42, 3, 8}, {1, 1, 200, 7, 9}, {2, 2, 24, 3, 1},  {2, 5, 12, 1, 8},
+        {1, 2, 9, 3, 33},  {1, 1, 500, 2, 24}, {5, 6, 11, 3, 4},  {1, 2, 33, 2, 16}, {2, 2, 100, 3, 4}, {1, 1, 127, 4, 32},
+        {1, 2, 360, 3, 8}, {5, 16, 70, 3, 4},  {2, 6, 31, 2, 32}, {1, 8, 16, 5, 8},  {3, 2, 48, 2, 64}};
     if (index >= LAYOUTS * LENGTH(sizes)) {
         return 0;
     }
@@ -2165,6 +2201,8 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_head_step, build_head_step, 1u << 9},
                                           {PS_OP_window_loss, build_window_loss, 1u << 7},
                                           {PS_OP_head_sums, build_head_sums, 0},
+                                          {PS_OP_attention, build_attention_by_rows, 0},
+                                          {PS_OP_attention_backward, build_attention_backward_by_rows, 0},
                                           {PS_OP_attention, build_kept_attention, 0},
                                           {PS_OP_attention_backward, build_kept_attention_backward, 0},
                                           {PS_OP_batchnorm_statistics, build_batchnorm_statistics, 0},

@@ -230,9 +230,10 @@ template <int ROWS, bool WIDE> struct by_threads {
     {
         put<T>(t, from, p.chunks_q, p.pieces);
     }
-    template <typename T> __device__ __forceinline__ void put_v(const struct tensor &t, const char *from) const
+    /* From tiles of so many chunks. */
+    template <typename T> __device__ __forceinline__ void put_v(const struct tensor &t, const char *from, uint32_t chunks) const
     {
-        put<T>(t, from, p.chunks_v, 1);
+        put<T>(t, from, chunks, 1);
     }
 };
 
@@ -264,11 +265,12 @@ template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
     {
         return parts(chunks) * p.part;
     }
-    __device__ __forceinline__ struct ps_boxed<W> tile(const char *all, uint32_t, const struct tiles<ROWS / 16> &own,
-                                                       uint32_t row0) const {
+    __device__ __forceinline__ ps_boxed<W> tile(const char *all, uint32_t, const struct tiles<ROWS / 16> &own, uint32_t row0) const
+    {
         const uint32_t shift = NARROW ? 0 : p.shift;
         return {ps_shared_address(all) + (own.sequence * ROWS + row0) * W, own.head << shift, shift, p.part};
-    } __device__ __forceinline__ void begin(char *, uint32_t bytes, char *end)
+    }
+    __device__ __forceinline__ void begin(char *, uint32_t bytes, char *end)
     {
         barrier = ps_shared_address(end);
         if (threadIdx.x == 0) {
@@ -329,7 +331,7 @@ template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
             put<false>(map, from, p.chunks_q);
         }
     }
-    template <typename T> __device__ __forceinline__ void put_v(const CUtensorMap &map, const char *from) const
+    template <typename T> __device__ __forceinline__ void put_v(const CUtensorMap &map, const char *from, uint32_t) const
     {
         put<false>(map, from, p.chunks_v);
     }
@@ -444,7 +446,7 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
             }
         }
         end<WAY>();
-        way.template put_v<T>(p.mixed, q);
+        way.template put_v<T>(p.mixed, q, chunks_q);
         finish<WAY>();
     }
 }
@@ -587,7 +589,7 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_c
         }
         meet<WAY, TILES>(p);
         if (!WAY::BOXES) {
-            way.template put_v<T>(p.dv, v);
+            way.template put_v<T>(p.dv, v, chunks_v);
             way.template put_q<T>(p.dk, dk);
         }
 #pragma unroll 1
@@ -607,7 +609,7 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_c
         }
         end<WAY>();
         if (WAY::BOXES) {
-            way.template put_v<T>(p.dv, v);
+            way.template put_v<T>(p.dv, v, chunks_v);
             way.template put_q<T>(p.dk, dk);
         }
         way.template put_q<T>(p.dq, dq);
