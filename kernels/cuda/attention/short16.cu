@@ -456,16 +456,28 @@ static enum ps_status map_of(CUtensorMap *map, const struct ps_attention_view &v
                                             x.patches, x.heads, x.e, (int)result);
 }
 
+/* A head's columns of a row's box of so many bytes, heads side by side in it, and shared memory that a sequence takes. */
+struct box {
+    int columns, group, bytes;
+};
+
+template <int TILES, bool BACKWARD> static struct box box_of(const struct ps_attention_launch &x, int width)
+{
+    const int columns = std::min(x.e, width / 2), group = std::min(x.heads, width / 2 / columns);
+    const int tensors = tensors_of<BACKWARD>(false, x.columns / columns, x.e / columns);
+    return {columns, group, tensors * 16 * TILES * width + group * more_bytes<TILES, BACKWARD>};
+}
+
 template <typename T, int TILES, int W, bool NARROW, bool BACKWARD>
 static enum ps_status launch_boxed(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
     constexpr int ROWS = 16 * TILES;
-    const int columns = std::min(x.e, W / 2), group = std::min(x.heads, W / 2 / columns), sequences = (int)(x.matrices / x.heads);
-    const int tensors = tensors_of<BACKWARD>(false, x.columns / columns, x.e / columns);
-    const int bytes = tensors * ROWS * W + group * more_bytes<TILES, BACKWARD>; /* of a sequence */
+    const struct box box = box_of<TILES, BACKWARD>(x, W);
+    const int sequences = (int)(x.matrices / x.heads);
     /* Blocks as large as measured best on an H200, of a sequence at least. */
     const int most_bytes = 36 << 10, most_tiles = 12;
-    const struct share share = {group, std::max(1, std::min({sequences, most_bytes / bytes, most_tiles / (TILES * group)}))};
+    const struct share share = {box.group,
+                                std::max(1, std::min({sequences, most_bytes / box.bytes, most_tiles / (TILES * box.group)}))};
     struct boxed p = {};
     const struct {
         CUtensorMap *map;
@@ -477,20 +489,23 @@ static enum ps_status launch_boxed(const struct ps_cuda_context *c, const char *
         PS_TRY((map_of<T, ROWS, W>(all[i].map, *all[i].view, x, all[i].pieces, share.taken)));
     }
     p.e = (uint32_t)x.e;
-    for (p.shift = 0; 8 << p.shift < columns; p.shift++) {
+    for (p.shift = 0; 8 << p.shift < box.columns; p.shift++) {
     }
     p.part = (uint32_t)(share.taken * ROWS * W);
-    const int shared = share.taken * bytes + (int)sizeof(uint64_t); /* and the barrier */
-    return launch<by_boxes<ROWS, W, NARROW>, T, TILES, BACKWARD>(c, op, x, share, threads_of(share.taken * group * TILES), shared,
-                                                                 p);
+    const int shared = share.taken * box.bytes + (int)sizeof(uint64_t); /* and the barrier */
+    return launch<by_boxes<ROWS, W, NARROW>, T, TILES, BACKWARD>(c, op, x, share, threads_of(share.taken * box.group * TILES),
+                                                                 shared, p);
 }
 
 template <typename T, int TILES, bool BACKWARD>
 static enum ps_status launch_rows(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
-    if (in_boxes<BACKWARD>(c, x)) {
-        /* Rows of 128 bytes cost L2 least; backward of narrow heads has too few blocks at once then. */
-        const bool wide = x.e >= 64 || (x.heads * x.e % 64 == 0 && (!BACKWARD || x.e >= 32));
+    /* A multiprocessor is to hold two blocks: of many pieces a box's heads may take more. */
+    const int most = std::min(c->shared_bytes - (int)sizeof(uint64_t), 112 << 10);
+    const auto fit = [&](int width) { return box_of<TILES, BACKWARD>(x, width).bytes <= most; };
+    /* Rows of 128 bytes cost L2 least; backward of narrow heads has too few blocks at once then. */
+    const bool wide = x.e >= 64 || (x.heads * x.e % 64 == 0 && (!BACKWARD || x.e >= 32) && fit(128));
+    if (in_boxes<BACKWARD>(c, x) && fit(wide ? 128 : 64)) {
         if constexpr (!BACKWARD) {
             if (x.columns == 8 && wide) {
                 return launch_boxed<T, TILES, 128, true, BACKWARD>(c, op, x);
