@@ -98,8 +98,8 @@ static __device__ __forceinline__ struct ps_chunked ps_chunks(const char *first,
 }
 
 /* A head's part of rows of W bytes, 64 or 128, as the copy engine leaves them: a row's units of 16 bytes exchanged, by the row, so
- * that 8 rows' same unit lies in all banks. first: its first row, a whole number of 8 below the box's, whose address is a multiple
- * of 1,024; unit: the head's first, of 2^shift that it has in a row; as many chunks more lie `part` bytes on. */
+ * that 8 rows' same unit lies in all banks. first: its first row, a multiple of 8 in a box that begins at a multiple of 1,024
+ * bytes; unit: the head's first, of 2^shift that it has in a row; as many chunks more lie `part` bytes on. */
 template <int W> struct ps_boxed {
     static constexpr uint32_t ROW = W;
     uint32_t first, unit, shift, part;
