@@ -20,7 +20,6 @@
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
-#include "kernels/cuda/tile/wgmma.cuh"
 
 /* Most threads of a block, and fewest; what a block takes at most of units of a row (of one head more). */
 enum { THREADS = 128, FEWEST = 96, UNITS = FEWEST };
@@ -32,24 +31,6 @@ template <class WAY, int TILES> static __device__ __forceinline__ void meet(cons
         __syncwarp();
     } else {
         __syncthreads();
-    }
-}
-
-/* The results are there, for those who take them back; */
-template <class WAY> static __device__ __forceinline__ void end()
-{
-    if (WAY::BOXES) {
-        ps_publish();
-    }
-    __syncthreads();
-}
-
-/* and are taken. */
-template <class WAY> static __device__ __forceinline__ void finish()
-{
-    if (WAY::BOXES && threadIdx.x == 0) {
-        ps_bulk_commit();
-        ps_bulk_wait_read();
     }
 }
 
@@ -131,9 +112,9 @@ static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_co
                 ps_attention_mixed<T, TILES>(queries, weights, values, ps_reciprocal(sum[0]), ps_reciprocal(sum[2]), chunks_v);
             }
         }
-        end<WAY>();
+        way.end();
         way.template put_v<T>(p.mixed, q, chunks_q);
-        finish<WAY>();
+        way.finish();
     }
 }
 
@@ -293,13 +274,13 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(const __grid_c
                 ps_attention_mixed<T, TILES>(way.tile(dq, chunks_q, own, row0), gradients, keys, p.scale, p.scale, chunks_q, add);
             }
         }
-        end<WAY>();
+        way.end();
         if (WAY::BOXES) {
             way.template put_v<T>(p.dv, v, chunks_v);
             way.template put_q<T>(p.dk, dk);
         }
         way.template put_q<T>(p.dq, dq);
-        finish<WAY>();
+        way.finish();
     }
 }
 

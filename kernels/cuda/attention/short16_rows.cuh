@@ -9,6 +9,7 @@
 #include "kernels/cuda/context.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/tile/divide.cuh"
+#include "kernels/cuda/tile/wgmma.cuh"
 
 struct short16 {
     float *logsum, *delta;
@@ -89,8 +90,8 @@ template <int ROWS, bool WIDE> struct by_threads {
     static constexpr bool BOXES = false, NARROW = false;
     const struct copied &p;
     const struct place &at;
-    uint32_t sequence, row, head,
-        column; /* the thread's unit: its first sequence and row of the block's, its head, column of that */
+    /* The thread's unit: its first sequence and row of the block's, its head, column of that. */
+    uint32_t sequence, row, head, column;
 
     __device__ __forceinline__ by_threads(const struct copied &told, const struct place &here) : p(told), at(here)
     {
@@ -185,6 +186,15 @@ template <int ROWS, bool WIDE> struct by_threads {
     {
         ps_copy_wait();
         __syncthreads();
+    }
+    /* The results are there for those who take them back; */
+    __device__ __forceinline__ void end() const
+    {
+        __syncthreads();
+    }
+    /* and are taken. */
+    __device__ __forceinline__ void finish() const
+    {
     }
     template <typename T>
     __device__ __forceinline__ void put(const struct tensor &t, const char *from, uint32_t chunks, uint32_t pieces) const
@@ -281,8 +291,8 @@ template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
     }
     __device__ __forceinline__ void bring(char *to, const CUtensorMap &map, uint32_t chunks) const
     {
-        each(to, chunks, [&](uint32_t place, int column, int sequence, int piece) {
-            ps_tensor_copy4(place, &map, column, 0, sequence, piece, barrier);
+        each(to, chunks, [&](uint32_t box, int column, int sequence, int piece) {
+            ps_tensor_copy4(box, &map, column, 0, sequence, piece, barrier);
         });
     }
     __device__ __forceinline__ void bring_q(char *const (&to)[2], const CUtensorMap &a, const CUtensorMap &b) const
@@ -298,11 +308,23 @@ template <int ROWS, int W, bool IS_NARROW> struct by_boxes {
     {
         ps_mbarrier_wait(barrier, 0);
     }
+    __device__ __forceinline__ void end() const
+    {
+        ps_publish();
+        __syncthreads();
+    }
+    __device__ __forceinline__ void finish() const
+    {
+        if (threadIdx.x == 0) {
+            ps_bulk_commit();
+            ps_bulk_wait_read();
+        }
+    }
     template <bool ADD> __device__ __forceinline__ void put(const CUtensorMap &map, const char *from, uint32_t chunks) const
     {
-        each(from, chunks, [&](uint32_t place, int column, int sequence, int piece) {
+        each(from, chunks, [&](uint32_t box, int column, int sequence, int piece) {
             const auto store = ADD ? ps_tensor_add4 : ps_tensor_store4;
-            store(&map, place, column, 0, sequence, piece);
+            store(&map, box, column, 0, sequence, piece);
         });
     }
     template <typename T> __device__ __forceinline__ void put_q(const CUtensorMap &map, const char *from) const
