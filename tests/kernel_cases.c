@@ -1772,7 +1772,7 @@ static int build_kept_attention(struct call *c, int index)
 
 /* Short sequences as the model has them, all heads side by side in rows: heads that fill a box of the copy engine, in part or more
  * than one, of each of its widths and of every number of tiles of 16 rows. */
-static int rows_size(int index, int64_t *size)
+static int attention_rows_size(int index, int64_t *size)
 {
     static const int64_t patches[] = {5, 16, 17, 31, 42, 48, 63, 64}, heads[2][5] = {{16, 3, 1, 2, 1}, {5, 4, 6, 3, 2}};
     const int width = index % 5, of = index / 5;
@@ -1789,7 +1789,7 @@ static int rows_size(int index, int64_t *size)
 static int build_attention_by_rows(struct call *c, int index)
 {
     int64_t size[4];
-    if (!rows_size(index, size)) {
+    if (!attention_rows_size(index, size)) {
         return 0;
     }
     ps_attention_call(c, size, REAL, 1, 1);
@@ -1908,7 +1908,7 @@ static int build_attention_backward(struct call *c, int index)
 static int build_attention_backward_by_rows(struct call *c, int index)
 {
     int64_t size[4];
-    if (!rows_size(index, size)) {
+    if (!attention_rows_size(index, size)) {
         return 0;
     }
     attention_backward_call(c, size, REAL, 1, 1);

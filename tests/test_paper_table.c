@@ -159,7 +159,7 @@ START_TEST(stops_and_goes_on)
     struct result r = table(asked);
     ck_assert_msg(r.code == 0 && !*r.err && strstr(r.out, "1 of 1 runs"), "%s%s", r.out, r.err);
     result_free(&r);
-    json_decref(expect_metrics(run_of("ETTh1_8_1").text, 60, (300 - 32 - 8 + 1) / 8, 1));
+    json_decref(expect_stopped_metrics(run_of("ETTh1_8_1").text, 60, (300 - 32 - 8 + 1) / 8, 1));
     char *seconds = file_read(run_of("ETTh1_8_1/seconds.txt").text, NULL);
     ck_assert_int_eq(lines_of(seconds), 2);
     free(seconds);

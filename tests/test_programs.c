@@ -56,7 +56,7 @@ static int steps_per_epoch(void)
 
 START_TEST(run_folder)
 {
-    json_t *metrics = expect_metrics(whole.text, EPOCHS, steps_per_epoch(), 0);
+    json_t *metrics = expect_metrics(whole.text, EPOCHS, steps_per_epoch());
     double first = number_in(json_array_get(metrics, 0), "train_loss"),
            last = number_in(json_array_get(metrics, EPOCHS - 1), "train_loss");
     ck_assert_double_lt(last, first);
@@ -111,7 +111,7 @@ START_TEST(logged_rates)
     struct path dir = new_dir("rates");
     expect_done(train(dir.text, ARGS("--set", "optim.schedule=cosine")));
     int steps = steps_per_epoch(), last = EPOCHS * steps - 1;
-    json_t *metrics = expect_metrics(dir.text, EPOCHS, steps, 0);
+    json_t *metrics = expect_metrics(dir.text, EPOCHS, steps);
     for (int epoch = 1; epoch <= EPOCHS; epoch++) {
         double expected = 2e-3 * (1 + cos(acos(-1) * (epoch * steps - 1) / last)) / 2;
         double lr = number_in(json_array_get(metrics, (size_t)epoch - 1), "lr");
@@ -362,7 +362,7 @@ START_TEST(validated_when_resumed)
     ck_assert_msg(r.code == 0 && !*r.err && strstr(r.out, "epoch 1/1: ") && !strstr(r.out, "windows/s"),
                   "exit code %d; stdout: %s; stderr: %s", r.code, r.out, r.err);
     result_free(&r);
-    json_t *after = expect_metrics(dir.text, 1, steps_per_epoch(), 1), *record = json_array_get(after, 0);
+    json_t *after = expect_stopped_metrics(dir.text, 1, steps_per_epoch(), 1), *record = json_array_get(after, 0);
     ck_assert(json_is_null(json_object_get(record, "windows_per_second")));
     ck_assert_double_gt(number_in(record, "seconds"), 0);
     ck_assert_double_eq(number_in(record, "val_mse"), number_in(json_array_get(before, 0), "val_mse"));
@@ -657,7 +657,7 @@ START_TEST(patience)
                     "--set", "train.checkpoint_every=1000",
                     NULL,    NULL};
     expect_done(train(dir.text, more));
-    json_decref(expect_metrics(dir.text, 3, steps_per_epoch(), 0));
+    json_decref(expect_metrics(dir.text, 3, steps_per_epoch()));
     json_t *test = read_test(dir.text);
     ck_assert_int_eq((int)number_in(test, "epoch"), 1);
     json_decref(test);
@@ -668,7 +668,7 @@ START_TEST(patience)
     ps_checkpoint_free(&c);
     more[8] = "--resume"; /* nothing is left to do */
     expect_done(train(dir.text, more));
-    json_decref(expect_metrics(dir.text, 3, steps_per_epoch(), 0));
+    json_decref(expect_metrics(dir.text, 3, steps_per_epoch()));
     /* test.json's validation errors are of the first epoch's line, whose weights are tested. */
     static const char lines[] = "{\"epoch\":1,\"val_mse\":0.5,\"val_mae\":0.25}\n{\"epoch\":3,\"val_mse\":0.75,\"val_mae\":1}\n";
     file_write(in_run(dir.text, "metrics.jsonl").text, lines, strlen(lines));
@@ -752,7 +752,7 @@ START_TEST(skips_when_not_finite)
                   r.code, r.out, r.err);
     result_free(&r);
     int windows = 350 - L - H + 1, steps = windows / 4;
-    json_t *metrics = expect_metrics(dir.text, 2, steps, 0); /* every loss is a number */
+    json_t *metrics = expect_metrics(dir.text, 2, steps); /* every loss is a number */
     for (int i = 0; i < 2; i++) {
         int skipped = (int)number_in(json_array_get(metrics, (size_t)i), "skipped");
         ck_assert_int_ge(skipped, (L + H) / 4); /* as many windows hold the spike */

@@ -43,12 +43,12 @@ START_TEST(test_curve)
     const struct model *m = &models[_i];
     struct path one = new_dir("one");
     expect_done(train_ranks(0, one.text, m->arguments));
-    json_t *expected = expect_metrics(one.text, EPOCHS, STEPS, 0), *last = read_test(one.text);
+    json_t *expected = expect_metrics(one.text, EPOCHS, STEPS), *last = read_test(one.text);
     const int most = nccl_gpus ? usual_ranks() : 4;
     for (int n = _i < 2 ? 2 : usual_ranks(); n <= (_i < 2 ? most : usual_ranks()); n++) {
         struct path dir = path_of("%.400s/ranks%d", folder.text, n);
         expect_done(train_ranks(n, dir.text, m->arguments));
-        json_t *metrics = expect_metrics(dir.text, EPOCHS, STEPS, 0), *test = read_test(dir.text);
+        json_t *metrics = expect_metrics(dir.text, EPOCHS, STEPS), *test = read_test(dir.text);
         static const char *const keys[] = {"train_loss", "val_mse", "val_mae"};
         double worst = 0;
         for (int i = 0; i < 3 * EPOCHS + 1; i++) {
@@ -128,7 +128,7 @@ START_TEST(test_other_ranks)
         expect_line(&r, "its bits may differ");
         result_free(&r);
     }
-    json_decref(expect_metrics(dir.text, EPOCHS, STEPS, 0));
+    json_decref(expect_metrics(dir.text, EPOCHS, STEPS));
 }
 END_TEST
 

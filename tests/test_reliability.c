@@ -99,7 +99,7 @@ static void expect_recovery(const char *dir, const char *where)
     ck_assert_msg(r.code == 0 && !*r.err, "%s: not resumed: exit code %d: %s", where, r.code, r.err);
     result_free(&r);
     ck_assert_msg(count_partial(dir) == 0, "%s: a temporary file is left", where);
-    json_decref(expect_metrics(dir, EPOCHS, STEPS, EPOCHS));
+    json_decref(expect_metrics(dir, EPOCHS, STEPS));
     expect_same_run(whole.text, dir);
 }
 
@@ -1100,7 +1100,7 @@ START_TEST(no_reader)
     close(p.fd[0]);
     p.fd[0] = -1;
     expect_done(process_end(&p));
-    json_decref(expect_metrics(dir.text, 40, STEPS, 0));
+    json_decref(expect_metrics(dir.text, 40, STEPS));
     json_decref(read_test(dir.text));
     p = start("evaluate", ARGS(in_run(dir.text, "checkpoints/best.h5").text, "--device", "cpu"));
     close(p.fd[0]);
@@ -1133,7 +1133,7 @@ START_TEST(clock_that_jumps)
     result_free(&date);
     expect_done(r);
     expect_same_run(whole.text, dir.text);
-    json_t *metrics = expect_metrics(dir.text, EPOCHS, STEPS, 0);
+    json_t *metrics = expect_metrics(dir.text, EPOCHS, STEPS);
     for (size_t i = 0; i < json_array_size(metrics); i++) {
         const json_t *record = json_array_get(metrics, i);
         ck_assert_double_gt(number_in(record, "seconds"), 0);
@@ -1174,7 +1174,7 @@ static void set_up(void)
     double begin = seconds_now();
     expect_done(train(whole.text, ARGS()));
     whole_seconds = seconds_now() - begin;
-    json_decref(expect_metrics(whole.text, EPOCHS, STEPS, 0));
+    json_decref(expect_metrics(whole.text, EPOCHS, STEPS));
     expect_done(run("export_weights", ARGS(in_run(whole.text, "checkpoints/best.h5").text, new_dir("exported").text)));
 }
 

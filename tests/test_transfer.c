@@ -74,7 +74,7 @@ static void train_interrupted(const char *dir, char *const *more)
 
 START_TEST(masked_run)
 {
-    json_t *metrics = expect_metrics(pretrained.text, EPOCHS, (2000 * 7 / 10 - 48 - 12 + 1) / BATCH, 0),
+    json_t *metrics = expect_metrics(pretrained.text, EPOCHS, (2000 * 7 / 10 - 48 - 12 + 1) / BATCH),
            *scores = read_test(pretrained.text);
     const double first = number_in(json_array_get(metrics, 0), "train_loss"),
                  last = number_in(json_array_get(metrics, EPOCHS - 1), "train_loss");
