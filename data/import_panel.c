@@ -420,7 +420,11 @@ static enum ps_status lay_out(struct reader *r, int64_t *with_gaps)
                            p->frequency, INT32_MAX, ps_text_plain(r->ids + e->id_at).text, rows);
         }
     }
-    return PS_OK;
+    int64_t late = ps_panel_outside(p);
+    return late < 0
+               ? PS_OK
+               : ps_fail(PS_DATA, "%s: at a step of %s the row behind the last of series \"%s\", %s, is after the year 9999",
+                         r->path, p->frequency, ps_text_plain(ps_panel_id(p, late)).text, ps_date_text(r->entry[late].last).text);
 }
 
 /* ---- the second time: values ---- */

@@ -162,20 +162,27 @@ static enum ps_status check_offsets(const struct ps_storage *storage, const stru
     return PS_OK;
 }
 
-static enum ps_status check_starts(const struct ps_storage *storage, const struct ps_panel *p)
+int64_t ps_panel_outside(const struct ps_panel *p)
 {
+    static const int64_t most_months = 12 * INT64_C(10000);
     for (int64_t i = 0; i < p->series; i++) {
-        int64_t start = p->start[i], rows = p->offsets[i + 1] - p->offsets[i];
-        int64_t most_months = 12 * INT64_C(10000);
-        if ((p->step.months > 0 && rows > most_months / p->step.months) || start < PS_TIME_EARLIEST || start > PS_TIME_LATEST ||
-            ps_panel_time(p, i, rows) > PS_TIME_LATEST) {
-            return ps_fail(storage->failure,
-                           "%s: /start of series %" PRId64 " (counted from 0) is %" PRId64 ", and it has %" PRId64
-                           " rows of %s: expected seconds since 1970, UTC, and an end before the year 10000",
-                           storage->path, i, start, rows, p->frequency);
+        int64_t rows = p->offsets[i + 1] - p->offsets[i];
+        if ((p->step.months > 0 && rows > most_months / p->step.months) || p->start[i] < PS_TIME_EARLIEST ||
+            p->start[i] > PS_TIME_LATEST || ps_panel_time(p, i, rows) > PS_TIME_LATEST) {
+            return i;
         }
     }
-    return PS_OK;
+    return -1;
+}
+
+static enum ps_status check_starts(const struct ps_storage *storage, const struct ps_panel *p)
+{
+    int64_t i = ps_panel_outside(p);
+    return i < 0 ? PS_OK
+                 : ps_fail(storage->failure,
+                           "%s: /start of series %" PRId64 " (counted from 0) is %" PRId64 ", and it has %" PRId64
+                           " rows of %s: expected seconds since 1970, UTC, and an end before the year 10000",
+                           storage->path, i, p->start[i], p->offsets[i + 1] - p->offsets[i], p->frequency);
 }
 
 static int by_text(const void *a, const void *b)

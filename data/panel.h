@@ -36,6 +36,8 @@ int64_t ps_panel_after(const struct ps_steps *step, int64_t start, int64_t n);
 int64_t ps_panel_steps(const struct ps_steps *step, int64_t start, int64_t time);
 /* The time of row `row` of a series, counted from 0; also of one behind its end. */
 int64_t ps_panel_time(const struct ps_panel *panel, int64_t series, int64_t row);
+/* The first series with a time outside the years 1 to 9999, that of the row behind its last one included; -1: none. */
+int64_t ps_panel_outside(const struct ps_panel *panel);
 /* The row of a series that has a time; -1: none has. */
 int64_t ps_panel_row(const struct ps_panel *panel, int64_t series, int64_t time);
 

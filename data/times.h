@@ -7,10 +7,6 @@
 #include "data/steps.h"
 #include "kernels/status.h"
 
-/* Years 1 to 9999, which a date has room for. */
-#define PS_TIME_EARLIEST INT64_C(-62135596800)
-#define PS_TIME_LATEST INT64_C(253402300799)
-
 struct ps_times {
     int64_t rows;
     int64_t *time; /* [rows]; NULL: the file has none, or one alone */

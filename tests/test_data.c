@@ -1176,6 +1176,10 @@ START_TEST(import_times)
         {"September 1 2022", "%b %d %Y", 1661990400},
         {"100%2022", "100%%%Y", 1640995200},
         {"-1", "%s", -1},
+        {"0001-01-01 01:00+01:00", NULL, -62135596800},
+        {"31.12.9999 22:59:59-01:00", NULL, 253402300799},
+        {"-62135596800", "%s", -62135596800},
+        {"253402300799", "%s", 253402300799},
         {"2022013100", "%s", 2022013100},
         {"2022013123", "%Y%m%d%H", 1643670000},
     };
@@ -1215,6 +1219,9 @@ START_TEST(import_times)
         {"01.13.2022", NULL, "is not a date"},
         {"2022.01.02", NULL, "is not a date"},
         {"01-02-2022", NULL, "is not a date"},
+        {"0000-12-31", NULL, "is not a date"},
+        {"0001-01-01 00:59:59+01:00", NULL, "is not a date"},
+        {"31.12.9999 23:00-01:00", NULL, "is not a date"},
         {"1643758215500", NULL, "\"1643758215500\" lies within a second"},
         {"2022-01-31", "%m/%d/%Y", "\"2022-01-31\" is not a time of the form \"%m/%d/%Y\" that --time-format says"},
         {"1/31/2022 0:05 PM", "%m/%d/%Y %H:%M %p", "is not a time of the form"},
@@ -1224,6 +1231,9 @@ START_TEST(import_times)
         {"1/31/22", "%m/%d/%Y", "is not a time of the form"},
         {"1/31/", "%m/%d/%y", "is not a time of the form"},
         {"31 Jen 2022", "%d %b %Y", "is not a time of the form"},
+        {"31 Dec 0000", "%d %b %Y", "is not a time of the form"},
+        {"-62135596801", "%s", "is not a time of the form"},
+        {"253402300800", "%s", "is not a time of the form"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char text[128];

@@ -4,15 +4,20 @@
  * imported must be a series or a panel. */
 #include "data/import.h"
 #include "data/series.h"
+#include "data/times.h"
 #include "tests/fuzz/fuzz.h"
 
-/* What was written, with `missing` values that were, is a series; these are missing in it where they stay. */
+/* What was written, with `missing` values that were, is a series with times that are read; these are missing in it where they stay.
+ */
 static void must_hold(const char *path, int64_t missing, const struct ps_import_options *options)
 {
     struct ps_series *series;
     MUST(ps_series_look(path) == PS_OK);
     MUST(ps_series_open_as(path, &(struct ps_reading){.masked = options->fill == PS_FILL_NAN}, &series) == PS_OK);
     MUST(series->missing == (options->fill == PS_FILL_NAN ? missing : 0));
+    struct ps_times times;
+    MUST(ps_times_read(path, series->rows, &times) == PS_OK);
+    ps_times_free(&times);
     ps_series_close(series);
 }
 
