@@ -24,6 +24,34 @@ static void print_real(FILE *out, double value)
     fputs(text, out);
 }
 
+/* Prints the escape of what YAML does not keep as it is between quotes, and returns how many bytes that is; 0: it begins with
+ * nothing such. Beyond ASCII: control characters, U+2028 and U+2029, which end lines, and the byte order mark. */
+static int print_escape(FILE *out, const char *text)
+{
+    const unsigned char *c = (const unsigned char *)text;
+    if (*c == '"' || *c == '\\') {
+        fprintf(out, "\\%c", *c);
+        return 1;
+    }
+    if (*c < ' ' || *c == 0x7f) {
+        fprintf(out, "\\x%02X", *c);
+        return 1;
+    }
+    if (c[0] == 0xc2 && c[1] >= 0x80 && c[1] <= 0x9f) {
+        fprintf(out, "\\x%02X", c[1]);
+        return 2;
+    }
+    if (strncmp(text, "\xe2\x80\xa8", 3) == 0 || strncmp(text, "\xe2\x80\xa9", 3) == 0) {
+        fprintf(out, "\\u20%02X", c[2] - 0x80);
+        return 3;
+    }
+    if (strncmp(text, "\xef\xbb\xbf", 3) == 0) {
+        fputs("\\uFEFF", out);
+        return 3;
+    }
+    return 0;
+}
+
 void ps_config_print_text(FILE *out, const char *text)
 {
     static const char *const reserved[] = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"};
@@ -38,14 +66,12 @@ void ps_config_print_text(FILE *out, const char *text)
         return;
     }
     fputc('"', out);
-    for (const char *c = text; *c; c++) {
-        if (*c == '"' || *c == '\\') {
-            fprintf(out, "\\%c", *c);
-        } else if ((unsigned char)*c < ' ' || *c == 0x7f) {
-            fprintf(out, "\\x%02X", *c);
-        } else {
-            fputc(*c, out);
+    while (*text) {
+        const int escaped = print_escape(out, text);
+        if (escaped == 0) {
+            fputc(*text, out);
         }
+        text += escaped > 0 ? escaped : 1;
     }
     fputc('"', out);
 }

@@ -160,10 +160,11 @@ static void same(const struct ps_config *a, const struct ps_config *b)
 
 START_TEST(text_reads_back)
 {
-    static const char *const paths[] = {"a.h5",   "/x/y.h5", "a b",  "null", "True",   "12",     "1e3",  "~",          "-",
-                                        "x: y",   "a#b",     "a #b", "'",    "\\\"",   "\t",     "a\nb", "[a]",        "&a",
-                                        "*a",     "!x",      "%TAG", "a:",   "{a: b}", "--- ",   "\x7f", "f\xc3\xbcr", " lead",
-                                        "trail ", "@",       "`",    "?",    "cuda:0", "../a.h5"};
+    static const char *const paths[] = {"a.h5",    "/x/y.h5",    "a b",    "null",      "True",     "12",      "1e3",    "~",
+                                        "-",       "x: y",       "a#b",    "a #b",      "'",        "\\\"",    "\t",     "a\nb",
+                                        "[a]",     "&a",         "*a",     "!x",        "%TAG",     "a:",      "{a: b}", "--- ",
+                                        "\x7f",    "f\xc3\xbcr", " lead",  "trail ",    "@",        "`",       "?",      "cuda:0",
+                                        "../a.h5", "a \u2029z",  "\u2028", " \xc2\x85", "\xc2\x9f", "\ufeffz", "\u00a0"};
     for (int i = -1; i < COUNT(paths); i++) {
         struct ps_config a, b;
         char *text, *again;
