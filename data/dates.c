@@ -68,7 +68,7 @@ struct ps_date_text ps_date_text(int64_t seconds)
     return date;
 }
 
-static int is_in_range(int64_t seconds)
+int ps_date_in_range(int64_t seconds)
 {
     return seconds >= PS_TIME_EARLIEST && seconds <= PS_TIME_LATEST;
 }
@@ -80,7 +80,7 @@ static int to_seconds(const struct written *w, int64_t *seconds)
         return 0;
     }
     *seconds = ps_date_days(w->year, w->month, w->day) * DAY + w->hour * 3600 + w->minute * 60 + w->second - w->offset;
-    return is_in_range(*seconds);
+    return ps_date_in_range(*seconds);
 }
 
 /* Z or +HH[[:]MM] at *text, as seconds; moves *text past it. */
@@ -318,7 +318,7 @@ int ps_date_read_as(const char *format, const char *text, int64_t *seconds)
     }
     if (since_1970 != INT64_MIN) {
         *seconds = since_1970;
-        return is_in_range(since_1970);
+        return ps_date_in_range(since_1970);
     }
     return to_seconds(&w, seconds);
 }

@@ -6,9 +6,10 @@
 
 #include "kernels/status.h"
 
-/* Times are of the years 1 to 9999, which a date has room for. */
+/* The years 1 to 9999, which a date has room for; no other time is imported or opened. */
 #define PS_TIME_EARLIEST INT64_C(-62135596800)
 #define PS_TIME_LATEST INT64_C(253402300799)
+int ps_date_in_range(int64_t seconds);
 
 /* What ps_date_read takes, for messages. */
 #define PS_DATE_FORMS "2016-07-01 00:00:00, 2016-07-01T00:00, 2016/07/01 or 01.07.2016 00:00 (day first), in whole seconds"

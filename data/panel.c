@@ -164,11 +164,9 @@ static enum ps_status check_offsets(const struct ps_storage *storage, const stru
 
 int64_t ps_panel_outside(const struct ps_panel *p)
 {
-    static const int64_t most_months = 12 * INT64_C(10000);
     for (int64_t i = 0; i < p->series; i++) {
-        int64_t rows = p->offsets[i + 1] - p->offsets[i];
-        if ((p->step.months > 0 && rows > most_months / p->step.months) || p->start[i] < PS_TIME_EARLIEST ||
-            p->start[i] > PS_TIME_LATEST || ps_panel_time(p, i, rows) > PS_TIME_LATEST) {
+        if (!ps_date_in_range(p->start[i]) ||
+            p->offsets[i + 1] - p->offsets[i] > ps_panel_steps(&p->step, p->start[i], PS_TIME_LATEST)) {
             return i;
         }
     }

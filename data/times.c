@@ -64,7 +64,7 @@ static enum ps_status look(const void *request)
 static enum ps_status check_times(const char *path, const struct ps_times *times)
 {
     for (int64_t i = 0; i < times->rows; i++) {
-        if (times->time[i] < PS_TIME_EARLIEST || times->time[i] > PS_TIME_LATEST) {
+        if (!ps_date_in_range(times->time[i])) {
             return ps_fail(PS_DATA, "%s: /time of row %" PRId64 " is %" PRId64 ": expected seconds since 1970, UTC", path, i,
                            times->time[i]);
         }

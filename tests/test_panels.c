@@ -676,6 +676,33 @@ START_TEST(streaming)
 }
 END_TEST
 
+/* Panels that end with the last second, a step behind it, and so far behind that 64 bits do not hold it; that begin too early. */
+START_TEST(outside)
+{
+    static const struct {
+        struct ps_steps step;
+        int64_t start, rows;
+        int is_outside;
+    } cases[] = {
+        {{.seconds = 1}, INT64_C(253402300798), 1, 0},
+        {{.seconds = 1}, INT64_C(253402300798), 2, 1},
+        {{.seconds = 1}, INT64_C(253402300800), 1, 1},
+        {{.seconds = 1}, INT64_C(-62135596800), 1, 0},
+        {{.seconds = 1}, INT64_C(-62135596801), 1, 1},
+        {{.months = 1}, INT64_C(253399622400), 1, 1}, /* 9999-12-01 */
+        {{.months = 12}, 0, 8029, 0},
+        {{.months = 12}, 0, 8030, 1},
+        {{.months = 1000000}, 0, INT32_MAX, 1},
+        {{.seconds = INT64_C(86400000000)}, 0, 213503983, 1}, /* 2^64 and a little */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int64_t offsets[] = {0, cases[i].rows}, start = cases[i].start;
+        const struct ps_panel p = {.series = 1, .offsets = offsets, .start = &start, .step = cases[i].step};
+        ck_assert_msg(ps_panel_outside(&p) == cases[i].is_outside - 1, "case %zu", i);
+    }
+}
+END_TEST
+
 /* ---- from CSV ---- */
 
 static enum ps_status import(const char *csv, enum ps_fill fill, struct ps_panel_imported *done)
@@ -1390,6 +1417,7 @@ int main(void)
     tcase_add_test(c, splits_random);
     tcase_add_test(c, scales_by_series);
     tcase_add_test(c, streaming);
+    tcase_add_test(c, outside);
     tcase_add_test(c, imports);
     tcase_add_test(c, imports_not);
     tcase_add_test(c, imports_random);

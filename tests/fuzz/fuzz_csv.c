@@ -7,8 +7,7 @@
 #include "data/times.h"
 #include "tests/fuzz/fuzz.h"
 
-/* What was written, with `missing` values that were, is a series with times that are read; these are missing in it where they stay.
- */
+/* What was written, with `missing` values that were, is a series and its times; the values are missing in it where they stay. */
 static void must_hold(const char *path, int64_t missing, const struct ps_import_options *options)
 {
     struct ps_series *series;
