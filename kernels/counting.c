@@ -96,7 +96,7 @@ static int in_place(enum ps_op op, const void *arguments, int i)
     case PS_OP_bias_residual_statistics:
         return i == 3 || i == 4;
     case PS_OP_gemm_finish:
-        return i == 3 || i == 4 || i == 7 || i == 8;
+        return i == 3 || i == 4 || i == 7 || i == 8 || i == 18;
     case PS_OP_adamw:
         return i < 4;
     case PS_OP_batchnorm_unfold:

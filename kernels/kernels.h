@@ -90,7 +90,7 @@ enum ps_kind {
     X(bias_residual_statistics, PS_KIND_SUB, 8, 7)  \
     X(gemm_bias, PS_KIND_GEMM, 5, 0)                \
     X(gemm_gradient, PS_KIND_GEMM, 4, 0)            \
-    X(gemm_finish, PS_KIND_GEMM, 16, 0)             \
+    X(gemm_finish, PS_KIND_GEMM, 23, 0)             \
     X(embed_forward, PS_KIND_FUSED, 9, 0)           \
     X(embed_backward, PS_KIND_FUSED, 5, 0)          \
     X(head_step, PS_KIND_FUSED, 10, 0)              \
@@ -549,21 +549,26 @@ struct ps_gemm_gradient {
 
 /* How gemm_finish ends, t = a b:
  * SUM: c = t, + addend where there is one. With `means`, where c is the gradient of a batch's norm: what batchnorm_backward would
- *   sum of g = c as it is stored, with this x, mean and var: means [2, d] = mean_R(g), mean_R(g xhat); dgamma, dbeta +=.
+ *   sum of g = c as it is stored, with this x, mean and var: means [2, d] = mean_R(g), mean_R(g xhat); dgamma, dbeta +=. With
+ *   `rstd`, where t is the gradient of a norm of rows: layernorm_backward with dy = t, its mean row_mean, c what it calls dx.
  * RESIDUAL: c = addend + drop(t + bias), or with `addend_scale` addend times that + addend_shift + the same, as batchnorm_fold has
- *   them. With `mean`, batchnorm_statistics of c as it is stored: mean, var =, the running ones.
+ *   them. With `mean`, batchnorm_statistics of c as it is stored: mean, var =, the running ones. With `normed` layernorm of c as it
+ *   is stored, its y, mean and rstd: normed, row_mean, rstd =.
  * ACTIVATION: kept = t, c = drop(activation(t + bias)).
  * SLOPE: c = activation'(kept + bias) drop'(t), of what ACTIVATION kept. */
 enum ps_finish { PS_FINISH_SUM, PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE };
 
 /* A product and what follows it, in one. a [m, k], b [k, n], strides of which one is 1: CUDA takes b's last of RESIDUAL and
  * ACTIVATION, its first of the others. c, kept, addend, x [m, n], contiguous; bias, dgamma, dbeta, addend_scale, addend_shift [n]
- * (type parameter); mean, var, running_mean, running_var [n], means [2, n] (type statistics). c may be addend. No swiglu. What is
- * not served is PS_UNSUPPORTED: operations that follow one another do the same; CUDA's fp32 and tf32 serve no sums over rows, no
- * addend_scale, nor small weights. */
+ * (type parameter); mean, var, running_mean, running_var [n], means [2, n] (type statistics). normed, masked [m, n], contiguous;
+ * row_mean, rstd [m] (type statistics); gamma, beta, dbias [n] (type parameter); without row_mean and beta, or dbeta, the norm is
+ * RMSNorm. dropout is RESIDUAL's own, of SUM that of masked. c may be addend. No swiglu, and one norm at most. What is not served
+ * is PS_UNSUPPORTED, and nothing is written: operations that follow one another do the same; CUDA's fp32 and tf32 serve no sums
+ * over rows, no norms, no addend_scale, nor small weights, its 16 bits norms of up to 192 columns behind as many terms as leave
+ * room. */
 struct ps_gemm_finish {
     struct ps_tensor c, kept, means, dgamma, dbeta, mean, var, running_mean, running_var, a, b, bias, addend, x, addend_scale,
-        addend_shift;
+        addend_shift, normed, masked, dbias, row_mean, rstd, gamma, beta;
     enum ps_finish finish;
     enum ps_activation activation;
     struct ps_dropout dropout;

@@ -21,7 +21,7 @@ struct ps_layer_norm {
     struct ps_tensor mean, spread;                 /* as the cache's */
     struct ps_tensor running_mean, running_var;    /* BatchNorm's [d] */
     double momentum;                               /* and how far they move */
-    struct ps_tensor x;                            /* what it reads [R, d] */
+    struct ps_tensor x, y;                         /* what it reads and gives [R, d] */
     void *xhat;                                    /* level none's */
 };
 
@@ -53,11 +53,13 @@ struct ps_layer {
     enum ps_activation activation;
     int residual_attention;
     int merge_qkv, epilogue, tiled_attention, feed_forward;
-    int strided_heads;               /* products of attention take q, k, v and what they mix by row */
-    struct ps_together together;     /* exchange NULL: the batch is this rank's alone */
-    int folded;                      /* BatchNorms are folded into the weights behind them, but the last layer's second */
-    int gradients_together;          /* the gradients of a layer's weights, and their biases with them, are asked for at once */
-    struct ps_gradient_notes *notes; /* backward's */
+    int strided_heads;                /* products of attention take q, k, v and what they mix by row */
+    struct ps_together together;      /* exchange NULL: the batch is this rank's alone */
+    int folded;                       /* BatchNorms are folded into the weights behind them, but the last layer's second */
+    int gradients_together;           /* the gradients of a layer's weights, and their biases with them, are asked for at once */
+    struct ps_gradient_notes *notes;  /* backward's */
+    int *normed;                      /* forward's: whoever wrote what the layer reads has normalised it for norm 1 too */
+    struct ps_layer_norm above_norm1; /* pre-norm's, of the layer above; absent of the last */
     /* Of the layer below, which is absent of the first: post-norm's norm 2; for backward, output_dropout and b_2's gradient. */
     struct ps_layer_norm below_norm2;
     struct ps_dropout below_dropout;

@@ -202,11 +202,11 @@ static enum ps_status unfold(const struct ps_layer *l, const struct folded *f)
 
 /* ---- a layer's two branches ---- */
 
-/* y = residual + drop(x weight + bias), or what the norm that is folded gives of the residual. With a BatchNorm, `next`, that reads
- * y: its statistics too. */
+/* y = residual + drop(x weight + bias), or what the norm that is folded gives of the residual. `next`, where there is one: the norm
+ * that reads y. Of a BatchNorm its statistics too; another one's whole output where that is served in one, as *normed tells. */
 static enum ps_status branch_end(const struct ps_layer *l, struct ps_tensor y, struct ps_tensor x, struct ps_tensor weight,
                                  struct ps_tensor bias, struct ps_tensor residual, const struct folded *behind,
-                                 struct ps_dropout dropout, const struct ps_layer_norm *next)
+                                 struct ps_dropout dropout, const struct ps_layer_norm *next, int *normed)
 {
     const struct ps_kernels *k = l->k;
     const int counted = next && l->norm == PS_NORM_BATCH && l->training;
@@ -225,8 +225,21 @@ static enum ps_status branch_end(const struct ps_layer *l, struct ps_tensor y, s
         whole.running_var = mine.running_var;
         whole.momentum = mine.momentum;
     }
-    int done;
-    PS_TRY(finish(l, &whole, &done));
+    int done = 0;
+    if (next && l->norm != PS_NORM_BATCH) {
+        struct ps_gemm_finish with = whole;
+        with.normed = next->y;
+        with.row_mean = next->mean;
+        with.rstd = next->spread;
+        with.gamma = next->gamma;
+        with.beta = next->beta;
+        with.epsilon = PS_NORM_EPSILON;
+        PS_TRY(finish(l, &with, &done));
+        *normed = done;
+    }
+    if (!done) {
+        PS_TRY(finish(l, &whole, &done));
+    }
     if (done) {
         return counted ? ps_norm_join(l, next) : PS_OK;
     }
@@ -268,7 +281,7 @@ static enum ps_status branch_end(const struct ps_layer *l, struct ps_tensor y, s
 
 /* y = residual + drop(attention(a) W_o + b_o) */
 static enum ps_status attention_branch(const struct ps_layer *l, struct ps_tensor y, struct ps_tensor a, struct ps_tensor residual,
-                                       const struct ps_layer_norm *next)
+                                       const struct ps_layer_norm *next, int *normed)
 {
     const struct ps_kernels *k = l->k;
     const struct folded qkv = folded_qkv(l);
@@ -295,12 +308,12 @@ static enum ps_status attention_branch(const struct ps_layer *l, struct ps_tenso
     PS_TRY(ps_layer_rope(l, rows, 0));
     PS_TRY(l->tiled_attention ? tiled_forward(l) : heads_forward(l, rows));
     return branch_end(l, y, ps_layer_rows(l, l->cache->merged, l->d), w[PS_W_O], w[PS_B_O], residual, &qkv, l->attention_dropout,
-                      next);
+                      next, normed);
 }
 
 /* y = residual + drop(drop(activation(a W_1 + b_1)) W_2 + b_2) */
 static enum ps_status feed_forward_branch(const struct ps_layer *l, struct ps_tensor y, struct ps_tensor a,
-                                          struct ps_tensor residual, const struct ps_layer_norm *next)
+                                          struct ps_tensor residual, const struct ps_layer_norm *next, int *normed)
 {
     const struct ps_kernels *k = l->k;
     const struct ps_tensor *w = l->weight;
@@ -337,7 +350,7 @@ static enum ps_status feed_forward_branch(const struct ps_layer *l, struct ps_te
             k, &(struct ps_bias_activation){
                    .y = hidden, .x = inner, .bias = w_1.bias, .dropout = l->hidden_dropout, .activation = l->activation}));
     }
-    return branch_end(l, y, hidden, w[PS_W_2], w[PS_B_2], residual, &w_1, l->output_dropout, next);
+    return branch_end(l, y, hidden, w[PS_W_2], w[PS_B_2], residual, &w_1, l->output_dropout, next, normed);
 }
 
 /* What the layer reads: the stream, or where its norm is folded that norm's input. */
@@ -351,22 +364,26 @@ enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
     const struct ps_layer_cache *c = l->cache;
     const struct ps_layer_norm norm1 = ps_layer_norm_of(l, PS_NORM_1), norm2 = ps_layer_norm_of(l, PS_NORM_2);
     struct ps_tensor first = ps_layer_rows(l, c->norm1_out, l->d), residual = ps_layer_rows(l, c->residual, l->d);
+    int normed = 0;
     if (l->norm_place == PS_NORM_POST) {
         struct ps_tensor sum = ps_layer_rows(l, c->sum, l->d), u = stream_of(l);
-        PS_TRY(attention_branch(l, residual, u, u, &norm1));
+        PS_TRY(attention_branch(l, residual, u, u, &norm1, &normed));
         if (l->folded) { /* the layer above reads the sum likewise */
-            PS_TRY(feed_forward_branch(l, sum, residual, residual, &norm2));
+            PS_TRY(feed_forward_branch(l, sum, residual, residual, &norm2, &normed));
             return l->last ? ps_norm_forward(l, PS_NORM_2, l->y, sum, 1) : PS_OK;
         }
-        PS_TRY(ps_norm_forward(l, PS_NORM_1, first, residual, 1));
-        PS_TRY(feed_forward_branch(l, sum, first, first, &norm2));
-        return ps_norm_forward(l, PS_NORM_2, l->y, sum, 1);
+        PS_TRY(normed ? PS_OK : ps_norm_forward(l, PS_NORM_1, first, residual, 1));
+        normed = 0;
+        PS_TRY(feed_forward_branch(l, sum, first, first, &norm2, &normed));
+        return normed ? PS_OK : ps_norm_forward(l, PS_NORM_2, l->y, sum, 1);
     }
+    const int by_row = l->norm != PS_NORM_BATCH; /* a BatchNorm's statistics are another pass's here */
     struct ps_tensor second = ps_layer_rows(l, c->norm2_out, l->d);
-    PS_TRY(ps_norm_forward(l, PS_NORM_1, first, l->u, 0));
-    PS_TRY(attention_branch(l, residual, first, l->u, &norm2));
-    PS_TRY(ps_norm_forward(l, PS_NORM_2, second, residual, 1));
-    return feed_forward_branch(l, l->y, second, residual, NULL);
+    PS_TRY(*l->normed ? PS_OK : ps_norm_forward(l, PS_NORM_1, first, l->u, 0));
+    *l->normed = 0;
+    PS_TRY(attention_branch(l, residual, first, l->u, &norm2, &normed));
+    PS_TRY(normed ? PS_OK : ps_norm_forward(l, PS_NORM_2, second, residual, 1));
+    return feed_forward_branch(l, l->y, second, residual, by_row && !l->last ? &l->above_norm1 : NULL, l->normed);
 }
 
 /* Weights' gradients that are asked for together, where the table has that; x and dy stay as they are until then. */

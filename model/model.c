@@ -157,9 +157,13 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
     return l;
 }
 
-/* What a layer knows of the one below. */
-static void know_below(struct ps_model *m, struct ps_layer *layer, const struct ps_step_state *state, int64_t batch, int training)
+/* What a layer knows of the ones beside it. */
+static void know_others(struct ps_model *m, struct ps_layer *layer, const struct ps_step_state *state, int64_t batch, int training)
 {
+    if (!layer->last && layer->norm_place == PS_NORM_PRE) {
+        const struct ps_layer above = layer_of(m, layer->index + 1, state, batch, training);
+        layer->above_norm1 = ps_layer_norm_of(&above, PS_NORM_1);
+    }
     if (!layer->first) {
         const struct ps_layer below = layer_of(m, layer->index - 1, state, batch, training);
         layer->below = below.cache;
@@ -641,9 +645,11 @@ static enum ps_status encode(struct ps_model *m, const struct ps_step_state *sta
                                                                   .embed = embed,
                                                                   .head = head});
     }
+    int normed = 0;
     for (int64_t l = 0; l < m->shape.n_layers; l++) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
-        know_below(m, &layer, state, batch, training);
+        layer.normed = &normed;
+        know_others(m, &layer, state, batch, training);
         PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_forward(&layer) : ps_layer_gemm_forward(&layer));
     }
     return PS_OK;
@@ -715,7 +721,7 @@ static enum ps_status encode_backward(struct ps_model *m, const struct ps_step_s
     for (int64_t l = m->shape.n_layers; l-- > 0;) {
         struct ps_layer layer = layer_of(m, l, state, batch, training);
         layer.notes = &notes;
-        know_below(m, &layer, state, batch, training);
+        know_others(m, &layer, state, batch, training);
         PS_TRY(m->options.level == PS_LEVEL_NONE ? ps_layer_none_backward(&layer) : ps_layer_gemm_backward(&layer));
         PS_TRY(sum_layer(m, l));
     }

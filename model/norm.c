@@ -18,6 +18,9 @@ struct ps_layer_norm ps_layer_norm_of(const struct ps_layer *l, enum ps_norm_num
         .x = first && l->norm_place == PS_NORM_PRE   ? l->u
              : first || l->norm_place == PS_NORM_PRE ? ps_layer_rows(l, c->residual, l->d)
                                                      : ps_layer_rows(l, c->sum, l->d),
+        .y = first                          ? ps_layer_rows(l, c->norm1_out, l->d)
+             : l->norm_place == PS_NORM_PRE ? ps_layer_rows(l, c->norm2_out, l->d)
+                                            : l->y,
         .xhat = first ? c->norm1_xhat : c->norm2_xhat,
     };
 }

@@ -339,24 +339,26 @@ static int build_gemm_gradient(struct call *c, int index)
     return 1;
 }
 
-/* Every end, with sums over rows and without, of weights as they lie and turned; rows of one tile, of several, of so many that
- * sums are merged twice, and of several tiles a warp of 132 multiprocessors; float32 takes the larger of them. */
+/* Rows of one tile, of several, of so many that sums are merged twice, and of several tiles a warp of 132 multiprocessors; float32
+ * takes the larger of them. */
+static const int64_t finished_sizes[][3] = {
+    {333, 64, 16},    {129, 48, 16},     {2, 16, 16},      {7, 8, 8},        {500, 384, 128}, {4099, 128, 40},   {9001, 24, 16},
+    {260, 200, 72},   {65, 136, 264},    {300, 16, 520},   {128, 40, 192},   {2500, 192, 96}, {2061, 1128, 520}, {4097, 232, 520},
+    {1100, 72, 1032}, {1700, 376, 1096}, {36111, 72, 128}, {1027, 264, 264}, {1500, 200, 344}};
+
+/* Every end, with sums over rows and without, of weights as they lie and turned. */
 static int build_gemm_finish(struct call *c, int index)
 {
-    static const int64_t mnk[][3] = {{333, 64, 16},     {129, 48, 16},    {2, 16, 16},       {7, 8, 8},        {500, 384, 128},
-                                     {4099, 128, 40},   {9001, 24, 16},   {260, 200, 72},    {65, 136, 264},   {300, 16, 520},
-                                     {128, 40, 192},    {2500, 192, 96},  {2061, 1128, 520}, {4097, 232, 520}, {1100, 72, 1032},
-                                     {1700, 376, 1096}, {36111, 72, 128}, {1027, 264, 264},  {1500, 200, 344}};
     static const enum ps_finish ends[] = {PS_FINISH_SUM,      PS_FINISH_SUM,        PS_FINISH_SUM,  PS_FINISH_RESIDUAL,
                                           PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE};
     static const char *const names[] = {"sum",  "sum with an addend", "sum, counted", "residual", "residual, counted", "activation",
                                         "slope"};
     static const enum ps_activation activations[] = {PS_GELU_TANH, PS_GELU, PS_RELU};
     const int size = index / LENGTH(ends), which = index % LENGTH(ends);
-    if (size >= LENGTH(mnk)) {
+    if (size >= LENGTH(finished_sizes)) {
         return 0;
     }
-    const int64_t m = mnk[size][0], n = mnk[size][1], depth = mnk[size][2];
+    const int64_t m = finished_sizes[size][0], n = finished_sizes[size][1], depth = finished_sizes[size][2];
     const int64_t weight[2] = {depth, n}, turned[2] = {1, depth}, lies[2] = {n, 1};
     const enum ps_finish finish = ends[which];
     const int forward = finish == PS_FINISH_RESIDUAL || finish == PS_FINISH_ACTIVATION, counted = which == 2 || which == 4;
@@ -399,6 +401,40 @@ static int build_gemm_finish(struct call *c, int index)
     a->epsilon = 1e-5;
     call_label(c, "m %lld n %lld k %lld %s%s%s", (long long)m, (long long)n, (long long)depth, names[which],
                scaled ? ", scaled" : "", p);
+    return 1;
+}
+
+/* The ends that are a norm of rows, LayerNorm and RMSNorm; besides those sizes rows of several tiles a warpgroup, of every width
+ * that kernels have, and as many terms as leave fewer warpgroups. */
+static int build_gemm_finish_normed(struct call *c, int index)
+{
+    static const int64_t more[][3] = {{60000, 32, 64},  {20011, 64, 72},  {35000, 128, 24}, {18000, 192, 40},
+                                      {1300, 128, 512}, {1300, 128, 640}, {700, 192, 384},  {700, 32, 1280}};
+    static const char *const names[] = {"residual, LayerNorm", "residual, RMSNorm"};
+    const int size = index / LENGTH(names), which = index % LENGTH(names), centred = which % 2 == 0;
+    if (size >= LENGTH(finished_sizes) + LENGTH(more)) {
+        return 0;
+    }
+    const int64_t *const mnk = size < LENGTH(finished_sizes) ? finished_sizes[size] : more[size - LENGTH(finished_sizes)];
+    const int64_t m = mnk[0], n = mnk[1], depth = mnk[2];
+    struct ps_gemm_finish *a = &c->arguments.gemm_finish;
+    place(c, 0, REAL, OUT, NORMAL, m, n);
+    place(c, 9, REAL, IN, NORMAL, m, depth);
+    place(c, 10, REAL, IN, NORMAL, depth, n);
+    place(c, 11, PARAMETER, IN, NORMAL, n);
+    place(c, 12, REAL, IN, NORMAL, m, n);
+    place(c, 16, REAL, OUT, NORMAL, m, n);
+    if (centred) {
+        place(c, 19, STATISTICS, OUT, NORMAL, m);
+        place(c, 22, PARAMETER, IN, NORMAL, n);
+    }
+    place(c, 20, STATISTICS, OUT, NORMAL, m);
+    place(c, 21, PARAMETER, IN, NORMAL, n);
+    const char *p = SET_DROPOUT(c, size, gemm_finish);
+    c->has_dropout = 0; /* not every output is dropped */
+    a->finish = PS_FINISH_RESIDUAL;
+    a->epsilon = size % 2 ? 0.5 : 1e-5;
+    call_label(c, "m %lld n %lld k %lld %s%s", (long long)m, (long long)n, (long long)depth, names[which], p);
     return 1;
 }
 
@@ -2193,6 +2229,7 @@ const struct operation ps_operations[] = {{PS_OP_gemm, build_gemm, 0},
                                           {PS_OP_gemm_bias, build_gemm_bias, 0},
                                           {PS_OP_gemm_gradient, build_gemm_gradient, 0},
                                           {PS_OP_gemm_finish, build_gemm_finish, 0},
+                                          {PS_OP_gemm_finish, build_gemm_finish_normed, 0},
                                           {PS_OP_attention, build_attention, 0},
                                           {PS_OP_attention_backward, build_attention_backward, 0},
                                           {PS_OP_feed_forward, build_feed_forward, 0},

@@ -168,6 +168,10 @@ static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call
     if (kind != PS_F32) {
         call_round(c, kind);
         c->may_refuse |= c->op == PS_OP_gemm_bias;
+        if (c->op == PS_OP_gemm_finish && c->operands[20].buffer >= 0) { /* a norm of rows: of so many columns, and terms */
+            const int64_t *b = c->operands[10].size;
+            c->may_refuse = b[1] > 192 || b[0] > (b[1] > 128 ? 384 : b[1] > 64 ? 640 : 1280);
+        }
         if (c->op == PS_OP_attention || c->op == PS_OP_attention_backward) { /* the columns of q, of all pieces */
             const struct operand *q = &c->operands[c->op == PS_OP_attention ? 2 : 7];
             c->may_refuse = q->size[3] * (q->rank == 5 ? q->size[4] : 1) > 128;
@@ -175,10 +179,10 @@ static int build_for(enum ps_type kind, struct call *c, int (*build)(struct call
     } else if (c->op == PS_OP_adamw) {
         c->operands[5].buffer = -1; /* no copy where the parameters are what products read */
     } else if (c->op == PS_OP_gemm_finish) {
-        /* Of float32 the larger weights, without sums over rows or an addend's scale. */
+        /* Of float32 the larger weights, without sums over rows, norms or an addend's scale. */
         const struct ps_gemm_finish *a = &c->arguments.gemm_finish;
         const int64_t *b = c->operands[10].size;
-        const int counted = c->operands[5].buffer >= 0 || c->operands[14].buffer >= 0,
+        const int counted = c->operands[5].buffer >= 0 || c->operands[14].buffer >= 0 || c->operands[20].buffer >= 0,
                   large = c->operands[0].size[0] >= 1024 && b[0] * b[1] >= 1 << 16;
         c->may_refuse = counted || !large || a->activation == PS_SWIGLU;
     }

@@ -145,6 +145,8 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
     const bool biased = a->finish != PS_FINISH_SUM, moments = counted && a->finish == PS_FINISH_RESIDUAL;
     const bool keeps = a->finish == PS_FINISH_ACTIVATION || a->finish == PS_FINISH_SLOPE;
     const bool scaled = a->finish == PS_FINISH_RESIDUAL && a->addend_scale.data;
+    const bool forward = a->finish == PS_FINISH_RESIDUAL && a->normed.data, normed = forward;
+    const bool centred = normed && (a->row_mean.data || a->beta.data); /* not RMSNorm */
     const struct {
         bool needed;
         const char *name;
@@ -164,7 +166,12 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
                    {counted, "mean", &a->mean, PS_F32, p->n},
                    {counted, "var", &a->var, PS_F32, p->n},
                    {moments, "running_mean", &a->running_mean, PS_F32, p->n},
-                   {moments, "running_var", &a->running_var, PS_F32, p->n}};
+                   {moments, "running_var", &a->running_var, PS_F32, p->n},
+                   {forward, "normed", &a->normed, k->real, count},
+                   {centred, "row_mean", &a->row_mean, PS_F32, p->m},
+                   {normed, "rstd", &a->rstd, PS_F32, p->m},
+                   {normed, "gamma", &a->gamma, PS_F32, p->n},
+                   {forward && centred, "beta", &a->beta, PS_F32, p->n}};
     for (const auto &t : tensors) {
         if (t.needed) {
             PS_TRY(ps_cuda_expect(op, t.name, t.tensor, t.type, t.count));
@@ -176,10 +183,13 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
     if (moments && p->m < 2) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a variance of %lld rows", op, (long long)p->m);
     }
-    const bool served = k->real == PS_F32 ? !counted && !scaled && ps_cuda_long_finishes(k, p) : ps_cuda_wgmma16_serves(k, p);
+    const bool served = k->real == PS_F32 ? !counted && !scaled && !normed && ps_cuda_long_finishes(k, p)
+                                          : !(normed && (counted || scaled)) && ps_cuda_wgmma16_serves(k, p);
     if (!served || (keeps && a->activation == PS_SWIGLU)) {
-        return ps_fail(PS_UNSUPPORTED, "%s (cuda): [%lld, %lld] of %lld terms, swiglu, or sums over rows of float32 are not served",
-                       op, (long long)p->m, (long long)p->n, (long long)p->k);
+        return ps_fail(
+            PS_UNSUPPORTED,
+            "%s (cuda): [%lld, %lld] of %lld terms, swiglu, two norms, or sums over rows and norms of float32 are not served", op,
+            (long long)p->m, (long long)p->n, (long long)p->k);
     }
     return PS_OK;
 }

@@ -2,14 +2,16 @@
  *
  * Why: between two products of a layer stand a bias, an activation, dropout, the residual stream and a norm's sums over rows, each
  * a pass over [m, n] of its own otherwise. The copy engine brings 64 of the summed dimension at a time to panels in shared memory,
- * zeros beyond the edges; wgmma multiplies them there. Two kernels: held_kernel (wgmma16_held.cuh), whose blocks keep columns of
- * the right operand and let rows pass, for few terms; long_kernel (wgmma16_long.cuh), for the others. wgmma16_out.cuh is what both
- * do with the sums. Bytes and FLOPs stand there. */
+ * zeros beyond the edges; wgmma multiplies them there. Three kernels: held_kernel (wgmma16_held.cuh), whose blocks keep columns of
+ * the right operand and let rows pass, for few terms; norm_kernel (wgmma16_norm.cuh), whose blocks keep all columns, for what ends
+ * with a norm of rows; long_kernel (wgmma16_long.cuh), for the others. wgmma16_out.cuh is what they do with the sums. Bytes and
+ * FLOPs stand there. */
 #ifndef PS_KERNELS_CUDA_GEMM_WGMMA16_CUH
 #define PS_KERNELS_CUDA_GEMM_WGMMA16_CUH
 
 #include "kernels/cuda/gemm/wgmma16_held.cuh"
 #include "kernels/cuda/gemm/wgmma16_long.cuh"
+#include "kernels/cuda/gemm/wgmma16_norm.cuh"
 
 namespace wgmma16
 {
@@ -89,9 +91,10 @@ enum ps_status finish(const struct ps_cuda_context *c, const char *op, const str
                : f->means.data ? launch_columns<T, false, PS_FINISH_SUM, true>(c, op, p, x)
                                : launch_columns<T, false, PS_FINISH_SUM, false>(c, op, p, x);
     case PS_FINISH_RESIDUAL:
-        return !across        ? PS_UNSUPPORTED
-               : f->mean.data ? launch_columns<T, true, PS_FINISH_RESIDUAL, true>(c, op, p, x)
-                              : launch_columns<T, true, PS_FINISH_RESIDUAL, false>(c, op, p, x);
+        return !across          ? PS_UNSUPPORTED
+               : f->normed.data ? launch_norm_columns<T, PS_FINISH_RESIDUAL>(c, op, p, x, f)
+               : f->mean.data   ? launch_columns<T, true, PS_FINISH_RESIDUAL, true>(c, op, p, x)
+                                : launch_columns<T, true, PS_FINISH_RESIDUAL, false>(c, op, p, x);
     case PS_FINISH_ACTIVATION:
         return across ? launch_columns<T, true, PS_FINISH_ACTIVATION, false>(c, op, p, x) : PS_UNSUPPORTED;
     case PS_FINISH_SLOPE:

@@ -1,0 +1,403 @@
+/* gemm/wgmma16.cuh's products whose rows a warp has whole, with a norm of them done on the way out: behind the residual a LayerNorm
+ * or RMSNorm of what was written (RESIDUAL), whose pass over rows would read them again.
+ *
+ * As in wgmma16_held.cuh a block holds the right operand, here all of its columns, up to 192, and its warpgroups let tiles of 64
+ * rows pass, each by itself. A warp's sums go through shared memory as they are, 8 or 16 whole rows at a time, a row to as many
+ * neighbouring lanes as it has pieces of 8 columns, so a row's sums are those of a few lanes.
+ *
+ * Bytes: 2 m k, 2 k n for each block, and 2 m n for each of c, addend and normed; 8 m of statistics. FLOPs 2 m n k + 8 m n. Memory
+ * bounds it. */
+#ifndef PS_KERNELS_CUDA_GEMM_WGMMA16_NORM_CUH
+#define PS_KERNELS_CUDA_GEMM_WGMMA16_NORM_CUH
+
+#include "kernels/cuda/gemm/wgmma16_held.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
+
+namespace wgmma16
+{
+
+/* The norm's part of what a kernel is told; its x and the addend are in struct call. */
+struct norm {
+    float *mean, *rstd; /* [m]: RESIDUAL writes them, SUM reads them; mean NULL: RMSNorm */
+    const float *gamma, *beta;
+    void *normed;                    /* RESIDUAL: what the norm gives */
+    void *masked;                    /* SUM: drop'(c), or NULL */
+    float *partials, *bias_partials; /* SUM: [blocks, 2n] dgamma, dbeta ([blocks, n] of RMSNorm); [blocks, n] of masked */
+    float epsilon;
+};
+
+/* A warp's 16 rows of N sums on their way out: staged by rounds of whole rows, two of which a lane takes at a step. */
+template <int N> struct whole_rows {
+    static constexpr int LANES = N <= 32    ? 4
+                                 : N <= 64  ? 8
+                                 : N <= 128 ? 16
+                                            : 32,
+                         AT_ONCE = 32 / LANES, ROUND = N <= 64 ? 16 : 8, STEPS = ROUND / AT_ONCE / 2, ALL_STEPS = 16 / AT_ONCE / 2,
+                         LINES = N <= 64 ? 16 : 8 * (N / 64);
+
+    static __device__ __forceinline__ int column()
+    {
+        return (int)threadIdx.x % LANES * 8;
+    }
+    static __device__ __forceinline__ int row(int step, int i)
+    {
+        return (2 * step + i) * AT_ONCE + (int)threadIdx.x % 32 / LANES;
+    }
+};
+
+/* Threads of a block: a lane has fewer registers than a wide tile's sums want where four warpgroups share a multiprocessor. */
+template <int N> static constexpr int most_crews = N <= 128 ? CREWS : 2;
+
+/* A lane's sums over its rows. */
+struct norm_sums {
+    float gamma[8], beta[8], bias[8];
+};
+
+/* What a step reads of the tensors beside c. */
+template <int N> struct beside_rows {
+    eight addend[2], x[2];
+    float mean[2], rstd[2];
+};
+
+template <typename T, int N, enum ps_finish FINISH>
+static __device__ __forceinline__ void fetch_rows(const struct call &x, const struct norm &norm, struct beside_rows<N> &b,
+                                                  const struct corner &corner, int64_t row0, int step)
+{
+    using out = whole_rows<N>;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int row = out::row(step, i);
+        const uint32_t at = (uint32_t)row * (uint32_t)x.ldc + (uint32_t)out::column();
+        const bool live = row < corner.rows, here = live && out::column() < x.n;
+        b.addend[i].words = b.x[i].words = make_uint4(0, 0, 0, 0);
+        b.mean[i] = b.rstd[i] = 0;
+        if (here && x.addend) {
+            b.addend[i].words = *(const uint4 *)((const T *)x.addend + corner.at + at);
+        }
+        if constexpr (FINISH == PS_FINISH_SUM) {
+            if (here) {
+                b.x[i].words = *(const uint4 *)((const T *)x.x + corner.at + at);
+            }
+            if (live) {
+                b.mean[i] = norm.mean ? norm.mean[row0 + row] : 0.0f;
+                b.rstd[i] = norm.rstd[row0 + row];
+            }
+        }
+    }
+}
+
+/* The round-th 8 rows, of more than 64 columns: of row r the p-th 64 are line 8 p + r of what `staged` reads. */
+template <typename T, int N>
+static __device__ __forceinline__ void stage_round(const float (&sum)[N / 8][4], uint32_t stage, int round)
+{
+    __syncwarp();
+    if constexpr (N <= 64) {
+        stage_part<T, N, true>(sum, 0, stage);
+    } else {
+        const int lane = (int)threadIdx.x % 32, g = lane / 4, q = lane % 4;
+        const uint32_t to = stage + g * 256 + q / 2 * 128 + ((g ^ q / 2 * 4) << 4) + q % 2 * 8;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (half == round) {
+#pragma unroll
+                for (int j = 0; j < N / 8; j++) {
+                    ps_shared_store2((to ^ j % 8 << 4) + j / 8 * 8 * 256, make_float2(sum[j][2 * half], sum[j][2 * half + 1]));
+                }
+            }
+        }
+    }
+    __syncwarp();
+}
+
+/* 8 sums of one of those rows, 0 beyond the columns. */
+template <int N> static __device__ __forceinline__ void staged_row(float (&v)[8], uint32_t stage, int row, bool inside)
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        v[j] = 0;
+    }
+    if (inside) {
+        const int unit = whole_rows<N>::column() / 8;
+        staged(v, stage, N <= 64 ? row : unit / 8 * 8 + row % 8, unit % 8);
+    }
+}
+
+/* Whether dropout drops the j-th of 8: a word has two draws, of which the upper one decides a word as it is. */
+static __device__ __forceinline__ bool goes(const struct ps_block &draws, int j, uint32_t least)
+{
+    return (j % 2 ? draws.word[j / 2] : draws.word[j / 2] << 16) < least;
+}
+
+/* A step of RESIDUAL: c, and the norm of c as it is stored. */
+template <typename T, int N>
+static __device__ __forceinline__ void norm_forward(const struct call &x, const struct norm &norm, float (&v)[2][8],
+                                                    const struct beside_rows<N> &now, const struct corner &corner, int64_t row0,
+                                                    int step, uint64_t drawn_at)
+{
+    using out = whole_rows<N>;
+    const int column = out::column();
+    const bool inside = column < x.n, dropped = x.dropout.threshold;
+    const float scale = dropped ? x.dropout.scale : 1.0f, share = 1.0f / (float)x.n;
+    const uint32_t least = x.dropout.threshold << 16;
+    float sum[2] = {}, squares[2] = {};
+    if (inside) {
+#pragma unroll
+        for (int j = 0; j < 8; j += 4) {
+            float add[4];
+            ps_load<4>(add, x.bias + column + j);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                v[i / 4][j + i % 4] += add[i % 4];
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int row = out::row(step, i);
+        float other[8];
+        eight words;
+        unpack<T>(other, now.addend[i]);
+        if (dropped) {
+            const struct ps_block draws =
+                ps_draws(x.dropout, drawn_at, corner.block + (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                v[i][j] = goes(draws, j, least) ? 0.0f : v[i][j];
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            v[i][j] = fmaf(v[i][j], scale, other[j]);
+        }
+        pack<T>(words, v[i]);
+        if (inside && row < corner.rows) {
+            *(uint4 *)((T *)x.c + corner.at + ((uint32_t)row * (uint32_t)x.ldc + (uint32_t)column)) = words.words;
+        }
+        unpack<T>(v[i], words);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            sum[i] += v[i][j];
+        }
+    }
+    const bool centred = norm.mean;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        sum[i] = centred ? ps_group_sum<out::LANES>(sum[i]) * share : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            v[i][j] -= sum[i];
+            squares[i] = fmaf(v[i][j], v[i][j], squares[i]);
+        }
+        squares[i] = rsqrtf(ps_group_sum<out::LANES>(inside ? squares[i] : 0.0f) * share + norm.epsilon);
+    }
+    if (inside) {
+#pragma unroll
+        for (int j = 0; j < 8; j += 4) {
+            float gamma[4], beta[4] = {};
+            ps_load<4>(gamma, norm.gamma + column + j);
+            if (centred) {
+                ps_load<4>(beta, norm.beta + column + j);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float &one = v[i / 4][j + i % 4];
+                one = fmaf(one * squares[i / 4], gamma[i % 4], beta[i % 4]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int row = out::row(step, i);
+        if (inside && row < corner.rows) {
+            eight words;
+            pack<T>(words, v[i]);
+            *(uint4 *)((T *)norm.normed + corner.at + ((uint32_t)row * (uint32_t)x.ldc + (uint32_t)column)) = words.words;
+            if (column == 0) {
+                norm.rstd[row0 + row] = squares[i];
+                if (centred) {
+                    norm.mean[row0 + row] = sum[i];
+                }
+            }
+        }
+    }
+}
+
+/* A warp's rows of a tile, when its products have ended. next: what fetch_rows found of the first step. */
+template <typename T, int N, enum ps_finish FINISH>
+static __device__ __forceinline__ void finish_whole_rows(const struct call &x, const struct norm &norm,
+                                                         const float (&sum)[N / 8][4], struct beside_rows<N> &next, uint32_t stage,
+                                                         const struct corner &corner, int64_t row0, uint64_t drawn_at)
+{
+    using out = whole_rows<N>;
+#pragma unroll 1
+    for (int step = 0; step < out::ALL_STEPS; step++) {
+        if (step % out::STEPS == 0) {
+            stage_round<T, N>(sum, stage, step / out::STEPS);
+        }
+        const struct beside_rows<N> now = next;
+        if (step + 1 < out::ALL_STEPS) {
+            fetch_rows<T, N, FINISH>(x, norm, next, corner, row0, step + 1);
+        }
+        float v[2][8];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            staged_row<N>(v[i], stage, out::row(step, i), out::column() < x.n);
+        }
+        norm_forward<T, N>(x, norm, v, now, corner, row0, step, drawn_at);
+    }
+}
+
+template <typename T, int N, enum ps_finish FINISH>
+static __global__ void __launch_bounds__(most_crews<N> *GROUP, 1)
+    norm_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
+                const __grid_constant__ struct call x, const __grid_constant__ struct norm norm)
+{
+    extern __shared__ uint8_t memory[];
+    __shared__ __align__(8) uint64_t barriers[1 + most_crews<N> * MOST_DEPTH];
+    constexpr bool ACROSS = FINISH == PS_FINISH_RESIDUAL;
+    constexpr int RIGHT = right_bytes<N, ACROSS>;
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), side = warp / 4, crews = (int)blockDim.x / GROUP;
+    const uint32_t held = (ps_shared_address(memory) + 1023u) & ~1023u, rings = held + x.pieces * RIGHT;
+    const uint32_t ring = rings + side * x.depth * PANEL, stage = rings + crews * x.depth * PANEL + warp * x.staged;
+    const uint32_t held_full = ps_shared_address(barriers), full = held_full + 8 + 8 * MOST_DEPTH * side;
+    if (threadIdx.x == 0) {
+        ps_tensor_prefetch(&a_map);
+        ps_tensor_prefetch(&b_map);
+        for (int i = 0; i < 1 + most_crews<N> * MOST_DEPTH; i++) {
+            ps_mbarrier_init(held_full + 8 * i, 1);
+        }
+        ps_mbarrier_publish();
+    }
+    __syncthreads();
+    ps_grid_begin();
+    if (threadIdx.x == 0) {
+        ps_mbarrier_expect(held_full, x.pieces * RIGHT);
+        for (int i = 0; i < x.pieces; i++) {
+            bring_right<N, ACROSS, 1>(b_map, held + i * RIGHT, held_full, 0, i, 0);
+        }
+    }
+    const int first = side * x.blocks + (int)blockIdx.x, stride = crews * x.blocks;
+    int coming = first, coming_piece = 0, coming_stage = 0; /* the leader's: what it brings next */
+    auto bring = [&]() {
+        if (coming < x.tiles_m) {
+            ps_mbarrier_expect(full + 8 * coming_stage, PANEL);
+            ps_tensor_copy2(ring + coming_stage * PANEL, &a_map, coming_piece * DEEP, coming * 64, full + 8 * coming_stage);
+            coming_stage = coming_stage + 1 == x.depth ? 0 : coming_stage + 1;
+            if (++coming_piece == x.pieces) {
+                coming_piece = 0;
+                coming += stride;
+            }
+        }
+    };
+    const bool leader = threadIdx.x % GROUP == 0;
+    if (leader) {
+        for (int i = 0; i < x.depth; i++) {
+            bring();
+        }
+    }
+    const uint64_t drawn_at = x.dropout.threshold ? x.dropout.state->step : 0;
+    int panel = 0;
+    uint32_t parity = 0;
+    for (int tile = first; tile < x.tiles_m; tile += stride) {
+        const int64_t row0 = (int64_t)tile * 64 + warp % 4 * 16;
+        const struct corner corner = corner_of<1>(x, row0, 0);
+        struct beside_rows<N> next;
+        fetch_rows<T, N, FINISH>(x, norm, next, corner, row0, 0);
+        call_near<T, N, 1, FINISH, FINISH == PS_FINISH_SUM>(x, corner);
+        if (tile == first) {
+            ps_mbarrier_wait(held_full, 0);
+        }
+        float sum[N / 8][4];
+        for (int piece = 0; piece < x.pieces; piece++) {
+            ps_mbarrier_wait(full + 8 * panel, parity);
+            const uint32_t left = ps_wgmma_place(ring + panel * PANEL);
+            const uint32_t right = ps_wgmma_place(held + piece * RIGHT, ACROSS ? PANEL : 0);
+            ps_wgmma_begin();
+#pragma unroll
+            for (int k = 0; k < DEEP / 16; k++) {
+                ps_wgmma<T, 0, ACROSS>(sum, ps_wgmma_operand(left, k * 32), ps_wgmma_operand(right, k * (ACROSS ? 16 * 128 : 32)),
+                                       piece | k);
+            }
+            ps_wgmma_commit();
+            if (piece > 0) {
+                ps_wgmma_wait<1>();
+                if (leader) { /* the panel before has been read */
+                    bring();
+                }
+            }
+            if (++panel == x.depth) {
+                panel = 0;
+                parity ^= 1;
+            }
+        }
+        ps_wgmma_wait<0>();
+        ps_pin(sum);
+        if (leader) {
+            bring();
+        }
+        finish_whole_rows<T, N, FINISH>(x, norm, sum, next, stage, corner, row0, drawn_at);
+    }
+}
+
+/* As many warpgroups as leave each a ring beside the right operand; false where not two have one, and of more columns. */
+template <int N, bool ACROSS> static bool hold_rows(const struct ps_cuda_context *c, struct call &x, int &crews)
+{
+    x.pieces = (x.k + DEEP - 1) / DEEP;
+    x.tiles_m = (int)((x.m + 63) / 64);
+    x.blocks = x.tiles_m < c->multiprocessors ? x.tiles_m : c->multiprocessors;
+    x.staged = whole_rows<N>::LINES * 256;
+    for (crews = most_crews<N>; crews >= 2; crews--) {
+        x.depth = (MOST_HELD - 1024 - x.pieces * right_bytes<N, ACROSS> - crews * 4 * x.staged) / (crews * PANEL);
+        if (x.depth >= 2) {
+            x.depth = x.depth < MOST_DEPTH ? x.depth : MOST_DEPTH;
+            return true;
+        }
+    }
+    return false;
+}
+
+template <typename T, int N, enum ps_finish FINISH>
+static enum ps_status launch_norm(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x,
+                                  const struct norm &norm, const struct ps_gemm_finish *f)
+{
+    constexpr bool ACROSS = FINISH == PS_FINISH_RESIDUAL;
+    CUtensorMap a, b;
+    int crews;
+    if (!hold_rows<N, ACROSS>(c, x, crews)) {
+        return ps_fail(PS_UNSUPPORTED, "%s (cuda): a norm of %d columns behind %d terms is not served", op, x.n, x.k);
+    }
+    const int shared = 1024 + x.pieces * right_bytes<N, ACROSS> + crews * (x.depth * PANEL + 4 * x.staged);
+    auto *const kernel = norm_kernel<T, N, FINISH>;
+    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
+    PS_TRY((open_maps<N, ACROSS, 1>(&a, &b, p, 64)));
+    (void)f;
+    ps_cuda_launch(c, kernel, dim3((unsigned)x.blocks), (unsigned)(crews * GROUP), (size_t)shared, a, b, x, norm);
+    PS_CUDA_LAUNCHED(op);
+}
+
+/* The narrowest tile that has all columns. */
+template <typename T, enum ps_finish FINISH>
+static enum ps_status launch_norm_columns(const struct ps_cuda_context *c, const char *op, const struct ps_product *p,
+                                          const struct call &x, const struct ps_gemm_finish *f)
+{
+    struct norm norm = {};
+    norm.mean = (float *)f->row_mean.data;
+    norm.rstd = (float *)f->rstd.data;
+    norm.gamma = (const float *)f->gamma.data;
+    norm.beta = (const float *)f->beta.data;
+    norm.normed = f->normed.data;
+    norm.masked = f->masked.data;
+    norm.epsilon = (float)f->epsilon;
+    return x.n <= 32    ? launch_norm<T, 32, FINISH>(c, op, p, x, norm, f)
+           : x.n <= 64  ? launch_norm<T, 64, FINISH>(c, op, p, x, norm, f)
+           : x.n <= 128 ? launch_norm<T, 128, FINISH>(c, op, p, x, norm, f)
+           : x.n <= 192 ? launch_norm<T, 192, FINISH>(c, op, p, x, norm, f)
+                        : ps_fail(PS_UNSUPPORTED, "%s (cuda): a norm of %d columns is not served", op, x.n);
+}
+
+} // namespace wgmma16
+
+#endif
