@@ -503,11 +503,43 @@ static enum ps_status tiled_backward(const struct ps_layer *l, struct ps_tensor 
                                                                           .accumulate = l->residual_attention && !l->last});
 }
 
+/* Pre-norm's last step down a branch that begins with a norm of rows, with that norm's backward and the meeting with the stream, as
+ * ps_norm_join_pre has it, in one where that is served; else *done is 0 and nothing has been done. */
+static enum ps_status branch_joined(const struct ps_layer *l, enum ps_norm_number number, struct ps_tensor gradient,
+                                    struct ps_tensor dy, struct ps_tensor weight, int *done)
+{
+    const struct ps_tensor nothing = {.data = NULL};
+    const struct ps_dropout next = number == PS_NORM_2 ? l->attention_dropout : l->below_dropout;
+    const struct ps_layernorm_backward b = ps_norm_backward_of(l, number, gradient, nothing, gradient, next);
+    PS_TRY(finish(l,
+                  &(struct ps_gemm_finish){.c = b.dx,
+                                           .dgamma = b.dgamma,
+                                           .dbeta = b.dbeta,
+                                           .a = dy,
+                                           .b = ps_transposed(weight),
+                                           .addend = b.addend,
+                                           .x = b.x,
+                                           .masked = b.masked,
+                                           .dbias = b.dbias,
+                                           .row_mean = b.mean,
+                                           .rstd = b.rstd,
+                                           .gamma = b.gamma,
+                                           .finish = PS_FINISH_SUM,
+                                           .dropout = b.dropout},
+                  done));
+    if (*done) {
+        ps_norm_note(l, &b);
+    }
+    return PS_OK;
+}
+
 /* A branch's last step down: *branch = dy weight'. Of post-norm the stream's gradient becomes the sum of both in the same product
- * where that is served, and *branch is absent then. `norm`, where there is one: a BatchNorm whose backward reads the result; what
- * it sums may be there then too, as notes tell. */
+ * where that is served, and *branch is absent then; of pre-norm with a norm of rows, norm `number`, what ps_norm_join_pre would
+ * make of it likewise. `norm`, where there is one: of a BatchNorm, whose backward reads the result, what it sums may be there then
+ * too, as notes tell. */
 static enum ps_status branch_input(const struct ps_layer *l, struct ps_tensor *branch, struct ps_tensor gradient,
-                                   struct ps_tensor dy, struct ps_tensor weight, const struct ps_layer_norm *norm)
+                                   struct ps_tensor dy, struct ps_tensor weight, enum ps_norm_number number,
+                                   const struct ps_layer_norm *norm)
 {
     const int post = l->norm_place == PS_NORM_POST, counted = norm && l->norm == PS_NORM_BATCH && !ps_norm_is_shared(l);
     struct ps_gemm_finish whole = {.c = *branch, .a = dy, .b = ps_transposed(weight), .finish = PS_FINISH_SUM};
@@ -524,6 +556,13 @@ static enum ps_status branch_input(const struct ps_layer *l, struct ps_tensor *b
         whole.epsilon = PS_NORM_EPSILON;
     }
     int done = 0;
+    if (!post && l->norm != PS_NORM_BATCH) {
+        PS_TRY(branch_joined(l, number, gradient, dy, weight, &done));
+        if (done) {
+            branch->data = NULL;
+            return PS_OK;
+        }
+    }
     if (post || counted) {
         PS_TRY(finish(l, &whole, &done));
     }
@@ -597,7 +636,7 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
     if (!l->output_dropout.threshold) { /* dy itself is soon another's */
         PS_TRY(gradients_end(l, later));
     }
-    return branch_input(l, branch, ps_layer_rows(l, l->shared->gradient, l->d), d_inner, w[PS_W_1], norm);
+    return branch_input(l, branch, ps_layer_rows(l, l->shared->gradient, l->d), d_inner, w[PS_W_1], PS_NORM_2, norm);
 }
 
 /* The same of attention. */
@@ -624,7 +663,7 @@ static enum ps_status attention_backward(const struct ps_layer *l, struct gradie
         }
     }
     PS_TRY(gradients_end(l, later));
-    return branch_input(l, branch, ps_layer_rows(l, l->shared->gradient, l->d), rows, w[PS_W_QKV], norm);
+    return branch_input(l, branch, ps_layer_rows(l, l->shared->gradient, l->d), rows, w[PS_W_QKV], PS_NORM_1, norm);
 }
 
 enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
@@ -646,7 +685,7 @@ enum ps_status ps_layer_gemm_backward(const struct ps_layer *l)
         return below.data ? l->k->add(l->k, &(struct ps_add){.y = gradient, .a = gradient, .b = below}) : PS_OK;
     }
     PS_TRY(feed_forward_backward(l, later, &branch, gradient, ps_layer_rows(l, c->norm2_out, l->d), &norm2));
-    PS_TRY(ps_norm_join_pre(l, PS_NORM_2, gradient, branch, l->attention_dropout));
-    PS_TRY(attention_backward(l, later, &branch, gradient, first, &norm1));
-    return ps_norm_join_pre(l, PS_NORM_1, gradient, branch, l->below_dropout);
+    PS_TRY(branch.data ? ps_norm_join_pre(l, PS_NORM_2, gradient, branch, l->attention_dropout) : PS_OK);
+    PS_TRY(attention_backward(l, later, &below, gradient, first, &norm1));
+    return below.data ? ps_norm_join_pre(l, PS_NORM_1, gradient, below, l->below_dropout) : PS_OK;
 }

@@ -130,23 +130,56 @@ enum ps_status ps_norm_forward(const struct ps_layer *l, enum ps_norm_number num
                                                   .epsilon = PS_NORM_EPSILON});
 }
 
+/* Where dx is masked by `next` for the branch that is next; absent where nobody wants it. */
+static struct ps_tensor masked_of(const struct ps_layer *l, enum ps_norm_number number, struct ps_dropout next)
+{
+    const int of_w_o = (l->norm_place == PS_NORM_POST) == (number == PS_NORM_1), by_row = l->norm != PS_NORM_BATCH;
+    if (!l->epilogue || !next.threshold || (l->feed_forward && (by_row || !of_w_o))) { /* a feed-forward in one masks its own */
+        return (struct ps_tensor){.data = NULL};
+    }
+    return ps_layer_rows(l, of_w_o ? ps_layer_masked_o(l) : l->shared->masked, l->d);
+}
+
+struct ps_layernorm_backward ps_norm_backward_of(const struct ps_layer *l, enum ps_norm_number number, struct ps_tensor dx,
+                                                 struct ps_tensor dy, struct ps_tensor addend, struct ps_dropout next)
+{
+    const struct ps_layer_norm n = ps_layer_norm_of(l, number);
+    const int post = l->norm_place == PS_NORM_POST, of_w_o = post == (number == PS_NORM_1);
+    return (struct ps_layernorm_backward){.dx = dx,
+                                          .dgamma = n.d_gamma,
+                                          .dbeta = n.d_beta,
+                                          .dy = dy,
+                                          .x = n.x,
+                                          .mean = n.mean,
+                                          .rstd = n.spread,
+                                          .gamma = n.gamma,
+                                          .addend = addend,
+                                          .masked = masked_of(l, number, next),
+                                          .dbias = of_w_o ? l->gradient[PS_B_O]
+                                                   : post ? l->gradient[PS_B_2]
+                                                          : l->below_db_2,
+                                          .dropout = next};
+}
+
+void ps_norm_note(const struct ps_layer *l, const struct ps_layernorm_backward *done)
+{
+    *l->notes = (struct ps_gradient_notes){.masked = done->masked.data != NULL, .summed = done->masked.data != NULL};
+}
+
 /* dx = norm'(dy + more) + addend, more and addend where there are any; more of BatchNorm alone, which also reads the means that
  * notes tell of. dx is masked by `next` for the branch that is next, by norms of rows with its bias's gradient. */
 static enum ps_status backward(const struct ps_layer *l, enum ps_norm_number number, struct ps_tensor dx, struct ps_tensor dy,
                                struct ps_tensor more, struct ps_tensor addend, struct ps_dropout next)
 {
     const struct ps_kernels *k = l->k;
-    const struct ps_layer_norm n = ps_layer_norm_of(l, number);
-    struct ps_tensor means = {.data = NULL}, masked = {.data = NULL};
-    const int of_w_o = (l->norm_place == PS_NORM_POST) == (number == PS_NORM_1), by_row = l->norm != PS_NORM_BATCH;
-    if (l->epilogue && next.threshold && !(l->feed_forward && (by_row || !of_w_o))) { /* a feed-forward in one masks its own */
-        masked = ps_layer_rows(l, of_w_o ? ps_layer_masked_o(l) : l->shared->masked, l->d);
-    }
-    if (l->norm == PS_NORM_BATCH && l->notes->means) {
-        means = ps_layer_norm_means(l);
-    }
-    *l->notes = (struct ps_gradient_notes){.masked = masked.data != NULL, .summed = masked.data && by_row};
     if (l->norm == PS_NORM_BATCH) {
+        const struct ps_layer_norm n = ps_layer_norm_of(l, number);
+        const struct ps_tensor masked = masked_of(l, number, next);
+        struct ps_tensor means = {.data = NULL};
+        if (l->notes->means) {
+            means = ps_layer_norm_means(l);
+        }
+        *l->notes = (struct ps_gradient_notes){.masked = masked.data != NULL};
         struct ps_batchnorm_backward b = {.dx = dx,
                                           .dgamma = n.d_gamma,
                                           .dbeta = n.d_beta,
@@ -171,20 +204,9 @@ static enum ps_status backward(const struct ps_layer *l, enum ps_norm_number num
         }
         return k->batchnorm_backward(k, &b);
     }
-    return k->layernorm_backward(k, &(struct ps_layernorm_backward){.dx = dx,
-                                                                    .dgamma = n.d_gamma,
-                                                                    .dbeta = n.d_beta,
-                                                                    .dy = dy,
-                                                                    .x = n.x,
-                                                                    .mean = n.mean,
-                                                                    .rstd = n.spread,
-                                                                    .gamma = n.gamma,
-                                                                    .addend = addend,
-                                                                    .masked = masked,
-                                                                    .dbias = of_w_o                          ? l->gradient[PS_B_O]
-                                                                             : l->norm_place == PS_NORM_POST ? l->gradient[PS_B_2]
-                                                                                                             : l->below_db_2,
-                                                                    .dropout = next});
+    const struct ps_layernorm_backward by_row = ps_norm_backward_of(l, number, dx, dy, addend, next);
+    ps_norm_note(l, &by_row);
+    return k->layernorm_backward(k, &by_row);
 }
 
 static const struct ps_tensor none = {.data = NULL};

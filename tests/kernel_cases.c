@@ -404,37 +404,58 @@ static int build_gemm_finish(struct call *c, int index)
     return 1;
 }
 
-/* The ends that are a norm of rows, LayerNorm and RMSNorm; besides those sizes rows of several tiles a warpgroup, of every width
- * that kernels have, and as many terms as leave fewer warpgroups. */
+/* The ends that are a norm of rows or its backward, LayerNorm and RMSNorm; besides those sizes rows of several tiles a warpgroup,
+ * of every width that kernels have, and as many terms as leave fewer warpgroups. */
 static int build_gemm_finish_normed(struct call *c, int index)
 {
     static const int64_t more[][3] = {{60000, 32, 64},  {20011, 64, 72},  {35000, 128, 24}, {18000, 192, 40},
                                       {1300, 128, 512}, {1300, 128, 640}, {700, 192, 384},  {700, 32, 1280}};
-    static const char *const names[] = {"residual, LayerNorm", "residual, RMSNorm"};
-    const int size = index / LENGTH(names), which = index % LENGTH(names), centred = which % 2 == 0;
+    static const char *const names[] = {"residual, LayerNorm",  "residual, RMSNorm", "sum, LayerNorm, masked",
+                                        "sum, RMSNorm, masked", "sum, LayerNorm",    "sum, RMSNorm"};
+    const int size = index / LENGTH(names), which = index % LENGTH(names), centred = which % 2 == 0, masked = which / 2 == 1;
     if (size >= LENGTH(finished_sizes) + LENGTH(more)) {
         return 0;
     }
     const int64_t *const mnk = size < LENGTH(finished_sizes) ? finished_sizes[size] : more[size - LENGTH(finished_sizes)];
     const int64_t m = mnk[0], n = mnk[1], depth = mnk[2];
+    const int64_t weight[2] = {depth, n}, turned[2] = {1, depth}, lies[2] = {n, 1};
+    const int forward = which < 2;
+    const enum mode statistics = forward ? OUT : IN;
     struct ps_gemm_finish *a = &c->arguments.gemm_finish;
     place(c, 0, REAL, OUT, NORMAL, m, n);
+    if (!forward) {
+        place(c, 3, PARAMETER, ADD, NORMAL, n);
+    }
+    if (!forward && centred) {
+        place(c, 4, PARAMETER, ADD, NORMAL, n);
+    }
     place(c, 9, REAL, IN, NORMAL, m, depth);
-    place(c, 10, REAL, IN, NORMAL, depth, n);
-    place(c, 11, PARAMETER, IN, NORMAL, n);
-    place(c, 12, REAL, IN, NORMAL, m, n);
-    place(c, 16, REAL, OUT, NORMAL, m, n);
+    place_strided(c, 10, REAL, IN, NORMAL, 0, 2, weight, forward ? lies : turned);
+    if (forward) {
+        place(c, 11, PARAMETER, IN, NORMAL, n);
+    }
+    if (forward || masked || size % 2) {
+        place(c, 12, REAL, IN, NORMAL, m, n);
+    }
+    place(c, forward ? 16 : 13, REAL, forward ? OUT : IN, NORMAL, m, n);
+    if (masked) {
+        place(c, 17, REAL, OUT, NORMAL, m, n);
+        place(c, 18, PARAMETER, ADD, NORMAL, n);
+    }
     if (centred) {
-        place(c, 19, STATISTICS, OUT, NORMAL, m);
+        place(c, 19, STATISTICS, statistics, NORMAL, m);
+    }
+    place(c, 20, STATISTICS, statistics, forward ? NORMAL : POSITIVE, m);
+    place(c, 21, PARAMETER, IN, NORMAL, n);
+    if (forward && centred) {
         place(c, 22, PARAMETER, IN, NORMAL, n);
     }
-    place(c, 20, STATISTICS, OUT, NORMAL, m);
-    place(c, 21, PARAMETER, IN, NORMAL, n);
-    const char *p = SET_DROPOUT(c, size, gemm_finish);
+    const char *p = forward || masked ? SET_DROPOUT(c, size + 1, gemm_finish) : "";
     c->has_dropout = 0; /* not every output is dropped */
-    a->finish = PS_FINISH_RESIDUAL;
+    a->finish = forward ? PS_FINISH_RESIDUAL : PS_FINISH_SUM;
     a->epsilon = size % 2 ? 0.5 : 1e-5;
-    call_label(c, "m %lld n %lld k %lld %s%s", (long long)m, (long long)n, (long long)depth, names[which], p);
+    call_label(c, "m %lld n %lld k %lld %s%s%s", (long long)m, (long long)n, (long long)depth, names[which],
+               !forward && c->operands[12].buffer >= 0 ? " with an addend" : "", p);
     return 1;
 }
 

@@ -688,6 +688,45 @@ START_TEST(folded_refused)
 }
 END_TEST
 
+static const struct ps_kernels *whole_table;
+static int norms_asked, norms_refused; /* of so many one after another the first is served */
+
+static enum ps_status refuse_norms(const struct ps_kernels *k, const struct ps_gemm_finish *a)
+{
+    (void)k;
+    return a->rstd.data && norms_asked++ % norms_refused != 0 ? PS_UNSUPPORTED : whole_table->gemm_finish(whole_table, a);
+}
+
+/* Where some products end with a norm of rows and others are refused that, nothing else changes: forward, in evaluation and
+ * training, and backward. */
+START_TEST(norms_in_part)
+{
+    static const int which[] = {0, 2, 8, 9, 10};
+    struct ps_model_shape shape = variants[which[_i]];
+    shape.n_layers = 3;
+    const struct ps_model_options options = {.level = PS_LEVEL_GEMM, .epilogue = 1, .merge_qkv = _i % 2, .seed = 5};
+    double loss[4], *got[4];
+    for (int refused = 0; refused < 4; refused++) {
+        struct fixture f = fixture_open_with("reference", "cpu", PS_FP64, &shape, 4, &options);
+        struct ps_kernels table = *f.k;
+        table.gemm_finish = refuse_norms;
+        whole_table = f.k;
+        norms_asked = 0;
+        norms_refused = refused == 3 ? 1000 : refused + 1;
+        f.model->k = refused ? &table : f.k;
+        got[refused] = pass_of(&f, 0, &loss[refused]);
+        f.model->k = f.k;
+        ck_assert(!refused || norms_asked > 0);
+        ck_assert_double_le(fabs(loss[refused] / loss[0] - 1), 5e-15);
+        ck_assert_double_le(relative_error(got[refused], got[0], f.model->layout->stored), 5e-14);
+        fixture_close(&f);
+    }
+    for (int refused = 0; refused < 4; refused++) {
+        free(got[refused]);
+    }
+}
+END_TEST
+
 START_TEST(folded_steps)
 {
     const int which = _i % FOLDED_SHAPES;
@@ -2219,7 +2258,7 @@ static void count_layers(struct fixture *f, struct ps_counts *forward, struct ps
 
 /* 8 products and 7 kinds of sub-kernel forward, 14 and 6 backward; merge_qkv takes 2 products off each way, epilogues one kind of
  * sub-kernel each way, bias_add and add, and without dropout bias_residual_add, and with merge_qkv bias_grad too; gemm_finish the
- * activation each way, and bias_residual_add with dropout. */
+ * activation each way, and bias_residual_add with dropout, and layernorm_backward. */
 static void count_layer(const char *backend, const char *device, int merge_qkv, int epilogue, double dropout)
 {
     struct ps_model_shape shape = layer_shapes[0];
@@ -2237,7 +2276,7 @@ static void count_layer(const char *backend, const char *device, int merge_qkv, 
     ck_assert_int_eq(sub_kernels(&backward, 1), (!epilogue                                          ? 6
                                                  : dropout > 0 || !merge_qkv || !f.k->gemm_gradient ? 5
                                                                                                     : 4) -
-                                                    finish - by_row);
+                                                    2 * finish - by_row);
     for (int op = 0; op < PS_OP_COUNT; op++) {
         enum ps_kind kind = ps_op_kind(op);
         if (kind != PS_KIND_GEMM && kind != PS_KIND_SUB) {
@@ -2273,8 +2312,8 @@ enum { LAYER_ROWS = sizeof layer_rows / sizeof *layer_rows };
 
 /* merge_qkv and epilogues take off what they take off the plain layer: of BatchNorm, bias_add, and bias_grad without dropout; not
  * add, since post-norm's last meeting has no norm behind it; gemm_finish does, and the branches' ends and activations, but swiglu,
- * and norms of rows behind a branch.
- * Where a norm's backward masks the gradient, post-norm's before every branch, bias_grad goes with dropout too. */
+ * and norms of rows behind a branch, and pre-norm's backward. Where a norm's backward masks the gradient, post-norm's before every
+ * branch, bias_grad goes with dropout too. */
 static void count_variant(const char *backend, const char *device, const struct layer_row *row, int together, double dropout)
 {
     struct ps_model_shape shape = row->variant;
@@ -2296,7 +2335,7 @@ static void count_variant(const char *backend, const char *device, const struct 
     const int finish = epilogue && f.k->gemm_finish && strcmp(backend, "cuda") != 0; /* there of larger weights */
     const int activated = finish && shape.activation != PS_SWIGLU;
     const int folded = activated && batch && post; /* the norms, but the last, into the weights behind them */
-    const int normed = finish && !batch;
+    const int normed = finish && !batch, joined = normed && !post;
     if (finish) {
         kinds = row->forward - 1 - activated - (batch && !post ? 2 : 1) + folded - (normed && post);
     }
@@ -2306,7 +2345,7 @@ static void count_variant(const char *backend, const char *device, const struct 
     const int added = !epilogue || (post && !finish);
     const int masks = post && (batch || !f.model->options.feed_forward); /* the norm before a branch */
     const int summed = !epilogue || !f.k->gemm_gradient || (dropout > 0 && !masks);
-    ck_assert_int_eq(sub_kernels(&backward, 1), row->backward - !added - !summed - activated - by_row + folded);
+    ck_assert_int_eq(sub_kernels(&backward, 1), row->backward - !added - !summed - activated - by_row + folded - joined);
     ck_assert_int_eq(ps_counts_calls(&forward, PS_KIND_GEMM), 2 * (together ? 6 : 8));
     ck_assert_int_eq(ps_counts_calls(&backward, PS_KIND_GEMM), 2 * (together ? 12 : 14));
     ck_assert_int_eq(forward.calls[PS_OP_batchnorm_statistics] + forward.calls[PS_OP_bias_residual_statistics],
@@ -2316,7 +2355,7 @@ static void count_variant(const char *backend, const char *device, const struct 
     ck_assert_int_eq(forward.calls[PS_OP_batchnorm] + forward.calls[PS_OP_layernorm], normed ? !post : folded ? 1 : 4);
     ck_assert_int_eq(forward.calls[PS_OP_batchnorm_fold], folded ? 3 : 0);
     ck_assert_int_eq(backward.calls[PS_OP_batchnorm_unfold], folded ? 3 : 0);
-    ck_assert_int_eq(backward.calls[PS_OP_batchnorm_backward] + backward.calls[PS_OP_layernorm_backward], 4);
+    ck_assert_int_eq(backward.calls[PS_OP_batchnorm_backward] + backward.calls[PS_OP_layernorm_backward], joined ? 0 : 4);
     ck_assert_int_eq(forward.calls[PS_OP_drop] + backward.calls[PS_OP_drop], row->drops);
     for (int op = 0; op < PS_OP_COUNT; op++) {
         enum ps_kind kind = ps_op_kind(op);
@@ -2890,6 +2929,7 @@ int main(void)
         printf("skipped: forecasts, levels, steps in 16 bits, differences and counts on CUDA: no CUDA device\n");
     }
     tcase_add_test(tests, folded_refused);
+    tcase_add_loop_test(tests, norms_in_part, 0, 5);
     tcase_add_loop_test(tests, step_flops, 0, SHAPES_AND_VARIANTS);
     tcase_add_test(tests, impossible_shapes);
     tcase_add_test(tests, initialisation);

@@ -145,8 +145,9 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
     const bool biased = a->finish != PS_FINISH_SUM, moments = counted && a->finish == PS_FINISH_RESIDUAL;
     const bool keeps = a->finish == PS_FINISH_ACTIVATION || a->finish == PS_FINISH_SLOPE;
     const bool scaled = a->finish == PS_FINISH_RESIDUAL && a->addend_scale.data;
-    const bool forward = a->finish == PS_FINISH_RESIDUAL && a->normed.data, normed = forward;
-    const bool centred = normed && (a->row_mean.data || a->beta.data); /* not RMSNorm */
+    const bool forward = a->finish == PS_FINISH_RESIDUAL && a->normed.data, backward = !biased && a->rstd.data;
+    const bool normed = forward || backward, masked = backward && a->masked.data;
+    const bool centred = normed && (a->row_mean.data || (forward ? a->beta.data : a->dbeta.data)); /* not RMSNorm */
     const struct {
         bool needed;
         const char *name;
@@ -159,10 +160,10 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
                    {scaled, "addend_scale", &a->addend_scale, PS_F32, p->n},
                    {scaled, "addend_shift", &a->addend_shift, PS_F32, p->n},
                    {biased, "bias", &a->bias, PS_F32, p->n},
-                   {counted && !moments, "x", &a->x, k->real, count},
+                   {backward || (counted && !moments), "x", &a->x, k->real, count},
                    {counted && !moments, "means", &a->means, PS_F32, 2 * p->n},
-                   {counted && !moments, "dgamma", &a->dgamma, PS_F32, p->n},
-                   {counted && !moments, "dbeta", &a->dbeta, PS_F32, p->n},
+                   {backward || (counted && !moments), "dgamma", &a->dgamma, PS_F32, p->n},
+                   {(backward && centred) || (counted && !moments), "dbeta", &a->dbeta, PS_F32, p->n},
                    {counted, "mean", &a->mean, PS_F32, p->n},
                    {counted, "var", &a->var, PS_F32, p->n},
                    {moments, "running_mean", &a->running_mean, PS_F32, p->n},
@@ -171,7 +172,9 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
                    {centred, "row_mean", &a->row_mean, PS_F32, p->m},
                    {normed, "rstd", &a->rstd, PS_F32, p->m},
                    {normed, "gamma", &a->gamma, PS_F32, p->n},
-                   {forward && centred, "beta", &a->beta, PS_F32, p->n}};
+                   {forward && centred, "beta", &a->beta, PS_F32, p->n},
+                   {masked, "masked", &a->masked, k->real, count},
+                   {masked, "dbias", &a->dbias, PS_F32, p->n}};
     for (const auto &t : tensors) {
         if (t.needed) {
             PS_TRY(ps_cuda_expect(op, t.name, t.tensor, t.type, t.count));

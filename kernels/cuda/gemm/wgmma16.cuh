@@ -88,6 +88,7 @@ enum ps_status finish(const struct ps_cuda_context *c, const char *op, const str
     switch (f->finish) {
     case PS_FINISH_SUM:
         return across          ? PS_UNSUPPORTED
+               : f->rstd.data  ? launch_norm_columns<T, PS_FINISH_SUM>(c, op, p, x, f)
                : f->means.data ? launch_columns<T, false, PS_FINISH_SUM, true>(c, op, p, x)
                                : launch_columns<T, false, PS_FINISH_SUM, false>(c, op, p, x);
     case PS_FINISH_RESIDUAL:

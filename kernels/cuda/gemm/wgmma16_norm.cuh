@@ -1,12 +1,14 @@
 /* gemm/wgmma16.cuh's products whose rows a warp has whole, with a norm of them done on the way out: behind the residual a LayerNorm
- * or RMSNorm of what was written (RESIDUAL), whose pass over rows would read them again.
+ * or RMSNorm of what was written (RESIDUAL), or in place of the product its backward (SUM). The norm's pass over rows would read
+ * them again, backward's what the product had written for it alone.
  *
  * As in wgmma16_held.cuh a block holds the right operand, here all of its columns, up to 192, and its warpgroups let tiles of 64
  * rows pass, each by itself. A warp's sums go through shared memory as they are, 8 or 16 whole rows at a time, a row to as many
- * neighbouring lanes as it has pieces of 8 columns, so a row's sums are those of a few lanes.
+ * neighbouring lanes as it has pieces of 8 columns, so a row's sums are those of a few lanes. The sums over rows of a norm's
+ * backward stay in registers, a lane's columns being always the same, and leave a block as one row of partial sums.
  *
- * Bytes: 2 m k, 2 k n for each block, and 2 m n for each of c, addend and normed; 8 m of statistics. FLOPs 2 m n k + 8 m n. Memory
- * bounds it. */
+ * Bytes: 2 m k, 2 k n for each block, and 2 m n for each of c, addend, normed, x and masked; 8 m of statistics; backward 12 n for
+ * each block's partial sums (L2). FLOPs 2 m n k + 8 m n, of backward 14 m n. Memory bounds it. */
 #ifndef PS_KERNELS_CUDA_GEMM_WGMMA16_NORM_CUH
 #define PS_KERNELS_CUDA_GEMM_WGMMA16_NORM_CUH
 
@@ -26,24 +28,23 @@ struct norm {
     float epsilon;
 };
 
-/* A warp's 16 rows of N sums on their way out: staged by rounds of whole rows, two of which a lane takes at a step. */
-template <int N> struct whole_rows {
+/* A warp's 16 rows of N sums on their way out: staged by rounds of whole rows, EACH of which a lane takes at a step: two, of SUM
+ * one, whose sums over rows want registers. */
+template <int N, enum ps_finish FINISH>
+struct whole_rows {
     static constexpr int LANES = N <= 32    ? 4
                                  : N <= 64  ? 8
                                  : N <= 128 ? 16
                                             : 32,
-                         AT_ONCE = 32 / LANES, ROUND = N <= 64 ? 16 : 8, STEPS = ROUND / AT_ONCE / 2, ALL_STEPS = 16 / AT_ONCE / 2,
-                         LINES = N <= 64 ? 16 : 8 * (N / 64);
+    AT_ONCE = 32 / LANES, ROUND = N <= 64 ? 16 : 8, EACH = FINISH == PS_FINISH_SUM ? 1 : 2, STEPS = ROUND / AT_ONCE / EACH,
+    LINES = N <= 64 ? 16 : 8 * (N / 64);
 
-    static __device__ __forceinline__ int column()
-    {
-        return (int)threadIdx.x % LANES * 8;
-    }
-    static __device__ __forceinline__ int row(int step, int i)
-    {
-        return (2 * step + i) * AT_ONCE + (int)threadIdx.x % 32 / LANES;
-    }
-};
+    static __device__ __forceinline__ int column(){return (int)threadIdx.x % LANES * 8;}
+static __device__ __forceinline__ int row(int step, int i)
+{
+    return (EACH * step + i) * AT_ONCE + (int)threadIdx.x % 32 / LANES;
+}
+}; // namespace wgmma16
 
 /* Threads of a block: a lane has fewer registers than a wide tile's sums want where four warpgroups share a multiprocessor. */
 template <int N> static constexpr int most_crews = N <= 128 ? CREWS : 2;
@@ -53,19 +54,20 @@ struct norm_sums {
     float gamma[8], beta[8], bias[8];
 };
 
-/* What a step reads of the tensors beside c. */
-template <int N> struct beside_rows {
-    eight addend[2], x[2];
-    float mean[2], rstd[2];
+/* What a step reads of the tensors beside c, EACH rows. */
+template <int EACH> struct beside_rows {
+    eight addend[EACH], x[EACH];
+    float mean[EACH], rstd[EACH];
 };
 
 template <typename T, int N, enum ps_finish FINISH>
-static __device__ __forceinline__ void fetch_rows(const struct call &x, const struct norm &norm, struct beside_rows<N> &b,
-                                                  const struct corner &corner, int64_t row0, int step)
+static __device__ __forceinline__ void fetch_rows(const struct call &x, const struct norm &norm,
+                                                  struct beside_rows<whole_rows<N, FINISH>::EACH> &b, const struct corner &corner,
+                                                  int64_t row0, int step)
 {
-    using out = whole_rows<N>;
+    using out = whole_rows<N, FINISH>;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < out::EACH; i++) {
         const int row = out::row(step, i);
         const uint32_t at = (uint32_t)row * (uint32_t)x.ldc + (uint32_t)out::column();
         const bool live = row < corner.rows, here = live && out::column() < x.n;
@@ -97,27 +99,22 @@ static __device__ __forceinline__ void stage_round(const float (&sum)[N / 8][4],
         const int lane = (int)threadIdx.x % 32, g = lane / 4, q = lane % 4;
         const uint32_t to = stage + g * 256 + q / 2 * 128 + ((g ^ q / 2 * 4) << 4) + q % 2 * 8;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            if (half == round) {
-#pragma unroll
-                for (int j = 0; j < N / 8; j++) {
-                    ps_shared_store2((to ^ j % 8 << 4) + j / 8 * 8 * 256, make_float2(sum[j][2 * half], sum[j][2 * half + 1]));
-                }
-            }
+        for (int j = 0; j < N / 8; j++) {
+            ps_shared_store2((to ^ j % 8 << 4) + j / 8 * 8 * 256, make_float2(sum[j][2 * round], sum[j][2 * round + 1]));
         }
     }
     __syncwarp();
 }
 
-/* 8 sums of one of those rows, 0 beyond the columns. */
-template <int N> static __device__ __forceinline__ void staged_row(float (&v)[8], uint32_t stage, int row, bool inside)
+/* A lane's 8 sums of one of those rows, 0 beyond the columns. */
+template <int N> static __device__ __forceinline__ void staged_row(float (&v)[8], uint32_t stage, int row, int column, bool inside)
 {
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         v[j] = 0;
     }
     if (inside) {
-        const int unit = whole_rows<N>::column() / 8;
+        const int unit = column / 8;
         staged(v, stage, N <= 64 ? row : unit / 8 * 8 + row % 8, unit % 8);
     }
 }
@@ -131,10 +128,10 @@ static __device__ __forceinline__ bool goes(const struct ps_block &draws, int j,
 /* A step of RESIDUAL: c, and the norm of c as it is stored. */
 template <typename T, int N>
 static __device__ __forceinline__ void norm_forward(const struct call &x, const struct norm &norm, float (&v)[2][8],
-                                                    const struct beside_rows<N> &now, const struct corner &corner, int64_t row0,
+                                                    const struct beside_rows<2> &now, const struct corner &corner, int64_t row0,
                                                     int step, uint64_t drawn_at)
 {
-    using out = whole_rows<N>;
+    using out = whole_rows<N, PS_FINISH_RESIDUAL>;
     const int column = out::column();
     const bool inside = column < x.n, dropped = x.dropout.threshold;
     const float scale = dropped ? x.dropout.scale : 1.0f, share = 1.0f / (float)x.n;
@@ -225,28 +222,131 @@ static __device__ __forceinline__ void norm_forward(const struct call &x, const 
     }
 }
 
+/* A step of SUM: v is the gradient of what the norm gave, c that of its x, + addend. */
+template <typename T, int N>
+static __device__ __forceinline__ void norm_backward(const struct call &x, const struct norm &norm, float (&v)[8],
+                                                     const struct beside_rows<1> &now, struct norm_sums &sums,
+                                                     const struct corner &corner, int step, uint64_t drawn_at)
+{
+    using out = whole_rows<N, PS_FINISH_SUM>;
+    const int column = out::column();
+    const bool inside = column < x.n, centred = norm.mean, dropped = x.dropout.threshold;
+    const float scale = dropped ? x.dropout.scale : 1.0f, share = 1.0f / (float)x.n;
+    const uint32_t least = x.dropout.threshold << 16;
+    const int row = out::row(step, 0);
+    const uint32_t at = (uint32_t)row * (uint32_t)x.ldc + (uint32_t)column;
+    const bool here = inside && row < corner.rows;
+    const float rstd = now.rstd[0];
+    float gamma[8] = {}, xhat[8], add[8], sum = 0, product = 0;
+    eight words;
+    if (inside) {
+        ps_load<8>(gamma, norm.gamma + column);
+    }
+    unpack<T>(xhat, now.x[0]);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        xhat[j] = (xhat[j] - now.mean[0]) * rstd;
+        sums.beta[j] += v[j]; /* 0 beyond the rows and columns */
+        sums.gamma[j] = fmaf(v[j], xhat[j], sums.gamma[j]);
+        v[j] *= gamma[j];
+        sum += v[j];
+        product = fmaf(v[j], xhat[j], product);
+    }
+    sum = centred ? ps_group_sum<out::LANES>(sum) * share : 0.0f;
+    product = ps_group_sum<out::LANES>(product) * share;
+    unpack<T>(add, now.addend[0]);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        v[j] = fmaf(rstd, fmaf(-xhat[j], product, v[j] - sum), add[j]);
+    }
+    pack<T>(words, v);
+    if (here) {
+        *(uint4 *)((T *)x.c + corner.at + at) = words.words;
+    }
+    if (norm.masked) {
+        unpack<T>(v, words);
+        if (dropped) {
+            const struct ps_block draws =
+                ps_draws(x.dropout, drawn_at, corner.block + (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                v[j] = goes(draws, j, least) ? 0.0f : v[j] * scale;
+            }
+        }
+        pack<T>(words, v);
+        if (here) {
+            *(uint4 *)((T *)norm.masked + corner.at + at) = words.words;
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                sums.bias[j] += v[j];
+            }
+        }
+    }
+}
+
+/* The block's sums over rows to its rows of partial sums. room: a float a warp, column and kind of sum. */
+template <int N>
+static __device__ __forceinline__ void leave_sums(const struct call &x, const struct norm &norm, struct norm_sums &sums,
+                                                  float *room)
+{
+    using out = whole_rows<N, PS_FINISH_SUM>;
+    const int warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32, column = out::column(), n = x.n;
+    __syncthreads(); /* the room was the rings' */
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        const float of[3] = {ps_across_sum<out::LANES>(sums.gamma[j]), ps_across_sum<out::LANES>(sums.beta[j]),
+                             ps_across_sum<out::LANES>(sums.bias[j])};
+#pragma unroll
+        for (int kind = 0; kind < 3; kind++) {
+            if ((int)threadIdx.x % 32 < out::LANES && column < N) {
+                room[(warp * 3 + kind) * N + column + j] = of[kind];
+            }
+        }
+    }
+    __syncthreads();
+    const int first = norm.mean ? 2 : 1; /* kinds in `partials` */
+    for (int i = (int)threadIdx.x; i < 3 * N; i += (int)blockDim.x) {
+        const int kind = i / N, own = i % N;
+        float all = 0;
+        for (int w = 0; w < warps; w++) {
+            all += room[(w * 3 + kind) * N + own];
+        }
+        if (own < n && kind == 2) {
+            norm.bias_partials[(int64_t)blockIdx.x * n + own] = all;
+        } else if (own < n && kind < first) {
+            norm.partials[((int64_t)blockIdx.x * first + kind) * n + own] = all;
+        }
+    }
+}
+
 /* A warp's rows of a tile, when its products have ended. next: what fetch_rows found of the first step. */
 template <typename T, int N, enum ps_finish FINISH>
-static __device__ __forceinline__ void finish_whole_rows(const struct call &x, const struct norm &norm,
-                                                         const float (&sum)[N / 8][4], struct beside_rows<N> &next, uint32_t stage,
-                                                         const struct corner &corner, int64_t row0, uint64_t drawn_at)
+static __device__ __forceinline__ void
+finish_whole_rows(const struct call &x, const struct norm &norm, const float (&sum)[N / 8][4],
+                  struct beside_rows<whole_rows<N, FINISH>::EACH> &next, struct norm_sums &sums, uint32_t stage,
+                  const struct corner &corner, int64_t row0, uint64_t drawn_at)
 {
-    using out = whole_rows<N>;
-#pragma unroll 1
-    for (int step = 0; step < out::ALL_STEPS; step++) {
-        if (step % out::STEPS == 0) {
-            stage_round<T, N>(sum, stage, step / out::STEPS);
-        }
-        const struct beside_rows<N> now = next;
-        if (step + 1 < out::ALL_STEPS) {
-            fetch_rows<T, N, FINISH>(x, norm, next, corner, row0, step + 1);
-        }
-        float v[2][8];
+    using out = whole_rows<N, FINISH>;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            staged_row<N>(v[i], stage, out::row(step, i), out::column() < x.n);
+    for (int round = 0; round < 16 / out::ROUND; round++) { /* written out: what has been staged needs no registers any more */
+        stage_round<T, N>(sum, stage, round);
+#pragma unroll 1
+        for (int step = round * out::STEPS; step < (round + 1) * out::STEPS; step++) {
+            const struct beside_rows<out::EACH> now = next;
+            if (step + 1 < 16 / out::ROUND * out::STEPS) {
+                fetch_rows<T, N, FINISH>(x, norm, next, corner, row0, step + 1);
+            }
+            float v[out::EACH][8];
+#pragma unroll
+            for (int i = 0; i < out::EACH; i++) {
+                staged_row<N>(v[i], stage, out::row(step, i), out::column(), out::column() < x.n);
+            }
+            if constexpr (FINISH == PS_FINISH_RESIDUAL) {
+                norm_forward<T, N>(x, norm, v, now, corner, row0, step, drawn_at);
+            } else {
+                norm_backward<T, N>(x, norm, v[0], now, sums, corner, step, drawn_at);
+            }
         }
-        norm_forward<T, N>(x, norm, v, now, corner, row0, step, drawn_at);
     }
 }
 
@@ -299,12 +399,13 @@ static __global__ void __launch_bounds__(most_crews<N> *GROUP, 1)
         }
     }
     const uint64_t drawn_at = x.dropout.threshold ? x.dropout.state->step : 0;
+    struct norm_sums sums = {};
     int panel = 0;
     uint32_t parity = 0;
     for (int tile = first; tile < x.tiles_m; tile += stride) {
         const int64_t row0 = (int64_t)tile * 64 + warp % 4 * 16;
         const struct corner corner = corner_of<1>(x, row0, 0);
-        struct beside_rows<N> next;
+        struct beside_rows<whole_rows<N, FINISH>::EACH> next;
         fetch_rows<T, N, FINISH>(x, norm, next, corner, row0, 0);
         call_near<T, N, 1, FINISH, FINISH == PS_FINISH_SUM>(x, corner);
         if (tile == first) {
@@ -338,7 +439,10 @@ static __global__ void __launch_bounds__(most_crews<N> *GROUP, 1)
         if (leader) {
             bring();
         }
-        finish_whole_rows<T, N, FINISH>(x, norm, sum, next, stage, corner, row0, drawn_at);
+        finish_whole_rows<T, N, FINISH>(x, norm, sum, next, sums, stage, corner, row0, drawn_at);
+    }
+    if constexpr (FINISH == PS_FINISH_SUM) {
+        leave_sums<N>(x, norm, sums, (float *)(memory + (rings - ps_shared_address(memory))));
     }
 }
 
@@ -348,7 +452,7 @@ template <int N, bool ACROSS> static bool hold_rows(const struct ps_cuda_context
     x.pieces = (x.k + DEEP - 1) / DEEP;
     x.tiles_m = (int)((x.m + 63) / 64);
     x.blocks = x.tiles_m < c->multiprocessors ? x.tiles_m : c->multiprocessors;
-    x.staged = whole_rows<N>::LINES * 256;
+    x.staged = whole_rows<N, PS_FINISH_SUM>::LINES * 256;
     for (crews = most_crews<N>; crews >= 2; crews--) {
         x.depth = (MOST_HELD - 1024 - x.pieces * right_bytes<N, ACROSS> - crews * 4 * x.staged) / (crews * PANEL);
         if (x.depth >= 2) {
@@ -361,7 +465,7 @@ template <int N, bool ACROSS> static bool hold_rows(const struct ps_cuda_context
 
 template <typename T, int N, enum ps_finish FINISH>
 static enum ps_status launch_norm(const struct ps_cuda_context *c, const char *op, const struct ps_product *p, struct call x,
-                                  const struct norm &norm, const struct ps_gemm_finish *f)
+                                  struct norm norm, const struct ps_gemm_finish *f)
 {
     constexpr bool ACROSS = FINISH == PS_FINISH_RESIDUAL;
     CUtensorMap a, b;
@@ -373,9 +477,17 @@ static enum ps_status launch_norm(const struct ps_cuda_context *c, const char *o
     auto *const kernel = norm_kernel<T, N, FINISH>;
     PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
     PS_TRY((open_maps<N, ACROSS, 1>(&a, &b, p, 64)));
-    (void)f;
+    const int64_t rows = x.blocks, kinds = f->row_mean.data ? 2 : 1;
+    if (!ACROSS) {
+        PS_TRY(ps_cuda_workspace(c, op, (size_t)(rows * 3 * x.n) * sizeof(float)));
+        norm.partials = (float *)c->workspace;
+        norm.bias_partials = norm.partials + rows * kinds * x.n;
+    }
     ps_cuda_launch(c, kernel, dim3((unsigned)x.blocks), (unsigned)(crews * GROUP), (size_t)shared, a, b, x, norm);
-    PS_CUDA_LAUNCHED(op);
+    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
+    const struct ps_cuda_columns jobs[] = {{(float *)f->dgamma.data, (float *)f->dbeta.data, x.n, norm.partials, rows, kinds * x.n},
+                                           {(float *)f->dbias.data, NULL, x.n, norm.bias_partials, rows, x.n}};
+    return ACROSS ? PS_OK : ps_cuda_add_columns(c, op, jobs, norm.masked ? 2 : 1);
 }
 
 /* The narrowest tile that has all columns. */
