@@ -28,25 +28,26 @@ struct norm {
     float epsilon;
 };
 
-/* A warp's 16 rows of N sums on their way out: staged by rounds of whole rows, EACH of which a lane takes at a step: two, of SUM
- * one, whose sums over rows want registers. */
-template <int N, enum ps_finish FINISH>
-struct whole_rows {
-    static constexpr int LANES = N <= 32    ? 4
-                                 : N <= 64  ? 8
-                                 : N <= 128 ? 16
-                                            : 32,
-    AT_ONCE = 32 / LANES, ROUND = N <= 64 ? 16 : 8, EACH = FINISH == PS_FINISH_SUM ? 1 : 2, STEPS = ROUND / AT_ONCE / EACH,
-    LINES = N <= 64 ? 16 : 8 * (N / 64);
+/* Rows that a lane takes at a step: of SUM, whose sums over rows want registers, one, where there are warps enough beside it. */
+template <int N, enum ps_finish FINISH> static constexpr int rows_each = FINISH == PS_FINISH_SUM &&N <= 128 ? 1 : 2;
 
-    static __device__ __forceinline__ int column(){return (int)threadIdx.x % LANES * 8;}
-static __device__ __forceinline__ int row(int step, int i)
-{
-    return (EACH * step + i) * AT_ONCE + (int)threadIdx.x % 32 / LANES;
-}
-}; // namespace wgmma16
+/* A warp's 16 rows of N sums on their way out: staged by rounds of whole rows, EACH of which a lane takes at a step. */
+template <int N, int EACH> struct whole_rows {
+    static constexpr int LANES = N <= 32 ? 4 : N <= 64 ? 8 : N <= 128 ? 16 : 32;
+    static constexpr int ROUND = N <= 64 ? 16 : 8, ROUNDS = 16 / ROUND, LINES = N <= 64 ? 16 : 8 * (N / 64);
+    static constexpr int AT_ONCE = 32 / LANES, STEPS = ROUND / AT_ONCE / EACH;
 
-/* Threads of a block: a lane has fewer registers than a wide tile's sums want where four warpgroups share a multiprocessor. */
+    static __device__ __forceinline__ int column()
+    {
+        return (int)threadIdx.x % LANES * 8;
+    }
+    static __device__ __forceinline__ int row(int step, int i)
+    {
+        return (EACH * step + i) * AT_ONCE + (int)threadIdx.x % 32 / LANES;
+    }
+};
+
+/* The most warpgroups of a block: a lane has too few registers for the sums of wide rows where four share a multiprocessor. */
 template <int N> static constexpr int most_crews = N <= 128 ? CREWS : 2;
 
 /* A lane's sums over its rows. */
@@ -57,33 +58,24 @@ struct norm_sums {
 /* What a step reads of the tensors beside c, EACH rows. */
 template <int EACH> struct beside_rows {
     eight addend[EACH], x[EACH];
-    float mean[EACH], rstd[EACH];
 };
 
-template <typename T, int N, enum ps_finish FINISH>
-static __device__ __forceinline__ void fetch_rows(const struct call &x, const struct norm &norm,
-                                                  struct beside_rows<whole_rows<N, FINISH>::EACH> &b, const struct corner &corner,
-                                                  int64_t row0, int step)
+template <typename T, int N, int EACH, bool BACKWARD>
+static __device__ __forceinline__ void fetch_rows(const struct call &x, struct beside_rows<EACH> &b, const struct corner &corner,
+                                                  int step)
 {
-    using out = whole_rows<N, FINISH>;
+    using out = whole_rows<N, EACH>;
 #pragma unroll
-    for (int i = 0; i < out::EACH; i++) {
+    for (int i = 0; i < EACH; i++) {
         const int row = out::row(step, i);
         const uint32_t at = (uint32_t)row * (uint32_t)x.ldc + (uint32_t)out::column();
-        const bool live = row < corner.rows, here = live && out::column() < x.n;
+        const bool here = row < corner.rows && out::column() < x.n;
         b.addend[i].words = b.x[i].words = make_uint4(0, 0, 0, 0);
-        b.mean[i] = b.rstd[i] = 0;
         if (here && x.addend) {
             b.addend[i].words = *(const uint4 *)((const T *)x.addend + corner.at + at);
         }
-        if constexpr (FINISH == PS_FINISH_SUM) {
-            if (here) {
-                b.x[i].words = *(const uint4 *)((const T *)x.x + corner.at + at);
-            }
-            if (live) {
-                b.mean[i] = norm.mean ? norm.mean[row0 + row] : 0.0f;
-                b.rstd[i] = norm.rstd[row0 + row];
-            }
+        if (here && BACKWARD) {
+            b.x[i].words = *(const uint4 *)((const T *)x.x + corner.at + at);
         }
     }
 }
@@ -131,7 +123,7 @@ static __device__ __forceinline__ void norm_forward(const struct call &x, const 
                                                     const struct beside_rows<2> &now, const struct corner &corner, int64_t row0,
                                                     int step, uint64_t drawn_at)
 {
-    using out = whole_rows<N, PS_FINISH_RESIDUAL>;
+    using out = whole_rows<N, 2>;
     const int column = out::column();
     const bool inside = column < x.n, dropped = x.dropout.threshold;
     const float scale = dropped ? x.dropout.scale : 1.0f, share = 1.0f / (float)x.n;
@@ -222,63 +214,76 @@ static __device__ __forceinline__ void norm_forward(const struct call &x, const 
     }
 }
 
-/* A step of SUM: v is the gradient of what the norm gave, c that of its x, + addend. */
-template <typename T, int N>
-static __device__ __forceinline__ void norm_backward(const struct call &x, const struct norm &norm, float (&v)[8],
-                                                     const struct beside_rows<1> &now, struct norm_sums &sums,
+/* A step of SUM: v is the gradient of what the norm gave, c that of its x, + addend. statistics: mean and rstd of the warp's row
+ * whose number the lane has. */
+template <typename T, int N, int EACH>
+static __device__ __forceinline__ void norm_backward(const struct call &x, const struct norm &norm, float (&v)[EACH][8],
+                                                     const struct beside_rows<EACH> &now, float2 statistics, struct norm_sums &sums,
                                                      const struct corner &corner, int step, uint64_t drawn_at)
 {
-    using out = whole_rows<N, PS_FINISH_SUM>;
+    using out = whole_rows<N, EACH>;
     const int column = out::column();
     const bool inside = column < x.n, centred = norm.mean, dropped = x.dropout.threshold;
     const float scale = dropped ? x.dropout.scale : 1.0f, share = 1.0f / (float)x.n;
     const uint32_t least = x.dropout.threshold << 16;
-    const int row = out::row(step, 0);
-    const uint32_t at = (uint32_t)row * (uint32_t)x.ldc + (uint32_t)column;
-    const bool here = inside && row < corner.rows;
-    const float rstd = now.rstd[0];
-    float gamma[8] = {}, xhat[8], add[8], sum = 0, product = 0;
-    eight words;
+    float gamma[8] = {}, xhat[EACH][8], sum[EACH] = {}, product[EACH] = {}, rstd[EACH];
     if (inside) {
         ps_load<8>(gamma, norm.gamma + column);
     }
-    unpack<T>(xhat, now.x[0]);
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        xhat[j] = (xhat[j] - now.mean[0]) * rstd;
-        sums.beta[j] += v[j]; /* 0 beyond the rows and columns */
-        sums.gamma[j] = fmaf(v[j], xhat[j], sums.gamma[j]);
-        v[j] *= gamma[j];
-        sum += v[j];
-        product = fmaf(v[j], xhat[j], product);
-    }
-    sum = centred ? ps_group_sum<out::LANES>(sum) * share : 0.0f;
-    product = ps_group_sum<out::LANES>(product) * share;
-    unpack<T>(add, now.addend[0]);
+    for (int i = 0; i < EACH; i++) {
+        const int row = out::row(step, i);
+        const float mean = __shfl_sync(0xffffffffu, statistics.x, row);
+        rstd[i] = __shfl_sync(0xffffffffu, statistics.y, row);
+        unpack<T>(xhat[i], now.x[i]);
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        v[j] = fmaf(rstd, fmaf(-xhat[j], product, v[j] - sum), add[j]);
-    }
-    pack<T>(words, v);
-    if (here) {
-        *(uint4 *)((T *)x.c + corner.at + at) = words.words;
-    }
-    if (norm.masked) {
-        unpack<T>(v, words);
-        if (dropped) {
-            const struct ps_block draws =
-                ps_draws(x.dropout, drawn_at, corner.block + (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                v[j] = goes(draws, j, least) ? 0.0f : v[j] * scale;
-            }
+        for (int j = 0; j < 8; j++) {
+            xhat[i][j] = (xhat[i][j] - mean) * rstd[i];
+            sums.beta[j] += v[i][j]; /* 0 beyond the rows and columns */
+            sums.gamma[j] = fmaf(v[i][j], xhat[i][j], sums.gamma[j]);
+            v[i][j] *= gamma[j];
+            sum[i] += v[i][j];
+            product[i] = fmaf(v[i][j], xhat[i][j], product[i]);
         }
-        pack<T>(words, v);
-        if (here) {
-            *(uint4 *)((T *)norm.masked + corner.at + at) = words.words;
+    }
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                sums.bias[j] += v[j];
+    for (int i = 0; i < EACH; i++) {
+        sum[i] = centred ? ps_group_sum<out::LANES>(sum[i]) * share : 0.0f;
+        product[i] = ps_group_sum<out::LANES>(product[i]) * share;
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int row = out::row(step, i);
+        const uint32_t at = (uint32_t)row * (uint32_t)x.ldc + (uint32_t)column;
+        const bool here = inside && row < corner.rows;
+        float add[8];
+        eight words;
+        unpack<T>(add, now.addend[i]);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            v[i][j] = fmaf(rstd[i], fmaf(-xhat[i][j], product[i], v[i][j] - sum[i]), add[j]);
+        }
+        pack<T>(words, v[i]);
+        if (here) {
+            *(uint4 *)((T *)x.c + corner.at + at) = words.words;
+        }
+        if (norm.masked) {
+            unpack<T>(v[i], words);
+            if (dropped) {
+                const struct ps_block draws =
+                    ps_draws(x.dropout, drawn_at, corner.block + (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    v[i][j] = goes(draws, j, least) ? 0.0f : v[i][j] * scale;
+                }
+            }
+            pack<T>(words, v[i]);
+            if (here) {
+                *(uint4 *)((T *)norm.masked + corner.at + at) = words.words;
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    sums.bias[j] += v[i][j];
+                }
             }
         }
     }
@@ -289,7 +294,7 @@ template <int N>
 static __device__ __forceinline__ void leave_sums(const struct call &x, const struct norm &norm, struct norm_sums &sums,
                                                   float *room)
 {
-    using out = whole_rows<N, PS_FINISH_SUM>;
+    using out = whole_rows<N, 1>;
     const int warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32, column = out::column(), n = x.n;
     __syncthreads(); /* the room was the rings' */
 #pragma unroll
@@ -323,28 +328,29 @@ static __device__ __forceinline__ void leave_sums(const struct call &x, const st
 template <typename T, int N, enum ps_finish FINISH>
 static __device__ __forceinline__ void
 finish_whole_rows(const struct call &x, const struct norm &norm, const float (&sum)[N / 8][4],
-                  struct beside_rows<whole_rows<N, FINISH>::EACH> &next, struct norm_sums &sums, uint32_t stage,
+                  struct beside_rows<rows_each<N, FINISH>> &next, float2 statistics, struct norm_sums &sums, uint32_t stage,
                   const struct corner &corner, int64_t row0, uint64_t drawn_at)
 {
-    using out = whole_rows<N, FINISH>;
+    constexpr int EACH = rows_each<N, FINISH>;
+    using out = whole_rows<N, EACH>;
 #pragma unroll
-    for (int round = 0; round < 16 / out::ROUND; round++) { /* written out: what has been staged needs no registers any more */
+    for (int round = 0; round < out::ROUNDS; round++) { /* written out: what has been staged needs no registers any more */
         stage_round<T, N>(sum, stage, round);
 #pragma unroll 1
         for (int step = round * out::STEPS; step < (round + 1) * out::STEPS; step++) {
-            const struct beside_rows<out::EACH> now = next;
-            if (step + 1 < 16 / out::ROUND * out::STEPS) {
-                fetch_rows<T, N, FINISH>(x, norm, next, corner, row0, step + 1);
+            const struct beside_rows<EACH> now = next;
+            if (step + 1 < out::ROUNDS * out::STEPS) {
+                fetch_rows<T, N, EACH, FINISH == PS_FINISH_SUM>(x, next, corner, step + 1);
             }
-            float v[out::EACH][8];
+            float v[EACH][8];
 #pragma unroll
-            for (int i = 0; i < out::EACH; i++) {
+            for (int i = 0; i < EACH; i++) {
                 staged_row<N>(v[i], stage, out::row(step, i), out::column(), out::column() < x.n);
             }
             if constexpr (FINISH == PS_FINISH_RESIDUAL) {
                 norm_forward<T, N>(x, norm, v, now, corner, row0, step, drawn_at);
             } else {
-                norm_backward<T, N>(x, norm, v[0], now, sums, corner, step, drawn_at);
+                norm_backward<T, N, EACH>(x, norm, v, now, statistics, sums, corner, step, drawn_at);
             }
         }
     }
@@ -399,15 +405,25 @@ static __global__ void __launch_bounds__(most_crews<N> *GROUP, 1)
         }
     }
     const uint64_t drawn_at = x.dropout.threshold ? x.dropout.state->step : 0;
+    auto near = [&](int tile) { /* a tile ahead: few products are shorter than the way from memory */
+                                call_near<T, N, 1, FINISH, FINISH == PS_FINISH_SUM>(
+                                    x, corner_of<1>(x, (int64_t)tile * 64 + warp % 4 * 16, 0));
+    };
+    near(first);
     struct norm_sums sums = {};
+    const int lane_row = (int)threadIdx.x % 16;
     int panel = 0;
     uint32_t parity = 0;
     for (int tile = first; tile < x.tiles_m; tile += stride) {
         const int64_t row0 = (int64_t)tile * 64 + warp % 4 * 16;
         const struct corner corner = corner_of<1>(x, row0, 0);
-        struct beside_rows<whole_rows<N, FINISH>::EACH> next;
-        fetch_rows<T, N, FINISH>(x, norm, next, corner, row0, 0);
-        call_near<T, N, 1, FINISH, FINISH == PS_FINISH_SUM>(x, corner);
+        struct beside_rows<rows_each<N, FINISH>> next;
+        float2 statistics = make_float2(0, 0);
+        fetch_rows<T, N, rows_each<N, FINISH>, FINISH == PS_FINISH_SUM>(x, next, corner, 0);
+        if (FINISH == PS_FINISH_SUM && lane_row < corner.rows) {
+            statistics = make_float2(norm.mean ? norm.mean[row0 + lane_row] : 0.0f, norm.rstd[row0 + lane_row]);
+        }
+        near(tile + stride);
         if (tile == first) {
             ps_mbarrier_wait(held_full, 0);
         }
@@ -439,7 +455,7 @@ static __global__ void __launch_bounds__(most_crews<N> *GROUP, 1)
         if (leader) {
             bring();
         }
-        finish_whole_rows<T, N, FINISH>(x, norm, sum, next, sums, stage, corner, row0, drawn_at);
+        finish_whole_rows<T, N, FINISH>(x, norm, sum, next, statistics, sums, stage, corner, row0, drawn_at);
     }
     if constexpr (FINISH == PS_FINISH_SUM) {
         leave_sums<N>(x, norm, sums, (float *)(memory + (rings - ps_shared_address(memory))));
@@ -452,7 +468,7 @@ template <int N, bool ACROSS> static bool hold_rows(const struct ps_cuda_context
     x.pieces = (x.k + DEEP - 1) / DEEP;
     x.tiles_m = (int)((x.m + 63) / 64);
     x.blocks = x.tiles_m < c->multiprocessors ? x.tiles_m : c->multiprocessors;
-    x.staged = whole_rows<N, PS_FINISH_SUM>::LINES * 256;
+    x.staged = whole_rows<N, 1>::LINES * 256;
     for (crews = most_crews<N>; crews >= 2; crews--) {
         x.depth = (MOST_HELD - 1024 - x.pieces * right_bytes<N, ACROSS> - crews * 4 * x.staged) / (crews * PANEL);
         if (x.depth >= 2) {
