@@ -235,8 +235,8 @@ static enum ps_status branch_end(const struct ps_layer *l, struct ps_tensor y, s
         with.beta = next->beta;
         with.epsilon = PS_NORM_EPSILON;
         PS_TRY(finish(l, &with, &done));
-        *normed = done;
     }
+    *normed = done;
     if (!done) {
         PS_TRY(finish(l, &whole, &done));
     }
@@ -318,6 +318,7 @@ static enum ps_status feed_forward_branch(const struct ps_layer *l, struct ps_te
     const struct ps_kernels *k = l->k;
     const struct ps_tensor *w = l->weight;
     if (l->feed_forward) {
+        *normed = 0;
         PS_TRY(k->feed_forward(k, &(struct ps_feed_forward){.y = y,
                                                             .x = a,
                                                             .w_1 = w[PS_W_1],
@@ -364,7 +365,7 @@ enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
     const struct ps_layer_cache *c = l->cache;
     const struct ps_layer_norm norm1 = ps_layer_norm_of(l, PS_NORM_1), norm2 = ps_layer_norm_of(l, PS_NORM_2);
     struct ps_tensor first = ps_layer_rows(l, c->norm1_out, l->d), residual = ps_layer_rows(l, c->residual, l->d);
-    int normed = 0;
+    int normed;
     if (l->norm_place == PS_NORM_POST) {
         struct ps_tensor sum = ps_layer_rows(l, c->sum, l->d), u = stream_of(l);
         PS_TRY(attention_branch(l, residual, u, u, &norm1, &normed));
@@ -373,14 +374,12 @@ enum ps_status ps_layer_gemm_forward(const struct ps_layer *l)
             return l->last ? ps_norm_forward(l, PS_NORM_2, l->y, sum, 1) : PS_OK;
         }
         PS_TRY(normed ? PS_OK : ps_norm_forward(l, PS_NORM_1, first, residual, 1));
-        normed = 0;
         PS_TRY(feed_forward_branch(l, sum, first, first, &norm2, &normed));
         return normed ? PS_OK : ps_norm_forward(l, PS_NORM_2, l->y, sum, 1);
     }
     const int by_row = l->norm != PS_NORM_BATCH; /* a BatchNorm's statistics are another pass's here */
     struct ps_tensor second = ps_layer_rows(l, c->norm2_out, l->d);
     PS_TRY(*l->normed ? PS_OK : ps_norm_forward(l, PS_NORM_1, first, l->u, 0));
-    *l->normed = 0;
     PS_TRY(attention_branch(l, residual, first, l->u, &norm2, &normed));
     PS_TRY(normed ? PS_OK : ps_norm_forward(l, PS_NORM_2, second, residual, 1));
     return feed_forward_branch(l, l->y, second, residual, by_row && !l->last ? &l->above_norm1 : NULL, l->normed);
