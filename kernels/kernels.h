@@ -554,8 +554,8 @@ struct ps_gemm_gradient {
  * RESIDUAL: c = addend + drop(t + bias), or with `addend_scale` addend times that + addend_shift + the same, as batchnorm_fold has
  *   them. With `mean`, batchnorm_statistics of c as it is stored: mean, var =, the running ones. With `normed` layernorm of c as it
  *   is stored, its y, mean and rstd: normed, row_mean, rstd =.
- * ACTIVATION: kept = t, c = drop(activation(t + bias)).
- * SLOPE: c = activation'(kept + bias) drop'(t), of what ACTIVATION kept. */
+ * ACTIVATION: c = drop(activation(t + bias)), and where there is `kept`, its slope: kept = drop(activation'(t + bias)).
+ * SLOPE: c = kept t, of what ACTIVATION kept; neither bias nor draws are read. */
 enum ps_finish { PS_FINISH_SUM, PS_FINISH_RESIDUAL, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE };
 
 /* A product and what follows it, in one. a [m, k], b [k, n], strides of which one is 1: CUDA takes b's last of RESIDUAL and

@@ -41,7 +41,7 @@ static size_t lay_out(const struct ps_kernels *k, const struct ps_model_shape *s
         k->gemm_gradients && ps_dropout_rate(shape, PS_DROP_ATTENTION) > 0 && ps_dropout_rate(shape, PS_DROP_OUTPUT) > 0;
     size_t offset = 0;
     for (int64_t l = 0; l < layers; l++) {
-        struct ps_layer_cache layer;
+        struct ps_layer_cache layer = {.slope_kept = 0};
 #define PS_X(name, levels, elements, type) layer.name = take(base, &offset, (levels)&level, elements, type);
         PS_LAYER_BUFFERS(PS_X)
         if (tables) {

@@ -38,7 +38,7 @@ enum { PS_LEVEL_BOTH = PS_LEVEL_NONE | PS_LEVEL_GEMM, PS_LEVEL_ALL = PS_LEVEL_BO
     X(norm2_xhat, PS_LEVEL_NONE, R *d, real)                                                                       \
     X(norm2_out, PS_LEVEL_BOTH, pre, real)           /* what norm 2 gives [R, d]; post-norm: the stream has it */  \
     X(sum, PS_LEVEL_BOTH, post, real)                /* post-norm: norm 2's input [R, d] */                        \
-    X(hidden_in, PS_LEVEL_BOTH, wide *inner, real)   /* gemm: W_1's product; none: with b_1 too [R, f or 2f] */    \
+    X(hidden_in, PS_LEVEL_BOTH, wide *inner, real)   /* gemm: W_1's product, or the slope; none: with b_1 too */   \
     X(hidden_curve, PS_LEVEL_NONE, R *f, real)       /* gelu's tanh or erf, the sigmoid of swiglu's gate [R, f] */ \
     X(hidden, PS_LEVEL_BOTH, wide *f, real)          /* drop(activation(..)) [R, f] */                             \
     X(norm1_line, PS_LEVEL_FOLDED, 2 * d, parameter) /* norm 1's scale and shift, folded [2, d] */                 \
@@ -101,6 +101,7 @@ static inline int64_t ps_partial_rows(int64_t sequences)
 struct ps_layer_cache {
 #define PS_X(name, levels, elements, type) void *name;
     PS_LAYER_BUFFERS(PS_X)
+    int slope_kept; /* what the last forward left in hidden_in is the activation's slope, dropped out */
 };
 
 struct ps_shared_cache {

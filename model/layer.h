@@ -40,6 +40,7 @@ struct ps_layer {
     int first, last;                    /* of the encoder */
     int training;
     const struct ps_layer_cache *cache, *lowest, *below; /* the layer's, the first layer's, the one's below or NULL */
+    int *slope_kept;                                     /* the layer's cache's */
     const struct ps_shared_cache *shared;
     struct ps_tensor u, y;                        /* input, output [R, d] */
     struct ps_tensor weight[PS_LAYER_PARAMETERS]; /* those of products from model->weights, the others from model->parameters */

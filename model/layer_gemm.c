@@ -333,11 +333,12 @@ static enum ps_status feed_forward_branch(const struct ps_layer *l, struct ps_te
     }
     const struct folded w_1 = folded_1(l);
     struct ps_tensor inner = ps_layer_rows(l, l->cache->hidden_in, l->inner), hidden = ps_layer_rows(l, l->cache->hidden, l->f);
+    const struct ps_tensor nothing = {.data = NULL};
     int done;
     PS_TRY(fold(l, &w_1));
     PS_TRY(finish(l,
                   &(struct ps_gemm_finish){.c = hidden,
-                                           .kept = inner,
+                                           .kept = l->training ? inner : nothing,
                                            .a = a,
                                            .b = w_1.weight,
                                            .bias = w_1.bias,
@@ -345,6 +346,7 @@ static enum ps_status feed_forward_branch(const struct ps_layer *l, struct ps_te
                                            .activation = l->activation,
                                            .dropout = l->hidden_dropout},
                   &done));
+    *l->slope_kept = done;
     if (!done) {
         PS_TRY(ps_product(k, inner, a, w_1.weight, 1, 0));
         PS_TRY(k->bias_activation(
@@ -611,18 +613,22 @@ static enum ps_status feed_forward_backward(const struct ps_layer *l, struct gra
                            s->masked, &m));
     struct ps_tensor kept = ps_layer_rows(l, l->cache->hidden_in, l->inner);
     const struct folded w_1 = folded_1(l);
-    int done;
-    PS_TRY(finish(l,
-                  &(struct ps_gemm_finish){.c = d_inner,
-                                           .kept = kept,
-                                           .a = m,
-                                           .b = ps_transposed(w[PS_W_2]),
-                                           .bias = w_1.bias,
-                                           .finish = PS_FINISH_SLOPE,
-                                           .activation = l->activation,
-                                           .dropout = l->hidden_dropout},
-                  &done));
+    int done = 0;
+    if (*l->slope_kept) {
+        PS_TRY(finish(l,
+                      &(struct ps_gemm_finish){.c = d_inner,
+                                               .kept = kept,
+                                               .a = m,
+                                               .b = ps_transposed(w[PS_W_2]),
+                                               .finish = PS_FINISH_SLOPE,
+                                               .activation = l->activation},
+                      &done));
+    }
     if (!done) {
+        if (*l->slope_kept) { /* refused what forward was not: what activation_backward reads after all */
+            PS_TRY(fold(l, &w_1));
+            PS_TRY(ps_product(k, kept, a, w_1.weight, 1, 0));
+        }
         PS_TRY(ps_product(k, d_hidden, m, ps_transposed(w[PS_W_2]), 1, 0));
         PS_TRY(k->activation_backward(k, &(struct ps_activation_backward){.dx = d_inner,
                                                                           .dy = d_hidden,

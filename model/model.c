@@ -122,6 +122,7 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
                          .residual_attention = m->shape.residual_attention,
                          .cache = &m->cache.layers[index],
                          .lowest = &m->cache.layers[0],
+                         .slope_kept = &m->cache.layers[index].slope_kept,
                          .shared = &m->cache.shared,
                          .u = ps_model_stream(m, index, batch),
                          .y = ps_model_stream(m, index + 1, batch),

@@ -141,7 +141,8 @@ enum ps_status ps_model_forecast(struct ps_model *m, int64_t batch, struct ps_te
 /* Of such quantiles on the host, [rows, Q, H], those that stand for the forecast: [rows, H]. */
 void ps_model_points(const struct ps_loss *loss, int64_t rows, int64_t steps, const float *quantiles, float *points);
 
-/* All encoder layers: from stream 0 to stream n_layers. training as above (state may be NULL when 0). */
+/* All encoder layers: from stream 0 to stream n_layers. training as above (state may be NULL when 0); without, nothing is kept for
+ * their backward. */
 enum ps_status ps_model_encode(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training);
 /* Their backward: cache.shared.gradient holds dy and then du; weight gradients +=. */
 enum ps_status ps_model_encode_backward(struct ps_model *m, const struct ps_step_state *state, int64_t batch, int training);

@@ -339,6 +339,17 @@ static int build_gemm_gradient(struct call *c, int index)
     return 1;
 }
 
+/* -1, 0 or 1, and of a bias half of an odd number: what the product and the bias come to is exact in every precision, and never 0,
+ * where ReLU's slope jumps. */
+static void make_whole(struct call *c, int slot, int halves)
+{
+    const int64_t count = operand_count(&c->operands[slot]);
+    for (int64_t i = 0; i < count; i++) {
+        const double x = (double)random_between(&c->random, -1, 1);
+        set_value(c, slot, i, halves ? x + 0.5 : x);
+    }
+}
+
 /* Rows of one tile, of several, of so many that sums are merged twice, and of several tiles a warp of 132 multiprocessors; float32
  * takes the larger of them. */
 static const int64_t finished_sizes[][3] = {
@@ -346,7 +357,7 @@ static const int64_t finished_sizes[][3] = {
     {260, 200, 72},   {65, 136, 264},    {300, 16, 520},   {128, 40, 192},   {2500, 192, 96}, {2061, 1128, 520}, {4097, 232, 520},
     {1100, 72, 1032}, {1700, 376, 1096}, {36111, 72, 128}, {1027, 264, 264}, {1500, 200, 344}};
 
-/* Every end, with sums over rows and without, of weights as they lie and turned. */
+/* Every end, with sums over rows and without, of weights as they lie and turned. Of an activation some keep no slope. */
 static int build_gemm_finish(struct call *c, int index)
 {
     static const enum ps_finish ends[] = {PS_FINISH_SUM,      PS_FINISH_SUM,        PS_FINISH_SUM,  PS_FINISH_RESIDUAL,
@@ -362,9 +373,10 @@ static int build_gemm_finish(struct call *c, int index)
     const int64_t weight[2] = {depth, n}, turned[2] = {1, depth}, lies[2] = {n, 1};
     const enum ps_finish finish = ends[which];
     const int forward = finish == PS_FINISH_RESIDUAL || finish == PS_FINISH_ACTIVATION, counted = which == 2 || which == 4;
+    const int unkept = finish == PS_FINISH_ACTIVATION && size % 8 == 1;
     struct ps_gemm_finish *a = &c->arguments.gemm_finish;
     place(c, 0, REAL, OUT, NORMAL, m, n);
-    if (finish == PS_FINISH_ACTIVATION || finish == PS_FINISH_SLOPE) {
+    if ((finish == PS_FINISH_ACTIVATION && !unkept) || finish == PS_FINISH_SLOPE) {
         place(c, 1, REAL, forward ? OUT : IN, NORMAL, m, n);
     }
     if (finish == PS_FINISH_SUM && counted) {
@@ -382,7 +394,7 @@ static int build_gemm_finish(struct call *c, int index)
     }
     place(c, 9, REAL, IN, NORMAL, m, depth);
     place_strided(c, 10, REAL, IN, NORMAL, 0, 2, weight, forward ? lies : turned);
-    if (finish != PS_FINISH_SUM) {
+    if (forward) {
         place(c, 11, PARAMETER, IN, NORMAL, n);
     }
     if (finish == PS_FINISH_RESIDUAL || which == 1 || (which == 2 && size % 2)) {
@@ -393,14 +405,22 @@ static int build_gemm_finish(struct call *c, int index)
         place(c, 14, PARAMETER, IN, NORMAL, n);
         place(c, 15, PARAMETER, IN, NORMAL, n);
     }
-    const char *p = finish == PS_FINISH_SUM ? "" : SET_DROPOUT(c, size, gemm_finish);
+    const char *p = forward ? SET_DROPOUT(c, size, gemm_finish) : "";
     c->has_dropout = 0; /* not every output is dropped */
     a->finish = finish;
     a->activation = activations[size % LENGTH(activations)];
+    if (finish == PS_FINISH_ACTIVATION && a->activation == PS_RELU) {
+        make_whole(c, 9, 0);
+        make_whole(c, 10, 0);
+        make_whole(c, 11, 1);
+    }
     a->momentum = 0.1;
     a->epsilon = 1e-5;
     call_label(c, "m %lld n %lld k %lld %s%s%s", (long long)m, (long long)n, (long long)depth, names[which],
-               scaled ? ", scaled" : "", p);
+               scaled   ? ", scaled"
+               : unkept ? ", nothing kept"
+                        : "",
+               p);
     return 1;
 }
 
@@ -541,16 +561,24 @@ static int build_rmsnorm(struct call *c, int index)
     return layernorm_call(c, index, 0);
 }
 
-/* Every width that 16 bits have a kernel for, with an addend and masked and without either; then row_size's. */
+/* Every width that 16 bits have a kernel for, with an addend and masked and without either; as many rows as take their rings round
+ * on 132 multiprocessors, with all and with nothing; then row_size's. */
 static int row_backward_size(int index, int64_t *rows, int64_t *d)
 {
-    static const int64_t widths[] = {16, 32, 64, 128, 256, 512, 1024};
+    static const int64_t widths[] = {16, 32, 64, 96, 128, 192, 256, 384, 512, 1024};
+    static const int64_t many[][2] = {{13001, 256}, {20001, 72}, {200001, 8}, {9001, 192}};
     if (index < 4 * LENGTH(widths)) {
         *rows = 9;
         *d = widths[index / 4];
         return 1;
     }
-    return row_size(index - 4 * LENGTH(widths), rows, d);
+    index -= 4 * LENGTH(widths);
+    if (index < LENGTH(many)) {
+        *rows = many[index][0];
+        *d = many[index][1];
+        return 1;
+    }
+    return row_size(index - LENGTH(many), rows, d);
 }
 
 static int layernorm_backward_call(struct call *c, int index, int centred)

@@ -656,6 +656,52 @@ static const struct step_case folded_cases[] = {{"cuda", "cuda", PS_FP16, FUSED_
                                                 {"cuda", "cuda", PS_PRECISION_BF16, FUSED_ENDS, 1e-2, 1e-1, 5e-1}};
 enum { FOLDED_CASES = sizeof folded_cases / sizeof *folded_cases };
 
+/* The reference's, which refuses one end. */
+static struct {
+    enum ps_status (*gemm_finish)(const struct ps_kernels *k, const struct ps_gemm_finish *a);
+    enum ps_finish refused;
+    int calls[PS_FINISH_SLOPE + 1];
+} one_end;
+
+static enum ps_status refuse_one(const struct ps_kernels *k, const struct ps_gemm_finish *a)
+{
+    one_end.calls[a->finish]++;
+    return a->finish == one_end.refused ? PS_UNSUPPORTED : one_end.gemm_finish(k, a);
+}
+
+/* Where the end by an activation is refused, or the one by its slope alone, the gradients are those of a plain layer. */
+START_TEST(activation_refused)
+{
+    static const int which[] = {0, 7}; /* one that is not folded, and the paper's, which is */
+    const struct ps_model_shape *shape = &variants[which[_i]];
+    static const enum ps_finish ends[] = {PS_FINISH_SUM, PS_FINISH_ACTIVATION, PS_FINISH_SLOPE};
+    enum { ENDS = sizeof ends / sizeof *ends };
+    double loss[ENDS], *got[ENDS];
+    for (int i = 0; i < ENDS; i++) {
+        const struct ps_model_options options = {.level = PS_LEVEL_GEMM, .epilogue = i > 0, .seed = 5};
+        struct fixture f = fixture_open_with("reference", "cpu", PS_FP64, shape, 4, &options);
+        struct ps_kernels table = *f.k;
+        memset(&one_end, 0, sizeof one_end);
+        one_end.gemm_finish = table.gemm_finish;
+        one_end.refused = ends[i];
+        table.gemm_finish = refuse_one;
+        f.model->k = i ? &table : f.k;
+        got[i] = pass_of(&f, 0, &loss[i]);
+        f.model->k = f.k;
+        if (i) {
+            ck_assert_int_eq(one_end.calls[PS_FINISH_ACTIVATION], shape->n_layers);
+            ck_assert_int_eq(one_end.calls[PS_FINISH_SLOPE], ends[i] == PS_FINISH_SLOPE ? shape->n_layers : 0);
+            ck_assert_double_le(fabs(loss[i] / loss[0] - 1), 5e-15);
+            ck_assert_double_le(relative_error(got[i], got[0], f.model->layout->stored), 5e-14);
+        }
+        fixture_close(&f);
+    }
+    for (int i = 0; i < ENDS; i++) {
+        free(got[i]);
+    }
+}
+END_TEST
+
 static enum ps_status refuse_scaled(const struct ps_kernels *k, const struct ps_gemm_finish *a)
 {
     (void)k;
@@ -2929,6 +2975,7 @@ int main(void)
         printf("skipped: forecasts, levels, steps in 16 bits, differences and counts on CUDA: no CUDA device\n");
     }
     tcase_add_test(tests, folded_refused);
+    tcase_add_loop_test(tests, activation_refused, 0, 2);
     tcase_add_loop_test(tests, norms_in_part, 0, 5);
     tcase_add_loop_test(tests, step_flops, 0, SHAPES_AND_VARIANTS);
     tcase_add_test(tests, impossible_shapes);

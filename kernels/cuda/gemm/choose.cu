@@ -142,10 +142,10 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
     PS_TRY(ps_cuda_product(&plain, p));
     const int64_t count = p->m * p->n;
     const bool counted = a->finish == PS_FINISH_SUM ? a->means.data != NULL : a->finish == PS_FINISH_RESIDUAL && a->mean.data;
-    const bool biased = a->finish != PS_FINISH_SUM, moments = counted && a->finish == PS_FINISH_RESIDUAL;
-    const bool keeps = a->finish == PS_FINISH_ACTIVATION || a->finish == PS_FINISH_SLOPE;
+    const bool activated = a->finish == PS_FINISH_ACTIVATION, slope = a->finish == PS_FINISH_SLOPE;
+    const bool biased = activated || a->finish == PS_FINISH_RESIDUAL, moments = counted && a->finish == PS_FINISH_RESIDUAL;
     const bool scaled = a->finish == PS_FINISH_RESIDUAL && a->addend_scale.data;
-    const bool forward = a->finish == PS_FINISH_RESIDUAL && a->normed.data, backward = !biased && a->rstd.data;
+    const bool forward = a->finish == PS_FINISH_RESIDUAL && a->normed.data, backward = a->finish == PS_FINISH_SUM && a->rstd.data;
     const bool normed = forward || backward, masked = backward && a->masked.data;
     const bool centred = normed && (a->row_mean.data || (forward ? a->beta.data : a->dbeta.data)); /* not RMSNorm */
     const struct {
@@ -154,27 +154,28 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
         const struct ps_tensor *tensor;
         enum ps_type type;
         int64_t count;
-    } tensors[] = {{true, "c", &a->c, k->real, count},
-                   {keeps, "kept", &a->kept, k->real, count},
-                   {a->finish == PS_FINISH_RESIDUAL || (!biased && a->addend.data), "addend", &a->addend, k->real, count},
-                   {scaled, "addend_scale", &a->addend_scale, PS_F32, p->n},
-                   {scaled, "addend_shift", &a->addend_shift, PS_F32, p->n},
-                   {biased, "bias", &a->bias, PS_F32, p->n},
-                   {backward || (counted && !moments), "x", &a->x, k->real, count},
-                   {counted && !moments, "means", &a->means, PS_F32, 2 * p->n},
-                   {backward || (counted && !moments), "dgamma", &a->dgamma, PS_F32, p->n},
-                   {(backward && centred) || (counted && !moments), "dbeta", &a->dbeta, PS_F32, p->n},
-                   {counted, "mean", &a->mean, PS_F32, p->n},
-                   {counted, "var", &a->var, PS_F32, p->n},
-                   {moments, "running_mean", &a->running_mean, PS_F32, p->n},
-                   {moments, "running_var", &a->running_var, PS_F32, p->n},
-                   {forward, "normed", &a->normed, k->real, count},
-                   {centred, "row_mean", &a->row_mean, PS_F32, p->m},
-                   {normed, "rstd", &a->rstd, PS_F32, p->m},
-                   {normed, "gamma", &a->gamma, PS_F32, p->n},
-                   {forward && centred, "beta", &a->beta, PS_F32, p->n},
-                   {masked, "masked", &a->masked, k->real, count},
-                   {masked, "dbias", &a->dbias, PS_F32, p->n}};
+    } tensors[] = {
+        {true, "c", &a->c, k->real, count},
+        {slope || (activated && a->kept.data), "kept", &a->kept, k->real, count},
+        {a->finish == PS_FINISH_RESIDUAL || (a->finish == PS_FINISH_SUM && a->addend.data), "addend", &a->addend, k->real, count},
+        {scaled, "addend_scale", &a->addend_scale, PS_F32, p->n},
+        {scaled, "addend_shift", &a->addend_shift, PS_F32, p->n},
+        {biased, "bias", &a->bias, PS_F32, p->n},
+        {backward || (counted && !moments), "x", &a->x, k->real, count},
+        {counted && !moments, "means", &a->means, PS_F32, 2 * p->n},
+        {backward || (counted && !moments), "dgamma", &a->dgamma, PS_F32, p->n},
+        {(backward && centred) || (counted && !moments), "dbeta", &a->dbeta, PS_F32, p->n},
+        {counted, "mean", &a->mean, PS_F32, p->n},
+        {counted, "var", &a->var, PS_F32, p->n},
+        {moments, "running_mean", &a->running_mean, PS_F32, p->n},
+        {moments, "running_var", &a->running_var, PS_F32, p->n},
+        {forward, "normed", &a->normed, k->real, count},
+        {centred, "row_mean", &a->row_mean, PS_F32, p->m},
+        {normed, "rstd", &a->rstd, PS_F32, p->m},
+        {normed, "gamma", &a->gamma, PS_F32, p->n},
+        {forward && centred, "beta", &a->beta, PS_F32, p->n},
+        {masked, "masked", &a->masked, k->real, count},
+        {masked, "dbias", &a->dbias, PS_F32, p->n}};
     for (const auto &t : tensors) {
         if (t.needed) {
             PS_TRY(ps_cuda_expect(op, t.name, t.tensor, t.type, t.count));
@@ -188,7 +189,7 @@ static enum ps_status product_to_finish(const struct ps_kernels *k, const struct
     }
     const bool served = k->real == PS_F32 ? !counted && !scaled && !normed && ps_cuda_long_finishes(k, p)
                                           : !(normed && (counted || scaled)) && ps_cuda_wgmma16_serves(k, p);
-    if (!served || (keeps && a->activation == PS_SWIGLU)) {
+    if (!served || ((activated || slope) && a->activation == PS_SWIGLU)) {
         return ps_fail(
             PS_UNSUPPORTED,
             "%s (cuda): [%lld, %lld] of %lld terms, swiglu, two norms, or sums over rows and norms of float32 are not served", op,

@@ -38,7 +38,7 @@ struct call {
     int slices, chunks, blocks, depth, staged; /* held_kernel's: of n; tiles of columns and blocks of a slice; panels of a crew's
                                                   ring; bytes of a warp's sums on their way out */
     int64_t ldc;
-    void *c, *kept;
+    void *c, *kept; /* kept: the slope; NULL: not wanted */
     const void *addend, *x;
     const float *bias, *addend_scale, *addend_shift; /* the latter two NULL: 1 and 0 */
     struct ps_dropout dropout;
@@ -81,48 +81,77 @@ static __device__ __forceinline__ uint32_t kept(const struct ps_dropout &d, uint
     return ps_kept2(draws, ps_below(d.threshold), ps_minus_below(d.threshold)) * 0xffffu;
 }
 
-/* Zeros where the draws drop it. */
-static __device__ __forceinline__ void drop(eight &v, const struct ps_dropout &d, const struct ps_block &draws)
+/* Zeros in both where the draws drop them. */
+static __device__ __forceinline__ void drop(eight &a, eight &b, const struct ps_dropout &d, const struct ps_block &draws)
 {
-    v.words.x &= kept(d, draws.word[0]);
-    v.words.y &= kept(d, draws.word[1]);
-    v.words.z &= kept(d, draws.word[2]);
-    v.words.w &= kept(d, draws.word[3]);
+    uint32_t *const first = &a.words.x, *const second = &b.words.x;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t goes_on = kept(d, draws.word[i]);
+        first[i] &= goes_on;
+        second[i] &= goes_on;
+    }
 }
 
-/* v = scale times the activation of t, SLOPE: v times its derivative at t. gelu by the instruction for tanh, whose error 16 bits
- * hide. */
-template <enum ps_activation ACTIVATION, bool SLOPE>
-static __device__ __forceinline__ void activate(float (&v)[2][8], const float (&t)[2][8], float scale)
+/* Element by element, rounded once. */
+template <typename T> static __device__ __forceinline__ uint32_t product_of(uint32_t a, uint32_t b)
 {
+    if constexpr (std::is_same<T, ps_bf16>::value) {
+        const __nv_bfloat162 c = __hmul2(*(const __nv_bfloat162 *)&a, *(const __nv_bfloat162 *)&b);
+        return *(const uint32_t *)&c;
+    } else {
+        const __half2 c = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
+        return *(const uint32_t *)&c;
+    }
+}
+
+template <typename T> static __device__ __forceinline__ eight product_of(const eight &a, const eight &b)
+{
+    return {make_uint4(product_of<T>(a.words.x, b.words.x), product_of<T>(a.words.y, b.words.y),
+                       product_of<T>(a.words.z, b.words.z), product_of<T>(a.words.w, b.words.w))};
+}
+
+/* v becomes scale times the activation of v + bias; SLOPE: slope is scale times its derivative there. gelu by the instruction for
+ * tanh, whose error 16 bits hide. */
+template <typename T, enum ps_activation ACTIVATION, bool SLOPE>
+static __device__ __forceinline__ void activate(eight (&v)[2], eight (&slope)[2], const float (&bias)[8], float scale)
+{
+    const float half = 0.5f * scale, peak = SLOPE && ACTIVATION == PS_GELU ? ps_log2(0.39894228040143268f * scale) : 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
+        float y[8], s[8];
+        unpack<T>(y, v[i]);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            float x = t[i][j];
-            if constexpr (ACTIVATION == PS_GELU_TANH && SLOPE) {
-                v[i][j] *= 0.5f * scale;
-                ps_gelu_twice_backward(x, v[i][j]);
-            } else if constexpr (ACTIVATION == PS_GELU_TANH) {
-                v[i][j] = 0.5f * scale * ps_gelu_twice(x);
+            const float x = y[j] + bias[j];
+            if constexpr (ACTIVATION == PS_GELU_TANH) {
+                y[j] = SLOPE ? ps_gelu_with_slope(x, half, s[j]) : half * ps_gelu_twice(x);
             } else if constexpr (ACTIVATION == PS_GELU) {
-                v[i][j] = SLOPE ? v[i][j] * ps_gelu_near_slope(x, scale) : ps_gelu_near(x, scale);
+                y[j] = SLOPE ? ps_gelu_near_with_slope(x, half, peak, s[j]) : ps_gelu_near(x, scale);
             } else {
-                v[i][j] = scale * (SLOPE ? v[i][j] * ps_activation_slope<ACTIVATION>(x) : ps_activated<ACTIVATION>(x));
+                y[j] = scale * ps_activated<ACTIVATION>(x);
+                s[j] = scale * ps_activation_slope<ACTIVATION>(x);
             }
+        }
+        pack<T>(v[i], y);
+        if constexpr (SLOPE) {
+            pack<T>(slope[i], s);
+        } else {
+            slope[i] = {};
         }
     }
 }
 
-template <bool SLOPE>
-static __device__ __forceinline__ void activate(enum ps_activation which, float (&v)[2][8], const float (&t)[2][8], float scale)
+template <typename T, bool SLOPE>
+static __device__ __forceinline__ void activate(enum ps_activation which, eight (&v)[2], eight (&slope)[2], const float (&bias)[8],
+                                                float scale)
 {
     if (which == PS_GELU) {
-        activate<PS_GELU, SLOPE>(v, t, scale);
+        activate<T, PS_GELU, SLOPE>(v, slope, bias, scale);
     } else if (which == PS_RELU) {
-        activate<PS_RELU, SLOPE>(v, t, scale);
+        activate<T, PS_RELU, SLOPE>(v, slope, bias, scale);
     } else {
-        activate<PS_GELU_TANH, SLOPE>(v, t, scale);
+        activate<T, PS_GELU_TANH, SLOPE>(v, slope, bias, scale);
     }
 }
 
@@ -513,8 +542,9 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
                                                    float2 (*counted)[COUNTED ? N : 1], float *pivots, bool first_tile)
 {
     using out = way_out<N, HALVES>;
-    constexpr bool FLOATS = FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL; /* else rounded, as it is kept */
+    constexpr bool FLOATS = FINISH == PS_FINISH_SUM || FINISH == PS_FINISH_RESIDUAL; /* else rounded, as passes would read it */
     constexpr bool MOMENTS = FINISH == PS_FINISH_RESIDUAL;
+    constexpr bool DRAWS = FINISH == PS_FINISH_RESIDUAL || FINISH == PS_FINISH_ACTIVATION;
     const int unit = out::unit();
     T *const c = (T *)x.c + corner.at, *const keep = (T *)x.kept + corner.at;
     if (FINISH == PS_FINISH_SUM && !COUNTED && !x.addend) {
@@ -524,7 +554,7 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
         }
         return;
     }
-    const bool dropped = FINISH != PS_FINISH_SUM && x.dropout.threshold;
+    const bool dropped = DRAWS && x.dropout.threshold;
     float scale = dropped ? x.dropout.scale : 1.0f;
     asm volatile("" : "+f"(scale)); /* in a register of each thread: else every use copies it there */
     const uint32_t least = x.dropout.threshold << 16;
@@ -536,7 +566,7 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
             stage_parts<T, N, HALVES, FLOATS>(sum, stage, step / out::PAIRS);
         }
         if (step % (HALVES * out::PAIRS) == 0 && column < corner.columns) {
-            if (FINISH != PS_FINISH_RESIDUAL && (FINISH != PS_FINISH_SUM || x.bias)) {
+            if (FINISH == PS_FINISH_ACTIVATION || (FINISH == PS_FINISH_SUM && x.bias)) {
                 ps_load<8>(bias, x.bias + column0 + column);
             }
             if (COUNTED && !MOMENTS) {
@@ -548,7 +578,7 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
             fetch<T, N, HALVES, FINISH, COUNTED>(x, next, corner, step + 1);
         }
         float v[2][8], other[2][8];
-        eight words[2];
+        eight words[2], slope[2];
         uint32_t at[2];
         bool here[2];
 #pragma unroll
@@ -559,17 +589,13 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
             if constexpr (FLOATS) {
                 staged(v[i], stage, line, unit);
             } else {
-                const eight product = staged(stage, line, unit);
-                if (FINISH == PS_FINISH_ACTIVATION && here[i]) {
-                    *(uint4 *)(keep + at[i]) = product.words;
-                }
-                unpack<T>(v[i], product);
+                words[i] = staged(stage, line, unit);
             }
             unpack<T>(other[i], now.addend[i]);
-            if constexpr (FINISH != PS_FINISH_RESIDUAL) {
+            if constexpr (FINISH == PS_FINISH_SUM) {
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
-                    (FINISH == PS_FINISH_SLOPE ? other : v)[i][j] += bias[j];
+                    v[i][j] += bias[j];
                 }
             }
         }
@@ -606,9 +632,8 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
             }
         }
         if constexpr (FINISH == PS_FINISH_ACTIVATION) {
-            activate<false>(x.activation, v, v, scale);
-        } else if constexpr (FINISH == PS_FINISH_SLOPE) {
-            activate<true>(x.activation, v, other, scale);
+            x.kept ? activate<T, true>(x.activation, words, slope, bias, scale)
+                   : activate<T, false>(x.activation, words, slope, bias, scale);
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -618,10 +643,16 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
                     const bool goes = dropped && (j % 2 ? draws[i].word[j / 2] : draws[i].word[j / 2] << 16) < least;
                     v[i][j] = goes ? other[i][j] : fmaf(v[i][j], scale, other[i][j]);
                 }
-            }
-            pack<T>(words[i], v[i]);
-            if (!FLOATS && dropped) {
-                drop(words[i], x.dropout, draws[i]);
+                pack<T>(words[i], v[i]);
+            } else if constexpr (FINISH == PS_FINISH_SLOPE) {
+                words[i] = product_of<T>(words[i], now.addend[i]);
+            } else {
+                if (dropped) {
+                    drop(words[i], slope[i], x.dropout, draws[i]);
+                }
+                if (x.kept && here[i]) {
+                    *(uint4 *)(keep + at[i]) = slope[i].words;
+                }
             }
             if (here[i]) {
                 *(uint4 *)(c + at[i]) = words[i].words;

@@ -38,7 +38,7 @@ enum {
 struct long_product {
     int64_t m, ldc;
     int n, k, tiles_n, places, pieces, first, stages; /* pairs of tiles; the slice's first column; of the ring */
-    float *c, *kept;
+    float *c, *kept;                                  /* kept: the slope; NULL: not wanted */
     const float *addend, *bias;
     float alpha, beta; /* SUM's */
     struct ps_dropout dropout;
@@ -78,28 +78,35 @@ static __global__ void __launch_bounds__(256)
 
 /* ---- a tile on its way out ---- */
 
-/* v = the activation of t times scale, SLOPE: v times its derivative at t. What tf32 hides is taken from the faster forms. */
+/* v becomes scale times its activation; SLOPE: slope is scale times the derivative there. What tf32 hides is taken from the faster
+ * forms. */
 template <enum ps_activation ACTIVATION, bool EXACT, bool SLOPE>
-static __device__ __forceinline__ float activated(float v, float t, float scale)
+static __device__ __forceinline__ void activate(float (&v)[LINES][4], float (&slope)[LINES][4], float scale)
 {
-    if constexpr (ACTIVATION == PS_GELU && !EXACT) {
-        return SLOPE ? v * ps_gelu_near_slope(t, scale) : ps_gelu_near(t, scale);
-    } else {
-        return scale * (SLOPE ? v * ps_activation_slope<ACTIVATION>(t) : ps_activated<ACTIVATION>(t));
+    const float half = 0.5f * scale, peak = SLOPE && ACTIVATION == PS_GELU ? ps_log2(0.39894228040143268f * scale) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4 * LINES; i++) {
+        const float t = v[i / 4][i % 4];
+        float &y = v[i / 4][i % 4], &s = slope[i / 4][i % 4];
+        if constexpr (ACTIVATION == PS_GELU && !EXACT) {
+            y = SLOPE ? ps_gelu_near_with_slope(t, half, peak, s) : ps_gelu_near(t, scale);
+        } else {
+            y = scale * ps_activated<ACTIVATION>(t);
+            s = SLOPE ? scale * ps_activation_slope<ACTIVATION>(t) : 0.0f;
+        }
     }
 }
 
 template <bool EXACT, bool SLOPE>
-static __device__ __forceinline__ void activate(enum ps_activation which, float (&v)[LINES][4], const float (&t)[LINES][4],
+static __device__ __forceinline__ void activate(enum ps_activation which, float (&v)[LINES][4], float (&slope)[LINES][4],
                                                 float scale)
 {
-#pragma unroll
-    for (int i = 0; i < 4 * LINES; i++) {
-        float &value = v[i / 4][i % 4];
-        const float at = t[i / 4][i % 4];
-        value = which == PS_GELU   ? activated<PS_GELU, EXACT, SLOPE>(value, at, scale)
-                : which == PS_RELU ? activated<PS_RELU, EXACT, SLOPE>(value, at, scale)
-                                   : activated<PS_GELU_TANH, EXACT, SLOPE>(value, at, scale);
+    if (which == PS_GELU) {
+        activate<PS_GELU, EXACT, SLOPE>(v, slope, scale);
+    } else if (which == PS_RELU) {
+        activate<PS_RELU, EXACT, SLOPE>(v, slope, scale);
+    } else {
+        activate<PS_GELU_TANH, EXACT, SLOPE>(v, slope, scale);
     }
 }
 
@@ -146,7 +153,8 @@ static __device__ __forceinline__ void finish_rows(const struct long_product &x,
 {
     constexpr int PARTS = N / PART;
     const int lane = (int)threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const bool dropped = FINISH != PS_FINISH_SUM && x.dropout.threshold;
+    constexpr bool DRAWS = FINISH == PS_FINISH_RESIDUAL || FINISH == PS_FINISH_ACTIVATION;
+    const bool dropped = DRAWS && x.dropout.threshold;
     const float scale = dropped ? x.dropout.scale : 1.0f;
     float next[LINES][4];
     auto spot_of = [&](int part) { return spot(x, row0, column0 + part * PART); };
@@ -169,7 +177,7 @@ static __device__ __forceinline__ void finish_rows(const struct long_product &x,
         }
         __syncwarp();
         float v[LINES][4], beside[LINES][4], bias[4] = {};
-        if (x.bias && own.column < x.n) {
+        if (FINISH != PS_FINISH_SLOPE && x.bias && own.column < x.n) {
             *(float4 *)bias = *(const float4 *)(x.bias + own.column);
         }
 #pragma unroll
@@ -191,22 +199,20 @@ static __device__ __forceinline__ void finish_rows(const struct long_product &x,
         }
 #pragma unroll
         for (int i = 0; i < LINES; i++) {
-            if (FINISH == PS_FINISH_ACTIVATION && own.here(i)) {
-                *(float4 *)(x.kept + own.at(x, i)) = *(const float4 *)v[i];
-            }
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 if constexpr (FINISH == PS_FINISH_SUM) {
                     v[i][j] = fmaf(x.beta, beside[i][j], fmaf(x.alpha, v[i][j], bias[j]));
+                } else if constexpr (FINISH == PS_FINISH_SLOPE) {
+                    v[i][j] *= beside[i][j];
                 } else {
-                    (FINISH == PS_FINISH_SLOPE ? beside : v)[i][j] += bias[j];
+                    v[i][j] += bias[j];
                 }
             }
         }
+        float slope[LINES][4] = {};
         if constexpr (FINISH == PS_FINISH_ACTIVATION) {
-            activate<EXACT, false>(x.activation, v, v, scale);
-        } else if constexpr (FINISH == PS_FINISH_SLOPE) {
-            activate<EXACT, true>(x.activation, v, beside, scale);
+            x.kept ? activate<EXACT, true>(x.activation, v, slope, scale) : activate<EXACT, false>(x.activation, v, slope, scale);
         }
 #pragma unroll
         for (int i = 0; i < LINES; i++) {
@@ -217,7 +223,11 @@ static __device__ __forceinline__ void finish_rows(const struct long_product &x,
                     v[i][j] = goes ? beside[i][j] : fmaf(v[i][j], scale, beside[i][j]);
                 } else {
                     v[i][j] = goes ? 0.0f : v[i][j];
+                    slope[i][j] = goes ? 0.0f : slope[i][j];
                 }
+            }
+            if (FINISH == PS_FINISH_ACTIVATION && x.kept && own.here(i)) {
+                *(float4 *)(x.kept + own.at(x, i)) = *(const float4 *)slope[i];
             }
             if (own.here(i)) {
                 *(float4 *)(x.c + own.at(x, i)) = *(const float4 *)v[i];

@@ -52,6 +52,15 @@ static __device__ __forceinline__ float ps_gelu_twice(float x)
     return fmaf(x, ps_tanh(x * fmaf(x * x, PS_GELU_B, PS_GELU_A)), x);
 }
 
+/* gelu(x), and its derivative in `slope`; half: the 1/2, or as much of a multiple of both. */
+static __device__ __forceinline__ float ps_gelu_with_slope(float x, float half, float &slope)
+{
+    const float square = x * x, t = ps_tanh(x * fmaf(square, PS_GELU_B, PS_GELU_A)), weight = fmaf(half, t, half);
+    const float rise = x * fmaf(square, 3 * PS_GELU_B, PS_GELU_A);
+    slope = fmaf(weight, fmaf(-t, rise, rise), weight); /* 1 - t^2 = (1 + t) (1 - t) */
+    return x * weight;
+}
+
 /* x becomes 2 gelu(x), and `gradient`, of gelu(x), twice that of x. */
 static __device__ __forceinline__ void ps_gelu_twice_backward(float &x, float &gradient)
 {
@@ -73,11 +82,12 @@ static __device__ __forceinline__ float ps_gelu_near(float x, float scale = 1.0f
     return x * ps_gelu_weight(x, fminf(x * x, 36.0f), 0.5f * scale);
 }
 
-/* w + x times the normal density. */
-static __device__ __forceinline__ float ps_gelu_near_slope(float x, float scale = 1.0f)
+/* And its derivative w + x times the normal density; peak: the logarithm to base 2 of that at 0, times the same multiple. */
+static __device__ __forceinline__ float ps_gelu_near_with_slope(float x, float half, float peak, float &slope)
 {
-    const float square = fminf(x * x, 36.0f), density = 0.39894228040143268f * scale * ps_exp2(-0.5f * PS_LOG2_E * square);
-    return fmaf(x, density, ps_gelu_weight(x, square, 0.5f * scale));
+    const float square = fminf(x * x, 36.0f), weight = ps_gelu_weight(x, square, half);
+    slope = fmaf(x, ps_exp2(fmaf(square, -0.5f * PS_LOG2_E, peak)), weight);
+    return x * weight;
 }
 
 #endif
