@@ -75,19 +75,13 @@ template <typename T> static __device__ __forceinline__ void pack(eight &to, con
     to.words = make_uint4(ps_pack<T>(v), ps_pack<T>(v + 2), ps_pack<T>(v + 4), ps_pack<T>(v + 6));
 }
 
-/* Of two neighbours: in each half ones where the draw keeps it. */
-static __device__ __forceinline__ uint32_t kept(const struct ps_dropout &d, uint32_t draws)
-{
-    return ps_kept2(draws, ps_below(d.threshold), ps_minus_below(d.threshold)) * 0xffffu;
-}
-
 /* Zeros in both where the draws drop them. */
 static __device__ __forceinline__ void drop(eight &a, eight &b, const struct ps_dropout &d, const struct ps_block &draws)
 {
     uint32_t *const first = &a.words.x, *const second = &b.words.x;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const uint32_t goes_on = kept(d, draws.word[i]);
+        const uint32_t goes_on = ps_kept_mask(d, draws.word[i]);
         first[i] &= goes_on;
         second[i] &= goes_on;
     }

@@ -5,7 +5,8 @@
  *
  * Forward: y, mean, rstd =. Bytes: 8 R d. Flops: 8 R d.
  * Backward: dx =; dgamma, dbeta +=. Bytes: 12 R d, 4 R d more of an addend and of masked, and 8 d (12 d with dbias) for each
- * block's partial rows (L2). Flops: 14 R d. In 16 bits half the bytes of rows; gamma, beta, statistics and sums are fp32. */
+ * block's partial rows (L2). Flops: 14 R d. In 16 bits half the bytes of rows; gamma, beta, statistics and sums are fp32, and
+ * instructions bound it nearly as much as memory: 166 for a warp's 256 elements, 266 masked. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/mma.cuh"
@@ -237,7 +238,7 @@ template <typename T> struct backward_rows {
     const T *dy, *x, *addend;
     const float *mean, *rstd, *gamma;
     int64_t rows;
-    int d;
+    int d, turns; /* the most rows of a group of lanes */
     struct ps_dropout dropout;
 };
 
@@ -252,116 +253,163 @@ template <int LANES, int VEC, int ITEMS> static constexpr int shared_bytes()
     return ahead > sums ? ahead : sums;
 }
 
+/* Neighbouring lanes have a row at a time. What does not depend on the row is out of the loop, whose instructions bound it; in it
+ * lanes beyond d and rows beyond the last are zeros, and only stores ask whether they are there. */
 template <typename T, int LANES, int VEC, int ITEMS, bool CENTRED, bool MASKED>
 static __global__ void __launch_bounds__(block, resident(VEC, ITEMS)) layernorm_backward_rows(const struct backward_rows<T> a)
 {
     ps_grid_begin();
-    constexpr int width = ITEMS * VEC, groups = block / LANES, ahead = rows_ahead<VEC, ITEMS>;
+    constexpr int width = ITEMS * VEC, groups = block / LANES, apart = LANES * VEC; /* columns from one item to the next */
+    constexpr int ahead = rows_ahead<VEC, ITEMS>, line = block * 16, slot = 3 * ITEMS * line; /* bytes of the ring */
     extern __shared__ float4 shared_memory[];
-    float4 *const own = shared_memory + threadIdx.x;
+    uint8_t *const memory = (uint8_t *)shared_memory;
+    const uint32_t ring = threadIdx.x * 16, end = ring + ahead * slot;
     const int lane = threadIdx.x % LANES, d = a.d;
-    const uint64_t step = MASKED && a.dropout.threshold ? a.dropout.state->step : 0;
-    const int64_t stride = (int64_t)gridDim.x * groups;
+    const float share = 1.0f / (float)d;
     float g[width], sum_gamma[width], sum_beta[width], sum_bias[MASKED ? width : 1];
+    bool column[ITEMS]; /* is there, where the first one is */
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        const int column = (i * LANES + lane) * VEC;
+        column[i] = i == 0 || lane * VEC + i * apart < d;
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
             g[i * VEC + j] = sum_gamma[i * VEC + j] = sum_beta[i * VEC + j] = sum_bias[MASKED ? i * VEC + j : 0] = 0.0f;
         }
-        if (column < d) {
-            ps_load<VEC>(g + i * VEC, a.gamma + column);
+        if (lane * VEC + i * apart < d) {
+            ps_load<VEC>(g + i * VEC, a.gamma + lane * VEC + i * apart);
         }
     }
-    /* A row, on its way to a place of the ring. */
-    const auto ask = [&](int64_t row, int place) {
+    const bool dropped = MASKED && a.dropout.threshold;
+    const uint64_t step = dropped ? a.dropout.state->step : 0;
+    const float scale = dropped ? a.dropout.scale : 1.0f;
+    /* Without dropout those that keep all. */
+    uint32_t below = dropped ? ps_below(a.dropout.threshold) : ~0u;
+    uint32_t minus_below = dropped ? ps_minus_below(a.dropout.threshold) : 0x20002u;
+    const int64_t stride = (int64_t)gridDim.x * groups; /* rows to the next one, and elements: */
+    int64_t further = stride * d;
+    asm volatile("" : "+r"(below), "+r"(minus_below), "+l"(further)); /* made here, not at each row */
+    const int64_t begin = (int64_t)blockIdx.x * groups, row = begin + threadIdx.x / LANES;
+    const int64_t last = (a.turns - 1) * stride;
+    const int turns = begin + last < a.rows ? a.turns : a.turns - 1;              /* of a block, whose warps stay together */
+    int left = lane * VEC >= d ? 0 : row + last < a.rows ? a.turns : a.turns - 1; /* rows of this lane */
+    /* A row's piece of this lane, on its way to a slot of the ring. */
+    const auto ask = [&](bool there, int64_t at, uint32_t to) {
         if constexpr (ahead > 0) {
 #pragma unroll
             for (int i = 0; i < ITEMS; i++) {
-                const int column = (i * LANES + lane) * VEC;
-                if (row < a.rows && column < d) {
-                    float4 *const to = own + (place * 3 * ITEMS + i) * block;
-                    ps_copy_async(to, a.dy + row * d + column);
-                    ps_copy_async(to + ITEMS * block, a.x + row * d + column);
-                    if (a.addend) {
-                        ps_copy_async(to + 2 * ITEMS * block, a.addend + row * d + column);
-                    }
+                const int bytes = there && column[i] ? 16 : 0;
+                uint8_t *const place = memory + to + i * line;
+                ps_copy_async_part(place, (const uint8_t *)(a.dy + at + i * apart), bytes);
+                ps_copy_async_part(place + ITEMS * line, (const uint8_t *)(a.x + at + i * apart), bytes);
+                if (a.addend) {
+                    ps_copy_async_part(place + 2 * ITEMS * line, (const uint8_t *)(a.addend + at + i * apart), bytes);
                 }
             }
             ps_copy_commit();
         }
     };
-    int64_t row = (int64_t)blockIdx.x * groups + threadIdx.x / LANES;
-    for (int i = 0; i < ahead - 1; i++) {
-        ask(row + i * stride, i);
-    }
-    float mu = CENTRED && row < a.rows ? a.mean[row] : 0.0f, rs = row < a.rows ? a.rstd[row] : 0.0f;
-    int place = 0;
-    /* The bound is the same for all threads of a warp: its lanes stay together. */
-#pragma unroll 1
-    for (int64_t first = (int64_t)blockIdx.x * groups; first < a.rows; first += stride, row += stride) {
-        const bool live = row < a.rows, more = row + stride < a.rows;
-        const float next_mu = CENTRED && more ? a.mean[row + stride] : 0.0f, next_rs = more ? a.rstd[row + stride] : 0.0f;
-        const float4 *const from = own + place * 3 * ITEMS * block;
-        if constexpr (ahead > 0) {
-            ask(row + (ahead - 1) * stride, place == 0 ? ahead - 1 : place - 1);
-            ps_copy_wait_group<ahead - 1>();
-            place = place + 1 < ahead ? place + 1 : 0;
+    int64_t at = row * d + lane * VEC;
+    uint32_t drawn = (uint32_t)(at / VEC), from = ring, asked = end - slot;
+    for (int i = 0; i < ahead; i++) {
+        for (int item = 0; item < ITEMS && !a.addend; item++) {
+            *(uint4 *)(memory + ring + i * slot + (2 * ITEMS + item) * line) = make_uint4(0, 0, 0, 0);
         }
-        float up[width], xhat[width];
+        if (i + 1 < ahead) {
+            ask(left > i, at + i * further, ring + i * slot);
+        }
+    }
+    const float *mean = a.mean + row, *rstd = a.rstd + row;
+    float mu = CENTRED && left > 0 ? *mean : 0.0f, rs = left > 0 ? *rstd : 0.0f;
+#pragma unroll 1
+    for (int turn = 0; turn < turns; turn++) {
+        mean += stride;
+        rstd += stride;
+        const float next_mu = CENTRED && left > 1 ? *mean : 0.0f, next_rs = left > 1 ? *rstd : 0.0f;
+        if constexpr (ahead > 0) {
+            ask(left > ahead - 1, at + (ahead - 1) * further, asked);
+            ps_copy_wait_group<ahead - 1>();
+        }
+        /* The lane's i-th piece of the row of dy, x or addend. */
+        const auto load = [&](float(&to)[VEC], int which, const T *tensor, int i) {
+            if constexpr (ahead > 0) {
+                ps_load<VEC>(to, (const T *)(memory + from + (which * ITEMS + i) * line));
+            } else {
+#pragma unroll
+                for (int j = 0; j < VEC; j++) {
+                    to[j] = 0.0f;
+                }
+                if (tensor && left > 0 && column[i]) {
+                    ps_load<VEC>(to, tensor + at + i * apart);
+                }
+            }
+        };
+        float up[width], xhat[width], sum, product;
+        const float shift = -mu * rs;
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
-            const int column = (i * LANES + lane) * VEC;
+            float dy[VEC], x[VEC], of_sum, of_product; /* short chains */
+            load(dy, 0, a.dy, i);
+            load(x, 1, a.x, i);
 #pragma unroll
             for (int j = 0; j < VEC; j++) {
-                up[i * VEC + j] = xhat[i * VEC + j] = 0.0f;
+                const int k = i * VEC + j;
+                xhat[k] = CENTRED ? fmaf(x[j], rs, shift) : x[j] * rs;
+                sum_beta[k] += dy[j];
+                sum_gamma[k] = fmaf(dy[j], xhat[k], sum_gamma[k]);
+                up[k] = dy[j] * g[k];
+                of_sum = j ? of_sum + up[k] : up[k];
+                of_product = j ? fmaf(up[k], xhat[k], of_product) : up[k] * xhat[k];
             }
-            if (live && column < d) {
-                ps_load<VEC>(up + i * VEC, ahead ? (const T *)(from + i * block) : a.dy + row * d + column);
-                ps_load<VEC>(xhat + i * VEC, ahead ? (const T *)(from + (ITEMS + i) * block) : a.x + row * d + column);
-            }
+            sum = i ? sum + of_sum : of_sum;
+            product = i ? product + of_product : of_product;
         }
-        float sum = 0.0f, product = 0.0f;
-#pragma unroll
-        for (int i = 0; i < width; i++) {
-            xhat[i] = (xhat[i] - mu) * rs;
-            sum_beta[i] += up[i]; /* 0 beyond d */
-            sum_gamma[i] += up[i] * xhat[i];
-            up[i] *= g[i];
-            sum += up[i];
-            product += up[i] * xhat[i];
-        }
-        sum = CENTRED ? ps_group_sum<LANES>(sum) / (float)d : 0.0f;
-        product = ps_group_sum<LANES>(product) / (float)d;
+        const float slope = -rs * share * ps_group_sum<LANES>(product);
+        const float level = CENTRED ? -rs * share * ps_group_sum<LANES>(sum) : 0.0f;
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
-            const int column = (i * LANES + lane) * VEC;
-            if (live && column < d) {
-                float out[VEC];
+            const bool here = left > 0 && column[i];
+            float out[VEC];
+            load(out, 2, a.addend, i);
 #pragma unroll
-                for (int j = 0; j < VEC; j++) {
-                    out[j] = 0.0f;
+            for (int j = 0; j < VEC; j++) {
+                const int k = i * VEC + j;
+                out[j] += fmaf(up[k], rs, CENTRED ? fmaf(xhat[k], slope, level) : xhat[k] * slope);
+            }
+            if constexpr (VEC < 8) {
+                if (here) {
+                    ps_store<VEC>(a.dx + at + i * apart, out);
                 }
-                if (a.addend) {
-                    ps_load<VEC>(out, ahead ? (const T *)(from + (2 * ITEMS + i) * block) : a.addend + row * d + column);
+            } else {
+                uint4 words = make_uint4(ps_pack<T>(out), ps_pack<T>(out + 2), ps_pack<T>(out + 4), ps_pack<T>(out + 6));
+                if (here) {
+                    *(uint4 *)(a.dx + at + i * apart) = words;
                 }
+                if constexpr (MASKED) { /* of dx as it is stored; beyond d nobody reads what is summed */
+                    const struct ps_block draws = ps_draws(a.dropout, step, drawn + i * LANES);
+                    uint32_t each[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-                for (int j = 0; j < VEC; j++) {
-                    out[j] += rs * (up[i * VEC + j] - sum - xhat[i * VEC + j] * product);
-                }
-                ps_store<VEC>(a.dx + row * d + column, out);
-                if constexpr (MASKED) {
-                    ps_store_dropped<VEC>(a.masked, row * d + column, out, a.dropout, step);
-#pragma unroll
-                    for (int j = 0; j < VEC; j++) {
-                        T stored;
-                        ps_put(&stored, out[j]);
-                        sum_bias[i * VEC + j] += ps_float(stored);
+                    for (int j = 0; j < 4; j++) {
+                        float *const sums = sum_bias + i * VEC + 2 * j, pair[2];
+                        ps_unpack<T>(pair, each[j]);
+                        pair[0] *= scale;
+                        pair[1] *= scale;
+                        each[j] = ps_pack<T>(pair);
+                        each[j] &= ps_kept2(draws.word[j], below, minus_below) * 0xffffu;
+                        ps_unpack<T>(pair, each[j]);
+                        sums[0] += pair[0];
+                        sums[1] += pair[1];
+                    }
+                    if (here) {
+                        *(uint4 *)(a.masked + at + i * apart) = make_uint4(each[0], each[1], each[2], each[3]);
                     }
                 }
             }
         }
+        at += further;
+        drawn += (uint32_t)(further / VEC);
+        left--;
+        asked = from;
+        from = from + slot == end ? ring : from + slot;
         mu = next_mu;
         rs = next_rs;
     }
@@ -414,11 +462,12 @@ static __global__ void __launch_bounds__(block)
 
 /* Returns the number of blocks: as many as the device holds at once, fewer when there are fewer rows. */
 template <typename T, bool CENTRED, int LANES, int VEC, int ITEMS>
-static unsigned launch_backward(const struct ps_cuda_context *c, const struct backward_rows<T> &a)
+static unsigned launch_backward(const struct ps_cuda_context *c, struct backward_rows<T> a)
 {
     const unsigned most = (unsigned)(c->multiprocessors * resident(VEC, ITEMS));
     unsigned blocks = ps_cuda_blocks(a.rows, block / LANES);
     blocks = blocks < most ? blocks : most;
+    a.turns = (int)((a.rows + (int64_t)blocks * (block / LANES) - 1) / ((int64_t)blocks * (block / LANES)));
     constexpr int shared = shared_bytes<LANES, VEC, ITEMS>();
     auto kernel = layernorm_backward_rows<T, LANES, VEC, ITEMS, CENTRED, false>;
     if constexpr (VEC == 8) {
@@ -495,10 +544,16 @@ static enum ps_status backward_of(const struct ps_kernels *k, const struct ps_la
             blocks = launch_backward<T, CENTRED, 4, 8, 1>(c, x);
         } else if (d <= 64) {
             blocks = launch_backward<T, CENTRED, 8, 8, 1>(c, x);
+        } else if (d <= 96) {
+            blocks = launch_backward<T, CENTRED, 4, 8, 3>(c, x);
         } else if (d <= 128) {
             blocks = launch_backward<T, CENTRED, 16, 8, 1>(c, x);
+        } else if (d <= 192) {
+            blocks = launch_backward<T, CENTRED, 8, 8, 3>(c, x);
         } else if (d <= 256) {
             blocks = launch_backward<T, CENTRED, 32, 8, 1>(c, x);
+        } else if (d <= 384) {
+            blocks = launch_backward<T, CENTRED, 16, 8, 3>(c, x);
         } else if (d <= 512) {
             blocks = launch_backward<T, CENTRED, 32, 8, 2>(c, x);
         } else {

@@ -65,6 +65,12 @@ static __device__ __forceinline__ uint32_t ps_kept2(uint32_t draws, uint32_t bel
     return __viaddmin_u16x2(__vmaxu2(draws, below), minus_below, 0x00010001u);
 }
 
+/* Of two neighbours: in each half ones where the draw keeps it. threshold > 0. */
+static __device__ __forceinline__ uint32_t ps_kept_mask(const struct ps_dropout &d, uint32_t draws)
+{
+    return ps_kept2(draws, ps_below(d.threshold), ps_minus_below(d.threshold)) * 0xffffu;
+}
+
 /* to = drop(v) of VEC elements from `element` on, of v as it would be stored; v becomes that, before it is rounded. */
 template <int VEC, typename T>
 static __device__ __forceinline__ void ps_store_dropped(T *to, int64_t element, float (&v)[VEC], const struct ps_dropout &d,
