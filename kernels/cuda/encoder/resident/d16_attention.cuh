@@ -9,15 +9,13 @@
 namespace ps_resident
 {
 
-/* Residual attention's: q and k of the layers below, whose scores are added. In memory the lane's place in its own queries' operand
- * of the first layer, `further` bytes from the next one's. In shared memory its place in that layer's matrices, of q's, where they
- * are wanted, and `keys` bytes behind it of k's. */
+/* Residual attention's: q and k of the layers below, whose scores are added, in shared memory, two matrices each. The lane's places
+ * in the first one's: where it loads matrices of all rows, and of the warp's. */
 struct d16_pieces {
-    const char *queries;
-    int64_t further;
-    uint32_t all, keys;
+    uint32_t all, own;
     int count, row, bytes; /* layers; bytes of a row of matrices, and of a layer's */
 };
+enum { PIECE_KEYS = 2 * MATRIX }; /* from q's to k's */
 
 /* Of none. */
 struct d16_alone {
@@ -29,12 +27,12 @@ static __device__ __forceinline__ void add_scores(float (&s)[2 * TILES][4], cons
 {
 #pragma unroll 1
     for (int j = 0; j < pieces.count; j++) {
-        const uint2 q = *(const uint2 *)(pieces.queries + j * pieces.further + p * 8);
-        uint32_t keys[2 * TILES];
-        load_matrices<false, TILES>(keys, pieces.all + pieces.keys + j * pieces.bytes + p * MATRIX, pieces.row);
+        uint32_t q[2], keys[2 * TILES];
+        ps_ldmatrix2_at(q, pieces.own + j * pieces.bytes + p * MATRIX);
+        load_matrices<false, TILES>(keys, pieces.all + PIECE_KEYS + j * pieces.bytes + p * MATRIX, pieces.row);
 #pragma unroll
         for (int t = 0; t < 2 * TILES; t++) {
-            ps_mma8<T>(s[t], mine ? q.x : 0, mine ? q.y : 0, keys[t], s[t]);
+            ps_mma8<T>(s[t], mine ? q[0] : 0, mine ? q[1] : 0, keys[t], s[t]);
         }
     }
 }
@@ -166,6 +164,7 @@ template <class T> static __device__ __forceinline__ void add_pair(char *to, int
  * one's. begin: nothing is there yet. */
 struct d16_piece_gradients {
     char *queries, *keys;
+    int64_t further;
     bool begin;
 };
 
@@ -178,13 +177,13 @@ static __device__ __forceinline__ void add_query_gradients(const uint32_t (&ds)[
     for (int j = 0; j < pieces.count; j++) {
         uint32_t keys[2 * TILES];
         float o[4] = {0, 0, 0, 0};
-        load_matrices<true, TILES>(keys, pieces.all + pieces.keys + j * pieces.bytes + p * MATRIX, pieces.row);
+        load_matrices<true, TILES>(keys, pieces.all + PIECE_KEYS + j * pieces.bytes + p * MATRIX, pieces.row);
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
             ps_mma16<T>(o, ds[t], keys[2 * t], keys[2 * t + 1], o);
         }
         if (mine) {
-            add_pair<T>(to.queries + j * pieces.further, p, o, scale, to.begin);
+            add_pair<T>(to.queries + j * to.further, p, o, scale, to.begin);
         }
     }
 }
@@ -210,7 +209,7 @@ static __device__ __forceinline__ void add_key_gradients(const uint32_t (&ds)[TI
             ps_mma16<T>(o, ds[t], queries[2 * t], queries[2 * t + 1], o);
         }
         if (mine) {
-            add_pair<T>(to.keys + j * pieces.further, p, o, scale, to.begin);
+            add_pair<T>(to.keys + j * to.further, p, o, scale, to.begin);
         }
     }
 }

@@ -7,6 +7,9 @@
  * is written once a half, before the norm, and nothing is normalised in memory but the last layer's output. Backward has the same
  * two sums a norm: those of the gradient and of the gradient times xhat.
  *
+ * What a kernel needs beside the sums and rows of the one before it comes before it waits: parameters, what older kernels have left,
+ * masks, which are drawn there.
+ *
  * A warp owns 16 rows; attention's warps are those of a sequence (a unit), the feed-forward part's tiles are whoever's. What passes
  * from kernel to kernel lies as the lanes hold it, 16 bytes each. Products, attention and weights' gradients are those of
  * encoder/resident/d16_e4_f128.cu, for any N up to 64. Residual attention's scores are a sum over layers of q k': q and k of the
@@ -55,7 +58,8 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     const int unit = halves_unit_bytes(p->tiles, (int)pieces), hidden = halves_front_bytes(halves_hidden_bytes((int)e->d_ff));
     int most = MOST_WARPS / p->tiles;
     most = most < (c->shared_bytes - wide) / unit ? most : (c->shared_bytes - wide) / unit;
-    const int of_tiles = (c->shared_bytes - hidden) / (p->tiles * HALVES_TILE_BYTES);
+    const int tile = HALVES_TILE_BYTES + halves_words_bytes((int)e->d_ff);
+    const int of_tiles = (c->shared_bytes - hidden) / (p->tiles * tile);
     most = most < of_tiles ? most : of_tiles;
     if (most < least) {
         return ps_fail(PS_UNSUPPORTED,
@@ -71,8 +75,8 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     p->threads = p->block_units * p->tiles * 32;
     p->forward = front + p->block_units * halves_keys_bytes(p->tiles, (int)pieces);
     p->backward = wide + p->block_units * unit;
-    p->hidden = hidden;
-    p->hidden_backward = hidden + p->block_units * p->tiles * HALVES_TILE_BYTES;
+    p->hidden = hidden + p->block_units * p->tiles * halves_words_bytes((int)e->d_ff);
+    p->hidden_backward = hidden + p->block_units * p->tiles * tile;
     return PS_OK;
 }
 
@@ -168,6 +172,7 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     }
     h->running_stride = e->offsets.running_stride;
     h->momentum = e->momentum;
+    h->per_row = 1.0 / (double)x->rows;
     h->hidden_threshold = e->hidden_dropout.threshold;
     h->hidden_below = ps_below(h->hidden_threshold);
     h->hidden_minus_below = ps_minus_below(h->hidden_threshold);
@@ -184,6 +189,19 @@ template <class T> static void take_dropout(encoder<T> *x, const struct ps_dropo
 }
 
 template <class T> using halves_kernel = void(const encoder<T>, const struct halves);
+
+/* ps_cuda_launch, so that a kernel whose parameters or step may just have been written reads nothing early. */
+template <class T>
+static enum ps_status halves_launch(const struct ps_kernels *k, const char *what, halves_kernel<T> *kernel, int blocks, int threads,
+                                    int shared, const encoder<T> &x, const struct halves &h)
+{
+    if (shared > 48 * 1024) {
+        PS_TRY(
+            ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), what));
+    }
+    ps_cuda_launch(ps_cuda(k), kernel, dim3((unsigned)blocks), (unsigned)threads, (size_t)shared, x, h);
+    PS_CUDA_LAUNCHED(what);
+}
 
 template <class T> static halves_kernel<T> *attention_of(int tiles, bool backward)
 {
@@ -216,25 +234,21 @@ static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps
                                      const struct ps_encoder_plan *plan)
 {
     const struct halves_plan &p = plan_of(plan);
-    const cudaStream_t stream = ps_cuda(k)->stream;
-    const dim3 grid((unsigned)p.blocks);
+    const char *const what = "encoder forward";
     encoder<T> x;
     struct halves h;
-    ps_cuda(k)->ordered = false;
     halves_make(k, e, p, &x, &h);
     for (int l = 0; l < x.layers; l++) {
         h.layer = l;
         h.turn = 0;
         take_dropout(&x, e->dropout);
-        PS_TRY(ps_resident_launch(attention_of<T>(p.tiles, false), grid, p.threads, (size_t)p.forward, stream, "encoder forward", x,
-                                  h));
+        PS_TRY(halves_launch(k, what, attention_of<T>(p.tiles, false), p.blocks, p.threads, p.forward, x, h));
         h.turn = 1;
         take_dropout(&x, e->output_dropout);
-        PS_TRY(ps_resident_launch(hidden_of<T>(e->activation, false), grid, p.threads, (size_t)p.hidden, stream, "encoder forward",
-                                  x, h));
+        PS_TRY(halves_launch(k, what, hidden_of<T>(e->activation, false), p.blocks, p.threads, p.hidden, x, h));
     }
     h.turn = 0;
-    return ps_resident_launch(halves_output<T>, grid, p.threads, 0, stream, "encoder forward", x, h);
+    return halves_launch(k, what, halves_output<T>, p.blocks, p.threads, 0, x, h);
 }
 
 template <class T>
@@ -242,28 +256,24 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
                                       const struct ps_encoder_plan *plan)
 {
     const struct halves_plan &p = plan_of(plan);
-    const cudaStream_t stream = ps_cuda(k)->stream;
-    const dim3 grid((unsigned)p.blocks);
+    const char *const what = "encoder backward";
     encoder<T> x;
     struct halves h;
-    ps_cuda(k)->ordered = false;
     halves_make(k, e, p, &x, &h);
     x.half_scale = h.hidden_scale * (e->activation == PS_GELU_TANH ? 0.5f : 1.0f);
     h.layer = x.layers - 1;
-    PS_TRY(ps_resident_launch(halves_meet<T>, grid, p.threads, 0, stream, "encoder backward", x, h));
+    PS_TRY(halves_launch(k, what, halves_meet<T>, p.blocks, p.threads, 0, x, h));
     for (int l = x.layers - 1; l >= 0; l--) {
         h.layer = l;
         h.turn = 1;
         take_dropout(&x, e->output_dropout);
-        PS_TRY(ps_resident_launch(hidden_of<T>(e->activation, true), grid, p.threads, (size_t)p.hidden_backward, stream,
-                                  "encoder backward", x, h));
+        PS_TRY(halves_launch(k, what, hidden_of<T>(e->activation, true), p.blocks, p.threads, p.hidden_backward, x, h));
         h.turn = 0;
         take_dropout(&x, e->dropout);
-        PS_TRY(ps_resident_launch(attention_of<T>(p.tiles, true), grid, p.threads, (size_t)p.backward, stream, "encoder backward",
-                                  x, h));
+        PS_TRY(halves_launch(k, what, attention_of<T>(p.tiles, true), p.blocks, p.threads, p.backward, x, h));
     }
     return ps_resident_launch(sum_kernel<T, D>, dim3((unsigned)((4 * D + 2 * x.f) * D / SUM_TILE), (unsigned)x.layers), SUM_THREADS,
-                              0, stream, "encoder weight gradients", x);
+                              0, ps_cuda(k)->stream, "encoder weight gradients", x);
 }
 
 } // namespace ps_resident

@@ -36,7 +36,7 @@ struct halves {
     int turn;           /* of `sums`: which half the kernel writes */
     int64_t running[4]; /* offsets of the first layer's: norm 1's mean, variance, norm 2's */
     int64_t running_stride;
-    double momentum;
+    double momentum, per_row;                                    /* 1 / R */
     uint32_t hidden_threshold, hidden_below, hidden_minus_below; /* the encoder's are of the rows that the kernel ends with */
     float hidden_scale;
 };
@@ -59,10 +59,17 @@ static __device__ __forceinline__ uint32_t *halves_masks_at(const encoder<T> &x,
     return h.masks + ((int64_t)(h.layer * (MASKS_HIDDEN + x.f / 64) + word) * h.tiles + tile) * 32 + lane;
 }
 
+/* What other kernels have left is read past L1, which knows nothing of what they write while a kernel waits for them. */
+static __device__ __forceinline__ void take_left(uint32_t (&a)[4], const char *from)
+{
+    const uint4 v = __ldcg((const uint4 *)from);
+    a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
+}
+
 /* The operand there, zeros in rows that do not exist. */
 template <class P> static __device__ __forceinline__ void take_rows(uint32_t (&a)[4], const char *from, const P &at)
 {
-    take_operand(a, from);
+    take_left(a, from);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         a[i] = at.here[i % 2] ? a[i] : 0;
@@ -82,6 +89,18 @@ template <class T, class P> static __device__ __forceinline__ void leave_rows(ch
         leave_operand(to, a);
     }
     unpack_operand<T>(v, a);
+}
+
+/* Masks are drawn before the kernel before has ended: of the step that AdamW has left two kernels ago or more. */
+template <class T> static __device__ __forceinline__ uint64_t step_of(const encoder<T> &x, bool drawn)
+{
+    return drawn ? __ldcg((const unsigned long long *)&x.state->step) : 0;
+}
+
+/* What is worked out before the wait stays before it. */
+static __device__ __forceinline__ void settle(uint32_t &word)
+{
+    asm volatile("" : "+r"(word)::"memory");
 }
 
 /* ---- BatchNorm ---- */
@@ -139,7 +158,7 @@ struct halves_sums {
     }
 };
 
-/* The block's to memory. All of its threads take part. */
+/* The block's to memory. All of its threads take part; they have met since `scratch` was last read. */
 template <class T>
 static __device__ __forceinline__ void leave_sums(const struct halves &h, const encoder<T> &x, const struct halves_sums &sums,
                                                   union halves_scratch &scratch)
@@ -163,10 +182,10 @@ static __device__ __forceinline__ void leave_sums(const struct halves &h, const 
     scratch.left[warp][lane / 16][lane / 8 % 2 * 8 + lane % 4 * 2 + lane / 4 % 2] = v[0];
     __syncthreads();
     if (warp == 0) {
-        float sum = scratch.left[0][lane / 16][lane % 16];
-#pragma unroll 4
-        for (int w = 1; w < warps; w++) {
-            sum += scratch.left[w][lane / 16][lane % 16];
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < MOST_WARPS; w++) {
+            sum += w < warps ? scratch.left[w][lane / 16][lane % 16] : 0.0f;
         }
         const float second = __shfl_down_sync(0xffffffffu, sum, 16);
         if (lane < D) {
@@ -179,14 +198,22 @@ static __device__ __forceinline__ void leave_sums(const struct halves &h, const 
 template <class T>
 static __device__ __forceinline__ double2 merge_sums(const struct halves &h, const encoder<T> &x, union halves_scratch &scratch)
 {
+    enum { FLIGHT = 4 }; /* on their way at once */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     const float2 *const from = h.sums + (1 - h.turn) * x.blocks * D + lane % D;
     double2 sum = make_double2(0, 0);
-#pragma unroll 4
-    for (int b = (int)threadIdx.x / D; b < x.blocks; b += (int)blockDim.x / D) {
-        const float2 v = __ldcg(from + b * D);
-        sum.x += (double)v.x;
-        sum.y += (double)v.y;
+    for (int b = (int)threadIdx.x / D; b < x.blocks; b += FLIGHT * (int)blockDim.x / D) {
+        float2 v[FLIGHT];
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            const int block = b + i * (int)blockDim.x / D;
+            v[i] = block < x.blocks ? __ldcg(from + block * D) : make_float2(0, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            sum.x += (double)v[i].x;
+            sum.y += (double)v[i].y;
+        }
     }
     sum.x += __shfl_xor_sync(0xffffffffu, sum.x, 16);
     sum.y += __shfl_xor_sync(0xffffffffu, sum.y, 16);
@@ -196,10 +223,12 @@ static __device__ __forceinline__ double2 merge_sums(const struct halves &h, con
     __syncthreads();
     if (warp == 0) {
         sum = make_double2(0, 0);
-#pragma unroll 4
-        for (int w = lane / D; w < warps; w += 2) {
-            sum.x += scratch.merged[w][lane % D].x;
-            sum.y += scratch.merged[w][lane % D].y;
+#pragma unroll
+        for (int i = 0; i < (MOST_WARPS + 1) / 2; i++) {
+            const int w = lane / D + 2 * i;
+            const double2 v = w < warps ? scratch.merged[w][lane % D] : make_double2(0, 0);
+            sum.x += v.x;
+            sum.y += v.y;
         }
         sum.x += __shfl_xor_sync(0xffffffffu, sum.x, 16);
         sum.y += __shfl_xor_sync(0xffffffffu, sum.y, 16);
@@ -231,83 +260,114 @@ static __device__ __forceinline__ void set_pivot(struct halves_columns &to, cons
     }
 }
 
-/* scale, shift, rstd and centre of a norm from its statistics, by threads 0 .. 15. */
+/* A norm's column, one each of threads 0 .. 15: what is in memory before the kernel that a kernel waits for. */
+struct halves_norm {
+    float gamma, beta, pivot, mean, rstd; /* the last two: running ones, or those that forward has kept */
+};
+
+template <class T> static __device__ __forceinline__ struct halves_norm look_parameters(const encoder<T> &x, int layer, int norm)
+{
+    struct halves_norm n = {};
+    if (threadIdx.x < D) {
+        const int column = (int)threadIdx.x;
+        n.gamma = x.parameters[vector_at(x, norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma, layer) + column];
+        n.beta = x.parameters[vector_at(x, norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta, layer) + column];
+        n.pivot = pivot_of(x, layer, norm, column);
+    }
+    return n;
+}
+
+static __device__ __forceinline__ float *running_of(const struct halves &h, int layer, int of)
+{
+    return h.parameters + layer * h.running_stride + h.running[of] + (int)threadIdx.x;
+}
+
+/* For begin_forward. */
 template <class T>
-static __device__ __forceinline__ void set_forward(struct halves_columns &to, const encoder<T> &x, int layer, int norm, float mean,
-                                                   float rstd)
+static __device__ __forceinline__ struct halves_norm look_forward(const encoder<T> &x, const struct halves &h, int layer, int norm)
+{
+    struct halves_norm n = look_parameters(x, layer, norm);
+    if (threadIdx.x < D && !h.training) {
+        n.mean = *running_of(h, layer, 2 * norm);
+        n.rstd = rsqrtf(*running_of(h, layer, 2 * norm + 1) + x.epsilon);
+    }
+    return n;
+}
+
+/* For begin_backward, and of a norm that is to be taken forward again. */
+template <class T>
+static __device__ __forceinline__ struct halves_norm look_kept(const encoder<T> &x, const struct halves &h, int layer, int norm)
+{
+    struct halves_norm n = look_parameters(x, layer, norm);
+    if (threadIdx.x < D) {
+        const float *const kept = h.statistics + (layer * 2 + norm) * 2 * D + threadIdx.x;
+        n.mean = __ldcg(kept);
+        n.rstd = __ldcg(kept + D);
+    }
+    return n;
+}
+
+/* scale, shift, rstd and centre, by threads 0 .. 15. */
+static __device__ __forceinline__ void set_forward(struct halves_columns &to, const struct halves_norm &n)
 {
     const int column = (int)threadIdx.x;
-    const float gamma = x.parameters[vector_at(x, norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma, layer) + column],
-                beta = x.parameters[vector_at(x, norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta, layer) + column];
-    to.scale[column] = gamma * rstd;
-    to.shift[column] = fmaf(-mean, gamma * rstd, beta);
-    to.rstd[column] = rstd;
-    to.centre[column] = -mean * rstd;
+    if (column < D) {
+        to.scale[column] = n.gamma * n.rstd;
+        to.shift[column] = fmaf(-n.mean, n.gamma * n.rstd, n.beta);
+        to.rstd[column] = n.rstd;
+        to.centre[column] = -n.mean * n.rstd;
+    }
 }
 
 /* The statistics of all rows, which the kernel before has summed, or the running ones; block 0 keeps them, and moves the running
  * ones as batchnorm_statistics does. All threads take part; a barrier follows. */
 template <class T>
 static __device__ __forceinline__ void begin_forward(struct halves_columns &to, const encoder<T> &x, const struct halves &h,
-                                                     int layer, int norm, union halves_scratch &scratch)
+                                                     int layer, int norm, struct halves_norm n, union halves_scratch &scratch)
 {
-    const double2 sum = h.training ? merge_sums(h, x, scratch) : make_double2(0, 0);
     const int column = (int)threadIdx.x;
-    if (column < D) {
-        float *const running = h.parameters + layer * h.running_stride + column;
-        float *const running_mean = running + h.running[2 * norm], *const running_var = running + h.running[2 * norm + 1];
-        if (h.training) {
-            const double count = (double)x.rows, away = sum.x / count, mean = away + (double)pivot_of(x, layer, norm, column);
+    if (h.training) {
+        const double2 sum = merge_sums(h, x, scratch);
+        if (column < D) {
+            const double away = sum.x * h.per_row, mean = away + (double)n.pivot;
             double squares = sum.y - away * sum.x;
             squares = squares < 0 ? 0 : squares; /* what is not a number stays that */
-            const float var = (float)(squares / count), rstd = (float)(1.0 / sqrt(squares / count + (double)x.epsilon));
-            set_forward(to, x, layer, norm, (float)mean, rstd);
+            const float var = (float)(squares * h.per_row);
+            n.mean = (float)mean;
+            n.rstd = rsqrtf(var + x.epsilon);
             if (blockIdx.x == 0) {
+                const double count = (double)x.rows;
                 float *const keep = h.statistics + (layer * 2 + norm) * 2 * D + column;
-                keep[0] = (float)mean;
-                keep[D] = rstd;
-                if (isfinite((float)mean) && isfinite(var)) {
+                float *const running_mean = running_of(h, layer, 2 * norm), *const running_var = running_of(h, layer, 2 * norm + 1);
+                keep[0] = n.mean;
+                keep[D] = n.rstd;
+                if (isfinite(n.mean) && isfinite(var)) {
                     *running_mean += (float)(h.momentum * (mean - (double)*running_mean));
                     *running_var += (float)(h.momentum * (squares / (count - 1.0) - (double)*running_var));
                 }
             }
-        } else {
-            set_forward(to, x, layer, norm, *running_mean, rsqrtf(*running_var + x.epsilon));
         }
     }
-}
-
-/* Of a norm whose statistics are kept. */
-template <class T>
-static __device__ __forceinline__ void again_forward(struct halves_columns &to, const encoder<T> &x, const struct halves &h,
-                                                     int layer, int norm)
-{
-    if (threadIdx.x < D) {
-        const float *const kept = h.statistics + (layer * 2 + norm) * 2 * D + threadIdx.x;
-        set_forward(to, x, layer, norm, kept[0], kept[D]);
-    }
+    set_forward(to, n);
 }
 
 /* slope, bend and level of a norm's backward, from the sums of its output's gradient g and of g xhat, which are those of beta and
  * gamma; block 0 adds them there. dx = gamma rstd (g - mean(g) - xhat mean(g xhat)). All threads take part; a barrier follows. */
 template <class T>
 static __device__ __forceinline__ void begin_backward(struct halves_columns &to, const encoder<T> &x, const struct halves &h,
-                                                      int layer, int norm, union halves_scratch &scratch)
+                                                      int layer, int norm, const struct halves_norm &n,
+                                                      union halves_scratch &scratch)
 {
     const double2 sum = merge_sums(h, x, scratch);
     const int column = (int)threadIdx.x;
     if (column < D) {
-        const float *const kept = h.statistics + (layer * 2 + norm) * 2 * D + column;
-        const int64_t gamma = vector_at(x, norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma, layer) + column,
-                      beta = vector_at(x, norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta, layer) + column;
-        const float mean = kept[0], rstd = kept[D], by = x.parameters[gamma] * rstd;
-        const float of_g = (float)(sum.x / (double)x.rows), of_xhat = (float)(sum.y / (double)x.rows);
+        const float by = n.gamma * n.rstd, of_g = (float)(sum.x * h.per_row), of_xhat = (float)(sum.y * h.per_row);
         to.slope[column] = by;
-        to.bend[column] = -by * of_xhat * rstd;
-        to.level[column] = by * fmaf(of_xhat * rstd, mean, -of_g);
+        to.bend[column] = -by * of_xhat * n.rstd;
+        to.level[column] = by * fmaf(of_xhat * n.rstd, n.mean, -of_g);
         if (blockIdx.x == 0) {
-            x.gradients[beta] += (float)sum.x;
-            x.gradients[gamma] += (float)sum.y;
+            x.gradients[vector_at(x, norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta, layer) + column] += (float)sum.x;
+            x.gradients[vector_at(x, norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma, layer) + column] += (float)sum.y;
         }
     }
 }
@@ -357,6 +417,12 @@ static __device__ __forceinline__ void stage_attention(halves_attention_weights<
     }
 }
 
+/* Of what lies before a kernel's units or tiles: the weights' bytes, columns, scratch. */
+static __host__ __device__ constexpr int halves_front_bytes(int weights)
+{
+    return (weights + (int)sizeof(struct halves_columns) + (int)sizeof(union halves_scratch) + 127) / 128 * 128;
+}
+
 /* The feed-forward part's: W_1 [16, f], f's columns in their positions, W_2 [f, 16], then b_1 and b_2. */
 static __host__ __device__ constexpr int halves_hidden_bytes(int f)
 {
@@ -377,6 +443,20 @@ template <class T> struct halves_hidden_weights {
         return {w_1 + half * 64, w_2 + half * 64 * LD, b_1 + half * 32, ld};
     }
 };
+
+/* A tile's masks of its hidden values. */
+static __host__ __device__ constexpr int halves_words_bytes(int f)
+{
+    return f / 64 * 32 * 4;
+}
+
+/* The lane's, a word for 64 columns, 32 words apart: behind the front, tile by tile. */
+static __device__ __forceinline__ uint32_t *hidden_words(void *shared_memory, int f, int lane)
+{
+    return (uint32_t *)((char *)shared_memory + halves_front_bytes(halves_hidden_bytes(f)) +
+                        (int)threadIdx.x / 32 * halves_words_bytes(f)) +
+           lane;
+}
 
 template <class T>
 static __device__ __forceinline__ void stage_hidden(const halves_hidden_weights<T> &to, const encoder<T> &x, int layer)

@@ -18,7 +18,7 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ union halves_scratch scratch;
     tile_place<T> at;
     ps_grid_begin();
-    again_forward(c, x, h, h.layer, NORM_2);
+    set_forward(c, look_kept(x, h, h.layer, NORM_2));
     __syncthreads();
     struct halves_sums sums;
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
@@ -53,7 +53,8 @@ static __device__ __forceinline__ void fill_ones(char *memory, int rows, int row
     }
 }
 
-/* From the gradient of the layer's output to that of what norm 1 gives. */
+/* From the gradient of the layer's output to that of what norm 1 gives. Before the wait: all but that gradient and its sums; of the
+ * last layer the gradient too, which was there before halves_meet. */
 template <class T, enum ps_activation ACTIVATION>
 static __global__ void __launch_bounds__(THREADS)
     halves_hidden_backward(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
@@ -62,14 +63,16 @@ static __global__ void __launch_bounds__(THREADS)
     const halves_hidden_weights<T> w((char *)shared_memory, x.f);
     struct halves_columns &c = *(struct halves_columns *)((char *)shared_memory + halves_hidden_bytes(x.f));
     union halves_scratch &scratch = *(union halves_scratch *)(&c + 1);
-    char *const tiles = (char *)shared_memory + halves_front_bytes(halves_hidden_bytes(x.f));
+    char *const tiles =
+        (char *)shared_memory + halves_front_bytes(halves_hidden_bytes(x.f)) + (int)blockDim.x / 32 * halves_words_bytes(x.f);
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), warps = (int)blockDim.x / 32;
+    const bool top = h.layer + 1 == x.layers;
     tile_place<T> at;
+    uint32_t *const words = hidden_words(shared_memory, x.f, at.lane);
     stage_hidden(w, x, h.layer);
     fill_ones<T>(tiles + warp * HALVES_TILE_BYTES + HALVES_TO_NORMED, 2, HALVES_NORMED_ROW, 2, at.lane, 32);
-    ps_grid_begin();
-    begin_backward(c, x, h, h.layer, NORM_2, scratch);
-    again_forward(c, x, h, h.layer, NORM_1);
+    const struct halves_norm norm = look_kept(x, h, h.layer, NORM_2);
+    set_forward(c, look_kept(x, h, h.layer, NORM_1));
     ps_copy_wait();
     __syncthreads();
     const float scale = h.hidden_scale / d16_times<ACTIVATION>;
@@ -80,31 +83,51 @@ static __global__ void __launch_bounds__(THREADS)
     float *const partial = x.sums.partial + ((int64_t)blockIdx.x * x.layers + h.layer) * layer_sums(D, x.f);
     struct halves_sums sums;
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
+        const bool first = group == blockIdx.x;
         const int64_t tile = take_tile(at, x, h, group);
-        uint32_t a[4], dm[4];
+        uint32_t a[4], dm[4], after[4], bits = 0;
         float g[2][4], s[2][4], dx[2][4];
-        take_rows(a, slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), at);
-        unpack_operand<T>(s, a);
-        if (h.layer + 1 == x.layers) {
-            load_rows(g, (const T *)x.dy, at);
-        } else {
-            take_rows(a, gradient_at(h, GRADIENT_U, tile, at.lane), at);
-            unpack_operand<T>(g, a);
+        if (!first) {
+            __syncthreads(); /* the tiles before have been read */
         }
-        norm_backward(g, s, c, at);
+        if (h.hidden_threshold) {
+            for (int half = 0; half < x.f / 64; half++) {
+                ps_copy_async4(words + half * 32, halves_masks_at(x, h, MASKS_HIDDEN + half, tile, at.lane));
+            }
+        }
         if (x.threshold) {
-            branch_operand<T, true>(dm, g, x.drop_scale * scale, *halves_masks_at(x, h, MASKS_Y, tile, at.lane), 0);
-        } else {
-            branch_operand<T, false>(dm, g, x.drop_scale * scale, 0, 0);
+            bits = __ldcg(halves_masks_at(x, h, MASKS_Y, tile, at.lane));
         }
+        take_rows(after, slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), at);
         take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
         unpack_operand<T>(s, a);
         affine(s, c.scale, c.shift, at.q);
         pack_operand<T>(a, s[0], s[1]);
-        if (group != blockIdx.x) {
-            __syncthreads(); /* the tiles before have been read */
-        }
         ps_stmatrix4_at(own_normed, a);
+        if (top) {
+            load_rows(g, (const T *)x.dy, at);
+        }
+        ps_copy_wait();
+        if (first) {
+            ps_grid_begin();
+        }
+        if (!top) {
+            take_rows(dm, gradient_at(h, GRADIENT_U, tile, at.lane), at);
+        }
+        if (first) {
+            begin_backward(c, x, h, h.layer, NORM_2, norm, scratch);
+            __syncthreads();
+        }
+        if (!top) {
+            unpack_operand<T>(g, dm);
+        }
+        unpack_operand<T>(s, after);
+        norm_backward(g, s, c, at);
+        if (x.threshold) {
+            branch_operand<T, true>(dm, g, x.drop_scale * scale, bits, 0);
+        } else {
+            branch_operand<T, false>(dm, g, x.drop_scale * scale, 0, 0);
+        }
         ps_stmatrix4_at(own_normed + 3 * MATRIX, dm);
         clear(dx);
 #pragma unroll 1
@@ -113,15 +136,14 @@ static __global__ void __launch_bounds__(THREADS)
                 __syncthreads();
             }
             if (h.hidden_threshold) {
-                const uint32_t bits = *halves_masks_at(x, h, MASKS_HIDDEN + half, tile, at.lane);
-                hidden_backward<true, ACTIVATION>(dx, a, dm, bits, own_staged, w.columns(half), at);
+                hidden_backward<true, ACTIVATION>(dx, a, dm, words[half * 32], own_staged, w.columns(half), at);
             } else {
                 hidden_backward<false, ACTIVATION>(dx, a, dm, 0, own_staged, w.columns(half), at);
             }
             ps_publish();
             __syncthreads();
             put_hidden_sums<T, 1>(partial, half, x.f, warp, staged, HALVES_STAGED_ROW, staged + HALVES_TO_NORMED, HALVES_NORMED_ROW,
-                                  warps, HALVES_TILE_BYTES, group != blockIdx.x, at);
+                                  warps, HALVES_TILE_BYTES, !first, at);
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -140,7 +162,7 @@ static __global__ void __launch_bounds__(THREADS)
 template <class T> static __device__ __forceinline__ void add_operand(uint32_t (&a)[4], const char *from)
 {
     uint32_t old[4];
-    take_operand(old, from);
+    take_left(old, from);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         a[i] = ps_pack<T>(ps_low<T>(a[i]) + ps_low<T>(old[i]), ps_high<T>(a[i]) + ps_high<T>(old[i]));
@@ -150,14 +172,15 @@ template <class T> static __device__ __forceinline__ void add_operand(uint32_t (
 /* A unit's matrices, in rows of so many: COLUMNS: q, k, v and the gradient of merged, two each (a pair of heads each), then the
  * gradients of q, k, v and of W_o's output. ROWS: what the layer reads, ones, merged. SCORES: a head's probabilities, then their
  * gradient. Then q and k of each layer below, two each. */
-enum { HALVES_COLUMNS_ROW = 8 * MATRIX, HALVES_ROWS_ROW = 5 * MATRIX, HALVES_BELOW_ROW = 4 * MATRIX };
+enum { HALVES_COLUMNS_ROW = 8 * MATRIX, HALVES_ROWS_ROW = 5 * MATRIX };
 
 static __host__ __device__ constexpr int halves_unit_bytes(int tiles, int pieces)
 {
     return 2 * tiles * (HALVES_COLUMNS_ROW + HALVES_ROWS_ROW + 2 * 2 * tiles * MATRIX + pieces * HALVES_BELOW_ROW);
 }
 
-/* From there to the gradient of what the layer reads. */
+/* From there to the gradient of what the layer reads. Before the wait: all but the gradient that the feed-forward part has left,
+ * and its sums. */
 template <class T, int TILES>
 static __global__ void __launch_bounds__(THREADS)
     halves_attention_backward(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
@@ -174,10 +197,9 @@ static __global__ void __launch_bounds__(THREADS)
     place<T, D, TILES> at;
     stage_attention(w, x, h.layer);
     fill_ones<T>(units + at.unit * unit_bytes + TO_ROWS, ROWS, HALVES_ROWS_ROW, 2, at.tile * 32 + at.lane, TILES * 32);
-    ps_grid_begin();
-    begin_backward(c, x, h, h.layer, NORM_1, scratch);
+    const struct halves_norm norm = look_kept(x, h, h.layer, NORM_1);
     if (h.layer > 0) {
-        again_forward(input, x, h, h.layer - 1, NORM_2);
+        set_forward(input, look_kept(x, h, h.layer - 1, NORM_2));
     }
     ps_copy_wait();
     __syncthreads();
@@ -198,44 +220,27 @@ static __global__ void __launch_bounds__(THREADS)
     uint32_t last[2];
     last_keys(last, 0xffffu, x.n, at);
     float *const partial = x.sums.partial + ((int64_t)blockIdx.x * x.layers + h.layer) * layer_sums(D, x.f);
-    const int64_t further = SLOTS * h.tiles * SLOT_BYTES;
+    const struct d16_pieces of = {unit + TO_BELOW + (uint32_t)(at.lane / 8 * HALVES_BELOW_ROW) + piece, own_below, pieces,
+                                  HALVES_BELOW_ROW, ROWS * HALVES_BELOW_ROW};
+    const bool top = h.layer + 1 == x.layers;
     struct halves_sums sums;
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
+        const bool first = group == blockIdx.x;
         at.take(x, group * x.block_units + at.unit);
         const int64_t tile = at.global_tile;
-        uint32_t a[4], branch[4];
+        uint32_t a[4], branch[4], after[4], bits = 0;
         float g[2][4], v[2][4], dx[2][4], delta[2][2][2];
-        take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
-        unpack_operand<T>(v, a);
-        take_rows(a, gradient_at(h, GRADIENT_R, tile, at.lane), at);
-        unpack_operand<T>(g, a);
-        norm_backward(g, v, c, at);
-        if (x.threshold) {
-            branch_operand<T, true>(branch, g, x.drop_scale, *halves_masks_at(x, h, MASKS_O, tile, at.lane), 0);
-        } else {
-            branch_operand<T, false>(branch, g, x.drop_scale, 0, 0);
-        }
-        if (group != blockIdx.x) {
+        if (!first) {
             __syncthreads(); /* the units before have been read */
         }
-        clear(dx);
-        multiply16_transposed(dx, branch, w.w_o, LD, at);
-        pack_operand<T>(a, dx[0], dx[1]);
-        ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
-        take_rows(a, slot_at(h, h.layer, SLOT_MERGED, tile, at.lane), at);
-        ps_stmatrix4_at(own_rows + 3 * MATRIX, a);
-        less_delta<T>(delta, dx, a, at.q);
 #pragma unroll
         for (int part = 0; part < 3; part++) {
             take_rows(a, slot_at(h, h.layer, SLOT_Q + part, tile, at.lane), at);
             ps_stmatrix4_at(own_columns + 2 * part * MATRIX, a);
         }
-        for (int j = 0; j < pieces; j++) {
-            take_rows(a, slot_at(h, j, SLOT_Q, tile, at.lane), at);
-            ps_stmatrix4_at(own_below + j * ROWS * HALVES_BELOW_ROW, a);
-            take_rows(a, slot_at(h, j, SLOT_K, tile, at.lane), at);
-            ps_stmatrix4_at(own_below + j * ROWS * HALVES_BELOW_ROW + 2 * MATRIX, a);
-        }
+        take_rows(a, slot_at(h, h.layer, SLOT_MERGED, tile, at.lane), at);
+        ps_stmatrix4_at(own_rows + 3 * MATRIX, a);
+        take_below(own_below, ROWS * HALVES_BELOW_ROW, pieces, h, at);
         if (h.layer > 0) {
             take_rows(a, slot_at(h, h.layer - 1, SLOT_SUM_2, tile, at.lane), at);
             unpack_operand<T>(v, a);
@@ -245,20 +250,39 @@ static __global__ void __launch_bounds__(THREADS)
         }
         pack_operand<T>(a, v[0], v[1]);
         ps_stmatrix4_at(own_rows, a);
+        take_rows(after, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
+        if (x.threshold) {
+            bits = __ldcg(halves_masks_at(x, h, MASKS_O, tile, at.lane));
+        }
         const char *const logs = slot_at(h, h.layer, SLOT_LOGS, tile, at.g * 4);
-        const float4 sums0 = *(const float4 *)logs, sums1 = *(const float4 *)(logs + 32);
+        const float4 sums0 = __ldcg((const float4 *)logs), sums1 = __ldcg((const float4 *)(logs + 32));
+        if (first) {
+            ps_grid_begin();
+        }
+        take_rows(a, gradient_at(h, GRADIENT_R, tile, at.lane), at);
+        if (first) {
+            begin_backward(c, x, h, h.layer, NORM_1, norm, scratch);
+            __syncthreads();
+        }
+        unpack_operand<T>(v, after);
+        unpack_operand<T>(g, a);
+        norm_backward(g, v, c, at);
+        if (x.threshold) {
+            branch_operand<T, true>(branch, g, x.drop_scale, bits, 0);
+        } else {
+            branch_operand<T, false>(branch, g, x.drop_scale, 0, 0);
+        }
+        clear(dx);
+        multiply16_transposed(dx, branch, w.w_o, LD, at);
+        pack_operand<T>(a, dx[0], dx[1]);
+        ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
+        ps_ldmatrix4_at(a, own_rows + 3 * MATRIX);
+        less_delta<T>(delta, dx, a, at.q);
         at.sync();
 
         uint32_t dq[4], dk[4], dv[4];
-        const struct d16_pieces of = {slot_at(h, 0, SLOT_Q, tile, at.lane),
-                                      further,
-                                      unit + TO_BELOW + (uint32_t)(at.lane / 8 * HALVES_BELOW_ROW) + piece,
-                                      2 * MATRIX,
-                                      pieces,
-                                      HALVES_BELOW_ROW,
-                                      ROWS * HALVES_BELOW_ROW};
-        const bool top = h.layer + 1 == x.layers;
-        const struct d16_piece_gradients to = {slot_at(h, 0, SLOT_DQ, tile, at.lane), slot_at(h, 0, SLOT_DK, tile, at.lane), top};
+        const struct d16_piece_gradients to = {slot_at(h, 0, SLOT_DQ, tile, at.lane), slot_at(h, 0, SLOT_DK, tile, at.lane),
+                                               SLOTS * h.tiles * SLOT_BYTES, top};
         attention_backward(dq, dk, dv, delta, sums0, sums1, places, of, to, last, x.scale, at);
         if (h.residual && !top) { /* the layers above have left theirs */
             add_operand<T>(dq, slot_at(h, h.layer, SLOT_DQ, tile, at.lane));
@@ -290,7 +314,7 @@ static __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         if (warp >= 8 && warp < 12) {
             put_attention_sums<T, TILES>(partial, partial + (4 * D + 2 * x.f) * D, warp, first_unit, HALVES_COLUMNS_ROW,
-                                         first_unit + TO_ROWS, HALVES_ROWS_ROW, x.block_units, unit_bytes, group != blockIdx.x, at);
+                                         first_unit + TO_ROWS, HALVES_ROWS_ROW, x.block_units, unit_bytes, !first, at);
         }
     }
     if (h.layer > 0) {

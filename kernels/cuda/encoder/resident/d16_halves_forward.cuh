@@ -7,16 +7,27 @@
 namespace ps_resident
 {
 
-/* Bytes of a unit: k and v, and k of the layers below. */
+/* Bytes of a row of matrices of a layer below, q's and k's. */
+enum { HALVES_BELOW_ROW = 4 * MATRIX };
+
+/* Bytes of a unit: k and v, and q and k of the layers below. */
 static __host__ __device__ constexpr int halves_keys_bytes(int tiles, int pieces)
 {
-    return 2 * tiles * (KV_ROW + pieces * 2 * MATRIX);
+    return 2 * tiles * (KV_ROW + pieces * HALVES_BELOW_ROW);
 }
 
-/* Of what lies before the units: the weights' bytes, columns, scratch. */
-static __host__ __device__ constexpr int halves_front_bytes(int weights)
+/* Those to shared memory; own: the lane's place in the first one's of the warp's rows, the next one's `bytes` further. */
+template <class P>
+static __device__ __forceinline__ void take_below(uint32_t own, int bytes, int pieces, const struct halves &h, const P &at)
 {
-    return (weights + (int)sizeof(struct halves_columns) + (int)sizeof(union halves_scratch) + 127) / 128 * 128;
+#pragma unroll 2
+    for (int j = 0; j < pieces; j++) {
+        uint32_t q[4], k[4];
+        take_rows(q, slot_at(h, j, SLOT_Q, at.global_tile, at.lane), at);
+        take_rows(k, slot_at(h, j, SLOT_K, at.global_tile, at.lane), at);
+        ps_stmatrix4_at(own + j * bytes, q);
+        ps_stmatrix4_at(own + j * bytes + PIECE_KEYS, k);
+    }
 }
 
 /* v's moments about the columns' pivot, of rows that exist. */
@@ -28,7 +39,8 @@ static __device__ __forceinline__ void add_moments(struct halves_sums &sums, flo
     sums.add(v, v, at);
 }
 
-/* u + drop(attention(u) W_o + b_o), u the layer's input: norm 2 of the layer below, or what the embedding gives. */
+/* u + drop(attention(u) W_o + b_o), u the layer's input: norm 2 of the layer below, or what the embedding gives. Before the wait:
+ * parameters, q and k of the layers below, which their attention wrote, and the masks. */
 template <class T, int TILES>
 static __global__ void __launch_bounds__(THREADS)
     halves_attention(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
@@ -38,48 +50,62 @@ static __global__ void __launch_bounds__(THREADS)
     struct halves_columns &c = *(struct halves_columns *)(&w + 1);
     union halves_scratch &scratch = *(union halves_scratch *)(&c + 1);
     const int pieces = h.residual ? h.layer : 0, unit_bytes = halves_keys_bytes(TILES, pieces);
+    constexpr int PIECE_BYTES = 2 * TILES * HALVES_BELOW_ROW;
     place<T, D, TILES> at;
     stage_attention(w, x, h.layer);
-    ps_grid_begin();
-    const uint64_t step = x.threshold ? x.state->step : 0;
-    if (h.layer > 0) {
-        begin_forward(c, x, h, h.layer - 1, NORM_2, scratch);
-    }
+    const uint64_t step = step_of(x, x.threshold);
+    const struct halves_norm norm = h.layer > 0 ? look_forward(x, h, h.layer - 1, NORM_2) : halves_norm{};
     set_pivot(c, x, h.layer, NORM_1);
-    ps_copy_wait();
-    __syncthreads();
     /* The lane's place in the unit's matrices: of operands of all rows, and of its own tile's. */
     const uint32_t kv = ps_shared_address((char *)shared_memory + halves_front_bytes(sizeof w) + at.unit * unit_bytes);
     const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
     const uint32_t own_rows =
         kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
-    const uint32_t below = kv + 2 * TILES * KV_ROW, row = at.lane % 8 * 16; /* the pieces' */
-    const uint32_t all_below = below + (uint32_t)(at.lane / 8 * 2 * MATRIX) + row;
-    const uint32_t own_below = below + (uint32_t)((at.tile * 2 + at.lane / 8 % 2) * 2 * MATRIX + at.lane / 16 * MATRIX) + row;
+    const uint32_t below = kv + 2 * TILES * KV_ROW + (uint32_t)(at.lane % 8 * 16); /* the pieces' */
+    const struct d16_pieces of = {below + (uint32_t)(at.lane / 8 * HALVES_BELOW_ROW),
+                                  below + (uint32_t)((at.tile * 2 + at.lane / 8 % 2) * HALVES_BELOW_ROW + at.lane / 16 * MATRIX),
+                                  pieces, HALVES_BELOW_ROW, PIECE_BYTES};
     uint32_t last[2];
     last_keys(last, ps_one<T>, x.n, at);
     struct halves_sums sums;
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
+        const bool first = group == blockIdx.x;
         at.take(x, group * x.block_units + at.unit);
         const int64_t tile = at.global_tile;
-        uint32_t a[4], q[4];
+        uint32_t a[4], q[4], bits = 0xffffffffu;
         float u[2][4], y[2][4], logs[4];
+        if (!first) {
+            at.sync(); /* the units before have been read */
+        }
+        take_below(of.own, PIECE_BYTES, pieces, h, at);
+        if (x.threshold) {
+            const uint32_t place = x.rows_before + (uint32_t)at.first + at.q / 2 * 8;
+            bits = draw_masks(x, step, x.site + 3 * h.layer, place * (D / 8) + at.q % 2, at.q) >> at.q;
+            settle(bits);
+        }
+        if (first) {
+            ps_grid_begin();
+        }
         if (h.layer > 0) {
             take_rows(a, slot_at(h, h.layer - 1, SLOT_SUM_2, tile, at.lane), at);
-            unpack_operand<T>(u, a);
-            affine(u, c.scale, c.shift, at.q);
         } else {
             load_rows(u, (const T *)x.u, at);
         }
+        if (first) {
+            if (h.layer > 0) {
+                begin_forward(c, x, h, h.layer - 1, NORM_2, norm, scratch);
+            }
+            ps_copy_wait();
+            __syncthreads();
+        }
+        if (h.layer > 0) {
+            unpack_operand<T>(u, a);
+            affine(u, c.scale, c.shift, at.q);
+        }
+        if (x.threshold) {
+            *halves_masks_at(x, h, MASKS_O, tile, at.lane) = bits;
+        }
         pack_operand<T>(a, u[0], u[1]);
-        if (group != blockIdx.x) {
-            at.sync(); /* the units before have been read */
-        }
-        for (int j = 0; j < pieces; j++) {
-            uint32_t keys[4];
-            take_rows(keys, slot_at(h, j, SLOT_K, tile, at.lane), at);
-            ps_stmatrix4_at(own_below + j * 2 * TILES * 2 * MATRIX, keys);
-        }
         project16(y, a, w.w_qkv, LD_QKV, w.b_qkv, at);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -105,13 +131,6 @@ static __global__ void __launch_bounds__(THREADS)
             }
         }
         at.sync();
-        const struct d16_pieces of = {slot_at(h, 0, SLOT_Q, tile, at.lane),
-                                      SLOTS * h.tiles * SLOT_BYTES,
-                                      all_below,
-                                      0,
-                                      pieces,
-                                      2 * MATRIX,
-                                      2 * TILES * 2 * MATRIX};
         attention(a, logs, q, all_rows, of, last, x.n, at);
         if (h.training) {
             leave_operand(slot_at(h, h.layer, SLOT_MERGED, tile, at.lane), a);
@@ -120,12 +139,6 @@ static __global__ void __launch_bounds__(THREADS)
             }
         }
         project16(y, a, w.w_o, LD, w.b_o, at);
-        uint32_t bits = 0xffffffffu;
-        if (x.threshold) {
-            const uint32_t place = x.rows_before + (uint32_t)at.first + at.q / 2 * 8;
-            bits = draw_masks(x, step, x.site + 3 * h.layer, place * (D / 8) + at.q % 2, at.q) >> at.q;
-            *halves_masks_at(x, h, MASKS_O, tile, at.lane) = bits;
-        }
         add_kept(u, y, bits, x.drop_scale);
         leave_rows<T>(slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), u, at);
         add_moments(sums, u, c, at);
@@ -135,7 +148,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* r + drop(drop(activation(r W_1 + b_1)) W_2 + b_2), r what norm 1 gives. A warp has a tile whatever its unit. */
+/* r + drop(drop(activation(r W_1 + b_1)) W_2 + b_2), r what norm 1 gives. A warp has a tile whatever its unit. Before the wait:
+ * parameters and the masks. */
 template <class T, enum ps_activation ACTIVATION>
 static __global__ void __launch_bounds__(THREADS)
     halves_hidden(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
@@ -145,22 +159,39 @@ static __global__ void __launch_bounds__(THREADS)
     struct halves_columns &c = *(struct halves_columns *)((char *)shared_memory + halves_hidden_bytes(x.f));
     union halves_scratch &scratch = *(union halves_scratch *)(&c + 1);
     tile_place<T> at;
+    uint32_t *const words = hidden_words(shared_memory, x.f, at.lane);
     stage_hidden(w, x, h.layer);
-    ps_grid_begin();
-    const uint64_t step = x.threshold || h.hidden_threshold ? x.state->step : 0;
-    begin_forward(c, x, h, h.layer, NORM_1, scratch);
+    const uint64_t step = step_of(x, x.threshold || h.hidden_threshold);
+    const struct halves_norm norm = look_forward(x, h, h.layer, NORM_1);
     set_pivot(c, x, h.layer, NORM_2);
-    ps_copy_wait();
-    __syncthreads();
-    const struct philox_site site = philox_site_at(x, step, x.site + 3 * h.layer + 1);
     const float scale = h.hidden_scale / d16_times<ACTIVATION>;
     struct halves_sums sums;
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
+        const bool first = group == blockIdx.x;
         const int64_t tile = take_tile(at, x, h, group);
         const uint32_t row = x.rows_before + (uint32_t)at.first;
-        uint32_t a[4];
+        uint32_t a[4], bits = 0xffffffffu;
         float r[2][4], y[2][4], bias[2][4];
+        if (h.hidden_threshold) {
+            const struct philox_site site = philox_site_at(x, step, x.site + 3 * h.layer + 1);
+#pragma unroll 1
+            for (int half = 0; half < x.f / 64; half++) {
+                words[half * 32] = draw_hidden(x, h.hidden_below, h.hidden_minus_below, site, row, x.f, half, at.q);
+            }
+        }
+        if (x.threshold) {
+            bits = draw_masks(x, step, x.site + 3 * h.layer + 2, (row + at.q / 2 * 8) * (D / 8) + at.q % 2, at.q) >> at.q;
+            settle(bits);
+        }
+        if (first) {
+            ps_grid_begin();
+        }
         take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
+        if (first) {
+            begin_forward(c, x, h, h.layer, NORM_1, norm, scratch);
+            ps_copy_wait();
+            __syncthreads();
+        }
         unpack_operand<T>(r, a);
         affine(r, c.scale, c.shift, at.q);
         pack_operand<T>(a, r[0], r[1]);
@@ -168,9 +199,9 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll 1
         for (int half = 0; half < x.f / 64; half++) {
             if (h.hidden_threshold) {
-                const uint32_t bits = draw_hidden(x, h.hidden_below, h.hidden_minus_below, site, row, x.f, half, at.q);
-                *halves_masks_at(x, h, MASKS_HIDDEN + half, tile, at.lane) = bits;
-                feed_forward<true, ACTIVATION>(y, a, bits, w.columns(half), at);
+                const uint32_t word = words[half * 32];
+                *halves_masks_at(x, h, MASKS_HIDDEN + half, tile, at.lane) = word;
+                feed_forward<true, ACTIVATION>(y, a, word, w.columns(half), at);
             } else {
                 feed_forward<false, ACTIVATION>(y, a, 0, w.columns(half), at);
             }
@@ -181,9 +212,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < 8; i++) {
             y[i / 4][i % 4] = fmaf(y[i / 4][i % 4], scale, bias[i / 4][i % 4]);
         }
-        uint32_t bits = 0xffffffffu;
         if (x.threshold) {
-            bits = draw_masks(x, step, x.site + 3 * h.layer + 2, (row + at.q / 2 * 8) * (D / 8) + at.q % 2, at.q) >> at.q;
             *halves_masks_at(x, h, MASKS_Y, tile, at.lane) = bits;
         }
         add_kept(r, y, bits, x.drop_scale);
@@ -203,14 +232,17 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ struct halves_columns c;
     __shared__ union halves_scratch scratch;
     tile_place<T> at;
+    const struct halves_norm norm = look_forward(x, h, h.layer, NORM_2);
     ps_grid_begin();
-    begin_forward(c, x, h, h.layer, NORM_2, scratch);
-    __syncthreads();
     for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
         const int64_t tile = take_tile(at, x, h, group);
         uint32_t a[4];
         float y[2][4];
         take_rows(a, slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), at);
+        if (group == blockIdx.x) {
+            begin_forward(c, x, h, h.layer, NORM_2, norm, scratch);
+            __syncthreads();
+        }
         unpack_operand<T>(y, a);
         affine(y, c.scale, c.shift, at.q);
         store_rows((T *)x.u + x.layers * x.rows * D, y, at);
