@@ -577,10 +577,11 @@ END_TEST
 
 /* ---- the paper's layer at level layer ---- */
 
-#define HALVES \
-    .channels = 3, .pred_len = 5, .d_model = 16, .n_heads = 4, .norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .revin = 1
+#define HALVES_MODEL .pred_len = 5, .d_model = 16, .n_heads = 4, .norm = PS_NORM_BATCH, .norm_place = PS_NORM_POST, .revin = 1
+#define HALVES HALVES_MODEL, .channels = 3
 /* N 42, as the paper has it; one tile of patches, two and four; more hidden columns and fewer; each activation; no residual
- * attention, and many layers of it; ends of other kinds; rates of each place's own. */
+ * attention, and many layers of it; ends of other kinds; rates of each place's own. Two have so many rows that blocks share tiles
+ * of rows with the sequences of others, and one more than 132 multiprocessors take at once. */
 static const struct ps_model_shape halves_shapes[] = {
     {HALVES, .seq_len = 336, .patch_len = 16, .stride = 8, .pad_end = 1, .d_ff = 128, .n_layers = 3, .dropout = 0.3,
      .dropout_at = {[PS_DROP_ATTENTION] = {1, 0.51}}, .residual_attention = 1, .activation = PS_GELU},
@@ -591,7 +592,11 @@ static const struct ps_model_shape halves_shapes[] = {
      .activation = PS_GELU, .positions = PS_POSITIONS_SINCOS, .individual_head = 1,
      .dropout_at = {[PS_DROP_HIDDEN] = {1, 0}, [PS_DROP_HEAD] = {1, 0.2}}},
     {HALVES, .seq_len = 90, .patch_len = 6, .stride = 2, .d_ff = 128, .n_layers = 2, .activation = PS_GELU, .revin_affine = 1,
-     .dropout_at = {[PS_DROP_OUTPUT] = {1, 0.25}}}};
+     .dropout_at = {[PS_DROP_OUTPUT] = {1, 0.25}}},
+    {HALVES_MODEL, .channels = 63, .seq_len = 168, .patch_len = 4, .stride = 4, .d_ff = 128, .n_layers = 2, .dropout = 0.3,
+     .residual_attention = 1, .activation = PS_GELU},
+    {HALVES_MODEL, .channels = 251, .seq_len = 200, .patch_len = 4, .stride = 4, .d_ff = 64, .n_layers = 2, .dropout = 0.3,
+     .residual_attention = 1, .activation = PS_GELU}};
 enum { HALVES_SHAPES = sizeof halves_shapes / sizeof *halves_shapes };
 
 static const struct step_case halves_cases[] = {{"cuda", "cuda", PS_PRECISION_BF16, {.level = PS_LEVEL_LAYER}, 1e-2, 1e-1, 5e-1},

@@ -46,7 +46,7 @@ template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) 
     /* Backward may have added the blocks itself. */
     const bool added = x.sums.summed && (l > 0 || row0 >= 4 * D);
     const float *const from = (added ? x.sums.summed : x.sums.partial) + (int64_t)l * size;
-    const int blocks_here = added ? 1 : x.blocks;
+    const int blocks_here = added ? 1 : row0 < 4 * D ? x.blocks : x.sums.hidden_blocks;
     if (x.sums.summed && l + blockIdx.x == 0 && thread < 2 * x.layers) {
         x.sums.finished[thread] = 0; /* for the next time */
     }
@@ -61,7 +61,7 @@ template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) 
             const bool b_2 = i >= ROWS;
             const float *p = (b_2 && x.sums.summed ? x.sums.summed + (int64_t)l * size : from) + (4 * D + 2 * f) * D +
                              (b_2 ? 4 * D + f + row0 - 3 * D + i - ROWS : row0 + i);
-            const int count = b_2 && x.sums.summed ? 1 : blocks_here;
+            const int count = !b_2 ? blocks_here : x.sums.summed ? 1 : x.sums.hidden_blocks;
 #pragma unroll 16
             for (int b = part; b < count; b += SUM_PARTS) {
                 bias_part += p[b * stride];

@@ -7,19 +7,20 @@
  * is written once a half, before the norm, and nothing is normalised in memory but the last layer's output. Backward has the same
  * two sums a norm: those of the gradient and of the gradient times xhat.
  *
- * What a kernel needs beside the sums and rows of the one before it comes before it waits: parameters, what older kernels have left,
- * masks, which are drawn there.
+ * What a kernel needs beside the sums and rows of the one before it comes before it waits: parameters, what older kernels have
+ * left, masks, which are drawn there.
  *
- * A warp owns 16 rows; attention's warps are those of a sequence (a unit), the feed-forward part's tiles are whoever's. What passes
- * from kernel to kernel lies as the lanes hold it, 16 bytes each. Products, attention and weights' gradients are those of
- * encoder/resident/d16_e4_f128.cu, for any N up to 64. Residual attention's scores are a sum over layers of q k': q and k of the
- * layers below come to shared memory beside the layer's own, and their gradients are added to where backward finds them later.
+ * A warp owns 16 rows; attention's warps are those of a sequence (a unit), the feed-forward part's tiles are any 16 rows one after
+ * another. So what passes from half to half lies by rows; q, k and v lie as the lanes hold them, 16 bytes each. Products, attention
+ * and weights' gradients are those of encoder/resident/d16_e4_f128.cu, for any N up to 64. Residual attention's scores are a sum
+ * over layers of q k': q and k of the layers below come to shared memory beside the layer's own, and their gradients are added to
+ * where backward finds them later.
  *
- * Counts, etth1_paper (3 layers, S 896 in 2,688 tiles, f 128): 2 + 2 layers kernels forward and as many backward. Forward writes
- * 1.4 MB a slot: 7 a layer, and 1.7 MB of masks; backward reads them, 2 layers of pieces too, and writes 2 gradients and up to 4
- * pieces' a layer, 8.4 MB of partial gradients. All of it stays in L2. A layer's tile takes 96 exponentials and 64 tanh a lane each
- * way, and backward 64 exponentials more for erf's slope. FLOPs: 2 R (4 d^2 + 2 d f) + 4 S N^2 d (l + 1) a layer l forward, over
- * twice that backward. Latency bounds it: barriers, the kernels' begin and end. */
+ * Counts, etth1_paper (3 layers, S 896, f 128: 2,688 tiles of sequences, 2,352 of rows): 2 + 2 layers kernels forward and as many
+ * backward. Forward writes 1.4 MB a slot: 7 a layer, and 1.7 MB of masks; backward reads them, 2 layers of pieces too, and writes 2
+ * gradients and up to 4 pieces' a layer, 8.4 MB of partial gradients. All of it stays in L2. A layer's tile takes 96 exponentials
+ * and 64 tanh a lane each way, and backward 64 exponentials more for erf's slope. FLOPs: 2 R (4 d^2 + 2 d f) + 4 S N^2 d (l + 1) a
+ * layer l forward, over twice that backward. Latency bounds it: barriers, the kernels' begin and end. */
 #include <stdlib.h>
 
 #include "kernels/cuda/encoder/resident/block_sums.cuh"
@@ -32,11 +33,13 @@ namespace ps_resident
 struct halves_plan {
     int tiles; /* of a unit */
     int64_t units;
-    int block_units, blocks, threads;
+    int block_units, blocks, threads;               /* attention's kernels' */
+    int row_tiles, hidden_blocks, hidden_threads;   /* the others' */
     int forward, backward, hidden, hidden_backward; /* bytes of shared memory */
 };
 
-enum { LEAST_WARPS = 12 }; /* weights' gradients are by warps of numbers up to 11 */
+/* Weights' gradients are by warps of numbers up to 11, the feed-forward part's up to 8. */
+enum { LEAST_WARPS = 12, LEAST_HIDDEN_WARPS = 9 };
 
 template <class T>
 static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_encoder_request *e, struct halves_plan *p)
@@ -59,9 +62,8 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     int most = MOST_WARPS / p->tiles;
     most = most < (c->shared_bytes - wide) / unit ? most : (c->shared_bytes - wide) / unit;
     const int tile = HALVES_TILE_BYTES + halves_words_bytes((int)e->d_ff);
-    const int of_tiles = (c->shared_bytes - hidden) / (p->tiles * tile);
-    most = most < of_tiles ? most : of_tiles;
-    if (most < least) {
+    const int of_tiles = (c->shared_bytes - hidden) / tile, most_tiles = of_tiles < HIDDEN_WARPS ? of_tiles : HIDDEN_WARPS;
+    if (most < least || most_tiles < LEAST_HIDDEN_WARPS) {
         return ps_fail(PS_UNSUPPORTED,
                        "encoder (cuda, halves): %lld layers of %lld patches and d_ff %lld do not fit %d bytes of "
                        "shared memory a block",
@@ -73,10 +75,18 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     const int64_t groups = (p->units + p->block_units - 1) / p->block_units;
     p->blocks = (int)(groups < c->multiprocessors ? groups : c->multiprocessors);
     p->threads = p->block_units * p->tiles * 32;
+    p->row_tiles = (int)((p->units * e->patches + 15) / 16);
+    const int tiles_each = (p->row_tiles + c->multiprocessors - 1) / c->multiprocessors;
+    const int tile_rounds = (tiles_each + most_tiles - 1) / most_tiles;
+    int warps = (tiles_each + tile_rounds - 1) / tile_rounds;
+    warps = warps < LEAST_HIDDEN_WARPS ? LEAST_HIDDEN_WARPS : warps;
+    const int tile_groups = (p->row_tiles + warps - 1) / warps;
+    p->hidden_blocks = tile_groups < c->multiprocessors ? tile_groups : c->multiprocessors;
+    p->hidden_threads = warps * 32;
     p->forward = front + p->block_units * halves_keys_bytes(p->tiles, (int)pieces);
     p->backward = wide + p->block_units * unit;
-    p->hidden = hidden + p->block_units * p->tiles * halves_words_bytes((int)e->d_ff);
-    p->hidden_backward = hidden + p->block_units * p->tiles * tile;
+    p->hidden = hidden + warps * halves_words_bytes((int)e->d_ff);
+    p->hidden_backward = hidden + warps * tile;
     return PS_OK;
 }
 
@@ -85,7 +95,7 @@ static const struct halves_plan &plan_of(const struct ps_encoder_plan *plan)
     return *(const struct halves_plan *)plan->own;
 }
 
-/* More than there are, since no unit of a block's round is left out. */
+/* More than there are, since no unit or tile of a block's round is left out. */
 static int64_t tiles_of(const struct halves_plan &p)
 {
     return (p.units + MOST_WARPS) * p.tiles;
@@ -156,15 +166,17 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     *h = {};
     char *const workspace = (char *)e->workspace, *const rest = workspace + sums_bytes(p, ps_cuda(k));
     h->sums = (float2 *)workspace;
+    h->before = h->sums + ps_cuda(k)->multiprocessors * D;
     h->kept = e->kept ? (char *)e->kept : rest;
     h->masks = (uint32_t *)(h->kept + slots_bytes(e, p));
     h->statistics = (float *)((char *)h->masks + masks_bytes(e, p));
     h->gradient = rest;
     x->sums.partial = (float *)(rest + 2 * (size_t)tiles_of(p) * SLOT_BYTES);
     x->sums.plain = true;
+    x->sums.hidden_blocks = p.hidden_blocks;
     h->parameters = (float *)e->parameters;
     h->tiles = tiles_of(p);
-    h->tiles_of_unit = p.tiles;
+    h->row_tiles = p.row_tiles;
     h->training = e->training;
     h->residual = e->residual_attention;
     for (int i = 0; i < 4; i++) {
@@ -190,11 +202,17 @@ template <class T> static void take_dropout(encoder<T> *x, const struct ps_dropo
 
 template <class T> using halves_kernel = void(const encoder<T>, const struct halves);
 
-/* ps_cuda_launch, so that a kernel whose parameters or step may just have been written reads nothing early. */
+/* The next kernel; its sums are where those of the one before the last lie. By ps_cuda_launch, so that a kernel whose parameters or
+ * step may just have been written reads nothing early. */
 template <class T>
 static enum ps_status halves_launch(const struct ps_kernels *k, const char *what, halves_kernel<T> *kernel, int blocks, int threads,
-                                    int shared, const encoder<T> &x, const struct halves &h)
+                                    int shared, const encoder<T> &x, struct halves &h)
 {
+    float2 *const other = h.before;
+    h.before = h.sums;
+    h.sums = other;
+    h.blocks_before = h.blocks;
+    h.blocks = blocks;
     if (shared > 48 * 1024) {
         PS_TRY(
             ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), what));
@@ -240,15 +258,12 @@ static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps
     halves_make(k, e, p, &x, &h);
     for (int l = 0; l < x.layers; l++) {
         h.layer = l;
-        h.turn = 0;
         take_dropout(&x, e->dropout);
         PS_TRY(halves_launch(k, what, attention_of<T>(p.tiles, false), p.blocks, p.threads, p.forward, x, h));
-        h.turn = 1;
         take_dropout(&x, e->output_dropout);
-        PS_TRY(halves_launch(k, what, hidden_of<T>(e->activation, false), p.blocks, p.threads, p.hidden, x, h));
+        PS_TRY(halves_launch(k, what, hidden_of<T>(e->activation, false), p.hidden_blocks, p.hidden_threads, p.hidden, x, h));
     }
-    h.turn = 0;
-    return halves_launch(k, what, halves_output<T>, p.blocks, p.threads, 0, x, h);
+    return halves_launch(k, what, halves_output<T>, p.hidden_blocks, p.hidden_threads, 0, x, h);
 }
 
 template <class T>
@@ -262,13 +277,12 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
     halves_make(k, e, p, &x, &h);
     x.half_scale = h.hidden_scale * (e->activation == PS_GELU_TANH ? 0.5f : 1.0f);
     h.layer = x.layers - 1;
-    PS_TRY(halves_launch(k, what, halves_meet<T>, p.blocks, p.threads, 0, x, h));
+    PS_TRY(halves_launch(k, what, halves_meet<T>, p.hidden_blocks, p.hidden_threads, 0, x, h));
     for (int l = x.layers - 1; l >= 0; l--) {
         h.layer = l;
-        h.turn = 1;
         take_dropout(&x, e->output_dropout);
-        PS_TRY(halves_launch(k, what, hidden_of<T>(e->activation, true), p.blocks, p.threads, p.hidden_backward, x, h));
-        h.turn = 0;
+        PS_TRY(
+            halves_launch(k, what, hidden_of<T>(e->activation, true), p.hidden_blocks, p.hidden_threads, p.hidden_backward, x, h));
         take_dropout(&x, e->dropout);
         PS_TRY(halves_launch(k, what, attention_of<T>(p.tiles, true), p.blocks, p.threads, p.backward, x, h));
     }

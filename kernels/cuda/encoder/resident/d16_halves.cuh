@@ -9,31 +9,34 @@
 namespace ps_resident
 {
 
-/* Rows by tiles: a slot has 16 rows by 16 columns of 16 bits a tile, 16 bytes a lane, in the order of an operand. Of a layer: the
- * sums that its norms read, q (scaled), k, v, merged, the logarithms of softmax's sums (lanes of q 0 and 2: [pair][row g, g + 8] of
- * the pair's first head, of its second), and what the layers above have left of the gradients of q and k. */
+/* What is kept of a layer. By rows, as stream_at has them: the sums that its norms read. By tiles of a sequence's rows, 16 by 16
+ * columns of 16 bits, 16 bytes a lane in the order of an operand: q (scaled), k, v, merged, the logarithms of softmax's sums (lanes
+ * of q 0 and 2: [pair][row g, g + 8] of the pair's first head, of its second), and what the layers above have left of the gradients
+ * of q and k. */
 enum { SLOT_SUM_1, SLOT_SUM_2, SLOT_Q, SLOT_K, SLOT_V, SLOT_MERGED, SLOT_LOGS, SLOT_DQ, SLOT_DK, SLOTS };
-enum { SLOT_BYTES = 512 };
+enum { SLOT_BYTES = 512, ROW_BYTES = 32 };
 
-/* Words of dropout's masks, one a lane and tile: after W_o, after W_2, and of the hidden values one for 64 columns. */
+/* Words of dropout's masks, one a lane and tile: after W_o (tiles of sequences), after W_2, and of the hidden values one for 64
+ * columns (tiles of all rows). */
 enum { MASKS_O, MASKS_Y, MASKS_HIDDEN };
 
 /* One of BatchNorm's two in a layer. */
 enum { NORM_1, NORM_2 };
 
 struct halves {
-    char *kept;         /* [layers][SLOTS][tiles] */
-    char *gradient;     /* [2][tiles]: of what norm 1 gives, of the layer's input */
-    uint32_t *masks;    /* [layers][MASKS_HIDDEN + f / 64][tiles][32] */
-    float2 *sums;       /* [2][blocks][16]: written by one kernel and read by the next */
+    char *kept;      /* [layers][SLOTS][tiles] */
+    char *gradient;  /* [2][tiles]: of what norm 1 gives, of the layer's input, by rows */
+    uint32_t *masks; /* [layers][MASKS_HIDDEN + f / 64][tiles][32] */
+    float2 *sums;    /* [blocks][16]: the kernel's own */
+    float2 *before;  /* and of the kernel before */
+    int blocks, blocks_before;
     float *statistics;  /* [layers][2][2][16]: mean and 1 / deviation of each norm */
     float *parameters;  /* flat: the running ones are moved there */
-    int64_t tiles;      /* of a layer, and more: no unit of a block is left out */
-    int tiles_of_unit;  /* NT */
+    int64_t tiles;      /* of a layer, and more: no unit or tile of a block is left out */
+    int row_tiles;      /* R / 16 */
     int layer;          /* the kernel's */
     int training;       /* else the running statistics serve, and nothing is kept */
     int residual;       /* residual attention: scores of the layers below are added */
-    int turn;           /* of `sums`: which half the kernel writes */
     int64_t running[4]; /* offsets of the first layer's: norm 1's mean, variance, norm 2's */
     int64_t running_stride;
     double momentum, per_row;                                    /* 1 / R */
@@ -47,9 +50,16 @@ static __device__ __forceinline__ char *slot_at(const struct halves &h, int laye
     return h.kept + ((int64_t)(layer * SLOTS + slot) * h.tiles + tile) * SLOT_BYTES + lane * 16;
 }
 
-static __device__ __forceinline__ char *gradient_at(const struct halves &h, int which, int64_t tile, int lane)
+/* The stream by rows, of 16 columns in 32 bytes: 8 a lane, columns 2q, 2q + 1, 2q + 8 and 2q + 9. So either kind of tile finds its
+ * rows. */
+template <class P> static __device__ __forceinline__ char *stream_at(const struct halves &h, int layer, int slot, const P &at)
 {
-    return h.gradient + ((int64_t)which * h.tiles + tile) * SLOT_BYTES + lane * 16;
+    return h.kept + (int64_t)(layer * SLOTS + slot) * h.tiles * SLOT_BYTES + at.first * ROW_BYTES + at.q * 8;
+}
+
+template <class P> static __device__ __forceinline__ char *gradient_at(const struct halves &h, int which, const P &at)
+{
+    return h.gradient + (int64_t)which * h.tiles * SLOT_BYTES + at.first * ROW_BYTES + at.q * 8;
 }
 
 template <class T>
@@ -76,8 +86,18 @@ template <class P> static __device__ __forceinline__ void take_rows(uint32_t (&a
     }
 }
 
+/* The operand of a tile's rows there, g and g + 8; zeros in those that do not exist. */
+template <class P> static __device__ __forceinline__ void take_stream(uint32_t (&a)[4], const char *from, const P &at)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint2 v = at.here[i] ? __ldcg((const uint2 *)(from + i * 8 * ROW_BYTES)) : make_uint2(0, 0);
+        a[i] = v.x, a[2 + i] = v.y;
+    }
+}
+
 /* Rounded, zeros in rows that do not exist, to its place; v becomes that. */
-template <class T, class P> static __device__ __forceinline__ void leave_rows(char *to, float (&v)[2][4], const P &at)
+template <class T, class P> static __device__ __forceinline__ void leave_stream(char *to, float (&v)[2][4], const P &at)
 {
     uint32_t a[4];
     pack_operand<T>(a, v[0], v[1]);
@@ -85,8 +105,11 @@ template <class T, class P> static __device__ __forceinline__ void leave_rows(ch
     for (int i = 0; i < 4; i++) {
         a[i] = at.here[i % 2] ? a[i] : 0;
     }
-    if (to) {
-        leave_operand(to, a);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (at.here[i]) {
+            *(uint2 *)(to + i * 8 * ROW_BYTES) = make_uint2(a[i], a[2 + i]);
+        }
     }
     unpack_operand<T>(v, a);
 }
@@ -159,8 +182,7 @@ struct halves_sums {
 };
 
 /* The block's to memory. All of its threads take part; they have met since `scratch` was last read. */
-template <class T>
-static __device__ __forceinline__ void leave_sums(const struct halves &h, const encoder<T> &x, const struct halves_sums &sums,
+static __device__ __forceinline__ void leave_sums(const struct halves &h, const struct halves_sums &sums,
                                                   union halves_scratch &scratch)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
@@ -189,25 +211,24 @@ static __device__ __forceinline__ void leave_sums(const struct halves &h, const 
         }
         const float second = __shfl_down_sync(0xffffffffu, sum, 16);
         if (lane < D) {
-            h.sums[(h.turn * x.blocks + (int)blockIdx.x) * D + lane] = make_float2(sum, second);
+            h.sums[(int)blockIdx.x * D + lane] = make_float2(sum, second);
         }
     }
 }
 
 /* All blocks' sums of the kernel before, in threads 0 .. 15, a column each. */
-template <class T>
-static __device__ __forceinline__ double2 merge_sums(const struct halves &h, const encoder<T> &x, union halves_scratch &scratch)
+static __device__ __forceinline__ double2 merge_sums(const struct halves &h, union halves_scratch &scratch)
 {
     enum { FLIGHT = 4 }; /* on their way at once */
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
-    const float2 *const from = h.sums + (1 - h.turn) * x.blocks * D + lane % D;
+    const float2 *const from = h.before + lane % D;
     double2 sum = make_double2(0, 0);
-    for (int b = (int)threadIdx.x / D; b < x.blocks; b += FLIGHT * (int)blockDim.x / D) {
+    for (int b = (int)threadIdx.x / D; b < h.blocks_before; b += FLIGHT * (int)blockDim.x / D) {
         float2 v[FLIGHT];
 #pragma unroll
         for (int i = 0; i < FLIGHT; i++) {
             const int block = b + i * (int)blockDim.x / D;
-            v[i] = block < x.blocks ? __ldcg(from + block * D) : make_float2(0, 0);
+            v[i] = block < h.blocks_before ? __ldcg(from + block * D) : make_float2(0, 0);
         }
 #pragma unroll
         for (int i = 0; i < FLIGHT; i++) {
@@ -327,7 +348,7 @@ static __device__ __forceinline__ void begin_forward(struct halves_columns &to, 
 {
     const int column = (int)threadIdx.x;
     if (h.training) {
-        const double2 sum = merge_sums(h, x, scratch);
+        const double2 sum = merge_sums(h, scratch);
         if (column < D) {
             const double away = sum.x * h.per_row, mean = away + (double)n.pivot;
             double squares = sum.y - away * sum.x;
@@ -358,7 +379,7 @@ static __device__ __forceinline__ void begin_backward(struct halves_columns &to,
                                                       int layer, int norm, const struct halves_norm &n,
                                                       union halves_scratch &scratch)
 {
-    const double2 sum = merge_sums(h, x, scratch);
+    const double2 sum = merge_sums(h, scratch);
     const int column = (int)threadIdx.x;
     if (column < D) {
         const float by = n.gamma * n.rstd, of_g = (float)(sum.x * h.per_row), of_xhat = (float)(sum.y * h.per_row);
@@ -444,6 +465,10 @@ template <class T> struct halves_hidden_weights {
     }
 };
 
+/* Warps of the feed-forward part's kernels: at most five for each quarter of a multiprocessor, which leaves a thread 96 registers.
+ */
+enum { HIDDEN_WARPS = 20 };
+
 /* A tile's masks of its hidden values. */
 static __host__ __device__ constexpr int halves_words_bytes(int f)
 {
@@ -483,17 +508,15 @@ static __device__ __forceinline__ void stage_hidden(const halves_hidden_weights<
 
 /* ---- places ---- */
 
-/* A warp's tile where tiles are worked on one by one. */
+/* A warp's tile of 16 rows, whosever they are. */
 template <class T> using tile_place = place<T, D, 1>;
 
-template <class T>
-static __device__ __forceinline__ int64_t take_tile(tile_place<T> &at, const encoder<T> &x, const struct halves &h, int64_t group)
+template <class T> static __device__ __forceinline__ int take_tile(tile_place<T> &at, const encoder<T> &x, int group)
 {
-    const int64_t tile = group * x.block_units * h.tiles_of_unit + (int)threadIdx.x / 32, unit = tile / h.tiles_of_unit;
-    const int row = (int)(tile - unit * h.tiles_of_unit) * 16 + at.g;
-    at.first = unit * x.n + row;
-    at.here[0] = unit < x.units && row < x.n;
-    at.here[1] = unit < x.units && row + 8 < x.n;
+    const int tile = group * ((int)blockDim.x / 32) + (int)threadIdx.x / 32;
+    at.first = (int64_t)tile * 16 + at.g;
+    at.here[0] = at.first < x.rows;
+    at.here[1] = at.first + 8 < x.rows;
     return tile;
 }
 

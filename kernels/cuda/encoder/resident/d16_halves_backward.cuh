@@ -11,7 +11,7 @@ enum { GRADIENT_R, GRADIENT_U };
 
 /* The sums over rows of dy and dy xhat, xhat that of the last layer's norm 2. */
 template <class T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     halves_meet(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
     __shared__ struct halves_columns c;
@@ -21,17 +21,17 @@ static __global__ void __launch_bounds__(THREADS)
     set_forward(c, look_kept(x, h, h.layer, NORM_2));
     __syncthreads();
     struct halves_sums sums;
-    for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
-        const int64_t tile = take_tile(at, x, h, group);
+    for (int group = (int)blockIdx.x; group * ((int)blockDim.x / 32) < h.row_tiles; group += (int)gridDim.x) {
+        take_tile(at, x, group);
         uint32_t a[4];
         float g[2][4], s[2][4];
         load_rows(g, (const T *)x.dy, at);
-        take_rows(a, slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), at);
+        take_stream(a, stream_at(h, h.layer, SLOT_SUM_2, at), at);
         unpack_operand<T>(s, a);
         affine(s, c.rstd, c.centre, at.q);
         sums.add(g, s, at);
     }
-    leave_sums(h, x, sums, scratch);
+    leave_sums(h, sums, scratch);
 }
 
 /* A tile's staged rows of matrices, two of each: 64 hidden columns and the gradient before the activation; and NORMED: what norm 1
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void fill_ones(char *memory, int rows, int row
 /* From the gradient of the layer's output to that of what norm 1 gives. Before the wait: all but that gradient and its sums; of the
  * last layer the gradient too, which was there before halves_meet. */
 template <class T, enum ps_activation ACTIVATION>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     halves_hidden_backward(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
     extern __shared__ uint4 shared_memory[];
@@ -82,9 +82,9 @@ static __global__ void __launch_bounds__(THREADS)
     const uint32_t own_normed = staged + warp * HALVES_TILE_BYTES + HALVES_TO_NORMED + half_row * HALVES_NORMED_ROW + place;
     float *const partial = x.sums.partial + ((int64_t)blockIdx.x * x.layers + h.layer) * layer_sums(D, x.f);
     struct halves_sums sums;
-    for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
-        const bool first = group == blockIdx.x;
-        const int64_t tile = take_tile(at, x, h, group);
+    for (int group = (int)blockIdx.x; group * ((int)blockDim.x / 32) < h.row_tiles; group += (int)gridDim.x) {
+        const bool first = group == (int)blockIdx.x;
+        const int tile = take_tile(at, x, group);
         uint32_t a[4], dm[4], after[4], bits = 0;
         float g[2][4], s[2][4], dx[2][4];
         if (!first) {
@@ -98,8 +98,8 @@ static __global__ void __launch_bounds__(THREADS)
         if (x.threshold) {
             bits = __ldcg(halves_masks_at(x, h, MASKS_Y, tile, at.lane));
         }
-        take_rows(after, slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), at);
-        take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
+        take_stream(after, stream_at(h, h.layer, SLOT_SUM_2, at), at);
+        take_stream(a, stream_at(h, h.layer, SLOT_SUM_1, at), at);
         unpack_operand<T>(s, a);
         affine(s, c.scale, c.shift, at.q);
         pack_operand<T>(a, s[0], s[1]);
@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(THREADS)
             ps_grid_begin();
         }
         if (!top) {
-            take_rows(dm, gradient_at(h, GRADIENT_U, tile, at.lane), at);
+            take_stream(dm, gradient_at(h, GRADIENT_U, at), at);
         }
         if (first) {
             begin_backward(c, x, h, h.layer, NORM_2, norm, scratch);
@@ -149,13 +149,13 @@ static __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < 8; i++) {
             g[i / 4][i % 4] += dx[i / 4][i % 4];
         }
-        leave_rows<T>(gradient_at(h, GRADIENT_R, tile, at.lane), g, at);
-        take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
+        leave_stream<T>(gradient_at(h, GRADIENT_R, at), g, at);
+        take_stream(a, stream_at(h, h.layer, SLOT_SUM_1, at), at);
         unpack_operand<T>(s, a);
         affine(s, c.rstd, c.centre, at.q);
         sums.add(g, s, at);
     }
-    leave_sums(h, x, sums, scratch);
+    leave_sums(h, sums, scratch);
 }
 
 /* a += the operand there. */
@@ -224,8 +224,8 @@ static __global__ void __launch_bounds__(THREADS)
                                   HALVES_BELOW_ROW, ROWS * HALVES_BELOW_ROW};
     const bool top = h.layer + 1 == x.layers;
     struct halves_sums sums;
-    for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
-        const bool first = group == blockIdx.x;
+    for (int group = (int)blockIdx.x; group * x.block_units < (int)x.units; group += (int)gridDim.x) {
+        const bool first = group == (int)blockIdx.x;
         at.take(x, group * x.block_units + at.unit);
         const int64_t tile = at.global_tile;
         uint32_t a[4], branch[4], after[4], bits = 0;
@@ -242,7 +242,7 @@ static __global__ void __launch_bounds__(THREADS)
         ps_stmatrix4_at(own_rows + 3 * MATRIX, a);
         take_below(own_below, ROWS * HALVES_BELOW_ROW, pieces, h, at);
         if (h.layer > 0) {
-            take_rows(a, slot_at(h, h.layer - 1, SLOT_SUM_2, tile, at.lane), at);
+            take_stream(a, stream_at(h, h.layer - 1, SLOT_SUM_2, at), at);
             unpack_operand<T>(v, a);
             affine(v, input.scale, input.shift, at.q);
         } else {
@@ -250,7 +250,7 @@ static __global__ void __launch_bounds__(THREADS)
         }
         pack_operand<T>(a, v[0], v[1]);
         ps_stmatrix4_at(own_rows, a);
-        take_rows(after, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
+        take_stream(after, stream_at(h, h.layer, SLOT_SUM_1, at), at);
         if (x.threshold) {
             bits = __ldcg(halves_masks_at(x, h, MASKS_O, tile, at.lane));
         }
@@ -259,7 +259,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (first) {
             ps_grid_begin();
         }
-        take_rows(a, gradient_at(h, GRADIENT_R, tile, at.lane), at);
+        take_stream(a, gradient_at(h, GRADIENT_R, at), at);
         if (first) {
             begin_backward(c, x, h, h.layer, NORM_1, norm, scratch);
             __syncthreads();
@@ -302,8 +302,8 @@ static __global__ void __launch_bounds__(THREADS)
             g[i / 4][i % 4] += dx[i / 4][i % 4];
         }
         if (h.layer > 0) {
-            leave_rows<T>(gradient_at(h, GRADIENT_U, tile, at.lane), g, at);
-            take_rows(a, slot_at(h, h.layer - 1, SLOT_SUM_2, tile, at.lane), at);
+            leave_stream<T>(gradient_at(h, GRADIENT_U, at), g, at);
+            take_stream(a, stream_at(h, h.layer - 1, SLOT_SUM_2, at), at);
             unpack_operand<T>(v, a);
             affine(v, input.rstd, input.centre, at.q);
             sums.add(g, v, at);
@@ -318,7 +318,7 @@ static __global__ void __launch_bounds__(THREADS)
         }
     }
     if (h.layer > 0) {
-        leave_sums(h, x, sums, scratch);
+        leave_sums(h, sums, scratch);
     }
 }
 

@@ -68,8 +68,8 @@ static __global__ void __launch_bounds__(THREADS)
     uint32_t last[2];
     last_keys(last, ps_one<T>, x.n, at);
     struct halves_sums sums;
-    for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
-        const bool first = group == blockIdx.x;
+    for (int group = (int)blockIdx.x; group * x.block_units < (int)x.units; group += (int)gridDim.x) {
+        const bool first = group == (int)blockIdx.x;
         at.take(x, group * x.block_units + at.unit);
         const int64_t tile = at.global_tile;
         uint32_t a[4], q[4], bits = 0xffffffffu;
@@ -87,7 +87,7 @@ static __global__ void __launch_bounds__(THREADS)
             ps_grid_begin();
         }
         if (h.layer > 0) {
-            take_rows(a, slot_at(h, h.layer - 1, SLOT_SUM_2, tile, at.lane), at);
+            take_stream(a, stream_at(h, h.layer - 1, SLOT_SUM_2, at), at);
         } else {
             load_rows(u, (const T *)x.u, at);
         }
@@ -140,18 +140,18 @@ static __global__ void __launch_bounds__(THREADS)
         }
         project16(y, a, w.w_o, LD, w.b_o, at);
         add_kept(u, y, bits, x.drop_scale);
-        leave_rows<T>(slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), u, at);
+        leave_stream<T>(stream_at(h, h.layer, SLOT_SUM_1, at), u, at);
         add_moments(sums, u, c, at);
     }
     if (h.training) {
-        leave_sums(h, x, sums, scratch);
+        leave_sums(h, sums, scratch);
     }
 }
 
-/* r + drop(drop(activation(r W_1 + b_1)) W_2 + b_2), r what norm 1 gives. A warp has a tile whatever its unit. Before the wait:
+/* r + drop(drop(activation(r W_1 + b_1)) W_2 + b_2), r what norm 1 gives. Before the wait:
  * parameters and the masks. */
 template <class T, enum ps_activation ACTIVATION>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     halves_hidden(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
     extern __shared__ uint4 shared_memory[];
@@ -166,9 +166,9 @@ static __global__ void __launch_bounds__(THREADS)
     set_pivot(c, x, h.layer, NORM_2);
     const float scale = h.hidden_scale / d16_times<ACTIVATION>;
     struct halves_sums sums;
-    for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
-        const bool first = group == blockIdx.x;
-        const int64_t tile = take_tile(at, x, h, group);
+    for (int group = (int)blockIdx.x; group * ((int)blockDim.x / 32) < h.row_tiles; group += (int)gridDim.x) {
+        const bool first = group == (int)blockIdx.x;
+        const int tile = take_tile(at, x, group);
         const uint32_t row = x.rows_before + (uint32_t)at.first;
         uint32_t a[4], bits = 0xffffffffu;
         float r[2][4], y[2][4], bias[2][4];
@@ -186,7 +186,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (first) {
             ps_grid_begin();
         }
-        take_rows(a, slot_at(h, h.layer, SLOT_SUM_1, tile, at.lane), at);
+        take_stream(a, stream_at(h, h.layer, SLOT_SUM_1, at), at);
         if (first) {
             begin_forward(c, x, h, h.layer, NORM_1, norm, scratch);
             ps_copy_wait();
@@ -216,17 +216,17 @@ static __global__ void __launch_bounds__(THREADS)
             *halves_masks_at(x, h, MASKS_Y, tile, at.lane) = bits;
         }
         add_kept(r, y, bits, x.drop_scale);
-        leave_rows<T>(slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), r, at);
+        leave_stream<T>(stream_at(h, h.layer, SLOT_SUM_2, at), r, at);
         add_moments(sums, r, c, at);
     }
     if (h.training) {
-        leave_sums(h, x, sums, scratch);
+        leave_sums(h, sums, scratch);
     }
 }
 
 /* What the last layer's norm 2 gives, by rows. */
 template <class T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     halves_output(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
 {
     __shared__ struct halves_columns c;
@@ -234,12 +234,12 @@ static __global__ void __launch_bounds__(THREADS)
     tile_place<T> at;
     const struct halves_norm norm = look_forward(x, h, h.layer, NORM_2);
     ps_grid_begin();
-    for (int64_t group = blockIdx.x; group * x.block_units < x.units; group += gridDim.x) {
-        const int64_t tile = take_tile(at, x, h, group);
+    for (int group = (int)blockIdx.x; group * ((int)blockDim.x / 32) < h.row_tiles; group += (int)gridDim.x) {
+        take_tile(at, x, group);
         uint32_t a[4];
         float y[2][4];
-        take_rows(a, slot_at(h, h.layer, SLOT_SUM_2, tile, at.lane), at);
-        if (group == blockIdx.x) {
+        take_stream(a, stream_at(h, h.layer, SLOT_SUM_2, at), at);
+        if (group == (int)blockIdx.x) {
             begin_forward(c, x, h, h.layer, NORM_2, norm, scratch);
             __syncthreads();
         }

@@ -1061,6 +1061,7 @@ template <class T> static inline encoder<T> ps_resident_of(const struct ps_encod
     x.du = e->du;
     x.dy = e->dy;
     x.blocks = blocks;
+    x.sums.hidden_blocks = blocks;
     x.scale = scale;
     x.scale_log2e = scale * PS_LOG2_E;
     x.epsilon = (float)e->epsilon;
