@@ -230,6 +230,7 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
             branch_operand<T, DROP>(dm, g, x.drop_scale * x.half_scale, row_bits, 1);
             ps_stmatrix4_at(own_rows + TO_NORMED - TO_ROWS + 3 * MATRIX, dm);
             clear(dx);
+            const struct d16_normed normed = {units + TO_NORMED, ROWS_ROW, x.block_units, UNIT_BYTES};
 #pragma unroll 1
             for (int stage = 0; stage < 2; stage++) {
                 const uint32_t bits = stage ? kept.masks[1] : kept.masks[0];
@@ -238,8 +239,13 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
                 }
                 hidden_backward<DROP, PS_GELU_TANH>(dx, a, dm, bits, own_staged, hidden_columns(w, stage), at);
                 publish(threads);
-                put_hidden_sums<T, NT>(sums, stage, F, warp, units + TO_STAGED, STAGED_ROW, units + TO_NORMED, ROWS_ROW,
-                                       x.block_units, UNIT_BYTES, false, at);
+                if (warp < 4) {
+                    put_columns_sums<T, NT, true>(sums, stage, F, warp, units + TO_STAGED, STAGED_ROW, normed, false, at);
+                } else if (warp < 8) {
+                    put_columns_sums<T, NT, false>(sums, stage, F, warp, units + TO_STAGED, STAGED_ROW, normed, false, at);
+                } else if (warp == 8 && stage == 0) {
+                    put_b_2_sums<T, NT>(sums, F, normed, false, at);
+                }
                 if (DROP && warp < HIDDEN_WARPS && stage == (warp < 8)) { /* its sums of this half of the layer are written */
                     __syncwarp();
                     if (at.lane == 0) {

@@ -33,8 +33,9 @@ namespace ps_resident
 struct halves_plan {
     int tiles; /* of a unit */
     int64_t units;
-    int block_units, blocks, threads;               /* attention's kernels' */
-    int row_tiles, hidden_blocks, hidden_threads;   /* the others' */
+    int block_units, blocks, threads;             /* attention's kernels' */
+    int row_tiles, hidden_blocks, hidden_threads; /* the others' */
+    int staged;
     int forward, backward, hidden, hidden_backward; /* bytes of shared memory */
 };
 
@@ -61,7 +62,9 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     const int unit = halves_unit_bytes(p->tiles, (int)pieces), hidden = halves_front_bytes(halves_hidden_bytes((int)e->d_ff));
     int most = MOST_WARPS / p->tiles;
     most = most < (c->shared_bytes - wide) / unit ? most : (c->shared_bytes - wide) / unit;
-    const int tile = HALVES_TILE_BYTES + halves_words_bytes((int)e->d_ff);
+    const int words = halves_words_bytes((int)e->d_ff), room = (c->shared_bytes - hidden) / HIDDEN_WARPS;
+    p->staged = e->d_ff > 64 && halves_tile_bytes(2) + words <= room ? 2 : 1;
+    const int tile = halves_tile_bytes(p->staged) + words;
     const int of_tiles = (c->shared_bytes - hidden) / tile, most_tiles = of_tiles < HIDDEN_WARPS ? of_tiles : HIDDEN_WARPS;
     if (most < least || most_tiles < LEAST_HIDDEN_WARPS) {
         return ps_fail(PS_UNSUPPORTED,
@@ -85,7 +88,7 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     p->hidden_threads = warps * 32;
     p->forward = front + p->block_units * halves_keys_bytes(p->tiles, (int)pieces);
     p->backward = wide + p->block_units * unit;
-    p->hidden = hidden + warps * halves_words_bytes((int)e->d_ff);
+    p->hidden = hidden + warps * words;
     p->hidden_backward = hidden + warps * tile;
     return PS_OK;
 }
@@ -177,6 +180,7 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     h->parameters = (float *)e->parameters;
     h->tiles = tiles_of(p);
     h->row_tiles = p.row_tiles;
+    h->staged = p.staged;
     h->training = e->training;
     h->residual = e->residual_attention;
     for (int i = 0; i < 4; i++) {

@@ -36,6 +36,7 @@ struct halves {
     int row_tiles;      /* R / 16 */
     int layer;          /* the kernel's */
     int training;       /* else the running statistics serve, and nothing is kept */
+    int staged;         /* times 64 hidden columns that the backward has in shared memory at once */
     int residual;       /* residual attention: scores of the layers below are added */
     int64_t running[4]; /* offsets of the first layer's: norm 1's mean, variance, norm 2's */
     int64_t running_stride;

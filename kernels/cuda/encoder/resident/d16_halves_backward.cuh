@@ -17,16 +17,21 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     __shared__ struct halves_columns c;
     __shared__ union halves_scratch scratch;
     tile_place<T> at;
-    ps_grid_begin();
-    set_forward(c, look_kept(x, h, h.layer, NORM_2));
-    __syncthreads();
     struct halves_sums sums;
     for (int group = (int)blockIdx.x; group * ((int)blockDim.x / 32) < h.row_tiles; group += (int)gridDim.x) {
+        const bool first = group == (int)blockIdx.x;
         take_tile(at, x, group);
         uint32_t a[4];
         float g[2][4], s[2][4];
-        load_rows(g, (const T *)x.dy, at);
         take_stream(a, stream_at(h, h.layer, SLOT_SUM_2, at), at);
+        if (first) {
+            ps_grid_begin();
+        }
+        load_rows(g, (const T *)x.dy, at);
+        if (first) { /* forward's last kernel has kept them, and may be the one before */
+            set_forward(c, look_kept(x, h, h.layer, NORM_2));
+            __syncthreads();
+        }
         unpack_operand<T>(s, a);
         affine(s, c.rstd, c.centre, at.q);
         sums.add(g, s, at);
@@ -34,14 +39,14 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     leave_sums(h, sums, scratch);
 }
 
-/* A tile's staged rows of matrices, two of each: 64 hidden columns and the gradient before the activation; and NORMED: what norm 1
- * gives, ones, the gradient that enters W_2. */
-enum {
-    HALVES_STAGED_ROW = 16 * MATRIX,
-    HALVES_NORMED_ROW = 5 * MATRIX,
-    HALVES_TO_NORMED = 2 * HALVES_STAGED_ROW,
-    HALVES_TILE_BYTES = HALVES_TO_NORMED + 2 * HALVES_NORMED_ROW
-};
+/* A tile's rows of matrices, two of each: NORMED: what norm 1 gives, ones, the gradient that enters W_2; and STAGED, once or twice:
+ * 64 hidden columns and the gradient before the activation. */
+enum { HALVES_STAGED_ROW = 16 * MATRIX, HALVES_NORMED_ROW = 5 * MATRIX, HALVES_NORMED = 2 * HALVES_NORMED_ROW };
+
+static __host__ __device__ constexpr int halves_tile_bytes(int staged)
+{
+    return HALVES_NORMED + staged * 2 * HALVES_STAGED_ROW;
+}
 
 /* Ones beside the operands of weights' gradients, for biases: matrix `which` of each of `rows` rows of matrices. */
 template <class T>
@@ -66,26 +71,28 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     char *const tiles =
         (char *)shared_memory + halves_front_bytes(halves_hidden_bytes(x.f)) + (int)blockDim.x / 32 * halves_words_bytes(x.f);
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), warps = (int)blockDim.x / 32;
+    const int tile_bytes = halves_tile_bytes(h.staged);
     const bool top = h.layer + 1 == x.layers;
     tile_place<T> at;
     uint32_t *const words = hidden_words(shared_memory, x.f, at.lane);
     stage_hidden(w, x, h.layer);
-    fill_ones<T>(tiles + warp * HALVES_TILE_BYTES + HALVES_TO_NORMED, 2, HALVES_NORMED_ROW, 2, at.lane, 32);
+    fill_ones<T>(tiles + warp * tile_bytes, 2, HALVES_NORMED_ROW, 2, at.lane, 32);
     const struct halves_norm norm = look_kept(x, h, h.layer, NORM_2);
     set_forward(c, look_kept(x, h, h.layer, NORM_1));
     ps_copy_wait();
     __syncthreads();
     const float scale = h.hidden_scale / d16_times<ACTIVATION>;
-    const uint32_t staged = ps_shared_address(tiles);
+    const uint32_t first_tile = ps_shared_address(tiles), staged = first_tile + HALVES_NORMED;
     const uint32_t half_row = (uint32_t)(at.lane / 8 % 2), place = (uint32_t)(at.lane / 16 * MATRIX + at.lane % 8 * 16);
-    const uint32_t own_staged = staged + warp * HALVES_TILE_BYTES + half_row * HALVES_STAGED_ROW + place;
-    const uint32_t own_normed = staged + warp * HALVES_TILE_BYTES + HALVES_TO_NORMED + half_row * HALVES_NORMED_ROW + place;
+    const uint32_t own_normed = first_tile + warp * tile_bytes + half_row * HALVES_NORMED_ROW + place;
+    const uint32_t own_staged = staged + warp * tile_bytes + half_row * HALVES_STAGED_ROW + place;
+    const struct d16_normed normed = {first_tile, HALVES_NORMED_ROW, warps, tile_bytes};
     float *const partial = x.sums.partial + ((int64_t)blockIdx.x * x.layers + h.layer) * layer_sums(D, x.f);
     struct halves_sums sums;
     for (int group = (int)blockIdx.x; group * ((int)blockDim.x / 32) < h.row_tiles; group += (int)gridDim.x) {
         const bool first = group == (int)blockIdx.x;
         const int tile = take_tile(at, x, group);
-        uint32_t a[4], dm[4], after[4], bits = 0;
+        uint32_t a[4], dm[4], before[4], after[4], bits = 0;
         float g[2][4], s[2][4], dx[2][4];
         if (!first) {
             __syncthreads(); /* the tiles before have been read */
@@ -99,8 +106,8 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
             bits = __ldcg(halves_masks_at(x, h, MASKS_Y, tile, at.lane));
         }
         take_stream(after, stream_at(h, h.layer, SLOT_SUM_2, at), at);
-        take_stream(a, stream_at(h, h.layer, SLOT_SUM_1, at), at);
-        unpack_operand<T>(s, a);
+        take_stream(before, stream_at(h, h.layer, SLOT_SUM_1, at), at);
+        unpack_operand<T>(s, before);
         affine(s, c.scale, c.shift, at.q);
         pack_operand<T>(a, s[0], s[1]);
         ps_stmatrix4_at(own_normed, a);
@@ -131,29 +138,45 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         ps_stmatrix4_at(own_normed + 3 * MATRIX, dm);
         clear(dx);
 #pragma unroll 1
-        for (int half = 0; half < x.f / 64; half++) {
+        for (int half = 0; half < x.f / 64; half += h.staged) {
+            const int end = half + h.staged < x.f / 64 ? half + h.staged : x.f / 64;
             if (half > 0) {
-                __syncthreads();
+                __syncthreads(); /* the columns before have been read */
             }
-            if (h.hidden_threshold) {
-                hidden_backward<true, ACTIVATION>(dx, a, dm, words[half * 32], own_staged, w.columns(half), at);
-            } else {
-                hidden_backward<false, ACTIVATION>(dx, a, dm, 0, own_staged, w.columns(half), at);
+#pragma unroll 1
+            for (int i = half; i < end; i++) {
+                const uint32_t own = own_staged + (i - half) * 2 * HALVES_STAGED_ROW;
+                if (h.hidden_threshold) {
+                    hidden_backward<true, ACTIVATION>(dx, a, dm, words[i * 32], own, w.columns(i), at);
+                } else {
+                    hidden_backward<false, ACTIVATION>(dx, a, dm, 0, own, w.columns(i), at);
+                }
             }
             ps_publish();
-            __syncthreads();
-            put_hidden_sums<T, 1>(partial, half, x.f, warp, staged, HALVES_STAGED_ROW, staged + HALVES_TO_NORMED, HALVES_NORMED_ROW,
-                                  warps, HALVES_TILE_BYTES, !first, at);
-        }
+            if (end == x.f / 64) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            g[i / 4][i % 4] += dx[i / 4][i % 4];
+                for (int i = 0; i < 8; i++) {
+                    g[i / 4][i % 4] += dx[i / 4][i % 4];
+                }
+                leave_stream<T>(gradient_at(h, GRADIENT_R, at), g, at);
+                unpack_operand<T>(s, before);
+                affine(s, c.rstd, c.centre, at.q);
+                sums.add(g, s, at);
+            }
+            __syncthreads();
+            /* Two products for 64 columns, each by four warps. */
+            for (int i = warp / 4; i < 2 * (end - half) && warp < warps / 4 * 4; i += warps / 4) {
+                const uint32_t columns = staged + i / 2 * 2 * HALVES_STAGED_ROW;
+                if (i % 2 == 0) {
+                    put_columns_sums<T, 1, true>(partial, half + i / 2, x.f, warp, columns, HALVES_STAGED_ROW, normed, !first, at);
+                } else {
+                    put_columns_sums<T, 1, false>(partial, half + i / 2, x.f, warp, columns, HALVES_STAGED_ROW, normed, !first, at);
+                }
+            }
+            if (half == 0 && warp == warps - 1) {
+                put_b_2_sums<T, 1>(partial, x.f, normed, !first, at);
+            }
         }
-        leave_stream<T>(gradient_at(h, GRADIENT_R, at), g, at);
-        take_stream(a, stream_at(h, h.layer, SLOT_SUM_1, at), at);
-        unpack_operand<T>(s, a);
-        affine(s, c.rstd, c.centre, at.q);
-        sums.add(g, s, at);
     }
     leave_sums(h, sums, scratch);
 }

@@ -192,38 +192,48 @@ static __device__ __forceinline__ void put_bias_sums(float *sums, int row, int o
     }
 }
 
-/* The block's sums of the 64 columns `half` that hidden_backward has staged, f in all: of W_1 and b_1 by four warps, of W_2 by
- * four, once of b_2 by one. Tiles lie as block_product has them, at `staged`, and the rows they are multiplied with at `normed`:
- * those that W_1 has read, ones, and the gradient that enters W_2. */
-template <class T, int TILES, class P>
-static __device__ __forceinline__ void put_hidden_sums(float *sums, int half, int f, int warp, uint32_t staged, int staged_row,
-                                                       uint32_t normed, int normed_row, int units, int unit, bool onto, const P &at)
+/* Where the rows lie that hidden columns are multiplied with: tiles as block_product has them, in rows of `row` bytes; those that
+ * W_1 has read, ones, and the gradient that enters W_2. */
+struct d16_normed {
+    uint32_t at;
+    int row, units, unit;
+};
+
+/* The block's sums of the 64 columns `half` that hidden_backward has staged at `staged`, of f in all, by four warps: OF_1: of W_1
+ * and b_1, else of W_2. */
+template <class T, int TILES, bool OF_1, class P>
+static __device__ __forceinline__ void put_columns_sums(float *sums, int half, int f, int warp, uint32_t staged, int staged_row,
+                                                        const struct d16_normed &with, bool onto, const P &at)
 {
-    float *const bias_sums = sums + (4 * D + 2 * f) * D;
     /* Position 16 w + g of the 64 columns, and the one 8 further. */
     const int column = column_of(half * 64 + warp % 4 * 16 + at.g);
-    if (warp < 4) {
+    if constexpr (OF_1) {
         float d[3][4];
-        block_product<T, TILES>(d, staged + 8 * MATRIX, staged_row, normed, normed_row, units, unit);
+        block_product<T, TILES>(d, staged + 8 * MATRIX, staged_row, with.at, with.row, with.units, with.unit);
         put_sums(sums, 4 * D + column, 4 * D + column + 2, d[0], d[1], at.q, onto);
-        put_bias_sums(bias_sums, 4 * D + column, 4 * D + column + 2, d[2], at.q, onto);
-    } else if (warp < 8) {
+        put_bias_sums(sums + (4 * D + 2 * f) * D, 4 * D + column, 4 * D + column + 2, d[2], at.q, onto);
+    } else {
         float d[2][4];
-        block_product<T, TILES>(d, staged, staged_row, normed + 3 * MATRIX, normed_row, units, unit);
+        block_product<T, TILES>(d, staged, staged_row, with.at + 3 * MATRIX, with.row, with.units, with.unit);
         put_sums(sums, 4 * D + f + column, 4 * D + f + column + 2, d[0], d[1], at.q, onto);
-    } else if (warp == 8 && half == 0) { /* b_2 */
-        float d[4] = {0, 0, 0, 0};
-        uint32_t p = normed + (uint32_t)(at.lane / 16 * normed_row + (3 + at.lane / 8 % 2) * MATRIX + at.lane % 8 * 16);
-        for (int i = 0; i < units; i++, p += unit) {
-#pragma unroll
-            for (int tile = 0; tile < TILES; tile++) {
-                uint32_t r[4];
-                ps_ldmatrix4_transposed_at(r, p + tile * 2 * normed_row);
-                add_ones<T>(d, r);
-            }
-        }
-        put_bias_sums(bias_sums, 4 * D + f + at.g, 4 * D + f + at.g + 8, d, at.q, onto);
     }
+}
+
+/* Of b_2, by one warp. */
+template <class T, int TILES, class P>
+static __device__ __forceinline__ void put_b_2_sums(float *sums, int f, const struct d16_normed &with, bool onto, const P &at)
+{
+    float d[4] = {0, 0, 0, 0};
+    uint32_t p = with.at + (uint32_t)(at.lane / 16 * with.row + (3 + at.lane / 8 % 2) * MATRIX + at.lane % 8 * 16);
+    for (int i = 0; i < with.units; i++, p += with.unit) {
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) {
+            uint32_t r[4];
+            ps_ldmatrix4_transposed_at(r, p + tile * 2 * with.row);
+            add_ones<T>(d, r);
+        }
+    }
+    put_bias_sums(sums + (4 * D + 2 * f) * D, 4 * D + f + at.g, 4 * D + f + at.g + 8, d, at.q, onto);
 }
 
 /* Of W_qkv', b_qkv, W_o' and b_o, by warps 8 to 11: units' matrices at `columns` (the gradients of q, k, v and of W_o's output, two
