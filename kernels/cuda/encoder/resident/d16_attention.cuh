@@ -152,25 +152,22 @@ struct d16_attention_places {
     int columns_row, scores_row, gradients; /* bytes of a row of matrices */
 };
 
-/* The lane's 8 bytes of pair p: += `scale` times o, of the head that is the lane's; 16 bits, as they lie. */
-template <class T> static __device__ __forceinline__ void add_pair(char *to, int p, const float (&o)[4], float scale, bool begin)
+/* The lane's 8 bytes of pair p: `scale` times o, of the head that is the lane's; 16 bits. */
+template <class T> static __device__ __forceinline__ void put_pair(char *to, int p, const float (&o)[4], float scale)
 {
-    uint2 *const at = (uint2 *)(to + p * 8), old = begin ? make_uint2(0, 0) : *at;
-    *at = make_uint2(ps_pack<T>(fmaf(o[0], scale, ps_low<T>(old.x)), fmaf(o[1], scale, ps_high<T>(old.x))),
-                     ps_pack<T>(fmaf(o[2], scale, ps_low<T>(old.y)), fmaf(o[3], scale, ps_high<T>(old.y))));
+    *(uint2 *)(to + p * 8) = make_uint2(ps_pack<T>(o[0] * scale, o[1] * scale), ps_pack<T>(o[2] * scale, o[3] * scale));
 }
 
 /* Where the gradients of the pieces' queries and keys go: the lane's place in the first one's, a layer `further` on the next
- * one's. begin: nothing is there yet. */
+ * one's. */
 struct d16_piece_gradients {
     char *queries, *keys;
     int64_t further;
-    bool begin;
 };
 
 /* The pieces' dq of pair p from the gradient of the warp's rows of scores. */
 template <int TILES, class T>
-static __device__ __forceinline__ void add_query_gradients(const uint32_t (&ds)[TILES][4], const struct d16_pieces &pieces,
+static __device__ __forceinline__ void put_query_gradients(const uint32_t (&ds)[TILES][4], const struct d16_pieces &pieces,
                                                            const struct d16_piece_gradients &to, int p, bool mine, float scale)
 {
 #pragma unroll 1
@@ -183,20 +180,20 @@ static __device__ __forceinline__ void add_query_gradients(const uint32_t (&ds)[
             ps_mma16<T>(o, ds[t], keys[2 * t], keys[2 * t + 1], o);
         }
         if (mine) {
-            add_pair<T>(to.queries + j * to.further, p, o, scale, to.begin);
+            put_pair<T>(to.queries + j * to.further, p, o, scale);
         }
     }
 }
 
 template <int TILES, class T>
-static __device__ __forceinline__ void add_query_gradients(const uint32_t (&)[TILES][4], const struct d16_alone &,
+static __device__ __forceinline__ void put_query_gradients(const uint32_t (&)[TILES][4], const struct d16_alone &,
                                                            const struct d16_piece_gradients &, int, bool, float)
 {
 }
 
 /* And their dk, from that of the warp's keys by all queries. */
 template <int TILES, class T>
-static __device__ __forceinline__ void add_key_gradients(const uint32_t (&ds)[TILES][4], const struct d16_pieces &pieces,
+static __device__ __forceinline__ void put_key_gradients(const uint32_t (&ds)[TILES][4], const struct d16_pieces &pieces,
                                                          const struct d16_piece_gradients &to, int p, bool mine, float scale)
 {
 #pragma unroll 1
@@ -209,13 +206,13 @@ static __device__ __forceinline__ void add_key_gradients(const uint32_t (&ds)[TI
             ps_mma16<T>(o, ds[t], queries[2 * t], queries[2 * t + 1], o);
         }
         if (mine) {
-            add_pair<T>(to.keys + j * to.further, p, o, scale, to.begin);
+            put_pair<T>(to.keys + j * to.further, p, o, scale);
         }
     }
 }
 
 template <int TILES, class T>
-static __device__ __forceinline__ void add_key_gradients(const uint32_t (&)[TILES][4], const struct d16_alone &,
+static __device__ __forceinline__ void put_key_gradients(const uint32_t (&)[TILES][4], const struct d16_alone &,
                                                          const struct d16_piece_gradients &, int, bool, float)
 {
 }
@@ -309,7 +306,7 @@ attention_backward(uint32_t (&dq)[4], uint32_t (&dk)[4], uint32_t (&dv)[4], cons
                 ps_stmatrix4_at(to.own_scores + to.gradients + j * 2 * MATRIX, d_packed);
                 ps_mma16<T>(dq_of[h], d_packed, keys_across[2 * j], keys_across[2 * j + 1], dq_of[h]);
             }
-            add_query_gradients<TILES, T>(turned, pieces, below, p, mine, scale);
+            put_query_gradients<TILES, T>(turned, pieces, below, p, mine, scale);
             uint32_t queries[2 * TILES], d_mixed[2 * TILES];
             load_matrices<true, TILES>(queries, to.all_columns + p * MATRIX, to.columns_row);
             load_matrices<true, TILES>(d_mixed, to.all_columns + (6 + p) * MATRIX, to.columns_row);
@@ -322,7 +319,7 @@ attention_backward(uint32_t (&dq)[4], uint32_t (&dk)[4], uint32_t (&dv)[4], cons
                 ps_ldmatrix4_transposed_at(turned[j], to.own_keys + to.gradients + j * 2 * to.scores_row);
                 ps_mma16<T>(dk_of[h], turned[j], queries[2 * j], queries[2 * j + 1], dk_of[h]);
             }
-            add_key_gradients<TILES, T>(turned, pieces, below, p, mine, ln2);
+            put_key_gradients<TILES, T>(turned, pieces, below, p, mine, ln2);
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {

@@ -13,8 +13,8 @@
  * A warp owns 16 rows; attention's warps are those of a sequence (a unit), the feed-forward part's tiles are any 16 rows one after
  * another. So what passes from half to half lies by rows; q, k and v lie as the lanes hold them, 16 bytes each. Products, attention
  * and weights' gradients are those of encoder/resident/d16_e4_f128.cu, for any N up to 64. Residual attention's scores are a sum
- * over layers of q k': q and k of the layers below come to shared memory beside the layer's own, and their gradients are added to
- * where backward finds them later.
+ * over layers of q k': q and k of the layers below come to shared memory beside the layer's own, and each layer leaves
+ * their gradients for itself, and backward adds them up where it comes to the layer that they are of.
  *
  * Counts, etth1_paper (3 layers, S 896, f 128: 2,688 tiles of sequences, 2,352 of rows): 2 + 2 layers kernels forward and as many
  * backward. Forward writes 1.4 MB a slot: 7 a layer, and 1.7 MB of masks; backward reads them, 2 layers of pieces too, and writes 2
@@ -141,11 +141,21 @@ static enum ps_encoder_span halves_span(const struct ps_kernels *, const struct 
     return PS_SPAN_LAYERS;
 }
 
-/* The workspace, in order: sums over rows, gradients, partial gradients; and room for what is kept where nothing is to be. */
-static size_t sums_bytes(const struct halves_plan &p, const struct ps_cuda_context *c)
+/* The workspace, in order: sums over rows, gradients, those of q and k of layers below, partial gradients; and room for what is
+ * kept where nothing is to be. */
+static size_t sums_bytes(const struct ps_cuda_context *c)
 {
-    (void)p;
     return (2 * (size_t)c->multiprocessors * D * sizeof(float2) + 255) / 256 * 256;
+}
+
+static size_t gradients_bytes(const struct halves_plan &p)
+{
+    return 2 * (size_t)tiles_of(p) * SLOT_BYTES;
+}
+
+static size_t pieces_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
+{
+    return e->residual_attention ? (size_t)pair_of((int)e->layers, 0) * 2 * (size_t)tiles_of(p) * SLOT_BYTES : 0;
 }
 
 static size_t halves_workspace_bytes(const struct ps_kernels *k, const struct ps_encoder_request *e,
@@ -154,8 +164,8 @@ static size_t halves_workspace_bytes(const struct ps_kernels *k, const struct ps
     const struct halves_plan &p = plan_of(plan);
     const struct ps_cuda_context *c = ps_cuda(k);
     const size_t partial = (size_t)c->multiprocessors * (size_t)e->layers * (size_t)layer_sums(D, (int)e->d_ff) * sizeof(float);
-    const size_t gradients = 2 * (size_t)tiles_of(p) * SLOT_BYTES, backward = gradients + partial;
-    return sums_bytes(p, c) + (backward > kept_bytes(e, p) ? backward : kept_bytes(e, p));
+    const size_t backward = gradients_bytes(p) + pieces_bytes(e, p) + partial;
+    return sums_bytes(c) + (backward > kept_bytes(e, p) ? backward : kept_bytes(e, p));
 }
 
 template <class T>
@@ -167,14 +177,15 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     x->units = p.units;
     x->block_units = p.block_units;
     *h = {};
-    char *const workspace = (char *)e->workspace, *const rest = workspace + sums_bytes(p, ps_cuda(k));
+    char *const workspace = (char *)e->workspace, *const rest = workspace + sums_bytes(ps_cuda(k));
     h->sums = (float2 *)workspace;
     h->before = h->sums + ps_cuda(k)->multiprocessors * D;
     h->kept = e->kept ? (char *)e->kept : rest;
     h->masks = (uint32_t *)(h->kept + slots_bytes(e, p));
     h->statistics = (float *)((char *)h->masks + masks_bytes(e, p));
     h->gradient = rest;
-    x->sums.partial = (float *)(rest + 2 * (size_t)tiles_of(p) * SLOT_BYTES);
+    h->pieces = rest + gradients_bytes(p);
+    x->sums.partial = (float *)(h->pieces + pieces_bytes(e, p));
     x->sums.plain = true;
     x->sums.hidden_blocks = p.hidden_blocks;
     h->parameters = (float *)e->parameters;

@@ -10,10 +10,9 @@ namespace ps_resident
 {
 
 /* What is kept of a layer. By rows, as stream_at has them: the sums that its norms read. By tiles of a sequence's rows, 16 by 16
- * columns of 16 bits, 16 bytes a lane in the order of an operand: q (scaled), k, v, merged, the logarithms of softmax's sums (lanes
- * of q 0 and 2: [pair][row g, g + 8] of the pair's first head, of its second), and what the layers above have left of the gradients
- * of q and k. */
-enum { SLOT_SUM_1, SLOT_SUM_2, SLOT_Q, SLOT_K, SLOT_V, SLOT_MERGED, SLOT_LOGS, SLOT_DQ, SLOT_DK, SLOTS };
+ * columns of 16 bits, 16 bytes a lane in the order of an operand: q (scaled), k, v, merged, and the logarithms of softmax's sums
+ * (lanes of q 0 and 2: [pair][row g, g + 8] of the pair's first head, of its second). */
+enum { SLOT_SUM_1, SLOT_SUM_2, SLOT_Q, SLOT_K, SLOT_V, SLOT_MERGED, SLOT_LOGS, SLOTS };
 enum { SLOT_BYTES = 512, ROW_BYTES = 32 };
 
 /* Words of dropout's masks, one a lane and tile: after W_o (tiles of sequences), after W_2, and of the hidden values one for 64
@@ -26,6 +25,7 @@ enum { NORM_1, NORM_2 };
 struct halves {
     char *kept;      /* [layers][SLOTS][tiles] */
     char *gradient;  /* [2][tiles]: of what norm 1 gives, of the layer's input, by rows */
+    char *pieces;    /* [pairs][2][tiles]: gradients that a layer has found of q and k of one below it */
     uint32_t *masks; /* [layers][MASKS_HIDDEN + f / 64][tiles][32] */
     float2 *sums;    /* [blocks][16]: the kernel's own */
     float2 *before;  /* and of the kernel before */
@@ -61,6 +61,18 @@ template <class P> static __device__ __forceinline__ char *stream_at(const struc
 template <class P> static __device__ __forceinline__ char *gradient_at(const struct halves &h, int which, const P &at)
 {
     return h.gradient + (int64_t)which * h.tiles * SLOT_BYTES + at.first * ROW_BYTES + at.q * 8;
+}
+
+/* Pairs of a layer and one below it, in order. */
+static __host__ __device__ constexpr int64_t pair_of(int layer, int below)
+{
+    return (int64_t)layer * (layer - 1) / 2 + below;
+}
+
+/* Those of q, and SLOT_BYTES h.tiles behind them of k. */
+static __device__ __forceinline__ char *piece_at(const struct halves &h, int layer, int below, int64_t tile, int lane)
+{
+    return h.pieces + (pair_of(layer, below) * 2 * h.tiles + tile) * SLOT_BYTES + lane * 16;
 }
 
 template <class T>

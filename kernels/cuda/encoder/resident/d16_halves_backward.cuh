@@ -181,14 +181,24 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     leave_sums(h, sums, scratch);
 }
 
-/* a += the operand there. */
-template <class T> static __device__ __forceinline__ void add_operand(uint32_t (&a)[4], const char *from)
+/* sum += the operand there. */
+template <class T> static __device__ __forceinline__ void add_left(float (&sum)[2][4], const char *from)
 {
-    uint32_t old[4];
-    take_left(old, from);
+    uint32_t a[4];
+    float v[2][4];
+    take_left(a, from);
+    unpack_operand<T>(v, a);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        sum[i / 4][i % 4] += v[i / 4][i % 4];
+    }
+}
+
+template <class T> static __device__ __forceinline__ void add_operand(uint32_t (&a)[4], const uint32_t (&b)[4])
+{
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        a[i] = ps_pack<T>(ps_low<T>(a[i]) + ps_low<T>(old[i]), ps_high<T>(a[i]) + ps_high<T>(old[i]));
+        a[i] = ps_pack<T>(ps_low<T>(a[i]) + ps_low<T>(b[i]), ps_high<T>(a[i]) + ps_high<T>(b[i]));
     }
 }
 
@@ -246,6 +256,7 @@ static __global__ void __launch_bounds__(THREADS)
     const struct d16_pieces of = {unit + TO_BELOW + (uint32_t)(at.lane / 8 * HALVES_BELOW_ROW) + piece, own_below, pieces,
                                   HALVES_BELOW_ROW, ROWS * HALVES_BELOW_ROW};
     const bool top = h.layer + 1 == x.layers;
+    const int64_t further = h.tiles * SLOT_BYTES;
     struct halves_sums sums;
     for (int group = (int)blockIdx.x; group * x.block_units < (int)x.units; group += (int)gridDim.x) {
         const bool first = group == (int)blockIdx.x;
@@ -277,6 +288,20 @@ static __global__ void __launch_bounds__(THREADS)
         if (x.threshold) {
             bits = __ldcg(halves_masks_at(x, h, MASKS_O, tile, at.lane));
         }
+        uint32_t more_q[4] = {}, more_k[4] = {}; /* what the layers above have found */
+        if (h.residual && !top) {
+            float of_q[2][4], of_k[2][4];
+            clear(of_q);
+            clear(of_k);
+#pragma unroll 2
+            for (int j = h.layer + 1; j < x.layers; j++) {
+                const char *const from = piece_at(h, j, h.layer, tile, at.lane);
+                add_left<T>(of_q, from);
+                add_left<T>(of_k, from + further);
+            }
+            pack_operand<T>(more_q, of_q[0], of_q[1]);
+            pack_operand<T>(more_k, of_k[0], of_k[1]);
+        }
         const char *const logs = slot_at(h, h.layer, SLOT_LOGS, tile, at.g * 4);
         const float4 sums0 = __ldcg((const float4 *)logs), sums1 = __ldcg((const float4 *)(logs + 32));
         if (first) {
@@ -304,12 +329,12 @@ static __global__ void __launch_bounds__(THREADS)
         at.sync();
 
         uint32_t dq[4], dk[4], dv[4];
-        const struct d16_piece_gradients to = {slot_at(h, 0, SLOT_DQ, tile, at.lane), slot_at(h, 0, SLOT_DK, tile, at.lane),
-                                               SLOTS * h.tiles * SLOT_BYTES, top};
+        char *const pieces_at = piece_at(h, h.layer, 0, tile, at.lane);
+        const struct d16_piece_gradients to = {pieces_at, pieces_at + further, 2 * further};
         attention_backward(dq, dk, dv, delta, sums0, sums1, places, of, to, last, x.scale, at);
-        if (h.residual && !top) { /* the layers above have left theirs */
-            add_operand<T>(dq, slot_at(h, h.layer, SLOT_DQ, tile, at.lane));
-            add_operand<T>(dk, slot_at(h, h.layer, SLOT_DK, tile, at.lane));
+        if (h.residual && !top) {
+            add_operand<T>(dq, more_q);
+            add_operand<T>(dk, more_k);
         }
         at.sync(); /* q, k, v and merged's gradient have been read */
         ps_stmatrix4_at(own_columns, dq);
