@@ -290,7 +290,7 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
     encoder<T> x;
     struct halves h;
     halves_make(k, e, p, &x, &h);
-    x.half_scale = h.hidden_scale * (e->activation == PS_GELU_TANH ? 0.5f : 1.0f);
+    x.half_scale = h.hidden_scale / d16_times(e->activation);
     h.layer = x.layers - 1;
     PS_TRY(halves_launch(k, what, halves_meet<T>, p.hidden_blocks, p.hidden_threads, 0, x, h));
     for (int l = x.layers - 1; l >= 0; l--) {

@@ -81,7 +81,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     set_forward(c, look_kept(x, h, h.layer, NORM_1));
     ps_copy_wait();
     __syncthreads();
-    const float scale = h.hidden_scale / d16_times<ACTIVATION>;
+    const float scale = h.hidden_scale / d16_times(ACTIVATION);
     const uint32_t first_tile = ps_shared_address(tiles), staged = first_tile + HALVES_NORMED;
     const uint32_t half_row = (uint32_t)(at.lane / 8 % 2), place = (uint32_t)(at.lane / 16 * MATRIX + at.lane % 8 * 16);
     const uint32_t own_normed = first_tile + warp * tile_bytes + half_row * HALVES_NORMED_ROW + place;

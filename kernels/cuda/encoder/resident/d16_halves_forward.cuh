@@ -164,7 +164,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     const uint64_t step = step_of(x, x.threshold || h.hidden_threshold);
     const struct halves_norm norm = look_forward(x, h, h.layer, NORM_1);
     set_pivot(c, x, h.layer, NORM_2);
-    const float scale = h.hidden_scale / d16_times<ACTIVATION>;
+    const float scale = h.hidden_scale / d16_times(ACTIVATION);
     struct halves_sums sums;
     for (int group = (int)blockIdx.x; group * ((int)blockDim.x / 32) < h.row_tiles; group += (int)gridDim.x) {
         const bool first = group == (int)blockIdx.x;

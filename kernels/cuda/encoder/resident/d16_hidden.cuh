@@ -20,12 +20,19 @@ template <class T> static __device__ __forceinline__ d16_columns<T> hidden_colum
     return {w.w_1 + half * 64, w.w_2 + half * 64 * LD, w.b_1 + half * 32, LD_F};
 }
 
-/* What gelu_tanh's value and slope are too large by: the half is left to who scales them. */
-template <enum ps_activation ACTIVATION> static constexpr float d16_times = ACTIVATION == PS_GELU_TANH ? 2.0f : 1.0f;
+/* What either gelu's value and slope are too large by: the half is left to who scales them. */
+static __host__ __device__ constexpr float d16_times(enum ps_activation activation)
+{
+    return activation == PS_GELU || activation == PS_GELU_TANH ? 2.0f : 1.0f;
+}
 
 template <enum ps_activation ACTIVATION> static __device__ __forceinline__ float d16_activated(float x)
 {
-    return ACTIVATION == PS_GELU_TANH ? ps_gelu_twice(x) : ACTIVATION == PS_GELU ? ps_gelu_near(x) : ps_activated<ACTIVATION>(x);
+    if constexpr (ACTIVATION == PS_GELU) {
+        return fmaf(x, ps_erf_near(x, fminf(x * x, 36.0f)), x);
+    } else {
+        return ACTIVATION == PS_GELU_TANH ? ps_gelu_twice(x) : ps_activated<ACTIVATION>(x);
+    }
 }
 
 /* x becomes its activation, and `gradient`, of that, x's; both d16_times. */
@@ -37,10 +44,10 @@ template <enum ps_activation ACTIVATION> static __device__ __forceinline__ void 
         gradient = fmaf(gradient, slope, gradient);
         x = fmaf(x, t, x);
     } else if constexpr (ACTIVATION == PS_GELU) {
-        const float square = fminf(x * x, 36.0f), density = 0.39894228040143268f * ps_exp2(-0.5f * PS_LOG2_E * square);
-        const float weight = ps_gelu_weight(x, square);
-        gradient *= fmaf(x, density, weight);
-        x *= weight;
+        const float square = fminf(x * x, 36.0f), t = ps_erf_near(x, square);
+        const float density = ps_exp2(fmaf(square, -0.5f * PS_LOG2_E, -0.32574806f)); /* twice: sqrt(2/pi) is 2^-0.32574806 */
+        gradient = fmaf(gradient, fmaf(x, density, t), gradient);
+        x = fmaf(x, t, x);
     } else {
         gradient *= ps_activation_slope<ACTIVATION>(x);
         x = ps_activated<ACTIVATION>(x);
