@@ -68,6 +68,7 @@ struct d16_arguments {
 
 /* What the blocks of both leave of the weights' gradients, and block_sums.cuh adds. */
 struct block_sums {
+    bool apart;        /* the last kernel of the backward has left those of the first layer's attention, and no others */
     bool plain;        /* the rows that W_qkv and W_1 have read are in them as they are, not LayerNorm's xhat */
     int hidden_blocks; /* of the feed-forward part's and b_2's; `blocks` of all others */
     float *partial;    /* [blocks, layers, layer_sums] */

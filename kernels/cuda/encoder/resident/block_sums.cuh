@@ -42,7 +42,10 @@ template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) 
             beta = p[(which ? x.at.ln2_beta : x.at.ln1_beta) + j];
         }
     }
-    ps_grid_begin();
+    const bool early = x.sums.apart && (l > 0 || row0 >= 4 * D); /* written two kernels ago or more */
+    if (!early) {
+        ps_grid_begin();
+    }
     /* Backward may have added the blocks itself. */
     const bool added = x.sums.summed && (l > 0 || row0 >= 4 * D);
     const float *const from = (added ? x.sums.summed : x.sums.partial) + (int64_t)l * size;
@@ -64,14 +67,17 @@ template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) 
             const int count = !b_2 ? blocks_here : x.sums.summed ? 1 : x.sums.hidden_blocks;
 #pragma unroll 16
             for (int b = part; b < count; b += SUM_PARTS) {
-                bias_part += p[b * stride];
+                bias_part += __ldcg(p + b * stride);
             }
         }
     }
     {
         const int part = thread / (SUM_TILE / 4), i = thread % (SUM_TILE / 4);
         const float4 *const parts = (const float4 *)(from + (int64_t)row0 * D) + i;
-        sums[part][i] = sum_every<SUM_FLIGHT, true>(parts, stride / 4, part, SUM_PARTS, blocks_here);
+        sums[part][i] = sum_every<SUM_FLIGHT, false>(parts, stride / 4, part, SUM_PARTS, blocks_here);
+    }
+    if (early) {
+        ps_grid_begin();
     }
     if (thread < SUM_PARTS * 2 * ROWS) {
         bias_sums[thread / (2 * ROWS)][thread % (2 * ROWS)] = bias_part;

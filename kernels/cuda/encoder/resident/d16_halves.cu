@@ -187,6 +187,7 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     h->pieces = rest + gradients_bytes(p);
     x->sums.partial = (float *)(h->pieces + pieces_bytes(e, p));
     x->sums.plain = true;
+    x->sums.apart = true;
     x->sums.hidden_blocks = p.hidden_blocks;
     h->parameters = (float *)e->parameters;
     h->tiles = tiles_of(p);
