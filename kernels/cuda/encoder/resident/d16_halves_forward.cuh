@@ -72,7 +72,7 @@ static __global__ void __launch_bounds__(THREADS)
         const bool first = group == (int)blockIdx.x;
         at.take(x, group * x.block_units + at.unit);
         const int64_t tile = at.global_tile;
-        uint32_t a[4], q[4], bits = 0xffffffffu;
+        uint32_t a[4], q[4], before[4], bits = 0xffffffffu;
         float u[2][4], y[2][4], logs[4];
         if (!first) {
             at.sync(); /* the units before have been read */
@@ -87,9 +87,10 @@ static __global__ void __launch_bounds__(THREADS)
             ps_grid_begin();
         }
         if (h.layer > 0) {
-            take_stream(a, stream_at(h, h.layer - 1, SLOT_SUM_2, at), at);
+            take_stream(before, stream_at(h, h.layer - 1, SLOT_SUM_2, at), at);
         } else {
             load_rows(u, (const T *)x.u, at);
+            pack_operand<T>(before, u[0], u[1]);
         }
         if (first) {
             if (h.layer > 0) {
@@ -98,10 +99,13 @@ static __global__ void __launch_bounds__(THREADS)
             ps_copy_wait();
             __syncthreads();
         }
-        if (h.layer > 0) {
-            unpack_operand<T>(u, a);
-            affine(u, c.scale, c.shift, at.q);
-        }
+        const auto normalise = [&]() { /* u, twice: it need not be kept meanwhile */
+                                       unpack_operand<T>(u, before);
+                                       if (h.layer > 0) {
+                                           affine(u, c.scale, c.shift, at.q);
+                                       }
+        };
+        normalise();
         if (x.threshold) {
             *halves_masks_at(x, h, MASKS_O, tile, at.lane) = bits;
         }
@@ -139,6 +143,7 @@ static __global__ void __launch_bounds__(THREADS)
             }
         }
         project16(y, a, w.w_o, LD, w.b_o, at);
+        normalise();
         add_kept(u, y, bits, x.drop_scale);
         leave_stream<T>(stream_at(h, h.layer, SLOT_SUM_1, at), u, at);
         add_moments(sums, u, c, at);
