@@ -58,8 +58,7 @@ static __device__ __forceinline__ void fill_ones(char *memory, int rows, int row
     }
 }
 
-/* From the gradient of the layer's output to that of what norm 1 gives. Before the wait: all but that gradient and its sums; of the
- * last layer the gradient too, which was there before halves_meet. */
+/* From the gradient of the layer's output to that of what norm 1 gives. Before the wait: all but that gradient and its sums. */
 template <class T, enum ps_activation ACTIVATION>
 static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     halves_hidden_backward(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
@@ -111,14 +110,13 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         affine(s, c.scale, c.shift, at.q);
         pack_operand<T>(a, s[0], s[1]);
         ps_stmatrix4_at(own_normed, a);
-        if (top) {
-            load_rows(g, (const T *)x.dy, at);
-        }
         ps_copy_wait();
         if (first) {
             ps_grid_begin();
         }
-        if (!top) {
+        if (top) {
+            load_rows(g, (const T *)x.dy, at);
+        } else {
             take_stream(dm, gradient_at(h, GRADIENT_U, at), at);
         }
         if (first) {
@@ -262,7 +260,7 @@ static __global__ void __launch_bounds__(THREADS)
         const bool first = group == (int)blockIdx.x;
         at.take(x, group * x.block_units + at.unit);
         const int64_t tile = at.global_tile;
-        uint32_t a[4], branch[4], after[4], bits = 0;
+        uint32_t a[4], branch[4], before[4] = {}, after[4], bits = 0;
         float g[2][4], v[2][4], dx[2][4], delta[2][2][2];
         if (!first) {
             __syncthreads(); /* the units before have been read */
@@ -276,8 +274,8 @@ static __global__ void __launch_bounds__(THREADS)
         ps_stmatrix4_at(own_rows + 3 * MATRIX, a);
         take_below(own_below, ROWS * HALVES_BELOW_ROW, pieces, h, at);
         if (h.layer > 0) {
-            take_stream(a, stream_at(h, h.layer - 1, SLOT_SUM_2, at), at);
-            unpack_operand<T>(v, a);
+            take_stream(before, stream_at(h, h.layer - 1, SLOT_SUM_2, at), at);
+            unpack_operand<T>(v, before);
             affine(v, input.scale, input.shift, at.q);
         } else {
             load_rows(v, (const T *)x.u, at);
@@ -324,9 +322,9 @@ static __global__ void __launch_bounds__(THREADS)
         multiply16_transposed(dx, branch, w.w_o, LD, at);
         pack_operand<T>(a, dx[0], dx[1]);
         ps_stmatrix4_at(own_columns + 6 * MATRIX, a);
+        at.sync();
         ps_ldmatrix4_at(a, own_rows + 3 * MATRIX);
         less_delta<T>(delta, dx, a, at.q);
-        at.sync();
 
         uint32_t dq[4], dk[4], dv[4];
         char *const pieces_at = piece_at(h, h.layer, 0, tile, at.lane);
@@ -351,8 +349,7 @@ static __global__ void __launch_bounds__(THREADS)
         }
         if (h.layer > 0) {
             leave_stream<T>(gradient_at(h, GRADIENT_U, at), g, at);
-            take_stream(a, stream_at(h, h.layer - 1, SLOT_SUM_2, at), at);
-            unpack_operand<T>(v, a);
+            unpack_operand<T>(v, before);
             affine(v, input.rstd, input.centre, at.q);
             sums.add(g, v, at);
         } else {

@@ -230,8 +230,10 @@ static __device__ __forceinline__ void put_columns_sums(float *sums, int half, i
 template <class T, int TILES, class P>
 static __device__ __forceinline__ void put_b_2_sums(float *sums, int f, const struct d16_normed &with, bool onto, const P &at)
 {
+    constexpr int AHEAD = TILES == 1 ? 4 : 1; /* loads on their way */
     float d[4] = {0, 0, 0, 0};
     uint32_t p = with.at + (uint32_t)(at.lane / 16 * with.row + (3 + at.lane / 8 % 2) * MATRIX + at.lane % 8 * 16);
+#pragma unroll AHEAD
     for (int i = 0; i < with.units; i++, p += with.unit) {
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
