@@ -13,14 +13,15 @@
  * A warp owns 16 rows; attention's warps are those of a sequence (a unit), the feed-forward part's tiles are any 16 rows one after
  * another. So what passes from half to half lies by rows; q, k and v lie as the lanes hold them, 16 bytes each. Products, attention
  * and weights' gradients are those of encoder/resident/d16_e4_f128.cu, for any N up to 64. Residual attention's scores are a sum
- * over layers of q k': q and k of the layers below come to shared memory beside the layer's own, and each layer leaves
- * their gradients for itself, and backward adds them up where it comes to the layer that they are of.
+ * over layers of q k': q and k of the layers below come to shared memory beside the layer's own. Each layer leaves their gradients
+ * for itself; backward adds them up where it comes to the layer that they are of.
  *
- * Counts, etth1_paper (3 layers, S 896, f 128: 2,688 tiles of sequences, 2,352 of rows): 2 + 2 layers kernels forward and as many
- * backward. Forward writes 1.4 MB a slot: 7 a layer, and 1.7 MB of masks; backward reads them, 2 layers of pieces too, and writes 2
- * gradients and up to 4 pieces' a layer, 8.4 MB of partial gradients. All of it stays in L2. A layer's tile takes 96 exponentials
- * and 64 tanh a lane each way, and backward 64 exponentials more for erf's slope. FLOPs: 2 R (4 d^2 + 2 d f) + 4 S N^2 d (l + 1) a
- * layer l forward, over twice that backward. Latency bounds it: barriers, the kernels' begin and end. */
+ * Counts, etth1_paper (3 layers, S 896, f 128: 2,688 tiles of sequences, 2,352 of rows): 2 layers + 1 kernels forward, 2 layers + 2
+ * backward. Forward writes 2 slots of rows of 1.2 MB and 5 of tiles of 1.4 MB a layer, and 1.2 MB of masks; backward reads them, q
+ * and k of the layers below too, and writes 2 gradients of 1.2 MB a layer, 2 of 1.4 MB a layer and one below it, and 8.3 MB of
+ * partial gradients. All of it stays in L2. A layer's tile takes 96 exponentials and 64 tanh a lane each way, and backward 64
+ * exponentials more for erf's slope. FLOPs: 2 R (4 d^2 + 2 d f) + 4 S N^2 d (l + 1) a layer l forward, over twice that backward.
+ * Latency bounds it: barriers, the kernels' begin and end. */
 #include <stdlib.h>
 
 #include "kernels/cuda/encoder/resident/block_sums.cuh"
