@@ -202,6 +202,7 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     h->running_stride = e->offsets.running_stride;
     h->momentum = e->momentum;
     h->per_row = 1.0 / (double)x->rows;
+    h->unbiased = 1.0 / ((double)x->rows - 1.0);
     h->hidden_threshold = e->hidden_dropout.threshold;
     h->hidden_below = ps_below(h->hidden_threshold);
     h->hidden_minus_below = ps_minus_below(h->hidden_threshold);

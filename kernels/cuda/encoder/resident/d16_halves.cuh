@@ -40,7 +40,7 @@ struct halves {
     int residual;       /* residual attention: scores of the layers below are added */
     int64_t running[4]; /* offsets of the first layer's: norm 1's mean, variance, norm 2's */
     int64_t running_stride;
-    double momentum, per_row;                                    /* 1 / R */
+    double momentum, per_row, unbiased;                          /* the last two: 1 / R, 1 / (R - 1) */
     uint32_t hidden_threshold, hidden_below, hidden_minus_below; /* the encoder's are of the rows that the kernel ends with */
     float hidden_scale;
 };
@@ -217,11 +217,12 @@ static __device__ __forceinline__ void leave_sums(const struct halves &h, const 
     scratch.left[warp][lane / 16][lane / 8 % 2 * 8 + lane % 4 * 2 + lane / 4 % 2] = v[0];
     __syncthreads();
     if (warp == 0) {
-        float sum = 0;
+        float part[4] = {0, 0, 0, 0};
 #pragma unroll
         for (int w = 0; w < MOST_WARPS; w++) {
-            sum += w < warps ? scratch.left[w][lane / 16][lane % 16] : 0.0f;
+            part[w % 4] += w < warps ? scratch.left[w][lane / 16][lane % 16] : 0.0f;
         }
+        const float sum = (part[0] + part[1]) + (part[2] + part[3]);
         const float second = __shfl_down_sync(0xffffffffu, sum, 16);
         if (lane < D) {
             h.sums[(int)blockIdx.x * D + lane] = make_float2(sum, second);
@@ -256,14 +257,16 @@ static __device__ __forceinline__ double2 merge_sums(const struct halves &h, uni
     }
     __syncthreads();
     if (warp == 0) {
-        sum = make_double2(0, 0);
+        double2 part[4] = {};
 #pragma unroll
         for (int i = 0; i < (MOST_WARPS + 1) / 2; i++) {
             const int w = lane / D + 2 * i;
             const double2 v = w < warps ? scratch.merged[w][lane % D] : make_double2(0, 0);
-            sum.x += v.x;
-            sum.y += v.y;
+            part[i % 4].x += v.x;
+            part[i % 4].y += v.y;
         }
+        sum.x = (part[0].x + part[1].x) + (part[2].x + part[3].x);
+        sum.y = (part[0].y + part[1].y) + (part[2].y + part[3].y);
         sum.x += __shfl_xor_sync(0xffffffffu, sum.x, 16);
         sum.y += __shfl_xor_sync(0xffffffffu, sum.y, 16);
     }
@@ -279,8 +282,8 @@ template <class T> static __device__ __forceinline__ int64_t vector_at(const enc
  * beta of the norm before, about which the rows lie. */
 template <class T> static __device__ __forceinline__ float pivot_of(const encoder<T> &x, int layer, int norm, int column)
 {
-    return norm == NORM_2 ? x.parameters[vector_at(x, x.at.ln1_beta, layer) + column]
-           : layer > 0    ? x.parameters[vector_at(x, x.at.ln2_beta, layer - 1) + column]
+    return norm == NORM_2 ? __ldcg(x.parameters + vector_at(x, x.at.ln1_beta, layer) + column)
+           : layer > 0    ? __ldcg(x.parameters + vector_at(x, x.at.ln2_beta, layer - 1) + column)
                           : 0.0f;
 }
 
@@ -297,6 +300,7 @@ static __device__ __forceinline__ void set_pivot(struct halves_columns &to, cons
 /* A norm's column, one each of threads 0 .. 15: what is in memory before the kernel that a kernel waits for. */
 struct halves_norm {
     float gamma, beta, pivot, mean, rstd; /* the last two: running ones, or those that forward has kept */
+    float first, second;                  /* block 0's: running mean and variance, or the gradients of beta and gamma */
 };
 
 template <class T> static __device__ __forceinline__ struct halves_norm look_parameters(const encoder<T> &x, int layer, int norm)
@@ -304,8 +308,8 @@ template <class T> static __device__ __forceinline__ struct halves_norm look_par
     struct halves_norm n = {};
     if (threadIdx.x < D) {
         const int column = (int)threadIdx.x;
-        n.gamma = x.parameters[vector_at(x, norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma, layer) + column];
-        n.beta = x.parameters[vector_at(x, norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta, layer) + column];
+        n.gamma = __ldcg(x.parameters + vector_at(x, norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma, layer) + column);
+        n.beta = __ldcg(x.parameters + vector_at(x, norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta, layer) + column);
         n.pivot = pivot_of(x, layer, norm, column);
     }
     return n;
@@ -321,14 +325,16 @@ template <class T>
 static __device__ __forceinline__ struct halves_norm look_forward(const encoder<T> &x, const struct halves &h, int layer, int norm)
 {
     struct halves_norm n = look_parameters(x, layer, norm);
-    if (threadIdx.x < D && !h.training) {
-        n.mean = *running_of(h, layer, 2 * norm);
-        n.rstd = rsqrtf(*running_of(h, layer, 2 * norm + 1) + x.epsilon);
+    if (threadIdx.x < D && (!h.training || blockIdx.x == 0)) {
+        n.first = __ldcg(running_of(h, layer, 2 * norm));
+        n.second = __ldcg(running_of(h, layer, 2 * norm + 1));
+        n.mean = n.first;
+        n.rstd = rsqrtf(n.second + x.epsilon);
     }
     return n;
 }
 
-/* For begin_backward, and of a norm that is to be taken forward again. */
+/* Of a norm that is to be taken forward again. */
 template <class T>
 static __device__ __forceinline__ struct halves_norm look_kept(const encoder<T> &x, const struct halves &h, int layer, int norm)
 {
@@ -337,6 +343,25 @@ static __device__ __forceinline__ struct halves_norm look_kept(const encoder<T> 
         const float *const kept = h.statistics + (layer * 2 + norm) * 2 * D + threadIdx.x;
         n.mean = __ldcg(kept);
         n.rstd = __ldcg(kept + D);
+    }
+    return n;
+}
+
+/* Where the gradient of beta or gamma goes. */
+template <class T> static __device__ __forceinline__ float *gradient_of(const encoder<T> &x, int layer, int norm, bool gamma)
+{
+    const int64_t first = gamma ? norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma : norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta;
+    return x.gradients + vector_at(x, first, layer) + (int)threadIdx.x;
+}
+
+/* For begin_backward. */
+template <class T>
+static __device__ __forceinline__ struct halves_norm look_backward(const encoder<T> &x, const struct halves &h, int layer, int norm)
+{
+    struct halves_norm n = look_kept(x, h, layer, norm);
+    if (threadIdx.x < D && blockIdx.x == 0) {
+        n.first = __ldcg(gradient_of(x, layer, norm, false));
+        n.second = __ldcg(gradient_of(x, layer, norm, true));
     }
     return n;
 }
@@ -354,39 +379,40 @@ static __device__ __forceinline__ void set_forward(struct halves_columns &to, co
 }
 
 /* The statistics of all rows, which the kernel before has summed, or the running ones; block 0 keeps them, and moves the running
- * ones as batchnorm_statistics does. All threads take part; a barrier follows. */
+ * ones as batchnorm_statistics does. All threads take part, and may read what any has copied to shared memory. */
 template <class T>
 static __device__ __forceinline__ void begin_forward(struct halves_columns &to, const encoder<T> &x, const struct halves &h,
                                                      int layer, int norm, struct halves_norm n, union halves_scratch &scratch)
 {
     const int column = (int)threadIdx.x;
+    double mean = 0, squares = 0;
     if (h.training) {
         const double2 sum = merge_sums(h, scratch);
         if (column < D) {
-            const double away = sum.x * h.per_row, mean = away + (double)n.pivot;
-            double squares = sum.y - away * sum.x;
+            const double away = sum.x * h.per_row;
+            mean = away + (double)n.pivot;
+            squares = sum.y - away * sum.x;
             squares = squares < 0 ? 0 : squares; /* what is not a number stays that */
-            const float var = (float)(squares * h.per_row);
             n.mean = (float)mean;
-            n.rstd = rsqrtf(var + x.epsilon);
-            if (blockIdx.x == 0) {
-                const double count = (double)x.rows;
-                float *const keep = h.statistics + (layer * 2 + norm) * 2 * D + column;
-                float *const running_mean = running_of(h, layer, 2 * norm), *const running_var = running_of(h, layer, 2 * norm + 1);
-                keep[0] = n.mean;
-                keep[D] = n.rstd;
-                if (isfinite(n.mean) && isfinite(var)) {
-                    *running_mean += (float)(h.momentum * (mean - (double)*running_mean));
-                    *running_var += (float)(h.momentum * (squares / (count - 1.0) - (double)*running_var));
-                }
-            }
+            n.rstd = rsqrtf((float)(squares * h.per_row) + x.epsilon);
         }
     }
     set_forward(to, n);
+    ps_copy_wait();
+    __syncthreads();
+    if (h.training && blockIdx.x == 0 && column < D) { /* no other thread waits for it */
+        float *const keep = h.statistics + (layer * 2 + norm) * 2 * D + column;
+        keep[0] = n.mean;
+        keep[D] = n.rstd;
+        if (isfinite(n.mean) && isfinite((float)(squares * h.per_row))) {
+            *running_of(h, layer, 2 * norm) = n.first + (float)(h.momentum * (mean - (double)n.first));
+            *running_of(h, layer, 2 * norm + 1) = n.second + (float)(h.momentum * (squares * h.unbiased - (double)n.second));
+        }
+    }
 }
 
 /* slope, bend and level of a norm's backward, from the sums of its output's gradient g and of g xhat, which are those of beta and
- * gamma; block 0 adds them there. dx = gamma rstd (g - mean(g) - xhat mean(g xhat)). All threads take part; a barrier follows. */
+ * gamma; block 0 adds them there. dx = gamma rstd (g - mean(g) - xhat mean(g xhat)). All threads take part, and meet. */
 template <class T>
 static __device__ __forceinline__ void begin_backward(struct halves_columns &to, const encoder<T> &x, const struct halves &h,
                                                       int layer, int norm, const struct halves_norm &n,
@@ -399,10 +425,11 @@ static __device__ __forceinline__ void begin_backward(struct halves_columns &to,
         to.slope[column] = by;
         to.bend[column] = -by * of_xhat * n.rstd;
         to.level[column] = by * fmaf(of_xhat * n.rstd, n.mean, -of_g);
-        if (blockIdx.x == 0) {
-            x.gradients[vector_at(x, norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta, layer) + column] += (float)sum.x;
-            x.gradients[vector_at(x, norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma, layer) + column] += (float)sum.y;
-        }
+    }
+    __syncthreads();
+    if (blockIdx.x == 0 && column < D) {
+        *gradient_of(x, layer, norm, false) = n.first + (float)sum.x;
+        *gradient_of(x, layer, norm, true) = n.second + (float)sum.y;
     }
 }
 

@@ -76,7 +76,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     uint32_t *const words = hidden_words(shared_memory, x.f, at.lane);
     stage_hidden(w, x, h.layer);
     fill_ones<T>(tiles + warp * tile_bytes, 2, HALVES_NORMED_ROW, 2, at.lane, 32);
-    const struct halves_norm norm = look_kept(x, h, h.layer, NORM_2);
+    const struct halves_norm norm = look_backward(x, h, h.layer, NORM_2);
     set_forward(c, look_kept(x, h, h.layer, NORM_1));
     ps_copy_wait();
     __syncthreads();
@@ -121,7 +121,6 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         }
         if (first) {
             begin_backward(c, x, h, h.layer, NORM_2, norm, scratch);
-            __syncthreads();
         }
         if (!top) {
             unpack_operand<T>(g, dm);
@@ -228,7 +227,7 @@ static __global__ void __launch_bounds__(THREADS)
     place<T, D, TILES> at;
     stage_attention(w, x, h.layer);
     fill_ones<T>(units + at.unit * unit_bytes + TO_ROWS, ROWS, HALVES_ROWS_ROW, 2, at.tile * 32 + at.lane, TILES * 32);
-    const struct halves_norm norm = look_kept(x, h, h.layer, NORM_1);
+    const struct halves_norm norm = look_backward(x, h, h.layer, NORM_1);
     if (h.layer > 0) {
         set_forward(input, look_kept(x, h, h.layer - 1, NORM_2));
     }
@@ -308,7 +307,6 @@ static __global__ void __launch_bounds__(THREADS)
         take_stream(a, gradient_at(h, GRADIENT_R, at), at);
         if (first) {
             begin_backward(c, x, h, h.layer, NORM_1, norm, scratch);
-            __syncthreads();
         }
         unpack_operand<T>(v, after);
         unpack_operand<T>(g, a);

@@ -92,10 +92,9 @@ static __global__ void __launch_bounds__(THREADS)
             load_rows(u, (const T *)x.u, at);
             pack_operand<T>(before, u[0], u[1]);
         }
-        if (first) {
-            if (h.layer > 0) {
-                begin_forward(c, x, h, h.layer - 1, NORM_2, norm, scratch);
-            }
+        if (first && h.layer > 0) {
+            begin_forward(c, x, h, h.layer - 1, NORM_2, norm, scratch);
+        } else if (first) {
             ps_copy_wait();
             __syncthreads();
         }
@@ -194,8 +193,6 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         take_stream(a, stream_at(h, h.layer, SLOT_SUM_1, at), at);
         if (first) {
             begin_forward(c, x, h, h.layer, NORM_1, norm, scratch);
-            ps_copy_wait();
-            __syncthreads();
         }
         unpack_operand<T>(r, a);
         affine(r, c.scale, c.shift, at.q);
@@ -246,7 +243,6 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         take_stream(a, stream_at(h, h.layer, SLOT_SUM_2, at), at);
         if (group == (int)blockIdx.x) {
             begin_forward(c, x, h, h.layer, NORM_2, norm, scratch);
-            __syncthreads();
         }
         unpack_operand<T>(y, a);
         affine(y, c.scale, c.shift, at.q);
