@@ -3,9 +3,10 @@
  * Nearly every kernel of this folder begins with ps_grid_begin() and is launched by ps_cuda_launch, as a programmatic dependent of
  * the kernel before it on the stream (a captured graph keeps that as a programmatic edge): from sm_90 on its blocks take their
  * places while that kernel's last ones still run, and ps_grid_begin waits until that kernel has ended and its memory can be seen.
- * Since a kernel lets the next one start only after its own wait, whatever was written two or more kernels ago can be read before
- * ps_grid_begin; nothing may be written before it. Other launches (attention/tiled.cu's, gemm/split.cu's and gemm/panel.cu's
- * products, the library's), and copies and fills, are full dependencies as ever. ps_grid_begin is ps_grid_wait and ps_grid_release.
+ * A kernel lets the next one start only after its own wait, and the next one's first block starts when every block has: so the
+ * kernel before it has ended then, and what was written two or more kernels ago can be read before ps_grid_begin; nothing may be
+ * written before it. Other launches (attention/tiled.cu's, gemm/split.cu's and gemm/panel.cu's products, the library's), and copies
+ * and fills, are full dependencies as ever. ps_grid_begin is ps_grid_wait and ps_grid_release.
  */
 #ifndef PS_KERNELS_CUDA_LAUNCH_CUH
 #define PS_KERNELS_CUDA_LAUNCH_CUH
