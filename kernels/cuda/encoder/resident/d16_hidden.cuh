@@ -39,10 +39,7 @@ template <enum ps_activation ACTIVATION> static __device__ __forceinline__ float
 template <enum ps_activation ACTIVATION> static __device__ __forceinline__ void d16_activated_backward(float &x, float &gradient)
 {
     if constexpr (ACTIVATION == PS_GELU_TANH) {
-        const float square = x * x, t = ps_tanh(x * fmaf(square, PS_GELU_B, PS_GELU_A));
-        const float slope = fmaf(x * fmaf(square, 3 * PS_GELU_B, PS_GELU_A), fmaf(-t, t, 1.0f), t); /* less 1 */
-        gradient = fmaf(gradient, slope, gradient);
-        x = fmaf(x, t, x);
+        ps_gelu_twice_backward(x, gradient);
     } else if constexpr (ACTIVATION == PS_GELU) {
         const float square = fminf(x * x, 36.0f), t = ps_erf_near(x, square);
         const float density = ps_exp2(fmaf(square, -0.5f * PS_LOG2_E, -0.32574806f)); /* twice: sqrt(2/pi) is 2^-0.32574806 */
