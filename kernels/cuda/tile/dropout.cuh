@@ -18,6 +18,55 @@ static __device__ __forceinline__ struct ps_block ps_draws(const struct ps_dropo
     return ps_philox(d.seed, d.first + index, d.site, step);
 }
 
+/* ---- the same blocks where a kernel draws many of one site: each round's key from the arguments, and the step's and the site's
+ * part in the first three rounds found once ---- */
+
+struct ps_round_keys {
+    uint32_t x[10], y[10]; /* of the rounds of Philox4x32-10 */
+};
+
+static inline struct ps_round_keys ps_round_keys_make(uint64_t seed)
+{
+    struct ps_round_keys keys;
+    for (uint32_t i = 0; i < 10; i++) {
+        keys.x[i] = (uint32_t)seed + i * 0x9e3779b9u;
+        keys.y[i] = (uint32_t)(seed >> 32) + i * 0xbb67ae85u;
+    }
+    return keys;
+}
+
+static __device__ __forceinline__ uint2 ps_philox_product(uint32_t a, uint32_t b)
+{
+    const uint64_t product = (uint64_t)a * b;
+    return make_uint2((uint32_t)product, (uint32_t)(product >> 32));
+}
+
+enum { PS_PHILOX_0 = 0xd2511f53, PS_PHILOX_1 = 0xcd9e8d57 };
+
+/* What ps_draws_after needs of a site at a step. */
+static __device__ __forceinline__ uint4 ps_draws_begin(const struct ps_round_keys &keys, uint32_t site, uint64_t step)
+{
+    const uint2 first = ps_philox_product(PS_PHILOX_1, (uint32_t)step);
+    const uint2 second = ps_philox_product(PS_PHILOX_0, first.y ^ site ^ keys.x[0]);
+    return make_uint4((uint32_t)(step >> 32) ^ keys.y[0], first.x ^ keys.x[1], second.y ^ keys.y[1], second.x ^ keys.y[2]);
+}
+
+/* Block `index` of the site, its `first` added. */
+static __device__ __forceinline__ struct ps_block ps_draws_after(const struct ps_round_keys &keys, uint4 begin, uint32_t index)
+{
+    const uint2 first = ps_philox_product(PS_PHILOX_0, index);
+    const uint2 second = ps_philox_product(PS_PHILOX_1, first.y ^ begin.x);
+    uint2 a = ps_philox_product(PS_PHILOX_0, second.y ^ begin.y), b = ps_philox_product(PS_PHILOX_1, first.x ^ begin.z);
+    struct ps_block block = {{b.y ^ second.x ^ keys.x[2], b.x, a.y ^ begin.w, a.x}};
+#pragma unroll
+    for (int i = 3; i < 10; i++) {
+        a = ps_philox_product(PS_PHILOX_0, block.word[0]);
+        b = ps_philox_product(PS_PHILOX_1, block.word[2]);
+        block = {{b.y ^ block.word[1] ^ keys.x[i], b.x, a.y ^ block.word[3] ^ keys.y[i], a.x}};
+    }
+    return block;
+}
+
 /* The draw of one element. */
 static __device__ __forceinline__ uint32_t ps_draw(const struct ps_dropout &d, uint64_t step, uint64_t element)
 {

@@ -122,12 +122,18 @@ struct kept_places {
 
 static struct kept_places kept_places_of(const struct layer *l)
 {
-    const size_t rows = (size_t)(l->sequences * l->patches), tiles = (size_t)tiles_of(l);
+    const size_t tiles = (size_t)tiles_of(l), chunks = (size_t)((l->d_ff + CHUNK - 1) / CHUNK);
     struct kept_places places = {};
-    places.attention = l->hidden.threshold ? rows * 2 * sizeof(uint32_t) * (size_t)((l->d_ff + CHUNK - 1) / CHUNK) : 0;
+    places.attention = l->hidden.threshold ? tiles * WARPS * chunks * HIDDEN_WORDS * sizeof(uint32_t) : 0;
     places.output = places.attention + (l->attention.threshold ? tiles * THREADS * sizeof(uint32_t) : 0);
     places.bytes = places.output + (l->output.threshold ? tiles * THREADS * sizeof(uint32_t) : 0);
     return places;
+}
+
+/* On W_2's product: dropout's scale behind gelu and behind that product, and what the hidden columns have too much. */
+static float w_2_scale_of(const struct layer *l)
+{
+    return l->hidden.scale * l->output.scale / (2.0f * GELU_SCALE);
 }
 
 static enum ps_status arguments_of(const struct layer *l, struct arguments *arguments)
@@ -141,6 +147,7 @@ static enum ps_status arguments_of(const struct layer *l, struct arguments *argu
     p.N = (int)l->patches;
     p.d = (int)l->d_model;
     p.heads = (int)l->n_heads;
+    p.by_heads = ps_divisor_make(l->n_heads);
     p.f = (int)l->d_ff;
     p.group = group_of(l);
     p.epsilon = l->epsilon;
@@ -149,6 +156,10 @@ static enum ps_status arguments_of(const struct layer *l, struct arguments *argu
     p.attention = l->attention;
     p.hidden = l->hidden;
     p.output = l->output;
+    p.w_2_scale = w_2_scale_of(l);
+    if (l->hidden.threshold) { /* of all three */
+        p.drawing = {ps_round_keys_make(l->hidden.seed), ps_below(l->hidden.threshold), ps_minus_below(l->hidden.threshold)};
+    }
     p.u = (const real16 *)l->u;
     p.r = (real16 *)l->residual;
     p.softmax = (float *)l->softmax;
@@ -381,6 +392,9 @@ static enum ps_status backward_layer(const struct layer *l, void *du, const void
     }
     struct gradient_arguments g = gradients_of(l, plan, w, l->layers * plan.chunks - 1, true);
     g.gradients = *gradients;
+    g.attention_scale = l->attention.scale;
+    g.output_scale = l->output.scale;
+    g.w_2_scale = w_2_scale_of(l);
     g.norm_sums = (const float *)(w + plan.norm_sums);
     g.beside = (const float *)(w + plan.partials);
     g.first_beside = plan.chunks > 1;
@@ -402,12 +416,17 @@ static enum ps_status backward_layer(const struct layer *l, void *du, const void
 
 /* ---- all layers ---- */
 
-/* What a layer keeps: r (real16 [S, N, d]), the logarithm of softmax's sums (fp32 [S, h, N]) and dropout's bits. */
-static size_t layer_kept_bytes(const struct layer *l)
+/* What a layer keeps: r (real16 [S, N, d]) and the logarithm of softmax's sums (fp32 [S, h, N]); then, from whole lines on,
+ * dropout's bits. */
+static size_t bits_place(const struct layer *l)
 {
     const int64_t rows = l->sequences * l->patches;
-    const size_t one = (size_t)(2 * rows * l->d_model + 4 * rows * l->n_heads) + kept_places_of(l).bytes;
-    return (one + 255) / 256 * 256;
+    return (size_t)(2 * rows * l->d_model + 4 * rows * l->n_heads + 127) / 128 * 128;
+}
+
+static size_t layer_kept_bytes(const struct layer *l)
+{
+    return (bits_place(l) + kept_places_of(l).bytes + 255) / 256 * 256;
 }
 
 /* Of any layer, without its memory. */
@@ -421,7 +440,9 @@ static struct layer sizes_of(const struct ps_kernels *k, const struct ps_encoder
     l.d_ff = r->d_ff;
     l.layers = r->layers;
     l.epsilon = (float)r->epsilon;
-    l.attention = l.hidden = l.output = r->dropout;
+    l.attention = r->dropout;
+    l.attention.scale = r->dropout.threshold ? r->dropout.scale : 1.0f;
+    l.hidden = l.output = l.attention;
     l.hidden.first = ps_hidden_first(r);
     l.context = ps_cuda(k);
     return l;
@@ -440,7 +461,7 @@ static struct layer layer_of(const struct ps_kernels *k, const struct ps_encoder
     l.u = (const char *)r->u + 2 * layer * rows;
     l.residual = (char *)r->kept + (size_t)layer * layer_kept_bytes(&l);
     l.softmax = (float *)((char *)l.residual + 2 * rows);
-    l.kept = l.softmax + r->sequences * r->patches * r->n_heads;
+    l.kept = (char *)l.residual + bits_place(&l);
     l.w_qkv = weights + 2 * (at->w_qkv + matrix);
     l.w_o = weights + 2 * (at->w_o + matrix);
     l.w_1 = weights + 2 * (at->w_1 + matrix);

@@ -139,7 +139,7 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
     const uint32_t ones = ps_ones<real16>(), far = lane_id() < 16 ? 0 : (K_PANEL - Q_PANEL) * PANEL_BYTES;
 #pragma unroll 1
     for (int pair = warp_id(); pair < sequences * p.heads; pair += WARPS) {
-        const int sequence = pair / p.heads, first = sequence * p.N;
+        const int sequence = ps_divide(pair, p.by_heads), first = sequence * p.N;
         const struct head<J> head(pair - sequence * p.heads);
         uint32_t places[KT];
         row_places<KT>(places, halves, first, p.N);
@@ -242,7 +242,7 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
     const uint32_t to_heads = lane_id() < 16 ? 0 : HEADS_PANEL * PANEL_BYTES;
 #pragma unroll 1
     for (int pair = warp_id(); pair < sequences * p.heads; pair += WARPS) {
-        const int sequence = pair / p.heads, first = sequence * p.N;
+        const int sequence = ps_divide(pair, p.by_heads), first = sequence * p.N;
         const struct head<J> head(pair - sequence * p.heads);
         uint32_t places[KT];
         row_places<KT>(places, halves, first, p.N);

@@ -51,11 +51,11 @@ static __device__ __forceinline__ void feed_forward_operands(const struct argume
 #pragma unroll 1
     for (int i = 0; i < PASSES; i++) {
         const int row = first + pass_row(i);
-        float x[LANE_COLUMNS], dy[LANE_COLUMNS];
+        float x[LANE_COLUMNS];
         row_unpack(x, row_staged(r_panels, row));
-        row_unpack(dy, row_staged(staged_dy, row));
-        row_drop(dy, p.output, kept_next(kept));
-        row_stage(dy_panels, row, row_pack(dy));
+        struct row_words dy = row_staged(staged_dy, row);
+        row_drop(dy, kept_next(kept));
+        row_stage(dy_panels, row, dy);
         const float2 s = row_normalise(x, d, p.per, p.epsilon);
         if (lane_id() % 8 == 0) {
             stats[row] = s;
@@ -67,10 +67,13 @@ static __device__ __forceinline__ void feed_forward_operands(const struct argume
 /* d_r = the side's part of the gradient of LN2's output. kept_ahead: dropout's bits of the first chunk, then those of the next one,
  * since reading takes longer than the products. */
 static __device__ __forceinline__ void feed_forward_backward(const struct arguments &p, struct weight_ring<true> &weights,
-                                                             const struct tile &tile, const float *vectors, int side, uint32_t ln2,
+                                                             const struct tile &tile, const float *vectors, int warp, uint32_t ln2,
                                                              uint32_t dy, uint32_t (&kept_ahead)[2], float (&d_r)[D / 8][4])
 {
-    const int hidden_chunks = hidden_chunks_of(p);
+    const int hidden_chunks = hidden_chunks_of(p), side = warp / 4 % 2;
+    const uint32_t *from = hidden_kept(p, tile, warp), place = fragment_place();
+    const int64_t panel = (int64_t)(2 * tile.index + warp / (WARPS / 2)) * hidden_chunks * PANEL_BYTES;
+    char *hidden_to = (char *)p.operands.hidden + panel, *d_hidden_to = (char *)p.operands.d_hidden + panel;
     ps_zero(d_r);
 #pragma unroll 1
     for (int j = 0; j < hidden_chunks; j++) {
@@ -87,15 +90,16 @@ static __device__ __forceinline__ void feed_forward_backward(const struct argume
         ps_wgmma_wait<0>();
         ps_pin(dh);
         ps_pin(z);
-        uint32_t kept[2] = {kept_ahead[0] >> 2 * (lane_id() % 4), kept_ahead[1] >> 2 * (lane_id() % 4)};
+        const uint32_t kept[2] = {kept_ahead[0], kept_ahead[1]};
         if (j + 1 < hidden_chunks) {
-            hidden_read(kept_ahead, p, tile, j + 1, side);
+            from += HIDDEN_WORDS;
+            hidden_read(kept_ahead, p, from);
         }
-        hidden_backward(z, dh, p, kept);
-        fragment_pack<2>(hidden, z);
-        fragment_store(hidden, p.operands.hidden, hidden_chunks, tile.index, j);
-        fragment_pack<2>(d_hidden, dh);
-        fragment_store(d_hidden, p.operands.d_hidden, hidden_chunks, tile.index, j);
+        hidden_backward(hidden, d_hidden, z, dh, kept);
+        fragment_store(hidden, hidden_to + place);
+        fragment_store(d_hidden, d_hidden_to + place);
+        hidden_to += PANEL_BYTES;
+        d_hidden_to += PANEL_BYTES;
         ps_wgmma_begin();
 #pragma unroll
         for (int k = 0; k < 2; k++) {
@@ -144,13 +148,14 @@ static __device__ __forceinline__ void rest_next(float (&x)[LANE_COLUMNS], struc
     row_unpack(x, rows_next(ahead));
 }
 
-/* Both LayerNorms' backward over the warp's rows; stage: the gradient of its output, in fp32; input: r or u. LN2: dr = that of its
- * input + dy (rest), to `parked` in fp32, and dropped to the panels of `operand`. LN1: du = that of its input + the parked (rest).
- * sums: see add_column_sums. */
+/* Both LayerNorms' backward over the warp's rows; stage: the gradient of its output, in fp32; input: r or u; scale: what
+ * the stage lacks (of LN2, over GELU_SCALE). LN2: dr = that of its input + dy (rest), to `parked` in fp32, and dropped to the
+ * panels of `operand`. LN1: du = that of its input + the parked (rest). sums: see add_column_sums. */
 template <bool LN1, typename INPUT, typename REST>
 static __device__ __forceinline__ void layernorm_backward(const struct arguments &p, const struct tile &tile, unsigned char *stage,
-                                                          const float2 *stats, const float *gamma_vector, float *sums, INPUT &input,
-                                                          REST &rest, uint32_t &kept, float4 *parked, unsigned char *operand)
+                                                          const float2 *stats, const float *gamma_vector, float scale, float *sums,
+                                                          INPUT &input, REST &rest, uint32_t &kept, float4 *parked,
+                                                          unsigned char *operand)
 {
     const int d = p.d, first = first_row();
     float column_sums[2 * LANE_COLUMNS];
@@ -171,7 +176,7 @@ static __device__ __forceinline__ void layernorm_backward(const struct arguments
         for (int k = 0; k < LANE_COLUMNS; k++) {
             x[k] = fmaf(x[k], s.y, shifts[k / 8]);
         }
-        row_normalise_backward(dz, x, s.y, p.per, gamma, column_sums);
+        row_normalise_backward(dz, x, scale * s.y, p.per, gamma, column_sums);
         rest_next(x, rest);
 #pragma unroll
         for (int k = 0; k < LANE_COLUMNS; k++) {
@@ -185,8 +190,9 @@ static __device__ __forceinline__ void layernorm_backward(const struct arguments
                 ps_store_keep(parked + (i * (LANE_COLUMNS / 4) + k) * THREADS + threadIdx.x,
                               make_float4(dz[4 * k], dz[4 * k + 1], dz[4 * k + 2], dz[4 * k + 3]));
             }
-            row_drop(dz, p.attention, kept_next(kept));
-            row_stage(operand, row, row_pack(dz));
+            struct row_words words = row_pack(dz);
+            row_drop(words, kept_next(kept));
+            row_stage(operand, row, words);
         }
     }
     add_column_sums(sums, column_sums);
@@ -247,8 +253,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
             grid_begin_once(p, i, tiles);
         }
         const struct tile tile = tile_at(p, blockIdx.x + i * p.blocks, half_index);
-        uint32_t hidden_kept[2];
-        hidden_read(hidden_kept, p, tile, 0, side);
+        uint32_t first_kept[2];
+        hidden_read(first_kept, p, hidden_kept(p, tile, warp));
         feed_forward_operands(p, vectors, dr, heads, softmax, half, half + 2 * PANEL_BYTES, stats);
         for (int k = threadIdx.x; k < tile.sequences * p.N * p.heads; k += THREADS) {
             ps_copy_async4(softmax + k, p.softmax + tile.row * p.heads + k);
@@ -262,7 +268,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         uint32_t kept;
         {
             float x[D / 8][4];
-            feed_forward_backward(p, weights, tile, vectors, side, half_address, half_address + 2 * PANEL_BYTES, hidden_kept, x);
+            feed_forward_backward(p, weights, tile, vectors, warp, half_address, half_address + 2 * PANEL_BYTES, first_kept, x);
             half_stores_wait(warp);
             half_sync();
             dy = rows_read(p.dy + tile.half_row * d, d, tile.valid);
@@ -272,7 +278,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         {
             struct rows_kept r = {dr, 0}; /* each row until its gradient takes its place */
             half_sync();
-            layernorm_backward<false>(p, tile, half, stats, vectors + LN2_GAMMA, own_sums(p) + 2 * D, r, dy, kept, parked, dr);
+            layernorm_backward<false>(p, tile, half, stats, vectors + LN2_GAMMA, p.w_2_scale, own_sums(p) + 2 * D, r, dy, kept,
+                                      parked, dr);
         }
         ps_copy_wait();
         struct rows_ahead u = rows_staged(heads);
@@ -331,7 +338,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
             sums_store<0, false>(half, side, x);
             half_sync();
             uint32_t none = 0;
-            layernorm_backward<true>(p, tile, half, stats, vectors + LN1_GAMMA, own_sums(p), u, rest, none, parked, NULL);
+            layernorm_backward<true>(p, tile, half, stats, vectors + LN1_GAMMA, p.attention.scale, own_sums(p), u, rest, none,
+                                     parked, NULL);
         }
     }
     if (!p.last_norms && (int)blockIdx.x < p.norm_blocks) {

@@ -23,12 +23,18 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
     const int d = p.d, first = first_row(), hidden_chunks = hidden_chunks_of(p);
     const uint32_t half_address = ps_shared_address(halves) + half_index * HALF_BYTES;
     const uint32_t heads_address = half_address + HEADS_PANEL * PANEL_BYTES;
-    const uint64_t step = dropout_step(p);
+    __shared__ uint4 begin[SITES]; /* of draws */
     const int tiles = tiles_of_block(p);
     first_prefetch(p, p.u);
     struct weight_ring<false> weights;
     weights.start(p, ps_shared_address(shared), ps_shared_address(barriers), tiles);
     load_vectors(p, vectors);
+    if (threadIdx.x == 0) {
+        const uint64_t step = dropout_step(p);
+        begin[SITE_ATTENTION] = ps_draws_begin(p.drawing.keys, p.attention.site, step);
+        begin[SITE_HIDDEN] = ps_draws_begin(p.drawing.keys, p.hidden.site, step);
+        begin[SITE_OUTPUT] = ps_draws_begin(p.drawing.keys, p.output.site, step);
+    }
     __syncthreads();
     struct rows_ahead u; /* a tile ahead: reading takes longer than the end of a tile */
 #pragma unroll 1
@@ -76,7 +82,8 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
                 float r[LANE_COLUMNS], x[LANE_COLUMNS];
                 row_unpack(x, rows_next(u));
                 sum_row(r, r_sums, row);
-                row_branch(r, bias, x, p.attention, step, tile.half_row + row, d, pass, kept);
+                row_branch(r, p.attention.scale, bias, x, row_draw(p, p.attention, begin[SITE_ATTENTION], tile.half_row + row),
+                           pass, kept);
                 sum_row_store(r_sums, row, r);
                 row_write(p.r + tile.half_row * d, d, row, tile.valid, row_pack(r));
                 row_normalise(r, d, p.per, p.epsilon);
@@ -93,7 +100,8 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
          * their part of the second product */
         {
             float x[D / 8][4];
-            uint32_t hidden[2][4];
+            uint32_t hidden[2][4], *to = hidden_kept(p, tile, warp);
+            uint32_t index = p.hidden.first + (uint32_t)(tile.row + own_row(0)) * (uint32_t)(p.f / 8) + 4 * side + lane_id() % 4;
             ps_zero(x);
 #pragma unroll 1
             for (int j = 0; j < hidden_chunks; j++) {
@@ -104,14 +112,15 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
                 ps_wgmma_begin();
                 product<8>(z, heads_address, w_1 + 64 * side);
                 ps_wgmma_commit();
-                hidden_draw(kept, p, step, tile, j, side);
+                hidden_draw(kept, p, begin[SITE_HIDDEN], index, to);
+                index += CHUNK / 8;
+                to += HIDDEN_WORDS;
                 ps_wgmma_wait<0>(); /* for the second product of the chunk before, too */
                 ps_pin(z);
                 if (j > 0) {
                     weights.release();
                 }
-                hidden_forward(z, p, kept);
-                fragment_pack<2>(hidden, z);
+                hidden_forward(hidden, z, kept);
                 const uint32_t w_2 = ps_wgmma_place(weights.take() + 2 * side * 2048, PANEL_BYTES);
                 ps_wgmma_begin();
 #pragma unroll
@@ -141,7 +150,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
             float y[LANE_COLUMNS], r[LANE_COLUMNS];
             sum_row(y, y_sums, row);
             sum_row(r, r_sums, row);
-            row_branch(y, bias, r, p.output, step, tile.half_row + row, d, pass, kept);
+            row_branch(y, p.w_2_scale, bias, r, row_draw(p, p.output, begin[SITE_OUTPUT], tile.half_row + row), pass, kept);
             row_write(p.y + tile.half_row * d, d, row, tile.valid, row_pack(y));
         }
         if (p.output.threshold) {

@@ -11,13 +11,6 @@ namespace PS_REAL16_SPACE
 /* ---- left operands: fragment[k][4] holds columns 16 k .. 16 k + 15 of the warp's rows as mma takes them; group n of 8 columns of
  * row half h is fragment[n / 2][2 (n % 2) + h] ---- */
 
-/* Row `row` of the tile, columns 8 unit .. 8 unit + 7 of a panel. */
-static __device__ __forceinline__ uint4 *operand_at(real16 *operand, int panels, int tile, int row, int panel, int unit)
-{
-    const int64_t place = ((int64_t)(2 * tile + row / 64) * panels + panel) * 64 + row % 64;
-    return (uint4 *)(operand + place * 64) + (unit ^ (row % 8));
-}
-
 /* Columns of the hidden layer stand in panels as lanes have them, so that no lane has to exchange any: of each 32 columns,
  * 8 t + 2 c + i is the place of 8 c + 2 t + i (and the other way round). */
 static __device__ __forceinline__ int hidden_column(int place)
@@ -25,11 +18,17 @@ static __device__ __forceinline__ int hidden_column(int place)
     return (place & ~31) + 8 * (place % 8 / 2) + 2 * (place % 32 / 8) + place % 2;
 }
 
-/* The side's 32 columns of the hidden layer, to a panel. */
-static __device__ __forceinline__ void fragment_store(const uint32_t (&fragment)[2][4], real16 *operand, int panels, int tile,
-                                                      int panel)
+/* Where the lane's columns of its first row are in the half's first panel of an operand of the hidden layer: bytes from the panel's
+ * start. Its second row's are 8 rows further, the next panel's PANEL_BYTES. */
+static __device__ __forceinline__ uint32_t fragment_place()
 {
-    const int t = lane_id() % 4;
+    const int row = product_row() + lane_id() / 4, unit = 4 * side_id() + lane_id() % 4;
+    return row * 128 + ((unit ^ row % 8) << 4);
+}
+
+/* The side's 32 columns of the hidden layer, to a panel; place: fragment_place() further. */
+static __device__ __forceinline__ void fragment_store(const uint32_t (&fragment)[2][4], char *place)
+{
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         uint32_t words[4];
@@ -37,8 +36,7 @@ static __device__ __forceinline__ void fragment_store(const uint32_t (&fragment)
         for (int i = 0; i < 4; i++) {
             words[i] = fragment[i / 2][2 * (i % 2) + half];
         }
-        ps_store_once(operand_at(operand, panels, tile, own_row(half), panel, 4 * side_id() + t),
-                      make_uint4(words[0], words[1], words[2], words[3]));
+        ps_store_once((uint4 *)(place + half * 8 * 128), make_uint4(words[0], words[1], words[2], words[3]));
     }
 }
 
@@ -52,55 +50,49 @@ template <int K> static __device__ __forceinline__ void fragment_pack(uint32_t (
     }
 }
 
-/* t = tanh of gelu, see kernels.h: sqrt(2 / pi), and 0.044715 of that. */
-static constexpr float GELU_LINEAR = 0.7978845608028654f, GELU_CUBIC = 0.044715f * GELU_LINEAR;
-
-static __device__ __forceinline__ float gelu_tanh(float x)
-{
-    return ps_tanh(x * fmaf(GELU_CUBIC, x * x, GELU_LINEAR));
-}
-
-/* What dropout keeps of the side's 32 columns of hidden chunk j in the lane's two rows (row: the tile's first): bit 8 c + k is
- * column 8 c + 2 t + k. */
-static __device__ __forceinline__ void hidden_draw(uint32_t (&kept)[2], const struct arguments &p, uint64_t step,
-                                                   const struct tile &tile, int j, int side)
+/* What dropout keeps of the side's 32 columns of hidden chunk j in the lane's two rows, drawn from block `index` of the first row
+ * on: bit 16 i + 8 (c % 2) + 2 t + h of word c / 2 is column 8 c + 2 t + i of row half h. to: the warp's of the chunk. */
+static __device__ __forceinline__ void hidden_draw(uint32_t (&kept)[2], const struct arguments &p, uint4 begin, uint32_t index,
+                                                   uint32_t *to)
 {
     kept[0] = kept[1] = ~0u;
     if (p.hidden.threshold) {
-        const int t = lane_id() % 4, words = 2 * hidden_chunks_of(p);
-#pragma unroll
-        for (int second = 0; second < 2; second++) {
-            const uint32_t index = (uint32_t)(tile.row + own_row(second)) * (uint32_t)(p.f / 8) + 8 * j + 4 * side + t;
-            kept[second] = quad_bits(kept_bits(p.hidden, step, index));
+        const int t = lane_id() % 4;
+        uint32_t bits = kept_pairs(p.drawing, begin, index, index + (uint32_t)p.f) << 8 * (t % 2);
+        bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+        if (t % 2 == 0) {
+            to[lane_id() / 2] = bits;
         }
-        if (t < 2 && own_row(t) < tile.all) { /* chosen, not indexed: else they would be kept in memory */
-            p.kept.hidden[(tile.row + own_row(t)) * words + 2 * j + side] = t ? kept[1] : kept[0];
-        }
-        kept[0] >>= 2 * t;
-        kept[1] >>= 2 * t;
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, 2);
+        kept[0] = t < 2 ? bits : other;
+        kept[1] = t < 2 ? other : bits;
     }
 }
 
 /* The same as forward left it. */
-static __device__ __forceinline__ void hidden_read(uint32_t (&kept)[2], const struct arguments &p, const struct tile &tile, int j,
-                                                   int side)
+static __device__ __forceinline__ void hidden_read(uint32_t (&kept)[2], const struct arguments &p, const uint32_t *from)
 {
-    const int words = 2 * hidden_chunks_of(p);
-#pragma unroll
-    for (int second = 0; second < 2; second++) {
-        kept[second] = ~0u;
-        if (p.hidden.threshold && own_row(second) < tile.all) {
-            kept[second] = p.kept.hidden[(tile.row + own_row(second)) * words + 2 * j + side];
-        }
+    kept[0] = kept[1] = ~0u;
+    if (p.hidden.threshold) {
+        const uint2 words = *(const uint2 *)(from + lane_id() / 4 * 2);
+        kept[0] = words.x;
+        kept[1] = words.y;
     }
+}
+
+/* A warp's words of a tile, of its first chunk; the next chunk's are HIDDEN_WORDS further. */
+
+static __device__ __forceinline__ uint32_t *hidden_kept(const struct arguments &p, const struct tile &tile, int warp)
+{
+    return p.kept.hidden + ((int64_t)tile.number * WARPS + warp) * (HIDDEN_WORDS * hidden_chunks_of(p));
 }
 
 /* What backward will read of dropout's bits of a tile, to L2. */
 static __device__ __forceinline__ void kept_prefetch(const struct arguments &p, const struct tile &tile)
 {
-    const int lane = lane_id(), row = 64 * half_id() + first_row() + lane, words = 2 * hidden_chunks_of(p);
-    if (p.hidden.threshold && lane < WARP_ROWS && row < tile.all) {
-        ps_prefetch(p.kept.hidden + (tile.row + row) * words);
+    const int lane = lane_id();
+    if (p.hidden.threshold && 2 * lane < hidden_chunks_of(p)) { /* 128 bytes are two chunks */
+        ps_prefetch(hidden_kept(p, tile, warp_id()) + 2 * HIDDEN_WORDS * lane);
     }
     if (p.attention.threshold && lane == WARP_ROWS) {
         ps_prefetch(p.kept.attention + (int64_t)tile.number * THREADS + threadIdx.x);
@@ -110,36 +102,64 @@ static __device__ __forceinline__ void kept_prefetch(const struct arguments &p, 
     }
 }
 
-/* z, the product for these columns and b_1, becomes drop(gelu(z)). */
-static __device__ __forceinline__ void hidden_forward(float (&z)[4][4], const struct arguments &p, const uint32_t (&kept)[2])
+/* Zeros where dropout keeps nothing, in columns of the hidden layer. */
+static __device__ __forceinline__ void hidden_masks(uint32_t (&masks)[2][4], const uint32_t (&kept)[2])
 {
-    const float scale = p.hidden.threshold ? 0.5f * p.hidden.scale : 0.5f;
+    const int t = lane_id() % 4;
 #pragma unroll
     for (int c = 0; c < 4; c++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float x = z[c][i], s = kept[i / 2] & 1u << (8 * c + i % 2) ? x * scale : 0.0f;
-            z[c][i] = fmaf(s, gelu_tanh(x), s);
+        for (int half = 0; half < 2; half++) {
+            masks[c / 2][2 * (c % 2) + half] = pair_mask(kept[c / 2] << (7 - 2 * t - half), c % 2);
         }
     }
 }
 
-/* z, the product for these columns plus b_1, becomes drop(gelu(z)), and dh, the gradient of that, the gradient of z. */
-static __device__ __forceinline__ void hidden_backward(float (&z)[4][4], float (&dh)[4][4], const struct arguments &p,
-                                                       const uint32_t (&kept)[2])
+static __device__ __forceinline__ void fragment_mask(uint32_t (&fragment)[2][4], const uint32_t (&masks)[2][4])
 {
-    const float scale = p.hidden.threshold ? 0.5f * p.hidden.scale : 0.5f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        fragment[i / 4][i % 4] &= masks[i / 4][i % 4];
+    }
+}
+
+/* y, W_1's sums for these columns, to the next product's operand. */
+static __device__ __forceinline__ void hidden_forward(uint32_t (&hidden)[2][4], float (&y)[4][4], const uint32_t (&kept)[2])
+{
 #pragma unroll
     for (int c = 0; c < 4; c++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float x = z[c][i], square = x * x, h = ps_tanh(x * fmaf(GELU_CUBIC, square, GELU_LINEAR));
-            const float slope = fmaf(3.0f * GELU_CUBIC, square, GELU_LINEAR) * fmaf(-h, h, 1.0f);
-            const float m = kept[i / 2] & 1u << (8 * c + i % 2) ? scale : 0.0f, share = fmaf(m, h, m);
-            z[c][i] = x * share;
-            dh[c][i] *= fmaf(x * m, slope, share);
+            const float x = y[c][i];
+            y[c][i] = fmaf(x, ps_tanh(x * fmaf(x, x, GELU_LINEAR)), x);
         }
     }
+    uint32_t masks[2][4];
+    hidden_masks(masks, kept);
+    fragment_pack<2>(hidden, y);
+    fragment_mask(hidden, masks);
+}
+
+/* The same, and of the gradient dh that W_2 passes on that of z, twice: 2 gelu'(z) is 1 + t + (1 - t^2) z u'(z). */
+static __device__ __forceinline__ void hidden_backward(uint32_t (&hidden)[2][4], uint32_t (&d_hidden)[2][4], float (&y)[4][4],
+                                                       float (&dh)[4][4], const uint32_t (&kept)[2])
+{
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float x = y[c][i], g = dh[c][i], part = fmaf(x, x, GELU_LINEAR), t = ps_tanh(x * part);
+            const float slope = fmaf(x * fmaf(3.0f, part, -2.0f * GELU_LINEAR), fmaf(-t, t, 1.0f), t); /* less 1 */
+            y[c][i] = fmaf(x, t, x);
+            dh[c][i] = fmaf(g, slope, g);
+        }
+    }
+    uint32_t masks[2][4];
+    hidden_masks(masks, kept);
+    fragment_pack<2>(hidden, y);
+    fragment_mask(hidden, masks);
+    fragment_pack<2>(d_hidden, dh);
+    fragment_mask(d_hidden, masks);
 }
 
 } // namespace PS_REAL16_SPACE

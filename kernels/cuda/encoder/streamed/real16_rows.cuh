@@ -197,13 +197,14 @@ static __device__ __forceinline__ void sum_row_store(unsigned char *stage, int r
     }
 }
 
-/* What dropout keeps of the lane's columns of a row: bit i is x[i]. row: in the tensor. */
-static __device__ __forceinline__ uint32_t row_draw(const struct ps_dropout &drop, uint64_t step, int64_t row, int d)
+/* What dropout keeps of the lane's columns of a row, as kept_pairs has its two blocks. row: in the tensor. */
+static __device__ __forceinline__ uint32_t row_draw(const struct arguments &p, const struct ps_dropout &drop, uint4 begin,
+                                                    int64_t row)
 {
     uint32_t bits = ~0u;
     if (drop.threshold) {
-        const uint32_t index = (uint32_t)row * (uint32_t)(d / 8) + lane_id() % 8;
-        bits = kept_bits(drop, step, index) | kept_bits(drop, step, index + 8) << 8;
+        const uint32_t index = drop.first + (uint32_t)row * (uint32_t)(p.d / 8) + lane_id() % 8;
+        bits = kept_pairs(p.drawing, begin, index, index + 8);
     }
     return bits;
 }
@@ -214,38 +215,41 @@ static __device__ __forceinline__ uint32_t kept_word(const struct ps_dropout &dr
     return drop.threshold ? kept[(int64_t)tile * THREADS + threadIdx.x] : ~0u;
 }
 
+enum { PASS_BITS = 8 }; /* in each half of the word */
+
 static __device__ __forceinline__ uint32_t kept_next(uint32_t &word)
 {
     const uint32_t bits = word;
-    word >>= LANE_COLUMNS;
+    word >>= PASS_BITS;
     return bits;
 }
 
-/* x = drop(x). */
-static __device__ __forceinline__ void row_drop(float (&x)[LANE_COLUMNS], const struct ps_dropout &drop, uint32_t bits)
+/* Zeros where nothing is kept. */
+static __device__ __forceinline__ void row_drop(struct row_words &w, uint32_t bits)
 {
-    const float scale = drop.threshold ? drop.scale : 1.0f;
 #pragma unroll
-    for (int i = 0; i < LANE_COLUMNS; i++) {
-        x[i] = bits & 1u << i ? x[i] * scale : 0.0f;
+    for (int j = 0; j < 2; j++) {
+        w.part[j].x &= pair_mask(bits << (7 - j), false);
+        w.part[j].y &= pair_mask(bits << (5 - j), false);
+        w.part[j].z &= pair_mask(bits << (3 - j), false);
+        w.part[j].w &= pair_mask(bits << (1 - j), false);
     }
 }
 
-/* x = drop(x + bias) + residual, of forward. row: in the tensor; kept: the bits of this pass are put to those before. */
-static __device__ __forceinline__ void row_branch(float (&x)[LANE_COLUMNS], const float (&bias)[LANE_COLUMNS],
-                                                  const float (&residual)[LANE_COLUMNS], const struct ps_dropout &drop,
-                                                  uint64_t step, int64_t row, int d, int pass, uint32_t &kept)
+/* x = drop(scale x + bias) + residual, of forward; scale and bias have dropout's scale. kept: the bits of this pass are put to
+ * those before. */
+static __device__ __forceinline__ void row_branch(float (&x)[LANE_COLUMNS], float scale, const float (&bias)[LANE_COLUMNS],
+                                                  const float (&residual)[LANE_COLUMNS], uint32_t bits, int pass, uint32_t &kept)
 {
+    kept |= bits << PASS_BITS * pass;
 #pragma unroll
-    for (int k = 0; k < LANE_COLUMNS; k++) {
-        x[k] += bias[k];
-    }
-    const uint32_t bits = row_draw(drop, step, row, d);
-    kept |= (bits & 0xffffu) << LANE_COLUMNS * pass;
-    row_drop(x, drop, bits);
-#pragma unroll
-    for (int k = 0; k < LANE_COLUMNS; k++) {
-        x[k] += residual[k];
+    for (int bit = 0; bit < LANE_COLUMNS; bit++) { /* in the order of the bits, which predicates are made of by sevens */
+        const int k = 8 * (bit % 2) + bit % 8 / 2 * 2 + bit / 8;
+        const float branch = fmaf(x[k], scale, bias[k]);
+        x[k] = residual[k];
+        if (bits & 1u << (bit / 8 * 16 + bit % 8)) {
+            x[k] += branch;
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 #include "kernels/cuda/encoder/streamed/device.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/math.cuh"
 
@@ -50,6 +51,16 @@ enum {
     BACKWARD_BYTES = FORWARD_BYTES + ROWS * 8 + MAX_SOFTMAX * 4, /* the mean and 1/deviation of each row, and softmax's sums */
 };
 
+/* Factors that are taken out of elements and put where sums are finished anyway.
+ * gelu's tanh is of u = sqrt(2/pi) (z + 0.044715 z^3) = y (y^2 + GELU_LINEAR) for y = GELU_SCALE z, the cube root of 0.044715
+ * sqrt(2/pi) times z. So LN2's gamma and beta and b_1 have that factor, and y (1 + tanh u) = 2 GELU_SCALE gelu(z) is what W_2
+ * multiplies. Dropout makes zeros and nothing else: its scale is on W_2's product and the branches' biases forward, and backward
+ * on what each LayerNorm passes on and on the sums over rows, so that
+ *   dy as W_2's operand   is 1 / s_output of the gradient that it stands for,
+ *   d_hidden and dz of LN2   2 / (s_hidden s_output),
+ *   dr as W_o's operand, dqkv and dz of LN1   1 / s_attention. */
+static constexpr float GELU_SCALE = 0.3292034911525734f, GELU_LINEAR = 2.423681954311584f;
+
 /* The operands of the weights' gradients, as the tensor cores and the copy engine take them: each tile's 128 rows in two halves of
  * 64, a half in panels of 64 columns, a panel as in shared memory. In the rows without a sequence the right operands (dqkv, dr,
  * d_hidden, dy) are zero and the left ones finite. Panels: dqkv 6 (2 each for q, k and v), hidden and d_hidden f/64, the rest 2. */
@@ -57,10 +68,18 @@ struct operands {
     real16 *a, *dqkv, *merged, *dr, *ln2, *d_hidden, *hidden, *dy;
 };
 
-/* What dropout keeps, a bit an element, the first in the lowest. hidden: words of a row, [rows][2 f/64]; the others by threads, in
- * whose rows (see below) they are: [tiles][THREADS], the first pass's 16 in the lower half. */
+/* What dropout keeps, a bit an element, by the warps and threads that have drawn it (kept_pairs): hidden [tiles][WARPS][f/64][8
+ * rows and as many 8 further][2], see hidden_draw; the others [tiles][THREADS], row_draw's of one pass beside the other's. */
 struct kept {
     uint32_t *hidden, *attention, *output;
+};
+
+enum { HIDDEN_WORDS = 16 };
+
+/* What draws need beside their index, the same for all three sites. */
+struct drawing {
+    struct ps_round_keys keys;
+    uint32_t below, minus_below; /* ps_kept2's */
 };
 
 enum weight { WEIGHT_QKV, WEIGHT_O, WEIGHT_1, WEIGHT_2, WEIGHTS };
@@ -75,10 +94,13 @@ struct arguments {
     int sequences, N, d, heads, f; /* sequences of this launch */
     int blocks;                    /* that have tiles: all but, in backward, those of weights' gradients */
     int group;                     /* sequences of a tile */
-    int64_t first;                 /* the launch's first row */
+    struct ps_divisor by_heads;
+    int64_t first; /* the launch's first row */
     int first_tile;
-    float epsilon, scale, per; /* scale: 1/sqrt(e); per: 1/d */
-    struct ps_dropout attention, hidden, output;
+    float epsilon, scale, per;                   /* scale: 1/sqrt(e); per: 1/d */
+    struct ps_dropout attention, hidden, output; /* scale 1 where nothing is dropped */
+    struct drawing drawing;
+    float w_2_scale; /* of W_2's product forward, of LN2's gradient and of the gradients of W_1 and W_2 backward */
     const real16 *u;
     struct layer_vectors vectors;
     real16 *r, *y;    /* forward's outputs; backward reads r and softmax */
@@ -221,7 +243,8 @@ static __device__ __forceinline__ void grid_begin_once(const struct arguments &p
     }
 }
 
-/* The layer's vectors to shared memory. All are asked for before the first is stored, so that their latencies overlap. */
+/* The layer's vectors to shared memory, those of W_1's operand and sums times gelu_scale, the branches' biases times dropout's
+ * scale. All are asked for before the first is stored, so that their latencies overlap. */
 static __device__ __forceinline__ void load_vectors(const struct arguments &p, float *vectors)
 {
     constexpr int EACH = (VECTORS + THREADS - 1) / THREADS;
@@ -238,7 +261,11 @@ static __device__ __forceinline__ void load_vectors(const struct arguments &p, f
                             : vector == LN2_BETA / D  ? v.ln2_beta
                             : vector == B_2 / D       ? v.b_2
                                                       : v.b_1;
-        x[k] = place < (vector == B_1 / D ? p.f : p.d) ? from[place] : 0.0f;
+        const float scale = vector == B_O / D                                                        ? p.attention.scale
+                            : vector == B_2 / D                                                      ? p.output.scale
+                            : vector == LN2_GAMMA / D || vector == LN2_BETA / D || vector == B_1 / D ? GELU_SCALE
+                                                                                                     : 1.0f;
+        x[k] = place < (vector == B_1 / D ? p.f : p.d) ? scale * from[place] : 0.0f;
     }
 #pragma unroll
     for (int k = 0; k < EACH; k++) {
@@ -250,25 +277,29 @@ static __device__ __forceinline__ void load_vectors(const struct arguments &p, f
 
 /* ---- dropout: forward draws, and keeps a bit an element for backward ---- */
 
-/* Bit i: element i of a Philox block of 8 is kept. */
-static __device__ __forceinline__ uint32_t kept_bits(const struct ps_dropout &d, uint64_t step, uint32_t index)
+enum site { SITE_ATTENTION, SITE_HIDDEN, SITE_OUTPUT, SITES };
+
+/* Of two Philox blocks of 8 elements: bit 16 i + 2 k + j is set where element 2 k + i of block j is kept. */
+static __device__ __forceinline__ uint32_t kept_pairs(const struct drawing &d, uint4 begin, uint32_t first, uint32_t second)
 {
-    const struct ps_block block = ps_draws(d, step, index);
-    const uint32_t below = ps_below(d.threshold), minus = ps_minus_below(d.threshold);
+    const struct ps_block blocks[2] = {ps_draws_after(d.keys, begin, first), ps_draws_after(d.keys, begin, second)};
     uint32_t bits = 0;
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        bits += ps_kept2(block.word[k], below, minus) << 2 * k;
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            bits += ps_kept2(blocks[j].word[k], d.below, d.minus_below) << (2 * k + j);
+        }
     }
-    return (bits | bits >> 15) & 0xffu;
+    return bits;
 }
 
-/* Kept bits of 32 columns of a row, of which each lane of the quad has drawn a block. */
-static __device__ __forceinline__ uint32_t quad_bits(uint32_t bits)
+/* A pair's mask: its low half all ones where bit 7 is set, its high half where bit 23 is; 8 bits further up where `upper`. */
+static __device__ __forceinline__ uint32_t pair_mask(uint32_t bits, bool upper)
 {
-    bits <<= 8 * (lane_id() % 4);
-    bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
-    return bits | __shfl_xor_sync(0xffffffffu, bits, 2);
+    uint32_t mask; /* the selector's high bits: the byte's sign instead of the byte */
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(mask) : "r"(bits), "r"(upper ? 0xbb99 : 0xaa88));
+    return mask;
 }
 
 static __device__ __forceinline__ uint64_t dropout_step(const struct arguments &p)

@@ -59,7 +59,8 @@ struct gradient_job {
 struct gradient_arguments {
     struct layer_gradients gradients; /* of the first layer; add_gradients only */
     int d, f, layers;
-    int row_blocks; /* of 64 rows */
+    float attention_scale, output_scale, w_2_scale; /* what partial sums lack; add_gradients only */
+    int row_blocks;                                 /* of 64 rows */
     int jobs_count;
     bool add; /* to the partial sums of chunks before */
     struct gradient_job jobs[MAX_JOBS];
@@ -202,21 +203,23 @@ static __device__ __forceinline__ void add_weight(const struct gradient_argument
 {
     const struct layer_gradients &g = p.gradients;
     int column = right + PART_ROWS * (part % 2), rows = p.d, columns = p.d, width = p.d;
-    float *to = g.w_o;
+    float *to = g.w_o, scale = p.attention_scale;
     if (job.kind == GRADIENT_1) {
         column = hidden_column(right + PART_ROWS * (job.first + part));
         columns = width = p.f;
         to = g.w_1;
+        scale = p.w_2_scale;
     } else if (job.kind == GRADIENT_2) {
         left = hidden_column(left + PART_ROWS * job.first + PART_COLUMNS * (part / 2));
         rows = p.f;
         to = g.w_2;
+        scale = p.w_2_scale;
     } else if (job.kind == GRADIENT_QK || part < 2) {
         width = 3 * p.d;
         to = g.w_qkv + (job.kind == GRADIENT_QK ? part / 2 : 2) * p.d;
     }
     if (left < rows && column < columns) {
-        to[layer * g.matrix_stride + (int64_t)left * width + column] += v;
+        to[layer * g.matrix_stride + (int64_t)left * width + column] += scale * v;
     }
 }
 
@@ -226,19 +229,21 @@ static __device__ __forceinline__ void add_bias(const struct gradient_arguments 
 {
     const struct layer_gradients &g = p.gradients;
     int column = right + PART_ROWS * (part % 2), columns = p.d;
-    float *to = g.b_o;
+    float *to = g.b_o, scale = p.attention_scale;
     if (job.kind == GRADIENT_1) {
         column = hidden_column(right + PART_ROWS * (job.first + part));
         columns = p.f;
         to = g.b_1;
+        scale = GELU_SCALE * p.w_2_scale;
     } else if (job.kind == GRADIENT_2) {
         columns = part < 2 && job.first == 0 ? p.d : 0;
         to = g.b_2;
+        scale = p.output_scale;
     } else if (job.kind == GRADIENT_QK || part < 2) {
         to = g.b_qkv + (job.kind == GRADIENT_QK ? part / 2 : 2) * p.d;
     }
     if (column < columns) {
-        to[layer * g.vector_stride + column] += v;
+        to[layer * g.vector_stride + column] += scale * v;
     }
 }
 
@@ -322,7 +327,7 @@ static __global__ void __launch_bounds__(32 * ADD_WARPS) add_gradients(const __g
                 : vector == 1 ? p.gradients.ln1_beta
                 : vector == 2 ? p.gradients.ln2_gamma
                               : p.gradients.ln2_beta;
-    to[layer * p.gradients.vector_stride + place] += sum;
+    to[layer * p.gradients.vector_stride + place] += sum * (vector < 2 ? p.attention_scale : GELU_SCALE * p.w_2_scale);
 }
 
 } // namespace PS_REAL16_SPACE
