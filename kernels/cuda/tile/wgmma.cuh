@@ -50,6 +50,20 @@ static __device__ __forceinline__ uint64_t ps_wgmma_operand(uint32_t place, int 
     return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | (place + (further >> 4));
 }
 
+/* The same place as a descriptor of 64 bits that ptxas does not take apart: to go further is one instruction then, of a product's
+ * two operands two in place of four. */
+static __device__ __forceinline__ uint64_t ps_wgmma_whole(uint32_t place)
+{
+    uint64_t whole = ps_wgmma_operand(place, 0);
+    asm("" : "+l"(whole));
+    return whole;
+}
+
+static __device__ __forceinline__ uint64_t ps_wgmma_further(uint64_t whole, int further)
+{
+    return whole + (further >> 4);
+}
+
 /* ---- products ---- */
 
 /* Sums as operands, and their names in the instruction. */

@@ -14,16 +14,16 @@
  * forward: device memory 512 B a row read and 580 written (58 + 65 MB, 29 us at 4.3 TB/s); weights from L2 256 KB a tile (235 MB,
  * 43 us at 5.5 TB/s, beside the arithmetic); 262 kFLOP a row in the products (8.2 k clocks a tile at wgmma's 4,096 FLOP a clock)
  * and 24 k in attention; exponentials 16 heads x 42 x 48 a sequence and 256 tanh a row (8 k clocks a tile at 16 a clock); Philox 64
- * blocks a row. All in all 95 k instructions of a warp a tile, 24 k clocks at one a clock of each scheduler: 90 us at best; it
- * issues in half of the clocks.
+ * blocks a row. All in all 81 k instructions of a warp a tile, 20 k clocks at one a clock of each scheduler: 77 us at best; of
+ * 95 k it issued in half of the clocks.
  *
  * backward: keeps r, each query's softmax sum and dropout's bits from the forward pass (256 + 4 h + (f + 2 d) / 8 bytes a row, once
  * written and once read: 21 us), which saves the first of two rounds of exponentials, W_o's product and A v before the
  * feed-forward part, the maxima, sums and divisions of the second round, and Philox. 426 kFLOP a row in products (13 k clocks a
- * tile) and 60 k in attention. Weights from L2: 26 chunks, 416 KB a tile. 136 k instructions of a warp a tile: 128 us at best; it
- * issues in 0.4 of the clocks. Its code has to be small: straight-line code of 222 KB was fetched from L2 for every tile (an SM
- * caches 128 KB) at 15 clocks an instruction of a warp. So have its registers: a spilled one is read back from L2, for shared
- * memory leaves no L1 to speak of.
+ * tile) and 60 k in attention. Weights from L2: 26 chunks, 416 KB a tile. 123 k instructions of a warp a tile: 116 us at best; of
+ * 136 k it issued in 0.4 of the clocks. Its code has to be small: straight-line code of 222 KB was fetched from L2 for every tile
+ * (an SM caches 128 KB) at 15 clocks an instruction of a warp. So have its registers: a spilled one is read back from L2, for
+ * shared memory leaves no L1 to speak of.
  *
  * weights' gradients: dW needs 262 kFLOP a row and 512 KB of fp32 sums a layer. On chip it would take a cluster of four SMs, each
  * with half its registers given to sums, and every operand sent to all four. Instead backward writes the operands once in 16 bits
@@ -36,6 +36,10 @@
  * scratch have three and two places for that. The last chunk of all is left for a launch of its own (117 MB). Operands are more
  * than L2 holds by the time they are read, so they pass it by (evict_first), and what a block parks for half a tile is held there
  * (evict_last): 30 us of a weather step.
+ *
+ * Instructions: gelu's 1/2, its polynomial's first factor and dropout's scales are left out of elements and put where sums are
+ * finished (real16_tile.cuh); dropout only clears halves of packed words, by masks made of its bits; Philox takes its keys from the
+ * arguments and begins with what a site's draws have in common; descriptors of products advance by one instruction.
  *
  * Dropout's bits are drawn in forward. Sums over rows are taken in a fixed order: the only atomic additions are of one thread.
  *

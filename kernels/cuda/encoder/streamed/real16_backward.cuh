@@ -100,10 +100,11 @@ static __device__ __forceinline__ void feed_forward_backward(const struct argume
         fragment_store(d_hidden, d_hidden_to + place);
         hidden_to += PANEL_BYTES;
         d_hidden_to += PANEL_BYTES;
+        const uint64_t by_w_1 = ps_wgmma_whole(ps_wgmma_place(w_1));
         ps_wgmma_begin();
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            ps_wgmma_n128<0>(d_r, d_hidden[k], ps_wgmma_operand(ps_wgmma_place(w_1), 32 * k));
+            ps_wgmma_n128<0>(d_r, d_hidden[k], ps_wgmma_further(by_w_1, 32 * k));
         }
         ps_wgmma_commit();
         ps_wgmma_wait<0>();
@@ -297,7 +298,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         half_stores_wait(warp);
         half_sync();
         store_operand(p.operands.a, 2, tile.index, warp, half + Q_PANEL * PANEL_BYTES);
-        project_qkv(weights, half, half_address, warp, vectors, p.scale * PS_LOG2_E, tile.valid);
+        project_qkv(weights, half, weights.half_panels(half_index), warp, vectors, p.scale * PS_LOG2_E, tile.valid);
         if (i + 1 < tiles) {
             const struct tile next = tile_at(p, blockIdx.x + (i + 1) * p.blocks, half_index);
             rows_prefetch(p.r + next.half_row * d, d, next.valid);

@@ -23,17 +23,19 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
     const int d = p.d, first = first_row(), hidden_chunks = hidden_chunks_of(p);
     const uint32_t half_address = ps_shared_address(halves) + half_index * HALF_BYTES;
     const uint32_t heads_address = half_address + HEADS_PANEL * PANEL_BYTES;
-    __shared__ uint4 begin[SITES]; /* of draws */
     const int tiles = tiles_of_block(p);
     first_prefetch(p, p.u);
     struct weight_ring<false> weights;
     weights.start(p, ps_shared_address(shared), ps_shared_address(barriers), tiles);
     load_vectors(p, vectors);
+    const uint32_t draws = weights.base + BOTH_BYTES; /* [SITES], what ps_draws_after needs of each */
     if (threadIdx.x == 0) {
         const uint64_t step = dropout_step(p);
-        begin[SITE_ATTENTION] = ps_draws_begin(p.drawing.keys, p.attention.site, step);
-        begin[SITE_HIDDEN] = ps_draws_begin(p.drawing.keys, p.hidden.site, step);
-        begin[SITE_OUTPUT] = ps_draws_begin(p.drawing.keys, p.output.site, step);
+        const uint32_t sites[SITES] = {p.attention.site, p.hidden.site, p.output.site};
+#pragma unroll
+        for (int i = 0; i < SITES; i++) {
+            ((uint4 *)(shared + BOTH_BYTES))[i] = ps_draws_begin(p.drawing.keys, sites[i], step);
+        }
     }
     __syncthreads();
     struct rows_ahead u; /* a tile ahead: reading takes longer than the end of a tile */
@@ -82,8 +84,8 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
                 float r[LANE_COLUMNS], x[LANE_COLUMNS];
                 row_unpack(x, rows_next(u));
                 sum_row(r, r_sums, row);
-                row_branch(r, p.attention.scale, bias, x, row_draw(p, p.attention, begin[SITE_ATTENTION], tile.half_row + row),
-                           pass, kept);
+                row_branch(r, p.attention.scale, bias, x,
+                           row_draw(p, p.attention, ps_shared_load4(draws + 16 * SITE_ATTENTION), tile.half_row + row), pass, kept);
                 sum_row_store(r_sums, row, r);
                 row_write(p.r + tile.half_row * d, d, row, tile.valid, row_pack(r));
                 row_normalise(r, d, p.per, p.epsilon);
@@ -110,9 +112,9 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
                 add_bias_first(z, vectors + B_1 + CHUNK * j + 32 * side);
                 const uint32_t w_1 = weights.take();
                 ps_wgmma_begin();
-                product<8>(z, heads_address, w_1 + 64 * side);
+                product<8>(z, weights.half_panels(half_index) + HEADS_PANEL * PANEL_BYTES, w_1 + 64 * side);
                 ps_wgmma_commit();
-                hidden_draw(kept, p, begin[SITE_HIDDEN], index, to);
+                hidden_draw(kept, p, ps_shared_load4(draws + 16 * SITE_HIDDEN), index, to);
                 index += CHUNK / 8;
                 to += HIDDEN_WORDS;
                 ps_wgmma_wait<0>(); /* for the second product of the chunk before, too */
@@ -121,11 +123,11 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
                     weights.release();
                 }
                 hidden_forward(hidden, z, kept);
-                const uint32_t w_2 = ps_wgmma_place(weights.take() + 2 * side * 2048, PANEL_BYTES);
+                const uint64_t w_2 = ps_wgmma_whole(ps_wgmma_place(weights.take() + 2 * side * 2048, PANEL_BYTES));
                 ps_wgmma_begin();
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
-                    ps_wgmma_n128<1>(x, hidden[k], ps_wgmma_operand(w_2, k * 2048));
+                    ps_wgmma_n128<1>(x, hidden[k], ps_wgmma_further(w_2, k * 2048));
                 }
                 ps_wgmma_commit();
             }
@@ -150,7 +152,8 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
             float y[LANE_COLUMNS], r[LANE_COLUMNS];
             sum_row(y, y_sums, row);
             sum_row(r, r_sums, row);
-            row_branch(y, p.w_2_scale, bias, r, row_draw(p, p.output, begin[SITE_OUTPUT], tile.half_row + row), pass, kept);
+            row_branch(y, p.w_2_scale, bias, r,
+                       row_draw(p, p.output, ps_shared_load4(draws + 16 * SITE_OUTPUT), tile.half_row + row), pass, kept);
             row_write(p.y + tile.half_row * d, d, row, tile.valid, row_pack(y));
         }
         if (p.output.threshold) {

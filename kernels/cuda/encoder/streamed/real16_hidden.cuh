@@ -50,8 +50,9 @@ template <int K> static __device__ __forceinline__ void fragment_pack(uint32_t (
     }
 }
 
-/* What dropout keeps of the side's 32 columns of hidden chunk j in the lane's two rows, drawn from block `index` of the first row
- * on: bit 16 i + 8 (c % 2) + 2 t + h of word c / 2 is column 8 c + 2 t + i of row half h. to: the warp's of the chunk. */
+/* What dropout keeps of the side's 32 columns of a chunk in the lane's two rows, whose blocks are `index` and f further (8 rows):
+ * bit 16 i + 8 (c % 2) + 2 t + h of word c / 2 is column 8 c + 2 t + i of row half h. to: the warp's
+ * words of the chunk. */
 static __device__ __forceinline__ void hidden_draw(uint32_t (&kept)[2], const struct arguments &p, uint4 begin, uint32_t index,
                                                    uint32_t *to)
 {
@@ -81,7 +82,6 @@ static __device__ __forceinline__ void hidden_read(uint32_t (&kept)[2], const st
 }
 
 /* A warp's words of a tile, of its first chunk; the next chunk's are HIDDEN_WORDS further. */
-
 static __device__ __forceinline__ uint32_t *hidden_kept(const struct arguments &p, const struct tile &tile, int warp)
 {
     return p.kept.hidden + ((int64_t)tile.number * WARPS + warp) * (HIDDEN_WORDS * hidden_chunks_of(p));

@@ -14,6 +14,8 @@
 namespace PS_REAL16_SPACE
 {
 
+enum { SITE_ATTENTION, SITE_HIDDEN, SITE_OUTPUT, SITES }; /* of dropout */
+
 enum {
     D = 128,    /* d_model, padded with zeros */
     ROWS = 128, /* of a tile */
@@ -47,8 +49,9 @@ enum {
     NORM_SUMS = 4 * D,
     ASIDE_BYTES = 16 * WARPS,     /* where rows that do not exist are stored, 16 bytes a warp */
     MAX_SOFTMAX = ROWS * (D / 8), /* statistics of a tile: rows times heads */
-    FORWARD_BYTES = STAGES * STAGE_BYTES + 2 * HALF_BYTES + VECTORS * 4 + ASIDE_BYTES,
-    BACKWARD_BYTES = FORWARD_BYTES + ROWS * 8 + MAX_SOFTMAX * 4, /* the mean and 1/deviation of each row, and softmax's sums */
+    BOTH_BYTES = STAGES * STAGE_BYTES + 2 * HALF_BYTES + VECTORS * 4 + ASIDE_BYTES,
+    FORWARD_BYTES = BOTH_BYTES + SITES * 16,                  /* ps_draws_begin's of each */
+    BACKWARD_BYTES = BOTH_BYTES + ROWS * 8 + MAX_SOFTMAX * 4, /* the mean and 1/deviation of each row, and softmax's sums */
 };
 
 /* Factors that are taken out of elements and put where sums are finished anyway.
@@ -74,7 +77,7 @@ struct kept {
     uint32_t *hidden, *attention, *output;
 };
 
-enum { HIDDEN_WORDS = 16 };
+enum { HIDDEN_WORDS = 16 }; /* of a warp, of a chunk */
 
 /* What draws need beside their index, the same for all three sites. */
 struct drawing {
@@ -243,7 +246,7 @@ static __device__ __forceinline__ void grid_begin_once(const struct arguments &p
     }
 }
 
-/* The layer's vectors to shared memory, those of W_1's operand and sums times gelu_scale, the branches' biases times dropout's
+/* The layer's vectors to shared memory, those of W_1's operand and sums times GELU_SCALE, the branches' biases times dropout's
  * scale. All are asked for before the first is stored, so that their latencies overlap. */
 static __device__ __forceinline__ void load_vectors(const struct arguments &p, float *vectors)
 {
@@ -276,8 +279,6 @@ static __device__ __forceinline__ void load_vectors(const struct arguments &p, f
 }
 
 /* ---- dropout: forward draws, and keeps a bit an element for backward ---- */
-
-enum site { SITE_ATTENTION, SITE_HIDDEN, SITE_OUTPUT, SITES };
 
 /* Of two Philox blocks of 8 elements: bit 16 i + 2 k + j is set where element 2 k + i of block j is kept. */
 static __device__ __forceinline__ uint32_t kept_pairs(const struct drawing &d, uint4 begin, uint32_t first, uint32_t second)

@@ -139,7 +139,7 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
 #pragma unroll 1
     for (int s = 0; s < steps; s++) {
         const uint32_t stage = base + slot * stage_bytes;
-        const uint32_t b = ps_wgmma_place(stage + left, PANEL_BYTES);
+        const uint64_t b = ps_wgmma_whole(ps_wgmma_place(stage + left, PANEL_BYTES));
         uint32_t a[4][4];
         ps_mbarrier_wait(full + 8 * slot, parity);
 #pragma unroll
@@ -149,7 +149,7 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
         ps_wgmma_begin();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            ps_wgmma_n128<1>(sums, a[k], ps_wgmma_operand(b, k * 2048));
+            ps_wgmma_n128<1>(sums, a[k], ps_wgmma_further(b, k * 2048));
 #pragma unroll
             for (int i = 0; i < 4; i++) { /* while the next product waits for its turn */
                 bias[i % 2] += ps_low(a[k][i]) + ps_high(a[k][i]);
