@@ -2187,7 +2187,7 @@ static void place_loss(struct call *c, int first, const struct window_size *w)
 
 static int build_head_step(struct call *c, int index)
 {
-    static const int64_t widths[] = {672, 320, 34, 2, 5, 800, 96, 2104};
+    static const int64_t widths[] = {672, 320, 34, 2, 5, 800, 96, 2104, 6152};
     struct window_size w;
     if (!window_size(index / LENGTH(widths), &w)) {
         return 0;

@@ -29,6 +29,7 @@ enum {
     THREADS = 512,
     GROUP = PS_PARTIAL_ROWS,
     EACH = GROUP * COLUMNS / THREADS,
+    MOST_SLICES = 16, /* unless shared memory asks for more: what a slice saves, its part of x costs */
 };
 static_assert(GROUP * COLUMNS * 4 <= ASIDE_BYTES && EACH * THREADS == GROUP * COLUMNS, "the slopes of a group");
 
@@ -227,7 +228,7 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
             look(part);
         }
         float x[EACH] = {};
-#pragma unroll 6
+#pragma unroll 8
         for (int w = 0; w < e.slices; w++) {
             float v[EACH];
 #pragma unroll
@@ -324,10 +325,13 @@ enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *o
     e.loss = *loss;
     e.dz = dz;
     e.k = k;
+    const int64_t tiles = (loss->sequences + ROWS - 1) / ROWS, free = tiles > 0 ? c->multiprocessors / tiles : 1;
     e.slices = most < 1 ? chunks : (chunks + most - 1) / most;
+    const int64_t many = free < MOST_SLICES ? free : MOST_SLICES; /* no multiprocessor stays idle that shortens a slice */
+    e.slices = e.slices < many ? (int)many : e.slices;
     e.chunks = (chunks + e.slices - 1) / e.slices;
     e.slices = (chunks + e.chunks - 1) / e.chunks;
-    const int64_t blocks = (loss->sequences + ROWS - 1) / ROWS * e.slices;
+    const int64_t blocks = tiles * e.slices;
     if (k % 8 != 0 || loss->horizon % 8 != 0 || loss->horizon > COLUMNS ||
         ((uintptr_t)z | (uintptr_t)dz | (uintptr_t)weight | (uintptr_t)loss->dx) % 16 != 0 || most < 1 ||
         blocks > c->multiprocessors) {
