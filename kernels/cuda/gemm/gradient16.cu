@@ -36,6 +36,7 @@ enum {
     THREADS = 32 * (MULTIPLY_WARPS + 1),
     SHARED_BYTES = ONES + RING * PANEL,
     LANES = 8, /* of the second kernel: warps that share the slices */
+    AHEAD = 4,
     ADD_THREADS = 32 * LANES,
     LEAST_ROWS = 256,
     MOST_OUTPUTS = 1 << 18,
@@ -216,7 +217,8 @@ static __global__ void __launch_bounds__(THREADS, 1) gradients_kernel(const __gr
     }
 }
 
-/* dw, db += the slices' partial sums. A block takes 32 groups of 4 floats; a warp every LANES-th slice of them. */
+/* dw, db += the slices' partial sums. A block takes 32 groups of 4 floats; a warp every LANES-th slice of them, AHEAD on their way
+ * at once. */
 static __global__ void __launch_bounds__(ADD_THREADS) add_kernel(const __grid_constant__ struct problems x)
 {
     __shared__ float4 sums[LANES][32];
@@ -226,18 +228,35 @@ static __global__ void __launch_bounds__(ADD_THREADS) add_kernel(const __grid_co
     }
     const struct problem &p = x.each[number];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, at = (block * 32 + lane) * 4;
-    ps_grid_begin();
+    const int outputs = p.m * p.n;
+    float *const to = at < outputs ? p.dw + at : p.db + (at - outputs);
+    const bool adds = warp == 0 && at < p.floats;
+    float before[4] = {}; /* comes together with the slices' */
     float4 sum = make_float4(0, 0, 0, 0);
+    ps_grid_begin();
+    if (adds) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            before[j] = to[j];
+        }
+    }
     if (at < p.floats) {
-#pragma unroll 4
-        for (int s = warp; s < p.slices; s += LANES) {
-            const float4 v = *(const float4 *)(p.partial + (int64_t)s * p.floats + at);
-            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+        for (int s = warp; s < p.slices; s += AHEAD * LANES) {
+            float4 v[AHEAD];
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                v[i] = s + i * LANES < p.slices ? *(const float4 *)(p.partial + (int64_t)(s + i * LANES) * p.floats + at)
+                                                : make_float4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                sum = make_float4(sum.x + v[i].x, sum.y + v[i].y, sum.z + v[i].z, sum.w + v[i].w);
+            }
         }
     }
     sums[warp][lane] = sum;
     __syncthreads();
-    if (warp > 0 || at >= p.floats) {
+    if (!adds) {
         return;
     }
 #pragma unroll
@@ -245,12 +264,10 @@ static __global__ void __launch_bounds__(ADD_THREADS) add_kernel(const __grid_co
         const float4 v = sums[i][lane];
         sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
     }
-    const int outputs = p.m * p.n;
-    float *const to = at < outputs ? p.dw + at : p.db + (at - outputs);
-    to[0] += sum.x;
-    to[1] += sum.y;
-    to[2] += sum.z;
-    to[3] += sum.w;
+    to[0] = before[0] + sum.x;
+    to[1] = before[1] + sum.y;
+    to[2] = before[2] + sum.z;
+    to[3] = before[3] + sum.w;
 }
 
 /* ---- the choice, by shape and layout, and how rows are sliced ---- */

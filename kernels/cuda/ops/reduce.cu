@@ -11,16 +11,18 @@ struct sums {
     unsigned first_blocks; /* of the first job */
 };
 
-/* Blocks of 8 columns (one sector of 32 bytes) by 32 threads down the rows. */
-static __global__ void __launch_bounds__(256) add_columns(const __grid_constant__ struct sums sums)
+static const int block = 512;
+
+/* Blocks of 8 columns (one sector of 32 bytes) by 64 threads down the rows. */
+static __global__ void __launch_bounds__(block) add_columns(const __grid_constant__ struct sums sums)
 {
-    __shared__ float shared[8][8];
+    __shared__ float shared[block / 32][8];
     const bool other = blockIdx.x >= sums.first_blocks;
     const struct ps_cuda_columns &job = sums.job[other];
     const int64_t column = (int64_t)(blockIdx.x - (other ? sums.first_blocks : 0)) * 8 + threadIdx.x % 8;
     ps_grid_begin();
     const bool live = column < job.columns;
-    const float total = ps_column_sum<256>(job.partials, job.rows, job.columns, column, live, shared);
+    const float total = ps_column_sum<block>(job.partials, job.rows, job.columns, column, live, shared);
     if (threadIdx.x < 8 && live) {
         if (column < job.split) {
             job.first[column] += total;
@@ -39,6 +41,6 @@ enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *
         sums.first_blocks = i == 0 ? ps_cuda_blocks(jobs[i].columns, 8) : sums.first_blocks;
         blocks += ps_cuda_blocks(jobs[i].columns, 8);
     }
-    ps_cuda_launch(c, add_columns, blocks, 256, 0, sums);
+    ps_cuda_launch(c, add_columns, blocks, block, 0, sums);
     PS_CUDA_LAUNCHED(op);
 }
