@@ -20,6 +20,7 @@ struct ps_tensor {
     int rank;
     int64_t size[PS_MAX_RANK];   /* [0, rank) */
     int64_t stride[PS_MAX_RANK]; /* in elements; 0 repeats (broadcast), sources only */
+    int settled;                 /* the operation just before the one that reads it has not written it: it may be read early */
 };
 
 size_t ps_type_bytes(enum ps_type type);

@@ -140,6 +140,7 @@ static struct folded folded_of(const struct ps_layer *l, int w, int b, void *lin
     if (line) {
         f.line = ps_tensor_2d(line, l->k->parameter, 2, l->d);
         f.weight.data = l->shared->folded_w;
+        f.weight.settled = 0;
         f.bias.data = bias;
         f.dweight.data = dweight;
         f.dbias.data = dbias;

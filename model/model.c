@@ -143,6 +143,7 @@ static struct ps_layer layer_of(struct ps_model *m, int64_t index, const struct 
         }
         l.weight[t] = t <= PS_W_2 ? ps_parameter_tensor(m->layout, place, m->weights, m->k->real)
                                   : ps_parameter_tensor(m->layout, place, m->parameters, m->k->parameter);
+        l.weight[t].settled = 1; /* between what writes parameters and a layer stands the embedding */
         l.gradient[t] = ps_parameter_tensor(m->layout, place, m->gradients, m->k->parameter);
     }
     for (int t = 0; t < PS_LAYER_STATISTICS && m->shape.norm == PS_NORM_BATCH; t++) {

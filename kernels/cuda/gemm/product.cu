@@ -48,6 +48,7 @@ enum ps_status ps_cuda_product(const struct ps_gemm *arguments, struct ps_produc
     p.c = operand(c);
     p.a = operand(a);
     p.b = operand(b);
+    p.settled = b->settled;
     p.alpha = (float)arguments->alpha;
     p.beta = (float)arguments->beta;
     struct ps_operand *all[3] = {&p.c, &p.a, &p.b};

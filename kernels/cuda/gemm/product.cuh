@@ -23,6 +23,7 @@ struct ps_product {
     int64_t m, n, k, batch[2]; /* two batch dimensions that lie evenly are already one: batch[0] is then 1 */
     struct ps_operand c, a, b;
     float alpha, beta;
+    bool settled; /* b, as its tensor says */
     /* Of gemm_bias, absent otherwise: a number a column, float32; what takes the place of c beside beta, of c's strides. */
     char *bias, *addend;
     /* Of gemm_gradient: += the sums of b's columns, float32, or absent. */

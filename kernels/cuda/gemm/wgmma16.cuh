@@ -50,6 +50,7 @@ template <typename T> enum ps_status product(const struct ps_cuda_context *c, co
     x.n = (int)p->n;
     x.k = (int)p->k;
     x.ldc = p->c.row;
+    x.settled = p->settled;
     x.c = p->c.data;
     x.bias = (const float *)p->bias;
     x.addend = p->addend;
@@ -66,6 +67,7 @@ enum ps_status finish(const struct ps_cuda_context *c, const char *op, const str
     x.n = (int)p->n;
     x.k = (int)p->k;
     x.ldc = p->c.row;
+    x.settled = p->settled;
     x.c = p->c.data;
     x.kept = f->kept.data;
     x.addend = f->addend.data;

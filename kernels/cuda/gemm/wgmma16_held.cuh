@@ -134,12 +134,20 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
         ps_mbarrier_publish();
     }
     __syncthreads();
-    ps_grid_begin();
-    if (threadIdx.x == 0) {
-        ps_mbarrier_expect(held_full, chunks * x.pieces * RIGHT);
-        for (int i = 0; i < chunks * x.pieces; i++) {
-            bring_right<N, ACROSS, 1>(b_map, held + i * RIGHT, held_full, first_chunk + i / x.pieces, i % x.pieces, 0);
+    auto hold_right = [&]() {
+        if (threadIdx.x == 0) {
+            ps_mbarrier_expect(held_full, chunks * x.pieces * RIGHT);
+            for (int i = 0; i < chunks * x.pieces; i++) {
+                bring_right<N, ACROSS, 1>(b_map, held + i * RIGHT, held_full, first_chunk + i / x.pieces, i % x.pieces, 0);
+            }
         }
+    };
+    if (x.settled) {
+        hold_right();
+    }
+    ps_grid_begin();
+    if (!x.settled) {
+        hold_right();
     }
     if (PLAIN) {
         for (int i = (int)threadIdx.x; i < chunks * N; i += HELD_THREADS) {

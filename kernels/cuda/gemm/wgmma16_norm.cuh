@@ -378,12 +378,20 @@ static __global__ void __launch_bounds__(most_crews<N> *GROUP, 1)
         ps_mbarrier_publish();
     }
     __syncthreads();
-    ps_grid_begin();
-    if (threadIdx.x == 0) {
-        ps_mbarrier_expect(held_full, x.pieces * RIGHT);
-        for (int i = 0; i < x.pieces; i++) {
-            bring_right<N, ACROSS, 1>(b_map, held + i * RIGHT, held_full, 0, i, 0);
+    auto hold_right = [&]() {
+        if (threadIdx.x == 0) {
+            ps_mbarrier_expect(held_full, x.pieces * RIGHT);
+            for (int i = 0; i < x.pieces; i++) {
+                bring_right<N, ACROSS, 1>(b_map, held + i * RIGHT, held_full, 0, i, 0);
+            }
         }
+    };
+    if (x.settled) {
+        hold_right();
+    }
+    ps_grid_begin();
+    if (!x.settled) {
+        hold_right();
     }
     const int first = side * x.blocks + (int)blockIdx.x, stride = crews * x.blocks;
     int coming = first, coming_piece = 0, coming_stage = 0; /* the leader's: what it brings next */
