@@ -24,7 +24,7 @@ static enum ps_status launch_columns(const struct ps_cuda_context *c, const char
                                      const struct call &x)
 {
     enum { MOST_TERMS = 512, READ_AT_MOST = 2304 /* terms of a row, over all slices */ };
-    constexpr bool WIDER = FINISH == PS_FINISH_ACTIVATION || (FINISH == PS_FINISH_SUM && !COUNTED);
+    constexpr bool WIDER = FINISH == PS_FINISH_ACTIVATION || FINISH == PS_FINISH_SLOPE || (FINISH == PS_FINISH_SUM && !COUNTED);
     const int rest = x.n % WIDE;
     struct call held = x;
     auto few = [&]() { return x.k <= MOST_TERMS && (x.n > x.k || held.slices * x.k <= READ_AT_MOST); };
