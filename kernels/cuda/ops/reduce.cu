@@ -11,18 +11,16 @@ struct sums {
     unsigned first_blocks; /* of the first job */
 };
 
-static const int block = 512;
-
-/* Blocks of 8 columns (one sector of 32 bytes) by 64 threads down the rows. */
-static __global__ void __launch_bounds__(block) add_columns(const __grid_constant__ struct sums sums)
+/* Blocks of 8 columns (one sector of 32 bytes) by BLOCK / 8 threads down the rows. */
+template <int BLOCK> static __global__ void __launch_bounds__(BLOCK) add_columns(const __grid_constant__ struct sums sums)
 {
-    __shared__ float shared[block / 32][8];
+    __shared__ float shared[BLOCK / 32][8];
     const bool other = blockIdx.x >= sums.first_blocks;
     const struct ps_cuda_columns &job = sums.job[other];
     const int64_t column = (int64_t)(blockIdx.x - (other ? sums.first_blocks : 0)) * 8 + threadIdx.x % 8;
     ps_grid_begin();
     const bool live = column < job.columns;
-    const float total = ps_column_sum<block>(job.partials, job.rows, job.columns, column, live, shared);
+    const float total = ps_column_sum<BLOCK>(job.partials, job.rows, job.columns, column, live, shared);
     if (threadIdx.x < 8 && live) {
         if (column < job.split) {
             job.first[column] += total;
@@ -34,13 +32,20 @@ static __global__ void __launch_bounds__(block) add_columns(const __grid_constan
 
 enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_columns *jobs, int count)
 {
+    enum { FEW = 256, MANY = 512, FEW_ROWS = FEW / 8 * PS_COLUMN_AHEAD /* that so few threads ask for at once */ };
     struct sums sums = {};
     unsigned blocks = 0;
+    int64_t rows = 0;
     for (int i = 0; i < count; i++) {
         sums.job[i] = jobs[i];
         sums.first_blocks = i == 0 ? ps_cuda_blocks(jobs[i].columns, 8) : sums.first_blocks;
         blocks += ps_cuda_blocks(jobs[i].columns, 8);
+        rows = jobs[i].rows > rows ? jobs[i].rows : rows;
     }
-    ps_cuda_launch(c, add_columns, blocks, block, 0, sums);
+    if (rows <= FEW_ROWS) {
+        ps_cuda_launch(c, add_columns<FEW>, blocks, FEW, 0, sums);
+    } else {
+        ps_cuda_launch(c, add_columns<MANY>, blocks, MANY, 0, sums);
+    }
     PS_CUDA_LAUNCHED(op);
 }

@@ -46,14 +46,16 @@ template <int LANES, typename T> static __device__ __forceinline__ T ps_across_s
     return value;
 }
 
+enum { PS_COLUMN_AHEAD = 8 };
+
 /* The sum over rows of partials[row, column] in threads 0 .. 7, `column` being a block's first + threadIdx.x % 8. BLOCK threads go
- * down the rows, each with AHEAD of its rows on their way at once, since it is their way from L2 that takes time; live: there is
- * such a column. */
+ * down the rows, each with PS_COLUMN_AHEAD of its rows on their way at once, since it is their way from L2 that takes time; live:
+ * there is such a column. */
 template <int BLOCK, typename T>
 static __device__ __forceinline__ T ps_column_sum(const T *partials, int64_t rows, int64_t columns, int64_t column, bool live,
                                                   T (*shared)[8])
 {
-    constexpr int AHEAD = 8, STRIDE = BLOCK / 8;
+    constexpr int AHEAD = PS_COLUMN_AHEAD, STRIDE = BLOCK / 8;
     const int x = threadIdx.x % 8;
     T sum = 0;
     if (live) {
