@@ -1493,6 +1493,18 @@ static const struct ps_model_shape many_shapes[] = {
      .n_layers = 2,
      .dropout = 0.2,
      .revin = 1},
+    {.channels = 930, /* streamed, 16 bits: launches of more than two tiles a block */
+     .seq_len = 64,
+     .pred_len = 1,
+     .patch_len = 4,
+     .stride = 3,
+     .pad_end = 0,
+     .d_model = 40,
+     .n_heads = 5,
+     .d_ff = 72,
+     .n_layers = 3,
+     .dropout = 0.2,
+     .revin = 1},
 };
 enum { MANY_SHAPES = sizeof many_shapes / sizeof *many_shapes };
 

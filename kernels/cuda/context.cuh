@@ -10,7 +10,7 @@
 struct ps_cuda_gemm;       /* cuBLASLt's handle and plans: gemm/cublaslt_plans.cu */
 struct ps_encoder_planned; /* plans of level layer: encoder/choose.cu */
 
-enum { PS_COLUMN_TILES = 4096 };
+enum { PS_COLUMN_TILES = 4096, PS_TURN_COUNTS = 5 };
 
 /* ps_kernels.context. */
 struct ps_cuda_context {
@@ -33,6 +33,7 @@ struct ps_cuda_context {
     bool beside;
     mutable bool ordered; /* the next launch is a full dependency */
     unsigned *done; /* blocks of the running kernel that have finished; 0 between kernels. From done + 2 on: ends/head_large.cu's */
+    unsigned *turns;      /* [2][PS_TURN_COUNTS] encoder/streamed/'s, forward and backward; 0 between their passes */
     unsigned *tiles_done; /* [PS_COLUMN_TILES] the same for each tile of columns: ops/columns.cuh */
 };
 

@@ -52,10 +52,12 @@ static size_t done_count(const struct ps_cuda_context *c)
     return 2 + 2 * (size_t)c->multiprocessors;
 }
 
-/* These, and one for each tile of columns. */
+enum { TURNS = 2 * PS_TURN_COUNTS };
+
+/* These, those of turns, and one for each tile of columns. */
 static size_t done_bytes(const struct ps_cuda_context *c)
 {
-    return (done_count(c) + PS_COLUMN_TILES) * sizeof *c->done;
+    return (done_count(c) + TURNS + PS_COLUMN_TILES) * sizeof *c->done;
 }
 
 static void table_close(struct ps_kernels *k)
@@ -100,7 +102,8 @@ static enum ps_status open_context(struct ps_kernels *k)
     PS_TRY(k->device->allocate(k->device, workspace_bytes + beside_bytes, &c->workspace)); /* the end for what runs beside */
     c->workspace_bytes = workspace_bytes;
     PS_TRY(k->device->allocate(k->device, done_bytes(c), (void **)&c->done));
-    c->tiles_done = c->done + done_count(c);
+    c->turns = c->done + done_count(c);
+    c->tiles_done = c->turns + TURNS;
     PS_TRY(ps_cuda_check(cudaStreamCreateWithFlags(&c->beside_stream, cudaStreamNonBlocking), "creating a stream"));
     PS_TRY(ps_cuda_check(cudaEventCreateWithFlags(&c->forked, cudaEventDisableTiming), "creating an event"));
     PS_TRY(ps_cuda_check(cudaEventCreateWithFlags(&c->ended, cudaEventDisableTiming), "creating an event"));

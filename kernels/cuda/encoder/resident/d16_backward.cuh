@@ -104,7 +104,7 @@ static __device__ __forceinline__ int draw_next(const encoder<T> &x, uint64_t st
         masks[0] = words[0], masks[32] = words[1], masks[64] = words[2];
         if (warp == 0 && at.lane == 0 && announced < 2 * x.layers - 1 &&
             ps_mbarrier_ended(barriers + section_at(x, announced) * 8, 0)) {
-            count_up(x.sums.finished + section_at(x, announced++), 1);
+            ps_count_up(x.sums.finished + section_at(x, announced++), 1);
         }
     }
     ps_barrier(DRAWING_BARRIER, DRAWING);
@@ -129,9 +129,9 @@ static __device__ __forceinline__ void sum_sections(const encoder<T> &x, float4 
         if (thread == 0) {
             if (i >= announced) {
                 ps_mbarrier_wait(barriers + section * 8, 0);
-                count_up(x.sums.finished + section, 1);
+                ps_count_up(x.sums.finished + section, 1);
             }
-            while (look(x.sums.finished + section) < (unsigned)blocks) {
+            while (ps_look(x.sums.finished + section) < (unsigned)blocks) {
             }
         }
         ps_barrier(DRAWING_BARRIER, DRAWING);

@@ -30,7 +30,7 @@ static __host__ __device__ constexpr int vector_slices(int p)
 /* Until the counter has come so far; then what was written before can be read. */
 static __device__ __forceinline__ void await_count(const unsigned *counter, unsigned count)
 {
-    while (look(counter) < count) {
+    while (ps_look(counter) < count) {
     }
 }
 
@@ -81,7 +81,7 @@ static __device__ __forceinline__ bool announced(const encoder<T> &x, const stru
     unsigned seen = wanted;
     if (group + lane < job.end) {
         do {
-            seen = look(flag);
+            seen = ps_look(flag);
         } while (AWAIT && seen < wanted);
     }
     const bool all = __all_sync(0xffffffffu, seen >= wanted);
@@ -148,7 +148,7 @@ static __device__ __forceinline__ void load_products(const encoder<T> &x, const 
             parity ^= slot == 0;
             ps_mbarrier_wait(empty + slot * 8, parity);
         }
-        count_up(x.d64.counters + DONE, taken);
+        ps_count_up(x.d64.counters + DONE, taken);
     }
 }
 
@@ -268,7 +268,7 @@ template <class S, class T> static __device__ __forceinline__ void head_products
         ps_barrier(0, THREADS);
     }
     if (thread == 0) {
-        count_up(x.d64.counters + DONE, 1);
+        ps_count_up(x.d64.counters + DONE, 1);
     }
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/encoder/resident/arguments.cuh"
 #include "kernels/cuda/tile/activation.cuh"
+#include "kernels/cuda/tile/count.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 
 namespace ps_resident
@@ -44,20 +45,6 @@ static __device__ __forceinline__ void add_parts(float4 &sum, const float4 *part
         sum.z += v.z;
         sum.w += v.w;
     }
-}
-
-/* Counters of memory. What the thread, and those whom it has met at a barrier, wrote before it counted up can be read by who then
- * looks. */
-static __device__ __forceinline__ void count_up(unsigned *counter, int by)
-{
-    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(counter), "r"(by) : "memory");
-}
-
-static __device__ __forceinline__ unsigned look(const unsigned *at)
-{
-    unsigned seen;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(at) : "memory");
-    return seen;
 }
 
 /* Warps that share a tile of rows. */

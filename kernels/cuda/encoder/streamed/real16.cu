@@ -185,6 +185,28 @@ static void arguments_tiles(struct arguments *p, const struct layer *l, int64_t 
     p->first_tile = (int)first;
 }
 
+/* Launch number n of so many, counted where few: those with `blocks` blocks but the first, which has first_blocks, and every
+ * second, which has odd_blocks. */
+static struct turn turn_of(unsigned *ended, bool few, int64_t n, int64_t launches, int64_t first_blocks, int64_t blocks,
+                           int64_t odd_blocks)
+{
+    struct turn t = {};
+    t.late = !few && n > 0;
+    t.ended = few ? ended : NULL;
+    t.own = (int)(n % COUNTS);
+    t.first = n == 0;
+    t.last = n + 1 == launches;
+    if (n >= 2) {
+        const int64_t before = n - 2;
+        t.before = (int)(before % COUNTS);
+        t.awaited = (unsigned)((before / COUNTS + 1) * (before % 2 ? odd_blocks : blocks));
+        if (before % COUNTS == 0) {
+            t.awaited += (unsigned)(first_blocks - blocks);
+        }
+    }
+    return t;
+}
+
 typedef void forward_kernel(const struct arguments);
 typedef void backward_kernel(const struct arguments, const struct gradient_arguments);
 
@@ -223,13 +245,20 @@ static enum ps_status forward_layer(const struct layer *l, void *y)
     const int64_t tiles = tiles_of(l), all = l->context->multiprocessors;
     forward_kernel *const kernel = forward_of(l);
     PS_TRY(shared_bytes((const void *)kernel, FORWARD_BYTES));
-    /* Two launches of whole waves, so that blocks of the next fill those that are left empty by the last one of a layer. */
-    const int64_t waves = (tiles + all - 1) / all, most = (waves + 1) / 2 * all;
+    /* Two launches, so that blocks of the next layer's first one fill multiprocessors that this one's second one leaves: of whole
+     * waves, or of half the tiles where those are two. */
+    const int64_t waves = (tiles + all - 1) / all, most = waves == 2 ? (tiles + 1) / 2 : (waves + 1) / 2 * all;
+    const int64_t second = tiles - most < all ? tiles - most : all, first_blocks = most < all ? most : all;
+    const int64_t layer = l->layers - 1 - l->number;
+    enum { FEW_WAVES = 3 };
     for (int64_t first = 0; first < tiles; first += most) {
         const int64_t mine = tiles - first < most ? tiles - first : most;
         arguments_tiles(&p, l, first, mine);
         p.blocks = (int)(mine < all ? mine : all);
-        p.wait = waves == 1 || (first == 0 && l->number + 1 == l->layers);
+        if (waves > 1) {
+            p.turn = turn_of(l->context->turns, waves <= FEW_WAVES, 2 * layer + first / most, 2 * l->layers, first_blocks,
+                             first_blocks, second);
+        }
         ps_cuda_launch(l->context, kernel, (unsigned)p.blocks, THREADS, FORWARD_BYTES, p);
         PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder layer, forward"));
     }
@@ -278,8 +307,12 @@ static struct plan plan_of(const struct layer *l)
     const int64_t tiles = tiles_of(l), fit = ((int64_t)351 << 20) / (3 * tile);
     const int64_t three = 3 * plan.blocks, most = three < fit ? three : fit;
     plan.chunks = (int)((tiles + most - 1) / most);
+    if (plan.chunks == 1 && tiles > plan.blocks) { /* so that launches overlap */
+        plan.chunks = 2;
+    }
     plan.tiles = (int)((tiles + plan.chunks - 1) / plan.chunks);
     plan.chunks = (int)((tiles + plan.tiles - 1) / plan.tiles);
+    plan.blocks = plan.tiles < plan.blocks ? plan.tiles : plan.blocks;
     const int64_t rows = (tiles < most ? tiles : most) * ROWS; /* so that fewer sequences never need more */
     plan.a = part(&plan.operands, 2 * rows * D);
     plan.dqkv = part(&plan.operands, 6 * rows * D);
@@ -370,7 +403,8 @@ static enum ps_status backward_layer(const struct layer *l, void *du, const void
     int norm_blocks[2] = {}; /* of this layer's even and odd chunks */
     for (int chunk = 0; chunk < plan.chunks; chunk++) {
         const int64_t n = number * plan.chunks + chunk, first = (int64_t)chunk * plan.tiles;
-        const int64_t mine = tiles - first < plan.tiles ? tiles - first : plan.tiles, most = n ? plan.blocks : all;
+        const int64_t mine = tiles - first < plan.tiles ? tiles - first : plan.tiles;
+        const int64_t first_blocks = all < plan.tiles ? all : plan.tiles, most = n ? plan.blocks : first_blocks;
         char *const of_launch = w + 3 * plan.operands + n % 2 * (plan.parked + plan.warp_sums);
         arguments_tiles(&p, l, first, mine);
         p.blocks = (int)(plan.chunks == 1 && mine < most ? mine : most);
@@ -381,7 +415,11 @@ static enum ps_status backward_layer(const struct layer *l, void *du, const void
         p.first_norms = chunk < 2; /* a layer's even launches share warp_sums, and so do the odd ones */
         p.last_norms = chunk + 2 >= plan.chunks;
         p.norm_blocks = plan.blocks;
-        p.wait = n == 0 || plan.chunks == 1;
+        if (plan.chunks > 1) {
+            const int64_t blocks = plan.blocks + plan.gradient_blocks;
+            p.turn = turn_of(l->context->turns + PS_TURN_COUNTS, plan.tiles < 2 * plan.blocks, n, l->layers * plan.chunks,
+                             first_blocks, blocks, blocks);
+        }
         norm_blocks[chunk % 2] = norm_blocks[chunk % 2] > p.blocks ? norm_blocks[chunk % 2] : p.blocks;
         struct gradient_arguments before = {};
         if (n) {

@@ -213,7 +213,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     if ((int)blockIdx.x >= p.blocks) {
-        gradient_block(gradients, shared, blockIdx.x - p.blocks);
+        gradient_block(gradients, p.turn, shared, blockIdx.x - p.blocks);
+        turn_end(p.turn, false);
         return;
     }
     __shared__ uint64_t barriers[STAGES + (STAGES + 1) / 2]; /* and how many warps have released each */
@@ -232,10 +233,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
     first_prefetch(p, p.dy);
     struct weight_ring<true> weights;
     weights.start(p, ps_shared_address(shared), ps_shared_address(barriers), tiles);
+    turn_begin(p.turn, 0, tiles > 0 ? tiles : 1);
     if (tiles > 0) {
         int index = blockIdx.x, side_of = half_index;
         asm volatile("" : "+r"(index), "+r"(side_of)); /* as in first_prefetch */
-        grid_begin_once(p, 0, tiles);
         const struct tile tile = tile_at(p, index, side_of);
         feed_forward_stage(p, tile, dr, heads, softmax);
         kept_prefetch(p, tile);
@@ -251,7 +252,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
     for (int i = 0; i < tiles; i++) {
         if (i > 0) {
-            grid_begin_once(p, i, tiles);
+            turn_begin(p.turn, i, tiles);
         }
         const struct tile tile = tile_at(p, blockIdx.x + i * p.blocks, half_index);
         uint32_t first_kept[2];
@@ -343,18 +344,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
                                      parked, NULL);
         }
     }
-    if (!p.last_norms && (int)blockIdx.x < p.norm_blocks) {
-        return;
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < NORM_SUMS; i += THREADS) {
-        const float *from = p.warp_sums + (int64_t)blockIdx.x * WARPS * NORM_SUMS + i;
-        float sum = 0.0f;
-        for (int w = 0; w < WARPS; w++) {
-            sum += from[w * NORM_SUMS];
+    if (p.last_norms || (int)blockIdx.x >= p.norm_blocks) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < NORM_SUMS; i += THREADS) {
+            const float *from = p.warp_sums + (int64_t)blockIdx.x * WARPS * NORM_SUMS + i;
+            float sum = 0.0f;
+            for (int w = 0; w < WARPS; w++) {
+                sum += from[w * NORM_SUMS];
+            }
+            p.norm_sums[(int64_t)blockIdx.x * NORM_SUMS + i] = sum;
         }
-        p.norm_sums[(int64_t)blockIdx.x * NORM_SUMS + i] = sum;
     }
+    turn_end(p.turn, false);
 }
 
 } // namespace PS_REAL16_SPACE

@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
     struct rows_ahead u; /* a tile ahead: reading takes longer than the end of a tile */
 #pragma unroll 1
     for (int i = 0; i < tiles; i++) {
-        grid_begin_once(p, i, tiles);
+        turn_begin(p.turn, i, tiles);
         const struct tile tile = tile_at(p, blockIdx.x + i * p.blocks, half_index);
         const real16 *u_rows = p.u + tile.half_row * d;
         if (i == 0) {
@@ -160,6 +160,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
             p.kept.output[(int64_t)tile.number * THREADS + threadIdx.x] = kept;
         }
     }
+    turn_end(p.turn, blockIdx.x == 0);
 }
 
 } // namespace PS_REAL16_SPACE

@@ -7,6 +7,7 @@
 #include "kernels/cuda/encoder/streamed/device.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/count.cuh"
 #include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/math.cuh"
@@ -92,6 +93,25 @@ struct layer_vectors {
     const float *ln1_gamma, *ln1_beta, *b_qkv, *b_o, *ln2_gamma, *ln2_beta, *b_1, *b_2;
 };
 
+/* How a launch of many follows the others. What it reads, and what it writes over, is from the launch two before or older, so
+ * neighbours may overlap, in one of two ways.
+ *
+ * late: blocks wait for the launch before only before their last tile. The next one starts when all have, so whatever is two before
+ * has ended then.
+ * counted, for blocks of few tiles, which late would leave waiting: each launch lets the next one start at once, and its blocks
+ * begin when those of the launch two before have counted up at their ends. Some of each launch wait for the one before, so that
+ * who has ended has ended with all before; the last one starts nothing early, since the kernel behind relies on that. Beginning and
+ * end cost about 1 us a launch more. */
+enum { COUNTS = PS_TURN_COUNTS - 1 };
+struct turn {
+    bool late;
+    unsigned *ended;  /* NULL: not counted. [COUNTS] blocks that have ended, of the launches with that number modulo COUNTS, and a
+                         ticket of the last launch's */
+    int own, before;  /* which count: this launch's, and that of two before; */
+    unsigned awaited; /* what that has come to then; 0: nothing has to be awaited */
+    bool first, last; /* of the launches */
+};
+
 struct arguments {
     CUtensorMap weights[WEIGHTS];  /* boxes of 64 x 64 of them for the copy engine */
     int sequences, N, d, heads, f; /* sequences of this launch */
@@ -118,7 +138,7 @@ struct arguments {
     bool first_norms; /* the launch sets warp_sums to zero first */
     bool last_norms;  /* the launch adds warp_sums up to norm_sums */
     int norm_blocks;  /* blocks from this one on always do that: later launches do not have them */
-    bool wait;        /* u, or dy, is from the kernel before */
+    struct turn turn;
 };
 
 /* ---- who owns what. A tile's rows are two halves of 64, each of two warpgroups (sides), which share its products by columns or
@@ -237,12 +257,49 @@ static __device__ __forceinline__ int tiles_of_block(const struct arguments &p)
     return ((int)blockIdx.x < tiles) ? (tiles - 1 - (int)blockIdx.x) / p.blocks + 1 : 0;
 }
 
-/* Where nothing is from the kernel before, its last blocks are still at work while these are: they wait for it before their last
- * tile only, because the kernel after this one relies on that. */
-static __device__ __forceinline__ void grid_begin_once(const struct arguments &p, int i, int tiles)
+/* All threads, before tile i of the block, also where it has none: before anything is read that a launch has left, or written. */
+static __device__ __forceinline__ void turn_begin(const struct turn &t, int i, int tiles)
 {
-    if (i == (p.wait ? 0 : tiles - 1)) {
-        ps_grid_begin();
+    if (!t.ended || t.first) {
+        if (i == (t.late ? tiles - 1 : 0)) {
+            ps_grid_begin();
+        }
+        return;
+    }
+    if (i > 0) {
+        return;
+    }
+    if (!t.last) {
+        ps_grid_release();
+    }
+    if (t.awaited) {
+        if (threadIdx.x == 0) {
+            while (ps_look(t.ended + t.before) != t.awaited) {
+            }
+        }
+        __syncthreads();
+    }
+}
+
+/* All threads, at a block's end. waits: it has not waited for the launch before, and is the one that has to. */
+static __device__ __forceinline__ void turn_end(const struct turn &t, bool waits)
+{
+    if (!t.ended) {
+        return;
+    }
+    if (waits && !t.first) {
+        ps_grid_wait();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        if (!t.last) {
+            ps_count_up(t.ended + t.own, 1);
+        } else if (atomicInc(t.ended + COUNTS, gridDim.x - 1) == gridDim.x - 1) { /* nobody looks any longer */
+#pragma unroll
+            for (int i = 0; i < COUNTS; i++) {
+                t.ended[i] = 0;
+            }
+        }
     }
 }
 

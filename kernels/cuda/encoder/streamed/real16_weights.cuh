@@ -89,7 +89,8 @@ static __device__ __forceinline__ void ask_pair(const struct gradient_pair &pair
 
 /* What block `index` of those that form gradients does. The chunk's last tiles may still be in L2, so the row blocks are taken from
  * the last to the first. */
-static __device__ __forceinline__ void gradient_block(const struct gradient_arguments &p, unsigned char *shared, int index)
+static __device__ __forceinline__ void gradient_block(const struct gradient_arguments &p, const struct turn &turn,
+                                                      unsigned char *shared, int index)
 {
     __shared__ uint64_t gradient_barriers[2 * MAX_STAGES];
     int number = 0, slice = index;
@@ -110,7 +111,14 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
         }
         ps_mbarrier_publish();
     }
-    ps_grid_begin();
+    if (!turn.ended) {
+        ps_grid_begin();
+    } else { /* all of the launch before is read */
+        if (!turn.last) {
+            ps_grid_release();
+        }
+        ps_grid_wait();
+    }
     __syncthreads();
     if (part >= parts) {
         return;
@@ -194,7 +202,7 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
 static __global__ void __launch_bounds__(THREADS, 1) weight_gradients(const __grid_constant__ struct gradient_arguments p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
-    gradient_block(p, shared, blockIdx.x);
+    gradient_block(p, turn{}, shared, blockIdx.x);
 }
 
 /* The gradient at the part's column `right` of its right operand and column `left` of its left one += v. */
