@@ -7,6 +7,7 @@
 #include <math.h>
 #include <omp.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,6 +28,21 @@ struct patchstep_model {
 
 /* HDF5 need not be thread-safe, and what OpenBLAS is told of threads is the process's. */
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+
+/* ---- what a call ends with ---- */
+
+/* ps_error_message will not do: a way that is refused inside a call, which takes another and succeeds, leaves its message there. */
+static _Thread_local char last_failure[1024];
+
+/* What ps_fail recorded last is what status is of. Arguments are named as the header names them, not as options of a program. */
+static enum patchstep_status ended(enum ps_status status)
+{
+    if (status != PS_OK) {
+        const char *message = ps_error_message();
+        snprintf(last_failure, sizeof last_failure, "%s", strncmp(message, "--", 2) == 0 ? message + 2 : message);
+    }
+    return (enum patchstep_status)status;
+}
 
 /* ---- what belongs to the caller ---- */
 
@@ -75,29 +91,20 @@ static enum ps_status open_checkpoint(const char *path, const char *device, cons
     return PS_OK;
 }
 
-/* Arguments are named as the header names them, not as options of a program. */
-static void rename_options(enum ps_status status)
-{
-    const char *message = ps_error_message();
-    if (strncmp(message, "--", 2) == 0) {
-        ps_fail(status, "%s", message + 2);
-    }
-}
-
 enum patchstep_status patchstep_open(const char *path, const char *device, const char *precision, struct patchstep_model **opened)
 {
     if (!opened) {
-        return (enum patchstep_status)ps_fail(PS_USAGE, "patchstep_open: model is NULL");
+        return ended(ps_fail(PS_USAGE, "patchstep_open: model is NULL"));
     }
     *opened = NULL;
     if (!path) {
-        return (enum patchstep_status)ps_fail(PS_USAGE, "patchstep_open: checkpoint is NULL");
+        return ended(ps_fail(PS_USAGE, "patchstep_open: checkpoint is NULL"));
     }
     struct patchstep_model *model = calloc(1, sizeof *model);
     locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0); /* the config's numbers have points */
     if (!model || !plain) {
         free(model);
-        return (enum patchstep_status)ps_fail(PS_DEVICE, "%s: no memory for the model", path);
+        return ended(ps_fail(PS_DEVICE, "%s: no memory for the model", path));
     }
     struct ps_checkpoint checkpoint = {0};
     struct ps_config config = {0};
@@ -105,7 +112,7 @@ enum patchstep_status patchstep_open(const char *path, const char *device, const
     pthread_mutex_lock(&opening);
     const int blas = openblas_get_num_threads();
     const struct callers before = compute_alone();
-    const enum ps_status status = open_checkpoint(path, device, precision, &checkpoint, &config, model);
+    const enum patchstep_status status = ended(open_checkpoint(path, device, precision, &checkpoint, &config, model));
     ps_config_free(&config);
     ps_checkpoint_free(&checkpoint);
     openblas_set_num_threads(blas);
@@ -113,13 +120,12 @@ enum patchstep_status patchstep_open(const char *path, const char *device, const
     pthread_mutex_unlock(&opening);
     uselocale(callers_locale);
     freelocale(plain);
-    if (status != PS_OK) {
-        rename_options(status);
+    if (status == PATCHSTEP_OK) {
+        *opened = model;
+    } else {
         patchstep_close(model);
-        return (enum patchstep_status)status;
     }
-    *opened = model;
-    return PATCHSTEP_OK;
+    return status;
 }
 
 void patchstep_close(struct patchstep_model *model)
@@ -140,7 +146,7 @@ const char *patchstep_version(void)
 
 const char *patchstep_error(void)
 {
-    return ps_error_message();
+    return last_failure;
 }
 
 int64_t patchstep_channels(const struct patchstep_model *model)
@@ -220,7 +226,7 @@ enum patchstep_status patchstep_forecast(struct patchstep_model *model, const fl
         status = run_points(model, inputs, n, forecasts);
         give_back(before);
     }
-    return (enum patchstep_status)status;
+    return ended(status);
 }
 
 enum patchstep_status patchstep_forecast_quantiles(struct patchstep_model *model, const float *inputs, int64_t n, float *quantiles)
@@ -234,5 +240,5 @@ enum patchstep_status patchstep_forecast_quantiles(struct patchstep_model *model
         status = ps_forecaster_run(model->forecaster, inputs, n, quantiles);
         give_back(before);
     }
-    return (enum patchstep_status)status;
+    return ended(status);
 }
