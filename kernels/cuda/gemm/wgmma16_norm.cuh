@@ -2,10 +2,10 @@
  * or RMSNorm of what was written (RESIDUAL), or in place of the product its backward (SUM). The norm's pass over rows would read
  * them again, backward's what the product had written for it alone.
  *
- * As in wgmma16_held.cuh a block holds the right operand, here all of its columns, up to 192, and its warpgroups let tiles of 64
- * rows pass, each by itself. A warp's sums go through shared memory as they are, 8 or 16 whole rows at a time, a row to as many
- * neighbouring lanes as it has pieces of 8 columns, so a row's sums are those of a few lanes. The sums over rows of a norm's
- * backward stay in registers, a lane's columns being always the same, and leave a block as one row of partial sums.
+ * As in wgmma16_held.cuh a block holds the right operand, here all of its columns, up to 64, and its warpgroups let tiles of 64
+ * rows pass, each by itself. A warp's sums go through shared memory as they are, a row to as many neighbouring lanes as it has
+ * pieces of 8 columns, so a row's sums are those of a few lanes. The sums over rows of a norm's backward stay in registers, a
+ * lane's columns being always the same, and leave a block as one row of partial sums.
  *
  * Bytes: 2 m k, 2 k n for each block, and 2 m n for each of c, addend, normed, x and masked; 8 m of statistics; backward 12 n for
  * each block's partial sums (L2). FLOPs 2 m n k + 8 m n, of backward 14 m n. Memory bounds it. */
@@ -28,14 +28,12 @@ struct norm {
     float epsilon;
 };
 
-/* Rows that a lane takes at a step: of SUM, whose sums over rows want registers, one, where there are warps enough beside it. */
-template <int N, enum ps_finish FINISH> static constexpr int rows_each = FINISH == PS_FINISH_SUM &&N <= 128 ? 1 : 2;
+/* Rows that a lane takes at a step: of SUM, whose sums over rows want registers, one. */
+template <enum ps_finish FINISH> static constexpr int rows_each = FINISH == PS_FINISH_SUM ? 1 : 2;
 
-/* A warp's 16 rows of N sums on their way out: staged by rounds of whole rows, EACH of which a lane takes at a step. */
+/* A warp's 16 rows of N sums on their way out, EACH of which a lane takes at a step. */
 template <int N, int EACH> struct whole_rows {
-    static constexpr int LANES = N <= 32 ? 4 : N <= 64 ? 8 : N <= 128 ? 16 : 32;
-    static constexpr int ROUND = N <= 64 ? 16 : 8, ROUNDS = 16 / ROUND, LINES = N <= 64 ? 16 : 8 * (N / 64);
-    static constexpr int AT_ONCE = 32 / LANES, STEPS = ROUND / AT_ONCE / EACH;
+    static constexpr int LANES = N / 8, AT_ONCE = 32 / LANES, STEPS = 16 / AT_ONCE / EACH;
 
     static __device__ __forceinline__ int column()
     {
@@ -47,26 +45,23 @@ template <int N, int EACH> struct whole_rows {
     }
 };
 
-/* The most warpgroups of a block: a lane has too few registers for the sums of wide rows where four share a multiprocessor. */
-template <int N> static constexpr int most_crews = N <= 128 ? CREWS : 2;
-
 /* A lane's sums over its rows. */
 struct norm_sums {
     float gamma[8], beta[8], bias[8];
 };
 
-/* What a step reads of the tensors beside c, EACH rows. */
-template <int EACH> struct beside_rows {
-    eight addend[EACH], x[EACH];
+/* What a step reads of the tensors beside c. */
+template <enum ps_finish FINISH> struct beside_rows {
+    eight addend[rows_each<FINISH>], x[rows_each<FINISH>];
 };
 
-template <typename T, int N, int EACH, bool BACKWARD>
-static __device__ __forceinline__ void fetch_rows(const struct call &x, struct beside_rows<EACH> &b, const struct corner &corner,
+template <typename T, int N, enum ps_finish FINISH>
+static __device__ __forceinline__ void fetch_rows(const struct call &x, struct beside_rows<FINISH> &b, const struct corner &corner,
                                                   int step)
 {
-    using out = whole_rows<N, EACH>;
+    using out = whole_rows<N, rows_each<FINISH>>;
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
+    for (int i = 0; i < rows_each<FINISH>; i++) {
         const int row = out::row(step, i);
         const uint32_t at = (uint32_t)row * (uint32_t)x.ldc + (uint32_t)out::column();
         const bool here = row < corner.rows && out::column() < x.n;
@@ -74,40 +69,9 @@ static __device__ __forceinline__ void fetch_rows(const struct call &x, struct b
         if (here && x.addend) {
             b.addend[i].words = *(const uint4 *)((const T *)x.addend + corner.at + at);
         }
-        if (here && BACKWARD) {
+        if (here && FINISH == PS_FINISH_SUM) {
             b.x[i].words = *(const uint4 *)((const T *)x.x + corner.at + at);
         }
-    }
-}
-
-/* The round-th 8 rows, of more than 64 columns: of row r the p-th 64 are line 8 p + r of what `staged` reads. */
-template <typename T, int N>
-static __device__ __forceinline__ void stage_round(const float (&sum)[N / 8][4], uint32_t stage, int round)
-{
-    __syncwarp();
-    if constexpr (N <= 64) {
-        stage_part<T, N, true>(sum, 0, stage);
-    } else {
-        const int lane = (int)threadIdx.x % 32, g = lane / 4, q = lane % 4;
-        const uint32_t to = stage + g * 256 + q / 2 * 128 + ((g ^ q / 2 * 4) << 4) + q % 2 * 8;
-#pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            ps_shared_store2((to ^ j % 8 << 4) + j / 8 * 8 * 256, make_float2(sum[j][2 * round], sum[j][2 * round + 1]));
-        }
-    }
-    __syncwarp();
-}
-
-/* A lane's 8 sums of one of those rows, 0 beyond the columns. */
-template <int N> static __device__ __forceinline__ void staged_row(float (&v)[8], uint32_t stage, int row, int column, bool inside)
-{
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        v[j] = 0;
-    }
-    if (inside) {
-        const int unit = column / 8;
-        staged(v, stage, N <= 64 ? row : unit / 8 * 8 + row % 8, unit % 8);
     }
 }
 
@@ -120,8 +84,8 @@ static __device__ __forceinline__ bool goes(const struct ps_block &draws, int j,
 /* A step of RESIDUAL: c, and the norm of c as it is stored. */
 template <typename T, int N>
 static __device__ __forceinline__ void norm_forward(const struct call &x, const struct norm &norm, float (&v)[2][8],
-                                                    const struct beside_rows<2> &now, const struct corner &corner, int64_t row0,
-                                                    int step, uint64_t drawn_at)
+                                                    const struct beside_rows<PS_FINISH_RESIDUAL> &now, const struct corner &corner,
+                                                    int64_t row0, int step, uint64_t drawn_at)
 {
     using out = whole_rows<N, 2>;
     const int column = out::column();
@@ -216,74 +180,60 @@ static __device__ __forceinline__ void norm_forward(const struct call &x, const 
 
 /* A step of SUM: v is the gradient of what the norm gave, c that of its x, + addend. statistics: mean and rstd of the warp's row
  * whose number the lane has. */
-template <typename T, int N, int EACH>
-static __device__ __forceinline__ void norm_backward(const struct call &x, const struct norm &norm, float (&v)[EACH][8],
-                                                     const struct beside_rows<EACH> &now, float2 statistics, struct norm_sums &sums,
-                                                     const struct corner &corner, int step, uint64_t drawn_at)
+template <typename T, int N>
+static __device__ __forceinline__ void
+norm_backward(const struct call &x, const struct norm &norm, float (&v)[8], const struct beside_rows<PS_FINISH_SUM> &now,
+              float2 statistics, struct norm_sums &sums, const struct corner &corner, int step, uint64_t drawn_at)
 {
-    using out = whole_rows<N, EACH>;
-    const int column = out::column();
-    const bool inside = column < x.n, centred = norm.mean, dropped = x.dropout.threshold;
+    using out = whole_rows<N, 1>;
+    const int row = out::row(step, 0), column = out::column();
+    const uint32_t at = (uint32_t)row * (uint32_t)x.ldc + (uint32_t)column;
+    const bool inside = column < x.n, here = inside && row < corner.rows, centred = norm.mean, dropped = x.dropout.threshold;
     const float scale = dropped ? x.dropout.scale : 1.0f, share = 1.0f / (float)x.n;
     const uint32_t least = x.dropout.threshold << 16;
-    float gamma[8] = {}, xhat[EACH][8], sum[EACH] = {}, product[EACH] = {}, rstd[EACH];
+    const float mean = __shfl_sync(0xffffffffu, statistics.x, row), rstd = __shfl_sync(0xffffffffu, statistics.y, row);
+    float gamma[8] = {}, xhat[8], add[8], sum = 0, product = 0;
     if (inside) {
         ps_load<8>(gamma, norm.gamma + column);
     }
+    unpack<T>(xhat, now.x[0]);
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int row = out::row(step, i);
-        const float mean = __shfl_sync(0xffffffffu, statistics.x, row);
-        rstd[i] = __shfl_sync(0xffffffffu, statistics.y, row);
-        unpack<T>(xhat[i], now.x[i]);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            xhat[i][j] = (xhat[i][j] - mean) * rstd[i];
-            sums.beta[j] += v[i][j]; /* 0 beyond the rows and columns */
-            sums.gamma[j] = fmaf(v[i][j], xhat[i][j], sums.gamma[j]);
-            v[i][j] *= gamma[j];
-            sum[i] += v[i][j];
-            product[i] = fmaf(v[i][j], xhat[i][j], product[i]);
-        }
+    for (int j = 0; j < 8; j++) {
+        xhat[j] = (xhat[j] - mean) * rstd;
+        sums.beta[j] += v[j]; /* 0 beyond the rows and columns */
+        sums.gamma[j] = fmaf(v[j], xhat[j], sums.gamma[j]);
+        v[j] *= gamma[j];
+        sum += v[j];
+        product = fmaf(v[j], xhat[j], product);
     }
+    sum = centred ? ps_group_sum<out::LANES>(sum) * share : 0.0f;
+    product = ps_group_sum<out::LANES>(product) * share;
+    eight words;
+    unpack<T>(add, now.addend[0]);
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        sum[i] = centred ? ps_group_sum<out::LANES>(sum[i]) * share : 0.0f;
-        product[i] = ps_group_sum<out::LANES>(product[i]) * share;
+    for (int j = 0; j < 8; j++) {
+        v[j] = fmaf(rstd, fmaf(-xhat[j], product, v[j] - sum), add[j]);
     }
+    pack<T>(words, v);
+    if (here) {
+        *(uint4 *)((T *)x.c + corner.at + at) = words.words;
+    }
+    if (norm.masked) {
+        unpack<T>(v, words);
+        if (dropped) {
+            const struct ps_block draws =
+                ps_draws(x.dropout, drawn_at, corner.block + (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const int row = out::row(step, i);
-        const uint32_t at = (uint32_t)row * (uint32_t)x.ldc + (uint32_t)column;
-        const bool here = inside && row < corner.rows;
-        float add[8];
-        eight words;
-        unpack<T>(add, now.addend[i]);
-#pragma unroll
-        for (int j = 0; j < 8; j++) {
-            v[i][j] = fmaf(rstd[i], fmaf(-xhat[i][j], product[i], v[i][j] - sum[i]), add[j]);
-        }
-        pack<T>(words, v[i]);
-        if (here) {
-            *(uint4 *)((T *)x.c + corner.at + at) = words.words;
-        }
-        if (norm.masked) {
-            unpack<T>(v[i], words);
-            if (dropped) {
-                const struct ps_block draws =
-                    ps_draws(x.dropout, drawn_at, corner.block + (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    v[i][j] = goes(draws, j, least) ? 0.0f : v[i][j] * scale;
-                }
+            for (int j = 0; j < 8; j++) {
+                v[j] = goes(draws, j, least) ? 0.0f : v[j] * scale;
             }
-            pack<T>(words, v[i]);
-            if (here) {
-                *(uint4 *)((T *)norm.masked + corner.at + at) = words.words;
+        }
+        pack<T>(words, v);
+        if (here) {
+            *(uint4 *)((T *)norm.masked + corner.at + at) = words.words;
 #pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    sums.bias[j] += v[i][j];
-                }
+            for (int j = 0; j < 8; j++) {
+                sums.bias[j] += v[j];
             }
         }
     }
@@ -303,7 +253,7 @@ static __device__ __forceinline__ void leave_sums(const struct call &x, const st
                              ps_across_sum<out::LANES>(sums.bias[j])};
 #pragma unroll
         for (int kind = 0; kind < 3; kind++) {
-            if ((int)threadIdx.x % 32 < out::LANES && column < N) {
+            if ((int)threadIdx.x % 32 < out::LANES) {
                 room[(warp * 3 + kind) * N + column + j] = of[kind];
             }
         }
@@ -326,53 +276,53 @@ static __device__ __forceinline__ void leave_sums(const struct call &x, const st
 
 /* A warp's rows of a tile, when its products have ended. next: what fetch_rows found of the first step. */
 template <typename T, int N, enum ps_finish FINISH>
-static __device__ __forceinline__ void
-finish_whole_rows(const struct call &x, const struct norm &norm, const float (&sum)[N / 8][4],
-                  struct beside_rows<rows_each<N, FINISH>> &next, float2 statistics, struct norm_sums &sums, uint32_t stage,
-                  const struct corner &corner, int64_t row0, uint64_t drawn_at)
+static __device__ __forceinline__ void finish_whole_rows(const struct call &x, const struct norm &norm,
+                                                         const float (&sum)[N / 8][4], struct beside_rows<FINISH> &next,
+                                                         float2 statistics, struct norm_sums &sums, uint32_t stage,
+                                                         const struct corner &corner, int64_t row0, uint64_t drawn_at)
 {
-    constexpr int EACH = rows_each<N, FINISH>;
-    using out = whole_rows<N, EACH>;
-#pragma unroll
-    for (int round = 0; round < out::ROUNDS; round++) { /* written out: what has been staged needs no registers any more */
-        stage_round<T, N>(sum, stage, round);
+    using out = whole_rows<N, rows_each<FINISH>>;
+    __syncwarp();
+    stage_part<T, N, true>(sum, 0, stage);
+    __syncwarp();
 #pragma unroll 1
-        for (int step = round * out::STEPS; step < (round + 1) * out::STEPS; step++) {
-            const struct beside_rows<EACH> now = next;
-            if (step + 1 < out::ROUNDS * out::STEPS) {
-                fetch_rows<T, N, EACH, FINISH == PS_FINISH_SUM>(x, next, corner, step + 1);
-            }
-            float v[EACH][8];
+    for (int step = 0; step < out::STEPS; step++) {
+        const struct beside_rows<FINISH> now = next;
+        if (step + 1 < out::STEPS) {
+            fetch_rows<T, N, FINISH>(x, next, corner, step + 1);
+        }
+        float v[rows_each<FINISH>][8] = {};
+        if (out::column() < x.n) {
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                staged_row<N>(v[i], stage, out::row(step, i), out::column(), out::column() < x.n);
+            for (int i = 0; i < rows_each<FINISH>; i++) {
+                staged(v[i], stage, out::row(step, i), out::column() / 8);
             }
-            if constexpr (FINISH == PS_FINISH_RESIDUAL) {
-                norm_forward<T, N>(x, norm, v, now, corner, row0, step, drawn_at);
-            } else {
-                norm_backward<T, N, EACH>(x, norm, v, now, statistics, sums, corner, step, drawn_at);
-            }
+        }
+        if constexpr (FINISH == PS_FINISH_RESIDUAL) {
+            norm_forward<T, N>(x, norm, v, now, corner, row0, step, drawn_at);
+        } else {
+            norm_backward<T, N>(x, norm, v[0], now, statistics, sums, corner, step, drawn_at);
         }
     }
 }
 
 template <typename T, int N, enum ps_finish FINISH>
-static __global__ void __launch_bounds__(most_crews<N> *GROUP, 1)
+static __global__ void __launch_bounds__(HELD_THREADS, 1)
     norm_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
                 const __grid_constant__ struct call x, const __grid_constant__ struct norm norm)
 {
     extern __shared__ uint8_t memory[];
-    __shared__ __align__(8) uint64_t barriers[1 + most_crews<N> * MOST_DEPTH];
+    __shared__ __align__(8) uint64_t barriers[1 + CREWS * MOST_DEPTH];
     constexpr bool ACROSS = FINISH == PS_FINISH_RESIDUAL;
     constexpr int RIGHT = right_bytes<N, ACROSS>;
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), side = warp / 4, crews = (int)blockDim.x / GROUP;
     const uint32_t held = (ps_shared_address(memory) + 1023u) & ~1023u, rings = held + x.pieces * RIGHT;
-    const uint32_t ring = rings + side * x.depth * PANEL, stage = rings + crews * x.depth * PANEL + warp * x.staged;
+    const uint32_t ring = rings + side * x.depth * PANEL, stage = rings + crews * x.depth * PANEL + warp * STAGED_BYTES;
     const uint32_t held_full = ps_shared_address(barriers), full = held_full + 8 + 8 * MOST_DEPTH * side;
     if (threadIdx.x == 0) {
         ps_tensor_prefetch(&a_map);
         ps_tensor_prefetch(&b_map);
-        for (int i = 0; i < 1 + most_crews<N> * MOST_DEPTH; i++) {
+        for (int i = 0; i < 1 + CREWS * MOST_DEPTH; i++) {
             ps_mbarrier_init(held_full + 8 * i, 1);
         }
         ps_mbarrier_publish();
@@ -425,9 +375,9 @@ static __global__ void __launch_bounds__(most_crews<N> *GROUP, 1)
     for (int tile = first; tile < x.tiles_m; tile += stride) {
         const int64_t row0 = (int64_t)tile * 64 + warp % 4 * 16;
         const struct corner corner = corner_of<1>(x, row0, 0);
-        struct beside_rows<rows_each<N, FINISH>> next;
+        struct beside_rows<FINISH> next;
         float2 statistics = make_float2(0, 0);
-        fetch_rows<T, N, rows_each<N, FINISH>, FINISH == PS_FINISH_SUM>(x, next, corner, 0);
+        fetch_rows<T, N, FINISH>(x, next, corner, 0);
         if (FINISH == PS_FINISH_SUM && lane_row < corner.rows) {
             statistics = make_float2(norm.mean ? norm.mean[row0 + lane_row] : 0.0f, norm.rstd[row0 + lane_row]);
         }
@@ -470,15 +420,14 @@ static __global__ void __launch_bounds__(most_crews<N> *GROUP, 1)
     }
 }
 
-/* As many warpgroups as leave each a ring beside the right operand; false where not two have one, and of more columns. */
+/* As many warpgroups as leave each a ring beside the right operand; false where not two have one. */
 template <int N, bool ACROSS> static bool hold_rows(const struct ps_cuda_context *c, struct call &x, int &crews)
 {
     x.pieces = (x.k + DEEP - 1) / DEEP;
     x.tiles_m = (int)((x.m + 63) / 64);
     x.blocks = x.tiles_m < c->multiprocessors ? x.tiles_m : c->multiprocessors;
-    x.staged = whole_rows<N, 1>::LINES * 256;
-    for (crews = most_crews<N>; crews >= 2; crews--) {
-        x.depth = (MOST_HELD - 1024 - x.pieces * right_bytes<N, ACROSS> - crews * 4 * x.staged) / (crews * PANEL);
+    for (crews = CREWS; crews >= 2; crews--) {
+        x.depth = (MOST_HELD - 1024 - x.pieces * right_bytes<N, ACROSS> - crews * 4 * STAGED_BYTES) / (crews * PANEL);
         if (x.depth >= 2) {
             x.depth = x.depth < MOST_DEPTH ? x.depth : MOST_DEPTH;
             return true;
@@ -497,7 +446,7 @@ static enum ps_status launch_norm(const struct ps_cuda_context *c, const char *o
     if (!hold_rows<N, ACROSS>(c, x, crews)) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): a norm of %d columns behind %d terms is not served", op, x.n, x.k);
     }
-    const int shared = 1024 + x.pieces * right_bytes<N, ACROSS> + crews * (x.depth * PANEL + 4 * x.staged);
+    const int shared = 1024 + x.pieces * right_bytes<N, ACROSS> + crews * (x.depth * PANEL + 4 * STAGED_BYTES);
     auto *const kernel = norm_kernel<T, N, FINISH>;
     PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
     PS_TRY((open_maps<N, ACROSS, 1>(&a, &b, p, 64)));
@@ -514,7 +463,8 @@ static enum ps_status launch_norm(const struct ps_cuda_context *c, const char *o
     return ACROSS ? PS_OK : ps_cuda_add_columns(c, op, jobs, norm.masked ? 2 : 1);
 }
 
-/* The narrowest tile that has all columns. */
+/* The narrowest tile that has all columns. Of more than 64, tiles of 64 rows are too few for four warpgroups of each
+ * multiprocessor, and a pass of its own is faster. */
 template <typename T, enum ps_finish FINISH>
 static enum ps_status launch_norm_columns(const struct ps_cuda_context *c, const char *op, const struct ps_product *p,
                                           const struct call &x, const struct ps_gemm_finish *f)
@@ -527,11 +477,9 @@ static enum ps_status launch_norm_columns(const struct ps_cuda_context *c, const
     norm.normed = f->normed.data;
     norm.masked = f->masked.data;
     norm.epsilon = (float)f->epsilon;
-    return x.n <= 32    ? launch_norm<T, 32, FINISH>(c, op, p, x, norm, f)
-           : x.n <= 64  ? launch_norm<T, 64, FINISH>(c, op, p, x, norm, f)
-           : x.n <= 128 ? launch_norm<T, 128, FINISH>(c, op, p, x, norm, f)
-           : x.n <= 192 ? launch_norm<T, 192, FINISH>(c, op, p, x, norm, f)
-                        : ps_fail(PS_UNSUPPORTED, "%s (cuda): a norm of %d columns is not served", op, x.n);
+    return x.n <= 32   ? launch_norm<T, 32, FINISH>(c, op, p, x, norm, f)
+           : x.n <= 64 ? launch_norm<T, 64, FINISH>(c, op, p, x, norm, f)
+                       : ps_fail(PS_UNSUPPORTED, "%s (cuda): a norm of %d columns is not served", op, x.n);
 }
 
 } // namespace wgmma16
