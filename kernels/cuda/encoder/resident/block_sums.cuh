@@ -42,7 +42,7 @@ template <class T, int D> static __global__ void __launch_bounds__(SUM_THREADS) 
             beta = p[(which ? x.at.ln2_beta : x.at.ln1_beta) + j];
         }
     }
-    const bool early = x.sums.apart && (l > 0 || row0 >= 4 * D); /* written two kernels ago or more */
+    const bool early = x.sums.apart && l < x.layers && (l > 0 || row0 >= 4 * D); /* written two kernels ago or more */
     if (!early) {
         ps_grid_begin();
     }

@@ -274,7 +274,7 @@ static __device__ __forceinline__ void turn_begin(const struct turn &t, int i, i
     }
     if (t.awaited) {
         if (threadIdx.x == 0) {
-            while (ps_look(t.ended + t.before) != t.awaited) {
+            while (ps_look(t.ended + t.before) < t.awaited) {
             }
         }
         __syncthreads();
