@@ -5,8 +5,9 @@
  * places while that kernel's last ones still run, and ps_grid_begin waits until that kernel has ended and its memory can be seen.
  * A kernel lets the next one start only after its own wait, and the next one's first block starts when every block has: so the
  * kernel before it has ended then, and what was written two or more kernels ago can be read before ps_grid_begin; nothing may be
- * written before it. Other launches (attention/tiled.cu's, gemm/split.cu's and gemm/panel.cu's products, the library's), and copies
- * and fills, are full dependencies as ever. ps_grid_begin is ps_grid_wait and ps_grid_release.
+ * written before it. Within a pass of encoder/streamed/ launches start one another earlier, but none behind it (struct turn). Other
+ * launches (attention/tiled.cu's, gemm/split.cu's and gemm/panel.cu's products, the library's), and copies and fills, are full
+ * dependencies as ever. ps_grid_begin is ps_grid_wait and ps_grid_release.
  */
 #ifndef PS_KERNELS_CUDA_LAUNCH_CUH
 #define PS_KERNELS_CUDA_LAUNCH_CUH
@@ -74,6 +75,21 @@ static inline void ps_cuda_launch(const struct ps_cuda_context *c, void (*kernel
     config.numAttrs = c->compute_capability >= 90 && !c->ordered ? 1 : 0;
     c->ordered = false;
     (void)cudaLaunchKernelEx(&config, kernel, P(arguments)...);
+}
+
+/* Before a launch with so many bytes of dynamic shared memory, more than a kernel may have unasked. The device keeps one number a
+ * kernel for all threads of the process, so it is always set to all that there is: another thread's, of a launch with less, could
+ * come between this one's and its launch. */
+static inline enum ps_status ps_cuda_allow_shared(const void *kernel, size_t bytes, const char *what)
+{
+    int device, block;
+    cudaFuncAttributes has;
+    PS_TRY(ps_cuda_check(cudaGetDevice(&device), what));
+    PS_TRY(ps_cuda_check(cudaDeviceGetAttribute(&block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), what));
+    PS_TRY(ps_cuda_check(cudaFuncGetAttributes(&has, kernel), what));
+    const size_t most = (size_t)block - has.sharedSizeBytes;
+    return ps_cuda_check(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes > most ? bytes : most)), what);
 }
 
 /* Blocks of `each` items, at least 1. */

@@ -673,7 +673,7 @@ static enum ps_status launch_kernel(const struct ps_cuda_context *c, const char 
 {
     p->shared = (uint32_t)shared;
     const unsigned blocks = (unsigned)(p->x.matrices * p->blocks.divisor);
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
+    PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
     ps_cuda_launch(c, kernel, blocks, (unsigned)warps * 32, (size_t)shared, *p);
     PS_CUDA_LAUNCHED(op);
 }

@@ -340,7 +340,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
             return forward_kernel<T, TILES, WAY>;
         }
     }();
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
+    PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
     ps_cuda_launch(c, kernel, (unsigned)groups * ps_cuda_blocks(sequences, share.taken), (unsigned)threads, (size_t)shared, p);
     PS_CUDA_LAUNCHED(op);
 }

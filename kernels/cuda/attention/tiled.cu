@@ -10,6 +10,7 @@
  * Bytes, forward: 4 S h N e elements and S h N sums, q once, k and v once a tile of queries (from L2 but for the first); backward
  * 9 S h N e. FLOPs: 4 S h N^2 e forward, 14 S h N^2 e backward. The scores would be 2 S h N^2 elements forward, 6 backward. */
 #include "kernels/cuda/attention/attention.cuh"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
@@ -427,8 +428,7 @@ static enum ps_status launch_width(const struct ps_cuda_context *c, const char *
                                                key_gradient_kernel<KEPT, ARITHMETIC, ET>};
     for (int i = backward ? 1 : 0; i < (backward ? 3 : 1); i++) {
         const int bytes = backward ? backward_bytes : forward_bytes; /* at most 92 KiB: every device since sm_80 has them */
-        PS_TRY(
-            ps_cuda_check(cudaFuncSetAttribute((const void *)kernels[i], cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), op));
+        PS_TRY(ps_cuda_allow_shared((const void *)kernels[i], bytes, op));
         kernels[i]<<<blocks, THREADS, (size_t)bytes, c->stream>>>(x);
         PS_TRY(ps_cuda_check(cudaGetLastError(), op));
     }

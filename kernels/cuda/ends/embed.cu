@@ -307,9 +307,7 @@ static enum ps_status launch_embedding(const struct ps_cuda_context *c, const ch
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): d %d, windows of %d and %d patches need %zu bytes of shared memory", op, e->d,
                        e->length, e->count, bytes);
     }
-    PS_TRY(ps_cuda_check(
-        cudaFuncSetAttribute((const void *)embed_block<T, STEPS, SPAN>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-        op));
+    PS_TRY(ps_cuda_allow_shared((const void *)embed_block<T, STEPS, SPAN>, bytes, op));
     ps_cuda_launch(c, embed_block<T, STEPS, SPAN>, blocks, embed_threads, bytes, *e);
     PS_CUDA_LAUNCHED(op);
 }
@@ -595,9 +593,7 @@ static enum ps_status launch_gradients(const struct ps_cuda_context *c, const ch
     if (bytes > (size_t)c->shared_bytes) {
         return ps_fail(PS_UNSUPPORTED, "%s (cuda): patches of %d need %zu bytes of shared memory", op, e->patch, bytes);
     }
-    PS_TRY(ps_cuda_check(
-        cudaFuncSetAttribute((const void *)embed_gradients<T, CT, NT>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-        op));
+    PS_TRY(ps_cuda_allow_shared((const void *)embed_gradients<T, CT, NT>, bytes, op));
     ps_cuda_launch(c, embed_gradients<T, CT, NT>, (unsigned)(parts * e->sides), (unsigned)(32 * e->across * e->down), bytes, *e);
     PS_TRY(ps_cuda_check(cudaGetLastError(), op));
     const struct ps_cuda_columns jobs[2] = {

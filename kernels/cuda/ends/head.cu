@@ -276,8 +276,7 @@ static enum ps_status launch_head(const struct ps_cuda_context *c, const char *o
     if (e->loss.sequences == 0) {
         return PS_OK;
     }
-    PS_TRY(ps_cuda_check(
-        cudaFuncSetAttribute((const void *)head_block<T, H>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
+    PS_TRY(ps_cuda_allow_shared((const void *)head_block<T, H>, bytes, op));
     ps_cuda_launch(c, head_block<T, H>, ps_cuda_blocks(e->loss.sequences, group), block, bytes, *e);
     PS_CUDA_LAUNCHED(op);
 }

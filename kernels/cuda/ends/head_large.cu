@@ -351,8 +351,7 @@ enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *o
     PS_TRY(ps_cuda_workspace(c, op, (size_t)blocks * ROWS * COLUMNS * sizeof(float)));
     e.parts = (float *)c->workspace;
     e.meetings = (struct meeting *)(c->done + 2);
-    PS_TRY(ps_cuda_check(
-        cudaFuncSetAttribute((const void *)head_slices<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), op));
+    PS_TRY(ps_cuda_allow_shared((const void *)head_slices<T>, bytes, op));
     ps_cuda_launch(c, head_slices<T>, (unsigned)blocks, THREADS, bytes, e);
     PS_CUDA_LAUNCHED(op);
 }

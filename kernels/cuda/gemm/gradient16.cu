@@ -365,9 +365,7 @@ static enum ps_status products(const struct ps_cuda_context *context, const stru
         blocks += (unsigned)(p->slices * p->tiles);
         add_blocks += (unsigned)p->add_blocks;
     }
-    PS_TRY(ps_cuda_check(
-        cudaFuncSetAttribute((const void *)gradients_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES),
-        "gemm"));
+    PS_TRY(ps_cuda_allow_shared((const void *)gradients_kernel<T>, SHARED_BYTES, "gemm"));
     ps_cuda_launch(context, gradients_kernel<T>, blocks, THREADS, SHARED_BYTES, x);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "gemm"));
     ps_cuda_launch(context, add_kernel, add_blocks, ADD_THREADS, 0, x);

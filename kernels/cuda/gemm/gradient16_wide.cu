@@ -487,9 +487,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, const struct ps_pr
         sum_blocks += p->sum_blocks;
     }
     const int add_blocks = x->cut * BLOCKS * WIDE * EDGE / 8 + sum_blocks;
-    PS_TRY(ps_cuda_check(
-        cudaFuncSetAttribute((const void *)wide_kernel<T, WIDE>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES),
-        "gemm"));
+    PS_TRY(ps_cuda_allow_shared((const void *)wide_kernel<T, WIDE>, SHARED_BYTES, "gemm"));
     ps_cuda_launch_clusters(c, wide_kernel<T, WIDE>, BLOCKS, (unsigned)(x->clusters * BLOCKS), THREADS, SHARED_BYTES, *x);
     if (add_blocks > 0) {
         PS_TRY(ps_cuda_check(cudaGetLastError(), "gemm"));

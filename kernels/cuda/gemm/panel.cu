@@ -229,8 +229,7 @@ template <typename T> static enum ps_status product(const struct ps_cuda_context
         }
         x.chunk = (x.chunk + 31) / 32 * 32;
     }
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-                         "panel gemm"));
+    PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, "panel gemm"));
     kernel<<<dim3(ps_cuda_blocks(p->m, tile), ps_cuda_blocks(p->n, tile)), THREADS, shared, context->stream>>>(x);
     PS_CUDA_LAUNCHED("panel gemm");
 }

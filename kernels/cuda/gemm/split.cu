@@ -417,9 +417,7 @@ enum ps_status ps_cuda_split_product(const struct ps_kernels *k, const struct ps
     x.tiles_n = (int)ceil_div(p.n, best->tile_n);
     int tiles = (int)ceil_div(p.m, best->tile_m) * x.tiles_n;
     int slabs = (int)ceil_div(p.k, x.rows);
-    PS_TRY(ps_cuda_check(
-        cudaFuncSetAttribute((const void *)best->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, best->shared_bytes),
-        "split gemm"));
+    PS_TRY(ps_cuda_allow_shared((const void *)best->kernel, best->shared_bytes, "split gemm"));
     best->kernel<<<dim3((unsigned)tiles, (unsigned)slabs), THREADS, (size_t)best->shared_bytes, context->stream>>>(x);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "split gemm"));
 

@@ -390,7 +390,7 @@ static enum ps_status rows_launch(const struct ps_cuda_context *context, const s
     void (*const kernel)(struct rows_product) = rows_kernel<N, WARPGROUPS, STAGES, EXACT>;
     const int bytes = (int)rows_bytes(x.k, N, EXACT, WARPGROUPS, STAGES);
     const int64_t tiles = ceil_div(x.m, ROWS), groups = context->multiprocessors / x.tiles_n;
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "gemm"));
+    PS_TRY(ps_cuda_allow_shared((const void *)kernel, bytes, "gemm"));
     ps_cuda_launch(context, kernel, (unsigned)((tiles < groups ? tiles : groups) * x.tiles_n), WARPGROUPS * 128, (size_t)bytes, x);
     PS_CUDA_LAUNCHED("gemm");
 }
@@ -493,7 +493,7 @@ static enum ps_status gradient_launch(const struct ps_cuda_context *context, con
     }
     x.rows = ceil_div(ceil_div(p->k, slabs), DEEP) * DEEP;
     slabs = ceil_div(p->k, x.rows);
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "gemm"));
+    PS_TRY(ps_cuda_allow_shared((const void *)kernel, bytes, "gemm"));
     ps_cuda_launch(context, kernel, (unsigned)(slabs * x.tiles), THREADS, (size_t)bytes, x);
     PS_TRY(ps_cuda_check(cudaGetLastError(), "gemm"));
     return ps_cuda_split_sum(context, p, x.partial, (int)slabs, HIGH, N, n_sums);

@@ -294,7 +294,7 @@ static enum ps_status launch_held(const struct ps_cuda_context *c, const char *o
         1024 + x.chunks * x.pieces * right_bytes<N, ACROSS> + CREWS * x.depth * PANEL +
         HELD_THREADS / 32 * (x.staged + x.chunks * counted_bytes<N, FINISH, COUNTED>)+x.chunks * bias_bytes<N, FINISH, COUNTED>;
     auto *const kernel = held_kernel<T, N, ACROSS, FINISH, COUNTED>;
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
+    PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
     PS_TRY((open_maps<N, ACROSS, 1>(&a, &b, p, 64)));
     if (COUNTED) {
         if (x.slices > PS_COLUMN_TILES) {

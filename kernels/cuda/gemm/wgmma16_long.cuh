@@ -281,7 +281,7 @@ static enum ps_status launch_long(const struct ps_cuda_context *c, const char *o
     CUtensorMap a, b;
     constexpr size_t shared = long_stages<COUNTED> * stage_bytes<ACROSS> + 2 * GROUP / 32 * STAGED_BYTES + 1024;
     auto *const kernel = long_kernel<T, ACROSS, FINISH, COUNTED>;
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), op));
+    PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
     PS_TRY((open_maps<WIDE, ACROSS, CLUSTER>(&a, &b, p, ROWS)));
     const int clusters = c->multiprocessors / CLUSTER;
     x.tiles_n = (x.n + WIDE - 1) / WIDE;

@@ -448,7 +448,7 @@ static enum ps_status launch_norm(const struct ps_cuda_context *c, const char *o
     }
     const int shared = 1024 + x.pieces * right_bytes<N, ACROSS> + crews * (x.depth * PANEL + 4 * STAGED_BYTES);
     auto *const kernel = norm_kernel<T, N, FINISH>;
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
+    PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
     PS_TRY((open_maps<N, ACROSS, 1>(&a, &b, p, 64)));
     const int64_t rows = x.blocks, kinds = f->row_mean.data ? 2 : 1;
     if (!ACROSS) {

@@ -421,7 +421,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     const int room = c->shared_bytes - 2 * 1024 - WARPS * STAGED;
     x.stages = room / STAGE < MOST_STAGES ? room / STAGE : MOST_STAGES;
     const int shared = 1024 + x.stages * STAGE + WARPS * STAGED;
-    PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), op));
+    PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
     CUtensorMap a, b;
     PS_TRY(ps_tensor_map_2d_float(&a, p->a.data, p->m, p->k, 4 * p->a.row, ROWS, DEEP / 2));
     for (int64_t first = 0; first < all; first += x.tiles_n) {

@@ -474,7 +474,7 @@ static unsigned launch_backward(const struct ps_cuda_context *c, struct backward
         kernel = a.masked ? layernorm_backward_rows<T, LANES, VEC, ITEMS, CENTRED, true> : kernel;
     }
     if (shared > 48 << 10) { /* an error is the launch's too */
-        (void)cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+        (void)ps_cuda_allow_shared((const void *)kernel, shared, "layernorm_backward");
     }
     ps_cuda_launch(c, kernel, blocks, block, shared, a);
     return blocks;

@@ -232,8 +232,7 @@ static enum ps_status halves_launch(const struct ps_kernels *k, const char *what
     h.blocks_before = h.blocks;
     h.blocks = blocks;
     if (shared > 48 * 1024) {
-        PS_TRY(
-            ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared), what));
+        PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, what));
     }
     ps_cuda_launch(ps_cuda(k), kernel, dim3((unsigned)blocks), (unsigned)threads, (size_t)shared, x, h);
     PS_CUDA_LAUNCHED(what);

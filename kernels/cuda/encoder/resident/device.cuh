@@ -982,8 +982,7 @@ static inline enum ps_status ps_resident_launch(void (*kernel)(P...), dim3 grid,
                                                 const char *what, const P &...arguments)
 {
     if (shared > 48 * 1024) {
-        PS_TRY(ps_cuda_check(cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-                             what));
+        PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, what));
     }
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -31,8 +31,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, void (*run)(P...),
                              const char *what, const A &...arguments)
 {
     if (shared > 0) {
-        PS_TRY(
-            ps_cuda_check(cudaFuncSetAttribute((const void *)run, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), what));
+        PS_TRY(ps_cuda_allow_shared((const void *)run, shared, what));
     }
     ps_cuda_launch(c, run, grid, threads, shared, arguments...);
     PS_CUDA_LAUNCHED(what);

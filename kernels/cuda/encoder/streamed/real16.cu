@@ -231,8 +231,7 @@ static backward_kernel *backward_of(const struct layer *l)
 
 static enum ps_status shared_bytes(const void *kernel, int bytes)
 {
-    return ps_cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                         "encoder layer: shared memory");
+    return ps_cuda_allow_shared(kernel, bytes, "encoder layer: shared memory");
 }
 
 /* y = the layer of u; residual = r. y real16 [S, N, d], 16-byte aligned like every such tensor here. */
