@@ -130,10 +130,16 @@ enum ps_status ps_norm_forward(const struct ps_layer *l, enum ps_norm_number num
                                                   .epsilon = PS_NORM_EPSILON});
 }
 
+/* Whether the branch whose end the norm's backward comes to next ends with W_o; else with W_2. */
+static int before_w_o(const struct ps_layer *l, enum ps_norm_number number)
+{
+    return (l->norm_place == PS_NORM_POST) == (number == PS_NORM_1);
+}
+
 /* Where dx is masked by `next` for the branch that is next; absent where nobody wants it. */
 static struct ps_tensor masked_of(const struct ps_layer *l, enum ps_norm_number number, struct ps_dropout next)
 {
-    const int of_w_o = (l->norm_place == PS_NORM_POST) == (number == PS_NORM_1), by_row = l->norm != PS_NORM_BATCH;
+    const int of_w_o = before_w_o(l, number), by_row = l->norm != PS_NORM_BATCH;
     if (!l->epilogue || !next.threshold || (l->feed_forward && (by_row || !of_w_o))) { /* a feed-forward in one masks its own */
         return (struct ps_tensor){.data = NULL};
     }
@@ -144,7 +150,6 @@ struct ps_layernorm_backward ps_norm_backward_of(const struct ps_layer *l, enum 
                                                  struct ps_tensor dy, struct ps_tensor addend, struct ps_dropout next)
 {
     const struct ps_layer_norm n = ps_layer_norm_of(l, number);
-    const int post = l->norm_place == PS_NORM_POST, of_w_o = post == (number == PS_NORM_1);
     return (struct ps_layernorm_backward){.dx = dx,
                                           .dgamma = n.d_gamma,
                                           .dbeta = n.d_beta,
@@ -155,9 +160,9 @@ struct ps_layernorm_backward ps_norm_backward_of(const struct ps_layer *l, enum 
                                           .gamma = n.gamma,
                                           .addend = addend,
                                           .masked = masked_of(l, number, next),
-                                          .dbias = of_w_o ? l->gradient[PS_B_O]
-                                                   : post ? l->gradient[PS_B_2]
-                                                          : l->below_db_2,
+                                          .dbias = before_w_o(l, number)           ? l->gradient[PS_B_O]
+                                                   : l->norm_place == PS_NORM_POST ? l->gradient[PS_B_2]
+                                                                                   : l->below_db_2,
                                           .dropout = next};
 }
 

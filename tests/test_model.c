@@ -1405,6 +1405,11 @@ START_TEST(level_layer)
 }
 END_TEST
 
+/* Many sequences of 21 patches. */
+#define TWENTY_ONE(CHANNELS, D_MODEL, HEADS, D_FF, LAYERS)                                                                 \
+    .channels = CHANNELS, .seq_len = 64, .pred_len = 1, .patch_len = 4, .stride = 3, .d_model = D_MODEL, .n_heads = HEADS, \
+    .d_ff = D_FF, .n_layers = LAYERS, .revin = 1
+
 /* More rows than one turn of tiles, or few, tiles of several sequences, sequences of more than a tile: against level gemm in fp32,
  * whose own errors are below 1e-6. And what inference leaves, with nothing kept. The first has so few rows that compute-sanitizer
  * can follow it, and so many that blocks of weights' gradients use a stage more than once. */
@@ -1433,18 +1438,7 @@ static const struct ps_model_shape many_shapes[] = {
      .n_layers = 2,
      .dropout = 0.2,
      .revin = 1},
-    {.channels = 300,
-     .seq_len = 64,
-     .pred_len = 1,
-     .patch_len = 4,
-     .stride = 3,
-     .pad_end = 0,
-     .d_model = 64,
-     .n_heads = 8,
-     .d_ff = 384,
-     .n_layers = 3,
-     .dropout = 0,
-     .revin = 1},
+    {TWENTY_ONE(300, 64, 8, 384, 3), .dropout = 0},
     {.channels = 70,
      .seq_len = 515,
      .pred_len = 1,
@@ -1481,66 +1475,12 @@ static const struct ps_model_shape many_shapes[] = {
      .n_layers = 3,
      .dropout = 0.2,
      .revin = 1},
-    {.channels = 530,
-     .seq_len = 64,
-     .pred_len = 1,
-     .patch_len = 4,
-     .stride = 3,
-     .pad_end = 0,
-     .d_model = 64,
-     .n_heads = 8,
-     .d_ff = 256,
-     .n_layers = 2,
-     .dropout = 0.2,
-     .revin = 1},
-    {.channels = 930, /* streamed, 16 bits, on 132 multiprocessors: launches of more than two tiles a block */
-     .seq_len = 64,
-     .pred_len = 1,
-     .patch_len = 4,
-     .stride = 3,
-     .pad_end = 0,
-     .d_model = 40,
-     .n_heads = 5,
-     .d_ff = 72,
-     .n_layers = 3,
-     .dropout = 0.2,
-     .revin = 1},
-    {.channels = 450, /* counts used again: ten launches each way */
-     .seq_len = 64,
-     .pred_len = 1,
-     .patch_len = 4,
-     .stride = 3,
-     .pad_end = 0,
-     .d_model = 40,
-     .n_heads = 5,
-     .d_ff = 40,
-     .n_layers = 5,
-     .dropout = 0.2,
-     .revin = 1},
-    {.channels = 1000, /* an odd number of chunks, counted */
-     .seq_len = 64,
-     .pred_len = 1,
-     .patch_len = 4,
-     .stride = 3,
-     .pad_end = 0,
-     .d_model = 40,
-     .n_heads = 5,
-     .d_ff = 512,
-     .n_layers = 3,
-     .dropout = 0.2,
-     .revin = 1},
-    {.channels = 400, /* a pass of two launches */
-     .seq_len = 64,
-     .pred_len = 1,
-     .patch_len = 4,
-     .stride = 3,
-     .pad_end = 0,
-     .d_model = 40,
-     .n_heads = 5,
-     .d_ff = 40,
-     .n_layers = 1,
-     .dropout = 0.2,
-     .revin = 1},
+    {TWENTY_ONE(530, 64, 8, 256, 2), .dropout = 0.2},
+    /* Of the streamed family in 16 bits, on 132 multiprocessors: */
+    {TWENTY_ONE(930, 40, 5, 72, 3), .dropout = 0.2},   /* launches of more than two tiles a block */
+    {TWENTY_ONE(450, 40, 5, 40, 5), .dropout = 0.2},   /* counts used again: ten launches each way */
+    {TWENTY_ONE(1000, 40, 5, 512, 3), .dropout = 0.2}, /* an odd number of chunks, counted */
+    {TWENTY_ONE(400, 40, 5, 40, 1), .dropout = 0.2},   /* a pass of two launches */
 };
 enum { MANY_SHAPES = sizeof many_shapes / sizeof *many_shapes };
 

@@ -13,6 +13,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tile/bulk.cuh"
+#include "kernels/cuda/tile/count.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
@@ -66,7 +67,7 @@ static __device__ __forceinline__ void meet(struct meeting *meeting, unsigned al
             asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(&meeting->met) : "memory");
         } else {
             do {
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(&meeting->met) : "memory");
+                now = ps_look(&meeting->met);
             } while (now == before);
         }
     }

@@ -21,6 +21,32 @@ enum {
     MOST_HELD = 226 * 1024, /* bytes of shared memory */
 };
 
+/* All threads: barriers for the right operand and, behind it, for each crew's ring. */
+static __device__ __forceinline__ void open_barriers(const CUtensorMap &a_map, const CUtensorMap &b_map, uint32_t held_full)
+{
+    if (threadIdx.x == 0) {
+        ps_tensor_prefetch(&a_map);
+        ps_tensor_prefetch(&b_map);
+        for (int i = 0; i < 1 + CREWS * MOST_DEPTH; i++) {
+            ps_mbarrier_init(held_full + 8 * i, 1);
+        }
+        ps_mbarrier_publish();
+    }
+    __syncthreads();
+}
+
+/* hold, which asks for the right operand, and the wait for the kernel before: that first where the operand is settled. */
+template <typename HOLD> static __device__ __forceinline__ void begin_with(const struct call &x, HOLD hold)
+{
+    if (x.settled) {
+        hold();
+    }
+    ps_grid_begin();
+    if (!x.settled) {
+        hold();
+    }
+}
+
 /* Of the slice's block-th block: tiles of 64 rows, each x.blocks further than the one before. */
 static __device__ __forceinline__ int64_t rows_of_block(const struct call &x, int block)
 {
@@ -125,15 +151,7 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
     float *const bias = (float *)sums;
     float2 *const counted = (float2 *)sums;
     float *const pivots = (float *)(counted + WARPS * x.chunks * N);
-    if (threadIdx.x == 0) {
-        ps_tensor_prefetch(&a_map);
-        ps_tensor_prefetch(&b_map);
-        for (int i = 0; i < 1 + CREWS * MOST_DEPTH; i++) {
-            ps_mbarrier_init(held_full + 8 * i, 1);
-        }
-        ps_mbarrier_publish();
-    }
-    __syncthreads();
+    open_barriers(a_map, b_map, held_full);
     auto hold_right = [&]() {
         if (threadIdx.x == 0) {
             ps_mbarrier_expect(held_full, chunks * x.pieces * RIGHT);
@@ -142,13 +160,7 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
             }
         }
     };
-    if (x.settled) {
-        hold_right();
-    }
-    ps_grid_begin();
-    if (!x.settled) {
-        hold_right();
-    }
+    begin_with(x, hold_right);
     if (PLAIN) {
         for (int i = (int)threadIdx.x; i < chunks * N; i += HELD_THREADS) {
             const int column = first_chunk * N + i;

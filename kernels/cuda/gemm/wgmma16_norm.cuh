@@ -319,15 +319,7 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
     const uint32_t held = (ps_shared_address(memory) + 1023u) & ~1023u, rings = held + x.pieces * RIGHT;
     const uint32_t ring = rings + side * x.depth * PANEL, stage = rings + crews * x.depth * PANEL + warp * STAGED_BYTES;
     const uint32_t held_full = ps_shared_address(barriers), full = held_full + 8 + 8 * MOST_DEPTH * side;
-    if (threadIdx.x == 0) {
-        ps_tensor_prefetch(&a_map);
-        ps_tensor_prefetch(&b_map);
-        for (int i = 0; i < 1 + CREWS * MOST_DEPTH; i++) {
-            ps_mbarrier_init(held_full + 8 * i, 1);
-        }
-        ps_mbarrier_publish();
-    }
-    __syncthreads();
+    open_barriers(a_map, b_map, held_full);
     auto hold_right = [&]() {
         if (threadIdx.x == 0) {
             ps_mbarrier_expect(held_full, x.pieces * RIGHT);
@@ -336,13 +328,7 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
             }
         }
     };
-    if (x.settled) {
-        hold_right();
-    }
-    ps_grid_begin();
-    if (!x.settled) {
-        hold_right();
-    }
+    begin_with(x, hold_right);
     const int first = side * x.blocks + (int)blockIdx.x, stride = crews * x.blocks;
     int coming = first, coming_piece = 0, coming_stage = 0; /* the leader's: what it brings next */
     auto bring = [&]() {
