@@ -290,16 +290,17 @@ static int pieces_of(int hidden_panels)
     return (hidden_panels + JOB_PANELS - 1) / JOB_PANELS;
 }
 
-/* A tile takes 45 us, and its gradients 2 times 0.8 us in each of the jobs: one multiprocessor in 26 keeps up with the others, with
- * one more for GRADIENT_VO, which brings more bytes. Chunks: three tiles a block, and three chunks' operands at most 351 MiB. */
+/* A tile takes 45 us, of more than 48 patches 50, and its gradients 2 times 0.8 us in each of the jobs: one multiprocessor in 26,
+ * or 31, keeps up with the others, and one in 22 of GRADIENT_VO, which brings more bytes. Chunks: three tiles a block, and three
+ * chunks' operands at most 351 MiB. */
 static struct plan plan_of(const struct layer *l)
 {
     struct plan plan = {};
     const int64_t panels = (l->d_ff + 63) / 64, f = 64 * panels, tile = 2 * ROWS * (8 * D + 2 * f);
     const int all = l->context->multiprocessors;
     plan.jobs = 2 + 2 * pieces_of((int)panels);
-    plan.slices = all < 26 ? 1 : all / 26;
-    plan.most_slices = plan.slices + 1;
+    plan.slices = all < 31 ? 1 : all / (l->patches > 48 ? 31 : 26);
+    plan.most_slices = all < 22 ? 1 : all / 22;
     plan.gradient_blocks = plan.slices * (plan.jobs - 1) + plan.most_slices;
     plan.blocks = all > plan.gradient_blocks ? all - plan.gradient_blocks : 1;
     plan.last_slices = all / plan.jobs > plan.most_slices ? all / plan.jobs : plan.most_slices;
