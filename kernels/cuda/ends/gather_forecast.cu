@@ -16,6 +16,7 @@
  * in registers or, of many, in the cache. */
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/tile/divide.cuh"
+#include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/vector.cuh"
 #include "kernels/cuda/tile/windows.cuh"
@@ -27,6 +28,7 @@ static const int channels_at_once = 8;
 
 struct patching {
     int channels, length, patch, stride, patches, tile /* channels a block */, tiles, pitch;
+    int parts; /* blocks that share a tile's patches */
     int first, revin, subtract_last;
     float epsilon;
     struct ps_divisor by_patch, by_tile, by_length;
@@ -64,8 +66,8 @@ static __device__ __forceinline__ void observed_statistics(const VALUE &value, i
     deviation = sqrtf(ps_group_sum<32>(squares) / count + epsilon);
 }
 
-/* Grid: batch * tiles. STAGED: the block's channels fit into shared memory [tile][pitch]; otherwise every read goes to memory.
- * MASKED: a NaN is unobserved, but where there is no window. */
+/* Grid: batch * tiles * parts. STAGED: the block's channels fit into shared memory [tile][pitch]; otherwise every read goes to
+ * memory. MASKED: a NaN is unobserved, but where there is no window. */
 template <typename T, bool STAGED, bool MASKED>
 static __global__ void __launch_bounds__(block)
     gather_block(T *__restrict__ patches, float *__restrict__ mean, float *__restrict__ std, const struct ps_cuda_windows w,
@@ -73,8 +75,9 @@ static __global__ void __launch_bounds__(block)
 {
     ps_grid_begin();
     extern __shared__ float shared[];
-    const int64_t b = blockIdx.x / p.tiles;
-    const int first = (int)(blockIdx.x % p.tiles) * p.tile, live = p.channels - first < p.tile ? p.channels - first : p.tile;
+    const int part = (int)blockIdx.x % p.parts, place = (int)blockIdx.x / p.parts;
+    const int64_t b = place / p.tiles;
+    const int first = place % p.tiles * p.tile, live = p.channels - first < p.tile ? p.channels - first : p.tile;
     const float *window = ps_window_of(w, state, b);
     const float *from = window ? window + first * w.by_channel : NULL;
     if constexpr (STAGED) {
@@ -89,16 +92,19 @@ static __global__ void __launch_bounds__(block)
                 c = (int)ps_divide(i, p.by_length);
                 l = i - c * p.length;
             }
-            if (c < live) {
-                shared[c * p.pitch + l] = from ? from[c * w.by_channel + l * w.by_time] : NAN;
+            if (c < live && from) {
+                ps_copy_async4(shared + c * p.pitch + l, from + c * w.by_channel + l * w.by_time);
+            } else if (c < live) {
+                shared[c * p.pitch + l] = NAN;
             }
         }
+        ps_copy_wait();
         __syncthreads();
     }
-    /* Warps that there are more of than channels share a channel's patches; each finds its mean and deviation. */
-    const int lane = threadIdx.x % 32, shares = live < block / 32 ? block / 32 / live : 1;
-    for (int i = threadIdx.x / 32; i < live * shares; i += block / 32) {
-        const int c = i / shares, share = i % shares;
+    /* Warps that there are more of than channels share a channel's patches, as blocks do; each finds its mean and deviation. */
+    const int lane = threadIdx.x % 32, warps = live < block / 32 ? block / 32 / live : 1, shares = warps * p.parts;
+    for (int i = threadIdx.x / 32; i < live * warps; i += block / 32) {
+        const int c = i / warps, share = i % warps + warps * part;
         const int64_t sequence = b * p.channels + first + c;
         auto value = [&](int l) -> float {
             if constexpr (STAGED) {
@@ -182,16 +188,18 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
     const bool staged = tile > 0;
     tile = !staged || tile > channels_at_once ? channels_at_once : tile;
     tile = tile < channels ? tile : channels;
-    const int64_t each = sequences / c->multiprocessors; /* of few sequences every multiprocessor has some */
+    const int64_t each = sequences / c->multiprocessors; /* of few sequences every multiprocessor has some, or a part of one */
     tile = each < 1 ? 1 : each < tile ? each : tile;
+    const int64_t tiles = (channels + tile - 1) / tile, free = c->multiprocessors / (a->batch * tiles);
     const struct patching p = {(int)channels,
                                (int)length,
                                (int)patch,
                                (int)a->stride,
                                (int)patches,
                                (int)tile,
-                               (int)((channels + tile - 1) / tile),
+                               (int)tiles,
                                (int)pitch,
+                               free > 1 ? (int)free : 1,
                                (int)a->first,
                                a->revin,
                                a->subtract_last,
@@ -201,7 +209,7 @@ template <typename T> static enum ps_status gather_patches(const struct ps_kerne
                                ps_divisor_make(length)};
     T *to = (T *)a->patches.data;
     float *mean = (float *)a->mean.data, *std = (float *)a->std.data;
-    const unsigned blocks = (unsigned)(a->batch * p.tiles);
+    const unsigned blocks = (unsigned)(a->batch * p.tiles * p.parts);
     const size_t bytes = staged ? (size_t)(tile * pitch) * sizeof(float) : 0;
     const auto kernel = a->masked ? staged ? gather_block<T, true, true> : gather_block<T, false, true>
                         : staged ? gather_block<T, true, false>
