@@ -249,15 +249,14 @@ static const struct plans &plans_of(const struct ps_encoder_plan *plan)
     return *(const struct plans *)plan->own;
 }
 
-/* General kernels of 16 bits, as measured on an H100 (docs/benchmarks.md): instructions bound them, so level gemm is faster from so
- * many rows a multiprocessor on; never at d_model 16, nor at 32 where several sequences share a tile. */
-static bool is_slower(const struct ps_encoder_request *e, int multiprocessors)
+/* General kernels, as measured (docs/benchmarks.md): instructions bound them, so level gemm is faster from so many rows a
+ * multiprocessor on; never at d_model 16, nor at 32 where several sequences share a tile. */
+template <class T> static bool is_slower(const struct ps_encoder_request *e, int multiprocessors)
 {
     const bool wide_hidden = e->d_ff > 128;
     const int64_t rows = e->sequences * e->patches / multiprocessors;
-    return e->d_model > 32    ? rows > 100
-           : e->d_model <= 16 ? false
-                              : e->patches > 16 && rows > (wide_hidden && e->patches <= 48 ? 170 : 400);
+    const int64_t most = is_tf32<T> ? (wide_hidden ? 300 : 500) : (wide_hidden && e->patches <= 48 ? 170 : 400);
+    return e->d_model > 32 ? rows > 100 : e->d_model > 16 && e->patches > 16 && rows > most;
 }
 
 template <class T>
@@ -271,7 +270,7 @@ static enum ps_status resident_plan(const struct ps_kernels *k, const struct ps_
         return ps_fail(PS_DEVICE, "encoder: out of host memory");
     }
     memcpy(plan->own, &p, sizeof p);
-    plan->slower = !is_tf32<T> && !p.forward.d64_short && !p.forward.d16_e4_f128 && is_slower(e, ps_cuda(k)->multiprocessors);
+    plan->slower = !p.forward.d64_short && !p.forward.d16_e4_f128 && is_slower<T>(e, ps_cuda(k)->multiprocessors);
     plan->kernels = p.forward.d64_short ? "resident/d64_short" : p.forward.d16_e4_f128 ? "resident/d16_e4_f128" : "resident";
     plan->kept_bytes = kept_bytes<T>(e, p.forward);
     return PS_OK;

@@ -514,12 +514,13 @@ static struct layer layer_of(const struct ps_kernels *k, const struct ps_encoder
     return l;
 }
 
-/* As measured on an H100 (docs/benchmarks.md). A row costs the same whatever d is, and the backward kernel of heads of 32 has too
- * few registers for many patches; but few rows are done at once, where the other level has many launches. */
+/* As measured (docs/benchmarks.md). A row costs the same whatever d is, and the backward kernel of wider heads has too few
+ * registers for many patches; but few rows are done at once, where the other level has many launches. */
 static bool is_slower(const struct layer *l)
 {
-    const bool many = tiles_of(l) > l->context->multiprocessors, wide_heads = l->d_model / l->n_heads > 16;
-    return (many && l->d_model <= 72) || (wide_heads && (l->patches > 48 || (many && l->patches > 32)));
+    const bool many = tiles_of(l) > l->context->multiprocessors;
+    const int64_t e = l->d_model / l->n_heads;
+    return (many && (l->d_model <= (e > 8 ? 96 : 72) || (e > 8 && l->patches > (e > 16 ? 32 : 48)))) || (e > 16 && l->patches > 48);
 }
 
 static enum ps_status streamed_plan(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan)
