@@ -359,8 +359,11 @@ template <typename T> static enum ps_status embed_forward(const struct ps_kernel
     e.stride = (int)a->stride;
     e.count = (int)count;
     e.d = (int)d;
-    e.tiles = (e.channels + channels_at_once - 1) / channels_at_once;
-    e.tile = (e.channels + e.tiles - 1) / e.tiles;
+    /* Of few windows every multiprocessor has some channels. */
+    const int least = (e.channels + channels_at_once - 1) / channels_at_once, free = (int)(c->multiprocessors / a->batch);
+    const int tiles = least > free ? least : free < e.channels ? free : e.channels;
+    e.tile = (e.channels + tiles - 1) / tiles;
+    e.tiles = (e.channels + e.tile - 1) / e.tile;
     e.pitch = e.length | 1; /* odd: the channels of one time lie in different banks */
     e.groups = (e.d + 31) / 32;
     e.revin = a->revin;
