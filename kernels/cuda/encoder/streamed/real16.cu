@@ -520,7 +520,8 @@ static bool is_slower(const struct layer *l)
 {
     const bool many = tiles_of(l) > l->context->multiprocessors;
     const int64_t e = l->d_model / l->n_heads;
-    return (many && (l->d_model <= (e > 8 ? 96 : 72) || (e > 8 && l->patches > (e > 16 ? 32 : 48)))) || (e > 16 && l->patches > 48);
+    return l->d_model <= 64 || (e > 16 && l->patches > 48) ||
+           (many && (l->d_model <= (e > 8 ? 96 : 72) || (e > 8 && l->patches > (e > 16 ? 32 : 48))));
 }
 
 static enum ps_status streamed_plan(const struct ps_kernels *k, const struct ps_encoder_request *r, struct ps_encoder_plan *plan)
