@@ -41,6 +41,7 @@ enum {
     THREADS = MULTIPLY_THREADS + 32,
     SHARED_BYTES = ONES + RING * PANEL,
     LANES = 8, /* of the second kernel: those that share a column's sums */
+    AHEAD = 4, /* pieces that it asks for at once, and fours of dw */
     LEAST_OUTPUTS = 1 << 18,
     MOST_OUTPUTS = 1 << 26, /* of a problem; its pairs' sums of columns fit the workspace then */
     MOST_COLUMNS = 1 << 15,
@@ -197,28 +198,65 @@ static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t 
     }
 }
 
-static __device__ __forceinline__ void add(float *to, float first, float second)
+/* Where a tile's sums lie in dw as a thread of the multiplying ones has them: in two rows, two of every 8 columns. */
+struct spot {
+    float *first, *second;
+    int first_left, second_left; /* columns from there on, none where the row is not of dw */
+};
+
+template <int WIDE>
+static __device__ __forceinline__ struct spot spot_of(const struct problem &p, int tile_m, int tile_n, int thread)
 {
-    float2 v = *(const float2 *)to;
-    v.x += first;
-    v.y += second;
-    *(float2 *)to = v;
+    const int row = tile_m * HIGH * EDGE + thread / 32 * 16 + thread / 4 % 8, column = tile_n * WIDE * EDGE + thread % 4 * 2;
+    float *const first = p.dw + (int64_t)row * p.n + column;
+    return {first, first + 8 * (int64_t)p.n, row < p.m ? p.n - column : 0, row + 8 < p.m ? p.n - column : 0};
 }
 
-/* Four sums as a thread of the multiplying ones has them, the j-th of those, to their place in dw. */
-template <int WIDE>
-static __device__ __forceinline__ void add_sums(const struct problem &p, int tile_m, int tile_n, int thread, int j, float4 v)
+/* The j-th four. */
+static __device__ __forceinline__ float4 sums_at(const struct spot &s, int j)
 {
-    const int row = tile_m * HIGH * EDGE + thread / 32 * 16 + thread / 4 % 8,
-              column = tile_n * WIDE * EDGE + 8 * j + thread % 4 * 2;
-    float *const to = p.dw + (int64_t)row * p.n + column;
-    if (column < p.n) {
-        if (row < p.m) {
-            add(to, v.x, v.y);
-        }
-        if (row + 8 < p.m) {
-            add(to + 8 * (int64_t)p.n, v.z, v.w);
-        }
+    const float2 none = make_float2(0, 0), first = 8 * j < s.first_left ? *(const float2 *)(s.first + 8 * j) : none,
+                 second = 8 * j < s.second_left ? *(const float2 *)(s.second + 8 * j) : none;
+    return make_float4(first.x, first.y, second.x, second.y);
+}
+
+static __device__ __forceinline__ void set_sums(const struct spot &s, int j, float4 v)
+{
+    if (8 * j < s.first_left) {
+        *(float2 *)(s.first + 8 * j) = make_float2(v.x, v.y);
+    }
+    if (8 * j < s.second_left) {
+        *(float2 *)(s.second + 8 * j) = make_float2(v.z, v.w);
+    }
+}
+
+/* dw += a thread's sums of a whole tile, from the FROM-th four on: of dw's as many on their way together as have registers. */
+template <int ALL, int FROM = 0>
+static __device__ __forceinline__ void add_sums(const struct spot &spot, const float (&sum)[ALL][4])
+{
+    constexpr int FREE = FROM < AHEAD ? AHEAD : FROM, COUNT = FREE < ALL - FROM ? FREE : ALL - FROM;
+    float4 before[COUNT];
+#pragma unroll
+    for (int j = 0; j < COUNT; j++) {
+        before[j] = sums_at(spot, FROM + j);
+    }
+#pragma unroll
+    for (int j = 0; j < COUNT; j++) {
+        const float(&v)[4] = sum[FROM + j];
+        set_sums(spot, FROM + j, make_float4(before[j].x + v[0], before[j].y + v[1], before[j].z + v[2], before[j].w + v[3]));
+    }
+    if constexpr (FROM + COUNT < ALL) {
+        add_sums<ALL, FROM + COUNT>(spot, sum);
+    }
+}
+
+/* A warp's 16 rows of a tile of dw, of which it soon reads every element, to L2. */
+template <int WIDE>
+static __device__ __forceinline__ void prefetch_sums(const struct problem &p, int tile_m, int tile_n, int warp, int lane)
+{
+    const int row = tile_m * HIGH * EDGE + warp * 16 + lane, column = tile_n * WIDE * EDGE;
+    if (lane < 16 && row < p.m && column < p.n) {
+        ps_bulk_prefetch(p.dw + (int64_t)row * p.n + column, (uint32_t)sizeof(float) * min(p.n - column, WIDE * EDGE));
     }
 }
 
@@ -278,6 +316,9 @@ static __device__ __forceinline__ void multiply(const struct problems &x, uint32
             before = at.stage;
             at.advance();
         }
+        if (piece.pair < x.whole) {
+            prefetch_sums<WIDE>(p, tile_m, tile_n, warp, lane);
+        }
         ps_wgmma_wait<0>();
         ps_pin(sum);
 #pragma unroll
@@ -289,10 +330,7 @@ static __device__ __forceinline__ void multiply(const struct problems &x, uint32
         }
         const int thread = (int)threadIdx.x, slot = piece.number * BLOCKS + rank;
         if (piece.pair < x.whole) {
-#pragma unroll
-            for (int j = 0; j < COLUMNS / 8; j++) {
-                add_sums<WIDE>(p, tile_m, tile_n, thread, j, make_float4(sum[j][0], sum[j][1], sum[j][2], sum[j][3]));
-            }
+            add_sums(spot_of<WIDE>(p, tile_m, tile_n, thread), sum);
         } else {
             float4 *const to = (float4 *)x.partial + (int64_t)slot * (COLUMNS / 8 * MULTIPLY_THREADS) + thread;
 #pragma unroll
@@ -358,22 +396,32 @@ template <int WIDE> static __global__ void __launch_bounds__(MULTIPLY_THREADS) a
     __shared__ float all[LANES][32];
     const int thread = (int)threadIdx.x;
     int block = (int)blockIdx.x, tile_m, tile_n;
-    ps_grid_begin();
     if (block < x.cut * BLOCKS * TILE_BLOCKS) {
         const int pair = x.whole + block / (BLOCKS * TILE_BLOCKS), rank = block / TILE_BLOCKS % BLOCKS, j = block % TILE_BLOCKS;
         const struct problem &p = problem_of(x, pair);
         const struct pieces pieces = pieces_of(x, pair);
         tile_of(p, pair, rank, tile_m, tile_n);
+        const struct spot spot = spot_of<WIDE>(p, tile_m, tile_n, thread);
+        const float4 before = sums_at(spot, j); /* the first kernel does not write it */
+        ps_grid_begin();
         float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-        for (int i = 0; i < pieces.count; i++) {
-            const int64_t slot = piece_number(x, pair, pieces, i) * BLOCKS + rank;
-            const float4 v = *((const float4 *)x.partial + (slot * TILE_BLOCKS + j) * MULTIPLY_THREADS + thread);
-            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+        for (int i = 0; i < pieces.count; i += AHEAD) {
+            float4 v[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                const int64_t slot = piece_number(x, pair, pieces, i + k) * BLOCKS + rank;
+                v[k] = i + k < pieces.count ? *((const float4 *)x.partial + (slot * TILE_BLOCKS + j) * MULTIPLY_THREADS + thread)
+                                            : make_float4(0, 0, 0, 0);
+            }
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                sum = make_float4(sum.x + v[k].x, sum.y + v[k].y, sum.z + v[k].z, sum.w + v[k].w);
+            }
         }
-        add_sums<WIDE>(p, tile_m, tile_n, thread, j, sum);
+        set_sums(spot, j, make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w));
         return;
     }
+    ps_grid_begin();
     block -= x.cut * BLOCKS * TILE_BLOCKS;
     int number = 0;
     for (; block >= x.each[number].sum_blocks; number++) {
