@@ -11,10 +11,12 @@
  * steps ahead as shared memory has stages, and goes on to the block's next tile while the last one's sums go out.
  *
  * Clusters stay. While there are more pairs than clusters each takes whole ones, and adds them to dw. The sums of the pairs that
- * are left are cut by rows: every cluster gets as many steps. Slices that fill a cluster lie at the same rows for all pairs, so
- * that what pairs share is read from memory once; what is left of the rows goes to the clusters that are left, a piece behind the
- * other. Pieces of sums go to a workspace, and a second kernel adds them in a fixed order. Columns' sums are products with ones, as
- * gradient16.cu's; of tiles below one another each sums every so manieth step, and the second kernel adds up theirs.
+ * are left are cut by rows: as many equal slices of all as there are clusters for, then of as many pairs as clusters are left all
+ * rows that are, then the same with the pairs that are left, as Euclid measures. So pieces of different pairs that run at the same
+ * time lie at the same rows, and what pairs share is read from memory once: R 16,384 rows of d_model 384 are 206 MB by count, of
+ * which 201 are all that there is, and 339 where each cluster left takes a piece behind the other. Pieces of sums go to a
+ * workspace, and a second kernel adds them in a fixed order. Columns' sums are products with ones, as gradient16.cu's; of tiles
+ * below one another each sums every so manieth step, and the second kernel adds up theirs.
  *
  * Bytes: 2 R (m + n); from L2 2 R (m ceil(n / 256) + n ceil(m / 256)) where 256 columns are below one another; 8 bytes an element
  * of a piece. FLOPs: 2 R m n. A layer of d_model 384 (R 16,384): 201 MB, 67 us at 3 TB/s, and 58 GFLOP, 73 us at 790 TFLOP/s. */
@@ -32,16 +34,16 @@ enum {
     DEEP = 16 * 128,    /* of which one wgmma reads */
     HIGH = 2,           /* panels of x in a tile, a warpgroup each */
     MOST_WIDE = 4,      /* of dy */
-    RING = 24,          /* of all stages */
+    RING = 25,          /* of all stages, at most */
     STAGES = 6,         /* at most */
     ONES = 1024,        /* bytes of ones, an operand of 8 columns, in front of the stages */
     BLOCKS = 2,         /* of a cluster */
     MULTIPLY_WARPS = 4 * HIGH,
     MULTIPLY_THREADS = 32 * MULTIPLY_WARPS,
     THREADS = MULTIPLY_THREADS + 32,
-    SHARED_BYTES = ONES + RING * PANEL,
     LANES = 8, /* of the second kernel: those that share a column's sums */
     AHEAD = 4, /* pieces that it asks for at once, and fours of dw */
+    MOST_PARTS = 8,
     LEAST_OUTPUTS = 1 << 18,
     MOST_OUTPUTS = 1 << 26, /* of a problem; its pairs' sums of columns fit the workspace then */
     MOST_COLUMNS = 1 << 15,
@@ -57,14 +59,22 @@ struct problem {
     int sum_blocks;     /* of the second kernel */
 };
 
+/* Of cut pairs, counted from the first cut one, slices of rows; a piece is a pair's slice, those of a slice one behind the other.
+ */
+struct part {
+    int pair, pairs, slices;
+    int cluster, number; /* of the first piece; the next has the next */
+    int first, end;      /* steps */
+    int steps;           /* of a slice; the last may have fewer */
+};
+
 /* Of `pairs` the first `whole` are whole; the sums of `cut` more are cut to pieces. */
 struct problems {
     struct problem each[PS_GRADIENTS];
     int count, wide, steps; /* steps of 64 rows */
     int clusters, pairs, whole, cut;
-    int slices, slice_steps; /* of each cut pair, a cluster each */
-    int rest, share;         /* steps of a cut pair behind the slices; of them all those of a cluster that has no slice */
-    int pieces;
+    struct part part[MOST_PARTS]; /* a pair's by rows, a cluster's by time */
+    int parts, pieces;
     float *partial; /* [pieces, 2, 128 wide 64] in the order of the threads' registers */
     float *sums;    /* [pieces + whole, 2, wide 64] */
 };
@@ -76,28 +86,16 @@ struct piece {
 /* The i-th that the cluster has; false behind the last. */
 static __device__ __forceinline__ bool piece_of(const struct problems &x, int cluster, int i, struct piece &p)
 {
-    const int sliced = x.cut * x.slices;
-    if (cluster < sliced) {
-        if (i == 0) {
-            const int slice = cluster / x.cut;
-            p.pair = x.whole + cluster % x.cut;
-            p.number = cluster;
-            p.first = slice * x.slice_steps;
-            p.steps = min(x.slice_steps, x.steps - p.first);
+    for (int k = 0; k < x.parts; k++) {
+        const struct part &part = x.part[k];
+        const int at = cluster - part.cluster;
+        if (at >= 0 && at < part.pairs * part.slices && i-- == 0) {
+            p.pair = x.whole + part.pair + at % part.pairs;
+            p.number = part.number + at;
+            p.first = part.first + at / part.pairs * part.steps;
+            p.steps = min(part.steps, part.end - p.first);
             return true;
         }
-        i--;
-    } else if (x.rest > 0) {
-        const int other = cluster - sliced, from = other * x.share, to = min(from + x.share, x.cut * x.rest), first = from / x.rest;
-        const int pair = first + i, begin = max(from, pair * x.rest), end = min(to, (pair + 1) * x.rest);
-        if (begin < end) {
-            p.pair = x.whole + pair;
-            p.number = sliced + pair + other;
-            p.first = x.slices * x.slice_steps + begin - pair * x.rest;
-            p.steps = end - begin;
-            return true;
-        }
-        i -= from < to ? (to - 1) / x.rest - first + 1 : 0;
     }
     p.pair = cluster + i * x.clusters;
     p.number = x.pieces + p.pair;
@@ -106,31 +104,26 @@ static __device__ __forceinline__ bool piece_of(const struct problems &x, int cl
     return p.pair < x.whole;
 }
 
-/* The other way round: how many pieces a pair has, and their numbers in the order of rows. */
+/* The other way round: the numbers of a pair's pieces in the order of rows. */
 struct pieces {
-    int count, pair,
-        other; /* of a cut pair, counted from the first cut one; the first cluster without a slice that has some of it */
+    int pair, turn, slice; /* the next one's */
 };
 
-static __device__ __forceinline__ struct pieces pieces_of(const struct problems &x, int pair)
+static __device__ __forceinline__ bool next_piece(const struct problems &x, struct pieces &p, int &number)
 {
-    struct pieces p = {1, pair, 0};
-    if (pair >= x.whole) {
-        p.pair -= x.whole;
-        p.count = x.slices;
-        if (x.rest > 0) {
-            p.other = p.pair * x.rest / x.share;
-            p.count += ((p.pair + 1) * x.rest - 1) / x.share - p.other + 1;
+    if (p.pair < x.whole) {
+        number = x.pieces + p.pair;
+        return p.slice++ == 0;
+    }
+    for (; p.turn < x.parts; p.turn++, p.slice = 0) {
+        const struct part &part = x.part[p.turn];
+        const int at = p.pair - x.whole - part.pair;
+        if (at >= 0 && at < part.pairs && p.slice < part.slices) {
+            number = part.number + p.slice++ * part.pairs + at;
+            return true;
         }
     }
-    return p;
-}
-
-static __device__ __forceinline__ int piece_number(const struct problems &x, int pair, const struct pieces &p, int i)
-{
-    return pair < x.whole ? x.pieces + pair
-           : i < x.slices ? i * x.cut + p.pair
-                          : x.slices * x.cut + p.pair + p.other + i - x.slices;
+    return false;
 }
 
 /* Where a block's tile of a pair lies, in tiles. */
@@ -152,7 +145,7 @@ static __device__ __forceinline__ const struct problem &problem_of(const struct 
 
 /* The ring: its stages follow one another through all pieces. */
 template <int WIDE> struct place {
-    static constexpr int COUNT = RING / (HIGH + WIDE), BYTES = (HIGH + WIDE) * PANEL;
+    static constexpr int COUNT = RING / (HIGH + WIDE), BYTES = (HIGH + WIDE) * PANEL, SHARED = ONES + COUNT * BYTES;
     int stage;
     uint32_t parity;
 
@@ -371,6 +364,12 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_co
         }
         ps_mbarrier_publish();
     }
+    if (threadIdx.x == MULTIPLY_THREADS) {
+        for (int i = 0; i < x.count; i++) {
+            ps_tensor_prefetch(&x.each[i].x);
+            ps_tensor_prefetch(&x.each[i].dy);
+        }
+    }
     __syncthreads();
     ps_cluster_arrive();
     ps_cluster_wait();
@@ -399,19 +398,21 @@ template <int WIDE> static __global__ void __launch_bounds__(MULTIPLY_THREADS) a
     if (block < x.cut * BLOCKS * TILE_BLOCKS) {
         const int pair = x.whole + block / (BLOCKS * TILE_BLOCKS), rank = block / TILE_BLOCKS % BLOCKS, j = block % TILE_BLOCKS;
         const struct problem &p = problem_of(x, pair);
-        const struct pieces pieces = pieces_of(x, pair);
+        struct pieces pieces = {pair, 0, 0};
         tile_of(p, pair, rank, tile_m, tile_n);
         const struct spot spot = spot_of<WIDE>(p, tile_m, tile_n, thread);
         const float4 before = sums_at(spot, j); /* the first kernel does not write it */
         ps_grid_begin();
         float4 sum = make_float4(0, 0, 0, 0);
-        for (int i = 0; i < pieces.count; i += AHEAD) {
+        for (bool more = true; more;) {
             float4 v[AHEAD];
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
-                const int64_t slot = piece_number(x, pair, pieces, i + k) * BLOCKS + rank;
-                v[k] = i + k < pieces.count ? *((const float4 *)x.partial + (slot * TILE_BLOCKS + j) * MULTIPLY_THREADS + thread)
-                                            : make_float4(0, 0, 0, 0);
+                int number = 0;
+                more = next_piece(x, pieces, number);
+                const int64_t slot = (int64_t)number * BLOCKS + rank;
+                v[k] = more ? *((const float4 *)x.partial + (slot * TILE_BLOCKS + j) * MULTIPLY_THREADS + thread)
+                            : make_float4(0, 0, 0, 0);
             }
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
@@ -435,9 +436,9 @@ template <int WIDE> static __global__ void __launch_bounds__(MULTIPLY_THREADS) a
         for (tile_m = lane; tile_m < p.tiles_m; tile_m += LANES) {
             const int rank = (p.below ? tile_m : tile_n) % BLOCKS;
             const int pair = p.first + (p.below ? tile_m / BLOCKS * p.pairs_n + tile_n : tile_m * p.pairs_n + tile_n / BLOCKS);
-            const struct pieces pieces = pieces_of(x, pair);
-            for (int i = 0; i < pieces.count; i++) {
-                sum += x.sums[(int64_t)(piece_number(x, pair, pieces, i) * BLOCKS + rank) * COLUMNS + column % COLUMNS];
+            struct pieces pieces = {pair, 0, 0};
+            for (int piece; next_piece(x, pieces, piece);) {
+                sum += x.sums[(int64_t)(piece * BLOCKS + rank) * COLUMNS + column % COLUMNS];
             }
         }
     }
@@ -485,41 +486,76 @@ static int64_t pair_up(struct problem *p, int wide)
     return p->below ? below_time : beside_time;
 }
 
-/* Floats of the workspace that the pieces take. */
+/* Floats of the workspace that the pieces take, and all. */
 static size_t piece_floats(const struct problems *x)
 {
     return (size_t)x->pieces * BLOCKS * HIGH * EDGE * (size_t)(x->wide * EDGE);
 }
 
-/* Cuts what does not fill the clusters: evenly, or where that leaves too many of them idle so that each has as many steps. */
+static size_t sum_floats(const struct problems *x)
+{
+    return piece_floats(x) + (size_t)(x->pieces + x->whole) * BLOCKS * (size_t)(x->wide * EDGE);
+}
+
+/* Cuts the cut pairs to parts of which no cluster has more than `most` steps; false where that does not go. deepest: pieces of the
+ * cluster that has most of them. */
+static bool divide(struct problems *x, int most, int *deepest)
+{
+    enum { LEAST = 4 }; /* steps of a slice */
+    int pair = 0, cluster = 0, first = 0;
+    x->parts = x->pieces = 0;
+    *deepest = 1;
+    while (pair < x->cut) {
+        const int pairs = x->cut - pair, clusters = x->clusters - cluster, steps = x->steps - first;
+        if (clusters == 0 || x->parts == MOST_PARTS || most < LEAST || (clusters < pairs && steps > most)) {
+            return false;
+        }
+        struct part *p = &x->part[x->parts++];
+        p->pair = pair;
+        p->cluster = cluster;
+        p->number = x->pieces;
+        p->first = first;
+        if (clusters < pairs) { /* all rows of as many */
+            p->pairs = clusters;
+            p->slices = 1;
+            p->steps = steps;
+            p->end = x->steps;
+            pair += clusters;
+            most -= steps;
+            ++*deepest;
+        } else { /* as many rows of all */
+            const int slices = min(clusters / pairs, ceil_div(steps, most));
+            p->pairs = pairs;
+            p->steps = min(most, ceil_div(steps, slices));
+            p->slices = min(slices, ceil_div(steps, p->steps));
+            p->end = min(x->steps, first + p->slices * p->steps);
+            first = p->end;
+            cluster += p->slices * pairs;
+            pair += first == x->steps ? pairs : 0;
+        }
+        x->pieces += p->pairs * p->slices;
+    }
+    return true;
+}
+
+/* Cuts what does not fill the clusters, if that is faster: by what their steps and pieces take, in steps. */
 static void cut(struct problems *x, size_t floats)
 {
-    enum { LEAST = 4, PIECES = 24 }; /* steps of a slice; what more pieces cost, in steps */
-    struct problems even = *x;
-    even.whole = x->pairs / x->clusters * x->clusters;
-    even.cut = x->pairs - even.whole;
-    if (even.cut == 0) {
-        *x = even;
-        return;
-    }
-    int slices = x->clusters / even.cut;
-    slices = slices > x->steps / LEAST ? x->steps / LEAST : slices;
-    do {
-        even.slice_steps = ceil_div(x->steps, slices > 1 ? slices : 1);
-        even.slices = ceil_div(x->steps, even.slice_steps);
-        even.pieces = even.cut * even.slices;
-    } while (slices-- > 1 && piece_floats(&even) > floats);
-    struct problems uneven = even;
-    uneven.slice_steps = ceil_div((int64_t)even.cut * x->steps, x->clusters);
-    uneven.slices = x->steps / uneven.slice_steps;
-    uneven.rest = x->steps - uneven.slices * uneven.slice_steps;
-    const int sliced = uneven.cut * uneven.slices, others = x->clusters - sliced;
-    uneven.pieces = sliced + uneven.cut + others - 1;
-    if (uneven.rest > 0 && others > 0 && uneven.slice_steps + PIECES < even.slice_steps && piece_floats(&uneven) <= floats) {
-        uneven.share = ceil_div((int64_t)uneven.cut * uneven.rest, others);
-        *x = uneven;
-    } else if (even.slices > 1) {
-        *x = even;
+    enum { PIECE = 3, PIECES = 5, SECOND = 4 }; /* a cluster's piece; so many of the second kernel take a step; its start */
+    struct problems tried = *x;
+    tried.whole = x->pairs / x->clusters * x->clusters;
+    tried.cut = x->pairs - tried.whole;
+    const int least = ceil_div((int64_t)tried.cut * x->steps, x->clusters);
+    int time = x->steps + PIECE;
+    for (int most = least; tried.cut > 0 && most < time; most += 1 + least / 32) {
+        int deepest;
+        if (divide(&tried, most, &deepest) && sum_floats(&tried) <= floats) {
+            const int takes = most + PIECE * deepest + tried.pieces / PIECES + SECOND;
+            if (takes < time) {
+                time = takes;
+                *x = tried;
+            }
+        }
     }
 }
 
@@ -535,8 +571,9 @@ static enum ps_status launch(const struct ps_cuda_context *c, const struct ps_pr
         sum_blocks += p->sum_blocks;
     }
     const int add_blocks = x->cut * BLOCKS * WIDE * EDGE / 8 + sum_blocks;
-    PS_TRY(ps_cuda_allow_shared((const void *)wide_kernel<T, WIDE>, SHARED_BYTES, "gemm"));
-    ps_cuda_launch_clusters(c, wide_kernel<T, WIDE>, BLOCKS, (unsigned)(x->clusters * BLOCKS), THREADS, SHARED_BYTES, *x);
+    constexpr size_t shared = place<WIDE>::SHARED;
+    PS_TRY(ps_cuda_allow_shared((const void *)wide_kernel<T, WIDE>, shared, "gemm"));
+    ps_cuda_launch_clusters(c, wide_kernel<T, WIDE>, BLOCKS, (unsigned)(x->clusters * BLOCKS), THREADS, shared, *x);
     if (add_blocks > 0) {
         PS_TRY(ps_cuda_check(cudaGetLastError(), "gemm"));
         ps_cuda_launch(c, add_kernel<WIDE>, (unsigned)add_blocks, MULTIPLY_THREADS, 0, *x);
@@ -571,13 +608,12 @@ static enum ps_status plan(const struct ps_cuda_context *c, const struct ps_prod
     }
     x->whole = x->pairs;
     x->clusters = c->multiprocessors / BLOCKS;
-    const size_t columns = (size_t)x->wide * EDGE, floats = c->workspace_bytes / sizeof(float);
-    const size_t most_sums = (size_t)(x->pairs + 2 * x->clusters) * BLOCKS * columns; /* pieces are fewer than 2 a cluster */
-    if (most_sums > floats) {
-        return ps_fail(PS_UNSUPPORTED, "gemm: sums of %d gradients take %zu floats, the workspace has %zu", count, most_sums,
+    const size_t floats = c->workspace_bytes / sizeof(float);
+    if (sum_floats(x) > floats) {
+        return ps_fail(PS_UNSUPPORTED, "gemm: sums of %d gradients take %zu floats, the workspace has %zu", count, sum_floats(x),
                        floats);
     }
-    cut(x, floats - most_sums);
+    cut(x, floats);
     x->partial = (float *)c->workspace;
     x->sums = x->partial + piece_floats(x);
     return PS_OK;
