@@ -15,8 +15,9 @@
  * rows that are, then the same with the pairs that are left, as Euclid measures. So pieces of different pairs that run at the same
  * time lie at the same rows, and what pairs share is read from memory once: R 16,384 rows of d_model 384 are 206 MB by count, of
  * which 201 are all that there is, and 339 where each cluster left takes a piece behind the other. Pieces of sums go to a
- * workspace, and a second kernel adds them in a fixed order. Columns' sums are products with ones, as gradient16.cu's; of tiles
- * below one another each sums every so manieth step, and the second kernel adds up theirs.
+ * workspace, and a second kernel adds them in a fixed order. Columns are summed by three more warps, since a product with ones
+ * takes a fifth of a step and more; of tiles below one another each sums every so manieth step, and the second kernel adds up
+ * theirs.
  *
  * Bytes: 2 R (m + n); from L2 2 R (m ceil(n / 256) + n ceil(m / 256)) where 256 columns are below one another; 8 bytes an element
  * of a piece. FLOPs: 2 R m n. A layer of d_model 384 (R 16,384): 201 MB, 67 us at 3 TB/s, and 58 GFLOP, 73 us at 790 TFLOP/s. */
@@ -36,11 +37,11 @@ enum {
     MOST_WIDE = 4,      /* of dy */
     RING = 25,          /* of all stages, at most */
     STAGES = 6,         /* at most */
-    ONES = 1024,        /* bytes of ones, an operand of 8 columns, in front of the stages */
     BLOCKS = 2,         /* of a cluster */
     MULTIPLY_WARPS = 4 * HIGH,
     MULTIPLY_THREADS = 32 * MULTIPLY_WARPS,
-    THREADS = MULTIPLY_THREADS + 32,
+    SUM_WARPS = 3, /* behind the one that fetches */
+    THREADS = MULTIPLY_THREADS + 32 + 32 * SUM_WARPS,
     LANES = 8, /* of the second kernel: those that share a column's sums */
     AHEAD = 4, /* pieces that it asks for at once, and fours of dw */
     MOST_PARTS = 8,
@@ -145,7 +146,7 @@ static __device__ __forceinline__ const struct problem &problem_of(const struct 
 
 /* The ring: its stages follow one another through all pieces. */
 template <int WIDE> struct place {
-    static constexpr int COUNT = RING / (HIGH + WIDE), BYTES = (HIGH + WIDE) * PANEL, SHARED = ONES + COUNT * BYTES;
+    static constexpr int COUNT = RING / (HIGH + WIDE), BYTES = (HIGH + WIDE) * PANEL, SHARED = COUNT * BYTES;
     int stage;
     uint32_t parity;
 
@@ -255,13 +256,13 @@ static __device__ __forceinline__ void prefetch_sums(const struct problem &p, in
 
 /* A warpgroup's panel of x times all of dy, for all of the cluster's pieces. */
 template <typename T, int WIDE>
-static __device__ __forceinline__ void multiply(const struct problems &x, uint32_t ones_at, uint32_t ring, uint32_t full,
-                                                uint32_t empty, int cluster, int rank, int warp)
+static __device__ __forceinline__ void multiply(const struct problems &x, uint32_t ring, uint32_t full, uint32_t empty, int cluster,
+                                                int rank, int warp)
 {
-    constexpr int COLUMNS = WIDE * EDGE, SUMMED = (WIDE + 1) / 2; /* panels whose columns a warpgroup sums: every other one */
+    constexpr int COLUMNS = WIDE * EDGE;
     const int group = warp / 4, lane = (int)threadIdx.x % 32;
     /* Operands without the block's number in its cluster, which addresses of shared memory begin with. */
-    const uint32_t inside = ring & 0x3ffff, ones = ps_wgmma_place(ones_at & 0x3ffff);
+    const uint32_t inside = ring & 0x3ffff;
     struct place<WIDE> at = {
         0, 0
     };
@@ -270,32 +271,14 @@ static __device__ __forceinline__ void multiply(const struct problems &x, uint32
         const struct problem &p = problem_of(x, piece.pair);
         int tile_m, tile_n;
         tile_of(p, piece.pair, rank, tile_m, tile_n);
-        /* Until this tile sums columns. */
-        int until = p.db && tile_m < p.tiles_m ? (tile_m + p.tiles_m - piece.first % p.tiles_m) % p.tiles_m : piece.steps;
-        float sum[COLUMNS / 8][4], column_sum[SUMMED][1][4];
+        float sum[COLUMNS / 8][4];
         ps_zero(sum);
-#pragma unroll
-        for (int j = 0; j < SUMMED; j++) {
-            ps_zero(column_sum[j]);
-        }
         int before = 0;
 #pragma unroll 1
         for (int s = 0; s < piece.steps; s++) {
             const uint32_t panels = inside + at.stage * place<WIDE>::BYTES;
             const uint32_t left = ps_wgmma_place(panels + group * PANEL), right = ps_wgmma_place(panels + HIGH * PANEL, PANEL);
             ps_mbarrier_wait(full + 8 * at.stage, at.parity);
-            if (s == until) {
-                until += p.tiles_m;
-                ps_wgmma_begin();
-#pragma unroll
-                for (int j = 0; j < SUMMED; j++) {
-                    const uint32_t own = ps_wgmma_place(panels + (HIGH + 2 * j + group) * PANEL);
-#pragma unroll
-                    for (int k = 0; k < EDGE / 16; k++) {
-                        ps_wgmma_onto<T, 1, 0>(column_sum[j], ps_wgmma_operand(own, k * DEEP), ps_wgmma_operand(ones, 0));
-                    }
-                }
-            }
             ps_wgmma_begin();
 #pragma unroll
             for (int k = 0; k < EDGE / 16; k++) {
@@ -314,10 +297,6 @@ static __device__ __forceinline__ void multiply(const struct problems &x, uint32
         }
         ps_wgmma_wait<0>();
         ps_pin(sum);
-#pragma unroll
-        for (int j = 0; j < SUMMED; j++) {
-            ps_pin(column_sum[j]);
-        }
         if (lane < BLOCKS) {
             ps_mbarrier_arrive_at(empty + 8 * before, lane);
         }
@@ -331,14 +310,82 @@ static __device__ __forceinline__ void multiply(const struct problems &x, uint32
                 to[j * MULTIPLY_THREADS] = make_float4(sum[j][0], sum[j][1], sum[j][2], sum[j][3]);
             }
         }
-        if (p.db && lane % 4 == 0) { /* every column is the same */
+    }
+}
+
+/* sum += 8 columns of a panel's rows, every fourth: a lane 16 bytes of a line. */
+template <typename T> static __device__ __forceinline__ void add_rows(float (&sum)[8], uint32_t panel, int lane)
+{
+    enum { LINES = 4, TOGETHER = 8 }; /* at once; loads */
+    const uint32_t first = lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4);
 #pragma unroll
-            for (int j = 0; j < SUMMED; j++) {
-                float *const to = x.sums + (int64_t)slot * COLUMNS + (2 * j + group) * EDGE + warp % 4 * 16 + lane / 4;
-                if (2 * j + 1 < WIDE || group == 0) {
-                    to[0] = column_sum[j][0][0];
-                    to[8] = column_sum[j][0][2];
+    for (int i = 0; i < EDGE / LINES; i += TOGETHER) {
+        uint4 v[TOGETHER];
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) { /* units are exchanged by a line's number modulo 8 */
+            v[j] = ps_shared_load4(panel + (i + j) * LINES * 128 + (first ^ (j % 2 * LINES) << 4));
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            const uint32_t words[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                float two[2];
+                ps_unpack<T>(two, words[k]);
+                sum[2 * k] += two[0];
+                sum[2 * k + 1] += two[1];
+            }
+        }
+    }
+}
+
+/* The columns' sums of all pieces, a warp those of every SUM_WARPS-th panel of dy. */
+template <typename T, int WIDE>
+static __device__ __forceinline__ void sum_columns(const struct problems &x, uint32_t ring, uint32_t full, uint32_t empty,
+                                                   int cluster, int rank, int warp)
+{
+    constexpr int PANELS = (WIDE + SUM_WARPS - 1) / SUM_WARPS;
+    const int lane = (int)threadIdx.x % 32;
+    struct place<WIDE> at = {
+        0, 0
+    };
+    struct piece piece;
+    for (int i = 0; piece_of(x, cluster, i, piece); i++) {
+        const struct problem &p = problem_of(x, piece.pair);
+        int tile_m, tile_n;
+        tile_of(p, piece.pair, rank, tile_m, tile_n);
+        /* Until this tile sums columns. */
+        int until = p.db && tile_m < p.tiles_m ? (tile_m + p.tiles_m - piece.first % p.tiles_m) % p.tiles_m : piece.steps;
+        float sum[PANELS][8] = {};
+#pragma unroll 1
+        for (int s = 0; s < piece.steps; s++) {
+            ps_mbarrier_wait(full + 8 * at.stage, at.parity);
+            if (s == until) {
+                until += p.tiles_m;
+#pragma unroll
+                for (int j = 0; j < PANELS; j++) {
+                    const int panel = warp + j * SUM_WARPS;
+                    if (panel < WIDE) {
+                        add_rows<T>(sum[j], ring + at.stage * place<WIDE>::BYTES + (HIGH + panel) * PANEL, lane);
+                    }
                 }
+                __syncwarp();
+            }
+            if (lane < BLOCKS) {
+                ps_mbarrier_arrive_at(empty + 8 * at.stage, lane);
+            }
+            at.advance();
+        }
+#pragma unroll
+        for (int j = 0; j < PANELS; j++) {
+            const int panel = warp + j * SUM_WARPS;
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                sum[j][k] += __shfl_xor_sync(0xffffffffu, sum[j][k], 8);
+                sum[j][k] += __shfl_xor_sync(0xffffffffu, sum[j][k], 16);
+            }
+            if (p.db && lane < 8 && panel < WIDE) {
+                ps_store<8>(x.sums + (int64_t)(piece.number * BLOCKS + rank) * (WIDE * EDGE) + panel * EDGE + lane * 8, sum[j]);
             }
         }
     }
@@ -351,16 +398,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_co
     __shared__ __align__(8) uint64_t barriers[2 * STAGES];
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), rank = ps_cluster_rank();
     const int cluster = (int)blockIdx.x / BLOCKS;
-    const uint32_t ones = ps_shared_address(shared), ring = ones + ONES, full = ps_shared_address(barriers),
-                   empty = full + 8 * STAGES;
-    if (threadIdx.x < ONES / 4) {
-        ((uint32_t *)shared)[threadIdx.x] = ps_ones<T>();
-    }
-    ps_publish();
+    const uint32_t ring = ps_shared_address(shared), full = ps_shared_address(barriers), empty = full + 8 * STAGES;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             ps_mbarrier_init(full + 8 * i, 1);
-            ps_mbarrier_init(empty + 8 * i, BLOCKS * MULTIPLY_WARPS);
+            ps_mbarrier_init(empty + 8 * i, BLOCKS * (MULTIPLY_WARPS + SUM_WARPS));
         }
         ps_mbarrier_publish();
     }
@@ -379,8 +421,10 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_co
             fetch<WIDE>(x, ring, full, empty, cluster, rank);
         }
         __syncwarp();
+    } else if (warp < MULTIPLY_WARPS) {
+        multiply<T, WIDE>(x, ring, full, empty, cluster, rank, warp);
     } else {
-        multiply<T, WIDE>(x, ones, ring, full, empty, cluster, rank, warp);
+        sum_columns<T, WIDE>(x, ring, full, empty, cluster, rank, warp - MULTIPLY_WARPS - 1);
     }
     ps_cluster_arrive(); /* until the other is here too, the barriers must stay */
     ps_cluster_wait();
