@@ -159,15 +159,6 @@ template <int WIDE> struct place {
     }
 };
 
-/* True in one lane of the warp. Of this lane, unlike the first, the compiler knows that it is one: it has what a copy needs in
- * uniform registers, in place of a loop over lanes around each. */
-static __device__ __forceinline__ bool elected()
-{
-    uint32_t is;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(is));
-    return is != 0;
-}
-
 /* One lane: panels of all steps. Those that both blocks read the one or the other brings to both. */
 template <int WIDE>
 static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t ring, uint32_t full, uint32_t empty, int cluster,
@@ -415,7 +406,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_co
         }
         ps_mbarrier_publish();
     }
-    if (warp == MULTIPLY_WARPS && elected()) {
+    if (warp == MULTIPLY_WARPS && ps_elect()) {
         for (int i = 0; i < x.count; i++) {
             ps_tensor_prefetch(&x.each[i].x);
             ps_tensor_prefetch(&x.each[i].dy);
@@ -426,7 +417,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_co
     ps_cluster_wait();
     ps_grid_begin();
     if (warp == MULTIPLY_WARPS) {
-        if (elected()) {
+        if (ps_elect()) {
             fetch<WIDE>(x, ring, full, empty, cluster, rank);
         }
         __syncwarp();

@@ -5,6 +5,15 @@
 #include <cuda.h>
 #include <stdint.h>
 
+/* True in one lane of the warp, the same each time; the whole warp comes here. Of this lane, unlike the first, the compiler knows
+ * that it is one: it has what a copy needs in uniform registers, in place of a loop over lanes around each. */
+static __device__ __forceinline__ bool ps_elect()
+{
+    uint32_t elected;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+    return elected != 0;
+}
+
 static __device__ __forceinline__ void ps_mbarrier_init(uint32_t barrier, int arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

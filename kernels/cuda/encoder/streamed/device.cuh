@@ -22,14 +22,6 @@ static __device__ __forceinline__ bool ps_shared_count(uint32_t counter, int all
     return before == (uint32_t)all - 1;
 }
 
-/* True in one lane of the warp, the same each time; the whole warp comes here. */
-static __device__ __forceinline__ bool ps_elect()
-{
-    uint32_t elected;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
-    return elected != 0;
-}
-
 /* The 128 bytes of global memory around there, to L2. */
 static __device__ __forceinline__ void ps_prefetch(const void *p)
 {
