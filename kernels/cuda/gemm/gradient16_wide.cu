@@ -44,6 +44,7 @@ enum {
     THREADS = MULTIPLY_THREADS + 32 + 32 * SUM_WARPS,
     LANES = 8, /* of the second kernel: those that share a column's sums */
     AHEAD = 4, /* pieces that it asks for at once, and fours of dw */
+    EARLY = 8, /* steps before its end that a whole tile's part of dw is asked for */
     MOST_PARTS = 8,
     LEAST_OUTPUTS = 1 << 18,
     MOST_OUTPUTS = 1 << 26, /* of a problem; its pairs' sums of columns fit the workspace then */
@@ -159,7 +160,21 @@ template <int WIDE> struct place {
     }
 };
 
-/* One lane: panels of all steps. Those that both blocks read the one or the other brings to both. */
+/* The part-th of EARLY parts of a tile of dw, of which the multiplying warps soon read every element, to L2. */
+template <int WIDE> static __device__ __forceinline__ void prefetch_sums(const struct problem &p, int tile_m, int tile_n, int part)
+{
+    constexpr int ROWS = HIGH * EDGE / EARLY;
+    const int row = tile_m * HIGH * EDGE + part * ROWS, column = tile_n * WIDE * EDGE;
+    const int rows = min(ROWS, p.m - row), columns = min(WIDE * EDGE, p.n - column);
+    const float *from = p.dw + (int64_t)row * p.n + column;
+#pragma unroll 1
+    for (int i = 0; i < rows && columns > 0; i++, from += p.n) {
+        ps_bulk_prefetch(from, (uint32_t)sizeof(float) * columns);
+    }
+}
+
+/* One lane: panels of all steps. Those that both blocks read the one or the other brings to both. A whole tile's part of dw comes
+ * to L2 beside the last ones. */
 template <int WIDE>
 static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t ring, uint32_t full, uint32_t empty, int cluster,
                                              int rank)
@@ -187,6 +202,9 @@ static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t 
                 } else if (j % BLOCKS == rank) {
                     ps_tensor_copy2_to(to + j * PANEL, map, column, row, barrier, (1 << BLOCKS) - 1);
                 }
+            }
+            if (piece.pair < x.whole && piece.steps - s <= EARLY) {
+                prefetch_sums<WIDE>(p, tile_m, tile_n, EARLY - (piece.steps - s));
             }
         }
     }
@@ -244,16 +262,6 @@ static __device__ __forceinline__ void add_sums(const struct spot &spot, const f
     }
 }
 
-/* A warp's 16 rows of a tile of dw, of which it soon reads every element, to L2. */
-template <int WIDE>
-static __device__ __forceinline__ void prefetch_sums(const struct problem &p, int tile_m, int tile_n, int warp, int lane)
-{
-    const int row = tile_m * HIGH * EDGE + warp * 16 + lane, column = tile_n * WIDE * EDGE;
-    if (lane < 16 && row < p.m && column < p.n) {
-        ps_bulk_prefetch(p.dw + (int64_t)row * p.n + column, (uint32_t)sizeof(float) * min(p.n - column, WIDE * EDGE));
-    }
-}
-
 /* A warpgroup's panel of x times all of dy, for all of the cluster's pieces. */
 template <typename T, int WIDE>
 static __device__ __forceinline__ void multiply(const struct problems &x, uint32_t ring, uint32_t full, uint32_t empty, int cluster,
@@ -291,9 +299,6 @@ static __device__ __forceinline__ void multiply(const struct problems &x, uint32
             }
             before = at.stage;
             at.advance();
-        }
-        if (piece.pair < x.whole) {
-            prefetch_sums<WIDE>(p, tile_m, tile_n, warp, lane);
         }
         ps_wgmma_wait<0>();
         ps_pin(sum);
