@@ -42,9 +42,10 @@ enum {
     MULTIPLY_THREADS = 32 * MULTIPLY_WARPS,
     SUM_WARPS = 3, /* behind the one that fetches */
     THREADS = MULTIPLY_THREADS + 32 + 32 * SUM_WARPS,
-    LANES = 8, /* of the second kernel: those that share a column's sums */
-    AHEAD = 4, /* pieces that it asks for at once, and fours of dw */
-    EARLY = 8, /* steps before its end that a whole tile's part of dw is asked for */
+    AHEAD = 4,    /* fours of dw that a thread asks for at once, at first */
+    LANES = 8,    /* of the second kernel: those that share a column's sums */
+    TOGETHER = 4, /* fours that a thread of it adds */
+    EARLY = 8,    /* steps before its end that a whole tile's part of dw is asked for */
     MOST_PARTS = 8,
     LEAST_OUTPUTS = 1 << 18,
     MOST_OUTPUTS = 1 << 26, /* of a problem; its pairs' sums of columns fit the workspace then */
@@ -210,21 +211,23 @@ static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t 
     }
 }
 
-/* Where a tile's sums lie in dw as a thread of the multiplying ones has them: in two rows, two of every 8 columns. */
+/* Where a tile's sums lie in dw as a thread of the multiplying ones has them: in two rows, two of every 8 columns, fours from the
+ * `four`-th on. */
 struct spot {
     float *first, *second;
     int first_left, second_left; /* columns from there on, none where the row is not of dw */
 };
 
 template <int WIDE>
-static __device__ __forceinline__ struct spot spot_of(const struct problem &p, int tile_m, int tile_n, int thread)
+static __device__ __forceinline__ struct spot spot_of(const struct problem &p, int tile_m, int tile_n, int thread, int four)
 {
-    const int row = tile_m * HIGH * EDGE + thread / 32 * 16 + thread / 4 % 8, column = tile_n * WIDE * EDGE + thread % 4 * 2;
+    const int row = tile_m * HIGH * EDGE + thread / 32 * 16 + thread / 4 % 8,
+              column = tile_n * WIDE * EDGE + 8 * four + thread % 4 * 2;
     float *const first = p.dw + (int64_t)row * p.n + column;
     return {first, first + 8 * (int64_t)p.n, row < p.m ? p.n - column : 0, row + 8 < p.m ? p.n - column : 0};
 }
 
-/* The j-th four. */
+/* The j-th of them. */
 static __device__ __forceinline__ float4 sums_at(const struct spot &s, int j)
 {
     const float2 none = make_float2(0, 0), first = 8 * j < s.first_left ? *(const float2 *)(s.first + 8 * j) : none,
@@ -307,7 +310,7 @@ static __device__ __forceinline__ void multiply(const struct problems &x, uint32
         }
         const int thread = (int)threadIdx.x, slot = piece.number * BLOCKS + rank;
         if (piece.pair < x.whole) {
-            add_sums(spot_of<WIDE>(p, tile_m, tile_n, thread), sum);
+            add_sums(spot_of<WIDE>(p, tile_m, tile_n, thread, 0), sum);
         } else {
             float4 *const to = (float4 *)x.partial + (int64_t)slot * (COLUMNS / 8 * MULTIPLY_THREADS) + thread;
 #pragma unroll
@@ -321,17 +324,17 @@ static __device__ __forceinline__ void multiply(const struct problems &x, uint32
 /* sum += 8 columns of a panel's rows, every fourth: a lane 16 bytes of a line. */
 template <typename T> static __device__ __forceinline__ void add_rows(float (&sum)[8], uint32_t panel, int lane)
 {
-    enum { LINES = 4, TOGETHER = 8 }; /* at once; loads */
+    enum { LINES = 4, LOADS = 8 }; /* at once */
     const uint32_t first = lane / 8 * 128 + ((lane % 8 ^ lane / 8) << 4);
 #pragma unroll
-    for (int i = 0; i < EDGE / LINES; i += TOGETHER) {
-        uint4 v[TOGETHER];
+    for (int i = 0; i < EDGE / LINES; i += LOADS) {
+        uint4 v[LOADS];
 #pragma unroll
-        for (int j = 0; j < TOGETHER; j++) { /* units are exchanged by a line's number modulo 8 */
+        for (int j = 0; j < LOADS; j++) { /* units are exchanged by a line's number modulo 8 */
             v[j] = ps_shared_load4(panel + (i + j) * LINES * 128 + (first ^ (j % 2 * LINES) << 4));
         }
 #pragma unroll
-        for (int j = 0; j < TOGETHER; j++) {
+        for (int j = 0; j < LOADS; j++) {
             const uint32_t words[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
 #pragma unroll
             for (int k = 0; k < 4; k++) {
@@ -435,40 +438,48 @@ static __global__ void __launch_bounds__(THREADS, 1) wide_kernel(const __grid_co
     ps_cluster_wait();
 }
 
-/* dw += the cut pairs' pieces, db += the columns' sums. Blocks: of each tile of a cut pair its float4s, a thread each; then of each
- * problem's columns 32, LANES threads a column. */
-template <int WIDE> static __global__ void __launch_bounds__(MULTIPLY_THREADS) add_kernel(const __grid_constant__ struct problems x)
+/* dw += the cut pairs' pieces, db += the columns' sums. Blocks: of each tile of a cut pair its float4s, TOGETHER a thread, since
+ * what finds a piece takes more instructions than what adds it; then of each problem's columns 32, LANES threads a column. */
+template <int WIDE>
+static __global__ void __launch_bounds__(MULTIPLY_THREADS, 4) add_kernel(const __grid_constant__ struct problems x)
 {
-    constexpr int COLUMNS = WIDE * EDGE, TILE_BLOCKS = COLUMNS / 8;
+    constexpr int COLUMNS = WIDE * EDGE, TILE_BLOCKS = COLUMNS / 8 / TOGETHER;
     static_assert(LANES * 32 == MULTIPLY_THREADS, "a block of either kind");
     __shared__ float all[LANES][32];
     const int thread = (int)threadIdx.x;
     int block = (int)blockIdx.x, tile_m, tile_n;
     if (block < x.cut * BLOCKS * TILE_BLOCKS) {
-        const int pair = x.whole + block / (BLOCKS * TILE_BLOCKS), rank = block / TILE_BLOCKS % BLOCKS, j = block % TILE_BLOCKS;
+        const int pair = x.whole + block / (BLOCKS * TILE_BLOCKS), rank = block / TILE_BLOCKS % BLOCKS,
+                  first = block % TILE_BLOCKS * TOGETHER;
         const struct problem &p = problem_of(x, pair);
         struct pieces pieces = {pair, 0, 0};
         tile_of(p, pair, rank, tile_m, tile_n);
-        const struct spot spot = spot_of<WIDE>(p, tile_m, tile_n, thread);
-        const float4 before = sums_at(spot, j); /* the first kernel does not write it */
-        ps_grid_begin();
-        float4 sum = make_float4(0, 0, 0, 0);
-        for (bool more = true; more;) {
-            float4 v[AHEAD];
+        const struct spot spot = spot_of<WIDE>(p, tile_m, tile_n, thread, first);
+        float4 before[TOGETHER], sum[TOGETHER];
 #pragma unroll
-            for (int k = 0; k < AHEAD; k++) {
-                int number = 0;
-                more = next_piece(x, pieces, number);
-                const int64_t slot = (int64_t)number * BLOCKS + rank;
-                v[k] = more ? *((const float4 *)x.partial + (slot * TILE_BLOCKS + j) * MULTIPLY_THREADS + thread)
-                            : make_float4(0, 0, 0, 0);
+        for (int j = 0; j < TOGETHER; j++) {
+            before[j] = sums_at(spot, j); /* the first kernel does not write it */
+            sum[j] = make_float4(0, 0, 0, 0);
+        }
+        ps_grid_begin();
+        for (int number; next_piece(x, pieces, number);) {
+            const int64_t slot = (int64_t)number * BLOCKS + rank;
+            const float4 *const from = (const float4 *)x.partial + (slot * (COLUMNS / 8) + first) * MULTIPLY_THREADS + thread;
+            float4 v[TOGETHER];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                v[j] = from[j * MULTIPLY_THREADS];
             }
 #pragma unroll
-            for (int k = 0; k < AHEAD; k++) {
-                sum = make_float4(sum.x + v[k].x, sum.y + v[k].y, sum.z + v[k].z, sum.w + v[k].w);
+            for (int j = 0; j < TOGETHER; j++) {
+                sum[j] = make_float4(sum[j].x + v[j].x, sum[j].y + v[j].y, sum[j].z + v[j].z, sum[j].w + v[j].w);
             }
         }
-        set_sums(spot, j, make_float4(before.x + sum.x, before.y + sum.y, before.z + sum.z, before.w + sum.w));
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            const float4 v = before[j];
+            set_sums(spot, j, make_float4(v.x + sum[j].x, v.y + sum[j].y, v.z + sum[j].z, v.w + sum[j].w));
+        }
         return;
     }
     ps_grid_begin();
@@ -619,7 +630,7 @@ static enum ps_status launch(const struct ps_cuda_context *c, const struct ps_pr
         p->sum_blocks = p->db ? ceil_div(p->n, 32) : 0;
         sum_blocks += p->sum_blocks;
     }
-    const int add_blocks = x->cut * BLOCKS * WIDE * EDGE / 8 + sum_blocks;
+    const int add_blocks = x->cut * BLOCKS * (WIDE * EDGE / 8 / TOGETHER) + sum_blocks;
     constexpr size_t shared = place<WIDE>::SHARED;
     PS_TRY(ps_cuda_allow_shared((const void *)wide_kernel<T, WIDE>, shared, "gemm"));
     ps_cuda_launch_clusters(c, wide_kernel<T, WIDE>, BLOCKS, (unsigned)(x->clusters * BLOCKS), THREADS, shared, *x);
