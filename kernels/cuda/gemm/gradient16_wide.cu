@@ -309,13 +309,16 @@ static __device__ __forceinline__ void multiply(const struct problems &x, uint32
             ps_mbarrier_arrive_at(empty + 8 * before, lane);
         }
         const int thread = (int)threadIdx.x, slot = piece.number * BLOCKS + rank;
+        const struct spot spot = spot_of<WIDE>(p, tile_m, tile_n, thread, 0);
         if (piece.pair < x.whole) {
-            add_sums(spot_of<WIDE>(p, tile_m, tile_n, thread, 0), sum);
-        } else {
+            add_sums(spot, sum);
+        } else { /* what there is of it */
             float4 *const to = (float4 *)x.partial + (int64_t)slot * (COLUMNS / 8 * MULTIPLY_THREADS) + thread;
 #pragma unroll
             for (int j = 0; j < COLUMNS / 8; j++) {
-                to[j * MULTIPLY_THREADS] = make_float4(sum[j][0], sum[j][1], sum[j][2], sum[j][3]);
+                if (8 * j < spot.first_left) {
+                    to[j * MULTIPLY_THREADS] = make_float4(sum[j][0], sum[j][1], sum[j][2], sum[j][3]);
+                }
             }
         }
     }
@@ -468,7 +471,7 @@ static __global__ void __launch_bounds__(MULTIPLY_THREADS, 4) add_kernel(const _
             float4 v[TOGETHER];
 #pragma unroll
             for (int j = 0; j < TOGETHER; j++) {
-                v[j] = from[j * MULTIPLY_THREADS];
+                v[j] = 8 * j < spot.first_left ? from[j * MULTIPLY_THREADS] : make_float4(0, 0, 0, 0);
             }
 #pragma unroll
             for (int j = 0; j < TOGETHER; j++) {
