@@ -515,12 +515,13 @@ static struct layer layer_of(const struct ps_kernels *k, const struct ps_encoder
 }
 
 /* As measured (docs/benchmarks.md). A row costs the same whatever d is, and the backward kernel of wider heads has too few
- * registers for many patches; but few rows are done at once, where the other level has many launches. */
+ * registers for many patches; but some rows are done at once, where the other level has many launches, and few leave
+ * multiprocessors idle. */
 static bool is_slower(const struct layer *l)
 {
-    const bool many = tiles_of(l) > l->context->multiprocessors;
-    const int64_t e = l->d_model / l->n_heads;
-    return l->d_model <= 64 || (e > 16 && l->patches > 48) ||
+    const int64_t tiles = tiles_of(l), e = l->d_model / l->n_heads;
+    const bool few = 5 * tiles<l->context->multiprocessors, many = tiles> l->context->multiprocessors;
+    return few || l->d_model <= 64 || (e > 16 && l->patches > 48) ||
            (many && (l->d_model <= (e > 8 ? 96 : 72) || (e > 8 && l->patches > (e > 16 ? 32 : 48))));
 }
 
