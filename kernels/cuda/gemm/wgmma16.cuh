@@ -76,6 +76,7 @@ enum ps_status finish(const struct ps_cuda_context *c, const char *op, const str
     x.addend_scale = (const float *)f->addend_scale.data;
     x.addend_shift = (const float *)f->addend_shift.data;
     x.dropout = f->dropout;
+    x.keys = ps_round_keys_make(f->dropout.seed);
     x.activation = f->activation;
     x.mean = (float *)f->mean.data;
     x.var = (float *)f->var.data;

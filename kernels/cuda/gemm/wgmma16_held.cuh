@@ -187,7 +187,7 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
             bring();
         }
     }
-    const uint64_t drawn_at = x.dropout.threshold ? x.dropout.state->step : 0;
+    const uint4 drawn = begin_draws(x);
     const uint32_t staged = staging + warp * x.staged;
     int begin = 0, rows = 0; /* stage of a tile's first panel; rows counted */
     uint32_t parity = 0;
@@ -237,7 +237,7 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
                 store_lines<T, N>(x, sum[0], corner, staged, bias + chunk * N);
                 continue;
             }
-            finish_rows<T, N, 1, FINISH, COUNTED, true>(x, sum, next, staged, corner, column0, drawn_at,
+            finish_rows<T, N, 1, FINISH, COUNTED, true>(x, sum, next, staged, corner, column0, drawn,
                                                         (float2(*)[COUNTED ? N : 1])(counted + (warp * x.chunks + chunk) * N),
                                                         pivots + (warp * x.chunks + chunk) * N, tile == first);
             if (COUNTED && chunk == 0) {

@@ -189,7 +189,7 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
         __syncwarp();
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)MANY_REGISTERS));
-        const uint64_t drawn_at = x.dropout.threshold ? x.dropout.state->step : 0;
+        const uint4 drawn = begin_draws(x);
         const uint32_t staged = ring + COUNT * STAGE + warp * STAGED_BYTES;
         const uint32_t panels = ring & 0x3ffff; /* without the block's number in its cluster: an operand has no room for that */
         int number = side;                      /* of the tile among the block's */
@@ -243,7 +243,7 @@ static __global__ void __launch_bounds__(LONG_THREADS, 1)
             ps_pin(sum[0]);
             ps_pin(sum[1]);
             release(before);
-            finish_rows<T, WIDE, 2, FINISH, COUNTED, false>(x, sum, next, staged, corner, column0, drawn_at,
+            finish_rows<T, WIDE, 2, FINISH, COUNTED, false>(x, sum, next, staged, corner, column0, drawn,
                                                             counted[COUNTED ? side : 0] + (COUNTED ? warp % 4 : 0), NULL, true);
             if constexpr (COUNTED) {
                 if (tile_m < x.tiles_m) {

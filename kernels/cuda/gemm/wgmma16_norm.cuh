@@ -85,7 +85,7 @@ static __device__ __forceinline__ bool goes(const struct ps_block &draws, int j,
 template <typename T, int N>
 static __device__ __forceinline__ void norm_forward(const struct call &x, const struct norm &norm, float (&v)[2][8],
                                                     const struct beside_rows<PS_FINISH_RESIDUAL> &now, const struct corner &corner,
-                                                    int64_t row0, int step, uint64_t drawn_at)
+                                                    int64_t row0, int step, uint4 drawn)
 {
     using out = whole_rows<N, 2>;
     const int column = out::column();
@@ -112,7 +112,7 @@ static __device__ __forceinline__ void norm_forward(const struct call &x, const 
         unpack<T>(other, now.addend[i]);
         if (dropped) {
             const struct ps_block draws =
-                ps_draws(x.dropout, drawn_at, corner.block + (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
+                ps_draws_after(x.keys, drawn, corner.block + (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 v[i][j] = goes(draws, j, least) ? 0.0f : v[i][j];
@@ -181,9 +181,9 @@ static __device__ __forceinline__ void norm_forward(const struct call &x, const 
 /* A step of SUM: v is the gradient of what the norm gave, c that of its x, + addend. statistics: mean and rstd of the warp's row
  * whose number the lane has. */
 template <typename T, int N>
-static __device__ __forceinline__ void
-norm_backward(const struct call &x, const struct norm &norm, float (&v)[8], const struct beside_rows<PS_FINISH_SUM> &now,
-              float2 statistics, struct norm_sums &sums, const struct corner &corner, int step, uint64_t drawn_at)
+static __device__ __forceinline__ void norm_backward(const struct call &x, const struct norm &norm, float (&v)[8],
+                                                     const struct beside_rows<PS_FINISH_SUM> &now, float2 statistics,
+                                                     struct norm_sums &sums, const struct corner &corner, int step, uint4 drawn)
 {
     using out = whole_rows<N, 1>;
     const int row = out::row(step, 0), column = out::column();
@@ -222,7 +222,7 @@ norm_backward(const struct call &x, const struct norm &norm, float (&v)[8], cons
         unpack<T>(v, words);
         if (dropped) {
             const struct ps_block draws =
-                ps_draws(x.dropout, drawn_at, corner.block + (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
+                ps_draws_after(x.keys, drawn, corner.block + (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 v[j] = goes(draws, j, least) ? 0.0f : v[j] * scale;
@@ -276,10 +276,9 @@ static __device__ __forceinline__ void leave_sums(const struct call &x, const st
 
 /* A warp's rows of a tile, when its products have ended. next: what fetch_rows found of the first step. */
 template <typename T, int N, enum ps_finish FINISH>
-static __device__ __forceinline__ void finish_whole_rows(const struct call &x, const struct norm &norm,
-                                                         const float (&sum)[N / 8][4], struct beside_rows<FINISH> &next,
-                                                         float2 statistics, struct norm_sums &sums, uint32_t stage,
-                                                         const struct corner &corner, int64_t row0, uint64_t drawn_at)
+static __device__ __forceinline__ void
+finish_whole_rows(const struct call &x, const struct norm &norm, const float (&sum)[N / 8][4], struct beside_rows<FINISH> &next,
+                  float2 statistics, struct norm_sums &sums, uint32_t stage, const struct corner &corner, int64_t row0, uint4 drawn)
 {
     using out = whole_rows<N, rows_each<FINISH>>;
     __syncwarp();
@@ -299,9 +298,9 @@ static __device__ __forceinline__ void finish_whole_rows(const struct call &x, c
             }
         }
         if constexpr (FINISH == PS_FINISH_RESIDUAL) {
-            norm_forward<T, N>(x, norm, v, now, corner, row0, step, drawn_at);
+            norm_forward<T, N>(x, norm, v, now, corner, row0, step, drawn);
         } else {
-            norm_backward<T, N>(x, norm, v[0], now, statistics, sums, corner, step, drawn_at);
+            norm_backward<T, N>(x, norm, v[0], now, statistics, sums, corner, step, drawn);
         }
     }
 }
@@ -348,7 +347,7 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
             bring();
         }
     }
-    const uint64_t drawn_at = x.dropout.threshold ? x.dropout.state->step : 0;
+    const uint4 drawn = begin_draws(x);
     auto near = [&](int tile) { /* a tile ahead: few products are shorter than the way from memory */
                                 call_near<T, N, 1, FINISH, FINISH == PS_FINISH_SUM>(
                                     x, corner_of<1>(x, (int64_t)tile * 64 + warp % 4 * 16, 0));
@@ -399,7 +398,7 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
         if (leader) {
             bring();
         }
-        finish_whole_rows<T, N, FINISH>(x, norm, sum, next, statistics, sums, stage, corner, row0, drawn_at);
+        finish_whole_rows<T, N, FINISH>(x, norm, sum, next, statistics, sums, stage, corner, row0, drawn);
     }
     if constexpr (FINISH == PS_FINISH_SUM) {
         leave_sums<N>(x, norm, sums, (float *)(memory + (rings - ps_shared_address(memory))));

@@ -43,6 +43,7 @@ struct call {
     const void *addend, *x;
     const float *bias, *addend_scale, *addend_shift; /* the latter two NULL: 1 and 0 */
     struct ps_dropout dropout;
+    struct ps_round_keys keys; /* of its draws */
     enum ps_activation activation;
     /* Of sums over rows: held_kernel's [blocks, n] pairs, and a ticket a slice; long_kernel's [tiles + groups, n], and for each
      * tile_n a ticket for each group of `share` tiles and one more. */
@@ -293,7 +294,13 @@ struct corner {
 template <int HALVES> static __device__ __forceinline__ struct corner corner_of(const struct call &x, int64_t row, int column)
 {
     return {row * x.ldc + column, rows_at(x.m, row, HALVES * 64), x.n - column,
-            (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8};
+            x.dropout.first + (uint32_t)row * ((uint32_t)x.n / 8) + (uint32_t)column / 8};
+}
+
+/* What a step's draws begin with. */
+static __device__ __forceinline__ uint4 begin_draws(const struct call &x)
+{
+    return x.dropout.threshold ? ps_draws_begin(x.keys, x.dropout.site, x.dropout.state->step) : make_uint4(0, 0, 0, 0);
 }
 
 /* A lane's part of the tensors beside c. */
@@ -393,14 +400,14 @@ static __device__ __forceinline__ void stage_parts(const float (&sum)[HALVES][N 
 
 static __device__ __forceinline__ eight staged(uint32_t stage, int line, int unit)
 {
-    return {ps_shared_load4(stage + line * 128 + ((unit ^ line % 8) << 4))};
+    return {ps_shared_load4(stage + line * 128 + ((unit ^ (line & 7)) << 4))};
 }
 
 static __device__ __forceinline__ void staged(float (&v)[8], uint32_t stage, int line, int unit)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const uint4 words = ps_shared_load4(stage + line * 256 + h * 128 + ((unit ^ line % 8 ^ h * 4) << 4));
+        const uint4 words = ps_shared_load4(stage + line * 256 + h * 128 + ((unit ^ (line & 7) ^ h * 4) << 4));
         v[4 * h] = __uint_as_float(words.x);
         v[4 * h + 1] = __uint_as_float(words.y);
         v[4 * h + 2] = __uint_as_float(words.z);
@@ -533,7 +540,7 @@ static __device__ __forceinline__ void store_lines(const struct call &x, const f
  * `pivots`, which its first one sets. */
 template <typename T, int N, int HALVES, enum ps_finish FINISH, bool COUNTED, bool ONWARD>
 static __device__ __forceinline__ void finish_rows(const struct call &x, const float (&sum)[HALVES][N / 8][4], struct beside &next,
-                                                   uint32_t stage, const struct corner &corner, int column0, uint64_t drawn_at,
+                                                   uint32_t stage, const struct corner &corner, int column0, uint4 drawn,
                                                    float2 (*counted)[COUNTED ? N : 1], float *pivots, bool first_tile)
 {
     using out = way_out<N, HALVES>;
@@ -623,7 +630,7 @@ static __device__ __forceinline__ void finish_rows(const struct call &x, const f
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const uint32_t row = (uint32_t)out::row(step, i);
-                draws[i] = ps_draws(x.dropout, drawn_at, corner.block + row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
+                draws[i] = ps_draws_after(x.keys, drawn, corner.block + row * ((uint32_t)x.n / 8) + (uint32_t)column / 8);
             }
         }
         if constexpr (FINISH == PS_FINISH_ACTIVATION) {
