@@ -37,17 +37,18 @@ enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct p
         c->ranks = ranks;
         status = ps_checkpoint_room(c);
     }
-    if (status == PS_OK) {
-        status = device->allocate_host(device, ranks * sizeof *snapshot->state, (void **)&snapshot->state);
-    }
-    if (status == PS_OK) {
-        status = device->allocate_host(device, stored * sizeof *c->parameters, (void **)&c->parameters);
-    }
-    if (status == PS_OK && !best_weights) {
-        status = device->allocate_host(device, count * sizeof *c->m, (void **)&c->m);
-    }
-    if (status == PS_OK && !best_weights) {
-        status = device->allocate_host(device, count * sizeof *c->v, (void **)&c->v);
+    if (status == PS_OK) { /* of 8 bytes first; one allocation, since each takes long */
+        const size_t moments = best_weights ? 0 : count;
+        status = device->allocate_host(
+            device, ranks * sizeof *snapshot->state + moments * (sizeof *c->v + sizeof *c->m) + stored * sizeof *c->parameters,
+            (void **)&snapshot->state);
+        if (status == PS_OK) {
+            double *const v = (double *)(snapshot->state + ranks);
+            float *const m = (float *)(v + moments);
+            c->v = best_weights ? NULL : v;
+            c->m = best_weights ? NULL : m;
+            c->parameters = m + moments;
+        }
     }
     if (status == PS_OK) {
         status = device->event_create(device, &snapshot->copied);
@@ -61,11 +62,8 @@ enum ps_status ps_snapshot_open(struct ps_session *s, int best_weights, struct p
 void ps_snapshot_close(struct ps_snapshot *snapshot)
 {
     struct ps_device *device = snapshot->session ? snapshot->session->device : NULL;
-    void *const pinned[] = {snapshot->state, snapshot->checkpoint.parameters, snapshot->checkpoint.m, snapshot->checkpoint.v};
-    for (size_t i = 0; i < sizeof pinned / sizeof *pinned; i++) {
-        if (pinned[i]) {
-            device->release_host(device, pinned[i]);
-        }
+    if (snapshot->state) {
+        device->release_host(device, snapshot->state);
     }
     if (snapshot->copied) {
         device->event_destroy(device, snapshot->copied);

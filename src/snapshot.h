@@ -7,7 +7,7 @@
 struct ps_snapshot {
     struct ps_session *session;
     struct ps_checkpoint checkpoint; /* its buffers are the snapshot's; whole once ps_snapshot_wait has returned */
-    struct ps_step_state *state;     /* pinned [ranks]: training's state at that moment */
+    struct ps_step_state *state;     /* pinned [ranks]: training's state at that moment; behind it the checkpoint's buffers */
     struct ps_event *copied;
     int best_weights;
 };
