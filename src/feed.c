@@ -15,7 +15,8 @@ struct ps_feed {
 
     struct ps_windows windows; /* as the device reads them */
     int resident;              /* the whole series is there; else batches stream through two slots */
-    int32_t *order;            /* pinned, [longest]; NULL with groups */
+    int32_t *order, *next;     /* pinned, [longest] each: the present order, and one drawn ahead; NULL with groups */
+    struct ps_order drawn;     /* what next holds; of no windows: nothing */
     int64_t batch, longest;
     struct ps_feed_share share; /* of a step */
     int64_t room;               /* windows of a slot */
@@ -204,6 +205,9 @@ enum ps_status ps_feed_open(struct ps_device *device, const struct ps_config *co
     if (!groups) { /* which draws the order of one group at a time */
         status = device->allocate_host(device, (size_t)longest * sizeof *f->order, (void **)&f->order);
     }
+    if (!groups && status == PS_OK) {
+        status = device->allocate_host(device, (size_t)longest * sizeof *f->next, (void **)&f->next);
+    }
     if (status == PS_OK) {
         status = device->allocate(device, (size_t)longest * sizeof(int32_t), &indices);
     }
@@ -253,6 +257,9 @@ void ps_feed_close(struct ps_feed *f)
     if (f->order) {
         device->release_host(device, f->order);
     }
+    if (f->next) {
+        device->release_host(device, f->next);
+    }
     free(f);
 }
 
@@ -268,11 +275,34 @@ const struct ps_windows *ps_feed_windows(const struct ps_feed *f)
 
 /* ---- one pass ---- */
 
+void ps_feed_prepare(struct ps_feed *f, const struct ps_order *order)
+{
+    if (!f->groups) {
+        ps_order_draw(order, f->next);
+        f->drawn = *order;
+    }
+}
+
+/* f->order becomes that order. */
+static void take_order(struct ps_feed *f, const struct ps_order *order)
+{
+    const struct ps_order *d = &f->drawn;
+    if (d->first != order->first || d->count != order->count || d->runs != order->runs || d->shuffled != order->shuffled ||
+        d->seed != order->seed || d->epoch != order->epoch) {
+        ps_order_draw(order, f->order);
+        return;
+    }
+    int32_t *const before = f->order;
+    f->order = f->next;
+    f->next = before;
+    f->drawn.count = 0;
+}
+
 enum ps_status ps_feed_start(struct ps_feed *f, const struct ps_order *order, int64_t begin, int64_t end)
 {
     f->position = begin;
     if (!f->groups) {
-        ps_order_draw(order, f->order);
+        take_order(f, order);
     }
     if (f->resident) {
         return f->device->upload(f->device, PS_COMPUTE, f->windows.indices.data, f->order, (size_t)end * sizeof *f->order);

@@ -31,6 +31,8 @@ int ps_feed_resident(const struct ps_feed *feed);
 /* As the device reads them; the same for every pass, so that a captured step may hold them. */
 const struct ps_windows *ps_feed_windows(const struct ps_feed *feed);
 
+/* Draws an order ahead: the pass after the present one will begin sooner, if it is of that order. */
+void ps_feed_prepare(struct ps_feed *feed, const struct ps_order *order);
 /* Draws the order and begins a pass over windows [begin, end) of it: uploads it, or starts the reader. */
 enum ps_status ps_feed_start(struct ps_feed *feed, const struct ps_order *order, int64_t begin, int64_t end);
 /* The next batch, on its way to the device; what is enqueued then waits for it. The host waits while it is not yet read. */

@@ -491,6 +491,10 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
     for (int64_t done = 1; status == PS_OK && done > 0 && !ps_session_stopped(s);) {
         status = pass_step(&pass, INT64_MAX, &done);
     }
+    if (split == PS_VALIDATION && s->best && s->epoch < (uint64_t)s->config->train.epochs) { /* while the device scores */
+        const struct ps_order next = training_order(s);
+        ps_feed_prepare(s->feed, &next);
+    }
     PS_TRY(pass_close(&pass, status));
     if (pass.position < pass.end) {
         *accuracy = (struct ps_accuracy){0};
