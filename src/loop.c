@@ -135,6 +135,22 @@ enum ps_status ps_session_full_steps(struct ps_session *s, int64_t steps)
     return PS_OK;
 }
 
+/* Those of a whole pass. */
+static enum ps_status graphs_of(struct ps_session *s, int64_t windows, int training)
+{
+    const int64_t B = s->step_windows, full = windows / B, several = steps_at_once(s, full), left = windows % B;
+    struct ps_graph *graph;
+    PS_TRY(full > 0 ? graph_of(s, B, several, training, &graph) : PS_OK);
+    PS_TRY(full % several > 0 ? graph_of(s, B, 1, training, &graph) : PS_OK);
+    return left > 0 ? graph_of(s, left, 1, training, &graph) : PS_OK;
+}
+
+enum ps_status ps_session_capture(struct ps_session *s)
+{
+    PS_TRY(graphs_of(s, s->train_windows, 1));
+    return graphs_of(s, s->splits.count[PS_VALIDATION], 0);
+}
+
 /* ---- keeping little queued, without waiting on the device ---- */
 
 #define GROUP_SECONDS 0.015

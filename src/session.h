@@ -178,6 +178,8 @@ int ps_session_frozen(const struct ps_session *session);
 enum ps_status ps_session_step(struct ps_session *session, int64_t batch);
 /* The training step of a full batch, captured on the first call. Its windows are those at the state's cursor. */
 enum ps_status ps_session_full_step(struct ps_session *session, struct ps_graph **graph);
+/* Captures what an epoch and its validation replay, which is else captured when it is come to. */
+enum ps_status ps_session_capture(struct ps_session *session);
 /* Enqueues `steps` of them as an epoch does, in graphs of several where the data lies on the device. */
 enum ps_status ps_session_full_steps(struct ps_session *session, int64_t steps);
 /* Uploads the first epoch's windows and sets epoch, step and cursor to 0, keeping the weights: where a timing loop starts again. */

@@ -357,6 +357,7 @@ static enum ps_status begin(struct ps_session *s, struct run *run, const struct 
     PS_TRY(ps_session_spread(s));
     if (!a->resume) {
         PS_TRY(write_checkpoints(s, run));
+        PS_TRY(ps_ranks_check(s->ranks, ps_session_capture(s))); /* while they are written */
         PS_TRY(drain(s, run));
     }
     return ps_ranks_check(s->ranks, is_first(s) ? write_config(s, run) : PS_OK);
