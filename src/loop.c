@@ -309,6 +309,7 @@ static enum ps_status train_pass(struct pass *pass, const struct ps_epoch_watch 
             most = watch->max_steps - pass->batches;
         }
         PS_TRY(pass_step(pass, most, &done));
+        PS_TRY(watch->begun && done > 0 && done == pass->batches ? watch->begun(s, watch->argument) : PS_OK);
         if (done == 0 || pass->throttle.nonfinite) {
             return PS_OK;
         }

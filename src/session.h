@@ -121,7 +121,8 @@ enum ps_status ps_session_initialise_from(struct ps_session *session, const stru
 /* What an epoch's loop tells and asks while it runs; every member optional. */
 struct ps_epoch_watch {
     struct ps_progress *progress;
-    int64_t checkpoint_every; /* steps; 0: never inside an epoch */
+    int64_t checkpoint_every;                                            /* steps; 0: never inside an epoch */
+    enum ps_status (*begun)(struct ps_session *session, void *argument); /* the first steps are queued */
     enum ps_status (*checkpoint)(struct ps_session *session, void *argument);
     void *argument;
     int64_t max_steps; /* 0: the whole epoch */

@@ -44,8 +44,11 @@ struct run {
     uint64_t last_step, last_epoch;
     char from[PS_KEPT_PATH];    /* the checkpoint that --init-from names */
     char resumed[PS_KEPT_PATH]; /* the checkpoint that it goes on from; "": a new run */
-    uint64_t recorded;          /* epochs whose validation is in metrics.jsonl */
-    int stopped;                /* the signal that ended it before its time; 0: none. One that comes later no longer matters */
+    uint64_t recorded;          /* epochs whose validation is in metrics.jsonl, but for what `record` holds */
+    struct ps_progress *progress;
+    struct ps_epoch_record record; /* of the last epoch, while it is not told */
+    int untold;
+    int stopped; /* the signal that ended it before its time; 0: none. One that comes later no longer matters */
 };
 
 static const char usage[] =
@@ -181,10 +184,26 @@ static int is_first(const struct ps_session *s)
     return ps_ranks_rank(s->ranks) == 0;
 }
 
-/* Puts the present state on its way to the disk, and the best weights if they are new. */
+/* The last epoch's line, printed and in metrics.jsonl. */
+static enum ps_status tell_epoch(struct ps_session *s, void *argument)
+{
+    struct run *run = argument;
+    struct ps_epoch_record *const record = &run->record;
+    if (!run->untold) {
+        return PS_OK;
+    }
+    PS_TRY(
+        s->device->download(s->device, PS_COPY, &record->lr, s->optimizer.learning_rates + (record->step - 1), sizeof record->lr));
+    run->untold = 0;
+    ps_progress_epoch(run->progress, record);
+    return ps_ranks_check(s->ranks, is_first(s) ? ps_metrics_append(run->metrics, record) : PS_OK);
+}
+
+/* Puts the present state on its way to the disk, and the best weights if they are new. Its epochs have been told before. */
 static enum ps_status write_checkpoints(struct ps_session *s, void *argument)
 {
     struct run *run = argument;
+    PS_TRY(tell_epoch(s, run));
     if (run->last_written && run->last_step == s->now.step && run->last_epoch == s->epoch) {
         return PS_OK;
     }
@@ -363,9 +382,9 @@ static enum ps_status begin(struct ps_session *s, struct run *run, const struct 
     return ps_ranks_check(s->ranks, is_first(s) ? write_config(s, run) : PS_OK);
 }
 
-/* Validation after an epoch, of which `windows` were trained in `seconds`: record, best weights, patience. */
-static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct ps_progress *progress, double loss, int64_t windows,
-                                  double seconds)
+/* Validation after an epoch, of which `windows` were trained in `seconds`: record, best weights, patience. Of short steps the epoch
+ * is told when the next one's first ones are queued, so that the device need not wait for the disk. */
+static enum ps_status after_epoch(struct ps_session *s, struct run *run, double loss, int64_t windows, double seconds)
 {
     struct ps_accuracy validation;
     PS_TRY(ps_session_score(s, PS_VALIDATION, &validation));
@@ -382,23 +401,19 @@ static enum ps_status after_epoch(struct ps_session *s, struct run *run, struct 
     } else {
         s->epochs_since_best++;
     }
-    double lr;
-    PS_TRY(s->device->download(s->device, PS_COMPUTE, &lr, s->optimizer.learning_rates + (s->now.step - 1), sizeof lr));
-    struct ps_epoch_record record = {.epoch = s->epoch,
-                                     .step = s->now.step,
-                                     .train_loss = loss,
-                                     .val_mse = validation.all.mse,
-                                     .val_mae = validation.all.mae,
-                                     .loss = s->config->train.loss,
-                                     .val_loss = validation.all.loss,
-                                     .lr = lr,
-                                     .seconds = seconds,
-                                     .windows_per_second = windows > 0 ? (double)windows / seconds : NAN,
-                                     .skipped = s->ended.skipped};
-    ps_progress_epoch(progress, &record);
-    PS_TRY(ps_ranks_check(s->ranks, is_first(s) ? ps_metrics_append(run->metrics, &record) : PS_OK));
+    run->record = (struct ps_epoch_record){.epoch = s->epoch,
+                                           .step = s->now.step,
+                                           .train_loss = loss,
+                                           .val_mse = validation.all.mse,
+                                           .val_mae = validation.all.mae,
+                                           .loss = s->config->train.loss,
+                                           .val_loss = validation.all.loss,
+                                           .seconds = seconds,
+                                           .windows_per_second = windows > 0 ? (double)windows / seconds : NAN,
+                                           .skipped = s->ended.skipped};
+    run->untold = 1;
     run->recorded = s->epoch;
-    return PS_OK;
+    return s->graph_steps > 1 ? PS_OK : tell_epoch(s, run);
 }
 
 /* Data or device failed: what was reached is written, where the device still gives it. The error stays the one that is told. */
@@ -448,18 +463,21 @@ static void tell_resumption(const struct ps_session *s, const struct run *run)
 }
 
 /* Epochs until the last, the patience's end or a signal. */
-static enum ps_status train_epochs(struct ps_session *s, struct run *run, struct ps_progress *progress)
+static enum ps_status train_epochs(struct ps_session *s, struct run *run)
 {
     const struct ps_config *c = s->config;
-    struct ps_epoch_watch watch = {
-        .progress = progress, .checkpoint_every = c->train.checkpoint_every, .checkpoint = write_checkpoints, .argument = run};
+    struct ps_epoch_watch watch = {.progress = run->progress,
+                                   .checkpoint_every = c->train.checkpoint_every,
+                                   .begun = tell_epoch,
+                                   .checkpoint = write_checkpoints,
+                                   .argument = run};
     while (!is_over(s) && !ps_session_stopped(s)) {
         int finished;
         int64_t windows = s->train_windows - (int64_t)s->now.cursor;
         double loss, begin = ps_seconds();
         PS_TRY(ps_session_train_epoch(s, &watch, &finished, &loss));
         if (finished) {
-            PS_TRY(after_epoch(s, run, progress, loss, windows, ps_seconds() - begin));
+            PS_TRY(after_epoch(s, run, loss, windows, ps_seconds() - begin));
             if (!c->train.checkpoint_every || s->now.step % (uint64_t)c->train.checkpoint_every == 0) {
                 PS_TRY(write_checkpoints(s, run));
             }
@@ -602,16 +620,15 @@ static enum ps_status train(struct arguments *a, const struct ps_config *config,
     struct ps_session *s = NULL;
     enum ps_status status = open_run(a, config, ranks, run, &s);
     if (status == PS_OK) {
-        struct ps_progress *progress = NULL;
         if (is_first(s)) {
             tell_begin(s, run);
-            progress = ps_progress_open(config->train.epochs, s->steps_per_epoch);
+            run->progress = ps_progress_open(config->train.epochs, s->steps_per_epoch);
         }
-        status = train_epochs(s, run, progress);
-        ps_progress_close(progress);
+        status = train_epochs(s, run);
         if ((status == PS_DATA || status == PS_DEVICE) && ps_ranks_known(ranks)) {
             status = save_and_fail(s, run, status);
         }
+        ps_progress_close(run->progress);
     }
     run->stopped = s ? ps_session_stopped(s) : 0;
     if (status == PS_OK && !run->stopped) {
