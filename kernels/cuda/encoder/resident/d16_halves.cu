@@ -21,7 +21,11 @@
  * and k of the layers below too, and writes 2 gradients of 1.2 MB a layer, 2 of 1.4 MB a layer and one below it, and 8.3 MB of
  * partial gradients. All of it stays in L2. A layer's tile takes 96 exponentials and 64 tanh a lane each way, and backward 64
  * exponentials more for erf's slope. FLOPs: 2 R (4 d^2 + 2 d f) + 4 S N^2 d (l + 1) a layer l forward, over twice that backward.
- * Latency bounds it: barriers, the kernels' begin and end. */
+ * Latency bounds it: barriers, the kernels' begin and end.
+ *
+ * Evaluation's norms take the running statistics: one kernel, which reads and writes 1.2 MB, with forward's FLOPs. Each block has
+ * the parameters of all layers in shared memory (14.6 KB a layer), and a unit's queries and keys (9 KB); where they do not fit, the
+ * halves evaluate. */
 #include <stdlib.h>
 
 #include "kernels/cuda/encoder/resident/block_sums.cuh"
@@ -38,6 +42,7 @@ struct halves_plan {
     int row_tiles, hidden_blocks, hidden_threads; /* the others' */
     int staged;
     int forward, backward, hidden, hidden_backward; /* bytes of shared memory */
+    int evaluation; /* of the one kernel that evaluates; 0: the layers do not fit, and the halves' do */
 };
 
 /* Weights' gradients are by warps of numbers up to 11, the feed-forward part's up to 8. */
@@ -91,6 +96,9 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     p->backward = wide + p->block_units * unit;
     p->hidden = hidden + warps * words;
     p->hidden_backward = hidden + warps * tile;
+    p->evaluation = halves_evaluation_bytes(halves_layer_bytes<T>((int)e->d_ff), (int)e->layers,
+                                            halves_keys_bytes(p->tiles, (int)pieces), p->block_units);
+    p->evaluation = p->evaluation <= c->shared_bytes ? p->evaluation : 0;
     return PS_OK;
 }
 
@@ -264,6 +272,27 @@ template <class T> static halves_kernel<T> *hidden_of(enum ps_activation activat
     }
 }
 
+template <class T, int TILES> static halves_kernel<T> *evaluation_by(enum ps_activation activation)
+{
+    return activation == PS_GELU   ? halves_evaluation<T, TILES, PS_GELU>
+           : activation == PS_RELU ? halves_evaluation<T, TILES, PS_RELU>
+                                   : halves_evaluation<T, TILES, PS_GELU_TANH>;
+}
+
+template <class T> static halves_kernel<T> *evaluation_of(int tiles, enum ps_activation activation)
+{
+    switch (tiles) {
+    case 1:
+        return evaluation_by<T, 1>(activation);
+    case 2:
+        return evaluation_by<T, 2>(activation);
+    case 3:
+        return evaluation_by<T, 3>(activation);
+    default:
+        return evaluation_by<T, 4>(activation);
+    }
+}
+
 template <class T>
 static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps_encoder_request *e,
                                      const struct ps_encoder_plan *plan)
@@ -273,6 +302,9 @@ static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps
     encoder<T> x;
     struct halves h;
     halves_make(k, e, p, &x, &h);
+    if (!e->training && p.evaluation) {
+        return halves_launch(k, what, evaluation_of<T>(p.tiles, e->activation), p.blocks, p.threads, p.evaluation, x, h);
+    }
     for (int l = 0; l < x.layers; l++) {
         h.layer = l;
         take_dropout(&x, e->dropout);

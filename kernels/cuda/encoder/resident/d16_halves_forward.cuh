@@ -250,6 +250,176 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     }
 }
 
+/* ---- evaluation: the running statistics serve, and no rows meet ---- */
+
+/* A layer's norms in shared memory: y = x scale + shift. */
+struct halves_factors {
+    float scale[2][D], shift[2][D];
+};
+
+/* All of a layer there. */
+template <class T> struct halves_layer {
+    struct halves_factors &norms;
+    halves_attention_weights<T> &attention;
+    halves_hidden_weights<T> hidden;
+
+    __device__ __forceinline__ halves_layer(char *p, int f)
+        : norms(*(struct halves_factors *)p), attention(*(halves_attention_weights<T> *)(&norms + 1)),
+          hidden((char *)(&attention + 1), f)
+    {
+    }
+};
+
+template <class T> static __host__ __device__ constexpr int halves_layer_bytes(int f)
+{
+    return (int)sizeof(struct halves_factors) + (int)sizeof(halves_attention_weights<T>) + halves_hidden_bytes(f);
+}
+
+static __host__ __device__ constexpr int halves_evaluation_bytes(int layer, int layers, int unit, int units)
+{
+    return (layer * layers + 127) / 128 * 128 + unit * units;
+}
+
+/* The whole encoder, in the operations of the kernels above. Rows stay in registers, rounded where those leave them; q and k of the
+ * layers below stay in shared memory, and so do all parameters, which come before the wait. */
+template <class T, int TILES, enum ps_activation ACTIVATION>
+static __global__ void __launch_bounds__(THREADS)
+    halves_evaluation(const __grid_constant__ encoder<T> x, const __grid_constant__ struct halves h)
+{
+    extern __shared__ uint4 shared_memory[];
+    char *const memory = (char *)shared_memory;
+    const int layer_bytes = halves_layer_bytes<T>(x.f), unit_bytes = halves_keys_bytes(TILES, h.residual ? x.layers - 1 : 0);
+    constexpr int PIECE_BYTES = 2 * TILES * HALVES_BELOW_ROW;
+    place<T, D, TILES> at;
+    for (int l = 0; l < x.layers; l++) {
+        const halves_layer<T> w(memory + l * layer_bytes, x.f);
+        stage_attention(w.attention, x, l);
+        stage_hidden(w.hidden, x, l);
+    }
+    for (int i = (int)threadIdx.x; i < x.layers * 2 * D; i += (int)blockDim.x) {
+        const int l = i / (2 * D), norm = i / D % 2, column = i % D;
+        const float *const running = h.parameters + l * h.running_stride + column;
+        const float gamma = __ldcg(x.parameters + vector_at(x, norm == NORM_2 ? x.at.ln2_gamma : x.at.ln1_gamma, l) + column);
+        const float beta = __ldcg(x.parameters + vector_at(x, norm == NORM_2 ? x.at.ln2_beta : x.at.ln1_beta, l) + column);
+        const float mean = __ldcg(running + h.running[2 * norm]);
+        const float scale = gamma * rsqrtf(__ldcg(running + h.running[2 * norm + 1]) + x.epsilon);
+        const halves_layer<T> w(memory + l * layer_bytes, x.f);
+        w.norms.scale[norm][column] = scale;
+        w.norms.shift[norm][column] = fmaf(-mean, scale, beta);
+    }
+    const uint32_t kv = ps_shared_address(
+        memory + halves_evaluation_bytes(layer_bytes, x.layers, unit_bytes, at.unit)); /* as in halves_attention */
+    const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
+    const uint32_t own_rows =
+        kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
+    const uint32_t below = kv + 2 * TILES * KV_ROW + (uint32_t)(at.lane % 8 * 16);
+    struct d16_pieces of = {below + (uint32_t)(at.lane / 8 * HALVES_BELOW_ROW),
+                            below + (uint32_t)((at.tile * 2 + at.lane / 8 % 2) * HALVES_BELOW_ROW + at.lane / 16 * MATRIX), 0,
+                            HALVES_BELOW_ROW, PIECE_BYTES};
+    const float hidden_scale = 1.0f / d16_times(ACTIVATION);
+    uint32_t last[2];
+    last_keys(last, ps_one<T>, x.n, at);
+    for (int group = (int)blockIdx.x; group * x.block_units < (int)x.units; group += (int)gridDim.x) {
+        const bool first = group == (int)blockIdx.x;
+        at.take(x, group * x.block_units + at.unit);
+        float u[2][4];
+        uint32_t stream[4]; /* what the layer's first norm, or the embedding, is of */
+        if (first) {
+            ps_grid_begin();
+        }
+        load_rows(u, (const T *)x.u, at);
+        pack_operand<T>(stream, u[0], u[1]);
+        if (first) {
+            ps_copy_wait();
+            __syncthreads();
+        }
+#pragma unroll 1
+        for (int l = 0; l < x.layers; l++) {
+            const halves_layer<T> w(memory + l * layer_bytes, x.f);
+            const struct halves_factors &before = *(const struct halves_factors *)(memory + (l > 0 ? l - 1 : 0) * layer_bytes);
+            uint32_t a[4], q[4];
+            float y[2][4], logs[4], bias[2][4];
+            of.count = h.residual ? l : 0;
+            const auto normalise = [&]() {
+                unpack_operand<T>(u, stream);
+                if (l > 0) {
+                    affine(u, before.scale[NORM_2], before.shift[NORM_2], at.q);
+                }
+            };
+            const auto round = [&]() { /* as leave_stream does */
+                                       pack_operand<T>(stream, u[0], u[1]);
+#pragma unroll
+                                       for (int i = 0; i < 4; i++) {
+                                           stream[i] = at.here[i % 2] ? stream[i] : 0;
+                                       }
+            };
+            const auto leave_below = [&](uint32_t to, const uint32_t(&rows)[4]) {
+                uint32_t left[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    left[i] = at.here[i % 2] ? rows[i] : 0;
+                }
+                ps_stmatrix4_at(to + l * PIECE_BYTES, left);
+            };
+            const bool is_read = h.residual && l + 1 < x.layers; /* by layers above */
+            if (!first || l > 0) {
+                at.sync(); /* the unit, or the layer, before has been read */
+            }
+            normalise();
+            pack_operand<T>(a, u[0], u[1]);
+            project16(y, a, w.attention.w_qkv, LD_QKV, w.attention.b_qkv, at);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                y[i / 4][i % 4] *= x.scale_log2e;
+            }
+            pack_operand<T>(q, y[0], y[1]);
+            {
+                uint32_t packed[4];
+                project16(y, a, w.attention.w_qkv + D, LD_QKV, w.attention.b_qkv + D / 2, at);
+                pack_operand<T>(packed, y[0], y[1]);
+                ps_stmatrix4_at(own_rows, packed);
+                if (is_read) {
+                    leave_below(of.own, q);
+                    leave_below(of.own + PIECE_KEYS, packed);
+                }
+                project16(y, a, w.attention.w_qkv + 2 * D, LD_QKV, w.attention.b_qkv + D, at);
+                pack_operand<T>(packed, y[0], y[1]);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    packed[i] = at.here[i % 2] ? packed[i] : 0;
+                }
+                ps_stmatrix4_at(own_rows + 2 * MATRIX, packed);
+            }
+            at.sync();
+            attention(a, logs, q, all_rows, of, last, x.n, at);
+            project16(y, a, w.attention.w_o, LD, w.attention.b_o, at);
+            normalise();
+            add_kept(u, y, 0xffffffffu, 1.0f);
+            round();
+            unpack_operand<T>(u, stream);
+            affine(u, w.norms.scale[NORM_1], w.norms.shift[NORM_1], at.q);
+            pack_operand<T>(a, u[0], u[1]);
+            clear(y);
+#pragma unroll 1
+            for (int half = 0; half < x.f / 64; half++) {
+                feed_forward<false, ACTIVATION>(y, a, 0, w.hidden.columns(half), at);
+            }
+            set_bias(bias[0], w.hidden.b_2, at.q);
+            set_bias(bias[1], w.hidden.b_2 + 4, at.q);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                y[i / 4][i % 4] = fmaf(y[i / 4][i % 4], hidden_scale, bias[i / 4][i % 4]);
+            }
+            add_kept(u, y, 0xffffffffu, 1.0f);
+            round();
+        }
+        const halves_layer<T> top(memory + (x.layers - 1) * layer_bytes, x.f);
+        unpack_operand<T>(u, stream);
+        affine(u, top.norms.scale[NORM_2], top.norms.shift[NORM_2], at.q);
+        store_rows((T *)x.u + x.layers * x.rows * D, u, at);
+    }
+}
+
 } // namespace ps_resident
 
 #endif
