@@ -402,7 +402,6 @@ static enum ps_status went_wrong(struct ps_session *s, uint64_t lost)
 
 enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoch_watch *watch, int *finished, double *loss)
 {
-    PS_TRY(read_state(s));
     const struct ps_order order = training_order(s);
     struct pass pass = {0};
     enum ps_status status = pass_open(s, &order, (int64_t)s->now.cursor, s->train_windows, &pass);
@@ -410,8 +409,11 @@ enum ps_status ps_session_train_epoch(struct ps_session *s, const struct ps_epoc
         status = train_pass(&pass, watch);
     }
     *finished = pass.position == pass.end;
+    if (status == PS_OK) { /* no earlier look at the state is still to come */
+        status = s->device->download_async(s->device, PS_COMPUTE, s->seen, s->state, sizeof s->now);
+    }
     PS_TRY(pass_close(&pass, status));
-    PS_TRY(read_state(s));
+    s->now = *s->seen;
     struct ps_step_state joined;
     PS_TRY(ps_session_join_state(s, &joined));
     if (s->now.nonfinite) {
@@ -467,13 +469,24 @@ static struct ps_score score_of(const double sums[PS_ERRORS], int64_t windows)
                              .coverage = sums[PS_ERROR_WITHIN] / n};
 }
 
-/* What a pass over `count` windows left in s->errors. */
+static int64_t slots_of(const struct ps_session *s, int64_t windows)
+{
+    const int64_t B = s->config->train.batch_size;
+    return (windows + B - 1) / B;
+}
+
+/* Has what a pass over so many windows leaves in s->errors brought to the host, which then waits for the pass. */
+static enum ps_status fetch_errors(struct ps_session *s, int64_t windows)
+{
+    return s->device->download_async(s->device, PS_COMPUTE, s->host_errors, s->errors,
+                                     (size_t)slots_of(s, windows) * PS_ERRORS * sizeof *s->host_errors);
+}
+
+/* Of the errors of a pass over `count` windows. */
 static enum ps_status read_accuracy(struct ps_session *s, enum ps_split split, int64_t count, struct ps_accuracy *accuracy)
 {
     int64_t B = s->config->train.batch_size;
-    int64_t slots = (count + B - 1) / B, full = count / B;
-    PS_TRY(
-        s->device->download(s->device, PS_COMPUTE, s->host_errors, s->errors, (size_t)slots * PS_ERRORS * sizeof *s->host_errors));
+    int64_t slots = slots_of(s, count), full = count / B;
     PS_TRY(ps_ranks_sum(s->ranks, s->host_errors, PS_F64, slots * PS_ERRORS));
     double sums[PS_ERRORS] = {0};
     accuracy->full_batches = score_of(sums, 0);
@@ -512,6 +525,7 @@ enum ps_status ps_session_score(struct ps_session *s, enum ps_split split, struc
         const struct ps_order next = training_order(s);
         ps_feed_prepare(s->feed, &next);
     }
+    status = status == PS_OK ? fetch_errors(s, count) : status;
     PS_TRY(pass_close(&pass, status));
     if (pass.position < pass.end) {
         *accuracy = (struct ps_accuracy){0};
@@ -608,6 +622,7 @@ enum ps_status ps_session_forecast(struct ps_session *s, enum ps_split split, ps
             status = forecast_batch(&pass, first, n, &room, sink, argument);
         }
     }
+    status = status == PS_OK ? fetch_errors(s, count) : status;
     if (pass.session) {
         status = pass_close(&pass, status);
     }

@@ -300,10 +300,7 @@ static enum ps_status open_model(struct ps_session *s, int training)
     }
     s->slots = (longest + batch - 1) / batch;
     PS_TRY(device->allocate(device, (size_t)s->slots * PS_ERRORS * sizeof *s->errors, (void **)&s->errors));
-    s->host_errors = malloc((size_t)s->slots * PS_ERRORS * sizeof *s->host_errors);
-    if (!s->host_errors) {
-        return ps_fail(PS_DEVICE, "no memory for the scores of %lld batches", (long long)s->slots);
-    }
+    PS_TRY(device->allocate_host(device, (size_t)s->slots * PS_ERRORS * sizeof *s->host_errors, (void **)&s->host_errors));
     const struct ps_feed_share part = {.at_once = batch,
                                        .granule = s->granule,
                                        .most = s->ranks ? s->step_windows / batch * share.batch : s->step_windows,
@@ -386,6 +383,9 @@ static void close_on_device(struct ps_session *s)
     if (s->seen) {
         device->release_host(device, s->seen);
     }
+    if (s->host_errors) {
+        device->release_host(device, s->host_errors);
+    }
     if (s->model) {
         release(s, s->best, stored_bytes(s));
     }
@@ -409,7 +409,6 @@ void ps_session_close(struct ps_session *s)
         close_on_device(s);
     }
     ps_groups_close(s->groups);
-    free(s->host_errors);
     ps_splits_free(&s->splits);
     ps_scaler_free(&s->scaler);
     free(s->seasonal_mae);

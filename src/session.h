@@ -52,10 +52,11 @@ struct ps_session {
     struct ps_feed *feed;        /* of windows to the device */
     struct ps_step_state *state; /* device: training's; scoring_state beside it */
     struct ps_step_state *scoring_state;
-    struct ps_step_state now;   /* as last read from or written to the device */
-    struct ps_step_state *seen; /* pinned [PS_GROUPS]: training's, as it was at the events that the loop watches */
-    double *errors;             /* device [slots, PS_ERRORS] */
-    double *host_errors;
+    struct ps_step_state now; /* as last read from or written to the device */
+    struct ps_step_state
+        *seen;      /* pinned [PS_GROUPS]: training's, as it was at the events that the loop watches; first: as a pass left it */
+    double *errors; /* device [slots, PS_ERRORS] */
+    double *host_errors; /* pinned, of the pass that was scored last */
     int64_t slots;
     void *best; /* device: the best-validation weights */
 
