@@ -50,7 +50,7 @@ struct ps_embed_forward ps_embed_forward_of(struct ps_model *m, const struct ps_
                                      .batch = batch,
                                      .stride = m->shape.stride,
                                      .first = first_row(m),
-                                     .step = m->place.whole ? m->place.whole : batch,
+                                     .step = m->place.whole ? m->place.further : batch,
                                      .revin = m->shape.revin,
                                      .subtract_last = m->shape.revin_subtract_last,
                                      .pad_end = m->shape.pad_end,

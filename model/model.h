@@ -29,6 +29,7 @@ struct ps_model_options {
 /* Which windows the next batch is, of a step that ranks share or that takes several batches. All 0: the batch is the step. */
 struct ps_batch_place {
     int64_t first, whole;    /* windows of the step before it; windows of the step, over which the loss is the mean */
+    int64_t further;         /* windows by which the place in the pass moves on before the batch after it */
     struct ps_shares shares; /* of the windows that ranks compute together, whose rows are one batch of BatchNorm; ranks 0: none */
     struct ps_exchange *sum; /* of a step's last batch: by what gradients are summed over the ranks, borrowed; NULL: not yet */
 };

@@ -66,31 +66,32 @@ enum ps_status ps_session_step(struct ps_session *s, int64_t batch)
     return train_batch(s, batch, ps_session_frozen(s));
 }
 
-static enum ps_status score_batch(struct ps_session *s, int64_t batch)
+/* Errors of so many batches. The place in the pass moves on once, behind them, so that no batch waits for it. */
+static enum ps_status score_batches(struct ps_session *s, int64_t batch, int64_t batches)
 {
-    struct ps_tensor errors = ps_tensor_2d(s->errors, PS_F64, s->slots, PS_ERRORS);
-    const int64_t at_once = s->config->train.batch_size;
-    for (int64_t done = 0, n; done < batch; done += n) {
+    const struct ps_tensor errors = ps_tensor_2d(s->errors, PS_F64, s->slots, PS_ERRORS);
+    const int64_t at_once = s->config->train.batch_size, all = batch * batches;
+    for (int64_t done = 0; done < all; done += at_once) {
+        const int64_t slot = done / at_once; /* from that of the place on */
         struct ps_windows windows;
-        n = batch - done < at_once ? batch - done : at_once;
-        const int64_t mine = ps_session_part(s, 0, n, &windows);
+        const int64_t mine = ps_session_part(s, done, all, &windows);
         if (mine > 0) {
             PS_TRY(ps_model_forward(s->model, &windows, s->scoring_state, mine, 0));
-            PS_TRY(ps_model_errors(s->model, &windows, s->scoring_state, mine, errors, at_once));
+            PS_TRY(ps_model_errors(s->model, &windows, s->scoring_state, mine, ps_tensor_slice(errors, 0, slot, s->slots - slot),
+                                   at_once));
         }
-        PS_TRY(s->kernels->advance(s->kernels, &(struct ps_advance){.state = s->scoring_state, .windows = (uint64_t)n}));
     }
-    return PS_OK;
+    return s->kernels->advance(s->kernels, &(struct ps_advance){.state = s->scoring_state, .windows = (uint64_t)all});
 }
 
 /* A replay on the CPU calls this again: whether the encoder is frozen is what held at the capture, as on CUDA. */
 static enum ps_status replay_body(void *argument)
 {
     struct ps_replay *r = argument;
-    for (int64_t i = 0; i < r->steps; i++) {
-        PS_TRY(r->training ? train_batch(r->session, r->batch, r->frozen) : score_batch(r->session, r->batch));
+    for (int64_t i = 0; r->training && i < r->steps; i++) {
+        PS_TRY(train_batch(r->session, r->batch, r->frozen));
     }
-    return PS_OK;
+    return r->training ? PS_OK : score_batches(r->session, r->batch, r->steps);
 }
 
 /* The graph of `steps` passes over `batch` windows each: of one or s->graph_steps full batches, and of one of one shorter size

@@ -52,11 +52,10 @@ struct ps_session {
     struct ps_feed *feed;        /* of windows to the device */
     struct ps_step_state *state; /* device: training's; scoring_state beside it */
     struct ps_step_state *scoring_state;
-    struct ps_step_state now; /* as last read from or written to the device */
-    struct ps_step_state
-        *seen;      /* pinned [PS_GROUPS]: training's, as it was at the events that the loop watches; first: as a pass left it */
-    double *errors; /* device [slots, PS_ERRORS] */
-    double *host_errors; /* pinned, of the pass that was scored last */
+    struct ps_step_state now;   /* as last read from or written to the device */
+    struct ps_step_state *seen; /* pinned [PS_GROUPS]: as it was at the events that the loop watches; first: behind a pass */
+    double *errors;             /* device [slots, PS_ERRORS] */
+    double *host_errors;        /* pinned */
     int64_t slots;
     void *best; /* device: the best-validation weights */
 

@@ -37,6 +37,7 @@ int64_t ps_session_part(struct ps_session *s, int64_t first, int64_t step, struc
     const int64_t batch = s->config->train.batch_size, left = step - first;
     const int rank = ps_ranks_rank(s->ranks);
     struct ps_batch_place place = {.whole = step,
+                                   .further = left <= batch ? step : 0,
                                    .shares = {.windows = left < batch ? left : batch, .granule = s->granule, .ranks = size_of(s)},
                                    .sum = left <= batch ? s->exchange : NULL};
     place.first = first + ps_share_begin(&place.shares, rank);
