@@ -520,9 +520,43 @@ static __global__ void __launch_bounds__(block)
     }
 }
 
-/* partials [gridDim.x, PS_ERRORS]. */
+/* Where errors go: slots that there are, windows of each; done [1]: 0 before and after. */
+struct slots {
+    double *errors;
+    int64_t count, windows;
+    const struct ps_step_state *state;
+    unsigned *done;
+};
+
+/* Whether the block is the last one to come here: what all others have left can be read past L1. */
+static __device__ __forceinline__ bool comes_last(unsigned *done)
+{
+    __shared__ bool last;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(done, 1) == gridDim.x - 1;
+        if (last) {
+            *done = 0;
+            __threadfence();
+        }
+    }
+    __syncthreads();
+    return last;
+}
+
+/* partials[i * stride] of all blocks, in a fixed order. */
+static __device__ __forceinline__ double sum_left(const double *partials, int stride, double *shared)
+{
+    double sum = 0.0;
+    for (int i = threadIdx.x; i < (int)gridDim.x; i += block) {
+        sum += __ldcg(partials + (int64_t)i * stride);
+    }
+    return ps_block_sum<block>(sum, shared);
+}
+
+/* partials [gridDim.x, PS_ERRORS]. A slot that does not exist is not written: the caller finds it as it left it. */
 static __global__ void __launch_bounds__(block)
-    any_error_partials(double *__restrict__ partials, const float *__restrict__ targets, const struct head h, const struct loss l)
+    any_errors(double *partials, const float *__restrict__ targets, const struct head h, const struct loss l, const struct slots to)
 {
     ps_grid_begin();
     __shared__ double shared[block / 32];
@@ -556,20 +590,14 @@ static __global__ void __launch_bounds__(block)
             partials[(int64_t)PS_ERRORS * blockIdx.x + j] = sum;
         }
     }
-}
-
-/* A slot that does not exist is not written, as in finish_error. */
-static __global__ void __launch_bounds__(block)
-    finish_any_error(double *__restrict__ errors, int64_t slots, int64_t slot_windows,
-                     const struct ps_step_state *__restrict__ state, const double *__restrict__ partials, int count)
-{
-    ps_grid_begin();
-    __shared__ double shared[block / 32];
-    const uint64_t slot = state->cursor / (uint64_t)slot_windows;
+    if (!comes_last(to.done)) {
+        return;
+    }
+    const uint64_t slot = to.state->cursor / (uint64_t)to.windows;
     for (int j = 0; j < PS_ERRORS; j++) {
-        const double sum = ps_sum_partials<block>(partials + j, count, PS_ERRORS, shared);
-        if (threadIdx.x == 0 && slot < (uint64_t)slots) {
-            errors[PS_ERRORS * slot + j] = sum;
+        const double sum = sum_left(partials + j, PS_ERRORS, shared);
+        if (threadIdx.x == 0 && slot < (uint64_t)to.count) {
+            to.errors[PS_ERRORS * slot + j] = sum;
         }
     }
 }
@@ -578,7 +606,7 @@ static __global__ void __launch_bounds__(block)
 
 /* partials [gridDim.x, 2]: squares, absolute values. */
 static __global__ void __launch_bounds__(block)
-    error_partials(double *__restrict__ partials, const float *__restrict__ targets, const struct head h)
+    plain_errors(double *partials, const float *__restrict__ targets, const struct head h, const struct slots to)
 {
     ps_grid_begin();
     __shared__ double shared[block / 32];
@@ -595,25 +623,19 @@ static __global__ void __launch_bounds__(block)
         partials[2 * blockIdx.x] = squares;
         partials[2 * blockIdx.x + 1] = absolutes;
     }
-}
-
-/* A slot that does not exist is not written: the caller finds it as it left it. */
-static __global__ void __launch_bounds__(block)
-    finish_error(double *__restrict__ errors, int64_t slots, int64_t slot_windows, const struct ps_step_state *__restrict__ state,
-                 const double *__restrict__ partials, int count, double observed)
-{
-    ps_grid_begin();
-    __shared__ double shared[block / 32];
-    const double squares = ps_sum_partials<block>(partials, count, 2, shared);
-    const double absolutes = ps_sum_partials<block>(partials + 1, count, 2, shared);
-    const uint64_t slot = state->cursor / (uint64_t)slot_windows;
-    if (threadIdx.x == 0 && slot < (uint64_t)slots) {
-        double *to = errors + PS_ERRORS * slot;
-        to[PS_ERROR_SQUARES] = squares;
-        to[PS_ERROR_ABSOLUTES] = absolutes;
-        to[PS_ERROR_OBSERVED] = observed;
-        to[PS_ERROR_LOSS] = squares;
-        to[PS_ERROR_WITHIN] = 0.0;
+    if (!comes_last(to.done)) {
+        return;
+    }
+    squares = sum_left(partials, 2, shared);
+    absolutes = sum_left(partials + 1, 2, shared);
+    const uint64_t slot = to.state->cursor / (uint64_t)to.windows;
+    if (threadIdx.x == 0 && slot < (uint64_t)to.count) {
+        double *at = to.errors + PS_ERRORS * slot;
+        at[PS_ERROR_SQUARES] = squares;
+        at[PS_ERROR_ABSOLUTES] = absolutes;
+        at[PS_ERROR_OBSERVED] = (double)h.count;
+        at[PS_ERROR_LOSS] = squares;
+        at[PS_ERROR_WITHIN] = 0.0;
     }
 }
 
@@ -740,6 +762,11 @@ extern "C" enum ps_status ps_cuda_forecast_loss(const struct ps_kernels *k, cons
     return PS_BY_REAL(k, forecast_loss, k, a);
 }
 
+static struct slots slots_of(const struct ps_cuda_context *c, const struct ps_forecast_error *a)
+{
+    return {(double *)a->errors.data, ps_tensor_count(&a->errors) / PS_ERRORS, a->slot_windows, a->state, c->done};
+}
+
 /* Of losses that are not plain. */
 static enum ps_status any_error(const struct ps_cuda_context *c, const struct ps_forecast_error *a, const struct head &h)
 {
@@ -747,10 +774,7 @@ static enum ps_status any_error(const struct ps_cuda_context *c, const struct ps
     const struct loss l = loss_make(&a->loss);
     const unsigned blocks = partial_blocks(c, h.count / l.quantiles);
     PS_TRY(ps_cuda_workspace(c, op, PS_ERRORS * blocks * sizeof(double)));
-    ps_cuda_launch(c, any_error_partials, blocks, block, 0, (double *)c->workspace, (const float *)a->targets.data, h, l);
-    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-    ps_cuda_launch(c, finish_any_error, 1, block, 0, (double *)a->errors.data, ps_tensor_count(&a->errors) / PS_ERRORS,
-                   a->slot_windows, a->state, (const double *)c->workspace, (int)blocks);
+    ps_cuda_launch(c, any_errors, blocks, block, 0, (double *)c->workspace, (const float *)a->targets.data, h, l, slots_of(c, a));
     PS_CUDA_LAUNCHED(op);
 }
 
@@ -774,9 +798,6 @@ extern "C" enum ps_status ps_cuda_forecast_error(const struct ps_kernels *k, con
     }
     const unsigned blocks = partial_blocks(c, h.count);
     PS_TRY(ps_cuda_workspace(c, op, 2 * blocks * sizeof(double)));
-    ps_cuda_launch(c, error_partials, blocks, block, 0, (double *)c->workspace, (const float *)a->targets.data, h);
-    PS_TRY(ps_cuda_check(cudaGetLastError(), op));
-    ps_cuda_launch(c, finish_error, 1, block, 0, (double *)a->errors.data, errors / PS_ERRORS, a->slot_windows, a->state,
-                   (const double *)c->workspace, (int)blocks, (double)h.count);
+    ps_cuda_launch(c, plain_errors, blocks, block, 0, (double *)c->workspace, (const float *)a->targets.data, h, slots_of(c, a));
     PS_CUDA_LAUNCHED(op);
 }
