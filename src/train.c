@@ -48,7 +48,8 @@ struct run {
     struct ps_progress *progress;
     struct ps_epoch_record record; /* of the last epoch, while it is not told */
     int untold;
-    int stopped; /* the signal that ended it before its time; 0: none. One that comes later no longer matters */
+    struct ps_naive naive; /* forecasts of the test windows, once the last epoch is done */
+    int stopped;           /* the signal that ended it before its time; 0: none. One that comes later no longer matters */
 };
 
 static const char usage[] =
@@ -484,19 +485,12 @@ static enum ps_status train_epochs(struct ps_session *s, struct run *run)
         }
     }
     PS_TRY(write_checkpoints(s, run));
-    return drain(s, run);
-}
-
-/* Naive forecasts of the test windows. */
-static enum ps_status add_naive(struct ps_session *s, struct ps_test_record *record)
-{
-    const int64_t count = s->splits.count[PS_TEST];
-    struct ps_naive naive;
-    PS_TRY(ps_session_naive(s, PS_TEST, &naive));
-    record->repeat_last = (struct ps_score){.mse = naive.repeat_mse, .mae = naive.repeat_mae, .windows = count};
-    record->seasonal_naive =
-        (struct ps_score){.mse = naive.seasonal_mse, .mae = naive.seasonal_mae, .windows = isnan(naive.seasonal_mse) ? 0 : count};
-    return PS_OK;
+    enum ps_status status = PS_OK;
+    if (is_first(s) && !ps_session_stopped(s) && c->train.objective == PS_OBJECTIVE_FORECAST) { /* while they are written */
+        status = ps_session_naive(s, PS_TEST, &run->naive);
+    }
+    PS_TRY(drain(s, run));
+    return ps_ranks_check(s->ranks, status);
 }
 
 /* The best weights on the test split, beside the naive forecasts, into test.json and a line. */
@@ -544,7 +538,11 @@ static enum ps_status test(struct ps_session *s, struct run *run)
                loss, (unsigned long long)epoch);
         return ps_test_write(run->test, &record);
     }
-    PS_TRY(add_naive(s, &record));
+    const struct ps_naive *const n = &run->naive;
+    const int64_t count = accuracy.all.windows;
+    record.repeat_last = (struct ps_score){.mse = n->repeat_mse, .mae = n->repeat_mae, .windows = count};
+    record.seasonal_naive =
+        (struct ps_score){.mse = n->seasonal_mse, .mae = n->seasonal_mae, .windows = isnan(n->seasonal_mse) ? 0 : count};
     if (accuracy.full_batches.windows > 0) {
         snprintf(full, sizeof full, "full batches: mse %.4f  mae %.4f; ", accuracy.full_batches.mse, accuracy.full_batches.mae);
     }
