@@ -132,17 +132,70 @@ static __device__ __forceinline__ float power(float x, int index)
     return index % POLYNOMIAL == POLYNOMIAL - 1 ? ps_exp2_polynomial(x) : ps_exp2(x);
 }
 
+/* ---- rows of up to 16 columns, held, whose products are powers as they come ---- */
+
+/* Heads of up to 16 columns: rows of them are multiplied once by what makes scores exponents to the base of 2, and a sum starts
+ * with what is taken off. What the factor's rounding leaves is a second part beside the first, in 8 columns that a product has to
+ * spare, or in a second product. */
+template <int CHUNKS> static constexpr bool holds = CHUNKS <= 2;
+
+/* 16 rows, scaled, as first operands. */
+template <typename T, int CHUNKS>
+static __device__ __forceinline__ void load_scaled(uint32_t (&to)[CHUNKS][4], uint32_t first, uint32_t chunk, float factor)
+{
+    static_assert(holds<CHUNKS>, "two parts of 8 columns, or of 16");
+    const uint32_t lane = threadIdx.x % 32;
+    uint32_t x[2 * CHUNKS];
+    if constexpr (CHUNKS == 1) {
+        ps_ldmatrix2_at(x, first + lane % 16 * 16);
+    } else {
+        ps_ldmatrix4_at(x, first + lane % 16 * 16 + lane / 16 * chunk);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * CHUNKS; i++) {
+        const float low = ps_low<T>(x[i]) * factor, high = ps_high<T>(x[i]) * factor;
+        const uint32_t part = to[0][i] = ps_pack<T>(low, high);
+        to[CHUNKS - 1][i + 4 - 2 * CHUNKS] = ps_pack<T>(low - ps_low<T>(part), high - ps_high<T>(part));
+    }
+}
+
+/* 16 rows as second operands of such: 8 rows' two registers, then the others'; of 8 columns the same twice. */
+template <int CHUNKS> static __device__ __forceinline__ void load_second(uint32_t (&to)[4], uint32_t first, uint32_t chunk)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    ps_ldmatrix4_at(to, first + (lane / 16 * 8 + lane % 8) * 16 + (CHUNKS == 1 ? 0 : lane / 8 % 2 * chunk));
+}
+
+/* sum [16, 16] = start + scaled rows times rows; start: a quadruple for each half, or one for both. */
+template <typename T, int CHUNKS, int STARTS>
+static __device__ __forceinline__ void multiply_scaled(float (&sum)[2][4], const float (&start)[STARTS][4],
+                                                       const uint32_t (&a)[CHUNKS][4], const uint32_t (&b)[4])
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        ps_mma16<T>(sum[half], a[0], b[2 * half], b[2 * half + 1], start[half % STARTS]);
+        if constexpr (CHUNKS == 2) {
+            ps_mma16<T>(sum[half], a[1], b[2 * half], b[2 * half + 1], sum[half]);
+        }
+    }
+}
+
+/* ---- forward ---- */
+
 /* Forward a warp has so many tiles of 16 queries, for which it loads keys and values once, and takes keys by PART_TILES tiles. */
 template <int CHUNKS> static constexpr int query_tiles = CHUNKS > 2 ? 1 : 2;
 enum { PART_TILES = 2, PART = PART_TILES * 16 };
 
-/* The most warps of forward's blocks. */
+/* The most warps of forward's blocks, and so many blocks whose registers a multiprocessor has. */
 template <int CHUNKS> static constexpr int forward_warps = most_warps<CHUNKS> / query_tiles<CHUNKS>;
+template <int CHUNKS> static constexpr int forward_blocks = CHUNKS == 1 ? 5 : CHUNKS == 2 ? 4 : CHUNKS == 8 ? 2 : 3;
 
 /* Weights are powers of 2 of a row's scores less the largest of its first keys: of most rows that does, as their sums tell. Else
- * the block does all again and looks for the largest at every part (`again`). */
-template <typename T, int CHUNKS>
-static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32) forward_kernel(const __grid_constant__ struct long16 p)
+ * the block does all again and looks for the largest at every part (`again`). HELD: q has no more chunks than v, and each warp's
+ * queries are held, scaled. */
+template <typename T, int CHUNKS, bool HELD>
+static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32, forward_blocks<CHUNKS>)
+    forward_kernel(const __grid_constant__ struct long16 p)
 {
     ps_grid_begin();
     extern __shared__ float4 shared_memory[];
@@ -150,7 +203,7 @@ static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32) forward_ker
     const uint32_t rows_here = blockDim.x / 2 * TILES;
     const struct place at(p, rows_here);
     const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, row0 = threadIdx.x / 32 * 16 * TILES;
-    const uint32_t of_k = p.chunks_q * p.chunk_step, of_step = of_k + CHUNKS * p.chunk_step;
+    const uint32_t of_k = (HELD ? CHUNKS : p.chunks_q) * p.chunk_step, of_step = of_k + CHUNKS * p.chunk_step;
     char *const q = (char *)shared_memory, *const steps = q + p.chunks_q * p.chunk;
     if (p.clear) {
         ps_attention_clear(q, p.shared);
@@ -160,7 +213,8 @@ static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32) forward_ker
     fetch(q, p.chunk, rows(p.x.q, at, unit_q), unit_q, at.row, rows_here, p);
     const float factor = p.x.scale * PS_LOG2_E, zero[1][4] = {};
     const bool active = at.row + row0 < count;
-    float mixed[TILES][CHUNKS][4], sum[TILES][4], less[TILES][2];
+    uint32_t queries[TILES][HELD ? CHUNKS : 1][4];
+    float mixed[TILES][CHUNKS][4], sum[TILES][4], start[TILES][1][4]; /* start: negative, what is taken off; two are of a row */
 #pragma unroll 1
     for (bool again = false;; again = true) {
         fetch(steps, p.chunk_step, from_k, unit_q, 0, STEP, p);
@@ -168,8 +222,8 @@ static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32) forward_ker
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
             ps_zero(mixed[i]);
+            ps_zero(start[i]);
             sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = 0;
-            less[i][0] = less[i][1] = -INFINITY;
         }
 #pragma unroll 1
         for (uint32_t key0 = 0, now = 0; key0 < count; key0 += STEP, now ^= of_step) {
@@ -180,15 +234,39 @@ static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32) forward_ker
                 fetch(next, p.chunk_step, from_k, unit_q, key0 + STEP, STEP, p);
                 fetch(next + of_k, p.chunk_step, from_v, unit_v, key0 + STEP, STEP, p);
             }
+            if constexpr (HELD) {
+#pragma unroll
+                for (int i = 0; i < TILES && key0 == 0; i++) {
+                    load_scaled<T>(queries[i], ps_shared_address(q + (row0 + i * 16) * 16), p.chunk, factor);
+                }
+            }
 #pragma unroll 1
             for (uint32_t part = key0; active && part < min(key0 + STEP, count); part += PART) {
                 const uint32_t keys = ps_shared_address(steps + now) + (part - key0) * 16;
                 float s[TILES][2 * PART_TILES][4];
                 uint32_t weights[TILES][PART_TILES][4];
+                const auto exponents = [&] {
+                    if constexpr (HELD) {
 #pragma unroll
-                for (int i = 0; i < TILES; i++) {
+                        for (int j = 0; j < PART_TILES; j++) {
+                            uint32_t y[4];
+                            load_second<CHUNKS>(y, keys + j * 256, p.chunk_step);
+#pragma unroll
+                            for (int i = 0; i < TILES; i++) {
+                                multiply_scaled<T, CHUNKS>((float(&)[2][4])s[i][2 * j], start[i], queries[i], y);
+                            }
+                        }
+                    }
+                };
+                exponents();
+#pragma unroll
+                for (int i = 0; i < TILES && !HELD; i++) {
                     ps_attention_scores<T, PART_TILES>(s[i], zero, ps_chunks(q + (row0 + i * 16) * 16, p.chunk),
                                                        ps_chunked{keys, p.chunk_step}, p.chunks_q);
+#pragma unroll
+                    for (int j = 0; j < 8 * PART_TILES; j++) {
+                        s[i][j / 4][j % 4] = fmaf(s[i][j / 4][j % 4], factor, start[i][0][j % 4]);
+                    }
                 }
                 if (again || part == 0) {
 #pragma unroll
@@ -196,28 +274,34 @@ static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32) forward_ker
                         float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll
                         for (int j = 0; j < 8 * PART_TILES; j++) {
-                            most[j % 4 / 2] = fmaxf(most[j % 4 / 2], s[i][j / 4][j % 4] * factor);
+                            most[j % 4 / 2] = fmaxf(most[j % 4 / 2], s[i][j / 4][j % 4]);
                         }
 #pragma unroll
                         for (int r = 0; r < 2; r++) {
-                            most[r] = fmaxf(less[i][r], ps_group_max<4>(most[r]));
-                            const float rescale = ps_exp2(less[i][r] - most[r]);
-                            less[i][r] = most[r];
+                            most[r] = ps_group_max<4>(most[r]);
+                            most[r] = part == 0 ? most[r] : fmaxf(most[r], 0.0f);
+                            const float rescale = part == 0 ? 0.0f : ps_exp2(-most[r]);
                             sum[i][2 * r] *= rescale;
+                            start[i][0][2 * r] -= most[r];
+                            start[i][0][2 * r + 1] -= most[r];
 #pragma unroll
                             for (int j = 0; j < CHUNKS; j++) {
                                 mixed[i][j][2 * r] *= rescale;
                                 mixed[i][j][2 * r + 1] *= rescale;
                             }
                         }
+#pragma unroll
+                        for (int j = 0; j < 8 * PART_TILES && !HELD; j++) {
+                            s[i][j / 4][j % 4] -= most[j % 4 / 2];
+                        }
                     }
+                    exponents();
                 }
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
 #pragma unroll
                     for (int j = 0; j < 8 * PART_TILES; j++) {
-                        float &value = s[i][j / 4][j % 4];
-                        value = power(fmaf(value, factor, -less[i][j % 4 / 2]), j);
+                        s[i][j / 4][j % 4] = power(s[i][j / 4][j % 4], j);
                     }
                     ps_attention_round<T, PART_TILES>(weights[i], s[i]);
                 }
@@ -252,13 +336,13 @@ static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32) forward_ker
     }
 #pragma unroll
     for (int i = 0; i < TILES && active; i++) {
-        const struct ps_chunked queries = ps_chunks(q + (row0 + i * 16) * 16, p.chunk);
+        const struct ps_chunked own = ps_chunks(q + (row0 + i * 16) * 16, p.chunk);
         const uint32_t half = lane % 4, row = at.row + row0 + i * 16 + lane / 4 + half * 8;
         if (half < 2 && row < count) {
             p.x.logsum[(int64_t)at.matrix * count + row] =
-                ((half ? less[i][1] : less[i][0]) + ps_log2(half ? sum[i][2] : sum[i][0])) * (1 / PS_LOG2_E);
+                (ps_log2(half ? sum[i][2] : sum[i][0]) - (half ? start[i][0][2] : start[i][0][0])) * (1 / PS_LOG2_E);
         }
-        ps_attention_put<T, CHUNKS>(queries, mixed[i], ps_reciprocal(sum[i][0]), ps_reciprocal(sum[i][2]), p.chunks_v);
+        ps_attention_put<T, CHUNKS>(own, mixed[i], ps_reciprocal(sum[i][0]), ps_reciprocal(sum[i][2]), p.chunks_v);
     }
     __syncthreads();
     put<T>(rows(p.x.mixed, at, unit_v), q, p.chunk, false, unit_v, at.row, rows_here, p);
@@ -713,7 +797,11 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
     p.clear = x.columns % 8 != 0 || x.e % 8 != 0;
     const auto bytes = [&](int own, int of_step) { return own * (int)p.chunk + 2 * of_step * (int)p.chunk_step; };
     if (!backward) {
-        return launch_kernel(c, op, forward_kernel<T, CHUNKS>, warps, &p, bytes(of_q, of_q + CHUNKS));
+        kernel_type *kernel = forward_kernel<T, CHUNKS, false>;
+        if constexpr (holds<CHUNKS>) {
+            kernel = of_q == CHUNKS ? forward_kernel<T, CHUNKS, true> : kernel;
+        }
+        return launch_kernel(c, op, kernel, warps, &p, bytes(of_q, of_q + CHUNKS));
     }
     PS_TRY(launch_kernel(c, op, query_gradient_kernel<T, CHUNKS>, warps, &p, bytes(of_q + of_v, CHUNKS + of_v)));
     return launch_kernel(c, op, key_gradient_kernel<T, CHUNKS>, warps, &p,
