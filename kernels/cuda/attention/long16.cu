@@ -36,6 +36,7 @@ struct long16 {
     struct ps_divisor piece;            /* columns of a piece of q and k */
     uint32_t chunks_q, chunks_v;
     uint32_t chunk, chunk_step; /* bytes from chunk to chunk of a tile of the block's rows, of a step's */
+    uint32_t turn;              /* tiles of queries between two barriers of backward's one kernel */
     uint32_t turned;            /* threads: those that bring a step's values are not the first, which bring its keys */
     uint32_t shared;            /* bytes */
     bool clear;                 /* columns do not fill the chunks */
@@ -524,23 +525,23 @@ template <int CHUNKS> static constexpr int own_tiles = CHUNKS == 1 ? 3 : 2;
 template <int CHUNKS> static constexpr int backward_warps = CHUNKS == 2 ? 16 : 8;
 template <int CHUNKS> static constexpr int resident_warps = CHUNKS > 2 ? 8 : 16;
 
-/* 16 rows of CHUNKS columns as a product's first operand, or its second turned: their columns are summed over. */
-template <int CHUNKS> struct operand {
-    uint32_t r[(CHUNKS + 1) / 2][4];
-};
+/* 16 rows of CHUNKS columns as an operand: of two chunks a first one has the upper 8 rows, the lower, and both of the next chunk; a
+ * second one both chunks of the upper rows, then of the lower. */
+template <int CHUNKS> using operand = uint32_t[(CHUNKS + 1) / 2][4];
 
-template <int CHUNKS> static __device__ __forceinline__ void load(struct operand<CHUNKS> &to, uint32_t first, uint32_t chunk)
+template <int CHUNKS, bool SECOND> static __device__ __forceinline__ void load(operand<CHUNKS> &to, uint32_t first, uint32_t chunk)
 {
     const uint32_t lane = threadIdx.x % 32;
     if constexpr (CHUNKS == 1) {
         uint32_t y[2];
         ps_ldmatrix2_at(y, first + lane % 16 * 16);
-        to.r[0][0] = y[0];
-        to.r[0][1] = y[1];
+        to[0][0] = y[0];
+        to[0][1] = y[1];
     } else {
+        const uint32_t row = SECOND ? lane / 16 * 8 + lane % 8 : lane % 16, next = SECOND ? lane / 8 % 2 : lane / 16;
 #pragma unroll
         for (int i = 0; i < CHUNKS / 2; i++) {
-            ps_ldmatrix4_at(to.r[i], first + lane % 16 * 16 + (2 * i + lane / 16) * chunk);
+            ps_ldmatrix4_at(to[i], first + row * 16 + (2 * i + next) * chunk);
         }
     }
 }
@@ -566,18 +567,18 @@ template <int CHUNKS> static __device__ __forceinline__ void load_turned(uint32_
 
 /* sum [16, 16] = start + rows of a times rows of b; start: a quadruple for each half. */
 template <typename T, int CHUNKS>
-static __device__ __forceinline__ void multiply(float (&sum)[2][4], const float (&start)[2][4], const struct operand<CHUNKS> &a,
-                                                const struct operand<CHUNKS> &b)
+static __device__ __forceinline__ void multiply(float (&sum)[2][4], const float (&start)[2][4], const operand<CHUNKS> &a,
+                                                const operand<CHUNKS> &b)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         if constexpr (CHUNKS == 1) {
-            ps_mma8<T>(sum[half], a.r[0][0], a.r[0][1], b.r[0][half], start[half]);
+            ps_mma8<T>(sum[half], a[0][0], a[0][1], b[0][half], start[half]);
         } else {
-            ps_mma16<T>(sum[half], a.r[0], b.r[0][half], b.r[0][2 + half], start[half]);
+            ps_mma16<T>(sum[half], a[0], b[0][2 * half], b[0][2 * half + 1], start[half]);
 #pragma unroll
             for (int i = 1; i < CHUNKS / 2; i++) {
-                ps_mma16<T>(sum[half], a.r[i], b.r[i][half], b.r[i][2 + half], sum[half]);
+                ps_mma16<T>(sum[half], a[i], b[i][2 * half], b[i][2 * half + 1], sum[half]);
             }
         }
     }
@@ -598,11 +599,12 @@ static __global__ void __launch_bounds__(backward_warps<CHUNKS> * 32, resident_w
     const struct place at(p, 0);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const uint32_t count = (uint32_t)p.x.patches, tiles = (count + 15) / 16, all = tiles * 16;
-    const uint32_t turns = (tiles + TILES - 1) / TILES, round = warps * TILES * 16; /* at least as many turns as warps */
+    const uint32_t turns = (tiles + p.turn - 1) / p.turn, round = warps * TILES * 16; /* at least as many turns as warps */
     char *const q = (char *)shared_memory, *const up = q + CHUNKS * p.chunk;
-    float4 *const dq = (float4 *)(up + CHUNKS * p.chunk);                                  /* [tiles, CHUNKS, 32] */
-    float *const logsum = (float *)(dq + tiles * CHUNKS * 32), *const less = logsum + all; /* to the base of 2; delta, negative */
-    char *const k = (char *)(less + all), *const v = k + CHUNKS * p.chunk_step;            /* a round's */
+    float4 *const dq = (float4 *)(up + CHUNKS * p.chunk); /* [tiles, CHUNKS, 32] */
+    /* Of 8 queries logsum to the base of 2 and delta, negative, as sums start with them: two queries' in a quadruple, twice. */
+    float4 *const starts = dq + tiles * CHUNKS * 32;                              /* [all / 8, 2, 4] */
+    char *const k = (char *)(starts + all), *const v = k + CHUNKS * p.chunk_step; /* a round's */
     if (p.clear) {
         ps_attention_clear(q, p.shared);
     }
@@ -620,8 +622,9 @@ static __global__ void __launch_bounds__(backward_warps<CHUNKS> * 32, resident_w
         const int64_t sums = (int64_t)at.matrix * count + i;
         const float delta = ps_quad_sum(part_of_delta<T>(mixed + i * 16, p.chunk, up + i * 16, p.chunk, p.chunks_v));
         if (lane % 4 == 0) {
-            logsum[i] = i < count ? p.x.logsum[sums] * PS_LOG2_E : INFINITY; /* a weight of 0 */
-            less[i] = -delta;
+            float *const start = (float *)(starts + i / 8 * 8 + i % 8 / 2) + i % 2;
+            start[0] = start[2] = i < count ? p.x.logsum[sums] * -PS_LOG2_E : -INFINITY; /* a weight of 0 */
+            start[16] = start[18] = -delta;
             if (i < count) {
                 p.x.delta[sums] = delta;
             }
@@ -635,13 +638,18 @@ static __global__ void __launch_bounds__(backward_warps<CHUNKS> * 32, resident_w
 #pragma unroll 1
     for (uint32_t round0 = 0; round0 < count; round0 += round) {
         const uint32_t own = warp * TILES * 16 * 16, key0 = round0 + warp * TILES * 16;
-        struct operand<CHUNKS> keys[TILES], values[TILES];
+        uint32_t keys[TILES][holds<CHUNKS> ? CHUNKS : CHUNKS / 2][4];
+        operand<CHUNKS> values[TILES];
         uint32_t keys_turned[TILES][CHUNKS][2];
         float dk[TILES][CHUNKS][4], dv[TILES][CHUNKS][4];
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            load(keys[i], ps_shared_address(k + own + i * 256), p.chunk_step);
-            load(values[i], ps_shared_address(v + own + i * 256), p.chunk_step);
+            if constexpr (holds<CHUNKS>) {
+                load_scaled<T>(keys[i], ps_shared_address(k + own + i * 256), p.chunk_step, factor);
+            } else {
+                load<CHUNKS, false>(keys[i], ps_shared_address(k + own + i * 256), p.chunk_step);
+            }
+            load<CHUNKS, false>(values[i], ps_shared_address(v + own + i * 256), p.chunk_step);
             load_turned(keys_turned[i], ps_shared_address(k + own + i * 256), p.chunk_step);
 #pragma unroll
             for (int j = 0; j < 2 * CHUNKS; j++) { /* dq takes nothing of what is no key */
@@ -653,26 +661,28 @@ static __global__ void __launch_bounds__(backward_warps<CHUNKS> * 32, resident_w
 #pragma unroll 1
         for (uint32_t step = 0, turn = warp; step < turns; step++, turn = turn + 1 < turns ? turn + 1 : 0) {
             __syncthreads(); /* the warp before has added to this turn's dq */
-            const uint32_t end = key0 < count ? min((turn + 1) * TILES, tiles) : 0;
+            const uint32_t first = turn * p.turn, end = key0 < count ? min(first + p.turn, tiles) : 0;
+            uint32_t there = ps_shared_address(q + first * 256);
+            const float4 *begin = starts + first * 16 + lane % 4;
+            float4 *to = dq + first * CHUNKS * 32 + lane;
 #pragma unroll 1
-            for (uint32_t tile = turn * TILES; tile < end; tile++) {
-                struct operand<CHUNKS> queries, ups;
+            for (uint32_t tile = first; tile < end; tile++, there += 256, begin += 16, to += CHUNKS * 32) {
+                operand<CHUNKS> queries, ups;
                 uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
-                float there[4], start[2][4], sum[CHUNKS][4];
-                load(queries, ps_shared_address(q + tile * 256), p.chunk);
-                load(ups, ps_shared_address(up + tile * 256), p.chunk);
-                load_turned(queries_turned, ps_shared_address(q + tile * 256), p.chunk);
-                load_turned(ups_turned, ps_shared_address(up + tile * 256), p.chunk);
+                float log[2][4], less[2][4], sum[CHUNKS][4];
+                if constexpr (holds<CHUNKS>) {
+                    load_second<CHUNKS>(queries[0], there, p.chunk);
+                } else {
+                    load<CHUNKS, true>(queries, there, p.chunk);
+                }
+                load<CHUNKS, true>(ups, there + CHUNKS * p.chunk, p.chunk);
+                load_turned(queries_turned, there, p.chunk);
+                load_turned(ups_turned, there + CHUNKS * p.chunk, p.chunk);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    const float2 a = *(const float2 *)(logsum + tile * 16 + i * 8 + lane % 4 * 2);
-                    const float2 b = *(const float2 *)(less + tile * 16 + i * 8 + lane % 4 * 2);
-                    there[2 * i] = a.x;
-                    there[2 * i + 1] = a.y;
-                    start[i][0] = start[i][2] = b.x;
-                    start[i][1] = start[i][3] = b.y;
+                    *(float4 *)log[i] = begin[i * 8];
+                    *(float4 *)less[i] = begin[i * 8 + 4];
                 }
-                float4 *const to = dq + tile * CHUNKS * 32 + lane;
 #pragma unroll
                 for (int i = 0; i < CHUNKS; i++) {
                     const float4 before = to[i * 32];
@@ -684,14 +694,19 @@ static __global__ void __launch_bounds__(backward_warps<CHUNKS> * 32, resident_w
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
                     float s[2][4], g[2][4];
-                    multiply<T>(s, zero, keys[i], queries);
-                    multiply<T>(g, start, values[i], ups);
+                    if constexpr (holds<CHUNKS>) {
+                        multiply_scaled<T, CHUNKS>(s, log, keys[i], queries[0]);
+                    } else {
+                        multiply<T, CHUNKS>(s, zero, keys[i], queries);
+                    }
+                    multiply<T, CHUNKS>(g, less, values[i], ups);
+                    uint32_t weights[1][4], gradients[1][4];
 #pragma unroll
                     for (int j = 0; j < 8; j++) {
-                        s[j / 4][j % 4] = ps_exp2(fmaf(s[j / 4][j % 4], factor, -there[j / 4 * 2 + j % 2]));
-                        g[j / 4][j % 4] *= s[j / 4][j % 4];
+                        float &value = s[j / 4][j % 4];
+                        value = ps_exp2(holds<CHUNKS> ? value : fmaf(value, factor, log[j / 4][j % 4]));
+                        g[j / 4][j % 4] *= value;
                     }
-                    uint32_t weights[1][4], gradients[1][4];
                     ps_attention_round<T, 1>(weights, s);
                     ps_attention_round<T, 1>(gradients, g);
                     const uint32_t turned[4] = {ps_movmatrix(gradients[0][0]), ps_movmatrix(gradients[0][2]),
@@ -818,7 +833,7 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
     p.chunk = chunk_of(rows, units);
     p.clear = x.columns % 8 != 0 || x.e % 8 != 0 || p.chunks_q < CHUNKS || p.chunks_v < CHUNKS;
     const auto bytes = [&](int warps) {
-        return 2 * CHUNKS * ((int64_t)p.chunk + chunk_of(warps * KEYS, units)) + (int64_t)rows * (CHUNKS * 32 + 8);
+        return 2 * CHUNKS * ((int64_t)p.chunk + chunk_of(warps * KEYS, units)) + (int64_t)rows * (CHUNKS * 32 + 16);
     };
     /* As many warps as go over the keys in the fewest rounds of a multiprocessor's blocks: few, so that few wait for one another.
      */
@@ -838,6 +853,16 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
         return launch<T, CHUNKS>(c, op, x, true);
     }
     p.chunk_step = chunk_of(warps * KEYS, units);
+    /* The fewest tiles in all of as many turns as warps, or more, a barrier counted as half a tile. */
+    const int tiles = rows / 16;
+    int least = INT32_MAX;
+    for (int turn = 1; turn <= tiles && (tiles + turn - 1) / turn >= warps; turn++) {
+        const int halves = (tiles + turn - 1) / turn * (2 * turn + 1);
+        if (halves < least) {
+            least = halves;
+            p.turn = (uint32_t)turn;
+        }
+    }
     return launch_kernel(c, op, backward_kernel<T, CHUNKS>, warps, &p, (int)bytes(warps));
 }
 
