@@ -125,6 +125,23 @@ static __device__ __forceinline__ float part_of_delta(const char *mixed, uint32_
     return sum;
 }
 
+/* delta of a row that the thread has for itself. */
+template <typename T>
+static __device__ __forceinline__ float delta_of(const char *mixed, const char *up, uint32_t chunk, uint32_t chunks)
+{
+    float sum = 0.0f;
+#pragma unroll 1
+    for (uint32_t i = 0; i < chunks; i++) {
+        const uint4 a = *(const uint4 *)(mixed + i * chunk), b = *(const uint4 *)(up + i * chunk);
+        const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            sum = fmaf(ps_low<T>(x[j]), ps_low<T>(y[j]), fmaf(ps_high<T>(x[j]), ps_high<T>(y[j]), sum));
+        }
+    }
+    return sum;
+}
+
 /* 2^x; of every so many values that a lane has one is computed beside the unit that has the others. */
 enum { POLYNOMIAL = 4 };
 
@@ -616,18 +633,18 @@ static __global__ void __launch_bounds__(backward_warps<CHUNKS> * 32, resident_w
     fetch(k, p.chunk_step, from_k, unit_q, 0, round, p);
     fetch(v, p.chunk_step, from_v, unit_v, 0, round, p);
     fetch(q, p.chunk, rows(p.x.q, at, unit_q), unit_q, 0, all, p);
+    const int64_t sums = (int64_t)at.matrix * count;
+    float next = p.x.logsum[sums + min(threadIdx.x, count - 1)];
     ps_copy_wait();
     __syncthreads();
-    for (uint32_t i = threadIdx.x / 4; i < all; i += blockDim.x / 4) { /* a warp's 8 rows are all there or none */
-        const int64_t sums = (int64_t)at.matrix * count + i;
-        const float delta = ps_quad_sum(part_of_delta<T>(mixed + i * 16, p.chunk, up + i * 16, p.chunk, p.chunks_v));
-        if (lane % 4 == 0) {
-            float *const start = (float *)(starts + i / 8 * 8 + i % 8 / 2) + i % 2;
-            start[0] = start[2] = i < count ? p.x.logsum[sums] * -PS_LOG2_E : -INFINITY; /* a weight of 0 */
-            start[16] = start[18] = -delta;
-            if (i < count) {
-                p.x.delta[sums] = delta;
-            }
+    for (uint32_t i = threadIdx.x; i < all; i += blockDim.x) {
+        float *const start = (float *)(starts + i / 8 * 8 + i % 8 / 2) + i % 2;
+        const float logsum = next, delta = delta_of<T>(mixed + i * 16, up + i * 16, p.chunk, p.chunks_v);
+        next = p.x.logsum[sums + min(i + blockDim.x, count - 1)];
+        start[0] = start[2] = i < count ? logsum * -PS_LOG2_E : -INFINITY; /* a weight of 0 */
+        start[16] = start[18] = -delta;
+        if (i < count) {
+            p.x.delta[sums + i] = delta;
         }
     }
     __syncthreads();
