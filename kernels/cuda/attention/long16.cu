@@ -260,87 +260,95 @@ static __global__ void __launch_bounds__(forward_warps<CHUNKS> * 32, forward_blo
             }
 #pragma unroll 1
             for (uint32_t part = key0; active && part < min(key0 + STEP, count); part += PART) {
-                const uint32_t keys = ps_shared_address(steps + now) + (part - key0) * 16;
-                float s[TILES][2 * PART_TILES][4];
-                uint32_t weights[TILES][PART_TILES][4];
-                const auto exponents = [&] {
-                    if constexpr (HELD) {
+                const auto take = [&](auto count_of_tiles) {
+                    constexpr int KEYS = decltype(count_of_tiles)::value; /* tiles of them */
+                    const uint32_t keys = ps_shared_address(steps + now) + (part - key0) * 16;
+                    float s[TILES][2 * KEYS][4];
+                    uint32_t weights[TILES][KEYS][4];
+                    const auto exponents = [&] {
+                        if constexpr (HELD) {
 #pragma unroll
-                        for (int j = 0; j < PART_TILES; j++) {
-                            uint32_t y[4];
-                            load_second<CHUNKS>(y, keys + j * 256, p.chunk_step);
+                            for (int j = 0; j < KEYS; j++) {
+                                uint32_t y[4];
+                                load_second<CHUNKS>(y, keys + j * 256, p.chunk_step);
 #pragma unroll
-                            for (int i = 0; i < TILES; i++) {
-                                multiply_scaled<T, CHUNKS>((float(&)[2][4])s[i][2 * j], start[i], queries[i], y);
+                                for (int i = 0; i < TILES; i++) {
+                                    multiply_scaled<T, CHUNKS>((float(&)[2][4])s[i][2 * j], start[i], queries[i], y);
+                                }
                             }
                         }
-                    }
-                };
-                exponents();
-#pragma unroll
-                for (int i = 0; i < TILES && !HELD; i++) {
-                    ps_attention_scores<T, PART_TILES>(s[i], zero, ps_chunks(q + (row0 + i * 16) * 16, p.chunk),
-                                                       ps_chunked{keys, p.chunk_step}, p.chunks_q);
-#pragma unroll
-                    for (int j = 0; j < 8 * PART_TILES; j++) {
-                        s[i][j / 4][j % 4] = fmaf(s[i][j / 4][j % 4], factor, start[i][0][j % 4]);
-                    }
-                }
-                if (again || part == 0) {
-#pragma unroll
-                    for (int i = 0; i < TILES; i++) {
-                        float most[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-                        for (int j = 0; j < 8 * PART_TILES; j++) {
-                            most[j % 4 / 2] = fmaxf(most[j % 4 / 2], s[i][j / 4][j % 4]);
-                        }
-#pragma unroll
-                        for (int r = 0; r < 2; r++) {
-                            most[r] = ps_group_max<4>(most[r]);
-                            most[r] = part == 0 ? most[r] : fmaxf(most[r], 0.0f);
-                            const float rescale = part == 0 ? 0.0f : ps_exp2(-most[r]);
-                            sum[i][2 * r] *= rescale;
-                            start[i][0][2 * r] -= most[r];
-                            start[i][0][2 * r + 1] -= most[r];
-#pragma unroll
-                            for (int j = 0; j < CHUNKS; j++) {
-                                mixed[i][j][2 * r] *= rescale;
-                                mixed[i][j][2 * r + 1] *= rescale;
-                            }
-                        }
-#pragma unroll
-                        for (int j = 0; j < 8 * PART_TILES && !HELD; j++) {
-                            s[i][j / 4][j % 4] -= most[j % 4 / 2];
-                        }
-                    }
+                    };
                     exponents();
-                }
 #pragma unroll
-                for (int i = 0; i < TILES; i++) {
+                    for (int i = 0; i < TILES && !HELD; i++) {
+                        ps_attention_scores<T, KEYS>(s[i], zero, ps_chunks(q + (row0 + i * 16) * 16, p.chunk),
+                                                     ps_chunked{keys, p.chunk_step}, p.chunks_q);
 #pragma unroll
-                    for (int j = 0; j < 8 * PART_TILES; j++) {
-                        s[i][j / 4][j % 4] = power(s[i][j / 4][j % 4], j);
+                        for (int j = 0; j < 8 * KEYS; j++) {
+                            s[i][j / 4][j % 4] = fmaf(s[i][j / 4][j % 4], factor, start[i][0][j % 4]);
+                        }
                     }
-                    ps_attention_round<T, PART_TILES>(weights[i], s[i]);
-                }
-                if (part + PART > count) { /* nothing of what is no key */
-#pragma unroll
-                    for (int j = 0; j < 4 * PART_TILES; j++) {
-                        const uint32_t pair = ps_attention_pair(part + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
+                    if (again || part == 0) {
 #pragma unroll
                         for (int i = 0; i < TILES; i++) {
-                            weights[i][j / 4][j % 4] &= pair;
+                            float most[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+                            for (int j = 0; j < 8 * KEYS; j++) {
+                                most[j % 4 / 2] = fmaxf(most[j % 4 / 2], s[i][j / 4][j % 4]);
+                            }
+#pragma unroll
+                            for (int r = 0; r < 2; r++) {
+                                most[r] = ps_group_max<4>(most[r]);
+                                most[r] = part == 0 ? most[r] : fmaxf(most[r], 0.0f);
+                                const float rescale = part == 0 ? 0.0f : ps_exp2(-most[r]);
+                                sum[i][2 * r] *= rescale;
+                                start[i][0][2 * r] -= most[r];
+                                start[i][0][2 * r + 1] -= most[r];
+#pragma unroll
+                                for (int j = 0; j < CHUNKS; j++) {
+                                    mixed[i][j][2 * r] *= rescale;
+                                    mixed[i][j][2 * r + 1] *= rescale;
+                                }
+                            }
+#pragma unroll
+                            for (int j = 0; j < 8 * KEYS && !HELD; j++) {
+                                s[i][j / 4][j % 4] -= most[j % 4 / 2];
+                            }
+                        }
+                        exponents();
+                    }
+#pragma unroll
+                    for (int i = 0; i < TILES; i++) {
+#pragma unroll
+                        for (int j = 0; j < 8 * KEYS; j++) {
+                            s[i][j / 4][j % 4] = power(s[i][j / 4][j % 4], j);
+                        }
+                        ps_attention_round<T, KEYS>(weights[i], s[i]);
+                    }
+                    if (part + KEYS * 16 > count) { /* nothing of what is no key */
+#pragma unroll
+                        for (int j = 0; j < 4 * KEYS; j++) {
+                            const uint32_t pair = ps_attention_pair(part + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
+#pragma unroll
+                            for (int i = 0; i < TILES; i++) {
+                                weights[i][j / 4][j % 4] &= pair;
+                            }
                         }
                     }
-                }
 #pragma unroll
-                for (int i = 0; i < TILES; i++) {
+                    for (int i = 0; i < TILES; i++) {
 #pragma unroll
-                    for (int j = 0; j < PART_TILES; j++) {
-                        ps_mma16<T>(sum[i], weights[i][j], ps_ones<T>(), ps_ones<T>(), sum[i]); /* in every column */
+                        for (int j = 0; j < KEYS; j++) {
+                            ps_mma16<T>(sum[i], weights[i][j], ps_ones<T>(), ps_ones<T>(), sum[i]); /* in every column */
+                        }
                     }
+                    ps_attention_mix<T, KEYS, CHUNKS>(mixed, weights, ps_chunked{keys + of_k, p.chunk_step});
+                };
+                if (!HELD || part + PART - 16 < count) {
+                    take(std::integral_constant<int, PART_TILES>());
+                } else { /* the last keys fill half a part at most */
+                    take(std::integral_constant<int, PART_TILES / 2>());
                 }
-                ps_attention_mix<T, PART_TILES, CHUNKS>(mixed, weights, ps_chunked{keys + of_k, p.chunk_step});
             }
         }
         bool fine = true;
