@@ -7,13 +7,14 @@
  * backward computes the scores again. Backward a block takes a whole head, where e is up to 32 and shared memory holds its queries,
  * so that no score is computed twice; otherwise there are two kernels built like forward, one by queries for dq and delta, one by
  * keys for dk and dv. N is anything; e, of all pieces, up to 128: chunks of 8 columns, of which two are a product's m16n8k16, a
- * last one an m16n8k8.
+ * last one an m16n8k8. For e up to 16 one side of the scores is held scaled, so that a product makes the exponents as they are.
  *
  * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; by steps those of the other side once for
  * every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e
- * backward, of N in whole 16 or 64 and e in whole 8. For e up to 16 the exponentials bound it, 16 a clock and multiprocessor: of
- * 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75 GHz, beside 41 and 83 MB, 10 and 20 us at 4.2 TB/s. Forward a
- * quarter of them is a polynomial: 48 us, and as long for the instructions. Backward has none to spare for that. */
+ * backward, 2 more of scaled rows, of N in whole 16 or 64 and e in whole 8. For e up to 16 the exponentials bound it, 16 a clock
+ * and multiprocessor: of 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75 GHz, beside 41 and 83 MB, 10 and 20 us
+ * at 4.2 TB/s. Forward a quarter of them is a polynomial: 48 us, and 39 instructions for 16 by 16 scores, 44 us. Backward has 42,
+ * 45 us. */
 #include <algorithm>
 
 #include "kernels/cuda/attention/attention.cuh"
@@ -609,11 +610,11 @@ static __device__ __forceinline__ void multiply(float (&sum)[2][4], const float 
     }
 }
 
-/* A block takes a whole head: queries, d_mixed and dq's sums, in float, lie in shared memory; a warp has 32 or 64 keys, and dk and
- * dv of them, in registers, and goes over the queries by 16, as many in a turn as it has keys. With scores turned, keys by queries,
- * weights and gradients are dv's and dk's operands at once; the gradients turned back are dq's, whose sums go from one warp to the
- * next: warp w begins with turn w, and a barrier lies between one turn and the next, so no two warps add to the same sums. Keys
- * that the block's warps cannot hold at once come round by round. */
+/* A block takes a whole head: queries, d_mixed and dq's sums, in float, lie in shared memory; a warp has 32 or 48 keys, and dk and
+ * dv of them, in registers, and goes over the queries by 16, several in a turn, so that barriers are few. With scores turned, keys
+ * by queries, weights and gradients are dv's and dk's operands at once; the gradients turned back are dq's, whose sums go from one
+ * warp to the next: warp w begins with turn w, and a barrier lies between one turn and the next, so no two warps add to the same
+ * sums. Keys that the block's warps cannot hold at once come round by round. */
 template <typename T, int CHUNKS>
 static __global__ void __launch_bounds__(backward_warps<CHUNKS> * 32, resident_warps<CHUNKS> / backward_warps<CHUNKS>)
     backward_kernel(const __grid_constant__ struct long16 p)
