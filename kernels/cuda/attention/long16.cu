@@ -13,8 +13,7 @@
  * every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e
  * backward, 2 more of scaled rows, of N in whole 16 or 64 and e in whole 8. For e up to 16 the exponentials bound it, 16 a clock
  * and multiprocessor: of 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75 GHz, beside 41 and 83 MB, 10 and 20 us
- * at 4.2 TB/s. Forward a quarter of them is a polynomial: 48 us, and 39 instructions for 16 by 16 scores, 44 us. Backward has 42,
- * 45 us. */
+ * at 4.2 TB/s. Forward an eighth of them is a polynomial: 55 us. Backward has 42 instructions for 16 by 16 scores: 45 us. */
 #include <algorithm>
 
 #include "kernels/cuda/attention/attention.cuh"
@@ -144,7 +143,7 @@ static __device__ __forceinline__ float delta_of(const char *mixed, const char *
 }
 
 /* 2^x; of every so many values that a lane has one is computed beside the unit that has the others. */
-enum { POLYNOMIAL = 4 };
+enum { POLYNOMIAL = 8 };
 
 static __device__ __forceinline__ float power(float x, int index)
 {
@@ -547,9 +546,9 @@ static __global__ void __launch_bounds__(most_warps<CHUNKS> * 32) key_gradient_k
 /* ---- backward in one: heads of up to 32 columns, whose queries shared memory holds ---- */
 
 /* Tiles of 16 keys that a warp has at a time, in registers; the most warps of a block, and of a multiprocessor. */
-template <int CHUNKS> static constexpr int own_tiles = CHUNKS == 1 ? 3 : 2;
-template <int CHUNKS> static constexpr int backward_warps = CHUNKS == 2 ? 16 : 8;
-template <int CHUNKS> static constexpr int resident_warps = CHUNKS > 2 ? 8 : 16;
+template <int CHUNKS> static constexpr int own_tiles = CHUNKS == 1 ? 3 : CHUNKS == 2 ? 4 : 2;
+enum { BACKWARD_WARPS = 8 };
+template <int CHUNKS> static constexpr int resident_warps = CHUNKS > 1 ? 8 : 16;
 
 /* 16 rows of CHUNKS columns as an operand: of two chunks a first one has the upper 8 rows, the lower, and both of the next chunk; a
  * second one both chunks of the upper rows, then of the lower. */
@@ -616,7 +615,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[2][4], const float 
  * warp to the next: warp w begins with turn w, and a barrier lies between one turn and the next, so no two warps add to the same
  * sums. Keys that the block's warps cannot hold at once come round by round. */
 template <typename T, int CHUNKS>
-static __global__ void __launch_bounds__(backward_warps<CHUNKS> * 32, resident_warps<CHUNKS> / backward_warps<CHUNKS>)
+static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHUNKS> / BACKWARD_WARPS)
     backward_kernel(const __grid_constant__ struct long16 p)
 {
     ps_grid_begin();
@@ -865,7 +864,7 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
      */
     int warps = 0;
     double best = 0;
-    for (int w = (units + 31) / 32; w <= std::min<int>(backward_warps<CHUNKS>, owners); w++) {
+    for (int w = (units + 31) / 32; w <= std::min<int>(BACKWARD_WARPS, owners); w++) {
         const int64_t fit = std::min<int64_t>(resident_warps<CHUNKS> / w, (c->shared_bytes + 1024) / (bytes(w) + 1024));
         const int64_t blocks = std::min(fit, (x.matrices + c->multiprocessors - 1) / c->multiprocessors);
         const double speed = bytes(w) > c->shared_bytes ? 0 : (double)blocks / ((owners + w - 1) / w);
