@@ -860,8 +860,7 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
     const auto bytes = [&](int warps) {
         return 2 * CHUNKS * ((int64_t)p.chunk + chunk_of(warps * KEYS, units)) + (int64_t)rows * (CHUNKS * 32 + 16);
     };
-    /* As many warps as go over the keys in the fewest rounds of a multiprocessor's blocks: few, so that few wait for one another.
-     */
+    /* As many warps as go over the keys in the fewest rounds of a multiprocessor's blocks: few, so that few wait together. */
     int warps = 0;
     double best = 0;
     for (int w = (units + 31) / 32; w <= std::min<int>(BACKWARD_WARPS, owners); w++) {

@@ -62,8 +62,7 @@ struct problem {
     int sum_blocks;     /* of the second kernel */
 };
 
-/* Of cut pairs, counted from the first cut one, slices of rows; a piece is a pair's slice, those of a slice one behind the other.
- */
+/* Slices of the rows of some cut pairs, counted from the first cut one; a piece is a pair's slice, those of a slice one by one. */
 struct part {
     int pair, pairs, slices;
     int cluster, number; /* of the first piece; the next has the next */
