@@ -15,6 +15,7 @@
  * With Q quantiles bytes are 4 S H + 8 S Q H, and flops 8 S Q H; putting Q forecasts in order takes Q^2/4 comparisons at most,
  * in registers or, of many, in the cache. */
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/count.cuh"
 #include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/mma.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
@@ -528,32 +529,6 @@ struct slots {
     unsigned *done;
 };
 
-/* Whether the block is the last one to come here: what all others have left can be read past L1. */
-static __device__ __forceinline__ bool comes_last(unsigned *done)
-{
-    __shared__ bool last;
-    if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicAdd(done, 1) == gridDim.x - 1;
-        if (last) {
-            *done = 0;
-            __threadfence();
-        }
-    }
-    __syncthreads();
-    return last;
-}
-
-/* partials[i * stride] of all blocks, in a fixed order. */
-static __device__ __forceinline__ double sum_left(const double *partials, int stride, double *shared)
-{
-    double sum = 0.0;
-    for (int i = threadIdx.x; i < (int)gridDim.x; i += block) {
-        sum += __ldcg(partials + (int64_t)i * stride);
-    }
-    return ps_block_sum<block>(sum, shared);
-}
-
 /* partials [gridDim.x, PS_ERRORS]. A slot that does not exist is not written: the caller finds it as it left it. */
 static __global__ void __launch_bounds__(block)
     any_errors(double *partials, const float *__restrict__ targets, const struct head h, const struct loss l, const struct slots to)
@@ -590,12 +565,12 @@ static __global__ void __launch_bounds__(block)
             partials[(int64_t)PS_ERRORS * blockIdx.x + j] = sum;
         }
     }
-    if (!comes_last(to.done)) {
+    if (!ps_comes_last(to.done, gridDim.x)) {
         return;
     }
     const uint64_t slot = to.state->cursor / (uint64_t)to.windows;
     for (int j = 0; j < PS_ERRORS; j++) {
-        const double sum = sum_left(partials + j, PS_ERRORS, shared);
+        const double sum = ps_sum_partials<block>(partials + j, (int)gridDim.x, PS_ERRORS, shared);
         if (threadIdx.x == 0 && slot < (uint64_t)to.count) {
             to.errors[PS_ERRORS * slot + j] = sum;
         }
@@ -623,11 +598,11 @@ static __global__ void __launch_bounds__(block)
         partials[2 * blockIdx.x] = squares;
         partials[2 * blockIdx.x + 1] = absolutes;
     }
-    if (!comes_last(to.done)) {
+    if (!ps_comes_last(to.done, gridDim.x)) {
         return;
     }
-    squares = sum_left(partials, 2, shared);
-    absolutes = sum_left(partials + 1, 2, shared);
+    squares = ps_sum_partials<block>(partials, (int)gridDim.x, 2, shared);
+    absolutes = ps_sum_partials<block>(partials + 1, (int)gridDim.x, 2, shared);
     const uint64_t slot = to.state->cursor / (uint64_t)to.windows;
     if (threadIdx.x == 0 && slot < (uint64_t)to.count) {
         double *at = to.errors + PS_ERRORS * slot;

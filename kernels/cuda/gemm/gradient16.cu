@@ -204,14 +204,10 @@ static __global__ void __launch_bounds__(THREADS, 1) gradients_kernel(const __gr
         }
         ps_mbarrier_publish();
     }
-    if (warp == MULTIPLY_WARPS && ps_elect()) {
-        ps_tensor_prefetch(&p.x);
-        ps_tensor_prefetch(&p.dy);
-    }
     ps_grid_begin();
     __syncthreads();
     if (warp == MULTIPLY_WARPS) {
-        if (ps_elect()) {
+        if (threadIdx.x % 32 == 0) {
             fetch(p, at);
         }
     } else if (p.db && at.m0 == 0) {

@@ -128,14 +128,6 @@ static __device__ __forceinline__ bool next_piece(const struct problems &x, stru
     return false;
 }
 
-/* Where a block's tile of a pair lies, in tiles. */
-static __device__ __forceinline__ void tile_of(const struct problem &p, int pair, int rank, int &tile_m, int &tile_n)
-{
-    const int row = (pair - p.first) / p.pairs_n, column = (pair - p.first) % p.pairs_n;
-    tile_m = p.below ? BLOCKS * row + rank : row;
-    tile_n = p.below ? column : BLOCKS * column + rank;
-}
-
 static __device__ __forceinline__ const struct problem &problem_of(const struct problems &x, int pair)
 {
     int i = 0;
@@ -144,6 +136,19 @@ static __device__ __forceinline__ const struct problem &problem_of(const struct 
     }
     return x.each[i];
 }
+
+/* A block's tile of a pair: whose, and where it lies, in tiles. */
+struct tile {
+    const struct problem &of;
+    int m, n;
+
+    __device__ __forceinline__ tile(const struct problems &x, int pair, int rank) : of(problem_of(x, pair))
+    {
+        const int row = (pair - of.first) / of.pairs_n, column = (pair - of.first) % of.pairs_n;
+        m = of.below ? BLOCKS * row + rank : row;
+        n = of.below ? column : BLOCKS * column + rank;
+    }
+};
 
 /* The ring: its stages follow one another through all pieces. */
 template <int WIDE> struct place {
@@ -161,10 +166,11 @@ template <int WIDE> struct place {
 };
 
 /* The part-th of EARLY parts of a tile of dw, of which the multiplying warps soon read every element, to L2. */
-template <int WIDE> static __device__ __forceinline__ void prefetch_sums(const struct problem &p, int tile_m, int tile_n, int part)
+template <int WIDE> static __device__ __forceinline__ void prefetch_sums(const struct tile &tile, int part)
 {
     constexpr int ROWS = HIGH * EDGE / EARLY;
-    const int row = tile_m * HIGH * EDGE + part * ROWS, column = tile_n * WIDE * EDGE;
+    const struct problem &p = tile.of;
+    const int row = tile.m * HIGH * EDGE + part * ROWS, column = tile.n * WIDE * EDGE;
     const int rows = min(ROWS, p.m - row), columns = min(WIDE * EDGE, p.n - column);
     const float *from = p.dw + (int64_t)row * p.n + column;
 #pragma unroll 1
@@ -184,9 +190,7 @@ static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t 
     }; /* a new ring is empty */
     struct piece piece;
     for (int i = 0; piece_of(x, cluster, i, piece); i++) {
-        const struct problem &p = problem_of(x, piece.pair);
-        int tile_m, tile_n;
-        tile_of(p, piece.pair, rank, tile_m, tile_n);
+        const struct tile tile(x, piece.pair, rank);
         for (int s = 0; s < piece.steps; s++, at.advance()) {
             const uint32_t to = ring + at.stage * place<WIDE>::BYTES, barrier = full + 8 * at.stage;
             const int row = (piece.first + s) * EDGE;
@@ -194,9 +198,9 @@ static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t 
             ps_mbarrier_expect(barrier, place<WIDE>::BYTES);
 #pragma unroll
             for (int j = 0; j < HIGH + WIDE; j++) {
-                const bool of_x = j < HIGH, shared = of_x != p.below;
-                const CUtensorMap *const map = of_x ? &p.x : &p.dy;
-                const int column = of_x ? (tile_m * HIGH + j) * EDGE : (tile_n * WIDE + j - HIGH) * EDGE;
+                const bool of_x = j < HIGH, shared = of_x != tile.of.below;
+                const CUtensorMap *const map = of_x ? &tile.of.x : &tile.of.dy;
+                const int column = of_x ? (tile.m * HIGH + j) * EDGE : (tile.n * WIDE + j - HIGH) * EDGE;
                 if (!shared) {
                     ps_tensor_copy2(to + j * PANEL, map, column, row, barrier);
                 } else if (j % BLOCKS == rank) {
@@ -204,7 +208,7 @@ static __device__ __forceinline__ void fetch(const struct problems &x, uint32_t 
                 }
             }
             if (piece.pair < x.whole && piece.steps - s <= EARLY) {
-                prefetch_sums<WIDE>(p, tile_m, tile_n, EARLY - (piece.steps - s));
+                prefetch_sums<WIDE>(tile, EARLY - (piece.steps - s));
             }
         }
     }
@@ -217,11 +221,11 @@ struct spot {
     int first_left, second_left; /* columns from there on, none where the row is not of dw */
 };
 
-template <int WIDE>
-static __device__ __forceinline__ struct spot spot_of(const struct problem &p, int tile_m, int tile_n, int thread, int four)
+template <int WIDE> static __device__ __forceinline__ struct spot spot_of(const struct tile &tile, int thread, int four)
 {
-    const int row = tile_m * HIGH * EDGE + thread / 32 * 16 + thread / 4 % 8,
-              column = tile_n * WIDE * EDGE + 8 * four + thread % 4 * 2;
+    const struct problem &p = tile.of;
+    const int row = tile.m * HIGH * EDGE + thread / 32 * 16 + thread / 4 % 8,
+              column = tile.n * WIDE * EDGE + 8 * four + thread % 4 * 2;
     float *const first = p.dw + (int64_t)row * p.n + column;
     return {first, first + 8 * (int64_t)p.n, row < p.m ? p.n - column : 0, row + 8 < p.m ? p.n - column : 0};
 }
@@ -278,9 +282,7 @@ static __device__ __forceinline__ void multiply(const struct problems &x, uint32
     };
     struct piece piece;
     for (int i = 0; piece_of(x, cluster, i, piece); i++) {
-        const struct problem &p = problem_of(x, piece.pair);
-        int tile_m, tile_n;
-        tile_of(p, piece.pair, rank, tile_m, tile_n);
+        const struct tile tile(x, piece.pair, rank);
         float sum[COLUMNS / 8][4];
         ps_zero(sum);
         int before = 0;
@@ -308,7 +310,7 @@ static __device__ __forceinline__ void multiply(const struct problems &x, uint32
             ps_mbarrier_arrive_at(empty + 8 * before, lane);
         }
         const int thread = (int)threadIdx.x, slot = piece.number * BLOCKS + rank;
-        const struct spot spot = spot_of<WIDE>(p, tile_m, tile_n, thread, 0);
+        const struct spot spot = spot_of<WIDE>(tile, thread, 0);
         if (piece.pair < x.whole) {
             add_sums(spot, sum);
         } else { /* what there is of it */
@@ -361,11 +363,10 @@ static __device__ __forceinline__ void sum_columns(const struct problems &x, uin
     };
     struct piece piece;
     for (int i = 0; piece_of(x, cluster, i, piece); i++) {
-        const struct problem &p = problem_of(x, piece.pair);
-        int tile_m, tile_n;
-        tile_of(p, piece.pair, rank, tile_m, tile_n);
+        const struct tile tile(x, piece.pair, rank);
+        const struct problem &p = tile.of;
         /* Until this tile sums columns. */
-        int until = p.db && tile_m < p.tiles_m ? (tile_m + p.tiles_m - piece.first % p.tiles_m) % p.tiles_m : piece.steps;
+        int until = p.db && tile.m < p.tiles_m ? (tile.m + p.tiles_m - piece.first % p.tiles_m) % p.tiles_m : piece.steps;
         float sum[PANELS][8] = {};
 #pragma unroll 1
         for (int s = 0; s < piece.steps; s++) {
@@ -449,14 +450,12 @@ static __global__ void __launch_bounds__(MULTIPLY_THREADS, 4) add_kernel(const _
     static_assert(LANES * 32 == MULTIPLY_THREADS, "a block of either kind");
     __shared__ float all[LANES][32];
     const int thread = (int)threadIdx.x;
-    int block = (int)blockIdx.x, tile_m, tile_n;
+    int block = (int)blockIdx.x;
     if (block < x.cut * BLOCKS * TILE_BLOCKS) {
         const int pair = x.whole + block / (BLOCKS * TILE_BLOCKS), rank = block / TILE_BLOCKS % BLOCKS,
                   first = block % TILE_BLOCKS * TOGETHER;
-        const struct problem &p = problem_of(x, pair);
         struct pieces pieces = {pair, 0, 0};
-        tile_of(p, pair, rank, tile_m, tile_n);
-        const struct spot spot = spot_of<WIDE>(p, tile_m, tile_n, thread, first);
+        const struct spot spot = spot_of<WIDE>(tile(x, pair, rank), thread, first);
         float4 before[TOGETHER], sum[TOGETHER];
 #pragma unroll
         for (int j = 0; j < TOGETHER; j++) {
@@ -494,8 +493,8 @@ static __global__ void __launch_bounds__(MULTIPLY_THREADS, 4) add_kernel(const _
     const int column = block * 32 + thread % 32, lane = thread / 32;
     float sum = 0;
     if (column < p.n) {
-        tile_n = column / COLUMNS;
-        for (tile_m = lane; tile_m < p.tiles_m; tile_m += LANES) {
+        const int tile_n = column / COLUMNS;
+        for (int tile_m = lane; tile_m < p.tiles_m; tile_m += LANES) {
             const int rank = (p.below ? tile_m : tile_n) % BLOCKS;
             const int pair = p.first + (p.below ? tile_m / BLOCKS * p.pairs_n + tile_n : tile_m * p.pairs_n + tile_n / BLOCKS);
             struct pieces pieces = {pair, 0, 0};

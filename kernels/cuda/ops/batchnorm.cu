@@ -244,7 +244,7 @@ static __global__ void __launch_bounds__(block, resident)
         squares[j] = left < 0.0f ? 0.0f : left; /* what is not a number stays that */
     }
     merge_block<VEC>(m.partials, pivot, sum, squares, at, s, (float *)shared);
-    if (last_of_tile(m.tickets, at.tile, s.shares)) {
+    if (ps_comes_last(m.tickets + at.tile, (unsigned)s.shares)) {
         finish_statistics<VEC>(m, s, at.tile, shared);
     }
 }

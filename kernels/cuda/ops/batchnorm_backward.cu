@@ -116,7 +116,7 @@ static __global__ void __launch_bounds__(block, resident) gradient_sums(const st
         ps_store<VEC>(to, sum);
         ps_store<VEC>(to + s.d, product);
     }
-    if (last_of_tile(a.tickets, at.tile, s.shares)) {
+    if (ps_comes_last(a.tickets + at.tile, (unsigned)s.shares)) {
         finish_sums<VEC>(a, s, at.tile, shared);
     }
 }

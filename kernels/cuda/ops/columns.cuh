@@ -4,6 +4,7 @@
 #define PS_KERNELS_CUDA_COLUMNS_CUH
 
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/count.cuh"
 #include "kernels/cuda/tile/vector.cuh"
 
 static const int block = 512;
@@ -61,25 +62,6 @@ template <int N> static __device__ __forceinline__ void zero(float (&r)[N])
     for (int j = 0; j < N; j++) {
         r[j] = 0.0f;
     }
-}
-
-/* True in the block that comes last of its tile: then it sees what the others wrote before. Tickets are 0 before and after. */
-static __device__ __forceinline__ bool last_of_tile(unsigned *tickets, int tile, int64_t shares)
-{
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        last = atomicAdd(tickets + tile, 1u) == (unsigned)(shares - 1);
-        if (last) {
-            tickets[tile] = 0;
-        }
-    }
-    __syncthreads();
-    if (last) {
-        __threadfence();
-    }
-    return last;
 }
 
 /* A share's values of a column are added up in double, first and second [FV] in the threads with ty 0 of 2^tx_bits along the

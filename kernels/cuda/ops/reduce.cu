@@ -13,12 +13,13 @@ struct sums {
     unsigned first_blocks; /* of the first job */
 };
 
-enum { A_THREADS_ROWS = 8 };
+/* As many rows as one thread adds. */
+enum { FEW_ROWS = 8 };
 
 /* Columns of a block. */
 static __host__ __device__ int width_of(const struct ps_cuda_columns &job, int block)
 {
-    return job.rows <= A_THREADS_ROWS ? block : 8;
+    return job.rows <= FEW_ROWS ? block : 8;
 }
 
 /* Blocks of 8 columns (one sector of 32 bytes) by BLOCK / 8 threads down the rows, or of a column a thread. */
@@ -36,7 +37,7 @@ template <int BLOCK> static __global__ void __launch_bounds__(BLOCK) add_columns
         total = ps_column_sum<BLOCK>(job.partials, job.rows, job.columns, column, live, shared);
     } else {
 #pragma unroll
-        for (int row = 0; row < A_THREADS_ROWS; row++) {
+        for (int row = 0; row < FEW_ROWS; row++) {
             total += live && row < job.rows ? job.partials[row * job.columns + column] : 0.0f;
         }
     }
@@ -51,9 +52,9 @@ template <int BLOCK> static __global__ void __launch_bounds__(BLOCK) add_columns
 
 enum ps_status ps_cuda_add_columns(const struct ps_cuda_context *c, const char *op, const struct ps_cuda_columns *jobs, int count)
 {
-    enum { FEW = 256, MANY = 512, FEW_ROWS = FEW / 8 * PS_COLUMN_AHEAD /* that so few threads ask for at once */ };
+    enum { FEW = 256, MANY = 512, AT_ONCE = FEW / 8 * PS_COLUMN_AHEAD /* that so few threads ask for at once */ };
     struct sums sums = {};
-    const bool few = jobs[0].rows <= FEW_ROWS && jobs[count - 1].rows <= FEW_ROWS;
+    const bool few = jobs[0].rows <= AT_ONCE && jobs[count - 1].rows <= AT_ONCE;
     unsigned blocks = 0;
     for (int i = 0; i < count; i++) {
         sums.job[i] = jobs[i];

@@ -15,4 +15,24 @@ static __device__ __forceinline__ unsigned ps_look(const unsigned *at)
     return seen;
 }
 
+/* True in the block that is the last of `count` to come here: it sees what the others wrote before. The ticket is 0 before and
+ * after. */
+static __device__ __forceinline__ bool ps_comes_last(unsigned *ticket, unsigned count)
+{
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(ticket, 1u) == count - 1;
+        if (last) {
+            *ticket = 0;
+        }
+    }
+    __syncthreads();
+    if (last) {
+        __threadfence();
+    }
+    return last;
+}
+
 #endif

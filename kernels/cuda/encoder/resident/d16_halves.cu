@@ -42,7 +42,7 @@ struct halves_plan {
     int row_tiles, hidden_blocks, hidden_threads; /* the others' */
     int staged;
     int forward, backward, hidden, hidden_backward; /* bytes of shared memory */
-    int evaluation; /* of the one kernel that evaluates; 0: the layers do not fit, and the halves' do */
+    int evaluation; /* of the one kernel that evaluates; 0: its layers do not fit, and the halves evaluate */
 };
 
 /* Weights' gradients are by warps of numbers up to 11, the feed-forward part's up to 8. */

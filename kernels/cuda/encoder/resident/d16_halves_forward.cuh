@@ -39,6 +39,66 @@ static __device__ __forceinline__ void add_moments(struct halves_sums &sums, flo
     sums.add(v, v, at);
 }
 
+/* A lane's place in its unit's matrices from kv on: of operands of all rows, and of its own tile's; then those of the layers below.
+ */
+template <int TILES> struct halves_rows {
+    static constexpr int PIECE_BYTES = 2 * TILES * HALVES_BELOW_ROW;
+    uint32_t all, own;
+    struct d16_pieces below;
+
+    template <class P>
+    __device__ __forceinline__ halves_rows(uint32_t kv, int pieces, const P &at)
+        : all(kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16)),
+          own(kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16))
+    {
+        const uint32_t first = kv + 2 * TILES * KV_ROW + (uint32_t)(at.lane % 8 * 16);
+        below = {first + (uint32_t)(at.lane / 8 * HALVES_BELOW_ROW),
+                 first + (uint32_t)((at.tile * 2 + at.lane / 8 % 2) * HALVES_BELOW_ROW + at.lane / 16 * MATRIX), pieces,
+                 HALVES_BELOW_ROW, PIECE_BYTES};
+    }
+};
+
+/* Queries, scaled, to q, keys and values to their places, of the operand a. left(slot, operand): each, rounded. */
+template <class T, class P, class LEFT>
+static __device__ __forceinline__ void project_heads(uint32_t (&q)[4], const uint32_t (&a)[4], const halves_attention_weights<T> &w,
+                                                     float scale, uint32_t own, const P &at, const LEFT &left)
+{
+    float y[2][4];
+    uint32_t packed[4];
+    project16(y, a, w.w_qkv, LD_QKV, w.b_qkv, at);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        y[i / 4][i % 4] *= scale;
+    }
+    pack_operand<T>(q, y[0], y[1]);
+    left(SLOT_Q, q);
+    project16(y, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
+    pack_operand<T>(packed, y[0], y[1]);
+    ps_stmatrix4_at(own, packed);
+    left(SLOT_K, packed);
+    project16(y, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
+    pack_operand<T>(packed, y[0], y[1]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        packed[i] = at.here[i % 2] ? packed[i] : 0;
+    }
+    ps_stmatrix4_at(own + 2 * MATRIX, packed);
+    left(SLOT_V, packed);
+}
+
+/* y = y scale + b_2. */
+template <class T, class P>
+static __device__ __forceinline__ void finish_hidden(float (&y)[2][4], const halves_hidden_weights<T> &w, float scale, const P &at)
+{
+    float bias[2][4];
+    set_bias(bias[0], w.b_2, at.q);
+    set_bias(bias[1], w.b_2 + 4, at.q);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        y[i / 4][i % 4] = fmaf(y[i / 4][i % 4], scale, bias[i / 4][i % 4]);
+    }
+}
+
 /* u + drop(attention(u) W_o + b_o), u the layer's input: norm 2 of the layer below, or what the embedding gives. Before the wait:
  * parameters, q and k of the layers below, which their attention wrote, and the masks. */
 template <class T, int TILES>
@@ -50,21 +110,13 @@ static __global__ void __launch_bounds__(THREADS)
     struct halves_columns &c = *(struct halves_columns *)(&w + 1);
     union halves_scratch &scratch = *(union halves_scratch *)(&c + 1);
     const int pieces = h.residual ? h.layer : 0, unit_bytes = halves_keys_bytes(TILES, pieces);
-    constexpr int PIECE_BYTES = 2 * TILES * HALVES_BELOW_ROW;
     place<T, D, TILES> at;
     stage_attention(w, x, h.layer);
     const uint64_t step = step_of(x, x.threshold);
     const struct halves_norm norm = h.layer > 0 ? look_forward(x, h, h.layer - 1, NORM_2) : halves_norm{};
     set_pivot(c, x, h.layer, NORM_1);
-    /* The lane's place in the unit's matrices: of operands of all rows, and of its own tile's. */
-    const uint32_t kv = ps_shared_address((char *)shared_memory + halves_front_bytes(sizeof w) + at.unit * unit_bytes);
-    const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
-    const uint32_t own_rows =
-        kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
-    const uint32_t below = kv + 2 * TILES * KV_ROW + (uint32_t)(at.lane % 8 * 16); /* the pieces' */
-    const struct d16_pieces of = {below + (uint32_t)(at.lane / 8 * HALVES_BELOW_ROW),
-                                  below + (uint32_t)((at.tile * 2 + at.lane / 8 % 2) * HALVES_BELOW_ROW + at.lane / 16 * MATRIX),
-                                  pieces, HALVES_BELOW_ROW, PIECE_BYTES};
+    const halves_rows<TILES> rows(ps_shared_address((char *)shared_memory + halves_front_bytes(sizeof w) + at.unit * unit_bytes),
+                                  pieces, at);
     uint32_t last[2];
     last_keys(last, ps_one<T>, x.n, at);
     struct halves_sums sums;
@@ -77,7 +129,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (!first) {
             at.sync(); /* the units before have been read */
         }
-        take_below(of.own, PIECE_BYTES, pieces, h, at);
+        take_below(rows.below.own, rows.PIECE_BYTES, pieces, h, at);
         if (x.threshold) {
             const uint32_t place = x.rows_before + (uint32_t)at.first + at.q / 2 * 8;
             bits = draw_masks(x, step, x.site + 3 * h.layer, place * (D / 8) + at.q % 2, at.q) >> at.q;
@@ -109,32 +161,13 @@ static __global__ void __launch_bounds__(THREADS)
             *halves_masks_at(x, h, MASKS_O, tile, at.lane) = bits;
         }
         pack_operand<T>(a, u[0], u[1]);
-        project16(y, a, w.w_qkv, LD_QKV, w.b_qkv, at);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            y[i / 4][i % 4] *= x.scale_log2e;
-        }
-        pack_operand<T>(q, y[0], y[1]);
-        leave_operand(slot_at(h, h.layer, SLOT_Q, tile, at.lane), q);
-        {
-            uint32_t packed[4];
-            project16(y, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
-            pack_operand<T>(packed, y[0], y[1]);
-            ps_stmatrix4_at(own_rows, packed);
-            leave_operand(slot_at(h, h.layer, SLOT_K, tile, at.lane), packed);
-            project16(y, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
-            pack_operand<T>(packed, y[0], y[1]);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                packed[i] = at.here[i % 2] ? packed[i] : 0;
+        project_heads(q, a, w, x.scale_log2e, rows.own, at, [&](int slot, const uint32_t(&operand)[4]) {
+            if (slot != SLOT_V || h.training) {
+                leave_operand(slot_at(h, h.layer, slot, tile, at.lane), operand);
             }
-            ps_stmatrix4_at(own_rows + 2 * MATRIX, packed);
-            if (h.training) {
-                leave_operand(slot_at(h, h.layer, SLOT_V, tile, at.lane), packed);
-            }
-        }
+        });
         at.sync();
-        attention(a, logs, q, all_rows, of, last, x.n, at);
+        attention(a, logs, q, rows.all, rows.below, last, x.n, at);
         if (h.training) {
             leave_operand(slot_at(h, h.layer, SLOT_MERGED, tile, at.lane), a);
             if (at.q % 2 == 0) {
@@ -175,7 +208,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
         const int tile = take_tile(at, x, group);
         const uint32_t row = x.rows_before + (uint32_t)at.first;
         uint32_t a[4], bits = 0xffffffffu;
-        float r[2][4], y[2][4], bias[2][4];
+        float r[2][4], y[2][4];
         if (h.hidden_threshold) {
             const struct philox_site site = philox_site_at(x, step, x.site + 3 * h.layer + 1);
 #pragma unroll 1
@@ -208,12 +241,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
                 feed_forward<false, ACTIVATION>(y, a, 0, w.columns(half), at);
             }
         }
-        set_bias(bias[0], w.b_2, at.q);
-        set_bias(bias[1], w.b_2 + 4, at.q);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            y[i / 4][i % 4] = fmaf(y[i / 4][i % 4], scale, bias[i / 4][i % 4]);
-        }
+        finish_hidden(y, w, scale, at);
         if (x.threshold) {
             *halves_masks_at(x, h, MASKS_Y, tile, at.lane) = bits;
         }
@@ -289,7 +317,6 @@ static __global__ void __launch_bounds__(THREADS)
     extern __shared__ uint4 shared_memory[];
     char *const memory = (char *)shared_memory;
     const int layer_bytes = halves_layer_bytes<T>(x.f), unit_bytes = halves_keys_bytes(TILES, h.residual ? x.layers - 1 : 0);
-    constexpr int PIECE_BYTES = 2 * TILES * HALVES_BELOW_ROW;
     place<T, D, TILES> at;
     for (int l = 0; l < x.layers; l++) {
         const halves_layer<T> w(memory + l * layer_bytes, x.f);
@@ -307,15 +334,7 @@ static __global__ void __launch_bounds__(THREADS)
         w.norms.scale[norm][column] = scale;
         w.norms.shift[norm][column] = fmaf(-mean, scale, beta);
     }
-    const uint32_t kv = ps_shared_address(
-        memory + halves_evaluation_bytes(layer_bytes, x.layers, unit_bytes, at.unit)); /* as in halves_attention */
-    const uint32_t all_rows = kv + (uint32_t)(at.lane / 8 * KV_ROW + at.lane % 8 * 16);
-    const uint32_t own_rows =
-        kv + (uint32_t)(at.tile * 2 * KV_ROW + at.lane / 8 % 2 * KV_ROW + at.lane / 16 * MATRIX + at.lane % 8 * 16);
-    const uint32_t below = kv + 2 * TILES * KV_ROW + (uint32_t)(at.lane % 8 * 16);
-    struct d16_pieces of = {below + (uint32_t)(at.lane / 8 * HALVES_BELOW_ROW),
-                            below + (uint32_t)((at.tile * 2 + at.lane / 8 % 2) * HALVES_BELOW_ROW + at.lane / 16 * MATRIX), 0,
-                            HALVES_BELOW_ROW, PIECE_BYTES};
+    halves_rows<TILES> rows(ps_shared_address(memory + halves_evaluation_bytes(layer_bytes, x.layers, unit_bytes, at.unit)), 0, at);
     const float hidden_scale = 1.0f / d16_times(ACTIVATION);
     uint32_t last[2];
     last_keys(last, ps_one<T>, x.n, at);
@@ -338,8 +357,8 @@ static __global__ void __launch_bounds__(THREADS)
             const halves_layer<T> w(memory + l * layer_bytes, x.f);
             const struct halves_factors &before = *(const struct halves_factors *)(memory + (l > 0 ? l - 1 : 0) * layer_bytes);
             uint32_t a[4], q[4];
-            float y[2][4], logs[4], bias[2][4];
-            of.count = h.residual ? l : 0;
+            float y[2][4], logs[4];
+            rows.below.count = h.residual ? l : 0;
             const auto normalise = [&]() {
                 unpack_operand<T>(u, stream);
                 if (l > 0) {
@@ -353,13 +372,13 @@ static __global__ void __launch_bounds__(THREADS)
                                            stream[i] = at.here[i % 2] ? stream[i] : 0;
                                        }
             };
-            const auto leave_below = [&](uint32_t to, const uint32_t(&rows)[4]) {
+            const auto leave_below = [&](uint32_t to, const uint32_t(&operand)[4]) {
                 uint32_t left[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    left[i] = at.here[i % 2] ? rows[i] : 0;
+                    left[i] = at.here[i % 2] ? operand[i] : 0;
                 }
-                ps_stmatrix4_at(to + l * PIECE_BYTES, left);
+                ps_stmatrix4_at(to + l * rows.PIECE_BYTES, left);
             };
             const bool is_read = h.residual && l + 1 < x.layers; /* by layers above */
             if (!first || l > 0) {
@@ -367,31 +386,14 @@ static __global__ void __launch_bounds__(THREADS)
             }
             normalise();
             pack_operand<T>(a, u[0], u[1]);
-            project16(y, a, w.attention.w_qkv, LD_QKV, w.attention.b_qkv, at);
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                y[i / 4][i % 4] *= x.scale_log2e;
-            }
-            pack_operand<T>(q, y[0], y[1]);
-            {
-                uint32_t packed[4];
-                project16(y, a, w.attention.w_qkv + D, LD_QKV, w.attention.b_qkv + D / 2, at);
-                pack_operand<T>(packed, y[0], y[1]);
-                ps_stmatrix4_at(own_rows, packed);
-                if (is_read) {
-                    leave_below(of.own, q);
-                    leave_below(of.own + PIECE_KEYS, packed);
+            project_heads(q, a, w.attention, x.scale_log2e, rows.own, at, [&](int slot, const uint32_t(&operand)[4]) {
+                if (slot == SLOT_K && is_read) {
+                    leave_below(rows.below.own, q);
+                    leave_below(rows.below.own + PIECE_KEYS, operand);
                 }
-                project16(y, a, w.attention.w_qkv + 2 * D, LD_QKV, w.attention.b_qkv + D, at);
-                pack_operand<T>(packed, y[0], y[1]);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    packed[i] = at.here[i % 2] ? packed[i] : 0;
-                }
-                ps_stmatrix4_at(own_rows + 2 * MATRIX, packed);
-            }
+            });
             at.sync();
-            attention(a, logs, q, all_rows, of, last, x.n, at);
+            attention(a, logs, q, rows.all, rows.below, last, x.n, at);
             project16(y, a, w.attention.w_o, LD, w.attention.b_o, at);
             normalise();
             add_kept(u, y, 0xffffffffu, 1.0f);
@@ -404,12 +406,7 @@ static __global__ void __launch_bounds__(THREADS)
             for (int half = 0; half < x.f / 64; half++) {
                 feed_forward<false, ACTIVATION>(y, a, 0, w.hidden.columns(half), at);
             }
-            set_bias(bias[0], w.hidden.b_2, at.q);
-            set_bias(bias[1], w.hidden.b_2 + 4, at.q);
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                y[i / 4][i % 4] = fmaf(y[i / 4][i % 4], hidden_scale, bias[i / 4][i % 4]);
-            }
+            finish_hidden(y, w.hidden, hidden_scale, at);
             add_kept(u, y, 0xffffffffu, 1.0f);
             round();
         }

@@ -519,8 +519,8 @@ static struct layer layer_of(const struct ps_kernels *k, const struct ps_encoder
  * multiprocessors idle. */
 static bool is_slower(const struct layer *l)
 {
-    const int64_t tiles = tiles_of(l), e = l->d_model / l->n_heads;
-    const bool few = 5 * tiles<l->context->multiprocessors, many = tiles> l->context->multiprocessors;
+    const int64_t tiles = tiles_of(l), all = l->context->multiprocessors, e = l->d_model / l->n_heads;
+    const bool few = tiles<(all + 4) / 5, many = tiles> all;
     return few || l->d_model <= 64 || (e > 16 && l->patches > 48) ||
            (many && (l->d_model <= (e > 8 ? 96 : 72) || (e > 8 && l->patches > (e > 16 ? 32 : 48))));
 }
