@@ -432,7 +432,9 @@ int main(void)
     tcase_set_timeout(products, 0);
     if (ps_cuda_device_count() == 0) {
         printf("skipped: products on CUDA: no CUDA device\n");
-    } else if (!asked("PS_TEST_SMALL")) {
+    } else if (asked("PS_TEST_SMALL")) {
+        printf("skipped: products on CUDA: all of them are large, and PS_TEST_SMALL asks for small ones\n");
+    } else {
         tcase_add_test(products, test_far);
         tcase_add_test(products, test_tuning);
         tcase_add_loop_test(products, test_long_products, 0, 2);
