@@ -35,7 +35,6 @@ enum {
     EACH = GROUP * COLUMNS / THREADS,
     AT_ONCE = 8,         /* slices whose parts a thread asks for together */
     SIDES = COLUMNS / 8, /* of a group, the most pieces */
-    MOST_SLICES = 16,    /* unless shared memory asks for more: what a slice saves, its part of x costs */
 };
 static_assert(THREADS * 16 <= ASIDE_BYTES && EACH * THREADS == GROUP * COLUMNS, "the sums of a piece");
 
@@ -402,8 +401,7 @@ enum ps_status ps_cuda_head_large(const struct ps_cuda_context *c, const char *o
     e.k = k;
     const int64_t tiles = (loss->sequences + ROWS - 1) / ROWS, free = tiles > 0 ? c->multiprocessors / tiles : 1;
     e.slices = most < 1 ? chunks : (chunks + most - 1) / most;
-    const int64_t many = free < MOST_SLICES ? free : MOST_SLICES; /* no multiprocessor stays idle that shortens a slice */
-    e.slices = e.slices < many ? (int)many : e.slices;
+    e.slices = e.slices < free ? (int)free : e.slices; /* no multiprocessor stays idle that shortens a slice */
     e.chunks = (chunks + e.slices - 1) / e.slices;
     e.slices = (chunks + e.chunks - 1) / e.chunks;
     const int64_t blocks = tiles * e.slices;
