@@ -151,7 +151,9 @@ enum ps_status ps_embedding_backward(struct ps_model *m, int64_t batch, struct p
     const struct ps_embed_backward e = ps_embed_backward_of(m, batch, dropout);
     const int affine = m->shape.revin_affine;
     if (k->embed_backward && !affine) {
-        enum ps_status status = k->embed_backward(k, &e);
+        struct ps_embed_backward early = e;
+        early.du.settled = m->options.level == PS_LEVEL_LAYER; /* an encoder's last kernel adds up weights' gradients */
+        enum ps_status status = k->embed_backward(k, &early);
         if (status != PS_UNSUPPORTED) {
             return status;
         }

@@ -396,6 +396,7 @@ template <typename T> struct embed_grad {
     int across, down;            /* a block's warps: side by side along d, and those that share the stages */
     int sides;                   /* blocks along d */
     bool by_vectors;             /* patches are copied by 16 bytes */
+    bool settled;                /* du is older than the kernel before */
     struct ps_divisor by_pieces; /* of a patch */
     struct ps_dropout dropout;
 };
@@ -453,7 +454,7 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
 #pragma unroll
         for (int i = 0; i < loads; i++) {
             const bool inside = there && i * apart < left && column < e.d;
-            words[i] = *(const uint4 *)(inside ? from + i * apart * wide : e.du);
+            words[i] = __ldcg((const uint4 *)(inside ? from + i * apart * wide : e.du)); /* what L1 has may be older */
             words[i] = inside ? words[i] : make_uint4(0, 0, 0, 0);
         }
     };
@@ -479,7 +480,9 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
         }
         ps_copy_commit();
     };
-    ps_grid_begin();
+    if (!e.settled) {
+        ps_grid_begin();
+    }
     const uint64_t step = e.dropout.threshold ? e.dropout.state->step : 0;
     float sums[CT][NT][4] = {};
     if (first < e.d) {
@@ -535,6 +538,9 @@ static __global__ void __launch_bounds__(grad_shape<CT, NT>::threads, 1)
             __syncwarp();
             buffer ^= shape::patch_bytes;
         }
+    }
+    if (e.settled) {
+        ps_grid_begin();
     }
     /* The sums of the warps that shared the stages, in order. */
     __syncthreads();
@@ -640,6 +646,7 @@ template <typename T> static enum ps_status embed_backward(const struct ps_kerne
     e.d = (int)d;
     e.patch = (int)patch;
     e.by_vectors = patch % 8 == 0;
+    e.settled = a->du.settled;
     e.by_pieces = ps_divisor_make(patch);
     e.dropout = a->dropout;
     return patch > 32   ? launch_gradients<T, 1, 11>(c, op, a, &e)
