@@ -507,7 +507,8 @@ struct ps_range {
  * it is (m tells where), and no later one changes anything but gradient = 0. With skip it is state->gradient_squares that tells,
  * before the update: when it is not finite, nothing changes but gradient = 0 and state->skipped += 1.
  * With held > 0 elements outside of `trained` change in no step before `held`, but for gradient = 0; then their t counts from
- * there: t = state->step + 1 - held. At the end state->step += 1 and state->cursor += windows. */
+ * there: t = state->step + 1 - held. At the end state->step += 1 and state->cursor += windows; not with `more`: then calls with
+ * other parts of the buffers follow in the same step. */
 struct ps_adamw {
     struct ps_tensor parameters, gradients, m, v, learning_rates, copy;
     int64_t decayed;
@@ -517,6 +518,7 @@ struct ps_adamw {
     uint64_t windows;
     uint64_t held; /* steps */
     struct ps_range trained[2];
+    int more;
 };
 
 /* state->step += steps; state->cursor += windows. */
@@ -823,7 +825,8 @@ struct ps_kernels {
      * warp_fp16, warp_float, tiled. docs/kernels.md says which takes what. NULL where no operation has several. */
     const char *(*way)(const struct ps_kernels *k, enum ps_op op, const void *arguments);
     /* What is enqueued between BEGIN and END runs beside what follows END, until JOIN: what follows that waits for both. One at a
-     * time; each BEGIN wants its JOIN before a capture ends. NULL where nothing runs beside anything. */
+     * time; a BEGIN before the JOIN goes on behind what the one before began. Each wants a JOIN before a capture ends. NULL where
+     * nothing runs beside anything. */
     enum ps_status (*beside)(const struct ps_kernels *k, enum ps_beside what);
     /* gemm_gradient of each, in any order; none reads or adds to what another adds to. NULL where that is no faster than one by
      * one.

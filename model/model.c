@@ -756,7 +756,51 @@ enum ps_status ps_model_forward(struct ps_model *m, const struct ps_windows *win
     return ps_head_forward(m, batch, ps_model_stream(m, m->shape.n_layers, batch), ps_head_dropout(m, state, training));
 }
 
-/* A training pass; with AdamW, when there is `update`, which only an encoder that has the ends can take. */
+/* ---- the step ---- */
+
+/* Elements of W_h from which on it is updated beside the encoder's backward, where that is of many kernels: they are 90 MB and 20
+ * us of their own, against two launches more. */
+enum { EARLY_HEAD = 1 << 21 };
+
+static int updates_early(const struct ps_model *m)
+{
+    return m->k->beside && m->options.level != PS_LEVEL_LAYER &&
+           ps_parameter_count(&m->layout->table[m->layout->w_h]) >= EARLY_HEAD;
+}
+
+/* AdamW of elements begin .. end - 1. */
+static enum ps_status update_part(const struct ps_model *m, const struct ps_adamw *update, int64_t begin, int64_t end)
+{
+    struct ps_adamw part = *update;
+    struct ps_tensor *const flat[] = {&part.parameters, &part.gradients, &part.m, &part.v, &part.copy};
+    for (size_t i = 0; i < sizeof flat / sizeof *flat; i++) {
+        *flat[i] = flat[i]->data ? ps_tensor_slice(*flat[i], 0, begin, end - begin) : *flat[i];
+    }
+    part.decayed -= begin;
+    part.more = end < m->layout->count;
+    return m->k->adamw(m->k, &part);
+}
+
+/* Behind ps_head_train: W_h's gradient is whole, or will be where this begins, and nothing reads W_h any more. */
+static enum ps_status update_head(const struct ps_model *m, const struct ps_adamw *update)
+{
+    PS_TRY(m->k->beside(m->k, PS_BESIDE_BEGIN));
+    const enum ps_status status = update_part(m, update, weights_begin(m, m->shape.n_layers), m->layout->decayed);
+    const enum ps_status ended = m->k->beside(m->k, PS_BESIDE_END);
+    return status == PS_OK ? ended : status;
+}
+
+/* Behind all gradients: of what is not updated yet. */
+static enum ps_status update_rest(const struct ps_model *m, const struct ps_adamw *update, int early)
+{
+    if (!early) {
+        return m->k->adamw(m->k, update);
+    }
+    PS_TRY(update_part(m, update, 0, weights_begin(m, m->shape.n_layers)));
+    return update_part(m, update, m->layout->decayed, m->layout->count);
+}
+
+/* A training pass; with AdamW, when there is `update`. */
 static enum ps_status train(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
                             const struct ps_adamw *update)
 {
@@ -765,18 +809,21 @@ static enum ps_status train(struct ps_model *m, const struct ps_windows *windows
     const struct ps_head_step *within = m->encoder.span >= PS_SPAN_LOSS ? &head : NULL; /* never of another loss */
     PS_TRY(embed_and_encode(m, windows, state, batch, 1, within));
     const struct ps_embed_backward embed = ps_embed_backward_of(m, batch, dropout);
+    const int early = update && updates_early(m);
     if (ps_model_steps(m)) {
         const struct ps_head_gradient rest = ps_head_gradient_of(m, state, within);
         return encode_backward(m, state, batch, 1, &embed, &rest, update);
     }
     PS_TRY(ps_head_train(m, windows, state, batch, within, 0));
+    PS_TRY(early ? update_head(m, update) : PS_OK);
     if (m->encoder.span >= PS_SPAN_EMBEDDING) {
         PS_TRY(encode_backward(m, state, batch, 1, &embed, NULL, NULL));
     } else {
         PS_TRY(encode_backward(m, state, batch, 1, NULL, NULL, NULL));
         PS_TRY(ps_embedding_backward(m, batch, dropout));
     }
-    return m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK;
+    PS_TRY(m->k->beside ? m->k->beside(m->k, PS_BESIDE_JOIN) : PS_OK);
+    return update ? update_rest(m, update, early) : PS_OK;
 }
 
 enum ps_status ps_model_gradients(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch)
@@ -825,8 +872,8 @@ int ps_model_steps(const struct ps_model *m)
 enum ps_status ps_model_step(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
                              const struct ps_adamw *update)
 {
-    if (!ps_model_steps(m)) {
-        return ps_fail(PS_UNSUPPORTED, "the optimiser's step is not a part of this model's backward");
+    if (update->clip_norm > 0 || update->skip || update->held > 0) {
+        return ps_fail(PS_UNSUPPORTED, "a step that is clipped, left out or held needs all gradients first");
     }
     return train(m, windows, state, batch, update);
 }

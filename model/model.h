@@ -123,10 +123,12 @@ enum ps_status ps_model_attend(struct ps_model *m);
 enum ps_status ps_model_sum_gradients(struct ps_model *m);
 /* Windows that are a whole number of dropout's blocks at every site: batches of a shared step begin at multiples of them. */
 int64_t ps_model_granule(const struct ps_model_shape *shape);
-/* Whether ps_model_step is there: encoders of level layer whose backward ends with all gradients' sums. */
+/* Whether AdamW is a part of ps_model_step's backward: of encoders of level layer that end with all gradients' sums, so that none
+ * goes through memory on its way. */
 int ps_model_steps(const struct ps_model *m);
-/* The same and AdamW as `update` says, whose tensors are the model's: no gradient goes through memory on its way. update->clip_norm
- * and skip must be 0, since they need all gradients first. */
+/* ps_model_gradients and AdamW as `update` says, whose tensors are the model's, with the bits of the one behind the other: a large
+ * W_h is updated beside the encoder's backward. update->clip_norm, skip and held must be 0, since they need all gradients first,
+ * and ranks must not share the batch. */
 enum ps_status ps_model_step(struct ps_model *m, const struct ps_windows *windows, struct ps_step_state *state, int64_t batch,
                              const struct ps_adamw *update);
 /* Values that a window's loss and errors are of, but for those that are not observed: C H; of a model that reconstructs C N P, of

@@ -48,9 +48,10 @@ static enum ps_status step_gradients(struct ps_session *s, int64_t batch, int fr
 static enum ps_status train_batch(struct ps_session *s, int64_t batch, int frozen)
 {
     struct ps_model *m = s->model;
-    if (ps_model_steps(m) && !ps_optimizer_looks_first(&s->optimizer) && !s->optimizer.options.held && !s->exchange &&
+    if (!ps_optimizer_looks_first(&s->optimizer) && !s->optimizer.options.held && !s->exchange &&
         batch <= s->config->train.batch_size) {
         struct ps_windows windows;
+        PS_TRY(count_observed(s, batch));
         const int64_t mine = ps_session_part(s, 0, batch, &windows);
         s->optimizer.options.gradient_scale = m->gradient_scale;
         const struct ps_adamw update = ps_optimizer_adamw(&s->optimizer, m->parameters, m->weights, m->gradients, s->state, batch);

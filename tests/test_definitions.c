@@ -928,6 +928,26 @@ START_TEST(test_dropout_definition)
 }
 END_TEST
 
+/* Of a step's calls the last moves the state on; what is not finite in one halts the next step, not the others. */
+START_TEST(test_adamw_more)
+{
+    double p[] = {1, 2}, g[] = {NAN, 4}, m[] = {0, 0}, v[] = {0, 0}, rates[] = {0.01, 0.01};
+    struct ps_step_state state = {.step = 0};
+    for (int t = 0; t < 2; t++) {
+        for (int i = 0; i < 2; i++) {
+            CALL(adamw, vector(p + i, 1), vector(g + i, 1), vector(m + i, 1), vector(v + i, 1), vector(rates, 2), {0}, 0, 0.9, 0.99,
+                 1e-8, 0, 0, 0, 0, &state, 32, 0, {{0, 0}}, i == 0);
+            ck_assert(state.step == (uint64_t)(t + i) && state.cursor == 32 * (uint64_t)(t + i) && state.nonfinite == 1);
+            ck_assert(g[i] == 0);
+            g[i] = 1;
+        }
+        ck_assert(isnan(m[0]) && isnan(p[0]));
+        expect_close(m[1], 0.4, 1e-15);
+        expect_close(p[1], 1.99, 1e-9);
+    }
+}
+END_TEST
+
 START_TEST(test_adamw_definition)
 {
     double p[] = {1, -2}, g[] = {3, 4}, m[] = {0.1, 0.2}, v[] = {0.3, 0.4}, rates[] = {9, 9, 0.01}, copy[2];
@@ -935,7 +955,7 @@ START_TEST(test_adamw_definition)
     CALL(sum_squares, vector(g, 2), &state);
     ck_assert(state.gradient_squares == 25);
     CALL(adamw, vector(p, 2), vector(g, 2), vector(m, 2), vector(v, 2), vector(rates, 3), vector(copy, 2), 1, 0.9, 0.99, 1e-8, 0.1,
-         2.5, 0, 0, &state, 32, 0, {{0, 0}});
+         2.5, 0, 0, &state, 32, 0, {{0, 0}}, 0);
     /* Clipped by half: g = 1.5, 2. */
     double m0 = 0.9 * 0.1 + 0.1 * 1.5, v0 = 0.99 * 0.3 + 0.01 * 2.25, m1 = 0.9 * 0.2 + 0.1 * 2, v1 = 0.99 * 0.4 + 0.01 * 4;
     double bias_m = 1 - pow(0.9, 3), bias_v = 1 - pow(0.99, 3);
@@ -957,7 +977,7 @@ START_TEST(test_adamw_held)
         double p[] = {1, 2, 3, 4}, g[] = {1, 2, 3, 4}, m[] = {0, 0.1, 0, 0.2}, v[] = {0, 0.3, 0, 0.4}, rates[] = {9, 9, 0.01};
         struct ps_step_state state = {.step = 2};
         CALL(adamw, vector(p, 4), vector(g, 4), vector(m, 4), vector(v, 4), vector(rates, 3), {0}, 3, 0.9, 0.99, 1e-8, 0.1, 0, 0, 0,
-             &state, 32, (uint64_t)held, {{1, 2}, {3, 9}});
+             &state, 32, (uint64_t)held, {{1, 2}, {3, 9}}, 0);
         const double before[] = {0, 0.1, 0, 0.2}, squares[] = {0, 0.3, 0, 0.4};
         for (int i = 0; i < 4; i++) {
             const int trained = i % 2, t = trained ? 3 : 3 - held;
@@ -1002,6 +1022,7 @@ int main(void)
     tcase_add_test(definitions, test_masked_gather_definition);
     tcase_add_test(definitions, test_dropout_definition);
     tcase_add_test(definitions, test_adamw_definition);
+    tcase_add_test(definitions, test_adamw_more);
     tcase_add_test(definitions, test_adamw_held);
     suite_add_tcase(suite, definitions);
 

@@ -2054,18 +2054,40 @@ struct stepped {
     struct ps_step_state state;
 };
 
+/* Calls of adamw outside of what runs beside, and inside; on the CPU that has its place in the order alone. */
+static struct ps_kernels watched;
+static int beside_now, updates[2];
+
+static enum ps_status watch_beside(const struct ps_kernels *k, enum ps_beside what)
+{
+    beside_now = what == PS_BESIDE_BEGIN;
+    return watched.beside ? watched.beside(k, what) : PS_OK;
+}
+
+static enum ps_status watch_adamw(const struct ps_kernels *k, const struct ps_adamw *a)
+{
+    updates[beside_now]++;
+    return watched.adamw(k, a);
+}
+
 /* Steps of whole and short batches, the last ones of windows that are not there when `spoilt` is 2. Gradients are not zero at the
  * second, and not finite at the sixth when `spoilt` is 1. */
-static struct stepped run_steps(enum ps_precision precision, const struct ps_model_shape *shape, int in_one, int spoilt)
+static struct stepped run_steps(const char *backend, enum ps_precision precision, const struct ps_model_shape *shape,
+                                enum ps_level level, int in_one, int spoilt)
 {
-    struct fixture f = fixture_open("cuda", "cuda", precision, shape, 3, PS_LEVEL_LAYER, 0);
+    struct fixture f = fixture_open_with(
+        backend, backend, precision, shape, 3,
+        &(struct ps_model_options){.level = level, .tiled_attention = 1, .merge_qkv = 1, .epilogue = 1, .seed = 5});
     struct ps_model *m = f.model;
+    watched = *f.k;
+    f.k->beside = watch_beside;
+    f.k->adamw = watch_adamw;
+    memset(updates, 0, sizeof updates);
     const struct ps_optimizer_options options = {
         .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.01, .gradient_scale = m->gradient_scale};
     const double rates[ONE_STEPS] = {1e-2, 1e-2, 2e-2, 1e-2, 1e-2, 1e-2, 5e-3, 1e-3};
     struct ps_optimizer optimizer;
     OK(ps_optimizer_open(f.k, f.count, m->layout->decayed, &options, rates, ONE_STEPS, &optimizer));
-    ck_assert(ps_model_steps(m));
     for (int i = 0; i < ONE_STEPS; i++) {
         const int64_t batch = i < 4 || (spoilt == 2 && i > 5) ? 3 : 2, windows = i == 4;
         if (i == 1 || (spoilt == 1 && i == 5)) {
@@ -2089,12 +2111,18 @@ static struct stepped run_steps(enum ps_precision precision, const struct ps_mod
             OK(ps_optimizer_step(&optimizer, m->parameters, m->weights, m->gradients, f.state, windows));
         }
     }
-    if (in_one) { /* what needs all gradients first is refused */
+    if (in_one) { /* a large head's update is a part of its own, beside; what needs all gradients first is refused */
+        const int parts = level == PS_LEVEL_GEMM;
+        ck_assert_int_eq(updates[1], parts * ONE_STEPS);
+        ck_assert_int_eq(updates[0], ps_model_steps(m) ? 0 : (1 + parts) * ONE_STEPS);
         struct ps_adamw update = ps_optimizer_adamw(&optimizer, m->parameters, m->weights, m->gradients, f.state, 3);
         update.clip_norm = 1;
         ck_assert_int_eq(ps_model_step(m, &f.windows, f.state, 2, &update), PS_UNSUPPORTED);
         update.clip_norm = 0;
         update.skip = 1;
+        ck_assert_int_eq(ps_model_step(m, &f.windows, f.state, 2, &update), PS_UNSUPPORTED);
+        update.skip = 0;
+        update.held = 1;
         ck_assert_int_eq(ps_model_step(m, &f.windows, f.state, 2, &update), PS_UNSUPPORTED);
     }
     struct stepped s = {.all = malloc((size_t)(5 * f.count) * sizeof(double)), .n = 5 * f.count};
@@ -2114,6 +2142,28 @@ static struct stepped run_steps(enum ps_precision precision, const struct ps_mod
     return s;
 }
 
+static void expect_step_in_one(const char *backend, enum ps_precision precision, const struct ps_model_shape *shape,
+                               enum ps_level level, int spoilt)
+{
+    struct stepped apart = run_steps(backend, precision, shape, level, 0, spoilt);
+    struct stepped one = run_steps(backend, precision, shape, level, 1, spoilt);
+    int64_t differ = 0, finite = 0;
+    for (int64_t i = 0; i < one.n; i++) {
+        differ += memcmp(&one.all[i], &apart.all[i], sizeof *one.all) != 0 && !(isnan(one.all[i]) && isnan(apart.all[i]));
+        finite += isfinite(one.all[i]);
+    }
+    ck_assert_msg(differ == 0, "%lld of %lld numbers differ", (long long)differ, (long long)one.n);
+    ck_assert_int_eq(finite == one.n, spoilt == 0);
+    ck_assert(memcmp(&one.state, &apart.state, sizeof one.state) == 0);
+    ck_assert_uint_eq(one.state.step, ONE_STEPS);
+    ck_assert_uint_eq(one.state.cursor, 1);
+    const uint64_t noted = spoilt == 0 ? 0 : spoilt == 1 ? 6 : 7;
+    ck_assert_uint_eq(one.state.nonfinite, noted);
+    ck_assert_uint_eq(one.state.lost, spoilt == 2 ? 3 : 0);
+    free(apart.all);
+    free(one.all);
+}
+
 /* AdamW inside the encoder's backward leaves the bits that it leaves behind it. */
 START_TEST(step_in_one)
 {
@@ -2123,24 +2173,34 @@ START_TEST(step_in_one)
         return;
     }
     for (int spoilt = asked("PS_TEST_SMALL") ? 2 : 0; spoilt < 3; spoilt++) {
-        struct stepped apart = run_steps(fused[which].precision, shape, 0, spoilt);
-        struct stepped one = run_steps(fused[which].precision, shape, 1, spoilt);
-        int64_t differ = 0, finite = 0;
-        for (int64_t i = 0; i < one.n; i++) {
-            differ += memcmp(&one.all[i], &apart.all[i], sizeof *one.all) != 0 && !(isnan(one.all[i]) && isnan(apart.all[i]));
-            finite += isfinite(one.all[i]);
-        }
-        ck_assert_msg(differ == 0, "%lld of %lld numbers differ", (long long)differ, (long long)one.n);
-        ck_assert_int_eq(finite == one.n, spoilt == 0);
-        ck_assert(memcmp(&one.state, &apart.state, sizeof one.state) == 0);
-        ck_assert_uint_eq(one.state.step, ONE_STEPS);
-        ck_assert_uint_eq(one.state.cursor, 1);
-        const uint64_t noted = spoilt == 0 ? 0 : spoilt == 1 ? 6 : 7;
-        ck_assert_uint_eq(one.state.nonfinite, noted);
-        ck_assert_uint_eq(one.state.lost, spoilt == 2 ? 3 : 0);
-        free(apart.all);
-        free(one.all);
+        expect_step_in_one("cuda", fused[which].precision, shape, PS_LEVEL_LAYER, spoilt);
     }
+}
+END_TEST
+
+/* A head of just as many elements as are updated beside the encoder's backward. */
+static const struct ps_model_shape head_shape = {.channels = 1,
+                                                 .seq_len = 1024,
+                                                 .pred_len = 512,
+                                                 .patch_len = 8,
+                                                 .stride = 8,
+                                                 .d_model = 32,
+                                                 .n_heads = 2,
+                                                 .d_ff = 40,
+                                                 .n_layers = 2,
+                                                 .dropout = 0.2,
+                                                 .revin = 1};
+
+START_TEST(head_beside)
+{
+    expect_step_in_one("cpu", PS_FP32, &head_shape, PS_LEVEL_GEMM, 1);
+}
+END_TEST
+
+START_TEST(head_beside_cuda)
+{
+    static const enum ps_precision precisions[] = {PS_TF32, PS_PRECISION_BF16, PS_FP16};
+    expect_step_in_one("cuda", precisions[_i], &head_shape, PS_LEVEL_GEMM, 1);
 }
 END_TEST
 
@@ -2915,6 +2975,7 @@ int main(void)
     tcase_add_loop_test(tests, level_layer_calls, 0, 3);
     tcase_add_loop_test(tests, step_parts_cpu, 0, STEP_SHAPES);
     tcase_add_loop_test(tests, attends, 0, SHAPES_AND_VARIANTS);
+    tcase_add_test(tests, head_beside);
     if (ps_cuda_device_count() > 0) {
         if (!asked("PS_TEST_SMALL")) {
             tcase_add_loop_test(differences, differences_cuda, 0, SHAPES);
@@ -2927,6 +2988,7 @@ int main(void)
         tcase_add_loop_test(tests, levels_cuda, 0, LAYER_SHAPES);
         tcase_add_loop_test(tests, step_real16, 0, 2 * SHAPES);
         tcase_add_loop_test(tests, step_parts_cuda, 0, FUSED * STEP_SHAPES);
+        tcase_add_loop_test(tests, head_beside_cuda, 0, 3);
         if (fused_encoder()) {
             const int small = asked("PS_TEST_SMALL");
             for (int i = 0; i < FUSED; i++) {

@@ -69,7 +69,7 @@ extern "C" enum ps_status ps_cuda_sum_squares(const struct ps_kernels *k, const 
 /* ---- adamw ---- */
 
 /* VEC elements a thread; VEC 4 wants every buffer aligned to 16 bytes, and its last thread takes what is left over. COPY: the type
- * of copy, or void. done [1], zero before and after: the last block to come there advances the state.
+ * of copy, or void. done [1], zero before and after: the last block to come there advances the state; NULL: none does.
  *
  * What no kernel between two steps writes (parameters, m, v, the step) is read before the gradients are there. */
 template <int VEC, typename COPY>
@@ -105,9 +105,9 @@ static __global__ void __launch_bounds__(block, 4)
     }
     __syncthreads();
     /* The block has read the state: the last to come here may change it. The answer is not waited for until the end. */
-    const unsigned before = threadIdx.x == 0 ? atomicAdd(done, 1) : 0;
+    const unsigned before = threadIdx.x == 0 && done ? atomicAdd(done, 1) : UINT_MAX;
     const auto advance = [&]() {
-        if (threadIdx.x == 0 && before == gridDim.x - 1) {
+        if (before == gridDim.x - 1) {
             *done = 0;
             ps_adamw_end(a, state);
         }
@@ -188,7 +188,7 @@ static __global__ void __launch_bounds__(block)
         state->skipped++;
     }
     __syncthreads();
-    const unsigned before = threadIdx.x == 0 ? atomicAdd(done, 1) : 0;
+    const unsigned before = threadIdx.x == 0 && done ? atomicAdd(done, 1) : UINT_MAX;
     struct ps_adamw_step s = shared;
     if (i < a.count) {
         const float gradient = gradients[i];
@@ -211,7 +211,7 @@ static __global__ void __launch_bounds__(block)
             state->nonfinite = s.nonfinite;
         }
     }
-    if (threadIdx.x == 0 && before == gridDim.x - 1) {
+    if (before == gridDim.x - 1) {
         *done = 0;
         ps_adamw_end(a, state);
     }
@@ -222,7 +222,7 @@ static void launch_items(const struct ps_cuda_context *c, const struct ps_adamw 
 {
     ps_cuda_launch(c, adamw_elements<VEC, COPY>, ps_cuda_blocks(plain.count, VEC * block), block, 0, (float *)a->parameters.data,
                    (float *)a->gradients.data, (float *)a->m.data, (double *)a->v.data, (COPY *)a->copy.data,
-                   (const double *)a->learning_rates.data, a->state, c->done, plain);
+                   (const double *)a->learning_rates.data, a->state, a->more ? NULL : c->done, plain);
 }
 
 template <typename COPY>
@@ -232,14 +232,14 @@ static void launch_adamw(const struct ps_cuda_context *c, const struct ps_adamw 
         const struct held h = {{a->trained[0], a->trained[1]}, a->held};
         ps_cuda_launch(c, adamw_held<COPY>, ps_cuda_blocks(plain.count, block), block, 0, (float *)a->parameters.data,
                        (float *)a->gradients.data, (float *)a->m.data, (double *)a->v.data, (COPY *)a->copy.data,
-                       (const double *)a->learning_rates.data, a->state, c->done, plain, h);
+                       (const double *)a->learning_rates.data, a->state, a->more ? NULL : c->done, plain, h);
     } else if (ps_cuda_aligned(&a->parameters) && ps_cuda_aligned(&a->gradients) && ps_cuda_aligned(&a->m) &&
                ps_cuda_aligned(&a->v) && ps_cuda_aligned(&a->copy)) {
         launch_items<4, COPY>(c, a, plain);
     } else {
         launch_items<1, COPY>(c, a, plain);
     }
-    c->ordered = true; /* adamw again would read early what this one writes */
+    c->ordered = !a->more; /* the next step's would read early what this one writes */
 }
 
 extern "C" enum ps_status ps_cuda_adamw(const struct ps_kernels *k, const struct ps_adamw *a)
