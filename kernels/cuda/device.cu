@@ -265,7 +265,8 @@ static enum ps_status instantiate(struct ps_device *d, cudaGraph_t captured, str
         return ps_fail(PS_DEVICE, "cuda: no host memory for a graph");
     }
     g->nodes = nodes;
-    enum ps_status status = ps_cuda_check(cudaGraphInstantiate(&g->executable, captured, 0), "instantiating the captured graph");
+    enum ps_status status = ps_cuda_check(cudaGraphInstantiate(&g->executable, captured, cudaGraphInstantiateFlagUseNodePriority),
+                                          "instantiating the captured graph");
     if (status == PS_OK) {
         status = ps_cuda_check(cudaGraphUpload(g->executable, ps_cuda_stream(d, PS_COMPUTE)), "uploading the captured graph");
         if (status != PS_OK) {
@@ -371,8 +372,11 @@ static enum ps_status describe(struct ps_device *d)
              runtime % 1000 / 10);
     PS_TRY(use(d));
     struct cuda_device *context = (struct cuda_device *)d->context;
-    for (int s = 0; s < 2; s++) {
-        PS_TRY(ps_cuda_check(cudaStreamCreateWithFlags(&context->streams[s], cudaStreamNonBlocking), "creating a stream"));
+    int least, greatest;
+    PS_TRY(ps_cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for streams' priorities"));
+    for (int s = 0; s < 2; s++) { /* before what takes what is left (ops/optimizer.cu) */
+        PS_TRY(ps_cuda_check(cudaStreamCreateWithPriority(&context->streams[s], cudaStreamNonBlocking, greatest),
+                             "creating a stream"));
     }
     return PS_OK;
 }

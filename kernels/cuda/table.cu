@@ -104,7 +104,9 @@ static enum ps_status open_context(struct ps_kernels *k)
     PS_TRY(k->device->allocate(k->device, done_bytes(c), (void **)&c->done));
     c->turns = c->done + done_count(c);
     c->tiles_done = c->turns + TURNS;
-    PS_TRY(ps_cuda_check(cudaStreamCreateWithFlags(&c->beside_stream, cudaStreamNonBlocking), "creating a stream"));
+    int priority;
+    PS_TRY(ps_cuda_check(cudaStreamGetPriority(c->stream, &priority), "asking for a stream's priority"));
+    PS_TRY(ps_cuda_check(cudaStreamCreateWithPriority(&c->beside_stream, cudaStreamNonBlocking, priority), "creating a stream"));
     PS_TRY(ps_cuda_check(cudaEventCreateWithFlags(&c->forked, cudaEventDisableTiming), "creating an event"));
     PS_TRY(ps_cuda_check(cudaEventCreateWithFlags(&c->ended, cudaEventDisableTiming), "creating an event"));
     return ps_cuda_gemm_open(k, &c->gemm);

@@ -618,7 +618,7 @@ template <typename T, int CHUNKS>
 static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHUNKS> / BACKWARD_WARPS)
     backward_kernel(const __grid_constant__ struct long16 p)
 {
-    ps_grid_begin();
+    ps_grid_wait();
     extern __shared__ float4 shared_memory[];
     constexpr int TILES = own_tiles<CHUNKS>;
     const struct place at(p, 0);
@@ -765,6 +765,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
             __syncthreads();
         }
     }
+    ps_grid_release(); /* late: else blocks that wait fill the multiprocessors that are left to AdamW of a large head */
 #pragma unroll 1
     for (uint32_t tile = warp; tile < tiles; tile += warps) { /* in the place of the queries */
         float sum[CHUNKS][4];

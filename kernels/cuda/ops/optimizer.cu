@@ -217,12 +217,32 @@ static __global__ void __launch_bounds__(block)
     }
 }
 
+/* ps_cuda_launch; of what runs beside at the least priority, so that its blocks come where none of another kernel waits for a
+ * place. */
+template <typename... P, typename... A>
+static void launch_elements(const struct ps_cuda_context *c, void (*kernel)(P...), unsigned blocks, A... arguments)
+{
+    if (!c->beside) {
+        ps_cuda_launch(c, kernel, blocks, block, 0, arguments...);
+        return;
+    }
+    cudaLaunchAttribute priority = {}; /* 0 */
+    priority.id = cudaLaunchAttributePriority;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3(block);
+    config.stream = c->stream;
+    config.attrs = &priority;
+    config.numAttrs = 1;
+    (void)cudaLaunchKernelEx(&config, kernel, P(arguments)...);
+}
+
 template <int VEC, typename COPY>
 static void launch_items(const struct ps_cuda_context *c, const struct ps_adamw *a, const struct ps_adamw_plain &plain)
 {
-    ps_cuda_launch(c, adamw_elements<VEC, COPY>, ps_cuda_blocks(plain.count, VEC * block), block, 0, (float *)a->parameters.data,
-                   (float *)a->gradients.data, (float *)a->m.data, (double *)a->v.data, (COPY *)a->copy.data,
-                   (const double *)a->learning_rates.data, a->state, a->more ? NULL : c->done, plain);
+    launch_elements(c, adamw_elements<VEC, COPY>, ps_cuda_blocks(plain.count, VEC * block), (float *)a->parameters.data,
+                    (float *)a->gradients.data, (float *)a->m.data, (double *)a->v.data, (COPY *)a->copy.data,
+                    (const double *)a->learning_rates.data, a->state, a->more ? NULL : c->done, plain);
 }
 
 template <typename COPY>
