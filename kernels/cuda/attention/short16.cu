@@ -1,4 +1,5 @@
-/* Attention of 16 bits for short sequences, N up to 64: scores, weights and their gradients stay in a warp's registers.
+/* Attention of 16 bits for short sequences, N up to 64, and up to 128 where all rows are boxes: scores, weights and their gradients
+ * stay in a warp's registers.
  *
  * A block takes a group of heads of one sequence or several: it brings their rows to shared memory once and takes the results back
  * the same way (short16_rows.cuh). Forward a warp owns 16 queries of a head. Backward it owns first 16 keys: with scores turned, 16
@@ -298,11 +299,6 @@ static bool near(const struct ps_attention_launch &x)
     return true;
 }
 
-bool ps_cuda_attention_short16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
-{
-    return k->real != PS_F32 && call->x.patches <= 64 && near(call->x);
-}
-
 static struct tensor tensor_of(const struct ps_attention_view &v, uint32_t sequences, uint32_t rows)
 {
     return {v.data,           v.sequence * 2,          v.head * 2,          v.piece * 2,       sequences * v.sequence * 2,
@@ -351,21 +347,24 @@ static int threads_of(int tiles)
 }
 
 /* Chunks of a matrix in shared memory, or parts of a sequence; ADD: with what is added to. */
-template <bool BACKWARD> static int tensors_of(bool add, int of_q, int of_v)
+static int tensors_of(bool backward, bool add, int of_q, int of_v)
 {
-    return !BACKWARD ? 2 * of_q + of_v : add ? 4 * of_q + 3 * of_v : 3 * of_q + 2 * of_v;
+    return !backward ? 2 * of_q + of_v : add ? 4 * of_q + 3 * of_v : 3 * of_q + 2 * of_v;
 }
 
 /* What backward has there besides, of a matrix: gradients of scores, and sums. */
-template <int TILES, bool BACKWARD> static constexpr int more_bytes = BACKWARD ? 2 * TILES *TILES * 256 + 3 * TILES * 16 * 4 : 0;
+static int more_bytes(int tiles, bool backward)
+{
+    return backward ? 2 * tiles * tiles * 256 + 3 * tiles * 16 * 4 : 0;
+}
 
 template <typename T, int TILES, bool WIDE, bool BACKWARD>
 static enum ps_status launch_copied(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
     constexpr int ROWS = 16 * TILES;
     const int elements = x.unit / 2, sequences = (int)(x.matrices / x.heads);
-    const int tensors = tensors_of<BACKWARD>(x.accumulate, (x.columns + 7) / 8, (x.e + 7) / 8);
-    const auto bytes = [&](int chunk) { return tensors * chunk + more_bytes<TILES, BACKWARD>; };
+    const int tensors = tensors_of(BACKWARD, x.accumulate, (x.columns + 7) / 8, (x.e + 7) / 8);
+    const auto bytes = [&](int chunk) { return tensors * chunk + more_bytes(TILES, BACKWARD); };
     /* Blocks as large as measured best on an H100: backward of heads of 16 to 32 columns an eighth of a multiprocessor, whose
      * copies leave the first-level cache out. */
     const bool small = BACKWARD && x.e >= 16 && x.e <= 32;
@@ -405,11 +404,11 @@ static enum ps_status launch_copied(const struct ps_cuda_context *c, const char 
 }
 
 /* Whether all rows are boxes: heads that fill them, or a half, quarter or eighth, side by side. */
-template <bool BACKWARD> static bool in_boxes(const struct ps_cuda_context *c, const struct ps_attention_launch &x)
+static bool in_boxes(const struct ps_cuda_context *c, const struct ps_attention_launch &x, bool backward)
 {
     bool fit = c->compute_capability >= 90 && x.unit == 16 && x.e >= 8 && (x.e & (x.e - 1)) == 0;
     const struct ps_attention_view *const views[] = {&x.mixed, &x.q, &x.k, &x.v, &x.dq, &x.dk, &x.dv, &x.d_mixed};
-    for (int i = 0; i < (BACKWARD ? 8 : 4); i++) {
+    for (int i = 0; i < (backward ? 8 : 4); i++) {
         const struct ps_attention_view &v = *views[i];
         fit = fit && (v.head == x.e || x.heads == 1) && v.row >= 0 && v.sequence >= 0 && v.piece >= 0;
     }
@@ -442,18 +441,44 @@ struct box {
     int columns, group, bytes;
 };
 
-template <int TILES, bool BACKWARD> static struct box box_of(const struct ps_attention_launch &x, int width)
+static struct box box_of(const struct ps_attention_launch &x, int tiles, bool backward, int width)
 {
     const int columns = std::min(x.e, width / 2), group = std::min(x.heads, width / 2 / columns);
-    const int tensors = tensors_of<BACKWARD>(false, x.columns / columns, x.e / columns);
-    return {columns, group, tensors * 16 * TILES * width + group * more_bytes<TILES, BACKWARD>};
+    const int tensors = tensors_of(backward, false, x.columns / columns, x.e / columns);
+    return {columns, group, tensors * 16 * tiles * width + group * more_bytes(tiles, backward)};
+}
+
+static int tiles_of(const struct ps_attention_launch &x)
+{
+    return (x.patches + 15) / 16;
+}
+
+/* Bytes of a row of the boxes; 0 where rows are none. */
+static int width_of(const struct ps_cuda_context *c, const struct ps_attention_launch &x, bool backward)
+{
+    /* A multiprocessor is to hold two blocks: of many pieces a box's heads may take more. */
+    const int most = std::min(c->shared_bytes - (int)sizeof(uint64_t), 112 << 10);
+    const auto fit = [&](int width) { return box_of(x, tiles_of(x), backward, width).bytes <= most; };
+    /* Rows of 128 bytes cost L2 least; backward of narrow heads has too few blocks at once then. */
+    const bool wide = x.e >= 64 || (x.heads * x.e % 64 == 0 && (!backward || x.e >= 32) && fit(128));
+    return !in_boxes(c, x, backward) || !fit(wide ? 128 : 64) ? 0 : wide ? 128 : 64;
+}
+
+/* Scores of more than 64 patches fit a warp's registers, but not many blocks' rows by threads a multiprocessor's shared memory. */
+enum { BY_THREADS = 64, MOST_PATCHES = 128 };
+
+bool ps_cuda_attention_short16_wanted(const struct ps_kernels *k, const struct ps_attention_call *call)
+{
+    const struct ps_attention_launch &x = call->x;
+    return k->real != PS_F32 && near(x) &&
+           (x.patches <= BY_THREADS || (x.patches <= MOST_PATCHES && width_of(ps_cuda(k), x, call->backward) > 0));
 }
 
 template <typename T, int TILES, int W, bool NARROW, bool BACKWARD>
 static enum ps_status launch_boxed(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
     constexpr int ROWS = 16 * TILES;
-    const struct box box = box_of<TILES, BACKWARD>(x, W);
+    const struct box box = box_of(x, TILES, BACKWARD, W);
     const int sequences = (int)(x.matrices / x.heads);
     /* Blocks as large as measured best on an H200, of a sequence at least. */
     const int most_bytes = 36 << 10, most_tiles = 12;
@@ -481,31 +506,32 @@ static enum ps_status launch_boxed(const struct ps_cuda_context *c, const char *
 template <typename T, int TILES, bool BACKWARD>
 static enum ps_status launch_rows(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
-    /* A multiprocessor is to hold two blocks: of many pieces a box's heads may take more. */
-    const int most = std::min(c->shared_bytes - (int)sizeof(uint64_t), 112 << 10);
-    const auto fit = [&](int width) { return box_of<TILES, BACKWARD>(x, width).bytes <= most; };
-    /* Rows of 128 bytes cost L2 least; backward of narrow heads has too few blocks at once then. */
-    const bool wide = x.e >= 64 || (x.heads * x.e % 64 == 0 && (!BACKWARD || x.e >= 32) && fit(128));
-    if (in_boxes<BACKWARD>(c, x) && fit(wide ? 128 : 64)) {
-        if constexpr (!BACKWARD) {
-            if (x.columns == 8 && wide) {
-                return launch_boxed<T, TILES, 128, true, BACKWARD>(c, op, x);
-            }
+    const int width = width_of(c, x, BACKWARD);
+    if constexpr (!BACKWARD) {
+        if (x.columns == 8 && width == 128) {
+            return launch_boxed<T, TILES, 128, true, BACKWARD>(c, op, x);
         }
+    }
+    if (width > 0) {
         return x.columns == 8 ? launch_boxed<T, TILES, 64, true, BACKWARD>(c, op, x)
-               : wide         ? launch_boxed<T, TILES, 128, false, BACKWARD>(c, op, x)
+               : width == 128 ? launch_boxed<T, TILES, 128, false, BACKWARD>(c, op, x)
                               : launch_boxed<T, TILES, 64, false, BACKWARD>(c, op, x);
     }
-    return x.unit < 16 ? launch_copied<T, TILES, false, BACKWARD>(c, op, x) : launch_copied<T, TILES, true, BACKWARD>(c, op, x);
+    if constexpr (16 * TILES <= BY_THREADS) {
+        return x.unit < 16 ? launch_copied<T, TILES, false, BACKWARD>(c, op, x) : launch_copied<T, TILES, true, BACKWARD>(c, op, x);
+    } else {
+        return PS_UNSUPPORTED; /* was not wanted */
+    }
 }
 
 template <typename T, bool BACKWARD>
 static enum ps_status launch_size(const struct ps_cuda_context *c, const char *op, const struct ps_attention_launch &x)
 {
-    return x.patches <= 16   ? launch_rows<T, 1, BACKWARD>(c, op, x)
-           : x.patches <= 32 ? launch_rows<T, 2, BACKWARD>(c, op, x)
-           : x.patches <= 48 ? launch_rows<T, 3, BACKWARD>(c, op, x)
-                             : launch_rows<T, 4, BACKWARD>(c, op, x);
+    static enum ps_status (*const sizes[])(const struct ps_cuda_context *, const char *, const struct ps_attention_launch &) = {
+        launch_rows<T, 1, BACKWARD>, launch_rows<T, 2, BACKWARD>, launch_rows<T, 3, BACKWARD>, launch_rows<T, 4, BACKWARD>,
+        launch_rows<T, 5, BACKWARD>, launch_rows<T, 6, BACKWARD>, launch_rows<T, 7, BACKWARD>, launch_rows<T, 8, BACKWARD>};
+    static_assert(sizeof sizes / sizeof *sizes == MOST_PATCHES / 16, "one for every 16 patches");
+    return sizes[tiles_of(x) - 1](c, op, x);
 }
 
 enum ps_status ps_cuda_attention_short16(const struct ps_kernels *k, const char *op, const struct ps_attention_call *call)
