@@ -1805,7 +1805,7 @@ static int attention_size(int index, int64_t *size)
 /* The same where q, k, v and mixed may be of fp16. */
 static int kept_attention_size(int index, int64_t *size)
 {
-    static const int64_t patches[] = {1, 15, 16, 17, 42, 48, 49, 64, 65, 130},
+    static const int64_t patches[] = {1, 15, 16, 17, 42, 48, 49, 64, 65, 96, 110, 128, 130},
                          heads[][2] = {{2, 8}, {4, 16}, {5, 8}, {2, 4}, {1, 32}, {3, 64}};
     if (index >= LENGTH(patches) * LENGTH(heads)) {
         return 0;
@@ -1858,7 +1858,8 @@ static int build_kept_attention(struct call *c, int index)
  * than one, of each of its widths and of every number of tiles of 16 rows. */
 static int attention_rows_size(int index, int64_t *size)
 {
-    static const int64_t patches[] = {5, 16, 17, 31, 42, 48, 63, 64}, heads[2][5] = {{16, 3, 1, 2, 1}, {5, 4, 6, 3, 2}};
+    static const int64_t patches[] = {5, 16, 17, 31, 42, 48, 63, 64, 66, 80, 91, 96, 112, 128},
+                         heads[2][5] = {{16, 3, 1, 2, 1}, {5, 4, 6, 3, 2}};
     const int width = index % 5, of = index / 5;
     if (of >= LENGTH(patches)) {
         return 0;
@@ -2026,7 +2027,7 @@ static int pieces_size(int index, int64_t *size, int *layout)
         {1, 3, 130, 3, 5}, {2, 4, 17, 5, 6},   {3, 16, 42, 3, 8}, {1, 1, 200, 7, 9}, {2, 2, 24, 3, 1},  {2, 5, 12, 1, 8},
         {1, 2, 9, 3, 33},  {1, 1, 500, 2, 24}, {5, 6, 11, 3, 4},  {1, 2, 33, 2, 16}, {2, 2, 100, 3, 4}, {1, 1, 127, 4, 32},
         {1, 2, 360, 3, 8}, {5, 16, 70, 3, 4},  {2, 6, 31, 2, 32}, {1, 8, 16, 5, 8},  {3, 2, 48, 2, 64}, {1, 8, 64, 16, 8},
-        {2, 5, 42, 16, 8}, {1, 4, 64, 8, 16}};
+        {2, 5, 42, 16, 8}, {1, 4, 64, 8, 16},  {2, 8, 96, 3, 8},  {2, 3, 112, 2, 16}};
     if (index >= LAYOUTS * LENGTH(sizes)) {
         return 0;
     }

@@ -248,7 +248,7 @@ static void check_case(struct outcome *o, struct table *t, const struct call *c,
  * to nothing. The first coordinate of queries and keys makes it, of few bits, so that every precision holds it. */
 START_TEST(test_shifted_attention)
 {
-    static const int64_t patches[] = {1, 5, 13, 16, 17, 42, 64, 65};
+    static const int64_t patches[] = {1, 5, 13, 16, 17, 42, 64, 65, 100};
     static struct call c;
     open_oracle();
     for (int i = 0; i < present(); i++) {
