@@ -76,6 +76,17 @@ static __device__ __forceinline__ void ps_tensor_copy2(uint32_t to, const CUtens
         : "memory");
 }
 
+/* Of a three-dimensional one. */
+static __device__ __forceinline__ void ps_tensor_copy3(uint32_t to, const CUtensorMap *map, int i0, int i1, int i2,
+                                                       uint32_t barrier)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+            to),
+        "l"(map), "r"(i0), "r"(i1), "r"(i2), "r"(barrier)
+        : "memory");
+}
+
 /* ---- clusters of blocks ---- */
 
 /* The block's number in its cluster. */

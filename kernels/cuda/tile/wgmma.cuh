@@ -174,33 +174,6 @@ PS_WGMMA_COLUMNS(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 PS_WGMMA_COLUMNS(192, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
 PS_WGMMA_COLUMNS(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 
-#undef PS_SUMS_4
-#undef PS_SUMS_8
-#undef PS_SUMS_16
-#undef PS_SUMS_24
-#undef PS_SUMS_32
-#undef PS_SUMS_40
-#undef PS_SUMS_48
-#undef PS_SUMS_64
-#undef PS_SUMS_96
-#undef PS_SUMS_128
-#undef PS_SUMS_192
-#undef PS_SUMS_256
-#undef PS_NAMES_8
-#undef PS_NAMES_16
-#undef PS_NAMES_24
-#undef PS_NAMES_32
-#undef PS_NAMES_40
-#undef PS_NAMES_48
-#undef PS_NAMES_64
-#undef PS_NAMES_96
-#undef PS_NAMES_128
-#undef PS_NAMES_192
-#undef PS_NAMES_256
-#undef PS_WGMMA
-#undef PS_WGMMA_ONTO
-#undef PS_WGMMA_COLUMNS
-
 /* Registers that products write or read stay where they are until here. */
 template <int N> static __device__ __forceinline__ void ps_pin(float (&sums)[N][4])
 {

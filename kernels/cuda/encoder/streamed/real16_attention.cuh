@@ -205,8 +205,8 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
 #pragma unroll
             for (int j = 0; j < J; j++) {
                 const uint32_t to = head.at(places[m], j) + HEADS_PANEL * PANEL_BYTES;
-                ps_stmatrix_x2(there ? to : aside, ps_pack(mixed[j][0] * inverse[0], mixed[j][1] * inverse[0]),
-                               ps_pack(mixed[j][2] * inverse[1], mixed[j][3] * inverse[1]));
+                ps_stmatrix2_at(there ? to : aside, {ps_pack(mixed[j][0] * inverse[0], mixed[j][1] * inverse[0]),
+                                                     ps_pack(mixed[j][2] * inverse[1], mixed[j][3] * inverse[1])});
             }
             const int half = lane_id() % 4, row = 16 * m + lane_id() / 4 + 8 * half;
             if (half < 2 && row < p.N) {

@@ -104,7 +104,7 @@ static __device__ __forceinline__ void feed_forward_backward(const struct argume
         ps_wgmma_begin();
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            ps_wgmma_n128<0>(d_r, d_hidden[k], ps_wgmma_further(by_w_1, 32 * k));
+            multiply_add<0>(d_r, d_hidden[k], ps_wgmma_further(by_w_1, 32 * k));
         }
         ps_wgmma_commit();
         ps_wgmma_wait<0>();

@@ -127,7 +127,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
                 ps_wgmma_begin();
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
-                    ps_wgmma_n128<1>(x, hidden[k], ps_wgmma_further(w_2, k * 2048));
+                    multiply_add<1>(x, hidden[k], ps_wgmma_further(w_2, k * 2048));
                 }
                 ps_wgmma_commit();
             }

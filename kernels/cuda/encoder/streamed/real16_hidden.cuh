@@ -92,13 +92,13 @@ static __device__ __forceinline__ void kept_prefetch(const struct arguments &p, 
 {
     const int lane = lane_id();
     if (p.hidden.threshold && 2 * lane < hidden_chunks_of(p)) { /* 128 bytes are two chunks */
-        ps_prefetch(hidden_kept(p, tile, warp_id()) + 2 * HIDDEN_WORDS * lane);
+        ps_prefetch_near(hidden_kept(p, tile, warp_id()) + 2 * HIDDEN_WORDS * lane);
     }
     if (p.attention.threshold && lane == WARP_ROWS) {
-        ps_prefetch(p.kept.attention + (int64_t)tile.number * THREADS + threadIdx.x);
+        ps_prefetch_near(p.kept.attention + (int64_t)tile.number * THREADS + threadIdx.x);
     }
     if (p.output.threshold && lane == WARP_ROWS) {
-        ps_prefetch(p.kept.output + (int64_t)tile.number * THREADS + threadIdx.x);
+        ps_prefetch_near(p.kept.output + (int64_t)tile.number * THREADS + threadIdx.x);
     }
 }
 

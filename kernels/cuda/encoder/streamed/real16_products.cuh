@@ -44,6 +44,14 @@ static __device__ __forceinline__ struct chunk backward_chunk(int i, int hidden)
     return {WEIGHT_QKV, CHUNK * (i % 2), i < 6 ? 2 - i / 2 : (i - 6) / 2, 0, false};
 }
 
+/* True for the last of so many that come here, after what those before have done; then it starts again. */
+static __device__ __forceinline__ bool comes_last(uint32_t counter, int all)
+{
+    uint32_t before;
+    asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;" : "=r"(before) : "r"(counter), "r"(all - 1) : "memory");
+    return before == (uint32_t)all - 1;
+}
+
 /* Every warp takes every chunk and releases them in pairs, in their order. The warp that is the last to release a pair asks for the
  * chunks that take their slots. */
 template <bool BACKWARD> struct weight_ring {
@@ -60,9 +68,9 @@ template <bool BACKWARD> struct weight_ring {
         const struct chunk c = BACKWARD ? backward_chunk(i, hidden) : forward_chunk(i);
         const uint32_t to = base + into * STAGE_BYTES, barrier = full + 8 * into;
         ps_mbarrier_expect(barrier, STAGE_BYTES);
-        ps_box_copy(to, &maps[c.weight], c.column, c.part, c.row, barrier);
-        ps_box_copy(to + PANEL_BYTES, &maps[c.weight], c.column + (c.wide ? CHUNK : 0), c.part, c.row + (c.wide ? 0 : CHUNK),
-                    barrier);
+        ps_tensor_copy3(to, &maps[c.weight], c.column, c.part, c.row, barrier);
+        ps_tensor_copy3(to + PANEL_BYTES, &maps[c.weight], c.column + (c.wide ? CHUNK : 0), c.part, c.row + (c.wide ? 0 : CHUNK),
+                        barrier);
     }
 
     static __device__ __forceinline__ int slot_after(int i)
@@ -124,7 +132,7 @@ template <bool BACKWARD> struct weight_ring {
     __device__ __forceinline__ void release()
     {
         const int second = slot_after(release_slot), second_next = chunk_after(next);
-        if (left > 0 && ps_elect() && ps_shared_count(readers + 4 * release_slot, WARPS)) {
+        if (left > 0 && ps_elect() && comes_last(readers + 4 * release_slot, WARPS)) {
             ask(next, release_slot);
             if (left > 1) {
                 ask(second_next, second);
@@ -145,7 +153,7 @@ template <int K, int NT> static __device__ __forceinline__ void product(float (&
     const uint64_t a = ps_wgmma_whole(ps_wgmma_place(left)), b = ps_wgmma_whole(ps_wgmma_place(panel));
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        ps_wgmma_shared<8 * NT, 1>(sums, ps_wgmma_further(a, k / 4 * PANEL_BYTES + k % 4 * 32), ps_wgmma_further(b, k * 2048));
+        multiply_add<1>(sums, ps_wgmma_further(a, k / 4 * PANEL_BYTES + k % 4 * 32), ps_wgmma_further(b, k * 2048));
     }
 }
 
@@ -157,7 +165,7 @@ static __device__ __forceinline__ void product_transposed(float (&sums)[NT][4], 
 #pragma unroll
     for (int k = 0; k < K; k++) {
         const int column = k / 4 * PANEL_BYTES + k % 4 * 32;
-        ps_wgmma_shared<8 * NT, 0>(sums, ps_wgmma_further(a, column), ps_wgmma_further(b, column));
+        multiply_add<0>(sums, ps_wgmma_further(a, column), ps_wgmma_further(b, column));
     }
 }
 

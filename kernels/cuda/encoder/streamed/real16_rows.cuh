@@ -363,7 +363,7 @@ static __device__ __forceinline__ void rows_prefetch(const real16 *rows, int d, 
 {
     const int line = first_row() * d + lane_id() * 64;
     if (lane_id() * 64 < WARP_ROWS * d && line < valid * d) {
-        ps_prefetch(rows + line);
+        ps_prefetch_near(rows + line);
     }
 }
 

@@ -4,13 +4,15 @@
 #define PS_KERNELS_CUDA_ENCODER_REAL16_TILE_CUH
 
 #include "kernels/cuda/encoder/request.cuh"
-#include "kernels/cuda/encoder/streamed/device.cuh"
-#include "kernels/cuda/tile/reduce.cuh"
+#include "kernels/cuda/encoder/streamed/types.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/bulk.cuh"
 #include "kernels/cuda/tile/count.cuh"
 #include "kernels/cuda/tile/divide.cuh"
 #include "kernels/cuda/tile/dropout.cuh"
 #include "kernels/cuda/tile/math.cuh"
+#include "kernels/cuda/tile/reduce.cuh"
+#include "kernels/cuda/tile/wgmma.cuh"
 
 namespace PS_REAL16_SPACE
 {
@@ -141,6 +143,33 @@ struct arguments {
     struct turn turn;
 };
 
+/* ---- products of a warpgroup, sums += a b: 64 rows times 8 NT columns, 16 deep, a right operand with ACROSS read across its
+ * lines. Under way until ps_wgmma_wait. tile/wgmma.cuh has them, but for a predicate that ptxas sees to be true: with its other
+ * forms it allocates other registers ---- */
+
+#define PS_REAL16_PRODUCT(N, A, B, REST)                                                                                      \
+    "{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k16.f32." PS_REAL16_PTX "." PS_REAL16_PTX \
+    " {" PS_NAMES_##N "}, " A ", " B ", p, 1, 1, " REST ";\n}"
+
+/* Both operands in shared memory. */
+template <int ACROSS> static __device__ __forceinline__ void multiply_add(float (&sums)[4][4], uint64_t a, uint64_t b)
+{
+    asm volatile(PS_REAL16_PRODUCT(32, "%16", "%17", "0, %18") : PS_SUMS_32(sums) : "l"(a), "l"(b), "n"(ACROSS));
+}
+
+template <int ACROSS> static __device__ __forceinline__ void multiply_add(float (&sums)[8][4], uint64_t a, uint64_t b)
+{
+    asm volatile(PS_REAL16_PRODUCT(64, "%32", "%33", "0, %34") : PS_SUMS_64(sums) : "l"(a), "l"(b), "n"(ACROSS));
+}
+
+/* The left one in registers; warp w's rows are rows 16 w on. */
+template <int ACROSS> static __device__ __forceinline__ void multiply_add(float (&sums)[16][4], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile(PS_REAL16_PRODUCT(128, "{%64, %65, %66, %67}", "%68", "%69")
+                 : PS_SUMS_128(sums)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ACROSS));
+}
+
 /* ---- who owns what. A tile's rows are two halves of 64, each of two warpgroups (sides), which share its products by columns or
  * by depth. In a product lane 4 g + t of the side's warp w owns rows 16 w + g and 16 w + g + 8 of the half, and of every 8 columns
  * 2 t and 2 t + 1. ---- */
@@ -247,7 +276,7 @@ static __device__ __forceinline__ void first_prefetch(const struct arguments &p,
     asm volatile("" : "+r"(index), "+r"(thread)); /* else what both have in common with the tiles' loop would be kept, in memory */
     const int line = thread * 64, rest = at_most(p.group, p.sequences - index * p.group) * p.N * p.d;
     if (line < rest) {
-        ps_prefetch(rows + (p.first + (int64_t)index * p.group * p.N) * p.d + line);
+        ps_prefetch_near(rows + (p.first + (int64_t)index * p.group * p.N) * p.d + line);
     }
 }
 

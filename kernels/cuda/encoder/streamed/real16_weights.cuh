@@ -157,7 +157,7 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
         ps_wgmma_begin();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            ps_wgmma_n128<1>(sums, a[k], ps_wgmma_further(b, k * 2048));
+            multiply_add<1>(sums, a[k], ps_wgmma_further(b, k * 2048));
 #pragma unroll
             for (int i = 0; i < 4; i++) { /* while the next product waits for its turn */
                 bias[i % 2] += ps_low(a[k][i]) + ps_high(a[k][i]);
