@@ -12,8 +12,6 @@
  * KB each: 4 x 8.6 MB of partial sums to write and read. Tiles of a slab run side by side and find each other's rows in L2. Counts,
  * R rows: 2 R (4 d^2 + 2 d f) FLOPs, 4 R (5 d + f) bytes of dy and 2 R (3 d + f) of x. weather (R 112,896, d 128, f 256): 29.6
  * GFLOP, 71 us at wgmma's 415 TFLOP/s; 549 MB, 131 us at 4.2 TB/s; from L2 693 MB. Measured 168. */
-#include "kernels/cuda/encoder/split/gradients.cuh"
-
 #include "kernels/cuda/encoder/streamed/float.cuh"
 #include "kernels/cuda/encoder/streamed/float_device.cuh"
 #include "kernels/cuda/tile/reduce.cuh"

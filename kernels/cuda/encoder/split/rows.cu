@@ -39,7 +39,6 @@
  * A tile is 128 rows. Beyond f 256 wo_ffn's weights come once a tile, too. Eight warps of 240 registers multiply (in ln1_qkv
  * twelve), and their waits for memory and for their own products lie open. */
 #include "kernels/cuda/attention/attention.cuh"
-#include "kernels/cuda/encoder/split/gradients.cuh"
 #include "kernels/cuda/encoder/split/rows_backward.cuh"
 #include "kernels/cuda/encoder/split/rows_forward.cuh"
 #include "kernels/cuda/encoder/streamed/float.cuh"
@@ -163,14 +162,10 @@ static struct rows_layer layer_of(const struct ps_kernels *k, const struct ps_en
 }
 
 /* [S, h, N, e] of rows of `columns`, fp16 what is kept, fp32 gradients. */
-static struct ps_tensor heads_of(const struct ps_encoder_request *e, const __half *rows, int64_t columns)
+template <typename T> static struct ps_tensor heads_of(const struct ps_encoder_request *e, const T *rows, int64_t columns)
 {
-    return ps_tensor_heads((void *)rows, PS_F16, e->sequences, e->n_heads, e->patches, D / e->n_heads, columns);
-}
-
-static struct ps_tensor heads_of(const struct ps_encoder_request *e, const float *rows, int64_t columns)
-{
-    return ps_tensor_heads((void *)rows, PS_F32, e->sequences, e->n_heads, e->patches, D / e->n_heads, columns);
+    return ps_tensor_heads((void *)rows, sizeof(T) == 2 ? PS_F16 : PS_F32, e->sequences, e->n_heads, e->patches, D / e->n_heads,
+                           columns);
 }
 
 static struct ps_tensor statistics_of(const struct ps_encoder_request *e, float *data)

@@ -70,35 +70,18 @@ struct seat {
     }
 };
 
-/* Where the lane's columns 16 m + 4 q .. of its row i lie in panels: of fp16, 8 bytes; */
-struct half_place {
+/* Where the lane's columns 16 m + 4 q .. of its row i lie in panels, BYTES of them: of fp16 8, of tf32 16. */
+template <int BYTES> struct fours_place {
     uint32_t base;
-    __device__ __forceinline__ half_place(uint32_t panels, const seat &at)
-        : base(panels + at.row(0) * 128 + (((at.q / 2) ^ at.g) << 4) + at.q % 2 * 8)
+    __device__ __forceinline__ fours_place(uint32_t panels, const seat &at)
+        : base(panels + at.row(0) * 128 + ((at.q / (16 / BYTES) ^ at.g) << 4) + at.q % (16 / BYTES) * BYTES)
     {
     }
     __device__ __forceinline__ uint32_t of(int m, int i) const
     {
-        return (base ^ m % 4 << 5) + m / 4 * PANEL_BYTES + i * 1024;
+        return (base ^ m % (32 / BYTES) * (4 * BYTES)) + m / (32 / BYTES) * PANEL_BYTES + i * 1024;
     }
 };
-
-/* of tf32, 16. */
-struct word_place {
-    uint32_t base;
-    __device__ __forceinline__ word_place(uint32_t panels, const seat &at) : base(panels + at.row(0) * 128 + ((at.q ^ at.g) << 4))
-    {
-    }
-    __device__ __forceinline__ uint32_t of(int m, int i) const
-    {
-        return (base ^ m % 2 << 6) + m / 2 * PANEL_BYTES + i * 1024;
-    }
-};
-
-static __device__ __forceinline__ void put_shared(uint32_t address, float4 v)
-{
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
-}
 
 static __device__ __forceinline__ void put_shared(uint32_t address, uint2 v)
 {
@@ -108,6 +91,11 @@ static __device__ __forceinline__ void put_shared(uint32_t address, uint2 v)
 static __device__ __forceinline__ void put_shared(uint32_t address, uint4 v)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
+static __device__ __forceinline__ void put_shared(uint32_t address, float4 v)
+{
+    put_shared(address, make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)));
 }
 
 /* To global memory, in one piece: left to itself the compiler takes sums apart again, four times as many stores. */
@@ -265,21 +253,14 @@ static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], uint32_t
     }
 }
 
-/* or sums of 64 columns as they came out, of tf32 */
-static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], const uint32_t (&left)[8][4], uint32_t piece, int add)
+/* or sums of 64 columns as they came out, of tf32 (K 8) or fp16 (K 4). */
+template <int K>
+static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], const uint32_t (&left)[K][4], uint32_t piece, int add)
 {
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
-        ps_wgmma<float>(c, left[k], ps_wgmma_operand(piece, k / 4 * (D * 128) + k % 4 * 32), add | k);
-    }
-}
-
-/* or of fp16. */
-static __device__ __forceinline__ void multiply_rows(float (&c)[16][4], const uint32_t (&left)[4][4], uint32_t piece, int add)
-{
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        ps_wgmma<ps_fp16>(c, left[k], ps_wgmma_operand(piece, k * 32), add | k);
+    for (int k = 0; k < K; k++) {
+        const uint64_t piece_at = ps_wgmma_operand(piece, k / 4 * (D * 128) + k % 4 * 32);
+        K == 4 ? ps_wgmma<ps_fp16>(c, left[k], piece_at, add | k) : ps_wgmma<float>(c, left[k], piece_at, add | k);
     }
 }
 
@@ -317,25 +298,18 @@ static __device__ __forceinline__ void drop_32(float (&c)[N][4], int n, int i, u
     }
 }
 
-/* c = drop(c), all columns of the lane's rows. */
-static __device__ __forceinline__ void drop_128(float (&c)[16][4], const uint4 (&kept)[2], float scale, const seat &at)
+/* c = drop(c), the words' columns of each of the lane's rows. */
+template <int N, typename V>
+static __device__ __forceinline__ void drop(float (&c)[N][4], const V (&kept)[2], float scale, const seat &at)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         drop_32(c, 0, i, kept[i].x, scale, at);
         drop_32(c, 4, i, kept[i].y, scale, at);
-        drop_32(c, 8, i, kept[i].z, scale, at);
-        drop_32(c, 12, i, kept[i].w, scale, at);
-    }
-}
-
-/* c = drop(c), two words' columns of each of the lane's rows. */
-static __device__ __forceinline__ void drop_64(float (&c)[8][4], const uint2 (&kept)[2], float scale, const seat &at)
-{
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        drop_32(c, 0, i, kept[i].x, scale, at);
-        drop_32(c, 4, i, kept[i].y, scale, at);
+        if constexpr (N == 16) {
+            drop_32(c, 8, i, kept[i].z, scale, at);
+            drop_32(c, 12, i, kept[i].w, scale, at);
+        }
     }
 }
 

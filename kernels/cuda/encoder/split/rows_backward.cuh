@@ -128,14 +128,14 @@ static __global__ void __launch_bounds__(THREADS, 1) ffn_wo_backward(const __gri
         uint4 kept[2];
         take_rstd(rstd, x.rstd2 + row0, count, at);
         take_kept(kept, x.kept_o + row0 * 4, 4, drops, count, at);
-        const half_place place(left, at);
+        const fours_place<8> place(left, at);
         normalise_gradient(
             c, rstd, [&](int m, int i) { return dy.of[m][i]; },
             [&](int m, int i) { return as_floats(get_shared(place.of(m, i))); });
         keep_sums(x.du + row0 * D, D, c, count, at);
-        drop_128(c, kept, scale, at);
+        drop(c, kept, scale, at);
         at.sync(); /* all have multiplied with the gradient */
-        const word_place gradient_place(gradient, at);
+        const fours_place<16> gradient_place(gradient, at);
 #pragma unroll
         for (int m = 0; m < 8; m++) {
 #pragma unroll

@@ -163,11 +163,11 @@ static __global__ void __launch_bounds__(THREADS, 1) wo_ffn(const __grid_constan
         for (int h = 0; h < 2; h++) {
             add_bias(r[h], b_o + COLUMNS * h, at);
             if (drops) {
-                drop_64(r[h], kept[h], scale, at);
+                drop(r[h], kept[h], scale, at);
             }
         }
         at.sync(); /* merged has been read */
-        const half_place place(left, at);
+        const fours_place<8> place(left, at);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             float sum = 0, squares = 0;
@@ -228,7 +228,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wo_ffn(const __grid_constan
                 }
             }
             if (drops) {
-                drop_64(z, kept, scale, at);
+                drop(z, kept, scale, at);
             }
             uint32_t h[4][4];
             as_left(h, z);
@@ -245,7 +245,7 @@ static __global__ void __launch_bounds__(THREADS, 1) wo_ffn(const __grid_constan
         take_kept(kept_output, x.kept_output + row0 * 4, 4, drops, count, at);
         add_bias(c, b_2, at);
         if (drops) {
-            drop_128(c, kept_output, scale, at);
+            drop(c, kept_output, scale, at);
         }
 #pragma unroll
         for (int n = 0; n < 16; n++) {
