@@ -40,16 +40,6 @@ static __device__ __forceinline__ void fragment_store(const uint32_t (&fragment)
     }
 }
 
-/* From sums: x[n][2 h], x[n][2 h + 1] are columns 8 n + 2 t, + 1 of row half h. */
-template <int K> static __device__ __forceinline__ void fragment_pack(uint32_t (&fragment)[K][4], const float (&x)[2 * K][4])
-{
-#pragma unroll
-    for (int n = 0; n < 2 * K; n++) {
-        fragment[n / 2][2 * (n % 2)] = ps_pack(x[n][0], x[n][1]);
-        fragment[n / 2][2 * (n % 2) + 1] = ps_pack(x[n][2], x[n][3]);
-    }
-}
-
 /* What dropout keeps of the side's 32 columns of a chunk in the lane's two rows, whose blocks are `index` and f further (8 rows):
  * bit 16 i + 8 (c % 2) + 2 t + h of word c / 2 is column 8 c + 2 t + i of row half h. to: the warp's
  * words of the chunk. */
@@ -115,8 +105,14 @@ static __device__ __forceinline__ void hidden_masks(uint32_t (&masks)[2][4], con
     }
 }
 
-static __device__ __forceinline__ void fragment_mask(uint32_t (&fragment)[2][4], const uint32_t (&masks)[2][4])
+/* The operand of dropped sums: x[n][2 h], x[n][2 h + 1] are columns 8 n + 2 t, + 1 of row half h. */
+static __device__ __forceinline__ void fragment_pack(uint32_t (&fragment)[2][4], const float (&x)[4][4],
+                                                     const uint32_t (&masks)[2][4])
 {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        fragment[i / 4][i % 4] = ps_pack(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
+    }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         fragment[i / 4][i % 4] &= masks[i / 4][i % 4];
@@ -136,8 +132,7 @@ static __device__ __forceinline__ void hidden_forward(uint32_t (&hidden)[2][4], 
     }
     uint32_t masks[2][4];
     hidden_masks(masks, kept);
-    fragment_pack<2>(hidden, y);
-    fragment_mask(hidden, masks);
+    fragment_pack(hidden, y, masks);
 }
 
 /* The same, and of the gradient dh that W_2 passes on that of z, twice: 2 gelu'(z) is 1 + t + (1 - t^2) z u'(z). */
@@ -156,10 +151,8 @@ static __device__ __forceinline__ void hidden_backward(uint32_t (&hidden)[2][4],
     }
     uint32_t masks[2][4];
     hidden_masks(masks, kept);
-    fragment_pack<2>(hidden, y);
-    fragment_mask(hidden, masks);
-    fragment_pack<2>(d_hidden, dh);
-    fragment_mask(d_hidden, masks);
+    fragment_pack(hidden, y, masks);
+    fragment_pack(d_hidden, dh, masks);
 }
 
 } // namespace PS_REAL16_SPACE
