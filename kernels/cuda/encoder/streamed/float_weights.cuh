@@ -224,29 +224,24 @@ static struct piece_list list_pieces(int f, bool backward)
 {
     struct piece_list list = {};
     const struct packed_places p = places_of(D, f);
-    const int chunk = D / 16 / steps_of(HIDDEN), back = HIDDEN / 16 / steps_of(D); /* pieces of D by HIDDEN, HIDDEN by D */
-    const int square = D / 16 / steps_of(D), qkv = D / 16 / steps_of(QKV);
-    const int before = backward ? 0 : qkv + square, chunks = f / HIDDEN * (chunk + back);
-    list.count = before + chunks + (backward ? 4 * square : 0);
-    for (int i = 0; i < list.count; i++) {
-        int of, columns, first, after = i - before - chunks;
-        if (i < before - square || after >= square) { /* W_qkv, W_qkv' */
-            columns = backward ? D : QKV;
-            first = backward ? p.w_qkvt : 0;
-            of = backward ? after - square : i;
-        } else if (i < before || after >= 0) { /* W_o, W_o' */
-            columns = D;
-            first = backward ? p.w_ot : p.w_o;
-            of = backward ? after : i - (before - square);
-        } else {
-            const int in = (i - before) % (chunk + back), number = (i - before) / (chunk + back);
-            const bool second = in >= chunk;
-            columns = second ? D : HIDDEN;
-            first = second ? (backward ? p.w_1t : p.w_2) : (backward ? p.w_2t : p.w_1);
-            of = second ? number * back + in - chunk : number * chunk + in;
+    /* `rows` rows, from `row` on, of the right side, in `columns` columns, whose fragments begin at `first`. */
+    const auto add = [&](int first, int columns, int row, int rows) {
+        const int steps = steps_of(columns), fragments = steps * columns * 4;
+        for (int i = row / 16 / steps; i < (row + rows) / 16 / steps; i++) {
+            list.of[list.count++] = {(uint32_t)(first + i * fragments), (uint32_t)fragments * 16};
         }
-        const int fragments = steps_of(columns) * columns * 4;
-        list.of[i] = {(uint32_t)(first + of * fragments), (uint32_t)fragments * 16};
+    };
+    if (!backward) {
+        add(0, QKV, 0, D);
+        add(p.w_o, D, 0, D);
+    }
+    for (int chunk = 0; chunk < f; chunk += HIDDEN) {
+        add(backward ? p.w_2t : p.w_1, HIDDEN, chunk / HIDDEN * D, D);
+        add(backward ? p.w_1t : p.w_2, D, chunk, HIDDEN);
+    }
+    if (backward) {
+        add(p.w_ot, D, 0, D);
+        add(p.w_qkvt, D, 0, QKV);
     }
     return list;
 }

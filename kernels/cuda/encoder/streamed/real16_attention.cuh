@@ -50,11 +50,11 @@ static __device__ __forceinline__ void head_product(float (&sums)[4], const uint
         ps_mma8<real16>(sums, a[0][0], a[0][1], b[0], start);
     } else {
         const uint32_t first[4] = {a[0][0], a[0][1], a[1][0], a[1][1]};
-        ps_mma16(sums, first, b[0], b[1], start);
+        ps_mma16<real16>(sums, first, b[0], b[1], start);
 #pragma unroll
         for (int j = 2; j < J; j += 2) {
             const uint32_t next[4] = {a[j][0], a[j][1], a[j + 1][0], a[j + 1][1]};
-            ps_mma16(sums, next, b[j], b[j + 1], sums);
+            ps_mma16<real16>(sums, next, b[j], b[j + 1], sums);
         }
     }
 }
@@ -89,8 +89,9 @@ template <int KT> static __device__ __forceinline__ void row_places(uint32_t (&p
 static __device__ __forceinline__ void store_two(uint32_t address, uint32_t aside, bool there, const float (&first)[4],
                                                  float scale1, const float (&second)[4], float scale2)
 {
-    const uint32_t words[4] = {ps_pack(first[0] * scale1, first[1] * scale1), ps_pack(first[2] * scale1, first[3] * scale1),
-                               ps_pack(second[0] * scale2, second[1] * scale2), ps_pack(second[2] * scale2, second[3] * scale2)};
+    const uint32_t words[4] = {
+        ps_pack<real16>(first[0] * scale1, first[1] * scale1), ps_pack<real16>(first[2] * scale1, first[3] * scale1),
+        ps_pack<real16>(second[0] * scale2, second[1] * scale2), ps_pack<real16>(second[2] * scale2, second[3] * scale2)};
     ps_stmatrix4_at(there ? address : aside, words);
 }
 
@@ -168,14 +169,14 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
                         probability[n / 2][n % 2 * 2 + half] =
-                            ps_pack(ps_exp2(scores[n][2 * half]), ps_exp2(scores[n][2 * half + 1]));
+                            ps_pack<real16>(ps_exp2(scores[n][2 * half]), ps_exp2(scores[n][2 * half + 1]));
                     }
                 }
                 ps_zero(sums);
 #pragma unroll
                 for (int kt = 0; kt < KT; kt++) { /* every column: the row's sum */
                     const uint32_t(&s)[4] = probability[kt];
-                    ps_mma16(sums[0], s, ones, ones, sums[0]);
+                    ps_mma16<real16>(sums[0], s, ones, ones, sums[0]);
                 }
                 const float low = fminf(sums[0][0], sums[0][2]), high = fmaxf(sums[0][0], sums[0][2]);
                 if (__all_sync(0xffffffffu, ps_sums_hold<real16>(low, high)) || shifted) {
@@ -197,7 +198,7 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
                 const uint32_t(&s)[4] = probability[kt];
 #pragma unroll
                 for (int j = 0; j < J; j++) {
-                    ps_mma16(mixed[j], s, v[kt][j][0], v[kt][j][1], mixed[j]);
+                    ps_mma16<real16>(mixed[j], s, v[kt][j][0], v[kt][j][1], mixed[j]);
                 }
             }
             const float inverse[2] = {ps_reciprocal(sums[0][0]), ps_reciprocal(sums[0][2])};
@@ -205,8 +206,8 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
 #pragma unroll
             for (int j = 0; j < J; j++) {
                 const uint32_t to = head.at(places[m], j) + HEADS_PANEL * PANEL_BYTES;
-                ps_stmatrix2_at(there ? to : aside, {ps_pack(mixed[j][0] * inverse[0], mixed[j][1] * inverse[0]),
-                                                     ps_pack(mixed[j][2] * inverse[1], mixed[j][3] * inverse[1])});
+                ps_stmatrix2_at(there ? to : aside, {ps_pack<real16>(mixed[j][0] * inverse[0], mixed[j][1] * inverse[0]),
+                                                     ps_pack<real16>(mixed[j][2] * inverse[1], mixed[j][3] * inverse[1])});
             }
             const int half = lane_id() % 4, row = 16 * m + lane_id() / 4 + 8 * half;
             if (half < 2 && row < p.N) {
@@ -222,8 +223,8 @@ static __device__ __forceinline__ void fragment_pair(uint32_t (&s)[4], uint32_t 
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        s[i] = ps_pack(left[2 * i], left[2 * i + 1]);
-        s[2 + i] = ps_pack(right[2 * i], right[2 * i + 1]);
+        s[i] = ps_pack<real16>(left[2 * i], left[2 * i + 1]);
+        s[2 + i] = ps_pack<real16>(right[2 * i], right[2 * i + 1]);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) { /* blocks [0][1] and [1][0] of the 16 x 16 change places */
@@ -300,8 +301,8 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
                 for (int j = 0; j < J; j++) {
                     uint32_t v_trans[2];
                     ps_ldmatrix2_transposed_at(v_trans, head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
-                    ps_mma16(mixed[j], s, v_trans[0], v_trans[1], mixed[j]);
-                    ps_mma16(dv[kt][j], s_trans, d_trans[j][0], d_trans[j][1], dv[kt][j]);
+                    ps_mma16<real16>(mixed[j], s, v_trans[0], v_trans[1], mixed[j]);
+                    ps_mma16<real16>(dv[kt][j], s_trans, d_trans[j][0], d_trans[j][1], dv[kt][j]);
                 }
             }
             /* the scores' gradient but for the factor p.scale: P (dP - sum of P dP), and that sum is A v's gradient times A v */
@@ -311,7 +312,7 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
                 float sum = 0.0f;
 #pragma unroll
                 for (int j = 0; j < J; j++) {
-                    sum -= mixed[j][2 * half] * ps_low(da[j][half]) + mixed[j][2 * half + 1] * ps_high(da[j][half]);
+                    sum -= mixed[j][2 * half] * ps_low<real16>(da[j][half]) + mixed[j][2 * half + 1] * ps_high<real16>(da[j][half]);
                 }
                 projection[2 * half] = projection[2 * half + 1] = ps_quad_sum(sum);
             }
@@ -332,8 +333,8 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
                 for (int j = 0; j < J; j++) {
                     uint32_t k_trans[2];
                     ps_ldmatrix2_transposed_at(k_trans, head.at(places[kt], j) + K_PANEL * PANEL_BYTES);
-                    ps_mma16(dq[j], s, k_trans[0], k_trans[1], dq[j]);
-                    ps_mma16(dk[kt][j], s_trans, q_trans[j][0], q_trans[j][1], dk[kt][j]);
+                    ps_mma16<real16>(dq[j], s, k_trans[0], k_trans[1], dq[j]);
+                    ps_mma16<real16>(dk[kt][j], s_trans, q_trans[j][0], q_trans[j][1], dk[kt][j]);
                 }
             }
             __syncwarp();

@@ -111,7 +111,7 @@ static __device__ __forceinline__ void fragment_pack(uint32_t (&fragment)[2][4],
 {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        fragment[i / 4][i % 4] = ps_pack(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
+        fragment[i / 4][i % 4] = ps_pack<real16>(x[i / 2][i % 2 * 2], x[i / 2][i % 2 * 2 + 1]);
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {

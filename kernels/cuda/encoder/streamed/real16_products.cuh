@@ -209,8 +209,8 @@ static __device__ __forceinline__ void store_panel(unsigned char *panel, const f
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            words[2 * i] = there[0] ? ps_pack(x[n + i][0], x[n + i][1]) : 0;
-            words[2 * i + 1] = there[1] ? ps_pack(x[n + i][2], x[n + i][3]) : 0;
+            words[2 * i] = there[0] ? ps_pack<real16>(x[n + i][0], x[n + i][1]) : 0;
+            words[2 * i + 1] = there[1] ? ps_pack<real16>(x[n + i][2], x[n + i][3]) : 0;
         }
         ps_stmatrix4_at(to + (unit ^ (n << 4)), words);
     }

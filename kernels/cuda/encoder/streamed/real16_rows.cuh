@@ -86,8 +86,8 @@ static __device__ __forceinline__ void row_unpack(float (&x)[LANE_COLUMNS], cons
         const uint32_t words[4] = {w.part[i].x, w.part[i].y, w.part[i].z, w.part[i].w};
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            x[8 * i + 2 * k] = ps_low(words[k]);
-            x[8 * i + 2 * k + 1] = ps_high(words[k]);
+            x[8 * i + 2 * k] = ps_low<real16>(words[k]);
+            x[8 * i + 2 * k + 1] = ps_high<real16>(words[k]);
         }
     }
 }
@@ -97,8 +97,8 @@ static __device__ __forceinline__ struct row_words row_pack(const float (&x)[LAN
     struct row_words w;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        w.part[i] = make_uint4(ps_pack(x[8 * i], x[8 * i + 1]), ps_pack(x[8 * i + 2], x[8 * i + 3]),
-                               ps_pack(x[8 * i + 4], x[8 * i + 5]), ps_pack(x[8 * i + 6], x[8 * i + 7]));
+        w.part[i] = make_uint4(ps_pack<real16>(x[8 * i], x[8 * i + 1]), ps_pack<real16>(x[8 * i + 2], x[8 * i + 3]),
+                               ps_pack<real16>(x[8 * i + 4], x[8 * i + 5]), ps_pack<real16>(x[8 * i + 6], x[8 * i + 7]));
     }
     return w;
 }

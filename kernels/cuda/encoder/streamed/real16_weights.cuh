@@ -160,7 +160,7 @@ static __device__ __forceinline__ void gradient_block(const struct gradient_argu
             multiply_add<1>(sums, a[k], ps_wgmma_further(b, k * 2048));
 #pragma unroll
             for (int i = 0; i < 4; i++) { /* while the next product waits for its turn */
-                bias[i % 2] += ps_low(a[k][i]) + ps_high(a[k][i]);
+                bias[i % 2] += ps_low<real16>(a[k][i]) + ps_high<real16>(a[k][i]);
             }
             asm volatile("" : "+f"(bias[0]), "+f"(bias[1])::"memory");
         }

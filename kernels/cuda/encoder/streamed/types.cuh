@@ -19,28 +19,6 @@ typedef ps_bf16 real16;
 #define PS_REAL16_SPACE level_bf16
 #define PS_REAL16_PTX "bf16"
 #endif
-
-/* tile/operands.cuh's, of real16. */
-static __device__ __forceinline__ uint32_t ps_pack(float low, float high)
-{
-    return ps_pack<real16>(low, high);
-}
-
-static __device__ __forceinline__ float ps_low(uint32_t pair)
-{
-    return ps_low<real16>(pair);
-}
-
-static __device__ __forceinline__ float ps_high(uint32_t pair)
-{
-    return ps_high<real16>(pair);
-}
-
-static __device__ __forceinline__ void ps_mma16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                                const float (&c)[4])
-{
-    ps_mma16<real16>(d, a, b0, b1, c);
-}
 #endif
 
 #endif
