@@ -2,8 +2,7 @@
 #ifndef PS_KERNELS_CUDA_ENCODER_FLOAT_GRADIENTS_CUH
 #define PS_KERNELS_CUDA_ENCODER_FLOAT_GRADIENTS_CUH
 
-#include "kernels/cuda/encoder/streamed/float_arguments.cuh"
-#include "kernels/cuda/encoder/streamed/float_operands.cuh"
+#include "kernels/cuda/encoder/streamed/float_tile.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 
 namespace PS_REAL16_SPACE

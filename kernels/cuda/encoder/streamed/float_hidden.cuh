@@ -2,7 +2,7 @@
 #ifndef PS_KERNELS_CUDA_ENCODER_FLOAT_HIDDEN_CUH
 #define PS_KERNELS_CUDA_ENCODER_FLOAT_HIDDEN_CUH
 
-#include "kernels/cuda/encoder/streamed/float_operands.cuh"
+#include "kernels/cuda/encoder/streamed/float_tile.cuh"
 #include "kernels/cuda/tile/activation.cuh"
 
 namespace PS_REAL16_SPACE

@@ -6,7 +6,7 @@
 #ifndef PS_KERNELS_CUDA_ENCODER_FLOAT_WEIGHTS_CUH
 #define PS_KERNELS_CUDA_ENCODER_FLOAT_WEIGHTS_CUH
 
-#include "kernels/cuda/encoder/streamed/float_operands.cuh"
+#include "kernels/cuda/encoder/streamed/float_tile.cuh"
 
 namespace PS_REAL16_SPACE
 {

@@ -84,8 +84,8 @@ static __device__ __forceinline__ void feed_forward_backward(const struct argume
         const uint32_t w_2 = weights.take() + side * (PANEL_BYTES / 2), w_1 = weights.take() + 64 * side;
         ps_pin(z);
         ps_wgmma_begin();
-        product_transposed<8>(dh, dy, w_2);
-        product<8>(z, ln2, w_1);
+        product<8, true>(dh, dy, w_2);
+        product<8, false>(z, ln2, w_1);
         ps_wgmma_commit();
         ps_wgmma_wait<0>();
         ps_pin(dh);
@@ -321,7 +321,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             for (int c = 0; c < 6; c++) {
                 const uint32_t stage = weights.take();
                 ps_wgmma_begin();
-                product_transposed<4>(x, half_address + c * PANEL_BYTES, stage + side * PANEL_BYTES);
+                product<4, true>(x, half_address + c * PANEL_BYTES, stage + side * PANEL_BYTES);
                 ps_wgmma_commit();
                 if (c == 2 || c == 4) { /* those before are done */
                     ps_wgmma_wait<1>();

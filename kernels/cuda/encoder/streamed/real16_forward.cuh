@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_forward(const __grid_
                 add_bias_first(z, vectors + B_1 + CHUNK * j + 32 * side);
                 const uint32_t w_1 = weights.take();
                 ps_wgmma_begin();
-                product<8>(z, weights.half_panels(half_index) + HEADS_PANEL * PANEL_BYTES, w_1 + 64 * side);
+                product<8, false>(z, weights.half_panels(half_index) + HEADS_PANEL * PANEL_BYTES, w_1 + 64 * side);
                 ps_wgmma_commit();
                 hidden_draw(kept, p, ps_shared_load4(draws + 16 * SITE_HIDDEN), index, to);
                 index += CHUNK / 8;

@@ -147,25 +147,16 @@ template <bool BACKWARD> struct weight_ring {
 /* ---- products: 64 rows of a half times a weight. Left operands in a half's panels, or a warp's fragments. All are under way until
  * ps_wgmma_wait ---- */
 
-/* sums += left B, 16 K deep, for 8 NT columns: B's row k and column n at row k, column n of the panel. */
-template <int K, int NT> static __device__ __forceinline__ void product(float (&sums)[NT][4], uint32_t left, uint32_t panel)
+/* sums += left B, 16 K deep, for 8 NT columns: B's row k and column n at row k, column n of the panel; TRANSPOSED: at row n, column
+ * k of the panels. */
+template <int K, bool TRANSPOSED, int NT>
+static __device__ __forceinline__ void product(float (&sums)[NT][4], uint32_t left, uint32_t panel)
 {
     const uint64_t a = ps_wgmma_whole(ps_wgmma_place(left)), b = ps_wgmma_whole(ps_wgmma_place(panel));
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        multiply_add<1>(sums, ps_wgmma_further(a, k / 4 * PANEL_BYTES + k % 4 * 32), ps_wgmma_further(b, k * 2048));
-    }
-}
-
-/* The same with B's row k and column n at row n, column k of the panels. */
-template <int K, int NT>
-static __device__ __forceinline__ void product_transposed(float (&sums)[NT][4], uint32_t left, uint32_t panels)
-{
-    const uint64_t a = ps_wgmma_whole(ps_wgmma_place(left)), b = ps_wgmma_whole(ps_wgmma_place(panels));
-#pragma unroll
-    for (int k = 0; k < K; k++) {
         const int column = k / 4 * PANEL_BYTES + k % 4 * 32;
-        multiply_add<0>(sums, ps_wgmma_further(a, column), ps_wgmma_further(b, column));
+        multiply_add<!TRANSPOSED>(sums, ps_wgmma_further(a, column), ps_wgmma_further(b, TRANSPOSED ? column : k * 2048));
     }
 }
 
@@ -176,11 +167,7 @@ static __device__ __forceinline__ void side_product(float (&sums)[8][4], uint32_
 {
     const uint32_t first = weights.take(), second = weights.take();
     ps_wgmma_begin();
-    if (TRANSPOSED) {
-        product_transposed<8>(sums, left, side ? second : first);
-    } else {
-        product<8>(sums, left, side ? second : first);
-    }
+    product<8, TRANSPOSED>(sums, left, side ? second : first);
     ps_wgmma_commit();
     ps_wgmma_wait<0>();
     ps_pin(sums);
