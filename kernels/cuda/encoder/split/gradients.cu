@@ -127,12 +127,9 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_gradients(const __gri
     __syncthreads();
     turn(0, 0);
     const uint32_t place = ps_wgmma_place(shared);
-    float sum[EDGE / 8][4], column_sum[2] = {0, 0};
-#pragma unroll
-    for (int i = 0; i < EDGE / 2; i++) {
-        sum[i / 4][i % 4] = 0.0f;
-    }
-    float total[EDGE / 8][4] = {};
+    float sum[EDGE / 8][4], total[EDGE / 8][4], column_sum[2] = {0, 0};
+    ps_zero(sum);
+    ps_zero(total);
     int stage = 0;
     for (int p = 0; p < pieces; p++) {
         ps_copy_wait_group<STAGES - 3>();
@@ -168,8 +165,8 @@ static __global__ void __launch_bounds__(THREADS, 1) layer_gradients(const __gri
 #pragma unroll
             for (int i = 0; i < EDGE / 2; i++) {
                 total[i / 4][i % 4] += sum[i / 4][i % 4];
-                sum[i / 4][i % 4] = 0.0f;
             }
+            ps_zero(sum);
         }
     }
     const int m = m0 + warp * 16 + g;
