@@ -20,6 +20,7 @@ enum { PIECE_KEYS = 2 * MATRIX }; /* from q's to k's */
 /* Of none. */
 struct d16_alone {
 };
+template <class PIECES> static constexpr bool IS_ALONE = std::is_same<PIECES, struct d16_alone>::value;
 
 /* s += the pieces' scores of pair p, of the head whose lanes `mine` says. */
 template <int TILES, class T>
@@ -37,11 +38,6 @@ static __device__ __forceinline__ void add_scores(float (&s)[2 * TILES][4], cons
     }
 }
 
-template <int TILES, class T>
-static __device__ __forceinline__ void add_scores(float (&)[2 * TILES][4], const struct d16_alone &, int, bool)
-{
-}
-
 /* o = sum over keys of exp2(s) v, sum = that of exp2(s), most = what was taken off s: 0 unless MOST. s is begun by a's product with
  * the keys. last: ones for the last tile's keys that exist. */
 template <bool MOST, int TILES, class T, class PIECES>
@@ -55,7 +51,9 @@ static __device__ __forceinline__ void attend(float (&o)[4], float (&sum)[4], fl
     for (int t = 0; t < 2 * TILES; t++) {
         ps_mma8<T>(s[t], mine ? a0 : 0, mine ? a1 : 0, keys[t], zero);
     }
-    add_scores<TILES, T>(s, pieces, p, mine);
+    if constexpr (!IS_ALONE<PIECES>) {
+        add_scores<TILES, T>(s, pieces, p, mine);
+    }
     most[0] = most[1] = 0;
     if constexpr (MOST) {
 #pragma unroll
@@ -165,56 +163,25 @@ struct d16_piece_gradients {
     int64_t further;
 };
 
-/* The pieces' dq of pair p from the gradient of the warp's rows of scores. */
-template <int TILES, class T>
-static __device__ __forceinline__ void put_query_gradients(const uint32_t (&ds)[TILES][4], const struct d16_pieces &pieces,
+/* The pieces' dq of pair p from the gradient of the warp's rows of scores; or, OF_KEYS, their dk from that of the warp's keys by
+ * all queries. */
+template <bool OF_KEYS, int TILES, class T>
+static __device__ __forceinline__ void put_piece_gradients(const uint32_t (&ds)[TILES][4], const struct d16_pieces &pieces,
                                                            const struct d16_piece_gradients &to, int p, bool mine, float scale)
 {
 #pragma unroll 1
     for (int j = 0; j < pieces.count; j++) {
-        uint32_t keys[2 * TILES];
+        uint32_t others[2 * TILES];
         float o[4] = {0, 0, 0, 0};
-        load_matrices<true, TILES>(keys, pieces.all + PIECE_KEYS + j * pieces.bytes + p * MATRIX, pieces.row);
+        load_matrices<true, TILES>(others, pieces.all + (OF_KEYS ? 0 : PIECE_KEYS) + j * pieces.bytes + p * MATRIX, pieces.row);
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
-            ps_mma16<T>(o, ds[t], keys[2 * t], keys[2 * t + 1], o);
+            ps_mma16<T>(o, ds[t], others[2 * t], others[2 * t + 1], o);
         }
         if (mine) {
-            put_pair<T>(to.queries + j * to.further, p, o, scale);
+            put_pair<T>((OF_KEYS ? to.keys : to.queries) + j * to.further, p, o, scale);
         }
     }
-}
-
-template <int TILES, class T>
-static __device__ __forceinline__ void put_query_gradients(const uint32_t (&)[TILES][4], const struct d16_alone &,
-                                                           const struct d16_piece_gradients &, int, bool, float)
-{
-}
-
-/* And their dk, from that of the warp's keys by all queries. */
-template <int TILES, class T>
-static __device__ __forceinline__ void put_key_gradients(const uint32_t (&ds)[TILES][4], const struct d16_pieces &pieces,
-                                                         const struct d16_piece_gradients &to, int p, bool mine, float scale)
-{
-#pragma unroll 1
-    for (int j = 0; j < pieces.count; j++) {
-        uint32_t queries[2 * TILES];
-        float o[4] = {0, 0, 0, 0};
-        load_matrices<true, TILES>(queries, pieces.all + j * pieces.bytes + p * MATRIX, pieces.row);
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
-            ps_mma16<T>(o, ds[t], queries[2 * t], queries[2 * t + 1], o);
-        }
-        if (mine) {
-            put_pair<T>(to.keys + j * to.further, p, o, scale);
-        }
-    }
-}
-
-template <int TILES, class T>
-static __device__ __forceinline__ void put_key_gradients(const uint32_t (&)[TILES][4], const struct d16_alone &,
-                                                         const struct d16_piece_gradients &, int, bool, float)
-{
 }
 
 /* delta = less sum_j A dA, of head, pair and row: the sum over the head's columns of merged and its gradient dx. */
@@ -269,7 +236,7 @@ attention_backward(uint32_t (&dq)[4], uint32_t (&dk)[4], uint32_t (&dv)[4], cons
             }
             uint32_t turned[TILES][4];
             float s[2 * TILES][4];
-            constexpr bool ALONE = std::is_same<PIECES, struct d16_alone>::value; /* a tile's scores when they are wanted */
+            constexpr bool ALONE = IS_ALONE<PIECES>; /* a tile's scores when they are wanted */
             if constexpr (!ALONE) {
 #pragma unroll
                 for (int t = 0; t < 2 * TILES; t++) {
@@ -306,7 +273,9 @@ attention_backward(uint32_t (&dq)[4], uint32_t (&dk)[4], uint32_t (&dv)[4], cons
                 ps_stmatrix4_at(to.own_scores + to.gradients + j * 2 * MATRIX, d_packed);
                 ps_mma16<T>(dq_of[h], d_packed, keys_across[2 * j], keys_across[2 * j + 1], dq_of[h]);
             }
-            put_query_gradients<TILES, T>(turned, pieces, below, p, mine, scale);
+            if constexpr (!ALONE) {
+                put_piece_gradients<false, TILES, T>(turned, pieces, below, p, mine, scale);
+            }
             uint32_t queries[2 * TILES], d_mixed[2 * TILES];
             load_matrices<true, TILES>(queries, to.all_columns + p * MATRIX, to.columns_row);
             load_matrices<true, TILES>(d_mixed, to.all_columns + (6 + p) * MATRIX, to.columns_row);
@@ -319,7 +288,9 @@ attention_backward(uint32_t (&dq)[4], uint32_t (&dk)[4], uint32_t (&dv)[4], cons
                 ps_ldmatrix4_transposed_at(turned[j], to.own_keys + to.gradients + j * 2 * to.scores_row);
                 ps_mma16<T>(dk_of[h], turned[j], queries[2 * j], queries[2 * j + 1], dk_of[h]);
             }
-            put_key_gradients<TILES, T>(turned, pieces, below, p, mine, ln2);
+            if constexpr (!ALONE) {
+                put_piece_gradients<true, TILES, T>(turned, pieces, below, p, mine, ln2);
+            }
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
