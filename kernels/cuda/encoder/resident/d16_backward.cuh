@@ -279,21 +279,15 @@ static __global__ void __launch_bounds__(THREADS + DRAWING) d16_backward(const _
         xhat[0] = kept_xhat.x, xhat[1] = kept_xhat.y, xhat[2] = kept_xhat.z, xhat[3] = kept_xhat.w;
         ps_stmatrix4_at(own_rows, xhat);
         scale_shift_kept<T>(a, xhat, w.ln1_gamma, w.ln1_beta, at.q);
-        {
-            uint32_t packed[4];
-            project16(dx, a, w.w_qkv, LD_QKV, w.b_qkv, at);
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                dx[i / 4][i % 4] *= x.scale_log2e;
+        for (int part = 0; part < 3; part++) {
+            uint32_t packed[4];
+            project16(dx, a, w.w_qkv + part * D, LD_QKV, w.b_qkv + part * D / 2, at);
+            if (part == 0) {
+                scale_rows(dx, x.scale_log2e);
             }
             pack_operand<T>(packed, dx[0], dx[1]);
-            ps_stmatrix4_at(own_columns, packed);
-            project16(dx, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
-            pack_operand<T>(packed, dx[0], dx[1]);
-            ps_stmatrix4_at(own_columns + 2 * MATRIX, packed);
-            project16(dx, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
-            pack_operand<T>(packed, dx[0], dx[1]);
-            ps_stmatrix4_at(own_columns + 4 * MATRIX, packed);
+            ps_stmatrix4_at(own_columns + part * 2 * MATRIX, packed);
         }
         ps_barrier(0, threads); /* and the staged columns have been read */
         ps_stmatrix4_at(own_branch, branch);

@@ -203,10 +203,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         normalise(xhat, rstd, u, x.epsilon, NULL, at);
         scale_shift<T>(a, xhat, w.ln1_gamma, w.ln1_beta, at.q);
         project16(c, a, w.w_qkv, LD_QKV, w.b_qkv, at);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            c[i / 4][i % 4] *= x.scale_log2e;
-        }
+        scale_rows(c, x.scale_log2e);
         pack_operand<T>(q, c[0], c[1]);
         {
             uint32_t packed[4];
@@ -260,10 +257,7 @@ template <class T, bool DROP> static __global__ void __launch_bounds__(THREADS) 
         }
         set_bias(xhat[0], w.b_2, again.q);
         set_bias(xhat[1], w.b_2 + 4, again.q);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            c[i / 4][i % 4] = fmaf(c[i / 4][i % 4], x.half_scale, xhat[i / 4][i % 4]);
-        }
+        scale_add_rows(c, x.half_scale, xhat);
         add_where(u, c, words[2] >> 1, x.drop_scale);
     }
     if (DROP && x.d16.kept && !drawn && threadIdx.x == 0) {

@@ -93,10 +93,7 @@ static __device__ __forceinline__ void take_left(uint32_t (&a)[4], const char *f
 template <class P> static __device__ __forceinline__ void take_rows(uint32_t (&a)[4], const char *from, const P &at)
 {
     take_left(a, from);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        a[i] = at.here[i % 2] ? a[i] : 0;
-    }
+    clear_missing(a, at);
 }
 
 /* The operand of a tile's rows there, g and g + 8; zeros in those that do not exist. */
@@ -114,10 +111,7 @@ template <class T, class P> static __device__ __forceinline__ void leave_stream(
 {
     uint32_t a[4];
     pack_operand<T>(a, v[0], v[1]);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        a[i] = at.here[i % 2] ? a[i] : 0;
-    }
+    clear_missing(a, at);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (at.here[i]) {

@@ -151,10 +151,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
             }
             ps_publish();
             if (end == x.f / 64) {
-#pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    g[i / 4][i % 4] += dx[i / 4][i % 4];
-                }
+                add_rows(g, dx);
                 leave_stream<T>(gradient_at(h, GRADIENT_R, at), g, at);
                 unpack_operand<T>(s, before);
                 affine(s, c.rstd, c.centre, at.q);
@@ -185,10 +182,7 @@ template <class T> static __device__ __forceinline__ void add_left(float (&sum)[
     float v[2][4];
     take_left(a, from);
     unpack_operand<T>(v, a);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        sum[i / 4][i % 4] += v[i / 4][i % 4];
-    }
+    add_rows(sum, v);
 }
 
 template <class T> static __device__ __forceinline__ void add_operand(uint32_t (&a)[4], const uint32_t (&b)[4])
@@ -341,10 +335,7 @@ static __global__ void __launch_bounds__(THREADS)
         multiply16_transposed(dx, dq, w.w_qkv, LD_QKV, at);
         multiply16_transposed(dx, dk, w.w_qkv + D, LD_QKV, at);
         multiply16_transposed(dx, dv, w.w_qkv + 2 * D, LD_QKV, at);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            g[i / 4][i % 4] += dx[i / 4][i % 4];
-        }
+        add_rows(g, dx);
         if (h.layer > 0) {
             leave_stream<T>(gradient_at(h, GRADIENT_U, at), g, at);
             unpack_operand<T>(v, before);

@@ -66,10 +66,7 @@ static __device__ __forceinline__ void project_heads(uint32_t (&q)[4], const uin
     float y[2][4];
     uint32_t packed[4];
     project16(y, a, w.w_qkv, LD_QKV, w.b_qkv, at);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        y[i / 4][i % 4] *= scale;
-    }
+    scale_rows(y, scale);
     pack_operand<T>(q, y[0], y[1]);
     left(SLOT_Q, q);
     project16(y, a, w.w_qkv + D, LD_QKV, w.b_qkv + D / 2, at);
@@ -78,10 +75,7 @@ static __device__ __forceinline__ void project_heads(uint32_t (&q)[4], const uin
     left(SLOT_K, packed);
     project16(y, a, w.w_qkv + 2 * D, LD_QKV, w.b_qkv + D, at);
     pack_operand<T>(packed, y[0], y[1]);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        packed[i] = at.here[i % 2] ? packed[i] : 0;
-    }
+    clear_missing(packed, at);
     ps_stmatrix4_at(own + 2 * MATRIX, packed);
     left(SLOT_V, packed);
 }
@@ -93,10 +87,7 @@ static __device__ __forceinline__ void finish_hidden(float (&y)[2][4], const hal
     float bias[2][4];
     set_bias(bias[0], w.b_2, at.q);
     set_bias(bias[1], w.b_2 + 4, at.q);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        y[i / 4][i % 4] = fmaf(y[i / 4][i % 4], scale, bias[i / 4][i % 4]);
-    }
+    scale_add_rows(y, scale, bias);
 }
 
 /* u + drop(attention(u) W_o + b_o), u the layer's input: norm 2 of the layer below, or what the embedding gives. Before the wait:
@@ -367,17 +358,12 @@ static __global__ void __launch_bounds__(THREADS)
             };
             const auto round = [&]() { /* as leave_stream does */
                                        pack_operand<T>(stream, u[0], u[1]);
-#pragma unroll
-                                       for (int i = 0; i < 4; i++) {
-                                           stream[i] = at.here[i % 2] ? stream[i] : 0;
-                                       }
+                                       clear_missing(stream, at);
             };
             const auto leave_below = [&](uint32_t to, const uint32_t(&operand)[4]) {
                 uint32_t left[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    left[i] = at.here[i % 2] ? operand[i] : 0;
-                }
+                copy_operand(left, operand);
+                clear_missing(left, at);
                 ps_stmatrix4_at(to + l * rows.PIECE_BYTES, left);
             };
             const bool is_read = h.residual && l + 1 < x.layers; /* by layers above */

@@ -183,6 +183,15 @@ static __device__ __forceinline__ uint32_t spread(uint32_t bits, int bit)
     return mask;
 }
 
+/* The operand's rows that do not exist, zero. */
+template <class P> static __device__ __forceinline__ void clear_missing(uint32_t (&a)[4], const P &at)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        a[i] = at.here[i % 2] ? a[i] : 0;
+    }
+}
+
 /* ---- products ---- */
 
 /* c = the biases of a tile's columns. */

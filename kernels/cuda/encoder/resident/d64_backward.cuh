@@ -170,12 +170,9 @@ static __device__ __forceinline__ void attention_gradient(int from, int to, cons
     products_begin(at, dx);
     product<T, false, false>(dx, at.of(from), at.of(W_O) + at.rows(), false);
     ps_wgmma_commit();
-    float p[2][4], y[2][4];
-    {
-        const float4 low = table[at.lane], high = table[32 + at.lane];
-        const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
-        times_transposed<T>(p, queries, keys, hidden0, hidden1);
-    }
+    float p[2][4], y[2][4], hidden0[4], hidden1[4];
+    take_hidden(hidden0, hidden1, table, at.lane);
+    times_transposed<T>(p, queries, keys, hidden0, hidden1);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         p[i / 4][i % 4] = ps_exp2(fmaf(p[i / 4][i % 4], x.scale_log2e, -log_sum[i % 4 / 2]));

@@ -139,8 +139,8 @@ static __device__ __forceinline__ void attention(int from, int to, const float (
     products_begin(at, qkv);
     product_slices<T>(qkv, at.of(from), at.of(W_QKV) + (uint32_t)at.share * (64 * 32 / 16));
     ps_wgmma_commit();
-    const float4 low = table[at.lane], high = table[32 + at.lane];
-    const float hidden0[4] = {low.x, low.y, low.z, low.w}, hidden1[4] = {high.x, high.y, high.z, high.w};
+    float hidden0[4], hidden1[4];
+    take_hidden(hidden0, hidden1, table, at.lane);
     if (x.d64.left) { /* stores and sums that the products hide */
         pack_operand<T>(rows, xhat[0], xhat[1]);
         leave_operand(left_at(x, group, l, LEFT_1), rows);
@@ -405,10 +405,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             }
             set_bias(xhat, own_vectors + B_2, at.q);
             products_wait<0>(own);
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                own[i / 4][i % 4] = fmaf(own[i / 4][i % 4], x.half_scale, xhat[i / 4][i % 4]);
-            }
+            scale_add_rows(own, x.half_scale, xhat);
             add_kept(u, own, bits, x.drop_scale);
             if (l + 1 == x.layers) {
                 store_rows((S *)x.u + x.layers * x.rows * D, u, at);

@@ -219,14 +219,6 @@ template <class T, class S> static __device__ __forceinline__ float gradient_ran
     }
 }
 
-static __device__ __forceinline__ void scale_rows(float (&v)[2][4], float by)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        v[i / 4][i % 4] *= by;
-    }
-}
-
 /* y = a b', b [16 rows, 16] in registers as it lies. */
 template <class T>
 static __device__ __forceinline__ void times_transposed(float (&y)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4],

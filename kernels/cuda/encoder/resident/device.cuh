@@ -447,6 +447,31 @@ static __device__ __forceinline__ void take_operand(uint32_t (&a)[4], const void
     a[3] = v.w;
 }
 
+static __device__ __forceinline__ void scale_rows(float (&v)[2][4], float by)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i / 4][i % 4] *= by;
+    }
+}
+
+static __device__ __forceinline__ void add_rows(float (&v)[2][4], const float (&w)[2][4])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i / 4][i % 4] += w[i / 4][i % 4];
+    }
+}
+
+/* v = v by + w. */
+static __device__ __forceinline__ void scale_add_rows(float (&v)[2][4], float by, const float (&w)[2][4])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        v[i / 4][i % 4] = fmaf(v[i / 4][i % 4], by, w[i / 4][i % 4]);
+    }
+}
+
 /* The operand scale * x. */
 template <class T> static __device__ __forceinline__ void scale_operand(ps_pair<T> (&a)[4], const float (&x)[2][4], float scale)
 {
@@ -797,13 +822,22 @@ template <class T, int D, int NT> static __device__ __forceinline__ void fill_ta
     }
 }
 
+/* That of the lane. */
+static __device__ __forceinline__ void take_hidden(float (&low)[4], float (&high)[4], const float4 *table, int lane)
+{
+    const float4 v = table[lane], w = table[32 + lane];
+    low[0] = v.x, low[1] = v.y, low[2] = v.z, low[3] = v.w;
+    high[0] = w.x, high[1] = w.y, high[2] = w.z, high[3] = w.w;
+}
+
 /* s = q k' of one head, hidden where it must be. */
 template <bool E8, class T, int D, int NT>
 static __device__ __forceinline__ void masked_scores(float (&s)[2 * NT][4], const ps_pair<T> (&a)[4], const struct head &h,
                                                      const T *keys, int ld, const float4 *table, const place<T, D, NT> &at)
 {
-    const float4 low = table[at.lane], high = table[32 + at.lane];
-    const float zero[4] = {0, 0, 0, 0}, last0[4] = {low.x, low.y, low.z, low.w}, last1[4] = {high.x, high.y, high.z, high.w};
+    const float zero[4] = {0, 0, 0, 0};
+    float last0[4], last1[4];
+    take_hidden(last0, last1, table, at.lane);
     scores<E8>(s, a, h, keys, ld, zero, last0, last1, at);
 }
 

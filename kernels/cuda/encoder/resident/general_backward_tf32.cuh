@@ -273,13 +273,11 @@ static __device__ __forceinline__ void attention_backward_tf32(uint2 (&da)[3][4]
         for (int j = 0; j < NT; j++) {
             float s[2][4], ds[2][4];
             uint2 a[4];
+            float hide0[4] = {}, hide1[4] = {};
             if (j == NT - 1) {
-                const float4 low = table[at.lane], high = table[32 + at.lane];
-                const float hide0[4] = {low.x, low.y, low.z, low.w}, hide1[4] = {high.x, high.y, high.z, high.w};
-                score_tile<E8>(s[0], s[1], query, h, keys + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
-            } else {
-                score_tile<E8>(s[0], s[1], query, h, keys + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
+                take_hidden(hide0, hide1, table, at.lane);
             }
+            score_tile<E8>(s[0], s[1], query, h, keys + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
             score_tile<E8>(ds[0], ds[1], gradient, h, values + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
@@ -298,10 +296,7 @@ static __device__ __forceinline__ void attention_backward_tf32(uint2 (&da)[3][4]
             }
         }
     }
-#pragma unroll
-    for (int k = 0; k < 8; k++) {
-        d[k / 4][k % 4] *= x.scale;
-    }
+    scale_rows(d, x.scale);
     pack_operand<float>(da[0], d[0], d[1]);
     at.sync(); /* k and v are each warp's own from here on: their gradients take their places */
 #pragma unroll 1
@@ -319,13 +314,11 @@ static __device__ __forceinline__ void attention_backward_tf32(uint2 (&da)[3][4]
             uint2 a[4];
             const float4 *const sums = (const float4 *)(rows + i * (NT * 16) + j * 16 + at.q * 2);
             const float4 sum[2] = {sums[0], sums[4]};
+            float hide0[4] = {}, hide1[4] = {};
             if (NT == 1) { /* what does not see one another: the table is its own transpose */
-                const float4 low = table[at.lane], high = table[32 + at.lane];
-                const float hide0[4] = {low.x, low.y, low.z, low.w}, hide1[4] = {high.x, high.y, high.z, high.w};
-                score_tile<E8>(s[0], s[1], key, h, queries + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
-            } else {
-                score_tile<E8>(s[0], s[1], key, h, queries + j * 16 * LD_QKV, LD_QKV, zero, zero, at);
+                take_hidden(hide0, hide1, table, at.lane);
             }
+            score_tile<E8>(s[0], s[1], key, h, queries + j * 16 * LD_QKV, LD_QKV, hide0, hide1, at);
             score_tile<E8>(ds[0], ds[1], value, h, d_merged + j * 16 * LD, LD, zero, zero, at);
 #pragma unroll
             for (int k = 0; k < 8; k++) {

@@ -215,10 +215,7 @@ static __global__ void __launch_bounds__(most_threads(D)) forward_kernel(const _
             }
             add_shares(own, c, partial, at);
             set_bias(xhat, w.b_2 + at.share * 16, at.q);
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                own[i / 4][i % 4] = fmaf(own[i / 4][i % 4], x.half_scale, xhat[i / 4][i % 4]);
-            }
+            scale_add_rows(own, x.half_scale, xhat);
             if (z.drop) {
                 const int chunk = D / 16 + z.f / 16 + at.share;
                 bits = new_masks(x, step, 3 * l + 2, D, at.share * 16, keep ? keep + chunk * 8 : NULL, at);
