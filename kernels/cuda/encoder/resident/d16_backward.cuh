@@ -16,9 +16,6 @@ namespace ps_resident
  * STAGED: 64 columns of d_ff and of their gradient. In its place, at its end, a head's probabilities and their gradient, 6 matrices
  * each; before those the gradient of W_o's output, and, in the first layer, from NORMED on, the embedding's operands. */
 enum {
-    COLUMNS_ROW = 8 * MATRIX,
-    ROWS_ROW = 5 * MATRIX,
-    STAGED_ROW = 16 * MATRIX,
     SCORES_ROW = 6 * MATRIX,
     TO_ROWS = 6 * COLUMNS_ROW,
     TO_NORMED = TO_ROWS + 6 * ROWS_ROW,

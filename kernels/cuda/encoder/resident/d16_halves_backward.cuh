@@ -41,11 +41,11 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
 
 /* A tile's rows of matrices, two of each: NORMED: what norm 1 gives, ones, the gradient that enters W_2; and STAGED, once or twice:
  * 64 hidden columns and the gradient before the activation. */
-enum { HALVES_STAGED_ROW = 16 * MATRIX, HALVES_NORMED_ROW = 5 * MATRIX, HALVES_NORMED = 2 * HALVES_NORMED_ROW };
+enum { HALVES_NORMED = 2 * ROWS_ROW };
 
 static __host__ __device__ constexpr int halves_tile_bytes(int staged)
 {
-    return HALVES_NORMED + staged * 2 * HALVES_STAGED_ROW;
+    return HALVES_NORMED + staged * 2 * STAGED_ROW;
 }
 
 /* Ones beside the operands of weights' gradients, for biases: matrix `which` of each of `rows` rows of matrices. */
@@ -75,7 +75,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     tile_place<T> at;
     uint32_t *const words = hidden_words(shared_memory, x.f, at.lane);
     stage_hidden(w, x, h.layer);
-    fill_ones<T>(tiles + warp * tile_bytes, 2, HALVES_NORMED_ROW, 2, at.lane, 32);
+    fill_ones<T>(tiles + warp * tile_bytes, 2, ROWS_ROW, 2, at.lane, 32);
     const struct halves_norm norm = look_backward(x, h, h.layer, NORM_2);
     set_forward(c, look_kept(x, h, h.layer, NORM_1));
     ps_copy_wait();
@@ -83,9 +83,9 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     const float scale = h.hidden_scale / d16_times(ACTIVATION);
     const uint32_t first_tile = ps_shared_address(tiles), staged = first_tile + HALVES_NORMED;
     const uint32_t half_row = (uint32_t)(at.lane / 8 % 2), place = (uint32_t)(at.lane / 16 * MATRIX + at.lane % 8 * 16);
-    const uint32_t own_normed = first_tile + warp * tile_bytes + half_row * HALVES_NORMED_ROW + place;
-    const uint32_t own_staged = staged + warp * tile_bytes + half_row * HALVES_STAGED_ROW + place;
-    const struct d16_normed normed = {first_tile, HALVES_NORMED_ROW, warps, tile_bytes};
+    const uint32_t own_normed = first_tile + warp * tile_bytes + half_row * ROWS_ROW + place;
+    const uint32_t own_staged = staged + warp * tile_bytes + half_row * STAGED_ROW + place;
+    const struct d16_normed normed = {first_tile, ROWS_ROW, warps, tile_bytes};
     float *const partial = x.sums.partial + ((int64_t)blockIdx.x * x.layers + h.layer) * layer_sums(D, x.f);
     struct halves_sums sums;
     for (int group = (int)blockIdx.x; group * ((int)blockDim.x / 32) < h.row_tiles; group += (int)gridDim.x) {
@@ -142,7 +142,7 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
             }
 #pragma unroll 1
             for (int i = half; i < end; i++) {
-                const uint32_t own = own_staged + (i - half) * 2 * HALVES_STAGED_ROW;
+                const uint32_t own = own_staged + (i - half) * 2 * STAGED_ROW;
                 if (h.hidden_threshold) {
                     hidden_backward<true, ACTIVATION>(dx, a, dm, words[i * 32], own, w.columns(i), at);
                 } else {
@@ -160,11 +160,11 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
             __syncthreads();
             /* Two products for 64 columns, each by four warps. */
             for (int i = warp / 4; i < 2 * (end - half) && warp < warps / 4 * 4; i += warps / 4) {
-                const uint32_t columns = staged + i / 2 * 2 * HALVES_STAGED_ROW;
+                const uint32_t columns = staged + i / 2 * 2 * STAGED_ROW;
                 if (i % 2 == 0) {
-                    put_columns_sums<T, 1, true>(partial, half + i / 2, x.f, warp, columns, HALVES_STAGED_ROW, normed, !first, at);
+                    put_columns_sums<T, 1, true>(partial, half + i / 2, x.f, warp, columns, STAGED_ROW, normed, !first, at);
                 } else {
-                    put_columns_sums<T, 1, false>(partial, half + i / 2, x.f, warp, columns, HALVES_STAGED_ROW, normed, !first, at);
+                    put_columns_sums<T, 1, false>(partial, half + i / 2, x.f, warp, columns, STAGED_ROW, normed, !first, at);
                 }
             }
             if (half == 0 && warp == warps - 1) {
@@ -196,11 +196,9 @@ template <class T> static __device__ __forceinline__ void add_operand(uint32_t (
 /* A unit's matrices, in rows of so many: COLUMNS: q, k, v and the gradient of merged, two each (a pair of heads each), then the
  * gradients of q, k, v and of W_o's output. ROWS: what the layer reads, ones, merged. SCORES: a head's probabilities, then their
  * gradient. Then q and k of each layer below, two each. */
-enum { HALVES_COLUMNS_ROW = 8 * MATRIX, HALVES_ROWS_ROW = 5 * MATRIX };
-
 static __host__ __device__ constexpr int halves_unit_bytes(int tiles, int pieces)
 {
-    return 2 * tiles * (HALVES_COLUMNS_ROW + HALVES_ROWS_ROW + 2 * 2 * tiles * MATRIX + pieces * HALVES_BELOW_ROW);
+    return 2 * tiles * (COLUMNS_ROW + ROWS_ROW + 2 * 2 * tiles * MATRIX + pieces * HALVES_BELOW_ROW);
 }
 
 /* From there to the gradient of what the layer reads. Before the wait: all but the gradient that the feed-forward part has left,
@@ -214,13 +212,13 @@ static __global__ void __launch_bounds__(THREADS)
     struct halves_columns &c = *(struct halves_columns *)(&w + 1), &input = *(struct halves_columns *)(&c + 1);
     union halves_scratch &scratch = *(union halves_scratch *)(&input + 1);
     char *const units = (char *)shared_memory + halves_front_bytes(sizeof w + sizeof input);
-    constexpr int ROWS = 2 * TILES, SCORES_ROW = ROWS * MATRIX, TO_ROWS = ROWS * HALVES_COLUMNS_ROW;
-    constexpr int TO_SCORES = TO_ROWS + ROWS * HALVES_ROWS_ROW, TO_BELOW = TO_SCORES + 2 * ROWS * SCORES_ROW;
+    constexpr int ROWS = 2 * TILES, SCORES_ROW = ROWS * MATRIX, TO_ROWS = ROWS * COLUMNS_ROW;
+    constexpr int TO_SCORES = TO_ROWS + ROWS * ROWS_ROW, TO_BELOW = TO_SCORES + 2 * ROWS * SCORES_ROW;
     const int pieces = h.residual ? h.layer : 0, unit_bytes = halves_unit_bytes(TILES, pieces);
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
     place<T, D, TILES> at;
     stage_attention(w, x, h.layer);
-    fill_ones<T>(units + at.unit * unit_bytes + TO_ROWS, ROWS, HALVES_ROWS_ROW, 2, at.tile * 32 + at.lane, TILES * 32);
+    fill_ones<T>(units + at.unit * unit_bytes + TO_ROWS, ROWS, ROWS_ROW, 2, at.tile * 32 + at.lane, TILES * 32);
     const struct halves_norm norm = look_backward(x, h, h.layer, NORM_1);
     if (h.layer > 0) {
         set_forward(input, look_kept(x, h, h.layer - 1, NORM_2));
@@ -231,14 +229,14 @@ static __global__ void __launch_bounds__(THREADS)
     /* Which of four matrices the lane gives the rows of: a row of matrices, and a column. */
     const uint32_t piece = (uint32_t)(at.lane % 8 * 16), own = (uint32_t)(at.tile * 2 + at.lane / 8 % 2),
                    half = (uint32_t)(at.lane / 16);
-    const uint32_t own_columns = unit + own * HALVES_COLUMNS_ROW + half * MATRIX + piece;
-    const uint32_t own_rows = unit + TO_ROWS + own * HALVES_ROWS_ROW + half * MATRIX + piece;
+    const uint32_t own_columns = unit + own * COLUMNS_ROW + half * MATRIX + piece;
+    const uint32_t own_rows = unit + TO_ROWS + own * ROWS_ROW + half * MATRIX + piece;
     const uint32_t own_below = unit + TO_BELOW + own * HALVES_BELOW_ROW + half * MATRIX + piece;
-    const struct d16_attention_places places = {unit + (uint32_t)(at.lane / 8 * HALVES_COLUMNS_ROW) + piece,
+    const struct d16_attention_places places = {unit + (uint32_t)(at.lane / 8 * COLUMNS_ROW) + piece,
                                                 own_columns,
                                                 unit + TO_SCORES + own * SCORES_ROW + half * MATRIX + piece,
                                                 unit + TO_SCORES + half * SCORES_ROW + own * MATRIX + piece,
-                                                HALVES_COLUMNS_ROW,
+                                                COLUMNS_ROW,
                                                 SCORES_ROW,
                                                 ROWS * SCORES_ROW};
     uint32_t last[2];
@@ -347,8 +345,8 @@ static __global__ void __launch_bounds__(THREADS)
         ps_publish();
         __syncthreads();
         if (warp >= 8 && warp < 12) {
-            put_attention_sums<T, TILES>(partial, partial + (4 * D + 2 * x.f) * D, warp, first_unit, HALVES_COLUMNS_ROW,
-                                         first_unit + TO_ROWS, HALVES_ROWS_ROW, x.block_units, unit_bytes, !first, at);
+            put_attention_sums<T, TILES>(partial, partial + (4 * D + 2 * x.f) * D, warp, first_unit, COLUMNS_ROW,
+                                         first_unit + TO_ROWS, ROWS_ROW, x.block_units, unit_bytes, !first, at);
         }
     }
     if (h.layer > 0) {

@@ -122,8 +122,7 @@ static __global__ void __launch_bounds__(THREADS)
         }
         take_below(rows.below.own, rows.PIECE_BYTES, pieces, h, at);
         if (x.threshold) {
-            const uint32_t place = x.rows_before + (uint32_t)at.first + at.q / 2 * 8;
-            bits = draw_masks(x, step, x.site + 3 * h.layer, place * (D / 8) + at.q % 2, at.q) >> at.q;
+            bits = new_masks(x, step, 3 * h.layer, D, 0, NULL, at);
             settle(bits);
         }
         if (first) {

@@ -12,6 +12,9 @@ namespace ps_resident
 
 enum { D = 16, F = 128, NT = 3, THREADS = 672, DRAWING = 96, MATRIX = 128 };
 
+/* Bytes of a row of a unit's matrices backward: of attention's columns, of rows beside ones, of staged hidden columns. */
+enum { COLUMNS_ROW = 8 * MATRIX, ROWS_ROW = 5 * MATRIX, STAGED_ROW = 16 * MATRIX };
+
 template <class T> using d16_place = place<T, D, NT>;
 enum { LD = D + 8, LD_QKV = 3 * D + 8, LD_F = F + 8 }; /* rows of 16 bytes more: 8 rows of 16 bytes lie in all banks */
 
