@@ -605,45 +605,44 @@ static const struct attention attentions[] = {
     {PS_TF32, PS_F16, 4, 64, 4, "tiled", "tiled"},
     {PS_TF32, PS_F16, 4, 64, 7, "refused", "refused"},
     {PS_TF32, PS_F16, 4, 32, 32, "tiled", "tiled"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 64, 8, "short16", "short16"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 65, 8, "short16", "short16"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 65, 4, "long16", "long16"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 100, 24, "long16", "long16"},
-    {PS_PRECISION_BF16, PS_BF16, 8, 96, 16, "short16", "short16"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 112, 64, "short16", "short16"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 128, 32, "short16", "short16"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 128, 8, "short16", "long16"}, /* what a block would need */
-    {PS_PRECISION_BF16, PS_BF16, 4, 129, 16, "long16", "long16"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 3000, 128, "long16", "long16"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 65, 129, "refused", "refused"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 64, 128, "short16", "short16"},
-    {PS_PRECISION_BF16, PS_BF16, 4, 42, 7, "short16", "short16"},
-    {PS_PRECISION_BF16, PS_BF16, 3, 5, 64, "short16", "short16"},
-    {PS_FP16, PS_F16, 4, 64, 8, "short16", "short16"},
-    {PS_FP16, PS_F16, 4, 65, 8, "short16", "short16"},
-    {PS_FP16, PS_F16, 4, 65, 4, "long16", "long16"},
-    {PS_FP16, PS_F16, 4, 100, 24, "long16", "long16"},
-    {PS_FP16, PS_F16, 8, 96, 16, "short16", "short16"},
-    {PS_FP16, PS_F16, 4, 112, 64, "short16", "short16"},
-    {PS_FP16, PS_F16, 4, 128, 32, "short16", "short16"},
-    {PS_FP16, PS_F16, 4, 128, 8, "short16", "long16"}, /* what a block would need */
-    {PS_FP16, PS_F16, 4, 129, 16, "long16", "long16"},
-    {PS_FP16, PS_F16, 4, 3000, 128, "long16", "long16"},
-    {PS_FP16, PS_F16, 4, 65, 129, "refused", "refused"},
-    {PS_FP16, PS_F16, 4, 64, 128, "short16", "short16"},
-    {PS_FP16, PS_F16, 4, 42, 7, "short16", "short16"},
-    {PS_FP16, PS_F16, 3, 5, 64, "short16", "short16"},
 };
+
+/* Of either type of 16 bits. */
+static const struct {
+    int64_t heads, patches, e;
+    const char *forward, *backward;
+} attentions16[] = {
+    {4, 64, 8, "short16", "short16"},   {4, 65, 8, "short16", "short16"},   {4, 65, 4, "long16", "long16"},
+    {4, 100, 24, "long16", "long16"},   {8, 96, 16, "short16", "short16"},  {4, 112, 64, "short16", "short16"},
+    {4, 128, 32, "short16", "short16"}, {4, 128, 8, "short16", "long16"}, /* what a block would need */
+    {4, 129, 16, "long16", "long16"},   {4, 3000, 128, "long16", "long16"}, {4, 65, 129, "refused", "refused"},
+    {4, 64, 128, "short16", "short16"}, {4, 42, 7, "short16", "short16"},   {3, 5, 64, "short16", "short16"},
+};
+
+static void expect_attention(const struct attention *x)
+{
+    const struct model m = {"", 8, x->patches, x->heads * x->e, x->heads, 0, 0, 0};
+    struct ps_kernels *k = table(&h200, x->precision, 1);
+    const char *ways[] = {or_refused(forward(k, &m, x->kept)), or_refused(backward(k, &m, x->kept))};
+    ck_assert_msg(strcmp(ways[0], x->forward) == 0 && strcmp(ways[1], x->backward) == 0,
+                  "attention of precision %d, %lld patches, %lld heads of %lld: %s and %s, not %s and %s", (int)x->precision,
+                  (long long)x->patches, (long long)x->heads, (long long)x->e, ways[0], ways[1], x->forward, x->backward);
+    k->close(k);
+}
 
 START_TEST(of_attention)
 {
     for (size_t i = 0; i < sizeof attentions / sizeof *attentions; i++) {
-        const struct attention *x = &attentions[i];
-        const struct model m = {"", 8, x->patches, x->heads * x->e, x->heads, 0, 0, 0};
-        struct ps_kernels *k = table(&h200, x->precision, 1);
-        ck_assert_msg(strcmp(or_refused(forward(k, &m, x->kept)), x->forward) == 0, "attention %zu: not %s", i, x->forward);
-        ck_assert_msg(strcmp(or_refused(backward(k, &m, x->kept)), x->backward) == 0, "attention %zu: not %s", i, x->backward);
-        k->close(k);
+        expect_attention(&attentions[i]);
+    }
+    for (size_t i = 0; i < sizeof attentions16 / sizeof *attentions16; i++) {
+        struct attention x = {PS_PRECISION_BF16,       PS_BF16,           attentions16[i].heads,
+                              attentions16[i].patches, attentions16[i].e, attentions16[i].forward,
+                              attentions16[i].backward};
+        expect_attention(&x);
+        x.precision = PS_FP16;
+        x.kept = PS_F16;
+        expect_attention(&x);
     }
 }
 END_TEST

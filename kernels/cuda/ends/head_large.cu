@@ -84,13 +84,6 @@ static __device__ __forceinline__ void meet(const unsigned *meeting, unsigned be
     }
 }
 
-static __device__ __forceinline__ double past_l1(const double *p)
-{
-    double x;
-    asm volatile("ld.global.cg.f64 %0, [%1];" : "=d"(x) : "l"(p));
-    return x;
-}
-
 /* Zeros where it is not there. */
 static __device__ __forceinline__ float4 past_l1_if(const float4 *p, bool there)
 {
@@ -333,7 +326,7 @@ static __global__ void __launch_bounds__(THREADS, 1) head_slices(const __grid_co
     if (adds) {
 #pragma unroll
         for (int i = 0; i < SIDES; i++) {
-            square[i] = past_l1(squares_of + threadIdx.x * SIDES + (i < e.across ? i : 0));
+            square[i] = __ldcg(squares_of + threadIdx.x * SIDES + (i < e.across ? i : 0));
         }
     }
     /* dz = dx W_h'; dx lies in the first stage, and aside. */

@@ -174,6 +174,10 @@ PS_WGMMA_COLUMNS(128, "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 PS_WGMMA_COLUMNS(192, "%96", "%97", "%98", "%99", "%100", "%101", "%102")
 PS_WGMMA_COLUMNS(256, "%128", "%129", "%130", "%131", "%132", "%133", "%134")
 
+#undef PS_WGMMA
+#undef PS_WGMMA_ONTO
+#undef PS_WGMMA_COLUMNS
+
 /* Registers that products write or read stay where they are until here. */
 template <int N> static __device__ __forceinline__ void ps_pin(float (&sums)[N][4])
 {

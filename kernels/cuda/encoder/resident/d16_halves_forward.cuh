@@ -355,9 +355,10 @@ static __global__ void __launch_bounds__(THREADS)
                     affine(u, before.scale[NORM_2], before.shift[NORM_2], at.q);
                 }
             };
-            const auto round = [&]() { /* as leave_stream does */
-                                       pack_operand<T>(stream, u[0], u[1]);
-                                       clear_missing(stream, at);
+            /* As leave_stream does. */
+            const auto round = [&]() {
+                pack_operand<T>(stream, u[0], u[1]);
+                clear_missing(stream, at);
             };
             const auto leave_below = [&](uint32_t to, const uint32_t(&operand)[4]) {
                 uint32_t left[4];
