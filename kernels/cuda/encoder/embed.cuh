@@ -268,17 +268,6 @@ static __device__ __forceinline__ void embed_operand(ps_pair<T> (&a)[4], const f
     }
 }
 
-/* One of two elements that were zero. */
-static __device__ __forceinline__ void set_bits(uint2 &pair, int which, uint32_t bits)
-{
-    (which ? pair.y : pair.x) = bits;
-}
-
-static __device__ __forceinline__ void set_bits(uint32_t &pair, int which, uint32_t bits)
-{
-    pair |= bits << 16 * which;
-}
-
 /* Columns 8 piece .. + 7 of a row: the patch (NULL: a row of zeros), then zeros; with n >= 0 ones in columns P and P + 1 + n. The
  * copy may still be under way (ps_copy_wait). */
 template <class T> static __device__ __forceinline__ void stage_patch(T *to, const T *row, int piece, int patch, int n)
@@ -299,15 +288,10 @@ template <class T> static __device__ __forceinline__ void stage_patch(T *to, con
             const uint32_t v = k < patch                                      ? *(const ps_bits<T> *)(row + k)
                                : n >= 0 && (k == patch || k == patch + 1 + n) ? ps_one<T>
                                                                               : 0;
-            set_bits(word[j / 2], j % 2, v);
+            word[j / 2] |= v << j % 2 * 16;
         }
     }
-    if constexpr (is_tf32<T>) {
-        ((uint4 *)to)[0] = make_uint4(word[0].x, word[0].y, word[1].x, word[1].y);
-        ((uint4 *)to)[1] = make_uint4(word[2].x, word[2].y, word[3].x, word[3].y);
-    } else {
-        *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
-    }
+    *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
 /* Columns of patches in shared memory; elements of a row of du and patches there. */
@@ -331,7 +315,7 @@ static __device__ __forceinline__ void stage_patches(T *to, const encoder<T> &x,
     const int64_t row = u * x.unit_rows + i;
     const bool here = u < x.units && i < x.unit_rows && row < x.rows;
     const T *const from = here ? x.embed.patches + row * x.embed.patch : NULL;
-    to += ps_place<T>(i) * embed_pitch(D, x.embed.patch) + D;
+    to += i * embed_pitch(D, x.embed.patch) + D;
     for (int piece = thread % SHARE; piece < pieces; piece += SHARE) {
         stage_patch(to + piece * 8, from, piece, x.embed.patch, -1);
     }
@@ -370,8 +354,8 @@ static __device__ __forceinline__ void embed_gradient(const encoder<T> &x, int j
 #pragma unroll
             for (int tile = 0; tile < NT; tile++) {
                 ps_pair<T> a[4], b[2];
-                load_a_transposed(a, pa + tile * 16 * pitch, pitch, at);
-                load_b(b, pb + tile * 16 * pitch, pitch, at);
+                ps_ldmatrix4_transposed(a, pa + tile * 16 * pitch);
+                load_b(b, pb + tile * 16 * pitch);
                 ps_mma16<T>(c, a, b[0], b[1], c);
                 ps_mma16<T>(bias, ones, b[0], b[1], bias);
             }
@@ -393,7 +377,7 @@ static __device__ __forceinline__ void embed_gradient(const encoder<T> &x, int j
         float low = 0, high = 0;
         for (int i = 0; i < x.block_units; i++) {
             for (int row = n; row < x.unit_rows; row += x.n) {
-                const ps_pair<T> v = *(const ps_pair<T> *)(staged + i * unit + ps_place<T>(row) * pitch + column);
+                const ps_pair<T> v = *(const ps_pair<T> *)(staged + i * unit + row * pitch + column);
                 low += ps_low<T>(v);
                 high += ps_high<T>(v);
             }
