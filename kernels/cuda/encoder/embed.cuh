@@ -79,14 +79,14 @@ template <class T, int D, int NT>
 static __device__ __forceinline__ void load_embed_weight(ps_pair<T> (&b)[2][2], const encoder<T> &x, int from,
                                                          const place<T, D, NT> &at)
 {
-    const ps_bits<T> *const p = (const ps_bits<T> *)x.embed.weight + at.share * 16 + at.g;
+    const uint16_t *const p = (const uint16_t *)x.embed.weight + at.share * 16 + at.g;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const int k = from + 8 * i + 2 * at.q;
 #pragma unroll
         for (int t = 0; t < 2; t++) {
             const uint32_t low = k < x.embed.patch ? p[k * D + t * 8] : 0, high = k + 1 < x.embed.patch ? p[k * D + D + t * 8] : 0;
-            b[t][i] = ps_join<T>(low, high);
+            b[t][i] = low | high << 16;
         }
     }
 }
@@ -285,7 +285,7 @@ template <class T> static __device__ __forceinline__ void stage_patch(T *to, con
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const int k = from + j;
-            const uint32_t v = k < patch                                      ? *(const ps_bits<T> *)(row + k)
+            const uint32_t v = k < patch                                      ? *(const uint16_t *)(row + k)
                                : n >= 0 && (k == patch || k == patch + 1 + n) ? ps_one<T>
                                                                               : 0;
             word[j / 2] |= v << j % 2 * 16;
