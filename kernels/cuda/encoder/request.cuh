@@ -84,6 +84,18 @@ enum ps_status ps_encoder_tf32_forward(const struct ps_kernels *k, const struct 
 enum ps_status ps_encoder_tf32_backward(const struct ps_kernels *k, const struct ps_encoder_request *e,
                                         const struct ps_encoder_plan *plan);
 
+/* Of a flat tensor: elements first .. first + count - 1. */
+struct ps_encoder_part {
+    int64_t first, count;
+};
+/* The layers' matrices. */
+struct ps_encoder_part ps_encoder_matrices(const struct ps_encoder_request *e);
+/* Those of the weights to `weights`, and u[0] to `rows` where there are, as fp16; so many words zero, at most 256. */
+enum ps_status ps_encoder_tf32_take(const struct ps_kernels *k, const struct ps_encoder_request *e, void *weights, void *rows,
+                                    unsigned *zeroed, int words);
+/* The bits of dy's largest magnitude, onto what is at `peak`. */
+enum ps_status ps_encoder_tf32_peak(const struct ps_kernels *k, const struct ps_encoder_request *e, unsigned *peak);
+
 extern const struct ps_encoder_family ps_encoder_halves_bf16, ps_encoder_halves_fp16, ps_encoder_resident_bf16,
     ps_encoder_resident_fp16, ps_encoder_resident_halves; /* tf32 with fp16 operands */
 

@@ -17,11 +17,6 @@
 
 static const int threads = 256;
 
-/* Of a flat tensor: the layers' matrices, or their vectors. */
-struct span {
-    int64_t first, count;
-};
-
 /* The power of two for gradients whose largest element has these bits; back: its reciprocal. 1 where that is zero or not finite. */
 static __device__ __forceinline__ float power_of(unsigned peak, bool back)
 {
@@ -41,15 +36,15 @@ template <class TO, class FROM> static __device__ __forceinline__ void move4(TO 
     ps_store<4>(to, v);
 }
 
-/* weights and rows rounded, 4 elements a thread; the next backward's peak is nothing yet. */
+/* weights and rows rounded, 4 elements a thread; so many words zero. */
 static __global__ void __launch_bounds__(threads)
     take_forward(ps_fp16 *weights, const float *from_weights, int64_t of_weights, ps_fp16 *rows, const float *from_rows,
-                 int64_t of_rows, unsigned *peak)
+                 int64_t of_rows, unsigned *zeroed, int words)
 {
     ps_grid_begin();
     const int64_t i = ((int64_t)blockIdx.x * threads + threadIdx.x) * 4, row = i - of_weights;
-    if (i == 0) {
-        *peak = 0;
+    if (blockIdx.x == 0 && (int)threadIdx.x < words) {
+        zeroed[threadIdx.x] = 0;
     }
     if (row < 0) {
         move4(weights + i, from_weights + i, 1.0f);
@@ -59,7 +54,7 @@ static __global__ void __launch_bounds__(threads)
 }
 
 /* The bits of the largest magnitude of dy, onto what is there. */
-static __global__ void __launch_bounds__(threads) peak(unsigned *most, const float4 *dy, int64_t fours)
+static __global__ void __launch_bounds__(threads) find_peak(unsigned *most, const float4 *dy, int64_t fours)
 {
     __shared__ unsigned warps[threads / 32];
     ps_grid_begin();
@@ -104,7 +99,7 @@ static __global__ void __launch_bounds__(threads)
 /* ---- the host's side ---- */
 
 /* Of all layers, `first` elements at `at`, so many tensors; a layer's lie `stride` apart. */
-static struct span span_of(const int64_t *at, const int64_t *size, int tensors, int64_t layers, int64_t stride)
+static struct ps_encoder_part part_of(const int64_t *at, const int64_t *size, int tensors, int64_t layers, int64_t stride)
 {
     int64_t first = at[0], end = 0;
     for (int i = 0; i < tensors; i++) {
@@ -114,19 +109,19 @@ static struct span span_of(const int64_t *at, const int64_t *size, int tensors, 
     return {first, end + (layers - 1) * stride - first};
 }
 
-static struct span matrices_of(const struct ps_encoder_request *e)
+struct ps_encoder_part ps_encoder_matrices(const struct ps_encoder_request *e)
 {
     const struct ps_encoder_layout *l = &e->offsets;
     const int64_t d = e->d_model, f = e->d_ff, at[] = {l->w_qkv, l->w_o, l->w_1, l->w_2}, size[] = {3 * d * d, d * d, d * f, f * d};
-    return span_of(at, size, 4, e->layers, l->matrix_stride);
+    return part_of(at, size, 4, e->layers, l->matrix_stride);
 }
 
-static struct span vectors_of(const struct ps_encoder_request *e)
+static struct ps_encoder_part vectors_of(const struct ps_encoder_request *e)
 {
     const struct ps_encoder_layout *l = &e->offsets;
     const int64_t d = e->d_model, at[] = {l->ln1_gamma, l->ln1_beta, l->b_qkv, l->b_o, l->ln2_gamma, l->ln2_beta, l->b_1, l->b_2},
                   size[] = {d, d, 3 * d, d, d, d, e->d_ff, d};
-    return span_of(at, size, 8, e->layers, l->vector_stride);
+    return part_of(at, size, 8, e->layers, l->vector_stride);
 }
 
 static size_t whole(size_t bytes)
@@ -161,7 +156,7 @@ static struct places places_of(const struct ps_kernels *k, const struct ps_encod
     p.rows = (ps_fp16 *)((char *)e->kept + e->kept_bytes - ps_encoder_tf32_kept_bytes(e, 0));
     p.peak = (unsigned *)behind;
     p.weights = (ps_fp16 *)(behind + 256);
-    p.gradient = (ps_fp16 *)((char *)p.weights + whole(sizeof(ps_fp16) * (size_t)matrices_of(e).count));
+    p.gradient = (ps_fp16 *)((char *)p.weights + whole(sizeof(ps_fp16) * (size_t)ps_encoder_matrices(e).count));
     p.bytes = (size_t)((char *)(p.gradient + elements_of(e)) - (char *)e->workspace);
     return p;
 }
@@ -176,7 +171,7 @@ size_t ps_encoder_tf32_workspace_bytes(const struct ps_kernels *k, const struct 
 static struct ps_encoder_request request_of(const struct ps_encoder_request *e, const struct places &p)
 {
     struct ps_encoder_request inner = *e;
-    inner.weights = p.weights - matrices_of(e).first;
+    inner.weights = p.weights - ps_encoder_matrices(e).first;
     inner.u = p.rows;
     inner.dy = inner.du = p.gradient;
     return inner;
@@ -186,10 +181,29 @@ template <class TO, class FROM>
 static enum ps_status launch_exchange(const struct ps_kernels *k, const struct ps_encoder_request *e, TO *to, const FROM *from,
                                       const unsigned *peak)
 {
-    const struct span matrices = matrices_of(e), vectors = vectors_of(e);
+    const struct ps_encoder_part matrices = ps_encoder_matrices(e), vectors = vectors_of(e);
     const int64_t rows = elements_of(e), of_matrices = peak ? matrices.count : 0, of_vectors = peak ? vectors.count : 0;
     ps_cuda_launch(ps_cuda(k), exchange<TO, FROM>, ps_cuda_blocks(rows + of_matrices + of_vectors, 4 * threads), threads, 0, to,
                    from, rows, e->gradients + matrices.first, of_matrices, e->gradients + vectors.first, of_vectors, peak);
+    PS_CUDA_LAUNCHED("encoder, tf32");
+}
+
+enum ps_status ps_encoder_tf32_take(const struct ps_kernels *k, const struct ps_encoder_request *e, void *weights, void *rows,
+                                    unsigned *zeroed, int words)
+{
+    const struct ps_encoder_part matrices = ps_encoder_matrices(e);
+    const int64_t of_rows = rows ? elements_of(e) : 0;
+    ps_cuda_launch(ps_cuda(k), take_forward, ps_cuda_blocks(matrices.count + of_rows, 4 * threads), threads, 0, (ps_fp16 *)weights,
+                   (const float *)e->weights + matrices.first, matrices.count, (ps_fp16 *)rows, (const float *)e->u, of_rows,
+                   zeroed, words);
+    PS_CUDA_LAUNCHED("encoder, tf32");
+}
+
+enum ps_status ps_encoder_tf32_peak(const struct ps_kernels *k, const struct ps_encoder_request *e, unsigned *peak)
+{
+    const int64_t fours = elements_of(e) / 4;
+    const unsigned blocks = ps_cuda_blocks(fours, 4 * threads), most = 2 * (unsigned)ps_cuda(k)->multiprocessors;
+    ps_cuda_launch(ps_cuda(k), find_peak, blocks < most ? blocks : most, threads, 0, peak, (const float4 *)e->dy, fours);
     PS_CUDA_LAUNCHED("encoder, tf32");
 }
 
@@ -197,13 +211,10 @@ enum ps_status ps_encoder_tf32_forward(const struct ps_kernels *k, const struct 
                                        const struct ps_encoder_plan *plan)
 {
     const struct places p = places_of(k, e, plan);
-    const struct span matrices = matrices_of(e);
-    const int64_t rows = elements_of(e), all = e->layers * rows;
+    const int64_t all = e->layers * elements_of(e);
     struct ps_encoder_request inner = request_of(e, p);
-    ps_cuda_launch(ps_cuda(k), take_forward, ps_cuda_blocks(matrices.count + rows, 4 * threads), threads, 0, p.weights,
-                   (const float *)e->weights + matrices.first, matrices.count, p.rows, (const float *)e->u, rows, p.peak);
-    PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder, tf32"));
-    inner.fresh = ps_cuda(k)->ordered = true; /* weights have just been written */
+    PS_TRY(ps_encoder_tf32_take(k, e, p.weights, p.rows, p.peak, 1)); /* the next backward's peak is nothing yet */
+    inner.fresh = ps_cuda(k)->ordered = true;                         /* weights have just been written */
     PS_TRY(plan->family->forward(k, &inner, plan));
     return launch_exchange(k, e, (float *)e->u + all, p.rows + all, NULL);
 }
@@ -213,10 +224,7 @@ enum ps_status ps_encoder_tf32_backward(const struct ps_kernels *k, const struct
 {
     const struct places p = places_of(k, e, plan);
     const struct ps_encoder_request inner = request_of(e, p);
-    const int64_t fours = elements_of(e) / 4;
-    const unsigned blocks = ps_cuda_blocks(fours, 4 * threads), most = 2 * (unsigned)ps_cuda(k)->multiprocessors;
-    ps_cuda_launch(ps_cuda(k), peak, blocks < most ? blocks : most, threads, 0, p.peak, (const float4 *)e->dy, fours);
-    PS_TRY(ps_cuda_check(cudaGetLastError(), "encoder, tf32"));
+    PS_TRY(ps_encoder_tf32_peak(k, e, p.peak));
     PS_TRY(launch_exchange(k, e, p.gradient, (const float *)e->dy, p.peak));
     ps_cuda(k)->ordered = true; /* gradients have just been scaled */
     PS_TRY(plan->family->backward(k, &inner, plan));
