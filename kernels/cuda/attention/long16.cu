@@ -663,13 +663,13 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
 #pragma unroll 1
     for (uint32_t round0 = 0; round0 < count; round0 += round) {
         const uint32_t own = warp * TILES * 16 * 16, key0 = round0 + warp * TILES * 16;
-        uint32_t keys[TILES][holds<CHUNKS> ? CHUNKS : CHUNKS / 2][4];
+        uint32_t keys[TILES][(CHUNKS + 1) / 2][4];
         operand<CHUNKS> values[TILES];
         uint32_t keys_turned[TILES][CHUNKS][2];
         float dk[TILES][CHUNKS][4], dv[TILES][CHUNKS][4];
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            if constexpr (holds<CHUNKS>) {
+            if constexpr (CHUNKS == 1) {
                 load_scaled<T>(keys[i], ps_shared_address(k + own + i * 256), p.chunk_step, factor);
             } else {
                 load<CHUNKS, false>(keys[i], ps_shared_address(k + own + i * 256), p.chunk_step);
@@ -695,7 +695,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                 operand<CHUNKS> queries, ups;
                 uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
                 float log[2][4], less[2][4], sum[CHUNKS][4];
-                if constexpr (holds<CHUNKS>) {
+                if constexpr (CHUNKS == 1) {
                     load_second<CHUNKS>(queries[0], there, p.chunk);
                 } else {
                     load<CHUNKS, true>(queries, there, p.chunk);
@@ -719,7 +719,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
                     float s[2][4], g[2][4];
-                    if constexpr (holds<CHUNKS>) {
+                    if constexpr (CHUNKS == 1) {
                         multiply_scaled<T, CHUNKS>(s, log, keys[i], queries[0]);
                     } else {
                         multiply<T, CHUNKS>(s, zero, keys[i], queries);
@@ -729,7 +729,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
 #pragma unroll
                     for (int j = 0; j < 8; j++) {
                         float &value = s[j / 4][j % 4];
-                        value = ps_exp2(holds<CHUNKS> ? value : fmaf(value, factor, log[j / 4][j % 4]));
+                        value = ps_exp2(CHUNKS == 1 ? value : fmaf(value, factor, log[j / 4][j % 4]));
                         g[j / 4][j % 4] *= value;
                     }
                     ps_attention_round<T, 1>(weights, s);
