@@ -621,6 +621,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
     ps_grid_wait();
     extern __shared__ float4 shared_memory[];
     constexpr int TILES = own_tiles<CHUNKS>;
+    constexpr bool AHEAD = CHUNKS == 2;
     const struct place at(p, 0);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const uint32_t count = (uint32_t)p.x.patches, tiles = (count + 15) / 16, all = tiles * 16;
@@ -690,15 +691,24 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
             uint32_t there = ps_shared_address(q + first * 256);
             const float4 *begin = starts + first * 16 + lane % 4;
             float4 *to = dq + first * CHUNKS * 32 + lane;
-#pragma unroll 1
-            for (uint32_t tile = first; tile < end; tile++, there += 256, begin += 16, to += CHUNKS * 32) {
-                operand<CHUNKS> queries, ups;
-                uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
-                float log[2][4], less[2][4], sum[CHUNKS][4];
+            operand<CHUNKS> queries;
+            const auto bring = [&] { /* what a tile begins with */
                 if constexpr (CHUNKS == 1) {
                     load_second<CHUNKS>(queries[0], there, p.chunk);
                 } else {
                     load<CHUNKS, true>(queries, there, p.chunk);
+                }
+            };
+            if (AHEAD) {
+                bring();
+            }
+#pragma unroll 1
+            for (uint32_t tile = first; tile < end; tile++, there += AHEAD ? 0 : 256, begin += 16, to += CHUNKS * 32) {
+                operand<CHUNKS> ups;
+                uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
+                float log[2][4], less[2][4], sum[CHUNKS][4];
+                if (!AHEAD) {
+                    bring();
                 }
                 load<CHUNKS, true>(ups, there + CHUNKS * p.chunk, p.chunk);
                 load_turned(queries_turned, there, p.chunk);
@@ -716,14 +726,22 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                     sum[i][2] = before.z;
                     sum[i][3] = before.w;
                 }
+                float scores[TILES][2][4];
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
-                    float s[2][4], g[2][4];
                     if constexpr (CHUNKS == 1) {
-                        multiply_scaled<T, CHUNKS>(s, log, keys[i], queries[0]);
+                        multiply_scaled<T, CHUNKS>(scores[i], log, keys[i], queries[0]);
                     } else {
-                        multiply<T, CHUNKS>(s, zero, keys[i], queries);
+                        multiply<T, CHUNKS>(scores[i], zero, keys[i], queries);
                     }
+                }
+                if (AHEAD) { /* the next tile's; behind the last rows lie others */
+                    there += 256;
+                    bring();
+                }
+#pragma unroll
+                for (int i = 0; i < TILES; i++) {
+                    float(&s)[2][4] = scores[i], g[2][4];
                     multiply<T, CHUNKS>(g, less, values[i], ups);
                     uint32_t weights[1][4], gradients[1][4];
 #pragma unroll
