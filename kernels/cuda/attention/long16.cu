@@ -16,98 +16,12 @@
  * at 4.2 TB/s. Forward an eighth of them is a polynomial: 55 us. Backward has 42 instructions for 16 by 16 scores: 45 us. */
 #include <algorithm>
 
-#include "kernels/cuda/attention/attention.cuh"
-#include "kernels/cuda/attention/operands16.cuh"
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/tile/divide.cuh"
+#include "kernels/cuda/attention/long16_rows.cuh"
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 
-/* Rows of a step; its tiles of 16. */
-enum { STEP = 64, STEP_TILES = STEP / 16 };
-
 /* The most warps of a block: heads of more than 64 columns take twice the registers and shared memory. */
 template <int CHUNKS> static constexpr int most_warps = CHUNKS > 8 ? 4 : 8;
-
-struct long16 {
-    struct ps_attention_launch x;
-    struct ps_divisor units_q, units_v; /* of a row of q and k, of v and mixed */
-    struct ps_divisor blocks, heads;    /* blocks of a matrix */
-    struct ps_divisor piece;            /* columns of a piece of q and k */
-    uint32_t chunks_q, chunks_v;
-    uint32_t chunk, chunk_step; /* bytes from chunk to chunk of a tile of the block's rows, of a step's */
-    uint32_t turn;              /* tiles of queries between two barriers of backward's one kernel */
-    uint32_t turned;            /* threads: those that bring a step's values are not the first, which bring its keys */
-    uint32_t shared;            /* bytes */
-    bool clear;                 /* columns do not fill the chunks */
-};
-
-/* The block's head and first row. */
-struct place {
-    uint32_t matrix, sequence, head, row;
-
-    /* rows: of a block. */
-    __device__ __forceinline__ place(const struct long16 &p, uint32_t rows)
-    {
-        matrix = ps_divide(blockIdx.x, p.blocks);
-        row = (blockIdx.x - matrix * p.blocks.divisor) * rows;
-        sequence = ps_divide(matrix, p.heads);
-        head = matrix - sequence * p.heads.divisor;
-    }
-};
-
-/* A thread's unit of rows: the same of every `step`th. */
-struct unit {
-    uint32_t row, step;
-    uint32_t piece, column, chunk, byte;
-
-    __device__ __forceinline__ unit(const struct long16 &p, const struct ps_divisor &units, bool pieces)
-    {
-        uint32_t thread = threadIdx.x + (pieces ? 0 : p.turned);
-        thread -= thread >= blockDim.x ? blockDim.x : 0;
-        row = ps_divide(thread, units);
-        step = ps_divide(blockDim.x, units);
-        column = (thread - row * units.divisor) * (p.x.unit / 2);
-        row = row < step ? row : INT32_MAX; /* threads that are left over have none */
-        chunk = column / 8;
-        byte = column % 8 * 2;
-        piece = pieces ? ps_divide(column, p.piece) : 0;
-        column -= piece * p.piece.divisor;
-    }
-};
-
-/* The unit in a tensor's rows. */
-struct rows {
-    char *data;
-    int64_t row;
-
-    __device__ __forceinline__ rows(const struct ps_attention_view &v, const struct place &at, const struct unit &u)
-        : data(v.data + (at.sequence * v.sequence + at.head * v.head + u.piece * v.piece + u.column) * 2), row(v.row * 2)
-    {
-    }
-};
-
-/* `count` rows from `first` on, on their way to a tile; beyond N the last again, so that what is computed of them is finite. */
-static __device__ __forceinline__ void fetch(char *to, uint32_t chunk, const struct rows &from, const struct unit &u,
-                                             uint32_t first, uint32_t count, const struct long16 &p)
-{
-    to += u.chunk * chunk + u.byte;
-    for (uint32_t i = u.row; i < count; i += u.step) {
-        const uint32_t row = min(first + i, (uint32_t)p.x.patches - 1);
-        ps_attention_fetch(to + i * 16, from.data + row * from.row, true, p.x.unit);
-    }
-}
-
-/* As many rows of a tile to a tensor, or added to what is there. */
-template <typename T>
-static __device__ __forceinline__ void put(const struct rows &to, const char *from, uint32_t chunk, bool add, const struct unit &u,
-                                           uint32_t first, uint32_t count, const struct long16 &p)
-{
-    from += u.chunk * chunk + u.byte;
-    for (uint32_t i = u.row; i < count && first + i < (uint32_t)p.x.patches; i += u.step) {
-        ps_attention_return<T>(to.data + (first + i) * to.row, from + i * 16, add, p.x.unit);
-    }
-}
 
 /* A lane's part of delta, of its quad's: of a row of mixed and of d_mixed in their tiles, `of_mixed` and `of_up` from chunk to
  * chunk. */
@@ -693,11 +607,11 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
             float4 *to = dq + first * CHUNKS * 32 + lane;
             operand<CHUNKS> queries;
             const auto bring = [&] { /* what a tile begins with */
-                if constexpr (CHUNKS == 1) {
-                    load_second<CHUNKS>(queries[0], there, p.chunk);
-                } else {
-                    load<CHUNKS, true>(queries, there, p.chunk);
-                }
+                                     if constexpr (CHUNKS == 1) {
+                                         load_second<CHUNKS>(queries[0], there, p.chunk);
+                                     } else {
+                                         load<CHUNKS, true>(queries, there, p.chunk);
+                                     }
             };
             if (AHEAD) {
                 bring();
@@ -809,18 +723,6 @@ bool ps_cuda_attention_long16_wanted(const struct ps_kernels *k, const struct ps
     return k->real != PS_F32;
 }
 
-typedef void kernel_type(struct long16);
-
-static enum ps_status launch_kernel(const struct ps_cuda_context *c, const char *op, kernel_type *kernel, int warps,
-                                    struct long16 *p, int shared)
-{
-    p->shared = (uint32_t)shared;
-    const unsigned blocks = (unsigned)(p->x.matrices * p->blocks.divisor);
-    PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
-    ps_cuda_launch(c, kernel, blocks, (unsigned)warps * 32, (size_t)shared, *p);
-    PS_CUDA_LAUNCHED(op);
-}
-
 static struct long16 told(const struct ps_attention_launch &x, int blocks, int warps)
 {
     struct long16 p = {};
@@ -859,6 +761,11 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
         kernel_type *kernel = forward_kernel<T, CHUNKS, false>;
         if constexpr (holds<CHUNKS>) {
             kernel = of_q == CHUNKS ? forward_kernel<T, CHUNKS, true> : kernel;
+#ifdef PS_FUSED_ENCODER
+            if (of_q == CHUNKS && warps == forward_warps<CHUNKS> && c->compute_capability == 90) {
+                return ps_long16_forward_wgmma<T, CHUNKS>(c, op, &p);
+            }
+#endif
         }
         return launch_kernel(c, op, kernel, warps, &p, bytes(of_q, of_q + CHUNKS));
     }
