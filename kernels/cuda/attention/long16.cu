@@ -543,8 +543,8 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
     char *const q = (char *)shared_memory, *const up = q + CHUNKS * p.chunk;
     float4 *const dq = (float4 *)(up + CHUNKS * p.chunk); /* [tiles, CHUNKS, 32] */
     /* Of 8 queries logsum to the base of 2 and delta, negative, as sums start with them: two queries' in a quadruple, twice. */
-    float4 *const starts = dq + tiles * CHUNKS * 32;                              /* [all / 8, 2, 4] */
-    char *const k = (char *)(starts + all), *const v = k + CHUNKS * p.chunk_step; /* a round's */
+    float4 *const starts = dq + tiles * CHUNKS * 32;                  /* [all / 8, 2, 4] */
+    char *k = (char *)(starts + all), *v = k + CHUNKS * p.chunk_step; /* a round's */
     if (p.clear) {
         ps_attention_clear(q, p.shared);
     }
@@ -553,12 +553,17 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
     char *const mixed = (char *)dq;
     fetch(up, p.chunk, rows(p.x.d_mixed, at, unit_v), unit_v, 0, all, p);
     fetch(mixed, p.chunk, rows(p.x.mixed, at, unit_v), unit_v, 0, all, p);
-    fetch(k, p.chunk_step, from_k, unit_q, 0, round, p);
-    fetch(v, p.chunk_step, from_v, unit_v, 0, round, p);
+    ps_copy_commit();
+    const auto bring = [&](int32_t further, uint32_t first) {
+        fetch(k + further, p.chunk_step, from_k, unit_q, first, round, p);
+        fetch(v + further, p.chunk_step, from_v, unit_v, first, round, p);
+    };
+    bring(0, 0);
     fetch(q, p.chunk, rows(p.x.q, at, unit_q), unit_q, 0, all, p);
+    ps_copy_commit();
     const int64_t sums = (int64_t)at.matrix * count;
     float next = p.x.logsum[sums + min(threadIdx.x, count - 1)];
-    ps_copy_wait();
+    ps_copy_wait_group<1>();
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < all; i += blockDim.x) {
         float *const start = (float *)(starts + i / 8 * 8 + i % 8 / 2) + i % 2;
@@ -570,13 +575,19 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
             p.x.delta[sums + i] = delta;
         }
     }
+    ps_copy_wait();
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < tiles * CHUNKS * 32; i += blockDim.x) {
         dq[i] = make_float4(0, 0, 0, 0);
     }
     const float factor = p.x.scale * PS_LOG2_E, zero[2][4] = {};
+    int32_t other = CHUNKS > 1 ? p.other : 0; /* narrow heads have no registers left for it */
 #pragma unroll 1
-    for (uint32_t round0 = 0; round0 < count; round0 += round) {
+    for (uint32_t round0 = 0; round0 < count; round0 += round, k += other, v += other, other = -other) {
+        const bool more = round0 + round < count;
+        if (more && other) { /* the next round's, beside this one's */
+            bring(other, round0 + round);
+        }
         const uint32_t own = warp * TILES * 16 * 16, key0 = round0 + warp * TILES * 16;
         uint32_t keys[TILES][(CHUNKS + 1) / 2][4];
         operand<CHUNKS> values[TILES];
@@ -689,10 +700,11 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
         __syncthreads();
         put<T>(to_k, k, p.chunk_step, p.x.accumulate, unit_q, round0, round, p);
         put<T>(to_v, v, p.chunk_step, false, unit_v, round0, round, p);
-        if (round0 + round < count) {
-            __syncthreads();
-            fetch(k, p.chunk_step, from_k, unit_q, round0 + round, round, p);
-            fetch(v, p.chunk_step, from_v, unit_v, round0 + round, round, p);
+        if (more) {
+            if (!other) {
+                __syncthreads();
+                bring(0, round0 + round);
+            }
             ps_copy_wait();
             __syncthreads();
         }
@@ -803,6 +815,9 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
         return launch<T, CHUNKS>(c, op, x, true);
     }
     p.chunk_step = chunk_of(warps * KEYS, units);
+    const int64_t of_round = 2 * CHUNKS * (int64_t)p.chunk_step, both = bytes(warps) + of_round;
+    const bool fits = (both + 1024) * (resident_warps<CHUNKS> / warps) <= c->shared_bytes + 1024;
+    p.other = CHUNKS > 1 && owners > warps && fits ? (int32_t)of_round : 0;
     /* The fewest tiles in all of as many turns as warps, or more, a barrier counted as half a tile. */
     const int tiles = rows / 16;
     int least = INT32_MAX;
@@ -813,7 +828,7 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
             p.turn = (uint32_t)turn;
         }
     }
-    return launch_kernel(c, op, backward_kernel<T, CHUNKS>, warps, &p, (int)bytes(warps));
+    return launch_kernel(c, op, backward_kernel<T, CHUNKS>, warps, &p, (int)bytes(warps) + p.other);
 }
 
 template <typename T>

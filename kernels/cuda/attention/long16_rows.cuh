@@ -17,6 +17,7 @@ struct long16 {
     struct ps_divisor piece;            /* columns of a piece of q and k */
     uint32_t chunks_q, chunks_v;
     uint32_t chunk, chunk_step; /* bytes from chunk to chunk of a tile of the block's rows, of a step's */
+    int32_t other;              /* bytes from backward's round of keys to the next round's, 0 where there is no room for both */
     uint32_t turn;              /* tiles of queries between two barriers of backward's one kernel */
     uint32_t turned;            /* threads: those that bring a step's values are not the first, which bring its keys */
     uint32_t shared;            /* bytes */
