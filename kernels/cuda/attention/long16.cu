@@ -66,31 +66,6 @@ static __device__ __forceinline__ float power(float x, int index)
 
 /* ---- rows of up to 16 columns, held, whose products are powers as they come ---- */
 
-/* Heads of up to 16 columns: rows of them are multiplied once by what makes scores exponents to the base of 2, and a sum starts
- * with what is taken off. What the factor's rounding leaves is a second part beside the first, in 8 columns that a product has to
- * spare, or in a second product. */
-template <int CHUNKS> static constexpr bool holds = CHUNKS <= 2;
-
-/* 16 rows, scaled, as first operands. */
-template <typename T, int CHUNKS>
-static __device__ __forceinline__ void load_scaled(uint32_t (&to)[CHUNKS][4], uint32_t first, uint32_t chunk, float factor)
-{
-    static_assert(holds<CHUNKS>, "two parts of 8 columns, or of 16");
-    const uint32_t lane = threadIdx.x % 32;
-    uint32_t x[2 * CHUNKS];
-    if constexpr (CHUNKS == 1) {
-        ps_ldmatrix2_at(x, first + lane % 16 * 16);
-    } else {
-        ps_ldmatrix4_at(x, first + lane % 16 * 16 + lane / 16 * chunk);
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * CHUNKS; i++) {
-        const float low = ps_low<T>(x[i]) * factor, high = ps_high<T>(x[i]) * factor;
-        const uint32_t part = to[0][i] = ps_pack<T>(low, high);
-        to[CHUNKS - 1][i + 4 - 2 * CHUNKS] = ps_pack<T>(low - ps_low<T>(part), high - ps_high<T>(part));
-    }
-}
-
 /* 16 rows as second operands of such: 8 rows' two registers, then the others'; of 8 columns the same twice. */
 template <int CHUNKS> static __device__ __forceinline__ void load_second(uint32_t (&to)[4], uint32_t first, uint32_t chunk)
 {

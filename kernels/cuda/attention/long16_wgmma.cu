@@ -13,7 +13,7 @@
 enum { TILES = 2, ROWS = 128, BRING = 128, KEYS = STEP_TILES };
 
 #ifndef POLY
-#define POLY(j) (j % 4 == 3)
+#define POLY(j) ((j) % 4 == 3)
 #endif
 
 /* Rows of chunks as an operand: 8 rows follow one another in 128 bytes; `across`, from one such to the next of the summed
@@ -27,11 +27,12 @@ template <typename T, int CHUNKS>
 static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __grid_constant__ struct long16 p)
 {
     ps_grid_begin();
+    constexpr bool NARROW = std::is_same<T, ps_fp16>::value;
     extern __shared__ float4 shared_memory[];
     const struct place at(p, ROWS);
     const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, row0 = threadIdx.x / 32 * 16;
     const uint32_t of_k = CHUNKS * p.chunk_step, of_step = of_k + (CHUNKS + 1) * p.chunk_step;
-    char *const q = (char *)shared_memory, *const steps = q + CHUNKS * p.chunk;
+    char *const q = (char *)shared_memory, *const steps = q + 2 * CHUNKS * p.chunk;
     if (p.clear) {
         ps_attention_clear(q, p.shared);
     }
@@ -43,7 +44,6 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
         *(uint4 *)(steps + i * of_step + of_k + CHUNKS * p.chunk_step + threadIdx.x * 16) = make_uint4(ones, ones, ones, ones);
     }
     const float factor = p.x.scale * PS_LOG2_E;
-    uint32_t queries[TILES][4];
     float mixed[TILES][CHUNKS + 1][4], start[TILES][2]; /* start: negative, what is taken off */
 #pragma unroll 1
     for (bool again = false;; again = true) {
@@ -64,18 +64,19 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
                 fetch(next, p.chunk_step, from_k, unit_q, key0 + BRING, BRING, p);
                 fetch(next + of_k, p.chunk_step, from_v, unit_v, key0 + BRING, BRING, p);
             }
+            if (key0 == 0 && !again) { /* queries become their two parts */
 #pragma unroll
-            for (int i = 0; i < TILES && key0 == 0; i++) {
-                const uint32_t from = ps_shared_address(q + (i * 64 + row0 + lane % 16) * 16);
-                if constexpr (CHUNKS == 1) { /* the other columns count nothing */
-                    uint32_t x[2];
-                    ps_ldmatrix2_at(x, from);
-                    queries[i][0] = x[0];
-                    queries[i][1] = x[1];
-                    queries[i][2] = queries[i][3] = 0;
-                } else {
-                    ps_ldmatrix4_at(queries[i], from + lane / 16 * p.chunk);
+                for (int i = 0; i < TILES; i++) {
+                    const struct ps_chunked own = ps_chunks(q + (i * 64 + row0) * 16, p.chunk);
+                    uint32_t parts[CHUNKS][4];
+                    load_scaled<T>(parts, own.first, p.chunk, factor);
+#pragma unroll
+                    for (int j = 0; j < CHUNKS; j++) {
+                        ps_attention_store<2>(own, parts[j], 2 * j);
+                    }
                 }
+                ps_publish();
+                __syncthreads();
             }
 #pragma unroll 1
             for (uint32_t part = key0; part < min(key0 + BRING, count); part += STEP) {
@@ -86,14 +87,18 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
                 ps_wgmma_begin();
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
-                    ps_wgmma<T>(s[i], queries[i], k, 0);
+#pragma unroll
+                    for (int j = 0; j < CHUNKS; j++) {
+                        const uint32_t own = ps_shared_address(q) + i * 64 * 16 + 2 * j * p.chunk;
+                        ps_wgmma<T>(s[i], operand(own, p.chunk, 128), k, j);
+                    }
                     ps_wgmma_commit();
                 }
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
                     ps_wgmma_wait<1>();
                     ps_pin(s[i]);
-                    if (again || part == 0) {
+                    if (again || (NARROW && part == 0)) {
 #pragma unroll
                         for (int r = 0; r < 2; r++) {
                             float most = -INFINITY;
@@ -101,7 +106,7 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
                             for (int j = 0; j < 4 * KEYS; j++) {
                                 most = fmaxf(most, s[i][j / 2][2 * r + j % 2]);
                             }
-                            most = fmaf(ps_group_max<4>(most), factor, start[i][r]);
+                            most = ps_group_max<4>(most) + start[i][r];
                             most = part == 0 ? most : fmaxf(most, 0.0f);
                             const float rescale = part == 0 ? 0.0f : ps_exp2(-most);
                             start[i][r] -= most;
@@ -112,10 +117,15 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
                             }
                         }
                     }
+                    if (again || NARROW) {
+#pragma unroll
+                        for (int j = 0; j < 8 * KEYS; j++) {
+                            s[i][j / 4][j % 4] += start[i][j % 4 / 2];
+                        }
+                    }
 #pragma unroll
                     for (int j = 0; j < 8 * KEYS; j++) {
                         float &value = s[i][j / 4][j % 4];
-                        value = fmaf(value, factor, start[i][j % 4 / 2]);
                         value = POLY(j) ? ps_exp2_polynomial(value) : ps_exp2(value);
                     }
                     ps_attention_round<T, KEYS>(weights[i], s[i]);
@@ -170,7 +180,7 @@ enum ps_status ps_long16_forward_wgmma(const struct ps_cuda_context *c, const ch
 {
     p->chunk_step += (BRING - STEP) * 16;
     return launch_kernel(c, op, forward_wgmma_kernel<T, CHUNKS>, ROWS / 32, p,
-                         (int)(CHUNKS * p->chunk + 2 * (2 * CHUNKS + 1) * p->chunk_step));
+                         (int)(2 * CHUNKS * p->chunk + 2 * (2 * CHUNKS + 1) * p->chunk_step));
 }
 
 #define INSTANCE(T, CHUNKS) \
