@@ -10,7 +10,7 @@
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
-enum { TILES = 2, ROWS = 128, BRING = 128, KEYS = STEP_TILES };
+enum { TILES = 2, ROWS = 128, BRING = 128 };
 
 #ifndef POLY
 #define POLY(j) ((j) % 4 == 3)
@@ -80,73 +80,82 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
             }
 #pragma unroll 1
             for (uint32_t part = key0; part < min(key0 + BRING, count); part += STEP) {
-                const uint32_t keys = ps_shared_address(steps + now) + (part - key0) * 16;
-                const uint64_t k = operand(keys, CHUNKS == 1 ? 0 : p.chunk_step, 128);
-                float s[TILES][2 * KEYS][4];
-                uint32_t weights[TILES][KEYS][4];
-                ps_wgmma_begin();
-#pragma unroll
-                for (int i = 0; i < TILES; i++) {
-#pragma unroll
-                    for (int j = 0; j < CHUNKS; j++) {
-                        const uint32_t own = ps_shared_address(q) + i * 64 * 16 + 2 * j * p.chunk;
-                        ps_wgmma<T>(s[i], operand(own, p.chunk, 128), k, j);
-                    }
-                    ps_wgmma_commit();
-                }
-#pragma unroll
-                for (int i = 0; i < TILES; i++) {
-                    ps_wgmma_wait<1>();
-                    ps_pin(s[i]);
-                    if (again || (NARROW && part == 0)) {
-#pragma unroll
-                        for (int r = 0; r < 2; r++) {
-                            float most = -INFINITY;
-#pragma unroll
-                            for (int j = 0; j < 4 * KEYS; j++) {
-                                most = fmaxf(most, s[i][j / 2][2 * r + j % 2]);
-                            }
-                            most = ps_group_max<4>(most) + start[i][r];
-                            most = part == 0 ? most : fmaxf(most, 0.0f);
-                            const float rescale = part == 0 ? 0.0f : ps_exp2(-most);
-                            start[i][r] -= most;
-#pragma unroll
-                            for (int j = 0; j <= CHUNKS; j++) {
-                                mixed[i][j][2 * r] *= rescale;
-                                mixed[i][j][2 * r + 1] *= rescale;
-                            }
-                        }
-                    }
-                    if (again || NARROW) {
-#pragma unroll
-                        for (int j = 0; j < 8 * KEYS; j++) {
-                            s[i][j / 4][j % 4] += start[i][j % 4 / 2];
-                        }
-                    }
-#pragma unroll
-                    for (int j = 0; j < 8 * KEYS; j++) {
-                        float &value = s[i][j / 4][j % 4];
-                        value = POLY(j) ? ps_exp2_polynomial(value) : ps_exp2(value);
-                    }
-                    ps_attention_round<T, KEYS>(weights[i], s[i]);
-                    if (part + STEP > count) { /* nothing of what is no key */
-#pragma unroll
-                        for (int j = 0; j < 4 * KEYS; j++) {
-                            weights[i][j / 4][j % 4] &= ps_attention_pair(part + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
-                        }
-                    }
+                const auto take = [&](auto count_of_tiles) {
+                    constexpr int KEYS = decltype(count_of_tiles)::value; /* tiles of 16 */
+                    const uint32_t keys = ps_shared_address(steps + now) + (part - key0) * 16;
+                    const uint64_t k = operand(keys, CHUNKS == 1 ? 0 : p.chunk_step, 128);
+                    float s[TILES][2 * KEYS][4];
+                    uint32_t weights[TILES][KEYS][4];
                     ps_wgmma_begin();
 #pragma unroll
-                    for (int j = 0; j < KEYS; j++) {
-                        ps_wgmma<T, 1>(mixed[i], weights[i][j], operand(keys + of_k + j * 256, 128, p.chunk_step), 1);
-                    }
-                    ps_wgmma_commit();
-                }
-                ps_wgmma_wait<0>();
+                    for (int i = 0; i < TILES; i++) {
 #pragma unroll
-                for (int i = 0; i < TILES; i++) {
-                    ps_pin(mixed[i]);
-                    ps_pin(weights[i]);
+                        for (int j = 0; j < CHUNKS; j++) {
+                            const uint32_t own = ps_shared_address(q) + i * 64 * 16 + 2 * j * p.chunk;
+                            ps_wgmma<T>(s[i], operand(own, p.chunk, 128), k, j);
+                        }
+                        ps_wgmma_commit();
+                    }
+#pragma unroll
+                    for (int i = 0; i < TILES; i++) {
+                        ps_wgmma_wait<1>();
+                        ps_pin(s[i]);
+                        if (again || (NARROW && part == 0)) {
+#pragma unroll
+                            for (int r = 0; r < 2; r++) {
+                                float most = -INFINITY;
+#pragma unroll
+                                for (int j = 0; j < 4 * KEYS; j++) {
+                                    most = fmaxf(most, s[i][j / 2][2 * r + j % 2]);
+                                }
+                                most = ps_group_max<4>(most) + start[i][r];
+                                most = part == 0 ? most : fmaxf(most, 0.0f);
+                                const float rescale = part == 0 ? 0.0f : ps_exp2(-most);
+                                start[i][r] -= most;
+#pragma unroll
+                                for (int j = 0; j <= CHUNKS; j++) {
+                                    mixed[i][j][2 * r] *= rescale;
+                                    mixed[i][j][2 * r + 1] *= rescale;
+                                }
+                            }
+                        }
+                        if (again || NARROW) {
+#pragma unroll
+                            for (int j = 0; j < 8 * KEYS; j++) {
+                                s[i][j / 4][j % 4] += start[i][j % 4 / 2];
+                            }
+                        }
+#pragma unroll
+                        for (int j = 0; j < 8 * KEYS; j++) {
+                            float &value = s[i][j / 4][j % 4];
+                            value = POLY(j) ? ps_exp2_polynomial(value) : ps_exp2(value);
+                        }
+                        ps_attention_round<T, KEYS>(weights[i], s[i]);
+                        if (part + KEYS * 16 > count) { /* nothing of what is no key */
+#pragma unroll
+                            for (int j = 0; j < 4 * KEYS; j++) {
+                                weights[i][j / 4][j % 4] &=
+                                    ps_attention_pair(part + j / 4 * 16 + j % 4 / 2 * 8 + lane % 4 * 2, count);
+                            }
+                        }
+                        ps_wgmma_begin();
+#pragma unroll
+                        for (int j = 0; j < KEYS; j++) {
+                            ps_wgmma<T, 1>(mixed[i], weights[i][j], operand(keys + of_k + j * 256, 128, p.chunk_step), 1);
+                        }
+                        ps_wgmma_commit();
+                    }
+                    ps_wgmma_wait<0>();
+#pragma unroll
+                    for (int i = 0; i < TILES; i++) {
+                        ps_pin(mixed[i]);
+                        ps_pin(weights[i]);
+                    }
+                };
+                if (part + STEP / 2 < count) {
+                    take(std::integral_constant<int, STEP_TILES>());
+                } else { /* the last keys fill half a part at most */
+                    take(std::integral_constant<int, STEP_TILES / 2>());
                 }
             }
         }
