@@ -591,28 +591,31 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
             uint32_t there = ps_shared_address(q + first * 256);
             const float4 *begin = starts + first * 16 + lane % 4;
             float4 *to = dq + first * CHUNKS * 32 + lane;
-            operand<CHUNKS> queries;
-            const auto bring = [&] { /* what a tile begins with */
-                                     if constexpr (CHUNKS == 1) {
-                                         load_second<CHUNKS>(queries[0], there, p.chunk);
-                                     } else {
-                                         load<CHUNKS, true>(queries, there, p.chunk);
-                                     }
+            operand<CHUNKS> queries, ups;
+            uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
+            const auto begin_tile = [&] {
+                if constexpr (CHUNKS == 1) {
+                    load_second<CHUNKS>(queries[0], there, p.chunk);
+                } else {
+                    load<CHUNKS, true>(queries, there, p.chunk);
+                }
+                load<CHUNKS, true>(ups, there + CHUNKS * p.chunk, p.chunk);
+            };
+            const auto end_tile = [&] {
+                load_turned(queries_turned, there, p.chunk);
+                load_turned(ups_turned, there + CHUNKS * p.chunk, p.chunk);
             };
             if (AHEAD) {
-                bring();
+                begin_tile();
+                end_tile();
             }
 #pragma unroll 1
             for (uint32_t tile = first; tile < end; tile++, there += AHEAD ? 0 : 256, begin += 16, to += CHUNKS * 32) {
-                operand<CHUNKS> ups;
-                uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
                 float log[2][4], less[2][4], sum[CHUNKS][4];
                 if (!AHEAD) {
-                    bring();
+                    begin_tile();
+                    end_tile();
                 }
-                load<CHUNKS, true>(ups, there + CHUNKS * p.chunk, p.chunk);
-                load_turned(queries_turned, there, p.chunk);
-                load_turned(ups_turned, there + CHUNKS * p.chunk, p.chunk);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     *(float4 *)log[i] = begin[i * 8];
@@ -626,7 +629,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                     sum[i][2] = before.z;
                     sum[i][3] = before.w;
                 }
-                float scores[TILES][2][4];
+                float scores[TILES][2][4], gs[TILES][2][4];
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
                     if constexpr (CHUNKS == 1) {
@@ -634,15 +637,15 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                     } else {
                         multiply<T, CHUNKS>(scores[i], zero, keys[i], queries);
                     }
+                    multiply<T, CHUNKS>(gs[i], less, values[i], ups);
                 }
                 if (AHEAD) { /* the next tile's; behind the last rows lie others */
                     there += 256;
-                    bring();
+                    begin_tile();
                 }
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
-                    float(&s)[2][4] = scores[i], g[2][4];
-                    multiply<T, CHUNKS>(g, less, values[i], ups);
+                    float(&s)[2][4] = scores[i], (&g)[2][4] = gs[i];
                     uint32_t weights[1][4], gradients[1][4];
 #pragma unroll
                     for (int j = 0; j < 8; j++) {
@@ -664,6 +667,9 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
 #pragma unroll
                 for (int i = 0; i < CHUNKS; i++) {
                     to[i * 32] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+                }
+                if (AHEAD) {
+                    end_tile();
                 }
             }
         }
