@@ -589,11 +589,13 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
             __syncthreads(); /* the warp before has added to this turn's dq */
             const uint32_t first = turn * p.turn, end = key0 < count ? min(first + p.turn, tiles) : 0;
             uint32_t there = ps_shared_address(q + first * 256);
-            const float4 *begin = starts + first * 16 + lane % 4;
+            const float4 *sums = starts + first * 16 + lane % 4;
             float4 *to = dq + first * CHUNKS * 32 + lane;
             operand<CHUNKS> queries, ups;
             uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
-            const auto begin_tile = [&] {
+            float scores[TILES][2][4];
+            /* A tile's rows, and what needs nothing else; behind the last rows lie others. */
+            const auto begin = [&] {
                 if constexpr (CHUNKS == 1) {
                     load_second<CHUNKS>(queries[0], there, p.chunk);
                 } else {
@@ -601,25 +603,31 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                 }
                 load<CHUNKS, true>(ups, there + CHUNKS * p.chunk, p.chunk);
             };
-            const auto end_tile = [&] {
+            const auto go_on = [&] {
                 load_turned(queries_turned, there, p.chunk);
                 load_turned(ups_turned, there + CHUNKS * p.chunk, p.chunk);
+                if constexpr (CHUNKS > 1) {
+#pragma unroll
+                    for (int i = 0; i < TILES; i++) {
+                        multiply<T, CHUNKS>(scores[i], zero, keys[i], queries);
+                    }
+                }
             };
             if (AHEAD) {
-                begin_tile();
-                end_tile();
+                begin();
+                go_on();
             }
 #pragma unroll 1
-            for (uint32_t tile = first; tile < end; tile++, there += AHEAD ? 0 : 256, begin += 16, to += CHUNKS * 32) {
-                float log[2][4], less[2][4], sum[CHUNKS][4];
+            for (uint32_t tile = first; tile < end; tile++, sums += 16, to += CHUNKS * 32) {
+                float log[2][4], less[2][4], sum[CHUNKS][4], products[TILES][2][4];
                 if (!AHEAD) {
-                    begin_tile();
-                    end_tile();
+                    begin();
+                    go_on();
                 }
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    *(float4 *)log[i] = begin[i * 8];
-                    *(float4 *)less[i] = begin[i * 8 + 4];
+                    *(float4 *)log[i] = sums[i * 8];
+                    *(float4 *)less[i] = sums[i * 8 + 4];
                 }
 #pragma unroll
                 for (int i = 0; i < CHUNKS; i++) {
@@ -629,23 +637,20 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                     sum[i][2] = before.z;
                     sum[i][3] = before.w;
                 }
-                float scores[TILES][2][4], gs[TILES][2][4];
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
                     if constexpr (CHUNKS == 1) {
                         multiply_scaled<T, CHUNKS>(scores[i], log, keys[i], queries[0]);
-                    } else {
-                        multiply<T, CHUNKS>(scores[i], zero, keys[i], queries);
                     }
-                    multiply<T, CHUNKS>(gs[i], less, values[i], ups);
+                    multiply<T, CHUNKS>(products[i], less, values[i], ups);
                 }
-                if (AHEAD) { /* the next tile's; behind the last rows lie others */
-                    there += 256;
-                    begin_tile();
+                there += 256;
+                if (AHEAD) {
+                    begin();
                 }
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
-                    float(&s)[2][4] = scores[i], (&g)[2][4] = gs[i];
+                    float(&s)[2][4] = scores[i], (&g)[2][4] = products[i];
                     uint32_t weights[1][4], gradients[1][4];
 #pragma unroll
                     for (int j = 0; j < 8; j++) {
@@ -669,7 +674,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                     to[i * 32] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
                 }
                 if (AHEAD) {
-                    end_tile();
+                    go_on();
                 }
             }
         }
