@@ -7,13 +7,15 @@
  * backward computes the scores again. Backward a block takes a whole head, where e is up to 32 and shared memory holds its queries,
  * so that no score is computed twice; otherwise there are two kernels built like forward, one by queries for dq and delta, one by
  * keys for dk and dv. N is anything; e, of all pieces, up to 128: chunks of 8 columns, of which two are a product's m16n8k16, a
- * last one an m16n8k8. For e up to 16 one side of the scores is held scaled, so that a product makes the exponents as they are.
+ * last one an m16n8k8. For e up to 16 forward, and 8 backward, one side of the scores is held scaled, so that a product makes the
+ * exponents as they are; on Hopper forward of them is long16_wgmma.cu's where a block has 128 queries.
  *
  * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; by steps those of the other side once for
  * every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e
  * backward, 2 more of scaled rows, of N in whole 16 or 64 and e in whole 8. For e up to 16 the exponentials bound it, 16 a clock
  * and multiprocessor: of 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75 GHz, beside 41 and 83 MB, 10 and 20 us
- * at 4.2 TB/s. Forward an eighth of them is a polynomial: 55 us. Backward has 42 instructions for 16 by 16 scores: 45 us. */
+ * at 4.2 TB/s. Forward an eighth of them is a polynomial: 55 us. Backward has 42 instructions for 16 by 16 scores: 45 us; heads of
+ * 16 have 53 and 10 products of 6 to 8 clocks, which bound it, and two warps a scheduler, so that what one waits for counts. */
 #include <algorithm>
 
 #include "kernels/cuda/attention/long16_rows.cuh"

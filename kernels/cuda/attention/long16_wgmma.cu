@@ -1,20 +1,18 @@
-/* attention/long16.cu's forward kernel by wgmma: a block's 128 queries of a head of up to 16 columns are two tiles of 64, a row of
- * scores a quad's. Tiles of chunks as they lie are operands without swizzle, keys by rows, values across; behind the values lies a
- * chunk of ones, whose column of sums is the rows' own. While one tile's weights are computed the other's scores are under way.
+/* attention/long16.cu's forward kernel by wgmma, of heads of up to 16 columns: a block's 128 queries are two tiles of 64, and while
+ * one tile's weights are computed the other's scores are under way. Tiles of chunks are operands as they lie, without swizzle: keys
+ * by rows, values across, with a chunk of ones behind them, whose column of sums is the rows' own. Queries become two parts in
+ * shared memory, scaled, so that scores come as exponents; bf16's are powers as they are, of fp16 the largest of a row's first keys
+ * is taken off, and where a row's sum says that this does not do the block does all again (`again`), as long16.cu's does.
  *
- * Bytes and FLOPs are long16.cu's, without the second part of scaled rows, but for 8 S h N^2 of the sums. By 16 by 16 scores a
- * warp has 8 products with the scale, 8 exponentials, of which every fourth is a polynomial of 9 instructions, 4 pairs rounded and
- * 1.3 products by wgmma: 41 instructions beside 48 clocks of the exponentials' unit. */
+ * Bytes and FLOPs are that file's, and 8 S h N^2 FLOPs of the sums. For 16 by 16 scores a warp has 8 exponentials, every fourth a
+ * polynomial of 9 instructions, 4 pairs to round, and of products, copies and loops 15 instructions: 43 beside 48 clocks of the
+ * exponentials' unit; by mma 52, 56, and 7 products of 6 to 8 clocks. */
 #include "kernels/cuda/attention/long16_rows.cuh"
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
-enum { TILES = 2, ROWS = 128, BRING = 128 };
-
-#ifndef POLY
-#define POLY(j) ((j) % 4 == 3)
-#endif
+enum { TILES = 2, ROWS = 128, BRING = 128 /* keys between barriers */, POLYNOMIAL = 4 };
 
 /* Rows of chunks as an operand: 8 rows follow one another in 128 bytes; `across`, from one such to the next of the summed
  * dimension, and `along` of the other. */
@@ -128,7 +126,7 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
 #pragma unroll
                         for (int j = 0; j < 8 * KEYS; j++) {
                             float &value = s[i][j / 4][j % 4];
-                            value = POLY(j) ? ps_exp2_polynomial(value) : ps_exp2(value);
+                            value = j % POLYNOMIAL == POLYNOMIAL - 1 ? ps_exp2_polynomial(value) : ps_exp2(value);
                         }
                         ps_attention_round<T, KEYS>(weights[i], s[i]);
                         if (part + KEYS * 16 > count) { /* nothing of what is no key */
