@@ -512,7 +512,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
     ps_grid_wait();
     extern __shared__ float4 shared_memory[];
     constexpr int TILES = own_tiles<CHUNKS>;
-    constexpr bool AHEAD = CHUNKS == 2;
+    constexpr bool AHEAD = CHUNKS == 2; /* a tile's rows come behind the tile before: its last products wait for nothing then */
     const struct place at(p, 0);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const uint32_t count = (uint32_t)p.x.patches, tiles = (count + 15) / 16, all = tiles * 16;
@@ -595,8 +595,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
             float4 *to = dq + first * CHUNKS * 32 + lane;
             operand<CHUNKS> queries, ups;
             uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
-            float scores[TILES][2][4];
-            /* A tile's rows, and what needs nothing else; behind the last rows lie others. */
+            /* A tile's rows. */
             const auto begin = [&] {
                 if constexpr (CHUNKS == 1) {
                     load_second<CHUNKS>(queries[0], there, p.chunk);
@@ -604,27 +603,18 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                     load<CHUNKS, true>(queries, there, p.chunk);
                 }
                 load<CHUNKS, true>(ups, there + CHUNKS * p.chunk, p.chunk);
-            };
-            const auto go_on = [&] {
                 load_turned(queries_turned, there, p.chunk);
                 load_turned(ups_turned, there + CHUNKS * p.chunk, p.chunk);
-                if constexpr (CHUNKS > 1) {
-#pragma unroll
-                    for (int i = 0; i < TILES; i++) {
-                        multiply<T, CHUNKS>(scores[i], zero, keys[i], queries);
-                    }
-                }
+                there += 256;
             };
             if (AHEAD) {
                 begin();
-                go_on();
             }
 #pragma unroll 1
             for (uint32_t tile = first; tile < end; tile++, sums += 16, to += CHUNKS * 32) {
-                float log[2][4], less[2][4], sum[CHUNKS][4], products[TILES][2][4];
+                float log[2][4], less[2][4], sum[CHUNKS][4], scores[TILES][2][4], products[TILES][2][4];
                 if (!AHEAD) {
                     begin();
-                    go_on();
                 }
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
@@ -643,12 +633,10 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                 for (int i = 0; i < TILES; i++) {
                     if constexpr (CHUNKS == 1) {
                         multiply_scaled<T, CHUNKS>(scores[i], log, keys[i], queries[0]);
+                    } else {
+                        multiply<T, CHUNKS>(scores[i], zero, keys[i], queries);
                     }
                     multiply<T, CHUNKS>(products[i], less, values[i], ups);
-                }
-                there += 256;
-                if (AHEAD) {
-                    begin();
                 }
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
@@ -675,8 +663,8 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                 for (int i = 0; i < CHUNKS; i++) {
                     to[i * 32] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
                 }
-                if (AHEAD) {
-                    go_on();
+                if (AHEAD) { /* behind the last rows lie others */
+                    begin();
                 }
             }
         }
