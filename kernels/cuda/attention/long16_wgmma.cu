@@ -163,7 +163,8 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
             const float upper = mixed[i][CHUNKS][0], lower = mixed[i][CHUNKS][2];
             fine = fine && ps_sums_hold<T>(fminf(upper, lower), fmaxf(upper, lower));
         }
-        if (again || !__syncthreads_or(!fine)) {
+        const bool once_more = __syncthreads_or(!fine); /* and what lies in shared memory is read */
+        if (again || !once_more) {
             break;
         }
     }
