@@ -7,107 +7,23 @@
  * backward computes the scores again. Backward a block takes a whole head, where e is up to 32 and shared memory holds its queries,
  * so that no score is computed twice; otherwise there are two kernels built like forward, one by queries for dq and delta, one by
  * keys for dk and dv. N is anything; e, of all pieces, up to 128: chunks of 8 columns, of which two are a product's m16n8k16, a
- * last one an m16n8k8. For e up to 16 one side of the scores is held scaled, so that a product makes the exponents as they are.
+ * last one an m16n8k8. For e up to 16 forward, and 8 backward, one side of the scores is held scaled, so that a product makes the
+ * exponents as they are; on Hopper forward of them is long16_wgmma.cu's where a block has 128 queries.
  *
  * Bytes: 8 S h N e forward, 16 S h N e backward, or 24 in two kernels, and the sums; by steps those of the other side once for
  * every 128 rows, from L2. S h N^2 exponentials each way, or twice as many; tensor FLOPs 4 S h N^2 e forward, 10 or 14 S h N^2 e
  * backward, 2 more of scaled rows, of N in whole 16 or 64 and e in whole 8. For e up to 16 the exponentials bound it, 16 a clock
  * and multiprocessor: of 360 patches, heads of 8, 1,792 matrices 63 us each way at 1.75 GHz, beside 41 and 83 MB, 10 and 20 us
- * at 4.2 TB/s. Forward an eighth of them is a polynomial: 55 us. Backward has 42 instructions for 16 by 16 scores: 45 us. */
+ * at 4.2 TB/s. Forward an eighth of them is a polynomial: 55 us. Backward has 42 instructions for 16 by 16 scores: 45 us; heads of
+ * 16 have 53 and 10 products of 6 to 8 clocks, which bound it, and two warps a scheduler, so that what one waits for counts. */
 #include <algorithm>
 
-#include "kernels/cuda/attention/attention.cuh"
-#include "kernels/cuda/attention/operands16.cuh"
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/tile/divide.cuh"
+#include "kernels/cuda/attention/long16_rows.cuh"
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 
-/* Rows of a step; its tiles of 16. */
-enum { STEP = 64, STEP_TILES = STEP / 16 };
-
 /* The most warps of a block: heads of more than 64 columns take twice the registers and shared memory. */
 template <int CHUNKS> static constexpr int most_warps = CHUNKS > 8 ? 4 : 8;
-
-struct long16 {
-    struct ps_attention_launch x;
-    struct ps_divisor units_q, units_v; /* of a row of q and k, of v and mixed */
-    struct ps_divisor blocks, heads;    /* blocks of a matrix */
-    struct ps_divisor piece;            /* columns of a piece of q and k */
-    uint32_t chunks_q, chunks_v;
-    uint32_t chunk, chunk_step; /* bytes from chunk to chunk of a tile of the block's rows, of a step's */
-    uint32_t turn;              /* tiles of queries between two barriers of backward's one kernel */
-    uint32_t turned;            /* threads: those that bring a step's values are not the first, which bring its keys */
-    uint32_t shared;            /* bytes */
-    bool clear;                 /* columns do not fill the chunks */
-};
-
-/* The block's head and first row. */
-struct place {
-    uint32_t matrix, sequence, head, row;
-
-    /* rows: of a block. */
-    __device__ __forceinline__ place(const struct long16 &p, uint32_t rows)
-    {
-        matrix = ps_divide(blockIdx.x, p.blocks);
-        row = (blockIdx.x - matrix * p.blocks.divisor) * rows;
-        sequence = ps_divide(matrix, p.heads);
-        head = matrix - sequence * p.heads.divisor;
-    }
-};
-
-/* A thread's unit of rows: the same of every `step`th. */
-struct unit {
-    uint32_t row, step;
-    uint32_t piece, column, chunk, byte;
-
-    __device__ __forceinline__ unit(const struct long16 &p, const struct ps_divisor &units, bool pieces)
-    {
-        uint32_t thread = threadIdx.x + (pieces ? 0 : p.turned);
-        thread -= thread >= blockDim.x ? blockDim.x : 0;
-        row = ps_divide(thread, units);
-        step = ps_divide(blockDim.x, units);
-        column = (thread - row * units.divisor) * (p.x.unit / 2);
-        row = row < step ? row : INT32_MAX; /* threads that are left over have none */
-        chunk = column / 8;
-        byte = column % 8 * 2;
-        piece = pieces ? ps_divide(column, p.piece) : 0;
-        column -= piece * p.piece.divisor;
-    }
-};
-
-/* The unit in a tensor's rows. */
-struct rows {
-    char *data;
-    int64_t row;
-
-    __device__ __forceinline__ rows(const struct ps_attention_view &v, const struct place &at, const struct unit &u)
-        : data(v.data + (at.sequence * v.sequence + at.head * v.head + u.piece * v.piece + u.column) * 2), row(v.row * 2)
-    {
-    }
-};
-
-/* `count` rows from `first` on, on their way to a tile; beyond N the last again, so that what is computed of them is finite. */
-static __device__ __forceinline__ void fetch(char *to, uint32_t chunk, const struct rows &from, const struct unit &u,
-                                             uint32_t first, uint32_t count, const struct long16 &p)
-{
-    to += u.chunk * chunk + u.byte;
-    for (uint32_t i = u.row; i < count; i += u.step) {
-        const uint32_t row = min(first + i, (uint32_t)p.x.patches - 1);
-        ps_attention_fetch(to + i * 16, from.data + row * from.row, true, p.x.unit);
-    }
-}
-
-/* As many rows of a tile to a tensor, or added to what is there. */
-template <typename T>
-static __device__ __forceinline__ void put(const struct rows &to, const char *from, uint32_t chunk, bool add, const struct unit &u,
-                                           uint32_t first, uint32_t count, const struct long16 &p)
-{
-    from += u.chunk * chunk + u.byte;
-    for (uint32_t i = u.row; i < count && first + i < (uint32_t)p.x.patches; i += u.step) {
-        ps_attention_return<T>(to.data + (first + i) * to.row, from + i * 16, add, p.x.unit);
-    }
-}
 
 /* A lane's part of delta, of its quad's: of a row of mixed and of d_mixed in their tiles, `of_mixed` and `of_up` from chunk to
  * chunk. */
@@ -151,31 +67,6 @@ static __device__ __forceinline__ float power(float x, int index)
 }
 
 /* ---- rows of up to 16 columns, held, whose products are powers as they come ---- */
-
-/* Heads of up to 16 columns: rows of them are multiplied once by what makes scores exponents to the base of 2, and a sum starts
- * with what is taken off. What the factor's rounding leaves is a second part beside the first, in 8 columns that a product has to
- * spare, or in a second product. */
-template <int CHUNKS> static constexpr bool holds = CHUNKS <= 2;
-
-/* 16 rows, scaled, as first operands. */
-template <typename T, int CHUNKS>
-static __device__ __forceinline__ void load_scaled(uint32_t (&to)[CHUNKS][4], uint32_t first, uint32_t chunk, float factor)
-{
-    static_assert(holds<CHUNKS>, "two parts of 8 columns, or of 16");
-    const uint32_t lane = threadIdx.x % 32;
-    uint32_t x[2 * CHUNKS];
-    if constexpr (CHUNKS == 1) {
-        ps_ldmatrix2_at(x, first + lane % 16 * 16);
-    } else {
-        ps_ldmatrix4_at(x, first + lane % 16 * 16 + lane / 16 * chunk);
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * CHUNKS; i++) {
-        const float low = ps_low<T>(x[i]) * factor, high = ps_high<T>(x[i]) * factor;
-        const uint32_t part = to[0][i] = ps_pack<T>(low, high);
-        to[CHUNKS - 1][i + 4 - 2 * CHUNKS] = ps_pack<T>(low - ps_low<T>(part), high - ps_high<T>(part));
-    }
-}
 
 /* 16 rows as second operands of such: 8 rows' two registers, then the others'; of 8 columns the same twice. */
 template <int CHUNKS> static __device__ __forceinline__ void load_second(uint32_t (&to)[4], uint32_t first, uint32_t chunk)
@@ -621,6 +512,7 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
     ps_grid_wait();
     extern __shared__ float4 shared_memory[];
     constexpr int TILES = own_tiles<CHUNKS>;
+    constexpr bool AHEAD = CHUNKS == 2; /* a tile's rows come behind the tile before: its last products wait for nothing then */
     const struct place at(p, 0);
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const uint32_t count = (uint32_t)p.x.patches, tiles = (count + 15) / 16, all = tiles * 16;
@@ -628,8 +520,8 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
     char *const q = (char *)shared_memory, *const up = q + CHUNKS * p.chunk;
     float4 *const dq = (float4 *)(up + CHUNKS * p.chunk); /* [tiles, CHUNKS, 32] */
     /* Of 8 queries logsum to the base of 2 and delta, negative, as sums start with them: two queries' in a quadruple, twice. */
-    float4 *const starts = dq + tiles * CHUNKS * 32;                              /* [all / 8, 2, 4] */
-    char *const k = (char *)(starts + all), *const v = k + CHUNKS * p.chunk_step; /* a round's */
+    float4 *const starts = dq + tiles * CHUNKS * 32;                  /* [all / 8, 2, 4] */
+    char *k = (char *)(starts + all), *v = k + CHUNKS * p.chunk_step; /* a round's */
     if (p.clear) {
         ps_attention_clear(q, p.shared);
     }
@@ -638,12 +530,17 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
     char *const mixed = (char *)dq;
     fetch(up, p.chunk, rows(p.x.d_mixed, at, unit_v), unit_v, 0, all, p);
     fetch(mixed, p.chunk, rows(p.x.mixed, at, unit_v), unit_v, 0, all, p);
-    fetch(k, p.chunk_step, from_k, unit_q, 0, round, p);
-    fetch(v, p.chunk_step, from_v, unit_v, 0, round, p);
+    ps_copy_commit();
+    const auto bring = [&](int32_t further, uint32_t first) {
+        fetch(k + further, p.chunk_step, from_k, unit_q, first, round, p);
+        fetch(v + further, p.chunk_step, from_v, unit_v, first, round, p);
+    };
+    bring(0, 0);
     fetch(q, p.chunk, rows(p.x.q, at, unit_q), unit_q, 0, all, p);
+    ps_copy_commit();
     const int64_t sums = (int64_t)at.matrix * count;
     float next = p.x.logsum[sums + min(threadIdx.x, count - 1)];
-    ps_copy_wait();
+    ps_copy_wait_group<1>();
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < all; i += blockDim.x) {
         float *const start = (float *)(starts + i / 8 * 8 + i % 8 / 2) + i % 2;
@@ -655,21 +552,27 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
             p.x.delta[sums + i] = delta;
         }
     }
+    ps_copy_wait();
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < tiles * CHUNKS * 32; i += blockDim.x) {
         dq[i] = make_float4(0, 0, 0, 0);
     }
     const float factor = p.x.scale * PS_LOG2_E, zero[2][4] = {};
+    int32_t other = CHUNKS > 1 ? p.other : 0; /* narrow heads have no registers left for it */
 #pragma unroll 1
-    for (uint32_t round0 = 0; round0 < count; round0 += round) {
+    for (uint32_t round0 = 0; round0 < count; round0 += round, k += other, v += other, other = -other) {
+        const bool more = round0 + round < count;
+        if (more && other) { /* the next round's, beside this one's */
+            bring(other, round0 + round);
+        }
         const uint32_t own = warp * TILES * 16 * 16, key0 = round0 + warp * TILES * 16;
-        uint32_t keys[TILES][holds<CHUNKS> ? CHUNKS : CHUNKS / 2][4];
+        uint32_t keys[TILES][(CHUNKS + 1) / 2][4];
         operand<CHUNKS> values[TILES];
         uint32_t keys_turned[TILES][CHUNKS][2];
         float dk[TILES][CHUNKS][4], dv[TILES][CHUNKS][4];
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
-            if constexpr (holds<CHUNKS>) {
+            if constexpr (CHUNKS == 1) {
                 load_scaled<T>(keys[i], ps_shared_address(k + own + i * 256), p.chunk_step, factor);
             } else {
                 load<CHUNKS, false>(keys[i], ps_shared_address(k + own + i * 256), p.chunk_step);
@@ -688,14 +591,13 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
             __syncthreads(); /* the warp before has added to this turn's dq */
             const uint32_t first = turn * p.turn, end = key0 < count ? min(first + p.turn, tiles) : 0;
             uint32_t there = ps_shared_address(q + first * 256);
-            const float4 *begin = starts + first * 16 + lane % 4;
+            const float4 *sums = starts + first * 16 + lane % 4;
             float4 *to = dq + first * CHUNKS * 32 + lane;
-#pragma unroll 1
-            for (uint32_t tile = first; tile < end; tile++, there += 256, begin += 16, to += CHUNKS * 32) {
-                operand<CHUNKS> queries, ups;
-                uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
-                float log[2][4], less[2][4], sum[CHUNKS][4];
-                if constexpr (holds<CHUNKS>) {
+            operand<CHUNKS> queries, ups;
+            uint32_t queries_turned[CHUNKS][2], ups_turned[CHUNKS][2];
+            /* A tile's rows. */
+            const auto begin = [&] {
+                if constexpr (CHUNKS == 1) {
                     load_second<CHUNKS>(queries[0], there, p.chunk);
                 } else {
                     load<CHUNKS, true>(queries, there, p.chunk);
@@ -703,10 +605,21 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                 load<CHUNKS, true>(ups, there + CHUNKS * p.chunk, p.chunk);
                 load_turned(queries_turned, there, p.chunk);
                 load_turned(ups_turned, there + CHUNKS * p.chunk, p.chunk);
+                there += 256;
+            };
+            if (AHEAD) {
+                begin();
+            }
+#pragma unroll 1
+            for (uint32_t tile = first; tile < end; tile++, sums += 16, to += CHUNKS * 32) {
+                float log[2][4], less[2][4], sum[CHUNKS][4], scores[TILES][2][4], products[TILES][2][4];
+                if (!AHEAD) {
+                    begin();
+                }
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    *(float4 *)log[i] = begin[i * 8];
-                    *(float4 *)less[i] = begin[i * 8 + 4];
+                    *(float4 *)log[i] = sums[i * 8];
+                    *(float4 *)less[i] = sums[i * 8 + 4];
                 }
 #pragma unroll
                 for (int i = 0; i < CHUNKS; i++) {
@@ -718,18 +631,21 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                 }
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
-                    float s[2][4], g[2][4];
-                    if constexpr (holds<CHUNKS>) {
-                        multiply_scaled<T, CHUNKS>(s, log, keys[i], queries[0]);
+                    if constexpr (CHUNKS == 1) {
+                        multiply_scaled<T, CHUNKS>(scores[i], log, keys[i], queries[0]);
                     } else {
-                        multiply<T, CHUNKS>(s, zero, keys[i], queries);
+                        multiply<T, CHUNKS>(scores[i], zero, keys[i], queries);
                     }
-                    multiply<T, CHUNKS>(g, less, values[i], ups);
+                    multiply<T, CHUNKS>(products[i], less, values[i], ups);
+                }
+#pragma unroll
+                for (int i = 0; i < TILES; i++) {
+                    float(&s)[2][4] = scores[i], (&g)[2][4] = products[i];
                     uint32_t weights[1][4], gradients[1][4];
 #pragma unroll
                     for (int j = 0; j < 8; j++) {
                         float &value = s[j / 4][j % 4];
-                        value = ps_exp2(holds<CHUNKS> ? value : fmaf(value, factor, log[j / 4][j % 4]));
+                        value = ps_exp2(CHUNKS == 1 ? value : fmaf(value, factor, log[j / 4][j % 4]));
                         g[j / 4][j % 4] *= value;
                     }
                     ps_attention_round<T, 1>(weights, s);
@@ -747,6 +663,9 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
                 for (int i = 0; i < CHUNKS; i++) {
                     to[i * 32] = make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
                 }
+                if (AHEAD) { /* behind the last rows lie others */
+                    begin();
+                }
             }
         }
 #pragma unroll
@@ -757,10 +676,11 @@ static __global__ void __launch_bounds__(BACKWARD_WARPS * 32, resident_warps<CHU
         __syncthreads();
         put<T>(to_k, k, p.chunk_step, p.x.accumulate, unit_q, round0, round, p);
         put<T>(to_v, v, p.chunk_step, false, unit_v, round0, round, p);
-        if (round0 + round < count) {
-            __syncthreads();
-            fetch(k, p.chunk_step, from_k, unit_q, round0 + round, round, p);
-            fetch(v, p.chunk_step, from_v, unit_v, round0 + round, round, p);
+        if (more) {
+            if (!other) {
+                __syncthreads();
+                bring(0, round0 + round);
+            }
             ps_copy_wait();
             __syncthreads();
         }
@@ -789,18 +709,6 @@ bool ps_cuda_attention_long16_wanted(const struct ps_kernels *k, const struct ps
 {
     (void)call;
     return k->real != PS_F32;
-}
-
-typedef void kernel_type(struct long16);
-
-static enum ps_status launch_kernel(const struct ps_cuda_context *c, const char *op, kernel_type *kernel, int warps,
-                                    struct long16 *p, int shared)
-{
-    p->shared = (uint32_t)shared;
-    const unsigned blocks = (unsigned)(p->x.matrices * p->blocks.divisor);
-    PS_TRY(ps_cuda_allow_shared((const void *)kernel, shared, op));
-    ps_cuda_launch(c, kernel, blocks, (unsigned)warps * 32, (size_t)shared, *p);
-    PS_CUDA_LAUNCHED(op);
 }
 
 static struct long16 told(const struct ps_attention_launch &x, int blocks, int warps)
@@ -841,6 +749,11 @@ static enum ps_status launch(const struct ps_cuda_context *c, const char *op, co
         kernel_type *kernel = forward_kernel<T, CHUNKS, false>;
         if constexpr (holds<CHUNKS>) {
             kernel = of_q == CHUNKS ? forward_kernel<T, CHUNKS, true> : kernel;
+#ifdef PS_FUSED_ENCODER
+            if (of_q == CHUNKS && warps == forward_warps<CHUNKS> && c->compute_capability == 90) {
+                return ps_long16_forward_wgmma<T, CHUNKS>(c, op, &p);
+            }
+#endif
         }
         return launch_kernel(c, op, kernel, warps, &p, bytes(of_q, of_q + CHUNKS));
     }
@@ -878,6 +791,9 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
         return launch<T, CHUNKS>(c, op, x, true);
     }
     p.chunk_step = chunk_of(warps * KEYS, units);
+    const int64_t of_round = 2 * CHUNKS * (int64_t)p.chunk_step, both = bytes(warps) + of_round;
+    const bool fits = (both + 1024) * (resident_warps<CHUNKS> / warps) <= c->shared_bytes + 1024;
+    p.other = CHUNKS > 1 && owners > warps && fits ? (int32_t)of_round : 0;
     /* The fewest tiles in all of as many turns as warps, or more, a barrier counted as half a tile. */
     const int tiles = rows / 16;
     int least = INT32_MAX;
@@ -888,7 +804,7 @@ static enum ps_status launch_backward(const struct ps_cuda_context *c, const cha
             p.turn = (uint32_t)turn;
         }
     }
-    return launch_kernel(c, op, backward_kernel<T, CHUNKS>, warps, &p, (int)bytes(warps));
+    return launch_kernel(c, op, backward_kernel<T, CHUNKS>, warps, &p, (int)bytes(warps) + p.other);
 }
 
 template <typename T>
