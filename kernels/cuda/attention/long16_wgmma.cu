@@ -4,15 +4,15 @@
  * shared memory, scaled, so that scores come as exponents; bf16's are powers as they are, of fp16 the largest of a row's first keys
  * is taken off, and where a row's sum says that this does not do the block does all again (`again`), as long16.cu's does.
  *
- * Bytes and FLOPs are that file's, and 8 S h N^2 FLOPs of the sums. For 16 by 16 scores a warp has 8 exponentials, every fourth a
- * polynomial of 9 instructions, 4 pairs to round, and of products, copies and loops 15 instructions: 43 beside 48 clocks of the
- * exponentials' unit; by mma 52, 56, and 7 products of 6 to 8 clocks. */
+ * Bytes and FLOPs are that file's, and 8 S h N^2 FLOPs of the sums. For 16 by 16 scores of 16 columns a warp has 8 exponentials,
+ * every fourth a polynomial of 9 instructions, 4 pairs to round, and of products, copies and loops 15 instructions: 43 beside 48
+ * clocks of the exponentials' unit; by mma 52, 56, and 7 products of 6 to 8 clocks. */
 #include "kernels/cuda/attention/long16_rows.cuh"
 #include "kernels/cuda/tile/math.cuh"
 #include "kernels/cuda/tile/reduce.cuh"
 #include "kernels/cuda/tile/wgmma.cuh"
 
-enum { TILES = 2, ROWS = 128, BRING = 128 /* keys between barriers */, POLYNOMIAL = 4 };
+enum { TILES = 2, ROWS = 128, BRING = 128 /* keys between barriers */ };
 
 /* Rows of chunks as an operand: 8 rows follow one another in 128 bytes; `across`, from one such to the next of the summed
  * dimension, and `along` of the other. */
@@ -26,6 +26,7 @@ static __global__ void __launch_bounds__(ROWS, 4) forward_wgmma_kernel(const __g
 {
     ps_grid_begin();
     constexpr bool NARROW = std::is_same<T, ps_fp16>::value;
+    constexpr int POLYNOMIAL = CHUNKS == 1 ? 8 : 4; /* one exponential of so many: narrow heads have other work beside */
     extern __shared__ float4 shared_memory[];
     const struct place at(p, ROWS);
     const uint32_t lane = threadIdx.x % 32, count = (uint32_t)p.x.patches, row0 = threadIdx.x / 32 * 16;
