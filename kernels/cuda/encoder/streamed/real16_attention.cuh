@@ -41,20 +41,20 @@ template <int J> struct head {
     }
 };
 
-/* sums = a b' + start over e = 8 J: rows of a against the 8 rows of b whose fragments these are. */
+/* sums = a b' + start over e = 8 J: rows of a against the first or second (n) 8 rows of b. */
 template <int J>
-static __device__ __forceinline__ void head_product(float (&sums)[4], const uint32_t (&a)[J][2], const uint32_t (&b)[J],
+static __device__ __forceinline__ void head_product(float (&sums)[4], const uint32_t (&a)[J][2], const uint32_t (&b)[J][2], int n,
                                                     const float (&start)[4])
 {
     if constexpr (J == 1) {
-        ps_mma8<real16>(sums, a[0][0], a[0][1], b[0], start);
+        ps_mma8<real16>(sums, a[0][0], a[0][1], b[0][n], start);
     } else {
         const uint32_t first[4] = {a[0][0], a[0][1], a[1][0], a[1][1]};
-        ps_mma16<real16>(sums, first, b[0], b[1], start);
+        ps_mma16<real16>(sums, first, b[0][n], b[1][n], start);
 #pragma unroll
         for (int j = 2; j < J; j += 2) {
             const uint32_t next[4] = {a[j][0], a[j][1], a[j + 1][0], a[j + 1][1]};
-            ps_mma16<real16>(sums, next, b[j], b[j + 1], sums);
+            ps_mma16<real16>(sums, next, b[j][n], b[j + 1][n], sums);
         }
     }
 }
@@ -76,6 +76,25 @@ static __device__ __forceinline__ void load_two(uint32_t (&first)[2], uint32_t (
     second[1] = r[3];
 }
 
+/* A head's columns of 16 rows of one part, as load_two has them: rows[j] is those of unit j. place: of the lane's row
+ * lane_id() % 16. */
+template <bool TRANSPOSED, int J>
+static __device__ __forceinline__ void load_units(uint32_t (&rows)[J][2], const struct head<J> &head, uint32_t place)
+{
+    if constexpr (J == 1) {
+        if (TRANSPOSED) {
+            ps_ldmatrix2_transposed_at(rows[0], head.at(place, 0));
+        } else {
+            ps_ldmatrix2_at(rows[0], head.at(place, 0));
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < J; j += 2) {
+            load_two<TRANSPOSED>(rows[j], rows[j + 1], head.at(place ^ lane_id() / 16 << 4, j));
+        }
+    }
+}
+
 /* Places of the lane's rows of a sequence for load_two, rows beyond the last replaced by the last. */
 template <int KT> static __device__ __forceinline__ void row_places(uint32_t (&places)[KT], uint32_t base, int first, int N)
 {
@@ -95,22 +114,22 @@ static __device__ __forceinline__ void store_two(uint32_t address, uint32_t asid
     ps_stmatrix4_at(there ? address : aside, words);
 }
 
-/* scores = q k' + start of 16 queries over KT times 16 keys, those from N on -infinity. q is scaled: 2 to the power of a score is
- * its exponential. */
-template <int KT, int J>
-static __device__ __forceinline__ void raw_scores(float (&scores)[2 * KT][4], const uint32_t (&q)[J][2],
-                                                  const uint32_t (&k)[2 * KT][J], const float (&start)[4], int N)
+/* scores = q k' + start of 16 queries and 16 keys; last: of the last 16, where those from N on become -infinity. q is scaled: 2 to
+ * the power of a score is its exponential. */
+template <int J>
+static __device__ __forceinline__ void raw_scores(float (&left)[4], float (&right)[4], const uint32_t (&q)[J][2],
+                                                  const uint32_t (&k)[J][2], const float (&start)[4], int first, bool last, int N)
 {
-    const int t = lane_id() % 4;
+    float(*const scores[2])[4] = {&left, &right};
 #pragma unroll
-    for (int n = 0; n < 2 * KT; n++) {
-        head_product<J>(scores[n], q, k[n], start);
-        if (n >= 2 * KT - 2) { /* KT = ceil(N / 16): only here can keys be missing */
+    for (int n = 0; n < 2; n++) {
+        head_product<J>(*scores[n], q, k, n, start);
+        if (last) { /* KT = ceil(N / 16): only here can keys be missing */
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const bool there = 8 * n + 2 * t + i < N;
-                scores[n][i] = there ? scores[n][i] : -INFINITY;
-                scores[n][2 + i] = there ? scores[n][2 + i] : -INFINITY;
+                const bool there = first + 8 * n + lane_id() % 4 * 2 + i < N;
+                (*scores[n])[i] = there ? (*scores[n])[i] : -INFINITY;
+                (*scores[n])[2 + i] = there ? (*scores[n])[2 + i] : -INFINITY;
             }
         }
     }
@@ -144,15 +163,12 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
         const struct head<J> head(pair - sequence * p.heads);
         uint32_t places[KT];
         row_places<KT>(places, halves, first, p.N);
-        uint32_t k[2 * KT][J], v[KT][J][2], a[KT][J][2];
+        uint32_t k[KT][J][2], v[KT][J][2], a[KT][J][2];
 #pragma unroll
         for (int kt = 0; kt < KT; kt++) {
 #pragma unroll
             for (int j = 0; j < J; j++) {
-                uint32_t rows[2];
-                load_two<false>(a[kt][j], rows, head.at(places[kt], j) + far);
-                k[2 * kt][j] = rows[0];
-                k[2 * kt + 1][j] = rows[1];
+                load_two<false>(a[kt][j], k[kt][j], head.at(places[kt], j) + far);
                 ps_ldmatrix2_transposed_at(v[kt][j], head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
             }
         }
@@ -160,7 +176,10 @@ static __device__ __forceinline__ void attention_forward(const struct arguments 
         for (int m = 0; m < KT; m++) {
             float scores[2 * KT][4], shift[2] = {0.0f, 0.0f}, mixed[J][4], sums[1][4];
             const float none[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            raw_scores<KT, J>(scores, a[m], k, none, p.N);
+#pragma unroll
+            for (int kt = 0; kt < KT; kt++) {
+                raw_scores<J>(scores[2 * kt], scores[2 * kt + 1], a[m], k[kt], none, 16 * kt, kt == KT - 1, p.N);
+            }
             uint32_t probability[KT][4];
             bool shifted = false;
             while (true) {
@@ -247,20 +266,6 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
         const struct head<J> head(pair - sequence * p.heads);
         uint32_t places[KT];
         row_places<KT>(places, halves, first, p.N);
-        uint32_t k[2 * KT][J], v[2 * KT][J];
-#pragma unroll
-        for (int kt = 0; kt < KT; kt++) {
-#pragma unroll
-            for (int j = 0; j < J; j++) {
-                uint32_t k_rows[2], v_rows[2];
-                load_two<false>(k_rows, v_rows, head.at(places[kt], j) + to_v);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    k[2 * kt + i][j] = k_rows[i];
-                    v[2 * kt + i][j] = v_rows[i];
-                }
-            }
-        }
         float dk[KT][J][4], dv[KT][J][4];
 #pragma unroll
         for (int kt = 0; kt < KT; kt++) {
@@ -283,12 +288,14 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
                 start[2 * half + 1] = start[2 * half];
             }
             float scores[2 * KT][4], mixed[J][4], dq[J][4];
-            raw_scores<KT, J>(scores, a, k, start, p.N);
 #pragma unroll
-            for (int n = 0; n < 2 * KT; n++) {
+            for (int kt = 0; kt < KT; kt++) {
+                uint32_t k[J][2];
+                load_units<false>(k, head, places[kt] + K_PANEL * PANEL_BYTES);
+                raw_scores<J>(scores[2 * kt], scores[2 * kt + 1], a, k, start, 16 * kt, kt == KT - 1, p.N);
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    scores[n][i] = ps_exp2(scores[n][i]);
+                for (int i = 0; i < 8; i++) {
+                    scores[2 * kt + i / 4][i % 4] = ps_exp2(scores[2 * kt + i / 4][i % 4]);
                 }
             }
             ps_zero(mixed);
@@ -297,11 +304,11 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
             for (int kt = 0; kt < KT; kt++) {
                 uint32_t s[4], s_trans[4];
                 fragment_pair(s, s_trans, scores[2 * kt], scores[2 * kt + 1]);
+                uint32_t v_trans[J][2];
+                load_units<true>(v_trans, head, places[kt] + V_PANEL * PANEL_BYTES);
 #pragma unroll
                 for (int j = 0; j < J; j++) {
-                    uint32_t v_trans[2];
-                    ps_ldmatrix2_transposed_at(v_trans, head.at(places[kt], j) + V_PANEL * PANEL_BYTES);
-                    ps_mma16<real16>(mixed[j], s, v_trans[0], v_trans[1], mixed[j]);
+                    ps_mma16<real16>(mixed[j], s, v_trans[j][0], v_trans[j][1], mixed[j]);
                     ps_mma16<real16>(dv[kt][j], s_trans, d_trans[j][0], d_trans[j][1], dv[kt][j]);
                 }
             }
@@ -317,23 +324,24 @@ static __device__ __forceinline__ void attention_backward(const struct arguments
                 projection[2 * half] = projection[2 * half + 1] = ps_quad_sum(sum);
             }
 #pragma unroll
-            for (int n = 0; n < 2 * KT; n++) {
-                float d_score[4];
-                head_product<J>(d_score, da, v[n], projection);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    scores[n][i] *= d_score[i];
-                }
-            }
-#pragma unroll
             for (int kt = 0; kt < KT; kt++) {
+                uint32_t v[J][2], k_trans[J][2];
+                load_units<false>(v, head, places[kt] + V_PANEL * PANEL_BYTES);
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    float d_score[4];
+                    head_product<J>(d_score, da, v, n, projection);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        scores[2 * kt + n][i] *= d_score[i];
+                    }
+                }
                 uint32_t s[4], s_trans[4];
                 fragment_pair(s, s_trans, scores[2 * kt], scores[2 * kt + 1]);
+                load_units<true>(k_trans, head, places[kt] + K_PANEL * PANEL_BYTES);
 #pragma unroll
                 for (int j = 0; j < J; j++) {
-                    uint32_t k_trans[2];
-                    ps_ldmatrix2_transposed_at(k_trans, head.at(places[kt], j) + K_PANEL * PANEL_BYTES);
-                    ps_mma16<real16>(dq[j], s, k_trans[0], k_trans[1], dq[j]);
+                    ps_mma16<real16>(dq[j], s, k_trans[j][0], k_trans[j][1], dq[j]);
                     ps_mma16<real16>(dk[kt][j], s_trans, q_trans[j][0], q_trans[j][1], dk[kt][j]);
                 }
             }
