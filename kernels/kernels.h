@@ -704,6 +704,7 @@ struct ps_encoder_shape {
     int64_t seq_len, patch_len, pred_len; /* L, P of the embedding, H of the head */
     int other_loss;                       /* than head_step's: nothing beyond the embedding will be asked for */
     int ends_apart;                       /* nothing beyond the layers will be: the ends are of another kind */
+    int other_rate;                       /* of dropout the embedding has than W_o */
 };
 
 /* How much of a training step both calls can be asked for; each takes what stands before it. */

@@ -348,8 +348,7 @@ static const char *beyond_level_layer(const struct ps_model_shape *s, const stru
 static int ends_apart(const struct ps_model_shape *s)
 {
     return s->positions != PS_POSITIONS_LEARNED || s->individual_head || s->revin_affine || s->revin_subtract_last ||
-           s->patches_from_end || ps_dropout_rate(s, PS_DROP_HEAD) > 0 ||
-           ps_dropout_rate(s, PS_DROP_EMBEDDING) != ps_dropout_rate(s, PS_DROP_ATTENTION);
+           s->patches_from_end || ps_dropout_rate(s, PS_DROP_HEAD) > 0;
 }
 
 int ps_model_tiles(const struct ps_kernels *k, const struct ps_model_shape *shape)
@@ -469,7 +468,9 @@ enum ps_status ps_model_open(const struct ps_kernels *k, const struct ps_model_s
                                                                .patch_len = shape->patch_len,
                                                                .pred_len = shape->pred_len,
                                                                .other_loss = !ps_loss_is_plain(&m->options.loss),
-                                                               .ends_apart = m->options.loss.missing || ends_apart(shape)},
+                                                               .ends_apart = m->options.loss.missing || ends_apart(shape),
+                                                               .other_rate = ps_dropout_rate(shape, PS_DROP_EMBEDDING) !=
+                                                                             ps_dropout_rate(shape, PS_DROP_ATTENTION)},
                                     &m->encoder);
         if (status == PS_UNSUPPORTED) {
             char why[512];

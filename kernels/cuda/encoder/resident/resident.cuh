@@ -328,40 +328,6 @@ static size_t resident_workspace_bytes(const struct ps_kernels *, const struct p
     return counter_bytes(e) + norm_bytes(e) + (blocks + 1) * sums_bytes(e) + embed;
 }
 
-template <class T> static void embed_make(const struct ps_encoder_request *e, const struct plan *p, encoder_embedding<T> *x)
-{
-    const struct ps_embed_forward *f = e->embed;
-    const struct ps_embed_backward *b = e->embed_gradient;
-    x->length = (int)e->seq_len;
-    x->patch = (int)e->patch_len;
-    x->sequences = p->unit_rows / (int)e->patches;
-    x->all = (uint32_t)e->sequences;
-    if (f) {
-        x->weight = (const T *)f->weight.data;
-        x->bias = (const float *)f->bias.data;
-        x->position = (const float *)f->position.data;
-        x->patches = (T *)f->patches.data;
-        x->mean = (float *)f->mean.data;
-        x->std = (float *)f->std.data;
-        x->windows = ps_windows_of(&f->inputs, &f->indices);
-        x->state = f->state;
-        x->stride = (int)f->stride;
-        x->revin = f->revin;
-        x->epsilon = (float)f->epsilon;
-        x->step = (uint32_t)f->step;
-        x->by_channels = ps_divisor_make(f->inputs.size[1]);
-        x->by_length = ps_divisor_make(e->seq_len);
-        x->by_count = ps_divisor_make(e->patches);
-        x->site = f->dropout.site;
-    }
-    if (b) {
-        x->patches = (T *)b->patches.data;
-        x->d_weight = (float *)b->d_weight.data;
-        x->d_bias = (float *)b->d_bias.data;
-        x->d_position = (float *)b->d_position.data;
-    }
-}
-
 template <class T> static void head_make(const struct ps_encoder_request *e, encoder_head<T> *x, struct d64_head *rest)
 {
     const struct ps_head_step *h = e->head;
@@ -427,7 +393,7 @@ template <class T> static encoder<T> arguments_make(const struct ps_encoder_requ
             x.embed.masks = (uint32_t *)((char *)x.masks + ps_resident_mask_bytes(e, p->tiles));
         }
     }
-    embed_make(e, p, &x.embed);
+    embed_make(e, p->unit_rows / (int)e->patches, &x.embed);
     head_make(e, &x.head, &x.d64.head);
     update_make(e, &x.d64.update);
     return x;
