@@ -688,7 +688,7 @@ struct ps_head_gradient {
  * it would give; its tensors are those of the forward that had `embed` too. With `head`, besides `embed` and where encoder_prepare
  * has granted it, the rest of the head of the forward that had `head`. With `update`, besides both, adamw as it says, of all the
  * parameters: its parameters, gradients and copy are these parameters, gradients and weights, of which the embedding's and the
- * head's are parts; clip_norm and skip 0. */
+ * head's are parts; clip_norm and skip 0. headed: the forward, the last one with these, had `head`, and dy is its dz. */
 struct ps_encoder_backward {
     struct ps_tensor du, gradients, dy, stream, weights, parameters;
     struct ps_encoder_sizes sizes;
@@ -696,6 +696,7 @@ struct ps_encoder_backward {
     const struct ps_embed_backward *embed;
     const struct ps_head_gradient *head;
     const struct ps_adamw *update;
+    int headed;
 };
 
 /* What encoder_prepare is told .. */

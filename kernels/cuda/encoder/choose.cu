@@ -9,7 +9,7 @@
  *                  d up to 32, or N up to 16                 resident/resident.cuh            embedding
  *                  d up to 128, N up to 64                   streamed/real16.cu               layers
  *                  d 64, e 4, which that refuses             resident/resident.cuh            embedding
- *                  the paper's: d 16, e 4, BatchNorm         resident/d16_halves.cu           embedding
+ *                  the paper's: d 16, e 4, BatchNorm         resident/d16_halves.cu           embedding, loss
  *     tf32         d 64, e 16, f 128 or 256, N up to 16      resident/d64_short_tf32.cu       layers
  *                  d 16 or 32                                resident/resident.cuh            embedding
  *                  d 64                                      streamed/float.cu                embedding
@@ -422,6 +422,7 @@ enum ps_status ps_cuda_encoder_backward(const struct ps_kernels *k, const struct
     PS_TRY(plan_of(k, &r, &plan));
     r.gradients = (float *)a->gradients.data;
     r.du = a->du.data;
+    r.headed = a->headed;
     r.dy = a->dy.data;
     if (a->embed) {
         PS_TRY(check_embed_backward(k, &r, plan, a->embed));

@@ -16,10 +16,11 @@
  * over layers of q k': q and k of the layers below come to shared memory beside the layer's own. Each layer leaves their gradients
  * for itself; backward adds them up where it comes to the layer that they are of.
  *
- * The first kernel forward embeds (encoder/embed.cuh), and backward's last one gives the embedding's gradients.
+ * The ends ride along. The first kernel forward embeds (encoder/embed.cuh), the last one of a training step goes on to head and
+ * loss (d16_halves_loss.cuh), and backward's last one gives the embedding's gradients.
  *
- * Counts, etth1_paper (3 layers, S 896, f 128: 2,688 tiles of sequences, 2,352 of rows): 2 layers + 1 kernels forward, 2 layers + 2
- * backward. Forward writes 2 slots of rows of 1.2 MB and 5 of tiles of 1.4 MB a
+ * Counts, etth1_paper (3 layers, S 896, f 128: 2,688 tiles of sequences, 2,352 of rows): 2 layers + 1 kernels forward, 2 layers + 1
+ * backward, one more where the head is a kernel of its own. Forward writes 2 slots of rows of 1.2 MB and 5 of tiles of 1.4 MB a
  * layer, and 1.2 MB of masks; backward reads them, q and k of the layers below too, and writes 2 gradients of 1.2 MB a layer, 2 of
  * 1.4 MB a layer and one below it, and 8.3 MB of partial gradients. All of it stays in L2. A layer's tile takes 96 exponentials and
  * 64 tanh a lane each way, and backward 64 exponentials more for erf's slope. FLOPs: 2 R (4 d^2 + 2 d f) + 4 S N^2 d (l + 1) a
@@ -33,17 +34,20 @@
 #include "kernels/cuda/encoder/resident/block_sums.cuh"
 #include "kernels/cuda/encoder/resident/d16_halves_backward.cuh"
 #include "kernels/cuda/encoder/resident/d16_halves_forward.cuh"
+#include "kernels/cuda/encoder/resident/d16_halves_loss.cuh"
 
 namespace ps_resident
 {
 
 struct halves_plan {
+    int multiprocessors;
     int tiles; /* of a unit */
     int64_t units;
     int block_units, blocks, threads;             /* attention's kernels' */
     int row_tiles, hidden_blocks, hidden_threads; /* the others' */
     int staged;
     int forward, backward, hidden, hidden_backward; /* bytes of shared memory */
+    int loss_units, loss_blocks;                    /* of the kernel that ends with the loss */
     int evaluation; /* of the one kernel that evaluates; 0: its layers do not fit, and the halves evaluate */
 };
 
@@ -63,6 +67,7 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
                        "with 4 heads, d_ff a multiple of 64, up to 64 patches, and BatchNorm behind the residual",
                        (long long)d, (long long)e->n_heads, (long long)e->d_ff, (long long)e->patches);
     }
+    p->multiprocessors = c->multiprocessors;
     p->tiles = ((int)e->patches + 15) / 16;
     p->units = e->sequences;
     const int least = (LEAST_WARPS + p->tiles - 1) / p->tiles, weights = (int)sizeof(halves_attention_weights<T>);
@@ -94,6 +99,9 @@ static enum ps_status plan_make(const struct ps_kernels *k, const struct ps_enco
     const int tile_groups = (p->row_tiles + warps - 1) / warps;
     p->hidden_blocks = tile_groups < c->multiprocessors ? tile_groups : c->multiprocessors;
     p->hidden_threads = warps * 32;
+    p->loss_units = each < HEAD_SEQUENCES ? (int)each : HEAD_SEQUENCES;
+    const int64_t loss_groups = (p->units + p->loss_units - 1) / p->loss_units;
+    p->loss_blocks = (int)(loss_groups < c->multiprocessors ? loss_groups : c->multiprocessors);
     p->forward = front + p->block_units * halves_keys_bytes(p->tiles, (int)pieces);
     p->backward = wide + p->block_units * unit;
     p->hidden = hidden + warps * words;
@@ -115,7 +123,7 @@ static int64_t tiles_of(const struct halves_plan &p)
     return (p.units + MOST_WARPS) * p.tiles;
 }
 
-/* What is kept, in order: slots, masks, the embedding's, statistics, what forward expects next. */
+/* What is kept, in order: slots, masks, the embedding's, statistics, what forward expects next, the sums of dz. */
 static size_t slots_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
 {
     return (size_t)e->layers * SLOTS * (size_t)tiles_of(p) * SLOT_BYTES;
@@ -136,9 +144,15 @@ static size_t statistics_bytes(const struct ps_encoder_request *e)
     return (size_t)e->layers * 2 * 2 * D * sizeof(float);
 }
 
+/* Of the blocks of any kernel, since backward's take turns there. */
+static size_t top_bytes(const struct halves_plan &p)
+{
+    return (size_t)p.multiprocessors * D * sizeof(float2);
+}
+
 static size_t kept_bytes(const struct ps_encoder_request *e, const struct halves_plan &p)
 {
-    return slots_bytes(e, p) + masks_bytes(e, p) + embed_masks_bytes(p) + statistics_bytes(e) + sizeof(struct ahead);
+    return slots_bytes(e, p) + masks_bytes(e, p) + embed_masks_bytes(p) + statistics_bytes(e) + sizeof(struct ahead) + top_bytes(p);
 }
 
 template <class T>
@@ -163,6 +177,12 @@ static int embed_backward_bytes(const struct ps_encoder_request *e, const struct
            p.block_units * (halves_unit_bytes(p.tiles, 0) + halves_patches_bytes(p.tiles, (int)e->patch_len));
 }
 
+static bool ends_with_loss(const struct ps_kernels *k, const struct ps_encoder_request *e)
+{
+    return e->pred_len >= 8 && e->pred_len % 8 == 0 && e->pred_len <= HEAD_COLUMNS &&
+           halves_loss_places((int)e->patches, (int)e->pred_len).bytes <= ps_cuda(k)->shared_bytes;
+}
+
 /* A unit's windows lie where its keys will. */
 static enum ps_encoder_span halves_span(const struct ps_kernels *k, const struct ps_encoder_request *e,
                                         const struct ps_encoder_plan *plan)
@@ -171,7 +191,8 @@ static enum ps_encoder_span halves_span(const struct ps_kernels *k, const struct
     return e->patch_len < 1 || e->patch_len > 32 || e->seq_len < e->patch_len || e->seq_len * 4 > halves_keys_bytes(p.tiles, 0) ||
                    embed_backward_bytes(e, p) > ps_cuda(k)->shared_bytes
                ? PS_SPAN_LAYERS
-               : PS_SPAN_EMBEDDING;
+           : ends_with_loss(k, e) && p.loss_blocks <= PS_PARTIAL_BLOCKS ? PS_SPAN_LOSS
+                                                                        : PS_SPAN_EMBEDDING;
 }
 
 /* The workspace, in order: sums over rows, gradients, those of q and k of layers below, partial gradients, the embedding's; and
@@ -223,11 +244,13 @@ static void halves_make(const struct ps_kernels *k, const struct ps_encoder_requ
     x->embed.masks = (uint32_t *)((char *)h->masks + masks_bytes(e, p));
     h->statistics = (float *)((char *)x->embed.masks + embed_masks_bytes(p));
     h->ahead = (struct ahead *)((char *)h->statistics + statistics_bytes(e));
+    h->top = (float2 *)(h->ahead + 1);
     h->gradient = rest;
     h->pieces = rest + gradients_bytes(p);
     x->sums.partial = (float *)(h->pieces + pieces_bytes(e, p));
     x->embed.partial = (float *)((char *)x->sums.partial + partial_bytes(ps_cuda(k), e));
     embed_make(e, 1, &x->embed);
+    head_step_make(e, &x->head);
     x->sums.plain = true;
     x->sums.apart = true;
     x->sums.hidden_blocks = p.hidden_blocks;
@@ -351,6 +374,12 @@ static enum ps_status halves_forward(const struct ps_kernels *k, const struct ps
         take_dropout(&x, e->output_dropout);
         PS_TRY(halves_launch(k, what, hidden_of<T>(e->activation, false), p.hidden_blocks, p.hidden_threads, p.hidden, x, h));
     }
+    if (e->head) {
+        x.block_units = p.loss_units;
+        h.before = h.top; /* becomes the kernel's own */
+        return halves_launch(k, what, halves_loss<T>, p.loss_blocks, LOSS_WARPS * 32, halves_loss_places(x.n, x.head.horizon).bytes,
+                             x, h);
+    }
     return halves_launch(k, what, halves_output<T>, p.hidden_blocks, p.hidden_threads, 0, x, h);
 }
 
@@ -365,7 +394,13 @@ static enum ps_status halves_backward(const struct ps_kernels *k, const struct p
     halves_make(k, e, p, &x, &h);
     x.half_scale = h.hidden_scale / d16_times(e->activation);
     h.layer = x.layers - 1;
-    PS_TRY(halves_launch(k, what, halves_meet<T>, p.hidden_blocks, p.hidden_threads, 0, x, h));
+    if (e->headed) {
+        h.before = h.sums;
+        h.sums = h.top;
+        h.blocks = p.loss_blocks;
+    } else {
+        PS_TRY(halves_launch(k, what, halves_meet<T>, p.hidden_blocks, p.hidden_threads, 0, x, h));
+    }
     for (int l = x.layers - 1; l >= 0; l--) {
         h.layer = l;
         take_dropout(&x, e->output_dropout);

@@ -33,6 +33,7 @@ struct halves {
     int blocks, blocks_before;
     float *statistics; /* [layers][2][2][16]: mean and 1 / deviation of each norm */
     struct ahead *ahead;
+    float2 *top;        /* the sums that the kernel with the loss leaves */
     float *parameters;  /* flat: the running ones are moved there */
     int64_t tiles;      /* of a layer, and more: no unit or tile of a block is left out */
     int row_tiles;      /* R / 16 */

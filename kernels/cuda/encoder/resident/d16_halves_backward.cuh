@@ -76,7 +76,10 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
     uint32_t *const words = hidden_words(shared_memory, x.f, at.lane);
     stage_hidden(w, x, h.layer);
     fill_ones<T>(tiles + warp * tile_bytes, 2, ROWS_ROW, 2, at.lane, 32);
-    const struct halves_norm norm = look_backward(x, h, h.layer, NORM_2);
+    struct halves_norm norm = {};
+    if (!top) {
+        norm = look_backward(x, h, h.layer, NORM_2);
+    }
     set_forward(c, look_kept(x, h, h.layer, NORM_1));
     ps_copy_wait();
     __syncthreads();
@@ -115,6 +118,9 @@ static __global__ void __launch_bounds__(HIDDEN_WARPS * 32)
             ps_grid_begin();
         }
         if (top) {
+            if (first) { /* forward's last kernel has kept it, and may be the one before */
+                norm = look_backward(x, h, h.layer, NORM_2);
+            }
             load_rows(g, (const T *)x.dy, at);
         } else {
             take_stream(dm, gradient_at(h, GRADIENT_U, at), at);

@@ -30,6 +30,7 @@
 #ifndef PS_KERNELS_CUDA_ENCODER_RESIDENT_RESIDENT_CUH
 #define PS_KERNELS_CUDA_ENCODER_RESIDENT_RESIDENT_CUH
 
+#include "kernels/cuda/encoder/head.cuh"
 #include "kernels/cuda/encoder/resident/block_sums.cuh"
 #include "kernels/cuda/encoder/resident/general_backward.cuh"
 #include "kernels/cuda/encoder/resident/general_backward_tf32.cuh"
@@ -330,19 +331,8 @@ static size_t resident_workspace_bytes(const struct ps_kernels *, const struct p
 
 template <class T> static void head_make(const struct ps_encoder_request *e, encoder_head<T> *x, struct d64_head *rest)
 {
-    const struct ps_head_step *h = e->head;
     const struct ps_head_gradient *g = e->head_gradient;
-    if (h) {
-        x->weight = (const T *)h->weight.data;
-        x->bias = (const float *)h->bias.data;
-        x->targets = ps_windows_of(&h->targets, &h->indices);
-        x->dx = (T *)h->dx.data;
-        x->dz = (T *)h->dz.data;
-        x->partials = (double *)h->partials.data;
-        x->rows = (int)h->partials.size[0];
-        x->horizon = (int)e->pred_len;
-        x->scale = (float)(2.0 * ps_gradient_scale(h->gradient_scale) / ((double)e->sequences * (double)e->pred_len));
-    }
+    head_step_make(e, x);
     if (g) {
         rest->d_weight = (float *)g->d_weight.data;
         rest->d_bias = (float *)g->d_bias.data;
