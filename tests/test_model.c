@@ -1018,14 +1018,15 @@ static enum ps_status never_prepare(const struct ps_kernels *k, const struct ps_
                                     const struct ps_encoder_shape *shape, struct ps_encoder_needs *needs)
 {
     (void)k, (void)sizes, (void)needs;
-    return ps_fail(PS_UNSUPPORTED, "the kernels were asked, with %s ends", shape->ends_apart ? "other" : "their");
+    return ps_fail(PS_UNSUPPORTED, "the kernels were asked, with %s ends%s", shape->ends_apart ? "other" : "their",
+                   shape->other_rate ? " at another rate" : "");
 }
 
 /* What no encoder has been told of is refused by the key's name before kernels are asked, of all else they say themselves: a table
  * that says to have the level shows it without a GPU. */
 START_TEST(variants_beyond_level_layer)
 {
-    static const char asked[] = "asked, with their ends", apart[] = "asked, with other ends";
+    static const char asked[] = "asked, with their ends", apart[] = "asked, with other ends", rate[] = "their ends at another rate";
     static const struct {
         struct ps_model_shape shape;
         const char *says;
@@ -1041,7 +1042,7 @@ START_TEST(variants_beyond_level_layer)
                  {{SIZES, .individual_head = 1}, apart},
                  {{SIZES, .revin = 1, .revin_affine = 1}, apart},
                  {{SIZES, .dropout_at = {[PS_DROP_HEAD] = {1, 0.1}}}, apart},
-                 {{SIZES, .dropout = 0.1, .dropout_at = {[PS_DROP_EMBEDDING] = {1, 0}}}, apart},
+                 {{SIZES, .dropout = 0.1, .dropout_at = {[PS_DROP_EMBEDDING] = {1, 0}}}, rate},
                  {{SIZES, .dropout_at = {[PS_DROP_ATTENTION_WEIGHTS] = {1, 0.1}}}, "model.dropout_attention_weights"},
                  {{SIZES, .dropout_at = {[PS_DROP_OUTPUT] = {1, 0.1}}}, asked}};
     struct ps_device *device;
